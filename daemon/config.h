@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the administrator told kvpoold. Loaded from YAML (JSON is a subset) by config.c, every value
+ * bounded; immutable once loaded and shared read-only between threads.
+ */
+#ifndef KVPD_CONFIG_H
+#define KVPD_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define KVPD_MAX_TENANTS  256u
+#define KVPD_MAX_SESSIONS 4096u
+
+enum kvpd_tristate { KVPD_AUTO, KVPD_NEVER, KVPD_REQUIRE };
+
+/* Limits of one tenant; the config's `defaults` give what a tenant does not say. */
+struct kvpd_limits {
+	uint64_t share;		/* bytes of DRAM guaranteed to it: extents, arenas and catalog */
+	uint32_t max_blocks;	/* published blocks with a payload; 0: as many as the share holds at
+				   64 KiB a block */
+	uint32_t recipe_blocks; /* further blocks of which only the recipe is kept */
+	uint64_t recipe_tokens; /* tokens that all recipes hold together; 0: 64 per block */
+	uint64_t arena;		/* bytes that one session may hold as arena extents; 0: share / 4 */
+	uint32_t max_sessions;
+	bool tail_index;
+};
+
+struct kvpd_tenant_config {
+	char *name;
+	uid_t *uids;
+	unsigned n_uids;
+	char *socket; /* file name below runtime_dir, or NULL: by uid on the main socket */
+	struct kvpd_limits limits;
+};
+
+struct kvpd_config {
+	char *path; /* of the file it came from; NULL: built-in defaults */
+	char *runtime_dir;
+	char *socket; /* file name of the main socket */
+	char *user;   /* name or number to run as; "" = do not change */
+	char *admin_group;
+	uint64_t memory;	 /* all DRAM that kvpoold may use for its segments */
+	uint64_t extent;	 /* size of one extent, at least; grows to hold one slot of a large block */
+	uint32_t populate_threads; /* first touch; 0: one per core, at most 8 */
+	enum kvpd_tristate hugepages;
+	enum kvpd_tristate mlock;
+	int numa_node; /* -1: wherever */
+	char *policy;  /* name in policy/'s table */
+	uint32_t claim_ttl_ms;
+	uint32_t max_sessions; /* of all tenants */
+	bool unlisted_uids;    /* a uid in no tenant gets one of its own with the default limits */
+	bool trust_daemon_uid; /* clients of kvpoold's own uid are let in */
+	bool trust_overflow_uid;
+	struct kvpd_limits defaults;
+	struct kvpd_tenant_config *tenants;
+	unsigned n_tenants;
+};
+
+#endif

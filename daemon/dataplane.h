@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The line between the control thread and the ledger.
+ *
+ * The ledger thread owns the catalogs, extents, grants, claims and eviction state of all tenants;
+ * nobody else writes them and there is no lock. The control thread (sockets, processes, signals,
+ * administration) asks it through the functions below: each hands a message to the ledger thread
+ * and waits for the answer, which takes as long as the ledger's current round (well under a
+ * millisecond; kvpd_admin "check" is the longest). They may be called by the control thread only.
+ *
+ * The other way round the ledger posts events, which the control thread turns into packets; posting
+ * never waits.
+ *
+ * Errors are negative errno. Descriptors that are returned belong to the caller.
+ */
+#ifndef KVPD_DATAPLANE_H
+#define KVPD_DATAPLANE_H
+
+#include <jansson.h>
+
+#include "daemon/config.h"
+#include "shm/kvp_proto.h"
+
+struct kvpd_ledger;
+
+#define KVPD_EV_ARENA	1u /* session: a new arena of its own, writable; answered by ARENA_ACK */
+#define KVPD_EV_EXTENT	2u /* tenant, except session `session`: map this read-only */
+#define KVPD_EV_RETIRE	3u /* tenant: unmap it and send RETIRE_ACK */
+#define KVPD_EV_EXPEL	4u /* session broke the protocol: disconnect it, log `reason` */
+
+struct kvpd_event {
+	uint32_t type;
+	uint32_t tenant;
+	uint32_t session; /* ARENA, EXPEL: whom; EXTENT: whom not (0 = nobody) */
+	struct kvp_msg_extent extent;
+	int fd; /* ARENA, EXTENT: the receiver of the event closes it; else -1 */
+	int error;
+	char reason[128];
+};
+
+struct kvpd_ledger_params {
+	const struct kvpd_config *config; /* outlives the ledger */
+	uint64_t epoch;			  /* not 0 */
+	uid_t owner; /* inodes of segments are given to this user, who the daemon is going to be */
+	/* Called on the ledger thread; must not block or call back. */
+	void (*post)(void *ctx, const struct kvpd_event *event);
+	void *ctx;
+};
+
+/*
+ * Still privileged: checks memory, huge pages, memlock and NUMA against the configuration, makes
+ * what has to be made before privileges go. Errors have been logged with what to do about them.
+ */
+int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger **ret_ledger);
+/* After privileges are gone: starts the ledger, pool and mover threads. */
+int kvpd_ledger_start(struct kvpd_ledger *ledger);
+/* Stops and joins the threads, wakes every waiter, frees all. NULL is harmless. Returns NULL. */
+struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *ledger);
+
+/*
+ * The tenant of this name, made with these limits if it does not exist. -ENOSPC: the shares of all
+ * tenants would exceed `memory`; -EUSERS: KVPD_MAX_TENANTS. ids begin at 1.
+ */
+int kvpd_tenant_open(struct kvpd_ledger *ledger, const char *name, const struct kvpd_limits *limits,
+	uint32_t *ret_tenant);
+/*
+ * No new session joins the tenant from now on: its name is given up and, when its last session is
+ * gone, its segments go with it. A reload uses it when a uid left the tenant; the name's next
+ * kvpd_tenant_open() starts with fresh memfds.
+ */
+int kvpd_tenant_abandon(struct kvpd_ledger *ledger, uint32_t tenant);
+
+struct kvpd_peer {
+	pid_t pid;
+	uid_t uid;
+	gid_t gid;
+	char name[KVP_CLIENT_NAME];
+};
+
+struct kvpd_attach {
+	uint32_t session; /* from 1; not used again before 2^32 others */
+	int catalog_fd;	  /* read-only re-open or write-sealed */
+	int page_fd;
+	int wake_fd; /* eventfd that the ledger listens to */
+	uint64_t catalog_bytes;
+	uint64_t page_bytes;
+};
+
+/*
+ * When it returns the ledger's lease scan knows the session's page: only then may the descriptors be
+ * sent. -EUSERS: max_sessions. -ENOMEM, -EMFILE.
+ */
+int kvpd_session_attach(struct kvpd_ledger *ledger, uint32_t tenant, const struct kvpd_peer *peer,
+	struct kvpd_attach *ret_attach);
+/* The process is dead (pidfd) or gave up its session: leases, grants and claims go. */
+int kvpd_session_detach(struct kvpd_ledger *ledger, uint32_t session);
+
+/*
+ * Live extents that a session has to map read-only; calls back for each, on the calling thread, with
+ * a descriptor that the callee owns.
+ */
+int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session,
+	void (*each)(void *ctx, const struct kvp_msg_extent *extent, int fd), void *ctx);
+/* One of them by id; -ENOENT. Never one of another tenant. */
+int kvpd_extent_get(struct kvpd_ledger *ledger, uint32_t session, uint32_t extent,
+	struct kvp_msg_extent *ret_extent, int *ret_fd);
+
+int kvpd_space_open(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_space_canon *canon,
+	char *ret_reason, size_t reason_bytes, struct kvp_msg_space *ret_space);
+int kvpd_space_close(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id);
+int kvpd_arena_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id);
+int kvpd_retire_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id);
+
+/*
+ * Data-plane verbs of administration: status, clients, spaces, tenants, blocks, inspect, pin, unpin,
+ * evict, drain, check. *ret_answer is a new reference also with an error, if it is not NULL.
+ */
+int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_answer);
+
+/* Limits of tenants that exist and values that may change while running (claim_ttl_ms). */
+int kvpd_reconfigure(struct kvpd_ledger *ledger, const struct kvpd_config *config);
+
+#endif

@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libkvpool: an inference engine's view of the machine's shared KV cache.
+ *
+ * An engine opens a client (its attachment to kvpoold), then a space (its model). For each prompt it
+ * calls kvp_match(), which finds the longest cached prefix and leases it, reads the cached blocks in
+ * place through kvp_payload(), computes what is missing into slots it got from kvp_reserve(), and
+ * publishes each with kvp_commit(). Matching, leasing, reading and releasing are shared-memory
+ * reads: no system call, no message, no copy.
+ *
+ * Conventions
+ * - Functions return 0 or a positive count, or a negative errno. Outputs come last and are
+ *   untouched on failure. Nothing here logs, exits or raises signals.
+ * - Option and result structs begin with `size`, which the caller sets to sizeof the struct; fields
+ *   beyond the caller's size take their defaults, and are not written. Zero means the default.
+ * - Any thread may call anything, except that one match or grant handle is used by one thread at a
+ *   time. Threads of one client do not contend on match, payload and release.
+ * - Every call that may wait takes timeout_ms: 0 = do not wait, KVP_DEFAULT_TIMEOUT = the client's.
+ * - Without a daemon every call is a miss or -ESHUTDOWN, never a hang. Mappings and leases that
+ *   exist stay valid; the library re-attaches in the background, and handles made before carry
+ *   the old epoch: matches stay readable, grants can no longer be committed (-ESHUTDOWN).
+ * - In a forked child every call on the parent's client returns -ECHILD (kvp_close returns).
+ * - A miss is always a legal answer, and so is -EAGAIN from kvp_reserve: an engine that gets them
+ *   computes privately and loses nothing but time.
+ *
+ * Token ids are uint32_t. A block is the KV of block_tokens consecutive tokens for all layers of
+ * the space; the last block of a prompt may be partial (fewer tokens; no block follows it).
+ */
+#ifndef KVPOOL_H
+#define KVPOOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVP_API_VERSION_MAJOR 0
+#define KVP_API_VERSION_MINOR 1
+
+#if defined(__GNUC__)
+#define KVP_EXPORT __attribute__((visibility("default")))
+#else
+#define KVP_EXPORT
+#endif
+
+#define KVP_DEFAULT_TIMEOUT UINT32_C(0xffffffff)
+#define KVP_DEFAULT_SOCKET  "/run/kvpool/kvpool.sock"
+
+struct kvp_client;
+struct kvp_space;
+struct kvp_match;
+struct kvp_grant;
+
+/* Version of the library, "major.minor.patch". */
+KVP_EXPORT const char *kvp_version(void);
+
+/* ---- attach ---------------------------------------------------------------------------------- */
+
+#define KVP_OPEN_LAZY 1u /* succeed without a daemon; attach in the background when there is one */
+
+struct kvp_open_opts {
+	size_t size;
+	const char *socket; /* NULL: $KVPOOL_SOCKET, else KVP_DEFAULT_SOCKET */
+	const char *name;   /* shown to operators; NULL: the program's name */
+	uint32_t timeout_ms; /* of this call, and KVP_DEFAULT_TIMEOUT of all others; 0: 5000 */
+	uint32_t flags;
+};
+
+/*
+ * Attaches to the daemon. opts may be NULL. -ENOENT, -ECONNREFUSED: no daemon there; -EACCES: this
+ * uid is in no tenant; -EUSERS: too many clients; -EPROTONOSUPPORT: daemon and library share no ABI
+ * version; -EPROTO: whoever listens there is no kvpoold; -ETIMEDOUT.
+ */
+KVP_EXPORT int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client);
+
+/*
+ * Detaches and frees everything that belongs to the client: spaces, matches and grants made with it
+ * are invalid afterwards, and no other thread may be using it. NULL is harmless. Returns NULL:
+ * `c = kvp_close(c)` may be repeated.
+ */
+KVP_EXPORT struct kvp_client *kvp_close(struct kvp_client *client);
+
+/* Why the last attempt to attach failed, as the daemon put it; "" if it did not. Caller's buffer. */
+KVP_EXPORT int kvp_last_error(struct kvp_client *client, char *buf, size_t bytes);
+
+/* ---- spaces ---------------------------------------------------------------------------------- */
+
+#define KVP_DTYPE_F32  1u
+#define KVP_DTYPE_F16  2u
+#define KVP_DTYPE_BF16 3u
+#define KVP_DTYPE_F8   4u
+
+/*
+ * How a block's elements lie in its payload (D_l = kv_heads * k_dim or v_dim of layer l, e = bytes
+ * of an element, T = block_tokens, also for a partial block):
+ *   NCLD  [token][K,V][layer][D]: K of layer l, token t: e * (t * sum(Dk + Dv) + sum_{i<l} Dk_i);
+ *         V: e * (t * sum(Dk + Dv) + sum(Dk) + sum_{i<l} Dv_i)
+ *   LCND  [layer][K,V][token][D]: K of layer l, token t: e * (T * sum_{i<l}(Dk_i + Dv_i) + t * Dk_l);
+ *         V: e * (T * (sum_{i<l}(Dk_i + Dv_i) + Dk_l) + t * Dv_l)
+ * Within a token, head h begins at h * k_dim (or v_dim) elements.
+ */
+#define KVP_LAYOUT_NCLD 0u
+#define KVP_LAYOUT_LCND 1u
+
+#define KVP_ROPE_NONE	     0u
+#define KVP_ROPE_HALF_SPLIT  1u /* pairs (i, i + d/2): Llama in the Hugging Face layout, Qwen */
+#define KVP_ROPE_INTERLEAVED 2u /* pairs (2i, 2i + 1): llama2.c, GPT-J */
+
+#define KVP_ROPE_SCALING_NONE	0u
+#define KVP_ROPE_SCALING_LINEAR 1u
+#define KVP_ROPE_SCALING_NTK	2u
+#define KVP_ROPE_SCALING_YARN	3u
+#define KVP_ROPE_SCALING_LLAMA3 4u
+
+struct kvp_layer {
+	uint32_t index;	     /* the model's number of this layer: ascending, a pipeline shard has some */
+	uint32_t kv_heads;   /* held here */
+	uint32_t first_head; /* of the model: where a tensor-parallel shard begins */
+	uint32_t k_dim;	     /* channels of a key head */
+	uint32_t v_dim;	     /* of a value head; 0 for one latent (MLA) */
+};
+
+/*
+ * All that must be equal for two blocks to be exchangeable. Strings are UTF-8, shorter than 128
+ * bytes; NULL means empty.
+ */
+struct kvp_space_desc {
+	size_t size;
+	const char *model;
+	const char *adapter;   /* LoRA or the like, name and version */
+	const char *tokenizer; /* name or digest */
+	uint8_t weights_digest[32];
+	uint32_t dtype;
+	uint32_t layout;
+	uint32_t block_tokens; /* 16..512; 0: 64 */
+	uint32_t n_layers;     /* 1..256 */
+	const struct kvp_layer *layers;
+	uint32_t rope_pairing;
+	uint32_t rope_dim;
+	uint32_t rope_scaling;
+	double rope_theta;
+	double rope_params[4]; /* of the scaling: factor, low, high, original context */
+	/* Not part of the identity: */
+	uint32_t min_cache_tokens; /* kvp_put() of a shorter sequence stores nothing */
+};
+
+/*
+ * Opens a space, making it if the tenant does not have it. -EINVAL: a field is out of range (-E2BIG:
+ * a block would not fit a payload's 32-bit size or an extent); -ENOSPC: the tenant has its 64 spaces
+ * and all are in use; -ESHUTDOWN, -ETIMEDOUT.
+ */
+KVP_EXPORT int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
+	uint32_t timeout_ms, struct kvp_space **ret_space);
+
+/* Matches and grants of the space must have been released. Returns NULL; NULL is harmless. */
+KVP_EXPORT struct kvp_space *kvp_space_close(struct kvp_space *space);
+
+#define KVP_FEATURE_ZERO_COPY	     1u /* kvp_payload() and kvp_reserve() give pointers */
+#define KVP_FEATURE_NON_BLOCKING_PUT 2u /* kvp_put() has taken its copy when it returns */
+
+struct kvp_space_info {
+	size_t size;
+	uint32_t block_tokens;
+	uint32_t chunk_tokens; /* best size to prefill in: a multiple of block_tokens */
+	uint64_t block_bytes;  /* of a native payload; a partial block has the same */
+	uint64_t token_bytes;  /* block_bytes / block_tokens */
+	uint32_t features;
+	uint32_t homogeneous; /* all layers have equal heads and dims */
+	uint32_t n_layers;
+	uint32_t attached; /* 0: no daemon at the moment */
+	uint8_t fingerprint[32];
+};
+
+KVP_EXPORT int kvp_space_info(struct kvp_space *space, struct kvp_space_info *ret_info);
+
+/* Bytes of one block's payload in a codec; -EOPNOTSUPP if this build has no such codec. */
+KVP_EXPORT int kvp_space_block_bytes(struct kvp_space *space, uint32_t codec, uint64_t *ret_bytes);
+
+struct kvp_digest {
+	uint64_t lo, hi;
+};
+
+/*
+ * The chained keys of tokens[0..n): one for each whole block, and one for the rest if there is one.
+ * Returns how many there are; writes at most max. Keys differ between tenants and daemon starts.
+ */
+KVP_EXPORT int kvp_chunk_keys(struct kvp_space *space, const uint32_t *tokens, size_t n,
+	struct kvp_digest *out, size_t max);
+
+/* ---- match ----------------------------------------------------------------------------------- */
+
+#define KVP_MATCH_CLAIM	   1u /* if blocks are missing, claim them (a ring round trip): single flight */
+#define KVP_MATCH_NO_TOUCH 2u /* do not count as a use, nor in the statistics */
+#define KVP_MATCH_EXACT	   4u /* all of tokens or nothing */
+#define KVP_MATCH_NO_TAIL  8u /* do not look for a match that ends inside a block */
+
+struct kvp_match_opts {
+	size_t size;
+	uint32_t flags;
+	uint32_t timeout_ms;   /* of the claim's round trip */
+	uint32_t claim_ttl_ms; /* 0: the daemon's default */
+};
+
+#define KVP_MATCHED_LEASED  1u /* payloads stay where they are until kvp_release() */
+#define KVP_MATCHED_CLAIMED 2u /* the caller is the one to compute what is missing */
+#define KVP_MATCHED_PENDING 4u /* somebody else is computing the next block: kvp_wait() */
+
+struct kvp_match_info {
+	size_t size;
+	uint32_t flags;
+	uint32_t n_blocks;    /* matched: whole ones, and a partial one that equals all that was left */
+	uint32_t n_tokens;    /* in those */
+	uint32_t tail_tokens; /* leading tokens of block n_blocks (the tail) that agree; else 0 */
+};
+
+/*
+ * Longest cached prefix of tokens[0..n), leased. n may be 0. Always succeeds with a handle, also
+ * without a daemon (a miss), unless -EINVAL, -ENOMEM or -ECHILD. No system call without CLAIM,
+ * except the first calls of a client, which may allocate. A match without KVP_MATCHED_LEASED (all
+ * lease slots taken) may only be read by kvp_get(), which checks afterwards.
+ */
+KVP_EXPORT int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
+	const struct kvp_match_opts *opts, struct kvp_match **ret_match);
+
+KVP_EXPORT int kvp_match_info(const struct kvp_match *match, struct kvp_match_info *ret_info);
+
+/*
+ * After KVP_MATCHED_PENDING: sleeps until the block after the match is committed (0: match again),
+ * its claimant is gone or late (-EAGAIN: match again with CLAIM), or -ETIMEDOUT. The match stays.
+ */
+KVP_EXPORT int kvp_wait(struct kvp_match *match, uint32_t timeout_ms);
+
+#define KVP_TIER_DRAM  0u
+#define KVP_TIER_VRAM  1u
+#define KVP_TIER_STORE 2u
+
+struct kvp_payload {
+	size_t size;
+	const void *addr; /* in this process; NULL if it lies on a device */
+	uint64_t device_addr;
+	uint64_t bytes;
+	uint32_t codec; /* 0: native */
+	uint32_t tier;
+	uint32_t tokens; /* valid in it; for the tail, the block's own count */
+};
+
+/*
+ * Payload of block i < n_blocks, or of the tail (i == n_blocks, if tail_tokens). Valid until
+ * kvp_release(). -ENOENT: no such block; -ENOLCK: the match is not leased, use kvp_get().
+ */
+KVP_EXPORT int kvp_payload(const struct kvp_match *match, uint32_t i, struct kvp_payload *ret);
+
+/* Counts the match as one more use (long decodes keep their prefix warm with it). No system call. */
+KVP_EXPORT int kvp_touch(struct kvp_match *match);
+
+/*
+ * Ends the lease, and the claim if the match holds one that no commit has used up. -EALREADY: the
+ * handle was released before (detected as long as the handle was not given out again). NULL is
+ * harmless.
+ */
+KVP_EXPORT int kvp_release(struct kvp_match *match);
+
+/* ---- copies in and out ----------------------------------------------------------------------- */
+
+/*
+ * Where the caller's elements lie: one plane per layer of the view. Strides are bytes. Address of
+ * channel c of head h of token t (counted from the first token of the call):
+ *   k + t * k_token_stride + h * k_head_stride + c * element
+ */
+struct kvp_plane {
+	void *k; /* NULL: skip the keys of this layer */
+	void *v;
+	size_t k_token_stride, k_head_stride;
+	size_t v_token_stride, v_head_stride;
+};
+
+struct kvp_view {
+	size_t size;
+	uint32_t n_layers;	/* planes; 0: all of the space */
+	uint32_t first_head;	/* subset of the heads held by the space, same for all layers */
+	uint32_t n_heads;	/* 0: all from first_head */
+	const uint32_t *layers; /* positions in the space's list, ascending; NULL: 0, 1, 2 ... */
+	const struct kvp_plane *planes;
+};
+
+#define KVP_VIEW_NCLD  0u /* [tokens][K,V][layers][heads * dim] */
+#define KVP_VIEW_LCND  1u /* [layers][K,V][tokens][heads * dim] */
+#define KVP_VIEW_LBHSD 2u /* two tensors, K then V, each [layers][1][heads][tokens][dim] */
+
+/*
+ * Fills planes[n_layers of the space] for a dense buffer of `tokens` tokens in one of the usual
+ * layouts, and sets *ret_bytes to what the buffer must hold. base may be NULL to ask for the size.
+ */
+KVP_EXPORT int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t tokens,
+	struct kvp_plane *planes, uint64_t *ret_bytes);
+
+#define KVP_GET_VERIFY 1u /* check the checksums that the daemon has computed; -EBADMSG */
+
+/*
+ * Copies matched tokens [from, from + n) into the caller's view, the tail's agreeing tokens
+ * included. Returns the number of tokens copied: less than n if the match ends before. Never a
+ * hole. -ESTALE: the match was not leased and something moved meanwhile; match again.
+ */
+KVP_EXPORT int64_t kvp_get(const struct kvp_match *match, uint32_t from, uint32_t n,
+	const struct kvp_view *dst, uint32_t flags);
+
+#define KVP_PUT_PARTIAL 1u /* store the rest after the last whole block too, as a partial block */
+
+struct kvp_put_opts {
+	size_t size;
+	uint32_t flags;
+	uint32_t timeout_ms; /* to wait for room; 0: do not wait */
+};
+
+/*
+ * Stores blocks of the sequence tokens[0..n) from token `from` (a multiple of block_tokens) on; src
+ * holds the KV of tokens from.. . Whole blocks only, the rest is ignored unless PARTIAL. Returns the
+ * tokens stored or found there already, counted from `from`; may be less than asked for: 0 with a
+ * sequence shorter than min_cache_tokens. When it returns the caller may reuse its buffer; the
+ * blocks become visible a moment later (kvp_flush()). opts may be NULL.
+ * -ENOENT: the block before `from` is not cached; -EAGAIN: no room now (*ret_retry_ms, if not NULL,
+ * says when to try again) and nothing was stored; -EINVAL; -ESHUTDOWN.
+ */
+KVP_EXPORT int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,
+	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms);
+
+/* ---- writing in place ------------------------------------------------------------------------ */
+
+/*
+ * A slot to write one block into: local as long as slots that were granted ahead last. The slot is
+ * the caller's until kvp_grant_release(); its bytes are undefined. -EAGAIN: no room (retry hint as
+ * above); -ETIMEDOUT; -ESHUTDOWN.
+ */
+KVP_EXPORT int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retry_ms,
+	struct kvp_grant **ret_grant);
+
+KVP_EXPORT void *kvp_grant_addr(const struct kvp_grant *grant);
+
+/* Names the block that another one follows. A value; copy freely. */
+struct kvp_ref {
+	uint64_t opaque[2];
+};
+
+KVP_EXPORT struct kvp_ref kvp_ref_root(void);
+/* The block at which the first n_blocks of the match end; n_blocks = 0: the root. -EINVAL if more
+ * than matched or if that block is partial. The match must be held until the commit returned. */
+KVP_EXPORT int kvp_match_ref(const struct kvp_match *match, uint32_t n_blocks, struct kvp_ref *ret);
+/* A grant that was committed; valid until it is released. -EINVAL if not committed or partial. */
+KVP_EXPORT int kvp_grant_ref(const struct kvp_grant *grant, struct kvp_ref *ret);
+
+#define KVP_COMMIT_RELEASE 1u /* give the grant back too: the handle is gone when this returns 0 */
+
+/*
+ * Publishes a written slot as the block tokens[0..n) after `parent`; n < block_tokens makes it
+ * partial. Returns at once; the ledger checks and publishes in order. `claim`: the match whose
+ * claimed chain this block belongs to (moves the claim on), or NULL. The slot stays readable by the
+ * caller until kvp_grant_release(), also when the block turned out to be there already.
+ * -EINVAL; -EALREADY: committed before; -EAGAIN: the ring stayed full; -ESHUTDOWN.
+ */
+KVP_EXPORT int kvp_commit(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *tokens,
+	uint32_t n, struct kvp_match *claim, uint32_t flags);
+
+#define KVP_COMMITTED_DUPLICATE 1 /* somebody had published the same block: theirs is used */
+
+/*
+ * Outcome of a commit: 0 or KVP_COMMITTED_DUPLICATE when visible; -ETIMEDOUT while not known;
+ * otherwise why it was refused: -EEXIST (key collision), -ECANCELED (its parent was refused or is
+ * gone), -ENOSPC.
+ */
+KVP_EXPORT int kvp_grant_wait(struct kvp_grant *grant, uint32_t timeout_ms);
+
+/* Gives the slot back. What was committed stays cached. NULL is harmless. */
+KVP_EXPORT int kvp_grant_release(struct kvp_grant *grant);
+
+/*
+ * Copy-on-write: copies the first tail_tokens tokens of the match's tail into a grant, so that the
+ * caller can go on writing after them. The cached block is untouched. Returns the tokens copied, 0
+ * if the match has no tail.
+ */
+KVP_EXPORT int kvp_fork(const struct kvp_match *match, struct kvp_grant *grant);
+
+/* ---- the rest -------------------------------------------------------------------------------- */
+
+/* Returns when all that this client committed before is visible or refused. */
+KVP_EXPORT int kvp_flush(struct kvp_client *client, uint32_t timeout_ms);
+
+/*
+ * Forgets the blocks of tokens[0..n) that no other cached sequence needs, deepest first; blocks that
+ * are leased or pinned go when they are not. Returns how many blocks it asked for.
+ */
+KVP_EXPORT int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n,
+	uint32_t timeout_ms);
+
+struct kvp_stats {
+	size_t size;
+	uint64_t lookups; /* always hits + partial_hits + misses */
+	uint64_t hits;	  /* all tokens matched */
+	uint64_t partial_hits;
+	uint64_t misses; /* none */
+	uint64_t tokens_asked;
+	uint64_t tokens_matched;
+	uint64_t unleased; /* matches answered without a lease */
+	/* of the tenant: */
+	uint64_t blocks;
+	uint64_t payload_bytes;
+	uint64_t evictions;
+	uint64_t epoch; /* 0: not attached */
+	uint32_t attached;
+	uint32_t reattached; /* times a new daemon was joined */
+};
+
+/* This client's counters since kvp_open(), and the tenant's. No system call. */
+KVP_EXPORT int kvp_stats(struct kvp_client *client, struct kvp_stats *ret_stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The shared-memory ABI: what lies in a catalog and in a session page, byte for byte.
+ *
+ * Both are memfds made by kvpoold and received as file descriptors (kvp_proto.h). A catalog is
+ * written by the daemon's ledger thread alone and mapped read-only by the clients of one tenant. A
+ * session page is shared with exactly one client, which may write all of it: the daemon treats every
+ * word it reads from there as hostile (load once, bound, use the local).
+ *
+ * Rules: no pointers, bitfields, enums, bool or long; sizes and offsets asserted; one writer per
+ * cache line; words that change after publication are KVP_ATOMIC and touched only through
+ * kvp_atomic.h. All numbers are in the machine's byte order; a segment never leaves the machine.
+ *
+ * Versioning: `incompat` has a bit for every feature that a reader must know to read correctly, and
+ * a reader refuses bits it does not know; `compat` bits may be ignored. The ABI version itself is
+ * negotiated when a client connects.
+ *
+ * This header also compiles as C++ and under nvcc, for layout only: KVP_ATOMIC(T) is a plain T there.
+ */
+#ifndef KVP_ABI_H
+#define KVP_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shm/kvp_types.h"
+
+#ifdef __cplusplus
+#define KVP_ATOMIC(T)		T
+#define KVP_ALIGNED(n)		alignas(n)
+#define KVP_ABI_ASSERT(c, what) static_assert(c, what)
+#else
+#define KVP_ATOMIC(T)		_Atomic(T)
+#define KVP_ALIGNED(n)		_Alignas(n)
+#define KVP_ABI_ASSERT(c, what) _Static_assert(c, what)
+#endif
+
+#define KVP_ABI_VERSION 1u
+
+#define KVP_MAGIC_CATALOG UINT64_C(0x474c4154434b504b) /* "KPKCTALG" */
+#define KVP_MAGIC_SESSION UINT64_C(0x4e4f49535345504b) /* "KPESSION" */
+
+#define KVP_INCOMPAT_KNOWN 0u
+
+#define KVP_CACHE_LINE 64u
+
+/* First 64 bytes of every segment that has a structure. Immutable once the descriptor is sent. */
+struct kvp_seg_header {
+	uint64_t magic;
+	uint32_t abi_version;
+	uint32_t incompat;
+	uint32_t compat;
+	uint32_t header_bytes; /* sizeof the structure this header begins */
+	uint64_t size;	       /* bytes of the segment */
+	uint64_t epoch;	       /* of the daemon that made it; changes with every start */
+	uint64_t reserved[3];
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_seg_header) == 64, "shm ABI");
+
+/* ---- catalog ------------------------------------------------------------------------------- */
+
+#define KVP_MAX_SPACES	    64u	  /* of one tenant */
+#define KVP_MAX_EXTENTS	    4096u /* of one tenant; payloads name an extent in 16 bits */
+#define KVP_MAX_CLAIMS	    1024u /* of one tenant; a power of two */
+#define KVP_CLAIM_PROBES    8u	  /* a claim lies within so many entries of its home */
+#define KVP_FUTEX_WORDS	    64u	  /* waiters hash onto these; a power of two */
+#define KVP_MAX_BLOCKS	    (1u << 28)
+#define KVP_RECIPE_CELL	    16u /* tokens in one cell of the recipe store */
+#define KVP_TAIL_PREFIX	    8u	/* tokens that name a family of siblings in the tail index */
+#define KVP_TAIL_CANDIDATES 8u	/* siblings of one family that the tail index holds: the newest */
+#define KVP_BUCKET_ENTRIES  7u
+#define KVP_MAX_PROBES	    64u /* buckets that a lookup visits at most */
+
+/*
+ * The word of a block: birth 32 | move 24 | state 8.
+ *
+ * `birth` changes when the descriptor is recycled for another block, `move` when a payload of the
+ * block changes place or goes away. Everything else in the descriptor is constant while birth is;
+ * payload fields are constant while the whole word is. A lease compares the whole word.
+ */
+#define KVP_BLOCK_FREE	   0u
+#define KVP_BLOCK_LIVE	   1u /* published, has a payload, may be leased */
+#define KVP_BLOCK_EVICTING 2u /* the ledger is about to take or move it: no new lease */
+#define KVP_BLOCK_RECIPE   3u /* published, recipe only: known, but has to be recomputed */
+
+static inline uint64_t kvp_word(uint32_t birth, uint32_t move, uint32_t state)
+{
+	return (uint64_t) birth << 32 | (uint64_t) (move & 0xffffffu) << 8 | state;
+}
+static inline uint32_t kvp_word_birth(uint64_t w)
+{
+	return (uint32_t) (w >> 32);
+}
+static inline uint32_t kvp_word_move(uint64_t w)
+{
+	return (uint32_t) (w >> 8) & 0xffffffu;
+}
+static inline uint32_t kvp_word_state(uint64_t w)
+{
+	return (uint32_t) w & 0xffu;
+}
+
+/*
+ * One payload of a block: extent 16 | codec 16 | bytes 32, all zero if the block has none in that
+ * tier; offset in the extent; XXH3-64 of the bytes, 0 while it has not been computed (a digest that
+ * comes out as 0 is stored as 1).
+ */
+struct kvp_payload_desc {
+	KVP_ATOMIC(uint64_t) where;
+	KVP_ATOMIC(uint64_t) offset;
+	KVP_ATOMIC(uint64_t) checksum;
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_payload_desc) == 24, "shm ABI");
+
+static inline uint64_t kvp_where(uint32_t extent, uint32_t codec, uint32_t bytes)
+{
+	return (uint64_t) (extent & 0xffffu) << 48 | (uint64_t) (codec & 0xffffu) << 32 | bytes;
+}
+static inline uint32_t kvp_where_extent(uint64_t w)
+{
+	return (uint32_t) (w >> 48);
+}
+static inline uint32_t kvp_where_codec(uint64_t w)
+{
+	return (uint32_t) (w >> 32) & 0xffffu;
+}
+static inline uint32_t kvp_where_bytes(uint64_t w)
+{
+	return (uint32_t) w;
+}
+
+/* Block descriptor. The first line holds all that a match reads. */
+struct kvp_block {
+	KVP_ATOMIC(uint64_t) word;
+	KVP_ATOMIC(uint64_t) key_lo;
+	KVP_ATOMIC(uint64_t) key_hi;
+	KVP_ATOMIC(uint32_t) parent; /* kvp_block_id, or KVP_BLOCK_NONE for the first of a chain */
+	KVP_ATOMIC(uint32_t) shape;  /* space 16 | token count 16 */
+	KVP_ATOMIC(uint32_t) recipe; /* first cell in the recipe store */
+	KVP_ATOMIC(uint32_t) depth;  /* blocks above it */
+	struct kvp_payload_desc payload[KVP_TIER_PAYLOADS];
+	KVP_ATOMIC(uint32_t) hits;	/* matches that ended at or passed through it, as touched */
+	KVP_ATOMIC(uint32_t) touched_s; /* monotonic seconds of the last touch */
+	KVP_ATOMIC(uint32_t) serial;	/* order of commit, wraps; the tail index keeps the newest */
+	KVP_ATOMIC(uint32_t) flags;	/* KVP_BLOCK_F_* */
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_block) == 128, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_block, payload) == 40, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_block, hits) == 112, "shm ABI");
+
+#define KVP_BLOCK_F_PINNED 1u /* by the administrator: never evicted */
+
+static inline uint32_t kvp_shape(uint32_t space, uint32_t tokens)
+{
+	return space << 16 | (tokens & 0xffffu);
+}
+static inline uint32_t kvp_shape_space(uint32_t s)
+{
+	return s >> 16;
+}
+static inline uint32_t kvp_shape_tokens(uint32_t s)
+{
+	return s & 0xffffu;
+}
+
+/*
+ * One cache line of the index or of the tail index: open addressing, bucket by bucket.
+ * entry = tag 32 (high half of the hash) | block id + 1, 0 = empty. `overflow` counts the entries
+ * whose home is this bucket or an earlier one and that had to go further: a lookup goes on while it
+ * is not 0. Entries never move and each is one word, so there is nothing to tear and no sequence
+ * word is needed; what an entry names is proven on the descriptor.
+ */
+struct kvp_bucket {
+	KVP_ATOMIC(uint32_t) overflow;
+	uint32_t reserved;
+	KVP_ATOMIC(uint64_t) entry[KVP_BUCKET_ENTRIES];
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_bucket) == 64, "shm ABI");
+
+/* One layer of a space. */
+struct kvp_shm_layer {
+	uint16_t index;	     /* the model's layer number */
+	uint16_t kv_heads;   /* held here */
+	uint16_t first_head; /* of the model, where a tensor-parallel shard begins */
+	uint16_t k_dim;	     /* channels of one key head */
+	uint16_t v_dim;	     /* channels of one value head; 0 where keys and values are one latent */
+	uint16_t reserved;
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_shm_layer) == 12, "shm ABI");
+
+#define KVP_SPACE_NAME 128u
+
+/*
+ * What a client says of its model, in the canonical form that is digested and compared whole:
+ * two clients share a space if and only if these bytes are equal. Unused bytes are zero.
+ */
+struct kvp_space_canon {
+	uint32_t version; /* 1 */
+	uint32_t dtype;
+	uint32_t layout;
+	uint32_t block_tokens;
+	uint32_t n_layers;
+	uint32_t rope_pairing; /* KVP_ROPE_* of kvpool.h */
+	uint32_t rope_dim;     /* rotary channels */
+	uint32_t rope_scaling; /* KVP_ROPE_SCALING_* */
+	uint64_t rope_theta_bits;
+	uint64_t rope_param_bits[4]; /* doubles: factor and the like, 0 where unused */
+	uint8_t weights_digest[32];
+	char model[KVP_SPACE_NAME];   /* zero-padded UTF-8 */
+	char adapter[KVP_SPACE_NAME]; /* LoRA or the like; empty for none */
+	char tokenizer[KVP_SPACE_NAME];
+	struct kvp_shm_layer layers[KVP_MAX_LAYERS];
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_space_canon) == 3560, "shm ABI");
+
+#define KVP_SPACE_FREE 0u
+#define KVP_SPACE_LIVE 1u
+
+/* Immutable while its state stays LIVE. A client opens it by message and keeps it open by that. */
+struct kvp_shm_space {
+	KVP_ATOMIC(uint32_t) state;
+	uint32_t generation;
+	uint64_t root_lo; /* key above the first block of a chain; mixes in the tenant's salt */
+	uint64_t root_hi;
+	uint64_t block_bytes; /* native payload of one block, partial blocks included */
+	uint8_t fingerprint[32];
+	struct kvp_space_canon canon;
+	uint8_t reserved[4096 - 64 - 3560];
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_shm_space) == 4096, "shm ABI");
+
+#define KVP_EXTENT_FREE	   0u
+#define KVP_EXTENT_LIVE	   1u
+#define KVP_EXTENT_RETIRED 2u /* holds nothing; clients unmap it and say so */
+
+#define KVP_EXTENT_VAULT 1u /* written by the daemon alone */
+#define KVP_EXTENT_ARENA 2u /* written by one client */
+
+struct kvp_shm_extent {
+	KVP_ATOMIC(uint32_t) state;
+	KVP_ATOMIC(uint32_t) generation; /* changes when the id is used again */
+	KVP_ATOMIC(uint32_t) kind;
+	KVP_ATOMIC(uint32_t) owner; /* session id of an arena's client, else 0 */
+	KVP_ATOMIC(uint64_t) bytes;
+	KVP_ATOMIC(uint64_t) slot_bytes;
+	KVP_ATOMIC(uint32_t) slots;
+	KVP_ATOMIC(uint32_t) used;
+	uint8_t reserved[24];
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_shm_extent) == 64, "shm ABI");
+
+/*
+ * A claim says that a session is computing the block with this key. It moves on with each block
+ * that the claimant commits (kvp_sqe.next), so it always names the front of the claimed chain.
+ * home = key.lo mod KVP_MAX_CLAIMS, found within KVP_CLAIM_PROBES entries.
+ */
+struct kvp_shm_claim {
+	KVP_ATOMIC(uint64_t) key_lo;
+	KVP_ATOMIC(uint64_t) key_hi;
+	KVP_ATOMIC(uint32_t) session; /* 0 = empty */
+	uint32_t reserved;
+	KVP_ATOMIC(uint64_t) deadline_ns; /* CLOCK_MONOTONIC */
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_shm_claim) == 32, "shm ABI");
+
+/* Waiters for key K sleep on word K.lo mod KVP_FUTEX_WORDS; the ledger counts it up and wakes. */
+struct kvp_futex_line {
+	KVP_ALIGNED(64) KVP_ATOMIC(uint32_t) word;
+};
+
+/* Written by the ledger alone. Lookups are counted by clients, in their session pages. */
+struct kvp_catalog_stats {
+	KVP_ATOMIC(uint64_t) blocks;	   /* published with a payload */
+	KVP_ATOMIC(uint64_t) recipes;	   /* published, recipe only */
+	KVP_ATOMIC(uint64_t) payload_bytes;
+	KVP_ATOMIC(uint64_t) commits;	   /* blocks published */
+	KVP_ATOMIC(uint64_t) duplicates;   /* commits that named a block already there */
+	KVP_ATOMIC(uint64_t) refused;	   /* commits refused */
+	KVP_ATOMIC(uint64_t) evictions;	   /* payloads taken for room */
+	KVP_ATOMIC(uint64_t) forgotten;	   /* recipes dropped */
+	KVP_ATOMIC(uint64_t) moves;	   /* payloads moved */
+	KVP_ATOMIC(uint64_t) claims;
+	KVP_ATOMIC(uint64_t) waits;	   /* claims answered with PENDING */
+	KVP_ATOMIC(uint64_t) deleted;
+	uint64_t reserved[4];
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_catalog_stats) == 128, "shm ABI");
+
+struct kvp_catalog {
+	struct kvp_seg_header h;
+	/* Immutable: offsets are from the start of the segment, counts in elements. */
+	uint32_t max_blocks;
+	uint32_t recipe_cells;
+	uint32_t index_buckets;
+	uint32_t tail_buckets; /* 0: the tenant runs without a tail index */
+	uint64_t off_spaces;   /* struct kvp_shm_space [KVP_MAX_SPACES] */
+	uint64_t off_extents;  /* struct kvp_shm_extent [KVP_MAX_EXTENTS] */
+	uint64_t off_claims;   /* struct kvp_shm_claim [KVP_MAX_CLAIMS] */
+	uint64_t off_blocks;   /* struct kvp_block [max_blocks] */
+	uint64_t off_index;    /* struct kvp_bucket [index_buckets] */
+	uint64_t off_tail;     /* struct kvp_bucket [tail_buckets] */
+	uint64_t off_recipes;  /* kvp_token [recipe_cells * KVP_RECIPE_CELL] */
+	uint32_t tenant;
+	uint32_t reserved0;
+	uint8_t reserved1[48];
+	struct kvp_catalog_stats stats;
+	struct kvp_futex_line futex[KVP_FUTEX_WORDS];
+};
+KVP_ABI_ASSERT(offsetof(struct kvp_catalog, max_blocks) == 64, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_catalog, stats) == 192, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_catalog, futex) == 320, "shm ABI");
+KVP_ABI_ASSERT(sizeof(struct kvp_catalog) == 320 + 64 * KVP_FUTEX_WORDS, "shm ABI");
+
+/* ---- session page -------------------------------------------------------------------------- */
+
+#define KVP_SHARDS	 32u  /* threads of a client spread over these */
+#define KVP_SHARD_LEASES 8u   /* lease slots in one shard */
+#define KVP_TOUCHES	 256u /* entries of a shard's touch log; a power of two */
+#define KVP_SQ_ENTRIES	 256u /* powers of two */
+#define KVP_CQ_ENTRIES	 1024u
+#define KVP_MAX_GRANTS	 128u /* of one session */
+#define KVP_SERIALS	 512u /* commits whose outcome the ledger remembers per session */
+
+/*
+ * A lease slot: 0 = empty, else low 32 bits of (birth) << 32 | block id + 1. The ledger goes by the
+ * block id alone.
+ */
+static inline uint64_t kvp_slot_value(kvp_block_id id, uint64_t word)
+{
+	return (uint64_t) kvp_word_birth(word) << 32 | (uint64_t) (id + 1u);
+}
+static inline kvp_block_id kvp_slot_block(uint64_t v)
+{
+	return (kvp_block_id) ((uint32_t) v - 1u);
+}
+
+/* Written by the client, cache lines of its own per shard; read by the ledger. */
+struct kvp_shard {
+	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) lease[KVP_SHARD_LEASES];
+	/* Counters; several threads may share a shard, hence atomic adds. lookups = the sum. */
+	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) hits;
+	KVP_ATOMIC(uint64_t) partial;
+	KVP_ATOMIC(uint64_t) misses;
+	KVP_ATOMIC(uint64_t) tokens_asked;
+	KVP_ATOMIC(uint64_t) tokens_matched;
+	KVP_ATOMIC(uint64_t) unleased; /* matches answered without a lease: no free slot */
+	KVP_ATOMIC(uint32_t) touch_lock; /* among the client's own threads */
+	KVP_ATOMIC(uint32_t) touch_tail; /* entries written */
+	KVP_ATOMIC(uint64_t) touch_lost; /* log full; recency only */
+	KVP_ALIGNED(64) KVP_ATOMIC(uint32_t) touch_head; /* written by the ledger */
+	/* tip of a match: block id + 1 in the low half; blocks asked for (saturated) 16 above */
+	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) touch[KVP_TOUCHES];
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 192 + 8 * KVP_TOUCHES, "shm ABI");
+
+/* What a client asks of the ledger. */
+#define KVP_OP_NOP     0u
+#define KVP_OP_RESERVE 1u /* up to `count` slots for `space`; one completion per slot, at least one */
+#define KVP_OP_COMMIT  2u /* publish grant `grant` */
+#define KVP_OP_RELEASE 3u /* give grant `grant` back; no completion */
+#define KVP_OP_CLAIM   4u /* claim the chain whose first missing block has key `next` */
+#define KVP_OP_UNCLAIM 5u /* drop the claim on key `next`; no completion */
+#define KVP_OP_FLUSH   6u /* completes when all before it has */
+#define KVP_OP_DELETE  7u /* forget block (parent_kind BLOCK) once nothing protects it */
+#define KVP_OP_MAX_    8u
+
+/* How a submission names a parent (or, for DELETE, the block itself). */
+#define KVP_PARENT_ROOT	  0u /* first block of a chain */
+#define KVP_PARENT_BLOCK  1u /* parent_id, parent_birth: a block proven by a match or a completion */
+#define KVP_PARENT_SERIAL 2u /* what the commit with serial parent_id became */
+
+#define KVP_SQE_RELEASE 1u /* COMMIT: give the grant back in the same step */
+
+/* 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant. */
+struct kvp_sqe {
+	KVP_ALIGNED(64) uint32_t op;
+	uint32_t serial; /* chosen by the client, counting up; echoed */
+	uint32_t grant;
+	uint32_t grant_generation;
+	uint16_t space;
+	uint16_t tokens; /* COMMIT: tokens of the block; RESERVE: unused */
+	uint32_t count;	 /* RESERVE */
+	uint32_t flags;
+	uint32_t parent_kind;
+	uint32_t parent_id;
+	uint32_t parent_birth;
+	uint64_t next_lo; /* CLAIM, UNCLAIM: the key. COMMIT: where the claim moves, 0 = nowhere */
+	uint64_t next_hi;
+	uint32_t ttl_ms; /* CLAIM */
+	uint32_t reserved;
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_sqe) == 64, "shm ABI");
+
+/* status: 0 or negative errno. */
+struct kvp_cqe {
+	KVP_ALIGNED(64) uint32_t op;
+	uint32_t serial;
+	int32_t status;
+	uint32_t flags; /* KVP_CQE_* */
+	uint32_t grant; /* RESERVE */
+	uint32_t grant_generation;
+	uint32_t extent; /* RESERVE: where the slot is; COMMIT: unused */
+	uint32_t bytes;
+	uint64_t offset;
+	uint32_t block; /* COMMIT: the block that stands for the key now */
+	uint32_t birth;
+	uint32_t retry_ms; /* with -EAGAIN: when to ask again */
+	uint32_t more;	   /* RESERVE: further completions that follow for this serial */
+	uint64_t reserved;
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_cqe) == 64, "shm ABI");
+
+#define KVP_CQE_DUPLICATE 1u /* COMMIT: `block` was there already, made by somebody else */
+#define KVP_CQE_PENDING	  2u /* CLAIM: somebody else is computing it */
+#define KVP_CQE_PRESENT	  4u /* CLAIM: it has been committed meanwhile; match again */
+
+struct kvp_session_page {
+	struct kvp_seg_header h;
+	/* Immutable. */
+	uint32_t session;
+	uint32_t tenant;
+	uint32_t reserved0[14];
+	/* Written by the ledger. */
+	KVP_ALIGNED(64) KVP_ATOMIC(uint32_t) need_wake; /* 1: write the eventfd after submitting */
+	KVP_ATOMIC(uint32_t) sq_head;
+	KVP_ALIGNED(64) KVP_ATOMIC(uint32_t) cq_tail; /* also a futex word */
+	/* Written by the client. */
+	KVP_ALIGNED(64) KVP_ATOMIC(uint32_t) sq_tail;
+	KVP_ATOMIC(uint32_t) cq_head;
+	KVP_ATOMIC(uint32_t) cq_waiters; /* not 0: wake cq_tail after completing */
+	KVP_ALIGNED(64) struct kvp_sqe sq[KVP_SQ_ENTRIES];
+	struct kvp_cqe cq[KVP_CQ_ENTRIES];
+	struct kvp_shard shard[KVP_SHARDS];
+	/* Token ids for COMMIT, one row per grant. */
+	KVP_ALIGNED(64) kvp_token staging[KVP_MAX_GRANTS][KVP_BLOCK_TOKENS_MAX];
+};
+KVP_ABI_ASSERT(offsetof(struct kvp_session_page, need_wake) == 128, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_session_page, cq_tail) == 192, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_session_page, sq_tail) == 256, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_session_page, sq) == 320, "shm ABI");
+
+#endif

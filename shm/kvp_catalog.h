@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A catalog seen from both sides: its layout, the reader (any thread of any process that maps it)
+ * and the writer (the ledger thread alone). No system calls; usable without a daemon.
+ *
+ * How a reader and the writer get along
+ * -------------------------------------
+ * The fields of a descriptor and its recipe are constant between two changes of its word (payload
+ * fields) or of its word's birth (everything else). The writer makes a block disappear by storing a
+ * word that is not LIVE *before* it changes any field, and appear by storing a LIVE word *after*
+ * all fields: every field store is a release store, so whoever reads a new field with an acquire
+ * load also sees the word that was stored before it. A reader loads the word (acquire), then the
+ * fields (acquire loads: later loads are not moved before them), then the word again: unchanged
+ * means that what it read belongs together.
+ *
+ * A hit is proven: space, parent and token ids of the descriptor must equal what is looked for. The
+ * key only finds the candidate.
+ */
+#ifndef KVP_CATALOG_H
+#define KVP_CATALOG_H
+
+#include "shm/kvp_abi.h"
+#include "shm/kvp_atomic.h"
+
+/* ---- keys ---------------------------------------------------------------------------------- */
+
+/*
+ * Key of a block: XXH3-128 (seed 0) of parent key (lo, hi, 16 bytes) followed by the token ids, 4
+ * bytes each. n <= KVP_BLOCK_TOKENS_MAX. A digest of all zeros is returned as {1, 0}.
+ */
+struct kvp_key kvp_chain_key(struct kvp_key parent, const kvp_token *tokens, uint32_t n);
+
+/* Hash that places a block in the tail index: of its parent's key and its first 8 tokens. */
+uint64_t kvp_tail_hash(struct kvp_key parent, const kvp_token tokens[KVP_TAIL_PREFIX]);
+
+/* XXH3-64 of a payload as descriptors carry it: never 0. */
+uint64_t kvp_payload_checksum(const void *bytes, size_t n);
+
+/* ---- layout and views ---------------------------------------------------------------------- */
+
+/* Sizes of a catalog for so many blocks. recipe_tokens: tokens that all recipes may hold together. */
+struct kvp_catalog_layout {
+	uint32_t max_blocks;
+	uint32_t recipe_cells;
+	uint32_t index_buckets;
+	uint32_t tail_buckets;
+	uint64_t off_spaces, off_extents, off_claims, off_blocks, off_index, off_tail, off_recipes;
+	uint64_t bytes; /* of the whole segment, a multiple of 2 MiB */
+};
+
+/* -EINVAL: max_blocks is 0 or above KVP_MAX_BLOCKS, or too few or too many recipe tokens. */
+int kvp_catalog_plan(uint64_t max_blocks, uint64_t recipe_tokens, int with_tail,
+	struct kvp_catalog_layout *ret_layout);
+
+/* One process's private view of a mapped catalog; immutable numbers are copied out once. */
+struct kvp_catalog_view {
+	struct kvp_catalog *cat;
+	struct kvp_shm_space *spaces;
+	struct kvp_shm_extent *extents;
+	struct kvp_shm_claim *claims;
+	struct kvp_block *blocks;
+	struct kvp_bucket *index;
+	struct kvp_bucket *tail;
+	KVP_ATOMIC(uint64_t) *recipes; /* two tokens in a word, the earlier one low */
+	uint32_t max_blocks;
+	uint32_t recipe_cells;
+	uint32_t index_buckets;
+	uint32_t tail_buckets;
+	uint64_t epoch;
+};
+
+/* Writes the header into zeroed memory of layout->bytes and makes the writer's view. */
+void kvp_catalog_init(void *base, const struct kvp_catalog_layout *layout, uint64_t epoch,
+	uint32_t tenant, struct kvp_catalog_view *ret_view);
+
+/*
+ * Checks a received segment (magic, version, incompat bits, every offset and count against size) and
+ * makes a view. -EPROTONOSUPPORT: made by a daemon that this code is too old for; -EPROTO: nonsense.
+ */
+int kvp_catalog_attach(void *base, uint64_t bytes, struct kvp_catalog_view *ret_view);
+
+/* ---- index tables (both) ------------------------------------------------------------------- */
+
+/* Writer. -ENOSPC: no free entry within KVP_MAX_PROBES (cannot happen at the planned load). */
+int kvp_index_insert(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, kvp_block_id id);
+/* Writer. -ENOENT if (hash, id) is not there. */
+int kvp_index_remove(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, kvp_block_id id);
+/*
+ * Any side. Block ids whose entry carries the hash's tag, at most max of them, in no order.
+ * Returns how many. What they name has to be proven.
+ */
+uint32_t kvp_index_candidates(const struct kvp_bucket *table, uint32_t buckets, uint64_t hash,
+	kvp_block_id *out, uint32_t max);
+
+/* ---- reader -------------------------------------------------------------------------------- */
+
+/* One block of a match, with the DRAM payload as it was under `word`. */
+struct kvp_hit {
+	uint64_t word;
+	uint64_t where;
+	uint64_t offset;
+	kvp_block_id id;
+	uint32_t tokens;
+};
+
+struct kvp_found {
+	uint32_t n_hits;   /* whole blocks, and an exactly matching partial block at the end */
+	uint32_t n_tokens; /* in those */
+	struct kvp_key key;   /* of the last hit, or the root */
+	struct kvp_hit tail;  /* valid if tail_tokens: the block in which the match ends */
+	uint32_t tail_tokens; /* leading tokens of the tail block that agree; 0 = none */
+	uint32_t missing;     /* 1: tokens are left and no block holds all of the next ones */
+};
+
+#define KVP_FIND_NO_TAIL 1u /* do not look for a match that ends inside a block */
+
+/*
+ * Longest cached prefix of tokens[0..n) in a space: whole blocks first, then a partial block that
+ * equals all that is left, then (tail index) the block that agrees with most of what is left, if at
+ * least KVP_TAIL_PREFIX tokens do. Stops before a block without a payload in DRAM. hits has room for
+ * max_hits; the search stops there. The result is consistent at no single instant: lease the
+ * deepest block, then kvp_revalidate().
+ */
+void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token *tokens, uint32_t n,
+	uint32_t flags, struct kvp_hit *hits, uint32_t max_hits, struct kvp_found *ret_found);
+
+/* How many of the first n hits still have the word they were read under. */
+uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *hits, uint32_t n);
+
+/*
+ * Copies a block's token ids, at most max, if its word is still `word`. Returns the count, or
+ * -ESTALE.
+ */
+int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word, kvp_token *out,
+	uint32_t max);
+
+/*
+ * Proves one candidate: LIVE or (any_state) published, of this space and parent, with exactly these
+ * token ids. Returns 1 and fills *ret_hit, or 0.
+ */
+int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t space,
+	kvp_block_id parent, const kvp_token *tokens, uint32_t n, int any_state,
+	struct kvp_hit *ret_hit);
+
+/* Is there an unexpired claim on this key? Returns the claiming session or 0. now: CLOCK_MONOTONIC */
+uint32_t kvp_claim_find(const struct kvp_catalog_view *v, struct kvp_key key, uint64_t now_ns);
+
+/* ---- writer -------------------------------------------------------------------------------- */
+
+struct kvp_block_init {
+	struct kvp_key key;
+	struct kvp_key parent_key; /* the space's root for the first of a chain */
+	kvp_block_id parent;
+	uint32_t space;
+	uint32_t depth;
+	uint32_t recipe; /* first cell, allocated by the caller: kvp_recipe_cells(n) of them */
+	uint32_t serial;
+	uint32_t n_tokens;
+	const kvp_token *tokens; /* private memory of the writer, already checked */
+};
+
+static inline uint32_t kvp_recipe_cells(uint32_t tokens)
+{
+	return (tokens + KVP_RECIPE_CELL - 1) / KVP_RECIPE_CELL;
+}
+
+/*
+ * Fills a FREE descriptor and its recipe. Nothing is visible yet. The payload of a tier is set with
+ * kvp_block_set_payload() before kvp_block_publish().
+ */
+void kvp_block_fill(const struct kvp_catalog_view *v, kvp_block_id id,
+	const struct kvp_block_init *init);
+void kvp_block_set_payload(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t tier,
+	uint64_t where, uint64_t offset, uint64_t checksum);
+
+/*
+ * Makes a filled descriptor LIVE, then enters it into the index and, if it has at least
+ * KVP_TAIL_PREFIX tokens, into the tail index, where it displaces the oldest of its family if that
+ * holds KVP_TAIL_CANDIDATES already. -ENOSPC: an index is full; the descriptor is FREE again.
+ */
+int kvp_block_publish(const struct kvp_catalog_view *v, kvp_block_id id, struct kvp_key parent_key);
+
+/*
+ * Takes a block that is not LIVE (EVICTING or RECIPE) out of both indexes and makes its descriptor
+ * FREE with the next birth.
+ */
+void kvp_block_retire(const struct kvp_catalog_view *v, kvp_block_id id, struct kvp_key parent_key);
+
+/* LIVE -> EVICTING; returns the word that was there (to put it back unchanged), or 0 if not LIVE. */
+uint64_t kvp_block_mark(const struct kvp_catalog_view *v, kvp_block_id id);
+/* EVICTING -> the very word that kvp_block_mark() returned. */
+void kvp_block_unmark(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word);
+/*
+ * After a mark found no lease, and after the payload fields were changed: -> `state` with the next
+ * move count (LIVE at its new place, or RECIPE when the last payload went).
+ */
+void kvp_block_moved(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t state);
+
+#endif

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Segments: memfds that are sized, sealed, passed and mapped. Nothing is ever named in a filesystem.
+ *
+ * All functions: any thread; 0 or negative errno; outputs last, untouched on failure.
+ */
+#ifndef KVP_SEG_H
+#define KVP_SEG_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <unistd.h>
+
+/* Seals of each kind of segment; receivers check with kvp_seg_check(). */
+#define KVP_SEALS_FIXED	  (F_SEAL_GROW | F_SEAL_SHRINK)
+#define KVP_SEALS_CATALOG (KVP_SEALS_FIXED | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
+#define KVP_SEALS_PAGE	  (KVP_SEALS_FIXED | F_SEAL_SEAL)
+#define KVP_SEALS_VAULT	  (KVP_SEALS_FIXED | F_SEAL_SEAL)
+#define KVP_SEALS_ARENA	  (KVP_SEALS_FIXED | F_SEAL_FUTURE_WRITE)
+
+#define KVP_SEG_HUGETLB 1u /* 2 MiB pages of the hugetlb pool; size must be a multiple */
+
+/* -ENOMEM: no memory or no free huge page; -EINVAL: size is 0 or no multiple of the page. */
+int kvp_seg_create(const char *name, uint64_t bytes, uint32_t flags, int *ret_fd);
+
+/* Adds seals. -EBUSY: F_SEAL_WRITE while a writable mapping exists; -EPERM: sealed already. */
+int kvp_seg_seal(int fd, unsigned seals);
+
+/*
+ * What a receiver does before it maps: a memfd, of exactly this size, with at least these seals.
+ * -EPROTO if not.
+ */
+int kvp_seg_check(int fd, uint64_t bytes, unsigned seals);
+
+/* A read-only descriptor of the same memory. The caller must own the memfd's inode (or be root). */
+int kvp_seg_reopen_ro(int fd, int *ret_fd);
+
+#define KVP_MAP_WRITE	  1u
+#define KVP_MAP_DONTFORK  2u /* a forked child does not inherit the mapping */
+#define KVP_MAP_DONTDUMP  4u /* left out of core files */
+#define KVP_MAP_HUGEPAGE  8u /* ask for transparent huge pages; harmless where there are none */
+
+int kvp_seg_map(int fd, uint64_t bytes, uint32_t flags, void **ret_addr);
+void kvp_seg_unmap(void *addr, uint64_t bytes); /* NULL is harmless; keeps errno */
+
+/*
+ * How huge pages for shared memory stand on this machine, for messages and kvctl doctor:
+ * free hugetlb pages of 2 MiB, and the chosen word of shmem_enabled ("never", "advise", ...).
+ */
+struct kvp_seg_hugeinfo {
+	uint64_t hugetlb_free;
+	uint64_t hugetlb_total;
+	char shmem_thp[16];
+};
+int kvp_seg_hugeinfo(struct kvp_seg_hugeinfo *ret_info);
+
+/* File descriptors: scope cleanup and hand-over. */
+static inline void kvp_close_fdp(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+}
+#define kvp_autoclose __attribute__((cleanup(kvp_close_fdp)))
+
+static inline int kvp_take_fd(int *fd)
+{
+	int taken = *fd;
+
+	*fd = -1;
+	return taken;
+}
+
+#endif

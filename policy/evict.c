@@ -1,0 +1,566 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "policy/kvp_evict.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "policy/evict_impl.h"
+
+#define GHOSTS_MAX KVP_EVICT_MAX_IDS
+
+/* Every policy there is. */
+static const struct evict_ops *const policies[] = {
+	&evict_lru,
+	&evict_fifo,
+};
+
+#define N_POLICIES (sizeof(policies) / sizeof(policies[0]))
+
+const char *kvp_evict_names(size_t i, const char **ret_about)
+{
+	if (i >= N_POLICIES)
+		return NULL;
+	if (ret_about)
+		*ret_about = policies[i]->about;
+	return policies[i]->name;
+}
+
+static const struct evict_ops *find_policy(const char *name)
+{
+	for (size_t i = 0; i < N_POLICIES; i++)
+		if (!strcmp(policies[i]->name, name))
+			return policies[i];
+	return NULL;
+}
+
+/* ---- life ---- */
+
+static void list_clear(struct evict_list *l)
+{
+	*l = (struct evict_list){ .young = KVP_BLOCK_NONE, .old = KVP_BLOCK_NONE };
+}
+
+int kvp_evict_new(
+	const char *name, const struct kvp_evict_params *params, struct kvp_evict **ret_evict)
+{
+	if (!name || !params || !ret_evict || params->size != sizeof(*params))
+		return -EINVAL;
+	if ((!params->items && !params->bytes) || !params->max_ids || params->reserved ||
+		params->max_ids > KVP_EVICT_MAX_IDS || params->ghosts > GHOSTS_MAX)
+		return -EINVAL;
+
+	const struct evict_ops *ops = find_policy(name);
+	if (!ops)
+		return -ENOENT;
+
+	struct kvp_evict *e = calloc(1, sizeof(*e));
+	if (!e)
+		return -ENOMEM;
+	e->ops = ops;
+	e->params = *params;
+	for (unsigned q = 0; q < EVICT_LISTS; q++)
+		list_clear(&e->list[q]);
+
+	int r = -ENOMEM;
+	/* calloc, and not aligned_alloc with memset: pages of ids never used stay untouched */
+	e->node_memory = calloc((size_t)params->max_ids + 1, sizeof(*e->node));
+	if (!e->node_memory)
+		goto error;
+	e->node = (struct evict_node *)(((uintptr_t)e->node_memory + 63) & ~(uintptr_t)63);
+	if (ops->init) {
+		r = ops->init(e);
+		if (r < 0)
+			goto error;
+	}
+	*ret_evict = e;
+	return 0;
+error:
+	kvp_evict_free(e);
+	return r;
+}
+
+struct kvp_evict *kvp_evict_free(struct kvp_evict *e)
+{
+	if (!e)
+		return NULL;
+	if (e->ops->fini)
+		e->ops->fini(e);
+	free(e->node_memory);
+	free(e);
+	return NULL;
+}
+
+int kvp_evict_resize(struct kvp_evict *e, uint64_t items, uint64_t bytes)
+{
+	if (!items && !bytes)
+		return -EINVAL;
+	e->params.items = items;
+	e->params.bytes = bytes;
+	if (e->ops->capacity)
+		e->ops->capacity(e);
+	return 0;
+}
+
+/* ---- lists ---- */
+
+static void list_add(struct kvp_evict *e, uint32_t q, uint32_t id)
+{
+	e->node[id].where = (uint8_t)q;
+	e->list[q].items++;
+	e->list[q].bytes += e->node[id].bytes;
+}
+
+void evict_push_young(struct kvp_evict *e, uint32_t q, uint32_t id)
+{
+	struct evict_list *l = &e->list[q];
+	struct evict_node *n = &e->node[id];
+
+	n->prev = KVP_BLOCK_NONE;
+	n->next = l->young;
+	if (l->young != KVP_BLOCK_NONE)
+		e->node[l->young].prev = id;
+	else
+		l->old = id;
+	l->young = id;
+	list_add(e, q, id);
+}
+
+void evict_push_old(struct kvp_evict *e, uint32_t q, uint32_t id)
+{
+	struct evict_list *l = &e->list[q];
+	struct evict_node *n = &e->node[id];
+
+	n->prev = l->old;
+	n->next = KVP_BLOCK_NONE;
+	if (l->old != KVP_BLOCK_NONE)
+		e->node[l->old].next = id;
+	else
+		l->young = id;
+	l->old = id;
+	list_add(e, q, id);
+}
+
+void evict_unlink(struct kvp_evict *e, uint32_t id)
+{
+	struct evict_node *n = &e->node[id];
+	struct evict_list *l = &e->list[n->where];
+
+	if (n->prev != KVP_BLOCK_NONE)
+		e->node[n->prev].next = n->next;
+	else
+		l->young = n->next;
+	if (n->next != KVP_BLOCK_NONE)
+		e->node[n->next].prev = n->prev;
+	else
+		l->old = n->prev;
+	l->items--;
+	l->bytes -= n->bytes;
+	n->where = EVICT_OUT;
+}
+
+uint32_t evict_pop_old(struct kvp_evict *e, uint32_t q)
+{
+	uint32_t id = e->list[q].old;
+	if (id != KVP_BLOCK_NONE)
+		evict_unlink(e, id);
+	return id;
+}
+
+/* ---- chains and offers ---- */
+
+static bool cached(const struct kvp_evict *e, kvp_block_id id)
+{
+	return id < e->params.max_ids && e->node[id].where != EVICT_OUT;
+}
+
+static void tick(struct kvp_evict *e, uint64_t now)
+{
+	if (now > e->now)
+		e->now = now;
+}
+
+/* The offered blocks are list[0], linked like any other, but with a `where` of their own. */
+static void offer_push(struct kvp_evict *e, uint32_t id)
+{
+	evict_push_old(e, 0, id);
+	e->node[id].where = EVICT_OFFERED;
+}
+
+static void offer_unlink(struct kvp_evict *e, uint32_t id)
+{
+	e->node[id].where = 0;
+	evict_unlink(e, id);
+}
+
+/* The parent has one reason less to stay. */
+static void release_parent(struct kvp_evict *e, uint32_t parent)
+{
+	struct evict_node *p = &e->node[parent];
+
+	if (--p->children == 0 && p->where == EVICT_PARKED) {
+		p->where = EVICT_OUT;
+		e->ops->back(e, parent, EVICT_BACK_DUE);
+	}
+}
+
+/* An offered block stays after all, and so must those of its ancestors that were offered. */
+static void restore(struct kvp_evict *e, uint32_t id)
+{
+	while (id != KVP_BLOCK_NONE && e->node[id].where == EVICT_OFFERED) {
+		uint32_t parent = e->node[id].parent;
+
+		offer_unlink(e, id);
+		if (parent != KVP_BLOCK_NONE) {
+			e->node[parent].offered--;
+			e->node[parent].children++;
+		}
+		e->ops->back(e, id, EVICT_BACK_USED);
+		id = parent;
+	}
+}
+
+static uint64_t fold_key(struct kvp_key key)
+{
+	return key.lo ^ (key.hi << 29 | key.hi >> 35);
+}
+
+int kvp_evict_admit(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t now)
+{
+	tick(e, now);
+	return e->ops->admit ? e->ops->admit(e, item, fold_key(item->key)) : 1;
+}
+
+int kvp_evict_insert(
+	struct kvp_evict *e, kvp_block_id id, const struct kvp_evict_item *item, uint64_t now)
+{
+	if (id >= e->params.max_ids)
+		return -EINVAL;
+	if (e->node[id].where != EVICT_OUT)
+		return -EEXIST;
+	if (item->parent != KVP_BLOCK_NONE && (item->parent == id || !cached(e, item->parent)))
+		return -EINVAL;
+	tick(e, now);
+
+	if (item->parent != KVP_BLOCK_NONE) {
+		restore(e, item->parent);
+		e->node[item->parent].children++;
+	}
+	e->node[id] = (struct evict_node){
+		.key = fold_key(item->key),
+		.parent = item->parent,
+		.bytes = item->bytes ? item->bytes : 1,
+		.cost = isfinite(item->cost) && item->cost > 0 ? item->cost : 1,
+		.depth = item->depth < UINT16_MAX ? (uint16_t)item->depth : UINT16_MAX,
+		.flags = item->flags & KVP_EVICT_PARTIAL,
+	};
+	e->items++;
+	e->bytes += e->node[id].bytes;
+	e->ops->insert(e, id, item);
+	if (e->params.hooks.on_put)
+		e->params.hooks.on_put(e->params.hooks.ctx, id);
+	return 0;
+}
+
+static void access_one(struct kvp_evict *e, uint32_t id)
+{
+	restore(e, id);
+	e->ops->access(e, id);
+	e->node[id].flags |= EVICT_F_ACCESSED;
+	if (e->params.hooks.on_hot_access && e->ops->hot(e, id))
+		e->params.hooks.on_hot_access(e->params.hooks.ctx, id);
+}
+
+int kvp_evict_access(struct kvp_evict *e, kvp_block_id id, uint64_t now)
+{
+	if (!cached(e, id))
+		return -ENOENT;
+	tick(e, now);
+	access_one(e, id);
+	return 0;
+}
+
+int kvp_evict_access_chain(struct kvp_evict *e, kvp_block_id tip, uint64_t now)
+{
+	if (!cached(e, tip))
+		return -ENOENT;
+	tick(e, now);
+	for (uint32_t id = tip; id != KVP_BLOCK_NONE; id = e->node[id].parent)
+		access_one(e, id);
+	return 0;
+}
+
+int kvp_evict_request(struct kvp_evict *e, const struct kvp_evict_request *req, uint64_t now)
+{
+	if (req->matched > req->blocks || (req->tip != KVP_BLOCK_NONE && !cached(e, req->tip)))
+		return -EINVAL;
+	tick(e, now);
+	if (e->ops->request)
+		e->ops->request(e, req);
+	return 0;
+}
+
+int kvp_evict_set_bytes(struct kvp_evict *e, kvp_block_id id, uint32_t bytes)
+{
+	if (!cached(e, id))
+		return -ENOENT;
+	struct evict_node *n = &e->node[id];
+	uint32_t was = n->bytes;
+
+	n->bytes = bytes ? bytes : 1;
+	e->bytes = e->bytes - was + n->bytes;
+	if (n->where < EVICT_LISTS)
+		e->list[n->where].bytes = e->list[n->where].bytes - was + n->bytes;
+	else if (n->where == EVICT_OFFERED)
+		e->list[0].bytes = e->list[0].bytes - was + n->bytes;
+	return 0;
+}
+
+int kvp_evict_remove(struct kvp_evict *e, kvp_block_id id, int evicted, uint64_t now)
+{
+	if (!cached(e, id))
+		return -ENOENT;
+	struct evict_node *n = &e->node[id];
+
+	if (n->children || n->offered)
+		return -EBUSY;
+	tick(e, now);
+
+	bool was_offered = n->where == EVICT_OFFERED;
+	if (was_offered)
+		offer_unlink(e, id);
+	else if (n->where != EVICT_PARKED)
+		e->ops->detach(e, id);
+	n->where = EVICT_OUT;
+	e->items--;
+	e->bytes -= n->bytes;
+	if (e->ops->gone)
+		e->ops->gone(e, id, evicted);
+	if (n->parent != KVP_BLOCK_NONE) {
+		if (was_offered)
+			e->node[n->parent].offered--;
+		else
+			release_parent(e, n->parent);
+	}
+	if (evicted && e->params.hooks.on_evict)
+		e->params.hooks.on_evict(e->params.hooks.ctx, id);
+	return 0;
+}
+
+size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want_bytes,
+	kvp_evict_protected_fn is_protected, void *ctx, uint64_t now, kvp_block_id *out, size_t max)
+{
+	uint32_t refused = KVP_BLOCK_NONE;
+	uint64_t bytes = 0;
+	size_t n = 0;
+
+	tick(e, now);
+	while (e->list[0].young != KVP_BLOCK_NONE)
+		restore(e, e->list[0].young);
+	if (!want_items && !want_bytes)
+		want_items = e->params.evict_by ? e->params.evict_by : 1;
+
+	while (n < max && (n < want_items || bytes < want_bytes)) {
+		uint32_t id = e->ops->take(e);
+		if (id == KVP_BLOCK_NONE)
+			break;
+		struct evict_node *b = &e->node[id];
+
+		if (b->children) {
+			b->where = EVICT_PARKED;
+			continue;
+		}
+		if (is_protected && is_protected(ctx, id)) {
+			/* kept aside until the end, or one call could meet it for ever */
+			b->next = refused;
+			refused = id;
+			continue;
+		}
+		offer_push(e, id);
+		bytes += b->bytes;
+		out[n++] = id;
+		if (b->parent != KVP_BLOCK_NONE) {
+			e->node[b->parent].offered++;
+			release_parent(e, b->parent);
+		}
+	}
+	while (refused != KVP_BLOCK_NONE) {
+		uint32_t next = e->node[refused].next;
+		e->ops->back(e, refused, EVICT_BACK_USED);
+		refused = next;
+	}
+	return n;
+}
+
+/* ---- read-only ---- */
+
+void kvp_evict_excess(const struct kvp_evict *e, uint64_t *ret_items, uint64_t *ret_bytes)
+{
+	const struct kvp_evict_params *p = &e->params;
+
+	*ret_items = p->items && e->items > p->items ? e->items - p->items : 0;
+	*ret_bytes = p->bytes && e->bytes > p->bytes ? e->bytes - p->bytes : 0;
+}
+
+int kvp_evict_contains(const struct kvp_evict *e, kvp_block_id id)
+{
+	return cached(e, id);
+}
+
+int kvp_evict_peek(const struct kvp_evict *e, kvp_block_id id, struct kvp_evict_info *ret_info)
+{
+	if (!cached(e, id))
+		return -ENOENT;
+	const struct evict_node *n = &e->node[id];
+
+	*ret_info = (struct kvp_evict_info){
+		.parent = n->parent,
+		.bytes = n->bytes,
+		.depth = n->depth,
+		.flags = n->flags & KVP_EVICT_PARTIAL,
+		.children = n->children + n->offered,
+		.hot = e->ops->hot(e, id),
+		.cost = (double)n->cost,
+	};
+	return 0;
+}
+
+int kvp_evict_hot(const struct kvp_evict *e, kvp_block_id id)
+{
+	return cached(e, id) && e->ops->hot(e, id);
+}
+
+uint64_t kvp_evict_len(const struct kvp_evict *e)
+{
+	return e->items;
+}
+
+uint64_t kvp_evict_bytes(const struct kvp_evict *e)
+{
+	return e->bytes;
+}
+
+kvp_block_id kvp_evict_next(const struct kvp_evict *e, kvp_block_id id)
+{
+	for (id = id == KVP_BLOCK_NONE ? 0 : id + 1; id < e->params.max_ids; id++)
+		if (e->node[id].where != EVICT_OUT)
+			return id;
+	return KVP_BLOCK_NONE;
+}
+
+const char *kvp_evict_name(const struct kvp_evict *e)
+{
+	return e->ops->name;
+}
+
+int kvp_evict_describe(const struct kvp_evict *e, char *buf, size_t len)
+{
+	return snprintf(buf, len,
+		"%s: %" PRIu64 " of %" PRIu64 " blocks, %" PRIu64 " of %" PRIu64 " bytes",
+		e->ops->name, e->items, e->params.items, e->bytes, e->params.bytes);
+}
+
+void kvp_evict_memory(const struct kvp_evict *e, struct kvp_evict_memory *ret_memory)
+{
+	*ret_memory = (struct kvp_evict_memory){
+		.total = sizeof(*e) + (uint64_t)e->params.max_ids * sizeof(*e->node),
+		.per_block = sizeof(*e->node),
+	};
+}
+
+/* ---- consistency ---- */
+
+static int check_list(const struct kvp_evict *e, uint32_t q, uint64_t *items)
+{
+	const struct evict_list *l = &e->list[q];
+	uint8_t where = q ? (uint8_t)q : EVICT_OFFERED;
+	uint32_t prev = KVP_BLOCK_NONE;
+	uint64_t n = 0, bytes = 0;
+
+	for (uint32_t id = l->young; id != KVP_BLOCK_NONE; id = e->node[id].next) {
+		if (id >= e->params.max_ids || e->node[id].where != where ||
+			e->node[id].prev != prev || ++n > e->items)
+			return -EIO;
+		bytes += e->node[id].bytes;
+		prev = id;
+	}
+	if (l->old != prev || l->items != n || l->bytes != bytes)
+		return -EIO;
+	*items += n;
+	return 0;
+}
+
+/* Children as the blocks themselves tell it, against the counts of their parents. */
+static int check_children(const struct kvp_evict *e, uint64_t *parked)
+{
+	uint32_t *kids = calloc((size_t)e->params.max_ids * 2, sizeof(*kids));
+	uint64_t items = 0, bytes = 0;
+	int r = -EIO;
+
+	if (!kids)
+		return -ENOMEM;
+	for (uint32_t id = 0; id < e->params.max_ids; id++) {
+		const struct evict_node *n = &e->node[id];
+		if (n->where == EVICT_OUT)
+			continue;
+		items++;
+		bytes += n->bytes;
+		*parked += n->where == EVICT_PARKED;
+		if (n->parent == KVP_BLOCK_NONE)
+			continue;
+		if (!cached(e, n->parent))
+			goto out;
+		kids[2 * (size_t)n->parent + (n->where == EVICT_OFFERED)]++;
+	}
+	for (uint32_t id = 0; id < e->params.max_ids; id++) {
+		const struct evict_node *n = &e->node[id];
+		if (n->where == EVICT_OUT)
+			continue;
+		if (kids[2 * (size_t)id] != n->children || kids[2 * (size_t)id + 1] != n->offered)
+			goto out;
+		if (n->where == EVICT_PARKED && !n->children)
+			goto out; /* nothing would ever bring it back */
+		if (n->where == EVICT_OFFERED && n->children)
+			goto out;
+	}
+	if (items == e->items && bytes == e->bytes)
+		r = 0;
+out:
+	free(kids);
+	return r;
+}
+
+int kvp_evict_assert_consistency(const struct kvp_evict *e)
+{
+	uint64_t parked = 0, listed = 0;
+	int r = check_children(e, &parked);
+
+	for (uint32_t q = 0; r == 0 && q < EVICT_LISTS; q++)
+		r = check_list(e, q, &listed);
+	if (r < 0)
+		return r;
+	if (e->ops->check)
+		return e->ops->check(e, e->items - parked - listed);
+	return listed + parked == e->items ? 0 : -EIO;
+}
+
+/* ---- ingestion ---- */
+
+int kvp_ingest_wants(uint32_t mode, uint32_t event, int hot)
+{
+	if (event > KVP_INGEST_EVENT_EVICT)
+		return -EINVAL;
+	switch (mode) {
+	case KVP_INGEST_ALL:
+		return event == KVP_INGEST_EVENT_PUT;
+	case KVP_INGEST_HOT:
+		return event == KVP_INGEST_EVENT_ACCESS && hot;
+	case KVP_INGEST_EVICTED:
+		return event == KVP_INGEST_EVENT_EVICT;
+	default:
+		return -EINVAL;
+	}
+}

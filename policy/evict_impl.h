@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the eviction algorithms share: the per-block node, the intrusive list, the indexed heap,
+ * the ghost table, and the operations each algorithm fills in. Private to policy/.
+ *
+ * The core (evict.c) owns chains: it counts children, keeps a block with children out of the
+ * victims, and remembers what was offered. An algorithm only orders blocks. A block is in exactly
+ * one place (`where`):
+ *
+ *          insert                take              (childless, not protected)
+ *   OUT ------------> QUEUE 1..n ------> OFFERED   --remove--> OUT
+ *                      ^   ^       \---> PARKED    (has children: due, waits for the last to go)
+ *                      |   |                |
+ *                      |   +---back(DUE)----+  last child gone or offered
+ *                      +------back(USED)----   refused, survived, used again
+ */
+#ifndef KVP_POLICY_EVICT_IMPL_H
+#define KVP_POLICY_EVICT_IMPL_H
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "policy/kvp_evict.h"
+
+#define EVICT_OUT     0u /* not cached; 1 .. EVICT_PARKED-1 are the algorithm's own queues */
+#define EVICT_PARKED  14u
+#define EVICT_OFFERED 15u
+
+#define EVICT_F_ACCESSED (1u << 7) /* in node.flags, beside KVP_EVICT_*: used since insert */
+
+struct evict_node {
+	uint64_t key; /* digest folded to 64 bits, for the ghosts */
+	uint32_t parent;
+	uint32_t children; /* cached, and not in the current offer */
+	uint32_t offered;  /* children in the current offer */
+	uint32_t bytes;
+	float cost;
+	uint32_t prev; /* towards the young end */
+	uint32_t next; /* towards the old end */
+	uint16_t depth;
+	uint8_t where;
+	uint8_t flags;
+	union {
+		struct { /* heap policies */
+			double pri;
+			uint64_t seq; /* equal priorities leave in order of last change */
+			uint32_t pos;
+			uint32_t freq;
+		} h;
+		struct { /* list policies */
+			uint8_t freq;
+			uint8_t home; /* queue it returns to from PARKED */
+		} l;
+		struct { /* hazard */
+			uint32_t group;
+			uint32_t klass;
+			uint32_t reserved[4];
+		} z;
+	};
+};
+static_assert(sizeof(struct evict_node) == 64, "one cache line a block");
+
+/* Blocks linked by prev/next, young end first. */
+struct evict_list {
+	uint32_t young;
+	uint32_t old;
+	uint64_t items;
+	uint64_t bytes;
+};
+
+struct evict_ghosts;
+
+enum evict_back { EVICT_BACK_DUE, EVICT_BACK_USED };
+
+struct kvp_evict;
+
+/*
+ * One algorithm. node[id].where tells where a block is; every call leaves it right. Optional
+ * members may be NULL.
+ */
+struct evict_ops {
+	const char *name;
+	const char *about;
+	int variant;                                   /* selects among the policies of one file */
+	uint32_t (*ghosts)(const struct kvp_evict *e); /* default number; NULL: none */
+	int (*init)(struct kvp_evict *e);              /* optional; sets e->self */
+	void (*fini)(struct kvp_evict *e);             /* optional; e->self may be half built */
+	void (*capacity)(struct kvp_evict *e);         /* optional; it has changed */
+	bool (*admit)(struct kvp_evict *e, const struct kvp_evict_item *item,
+		uint64_t key);                                                     /* optional */
+	void (*request)(struct kvp_evict *e, const struct kvp_evict_request *req); /* optional */
+	void (*insert)(struct kvp_evict *e, uint32_t id, const struct kvp_evict_item *item);
+	void (*access)(struct kvp_evict *e, uint32_t id); /* wherever it is, PARKED included */
+	void (*chain)(struct kvp_evict *e, uint32_t tip); /* optional; before its accesses */
+	uint32_t (*take)(struct kvp_evict *e);            /* next in order, detached; or NONE */
+	void (*back)(struct kvp_evict *e, uint32_t id, enum evict_back how);
+	void (*detach)(struct kvp_evict *e, uint32_t id);             /* from a queue of its own */
+	void (*gone)(struct kvp_evict *e, uint32_t id, bool evicted); /* optional; after detach */
+	bool (*hot)(const struct kvp_evict *e, uint32_t id);
+	int (*check)(const struct kvp_evict *e, uint64_t in_queues); /* optional */
+	uint64_t (*memory)(const struct kvp_evict *e); /* optional; bytes besides nodes */
+};
+
+#define EVICT_LISTS 4
+#define EVICT_HEAP  EVICT_LISTS /* `where` of a block in the heap */
+
+struct kvp_evict {
+	const struct evict_ops *ops;
+	struct kvp_evict_params params;
+	struct evict_node *node; /* [max_ids], aligned inside node_memory */
+	void *node_memory;
+	uint64_t items;
+	uint64_t bytes;
+	uint64_t now;
+	struct evict_list list[EVICT_LISTS]; /* [0] is the offer, the others are queues */
+	uint32_t *heap;                      /* ids; NULL if the policy needs none */
+	uint32_t heap_len;
+	double age; /* L of LFU-DA and GDSF */
+	uint64_t seq;
+	struct evict_ghosts *ghosts;
+	void *self; /* further state of the algorithm */
+};
+
+extern const struct evict_ops evict_lru, evict_fifo;
+
+/* ---- lists ---- */
+
+/* Puts a detached block at the young or old end of list[q]; sets where. */
+void evict_push_young(struct kvp_evict *e, uint32_t q, uint32_t id);
+void evict_push_old(struct kvp_evict *e, uint32_t q, uint32_t id);
+/* Takes a block out of the list that `where` names. where becomes OUT. */
+void evict_unlink(struct kvp_evict *e, uint32_t id);
+/* Takes the oldest of list[q]; KVP_BLOCK_NONE if empty. */
+uint32_t evict_pop_old(struct kvp_evict *e, uint32_t q);
+
+/* Capacity and fill in the unit that bounds this instance: bytes if those are set, else items. */
+static inline uint64_t evict_capacity(const struct kvp_evict *e)
+{
+	return e->params.bytes ? e->params.bytes : e->params.items;
+}
+
+static inline uint64_t evict_list_fill(const struct kvp_evict *e, uint32_t q)
+{
+	return e->params.bytes ? e->list[q].bytes : e->list[q].items;
+}
+
+static inline bool evict_in_queue(const struct evict_node *n)
+{
+	return n->where != EVICT_OUT && n->where < EVICT_PARKED;
+}
+#endif

@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The eviction core: chains, offers, protection, and random operations on every policy. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "policy/kvp_evict.h"
+
+static uint64_t rng_state;
+
+static uint64_t rnd(void)
+{
+	uint64_t z = (rng_state += UINT64_C(0x9e3779b97f4a7c15));
+	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return z ^ (z >> 31);
+}
+
+static uint32_t below(uint32_t n)
+{
+	return (uint32_t)(rnd() % n);
+}
+
+static struct kvp_evict *make(const char *name, uint64_t items, uint64_t bytes, uint32_t max_ids)
+{
+	struct kvp_evict_params p = {
+		.size = sizeof(p),
+		.items = items,
+		.bytes = bytes,
+		.max_ids = max_ids,
+		.seed = 1,
+	};
+	struct kvp_evict *e = NULL;
+
+	assert_int_equal(kvp_evict_new(name, &p, &e), 0);
+	return e;
+}
+
+static void put(struct kvp_evict *e, kvp_block_id id, kvp_block_id parent, uint64_t now)
+{
+	struct kvp_evict_item item = {
+		.parent = parent,
+		.bytes = 1,
+		.tokens = 64,
+		.cost = 1,
+		.key = { .lo = id + 1 },
+	};
+	assert_int_equal(kvp_evict_insert(e, id, &item, now), 0);
+}
+
+static int refuse_one(void *ctx, kvp_block_id id)
+{
+	return id == *(kvp_block_id *)ctx;
+}
+
+static void test_bad_parameters(void **state)
+{
+	(void)state;
+	struct kvp_evict_params p = { .size = sizeof(p), .items = 4, .max_ids = 8 };
+	struct kvp_evict_params q;
+	struct kvp_evict *e = NULL;
+
+	assert_int_equal(kvp_evict_new("no such policy", &p, &e), -ENOENT);
+	q = p, q.size = 8;
+	assert_int_equal(kvp_evict_new("lru", &q, &e), -EINVAL);
+	q = p, q.items = 0;
+	assert_int_equal(kvp_evict_new("lru", &q, &e), -EINVAL);
+	q = p, q.max_ids = 0;
+	assert_int_equal(kvp_evict_new("lru", &q, &e), -EINVAL);
+	q = p, q.max_ids = KVP_EVICT_MAX_IDS + 1;
+	assert_int_equal(kvp_evict_new("lru", &q, &e), -EINVAL);
+	assert_null(e);
+
+	e = make("lru", 4, 0, 8);
+	struct kvp_evict_item item = { .parent = KVP_BLOCK_NONE, .bytes = 1 };
+	assert_int_equal(kvp_evict_insert(e, 8, &item, 0), -EINVAL);
+	item.parent = 3;
+	assert_int_equal(kvp_evict_insert(e, 3, &item, 0), -EINVAL);
+	assert_int_equal(kvp_evict_insert(e, 2, &item, 0), -EINVAL);
+	put(e, 3, KVP_BLOCK_NONE, 0);
+	assert_int_equal(kvp_evict_insert(e, 3, &item, 0), -EEXIST);
+	assert_int_equal(kvp_evict_access(e, 5, 0), -ENOENT);
+	assert_int_equal(kvp_evict_access(e, 500, 0), -ENOENT);
+	assert_int_equal(kvp_evict_access_chain(e, KVP_BLOCK_NONE, 0), -ENOENT);
+	assert_int_equal(kvp_evict_remove(e, 5, 1, 0), -ENOENT);
+	assert_int_equal(kvp_evict_set_bytes(e, 5, 1), -ENOENT);
+	assert_int_equal(kvp_evict_resize(e, 0, 0), -EINVAL);
+	struct kvp_evict_request req = { .tip = 5, .blocks = 1 };
+	assert_int_equal(kvp_evict_request(e, &req, 0), -EINVAL);
+	req = (struct kvp_evict_request){ .tip = 3, .blocks = 1, .matched = 2 };
+	assert_int_equal(kvp_evict_request(e, &req, 0), -EINVAL);
+	struct kvp_evict_info info;
+	assert_int_equal(kvp_evict_peek(e, 5, &info), -ENOENT);
+	assert_null(kvp_evict_free(e));
+	assert_null(kvp_evict_free(NULL));
+}
+
+static void test_lru_order_and_peek(void **state)
+{
+	(void)state;
+	struct kvp_evict *e = make("lru", 4, 0, 8);
+	struct kvp_evict_info info;
+	kvp_block_id out[8];
+
+	for (kvp_block_id id = 0; id < 5; id++)
+		put(e, id, KVP_BLOCK_NONE, id);
+	assert_int_equal(kvp_evict_access(e, 1, 9), 0);
+	assert_int_equal(kvp_evict_peek(e, 0, &info), 0);
+	assert_int_equal(info.hot, 0);
+	assert_int_equal(kvp_evict_hot(e, 1), 1);
+	assert_int_equal(kvp_evict_contains(e, 0), 1);
+
+	uint64_t items, bytes;
+	kvp_evict_excess(e, &items, &bytes);
+	assert_int_equal(items, 1);
+	assert_int_equal(bytes, 0);
+	assert_int_equal(kvp_evict_victims(e, 9, 0, NULL, NULL, 10, out, 8), 5);
+	const kvp_block_id want[] = { 0, 2, 3, 4, 1 };
+	assert_memory_equal(out, want, sizeof(want));
+	/* asked, not removed: all are still there, and count as used in that order */
+	assert_int_equal(kvp_evict_len(e), 5);
+	assert_int_equal(kvp_evict_victims(e, 0, 0, NULL, NULL, 10, out, 8), 1);
+	assert_int_equal(out[0], 0);
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+}
+
+static void test_bytes_wanted(void **state)
+{
+	(void)state;
+	struct kvp_evict *e = make("lru", 0, 100, 8);
+	struct kvp_evict_item item = { .parent = KVP_BLOCK_NONE, .bytes = 40 };
+	uint64_t items, bytes;
+	kvp_block_id out[8];
+
+	for (kvp_block_id id = 0; id < 4; id++)
+		assert_int_equal(kvp_evict_insert(e, id, &item, 0), 0);
+	kvp_evict_excess(e, &items, &bytes);
+	assert_int_equal(items, 0);
+	assert_int_equal(bytes, 60);
+	assert_int_equal(kvp_evict_victims(e, items, bytes, NULL, NULL, 0, out, 8), 2);
+	assert_int_equal(kvp_evict_set_bytes(e, out[0], 10), 0);
+	assert_int_equal(kvp_evict_bytes(e), 130);
+	assert_int_equal(kvp_evict_remove(e, out[0], 1, 0), 0);
+	assert_int_equal(kvp_evict_bytes(e), 120);
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+}
+
+static void test_leaf_first(void **state)
+{
+	(void)state;
+	size_t i = 0;
+	const char *name;
+
+	while ((name = kvp_evict_names(i++, NULL))) {
+		/* 0 <- 1 <- 2 and 1 <- 3: only 2 and 3 are leaves */
+		struct kvp_evict *e = make(name, 4, 0, 8);
+		kvp_block_id out[8];
+		put(e, 0, KVP_BLOCK_NONE, 0);
+		put(e, 1, 0, 1);
+		put(e, 2, 1, 2);
+		put(e, 3, 1, 3);
+		assert_int_equal(kvp_evict_remove(e, 1, 1, 4), -EBUSY);
+		assert_int_equal(kvp_evict_victims(e, 4, 0, NULL, NULL, 5, out, 8), 4);
+		assert_int_equal(out[0] + out[1], 5);
+		assert_int_equal(out[2], 1);
+		assert_int_equal(out[3], 0);
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+
+		/* one child survives, so its ancestors may not go */
+		assert_int_equal(kvp_evict_remove(e, out[0], 1, 6), 0);
+		assert_int_equal(kvp_evict_remove(e, 1, 1, 6), -EBUSY);
+		kvp_block_id held = out[1];
+		assert_int_equal(kvp_evict_victims(e, 4, 0, refuse_one, &held, 7, out, 8), 0);
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		assert_int_equal(kvp_evict_victims(e, 4, 0, NULL, NULL, 8, out, 8), 3);
+		for (int k = 0; k < 3; k++)
+			assert_int_equal(kvp_evict_remove(e, out[k], 1, 9), 0);
+		assert_int_equal(kvp_evict_len(e), 0);
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		kvp_evict_free(e);
+	}
+}
+
+/* A child put below an offered block, or a use of it, takes it out of the offer. */
+static void test_offer_withdrawn(void **state)
+{
+	(void)state;
+	size_t i = 0;
+	const char *name;
+
+	while ((name = kvp_evict_names(i++, NULL))) {
+		struct kvp_evict *e = make(name, 4, 0, 8);
+		kvp_block_id out[8];
+		put(e, 0, KVP_BLOCK_NONE, 0);
+		put(e, 1, 0, 0);
+		assert_int_equal(kvp_evict_victims(e, 2, 0, NULL, NULL, 1, out, 8), 2);
+		put(e, 2, 1, 2);
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		assert_int_equal(kvp_evict_remove(e, 0, 1, 3), -EBUSY);
+		assert_int_equal(kvp_evict_remove(e, 1, 1, 3), -EBUSY);
+		assert_int_equal(kvp_evict_victims(e, 3, 0, NULL, NULL, 4, out, 8), 3);
+		assert_int_equal(kvp_evict_access_chain(e, 2, 5), 0);
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		assert_int_equal(kvp_evict_remove(e, 1, 1, 6), -EBUSY);
+		assert_int_equal(kvp_evict_remove(e, 2, 1, 6), 0);
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		kvp_evict_free(e);
+	}
+}
+
+static unsigned put_calls, evict_calls, hot_calls;
+
+static void on_put(void *ctx, kvp_block_id id)
+{
+	(void)ctx, (void)id;
+	put_calls++;
+}
+
+static void on_evict(void *ctx, kvp_block_id id)
+{
+	(void)ctx, (void)id;
+	evict_calls++;
+}
+
+static void on_hot(void *ctx, kvp_block_id id)
+{
+	(void)id;
+	assert_ptr_equal(ctx, &hot_calls);
+	hot_calls++;
+}
+
+static void test_hooks(void **state)
+{
+	(void)state;
+	struct kvp_evict_params p = {
+		.size = sizeof(p),
+		.items = 4,
+		.max_ids = 8,
+		.hooks = { on_put, on_evict, on_hot, &hot_calls },
+	};
+	struct kvp_evict *e = NULL;
+
+	put_calls = evict_calls = hot_calls = 0;
+	assert_int_equal(kvp_evict_new("lru", &p, &e), 0);
+	put(e, 0, KVP_BLOCK_NONE, 0);
+	put(e, 1, KVP_BLOCK_NONE, 0);
+	assert_int_equal(kvp_evict_access(e, 0, 1), 0);
+	assert_int_equal(kvp_evict_remove(e, 0, 1, 2), 0);
+	assert_int_equal(kvp_evict_remove(e, 1, 0, 2), 0);
+	assert_int_equal(put_calls, 2);
+	assert_int_equal(evict_calls, 1);
+	assert_int_equal(hot_calls, 1);
+	kvp_evict_free(e);
+}
+
+static void test_ingestion(void **state)
+{
+	(void)state;
+	static const int want[3][3] = { { 1, 0, 0 }, { 0, 1, 0 }, { 0, 0, 1 } };
+
+	for (uint32_t mode = 0; mode < 3; mode++)
+		for (uint32_t event = 0; event < 3; event++)
+			assert_int_equal(kvp_ingest_wants(mode, event, 1), want[mode][event]);
+	assert_int_equal(kvp_ingest_wants(KVP_INGEST_HOT, KVP_INGEST_EVENT_ACCESS, 0), 0);
+	assert_int_equal(kvp_ingest_wants(3, 0, 0), -EINVAL);
+	assert_int_equal(kvp_ingest_wants(0, 3, 0), -EINVAL);
+}
+
+/* ---- random operations against a plain model of what is cached ---- */
+
+#define IDS   160u
+#define ITEMS 96u
+
+struct model {
+	bool cached[IDS];
+	kvp_block_id parent[IDS];
+	uint32_t bytes[IDS];
+	uint32_t children[IDS];
+	bool held[IDS];
+	uint64_t len, total;
+};
+
+static int model_held(void *ctx, kvp_block_id id)
+{
+	return ((struct model *)ctx)->held[id];
+}
+
+static void model_remove(struct model *m, kvp_block_id id)
+{
+	m->cached[id] = false;
+	m->len--;
+	m->total -= m->bytes[id];
+	if (m->parent[id] != KVP_BLOCK_NONE)
+		m->children[m->parent[id]]--;
+}
+
+static void op_insert(struct kvp_evict *e, struct model *m, uint64_t now)
+{
+	kvp_block_id id = below(IDS), parent = below(IDS);
+	struct kvp_evict_item item = {
+		.parent = m->cached[parent] && below(8) ? parent : KVP_BLOCK_NONE,
+		.bytes = 1 + below(9),
+		.tokens = 64,
+		.cost = (float)below(1000) / 100,
+		.flags = below(4) ? 0 : KVP_EVICT_PARTIAL,
+		.key = { .lo = below(3 * IDS), .hi = 7 },
+	};
+
+	if (m->cached[id]) {
+		assert_int_equal(kvp_evict_insert(e, id, &item, now), -EEXIST);
+		return;
+	}
+	if (item.parent != KVP_BLOCK_NONE) {
+		struct kvp_evict_info info;
+		assert_int_equal(kvp_evict_peek(e, item.parent, &info), 0);
+		item.depth = info.depth + 1;
+	}
+	if (below(2))
+		assert_in_range(kvp_evict_admit(e, &item, now), 0, 1);
+	assert_int_equal(kvp_evict_insert(e, id, &item, now), 0);
+	m->cached[id] = true;
+	m->parent[id] = item.parent;
+	m->bytes[id] = item.bytes;
+	m->children[id] = 0;
+	m->len++;
+	m->total += item.bytes;
+	if (item.parent != KVP_BLOCK_NONE)
+		m->children[item.parent]++;
+}
+
+static void op_evict(struct kvp_evict *e, struct model *m, uint64_t now)
+{
+	kvp_block_id out[32];
+	bool seen[IDS] = { false };
+	uint32_t want = 1 + below(32);
+	uint64_t left[IDS];
+	size_t n =
+		kvp_evict_victims(e, want, below(3) ? 0 : below(64), model_held, m, now, out, 32);
+
+	for (kvp_block_id id = 0; id < IDS; id++)
+		left[id] = m->children[id];
+	for (size_t i = 0; i < n; i++) {
+		assert_true(out[i] < IDS && m->cached[out[i]]);
+		assert_false(seen[out[i]]);
+		assert_false(m->held[out[i]]);
+		assert_int_equal(left[out[i]], 0);
+		seen[out[i]] = true;
+		if (m->parent[out[i]] != KVP_BLOCK_NONE)
+			left[m->parent[out[i]]]--;
+	}
+	/* nothing else was left that could have gone */
+	for (kvp_block_id id = 0; n < want && id < IDS; id++)
+		assert_true(!m->cached[id] || seen[id] || m->held[id] || left[id]);
+	for (size_t i = 0; i < n; i++) {
+		if (m->children[out[i]] || !below(4))
+			continue;
+		assert_int_equal(kvp_evict_remove(e, out[i], 1, now), 0);
+		model_remove(m, out[i]);
+	}
+}
+
+static void op_remove(struct kvp_evict *e, struct model *m, uint64_t now)
+{
+	kvp_block_id id = below(IDS);
+	int r = kvp_evict_remove(e, id, (int)below(2), now);
+
+	if (!m->cached[id]) {
+		assert_int_equal(r, -ENOENT);
+	} else if (m->children[id]) {
+		assert_int_equal(r, -EBUSY);
+	} else {
+		assert_int_equal(r, 0);
+		model_remove(m, id);
+	}
+}
+
+static void op_use(struct kvp_evict *e, struct model *m, uint64_t now)
+{
+	kvp_block_id id = below(IDS);
+	struct kvp_evict_request req = {
+		.tip = id, .blocks = 4 + below(30), .matched = below(4), .tokens = below(9999)
+	};
+
+	if (!below(3))
+		assert_int_equal(kvp_evict_request(e, &req, now), m->cached[id] ? 0 : -EINVAL);
+	int r = below(2) ? kvp_evict_access(e, id, now) : kvp_evict_access_chain(e, id, now);
+	assert_int_equal(r, m->cached[id] ? 0 : -ENOENT);
+}
+
+static void op_misc(struct kvp_evict *e, struct model *m)
+{
+	kvp_block_id id = below(IDS);
+
+	switch (below(4)) {
+	case 0:
+		m->held[id] = !below(3);
+		break;
+	case 1:
+		if (!m->cached[id])
+			break;
+		m->total -= m->bytes[id];
+		m->bytes[id] = 1 + below(9);
+		m->total += m->bytes[id];
+		assert_int_equal(kvp_evict_set_bytes(e, id, m->bytes[id]), 0);
+		break;
+	case 2:
+		assert_int_equal(kvp_evict_resize(e, ITEMS / 2 + below(ITEMS), 0), 0);
+		break;
+	default:
+		assert_int_equal(kvp_evict_contains(e, id), m->cached[id]);
+		break;
+	}
+}
+
+static void random_operations(const char *name, uint64_t seed, unsigned ops)
+{
+	struct kvp_evict *e = make(name, ITEMS, 0, IDS);
+	static struct model m;
+	uint64_t now = 0;
+
+	memset(&m, 0, sizeof(m));
+	rng_state = seed;
+	for (unsigned i = 0; i < ops; i++) {
+		now += below(1u << below(30));
+		switch (below(8)) {
+		case 0:
+		case 1:
+		case 2:
+			op_insert(e, &m, now);
+			break;
+		case 3:
+		case 4:
+			op_use(e, &m, now);
+			break;
+		case 5:
+			op_misc(e, &m);
+			break;
+		case 6:
+			op_remove(e, &m, now);
+			break;
+		default:
+			if (m.len > ITEMS || !below(8))
+				op_evict(e, &m, now);
+			break;
+		}
+		assert_int_equal(kvp_evict_len(e), m.len);
+		assert_int_equal(kvp_evict_bytes(e), m.total);
+		if (i % 64 == 0)
+			assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	}
+	uint64_t n = 0;
+	for (kvp_block_id id = kvp_evict_next(e, KVP_BLOCK_NONE); id != KVP_BLOCK_NONE;
+		id = kvp_evict_next(e, id), n++)
+		assert_true(m.cached[id]);
+	assert_int_equal(n, m.len);
+	kvp_evict_free(e);
+}
+
+static void test_random_operations(void **state)
+{
+	(void)state;
+	const char *env = getenv("KVP_TEST_SEED");
+	uint64_t seed = env ? strtoull(env, NULL, 0) : UINT64_C(0x6b767031);
+	const char *name;
+
+	for (size_t i = 0; (name = kvp_evict_names(i, NULL)); i++) {
+		print_message("%s: KVP_TEST_SEED=0x%llx\n", name, (unsigned long long)(seed + i));
+		random_operations(name, seed + i, 1000000);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_bad_parameters),
+		cmocka_unit_test(test_lru_order_and_peek),
+		cmocka_unit_test(test_bytes_wanted),
+		cmocka_unit_test(test_leaf_first),
+		cmocka_unit_test(test_offer_withdrawn),
+		cmocka_unit_test(test_hooks),
+		cmocka_unit_test(test_ingestion),
+		cmocka_unit_test(test_random_operations),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

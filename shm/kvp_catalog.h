@@ -92,6 +92,9 @@ int kvp_index_remove(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, 
 uint32_t kvp_index_candidates(const struct kvp_bucket *table, uint32_t buckets, uint64_t hash,
 	kvp_block_id *out, uint32_t max);
 
+/* Any side: asks for the cache line where a lookup of this hash begins. */
+void kvp_index_prefetch(const struct kvp_bucket *table, uint32_t buckets, uint64_t hash);
+
 /* ---- reader -------------------------------------------------------------------------------- */
 
 /* One block of a match, with the DRAM payload as it was under `word`. */

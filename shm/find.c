@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Longest cached prefix. Two ways lead to the next block of a chain: the descriptor after the
+ * parent's, where the ledger puts it whenever it can (sequential memory, no hash), and the index.
+ * Both end in the same proof.
+ */
+#include "shm/kvp_catalog.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define CANDIDATES 8u
+/* Blocks ahead for which the index way computes keys and asks for cache lines. */
+#define LOOKAHEAD 16u
+#define AHEAD_DESCRIPTOR 6u
+#define AHEAD_RECIPE 3u
+/* Blocks ahead for which the sequential way asks for cache lines. */
+#define AHEAD_SEQUENTIAL 4u
+
+/* Token pairs are compared as 64-bit words, the earlier token low. */
+static uint64_t pair_at(const kvp_token *tokens)
+{
+	return tokens[0] | (uint64_t) tokens[1] << 32;
+}
+
+static int same_tokens(const struct kvp_catalog_view *v, uint32_t cell, const kvp_token *tokens,
+	uint32_t n)
+{
+	KVP_ATOMIC(uint64_t) *have = &v->recipes[(uint64_t) cell * (KVP_RECIPE_CELL / 2)];
+	uint64_t diff = 0;
+	uint32_t i;
+
+	for (i = 0; i + 8 <= n; i += 8) {
+		diff |= kvp_load_acquire(&have[i / 2]) ^ pair_at(tokens + i);
+		diff |= kvp_load_acquire(&have[i / 2 + 1]) ^ pair_at(tokens + i + 2);
+		diff |= kvp_load_acquire(&have[i / 2 + 2]) ^ pair_at(tokens + i + 4);
+		diff |= kvp_load_acquire(&have[i / 2 + 3]) ^ pair_at(tokens + i + 6);
+	}
+	for (; i + 2 <= n; i += 2)
+		diff |= kvp_load_acquire(&have[i / 2]) ^ pair_at(tokens + i);
+	if (i < n)
+		diff |= (uint32_t) kvp_load_acquire(&have[i / 2]) ^ tokens[i];
+	return !diff;
+}
+
+static int recipe_fits(const struct kvp_catalog_view *v, uint32_t cell, uint32_t n)
+{
+	return cell < v->recipe_cells && kvp_recipe_cells(n) <= v->recipe_cells - cell;
+}
+
+int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t space,
+	kvp_block_id parent, const kvp_token *tokens, uint32_t n, int any_state,
+	struct kvp_hit *ret_hit)
+{
+	const struct kvp_block *b;
+	struct kvp_hit hit;
+	uint32_t state, cell;
+
+	if (id >= v->max_blocks)
+		return 0;
+	b = &v->blocks[id];
+	/* Acquire: pairs with the release in kvp_block_publish(). */
+	hit.word = kvp_load_acquire(&b->word);
+	state = kvp_word_state(hit.word);
+	if (state != KVP_BLOCK_LIVE && (!any_state || state == KVP_BLOCK_FREE))
+		return 0;
+	if (kvp_load_acquire(&b->shape) != kvp_shape(space, n) ||
+		kvp_load_acquire(&b->parent) != parent)
+		return 0;
+	cell = kvp_load_acquire(&b->recipe);
+	if (!recipe_fits(v, cell, n) || !same_tokens(v, cell, tokens, n))
+		return 0;
+	hit.where = kvp_load_acquire(&b->payload[KVP_TIER_DRAM].where);
+	hit.offset = kvp_load_acquire(&b->payload[KVP_TIER_DRAM].offset);
+	hit.id = id;
+	hit.tokens = n;
+	/* All loads above are acquire loads, so none of them happens after this one. */
+	if (kvp_load_relaxed(&b->word) != hit.word)
+		return 0;
+	if (!any_state && !hit.where)
+		return 0;
+	*ret_hit = hit;
+	return 1;
+}
+
+/* Keys of the blocks to come, so that their cache lines travel while earlier ones are compared. */
+struct ahead {
+	struct kvp_key key[LOOKAHEAD];
+	uint32_t first; /* block number of key[0] */
+	uint32_t n;
+};
+
+static void fill_ahead(const struct kvp_catalog_view *v, struct ahead *a, uint32_t number,
+	struct kvp_key parent, const kvp_token *tokens, size_t left, uint32_t block_tokens)
+{
+	a->first = number;
+	a->n = 0;
+	while (a->n < LOOKAHEAD && left) {
+		uint32_t n = left < block_tokens ? (uint32_t) left : block_tokens;
+
+		parent = kvp_chain_key(parent, tokens, n);
+		a->key[a->n++] = parent;
+		kvp_index_prefetch(v->index, v->index_buckets, parent.lo);
+		tokens += n;
+		left -= n;
+	}
+}
+
+static void prefetch_descriptor(const struct kvp_catalog_view *v, const struct ahead *a, uint32_t i)
+{
+	kvp_block_id id;
+
+	if (i < a->n && kvp_index_candidates(v->index, v->index_buckets, a->key[i].lo, &id, 1) &&
+		id < v->max_blocks)
+		__builtin_prefetch(&v->blocks[id]);
+}
+
+static void prefetch_recipe_lines(const struct kvp_catalog_view *v, uint64_t cell, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i += KVP_RECIPE_CELL, cell++)
+		if (cell < v->recipe_cells)
+			__builtin_prefetch(&v->recipes[cell * (KVP_RECIPE_CELL / 2)]);
+}
+
+static void prefetch_recipe(const struct kvp_catalog_view *v, const struct ahead *a, uint32_t i,
+	uint32_t n)
+{
+	kvp_block_id id;
+
+	if (i < a->n && kvp_index_candidates(v->index, v->index_buckets, a->key[i].lo, &id, 1) &&
+		id < v->max_blocks)
+		prefetch_recipe_lines(v, kvp_load_relaxed(&v->blocks[id].recipe), n);
+}
+
+/* What kvp_find() knows while it walks. */
+struct walk {
+	const struct kvp_catalog_view *v;
+	const kvp_token *tokens; /* not yet matched */
+	size_t left;
+	uint32_t space;
+	uint32_t block_tokens;
+	uint32_t number; /* of the block looked for, from 0 */
+	kvp_block_id parent;
+	struct kvp_key parent_key;
+	struct ahead ahead;
+};
+
+static int by_sequence(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
+{
+	const struct kvp_catalog_view *v = w->v;
+	kvp_block_id id = w->parent + 1;
+
+	if (w->parent == KVP_BLOCK_NONE || id >= v->max_blocks)
+		return 0;
+	if (id + AHEAD_SEQUENTIAL < v->max_blocks) {
+		uint64_t cell = kvp_load_relaxed(&v->blocks[id].recipe);
+
+		__builtin_prefetch(&v->blocks[id + AHEAD_SEQUENTIAL]);
+		prefetch_recipe_lines(v, cell + AHEAD_SEQUENTIAL * kvp_recipe_cells(n), n);
+	}
+	return kvp_block_is(v, id, w->space, w->parent, w->tokens, n, 0, ret_hit);
+}
+
+static int by_index(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
+{
+	const struct kvp_catalog_view *v = w->v;
+	kvp_block_id cand[CANDIDATES];
+	uint32_t i, count;
+
+	if (!w->ahead.n || w->number - w->ahead.first >= w->ahead.n)
+		fill_ahead(v, &w->ahead, w->number, w->parent_key, w->tokens, w->left,
+			w->block_tokens);
+	i = w->number - w->ahead.first;
+	prefetch_descriptor(v, &w->ahead, i + AHEAD_DESCRIPTOR);
+	prefetch_recipe(v, &w->ahead, i + AHEAD_RECIPE, w->block_tokens);
+	count = kvp_index_candidates(v->index, v->index_buckets, w->ahead.key[i].lo, cand, CANDIDATES);
+	for (uint32_t c = 0; c < count; c++)
+		if (kvp_block_is(v, cand[c], w->space, w->parent, w->tokens, n, 0, ret_hit))
+			return 1;
+	return 0;
+}
+
+/* One block further, if the next n tokens are one. */
+static int advance(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
+{
+	const struct kvp_block *b;
+	struct kvp_key key;
+
+	if (!by_sequence(w, n, ret_hit) && !by_index(w, n, ret_hit))
+		return 0;
+	b = &w->v->blocks[ret_hit->id];
+	key.lo = kvp_load_acquire(&b->key_lo);
+	key.hi = kvp_load_acquire(&b->key_hi);
+	if (kvp_load_relaxed(&b->word) != ret_hit->word)
+		return 0;
+	w->parent = ret_hit->id;
+	w->parent_key = key;
+	w->tokens += n;
+	w->left -= n;
+	w->number++;
+	return 1;
+}
+
+/* How many leading tokens of a child of the walk's parent agree with what is left. */
+static uint32_t agreeing(const struct walk *w, kvp_block_id id, struct kvp_hit *ret_hit)
+{
+	const struct kvp_catalog_view *v = w->v;
+	const struct kvp_block *b;
+	uint32_t shape, cell, n, same;
+
+	if (id >= v->max_blocks)
+		return 0;
+	b = &v->blocks[id];
+	ret_hit->word = kvp_load_acquire(&b->word);
+	if (kvp_word_state(ret_hit->word) != KVP_BLOCK_LIVE)
+		return 0;
+	shape = kvp_load_acquire(&b->shape);
+	cell = kvp_load_acquire(&b->recipe);
+	n = kvp_shape_tokens(shape);
+	if (kvp_shape_space(shape) != w->space || kvp_load_acquire(&b->parent) != w->parent ||
+		n > KVP_BLOCK_TOKENS_MAX || !recipe_fits(v, cell, n))
+		return 0;
+	ret_hit->tokens = n;
+	if (n > w->left)
+		n = (uint32_t) w->left;
+	for (same = 0; same < n; same++) {
+		uint64_t pair = kvp_load_acquire(
+			&v->recipes[(uint64_t) cell * (KVP_RECIPE_CELL / 2) + same / 2]);
+
+		if ((kvp_token) (pair >> (same % 2 * 32)) != w->tokens[same])
+			break;
+	}
+	ret_hit->where = kvp_load_acquire(&b->payload[KVP_TIER_DRAM].where);
+	ret_hit->offset = kvp_load_acquire(&b->payload[KVP_TIER_DRAM].offset);
+	ret_hit->id = id;
+	if (!ret_hit->where || kvp_load_relaxed(&b->word) != ret_hit->word)
+		return 0;
+	return same;
+}
+
+static void find_tail(const struct walk *w, struct kvp_found *found)
+{
+	/* Tag collisions may crowd a family; twice its size leaves room for them. */
+	kvp_block_id cand[2 * KVP_TAIL_CANDIDATES];
+	uint64_t hash = kvp_tail_hash(w->parent_key, w->tokens);
+	uint32_t n = kvp_index_candidates(w->v->tail, w->v->tail_buckets, hash, cand,
+		2 * KVP_TAIL_CANDIDATES);
+
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvp_hit hit;
+		uint32_t same = agreeing(w, cand[i], &hit);
+
+		if (same >= KVP_TAIL_PREFIX && same > found->tail_tokens) {
+			found->tail_tokens = same;
+			found->tail = hit;
+		}
+	}
+}
+
+void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token *tokens, uint32_t n,
+	uint32_t flags, struct kvp_hit *hits, uint32_t max_hits, struct kvp_found *ret_found)
+{
+	struct walk w = { .v = v, .tokens = tokens, .left = n, .space = space };
+	struct kvp_found found = { 0 };
+
+	w.parent = KVP_BLOCK_NONE;
+	if (space < KVP_MAX_SPACES && kvp_load_acquire(&v->spaces[space].state) == KVP_SPACE_LIVE) {
+		const struct kvp_shm_space *s = &v->spaces[space];
+
+		w.parent_key = (struct kvp_key){ .lo = s->root_lo, .hi = s->root_hi };
+		w.block_tokens = s->canon.block_tokens;
+	}
+	if (w.block_tokens) {
+		while (w.left >= w.block_tokens && found.n_hits < max_hits &&
+			advance(&w, w.block_tokens, &hits[found.n_hits]))
+			found.n_hits++;
+		if (w.left && w.left < w.block_tokens && found.n_hits < max_hits &&
+			advance(&w, (uint32_t) w.left, &hits[found.n_hits]))
+			found.n_hits++;
+		if (w.left >= KVP_TAIL_PREFIX && v->tail_buckets && !(flags & KVP_FIND_NO_TAIL))
+			find_tail(&w, &found);
+	}
+	found.n_tokens = n - (uint32_t) w.left;
+	found.key = w.parent_key;
+	found.missing = w.left > 0;
+	*ret_found = found;
+}
+
+uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *hits, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (kvp_load_acquire(&v->blocks[hits[i].id].word) != hits[i].word)
+			return i;
+	return n;
+}
+
+int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word, kvp_token *out,
+	uint32_t max)
+{
+	const struct kvp_block *b;
+	uint32_t n, cell;
+
+	if (id >= v->max_blocks)
+		return -ESTALE;
+	b = &v->blocks[id];
+	n = kvp_shape_tokens(kvp_load_acquire(&b->shape));
+	cell = kvp_load_acquire(&b->recipe);
+	if (n > KVP_BLOCK_TOKENS_MAX || !recipe_fits(v, cell, n))
+		return -ESTALE;
+	if (n > max)
+		n = max;
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t pair = kvp_load_acquire(
+			&v->recipes[(uint64_t) cell * (KVP_RECIPE_CELL / 2) + i / 2]);
+
+		out[i] = (kvp_token) (pair >> (i % 2 * 32));
+	}
+	return kvp_load_relaxed(&b->word) == word ? (int) n : -ESTALE;
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shm/kvp_lease.h"
+
+#include <errno.h>
+
+#if defined(__SANITIZE_THREAD__)
+#define TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TSAN 1
+#endif
+#endif
+
+/* An empty slot, own shard first; NULL if the page has none. The slot then holds `value`. */
+static KVP_ATOMIC(uint64_t) *fill_slot(struct kvp_session_page *page, uint32_t shard, uint64_t value)
+{
+	for (uint32_t s = 0; s < KVP_SHARDS; s++) {
+		struct kvp_shard *sh = &page->shard[(shard + s) % KVP_SHARDS];
+
+		for (uint32_t i = 0; i < KVP_SHARD_LEASES; i++) {
+			uint64_t empty = 0;
+
+			if (!kvp_load_relaxed(&sh->lease[i]) &&
+				kvp_cas_seq(&sh->lease[i], &empty, value))
+				return &sh->lease[i];
+		}
+	}
+	return NULL;
+}
+
+int kvp_lease_take(struct kvp_session_page *page, uint32_t shard, const struct kvp_block *block,
+	kvp_block_id id, uint64_t word, struct kvp_lease *ret_lease)
+{
+	KVP_ATOMIC(uint64_t) *slot = fill_slot(page, shard, kvp_slot_value(id, word));
+
+	if (!slot)
+		return -ENOBUFS;
+	/*
+	 * Sequentially consistent, after the sequentially consistent exchange above: pairs with
+	 * kvp_block_mark() and kvp_lease_fence(), see kvp_lease.h.
+	 */
+	if (kvp_load_seq(&block->word) != word) {
+		kvp_store_release(slot, 0);
+		return -ESTALE;
+	}
+	ret_lease->slot = slot;
+	return 0;
+}
+
+void kvp_lease_drop(struct kvp_lease *lease)
+{
+	if (!lease->slot)
+		return;
+	/* Release: all reads of the payload come before the ledger sees the slot empty. */
+	kvp_store_release(lease->slot, 0);
+	lease->slot = NULL;
+}
+
+void kvp_touch(struct kvp_session_page *page, uint32_t shard, kvp_block_id tip, uint32_t asked)
+{
+	struct kvp_shard *sh = &page->shard[shard % KVP_SHARDS];
+	uint32_t free_lock = 0, tail;
+
+	/* Recency is worth a try, not a wait. */
+	if (!kvp_cas_seq(&sh->touch_lock, &free_lock, 1))
+		return;
+	tail = kvp_load_relaxed(&sh->touch_tail);
+	if (tail - kvp_load_acquire(&sh->touch_head) >= KVP_TOUCHES) {
+		kvp_bump(&sh->touch_lost, 1);
+	} else {
+		if (asked > 0xffff)
+			asked = 0xffff;
+		kvp_store_relaxed(&sh->touch[tail % KVP_TOUCHES],
+			(uint64_t) asked << 32 | (uint64_t) (tip + 1u));
+		/* Release: pairs with the acquire in kvp_touch_drain(). */
+		kvp_store_release(&sh->touch_tail, tail + 1);
+	}
+	kvp_store_release(&sh->touch_lock, 0);
+}
+
+void kvp_lease_fence(void)
+{
+#ifdef TSAN
+	/* ThreadSanitizer knows no fences; a locked instruction orders as well. */
+	static KVP_ATOMIC(uint32_t) dummy;
+
+	kvp_xchg_seq(&dummy, 0);
+#else
+	atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+uint64_t kvp_lease_slot(const struct kvp_session_page *page, uint32_t i)
+{
+	return kvp_load_seq(&page->shard[i / KVP_SHARD_LEASES].lease[i % KVP_SHARD_LEASES]);
+}
+
+uint32_t kvp_lease_scan(const struct kvp_session_page *page, kvp_block_id *out, uint16_t *slots,
+	uint32_t max)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < KVP_SHARDS * KVP_SHARD_LEASES && n < max; i++) {
+		uint64_t value = kvp_lease_slot(page, i);
+
+		if (!value)
+			continue;
+		out[n] = kvp_slot_block(value);
+		if (slots)
+			slots[n] = (uint16_t) i;
+		n++;
+	}
+	return n;
+}
+
+uint32_t kvp_touch_drain(struct kvp_session_page *page, uint32_t shard, uint32_t *head, uint64_t *out,
+	uint32_t max)
+{
+	struct kvp_shard *sh = &page->shard[shard];
+	uint32_t tail = kvp_load_acquire(&sh->touch_tail), n = 0;
+
+	if (tail - *head > KVP_TOUCHES)
+		*head = tail - KVP_TOUCHES;
+	for (; *head != tail && n < max; (*head)++)
+		out[n++] = kvp_load_relaxed(&sh->touch[*head % KVP_TOUCHES]);
+	if (n)
+		kvp_store_release(&sh->touch_head, *head);
+	return n;
+}

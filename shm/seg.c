@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shm/kvp_seg.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#endif
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21U << 26)
+#endif
+
+static int make_memfd(const char *name, unsigned flags)
+{
+	int fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
+
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create(name, flags);
+	return fd < 0 ? -errno : fd;
+}
+
+int kvp_seg_create(const char *name, uint64_t bytes, uint32_t flags, int *ret_fd)
+{
+	unsigned mfd = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+	uint64_t page = 4096;
+	int r;
+
+	if (flags & KVP_SEG_HUGETLB) {
+		mfd |= MFD_HUGETLB | MFD_HUGE_2MB;
+		page = UINT64_C(2) << 20;
+	}
+	if (!bytes || bytes % page || bytes > INT64_MAX)
+		return -EINVAL;
+
+	kvp_autoclose int fd = make_memfd(name, mfd);
+	if (fd < 0)
+		return fd;
+	if (fchmod(fd, 0600) < 0 || ftruncate(fd, (off_t) bytes) < 0)
+		return -errno;
+	r = kvp_seg_seal(fd, KVP_SEALS_FIXED);
+	if (r < 0)
+		return r;
+	*ret_fd = kvp_take_fd(&fd);
+	return 0;
+}
+
+int kvp_seg_seal(int fd, unsigned seals)
+{
+	return fcntl(fd, F_ADD_SEALS, seals) < 0 ? -errno : 0;
+}
+
+int kvp_seg_check(int fd, uint64_t bytes, unsigned seals)
+{
+	int have = fcntl(fd, F_GET_SEALS);
+	struct stat st;
+
+	if (have < 0 || ((unsigned) have & seals) != seals)
+		return -EPROTO;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	return st.st_size >= 0 && (uint64_t) st.st_size == bytes ? 0 : -EPROTO;
+}
+
+int kvp_seg_reopen_ro(int fd, int *ret_fd)
+{
+	char path[32];
+	int ro;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	ro = open(path, O_RDONLY | O_CLOEXEC);
+	if (ro < 0)
+		return -errno;
+	*ret_fd = ro;
+	return 0;
+}
+
+int kvp_seg_map(int fd, uint64_t bytes, uint32_t flags, void **ret_addr)
+{
+	int prot = PROT_READ | (flags & KVP_MAP_WRITE ? PROT_WRITE : 0), r;
+	void *p = mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+
+	if (p == MAP_FAILED)
+		return -errno;
+	if ((flags & KVP_MAP_DONTFORK && madvise(p, bytes, MADV_DONTFORK) < 0) ||
+		(flags & KVP_MAP_DONTDUMP && madvise(p, bytes, MADV_DONTDUMP) < 0)) {
+		r = -errno;
+		munmap(p, bytes);
+		return r;
+	}
+	/* A wish: -EINVAL where shared memory has no transparent huge pages. */
+	if (flags & KVP_MAP_HUGEPAGE)
+		(void) madvise(p, bytes, MADV_HUGEPAGE);
+	*ret_addr = p;
+	return 0;
+}
+
+void kvp_seg_unmap(void *addr, uint64_t bytes)
+{
+	int saved = errno;
+
+	if (addr)
+		munmap(addr, bytes);
+	errno = saved;
+}
+
+static int read_line(const char *path, char *buf, int bytes)
+{
+	FILE *f = fopen(path, "re");
+	int r = 0;
+
+	if (!f)
+		return -errno;
+	if (!fgets(buf, bytes, f))
+		r = -EIO;
+	fclose(f);
+	return r;
+}
+
+static uint64_t read_count(const char *path)
+{
+	char line[64];
+	unsigned long long n = 0;
+
+	if (read_line(path, line, sizeof(line)) < 0 || sscanf(line, "%llu", &n) != 1)
+		return 0;
+	return n;
+}
+
+int kvp_seg_hugeinfo(struct kvp_seg_hugeinfo *ret_info)
+{
+	struct kvp_seg_hugeinfo info = { 0 };
+	char line[128], *open_bracket, *close_bracket;
+	int r;
+
+	info.hugetlb_free = read_count("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+	info.hugetlb_total = read_count("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
+	r = read_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", line, sizeof(line));
+	if (r == -ENOENT) {
+		strcpy(info.shmem_thp, "none");
+	} else if (r < 0) {
+		return r;
+	} else {
+		open_bracket = strchr(line, '[');
+		close_bracket = open_bracket ? strchr(open_bracket, ']') : NULL;
+		if (!close_bracket || close_bracket - open_bracket > (ptrdiff_t) sizeof(info.shmem_thp))
+			return -EIO;
+		memcpy(info.shmem_thp, open_bracket + 1, (size_t) (close_bracket - open_bracket - 1));
+	}
+	*ret_info = info;
+	return 0;
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The slots that instruction sets override, and the objects they work on. Private to kernels/ and
+ * its tests. A slot handles n rows (vectors) of one head; every array is already validated. Rows
+ * may be unaligned; codes and scalars of consecutive rows lie one after another.
+ */
+#ifndef KVP_KERNELS_DSP_H
+#define KVP_KERNELS_DSP_H
+
+#include "kernels/kvp_codec.h"
+
+struct rows_in {
+	const uint8_t *data;
+	ptrdiff_t stride; /* bytes */
+	uint32_t n;
+	uint32_t dim;
+	uint32_t dtype;
+	float scale; /* 2^-exponent */
+};
+
+struct rows_out {
+	uint8_t *data;
+	ptrdiff_t stride;
+	uint32_t n;
+	uint32_t dim;
+	uint32_t dtype;
+	float scale; /* 2^exponent */
+};
+
+/* A rotation R with R R^T = d I. fwd is R x, inv is R^T x. */
+struct rotation {
+	uint32_t kind; /* KVP_ROT_* */
+	uint32_t dim;
+	uint32_t order;  /* dim = order * 2^k; 1, 12, 20, 28 or 36 */
+	uint32_t rounds; /* 1 or 3; 0 for HAAR */
+	const float *haar;
+	float rescale;                       /* H3: 1/d; HAAR: sqrt(d) */
+	uint32_t sign[3][KVP_PLANE_DIM_MAX]; /* 0 or 0x80000000 */
+	uint64_t paley[36];                  /* bit j of row i: H[i][j] is -1 */
+};
+
+struct tq {
+	uint32_t bits;
+	uint32_t scalar; /* KVP_TQ_* */
+	uint32_t wide;
+	float cent[16];  /* ascending; 2^bits of them, repeated to fill 16 */
+	float bound[16]; /* bound[i] separates i from i + 1; 2^bits - 1 of them, then +infinity */
+	struct rotation rot;
+};
+
+struct dsp {
+	/* Largest |x| over the finite elements, as fp32 bits. */
+	uint32_t (*amax)(const struct rows_in *in);
+	void (*tq_encode)(
+		const struct tq *tq, const struct rows_in *in, uint8_t *codes, uint8_t *scal);
+	void (*tq_decode)(const struct tq *tq, const uint8_t *codes, const uint8_t *scal,
+		const struct rows_out *out);
+	/* Per token, groups of `group` channels. */
+	void (*asym_encode)(uint32_t bits, uint32_t group, const struct rows_in *in, uint8_t *codes,
+		uint8_t *scale, uint8_t *min);
+	void (*asym_decode)(uint32_t bits, uint32_t group, const uint8_t *codes,
+		const uint8_t *scale, const uint8_t *min, const struct rows_out *out);
+	/* One group of in->n tokens, per channel. */
+	void (*chan_encode)(uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale,
+		uint8_t *min);
+	void (*chan_decode)(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
+		const uint8_t *min, const struct rows_out *out);
+	/* 8-bit codes with one scale per row; format is KVP_FAMILY_INT8 or KVP_CODEC_FP8_*. */
+	void (*byte_encode)(
+		uint32_t format, const struct rows_in *in, uint8_t *codes, uint8_t *scale);
+	void (*byte_decode)(uint32_t format, const uint8_t *codes, const uint8_t *scale,
+		const struct rows_out *out);
+	/* Rotation, then one min/max group per row. */
+	void (*had_encode)(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
+		uint8_t *codes, uint8_t *scale, uint8_t *min);
+	void (*had_decode)(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
+		const uint8_t *scale, const uint8_t *min, const struct rows_out *out);
+};
+
+struct kvp_kernels {
+	unsigned int cpu;
+	struct dsp dsp;
+	struct kvp_codec codec[KVP_FAMILY_MAX_]; /* by family */
+};
+
+/* codec.c: the row of a family, NULL if there is none; n rows of one head from token first on. */
+const struct kvp_codec *kvp_codec_row(uint32_t family);
+struct rows_in kvp_rows_in(const struct kvp_plane *p, struct kvp_raw_const src, uint32_t head,
+	uint32_t first, uint32_t n, int32_t exponent);
+struct rows_out kvp_rows_out(const struct kvp_plane *p, struct kvp_raw dst, uint32_t head,
+	uint32_t first, uint32_t n, int32_t exponent);
+
+void kvp_dsp_init_c(struct dsp *dsp);
+#ifdef KVP_HAVE_X86
+void kvp_dsp_init_avx2(struct dsp *dsp);
+void kvp_dsp_init_avx512(struct dsp *dsp);
+#endif
+
+/* rotate.c */
+int kvp_rotation_init(struct rotation *ret_rot, uint32_t kind, uint32_t dim, uint64_t seed,
+	const struct kvp_calib *calib);
+int kvp_hadamard_order(uint32_t dim); /* 1, 12, 20, 28, 36; -EINVAL */
+void kvp_rotate_fwd(const struct rotation *rot, float *x);
+void kvp_rotate_inv(const struct rotation *rot, float *x);
+
+/* codebook.c: wire centroids, multiples of 2^-14. dim 0 is the Gaussian. -EINVAL. */
+int kvp_codebook(uint32_t bits, uint32_t dim, float *ret_cent, float *ret_bound);
+
+/* tq.c */
+int kvp_tq_init(struct tq *ret_tq, uint32_t variant, uint32_t dim, uint64_t seed,
+	const struct kvp_calib *calib);
+
+#endif

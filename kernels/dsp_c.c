@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reference C: docs/formats.md in code. Every other implementation is compared with this one. */
+#include "kernels/dsp.h"
+#include "kernels/numeric.h"
+#include "kernels/rowcode.h"
+
+#include <math.h>
+
+/* Lanes of the reduction tree: two AVX-512 registers, four AVX2 registers, one CUDA warp. */
+#define LANES 32u
+
+static const uint8_t *row_in(const struct rows_in *in, uint32_t t)
+{
+	return in->data + (ptrdiff_t)t * in->stride;
+}
+
+static uint8_t *row_out(const struct rows_out *out, uint32_t t)
+{
+	return out->data + (ptrdiff_t)t * out->stride;
+}
+
+static void load_row(const struct rows_in *in, uint32_t t, float *x)
+{
+	for (uint32_t i = 0; i < in->dim; i++)
+		x[i] = sanitize(load_element(row_in(in, t), in->dtype, i), in->scale);
+}
+
+static void store_row(const struct rows_out *out, uint32_t t, const float *x)
+{
+	for (uint32_t i = 0; i < out->dim; i++)
+		store_element(row_out(out, t), out->dtype, i, x[i]);
+}
+
+static float fold(float *lane)
+{
+	for (uint32_t half = LANES / 2; half; half /= 2)
+		for (uint32_t i = 0; i < half; i++)
+			lane[i] += lane[i + half];
+	return lane[0];
+}
+
+static float dot(const float *a, const float *b, uint32_t n)
+{
+	float lane[LANES] = { 0 };
+
+	for (uint32_t i = 0; i < n; i++)
+		lane[i % LANES] += a[i] * b[i];
+	return fold(lane);
+}
+
+static uint32_t amax_c(const struct rows_in *in)
+{
+	uint32_t max = 0;
+
+	for (uint32_t t = 0; t < in->n; t++) {
+		for (uint32_t i = 0; i < in->dim; i++) {
+			float f = load_element(row_in(in, t), in->dtype, i);
+			uint32_t a = f32_bits(f) & 0x7fffffffu;
+
+			if (a < 0x7f800000u && a > max)
+				max = a;
+		}
+	}
+	return max;
+}
+
+static float tq_scalar(const struct tq *tq, const float *z, const float *c, float norm)
+{
+	float d = (float)tq->rot.dim;
+	float m;
+
+	switch (tq->scalar) {
+	case KVP_TQ_PLAIN:
+		return norm / d;
+	case KVP_TQ_NC:
+		return norm / sqrtf(d * dot(c, c, tq->rot.dim));
+	default:
+		m = dot(z, c, tq->rot.dim);
+		return m > 0.0f ? norm / m : 0.0f;
+	}
+}
+
+static void tq_encode_row(const struct tq *tq, float *x, uint8_t *codes, uint8_t *scal)
+{
+	uint32_t d = tq->rot.dim;
+	float norm = sqrtf(dot(x, x, d));
+	float inv = norm > 0.0f ? 1.0f / norm : 0.0f;
+	uint8_t code[KVP_PLANE_DIM_MAX];
+	float c[KVP_PLANE_DIM_MAX];
+	float t;
+
+	kvp_rotate_fwd(&tq->rot, x);
+	for (uint32_t i = 0; i < d; i++) {
+		x[i] *= inv;
+		code[i] = 0;
+		for (uint32_t j = 0; j + 1 < 1u << tq->bits; j++)
+			code[i] += tq->bound[j] <= x[i];
+		c[i] = tq->cent[code[i]];
+	}
+	kvp_row_pack(tq->bits, d, code, codes);
+	t = tq_scalar(tq, x, c, norm);
+	if (tq->wide)
+		memcpy(scal, &t, sizeof t);
+	else
+		store_scalar(scal, t);
+}
+
+static void tq_encode_c(
+	const struct tq *tq, const struct rows_in *in, uint8_t *codes, uint8_t *scal)
+{
+	uint32_t row = kvp_row_bytes(tq->bits, in->dim);
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = 0; t < in->n; t++) {
+		load_row(in, t, x);
+		tq_encode_row(
+			tq, x, codes + (size_t)t * row, scal + (size_t)t * (tq->wide ? 4 : 2));
+	}
+}
+
+static void tq_decode_c(
+	const struct tq *tq, const uint8_t *codes, const uint8_t *scal, const struct rows_out *out)
+{
+	uint32_t row = kvp_row_bytes(tq->bits, out->dim);
+	uint8_t code[KVP_PLANE_DIM_MAX];
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = 0; t < out->n; t++) {
+		float f = tq->wide ? load_scalar_wide(scal + 4 * (size_t)t, out->scale)
+				   : load_scalar(scal + 2 * (size_t)t, out->scale);
+
+		kvp_row_unpack(tq->bits, out->dim, codes + (size_t)t * row, code);
+		for (uint32_t i = 0; i < out->dim; i++)
+			x[i] = tq->cent[code[i]];
+		kvp_rotate_inv(&tq->rot, x);
+		for (uint32_t i = 0; i < out->dim; i++)
+			x[i] *= f;
+		store_row(out, t, x);
+	}
+}
+
+/*
+ * Scale and minimum of a group, rounded to fp16 before any code is derived from them. A zero
+ * minimum is +0: the order in which -0 and +0 are compared must not show.
+ */
+struct affine {
+	float min;
+	float inv; /* 0: all codes are 0 */
+};
+
+static struct affine affine_store(uint32_t bits, float lo, float hi, uint8_t *scale, uint8_t *min)
+{
+	float levels = (float)((1u << bits) - 1);
+	struct affine a;
+	float s;
+
+	store_scalar(scale, (hi - lo) / levels);
+	store_scalar(min, lo + 0.0f);
+	s = f16_to_f32(load_u16(scale));
+	a.min = f16_to_f32(load_u16(min));
+	a.inv = s > 0.0f ? 1.0f / s : 0.0f;
+	return a;
+}
+
+static uint8_t affine_code(uint32_t bits, struct affine a, float x)
+{
+	int32_t max = (1 << bits) - 1;
+	int32_t q = rne((x - a.min) * a.inv);
+
+	return (uint8_t)(q < 0 ? 0 : q > max ? max : q);
+}
+
+static void asym_encode_row(uint32_t bits, uint32_t group, uint32_t dim, const float *x,
+	uint8_t *codes, uint8_t *scale, uint8_t *min)
+{
+	uint8_t code[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t g = 0; g * group < dim; g++) {
+		uint32_t end = (g + 1) * group < dim ? (g + 1) * group : dim;
+		float lo = x[g * group], hi = lo;
+		struct affine a;
+
+		for (uint32_t i = g * group + 1; i < end; i++) {
+			lo = x[i] < lo ? x[i] : lo;
+			hi = x[i] > hi ? x[i] : hi;
+		}
+		a = affine_store(bits, lo, hi, scale + 2 * (size_t)g, min + 2 * (size_t)g);
+		for (uint32_t i = g * group; i < end; i++)
+			code[i] = affine_code(bits, a, x[i]);
+	}
+	kvp_row_pack(bits, dim, code, codes);
+}
+
+static void asym_encode_c(uint32_t bits, uint32_t group, const struct rows_in *in, uint8_t *codes,
+	uint8_t *scale, uint8_t *min)
+{
+	uint32_t row = kvp_row_bytes(bits, in->dim);
+	size_t groups = (in->dim + group - 1) / group;
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = 0; t < in->n; t++) {
+		load_row(in, t, x);
+		asym_encode_row(bits, group, in->dim, x, codes + (size_t)t * row,
+			scale + 2 * groups * t, min + 2 * groups * t);
+	}
+}
+
+static void asym_decode_row(uint32_t bits, uint32_t group, uint32_t dim, const uint8_t *codes,
+	const uint8_t *scale, const uint8_t *min, float factor, float *x)
+{
+	uint8_t code[KVP_PLANE_DIM_MAX];
+
+	kvp_row_unpack(bits, dim, codes, code);
+	for (uint32_t i = 0; i < dim; i++) {
+		float s = load_scalar(scale + 2 * (size_t)(i / group), factor);
+		float m = load_scalar(min + 2 * (size_t)(i / group), factor);
+
+		x[i] = (float)code[i] * s + m;
+	}
+}
+
+static void asym_decode_c(uint32_t bits, uint32_t group, const uint8_t *codes, const uint8_t *scale,
+	const uint8_t *min, const struct rows_out *out)
+{
+	uint32_t row = kvp_row_bytes(bits, out->dim);
+	size_t groups = (out->dim + group - 1) / group;
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = 0; t < out->n; t++) {
+		asym_decode_row(bits, group, out->dim, codes + (size_t)t * row,
+			scale + 2 * groups * t, min + 2 * groups * t, out->scale, x);
+		store_row(out, t, x);
+	}
+}
+
+static void chan_encode_c(
+	uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale, uint8_t *min)
+{
+	uint32_t row = kvp_row_bytes(bits, in->dim);
+	struct affine a[KVP_PLANE_DIM_MAX];
+	float lo[KVP_PLANE_DIM_MAX], hi[KVP_PLANE_DIM_MAX], x[KVP_PLANE_DIM_MAX];
+	uint8_t code[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = 0; t < in->n; t++) {
+		load_row(in, t, x);
+		for (uint32_t i = 0; i < in->dim; i++) {
+			lo[i] = !t || x[i] < lo[i] ? x[i] : lo[i];
+			hi[i] = !t || x[i] > hi[i] ? x[i] : hi[i];
+		}
+	}
+	for (uint32_t i = 0; i < in->dim; i++)
+		a[i] = affine_store(bits, lo[i], hi[i], scale + 2 * (size_t)i, min + 2 * (size_t)i);
+	for (uint32_t t = 0; t < in->n; t++) {
+		load_row(in, t, x);
+		for (uint32_t i = 0; i < in->dim; i++)
+			code[i] = affine_code(bits, a[i], x[i]);
+		kvp_row_pack(bits, in->dim, code, codes + (size_t)t * row);
+	}
+}
+
+static void chan_decode_c(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
+	const uint8_t *min, const struct rows_out *out)
+{
+	uint32_t row = kvp_row_bytes(bits, out->dim);
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = 0; t < out->n; t++) {
+		/* A group of one channel: its scalars lie exactly as this group's do. */
+		asym_decode_row(
+			bits, 1, out->dim, codes + (size_t)t * row, scale, min, out->scale, x);
+		store_row(out, t, x);
+	}
+}
+
+static uint8_t byte_code(uint32_t format, float x)
+{
+	int32_t q;
+
+	switch (format) {
+	case KVP_CODEC_FP8_E4M3:
+		return f32_to_e4m3(x);
+	case KVP_CODEC_FP8_E5M2:
+		return f32_to_e5m2(x);
+	default:
+		q = rne(x);
+		return (uint8_t)(q > 127 ? 127 : q < -127 ? -127 : q);
+	}
+}
+
+static float byte_value(uint32_t format, uint8_t code)
+{
+	switch (format) {
+	case KVP_CODEC_FP8_E4M3:
+		return e4m3_to_f32(code);
+	case KVP_CODEC_FP8_E5M2:
+		return e5m2_to_f32(code);
+	default:
+		return (float)(int8_t)code;
+	}
+}
+
+static void byte_encode_c(uint32_t format, const struct rows_in *in, uint8_t *codes, uint8_t *scale)
+{
+	float top = format == KVP_CODEC_INT8 ? 127.0f : 448.0f;
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = 0; t < in->n; t++) {
+		float max = 0.0f, s, inv;
+
+		load_row(in, t, x);
+		for (uint32_t i = 0; i < in->dim; i++)
+			max = fabsf(x[i]) > max ? fabsf(x[i]) : max;
+		store_scalar(scale + 2 * (size_t)t, max / top);
+		s = f16_to_f32(load_u16(scale + 2 * (size_t)t));
+		inv = s > 0.0f ? 1.0f / s : 0.0f;
+		for (uint32_t i = 0; i < in->dim; i++)
+			codes[(size_t)t * in->dim + i] = byte_code(format, x[i] * inv);
+	}
+}
+
+static void byte_decode_c(
+	uint32_t format, const uint8_t *codes, const uint8_t *scale, const struct rows_out *out)
+{
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = 0; t < out->n; t++) {
+		float s = load_scalar(scale + 2 * (size_t)t, out->scale);
+
+		for (uint32_t i = 0; i < out->dim; i++)
+			x[i] = byte_value(format, codes[(size_t)t * out->dim + i]) * s;
+		store_row(out, t, x);
+	}
+}
+
+static void had_encode_c(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
+	uint8_t *codes, uint8_t *scale, uint8_t *min)
+{
+	uint32_t row = kvp_row_bytes(bits, in->dim);
+	float unit = 1.0f / sqrtf((float)in->dim);
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = 0; t < in->n; t++) {
+		load_row(in, t, x);
+		kvp_rotate_fwd(rot, x);
+		for (uint32_t i = 0; i < in->dim; i++)
+			x[i] *= unit;
+		asym_encode_row(bits, in->dim, in->dim, x, codes + (size_t)t * row,
+			scale + 2 * (size_t)t, min + 2 * (size_t)t);
+	}
+}
+
+static void had_decode_c(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
+	const uint8_t *scale, const uint8_t *min, const struct rows_out *out)
+{
+	uint32_t row = kvp_row_bytes(bits, out->dim);
+	float unit = 1.0f / sqrtf((float)out->dim);
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = 0; t < out->n; t++) {
+		asym_decode_row(bits, out->dim, out->dim, codes + (size_t)t * row,
+			scale + 2 * (size_t)t, min + 2 * (size_t)t, 1.0f, x);
+		kvp_rotate_inv(rot, x);
+		for (uint32_t i = 0; i < out->dim; i++)
+			x[i] = x[i] * unit * out->scale;
+		store_row(out, t, x);
+	}
+}
+
+void kvp_dsp_init_c(struct dsp *dsp)
+{
+	*dsp = (struct dsp){
+		.amax = amax_c,
+		.tq_encode = tq_encode_c,
+		.tq_decode = tq_decode_c,
+		.asym_encode = asym_encode_c,
+		.asym_decode = asym_decode_c,
+		.chan_encode = chan_encode_c,
+		.chan_decode = chan_decode_c,
+		.byte_encode = byte_encode_c,
+		.byte_decode = byte_decode_c,
+		.had_encode = had_encode_c,
+		.had_decode = had_decode_c,
+	};
+}

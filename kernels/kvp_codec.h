@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Codecs for keys and values: the folder's public contract.
+ *
+ * The unit is one plane: K or V of one layer, [kv_head][token][channel]. A plane is encoded into
+ * one payload, whose every byte docs/formats.md fixes: the same input gives the same payload in
+ * reference C, AVX2, AVX-512 and CUDA, and the same payload decodes to the same bytes.
+ *
+ * Nothing here allocates, locks, logs or keeps state between calls; every function may be called
+ * by any thread. Errors are negative errno values; on failure no output has been written, except
+ * where a function says otherwise.
+ *
+ * Floating point: the library relies on round-to-nearest-even and on subnormals being honoured.
+ * A caller that set FTZ, DAZ or another rounding mode gets other bytes.
+ */
+#ifndef KVP_CODEC_H
+#define KVP_CODEC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Element types of raw planes. The numbers equal those of the shared-memory ABI. */
+#define KVP_DTYPE_F32  1u
+#define KVP_DTYPE_F16  2u
+#define KVP_DTYPE_BF16 3u
+#define KVP_DTYPE_F8   4u /* opaque bytes: only the native codec takes them */
+
+#define KVP_PLANE_K 0u
+#define KVP_PLANE_V 1u
+
+/* Limits of a plane; anything beyond is -EINVAL. */
+#define KVP_PLANE_TOKENS_MAX 512u
+#define KVP_PLANE_HEADS_MAX  256u
+#define KVP_PLANE_DIM_MIN    8u
+#define KVP_PLANE_DIM_MAX    1024u
+
+/*
+ * Codec ids: family << 8 | variant. An id fixes every parameter that changes bytes, except the
+ * rotation's seed, which the plane's header carries. Ids are wire format and never reused.
+ */
+#define KVP_FAMILY_NATIVE   0u /* the elements themselves, no header */
+#define KVP_FAMILY_FP8      1u /* variant: KVP_FP8_* */
+#define KVP_FAMILY_INT8     2u /* variant: 0 */
+#define KVP_FAMILY_KIVI     3u /* variant: bits | log2(group) << 4 */
+#define KVP_FAMILY_ASYM     4u /* variant: bits | log2(group) << 4; 0 = whole vector */
+#define KVP_FAMILY_TQ       5u /* variant: see KVP_CODEC_TQ */
+#define KVP_FAMILY_HADAMARD 6u /* variant: bits */
+#define KVP_FAMILY_TQPROD   7u /* variant: bits */
+#define KVP_FAMILY_HYBRID   8u /* variant: KVP_HYBRID_* */
+#define KVP_FAMILY_SMART    9u /* variant: KVP_SMART_* */
+#define KVP_FAMILY_MAX_     10u
+
+#define KVP_CODEC(family, variant) ((family) << 8 | (variant))
+#define KVP_CODEC_FAMILY(id)       ((id) >> 8)
+#define KVP_CODEC_VARIANT(id)      ((id)&0xffu)
+
+#define KVP_CODEC_NATIVE 0u
+
+#define KVP_FP8_E4M3 0u
+#define KVP_FP8_E5M2 1u
+
+#define KVP_CODEC_FP8_E4M3 KVP_CODEC(KVP_FAMILY_FP8, KVP_FP8_E4M3)
+#define KVP_CODEC_FP8_E5M2 KVP_CODEC(KVP_FAMILY_FP8, KVP_FP8_E5M2)
+#define KVP_CODEC_INT8     KVP_CODEC(KVP_FAMILY_INT8, 0u)
+
+/* bits 2, 3 or 4; log2(group) 4..7. K: per channel over tokens; V: per token over channels. */
+#define KVP_CODEC_KIVI(bits, log2_group) KVP_CODEC(KVP_FAMILY_KIVI, (bits) | (log2_group) << 4)
+/* The per-token half of KIVI for K and V alike; log2_group 0 = one group per vector. */
+#define KVP_CODEC_ASYM(bits, log2_group) KVP_CODEC(KVP_FAMILY_ASYM, (bits) | (log2_group) << 4)
+#define KVP_CODEC_HADAMARD(bits)         KVP_CODEC(KVP_FAMILY_HADAMARD, (bits))
+
+/*
+ * TurboQuant (arXiv 2504.19874), MSE variant.
+ * scalar: what is stored beside the codes. PLAIN is the norm; NC corrects it so that the decoded
+ *   vector has the norm of the original (as vLLM does); UNBIASED is norm / <y, c>, which makes
+ *   inner products unbiased at the same size and is the default.
+ * rotation: H1 and H3 are 1 and 3 rounds of sign flips and a Hadamard matrix; HAAR is a dense
+ *   orthogonal matrix, handed in by the caller (struct kvp_calib).
+ * codebook: Lloyd-Max centroids of N(0,1), or of one coordinate of a vector on the sphere.
+ * wide: the scalar is fp32 instead of fp16 (for parity with other implementations).
+ */
+#define KVP_TQ_UNBIASED 0u
+#define KVP_TQ_PLAIN    1u
+#define KVP_TQ_NC       2u
+#define KVP_ROT_H1      0u
+#define KVP_ROT_H3      1u
+#define KVP_ROT_HAAR    2u
+#define KVP_BOOK_GAUSS  0u
+#define KVP_BOOK_SPHERE 1u
+#define KVP_CODEC_TQ(bits, scalar, rotation, book, wide) \
+	KVP_CODEC(KVP_FAMILY_TQ,                         \
+		((bits)-1u) | (scalar) << 2 | (rotation) << 4 | (book) << 6 | (wide) << 7)
+#define KVP_CODEC_TQ2 KVP_CODEC_TQ(2u, 0u, 0u, 0u, 0u)
+#define KVP_CODEC_TQ3 KVP_CODEC_TQ(3u, 0u, 0u, 0u, 0u)
+#define KVP_CODEC_TQ4 KVP_CODEC_TQ(4u, 0u, 0u, 0u, 0u)
+
+/* Seed of the rotation's signs where the caller names none. */
+#define KVP_SEED_DEFAULT UINT64_C(0x6b76706f6f6c3031)
+
+/* The geometry of a plane. dim is in elements; a vector's elements are always contiguous. */
+struct kvp_plane {
+	uint32_t tokens; /* 1..512 */
+	uint32_t heads;  /* KV heads, 1..256 */
+	uint32_t dim;    /* channels per head, 8..1024; a multiple of 8 but for the native codec */
+	uint32_t dtype;  /* KVP_DTYPE_* of the raw elements */
+	uint32_t kind;   /* KVP_PLANE_K or KVP_PLANE_V */
+};
+
+/*
+ * Where the raw elements of a plane lie: element c of token t of head h is at
+ * data + h * head_stride + t * token_stride + c * sizeof(element); strides in bytes, of any sign,
+ * multiples of the element size. The caller owns the memory. Rows must not overlap when written.
+ */
+struct kvp_raw {
+	void *data;
+	ptrdiff_t head_stride;
+	ptrdiff_t token_stride;
+};
+
+struct kvp_raw_const {
+	const void *data;
+	ptrdiff_t head_stride;
+	ptrdiff_t token_stride;
+};
+
+/*
+ * The first 64 bytes of every payload except native ones. Little-endian. Offsets are asserted in
+ * codec.c and repeated in docs/formats.md.
+ */
+#define KVP_PLANE_MAGIC     UINT32_C(0x5050564b) /* "KVPP" */
+#define KVP_PLANE_VERSION   1u
+#define KVP_PLANE_HDR_BYTES 64u
+#define KVP_SECTION_ALIGN   64u /* every section of a payload starts at such a multiple */
+struct kvp_plane_hdr {
+	uint32_t magic;
+	uint16_t version;
+	uint16_t reserved0;
+	uint32_t codec; /* id */
+	uint32_t bytes; /* of the whole payload, this header included */
+	uint16_t tokens;
+	uint16_t heads;
+	uint16_t dim;
+	uint8_t dtype;
+	uint8_t kind;
+	int32_t exponent; /* all values below were scaled by 2^-exponent; -120..125 */
+	uint32_t reserved1;
+	uint64_t seed;  /* of the rotation; 0 where the codec has none */
+	uint64_t calib; /* digest of the calibration object; 0 = none */
+	uint8_t reserved2[16];
+};
+
+/* Where the parts of a payload lie, in bytes from its start. 0 = the codec has no such part. */
+struct kvp_layout {
+	uint32_t row_bytes; /* of one vector's codes */
+	uint32_t groups;    /* scalars per vector (per token), or groups of tokens (kivi K) */
+	uint32_t group;     /* elements per group */
+	uint32_t coded;     /* tokens that are coded; the rest, tokens - coded, is native */
+	uint32_t codes;     /* [head][coded token][row_bytes] */
+	uint32_t scale;     /* see docs/formats.md for the order of each codec */
+	uint32_t minimum;
+	uint32_t native; /* [head][tokens - coded][dim] elements */
+	uint32_t extra;  /* second scalars, permutations: by codec */
+	uint32_t bytes;  /* of the payload */
+};
+
+/*
+ * An object that belongs to a space rather than to a plane: today the dense rotation of
+ * KVP_ROT_HAAR, later what calibrated codecs learn. Read-only while any call uses it.
+ */
+struct kvp_calib {
+	uint32_t dim; /* of the rotation: it is dim x dim */
+	uint32_t reserved;
+	const float *haar; /* row-major, see kvp_haar_init() */
+	uint64_t digest;   /* goes into the header, must match at decode; not 0 */
+};
+
+/* What a caller may say about one encode. Zero-initialise, then set size. */
+struct kvp_encode_opts {
+	size_t size;                   /* sizeof(struct kvp_encode_opts) */
+	uint64_t seed;                 /* 0 = KVP_SEED_DEFAULT */
+	const struct kvp_calib *calib; /* needed by KVP_ROT_HAAR, else ignored */
+	const uint8_t *widths;         /* smart: bits per token, 2, 3, 4 or 8; tokens of them */
+	int32_t exponent;              /* used if force_exponent: for planes written in parts */
+	uint32_t force_exponent;
+	const void *queries; /* reserved for codecs that need them; must be NULL */
+};
+
+/* CPU features. The mask lets tests walk the ladder; bits that the machine lacks are ignored. */
+#define KVP_CPU_AVX2   1u /* AVX2, FMA, F16C */
+#define KVP_CPU_AVX512 2u /* F, BW, VL, DQ, VBMI, VNNI; implies AVX2 */
+#define KVP_CPU_ALL    3u
+
+unsigned int kvp_cpu_detect(void);
+
+struct kvp_kernels;
+
+/*
+ * One row of the codec table: a family with the functions that the CPU at hand runs.
+ * layout() is the only authority on sizes. All functions take arguments that kvp_plane_encode()
+ * and kvp_plane_decode() have validated; use those.
+ */
+struct kvp_codec {
+	uint32_t family;
+	const char *name;
+	/* -EINVAL: the codec cannot hold such a plane. */
+	int (*layout)(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret_layout);
+	int (*encode)(const struct kvp_kernels *k, const struct kvp_plane *p,
+		const struct kvp_layout *lay, const struct kvp_encode_opts *o,
+		struct kvp_raw_const src, uint8_t *out);
+	int (*decode)(const struct kvp_kernels *k, const struct kvp_plane *p,
+		const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
+		struct kvp_raw dst);
+};
+
+/*
+ * A table for one CPU mask. Reference C fills every slot, then each instruction set overrides
+ * upwards. Read-only once made; any number of threads and tables. The only allocation of the
+ * library. -ENOMEM. kvp_kernels_free() accepts NULL and returns NULL.
+ */
+int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels);
+struct kvp_kernels *kvp_kernels_free(struct kvp_kernels *k);
+/* The row of a family; NULL if there is none. */
+const struct kvp_codec *kvp_kernels_codec(const struct kvp_kernels *k, uint32_t family);
+
+/*
+ * Size of a payload. -EINVAL: unknown codec, or a geometry that the codec cannot hold (dim not a
+ * multiple of 8 or without Hadamard matrix, kivi K with fewer tokens than a group).
+ */
+int kvp_plane_layout(uint32_t codec, const struct kvp_plane *p, struct kvp_layout *ret_layout);
+int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes);
+
+/*
+ * Encodes a plane. out must be aligned to 16 bytes, hold the payload's bytes, and not overlap src.
+ * opts may be NULL. Padding between sections is written as zeros. Deterministic.
+ * NaN is encoded as 0 and infinities as the largest magnitude that the plane's exponent allows;
+ * native copies the bits. -EINVAL, -ENOSPC (out_size), -ENOENT (no calibration).
+ */
+int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_encode_opts *opts, struct kvp_raw_const src, void *out, size_t out_size);
+
+/*
+ * Decodes a payload into dst. The payload may be hostile: it is validated against codec and p
+ * first, and whatever its codes and scalars are, nothing outside it is read, nothing outside dst's
+ * rows written, and every element written is finite (native copies the bits).
+ * -EINVAL: bad arguments; -EPROTONOSUPPORT: another version; -EBADMSG: not a payload of this codec
+ * and geometry; -ENOENT: the calibration object is missing or another.
+ */
+int kvp_plane_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_calib *calib, const void *in, size_t in_size, struct kvp_raw dst);
+
+/* Only the checks of kvp_plane_decode(). */
+int kvp_plane_check(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
+	const void *in, size_t in_size);
+
+/*
+ * Names: "native", "fp8", "tq4", "tq4-plain", "tq3-h3-sphere", "kivi2-g64", ... The grammar is in
+ * docs/formats.md. kvp_codec_name() writes the canonical name, NUL-terminated, at most
+ * KVP_CODEC_NAME_MAX bytes. -ENOENT: no such codec.
+ */
+#define KVP_CODEC_NAME_MAX 40u
+int kvp_codec_parse(const char *name, uint32_t *ret_codec);
+int kvp_codec_name(uint32_t codec, char *ret_name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

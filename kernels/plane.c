@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public entry points: everything a caller can get wrong is refused here. */
+#include "kernels/dsp.h"
+#include "kernels/numeric.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define EXPONENT_MIN  (-120)
+#define EXPONENT_MAX  125
+#define PAYLOAD_ALIGN 16u
+
+unsigned int kvp_cpu_detect(void)
+{
+	unsigned int cpu = 0;
+
+#ifdef KVP_HAVE_X86
+	__builtin_cpu_init();
+	if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+		__builtin_cpu_supports("f16c"))
+		cpu |= KVP_CPU_AVX2;
+	if (cpu && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+		__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+		__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni"))
+		cpu |= KVP_CPU_AVX512;
+#endif
+	return cpu;
+}
+
+int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
+{
+	struct kvp_kernels *k = calloc(1, sizeof *k);
+
+	if (!k)
+		return -ENOMEM;
+	k->cpu = kvp_cpu_detect() & cpu_mask;
+	kvp_dsp_init_c(&k->dsp);
+#ifdef KVP_HAVE_X86
+	if (k->cpu & KVP_CPU_AVX2)
+		kvp_dsp_init_avx2(&k->dsp);
+	if (k->cpu & KVP_CPU_AVX512)
+		kvp_dsp_init_avx512(&k->dsp);
+#endif
+	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++)
+		if (kvp_codec_row(f))
+			k->codec[f] = *kvp_codec_row(f);
+	*ret_kernels = k;
+	return 0;
+}
+
+struct kvp_kernels *kvp_kernels_free(struct kvp_kernels *k)
+{
+	free(k);
+	return NULL;
+}
+
+const struct kvp_codec *kvp_kernels_codec(const struct kvp_kernels *k, uint32_t family)
+{
+	return family < KVP_FAMILY_MAX_ && k->codec[family].layout ? &k->codec[family] : NULL;
+}
+
+int kvp_plane_layout(uint32_t codec, const struct kvp_plane *p, struct kvp_layout *ret_layout)
+{
+	const struct kvp_codec *c = kvp_codec_row(KVP_CODEC_FAMILY(codec));
+
+	if (!c || !p->tokens || p->tokens > KVP_PLANE_TOKENS_MAX || !p->heads ||
+		p->heads > KVP_PLANE_HEADS_MAX || p->dim < KVP_PLANE_DIM_MIN ||
+		p->dim > KVP_PLANE_DIM_MAX || p->kind > KVP_PLANE_V || !dtype_bytes(p->dtype))
+		return -EINVAL;
+	if (c->family != KVP_FAMILY_NATIVE && (p->dim % 8 || p->dtype == KVP_DTYPE_F8))
+		return -EINVAL;
+	return c->layout(codec, p, ret_layout);
+}
+
+int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes)
+{
+	struct kvp_layout lay;
+	int r = kvp_plane_layout(codec, p, &lay);
+
+	if (r < 0)
+		return r;
+	*ret_bytes = lay.bytes;
+	return 0;
+}
+
+/* The memory that a raw plane spans, as integers; -EINVAL if that is not even an address range. */
+static int raw_span(
+	const struct kvp_plane *p, struct kvp_raw_const raw, uintptr_t *ret_lo, uintptr_t *ret_hi)
+{
+	intptr_t size = (intptr_t)dtype_bytes(p->dtype);
+	intptr_t head, token, lo, hi;
+
+	if (!raw.data || (uintptr_t)raw.data % (uintptr_t)size || raw.head_stride % size ||
+		raw.token_stride % size)
+		return -EINVAL;
+	if (__builtin_mul_overflow((intptr_t)raw.head_stride, (intptr_t)p->heads - 1, &head) ||
+		__builtin_mul_overflow((intptr_t)raw.token_stride, (intptr_t)p->tokens - 1, &token))
+		return -EINVAL;
+	if (__builtin_add_overflow(head < 0 ? head : 0, token < 0 ? token : 0, &lo) ||
+		__builtin_add_overflow(head > 0 ? head : 0, token > 0 ? token : 0, &hi) ||
+		__builtin_add_overflow(hi, (intptr_t)p->dim * size, &hi))
+		return -EINVAL;
+	if (lo < 0 ? (uintptr_t)raw.data < (uintptr_t)-lo
+		   : (uintptr_t)raw.data > UINTPTR_MAX - (uintptr_t)hi)
+		return -EINVAL;
+	*ret_lo = (uintptr_t)raw.data + (uintptr_t)lo;
+	*ret_hi = (uintptr_t)raw.data + (uintptr_t)hi;
+	return 0;
+}
+
+static int overlaps(uintptr_t lo, uintptr_t hi, const void *data, size_t size)
+{
+	return lo < (uintptr_t)data + size && (uintptr_t)data < hi;
+}
+
+/* Rows that are written must be disjoint: one of the two strides steps over the other's extent. */
+static int rows_disjoint(const struct kvp_plane *p, struct kvp_raw_const raw)
+{
+	uintptr_t row = (uintptr_t)p->dim * dtype_bytes(p->dtype);
+	uintptr_t head = (uintptr_t)(raw.head_stride < 0 ? -raw.head_stride : raw.head_stride);
+	uintptr_t token = (uintptr_t)(raw.token_stride < 0 ? -raw.token_stride : raw.token_stride);
+
+	if ((p->heads > 1 && head < row) || (p->tokens > 1 && token < row))
+		return 0;
+	return p->heads == 1 || p->tokens == 1 || head >= token * (p->tokens - 1) + row ||
+	       token >= head * (p->heads - 1) + row;
+}
+
+static int needs_haar(uint32_t codec)
+{
+	return KVP_CODEC_FAMILY(codec) == KVP_FAMILY_TQ &&
+	       (KVP_CODEC_VARIANT(codec) >> 4 & 3u) == KVP_ROT_HAAR;
+}
+
+static int needs_seed(uint32_t codec)
+{
+	return (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_TQ && !needs_haar(codec)) ||
+	       KVP_CODEC_FAMILY(codec) == KVP_FAMILY_HADAMARD;
+}
+
+static int check_calib(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib)
+{
+	if (!needs_haar(codec))
+		return 0;
+	return calib && calib->haar && calib->dim == p->dim && calib->digest ? 0 : -ENOENT;
+}
+
+static int check_encode(uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_encode_opts *opts, struct kvp_raw_const src, const void *out,
+	size_t out_size, struct kvp_layout *ret_lay)
+{
+	struct kvp_layout lay;
+	uintptr_t lo, hi;
+	int r;
+
+	r = kvp_plane_layout(codec, p, &lay);
+	if (r < 0)
+		return r;
+	if (opts->size != sizeof *opts || opts->queries || !out || (uintptr_t)out % PAYLOAD_ALIGN)
+		return -EINVAL;
+	if (opts->force_exponent &&
+		(opts->exponent < EXPONENT_MIN || opts->exponent > EXPONENT_MAX))
+		return -EINVAL;
+	r = raw_span(p, src, &lo, &hi);
+	if (r < 0)
+		return r;
+	if (out_size < lay.bytes)
+		return -ENOSPC;
+	if (overlaps(lo, hi, out, lay.bytes))
+		return -EINVAL;
+	r = check_calib(codec, p, opts->calib);
+	if (r < 0)
+		return r;
+	*ret_lay = lay;
+	return 0;
+}
+
+/* One power of two for the plane, 0 unless its largest magnitude is below 2^-4 or from 2^10 up. */
+static int32_t plane_exponent(const struct kvp_kernels *k, const struct kvp_plane *p,
+	const struct kvp_layout *lay, struct kvp_raw_const src)
+{
+	uint32_t max = 0;
+	int32_t e;
+
+	for (uint32_t h = 0; h < p->heads; h++) {
+		struct rows_in in = kvp_rows_in(p, src, h, 0, lay->coded, 0);
+		uint32_t m = k->dsp.amax(&in);
+
+		max = m > max ? m : max;
+	}
+	e = (int32_t)(max >> 23) - 127;
+	if (!max || (e >= -4 && e <= 9))
+		return 0;
+	return e - 2 < EXPONENT_MIN ? EXPONENT_MIN : e - 2;
+}
+
+/* Gaps between sections hold zeros, so that equal planes have equal payloads. */
+static void clear_gaps(const struct kvp_layout *lay, uint8_t *out)
+{
+	const uint32_t start[] = { lay->codes, lay->scale, lay->minimum, lay->native, lay->extra };
+
+	for (size_t i = 0; i < sizeof start / sizeof *start; i++)
+		if (start[i])
+			memset(out + start[i] - (KVP_SECTION_ALIGN - 1), 0, KVP_SECTION_ALIGN - 1);
+}
+
+int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_encode_opts *opts, struct kvp_raw_const src, void *out, size_t out_size)
+{
+	const struct kvp_encode_opts none = { .size = sizeof none };
+	const struct kvp_encode_opts *o = opts ? opts : &none;
+	struct kvp_plane_hdr hdr = { .magic = KVP_PLANE_MAGIC, .version = KVP_PLANE_VERSION };
+	struct kvp_layout lay;
+	int r;
+
+	r = check_encode(codec, p, o, src, out, out_size, &lay);
+	if (r < 0)
+		return r;
+	if (codec != KVP_CODEC_NATIVE) {
+		clear_gaps(&lay, out);
+		hdr.codec = codec;
+		hdr.bytes = lay.bytes;
+		hdr.tokens = (uint16_t)p->tokens;
+		hdr.heads = (uint16_t)p->heads;
+		hdr.dim = (uint16_t)p->dim;
+		hdr.dtype = (uint8_t)p->dtype;
+		hdr.kind = (uint8_t)p->kind;
+		hdr.exponent = o->force_exponent ? o->exponent : plane_exponent(k, p, &lay, src);
+		if (needs_seed(codec))
+			hdr.seed = o->seed ? o->seed : KVP_SEED_DEFAULT;
+		if (needs_haar(codec))
+			hdr.calib = o->calib->digest;
+		memcpy(out, &hdr, sizeof hdr);
+	}
+	return k->codec[KVP_CODEC_FAMILY(codec)].encode(k, p, &lay, o, src, out);
+}
+
+static int check_header(uint32_t codec, const struct kvp_plane *p, const struct kvp_layout *lay,
+	const struct kvp_calib *calib, const struct kvp_plane_hdr *hdr)
+{
+	static const uint8_t zero[sizeof hdr->reserved2];
+
+	if (hdr->magic != KVP_PLANE_MAGIC)
+		return -EBADMSG;
+	if (hdr->version != KVP_PLANE_VERSION)
+		return -EPROTONOSUPPORT;
+	if (hdr->codec != codec || hdr->bytes != lay->bytes || hdr->tokens != p->tokens ||
+		hdr->heads != p->heads || hdr->dim != p->dim || hdr->dtype != p->dtype ||
+		hdr->kind != p->kind || hdr->reserved0 || hdr->reserved1 ||
+		memcmp(hdr->reserved2, zero, sizeof zero) != 0)
+		return -EBADMSG;
+	if (hdr->exponent < EXPONENT_MIN || hdr->exponent > EXPONENT_MAX)
+		return -EBADMSG;
+	if (needs_seed(codec) ? !hdr->seed : hdr->seed != 0)
+		return -EBADMSG;
+	if (!needs_haar(codec))
+		return hdr->calib ? -EBADMSG : 0;
+	return hdr->calib == calib->digest ? 0 : -ENOENT;
+}
+
+static int check_payload(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
+	const void *in, size_t in_size, struct kvp_layout *ret_lay)
+{
+	struct kvp_plane_hdr hdr;
+	struct kvp_layout lay;
+	int r;
+
+	r = kvp_plane_layout(codec, p, &lay);
+	if (r < 0)
+		return r;
+	if (!in || (uintptr_t)in % PAYLOAD_ALIGN)
+		return -EINVAL;
+	if (in_size < lay.bytes)
+		return -EBADMSG;
+	r = check_calib(codec, p, calib);
+	if (r < 0)
+		return r;
+	if (codec != KVP_CODEC_NATIVE) {
+		memcpy(&hdr, in, sizeof hdr);
+		r = check_header(codec, p, &lay, calib, &hdr);
+		if (r < 0)
+			return r;
+	}
+	*ret_lay = lay;
+	return 0;
+}
+
+int kvp_plane_check(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
+	const void *in, size_t in_size)
+{
+	struct kvp_layout lay;
+
+	return check_payload(codec, p, calib, in, in_size, &lay);
+}
+
+int kvp_plane_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_calib *calib, const void *in, size_t in_size, struct kvp_raw dst)
+{
+	struct kvp_raw_const raw = { dst.data, dst.head_stride, dst.token_stride };
+	struct kvp_layout lay;
+	uintptr_t lo, hi;
+	int r;
+
+	r = check_payload(codec, p, calib, in, in_size, &lay);
+	if (r < 0)
+		return r;
+	r = raw_span(p, raw, &lo, &hi);
+	if (r < 0)
+		return r;
+	if (overlaps(lo, hi, in, lay.bytes) || !rows_disjoint(p, raw))
+		return -EINVAL;
+	return k->codec[KVP_CODEC_FAMILY(codec)].decode(k, p, &lay, calib, in, dst);
+}

@@ -18,12 +18,12 @@ enum kvpd_tristate { KVPD_AUTO, KVPD_NEVER, KVPD_REQUIRE };
 
 /* Limits of one tenant; the config's `defaults` give what a tenant does not say. */
 struct kvpd_limits {
-	uint64_t share;		/* bytes of DRAM guaranteed to it: extents, arenas and catalog */
-	uint32_t max_blocks;	/* published blocks with a payload; 0: as many as the share holds at
+	uint64_t share;         /* bytes of DRAM guaranteed to it: extents, arenas and catalog */
+	uint32_t max_blocks;    /* published blocks with a payload; 0: as many as the share holds at
 				   64 KiB a block */
 	uint32_t recipe_blocks; /* further blocks of which only the recipe is kept */
 	uint64_t recipe_tokens; /* tokens that all recipes hold together; 0: 64 per block */
-	uint64_t arena;		/* bytes that one session may hold as arena extents; 0: share / 4 */
+	uint64_t arena;         /* bytes that one session may hold as arena extents; 0: share / 4 */
 	uint32_t max_sessions;
 	bool tail_index;
 };
@@ -42,8 +42,8 @@ struct kvpd_config {
 	char *socket; /* file name of the main socket */
 	char *user;   /* name or number to run as; "" = do not change */
 	char *admin_group;
-	uint64_t memory;	 /* all DRAM that kvpoold may use for its segments */
-	uint64_t extent;	 /* size of one extent, at least; grows to hold one slot of a large block */
+	uint64_t memory; /* all DRAM that kvpoold may use for its segments */
+	uint64_t extent; /* size of one extent, at least; grows to hold one slot of a large block */
 	uint32_t populate_threads; /* first touch; 0: one per core, at most 8 */
 	enum kvpd_tristate hugepages;
 	enum kvpd_tristate mlock;

@@ -23,10 +23,10 @@
 
 struct kvpd_ledger;
 
-#define KVPD_EV_ARENA	1u /* session: a new arena of its own, writable; answered by ARENA_ACK */
-#define KVPD_EV_EXTENT	2u /* tenant, except session `session`: map this read-only */
-#define KVPD_EV_RETIRE	3u /* tenant: unmap it and send RETIRE_ACK */
-#define KVPD_EV_EXPEL	4u /* session broke the protocol: disconnect it, log `reason` */
+#define KVPD_EV_ARENA  1u /* session: a new arena of its own, writable; answered by ARENA_ACK */
+#define KVPD_EV_EXTENT 2u /* tenant, except session `session`: map this read-only */
+#define KVPD_EV_RETIRE 3u /* tenant: unmap it and send RETIRE_ACK */
+#define KVPD_EV_EXPEL  4u /* session broke the protocol: disconnect it, log `reason` */
 
 struct kvpd_event {
 	uint32_t type;
@@ -40,7 +40,7 @@ struct kvpd_event {
 
 struct kvpd_ledger_params {
 	const struct kvpd_config *config; /* outlives the ledger */
-	uint64_t epoch;			  /* not 0 */
+	uint64_t epoch;                   /* not 0 */
 	uid_t owner; /* inodes of segments are given to this user, who the daemon is going to be */
 	/* Called on the ledger thread; must not block or call back. */
 	void (*post)(void *ctx, const struct kvpd_event *event);
@@ -79,7 +79,7 @@ struct kvpd_peer {
 
 struct kvpd_attach {
 	uint32_t session; /* from 1; not used again before 2^32 others */
-	int catalog_fd;	  /* read-only re-open or write-sealed */
+	int catalog_fd;   /* read-only re-open or write-sealed */
 	int page_fd;
 	int wake_fd; /* eventfd that the ledger listens to */
 	uint64_t catalog_bytes;
@@ -87,8 +87,8 @@ struct kvpd_attach {
 };
 
 /*
- * When it returns the ledger's lease scan knows the session's page: only then may the descriptors be
- * sent. -EUSERS: max_sessions. -ENOMEM, -EMFILE.
+ * When it returns the ledger's lease scan knows the session's page: only then may the descriptors
+ * be sent. -EUSERS: max_sessions. -ENOMEM, -EMFILE.
  */
 int kvpd_session_attach(struct kvpd_ledger *ledger, uint32_t tenant, const struct kvpd_peer *peer,
 	struct kvpd_attach *ret_attach);
@@ -96,8 +96,8 @@ int kvpd_session_attach(struct kvpd_ledger *ledger, uint32_t tenant, const struc
 int kvpd_session_detach(struct kvpd_ledger *ledger, uint32_t session);
 
 /*
- * Live extents that a session has to map read-only; calls back for each, on the calling thread, with
- * a descriptor that the callee owns.
+ * Live extents that a session has to map read-only; calls back for each, on the calling thread,
+ * with a descriptor that the callee owns.
  */
 int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session,
 	void (*each)(void *ctx, const struct kvp_msg_extent *extent, int fd), void *ctx);
@@ -105,15 +105,16 @@ int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session,
 int kvpd_extent_get(struct kvpd_ledger *ledger, uint32_t session, uint32_t extent,
 	struct kvp_msg_extent *ret_extent, int *ret_fd);
 
-int kvpd_space_open(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_space_canon *canon,
-	char *ret_reason, size_t reason_bytes, struct kvp_msg_space *ret_space);
+int kvpd_space_open(struct kvpd_ledger *ledger, uint32_t session,
+	const struct kvp_space_canon *canon, char *ret_reason, size_t reason_bytes,
+	struct kvp_msg_space *ret_space);
 int kvpd_space_close(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id);
 int kvpd_arena_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id);
 int kvpd_retire_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id);
 
 /*
- * Data-plane verbs of administration: status, clients, spaces, tenants, blocks, inspect, pin, unpin,
- * evict, drain, check. *ret_answer is a new reference also with an error, if it is not NULL.
+ * Data-plane verbs of administration: status, clients, spaces, tenants, blocks, inspect, pin,
+ * unpin, evict, drain, check. *ret_answer is a new reference also with an error, if it is not NULL.
  */
 int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_answer);
 

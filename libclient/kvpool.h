@@ -2,11 +2,11 @@
 /*
  * libkvpool: an inference engine's view of the machine's shared KV cache.
  *
- * An engine opens a client (its attachment to kvpoold), then a space (its model). For each prompt it
- * calls kvp_match(), which finds the longest cached prefix and leases it, reads the cached blocks in
- * place through kvp_payload(), computes what is missing into slots it got from kvp_reserve(), and
- * publishes each with kvp_commit(). Matching, leasing, reading and releasing are shared-memory
- * reads: no system call, no message, no copy.
+ * An engine opens a client (its attachment to kvpoold), then a space (its model). For each prompt
+ * it calls kvp_match(), which finds the longest cached prefix and leases it, reads the cached
+ * blocks in place through kvp_payload(), computes what is missing into slots it got from
+ * kvp_reserve(), and publishes each with kvp_commit(). Matching, leasing, reading and releasing are
+ * shared-memory reads: no system call, no message, no copy.
  *
  * Conventions
  * - Functions return 0 or a positive count, or a negative errno. Outputs come last and are
@@ -58,12 +58,13 @@ KVP_EXPORT const char *kvp_version(void);
 
 /* ---- attach ---------------------------------------------------------------------------------- */
 
-#define KVP_OPEN_LAZY 1u /* succeed without a daemon; attach in the background when there is one */
+#define KVP_OPEN_LAZY 1u /* succeed without a daemon; attach in the background when there is one \
+			  */
 
 struct kvp_open_opts {
 	size_t size;
-	const char *socket; /* NULL: $KVPOOL_SOCKET, else KVP_DEFAULT_SOCKET */
-	const char *name;   /* shown to operators; NULL: the program's name */
+	const char *socket;  /* NULL: $KVPOOL_SOCKET, else KVP_DEFAULT_SOCKET */
+	const char *name;    /* shown to operators; NULL: the program's name */
 	uint32_t timeout_ms; /* of this call, and KVP_DEFAULT_TIMEOUT of all others; 0: 5000 */
 	uint32_t flags;
 };
@@ -82,7 +83,8 @@ KVP_EXPORT int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **re
  */
 KVP_EXPORT struct kvp_client *kvp_close(struct kvp_client *client);
 
-/* Why the last attempt to attach failed, as the daemon put it; "" if it did not. Caller's buffer. */
+/* Why the last attempt to attach failed, as the daemon put it; "" if it did not. Caller's buffer.
+ */
 KVP_EXPORT int kvp_last_error(struct kvp_client *client, char *buf, size_t bytes);
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
@@ -97,29 +99,29 @@ KVP_EXPORT int kvp_last_error(struct kvp_client *client, char *buf, size_t bytes
  * of an element, T = block_tokens, also for a partial block):
  *   NCLD  [token][K,V][layer][D]: K of layer l, token t: e * (t * sum(Dk + Dv) + sum_{i<l} Dk_i);
  *         V: e * (t * sum(Dk + Dv) + sum(Dk) + sum_{i<l} Dv_i)
- *   LCND  [layer][K,V][token][D]: K of layer l, token t: e * (T * sum_{i<l}(Dk_i + Dv_i) + t * Dk_l);
- *         V: e * (T * (sum_{i<l}(Dk_i + Dv_i) + Dk_l) + t * Dv_l)
- * Within a token, head h begins at h * k_dim (or v_dim) elements.
+ *   LCND  [layer][K,V][token][D]: K of layer l, token t: e * (T * sum_{i<l}(Dk_i + Dv_i) + t *
+ * Dk_l); V: e * (T * (sum_{i<l}(Dk_i + Dv_i) + Dk_l) + t * Dv_l) Within a token, head h begins at h
+ * * k_dim (or v_dim) elements.
  */
 #define KVP_LAYOUT_NCLD 0u
 #define KVP_LAYOUT_LCND 1u
 
-#define KVP_ROPE_NONE	     0u
+#define KVP_ROPE_NONE        0u
 #define KVP_ROPE_HALF_SPLIT  1u /* pairs (i, i + d/2): Llama in the Hugging Face layout, Qwen */
 #define KVP_ROPE_INTERLEAVED 2u /* pairs (2i, 2i + 1): llama2.c, GPT-J */
 
-#define KVP_ROPE_SCALING_NONE	0u
+#define KVP_ROPE_SCALING_NONE   0u
 #define KVP_ROPE_SCALING_LINEAR 1u
-#define KVP_ROPE_SCALING_NTK	2u
-#define KVP_ROPE_SCALING_YARN	3u
+#define KVP_ROPE_SCALING_NTK    2u
+#define KVP_ROPE_SCALING_YARN   3u
 #define KVP_ROPE_SCALING_LLAMA3 4u
 
 struct kvp_layer {
-	uint32_t index;	     /* the model's number of this layer: ascending, a pipeline shard has some */
+	uint32_t index; /* the model's number of this layer: ascending, a pipeline shard has some */
 	uint32_t kv_heads;   /* held here */
 	uint32_t first_head; /* of the model: where a tensor-parallel shard begins */
-	uint32_t k_dim;	     /* channels of a key head */
-	uint32_t v_dim;	     /* of a value head; 0 for one latent (MLA) */
+	uint32_t k_dim;      /* channels of a key head */
+	uint32_t v_dim;      /* of a value head; 0 for one latent (MLA) */
 };
 
 /*
@@ -147,9 +149,9 @@ struct kvp_space_desc {
 };
 
 /*
- * Opens a space, making it if the tenant does not have it. -EINVAL: a field is out of range (-E2BIG:
- * a block would not fit a payload's 32-bit size or an extent); -ENOSPC: the tenant has its 64 spaces
- * and all are in use; -ESHUTDOWN, -ETIMEDOUT.
+ * Opens a space, making it if the tenant does not have it. -EINVAL: a field is out of range
+ * (-E2BIG: a block would not fit a payload's 32-bit size or an extent); -ENOSPC: the tenant has its
+ * 64 spaces and all are in use; -ESHUTDOWN, -ETIMEDOUT.
  */
 KVP_EXPORT int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 	uint32_t timeout_ms, struct kvp_space **ret_space);
@@ -157,7 +159,7 @@ KVP_EXPORT int kvp_space_open(struct kvp_client *client, const struct kvp_space_
 /* Matches and grants of the space must have been released. Returns NULL; NULL is harmless. */
 KVP_EXPORT struct kvp_space *kvp_space_close(struct kvp_space *space);
 
-#define KVP_FEATURE_ZERO_COPY	     1u /* kvp_payload() and kvp_reserve() give pointers */
+#define KVP_FEATURE_ZERO_COPY        1u /* kvp_payload() and kvp_reserve() give pointers */
 #define KVP_FEATURE_NON_BLOCKING_PUT 2u /* kvp_put() has taken its copy when it returns */
 
 struct kvp_space_info {
@@ -191,9 +193,10 @@ KVP_EXPORT int kvp_chunk_keys(struct kvp_space *space, const uint32_t *tokens, s
 
 /* ---- match ----------------------------------------------------------------------------------- */
 
-#define KVP_MATCH_CLAIM	   1u /* if blocks are missing, claim them (a ring round trip): single flight */
+#define KVP_MATCH_CLAIM \
+	1u /* if blocks are missing, claim them (a ring round trip): single flight */
 #define KVP_MATCH_NO_TOUCH 2u /* do not count as a use, nor in the statistics */
-#define KVP_MATCH_EXACT	   4u /* all of tokens or nothing */
+#define KVP_MATCH_EXACT    4u /* all of tokens or nothing */
 #define KVP_MATCH_NO_TAIL  8u /* do not look for a match that ends inside a block */
 
 struct kvp_match_opts {
@@ -210,7 +213,8 @@ struct kvp_match_opts {
 struct kvp_match_info {
 	size_t size;
 	uint32_t flags;
-	uint32_t n_blocks;    /* matched: whole ones, and a partial one that equals all that was left */
+	uint32_t
+		n_blocks; /* matched: whole ones, and a partial one that equals all that was left */
 	uint32_t n_tokens;    /* in those */
 	uint32_t tail_tokens; /* leading tokens of block n_blocks (the tail) that agree; else 0 */
 };
@@ -252,7 +256,8 @@ struct kvp_payload {
  */
 KVP_EXPORT int kvp_payload(const struct kvp_match *match, uint32_t i, struct kvp_payload *ret);
 
-/* Counts the match as one more use (long decodes keep their prefix warm with it). No system call. */
+/* Counts the match as one more use (long decodes keep their prefix warm with it). No system call.
+ */
 KVP_EXPORT int kvp_touch(struct kvp_match *match);
 
 /*
@@ -278,9 +283,9 @@ struct kvp_plane {
 
 struct kvp_view {
 	size_t size;
-	uint32_t n_layers;	/* planes; 0: all of the space */
-	uint32_t first_head;	/* subset of the heads held by the space, same for all layers */
-	uint32_t n_heads;	/* 0: all from first_head */
+	uint32_t n_layers;      /* planes; 0: all of the space */
+	uint32_t first_head;    /* subset of the heads held by the space, same for all layers */
+	uint32_t n_heads;       /* 0: all from first_head */
 	const uint32_t *layers; /* positions in the space's list, ascending; NULL: 0, 1, 2 ... */
 	const struct kvp_plane *planes;
 };
@@ -316,9 +321,9 @@ struct kvp_put_opts {
 
 /*
  * Stores blocks of the sequence tokens[0..n) from token `from` (a multiple of block_tokens) on; src
- * holds the KV of tokens from.. . Whole blocks only, the rest is ignored unless PARTIAL. Returns the
- * tokens stored or found there already, counted from `from`; may be less than asked for: 0 with a
- * sequence shorter than min_cache_tokens. When it returns the caller may reuse its buffer; the
+ * holds the KV of tokens from.. . Whole blocks only, the rest is ignored unless PARTIAL. Returns
+ * the tokens stored or found there already, counted from `from`; may be less than asked for: 0 with
+ * a sequence shorter than min_cache_tokens. When it returns the caller may reuse its buffer; the
  * blocks become visible a moment later (kvp_flush()). opts may be NULL.
  * -ENOENT: the block before `from` is not cached; -EAGAIN: no room now (*ret_retry_ms, if not NULL,
  * says when to try again) and nothing was stored; -EINVAL; -ESHUTDOWN.
@@ -350,7 +355,8 @@ KVP_EXPORT int kvp_match_ref(const struct kvp_match *match, uint32_t n_blocks, s
 /* A grant that was committed; valid until it is released. -EINVAL if not committed or partial. */
 KVP_EXPORT int kvp_grant_ref(const struct kvp_grant *grant, struct kvp_ref *ret);
 
-#define KVP_COMMIT_RELEASE 1u /* give the grant back too: the handle is gone when this returns 0 */
+#define KVP_COMMIT_RELEASE 1u /* give the grant back too: the handle is gone when this returns 0 \
+			       */
 
 /*
  * Publishes a written slot as the block tokens[0..n) after `parent`; n < block_tokens makes it
@@ -387,16 +393,16 @@ KVP_EXPORT int kvp_fork(const struct kvp_match *match, struct kvp_grant *grant);
 KVP_EXPORT int kvp_flush(struct kvp_client *client, uint32_t timeout_ms);
 
 /*
- * Forgets the blocks of tokens[0..n) that no other cached sequence needs, deepest first; blocks that
- * are leased or pinned go when they are not. Returns how many blocks it asked for.
+ * Forgets the blocks of tokens[0..n) that no other cached sequence needs, deepest first; blocks
+ * that are leased or pinned go when they are not. Returns how many blocks it asked for.
  */
-KVP_EXPORT int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n,
-	uint32_t timeout_ms);
+KVP_EXPORT int kvp_delete(
+	struct kvp_space *space, const uint32_t *tokens, size_t n, uint32_t timeout_ms);
 
 struct kvp_stats {
 	size_t size;
 	uint64_t lookups; /* always hits + partial_hits + misses */
-	uint64_t hits;	  /* all tokens matched */
+	uint64_t hits;    /* all tokens matched */
 	uint64_t partial_hits;
 	uint64_t misses; /* none */
 	uint64_t tokens_asked;

@@ -4,25 +4,26 @@
 
 #include <errno.h>
 
-/* More candidates with one tag than this cannot be told apart from a family; the rest are ignored. */
+/* More candidates with one tag than this cannot be told apart from a family; the rest are ignored.
+ */
 #define FAMILY_SCAN 64u
 
-static void store_recipe(const struct kvp_catalog_view *v, uint32_t cell, const kvp_token *tokens,
-	uint32_t n)
+static void store_recipe(
+	const struct kvp_catalog_view *v, uint32_t cell, const kvp_token *tokens, uint32_t n)
 {
-	KVP_ATOMIC(uint64_t) *out = &v->recipes[(uint64_t) cell * (KVP_RECIPE_CELL / 2)];
+	KVP_ATOMIC(uint64_t) *out = &v->recipes[(uint64_t)cell * (KVP_RECIPE_CELL / 2)];
 
 	for (uint32_t i = 0; i < n; i += 2) {
 		uint64_t pair = tokens[i];
 
 		if (i + 1 < n)
-			pair |= (uint64_t) tokens[i + 1] << 32;
+			pair |= (uint64_t)tokens[i + 1] << 32;
 		kvp_store_release(&out[i / 2], pair);
 	}
 }
 
-void kvp_block_fill(const struct kvp_catalog_view *v, kvp_block_id id,
-	const struct kvp_block_init *init)
+void kvp_block_fill(
+	const struct kvp_catalog_view *v, kvp_block_id id, const struct kvp_block_init *init)
 {
 	struct kvp_block *b = &v->blocks[id];
 
@@ -52,23 +53,23 @@ void kvp_block_set_payload(const struct kvp_catalog_view *v, kvp_block_id id, ui
 }
 
 /* First tokens of a block as the tail index hashes them. The writer reads its own stores. */
-static void first_tokens(const struct kvp_catalog_view *v, kvp_block_id id,
-	kvp_token out[KVP_TAIL_PREFIX])
+static void first_tokens(
+	const struct kvp_catalog_view *v, kvp_block_id id, kvp_token out[KVP_TAIL_PREFIX])
 {
-	uint64_t at = (uint64_t) kvp_load_relaxed(&v->blocks[id].recipe) * (KVP_RECIPE_CELL / 2);
+	uint64_t at = (uint64_t)kvp_load_relaxed(&v->blocks[id].recipe) * (KVP_RECIPE_CELL / 2);
 
 	for (uint32_t i = 0; i < KVP_TAIL_PREFIX; i += 2) {
 		uint64_t pair = kvp_load_relaxed(&v->recipes[at + i / 2]);
 
-		out[i] = (kvp_token) pair;
-		out[i + 1] = (kvp_token) (pair >> 32);
+		out[i] = (kvp_token)pair;
+		out[i + 1] = (kvp_token)(pair >> 32);
 	}
 }
 
 static int has_tail_entry(const struct kvp_catalog_view *v, kvp_block_id id)
 {
 	return v->tail_buckets &&
-		kvp_shape_tokens(kvp_load_relaxed(&v->blocks[id].shape)) >= KVP_TAIL_PREFIX;
+	       kvp_shape_tokens(kvp_load_relaxed(&v->blocks[id].shape)) >= KVP_TAIL_PREFIX;
 }
 
 /* Siblings that begin with the same tokens: returns how many, and the one committed first. */
@@ -167,8 +168,8 @@ uint64_t kvp_block_mark(const struct kvp_catalog_view *v, kvp_block_id id)
 	if (kvp_word_state(word) != KVP_BLOCK_LIVE)
 		return 0;
 	/* Followed by kvp_lease_fence() before the scan; see kvp_lease.h. */
-	kvp_store_seq(&b->word, kvp_word(kvp_word_birth(word), kvp_word_move(word),
-		KVP_BLOCK_EVICTING));
+	kvp_store_seq(
+		&b->word, kvp_word(kvp_word_birth(word), kvp_word_move(word), KVP_BLOCK_EVICTING));
 	return word;
 }
 

@@ -90,9 +90,9 @@ int kvp_catalog_plan(uint64_t max_blocks, uint64_t recipe_tokens, int with_tail,
 		cells = max_blocks;
 	if (cells > UINT32_MAX)
 		return -EINVAL;
-	l.max_blocks = (uint32_t) max_blocks;
-	l.recipe_cells = (uint32_t) cells;
-	l.index_buckets = (uint32_t) (max_blocks / PLANNED_LOAD + 8);
+	l.max_blocks = (uint32_t)max_blocks;
+	l.recipe_cells = (uint32_t)cells;
+	l.index_buckets = (uint32_t)(max_blocks / PLANNED_LOAD + 8);
 	l.tail_buckets = with_tail ? l.index_buckets : 0;
 	lay_out(&l);
 	*ret_layout = l;
@@ -102,17 +102,17 @@ int kvp_catalog_plan(uint64_t max_blocks, uint64_t recipe_tokens, int with_tail,
 static void make_view(struct kvp_catalog *cat, const struct kvp_catalog_layout *l, uint64_t epoch,
 	struct kvp_catalog_view *v)
 {
-	uint8_t *base = (uint8_t *) cat;
+	uint8_t *base = (uint8_t *)cat;
 
 	memset(v, 0, sizeof(*v));
 	v->cat = cat;
-	v->spaces = (void *) (base + l->off_spaces);
-	v->extents = (void *) (base + l->off_extents);
-	v->claims = (void *) (base + l->off_claims);
-	v->blocks = (void *) (base + l->off_blocks);
-	v->index = (void *) (base + l->off_index);
-	v->tail = (void *) (base + l->off_tail);
-	v->recipes = (void *) (base + l->off_recipes);
+	v->spaces = (void *)(base + l->off_spaces);
+	v->extents = (void *)(base + l->off_extents);
+	v->claims = (void *)(base + l->off_claims);
+	v->blocks = (void *)(base + l->off_blocks);
+	v->index = (void *)(base + l->off_index);
+	v->tail = (void *)(base + l->off_tail);
+	v->recipes = (void *)(base + l->off_recipes);
 	v->max_blocks = l->max_blocks;
 	v->recipe_cells = l->recipe_cells;
 	v->index_buckets = l->index_buckets;
@@ -120,8 +120,8 @@ static void make_view(struct kvp_catalog *cat, const struct kvp_catalog_layout *
 	v->epoch = epoch;
 }
 
-void kvp_catalog_init(void *base, const struct kvp_catalog_layout *l, uint64_t epoch, uint32_t tenant,
-	struct kvp_catalog_view *ret_view)
+void kvp_catalog_init(void *base, const struct kvp_catalog_layout *l, uint64_t epoch,
+	uint32_t tenant, struct kvp_catalog_view *ret_view)
 {
 	struct kvp_catalog *cat = base;
 
@@ -173,7 +173,7 @@ int kvp_catalog_attach(void *base, uint64_t bytes, struct kvp_catalog_view *ret_
 
 uint32_t kvp_claim_find(const struct kvp_catalog_view *v, struct kvp_key key, uint64_t now_ns)
 {
-	uint32_t home = (uint32_t) key.lo & (KVP_MAX_CLAIMS - 1);
+	uint32_t home = (uint32_t)key.lo & (KVP_MAX_CLAIMS - 1);
 
 	for (uint32_t i = 0; i < KVP_CLAIM_PROBES; i++) {
 		struct kvp_shm_claim *c = &v->claims[(home + i) & (KVP_MAX_CLAIMS - 1)];

@@ -11,22 +11,22 @@
 
 #define CANDIDATES 8u
 /* Blocks ahead for which the index way computes keys and asks for cache lines. */
-#define LOOKAHEAD 16u
+#define LOOKAHEAD        16u
 #define AHEAD_DESCRIPTOR 6u
-#define AHEAD_RECIPE 3u
+#define AHEAD_RECIPE     3u
 /* Blocks ahead for which the sequential way asks for cache lines. */
 #define AHEAD_SEQUENTIAL 4u
 
 /* Token pairs are compared as 64-bit words, the earlier token low. */
 static uint64_t pair_at(const kvp_token *tokens)
 {
-	return tokens[0] | (uint64_t) tokens[1] << 32;
+	return tokens[0] | (uint64_t)tokens[1] << 32;
 }
 
-static int same_tokens(const struct kvp_catalog_view *v, uint32_t cell, const kvp_token *tokens,
-	uint32_t n)
+static int same_tokens(
+	const struct kvp_catalog_view *v, uint32_t cell, const kvp_token *tokens, uint32_t n)
 {
-	KVP_ATOMIC(uint64_t) *have = &v->recipes[(uint64_t) cell * (KVP_RECIPE_CELL / 2)];
+	KVP_ATOMIC(uint64_t) *have = &v->recipes[(uint64_t)cell * (KVP_RECIPE_CELL / 2)];
 	uint64_t diff = 0;
 	uint32_t i;
 
@@ -39,7 +39,7 @@ static int same_tokens(const struct kvp_catalog_view *v, uint32_t cell, const kv
 	for (; i + 2 <= n; i += 2)
 		diff |= kvp_load_acquire(&have[i / 2]) ^ pair_at(tokens + i);
 	if (i < n)
-		diff |= (uint32_t) kvp_load_acquire(&have[i / 2]) ^ tokens[i];
+		diff |= (uint32_t)kvp_load_acquire(&have[i / 2]) ^ tokens[i];
 	return !diff;
 }
 
@@ -96,7 +96,7 @@ static void fill_ahead(const struct kvp_catalog_view *v, struct ahead *a, uint32
 	a->first = number;
 	a->n = 0;
 	while (a->n < LOOKAHEAD && left) {
-		uint32_t n = left < block_tokens ? (uint32_t) left : block_tokens;
+		uint32_t n = left < block_tokens ? (uint32_t)left : block_tokens;
 
 		parent = kvp_chain_key(parent, tokens, n);
 		a->key[a->n++] = parent;
@@ -122,8 +122,8 @@ static void prefetch_recipe_lines(const struct kvp_catalog_view *v, uint64_t cel
 			__builtin_prefetch(&v->recipes[cell * (KVP_RECIPE_CELL / 2)]);
 }
 
-static void prefetch_recipe(const struct kvp_catalog_view *v, const struct ahead *a, uint32_t i,
-	uint32_t n)
+static void prefetch_recipe(
+	const struct kvp_catalog_view *v, const struct ahead *a, uint32_t i, uint32_t n)
 {
 	kvp_block_id id;
 
@@ -173,7 +173,8 @@ static int by_index(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
 	i = w->number - w->ahead.first;
 	prefetch_descriptor(v, &w->ahead, i + AHEAD_DESCRIPTOR);
 	prefetch_recipe(v, &w->ahead, i + AHEAD_RECIPE, w->block_tokens);
-	count = kvp_index_candidates(v->index, v->index_buckets, w->ahead.key[i].lo, cand, CANDIDATES);
+	count = kvp_index_candidates(
+		v->index, v->index_buckets, w->ahead.key[i].lo, cand, CANDIDATES);
 	for (uint32_t c = 0; c < count; c++)
 		if (kvp_block_is(v, cand[c], w->space, w->parent, w->tokens, n, 0, ret_hit))
 			return 1;
@@ -222,12 +223,12 @@ static uint32_t agreeing(const struct walk *w, kvp_block_id id, struct kvp_hit *
 		return 0;
 	ret_hit->tokens = n;
 	if (n > w->left)
-		n = (uint32_t) w->left;
+		n = (uint32_t)w->left;
 	for (same = 0; same < n; same++) {
 		uint64_t pair = kvp_load_acquire(
-			&v->recipes[(uint64_t) cell * (KVP_RECIPE_CELL / 2) + same / 2]);
+			&v->recipes[(uint64_t)cell * (KVP_RECIPE_CELL / 2) + same / 2]);
 
-		if ((kvp_token) (pair >> (same % 2 * 32)) != w->tokens[same])
+		if ((kvp_token)(pair >> (same % 2 * 32)) != w->tokens[same])
 			break;
 	}
 	ret_hit->where = kvp_load_acquire(&b->payload[KVP_TIER_DRAM].where);
@@ -243,8 +244,8 @@ static void find_tail(const struct walk *w, struct kvp_found *found)
 	/* Tag collisions may crowd a family; twice its size leaves room for them. */
 	kvp_block_id cand[2 * KVP_TAIL_CANDIDATES];
 	uint64_t hash = kvp_tail_hash(w->parent_key, w->tokens);
-	uint32_t n = kvp_index_candidates(w->v->tail, w->v->tail_buckets, hash, cand,
-		2 * KVP_TAIL_CANDIDATES);
+	uint32_t n = kvp_index_candidates(
+		w->v->tail, w->v->tail_buckets, hash, cand, 2 * KVP_TAIL_CANDIDATES);
 
 	for (uint32_t i = 0; i < n; i++) {
 		struct kvp_hit hit;
@@ -275,12 +276,12 @@ void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token 
 			advance(&w, w.block_tokens, &hits[found.n_hits]))
 			found.n_hits++;
 		if (w.left && w.left < w.block_tokens && found.n_hits < max_hits &&
-			advance(&w, (uint32_t) w.left, &hits[found.n_hits]))
+			advance(&w, (uint32_t)w.left, &hits[found.n_hits]))
 			found.n_hits++;
 		if (w.left >= KVP_TAIL_PREFIX && v->tail_buckets && !(flags & KVP_FIND_NO_TAIL))
 			find_tail(&w, &found);
 	}
-	found.n_tokens = n - (uint32_t) w.left;
+	found.n_tokens = n - (uint32_t)w.left;
 	found.key = w.parent_key;
 	found.missing = w.left > 0;
 	*ret_found = found;
@@ -294,8 +295,8 @@ uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *
 	return n;
 }
 
-int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word, kvp_token *out,
-	uint32_t max)
+int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word,
+	kvp_token *out, uint32_t max)
 {
 	const struct kvp_block *b;
 	uint32_t n, cell;
@@ -311,9 +312,9 @@ int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t 
 		n = max;
 	for (uint32_t i = 0; i < n; i++) {
 		uint64_t pair = kvp_load_acquire(
-			&v->recipes[(uint64_t) cell * (KVP_RECIPE_CELL / 2) + i / 2]);
+			&v->recipes[(uint64_t)cell * (KVP_RECIPE_CELL / 2) + i / 2]);
 
-		out[i] = (kvp_token) (pair >> (i % 2 * 32));
+		out[i] = (kvp_token)(pair >> (i % 2 * 32));
 	}
-	return kvp_load_relaxed(&b->word) == word ? (int) n : -ESTALE;
+	return kvp_load_relaxed(&b->word) == word ? (int)n : -ESTALE;
 }

@@ -10,12 +10,12 @@
 
 static uint32_t home_of(uint64_t hash, uint32_t buckets)
 {
-	return (uint32_t) ((uint64_t) (uint32_t) hash * buckets >> 32);
+	return (uint32_t)((uint64_t)(uint32_t)hash * buckets >> 32);
 }
 
 static uint64_t entry_of(uint64_t hash, kvp_block_id id)
 {
-	return (hash >> 32) << 32 | (uint64_t) (id + 1u);
+	return (hash >> 32) << 32 | (uint64_t)(id + 1u);
 }
 
 static uint32_t next_bucket(uint32_t b, uint32_t buckets)
@@ -30,7 +30,7 @@ static uint32_t probes_of(uint32_t buckets)
 
 /* Finds a bucket on the hash's path that has `entry` (0: a free place); says which place. */
 static int locate(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, uint64_t entry,
-	uint32_t *ret_probe, KVP_ATOMIC(uint64_t) **ret_place)
+	uint32_t *ret_probe, KVP_ATOMIC(uint64_t) * *ret_place)
 {
 	uint32_t b = home_of(hash, buckets), probes = probes_of(buckets);
 
@@ -48,8 +48,8 @@ static int locate(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, uin
 	return -ENOENT;
 }
 
-static void count_overflow(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, uint32_t probe,
-	uint32_t by)
+static void count_overflow(
+	struct kvp_bucket *table, uint32_t buckets, uint64_t hash, uint32_t probe, uint32_t by)
 {
 	uint32_t b = home_of(hash, buckets);
 
@@ -59,7 +59,7 @@ static void count_overflow(struct kvp_bucket *table, uint32_t buckets, uint64_t 
 
 int kvp_index_insert(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, kvp_block_id id)
 {
-	KVP_ATOMIC(uint64_t) *place;
+	KVP_ATOMIC(uint64_t) * place;
 	uint32_t probe;
 
 	if (locate(table, buckets, hash, 0, &probe, &place) < 0)
@@ -72,7 +72,7 @@ int kvp_index_insert(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, 
 
 int kvp_index_remove(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, kvp_block_id id)
 {
-	KVP_ATOMIC(uint64_t) *place;
+	KVP_ATOMIC(uint64_t) * place;
 	uint32_t probe;
 
 	if (locate(table, buckets, hash, entry_of(hash, id), &probe, &place) < 0)
@@ -93,10 +93,10 @@ uint32_t kvp_index_candidates(const struct kvp_bucket *table, uint32_t buckets, 
 		for (uint32_t i = 0; i < KVP_BUCKET_ENTRIES; i++) {
 			uint64_t e = kvp_load_acquire(&bucket->entry[i]);
 
-			if ((uint32_t) e && (e >> 32) == (hash >> 32)) {
+			if ((uint32_t)e && (e >> 32) == (hash >> 32)) {
 				if (n == max)
 					return n;
-				out[n++] = (kvp_block_id) ((uint32_t) e - 1u);
+				out[n++] = (kvp_block_id)((uint32_t)e - 1u);
 			}
 		}
 		if (!kvp_load_acquire(&bucket->overflow))
@@ -104,7 +104,6 @@ uint32_t kvp_index_candidates(const struct kvp_bucket *table, uint32_t buckets, 
 	}
 	return n;
 }
-
 
 void kvp_index_prefetch(const struct kvp_bucket *table, uint32_t buckets, uint64_t hash)
 {

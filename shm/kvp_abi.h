@@ -4,8 +4,8 @@
  *
  * Both are memfds made by kvpoold and received as file descriptors (kvp_proto.h). A catalog is
  * written by the daemon's ledger thread alone and mapped read-only by the clients of one tenant. A
- * session page is shared with exactly one client, which may write all of it: the daemon treats every
- * word it reads from there as hostile (load once, bound, use the local).
+ * session page is shared with exactly one client, which may write all of it: the daemon treats
+ * every word it reads from there as hostile (load once, bound, use the local).
  *
  * Rules: no pointers, bitfields, enums, bool or long; sizes and offsets asserted; one writer per
  * cache line; words that change after publication are KVP_ATOMIC and touched only through
@@ -15,7 +15,8 @@
  * a reader refuses bits it does not know; `compat` bits may be ignored. The ABI version itself is
  * negotiated when a client connects.
  *
- * This header also compiles as C++ and under nvcc, for layout only: KVP_ATOMIC(T) is a plain T there.
+ * This header also compiles as C++ and under nvcc, for layout only: KVP_ATOMIC(T) is a plain T
+ * there.
  */
 #ifndef KVP_ABI_H
 #define KVP_ABI_H
@@ -26,12 +27,12 @@
 #include "shm/kvp_types.h"
 
 #ifdef __cplusplus
-#define KVP_ATOMIC(T)		T
-#define KVP_ALIGNED(n)		alignas(n)
+#define KVP_ATOMIC(T)           T
+#define KVP_ALIGNED(n)          alignas(n)
 #define KVP_ABI_ASSERT(c, what) static_assert(c, what)
 #else
-#define KVP_ATOMIC(T)		_Atomic(T)
-#define KVP_ALIGNED(n)		_Alignas(n)
+#define KVP_ATOMIC(T)           _Atomic(T)
+#define KVP_ALIGNED(n)          _Alignas(n)
 #define KVP_ABI_ASSERT(c, what) _Static_assert(c, what)
 #endif
 
@@ -51,25 +52,25 @@ struct kvp_seg_header {
 	uint32_t incompat;
 	uint32_t compat;
 	uint32_t header_bytes; /* sizeof the structure this header begins */
-	uint64_t size;	       /* bytes of the segment */
-	uint64_t epoch;	       /* of the daemon that made it; changes with every start */
+	uint64_t size;         /* bytes of the segment */
+	uint64_t epoch;        /* of the daemon that made it; changes with every start */
 	uint64_t reserved[3];
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_seg_header) == 64, "shm ABI");
 
 /* ---- catalog ------------------------------------------------------------------------------- */
 
-#define KVP_MAX_SPACES	    64u	  /* of one tenant */
-#define KVP_MAX_EXTENTS	    4096u /* of one tenant; payloads name an extent in 16 bits */
-#define KVP_MAX_CLAIMS	    1024u /* of one tenant; a power of two */
-#define KVP_CLAIM_PROBES    8u	  /* a claim lies within so many entries of its home */
-#define KVP_FUTEX_WORDS	    64u	  /* waiters hash onto these; a power of two */
-#define KVP_MAX_BLOCKS	    (1u << 28)
-#define KVP_RECIPE_CELL	    16u /* tokens in one cell of the recipe store */
-#define KVP_TAIL_PREFIX	    8u	/* tokens that name a family of siblings in the tail index */
-#define KVP_TAIL_CANDIDATES 8u	/* siblings of one family that the tail index holds: the newest */
+#define KVP_MAX_SPACES      64u   /* of one tenant */
+#define KVP_MAX_EXTENTS     4096u /* of one tenant; payloads name an extent in 16 bits */
+#define KVP_MAX_CLAIMS      1024u /* of one tenant; a power of two */
+#define KVP_CLAIM_PROBES    8u    /* a claim lies within so many entries of its home */
+#define KVP_FUTEX_WORDS     64u   /* waiters hash onto these; a power of two */
+#define KVP_MAX_BLOCKS      (1u << 28)
+#define KVP_RECIPE_CELL     16u /* tokens in one cell of the recipe store */
+#define KVP_TAIL_PREFIX     8u  /* tokens that name a family of siblings in the tail index */
+#define KVP_TAIL_CANDIDATES 8u  /* siblings of one family that the tail index holds: the newest */
 #define KVP_BUCKET_ENTRIES  7u
-#define KVP_MAX_PROBES	    64u /* buckets that a lookup visits at most */
+#define KVP_MAX_PROBES      64u /* buckets that a lookup visits at most */
 
 /*
  * The word of a block: birth 32 | move 24 | state 8.
@@ -78,26 +79,26 @@ KVP_ABI_ASSERT(sizeof(struct kvp_seg_header) == 64, "shm ABI");
  * block changes place or goes away. Everything else in the descriptor is constant while birth is;
  * payload fields are constant while the whole word is. A lease compares the whole word.
  */
-#define KVP_BLOCK_FREE	   0u
-#define KVP_BLOCK_LIVE	   1u /* published, has a payload, may be leased */
+#define KVP_BLOCK_FREE     0u
+#define KVP_BLOCK_LIVE     1u /* published, has a payload, may be leased */
 #define KVP_BLOCK_EVICTING 2u /* the ledger is about to take or move it: no new lease */
 #define KVP_BLOCK_RECIPE   3u /* published, recipe only: known, but has to be recomputed */
 
 static inline uint64_t kvp_word(uint32_t birth, uint32_t move, uint32_t state)
 {
-	return (uint64_t) birth << 32 | (uint64_t) (move & 0xffffffu) << 8 | state;
+	return (uint64_t)birth << 32 | (uint64_t)(move & 0xffffffu) << 8 | state;
 }
 static inline uint32_t kvp_word_birth(uint64_t w)
 {
-	return (uint32_t) (w >> 32);
+	return (uint32_t)(w >> 32);
 }
 static inline uint32_t kvp_word_move(uint64_t w)
 {
-	return (uint32_t) (w >> 8) & 0xffffffu;
+	return (uint32_t)(w >> 8) & 0xffffffu;
 }
 static inline uint32_t kvp_word_state(uint64_t w)
 {
-	return (uint32_t) w & 0xffu;
+	return (uint32_t)w & 0xffu;
 }
 
 /*
@@ -114,19 +115,19 @@ KVP_ABI_ASSERT(sizeof(struct kvp_payload_desc) == 24, "shm ABI");
 
 static inline uint64_t kvp_where(uint32_t extent, uint32_t codec, uint32_t bytes)
 {
-	return (uint64_t) (extent & 0xffffu) << 48 | (uint64_t) (codec & 0xffffu) << 32 | bytes;
+	return (uint64_t)(extent & 0xffffu) << 48 | (uint64_t)(codec & 0xffffu) << 32 | bytes;
 }
 static inline uint32_t kvp_where_extent(uint64_t w)
 {
-	return (uint32_t) (w >> 48);
+	return (uint32_t)(w >> 48);
 }
 static inline uint32_t kvp_where_codec(uint64_t w)
 {
-	return (uint32_t) (w >> 32) & 0xffffu;
+	return (uint32_t)(w >> 32) & 0xffffu;
 }
 static inline uint32_t kvp_where_bytes(uint64_t w)
 {
-	return (uint32_t) w;
+	return (uint32_t)w;
 }
 
 /* Block descriptor. The first line holds all that a match reads. */
@@ -139,10 +140,10 @@ struct kvp_block {
 	KVP_ATOMIC(uint32_t) recipe; /* first cell in the recipe store */
 	KVP_ATOMIC(uint32_t) depth;  /* blocks above it */
 	struct kvp_payload_desc payload[KVP_TIER_PAYLOADS];
-	KVP_ATOMIC(uint32_t) hits;	/* matches that ended at or passed through it, as touched */
+	KVP_ATOMIC(uint32_t) hits;      /* matches that ended at or passed through it, as touched */
 	KVP_ATOMIC(uint32_t) touched_s; /* monotonic seconds of the last touch */
-	KVP_ATOMIC(uint32_t) serial;	/* order of commit, wraps; the tail index keeps the newest */
-	KVP_ATOMIC(uint32_t) flags;	/* KVP_BLOCK_F_* */
+	KVP_ATOMIC(uint32_t) serial; /* order of commit, wraps; the tail index keeps the newest */
+	KVP_ATOMIC(uint32_t) flags;  /* KVP_BLOCK_F_* */
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_block) == 128, "shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_block, payload) == 40, "shm ABI");
@@ -179,11 +180,11 @@ KVP_ABI_ASSERT(sizeof(struct kvp_bucket) == 64, "shm ABI");
 
 /* One layer of a space. */
 struct kvp_shm_layer {
-	uint16_t index;	     /* the model's layer number */
+	uint16_t index;      /* the model's layer number */
 	uint16_t kv_heads;   /* held here */
 	uint16_t first_head; /* of the model, where a tensor-parallel shard begins */
-	uint16_t k_dim;	     /* channels of one key head */
-	uint16_t v_dim;	     /* channels of one value head; 0 where keys and values are one latent */
+	uint16_t k_dim;      /* channels of one key head */
+	uint16_t v_dim; /* channels of one value head; 0 where keys and values are one latent */
 	uint16_t reserved;
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_shm_layer) == 12, "shm ABI");
@@ -229,8 +230,8 @@ struct kvp_shm_space {
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_shm_space) == 4096, "shm ABI");
 
-#define KVP_EXTENT_FREE	   0u
-#define KVP_EXTENT_LIVE	   1u
+#define KVP_EXTENT_FREE    0u
+#define KVP_EXTENT_LIVE    1u
 #define KVP_EXTENT_RETIRED 2u /* holds nothing; clients unmap it and say so */
 
 #define KVP_EXTENT_VAULT 1u /* written by the daemon alone */
@@ -270,17 +271,17 @@ struct kvp_futex_line {
 
 /* Written by the ledger alone. Lookups are counted by clients, in their session pages. */
 struct kvp_catalog_stats {
-	KVP_ATOMIC(uint64_t) blocks;	   /* published with a payload */
-	KVP_ATOMIC(uint64_t) recipes;	   /* published, recipe only */
+	KVP_ATOMIC(uint64_t) blocks;  /* published with a payload */
+	KVP_ATOMIC(uint64_t) recipes; /* published, recipe only */
 	KVP_ATOMIC(uint64_t) payload_bytes;
-	KVP_ATOMIC(uint64_t) commits;	   /* blocks published */
-	KVP_ATOMIC(uint64_t) duplicates;   /* commits that named a block already there */
-	KVP_ATOMIC(uint64_t) refused;	   /* commits refused */
-	KVP_ATOMIC(uint64_t) evictions;	   /* payloads taken for room */
-	KVP_ATOMIC(uint64_t) forgotten;	   /* recipes dropped */
-	KVP_ATOMIC(uint64_t) moves;	   /* payloads moved */
+	KVP_ATOMIC(uint64_t) commits;    /* blocks published */
+	KVP_ATOMIC(uint64_t) duplicates; /* commits that named a block already there */
+	KVP_ATOMIC(uint64_t) refused;    /* commits refused */
+	KVP_ATOMIC(uint64_t) evictions;  /* payloads taken for room */
+	KVP_ATOMIC(uint64_t) forgotten;  /* recipes dropped */
+	KVP_ATOMIC(uint64_t) moves;      /* payloads moved */
 	KVP_ATOMIC(uint64_t) claims;
-	KVP_ATOMIC(uint64_t) waits;	   /* claims answered with PENDING */
+	KVP_ATOMIC(uint64_t) waits; /* claims answered with PENDING */
 	KVP_ATOMIC(uint64_t) deleted;
 	uint64_t reserved[4];
 };
@@ -313,13 +314,13 @@ KVP_ABI_ASSERT(sizeof(struct kvp_catalog) == 320 + 64 * KVP_FUTEX_WORDS, "shm AB
 
 /* ---- session page -------------------------------------------------------------------------- */
 
-#define KVP_SHARDS	 32u  /* threads of a client spread over these */
+#define KVP_SHARDS       32u  /* threads of a client spread over these */
 #define KVP_SHARD_LEASES 8u   /* lease slots in one shard */
-#define KVP_TOUCHES	 256u /* entries of a shard's touch log; a power of two */
-#define KVP_SQ_ENTRIES	 256u /* powers of two */
-#define KVP_CQ_ENTRIES	 1024u
-#define KVP_MAX_GRANTS	 128u /* of one session */
-#define KVP_SERIALS	 512u /* commits whose outcome the ledger remembers per session */
+#define KVP_TOUCHES      256u /* entries of a shard's touch log; a power of two */
+#define KVP_SQ_ENTRIES   256u /* powers of two */
+#define KVP_CQ_ENTRIES   1024u
+#define KVP_MAX_GRANTS   128u /* of one session */
+#define KVP_SERIALS      512u /* commits whose outcome the ledger remembers per session */
 
 /*
  * A lease slot: 0 = empty, else low 32 bits of (birth) << 32 | block id + 1. The ledger goes by the
@@ -327,11 +328,11 @@ KVP_ABI_ASSERT(sizeof(struct kvp_catalog) == 320 + 64 * KVP_FUTEX_WORDS, "shm AB
  */
 static inline uint64_t kvp_slot_value(kvp_block_id id, uint64_t word)
 {
-	return (uint64_t) kvp_word_birth(word) << 32 | (uint64_t) (id + 1u);
+	return (uint64_t)kvp_word_birth(word) << 32 | (uint64_t)(id + 1u);
 }
 static inline kvp_block_id kvp_slot_block(uint64_t v)
 {
-	return (kvp_block_id) ((uint32_t) v - 1u);
+	return (kvp_block_id)((uint32_t)v - 1u);
 }
 
 /* Written by the client, cache lines of its own per shard; read by the ledger. */
@@ -343,7 +344,7 @@ struct kvp_shard {
 	KVP_ATOMIC(uint64_t) misses;
 	KVP_ATOMIC(uint64_t) tokens_asked;
 	KVP_ATOMIC(uint64_t) tokens_matched;
-	KVP_ATOMIC(uint64_t) unleased; /* matches answered without a lease: no free slot */
+	KVP_ATOMIC(uint64_t) unleased;   /* matches answered without a lease: no free slot */
 	KVP_ATOMIC(uint32_t) touch_lock; /* among the client's own threads */
 	KVP_ATOMIC(uint32_t) touch_tail; /* entries written */
 	KVP_ATOMIC(uint64_t) touch_lost; /* log full; recency only */
@@ -354,8 +355,9 @@ struct kvp_shard {
 KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 192 + 8 * KVP_TOUCHES, "shm ABI");
 
 /* What a client asks of the ledger. */
-#define KVP_OP_NOP     0u
-#define KVP_OP_RESERVE 1u /* up to `count` slots for `space`; one completion per slot, at least one */
+#define KVP_OP_NOP 0u
+#define KVP_OP_RESERVE \
+	1u /* up to `count` slots for `space`; one completion per slot, at least one */
 #define KVP_OP_COMMIT  2u /* publish grant `grant` */
 #define KVP_OP_RELEASE 3u /* give grant `grant` back; no completion */
 #define KVP_OP_CLAIM   4u /* claim the chain whose first missing block has key `next` */
@@ -365,13 +367,15 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 192 + 8 * KVP_TOUCHES, "shm ABI");
 #define KVP_OP_MAX_    8u
 
 /* How a submission names a parent (or, for DELETE, the block itself). */
-#define KVP_PARENT_ROOT	  0u /* first block of a chain */
-#define KVP_PARENT_BLOCK  1u /* parent_id, parent_birth: a block proven by a match or a completion */
+#define KVP_PARENT_ROOT  0u  /* first block of a chain */
+#define KVP_PARENT_BLOCK 1u  /* parent_id, parent_birth: a block proven by a match or a completion \
+			      */
 #define KVP_PARENT_SERIAL 2u /* what the commit with serial parent_id became */
 
 #define KVP_SQE_RELEASE 1u /* COMMIT: give the grant back in the same step */
 
-/* 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant. */
+/* 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant.
+ */
 struct kvp_sqe {
 	KVP_ALIGNED(64) uint32_t op;
 	uint32_t serial; /* chosen by the client, counting up; echoed */
@@ -379,7 +383,7 @@ struct kvp_sqe {
 	uint32_t grant_generation;
 	uint16_t space;
 	uint16_t tokens; /* COMMIT: tokens of the block; RESERVE: unused */
-	uint32_t count;	 /* RESERVE */
+	uint32_t count;  /* RESERVE */
 	uint32_t flags;
 	uint32_t parent_kind;
 	uint32_t parent_id;
@@ -405,14 +409,14 @@ struct kvp_cqe {
 	uint32_t block; /* COMMIT: the block that stands for the key now */
 	uint32_t birth;
 	uint32_t retry_ms; /* with -EAGAIN: when to ask again */
-	uint32_t more;	   /* RESERVE: further completions that follow for this serial */
+	uint32_t more;     /* RESERVE: further completions that follow for this serial */
 	uint64_t reserved;
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_cqe) == 64, "shm ABI");
 
 #define KVP_CQE_DUPLICATE 1u /* COMMIT: `block` was there already, made by somebody else */
-#define KVP_CQE_PENDING	  2u /* CLAIM: somebody else is computing it */
-#define KVP_CQE_PRESENT	  4u /* CLAIM: it has been committed meanwhile; match again */
+#define KVP_CQE_PENDING   2u /* CLAIM: somebody else is computing it */
+#define KVP_CQE_PRESENT   4u /* CLAIM: it has been committed meanwhile; match again */
 
 struct kvp_session_page {
 	struct kvp_seg_header h;

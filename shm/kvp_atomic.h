@@ -15,17 +15,17 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define kvp_load_relaxed(p)	 atomic_load_explicit((p), memory_order_relaxed)
-#define kvp_load_acquire(p)	 atomic_load_explicit((p), memory_order_acquire)
-#define kvp_load_seq(p)		 atomic_load_explicit((p), memory_order_seq_cst)
-#define kvp_store_relaxed(p, v)	 atomic_store_explicit((p), (v), memory_order_relaxed)
-#define kvp_store_release(p, v)	 atomic_store_explicit((p), (v), memory_order_release)
-#define kvp_store_seq(p, v)	 atomic_store_explicit((p), (v), memory_order_seq_cst)
-#define kvp_xchg_seq(p, v)	 atomic_exchange_explicit((p), (v), memory_order_seq_cst)
-#define kvp_add_relaxed(p, v)	 atomic_fetch_add_explicit((p), (v), memory_order_relaxed)
-#define kvp_cas_seq(p, old, new) \
-	atomic_compare_exchange_strong_explicit((p), (old), (new), memory_order_seq_cst, \
-		memory_order_seq_cst)
+#define kvp_load_relaxed(p)     atomic_load_explicit((p), memory_order_relaxed)
+#define kvp_load_acquire(p)     atomic_load_explicit((p), memory_order_acquire)
+#define kvp_load_seq(p)         atomic_load_explicit((p), memory_order_seq_cst)
+#define kvp_store_relaxed(p, v) atomic_store_explicit((p), (v), memory_order_relaxed)
+#define kvp_store_release(p, v) atomic_store_explicit((p), (v), memory_order_release)
+#define kvp_store_seq(p, v)     atomic_store_explicit((p), (v), memory_order_seq_cst)
+#define kvp_xchg_seq(p, v)      atomic_exchange_explicit((p), (v), memory_order_seq_cst)
+#define kvp_add_relaxed(p, v)   atomic_fetch_add_explicit((p), (v), memory_order_relaxed)
+#define kvp_cas_seq(p, old, new)                 \
+	atomic_compare_exchange_strong_explicit( \
+		(p), (old), (new), memory_order_seq_cst, memory_order_seq_cst)
 
 /*
  * A counter with one writing thread: load and store rather than a locked add. Never use it where
@@ -38,7 +38,7 @@
 #elif defined(__aarch64__)
 #define kvp_cpu_relax() __asm__ __volatile__("yield" ::: "memory")
 #else
-#define kvp_cpu_relax() ((void) 0)
+#define kvp_cpu_relax() ((void)0)
 #endif
 
 #endif

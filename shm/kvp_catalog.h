@@ -38,7 +38,8 @@ uint64_t kvp_payload_checksum(const void *bytes, size_t n);
 
 /* ---- layout and views ---------------------------------------------------------------------- */
 
-/* Sizes of a catalog for so many blocks. recipe_tokens: tokens that all recipes may hold together. */
+/* Sizes of a catalog for so many blocks. recipe_tokens: tokens that all recipes may hold together.
+ */
 struct kvp_catalog_layout {
 	uint32_t max_blocks;
 	uint32_t recipe_cells;
@@ -61,7 +62,7 @@ struct kvp_catalog_view {
 	struct kvp_block *blocks;
 	struct kvp_bucket *index;
 	struct kvp_bucket *tail;
-	KVP_ATOMIC(uint64_t) *recipes; /* two tokens in a word, the earlier one low */
+	KVP_ATOMIC(uint64_t) * recipes; /* two tokens in a word, the earlier one low */
 	uint32_t max_blocks;
 	uint32_t recipe_cells;
 	uint32_t index_buckets;
@@ -74,8 +75,9 @@ void kvp_catalog_init(void *base, const struct kvp_catalog_layout *layout, uint6
 	uint32_t tenant, struct kvp_catalog_view *ret_view);
 
 /*
- * Checks a received segment (magic, version, incompat bits, every offset and count against size) and
- * makes a view. -EPROTONOSUPPORT: made by a daemon that this code is too old for; -EPROTO: nonsense.
+ * Checks a received segment (magic, version, incompat bits, every offset and count against size)
+ * and makes a view. -EPROTONOSUPPORT: made by a daemon that this code is too old for; -EPROTO:
+ * nonsense.
  */
 int kvp_catalog_attach(void *base, uint64_t bytes, struct kvp_catalog_view *ret_view);
 
@@ -107,8 +109,8 @@ struct kvp_hit {
 };
 
 struct kvp_found {
-	uint32_t n_hits;   /* whole blocks, and an exactly matching partial block at the end */
-	uint32_t n_tokens; /* in those */
+	uint32_t n_hits;      /* whole blocks, and an exactly matching partial block at the end */
+	uint32_t n_tokens;    /* in those */
 	struct kvp_key key;   /* of the last hit, or the root */
 	struct kvp_hit tail;  /* valid if tail_tokens: the block in which the match ends */
 	uint32_t tail_tokens; /* leading tokens of the tail block that agree; 0 = none */
@@ -120,8 +122,8 @@ struct kvp_found {
 /*
  * Longest cached prefix of tokens[0..n) in a space: whole blocks first, then a partial block that
  * equals all that is left, then (tail index) the block that agrees with most of what is left, if at
- * least KVP_TAIL_PREFIX tokens do. Stops before a block without a payload in DRAM. hits has room for
- * max_hits; the search stops there. The result is consistent at no single instant: lease the
+ * least KVP_TAIL_PREFIX tokens do. Stops before a block without a payload in DRAM. hits has room
+ * for max_hits; the search stops there. The result is consistent at no single instant: lease the
  * deepest block, then kvp_revalidate().
  */
 void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token *tokens, uint32_t n,
@@ -134,8 +136,8 @@ uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *
  * Copies a block's token ids, at most max, if its word is still `word`. Returns the count, or
  * -ESTALE.
  */
-int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word, kvp_token *out,
-	uint32_t max);
+int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word,
+	kvp_token *out, uint32_t max);
 
 /*
  * Proves one candidate: LIVE or (any_state) published, of this space and parent, with exactly these
@@ -145,7 +147,8 @@ int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t spa
 	kvp_block_id parent, const kvp_token *tokens, uint32_t n, int any_state,
 	struct kvp_hit *ret_hit);
 
-/* Is there an unexpired claim on this key? Returns the claiming session or 0. now: CLOCK_MONOTONIC */
+/* Is there an unexpired claim on this key? Returns the claiming session or 0. now: CLOCK_MONOTONIC
+ */
 uint32_t kvp_claim_find(const struct kvp_catalog_view *v, struct kvp_key key, uint64_t now_ns);
 
 /* ---- writer -------------------------------------------------------------------------------- */
@@ -171,8 +174,8 @@ static inline uint32_t kvp_recipe_cells(uint32_t tokens)
  * Fills a FREE descriptor and its recipe. Nothing is visible yet. The payload of a tier is set with
  * kvp_block_set_payload() before kvp_block_publish().
  */
-void kvp_block_fill(const struct kvp_catalog_view *v, kvp_block_id id,
-	const struct kvp_block_init *init);
+void kvp_block_fill(
+	const struct kvp_catalog_view *v, kvp_block_id id, const struct kvp_block_init *init);
 void kvp_block_set_payload(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t tier,
 	uint64_t where, uint64_t offset, uint64_t checksum);
 
@@ -189,7 +192,8 @@ int kvp_block_publish(const struct kvp_catalog_view *v, kvp_block_id id, struct 
  */
 void kvp_block_retire(const struct kvp_catalog_view *v, kvp_block_id id, struct kvp_key parent_key);
 
-/* LIVE -> EVICTING; returns the word that was there (to put it back unchanged), or 0 if not LIVE. */
+/* LIVE -> EVICTING; returns the word that was there (to put it back unchanged), or 0 if not LIVE.
+ */
 uint64_t kvp_block_mark(const struct kvp_catalog_view *v, kvp_block_id id);
 /* EVICTING -> the very word that kvp_block_mark() returned. */
 void kvp_block_unmark(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word);

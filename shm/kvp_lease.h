@@ -18,7 +18,7 @@
 #include "shm/kvp_atomic.h"
 
 struct kvp_lease {
-	KVP_ATOMIC(uint64_t) *slot; /* NULL: none held */
+	KVP_ATOMIC(uint64_t) * slot; /* NULL: none held */
 };
 
 /*
@@ -40,11 +40,11 @@ void kvp_lease_fence(void);
 
 /*
  * Ledger. Copies the block ids named in a page's slots, at most max (KVP_SHARDS *
- * KVP_SHARD_LEASES are enough); ids are not yet bounded. If slots is not NULL it gets, for each, the
- * index of its slot.
+ * KVP_SHARD_LEASES are enough); ids are not yet bounded. If slots is not NULL it gets, for each,
+ * the index of its slot.
  */
-uint32_t kvp_lease_scan(const struct kvp_session_page *page, kvp_block_id *out, uint16_t *slots,
-	uint32_t max);
+uint32_t kvp_lease_scan(
+	const struct kvp_session_page *page, kvp_block_id *out, uint16_t *slots, uint32_t max);
 
 /* Ledger. Current value of slot i (kvp_slot_block() of it), 0 = empty. */
 uint64_t kvp_lease_slot(const struct kvp_session_page *page, uint32_t i);
@@ -53,7 +53,7 @@ uint64_t kvp_lease_slot(const struct kvp_session_page *page, uint32_t i);
  * Ledger. Drains the touch log of one shard: at most max entries, oldest first. `head` is the
  * ledger's own count. A client that writes nonsense loses its own recency and nothing else.
  */
-uint32_t kvp_touch_drain(struct kvp_session_page *page, uint32_t shard, uint32_t *head,
-	uint64_t *out, uint32_t max);
+uint32_t kvp_touch_drain(
+	struct kvp_session_page *page, uint32_t shard, uint32_t *head, uint64_t *out, uint32_t max);
 
 #endif

@@ -28,30 +28,30 @@
 
 #include "shm/kvp_abi.h"
 
-#define KVP_MSG_MAGIC	  0x4d50564bu /* "KVPM" */
-#define KVP_MSG_MAX	  65536u
-#define KVP_MSG_MAX_FDS	  3u
-#define KVP_MSG_TEXT	  224u
-#define KVP_CLIENT_NAME	  64u
+#define KVP_MSG_MAGIC     0x4d50564bu /* "KVPM" */
+#define KVP_MSG_MAX       65536u
+#define KVP_MSG_MAX_FDS   3u
+#define KVP_MSG_TEXT      224u
+#define KVP_CLIENT_NAME   64u
 #define KVP_ADMIN_REQUEST 16384u /* bytes of JSON in one request */
 
-#define KVP_MSG_HELLO	    1u
-#define KVP_MSG_WELCOME	    2u
-#define KVP_MSG_ERROR	    3u
+#define KVP_MSG_HELLO       1u
+#define KVP_MSG_WELCOME     2u
+#define KVP_MSG_ERROR       3u
 #define KVP_MSG_ATTACHED    4u
 #define KVP_MSG_SPACE_OPEN  5u
-#define KVP_MSG_SPACE	    6u
+#define KVP_MSG_SPACE       6u
 #define KVP_MSG_SPACE_CLOSE 7u
-#define KVP_MSG_EXTENT	    8u
+#define KVP_MSG_EXTENT      8u
 #define KVP_MSG_EXTENT_GET  9u
 #define KVP_MSG_ARENA_ACK   10u
-#define KVP_MSG_RETIRE	    11u
+#define KVP_MSG_RETIRE      11u
 #define KVP_MSG_RETIRE_ACK  12u
-#define KVP_MSG_ADMIN	    13u
+#define KVP_MSG_ADMIN       13u
 #define KVP_MSG_ADMIN_PART  14u
-#define KVP_MSG_PROVE	    15u /* daemon asks for SCM_CREDENTIALS with a nonce (no SO_PEERPIDFD) */
-#define KVP_MSG_PROOF	    16u
-#define KVP_MSG_MAX_	    17u
+#define KVP_MSG_PROVE       15u /* daemon asks for SCM_CREDENTIALS with a nonce (no SO_PEERPIDFD) */
+#define KVP_MSG_PROOF       16u
+#define KVP_MSG_MAX_        17u
 
 struct kvp_msg {
 	uint32_t magic;
@@ -63,7 +63,7 @@ struct kvp_msg {
 KVP_ABI_ASSERT(sizeof(struct kvp_msg) == 16, "control protocol");
 
 #define KVP_HELLO_CLIENT 0u /* attach: answered with WELCOME */
-#define KVP_HELLO_ADMIN	 1u /* administration: answered with an empty WELCOME, no descriptors */
+#define KVP_HELLO_ADMIN  1u /* administration: answered with an empty WELCOME, no descriptors */
 
 struct kvp_msg_hello {
 	uint32_t abi_min;
@@ -129,7 +129,7 @@ struct kvp_msg_nonce {
 
 /* ADMIN: body is JSON text, not terminated. ADMIN_PART: this, then a piece of the JSON answer. */
 struct kvp_msg_admin_part {
-	uint32_t last; /* 1: the document is complete */
+	uint32_t last;  /* 1: the document is complete */
 	int32_t status; /* of the whole request, in the last part: 0 or negative errno */
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_msg_admin_part) == 8, "control protocol");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Segments: memfds that are sized, sealed, passed and mapped. Nothing is ever named in a filesystem.
+ * Segments: memfds that are sized, sealed, passed and mapped. Nothing is ever named in a
+ * filesystem.
  *
  * All functions: any thread; 0 or negative errno; outputs last, untouched on failure.
  */
@@ -12,11 +13,11 @@
 #include <unistd.h>
 
 /* Seals of each kind of segment; receivers check with kvp_seg_check(). */
-#define KVP_SEALS_FIXED	  (F_SEAL_GROW | F_SEAL_SHRINK)
+#define KVP_SEALS_FIXED   (F_SEAL_GROW | F_SEAL_SHRINK)
 #define KVP_SEALS_CATALOG (KVP_SEALS_FIXED | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
-#define KVP_SEALS_PAGE	  (KVP_SEALS_FIXED | F_SEAL_SEAL)
-#define KVP_SEALS_VAULT	  (KVP_SEALS_FIXED | F_SEAL_SEAL)
-#define KVP_SEALS_ARENA	  (KVP_SEALS_FIXED | F_SEAL_FUTURE_WRITE)
+#define KVP_SEALS_PAGE    (KVP_SEALS_FIXED | F_SEAL_SEAL)
+#define KVP_SEALS_VAULT   (KVP_SEALS_FIXED | F_SEAL_SEAL)
+#define KVP_SEALS_ARENA   (KVP_SEALS_FIXED | F_SEAL_FUTURE_WRITE)
 
 #define KVP_SEG_HUGETLB 1u /* 2 MiB pages of the hugetlb pool; size must be a multiple */
 
@@ -35,10 +36,10 @@ int kvp_seg_check(int fd, uint64_t bytes, unsigned seals);
 /* A read-only descriptor of the same memory. The caller must own the memfd's inode (or be root). */
 int kvp_seg_reopen_ro(int fd, int *ret_fd);
 
-#define KVP_MAP_WRITE	  1u
-#define KVP_MAP_DONTFORK  2u /* a forked child does not inherit the mapping */
-#define KVP_MAP_DONTDUMP  4u /* left out of core files */
-#define KVP_MAP_HUGEPAGE  8u /* ask for transparent huge pages; harmless where there are none */
+#define KVP_MAP_WRITE    1u
+#define KVP_MAP_DONTFORK 2u /* a forked child does not inherit the mapping */
+#define KVP_MAP_DONTDUMP 4u /* left out of core files */
+#define KVP_MAP_HUGEPAGE 8u /* ask for transparent huge pages; harmless where there are none */
 
 int kvp_seg_map(int fd, uint64_t bytes, uint32_t flags, void **ret_addr);
 void kvp_seg_unmap(void *addr, uint64_t bytes); /* NULL is harmless; keeps errno */

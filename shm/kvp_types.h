@@ -38,11 +38,11 @@ static inline int kvp_key_equal(struct kvp_key a, struct kvp_key b)
  * Where a payload lies. The numbers are ABI. DRAM is 0 because its payload shares the first cache
  * line of a descriptor; the order from fast to slow is VRAM, DRAM, STORE, RECIPE.
  */
-#define KVP_TIER_DRAM	0u
-#define KVP_TIER_VRAM	1u
-#define KVP_TIER_STORE	2u
+#define KVP_TIER_DRAM     0u
+#define KVP_TIER_VRAM     1u
+#define KVP_TIER_STORE    2u
 #define KVP_TIER_PAYLOADS 3u /* tiers that hold bytes */
-#define KVP_TIER_RECIPE 3u /* token ids only */
+#define KVP_TIER_RECIPE   3u /* token ids only */
 
 /* How a payload is coded. Further ids belong to kernels/kvp_codec.h; 0 is fixed here. */
 #define KVP_CODEC_NATIVE 0u
@@ -57,10 +57,10 @@ static inline int kvp_key_equal(struct kvp_key a, struct kvp_key b)
 #define KVP_LAYOUT_NCLD 0u /* [tokens][K,V][layers][heads * dim] */
 #define KVP_LAYOUT_LCND 1u /* [layers][K,V][tokens][heads * dim] */
 
-#define KVP_BLOCK_TOKENS_MIN	 16u
-#define KVP_BLOCK_TOKENS_MAX	 512u
+#define KVP_BLOCK_TOKENS_MIN     16u
+#define KVP_BLOCK_TOKENS_MAX     512u
 #define KVP_BLOCK_TOKENS_DEFAULT 64u
-#define KVP_MAX_LAYERS		 256u
+#define KVP_MAX_LAYERS           256u
 
 #ifdef __cplusplus
 }

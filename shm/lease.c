@@ -12,7 +12,8 @@
 #endif
 
 /* An empty slot, own shard first; NULL if the page has none. The slot then holds `value`. */
-static KVP_ATOMIC(uint64_t) *fill_slot(struct kvp_session_page *page, uint32_t shard, uint64_t value)
+static KVP_ATOMIC(uint64_t) *
+	fill_slot(struct kvp_session_page *page, uint32_t shard, uint64_t value)
 {
 	for (uint32_t s = 0; s < KVP_SHARDS; s++) {
 		struct kvp_shard *sh = &page->shard[(shard + s) % KVP_SHARDS];
@@ -71,7 +72,7 @@ void kvp_touch(struct kvp_session_page *page, uint32_t shard, kvp_block_id tip, 
 		if (asked > 0xffff)
 			asked = 0xffff;
 		kvp_store_relaxed(&sh->touch[tail % KVP_TOUCHES],
-			(uint64_t) asked << 32 | (uint64_t) (tip + 1u));
+			(uint64_t)asked << 32 | (uint64_t)(tip + 1u));
 		/* Release: pairs with the acquire in kvp_touch_drain(). */
 		kvp_store_release(&sh->touch_tail, tail + 1);
 	}
@@ -95,8 +96,8 @@ uint64_t kvp_lease_slot(const struct kvp_session_page *page, uint32_t i)
 	return kvp_load_seq(&page->shard[i / KVP_SHARD_LEASES].lease[i % KVP_SHARD_LEASES]);
 }
 
-uint32_t kvp_lease_scan(const struct kvp_session_page *page, kvp_block_id *out, uint16_t *slots,
-	uint32_t max)
+uint32_t kvp_lease_scan(
+	const struct kvp_session_page *page, kvp_block_id *out, uint16_t *slots, uint32_t max)
 {
 	uint32_t n = 0;
 
@@ -107,14 +108,14 @@ uint32_t kvp_lease_scan(const struct kvp_session_page *page, kvp_block_id *out, 
 			continue;
 		out[n] = kvp_slot_block(value);
 		if (slots)
-			slots[n] = (uint16_t) i;
+			slots[n] = (uint16_t)i;
 		n++;
 	}
 	return n;
 }
 
-uint32_t kvp_touch_drain(struct kvp_session_page *page, uint32_t shard, uint32_t *head, uint64_t *out,
-	uint32_t max)
+uint32_t kvp_touch_drain(
+	struct kvp_session_page *page, uint32_t shard, uint32_t *head, uint64_t *out, uint32_t max)
 {
 	struct kvp_shard *sh = &page->shard[shard];
 	uint32_t tail = kvp_load_acquire(&sh->touch_tail), n = 0;

@@ -10,7 +10,8 @@ int kvp_sq_push(struct kvp_session_page *page, uint32_t *tail, const struct kvp_
 		return -EAGAIN;
 	page->sq[*tail % KVP_SQ_ENTRIES] = *sqe;
 	(*tail)++;
-	/* Sequentially consistent for the sake of kvp_sq_must_wake(); releases the entry as well. */
+	/* Sequentially consistent for the sake of kvp_sq_must_wake(); releases the entry as well.
+	 */
 	kvp_store_seq(&page->sq_tail, *tail);
 	return 0;
 }
@@ -28,7 +29,7 @@ int kvp_sq_pop(struct kvp_session_page *page, uint32_t *head, struct kvp_sqe *re
 		return -EAGAIN;
 	if (waiting > KVP_SQ_ENTRIES)
 		return -EPROTO;
-	*ret_sqe = *(volatile struct kvp_sqe *) &page->sq[*head % KVP_SQ_ENTRIES];
+	*ret_sqe = *(volatile struct kvp_sqe *)&page->sq[*head % KVP_SQ_ENTRIES];
 	(*head)++;
 	kvp_store_release(&page->sq_head, *head);
 	return 0;

@@ -40,7 +40,7 @@ int kvp_seg_create(const char *name, uint64_t bytes, uint32_t flags, int *ret_fd
 	kvp_autoclose int fd = make_memfd(name, mfd);
 	if (fd < 0)
 		return fd;
-	if (fchmod(fd, 0600) < 0 || ftruncate(fd, (off_t) bytes) < 0)
+	if (fchmod(fd, 0600) < 0 || ftruncate(fd, (off_t)bytes) < 0)
 		return -errno;
 	r = kvp_seg_seal(fd, KVP_SEALS_FIXED);
 	if (r < 0)
@@ -59,11 +59,11 @@ int kvp_seg_check(int fd, uint64_t bytes, unsigned seals)
 	int have = fcntl(fd, F_GET_SEALS);
 	struct stat st;
 
-	if (have < 0 || ((unsigned) have & seals) != seals)
+	if (have < 0 || ((unsigned)have & seals) != seals)
 		return -EPROTO;
 	if (fstat(fd, &st) < 0)
 		return -errno;
-	return st.st_size >= 0 && (uint64_t) st.st_size == bytes ? 0 : -EPROTO;
+	return st.st_size >= 0 && (uint64_t)st.st_size == bytes ? 0 : -EPROTO;
 }
 
 int kvp_seg_reopen_ro(int fd, int *ret_fd)
@@ -94,7 +94,7 @@ int kvp_seg_map(int fd, uint64_t bytes, uint32_t flags, void **ret_addr)
 	}
 	/* A wish: -EINVAL where shared memory has no transparent huge pages. */
 	if (flags & KVP_MAP_HUGEPAGE)
-		(void) madvise(p, bytes, MADV_HUGEPAGE);
+		(void)madvise(p, bytes, MADV_HUGEPAGE);
 	*ret_addr = p;
 	return 0;
 }
@@ -147,9 +147,11 @@ int kvp_seg_hugeinfo(struct kvp_seg_hugeinfo *ret_info)
 	} else {
 		open_bracket = strchr(line, '[');
 		close_bracket = open_bracket ? strchr(open_bracket, ']') : NULL;
-		if (!close_bracket || close_bracket - open_bracket > (ptrdiff_t) sizeof(info.shmem_thp))
+		if (!close_bracket ||
+			close_bracket - open_bracket > (ptrdiff_t)sizeof(info.shmem_thp))
 			return -EIO;
-		memcpy(info.shmem_thp, open_bracket + 1, (size_t) (close_bracket - open_bracket - 1));
+		memcpy(info.shmem_thp, open_bracket + 1,
+			(size_t)(close_bracket - open_bracket - 1));
 	}
 	*ret_info = info;
 	return 0;

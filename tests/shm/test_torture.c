@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One writer that inserts and evicts as fast as it can, and readers that match, lease, read the
+ * payload and release: in threads (for ThreadSanitizer) and in processes. A payload is four words
+ * derived from the block's tokens; an evicted one is overwritten at once, so that a lease that
+ * does not protect shows as wrong bytes.
+ */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/shm/toy_ledger.h"
+
+#define BT         16u
+#define MAX_BLOCKS 48u
+#define CHAIN      6u
+#define READERS    3u
+#define WORDS      4u
+
+struct arena {
+	KVP_ATOMIC(uint64_t) payload[MAX_BLOCKS][WORDS];
+	KVP_ATOMIC(uint32_t) stop;
+	KVP_ATOMIC(uint32_t) wrong;
+	KVP_ATOMIC(uint64_t) leased_reads;
+	KVP_ATOMIC(uint64_t) stale;
+};
+
+struct torture {
+	struct toy toy;
+	struct arena *arena;
+	struct kvp_session_page *page[READERS];
+	uint64_t seed;
+	uint32_t rounds;
+};
+
+struct reader {
+	struct torture *t;
+	uint32_t number;
+};
+
+static uint64_t payload_word(const kvp_token *tokens, uint32_t n, uint32_t i)
+{
+	return kvp_chain_key((struct kvp_key){ i, 77 }, tokens, n).lo;
+}
+
+/* Ten prompts; every block of prompt p begins with p, so that some share nothing, some a prefix. */
+static void prompt(uint32_t p, kvp_token *out)
+{
+	for (uint32_t i = 0; i < CHAIN * BT; i++)
+		out[i] = i < 2 * BT ? (p % 2) * 1000 + i : p * 1000 + i;
+}
+
+static void read_leased(
+	struct torture *t, const kvp_token *tokens, const struct kvp_hit *hits, uint32_t n)
+{
+	for (uint32_t b = 0; b < n; b++) {
+		for (uint32_t i = 0; i < WORDS; i++) {
+			uint64_t got = kvp_load_relaxed(&t->arena->payload[hits[b].offset][i]);
+
+			if (got != payload_word(tokens + b * BT, BT, i))
+				kvp_add_relaxed(&t->arena->wrong, 1);
+		}
+	}
+	kvp_add_relaxed(&t->arena->leased_reads, n);
+}
+
+static void *reader_main(void *arg)
+{
+	struct reader *r = arg;
+	struct torture *t = r->t;
+	uint64_t rng = t->seed + r->number + 1;
+	kvp_token tokens[CHAIN * BT];
+	struct kvp_hit hits[CHAIN];
+	struct kvp_found f;
+
+	while (!kvp_load_relaxed(&t->arena->stop)) {
+		struct kvp_lease lease = { NULL };
+		uint32_t tip;
+
+		prompt((uint32_t)(toy_random(&rng) % 10), tokens);
+		kvp_find(&t->toy.v, 0, tokens, CHAIN * BT, KVP_FIND_NO_TAIL, hits, CHAIN, &f);
+		if (!f.n_hits)
+			continue;
+		tip = f.n_hits - 1;
+		if (kvp_lease_take(t->page[r->number], r->number, &t->toy.v.blocks[hits[tip].id],
+			    hits[tip].id, hits[tip].word, &lease) < 0 ||
+			kvp_revalidate(&t->toy.v, hits, f.n_hits) != f.n_hits) {
+			kvp_lease_drop(&lease);
+			kvp_add_relaxed(&t->arena->stale, 1);
+			continue;
+		}
+		read_leased(t, tokens, hits, f.n_hits);
+		kvp_lease_drop(&lease);
+	}
+	return NULL;
+}
+
+static void scribble(void *ctx, kvp_block_id id, uint64_t offset)
+{
+	struct torture *t = ctx;
+	(void)id;
+
+	for (uint32_t i = 0; i < WORDS; i++)
+		kvp_store_relaxed(&t->arena->payload[offset][i], UINT64_C(0xdeaddeaddeaddead));
+}
+
+static void write_chain(struct torture *t, uint32_t p, uint32_t depth)
+{
+	const struct kvp_key none = { 0, 0 };
+	kvp_token tokens[CHAIN * BT];
+	struct kvp_hit hits[CHAIN];
+	struct kvp_found f;
+	kvp_block_id parent;
+
+	prompt(p, tokens);
+	kvp_find(&t->toy.v, 0, tokens, depth * BT, KVP_FIND_NO_TAIL, hits, CHAIN, &f);
+	parent = f.n_hits ? hits[f.n_hits - 1].id : KVP_BLOCK_NONE;
+	for (uint32_t b = f.n_hits; b < depth && t->toy.n_free; b++) {
+		/* The slot of a block is its descriptor's number. */
+		kvp_block_id id = t->toy.free_ids[t->toy.n_free - 1];
+
+		for (uint32_t i = 0; i < WORDS; i++)
+			kvp_store_relaxed(
+				&t->arena->payload[id][i], payload_word(tokens + b * BT, BT, i));
+		if (toy_insert(&t->toy, parent, tokens + b * BT, BT, none, id, &parent) < 0)
+			abort();
+	}
+}
+
+static void writer_main(struct torture *t)
+{
+	uint64_t rng = t->seed;
+
+	for (uint32_t round = 0; round < t->rounds; round++) {
+		kvp_block_id batch[8];
+
+		write_chain(t, (uint32_t)(toy_random(&rng) % 10),
+			1 + (uint32_t)(toy_random(&rng) % CHAIN));
+		for (uint32_t i = 0; i < 8; i++)
+			batch[i] = (kvp_block_id)(toy_random(&rng) % MAX_BLOCKS);
+		toy_evict(&t->toy, batch, 8, scribble, t);
+	}
+	kvp_store_release(&t->arena->stop, 1);
+}
+
+static void *shared(size_t bytes)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	assert_true(p != MAP_FAILED);
+	return p;
+}
+
+static void torture_init(struct torture *t, uint32_t rounds)
+{
+	memset(t, 0, sizeof(*t));
+	t->seed = toy_seed();
+	t->rounds = rounds;
+	toy_init(&t->toy, MAX_BLOCKS, BT, true);
+	t->arena = shared(sizeof(*t->arena));
+	for (uint32_t i = 0; i < READERS; i++)
+		t->page[i] = shared(sizeof(*t->page[i]));
+	t->toy.pages = t->page;
+	t->toy.n_pages = READERS;
+}
+
+static void torture_fini(struct torture *t)
+{
+	printf("leased block reads %llu, stale matches %llu\n",
+		(unsigned long long)kvp_load_relaxed(&t->arena->leased_reads),
+		(unsigned long long)kvp_load_relaxed(&t->arena->stale));
+	assert_int_equal(kvp_load_relaxed(&t->arena->wrong), 0);
+	assert_true(kvp_load_relaxed(&t->arena->leased_reads) > 0);
+	for (uint32_t i = 0; i < READERS; i++)
+		munmap(t->page[i], sizeof(*t->page[i]));
+	munmap(t->arena, sizeof(*t->arena));
+	toy_fini(&t->toy);
+}
+
+static void in_threads(void **state)
+{
+	pthread_t thread[READERS];
+	struct reader reader[READERS];
+	struct torture t;
+	(void)state;
+
+	torture_init(&t, 60000);
+	for (uint32_t i = 0; i < READERS; i++) {
+		reader[i] = (struct reader){ .t = &t, .number = i };
+		assert_int_equal(pthread_create(&thread[i], NULL, reader_main, &reader[i]), 0);
+	}
+	writer_main(&t);
+	for (uint32_t i = 0; i < READERS; i++)
+		pthread_join(thread[i], NULL);
+	torture_fini(&t);
+}
+
+static void in_processes(void **state)
+{
+	pid_t pid[READERS];
+	struct torture t;
+	(void)state;
+
+	torture_init(&t, 60000);
+	for (uint32_t i = 0; i < READERS; i++) {
+		pid[i] = fork();
+		assert_true(pid[i] >= 0);
+		if (!pid[i]) {
+			struct reader reader = { .t = &t, .number = i };
+
+			reader_main(&reader);
+			_exit(0);
+		}
+	}
+	writer_main(&t);
+	for (uint32_t i = 0; i < READERS; i++) {
+		int status;
+
+		assert_int_equal(waitpid(pid[i], &status, 0), pid[i]);
+		assert_int_equal(status, 0);
+	}
+	torture_fini(&t);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(in_threads),
+		cmocka_unit_test(in_processes),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of CONTRIBUTING.md that a machine can judge. lint.py ROOT CHECK; exit 0, 1, or 77 (skipped)."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+# Which folder may include which headers; ARCHITECTURE.md says why. A header is folder-public if it
+# is called kvp_*.h (kvpool*.h in libclient/, kvr_*.h and kvt_*.h inside tools/).
+MAY = {
+    "shm": [r"shm/kvp_\w+\.h"],
+    "kernels": [r"kernels/[\w/]+\.h"],
+    "policy": [r"policy/\w+\.h", r"shm/kvp_types\.h"],
+    "libclient": [r"libclient/\w+\.h", r"kvpool\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h"],
+    "daemon": [r"daemon/\w+\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h"],
+    "tools": [r"libclient/kvpool(_admin)?\.h", r"tools/[\w/]+\.h"],
+    "tools/kvrun": [r"kernels/kvp_\w+\.h"],
+    "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],
+    "tools/kvreplay": [r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],
+    "examples": [r"libclient/kvpool\.h"],
+}
+MAX_LINES = 1500
+WORDS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|not implemented|for now\b", re.I)
+CODE = (".c", ".h", ".cu", ".cuh", ".cc")
+
+
+def files(root):
+    out = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True)
+    if out.returncode == 0 and out.stdout:
+        return [f for f in out.stdout.splitlines() if os.path.isfile(os.path.join(root, f))]
+    found = []
+    for base, dirs, names in os.walk(root):
+        dirs[:] = [d for d in dirs if not d.startswith((".git", "build"))]
+        found += [os.path.relpath(os.path.join(base, n), root) for n in names]
+    return found
+
+
+def text(root, name):
+    with open(os.path.join(root, name), encoding="utf-8", errors="replace") as f:
+        return f.read()
+
+
+def layers(root):
+    bad = []
+    for name in files(root):
+        if not name.endswith(CODE) or name.startswith("tests/"):
+            continue
+        folder = name.split("/")[0]
+        if folder not in MAY:
+            continue
+        allowed = list(MAY[folder])
+        for sub in MAY:
+            if "/" in sub and name.startswith(sub + "/"):
+                allowed += MAY[sub]
+        for number, line in enumerate(text(root, name).splitlines(), 1):
+            m = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            if m and not any(re.fullmatch(a, m.group(1)) for a in allowed):
+                bad.append(f"{name}:{number}: {folder}/ may not include \"{m.group(1)}\"")
+            if m and m.group(1).endswith(".c"):
+                bad.append(f"{name}:{number}: includes a .c file")
+    return bad
+
+
+def cycles(root):
+    graph = {}
+    for name in files(root):
+        if name.endswith(".h"):
+            graph[name] = re.findall(r'^\s*#\s*include\s+"([^"]+)"', text(root, name), re.M)
+    bad, done = [], set()
+
+    def walk(node, path):
+        if node in path:
+            bad.append("include cycle: " + " -> ".join(path[path.index(node):] + [node]))
+        elif node in graph and node not in done:
+            for other in graph[node]:
+                walk(other, path + [node])
+            done.add(node)
+
+    for node in graph:
+        walk(node, [])
+    return bad
+
+
+def spdx(root):
+    return [f"{n}: no SPDX line among the first two" for n in files(root)
+            if n.endswith(CODE + (".py", ".sh", "meson.build", ".yaml", ".service", ".socket"))
+            and "SPDX-License-Identifier: Apache-2.0" not in "\n".join(
+                text(root, n).splitlines()[:3]) and "/corpus/" not in n]
+
+
+def lengths(root):
+    bad = []
+    for n in files(root):
+        if n.endswith(CODE):
+            count = len(text(root, n).splitlines())
+            if count > MAX_LINES:
+                bad.append(f"{n}: {count} lines, more than {MAX_LINES}: split it where it has two subjects")
+    return bad
+
+
+def words(root):
+    bad = []
+    for n in files(root):
+        if n.endswith(CODE + (".build",)) or n.startswith("tools/"):
+            for number, line in enumerate(text(root, n).splitlines(), 1):
+                if WORDS.search(line):
+                    bad.append(f"{n}:{number}: {line.strip()}")
+    return bad
+
+
+def silent(root):
+    """shm/, kernels/, policy/ and libclient/ never log and never exit."""
+    bad = []
+    rule = re.compile(r"\b(v?f?printf|perror|puts|syslog|abort|exit|_exit)\s*\(")
+    for n in files(root):
+        if n.split("/")[0] in ("shm", "kernels", "policy", "libclient") and n.endswith((".c", ".h")):
+            body = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group(0).count("\n"), text(root, n), flags=re.S)
+            for number, line in enumerate(body.splitlines(), 1):
+                if rule.search(line):
+                    bad.append(f"{n}:{number}: {line.strip()}")
+    return bad
+
+
+def shell(root):
+    if not shutil.which("shellcheck"):
+        sys.exit(77)
+    scripts = [n for n in files(root) if not n.endswith(CODE) and os.path.getsize(os.path.join(root, n)) < 200000
+               and re.match(r"#!.*\b(ba)?sh\b", text(root, n)[:80])]
+    r = subprocess.run(["shellcheck", "-x", "-S", "warning"] + scripts, cwd=root, capture_output=True, text=True)
+    return r.stdout.splitlines() if r.returncode else []
+
+
+def man(root):
+    if not shutil.which("mandoc"):
+        sys.exit(77)
+    bad = []
+    for n in files(root):
+        if re.fullmatch(r"man/[\w.]+\.\d", n):
+            r = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", os.path.join(root, n)],
+                               capture_output=True, text=True)
+            bad += [line for line in r.stdout.splitlines() if "ERROR" in line or "WARNING" in line]
+    return bad
+
+
+CHECKS = {f.__name__: f for f in (layers, cycles, spdx, lengths, words, silent, shell, man)}
+
+
+def main():
+    if len(sys.argv) != 3 or sys.argv[2] not in CHECKS:
+        sys.exit("usage: lint.py ROOT " + "|".join(CHECKS))
+    bad = CHECKS[sys.argv[2]](sys.argv[1])
+    for line in bad:
+        print(line)
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -57,7 +57,7 @@ void kvp_lease_drop(struct kvp_lease *lease)
 	lease->slot = NULL;
 }
 
-void kvp_touch(struct kvp_session_page *page, uint32_t shard, kvp_block_id tip, uint32_t asked)
+void kvp_touch_push(struct kvp_session_page *page, uint32_t shard, kvp_block_id tip, uint32_t asked)
 {
 	struct kvp_shard *sh = &page->shard[shard % KVP_SHARDS];
 	uint32_t free_lock = 0, tail;

@@ -106,13 +106,13 @@ static void touches(void **state)
 	(void)state;
 
 	for (uint32_t i = 0; i < KVP_TOUCHES + 10; i++)
-		kvp_touch(page, 2, i, i == 1 ? 1000000 : i);
+		kvp_touch_push(page, 2, i, i == 1 ? 1000000 : i);
 	assert_int_equal(kvp_touch_drain(page, 2, &head, out, 2 * KVP_TOUCHES), KVP_TOUCHES);
 	assert_int_equal((uint32_t)out[7], 8);
 	assert_int_equal(out[1] >> 32, 0xffff);
 	assert_int_equal(kvp_load_relaxed(&page->shard[2].touch_lost), 10);
 	assert_int_equal(kvp_touch_drain(page, 2, &head, out, 2 * KVP_TOUCHES), 0);
-	kvp_touch(page, 2, 42, 1);
+	kvp_touch_push(page, 2, 42, 1);
 	assert_int_equal(kvp_touch_drain(page, 2, &head, out, 2 * KVP_TOUCHES), 1);
 	/* A client that claims to have written four thousand million entries gets a bounded answer.
 	 */

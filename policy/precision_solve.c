@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "policy/precision.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#define RADIX_BITS 11u
+#define RADIX_SIZE (1u << RADIX_BITS)
+
+/* Positive floats order as their bits do; inverted, the largest comes first. */
+static uint32_t sort_key(float weight)
+{
+	uint32_t u;
+
+	memcpy(&u, &weight, sizeof(u));
+	return ~u;
+}
+
+static void radix_pass(
+	const float *weight, const uint32_t *in, uint32_t *out, uint32_t n, uint32_t shift)
+{
+	uint32_t count[RADIX_SIZE] = { 0 }, sum = 0, i;
+
+	for (i = 0; i < n; i++)
+		count[sort_key(weight[in[i]]) >> shift & (RADIX_SIZE - 1)]++;
+	for (i = 0; i < RADIX_SIZE; i++) {
+		uint32_t c = count[i];
+
+		count[i] = sum;
+		sum += c;
+	}
+	for (i = 0; i < n; i++)
+		out[count[sort_key(weight[in[i]]) >> shift & (RADIX_SIZE - 1)]++] = in[i];
+}
+
+int precision_rank(struct kvp_precision *p, const float *importance, uint32_t n)
+{
+	uint32_t i, shift;
+
+	for (i = 0; i < n; i++) {
+		if (!isfinite(importance[i]))
+			return -EINVAL;
+		p->weight[i] = importance[i] > p->opts.floor ? importance[i] : (float)p->opts.floor;
+	}
+	for (i = 0; i < n; i++)
+		p->order[i] = i;
+	for (shift = 0; shift < 32; shift += RADIX_BITS) {
+		uint32_t *sorted = p->scratch;
+
+		radix_pass(p->weight, p->order, sorted, n, shift);
+		p->scratch = p->order;
+		p->order = sorted;
+	}
+	return 0;
+}
+
+uint64_t precision_units(const struct kvp_precision *p, const uint8_t *level, uint32_t n)
+{
+	uint64_t units = 0;
+	uint32_t s, i;
+
+	for (s = 0; s < p->n_streams; s++)
+		for (i = 0; i < n; i++)
+			units += p->stream[s].cost[level[precision_item(p, s, i)]];
+	return units;
+}
+
+double precision_utility(const struct kvp_precision *p, const uint8_t *level, uint32_t n)
+{
+	double sum = 0;
+	uint32_t s, i;
+
+	for (s = 0; s < p->n_streams; s++)
+		for (i = 0; i < n; i++)
+			sum += (double)p->weight[i] *
+			       p->stream[s].utility[level[precision_item(p, s, i)]];
+	return sum;
+}
+
+struct cursor {
+	uint32_t stream, step;
+	uint32_t at; /* index into order */
+};
+
+/*
+ * All tokens share the ratios of the steps, so the heap of (token, step) falls apart into one
+ * sorted list per step, each in the order of importance, and the largest score is at one of their
+ * heads. An entry whose token is not at `from` is stale: its earlier step was skipped, or its
+ * bounds exclude it.
+ */
+void precision_greedy(struct kvp_precision *p, uint32_t n, uint64_t units,
+	struct precision_event *trace, uint32_t *ret_traced, struct precision_outcome *ret)
+{
+	struct cursor cursor[PRECISION_STREAMS * PRECISION_TOP];
+	uint32_t cursors = 0, live, traced = 0, s, k, c;
+	uint64_t used;
+	double utility, bound = INFINITY;
+
+	for (s = 0; s < p->n_streams; s++)
+		memcpy(p->level + precision_item(p, s, 0), p->lo + precision_item(p, s, 0), n);
+	used = precision_units(p, p->level, n);
+	utility = precision_utility(p, p->level, n);
+	for (s = 0; s < p->n_streams; s++)
+		for (k = p->stream[s].base; k < PRECISION_TOP; k++)
+			cursor[cursors++] = (struct cursor){ s, k, 0 };
+	for (live = n ? cursors : 0; live;) {
+		const struct precision_stream *st;
+		uint32_t best = cursors, token, cost, from;
+		double score = -1;
+		size_t item;
+
+		for (c = 0; c < cursors; c++) {
+			double v;
+
+			if (cursor[c].at == n)
+				continue;
+			v = (double)p->weight[p->order[cursor[c].at]] *
+			    p->stream[cursor[c].stream].gain[cursor[c].step];
+			if (v > score) {
+				score = v;
+				best = c;
+			}
+		}
+		st = &p->stream[cursor[best].stream];
+		from = cursor[best].step;
+		token = p->order[cursor[best].at];
+		item = precision_item(p, cursor[best].stream, token);
+		if (++cursor[best].at == n)
+			live--;
+		if (p->level[item] != from || from >= p->hi[item])
+			continue;
+		cost = st->cost[from + 1] - st->cost[from];
+		if (trace)
+			trace[traced++] = (struct precision_event){ (uint32_t)item, (uint8_t)from,
+				used + cost <= units };
+		if (used + cost > units) {
+			/* The first step that does not fit is the one the bound takes in part. */
+			if (bound == INFINITY)
+				bound = utility + score * (double)(units - used);
+			continue;
+		}
+		p->level[item] = (uint8_t)(from + 1);
+		used += cost;
+		utility += score * cost;
+	}
+	if (ret_traced)
+		*ret_traced = traced;
+	*ret = (struct precision_outcome){ used, bound == INFINITY ? utility : bound };
+}
+
+/*
+ * value[u] = best utility of the items so far within u units above their lowest levels; dp keeps
+ * each item's choice. At most 128 items and 769 units.
+ */
+void precision_exact(struct kvp_precision *p, uint32_t n, uint64_t units, uint64_t *ret_units)
+{
+	double value[PRECISION_DP_UNITS] = { 0 };
+	uint64_t least = precision_units(p, p->lo, n);
+	uint32_t width, items = n * p->n_streams, i, u, level;
+
+	width = units - least < PRECISION_DP_UNITS - 1 ? (uint32_t)(units - least)
+						       : PRECISION_DP_UNITS - 1;
+	for (i = 0; i < items; i++) {
+		const struct precision_stream *st = &p->stream[i / n];
+		size_t item = precision_item(p, i / n, i % n);
+		uint8_t *choice = p->dp + (size_t)i * PRECISION_DP_UNITS;
+		uint32_t lo = p->lo[item];
+
+		for (u = width + 1; u-- > 0;) {
+			double best = -1;
+
+			for (level = lo; level <= p->hi[item]; level++) {
+				uint32_t extra = st->cost[level] - st->cost[lo];
+				double v;
+
+				if (extra > u)
+					break;
+				v = value[u - extra] +
+				    (double)p->weight[i % n] * st->utility[level];
+				if (v > best) {
+					best = v;
+					choice[u] = (uint8_t)level;
+				}
+			}
+			value[u] = best;
+		}
+	}
+	u = width;
+	for (i = items; i-- > 0;) {
+		const struct precision_stream *st = &p->stream[i / n];
+		size_t item = precision_item(p, i / n, i % n);
+
+		level = p->dp[(size_t)i * PRECISION_DP_UNITS + u];
+		p->level[item] = (uint8_t)level;
+		u -= st->cost[level] - st->cost[p->lo[item]];
+	}
+	*ret_units = least + width - u;
+}
+
+uint64_t precision_reverse(struct kvp_precision *p, uint32_t n, uint64_t units)
+{
+	struct cursor cursor[PRECISION_STREAMS * PRECISION_TOP];
+	uint64_t used = precision_units(p, p->level, n);
+	uint32_t cursors = 0, live, s, k, c;
+
+	/* Gains fall along the chain, so a token's higher step always comes up before its lower. */
+	for (s = 0; s < p->n_streams; s++)
+		for (k = PRECISION_TOP; k-- > p->stream[s].base;)
+			cursor[cursors++] = (struct cursor){ s, k, n };
+	for (live = n ? cursors : 0; live && used > units;) {
+		const struct precision_stream *st;
+		uint32_t best = cursors, to;
+		double score = INFINITY;
+		size_t item;
+
+		for (c = 0; c < cursors; c++) {
+			double v;
+
+			if (!cursor[c].at)
+				continue;
+			v = (double)p->weight[p->order[cursor[c].at - 1]] *
+			    p->stream[cursor[c].stream].gain[cursor[c].step];
+			if (v < score) {
+				score = v;
+				best = c;
+			}
+		}
+		st = &p->stream[cursor[best].stream];
+		to = cursor[best].step;
+		item = precision_item(p, cursor[best].stream, p->order[--cursor[best].at]);
+		if (!cursor[best].at)
+			live--;
+		if (p->level[item] != to + 1 || to < p->lo[item])
+			continue;
+		p->level[item] = (uint8_t)to;
+		used -= st->cost[to + 1] - st->cost[to];
+	}
+	return used;
+}

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the administrator told kvpoold. Loaded from YAML (JSON is a subset) by config.c, every value
- * bounded; immutable once loaded and shared read-only between threads.
+ * bounded; immutable once loaded and shared read-only between threads. kvpoold.yaml(5) describes
+ * the keys, which have the names of the members here.
  */
 #ifndef KVPD_CONFIG_H
 #define KVPD_CONFIG_H
@@ -13,6 +14,11 @@
 
 #define KVPD_MAX_TENANTS  256u
 #define KVPD_MAX_SESSIONS 4096u
+#define KVPD_MAX_UIDS     1024u      /* of one tenant */
+#define KVPD_CONFIG_BYTES (1u << 20) /* a larger file is refused unread */
+
+#define KVPD_DEFAULT_CONFIG "/etc/kvpool/kvpoold.yaml"
+#define KVPD_LOCK_FILE      "kvpoold.lock" /* in runtime_dir */
 
 enum kvpd_tristate { KVPD_AUTO, KVPD_NEVER, KVPD_REQUIRE };
 
@@ -50,7 +56,10 @@ struct kvpd_config {
 	int numa_node; /* -1: wherever */
 	char *policy;  /* name in policy/'s table */
 	uint32_t claim_ttl_ms;
-	uint32_t max_sessions; /* of all tenants */
+	uint32_t max_sessions;         /* of all tenants */
+	uint32_t handshake_ms;         /* a connection that has not attached by then is closed */
+	enum kvpd_tristate peer_pidfd; /* SO_PEERPIDFD; NEVER: pidfd_open and a nonce (tests) */
+	unsigned log_level;            /* enum kvpd_level */
 	bool unlisted_uids;    /* a uid in no tenant gets one of its own with the default limits */
 	bool trust_daemon_uid; /* clients of kvpoold's own uid are let in */
 	bool trust_overflow_uid;
@@ -58,5 +67,25 @@ struct kvpd_config {
 	struct kvpd_tenant_config *tenants;
 	unsigned n_tenants;
 };
+
+/*
+ * Reads `data` (`name` stands for it in messages). Relative and symbolic values are resolved:
+ * limits that a tenant does not set are those of `defaults`, user names are uids. Limits that are 0
+ * stay 0 (but `share`): the ledger works out what they mean.
+ *
+ * -EINVAL: ret_error says "file:line: what is wrong and what would be right". -ENOMEM.
+ */
+int kvpd_config_parse(const char *name, const char *data, size_t bytes, char *ret_error,
+	size_t error_bytes, struct kvpd_config **ret_config);
+/* The file at path; NULL: built-in defaults. Also errors of open(2) and read(2), in words too. */
+int kvpd_config_load(
+	const char *path, char *ret_error, size_t error_bytes, struct kvpd_config **ret_config);
+struct kvpd_config *kvpd_config_free(struct kvpd_config *config);
+
+/* The tenant that lists this uid on the main socket; NULL if none does. */
+const struct kvpd_tenant_config *kvpd_config_by_uid(const struct kvpd_config *config, uid_t uid);
+const struct kvpd_tenant_config *kvpd_config_by_name(
+	const struct kvpd_config *config, const char *name);
+bool kvpd_tenant_lists(const struct kvpd_tenant_config *tenant, uid_t uid);
 
 #endif

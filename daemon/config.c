@@ -1,0 +1,813 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libcyaml checks the shape (known keys, mapping or list or scalar); every scalar arrives as text
+ * and is converted here, so that one place knows bounds, units and words, and can say what is
+ * right.
+ */
+#include "daemon/config.h"
+
+#include <cyaml/cyaml.h>
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <pwd.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+#include "daemon/yamlpos.h"
+#include "policy/kvp_evict.h"
+#include "shm/kvp_abi.h"
+#include "shm/kvp_seg.h"
+
+#define KIB (UINT64_C(1) << 10)
+#define MIB (UINT64_C(1) << 20)
+#define GIB (UINT64_C(1) << 30)
+#define TIB (UINT64_C(1) << 40)
+
+#define NAME_MAX_BYTES 63u
+
+/* ---- what libcyaml fills ------------------------------------------------------------------- */
+
+struct raw_limits {
+	char *share;
+	char *max_blocks;
+	char *recipe_blocks;
+	char *recipe_tokens;
+	char *arena;
+	char *max_sessions;
+	char *tail_index;
+};
+
+struct raw_tenant {
+	char *name;
+	char **uids;
+	unsigned n_uids;
+	char *socket;
+	struct raw_limits limits;
+};
+
+struct raw_config {
+	char *runtime_dir;
+	char *socket;
+	char *user;
+	char *admin_group;
+	char *memory;
+	char *extent;
+	char *populate_threads;
+	char *hugepages;
+	char *mlock;
+	char *numa_node;
+	char *policy;
+	char *claim_ttl_ms;
+	char *max_sessions;
+	char *handshake_ms;
+	char *peer_pidfd;
+	char *log_level;
+	char *unlisted_uids;
+	char *trust_daemon_uid;
+	char *trust_overflow_uid;
+	struct raw_limits defaults;
+	struct raw_tenant *tenants;
+	unsigned n_tenants;
+};
+
+#define TEXT(type, key, member) \
+	CYAML_FIELD_STRING_PTR( \
+		key, CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, type, member, 0, PATH_MAX)
+#define LIMITS(type, prefix)                                                            \
+	TEXT(type, "share", prefix share), TEXT(type, "max_blocks", prefix max_blocks), \
+		TEXT(type, "recipe_blocks", prefix recipe_blocks),                      \
+		TEXT(type, "recipe_tokens", prefix recipe_tokens),                      \
+		TEXT(type, "arena", prefix arena),                                      \
+		TEXT(type, "max_sessions", prefix max_sessions),                        \
+		TEXT(type, "tail_index", prefix tail_index)
+#define NOTHING /* limits that lie in the struct itself */
+
+static const cyaml_schema_value_t uid_schema = {
+	CYAML_VALUE_STRING(CYAML_FLAG_POINTER, char, 0, PATH_MAX),
+};
+
+static const cyaml_schema_field_t limit_fields[] = {
+	LIMITS(struct raw_limits, NOTHING),
+	CYAML_FIELD_END,
+};
+
+static const cyaml_schema_field_t tenant_fields[] = {
+	TEXT(struct raw_tenant, "name", name),
+	TEXT(struct raw_tenant, "socket", socket),
+	CYAML_FIELD_SEQUENCE_COUNT("uids", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
+		struct raw_tenant, uids, n_uids, &uid_schema, 0, KVPD_MAX_UIDS),
+	LIMITS(struct raw_tenant, limits.),
+	CYAML_FIELD_END,
+};
+
+static const cyaml_schema_value_t tenant_schema = {
+	CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, struct raw_tenant, tenant_fields),
+};
+
+static const cyaml_schema_field_t top_fields[] = {
+	TEXT(struct raw_config, "runtime_dir", runtime_dir),
+	TEXT(struct raw_config, "socket", socket),
+	TEXT(struct raw_config, "user", user),
+	TEXT(struct raw_config, "admin_group", admin_group),
+	TEXT(struct raw_config, "memory", memory),
+	TEXT(struct raw_config, "extent", extent),
+	TEXT(struct raw_config, "populate_threads", populate_threads),
+	TEXT(struct raw_config, "hugepages", hugepages),
+	TEXT(struct raw_config, "mlock", mlock),
+	TEXT(struct raw_config, "numa_node", numa_node),
+	TEXT(struct raw_config, "policy", policy),
+	TEXT(struct raw_config, "claim_ttl_ms", claim_ttl_ms),
+	TEXT(struct raw_config, "max_sessions", max_sessions),
+	TEXT(struct raw_config, "handshake_ms", handshake_ms),
+	TEXT(struct raw_config, "peer_pidfd", peer_pidfd),
+	TEXT(struct raw_config, "log_level", log_level),
+	TEXT(struct raw_config, "unlisted_uids", unlisted_uids),
+	TEXT(struct raw_config, "trust_daemon_uid", trust_daemon_uid),
+	TEXT(struct raw_config, "trust_overflow_uid", trust_overflow_uid),
+	CYAML_FIELD_MAPPING(
+		"defaults", CYAML_FLAG_OPTIONAL, struct raw_config, defaults, limit_fields),
+	CYAML_FIELD_SEQUENCE_COUNT("tenants", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
+		struct raw_config, tenants, n_tenants, &tenant_schema, 0, KVPD_MAX_TENANTS),
+	CYAML_FIELD_END,
+};
+
+static const cyaml_schema_value_t top_schema = {
+	CYAML_VALUE_MAPPING(CYAML_FLAG_POINTER, struct raw_config, top_fields),
+};
+
+/* ---- errors -------------------------------------------------------------------------------- */
+
+struct loader {
+	const char *name;
+	struct kvpd_yamlpos *pos;
+	char *error;
+	size_t error_bytes;
+	/* What libcyaml said: its first message, the innermost line of its backtrace. */
+	char cyaml_text[160];
+	unsigned cyaml_line;
+};
+
+/* Always -EINVAL. path: where the value stands, "" for the whole. */
+static int __attribute__((format(printf, 3, 4)))
+wrong(struct loader *l, const char *path, const char *format, ...)
+{
+	char text[384];
+	va_list ap;
+
+	va_start(ap, format);
+	vsnprintf(text, sizeof(text), format, ap);
+	va_end(ap);
+	snprintf(l->error, l->error_bytes, "%s:%u: %s%s%s", l->name,
+		l->pos ? kvpd_yamlpos_line(l->pos, path) : 0, path, *path ? ": " : "", text);
+	return -EINVAL;
+}
+
+static void cyaml_said(cyaml_log_t level, void *ctx, const char *format, va_list ap)
+{
+	struct loader *l = ctx;
+	char text[256];
+	const char *at;
+
+	(void)level;
+	vsnprintf(text, sizeof(text), format, ap);
+	text[strcspn(text, "\n")] = 0;
+	at = strstr(text, "(line: ");
+	if (at && !l->cyaml_line)
+		l->cyaml_line = (unsigned)strtoul(at + strlen("(line: "), NULL, 10);
+	if (!l->cyaml_text[0] && !at) {
+		const char *start = strncmp(text, "Load: ", 6) ? text : text + 6;
+
+		snprintf(l->cyaml_text, sizeof(l->cyaml_text), "%.*s",
+			(int)sizeof(l->cyaml_text) - 1, start);
+	}
+}
+
+static int shape_error(struct loader *l, cyaml_err_t e)
+{
+	static const char unexpected[] = "Unexpected key: ";
+	const char *key = strncmp(l->cyaml_text, unexpected, strlen(unexpected))
+				  ? NULL
+				  : l->cyaml_text + strlen(unexpected);
+	unsigned line = l->cyaml_line ? l->cyaml_line : kvpd_yamlpos_line(l->pos, "");
+
+	if (e == CYAML_ERR_OOM)
+		return -ENOMEM;
+	if (key) {
+		/* libcyaml gives the line before it. */
+		unsigned at = kvpd_yamlpos_find_key(l->pos, key, line);
+
+		snprintf(l->error, l->error_bytes,
+			"%s:%u: unknown key '%s'; kvpoold.yaml(5) lists those that exist", l->name,
+			at ? at : line, key);
+	} else {
+		snprintf(l->error, l->error_bytes, "%s:%u: %s", l->name, line,
+			l->cyaml_text[0] ? l->cyaml_text : cyaml_strerror(e));
+	}
+	return -EINVAL;
+}
+
+/* ---- scalars ------------------------------------------------------------------------------- */
+
+/* A decimal number that uses the whole text up to *ret_rest. */
+static bool digits(const char *text, uint64_t *ret_value, const char **ret_rest)
+{
+	uint64_t v = 0;
+	const char *c = text;
+
+	if (!isdigit((unsigned char)*c))
+		return false;
+	for (; isdigit((unsigned char)*c); c++) {
+		if (v > (UINT64_MAX - 9) / 10)
+			return false;
+		v = v * 10 + (uint64_t)(*c - '0');
+	}
+	*ret_value = v;
+	*ret_rest = c;
+	return true;
+}
+
+static const char *human(uint64_t bytes, char buf[static 32])
+{
+	static const char *const units[] = { "", "KiB", "MiB", "GiB", "TiB" };
+	unsigned u = 0;
+
+	while (u < 4 && bytes && !(bytes % 1024)) {
+		bytes /= 1024;
+		u++;
+	}
+	snprintf(buf, 32, "%" PRIu64 "%s", bytes, units[u]);
+	return buf;
+}
+
+static int get_size(struct loader *l, const char *path, const char *text, uint64_t min,
+	uint64_t max, uint64_t *ret_bytes)
+{
+	static const struct {
+		const char *suffix;
+		uint64_t factor;
+	} units[] = { { "", 1 }, { "KiB", KIB }, { "MiB", MIB }, { "GiB", GIB }, { "TiB", TIB } };
+	char lo[32], hi[32];
+	const char *rest;
+	uint64_t v;
+
+	if (!text)
+		return 0;
+	if (!digits(text, &v, &rest))
+		return wrong(l, path, "'%s' is not a size; write a number of bytes or e.g. 512MiB",
+			text);
+	while (*rest == ' ')
+		rest++;
+	for (unsigned i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+		if (strcmp(rest, units[i].suffix))
+			continue;
+		if (v > UINT64_MAX / units[i].factor || v * units[i].factor < min ||
+			v * units[i].factor > max)
+			return wrong(l, path, "%s is out of range; %s to %s are possible", text,
+				human(min, lo), human(max, hi));
+		*ret_bytes = v * units[i].factor;
+		return 0;
+	}
+	return wrong(l, path,
+		"'%s' has no unit that kvpoold knows; write bytes, KiB, MiB, GiB or TiB", text);
+}
+
+static int get_number(struct loader *l, const char *path, const char *text, uint64_t min,
+	uint64_t max, uint64_t *ret_value)
+{
+	const char *rest;
+	uint64_t v;
+
+	if (!text)
+		return 0;
+	if (!digits(text, &v, &rest) || *rest)
+		return wrong(l, path, "'%s' is not a whole number", text);
+	if (v < min || v > max)
+		return wrong(l, path, "%s is out of range; %" PRIu64 " to %" PRIu64 " are possible",
+			text, min, max);
+	*ret_value = v;
+	return 0;
+}
+
+static int get_u32(struct loader *l, const char *path, const char *text, uint32_t min, uint32_t max,
+	uint32_t *ret_value)
+{
+	uint64_t v = *ret_value;
+	int r = get_number(l, path, text, min, max, &v);
+
+	if (r == 0)
+		*ret_value = (uint32_t)v;
+	return r;
+}
+
+/* One of several words; the first one's value is 0, and so on. */
+static int get_word(struct loader *l, const char *path, const char *text, const char *const *words,
+	unsigned *ret_index)
+{
+	char all[160] = "";
+
+	if (!text)
+		return 0;
+	for (unsigned i = 0; words[i]; i++) {
+		size_t used = strlen(all);
+
+		if (!strcmp(text, words[i])) {
+			*ret_index = i;
+			return 0;
+		}
+		snprintf(all + used, sizeof(all) - used, "%s%s", i ? ", " : "", words[i]);
+	}
+	return wrong(l, path, "'%s' is none of: %s", text, all);
+}
+
+static int get_bool(struct loader *l, const char *path, const char *text, bool *ret_value)
+{
+	static const char *const words[] = { "false", "true", "no", "yes", "off", "on", NULL };
+	unsigned i = *ret_value;
+	int r = get_word(l, path, text, words, &i);
+
+	if (r == 0)
+		*ret_value = i & 1;
+	return r;
+}
+
+static int get_tristate(
+	struct loader *l, const char *path, const char *text, enum kvpd_tristate *ret_value)
+{
+	static const char *const words[] = { "auto", "never", "require", NULL };
+	unsigned i = *ret_value;
+	int r = get_word(l, path, text, words, &i);
+
+	if (r == 0)
+		*ret_value = i;
+	return r;
+}
+
+static int get_text(struct loader *l, const char *path, const char *text, char **ret_text)
+{
+	char *copy;
+
+	if (!text)
+		return 0;
+	for (const char *c = text; *c; c++)
+		if ((unsigned char)*c < 0x20 || *c == 0x7f)
+			return wrong(l, path, "control characters are not possible here");
+	copy = strdup(text);
+	if (!copy)
+		return -ENOMEM;
+	free(*ret_text);
+	*ret_text = copy;
+	return 0;
+}
+
+/* A name that may stand in messages, JSON and file names. */
+static int check_name(struct loader *l, const char *path, const char *text)
+{
+	size_t n = strlen(text);
+
+	if (!n || n > NAME_MAX_BYTES || text[0] == '.' || text[0] == '-' ||
+		strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") !=
+			n)
+		return wrong(l, path,
+			"'%.80s' cannot be used; 1 to %u letters, digits, '.', '_' or '-' are "
+			"possible, not beginning with '.' or '-'",
+			text, NAME_MAX_BYTES);
+	return 0;
+}
+
+static int get_file_name(struct loader *l, const char *path, const char *text, char **ret_text)
+{
+	int r = text ? check_name(l, path, text) : 0;
+
+	if (r == 0 && text && !strcmp(text, KVPD_LOCK_FILE))
+		return wrong(l, path, "'%s' is the name of the lock file", text);
+	return r < 0 ? r : get_text(l, path, text, ret_text);
+}
+
+static int get_uid(struct loader *l, const char *path, const char *text, uid_t *ret_uid)
+{
+	const struct passwd *pw;
+	const char *rest;
+	uint64_t v;
+
+	if (digits(text, &v, &rest) && !*rest) {
+		/* The last number means "no change" in every system call. */
+		if (v >= UINT32_MAX)
+			return wrong(l, path, "%s is no uid; 0 to 4294967294 are possible", text);
+		*ret_uid = (uid_t)v;
+		return 0;
+	}
+	pw = getpwnam(text);
+	if (!pw)
+		return wrong(l, path,
+			"there is no user '%.80s' on this machine; write a name that exists or a "
+			"numeric uid",
+			text);
+	*ret_uid = pw->pw_uid;
+	return 0;
+}
+
+/* ---- the parts ----------------------------------------------------------------------------- */
+
+static int get_limits(struct loader *l, const char *prefix, const struct raw_limits *raw,
+	uint64_t memory, struct kvpd_limits *limits)
+{
+	char path[64];
+	int r;
+#define AT(key) (snprintf(path, sizeof(path), "%s." key, prefix), path)
+#define GET(call)                 \
+	do {                      \
+		r = (call);       \
+		if (r < 0)        \
+			return r; \
+	} while (0)
+	GET(get_size(l, AT("share"), raw->share, 4 * MIB, memory, &limits->share));
+	GET(get_u32(l, AT("max_blocks"), raw->max_blocks, 0, KVP_MAX_BLOCKS, &limits->max_blocks));
+	GET(get_u32(l, AT("recipe_blocks"), raw->recipe_blocks, 0, KVP_MAX_BLOCKS,
+		&limits->recipe_blocks));
+	GET(get_number(l, AT("recipe_tokens"), raw->recipe_tokens, 0, UINT64_C(1) << 36,
+		&limits->recipe_tokens));
+	GET(get_size(l, AT("arena"), raw->arena, 0, memory, &limits->arena));
+	GET(get_u32(l, AT("max_sessions"), raw->max_sessions, 1, KVPD_MAX_SESSIONS,
+		&limits->max_sessions));
+	GET(get_bool(l, AT("tail_index"), raw->tail_index, &limits->tail_index));
+#undef AT
+	snprintf(path, sizeof(path), "%s", prefix);
+	if (limits->max_blocks > KVP_MAX_BLOCKS - limits->recipe_blocks)
+		return wrong(
+			l, path, "max_blocks and recipe_blocks together exceed %u", KVP_MAX_BLOCKS);
+	if (limits->share > memory || limits->arena > limits->share) {
+		char a[32], b[32];
+
+		if (limits->share > memory)
+			return wrong(l, path, "share (%s) is more than memory (%s)",
+				human(limits->share, a), human(memory, b));
+		return wrong(l, path, "arena (%s) is more than share (%s)", human(limits->arena, a),
+			human(limits->share, b));
+	}
+	return 0;
+}
+
+static int get_tenant(struct loader *l, unsigned index, const struct raw_tenant *raw,
+	const struct kvpd_config *config, struct kvpd_tenant_config *t)
+{
+	char path[64];
+	int r;
+
+#define AT(key) (snprintf(path, sizeof(path), "tenants.%u" key, index), path)
+	if (!raw->name)
+		return wrong(l, AT(""), "a tenant needs a `name`");
+	GET(check_name(l, AT(".name"), raw->name));
+	if (!strncmp(raw->name, "uid-", 4))
+		return wrong(l, AT(".name"),
+			"names that begin with 'uid-' belong to uids that no tenant lists");
+	GET(get_text(l, AT(".name"), raw->name, &t->name));
+	GET(get_file_name(l, AT(".socket"), raw->socket, &t->socket));
+	if (!raw->n_uids && !raw->socket)
+		return wrong(l, AT(""),
+			"nobody can reach this tenant; give it `uids`, a `socket`, "
+			"or both");
+	if (raw->n_uids) {
+		t->uids = calloc(raw->n_uids, sizeof(*t->uids));
+		if (!t->uids)
+			return -ENOMEM;
+	}
+	for (unsigned i = 0; i < raw->n_uids; i++) {
+		snprintf(path, sizeof(path), "tenants.%u.uids.%u", index, i);
+		GET(get_uid(l, path, raw->uids[i], &t->uids[i]));
+		t->n_uids++;
+	}
+	t->limits = config->defaults;
+	return get_limits(l, AT(""), &raw->limits, config->memory, &t->limits);
+#undef AT
+}
+
+/* What has to be right between tenants. */
+static int check_tenants(struct loader *l, const struct kvpd_config *config)
+{
+	uint64_t shares = 0;
+	char path[64], a[32], b[32];
+
+	for (unsigned i = 0; i < config->n_tenants; i++) {
+		const struct kvpd_tenant_config *t = &config->tenants[i];
+
+		snprintf(path, sizeof(path), "tenants.%u", i);
+		if (t->socket && !strcmp(t->socket, config->socket))
+			return wrong(l, path, "its socket '%s' is the main one", t->socket);
+		for (unsigned j = 0; j < i; j++) {
+			const struct kvpd_tenant_config *o = &config->tenants[j];
+
+			if (!strcmp(t->name, o->name))
+				return wrong(l, path, "there are two tenants named '%s'", t->name);
+			if (t->socket && o->socket && !strcmp(t->socket, o->socket))
+				return wrong(l, path, "tenant '%s' has the socket '%s' already",
+					o->name, t->socket);
+			/* With a socket of its own the uids say who may use that. */
+			for (unsigned u = 0; !t->socket && !o->socket && u < t->n_uids; u++)
+				if (kvpd_tenant_lists(o, t->uids[u]))
+					return wrong(l, path,
+						"uid %u is in tenant '%s' already; a uid on the "
+						"main socket has one tenant",
+						(unsigned)t->uids[u], o->name);
+		}
+		shares += t->limits.share; /* at most 256 times 64 TiB */
+		if (shares > config->memory)
+			return wrong(l, path,
+				"the shares of the tenants up to this one (%s) are more than "
+				"memory (%s)",
+				human(shares, a), human(config->memory, b));
+	}
+	return 0;
+}
+
+static int check_paths(struct loader *l, const struct kvpd_config *config)
+{
+	const size_t room = sizeof(((struct sockaddr_un *)0)->sun_path) - 1;
+	size_t longest = strlen(config->socket);
+
+	if (config->runtime_dir[0] != '/')
+		return wrong(
+			l, "runtime_dir", "'%.80s' is not an absolute path", config->runtime_dir);
+	for (unsigned i = 0; i < config->n_tenants; i++)
+		if (config->tenants[i].socket && strlen(config->tenants[i].socket) > longest)
+			longest = strlen(config->tenants[i].socket);
+	if (strlen(config->runtime_dir) + 1 + longest > room)
+		return wrong(l, "runtime_dir",
+			"with the name of a socket behind it, it is longer than the %zu bytes that "
+			"the path of a socket may have",
+			room);
+	return 0;
+}
+
+static int get_policy(struct loader *l, const char *text, char **ret_policy)
+{
+	char all[160] = "";
+	const char *name;
+
+	for (size_t i = 0; text && (name = kvp_evict_names(i, NULL)); i++) {
+		size_t used = strlen(all);
+
+		if (!strcmp(text, name))
+			return get_text(l, "policy", text, ret_policy);
+		snprintf(all + used, sizeof(all) - used, "%s%s", i ? ", " : "", name);
+	}
+	return text ? wrong(l, "policy", "'%.80s' is none of: %s", text, all) : 0;
+}
+
+static int get_top(struct loader *l, const struct raw_config *raw, struct kvpd_config *c)
+{
+	static const char *const levels[] = { "error", "warning", "notice", "info", "debug", NULL };
+	unsigned level = c->log_level - KVPD_LOG_ERR;
+	uint64_t node = 0;
+	int r;
+
+	GET(get_text(l, "runtime_dir", raw->runtime_dir, &c->runtime_dir));
+	GET(get_file_name(l, "socket", raw->socket, &c->socket));
+	GET(get_text(l, "user", raw->user, &c->user));
+	GET(get_text(l, "admin_group", raw->admin_group, &c->admin_group));
+	GET(get_size(l, "memory", raw->memory, 16 * MIB, 64 * TIB, &c->memory));
+	GET(get_size(l, "extent", raw->extent, 1 * MIB, 64 * GIB, &c->extent));
+	if (c->extent % 4096)
+		return wrong(l, "extent", "is not a multiple of 4096 bytes");
+	GET(get_u32(l, "populate_threads", raw->populate_threads, 0, 256, &c->populate_threads));
+	GET(get_tristate(l, "hugepages", raw->hugepages, &c->hugepages));
+	GET(get_tristate(l, "mlock", raw->mlock, &c->mlock));
+	if (raw->numa_node && strcmp(raw->numa_node, "any")) {
+		GET(get_number(l, "numa_node", raw->numa_node, 0, 1023, &node));
+		c->numa_node = (int)node;
+	}
+	GET(get_policy(l, raw->policy, &c->policy));
+	GET(get_u32(l, "claim_ttl_ms", raw->claim_ttl_ms, 10, 3600000, &c->claim_ttl_ms));
+	GET(get_u32(l, "max_sessions", raw->max_sessions, 1, KVPD_MAX_SESSIONS, &c->max_sessions));
+	GET(get_u32(l, "handshake_ms", raw->handshake_ms, 50, 60000, &c->handshake_ms));
+	GET(get_tristate(l, "peer_pidfd", raw->peer_pidfd, &c->peer_pidfd));
+	GET(get_word(l, "log_level", raw->log_level, levels, &level));
+	c->log_level = level + KVPD_LOG_ERR;
+	GET(get_bool(l, "unlisted_uids", raw->unlisted_uids, &c->unlisted_uids));
+	GET(get_bool(l, "trust_daemon_uid", raw->trust_daemon_uid, &c->trust_daemon_uid));
+	GET(get_bool(l, "trust_overflow_uid", raw->trust_overflow_uid, &c->trust_overflow_uid));
+	c->defaults.share = c->memory / 4;
+	return get_limits(l, "defaults", &raw->defaults, c->memory, &c->defaults);
+}
+#undef GET
+
+static int convert(struct loader *l, const struct raw_config *raw, struct kvpd_config *c)
+{
+	int r = get_top(l, raw, c);
+
+	if (r < 0)
+		return r;
+	if (raw->n_tenants) {
+		c->tenants = calloc(raw->n_tenants, sizeof(*c->tenants));
+		if (!c->tenants)
+			return -ENOMEM;
+	}
+	for (unsigned i = 0; i < raw->n_tenants; i++) {
+		c->n_tenants++;
+		r = get_tenant(l, i, &raw->tenants[i], c, &c->tenants[i]);
+		if (r < 0)
+			return r;
+	}
+	r = check_tenants(l, c);
+	return r < 0 ? r : check_paths(l, c);
+}
+
+static struct kvpd_config *new_default(const char *path)
+{
+	struct kvpd_config *c = calloc(1, sizeof(*c));
+
+	if (!c)
+		return NULL;
+	*c = (struct kvpd_config){
+		.path = path ? strdup(path) : NULL,
+		.runtime_dir = strdup("/run/kvpool"),
+		.socket = strdup("kvpool.sock"),
+		.user = strdup("kvpool"),
+		.admin_group = strdup(""),
+		.memory = GIB,
+		.extent = 64 * MIB,
+		.numa_node = -1,
+		.policy = strdup(KVP_EVICT_DEFAULT),
+		.claim_ttl_ms = 10000,
+		.max_sessions = 1024,
+		.handshake_ms = 5000,
+		.log_level = KVPD_LOG_INFO,
+		.unlisted_uids = true,
+		.defaults = { .max_sessions = 256, .tail_index = true },
+	};
+	if ((path && !c->path) || !c->runtime_dir || !c->socket || !c->user || !c->admin_group ||
+		!c->policy)
+		return kvpd_config_free(c);
+	return c;
+}
+
+/* ---- public -------------------------------------------------------------------------------- */
+
+static int parse(struct loader *l, const char *data, size_t bytes, struct kvpd_config *c)
+{
+	const cyaml_config_t how = {
+		.log_fn = cyaml_said,
+		.log_ctx = l,
+		.mem_fn = cyaml_mem,
+		.log_level = CYAML_LOG_WARNING,
+		/* An alias repeats what stands elsewhere: a small text could grow without bound. */
+		.flags = CYAML_CFG_NO_ALIAS,
+	};
+	static const struct raw_config empty;
+	struct raw_config *raw = NULL;
+	cyaml_err_t e;
+	int r;
+
+	e = cyaml_load_data(
+		(const uint8_t *)data, bytes, &how, &top_schema, (cyaml_data_t **)&raw, NULL);
+	if (e != CYAML_OK)
+		return shape_error(l, e);
+	r = convert(l, raw ? raw : &empty, c); /* an empty file leaves it NULL */
+	cyaml_free(&how, &top_schema, raw, 0);
+	return r;
+}
+
+int kvpd_config_parse(const char *name, const char *data, size_t bytes, char *ret_error,
+	size_t error_bytes, struct kvpd_config **ret_config)
+{
+	struct loader l = { .name = name, .error = ret_error, .error_bytes = error_bytes };
+	struct kvpd_config *c;
+	const char *problem = "";
+	unsigned line = 0;
+	int r;
+
+	r = kvpd_yamlpos_new(data, bytes, &line, &problem, &l.pos);
+	if (r == -EINVAL)
+		snprintf(ret_error, error_bytes, "%s:%u: %s", name, line, problem);
+	if (r < 0)
+		goto out;
+	c = new_default(name);
+	r = c ? parse(&l, data, bytes, c) : -ENOMEM;
+	if (r < 0)
+		kvpd_config_free(c);
+	else
+		*ret_config = c;
+out:
+	if (r == -ENOMEM)
+		snprintf(ret_error, error_bytes, "%s: out of memory", name);
+	kvpd_yamlpos_free(l.pos);
+	return r;
+}
+
+static int read_file(const char *path, char **ret_data, size_t *ret_bytes)
+{
+	kvp_autoclose int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+	struct stat st;
+	size_t used = 0;
+	char *data;
+
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
+	data = malloc(KVPD_CONFIG_BYTES + 1);
+	if (!data)
+		return -ENOMEM;
+	while (used <= KVPD_CONFIG_BYTES) {
+		ssize_t n = read(fd, data + used, KVPD_CONFIG_BYTES + 1 - used);
+		int e = errno;
+
+		if (n < 0 && e == EINTR)
+			continue;
+		if (n < 0) {
+			free(data);
+			return -e;
+		}
+		if (n == 0)
+			break;
+		used += (size_t)n;
+	}
+	if (used > KVPD_CONFIG_BYTES) {
+		free(data);
+		return -EFBIG;
+	}
+	*ret_data = data;
+	*ret_bytes = used;
+	return 0;
+}
+
+int kvpd_config_load(
+	const char *path, char *ret_error, size_t error_bytes, struct kvpd_config **ret_config)
+{
+	size_t bytes = 0;
+	char *data = NULL;
+	int r;
+
+	if (!path) {
+		struct kvpd_config *c = new_default(NULL);
+
+		if (!c)
+			return -ENOMEM;
+		c->defaults.share = c->memory / 4;
+		*ret_config = c;
+		return 0;
+	}
+	r = read_file(path, &data, &bytes);
+	if (r < 0) {
+		snprintf(ret_error, error_bytes, "%s: %s", path,
+			r == -EFBIG ? "larger than 1 MiB, which no configuration is"
+				    : strerror(-r));
+		return r;
+	}
+	r = kvpd_config_parse(path, data, bytes, ret_error, error_bytes, ret_config);
+	free(data);
+	return r;
+}
+
+struct kvpd_config *kvpd_config_free(struct kvpd_config *config)
+{
+	if (!config)
+		return NULL;
+	for (unsigned i = 0; i < config->n_tenants; i++) {
+		free(config->tenants[i].name);
+		free(config->tenants[i].uids);
+		free(config->tenants[i].socket);
+	}
+	free(config->tenants);
+	free(config->path);
+	free(config->runtime_dir);
+	free(config->socket);
+	free(config->user);
+	free(config->admin_group);
+	free(config->policy);
+	free(config);
+	return NULL;
+}
+
+bool kvpd_tenant_lists(const struct kvpd_tenant_config *tenant, uid_t uid)
+{
+	for (unsigned i = 0; i < tenant->n_uids; i++)
+		if (tenant->uids[i] == uid)
+			return true;
+	return false;
+}
+
+const struct kvpd_tenant_config *kvpd_config_by_uid(const struct kvpd_config *config, uid_t uid)
+{
+	for (unsigned i = 0; i < config->n_tenants; i++)
+		if (!config->tenants[i].socket && kvpd_tenant_lists(&config->tenants[i], uid))
+			return &config->tenants[i];
+	return NULL;
+}
+
+const struct kvpd_tenant_config *kvpd_config_by_name(
+	const struct kvpd_config *config, const char *name)
+{
+	for (unsigned i = 0; i < config->n_tenants; i++)
+		if (!strcmp(config->tenants[i].name, name))
+			return &config->tenants[i];
+	return NULL;
+}

@@ -17,11 +17,16 @@
  *	ARENA_ACK		(answers an EXTENT of kind ARENA that the client owns)
  *	RETIRE_ACK		(answers RETIRE)
  *	EXTENT_GET		EXTENT or ERROR
+ *	PROOF			(answers PROVE, which may come before WELCOME)
+ *	BYE			(none) the client gives up its session: its last packet
  *	ADMIN			ADMIN_PART ... ADMIN_PART(last), or ERROR; admin connections only
  *
  * An arena's EXTENT goes to its owner first, writable; only when ARENA_ACK says that the owner has
  * mapped it does the daemon add F_SEAL_FUTURE_WRITE, tell the tenant's other sessions (EXTENT,
  * read-only) and grant slots in it.
+ *
+ * A session lasts until its process is dead or it said BYE. A connection that merely ends does not
+ * end it: the process may have lost its descriptor and still be reading under its leases.
  */
 #ifndef KVP_PROTO_H
 #define KVP_PROTO_H
@@ -30,7 +35,8 @@
 
 #define KVP_MSG_MAGIC     0x4d50564bu /* "KVPM" */
 #define KVP_MSG_MAX       65536u
-#define KVP_MSG_MAX_FDS   3u
+#define KVP_MSG_BYE	    17u
+#define KVP_MSG_MAX_	    18u
 #define KVP_MSG_TEXT      224u
 #define KVP_CLIENT_NAME   64u
 #define KVP_ADMIN_REQUEST 16384u /* bytes of JSON in one request */
@@ -51,7 +57,8 @@
 #define KVP_MSG_ADMIN_PART  14u
 #define KVP_MSG_PROVE       15u /* daemon asks for SCM_CREDENTIALS with a nonce (no SO_PEERPIDFD) */
 #define KVP_MSG_PROOF       16u
-#define KVP_MSG_MAX_        17u
+#define KVP_MSG_BYE	    17u
+#define KVP_MSG_MAX_	    18u
 
 struct kvp_msg {
 	uint32_t magic;

@@ -50,6 +50,7 @@ static const struct {
 		sizeof(struct kvp_msg_nonce) },
 	[KVP_MSG_PROOF] = { TO_DAEMON, 0, 0, sizeof(struct kvp_msg_nonce),
 		sizeof(struct kvp_msg_nonce) },
+	[KVP_MSG_BYE] = { TO_DAEMON, 0, 0, 0, 0 },
 };
 _Static_assert(sizeof(rules) / sizeof(rules[0]) == KVP_MSG_MAX_, "a rule for every type");
 

@@ -35,8 +35,7 @@
 
 #define KVP_MSG_MAGIC     0x4d50564bu /* "KVPM" */
 #define KVP_MSG_MAX       65536u
-#define KVP_MSG_BYE	    17u
-#define KVP_MSG_MAX_	    18u
+#define KVP_MSG_MAX_FDS   3u
 #define KVP_MSG_TEXT      224u
 #define KVP_CLIENT_NAME   64u
 #define KVP_ADMIN_REQUEST 16384u /* bytes of JSON in one request */
@@ -57,8 +56,8 @@
 #define KVP_MSG_ADMIN_PART  14u
 #define KVP_MSG_PROVE       15u /* daemon asks for SCM_CREDENTIALS with a nonce (no SO_PEERPIDFD) */
 #define KVP_MSG_PROOF       16u
-#define KVP_MSG_BYE	    17u
-#define KVP_MSG_MAX_	    18u
+#define KVP_MSG_BYE         17u /* client gives its session up */
+#define KVP_MSG_MAX_        18u
 
 struct kvp_msg {
 	uint32_t magic;

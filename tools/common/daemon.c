@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/common/kvt_daemon.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define START_TIMEOUT_MS 60000
+#define STOP_TIMEOUT_MS  20000
+#define STEP_MS          10
+
+static void sleep_ms(long ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
+
+	nanosleep(&t, NULL);
+}
+
+static void find_program(char *out, size_t len)
+{
+	const char *env = getenv("KVPOOLD");
+	char self[512];
+	ssize_t n;
+
+	if (env && *env) {
+		snprintf(out, len, "%s", env);
+		return;
+	}
+	n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	self[n > 0 ? n : 0] = 0;
+	/* BUILD/tools/TOOL/TOOL -> BUILD/daemon/kvpoold */
+	for (int up = 0; up < 3 && strrchr(self, '/'); up++)
+		*strrchr(self, '/') = 0;
+	snprintf(out, len, "%s/daemon/kvpoold", self);
+	if (access(out, X_OK) < 0)
+		snprintf(out, len, "kvpoold");
+}
+
+static int write_config(const struct kvt_daemon *d, const struct kvt_daemon_opts *o)
+{
+	char path[192];
+	FILE *f;
+
+	snprintf(path, sizeof(path), "%s/kvpoold.yaml", d->dir);
+	f = fopen(path, "we");
+	if (!f)
+		return -errno;
+	fprintf(f, "memory: %llu\nuser: \"\"\ntrust_daemon_uid: true\nmlock: never\n",
+		(unsigned long long)(o->share + (UINT64_C(64) << 20)));
+	if (o->policy)
+		fprintf(f, "policy: %s\n", o->policy);
+	if (o->max_sessions)
+		fprintf(f, "max_sessions: %u\n", o->max_sessions);
+	fprintf(f, "defaults:\n  share: %llu\n", (unsigned long long)o->share);
+	if (o->max_blocks)
+		fprintf(f, "  max_blocks: %u\n", o->max_blocks);
+	if (o->recipe_tokens)
+		fprintf(f, "  recipe_tokens: %llu\n", (unsigned long long)o->recipe_tokens);
+	if (o->arena)
+		fprintf(f, "  arena: %llu\n", (unsigned long long)o->arena);
+	if (o->max_sessions)
+		fprintf(f, "  max_sessions: %u\n", o->max_sessions);
+	return fclose(f) ? -errno : 0;
+}
+
+static void run_daemon(const struct kvt_daemon *d)
+{
+	char program[600], config[192], log[192];
+	int fd;
+
+	find_program(program, sizeof(program));
+	snprintf(config, sizeof(config), "%s/kvpoold.yaml", d->dir);
+	snprintf(log, sizeof(log), "%s/log", d->dir);
+	fd = open(log, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	if (fd >= 0) {
+		dup2(fd, STDOUT_FILENO);
+		dup2(fd, STDERR_FILENO);
+	}
+	execlp(program, "kvpoold", "--foreground", "--config", config, "--runtime-dir", d->dir,
+		(char *)NULL);
+	fprintf(stderr, "cannot run %s: %s; set KVPOOLD to its path\n", program, strerror(errno));
+	_exit(127);
+}
+
+static int accepts(const char *socket_path)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), r;
+
+	if (fd < 0)
+		return 0;
+	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", socket_path);
+	r = connect(fd, (struct sockaddr *)&addr, sizeof(addr));
+	close(fd);
+	return r == 0;
+}
+
+static void explain(const struct kvt_daemon *d, const char *what, char *error, size_t len)
+{
+	char path[192], tail[1024] = "";
+	FILE *f;
+
+	snprintf(path, sizeof(path), "%s/log", d->dir);
+	f = fopen(path, "re");
+	if (f) {
+		size_t n;
+
+		if (fseek(f, -(long)sizeof(tail) + 1, SEEK_END) < 0)
+			rewind(f);
+		n = fread(tail, 1, sizeof(tail) - 1, f);
+		tail[n] = 0;
+		fclose(f);
+	}
+	snprintf(error, len, "%s\n%s", what, tail);
+}
+
+static void remove_dir(const char *dir)
+{
+	static const char *const names[] = { "kvpoold.yaml", "log", "kvpool.sock", "kvpoold.lock" };
+	char path[192];
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
+		unlink(path);
+	}
+	rmdir(dir);
+}
+
+int kvt_daemon_start(const struct kvt_daemon_opts *opts, struct kvt_daemon *ret_daemon, char *error,
+	size_t error_len)
+{
+	const char *tmp = getenv("TMPDIR");
+	struct kvt_daemon d = { 0 };
+	int r, status;
+
+	snprintf(d.dir, sizeof(d.dir), "%s/kvpool-XXXXXX", tmp && *tmp ? tmp : P_tmpdir);
+	if (!mkdtemp(d.dir)) {
+		r = -errno;
+		snprintf(error, error_len, "cannot make %s: %s", d.dir, strerror(-r));
+		return r;
+	}
+	snprintf(d.socket, sizeof(d.socket), "%s/kvpool.sock", d.dir);
+	r = chmod(d.dir, 0755) < 0 ? -errno : write_config(&d, opts);
+	if (r < 0) {
+		snprintf(error, error_len, "cannot write below %s: %s", d.dir, strerror(-r));
+		remove_dir(d.dir);
+		return r;
+	}
+	d.pid = fork();
+	if (d.pid < 0) {
+		r = -errno;
+		snprintf(error, error_len, "cannot fork: %s", strerror(-r));
+		remove_dir(d.dir);
+		return r;
+	}
+	if (!d.pid)
+		run_daemon(&d);
+	for (int waited = 0; waited < START_TIMEOUT_MS; waited += STEP_MS) {
+		if (accepts(d.socket)) {
+			*ret_daemon = d;
+			return 0;
+		}
+		if (waitpid(d.pid, &status, WNOHANG) == d.pid) {
+			explain(&d, "kvpoold ended while starting; its log:", error, error_len);
+			remove_dir(d.dir);
+			return -ECHILD;
+		}
+		sleep_ms(STEP_MS);
+	}
+	explain(&d, "kvpoold did not accept clients in time; its log:", error, error_len);
+	kvt_daemon_stop(&d);
+	return -ETIMEDOUT;
+}
+
+void kvt_daemon_stop(struct kvt_daemon *d)
+{
+	if (!d->pid)
+		return;
+	kill(d->pid, SIGTERM);
+	for (int waited = 0; waited < STOP_TIMEOUT_MS; waited += STEP_MS) {
+		if (waitpid(d->pid, NULL, WNOHANG) == d->pid) {
+			d->pid = 0;
+			break;
+		}
+		sleep_ms(STEP_MS);
+	}
+	if (d->pid) {
+		kill(d->pid, SIGKILL);
+		waitpid(d->pid, NULL, 0);
+		d->pid = 0;
+	}
+	remove_dir(d->dir);
+}

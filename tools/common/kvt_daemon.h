@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A private kvpoold for one run of a tool: its own runtime directory, its own configuration,
+ * stopped and cleaned up afterwards. For tools that measure or replay against a real daemon
+ * without touching the machine's own.
+ */
+#ifndef KVT_DAEMON_H
+#define KVT_DAEMON_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct kvt_daemon {
+	pid_t pid; /* 0: not running */
+	char dir[128];
+	char socket[160];
+};
+
+struct kvt_daemon_opts {
+	uint64_t share;      /* bytes; `memory` is the same and a little more */
+	uint32_t max_blocks; /* 0: the daemon's default */
+	uint64_t recipe_tokens;
+	uint64_t arena;     /* bytes that one client may hold; 0: the daemon's default */
+	const char *policy; /* NULL: the daemon's default */
+	uint32_t max_sessions;
+};
+
+/*
+ * Starts $KVPOOLD, or the kvpoold beside this program in the build folder, or the one in $PATH, and
+ * waits until it accepts clients. On failure `error` says why, with the end of the daemon's own
+ * log.
+ */
+int kvt_daemon_start(const struct kvt_daemon_opts *opts, struct kvt_daemon *ret_daemon, char *error,
+	size_t error_len);
+
+/* SIGTERM by pid, SIGKILL after 20 s, then the runtime directory goes. Harmless if not running. */
+void kvt_daemon_stop(struct kvt_daemon *daemon);
+
+#endif

@@ -17,7 +17,7 @@ MAY = {
     "daemon": [r"daemon/\w+\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h"],
     "tools": [r"libclient/kvpool(_admin)?\.h", r"tools/[\w/]+\.h"],
     "tools/kvrun": [r"kernels/kvp_\w+\.h"],
-    "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],
+    "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_(types|lease)\.h"],
     "tools/kvreplay": [r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],
     "examples": [r"libclient/kvpool\.h"],
 }

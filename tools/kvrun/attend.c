@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvrun/kvr_attend.h"
+#include "tools/kvrun/kvr_blas.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One call's constants, so that the steps below do not drag ten parameters along. */
+struct run {
+	struct kvr_attend *a;
+	struct kvr_kv *kv;
+	const struct kvr_substitute *substitute;
+	uint32_t layer, first, n;
+	uint32_t kv_head;
+	uint32_t group; /* query heads of one KV head */
+	uint32_t rows;  /* n * group; row r is query r / group */
+};
+
+/* One block as one KV head's queries see it. */
+struct view {
+	uint32_t block;
+	uint32_t start;  /* position of its first token */
+	uint32_t tokens; /* that some query sees */
+	int native;      /* some query sees some token natively */
+	int coded;       /* some query sees some token through the substitute */
+};
+
+static uint64_t round16(uint64_t n)
+{
+	return (n + 15) & ~UINT64_C(15);
+}
+
+int kvr_attend_init(struct kvr_attend *a, const struct kvr_config *config, uint32_t block_tokens)
+{
+	uint64_t rows = (uint64_t)block_tokens * (config->heads / config->kv_heads);
+	uint64_t q = round16(rows * config->head_dim), s = round16(rows * block_tokens);
+	uint64_t row = round16(rows), tile = round16((uint64_t)block_tokens * config->head_dim);
+	void *arena;
+	float *p;
+
+	*a = (struct kvr_attend){
+		.heads = config->heads,
+		.kv_heads = config->kv_heads,
+		.head_dim = config->head_dim,
+		.block_tokens = block_tokens,
+	};
+	if (posix_memalign(&arena, 64, (2 * q + 2 * s + 2 * row + tile) * sizeof(float)) != 0)
+		return -ENOMEM;
+	a->arena = p = arena;
+	a->q = p;
+	a->acc = p += q;
+	a->score = p += q;
+	a->score_coded = p += s;
+	a->max = p += s;
+	a->sum = p += row;
+	a->tile = p + row;
+	return 0;
+}
+
+void kvr_attend_done(struct kvr_attend *a)
+{
+	free(a->arena);
+	a->arena = NULL;
+}
+
+/* Gathers the queries of one KV head and folds the 1/sqrt(head_dim) of the scores into them. */
+static void begin(const struct run *r, const float *q)
+{
+	const struct kvr_attend *a = r->a;
+	float scale = (float)(1 / sqrt(a->head_dim));
+	size_t width = (size_t)r->group * a->head_dim;
+
+	for (uint32_t t = 0; t < r->n; t++) {
+		const float *src = q + (size_t)t * a->heads * a->head_dim + r->kv_head * width;
+		float *dst = a->q + t * width;
+
+		for (size_t i = 0; i < width; i++)
+			dst[i] = src[i] * scale;
+	}
+	memset(a->acc, 0, r->n * width * sizeof(float));
+	for (uint32_t i = 0; i < r->rows; i++) {
+		a->max[i] = -INFINITY;
+		a->sum[i] = 0;
+	}
+}
+
+static struct view view_of(const struct run *r, uint32_t block)
+{
+	uint32_t end = r->first + r->n;
+	struct view v = { .block = block, .start = block * r->a->block_tokens, .native = 1 };
+
+	v.tokens = end - v.start < r->a->block_tokens ? end - v.start : r->a->block_tokens;
+	if (r->substitute) {
+		uint64_t window = r->substitute->window;
+
+		v.native = v.start + v.tokens - 1 + window > r->first;
+		v.coded = v.start + window < end;
+	}
+	return v;
+}
+
+/* K or V of the view as fp32 rows `*ret_stride` floats apart, in place where it is fp32 already. */
+static const float *native_tile(
+	const struct run *r, const struct view *v, uint32_t value, size_t *ret_stride)
+{
+	const struct kvr_geom *g = &r->kv->geom;
+	const uint8_t *base = r->kv->ops->block(r->kv, v->block);
+	uint32_t dim = r->a->head_dim;
+
+	base += kvr_row_offset(g, r->layer, value, 0) +
+		(size_t)r->kv_head * dim * kvr_dtype_bytes(g->dtype);
+	if (g->dtype == KVR_F32) {
+		*ret_stride = g->kv_dim;
+		return (const float *)(const void *)base;
+	}
+	for (uint32_t t = 0; t < v->tokens; t++)
+		kvr_widen(g->dtype, base + t * kvr_row_bytes(g), dim, r->a->tile + (size_t)t * dim);
+	*ret_stride = dim;
+	return r->a->tile;
+}
+
+static int coded_tile(const struct run *r, const struct view *v, uint32_t value)
+{
+	const struct kvr_geom *g = &r->kv->geom;
+	const uint8_t *base = r->kv->ops->block(r->kv, v->block);
+	struct kvr_plane plane = {
+		.layer = r->layer,
+		.value = value,
+		.kv_head = r->kv_head,
+		.block = v->block,
+		.tokens = v->tokens,
+		.query = r->first,
+		.stride = kvr_row_bytes(g),
+		.dtype = g->dtype,
+		.head_dim = r->a->head_dim,
+	};
+
+	plane.native = base + kvr_row_offset(g, r->layer, value, 0) +
+		       (size_t)r->kv_head * plane.head_dim * kvr_dtype_bytes(g->dtype);
+	return r->substitute->read(r->substitute->arg, &plane, r->a->tile);
+}
+
+/* How many of the view's tokens, counted from its start, row `row` sees through the substitute. */
+static uint32_t coded_tokens(const struct run *r, const struct view *v, uint32_t row)
+{
+	uint64_t edge = (uint64_t)r->first + row / r->group + 1; /* one past the query */
+
+	if (!v->coded || edge <= (uint64_t)v->start + r->substitute->window)
+		return 0;
+	edge -= v->start + r->substitute->window;
+	return edge < v->tokens ? (uint32_t)edge : v->tokens;
+}
+
+/* a->score = queries times keys, each key from where its query sees it. */
+static int score(const struct run *r, const struct view *v)
+{
+	struct kvr_attend *a = r->a;
+	float *coded = v->native ? a->score_coded : a->score;
+	const float *k;
+	size_t stride;
+	int e;
+
+	if (v->native) {
+		k = native_tile(r, v, 0, &stride);
+		kvr_mul_wt(a->q, r->rows, k, stride, v->tokens, a->head_dim, a->score);
+	}
+	if (v->coded) {
+		e = coded_tile(r, v, 0);
+		if (e < 0)
+			return e;
+		kvr_mul_wt(a->q, r->rows, a->tile, a->head_dim, v->tokens, a->head_dim, coded);
+	}
+	for (uint32_t i = 0; v->native && v->coded && i < r->rows; i++)
+		memcpy(a->score + (size_t)i * v->tokens, coded + (size_t)i * v->tokens,
+			coded_tokens(r, v, i) * sizeof(float));
+	return 0;
+}
+
+/* Turns scores into weights relative to the running maximum and brings what is summed along. */
+static void soften(const struct run *r, const struct view *v)
+{
+	struct kvr_attend *a = r->a;
+
+	for (uint32_t i = 0; i < r->rows; i++) {
+		float *s = a->score + (size_t)i * v->tokens;
+		uint32_t last = r->first + i / r->group - v->start; /* its own token, if in here */
+		uint32_t n = last < v->tokens ? last + 1 : v->tokens;
+		float max = a->max[i], sum = 0;
+
+		for (uint32_t j = 0; j < n; j++)
+			max = s[j] > max ? s[j] : max;
+		if (max > a->max[i]) {
+			float shrink = expf(a->max[i] - max);
+			float *acc = a->acc + (size_t)i * a->head_dim;
+
+			for (uint32_t j = 0; j < a->head_dim; j++)
+				acc[j] *= shrink;
+			a->sum[i] *= shrink;
+			a->max[i] = max;
+		}
+		for (uint32_t j = 0; j < n; j++) {
+			s[j] = expf(s[j] - max);
+			sum += s[j];
+		}
+		a->sum[i] += sum;
+		memset(s + n, 0, (v->tokens - n) * sizeof(float));
+	}
+}
+
+/* a->acc += weights times values, each value from where its query sees it. */
+static int gather(const struct run *r, const struct view *v)
+{
+	struct kvr_attend *a = r->a;
+	float *coded = v->native ? a->score_coded : a->score;
+	const float *values;
+	size_t stride;
+	int e;
+
+	for (uint32_t i = 0; v->native && v->coded && i < r->rows; i++) {
+		uint32_t n = coded_tokens(r, v, i);
+		float *from = a->score + (size_t)i * v->tokens;
+		float *to = coded + (size_t)i * v->tokens;
+
+		memcpy(to, from, n * sizeof(float));
+		memset(to + n, 0, (v->tokens - n) * sizeof(float));
+		memset(from, 0, n * sizeof(float));
+	}
+	if (v->native) {
+		values = native_tile(r, v, 1, &stride);
+		kvr_add_mul(a->score, r->rows, values, stride, v->tokens, a->head_dim, a->acc);
+	}
+	if (v->coded) {
+		e = coded_tile(r, v, 1);
+		if (e < 0)
+			return e;
+		kvr_add_mul(coded, r->rows, a->tile, a->head_dim, v->tokens, a->head_dim, a->acc);
+	}
+	return 0;
+}
+
+static void finish(const struct run *r, float *out)
+{
+	const struct kvr_attend *a = r->a;
+	size_t width = (size_t)r->group * a->head_dim;
+
+	for (uint32_t i = 0; i < r->rows; i++) {
+		float *dst = out + (size_t)(i / r->group) * a->heads * a->head_dim +
+			     r->kv_head * width + (size_t)(i % r->group) * a->head_dim;
+		const float *src = a->acc + (size_t)i * a->head_dim;
+
+		for (uint32_t j = 0; j < a->head_dim; j++)
+			dst[j] = src[j] / a->sum[i];
+	}
+}
+
+int kvr_attend_run(struct kvr_attend *a, struct kvr_kv *kv, const struct kvr_substitute *substitute,
+	uint32_t layer, uint32_t first, uint32_t n, const float *q, float *out)
+{
+	struct run r = { a, kv, substitute, layer, first, n, 0, a->heads / a->kv_heads, 0 };
+	int e;
+
+	r.rows = n * r.group;
+	for (; r.kv_head < a->kv_heads; r.kv_head++) {
+		begin(&r, q);
+		for (uint32_t b = 0; b <= (first + n - 1) / a->block_tokens; b++) {
+			struct view v = view_of(&r, b);
+
+			e = score(&r, &v);
+			if (e < 0)
+				return e;
+			soften(&r, &v);
+			e = gather(&r, &v);
+			if (e < 0)
+				return e;
+		}
+		finish(&r, out);
+	}
+	return 0;
+}

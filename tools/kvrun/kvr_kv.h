@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where the keys and values of one sequence live. The engine sees blocks of `block_tokens` tokens,
+ * each one base address in the layout LCND, [layers][K, V][tokens][kv_heads * head_dim], and does
+ * not know whether the bytes are its own heap or kvpool's shared memory. Keys are stored after
+ * RoPE.
+ *
+ * What a block holds once it is sealed is defined by the model and the tokens up to its end alone:
+ * it is the outcome of one pass over the whole block (see kvr_seq.h). That is why another engine
+ * may take it over and still produce the same bits.
+ */
+#ifndef KVR_KV_H
+#define KVR_KV_H
+
+#include "tools/kvrun/kvr_half.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define KVR_BLOCK_TOKENS_MIN     16u
+#define KVR_BLOCK_TOKENS_MAX     512u
+#define KVR_BLOCK_TOKENS_DEFAULT 64u
+
+struct kvr_geom {
+	uint32_t layers;
+	uint32_t kv_dim; /* kv_heads * head_dim */
+	uint32_t block_tokens;
+	enum kvr_dtype dtype; /* of what is stored */
+};
+
+static inline int kvr_geom_valid(const struct kvr_geom *g)
+{
+	return g->layers && g->kv_dim && g->block_tokens >= KVR_BLOCK_TOKENS_MIN &&
+	       g->block_tokens <= KVR_BLOCK_TOKENS_MAX;
+}
+
+/* Bytes of one token's K or V in one layer. */
+static inline size_t kvr_row_bytes(const struct kvr_geom *g)
+{
+	return (size_t)g->kv_dim * kvr_dtype_bytes(g->dtype);
+}
+
+/* Bytes of a block, whatever the number of its tokens. */
+static inline size_t kvr_block_bytes(const struct kvr_geom *g)
+{
+	return 2 * (size_t)g->layers * g->block_tokens * kvr_row_bytes(g);
+}
+
+/* Offset in a block of token `token`'s K (`value` 0) or V (1) in `layer`. */
+static inline size_t kvr_row_offset(
+	const struct kvr_geom *g, uint32_t layer, uint32_t value, uint32_t token)
+{
+	return (((size_t)layer * 2 + value) * g->block_tokens + token) * kvr_row_bytes(g);
+}
+
+struct kvr_kv;
+
+/*
+ * One sequence at a time, one thread. Block indices count from 0 at the sequence's start. A store
+ * that others share never fails a sequence because of them: it goes on in private memory.
+ */
+struct kvr_kv_ops {
+	/*
+	 * Starts a new sequence, dropping the previous one. Of the `n` tokens of the prompt the
+	 * first *ret_reused, at most `limit`, need not be computed: their blocks can be read at
+	 * once. A multiple of block_tokens, unless partial blocks were asked for at creation; then
+	 * the last block holds the remainder and goes on to be written. -ENOMEM.
+	 */
+	int (*start)(struct kvr_kv *kv, const uint32_t *tokens, uint32_t n, uint32_t limit,
+		uint32_t *ret_reused);
+
+	/* Makes block `index` (the next one) present and writable until it is sealed. -ENOMEM. */
+	int (*grow)(struct kvr_kv *kv, uint32_t index);
+
+	/* Base address of a present block. Valid until the sequence ends. */
+	void *(*block)(struct kvr_kv *kv, uint32_t index);
+
+	/*
+	 * Block `index` is complete, its `n` token ids are `tokens`, and it is not written again:
+	 * a shared store publishes it. Fewer than block_tokens only in the sequence's last call.
+	 */
+	void (*seal)(struct kvr_kv *kv, uint32_t index, const uint32_t *tokens, uint32_t n);
+
+	/* Accepts what `start` has not been called on. */
+	void (*free)(struct kvr_kv *kv);
+};
+
+struct kvr_kv {
+	const struct kvr_kv_ops *ops;
+	struct kvr_geom geom;
+};
+
+/* Private heap memory: reuses nothing, publishes nothing. -EINVAL (geometry), -ENOMEM. */
+int kvr_kv_heap_new(const struct kvr_geom *geom, struct kvr_kv **ret_kv);
+
+/* Accepts NULL; returns NULL. */
+struct kvr_kv *kvr_kv_free(struct kvr_kv *kv);
+
+/* 64-byte aligned memory for one block, free() it; NULL without memory. */
+void *kvr_block_alloc(const struct kvr_geom *geom);
+
+#endif

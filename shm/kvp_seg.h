@@ -8,6 +8,7 @@
 #ifndef KVP_SEG_H
 #define KVP_SEG_H
 
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <unistd.h>

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/client.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096u
+
+#define STR_(x) #x
+#define STR(x)  STR_(x)
+
+const char *kvp_version(void)
+{
+	return STR(KVP_API_VERSION_MAJOR) "." STR(KVP_API_VERSION_MINOR) ".0";
+}
+
+uint64_t now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
+}
+
+uint64_t deadline_of(const struct kvp_client *client, uint32_t timeout_ms)
+{
+	if (timeout_ms == KVP_DEFAULT_TIMEOUT)
+		timeout_ms = client->timeout_ms;
+	return now_ns() + timeout_ms * NS_PER_MS;
+}
+
+void client_kick(struct kvp_client *client)
+{
+	uint64_t one = 1;
+
+	/* Fails only when the counter is full, and then the thread is awake anyway. */
+	(void)!write(client->kick, &one, sizeof(one));
+}
+
+uint32_t thread_shard(void)
+{
+	static KVP_ATOMIC(uint32_t) threads;
+	/* Initial-exec: a load, where the default model of a shared library is a call. */
+	static _Thread_local uint32_t mine __attribute__((tls_model("initial-exec")));
+
+	if (!mine)
+		mine = kvp_add_relaxed(&threads, 1) % KVP_SHARDS + 1;
+	return mine - 1;
+}
+
+int opts_take(void *dst, size_t bytes, const void *src)
+{
+	size_t theirs;
+
+	memset(dst, 0, bytes);
+	if (!src)
+		return 0;
+	memcpy(&theirs, src, sizeof(theirs));
+	if (theirs < sizeof(theirs) || theirs > PAGE)
+		return -EINVAL;
+	memcpy(dst, src, theirs < bytes ? theirs : bytes);
+	return 0;
+}
+
+int result_give(void *dst, const void *src, size_t bytes)
+{
+	size_t theirs;
+
+	memcpy(&theirs, dst, sizeof(theirs));
+	if (theirs < sizeof(theirs) || theirs > PAGE)
+		return -EINVAL;
+	memcpy((char *)dst + sizeof(theirs), (const char *)src + sizeof(theirs),
+		(theirs < bytes ? theirs : bytes) - sizeof(theirs));
+	return 0;
+}
+
+static int init_locks(struct kvp_client *c)
+{
+	pthread_condattr_t attr;
+
+	if (pthread_mutex_init(&c->lock, NULL) || pthread_mutex_init(&c->ring_lock, NULL) ||
+		pthread_condattr_init(&attr))
+		return -ENOMEM;
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	if (pthread_cond_init(&c->changed, &attr))
+		return -ENOMEM;
+	pthread_condattr_destroy(&attr);
+	return 0;
+}
+
+static int make_fork_page(struct kvp_client *c)
+{
+	void *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int r;
+
+	if (page == MAP_FAILED)
+		return -errno;
+	if (madvise(page, PAGE, MADV_WIPEONFORK) < 0) {
+		r = -errno;
+		munmap(page, PAGE);
+		return r;
+	}
+	c->mine = page;
+	*c->mine = 1;
+	return 0;
+}
+
+static const char *socket_path(const struct kvp_open_opts *o)
+{
+	const char *path = o->socket;
+
+	if (!path)
+		path = getenv("KVPOOL_SOCKET");
+	return path && *path ? path : KVP_DEFAULT_SOCKET;
+}
+
+static int client_init(struct kvp_client *c, const struct kvp_open_opts *o)
+{
+	const char *path = socket_path(o);
+	int r;
+
+	if (strlen(path) >= sizeof(((struct sockaddr_un *)0)->sun_path))
+		return -ENAMETOOLONG;
+	c->timeout_ms = o->timeout_ms ? o->timeout_ms : TIMEOUT_DEFAULT;
+	c->lazy = !!(o->flags & KVP_OPEN_LAZY);
+	snprintf(c->name, sizeof(c->name), "%s", o->name ? o->name : program_invocation_short_name);
+	c->socket = strdup(path);
+	c->matches = match_chunk_new(c);
+	c->packet = malloc(sizeof(*c->packet));
+	if (!c->socket || !c->matches || !c->packet)
+		return -ENOMEM;
+	c->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (c->kick < 0)
+		return -errno;
+	r = make_fork_page(c);
+	if (r < 0)
+		return r;
+	return init_locks(c);
+}
+
+static void matches_free(struct kvp_client *c)
+{
+	struct match_chunk *chunk = c->matches, *next;
+
+	for (; chunk; chunk = next) {
+		next = kvp_load_relaxed(&chunk->next);
+		for (uint32_t i = 0; i < MATCHES_PER_CHUNK; i++) {
+			free(chunk->match[i].hits);
+			free(chunk->match[i].chain);
+			free(chunk->match[i].tokens);
+		}
+		free(chunk);
+	}
+}
+
+/* The library's thread has ended, or is in another process. */
+static void client_free(struct kvp_client *c)
+{
+	int mapped = c->mine && client_mine(c);
+
+	retiring_free(c, mapped);
+	for (uint32_t i = 0; i < N_ATTACHMENTS; i++)
+		if (c->attachments[i])
+			attachment_free(c->attachments[i], mapped);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		free(c->spaces[i]);
+	if (c->matches)
+		matches_free(c);
+	if (c->kick >= 0)
+		close(c->kick);
+	if (c->mine)
+		munmap((void *)c->mine, PAGE);
+	free(c->packet);
+	free(c->socket);
+	free(c);
+}
+
+/* Signals are the application's: none is ever delivered on the library's thread. */
+static int start_thread(struct kvp_client *c)
+{
+	sigset_t all, old;
+	int r;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	r = -pthread_create(&c->thread, NULL, client_thread, c);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return r;
+}
+
+/* 0 when the first attempt has succeeded; its error; -ETIMEDOUT. */
+static int await_first_attempt(struct kvp_client *c)
+{
+	uint64_t deadline = deadline_of(c, KVP_DEFAULT_TIMEOUT);
+	struct timespec ts = {
+		.tv_sec = (time_t)(deadline / UINT64_C(1000000000)),
+		.tv_nsec = (long)(deadline % UINT64_C(1000000000)),
+	};
+	int r = 0;
+
+	pthread_mutex_lock(&c->lock);
+	while (!c->attempts && !r)
+		r = -pthread_cond_timedwait(&c->changed, &c->lock, &ts);
+	if (c->attempts)
+		r = c->joined ? 0 : c->error;
+	pthread_mutex_unlock(&c->lock);
+	return r;
+}
+
+int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client)
+{
+	struct kvp_open_opts o;
+	struct kvp_client *c;
+	int r;
+
+	if (!ret_client || opts_take(&o, sizeof(o), opts) < 0 || o.flags & ~KVP_OPEN_LAZY)
+		return -EINVAL;
+	c = aligned_alloc(64, (sizeof(*c) + 63) / 64 * 64);
+	if (!c)
+		return -ENOMEM;
+	memset(c, 0, sizeof(*c));
+	c->kick = -1;
+	r = client_init(c, &o);
+	if (r == 0)
+		r = start_thread(c);
+	if (r < 0) {
+		client_free(c);
+		return r;
+	}
+	if (!c->lazy) {
+		r = await_first_attempt(c);
+		if (r < 0) {
+			kvp_close(c);
+			return r;
+		}
+	}
+	*ret_client = c;
+	return 0;
+}
+
+struct kvp_client *kvp_close(struct kvp_client *c)
+{
+	if (!c)
+		return NULL;
+	if (client_mine(c)) {
+		kvp_store_seq(&c->closing, 1);
+		client_kick(c);
+		pthread_join(c->thread, NULL);
+	}
+	client_free(c);
+	return NULL;
+}
+
+int kvp_last_error(struct kvp_client *client, char *buf, size_t bytes)
+{
+	if (!client || !buf || !bytes)
+		return -EINVAL;
+	if (!client_mine(client))
+		return -ECHILD;
+	pthread_mutex_lock(&client->lock);
+	snprintf(buf, bytes, "%s", client->error_text);
+	pthread_mutex_unlock(&client->lock);
+	return 0;
+}

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of libclient share.
+ *
+ * A client has at most one current attachment: everything that belongs to one connection to one
+ * daemon (mappings, rings, grants). The client's own thread makes it, publishes it in client->att
+ * and takes it away when the daemon is gone; the object is never freed before kvp_close(), only
+ * emptied and used again once nothing points into its mappings.
+ *
+ * Who may use an attachment's mappings
+ * - Hot calls (match, payload, release) hold it through their handle: kvp_match.state names it.
+ * They store that name with a sequentially consistent exchange and then look at client->att again;
+ * the library's thread clears client->att and then looks at the handles. One of the two sees the
+ * other.
+ * - All other calls hold it by `refs`, or hold ring_lock.
+ *
+ * Locks, in this order: lock (spaces, requests over the socket, the list of attachments), ring_lock
+ * (rings, grants, claims, change of client->att). Neither is taken on the hot path. No lock is held
+ * while waiting.
+ */
+#ifndef KVP_CLIENT_H
+#define KVP_CLIENT_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+
+#include "libclient/kvpool.h"
+#include "shm/kvp_abi.h"
+#include "shm/kvp_atomic.h"
+#include "shm/kvp_catalog.h"
+#include "shm/kvp_lease.h"
+#include "shm/kvp_msg.h"
+#include "shm/kvp_proto.h"
+#include "shm/kvp_ring.h"
+
+#define N_ATTACHMENTS     64u /* daemons' lives of which handles may be left at one time */
+#define N_COMMITS         KVP_SERIALS
+#define AHEAD_MAX         16u /* slots granted ahead of need, per space */
+#define TIMEOUT_DEFAULT   5000u
+#define ROUND_TRIP_MS     100u /* for the ledger's answer in calls that shall not wait for room */
+#define MATCHES_PER_SHARD KVP_SHARD_LEASES
+#define MATCHES_PER_CHUNK (KVP_SHARDS * MATCHES_PER_SHARD)
+#define MAX_TOKENS        (UINT32_C(1) << 30) /* of one sequence */
+#define NO_ATTACHMENT     UINT32_C(0xffffffff)
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+#define NS_PER_MS     UINT64_C(1000000)
+
+/* ---- geometry of a payload (view.c) ---------------------------------------------------------- */
+
+/* Bytes from the start of a block's payload; token t adds t strides. */
+struct geo_layer {
+	uint64_t k_off, v_off;
+	uint64_t k_stride, v_stride;
+	uint32_t heads;
+	uint32_t k_row, v_row; /* bytes of one head's channels */
+};
+
+struct geometry {
+	uint32_t block_tokens;
+	uint32_t layout;
+	uint32_t n_layers;
+	uint32_t homogeneous;
+	uint64_t token_bytes;
+	uint64_t k_token_bytes; /* all layers' keys of one token; the rest are values */
+	uint64_t block_bytes;
+	struct geo_layer layers[KVP_MAX_LAYERS];
+};
+
+/* -EINVAL or -E2BIG as kvp_space_open(). */
+int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo);
+
+#define VIEW_READ  0u /* some planes and heads may be left out */
+#define VIEW_WRITE 1u /* must cover the whole space: what is stored has no holes */
+
+int view_check(const struct geometry *geo, const struct kvp_view *view, uint32_t mode,
+	struct kvp_view *ret_view);
+/*
+ * Copies tokens [at, at + n) of a payload to or from tokens [user, user + n) of a checked view.
+ */
+void view_from_payload(const struct geometry *geo, const void *payload, uint32_t at, uint32_t n,
+	const struct kvp_view *view, uint64_t user);
+void view_to_payload(const struct geometry *geo, void *payload, uint32_t n,
+	const struct kvp_view *view, uint64_t user);
+/* First n tokens from one payload to another of the same geometry. */
+void payload_prefix(const struct geometry *geo, void *dst, const void *src, uint32_t n);
+
+/* ---- attachment ------------------------------------------------------------------------------ */
+
+/* A mapped extent. Written by the library's thread; base is stored last and cleared first. */
+struct extent_map {
+	KVP_ATOMIC(uintptr_t) base; /* 0: not mapped */
+	KVP_ATOMIC(uint64_t) bytes;
+	KVP_ATOMIC(uint32_t) generation;
+	uint32_t writable; /* this client's arena */
+	uint32_t grants;   /* in it; ring_lock */
+};
+
+#define GRANT_NONE      0u
+#define GRANT_AHEAD     1u /* in its space's stock */
+#define GRANT_HELD      2u /* the caller's */
+#define GRANT_COMMITTED 3u /* the caller's still */
+#define GRANT_RETURNED  4u /* to be given back as soon as the ring has room */
+
+#define OUTCOME_UNKNOWN (-EINPROGRESS)
+
+/* Fields change under ring_lock; a held grant's address is constant. */
+struct kvp_grant {
+	struct attachment *att;
+	struct kvp_space *space;
+	void *addr;
+	uint32_t id;
+	uint32_t generation;
+	uint32_t extent;
+	uint32_t state;
+	uint32_t serial; /* of the commit */
+	uint32_t tokens;
+	int outcome; /* 0, KVP_COMMITTED_DUPLICATE, negative errno */
+	kvp_block_id block;
+	uint32_t birth;
+};
+
+/* One of the last N_COMMITS commits; at serial mod N_COMMITS. ring_lock. */
+struct commit {
+	struct kvp_key key;
+	uint32_t serial;
+	uint32_t used;
+	int outcome;
+	kvp_block_id block;
+	uint32_t birth;
+	uint32_t space; /* number of the client's space */
+	uint32_t grant; /* id + 1, while the grant is held; else 0 */
+	uint32_t tokens;
+};
+
+/* A space in one attachment. `open` is stored last. */
+struct space_bind {
+	KVP_ATOMIC(uint32_t) open;
+	uint64_t tried; /* stamp of the space for which SPACE_OPEN was sent; lock */
+	uint32_t index; /* in the catalog's table */
+	uint32_t generation;
+	struct kvp_key root;
+	/* Grants; ring_lock. */
+	uint32_t n_ahead;
+	uint8_t ahead[KVP_MAX_GRANTS];
+	uint32_t batch;  /* of the next RESERVE */
+	uint32_t asking; /* 1: a RESERVE is out, with this serial */
+	uint32_t serial;
+	uint32_t answers; /* refusals so far */
+	int refusal;      /* the last one */
+	uint32_t retry_ms;
+	uint64_t used_ns; /* last kvp_reserve() */
+};
+
+/* An answer to CLAIM, FLUSH or DELETE that somebody waits for, on the waiter's stack. */
+struct ring_waiter {
+	struct ring_waiter *next;
+	uint32_t op;
+	uint32_t serial;
+	uint32_t done;
+	struct kvp_cqe cqe;
+};
+
+struct attachment {
+	struct kvp_client *client;
+	uint32_t slot; /* in client->attachments */
+	uint32_t in_use;
+	uint32_t refs; /* ring_lock: held grants and calls that wait */
+	uint64_t epoch;
+	uint32_t session;
+	KVP_ATOMIC(uint32_t) dead; /* the daemon is gone */
+	int sock;
+	int wake;
+	void *catalog;
+	uint64_t catalog_bytes;
+	struct kvp_session_page *page;
+	uint64_t page_bytes;
+	struct kvp_catalog_view view;
+	struct space_bind binds[KVP_MAX_SPACES];
+	/* ring_lock */
+	uint32_t sq_tail;
+	uint32_t cq_head;
+	uint32_t commit_serial;
+	uint32_t other_serial;
+	uint32_t n_returned;          /* grants in GRANT_RETURNED */
+	KVP_ATOMIC(uint32_t) stocked; /* the library's thread has to come by: slots are ahead */
+	struct ring_waiter *waiters;
+	struct kvp_match *claims; /* that hold one */
+	struct kvp_grant grants[KVP_MAX_GRANTS];
+	struct commit commits[N_COMMITS];
+	/* Extents that a match met and that are not mapped; bits. */
+	KVP_ATOMIC(uint64_t) wanted[KVP_MAX_EXTENTS / 64];
+	uint8_t asked_for[KVP_MAX_EXTENTS]; /* EXTENT_GET is on its way; the library's thread */
+	struct extent_map extents[KVP_MAX_EXTENTS];
+};
+
+/* ---- handles --------------------------------------------------------------------------------- */
+
+struct kvp_match {
+	/* uses 32 | attachment slot + 1 (NO_ATTACHMENT: none, 0: free) 32 */
+	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) state;
+	struct kvp_client *client;
+	struct kvp_space *space;
+	struct attachment *att; /* NULL: made without a daemon */
+	struct kvp_lease lease;
+	uint32_t shard;
+	uint32_t flags; /* KVP_MATCHED_* */
+	uint32_t n_blocks;
+	uint32_t n_tokens;
+	uint32_t tail_tokens; /* hits[n_blocks] then is the tail */
+	uint32_t asked;       /* blocks of the prompt */
+	uint32_t cap;         /* room in hits */
+	struct kvp_hit *hits;
+	/* Claims: keys of the prompt's whole blocks; `front` is the one claimed or waited for. */
+	struct kvp_key *chain;
+	kvp_token *tokens; /* whole blocks of the prompt up to the one waited for */
+	uint32_t chain_cap;
+	uint32_t tokens_cap;
+	uint32_t n_chain;
+	uint32_t front;
+	struct kvp_match *next_claim;
+};
+
+struct match_chunk {
+	struct kvp_match match[MATCHES_PER_CHUNK];
+	KVP_ATOMIC(struct match_chunk *) next;
+};
+
+struct kvp_space {
+	struct kvp_client *client;
+	uint32_t number; /* in attachment.binds */
+	uint64_t stamp;  /* tells it from an earlier space at the same address */
+	uint32_t min_cache_tokens;
+	uint8_t fingerprint[32]; /* lock */
+	struct kvp_space_canon canon;
+	struct geometry geo;
+};
+
+/* A request over the socket that somebody waits for; lock. */
+struct call {
+	struct call *next;
+	uint32_t tag;
+	uint32_t done;
+	int status;
+	struct kvp_msg_space space;
+};
+
+struct retiring; /* attach.c */
+
+struct kvp_client {
+	KVP_ATOMIC(struct attachment *) att; /* NULL: no daemon; changes under ring_lock */
+	/* A page that a forked child finds zeroed; 1 in the process that opened the client. */
+	volatile uint32_t *mine;
+	struct match_chunk *matches;
+	uint32_t timeout_ms;
+	uint32_t lazy; /* KVP_OPEN_LAZY */
+	char *socket;
+	char name[KVP_CLIENT_NAME];
+
+	pthread_mutex_t lock;
+	pthread_cond_t changed; /* with lock: a call is done, an attempt to attach has ended */
+	pthread_t thread;
+	int kick; /* eventfd: the library's thread shall look around */
+	KVP_ATOMIC(uint32_t) closing;
+	uint32_t attempts; /* to attach, ended */
+	int error;         /* of the last one */
+	char error_text[KVP_MSG_TEXT];
+	uint32_t joined; /* successful attempts */
+	uint32_t tag;
+	struct call *calls;
+	struct kvp_space *spaces[KVP_MAX_SPACES];
+	uint64_t stamp; /* of the last space */
+
+	pthread_mutex_t ring_lock;
+	struct attachment *attachments[N_ATTACHMENTS];
+	struct kvp_stats past; /* of attachments that were emptied */
+	/* Lookups made without a daemon. */
+	KVP_ATOMIC(uint64_t) blind_lookups;
+	KVP_ATOMIC(uint64_t) blind_tokens;
+	/* The library's thread alone. */
+	struct retiring *retiring;
+	struct kvp_packet *packet;
+	uint32_t told; /* the daemon has said why it refused */
+};
+
+/* Is this the process that opened the client? A forked child's copy of the page is zero. */
+static inline int client_mine(const struct kvp_client *client)
+{
+	return *client->mine == 1;
+}
+
+/* ---- client.c -------------------------------------------------------------------------------- */
+
+uint64_t now_ns(void);
+/* End of a wait: of timeout_ms from now, or of the client's default. */
+uint64_t deadline_of(const struct kvp_client *client, uint32_t timeout_ms);
+/* Any thread; one system call. */
+void client_kick(struct kvp_client *client);
+/* This thread's shard: 0 .. KVP_SHARDS - 1. */
+uint32_t thread_shard(void);
+
+/* Copies an option struct of the caller's size over zeros; -EINVAL if the size is no size. */
+int opts_take(void *dst, size_t bytes, const void *src);
+/* Copies a result as far as the caller's struct goes; its size field stays. -EINVAL as above. */
+int result_give(void *dst, const void *src, size_t bytes);
+
+/* ---- attach.c (the library's thread, unless said otherwise) ------------------------------------
+ */
+
+void *client_thread(void *client);
+/*
+ * Any thread, lock held: sends a request and waits for its answer, without the lock. -ESHUTDOWN,
+ * -ETIMEDOUT, the daemon's errno.
+ */
+int call_daemon(struct kvp_client *client, uint32_t type, const void *body, uint32_t len,
+	uint64_t deadline, struct kvp_msg_space *ret_space);
+/* Any thread, lock held: a request without an answer; lost if there is no daemon. */
+void tell_daemon(struct attachment *att, uint32_t type, const void *body, uint32_t len);
+/* kvp_close(), the thread has ended. `mapped` is 0 in a forked child, which has no mappings. */
+/* ring_lock: adds the lookups counted in its page. */
+void attachment_count(const struct attachment *att, struct kvp_stats *sum);
+void attachment_free(struct attachment *att, int mapped);
+void retiring_free(struct kvp_client *client, int mapped);
+
+/* ---- space.c --------------------------------------------------------------------------------- */
+
+/* Any thread, no lock held. The key above the first block; -ESHUTDOWN: not open at a daemon. */
+int space_root(struct kvp_space *space, struct kvp_key *ret_root);
+/* lock held. Takes over the daemon's answer to SPACE_OPEN. -EPROTO: the catalog says otherwise. */
+int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer);
+
+/* ---- ring.c (ring_lock held; those that wait drop and take it again) ---------------------------
+ */
+
+/* The current attachment with one more reference, or NULL. */
+struct attachment *att_get(struct kvp_client *client);
+void att_put(struct attachment *att);
+/* Takes what the ledger has answered. */
+void ring_drain(struct attachment *att);
+/* -EAGAIN: no room until the deadline; -ESHUTDOWN. Wakes the ledger if it sleeps. */
+int ring_submit(struct attachment *att, const struct kvp_sqe *sqe, uint64_t deadline);
+/* Waits for a further completion; -ETIMEDOUT, -ESHUTDOWN. Drains before it returns. */
+int ring_wait(struct attachment *att, uint64_t deadline);
+/* Submits and waits for the one answer. Fills in the serial. */
+int ring_ask(
+	struct attachment *att, struct kvp_sqe *sqe, uint64_t deadline, struct kvp_cqe *ret_cqe);
+void grant_return(struct kvp_grant *grant);
+
+/* futex(2) on a shared word, without EINTR; returns when it may have changed or at the deadline. */
+void word_wait(KVP_ATOMIC(uint32_t) * word, uint32_t seen, uint64_t deadline);
+void word_wake(KVP_ATOMIC(uint32_t) * word);
+
+/* ---- match.c --------------------------------------------------------------------------------- */
+
+#define FIND_COUNT 1u /* in the statistics, and as a use */
+
+struct match_chunk *match_chunk_new(struct kvp_client *client);
+/* Is any handle of this attachment in use? */
+int match_any(struct kvp_client *client, const struct attachment *att);
+/* A match without claims. -ENOMEM, -ECHILD. */
+int match_make(struct kvp_space *space, const kvp_token *tokens, uint32_t n, uint32_t flags,
+	uint32_t how, struct kvp_match **ret_match);
+void match_drop(struct kvp_match *match);
+/* Where the bytes of a hit are in this process; NULL if its extent is not mapped. */
+const uint8_t *hit_addr(struct attachment *att, const struct kvp_hit *hit);
+/* The space's place in an attachment, NULL if it is not open there. */
+static inline const struct space_bind *bind_of(
+	const struct attachment *att, const struct kvp_space *space)
+{
+	const struct space_bind *b = &att->binds[space->number];
+
+	/* Acquire: pairs with the release in space_bind(). */
+	return kvp_load_acquire(&b->open) ? b : NULL;
+}
+
+/* ring_lock held. If this client claims the block that is being committed, the claim moves on. */
+void claim_next(struct attachment *att, struct kvp_key key, struct kvp_sqe *sqe);
+
+/* ---- grant.c --------------------------------------------------------------------------------- */
+
+/* ring_lock held. All of the space's stock goes back. */
+void stock_return(struct attachment *att, struct space_bind *bind);
+
+/* ---- references to blocks -------------------------------------------------------------------- */
+
+/* kvp_ref.opaque: kind 32 | id 32; epoch's low half 32 | birth 32 */
+static inline struct kvp_ref ref_make(uint32_t kind, uint32_t id, uint32_t birth, uint64_t epoch)
+{
+	struct kvp_ref ref;
+
+	ref.opaque[0] = (uint64_t)kind << 32 | id;
+	ref.opaque[1] = epoch << 32 | birth;
+	return ref;
+}
+
+/* ---- fault points ---------------------------------------------------------------------------- */
+
+/*
+ * In the test variant of the library, KVP_FAULT=name[:count][:kill|stop] in the environment makes
+ * the count-th pass of the point raise SIGKILL (default) or SIGSTOP. Nothing in the installed one.
+ */
+#ifdef KVP_FAULT_POINTS
+void fault_point(const char *name);
+#define KVP_FAULT(name) fault_point(name)
+#else
+#define KVP_FAULT(name) ((void)0)
+#endif
+
+#endif

@@ -1,0 +1,604 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/client.h"
+
+#include <string.h>
+#include <time.h>
+
+/* ---- slots ahead of need --------------------------------------------------------------------- */
+
+void stock_return(struct attachment *att, struct space_bind *b)
+{
+	while (b->n_ahead)
+		grant_return(&att->grants[b->ahead[--b->n_ahead]]);
+	b->batch = 1;
+	ring_drain(att);
+}
+
+/* The oldest first: slots were handed out in order, and chains are best written in order. */
+static struct kvp_grant *stock_take(struct attachment *att, struct space_bind *b)
+{
+	struct kvp_grant *g;
+
+	if (!b->n_ahead)
+		return NULL;
+	g = &att->grants[b->ahead[0]];
+	memmove(b->ahead, b->ahead + 1, --b->n_ahead);
+	return g;
+}
+
+static int ask_for_slots(
+	struct attachment *att, struct space_bind *b, uint32_t want, uint64_t deadline)
+{
+	struct kvp_sqe sqe = {
+		.op = KVP_OP_RESERVE,
+		.serial = ++att->other_serial,
+		.space = (uint16_t)b->index,
+		.count = want > b->batch ? want : b->batch,
+	};
+	int r;
+
+	if (sqe.count > AHEAD_MAX)
+		sqe.count = AHEAD_MAX;
+	b->batch = b->batch * 2 > AHEAD_MAX ? AHEAD_MAX : b->batch * 2;
+	b->asking = 1;
+	b->serial = sqe.serial;
+	r = ring_submit(att, &sqe, deadline);
+	if (r < 0)
+		b->asking = 0;
+	return r;
+}
+
+/* The last refusal holds for now. 0: asked for time has come to ask again. */
+static int after_refusal(struct kvp_client *c, const struct space_bind *b, uint64_t deadline)
+{
+	uint64_t now = now_ns(), ns = (b->retry_ms ? b->retry_ms : 1) * NS_PER_MS;
+
+	if (b->refusal != -EAGAIN || now + ns > deadline)
+		return b->refusal;
+	if (ns > 100 * NS_PER_MS)
+		ns = 100 * NS_PER_MS;
+	pthread_mutex_unlock(&c->ring_lock);
+	nanosleep(&(struct timespec){ .tv_nsec = (long)ns }, NULL);
+	pthread_mutex_lock(&c->ring_lock);
+	return 0;
+}
+
+/* ring_lock. One slot; `want` more are likely to be asked for soon. */
+static int reserve(struct attachment *att, struct kvp_space *space, uint32_t want,
+	uint64_t deadline, uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
+{
+	struct space_bind *b = &att->binds[space->number];
+	uint64_t answer_by = now_ns() + ROUND_TRIP_MS * NS_PER_MS;
+	uint32_t answers = b->answers;
+	struct kvp_grant *g;
+
+	if (answer_by < deadline)
+		answer_by = deadline;
+	ring_drain(att);
+	while (!(g = stock_take(att, b))) {
+		int r;
+
+		if (kvp_load_seq(&att->dead) || !kvp_load_relaxed(&b->open))
+			return -ESHUTDOWN;
+		if (b->answers != answers) {
+			r = after_refusal(att->client, b, deadline);
+			if (r < 0) {
+				*ret_retry_ms = b->retry_ms;
+				return r;
+			}
+			answers = b->answers;
+			ring_drain(att);
+			continue;
+		}
+		r = b->asking ? 0 : ask_for_slots(att, b, want, answer_by);
+		if (r == 0)
+			r = ring_wait(att, answer_by);
+		if (r < 0)
+			return r;
+	}
+	b->used_ns = now_ns();
+	if (b->n_ahead && !kvp_load_relaxed(&att->stocked)) {
+		kvp_store_relaxed(&att->stocked, 1);
+		client_kick(att->client);
+	}
+	g->state = GRANT_HELD;
+	g->space = space;
+	g->outcome = OUTCOME_UNKNOWN;
+	att->refs++;
+	*ret_grant = g;
+	return 0;
+}
+
+int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retry_ms,
+	struct kvp_grant **ret_grant)
+{
+	struct kvp_client *c;
+	struct kvp_grant *grant;
+	struct attachment *att;
+	uint64_t deadline;
+	uint32_t retry_ms = 0;
+	int r = -ESHUTDOWN;
+
+	if (!space || !ret_grant)
+		return -EINVAL;
+	c = space->client;
+	if (!client_mine(c))
+		return -ECHILD;
+	deadline = deadline_of(c, timeout_ms);
+	KVP_FAULT("reserve");
+	pthread_mutex_lock(&c->ring_lock);
+	att = att_get(c);
+	if (att) {
+		r = reserve(att, space, 1, deadline, &retry_ms, &grant);
+		att_put(att);
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	KVP_FAULT("reserved");
+	if (r == 0)
+		*ret_grant = grant;
+	else if (r == -EAGAIN && ret_retry_ms)
+		*ret_retry_ms = retry_ms;
+	return r;
+}
+
+void *kvp_grant_addr(const struct kvp_grant *grant)
+{
+	return grant ? grant->addr : NULL;
+}
+
+/* ring_lock. The caller's handle is gone. */
+static void let_go(struct kvp_grant *g)
+{
+	struct attachment *att = g->att;
+
+	if (g->state == GRANT_COMMITTED && att->commits[g->serial % N_COMMITS].grant == g->id + 1)
+		att->commits[g->serial % N_COMMITS].grant = 0;
+	g->space = NULL;
+	att->refs--;
+}
+
+int kvp_grant_release(struct kvp_grant *grant)
+{
+	struct attachment *att;
+	struct kvp_client *c;
+	int r = -EALREADY;
+
+	if (!grant)
+		return 0;
+	att = grant->att;
+	if (!att)
+		return -EALREADY;
+	c = att->client;
+	if (!client_mine(c))
+		return -ECHILD;
+	KVP_FAULT("grant-release");
+	pthread_mutex_lock(&c->ring_lock);
+	if (grant->state == GRANT_HELD || grant->state == GRANT_COMMITTED) {
+		let_go(grant);
+		grant_return(grant);
+		ring_drain(att);
+		r = 0;
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	return r;
+}
+
+/* ---- references ------------------------------------------------------------------------------ */
+
+struct kvp_ref kvp_ref_root(void)
+{
+	return ref_make(KVP_PARENT_ROOT, 0, 0, 0);
+}
+
+int kvp_grant_ref(const struct kvp_grant *grant, struct kvp_ref *ret)
+{
+	struct kvp_client *c;
+	int r = -EINVAL;
+
+	if (!grant || !grant->att || !ret)
+		return -EINVAL;
+	c = grant->att->client;
+	if (!client_mine(c))
+		return -ECHILD;
+	pthread_mutex_lock(&c->ring_lock);
+	if (grant->state == GRANT_COMMITTED && grant->tokens == grant->space->geo.block_tokens) {
+		uint64_t epoch = grant->att->epoch;
+
+		*ret = grant->outcome >= 0
+			       ? ref_make(KVP_PARENT_BLOCK, grant->block, grant->birth, epoch)
+			       : ref_make(KVP_PARENT_SERIAL, grant->serial, 0, epoch);
+		r = 0;
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	return r;
+}
+
+/* Names the parent in a submission; says its key. */
+static int parent_of(struct attachment *att, const struct space_bind *b, struct kvp_ref ref,
+	struct kvp_sqe *sqe, struct kvp_key *ret_key)
+{
+	uint32_t kind = (uint32_t)(ref.opaque[0] >> 32), id = (uint32_t)ref.opaque[0];
+	uint32_t birth = (uint32_t)ref.opaque[1];
+	const struct commit *k = &att->commits[id % N_COMMITS];
+	const struct kvp_block *block;
+
+	if (kind != KVP_PARENT_ROOT && ref.opaque[1] >> 32 != (uint32_t)att->epoch)
+		return -ESHUTDOWN;
+	switch (kind) {
+	case KVP_PARENT_ROOT:
+		*ret_key = b->root;
+		break;
+	case KVP_PARENT_BLOCK:
+		if (id >= att->view.max_blocks)
+			return -EINVAL;
+		block = &att->view.blocks[id];
+		ret_key->lo = kvp_load_acquire(&block->key_lo);
+		ret_key->hi = kvp_load_acquire(&block->key_hi);
+		break;
+	case KVP_PARENT_SERIAL:
+		if (!k->used || k->serial != id)
+			return -EINVAL; /* too long ago: the caller has released its grant */
+		*ret_key = k->key;
+		if (k->outcome >= 0) {
+			kind = KVP_PARENT_BLOCK;
+			id = k->block;
+			birth = k->birth;
+		}
+		break;
+	default:
+		return -EINVAL;
+	}
+	sqe->parent_kind = kind;
+	sqe->parent_id = id;
+	sqe->parent_birth = birth;
+	return 0;
+}
+
+/* ---- commit ---------------------------------------------------------------------------------- */
+
+/* A free record for the next commit. Outcomes come in order, so the oldest is not long in coming.
+ */
+static int next_commit(struct attachment *att, uint64_t deadline, struct commit **ret_commit)
+{
+	struct commit *k;
+
+	while (k = &att->commits[(att->commit_serial + 1) % N_COMMITS],
+		k->used && k->outcome == OUTCOME_UNKNOWN) {
+		int r = ring_wait(att, deadline);
+
+		if (r < 0)
+			return r == -ETIMEDOUT ? -EAGAIN : r;
+	}
+	memset(k, 0, sizeof(*k));
+	k->serial = ++att->commit_serial;
+	k->used = 1;
+	k->outcome = OUTCOME_UNKNOWN;
+	*ret_commit = k;
+	return 0;
+}
+
+static int submit_commit(struct kvp_grant *g, struct kvp_sqe *sqe, struct commit *k,
+	const kvp_token *tokens, uint64_t deadline)
+{
+	struct attachment *att = g->att;
+	uint32_t serial = k->serial;
+	int r;
+
+	memcpy(att->page->staging[g->id], tokens, sqe->tokens * sizeof(tokens[0]));
+	claim_next(att, k->key, sqe);
+	g->state = GRANT_COMMITTED;
+	g->serial = serial;
+	g->tokens = sqe->tokens;
+	r = ring_submit(att, sqe, deadline);
+	if (r < 0) {
+		k->used = 0;
+		g->state = GRANT_HELD;
+		return r;
+	}
+	if (!(sqe->flags & KVP_SQE_RELEASE)) {
+		k->grant = g->id + 1;
+		return 0;
+	}
+	/* From here the ledger may hand the slot out again. */
+	let_go(g);
+	att->extents[g->extent].grants--;
+	g->state = GRANT_NONE;
+	return 0;
+}
+
+/* ring_lock. */
+static int commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
+	uint32_t flags, uint64_t deadline, struct kvp_ref *ret_ref)
+{
+	struct attachment *att = g->att;
+	struct space_bind *b = &att->binds[g->space->number];
+	struct kvp_key parent_key;
+	struct kvp_sqe sqe = { .op = KVP_OP_COMMIT };
+	struct commit *k;
+	int r;
+
+	if (kvp_load_seq(&att->dead))
+		return -ESHUTDOWN;
+	r = parent_of(att, b, parent, &sqe, &parent_key);
+	if (r < 0)
+		return r;
+	r = next_commit(att, deadline, &k);
+	if (r < 0)
+		return r;
+	k->key = kvp_chain_key(parent_key, tokens, n);
+	k->space = g->space->number;
+	k->tokens = n;
+	sqe.serial = k->serial;
+	sqe.grant = g->id;
+	sqe.grant_generation = g->generation;
+	sqe.space = (uint16_t)b->index;
+	sqe.tokens = (uint16_t)n;
+	sqe.flags = flags & KVP_COMMIT_RELEASE ? KVP_SQE_RELEASE : 0;
+	*ret_ref = ref_make(KVP_PARENT_SERIAL, k->serial, 0, att->epoch);
+	return submit_commit(g, &sqe, k, tokens, deadline);
+}
+
+int kvp_commit(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *tokens, uint32_t n,
+	struct kvp_match *claim, uint32_t flags)
+{
+	struct kvp_ref ref;
+	struct kvp_client *c;
+	int r = -EINVAL;
+
+	if (!grant || !grant->att || !tokens || !n || flags & ~KVP_COMMIT_RELEASE)
+		return -EINVAL;
+	c = grant->att->client;
+	if (!client_mine(c))
+		return -ECHILD;
+	if (claim && claim->client != c)
+		return -EINVAL;
+	KVP_FAULT("commit");
+	pthread_mutex_lock(&c->ring_lock);
+	if (grant->state == GRANT_COMMITTED)
+		r = -EALREADY;
+	else if (grant->state == GRANT_HELD && n <= grant->space->geo.block_tokens)
+		r = commit(
+			grant, parent, tokens, n, flags, deadline_of(c, KVP_DEFAULT_TIMEOUT), &ref);
+	pthread_mutex_unlock(&c->ring_lock);
+	KVP_FAULT("committed");
+	return r;
+}
+
+int kvp_grant_wait(struct kvp_grant *grant, uint32_t timeout_ms)
+{
+	struct kvp_client *c;
+	uint64_t deadline;
+	int r = 0;
+
+	if (!grant || !grant->att)
+		return -EINVAL;
+	c = grant->att->client;
+	if (!client_mine(c))
+		return -ECHILD;
+	deadline = deadline_of(c, timeout_ms);
+	pthread_mutex_lock(&c->ring_lock);
+	ring_drain(grant->att);
+	if (grant->state != GRANT_COMMITTED)
+		r = -EINVAL;
+	while (r == 0 && grant->outcome == OUTCOME_UNKNOWN)
+		r = ring_wait(grant->att, deadline);
+	if (r == 0)
+		r = grant->outcome;
+	pthread_mutex_unlock(&c->ring_lock);
+	return r;
+}
+
+int kvp_flush(struct kvp_client *client, uint32_t timeout_ms)
+{
+	struct kvp_sqe sqe = { .op = KVP_OP_FLUSH };
+	struct attachment *att;
+	struct kvp_cqe cqe;
+	uint64_t deadline;
+	int r = -ESHUTDOWN;
+
+	if (!client)
+		return -EINVAL;
+	if (!client_mine(client))
+		return -ECHILD;
+	deadline = deadline_of(client, timeout_ms);
+	pthread_mutex_lock(&client->ring_lock);
+	att = att_get(client);
+	if (att) {
+		r = ring_ask(att, &sqe, deadline, &cqe);
+		att_put(att);
+	}
+	pthread_mutex_unlock(&client->ring_lock);
+	if (r == -EAGAIN)
+		return -ETIMEDOUT;
+	return r < 0 ? r : cqe.status;
+}
+
+int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32_t timeout_ms)
+{
+	struct kvp_client *c;
+	struct kvp_match *m;
+	uint64_t deadline;
+	uint32_t i;
+	int r;
+
+	if (!space || (n && !tokens) || n > MAX_TOKENS)
+		return -EINVAL;
+	r = match_make(space, tokens, (uint32_t)n, KVP_MATCH_NO_TAIL, 0, &m);
+	if (r < 0)
+		return r;
+	c = space->client;
+	deadline = deadline_of(c, timeout_ms);
+	kvp_lease_drop(&m->lease); /* or it would protect what is to go */
+	if (!m->att)
+		r = -ESHUTDOWN;
+	pthread_mutex_lock(&c->ring_lock);
+	for (i = m->n_blocks; r == 0 && i; i--) {
+		const struct kvp_hit *h = &m->hits[i - 1];
+		struct kvp_sqe sqe = {
+			.op = KVP_OP_DELETE,
+			.serial = ++m->att->other_serial,
+			.space = (uint16_t)m->att->binds[space->number].index,
+			.parent_kind = KVP_PARENT_BLOCK,
+			.parent_id = h->id,
+			.parent_birth = kvp_word_birth(h->word),
+		};
+
+		r = ring_submit(m->att, &sqe, deadline);
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	if (r == 0)
+		r = kvp_flush(c, timeout_ms);
+	if (r == 0)
+		r = (int)m->n_blocks;
+	match_drop(m);
+	return r == -EAGAIN ? -ETIMEDOUT : r;
+}
+
+/* ---- put ------------------------------------------------------------------------------------- */
+
+/* Where a kvp_put() stands. */
+struct put {
+	struct kvp_space *space;
+	struct attachment *att;
+	struct kvp_match *match; /* what was there at first; keeps it there */
+	const kvp_token *tokens;
+	size_t end; /* of the sequence, as far as it is stored */
+	size_t from;
+	struct kvp_view view;
+	uint64_t deadline;
+	size_t at;             /* token at which the next block begins */
+	struct kvp_key key;    /* of the block before */
+	struct kvp_ref parent; /* the same */
+	uint32_t retry_ms;
+};
+
+/* ring_lock. A block of this client that is on its way, or has just arrived. */
+static int committed_lately(const struct put *p, struct kvp_key key, struct kvp_ref *ret_ref)
+{
+	struct attachment *att = p->att;
+
+	for (uint32_t i = 0; i < N_COMMITS; i++) {
+		const struct commit *k = &att->commits[(att->commit_serial - i) % N_COMMITS];
+		uint64_t word;
+
+		if (!k->used || !kvp_key_equal(k->key, key) || k->space != p->space->number)
+			continue;
+		if (k->outcome == OUTCOME_UNKNOWN) {
+			*ret_ref = ref_make(KVP_PARENT_SERIAL, k->serial, 0, att->epoch);
+			return 1;
+		}
+		if (k->outcome < 0 || k->block >= att->view.max_blocks)
+			return 0;
+		word = kvp_load_acquire(&att->view.blocks[k->block].word);
+		*ret_ref = ref_make(KVP_PARENT_BLOCK, k->block, k->birth, att->epoch);
+		return kvp_word_birth(word) == k->birth && kvp_word_state(word) == KVP_BLOCK_LIVE;
+	}
+	return 0;
+}
+
+static int store_block(struct put *p, uint32_t n)
+{
+	struct kvp_client *c = p->space->client;
+	const struct geometry *geo = &p->space->geo;
+	size_t left = (p->end - p->at + geo->block_tokens - 1) / geo->block_tokens;
+	struct kvp_grant *g;
+	int r;
+
+	KVP_FAULT("put-reserve");
+	pthread_mutex_lock(&c->ring_lock);
+	r = reserve(p->att, p->space, left < AHEAD_MAX ? (uint32_t)left : AHEAD_MAX, p->deadline,
+		&p->retry_ms, &g);
+	pthread_mutex_unlock(&c->ring_lock);
+	if (r < 0)
+		return r;
+	KVP_FAULT("put-write");
+	view_to_payload(geo, g->addr, n, &p->view, p->at - p->from);
+	KVP_FAULT("put-commit");
+	pthread_mutex_lock(&c->ring_lock);
+	r = commit(g, p->parent, p->tokens + p->at, n, KVP_COMMIT_RELEASE,
+		deadline_of(c, KVP_DEFAULT_TIMEOUT), &p->parent);
+	if (r < 0) {
+		let_go(g);
+		grant_return(g);
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	return r;
+}
+
+/* One block on: found, on its way, or stored now. */
+static int put_block(struct put *p)
+{
+	uint32_t t = p->space->geo.block_tokens, i = (uint32_t)(p->at / t);
+	uint32_t n = (uint32_t)(p->end - p->at < t ? p->end - p->at : t);
+	struct kvp_key key = kvp_chain_key(p->key, p->tokens + p->at, n);
+	int there = i < p->match->n_blocks, r;
+
+	if (there) {
+		const struct kvp_hit *h = &p->match->hits[i];
+
+		p->parent =
+			ref_make(KVP_PARENT_BLOCK, h->id, kvp_word_birth(h->word), p->att->epoch);
+	} else {
+		pthread_mutex_lock(&p->space->client->ring_lock);
+		there = committed_lately(p, key, &p->parent);
+		pthread_mutex_unlock(&p->space->client->ring_lock);
+	}
+	if (!there && p->at < p->from)
+		return -ENOENT;
+	r = there ? 0 : store_block(p, n);
+	if (r < 0)
+		return r;
+	p->key = key;
+	p->at += n;
+	return 0;
+}
+
+static int64_t put_all(struct put *p)
+{
+	const struct space_bind *b = p->att ? bind_of(p->att, p->space) : NULL;
+	int r = 0;
+
+	if (!b)
+		return -ESHUTDOWN;
+	p->key = b->root;
+	p->parent = kvp_ref_root();
+	while (r == 0 && p->at < p->end)
+		r = put_block(p);
+	if (p->at > p->from)
+		return (int64_t)(p->at - p->from);
+	return r;
+}
+
+int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,
+	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms)
+{
+	struct kvp_put_opts o;
+	struct put p = { .space = space, .tokens = tokens, .from = from };
+	uint32_t t;
+	int64_t r;
+
+	if (!space || (n && !tokens) || n > MAX_TOKENS || from > n ||
+		opts_take(&o, sizeof(o), opts) < 0 || o.flags & ~KVP_PUT_PARTIAL)
+		return -EINVAL;
+	t = space->geo.block_tokens;
+	if (from % t)
+		return -EINVAL;
+	r = view_check(&space->geo, src, VIEW_WRITE, &p.view);
+	if (r < 0)
+		return r;
+	if (!client_mine(space->client))
+		return -ECHILD;
+	p.end = o.flags & KVP_PUT_PARTIAL ? n : n / t * t;
+	if (n < space->min_cache_tokens || p.end <= from)
+		return 0;
+	p.deadline = deadline_of(space->client, o.timeout_ms);
+	r = match_make(space, tokens, (uint32_t)p.end, KVP_MATCH_NO_TAIL, 0, &p.match);
+	if (r < 0)
+		return r;
+	p.att = p.match->att;
+	r = put_all(&p);
+	match_drop(p.match);
+	if (r == -EAGAIN && ret_retry_ms)
+		*ret_retry_ms = p.retry_ms;
+	return r;
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/client.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SPINS    200u              /* looks before a wait sleeps: the ledger is that quick */
+#define SLICE_NS (100 * NS_PER_MS) /* a sleeper looks whether the daemon still lives */
+#define FULL_NS  UINT64_C(50000)   /* nap while the submission ring is full */
+
+/* ---- sleeping -------------------------------------------------------------------------------- */
+
+void word_wait(KVP_ATOMIC(uint32_t) * word, uint32_t seen, uint64_t deadline)
+{
+	uint64_t now = now_ns(), ns;
+	struct timespec ts;
+
+	if (now >= deadline)
+		return;
+	ns = deadline - now < SLICE_NS ? deadline - now : SLICE_NS;
+	ts = (struct timespec){ .tv_nsec = (long)ns };
+	(void)syscall(SYS_futex, word, FUTEX_WAIT, seen, &ts, NULL, 0);
+}
+
+void word_wake(KVP_ATOMIC(uint32_t) * word)
+{
+	(void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* ---- attachments ----------------------------------------------------------------------------- */
+
+struct attachment *att_get(struct kvp_client *client)
+{
+	struct attachment *att = kvp_load_seq(&client->att);
+
+	if (att)
+		att->refs++;
+	return att;
+}
+
+void att_put(struct attachment *att)
+{
+	att->refs--;
+}
+
+/* ---- grants ---------------------------------------------------------------------------------- */
+
+void grant_return(struct kvp_grant *g)
+{
+	struct attachment *att = g->att;
+
+	att->extents[g->extent].grants--;
+	g->state = GRANT_RETURNED;
+	att->n_returned++;
+	kvp_store_relaxed(&att->stocked, 1);
+}
+
+/* Pushes what is to be given back, as far as the ring has room. */
+static void push_returned(struct attachment *att)
+{
+	for (uint32_t i = 0; att->n_returned && i < KVP_MAX_GRANTS; i++) {
+		struct kvp_grant *g = &att->grants[i];
+		struct kvp_sqe sqe = {
+			.op = KVP_OP_RELEASE,
+			.grant = g->id,
+			.grant_generation = g->generation,
+		};
+
+		if (g->state != GRANT_RETURNED)
+			continue;
+		sqe.serial = ++att->other_serial;
+		if (kvp_sq_push(att->page, &att->sq_tail, &sqe) < 0)
+			return;
+		g->state = GRANT_NONE;
+		att->n_returned--;
+	}
+}
+
+static struct space_bind *bind_asking(struct attachment *att, uint32_t serial)
+{
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		if (att->binds[i].asking && att->binds[i].serial == serial)
+			return &att->binds[i];
+	return NULL;
+}
+
+/* Is the slot one of ours to write: a mapped arena of this client, and within it? */
+static uint8_t *slot_addr(struct attachment *att, const struct kvp_cqe *cqe)
+{
+	const struct extent_map *em;
+	uint64_t bytes;
+
+	if (cqe->extent >= KVP_MAX_EXTENTS)
+		return NULL;
+	em = &att->extents[cqe->extent];
+	bytes = kvp_load_relaxed(&em->bytes);
+	if (!kvp_load_seq(&em->base) || !em->writable || cqe->bytes > bytes ||
+		cqe->offset > bytes - cqe->bytes)
+		return NULL;
+	return (uint8_t *)kvp_load_seq(&em->base) + cqe->offset;
+}
+
+static void take_slot(struct attachment *att, struct space_bind *b, const struct kvp_cqe *cqe)
+{
+	struct kvp_grant *g;
+
+	if (cqe->grant >= KVP_MAX_GRANTS)
+		return;
+	g = &att->grants[cqe->grant];
+	if (g->state != GRANT_NONE)
+		return;
+	*g = (struct kvp_grant){
+		.att = att,
+		.id = cqe->grant,
+		.generation = cqe->grant_generation,
+		.extent = cqe->extent % KVP_MAX_EXTENTS,
+		.addr = slot_addr(att, cqe),
+	};
+	att->extents[g->extent].grants++;
+	/* Asked for by a space that is closed by now, or not usable: back it goes. */
+	if (!b || !g->addr) {
+		grant_return(g);
+		return;
+	}
+	g->state = GRANT_AHEAD;
+	b->ahead[b->n_ahead++] = (uint8_t)g->id;
+}
+
+static void take_reserve(struct attachment *att, const struct kvp_cqe *cqe)
+{
+	struct space_bind *b = bind_asking(att, cqe->serial);
+
+	if (cqe->status == 0) {
+		take_slot(att, b && kvp_load_relaxed(&b->open) ? b : NULL, cqe);
+	} else if (b) {
+		b->answers++;
+		b->refusal = cqe->status;
+		b->retry_ms = cqe->retry_ms;
+		b->batch = 1;
+	}
+	if (b && !cqe->more)
+		b->asking = 0;
+}
+
+static void take_commit(struct attachment *att, const struct kvp_cqe *cqe)
+{
+	struct commit *k = &att->commits[cqe->serial % N_COMMITS];
+
+	if (!k->used || k->serial != cqe->serial || k->outcome != OUTCOME_UNKNOWN)
+		return;
+	k->outcome = cqe->status;
+	if (!cqe->status && cqe->flags & KVP_CQE_DUPLICATE)
+		k->outcome = KVP_COMMITTED_DUPLICATE;
+	k->block = cqe->block;
+	k->birth = cqe->birth;
+	if (k->grant) {
+		struct kvp_grant *g = &att->grants[k->grant - 1];
+
+		g->outcome = k->outcome;
+		g->block = k->block;
+		g->birth = k->birth;
+	}
+}
+
+/* ---- the rings ------------------------------------------------------------------------------- */
+
+static void take_answer(struct attachment *att, const struct kvp_cqe *cqe)
+{
+	for (struct ring_waiter *w = att->waiters; w; w = w->next) {
+		if (w->op == cqe->op && w->serial == cqe->serial) {
+			w->cqe = *cqe;
+			w->done = 1;
+			return;
+		}
+	}
+}
+
+void ring_drain(struct attachment *att)
+{
+	struct kvp_cqe cqe;
+
+	if (kvp_load_relaxed(&att->dead))
+		return;
+	while (kvp_cq_pop(att->page, &att->cq_head, &cqe) == 0) {
+		if (cqe.op == KVP_OP_RESERVE)
+			take_reserve(att, &cqe);
+		else if (cqe.op == KVP_OP_COMMIT)
+			take_commit(att, &cqe);
+		else
+			take_answer(att, &cqe);
+	}
+	if (att->n_returned) {
+		push_returned(att);
+		if (kvp_sq_must_wake(att->page))
+			(void)!write(att->wake, &(uint64_t){ 1 }, 8);
+	}
+}
+
+int ring_submit(struct attachment *att, const struct kvp_sqe *sqe, uint64_t deadline)
+{
+	struct kvp_client *c = att->client;
+
+	ring_drain(att);
+	for (;;) {
+		if (kvp_load_seq(&att->dead))
+			return -ESHUTDOWN;
+		if (kvp_sq_push(att->page, &att->sq_tail, sqe) == 0)
+			break;
+		if (now_ns() >= deadline)
+			return -EAGAIN;
+		pthread_mutex_unlock(&c->ring_lock);
+		nanosleep(&(struct timespec){ .tv_nsec = FULL_NS }, NULL);
+		pthread_mutex_lock(&c->ring_lock);
+		ring_drain(att);
+	}
+	/* Fails only when the counter is full, and then the ledger is awake anyway. */
+	if (kvp_sq_must_wake(att->page))
+		(void)!write(att->wake, &(uint64_t){ 1 }, 8);
+	return 0;
+}
+
+int ring_wait(struct attachment *att, uint64_t deadline)
+{
+	struct kvp_session_page *page = att->page;
+	struct kvp_client *c = att->client;
+	uint32_t seen = att->cq_head, spins = 0;
+
+	if (kvp_load_seq(&att->dead))
+		return -ESHUTDOWN;
+	if (now_ns() >= deadline)
+		return -ETIMEDOUT;
+	att->refs++;
+	pthread_mutex_unlock(&c->ring_lock);
+	while (kvp_load_seq(&page->cq_tail) == seen && spins++ < SPINS)
+		kvp_cpu_relax();
+	if (kvp_load_seq(&page->cq_tail) == seen) {
+		/* Sequentially consistent: pairs with kvp_cq_push() and kvp_cq_must_wake(). */
+		atomic_fetch_add(&page->cq_waiters, 1);
+		KVP_FAULT("ring-wait");
+		if (kvp_load_seq(&page->cq_tail) == seen && !kvp_load_seq(&att->dead))
+			word_wait(&page->cq_tail, seen, deadline);
+		atomic_fetch_sub(&page->cq_waiters, 1);
+	}
+	pthread_mutex_lock(&c->ring_lock);
+	att->refs--;
+	ring_drain(att);
+	return 0;
+}
+
+int ring_ask(
+	struct attachment *att, struct kvp_sqe *sqe, uint64_t deadline, struct kvp_cqe *ret_cqe)
+{
+	struct ring_waiter w = { .op = sqe->op, .serial = ++att->other_serial }, **p;
+	int r;
+
+	sqe->serial = w.serial;
+	w.next = att->waiters;
+	att->waiters = &w;
+	r = ring_submit(att, sqe, deadline);
+	while (r == 0 && !w.done)
+		r = ring_wait(att, deadline);
+	for (p = &att->waiters; *p != &w; p = &(*p)->next)
+		;
+	*p = w.next;
+	if (!w.done)
+		return r;
+	*ret_cqe = w.cqe;
+	return 0;
+}

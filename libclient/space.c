@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/client.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK_TOKENS 256u /* a prefill chunk is about this long: enough rows for a matrix product \
+			   */
+
+static int copy_name(char dst[KVP_SPACE_NAME], const char *src)
+{
+	size_t n = src ? strnlen(src, KVP_SPACE_NAME) : 0;
+
+	if (n == KVP_SPACE_NAME)
+		return -EINVAL;
+	if (n)
+		memcpy(dst, src, n);
+	return 0;
+}
+
+static uint64_t double_bits(double d)
+{
+	uint64_t bits;
+
+	memcpy(&bits, &d, sizeof(bits));
+	return d == 0 ? 0 : bits; /* minus zero is zero */
+}
+
+static int canon_layers(const struct kvp_space_desc *d, struct kvp_space_canon *canon)
+{
+	if (!d->layers || !d->n_layers || d->n_layers > KVP_MAX_LAYERS)
+		return -EINVAL;
+	for (uint32_t i = 0; i < d->n_layers; i++) {
+		const struct kvp_layer *l = &d->layers[i];
+
+		if (l->index > UINT16_MAX || !l->kv_heads || l->kv_heads > UINT16_MAX ||
+			l->first_head > UINT16_MAX || !l->k_dim || l->k_dim > UINT16_MAX ||
+			l->v_dim > UINT16_MAX || (i && l->index <= d->layers[i - 1].index))
+			return -EINVAL;
+		canon->layers[i] = (struct kvp_shm_layer){
+			.index = (uint16_t)l->index,
+			.kv_heads = (uint16_t)l->kv_heads,
+			.first_head = (uint16_t)l->first_head,
+			.k_dim = (uint16_t)l->k_dim,
+			.v_dim = (uint16_t)l->v_dim,
+		};
+	}
+	return 0;
+}
+
+static int canon_of(const struct kvp_space_desc *d, struct kvp_space_canon *canon)
+{
+	memset(canon, 0, sizeof(*canon));
+	if (d->dtype < KVP_DTYPE_F32 || d->dtype > KVP_DTYPE_F8 || d->layout > KVP_LAYOUT_LCND ||
+		d->rope_pairing > KVP_ROPE_INTERLEAVED || d->rope_dim > UINT16_MAX ||
+		d->rope_scaling > KVP_ROPE_SCALING_LLAMA3)
+		return -EINVAL;
+	if (copy_name(canon->model, d->model) < 0 || copy_name(canon->adapter, d->adapter) < 0 ||
+		copy_name(canon->tokenizer, d->tokenizer) < 0)
+		return -EINVAL;
+	canon->version = 1;
+	canon->dtype = d->dtype;
+	canon->layout = d->layout;
+	canon->block_tokens = d->block_tokens ? d->block_tokens : KVP_BLOCK_TOKENS_DEFAULT;
+	canon->n_layers = d->n_layers;
+	canon->rope_pairing = d->rope_pairing;
+	canon->rope_dim = d->rope_dim;
+	canon->rope_scaling = d->rope_scaling;
+	canon->rope_theta_bits = double_bits(d->rope_theta);
+	for (uint32_t i = 0; i < 4; i++)
+		canon->rope_param_bits[i] = double_bits(d->rope_params[i]);
+	memcpy(canon->weights_digest, d->weights_digest, sizeof(canon->weights_digest));
+	return canon_layers(d, canon);
+}
+
+int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer)
+{
+	struct space_bind *b = &att->binds[space->number];
+	const struct kvp_shm_space *s;
+
+	if (answer->space >= KVP_MAX_SPACES)
+		return -EPROTO;
+	s = &att->view.spaces[answer->space];
+	if (kvp_load_acquire(&s->state) != KVP_SPACE_LIVE || s->generation != answer->generation ||
+		s->block_bytes != space->geo.block_bytes ||
+		memcmp(&s->canon, &space->canon, sizeof(s->canon)) != 0)
+		return -EPROTO;
+	pthread_mutex_lock(&att->client->ring_lock);
+	b->index = answer->space;
+	b->generation = answer->generation;
+	b->root = (struct kvp_key){ .lo = s->root_lo, .hi = s->root_hi };
+	b->batch = 1;
+	b->n_ahead = b->asking = b->answers = 0;
+	memcpy(space->fingerprint, s->fingerprint, sizeof(space->fingerprint));
+	/* Release: pairs with the acquire in bind_of(). */
+	kvp_store_release(&b->open, 1);
+	pthread_mutex_unlock(&att->client->ring_lock);
+	return 0;
+}
+
+static int find_number(const struct kvp_client *c, uint32_t *ret_number)
+{
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		if (!c->spaces[i]) {
+			*ret_number = i;
+			return 0;
+		}
+	}
+	return -ENOSPC;
+}
+
+/* lock held. */
+static int open_at_daemon(struct kvp_space *space, uint64_t deadline)
+{
+	struct kvp_client *c = space->client;
+	struct attachment *att = kvp_load_seq(&c->att);
+	struct kvp_msg_space_open open = { .canon = space->canon };
+	struct kvp_msg_space answer;
+	int r;
+
+	if (!att)
+		return c->lazy ? 0 : -ESHUTDOWN;
+	r = call_daemon(c, KVP_MSG_SPACE_OPEN, &open, sizeof(open), deadline, &answer);
+	if (r < 0)
+		return r;
+	/* call_daemon() has waited: by now the daemon may be another one. */
+	if (kvp_load_seq(&c->att) != att)
+		return -ESHUTDOWN;
+	att->binds[space->number].tried = space->stamp;
+	return space_bind(att, space, &answer);
+}
+
+int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
+	uint32_t timeout_ms, struct kvp_space **ret_space)
+{
+	struct kvp_space_desc d;
+	struct kvp_space *space;
+	int r;
+
+	if (!client || !desc || !ret_space || opts_take(&d, sizeof(d), desc) < 0)
+		return -EINVAL;
+	if (!client_mine(client))
+		return -ECHILD;
+	space = calloc(1, sizeof(*space));
+	if (!space)
+		return -ENOMEM;
+	space->client = client;
+	space->min_cache_tokens = d.min_cache_tokens;
+	r = canon_of(&d, &space->canon);
+	if (r == 0)
+		r = geometry_init(&space->canon, &space->geo);
+	if (r < 0) {
+		free(space);
+		return r;
+	}
+	KVP_FAULT("space-open");
+	pthread_mutex_lock(&client->lock);
+	r = find_number(client, &space->number);
+	if (r == 0) {
+		space->stamp = ++client->stamp;
+		client->spaces[space->number] = space;
+		r = open_at_daemon(space, deadline_of(client, timeout_ms));
+		if (r < 0)
+			client->spaces[space->number] = NULL;
+	}
+	pthread_mutex_unlock(&client->lock);
+	if (r < 0) {
+		free(space);
+		return r;
+	}
+	*ret_space = space;
+	return 0;
+}
+
+struct kvp_space *kvp_space_close(struct kvp_space *space)
+{
+	struct kvp_client *c;
+	struct attachment *att;
+
+	if (!space)
+		return NULL;
+	c = space->client;
+	if (!client_mine(c))
+		return NULL; /* kvp_close() in this process frees it */
+	pthread_mutex_lock(&c->lock);
+	att = kvp_load_seq(&c->att);
+	if (att && kvp_load_relaxed(&att->binds[space->number].open)) {
+		struct space_bind *b = &att->binds[space->number];
+		struct kvp_msg_id id = { .id = b->index, .generation = b->generation };
+
+		pthread_mutex_lock(&c->ring_lock);
+		stock_return(att, b);
+		kvp_store_release(&b->open, 0);
+		pthread_mutex_unlock(&c->ring_lock);
+		tell_daemon(att, KVP_MSG_SPACE_CLOSE, &id, sizeof(id));
+	}
+	c->spaces[space->number] = NULL;
+	pthread_mutex_unlock(&c->lock);
+	free(space);
+	return NULL;
+}
+
+int kvp_space_info(struct kvp_space *space, struct kvp_space_info *ret_info)
+{
+	struct kvp_space_info info = { 0 };
+	struct attachment *att;
+	uint32_t t;
+
+	if (!space || !ret_info)
+		return -EINVAL;
+	if (!client_mine(space->client))
+		return -ECHILD;
+	t = space->geo.block_tokens;
+	info.block_tokens = t;
+	info.chunk_tokens = t < CHUNK_TOKENS ? CHUNK_TOKENS / t * t : t;
+	info.block_bytes = space->geo.block_bytes;
+	info.token_bytes = space->geo.token_bytes;
+	info.features = KVP_FEATURE_ZERO_COPY | KVP_FEATURE_NON_BLOCKING_PUT;
+	info.homogeneous = space->geo.homogeneous;
+	info.n_layers = space->geo.n_layers;
+	pthread_mutex_lock(&space->client->lock);
+	att = kvp_load_seq(&space->client->att);
+	info.attached = att && bind_of(att, space);
+	memcpy(info.fingerprint, space->fingerprint, sizeof(info.fingerprint));
+	pthread_mutex_unlock(&space->client->lock);
+	return result_give(ret_info, &info, sizeof(info));
+}
+
+int kvp_space_block_bytes(struct kvp_space *space, uint32_t codec, uint64_t *ret_bytes)
+{
+	if (!space || !ret_bytes)
+		return -EINVAL;
+	if (!client_mine(space->client))
+		return -ECHILD;
+	if (codec != KVP_CODEC_NATIVE)
+		return -EOPNOTSUPP;
+	*ret_bytes = space->geo.block_bytes;
+	return 0;
+}
+
+int space_root(struct kvp_space *space, struct kvp_key *ret_root)
+{
+	struct kvp_client *c = space->client;
+	const struct space_bind *b = NULL;
+	struct attachment *att;
+
+	pthread_mutex_lock(&c->ring_lock);
+	att = kvp_load_seq(&c->att);
+	if (att)
+		b = bind_of(att, space);
+	if (b)
+		*ret_root = b->root;
+	pthread_mutex_unlock(&c->ring_lock);
+	return b ? 0 : -ESHUTDOWN;
+}
+
+int kvp_chunk_keys(struct kvp_space *space, const uint32_t *tokens, size_t n,
+	struct kvp_digest *out, size_t max)
+{
+	struct kvp_key key;
+	size_t i = 0, t;
+	int r;
+
+	if (!space || (n && !tokens) || n > MAX_TOKENS || (max && !out))
+		return -EINVAL;
+	if (!client_mine(space->client))
+		return -ECHILD;
+	r = space_root(space, &key);
+	if (r < 0)
+		return r;
+	t = space->geo.block_tokens;
+	for (size_t at = 0; at < n && i < max; at += t, i++) {
+		key = kvp_chain_key(key, tokens + at, (uint32_t)(n - at < t ? n - at : t));
+		out[i] = (struct kvp_digest){ .lo = key.lo, .hi = key.hi };
+	}
+	return (int)((n + t - 1) / t);
+}

@@ -7,6 +7,7 @@
 #ifndef KVP_KERNELS_DSP_H
 #define KVP_KERNELS_DSP_H
 
+#include "kernels/attend_rows.h"
 #include "kernels/kvp_codec.h"
 
 struct rows_in {
@@ -48,6 +49,15 @@ struct tq {
 	struct rotation rot;
 };
 
+/* One row of scores of up to ATTEND_CHUNK tokens. */
+struct softmax {
+	float scale;
+	const float *mask; /* additive, n of them, or NULL */
+	uint32_t n;
+	uint32_t lo; /* tokens outside [lo, hi) are not seen */
+	uint32_t hi;
+};
+
 struct dsp {
 	/* Largest |x| over the finite elements, as fp32 bits. */
 	uint32_t (*amax)(const struct rows_in *in);
@@ -75,6 +85,11 @@ struct dsp {
 		uint8_t *codes, uint8_t *scale, uint8_t *min);
 	void (*had_decode)(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
 		const uint8_t *scale, const uint8_t *min, const struct rows_out *out);
+	/*
+	 * s[t] = exp(s[t] * scale + mask[t] - m), 0 where not seen, with m = max(m_old, all of
+	 * them), which is returned; m = -infinity counts as 0. Writes n elements.
+	 */
+	float (*softmax)(const struct softmax *job, float *s, float m_old, float *ret_sum);
 };
 
 struct kvp_kernels {
@@ -90,10 +105,14 @@ struct rows_in kvp_rows_in(const struct kvp_plane *p, struct kvp_raw_const src, 
 struct rows_out kvp_rows_out(const struct kvp_plane *p, struct kvp_raw dst, uint32_t head,
 	uint32_t first, uint32_t n, int32_t exponent);
 
+/* Each instruction set overrides what it does better; C fills everything. */
 void kvp_dsp_init_c(struct dsp *dsp);
+void kvp_attend_init_c(struct kvp_kernels *k);
 #ifdef KVP_HAVE_X86
 void kvp_dsp_init_avx2(struct dsp *dsp);
 void kvp_dsp_init_avx512(struct dsp *dsp);
+void kvp_attend_init_avx2(struct kvp_kernels *k);
+void kvp_attend_init_avx512(struct kvp_kernels *k);
 #endif
 
 /* rotate.c */

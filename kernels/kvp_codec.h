@@ -197,6 +197,7 @@ struct kvp_encode_opts {
 unsigned int kvp_cpu_detect(void);
 
 struct kvp_kernels;
+struct kvp_rows;
 
 /*
  * One row of the codec table: a family with the functions that the CPU at hand runs.
@@ -214,6 +215,11 @@ struct kvp_codec {
 	int (*decode)(const struct kvp_kernels *k, const struct kvp_plane *p,
 		const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
 		struct kvp_raw dst);
+	/* Attention over rows of one head, without decoding them; see attend_rows.h. */
+	void (*score)(
+		const struct kvp_rows *r, const float *q, uint32_t nq, float *s, size_t s_stride);
+	void (*accumulate)(
+		const struct kvp_rows *r, const float *w, size_t w_stride, uint32_t nq, float *acc);
 };
 
 /*
@@ -264,6 +270,12 @@ int kvp_plane_check(uint32_t codec, const struct kvp_plane *p, const struct kvp_
 #define KVP_CODEC_NAME_MAX 40u
 int kvp_codec_parse(const char *name, uint32_t *ret_codec);
 int kvp_codec_name(uint32_t codec, char *ret_name);
+
+/*
+ * Codecs of keys and of values: "K/V", one name for both, or vLLM's presets "k8v4", "4bit_nc",
+ * "k3v4_nc", "3bit_nc" (leaving the first and last layers native is the caller's part of those).
+ */
+int kvp_codec_parse_pair(const char *name, uint32_t *ret_k, uint32_t *ret_v);
 
 #ifdef __cplusplus
 }

@@ -34,16 +34,21 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 	if (!k)
 		return -ENOMEM;
 	k->cpu = kvp_cpu_detect() & cpu_mask;
-	kvp_dsp_init_c(&k->dsp);
-#ifdef KVP_HAVE_X86
-	if (k->cpu & KVP_CPU_AVX2)
-		kvp_dsp_init_avx2(&k->dsp);
-	if (k->cpu & KVP_CPU_AVX512)
-		kvp_dsp_init_avx512(&k->dsp);
-#endif
 	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++)
 		if (kvp_codec_row(f))
 			k->codec[f] = *kvp_codec_row(f);
+	kvp_dsp_init_c(&k->dsp);
+	kvp_attend_init_c(k);
+#ifdef KVP_HAVE_X86
+	if (k->cpu & KVP_CPU_AVX2) {
+		kvp_dsp_init_avx2(&k->dsp);
+		kvp_attend_init_avx2(k);
+	}
+	if (k->cpu & KVP_CPU_AVX512) {
+		kvp_dsp_init_avx512(&k->dsp);
+		kvp_attend_init_avx512(k);
+	}
+#endif
 	*ret_kernels = k;
 	return 0;
 }

@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every function of every instruction set against reference C, in the manner of checkasm: seeded
+ * inputs biased to the ugly, odd sizes, guard pages around every buffer, poisoned outputs. Encoded
+ * and decoded bytes must be equal; attention must agree. `--bench` prints cycles and GB/s instead.
+ *
+ *   check [--bench] [--seed N] [--filter TEXT]
+ */
+#include "kernels/dsp.h"
+#include "kernels/kvp_attend.h"
+#include "kernels/kvp_haar.h"
+#include "tests/kernels/guard.h"
+#include "tests/kernels/inputs.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const char *const isa_names[] = { "c", "avx2", "avx512" };
+static const unsigned int isa_masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_ALL };
+#define ISAS (sizeof isa_masks / sizeof *isa_masks)
+
+static struct kvp_kernels *isa[ISAS]; /* NULL: not on this machine */
+static const char *filter = "";
+static unsigned long failed, passed;
+
+static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3",
+	"kivi4", "kivi2-g16", "kivi4-g64", "kivi2-g128", "asym2", "asym3", "asym4", "asym4-g32",
+	"asym3-g16", "tq2", "tq3", "tq4", "tq2-plain", "tq3-nc", "tq4-nc-h3-sphere",
+	"tq4-plain-wide", "tq3-haar", "tq4-haar-wide", "tq2-h3", "hadamard2", "hadamard4" };
+
+static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 128, 160, 192,
+	224, 256, 512, 576, 1024 };
+static const uint32_t token_counts[] = { 1, 2, 3, 15, 16, 17, 33, 64, 100, 131 };
+
+static struct kvp_calib calib_for(uint32_t dim)
+{
+	static struct kvp_calib cache[KVP_PLANE_DIM_MAX / 8 + 1];
+	struct kvp_calib *c = &cache[dim / 8];
+
+	if (!c->dim) {
+		double *work = malloc(sizeof *work * dim * dim);
+		float *matrix = malloc(sizeof *matrix * dim * dim);
+
+		if (!work || !matrix || kvp_haar_init(dim, 42, work, matrix, c) < 0)
+			abort();
+		free(work);
+	}
+	return *c;
+}
+
+static void verdict(int ok, const char *what, const char *codec, const struct kvp_plane *p,
+	const char *set, const char *input)
+{
+	if (ok) {
+		passed++;
+		return;
+	}
+	failed++;
+	printf("FAIL %s %s %s: tokens %u heads %u dim %u dtype %u kind %u input %s seed %llu\n",
+		what, codec, set, p->tokens, p->heads, p->dim, p->dtype, p->kind, input,
+		(unsigned long long)inputs_seed);
+}
+
+/* One plane of one geometry: encode with every set, decode with every set, compare with C. */
+static void check_plane(
+	const char *name, uint32_t codec, const struct kvp_plane *p, enum input_kind kind)
+{
+	size_t esize = p->dtype == KVP_DTYPE_F32 ? 4 : 2;
+	ptrdiff_t row = (ptrdiff_t)(p->dim * esize);
+	int interleaved = (int)(inputs_random() & 1); /* [token][head] or [head][token] */
+	ptrdiff_t ts = interleaved ? row * p->heads : row;
+	ptrdiff_t hs = interleaved ? row : row * p->tokens;
+	size_t raw_bytes = (size_t)row * p->heads * p->tokens;
+	struct guard src = guard_new(raw_bytes, esize), dst[ISAS], out[ISAS];
+	struct kvp_calib calib = { 0 };
+	struct kvp_encode_opts o = { .size = sizeof o, .calib = &calib };
+	struct kvp_raw_const in = { src.data, hs, ts };
+	size_t bytes;
+
+	if (kvp_plane_bytes(codec, p, &bytes) < 0) {
+		guard_free(&src);
+		return;
+	}
+	if (strstr(name, "haar"))
+		calib = calib_for(p->dim);
+	inputs_fill(src.data, raw_bytes / esize, p->dtype, kind);
+	for (size_t i = 0; i < ISAS; i++) {
+		if (!isa[i])
+			continue;
+		out[i] = guard_new(bytes, 16);
+		dst[i] = guard_new(raw_bytes, esize);
+		verdict(kvp_plane_encode(isa[i], codec, p, &o, in, out[i].data, bytes) == 0 &&
+				guard_intact(&out[i]) && guard_intact(&src) &&
+				memcmp(out[i].data, out[0].data, bytes) == 0,
+			"encode", name, p, isa_names[i], inputs_name(kind));
+		/* Decode what C encoded, so that one fault is reported once. */
+		verdict(kvp_plane_decode(isa[i], codec, p, &calib, out[0].data, bytes,
+				(struct kvp_raw){ dst[i].data, hs, ts }) == 0 &&
+				guard_intact(&dst[i]) &&
+				memcmp(dst[i].data, dst[0].data, raw_bytes) == 0,
+			"decode", name, p, isa_names[i], inputs_name(kind));
+	}
+	/* Hostile codes and scalars behind a valid header. */
+	inputs_noise((uint8_t *)out[0].data + (codec ? KVP_PLANE_HDR_BYTES : 0),
+		bytes - (codec ? KVP_PLANE_HDR_BYTES : 0));
+	for (size_t i = 0; i < ISAS; i++) {
+		if (!isa[i])
+			continue;
+		verdict(kvp_plane_decode(isa[i], codec, p, &calib, out[0].data, bytes,
+				(struct kvp_raw){ dst[i].data, hs, ts }) == 0 &&
+				guard_intact(&dst[i]) &&
+				memcmp(dst[i].data, dst[0].data, raw_bytes) == 0,
+			"decode of noise", name, p, isa_names[i], inputs_name(kind));
+	}
+	for (size_t i = 0; i < ISAS; i++) {
+		if (!isa[i])
+			continue;
+		guard_free(&out[i]);
+		guard_free(&dst[i]);
+	}
+	guard_free(&src);
+}
+
+static void check_codec(const char *name)
+{
+	uint32_t codec;
+
+	if (kvp_codec_parse(name, &codec) < 0) {
+		printf("FAIL unknown codec %s\n", name);
+		failed++;
+		return;
+	}
+	for (size_t d = 0; d < sizeof dims / sizeof *dims; d++) {
+		/* The dense rotation costs dim^2 a row: large ones only where they are cheap. */
+		if (strstr(name, "haar") && dims[d] > 192)
+			continue;
+		for (int i = 0; i < 9; i++) {
+			struct kvp_plane p = {
+				.tokens =
+					token_counts[inputs_random() %
+						     (sizeof token_counts / sizeof *token_counts)],
+				.heads = 1 + (uint32_t)(inputs_random() % 3),
+				.dim = dims[d],
+				.dtype = KVP_DTYPE_F32 + (uint32_t)i % 3,
+				.kind = (uint32_t)(inputs_random() & 1),
+			};
+
+			check_plane(name, codec, &p,
+				i < 3 ? INPUT_NORMAL
+				      : (enum input_kind)(inputs_random() % INPUT_MAX_));
+		}
+	}
+}
+
+/* ---- attention ---- */
+
+struct context {
+	struct kvp_attend_part part[4];
+	struct guard data[8];
+	uint32_t n;
+};
+
+static struct guard encode_random(
+	const char *name, uint32_t codec, struct kvp_plane *p, const struct kvp_calib *calib)
+{
+	size_t esize = p->dtype == KVP_DTYPE_F32 ? 4 : 2;
+	ptrdiff_t row = (ptrdiff_t)(p->dim * esize);
+	struct guard raw = guard_new((size_t)row * p->heads * p->tokens, esize), out;
+	struct kvp_encode_opts o = { .size = sizeof o, .calib = calib };
+	size_t bytes;
+
+	inputs_fill(raw.data, raw.size / esize, p->dtype, INPUT_NORMAL);
+	if (codec == KVP_CODEC_NATIVE)
+		return raw;
+	if (kvp_plane_bytes(codec, p, &bytes) < 0)
+		abort();
+	out = guard_new(bytes, 16);
+	if (kvp_plane_encode(isa[0], codec, p, &o,
+		    (struct kvp_raw_const){ raw.data, row * p->tokens, row }, out.data,
+		    bytes) < 0) {
+		printf("FAIL cannot encode %s\n", name);
+		abort();
+	}
+	guard_free(&raw);
+	return out;
+}
+
+static void plane_random(struct kvp_attend_plane *ap, struct guard *data, const char *name,
+	uint32_t tokens, uint32_t heads, uint32_t dim, uint32_t kind, const struct kvp_calib *calib)
+{
+	struct kvp_plane p = { tokens, heads, dim, KVP_DTYPE_F32 + (uint32_t)(inputs_random() % 3),
+		kind };
+	uint32_t codec;
+
+	if (kvp_codec_parse(name, &codec) < 0)
+		abort();
+	*data = encode_random(name, codec, &p, calib);
+	*ap = (struct kvp_attend_plane){ .codec = codec,
+		.dtype = p.dtype,
+		.data = data->data,
+		.bytes = data->size,
+		.calib = calib };
+	if (codec == KVP_CODEC_NATIVE) {
+		ap->token_stride = (ptrdiff_t)(dim * (p.dtype == KVP_DTYPE_F32 ? 4 : 2));
+		ap->head_stride = ap->token_stride * (ptrdiff_t)tokens;
+	}
+}
+
+static void check_attend(const char *kname, const char *vname, uint32_t dim)
+{
+	static const uint32_t groups[] = { 1, 2, 3, 4, 5, 8 };
+	uint32_t heads = 1 + (uint32_t)(inputs_random() % 2);
+	uint32_t group = groups[inputs_random() % 6];
+	uint32_t queries = 1 + (uint32_t)(inputs_random() % 3);
+	uint32_t q_heads = heads * group;
+	struct kvp_calib calib = { 0 };
+	struct kvp_attend_part part[3];
+	struct guard data[6], q, ws;
+	struct kvp_attend a = { .size = sizeof a,
+		.queries = queries,
+		.q_heads = q_heads,
+		.kv_heads = heads,
+		.k_dim = dim,
+		.v_dim = dim,
+		.scale = 1.0f / sqrtf((float)dim),
+		.parts = part,
+		.n_parts = 3,
+		.n_splits = 1 + (uint32_t)(inputs_random() % 3),
+		.causal = (uint32_t)(inputs_random() & 1) };
+	uint32_t total = 0;
+	size_t n = (size_t)queries * q_heads * dim, bytes;
+	float *ref = calloc(n, 4), *out = calloc(n, 4), *lse = calloc(n, 4),
+	      *lse_ref = calloc(n, 4);
+	struct kvp_plane p = { 1, heads, dim, KVP_DTYPE_F16, 0 };
+
+	if (strstr(kname, "haar") || strstr(vname, "haar"))
+		calib = calib_for(dim);
+	for (int i = 0; i < 3; i++) {
+		uint32_t tokens = i == 1 ? 160 : 128 + (uint32_t)(inputs_random() % 72);
+
+		plane_random(&part[i].k, &data[2 * i], i == 2 ? "native" : kname, tokens, heads,
+			dim, KVP_PLANE_K, &calib);
+		plane_random(&part[i].v, &data[2 * i + 1], i == 2 ? "native" : vname, tokens, heads,
+			dim, KVP_PLANE_V, &calib);
+		part[i].tokens = tokens;
+		total += tokens;
+	}
+	a.position = total - queries;
+	a.window = inputs_random() & 1 ? 100 + (uint32_t)(inputs_random() % 300) : 0;
+	q = guard_new(n * 4, 4);
+	inputs_fill(q.data, n, KVP_DTYPE_F32, INPUT_NORMAL);
+	a.q = (const float *)q.data;
+	if (kvp_attend_workspace(&a, &bytes) < 0)
+		abort();
+	ws = guard_new(bytes, 64);
+	a.workspace = ws.data;
+	a.workspace_size = bytes;
+	p.tokens = total < 512 ? total : 512;
+	for (size_t i = 0; i < ISAS; i++) {
+		struct kvp_attend_result res = { .out = i ? out : ref, .lse = i ? lse : lse_ref };
+		double worst = 0.0, dot = 0.0, nn = 0.0, mm = 0.0;
+		int r;
+
+		if (!isa[i])
+			continue;
+		r = kvp_attend(isa[i], &a, &res);
+		for (size_t j = 0; j < n; j++) {
+			worst = fmax(worst, fabs((double)ref[j] - (double)res.out[j]));
+			dot += (double)ref[j] * (double)res.out[j];
+			nn += (double)ref[j] * (double)ref[j];
+			mm += (double)res.out[j] * (double)res.out[j];
+		}
+		for (size_t j = 0; j < (size_t)queries * q_heads; j++)
+			worst = fmax(worst, 0.1 * fabs((double)lse_ref[j] - (double)res.lse[j]));
+		if (r || !(worst < 1e-3) || !(dot >= 0.9999 * sqrt(nn * mm)))
+			printf("  r %d worst %g cos %.6f\n", r, worst, dot / sqrt(nn * mm));
+		verdict(!r && worst < 1e-3 && dot >= 0.9999 * sqrt(nn * mm) && guard_intact(&ws),
+			"attend", kname, &p, isa_names[i], vname);
+	}
+	for (int i = 0; i < 6; i++)
+		guard_free(&data[i]);
+	guard_free(&q);
+	guard_free(&ws);
+	free(ref);
+	free(out);
+	free(lse);
+	free(lse_ref);
+}
+
+static void check_attention(void)
+{
+	static const uint32_t attend_dims[] = { 8, 24, 64, 80, 128, 192, 576 };
+
+	for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++) {
+		for (size_t d = 0; d < sizeof attend_dims / sizeof *attend_dims; d++) {
+			if (!strstr(codecs[i], filter))
+				continue;
+			if (strstr(codecs[i], "haar") && attend_dims[d] > 192)
+				continue;
+			check_attend(codecs[i], codecs[i], attend_dims[d]);
+			check_attend(codecs[i], "native", attend_dims[d]);
+			check_attend("native", codecs[i], attend_dims[d]);
+		}
+	}
+}
+
+/* ---- benchmark ---- */
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Best of several rounds over one plane that stays in the cache: a kernel's own speed. */
+static void bench_codec(const char *name, size_t set)
+{
+	struct kvp_plane p = { 64, 8, 128, KVP_DTYPE_F16, KVP_PLANE_K };
+	size_t raw = 64 * 8 * 128 * 2, bytes;
+	struct guard src = guard_new(raw, 64), dst = guard_new(raw, 64), out;
+	struct kvp_calib calib = { 0 };
+	struct kvp_encode_opts o = { .size = sizeof o, .calib = &calib };
+	double enc = 1e9, dec = 1e9;
+	uint32_t codec;
+
+	if (kvp_codec_parse(name, &codec) < 0 || kvp_plane_bytes(codec, &p, &bytes) < 0)
+		return;
+	if (strstr(name, "haar"))
+		calib = calib_for(128);
+	out = guard_new(bytes, 64);
+	inputs_fill(src.data, raw / 2, p.dtype, INPUT_NORMAL);
+	for (int i = 0; i < 200; i++) {
+		double t0 = now(), t1, t2;
+
+		kvp_plane_encode(isa[set], codec, &p, &o,
+			(struct kvp_raw_const){ src.data, 64 * 256, 256 }, out.data, bytes);
+		t1 = now();
+		kvp_plane_decode(isa[set], codec, &p, &calib, out.data, bytes,
+			(struct kvp_raw){ dst.data, 64 * 256, 256 });
+		t2 = now();
+		enc = fmin(enc, t1 - t0);
+		dec = fmin(dec, t2 - t1);
+		if (enc > 0.01 && i > 2)
+			break;
+	}
+	printf("%-20s %-7s encode %7.2f GB/s  decode %7.2f GB/s\n", name, isa_names[set],
+		1e-9 * (double)raw / enc, 1e-9 * (double)raw / dec);
+	guard_free(&src);
+	guard_free(&dst);
+	guard_free(&out);
+}
+
+int main(int argc, char **argv)
+{
+	int bench = 0;
+
+	inputs_init();
+	for (int i = 1; i < argc; i++) {
+		if (strcmp(argv[i], "--bench") == 0) {
+			bench = 1;
+		} else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
+			inputs_reseed(strtoull(argv[++i], NULL, 0));
+		} else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc) {
+			filter = argv[++i];
+		} else {
+			fprintf(stderr, "usage: check [--bench] [--seed N] [--filter TEXT]\n");
+			return 2;
+		}
+	}
+	printf("seed %llu\n", (unsigned long long)inputs_seed);
+	for (size_t i = 0; i < ISAS; i++) {
+		if ((isa_masks[i] & ~kvp_cpu_detect()) == 0) {
+			if (kvp_kernels_new(isa_masks[i], &isa[i]) < 0)
+				return 1;
+		} else {
+			printf("%s: not on this machine, skipped\n", isa_names[i]);
+		}
+	}
+	for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++) {
+		if (!strstr(codecs[i], filter))
+			continue;
+		if (!bench)
+			check_codec(codecs[i]);
+		for (size_t s = 0; bench && s < ISAS; s++)
+			if (isa[s])
+				bench_codec(codecs[i], s);
+	}
+	if (!bench)
+		check_attention();
+	for (size_t i = 0; i < ISAS; i++)
+		kvp_kernels_free(isa[i]);
+	if (!bench)
+		printf("%lu passed, %lu failed\n", passed, failed);
+	return failed ? 1 : 0;
+}

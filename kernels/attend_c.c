@@ -16,8 +16,9 @@ static void row_affine(const struct kvp_rows *r, uint32_t t, float *x)
 	for (uint32_t i = 0; i < r->dim; i++) {
 		size_t j = 2 * (at + (r->per_channel ? i : i / r->group));
 
-		x[i] = (float)code[i] * load_scalar(scale + j, r->factor) +
-		       load_scalar(min + j, r->factor);
+		x[i] = ((float)code[i] * load_scalar(scale + j, 1.0f) +
+			       load_scalar(min + j, 1.0f)) *
+		       r->factor;
 	}
 }
 
@@ -108,7 +109,7 @@ static float exp_nonpositive(float x)
 	return p * pow2f((int)n);
 }
 
-static float softmax_c(const struct softmax *job, float *s, float m_old, float *ret_sum)
+float kvp_softmax_c(const struct softmax *job, float *s, float m_old, float *ret_sum)
 {
 	float max = m_old, shift, sum = 0.0f;
 
@@ -136,5 +137,5 @@ void kvp_attend_init_c(struct kvp_kernels *k)
 		k->codec[f].score = kvp_score_c;
 		k->codec[f].accumulate = kvp_accumulate_c;
 	}
-	k->dsp.softmax = softmax_c;
+	k->dsp.softmax = kvp_softmax_c;
 }

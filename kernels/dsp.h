@@ -58,39 +58,66 @@ struct softmax {
 	uint32_t hi;
 };
 
+/* Largest |x| over the finite elements, as fp32 bits. */
+typedef uint32_t kvp_amax_fn(const struct rows_in *in);
+typedef void kvp_tq_encode_fn(
+	const struct tq *tq, const struct rows_in *in, uint8_t *codes, uint8_t *scal);
+typedef void kvp_tq_decode_fn(
+	const struct tq *tq, const uint8_t *codes, const uint8_t *scal, const struct rows_out *out);
+/* Per token, groups of `group` channels. */
+typedef void kvp_asym_encode_fn(uint32_t bits, uint32_t group, const struct rows_in *in,
+	uint8_t *codes, uint8_t *scale, uint8_t *min);
+typedef void kvp_asym_decode_fn(uint32_t bits, uint32_t group, const uint8_t *codes,
+	const uint8_t *scale, const uint8_t *min, const struct rows_out *out);
+/* One group of in->n tokens, per channel. */
+typedef void kvp_chan_encode_fn(
+	uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale, uint8_t *min);
+typedef void kvp_chan_decode_fn(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
+	const uint8_t *min, const struct rows_out *out);
+/* 8-bit codes with one scale per row; format is KVP_CODEC_INT8 or KVP_CODEC_FP8_*. */
+typedef void kvp_byte_encode_fn(
+	uint32_t format, const struct rows_in *in, uint8_t *codes, uint8_t *scale);
+typedef void kvp_byte_decode_fn(
+	uint32_t format, const uint8_t *codes, const uint8_t *scale, const struct rows_out *out);
+/* Rotation, then one min/max group per row. */
+typedef void kvp_had_encode_fn(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
+	uint8_t *codes, uint8_t *scale, uint8_t *min);
+typedef void kvp_had_decode_fn(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
+	const uint8_t *scale, const uint8_t *min, const struct rows_out *out);
+/*
+ * s[t] = exp(s[t] * scale + mask[t] - m), 0 where not seen, with m = max(m_old, all of
+ * them), which is returned; m = -infinity counts as 0. Writes n elements.
+ */
+typedef float kvp_softmax_fn(const struct softmax *job, float *s, float m_old, float *ret_sum);
+
 struct dsp {
-	/* Largest |x| over the finite elements, as fp32 bits. */
-	uint32_t (*amax)(const struct rows_in *in);
-	void (*tq_encode)(
-		const struct tq *tq, const struct rows_in *in, uint8_t *codes, uint8_t *scal);
-	void (*tq_decode)(const struct tq *tq, const uint8_t *codes, const uint8_t *scal,
-		const struct rows_out *out);
-	/* Per token, groups of `group` channels. */
-	void (*asym_encode)(uint32_t bits, uint32_t group, const struct rows_in *in, uint8_t *codes,
-		uint8_t *scale, uint8_t *min);
-	void (*asym_decode)(uint32_t bits, uint32_t group, const uint8_t *codes,
-		const uint8_t *scale, const uint8_t *min, const struct rows_out *out);
-	/* One group of in->n tokens, per channel. */
-	void (*chan_encode)(uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale,
-		uint8_t *min);
-	void (*chan_decode)(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
-		const uint8_t *min, const struct rows_out *out);
-	/* 8-bit codes with one scale per row; format is KVP_FAMILY_INT8 or KVP_CODEC_FP8_*. */
-	void (*byte_encode)(
-		uint32_t format, const struct rows_in *in, uint8_t *codes, uint8_t *scale);
-	void (*byte_decode)(uint32_t format, const uint8_t *codes, const uint8_t *scale,
-		const struct rows_out *out);
-	/* Rotation, then one min/max group per row. */
-	void (*had_encode)(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
-		uint8_t *codes, uint8_t *scale, uint8_t *min);
-	void (*had_decode)(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
-		const uint8_t *scale, const uint8_t *min, const struct rows_out *out);
-	/*
-	 * s[t] = exp(s[t] * scale + mask[t] - m), 0 where not seen, with m = max(m_old, all of
-	 * them), which is returned; m = -infinity counts as 0. Writes n elements.
-	 */
-	float (*softmax)(const struct softmax *job, float *s, float m_old, float *ret_sum);
+	kvp_amax_fn *amax;
+	kvp_tq_encode_fn *tq_encode;
+	kvp_tq_decode_fn *tq_decode;
+	kvp_asym_encode_fn *asym_encode;
+	kvp_asym_decode_fn *asym_decode;
+	kvp_chan_encode_fn *chan_encode;
+	kvp_chan_decode_fn *chan_decode;
+	kvp_byte_encode_fn *byte_encode;
+	kvp_byte_decode_fn *byte_decode;
+	kvp_had_encode_fn *had_encode;
+	kvp_had_decode_fn *had_decode;
+	kvp_softmax_fn *softmax;
 };
+
+/* Reference C; the others fall back on it for dims that they do not handle. */
+kvp_amax_fn kvp_amax_c;
+kvp_tq_encode_fn kvp_tq_encode_c;
+kvp_tq_decode_fn kvp_tq_decode_c;
+kvp_asym_encode_fn kvp_asym_encode_c;
+kvp_asym_decode_fn kvp_asym_decode_c;
+kvp_chan_encode_fn kvp_chan_encode_c;
+kvp_chan_decode_fn kvp_chan_decode_c;
+kvp_byte_encode_fn kvp_byte_encode_c;
+kvp_byte_decode_fn kvp_byte_decode_c;
+kvp_had_encode_fn kvp_had_encode_c;
+kvp_had_decode_fn kvp_had_decode_c;
+kvp_softmax_fn kvp_softmax_c;
 
 struct kvp_kernels {
 	unsigned int cpu;
@@ -121,6 +148,8 @@ int kvp_rotation_init(struct rotation *ret_rot, uint32_t kind, uint32_t dim, uin
 int kvp_hadamard_order(uint32_t dim); /* 1, 12, 20, 28, 36; -EINVAL */
 void kvp_rotate_fwd(const struct rotation *rot, float *x);
 void kvp_rotate_inv(const struct rotation *rot, float *x);
+/* The order-m stage alone: H_m, or its transpose, across blocks of dim / order elements. */
+void kvp_rotate_paley(const struct rotation *rot, int transpose, float *x);
 
 /* codebook.c: wire centroids, multiples of 2^-14. dim 0 is the Gaussian. -EINVAL. */
 int kvp_codebook(uint32_t bits, uint32_t dim, float *ret_cent, float *ret_bound);

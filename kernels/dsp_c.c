@@ -48,7 +48,7 @@ static float dot(const float *a, const float *b, uint32_t n)
 	return fold(lane);
 }
 
-static uint32_t amax_c(const struct rows_in *in)
+uint32_t kvp_amax_c(const struct rows_in *in)
 {
 	uint32_t max = 0;
 
@@ -105,8 +105,7 @@ static void tq_encode_row(const struct tq *tq, float *x, uint8_t *codes, uint8_t
 		store_scalar(scal, t);
 }
 
-static void tq_encode_c(
-	const struct tq *tq, const struct rows_in *in, uint8_t *codes, uint8_t *scal)
+void kvp_tq_encode_c(const struct tq *tq, const struct rows_in *in, uint8_t *codes, uint8_t *scal)
 {
 	uint32_t row = kvp_row_bytes(tq->bits, in->dim);
 	float x[KVP_PLANE_DIM_MAX];
@@ -118,7 +117,7 @@ static void tq_encode_c(
 	}
 }
 
-static void tq_decode_c(
+void kvp_tq_decode_c(
 	const struct tq *tq, const uint8_t *codes, const uint8_t *scal, const struct rows_out *out)
 {
 	uint32_t row = kvp_row_bytes(tq->bits, out->dim);
@@ -140,8 +139,8 @@ static void tq_decode_c(
 }
 
 /*
- * Scale and minimum of a group, rounded to fp16 before any code is derived from them. A zero
- * minimum is +0: the order in which -0 and +0 are compared must not show.
+ * Scale and minimum of a group, rounded to fp16 before any code is derived from them. Zero extremes
+ * become +0: the order in which -0 and +0 are compared must not show.
  */
 struct affine {
 	float min;
@@ -154,8 +153,10 @@ static struct affine affine_store(uint32_t bits, float lo, float hi, uint8_t *sc
 	struct affine a;
 	float s;
 
+	lo += 0.0f;
+	hi += 0.0f;
 	store_scalar(scale, (hi - lo) / levels);
-	store_scalar(min, lo + 0.0f);
+	store_scalar(min, lo);
 	s = f16_to_f32(load_u16(scale));
 	a.min = f16_to_f32(load_u16(min));
 	a.inv = s > 0.0f ? 1.0f / s : 0.0f;
@@ -191,7 +192,7 @@ static void asym_encode_row(uint32_t bits, uint32_t group, uint32_t dim, const f
 	kvp_row_pack(bits, dim, code, codes);
 }
 
-static void asym_encode_c(uint32_t bits, uint32_t group, const struct rows_in *in, uint8_t *codes,
+void kvp_asym_encode_c(uint32_t bits, uint32_t group, const struct rows_in *in, uint8_t *codes,
 	uint8_t *scale, uint8_t *min)
 {
 	uint32_t row = kvp_row_bytes(bits, in->dim);
@@ -212,14 +213,15 @@ static void asym_decode_row(uint32_t bits, uint32_t group, uint32_t dim, const u
 
 	kvp_row_unpack(bits, dim, codes, code);
 	for (uint32_t i = 0; i < dim; i++) {
-		float s = load_scalar(scale + 2 * (size_t)(i / group), factor);
-		float m = load_scalar(min + 2 * (size_t)(i / group), factor);
+		float s = load_scalar(scale + 2 * (size_t)(i / group), 1.0f);
+		float m = load_scalar(min + 2 * (size_t)(i / group), 1.0f);
 
-		x[i] = (float)code[i] * s + m;
+		/* Scaled last: the product alone may lie beyond what the sum needs. */
+		x[i] = ((float)code[i] * s + m) * factor;
 	}
 }
 
-static void asym_decode_c(uint32_t bits, uint32_t group, const uint8_t *codes, const uint8_t *scale,
+void kvp_asym_decode_c(uint32_t bits, uint32_t group, const uint8_t *codes, const uint8_t *scale,
 	const uint8_t *min, const struct rows_out *out)
 {
 	uint32_t row = kvp_row_bytes(bits, out->dim);
@@ -233,7 +235,7 @@ static void asym_decode_c(uint32_t bits, uint32_t group, const uint8_t *codes, c
 	}
 }
 
-static void chan_encode_c(
+void kvp_chan_encode_c(
 	uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
 	uint32_t row = kvp_row_bytes(bits, in->dim);
@@ -258,7 +260,7 @@ static void chan_encode_c(
 	}
 }
 
-static void chan_decode_c(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
+void kvp_chan_decode_c(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
 	const uint8_t *min, const struct rows_out *out)
 {
 	uint32_t row = kvp_row_bytes(bits, out->dim);
@@ -299,7 +301,7 @@ static float byte_value(uint32_t format, uint8_t code)
 	}
 }
 
-static void byte_encode_c(uint32_t format, const struct rows_in *in, uint8_t *codes, uint8_t *scale)
+void kvp_byte_encode_c(uint32_t format, const struct rows_in *in, uint8_t *codes, uint8_t *scale)
 {
 	float top = format == KVP_CODEC_INT8 ? 127.0f : 448.0f;
 	float x[KVP_PLANE_DIM_MAX];
@@ -318,7 +320,7 @@ static void byte_encode_c(uint32_t format, const struct rows_in *in, uint8_t *co
 	}
 }
 
-static void byte_decode_c(
+void kvp_byte_decode_c(
 	uint32_t format, const uint8_t *codes, const uint8_t *scale, const struct rows_out *out)
 {
 	float x[KVP_PLANE_DIM_MAX];
@@ -332,7 +334,7 @@ static void byte_decode_c(
 	}
 }
 
-static void had_encode_c(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
+void kvp_had_encode_c(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
 	uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
 	uint32_t row = kvp_row_bytes(bits, in->dim);
@@ -349,7 +351,7 @@ static void had_encode_c(uint32_t bits, const struct rotation *rot, const struct
 	}
 }
 
-static void had_decode_c(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
+void kvp_had_decode_c(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out)
 {
 	uint32_t row = kvp_row_bytes(bits, out->dim);
@@ -369,16 +371,16 @@ static void had_decode_c(uint32_t bits, const struct rotation *rot, const uint8_
 void kvp_dsp_init_c(struct dsp *dsp)
 {
 	*dsp = (struct dsp){
-		.amax = amax_c,
-		.tq_encode = tq_encode_c,
-		.tq_decode = tq_decode_c,
-		.asym_encode = asym_encode_c,
-		.asym_decode = asym_decode_c,
-		.chan_encode = chan_encode_c,
-		.chan_decode = chan_decode_c,
-		.byte_encode = byte_encode_c,
-		.byte_decode = byte_decode_c,
-		.had_encode = had_encode_c,
-		.had_decode = had_decode_c,
+		.amax = kvp_amax_c,
+		.tq_encode = kvp_tq_encode_c,
+		.tq_decode = kvp_tq_decode_c,
+		.asym_encode = kvp_asym_encode_c,
+		.asym_decode = kvp_asym_decode_c,
+		.chan_encode = kvp_chan_encode_c,
+		.chan_decode = kvp_chan_decode_c,
+		.byte_encode = kvp_byte_encode_c,
+		.byte_decode = kvp_byte_decode_c,
+		.had_encode = kvp_had_encode_c,
+		.had_decode = kvp_had_decode_c,
 	};
 }

@@ -128,9 +128,9 @@ static void flip(const struct rotation *rot, uint32_t round, float *x)
 		x[i] = f32_from_bits(f32_bits(x[i]) ^ rot->sign[round][i]);
 }
 
-/* H_order across blocks of p elements, or its transpose. */
-static void paley(const struct rotation *rot, uint32_t p, int transpose, float *x)
+void kvp_rotate_paley(const struct rotation *rot, int transpose, float *x)
 {
+	uint32_t p = rot->dim / rot->order;
 	float in[36], out[36];
 
 	for (uint32_t b = 0; b < p; b++) {
@@ -165,7 +165,7 @@ static void hadamard(const struct rotation *rot, int transpose, float *x)
 		}
 	}
 	if (rot->order > 1)
-		paley(rot, p, transpose, x);
+		kvp_rotate_paley(rot, transpose, x);
 }
 
 static void rescale(const struct rotation *rot, float *x)

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The part of libclient/kvpool.h that kvrun calls, over one process's memory, with every answer
+ * that a daemon may give at the caller's choice: what a real one gives only by chance or by force.
+ * Published payloads are mapped without PROT_WRITE. Linked in the library's place.
+ */
+#ifndef TEST_KVRUN_FAKE_KVPOOL_H
+#define TEST_KVRUN_FAKE_KVPOOL_H
+
+#include <stdint.h>
+
+struct fake_kvpool {
+	/* what it does */
+	int gone;        /* no daemon: as the header says, misses and -ESHUTDOWN */
+	int die_after;   /* this many more reserves and commits, then `gone`; < 0: never */
+	int no_room;     /* kvp_reserve: -EAGAIN */
+	int no_lease;    /* matches carry no lease */
+	int other_codec; /* payloads are not native: only kvp_get can read them */
+	int get_fails;   /* kvp_get: -ESTALE */
+	uint32_t hidden; /* blocks that "somebody else" has yet to publish: PENDING */
+	int wait_result; /* of kvp_wait; 0 also publishes one of the hidden */
+	/* what it saw */
+	uint32_t matches, claims, grants; /* held now; all 0 when a sequence is over */
+	uint32_t waits, commits, partial_commits, spaces;
+};
+
+extern struct fake_kvpool fake;
+
+/* Forgets all blocks and settings. */
+void fake_reset(void);
+
+#endif

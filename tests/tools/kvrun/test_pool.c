@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sequences over kvpool whatever the daemon does: the bits are those of private memory. */
+#include "tests/tools/kvrun/common.h"
+#include "tests/tools/kvrun/fake_kvpool.h"
+#include "tools/kvrun/kvr_kv_pool.h"
+#include "tools/kvrun/kvr_sample.h"
+#include "tools/kvrun/kvr_seq.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK = 16, PROMPT = 5 * BLOCK + 3, STEPS = 2 * BLOCK, VOCAB = 50 };
+
+static const struct kvr_config config = {
+	.layers = 2,
+	.hidden = 24,
+	.ffn = 40,
+	.heads = 4,
+	.kv_heads = 2,
+	.head_dim = 8,
+	.vocab = VOCAB,
+	.context = 256,
+	.norm_eps = 1e-5f,
+	.rope_theta = 10000,
+};
+
+static struct kvr_model *model;
+static uint32_t prompt[PROMPT];
+static float plain[(STEPS + 1) * VOCAB]; /* logits of a run in private memory */
+
+/* Runs the prompt and STEPS greedy tokens. */
+static struct kvr_prefill run(struct kvr_kv *kv, uint32_t n, float *rows)
+{
+	struct kvr_prefill prefill;
+	const float *logits;
+	struct kvr_seq *seq;
+
+	assert_int_equal(kvr_seq_new(model, kv, NULL, &seq), 0);
+	assert_int_equal(kvr_seq_prompt(seq, prompt, n, &prefill, &logits), 0);
+	memcpy(rows, logits, VOCAB * sizeof(float));
+	for (int i = 1; i <= STEPS; i++) {
+		assert_int_equal(kvr_seq_next(seq, kvr_argmax(logits, VOCAB), &logits), 0);
+		memcpy(rows + i * VOCAB, logits, VOCAB * sizeof(float));
+	}
+	kvr_seq_end(seq);
+	kvr_seq_free(seq);
+	return prefill;
+}
+
+static struct kvr_kv *pool(int store, int reuse_tail)
+{
+	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
+	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail };
+	struct kvr_kv *kv;
+
+	assert_int_equal(kvr_kv_pool_new(model, &geom, &opts, &kv), 0);
+	return kv;
+}
+
+/* One process's life: the logits must be the plain ones, and nothing may be left behind. */
+static struct kvr_prefill engine(int store, struct kvr_pool_report *ret_report)
+{
+	float rows[(STEPS + 1) * VOCAB];
+	struct kvr_kv *kv = pool(store, 0);
+	struct kvr_prefill prefill = run(kv, PROMPT, rows);
+
+	kvr_kv_pool_report(kv, ret_report);
+	kvr_kv_free(kv);
+	assert_memory_equal(rows, plain, sizeof(plain));
+	assert_int_equal(fake.matches, 0);
+	assert_int_equal(fake.claims, 0);
+	assert_int_equal(fake.grants, 0);
+	assert_int_equal(fake.spaces, 0);
+	return prefill;
+}
+
+static int prepare(void **unused)
+{
+	struct kvr_geom geom;
+	uint64_t state = test_seed();
+	struct kvr_kv *kv;
+
+	(void)unused;
+	model = test_model_new(&config, &state);
+	for (uint32_t i = 0; i < PROMPT; i++)
+		prompt[i] = (uint32_t)(test_random(&state) >> 32) % VOCAB;
+	geom = kvr_model_geom(model, BLOCK, KVR_F16);
+	assert_int_equal(kvr_kv_heap_new(&geom, &kv), 0);
+	run(kv, PROMPT, plain);
+	kvr_kv_free(kv);
+	return 0;
+}
+
+static int finish(void **unused)
+{
+	(void)unused;
+	fake_reset();
+	model = kvr_model_free(model);
+	return 0;
+}
+
+static int fresh(void **unused)
+{
+	(void)unused;
+	fake_reset();
+	return 0;
+}
+
+static void second_engine_reads_the_first_ones_blocks(void **unused)
+{
+	struct kvr_pool_report r;
+
+	(void)unused;
+	assert_int_equal(engine(1, &r).reused, 0);
+	assert_true(r.attached);
+	assert_int_equal(r.blocks_slots, (PROMPT + STEPS) / BLOCK + 1);
+	assert_int_equal(r.published, r.blocks_slots);
+	assert_int_equal(r.blocks_read + r.blocks_private, 0);
+	assert_int_equal(fake.partial_commits, 1);
+	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+	assert_int_equal(r.blocks_read, PROMPT / BLOCK);
+	assert_int_equal(r.blocks_private, 0);
+}
+
+static void last_block_is_computed_even_if_cached(void **unused)
+{
+	float cold[(STEPS + 1) * VOCAB], warm[(STEPS + 1) * VOCAB];
+	struct kvr_pool_report r;
+	struct kvr_kv *kv;
+
+	(void)unused;
+	for (int i = 0; i < 2; i++) {
+		kv = pool(1, 0);
+		assert_int_equal(run(kv, 2 * BLOCK, i ? warm : cold).reused, i ? BLOCK : 0);
+		kvr_kv_pool_report(kv, &r);
+		kvr_kv_free(kv);
+	}
+	assert_int_equal(r.blocks_read, 1);
+	assert_int_equal(r.blocks_private, 1);
+	assert_int_equal(
+		r.published, STEPS / BLOCK); /* the chain goes on behind the cached block */
+	assert_memory_equal(cold, warm, sizeof(cold));
+}
+
+static void without_a_daemon(void **unused)
+{
+	struct kvr_pool_report r;
+
+	(void)unused;
+	fake.gone = 1;
+	assert_int_equal(engine(1, &r).reused, 0);
+	assert_false(r.attached);
+	assert_string_equal(r.why, "nobody listens");
+	assert_int_equal(r.blocks_private, (PROMPT + STEPS) / BLOCK + 1);
+}
+
+static void daemon_dies_at_any_call(void **unused)
+{
+	struct kvr_pool_report r;
+	int calls = 2 * ((PROMPT + STEPS) / BLOCK + 1);
+
+	(void)unused;
+	for (int i = 0; i <= calls; i++) {
+		fake_reset();
+		fake.die_after = i;
+		engine(1, &r);
+		assert_int_equal(r.published, i / 2);
+		/* what it published before is the next daemon's to lose; here it is still there */
+		fake.gone = 0;
+		fake.die_after = -1;
+		engine(1, &r);
+	}
+}
+
+static void daemon_comes_back(void **unused)
+{
+	float rows[(STEPS + 1) * VOCAB];
+	struct kvr_pool_report r;
+	struct kvr_kv *kv;
+
+	(void)unused;
+	fake.gone = 1;
+	kv = pool(1, 0);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(run(kv, PROMPT, rows).reused, i < 2 ? 0 : PROMPT / BLOCK * BLOCK);
+		kvr_kv_pool_report(kv, &r);
+		assert_int_equal(r.attached, i > 0);
+		assert_memory_equal(rows, plain, sizeof(plain));
+		fake.gone = 0;
+	}
+	kvr_kv_free(kv);
+	assert_int_equal(fake.matches + fake.claims + fake.grants + fake.spaces, 0);
+}
+
+static void no_room(void **unused)
+{
+	struct kvr_pool_report r;
+
+	(void)unused;
+	fake.no_room = 1;
+	assert_int_equal(engine(1, &r).reused, 0);
+	assert_int_equal(r.published, 0);
+	fake.no_room = 0;
+	engine(1, &r);
+	fake.no_room = 1;
+	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+}
+
+static void unreadable_in_place(void **unused)
+{
+	struct kvr_pool_report r;
+
+	(void)unused;
+	engine(1, &r);
+	for (int i = 0; i < 2; i++) {
+		fake.no_lease = i == 0;
+		fake.other_codec = i == 1;
+		assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+		assert_int_equal(r.blocks_read, 0);
+		assert_int_equal(r.blocks_private, PROMPT / BLOCK);
+	}
+	fake.get_fails = 1;
+	assert_int_equal(engine(1, &r).reused, 0);
+}
+
+static void nothing_is_stored_on_request(void **unused)
+{
+	struct kvr_pool_report r;
+
+	(void)unused;
+	engine(0, &r);
+	assert_int_equal(fake.commits, 0);
+	engine(1, &r);
+	assert_int_equal(engine(0, &r).reused, PROMPT / BLOCK * BLOCK);
+	assert_int_equal(r.published, 0);
+}
+
+static void waits_for_somebody_else(void **unused)
+{
+	struct kvr_pool_report r;
+
+	(void)unused;
+	engine(1, &r);
+	fake.hidden = 3;
+	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+	assert_int_equal(fake.waits, 3);
+	/* the claimant is gone, or slow: what is there is used, the rest computed */
+	for (int i = 0; i < 2; i++) {
+		fake.waits = 0;
+		fake.hidden = 3;
+		fake.wait_result = i ? -ETIMEDOUT : -EAGAIN;
+		assert_int_equal(engine(1, &r).reused, (PROMPT / BLOCK - 3) * BLOCK);
+		assert_true(fake.waits >= 1 && fake.waits <= 2);
+	}
+}
+
+static void tails_are_reused_on_request(void **unused)
+{
+	float rows[(STEPS + 1) * VOCAB];
+	uint32_t kept = prompt[PROMPT - 2];
+	struct kvr_pool_report r;
+	struct kvr_kv *kv;
+
+	(void)unused;
+	engine(1, &r);
+	/* the whole prompt is there, its rest at the beginning of a longer block */
+	kv = pool(1, 1);
+	assert_int_equal(run(kv, PROMPT, rows).reused, PROMPT - 1);
+	kvr_kv_free(kv);
+	for (uint32_t i = 0; i < VOCAB; i++) /* the last row of the prompt: same but for rounding */
+		assert_true(fabsf(rows[i] - plain[i]) < 5e-2f);
+	/* it ends inside the rest, and inside an earlier block */
+	prompt[PROMPT - 2] = (kept + 1) % VOCAB;
+	kv = pool(1, 1);
+	assert_int_equal(run(kv, PROMPT, rows).reused, PROMPT - 2);
+	kvr_kv_free(kv);
+	prompt[PROMPT - 2] = kept;
+	kept = prompt[2 * BLOCK + 5];
+	prompt[2 * BLOCK + 5] = (kept + 1) % VOCAB;
+	kv = pool(1, 1);
+	assert_int_equal(run(kv, PROMPT, rows).reused, 2 * BLOCK + 5);
+	kvr_kv_free(kv);
+	prompt[2 * BLOCK + 5] = kept;
+	assert_int_equal(fake.matches + fake.claims + fake.grants + fake.spaces, 0);
+	/* blocks published by those engines are still good for exact ones */
+	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(second_engine_reads_the_first_ones_blocks, fresh),
+		cmocka_unit_test_setup(last_block_is_computed_even_if_cached, fresh),
+		cmocka_unit_test_setup(without_a_daemon, fresh),
+		cmocka_unit_test_setup(daemon_dies_at_any_call, fresh),
+		cmocka_unit_test_setup(daemon_comes_back, fresh),
+		cmocka_unit_test_setup(no_room, fresh),
+		cmocka_unit_test_setup(unreadable_in_place, fresh),
+		cmocka_unit_test_setup(nothing_is_stored_on_request, fresh),
+		cmocka_unit_test_setup(waits_for_somebody_else, fresh),
+		cmocka_unit_test_setup(tails_are_reused_on_request, fresh),
+	};
+
+	return cmocka_run_group_tests(tests, prepare, finish);
+}

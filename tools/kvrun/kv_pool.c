@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvrun/kvr_kv_pool.h"
+
+#include "libclient/kvpool.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/*
+ * How long a sequence stands still for others before it computes on its own. A claimant that is
+ * alive commits its next block far sooner; grants are refilled within a millisecond.
+ */
+#define WAIT_CLAIMANT_MS 5000u
+#define WAIT_GRANT_MS    250u
+#define WAIT_FLUSH_MS    5000u
+
+/* One block of the sequence. Exactly one of: payload read in place, grant, private memory. */
+struct slot {
+	void *addr;
+	struct kvp_grant *grant;
+	void *private_memory;
+};
+
+struct pool_kv {
+	struct kvr_kv kv; /* first: the engine's handle */
+	const struct kvr_model *model;
+	struct kvr_pool_opts opts;
+	char *socket;
+	struct kvp_client *client; /* NULL: could not even be made */
+	struct kvp_space *space;   /* NULL: no daemon so far */
+
+	/* of the sequence */
+	struct kvp_match *match; /* holds the lease on what is read in place */
+	struct kvp_match *claim; /* the right to compute what is missing; given up on its own */
+	uint32_t matched;        /* whole blocks in the match */
+	int publish;             /* the chain up to the last block is published or will be */
+	int dirty;               /* commits since the last flush */
+	struct slot *slot;
+	uint32_t n_slots;
+	uint32_t room;
+	struct kvr_pool_report report;
+};
+
+static struct pool_kv *pool_of(struct kvr_kv *kv)
+{
+	return (struct pool_kv *)kv;
+}
+
+static uint32_t space_dtype(enum kvr_dtype dtype)
+{
+	return dtype == KVR_F32 ? KVP_DTYPE_F32 : dtype == KVR_F16 ? KVP_DTYPE_F16 : KVP_DTYPE_BF16;
+}
+
+/* What makes blocks exchangeable: the digest covers the configuration and every weight. */
+static int open_space(struct pool_kv *p)
+{
+	const struct kvr_config *c = &p->model->config;
+	const struct kvr_geom *g = &p->kv.geom;
+	struct kvp_layer layers[KVR_MAX_LAYERS];
+	struct kvp_space_info info = { .size = sizeof(info) };
+	struct kvp_space_desc desc = {
+		.size = sizeof(desc),
+		.model = p->model->name,
+		.dtype = space_dtype(g->dtype),
+		.layout = KVP_LAYOUT_LCND,
+		.block_tokens = g->block_tokens,
+		.n_layers = g->layers,
+		.layers = layers,
+		.rope_pairing = c->rope_pairs == KVR_ROPE_HALF_SPLIT ? KVP_ROPE_HALF_SPLIT
+								     : KVP_ROPE_INTERLEAVED,
+		.rope_dim = c->head_dim,
+		.rope_theta = c->rope_theta,
+	};
+	struct kvp_space *space;
+	int r;
+
+	memcpy(desc.weights_digest, &p->model->digest_lo, 8);
+	memcpy(desc.weights_digest + 8, &p->model->digest_hi, 8);
+	for (uint32_t i = 0; i < g->layers; i++)
+		layers[i] = (struct kvp_layer){ i, c->kv_heads, 0, c->head_dim, c->head_dim };
+	r = kvp_space_open(p->client, &desc, KVP_DEFAULT_TIMEOUT, &space);
+	if (r < 0)
+		return r;
+	r = kvp_space_info(space, &info);
+	if (r == 0 && info.block_bytes != kvr_block_bytes(g))
+		r = -EPROTO;
+	if (r < 0) {
+		kvp_space_close(space);
+		return r;
+	}
+	p->space = space;
+	return 0;
+}
+
+/* Joins the daemon if there is one by now; leaves in the report why not. */
+static void attach(struct pool_kv *p)
+{
+	struct kvp_open_opts opts = {
+		.size = sizeof(opts), .socket = p->socket, .name = "kvrun", .flags = KVP_OPEN_LAZY
+	};
+	struct kvp_space_info info = { .size = sizeof(info) };
+	char *why = p->report.why;
+	int r = 0;
+
+	if (!p->client)
+		r = kvp_open(&opts, &p->client);
+	if (r == 0 && !p->space)
+		r = open_space(p);
+	if (r == 0)
+		r = kvp_space_info(p->space, &info);
+	p->report.attached = r == 0 && info.attached;
+	if (p->report.attached)
+		return;
+	if (p->client)
+		kvp_last_error(p->client, why, sizeof(p->report.why));
+	if (!why[0])
+		snprintf(why, sizeof(p->report.why), "%s",
+			r < 0 ? strerror(-r) : "the daemon is gone");
+}
+
+/*
+ * What follows the last published block can no longer be published. Whoever waits for our claim
+ * must not wait in vain.
+ */
+static void stop_publishing(struct pool_kv *p)
+{
+	p->publish = 0;
+	kvp_release(p->claim);
+	p->claim = NULL;
+}
+
+static void end_sequence(struct pool_kv *p)
+{
+	for (uint32_t i = 0; i < p->n_slots; i++) {
+		kvp_grant_release(p->slot[i].grant);
+		free(p->slot[i].private_memory);
+	}
+	p->n_slots = 0;
+	stop_publishing(p);
+	kvp_release(p->match);
+	p->match = NULL;
+	p->matched = 0;
+	p->report = (struct kvr_pool_report){ 0 };
+}
+
+static int append(struct pool_kv *p, struct slot s)
+{
+	if (p->n_slots == p->room) {
+		uint32_t room = p->room ? 2 * p->room : 32;
+		struct slot *slot = realloc(p->slot, room * sizeof(*slot));
+
+		if (!slot)
+			return -ENOMEM;
+		p->slot = slot;
+		p->room = room;
+	}
+	p->slot[p->n_slots++] = s;
+	return 0;
+}
+
+static int append_private(struct pool_kv *p)
+{
+	void *memory = kvr_block_alloc(&p->kv.geom);
+
+	if (!memory || append(p, (struct slot){ .addr = memory, .private_memory = memory }) < 0) {
+		free(memory);
+		return -ENOMEM;
+	}
+	p->report.blocks_private++;
+	return 0;
+}
+
+static int match(struct pool_kv *p, const uint32_t *tokens, uint32_t n, uint32_t flags,
+	struct kvp_match **ret_match, struct kvp_match_info *ret_info)
+{
+	struct kvp_match_opts opts = { .size = sizeof(opts), .flags = flags };
+	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_match *m;
+	int r;
+
+	if (!p->opts.reuse_tail)
+		opts.flags |= KVP_MATCH_NO_TAIL;
+	r = kvp_match(p->space, tokens, n, &opts, &m);
+	if (r < 0)
+		return r;
+	r = kvp_match_info(m, &info);
+	if (r < 0) {
+		kvp_release(m);
+		return r;
+	}
+	*ret_match = m;
+	*ret_info = info;
+	return 0;
+}
+
+/*
+ * Single flight: while somebody else computes our next block, follow them. A round that waited and
+ * found no more than the one before costs patience, so this ends.
+ */
+static int find_prefix(
+	struct pool_kv *p, const uint32_t *tokens, uint32_t n, struct kvp_match_info *ret_info)
+{
+	uint32_t flags = p->opts.store ? KVP_MATCH_CLAIM : 0;
+	int r = match(p, tokens, n, flags, &p->match, ret_info);
+	int patience = 2;
+
+	while (r == 0 && (ret_info->flags & KVP_MATCHED_PENDING) && patience > 0) {
+		uint32_t before = ret_info->n_blocks;
+		int e = kvp_wait(p->match, WAIT_CLAIMANT_MS);
+
+		if (e < 0 && e != -EAGAIN)
+			break;
+		kvp_release(p->match);
+		p->match = NULL;
+		r = match(p, tokens, n, flags, &p->match, ret_info);
+		if (r == 0 && ret_info->n_blocks <= before)
+			patience--;
+	}
+	if (r == 0 && (ret_info->flags & KVP_MATCHED_CLAIMED)) {
+		p->claim = p->match;
+		p->match = NULL;
+		r = match(p, tokens, n, KVP_MATCH_NO_TOUCH, &p->match, ret_info);
+	}
+	if (r == 0)
+		p->matched = ret_info->n_tokens / p->kv.geom.block_tokens;
+	return r;
+}
+
+/* Copies tokens [from, from + n) of the match into a block's memory. */
+static int copy_matched(struct pool_kv *p, uint32_t from, uint32_t n, void *dst)
+{
+	struct kvp_plane planes[KVR_MAX_LAYERS];
+	struct kvp_view view = { .size = sizeof(view), .planes = planes };
+	uint64_t bytes;
+	int r;
+
+	r = kvp_view_dense(p->space, KVP_VIEW_LCND, dst, p->kv.geom.block_tokens, planes, &bytes);
+	if (r < 0)
+		return r;
+	if (bytes != kvr_block_bytes(&p->kv.geom))
+		return -EPROTO;
+	return kvp_get(p->match, from, n, &view, 0) == (int64_t)n ? 0 : -ESTALE;
+}
+
+/* Block `i` of the match as the sequence's next: in place, or a copy where that is not possible. */
+static int take_block(struct pool_kv *p, uint32_t i)
+{
+	struct kvp_payload payload = { .size = sizeof(payload) };
+	uint32_t size = p->kv.geom.block_tokens;
+	int r = kvp_payload(p->match, i, &payload);
+
+	if (r == 0 && payload.addr && payload.codec == 0 &&
+		payload.bytes == kvr_block_bytes(&p->kv.geom)) {
+		p->report.blocks_read++;
+		return append(p, (struct slot){ .addr = (void *)(uintptr_t)payload.addr });
+	}
+	r = append_private(p);
+	if (r < 0)
+		return r;
+	if (copy_matched(p, i * size, size, p->slot[i].addr) < 0) {
+		free(p->slot[--p->n_slots].private_memory);
+		p->report.blocks_private--;
+		return -ESTALE;
+	}
+	return 0;
+}
+
+static int reserve_slot(struct pool_kv *p)
+{
+	struct kvp_grant *grant;
+	int r = kvp_reserve(p->space, WAIT_GRANT_MS, NULL, &grant);
+
+	if (r < 0)
+		return r;
+	r = append(p, (struct slot){ .addr = kvp_grant_addr(grant), .grant = grant });
+	if (r < 0)
+		kvp_grant_release(grant);
+	else
+		p->report.blocks_slots++;
+	return r;
+}
+
+static int pool_grow(struct kvr_kv *kv, uint32_t index)
+{
+	struct pool_kv *p = pool_of(kv);
+
+	if (index < p->n_slots) /* a tail that pool_start has taken over */
+		return 0;
+	if (index < p->matched) /* cached, but computed again for its logits */
+		return append_private(p);
+	if (p->publish) {
+		int r = reserve_slot(p);
+
+		if (r == 0 || r == -ENOMEM)
+			return r;
+		stop_publishing(p);
+	}
+	return append_private(p);
+}
+
+/* The tokens behind the last whole block that match too, into a block of our own. */
+static int take_tail(struct pool_kv *p, uint32_t n, uint32_t *ret_reused)
+{
+	uint32_t index = p->n_slots, from = index * p->kv.geom.block_tokens;
+	int r;
+
+	if (n == 0)
+		return 0;
+	r = pool_grow(&p->kv, index);
+	if (r == 0 && copy_matched(p, from, n, p->slot[index].addr) == 0)
+		*ret_reused = from + n;
+	return r; /* a copy that failed leaves a block to compute, present already */
+}
+
+static int pool_start(
+	struct kvr_kv *kv, const uint32_t *tokens, uint32_t n, uint32_t limit, uint32_t *ret_reused)
+{
+	struct pool_kv *p = pool_of(kv);
+	struct kvp_match_info info = { .size = sizeof(info) };
+	uint32_t size = kv->geom.block_tokens, reused = 0, usable;
+	int r;
+
+	end_sequence(p);
+	attach(p);
+	/* without partial blocks nobody can gain from a claim on one: ask for whole blocks only */
+	if (!p->opts.reuse_tail)
+		n -= n % size;
+	if (p->space && find_prefix(p, tokens, n, &info) == 0) {
+		p->publish = p->opts.store;
+		usable = info.n_tokens + info.tail_tokens;
+		usable = usable < limit ? usable : limit;
+		for (uint32_t i = 0; i < usable / size; i++) {
+			r = take_block(p, i);
+			if (r == -ENOMEM)
+				return r;
+			if (r < 0)
+				break;
+			reused += size;
+		}
+		if (p->opts.reuse_tail && reused == usable - usable % size) {
+			r = take_tail(p, usable % size, &reused);
+			if (r < 0)
+				return r;
+		}
+	}
+	*ret_reused = reused;
+	return 0;
+}
+
+static void *pool_block(struct kvr_kv *kv, uint32_t index)
+{
+	return pool_of(kv)->slot[index].addr;
+}
+
+static int commit(struct pool_kv *p, uint32_t index, const uint32_t *tokens, uint32_t n)
+{
+	struct kvp_ref parent = kvp_ref_root();
+	int r = 0;
+
+	if (index > 0 && index <= p->matched)
+		r = kvp_match_ref(p->match, index, &parent);
+	else if (index > 0)
+		r = kvp_grant_ref(p->slot[index - 1].grant, &parent);
+	if (r == 0)
+		r = kvp_commit(p->slot[index].grant, parent, tokens, n, p->claim, 0);
+	return r;
+}
+
+static void pool_seal(struct kvr_kv *kv, uint32_t index, const uint32_t *tokens, uint32_t n)
+{
+	struct pool_kv *p = pool_of(kv);
+
+	if (!p->publish || index < p->matched)
+		return;
+	if (!p->slot[index].grant || commit(p, index, tokens, n) < 0) {
+		stop_publishing(p);
+		return;
+	}
+	p->report.published++;
+	p->dirty = 1;
+}
+
+static void flush(struct pool_kv *p)
+{
+	if (p->dirty)
+		kvp_flush(p->client, WAIT_FLUSH_MS);
+	p->dirty = 0;
+}
+
+static void pool_free(struct kvr_kv *kv)
+{
+	struct pool_kv *p = pool_of(kv);
+
+	flush(p);
+	end_sequence(p);
+	kvp_space_close(p->space);
+	kvp_close(p->client);
+	free(p->slot);
+	free(p->socket);
+	free(p);
+}
+
+static const struct kvr_kv_ops pool_ops = {
+	.start = pool_start,
+	.grow = pool_grow,
+	.block = pool_block,
+	.seal = pool_seal,
+	.free = pool_free,
+};
+
+int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
+	const struct kvr_pool_opts *opts, struct kvr_kv **ret_kv)
+{
+	struct pool_kv *p;
+
+	if (!kvr_geom_valid(geom))
+		return -EINVAL;
+	p = calloc(1, sizeof(*p));
+	if (!p)
+		return -ENOMEM;
+	p->kv = (struct kvr_kv){ &pool_ops, *geom };
+	p->model = model;
+	p->opts = *opts;
+	if (opts->socket) {
+		p->socket = strdup(opts->socket);
+		if (!p->socket) {
+			free(p);
+			return -ENOMEM;
+		}
+	}
+	*ret_kv = &p->kv;
+	return 0;
+}
+
+void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report)
+{
+	struct pool_kv *p = pool_of(kv);
+
+	flush(p);
+	*ret_report = p->report;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A sequence's blocks in kvpool: cached ones are leased and read where they lie, computed ones are
+ * written into reserved slots and published from there. Whatever the daemon does not give (it is
+ * gone, it is full, it is late) is private memory instead, block by block; the sequence never
+ * notices. Slots that were mapped stay valid when the daemon dies, so what is in them goes on
+ * being used. A daemon that comes later is joined by the next sequence.
+ */
+#ifndef KVR_KV_POOL_H
+#define KVR_KV_POOL_H
+
+#include "tools/kvrun/kvr_kv.h"
+#include "tools/kvrun/kvr_model.h"
+
+struct kvr_pool_opts {
+	const char *socket; /* NULL: the library's default */
+	int store;          /* publish what was computed */
+	int reuse_tail;     /* take over partial blocks and parts of blocks too */
+};
+
+/* What the last sequence got, for reports. */
+struct kvr_pool_report {
+	int attached;          /* the daemon answered at the sequence's start */
+	uint32_t blocks_read;  /* cached blocks read in place */
+	uint32_t blocks_slots; /* blocks computed into slots */
+	uint32_t blocks_private;
+	uint32_t published; /* commits that were accepted */
+	char why[160];      /* not attached: the reason, else "" */
+};
+
+/* Without a daemon this succeeds all the same. -EINVAL (geometry), -ENOMEM. */
+int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
+	const struct kvr_pool_opts *opts, struct kvr_kv **ret_kv);
+
+/* `kv` must come from kvr_kv_pool_new. Waits until what was published is visible (bounded). */
+void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report);
+
+#endif

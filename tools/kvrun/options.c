@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvrun/options.h"
+#include "tools/kvrun/kvr_kv.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_PROMPTS 4096u
+
+static const char usage[] =
+	"usage: kvrun --model PATH [--prompt TEXT | --prompt-file FILE]... [option]...\n"
+	"       kvrun --model PATH --perplexity FILE [--window N] [--windows N] [--json]\n"
+	"\n"
+	"Runs a Llama-family model on the CPU with its KV cache in kvpool.\n"
+	"\n"
+	"  --model PATH         directory with config.json and model.safetensors, or a llama2.c\n"
+	"                       \"v0\" file\n"
+	"  --tokenizer FILE     llama2.c tokenizer (default: tok<VOCAB>.bin or tokenizer.bin\n"
+	"                       beside the model; a vocabulary of bytes needs none)\n"
+	"  --prompt TEXT        prompt; may be given several times, each is run on its own\n"
+	"  --prompt-file FILE   the same from a file\n"
+	"  --lines              each line of standard input is one more prompt\n"
+	"  --steps N            most tokens to generate (default 256; 0: only prefill)\n"
+	"  --seed N             of the sampler (default 1)\n"
+	"  --temperature X      0: always the most probable token (default 0)\n"
+	"  --top-p X            sample from the most probable tokens that sum to X (default 0.9)\n"
+	"  --kvpool SOCKET|off  where kvpoold listens (default $KVPOOL_SOCKET, else\n"
+	"                       /run/kvpool/kvpool.sock); off: private memory only\n"
+	"  --no-store           read cached blocks, publish none\n"
+	"  --reuse-tail         go on inside a partly matching block too; the result may then\n"
+	"                       differ in the last bits from a cold run's\n"
+	"  --block-tokens N     16..512 (default 64)\n"
+	"  --kv-dtype TYPE      f32, f16 or bf16 (default: the model's own)\n"
+	"  --perplexity FILE    score a text instead of generating\n"
+	"  --window N           tokens scored at a time (default 256)\n"
+	"  --windows N          how many windows (default 16)\n"
+	"  --json               one JSON object per result on standard output\n"
+	"  --help, --version\n"
+	"\n"
+	"Exit status: 0 done, 1 failed, 2 bad command line, 3 unusable model, tokenizer or text.\n";
+
+enum {
+	OPT_MODEL = 256,
+	OPT_TOKENIZER,
+	OPT_PROMPT,
+	OPT_PROMPT_FILE,
+	OPT_LINES,
+	OPT_STEPS,
+	OPT_SEED,
+	OPT_TEMPERATURE,
+	OPT_TOP_P,
+	OPT_KVPOOL,
+	OPT_NO_STORE,
+	OPT_REUSE_TAIL,
+	OPT_BLOCK_TOKENS,
+	OPT_KV_DTYPE,
+	OPT_PERPLEXITY,
+	OPT_WINDOW,
+	OPT_WINDOWS,
+	OPT_JSON,
+	OPT_HELP,
+	OPT_VERSION,
+};
+
+static const struct option long_options[] = {
+	{ "model", required_argument, NULL, OPT_MODEL },
+	{ "tokenizer", required_argument, NULL, OPT_TOKENIZER },
+	{ "prompt", required_argument, NULL, OPT_PROMPT },
+	{ "prompt-file", required_argument, NULL, OPT_PROMPT_FILE },
+	{ "lines", no_argument, NULL, OPT_LINES },
+	{ "steps", required_argument, NULL, OPT_STEPS },
+	{ "seed", required_argument, NULL, OPT_SEED },
+	{ "temperature", required_argument, NULL, OPT_TEMPERATURE },
+	{ "top-p", required_argument, NULL, OPT_TOP_P },
+	{ "kvpool", required_argument, NULL, OPT_KVPOOL },
+	{ "no-store", no_argument, NULL, OPT_NO_STORE },
+	{ "reuse-tail", no_argument, NULL, OPT_REUSE_TAIL },
+	{ "block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS },
+	{ "kv-dtype", required_argument, NULL, OPT_KV_DTYPE },
+	{ "perplexity", required_argument, NULL, OPT_PERPLEXITY },
+	{ "window", required_argument, NULL, OPT_WINDOW },
+	{ "windows", required_argument, NULL, OPT_WINDOWS },
+	{ "json", no_argument, NULL, OPT_JSON },
+	{ "help", no_argument, NULL, OPT_HELP },
+	{ "version", no_argument, NULL, OPT_VERSION },
+	{ NULL, 0, NULL, 0 },
+};
+
+static int complain(const char *name, const char *value, const char *right)
+{
+	fprintf(stderr, "kvrun: --%s %s: must be %s\n", name, value, right);
+	return -EINVAL;
+}
+
+static int parse_u64(const char *name, const char *text, uint64_t min, uint64_t max,
+	const char *right, uint64_t *ret_value)
+{
+	unsigned long long n;
+	char *end;
+
+	errno = 0;
+	n = strtoull(text, &end, 10);
+	if (text[0] < '0' || text[0] > '9' || *end || errno || n < min || n > max)
+		return complain(name, text, right);
+	*ret_value = n;
+	return 0;
+}
+
+static int parse_u32(const char *name, const char *text, uint32_t min, uint32_t max,
+	const char *right, uint32_t *ret_value)
+{
+	uint64_t n;
+	int r = parse_u64(name, text, min, max, right, &n);
+
+	if (r == 0)
+		*ret_value = (uint32_t)n;
+	return r;
+}
+
+static int parse_float(const char *name, const char *text, float max, int zero, const char *right,
+	float *ret_value)
+{
+	char *end;
+	float x = strtof(text, &end);
+
+	if (end == text || *end || !(x >= 0 && x <= max) || (!zero && !(x > 0)))
+		return complain(name, text, right);
+	*ret_value = x;
+	return 0;
+}
+
+static int parse_dtype(const char *text, struct options *o)
+{
+	static const enum kvr_dtype all[] = { KVR_F32, KVR_F16, KVR_BF16 };
+
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+		if (strcmp(text, kvr_dtype_name(all[i])) == 0) {
+			o->dtype = all[i];
+			o->dtype_given = 1;
+			return 0;
+		}
+	}
+	return complain("kv-dtype", text, "f32, f16 or bf16");
+}
+
+static int add_prompt(struct options *o, const char *text, const char *path)
+{
+	struct prompt_source *p;
+
+	if (o->n_prompts == MAX_PROMPTS) {
+		fprintf(stderr, "kvrun: more than %u prompts; use --lines\n", MAX_PROMPTS);
+		return -E2BIG;
+	}
+	p = realloc(o->prompt, (o->n_prompts + 1) * sizeof(*p));
+	if (!p) {
+		fprintf(stderr, "kvrun: no memory\n");
+		return -ENOMEM;
+	}
+	o->prompt = p;
+	p[o->n_prompts++] = (struct prompt_source){ text, path };
+	return 0;
+}
+
+static int apply(struct options *o, int opt, const char *arg)
+{
+	switch (opt) {
+	case OPT_MODEL:
+		o->model = arg;
+		return 0;
+	case OPT_TOKENIZER:
+		o->tokenizer = arg;
+		return 0;
+	case OPT_PROMPT:
+		return add_prompt(o, arg, NULL);
+	case OPT_PROMPT_FILE:
+		return add_prompt(o, NULL, arg);
+	case OPT_LINES:
+		o->lines = 1;
+		return 0;
+	case OPT_STEPS:
+		return parse_u32("steps", arg, 0, 1u << 24, "0..16777216", &o->steps);
+	case OPT_SEED:
+		return parse_u64("seed", arg, 0, UINT64_MAX, "a number below 2^64", &o->seed);
+	case OPT_TEMPERATURE:
+		return parse_float("temperature", arg, 100, 1, "0..100", &o->temperature);
+	case OPT_TOP_P:
+		return parse_float("top-p", arg, 1, 0, "above 0 and at most 1", &o->top_p);
+	case OPT_KVPOOL:
+		o->off = strcmp(arg, "off") == 0;
+		o->socket = arg;
+		return 0;
+	case OPT_NO_STORE:
+		o->store = 0;
+		return 0;
+	case OPT_REUSE_TAIL:
+		o->reuse_tail = 1;
+		return 0;
+	case OPT_BLOCK_TOKENS:
+		return parse_u32("block-tokens", arg, KVR_BLOCK_TOKENS_MIN, KVR_BLOCK_TOKENS_MAX,
+			"16..512", &o->block_tokens);
+	case OPT_KV_DTYPE:
+		return parse_dtype(arg, o);
+	case OPT_PERPLEXITY:
+		o->perplexity = arg;
+		return 0;
+	case OPT_WINDOW:
+		return parse_u32("window", arg, 1, 1u << 24, "1..16777216", &o->window);
+	case OPT_WINDOWS:
+		return parse_u32("windows", arg, 1, 1u << 24, "1..16777216", &o->windows);
+	default:
+		o->json = 1;
+		return 0;
+	}
+}
+
+static int check(const struct options *o)
+{
+	if (!o->model) {
+		fprintf(stderr, "kvrun: --model is missing; see kvrun --help\n");
+		return -EINVAL;
+	}
+	if (!o->perplexity && !o->n_prompts && !o->lines) {
+		fprintf(stderr, "kvrun: nothing to run: give --prompt, --prompt-file, --lines or "
+				"--perplexity\n");
+		return -EINVAL;
+	}
+	return 0;
+}
+
+int options_parse(int argc, char **argv, struct options *ret_options, int *ret_exit)
+{
+	struct options o = {
+		.steps = 256,
+		.seed = 1,
+		.top_p = 0.9f,
+		.store = 1,
+		.block_tokens = KVR_BLOCK_TOKENS_DEFAULT,
+		.window = 256,
+		.windows = 16,
+	};
+	int opt, r = 0;
+
+	while (r == 0 && (opt = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+		if (opt == OPT_HELP || opt == OPT_VERSION) {
+			fputs(opt == OPT_HELP ? usage : "kvrun " KVRUN_VERSION "\n", stdout);
+			options_done(&o);
+			*ret_exit = 0;
+			return -ECANCELED;
+		}
+		r = opt == '?' ? -EINVAL : apply(&o, opt, optarg);
+	}
+	if (r == 0 && optind < argc) {
+		fprintf(stderr, "kvrun: unexpected argument \"%s\"\n", argv[optind]);
+		r = -EINVAL;
+	}
+	if (r == 0)
+		r = check(&o);
+	if (r < 0) {
+		options_done(&o);
+		*ret_exit = 2;
+		return r;
+	}
+	*ret_options = o;
+	return 0;
+}
+
+void options_done(struct options *o)
+{
+	free(o->prompt);
+	o->prompt = NULL;
+}

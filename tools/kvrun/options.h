@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvrun's command line. */
+#ifndef KVR_OPTIONS_H
+#define KVR_OPTIONS_H
+
+#include "tools/kvrun/kvr_half.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct prompt_source {
+	const char *text; /* or */
+	const char *path;
+};
+
+struct options {
+	const char *model;
+	const char *tokenizer;        /* NULL: found beside the model */
+	struct prompt_source *prompt; /* run in this order */
+	size_t n_prompts;
+	int lines; /* one more prompt per line of standard input */
+	uint32_t steps;
+	uint64_t seed;
+	float temperature, top_p;
+	const char *socket; /* NULL: the library's default */
+	int off;            /* --kvpool off */
+	int store;
+	int reuse_tail;
+	uint32_t block_tokens;
+	enum kvr_dtype dtype; /* of stored keys and values */
+	int dtype_given;
+	const char *perplexity; /* a text file; then the prompts are not looked at */
+	uint32_t window, windows;
+	int json;
+};
+
+/*
+ * Returns 0 when there is something to run. Otherwise the program is done and *ret_exit is its
+ * exit status: 0 after --help or --version, 2 after a message about what is wrong.
+ */
+int options_parse(int argc, char **argv, struct options *ret_options, int *ret_exit);
+
+void options_done(struct options *options);
+
+#endif

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvrun/output.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes of the well-formed UTF-8 sequence at `s`, 0 if there is none. */
+static size_t utf8_valid(const unsigned char *s, size_t left)
+{
+	size_t n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
+
+	if (n == 0 || n > left || s[0] > 0xf4)
+		return 0;
+	for (size_t i = 1; i < n; i++)
+		if ((s[i] & 0xc0) != 0x80)
+			return 0;
+	/* over-long, surrogates, beyond U+10FFFF */
+	if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) ||
+		(s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] > 0x8f))
+		return 0;
+	return n;
+}
+
+static json_t *json_text(const char *text, size_t bytes)
+{
+	char *out = malloc(3 * bytes + 1);
+	size_t n = 0;
+	json_t *json;
+
+	if (!out)
+		return NULL;
+	for (size_t i = 0; i < bytes;) {
+		size_t m = utf8_valid((const unsigned char *)text + i, bytes - i);
+
+		memcpy(out + n, m ? text + i : "\xef\xbf\xbd", m ? m : 3);
+		n += m ? m : 3;
+		i += m ? m : 1;
+	}
+	json = json_stringn(out, n);
+	free(out);
+	return json;
+}
+
+/* Prints and drops `root`; a NULL or incomplete one came from memory running out. */
+static int print_json(json_t *root, int complete)
+{
+	int ok = root && complete &&
+		 json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9)) == 0 &&
+		 putchar('\n') != EOF && fflush(stdout) == 0;
+
+	json_decref(root);
+	return ok ? 0 : -EIO;
+}
+
+static double per_second(double count, double ms)
+{
+	return ms > 0 ? count * 1e3 / ms : 0;
+}
+
+int output_json(const struct kvr_model *model, uint32_t block_tokens, const struct result *r)
+{
+	json_t *tokens = json_array(), *root;
+	char digest[33];
+	int ok = 1;
+
+	snprintf(digest, sizeof(digest), "%016" PRIx64 "%016" PRIx64, r->digest_hi, r->digest_lo);
+	for (size_t i = 0; i < r->n_tokens; i++)
+		ok &= json_array_append_new(tokens, json_integer(r->tokens[i])) == 0;
+	root = json_pack("{s:o, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:s, s:s, s:o, s:o}",
+		"model", json_text(model->name, strlen(model->name)), "kvpool",
+		r->off             ? "off"
+		: r->pool.attached ? "attached"
+				   : "detached",
+		"block_tokens", (int)block_tokens, "prompt_tokens", (int)r->prompt_tokens,
+		"reused_tokens", (int)r->reused_tokens, "computed_tokens", (int)r->computed_tokens,
+		"ttft_ms", r->ttft_ms, "prefill_tokens_per_s",
+		per_second(r->prompt_tokens, r->ttft_ms), "decode_tokens_per_s",
+		per_second(r->n_tokens ? (double)r->n_tokens - 1 : 0, r->decode_ms), "stop",
+		r->stop, "logits_xxh3", digest, "text", json_text(r->text, r->text_bytes), "tokens",
+		tokens);
+	if (root && !r->off)
+		ok &= json_object_set_new(root, "blocks",
+			      json_pack("{s:i, s:i, s:i, s:i}", "read", (int)r->pool.blocks_read,
+				      "slots", (int)r->pool.blocks_slots, "private",
+				      (int)r->pool.blocks_private, "published",
+				      (int)r->pool.published)) == 0;
+	return print_json(root, ok);
+}
+
+void output_summary(const struct result *r)
+{
+	fprintf(stderr,
+		"%u prompt tokens: %u reused, %u computed; first token after %.1f ms; then %zu "
+		"tokens at %.1f/s; stopped by %s; kvpool %s\n",
+		r->prompt_tokens, r->reused_tokens, r->computed_tokens, r->ttft_ms,
+		r->n_tokens ? r->n_tokens - 1 : 0,
+		per_second(r->n_tokens ? (double)r->n_tokens - 1 : 0, r->decode_ms), r->stop,
+		r->off             ? "off"
+		: r->pool.attached ? "attached"
+				   : "not attached");
+}
+
+int output_score(const struct kvr_model *model, const struct score *s, int json)
+{
+	if (!json)
+		return printf("%s, %u windows of %u tokens: %.4f nats per token, perplexity %.4f\n",
+			       s->path, s->windows, s->window, s->nats, exp(s->nats)) < 0
+			       ? -EIO
+			       : 0;
+	return print_json(
+		json_pack("{s:o, s:o, s:i, s:i, s:f, s:f}", "model",
+			json_text(model->name, strlen(model->name)), "text",
+			json_text(s->path, strlen(s->path)), "window", (int)s->window, "windows",
+			(int)s->windows, "nll_nats", s->nats, "ppl", exp(s->nats)),
+		1);
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From root to the user that kvpoold runs as. Called by main() while there is one thread. Errors
+ * are logged here, with what to do.
+ */
+#ifndef KVPD_PRIVILEGE_H
+#define KVPD_PRIVILEGE_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "daemon/config.h"
+
+struct kvpd_account {
+	uid_t uid;
+	gid_t gid;
+	bool change;   /* not the user that runs now */
+	char name[64]; /* for initgroups(); "" if the uid has no name */
+};
+
+/*
+ * Who `user` is. "" is whoever runs now. A number without an account gets the group of the same
+ * number. -ENOENT: no such user; -EPERM: it is another one and this process may not become it.
+ */
+int kvpd_account_find(const char *user, struct kvpd_account *ret_account);
+
+/* Descriptors for every session, memory to lock. What cannot be raised is a notice, no error. */
+void kvpd_raise_limits(void);
+
+/*
+ * Becomes the account, for good: groups, uid, no capabilities, no way to new ones by exec, no core
+ * files and no ptrace by others of the same uid (their memory would show prompts).
+ */
+int kvpd_drop_privileges(const struct kvpd_account *account);
+
+#endif

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A data plane for tests of the control plane: keeps tenants and sessions, hands out real memfds,
+ * and caches nothing. Administration requests answer with what it was told, so that a test can see
+ * which calls the control plane made.
+ */
+#include "daemon/dataplane.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include "shm/kvp_seg.h"
+
+#define MAX_SESSIONS 4096u
+
+struct fake_tenant {
+	char name[64];
+	bool used;
+	uint64_t share;
+	uint32_t max_sessions;
+};
+
+struct kvpd_ledger {
+	struct kvpd_ledger_params params;
+	struct fake_tenant tenants[KVPD_MAX_TENANTS + 1];
+	struct {
+		uint32_t tenant; /* 0: free */
+		struct kvpd_peer peer;
+	} sessions[MAX_SESSIONS];
+	uint32_t attached, detached, abandoned, reconfigured;
+};
+
+int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger **ret_ledger)
+{
+	struct kvpd_ledger *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return -ENOMEM;
+	l->params = *params;
+	*ret_ledger = l;
+	return 0;
+}
+
+int kvpd_ledger_start(struct kvpd_ledger *ledger)
+{
+	(void)ledger;
+	return 0;
+}
+
+struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *ledger)
+{
+	free(ledger);
+	return NULL;
+}
+
+int kvpd_tenant_open(struct kvpd_ledger *l, const char *name, const struct kvpd_limits *limits,
+	uint32_t *ret_tenant)
+{
+	uint64_t shares = limits->share;
+	uint32_t unused = 0;
+
+	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++) {
+		if (l->tenants[i].used && !strcmp(l->tenants[i].name, name)) {
+			*ret_tenant = i;
+			return 0;
+		}
+		if (l->tenants[i].used)
+			shares += l->tenants[i].share;
+		else if (!unused)
+			unused = i;
+	}
+	if (!unused)
+		return -EUSERS;
+	if (shares > l->params.config->memory)
+		return -ENOSPC;
+	snprintf(l->tenants[unused].name, sizeof(l->tenants[unused].name), "%s", name);
+	l->tenants[unused].used = true;
+	l->tenants[unused].share = limits->share;
+	l->tenants[unused].max_sessions = limits->max_sessions;
+	*ret_tenant = unused;
+	return 0;
+}
+
+int kvpd_tenant_abandon(struct kvpd_ledger *l, uint32_t tenant)
+{
+	if (tenant > KVPD_MAX_TENANTS || !l->tenants[tenant].used)
+		return -ENOENT;
+	l->tenants[tenant].used = false;
+	l->abandoned++;
+	return 0;
+}
+
+int kvpd_session_attach(struct kvpd_ledger *l, uint32_t tenant, const struct kvpd_peer *peer,
+	struct kvpd_attach *ret_attach)
+{
+	kvp_autoclose int rw = -1, page = -1, wake = -1;
+	uint32_t i = 1, same = 0;
+	int r;
+
+	for (uint32_t s = 1; s < MAX_SESSIONS; s++)
+		same += l->sessions[s].tenant == tenant;
+	if (same >= l->tenants[tenant].max_sessions)
+		return -EUSERS;
+	while (i < MAX_SESSIONS && l->sessions[i].tenant)
+		i++;
+	if (i == MAX_SESSIONS)
+		return -EUSERS;
+	r = kvp_seg_create("fake-catalog", 1 << 20, 0, &rw);
+	if (r == 0)
+		r = kvp_seg_create("fake-page", 1 << 20, 0, &page);
+	if (r < 0)
+		return r;
+	wake = eventfd(0, EFD_CLOEXEC);
+	if (wake < 0)
+		return -errno;
+	l->sessions[i].tenant = tenant;
+	l->sessions[i].peer = *peer;
+	l->attached++;
+	*ret_attach = (struct kvpd_attach){
+		.session = i,
+		.catalog_fd = kvp_take_fd(&rw),
+		.page_fd = kvp_take_fd(&page),
+		.wake_fd = kvp_take_fd(&wake),
+		.catalog_bytes = 1 << 20,
+		.page_bytes = 1 << 20,
+	};
+	return 0;
+}
+
+int kvpd_session_detach(struct kvpd_ledger *l, uint32_t session)
+{
+	if (session >= MAX_SESSIONS || !l->sessions[session].tenant)
+		return -ENOENT;
+	l->sessions[session].tenant = 0;
+	l->detached++;
+	return 0;
+}
+
+int kvpd_session_extents(struct kvpd_ledger *l, uint32_t session,
+	void (*each)(void *ctx, const struct kvp_msg_extent *extent, int fd), void *ctx)
+{
+	(void)l, (void)session;
+	for (uint32_t i = 0; i < 3; i++) {
+		const struct kvp_msg_extent e = {
+			.extent = i,
+			.generation = 1,
+			.kind = KVP_EXTENT_VAULT,
+			.bytes = 4096,
+		};
+		int fd, r = kvp_seg_create("fake-extent", 4096, 0, &fd);
+
+		if (r < 0)
+			return r;
+		each(ctx, &e, fd);
+	}
+	return 0;
+}
+
+int kvpd_extent_get(struct kvpd_ledger *l, uint32_t session, uint32_t extent,
+	struct kvp_msg_extent *ret_extent, int *ret_fd)
+{
+	(void)l;
+	if (!session || extent >= 3)
+		return -ENOENT;
+	*ret_extent = (struct kvp_msg_extent){ .extent = extent, .generation = 1, .bytes = 4096 };
+	return kvp_seg_create("fake-extent", 4096, 0, ret_fd);
+}
+
+int kvpd_space_open(struct kvpd_ledger *l, uint32_t session, const struct kvp_space_canon *canon,
+	char *ret_reason, size_t reason_bytes, struct kvp_msg_space *ret_space)
+{
+	(void)l, (void)session;
+	if (canon->version != 1) {
+		snprintf(ret_reason, reason_bytes, "canonical form version %u", canon->version);
+		return -EINVAL;
+	}
+	*ret_space = (struct kvp_msg_space){ .space = 5, .generation = 6 };
+	return 0;
+}
+
+int kvpd_space_close(struct kvpd_ledger *l, uint32_t session, const struct kvp_msg_id *id)
+{
+	(void)l, (void)session, (void)id;
+	return -ENOENT;
+}
+
+/* A test asks for events this way: 1 = expel me, 2 = an extent for the others, 3 = retire it. */
+int kvpd_arena_ack(struct kvpd_ledger *l, uint32_t session, const struct kvp_msg_id *id)
+{
+	struct kvpd_event e = { .session = session, .fd = -1 };
+
+	e.tenant = l->sessions[session].tenant;
+	if (id->id == 1) {
+		e.type = KVPD_EV_EXPEL;
+		e.error = -EPROTO;
+		snprintf(e.reason, sizeof(e.reason), "it asked for it");
+	} else if (id->id == 2) {
+		e.type = KVPD_EV_EXTENT;
+		e.extent = (struct kvp_msg_extent){ .extent = 9, .generation = 2, .bytes = 4096 };
+		if (kvp_seg_create("fake-extent", 4096, 0, &e.fd) < 0)
+			return -ENOMEM;
+	} else {
+		e.type = KVPD_EV_RETIRE;
+		e.extent = (struct kvp_msg_extent){ .extent = 9, .generation = 2 };
+	}
+	l->params.post(l->params.ctx, &e);
+	return 0;
+}
+
+int kvpd_retire_ack(struct kvpd_ledger *l, uint32_t session, const struct kvp_msg_id *id)
+{
+	(void)l, (void)session, (void)id;
+	return 0;
+}
+
+static json_t *list_tenants(const struct kvpd_ledger *l)
+{
+	json_t *tenants = json_array();
+
+	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
+		if (l->tenants[i].used)
+			json_array_append_new(tenants, json_pack("{s:i, s:s, s:I}", "id", (int)i,
+							       "name", l->tenants[i].name, "share",
+							       (json_int_t)l->tenants[i].share));
+	return tenants;
+}
+
+int kvpd_admin(struct kvpd_ledger *l, const json_t *request, json_t **ret_answer)
+{
+	const char *verb = json_string_value(json_object_get(request, "verb"));
+
+	if (!strcmp(verb, "status")) {
+		*ret_answer = json_pack("{s:i, s:i, s:i, s:i, s:o}", "attached", (int)l->attached,
+			"detached", (int)l->detached, "abandoned", (int)l->abandoned,
+			"reconfigured", (int)l->reconfigured, "tenants", list_tenants(l));
+		return 0;
+	}
+	if (!strcmp(verb, "blocks")) {
+		/* Large: more than one part, and more than a socket holds. */
+		json_t *blocks = json_array();
+
+		for (int i = 0; i < 100000; i++)
+			json_array_append_new(blocks, json_integer(i));
+		*ret_answer = json_pack("{s:o}", "blocks", blocks);
+		return 0;
+	}
+	return -EOPNOTSUPP;
+}
+
+int kvpd_reconfigure(struct kvpd_ledger *l, const struct kvpd_config *config)
+{
+	(void)config;
+	l->reconfigured++;
+	return 0;
+}

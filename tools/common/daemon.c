@@ -55,7 +55,7 @@ static int write_config(const struct kvt_daemon *d, const struct kvt_daemon_opts
 	if (!f)
 		return -errno;
 	fprintf(f, "memory: %llu\nuser: \"\"\ntrust_daemon_uid: true\nmlock: never\n",
-		(unsigned long long)(o->share + (UINT64_C(64) << 20)));
+		(unsigned long long)(o->memory ? o->memory : o->share + (UINT64_C(64) << 20)));
 	if (o->policy)
 		fprintf(f, "policy: %s\n", o->policy);
 	if (o->max_sessions)
@@ -69,6 +69,8 @@ static int write_config(const struct kvt_daemon *d, const struct kvt_daemon_opts
 		fprintf(f, "  arena: %llu\n", (unsigned long long)o->arena);
 	if (o->max_sessions)
 		fprintf(f, "  max_sessions: %u\n", o->max_sessions);
+	if (o->more)
+		fputs(o->more, f);
 	return fclose(f) ? -errno : 0;
 }
 
@@ -135,12 +137,55 @@ static void remove_dir(const char *dir)
 	rmdir(dir);
 }
 
+static void end_process(struct kvt_daemon *d)
+{
+	kill(d->pid, SIGTERM);
+	for (int waited = 0; waited < STOP_TIMEOUT_MS; waited += STEP_MS) {
+		if (waitpid(d->pid, NULL, WNOHANG) == d->pid) {
+			d->pid = 0;
+			return;
+		}
+		sleep_ms(STEP_MS);
+	}
+	kill(d->pid, SIGKILL);
+	waitpid(d->pid, NULL, 0);
+	d->pid = 0;
+}
+
+int kvt_daemon_restart(struct kvt_daemon *d, char *error, size_t error_len)
+{
+	int r, status;
+
+	d->pid = fork();
+	if (d->pid < 0) {
+		r = -errno;
+		d->pid = 0;
+		snprintf(error, error_len, "cannot fork: %s", strerror(-r));
+		return r;
+	}
+	if (!d->pid)
+		run_daemon(d);
+	for (int waited = 0; waited < START_TIMEOUT_MS; waited += STEP_MS) {
+		if (accepts(d->socket))
+			return 0;
+		if (waitpid(d->pid, &status, WNOHANG) == d->pid) {
+			d->pid = 0;
+			explain(d, "kvpoold ended while starting; its log:", error, error_len);
+			return -ECHILD;
+		}
+		sleep_ms(STEP_MS);
+	}
+	explain(d, "kvpoold did not accept clients in time; its log:", error, error_len);
+	end_process(d);
+	return -ETIMEDOUT;
+}
+
 int kvt_daemon_start(const struct kvt_daemon_opts *opts, struct kvt_daemon *ret_daemon, char *error,
 	size_t error_len)
 {
 	const char *tmp = getenv("TMPDIR");
 	struct kvt_daemon d = { 0 };
-	int r, status;
+	int r;
 
 	snprintf(d.dir, sizeof(d.dir), "%s/kvpool-XXXXXX", tmp && *tmp ? tmp : P_tmpdir);
 	if (!mkdtemp(d.dir)) {
@@ -155,48 +200,19 @@ int kvt_daemon_start(const struct kvt_daemon_opts *opts, struct kvt_daemon *ret_
 		remove_dir(d.dir);
 		return r;
 	}
-	d.pid = fork();
-	if (d.pid < 0) {
-		r = -errno;
-		snprintf(error, error_len, "cannot fork: %s", strerror(-r));
+	*ret_daemon = d;
+	r = kvt_daemon_restart(ret_daemon, error, error_len);
+	if (r < 0)
 		remove_dir(d.dir);
-		return r;
-	}
-	if (!d.pid)
-		run_daemon(&d);
-	for (int waited = 0; waited < START_TIMEOUT_MS; waited += STEP_MS) {
-		if (accepts(d.socket)) {
-			*ret_daemon = d;
-			return 0;
-		}
-		if (waitpid(d.pid, &status, WNOHANG) == d.pid) {
-			explain(&d, "kvpoold ended while starting; its log:", error, error_len);
-			remove_dir(d.dir);
-			return -ECHILD;
-		}
-		sleep_ms(STEP_MS);
-	}
-	explain(&d, "kvpoold did not accept clients in time; its log:", error, error_len);
-	kvt_daemon_stop(&d);
-	return -ETIMEDOUT;
+	return r;
 }
 
 void kvt_daemon_stop(struct kvt_daemon *d)
 {
-	if (!d->pid)
+	if (!d->dir[0])
 		return;
-	kill(d->pid, SIGTERM);
-	for (int waited = 0; waited < STOP_TIMEOUT_MS; waited += STEP_MS) {
-		if (waitpid(d->pid, NULL, WNOHANG) == d->pid) {
-			d->pid = 0;
-			break;
-		}
-		sleep_ms(STEP_MS);
-	}
-	if (d->pid) {
-		kill(d->pid, SIGKILL);
-		waitpid(d->pid, NULL, 0);
-		d->pid = 0;
-	}
+	if (d->pid)
+		end_process(d);
 	remove_dir(d->dir);
+	d->dir[0] = 0;
 }

@@ -18,12 +18,14 @@ struct kvt_daemon {
 };
 
 struct kvt_daemon_opts {
-	uint64_t share;      /* bytes; `memory` is the same and a little more */
+	uint64_t share;      /* bytes of a tenant */
+	uint64_t memory;     /* bytes of all tenants; 0: the share and a little more */
 	uint32_t max_blocks; /* 0: the daemon's default */
 	uint64_t recipe_tokens;
 	uint64_t arena;     /* bytes that one client may hold; 0: the daemon's default */
 	const char *policy; /* NULL: the daemon's default */
 	uint32_t max_sessions;
+	const char *more; /* further lines of YAML for the top level, or NULL */
 };
 
 /*
@@ -33,6 +35,9 @@ struct kvt_daemon_opts {
  */
 int kvt_daemon_start(const struct kvt_daemon_opts *opts, struct kvt_daemon *ret_daemon, char *error,
 	size_t error_len);
+
+/* Once more in the same directory, after its process ended (d->pid is 0). */
+int kvt_daemon_restart(struct kvt_daemon *daemon, char *error, size_t error_len);
 
 /* SIGTERM by pid, SIGKILL after 20 s, then the runtime directory goes. Harmless if not running. */
 void kvt_daemon_stop(struct kvt_daemon *daemon);

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/e2e/e2e.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+_Noreturn void e2e_die(const char *what, int error)
+{
+	fprintf(stderr, "%s: %s\n", what, strerror(error < 0 ? -error : error));
+	exit(99);
+}
+
+void e2e_start(struct kvt_daemon *d, const struct kvt_daemon_opts *opts)
+{
+	char error[2000];
+	int r = kvt_daemon_start(opts, d, error, sizeof(error));
+
+	if (r < 0)
+		e2e_die(error, r);
+}
+
+int e2e_attach(struct e2e *e, const char *socket)
+{
+	struct kvp_open_opts opts = {
+		.size = sizeof(opts), .socket = socket, .name = "e2e", .timeout_ms = E2E_WAIT_MS
+	};
+	struct kvp_layer layers[2] = { { .index = 0, .kv_heads = 2, .k_dim = 4, .v_dim = 4 },
+		{ .index = 1, .kv_heads = 2, .k_dim = 4, .v_dim = 4 } };
+	struct kvp_space_desc desc = { .size = sizeof(desc),
+		.model = "e2e",
+		.dtype = KVP_DTYPE_F16,
+		.layout = KVP_LAYOUT_LCND,
+		.block_tokens = E2E_BT,
+		.n_layers = 2,
+		.layers = layers };
+	int r;
+
+	memset(e, 0, sizeof(*e));
+	r = kvp_open(&opts, &e->client);
+	if (r < 0)
+		return r;
+	r = kvp_space_open(e->client, &desc, E2E_WAIT_MS, &e->space);
+	if (r < 0)
+		e->client = kvp_close(e->client);
+	return r;
+}
+
+void e2e_detach(struct e2e *e)
+{
+	e->space = kvp_space_close(e->space);
+	e->client = kvp_close(e->client);
+}
+
+void e2e_prompt(uint32_t p, uint32_t *tokens, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		tokens[i] = i < 2 * E2E_BT ? (p & 1) * 7919 + i : p * 7919 + i * 31;
+}
+
+static uint64_t digest(const uint32_t *tokens, uint32_t n)
+{
+	uint64_t h = UINT64_C(0xcbf29ce484222325);
+
+	for (uint32_t i = 0; i < n; i++)
+		h = (h ^ tokens[i]) * UINT64_C(0x100000001b3);
+	return h;
+}
+
+void e2e_derive(const uint32_t *tokens, uint32_t n, void *payload)
+{
+	uint64_t h = digest(tokens, n), *out = payload;
+
+	for (uint32_t i = 0; i < E2E_BLOCK_BYTES / 8; i++)
+		out[i] = h + i * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+bool e2e_derived(const uint32_t *tokens, uint32_t n, const void *payload)
+{
+	uint64_t h = digest(tokens, n), diff = 0;
+	const uint64_t *have = payload;
+
+	for (uint32_t i = 0; i < E2E_BLOCK_BYTES / 8; i++)
+		diff |= have[i] ^ (h + i * UINT64_C(0x9e3779b97f4a7c15));
+	return !diff;
+}
+
+int e2e_store(struct e2e *e, const uint32_t *tokens, uint32_t n, uint32_t timeout_ms, bool claim)
+{
+	struct kvp_match_opts mopts = { .size = sizeof(mopts),
+		.timeout_ms = timeout_ms,
+		.flags = claim ? KVP_MATCH_CLAIM : 0 };
+	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_grant *last = NULL;
+	struct kvp_ref parent = kvp_ref_root();
+	struct kvp_match *m;
+	int r = kvp_match(e->space, tokens, n, &mopts, &m), stored = 0;
+
+	if (r < 0)
+		return r;
+	kvp_match_info(m, &info);
+	if (info.n_blocks && info.n_tokens < n)
+		r = kvp_match_ref(m, info.n_blocks, &parent);
+	for (uint32_t at = info.n_tokens; at < n && r >= 0; at += E2E_BT) {
+		uint32_t len = n - at < E2E_BT ? n - at : E2E_BT;
+		struct kvp_grant *g;
+
+		r = kvp_reserve(e->space, timeout_ms, NULL, &g);
+		if (r < 0)
+			break;
+		e2e_derive(tokens, at + len, kvp_grant_addr(g));
+		r = kvp_commit(g, parent, tokens + at, len,
+			info.flags & KVP_MATCHED_CLAIMED ? m : NULL, 0);
+		if (r < 0) {
+			kvp_grant_release(g);
+			break;
+		}
+		stored++;
+		if (at + len < n)
+			r = kvp_grant_ref(g, &parent);
+		kvp_grant_release(last);
+		last = g;
+	}
+	kvp_grant_release(last);
+	kvp_release(m);
+	return r < 0 ? r : stored;
+}
+
+int e2e_fetch(struct e2e *e, const uint32_t *tokens, uint32_t n)
+{
+	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_match *m;
+	int r = kvp_match(e->space, tokens, n, NULL, &m);
+	uint32_t end = 0;
+
+	if (r < 0)
+		return r;
+	kvp_match_info(m, &info);
+	for (uint32_t i = 0; i < info.n_blocks; i++) {
+		struct kvp_payload p = { .size = sizeof(p) };
+
+		r = kvp_payload(m, i, &p);
+		if (r < 0)
+			break;
+		end += p.tokens;
+		if (end > n || !e2e_derived(tokens, end, p.addr)) {
+			r = -EBADMSG;
+			break;
+		}
+	}
+	kvp_release(m);
+	return r < 0 ? r : (int)info.n_tokens;
+}
+
+json_t *e2e_ask(const char *socket, const char *request, int *ret_status)
+{
+	struct kvp_admin *admin;
+	char *text = NULL;
+	json_t *answer;
+	int r = kvp_admin_open(socket, E2E_WAIT_MS, &admin);
+
+	if (r < 0)
+		e2e_die("cannot open an admin connection", r);
+	r = kvp_admin_request(admin, request, E2E_WAIT_MS, 0, &text);
+	kvp_admin_close(admin);
+	if (!text)
+		e2e_die(request, r);
+	answer = json_loads(text, 0, NULL);
+	if (!answer) {
+		fprintf(stderr, "not JSON: %s\n", text);
+		exit(99);
+	}
+	free(text);
+	if (ret_status)
+		*ret_status = r;
+	return answer;
+}
+
+static uint32_t attached_clients(const char *socket)
+{
+	json_t *answer = e2e_ask(socket, "{\"verb\":\"clients\"}", NULL);
+	json_t *list = json_is_array(answer) ? answer : json_object_get(answer, "clients");
+	uint32_t n = (uint32_t)json_array_size(list);
+
+	json_decref(answer);
+	return n;
+}
+
+int e2e_clean(const char *socket, uint32_t expected_clients)
+{
+	uint32_t clients = 0;
+	json_t *answer;
+	int status = 0;
+
+	for (int i = 0; i < 1000; i++) {
+		clients = attached_clients(socket);
+		if (clients == expected_clients)
+			break;
+		e2e_sleep_us(10000);
+	}
+	answer = e2e_ask(socket, "{\"verb\":\"check\",\"payloads\":true}", &status);
+	if (status < 0 || clients != expected_clients) {
+		fprintf(stderr, "not clean: %u clients (expected %u), check says %d\n", clients,
+			expected_clients, status);
+		json_dumpf(answer, stderr, JSON_INDENT(2));
+		fputc('\n', stderr);
+		status = -1;
+	}
+	json_decref(answer);
+	return status < 0 ? -1 : 0;
+}
+
+pid_t e2e_fork(void)
+{
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	if (pid < 0)
+		e2e_die("fork", errno);
+	return pid;
+}
+
+int e2e_reap(pid_t pid)
+{
+	int status;
+
+	if (waitpid(pid, &status, 0) != pid)
+		e2e_die("waitpid", errno);
+	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+void e2e_sleep_us(long us)
+{
+	struct timespec t = { us / 1000000, us % 1000000 * 1000 };
+
+	nanosleep(&t, NULL);
+}
+
+uint64_t e2e_seed(void)
+{
+	const char *env = getenv("KVP_TEST_SEED");
+	uint64_t seed = env ? strtoull(env, NULL, 0) : (uint64_t)time(NULL) * 2654435761u + 1;
+
+	printf("seed: KVP_TEST_SEED=%llu\n", (unsigned long long)seed);
+	return seed ? seed : 1;
+}
+
+uint64_t e2e_random(uint64_t *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 7;
+	*state ^= *state << 17;
+	return *state;
+}

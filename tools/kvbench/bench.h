@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the benchmarks share: clocks, medians, options, and a private daemon with one space. A
+ * benchmark prints figures and judges none; ratios are taken within one run.
+ */
+#ifndef KVBENCH_BENCH_H
+#define KVBENCH_BENCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libclient/kvpool.h"
+#include "tools/common/kvt_daemon.h"
+
+/* Nanoseconds, CLOCK_MONOTONIC by vDSO. */
+uint64_t bench_now(void);
+/* Sorts v in place. */
+double bench_median(double *v, size_t n);
+double bench_percentile(double *v, size_t n, double p);
+uint64_t bench_random(uint64_t *state);
+
+struct bench_option {
+	const char *name;
+	const char *help;
+	uint64_t *value; /* NULL: a flag, which sets *flag */
+	bool *flag;
+	uint64_t min, max;
+};
+
+/*
+ * Parses --name VALUE and flags. 1: go on; 0: --help was printed; -1: wrong, said on stderr.
+ */
+int bench_parse(
+	int argc, char **argv, const char *about, const struct bench_option *options, size_t n);
+
+/* The daemon that a benchmark measures. Everything is ended by bench_daemon_stop(). */
+struct bench_pool {
+	struct kvt_daemon daemon;
+	struct kvp_client *client;
+	struct kvp_space *space;
+	uint32_t block_tokens;
+	uint64_t block_bytes;
+};
+
+/*
+ * Starts a daemon with room for `blocks` blocks of block_bytes (a multiple of 4 * block_tokens),
+ * and attaches. Says on stderr what went wrong and returns negative errno.
+ */
+int bench_pool_start(struct bench_pool *p, uint32_t blocks, uint32_t block_tokens,
+	uint64_t block_bytes, uint32_t max_sessions);
+/* Attaches to it; also from a forked child, which must not use the parent's client. */
+int bench_pool_attach(struct bench_pool *p);
+void bench_pool_detach(struct bench_pool *p);
+void bench_pool_stop(struct bench_pool *p);
+
+/* Publishes chains first .. first + chains - 1, their tokens bench_chain_tokens(number, ...). */
+void bench_chain_tokens(uint32_t chain, uint32_t *out, uint32_t n);
+int bench_pool_fill(
+	struct bench_pool *p, uint32_t first, uint32_t chains, uint32_t blocks_per_chain);
+
+/* Writes over a buffer larger than the private caches and most of the shared one. */
+void bench_flush_caches(void);
+
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The floor that copies are measured against: memcpy of blocks at random places in a region larger
+ * than the caches, into another such region.
+ */
+#ifndef KVBENCH_BENCH_COPY_H
+#define KVBENCH_BENCH_COPY_H
+
+#include <stdint.h>
+
+#include "tools/kvbench/bench.h"
+
+struct bench_copy {
+	uint8_t *from, *to;
+	uint64_t region; /* bytes of each */
+	uint64_t block;
+	uint64_t state;
+};
+
+/* Regions of at least `blocks` blocks and 1 GiB, touched. -ENOMEM. */
+int bench_copy_init(struct bench_copy *c, uint64_t block, uint32_t blocks);
+void bench_copy_done(struct bench_copy *c);
+
+/* A block to read from and one to write to, at random places. */
+uint8_t *bench_copy_source(struct bench_copy *c);
+uint8_t *bench_copy_sink(struct bench_copy *c);
+
+/* GB/s (1e9 bytes) of memcpy between the two. */
+double bench_copy_gbps(struct bench_copy *c, uint32_t blocks);
+
+/* GB/s of kvp_put() of new one-block chains first .. first + blocks - 1; negative: one failed. */
+double bench_put_gbps(struct bench_pool *p, struct bench_copy *c, uint32_t first, uint32_t blocks);
+
+#endif

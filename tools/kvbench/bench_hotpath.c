@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvbench hotpath: match, lease and release, hashing and proof included, in a thread that a seccomp
+ * filter kills at its first system call.
+ */
+#include <errno.h>
+#include <seccomp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shm/kvp_lease.h"
+#include "tools/kvbench/bench.h"
+#include "tools/kvbench/kvbench.h"
+
+#define BLOCK_TOKENS 64u
+#define CHAIN_BLOCKS 128u /* 8,192 tokens */
+#define SHORT_BLOCKS 23u  /* 1,472 tokens: what is whole in a prompt of 1,500 */
+#define LONG_TOKENS  131072u
+#define ROUNDS       7u
+
+struct result {
+	_Atomic int done; /* 1: measured, -1: wrong answers */
+	double per_block[ROUNDS], per_block_short[ROUNDS], per_block_cold[ROUNDS];
+	double one_block[ROUNDS], lease_release[ROUNDS], long_us[ROUNDS];
+};
+
+struct setup {
+	struct bench_pool pool;
+	uint32_t chains;
+	uint32_t prompts; /* prompts at hand: chains 0 .. prompts - 1 */
+	uint32_t *tokens; /* [prompts][CHAIN_BLOCKS * BLOCK_TOKENS] */
+	uint32_t *long_tokens;
+	struct result *result;
+};
+
+static const uint32_t *prompt(const struct setup *s, uint64_t i)
+{
+	return s->tokens + (size_t)(i % s->prompts) * CHAIN_BLOCKS * BLOCK_TOKENS;
+}
+
+/* ns for one match and release of `tokens` tokens, over random prompts. Negative: a wrong answer.
+ */
+static double time_matches(const struct setup *s, uint32_t tokens, uint32_t count, uint64_t *rng)
+{
+	uint64_t began = bench_now();
+
+	for (uint32_t i = 0; i < count; i++) {
+		struct kvp_match_info info = { .size = sizeof(info) };
+		struct kvp_match *m;
+
+		if (kvp_match(s->pool.space, prompt(s, bench_random(rng)), tokens, NULL, &m) < 0)
+			return -1;
+		kvp_match_info(m, &info);
+		if (info.n_tokens != tokens / BLOCK_TOKENS * BLOCK_TOKENS ||
+			!(info.flags & KVP_MATCHED_LEASED))
+			return -1;
+		kvp_release(m);
+	}
+	return (double)(bench_now() - began) / count;
+}
+
+static double time_long(const struct setup *s)
+{
+	uint64_t began = bench_now();
+	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_match *m;
+
+	if (kvp_match(s->pool.space, s->long_tokens, LONG_TOKENS, NULL, &m) < 0)
+		return -1;
+	kvp_match_info(m, &info);
+	kvp_release(m);
+	return info.n_tokens == LONG_TOKENS ? (double)(bench_now() - began) / 1e3 : -1;
+}
+
+/* The lease by itself, on a page of our own: take it on a live block, drop it. */
+static double time_lease(struct kvp_session_page *page, uint32_t count)
+{
+	uint64_t word = kvp_word(1, 0, KVP_BLOCK_LIVE), began;
+	struct kvp_block block;
+
+	memset(&block, 0, sizeof(block));
+	kvp_store_relaxed(&block.word, word);
+	began = bench_now();
+	for (uint32_t i = 0; i < count; i++) {
+		struct kvp_lease lease = { NULL };
+
+		if (kvp_lease_take(page, 0, &block, 3, word, &lease) < 0)
+			return -1;
+		kvp_lease_drop(&lease);
+	}
+	return (double)(bench_now() - began) / count;
+}
+
+static bool measure(const struct setup *s, struct kvp_session_page *page, uint32_t scale)
+{
+	struct result *r = s->result;
+	uint64_t rng = 88172645463325252u;
+	bool wrong = false;
+
+	for (uint32_t i = 0; i < ROUNDS; i++) {
+		r->per_block[i] = time_matches(s, CHAIN_BLOCKS * BLOCK_TOKENS, 20 * scale, &rng) /
+				  CHAIN_BLOCKS;
+		r->per_block_short[i] =
+			time_matches(s, SHORT_BLOCKS * BLOCK_TOKENS, 100 * scale, &rng) /
+			SHORT_BLOCKS;
+		r->one_block[i] = time_matches(s, BLOCK_TOKENS, 1000 * scale, &rng);
+		r->lease_release[i] = time_lease(page, 10000 * scale);
+		time_long(s);
+		r->long_us[i] = time_long(s);
+		bench_flush_caches();
+		r->per_block_cold[i] =
+			time_matches(s, CHAIN_BLOCKS * BLOCK_TOKENS, 1, &rng) / CHAIN_BLOCKS;
+		wrong |= r->per_block[i] < 0 || r->per_block_short[i] < 0 || r->one_block[i] < 0 ||
+			 r->per_block_cold[i] < 0 || r->long_us[i] < 0;
+	}
+	return !wrong;
+}
+
+/* No rule at all: every system call of this thread ends the process. */
+static int forbid_system_calls(void)
+{
+	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_KILL_PROCESS);
+	int r;
+
+	if (!ctx)
+		return -ENOMEM;
+	r = seccomp_load(ctx);
+	/* Not released: free() may give memory back by a system call. */
+	return r;
+}
+
+static void idle_until_killed(void)
+{
+	for (volatile int forever = 1; forever;)
+		;
+}
+
+/* In the child: attach, warm up, close the door, measure. Never returns. */
+static void measured_child(struct setup *s)
+{
+	struct kvp_session_page *page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE,
+		MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+	if (page == MAP_FAILED || bench_pool_attach(&s->pool) < 0)
+		_exit(1);
+	bench_flush_caches();
+	if (!measure(s, page, 1) || forbid_system_calls() < 0) {
+		fprintf(stderr, "kvbench: the warm-up matched something else than was stored\n");
+		_exit(1);
+	}
+	s->result->done = measure(s, page, 100) ? 1 : -1;
+	idle_until_killed();
+}
+
+/* Shows that the filter bites: a child that asks for its parent's id must die of SIGSYS. */
+static bool filter_bites(void)
+{
+	int status = 0;
+	pid_t pid = fork();
+
+	if (!pid) {
+		if (forbid_system_calls() == 0)
+			(void)getppid();
+		idle_until_killed();
+	}
+	return pid > 0 && waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) &&
+	       WTERMSIG(status) == SIGSYS;
+}
+
+/* 0: measured without a system call. */
+static int run_child(struct setup *s)
+{
+	struct timespec pause = { 0, 20000000 };
+	pid_t pid = fork();
+	int status;
+
+	if (pid < 0)
+		return -errno;
+	if (!pid)
+		measured_child(s);
+	while (!s->result->done) {
+		if (waitpid(pid, &status, WNOHANG) == pid) {
+			if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS)
+				fprintf(stderr, "kvbench: a system call in the loop\n");
+			return -EPERM;
+		}
+		nanosleep(&pause, NULL);
+	}
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	return s->result->done > 0 ? 0 : -EBADMSG;
+}
+
+static void report(const struct setup *s, uint32_t blocks, unsigned page_kib, bool json)
+{
+	struct result *r = s->result;
+	double per_block = bench_median(r->per_block, ROUNDS);
+	double few = bench_median(r->per_block_short, ROUNDS);
+	double cold = bench_median(r->per_block_cold, ROUNDS);
+	double one = bench_median(r->one_block, ROUNDS);
+	double lease = bench_median(r->lease_release, ROUNDS);
+	double whole = bench_median(r->long_us, ROUNDS);
+
+	if (json) {
+		printf("{\"blocks\":%u,\"block_tokens\":%u,\"match_ns_per_block\":%.1f,"
+		       "\"match_ns_per_block_1500\":%.1f,\"match_ns_per_block_cold\":%.1f,"
+		       "\"one_block_ns\":%.1f,\"lease_release_ns\":%.1f,\"match_128k_us\":%.1f,"
+		       "\"page_kib\":%u,\"syscalls_in_loop\":0}\n",
+			blocks, BLOCK_TOKENS, per_block, few, cold, one, lease, whole, page_kib);
+		return;
+	}
+	printf("%u blocks of %u tokens in the catalog, pages of %u KiB, no system call in the "
+	       "loop\n",
+		blocks, BLOCK_TOKENS, page_kib);
+	printf("  match, 8,192-token prompts   %7.1f ns per block\n", per_block);
+	printf("  match, 1,500-token prompts   %7.1f ns per block\n", few);
+	printf("  match, caches flushed        %7.1f ns per block\n", cold);
+	printf("  match + release, one block   %7.1f ns\n", one);
+	printf("  lease + release              %7.1f ns\n", lease);
+	printf("  match, 128K-token prompt     %7.1f us\n", whole);
+}
+
+/* Page size under the catalog's mapping of this process, as the kernel tells it. */
+static unsigned catalog_page_kib(void)
+{
+	FILE *f = fopen("/proc/self/smaps", "re");
+	char line[512];
+	bool inside = false;
+	unsigned long kib, page = 4, size = 0;
+
+	while (f && fgets(line, sizeof(line), f)) {
+		if (strstr(line, "/memfd:"))
+			inside = strstr(line, "catalog") != NULL;
+		else if (inside && sscanf(line, "Size: %lu", &kib) == 1)
+			size = kib;
+		else if (inside && sscanf(line, "KernelPageSize: %lu", &kib) == 1)
+			page = kib;
+		else if (inside && sscanf(line, "ShmemPmdMapped: %lu", &kib) == 1 && kib * 2 > size)
+			page = 2048;
+	}
+	if (f)
+		fclose(f);
+	return (unsigned)page;
+}
+
+static int make_prompts(struct setup *s, uint32_t blocks)
+{
+	uint32_t n = CHAIN_BLOCKS * BLOCK_TOKENS, long_chains = LONG_TOKENS / BLOCK_TOKENS;
+
+	s->chains = (blocks - long_chains) / CHAIN_BLOCKS;
+	s->prompts = s->chains < 4096 ? s->chains : 4096;
+	s->tokens = malloc((size_t)s->prompts * n * sizeof(*s->tokens));
+	s->long_tokens = malloc(LONG_TOKENS * sizeof(*s->long_tokens));
+	s->result = mmap(NULL, sizeof(*s->result), PROT_READ | PROT_WRITE,
+		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (!s->tokens || !s->long_tokens || s->result == MAP_FAILED)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < s->prompts; i++)
+		bench_chain_tokens(i, s->tokens + (size_t)i * n, n);
+	return 0;
+}
+
+/* One chain of 128K tokens beside the many of 8K: chain number `chains`, stored by itself. */
+static int fill(struct setup *s)
+{
+	int r = bench_pool_fill(&s->pool, 0, s->chains, CHAIN_BLOCKS);
+
+	if (r < 0)
+		return r;
+	bench_chain_tokens(s->chains, s->long_tokens, LONG_TOKENS);
+	return bench_pool_fill(&s->pool, s->chains, 1, LONG_TOKENS / BLOCK_TOKENS);
+}
+
+int kvbench_hotpath(int argc, char **argv)
+{
+	uint64_t blocks = 1000000;
+	bool json = false;
+	const struct bench_option options[] = {
+		{ "blocks", "blocks in the catalog (default 1000000)", &blocks, NULL, 4096,
+			8000000 },
+		{ "json", "one JSON object on stdout", NULL, &json, 0, 0 },
+	};
+	struct setup s = { 0 };
+	int r = bench_parse(argc, argv,
+		"Match, lease and release under a filter that kills at any "
+		"system call.",
+		options, 2);
+
+	if (r <= 0)
+		return r ? 2 : 0;
+	if (!filter_bites()) {
+		fprintf(stderr,
+			"kvbench: seccomp filters do not work here: nothing could be proven\n");
+		return 1;
+	}
+	if (make_prompts(&s, (uint32_t)blocks) < 0) {
+		fprintf(stderr, "kvbench: no memory for the prompts\n");
+		return 1;
+	}
+	r = bench_pool_start(&s.pool, (uint32_t)blocks, BLOCK_TOKENS, 4 * BLOCK_TOKENS, 8);
+	if (r == 0)
+		r = fill(&s);
+	if (r == 0) {
+		unsigned page_kib = catalog_page_kib();
+
+		r = run_child(&s);
+		if (r == 0)
+			report(&s, (uint32_t)blocks, page_kib, json);
+		else
+			fprintf(stderr, "kvbench: the measured process failed: %s\n", strerror(-r));
+	}
+	bench_pool_stop(&s.pool);
+	free(s.tokens);
+	free(s.long_tokens);
+	munmap(s.result, sizeof(*s.result));
+	return r == 0 ? 0 : 1;
+}

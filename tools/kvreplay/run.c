@@ -1,0 +1,583 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A trace through a real daemon, by N client processes. Every payload is derived from its block's
+ * key, written once by whoever misses and verified by whoever hits, so that one wrong byte, one
+ * mixed-up block or one block given away too early is counted as corrupt.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "libclient/kvpool.h"
+#include "tools/common/kvt_daemon.h"
+#include "tools/kvreplay/kvreplay.h"
+#include "tools/kvreplay/trace.h"
+
+#define MAX_CLIENTS        256u
+#define RESERVE_TIMEOUT_MS 20000u
+
+struct options {
+	const char *trace;
+	const char *policy;
+	const char *socket; /* of a running daemon; NULL: a private one */
+	enum trace_format format;
+	uint32_t block_tokens;
+	uint32_t capacity;
+	uint32_t clients;
+	uint32_t dim;
+	uint32_t limit;
+	bool json;
+};
+
+/* One client's results, in shared memory. */
+struct tally {
+	_Atomic uint64_t requests;
+	uint64_t blocks, hit_blocks;
+	uint64_t tokens, hit_tokens, tail_tokens;
+	uint64_t verified, corrupt;
+	uint64_t stored, duplicates, refused, unleased, failed;
+};
+
+struct shared {
+	_Atomic uint32_t next_request;
+	_Atomic uint32_t next_session;
+	struct tally tally[MAX_CLIENTS];
+};
+
+struct run {
+	const struct options *o;
+	const struct trace *trace;
+	struct shared *shared;
+	char socket[160];
+	uint32_t block_tokens;
+	uint64_t block_bytes;
+};
+
+struct client {
+	const struct run *run;
+	struct tally *tally;
+	struct kvp_client *kvp;
+	struct kvp_space *space;
+	uint32_t *tokens;
+	struct kvp_digest *keys;
+	uint32_t max_blocks;
+};
+
+static uint64_t mix(uint64_t x)
+{
+	x ^= x >> 30;
+	x *= UINT64_C(0xbf58476d1ce4e5b9);
+	x ^= x >> 27;
+	x *= UINT64_C(0x94d049bb133111eb);
+	return x ^ x >> 31;
+}
+
+static void derive(struct kvp_digest key, uint64_t *out, uint64_t words)
+{
+	for (uint64_t i = 0; i < words; i++)
+		out[i] = mix(key.lo + i * UINT64_C(0x9e3779b97f4a7c15)) ^ key.hi;
+}
+
+static bool derived(struct kvp_digest key, const uint64_t *have, uint64_t words)
+{
+	uint64_t diff = 0;
+
+	for (uint64_t i = 0; i < words; i++)
+		diff |= have[i] ^ mix(key.lo + i * UINT64_C(0x9e3779b97f4a7c15)) ^ key.hi;
+	return !diff;
+}
+
+/* The prompt of a request: token ids from block ids, or the bytes of its text. */
+static uint32_t prompt(struct client *c, const struct trace_request *r)
+{
+	const struct trace *t = c->run->trace;
+	uint32_t n = 0;
+
+	if (t->format == TRACE_AGENT) {
+		for (; n < r->tokens; n++)
+			c->tokens[n] = (uint8_t)t->text[r->text + n];
+		return n;
+	}
+	for (uint32_t b = 0; b < r->blocks; b++) {
+		const struct trace_block *block = &t->block[t->ref[r->first + b]];
+
+		for (uint32_t i = 0; i < block->tokens; i++)
+			c->tokens[n++] = (uint32_t)(mix(block->content * 512 + i) & 0xfffff);
+	}
+	return n;
+}
+
+static void verify(struct client *c, const struct kvp_match *m, const struct kvp_match_info *info)
+{
+	for (uint32_t i = 0; i < info->n_blocks; i++) {
+		struct kvp_payload p = { .size = sizeof(p) };
+		int r = kvp_payload(m, i, &p);
+
+		c->tally->verified++;
+		if (r < 0 || !p.addr || p.bytes != c->run->block_bytes ||
+			!derived(c->keys[i], p.addr, p.bytes / 8))
+			c->tally->corrupt++;
+	}
+}
+
+static int store(struct client *c, struct kvp_match *m, uint32_t from, uint32_t blocks, uint32_t n)
+{
+	const uint32_t bt = c->run->block_tokens;
+	struct kvp_ref parent = kvp_ref_root();
+	struct kvp_grant *last = NULL;
+	int r = 0;
+
+	if (from)
+		r = kvp_match_ref(m, from, &parent);
+	for (uint32_t b = from; b < blocks && r >= 0; b++) {
+		uint32_t count = n - b * bt < bt ? n - b * bt : bt;
+		struct kvp_grant *g;
+
+		r = kvp_reserve(c->space, RESERVE_TIMEOUT_MS, NULL, &g);
+		if (r < 0)
+			break;
+		derive(c->keys[b], kvp_grant_addr(g), c->run->block_bytes / 8);
+		r = kvp_commit(g, parent, c->tokens + (size_t)b * bt, count, NULL, 0);
+		if (r < 0) {
+			kvp_grant_release(g);
+			break;
+		}
+		c->tally->stored++;
+		if (b + 1 < blocks)
+			r = kvp_grant_ref(g, &parent);
+		kvp_grant_release(last);
+		last = g;
+	}
+	if (last && kvp_grant_wait(last, RESERVE_TIMEOUT_MS) == KVP_COMMITTED_DUPLICATE)
+		c->tally->duplicates++;
+	kvp_grant_release(last);
+	return r;
+}
+
+static void one_request(struct client *c, const struct trace_request *req)
+{
+	struct kvp_match_info info = { .size = sizeof(info) };
+	uint32_t n = prompt(c, req), blocks;
+	struct kvp_match *m;
+	int r;
+
+	r = kvp_chunk_keys(c->space, c->tokens, n, c->keys, c->max_blocks);
+	if (r < 0) {
+		c->tally->failed++;
+		return;
+	}
+	blocks = (uint32_t)r;
+	r = kvp_match(c->space, c->tokens, n, NULL, &m);
+	if (r < 0 || kvp_match_info(m, &info) < 0) {
+		c->tally->failed++;
+		return;
+	}
+	c->tally->blocks += blocks;
+	c->tally->tokens += n;
+	c->tally->hit_blocks += info.n_blocks;
+	c->tally->hit_tokens += info.n_tokens;
+	c->tally->tail_tokens += info.tail_tokens;
+	if (info.n_blocks && !(info.flags & KVP_MATCHED_LEASED))
+		c->tally->unleased++;
+	else
+		verify(c, m, &info);
+	r = store(c, m, info.n_blocks, blocks, n);
+	if (r == -EAGAIN || r == -ETIMEDOUT)
+		c->tally->refused++;
+	else if (r < 0)
+		c->tally->failed++;
+	kvp_release(m);
+	kvp_flush(c->kvp, RESERVE_TIMEOUT_MS);
+	atomic_fetch_add(&c->tally->requests, 1);
+}
+
+static int open_space(struct client *c)
+{
+	struct kvp_open_opts open_opts = { .size = sizeof(open_opts),
+		.socket = c->run->socket,
+		.name = "kvreplay",
+		.timeout_ms = 30000 };
+	struct kvp_layer layer = {
+		.kv_heads = 1, .k_dim = c->run->o->dim, .v_dim = c->run->o->dim
+	};
+	struct kvp_space_desc desc = { .size = sizeof(desc),
+		.model = "kvreplay",
+		.dtype = KVP_DTYPE_F16,
+		.layout = KVP_LAYOUT_LCND,
+		.block_tokens = c->run->block_tokens,
+		.n_layers = 1,
+		.layers = &layer };
+	int r = kvp_open(&open_opts, &c->kvp);
+
+	return r < 0 ? r : kvp_space_open(c->kvp, &desc, KVP_DEFAULT_TIMEOUT, &c->space);
+}
+
+/* Requests in the trace's order, taken by whichever client is free. */
+static void replay_requests(struct client *c)
+{
+	const struct trace *t = c->run->trace;
+	uint32_t i;
+
+	while ((i = atomic_fetch_add(&c->run->shared->next_request, 1)) < t->n_requests)
+		one_request(c, &t->request[i]);
+}
+
+/* Whole conversations, each by one client in its own order. */
+static void replay_sessions(struct client *c)
+{
+	const struct trace *t = c->run->trace;
+	uint32_t s;
+
+	while ((s = atomic_fetch_add(&c->run->shared->next_session, 1)) < t->n_sessions)
+		for (uint32_t i = 0; i < t->n_requests; i++)
+			if (t->request[i].session == s)
+				one_request(c, &t->request[i]);
+}
+
+static int client_main(const struct run *run, uint32_t number)
+{
+	struct client c = { .run = run, .tally = &run->shared->tally[number] };
+	uint64_t most = (uint64_t)run->trace->longest * run->block_tokens;
+	int r;
+
+	for (uint32_t i = 0; i < run->trace->n_requests; i++)
+		if (run->trace->request[i].tokens > most)
+			most = run->trace->request[i].tokens;
+	c.max_blocks = (uint32_t)(most / run->block_tokens + 1);
+	c.tokens = malloc((most + 1) * sizeof(*c.tokens));
+	c.keys = malloc(c.max_blocks * sizeof(*c.keys));
+	if (!c.tokens || !c.keys) {
+		fprintf(stderr, "kvreplay: no memory for a prompt of %" PRIu64 " tokens\n", most);
+		return 1;
+	}
+	r = open_space(&c);
+	if (r < 0) {
+		char why[256] = "";
+
+		if (c.kvp)
+			kvp_last_error(c.kvp, why, sizeof(why));
+		fprintf(stderr, "kvreplay: cannot attach to %s: %s %s\n", run->socket, strerror(-r),
+			why);
+		return 1;
+	}
+	if (run->trace->format == TRACE_AGENT)
+		replay_sessions(&c);
+	else
+		replay_requests(&c);
+	kvp_space_close(c.space);
+	kvp_close(c.kvp);
+	free(c.tokens);
+	free(c.keys);
+	return 0;
+}
+
+static double seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* Forks the clients, shows progress, waits. Returns how many of them failed. */
+static unsigned run_clients(const struct run *run)
+{
+	uint32_t n = run->o->clients, left = n;
+	unsigned bad = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		pid_t pid = fork();
+
+		if (!pid)
+			_exit(client_main(run, i));
+		if (pid < 0) {
+			perror("kvreplay: fork");
+			bad++;
+			left--;
+		}
+	}
+	while (left) {
+		struct timespec pause = { 0, 50000000 };
+		uint64_t done = 0;
+		int status;
+		pid_t pid = waitpid(-1, &status, WNOHANG);
+
+		for (uint32_t i = 0; i < n; i++)
+			done += atomic_load(&run->shared->tally[i].requests);
+		progress("replay", done, run->trace->n_requests);
+		if (pid > 0) {
+			left--;
+			bad += !WIFEXITED(status) || WEXITSTATUS(status);
+		} else {
+			nanosleep(&pause, NULL);
+		}
+	}
+	return bad;
+}
+
+/* What the tenant counted: evictions. Needs a client, since the trace's own have gone. */
+static uint64_t evictions(const struct run *run)
+{
+	struct kvp_open_opts opts = { .size = sizeof(opts), .socket = run->socket };
+	struct kvp_stats stats = { .size = sizeof(stats) };
+	struct kvp_client *c;
+
+	if (kvp_open(&opts, &c) < 0)
+		return 0;
+	kvp_stats(c, &stats);
+	kvp_close(c);
+	return stats.evictions;
+}
+
+static double ratio(uint64_t a, uint64_t b)
+{
+	return b ? (double)a / (double)b : 0;
+}
+
+static void report(const struct run *run, const struct tally *t, uint64_t evicted, double took)
+{
+	const struct options *o = run->o;
+
+	if (o->json) {
+		printf("{\"policy\":\"%s\",\"capacity\":%u,\"clients\":%u,\"block_tokens\":%u,"
+		       "\"requests\":%" PRIu64 ",\"blocks\":%" PRIu64 ",\"hit_blocks\":%" PRIu64
+		       ",\"hit_ratio\":%.4f,\"token_hit_ratio\":%.4f,\"token_tail_ratio\":%.4f,"
+		       "\"verified\":%" PRIu64 ",\"corrupt\":%" PRIu64 ",\"stored\":%" PRIu64
+		       ",\"duplicates\":%" PRIu64 ",\"refused\":%" PRIu64 ",\"failed\":%" PRIu64
+		       ",\"unleased\":%" PRIu64 ",\"evictions\":%" PRIu64 ",\"seconds\":%.2f}\n",
+			o->policy, o->capacity, o->clients, run->block_tokens,
+			atomic_load(&t->requests), t->blocks, t->hit_blocks,
+			ratio(t->hit_blocks, t->blocks), ratio(t->hit_tokens, t->tokens),
+			ratio(t->tail_tokens, t->tokens), t->verified, t->corrupt, t->stored,
+			t->duplicates, t->refused, t->failed, t->unleased, evicted, took);
+		return;
+	}
+	printf("%" PRIu64
+	       " requests by %u clients in %.1f s, policy %s, room for %u blocks of %u tokens\n",
+		atomic_load(&t->requests), o->clients, took, o->policy, o->capacity,
+		run->block_tokens);
+	printf("  hit ratio of blocks   %.4f  (%" PRIu64 " of %" PRIu64 ")\n",
+		ratio(t->hit_blocks, t->blocks), t->hit_blocks, t->blocks);
+	printf("  hit ratio of tokens   %.4f  (+ %.4f in blocks that match in part)\n",
+		ratio(t->hit_tokens, t->tokens), ratio(t->tail_tokens, t->tokens));
+	printf("  hits verified         %" PRIu64 ", corrupt %" PRIu64 "\n", t->verified,
+		t->corrupt);
+	printf("  stored %" PRIu64 ", evicted %" PRIu64 ", refused %" PRIu64 ", failed %" PRIu64
+	       "\n",
+		t->stored, evicted, t->refused, t->failed);
+}
+
+static int replay(struct run *run)
+{
+	struct tally sum = { 0 };
+	double began = seconds();
+	unsigned bad = run_clients(run);
+	double took = seconds() - began;
+
+	for (uint32_t i = 0; i < run->o->clients; i++) {
+		const struct tally *t = &run->shared->tally[i];
+
+		atomic_fetch_add(&sum.requests, atomic_load(&t->requests));
+		sum.blocks += t->blocks;
+		sum.hit_blocks += t->hit_blocks;
+		sum.tokens += t->tokens;
+		sum.hit_tokens += t->hit_tokens;
+		sum.tail_tokens += t->tail_tokens;
+		sum.verified += t->verified;
+		sum.corrupt += t->corrupt;
+		sum.stored += t->stored;
+		sum.duplicates += t->duplicates;
+		sum.refused += t->refused;
+		sum.unleased += t->unleased;
+		sum.failed += t->failed;
+	}
+	report(run, &sum, evictions(run), took);
+	if (bad)
+		fprintf(stderr, "kvreplay: %u clients ended early\n", bad);
+	return bad || sum.corrupt || sum.failed ? 1 : 0;
+}
+
+static int with_daemon(struct run *run)
+{
+	const struct options *o = run->o;
+	/* Room for the blocks, their slots' padding, grants ahead and the catalog. */
+	uint64_t slots = (uint64_t)o->capacity + o->clients * 160u + 1024;
+	struct kvt_daemon_opts opts = {
+		.share = slots * (run->block_bytes + 64 + run->block_tokens * 4 + 512) * 3 / 2 +
+			 (UINT64_C(256) << 20),
+		.max_blocks = o->capacity,
+		.recipe_tokens = (uint64_t)o->capacity * run->block_tokens,
+		.policy = o->policy,
+		.max_sessions = o->clients + 8,
+	};
+	struct kvt_daemon d = { 0 };
+	char error[1500];
+	int r;
+
+	if (o->socket) {
+		snprintf(run->socket, sizeof(run->socket), "%s", o->socket);
+		return replay(run);
+	}
+	if (kvt_daemon_start(&opts, &d, error, sizeof(error)) < 0) {
+		fprintf(stderr, "kvreplay: %s\n", error);
+		return 1;
+	}
+	snprintf(run->socket, sizeof(run->socket), "%s", d.socket);
+	r = replay(run);
+	kvt_daemon_stop(&d);
+	return r;
+}
+
+static void usage(FILE *f)
+{
+	fputs("usage: kvreplay run --trace FILE|FOLDER --format mooncake|agent [OPTION]...\n\n"
+	      "Replays a trace through a real kvpoold with client processes that verify every "
+	      "hit.\n\n"
+	      "  --trace PATH        the trace\n"
+	      "  --format NAME       mooncake (512-token blocks) or agent (prompt text, byte "
+	      "tokens)\n"
+	      "  --capacity N        blocks that the pool holds (default 10000)\n"
+	      "  --policy NAME       eviction policy of the daemon (default lru)\n"
+	      "  --clients N         client processes (default 1, at most 256)\n"
+	      "  --block-tokens N    agent: tokens per block, 16..512 (default 64)\n"
+	      "  --dim N             channels of the one key and value head: bytes of a payload "
+	      "are\n"
+	      "                      4 * N * block tokens (default 4, at most 1024)\n"
+	      "  --requests N        only the first N requests\n"
+	      "  --socket PATH       use the daemon there instead of a private one\n"
+	      "  --json              one JSON object on stdout\n"
+	      "  --help\n\n"
+	      "Exit status: 0 all verified; 1 corrupt hits, failed clients or no daemon; 2 "
+	      "usage.\n",
+		f);
+}
+
+static int number(const char *what, const char *text, uint32_t min, uint32_t max, uint32_t *ret)
+{
+	char *end;
+	unsigned long v;
+
+	errno = 0;
+	v = strtoul(text, &end, 10);
+	if (errno || end == text || *end || text[0] == '-' || v < min || v > max) {
+		fprintf(stderr, "kvreplay: %s must be a number from %u to %u, not '%s'\n", what,
+			min, max, text);
+		return -1;
+	}
+	*ret = (uint32_t)v;
+	return 0;
+}
+
+static int parse(int argc, char **argv, struct options *o)
+{
+	static const struct option longs[] = {
+		{ "trace", required_argument, NULL, 't' },
+		{ "format", required_argument, NULL, 'f' },
+		{ "capacity", required_argument, NULL, 'c' },
+		{ "policy", required_argument, NULL, 'p' },
+		{ "clients", required_argument, NULL, 'n' },
+		{ "block-tokens", required_argument, NULL, 'b' },
+		{ "dim", required_argument, NULL, 'd' },
+		{ "requests", required_argument, NULL, 'r' },
+		{ "socket", required_argument, NULL, 's' },
+		{ "json", no_argument, NULL, 'j' },
+		{ "help", no_argument, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
+	};
+	bool have_format = false;
+	int c, r = 0;
+
+	optind = 1;
+	while (r == 0 && (c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
+		switch (c) {
+		case 't':
+			o->trace = optarg;
+			break;
+		case 'p':
+			o->policy = optarg;
+			break;
+		case 's':
+			o->socket = optarg;
+			break;
+		case 'j':
+			o->json = true;
+			break;
+		case 'c':
+			r = number("--capacity", optarg, 1, 1u << 28, &o->capacity);
+			break;
+		case 'n':
+			r = number("--clients", optarg, 1, MAX_CLIENTS, &o->clients);
+			break;
+		case 'b':
+			r = number("--block-tokens", optarg, 16, 512, &o->block_tokens);
+			break;
+		case 'd':
+			r = number("--dim", optarg, 1, 1024, &o->dim);
+			break;
+		case 'r':
+			r = number("--requests", optarg, 1, UINT32_MAX, &o->limit);
+			break;
+		case 'f':
+			have_format = true;
+			r = trace_format_parse(optarg, &o->format);
+			if (r < 0)
+				fprintf(stderr, "kvreplay: no format '%s'\n", optarg);
+			break;
+		case 'h':
+			usage(stdout);
+			exit(0);
+		default:
+			r = -1;
+		}
+	}
+	if (r < 0)
+		return r;
+	if (!o->trace || !have_format || optind != argc || o->format == TRACE_ORACLE) {
+		fprintf(stderr, "kvreplay: run needs --trace and --format mooncake or agent\n");
+		usage(stderr);
+		return -1;
+	}
+	return 0;
+}
+
+int cmd_run(int argc, char **argv)
+{
+	struct options o = { .policy = "lru", .capacity = 10000, .clients = 1, .dim = 4 };
+	struct trace_options topts = { 0 };
+	struct run run = { .o = &o };
+	struct trace trace;
+	char error[256];
+	int r;
+
+	if (parse(argc, argv, &o) < 0)
+		return 2;
+	topts.block_tokens = o.block_tokens;
+	topts.count = o.limit;
+	topts.keep_text = true;
+	if (trace_load(o.trace, o.format, &topts, &trace, error, sizeof(error)) < 0) {
+		fprintf(stderr, "kvreplay: %s\n", error);
+		return 1;
+	}
+	run.trace = &trace;
+	run.block_tokens = trace.block_tokens;
+	run.block_bytes = (uint64_t)trace.block_tokens * o.dim * 2 * 2;
+	run.shared = mmap(NULL, sizeof(*run.shared), PROT_READ | PROT_WRITE,
+		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (run.shared == MAP_FAILED) {
+		perror("kvreplay: mmap");
+		trace_done(&trace);
+		return 1;
+	}
+	r = with_daemon(&run);
+	munmap(run.shared, sizeof(*run.shared));
+	trace_done(&trace);
+	return r;
+}

@@ -347,6 +347,8 @@ int ring_wait(struct attachment *att, uint64_t deadline);
 int ring_ask(
 	struct attachment *att, struct kvp_sqe *sqe, uint64_t deadline, struct kvp_cqe *ret_cqe);
 void grant_return(struct kvp_grant *grant);
+/* Has the library's thread come by for what is left over. */
+void ask_sweep(struct attachment *att);
 
 /* futex(2) on a shared word, without EINTR; returns when it may have changed or at the deadline. */
 void word_wait(KVP_ATOMIC(uint32_t) * word, uint32_t seen, uint64_t deadline);

@@ -48,13 +48,21 @@ static int ask_for_slots(
 	return r;
 }
 
-/* The last refusal holds for now. 0: asked for time has come to ask again. */
-static int after_refusal(struct kvp_client *c, const struct space_bind *b, uint64_t deadline)
+/* The last refusal still holds, or (0) it is time to ask again. */
+static int after_refusal(struct attachment *att, const struct space_bind *b, uint64_t deadline)
 {
+	struct kvp_client *c = att->client;
 	uint64_t now = now_ns(), ns = (b->retry_ms ? b->retry_ms : 1) * NS_PER_MS;
 
-	if (b->refusal != -EAGAIN || now + ns > deadline)
+	if (b->refusal == -EDQUOT) { /* all the session's slots are out: some are our own stock */
+		for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+			stock_return(att, &att->binds[i]);
+		ns = NS_PER_MS;
+	} else if (b->refusal != -EAGAIN) {
 		return b->refusal;
+	}
+	if (now + ns > deadline)
+		return -EAGAIN;
 	if (ns > 100 * NS_PER_MS)
 		ns = 100 * NS_PER_MS;
 	pthread_mutex_unlock(&c->ring_lock);
@@ -81,7 +89,7 @@ static int reserve(struct attachment *att, struct kvp_space *space, uint32_t wan
 		if (kvp_load_seq(&att->dead) || !kvp_load_relaxed(&b->open))
 			return -ESHUTDOWN;
 		if (b->answers != answers) {
-			r = after_refusal(att->client, b, deadline);
+			r = after_refusal(att, b, deadline);
 			if (r < 0) {
 				*ret_retry_ms = b->retry_ms;
 				return r;
@@ -97,10 +105,8 @@ static int reserve(struct attachment *att, struct kvp_space *space, uint32_t wan
 			return r;
 	}
 	b->used_ns = now_ns();
-	if (b->n_ahead && !kvp_load_relaxed(&att->stocked)) {
-		kvp_store_relaxed(&att->stocked, 1);
-		client_kick(att->client);
-	}
+	if (b->n_ahead)
+		ask_sweep(att);
 	g->state = GRANT_HELD;
 	g->space = space;
 	g->outcome = OUTCOME_UNKNOWN;

@@ -202,6 +202,8 @@ static void adopt(struct kvp_match *m, const struct kvp_found *found, uint32_t n
 	if (n < found->n_hits) /* and only the last found may have been partial */
 		m->n_tokens = n * m->space->geo.block_tokens;
 	m->tail_tokens = n > found->n_hits ? found->tail_tokens : 0;
+	if (!n)
+		kvp_lease_drop(&m->lease);
 	m->flags = m->lease.slot ? KVP_MATCHED_LEASED : 0;
 }
 

@@ -55,7 +55,14 @@ void grant_return(struct kvp_grant *g)
 	att->extents[g->extent].grants--;
 	g->state = GRANT_RETURNED;
 	att->n_returned++;
+}
+
+void ask_sweep(struct attachment *att)
+{
+	if (kvp_load_relaxed(&att->stocked))
+		return;
 	kvp_store_relaxed(&att->stocked, 1);
+	client_kick(att->client);
 }
 
 /* Pushes what is to be given back, as far as the ring has room. */
@@ -194,6 +201,8 @@ void ring_drain(struct attachment *att)
 	}
 	if (att->n_returned) {
 		push_returned(att);
+		if (att->n_returned)
+			ask_sweep(att);
 		if (kvp_sq_must_wake(att->page))
 			(void)!write(att->wake, &(uint64_t){ 1 }, 8);
 	}

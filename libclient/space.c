@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_TOKENS 256u /* a prefill chunk is about this long: enough rows for a matrix product \
-			   */
+#define CHUNK_TOKENS                                                                 \
+	256u /* a prefill chunk is about this long: enough rows for a matrix product \
+	      */
 
 static int copy_name(char dst[KVP_SPACE_NAME], const char *src)
 {

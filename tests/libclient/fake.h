@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A daemon in a thread of the test, as small as the protocol allows: one tenant, one catalog, one
+ * arena of FAKE_SLOTS slots per session, no eviction but on demand. It does what the real one does
+ * only under circumstances that a test cannot bring about at will: retiring extents, refusing,
+ * staying silent, dying, lying.
+ */
+#ifndef FAKE_H
+#define FAKE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "shm/kvp_catalog.h"
+#include "shm/kvp_msg.h"
+
+#define FAKE_SESSIONS 16u
+#define FAKE_SLOTS    48u
+#define FAKE_BLOCKS   4096u
+
+#define FAKE_LIE_SEALS   1u /* the catalog is not sealed */
+#define FAKE_LIE_SIZE    2u /* the catalog is said to be larger */
+#define FAKE_LIE_FDS     3u /* WELCOME comes without descriptors */
+#define FAKE_LIE_GARBAGE 4u /* WELCOME is no packet */
+#define FAKE_LIE_EPOCH   5u /* the page is another epoch's */
+
+struct fake_session {
+	int sock; /* -1: free */
+	int wake;
+	int arena_fd;
+	uint32_t id;
+	uint32_t extent;
+	uint64_t arena_bytes;
+	uint8_t *arena;
+	struct kvp_session_page *page;
+	uint32_t sq_head, cq_tail;
+	bool acked;
+	uint32_t retire_acks;
+	struct {
+		bool granted;
+		bool holds_block;
+		uint32_t generation;
+	} slot[FAKE_SLOTS];
+	struct {
+		uint32_t serial;
+		kvp_block_id block;
+	} outcome[KVP_SERIALS];
+};
+
+struct fake {
+	pthread_t thread;
+	pthread_mutex_t lock; /* tests hold it while they look inside */
+	bool stop;
+	char path[64];
+	int listener;
+	uint64_t epoch;
+	int catalog_fd;
+	uint64_t catalog_bytes;
+	struct kvp_catalog_view v;
+	struct kvp_key parent_key[FAKE_BLOCKS];
+	uint32_t n_blocks, n_cells, serial;
+	uint32_t opens[KVP_MAX_SPACES];
+	struct kvp_packet packet;
+	struct fake_session s[FAKE_SESSIONS];
+	uint32_t last_session, last_extent;
+	/* What a test may set. */
+	bool mute;         /* rings are not served */
+	bool hold_extents; /* EXTENT of others' arenas is not sent, only on EXTENT_GET */
+	uint32_t lie;
+	int refuse; /* HELLO is answered with this error */
+	uint32_t extent_gets;
+	uint32_t room; /* slots that a session may have, at most FAKE_SLOTS */
+};
+
+/* Listens at path (a fresh one if NULL). Aborts on error, as everything here. */
+struct fake *fake_start(const char *path);
+/* Hangs up on everybody, as a dead daemon does. The memory of clients stays. Returns NULL. */
+struct fake *fake_stop(struct fake *f);
+
+/* Sends RETIRE for a session's arena to all; its blocks must be gone. */
+void fake_retire(struct fake *f, struct fake_session *owner);
+/* Takes a block out, if no page has a lease on it. Returns whether it went. */
+bool fake_evict(struct fake *f, kvp_block_id id);
+uint32_t fake_leases(struct fake *f);
+uint32_t fake_granted(struct fake *f);
+
+#endif

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/kvpool_admin.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shm/kvp_msg.h"
+#include "shm/kvp_seg.h"
+
+#define TIMEOUT_DEFAULT 5000u
+#define CONNECT_POLL_NS 2000000
+
+struct kvp_admin {
+	int sock;
+	uint32_t timeout_ms;
+	uint32_t tag;
+	struct kvp_packet packet;
+};
+
+static uint64_t deadline_of(uint32_t timeout_ms)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec +
+	       (uint64_t)timeout_ms * 1000000u;
+}
+
+/* ---- packets ------------------------------------------------------------------------------- */
+
+static int send_packet(
+	struct kvp_admin *a, uint16_t type, const void *body, size_t len, uint64_t deadline)
+{
+	int r;
+
+	a->tag++;
+	while ((r = kvp_msg_send(a->sock, type, a->tag, body, len, NULL, 0)) == -EAGAIN) {
+		r = kvp_msg_poll(a->sock, POLLOUT, deadline);
+		if (r < 0)
+			return r;
+	}
+	return r;
+}
+
+/* The next packet that answers the last one sent; others are of requests that timed out. */
+static int next_packet(struct kvp_admin *a, uint64_t deadline)
+{
+	struct kvp_packet *p = &a->packet;
+
+	for (;;) {
+		int r = kvp_msg_recv(a->sock, KVP_MSG_TO_CLIENT, p);
+
+		if (r == -EAGAIN) {
+			r = kvp_msg_poll(a->sock, POLLIN, deadline);
+			if (r == 0)
+				continue;
+		}
+		if (r < 0)
+			return r;
+		kvp_msg_done(p); /* an administrator is sent no descriptors */
+		/* Tag 0: the daemon says why it ends the connection. */
+		if (p->h.tag == a->tag || (p->h.type == KVP_MSG_ERROR && !p->h.tag))
+			return 0;
+	}
+}
+
+static int told(const struct kvp_packet *p)
+{
+	const struct kvp_msg_error *e = (const void *)p->body;
+
+	return e->error < 0 && e->error > -4096 ? e->error : -EPROTO;
+}
+
+/* ---- open, close --------------------------------------------------------------------------- */
+
+static int connect_to(const char *path, uint64_t deadline, int *ret_sock)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	kvp_autoclose int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (sock < 0)
+		return -errno;
+	if (strlen(path) >= sizeof(addr.sun_path))
+		return -ENAMETOOLONG;
+	strcpy(addr.sun_path, path);
+	while (connect(sock, (struct sockaddr *)&addr, sizeof(addr)) < 0) {
+		const struct timespec nap = { .tv_nsec = CONNECT_POLL_NS };
+
+		if (errno == EINTR)
+			continue;
+		if (errno != EAGAIN)
+			return -errno;
+		/* The listen queue is full, which cannot be polled for. */
+		if (deadline_of(0) >= deadline)
+			return -ETIMEDOUT;
+		nanosleep(&nap, NULL);
+	}
+	*ret_sock = kvp_take_fd(&sock);
+	return 0;
+}
+
+static int shake_hands(struct kvp_admin *a, uint64_t deadline)
+{
+	const struct kvp_msg_hello hello = {
+		.abi_min = KVP_ABI_VERSION,
+		.abi_max = KVP_ABI_VERSION,
+		.role = KVP_HELLO_ADMIN,
+		.name = "admin",
+	};
+	int r;
+
+	r = send_packet(a, KVP_MSG_HELLO, &hello, sizeof(hello), deadline);
+	/* A daemon that refuses at once has said why before it closed. */
+	if (r < 0 && r != -EPIPE && r != -ECONNRESET)
+		return r;
+	r = next_packet(a, deadline);
+	if (r < 0)
+		return r == -EPIPE ? -ESHUTDOWN : r;
+	if (a->packet.h.type == KVP_MSG_ERROR)
+		return told(&a->packet);
+	return a->packet.h.type == KVP_MSG_WELCOME ? 0 : -EPROTO;
+}
+
+KVP_EXPORT int kvp_admin_open(
+	const char *socket_path, uint32_t timeout_ms, struct kvp_admin **ret_admin)
+{
+	const char *path = socket_path ? socket_path : getenv("KVPOOL_SOCKET");
+	struct kvp_admin *a;
+	uint64_t deadline;
+	int r;
+
+	if (!ret_admin)
+		return -EINVAL;
+	a = calloc(1, sizeof(*a));
+	if (!a)
+		return -ENOMEM;
+	a->sock = -1;
+	a->timeout_ms =
+		timeout_ms && timeout_ms != KVP_DEFAULT_TIMEOUT ? timeout_ms : TIMEOUT_DEFAULT;
+	deadline = deadline_of(a->timeout_ms);
+	r = connect_to(path && *path ? path : KVP_DEFAULT_SOCKET, deadline, &a->sock);
+	if (r == 0)
+		r = shake_hands(a, deadline);
+	if (r < 0) {
+		kvp_admin_close(a);
+		return r;
+	}
+	*ret_admin = a;
+	return 0;
+}
+
+KVP_EXPORT struct kvp_admin *kvp_admin_close(struct kvp_admin *admin)
+{
+	if (admin) {
+		kvp_close_fdp(&admin->sock);
+		free(admin);
+	}
+	return NULL;
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+struct text {
+	char *data;
+	size_t used, room;
+};
+
+/* -EMSGSIZE: more than max (0: no limit). */
+static int append(struct text *t, const void *data, size_t bytes, size_t max)
+{
+	size_t need = t->used + bytes + 1;
+
+	if (max && t->used + bytes > max)
+		return -EMSGSIZE;
+	if (need > t->room) {
+		size_t room = need > 2 * t->room ? need : 2 * t->room;
+		char *grown = realloc(t->data, room);
+
+		if (!grown)
+			return -ENOMEM;
+		t->data = grown;
+		t->room = room;
+	}
+	memcpy(t->data + t->used, data, bytes);
+	t->used += bytes;
+	t->data[t->used] = 0;
+	return 0;
+}
+
+/* Takes parts up to the last one. An answer that is too large is read to its end all the same. */
+static int collect(
+	struct kvp_admin *a, uint64_t deadline, size_t max, struct text *t, int *ret_status)
+{
+	const struct kvp_packet *p = &a->packet;
+	const struct kvp_msg_admin_part *part = (const void *)p->body;
+	int overflow = 0;
+
+	for (;;) {
+		int r = next_packet(a, deadline);
+
+		if (r < 0)
+			return r == -EPIPE ? -ESHUTDOWN : r;
+		if (p->h.type == KVP_MSG_ERROR)
+			return told(p);
+		if (p->h.type != KVP_MSG_ADMIN_PART)
+			return -EPROTO;
+		if (!overflow)
+			overflow =
+				append(t, p->body + sizeof(*part), p->h.len - sizeof(*part), max);
+		if (!part->last)
+			continue;
+		if (overflow)
+			return overflow;
+		if (part->status > 0 || part->status < -4095)
+			return -EPROTO;
+		*ret_status = part->status;
+		return 0;
+	}
+}
+
+KVP_EXPORT int kvp_admin_request(struct kvp_admin *admin, const char *request, uint32_t timeout_ms,
+	size_t max_bytes, char **ret_answer)
+{
+	struct text t = { 0 };
+	int status = 0, r;
+	uint64_t deadline;
+	size_t bytes;
+
+	if (!admin || !request || !ret_answer)
+		return -EINVAL;
+	bytes = strlen(request);
+	if (!bytes || bytes > KVP_ADMIN_REQUEST)
+		return -EINVAL;
+	deadline = deadline_of(timeout_ms == KVP_DEFAULT_TIMEOUT ? admin->timeout_ms : timeout_ms);
+	*ret_answer = NULL;
+	r = send_packet(admin, KVP_MSG_ADMIN, request, bytes, deadline);
+	if (r == -EPIPE || r == -ECONNRESET)
+		r = -ESHUTDOWN;
+	if (r == 0)
+		r = collect(admin, deadline, max_bytes, &t, &status);
+	if (r < 0) {
+		free(t.data);
+		return r;
+	}
+	*ret_answer = t.data;
+	return status;
+}

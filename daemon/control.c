@@ -21,14 +21,6 @@
 
 #define TURN_EVENTS 64
 
-uint64_t kvpd_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 int kvpd_watch(struct kvpd_control *c, int fd, uint32_t events, struct kvpd_source *source)
 {
 	struct epoll_event e = { .events = events, .data.ptr = source };

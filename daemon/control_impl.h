@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sys/queue.h>
 
+#include "daemon/clock.h"
 #include "daemon/control.h"
 #include "daemon/log.h"
 #include "daemon/peer.h"
@@ -145,8 +146,6 @@ struct kvpd_control {
 	uint64_t watchdog_ns, next_watchdog_ns;
 	bool status_changed;
 };
-
-uint64_t kvpd_now_ns(void);
 
 /* ---- control.c */
 int kvpd_watch(struct kvpd_control *c, int fd, uint32_t events, struct kvpd_source *source);

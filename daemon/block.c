@@ -125,9 +125,8 @@ static bool take_descriptor(struct kvpd_tenant *t, const struct kvpd_new_block *
 		const struct kvp_block *p = &t->view.blocks[b->parent];
 
 		after = b->parent + 1;
-		cell_after =
-			kvp_load_relaxed(&p->recipe) +
-			kvp_recipe_cells(kvp_shape_tokens(kvp_load_relaxed(&p->shape)));
+		cell_after = kvp_load_relaxed(&p->recipe) +
+			     kvp_recipe_cells(kvp_shape_tokens(kvp_load_relaxed(&p->shape)));
 	}
 	while ((cell = kvpd_runs_take(&t->cells, want, cell_after)) == KVPD_RUN_NONE)
 		if (!kvpd_forget_oldest(t) && !kvpd_evict_some(t, kvpd_evict_batch(t), now))
@@ -151,8 +150,8 @@ static void set_payload(struct kvpd_tenant *t, uint32_t id, const struct kvpd_ne
 		kvpd_place_offset(b->place), 0);
 }
 
-static int publish(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint64_t now,
-	uint32_t *ret_block)
+static int publish(
+	struct kvpd_tenant *t, const struct kvpd_new_block *b, uint64_t now, uint32_t *ret_block)
 {
 	struct kvp_block_init init = {
 		.key = b->key,
@@ -204,8 +203,8 @@ static void revive_block(struct kvpd_tenant *t, const struct kvpd_new_block *b, 
 	kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);
 }
 
-static void enter_policy(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t id,
-	uint64_t now)
+static void enter_policy(
+	struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t id, uint64_t now)
 {
 	uint64_t bytes = t->view.spaces[b->space].block_bytes;
 	struct kvp_evict_item item = {

@@ -19,7 +19,7 @@ struct check {
 	size_t max;
 	uint64_t wrong;
 	uint32_t *children; /* of each block, counted from its children */
-	uint8_t *cell;	    /* times each recipe cell is used */
+	uint8_t *cell;      /* times each recipe cell is used */
 	uint32_t blocks, recipes;
 	uint64_t payload_bytes;
 };
@@ -113,9 +113,8 @@ static void check_payload(struct check *c, uint32_t id, bool bytes)
 	uint32_t space = kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape));
 	uint64_t where = kvp_load_relaxed(&d->where), offset = kvp_load_relaxed(&d->offset);
 	uint64_t sum = kvp_load_relaxed(&d->checksum);
-	struct kvpd_extent *x = kvp_where_extent(where) < t->n_extents
-					? t->extent[kvp_where_extent(where)]
-					: NULL;
+	struct kvpd_extent *x =
+		kvp_where_extent(where) < t->n_extents ? t->extent[kvp_where_extent(where)] : NULL;
 	uint64_t slot;
 
 	if (!x || x->state != KVPD_EXTENT_LIVE) {
@@ -235,7 +234,8 @@ static uint64_t tail_hash(const struct kvpd_tenant *t, uint32_t id)
 }
 
 /* Every entry names a published block and lies where that block's hash leads. */
-static void check_table(struct check *c, const struct kvp_bucket *table, uint32_t buckets, bool tail)
+static void check_table(
+	struct check *c, const struct kvp_bucket *table, uint32_t buckets, bool tail)
 {
 	const char *what = tail ? "tail index" : "index";
 	uint32_t entries = 0, published = c->blocks + c->recipes;
@@ -249,7 +249,8 @@ static void check_table(struct check *c, const struct kvp_bucket *table, uint32_
 				continue;
 			entries++;
 			if (id >= c->t->layout.max_blocks || state_of(c, id) == KVP_BLOCK_FREE) {
-				wrong(c, "%s: bucket %u names block %u, which is free", what, b, id);
+				wrong(c, "%s: bucket %u names block %u, which is free", what, b,
+					id);
 				continue;
 			}
 			hash = tail ? tail_hash(c->t, id)
@@ -360,7 +361,8 @@ static void check_extents(struct check *c)
 				x->id, used, x->used, count_free(x));
 	}
 	if (charged != t->charged || arena != t->arena_bytes)
-		wrong(c, "%" PRIu64 " bytes are held, %" PRIu64 " are charged", charged, t->charged);
+		wrong(c, "%" PRIu64 " bytes are held, %" PRIu64 " are charged", charged,
+			t->charged);
 	if (t->charged > t->limits.share && t->n_draining == 0)
 		wrong(c, "%" PRIu64 " bytes are charged, the share is %" PRIu64, t->charged,
 			t->limits.share);
@@ -383,8 +385,9 @@ static void check_classes(struct check *c)
 			n_free += x->slots - x->used;
 		}
 		if (slots != t->cls[k].vault_slots || n_free != t->cls[k].vault_free)
-			wrong(c, "class of %" PRIu64 " bytes: %" PRIu64 " of %" PRIu64
-				 " vault slots are free, %" PRIu64 " of %" PRIu64 " counted",
+			wrong(c,
+				"class of %" PRIu64 " bytes: %" PRIu64 " of %" PRIu64
+				" vault slots are free, %" PRIu64 " of %" PRIu64 " counted",
 				t->cls[k].slot_bytes, n_free, slots, t->cls[k].vault_free,
 				t->cls[k].vault_slots);
 	}

@@ -77,7 +77,7 @@ static struct kvpd_tenant *tenant_at(const struct admin *a, uint32_t i)
 	return t && only && strcmp(only, t->name) ? NULL : t;
 }
 
-#define each_tenant(a, i, t)                        \
+#define each_tenant(a, i, t)                             \
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++) \
 		if (((t) = tenant_at(a, i)))
 
@@ -135,8 +135,7 @@ static int verb_tenants(struct admin *a)
 	json_t *list = json_array();
 	struct kvpd_tenant *t;
 
-	each_tenant(a, i, t)
-		json_array_append_new(list, tenant_json(t));
+	each_tenant(a, i, t) json_array_append_new(list, tenant_json(t));
 	json_object_set_new(a->answer, "tenants", list);
 	return 0;
 }
@@ -204,10 +203,9 @@ static int verb_clients(struct admin *a)
 	json_t *list = json_array();
 	struct kvpd_tenant *t;
 
-	each_tenant(a, i, t)
-		for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next)
-			json_array_append_new(list,
-				client_json(kvpd_container(it, struct kvpd_session, in_tenant)));
+	each_tenant(a, i, t) for (struct kvpd_list *it = t->sessions.next; it != &t->sessions;
+				  it = it->next) json_array_append_new(list,
+		client_json(kvpd_container(it, struct kvpd_session, in_tenant)));
 	json_object_set_new(a->answer, "clients", list);
 	return 0;
 }
@@ -242,10 +240,10 @@ static int verb_spaces(struct admin *a)
 	json_t *list = json_array();
 	struct kvpd_tenant *t;
 
-	each_tenant(a, i, t)
-		for (uint32_t k = 0; k < KVP_MAX_SPACES; k++)
-			if (kvp_load_relaxed(&t->view.spaces[k].state) == KVP_SPACE_LIVE)
-				json_array_append_new(list, space_json(t, k));
+	each_tenant(
+		a, i, t) for (uint32_t k = 0; k < KVP_MAX_SPACES;
+			      k++) if (kvp_load_relaxed(&t->view.spaces[k].state) == KVP_SPACE_LIVE)
+		json_array_append_new(list, space_json(t, k));
 	json_object_set_new(a->answer, "spaces", list);
 	return 0;
 }
@@ -349,15 +347,13 @@ static int verb_blocks(struct admin *a)
 
 	if (limit > BLOCKS_MAX)
 		limit = BLOCKS_MAX;
-	each_tenant(a, i, t)
-		room += (uint64_t)t->n_blocks + t->n_recipes;
+	each_tenant(a, i, t) room += (uint64_t)t->n_blocks + t->n_recipes;
 	row = calloc(room + 1, sizeof(*row));
 	if (!row)
 		return fail(a, -ENOMEM, "no memory for a list of %" PRIu64 " blocks", room);
-	each_tenant(a, i, t)
-		for (uint32_t id = 0; id < t->layout.max_blocks && n < room; id++)
-			if (wanted(a, t, id))
-				row[n++] = (struct row){ t, sort_value(t, id, by), id };
+	each_tenant(a, i, t) for (uint32_t id = 0; id < t->layout.max_blocks && n < room;
+				  id++) if (wanted(a, t, id)) row[n++] =
+		(struct row){ t, sort_value(t, id, by), id };
 	if (n && row[0].by == UINT64_MAX) {
 		free(row);
 		return fail(a, -EINVAL,
@@ -383,19 +379,20 @@ static int find_block(struct admin *a, struct kvpd_tenant **ret_tenant, uint32_t
 
 	if (!want || strlen(want) < 8 || strlen(want) > 32)
 		return fail(a, -EINVAL, "key: 8 to 32 hexadecimal digits are wanted");
-	each_tenant(a, i, t)
-		for (uint32_t id = 0; id < t->layout.max_blocks; id++) {
-			if (kvpd_block_state(t, id) == KVP_BLOCK_FREE)
-				continue;
-			key_text(kvpd_block_key(t, id), key);
-			if (strncmp(key, want, strlen(want)))
-				continue;
-			found++;
-			*ret_tenant = t;
-			*ret_id = id;
-		}
+	each_tenant(a, i, t) for (uint32_t id = 0; id < t->layout.max_blocks; id++)
+	{
+		if (kvpd_block_state(t, id) == KVP_BLOCK_FREE)
+			continue;
+		key_text(kvpd_block_key(t, id), key);
+		if (strncmp(key, want, strlen(want)))
+			continue;
+		found++;
+		*ret_tenant = t;
+		*ret_id = id;
+	}
 	if (found > 1)
-		return fail(a, -EINVAL, "key %s: %u blocks begin so; give more digits", want, found);
+		return fail(
+			a, -EINVAL, "key %s: %u blocks begin so; give more digits", want, found);
 	return found ? 0 : fail(a, -ENOENT, "no block has the key %s", want);
 }
 
@@ -505,8 +502,7 @@ static int verb_evict(struct admin *a)
 		want = UINT64_MAX;
 	if (!want)
 		return fail(a, -EINVAL, "evict: give a key, a count, or all");
-	each_tenant(a, i, t)
-		gone += evict_up_to(t, want == UINT64_MAX ? want : want - gone);
+	each_tenant(a, i, t) gone += evict_up_to(t, want == UINT64_MAX ? want : want - gone);
 	put_int(a->answer, "evicted", gone);
 	return 0;
 }

@@ -64,8 +64,7 @@ static void take_payload(struct kvpd_tenant *t, uint32_t id, bool forget)
 
 	t->n_blocks--;
 	kvp_store_relaxed(&st->blocks, t->n_blocks);
-	kvp_bump(&st->payload_bytes,
-		-(uint64_t)kvp_where_bytes(kvp_load_relaxed(&d->where)));
+	kvp_bump(&st->payload_bytes, -(uint64_t)kvp_where_bytes(kvp_load_relaxed(&d->where)));
 	kvp_block_set_payload(&t->view, id, KVP_TIER_DRAM, 0, 0, 0);
 	kvpd_slot_unblock(place);
 	if (!t->block[id].children && (forget || !t->limits.recipe_blocks)) {
@@ -113,8 +112,7 @@ uint32_t kvpd_evict_batch(const struct kvpd_tenant *t)
 static void drain_touches(struct kvpd_tenant *t, uint64_t now)
 {
 	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next)
-		kvpd_session_drain_touches(
-			kvpd_container(it, struct kvpd_session, in_tenant), now);
+		kvpd_session_drain_touches(kvpd_container(it, struct kvpd_session, in_tenant), now);
 }
 
 uint32_t kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)

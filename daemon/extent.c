@@ -59,8 +59,7 @@ static uint64_t data_bytes(const struct kvpd_tenant *t)
 
 bool kvpd_slot_fits(const struct kvpd_tenant *t, uint64_t slot_bytes)
 {
-	return slot_bytes <= UINT32_MAX &&
-	       kvpd_pool_round(t->ledger, slot_bytes) <= data_bytes(t);
+	return slot_bytes <= UINT32_MAX && kvpd_pool_round(t->ledger, slot_bytes) <= data_bytes(t);
 }
 
 /* ---- slots ---------------------------------------------------------------------------------- */
@@ -215,7 +214,8 @@ static uint64_t round_down(const struct kvpd_ledger *l, uint64_t bytes)
 static uint64_t extent_size(
 	const struct kvpd_ledger *l, const struct kvpd_class *c, uint64_t want, uint64_t room)
 {
-	uint64_t bytes = want < c->slot_bytes ? c->slot_bytes : want / c->slot_bytes * c->slot_bytes;
+	uint64_t bytes =
+		want < c->slot_bytes ? c->slot_bytes : want / c->slot_bytes * c->slot_bytes;
 
 	bytes = kvpd_pool_round(l, bytes);
 	if (bytes > room)
@@ -282,7 +282,7 @@ static void vault_grow(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now
 	}
 }
 
-bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent *not,
+bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent * not,
 	uint64_t now, struct kvpd_place *ret_place)
 {
 	if (c->vault_free <= c->vault_slots / 4)
@@ -316,7 +316,7 @@ void kvpd_extent_drain(struct kvpd_extent *x)
 }
 
 /* An arena of the session that has most beyond its part; the one in which least lies. */
-static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd_session *not)
+static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd_session * not )
 {
 	struct kvpd_session *most = NULL;
 	struct kvpd_extent *least = NULL;
@@ -324,7 +324,7 @@ static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd
 	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
 		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
 
-		if (s != not && s->arena_bytes && (!most || s->arena_bytes > most->arena_bytes))
+		if (s != not &&s->arena_bytes && (!most || s->arena_bytes > most->arena_bytes))
 			most = s;
 	}
 	if (!most)
@@ -336,18 +336,18 @@ static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd
 			least = x;
 	}
 	return least && most->arena_bytes > kvpd_arena_cap(most, least->cls->slot_bytes) ? least
-										 : NULL;
+											 : NULL;
 }
 
 /* The emptiest vault extent; of another class than `not`. */
-static struct kvpd_extent *vault_victim(struct kvpd_tenant *t, const struct kvpd_class *not)
+static struct kvpd_extent *vault_victim(struct kvpd_tenant *t, const struct kvpd_class * not )
 {
 	struct kvpd_extent *least = NULL;
 
 	for (uint32_t i = 0; i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
 
-		if (x && x->cls != not && counted(x) && (!least || x->used < least->used))
+		if (x && x->cls != not &&counted(x) && (!least || x->used < least->used))
 			least = x;
 	}
 	return least;
@@ -573,8 +573,7 @@ static void retire(struct kvpd_extent *x)
 	if (known) {
 		kvp_store_release(&t->view.extents[x->id].state, KVP_EXTENT_RETIRED);
 		for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
-			struct kvpd_session *s =
-				kvpd_container(it, struct kvpd_session, in_tenant);
+			struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
 
 			x->unacked[s->place / 64] |= UINT64_C(1) << (s->place & 63);
 			x->n_unacked++;
@@ -663,8 +662,8 @@ void kvpd_extent_free_all(struct kvpd_tenant *t)
 
 /* ---- calls of the control thread ------------------------------------------------------------ */
 
-static int answer(
-	const struct kvpd_session *s, const struct kvpd_extent *x, struct kvp_msg_extent *msg, int *ret_fd)
+static int answer(const struct kvpd_session *s, const struct kvpd_extent *x,
+	struct kvp_msg_extent *msg, int *ret_fd)
 {
 	int r;
 

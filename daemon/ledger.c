@@ -15,7 +15,7 @@
 #define TICK_MS 1000u
 /* While a RESERVE waits or lease holders are watched. */
 #define HURRY_MS 5
-#define EVENTS	 64
+#define EVENTS   64
 
 /* ---- workers -------------------------------------------------------------------------------- */
 

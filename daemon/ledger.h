@@ -11,7 +11,8 @@
  *	block		the payload of a published block lies in it (together with GRANTED until
  *			the grant is released)
  *	TARGET		a mover is copying into it
- *	LIMBO		its block has moved away; a lease that was there at that time may still read it
+ *	LIMBO		its block has moved away; a lease that was there at that time may still read
+ *it
  *
  * State of blocks
  * ---------------
@@ -35,13 +36,13 @@
 #include "shm/kvp_ring.h"
 #include "shm/kvp_seg.h"
 
-#define KVPD_ROUND_ENTRIES  32u	 /* of one session, in one round */
-#define KVPD_MOVE_BLOCKS    16u	 /* in one job */
-#define KVPD_MOVE_JOBS	    4u	 /* of one tenant under way */
-#define KVPD_EVICT_MAX	    64u	 /* victims in one batch */
+#define KVPD_ROUND_ENTRIES  32u /* of one session, in one round */
+#define KVPD_MOVE_BLOCKS    16u /* in one job */
+#define KVPD_MOVE_JOBS      4u  /* of one tenant under way */
+#define KVPD_EVICT_MAX      64u /* victims in one batch */
 #define KVPD_SESSION_CLAIMS 64u
-#define KVPD_DOOMED	    4096u /* deletions that wait, of one tenant */
-#define KVPD_LEASES	    (KVP_SHARDS * KVP_SHARD_LEASES)
+#define KVPD_DOOMED         4096u /* deletions that wait, of one tenant */
+#define KVPD_LEASES         (KVP_SHARDS * KVP_SHARD_LEASES)
 
 #define KVPD_MS UINT64_C(1000000)
 
@@ -74,11 +75,11 @@ void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job);
 
 #define KVPD_SLOT_GRANTED 1u
 #define KVPD_SLOT_TARGET  2u
-#define KVPD_SLOT_LIMBO	  4u
+#define KVPD_SLOT_LIMBO   4u
 
 struct kvpd_slot {
 	uint32_t block; /* KVP_BLOCK_NONE: none lies here */
-	uint32_t next;	/* free list; else the slot itself */
+	uint32_t next;  /* free list; else the slot itself */
 	uint32_t flags;
 };
 
@@ -97,7 +98,7 @@ struct kvpd_session;
 struct kvpd_class {
 	uint64_t slot_bytes;
 	struct kvpd_list vaults; /* extents */
-	uint64_t vault_slots;	 /* of LIVE vault extents that do not drain */
+	uint64_t vault_slots;    /* of LIVE vault extents that do not drain */
 	uint64_t vault_free;
 	uint32_t making;       /* vault extents under way */
 	uint64_t last_take_ns; /* when a vault slot was last taken */
@@ -108,7 +109,7 @@ struct kvpd_extent {
 	struct kvpd_tenant *tenant;
 	struct kvpd_class *cls;
 	struct kvpd_session *owner; /* of an arena; NULL when it is gone */
-	struct kvpd_list link;	    /* in the class (vault), the session (arena) or orphans */
+	struct kvpd_list link;      /* in the class (vault), the session (arena) or orphans */
 	enum kvpd_extent_state state;
 	uint32_t id;
 	uint32_t generation;
@@ -123,7 +124,8 @@ struct kvpd_extent {
 	uint32_t free_head;
 	uint32_t hand; /* where the search for blocks to move goes on */
 	struct kvpd_slot *slot;
-	uint64_t *unacked; /* RETIRING: a bit for each session (by place) that has not unmapped it */
+	uint64_t
+		*unacked; /* RETIRING: a bit for each session (by place) that has not unmapped it */
 	uint32_t n_unacked;
 };
 
@@ -134,17 +136,17 @@ struct kvpd_place {
 
 /* ---- tenants -------------------------------------------------------------------------------- */
 
-#define KVPD_BLOCK_MOVING 1u /* a mover reads its payload: neither evicted nor deleted */
-#define KVPD_BLOCK_HELD	  2u /* its payload's slot is still granted */
-#define KVPD_BLOCK_DOOMED 4u /* in the list of deletions that wait */
-#define KVPD_BLOCK_KEEP	  8u /* the ledger needs it in this step */
+#define KVPD_BLOCK_MOVING 1u  /* a mover reads its payload: neither evicted nor deleted */
+#define KVPD_BLOCK_HELD   2u  /* its payload's slot is still granted */
+#define KVPD_BLOCK_DOOMED 4u  /* in the list of deletions that wait */
+#define KVPD_BLOCK_KEEP   8u  /* the ledger needs it in this step */
 #define KVPD_BLOCK_LIMBO  16u /* moved under a lease, in this step */
 
 /* What the ledger keeps of a descriptor besides the catalog and the policy. */
 struct kvpd_block {
 	uint32_t children; /* descriptors that name it as parent */
-	uint32_t mark;	   /* number of the lease scan that met it */
-	uint32_t prev;	   /* RECIPE without children: neighbours in order of age */
+	uint32_t mark;     /* number of the lease scan that met it */
+	uint32_t prev;     /* RECIPE without children: neighbours in order of age */
 	uint32_t next;
 	uint32_t flags;
 };
@@ -197,8 +199,8 @@ struct kvpd_tenant {
 	struct kvpd_runs ids;
 	struct kvpd_runs cells;
 	struct kvpd_block *block; /* [layout.max_blocks] */
-	uint32_t capacity;	  /* blocks that fit, for the policy */
-	uint32_t n_blocks;	  /* with a payload */
+	uint32_t capacity;        /* blocks that fit, for the policy */
+	uint32_t n_blocks;        /* with a payload */
 	uint32_t n_recipes;
 	uint32_t recipe_old; /* oldest and youngest childless RECIPE block */
 	uint32_t recipe_young;
@@ -213,31 +215,31 @@ struct kvpd_tenant {
 	uint32_t n_classes;
 	/* extents */
 	struct kvpd_extent *extent[KVP_MAX_EXTENTS];
-	uint32_t n_extents; /* ids ever used */
+	uint32_t n_extents;       /* ids ever used */
 	struct kvpd_list orphans; /* arenas without a session, extents that retire */
-	uint64_t meta_bytes;	  /* catalog and private state */
-	uint64_t charged;	  /* meta_bytes and all extents; <= limits.share */
+	uint64_t meta_bytes;      /* catalog and private state */
+	uint64_t charged;         /* meta_bytes and all extents; <= limits.share */
 	uint64_t arena_bytes;
 	uint32_t n_draining;
 	struct kvpd_list limbo;
 	uint32_t n_move_jobs;
-	uint32_t n_jobs; /* of all workers */
+	uint32_t n_jobs;            /* of all workers */
 	struct kvpd_doomed *doomed; /* [KVPD_DOOMED] */
 	uint32_t n_doomed;
 	/* sessions */
 	struct kvpd_list sessions;
 	struct kvpd_list wanting; /* sessions that need slots */
 	uint32_t n_sessions;
-	uint32_t n_stalled; /* sessions whose completion ring is full */
+	uint32_t n_stalled;        /* sessions whose completion ring is full */
 	struct kvpd_lookups ended; /* of sessions that are gone */
-	bool dirty; /* kvpd_tenant_step() has something to do */
-	bool warm;  /* a vault extent may be wholly free */
+	bool dirty;                /* kvpd_tenant_step() has something to do */
+	bool warm;                 /* a vault extent may be wholly free */
 	uint64_t stepped_ns;
 };
 
 /* ---- sessions ------------------------------------------------------------------------------- */
 
-#define KVPD_GRANT_FREE	     0u
+#define KVPD_GRANT_FREE      0u
 #define KVPD_GRANT_WRITING   1u
 #define KVPD_GRANT_COMMITTED 2u
 
@@ -276,8 +278,8 @@ struct kvpd_session {
 	struct kvp_session_page *page;
 	int wake_fd;
 	bool expelled;
-	bool stalled;	     /* its completion ring is full */
-	uint64_t last_ns;    /* when an entry was last served */
+	bool stalled;     /* its completion ring is full */
+	uint64_t last_ns; /* when an entry was last served */
 	uint64_t attached_ns;
 	uint32_t sq_head;
 	uint32_t cq_tail;
@@ -324,7 +326,7 @@ struct kvpd_ledger {
 	void *ctx;
 
 	struct kvpd_tenant *tenant[KVPD_MAX_TENANTS + 1]; /* by id; [0] stays empty */
-	uint64_t shares; /* of all tenants */
+	uint64_t shares;                                  /* of all tenants */
 	struct kvpd_session *session[KVPD_MAX_SESSIONS];
 	uint32_t n_sessions;
 	uint32_t last_session;
@@ -365,7 +367,8 @@ bool kvpd_tenant_busy(const struct kvpd_tenant *t);
 bool kvpd_tenant_due(const struct kvpd_tenant *t, uint64_t now);
 
 /* space.c */
-/* Works out how many blocks the policy may count on: what fits, if all were of the smallest size. */
+/* Works out how many blocks the policy may count on: what fits, if all were of the smallest size.
+ */
 void kvpd_space_capacity(struct kvpd_tenant *t);
 void kvpd_space_leave(struct kvpd_session *s, uint32_t space, uint32_t times);
 
@@ -391,7 +394,7 @@ bool kvpd_slot_take(struct kvpd_extent *x, uint32_t flags, uint32_t *ret_slot);
 void kvpd_slot_clear(struct kvpd_place p, uint32_t flags);
 void kvpd_slot_unblock(struct kvpd_place p);
 /* A vault slot outside of `not`, flagged TARGET; has the vault grown when few are left. */
-bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent *not,
+bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent * not,
 	uint64_t now, struct kvpd_place *ret_place);
 /* Begins to make more arena for a session, or to make room for that; repeat until there is. */
 void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now);

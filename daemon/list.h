@@ -11,11 +11,12 @@ struct kvpd_list {
 	struct kvpd_list *next;
 };
 
-#define kvpd_container(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
+#define kvpd_container(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
 
 /* Walks a list whose current element may be removed by the body. */
-#define kvpd_each(it, tmp, head) \
-	for ((it) = (head)->next, (tmp) = (it)->next; (it) != (head); (it) = (tmp), (tmp) = (it)->next)
+#define kvpd_each(it, tmp, head)                                      \
+	for ((it) = (head)->next, (tmp) = (it)->next; (it) != (head); \
+		(it) = (tmp), (tmp) = (it)->next)
 
 static inline void kvpd_list_init(struct kvpd_list *head)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Moving blocks into the vault. The mover thread copies while the block stays readable at its old
- * place; when the copy is complete the ledger switches the block over as in an eviction: mark, fence,
- * scan. A block leased at that moment stays where it is and the copy is dropped; where it must go
- * all the same its old bytes stay in limbo until the lease slots of that moment have changed.
+ * place; when the copy is complete the ledger switches the block over as in an eviction: mark,
+ * fence, scan. A block leased at that moment stays where it is and the copy is dropped; where it
+ * must go all the same its old bytes stay in limbo until the lease slots of that moment have
+ * changed.
  */
 #include "daemon/ledger.h"
 
@@ -164,8 +165,7 @@ static void done_move(struct kvpd_ledger *l, struct kvpd_job *job)
 
 		m->leased = kvpd_leased(t, m->block);
 		if (m->leased && j->force && !limbo)
-			limbo = malloc(sizeof(*limbo) +
-				       sizeof(limbo->holder[0]) * count_leases(t));
+			limbo = malloc(sizeof(*limbo) + sizeof(limbo->holder[0]) * count_leases(t));
 		if (!m->checksum || (m->leased && (!j->force || !limbo)))
 			stay(t, m);
 		else

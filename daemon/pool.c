@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The pool thread: making and dropping the memory of extents. First touch is parallel, because one
- * thread clears pages at a few GB/s only, and goes through the kernel's populate call, which reports
- * lack of memory as an error where a plain store would be answered with SIGBUS.
+ * thread clears pages at a few GB/s only, and goes through the kernel's populate call, which
+ * reports lack of memory as an error where a plain store would be answered with SIGBUS.
  */
 #include "daemon/ledger.h"
 
@@ -22,10 +22,10 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-#define MIB	     (UINT64_C(1) << 20)
+#define MIB          (UINT64_C(1) << 20)
 #define SMALL_PAGE   UINT64_C(4096)
 #define HUGE_PAGE    (2 * MIB)
-#define PIECE	     (32 * MIB) /* first touch, of one thread at a time */
+#define PIECE        (32 * MIB) /* first touch, of one thread at a time */
 #define MAX_THREADS  64u
 #define PROGRESS_NS  (2 * UINT64_C(1000000000))
 #define MEMLOCK_MORE (64 * MIB) /* beside the pools: stacks, heap */
@@ -75,9 +75,10 @@ static int check_huge(struct kvpd_ledger *l)
 	}
 	if (r == 0 && (!strcmp(info.shmem_thp, "never") || !strcmp(info.shmem_thp, "none") ||
 			      !strcmp(info.shmem_thp, "deny")))
-		kvpd_notice("no huge pages: 4 KiB pages are used, lookups are slower; reserve 2 MiB "
-			    "pages or set /sys/kernel/mm/transparent_hugepage/shmem_enabled to "
-			    "advise");
+		kvpd_notice(
+			"no huge pages: 4 KiB pages are used, lookups are slower; reserve 2 MiB "
+			"pages or set /sys/kernel/mm/transparent_hugepage/shmem_enabled to "
+			"advise");
 	return 0;
 }
 
@@ -113,9 +114,9 @@ int kvpd_pool_check(struct kvpd_ledger *l)
 	uint64_t available = mem_available();
 	int r;
 
-	if (l->numa_node >= 0 && (numa_available() < 0 || l->numa_node > numa_max_node() ||
-					 !numa_bitmask_isbitset(
-						 numa_all_nodes_ptr, (unsigned)l->numa_node))) {
+	if (l->numa_node >= 0 &&
+		(numa_available() < 0 || l->numa_node > numa_max_node() ||
+			!numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)l->numa_node))) {
 		kvpd_err("numa_node: %d does not exist here or has no memory; see numactl -H",
 			l->numa_node);
 		return -ENODEV;

@@ -18,8 +18,8 @@
 #define KVPD_RUN_NONE UINT32_C(0xffffffff)
 
 struct kvpd_runs {
-	uint64_t *free; /* a bit for each number, 1 = free */
-	uint64_t *some; /* a bit for each word of `free`: not 0 */
+	uint64_t *free;  /* a bit for each number, 1 = free */
+	uint64_t *some;  /* a bit for each word of `free`: not 0 */
 	uint64_t *whole; /* likewise: all 64 free */
 	uint32_t total;
 	uint32_t words;

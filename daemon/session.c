@@ -18,7 +18,7 @@
 
 /* How long a RESERVE waits for slots before it is answered with -EAGAIN. */
 #define RESERVE_WAIT_NS (50 * KVPD_MS)
-#define RETRY_MS	10u
+#define RETRY_MS        10u
 /* Completions that must fit before an entry is taken from the ring. */
 #define ROOM_FOR_ONE 2u
 
@@ -142,8 +142,7 @@ static bool take_slot(struct kvpd_session *s, const struct kvpd_class *c, struct
 }
 
 /* Grants up to `count` slots, as many as there are; returns how many. */
-static uint32_t grant_some(
-	struct kvpd_session *s, uint32_t space, uint32_t count, uint32_t serial)
+static uint32_t grant_some(struct kvpd_session *s, uint32_t space, uint32_t count, uint32_t serial)
 {
 	const struct kvpd_tenant *t = s->tenant;
 	struct kvpd_class *c = t->space[space].cls;
@@ -196,8 +195,9 @@ static void want(struct kvpd_session *s)
 
 static void op_reserve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
 {
-	uint32_t count = sqe->count < 1 ? 1 : sqe->count > KVP_MAX_GRANTS ? KVP_MAX_GRANTS
-									    : sqe->count;
+	uint32_t count = sqe->count < 1                ? 1
+			 : sqe->count > KVP_MAX_GRANTS ? KVP_MAX_GRANTS
+						       : sqe->count;
 	struct kvpd_class *c;
 	int status = 0;
 
@@ -327,8 +327,8 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 	copy_tokens(s, sqe->grant, b.n_tokens);
 	root = (struct kvp_key){ space->root_lo, space->root_hi };
 	b.tokens = s->tokens;
-	b.key = kvp_chain_key(
-		b.parent == KVP_BLOCK_NONE ? root : kvpd_block_key(t, b.parent), b.tokens, b.n_tokens);
+	b.key = kvp_chain_key(b.parent == KVP_BLOCK_NONE ? root : kvpd_block_key(t, b.parent),
+		b.tokens, b.n_tokens);
 	b.place = g->place;
 	r = kvpd_block_lookup(t, &b, &found);
 	if (r < 0)
@@ -484,7 +484,8 @@ uint32_t kvpd_session_serve(struct kvpd_session *s, uint64_t now)
 	if (s->cq_tail != completed)
 		wake_client(s);
 	if (r == -EPROTO)
-		kvpd_session_expel(s, -EPROTO, "its submission ring claims more entries than it holds");
+		kvpd_session_expel(
+			s, -EPROTO, "its submission ring claims more entries than it holds");
 	return n;
 }
 
@@ -525,8 +526,8 @@ void kvpd_session_drain_touches(struct kvpd_session *s, uint64_t now)
 	uint64_t entry[KVP_TOUCHES];
 
 	for (uint32_t shard = 0; shard < KVP_SHARDS; shard++) {
-		uint32_t n = kvp_touch_drain(
-			s->page, shard, &s->touch_head[shard], entry, KVP_TOUCHES);
+		uint32_t n =
+			kvp_touch_drain(s->page, shard, &s->touch_head[shard], entry, KVP_TOUCHES);
 
 		for (uint32_t i = 0; i < n; i++)
 			touched(s->tenant, entry[i], now);
@@ -723,7 +724,8 @@ void kvpd_session_end(struct kvpd_session *s)
 	kvpd_list_remove(&s->in_active);
 	kvpd_list_remove(&s->in_wanting);
 	kvpd_list_remove(&s->in_tenant);
-	/* The client's duplicate keeps the eventfd alive, so closing it alone does not take it out. */
+	/* The client's duplicate keeps the eventfd alive, so closing it alone does not take it out.
+	 */
 	epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, s->wake_fd, NULL);
 	l->session[s->place] = NULL;
 	l->n_sessions--;

@@ -124,7 +124,8 @@ static bool empty_space(struct kvpd_tenant *t, uint32_t space, uint64_t now)
 		progress = left = false;
 		for (uint32_t id = t->layout.max_blocks; id-- > 0;) {
 			if (kvpd_block_state(t, id) == KVP_BLOCK_FREE ||
-				kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape)) != space)
+				kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape)) !=
+					space)
 				continue;
 			if (kvpd_block_drop(t, id, true, now) == 0)
 				progress = true;
@@ -146,7 +147,8 @@ static uint32_t free_entry(struct kvpd_tenant *t, uint64_t now)
 
 		for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
 			if (!t->space[i].opens &&
-				(old == KVP_MAX_SPACES || t->space[i].opened < t->space[old].opened))
+				(old == KVP_MAX_SPACES ||
+					t->space[i].opened < t->space[old].opened))
 				old = i;
 		if (old == KVP_MAX_SPACES)
 			break;
@@ -168,7 +170,7 @@ void kvpd_space_capacity(struct kvpd_tenant *t)
 		if (t->space[i].cls && t->space[i].cls->slot_bytes < least)
 			least = t->space[i].cls->slot_bytes;
 	t->capacity = data / least < t->limits.max_blocks ? (uint32_t)(data / least)
-							   : t->limits.max_blocks;
+							  : t->limits.max_blocks;
 	if (!t->capacity)
 		t->capacity = 1;
 	kvp_evict_resize(t->evict, t->capacity, 0);
@@ -230,8 +232,7 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 			"one block of this model does not fit the tenant's share; "
 			"raise `share` or lower block_tokens");
 	for (i = 0; i < KVP_MAX_SPACES; i++)
-		if (is_live(t, i) &&
-			!memcmp(&shm_space(t, i)->canon, c->canon, sizeof(*c->canon)))
+		if (is_live(t, i) && !memcmp(&shm_space(t, i)->canon, c->canon, sizeof(*c->canon)))
 			break;
 	if (i == KVP_MAX_SPACES) {
 		i = free_entry(t, now);
@@ -290,8 +291,7 @@ static int close_on_ledger(struct kvpd_ledger *l, void *arg)
 	return 0;
 }
 
-int kvpd_space_close(
-	struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id)
+int kvpd_space_close(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id)
 {
 	struct space_call c = { .session = session, .id = *id };
 

@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define BLOCK_GUESS   (UINT64_C(64) << 10) /* bytes of a block, where max_blocks is not given */
-#define TOKENS_GUESS  64u		   /* tokens of a recipe, likewise */
-#define STEP_NS	      KVPD_MS /* while somebody waits and nothing happens */
+#define BLOCK_GUESS  (UINT64_C(64) << 10) /* bytes of a block, where max_blocks is not given */
+#define TOKENS_GUESS 64u                  /* tokens of a recipe, likewise */
+#define STEP_NS      KVPD_MS              /* while somebody waits and nothing happens */
 
 /* ---- making --------------------------------------------------------------------------------- */
 
@@ -49,8 +49,7 @@ static int make_catalog(struct kvpd_tenant *t)
 {
 	const struct kvpd_ledger *l = t->ledger;
 	kvp_autoclose int fd = -1;
-	int r = kvpd_pool_segment(
-		l, "kvpool-catalog", t->layout.bytes, false, &fd, &t->catalog);
+	int r = kvpd_pool_segment(l, "kvpool-catalog", t->layout.bytes, false, &fd, &t->catalog);
 
 	if (r == 0)
 		r = kvp_seg_seal(fd, KVP_SEALS_CATALOG);
@@ -149,11 +148,9 @@ struct kvpd_tenant *kvpd_tenant_free(struct kvpd_tenant *t)
 	if (t->catalog && t->view.cat)
 		kvpd_claim_wake_all(t);
 	while (!kvpd_list_empty(&t->sessions))
-		kvpd_session_end(
-			kvpd_container(t->sessions.next, struct kvpd_session, in_tenant));
+		kvpd_session_end(kvpd_container(t->sessions.next, struct kvpd_session, in_tenant));
 	while (!kvpd_list_empty(&t->limbo)) {
-		struct kvpd_limbo *limbo =
-			kvpd_container(t->limbo.next, struct kvpd_limbo, link);
+		struct kvpd_limbo *limbo = kvpd_container(t->limbo.next, struct kvpd_limbo, link);
 
 		kvpd_list_remove(&limbo->link);
 		free(limbo);
@@ -192,8 +189,7 @@ void kvpd_tenant_step(struct kvpd_tenant *t, uint64_t now)
 	kvpd_limbo_step(t);
 	kvpd_each(it, tmp, &t->wanting)
 	{
-		kvpd_session_reserve_step(
-			kvpd_container(it, struct kvpd_session, in_wanting), now);
+		kvpd_session_reserve_step(kvpd_container(it, struct kvpd_session, in_wanting), now);
 	}
 	kvpd_extent_step(t, now);
 }

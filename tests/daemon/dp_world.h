@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The data plane in this process, driven through dataplane.h, and clients of it that are made of
+ * shm/ functions alone. One thread plays the control thread and all clients; where a function waits
+ * it delivers the ledger's events meanwhile.
+ */
+#ifndef KVPD_TEST_WORLD_H
+#define KVPD_TEST_WORLD_H
+
+#include <pthread.h>
+
+#include "daemon/dataplane.h"
+#include "shm/kvp_catalog.h"
+#include "shm/kvp_lease.h"
+#include "shm/kvp_ring.h"
+#include "shm/kvp_seg.h"
+
+#define DP_CLIENTS 16
+#define DP_EVENTS  4096
+
+struct dp_mapped {
+	uint8_t *addr;
+	uint64_t bytes;
+	uint32_t generation;
+};
+
+struct dp_client {
+	struct dp_world *world;
+	uint32_t tenant;
+	struct kvpd_attach at;
+	struct kvp_catalog_view view;
+	void *catalog;
+	struct kvp_session_page *page;
+	uint32_t sq_tail;
+	uint32_t cq_head;
+	uint32_t serial;
+	bool ack_arenas; /* default: yes */
+	bool ack_retires;
+	struct dp_mapped extent[KVP_MAX_EXTENTS];
+	uint32_t n_arenas; /* mapped so far */
+	uint32_t expelled; /* events */
+};
+
+struct dp_world {
+	struct kvpd_config config;
+	struct kvpd_ledger *ledger;
+	pthread_mutex_t lock;
+	struct kvpd_event event[DP_EVENTS];
+	uint32_t posted;
+	uint32_t taken;
+	struct dp_client *client[DP_CLIENTS];
+	uint32_t tenant;
+};
+
+struct dp_grant {
+	uint32_t index;
+	uint32_t generation;
+	uint32_t extent;
+	uint32_t bytes;
+	uint64_t offset;
+	uint8_t *addr;
+};
+
+struct dp_block {
+	kvp_block_id id;
+	uint32_t birth;
+	uint32_t flags;
+	uint32_t serial;
+};
+
+/* Limits that tests change before dp_start(): 64 MiB share, extents of 1 MiB, 1024 blocks. */
+void dp_defaults(struct dp_world *w, struct kvpd_limits *limits);
+/* Starts a ledger with one tenant. */
+void dp_start(struct dp_world *w, const struct kvpd_limits *limits);
+void dp_stop(struct dp_world *w);
+/* Delivers what the ledger posted. */
+void dp_pump(struct dp_world *w);
+
+struct dp_client *dp_attach(struct dp_world *w, uint32_t tenant);
+/* Detaches, frees, returns NULL. */
+struct dp_client *dp_detach(struct dp_client *c);
+
+/* A description of a model whose block of 16 tokens has 256 * layers bytes. */
+void dp_canon(struct kvp_space_canon *canon, const char *model, uint32_t layers);
+/* Opens it; fails the test if that fails. */
+uint32_t dp_space(struct dp_client *c, const char *model, uint32_t layers);
+
+/* Pushes an entry with the next serial, wakes the ledger; returns the serial. */
+uint32_t dp_push(struct dp_client *c, struct kvp_sqe *sqe);
+/* Next completion; 0 or -ETIMEDOUT. */
+int dp_next(struct dp_client *c, uint32_t timeout_ms, struct kvp_cqe *ret);
+
+/* Up to n grants; retries -EAGAIN until timeout_ms. Returns how many, or the last error. */
+int dp_reserve(
+	struct dp_client *c, uint32_t space, uint32_t n, uint32_t timeout_ms, struct dp_grant *out);
+struct dp_ref {
+	uint32_t kind;
+	uint32_t id;
+	uint32_t birth;
+};
+static inline struct dp_ref dp_root(void)
+{
+	return (struct dp_ref){ KVP_PARENT_ROOT, 0, 0 };
+}
+static inline struct dp_ref dp_ref(const struct dp_block *b)
+{
+	return (struct dp_ref){ KVP_PARENT_BLOCK, b->id, b->birth };
+}
+/* The status of the completion; 0 fills *ret. */
+int dp_commit(struct dp_client *c, uint32_t space, const struct dp_grant *g, struct dp_ref parent,
+	const kvp_token *tokens, uint32_t n, uint32_t flags, struct dp_block *ret);
+void dp_release(struct dp_client *c, const struct dp_grant *g);
+/* Waits until all entries so far were served. */
+void dp_flush(struct dp_client *c);
+
+/*
+ * Reserves, fills with bytes that follow from the tokens, commits and releases. Status as
+ * dp_commit().
+ */
+int dp_put(struct dp_client *c, uint32_t space, struct dp_ref parent, const kvp_token *tokens,
+	uint32_t n, struct dp_block *ret);
+/* Checks the payload of a hit byte by byte against what dp_put() wrote. */
+bool dp_payload_right(
+	struct dp_client *c, const struct kvp_hit *hit, const kvp_token *tokens, uint32_t n);
+/* kvp_find() from the root with 16 tokens a block. */
+uint32_t dp_find(struct dp_client *c, uint32_t space, const kvp_token *tokens, uint32_t n,
+	struct kvp_hit *hits, uint32_t max);
+
+/* Runs "check" with payloads and fails the test with its text if it is not clean. */
+void dp_check(struct dp_world *w);
+/* An integer of the tenant's "tenants" answer. */
+uint64_t dp_figure(struct dp_world *w, const char *name);
+int dp_admin(struct dp_world *w, const char *request, json_t **ret);
+
+#endif

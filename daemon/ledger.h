@@ -379,7 +379,7 @@ void kvpd_session_drain_touches(struct kvpd_session *s, uint64_t now);
 /* Answers a waiting RESERVE if there are slots or its time is over. */
 void kvpd_session_reserve_step(struct kvpd_session *s, uint64_t now);
 /* Frees it and all that is its own. */
-void kvpd_session_end(struct kvpd_session *s);
+void kvpd_session_finish(struct kvpd_session *s);
 /* Adds the page's counters. */
 void kvpd_session_lookups(const struct kvpd_session *s, struct kvpd_lookups *sum);
 

@@ -705,7 +705,7 @@ void kvpd_session_lookups(const struct kvpd_session *s, struct kvpd_lookups *sum
 	}
 }
 
-void kvpd_session_end(struct kvpd_session *s)
+void kvpd_session_finish(struct kvpd_session *s)
 {
 	struct kvpd_tenant *t = s->tenant;
 	struct kvpd_ledger *l = t->ledger;
@@ -743,7 +743,7 @@ static int detach_on_ledger(struct kvpd_ledger *l, void *arg)
 
 	if (!s)
 		return -ENOENT;
-	kvpd_session_end(s);
+	kvpd_session_finish(s);
 	return 0;
 }
 

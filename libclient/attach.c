@@ -251,7 +251,7 @@ static void add_counters(struct kvp_stats *sum, const struct attachment *att)
 
 void attachment_count(const struct attachment *att, struct kvp_stats *sum)
 {
-	if (att->in_use && att->page)
+	if (att->published)
 		add_counters(sum, att);
 }
 
@@ -454,6 +454,7 @@ static int publish(struct attachment *att, uint64_t deadline, struct kvp_packet 
 				sizeof(struct kvp_msg_id));
 	}
 	pthread_mutex_lock(&c->ring_lock);
+	att->published = 1;
 	kvp_store_seq(&c->att, att);
 	pthread_mutex_unlock(&c->ring_lock);
 	c->joined++;

@@ -167,7 +167,8 @@ struct attachment {
 	struct kvp_client *client;
 	uint32_t slot; /* in client->attachments */
 	uint32_t in_use;
-	uint32_t refs; /* ring_lock: held grants and calls that wait */
+	uint32_t published; /* has been current: its counters count; ring_lock */
+	uint32_t refs;      /* ring_lock: held grants and calls that wait */
 	uint64_t epoch;
 	uint32_t session;
 	KVP_ATOMIC(uint32_t) dead; /* the daemon is gone */

@@ -58,8 +58,9 @@ KVP_EXPORT const char *kvp_version(void);
 
 /* ---- attach ---------------------------------------------------------------------------------- */
 
-#define KVP_OPEN_LAZY 1u /* succeed without a daemon; attach in the background when there is one \
-			  */
+#define KVP_OPEN_LAZY                                                              \
+	1u /* succeed without a daemon; attach in the background when there is one \
+	    */
 
 struct kvp_open_opts {
 	size_t size;
@@ -355,8 +356,9 @@ KVP_EXPORT int kvp_match_ref(const struct kvp_match *match, uint32_t n_blocks, s
 /* A grant that was committed; valid until it is released. -EINVAL if not committed or partial. */
 KVP_EXPORT int kvp_grant_ref(const struct kvp_grant *grant, struct kvp_ref *ret);
 
-#define KVP_COMMIT_RELEASE 1u /* give the grant back too: the handle is gone when this returns 0 \
-			       */
+#define KVP_COMMIT_RELEASE                                                    \
+	1u /* give the grant back too: the handle is gone when this returns 0 \
+	    */
 
 /*
  * Publishes a written slot as the block tokens[0..n) after `parent`; n < block_tokens makes it

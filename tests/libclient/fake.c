@@ -262,6 +262,49 @@ static void do_commit(struct fake *f, struct fake_session *s, const struct kvp_s
 	complete(s, &cqe);
 }
 
+static bool has_children(struct fake *f, kvp_block_id id)
+{
+	for (uint32_t i = 0; i < f->n_blocks; i++) {
+		struct kvp_block *b = &f->v.blocks[i];
+
+		if (kvp_word_state(kvp_load_relaxed(&b->word)) == KVP_BLOCK_LIVE &&
+			kvp_load_relaxed(&b->parent) == id)
+			return true;
+	}
+	return false;
+}
+
+static bool evict(struct fake *f, kvp_block_id id)
+{
+	uint64_t word = has_children(f, id) ? 0 : kvp_block_mark(&f->v, id);
+	kvp_block_id named[KVP_SHARDS * KVP_SHARD_LEASES];
+
+	if (!word)
+		return false;
+	kvp_lease_fence();
+	for (uint32_t i = 0; i < FAKE_SESSIONS; i++) {
+		uint32_t n = f->s[i].page ? kvp_lease_scan(f->s[i].page, named, NULL,
+						    KVP_SHARDS * KVP_SHARD_LEASES)
+					  : 0;
+
+		while (n--) {
+			if (named[n] == id) {
+				kvp_block_unmark(&f->v, id, word);
+				return false;
+			}
+		}
+	}
+	for (uint32_t i = 0; i < FAKE_SESSIONS; i++) {
+		struct kvp_payload_desc *d = &f->v.blocks[id].payload[KVP_TIER_DRAM];
+		uint64_t bytes = kvp_where_bytes(kvp_load_relaxed(&d->where));
+
+		if (f->s[i].page && f->s[i].extent == kvp_where_extent(kvp_load_relaxed(&d->where)))
+			f->s[i].slot[kvp_load_relaxed(&d->offset) / bytes].holds_block = false;
+	}
+	kvp_block_retire(&f->v, id, f->parent_key[id]);
+	return true;
+}
+
 static void do_claim(struct fake *f, struct fake_session *s, const struct kvp_sqe *e)
 {
 	struct kvp_key key = { e->next_lo, e->next_hi };
@@ -306,7 +349,7 @@ static void serve_ring(struct fake *f, struct fake_session *s)
 				claim_end(f, (struct kvp_key){ e.next_lo, e.next_hi });
 			break;
 		case KVP_OP_DELETE:
-			fake_evict(f, e.parent_id);
+			evict(f, e.parent_id);
 			complete(s, &cqe);
 			break;
 		default:
@@ -585,54 +628,33 @@ void fake_retire(struct fake *f, struct fake_session *owner)
 		.generation = kvp_load_relaxed(&f->v.extents[owner->extent].generation),
 	};
 
+	pthread_mutex_lock(&f->lock);
 	kvp_store_release(&f->v.extents[owner->extent].state, KVP_EXTENT_RETIRED);
 	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)
 		if (f->s[i].sock >= 0 && f->s[i].page)
 			(void)kvp_msg_send(
 				f->s[i].sock, KVP_MSG_RETIRE, 0, &id, sizeof(id), NULL, 0);
-}
-
-static bool has_children(struct fake *f, kvp_block_id id)
-{
-	for (uint32_t i = 0; i < f->n_blocks; i++) {
-		struct kvp_block *b = &f->v.blocks[i];
-
-		if (kvp_word_state(kvp_load_relaxed(&b->word)) == KVP_BLOCK_LIVE &&
-			kvp_load_relaxed(&b->parent) == id)
-			return true;
-	}
-	return false;
+	pthread_mutex_unlock(&f->lock);
 }
 
 bool fake_evict(struct fake *f, kvp_block_id id)
 {
-	uint64_t word = has_children(f, id) ? 0 : kvp_block_mark(&f->v, id);
-	kvp_block_id named[KVP_SHARDS * KVP_SHARD_LEASES];
+	bool gone;
 
-	if (!word)
-		return false;
-	kvp_lease_fence();
-	for (uint32_t i = 0; i < FAKE_SESSIONS; i++) {
-		uint32_t n = f->s[i].page ? kvp_lease_scan(f->s[i].page, named, NULL,
-						    KVP_SHARDS * KVP_SHARD_LEASES)
-					  : 0;
+	pthread_mutex_lock(&f->lock);
+	gone = evict(f, id);
+	pthread_mutex_unlock(&f->lock);
+	return gone;
+}
 
-		while (n--) {
-			if (named[n] == id) {
-				kvp_block_unmark(&f->v, id, word);
-				return false;
-			}
-		}
-	}
-	for (uint32_t i = 0; i < FAKE_SESSIONS; i++) {
-		struct kvp_payload_desc *d = &f->v.blocks[id].payload[KVP_TIER_DRAM];
-		uint64_t bytes = kvp_where_bytes(kvp_load_relaxed(&d->where));
+uint32_t fake_blocks(struct fake *f)
+{
+	uint32_t n;
 
-		if (f->s[i].page && f->s[i].extent == kvp_where_extent(kvp_load_relaxed(&d->where)))
-			f->s[i].slot[kvp_load_relaxed(&d->offset) / bytes].holds_block = false;
-	}
-	kvp_block_retire(&f->v, id, f->parent_key[id]);
-	return true;
+	pthread_mutex_lock(&f->lock);
+	n = f->n_blocks;
+	pthread_mutex_unlock(&f->lock);
+	return n;
 }
 
 uint32_t fake_leases(struct fake *f)
@@ -640,10 +662,12 @@ uint32_t fake_leases(struct fake *f)
 	kvp_block_id named[KVP_SHARDS * KVP_SHARD_LEASES];
 	uint32_t n = 0;
 
+	pthread_mutex_lock(&f->lock);
 	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)
 		if (f->s[i].page)
 			n += kvp_lease_scan(
 				f->s[i].page, named, NULL, KVP_SHARDS * KVP_SHARD_LEASES);
+	pthread_mutex_unlock(&f->lock);
 	return n;
 }
 
@@ -651,8 +675,10 @@ uint32_t fake_granted(struct fake *f)
 {
 	uint32_t n = 0;
 
+	pthread_mutex_lock(&f->lock);
 	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)
 		for (uint32_t j = 0; j < FAKE_SLOTS; j++)
 			n += f->s[i].slot[j].granted;
+	pthread_mutex_unlock(&f->lock);
 	return n;
 }

@@ -77,10 +77,12 @@ struct fake *fake_start(const char *path);
 /* Hangs up on everybody, as a dead daemon does. The memory of clients stays. Returns NULL. */
 struct fake *fake_stop(struct fake *f);
 
-/* Sends RETIRE for a session's arena to all; its blocks must be gone. */
+/* These take the lock themselves. Sends RETIRE for a session's arena to all; its blocks must be
+ * gone. */
 void fake_retire(struct fake *f, struct fake_session *owner);
 /* Takes a block out, if no page has a lease on it. Returns whether it went. */
 bool fake_evict(struct fake *f, kvp_block_id id);
+uint32_t fake_blocks(struct fake *f);
 uint32_t fake_leases(struct fake *f);
 uint32_t fake_granted(struct fake *f);
 

@@ -197,7 +197,7 @@ static void test_partial(void **state)
 	assert_int_equal(kvp_release(m), 0);
 	/* Put again, longer: what is there is not stored twice. */
 	put_and_flush(f, 4 * T, 0);
-	assert_int_equal(f->fake->n_blocks, 5);
+	assert_int_equal(fake_blocks(f->fake), 5);
 }
 
 /* E-013: EXACT is all or nothing. */
@@ -253,13 +253,9 @@ static void test_lease_protects(void **state)
 
 	put_and_flush(f, 3 * T, 0);
 	m = match(f->space, f->tokens, 3 * T, 0, &i);
-	pthread_mutex_lock(&f->fake->lock);
 	assert_false(fake_evict(f->fake, 2));
-	pthread_mutex_unlock(&f->fake->lock);
 	kvp_release(m);
-	pthread_mutex_lock(&f->fake->lock);
 	assert_true(fake_evict(f->fake, 2));
-	pthread_mutex_unlock(&f->fake->lock);
 	kvp_release(match(f->space, f->tokens, 3 * T, 0, &i));
 	assert_int_equal(i.n_blocks, 2);
 }
@@ -292,9 +288,7 @@ static void test_out_of_leases(void **state)
 	for (uint32_t n = 0; n < ALL; n++)
 		assert_int_equal(kvp_release(held[n]), 0);
 	/* It may go now, and then a copy says so. */
-	pthread_mutex_lock(&f->fake->lock);
 	assert_true(fake_evict(f->fake, 0));
-	pthread_mutex_unlock(&f->fake->lock);
 	kvp_view_dense(f->space, KVP_VIEW_NCLD, back, T, planes, &bytes);
 	assert_int_equal(kvp_get(m, 0, T, &v, 0), -ESTALE);
 	assert_int_equal(kvp_release(m), 0);
@@ -365,9 +359,7 @@ static void test_orphan_commit(void **state)
 	m = match(f->space, f->tokens, 2 * T, 0, &i);
 	assert_int_equal(kvp_match_ref(m, 2, &ref), 0);
 	kvp_release(m);
-	pthread_mutex_lock(&f->fake->lock);
 	assert_true(fake_evict(f->fake, 1));
-	pthread_mutex_unlock(&f->fake->lock);
 	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
 	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g2), 0);
 	assert_int_equal(kvp_commit(g, ref, f->tokens + 2 * T, T, NULL, 0), 0);
@@ -388,9 +380,6 @@ static void test_put_copies(void **state)
 	uint8_t *kept = malloc(sizeof(f->kv));
 
 	memcpy(kept, f->kv, sizeof(f->kv));
-	pthread_mutex_lock(&f->fake->lock);
-	f->fake->mute = false;
-	pthread_mutex_unlock(&f->fake->lock);
 	assert_int_equal(put(f, 8 * T, 0), 8 * T);
 	memset(f->kv, 0, sizeof(f->kv));
 	assert_int_equal(kvp_flush(f->client, 2000), 0);
@@ -430,10 +419,10 @@ static void test_put_from(void **state)
 	assert_int_equal(i.n_blocks, 8);
 	check_content(f, m, 8 * T);
 	kvp_release(m);
-	assert_int_equal(f->fake->n_blocks, 8);
+	assert_int_equal(fake_blocks(f->fake), 8);
 	assert_int_equal(put(f, 8 * T, 0), 8 * T);
 	assert_int_equal(kvp_flush(f->client, 2000), 0);
-	assert_int_equal(f->fake->n_blocks, 8);
+	assert_int_equal(fake_blocks(f->fake), 8);
 	assert_int_equal(kvp_put(f->space, f->tokens, 8 * T, 8 * T, &v, &o, NULL), 0);
 }
 
@@ -468,7 +457,7 @@ static void test_put_refused(void **state)
 	assert_int_equal(kvp_put(f->space, f->tokens, T, 0, NULL, NULL, NULL), -EINVAL);
 	assert_int_equal(kvp_put(f->space, NULL, T, 0, &f->view, NULL, NULL), -EINVAL);
 	assert_int_equal(fake_granted(f->fake), 0);
-	assert_int_equal(f->fake->n_blocks, 0);
+	assert_int_equal(fake_blocks(f->fake), 0);
 }
 
 /* E-021, E-022: sequences shorter than min_cache_tokens are not kept; at it they are. */
@@ -954,9 +943,7 @@ static void test_retire(void **state)
 		usleep(5000);
 	}
 	assert_int_equal(i.n_blocks, 2);
-	pthread_mutex_lock(&f->fake->lock);
 	fake_retire(f->fake, mine);
-	pthread_mutex_unlock(&f->fake->lock);
 	usleep(100000);
 	pthread_mutex_lock(&f->fake->lock);
 	assert_int_equal(theirs->retire_acks, 0);
@@ -995,9 +982,7 @@ static void test_stock(void **state)
 	}
 	for (uint32_t n = 0; n < 600 && granted; n++) {
 		usleep(10000);
-		pthread_mutex_lock(&f->fake->lock);
 		granted = fake_granted(f->fake);
-		pthread_mutex_unlock(&f->fake->lock);
 	}
 	assert_int_equal(granted, 0);
 }

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvbench codecs: what each codec costs in bytes, error and time, beside memcpy of the same bytes.
+ */
+#include "kernels/kvp_codec.h"
+#include "kernels/kvp_haar.h"
+#include "tools/kvbench/kbench.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HEADS      8u
+#define TOKENS     64u
+#define QUALITY_N  20480u       /* vectors of N(0,1): planes of 8 heads and 512 tokens */
+#define COLD_BYTES (128u << 20) /* raw bytes that pass by, several times the last-level cache */
+
+static const char *const default_codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi4", "kivi2",
+	"kivi4-g64", "kivi2-g64", "kivi2-g128", "asym4", "asym3", "asym2", "tq4", "tq3", "tq2",
+	"tq4-plain", "tq3-plain", "tq2-plain", "tq4-nc", "tq3-nc", "tq2-nc", "tq4-h3", "tq4-sphere",
+	"hadamard4", "hadamard2" };
+
+struct quality {
+	double relmse, cosine, slope;
+	double bytes; /* per token and head, K + V */
+};
+
+struct speed {
+	double encode, decode, copy; /* raw bytes per second */
+};
+
+/* Inner products with a query at an angle of cosine .3 to the vector, exact and decoded. */
+static void inner_products(
+	const float *x, const float *y, uint32_t dim, double *ret_exact, double *ret_coded)
+{
+	double xx = 0.0, xu = 0.0, uu = 0.0, exact = 0.0, coded = 0.0, u[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t i = 0; i < dim; i++) {
+		u[i] = kbench_normal();
+		xx += (double)x[i] * (double)x[i];
+		xu += (double)x[i] * u[i];
+	}
+	for (uint32_t i = 0; i < dim; i++) {
+		u[i] -= xu / xx * (double)x[i];
+		uu += u[i] * u[i];
+	}
+	for (uint32_t i = 0; i < dim; i++) {
+		double q = 0.3 * (double)x[i] / sqrt(xx) + sqrt(1.0 - 0.09) * u[i] / sqrt(uu);
+
+		exact += q * (double)x[i];
+		coded += q * (double)y[i];
+	}
+	*ret_exact = exact;
+	*ret_coded = coded;
+}
+
+static int plane_quality(const struct kvp_kernels *k, uint32_t codec, uint32_t dim, uint32_t kind,
+	const struct kvp_calib *calib, double *sum)
+{
+	struct kvp_plane p = { 512, HEADS, dim, KVP_DTYPE_F32, kind };
+	struct kvp_encode_opts o = { .size = sizeof o, .calib = calib };
+	ptrdiff_t row = (ptrdiff_t)(dim * sizeof(float));
+	size_t n = (size_t)HEADS * 512 * dim, bytes;
+	float *x = kbench_alloc(n * sizeof *x), *y = kbench_alloc(n * sizeof *y);
+	void *payload;
+	int r = kvp_plane_bytes(codec, &p, &bytes);
+
+	payload = kbench_alloc(r < 0 ? 64 : bytes);
+	for (size_t i = 0; i < n; i++)
+		x[i] = (float)kbench_normal();
+	if (!r)
+		r = kvp_plane_encode(k, codec, &p, &o, (struct kvp_raw_const){ x, 512 * row, row },
+			payload, bytes);
+	if (!r)
+		r = kvp_plane_decode(
+			k, codec, &p, calib, payload, bytes, (struct kvp_raw){ y, 512 * row, row });
+	for (size_t v = 0; !r && v < n; v += dim) {
+		double ee = 0.0, xx = 0.0, yy = 0.0, xy = 0.0, exact, coded;
+
+		for (uint32_t i = 0; i < dim; i++) {
+			double a = (double)x[v + i], b = (double)y[v + i];
+
+			ee += (a - b) * (a - b);
+			xx += a * a;
+			yy += b * b;
+			xy += a * b;
+		}
+		inner_products(x + v, y + v, dim, &exact, &coded);
+		sum[0] += ee;
+		sum[1] += xx;
+		sum[2] += xy / sqrt(xx * yy);
+		sum[3] += exact * coded;
+		sum[4] += exact * exact;
+	}
+	free(x);
+	free(y);
+	free(payload);
+	return r;
+}
+
+static double payload_bytes(uint32_t codec, const struct kvp_plane *p)
+{
+	size_t bytes;
+
+	if (kvp_plane_bytes(codec, p, &bytes) < 0)
+		return 0.0;
+	return (double)(bytes - (codec == KVP_CODEC_NATIVE ? 0 : KVP_PLANE_HDR_BYTES)) /
+	       ((double)p->tokens * p->heads);
+}
+
+static int measure_quality(const struct kvp_kernels *k, uint32_t codec, uint32_t dim,
+	const struct kvp_calib *calib, struct quality *ret)
+{
+	double sum[5] = { 0 };
+	unsigned int planes = 0;
+
+	ret->bytes = 0.0;
+	for (uint32_t kind = KVP_PLANE_K; kind <= KVP_PLANE_V; kind++) {
+		struct kvp_plane p = { 512, HEADS, dim, KVP_DTYPE_F16, kind };
+
+		for (uint32_t done = 0; done < QUALITY_N; done += 512 * HEADS, planes++) {
+			int r = plane_quality(k, codec, dim, kind, calib, sum);
+
+			if (r < 0)
+				return r;
+		}
+		ret->bytes += payload_bytes(codec, &p);
+	}
+	ret->relmse = sum[0] / sum[1];
+	ret->cosine = sum[2] / ((double)planes * 512 * HEADS);
+	ret->slope = sum[3] / sum[4] - 1.0;
+	return 0;
+}
+
+/* One pass over all planes; K and V alternate. what: 0 encode, 1 decode, 2 memcpy. */
+static double pass(const struct kvp_kernels *k, uint32_t codec, uint32_t dim,
+	const struct kvp_calib *calib, uint8_t *raw, uint8_t *back, uint8_t *payload, size_t slot,
+	int what)
+{
+	size_t row = dim * 2, plane = row * TOKENS * HEADS, n = COLD_BYTES / plane;
+	struct kvp_encode_opts o = { .size = sizeof o, .calib = calib };
+	double t = kbench_now();
+
+	for (size_t i = 0; i < n; i++) {
+		struct kvp_plane p = { TOKENS, HEADS, dim, KVP_DTYPE_F16, (uint32_t)(i & 1) };
+		struct kvp_raw dst = { back + i * plane, (ptrdiff_t)(row * TOKENS),
+			(ptrdiff_t)row };
+		struct kvp_raw_const src = { raw + i * plane, dst.head_stride, dst.token_stride };
+		size_t bytes = 0;
+
+		kvp_plane_bytes(codec, &p, &bytes);
+		if (what == 0)
+			kvp_plane_encode(k, codec, &p, &o, src, payload + i * slot, slot);
+		else if (what == 1)
+			kvp_plane_decode(k, codec, &p, calib, payload + i * slot, bytes, dst);
+		else
+			memcpy(dst.data, src.data, plane);
+	}
+	return (double)(n * plane) / (kbench_now() - t);
+}
+
+static int measure_speed(const struct kvp_kernels *k, uint32_t codec, uint32_t dim,
+	const struct kvp_calib *calib, struct speed *ret)
+{
+	size_t plane = (size_t)dim * 2 * TOKENS * HEADS, n = COLD_BYTES / plane, slot = 0;
+	uint8_t *raw = kbench_alloc(COLD_BYTES), *back = kbench_alloc(COLD_BYTES), *payload;
+	double best[3] = { 0 };
+
+	for (uint32_t kind = 0; kind < 2; kind++) {
+		struct kvp_plane p = { TOKENS, HEADS, dim, KVP_DTYPE_F16, kind };
+		size_t bytes = 0;
+
+		kvp_plane_bytes(codec, &p, &bytes);
+		slot = bytes > slot ? bytes : slot;
+	}
+	slot = (slot + 63) & ~(size_t)63;
+	payload = kbench_alloc(n * slot);
+	kbench_fill_f16(raw, COLD_BYTES / 2);
+	memset(back, 0, COLD_BYTES);
+	memset(payload, 0, n * slot);
+	for (int round = 0; round < 3; round++) {
+		for (int what = 0; what < 3; what++) {
+			double v = pass(k, codec, dim, calib, raw, back, payload, slot, what);
+
+			best[what] = v > best[what] ? v : best[what];
+		}
+	}
+	*ret = (struct speed){ best[0], best[1], best[2] };
+	free(raw);
+	free(back);
+	free(payload);
+	return 0;
+}
+
+static int bench_one(const struct kvp_kernels *k, const char *name, const char *isa, uint32_t dim,
+	int json, int first)
+{
+	struct kvp_calib calib = { 0 };
+	double *work = NULL;
+	float *haar = NULL;
+	struct quality q;
+	struct speed s;
+	uint32_t codec;
+	int r = kvp_codec_parse(name, &codec);
+
+	if (r < 0) {
+		fprintf(stderr, "kvbench codecs: no codec is called %s\n", name);
+		return r;
+	}
+	if (strstr(name, "haar")) {
+		work = kbench_alloc(sizeof *work * dim * dim);
+		haar = kbench_alloc(sizeof *haar * dim * dim);
+		kvp_haar_init(dim, 42, work, haar, &calib);
+	}
+	kbench_seed(7);
+	r = measure_quality(k, codec, dim, &calib, &q);
+	if (!r)
+		r = measure_speed(k, codec, dim, &calib, &s);
+	free(work);
+	free(haar);
+	if (r < 0) {
+		fprintf(stderr, "kvbench codecs: %s at head_dim %u: %s\n", name, dim, strerror(-r));
+		return r;
+	}
+	if (json)
+		printf("%s\n{\"codec\":\"%s\",\"head_dim\":%u,\"bytes_per_token_head\":%.6g,"
+		       "\"relmse\":%.6g,\"cosine\":%.6f,\"ip_slope\":%.6f,\"encode_gbps\":%.3f,"
+		       "\"decode_gbps\":%.3f,\"memcpy_gbps\":%.3f,\"isa\":\"%s\"}",
+			first ? "" : ",", name, dim, q.bytes, q.relmse, q.cosine, q.slope,
+			s.encode * 1e-9, s.decode * 1e-9, s.copy * 1e-9, isa);
+	else
+		printf("%-16s %4u %8.5g %10.5g %9.6f %+9.5f %7.2f %7.2f %7.2f\n", name, dim,
+			q.bytes, q.relmse, q.cosine, q.slope, s.encode * 1e-9, s.decode * 1e-9,
+			s.copy * 1e-9);
+	fflush(stdout);
+	return 0;
+}
+
+int kvbench_codecs(int argc, char **argv)
+{
+	static const uint32_t dims[] = { 64, 128 };
+	struct kbench_args args = { 0 };
+	struct kvp_kernels *k;
+	int first = 1, r;
+
+	r = kbench_parse(argc, argv,
+		"kvbench codecs [--json] [--isa c|avx2|avx512] [--codec NAME[,NAME...]]", &args);
+	if (r)
+		return r < 0 ? 2 : 0;
+	if (kvp_kernels_new(args.cpu_mask, &k) < 0)
+		return 1;
+	if (args.json)
+		printf("[");
+	else
+		printf("%-16s %4s %8s %10s %9s %9s %7s %7s %7s\n", "codec", "dim", "bytes",
+			"relmse", "cosine", "ip_slope", "enc", "dec", "memcpy");
+	for (size_t d = 0; d < 2 && r >= 0; d++) {
+		size_t n = args.n_codecs ? args.n_codecs
+					 : sizeof default_codecs / sizeof *default_codecs;
+
+		for (size_t i = 0; i < n && r >= 0; i++, first = 0)
+			r = bench_one(k, args.n_codecs ? args.codecs[i] : default_codecs[i],
+				args.isa, dims[d], args.json, first);
+	}
+	if (args.json)
+		printf("\n]\n");
+	kvp_kernels_free(k);
+	return r < 0 ? 1 : 0;
+}

@@ -402,12 +402,18 @@ struct kvpd_control *kvpd_control_free(struct kvpd_control *c)
 
 /* ---- the loop ------------------------------------------------------------------------------ */
 
-static void tell_systemd(struct kvpd_control *c)
+/* At most once a second: sending waits if systemd is slow to read. */
+static uint64_t tell_systemd(struct kvpd_control *c, uint64_t now)
 {
 	if (!c->status_changed)
-		return;
-	c->status_changed = false;
-	sd_notifyf(0, "STATUS=%u sessions, %u connections", c->n_sessions, c->n_conns);
+		return UINT64_MAX;
+	if (now >= c->next_status_ns) {
+		c->status_changed = false;
+		c->next_status_ns = now + 1000000000u;
+		sd_notifyf(0, "STATUS=%u sessions, %u connections", c->n_sessions, c->n_conns);
+		return UINT64_MAX;
+	}
+	return c->next_status_ns;
 }
 
 /* A round trip through the ledger: a ping says that both threads are alive. */
@@ -437,18 +443,24 @@ static int until(uint64_t due, uint64_t now)
 	return ms < 3600000 ? (int)ms : 3600000;
 }
 
+static uint64_t sooner(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
 int kvpd_control_run(struct kvpd_control *c)
 {
 	struct epoll_event events[TURN_EVENTS];
 
 	while (!c->stop) {
 		uint64_t now = kvpd_now_ns();
-		uint64_t due = kvpd_conn_expire(c, now), dog = watchdog(c, now);
+		uint64_t due = kvpd_conn_expire(c, now);
 		int n;
 
+		due = sooner(due, watchdog(c, now));
+		due = sooner(due, tell_systemd(c, now));
 		bury(c);
-		tell_systemd(c);
-		n = epoll_wait(c->epfd, events, TURN_EVENTS, until(dog < due ? dog : due, now));
+		n = epoll_wait(c->epfd, events, TURN_EVENTS, until(due, now));
 		if (n < 0 && errno != EINTR) {
 			n = -errno;
 			kvpd_err("the control thread cannot wait: %s", strerror(-n));

@@ -145,6 +145,7 @@ struct kvpd_control {
 	/* systemd */
 	uint64_t watchdog_ns, next_watchdog_ns;
 	bool status_changed;
+	uint64_t next_status_ns;
 };
 
 /* ---- control.c */

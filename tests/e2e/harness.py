@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 DAEMON_UID = 61999
@@ -68,7 +69,8 @@ def wait_for(what, seconds=20.0):
 
 class Daemon:
     """A kvpoold in a directory of its own below /tmp. `config`: what differs from the test's
-    defaults, as a dict. Attributes: socket, dir, config_file, log_file, pid."""
+    defaults, as a dict. Attributes: socket, dir, config_file, log_file, pid, notes (what it told
+    systemd)."""
 
     def __init__(self, config=None, program=None, env=None, ready_s=60.0):
         self.program = program or os.environ["KVPOOLD"]
@@ -116,35 +118,47 @@ class Daemon:
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self.notify.bind(path)
         os.chmod(path, 0o777)
+        # Read all the time, as systemd does: a full socket would make the daemon wait.
+        self.notes = []
+        threading.Thread(target=self._listen, args=(self.notify, self.notes), daemon=True).start()
         env = dict(os.environ, NOTIFY_SOCKET=path, **self.env)
         with open(self.log_file, "ab") as log:
             self.process = subprocess.Popen(
                 [self.program, "--foreground", "--config", self.config_file],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
-        self._wait_ready()
+        try:
+            self._wait_ready()
+        except AssertionError:
+            self.kill()
+            raise
         return self
+
+    @staticmethod
+    def _listen(notify, notes):
+        while True:
+            try:
+                data = notify.recv(4096)
+            except OSError:
+                return
+            if not data:
+                return
+            notes.extend(data.decode().split("\n"))
 
     def _wait_ready(self):
         end = time.monotonic() + self.ready_s
-        self.notify.settimeout(0.05)
-        while time.monotonic() < end:
-            try:
-                if b"READY=1" in self.notify.recv(4096).split(b"\n"):
-                    return
-            except socket.timeout:
-                if self.process.poll() is not None:
-                    break
-        raise AssertionError("kvpoold is not ready (status %s):\n%s"
-                             % (self.process.poll(), self.log()))
+        while "READY=1" not in self.notes:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise AssertionError("kvpoold is not ready (status %s):\n%s"
+                                     % (self.process.poll(), self.log()))
+            time.sleep(0.002)
+
+    def _hang_up(self):
+        self.notify.shutdown(socket.SHUT_RDWR)
+        self.notify.close()
 
     def reload(self):
         """SIGHUP, and waits until it has been dealt with."""
-        self.notify.settimeout(0.01)
-        try:
-            while True:
-                self.notify.recv(4096)
-        except socket.timeout:
-            pass
+        self.notes.clear()
         self.process.send_signal(signal.SIGHUP)
         self._wait_ready()
 
@@ -155,7 +169,7 @@ class Daemon:
         self.process.terminate()
         status = self.process.wait(timeout=30)
         self.process = None
-        self.notify.close()
+        self._hang_up()
         if status != 0:
             raise AssertionError("kvpoold ended with status %d:\n%s" % (status, self.log()))
 
@@ -164,7 +178,7 @@ class Daemon:
         self.process.kill()
         self.process.wait()
         self.process = None
-        self.notify.close()
+        self._hang_up()
 
     def __enter__(self):
         return self if self.process else self.start()

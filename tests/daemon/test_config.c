@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/config.h"
+
+static struct kvpd_config *good(const char *text)
+{
+	struct kvpd_config *c = NULL;
+	char error[512] = "";
+	int r = kvpd_config_parse("t.yaml", text, strlen(text), error, sizeof(error), &c);
+
+	if (r < 0)
+		fail_msg("%s\n%s", error, text);
+	return c;
+}
+
+static void test_defaults(void **state)
+{
+	struct kvpd_config *c = good(""), *d = NULL;
+	char error[512];
+
+	(void)state;
+	assert_string_equal(c->runtime_dir, "/run/kvpool");
+	assert_string_equal(c->socket, "kvpool.sock");
+	assert_string_equal(c->user, "kvpool");
+	assert_string_equal(c->admin_group, "");
+	assert_string_equal(c->policy, "lru");
+	assert_true(c->memory == UINT64_C(1) << 30);
+	assert_true(c->defaults.share == c->memory / 4);
+	assert_int_equal(c->numa_node, -1);
+	assert_true(c->unlisted_uids);
+	assert_false(c->trust_daemon_uid);
+	assert_false(c->trust_overflow_uid);
+	assert_int_equal(c->n_tenants, 0);
+	/* Without a file: the same. */
+	assert_int_equal(kvpd_config_load(NULL, error, sizeof(error), &d), 0);
+	assert_null(d->path);
+	assert_true(d->defaults.share == c->defaults.share && d->memory == c->memory);
+	kvpd_config_free(d);
+	kvpd_config_free(c);
+	c = good("# only a comment\n");
+	kvpd_config_free(c);
+	assert_null(kvpd_config_free(NULL));
+}
+
+static void test_everything(void **state)
+{
+	struct kvpd_config *c = good("runtime_dir: /var/tmp/x\n"
+				     "socket: s.sock\n"
+				     "user: \"\"\n"
+				     "admin_group: wheel\n"
+				     "memory: 3 GiB\n"
+				     "extent: 1052672\n"
+				     "populate_threads: 3\n"
+				     "hugepages: require\n"
+				     "mlock: never\n"
+				     "numa_node: 1\n"
+				     "policy: fifo\n"
+				     "claim_ttl_ms: 77\n"
+				     "max_sessions: 12\n"
+				     "handshake_ms: 900\n"
+				     "peer_pidfd: never\n"
+				     "log_level: debug\n"
+				     "unlisted_uids: no\n"
+				     "trust_daemon_uid: on\n"
+				     "trust_overflow_uid: true\n"
+				     "defaults:\n"
+				     "  share: 16MiB\n"
+				     "  max_blocks: 1000\n"
+				     "tenants:\n"
+				     "  - name: a\n"
+				     "    uids: [root, 1001]\n"
+				     "    share: 1GiB\n"
+				     "    max_blocks: 2000\n"
+				     "    recipe_blocks: 5\n"
+				     "    recipe_tokens: 128000\n"
+				     "    arena: 64MiB\n"
+				     "    max_sessions: 3\n"
+				     "    tail_index: false\n"
+				     "  - name: b\n"
+				     "    socket: b.sock\n");
+
+	(void)state;
+	assert_string_equal(c->path, "t.yaml");
+	assert_string_equal(c->user, "");
+	assert_true(c->memory == UINT64_C(3) << 30);
+	assert_int_equal(c->extent, 1052672);
+	assert_int_equal(c->hugepages, KVPD_REQUIRE);
+	assert_int_equal(c->mlock, KVPD_NEVER);
+	assert_int_equal(c->numa_node, 1);
+	assert_int_equal(c->claim_ttl_ms, 77);
+	assert_int_equal(c->log_level, 7);
+	assert_false(c->unlisted_uids);
+	assert_true(c->trust_daemon_uid && c->trust_overflow_uid);
+	assert_int_equal(c->n_tenants, 2);
+	assert_int_equal(c->tenants[0].n_uids, 2);
+	assert_int_equal(c->tenants[0].uids[0], 0);
+	assert_int_equal(c->tenants[0].limits.max_blocks, 2000);
+	assert_int_equal(c->tenants[0].limits.recipe_tokens, 128000);
+	assert_false(c->tenants[0].limits.tail_index);
+	/* What a tenant does not say, the defaults do. */
+	assert_int_equal(c->tenants[1].limits.max_blocks, 1000);
+	assert_int_equal(c->tenants[1].limits.share, 16 << 20);
+	assert_ptr_equal(kvpd_config_by_uid(c, 1001), &c->tenants[0]);
+	assert_null(kvpd_config_by_uid(c, 1002));
+	assert_ptr_equal(kvpd_config_by_name(c, "b"), &c->tenants[1]);
+	assert_null(kvpd_config_by_name(c, "c"));
+	kvpd_config_free(c);
+}
+
+static void test_json(void **state)
+{
+	struct kvpd_config *c = good("{\"memory\": \"64MiB\", \"unlisted_uids\": false,\n"
+				     " \"tenants\": [{\"name\": \"x\", \"uids\": [1, 2]}]}\n");
+
+	(void)state;
+	assert_int_equal(c->memory, 64 << 20);
+	assert_false(c->unlisted_uids);
+	assert_int_equal(c->tenants[0].uids[1], 2);
+	kvpd_config_free(c);
+}
+
+/* Each is refused, with this beginning and with a word of what would be right. */
+static const struct {
+	const char *text, *begins, *has;
+} bad[] = {
+	{ "memory: 12QB\n", "t.yaml:1: memory: ", "KiB, MiB, GiB or TiB" },
+	{ "\nmemory: lots\n", "t.yaml:2: memory: ", "512MiB" },
+	{ "memory: -1\n", "t.yaml:1: memory: ", "not a size" },
+	{ "memory: 1KiB\n", "t.yaml:1: memory: ", "16MiB to 64TiB" },
+	{ "memory: 65TiB\n", "t.yaml:1: memory: ", "16MiB to 64TiB" },
+	{ "memory: 18446744073709551616\n", "t.yaml:1: memory: ", "not a size" },
+	{ "memory: 18014398509481985KiB\n", "t.yaml:1: memory: ", "out of range" },
+	{ "memory: 50%\n", "t.yaml:1: memory: ", "no unit" },
+	{ "memory: 1.5GiB\n", "t.yaml:1: memory: ", "no unit" },
+	{ "extent: 1048577\n", "t.yaml:1: extent: ", "multiple of 4096" },
+	{ "populate_threads: 257\n", "t.yaml:1: populate_threads: ", "0 to 256" },
+	{ "populate_threads: 0x1\n", "t.yaml:1: populate_threads: ", "whole number" },
+	{ "hugepages: maybe\n", "t.yaml:1: hugepages: ", "auto, never, require" },
+	{ "unlisted_uids: 2\n", "t.yaml:1: unlisted_uids: ", "true" },
+	{ "numa_node: 1024\n", "t.yaml:1: numa_node: ", "0 to 1023" },
+	{ "policy: magic\n", "t.yaml:1: policy: ", "lru" },
+	{ "claim_ttl_ms: 9\n", "t.yaml:1: claim_ttl_ms: ", "10 to" },
+	{ "max_sessions: 4097\n", "t.yaml:1: max_sessions: ", "1 to 4096" },
+	{ "max_sessions: 0\n", "t.yaml:1: max_sessions: ", "1 to 4096" },
+	{ "socket: ../x\n", "t.yaml:1: socket: ", "letters, digits" },
+	{ "socket: kvpoold.lock\n", "t.yaml:1: socket: ", "lock file" },
+	{ "socket: \"\"\n", "t.yaml:1: socket: ", "letters, digits" },
+	{ "runtime_dir: run\n", "t.yaml:1: runtime_dir: ", "absolute path" },
+	{ "user: \"a\\nb\"\n", "t.yaml:1: user: ", "control characters" },
+	{ "# a\nmemery: 1\n", "t.yaml:2: ", "unknown key 'memery'" },
+	{ "memory: 1GiB\ndefaults:\n  share: 32MiB\n  shore: 1\n", "t.yaml:4: ", "'shore'" },
+	{ "memory: 1GiB\nmemory: 2GiB\n", "t.yaml:", "already seen" },
+	{ "memory: [1]\n", "t.yaml:1: ", "STRING" },
+	{ "tenants: 5\n", "t.yaml:1: ", "SEQUENCE" },
+	{ "[1, 2]\n", "t.yaml:1: ", "MAPPING" },
+	{ "memory: {\n", "t.yaml:", "" },
+	{ "\n\n\tmemory: 1\n", "t.yaml:3: ", "" },
+	{ "memory: \xff\xfe\n", "t.yaml:1: ", "UTF-8" },
+	{ "---\nmemory: 1GiB\n---\nmemory: 2GiB\n", "t.yaml:4: ", "second document" },
+	{ "socket: &x a\nadmin_group: *x\n", "t.yaml:", "" },
+	{ "defaults:\n  share: 2GiB\n", "t.yaml:2: defaults.share: ", "4MiB to 1GiB" },
+	{ "defaults:\n  arena: 1GiB\n", "t.yaml:", "more than share" },
+	{ "defaults:\n  max_blocks: 268435456\n  recipe_blocks: 1\n", "t.yaml:", "exceed" },
+	{ "tenants:\n  - uids: [1]\n", "t.yaml:2: tenants.0: ", "`name`" },
+	{ "tenants:\n  - name: a\n", "t.yaml:2: tenants.0: ", "`uids`, a `socket`" },
+	{ "tenants:\n  - name: uid-7\n    uids: [1]\n", "t.yaml:2: tenants.0.name: ", "uid-" },
+	{ "tenants:\n  - name: a b\n    uids: [1]\n", "t.yaml:2: tenants.0.name: ", "letters" },
+	{ "tenants:\n  - name: a\n    uids:\n      - 1\n      - nobody-here\n",
+		"t.yaml:5: tenants.0.uids.1: ", "numeric uid" },
+	{ "tenants:\n  - name: a\n    uids: [4294967295]\n",
+		"t.yaml:3: tenants.0.uids.0: ", "no uid" },
+	{ "tenants:\n  - name: a\n    uids: [1]\n  - name: a\n    uids: [2]\n",
+		"t.yaml:4: tenants.1: ", "two tenants" },
+	{ "tenants:\n  - name: a\n    uids: [1]\n  - name: b\n    uids: [2, 1]\n",
+		"t.yaml:4: tenants.1: ", "uid 1 is in tenant 'a' already" },
+	{ "tenants:\n  - name: a\n    socket: s\n  - name: b\n    socket: s\n",
+		"t.yaml:4: tenants.1: ", "has the socket" },
+	{ "tenants:\n  - name: a\n    socket: kvpool.sock\n", "t.yaml:2: tenants.0: ", "main" },
+	{ "memory: 64MiB\ntenants:\n  - name: a\n    uids: [1]\n    share: 40MiB\n"
+	  "  - name: b\n    uids: [2]\n    share: 30MiB\n",
+		"t.yaml:6: tenants.1: ", "more than memory" },
+	{ "tenants:\n  - name: a\n    uids: [1]\n    max_sessions: 5000\n",
+		"t.yaml:4: tenants.0.max_sessions: ", "1 to 4096" },
+};
+
+static void test_refused(void **state)
+{
+	(void)state;
+	for (unsigned i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct kvpd_config *c = NULL;
+		char error[512] = "";
+		int r = kvpd_config_parse(
+			"t.yaml", bad[i].text, strlen(bad[i].text), error, sizeof(error), &c);
+
+		if (r != -EINVAL || c || strncmp(error, bad[i].begins, strlen(bad[i].begins)) ||
+			!strstr(error, bad[i].has))
+			fail_msg("%d '%s' for:\n%s", r, error, bad[i].text);
+	}
+}
+
+static void test_long_runtime_dir(void **state)
+{
+	struct kvpd_config *c = NULL;
+	char error[512], text[256];
+
+	(void)state;
+	snprintf(text, sizeof(text), "runtime_dir: /%0100d\n", 0);
+	assert_int_equal(
+		kvpd_config_parse("t.yaml", text, strlen(text), error, sizeof(error), &c), -EINVAL);
+	assert_non_null(strstr(error, "t.yaml:1: runtime_dir: "));
+	assert_non_null(strstr(error, "107 bytes"));
+}
+
+static void test_many_tenants(void **state)
+{
+	char *text = malloc(1 << 16), error[512];
+	struct kvpd_config *c = NULL;
+	size_t n = 0;
+
+	(void)state;
+	n += (size_t)sprintf(text, "memory: 64GiB\ndefaults:\n  share: 4MiB\ntenants:\n");
+	for (unsigned i = 0; i < KVPD_MAX_TENANTS; i++)
+		n += (size_t)sprintf(text + n, "  - name: t%u\n    uids: [%u]\n", i, i + 1000);
+	assert_int_equal(kvpd_config_parse("t.yaml", text, n, error, sizeof(error), &c), 0);
+	assert_int_equal(c->n_tenants, KVPD_MAX_TENANTS);
+	c = kvpd_config_free(c);
+	n += (size_t)sprintf(text + n, "  - name: more\n    uids: [9]\n");
+	assert_int_equal(kvpd_config_parse("t.yaml", text, n, error, sizeof(error), &c), -EINVAL);
+	assert_non_null(strstr(error, "256"));
+	free(text);
+}
+
+static void test_files(void **state)
+{
+	char name[] = "/tmp/kvpool-config-XXXXXX", error[512];
+	struct kvpd_config *c = NULL;
+	int fd = mkstemp(name);
+	FILE *f = fdopen(fd, "w");
+
+	(void)state;
+	assert_non_null(f);
+	fputs("memory: 32MiB\n", f);
+	fflush(f);
+	assert_int_equal(kvpd_config_load(name, error, sizeof(error), &c), 0);
+	assert_string_equal(c->path, name);
+	c = kvpd_config_free(c);
+	for (int i = 0; i < 70000; i++)
+		fputs("# a long comment\n", f);
+	fclose(f);
+	assert_int_equal(kvpd_config_load(name, error, sizeof(error), &c), -EFBIG);
+	assert_non_null(strstr(error, "1 MiB"));
+	remove(name);
+	assert_int_equal(kvpd_config_load(name, error, sizeof(error), &c), -ENOENT);
+	assert_non_null(strstr(error, name));
+	assert_int_equal(kvpd_config_load("/tmp", error, sizeof(error), &c), -EISDIR);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_defaults),
+		cmocka_unit_test(test_everything),
+		cmocka_unit_test(test_json),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_long_runtime_dir),
+		cmocka_unit_test(test_many_tenants),
+		cmocka_unit_test(test_files),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

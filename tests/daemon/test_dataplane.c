@@ -74,7 +74,6 @@ static void reserve_commit_find(void **state)
 	dp_stop(&w);
 }
 
-
 /* Parents by the serial of their commit, all pushed before any is answered. */
 static void parents_by_serial(void **state)
 {
@@ -120,9 +119,9 @@ static void parents_by_serial(void **state)
 	for (uint32_t i = 0; i < 4; i++)
 		dp_release(c, &g[i]);
 	assert_int_equal(dp_reserve(c, space, 1, 5000, g), 1);
-	assert_int_equal(dp_commit(c, space, &g[0],
-				 (struct dp_ref){ KVP_PARENT_SERIAL, serial + 1, 0 }, tokens, T, 0,
-				 &(struct dp_block){ 0 }),
+	assert_int_equal(
+		dp_commit(c, space, &g[0], (struct dp_ref){ KVP_PARENT_SERIAL, serial + 1, 0 },
+			tokens, T, 0, &(struct dp_block){ 0 }),
 		-ECANCELED);
 	assert_int_equal(dp_commit(c, space, &g[0], (struct dp_ref){ KVP_PARENT_SERIAL, 12345, 0 },
 				 tokens, T, 0, &(struct dp_block){ 0 }),
@@ -377,7 +376,8 @@ static void limbo_keeps_old_bytes(void **state)
 	assert_int_equal(dp_find(b, space, chain, 3 * T, now, 3), 3);
 	for (uint32_t i = 0; i < 3; i++) {
 		assert_true(dp_payload_right(b, &now[i], chain + i * T, T));
-		assert_int_not_equal(kvp_where_extent(now[i].where), kvp_where_extent(hit[i].where));
+		assert_int_not_equal(
+			kvp_where_extent(now[i].where), kvp_where_extent(hit[i].where));
 	}
 	kvp_lease_drop(&lease);
 	b->ack_retires = true;
@@ -561,9 +561,8 @@ static void a_dead_client_leaves_nothing_but_blocks(void **state)
 	memset(g[0].addr, 0, g[0].bytes);
 	assert_int_equal(dp_commit(a, space, &g[0], dp_root(), tokens, T, 0, &block), 0);
 	assert_int_equal(dp_find(a, space, tokens, T, &hit, 1), 1);
-	assert_int_equal(kvp_lease_take(
-				 a->page, 3, &a->view.blocks[hit.id], hit.id, hit.word, &lease),
-		0);
+	assert_int_equal(
+		kvp_lease_take(a->page, 3, &a->view.blocks[hit.id], hit.id, hit.word, &lease), 0);
 	dp_push(a, &claim);
 	assert_int_equal(dp_next(a, 5000, &cqe), 0);
 	assert_int_equal(cqe.status, 0);
@@ -766,8 +765,7 @@ static void tenants_share_nothing(void **state)
 	b = dp_attach(&w, other);
 	space = dp_space(a, "m", 4);
 	assert_int_equal(dp_space(b, "m", 4), space);
-	assert_int_not_equal(
-		a->view.spaces[space].root_lo, b->view.spaces[space].root_lo);
+	assert_int_not_equal(a->view.spaces[space].root_lo, b->view.spaces[space].root_lo);
 	make_tokens(tokens, T, 4);
 	assert_int_equal(dp_put(a, space, dp_root(), tokens, T, &block), 0);
 	assert_int_equal(dp_find(a, space, tokens, T, &hit, 1), 1);

@@ -259,16 +259,16 @@ static void descriptions_out_of_range(void **state)
 	dp_defaults(&w, &limits);
 	dp_start(&w, &limits);
 	c = dp_attach(&w, w.tenant);
-#define REFUSED(error, change)                                                                    \
-	do {                                                                                      \
-		dp_canon(&canon, "m", 2);                                                         \
-		change;                                                                           \
-		reason[0] = 0;                                                                    \
-		assert_int_equal(kvpd_space_open(w.ledger, c->at.session, &canon, reason,         \
-					 sizeof(reason), &space),                                 \
-			error);                                                                   \
-		assert_true(reason[0]);                                                           \
-		assert_int_equal(space.space, 99);                                                \
+#define REFUSED(error, change)                                                            \
+	do {                                                                              \
+		dp_canon(&canon, "m", 2);                                                 \
+		change;                                                                   \
+		reason[0] = 0;                                                            \
+		assert_int_equal(kvpd_space_open(w.ledger, c->at.session, &canon, reason, \
+					 sizeof(reason), &space),                         \
+			error);                                                           \
+		assert_true(reason[0]);                                                   \
+		assert_int_equal(space.space, 99);                                        \
 	} while (0)
 	REFUSED(-EINVAL, canon.version = 2);
 	REFUSED(-EINVAL, canon.dtype = 0);
@@ -313,14 +313,14 @@ static void spaces_are_bounded(void **state)
 	}
 	assert_int_equal(dp_put(c, 5, dp_root(), tokens, T, &block), 0);
 	dp_canon(&canon, "one more", 4);
-	assert_int_equal(kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason),
-				 &space),
+	assert_int_equal(
+		kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason), &space),
 		-ENOSPC);
 	id = (struct kvp_msg_id){ 5, c->view.spaces[5].generation };
 	assert_int_equal(kvpd_space_close(w.ledger, c->at.session, &id), 0);
 	assert_int_equal(kvpd_space_close(w.ledger, c->at.session, &id), -ENOENT);
-	assert_int_equal(kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason),
-				 &space),
+	assert_int_equal(
+		kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason), &space),
 		0);
 	assert_int_equal(space.space, 5);
 	assert_int_equal(dp_find(c, 5, tokens, T, &hit, 1), 0);

@@ -94,6 +94,12 @@ KVP_DEV uint32_t kvp_shfl_u32(uint32_t v, uint32_t lane)
 	return __shfl_sync(0xffffffffu, v, (int)lane);
 }
 
+/* Bit i: lane i's predicate is not 0. */
+KVP_DEV uint32_t kvp_ballot(int predicate)
+{
+	return __ballot_sync(0xffffffffu, predicate);
+}
+
 /* Shared memory, by byte offset. */
 KVP_DEV uint32_t kvp_lds_u8(uint32_t at)
 {
@@ -128,6 +134,10 @@ KVP_DEV struct kvp_v4 kvp_lds_v4(uint32_t at)
 KVP_DEV void kvp_sts_u8(uint32_t at, uint32_t v)
 {
 	kvp_smem[at] = (unsigned char)v;
+}
+KVP_DEV void kvp_sts_u16(uint32_t at, uint32_t v)
+{
+	*(uint16_t *)(kvp_smem + at) = (uint16_t)v;
 }
 KVP_DEV void kvp_sts_u32(uint32_t at, uint32_t v)
 {
@@ -352,6 +362,7 @@ void kvp_syncwarp(void);
 float kvp_shfl_xor_f32(float v, uint32_t mask);
 uint32_t kvp_shfl_xor_u32(uint32_t v, uint32_t mask);
 uint32_t kvp_shfl_u32(uint32_t v, uint32_t lane);
+uint32_t kvp_ballot(int predicate);
 
 uint32_t kvp_lds_u8(uint32_t at);
 uint32_t kvp_lds_u16(uint32_t at);
@@ -360,6 +371,7 @@ float kvp_lds_f32(uint32_t at);
 struct kvp_v2 kvp_lds_v2(uint32_t at);
 struct kvp_v4 kvp_lds_v4(uint32_t at);
 void kvp_sts_u8(uint32_t at, uint32_t v);
+void kvp_sts_u16(uint32_t at, uint32_t v);
 void kvp_sts_u32(uint32_t at, uint32_t v);
 void kvp_sts_f32(uint32_t at, float v);
 

@@ -17,7 +17,7 @@
 #define MAX_COPIES  256u /* cp.async under way per thread; more is a bug in a kernel */
 #define NOBODY      0xffffffffu
 
-enum wait_kind { RUNNABLE, DONE, AT_SYNC, AT_SYNCWARP, AT_SHFL_XOR, AT_SHFL, AT_MMA };
+enum wait_kind { RUNNABLE, DONE, AT_SYNC, AT_SYNCWARP, AT_SHFL_XOR, AT_SHFL, AT_BALLOT, AT_MMA };
 
 /* What is known about one byte of shared memory. Epochs only grow, so nothing is ever cleared. */
 struct shadow {
@@ -219,7 +219,7 @@ static void run_mma(uint32_t warp)
 static void run_collective(uint32_t warp, enum wait_kind kind)
 {
 	struct thread *w = &threads[warp * 32];
-	uint32_t in[32];
+	uint32_t in[32], votes = 0;
 
 	if (kind == AT_SYNCWARP) {
 		sim.warp_epoch[warp]++;
@@ -231,6 +231,13 @@ static void run_collective(uint32_t warp, enum wait_kind kind)
 	}
 	for (uint32_t lane = 0; lane < 32; lane++)
 		in[lane] = w[lane].value;
+	if (kind == AT_BALLOT) {
+		for (uint32_t lane = 0; lane < 32; lane++)
+			votes |= in[lane] << lane;
+		for (uint32_t lane = 0; lane < 32; lane++)
+			w[lane].value = votes;
+		return;
+	}
 	for (uint32_t lane = 0; lane < 32; lane++)
 		w[lane].value = in[(kind == AT_SHFL ? w[lane].arg : lane ^ w[lane].arg) & 31u];
 }
@@ -410,6 +417,10 @@ extern "C" uint32_t kvp_shfl_u32(uint32_t v, uint32_t lane)
 {
 	return shuffle(AT_SHFL, v, lane);
 }
+extern "C" uint32_t kvp_ballot(int predicate)
+{
+	return shuffle(AT_BALLOT, predicate != 0, 0);
+}
 static void mma(float *c, const uint32_t *a, const uint32_t *b, int bf16)
 {
 	struct thread *th = &threads[sim.current];
@@ -584,6 +595,12 @@ extern "C" void kvp_sts_u8(uint32_t at, uint32_t v)
 	uint8_t b = (uint8_t)v;
 
 	shared_write(at, &b, 1);
+}
+extern "C" void kvp_sts_u16(uint32_t at, uint32_t v)
+{
+	uint16_t h = (uint16_t)v;
+
+	shared_write(at, &h, 2);
 }
 extern "C" void kvp_sts_u32(uint32_t at, uint32_t v)
 {

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How the attention kernels lay out shared memory: read by attend.cu and by the shape functions in
+ * table.c, so that both sides count the same bytes. Private to kernels/cuda.
+ *
+ *	Q	16 rows of fp16 (bf16: high parts, then low parts), then 16 row factors
+ *	LUT	K codes -> pairs of fp16; V codes likewise, unless it is the same table
+ *	stages	per warp, a ring of tiles of 16 tokens
+ * After the last tile everything from 0 on is reused: sums of each warp, then maxima and weights.
+ */
+#ifndef KVP_CUDA_ATTEND_H
+#define KVP_CUDA_ATTEND_H
+
+#include <stdint.h>
+
+#if defined(__CUDACC__)
+#define ATTEND_FN static __host__ __device__ __forceinline__
+#else
+#define ATTEND_FN static inline
+#endif
+
+#define ATTEND_WARPS   4
+#define ATTEND_THREADS (32 * ATTEND_WARPS)
+#define ATTEND_TILE    16 /* tokens of one step of a warp */
+#define ATTEND_ROWS    16 /* queries x heads of one block */
+
+/* What every device that we compile for grants a block; sm_120 has the least. */
+#define ATTEND_SMEM_MAX (99u << 10)
+
+/* Kinds of planes. */
+#define AK_F16   0
+#define AK_BF16  1
+#define AK_E4M3  2
+#define AK_E5M2  3
+#define AK_AFF4  4 /* kivi; as V also asym */
+#define AK_AFF2  5
+#define AK_TQ4   6
+#define AK_TQ3   7
+#define AK_TQ2   8
+#define AK_KINDS 9
+
+ATTEND_FN int ak_native(int kind)
+{
+	return kind == AK_F16 || kind == AK_BF16;
+}
+ATTEND_FN int ak_fp8(int kind)
+{
+	return kind == AK_E4M3 || kind == AK_E5M2;
+}
+ATTEND_FN int ak_affine(int kind)
+{
+	return kind == AK_AFF4 || kind == AK_AFF2;
+}
+ATTEND_FN int ak_tq(int kind)
+{
+	return kind >= AK_TQ4;
+}
+
+ATTEND_FN uint32_t ak_bits(int kind)
+{
+	if (ak_native(kind))
+		return 16;
+	if (ak_fp8(kind))
+		return 8;
+	if (kind == AK_TQ3)
+		return 3;
+	return kind == AK_AFF2 || kind == AK_TQ2 ? 2 : 4;
+}
+
+ATTEND_FN uint32_t ak_row(int kind, uint32_t dim)
+{
+	return dim * ak_bits(kind) / 8;
+}
+
+/* Distance of rows in a stage: padded so that the lanes of one load hit different banks. */
+ATTEND_FN uint32_t ak_k_stride(int kind, uint32_t dim)
+{
+	uint32_t row = ak_row(kind, dim);
+
+	return row >= 128 ? row + 64 : row;
+}
+ATTEND_FN uint32_t ak_v_stride(int kind, uint32_t dim)
+{
+	uint32_t row = ak_row(kind, dim);
+
+	return row % 32 == 0 ? row + 16 : row;
+}
+
+/* Bytes of the scalars of a tile; affine V may have a group per 16 channels. */
+ATTEND_FN uint32_t ak_k_scalars(int kind, uint32_t dim)
+{
+	return ak_native(kind) ? 0 : ak_affine(kind) ? 4 * dim : 2 * ATTEND_TILE;
+}
+ATTEND_FN uint32_t ak_v_scalars(int kind, uint32_t dim)
+{
+	return ak_native(kind)   ? 0
+	       : ak_affine(kind) ? 4 * ATTEND_TILE * (dim / 16)
+				 : 2 * ATTEND_TILE;
+}
+
+/* Entries of the table from a pair of codes to a pair of numbers; each has a word per lane. */
+ATTEND_FN uint32_t ak_lut_entries(int kind)
+{
+	return ak_bits(kind) > 4 ? 0 : 1u << 2 * ak_bits(kind);
+}
+
+/* Do both planes read one table? tq planes of one kind must then have the same centroids. */
+ATTEND_FN int ak_lut_shared(int k, int v)
+{
+	return k == v;
+}
+
+struct attend_smem {
+	uint32_t factors;
+	uint32_t k_lut;
+	uint32_t v_lut;
+	uint32_t stages;      /* of warp 0 */
+	uint32_t stage_count; /* per warp */
+	uint32_t stage;       /* bytes of one */
+	uint32_t v_codes;     /* in a stage, which begins with the codes of K */
+	uint32_t k_scalars;
+	uint32_t v_scalars;
+	uint32_t headers;
+	uint32_t bytes;
+};
+
+ATTEND_FN struct attend_smem attend_smem_of(int k, int v, uint32_t dim)
+{
+	struct attend_smem s;
+	uint32_t end, sums = ATTEND_WARPS * ATTEND_ROWS * (dim + 2) * 4;
+
+	s.k_lut = 0;
+	end = ak_lut_entries(k) * 128;
+	s.v_lut = ak_lut_shared(k, v) ? 0 : end;
+	end += ak_lut_shared(k, v) ? 0 : ak_lut_entries(v) * 128;
+	s.factors = end + ATTEND_ROWS * dim * (k == AK_BF16 ? 4 : 2);
+	s.stages = s.factors + ATTEND_ROWS * 4;
+	s.v_codes = ATTEND_TILE * ak_k_stride(k, dim);
+	s.k_scalars = s.v_codes + ATTEND_TILE * ak_v_stride(v, dim);
+	s.v_scalars = s.k_scalars + ak_k_scalars(k, dim);
+	s.headers = s.v_scalars + ak_v_scalars(v, dim);
+	s.stage = s.headers + 32;
+	s.stage_count = s.stages + ATTEND_WARPS * 3 * s.stage > ATTEND_SMEM_MAX ? 2 : 3;
+	s.bytes = s.stages + ATTEND_WARPS * s.stage_count * s.stage;
+	s.bytes = s.bytes > sums ? s.bytes : sums;
+	return s;
+}
+
+#endif

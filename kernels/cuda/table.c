@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/cuda/attend.h"
+#include "kernels/cuda/kvp_cuda_kernels.h"
+#include "kernels/dsp.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define GRID_X_MAX  0x7fffffffu
+#define GRID_YZ_MAX 65535u
+#define ROW_WARPS   8u /* WARPS of codec.cu */
+#define ANY_WARPS   4u
+
+/* ---- codecs ---- */
+
+static void rotation_bits(const struct rotation *rot, struct kvp_cuda_rotation *out)
+{
+	out->rounds = rot->rounds;
+	out->order = rot->order;
+	out->rescale = rot->rescale;
+	for (uint32_t r = 0; r < rot->rounds; r++)
+		for (uint32_t i = 0; i < rot->dim; i++)
+			out->sign[r][i / 32] |= rot->sign[r][i] >> 31 << i % 32;
+	if (rot->order > 1)
+		memcpy(out->paley, rot->paley, sizeof(out->paley));
+}
+
+static int init_tq(
+	uint32_t variant, const struct kvp_plane *p, uint64_t seed, struct kvp_cuda_codec *c)
+{
+	struct tq tq;
+	int r;
+
+	if ((variant >> 4 & 3u) == KVP_ROT_HAAR)
+		return -ENOTSUP;
+	c->seed = seed ? seed : KVP_SEED_DEFAULT;
+	r = kvp_tq_init(&tq, variant, p->dim, c->seed, NULL);
+	if (r < 0)
+		return r;
+	c->bits = tq.bits;
+	c->scalar = tq.scalar;
+	c->wide = tq.wide;
+	memcpy(c->cent, tq.cent, sizeof(c->cent));
+	memcpy(c->bound, tq.bound, sizeof(c->bound));
+	rotation_bits(&tq.rot, &c->rot);
+	return 0;
+}
+
+static int is_chan(const struct kvp_cuda_codec *c)
+{
+	return KVP_CODEC_FAMILY(c->id) == KVP_FAMILY_KIVI && c->kind == KVP_PLANE_K;
+}
+
+int kvp_cuda_codec_init(
+	uint32_t codec, const struct kvp_plane *p, uint64_t seed, struct kvp_cuda_codec *ret_codec)
+{
+	uint32_t variant = KVP_CODEC_VARIANT(codec);
+	struct kvp_cuda_codec c = {
+		.id = codec,
+		.bits = 8,
+		.heads = p->heads,
+		.dim = p->dim,
+		.tokens = p->tokens,
+		.dtype = p->dtype,
+		.kind = p->kind,
+	};
+	struct kvp_layout lay;
+	int r;
+
+	r = kvp_plane_layout(codec, p, &lay);
+	if (r < 0)
+		return r;
+	c.row_bytes = lay.row_bytes;
+	c.group = lay.group;
+	c.groups = lay.groups;
+	c.coded = lay.coded;
+	c.codes = lay.codes;
+	c.scale = lay.scale;
+	c.minimum = lay.minimum;
+	c.native = lay.native;
+	c.bytes = lay.bytes;
+	switch (KVP_CODEC_FAMILY(codec)) {
+	case KVP_FAMILY_NATIVE:
+	case KVP_FAMILY_FP8:
+	case KVP_FAMILY_INT8:
+		break;
+	case KVP_FAMILY_KIVI:
+	case KVP_FAMILY_ASYM:
+		c.bits = variant & 15u;
+		if (is_chan(&c) && c.bits == 3)
+			return -ENOTSUP;
+		break;
+	case KVP_FAMILY_TQ:
+		r = init_tq(variant, p, seed, &c);
+		if (r < 0)
+			return r;
+		break;
+	default:
+		return -ENOTSUP;
+	}
+	*ret_codec = c;
+	return 0;
+}
+
+/* ---- shapes ---- */
+
+static int rows_valid(const struct kvp_cuda_rows *p)
+{
+	if (!p->count || !p->pages || !p->codec.heads || !p->codec.tokens || !p->codec.dim ||
+		p->codec.heads > KVP_PLANE_HEADS_MAX || p->codec.dim > KVP_PLANE_DIM_MAX ||
+		p->codec.tokens > KVP_PLANE_TOKENS_MAX)
+		return 0;
+	return p->slots ? p->count <= GRID_X_MAX / KVP_PLANE_HEADS_MAX : p->count <= GRID_YZ_MAX;
+}
+
+static int shape_warps(
+	const struct kvp_cuda_rows *p, uint32_t warps, uint32_t smem, struct kvp_cuda_shape *ret)
+{
+	uint32_t rows;
+
+	if (!rows_valid(p))
+		return -EINVAL;
+	rows = p->codec.heads * (p->slots ? p->count : p->codec.tokens);
+	*ret = (struct kvp_cuda_shape){
+		.grid = { (rows + warps - 1) / warps, p->slots ? 1 : p->count, 1 },
+		.threads = 32 * warps,
+		.smem_bytes = smem,
+	};
+	return 0;
+}
+
+static int shape_begin(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_rows *p = params;
+
+	if (!rows_valid(p) || p->slots || p->codec.id == KVP_CODEC_NATIVE)
+		return -EINVAL;
+	if (p->force_exponent && (p->exponent < -120 || p->exponent > 125))
+		return -EINVAL;
+	*ret = (struct kvp_cuda_shape){
+		.grid = { p->count, 1, 1 },
+		.threads = 32 * ROW_WARPS,
+		.smem_bytes = 4 * ROW_WARPS,
+	};
+	return 0;
+}
+
+static int shape_native(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_rows *p = params;
+
+	return p->codec.id == KVP_CODEC_NATIVE ? shape_warps(p, ROW_WARPS, 0, ret) : -ENOTSUP;
+}
+
+static int shape_tq(const void *params, uint32_t dim, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_rows *p = params;
+
+	if (KVP_CODEC_FAMILY(p->codec.id) != KVP_FAMILY_TQ || (dim && p->codec.dim != dim))
+		return -ENOTSUP;
+	if (dim)
+		return shape_warps(p, ROW_WARPS, 0, ret);
+	return shape_warps(p, ANY_WARPS, ANY_WARPS * 2 * 4 * p->codec.dim, ret);
+}
+
+static int shape_tq_64(const void *params, struct kvp_cuda_shape *ret)
+{
+	return shape_tq(params, 64, ret);
+}
+
+static int shape_tq_128(const void *params, struct kvp_cuda_shape *ret)
+{
+	return shape_tq(params, 128, ret);
+}
+
+static int shape_tq_256(const void *params, struct kvp_cuda_shape *ret)
+{
+	return shape_tq(params, 256, ret);
+}
+
+static int shape_tq_any(const void *params, struct kvp_cuda_shape *ret)
+{
+	return shape_tq(params, 0, ret);
+}
+
+static int shape_byte(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_rows *p = params;
+	uint32_t family = KVP_CODEC_FAMILY(p->codec.id);
+
+	if (family != KVP_FAMILY_FP8 && family != KVP_FAMILY_INT8)
+		return -ENOTSUP;
+	return shape_warps(p, ROW_WARPS, 0, ret);
+}
+
+static int is_affine(const struct kvp_cuda_codec *c)
+{
+	return KVP_CODEC_FAMILY(c->id) == KVP_FAMILY_KIVI ||
+	       KVP_CODEC_FAMILY(c->id) == KVP_FAMILY_ASYM;
+}
+
+static int shape_asym_encode(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_rows *p = params;
+
+	if (!is_affine(&p->codec) || is_chan(&p->codec))
+		return -ENOTSUP;
+	return shape_warps(p, ROW_WARPS, ROW_WARPS * (KVP_PLANE_DIM_MAX / 16) * 4, ret);
+}
+
+static int shape_chan_encode(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_rows *p = params;
+
+	if (!is_chan(&p->codec) || p->slots)
+		return -ENOTSUP;
+	if (!rows_valid(p))
+		return -EINVAL;
+	*ret = (struct kvp_cuda_shape){
+		.grid = { p->codec.heads * (p->codec.groups + 1), p->count, 1 },
+		.threads = (p->codec.row_bytes + 31) / 32 * 32,
+	};
+	return 0;
+}
+
+static int shape_affine_decode(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_rows *p = params;
+
+	return is_affine(&p->codec) ? shape_warps(p, ROW_WARPS, 0, ret) : -ENOTSUP;
+}
+
+static int shape_copy(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_copy *p = params;
+	uint64_t pieces, blocks;
+	int64_t all = p->src_offset | p->dst_offset | (int64_t)p->run_bytes;
+
+	if (!p->count || p->count > GRID_YZ_MAX || !p->run_bytes || !p->n[0] || !p->n[1] ||
+		!p->n[2])
+		return -EINVAL;
+	for (int i = 0; i < 3; i++)
+		all |= p->src_stride[i] | p->dst_stride[i];
+	if (all % 16 || __builtin_mul_overflow((uint64_t)p->n[0] * p->n[1], p->n[2], &pieces) ||
+		__builtin_mul_overflow(pieces, p->run_bytes / 16, &pieces))
+		return -EINVAL;
+	/* a thread takes about four pieces where there are many */
+	blocks = (pieces + 1023) / 1024;
+	*ret = (struct kvp_cuda_shape){
+		.grid = { blocks < 65536 ? (uint32_t)blocks : 65536, p->count, 1 },
+		.threads = 256,
+	};
+	return 0;
+}
+
+/* The kind of a plane for attention; -ENOTSUP. */
+static int attend_kind(const struct kvp_cuda_codec *c)
+{
+	switch (KVP_CODEC_FAMILY(c->id)) {
+	case KVP_FAMILY_NATIVE:
+		if (c->dtype == KVP_DTYPE_F16)
+			return AK_F16;
+		return c->dtype == KVP_DTYPE_BF16 ? AK_BF16 : -ENOTSUP;
+	case KVP_FAMILY_FP8:
+		return c->id == KVP_CODEC_FP8_E4M3 ? AK_E4M3 : AK_E5M2;
+	case KVP_FAMILY_KIVI:
+	case KVP_FAMILY_ASYM:
+		if (c->kind == KVP_PLANE_K && !is_chan(c))
+			return -ENOTSUP;
+		return c->bits == 4 ? AK_AFF4 : c->bits == 2 ? AK_AFF2 : -ENOTSUP;
+	case KVP_FAMILY_TQ:
+		if (c->wide)
+			return -ENOTSUP;
+		return c->bits == 4 ? AK_TQ4 : c->bits == 3 ? AK_TQ3 : AK_TQ2;
+	default:
+		return -ENOTSUP;
+	}
+}
+
+static int attend_valid(const struct kvp_cuda_attend *p)
+{
+	uint64_t blocks = ((uint64_t)p->queries * p->group + ATTEND_ROWS - 1) / ATTEND_ROWS;
+
+	if (!p->queries || !p->group || !p->splits || !p->seqs || p->seqs > GRID_YZ_MAX ||
+		p->split_first > p->split_total || p->splits > p->split_total - p->split_first)
+		return 0;
+	if (!p->k.heads || p->k.heads != p->v.heads || p->k.dim != p->v.dim ||
+		p->k.tokens != p->v.tokens || p->k.tokens % ATTEND_TILE ||
+		p->k.coded != p->k.tokens || blocks * p->k.heads > GRID_YZ_MAX)
+		return 0;
+	return p->k.kind == KVP_PLANE_K && p->v.kind == KVP_PLANE_V;
+}
+
+static int shape_attend(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_attend *p = params;
+	int k = attend_kind(&p->k), v = attend_kind(&p->v);
+	uint32_t blocks;
+
+	if (k < 0 || v < 0 || (p->k.dim != 64 && p->k.dim != 128))
+		return -ENOTSUP;
+	if (k == v && memcmp(p->k.cent, p->v.cent, sizeof(p->k.cent)) != 0)
+		return -ENOTSUP;
+	if (!attend_valid(p))
+		return -EINVAL;
+	blocks = (p->queries * p->group + ATTEND_ROWS - 1) / ATTEND_ROWS;
+	*ret = (struct kvp_cuda_shape){
+		.grid = { p->splits, blocks * p->k.heads, p->seqs },
+		.threads = ATTEND_THREADS,
+		.smem_bytes = attend_smem_of(k, v, p->k.dim).bytes,
+	};
+	return 0;
+}
+
+static int shape_merge(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_merge *p = params;
+	uint64_t rows = (uint64_t)p->queries * p->group;
+
+	if (!rows || rows > GRID_X_MAX || !p->heads || p->heads > GRID_YZ_MAX || !p->seqs ||
+		p->seqs > GRID_YZ_MAX || !p->dim || !p->split_total)
+		return -EINVAL;
+	*ret = (struct kvp_cuda_shape){
+		.grid = { (uint32_t)((rows + 3) / 4), p->heads, p->seqs },
+		.threads = 128,
+	};
+	return 0;
+}
+
+/* ---- the table ---- */
+
+#define ROWS(name, smem, shape)                                 \
+	{                                                       \
+		name, sizeof(struct kvp_cuda_rows), smem, shape \
+	}
+#define ATTEND(k, v)                                                                              \
+	{ "kvp_cu_attend_" k "_" v "_64", sizeof(struct kvp_cuda_attend), ATTEND_SMEM_MAX,        \
+		shape_attend },                                                                   \
+	{                                                                                         \
+		"kvp_cu_attend_" k "_" v "_128", sizeof(struct kvp_cuda_attend), ATTEND_SMEM_MAX, \
+			shape_attend                                                              \
+	}
+
+const struct kvp_cuda_kernel kvp_cuda_kernels[] = {
+	ROWS("kvp_cu_plane_begin", 4 * ROW_WARPS, shape_begin),
+	ROWS("kvp_cu_native_encode", 0, shape_native),
+	ROWS("kvp_cu_native_decode", 0, shape_native),
+	ROWS("kvp_cu_tq_encode_64", 0, shape_tq_64),
+	ROWS("kvp_cu_tq_encode_128", 0, shape_tq_128),
+	ROWS("kvp_cu_tq_encode_256", 0, shape_tq_256),
+	ROWS("kvp_cu_tq_encode_any", 32u << 10, shape_tq_any),
+	ROWS("kvp_cu_tq_decode_64", 0, shape_tq_64),
+	ROWS("kvp_cu_tq_decode_128", 0, shape_tq_128),
+	ROWS("kvp_cu_tq_decode_256", 0, shape_tq_256),
+	ROWS("kvp_cu_tq_decode_any", 32u << 10, shape_tq_any),
+	ROWS("kvp_cu_byte_encode", 0, shape_byte),
+	ROWS("kvp_cu_byte_decode", 0, shape_byte),
+	ROWS("kvp_cu_asym_encode", 2u << 10, shape_asym_encode),
+	ROWS("kvp_cu_chan_encode", 0, shape_chan_encode),
+	ROWS("kvp_cu_affine_decode", 0, shape_affine_decode),
+	{ "kvp_cu_copy", sizeof(struct kvp_cuda_copy), 0, shape_copy },
+	ATTEND("f16", "f16"),
+	ATTEND("bf16", "bf16"),
+	ATTEND("e4m3", "e4m3"),
+	ATTEND("e5m2", "e5m2"),
+	ATTEND("aff4", "aff4"),
+	ATTEND("aff2", "aff2"),
+	ATTEND("tq4", "tq4"),
+	ATTEND("tq3", "tq3"),
+	ATTEND("tq2", "tq2"),
+	ATTEND("e4m3", "aff4"),
+	ATTEND("tq4", "aff4"),
+	ATTEND("tq3", "aff4"),
+	{ "kvp_cu_merge", sizeof(struct kvp_cuda_merge), 0, shape_merge },
+};
+const uint32_t kvp_cuda_kernel_count = sizeof(kvp_cuda_kernels) / sizeof(kvp_cuda_kernels[0]);
+
+int kvp_cuda_kernel_find(const char *name, const struct kvp_cuda_kernel **ret_kernel)
+{
+	for (uint32_t i = 0; i < kvp_cuda_kernel_count; i++) {
+		if (strcmp(kvp_cuda_kernels[i].name, name) == 0) {
+			*ret_kernel = &kvp_cuda_kernels[i];
+			return 0;
+		}
+	}
+	return -ENOENT;
+}
+
+static int find_codec_kernel(
+	const struct kvp_cuda_codec *c, const char *op, const struct kvp_cuda_kernel **ret)
+{
+	const char *family;
+	char name[64], size[8] = "";
+
+	switch (KVP_CODEC_FAMILY(c->id)) {
+	case KVP_FAMILY_NATIVE:
+		family = "native";
+		break;
+	case KVP_FAMILY_FP8:
+	case KVP_FAMILY_INT8:
+		family = "byte";
+		break;
+	case KVP_FAMILY_KIVI:
+	case KVP_FAMILY_ASYM:
+		family = strcmp(op, "decode") == 0 ? "affine" : is_chan(c) ? "chan" : "asym";
+		break;
+	case KVP_FAMILY_TQ:
+		family = "tq";
+		snprintf(size, sizeof(size), "_%s",
+			c->dim == 64    ? "64"
+			: c->dim == 128 ? "128"
+			: c->dim == 256 ? "256"
+					: "any");
+		break;
+	default:
+		return -ENOTSUP;
+	}
+	snprintf(name, sizeof(name), "kvp_cu_%s_%s%s", family, op, size);
+	return kvp_cuda_kernel_find(name, ret) < 0 ? -ENOTSUP : 0;
+}
+
+int kvp_cuda_encode_kernel(
+	const struct kvp_cuda_codec *c, const struct kvp_cuda_kernel **ret_kernel)
+{
+	return find_codec_kernel(c, "encode", ret_kernel);
+}
+
+int kvp_cuda_decode_kernel(
+	const struct kvp_cuda_codec *c, const struct kvp_cuda_kernel **ret_kernel)
+{
+	return find_codec_kernel(c, "decode", ret_kernel);
+}
+
+int kvp_cuda_attend_kernel(const struct kvp_cuda_codec *k, const struct kvp_cuda_codec *v,
+	const struct kvp_cuda_kernel **ret_kernel)
+{
+	static const char *const kinds[AK_KINDS] = { "f16", "bf16", "e4m3", "e5m2", "aff4", "aff2",
+		"tq4", "tq3", "tq2" };
+	int kk = attend_kind(k), vk = attend_kind(v);
+	char name[64];
+
+	if (kk < 0 || vk < 0 || (kk == vk && memcmp(k->cent, v->cent, sizeof(k->cent)) != 0))
+		return -ENOTSUP;
+	snprintf(name, sizeof(name), "kvp_cu_attend_%s_%s_%u", kinds[kk], kinds[vk], k->dim);
+	return kvp_cuda_kernel_find(name, ret_kernel) < 0 ? -ENOTSUP : 0;
+}

@@ -20,6 +20,7 @@
 #define SWEEP_FAST_MS   20  /* an extent waits for its last reader */
 #define SWEEP_SLOW_MS   250 /* old attachments, slots ahead of need */
 #define STOCK_IDLE_NS   UINT64_C(1000000000)
+#define GOODBYE_MS      200u
 #define TAG_EXTENT      0x80000000u /* tags of EXTENT_GET: this | extent */
 #define MAP_PRIVATE_TO  (KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP | KVP_MAP_HUGEPAGE)
 
@@ -284,12 +285,32 @@ static void attachment_empty(struct attachment *att)
 	att->sock = att->wake = -1;
 }
 
+/*
+ * With nothing left to read the leases may end. Waits a moment for the daemon to hang up: what it
+ * has sent meanwhile must not make it meet a closed socket before it has read this.
+ */
+static void say_goodbye(struct attachment *att)
+{
+	struct kvp_packet *p = att->client->packet;
+	uint64_t deadline = now_ns() + GOODBYE_MS * NS_PER_MS;
+
+	if (att->sock < 0 || send_packet(att, KVP_MSG_BYE, 0, NULL, 0) < 0)
+		return;
+	while (kvp_msg_poll(att->sock, POLLIN, deadline) == 0) {
+		int r = kvp_msg_recv(att->sock, KVP_MSG_TO_CLIENT, p);
+
+		if (r == 0)
+			kvp_msg_done(p);
+		else if (r != -EAGAIN)
+			return;
+	}
+}
+
 void attachment_free(struct attachment *att, int mapped)
 {
 	if (mapped) {
 		unmap_all(att);
-		/* Only now, with nothing left to read: it ends the leases. */
-		tell_daemon(att, KVP_MSG_BYE, NULL, 0);
+		say_goodbye(att);
 	}
 	if (att->wake >= 0)
 		close(att->wake);
@@ -504,6 +525,8 @@ static int attach(struct kvp_client *c)
 		return 0;
 	if (!c->told)
 		fail(c, r, c->socket);
+	if (att->page)
+		tell_daemon(att, KVP_MSG_BYE, NULL, 0);
 	pthread_mutex_lock(&c->ring_lock);
 	attachment_empty(att);
 	pthread_mutex_unlock(&c->ring_lock);
@@ -638,7 +661,8 @@ static void wanted_done(struct attachment *att, uint32_t tag)
 	atomic_fetch_and(&att->wanted[id / 64], ~(UINT64_C(1) << id % 64));
 }
 
-static uint32_t seen_handles(struct attachment *att, struct retiring *rt)
+/* Handles that may be used to look into any extent just now. */
+static uint32_t pinned_handles(struct attachment *att, struct retiring *rt)
 {
 	uint32_t n = 0;
 
@@ -646,7 +670,7 @@ static uint32_t seen_handles(struct attachment *att, struct retiring *rt)
 		for (uint32_t i = 0; i < MATCHES_PER_CHUNK; i++) {
 			uint64_t state = kvp_load_seq(&k->match[i].state);
 
-			if ((uint32_t)state != att->slot + 1)
+			if ((uint32_t)state != (PINNED | (att->slot + 1)))
 				continue;
 			if (rt) {
 				if (n == rt->n)
@@ -678,7 +702,7 @@ static int retire(struct attachment *att, const struct kvp_msg_id *id)
 	 * all there are now, and as many again, suffices while this thread looks.
 	 */
 	kvp_store_seq(&em->base, 0);
-	room = 2 * seen_handles(att, NULL) + MATCHES_PER_CHUNK;
+	room = 2 * pinned_handles(att, NULL) + MATCHES_PER_CHUNK;
 	rt = calloc(1, sizeof(*rt) + room * sizeof(rt->seen[0]));
 	if (!rt) {
 		kvp_store_seq(&em->base, base);
@@ -689,7 +713,7 @@ static int retire(struct attachment *att, const struct kvp_msg_id *id)
 	rt->base = (void *)base;
 	rt->bytes = kvp_load_relaxed(&em->bytes);
 	rt->n = room;
-	rt->n = seen_handles(att, rt);
+	rt->n = pinned_handles(att, rt);
 	rt->next = c->retiring;
 	c->retiring = rt;
 	return 0;

@@ -43,7 +43,8 @@
 #define MATCHES_PER_SHARD KVP_SHARD_LEASES
 #define MATCHES_PER_CHUNK (KVP_SHARDS * MATCHES_PER_SHARD)
 #define MAX_TOKENS        (UINT32_C(1) << 30) /* of one sequence */
-#define NO_ATTACHMENT     UINT32_C(0xffffffff)
+#define NO_ATTACHMENT     UINT32_C(0x7fffffff)
+#define PINNED            UINT32_C(0x80000000)
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 #define NS_PER_MS     UINT64_C(1000000)
@@ -200,7 +201,11 @@ struct attachment {
 /* ---- handles --------------------------------------------------------------------------------- */
 
 struct kvp_match {
-	/* uses 32 | attachment slot + 1 (NO_ATTACHMENT: none, 0: free) 32 */
+	/*
+	 * uses 32 | PINNED 1 | attachment slot + 1 (NO_ATTACHMENT: none; 0: free) 31. A pinned
+	 * handle may be used to look into any extent; otherwise only into those of leased blocks,
+	 * which the daemon does not retire.
+	 */
 	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) state;
 	struct kvp_client *client;
 	struct kvp_space *space;
@@ -366,6 +371,9 @@ int match_any(struct kvp_client *client, const struct attachment *att);
 int match_make(struct kvp_space *space, const kvp_token *tokens, uint32_t n, uint32_t flags,
 	uint32_t how, struct kvp_match **ret_match);
 void match_drop(struct kvp_match *match);
+/* Around every look into extents on behalf of a match that has no lease. */
+void match_pin(struct kvp_match *match);
+void match_unpin(struct kvp_match *match);
 /* Where the bytes of a hit are in this process; NULL if its extent is not mapped. */
 const uint8_t *hit_addr(struct attachment *att, const struct kvp_hit *hit);
 /* The space's place in an attachment, NULL if it is not open there. */

@@ -78,14 +78,14 @@ static struct kvp_match *match_take(struct kvp_space *space)
 	struct kvp_client *c = space->client;
 	struct attachment *att = kvp_load_seq(&c->att);
 	uint32_t shard = thread_shard();
-	struct kvp_match *m = handle_take(c, shard, att ? att->slot + 1 : NO_ATTACHMENT);
+	struct kvp_match *m = handle_take(c, shard, att ? (att->slot + 1) | PINNED : NO_ATTACHMENT);
 
 	if (!m)
 		return NULL;
 	while (att && kvp_load_seq(&c->att) != att) {
 		att = kvp_load_seq(&c->att);
 		kvp_xchg_seq(&m->state, STATE(USES(kvp_load_relaxed(&m->state)),
-						att ? att->slot + 1 : NO_ATTACHMENT));
+						att ? (att->slot + 1) | PINNED : NO_ATTACHMENT));
 	}
 	m->space = space;
 	m->att = att;
@@ -103,11 +103,23 @@ void match_drop(struct kvp_match *m)
 	kvp_store_release(&m->state, STATE(USES(kvp_load_relaxed(&m->state)), 0));
 }
 
+void match_pin(struct kvp_match *m)
+{
+	/* Sequentially consistent, before extents are looked at: partner of retire(). */
+	kvp_xchg_seq(&m->state, kvp_load_relaxed(&m->state) | PINNED);
+}
+
+void match_unpin(struct kvp_match *m)
+{
+	/* Release: all reads come before the extent may go. */
+	kvp_store_release(&m->state, kvp_load_relaxed(&m->state) & ~(uint64_t)PINNED);
+}
+
 int match_any(struct kvp_client *client, const struct attachment *att)
 {
 	for (struct match_chunk *k = client->matches; k; k = kvp_load_acquire(&k->next))
 		for (uint32_t i = 0; i < MATCHES_PER_CHUNK; i++)
-			if ((uint32_t)kvp_load_seq(&k->match[i].state) == att->slot + 1)
+			if (((uint32_t)kvp_load_seq(&k->match[i].state) & ~PINNED) == att->slot + 1)
 				return 1;
 	return 0;
 }
@@ -289,6 +301,7 @@ static int search(
 		if (grow((void **)&m->hits, &m->cap, need, sizeof(m->hits[0])) < 0)
 			return -ENOMEM;
 		find(m, b, tokens, n, flags);
+		match_unpin(m);
 		if (flags & KVP_MATCH_EXACT && m->n_tokens + m->tail_tokens != n)
 			forget_found(m);
 	}
@@ -434,6 +447,7 @@ static int claim_missing(
 		if (!r)
 			return 0;
 		kvp_lease_drop(&m->lease);
+		match_pin(m);
 		r = search(m, tokens, n, o->flags, 0);
 		if (r < 0)
 			return r;

@@ -360,20 +360,61 @@ static int get_block(const struct kvp_match *m, uint32_t i, uint32_t at, uint32_
 	return r;
 }
 
+/* Copies tokens [from, from + n), all of which are matched. */
+static int get_range(const struct kvp_match *m, uint32_t from, uint32_t n, const struct kvp_view *v,
+	uint32_t flags)
+{
+	uint32_t t = m->space->geo.block_tokens, done = 0;
+	int r = 0;
+
+	while (r == 0 && done < n) {
+		uint32_t at = (from + done) % t, step = t - at;
+
+		if (step > n - done)
+			step = n - done;
+		r = get_block(m, (from + done) / t, at, step, v, done, flags);
+		done += step;
+	}
+	return r;
+}
+
+/*
+ * Around a copy without a lease. Handles are const to callers, who only read; the pin is the
+ * library's own affair.
+ */
+static int unleased_begin(const struct kvp_match *m)
+{
+	if (m->flags & KVP_MATCHED_LEASED)
+		return 0;
+	match_pin((struct kvp_match *)m);
+	return 1;
+}
+
+/* -ESTALE: one of the hits did not stay as it was until the copy was done. */
+static int unleased_end(const struct kvp_match *m, const struct kvp_hit *hits, uint32_t n)
+{
+	int r = 0;
+
+	/* All that was read comes before the words are looked at again. */
+	atomic_thread_fence(memory_order_acquire);
+	if (kvp_revalidate(&m->att->view, hits, n) != n)
+		r = -ESTALE;
+	match_unpin((struct kvp_match *)m);
+	return r;
+}
+
 int64_t kvp_get(const struct kvp_match *m, uint32_t from, uint32_t n, const struct kvp_view *dst,
 	uint32_t flags)
 {
-	const struct geometry *geo;
 	struct kvp_view v;
-	uint32_t have, done = 0;
-	int r = 0;
+	uint32_t have, last;
+	int r, unleased;
 
 	if (!m || !(uint32_t)kvp_load_relaxed(&m->state) || flags & ~KVP_GET_VERIFY)
 		return -EINVAL;
 	if (!client_mine(m->client))
 		return -ECHILD;
-	geo = &m->space->geo;
-	r = view_check(geo, dst, VIEW_READ, &v);
+	r = view_check(&m->space->geo, dst, VIEW_READ, &v);
 	if (r < 0)
 		return r;
 	have = m->n_tokens + m->tail_tokens;
@@ -381,21 +422,15 @@ int64_t kvp_get(const struct kvp_match *m, uint32_t from, uint32_t n, const stru
 		return 0;
 	if (n > have - from)
 		n = have - from;
-	while (r == 0 && done < n) {
-		uint32_t at = (from + done) % geo->block_tokens, step = geo->block_tokens - at;
+	if (!n)
+		return 0;
+	last = (from + n - 1) / m->space->geo.block_tokens;
+	unleased = unleased_begin(m);
+	r = get_range(m, from, n, &v, flags);
+	if (unleased) {
+		int stale = unleased_end(m, m->hits, last + 1);
 
-		if (step > n - done)
-			step = n - done;
-		r = get_block(m, (from + done) / geo->block_tokens, at, step, &v, done, flags);
-		done += step;
-	}
-	if (r == 0 && !(m->flags & KVP_MATCHED_LEASED)) {
-		uint32_t last = (from + n - 1) / geo->block_tokens;
-
-		/* All that was read comes before the words are looked at again. */
-		atomic_thread_fence(memory_order_acquire);
-		if (kvp_revalidate(&m->att->view, m->hits, last + 1) <= last)
-			r = -ESTALE;
+		r = r < 0 ? r : stale;
 	}
 	return r < 0 ? r : (int64_t)n;
 }
@@ -404,6 +439,7 @@ int kvp_fork(const struct kvp_match *m, struct kvp_grant *grant)
 {
 	const struct kvp_hit *h;
 	const uint8_t *src;
+	int r = 0, unleased;
 
 	if (!m || !(uint32_t)kvp_load_relaxed(&m->state) || !grant || !grant->att)
 		return -EINVAL;
@@ -414,15 +450,19 @@ int kvp_fork(const struct kvp_match *m, struct kvp_grant *grant)
 	if (!m->tail_tokens)
 		return 0;
 	h = &m->hits[m->n_blocks];
+	unleased = unleased_begin(m);
 	src = hit_addr(m->att, h);
-	if (!src || kvp_where_codec(h->where) != KVP_CODEC_NATIVE)
-		return src ? -EOPNOTSUPP : -ESTALE;
-	payload_prefix(&m->space->geo, grant->addr, src, m->tail_tokens);
+	if (!src)
+		r = -ESTALE;
+	else if (kvp_where_codec(h->where) != KVP_CODEC_NATIVE)
+		r = -EOPNOTSUPP;
+	else
+		payload_prefix(&m->space->geo, grant->addr, src, m->tail_tokens);
 	KVP_FAULT("forked");
-	if (!(m->flags & KVP_MATCHED_LEASED)) {
-		atomic_thread_fence(memory_order_acquire);
-		if (kvp_revalidate(&m->att->view, h, 1) != 1)
-			return -ESTALE;
+	if (unleased) {
+		int stale = unleased_end(m, h, 1);
+
+		r = r < 0 ? r : stale;
 	}
-	return (int)m->tail_tokens;
+	return r < 0 ? r : (int)m->tail_tokens;
 }

@@ -16,6 +16,7 @@ MAY = {
     "libclient": [r"libclient/\w+\.h", r"kvpool\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h"],
     "daemon": [r"daemon/\w+\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h"],
     "tools": [r"libclient/kvpool(_admin)?\.h", r"tools/[\w/]+\.h"],
+    "tools/kvctl": [r"shm/kvp_seg\.h"],
     "tools/kvrun": [r"kernels/kvp_\w+\.h"],
     "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_(types|lease)\.h"],
     "tools/kvreplay": [r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],

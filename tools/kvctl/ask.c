@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvctl/kvctl.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libclient/kvpool_admin.h"
+
+#define ANSWER_MAX ((size_t)256 << 20)
+
+static const char *where(const struct kvctl *ctl)
+{
+	const char *env = getenv("KVPOOL_SOCKET");
+
+	if (ctl->socket)
+		return ctl->socket;
+	return env && *env ? env : KVP_DEFAULT_SOCKET;
+}
+
+static const char *why_nobody(int error)
+{
+	switch (error) {
+	case -ENOENT:
+	case -ECONNREFUSED:
+		return "no kvpoold listens there; start it, or name its socket with --socket";
+	case -EACCES:
+		return "this user may not open the socket";
+	case -EPERM:
+		return "only root and members of its admin_group may administer it";
+	case -EPROTO:
+		return "whoever listens there is no kvpoold";
+	case -EPROTONOSUPPORT:
+		return "it is of another release than this kvctl";
+	case -ETIMEDOUT:
+		return "it does not answer";
+	case -ESHUTDOWN:
+		return "it is shutting down";
+	default:
+		return strerror(-error);
+	}
+}
+
+static int open_admin(struct kvctl *ctl)
+{
+	return ctl->admin ? 0 : kvp_admin_open(ctl->socket, ctl->timeout_ms, &ctl->admin);
+}
+
+static int ask(struct kvctl *ctl, json_t *request, json_t **ret_answer)
+{
+	char *text = NULL, *question = json_dumps(request, JSON_COMPACT);
+	json_error_t at;
+	int r = question ? 0 : -ENOMEM;
+
+	json_decref(request);
+	if (r == 0)
+		r = kvp_admin_request(ctl->admin, question, ctl->timeout_ms, ANSWER_MAX, &text);
+	free(question);
+	*ret_answer = text ? json_loads(text, 0, &at) : NULL;
+	if (text && !*ret_answer)
+		r = -EPROTO;
+	free(text);
+	return r;
+}
+
+int kvctl_try(struct kvctl *ctl, json_t *request, json_t **ret_answer)
+{
+	*ret_answer = NULL;
+	if (open_admin(ctl) < 0) {
+		json_decref(request);
+		return -ENOTCONN;
+	}
+	return ask(ctl, request, ret_answer);
+}
+
+int kvctl_ask(struct kvctl *ctl, json_t *request, json_t **ret_answer)
+{
+	int r = open_admin(ctl);
+
+	if (r == 0)
+		r = ask(ctl, request, ret_answer);
+	else
+		json_decref(request);
+	/* Without an answer it was not the request that failed. */
+	if (!ctl->admin || (r < 0 && !*ret_answer)) {
+		fprintf(stderr, "kvctl: %s: %s\n", where(ctl), why_nobody(r));
+		exit(KVCTL_NOBODY);
+	}
+	return r;
+}
+
+void kvctl_refused(const char *command, int error, const json_t *answer)
+{
+	const char *text = kvctl_text(answer, "error");
+
+	fprintf(stderr, "kvctl: %s: %s\n", command, *text ? text : strerror(-error));
+}
+
+void kvctl_print_json(const json_t *document)
+{
+	json_dumpf(document, stdout, JSON_COMPACT | JSON_SORT_KEYS);
+	putchar('\n');
+}

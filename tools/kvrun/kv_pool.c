@@ -10,11 +10,13 @@
 
 /*
  * How long a sequence stands still for others before it computes on its own. A claimant that is
- * alive commits its next block far sooner; grants are refilled within a millisecond.
+ * alive commits its next block far sooner; grants are refilled within a millisecond, but the first
+ * one has to wait for a whole extent to be populated.
  */
 #define WAIT_CLAIMANT_MS 5000u
 #define WAIT_GRANT_MS    250u
 #define WAIT_FLUSH_MS    5000u
+#define WAIT_EXTENT_MS   2000u
 
 /* One block of the sequence. Exactly one of: payload read in place, grant, private memory. */
 struct slot {
@@ -30,6 +32,7 @@ struct pool_kv {
 	char *socket;
 	struct kvp_client *client; /* NULL: could not even be made */
 	struct kvp_space *space;   /* NULL: no daemon so far */
+	char why[160];             /* the last attempt to attach failed; "": it did not */
 
 	/* of the sequence */
 	struct kvp_match *match; /* holds the lease on what is read in place */
@@ -94,30 +97,44 @@ static int open_space(struct pool_kv *p)
 	return 0;
 }
 
-/* Joins the daemon if there is one by now; leaves in the report why not. */
-static void attach(struct pool_kv *p)
+/*
+ * Waits for the daemon's answer if there is a daemon; else leaves it to the library to find one
+ * later.
+ */
+static int open_client(struct pool_kv *p)
 {
-	struct kvp_open_opts opts = {
-		.size = sizeof(opts), .socket = p->socket, .name = "kvrun", .flags = KVP_OPEN_LAZY
-	};
+	struct kvp_open_opts opts = { .size = sizeof(opts), .socket = p->socket, .name = "kvrun" };
+	int r = kvp_open(&opts, &p->client);
+
+	if (r == 0)
+		return 0;
+	snprintf(p->why, sizeof(p->why), "%s", strerror(-r));
+	opts.flags = KVP_OPEN_LAZY;
+	return kvp_open(&opts, &p->client);
+}
+
+/* Joins the daemon if there is one by now, or remembers why not. */
+static int attach(struct pool_kv *p)
+{
 	struct kvp_space_info info = { .size = sizeof(info) };
-	char *why = p->report.why;
+	char why[sizeof(p->why)] = "";
 	int r = 0;
 
 	if (!p->client)
-		r = kvp_open(&opts, &p->client);
+		r = open_client(p);
 	if (r == 0 && !p->space)
 		r = open_space(p);
 	if (r == 0)
 		r = kvp_space_info(p->space, &info);
-	p->report.attached = r == 0 && info.attached;
-	if (p->report.attached)
-		return;
-	if (p->client)
-		kvp_last_error(p->client, why, sizeof(p->report.why));
-	if (!why[0])
-		snprintf(why, sizeof(p->report.why), "%s",
-			r < 0 ? strerror(-r) : "the daemon is gone");
+	if (r == 0 && info.attached) {
+		p->why[0] = '\0';
+		return 1;
+	}
+	if (p->client && kvp_last_error(p->client, why, sizeof(why)) == 0 && why[0])
+		memcpy(p->why, why, sizeof(why));
+	else if (!p->why[0])
+		snprintf(p->why, sizeof(p->why), "%s", r < 0 ? strerror(-r) : "the daemon is gone");
+	return 0;
 }
 
 /*
@@ -323,7 +340,7 @@ static int pool_start(
 	int r;
 
 	end_sequence(p);
-	attach(p);
+	p->report.attached = attach(p);
 	/* without partial blocks nobody can gain from a claim on one: ask for whole blocks only */
 	if (!p->opts.reuse_tail)
 		n -= n % size;
@@ -410,6 +427,18 @@ static const struct kvr_kv_ops pool_ops = {
 	.free = pool_free,
 };
 
+/*
+ * A client's first grant makes the daemon set up an extent of memory for it, which takes far longer
+ * than the grants after it. Better while the engine starts than while the first prompt waits.
+ */
+static void warm_up(struct pool_kv *p)
+{
+	struct kvp_grant *grant;
+
+	if (p->opts.store && kvp_reserve(p->space, WAIT_EXTENT_MS, NULL, &grant) == 0)
+		kvp_grant_release(grant);
+}
+
 int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
 	const struct kvr_pool_opts *opts, struct kvr_kv **ret_kv)
 {
@@ -430,6 +459,8 @@ int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
 			return -ENOMEM;
 		}
 	}
+	if (attach(p))
+		warm_up(p);
 	*ret_kv = &p->kv;
 	return 0;
 }
@@ -440,4 +471,5 @@ void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report)
 
 	flush(p);
 	*ret_report = p->report;
+	memcpy(ret_report->why, p->why, sizeof(p->why));
 }

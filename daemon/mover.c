@@ -214,7 +214,9 @@ static void choose(struct move_job *j, struct kvpd_extent *x, uint32_t n, bool l
 		if (!movable(x, slot, leased_too))
 			continue;
 		if (!kvpd_vault_take(t, x->cls, x, now, &to)) {
-			if (!urgent || evicted || !kvpd_evict_some(t, kvpd_evict_batch(t), now))
+			/* A vault extent in the making is waited for. */
+			if (!urgent || evicted || x->cls->making ||
+				!kvpd_evict_some(t, kvpd_evict_batch(t), now))
 				return;
 			evicted = true;
 			kvpd_lease_marks(t, true);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /*
  * How long a sequence stands still for others before it computes on its own. A claimant that is
@@ -17,6 +18,8 @@
 #define WAIT_GRANT_MS    250u
 #define WAIT_FLUSH_MS    5000u
 #define WAIT_EXTENT_MS   2000u
+#define ARRIVAL_PAUSE_NS 500000
+#define ARRIVAL_PAUSES   40
 
 /* One block of the sequence. Exactly one of: payload read in place, grant, private memory. */
 struct slot {
@@ -213,27 +216,46 @@ static int match(struct pool_kv *p, const uint32_t *tokens, uint32_t n, uint32_t
 }
 
 /*
- * Single flight: while somebody else computes our next block, follow them. A round that waited and
- * found no more than the one before costs patience, so this ends.
+ * Blocks are missing, yet the claim is neither ours nor somebody else's: the next block is there by
+ * now, in memory that the library is about to map. That takes it about a millisecond.
+ */
+static int arriving(const struct pool_kv *p, uint32_t n, const struct kvp_match_info *info)
+{
+	return p->opts.store && p->report.attached && info->n_tokens < n &&
+	       !(info->flags & (KVP_MATCHED_CLAIMED | KVP_MATCHED_PENDING));
+}
+
+/*
+ * Single flight: while somebody else computes our next block, follow them. A round that found no
+ * more than the one before costs patience, so this ends.
  */
 static int find_prefix(
 	struct pool_kv *p, const uint32_t *tokens, uint32_t n, struct kvp_match_info *ret_info)
 {
-	uint32_t flags = p->opts.store ? KVP_MATCH_CLAIM : 0;
+	static const struct timespec pause = { .tv_nsec = ARRIVAL_PAUSE_NS };
+	uint32_t flags = p->opts.store ? KVP_MATCH_CLAIM : 0, before;
 	int r = match(p, tokens, n, flags, &p->match, ret_info);
-	int patience = 2;
+	int pauses = ARRIVAL_PAUSES, waits = 2;
 
-	while (r == 0 && (ret_info->flags & KVP_MATCHED_PENDING) && patience > 0) {
-		uint32_t before = ret_info->n_blocks;
-		int e = kvp_wait(p->match, WAIT_CLAIMANT_MS);
+	while (r == 0) {
+		if ((ret_info->flags & KVP_MATCHED_PENDING) && waits > 0) {
+			int e = kvp_wait(p->match, WAIT_CLAIMANT_MS);
 
-		if (e < 0 && e != -EAGAIN)
+			if (e < 0 && e != -EAGAIN)
+				break;
+			waits--;
+		} else if (arriving(p, n, ret_info) && pauses > 0) {
+			nanosleep(&pause, NULL);
+			pauses--;
+		} else {
 			break;
+		}
+		before = ret_info->n_blocks;
 		kvp_release(p->match);
 		p->match = NULL;
 		r = match(p, tokens, n, flags, &p->match, ret_info);
-		if (r == 0 && ret_info->n_blocks <= before)
-			patience--;
+		if (r == 0 && ret_info->n_blocks > before)
+			waits = 2;
 	}
 	if (r == 0 && (ret_info->flags & KVP_MATCHED_CLAIMED)) {
 		p->claim = p->match;

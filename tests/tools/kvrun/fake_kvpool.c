@@ -161,11 +161,14 @@ int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
 	struct kvp_match *m = calloc(1, sizeof(*m));
 	struct block *at = NULL, *b;
 	uint32_t i = 0, hidden = fake.hidden;
+	int unmapped = fake.unmapped > 0;
 
 	assert_non_null(m);
 	m->space = space;
 	m->info.size = sizeof(m->info);
-	while (!fake.gone && (i + 1) * size <= n && (b = child(at, tokens + i * size, size))) {
+	fake.unmapped -= (uint32_t)unmapped;
+	while (!fake.gone && !unmapped && (i + 1) * size <= n &&
+		(b = child(at, tokens + i * size, size))) {
 		m->chain[i++] = at = b;
 	}
 	if (hidden && i > 0) { /* the last ones of the chain are not there yet */
@@ -174,7 +177,7 @@ int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
 	}
 	m->info.n_blocks = i;
 	m->info.n_tokens = i * size;
-	if (!fake.gone && !hidden && !(flags & KVP_MATCH_NO_TAIL))
+	if (!fake.gone && !unmapped && !hidden && !(flags & KVP_MATCH_NO_TAIL))
 		m->info.tail_tokens = find_tail(at, tokens + i * size, n - i * size, &m->tail);
 	if (m->info.tail_tokens && m->tail->n == n - i * size &&
 		m->info.tail_tokens == m->tail->n) { /* a partial block that is all that was left */
@@ -184,7 +187,7 @@ int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
 	}
 	if (!fake.gone && !fake.no_lease)
 		m->info.flags |= KVP_MATCHED_LEASED;
-	if (!fake.gone && (flags & KVP_MATCH_CLAIM) && m->info.n_tokens < n) {
+	if (!fake.gone && !unmapped && (flags & KVP_MATCH_CLAIM) && m->info.n_tokens < n) {
 		m->info.flags |= hidden ? KVP_MATCHED_PENDING : KVP_MATCHED_CLAIMED;
 		fake.claims += !hidden;
 	}

@@ -256,6 +256,20 @@ static void waits_for_somebody_else(void **unused)
 	}
 }
 
+static void waits_for_memory_to_be_mapped(void **unused)
+{
+	struct kvr_pool_report r;
+
+	(void)unused;
+	engine(1, &r);
+	fake.unmapped = 3;
+	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+	assert_int_equal(fake.unmapped, 0);
+	fake.unmapped = 1000; /* but not for ever */
+	assert_int_equal(engine(1, &r).reused, 0);
+	assert_true(fake.unmapped > 900);
+}
+
 static void tails_are_reused_on_request(void **unused)
 {
 	float rows[(STEPS + 1) * VOCAB];
@@ -300,6 +314,7 @@ int main(void)
 		cmocka_unit_test_setup(unreadable_in_place, fresh),
 		cmocka_unit_test_setup(nothing_is_stored_on_request, fresh),
 		cmocka_unit_test_setup(waits_for_somebody_else, fresh),
+		cmocka_unit_test_setup(waits_for_memory_to_be_mapped, fresh),
 		cmocka_unit_test_setup(tails_are_reused_on_request, fresh),
 	};
 

@@ -262,7 +262,7 @@ static int bench_context(struct job *job, const struct kvp_kernels *c_only,
 		double decode, fused, cos;
 
 		r = bench_one(
-			job, c_only, name, ctx, &native, &scratch, native_s, &decode, &fused, &cos);
+			job, c_only, name, &native, &scratch, native_s, &decode, &fused, &cos);
 		if (r < 0)
 			break;
 		if (args->json)

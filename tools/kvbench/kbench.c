@@ -124,6 +124,14 @@ static int parse_threads(const char *s, struct kbench_args *args)
 	return 0;
 }
 
+static int parse_seed(const char *s, struct kbench_args *args)
+{
+	char *end;
+
+	args->seed = strtoull(s, &end, 0);
+	return *s && !*end ? 0 : -EINVAL;
+}
+
 int kbench_parse(int argc, char **argv, const char *usage, struct kbench_args *ret_args)
 {
 	struct kbench_args args = { .cpu_mask = KVP_CPU_ALL, .threads = 1 };
@@ -140,7 +148,20 @@ int kbench_parse(int argc, char **argv, const char *usage, struct kbench_args *r
 			args.json = 1;
 			continue;
 		}
-		if (value && strcmp(argv[i], "--isa") == 0)
+		if (strcmp(argv[i], "--repeat") == 0) {
+			args.repeat = 1;
+			continue;
+		}
+		if (value && strcmp(argv[i], "--model") == 0) {
+			args.model = value;
+			r = 0;
+		} else if (value && strcmp(argv[i], "--text") == 0 &&
+			   args.n_texts < KBENCH_TEXTS_MAX) {
+			args.texts[args.n_texts++] = value;
+			r = 0;
+		} else if (value && strcmp(argv[i], "--seed") == 0) {
+			r = parse_seed(value, &args);
+		} else if (value && strcmp(argv[i], "--isa") == 0)
 			r = parse_isa(value, &args.cpu_mask);
 		else if (value && strcmp(argv[i], "--codec") == 0)
 			r = parse_codecs(value, &args);

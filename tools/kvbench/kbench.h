@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #define KBENCH_CODECS_MAX 64
+#define KBENCH_TEXTS_MAX  8
 
 struct kbench_args {
 	int json;
@@ -17,6 +18,11 @@ struct kbench_args {
 	uint32_t ctx[16];
 	size_t n_ctx;
 	uint32_t threads; /* at least 1 */
+	const char *model;
+	const char *texts[KBENCH_TEXTS_MAX];
+	size_t n_texts;
+	int repeat;
+	uint64_t seed; /* of rotations; 0: the default */
 };
 
 /* 0; 1 after --help; -EINVAL with a message on stderr. Strings point into argv. */
@@ -31,5 +37,6 @@ void kbench_fill_f16(void *data, size_t n);
 
 int kvbench_codecs(int argc, char **argv);
 int kvbench_attention(int argc, char **argv);
+int kvbench_quality(int argc, char **argv);
 
 #endif

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvbench quality: what a codec does to a real model. Every key and value goes through the codec,
+ * except that a query sees itself and the 63 tokens before it natively; next-token distributions
+ * are compared with those of the native run.
+ */
+#include "kernels/kvp_codec.h"
+#include "tools/kvbench/kbench.h"
+#include "tools/kvrun/kvr_model.h"
+#include "tools/kvrun/kvr_perplexity.h"
+#include "tools/kvrun/kvr_seq.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCK        64u
+#define WINDOW       1024u
+#define WINDOWS      5u
+#define SKIP         256u /* positions without enough of a coded past */
+#define PASSAGE      400u
+#define PASSAGES     10u
+#define PASSAGE_STEP 2000u
+#define WARM_AGE     512u /* tokens from which on the mix takes the archive's codec */
+
+static const char *const default_codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi4", "kivi2",
+	"kivi4-g64", "kivi2-g64", "asym4", "asym3", "asym2", "tq4", "tq3", "tq2", "tq4-plain",
+	"tq3-plain", "tq2-plain", "tq4-nc", "tq3-nc", "tq2-nc", "tq4-h3", "tq4-sphere", "tq4/tq3",
+	"tq3/tq2", "k8v4", "4bit_nc", "k3v4_nc", "3bit_nc", "hadamard4", "hadamard2", "mix" };
+
+/* A codec per age: [0] for warm tokens, [1] for those of the archive; K and V. */
+struct scheme {
+	uint32_t codec[2][2];
+	int mixed;
+};
+
+/* What the substitute has decoded already, by age class, layer, K or V, head, block. */
+struct store {
+	const struct kvp_kernels *k;
+	const struct scheme *scheme;
+	uint64_t seed; /* of rotations */
+	uint32_t layers, heads, blocks;
+	float **tile; /* NULL: not decoded yet */
+	double bits, values;
+};
+
+static size_t tiles_of(const struct store *s)
+{
+	return (size_t)2 * s->layers * 2 * s->heads * s->blocks;
+}
+
+static void store_clear(struct store *s)
+{
+	for (size_t i = 0; i < tiles_of(s); i++) {
+		free(s->tile[i]);
+		s->tile[i] = NULL;
+	}
+}
+
+static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *from, float *to)
+{
+	struct kvp_plane p = { from->tokens, 1, from->head_dim, KVP_DTYPE_F32,
+		from->value ? KVP_PLANE_V : KVP_PLANE_K };
+	ptrdiff_t row = (ptrdiff_t)(from->head_dim * sizeof(float));
+	struct kvp_raw_const src = { from->native, row * from->tokens, (ptrdiff_t)from->stride };
+	struct kvp_encode_opts o = { .size = sizeof o, .seed = s->seed };
+	struct kvp_plane half = p;
+	size_t bytes, wire;
+	void *payload;
+	int r = kvp_plane_bytes(codec, &p, &bytes);
+
+	if (r < 0)
+		return r;
+	payload = kbench_alloc(bytes);
+	r = kvp_plane_encode(s->k, codec, &p, &o, src, payload, bytes);
+	if (!r)
+		r = kvp_plane_decode(s->k, codec, &p, NULL, payload, bytes,
+			(struct kvp_raw){ to, row * from->tokens, row });
+	free(payload);
+	/* Bits as they would be for fp16 keys and values. */
+	half.dtype = KVP_DTYPE_F16;
+	if (!r && kvp_plane_bytes(codec, &half, &wire) == 0) {
+		s->bits += 8.0 * (double)(wire - (codec ? KVP_PLANE_HDR_BYTES : 0));
+		s->values += (double)from->tokens * from->head_dim;
+	}
+	return r;
+}
+
+static int substitute_read(void *arg, const struct kvr_plane *plane, float *dst)
+{
+	struct store *s = arg;
+	uint32_t age = plane->query - plane->block * BLOCK;
+	uint32_t old = s->scheme->mixed && age >= WARM_AGE;
+	size_t at = (((size_t)old * s->layers + plane->layer) * 2 + plane->value) * s->heads +
+		    plane->kv_head;
+	size_t n = (size_t)plane->tokens * plane->head_dim;
+	float **tile = &s->tile[at * s->blocks + plane->block];
+
+	if (plane->tokens != BLOCK || plane->dtype != KVR_F32)
+		return -EINVAL;
+	if (!*tile) {
+		int r;
+
+		*tile = kbench_alloc(n * sizeof **tile);
+		r = code_plane(s, s->scheme->codec[old][plane->value], plane, *tile);
+		if (r < 0)
+			return r;
+	}
+	memcpy(dst, *tile, n * sizeof *dst);
+	return 0;
+}
+
+/* One stretch of text and the positions that count. */
+struct stretch {
+	uint32_t tokens[WINDOW + 1];
+	uint32_t n; /* run; tokens[n] is the last target */
+	uint32_t first;
+};
+
+struct score {
+	const struct stretch *stretch;
+	uint32_t vocab;
+	float *log_prob; /* [n][vocab] of the native run */
+	int native;      /* fill log_prob, do not compare */
+	double nll_native, nll, kl, top1, count;
+};
+
+static uint32_t argmax(const float *v, uint32_t n)
+{
+	uint32_t best = 0;
+
+	for (uint32_t i = 1; i < n; i++)
+		best = v[i] > v[best] ? i : best;
+	return best;
+}
+
+static int score_chunk(void *arg, uint32_t first, uint32_t n, const float *logits)
+{
+	struct score *s = arg;
+	float *row = malloc(s->vocab * sizeof *row);
+
+	if (!row)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t pos = first + i, target = s->stretch->tokens[pos + 1];
+		float *ref = s->log_prob + (size_t)pos * s->vocab;
+		const float *l = logits + (size_t)i * s->vocab;
+		double max = (double)l[argmax(l, s->vocab)], sum = 0.0, kl = 0.0;
+
+		for (uint32_t v = 0; v < s->vocab; v++)
+			sum += exp((double)l[v] - max);
+		for (uint32_t v = 0; v < s->vocab; v++)
+			row[v] = (float)((double)l[v] - max - log(sum));
+		if (s->native) {
+			memcpy(ref, row, s->vocab * sizeof *row);
+			continue;
+		}
+		if (pos < s->stretch->first)
+			continue;
+		for (uint32_t v = 0; v < s->vocab; v++)
+			kl += exp((double)ref[v]) * ((double)ref[v] - (double)row[v]);
+		s->kl += kl;
+		s->nll_native -= (double)ref[target];
+		s->nll -= (double)row[target];
+		s->top1 += argmax(ref, s->vocab) == argmax(row, s->vocab);
+		s->count += 1.0;
+	}
+	free(row);
+	return 0;
+}
+
+struct quality_job {
+	const struct kvp_kernels *k;
+	struct kvr_model *model;
+	uint64_t seed;
+	struct stretch *stretch;
+	float **log_prob; /* of the native run, per stretch */
+	size_t n;
+};
+
+static int run_stretch(struct quality_job *job, size_t i, struct store *store, struct score *score)
+{
+	struct kvr_geom geom = kvr_model_geom(job->model, BLOCK, KVR_F32);
+	struct kvr_substitute sub = { .window = BLOCK, .read = substitute_read, .arg = store };
+	struct kvr_kv *kv = NULL;
+	struct kvr_seq *seq = NULL;
+	int r = kvr_kv_heap_new(&geom, &kv);
+
+	if (!r)
+		r = kvr_seq_new(job->model, kv, score->native ? NULL : &sub, &seq);
+	score->stretch = &job->stretch[i];
+	score->log_prob = job->log_prob[i];
+	if (!r)
+		r = kvr_seq_score(
+			seq, job->stretch[i].tokens, job->stretch[i].n, score_chunk, score);
+	kvr_seq_free(seq);
+	kvr_kv_free(kv);
+	return r;
+}
+
+static int run_native(struct quality_job *job)
+{
+	struct score score = { .vocab = job->model->config.vocab, .native = 1 };
+	int r = 0;
+
+	for (size_t i = 0; i < job->n && !r; i++) {
+		job->log_prob[i] =
+			kbench_alloc((size_t)job->stretch[i].n * score.vocab * sizeof(float));
+		r = run_stretch(job, i, NULL, &score);
+	}
+	return r;
+}
+
+static int scheme_parse(const char *name, struct scheme *ret)
+{
+	struct scheme s = { 0 };
+	int r;
+
+	if (strcmp(name, "mix") == 0) {
+		s.mixed = 1;
+		s.codec[0][0] = s.codec[0][1] = KVP_CODEC_TQ4;
+		s.codec[1][0] = s.codec[1][1] = KVP_CODEC_TQ2;
+		*ret = s;
+		return 0;
+	}
+	r = kvp_codec_parse_pair(name, &s.codec[0][0], &s.codec[0][1]);
+	if (!r)
+		*ret = s;
+	return r;
+}
+
+static void report(
+	const char *name, const struct score *s, const struct store *store, int json, int first)
+{
+	double native = exp(s->nll_native / s->count), ppl = exp(s->nll / s->count);
+	double delta = 100.0 * (ppl / native - 1.0);
+	double bits = store->values > 0.0 ? store->bits / store->values : 16.0;
+
+	if (json)
+		printf("%s\n{\"codec\":\"%s\",\"ppl_native\":%.5f,\"ppl\":%.5f,\"delta_pct\":%.4f,"
+		       "\"kl_nats\":%.6f,\"top1_agreement\":%.5f,\"bits_per_value\":%.4f}",
+			first ? "" : ",", name, native, ppl, delta, s->kl / s->count,
+			s->top1 / s->count, bits);
+	else
+		printf("%-14s %6.3f %9.5f %+8.3f %9.6f %8.5f\n", name, bits, ppl, delta,
+			s->kl / s->count, s->top1 / s->count);
+	fflush(stdout);
+}
+
+static int run_codec(struct quality_job *job, const char *name, int json, int first)
+{
+	const struct kvr_config *c = &job->model->config;
+	struct score score = { .vocab = c->vocab };
+	struct scheme scheme;
+	struct store store = { .k = job->k,
+		.scheme = &scheme,
+		.layers = c->layers,
+		.heads = c->kv_heads,
+		.blocks = WINDOW / BLOCK + 1,
+		.seed = job->seed };
+	int r = scheme_parse(name, &scheme);
+
+	if (r < 0) {
+		fprintf(stderr, "kvbench quality: no codec is called %s\n", name);
+		return r;
+	}
+	store.tile = calloc(tiles_of(&store), sizeof *store.tile);
+	if (!store.tile)
+		return -ENOMEM;
+	for (size_t i = 0; i < job->n && !r; i++) {
+		r = run_stretch(job, i, &store, &score);
+		store_clear(&store);
+	}
+	free(store.tile);
+	if (r < 0)
+		fprintf(stderr, "kvbench quality: %s: %s\n", name, strerror(-r));
+	else
+		report(name, &score, &store, json, first);
+	return r;
+}
+
+/* The stretches of one text: consecutive windows, or passages followed by themselves. */
+static int load_text(const char *path, int repeat, struct stretch *out, size_t *ret_n)
+{
+	size_t want = repeat ? PASSAGE_STEP * (PASSAGES - 1) + PASSAGE : WINDOW * WINDOWS + 1;
+	uint8_t *text = kbench_alloc(want);
+	FILE *f = fopen(path, "rb");
+	size_t got = f ? fread(text, 1, want, f) : 0;
+
+	if (f)
+		fclose(f);
+	if (got < want) {
+		fprintf(stderr, "kvbench quality: %s: %s\n", path,
+			f ? "too short" : strerror(errno));
+		free(text);
+		return -EINVAL;
+	}
+	for (size_t i = 0; i < (repeat ? PASSAGES : WINDOWS); i++) {
+		const uint8_t *from = text + i * (repeat ? PASSAGE_STEP : WINDOW);
+		struct stretch *s = &out[i];
+
+		if (repeat) {
+			for (uint32_t j = 0; j < PASSAGE; j++)
+				s->tokens[j] = s->tokens[PASSAGE + 2 + j] = from[j];
+			s->tokens[PASSAGE] = s->tokens[PASSAGE + 1] = '\n';
+			s->n = 2 * PASSAGE + 1;
+			s->first = PASSAGE + 2 + 16;
+		} else {
+			for (uint32_t j = 0; j <= WINDOW; j++)
+				s->tokens[j] = from[j];
+			s->n = WINDOW;
+			s->first = SKIP;
+		}
+	}
+	free(text);
+	*ret_n = repeat ? PASSAGES : WINDOWS;
+	return 0;
+}
+
+static int run_all(struct quality_job *job, const struct kbench_args *args)
+{
+	size_t n = args->n_codecs ? args->n_codecs : sizeof default_codecs / sizeof *default_codecs;
+	int list = args->json && n > 1;
+	int r = run_native(job);
+
+	if (list)
+		printf("[");
+	else if (!args->json)
+		printf("%-14s %6s %9s %8s %9s %8s\n", "codec", "bits", "ppl", "delta %", "kl nats",
+			"top-1");
+	for (size_t i = 0; i < n && !r; i++)
+		r = run_codec(job, args->n_codecs ? args->codecs[i] : default_codecs[i], args->json,
+			i == 0);
+	if (args->json)
+		printf("%s\n", list ? "\n]" : "");
+	return r;
+}
+
+int kvbench_quality(int argc, char **argv)
+{
+	static const char usage[] =
+		"kvbench quality --model DIR --text FILE [--text FILE...] [--codec NAME[,NAME...]] "
+		"[--repeat] [--seed N] [--json]\n"
+		"  --repeat  passages of 400 bytes, each followed by itself, instead of windows\n"
+		"  --seed    of the rotations";
+	struct kbench_args args = { 0 };
+	struct kvr_error err = { 0 };
+	struct quality_job job = { 0 };
+	struct kvp_kernels *k = NULL;
+	int r = kbench_parse(argc, argv, usage, &args);
+
+	if (r)
+		return r < 0 ? 2 : 0;
+	if (!args.model || !args.n_texts) {
+		fprintf(stderr, "usage: %s\n", usage);
+		return 2;
+	}
+	r = kvr_model_open(args.model, &err, &job.model);
+	if (r < 0) {
+		fprintf(stderr, "kvbench quality: %s\n", err.text);
+		return 1;
+	}
+	job.stretch = kbench_alloc(args.n_texts * PASSAGES * sizeof *job.stretch);
+	job.log_prob = calloc(args.n_texts * PASSAGES, sizeof *job.log_prob);
+	for (size_t i = 0; i < args.n_texts && !r; i++) {
+		size_t n = 0;
+
+		r = load_text(args.texts[i], args.repeat, job.stretch + job.n, &n);
+		job.n += n;
+	}
+	if (!r)
+		r = kvp_kernels_new(args.cpu_mask, &k);
+	job.k = k;
+	job.seed = args.seed;
+	if (!r)
+		r = run_all(&job, &args);
+	for (size_t i = 0; i < job.n && job.log_prob; i++)
+		free(job.log_prob[i]);
+	free(job.log_prob);
+	free(job.stretch);
+	kvp_kernels_free(k);
+	kvr_model_free(job.model);
+	return r < 0 ? 1 : 0;
+}

@@ -5,6 +5,9 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#ifdef KVP_HAVE_X86
+#include <cpuid.h>
+#endif
 
 #define EXPONENT_MIN  (-120)
 #define EXPONENT_MAX  125
@@ -15,9 +18,12 @@ unsigned int kvp_cpu_detect(void)
 	unsigned int cpu = 0;
 
 #ifdef KVP_HAVE_X86
+	unsigned int a, b, c, d;
+
 	__builtin_cpu_init();
+	/* No compiler's builtin knows F16C by name everywhere. */
 	if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-		__builtin_cpu_supports("f16c"))
+		__get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C))
 		cpu |= KVP_CPU_AVX2;
 	if (cpu && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
 		__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

@@ -1,0 +1,572 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention against a double-precision reference over what the planes decode to. */
+#include "kernels/attend_rows.h"
+#include "kernels/kvp_attend.h"
+#include "tests/kernels/guard.h"
+#include "tests/kernels/inputs.h"
+
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define PARTS_MAX 80
+
+static struct kvp_kernels *kernels[3];
+static size_t n_kernels;
+
+/* A job with everything it owns, and the decoded planes that the reference reads. */
+struct rig {
+	struct kvp_attend a;
+	struct kvp_attend_part part[PARTS_MAX];
+	float *k[PARTS_MAX], *v[PARTS_MAX]; /* [head][token][dim] */
+	void *data[2 * PARTS_MAX];
+	float *q, *out, *lse, *ref, *ref_lse, *mask;
+	uint32_t total;
+	size_t n;
+};
+
+static void *alloc(size_t size)
+{
+	void *p = aligned_alloc(64, (size + 63) & ~(size_t)63);
+
+	assert_non_null(p);
+	return p;
+}
+
+static void add_plane(
+	struct rig *g, uint32_t i, const char *name, uint32_t kind, uint32_t tokens, uint32_t dtype)
+{
+	struct kvp_plane p = { tokens, g->a.kv_heads, kind ? g->a.v_dim : g->a.k_dim, dtype, kind };
+	struct kvp_attend_plane *ap = kind ? &g->part[i].v : &g->part[i].k;
+	struct kvp_plane wide = p;
+	size_t esize = dtype == KVP_DTYPE_F32 ? 4 : 2, n = (size_t)tokens * p.heads * p.dim, bytes;
+	ptrdiff_t row = (ptrdiff_t)(p.dim * esize);
+	uint8_t *raw = alloc(n * esize), *payload;
+	float *decoded = alloc(n * 4);
+	uint32_t codec;
+
+	assert_int_equal(kvp_codec_parse(name, &codec), 0);
+	assert_int_equal(kvp_plane_bytes(codec, &p, &bytes), 0);
+	payload = alloc(bytes);
+	inputs_fill(raw, n, dtype, INPUT_NORMAL);
+	assert_int_equal(kvp_plane_encode(kernels[0], codec, &p, NULL,
+				 (struct kvp_raw_const){ raw, row * tokens, row }, payload, bytes),
+		0);
+	if (dtype == KVP_DTYPE_F32) {
+		assert_int_equal(kvp_plane_decode(kernels[0], codec, &wide, NULL, payload, bytes,
+					 (struct kvp_raw){ decoded, row * tokens, row }),
+			0);
+	} else { /* native fp16 or bf16: exact in fp32 */
+		assert_int_equal(codec, KVP_CODEC_NATIVE);
+		for (size_t j = 0; j < n; j++) {
+			uint16_t h;
+			uint32_t u;
+
+			memcpy(&h, raw + 2 * j, 2);
+			if (dtype == KVP_DTYPE_BF16) {
+				u = (uint32_t)h << 16;
+				memcpy(&decoded[j], &u, 4);
+			} else {
+				decoded[j] =
+					ldexpf((float)(h & 1023) + (h & 0x7c00 ? 1024.0f : 0.0f),
+						(h >> 10 & 31) ? (h >> 10 & 31) - 25 : -24) *
+					(h & 0x8000 ? -1.0f : 1.0f);
+			}
+		}
+	}
+	free(raw);
+	*ap = (struct kvp_attend_plane){ .codec = codec,
+		.dtype = dtype,
+		.data = payload,
+		.bytes = bytes,
+		.head_stride = row * tokens,
+		.token_stride = row };
+	g->data[2 * i + kind] = payload;
+	if (kind)
+		g->v[i] = decoded;
+	else
+		g->k[i] = decoded;
+}
+
+static void add_part(struct rig *g, const char *kc, const char *vc, uint32_t tokens)
+{
+	uint32_t i = g->a.n_parts++;
+
+	g->part[i] = (struct kvp_attend_part){ .tokens = tokens };
+	add_plane(g, i, kc, KVP_PLANE_K, tokens, KVP_DTYPE_F32);
+	add_plane(g, i, vc, KVP_PLANE_V, tokens, KVP_DTYPE_F32);
+	g->total += tokens;
+}
+
+static struct rig *rig_new(uint32_t queries, uint32_t q_heads, uint32_t kv_heads, uint32_t dim)
+{
+	struct rig *g = calloc(1, sizeof *g);
+
+	g->n = (size_t)queries * q_heads * dim;
+	g->a = (struct kvp_attend){ .size = sizeof g->a,
+		.queries = queries,
+		.q_heads = q_heads,
+		.kv_heads = kv_heads,
+		.k_dim = dim,
+		.v_dim = dim,
+		.scale = 1.0f / sqrtf((float)dim),
+		.parts = g->part,
+		.n_splits = 1 };
+	g->q = alloc(g->n * 4);
+	g->out = alloc(g->n * 4);
+	g->ref = alloc(g->n * 4);
+	g->lse = alloc(g->n * 4);
+	g->ref_lse = alloc(g->n * 4);
+	inputs_fill(g->q, g->n, KVP_DTYPE_F32, INPUT_NORMAL);
+	g->a.q = g->q;
+	return g;
+}
+
+static void rig_free(struct rig *g)
+{
+	for (uint32_t i = 0; i < g->a.n_parts; i++) {
+		free(g->k[i]);
+		free(g->v[i]);
+		free(g->data[2 * i]);
+		free(g->data[2 * i + 1]);
+	}
+	free(g->q);
+	free(g->out);
+	free(g->lse);
+	free(g->ref);
+	free(g->ref_lse);
+	free(g->mask);
+	free(g);
+}
+
+static int seen(const struct rig *g, uint32_t query, uint64_t token)
+{
+	uint64_t pos = g->a.position + query;
+
+	if (g->a.causal && token > pos)
+		return 0;
+	return !g->a.window || token + g->a.window > pos;
+}
+
+static void reference_row(struct rig *g, uint32_t query, uint32_t head)
+{
+	uint32_t kv = head / (g->a.q_heads / g->a.kv_heads), d = g->a.k_dim;
+	size_t row = (size_t)query * g->a.q_heads + head;
+	const float *q = g->q + row * d;
+	double *s = calloc(g->total + 1, sizeof *s), *o = calloc(d, sizeof *o);
+	double max = -INFINITY, sum = 0.0;
+	uint32_t at = 0;
+
+	for (uint32_t i = 0; i < g->a.n_parts; i++) {
+		for (uint32_t t = 0; t < g->part[i].tokens; t++, at++) {
+			const float *x = g->k[i] + ((size_t)kv * g->part[i].tokens + t) * d;
+
+			for (uint32_t c = 0; c < d; c++)
+				s[at] += (double)q[c] * (double)x[c];
+			s[at] = s[at] * (double)g->a.scale +
+				(g->mask ? (double)g->mask[query * g->a.mask_stride + at] : 0.0);
+			if (!seen(g, query, at))
+				s[at] = -INFINITY;
+			max = fmax(max, s[at]);
+		}
+	}
+	at = 0;
+	for (uint32_t i = 0; i < g->a.n_parts; i++) {
+		for (uint32_t t = 0; t < g->part[i].tokens; t++, at++) {
+			const float *x = g->v[i] + ((size_t)kv * g->part[i].tokens + t) * d;
+			double w = s[at] == -INFINITY ? 0.0 : exp(s[at] - max);
+
+			sum += w;
+			for (uint32_t c = 0; c < d; c++)
+				o[c] += w * (double)x[c];
+		}
+	}
+	for (uint32_t c = 0; c < d; c++)
+		g->ref[row * d + c] = sum > 0.0 ? (float)(o[c] / sum) : 0.0f;
+	g->ref_lse[row] = sum > 0.0 ? (float)(max + log(sum)) : -INFINITY;
+	free(s);
+	free(o);
+}
+
+static void reference(struct rig *g)
+{
+	for (uint32_t i = 0; i < g->a.queries; i++)
+		for (uint32_t h = 0; h < g->a.q_heads; h++)
+			reference_row(g, i, h);
+}
+
+static void run(struct rig *g, const struct kvp_kernels *k, struct kvp_attend_result *res)
+{
+	size_t bytes;
+
+	assert_int_equal(kvp_attend_workspace(&g->a, &bytes), 0);
+	g->a.workspace = alloc(bytes);
+	g->a.workspace_size = bytes;
+	memset(g->a.workspace, 0xff, bytes);
+	res->out = g->out;
+	res->lse = g->lse;
+	memset(g->out, 0xff, g->n * 4);
+	assert_int_equal(kvp_attend(k, &g->a, res), 0);
+	free(g->a.workspace);
+	g->a.workspace = NULL;
+}
+
+/* Every instruction set against the reference: |delta| <= 1e-3, cosine >= .9999 per row. */
+static void compare(struct rig *g, const char *what)
+{
+	uint32_t d = g->a.v_dim;
+
+	reference(g);
+	for (size_t set = 0; set < n_kernels; set++) {
+		struct kvp_attend_result res = { 0 };
+
+		run(g, kernels[set], &res);
+		for (size_t row = 0; row < g->n / d; row++) {
+			double xy = 0.0, xx = 0.0, yy = 0.0;
+
+			for (uint32_t c = 0; c < d; c++) {
+				double x = (double)g->ref[row * d + c],
+				       y = (double)g->out[row * d + c];
+
+				if (!(fabs(x - y) <= 1e-3))
+					fail_msg("%s set %zu: %g instead of %g", what, set, y, x);
+				xy += x * y;
+				xx += x * x;
+				yy += y * y;
+			}
+			if (xx > 0.0 && !(xy >= 0.9999 * sqrt(xx * yy)))
+				fail_msg("%s set %zu: cosine %g", what, set, xy / sqrt(xx * yy));
+			if (g->ref_lse[row] == -INFINITY)
+				assert_true(g->lse[row] == -INFINITY);
+			else
+				assert_true(fabs((double)(g->lse[row] - g->ref_lse[row])) < 2e-3);
+		}
+	}
+}
+
+static const char *const pairs[][2] = { { "native", "native" }, { "tq4", "tq4" }, { "tq3", "tq3" },
+	{ "tq2", "tq2" }, { "kivi4-g16", "kivi4-g16" }, { "kivi2-g16", "kivi2-g16" },
+	{ "fp8", "asym4" }, { "int8", "int8" }, { "tq4-nc", "asym4" }, { "hadamard4", "hadamard4" },
+	{ "tq4-h3-sphere", "tq3-plain-wide" }, { "fp8-e5m2", "native" } };
+#define PAIRS (sizeof pairs / sizeof *pairs)
+
+/* The contexts, group sizes and dims of the acceptance list, in blocks of 64 with a partial last.
+ */
+static void d033_d034_d039_contexts(void **state)
+{
+	static const uint32_t contexts[] = { 1, 15, 16, 17, 256, 1023, 1024, 4096 };
+	static const uint32_t group[] = { 1, 4, 8 };
+	uint32_t turn = 0;
+
+	(void)state;
+	for (size_t i = 0; i < PAIRS; i++) {
+		for (size_t c = 0; c < sizeof contexts / sizeof *contexts; c++, turn++) {
+			/* Long contexts cost time in reference C: one pair each in turn. */
+			struct rig *g = rig_new(1, 2 * group[turn % 3], 2, turn % 2 ? 64 : 128);
+			uint32_t left = contexts[c];
+
+			if (left == 4096 && i % 4)
+				left = 2048;
+			while (left) {
+				uint32_t n = left < 64 ? left : 64;
+				int kivi = strncmp(pairs[i][0], "kivi", 4) == 0 && n < 16;
+
+				add_part(g, kivi ? "native" : pairs[i][0],
+					kivi ? "native" : pairs[i][1], n);
+				left -= n;
+			}
+			compare(g, pairs[i][0]);
+			rig_free(g);
+		}
+	}
+}
+
+/* Hot native tail, warm 4-bit, 2-bit archive in one call; GQA; several queries; window; causal. */
+static void a001_a035_b039_tiers_in_one_call(void **state)
+{
+	(void)state;
+	for (int round = 0; round < 12; round++) {
+		struct rig *g = rig_new(1 + (uint32_t)round % 4, 8, 2, 128);
+
+		for (int i = 0; i < 4; i++)
+			add_part(g, "tq2", "kivi2", 64);
+		for (int i = 0; i < 3; i++)
+			add_part(g, "kivi4", "tq4", 100);
+		add_part(g, "int8", "fp8", 33);
+		add_part(g, "native", "native", 70);
+		g->a.position = g->total - g->a.queries;
+		g->a.causal = round & 1;
+		g->a.window = round & 2 ? 130 : 0;
+		g->a.n_splits = 1 + (uint32_t)round % 5;
+		compare(g, "tiers");
+		rig_free(g);
+	}
+}
+
+/* Native fp16 and bf16 planes; fp32 accumulation. */
+static void a076_native_dtypes(void **state)
+{
+	(void)state;
+	for (uint32_t dtype = KVP_DTYPE_F16; dtype <= KVP_DTYPE_BF16; dtype++) {
+		struct rig *g = rig_new(1, 8, 2, 128);
+
+		g->a.n_parts = 1;
+		g->part[0].tokens = 300;
+		g->total = 300;
+		add_plane(g, 0, "native", KVP_PLANE_K, 300, dtype);
+		add_plane(g, 0, "native", KVP_PLANE_V, 300, dtype);
+		compare(g, "dtype");
+		rig_free(g);
+	}
+}
+
+/* Whatever lies in masked tokens, NaN included, contributes exactly nothing. */
+static void a036_masked_tokens_are_absent(void **state)
+{
+	struct rig *g = rig_new(2, 4, 2, 64);
+	float *first = alloc(g->n * 4);
+
+	(void)state;
+	add_part(g, "tq4", "tq4", 64);
+	add_part(g, "native", "native", 64);
+	g->a.mask_stride = 130;
+	g->mask = calloc(260, sizeof *g->mask);
+	for (uint32_t i = 0; i < 2; i++)
+		for (uint32_t t = 0; t < 128; t++)
+			g->mask[i * 130 + t] = t % 3 == 0 ? -INFINITY : 0.01f * (float)t;
+	g->a.mask = g->mask;
+	compare(g, "mask");
+	for (size_t set = 0; set < n_kernels; set++) {
+		struct kvp_attend_result res = { 0 };
+		float *k = (float *)(uintptr_t)g->part[1].k.data;
+		float save = k[2 * 64];
+
+		run(g, kernels[set], &res);
+		memcpy(first, g->out, g->n * 4);
+		k[2 * 64] = NAN; /* token 64 + 2 = 66, masked */
+		run(g, kernels[set], &res);
+		assert_memory_equal(first, g->out, g->n * 4);
+		k[2 * 64] = save;
+	}
+	free(first);
+	rig_free(g);
+}
+
+static void empty_and_fully_masked_rows(void **state)
+{
+	struct rig *g = rig_new(1, 4, 2, 64);
+
+	(void)state;
+	compare(g, "empty");
+	add_part(g, "tq4", "tq3", 20);
+	g->a.mask_stride = 20;
+	g->mask = calloc(20, sizeof *g->mask);
+	for (uint32_t t = 0; t < 20; t++)
+		g->mask[t] = -INFINITY;
+	g->a.mask = g->mask;
+	compare(g, "masked");
+	for (size_t i = 0; i < g->n; i++)
+		assert_true(g->out[i] == 0.0f);
+	rig_free(g);
+}
+
+/* Splits merged by log-sum-exp equal one pass within 1e-5. */
+static void d035_split_k(void **state)
+{
+	struct rig *g = rig_new(1, 16, 4, 128);
+	float *one = alloc(g->n * 4);
+
+	(void)state;
+	for (int i = 0; i < 33; i++)
+		add_part(g, i % 2 ? "tq4" : "kivi4", "tq4", 64);
+	for (size_t set = 0; set < n_kernels; set++) {
+		struct kvp_attend_result res = { 0 };
+
+		g->a.n_splits = 1;
+		run(g, kernels[set], &res);
+		memcpy(one, g->out, g->n * 4);
+		for (uint32_t splits = 2; splits <= 64; splits *= 2) {
+			g->a.n_splits = splits;
+			run(g, kernels[set], &res);
+			for (size_t i = 0; i < g->n; i++)
+				assert_true(fabs((double)(one[i] - g->out[i])) < 1e-5);
+		}
+	}
+	free(one);
+	rig_free(g);
+}
+
+/* Two rotations per query, one there and one back, whatever the context. */
+static void d030_d031_two_rotations(void **state)
+{
+	(void)state;
+	for (uint32_t blocks = 1; blocks <= 64; blocks *= 4) {
+		struct rig *g = rig_new(1, 4, 2, 64);
+		struct kvp_attend_result res = { 0 };
+
+		for (uint32_t i = 0; i < blocks; i++)
+			add_part(g, "tq4", i % 2 ? "tq4" : "tq2", 64);
+		run(g, kernels[n_kernels - 1], &res);
+		assert_int_equal(res.rotations, 2);
+		rig_free(g);
+	}
+}
+
+/* The rotated-domain score equals the dot product with the decoded vector. */
+static void d030_rotated_scores(void **state)
+{
+	struct rig *g = rig_new(1, 1, 1, 128);
+
+	(void)state;
+	add_part(g, "tq4", "tq4", 1);
+	for (size_t set = 0; set < n_kernels; set++) {
+		struct kvp_attend_result res = { 0 };
+		double dot = 0.0;
+
+		run(g, kernels[set], &res);
+		for (uint32_t c = 0; c < 128; c++)
+			dot += (double)g->q[c] * (double)g->k[0][c];
+		/* One token: the log-sum-exp is its score. Integers (AVX-512) are less exact. */
+		assert_true(fabs(dot * (double)g->a.scale - (double)g->lse[0]) <
+			    (set == 2 ? 1e-3 : 1e-5));
+	}
+	rig_free(g);
+}
+
+/* Mass per token and KV head: weights of all its queries; their sum is the number of queries. */
+static void attention_mass(void **state)
+{
+	struct rig *g = rig_new(2, 8, 2, 64);
+	float mass[2 * 300];
+
+	(void)state;
+	add_part(g, "tq4", "tq4", 64);
+	add_part(g, "kivi4", "kivi4", 77);
+	add_part(g, "native", "native", 100);
+	g->a.position = g->total - 2;
+	g->a.causal = 1;
+	g->a.window = 200;
+	for (size_t set = 0; set < n_kernels; set++) {
+		struct kvp_attend_result res = { .mass = mass, .mass_stride = 300 };
+
+		run(g, kernels[set], &res);
+		for (uint32_t h = 0; h < 2; h++) {
+			double sum = 0.0;
+
+			for (uint32_t t = 0; t < g->total; t++) {
+				assert_true(mass[h * 300 + t] >= 0.0f);
+				sum += (double)mass[h * 300 + t];
+				if (t + 200 <= g->total - 2)
+					assert_true(mass[h * 300 + t] == 0.0f);
+			}
+			assert_true(fabs(sum - 2.0 * 4.0) < 1e-3);
+		}
+	}
+	rig_free(g);
+}
+
+/* NaN in one head's native keys reaches the queries of that head, and no others. */
+static void nan_stays_in_its_head(void **state)
+{
+	struct rig *g = rig_new(1, 4, 2, 64);
+
+	(void)state;
+	add_part(g, "native", "native", 40);
+	((float *)(uintptr_t)g->part[0].k.data)[7 * 64] = NAN;
+	for (size_t set = 0; set < n_kernels; set++) {
+		struct kvp_attend_result res = { 0 };
+
+		run(g, kernels[set], &res);
+		for (uint32_t c = 0; c < 128; c++)
+			assert_true(isnan(g->out[c]));
+		for (uint32_t c = 128; c < 256; c++)
+			assert_true(isfinite(g->out[c]));
+	}
+	rig_free(g);
+}
+
+static void refusals(void **state)
+{
+	struct rig *g = rig_new(1, 4, 2, 64);
+	struct kvp_attend bad;
+	size_t bytes = 1;
+
+	(void)state;
+	add_part(g, "tq4", "tq4", 64);
+	assert_int_equal(kvp_attend_workspace(&g->a, &bytes), 0);
+	g->a.workspace = alloc(bytes);
+	g->a.workspace_size = bytes;
+	bad = g->a;
+	bad.q_heads = 3;
+	assert_int_equal(kvp_attend_prepare(kernels[0], &bad), -EINVAL);
+	bad = g->a;
+	bad.queries = 9;
+	assert_int_equal(kvp_attend_prepare(kernels[0], &bad), -EINVAL);
+	bad = g->a;
+	bad.workspace_size--;
+	assert_int_equal(kvp_attend_prepare(kernels[0], &bad), -ENOSPC);
+	bad = g->a;
+	bad.n_splits = 0;
+	assert_int_equal(kvp_attend_prepare(kernels[0], &bad), -EINVAL);
+	bad = g->a;
+	bad.k_dim = 32;
+	assert_int_equal(kvp_attend_prepare(kernels[0], &bad), -EBADMSG);
+	g->part[0].k.bytes--;
+	assert_int_equal(kvp_attend_prepare(kernels[0], &g->a), -EBADMSG);
+	g->part[0].k.bytes++;
+	((uint8_t *)g->data[0])[4] ^= 2;
+	assert_int_equal(kvp_attend_prepare(kernels[0], &g->a), -EPROTONOSUPPORT);
+	((uint8_t *)g->data[0])[4] ^= 2;
+	assert_int_equal(kvp_attend_prepare(kernels[0], &g->a), 0);
+	/* A header that changes between the phases is caught. */
+	((uint8_t *)g->data[0])[32] ^= 2;
+	assert_int_equal(kvp_attend_range(kernels[0], &g->a, 0), -EBADMSG);
+	free(g->a.workspace);
+	rig_free(g);
+}
+
+static int setup(void **state)
+{
+	static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_ALL };
+
+	(void)state;
+	inputs_init();
+	printf("seed %llu\n", (unsigned long long)inputs_seed);
+	for (size_t i = 0; i < 3; i++)
+		if (!(masks[i] & ~kvp_cpu_detect()) &&
+			kvp_kernels_new(masks[i], &kernels[n_kernels++]) < 0)
+			return -1;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < n_kernels; i++)
+		kvp_kernels_free(kernels[i]);
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a001_a035_b039_tiers_in_one_call),
+		cmocka_unit_test(a036_masked_tokens_are_absent),
+		cmocka_unit_test(a076_native_dtypes),
+		cmocka_unit_test(d030_d031_two_rotations),
+		cmocka_unit_test(d030_rotated_scores),
+		cmocka_unit_test(d033_d034_d039_contexts),
+		cmocka_unit_test(d035_split_k),
+		cmocka_unit_test(attention_mass),
+		cmocka_unit_test(empty_and_fully_masked_rows),
+		cmocka_unit_test(nan_stays_in_its_head),
+		cmocka_unit_test(refusals),
+	};
+
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -14,6 +14,10 @@
 /* A fully free vault extent stays for so long after its class was last used. */
 #define WARM_NS (1000 * KVPD_MS)
 
+/* A session's first arena is small, so that its first slots are there soon. */
+#define FIRST_ARENA (UINT64_C(8) << 20)
+#define FIRST_SLOTS 16u
+
 uint64_t kvpd_slot_bytes(uint64_t block_bytes)
 {
 	return (block_bytes + 63) / 64 * 64;
@@ -203,6 +207,16 @@ static void extent_free(struct kvpd_extent *x)
 	free(x);
 }
 
+/* An extent that comes to nothing. */
+static void give_up(struct kvpd_extent *x)
+{
+	if (x->kind == KVP_EXTENT_ARENA && x->owner) {
+		x->owner->making = false;
+		x->owner->arena_bytes -= x->bytes;
+	}
+	extent_free(x);
+}
+
 static uint64_t round_down(const struct kvpd_ledger *l, uint64_t bytes)
 {
 	uint64_t up = kvpd_pool_round(l, bytes);
@@ -365,65 +379,100 @@ static bool reclaiming(const struct kvpd_tenant *t)
 }
 
 /*
- * Has something emptied and given back, one extent at a time. not_arena: whose arenas stay;
- * not_class: whose vault stays.
+ * Has something emptied and given back, one extent at a time: of the session that has more than its
+ * part, else of the vault. Arenas of `spared` stay, and unless there is nothing else the vault of
+ * class `c`. Either may be NULL.
  */
-static void reclaim(struct kvpd_tenant *t, bool arenas, const struct kvpd_session *not_arena,
-	const struct kvpd_class *not_class)
+static void reclaim(
+	struct kvpd_tenant *t, const struct kvpd_session *spared, const struct kvpd_class *c)
 {
-	struct kvpd_extent *x = NULL;
+	struct kvpd_extent *x;
 
 	if (reclaiming(t))
 		return;
-	if (arenas)
-		x = arena_victim(t, not_arena);
+	x = arena_victim(t, spared);
 	if (!x)
-		x = vault_victim(t, not_class);
-	if (!x && !arenas)
-		x = arena_victim(t, not_arena);
+		x = vault_victim(t, c);
+	if (!x)
+		x = vault_victim(t, NULL);
 	if (x)
 		kvpd_extent_drain(x);
 }
 
-void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
+/* A session that turned to blocks of another size gives up an arena of the former. */
+static void trade_class(struct kvpd_session *s, const struct kvpd_class *c)
 {
-	struct kvpd_tenant *t = s->tenant;
-	uint64_t cap = kvpd_arena_cap(s, c->slot_bytes);
-	uint64_t total = kvpd_arena_total(t, c->slot_bytes), want, most, bytes;
-	struct kvpd_extent *x;
+	struct kvpd_extent *least = NULL;
 
-	if (s->making || s->expelled || now < s->refused_ns || s->arena_bytes >= cap ||
-		t->abandoned)
-		return;
-	want = cap / 2 < t->ledger->extent_bytes ? cap / 2 : t->ledger->extent_bytes;
-	most = total > t->arena_bytes ? total - t->arena_bytes : 0;
-	if (most > cap - s->arena_bytes)
-		most = cap - s->arena_bytes;
-	bytes = extent_size(t->ledger, c, want, most);
-	if (!bytes && s->arena_bytes)
-		return; /* the rest of its part is less than a slot */
-	if (!bytes || bytes > room(t)) {
-		uint64_t less = bytes ? extent_size(t->ledger, c, want, room(t)) : 0;
+	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
+		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
 
-		if (!less || (less < bytes / 2 && s->arena_bytes)) {
-			s->refused_ns = now + RECLAIM_NS;
-			reclaim(t, !bytes, s, bytes ? NULL : c);
-			return;
-		}
-		bytes = less;
+		if (x->cls == c || x->draining)
+			return; /* has room of this class, or is at it */
+		if (gives(x) && (!least || x->used < least->used))
+			least = x;
 	}
-	x = extent_new(t, c, KVP_EXTENT_ARENA, bytes);
+	if (least)
+		kvpd_extent_drain(least);
+}
+
+/* What the next arena of the session should measure, if there were room for anything. */
+static uint64_t arena_wish(
+	const struct kvpd_session *s, const struct kvpd_class *c, uint64_t cap)
+{
+	const struct kvpd_ledger *l = s->tenant->ledger;
+	uint64_t want = s->arena_bytes ? l->extent_bytes : FIRST_ARENA;
+
+	if (want < FIRST_SLOTS * c->slot_bytes)
+		want = FIRST_SLOTS * c->slot_bytes;
+	if (want > l->extent_bytes)
+		want = l->extent_bytes;
+	return want > cap / 2 ? cap / 2 : want;
+}
+
+static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t bytes)
+{
+	struct kvpd_extent *x = extent_new(s->tenant, c, KVP_EXTENT_ARENA, bytes);
+
 	if (!x)
 		return;
 	x->owner = s;
 	s->making = true;
 	s->arena_bytes += bytes;
 	kvpd_list_append(&s->arenas, &x->link);
-	if (kvpd_pool_make(x) < 0) {
-		s->making = false;
-		s->arena_bytes -= bytes;
-		extent_free(x);
+	if (kvpd_pool_make(x) < 0)
+		give_up(x);
+}
+
+void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
+{
+	struct kvpd_tenant *t = s->tenant;
+	uint64_t cap = kvpd_arena_cap(s, c->slot_bytes), want = arena_wish(s, c, cap);
+	uint64_t total = kvpd_arena_total(t, c->slot_bytes), own, all, bytes;
+
+	if (s->making || s->expelled || now < s->refused_ns || t->abandoned)
+		return;
+	own = cap > s->arena_bytes ? cap - s->arena_bytes : 0;
+	all = total > t->arena_bytes ? total - t->arena_bytes : 0;
+	if (!s->arena_bytes && all < kvpd_pool_round(t->ledger, c->slot_bytes))
+		all = kvpd_pool_round(t->ledger, c->slot_bytes); /* a slot for everybody */
+	if (!extent_size(t->ledger, c, want, own)) {
+		trade_class(s, c);
+		return;
 	}
+	bytes = extent_size(t->ledger, c, want, own < all ? own : all);
+	if (bytes > room(t)) {
+		uint64_t less = extent_size(t->ledger, c, want, room(t));
+
+		/* Who has an arena already can wait for a whole one. */
+		bytes = less >= bytes / 2 || !s->arena_bytes ? less : 0;
+	}
+	if (bytes) {
+		arena_begin(s, c, bytes);
+		return;
+	}
+	s->refused_ns = now + RECLAIM_NS;
+	reclaim(t, s, c);
 }
 
 /* ---- telling the sessions ------------------------------------------------------------------- */
@@ -472,16 +521,6 @@ static void go_live(struct kvpd_extent *x)
 	if (kvp_seg_reopen_ro(x->fd, &fd) == 0)
 		post(x, KVPD_EV_EXTENT, fd);
 	x->tenant->dirty = true;
-}
-
-/* Lets a dead client's unfinished arena go. */
-static void give_up(struct kvpd_extent *x)
-{
-	if (x->kind == KVP_EXTENT_ARENA && x->owner) {
-		x->owner->making = false;
-		x->owner->arena_bytes -= x->bytes;
-	}
-	extent_free(x);
 }
 
 void kvpd_extent_made(struct kvpd_extent *x, int result)
@@ -643,7 +682,7 @@ void kvpd_extent_tick(struct kvpd_tenant *t, uint64_t now)
 		}
 	}
 	if (t->charged > t->limits.share)
-		reclaim(t, true, NULL, NULL);
+		reclaim(t, NULL, NULL);
 	if (t->n_draining)
 		t->dirty = true;
 }

@@ -3,6 +3,7 @@
 #include "daemon/ledger.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include <time.h>
 
 /* How long an active session may be silent before its client has to wake the ledger again. */
-#define SPIN_NS (50 * UINT64_C(1000))
+#define SPIN_NS (20 * UINT64_C(1000))
 #define TICK_MS 1000u
 /* While a RESERVE waits or lease holders are watched. */
 #define HURRY_MS 5
@@ -19,11 +20,13 @@
 
 /* ---- workers -------------------------------------------------------------------------------- */
 
+/* Something was put where the ledger thread looks when it sees `attention`. */
 static void kick(struct kvpd_ledger *l)
 {
 	uint64_t one = 1;
 	ssize_t r;
 
+	atomic_store(&l->attention, true);
 	do
 		r = write(l->kick_fd, &one, sizeof(one));
 	while (r < 0 && errno == EINTR);
@@ -273,7 +276,7 @@ static int step_tenants(struct kvpd_ledger *l, uint64_t now)
 	bool tick = now - l->tick_ns >= TICK_MS * KVPD_MS;
 	int timeout = -1;
 
-	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++) {
+	for (uint32_t i = 1; i <= l->last_tenant; i++) {
 		struct kvpd_tenant *t = l->tenant[i];
 
 		if (!t)
@@ -296,14 +299,20 @@ static int step_tenants(struct kvpd_ledger *l, uint64_t now)
 	return timeout;
 }
 
-static bool stopped(struct kvpd_ledger *l)
+/* Calls and finished jobs; false when it is time to stop. */
+static bool attend(struct kvpd_ledger *l, uint32_t *work)
 {
 	bool stop;
 
+	if (!atomic_load_explicit(&l->attention, memory_order_relaxed))
+		return true;
+	atomic_store(&l->attention, false);
+	*work += take_call(l);
+	*work += finish_jobs(l);
 	pthread_mutex_lock(&l->lock);
 	stop = l->stop;
 	pthread_mutex_unlock(&l->lock);
-	return stop;
+	return !stop;
 }
 
 static void *ledger_main(void *arg)
@@ -311,20 +320,20 @@ static void *ledger_main(void *arg)
 	struct kvpd_ledger *l = arg;
 	uint32_t quiet = 0;
 
-	while (!stopped(l)) {
+	for (;;) {
 		uint64_t now = kvpd_now_ns();
 		uint32_t work = serve_active(l, now);
 		int timeout;
 
-		work += take_call(l);
-		work += finish_jobs(l);
+		if (!attend(l, &work))
+			return NULL;
 		timeout = step_tenants(l, now);
 		l->rounds++;
 		if (work) {
 			quiet = 0;
 			poll_events(l, 0);
 		} else if (!kvpd_list_empty(&l->active)) {
-			/* Calls and wake-ups come by epoll; look there now and then. */
+			/* Wake-ups of other sessions come by epoll; look there now and then. */
 			if (++quiet % 16 == 0)
 				poll_events(l, 0);
 			kvp_cpu_relax();
@@ -333,9 +342,9 @@ static void *ledger_main(void *arg)
 			poll_events(l, timeout);
 		}
 	}
-	return NULL;
 }
 
+/* Runs fn on the ledger thread and waits; before that thread is there, in place. */
 int kvpd_ledger_ask(struct kvpd_ledger *l, int (*fn)(struct kvpd_ledger *, void *), void *arg)
 {
 	struct kvpd_call call = { .fn = fn, .arg = arg };

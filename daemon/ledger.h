@@ -326,6 +326,7 @@ struct kvpd_ledger {
 	void *ctx;
 
 	struct kvpd_tenant *tenant[KVPD_MAX_TENANTS + 1]; /* by id; [0] stays empty */
+	uint32_t last_tenant; /* highest id in use so far */
 	uint64_t shares;                                  /* of all tenants */
 	struct kvpd_session *session[KVPD_MAX_SESSIONS];
 	uint32_t n_sessions;
@@ -339,7 +340,8 @@ struct kvpd_ledger {
 	int kick_fd; /* calls and finished jobs */
 	pthread_t thread;
 	bool running;
-	pthread_mutex_t lock; /* of the four below */
+	_Atomic(bool) attention; /* one of the four below has changed */
+	pthread_mutex_t lock;	 /* of these four */
 	pthread_cond_t cond;
 	struct kvpd_call *call;
 	struct kvpd_job *finished; /* newest first */

@@ -168,16 +168,17 @@ static uint32_t grant_some(struct kvpd_session *s, uint32_t space, uint32_t coun
 }
 
 /*
- * Has more slots made ready: at once by moving blocks of the session's arenas to the vault, by and
- * by through a larger arena. What a session needs most is room before it asks for it.
+ * Has more slots made ready before they are asked for: a larger arena as long as the session may have
+ * one, and then by moving its blocks to the vault. Who waits already gets both.
  */
 static void supply(struct kvpd_session *s, struct kvpd_class *c, bool waits, uint64_t now)
 {
 	uint64_t slots, n = free_slots(s, c, &slots);
 
-	if (!slots || n <= slots / 4)
-		kvpd_arena_grow(s, c, now);
 	if (n > slots / 2)
+		return;
+	kvpd_arena_grow(s, c, now);
+	if (s->making && !waits)
 		return;
 	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
 		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);

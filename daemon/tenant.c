@@ -248,6 +248,8 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 	if (r < 0)
 		return r;
 	l->tenant[id] = t;
+	if (id > l->last_tenant)
+		l->last_tenant = id;
 	l->shares += t->limits.share;
 	c->id = id;
 	return 0;

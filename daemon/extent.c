@@ -417,8 +417,7 @@ static void trade_class(struct kvpd_session *s, const struct kvpd_class *c)
 }
 
 /* What the next arena of the session should measure, if there were room for anything. */
-static uint64_t arena_wish(
-	const struct kvpd_session *s, const struct kvpd_class *c, uint64_t cap)
+static uint64_t arena_wish(const struct kvpd_session *s, const struct kvpd_class *c, uint64_t cap)
 {
 	const struct kvpd_ledger *l = s->tenant->ledger;
 	uint64_t want = s->arena_bytes ? l->extent_bytes : FIRST_ARENA;

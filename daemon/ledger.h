@@ -326,7 +326,7 @@ struct kvpd_ledger {
 	void *ctx;
 
 	struct kvpd_tenant *tenant[KVPD_MAX_TENANTS + 1]; /* by id; [0] stays empty */
-	uint32_t last_tenant; /* highest id in use so far */
+	uint32_t last_tenant;                             /* highest id in use so far */
 	uint64_t shares;                                  /* of all tenants */
 	struct kvpd_session *session[KVPD_MAX_SESSIONS];
 	uint32_t n_sessions;
@@ -341,7 +341,7 @@ struct kvpd_ledger {
 	pthread_t thread;
 	bool running;
 	_Atomic(bool) attention; /* one of the four below has changed */
-	pthread_mutex_t lock;	 /* of these four */
+	pthread_mutex_t lock;    /* of these four */
 	pthread_cond_t cond;
 	struct kvpd_call *call;
 	struct kvpd_job *finished; /* newest first */

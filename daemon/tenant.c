@@ -148,7 +148,8 @@ struct kvpd_tenant *kvpd_tenant_free(struct kvpd_tenant *t)
 	if (t->catalog && t->view.cat)
 		kvpd_claim_wake_all(t);
 	while (!kvpd_list_empty(&t->sessions))
-		kvpd_session_finish(kvpd_container(t->sessions.next, struct kvpd_session, in_tenant));
+		kvpd_session_finish(
+			kvpd_container(t->sessions.next, struct kvpd_session, in_tenant));
 	while (!kvpd_list_empty(&t->limbo)) {
 		struct kvpd_limbo *limbo = kvpd_container(t->limbo.next, struct kvpd_limbo, link);
 

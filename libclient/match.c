@@ -3,10 +3,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#define FIND_TRIES  4u /* before a moving catalog is answered with what is proven of it */
-#define CLAIM_TRIES 4u /* the block appeared while we asked for the claim */
-#define WAIT_SLICE  (20 * NS_PER_MS) /* a waiter looks for expired claims this often */
+#define FIND_TRIES 4u /* before a moving catalog is answered with what is proven of it */
+#define NAP_NS     UINT64_C(500000) /* an extent is being mapped: looks this often */
+#define WAIT_SLICE (20 * NS_PER_MS) /* a waiter looks for expired claims this often */
 
 #define USES(state)    ((state) >> 32)
 #define STATE(uses, w) ((uint64_t)(uses) << 32 | (w))
@@ -244,10 +245,14 @@ static void find(struct kvp_match *m, const struct space_bind *b, const kvp_toke
 	}
 }
 
-static void forget_found(struct kvp_match *m)
+/* All of the prompt or nothing. */
+static void only_exact(struct kvp_match *m, uint32_t n)
 {
+	if (m->n_tokens + m->tail_tokens == n)
+		return;
 	kvp_lease_drop(&m->lease);
-	m->flags = m->n_blocks = m->n_tokens = m->tail_tokens = 0;
+	m->flags &= ~KVP_MATCHED_LEASED;
+	m->n_blocks = m->n_tokens = m->tail_tokens = 0;
 }
 
 static void count(struct kvp_match *m, uint32_t n)
@@ -302,8 +307,9 @@ static int search(
 			return -ENOMEM;
 		find(m, b, tokens, n, flags);
 		match_unpin(m);
-		if (flags & KVP_MATCH_EXACT && m->n_tokens + m->tail_tokens != n)
-			forget_found(m);
+		/* With a claim too, what was found says where it begins: kvp_match() forgets. */
+		if (flags & KVP_MATCH_EXACT && !(flags & KVP_MATCH_CLAIM))
+			only_exact(m, n);
 	}
 	if (how & FIND_COUNT) {
 		count(m, n);
@@ -422,19 +428,28 @@ static int claim_ask(struct kvp_match *m, uint32_t ttl_ms, uint64_t deadline)
 	return 0;
 }
 
+static void nap(void)
+{
+	nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+}
+
+/*
+ * Claims what is missing, if whole blocks are: the rest is less work than asking. A block that has
+ * appeared meanwhile, but in an extent that is not mapped here yet, is worth waiting for.
+ */
 static int claim_missing(
 	struct kvp_match *m, const kvp_token *tokens, uint32_t n, const struct kvp_match_opts *o)
 {
 	struct kvp_client *c = m->client;
 	uint64_t deadline = deadline_of(c, o->timeout_ms ? o->timeout_ms : KVP_DEFAULT_TIMEOUT);
+	uint32_t t = m->space->geo.block_tokens;
 
-	for (uint32_t try = 0; try < CLAIM_TRIES; try++) {
+	for (;;) {
 		const struct space_bind *b = m->att ? bind_of(m->att, m->space) : NULL;
+		uint32_t had = m->n_blocks;
 		int r;
 
-		/* Only whole blocks: the rest is less work than asking. */
-		if (!b ||
-			m->n_tokens / m->space->geo.block_tokens >= n / m->space->geo.block_tokens)
+		if (!b || m->n_tokens / t >= n / t)
 			return 0;
 		r = chain_fill(m, b, tokens, n);
 		if (r == 0)
@@ -444,15 +459,16 @@ static int claim_missing(
 		pthread_mutex_lock(&c->ring_lock);
 		r = claim_ask(m, o->claim_ttl_ms, deadline);
 		pthread_mutex_unlock(&c->ring_lock);
-		if (!r)
+		if (!r || now_ns() >= deadline)
 			return 0;
 		kvp_lease_drop(&m->lease);
 		match_pin(m);
 		r = search(m, tokens, n, o->flags, 0);
 		if (r < 0)
 			return r;
+		if (m->n_blocks == had)
+			nap();
 	}
-	return 0;
 }
 
 void claim_next(struct attachment *att, struct kvp_key key, struct kvp_sqe *sqe)
@@ -472,14 +488,26 @@ void claim_next(struct attachment *att, struct kvp_key key, struct kvp_sqe *sqe)
 	}
 }
 
-static int still_missing(struct kvp_match *m, struct kvp_hit *scratch, uint32_t room)
+#define MISSING  1
+#define UNMAPPED 2 /* it is there, in an extent that is being mapped */
+
+/* Is the block after the match there? 0: yes, and readable. */
+static int look_for_next(struct kvp_match *m, struct kvp_hit *scratch, uint32_t room)
 {
 	const struct space_bind *b = bind_of(m->att, m->space);
+	const struct kvp_hit *h = &scratch[room - 1];
 	struct kvp_found found;
 
+	if (!b)
+		return MISSING;
 	kvp_find(&m->att->view, b->index, m->tokens, room * m->space->geo.block_tokens,
 		KVP_FIND_NO_TAIL, scratch, room, &found);
-	return found.n_hits < room;
+	if (found.n_hits < room)
+		return MISSING;
+	if (hit_addr(m->att, h))
+		return 0;
+	want_extent(m->att, kvp_where_extent(h->where));
+	return UNMAPPED;
 }
 
 int kvp_wait(struct kvp_match *m, uint32_t timeout_ms)
@@ -509,15 +537,18 @@ int kvp_wait(struct kvp_match *m, uint32_t timeout_ms)
 		uint32_t seen = kvp_load_seq(word);
 		uint64_t now = now_ns();
 		int gone = !kvp_claim_find(v, key, now);
+		int next = look_for_next(m, scratch, room);
 
-		if (!still_missing(m, scratch, room)) {
+		if (!next) {
 			r = 0;
 		} else if (kvp_load_seq(&m->att->dead)) {
 			r = -ESHUTDOWN;
-		} else if (gone) {
+		} else if (gone && next == MISSING) {
 			r = -EAGAIN;
 		} else if (now >= deadline) {
 			r = -ETIMEDOUT;
+		} else if (next == UNMAPPED) {
+			nap();
 		} else {
 			KVP_FAULT("wait");
 			word_wait(word, seen,
@@ -552,6 +583,8 @@ int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
 			match_drop(m);
 			return r;
 		}
+		if (o.flags & KVP_MATCH_EXACT)
+			only_exact(m, (uint32_t)n);
 	}
 	*ret_match = m;
 	return 0;

@@ -205,6 +205,7 @@ static void test_exact(void **state)
 {
 	struct fixture *f = *state;
 	struct kvp_match_info i;
+	struct kvp_match *m;
 
 	put_and_flush(f, 4 * T, 0);
 	kvp_release(match(f->space, f->tokens, 4 * T, KVP_MATCH_EXACT, &i));
@@ -213,6 +214,13 @@ static void test_exact(void **state)
 	assert_int_equal(i.n_tokens, 0);
 	assert_int_equal(i.flags, 0);
 	assert_int_equal(fake_leases(f->fake), 0);
+	/* Nothing is taken, yet the claim is on what is missing. */
+	m = match(f->space, f->tokens, 5 * T, KVP_MATCH_EXACT | KVP_MATCH_CLAIM, &i);
+	assert_int_equal(i.n_tokens, 0);
+	assert_int_equal(i.flags, KVP_MATCHED_CLAIMED);
+	assert_int_equal(m->front, 4);
+	assert_int_equal(fake_leases(f->fake), 0);
+	kvp_release(m);
 }
 
 /* C-024: handles share storage with the pool; a second release is noticed. */

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""headers.py ROOT LANGUAGE COMPILER...: each public header compiles alone, without warnings.
+
+LANGUAGE c: the installed headers as strict C11 from outside the tree, and every folder-public one.
+LANGUAGE c++: the installed headers, and those that promise to be C++ as well."""
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+
+INSTALLED = ["kvpool.h", "kvpool_admin.h"]
+ALSO_CXX = ["shm/kvp_types.h", "shm/kvp_abi.h", "shm/kvp_proto.h"]
+CUDA_ONLY = "kernels/cuda/"
+
+
+def compiles(compiler, language, flags, include):
+    with tempfile.TemporaryDirectory() as d:
+        source = os.path.join(d, "alone.c")
+        with open(source, "w", encoding="ascii") as f:
+            # Twice: a header without a guard is no header. A translation unit must not be empty.
+            f.write('#include "%s"\n#include "%s"\nextern int nothing;\n' % (include, include))
+        r = subprocess.run(compiler + ["-x", language, "-fsyntax-only", "-Wall", "-Wextra",
+                                       "-Werror"] + flags + [source],
+                           capture_output=True, text=True)
+    if r.returncode:
+        print("%s does not compile alone as %s:\n%s" % (include, language, r.stderr))
+    return r.returncode == 0
+
+
+def main():
+    root, language, compiler = sys.argv[1], sys.argv[2], sys.argv[3:]
+    installed = ["-I", os.path.join(root, "libclient"), "-pedantic"]
+    inside = ["-I", root, "-D_GNU_SOURCE"]
+    if language == "c":
+        installed += ["-std=c11"]
+        inside += ["-std=c11"]
+        own = sorted(os.path.relpath(h, root)
+                     for folder in ("shm", "kernels", "policy", "tools")
+                     for h in glob.glob(os.path.join(root, folder, "**", "kv[pt]_*.h"),
+                                        recursive=True))
+        own = [h for h in own if not h.startswith(CUDA_ONLY)]
+    else:
+        installed += ["-std=c++11"]
+        inside += ["-std=c++11"]
+        own = ALSO_CXX
+    ok = [compiles(compiler, language, installed, h) for h in INSTALLED]
+    ok += [compiles(compiler, language, inside, h) for h in own]
+    print("%d headers" % len(ok))
+    return 0 if all(ok) and len(ok) > len(INSTALLED) else 1
+
+
+sys.exit(main())

@@ -192,43 +192,47 @@ static struct kvpd_session *session_new(
 	return s;
 }
 
-static int attach(struct kvpd_conn *conn, struct kvpd_domain *domain)
+/* The session is in the ledger: now it gets a home here, and the client its descriptors. */
+static int take_in(struct kvpd_conn *conn, struct kvpd_domain *domain, const struct kvpd_attach *a)
 {
 	struct kvpd_control *c = conn->control;
+	struct kvpd_session *s = session_new(conn, domain, a->session);
+
+	if (!s) {
+		(void)kvpd_session_detach(c->ledger, a->session);
+		return -ENOMEM;
+	}
+	kvpd_conn_settle(conn, KVPD_CONN_CLIENT);
+	kvpd_log_who(KVPD_LOG_DEBUG,
+		&(struct kvpd_who){ s->id, domain->tenant, s->who.pid, s->who.uid },
+		"session %u: '%s' (process %d, uid %u) attaches to tenant '%s'", s->id, conn->name,
+		(int)s->who.pid, (unsigned)s->who.uid, domain->name);
+	/* It never had its page, so nothing of it can be in use. */
+	if (welcome(conn, a) < 0)
+		kvpd_session_end(s, "it could not be welcomed");
+	return 0;
+}
+
+static int attach(struct kvpd_conn *conn, struct kvpd_domain *domain)
+{
 	struct kvpd_peer peer = {
 		.pid = conn->who.pid,
 		.uid = conn->who.uid,
 		.gid = conn->who.gid,
 	};
 	struct kvpd_attach a;
-	struct kvpd_session *s;
 	int r;
 
 	memcpy(peer.name, conn->name, sizeof(peer.name));
-	r = kvpd_session_attach(c->ledger, domain->tenant, &peer, &a);
+	r = kvpd_session_attach(conn->control->ledger, domain->tenant, &peer, &a);
 	if (r < 0)
 		return r;
-	/* The client gets copies of its own. */
-	kvp_autoclose int catalog = a.catalog_fd;
-	kvp_autoclose int page = a.page_fd;
-	kvp_autoclose int wake = a.wake_fd;
-	s = session_new(conn, domain, a.session);
-	if (!s) {
-		(void)kvpd_session_detach(c->ledger, a.session);
-		return -ENOMEM;
-	}
-	kvpd_conn_settle(conn, KVPD_CONN_CLIENT);
-	r = welcome(conn, &a);
-	if (r < 0) {
-		/* It never had its page, so nothing of it can be in use. */
-		kvpd_session_end(s, "it could not be welcomed");
-		return 0;
-	}
-	kvpd_log_who(KVPD_LOG_DEBUG,
-		&(struct kvpd_who){ s->id, domain->tenant, s->who.pid, s->who.uid },
-		"session %u: '%s' (process %d, uid %u) attached to tenant '%s'", s->id, peer.name,
-		(int)s->who.pid, (unsigned)s->who.uid, domain->name);
-	return 0;
+	r = take_in(conn, domain, &a);
+	/* The client has copies of its own. */
+	close(a.catalog_fd);
+	close(a.page_fd);
+	close(a.wake_fd);
+	return r;
 }
 
 static const char *attach_problem(int r)

@@ -448,31 +448,40 @@ static uint64_t sooner(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-int kvpd_control_run(struct kvpd_control *c)
+int kvpd_control_turn(struct kvpd_control *c, int wait_ms)
 {
 	struct epoll_event events[TURN_EVENTS];
+	uint64_t now = kvpd_now_ns();
+	uint64_t due = kvpd_conn_expire(c, now);
+	int n, most;
 
-	while (!c->stop) {
-		uint64_t now = kvpd_now_ns();
-		uint64_t due = kvpd_conn_expire(c, now);
-		int n;
-
-		due = sooner(due, watchdog(c, now));
-		due = sooner(due, tell_systemd(c, now));
-		bury(c);
-		n = epoll_wait(c->epfd, events, TURN_EVENTS, until(due, now));
-		if (n < 0 && errno != EINTR) {
-			n = -errno;
-			kvpd_err("the control thread cannot wait: %s", strerror(-n));
-			return n;
-		}
-		for (int i = 0; i < n && !c->stop; i++) {
-			struct kvpd_source *s = events[i].data.ptr;
-
-			if (!s->dead)
-				s->ready(s, events[i].events);
-		}
-		bury(c);
+	due = sooner(due, watchdog(c, now));
+	due = sooner(due, tell_systemd(c, now));
+	bury(c);
+	most = until(due, now);
+	if (wait_ms >= 0 && (most < 0 || most > wait_ms))
+		most = wait_ms;
+	n = epoll_wait(c->epfd, events, TURN_EVENTS, most);
+	if (n < 0 && errno != EINTR) {
+		n = -errno;
+		kvpd_err("the control thread cannot wait: %s", strerror(-n));
+		return n;
 	}
+	for (int i = 0; i < n && !c->stop; i++) {
+		struct kvpd_source *s = events[i].data.ptr;
+
+		if (!s->dead)
+			s->ready(s, events[i].events);
+	}
+	bury(c);
 	return 0;
+}
+
+int kvpd_control_run(struct kvpd_control *c)
+{
+	int r = 0;
+
+	while (r == 0 && !c->stop)
+		r = kvpd_control_turn(c, -1);
+	return r;
 }

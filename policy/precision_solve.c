@@ -1,42 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "policy/precision.h"
+#include "policy/sort.h"
 
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 
-#define RADIX_BITS 11u
-#define RADIX_SIZE (1u << RADIX_BITS)
-
-/* Positive floats order as their bits do; inverted, the largest comes first. */
-static uint32_t sort_key(float weight)
-{
-	uint32_t u;
-
-	memcpy(&u, &weight, sizeof(u));
-	return ~u;
-}
-
-static void radix_pass(
-	const float *weight, const uint32_t *in, uint32_t *out, uint32_t n, uint32_t shift)
-{
-	uint32_t count[RADIX_SIZE] = { 0 }, sum = 0, i;
-
-	for (i = 0; i < n; i++)
-		count[sort_key(weight[in[i]]) >> shift & (RADIX_SIZE - 1)]++;
-	for (i = 0; i < RADIX_SIZE; i++) {
-		uint32_t c = count[i];
-
-		count[i] = sum;
-		sum += c;
-	}
-	for (i = 0; i < n; i++)
-		out[count[sort_key(weight[in[i]]) >> shift & (RADIX_SIZE - 1)]++] = in[i];
-}
-
 int precision_rank(struct kvp_precision *p, const float *importance, uint32_t n)
 {
-	uint32_t i, shift;
+	uint32_t *sorted, i;
 
 	for (i = 0; i < n; i++) {
 		if (!isfinite(importance[i]))
@@ -45,10 +17,8 @@ int precision_rank(struct kvp_precision *p, const float *importance, uint32_t n)
 	}
 	for (i = 0; i < n; i++)
 		p->order[i] = i;
-	for (shift = 0; shift < 32; shift += RADIX_BITS) {
-		uint32_t *sorted = p->scratch;
-
-		radix_pass(p->weight, p->order, sorted, n, shift);
+	sorted = sort_by_float(p->weight, p->order, p->scratch, n, 1);
+	if (sorted != p->order) {
 		p->scratch = p->order;
 		p->order = sorted;
 	}

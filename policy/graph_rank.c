@@ -8,6 +8,8 @@
 
 #define FORGET_BELOW 1e-3f /* an edge of less weight is dropped */
 
+#define LOOK_AHEAD 24u /* edges between the prefetch of their nodes and their use */
+
 #define SCORE_HELD 2.0f /* above every score: busy, protected, or the parent of such a block */
 
 #define WEIGHT_RECENCY    .30f
@@ -21,6 +23,20 @@ struct neighbour {
 	float weight;
 };
 
+/* What the pass over the edges reads and sums for a node, close together: it is all random access.
+ */
+struct node_sum {
+	float recency;
+	float degree;  /* sum of weights */
+	float company; /* sum of weight * recency of neighbours */
+	float share;
+	float least; /* weakest of the cold neighbours, once the list is full */
+	uint16_t gen;
+	uint8_t n_cold;
+	uint8_t used : 1;
+	uint8_t cold : 1;
+};
+
 struct kvp_ranking {
 	uint32_t max_blocks;
 	uint32_t batch;
@@ -28,14 +44,12 @@ struct kvp_ranking {
 	int made;
 	uint32_t n_evict;
 	kvp_block_id *evict;                            /* [batch] */
-	struct neighbour (*cold)[KVP_GRAPH_NEIGHBOURS]; /* best first; weight 0 = none */
+	struct neighbour (*cold)[KVP_GRAPH_NEIGHBOURS]; /* in no order; weight 0: none */
 	float *score;                                   /* [max_blocks]; -1: no node */
 	float *importance;
 	/* scratch of the making */
-	float *share;
-	float *company; /* sum of weight * recency of neighbours */
-	float *degree;  /* sum of weights */
-	float *recency;
+	struct node_sum *sum;
+	float *depth;
 	uint32_t *order;
 	uint32_t *scratch;
 };
@@ -56,14 +70,12 @@ struct kvp_ranking *kvp_ranking_new(uint32_t max_blocks, uint32_t batch)
 	r->cold = calloc(n, sizeof(*r->cold));
 	r->score = calloc(n, sizeof(*r->score));
 	r->importance = calloc(n, sizeof(*r->importance));
-	r->share = calloc(n, sizeof(*r->share));
-	r->company = calloc(n, sizeof(*r->company));
-	r->degree = calloc(n, sizeof(*r->degree));
-	r->recency = calloc(n, sizeof(*r->recency));
+	r->sum = calloc(n, sizeof(*r->sum));
+	r->depth = calloc(n, sizeof(*r->depth));
 	r->order = calloc(n, sizeof(*r->order));
 	r->scratch = calloc(n, sizeof(*r->scratch));
-	if (!r->evict || !r->cold || !r->score || !r->importance || !r->share || !r->company ||
-		!r->degree || !r->recency || !r->order || !r->scratch)
+	if (!r->evict || !r->cold || !r->score || !r->importance || !r->sum || !r->depth ||
+		!r->order || !r->scratch)
 		return kvp_ranking_free(r);
 	return r;
 }
@@ -75,10 +87,8 @@ struct kvp_ranking *kvp_ranking_free(struct kvp_ranking *r)
 		free(r->cold);
 		free(r->score);
 		free(r->importance);
-		free(r->share);
-		free(r->company);
-		free(r->degree);
-		free(r->recency);
+		free(r->sum);
+		free(r->depth);
 		free(r->order);
 		free(r->scratch);
 		free(r);
@@ -86,24 +96,29 @@ struct kvp_ranking *kvp_ranking_free(struct kvp_ranking *r)
 	return NULL;
 }
 
-/* Remembers `block` among the cold neighbours of another, the strongest first. */
-static void add_cold(struct neighbour *list, uint32_t block, float weight)
+/*
+ * Remembers `block` among the strongest cold neighbours of another; several kinds of edge to it are
+ * several entries, which the reader adds up. `least` is the weakest entry of a full list.
+ */
+static void add_cold(struct neighbour *list, struct node_sum *sum, uint32_t block, float weight)
 {
-	uint32_t i, k;
+	uint32_t i, weakest = 0;
 
-	for (i = 0; i < KVP_GRAPH_NEIGHBOURS; i++) /* another kind of edge to the same block */
-		if (list[i].weight > 0 && list[i].block == block) {
-			weight += list[i].weight;
-			memmove(&list[i], &list[i + 1],
-				(KVP_GRAPH_NEIGHBOURS - 1 - i) * sizeof(*list));
-			list[KVP_GRAPH_NEIGHBOURS - 1].weight = 0;
-			break;
-		}
-	for (k = KVP_GRAPH_NEIGHBOURS; k > 0 && list[k - 1].weight < weight; k--)
-		if (k < KVP_GRAPH_NEIGHBOURS)
-			list[k] = list[k - 1];
-	if (k < KVP_GRAPH_NEIGHBOURS)
-		list[k] = (struct neighbour){ block, weight };
+	if (sum->n_cold < KVP_GRAPH_NEIGHBOURS) {
+		list[sum->n_cold++] = (struct neighbour){ block, weight };
+		if (sum->n_cold < KVP_GRAPH_NEIGHBOURS)
+			return;
+	} else if (weight <= sum->least) {
+		return;
+	} else {
+		while (list[weakest].weight > sum->least)
+			weakest++;
+		list[weakest] = (struct neighbour){ block, weight };
+	}
+	sum->least = list[0].weight;
+	for (i = 1; i < KVP_GRAPH_NEIGHBOURS; i++)
+		if (list[i].weight < sum->least)
+			sum->least = list[i].weight;
 }
 
 static void scan_nodes(const struct kvp_graph *g, uint32_t tick, struct kvp_ranking *r)
@@ -114,8 +129,12 @@ static void scan_nodes(const struct kvp_graph *g, uint32_t tick, struct kvp_rank
 	for (i = 0; i < g->opts.max_blocks; i++) {
 		const struct graph_node *n = &g->nodes[i];
 
-		r->share[i] = r->company[i] = r->degree[i] = 0;
-		r->recency[i] = n->used ? graph_decay(g, n->last_tick, tick) : 0;
+		r->sum[i] = (struct node_sum){
+			.recency = n->used ? graph_decay(g, n->last_tick, tick) : 0,
+			.gen = n->gen,
+			.used = n->used,
+			.cold = n->cold,
+		};
 		r->importance[i] = n->importance;
 	}
 }
@@ -126,29 +145,37 @@ static void scan_edges(struct kvp_graph *g, uint32_t tick, struct kvp_ranking *r
 
 	for (i = 0; i < slots; i++) {
 		struct graph_edge *e = &g->edges[i];
+		struct node_sum *a, *b;
 		float w;
 
+		if (i + LOOK_AHEAD < slots && e[LOOK_AHEAD].weight > 0) {
+			__builtin_prefetch(&r->sum[e[LOOK_AHEAD].a], 1);
+			__builtin_prefetch(&r->sum[e[LOOK_AHEAD].b], 1);
+		}
 		if (e->weight == 0)
 			continue;
+		a = &r->sum[e->a];
+		b = &r->sum[e->b];
 		w = e->weight * graph_decay(g, graph_stamp(e), tick);
-		if (w < FORGET_BELOW || !graph_alive(g, e)) {
+		if (w < FORGET_BELOW || !a->used || !b->used || a->gen != e->gen_a ||
+			b->gen != e->gen_b) {
 			e->weight = 0;
 			continue;
 		}
 		if (!graph_counts(e))
 			continue;
-		r->degree[e->a] += w;
-		r->degree[e->b] += w;
-		r->company[e->a] += w * r->recency[e->b];
-		r->company[e->b] += w * r->recency[e->a];
+		a->degree += w;
+		b->degree += w;
+		a->company += w * b->recency;
+		b->company += w * a->recency;
 		if (graph_kind(e) == KVP_EDGE_PREFIX_SHARE) {
-			r->share[e->a] += w;
-			r->share[e->b] += w;
+			a->share += w;
+			b->share += w;
 		}
-		if (g->nodes[e->b].cold)
-			add_cold(r->cold[e->a], e->b, w);
-		if (g->nodes[e->a].cold)
-			add_cold(r->cold[e->b], e->a, w);
+		if (b->cold)
+			add_cold(r->cold[e->a], a, e->b, w);
+		if (a->cold)
+			add_cold(r->cold[e->b], b, e->a, w);
 	}
 }
 
@@ -159,6 +186,7 @@ static void score_nodes(
 
 	for (i = 0; i < g->opts.max_blocks; i++) {
 		const struct graph_node *n = &g->nodes[i];
+		const struct node_sum *sum = &r->sum[i];
 		float c, company;
 
 		if (!n->used) {
@@ -166,12 +194,12 @@ static void score_nodes(
 			continue;
 		}
 		c = n->heat * graph_decay(g, n->last_tick, tick);
-		company = r->degree[i] > 0 ? r->company[i] / r->degree[i] : 0;
-		r->score[i] = WEIGHT_RECENCY * r->recency[i] + WEIGHT_FREQUENCY * c / (1 + c) +
-			      WEIGHT_SHARING * r->share[i] / (1 + r->share[i]) +
+		company = sum->degree > 0 ? sum->company / sum->degree : 0;
+		r->score[i] = WEIGHT_RECENCY * sum->recency + WEIGHT_FREQUENCY * c / (1 + c) +
+			      WEIGHT_SHARING * sum->share / (1 + sum->share) +
 			      WEIGHT_COMPANY * company + WEIGHT_IMPORTANCE * n->importance;
 		if (n->label == KVP_LABEL_SYSTEM || (busy && busy[i]) ||
-			r->share[i] >= (float)g->opts.protect_share)
+			sum->share >= (float)g->opts.protect_share)
 			r->score[i] = SCORE_HELD;
 	}
 }
@@ -183,7 +211,7 @@ static void score_nodes(
  */
 static uint32_t lift_parents(const struct kvp_graph *g, struct kvp_ranking *r)
 {
-	float *depth = r->company; /* free by now */
+	float *depth = r->depth;
 	uint32_t n = 0, i, *sorted;
 
 	for (i = 0; i < g->opts.max_blocks; i++)

@@ -34,7 +34,7 @@
  *
  * Capacities are fixed at creation: nodes are the block ids below max_blocks, edges live in a
  * table of max_edges slots, where a new edge replaces the weakest of its bucket when that is full.
- * Memory: 48 bytes a block and 20 an edge slot; a ranking has 68 a block. One owner per graph, no
+ * Memory: 48 bytes a block and 20 an edge slot; a ranking has 92 a block. One owner per graph, no
  * locks, no clock: `now` is in any unit and must not run backwards by more than it matters; only
  * ratios to half_life count. Errors are negative errno; outputs come last and are untouched on
  * failure.

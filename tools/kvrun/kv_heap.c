@@ -51,6 +51,11 @@ static void heap_seal(struct kvr_kv *kv, uint32_t index, const uint32_t *tokens,
 	(void)kv, (void)index, (void)tokens, (void)n;
 }
 
+static void heap_end(struct kvr_kv *kv)
+{
+	(void)kv; /* the blocks are kept for the next sequence */
+}
+
 static void heap_free(struct kvr_kv *kv)
 {
 	struct heap_kv *h = heap_of(kv);
@@ -66,6 +71,7 @@ static const struct kvr_kv_ops heap_ops = {
 	.grow = heap_grow,
 	.block = heap_block,
 	.seal = heap_seal,
+	.end = heap_end,
 	.free = heap_free,
 };
 

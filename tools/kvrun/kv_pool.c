@@ -162,7 +162,6 @@ static void end_sequence(struct pool_kv *p)
 	kvp_release(p->match);
 	p->match = NULL;
 	p->matched = 0;
-	p->report = (struct kvr_pool_report){ 0 };
 }
 
 static int append(struct pool_kv *p, struct slot s)
@@ -362,7 +361,7 @@ static int pool_start(
 	int r;
 
 	end_sequence(p);
-	p->report.attached = attach(p);
+	p->report = (struct kvr_pool_report){ .attached = attach(p) };
 	/* without partial blocks nobody can gain from a claim on one: ask for whole blocks only */
 	if (!p->opts.reuse_tail)
 		n -= n % size;
@@ -428,6 +427,11 @@ static void flush(struct pool_kv *p)
 	p->dirty = 0;
 }
 
+static void pool_end(struct kvr_kv *kv)
+{
+	end_sequence(pool_of(kv));
+}
+
 static void pool_free(struct kvr_kv *kv)
 {
 	struct pool_kv *p = pool_of(kv);
@@ -446,6 +450,7 @@ static const struct kvr_kv_ops pool_ops = {
 	.grow = pool_grow,
 	.block = pool_block,
 	.seal = pool_seal,
+	.end = pool_end,
 	.free = pool_free,
 };
 

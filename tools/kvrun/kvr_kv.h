@@ -81,6 +81,12 @@ struct kvr_kv_ops {
 	 */
 	void (*seal)(struct kvr_kv *kv, uint32_t index, const uint32_t *tokens, uint32_t n);
 
+	/*
+	 * The sequence is over and no block of it is touched again: what was borrowed from a shared
+	 * store goes back. `start` does the same for a sequence that was not ended.
+	 */
+	void (*end)(struct kvr_kv *kv);
+
 	/* Accepts what `start` has not been called on. */
 	void (*free)(struct kvr_kv *kv);
 };

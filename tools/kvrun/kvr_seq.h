@@ -45,7 +45,10 @@ struct kvr_seq *kvr_seq_free(struct kvr_seq *seq);
 int kvr_seq_prompt(struct kvr_seq *seq, const uint32_t *tokens, uint32_t n,
 	struct kvr_prefill *ret_prefill, const float **ret_logits);
 
-/* Appends one token and gives the logits after it. As above; -E2BIG: the context is full. */
+/*
+ * Appends one token and gives the logits after it. Errors as above; -E2BIG: the context is full,
+ * -EINVAL also: there is no prompt.
+ */
 int kvr_seq_next(struct kvr_seq *seq, uint32_t token, const float **ret_logits);
 
 /*
@@ -58,7 +61,10 @@ typedef int (*kvr_score_fn)(void *arg, uint32_t first, uint32_t n, const float *
 int kvr_seq_score(
 	struct kvr_seq *seq, const uint32_t *tokens, uint32_t n, kvr_score_fn fn, void *arg);
 
-/* Tells the store that the sequence ends here, so that it may keep the last, partial block. */
+/*
+ * Ends the sequence: the store may keep the last, partial block, and what was borrowed from it goes
+ * back. Only a new prompt can follow.
+ */
 void kvr_seq_end(struct kvr_seq *seq);
 
 #endif

@@ -131,7 +131,7 @@ int kvr_seq_next(struct kvr_seq *s, uint32_t token, const float **ret_logits)
 {
 	if (s->n >= s->model->config.context)
 		return -E2BIG;
-	if (token >= s->model->config.vocab)
+	if (token >= s->model->config.vocab || s->n == 0)
 		return -EINVAL;
 	s->tokens[s->n] = token;
 	return advance(s, 1, KVR_LOGITS_LAST, ret_logits);
@@ -158,4 +158,6 @@ void kvr_seq_end(struct kvr_seq *s)
 
 	if (s->n > start)
 		s->kv->ops->seal(s->kv, s->n / size, s->tokens + start, s->n - start);
+	s->n = 0;
+	s->kv->ops->end(s->kv);
 }

@@ -237,6 +237,11 @@ static void store_seal(struct kvr_kv *kv, uint32_t index, const uint32_t *tokens
 	s->memory->kept[s->memory->n++] = k;
 }
 
+static void store_end(struct kvr_kv *kv)
+{
+	clear((struct store *)kv);
+}
+
 static void store_free(struct kvr_kv *kv)
 {
 	struct store *s = (struct store *)kv;
@@ -251,6 +256,7 @@ static const struct kvr_kv_ops store_ops = {
 	store_grow,
 	store_block,
 	store_seal,
+	store_end,
 	store_free,
 };
 

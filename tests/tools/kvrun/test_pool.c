@@ -45,6 +45,8 @@ static struct kvr_prefill run(struct kvr_kv *kv, uint32_t n, float *rows)
 		memcpy(rows + i * VOCAB, logits, VOCAB * sizeof(float));
 	}
 	kvr_seq_end(seq);
+	assert_int_equal(fake.matches + fake.claims + fake.grants, 0);
+	assert_int_equal(kvr_seq_next(seq, 0, &logits), -EINVAL);
 	kvr_seq_free(seq);
 	return prefill;
 }

@@ -38,24 +38,34 @@ static bool is_pending(const struct kvpd_conn *conn)
 
 /* ---- accepting ----------------------------------------------------------------------------- */
 
-/* Why a new connection cannot be taken, or NULL. */
-static const char *no_room(const struct kvpd_control *c, const struct kvpd_identity *who)
+/*
+ * Makes room for one more connection of this uid, or says why there is none. Who has not attached
+ * by now makes way for the newcomer, the uid's own connections first: a handshake is over in less
+ * than a millisecond, so that connections that say nothing never keep anybody else out.
+ */
+static const char *make_room(struct kvpd_control *c, const struct kvpd_identity *who)
 {
-	const struct kvpd_conn *o;
+	struct kvpd_conn *o, *oldest = NULL, *oldest_own = NULL;
 	uint32_t pending = 0, all = 0;
 
 	TAILQ_FOREACH(o, &c->conns, link)
 	{
+		if (is_pending(o) && !oldest)
+			oldest = o;
 		if (o->who.uid != who->uid)
 			continue;
 		all++;
 		pending += is_pending(o);
+		if (is_pending(o) && !oldest_own)
+			oldest_own = o;
 	}
 	if (pending >= KVPD_PENDING_PER_UID)
-		return "this uid has too many connections that have not attached";
-	if (c->n_pending >= KVPD_PENDING_MAX)
-		return "there are too many connections that have not attached";
-	if (all >= c->config->max_sessions + KVPD_PENDING_PER_UID + KVPD_ADMIN_MAX)
+		kvpd_conn_refuse(oldest_own, -EUSERS,
+			"this uid has too many connections that have not attached");
+	else if (c->n_pending >= KVPD_PENDING_MAX)
+		kvpd_conn_refuse(
+			oldest, -EUSERS, "there are too many connections that have not attached");
+	else if (all >= c->config->max_sessions + KVPD_PENDING_PER_UID + KVPD_ADMIN_MAX)
 		return "this uid has too many connections";
 	return NULL;
 }
@@ -144,7 +154,7 @@ void kvpd_conn_accept(struct kvpd_listener *l)
 		if (fd < 0)
 			return;
 		r = kvpd_peer_identity(fd, &who);
-		why = r < 0 ? "its credentials are unknown" : no_room(c, &who);
+		why = r < 0 ? "its credentials are unknown" : make_room(c, &who);
 		if (why) {
 			turn_away(c, fd, &who, -EUSERS, why);
 			continue;

@@ -233,12 +233,11 @@ int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client)
 		client_free(c);
 		return r;
 	}
-	if (!c->lazy) {
-		r = await_first_attempt(c);
-		if (r < 0) {
-			kvp_close(c);
-			return r;
-		}
+	/* Lazy too: who asks a daemon that is there shall not begin with a miss. */
+	r = await_first_attempt(c);
+	if (r < 0 && !c->lazy) {
+		kvp_close(c);
+		return r;
 	}
 	*ret_client = c;
 	return 0;

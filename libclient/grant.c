@@ -91,7 +91,7 @@ static int reserve(struct attachment *att, struct kvp_space *space, uint32_t wan
 		if (b->answers != answers) {
 			r = after_refusal(att, b, deadline);
 			if (r < 0) {
-				*ret_retry_ms = b->retry_ms;
+				*ret_retry_ms = b->retry_ms ? b->retry_ms : 1;
 				return r;
 			}
 			answers = b->answers;

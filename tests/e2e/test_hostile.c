@@ -398,7 +398,7 @@ static int setup(void **state)
 		.max_blocks = 600,
 		.max_sessions = 64,
 		.arena = UINT64_C(1) << 20,
-		.more = "extent: 256KiB\n" };
+		.more = "extent: 1MiB\n" };
 	struct rlimit limit;
 	(void)state;
 

@@ -32,6 +32,13 @@ static const char *const points[] = { "connect", "hello", "welcome", "mapped", "
 	"reserved", "commit", "committed", "grant-release", "forked", "put-reserve", "put-write",
 	"put-commit", "arena-ack" };
 
+/* Shares nothing with any other, so that nobody commits its first block by the way. */
+static void claimed_prompt(uint32_t *tokens)
+{
+	e2e_prompt(2, tokens, MAX_TOKENS);
+	tokens[0] = 0x777777;
+}
+
 /* One of everything a client does, on a prompt of its own. Exit status 0, or the step that failed.
  */
 static int every_step(uint32_t number)
@@ -41,7 +48,7 @@ static int every_step(uint32_t number)
 	};
 	struct kvp_put_opts put = { .size = sizeof(put), .timeout_ms = E2E_WAIT_MS };
 	uint32_t tokens[MAX_TOKENS], cut;
-	uint8_t buffer[E2E_BLOCK_BYTES * 2];
+	uint8_t buffer[E2E_BLOCK_BYTES * 4];
 	struct kvp_plane planes[2];
 	struct kvp_view view = { .size = sizeof(view), .planes = planes };
 	struct kvp_match *m;
@@ -67,18 +74,20 @@ static int every_step(uint32_t number)
 		return 6;
 	kvp_grant_release(g);
 	kvp_release(m);
-	/* Somebody else (the parent) holds the claim on prompt 2: wait for it a little. */
-	e2e_prompt(2, tokens, MAX_TOKENS);
+	/* Somebody else (the parent) holds the claim on this one: wait for it a little. */
+	claimed_prompt(tokens);
 	if (kvp_match(e.space, tokens, MAX_TOKENS, &claim, &m) < 0)
 		return 7;
 	kvp_wait(m, 50);
 	kvp_release(m);
+	/* A sequence that nobody else reads: its bytes are not derived from its tokens. */
 	e2e_prompt(3000 + number, tokens, MAX_TOKENS);
-	kvp_view_dense(e.space, KVP_VIEW_LCND, buffer, E2E_BT * 2, planes, &bytes);
+	tokens[0] = 0x888000 + number;
+	kvp_view_dense(e.space, KVP_VIEW_LCND, buffer, E2E_BT * 4, planes, &bytes);
 	if (bytes > sizeof(buffer))
 		return 8;
 	memset(buffer, 0, sizeof(buffer));
-	if (kvp_put(e.space, tokens, E2E_BT * 2, 0, &view, &put, NULL) != E2E_BT * 2)
+	if (kvp_put(e.space, tokens, E2E_BT * 4, 0, &view, &put, NULL) != E2E_BT * 4)
 		return 9;
 	e2e_detach(&e);
 	return 0;
@@ -96,15 +105,20 @@ static void fault_points(void **state)
 	(void)state;
 
 	assert_int_equal(e2e_attach(&e, daemon_.socket), 0);
-	e2e_prompt(2, tokens, MAX_TOKENS);
+	claimed_prompt(tokens);
 	assert_int_equal(kvp_match(e.space, tokens, MAX_TOKENS, &claim, &m), 0);
 	for (uint32_t i = 0; i < sizeof(points) / sizeof(points[0]); i++) {
 		int status;
 		pid_t pid = e2e_fork();
 
 		if (!pid) {
+			char number[16];
+
+			/* A program of its own: the library reads its plan once. */
+			snprintf(number, sizeof(number), "%u", i);
 			setenv("KVP_FAULT", points[i], 1);
-			_exit(every_step(i));
+			execl("/proc/self/exe", "every-step", daemon_.socket, number, (char *)NULL);
+			_exit(98);
 		}
 		status = e2e_reap(pid);
 		if (status != 128 + SIGKILL)
@@ -290,6 +304,8 @@ static void forked_child_stays(void **state)
 				grandchild = getpid();
 			if (write(pipefd[1], &grandchild, sizeof(grandchild)) < 0)
 				_exit(1);
+			/* Ends by itself should the test not get to it. */
+			alarm(60);
 			for (;;)
 				pause();
 		}
@@ -322,7 +338,7 @@ static int setup(void **state)
 		.max_blocks = 600,
 		.max_sessions = 64,
 		.arena = UINT64_C(1) << 20,
-		.more = "extent: 256KiB\n" };
+		.more = "extent: 1MiB\n" };
 	(void)state;
 
 	e2e_start(&daemon_, &opts);
@@ -336,7 +352,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(fault_points),
@@ -345,5 +361,9 @@ int main(void)
 		cmocka_unit_test(random_kills),
 	};
 
+	if (argc == 3) {
+		snprintf(daemon_.socket, sizeof(daemon_.socket), "%s", argv[1]);
+		return every_step((uint32_t)atoi(argv[2]));
+	}
 	return cmocka_run_group_tests(tests, setup, teardown);
 }

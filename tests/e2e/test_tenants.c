@@ -288,8 +288,8 @@ static void shares_hold_under_pressure(void **state)
 	assert_true(json_array_size(list) >= 2);
 	json_array_foreach(list, i, tenant)
 	{
-		json_int_t used = json_integer_value(json_object_get(tenant, "used_bytes"));
-		json_int_t share = json_integer_value(json_object_get(tenant, "share"));
+		json_int_t used = json_integer_value(json_object_get(tenant, "charged_bytes"));
+		json_int_t share = json_integer_value(json_object_get(tenant, "share_bytes"));
 
 		assert_true(share > 0);
 		assert_true(used > 0);
@@ -339,7 +339,7 @@ static int setup(void **state)
 		.memory = UINT64_C(128) << 20,
 		.max_blocks = 400,
 		.max_sessions = 16,
-		.more = "extent: 256KiB\n"
+		.more = "extent: 1MiB\n"
 			"tenants:\n"
 			"  - name: alice\n"
 			"    uids: [20001, 20003]\n"

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define MAX_TMPDIR       60u /* a socket's path has to fit 108 bytes */
 #define START_TIMEOUT_MS 60000
 #define STOP_TIMEOUT_MS  20000
 #define STEP_MS          10
@@ -100,7 +101,7 @@ static int accepts(const char *socket_path)
 
 	if (fd < 0)
 		return 0;
-	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", socket_path);
+	memccpy(addr.sun_path, socket_path, 0, sizeof(addr.sun_path) - 1);
 	r = connect(fd, (struct sockaddr *)&addr, sizeof(addr));
 	close(fd);
 	return r == 0;
@@ -187,7 +188,9 @@ int kvt_daemon_start(const struct kvt_daemon_opts *opts, struct kvt_daemon *ret_
 	struct kvt_daemon d = { 0 };
 	int r;
 
-	snprintf(d.dir, sizeof(d.dir), "%s/kvpool-XXXXXX", tmp && *tmp ? tmp : P_tmpdir);
+	if (!tmp || !*tmp || strlen(tmp) > MAX_TMPDIR)
+		tmp = P_tmpdir;
+	snprintf(d.dir, sizeof(d.dir), "%s/kvpool-XXXXXX", tmp);
 	if (!mkdtemp(d.dir)) {
 		r = -errno;
 		snprintf(error, error_len, "cannot make %s: %s", d.dir, strerror(-r));

@@ -13,8 +13,8 @@
 
 struct kvt_daemon {
 	pid_t pid; /* 0: not running */
-	char dir[128];
-	char socket[160];
+	char dir[80];
+	char socket[108];
 };
 
 struct kvt_daemon_opts {

@@ -205,8 +205,8 @@ static double cosine(const float *a, const float *b, size_t n)
 }
 
 static int bench_one(struct job *job, const struct kvp_kernels *c_only, const char *name,
-	const struct context *native, struct context *scratch, double native_s,
-	double *ret_decode, double *ret_fused, double *ret_cos)
+	const struct context *native, struct context *scratch, double native_s, double *ret_decode,
+	double *ret_fused, double *ret_cos)
 {
 	const struct kvp_kernels *fast = job->k;
 	size_t n = (size_t)Q_HEADS * DIM;

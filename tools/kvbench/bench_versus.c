@@ -181,7 +181,7 @@ static int peer_connect(struct peer *p)
 static int start(struct peer *p, const char *dir, uint64_t megabytes)
 {
 	struct timespec pause = { 0, 20000000 };
-	char memory[16];
+	char memory[24];
 	int status;
 
 	snprintf(p->socket, sizeof(p->socket), "%s/%s.sock", dir, p->name);

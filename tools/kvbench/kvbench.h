@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The subcommands of kvbench, one file each. They get argv from their own name on and return an
+ * exit status: 0 measured, 1 could not be measured, 2 usage.
+ */
+#ifndef KVBENCH_KVBENCH_H
+#define KVBENCH_KVBENCH_H
+
+int kvbench_hotpath(int argc, char **argv);
+int kvbench_put(int argc, char **argv);
+int kvbench_scale(int argc, char **argv);
+int kvbench_versus(int argc, char **argv);
+
+#endif

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+
+#include "libclient/kvpool.h"
+#include "tools/kvbench/kvbench.h"
+
+static const struct {
+	const char *name;
+	const char *help;
+	int (*run)(int argc, char **argv);
+} commands[] = {
+	{ "hotpath", "match, lease and release, proven to make no system call", kvbench_hotpath },
+	{ "put", "storing blocks, against memcpy", kvbench_put },
+	{ "scale", "1 to 1,000 attached clients", kvbench_scale },
+	{ "versus", "the same blocks from Redis and memcached", kvbench_versus },
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static void usage(FILE *f)
+{
+	fputs("usage: kvbench COMMAND [OPTION]...\n\n", f);
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		fprintf(f, "  %-10s %s\n", commands[i].name, commands[i].help);
+	fputs("\nFigures are printed and not judged; --json prints one JSON document on stdout.\n"
+	      "kvbench COMMAND --help tells a command's options.\n",
+		f);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
+		usage(stdout);
+		return 0;
+	}
+	if (argc > 1 && !strcmp(argv[1], "--version")) {
+		printf("kvbench %s\n", kvp_version());
+		return 0;
+	}
+	for (size_t i = 0; argc > 1 && i < N_COMMANDS; i++)
+		if (!strcmp(argv[1], commands[i].name))
+			return commands[i].run(argc - 1, argv + 1);
+	if (argc > 1)
+		fprintf(stderr, "kvbench: no command '%s'\n", argv[1]);
+	usage(stderr);
+	return 2;
+}

@@ -16,6 +16,13 @@
 static const struct evict_ops *const policies[] = {
 	&evict_lru,
 	&evict_fifo,
+	&evict_slru,
+	&evict_sieve,
+	&evict_s3fifo,
+	&evict_s3fifo_30,
+	&evict_lfuda,
+	&evict_gdsf,
+	&evict_arc,
 };
 
 #define N_POLICIES (sizeof(policies) / sizeof(policies[0]))
@@ -66,11 +73,10 @@ int kvp_evict_new(
 		list_clear(&e->list[q]);
 
 	int r = -ENOMEM;
-	/* calloc, and not aligned_alloc with memset: pages of ids never used stay untouched */
-	e->node_memory = calloc((size_t)params->max_ids + 1, sizeof(*e->node));
-	if (!e->node_memory)
+	/* calloc, and not malloc with memset: pages of ids never used stay untouched */
+	e->node = calloc(params->max_ids, sizeof(*e->node));
+	if (!e->node)
 		goto error;
-	e->node = (struct evict_node *)(((uintptr_t)e->node_memory + 63) & ~(uintptr_t)63);
 	if (ops->init) {
 		r = ops->init(e);
 		if (r < 0)
@@ -89,7 +95,9 @@ struct kvp_evict *kvp_evict_free(struct kvp_evict *e)
 		return NULL;
 	if (e->ops->fini)
 		e->ops->fini(e);
-	free(e->node_memory);
+	evict_ghosts_free(e->ghosts);
+	free(e->heap);
+	free(e->node);
 	free(e);
 	return NULL;
 }
@@ -107,41 +115,40 @@ int kvp_evict_resize(struct kvp_evict *e, uint64_t items, uint64_t bytes)
 
 /* ---- lists ---- */
 
-static void list_add(struct kvp_evict *e, uint32_t q, uint32_t id)
+/* Between two neighbours of list[q], either of which may be missing. */
+static void list_link(struct kvp_evict *e, uint32_t q, uint32_t id, uint32_t young, uint32_t old)
 {
-	e->node[id].where = (uint8_t)q;
-	e->list[q].items++;
-	e->list[q].bytes += e->node[id].bytes;
+	struct evict_list *l = &e->list[q];
+	struct evict_node *n = &e->node[id];
+
+	n->prev = young;
+	n->next = old;
+	if (young != KVP_BLOCK_NONE)
+		e->node[young].next = id;
+	else
+		l->young = id;
+	if (old != KVP_BLOCK_NONE)
+		e->node[old].prev = id;
+	else
+		l->old = id;
+	n->where = (uint8_t)q;
+	l->items++;
+	l->bytes += n->bytes;
 }
 
 void evict_push_young(struct kvp_evict *e, uint32_t q, uint32_t id)
 {
-	struct evict_list *l = &e->list[q];
-	struct evict_node *n = &e->node[id];
-
-	n->prev = KVP_BLOCK_NONE;
-	n->next = l->young;
-	if (l->young != KVP_BLOCK_NONE)
-		e->node[l->young].prev = id;
-	else
-		l->old = id;
-	l->young = id;
-	list_add(e, q, id);
+	list_link(e, q, id, KVP_BLOCK_NONE, e->list[q].young);
 }
 
 void evict_push_old(struct kvp_evict *e, uint32_t q, uint32_t id)
 {
-	struct evict_list *l = &e->list[q];
-	struct evict_node *n = &e->node[id];
+	list_link(e, q, id, e->list[q].old, KVP_BLOCK_NONE);
+}
 
-	n->prev = l->old;
-	n->next = KVP_BLOCK_NONE;
-	if (l->old != KVP_BLOCK_NONE)
-		e->node[l->old].next = id;
-	else
-		l->young = id;
-	l->old = id;
-	list_add(e, q, id);
+void evict_insert_older(struct kvp_evict *e, uint32_t q, uint32_t id, uint32_t young)
+{
+	list_link(e, q, id, young, e->node[young].next);
 }
 
 void evict_unlink(struct kvp_evict *e, uint32_t id)
@@ -467,8 +474,16 @@ void kvp_evict_memory(const struct kvp_evict *e, struct kvp_evict_memory *ret_me
 {
 	*ret_memory = (struct kvp_evict_memory){
 		.total = sizeof(*e) + (uint64_t)e->params.max_ids * sizeof(*e->node),
-		.per_block = sizeof(*e->node),
+		.per_block = sizeof(*e->node) + (e->heap ? sizeof(*e->heap) : 0),
 	};
+	if (e->heap)
+		ret_memory->total += (uint64_t)e->params.max_ids * sizeof(*e->heap);
+	if (e->ghosts) {
+		uint64_t ghosts = evict_ghosts_memory(e->ghosts);
+		ret_memory->total += ghosts;
+		ret_memory->ghosts = evict_ghosts_max(e->ghosts);
+		ret_memory->per_ghost = (uint32_t)(ghosts / ret_memory->ghosts);
+	}
 }
 
 /* ---- consistency ---- */
@@ -542,6 +557,8 @@ int kvp_evict_assert_consistency(const struct kvp_evict *e)
 		r = check_list(e, q, &listed);
 	if (r < 0)
 		return r;
+	if (e->ghosts && evict_ghosts_check(e->ghosts) < 0)
+		return -EIO;
 	if (e->ops->check)
 		return e->ops->check(e, e->items - parked - listed);
 	return listed + parked == e->items ? 0 : -EIO;

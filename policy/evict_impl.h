@@ -37,30 +37,25 @@ struct evict_node {
 	uint32_t offered;  /* children in the current offer */
 	uint32_t bytes;
 	float cost;
-	uint32_t prev; /* towards the young end */
-	uint32_t next; /* towards the old end */
+	union {
+		uint32_t prev; /* in a list: towards the young end */
+		uint32_t pos;  /* in the heap */
+	};
+	uint32_t next; /* in a list: towards the old end */
 	uint16_t depth;
 	uint8_t where;
 	uint8_t flags;
-	union {
-		struct { /* heap policies */
-			double pri;
-			uint64_t seq; /* equal priorities leave in order of last change */
-			uint32_t pos;
-			uint32_t freq;
-		} h;
-		struct { /* list policies */
-			uint8_t freq;
-			uint8_t home; /* queue it returns to from PARKED */
-		} l;
-		struct { /* hazard */
-			uint32_t group;
-			uint32_t klass;
-			uint32_t reserved[4];
-		} z;
-	};
+	uint32_t freq; /* uses, as the algorithm counts them */
+	uint32_t home; /* algorithm's own; the queue it returns to from PARKED */
 };
-static_assert(sizeof(struct evict_node) == 64, "one cache line a block");
+static_assert(sizeof(struct evict_node) == 48, "64 bytes a block, with the heap's entry");
+
+struct evict_heap_entry {
+	double pri;
+	uint32_t seq; /* equal priorities leave in the order of their last change */
+	uint32_t id;
+};
+static_assert(sizeof(struct evict_heap_entry) == 16, "four children a cache line");
 
 /* Blocks linked by prev/next, young end first. */
 struct evict_list {
@@ -83,11 +78,10 @@ struct kvp_evict;
 struct evict_ops {
 	const char *name;
 	const char *about;
-	int variant;                                   /* selects among the policies of one file */
-	uint32_t (*ghosts)(const struct kvp_evict *e); /* default number; NULL: none */
-	int (*init)(struct kvp_evict *e);              /* optional; sets e->self */
-	void (*fini)(struct kvp_evict *e);             /* optional; e->self may be half built */
-	void (*capacity)(struct kvp_evict *e);         /* optional; it has changed */
+	int variant;                           /* selects among the policies of one file */
+	int (*init)(struct kvp_evict *e);      /* optional; sets e->self */
+	void (*fini)(struct kvp_evict *e);     /* optional; e->self may be half built */
+	void (*capacity)(struct kvp_evict *e); /* optional; it has changed */
 	bool (*admit)(struct kvp_evict *e, const struct kvp_evict_item *item,
 		uint64_t key);                                                     /* optional */
 	void (*request)(struct kvp_evict *e, const struct kvp_evict_request *req); /* optional */
@@ -109,27 +103,30 @@ struct evict_ops {
 struct kvp_evict {
 	const struct evict_ops *ops;
 	struct kvp_evict_params params;
-	struct evict_node *node; /* [max_ids], aligned inside node_memory */
-	void *node_memory;
+	struct evict_node *node; /* [max_ids] */
 	uint64_t items;
 	uint64_t bytes;
 	uint64_t now;
 	struct evict_list list[EVICT_LISTS]; /* [0] is the offer, the others are queues */
-	uint32_t *heap;                      /* ids; NULL if the policy needs none */
+	struct evict_heap_entry *heap;       /* [max_ids]; NULL if the policy needs none */
 	uint32_t heap_len;
 	double age; /* L of LFU-DA and GDSF */
-	uint64_t seq;
+	uint32_t seq;
+	uint32_t hand; /* SIEVE */
 	struct evict_ghosts *ghosts;
 	void *self; /* further state of the algorithm */
 };
 
-extern const struct evict_ops evict_lru, evict_fifo;
+extern const struct evict_ops evict_lru, evict_fifo, evict_slru, evict_sieve, evict_lfuda,
+	evict_gdsf, evict_s3fifo, evict_s3fifo_30, evict_arc;
 
 /* ---- lists ---- */
 
 /* Puts a detached block at the young or old end of list[q]; sets where. */
 void evict_push_young(struct kvp_evict *e, uint32_t q, uint32_t id);
 void evict_push_old(struct kvp_evict *e, uint32_t q, uint32_t id);
+/* Puts a detached block on the old side of `young`, which is in list[q]. */
+void evict_insert_older(struct kvp_evict *e, uint32_t q, uint32_t id, uint32_t young);
 /* Takes a block out of the list that `where` names. where becomes OUT. */
 void evict_unlink(struct kvp_evict *e, uint32_t id);
 /* Takes the oldest of list[q]; KVP_BLOCK_NONE if empty. */
@@ -144,6 +141,53 @@ static inline uint64_t evict_capacity(const struct kvp_evict *e)
 static inline uint64_t evict_list_fill(const struct kvp_evict *e, uint32_t q)
 {
 	return e->params.bytes ? e->list[q].bytes : e->list[q].items;
+}
+
+/* ---- heap (evict_heap.c): smallest (priority, age of its last change) first ---- */
+
+int evict_heap_init(struct kvp_evict *e);
+void evict_heap_push(struct kvp_evict *e, uint32_t id, double pri);
+void evict_heap_change(struct kvp_evict *e, uint32_t id, double pri);
+void evict_heap_remove(struct kvp_evict *e, uint32_t id);
+/* KVP_BLOCK_NONE if empty. */
+uint32_t evict_heap_pop(struct kvp_evict *e, double *ret_pri);
+int evict_heap_check(const struct kvp_evict *e, uint64_t in_queues);
+
+/* ---- ghosts (evict_ghost.c): keys of evicted blocks, in up to two queues ---- */
+
+#define EVICT_GHOST_NONE KVP_BLOCK_NONE
+
+struct evict_ghost {
+	uint32_t key[2];
+	uint32_t bucket_next;
+	uint32_t young;
+	uint32_t old;
+	uint32_t weight; /* as the policy counts capacity */
+	uint32_t queue;  /* 0 or 1 */
+};
+static_assert(sizeof(struct evict_ghost) == 28, "32 bytes a ghost, with its share of the buckets");
+
+/* Room for n keys. NULL: no memory. */
+struct evict_ghosts *evict_ghosts_new(uint32_t n, uint64_t seed);
+void evict_ghosts_free(struct evict_ghosts *g);
+uint32_t evict_ghost_find(const struct evict_ghosts *g, uint64_t key);
+const struct evict_ghost *evict_ghost_at(const struct evict_ghosts *g, uint32_t i);
+/* A key already there moves to the young end of `queue`. When full, the oldest of the same queue,
+ * else of the other, makes room. */
+void evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint32_t weight);
+void evict_ghost_drop(struct evict_ghosts *g, uint32_t i);
+void evict_ghost_drop_oldest(struct evict_ghosts *g, uint32_t queue); /* nothing if empty */
+uint64_t evict_ghost_weight(const struct evict_ghosts *g, uint32_t queue);
+uint32_t evict_ghosts_max(const struct evict_ghosts *g);
+uint64_t evict_ghosts_memory(const struct evict_ghosts *g);
+int evict_ghosts_check(const struct evict_ghosts *g);
+
+/* Ghosts asked for, else `fallback`, bounded by max_ids * 2 + 20,000. Allocates e->ghosts. */
+int evict_ghosts_init(struct kvp_evict *e, uint64_t fallback);
+
+static inline uint32_t evict_weight(const struct kvp_evict *e, uint32_t bytes)
+{
+	return e->params.bytes ? bytes : 1;
 }
 
 static inline bool evict_in_queue(const struct evict_node *n)

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Keys of evicted blocks: two queues by age over one chained hash table, all in fixed arrays. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "policy/evict_impl.h"
+
+#define QUEUES 2u
+
+struct queue {
+	uint32_t young;
+	uint32_t old;
+	uint32_t len;
+	uint64_t weight;
+};
+
+struct evict_ghosts {
+	uint64_t seed;
+	uint32_t max;
+	uint32_t mask;
+	uint32_t free;  /* linked by bucket_next */
+	uint32_t fresh; /* from here on never used */
+	struct queue queue[QUEUES];
+	struct evict_ghost *ghost;
+	uint32_t *bucket;
+};
+
+struct evict_ghosts *evict_ghosts_new(uint32_t n, uint64_t seed)
+{
+	struct evict_ghosts *g = calloc(1, sizeof(*g));
+	uint32_t buckets = 1;
+
+	if (!g)
+		return NULL;
+	while (buckets <= n / 2)
+		buckets *= 2;
+	g->seed = seed;
+	g->max = n;
+	g->mask = buckets - 1;
+	g->free = EVICT_GHOST_NONE;
+	for (unsigned q = 0; q < QUEUES; q++)
+		g->queue[q].young = g->queue[q].old = EVICT_GHOST_NONE;
+	g->ghost = calloc(n, sizeof(*g->ghost));
+	g->bucket = malloc(buckets * sizeof(*g->bucket));
+	if (!g->ghost || !g->bucket) {
+		evict_ghosts_free(g);
+		return NULL;
+	}
+	for (uint32_t i = 0; i < buckets; i++)
+		g->bucket[i] = EVICT_GHOST_NONE;
+	return g;
+}
+
+void evict_ghosts_free(struct evict_ghosts *g)
+{
+	if (!g)
+		return;
+	free(g->ghost);
+	free(g->bucket);
+	free(g);
+}
+
+int evict_ghosts_init(struct kvp_evict *e, uint64_t fallback)
+{
+	uint64_t most = (uint64_t)e->params.max_ids * 2 + 20000;
+	uint64_t n = e->params.ghosts ? e->params.ghosts : fallback;
+
+	if (n > most)
+		n = most;
+	if (n > KVP_EVICT_MAX_IDS)
+		n = KVP_EVICT_MAX_IDS;
+	e->ghosts = evict_ghosts_new(n ? (uint32_t)n : 1, e->params.seed);
+	return e->ghosts ? 0 : -ENOMEM;
+}
+
+static uint32_t *bucket_of(const struct evict_ghosts *g, uint64_t key)
+{
+	/* keys are digests in the daemon, but small numbers in a simulation */
+	uint64_t h = (key ^ g->seed) * UINT64_C(0x9e3779b97f4a7c15);
+	return &g->bucket[(h ^ h >> 32) & g->mask];
+}
+
+static uint64_t key_of(const struct evict_ghost *x)
+{
+	return (uint64_t)x->key[1] << 32 | x->key[0];
+}
+
+uint32_t evict_ghost_find(const struct evict_ghosts *g, uint64_t key)
+{
+	uint32_t i = *bucket_of(g, key);
+
+	while (i != EVICT_GHOST_NONE && key_of(&g->ghost[i]) != key)
+		i = g->ghost[i].bucket_next;
+	return i;
+}
+
+const struct evict_ghost *evict_ghost_at(const struct evict_ghosts *g, uint32_t i)
+{
+	return &g->ghost[i];
+}
+
+void evict_ghost_drop(struct evict_ghosts *g, uint32_t i)
+{
+	struct evict_ghost *x = &g->ghost[i];
+	struct queue *q = &g->queue[x->queue];
+	uint32_t *link = bucket_of(g, key_of(x));
+
+	while (*link != i)
+		link = &g->ghost[*link].bucket_next;
+	*link = x->bucket_next;
+	if (x->young != EVICT_GHOST_NONE)
+		g->ghost[x->young].old = x->old;
+	else
+		q->young = x->old;
+	if (x->old != EVICT_GHOST_NONE)
+		g->ghost[x->old].young = x->young;
+	else
+		q->old = x->young;
+	q->len--;
+	q->weight -= x->weight;
+	x->bucket_next = g->free;
+	g->free = i;
+}
+
+void evict_ghost_drop_oldest(struct evict_ghosts *g, uint32_t queue)
+{
+	if (g->queue[queue].old != EVICT_GHOST_NONE)
+		evict_ghost_drop(g, g->queue[queue].old);
+}
+
+static uint32_t take_free(struct evict_ghosts *g, uint32_t queue)
+{
+	if (g->free == EVICT_GHOST_NONE && g->fresh < g->max)
+		return g->fresh++;
+	if (g->free == EVICT_GHOST_NONE)
+		evict_ghost_drop_oldest(g, g->queue[queue].len ? queue : queue ^ 1);
+	uint32_t i = g->free;
+	g->free = g->ghost[i].bucket_next;
+	return i;
+}
+
+void evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint32_t weight)
+{
+	struct queue *q = &g->queue[queue];
+	uint32_t i = evict_ghost_find(g, key);
+
+	if (i != EVICT_GHOST_NONE)
+		evict_ghost_drop(g, i);
+	i = take_free(g, queue);
+	uint32_t *bucket = bucket_of(g, key);
+	g->ghost[i] = (struct evict_ghost){
+		.key = { (uint32_t)key, (uint32_t)(key >> 32) },
+		.bucket_next = *bucket,
+		.young = EVICT_GHOST_NONE,
+		.old = q->young,
+		.weight = weight,
+		.queue = queue,
+	};
+	*bucket = i;
+	if (q->young != EVICT_GHOST_NONE)
+		g->ghost[q->young].young = i;
+	else
+		q->old = i;
+	q->young = i;
+	q->len++;
+	q->weight += weight;
+}
+
+uint64_t evict_ghost_weight(const struct evict_ghosts *g, uint32_t queue)
+{
+	return g->queue[queue].weight;
+}
+
+uint32_t evict_ghosts_max(const struct evict_ghosts *g)
+{
+	return g->max;
+}
+
+uint64_t evict_ghosts_memory(const struct evict_ghosts *g)
+{
+	return (uint64_t)g->max * sizeof(*g->ghost) + ((uint64_t)g->mask + 1) * sizeof(*g->bucket);
+}
+
+int evict_ghosts_check(const struct evict_ghosts *g)
+{
+	for (unsigned q = 0; q < QUEUES; q++) {
+		uint32_t n = 0, young = EVICT_GHOST_NONE;
+		uint64_t weight = 0;
+
+		for (uint32_t i = g->queue[q].young; i != EVICT_GHOST_NONE; i = g->ghost[i].old) {
+			const struct evict_ghost *x = &g->ghost[i];
+			if (++n > g->max || x->young != young || x->queue != q ||
+				evict_ghost_find(g, key_of(x)) != i)
+				return -EIO;
+			weight += x->weight;
+			young = i;
+		}
+		if (n != g->queue[q].len || weight != g->queue[q].weight ||
+			young != g->queue[q].old)
+			return -EIO;
+	}
+	return 0;
+}

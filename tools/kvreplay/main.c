@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+
+#include "tools/kvreplay/kvreplay.h"
+
+static const struct {
+	const char *name;
+	const char *help;
+	int (*run)(int argc, char **argv);
+} commands[] = {
+	{ "simulate", "a trace through eviction policies, in this process", cmd_simulate },
+	{ "generate", "a workload in the Mooncake format", cmd_generate },
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static void usage(FILE *f)
+{
+	fputs("usage: kvreplay COMMAND [OPTION]...\n\n", f);
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		fprintf(f, "  %-10s %s\n", commands[i].name, commands[i].help);
+	fputs("\nkvreplay COMMAND --help tells a command's options.\n", f);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
+		usage(stdout);
+		return 0;
+	}
+	for (size_t i = 0; argc > 1 && i < N_COMMANDS; i++)
+		if (!strcmp(argv[1], commands[i].name))
+			return commands[i].run(argc - 1, argv + 1);
+	if (argc > 1)
+		fprintf(stderr, "kvreplay: no command '%s'\n", argv[1]);
+	usage(stderr);
+	return 2;
+}

@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvreplay simulate: policies x capacities over one trace, on all cores. */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "policy/kvp_evict.h"
+#include "tools/kvreplay/kvreplay.h"
+#include "tools/kvreplay/plot.h"
+#include "tools/kvreplay/sim.h"
+#include "tools/kvreplay/trace.h"
+
+#define MAX_POLICIES   32
+#define MAX_CAPACITIES 64
+#define MAX_JOBS       64
+
+struct options {
+	const char *trace;
+	enum trace_format format;
+	struct trace_options load;
+	const char *policy[MAX_POLICIES];
+	size_t n_policies;
+	uint64_t capacity[MAX_CAPACITIES];
+	size_t n_capacities;
+	enum sim_order order;
+	uint64_t seed;
+	unsigned threads;
+	bool json;
+	const char *plot;
+};
+
+struct work {
+	pthread_mutex_t lock;
+	struct sim_job *job;
+	struct sim_result *result;
+	size_t n, next, done;
+	int error;
+};
+
+static void usage(FILE *f)
+{
+	fputs("usage: kvreplay simulate --trace PATH --format FORMAT --capacity LIST [OPTION]...\n"
+	      "\n"
+	      "  --trace PATH        a file, or for agent traces also a folder of *.jsonl\n"
+	      "  --format FORMAT     mooncake, agent, or oracle (libCacheSim's oracleGeneral)\n"
+	      "  --capacity LIST     blocks (oracle: bytes), with K, M or G for 2^10, 2^20, 2^30\n"
+	      "  --policy LIST       names, or all (default); min is Belady's optimum\n"
+	      "  --order ORDER       free: blocks one by one (default); leaf: as the daemon does\n"
+	      "  --block-tokens N    agent: bytes of text per block (default 64)\n"
+	      "  --overlap           agent: let all sessions begin at the same time\n"
+	      "  --time-scale X      all intervals times X\n"
+	      "  --from N, --count N leave requests out\n"
+	      "  --threads N         default: one per core\n"
+	      "  --seed N            of what policies sample (default 1)\n"
+	      "  --plot FILE         SVG, hit ratio against capacity\n"
+	      "  --json              result as JSON on stdout instead of a table\n"
+	      "  --list              names of the policies, and what they are\n"
+	      "  --help\n",
+		f);
+}
+
+static int list_policies(void)
+{
+	const char *about = NULL, *name;
+
+	for (size_t i = 0; (name = kvp_evict_names(i, &about)); i++)
+		printf("%-11s %s\n", name, about);
+	puts("min         Belady's optimum, which knows the future");
+	return 0;
+}
+
+static bool known_policy(const char *name)
+{
+	const char *other;
+
+	for (size_t i = 0; (other = kvp_evict_names(i, NULL)); i++)
+		if (!strcmp(name, other))
+			return true;
+	return !strcmp(name, "min");
+}
+
+static int parse_policies(struct options *o, char *list)
+{
+	o->n_policies = 0;
+	for (char *save = NULL, *s = strtok_r(list, ",", &save); s;
+		s = strtok_r(NULL, ",", &save)) {
+		if (!strcmp(s, "all")) {
+			const char *name;
+			for (size_t i = 0; (name = kvp_evict_names(i, NULL)); i++)
+				if (o->n_policies < MAX_POLICIES)
+					o->policy[o->n_policies++] = name;
+			s = (char *)"min";
+		}
+		if (!known_policy(s) || o->n_policies == MAX_POLICIES) {
+			fprintf(stderr, "kvreplay: no policy '%s'; see --list\n", s);
+			return -EINVAL;
+		}
+		o->policy[o->n_policies++] = s;
+	}
+	return o->n_policies ? 0 : -EINVAL;
+}
+
+static int parse_u64(const char *s, uint64_t max, uint64_t *ret_value)
+{
+	char *end;
+
+	errno = 0;
+	uint64_t x = strtoull(s, &end, 10);
+	if (errno || end == s || *s == '-' || *end || x > max)
+		return -EINVAL;
+	*ret_value = x;
+	return 0;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	const uint64_t *x = a, *y = b;
+	return *x < *y ? -1 : *x > *y;
+}
+
+static int parse_capacities(struct options *o, char *list)
+{
+	o->n_capacities = 0;
+	for (char *save = NULL, *s = strtok_r(list, ",", &save); s;
+		s = strtok_r(NULL, ",", &save)) {
+		char *end;
+		errno = 0;
+		uint64_t x = strtoull(s, &end, 10);
+		unsigned shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+		if (errno || end == s || *s == '-' || end[shift != 0] || !x ||
+			x > UINT64_MAX >> 31 || o->n_capacities == MAX_CAPACITIES) {
+			fprintf(stderr, "kvreplay: bad capacity '%s'\n", s);
+			return -EINVAL;
+		}
+		o->capacity[o->n_capacities++] = x << shift;
+	}
+	qsort(o->capacity, o->n_capacities, sizeof(*o->capacity), by_value);
+	return o->n_capacities ? 0 : -EINVAL;
+}
+
+enum {
+	OPT_TRACE = 256,
+	OPT_FORMAT,
+	OPT_CAPACITY,
+	OPT_POLICY,
+	OPT_ORDER,
+	OPT_BLOCK,
+	OPT_OVERLAP,
+	OPT_SCALE,
+	OPT_FROM,
+	OPT_COUNT,
+	OPT_THREADS,
+	OPT_SEED,
+	OPT_PLOT,
+	OPT_JSON,
+	OPT_LIST
+};
+
+static const struct option long_options[] = {
+	{ "trace", 1, NULL, OPT_TRACE },
+	{ "format", 1, NULL, OPT_FORMAT },
+	{ "capacity", 1, NULL, OPT_CAPACITY },
+	{ "policy", 1, NULL, OPT_POLICY },
+	{ "order", 1, NULL, OPT_ORDER },
+	{ "block-tokens", 1, NULL, OPT_BLOCK },
+	{ "overlap", 0, NULL, OPT_OVERLAP },
+	{ "time-scale", 1, NULL, OPT_SCALE },
+	{ "from", 1, NULL, OPT_FROM },
+	{ "count", 1, NULL, OPT_COUNT },
+	{ "threads", 1, NULL, OPT_THREADS },
+	{ "seed", 1, NULL, OPT_SEED },
+	{ "plot", 1, NULL, OPT_PLOT },
+	{ "json", 0, NULL, OPT_JSON },
+	{ "list", 0, NULL, OPT_LIST },
+	{ "help", 0, NULL, 'h' },
+	{ 0 },
+};
+
+static int parse_number(const char *s, uint64_t min, uint64_t max, uint64_t *ret_value)
+{
+	uint64_t x = 0;
+
+	if (parse_u64(s, max, &x) < 0 || x < min) {
+		fprintf(stderr, "kvreplay: '%s' is not a number from %" PRIu64 " to %" PRIu64 "\n",
+			s, min, max);
+		return -EINVAL;
+	}
+	*ret_value = x;
+	return 0;
+}
+
+static int parse_scale(const char *s, double *ret_scale)
+{
+	char *end;
+	double x = strtod(s, &end);
+
+	if (end == s || *end || !(x >= 1e-6 && x <= 1e6)) {
+		fprintf(stderr, "kvreplay: '%s' is not a factor from 1e-6 to 1e6\n", s);
+		return -EINVAL;
+	}
+	*ret_scale = x;
+	return 0;
+}
+
+static int parse_one(struct options *o, int c)
+{
+	uint64_t x = 0;
+	int r = 0;
+
+	switch (c) {
+	case OPT_TRACE:
+		o->trace = optarg;
+		break;
+	case OPT_FORMAT:
+		r = trace_format_parse(optarg, &o->format);
+		if (r < 0)
+			fprintf(stderr, "kvreplay: no format '%s'\n", optarg);
+		break;
+	case OPT_CAPACITY:
+		r = parse_capacities(o, optarg);
+		break;
+	case OPT_POLICY:
+		r = parse_policies(o, optarg);
+		break;
+	case OPT_ORDER:
+		o->order = !strcmp(optarg, "leaf") ? SIM_LEAF : SIM_FREE;
+		r = o->order == SIM_LEAF || !strcmp(optarg, "free") ? 0 : -EINVAL;
+		break;
+	case OPT_BLOCK:
+		r = parse_number(optarg, 1, 65536, &x);
+		o->load.block_tokens = (uint32_t)x;
+		break;
+	case OPT_OVERLAP:
+		o->load.overlap = true;
+		break;
+	case OPT_SCALE:
+		r = parse_scale(optarg, &o->load.time_scale);
+		break;
+	case OPT_FROM:
+		r = parse_number(optarg, 0, UINT32_MAX, &x);
+		o->load.from = (uint32_t)x;
+		break;
+	case OPT_COUNT:
+		r = parse_number(optarg, 1, UINT32_MAX, &x);
+		o->load.count = (uint32_t)x;
+		break;
+	case OPT_THREADS:
+		r = parse_number(optarg, 1, MAX_JOBS, &x);
+		o->threads = (unsigned)x;
+		break;
+	case OPT_SEED:
+		r = parse_number(optarg, 0, UINT64_MAX, &o->seed);
+		break;
+	case OPT_PLOT:
+		o->plot = optarg;
+		break;
+	case OPT_JSON:
+		o->json = true;
+		break;
+	default:
+		r = -EINVAL;
+	}
+	return r;
+}
+
+/* ---- the runs ---- */
+
+static void *worker(void *arg)
+{
+	struct work *w = arg;
+
+	pthread_mutex_lock(&w->lock);
+	while (w->next < w->n && !w->error) {
+		size_t i = w->next++;
+		pthread_mutex_unlock(&w->lock);
+		int r = sim_run(&w->job[i], &w->result[i]);
+		pthread_mutex_lock(&w->lock);
+		if (r < 0)
+			w->error = r;
+		progress("simulating", ++w->done, w->n);
+	}
+	pthread_mutex_unlock(&w->lock);
+	return NULL;
+}
+
+static int run_all(struct work *w, unsigned threads)
+{
+	pthread_t thread[MAX_JOBS];
+	unsigned started = 0;
+
+	/* this thread works too, so that failing to start others only costs time */
+	while (started + 1 < threads && !pthread_create(&thread[started], NULL, worker, w))
+		started++;
+	worker(w);
+	while (started)
+		pthread_join(thread[--started], NULL);
+	return w->error;
+}
+
+static double hit_ratio(const struct sim_result *r)
+{
+	return (double)r->hits / (double)r->refs;
+}
+
+static int print_json(const struct options *o, const struct trace *t, const struct work *w)
+{
+	json_t *results = json_array();
+	json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:s, s:o}", "trace", o->trace, "requests",
+		(json_int_t)t->n_requests, "refs", (json_int_t)t->n_refs, "blocks",
+		(json_int_t)t->n_blocks, "order", o->order == SIM_LEAF ? "leaf" : "free", "results",
+		results);
+
+	for (size_t i = 0; root && i < w->n; i++) {
+		const struct sim_result *r = &w->result[i];
+		json_array_append_new(
+			results, json_pack("{s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:f}",
+					 "policy", w->job[i].policy, "capacity",
+					 (json_int_t)w->job[i].capacity, "hit_ratio", hit_ratio(r),
+					 "misses", (json_int_t)(r->refs - r->hits), "evictions",
+					 (json_int_t)r->evictions, "refused",
+					 (json_int_t)r->refused, "reloads", (json_int_t)r->reloads,
+					 "ns_per_access", r->ns_per_access, "state_bytes_per_block",
+					 r->state_bytes_per_block));
+	}
+	int bad = !root || json_dumpf(root, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) < 0;
+	json_decref(root);
+	putchar('\n');
+	return bad ? -EIO : 0;
+}
+
+static void print_table(const struct options *o, const struct trace *t, const struct work *w)
+{
+	printf("%u requests, %" PRIu64 " blocks, %u of them distinct\n\n%-12s", t->n_requests,
+		t->n_refs, t->n_blocks, "hit ratio");
+	for (size_t c = 0; c < o->n_capacities; c++)
+		printf(" %10" PRIu64, o->capacity[c]);
+	printf(" %10s\n", "ns/access");
+	for (size_t p = 0; p < o->n_policies; p++) {
+		double ns = 0;
+		printf("%-12s", o->policy[p]);
+		for (size_t c = 0; c < o->n_capacities; c++) {
+			const struct sim_result *r = &w->result[p * o->n_capacities + c];
+			printf(" %10.4f", hit_ratio(r));
+			ns += r->ns_per_access / (double)o->n_capacities;
+		}
+		printf(" %10.0f\n", ns);
+	}
+}
+
+static int plot(const struct options *o, const struct work *w)
+{
+	double x[MAX_CAPACITIES];
+	double *y = malloc(w->n * sizeof(*y));
+	const char *name = strrchr(o->trace, '/');
+
+	if (!y)
+		return -ENOMEM;
+	for (size_t i = 0; i < o->n_capacities; i++)
+		x[i] = (double)o->capacity[i];
+	for (size_t i = 0; i < w->n; i++)
+		y[i] = hit_ratio(&w->result[i]);
+	int r = plot_write(o->plot, name && name[1] ? name + 1 : o->trace,
+		o->format == TRACE_ORACLE ? "capacity, bytes" : "capacity, blocks", o->n_capacities,
+		x, o->n_policies, o->policy, y);
+	free(y);
+	if (r < 0)
+		fprintf(stderr, "kvreplay: %s: %s\n", o->plot, strerror(-r));
+	return r;
+}
+
+static int simulate(const struct options *o, const struct trace *t)
+{
+	struct work w = { .n = o->n_policies * o->n_capacities };
+	int r = -ENOMEM;
+
+	w.job = calloc(w.n, sizeof(*w.job));
+	w.result = calloc(w.n, sizeof(*w.result));
+	if (w.job && w.result) {
+		for (size_t i = 0; i < w.n; i++)
+			w.job[i] = (struct sim_job){
+				.trace = t,
+				.policy = o->policy[i / o->n_capacities],
+				.capacity = o->capacity[i % o->n_capacities],
+				.order = o->order,
+				.seed = o->seed,
+			};
+		pthread_mutex_init(&w.lock, NULL);
+		r = run_all(&w, o->threads);
+		pthread_mutex_destroy(&w.lock);
+	}
+	if (r < 0)
+		fprintf(stderr, "kvreplay: simulation failed: %s\n", strerror(-r));
+	if (r == 0 && o->json)
+		r = print_json(o, t, &w);
+	else if (r == 0)
+		print_table(o, t, &w);
+	if (r == 0 && o->plot)
+		r = plot(o, &w);
+	free(w.job);
+	free(w.result);
+	return r;
+}
+
+int cmd_simulate(int argc, char **argv)
+{
+	char all[] = "all", error[512];
+	long cores = sysconf(_SC_NPROCESSORS_ONLN);
+	struct options o = {
+		.seed = 1,
+		.threads = cores > 0 && cores < MAX_JOBS ? (unsigned)cores : 1,
+		.format = TRACE_MOONCAKE,
+	};
+	struct trace t;
+	int c;
+
+	parse_policies(&o, all);
+	while ((c = getopt_long(argc, argv, "h", long_options, NULL)) >= 0) {
+		if (c == 'h') {
+			usage(stdout);
+			return 0;
+		}
+		if (c == OPT_LIST)
+			return list_policies();
+		if (parse_one(&o, c) < 0)
+			return 2;
+	}
+	if (optind < argc || !o.trace || !o.n_capacities) {
+		usage(stderr);
+		return 2;
+	}
+	if (trace_load(o.trace, o.format, &o.load, &t, error, sizeof(error)) < 0) {
+		fprintf(stderr, "kvreplay: %s\n", error);
+		return 1;
+	}
+	int r = simulate(&o, &t);
+	trace_done(&t);
+	return r < 0;
+}

@@ -23,6 +23,7 @@ static const struct evict_ops *const policies[] = {
 	&evict_lfuda,
 	&evict_gdsf,
 	&evict_arc,
+	&evict_hazard,
 };
 
 #define N_POLICIES (sizeof(policies) / sizeof(policies[0]))
@@ -286,6 +287,8 @@ int kvp_evict_access(struct kvp_evict *e, kvp_block_id id, uint64_t now)
 	if (!cached(e, id))
 		return -ENOENT;
 	tick(e, now);
+	if (e->ops->chain)
+		e->ops->chain(e, id);
 	access_one(e, id);
 	return 0;
 }
@@ -295,6 +298,8 @@ int kvp_evict_access_chain(struct kvp_evict *e, kvp_block_id tip, uint64_t now)
 	if (!cached(e, tip))
 		return -ENOENT;
 	tick(e, now);
+	if (e->ops->chain)
+		e->ops->chain(e, tip);
 	for (uint32_t id = tip; id != KVP_BLOCK_NONE; id = e->node[id].parent)
 		access_one(e, id);
 	return 0;
@@ -478,6 +483,11 @@ void kvp_evict_memory(const struct kvp_evict *e, struct kvp_evict_memory *ret_me
 	};
 	if (e->heap)
 		ret_memory->total += (uint64_t)e->params.max_ids * sizeof(*e->heap);
+	if (e->ops->memory) {
+		uint64_t own = e->ops->memory(e);
+		ret_memory->total += own;
+		ret_memory->per_block += (uint32_t)(own / e->params.max_ids);
+	}
 	if (e->ghosts) {
 		uint64_t ghosts = evict_ghosts_memory(e->ghosts);
 		ret_memory->total += ghosts;

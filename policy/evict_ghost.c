@@ -166,6 +166,13 @@ void evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint3
 	q->weight += weight;
 }
 
+uint32_t evict_ghost_victim(const struct evict_ghosts *g)
+{
+	if (g->free != EVICT_GHOST_NONE || g->fresh < g->max)
+		return EVICT_GHOST_NONE;
+	return g->queue[0].len ? g->queue[0].old : g->queue[1].old;
+}
+
 uint64_t evict_ghost_weight(const struct evict_ghosts *g, uint32_t queue)
 {
 	return g->queue[queue].weight;

@@ -118,7 +118,7 @@ struct kvp_evict {
 };
 
 extern const struct evict_ops evict_lru, evict_fifo, evict_slru, evict_sieve, evict_lfuda,
-	evict_gdsf, evict_s3fifo, evict_s3fifo_30, evict_arc;
+	evict_gdsf, evict_s3fifo, evict_s3fifo_30, evict_arc, evict_hazard;
 
 /* ---- lists ---- */
 
@@ -177,6 +177,8 @@ const struct evict_ghost *evict_ghost_at(const struct evict_ghosts *g, uint32_t 
 void evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint32_t weight);
 void evict_ghost_drop(struct evict_ghosts *g, uint32_t i);
 void evict_ghost_drop_oldest(struct evict_ghosts *g, uint32_t queue); /* nothing if empty */
+/* What the next add() would drop for room; EVICT_GHOST_NONE: nothing. */
+uint32_t evict_ghost_victim(const struct evict_ghosts *g);
 uint64_t evict_ghost_weight(const struct evict_ghosts *g, uint32_t queue);
 uint32_t evict_ghosts_max(const struct evict_ghosts *g);
 uint64_t evict_ghosts_memory(const struct evict_ghosts *g);

@@ -43,7 +43,7 @@
 #define GHOSTS_EXTRA 20000u
 
 /* How many blocks of data weigh as much as what is assumed without them. */
-#define WEIGHT_CLASS 50.0
+#define WEIGHT_CLASS 25.0
 #define WEIGHT_ALL   20.0
 #define HAZARD_PRIOR 0.05 /* per bin */
 
@@ -101,6 +101,7 @@ struct hazard {
 	uint64_t begun; /* time of the last request */
 	uint64_t swept;
 	uint64_t changes; /* since the last relearn() */
+	uint64_t seen; /* before the last relearn() */
 };
 
 #define NO_CELL UINT16_MAX
@@ -470,6 +471,9 @@ static uint32_t family(uint32_t klass)
 #define FAMILIES 4u
 #define ALL      FAMILIES
 
+/* What a family's hazard is taken for, by that of all blocks, as long as it has no data. */
+static const double family_prior[FAMILIES] = { 1, 3, 0.2, 10 };
+
 struct tally {
 	double entries, events, hazard;
 };
@@ -501,7 +505,7 @@ static uint32_t tally(const struct hazard *h, struct tally t[FAMILIES + 1][BINS]
 		before = a->hazard;
 		for (uint32_t k = 0; k < FAMILIES; k++) {
 			struct tally *f = &t[k][b];
-			f->hazard = (f->events + WEIGHT_CLASS * a->hazard) /
+			f->hazard = (f->events + WEIGHT_CLASS * family_prior[k] * a->hazard) /
 				    (f->entries + WEIGHT_CLASS);
 		}
 	}
@@ -525,6 +529,7 @@ static void relearn(struct hazard *h)
 		}
 		index_class(h, k, hazard, top);
 	}
+	h->seen += h->changes;
 	h->changes = 0;
 }
 
@@ -760,6 +765,10 @@ static uint32_t hazard_take(struct kvp_evict *e)
 {
 	struct hazard *h = e->self;
 	uint64_t limit = e->items / 16 > 1024 ? e->items / 16 : 1024;
+
+	/* in the beginning every request teaches much */
+	if (limit > 32 + h->seen / 8)
+		limit = 32 + h->seen / 8;
 
 	sweep(e);
 	if (h->changes >= limit) {

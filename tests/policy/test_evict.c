@@ -13,21 +13,7 @@
 #include <cmocka.h>
 
 #include "policy/kvp_evict.h"
-
-static uint64_t rng_state;
-
-static uint64_t rnd(void)
-{
-	uint64_t z = (rng_state += UINT64_C(0x9e3779b97f4a7c15));
-	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return z ^ (z >> 31);
-}
-
-static uint32_t below(uint32_t n)
-{
-	return (uint32_t)(rnd() % n);
-}
+#include "tests/policy/random.h"
 
 static struct kvp_evict *make(const char *name, uint64_t items, uint64_t bytes, uint32_t max_ids)
 {
@@ -429,7 +415,7 @@ static void random_operations(const char *name, uint64_t seed, unsigned ops)
 	uint64_t now = 0;
 
 	memset(&m, 0, sizeof(m));
-	rng_state = seed;
+	random_seed(seed);
 	for (unsigned i = 0; i < ops; i++) {
 		now += below(1u << below(30));
 		switch (below(8)) {
@@ -469,12 +455,11 @@ static void random_operations(const char *name, uint64_t seed, unsigned ops)
 static void test_random_operations(void **state)
 {
 	(void)state;
-	const char *env = getenv("KVP_TEST_SEED");
-	uint64_t seed = env ? strtoull(env, NULL, 0) : UINT64_C(0x6b767031);
+	uint64_t seed = random_print_seed();
 	const char *name;
 
 	for (size_t i = 0; (name = kvp_evict_names(i, NULL)); i++) {
-		print_message("%s: KVP_TEST_SEED=0x%llx\n", name, (unsigned long long)(seed + i));
+		print_message("%s: seed 0x%llx\n", name, (unsigned long long)(seed + i));
 		random_operations(name, seed + i, 1000000);
 	}
 }

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "policy/kvp_mrc.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#define NONE        UINT32_MAX
+#define BUCKETS_MAX (UINT32_C(1) << 20)
+
+/*
+ * A followed key sits in a hash table and in a treap ordered by its last use; the treap's subtree
+ * sizes give the number of keys used since. Heap priority of the treap is the hash, largest on
+ * top: so the key to drop when the threshold falls is the root.
+ */
+struct sample {
+	uint64_t hash;
+	uint64_t used; /* reference number of the last use */
+	uint32_t left, right;
+	uint32_t size;
+	uint32_t chain; /* of its hash bucket */
+};
+
+struct keys {
+	struct sample *sample;
+	uint32_t *table;
+	uint32_t mask;
+	uint32_t root;
+	uint32_t free; /* linked by chain */
+	uint64_t clock;
+};
+
+struct kvp_mrc {
+	struct kvp_mrc_params params;
+	struct keys front;    /* the last KVP_MRC_FRONT */
+	struct keys followed; /* the sample, whether in front or not */
+	uint64_t threshold;
+	double *near; /* [buckets] hits in front */
+	double *far;  /* [buckets] of the sample beyond the front, by 1 / rate when counted */
+	double seen;
+	double far_seen;    /* references that the front did not hold */
+	double far_sampled; /* of these followed, by 1 / rate */
+};
+
+static int keys_init(struct keys *k, uint32_t n)
+{
+	uint32_t size = 64;
+
+	while (size < n)
+		size *= 2;
+	k->mask = size - 1;
+	k->root = NONE;
+	k->sample = calloc(n, sizeof(*k->sample));
+	k->table = malloc(size * sizeof(*k->table));
+	if (!k->sample || !k->table)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < size; i++)
+		k->table[i] = NONE;
+	for (uint32_t i = 0; i < n; i++)
+		k->sample[i].chain = i + 1 < n ? i + 1 : NONE;
+	return 0;
+}
+
+int kvp_mrc_new(const struct kvp_mrc_params *params, struct kvp_mrc **ret_mrc)
+{
+	if (!params || !ret_mrc || params->size != sizeof(*params) || params->samples < 64 ||
+		params->samples > KVP_MRC_MAX_SAMPLES || !params->buckets ||
+		params->buckets > BUCKETS_MAX || !params->bucket_size)
+		return -EINVAL;
+	struct kvp_mrc *m = calloc(1, sizeof(*m));
+	if (!m)
+		return -ENOMEM;
+	m->params = *params;
+	m->threshold = UINT64_MAX;
+	m->near = calloc(params->buckets, sizeof(*m->near));
+	m->far = calloc(params->buckets, sizeof(*m->far));
+	if (keys_init(&m->front, KVP_MRC_FRONT) < 0 ||
+		keys_init(&m->followed, params->samples) < 0 || !m->near || !m->far) {
+		kvp_mrc_free(m);
+		return -ENOMEM;
+	}
+	*ret_mrc = m;
+	return 0;
+}
+
+struct kvp_mrc *kvp_mrc_free(struct kvp_mrc *m)
+{
+	if (!m)
+		return NULL;
+	free(m->front.sample);
+	free(m->front.table);
+	free(m->followed.sample);
+	free(m->followed.table);
+	free(m->near);
+	free(m->far);
+	free(m);
+	return NULL;
+}
+
+static uint64_t hash_key(const struct kvp_mrc *m, struct kvp_key key)
+{
+	uint64_t z = key.lo ^ (key.hi << 29 | key.hi >> 35) ^ m->params.seed;
+
+	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return z ^ (z >> 31);
+}
+
+/* ---- treap by last use; NONE has size 0 ---- */
+
+static uint32_t size_of(const struct keys *k, uint32_t i)
+{
+	return i == NONE ? 0 : k->sample[i].size;
+}
+
+static void resize(struct keys *k, uint32_t i)
+{
+	struct sample *s = &k->sample[i];
+	s->size = 1 + size_of(k, s->left) + size_of(k, s->right);
+}
+
+/* All of `a` were used before all of `b`. */
+static uint32_t merge(struct keys *k, uint32_t a, uint32_t b)
+{
+	if (a == NONE || b == NONE)
+		return a == NONE ? b : a;
+	if (k->sample[a].hash >= k->sample[b].hash) {
+		k->sample[a].right = merge(k, k->sample[a].right, b);
+		resize(k, a);
+		return a;
+	}
+	k->sample[b].left = merge(k, a, k->sample[b].left);
+	resize(k, b);
+	return b;
+}
+
+/* Takes a key out; returns how many were used after it. */
+static uint32_t take_out(struct keys *k, uint32_t i)
+{
+	uint64_t used = k->sample[i].used;
+	uint32_t *link = &k->root, later = 0;
+
+	while (*link != i) {
+		struct sample *s = &k->sample[*link];
+		s->size--;
+		if (used < s->used) {
+			later += 1 + size_of(k, s->right);
+			link = &s->left;
+		} else {
+			link = &s->right;
+		}
+	}
+	later += size_of(k, k->sample[i].right);
+	*link = merge(k, k->sample[i].left, k->sample[i].right);
+	return later;
+}
+
+/* The most recent of all. */
+static void put_last(struct keys *k, uint32_t i)
+{
+	struct sample *s = &k->sample[i];
+
+	s->used = ++k->clock;
+	s->left = s->right = NONE;
+	s->size = 1;
+	k->root = merge(k, k->root, i);
+}
+
+static uint32_t *bucket_of(struct keys *k, uint64_t hash)
+{
+	return &k->table[hash & k->mask];
+}
+
+static uint32_t find(struct keys *k, uint64_t hash)
+{
+	uint32_t i = *bucket_of(k, hash);
+
+	while (i != NONE && k->sample[i].hash != hash)
+		i = k->sample[i].chain;
+	return i;
+}
+
+/* Frees a key that is out of the treap already. */
+static void drop(struct keys *k, uint32_t i)
+{
+	uint32_t *link = bucket_of(k, k->sample[i].hash);
+
+	while (*link != i)
+		link = &k->sample[*link].chain;
+	*link = k->sample[i].chain;
+	k->sample[i].chain = k->free;
+	k->free = i;
+}
+
+static void drop_largest(struct keys *k)
+{
+	uint32_t i = k->root;
+
+	k->root = merge(k, k->sample[i].left, k->sample[i].right);
+	drop(k, i);
+}
+
+static void drop_oldest(struct keys *k)
+{
+	uint32_t i = k->root;
+
+	while (k->sample[i].left != NONE)
+		i = k->sample[i].left;
+	take_out(k, i);
+	drop(k, i);
+}
+
+/* There must be a free one. */
+static void add(struct keys *k, uint64_t hash)
+{
+	uint32_t i = k->free, *bucket = bucket_of(k, hash);
+
+	k->free = k->sample[i].chain;
+	k->sample[i].hash = hash;
+	k->sample[i].chain = *bucket;
+	*bucket = i;
+	put_last(k, i);
+}
+
+/* ---- references ---- */
+
+double kvp_mrc_rate(const struct kvp_mrc *m)
+{
+	return ((double)m->threshold + 1) * 0x1p-64;
+}
+
+/* Counts a use in front exactly; false if the key is not there. It is afterwards. */
+static bool use_front(struct kvp_mrc *m, uint64_t hash)
+{
+	struct keys *k = &m->front;
+	uint32_t i = find(k, hash);
+
+	if (i == NONE) {
+		if (k->free == NONE)
+			drop_oldest(k);
+		add(k, hash);
+		return false;
+	}
+	uint64_t bucket = take_out(k, i) / m->params.bucket_size;
+	put_last(k, i);
+	if (bucket < m->params.buckets)
+		m->near[bucket] += 1;
+	return true;
+}
+
+/* Keys used since the key was, as far as followed; NONE if it is new. It is the latest then. */
+static uint32_t use_followed(struct kvp_mrc *m, uint64_t hash)
+{
+	struct keys *k = &m->followed;
+	uint32_t i = find(k, hash);
+
+	if (i != NONE) {
+		uint32_t later = take_out(k, i);
+		put_last(k, i);
+		return later;
+	}
+	if (k->free == NONE) {
+		m->threshold = k->sample[k->root].hash;
+		drop_largest(k);
+	}
+	if (hash < m->threshold)
+		add(k, hash);
+	return NONE;
+}
+
+void kvp_mrc_access(struct kvp_mrc *m, struct kvp_key key)
+{
+	uint64_t hash = hash_key(m, key);
+	bool near = use_front(m, hash);
+
+	m->seen += 1;
+	m->far_seen += !near;
+	if (hash >= m->threshold)
+		return;
+	double weight = 1 / kvp_mrc_rate(m);
+	uint32_t later = use_followed(m, hash);
+	if (near)
+		return;
+	m->far_sampled += weight;
+	double bucket = later * weight / (double)m->params.bucket_size;
+	if (later != NONE && bucket < m->params.buckets)
+		m->far[(uint32_t)bucket] += weight;
+}
+
+double kvp_mrc_hit_ratio(const struct kvp_mrc *m, uint64_t blocks)
+{
+	double b = (double)blocks / (double)m->params.bucket_size, near = 0, far = 0;
+
+	if (m->seen <= 0)
+		return 0;
+	for (uint32_t i = 0; i < m->params.buckets && i < b; i++) {
+		double part = b - i < 1 ? b - i : 1;
+		near += m->near[i] * part;
+		far += m->far[i] * part;
+	}
+	if (m->far_sampled > 0)
+		near += far * m->far_seen / m->far_sampled;
+	return near < m->seen ? near / m->seen : 1;
+}
+
+void kvp_mrc_decay(struct kvp_mrc *m)
+{
+	for (uint32_t i = 0; i < m->params.buckets; i++) {
+		m->near[i] /= 2;
+		m->far[i] /= 2;
+	}
+	m->seen /= 2;
+	m->far_seen /= 2;
+	m->far_sampled /= 2;
+}
+
+static uint64_t keys_memory(const struct keys *k, uint32_t n)
+{
+	return n * sizeof(*k->sample) + ((uint64_t)k->mask + 1) * sizeof(*k->table);
+}
+
+uint64_t kvp_mrc_memory(const struct kvp_mrc *m)
+{
+	return sizeof(*m) + keys_memory(&m->front, KVP_MRC_FRONT) +
+	       keys_memory(&m->followed, m->params.samples) +
+	       2 * (uint64_t)m->params.buckets * sizeof(*m->near);
+}

@@ -227,13 +227,14 @@ static uint64_t slow_sieve(const struct trace *t, uint64_t capacity)
 		if (size > capacity)
 			continue;
 		while (queue_bytes(&q, bytes) + size > capacity) {
-			if (hand >= q.n)
-				hand = 0;
 			while (visited[q.id[hand]]) {
 				visited[q.id[hand]] = false;
 				hand = (hand + 1) % q.n;
 			}
 			queue_pop(&q, hand);
+			/* from the young end back to the old one, before anything comes */
+			if (hand == q.n)
+				hand = 0;
 		}
 		bytes[x] = size;
 		visited[x] = false;

@@ -80,11 +80,12 @@ int view_check(const struct geometry *geo, const struct kvp_view *view, uint32_t
 	struct kvp_view *ret_view);
 /*
  * Copies tokens [at, at + n) of a payload to or from tokens [user, user + n) of a checked view.
+ * `total`: tokens of the whole call, which decides whether the cache is worth using.
  */
 void view_from_payload(const struct geometry *geo, const void *payload, uint32_t at, uint32_t n,
-	const struct kvp_view *view, uint64_t user);
+	const struct kvp_view *view, uint64_t user, uint64_t total);
 void view_to_payload(const struct geometry *geo, void *payload, uint32_t n,
-	const struct kvp_view *view, uint64_t user);
+	const struct kvp_view *view, uint64_t user, uint64_t total);
 /* First n tokens from one payload to another of the same geometry. */
 void payload_prefix(const struct geometry *geo, void *dst, const void *src, uint32_t n);
 

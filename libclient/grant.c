@@ -518,7 +518,7 @@ static int store_block(struct put *p, uint32_t n)
 	if (r < 0)
 		return r;
 	KVP_FAULT("put-write");
-	view_to_payload(geo, g->addr, n, &p->view, p->at - p->from);
+	view_to_payload(geo, g->addr, n, &p->view, p->at - p->from, p->end - p->from);
 	KVP_FAULT("put-commit");
 	pthread_mutex_lock(&c->ring_lock);
 	r = commit(g, p->parent, p->tokens + p->at, n, KVP_COMMIT_RELEASE,

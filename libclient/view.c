@@ -5,6 +5,9 @@
 #include "libclient/client.h"
 
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 /* ---- geometry -------------------------------------------------------------------------------- */
 
@@ -197,20 +200,69 @@ int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t 
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
+/*
+ * A call that copies more than a cache holds writes around it, in runs of at least a few pages:
+ * each line then crosses the memory bus once and not twice. memcpy() cannot know, it sees one
+ * block.
+ */
+#define AROUND_CACHE (UINT64_C(4) << 20)
+#define AROUND_RUN   (UINT64_C(8) << 10)
+
+#ifdef __SSE2__
+static void copy_around(uint8_t *dst, const uint8_t *src, uint64_t n)
+{
+	uint64_t head = -(uintptr_t)dst & 63;
+
+	memcpy(dst, src, head);
+	dst += head, src += head, n -= head;
+	for (; n >= 64; n -= 64, dst += 64, src += 64) {
+		__m128i a = _mm_loadu_si128((const __m128i *)(const void *)src);
+		__m128i b = _mm_loadu_si128((const __m128i *)(const void *)(src + 16));
+		__m128i c = _mm_loadu_si128((const __m128i *)(const void *)(src + 32));
+		__m128i d = _mm_loadu_si128((const __m128i *)(const void *)(src + 48));
+
+		_mm_prefetch(src + 1024, _MM_HINT_NTA);
+		_mm_stream_si128((__m128i *)(void *)dst, a);
+		_mm_stream_si128((__m128i *)(void *)(dst + 16), b);
+		_mm_stream_si128((__m128i *)(void *)(dst + 32), c);
+		_mm_stream_si128((__m128i *)(void *)(dst + 48), d);
+	}
+	memcpy(dst, src, n);
+	/* Streaming stores are ordered by nothing else, a release store included. */
+	_mm_sfence();
+}
+#else
+#define copy_around memcpy
+#endif
+
+/* Which way, and how. */
+#define TO_VIEW    0u
+#define TO_PAYLOAD 1u
+#define AROUND     2u
+
+static void copy_run(uint32_t how, void *dst, const void *src, uint64_t n)
+{
+	if (how & AROUND && n >= AROUND_RUN)
+		copy_around(dst, src, n);
+	else
+		memcpy(dst, src, n);
+}
+
 /* One side of a copy of n tokens of `heads` rows. */
 struct side {
 	uint8_t *at;
 	uint64_t token_stride, head_stride;
 };
 
-static void copy_rows(struct side dst, struct side src, uint32_t n, uint32_t heads, uint64_t row)
+static void copy_rows(
+	uint32_t how, struct side dst, struct side src, uint32_t n, uint32_t heads, uint64_t row)
 {
 	if (dst.head_stride == row && src.head_stride == row) {
 		row *= heads;
 		heads = 1;
 	}
 	if (heads == 1 && dst.token_stride == row && src.token_stride == row) {
-		memcpy(dst.at, src.at, n * row);
+		copy_run(how, dst.at, src.at, n * row);
 		return;
 	}
 	for (uint32_t t = 0; t < n; t++)
@@ -249,19 +301,16 @@ static int is_image(const struct geometry *geo, const struct kvp_view *v, uint32
 	return 1;
 }
 
-#define TO_VIEW    0
-#define TO_PAYLOAD 1
-
-static void copy_side(
-	int way, struct side payload, struct side user, uint32_t n, uint32_t heads, uint64_t row)
+static void copy_side(uint32_t how, struct side payload, struct side user, uint32_t n,
+	uint32_t heads, uint64_t row)
 {
-	if (way == TO_VIEW)
-		copy_rows(user, payload, n, heads, row);
+	if (how & TO_PAYLOAD)
+		copy_rows(how, payload, user, n, heads, row);
 	else
-		copy_rows(payload, user, n, heads, row);
+		copy_rows(how, user, payload, n, heads, row);
 }
 
-static void copy_layer(int way, const struct geo_layer *l, uint8_t *payload, uint32_t at,
+static void copy_layer(uint32_t how, const struct geo_layer *l, uint8_t *payload, uint32_t at,
 	uint32_t n, const struct kvp_view *v, const struct kvp_plane *p, uint64_t user)
 {
 	uint32_t heads = v->n_heads ? v->n_heads : l->heads - v->first_head;
@@ -273,7 +322,7 @@ static void copy_layer(int way, const struct geo_layer *l, uint8_t *payload, uin
 			l->k_stride, l->k_row };
 		out = (struct side){ (uint8_t *)p->k + user * p->k_token_stride, p->k_token_stride,
 			p->k_head_stride };
-		copy_side(way, in, out, n, heads, l->k_row);
+		copy_side(how, in, out, n, heads, l->k_row);
 	}
 	if (p->v && l->v_row) {
 		in = (struct side){ payload + l->v_off + at * l->v_stride +
@@ -281,37 +330,42 @@ static void copy_layer(int way, const struct geo_layer *l, uint8_t *payload, uin
 			l->v_stride, l->v_row };
 		out = (struct side){ (uint8_t *)p->v + user * p->v_token_stride, p->v_token_stride,
 			p->v_head_stride };
-		copy_side(way, in, out, n, heads, l->v_row);
+		copy_side(how, in, out, n, heads, l->v_row);
 	}
 }
 
-static void copy(int way, const struct geometry *geo, uint8_t *payload, uint32_t at, uint32_t n,
-	const struct kvp_view *v, uint64_t user)
+static void copy(uint32_t how, const struct geometry *geo, uint8_t *payload, uint32_t at,
+	uint32_t n, const struct kvp_view *v, uint64_t user)
 {
 	uint8_t *run;
 
 	if (is_image(geo, v, at, n, user, &run)) {
 		uint8_t *here = payload + at * geo->token_bytes;
 
-		memcpy(way == TO_VIEW ? run : here, way == TO_VIEW ? here : run,
+		copy_run(how, how & TO_PAYLOAD ? here : run, how & TO_PAYLOAD ? run : here,
 			n * geo->token_bytes);
 		return;
 	}
 	for (uint32_t i = 0; i < v->n_layers; i++)
-		copy_layer(way, &geo->layers[view_layer(v, i)], payload, at, n, v, &v->planes[i],
+		copy_layer(how, &geo->layers[view_layer(v, i)], payload, at, n, v, &v->planes[i],
 			user);
 }
 
-void view_from_payload(const struct geometry *geo, const void *payload, uint32_t at, uint32_t n,
-	const struct kvp_view *view, uint64_t user)
+static uint32_t around(const struct geometry *geo, uint64_t tokens)
 {
-	copy(TO_VIEW, geo, (uint8_t *)payload, at, n, view, user);
+	return tokens * geo->token_bytes >= AROUND_CACHE ? AROUND : 0;
+}
+
+void view_from_payload(const struct geometry *geo, const void *payload, uint32_t at, uint32_t n,
+	const struct kvp_view *view, uint64_t user, uint64_t total)
+{
+	copy(TO_VIEW | around(geo, total), geo, (uint8_t *)payload, at, n, view, user);
 }
 
 void view_to_payload(const struct geometry *geo, void *payload, uint32_t n,
-	const struct kvp_view *view, uint64_t user)
+	const struct kvp_view *view, uint64_t user, uint64_t total)
 {
-	copy(TO_PAYLOAD, geo, payload, 0, n, view, user);
+	copy(TO_PAYLOAD | around(geo, total), geo, payload, 0, n, view, user);
 }
 
 void payload_prefix(const struct geometry *geo, void *dst, const void *src, uint32_t n)
@@ -343,7 +397,7 @@ static int verify(const struct kvp_match *m, const struct kvp_hit *h, const uint
 
 /* Tokens [at, at + n) of hit i. */
 static int get_block(const struct kvp_match *m, uint32_t i, uint32_t at, uint32_t n,
-	const struct kvp_view *v, uint64_t user, uint32_t flags)
+	const struct kvp_view *v, uint64_t user, uint64_t total, uint32_t flags)
 {
 	const struct kvp_hit *h = &m->hits[i];
 	const uint8_t *payload = hit_addr(m->att, h);
@@ -356,7 +410,7 @@ static int get_block(const struct kvp_match *m, uint32_t i, uint32_t at, uint32_
 	if (flags & KVP_GET_VERIFY)
 		r = verify(m, h, payload);
 	if (r == 0)
-		view_from_payload(&m->space->geo, payload, at, n, v, user);
+		view_from_payload(&m->space->geo, payload, at, n, v, user, total);
 	return r;
 }
 
@@ -372,7 +426,7 @@ static int get_range(const struct kvp_match *m, uint32_t from, uint32_t n, const
 
 		if (step > n - done)
 			step = n - done;
-		r = get_block(m, (from + done) / t, at, step, v, done, flags);
+		r = get_block(m, (from + done) / t, at, step, v, done, n, flags);
 		done += step;
 	}
 	return r;

@@ -176,7 +176,7 @@ static void test_addresses(void **state)
 /* An element's value from where it belongs, so that any misplacement shows. */
 static float value(uint32_t layer, int v, uint32_t t, uint32_t h, uint32_t ch)
 {
-	return (float)((((layer * 2 + (uint32_t)v) * 64 + t) * 8 + h) * 16 + ch + 1);
+	return (float)((((layer * 2 + (uint32_t)v) * 64 + t) * 4 + h) * 32 + ch + 1);
 }
 
 static void each_of_view(const struct kvp_space_canon *c, const struct kvp_plane *planes,
@@ -229,7 +229,7 @@ static void test_conversions(void **state)
 			struct kvp_view v = { .size = sizeof(v), .planes = src }, w;
 			uint32_t at = (uint32_t)(toy_random(&rnd) % (2 * T - 1));
 			uint32_t n = 1 + (uint32_t)(toy_random(&rnd) % (2 * T - at));
-			uint64_t bytes;
+			uint64_t bytes, total = from % 2 ? UINT32_MAX : 2 * T;
 
 			assert_int_equal(
 				kvp_view_dense(space, from / 3, in, 2 * T, src, &bytes), 0);
@@ -237,7 +237,8 @@ static void test_conversions(void **state)
 			each_of_view(&c, src, 2 * T, 0, 0);
 			assert_int_equal(view_check(g, &v, VIEW_WRITE, &w), 0);
 			for (uint32_t b = 0; b < 2; b++)
-				view_to_payload(g, payload + b * g->block_bytes, T, &w, b * T);
+				view_to_payload(
+					g, payload + b * g->block_bytes, T, &w, b * T, total);
 			if (from / 3 == KVP_VIEW_NCLD && layout == KVP_LAYOUT_NCLD)
 				assert_memory_equal(payload, in, bytes);
 
@@ -250,12 +251,58 @@ static void test_conversions(void **state)
 				uint32_t step = T - t < n - done ? T - t : n - done;
 
 				view_from_payload(
-					g, payload + b * g->block_bytes, t, step, &w, done);
+					g, payload + b * g->block_bytes, t, step, &w, done, total);
 				done += step;
 			}
 			each_of_view(&c, dst, n, at, 1);
 			for (uint32_t i = 0; i < 64; i++)
 				assert_int_equal(out[bytes + i], 0xee);
+		}
+		free(in);
+		free(out);
+		free(payload);
+		space_done(space);
+	}
+}
+
+/* Runs long enough to be written around the cache, from and to odd addresses. */
+static void test_large(void **state)
+{
+	(void)state;
+	for (uint32_t layout = 0; layout <= 1; layout++) {
+		struct kvp_space_canon c = {
+			.version = 1,
+			.dtype = KVP_DTYPE_F32,
+			.layout = layout,
+			.block_tokens = 64,
+			.n_layers = 2,
+			.layers = {
+				{ .index = 0, .kv_heads = 4, .k_dim = 32, .v_dim = 16 },
+				{ .index = 1, .kv_heads = 4, .k_dim = 24, .v_dim = 32 },
+			},
+		};
+		struct kvp_space *space = space_of(&c);
+		const struct geometry *g = &space->geo;
+		uint8_t *in = malloc(g->block_bytes + 64), *out = malloc(g->block_bytes + 64);
+		uint8_t *payload = malloc(g->block_bytes + 64);
+
+		for (uint32_t view = 0; view < 3; view++) {
+			for (uint32_t odd = 0; odd < 64; odd += 21) {
+				struct kvp_plane src[2], dst[2];
+				struct kvp_view v = { .size = sizeof(v), .planes = src }, w, x;
+				uint64_t bytes;
+
+				kvp_view_dense(space, view, in + odd, 64, src, &bytes);
+				kvp_view_dense(space, view, out + 63 - odd, 64, dst, &bytes);
+				each_of_view(&c, src, 64, 0, 0);
+				memset(out, 0, g->block_bytes + 64);
+				assert_int_equal(view_check(g, &v, VIEW_WRITE, &w), 0);
+				v.planes = dst;
+				assert_int_equal(view_check(g, &v, VIEW_READ, &x), 0);
+				view_to_payload(g, payload + odd / 2, 64, &w, 0, UINT32_MAX);
+				view_from_payload(g, payload + odd / 2, 0, 64, &x, 0, UINT32_MAX);
+				each_of_view(&c, dst, 64, 0, 1);
+			}
 		}
 		free(in);
 		free(out);
@@ -283,7 +330,7 @@ static void test_subset(void **state)
 	assert_int_equal(kvp_view_dense(space, KVP_VIEW_NCLD, dense, T, all, &bytes), 0);
 	each_of_view(&c, all, T, 0, 0);
 	assert_int_equal(view_check(g, &full, VIEW_WRITE, &w), 0);
-	view_to_payload(g, payload, T, &w, 0);
+	view_to_payload(g, payload, T, &w, 0, 0);
 
 	/* Heads 1 and 2 of layer 1, keys only, heads outermost. */
 	some.k_token_stride = sizeof(k[0][0]);
@@ -291,7 +338,7 @@ static void test_subset(void **state)
 	v.first_head = 1;
 	v.n_heads = 2;
 	assert_int_equal(view_check(g, &v, VIEW_READ, &w), 0);
-	view_from_payload(g, payload, 0, T, &w, 0);
+	view_from_payload(g, payload, 0, T, &w, 0, 0);
 	for (uint32_t h = 0; h < 2; h++)
 		for (uint32_t t = 0; t < T; t++)
 			for (uint32_t ch = 0; ch < 4; ch++)
@@ -382,6 +429,7 @@ int main(void)
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_addresses),
 		cmocka_unit_test(test_conversions),
+		cmocka_unit_test(test_large),
 		cmocka_unit_test(test_subset),
 		cmocka_unit_test(test_view_refused),
 		cmocka_unit_test(test_prefix),

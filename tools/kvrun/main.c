@@ -37,6 +37,11 @@ static int say(int exit_status, const char *what)
 	return exit_status;
 }
 
+static int failed(int r)
+{
+	return say(EXIT_FAILED, r == -EIO ? "standard output cannot be written" : strerror(-r));
+}
+
 static double now_ms(void)
 {
 	struct timespec ts;
@@ -147,11 +152,9 @@ static int emit(struct engine *e, struct result *res, uint32_t prev, uint32_t to
 	memcpy(text + res->text_bytes, piece, bytes);
 	res->text_bytes += bytes;
 	res->tokens[res->n_tokens++] = token;
-	if (!e->opt->json) {
-		fwrite(piece, 1, bytes, stdout);
-		fflush(stdout);
-	}
-	return 0;
+	if (e->opt->json)
+		return 0;
+	return fwrite(piece, 1, bytes, stdout) == bytes && fflush(stdout) == 0 ? 0 : -EIO;
 }
 
 /* From the prompt's logits on. */
@@ -209,7 +212,7 @@ static int report(struct engine *e, struct result *res)
 		fprintf(stderr, "kvrun: running without kvpool: %s\n", res->pool.why);
 	if (e->opt->json)
 		return output_json(e->model, e->opt->block_tokens, res);
-	if (res->text_bytes && putchar('\n') == EOF)
+	if (res->text_bytes && (putchar('\n') == EOF || fflush(stdout) != 0))
 		return -EIO;
 	output_summary(res);
 	return 0;
@@ -244,7 +247,7 @@ static int run_tokens(struct engine *e, const uint32_t *tokens, size_t n, double
 	}
 	free(res.tokens);
 	free(res.text);
-	return r < 0 ? say(EXIT_FAILED, strerror(-r)) : 0;
+	return r < 0 ? failed(r) : 0;
 }
 
 static int run_text(struct engine *e, const char *text, size_t bytes)
@@ -325,7 +328,7 @@ static int run_score(struct engine *e)
 	free(tokens);
 	if (r == 0)
 		r = output_score(e->model, &s, o->json);
-	return r < 0 ? say(EXIT_FAILED, strerror(-r)) : 0;
+	return r < 0 ? failed(r) : 0;
 }
 
 int main(int argc, char **argv)

@@ -107,11 +107,13 @@ void output_summary(const struct result *r)
 
 int output_score(const struct kvr_model *model, const struct score *s, int json)
 {
-	if (!json)
-		return printf("%s, %u windows of %u tokens: %.4f nats per token, perplexity %.4f\n",
-			       s->path, s->windows, s->window, s->nats, exp(s->nats)) < 0
-			       ? -EIO
-			       : 0;
+	int n;
+
+	if (!json) {
+		n = printf("%s, %u windows of %u tokens: %.4f nats per token, perplexity %.4f\n",
+			s->path, s->windows, s->window, s->nats, exp(s->nats));
+		return n > 0 && fflush(stdout) == 0 ? 0 : -EIO;
+	}
 	return print_json(
 		json_pack("{s:o, s:o, s:i, s:i, s:f, s:f}", "model",
 			json_text(model->name, strlen(model->name)), "text",

@@ -86,5 +86,13 @@ expect 0 "" --model "$model" --kvpool off --prompt "$(head -c 2040 "$work/long")
 expect 0 "" --model "$model" --kvpool off --prompt x --steps 0 --json
 [ "$(field tokens)" = "[]" ] || fail "--steps 0: $(cat "$work/out")"
 
+for form in --json --no-store; do
+	got=0
+	"$kvrun" --model "$model" --kvpool off --prompt x --steps 2 "$form" >/dev/full \
+		2>"$work/err" || got=$?
+	[ "$got" = 1 ] || fail "status $got with a full standard output"
+	grep -q "standard output cannot be written" "$work/err" || fail "$(cat "$work/err")"
+done
+
 [ "$failures" = 0 ] || exit 1
 echo "all as expected"

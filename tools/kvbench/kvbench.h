@@ -7,13 +7,9 @@
 #define KVBENCH_KVBENCH_H
 
 int kvbench_hotpath(int argc, char **argv);
+int kvbench_policy(int argc, char **argv);
 int kvbench_put(int argc, char **argv);
 int kvbench_scale(int argc, char **argv);
 int kvbench_versus(int argc, char **argv);
-/* The subcommands of kvbench. Each gets argv from its own name on and returns an exit status. */
-#ifndef KVBENCH_KVBENCH_H
-#define KVBENCH_KVBENCH_H
-
-int kvbench_policy(int argc, char **argv);
 
 #endif

@@ -11,12 +11,10 @@ static const struct {
 	int (*run)(int argc, char **argv);
 } commands[] = {
 	{ "hotpath", "match, lease and release, proven to make no system call", kvbench_hotpath },
+	{ "policy", "cost of eviction decisions, and memory for them", kvbench_policy },
 	{ "put", "storing blocks, against memcpy", kvbench_put },
 	{ "scale", "1 to 1,000 attached clients", kvbench_scale },
 	{ "versus", "the same blocks from Redis and memcached", kvbench_versus },
-	int (*fn)(int argc, char **argv);
-} commands[] = {
-	{ "policy", "cost of eviction decisions, and memory for them", kvbench_policy },
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
@@ -29,7 +27,6 @@ static void usage(FILE *f)
 	fputs("\nFigures are printed and not judged; --json prints one JSON document on stdout.\n"
 	      "kvbench COMMAND --help tells a command's options.\n",
 		f);
-	fputs("\nkvbench COMMAND --help tells a command's options.\n", f);
 }
 
 int main(int argc, char **argv)
@@ -45,9 +42,6 @@ int main(int argc, char **argv)
 	for (size_t i = 0; argc > 1 && i < N_COMMANDS; i++)
 		if (!strcmp(argv[1], commands[i].name))
 			return commands[i].run(argc - 1, argv + 1);
-	for (size_t i = 0; argc > 1 && i < N_COMMANDS; i++)
-		if (!strcmp(argv[1], commands[i].name))
-			return commands[i].fn(argc - 1, argv + 1);
 	if (argc > 1)
 		fprintf(stderr, "kvbench: no command '%s'\n", argv[1]);
 	usage(stderr);

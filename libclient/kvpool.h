@@ -58,9 +58,11 @@ KVP_EXPORT const char *kvp_version(void);
 
 /* ---- attach ---------------------------------------------------------------------------------- */
 
-#define KVP_OPEN_LAZY                                                              \
-	1u /* succeed without a daemon; attach in the background when there is one \
-	    */
+/*
+ * Succeed without a daemon, and attach in the background when there is one; spaces too can then be
+ * opened without one.
+ */
+#define KVP_OPEN_LAZY 1u
 
 struct kvp_open_opts {
 	size_t size;
@@ -317,15 +319,15 @@ KVP_EXPORT int64_t kvp_get(const struct kvp_match *match, uint32_t from, uint32_
 struct kvp_put_opts {
 	size_t size;
 	uint32_t flags;
-	uint32_t timeout_ms; /* to wait for room; 0: do not wait */
+	uint32_t timeout_ms; /* to wait for room; 0: only for the ledger's answer, 100 ms at most */
 };
 
 /*
  * Stores blocks of the sequence tokens[0..n) from token `from` (a multiple of block_tokens) on; src
- * holds the KV of tokens from.. . Whole blocks only, the rest is ignored unless PARTIAL. Returns
- * the tokens stored or found there already, counted from `from`; may be less than asked for: 0 with
- * a sequence shorter than min_cache_tokens. When it returns the caller may reuse its buffer; the
- * blocks become visible a moment later (kvp_flush()). opts may be NULL.
+ * holds the KV of tokens from.. of all layers and heads. Whole blocks only, the rest is ignored
+ * unless PARTIAL. Returns the tokens stored or found there already, counted from `from`; may be
+ * less than asked for: 0 with a sequence shorter than min_cache_tokens. When it returns the caller
+ * may reuse its buffer; the blocks become visible a moment later (kvp_flush()). opts may be NULL.
  * -ENOENT: the block before `from` is not cached; -EAGAIN: no room now (*ret_retry_ms, if not NULL,
  * says when to try again) and nothing was stored; -EINVAL; -ESHUTDOWN.
  */

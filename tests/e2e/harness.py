@@ -55,6 +55,16 @@ def run_as(uid, command, **more):
     return subprocess.run(command, preexec_fn=_become(uid) if uid is not None else None, **more)
 
 
+def others_may_run(path):
+    """May any user run this program where it lies? Not in a build folder below /root, for one."""
+    path = os.path.realpath(path)
+    while path != "/":
+        if not os.stat(path).st_mode & 0o001:
+            return False
+        path = os.path.dirname(path)
+    return True
+
+
 def wait_for(what, seconds=20.0):
     """Waits until what() is true and returns its value. Fails if it never is."""
     end = time.monotonic() + seconds

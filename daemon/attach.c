@@ -91,6 +91,9 @@ int kvpd_domain_open(struct kvpd_control *c, const char *name, const struct kvpd
 		free(d);
 		return r;
 	}
+	/* An extent still on its way to an abandoned tenant that had this id is not for the new
+	 * one. */
+	kvpd_forget_events(c, d->tenant);
 	TAILQ_INSERT_TAIL(&c->domains, d, link);
 	*ret_domain = d;
 	return 0;

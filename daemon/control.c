@@ -177,6 +177,23 @@ static struct kvpd_posted *take_posted(struct kvpd_control *c)
 	return p;
 }
 
+void kvpd_forget_events(struct kvpd_control *c, uint32_t tenant)
+{
+	struct kvpd_posted *p, *next;
+
+	pthread_mutex_lock(&c->lock);
+	for (p = STAILQ_FIRST(&c->posted); p; p = next) {
+		next = STAILQ_NEXT(p, link);
+		if (p->event.tenant != tenant)
+			continue;
+		STAILQ_REMOVE(&c->posted, p, kvpd_posted, link);
+		if (p->event.fd >= 0)
+			close(p->event.fd);
+		free(p);
+	}
+	pthread_mutex_unlock(&c->lock);
+}
+
 static void events_ready(struct kvpd_source *source, uint32_t events)
 {
 	struct kvpd_control *c =

@@ -156,6 +156,8 @@ struct kvpd_session *kvpd_session_by_id(struct kvpd_control *c, uint32_t id);
 int kvpd_listener_add(struct kvpd_control *c, const char *tenant, const char *name, mode_t mode);
 void kvpd_listener_remove(struct kvpd_listener *listener);
 void kvpd_find_admin_group(struct kvpd_control *c);
+/* Drops what the ledger posted for a tenant and nobody has dealt with yet. */
+void kvpd_forget_events(struct kvpd_control *c, uint32_t tenant);
 /* One turn of the loop; waits at most wait_ms if nothing happens (-1: until something is due). */
 int kvpd_control_turn(struct kvpd_control *c, int wait_ms);
 

@@ -102,9 +102,14 @@ static void trim_recipes(struct kvpd_tenant *t)
 			break;
 }
 
+/*
+ * Large enough that a scan of the leases serves several victims; small enough that the room kept
+ * free on average, half of it, costs no hits: at 1/256 of the capacity a conversation trace lost
+ * .0015 of hit ratio, at 1/1024 less than .0005.
+ */
 uint32_t kvpd_evict_batch(const struct kvpd_tenant *t)
 {
-	uint32_t n = t->capacity / 256;
+	uint32_t n = t->capacity / 1024;
 
 	return n < 1 ? 1 : n > KVPD_EVICT_MAX ? KVPD_EVICT_MAX : n;
 }

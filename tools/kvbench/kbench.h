@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tools/kvbench/kvbench.h"
+
 #define KBENCH_CODECS_MAX 64
 #define KBENCH_TEXTS_MAX  8
 
@@ -34,9 +36,5 @@ double kbench_normal(void);
 void *kbench_alloc(size_t size); /* 64-byte aligned; exits if there is no memory */
 /* n values of N(0,1) in fp16. */
 void kbench_fill_f16(void *data, size_t n);
-
-int kvbench_codecs(int argc, char **argv);
-int kvbench_attention(int argc, char **argv);
-int kvbench_quality(int argc, char **argv);
 
 #endif

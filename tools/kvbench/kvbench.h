@@ -6,9 +6,12 @@
 #ifndef KVBENCH_KVBENCH_H
 #define KVBENCH_KVBENCH_H
 
+int kvbench_attention(int argc, char **argv);
+int kvbench_codecs(int argc, char **argv);
 int kvbench_hotpath(int argc, char **argv);
 int kvbench_policy(int argc, char **argv);
 int kvbench_put(int argc, char **argv);
+int kvbench_quality(int argc, char **argv);
 int kvbench_scale(int argc, char **argv);
 int kvbench_versus(int argc, char **argv);
 

@@ -10,9 +10,12 @@ static const struct {
 	const char *help;
 	int (*run)(int argc, char **argv);
 } commands[] = {
+	{ "attention", "attention over compressed planes, against decoding first", kvbench_attention },
+	{ "codecs", "bytes, error and speed of every codec", kvbench_codecs },
 	{ "hotpath", "match, lease and release, proven to make no system call", kvbench_hotpath },
 	{ "policy", "cost of eviction decisions, and memory for them", kvbench_policy },
 	{ "put", "storing blocks, against memcpy", kvbench_put },
+	{ "quality", "a real model with its KV held in a codec", kvbench_quality },
 	{ "scale", "1 to 1,000 attached clients", kvbench_scale },
 	{ "versus", "the same blocks from Redis and memcached", kvbench_versus },
 };

@@ -3,6 +3,7 @@
 #ifndef KVREPLAY_KVREPLAY_H
 #define KVREPLAY_KVREPLAY_H
 
+int cmd_run(int argc, char **argv);
 int cmd_simulate(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 

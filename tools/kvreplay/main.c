@@ -9,6 +9,7 @@ static const struct {
 	const char *help;
 	int (*run)(int argc, char **argv);
 } commands[] = {
+	{ "run", "a trace through a real daemon, by client processes that verify every hit", cmd_run },
 	{ "simulate", "a trace through eviction policies, in this process", cmd_simulate },
 	{ "generate", "a workload in the Mooncake format", cmd_generate },
 };

@@ -135,7 +135,7 @@ static int store(struct client *c, struct kvp_match *m, uint32_t from, uint32_t 
 	struct kvp_grant *last = NULL;
 	int r = 0;
 
-	if (from)
+	if (from && from < blocks)
 		r = kvp_match_ref(m, from, &parent);
 	for (uint32_t b = from; b < blocks && r >= 0; b++) {
 		uint32_t count = n - b * bt < bt ? n - b * bt : bt;

@@ -166,8 +166,11 @@ wrong(struct loader *l, const char *path, const char *format, ...)
 	va_start(ap, format);
 	vsnprintf(text, sizeof(text), format, ap);
 	va_end(ap);
-	snprintf(l->error, l->error_bytes, "%s:%u: %s%s%s", l->name,
-		l->pos ? kvpd_yamlpos_line(l->pos, path) : 0, path, *path ? ": " : "", text);
+	if (l->pos)
+		snprintf(l->error, l->error_bytes, "%s:%u: %s%s%s", l->name,
+			kvpd_yamlpos_line(l->pos, path), path, *path ? ": " : "", text);
+	else
+		snprintf(l->error, l->error_bytes, "%s: %s", l->name, text);
 	return -EINVAL;
 }
 
@@ -765,6 +768,24 @@ int kvpd_config_load(
 	r = kvpd_config_parse(path, data, bytes, ret_error, error_bytes, ret_config);
 	free(data);
 	return r;
+}
+
+int kvpd_config_set_runtime_dir(
+	struct kvpd_config *config, const char *dir, char *ret_error, size_t error_bytes)
+{
+	struct loader l = {
+		.name = "--runtime-dir", .error = ret_error, .error_bytes = error_bytes
+	};
+	char *copy = strdup(dir);
+
+	if (!copy) {
+		snprintf(ret_error, error_bytes, "out of memory");
+		return -ENOMEM;
+	}
+	free(config->runtime_dir);
+	config->runtime_dir = copy;
+	config->runtime_dir_given = true;
+	return check_paths(&l, config);
 }
 
 struct kvpd_config *kvpd_config_free(struct kvpd_config *config)

@@ -45,8 +45,9 @@ struct kvpd_tenant_config {
 struct kvpd_config {
 	char *path; /* of the file it came from; NULL: built-in defaults */
 	char *runtime_dir;
-	char *socket; /* file name of the main socket */
-	char *user;   /* name or number to run as; "" = do not change */
+	bool runtime_dir_given; /* on the command line: the file cannot change it */
+	char *socket;           /* file name of the main socket */
+	char *user;             /* name or number to run as; "" = do not change */
 	char *admin_group;
 	uint64_t memory; /* all DRAM that kvpoold may use for its segments */
 	uint64_t extent; /* size of one extent, at least; grows to hold one slot of a large block */
@@ -80,6 +81,9 @@ int kvpd_config_parse(const char *name, const char *data, size_t bytes, char *re
 /* The file at path; NULL: built-in defaults. Also errors of open(2) and read(2), in words too. */
 int kvpd_config_load(
 	const char *path, char *ret_error, size_t error_bytes, struct kvpd_config **ret_config);
+/* As if the file said so; errors as of kvpd_config_parse(). */
+int kvpd_config_set_runtime_dir(
+	struct kvpd_config *config, const char *dir, char *ret_error, size_t error_bytes);
 struct kvpd_config *kvpd_config_free(struct kvpd_config *config);
 
 /* The tenant that lists this uid on the main socket; NULL if none does. */

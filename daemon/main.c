@@ -103,23 +103,19 @@ static int load(const struct options *o, struct kvpd_config **ret_config)
 	const char *path = o->config;
 	struct kvpd_config *config;
 	char error[512] = "out of memory";
+	char *whole;
 	int r;
 
 	if (!path && access(KVPD_DEFAULT_CONFIG, F_OK) == 0)
 		path = KVPD_DEFAULT_CONFIG;
-	r = kvpd_config_load(path, error, sizeof(error), &config);
+	/* In the background the working directory is another one when it is loaded again. */
+	whole = path ? realpath(path, NULL) : NULL;
+	r = kvpd_config_load(whole ? whole : path, error, sizeof(error), &config);
+	free(whole);
 	if (r == 0 && o->runtime_dir) {
-		if (o->runtime_dir[0] != '/') {
-			snprintf(error, sizeof(error),
-				"--runtime-dir: '%s' is not an absolute path", o->runtime_dir);
+		r = kvpd_config_set_runtime_dir(config, o->runtime_dir, error, sizeof(error));
+		if (r < 0)
 			kvpd_config_free(config);
-			r = -EINVAL;
-		} else {
-			free(config->runtime_dir);
-			config->runtime_dir = strdup(o->runtime_dir);
-			if (!config->runtime_dir)
-				abort();
-		}
 	}
 	if (r < 0) {
 		kvpd_err("%s", error);

@@ -185,9 +185,25 @@ static void apply(struct kvpd_control *c, struct kvpd_config *new)
 	kvpd_log_init(new->log_level);
 }
 
+static int load_again(const struct kvpd_config *old, char *error, size_t error_bytes,
+	struct kvpd_config **ret_new)
+{
+	struct kvpd_config *new = NULL;
+	int r = kvpd_config_load(old->path, error, error_bytes, &new);
+
+	if (r == 0 && old->runtime_dir_given) {
+		r = kvpd_config_set_runtime_dir(new, old->runtime_dir, error, error_bytes);
+		if (r < 0)
+			kvpd_config_free(new);
+	}
+	if (r == 0)
+		*ret_new = new;
+	return r;
+}
+
 void kvpd_reload(struct kvpd_control *c)
 {
-	struct kvpd_config *new;
+	struct kvpd_config *new = NULL;
 	const char *key;
 	char error[512];
 
@@ -195,7 +211,7 @@ void kvpd_reload(struct kvpd_control *c)
 		0, "RELOADING=1\nMONOTONIC_USEC=%llu", (unsigned long long)(kvpd_now_ns() / 1000));
 	if (!c->config->path) {
 		kvpd_warning("there is no configuration file to load again");
-	} else if (kvpd_config_load(c->config->path, error, sizeof(error), &new) < 0) {
+	} else if (load_again(c->config, error, sizeof(error), &new) < 0) {
 		kvpd_err("reload refused, the old configuration stays: %s", error);
 	} else if ((key = needs_restart(c->config, new))) {
 		kvpd_err("reload refused, the old configuration stays: `%s` changed, which needs a "

@@ -221,6 +221,23 @@ static void test_long_runtime_dir(void **state)
 	assert_non_null(strstr(error, "107 bytes"));
 }
 
+static void test_given_runtime_dir(void **state)
+{
+	struct kvpd_config *c = good("socket: a.sock\n");
+	char error[512], dir[128];
+
+	(void)state;
+	assert_int_equal(kvpd_config_set_runtime_dir(c, "/var/tmp/r", error, sizeof(error)), 0);
+	assert_string_equal(c->runtime_dir, "/var/tmp/r");
+	assert_true(c->runtime_dir_given);
+	assert_int_equal(kvpd_config_set_runtime_dir(c, "r", error, sizeof(error)), -EINVAL);
+	assert_string_equal(error, "--runtime-dir: 'r' is not an absolute path");
+	snprintf(dir, sizeof(dir), "/%0105d", 0);
+	assert_int_equal(kvpd_config_set_runtime_dir(c, dir, error, sizeof(error)), -EINVAL);
+	assert_non_null(strstr(error, "107 bytes"));
+	kvpd_config_free(c);
+}
+
 static void test_many_tenants(void **state)
 {
 	char *text = malloc(1 << 16), error[512];
@@ -273,6 +290,7 @@ int main(void)
 		cmocka_unit_test(test_json),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_long_runtime_dir),
+		cmocka_unit_test(test_given_runtime_dir),
 		cmocka_unit_test(test_many_tenants),
 		cmocka_unit_test(test_files),
 	};

@@ -549,15 +549,20 @@ class Running(unittest.TestCase):
         self.assertEqual(os.stat("/proc/%d/mem" % d.pid).st_uid, 0)
 
     def test_background(self):
-        d = self.start({})
-        r = subprocess.run([d.program, "--config", d.config_file], stdin=subprocess.DEVNULL,
+        """With relative paths and --runtime-dir, both of which a reload must still know."""
+        d = self.start({"runtime_dir": "/nonexistent/elsewhere"})
+        command = [d.program, "--config", os.path.basename(d.config_file), "--runtime-dir",
+                   d.runtime_dir]
+        r = subprocess.run(command, cwd=d.dir, stdin=subprocess.DEVNULL,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=30)
         self.assertEqual(r.returncode, 0)
         pid = status(d)["daemon"]["pid"]
-        again = subprocess.run([d.program, "--config", d.config_file], stdin=subprocess.DEVNULL,
+        again = subprocess.run(command, cwd=d.dir, stdin=subprocess.DEVNULL,
                                capture_output=True, text=True, timeout=30)
         self.assertEqual(again.returncode, 1)
         self.assertIn("process %d" % pid, again.stderr)
+        os.kill(pid, signal.SIGHUP)
+        wait_for(lambda: status(d)["reconfigured"] == 1)
         os.kill(pid, signal.SIGTERM)
         wait_for(lambda: not os.path.exists(d.socket))
 

@@ -315,20 +315,26 @@ static bool attend(struct kvpd_ledger *l, uint32_t *work)
 	return !stop;
 }
 
+bool kvpd_ledger_round(struct kvpd_ledger *l, uint32_t *ret_work, int *ret_timeout_ms)
+{
+	uint64_t now = kvpd_now_ns();
+	uint32_t work = serve_active(l, now);
+
+	if (!attend(l, &work))
+		return false;
+	*ret_timeout_ms = step_tenants(l, now);
+	*ret_work = work;
+	l->rounds++;
+	return true;
+}
+
 static void *ledger_main(void *arg)
 {
 	struct kvpd_ledger *l = arg;
-	uint32_t quiet = 0;
+	uint32_t quiet = 0, work;
+	int timeout;
 
-	for (;;) {
-		uint64_t now = kvpd_now_ns();
-		uint32_t work = serve_active(l, now);
-		int timeout;
-
-		if (!attend(l, &work))
-			return NULL;
-		timeout = step_tenants(l, now);
-		l->rounds++;
+	while (kvpd_ledger_round(l, &work, &timeout)) {
 		if (work) {
 			quiet = 0;
 			poll_events(l, 0);
@@ -342,9 +348,9 @@ static void *ledger_main(void *arg)
 			poll_events(l, timeout);
 		}
 	}
+	return NULL;
 }
 
-/* Runs fn on the ledger thread and waits; before that thread is there, in place. */
 int kvpd_ledger_ask(struct kvpd_ledger *l, int (*fn)(struct kvpd_ledger *, void *), void *arg)
 {
 	struct kvpd_call call = { .fn = fn, .arg = arg };

@@ -354,6 +354,12 @@ struct kvpd_ledger {
 /* ledger.c */
 /* Control thread: runs fn on the ledger thread and waits; before that runs and after, in place. */
 int kvpd_ledger_ask(struct kvpd_ledger *l, int (*fn)(struct kvpd_ledger *l, void *arg), void *arg);
+/*
+ * One round: active sessions, calls, finished jobs, what is due in tenants. False: time to stop.
+ * *ret_timeout_ms: how long may pass before the next one if nothing comes; -1: for ever. Tests that
+ * start no thread call it themselves.
+ */
+bool kvpd_ledger_round(struct kvpd_ledger *l, uint32_t *ret_work, int *ret_timeout_ms);
 struct kvpd_session *kvpd_session_find(struct kvpd_ledger *l, uint32_t id);
 void kvpd_session_activate(struct kvpd_session *s);
 void kvpd_session_expel(struct kvpd_session *s, int error, const char *reason);

@@ -212,7 +212,8 @@ static void check_counts(struct check *c)
 	if (c->payload_bytes != kvp_load_relaxed(&st->payload_bytes))
 		wrong(c, "%" PRIu64 " bytes of payload, %" PRIu64 " are counted", c->payload_bytes,
 			kvp_load_relaxed(&st->payload_bytes));
-	if (t->n_blocks > t->limits.max_blocks || t->n_recipes > t->limits.recipe_blocks)
+	if ((t->n_blocks > t->limits.max_blocks && !t->over) ||
+		t->n_recipes > t->limits.recipe_blocks)
 		wrong(c, "more blocks or recipes than the limits allow");
 	for (uint32_t i = 0; i < t->layout.recipe_cells; i++)
 		if (!c->cell[i] && !kvpd_runs_is_free(&t->cells, i))
@@ -363,7 +364,7 @@ static void check_extents(struct check *c)
 	if (charged != t->charged || arena != t->arena_bytes)
 		wrong(c, "%" PRIu64 " bytes are held, %" PRIu64 " are charged", charged,
 			t->charged);
-	if (t->charged > t->limits.share && t->n_draining == 0)
+	if (t->charged > t->limits.share && !t->over)
 		wrong(c, "%" PRIu64 " bytes are charged, the share is %" PRIu64, t->charged,
 			t->limits.share);
 }

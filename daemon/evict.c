@@ -109,8 +109,11 @@ static void trim_recipes(struct kvpd_tenant *t)
  */
 uint32_t kvpd_evict_batch(const struct kvpd_tenant *t)
 {
-	uint32_t n = t->capacity / 1024;
+	uint32_t n = t->capacity / 1024, more = t->n_sessions / 16;
 
+	/* Many sessions make a scan dear: then more victims share it. */
+	if (n < more)
+		n = more < t->capacity / 256 ? more : t->capacity / 256;
 	return n < 1 ? 1 : n > KVPD_EVICT_MAX ? KVPD_EVICT_MAX : n;
 }
 

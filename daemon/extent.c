@@ -647,8 +647,10 @@ void kvpd_extent_orphan(struct kvpd_extent *x)
 
 void kvpd_extent_step(struct kvpd_tenant *t, uint64_t now)
 {
-	bool pressed = !kvpd_list_empty(&t->wanting) || t->charged > t->limits.share;
+	bool pressed = !kvpd_list_empty(&t->wanting) || t->over;
 
+	if (t->charged > t->limits.share)
+		reclaim(t, NULL, NULL);
 	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
 
@@ -680,9 +682,7 @@ void kvpd_extent_tick(struct kvpd_tenant *t, uint64_t now)
 			let_go(x);
 		}
 	}
-	if (t->charged > t->limits.share)
-		reclaim(t, NULL, NULL);
-	if (t->n_draining)
+	if (t->n_draining || t->over)
 		t->dirty = true;
 }
 

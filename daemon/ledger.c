@@ -67,25 +67,24 @@ static void *worker_main(void *arg)
 
 static int worker_start(struct kvpd_worker *w, const char *name)
 {
-	int r = pthread_create(&w->thread, NULL, worker_main, w);
+	pthread_t *thread = &w->thread[w->n_threads];
+	int r = pthread_create(thread, NULL, worker_main, w);
 
 	if (r)
 		return -r;
-	w->started = true;
-	pthread_setname_np(w->thread, name);
+	w->n_threads++;
+	pthread_setname_np(*thread, name);
 	return 0;
 }
 
 static void worker_stop(struct kvpd_worker *w)
 {
-	if (w->started) {
-		pthread_mutex_lock(&w->lock);
-		w->stop = true;
-		pthread_cond_signal(&w->cond);
-		pthread_mutex_unlock(&w->lock);
-		pthread_join(w->thread, NULL);
-		w->started = false;
-	}
+	pthread_mutex_lock(&w->lock);
+	w->stop = true;
+	pthread_cond_broadcast(&w->cond);
+	pthread_mutex_unlock(&w->lock);
+	while (w->n_threads)
+		pthread_join(w->thread[--w->n_threads], NULL);
 	while (w->head) {
 		struct kvpd_job *job = w->head;
 
@@ -98,7 +97,7 @@ static void worker_stop(struct kvpd_worker *w)
 void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job)
 {
 	/* Before the threads are started and after they were joined: in place. */
-	if (!w->started) {
+	if (!w->n_threads) {
 		job->run(job);
 		job_finished(w->ledger, job);
 		return;
@@ -441,9 +440,12 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 
 int kvpd_ledger_start(struct kvpd_ledger *l)
 {
+	long cores = sysconf(_SC_NPROCESSORS_ONLN);
 	int r = worker_start(&l->pool, "kvpool-pool");
 
-	if (r == 0)
+	/* A copy uses the memory's bandwidth more than the core: one mover for four cores. */
+	for (long i = 0; r == 0 && i < (cores < 8 ? 1 : cores / 4) && i < (long)KVPD_WORKER_THREADS;
+		i++)
 		r = worker_start(&l->mover, "kvpool-mover");
 	if (r == 0) {
 		r = -pthread_create(&l->thread, NULL, ledger_main, l);

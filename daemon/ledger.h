@@ -36,12 +36,14 @@
 #include "shm/kvp_ring.h"
 #include "shm/kvp_seg.h"
 
-#define KVPD_ROUND_ENTRIES  32u /* of one session, in one round */
-#define KVPD_MOVE_BLOCKS    16u /* in one job */
-#define KVPD_MOVE_JOBS      4u  /* of one tenant under way */
-#define KVPD_EVICT_MAX      64u /* victims in one batch */
+#define KVPD_ROUND_ENTRIES  32u                 /* of one session, in one round */
+#define KVPD_MOVE_BLOCKS    16u                 /* in one job */
+#define KVPD_MOVE_BYTES     (UINT64_C(4) << 20) /* about, likewise */
+#define KVPD_MOVE_JOBS      4u                  /* of one tenant under way */
+#define KVPD_EVICT_MAX      64u                 /* victims in one batch */
 #define KVPD_SESSION_CLAIMS 64u
 #define KVPD_DOOMED         4096u /* deletions that wait, of one tenant */
+#define KVPD_WORKER_THREADS 4u
 #define KVPD_LEASES         (KVP_SHARDS * KVP_SHARD_LEASES)
 
 #define KVPD_MS UINT64_C(1000000)
@@ -57,16 +59,16 @@ struct kvpd_job {
 	void (*done)(struct kvpd_ledger *ledger, struct kvpd_job *job);
 };
 
-/* One thread that does jobs in order. */
+/* Threads that do jobs, begun in order. */
 struct kvpd_worker {
 	struct kvpd_ledger *ledger;
-	pthread_t thread;
+	pthread_t thread[KVPD_WORKER_THREADS];
+	uint32_t n_threads;
 	pthread_mutex_t lock;
 	pthread_cond_t cond;
 	struct kvpd_job *head;
 	struct kvpd_job **tail;
 	bool stop;
-	bool started;
 };
 
 void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job);
@@ -232,6 +234,7 @@ struct kvpd_tenant {
 	uint32_t n_sessions;
 	uint32_t n_stalled;        /* sessions whose completion ring is full */
 	struct kvpd_lookups ended; /* of sessions that are gone */
+	bool over;                 /* beyond a limit that was lowered */
 	bool dirty;                /* kvpd_tenant_step() has something to do */
 	bool warm;                 /* a vault extent may be wholly free */
 	uint64_t stepped_ns;

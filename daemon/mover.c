@@ -251,6 +251,10 @@ uint32_t kvpd_move_out(struct kvpd_extent *x, uint32_t n, bool urgent, uint64_t 
 		return 0;
 	if (n > KVPD_MOVE_BLOCKS)
 		n = KVPD_MOVE_BLOCKS;
+	if (n * x->cls->slot_bytes > KVPD_MOVE_BYTES)
+		n = (uint32_t)(KVPD_MOVE_BYTES / x->cls->slot_bytes);
+	if (!n)
+		n = 1;
 	j->tenant = t;
 	j->force = urgent || x->draining;
 	j->job.run = run_move;

@@ -28,6 +28,7 @@
 #define PIECE        (32 * MIB) /* first touch, of one thread at a time */
 #define MAX_THREADS  64u
 #define PROGRESS_NS  (2 * UINT64_C(1000000000))
+#define LEFT_FREE    (64 * MIB) /* of the machine's memory: not taken for pools */
 #define MEMLOCK_MORE (64 * MIB) /* beside the pools: stacks, heap */
 
 uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes)
@@ -39,16 +40,18 @@ uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes)
 
 /* ---- checks at the start -------------------------------------------------------------------- */
 
-static uint64_t mem_available(void)
+/* A figure of /proc/meminfo in bytes; 0 where that cannot be read. */
+static uint64_t meminfo(const char *name)
 {
 	FILE *f = fopen("/proc/meminfo", "re");
+	size_t n = strlen(name);
 	char line[128];
 	uint64_t kib = 0;
 
 	if (!f)
 		return 0;
 	while (fgets(line, sizeof(line), f))
-		if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1)
+		if (!strncmp(line, name, n) && sscanf(line + n, ": %" SCNu64 " kB", &kib) == 1)
 			break;
 	fclose(f);
 	return kib * 1024;
@@ -109,9 +112,29 @@ static int check_memlock(struct kvpd_ledger *l)
 	return 0;
 }
 
+static int check_memory(const struct kvpd_ledger *l)
+{
+	uint64_t total = meminfo("MemTotal"), available = meminfo("MemAvailable");
+
+	/* Reserved huge pages are not part of what is available. */
+	if (l->hugetlb || !total)
+		return 0;
+	if (l->memory > total - total / 16) {
+		kvpd_err("memory: %" PRIu64 " MiB asked for, the machine has %" PRIu64
+			 " MiB; lower `memory`",
+			l->memory / MIB, total / MIB);
+		return -ENOMEM;
+	}
+	/* Perhaps engines still hold the memory of the daemon that was here before. */
+	if (available < l->memory)
+		kvpd_warning("memory: only %" PRIu64 " of %" PRIu64
+			     " MiB are available now; the pools grow as far as there is memory",
+			available / MIB, l->memory / MIB);
+	return 0;
+}
+
 int kvpd_pool_check(struct kvpd_ledger *l)
 {
-	uint64_t available = mem_available();
 	int r;
 
 	if (l->numa_node >= 0 &&
@@ -122,16 +145,9 @@ int kvpd_pool_check(struct kvpd_ledger *l)
 		return -ENODEV;
 	}
 	r = check_huge(l);
-	if (r < 0)
-		return r;
-	/* Reserved huge pages are not part of what is available. */
-	if (!l->hugetlb && available && available < l->memory) {
-		kvpd_err("memory: %" PRIu64 " MiB asked for, %" PRIu64
-			 " MiB are available; lower `memory`",
-			l->memory / MIB, available / MIB);
-		return -ENOMEM;
-	}
-	return check_memlock(l);
+	if (r == 0)
+		r = check_memory(l);
+	return r < 0 ? r : check_memlock(l);
 }
 
 /* ---- first touch ---------------------------------------------------------------------------- */
@@ -179,7 +195,12 @@ static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t by
 	struct populate p = { .addr = addr, .fd = fd, .bytes = bytes };
 	pthread_t helper[MAX_THREADS];
 	uint64_t said = kvpd_now_ns(), pieces = (bytes + PIECE - 1) / PIECE;
+	uint64_t available = l->hugetlb ? 0 : meminfo("MemAvailable");
 	uint32_t n = 0;
+
+	/* The kernel would rather kill somebody than refuse. */
+	if (available && available < bytes + LEFT_FREE)
+		return -ENOMEM;
 
 	while (n + 1 < l->populate_threads && n + 1 < pieces && n < MAX_THREADS) {
 		if (pthread_create(&helper[n], NULL, populate_main, &p))

@@ -195,14 +195,25 @@ void kvpd_tenant_step(struct kvpd_tenant *t, uint64_t now)
 	kvpd_extent_step(t, now);
 }
 
+/* After a limit was lowered: what is in use goes later. */
+static void shrink(struct kvpd_tenant *t, uint64_t now)
+{
+	while (t->n_blocks > t->limits.max_blocks)
+		if (!kvpd_evict_some(t, KVPD_EVICT_MAX, now))
+			break;
+	t->over = t->n_blocks > t->limits.max_blocks || t->charged > t->limits.share;
+}
+
 bool kvpd_tenant_busy(const struct kvpd_tenant *t)
 {
-	return t->n_claims || t->n_doomed || t->n_draining || t->n_stalled || t->warm ||
-	       !kvpd_list_empty(&t->limbo) || t->charged > t->limits.share;
+	return t->over || t->n_claims || t->n_doomed || t->n_draining || t->n_stalled || t->warm ||
+	       !kvpd_list_empty(&t->limbo);
 }
 
 void kvpd_tenant_tick(struct kvpd_tenant *t, uint64_t now)
 {
+	if (t->over)
+		shrink(t, now);
 	kvpd_claim_expire(t, now);
 	kvpd_doomed_step(t, now);
 	kvpd_limbo_step(t);
@@ -316,9 +327,10 @@ static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given, u
 		n.recipe_blocks = t->layout.max_blocks - n.max_blocks;
 	t->limits = n;
 	kvpd_space_capacity(t);
-	while (t->n_blocks > n.max_blocks)
-		if (!kvpd_evict_some(t, KVPD_EVICT_MAX, now))
+	while (t->n_recipes > n.recipe_blocks)
+		if (!kvpd_forget_oldest(t))
 			break;
+	shrink(t, now);
 	t->dirty = true;
 }
 

@@ -783,6 +783,102 @@ static void tenants_share_nothing(void **state)
 	dp_stop(&w);
 }
 
+/* ---- configuration -------------------------------------------------------------------------- */
+
+static int try_start(const struct kvpd_config *config)
+{
+	struct kvpd_ledger_params p = { .config = config, .epoch = 1, .owner = geteuid() };
+	struct kvpd_ledger *ledger = NULL;
+	int r = kvpd_ledger_new(&p, &ledger);
+
+	assert_true((r == 0) == (ledger != NULL));
+	kvpd_ledger_free(ledger);
+	return r;
+}
+
+static void what_cannot_be_is_refused_at_the_start(void **state)
+{
+	struct kvpd_limits limits;
+	struct kvp_seg_hugeinfo huge;
+	struct dp_world w;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	assert_int_equal(try_start(&w.config), 0);
+	w.config.numa_node = 1000;
+	assert_int_equal(try_start(&w.config), -ENODEV);
+	w.config.numa_node = -1;
+	w.config.memory = UINT64_C(1) << 50;
+	assert_int_equal(try_start(&w.config), -ENOMEM);
+	dp_defaults(&w, &limits);
+	assert_int_equal(kvp_seg_hugeinfo(&huge), 0);
+	w.config.hugepages = KVPD_REQUIRE;
+	assert_int_equal(try_start(&w.config), huge.hugetlb_free >= 128 ? 0 : -ENOMEM);
+}
+
+static void limits_change_while_running(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvpd_tenant_config tenant = { .name = (char *)(uintptr_t) "one" };
+	struct kvp_hit hit[10];
+	struct kvp_lease lease[10];
+	struct dp_block block;
+	kvp_token tokens[T];
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.max_blocks = 500;
+	limits.recipe_blocks = 100;
+	dp_start(&w, &limits);
+	w.config.tenants = &tenant;
+	w.config.n_tenants = 1;
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 64);
+	for (uint32_t i = 0; i < 600; i++) {
+		make_tokens(tokens, T, i);
+		assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
+	}
+	for (uint32_t i = 0; i < 10; i++) {
+		make_tokens(tokens, T, 590 + i);
+		assert_int_equal(dp_find(c, space, tokens, T, &hit[i], 1), 1);
+		assert_int_equal(kvp_lease_take(c->page, i, &c->view.blocks[hit[i].id], hit[i].id,
+					 hit[i].word, &lease[i]),
+			0);
+	}
+	tenant.limits = limits;
+	tenant.limits.max_blocks = 5;
+	tenant.limits.recipe_blocks = 7;
+	tenant.limits.share = 8 << 20;
+	assert_int_equal(kvpd_reconfigure(w.ledger, &w.config), 0);
+	assert_int_equal(dp_figure(&w, "blocks"), 10); /* leased */
+	assert_int_equal(dp_figure(&w, "recipes"), 7);
+	assert_int_equal(kvp_revalidate(&c->view, hit, 10), 10);
+	dp_check(&w);
+	for (uint32_t i = 0; i < 10; i++)
+		kvp_lease_drop(&lease[i]);
+	for (int i = 0; i < 500; i++) {
+		dp_pump(&w);
+		if (dp_figure(&w, "blocks") <= 5 && dp_figure(&w, "charged_bytes") <= 8 << 20)
+			break;
+		usleep(10000);
+	}
+	assert_true(dp_figure(&w, "blocks") <= 5);
+	assert_true(dp_figure(&w, "charged_bytes") <= 8 << 20);
+	/* never less than the catalog takes, never more descriptors than it has */
+	tenant.limits.share = 4096;
+	tenant.limits.max_blocks = 5000;
+	assert_int_equal(kvpd_reconfigure(w.ledger, &w.config), 0);
+	assert_int_equal(dp_figure(&w, "share_bytes"), 8 << 20);
+	assert_int_equal(dp_figure(&w, "max_blocks"), 600);
+	make_tokens(tokens, T, 5000);
+	assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -803,6 +899,8 @@ int main(void)
 		cmocka_unit_test(claims_move_with_commits_and_expire),
 		cmocka_unit_test(deletion_waits_for_leases),
 		cmocka_unit_test(tenants_share_nothing),
+		cmocka_unit_test(what_cannot_be_is_refused_at_the_start),
+		cmocka_unit_test(limits_change_while_running),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,8 +13,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define MIB	     (UINT64_C(1) << 20)
-#define MAX_ACTIONS  400
+#define MIB         (UINT64_C(1) << 20)
+#define MAX_ACTIONS 400
 
 struct world {
 	struct kvpd_ledger *ledger;
@@ -70,7 +70,8 @@ static void open_space(struct world *w)
 	struct kvp_msg_space space;
 	char reason[64];
 
-	must(kvpd_space_open(w->ledger, w->at.session, &canon, reason, sizeof(reason), &space) == 0);
+	must(kvpd_space_open(w->ledger, w->at.session, &canon, reason, sizeof(reason), &space) ==
+		0);
 }
 
 static void start(struct world *w)

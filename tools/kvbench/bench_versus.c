@@ -157,8 +157,9 @@ static size_t memcached_value_bytes(const char *line)
 
 static void memcached_exec(const struct peer *p, const char *memory_mb)
 {
-	execlp("memcached", "memcached", "-s", p->socket, "-m", memory_mb, "-I", "8m", "-u",
-		"nobody", "-t", "1", (char *)NULL);
+	/* -u counts for root only; the folder of the socket is root's own then. */
+	execlp("memcached", "memcached", "-s", p->socket, "-m", memory_mb, "-I", "8m", "-u", "root",
+		"-t", "1", (char *)NULL);
 }
 
 static int peer_connect(struct peer *p)

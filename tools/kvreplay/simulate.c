@@ -49,7 +49,7 @@ static void usage(FILE *f)
 {
 	fputs("usage: kvreplay simulate --trace PATH --format FORMAT --capacity LIST [OPTION]...\n"
 	      "\n"
-	      "  --trace PATH        a file, or for agent traces also a folder of *.jsonl\n"
+	      "  --trace PATH        a file, or for agent traces also a folder of *.jsonl, with subfolders\n"
 	      "  --format FORMAT     mooncake, agent, or oracle (libCacheSim's oracleGeneral)\n"
 	      "  --capacity LIST     blocks (oracle: bytes), with K, M or G for 2^10, 2^20, 2^30\n"
 	      "  --policy LIST       names, or all (default); min is Belady's optimum\n"

@@ -15,6 +15,7 @@
 #include <xxhash.h>
 
 #define MAX_LINE        (64u << 20)
+#define MAX_FOLDERS     4u /* below the one that was named */
 #define MAX_REFS        (UINT64_C(1) << 31)
 #define MAX_REQUESTS    (UINT32_C(1) << 28)
 #define MAX_SESSIONS    (UINT32_C(1) << 20)
@@ -363,29 +364,32 @@ out:
 	return r;
 }
 
-static int is_jsonl(const struct dirent *d)
+static int is_jsonl_or_folder(const struct dirent *d)
 {
 	size_t n = strlen(d->d_name);
-	return n > 6 && !strcmp(d->d_name + n - 6, ".jsonl");
+
+	return (d->d_type == DT_DIR && d->d_name[0] != '.') ||
+	       (n > 6 && !strcmp(d->d_name + n - 6, ".jsonl"));
 }
 
-static int read_folder(struct loader *l, const char *path)
+static int read_folder(struct loader *l, const char *path, unsigned depth)
 {
 	struct dirent **list = NULL;
-	int n = scandir(path, &list, is_jsonl, alphasort), r = 0;
+	int n = scandir(path, &list, is_jsonl_or_folder, alphasort), r = 0;
 
 	if (n < 0) {
 		r = -errno;
 		return fail(l, r, "%s", strerror(-r));
 	}
-	if (!n)
-		r = fail(l, -ENOENT, "no *.jsonl file in it");
 	for (int i = 0; i < n; i++) {
 		char *file = NULL;
+
 		if (r == 0 && asprintf(&file, "%s/%s", path, list[i]->d_name) < 0)
 			r = -ENOMEM;
-		if (r == 0)
+		if (r == 0 && list[i]->d_type != DT_DIR)
 			r = read_lines(l, file);
+		else if (r == 0 && depth < MAX_FOLDERS)
+			r = read_folder(l, file, depth + 1);
 		free(file);
 		free(list[i]);
 		progress("loading", (uint64_t)i + 1, (uint64_t)n);
@@ -546,7 +550,7 @@ int trace_load(const char *path, enum trace_format format, const struct trace_op
 	} else if (format == TRACE_ORACLE) {
 		r = read_oracle(&l, path);
 	} else {
-		r = S_ISDIR(st.st_mode) ? read_folder(&l, path) : read_lines(&l, path);
+		r = S_ISDIR(st.st_mode) ? read_folder(&l, path, 0) : read_lines(&l, path);
 	}
 	l.path = path;
 	if (r == 0)

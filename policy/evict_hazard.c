@@ -42,10 +42,16 @@
 #define REQUESTS     16u /* served at the same time; more only blur classes */
 #define GHOSTS_EXTRA 20000u
 
-/* How many blocks of data weigh as much as what is assumed without them. */
-#define WEIGHT_CLASS 25.0
-#define WEIGHT_ALL   20.0
-#define HAZARD_PRIOR 0.05 /* per bin */
+/*
+ * How many blocks of data weigh as much as what is assumed without them. For a class it grows with
+ * experience: at first any difference is worth trying, later the choice of the best among many
+ * cells favours those that look good by chance.
+ */
+#define WEIGHT_CLASS_MIN 25.0
+#define WEIGHT_CLASS_MAX 300.0
+#define WEIGHT_GROWTH    100.0 /* blocks seen for each more */
+#define WEIGHT_ALL       20.0
+#define HAZARD_PRIOR     0.05 /* per bin */
 
 enum kind { FRESH, SEEN };
 
@@ -98,10 +104,10 @@ struct hazard {
 	uint32_t announced; /* tip that request() told of and chain() has yet to touch */
 	uint32_t floor_bin; /* ages up to this bin are one */
 	double step;        /* mean time between requests */
-	uint64_t begun; /* time of the last request */
+	uint64_t begun;     /* time of the last request */
 	uint64_t swept;
 	uint64_t changes; /* since the last relearn() */
-	uint64_t seen; /* before the last relearn() */
+	uint64_t seen;    /* before the last relearn() */
 };
 
 #define NO_CELL UINT16_MAX
@@ -478,11 +484,18 @@ struct tally {
 	double entries, events, hazard;
 };
 
+static double class_weight(const struct hazard *h)
+{
+	double w = WEIGHT_CLASS_MIN + (double)h->seen / WEIGHT_GROWTH;
+
+	return w < WEIGHT_CLASS_MAX ? w : WEIGHT_CLASS_MAX;
+}
+
 /* Hazards of all blocks, then of the families. Returns the last bin with data. */
 static uint32_t tally(const struct hazard *h, struct tally t[FAMILIES + 1][BINS])
 {
 	uint32_t top = 0;
-	double before = HAZARD_PRIOR;
+	double before = HAZARD_PRIOR, w = class_weight(h);
 
 	memset(t, 0, (FAMILIES + 1) * sizeof(t[0]));
 	for (uint32_t i = 0; i < CELLS; i++) {
@@ -505,8 +518,8 @@ static uint32_t tally(const struct hazard *h, struct tally t[FAMILIES + 1][BINS]
 		before = a->hazard;
 		for (uint32_t k = 0; k < FAMILIES; k++) {
 			struct tally *f = &t[k][b];
-			f->hazard = (f->events + WEIGHT_CLASS * family_prior[k] * a->hazard) /
-				    (f->entries + WEIGHT_CLASS);
+			f->hazard =
+				(f->events + w * family_prior[k] * a->hazard) / (f->entries + w);
 		}
 	}
 	return top;
@@ -515,7 +528,7 @@ static uint32_t tally(const struct hazard *h, struct tally t[FAMILIES + 1][BINS]
 static void relearn(struct hazard *h)
 {
 	struct tally t[FAMILIES + 1][BINS];
-	double hazard[BINS];
+	double hazard[BINS], w = class_weight(h);
 	uint32_t top = tally(h, t) + PER_OCTAVE;
 
 	if (top >= BINS)
@@ -523,8 +536,8 @@ static void relearn(struct hazard *h)
 	for (uint32_t k = 0; k < CLASSES; k++) {
 		const struct cell *c = &h->cell[k * BINS];
 		for (uint32_t b = 0; b <= top; b++) {
-			double p = ((double)c[b].events + WEIGHT_CLASS * t[family(k)][b].hazard) /
-				   ((double)c[b].entries + WEIGHT_CLASS);
+			double p = ((double)c[b].events + w * t[family(k)][b].hazard) /
+				   ((double)c[b].entries + w);
 			hazard[b] = p < 0.99 ? p : 0.99;
 		}
 		index_class(h, k, hazard, top);

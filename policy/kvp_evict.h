@@ -39,7 +39,7 @@ extern "C" {
 struct kvp_evict;
 
 /* The policy a tenant gets when its configuration names none. */
-#define KVP_EVICT_DEFAULT "lru"
+#define KVP_EVICT_DEFAULT "hazard"
 
 #define KVP_EVICT_MAX_IDS UINT32_C(0x40000000)
 

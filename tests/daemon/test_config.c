@@ -33,7 +33,7 @@ static void test_defaults(void **state)
 	assert_string_equal(c->socket, "kvpool.sock");
 	assert_string_equal(c->user, "kvpool");
 	assert_string_equal(c->admin_group, "");
-	assert_string_equal(c->policy, "lru");
+	assert_string_equal(c->policy, "hazard");
 	assert_true(c->memory == UINT64_C(1) << 30);
 	assert_true(c->defaults.share == c->memory / 4);
 	assert_int_equal(c->numa_node, -1);

@@ -16,9 +16,9 @@
  * Bounds on what connections can make the daemon hold. A uid that connects without end fills its
  * own part only.
  */
-#define KVPD_PENDING_MAX     256u /* connections that have not attached */
-#define KVPD_PENDING_PER_UID 32u
-#define KVPD_ADMIN_MAX       64u                      /* administrators' connections */
+#define KVPD_PENDING_MAX     2048u /* connections that have not attached */
+#define KVPD_PENDING_PER_UID 512u  /* many engines of one user may start at once */
+#define KVPD_ADMIN_MAX       64u   /* administrators' connections */
 #define KVPD_OUT_MAX         (KVP_MAX_EXTENTS + 512u) /* packets waiting for one client to read */
 #define KVPD_PACKETS_A_TURN  16u         /* read from one connection before others get their turn */
 #define KVPD_STALL_MS        30000u      /* a client that reads nothing of what waits for it */

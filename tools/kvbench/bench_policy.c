@@ -15,6 +15,7 @@
 #include <jansson.h>
 
 #include "policy/kvp_evict.h"
+#include "tools/kvbench/bench_policy_plan.h"
 #include "tools/kvbench/kvbench.h"
 
 #define BATCH     64u
@@ -157,13 +158,29 @@ static void usage(FILE *f)
 	fputs("usage: kvbench policy [--blocks N] [--policy NAME] [--json]\n"
 	      "\n"
 	      "  --blocks N      capacity (default 1000000)\n"
-	      "  --policy NAME   one policy instead of all\n"
+	      "  --policy NAME   one policy instead of all, and no planners\n"
 	      "  --json          as JSON instead of a table\n",
 		f);
 }
 
-static void print_table(const json_t *results)
+/* The planners' rows: {"plans":[{"name","n","value","unit"}...]}. */
+static int add_plans(json_t *root)
 {
+	struct bench_plan_row row[BENCH_PLAN_ROWS];
+	json_t *plans = json_array();
+	int n = bench_policy_plan(row);
+
+	json_object_set_new(root, "plans", plans);
+	for (int i = 0; i < n; i++)
+		json_array_append_new(plans,
+			json_pack("{s:s, s:I, s:f, s:s}", "name", row[i].name, "n",
+				(json_int_t)row[i].n, "value", row[i].value, "unit", row[i].unit));
+	return n < 0 ? n : 0;
+}
+
+static void print_table(const json_t *root)
+{
+	const json_t *results = json_object_get(root, "results");
 	size_t i;
 	json_t *x;
 
@@ -176,6 +193,11 @@ static void print_table(const json_t *results)
 		json_real_value(json_object_get(x, "access_ns")),
 		(long long)json_integer_value(json_object_get(x, "state_bytes_per_block")),
 		(long long)json_integer_value(json_object_get(x, "bytes_per_ghost")));
+	json_array_foreach(json_object_get(root, "plans"), i, x)
+		printf("%-32s %9lld %14.6g %s\n", json_string_value(json_object_get(x, "name")),
+			(long long)json_integer_value(json_object_get(x, "n")),
+			json_real_value(json_object_get(x, "value")),
+			json_string_value(json_object_get(x, "unit")));
 }
 
 int kvbench_policy(int argc, char **argv)
@@ -208,12 +230,14 @@ int kvbench_policy(int argc, char **argv)
 			r = run_one(name, (uint32_t)blocks, results);
 	if (r == 0 && !json_array_size(results))
 		r = -ENOENT;
+	if (r == 0 && !only)
+		r = add_plans(root);
 	if (r < 0)
 		fprintf(stderr, "kvbench: policy: %s\n", strerror(-r));
 	else if (json)
 		json_dumpf(root, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(5));
 	else
-		print_table(results);
+		print_table(root);
 	json_decref(root);
 	return r < 0;
 }

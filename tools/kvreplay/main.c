@@ -12,6 +12,7 @@ static const struct {
 	{ "run", "a trace through a real daemon, by client processes that verify every hit", cmd_run },
 	{ "simulate", "a trace through eviction policies, in this process", cmd_simulate },
 	{ "generate", "a workload in the Mooncake format", cmd_generate },
+	{ "graph", "what the advisor's graph is worth on a trace", cmd_graph },
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))

@@ -48,10 +48,28 @@ double precision_utility(const struct kvp_precision *p, const uint8_t *level, ui
 	return sum;
 }
 
+/* The head of one step's list of tokens, in the order of importance. */
 struct cursor {
 	uint32_t stream, step;
-	uint32_t at; /* index into order */
+	uint32_t at;  /* index into order: the head; reversed: one past it */
+	double score; /* of the head */
 };
+
+static double score_at(const struct kvp_precision *p, const struct cursor *c, uint32_t at)
+{
+	return (double)p->weight[p->order[at]] * p->stream[c->stream].gain[c->step];
+}
+
+static uint32_t least_cost(const struct kvp_precision *p)
+{
+	uint32_t least = UINT32_MAX, s, k;
+
+	for (s = 0; s < p->n_streams; s++)
+		for (k = p->stream[s].base; k < PRECISION_TOP; k++)
+			if (p->stream[s].cost[k + 1] - p->stream[s].cost[k] < least)
+				least = p->stream[s].cost[k + 1] - p->stream[s].cost[k];
+	return least;
+}
 
 /*
  * All tokens share the ratios of the steps, so the heap of (token, step) falls apart into one
@@ -62,8 +80,8 @@ struct cursor {
 void precision_greedy(struct kvp_precision *p, uint32_t n, uint64_t units,
 	struct precision_event *trace, uint32_t *ret_traced, struct precision_outcome *ret)
 {
-	struct cursor cursor[PRECISION_STREAMS * PRECISION_TOP];
-	uint32_t cursors = 0, live, traced = 0, s, k, c;
+	struct cursor cursor[PRECISION_STREAMS * PRECISION_TOP], *best;
+	uint32_t cursors = 0, least = least_cost(p), traced = 0, s, k, c;
 	uint64_t used;
 	double utility, bound = INFINITY;
 
@@ -71,33 +89,36 @@ void precision_greedy(struct kvp_precision *p, uint32_t n, uint64_t units,
 		memcpy(p->level + precision_item(p, s, 0), p->lo + precision_item(p, s, 0), n);
 	used = precision_units(p, p->level, n);
 	utility = precision_utility(p, p->level, n);
-	for (s = 0; s < p->n_streams; s++)
-		for (k = p->stream[s].base; k < PRECISION_TOP; k++)
-			cursor[cursors++] = (struct cursor){ s, k, 0 };
-	for (live = n ? cursors : 0; live;) {
+	for (s = 0; n && s < p->n_streams; s++)
+		for (k = p->stream[s].base; k < PRECISION_TOP; k++) {
+			cursor[cursors] = (struct cursor){ .stream = s, .step = k };
+			cursor[cursors].score = score_at(p, &cursor[cursors], 0);
+			cursors++;
+		}
+	for (;;) {
 		const struct precision_stream *st;
-		uint32_t best = cursors, token, cost, from;
-		double score = -1;
+		double score;
+		uint32_t token, cost, from;
 		size_t item;
 
-		for (c = 0; c < cursors; c++) {
-			double v;
-
-			if (cursor[c].at == n)
-				continue;
-			v = (double)p->weight[p->order[cursor[c].at]] *
-			    p->stream[cursor[c].stream].gain[cursor[c].step];
-			if (v > score) {
-				score = v;
-				best = c;
-			}
+		/* The first of equals: a token's lower step before its higher. */
+		for (best = &cursor[0], c = 1; c < cursors; c++)
+			if (cursor[c].score > best->score)
+				best = &cursor[c];
+		if (!cursors || best->score < 0)
+			break;
+		score = best->score;
+		if (!trace && units - used < least) {
+			if (bound == INFINITY)
+				bound = utility + score * (double)(units - used);
+			break;
 		}
-		st = &p->stream[cursor[best].stream];
-		from = cursor[best].step;
-		token = p->order[cursor[best].at];
-		item = precision_item(p, cursor[best].stream, token);
-		if (++cursor[best].at == n)
-			live--;
+		st = &p->stream[best->stream];
+		from = best->step;
+		token = p->order[best->at];
+		item = precision_item(p, best->stream, token);
+		best->at++;
+		best->score = best->at < n ? score_at(p, best, best->at) : -1;
 		if (p->level[item] != from || from >= p->hi[item])
 			continue;
 		cost = st->cost[from + 1] - st->cost[from];
@@ -170,37 +191,31 @@ void precision_exact(struct kvp_precision *p, uint32_t n, uint64_t units, uint64
 
 uint64_t precision_reverse(struct kvp_precision *p, uint32_t n, uint64_t units)
 {
-	struct cursor cursor[PRECISION_STREAMS * PRECISION_TOP];
+	struct cursor cursor[PRECISION_STREAMS * PRECISION_TOP], *best;
 	uint64_t used = precision_units(p, p->level, n);
-	uint32_t cursors = 0, live, s, k, c;
+	uint32_t cursors = 0, s, k, c;
 
 	/* Gains fall along the chain, so a token's higher step always comes up before its lower. */
-	for (s = 0; s < p->n_streams; s++)
-		for (k = PRECISION_TOP; k-- > p->stream[s].base;)
-			cursor[cursors++] = (struct cursor){ s, k, n };
-	for (live = n ? cursors : 0; live && used > units;) {
+	for (s = 0; n && s < p->n_streams; s++)
+		for (k = PRECISION_TOP; k-- > p->stream[s].base;) {
+			cursor[cursors] = (struct cursor){ .stream = s, .step = k, .at = n };
+			cursor[cursors].score = score_at(p, &cursor[cursors], n - 1);
+			cursors++;
+		}
+	while (cursors && used > units) {
 		const struct precision_stream *st;
-		uint32_t best = cursors, to;
-		double score = INFINITY;
+		uint32_t to;
 		size_t item;
 
-		for (c = 0; c < cursors; c++) {
-			double v;
-
-			if (!cursor[c].at)
-				continue;
-			v = (double)p->weight[p->order[cursor[c].at - 1]] *
-			    p->stream[cursor[c].stream].gain[cursor[c].step];
-			if (v < score) {
-				score = v;
-				best = c;
-			}
-		}
-		st = &p->stream[cursor[best].stream];
-		to = cursor[best].step;
-		item = precision_item(p, cursor[best].stream, p->order[--cursor[best].at]);
-		if (!cursor[best].at)
-			live--;
+		for (best = &cursor[0], c = 1; c < cursors; c++)
+			if (cursor[c].score < best->score)
+				best = &cursor[c];
+		if (best->score == INFINITY)
+			break;
+		st = &p->stream[best->stream];
+		to = best->step;
+		item = precision_item(p, best->stream, p->order[--best->at]);
+		best->score = best->at ? score_at(p, best, best->at - 1) : INFINITY;
 		if (p->level[item] != to + 1 || to < p->lo[item])
 			continue;
 		p->level[item] = (uint8_t)to;

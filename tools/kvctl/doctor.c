@@ -398,12 +398,13 @@ static void print(struct kvctl *ctl, const struct doctor *d)
 
 int kvctl_doctor(struct kvctl *ctl, int argc, char **argv)
 {
-	struct doctor d = { .findings = json_array() };
+	struct doctor d = { 0 };
 
 	if (argc > 1) {
 		fprintf(stderr, "kvctl: doctor has no '%s'\n", argv[1]);
 		return KVCTL_USAGE;
 	}
+	d.findings = json_array();
 	find_daemon(&d, ctl);
 	kernel(&d);
 	seals(&d);

@@ -17,10 +17,10 @@
 #define SD_JOURNAL_SUPPRESS_LOCATION
 #include <systemd/sd-journal.h>
 
-/* Written once by kvpd_log_init(), before threads exist. */
+/* A reload changes the level while other threads log. */
 static struct {
-	enum kvpd_level max;
-	bool journal;
+	_Atomic(int) max;
+	_Atomic(bool) journal;
 } state = { .max = KVPD_LOG_NOTICE };
 
 static bool stderr_is_journal(void)
@@ -34,10 +34,20 @@ static bool stderr_is_journal(void)
 	return fstat(STDERR_FILENO, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
 }
 
+void kvpd_log_level(enum kvpd_level max)
+{
+	state.max = (int)max;
+}
+
 void kvpd_log_init(enum kvpd_level max)
 {
-	state.max = max;
+	kvpd_log_level(max);
 	state.journal = stderr_is_journal();
+}
+
+void kvpd_log_detach(void)
+{
+	state.journal = access("/run/systemd/journal/socket", W_OK) == 0;
 }
 
 static void to_journal(enum kvpd_level level, const struct kvpd_who *who, const char *line)
@@ -119,7 +129,7 @@ void kvpd_log_who(enum kvpd_level level, const struct kvpd_who *who, const char 
 	char line[KVPD_LOG_LINE];
 	va_list ap;
 
-	if (level > state.max)
+	if ((int)level > state.max)
 		return;
 	va_start(ap, format);
 	vsnprintf(line, sizeof(line), format, ap);
@@ -157,7 +167,7 @@ void kvpd_log_limited(struct kvpd_ratelimit *limit, enum kvpd_level level,
 	va_list ap;
 	int n;
 
-	if (level > state.max || !kvpd_ratelimit(limit, &suppressed))
+	if ((int)level > state.max || !kvpd_ratelimit(limit, &suppressed))
 		return;
 	va_start(ap, format);
 	n = vsnprintf(line, sizeof(line), format, ap);

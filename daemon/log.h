@@ -38,8 +38,14 @@ struct kvpd_who {
 	uid_t uid;
 };
 
-/* Finds out where stderr leads. Messages above `max` are dropped. Before it: stderr, NOTICE. */
+/*
+ * Finds out where stderr leads. Messages above `max` are dropped. Before it: stderr, NOTICE.
+ */
 void kvpd_log_init(enum kvpd_level max);
+void kvpd_log_level(enum kvpd_level max);
+
+/* stderr leads nowhere any more: from now on messages go to the journal, if there is one. */
+void kvpd_log_detach(void);
 
 /* who may be NULL. */
 void kvpd_log_who(enum kvpd_level level, const struct kvpd_who *who, const char *format, ...)

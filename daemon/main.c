@@ -173,8 +173,10 @@ static void leave_terminal(int tell)
 	if (null >= 0) {
 		dup2(null, STDIN_FILENO);
 		dup2(null, STDOUT_FILENO);
-		if (isatty(STDERR_FILENO))
+		if (isatty(STDERR_FILENO)) {
 			dup2(null, STDERR_FILENO);
+			kvpd_log_detach();
+		}
 		close(null);
 	}
 	if (write(tell, &served, 1) != 1)

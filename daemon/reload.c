@@ -182,7 +182,7 @@ static void apply(struct kvpd_control *c, struct kvpd_config *new)
 				 "a client comes",
 				t->name, strerror(-r));
 	}
-	kvpd_log_init(new->log_level);
+	kvpd_log_level((enum kvpd_level) new->log_level);
 }
 
 static int load_again(const struct kvpd_config *old, char *error, size_t error_bytes,

@@ -240,17 +240,10 @@ static bool take_call(struct kvpd_ledger *l)
 	return true;
 }
 
-static void drain_eventfd(int fd)
-{
-	uint64_t n;
-
-	while (read(fd, &n, sizeof(n)) < 0 && errno == EINTR)
-		;
-}
-
 static void poll_events(struct kvpd_ledger *l, int timeout_ms)
 {
 	struct epoll_event ev[EVENTS];
+	uint64_t n_kicks;
 	int n = epoll_wait(l->epoll_fd, ev, EVENTS, timeout_ms);
 
 	for (int i = 0; i < n; i++) {
@@ -258,14 +251,12 @@ static void poll_events(struct kvpd_ledger *l, int timeout_ms)
 		struct kvpd_session *s;
 
 		if (!place) {
-			drain_eventfd(l->kick_fd);
+			(void)!read(l->kick_fd, &n_kicks, sizeof(n_kicks));
 			continue;
 		}
 		s = l->session[place - 1];
-		if (s) {
-			drain_eventfd(s->wake_fd);
+		if (s)
 			kvpd_session_activate(s);
-		}
 	}
 }
 

@@ -628,7 +628,11 @@ static int attach_on_ledger(struct kvpd_ledger *l, void *arg)
 	struct attach_call *c = arg;
 	struct kvpd_tenant *t = c->tenant <= KVPD_MAX_TENANTS ? l->tenant[c->tenant] : NULL;
 	kvp_autoclose int page_fd = -1, catalog_fd = -1, wake_fd = -1;
-	struct epoll_event ev = { .events = EPOLLIN };
+	/*
+	 * Edge-triggered and never read: the client shares the open file, so it could make a read
+	 * here block for ever. Each of its writes is an edge.
+	 */
+	struct epoll_event ev = { .events = EPOLLIN | EPOLLET };
 	uint32_t place = free_place(l);
 	struct kvpd_session *s;
 	int r;

@@ -3,6 +3,7 @@
 #include "tests/daemon/dp_world.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -173,6 +174,32 @@ static void a_ring_that_lies_ends_the_session(void **state)
 	dp_pump(&w);
 	assert_int_equal(a->expelled, 1);
 	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* The eventfd is one open file for both sides: a client may read it, and make reads of it block. */
+static void a_wake_up_taken_back_blocks_nobody(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a, *b;
+	uint64_t n;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	assert_int_equal(fcntl(a->at.wake_fd, F_SETFL, 0), 0);
+	for (int i = 0; i < 2000; i++) {
+		wake(a);
+		assert_int_equal(read(a->at.wake_fd, &n, sizeof(n)), sizeof(n));
+		if (i % 10 == 0)
+			dp_flush(b);
+	}
+	n = UINT64_MAX - 1;
+	assert_int_equal(write(a->at.wake_fd, &n, sizeof(n)), sizeof(n));
+	dp_flush(b);
 	dp_stop(&w);
 }
 
@@ -380,6 +407,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(random_entries),
 		cmocka_unit_test(a_ring_that_lies_ends_the_session),
+		cmocka_unit_test(a_wake_up_taken_back_blocks_nobody),
 		cmocka_unit_test(who_never_reads_stops_only_itself),
 		cmocka_unit_test(limits_of_one_session),
 		cmocka_unit_test(descriptions_out_of_range),

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUNDS 16u
+#define ROUNDS       16u
 #define BISECTIONS   14u
 #define FILL_PASSES  8u
 #define EXCHANGE_MAX 48u     /* items up to which pairs are exchanged */

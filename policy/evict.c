@@ -97,7 +97,7 @@ struct kvp_evict *kvp_evict_free(struct kvp_evict *e)
 	if (e->ops->fini)
 		e->ops->fini(e);
 	evict_ghosts_free(e->ghosts);
-	free(e->heap);
+	evict_heap_done(e);
 	free(e->node);
 	free(e);
 	return NULL;
@@ -392,6 +392,8 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 			continue;
 		}
 		offer_push(e, id);
+		if (e->ghosts) /* removing it will want that */
+			evict_ghost_prefetch(e->ghosts, b->key);
 		bytes += b->bytes;
 		out[n++] = id;
 		if (b->parent != KVP_BLOCK_NONE) {

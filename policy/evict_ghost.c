@@ -17,7 +17,6 @@ struct queue {
 struct evict_ghosts {
 	uint64_t seed;
 	uint32_t max;
-	uint32_t mask;
 	uint32_t free;  /* linked by bucket_next */
 	uint32_t fresh; /* from here on never used */
 	struct queue queue[QUEUES];
@@ -28,25 +27,21 @@ struct evict_ghosts {
 struct evict_ghosts *evict_ghosts_new(uint32_t n, uint64_t seed)
 {
 	struct evict_ghosts *g = calloc(1, sizeof(*g));
-	uint32_t buckets = 1;
 
 	if (!g)
 		return NULL;
-	while (buckets <= n / 2)
-		buckets *= 2;
 	g->seed = seed;
 	g->max = n;
-	g->mask = buckets - 1;
 	g->free = EVICT_GHOST_NONE;
 	for (unsigned q = 0; q < QUEUES; q++)
 		g->queue[q].young = g->queue[q].old = EVICT_GHOST_NONE;
 	g->ghost = calloc(n, sizeof(*g->ghost));
-	g->bucket = malloc(buckets * sizeof(*g->bucket));
+	g->bucket = malloc(n * sizeof(*g->bucket));
 	if (!g->ghost || !g->bucket) {
 		evict_ghosts_free(g);
 		return NULL;
 	}
-	for (uint32_t i = 0; i < buckets; i++)
+	for (uint32_t i = 0; i < n; i++)
 		g->bucket[i] = EVICT_GHOST_NONE;
 	return g;
 }
@@ -77,12 +72,18 @@ static uint32_t *bucket_of(const struct evict_ghosts *g, uint64_t key)
 {
 	/* keys are digests in the daemon, but small numbers in a simulation */
 	uint64_t h = (key ^ g->seed) * UINT64_C(0x9e3779b97f4a7c15);
-	return &g->bucket[(h ^ h >> 32) & g->mask];
+	/* as many buckets as keys, so that a search meets one key on average */
+	return &g->bucket[((h ^ h >> 32) & UINT32_MAX) * g->max >> 32];
 }
 
 static uint64_t key_of(const struct evict_ghost *x)
 {
 	return (uint64_t)x->key[1] << 32 | x->key[0];
+}
+
+void evict_ghost_prefetch(const struct evict_ghosts *g, uint64_t key)
+{
+	__builtin_prefetch(bucket_of(g, key), 1);
 }
 
 uint32_t evict_ghost_find(const struct evict_ghosts *g, uint64_t key)
@@ -105,6 +106,8 @@ void evict_ghost_drop(struct evict_ghosts *g, uint32_t i)
 	struct queue *q = &g->queue[x->queue];
 	uint32_t *link = bucket_of(g, key_of(x));
 
+	if (x->young != EVICT_GHOST_NONE) /* most likely the next to be dropped */
+		evict_ghost_prefetch(g, key_of(&g->ghost[x->young]));
 	while (*link != i)
 		link = &g->ghost[*link].bucket_next;
 	*link = x->bucket_next;
@@ -142,11 +145,7 @@ static uint32_t take_free(struct evict_ghosts *g, uint32_t queue)
 void evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint32_t weight)
 {
 	struct queue *q = &g->queue[queue];
-	uint32_t i = evict_ghost_find(g, key);
-
-	if (i != EVICT_GHOST_NONE)
-		evict_ghost_drop(g, i);
-	i = take_free(g, queue);
+	uint32_t i = take_free(g, queue);
 	uint32_t *bucket = bucket_of(g, key);
 	g->ghost[i] = (struct evict_ghost){
 		.key = { (uint32_t)key, (uint32_t)(key >> 32) },
@@ -185,7 +184,16 @@ uint32_t evict_ghosts_max(const struct evict_ghosts *g)
 
 uint64_t evict_ghosts_memory(const struct evict_ghosts *g)
 {
-	return (uint64_t)g->max * sizeof(*g->ghost) + ((uint64_t)g->mask + 1) * sizeof(*g->bucket);
+	return (uint64_t)g->max * sizeof(*g->ghost) + (uint64_t)g->max * sizeof(*g->bucket);
+}
+
+static bool in_bucket(const struct evict_ghosts *g, uint32_t i)
+{
+	uint32_t j = *bucket_of(g, key_of(&g->ghost[i]));
+
+	while (j != EVICT_GHOST_NONE && j != i)
+		j = g->ghost[j].bucket_next;
+	return j == i;
 }
 
 int evict_ghosts_check(const struct evict_ghosts *g)
@@ -196,8 +204,7 @@ int evict_ghosts_check(const struct evict_ghosts *g)
 
 		for (uint32_t i = g->queue[q].young; i != EVICT_GHOST_NONE; i = g->ghost[i].old) {
 			const struct evict_ghost *x = &g->ghost[i];
-			if (++n > g->max || x->young != young || x->queue != q ||
-				evict_ghost_find(g, key_of(x)) != i)
+			if (++n > g->max || x->young != young || x->queue != q || !in_bucket(g, i))
 				return -EIO;
 			weight += x->weight;
 			young = i;

@@ -829,9 +829,7 @@ static void hazard_gone(struct kvp_evict *e, uint32_t id, bool evicted)
 		group_unref(e->self, n->home);
 		return;
 	}
-	ghost = evict_ghost_find(e->ghosts, n->key);
-	if (ghost == EVICT_GHOST_NONE)
-		ghost = evict_ghost_victim(e->ghosts);
+	ghost = evict_ghost_victim(e->ghosts);
 	if (ghost != EVICT_GHOST_NONE)
 		drop_ghost(e, ghost);
 	/* the ghost takes over the block's place in its group */

@@ -8,12 +8,24 @@
 
 #include "policy/evict_impl.h"
 
-#define ARITY 4u
+#define ARITY  4u
+#define OFFSET (ARITY - 1) /* so that the children of an entry are one cache line */
 
 int evict_heap_init(struct kvp_evict *e)
 {
-	e->heap = calloc(e->params.max_ids, sizeof(*e->heap));
-	return e->heap ? 0 : -ENOMEM;
+	size_t bytes = ((size_t)e->params.max_ids + 2 * ARITY) * sizeof(*e->heap);
+	struct evict_heap_entry *memory = aligned_alloc(64, bytes & ~(size_t)63);
+
+	if (!memory)
+		return -ENOMEM;
+	e->heap = memory + OFFSET;
+	return 0;
+}
+
+void evict_heap_done(struct kvp_evict *e)
+{
+	if (e->heap)
+		free(e->heap - OFFSET);
 }
 
 /* The counter wraps: a tie between changes more than 2^31 apart falls either way. */
@@ -48,6 +60,10 @@ static void sift_down(struct kvp_evict *e, uint32_t pos, struct evict_heap_entry
 			break;
 		uint32_t end = first + ARITY < e->heap_len ? (uint32_t)first + ARITY : e->heap_len;
 		uint32_t best = (uint32_t)first;
+		/* one of these lines is the next level */
+		uint64_t next = first * ARITY + 1;
+		for (unsigned i = 0; i < ARITY && next < e->heap_len; i++, next += ARITY)
+			__builtin_prefetch(&e->heap[next]);
 		for (uint32_t i = best + 1; i < end; i++)
 			if (before(&e->heap[i], &e->heap[best]))
 				best = i;

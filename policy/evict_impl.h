@@ -146,6 +146,7 @@ static inline uint64_t evict_list_fill(const struct kvp_evict *e, uint32_t q)
 /* ---- heap (evict_heap.c): smallest (priority, age of its last change) first ---- */
 
 int evict_heap_init(struct kvp_evict *e);
+void evict_heap_done(struct kvp_evict *e); /* also if never begun */
 void evict_heap_push(struct kvp_evict *e, uint32_t id, double pri);
 void evict_heap_change(struct kvp_evict *e, uint32_t id, double pri);
 void evict_heap_remove(struct kvp_evict *e, uint32_t id);
@@ -170,10 +171,12 @@ static_assert(sizeof(struct evict_ghost) == 28, "32 bytes a ghost, with its shar
 /* Room for n keys. NULL: no memory. */
 struct evict_ghosts *evict_ghosts_new(uint32_t n, uint64_t seed);
 void evict_ghosts_free(struct evict_ghosts *g);
+/* Its bucket will soon be needed. */
+void evict_ghost_prefetch(const struct evict_ghosts *g, uint64_t key);
 uint32_t evict_ghost_find(const struct evict_ghosts *g, uint64_t key);
 const struct evict_ghost *evict_ghost_at(const struct evict_ghosts *g, uint32_t i);
-/* A key already there moves to the young end of `queue`. When full, the oldest of the same queue,
- * else of the other, makes room. */
+/* The key may be there already: find() then meets the younger. When full, the oldest of the same
+ * queue, else of the other, makes room. */
 void evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint32_t weight);
 void evict_ghost_drop(struct evict_ghosts *g, uint32_t i);
 void evict_ghost_drop_oldest(struct evict_ghosts *g, uint32_t queue); /* nothing if empty */

@@ -18,7 +18,7 @@
 #define MAX_FOLDERS     4u /* below the one that was named */
 #define MAX_REFS        (UINT64_C(1) << 31)
 #define MAX_REQUESTS    (UINT32_C(1) << 28)
-#define MAX_SESSIONS    (UINT32_C(1) << 20)
+#define MAX_SESSIONS    (UINT32_C(1) << 16)
 #define MOONCAKE_TOKENS 512u
 #define AGENT_TOKENS    64u
 

@@ -446,16 +446,19 @@ static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t b
 void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 {
 	struct kvpd_tenant *t = s->tenant;
-	uint64_t cap = kvpd_arena_cap(s, c->slot_bytes), want = arena_wish(s, c, cap);
-	uint64_t total = kvpd_arena_total(t, c->slot_bytes), own, all, bytes;
+	uint64_t cap, want, total, own, all, bytes;
 
 	if (s->making || s->expelled || now < s->refused_ns || t->abandoned)
 		return;
+	cap = kvpd_arena_cap(s, c->slot_bytes);
+	want = arena_wish(s, c, cap);
+	total = kvpd_arena_total(t, c->slot_bytes);
 	own = cap > s->arena_bytes ? cap - s->arena_bytes : 0;
 	all = total > t->arena_bytes ? total - t->arena_bytes : 0;
 	if (!s->arena_bytes && all < kvpd_pool_round(t->ledger, c->slot_bytes))
 		all = kvpd_pool_round(t->ledger, c->slot_bytes); /* a slot for everybody */
 	if (!extent_size(t->ledger, c, want, own)) {
+		s->refused_ns = now + RECLAIM_NS;
 		trade_class(s, c);
 		return;
 	}

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,34 +39,54 @@ static bool is_pending(const struct kvpd_conn *conn)
 
 /* ---- accepting ----------------------------------------------------------------------------- */
 
-/*
- * Makes room for one more connection of this uid, or says why there is none. Who has not attached
- * by now makes way for the newcomer, the uid's own connections first: a handshake is over in less
- * than a millisecond, so that connections that say nothing never keep anybody else out.
- */
-static const char *make_room(struct kvpd_control *c, const struct kvpd_identity *who)
+/* Connected a while ago and has not said a word: an honest client's hello follows at once. */
+static bool is_silent(const struct kvpd_conn *conn, uint64_t now)
 {
-	struct kvpd_conn *o, *oldest = NULL, *oldest_own = NULL;
+	struct pollfd p = { .fd = conn->fd, .events = POLLIN };
+
+	return is_pending(conn) && now - conn->since_ns > KVPD_SILENT_MS * UINT64_C(1000000) &&
+	       poll(&p, 1, 0) == 0;
+}
+
+/*
+ * Ends the oldest silent connection, of one uid or (NULL) of anybody, so that those who say nothing
+ * keep nobody out. False if there is none: the others are only waiting for their turn.
+ */
+static bool end_a_silent_one(struct kvpd_control *c, const uid_t *uid)
+{
+	const uint64_t now = kvpd_now_ns();
+	struct kvpd_conn *o;
+
+	TAILQ_FOREACH(o, &c->conns, link)
+	{
+		if ((uid && o->who.uid != *uid) || !is_silent(o, now))
+			continue;
+		kvpd_conn_refuse(o, -EBUSY,
+			"there are too many connections, and this one has not attached");
+		return true;
+	}
+	return false;
+}
+
+/* Why one more connection of this uid cannot be taken, or NULL. -EBUSY: it may come again soon. */
+static const char *no_room(
+	struct kvpd_control *c, const struct kvpd_identity *who, int *ret_error)
+{
+	const struct kvpd_conn *o;
 	uint32_t pending = 0, all = 0;
 
 	TAILQ_FOREACH(o, &c->conns, link)
 	{
-		if (is_pending(o) && !oldest)
-			oldest = o;
 		if (o->who.uid != who->uid)
 			continue;
 		all++;
 		pending += is_pending(o);
-		if (is_pending(o) && !oldest_own)
-			oldest_own = o;
 	}
-	if (pending >= KVPD_PENDING_PER_UID)
-		kvpd_conn_refuse(oldest_own, -EUSERS,
-			"this uid has too many connections that have not attached");
-	else if (c->n_pending >= KVPD_PENDING_MAX)
-		kvpd_conn_refuse(
-			oldest, -EUSERS, "there are too many connections that have not attached");
-	else if (all >= c->config->max_sessions + KVPD_PENDING_PER_UID + KVPD_ADMIN_MAX)
+	*ret_error = -EBUSY;
+	if (pending >= KVPD_PENDING_PER_UID && !end_a_silent_one(c, &who->uid))
+		return "this uid has too many connections that have not attached";
+	*ret_error = -EUSERS;
+	if (all >= c->config->max_sessions + KVPD_PENDING_PER_UID + KVPD_ADMIN_MAX)
 		return "this uid has too many connections";
 	return NULL;
 }
@@ -140,11 +161,14 @@ void kvpd_conn_accept(struct kvpd_listener *l)
 	struct kvpd_control *c = l->control;
 
 	for (unsigned i = 0; i < 4 * KVPD_PACKETS_A_TURN; i++) {
-		int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		struct kvpd_identity who = { .uid = (uid_t)-1 };
 		const char *why;
-		int r;
+		int fd, r;
 
+		/* Nobody silent: the newcomers wait in the backlog while the others attach. */
+		if (c->n_pending >= KVPD_PENDING_MAX && !end_a_silent_one(c, NULL))
+			return;
+		fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
 			shed_one(l);
 			return;
@@ -154,9 +178,9 @@ void kvpd_conn_accept(struct kvpd_listener *l)
 		if (fd < 0)
 			return;
 		r = kvpd_peer_identity(fd, &who);
-		why = r < 0 ? "its credentials are unknown" : make_room(c, &who);
+		why = r < 0 ? "its credentials are unknown" : no_room(c, &who, &r);
 		if (why) {
-			turn_away(c, fd, &who, -EUSERS, why);
+			turn_away(c, fd, &who, r, why);
 			continue;
 		}
 		r = conn_new(l, fd, &who);

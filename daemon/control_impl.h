@@ -18,6 +18,7 @@
  */
 #define KVPD_PENDING_MAX     2048u /* connections that have not attached */
 #define KVPD_PENDING_PER_UID 512u  /* many engines of one user may start at once */
+#define KVPD_SILENT_MS       100u  /* after that, without a word, it makes way for others */
 #define KVPD_ADMIN_MAX       64u   /* administrators' connections */
 #define KVPD_OUT_MAX         (KVP_MAX_EXTENTS + 512u) /* packets waiting for one client to read */
 #define KVPD_PACKETS_A_TURN  16u         /* read from one connection before others get their turn */

@@ -117,6 +117,8 @@ static json_t *tenant_json(struct kvpd_tenant *t)
 	put_int(o, "share_bytes", t->limits.share);
 	put_int(o, "charged_bytes", t->charged);
 	put_int(o, "metadata_bytes", t->meta_bytes);
+	put_int(o, "metadata_bytes_per_block", t->meta_bytes / t->layout.max_blocks);
+	put_int(o, "lease_scan_ns", t->scan_ns);
 	put_int(o, "arena_bytes", t->arena_bytes);
 	put_int(o, "payload_bytes", kvp_load_relaxed(&t->view.cat->stats.payload_bytes));
 	put_int(o, "blocks", t->n_blocks);

@@ -11,6 +11,7 @@
 
 void kvpd_lease_marks(struct kvpd_tenant *t, bool chains)
 {
+	const uint64_t began = kvpd_now_ns();
 	kvp_block_id id[KVPD_LEASES];
 
 	if (++t->scan == 0) {
@@ -33,6 +34,7 @@ void kvpd_lease_marks(struct kvpd_tenant *t, bool chains)
 			}
 		}
 	}
+	t->scan_ns = kvpd_now_ns() - began;
 }
 
 bool kvpd_leased(const struct kvpd_tenant *t, uint32_t block)

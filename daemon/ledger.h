@@ -209,6 +209,7 @@ struct kvpd_tenant {
 	uint32_t serial; /* of the next block */
 	struct kvp_evict *evict;
 	uint32_t scan; /* number of the last lease scan */
+	uint64_t scan_ns; /* how long it took */
 	uint64_t claim_ttl_ms[KVP_MAX_CLAIMS];
 	uint32_t n_claims;
 	/* spaces and size classes */

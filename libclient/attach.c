@@ -25,6 +25,7 @@
 #define SWEEP_FAST_MS   20  /* an extent waits for its last reader */
 #define SWEEP_SLOW_MS   250 /* old attachments, slots ahead of need */
 #define STOCK_IDLE_NS   UINT64_C(1000000000)
+#define BUSY_MS 20
 #define GOODBYE_MS      200u
 #define TAG_EXTENT      0x80000000u /* tags of EXTENT_GET: this | extent */
 #define MAP_PRIVATE_TO  (KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP | KVP_MAP_HUGEPAGE)
@@ -515,8 +516,8 @@ static int attach_with(struct attachment *att, uint64_t deadline)
 	if (r == 0) {
 		r = welcome(att, p);
 		kvp_msg_done(p);
-	} else if (r == -EPIPE) {
-		r = -ECONNREFUSED; /* it listens and hangs up */
+	} else if (r == -EPIPE || r == -ECONNRESET) {
+		r = -EBUSY; /* it hung up before the hello was out: too many at once */
 	}
 	KVP_FAULT("mapped");
 	if (r == 0)
@@ -525,9 +526,8 @@ static int attach_with(struct attachment *att, uint64_t deadline)
 	return r == 0 ? publish(att, deadline, p) : r;
 }
 
-static int attach(struct kvp_client *c)
+static int attach_once(struct kvp_client *c, uint64_t deadline)
 {
-	uint64_t deadline = deadline_of(c, KVP_DEFAULT_TIMEOUT);
 	struct attachment *att;
 	int r;
 
@@ -548,6 +548,19 @@ static int attach(struct kvp_client *c)
 	attachment_empty(att);
 	pthread_mutex_unlock(&c->ring_lock);
 	return r;
+}
+
+/* A daemon that is busy with others' handshakes (-EBUSY) is asked again while there is time. */
+static int attach(struct kvp_client *c)
+{
+	const struct timespec pause = { .tv_nsec = BUSY_MS * NS_PER_MS };
+	uint64_t deadline = deadline_of(c, KVP_DEFAULT_TIMEOUT);
+	int r;
+
+	while ((r = attach_once(c, deadline)) == -EBUSY && !kvp_load_seq(&c->closing) &&
+		now_ns() + BUSY_MS * NS_PER_MS < deadline)
+		nanosleep(&pause, NULL);
+	return r == -EBUSY && !c->told ? -ECONNREFUSED : r;
 }
 
 /* The daemon is gone: from here on every call is a miss or -ESHUTDOWN. */

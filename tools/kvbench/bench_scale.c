@@ -152,25 +152,33 @@ static double idle_percent(pid_t pid, uint64_t seconds)
 	return (after - before) / (double)seconds * 100;
 }
 
-/* Numbers that only the daemon knows: metadata bytes per block, and the last lease scan. */
+/* Numbers that only the daemon knows: metadata per block, and how long a lease scan takes now. */
 static int ask_daemon(const struct bench_pool *p, double *bytes_per_block, double *scan_us)
 {
 	struct kvp_admin *admin;
-	json_t *status, *tenant;
+	json_t *answer, *tenant;
 	char *text = NULL;
 	int r = kvp_admin_open(p->daemon.socket, 10000, &admin);
 
 	if (r < 0)
 		return r;
-	r = kvp_admin_request(admin, "{\"verb\":\"status\"}", 10000, 0, &text);
-	kvp_admin_close(admin);
-	status = r < 0 ? NULL : json_loads(text, 0, NULL);
+	/* An eviction scans the slots of all sessions. */
+	r = kvp_admin_request(admin, "{\"verb\":\"evict\",\"count\":1}", 10000, 0, &text);
 	free(text);
-	tenant = json_array_get(json_object_get(status, "tenants"), 0);
-	*bytes_per_block = json_number_value(json_object_get(tenant, "metadata_bytes_per_block"));
-	*scan_us = json_number_value(json_object_get(status, "lease_scan_us"));
-	json_decref(status);
-	return r < 0 ? r : 0;
+	text = NULL;
+	if (r == 0)
+		r = kvp_admin_request(admin, "{\"verb\":\"tenants\"}", 10000, 0, &text);
+	kvp_admin_close(admin);
+	answer = r < 0 ? NULL : json_loads(text, 0, NULL);
+	free(text);
+	tenant = json_array_get(json_object_get(answer, "tenants"), 0);
+	*bytes_per_block =
+		json_number_value(json_object_get(tenant, "metadata_bytes_per_block"));
+	*scan_us = json_number_value(json_object_get(tenant, "lease_scan_ns")) / 1e3;
+	if (r == 0 && !tenant)
+		r = -EBADMSG;
+	json_decref(answer);
+	return r;
 }
 
 static int measure(

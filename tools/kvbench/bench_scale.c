@@ -222,10 +222,10 @@ static int measure(
 
 int kvbench_scale(int argc, char **argv)
 {
-	uint64_t chains = 200, idle = 10;
+	uint64_t chains = 2000, idle = 10;
 	bool json = false;
 	const struct bench_option options[] = {
-		{ "chains", "chains of 128 blocks in the pool (default 200)", &chains, NULL, 1,
+		{ "chains", "chains of 128 blocks in the pool (default 2000)", &chains, NULL, 1,
 			5000 },
 		{ "idle", "seconds over which the idle daemon is watched (default 10)", &idle, NULL,
 			1, 600 },

@@ -450,7 +450,7 @@ static int unleased_end(const struct kvp_match *m, const struct kvp_hit *hits, u
 	int r = 0;
 
 	/* All that was read comes before the words are looked at again. */
-	atomic_thread_fence(memory_order_acquire);
+	kvp_fence_acquire();
 	if (kvp_revalidate(&m->att->view, hits, n) != n)
 		r = -ESTALE;
 	match_unpin((struct kvp_match *)m);

@@ -33,6 +33,31 @@
  */
 #define kvp_bump(p, n) kvp_store_relaxed((p), kvp_load_relaxed(p) + (n))
 
+/*
+ * Fences. ThreadSanitizer knows none (gcc refuses them); a locked exchange of a word of one's own
+ * orders at least as much.
+ */
+#if defined(__SANITIZE_THREAD__)
+#define KVP_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define KVP_TSAN 1
+#endif
+#endif
+
+#ifdef KVP_TSAN
+static inline void kvp_fence_seq(void)
+{
+	_Atomic(uint32_t) own = 0;
+
+	(void)kvp_xchg_seq(&own, 1);
+}
+#define kvp_fence_acquire() kvp_fence_seq()
+#else
+#define kvp_fence_seq()     atomic_thread_fence(memory_order_seq_cst)
+#define kvp_fence_acquire() atomic_thread_fence(memory_order_acquire)
+#endif
+
 #if defined(__x86_64__) || defined(__i386__)
 #define kvp_cpu_relax() __builtin_ia32_pause()
 #elif defined(__aarch64__)

@@ -3,14 +3,6 @@
 
 #include <errno.h>
 
-#if defined(__SANITIZE_THREAD__)
-#define TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define TSAN 1
-#endif
-#endif
-
 /* An empty slot, own shard first; NULL if the page has none. The slot then holds `value`. */
 static KVP_ATOMIC(uint64_t) *
 	fill_slot(struct kvp_session_page *page, uint32_t shard, uint64_t value)
@@ -81,14 +73,7 @@ void kvp_touch_push(struct kvp_session_page *page, uint32_t shard, kvp_block_id 
 
 void kvp_lease_fence(void)
 {
-#ifdef TSAN
-	/* ThreadSanitizer knows no fences; a locked instruction orders as well. */
-	static KVP_ATOMIC(uint32_t) dummy;
-
-	kvp_xchg_seq(&dummy, 0);
-#else
-	atomic_thread_fence(memory_order_seq_cst);
-#endif
+	kvp_fence_seq();
 }
 
 uint64_t kvp_lease_slot(const struct kvp_session_page *page, uint32_t i)

@@ -19,16 +19,18 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; earlier it fails and nothing is lost */
 #endif
 
-#define BACKOFF_MIN_MS  10u
-#define BACKOFF_MAX_MS  1000u
-#define CONNECT_POLL_MS 2u  /* the listen queue is full */
-#define SWEEP_FAST_MS   20  /* an extent waits for its last reader */
-#define SWEEP_SLOW_MS   250 /* old attachments, slots ahead of need */
-#define STOCK_IDLE_NS   UINT64_C(1000000000)
-#define BUSY_MS 20
-#define GOODBYE_MS      200u
-#define TAG_EXTENT      0x80000000u /* tags of EXTENT_GET: this | extent */
-#define MAP_PRIVATE_TO  (KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP | KVP_MAP_HUGEPAGE)
+#define BACKOFF_MIN_MS   10u
+#define BACKOFF_MAX_MS   1000u
+#define CONNECT_POLL_MS  2u  /* the listen queue is full */
+#define SWEEP_FAST_MS    20  /* an extent waits for its last reader */
+#define SWEEP_SLOW_MS    250 /* old attachments, slots ahead of need */
+#define STOCK_IDLE_NS    UINT64_C(1000000000)
+#define CROWD_NAP_MS     8u
+#define CROWD_NAP_MAX_MS 256u
+#define CROWD_LATEST_MS  50u /* before the caller's time is up, to tell why */
+#define GOODBYE_MS       200u
+#define TAG_EXTENT       0x80000000u /* tags of EXTENT_GET: this | extent */
+#define MAP_PRIVATE_TO   (KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP | KVP_MAP_HUGEPAGE)
 
 /* An extent that is no longer handed out, until the handles made before are gone. */
 struct retiring {
@@ -375,6 +377,8 @@ static int hello(struct attachment *att, uint64_t deadline, struct kvp_packet *p
 	memcpy(h.name, c->name, sizeof(h.name));
 	KVP_FAULT("hello");
 	r = send_packet(att, KVP_MSG_HELLO, 0, &h, sizeof(h));
+	if (r == -EPIPE || r == -ECONNRESET)
+		r = 0; /* whoever hung up may have said why */
 	while (r == 0) {
 		r = next_packet(c, att->sock, deadline, p);
 		if (r < 0 || p->h.type == KVP_MSG_WELCOME)
@@ -502,22 +506,46 @@ static int publish(struct attachment *att, uint64_t deadline, struct kvp_packet 
 	return 0;
 }
 
-static int attach_with(struct attachment *att, uint64_t deadline)
+/*
+ * Until WELCOME, which is then in p. A daemon that a crowd connects to at once turns some away
+ * before they have been heard; they come back in a moment, not all in the same one.
+ */
+static int join_daemon(struct attachment *att, uint64_t deadline, struct kvp_packet *p)
 {
 	struct kvp_client *c = att->client;
-	struct kvp_packet *p = c->packet;
+	uint32_t nap_ms = CROWD_NAP_MS;
 	int r;
 
-	KVP_FAULT("connect");
-	r = connect_to(c, deadline, &att->sock);
-	if (r < 0)
-		return r;
-	r = hello(att, deadline, p);
+	for (;;) {
+		uint64_t now;
+		int waited;
+
+		KVP_FAULT("connect");
+		r = connect_to(c, deadline, &att->sock);
+		if (r < 0)
+			return r;
+		r = hello(att, deadline, p);
+		now = now_ns();
+		if (r != -EPIPE && r != -EBUSY)
+			return r;
+		if (now + (nap_ms + CROWD_LATEST_MS) * NS_PER_MS >= deadline)
+			return r == -EPIPE ? -ECONNREFUSED : r;
+		close(kvp_take_fd(&att->sock));
+		waited = await_until(c, -1, 0, now + (1 + now / 64 % nap_ms) * NS_PER_MS);
+		if (waited != -ETIMEDOUT)
+			return waited;
+		nap_ms = nap_ms * 2 > CROWD_NAP_MAX_MS ? CROWD_NAP_MAX_MS : nap_ms * 2;
+	}
+}
+
+static int attach_with(struct attachment *att, uint64_t deadline)
+{
+	struct kvp_packet *p = att->client->packet;
+	int r = join_daemon(att, deadline, p);
+
 	if (r == 0) {
 		r = welcome(att, p);
 		kvp_msg_done(p);
-	} else if (r == -EPIPE || r == -ECONNRESET) {
-		r = -EBUSY; /* it hung up before the hello was out: too many at once */
 	}
 	KVP_FAULT("mapped");
 	if (r == 0)
@@ -526,8 +554,9 @@ static int attach_with(struct attachment *att, uint64_t deadline)
 	return r == 0 ? publish(att, deadline, p) : r;
 }
 
-static int attach_once(struct kvp_client *c, uint64_t deadline)
+static int attach(struct kvp_client *c)
 {
+	uint64_t deadline = deadline_of(c, KVP_DEFAULT_TIMEOUT);
 	struct attachment *att;
 	int r;
 
@@ -548,19 +577,6 @@ static int attach_once(struct kvp_client *c, uint64_t deadline)
 	attachment_empty(att);
 	pthread_mutex_unlock(&c->ring_lock);
 	return r;
-}
-
-/* A daemon that is busy with others' handshakes (-EBUSY) is asked again while there is time. */
-static int attach(struct kvp_client *c)
-{
-	const struct timespec pause = { .tv_nsec = BUSY_MS * NS_PER_MS };
-	uint64_t deadline = deadline_of(c, KVP_DEFAULT_TIMEOUT);
-	int r;
-
-	while ((r = attach_once(c, deadline)) == -EBUSY && !kvp_load_seq(&c->closing) &&
-		now_ns() + BUSY_MS * NS_PER_MS < deadline)
-		nanosleep(&pause, NULL);
-	return r == -EBUSY && !c->told ? -ECONNREFUSED : r;
 }
 
 /* The daemon is gone: from here on every call is a miss or -ESHUTDOWN. */

@@ -74,9 +74,9 @@ struct kvp_open_opts {
 
 /*
  * Attaches to the daemon. opts may be NULL. -ENOENT, -ECONNREFUSED: no daemon there; -EACCES: this
- * uid is in no tenant; -EUSERS: too many clients; -EBUSY: too many at once, for
- * longer than the timeout; -EPROTONOSUPPORT: daemon and library share no ABI
- * version; -EPROTO: whoever listens there is no kvpoold; -ETIMEDOUT.
+ * uid is in no tenant; -EUSERS: too many clients; -EBUSY: too many attach at once, for longer than
+ * the timeout; -EPROTONOSUPPORT: daemon and library share no ABI version; -EPROTO: whoever listens
+ * there is no kvpoold; -ETIMEDOUT.
  */
 KVP_EXPORT int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client);
 

@@ -1067,6 +1067,8 @@ static void test_open_errors(void **state)
 	o.socket = fake->path;
 	fake->refuse = -EUSERS;
 	assert_int_equal(kvp_open(&o, &c), -EUSERS);
+	fake->refuse = -EBUSY;
+	assert_int_equal(kvp_open(&o, &c), -EBUSY);
 	fake->refuse = 0;
 	for (uint32_t lie = FAKE_LIE_SEALS; lie <= FAKE_LIE_EPOCH; lie++) {
 		fake->lie = lie;

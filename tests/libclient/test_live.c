@@ -456,6 +456,36 @@ static void test_stats(void)
 	engine_free(e);
 }
 
+/* E-014: what does not fit makes others go first; what can never fit is refused. */
+static void test_more_than_fits(void)
+{
+	struct engine *e = engine_new("full", 0, 8);
+	struct kvp_stats s = { .size = sizeof(s) };
+	struct kvp_layer large[2];
+	struct kvp_space_desc d = model("large", 0);
+	struct kvp_match_info i;
+	struct kvp_match *m;
+	struct kvp_space *space;
+
+	for (uint32_t seed = 0; seed < 100; seed++) {
+		fill(e, 1000 + seed);
+		store(e, N, 0);
+	}
+	EQUAL(kvp_stats(e->client, &s), 0);
+	CHECK(s.evictions > 0);
+	CHECK(s.payload_bytes <= UINT64_C(64) << 20);
+	m = find(e, N, 0, &i);
+	CHECK(i.n_tokens > 0); /* the last one came last */
+	same_bytes(e, m, i.n_tokens);
+	kvp_release(m);
+	memcpy(large, layers, sizeof(large));
+	large[0].kv_heads = large[1].kv_heads = 4096;
+	large[0].k_dim = large[1].k_dim = 256;
+	d.layers = large;
+	EQUAL(kvp_space_open(e->client, &d, WAIT_MS, &space), -E2BIG);
+	engine_free(e);
+}
+
 /* A stopped daemon is noticed by time, not by hanging; a running one goes on where it was. */
 static void test_stopped_daemon(void)
 {
@@ -499,6 +529,7 @@ int main(void)
 		{ "death", test_death },
 		{ "threads", test_threads },
 		{ "stats", test_stats },
+		{ "more than fits", test_more_than_fits },
 		{ "stopped daemon", test_stopped_daemon },
 	};
 

@@ -534,10 +534,13 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 	if (x->kind == KVP_EXTENT_VAULT)
 		x->cls->making = 0;
 	if (result < 0) {
-		kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
-			"tenant %s: an extent of %llu MiB could not be made: %s; lower `memory` or "
-			"free some",
-			x->tenant->name, (unsigned long long)x->bytes >> 20, strerror(-result));
+		if (result != -ECANCELED)
+			kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
+				"tenant %s: an extent of %llu MiB could not be made: %s; lower "
+				"`memory` or "
+				"free some",
+				x->tenant->name, (unsigned long long)x->bytes >> 20,
+				strerror(-result));
 		if (x->owner)
 			x->owner->refused_ns = again;
 		x->cls->refused_ns = again;

@@ -366,6 +366,7 @@ static void done_drop(struct kvpd_ledger *l, struct kvpd_job *job)
 
 	(void)l;
 	j->extent->tenant->n_jobs--;
+	unmake(j->extent); /* harmless twice; the thread may have been stopped before */
 	kvpd_extent_dropped(j->extent);
 	free(j);
 }
@@ -379,6 +380,7 @@ static int submit(struct kvpd_extent *x, void (*run)(struct kvpd_job *),
 		return -ENOMEM;
 	j->extent = x;
 	j->arena = x->kind == KVP_EXTENT_ARENA;
+	j->result = -ECANCELED; /* stays so if the thread is stopped before */
 	j->job.run = run;
 	j->job.done = done;
 	x->tenant->n_jobs++;

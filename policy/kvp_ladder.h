@@ -25,7 +25,7 @@
  * view) is not touched. A block goes to recipe-only, or is forgotten, only when all its children in
  * the view do as much.
  *
- * Memory is fixed at creation, about 1.2 KiB for each block of the view: pass the cold candidates,
+ * Memory is fixed at creation, about 1.3 KiB for each block of the view: pass the cold candidates,
  * not the catalog. One owner per object, no locks, no clock. Errors are negative errno; outputs
  * come last and are untouched on failure.
  */

@@ -16,8 +16,8 @@
  * chains is a tree of runs. Only the end of a run can be given up or be missing (leaf-first), and
  * only when everything behind it is.
  *
- * Memory is fixed at creation. One owner per object, no locks, no clock. Errors are negative errno;
- * outputs come last and are untouched on failure.
+ * Memory is fixed at creation: 26 bytes a piece and 3.3 KiB a run. One owner per object, no locks,
+ * no clock. Errors are negative errno; outputs come last and are untouched on failure.
  */
 #ifndef KVP_REMAT_H
 #define KVP_REMAT_H

@@ -361,7 +361,7 @@ static int run(const struct trace *t, const struct options *o, uint64_t capacity
 	for (i = 0; !r && i < t->n_requests; i++) {
 		ret->now = t->request[i].time_ns + 1;
 		ret->seq = i;
-		r = request(ret, &t->request[i]);
+		r = t->request[i].blocks ? request(ret, &t->request[i]) : 0;
 		progress("graph", i + 1, t->n_requests);
 	}
 	if (r < 0)
@@ -445,7 +445,7 @@ static void usage(FILE *f)
 	fputs("usage: kvreplay graph --trace FILE [OPTION]...\n\n"
 	      "  --format NAME       mooncake (default) or agent\n"
 	      "  --capacity N,...    blocks of the cache, or of the fast tier\n"
-	      "  --half-life S       of weights and counts, default 300 seconds\n"
+	      "  --half-life S       of weights and counts, default 1200 seconds\n"
 	      "  --period MS         of the advisor, default 500\n"
 	      "  --ahead N           blocks prefetched after each request, 0..256, default 8\n"
 	      "  --json\n",
@@ -468,7 +468,7 @@ int cmd_graph(int argc, char **argv)
 	struct options o = { .format = TRACE_MOONCAKE,
 		.capacity = { 1000, 3000, 10000, 30000 },
 		.n_capacities = 4,
-		.half_life_s = 300,
+		.half_life_s = 1200,
 		.period_ms = 500,
 		.ahead = 8 };
 	struct trace_options load = { .overlap = true };

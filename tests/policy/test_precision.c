@@ -495,6 +495,34 @@ static void test_uniform(void **state)
 	}
 }
 
+/* B-043: a million tokens (kvbench times them), still within one step of the bound. */
+static void test_million(void **state)
+{
+	enum { N = 1000000 };
+	struct kvp_precision_opts o = defaults(8, 128, N);
+	struct kvp_precision *p = make(&o);
+	struct kvp_precision_result r;
+	float *weight = malloc(N * sizeof(*weight)), most = 0;
+	uint8_t *k = malloc(N), *v = malloc(N);
+	uint64_t budget = kvp_precision_budget(p, N, .3);
+	uint32_t i;
+
+	(void)state;
+	seed_from_env(22);
+	for (i = 0; i < N; i++) {
+		weight[i] = (float)pow(uniform(), 4);
+		most = weight[i] > most ? weight[i] : most;
+	}
+	assert_int_equal(kvp_precision_allocate(p, weight, N, budget, NULL, NULL, k, v, &r), 0);
+	assert_true(r.bits <= budget);
+	assert_true(r.utility <= r.bound * (1 + 1e-9));
+	assert_true(r.utility >= r.bound * (1 - 1e-9) - most * p->stream[0].utility[PRECISION_TOP]);
+	free(weight);
+	free(k);
+	free(v);
+	kvp_precision_free(p);
+}
+
 /* B-028, B-035: after a cut the new budget holds, widths only fell, no further than needed. */
 static void test_reclaim(void **state)
 {
@@ -832,6 +860,7 @@ int main(void)
 		cmocka_unit_test(test_pop_order),
 		cmocka_unit_test(test_options),
 		cmocka_unit_test(test_uniform),
+		cmocka_unit_test(test_million),
 		cmocka_unit_test(test_reclaim),
 		cmocka_unit_test(test_caps),
 		cmocka_unit_test(test_clock),

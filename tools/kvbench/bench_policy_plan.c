@@ -49,7 +49,8 @@ static void add(struct rows *r, const char *name, uint64_t n, const char *unit, 
 		r->row[r->n++] = (struct bench_plan_row){ name, n, unit, value };
 }
 
-/* Allocating n tokens at beta .3, the best of some runs; what it reaches against its bounds. */
+/* B-043, B-053. Allocating n tokens at beta .3, the best of some runs; what it reaches against its
+ * bounds. */
 static int bench_precision(struct rows *r, uint32_t n)
 {
 	struct kvp_precision_opts o;
@@ -94,7 +95,7 @@ static int bench_precision(struct rows *r, uint32_t n)
 	return 0;
 }
 
-/* One advisor cycle: `blocks` nodes in chains, ten times as many edges. */
+/* D-081, D-085. One advisor cycle: `blocks` nodes in chains, ten times as many edges. */
 static int bench_advisor(struct rows *r, uint32_t blocks)
 {
 	struct kvp_graph_opts o;

@@ -401,24 +401,59 @@ static void score_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
 		&rows, queries_of(a, s, pv->k.domain, head), s->rows, area->scores, ATTEND_CHUNK);
 }
 
+/* Whether any query of the KV head gives token t of the chunk a weight. */
+static int weighted(const struct shape *s, const struct split *area, uint32_t t)
+{
+	for (uint32_t i = 0; i < s->rows; i++)
+		if (area->scores[(size_t)i * ATTEND_CHUNK + t] != 0.0f)
+			return 1;
+	return 0;
+}
+
+/*
+ * Values times weights. With masks, tokens that no query sees are left out, not multiplied by 0:
+ * what lies there may be anything, NaN included.
+ */
+static void accumulate_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
+	const struct shape *s, const struct part_view *pv, const struct split *area, uint32_t head,
+	uint32_t t, uint32_t n)
+{
+	int masks = a->mask || a->causal || a->window;
+	size_t domain = (size_t)s->rows * a->v_dim;
+	float *acc = area->acc + ((size_t)head * DOMAINS + pv->v.domain) * domain;
+
+	for (uint32_t i = 0; i < n;) {
+		uint32_t end = n;
+		struct kvp_rows rows;
+
+		if (masks) {
+			while (i < n && !weighted(s, area, i))
+				i++;
+			for (end = i; end < n && weighted(s, area, end);)
+				end++;
+		}
+		if (i == end)
+			break;
+		rows = rows_of(&pv->v, &pv->part->v, head, t + i, end - i);
+		k->codec[rows.family].accumulate(
+			&rows, area->scores + i, ATTEND_CHUNK, s->rows, acc);
+		i = end;
+	}
+}
+
 static void attend_part(const struct kvp_kernels *k, const struct kvp_attend *a,
 	const struct shape *s, const struct part_view *pv, const struct split *area)
 {
 	const struct workspace *ws = a->workspace;
 	uint32_t tokens = pv->part->tokens;
-	size_t domain = (size_t)s->rows * a->v_dim;
 
 	for (uint32_t h = 0; h < a->kv_heads; h++) {
-		float *acc = area->acc + ((size_t)h * DOMAINS + pv->v.domain) * domain;
-
 		for (uint32_t t = 0; t < tokens;) {
 			uint32_t n = chunk_end(t, tokens, pv->k.lay.coded, pv->v.lay.coded) - t;
-			struct kvp_rows rows = rows_of(&pv->v, &pv->part->v, h, t, n);
 
 			score_chunk(k, a, s, pv, area, h, t, n);
 			weigh(k, a, s, &ws->v, area, h, pv->at + t, n);
-			k->codec[rows.family].accumulate(
-				&rows, area->scores, ATTEND_CHUNK, s->rows, acc);
+			accumulate_chunk(k, a, s, pv, area, h, t, n);
 			t += n;
 		}
 	}

@@ -592,11 +592,15 @@ INLINE void float_row(const struct kvp_rows *r, uint32_t t, float *x)
 	}
 }
 
-/* Four rows from t on; beyond the last one the last is repeated. */
+/* Four rows from t on; zeros beyond the last one. */
 INLINE void float_rows(const struct kvp_rows *r, uint32_t t, float *x)
 {
-	for (uint32_t j = 0; j < TILE; j++)
-		float_row(r, t + j < r->n ? t + j : r->n - 1, x + (size_t)j * r->dim);
+	for (uint32_t j = 0; j < TILE; j++) {
+		if (t + j < r->n)
+			float_row(r, t + j, x + (size_t)j * r->dim);
+		else
+			memset(x + (size_t)j * r->dim, 0, r->dim * sizeof *x);
+	}
 }
 
 static void score_float(

@@ -107,7 +107,8 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attend *a, ui
 
 /*
  * Merges the splits. A query that saw nothing (empty context, all masked) gets 0 and a log-sum-exp
- * of -infinity. NaN or infinities in native K or V reach exactly the queries that see them.
+ * of -infinity. NaN or infinities in native K reach exactly the queries that see them; those in
+ * native V all queries of their KV head if one of them does, none if none does.
  */
 int kvp_attend_finish(
 	const struct kvp_kernels *k, const struct kvp_attend *a, struct kvp_attend_result *res);

@@ -344,14 +344,16 @@ static void a036_masked_tokens_are_absent(void **state)
 	for (size_t set = 0; set < n_kernels; set++) {
 		struct kvp_attend_result res = { 0 };
 		float *k = (float *)(uintptr_t)g->part[1].k.data;
-		float save = k[2 * 64];
+		float *v = (float *)(uintptr_t)g->part[1].v.data;
+		float save = k[2 * 64], save_v = v[2 * 64];
 
 		run(g, kernels[set], &res);
 		memcpy(first, g->out, g->n * 4);
-		k[2 * 64] = NAN; /* token 64 + 2 = 66, masked */
+		k[2 * 64] = v[2 * 64] = NAN; /* token 64 + 2 = 66, masked */
 		run(g, kernels[set], &res);
 		assert_memory_equal(first, g->out, g->n * 4);
 		k[2 * 64] = save;
+		v[2 * 64] = save_v;
 	}
 	free(first);
 	rig_free(g);

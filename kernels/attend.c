@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/kvp_attend.h"
 #include "kernels/dsp.h"
+#include "kernels/groups.h"
 #include "kernels/numeric.h"
 #include "kernels/rowcode.h"
 
@@ -40,6 +41,7 @@ struct shape {
 /* A split's area, all floats: scores, then per KV head max, sum and accumulators. */
 struct split {
 	float *scores; /* [row][ATTEND_CHUNK] */
+	float *rows;   /* [ATTEND_CHUNK][dim]: rows of codecs that cannot be attended in place */
 	float *max;    /* [kv_head][row] */
 	float *sum;
 	float *acc; /* [kv_head][domain][row][v_dim] */
@@ -48,6 +50,12 @@ struct split {
 static size_t align(size_t n)
 {
 	return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1);
+}
+
+static size_t rows_bytes(const struct kvp_attend *a)
+{
+	return align(
+		(size_t)ATTEND_CHUNK * (a->k_dim > a->v_dim ? a->k_dim : a->v_dim) * sizeof(float));
 }
 
 static int shape_init(const struct kvp_attend *a, struct shape *ret)
@@ -66,7 +74,7 @@ static int shape_init(const struct kvp_attend *a, struct shape *ret)
 	s.q = align(sizeof(struct workspace));
 	s.q_domain = (size_t)a->kv_heads * s.rows * a->k_dim;
 	s.split0 = s.q + align(DOMAINS * s.q_domain * esize);
-	s.split = align((size_t)s.rows * ATTEND_CHUNK * esize) +
+	s.split = align((size_t)s.rows * ATTEND_CHUNK * esize) + rows_bytes(a) +
 		  2 * align((size_t)a->kv_heads * s.rows * esize) +
 		  align((size_t)a->kv_heads * DOMAINS * s.rows * a->v_dim * esize);
 	s.bytes = s.split0 + a->n_splits * s.split;
@@ -81,6 +89,8 @@ static struct split split_area(const struct kvp_attend *a, const struct shape *s
 
 	area.scores = (float *)(void *)at;
 	at += align((size_t)s->rows * ATTEND_CHUNK * sizeof(float));
+	area.rows = (float *)(void *)at;
+	at += rows_bytes(a);
 	area.max = (float *)(void *)at;
 	at += align((size_t)a->kv_heads * s->rows * sizeof(float));
 	area.sum = (float *)(void *)at;
@@ -150,6 +160,9 @@ static int plane_view(const struct kvp_attend *a, const struct kvp_attend_part *
 	if (r < 0)
 		return r;
 	memcpy(&v->hdr, ap->data, sizeof v->hdr);
+	/* Of smart the layout knows only a bound; the header was checked against ap->bytes. */
+	if (v->lay.bytes > ap->bytes)
+		v->lay.bytes = (uint32_t)ap->bytes;
 	/* The header may have changed since the check; what is used from it is bounded here. */
 	if (v->hdr.exponent < -120 || v->hdr.exponent > 125)
 		return -EBADMSG;
@@ -239,6 +252,28 @@ static struct kvp_rows rows_of(const struct plane_view *v, const struct kvp_atte
 	r.scale = data + v->lay.scale + row * 2;
 	r.minimum = data + v->lay.minimum + row * 2;
 	return r;
+}
+
+/* The same for any codec: what cannot be attended in place is decoded, a chunk at a time. */
+static int rows_get(const struct kvp_kernels *k, const struct plane_view *v,
+	const struct kvp_attend_plane *ap, uint32_t head, uint32_t first, uint32_t n,
+	float *scratch, struct kvp_rows *ret)
+{
+	struct rows_out out = { (uint8_t *)scratch, (ptrdiff_t)(v->p.dim * sizeof *scratch), n,
+		v->p.dim, KVP_DTYPE_F32, pow2f(v->hdr.exponent) };
+
+	if (KVP_CODEC_FAMILY(ap->codec) < KVP_FAMILY_TQPROD) {
+		*ret = rows_of(v, ap, head, first, n);
+		return 0;
+	}
+	*ret = (struct kvp_rows){ .family = KVP_FAMILY_NATIVE,
+		.format = KVP_DTYPE_F32,
+		.dim = v->p.dim,
+		.n = n,
+		.factor = 1.0f,
+		.stride = out.stride,
+		.codes = (const uint8_t *)scratch };
+	return kvp_rows_decode(k, ap->codec, &v->p, &v->lay, ap->data, head, first, &out);
 }
 
 /* ---- the three phases ---- */
@@ -391,14 +426,18 @@ static int part_view(
 	return 0;
 }
 
-static void score_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
+static int score_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
 	const struct shape *s, const struct part_view *pv, const struct split *area, uint32_t head,
 	uint32_t t, uint32_t n)
 {
-	struct kvp_rows rows = rows_of(&pv->k, &pv->part->k, head, t, n);
+	struct kvp_rows rows;
+	int r = rows_get(k, &pv->k, &pv->part->k, head, t, n, area->rows, &rows);
 
+	if (r < 0)
+		return r;
 	k->codec[rows.family].score(
 		&rows, queries_of(a, s, pv->k.domain, head), s->rows, area->scores, ATTEND_CHUNK);
+	return 0;
 }
 
 /* Whether any query of the KV head gives token t of the chunk a weight. */
@@ -414,7 +453,7 @@ static int weighted(const struct shape *s, const struct split *area, uint32_t t)
  * Values times weights. With masks, tokens that no query sees are left out, not multiplied by 0:
  * what lies there may be anything, NaN included.
  */
-static void accumulate_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
+static int accumulate_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
 	const struct shape *s, const struct part_view *pv, const struct split *area, uint32_t head,
 	uint32_t t, uint32_t n)
 {
@@ -425,6 +464,7 @@ static void accumulate_chunk(const struct kvp_kernels *k, const struct kvp_atten
 	for (uint32_t i = 0; i < n;) {
 		uint32_t end = n;
 		struct kvp_rows rows;
+		int r;
 
 		if (masks) {
 			while (i < n && !weighted(s, area, i))
@@ -434,14 +474,17 @@ static void accumulate_chunk(const struct kvp_kernels *k, const struct kvp_atten
 		}
 		if (i == end)
 			break;
-		rows = rows_of(&pv->v, &pv->part->v, head, t + i, end - i);
+		r = rows_get(k, &pv->v, &pv->part->v, head, t + i, end - i, area->rows, &rows);
+		if (r < 0)
+			return r;
 		k->codec[rows.family].accumulate(
 			&rows, area->scores + i, ATTEND_CHUNK, s->rows, acc);
 		i = end;
 	}
+	return 0;
 }
 
-static void attend_part(const struct kvp_kernels *k, const struct kvp_attend *a,
+static int attend_part(const struct kvp_kernels *k, const struct kvp_attend *a,
 	const struct shape *s, const struct part_view *pv, const struct split *area)
 {
 	const struct workspace *ws = a->workspace;
@@ -451,12 +494,18 @@ static void attend_part(const struct kvp_kernels *k, const struct kvp_attend *a,
 		for (uint32_t t = 0; t < tokens;) {
 			uint32_t n = chunk_end(t, tokens, pv->k.lay.coded, pv->v.lay.coded) - t;
 
-			score_chunk(k, a, s, pv, area, h, t, n);
+			int r = score_chunk(k, a, s, pv, area, h, t, n);
+
+			if (r < 0)
+				return r;
 			weigh(k, a, s, &ws->v, area, h, pv->at + t, n);
-			accumulate_chunk(k, a, s, pv, area, h, t, n);
+			r = accumulate_chunk(k, a, s, pv, area, h, t, n);
+			if (r < 0)
+				return r;
 			t += n;
 		}
 	}
+	return 0;
 }
 
 int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attend *a, uint32_t split)
@@ -486,7 +535,9 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attend *a, ui
 		r = part_view(a, ws, i, &pv);
 		if (r < 0)
 			return r;
-		attend_part(k, a, &s, &pv, &area);
+		r = attend_part(k, a, &s, &pv, &area);
+		if (r < 0)
+			return r;
 		pv.at += pv.part->tokens;
 	}
 	return 0;
@@ -564,7 +615,9 @@ static int attend_mass(const struct kvp_kernels *k, const struct kvp_attend *a,
 				uint32_t n = chunk_end(t, pv.part->tokens, pv.k.lay.coded, 0) - t;
 				float *mass = res->mass + h * res->mass_stride + pv.at + t;
 
-				score_chunk(k, a, s, &pv, &area, h, t, n);
+				r = score_chunk(k, a, s, &pv, &area, h, t, n);
+				if (r < 0)
+					return r;
 				memset(mass, 0, n * sizeof *mass);
 				for (uint32_t j = 0; j < s->rows; j++) {
 					size_t at = (size_t)h * s->rows + j;

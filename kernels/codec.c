@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/dsp.h"
+#include "kernels/groups.h"
 #include "kernels/numeric.h"
 #include "kernels/rowcode.h"
 
@@ -25,7 +26,7 @@ static_assert(sizeof(struct kvp_plane_hdr) == KVP_PLANE_HDR_BYTES, "payload head
 /* ---- layouts ---- */
 
 /* Appends a section to the payload and returns its offset. */
-static uint32_t section(struct kvp_layout *lay, uint32_t bytes)
+uint32_t kvp_layout_section(struct kvp_layout *lay, uint32_t bytes)
 {
 	uint32_t at = (lay->bytes + KVP_SECTION_ALIGN - 1) & ~(KVP_SECTION_ALIGN - 1);
 
@@ -35,7 +36,7 @@ static uint32_t section(struct kvp_layout *lay, uint32_t bytes)
 	return at;
 }
 
-static struct kvp_layout layout_new(const struct kvp_plane *p, uint32_t bits)
+struct kvp_layout kvp_layout_new(const struct kvp_plane *p, uint32_t bits)
 {
 	return (struct kvp_layout){
 		.row_bytes = kvp_row_bytes(bits, p->dim),
@@ -62,12 +63,12 @@ static int layout_native(uint32_t id, const struct kvp_plane *p, struct kvp_layo
 
 static int layout_byte(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
 {
-	struct kvp_layout lay = layout_new(p, 8);
+	struct kvp_layout lay = kvp_layout_new(p, 8);
 
 	if (id != KVP_CODEC_INT8 && id != KVP_CODEC_FP8_E4M3 && id != KVP_CODEC_FP8_E5M2)
 		return -EINVAL;
-	lay.codes = section(&lay, p->heads * p->tokens * p->dim);
-	lay.scale = section(&lay, p->heads * p->tokens * 2);
+	lay.codes = kvp_layout_section(&lay, p->heads * p->tokens * p->dim);
+	lay.scale = kvp_layout_section(&lay, p->heads * p->tokens * 2);
 	*ret = lay;
 	return 0;
 }
@@ -76,16 +77,16 @@ static int layout_asym(uint32_t id, const struct kvp_plane *p, struct kvp_layout
 {
 	uint32_t bits = KVP_CODEC_VARIANT(id) & 15u;
 	uint32_t log2_group = KVP_CODEC_VARIANT(id) >> 4;
-	struct kvp_layout lay = layout_new(p, bits);
+	struct kvp_layout lay = kvp_layout_new(p, bits);
 
 	if (bits < 2 || bits > 4 || (log2_group && (log2_group < 4 || log2_group > 7)))
 		return -EINVAL;
 	if (log2_group)
 		lay.group = 1u << log2_group;
 	lay.groups = (p->dim + lay.group - 1) / lay.group;
-	lay.codes = section(&lay, p->heads * p->tokens * lay.row_bytes);
-	lay.scale = section(&lay, p->heads * p->tokens * lay.groups * 2);
-	lay.minimum = section(&lay, p->heads * p->tokens * lay.groups * 2);
+	lay.codes = kvp_layout_section(&lay, p->heads * p->tokens * lay.row_bytes);
+	lay.scale = kvp_layout_section(&lay, p->heads * p->tokens * lay.groups * 2);
+	lay.minimum = kvp_layout_section(&lay, p->heads * p->tokens * lay.groups * 2);
 	*ret = lay;
 	return 0;
 }
@@ -104,17 +105,17 @@ static int layout_kivi(uint32_t id, const struct kvp_plane *p, struct kvp_layout
 			*ret = lay;
 		return r;
 	}
-	lay = layout_new(p, KVP_CODEC_VARIANT(id) & 15u);
+	lay = kvp_layout_new(p, KVP_CODEC_VARIANT(id) & 15u);
 	lay.group = 1u << log2_group;
 	lay.groups = p->tokens / lay.group;
 	if (!lay.groups)
 		return -EINVAL;
 	lay.coded = lay.groups * lay.group;
-	lay.codes = section(&lay, p->heads * lay.coded * lay.row_bytes);
-	lay.scale = section(&lay, p->heads * lay.groups * p->dim * 2);
-	lay.minimum = section(&lay, p->heads * lay.groups * p->dim * 2);
-	lay.native =
-		section(&lay, p->heads * (p->tokens - lay.coded) * p->dim * dtype_bytes(p->dtype));
+	lay.codes = kvp_layout_section(&lay, p->heads * lay.coded * lay.row_bytes);
+	lay.scale = kvp_layout_section(&lay, p->heads * lay.groups * p->dim * 2);
+	lay.minimum = kvp_layout_section(&lay, p->heads * lay.groups * p->dim * 2);
+	lay.native = kvp_layout_section(
+		&lay, p->heads * (p->tokens - lay.coded) * p->dim * dtype_bytes(p->dtype));
 	*ret = lay;
 	return 0;
 }
@@ -124,14 +125,14 @@ static int layout_tq(uint32_t id, const struct kvp_plane *p, struct kvp_layout *
 	uint32_t v = KVP_CODEC_VARIANT(id);
 	uint32_t bits = (v & 3u) + 1;
 	uint32_t rotation = v >> 4 & 3u;
-	struct kvp_layout lay = layout_new(p, bits);
+	struct kvp_layout lay = kvp_layout_new(p, bits);
 
 	if (bits < 2 || (v >> 2 & 3u) > KVP_TQ_NC || rotation > KVP_ROT_HAAR)
 		return -EINVAL;
 	if (rotation != KVP_ROT_HAAR && kvp_hadamard_order(p->dim) < 0)
 		return -EINVAL;
-	lay.codes = section(&lay, p->heads * p->tokens * lay.row_bytes);
-	lay.scale = section(&lay, p->heads * p->tokens * (v >> 7 ? 4 : 2));
+	lay.codes = kvp_layout_section(&lay, p->heads * p->tokens * lay.row_bytes);
+	lay.scale = kvp_layout_section(&lay, p->heads * p->tokens * (v >> 7 ? 4 : 2));
 	*ret = lay;
 	return 0;
 }
@@ -139,13 +140,13 @@ static int layout_tq(uint32_t id, const struct kvp_plane *p, struct kvp_layout *
 static int layout_hadamard(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
 {
 	uint32_t bits = KVP_CODEC_VARIANT(id);
-	struct kvp_layout lay = layout_new(p, bits);
+	struct kvp_layout lay = kvp_layout_new(p, bits);
 
 	if ((bits != 2 && bits != 4) || kvp_hadamard_order(p->dim) < 0)
 		return -EINVAL;
-	lay.codes = section(&lay, p->heads * p->tokens * lay.row_bytes);
-	lay.scale = section(&lay, p->heads * p->tokens * 2);
-	lay.minimum = section(&lay, p->heads * p->tokens * 2);
+	lay.codes = kvp_layout_section(&lay, p->heads * p->tokens * lay.row_bytes);
+	lay.scale = kvp_layout_section(&lay, p->heads * p->tokens * 2);
+	lay.minimum = kvp_layout_section(&lay, p->heads * p->tokens * 2);
 	*ret = lay;
 	return 0;
 }
@@ -499,6 +500,21 @@ static const struct kvp_codec codecs[] = {
 		.layout = layout_hadamard,
 		.encode = encode_hadamard,
 		.decode = decode_hadamard },
+	{ .family = KVP_FAMILY_TQPROD,
+		.name = "tqprod",
+		.layout = kvp_layout_prod,
+		.encode = kvp_encode_prod,
+		.decode = kvp_decode_rows },
+	{ .family = KVP_FAMILY_HYBRID,
+		.name = "hybrid",
+		.layout = kvp_layout_hybrid,
+		.encode = kvp_encode_hybrid,
+		.decode = kvp_decode_rows },
+	{ .family = KVP_FAMILY_SMART,
+		.name = "smart",
+		.layout = kvp_layout_smart,
+		.encode = kvp_encode_smart,
+		.decode = kvp_decode_rows },
 };
 
 const struct kvp_codec *kvp_codec_row(uint32_t family)

@@ -142,6 +142,14 @@ void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 #endif
 
+/* A layout with a header and no section yet; appends a section and returns its offset, 0 if empty.
+ */
+struct kvp_layout kvp_layout_new(const struct kvp_plane *p, uint32_t bits);
+uint32_t kvp_layout_section(struct kvp_layout *lay, uint32_t bytes);
+
+/* dsp_c.c: the sum tree of products. */
+float kvp_dot_c(const float *a, const float *b, uint32_t n);
+
 /* rotate.c */
 int kvp_rotation_init(struct rotation *ret_rot, uint32_t kind, uint32_t dim, uint64_t seed,
 	const struct kvp_calib *calib);

@@ -39,7 +39,7 @@ static float fold(float *lane)
 	return lane[0];
 }
 
-static float dot(const float *a, const float *b, uint32_t n)
+float kvp_dot_c(const float *a, const float *b, uint32_t n)
 {
 	float lane[LANES] = { 0 };
 
@@ -73,9 +73,9 @@ static float tq_scalar(const struct tq *tq, const float *z, const float *c, floa
 	case KVP_TQ_PLAIN:
 		return norm / d;
 	case KVP_TQ_NC:
-		return norm / sqrtf(d * dot(c, c, tq->rot.dim));
+		return norm / sqrtf(d * kvp_dot_c(c, c, tq->rot.dim));
 	default:
-		m = dot(z, c, tq->rot.dim);
+		m = kvp_dot_c(z, c, tq->rot.dim);
 		return m > 0.0f ? norm / m : 0.0f;
 	}
 }
@@ -83,7 +83,7 @@ static float tq_scalar(const struct tq *tq, const float *z, const float *c, floa
 static void tq_encode_row(const struct tq *tq, float *x, uint8_t *codes, uint8_t *scal)
 {
 	uint32_t d = tq->rot.dim;
-	float norm = sqrtf(dot(x, x, d));
+	float norm = sqrtf(kvp_dot_c(x, x, d));
 	float inv = norm > 0.0f ? 1.0f / norm : 0.0f;
 	uint8_t code[KVP_PLANE_DIM_MAX];
 	float c[KVP_PLANE_DIM_MAX];

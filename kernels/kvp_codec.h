@@ -98,6 +98,34 @@ extern "C" {
 #define KVP_CODEC_TQ3 KVP_CODEC_TQ(3u, 0u, 0u, 0u, 0u)
 #define KVP_CODEC_TQ4 KVP_CODEC_TQ(4u, 0u, 0u, 0u, 0u)
 
+/*
+ * For parity: tq in bits - 1 and the signs of a random projection of the residual (QJL). Unbiased,
+ * but worse than tq at equal size. bits 2, 3, 4.
+ */
+#define KVP_CODEC_TQPROD(bits) KVP_CODEC(KVP_FAMILY_TQPROD, (bits))
+
+/*
+ * Two groups of channels in tq of different bits: half in 4 and half in 3 bits (TQ35), or a quarter
+ * in 3 and the rest in 2 (KVP_HYBRID_25). PROD: as published, with one bit of each spent on the
+ * residual's signs, its scale corrected. CALIBRATED: the first group is each head's channels of
+ * largest energy in this plane, not simply the first channels. dim: a multiple of 32.
+ */
+#define KVP_HYBRID_25         1u
+#define KVP_HYBRID_PROD       2u
+#define KVP_HYBRID_CALIBRATED 4u
+#define KVP_CODEC_TQ35        KVP_CODEC(KVP_FAMILY_HYBRID, 0u)
+#define KVP_CODEC_TQ25        KVP_CODEC(KVP_FAMILY_HYBRID, KVP_HYBRID_25)
+
+/*
+ * Tokens of 2, 3, 4 or 8 bits inside one plane, by kvp_encode_opts.widths. 8 bits are int8; the
+ * others symmetric as SmartKV has them, or min/max, or tq (recommended). KEYS3 refuses 2-bit keys.
+ */
+#define KVP_SMART_SYM   0u
+#define KVP_SMART_ASYM  1u
+#define KVP_SMART_TQ    2u
+#define KVP_SMART_KEYS3 4u
+#define KVP_CODEC_SMART KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ)
+
 /* Seed of the rotation's signs where the caller names none. */
 #define KVP_SEED_DEFAULT UINT64_C(0x6b76706f6f6c3031)
 
@@ -257,6 +285,21 @@ int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct k
  */
 int kvp_plane_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_calib *calib, const void *in, size_t in_size, struct kvp_raw dst);
+
+/*
+ * smart: kvp_plane_bytes() is an upper bound; these are the bytes for given widths, which are also
+ * those in the payload's header. -EINVAL: widths that are none.
+ */
+int kvp_smart_bytes(
+	uint32_t codec, const struct kvp_plane *p, const uint8_t *widths, size_t *ret_bytes);
+
+/*
+ * smart: the payload with other widths. Tokens whose width stays keep their bytes, others are coded
+ * again from what they decode to; therefore widths can only fall (-EINVAL). -ENOSPC, and what
+ * kvp_plane_decode() returns. in and out must not overlap.
+ */
+int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const void *in, size_t in_size, const uint8_t *widths, void *out, size_t out_size);
 
 /* Only the checks of kvp_plane_decode(). */
 int kvp_plane_check(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,

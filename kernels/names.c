@@ -22,6 +22,14 @@ static const struct option groups[] = { { "-g16", 4u << 4 }, { "-g32", 5u << 4 }
 	{ "-g64", 6u << 4 }, { "-g128", 7u << 4 }, { NULL, 0 } };
 static const struct option fp8_format[] = { { "-e5m2", KVP_FP8_E5M2 }, { NULL, 0 } };
 
+static const struct option hybrid_size[] = { { "-25", KVP_HYBRID_25 }, { NULL, 0 } };
+static const struct option hybrid_prod[] = { { "-prod", KVP_HYBRID_PROD }, { NULL, 0 } };
+static const struct option hybrid_calib[] = { { "-calibrated", KVP_HYBRID_CALIBRATED },
+	{ NULL, 0 } };
+static const struct option smart_method[] = { { "-asym", KVP_SMART_ASYM },
+	{ "-sym", KVP_SMART_SYM }, { NULL, 0 } };
+static const struct option smart_keys[] = { { "-keys3", KVP_SMART_KEYS3 }, { NULL, 0 } };
+
 /* One family's names: stem, digit (if bits), options. */
 struct grammar {
 	const char *stem;
@@ -41,6 +49,9 @@ static const struct grammar grammars[] = {
 	{ "asym", KVP_FAMILY_ASYM, 2, 4, 0, 0, { groups } },
 	{ "tq", KVP_FAMILY_TQ, 2, 4, 1, 0, { tq_scalar, tq_rotation, tq_book, tq_wide } },
 	{ "hadamard", KVP_FAMILY_HADAMARD, 2, 4, 0, 0, { NULL } },
+	{ "tqprod", KVP_FAMILY_TQPROD, 2, 4, 0, 0, { NULL } },
+	{ "hybrid", KVP_FAMILY_HYBRID, 0, 0, 0, 0, { hybrid_size, hybrid_prod, hybrid_calib } },
+	{ "smart", KVP_FAMILY_SMART, 0, 0, 0, KVP_SMART_TQ, { smart_method, smart_keys } },
 };
 
 static int valid(uint32_t codec)
@@ -114,7 +125,7 @@ static void spell(const struct grammar *g, uint32_t variant, char *name)
 		variant &= ~field;
 	}
 	for (int i = 0; i < 4 && g->options[i]; i++) {
-		uint32_t mask = 0;
+		uint32_t mask = i ? 0 : g->fallback;
 
 		for (const struct option *o = g->options[i]; o->text; o++)
 			mask |= o->value;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public entry points: everything a caller can get wrong is refused here. */
 #include "kernels/dsp.h"
+#include "kernels/groups.h"
 #include "kernels/numeric.h"
 
 #include <errno.h>
@@ -145,8 +146,18 @@ static int needs_haar(uint32_t codec)
 
 static int needs_seed(uint32_t codec)
 {
-	return (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_TQ && !needs_haar(codec)) ||
-	       KVP_CODEC_FAMILY(codec) == KVP_FAMILY_HADAMARD;
+	switch (KVP_CODEC_FAMILY(codec)) {
+	case KVP_FAMILY_TQ:
+		return !needs_haar(codec);
+	case KVP_FAMILY_HADAMARD:
+	case KVP_FAMILY_TQPROD:
+	case KVP_FAMILY_HYBRID:
+		return 1;
+	case KVP_FAMILY_SMART:
+		return (KVP_CODEC_VARIANT(codec) & ~KVP_SMART_KEYS3) == KVP_SMART_TQ;
+	default:
+		return 0;
+	}
 }
 
 static int check_calib(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib)
@@ -175,6 +186,14 @@ static int check_encode(uint32_t codec, const struct kvp_plane *p,
 	r = raw_span(p, src, &lo, &hi);
 	if (r < 0)
 		return r;
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART) {
+		size_t bytes;
+
+		r = opts->widths ? kvp_smart_bytes(codec, p, opts->widths, &bytes) : -EINVAL;
+		if (r < 0)
+			return r;
+		lay.bytes = (uint32_t)bytes;
+	}
 	if (out_size < lay.bytes)
 		return -ENOSPC;
 	if (overlaps(lo, hi, out, lay.bytes))
@@ -255,10 +274,12 @@ static int check_header(uint32_t codec, const struct kvp_plane *p, const struct 
 		return -EBADMSG;
 	if (hdr->version != KVP_PLANE_VERSION)
 		return -EPROTONOSUPPORT;
-	if (hdr->codec != codec || hdr->bytes != lay->bytes || hdr->tokens != p->tokens ||
-		hdr->heads != p->heads || hdr->dim != p->dim || hdr->dtype != p->dtype ||
-		hdr->kind != p->kind || hdr->reserved0 || hdr->reserved1 ||
-		memcmp(hdr->reserved2, zero, sizeof zero) != 0)
+	/* smart's size follows from its widths, which kvp_check_smart() looks at. */
+	if (hdr->codec != codec ||
+		(KVP_CODEC_FAMILY(codec) != KVP_FAMILY_SMART && hdr->bytes != lay->bytes) ||
+		hdr->tokens != p->tokens || hdr->heads != p->heads || hdr->dim != p->dim ||
+		hdr->dtype != p->dtype || hdr->kind != p->kind || hdr->reserved0 ||
+		hdr->reserved1 || memcmp(hdr->reserved2, zero, sizeof zero) != 0)
 		return -EBADMSG;
 	if (hdr->exponent < EXPONENT_MIN || hdr->exponent > EXPONENT_MAX)
 		return -EBADMSG;
@@ -281,7 +302,8 @@ static int check_payload(uint32_t codec, const struct kvp_plane *p, const struct
 		return r;
 	if (!in || (uintptr_t)in % PAYLOAD_ALIGN)
 		return -EINVAL;
-	if (in_size < lay.bytes)
+	if (in_size <
+		(KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART ? KVP_PLANE_HDR_BYTES : lay.bytes))
 		return -EBADMSG;
 	r = check_calib(codec, p, calib);
 	if (r < 0)
@@ -289,8 +311,13 @@ static int check_payload(uint32_t codec, const struct kvp_plane *p, const struct
 	if (codec != KVP_CODEC_NATIVE) {
 		memcpy(&hdr, in, sizeof hdr);
 		r = check_header(codec, p, &lay, calib, &hdr);
+		if (!r && KVP_CODEC_FAMILY(codec) == KVP_FAMILY_HYBRID)
+			r = kvp_check_hybrid(p, &lay, in);
+		if (!r && KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART)
+			r = kvp_check_smart(p, &lay, in, in_size);
 		if (r < 0)
 			return r;
+		lay.bytes = hdr.bytes;
 	}
 	*ret_lay = lay;
 	return 0;

@@ -29,7 +29,9 @@ static unsigned long failed, passed;
 static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3",
 	"kivi4", "kivi2-g16", "kivi4-g64", "kivi2-g128", "asym2", "asym3", "asym4", "asym4-g32",
 	"asym3-g16", "tq2", "tq3", "tq4", "tq2-plain", "tq3-nc", "tq4-nc-h3-sphere",
-	"tq4-plain-wide", "tq3-haar", "tq4-haar-wide", "tq2-h3", "hadamard2", "hadamard4" };
+	"tq4-plain-wide", "tq3-haar", "tq4-haar-wide", "tq2-h3", "hadamard2", "hadamard4",
+	"tqprod3", "hybrid", "hybrid-25", "hybrid-prod", "hybrid-25-prod-calibrated", "smart",
+	"smart-asym", "smart-sym" };
 
 static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 128, 160, 192,
 	224, 256, 512, 576, 1024 };
@@ -75,12 +77,17 @@ static void check_plane(
 	ptrdiff_t hs = interleaved ? row : row * p->tokens;
 	size_t raw_bytes = (size_t)row * p->heads * p->tokens;
 	struct guard src = guard_new(raw_bytes, esize), dst[ISAS], out[ISAS];
+	uint8_t widths[KVP_PLANE_TOKENS_MAX];
 	struct kvp_calib calib = { 0 };
-	struct kvp_encode_opts o = { .size = sizeof o, .calib = &calib };
+	struct kvp_encode_opts o = { .size = sizeof o, .calib = &calib, .widths = widths };
 	struct kvp_raw_const in = { src.data, hs, ts };
-	size_t bytes;
+	size_t bytes, head = codec ? KVP_PLANE_HDR_BYTES : 0;
 
-	if (kvp_plane_bytes(codec, p, &bytes) < 0) {
+	for (uint32_t t = 0; t < p->tokens; t++)
+		widths[t] = "\2\3\4\10"[inputs_random() % 4];
+	if (kvp_plane_bytes(codec, p, &bytes) < 0 ||
+		(KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART &&
+			kvp_smart_bytes(codec, p, widths, &bytes) < 0)) {
 		guard_free(&src);
 		return;
 	}
@@ -104,8 +111,11 @@ static void check_plane(
 			"decode", name, p, isa_names[i], inputs_name(kind));
 	}
 	/* Hostile codes and scalars behind a valid header. */
-	inputs_noise((uint8_t *)out[0].data + (codec ? KVP_PLANE_HDR_BYTES : 0),
-		bytes - (codec ? KVP_PLANE_HDR_BYTES : 0));
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART)
+		head += p->tokens; /* widths that are none are refused: fuzz_plane does that */
+	if (strstr(name, "calibrated"))
+		head = bytes; /* and so are maps that are none */
+	inputs_noise(out[0].data + head, bytes - head);
 	for (size_t i = 0; i < ISAS; i++) {
 		if (!isa[i])
 			continue;
@@ -169,13 +179,19 @@ static struct guard encode_random(
 	size_t esize = p->dtype == KVP_DTYPE_F32 ? 4 : 2;
 	ptrdiff_t row = (ptrdiff_t)(p->dim * esize);
 	struct guard raw = guard_new((size_t)row * p->heads * p->tokens, esize), out;
-	struct kvp_encode_opts o = { .size = sizeof o, .calib = calib };
+	uint8_t widths[KVP_PLANE_TOKENS_MAX];
+	struct kvp_encode_opts o = { .size = sizeof o, .calib = calib, .widths = widths };
 	size_t bytes;
 
+	for (uint32_t t = 0; t < p->tokens; t++)
+		widths[t] = "\2\3\4\10"[inputs_random() % 4];
 	inputs_fill(raw.data, raw.size / esize, p->dtype, INPUT_NORMAL);
 	if (codec == KVP_CODEC_NATIVE)
 		return raw;
 	if (kvp_plane_bytes(codec, p, &bytes) < 0)
+		abort();
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART &&
+		kvp_smart_bytes(codec, p, widths, &bytes) < 0)
 		abort();
 	out = guard_new(bytes, 16);
 	if (kvp_plane_encode(isa[0], codec, p, &o,
@@ -298,7 +314,14 @@ static void check_attention(void)
 		for (size_t d = 0; d < sizeof attend_dims / sizeof *attend_dims; d++) {
 			if (!strstr(codecs[i], filter))
 				continue;
+			struct kvp_plane p = { 160, 1, attend_dims[d], KVP_DTYPE_F16, 0 };
+			uint32_t codec;
+			size_t bytes;
+
 			if (strstr(codecs[i], "haar") && attend_dims[d] > 192)
+				continue;
+			if (kvp_codec_parse(codecs[i], &codec) < 0 ||
+				kvp_plane_bytes(codec, &p, &bytes) < 0)
 				continue;
 			check_attend(codecs[i], codecs[i], attend_dims[d]);
 			check_attend(codecs[i], "native", attend_dims[d]);
@@ -324,7 +347,8 @@ static void bench_codec(const char *name, size_t set)
 	size_t raw = 64 * 8 * 128 * 2, bytes;
 	struct guard src = guard_new(raw, 64), dst = guard_new(raw, 64), out;
 	struct kvp_calib calib = { 0 };
-	struct kvp_encode_opts o = { .size = sizeof o, .calib = &calib };
+	uint8_t widths[64];
+	struct kvp_encode_opts o = { .size = sizeof o, .calib = &calib, .widths = widths };
 	double enc = 1e9, dec = 1e9;
 	uint32_t codec;
 
@@ -332,6 +356,7 @@ static void bench_codec(const char *name, size_t set)
 		return;
 	if (strstr(name, "haar"))
 		calib = calib_for(128);
+	memset(widths, 4, sizeof widths);
 	out = guard_new(bytes, 64);
 	inputs_fill(src.data, raw / 2, p.dtype, INPUT_NORMAL);
 	for (int i = 0; i < 200; i++) {

@@ -5,6 +5,7 @@
  */
 #include "kernels/kvp_attend.h"
 #include "tools/kvbench/kbench.h"
+#include "tools/kvbench/kvbench.h"
 
 #include <errno.h>
 #include <math.h>

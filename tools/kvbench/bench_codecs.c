@@ -4,6 +4,7 @@
 #include "kernels/kvp_codec.h"
 #include "kernels/kvp_haar.h"
 #include "tools/kvbench/kbench.h"
+#include "tools/kvbench/kvbench.h"
 
 #include <errno.h>
 #include <math.h>

@@ -6,6 +6,7 @@
  */
 #include "kernels/kvp_codec.h"
 #include "tools/kvbench/kbench.h"
+#include "tools/kvbench/kvbench.h"
 #include "tools/kvrun/kvr_model.h"
 #include "tools/kvrun/kvr_perplexity.h"
 #include "tools/kvrun/kvr_seq.h"

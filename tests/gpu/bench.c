@@ -1,0 +1,571 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/cudasim/planes.h"
+#include "tests/gpu/bench.h"
+
+#define HEADS       8u
+#define GROUP       4u
+#define DIM         128u
+#define PAGE_TOKENS 64u
+#define PLANE_BYTES ((size_t)HEADS * PAGE_TOKENS * DIM * 2)
+#define REPEATS     8
+
+static int complain(struct gpu *g, const char *what, int r)
+{
+	printf("%s: %s %s\n", what, r == CU_OK ? "failed" : cu_name(&g->cu, r), g->device.error);
+	return -1;
+}
+
+/* ---- device memory that is freed together ---- */
+
+struct arena {
+	uint64_t ptr[32];
+	uint32_t n;
+};
+
+static uint64_t take(struct gpu *g, struct arena *a, const void *init, size_t bytes)
+{
+	uint64_t p;
+
+	if (a->n == sizeof(a->ptr) / sizeof(a->ptr[0]) ||
+		g->cu.cuMemAlloc_v2(&p, bytes + 256) != CU_OK)
+		return 0;
+	a->ptr[a->n++] = p;
+	if (init ? g->cu.cuMemcpyHtoD_v2(p, init, bytes) != CU_OK
+		 : g->cu.cuMemsetD8_v2(p, 0, bytes) != CU_OK)
+		return 0;
+	return p;
+}
+
+static void drop(struct gpu *g, struct arena *a)
+{
+	while (a->n > 0)
+		g->cu.cuMemFree_v2(a->ptr[--a->n]);
+}
+
+/* Addresses base, base + stride, ... as a table on the device. */
+static uint64_t take_table(struct gpu *g, struct arena *a, uint64_t base, size_t stride, uint32_t n)
+{
+	uint64_t *table = malloc(n * sizeof(*table)), p = 0;
+
+	for (uint32_t i = 0; table && i < n; i++)
+		table[i] = base + (uint64_t)i * stride;
+	if (table)
+		p = take(g, a, table, n * sizeof(*table));
+	free(table);
+	return p;
+}
+
+static uint64_t take_normal(struct gpu *g, struct arena *a, struct rng *r, size_t elements)
+{
+	uint8_t *raw = malloc(elements * 2);
+	uint64_t p = 0;
+
+	for (size_t i = 0; raw && i < elements; i++)
+		put_element(raw + 2 * i, KVP_DTYPE_F16, 0, rng_normal(r));
+	if (raw)
+		p = take(g, a, raw, elements * 2);
+	free(raw);
+	return p;
+}
+
+/* ---- timing ---- */
+
+struct clockwork {
+	struct cu_event *start;
+	struct cu_event *stop;
+};
+
+static int clock_new(struct gpu *g, struct clockwork *c)
+{
+	return g->cu.cuEventCreate(&c->start, 0) == CU_OK &&
+			       g->cu.cuEventCreate(&c->stop, 0) == CU_OK
+		       ? 0
+		       : -1;
+}
+
+/* Seconds of one call of enqueue(), the mean of REPEATS after one that warms up; negative: error,
+ * already reported. */
+static double seconds(struct gpu *g, struct clockwork *c, const char *what,
+	int (*enqueue)(struct gpu *g, const void *arg), const void *arg)
+{
+	float ms = 0.0f;
+	int r;
+
+	if (enqueue(g, arg) < 0)
+		return complain(g, what, CU_OK);
+	g->cu.cuEventRecord(c->start, g->stream);
+	for (int i = 0; i < REPEATS; i++)
+		if (enqueue(g, arg) < 0)
+			return complain(g, what, CU_OK);
+	g->cu.cuEventRecord(c->stop, g->stream);
+	r = g->cu.cuEventSynchronize(c->stop);
+	if (r == CU_OK)
+		r = g->cu.cuEventElapsedTime(&ms, c->start, c->stop);
+	return r == CU_OK && ms > 0.0f ? ms * 1e-3 / REPEATS : complain(g, what, r);
+}
+
+struct launch {
+	const struct kvp_cuda_kernel *kernel;
+	const void *params;
+};
+
+static int enqueue_launch(struct gpu *g, const void *arg)
+{
+	const struct launch *l = arg;
+
+	return gpu_enqueue(g, l->kernel, l->params);
+}
+
+struct copy {
+	uint64_t to;
+	uint64_t from;
+	size_t bytes;
+};
+
+static int enqueue_copy(struct gpu *g, const void *arg)
+{
+	const struct copy *c = arg;
+
+	return g->cu.cuMemcpyDtoDAsync_v2(c->to, c->from, c->bytes, g->stream) == CU_OK ? 0 : -1;
+}
+
+/* ---- codecs ---- */
+
+static const struct {
+	const char *name;
+	uint32_t codec;
+	uint32_t kind;
+} subjects[] = {
+	{ "tq4", KVP_CODEC_TQ4, KVP_PLANE_K },
+	{ "tq3", KVP_CODEC_TQ3, KVP_PLANE_K },
+	{ "tq2", KVP_CODEC_TQ2, KVP_PLANE_K },
+	{ "kivi4-g32 K", KVP_CODEC_KIVI(4u, 5u), KVP_PLANE_K },
+	{ "kivi4-g32 V", KVP_CODEC_KIVI(4u, 5u), KVP_PLANE_V },
+	{ "kivi2-g32 K", KVP_CODEC_KIVI(2u, 5u), KVP_PLANE_K },
+	{ "kivi2-g32 V", KVP_CODEC_KIVI(2u, 5u), KVP_PLANE_V },
+	{ "fp8-e4m3", KVP_CODEC_FP8_E4M3, KVP_PLANE_K },
+	{ "int8", KVP_CODEC_INT8, KVP_PLANE_K },
+	{ "native", KVP_CODEC_NATIVE, KVP_PLANE_K },
+};
+
+/* Page tables and strides for `pages` planes of one codec at `payload`. */
+static int rows_of(struct gpu *g, struct arena *a, uint32_t codec, uint32_t kind, uint32_t pages,
+	uint64_t payload, struct kvp_cuda_rows *p)
+{
+	struct kvp_plane plane = { PAGE_TOKENS, HEADS, DIM, KVP_DTYPE_F16, kind };
+
+	memset(p, 0, sizeof(*p));
+	if (kvp_cuda_codec_init(codec, &plane, 0, &p->codec) < 0)
+		return -1;
+	p->raw_token_stride = DIM * 2;
+	p->raw_head_stride = PAGE_TOKENS * DIM * 2;
+	p->raw_page_stride = (int64_t)PLANE_BYTES;
+	p->count = pages;
+	p->pages = take_table(g, a, payload, (p->codec.bytes + 255) / 256 * 256, pages);
+	return p->pages ? 0 : -1;
+}
+
+static int bench_codec(struct gpu *g, struct clockwork *clock, size_t i, uint32_t pages,
+	uint64_t raw, uint64_t out, uint64_t payload, double copy)
+{
+	struct launch begin = { NULL, NULL }, encode, decode;
+	struct kvp_cuda_rows p, back;
+	double raw_gb = (double)pages * (double)PLANE_BYTES * 1e-9, tb = 0.0, te, td;
+	struct arena a = { .n = 0 };
+	int rc = rows_of(g, &a, subjects[i].codec, subjects[i].kind, pages, payload, &p);
+
+	p.raw = raw;
+	back = p;
+	back.raw = out;
+	encode.params = begin.params = &p;
+	decode.params = &back;
+	if (rc == 0)
+		rc = kvp_cuda_kernel_find("kvp_cu_plane_begin", &begin.kernel);
+	if (rc == 0)
+		rc = kvp_cuda_encode_kernel(&p.codec, &encode.kernel);
+	if (rc == 0)
+		rc = kvp_cuda_decode_kernel(&p.codec, &decode.kernel);
+	if (rc == 0 && subjects[i].codec != KVP_CODEC_NATIVE)
+		tb = seconds(g, clock, "plane_begin", enqueue_launch, &begin);
+	te = rc == 0 ? seconds(g, clock, "encode", enqueue_launch, &encode) : -1.0;
+	td = rc == 0 ? seconds(g, clock, "decode", enqueue_launch, &decode) : -1.0;
+	drop(g, &a);
+	if (rc < 0 || tb < 0.0 || te < 0.0 || td < 0.0)
+		return complain(g, subjects[i].name, CU_OK);
+	printf("  %-14s %10.0f %10.0f %10.0f %9.2f %9.2f\n", subjects[i].name,
+		tb > 0.0 ? raw_gb / tb : 0.0, raw_gb / te, raw_gb / td, copy / te, copy / td);
+	return 0;
+}
+
+int bench_codecs(struct gpu *g, struct rng *r)
+{
+	size_t free_bytes = 0, total = 0;
+	struct clockwork clock;
+	struct arena a = { .n = 0 };
+	uint32_t pages;
+	struct copy copy;
+	uint64_t payload;
+	double t;
+	int rc = 0;
+
+	if (clock_new(g, &clock) < 0 || g->cu.cuMemGetInfo_v2(&free_bytes, &total) != CU_OK)
+		return complain(g, "codecs", CU_OK);
+	pages = 4096;
+	while (pages > 64 && 4 * pages * PLANE_BYTES > free_bytes)
+		pages /= 2;
+	copy.bytes = pages * PLANE_BYTES;
+	copy.from = take_normal(g, &a, r, 64 * PLANE_BYTES / 2);
+	if (copy.from) {
+		uint64_t pattern = copy.from;
+
+		copy.from = take(g, &a, NULL, copy.bytes);
+		for (uint32_t i = 0; copy.from && i < pages; i += 64)
+			g->cu.cuMemcpyDtoD_v2(
+				copy.from + i * PLANE_BYTES, pattern, 64 * PLANE_BYTES);
+	}
+	copy.to = take(g, &a, NULL, copy.bytes);
+	payload = take(g, &a, NULL, copy.bytes + pages * (size_t)256);
+	if (!copy.from || !copy.to || !payload) {
+		drop(g, &a);
+		return complain(g, "codecs: memory", CU_OK);
+	}
+	t = seconds(g, &clock, "copy", enqueue_copy, &copy);
+	rc = t < 0.0 ? -1 : 0;
+	printf("codecs: %u planes of %u heads x %u tokens x %u, GB/s of raw fp16; device-to-device "
+	       "copy of the same bytes: %.0f GB/s\n",
+		pages, HEADS, PAGE_TOKENS, DIM, (double)copy.bytes * 1e-9 / t);
+	printf("  %-14s %10s %10s %10s %9s %9s\n", "codec", "exponent", "encode", "decode",
+		"enc/copy", "dec/copy");
+	for (size_t i = 0; rc == 0 && i < sizeof(subjects) / sizeof(subjects[0]); i++)
+		rc = bench_codec(g, &clock, i, pages, copy.from, copy.to, payload, t);
+	drop(g, &a);
+	return rc;
+}
+
+/* ---- attention ---- */
+
+struct attention {
+	struct kvp_cuda_rows k;
+	struct kvp_cuda_rows v;
+	struct kvp_cuda_attend attend;
+	struct kvp_cuda_merge merge;
+	const struct kvp_cuda_kernel *attend_kernel;
+	const struct kvp_cuda_kernel *merge_kernel;
+	size_t page_bytes;
+};
+
+static int enqueue_attention(struct gpu *g, const void *arg)
+{
+	const struct attention *t = arg;
+
+	if (gpu_enqueue(g, t->attend_kernel, &t->attend) < 0)
+		return -1;
+	return gpu_enqueue(g, t->merge_kernel, &t->merge);
+}
+
+/* Enough blocks for three on every multiprocessor, but no split below eight tiles per warp. */
+static uint32_t split_count(struct gpu *g, uint32_t seqs, uint32_t tokens)
+{
+	int sms = 0;
+	uint32_t want, most = tokens / (16 * 4 * 8);
+
+	g->cu.cuDeviceGetAttribute(&sms, CU_ATTR_SM_COUNT, g->cu.device);
+	want = ((uint32_t)sms * 3 + seqs * HEADS - 1) / (seqs * HEADS);
+	want = want < most ? want : most;
+	return want ? want : 1;
+}
+
+static int encode_pages(struct gpu *g, struct attention *t, uint64_t raw)
+{
+	const struct kvp_cuda_kernel *begin, *encode;
+	struct kvp_cuda_rows *planes[] = { &t->k, &t->v };
+
+	if (kvp_cuda_kernel_find("kvp_cu_plane_begin", &begin) < 0)
+		return -1;
+	for (int i = 0; i < 2; i++) {
+		/* all pages get the same rows; they are other bytes in memory all the same */
+		planes[i]->raw = raw + (uint64_t)i * PLANE_BYTES;
+		planes[i]->raw_page_stride = 0;
+		if (planes[i]->codec.id != KVP_CODEC_NATIVE && gpu_enqueue(g, begin, planes[i]) < 0)
+			return -1;
+		if (kvp_cuda_encode_kernel(&planes[i]->codec, &encode) < 0 ||
+			gpu_enqueue(g, encode, planes[i]) < 0)
+			return -1;
+	}
+	return g->cu.cuStreamSynchronize(g->stream) == CU_OK ? 0 : -1;
+}
+
+static int attention_new(struct gpu *g, struct arena *a, struct rng *r, uint32_t codec,
+	uint32_t seqs, uint32_t tokens, struct attention *t)
+{
+	struct kvp_plane plane = { PAGE_TOKENS, HEADS, DIM, KVP_DTYPE_F16, KVP_PLANE_K };
+	uint32_t pages = seqs * tokens / PAGE_TOKENS, rows = seqs * HEADS * GROUP, *lengths;
+	struct kvp_cuda_attend *p = &t->attend;
+	uint64_t base, raw;
+
+	memset(t, 0, sizeof(*t));
+	if (kvp_cuda_codec_init(codec, &plane, 0, &p->k) < 0)
+		return -1;
+	plane.kind = KVP_PLANE_V;
+	if (kvp_cuda_codec_init(codec, &plane, 0, &p->v) < 0)
+		return -1;
+	p->v_offset = (p->k.bytes + 63u) / 64u * 64u;
+	t->page_bytes = p->v_offset + (p->v.bytes + 63u) / 64u * 64u;
+	base = take(g, a, NULL, pages * t->page_bytes);
+	p->tables = take_table(g, a, base, t->page_bytes, pages);
+	p->table_stride = tokens / PAGE_TOKENS;
+	lengths = malloc(seqs * sizeof(*lengths));
+	for (uint32_t i = 0; lengths && i < seqs; i++)
+		lengths[i] = tokens;
+	p->lengths = lengths ? take(g, a, lengths, seqs * sizeof(*lengths)) : 0;
+	free(lengths);
+	p->q = take_normal(g, a, r, (size_t)rows * DIM);
+	p->q_dtype = KVP_DTYPE_F16;
+	p->q_seq_stride = p->q_query_stride = HEADS * GROUP * DIM * 2;
+	p->q_head_stride = DIM * 2;
+	p->seqs = seqs;
+	p->queries = 1;
+	p->group = GROUP;
+	p->splits = p->split_total = split_count(g, seqs, tokens);
+	p->scale = 1.0f / sqrtf((float)DIM);
+	p->partial = take(g, a, NULL, (size_t)rows * p->split_total * (DIM + 2) * 4);
+	t->merge = (struct kvp_cuda_merge){
+		.partial = p->partial,
+		.out = take(g, a, NULL, (size_t)rows * DIM * 2),
+		.out_seq_stride = HEADS * GROUP * DIM * 2,
+		.out_query_stride = HEADS * GROUP * DIM * 2,
+		.out_head_stride = DIM * 2,
+		.lse = take(g, a, NULL, (size_t)rows * 4),
+		.seqs = seqs,
+		.heads = HEADS,
+		.group = GROUP,
+		.queries = 1,
+		.dim = DIM,
+		.split_total = p->split_total,
+		.out_dtype = KVP_DTYPE_F16,
+	};
+	raw = take_normal(g, a, r, PLANE_BYTES);
+	if (!base || !p->tables || !p->lengths || !p->q || !p->partial || !t->merge.out ||
+		!t->merge.lse || !raw)
+		return -1;
+	if (rows_of(g, a, codec, KVP_PLANE_K, pages, base, &t->k) < 0 ||
+		rows_of(g, a, codec, KVP_PLANE_V, pages, base, &t->v) < 0)
+		return -1;
+	t->k.pages = t->v.pages = p->tables;
+	t->v.page_offset = p->v_offset;
+	if (kvp_cuda_attend_kernel(&p->k, &p->v, &t->attend_kernel) < 0 ||
+		kvp_cuda_kernel_find("kvp_cu_merge", &t->merge_kernel) < 0)
+		return -1;
+	return encode_pages(g, t, raw);
+}
+
+static int bench_context(struct gpu *g, struct rng *r, uint32_t seqs, uint32_t tokens)
+{
+	static const struct {
+		const char *name;
+		uint32_t codec;
+	} rows[] = {
+		{ "native fp16", KVP_CODEC_NATIVE },
+		{ "fp8-e4m3", KVP_CODEC_FP8_E4M3 },
+		{ "kivi4-g32", KVP_CODEC_KIVI(4u, 5u) },
+		{ "kivi2-g32", KVP_CODEC_KIVI(2u, 5u) },
+		{ "tq4", KVP_CODEC_TQ4 },
+		{ "tq3", KVP_CODEC_TQ3 },
+		{ "tq2", KVP_CODEC_TQ2 },
+	};
+	struct clockwork clock;
+	double native = 0.0;
+	int rc = clock_new(g, &clock);
+
+	printf("attention: %u sequences of %u tokens, %u KV heads, %u query heads, dim %u\n", seqs,
+		tokens, HEADS, HEADS * GROUP, DIM);
+	printf("  %-14s %10s %14s %10s %9s\n", "codec", "ms", "tokens/s", "read GB/s", "speedup");
+	for (size_t i = 0; rc == 0 && i < sizeof(rows) / sizeof(rows[0]); i++) {
+		struct arena a = { .n = 0 };
+		struct attention t;
+		double s = -1.0;
+
+		rc = attention_new(g, &a, r, rows[i].codec, seqs, tokens, &t);
+		if (rc == 0)
+			s = seconds(g, &clock, rows[i].name, enqueue_attention, &t);
+		drop(g, &a);
+		if (s < 0.0)
+			return complain(g, rows[i].name, CU_OK);
+		native = i == 0 ? s : native;
+		printf("  %-14s %10.3f %14.4g %10.0f %9.2f\n", rows[i].name, s * 1e3,
+			(double)seqs * tokens / s,
+			(double)seqs * tokens / PAGE_TOKENS * (double)t.page_bytes * 1e-9 / s,
+			native / s);
+	}
+	return rc;
+}
+
+int bench_attention(struct gpu *g, struct rng *r)
+{
+	size_t free_bytes = 0, total = 0;
+	uint32_t seqs = 32;
+
+	if (g->cu.cuMemGetInfo_v2(&free_bytes, &total) != CU_OK)
+		return complain(g, "attention", CU_OK);
+	while (seqs > 1 && (size_t)seqs * 8192 / PAGE_TOKENS * 2 * PLANE_BYTES * 2 > free_bytes)
+		seqs /= 2;
+	if (bench_context(g, r, 1, 8192) < 0 || bench_context(g, r, 1, 131072) < 0)
+		return -1;
+	return bench_context(g, r, seqs, 8192);
+}
+
+/* ---- graphs ---- */
+
+#define STEP_TOKENS 3u
+#define STEPS       12u
+#define STEP_PAGES  2u
+
+/* Everything that one step reads and writes, at addresses that stay. */
+struct step {
+	struct attention t;
+	struct arena a;
+	uint64_t raw; /* new keys, then new values: [token][head][dim] */
+	uint64_t slots;
+	uint64_t pages;
+	size_t pages_bytes;
+};
+
+#define STEP_ROW   ((size_t)HEADS * DIM * 2)
+#define STEP_QUERY ((size_t)HEADS * GROUP * DIM * 2)
+
+static int step_new(struct gpu *g, struct rng *r, struct step *s)
+{
+	struct kvp_cuda_rows *planes[] = { &s->t.k, &s->t.v };
+	const struct kvp_cuda_kernel *begin;
+
+	memset(s, 0, sizeof(*s));
+	if (attention_new(g, &s->a, r, KVP_CODEC_TQ4, 1, STEP_PAGES * PAGE_TOKENS, &s->t) < 0)
+		return -1;
+	s->t.attend.splits = s->t.attend.split_total = s->t.merge.split_total = 1;
+	s->pages = s->a.ptr[0];
+	s->pages_bytes = STEP_PAGES * s->t.page_bytes;
+	s->raw = take(g, &s->a, NULL, 2 * STEP_TOKENS * STEP_ROW);
+	s->slots = take(g, &s->a, NULL, STEP_TOKENS * 4);
+	if (!s->raw || !s->slots || kvp_cuda_kernel_find("kvp_cu_plane_begin", &begin) < 0 ||
+		g->cu.cuMemsetD8_v2(s->pages, 0, s->pages_bytes) != CU_OK)
+		return -1;
+	for (int i = 0; i < 2; i++) {
+		planes[i]->force_exponent = 1;
+		if (gpu_enqueue(g, begin, planes[i]) < 0)
+			return -1;
+		planes[i]->raw = s->raw + (uint64_t)i * STEP_TOKENS * STEP_ROW;
+		planes[i]->raw_token_stride = (int64_t)STEP_ROW;
+		planes[i]->raw_head_stride = DIM * 2;
+		planes[i]->slots = s->slots;
+		planes[i]->count = STEP_TOKENS;
+	}
+	return g->cu.cuStreamSynchronize(g->stream) == CU_OK ? 0 : -1;
+}
+
+static int step_enqueue(struct gpu *g, const struct step *s)
+{
+	const struct kvp_cuda_kernel *encode;
+
+	if (kvp_cuda_encode_kernel(&s->t.k.codec, &encode) < 0 ||
+		gpu_enqueue(g, encode, &s->t.k) < 0 || gpu_enqueue(g, encode, &s->t.v) < 0)
+		return -1;
+	return enqueue_attention(g, &s->t);
+}
+
+/* New tokens, their slots, the length and the query of step i, into the same addresses. */
+static int step_load(
+	struct gpu *g, const struct step *s, uint32_t i, const uint8_t *raw, const uint8_t *query)
+{
+	uint32_t length = (i + 1) * STEP_TOKENS;
+	int32_t slots[STEP_TOKENS];
+
+	for (uint32_t t = 0; t < STEP_TOKENS; t++)
+		slots[t] = (int32_t)(i * STEP_TOKENS + t);
+	return g->cu.cuMemcpyHtoD_v2(s->raw, raw, 2 * STEP_TOKENS * STEP_ROW) == CU_OK &&
+			       g->cu.cuMemcpyHtoD_v2(s->slots, slots, sizeof(slots)) == CU_OK &&
+			       g->cu.cuMemcpyHtoD_v2(s->t.attend.lengths, &length, 4) == CU_OK &&
+			       g->cu.cuMemcpyHtoD_v2(s->t.attend.q, query, STEP_QUERY) == CU_OK
+		       ? 0
+		       : -1;
+}
+
+static int same(struct gpu *g, uint64_t a, uint64_t b, size_t bytes)
+{
+	uint8_t *x = malloc(bytes), *y = malloc(bytes);
+	int ok = x && y && g->cu.cuMemcpyDtoH_v2(x, a, bytes) == CU_OK &&
+		 g->cu.cuMemcpyDtoH_v2(y, b, bytes) == CU_OK && memcmp(x, y, bytes) == 0;
+
+	free(x);
+	free(y);
+	return ok;
+}
+
+static int replay(struct gpu *g, struct rng *r, const struct step *captured,
+	const struct step *direct, struct cu_graph_exec *exec)
+{
+	static uint8_t raw[2 * STEP_TOKENS * STEP_ROW], query[STEP_QUERY];
+
+	for (uint32_t i = 0; i < STEPS; i++) {
+		for (size_t e = 0; e < sizeof(raw) / 2; e++)
+			put_element(raw + 2 * e, KVP_DTYPE_F16, 0, rng_normal(r));
+		for (size_t e = 0; e < sizeof(query) / 2; e++)
+			put_element(query + 2 * e, KVP_DTYPE_F16, 0, rng_normal(r));
+		if (step_load(g, captured, i, raw, query) < 0 ||
+			step_load(g, direct, i, raw, query) < 0)
+			return complain(g, "graph: loading a step", CU_OK);
+		if (g->cu.cuGraphLaunch(exec, g->stream) != CU_OK || step_enqueue(g, direct) < 0 ||
+			g->cu.cuStreamSynchronize(g->stream) != CU_OK)
+			return complain(g, "graph: running a step", CU_OK);
+		if (!same(g, captured->pages, direct->pages, direct->pages_bytes) ||
+			!same(g, captured->t.merge.out, direct->t.merge.out, STEP_QUERY) ||
+			!same(g, captured->t.merge.lse, direct->t.merge.lse, HEADS * GROUP * 4))
+			return complain(g, "graph: replay and direct launch differ", CU_OK);
+	}
+	return 0;
+}
+
+static int capture(struct gpu *g, const struct step *s, struct cu_graph_exec **ret)
+{
+	struct cu_graph *graph = NULL;
+	int r = g->cu.cuStreamBeginCapture_v2(g->stream, CU_CAPTURE_LOCAL), bad;
+
+	if (r != CU_OK)
+		return complain(g, "graph: begin capture", r);
+	bad = step_enqueue(g, s);
+	r = g->cu.cuStreamEndCapture(g->stream, &graph);
+	if (bad < 0 || r != CU_OK)
+		return complain(g, "graph: capture", r);
+	r = g->cu.cuGraphInstantiateWithFlags(ret, graph, 0);
+	g->cu.cuGraphDestroy(graph);
+	return r == CU_OK ? 0 : complain(g, "graph: instantiate", r);
+}
+
+int graph_replays(struct gpu *g, struct rng *r)
+{
+	struct cu_graph_exec *exec = NULL;
+	struct step captured, direct;
+	int rc = step_new(g, r, &captured);
+
+	if (rc == 0)
+		rc = step_new(g, r, &direct);
+	else
+		direct.a.n = 0;
+	if (rc < 0)
+		complain(g, "graph: memory", CU_OK);
+	if (rc == 0)
+		rc = capture(g, &captured, &exec);
+	if (rc == 0)
+		rc = replay(g, r, &captured, &direct, exec);
+	if (exec)
+		g->cu.cuGraphExecDestroy(exec);
+	drop(g, &captured.a);
+	drop(g, &direct.a);
+	printf("%-44s %s  %u replays\n", "captured step, replayed on changing data",
+		rc == 0 ? "ok" : "FAILED", STEPS);
+	return rc;
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A GPU as a device for tests/cudasim/checks.h: guarded allocations, and every kernel by name. */
+#ifndef TESTS_GPU_DEVICE_H
+#define TESTS_GPU_DEVICE_H
+
+#include "tests/cudasim/checks.h"
+#include "tests/gpu/cu.h"
+
+#define GPU_KERNELS_MAX 64
+
+struct gpu {
+	struct device device; /* first: the checks get this */
+	struct cu cu;
+	struct cu_stream *stream;
+	struct cu_module *module[8];
+	struct cu_function *function[GPU_KERNELS_MAX]; /* in the order of kvp_cuda_kernels[] */
+	uint32_t modules;
+};
+
+/* Opens device 0 and loads all images. -ENODEV: no GPU; other negative errno: anything else.
+ * ret_why (at least 200 bytes) has the reason. */
+int gpu_open(struct gpu *ret_gpu, char *ret_why);
+
+/* Puts a launch into gpu->stream without waiting. 0, or -1 with the reason in device.error. */
+int gpu_enqueue(struct gpu *g, const struct kvp_cuda_kernel *k, const void *params);
+
+#endif

@@ -669,9 +669,11 @@ KVP_DEV struct affine affine_of(uint32_t bits, float lo, float hi)
 {
 	struct affine a;
 
-	a.scale = kvp_f32_to_f16_rn(kvp_div_rn(hi - lo, (float)((1u << bits) - 1)));
 	/* -0 becomes +0 */
-	a.min = kvp_f32_to_f16_rn(lo + 0.0f);
+	lo += 0.0f;
+	hi += 0.0f;
+	a.scale = kvp_f32_to_f16_rn(kvp_div_rn(hi - lo, (float)((1u << bits) - 1)));
+	a.min = kvp_f32_to_f16_rn(lo);
 	return a;
 }
 
@@ -823,11 +825,6 @@ KVP_KERNEL(kvp_cu_chan_encode, kvp_cuda_rows, KVP_PLANE_DIM_MAX / 2, 1)
 	}
 }
 
-KVP_DEV float affine_scalar(const uint8_t *section, uint32_t i, int32_t exponent)
-{
-	return clamp_to(scalar_f16(kvp_ldg_u16(section + 2 * i)) * pow2i(exponent), F32_LARGEST);
-}
-
 /* Number of the scalars of element i: per token and group of channels, or per group and channel. */
 KVP_DEV uint32_t scalar_index(const struct kvp_cuda_codec *c, const struct row_at *row, uint32_t i)
 {
@@ -852,10 +849,10 @@ KVP_KERNEL(kvp_cu_affine_decode, kvp_cuda_rows, THREADS, 2)
 	codes = row_codes(c, &row);
 	for (uint32_t i = lane; i < c->dim; i += 32) {
 		uint32_t at = scalar_index(c, &row, i);
-		float s = affine_scalar(row.plane + c->scale, at, row.exponent);
-		float m = affine_scalar(row.plane + c->minimum, at, row.exponent);
+		float s = scalar_f16(kvp_ldg_u16(row.plane + c->scale + 2 * at));
+		float m = scalar_f16(kvp_ldg_u16(row.plane + c->minimum + 2 * at));
+		float x = (float)load_code(codes, c->dim, c->bits, i) * s + m;
 
-		store_raw(
-			row.raw, c->dtype, i, (float)load_code(codes, c->dim, c->bits, i) * s + m);
+		store_raw(row.raw, c->dtype, i, x * pow2i(row.exponent));
 	}
 }

@@ -335,8 +335,9 @@ static int compare_row(struct device *d, const struct scene *s, const double *wa
 		snprintf(what, sizeof(what), "cosine %.6f", dot / sqrt(a * b));
 		return fail(d, s, what);
 	}
-	if (want_lse == -INFINITY ? got_lse != -INFINITY
-				  : !(fabs(got_lse - want_lse) <= TOLERANCE * 2)) {
+	if (want_lse == -INFINITY
+			? got_lse != -INFINITY
+			: !(fabs(got_lse - want_lse) <= TOLERANCE * fmax(2, fabs(want_lse)))) {
 		snprintf(what, sizeof(what), "lse %g, not %g", (double)got_lse, want_lse);
 		return fail(d, s, what);
 	}

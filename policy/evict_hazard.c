@@ -5,7 +5,8 @@
  * The blocks that one request last used form a group: they have the same age and, mostly, the same
  * fate. A group has a class, told by what is known when it arises: fresh blocks or blocks seen
  * before, the turn of its conversation (0..3 and more), the number of new blocks of the request
- * (log 2). Partial last blocks, and blocks that several chains share, have a class each.
+ * (log 2). Partial last blocks have a class of their own, blocks that several chains share one for
+ * each power of two of chains.
  *
  * Ages fall into bins, two per octave. For every class and bin (a cell) we count how many blocks
  * entered it, and how many were used again in it; evicted blocks go on being counted while their
@@ -36,7 +37,8 @@
 #define SHAPES       (TURNS * SIZES)
 #define PARTIAL      (2u * SHAPES)
 #define SHARED       (PARTIAL + 1u)
-#define CLASSES      (PARTIAL + 2u)
+#define BRANCHES     4u /* 2, 4, 8, 16 chains and more */
+#define CLASSES      (SHARED + BRANCHES)
 #define CELLS        (CLASSES * BINS)
 #define LEVELS       1024u
 #define REQUESTS     16u /* served at the same time; more only blur classes */
@@ -85,7 +87,7 @@ struct request {
 	uint32_t seen, fresh; /* its groups, or NONE */
 	uint32_t count;       /* blocks that nobody knew */
 	uint32_t turn;
-	bool shared; /* the walk up its chain has met a branch */
+	uint32_t branch; /* log2 of the most chains that a block met so far belongs to */
 };
 
 struct hazard {
@@ -471,7 +473,7 @@ static void index_class(struct hazard *h, uint32_t klass, const double *hazard, 
 /* Which of the groups of classes a class is drawn towards: fresh, seen, partial, shared. */
 static uint32_t family(uint32_t klass)
 {
-	return klass < PARTIAL ? klass / SHAPES : 2 + klass - PARTIAL;
+	return klass < PARTIAL ? klass / SHAPES : klass < SHARED ? 2 : 3;
 }
 
 #define FAMILIES 4u
@@ -505,7 +507,7 @@ static uint32_t tally(const struct hazard *h, struct tally t[FAMILIES + 1][BINS]
 		f->entries += (double)c->entries;
 		f->events += (double)c->events;
 		/* a prompt that all chains share says nothing about the others */
-		if (i / BINS != SHARED) {
+		if (i / BINS < SHARED) {
 			a->entries += (double)c->entries;
 			a->events += (double)c->events;
 		}
@@ -574,9 +576,9 @@ static uint32_t class_of(const struct request *r, enum kind kind)
 	return (uint32_t)kind * SHAPES + r->turn * SIZES + (size < SIZES ? size : SIZES - 1);
 }
 
-static uint32_t turn_after(const struct group *g)
+static uint32_t turn_after(uint32_t klass)
 {
-	uint32_t turn = g->klass < PARTIAL ? g->klass % SHAPES / SIZES + 1 : 1;
+	uint32_t turn = klass < PARTIAL ? klass % SHAPES / SIZES + 1 : 1;
 
 	return turn < TURNS ? turn : TURNS - 1;
 }
@@ -602,7 +604,7 @@ static struct request *begin(struct kvp_evict *e, uint32_t tip)
 		forget_request(h, r->fresh);
 	*r = (struct request){ .seen = NONE, .fresh = NONE };
 	if (tip != NONE && e->node[tip].freq == 0)
-		r->turn = turn_after(&h->group[e->node[tip].home]);
+		r->turn = turn_after(h->group[e->node[tip].home].klass);
 	h->tip = tip;
 	return r;
 }
@@ -726,28 +728,38 @@ static void hazard_access(struct kvp_evict *e, uint32_t id)
 	if (n->where == QUEUED)
 		unqueue(e, id);
 	count_hit(e, was);
-	/* what lies above a branch belongs to several chains */
-	if (n->freq > 1)
-		r->shared = true;
-	join(e, r->shared ? group_for(e, SHARED, true) : group_of(e, r, SEEN), id, true);
+	/* what lies above a branch belongs to as many chains */
+	if (n->freq > 1 && log2_floor(n->freq) > r->branch)
+		r->branch = log2_floor(n->freq) < BRANCHES ? log2_floor(n->freq) : BRANCHES;
+	join(e, r->branch ? group_for(e, SHARED + r->branch - 1, true) : group_of(e, r, SEEN), id,
+		true);
 	group_unref(h, was);
 }
 
-/* A ghost comes back: the block was evicted too early. */
-static bool revive(struct kvp_evict *e, const struct evict_node *n, struct request *r)
+static void drop_ghost(struct kvp_evict *e, uint32_t ghost)
 {
-	struct hazard *h = e->self;
-	uint32_t ghost = evict_ghost_find(e->ghosts, n->key);
+	uint32_t group = evict_ghost_at(e->ghosts, ghost)->weight;
+
+	evict_ghost_drop(e->ghosts, ghost);
+	group_unref(e->self, group);
+}
+
+/*
+ * A ghost comes back: the block was evicted too early. Returns the class it had, or NONE if
+ * nobody knows the block.
+ */
+static uint32_t revive(struct kvp_evict *e, uint64_t key)
+{
+	uint32_t ghost = evict_ghost_find(e->ghosts, key);
 
 	if (ghost == EVICT_GHOST_NONE)
-		return false;
-	uint32_t was = evict_ghost_at(e->ghosts, ghost)->weight;
-	count_hit(e, was);
-	if (!(n->flags & KVP_EVICT_PARTIAL) && !r->count)
-		r->turn = turn_after(&h->group[was]);
-	evict_ghost_drop(e->ghosts, ghost);
-	group_unref(h, was);
-	return true;
+		return NONE;
+	struct hazard *h = e->self;
+	uint32_t group = evict_ghost_at(e->ghosts, ghost)->weight;
+	uint32_t klass = h->group[group].klass;
+	count_hit(e, group);
+	drop_ghost(e, ghost);
+	return klass;
 }
 
 static void hazard_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evict_item *item)
@@ -756,20 +768,30 @@ static void hazard_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evi
 	struct evict_node *n = &e->node[id];
 	struct request *r = request_of(e, n->parent);
 	bool partial = n->flags & KVP_EVICT_PARTIAL;
-	enum kind kind = SEEN;
+	uint32_t was, to;
 
 	(void)item;
 	sweep(e);
-	if (!revive(e, n, r)) {
-		kind = FRESH;
+	was = revive(e, n->key);
+	if (was == NONE) {
 		r->count++;
 		if (n->parent != NONE && !partial)
 			e->node[n->parent].freq++;
+	} else if (!partial && !r->count) {
+		r->turn = was < SHARED ? turn_after(was) : 0;
 	}
 	relabel(h, r->seen, class_of(r, SEEN));
 	relabel(h, r->fresh, class_of(r, FRESH));
+	if (partial) {
+		to = group_for(e, PARTIAL, true);
+	} else if (was != NONE && was >= SHARED) {
+		n->freq = 1u << (was - SHARED + 1);
+		to = group_for(e, was, true);
+	} else {
+		to = group_of(e, r, was == NONE ? FRESH : SEEN);
+	}
 	/* new blocks come root first, and leave tip first */
-	join(e, partial ? group_for(e, PARTIAL, true) : group_of(e, r, kind), id, false);
+	join(e, to, id, false);
 	if (r == &h->request[h->current])
 		h->tip = id;
 }
@@ -810,14 +832,6 @@ static void hazard_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
 	}
 	join(e, group_for(e, h->group[i].klass, true), id, true);
 	group_unref(h, i);
-}
-
-static void drop_ghost(struct kvp_evict *e, uint32_t ghost)
-{
-	uint32_t group = evict_ghost_at(e->ghosts, ghost)->weight;
-
-	evict_ghost_drop(e->ghosts, ghost);
-	group_unref(e->self, group);
 }
 
 static void hazard_gone(struct kvp_evict *e, uint32_t id, bool evicted)

@@ -508,11 +508,12 @@ static void solve(struct choose *c, const struct choose_problem *p)
 	c->result = (struct choose_result){ .cost = INFINITY, .bound = -INFINITY };
 	c->chosen_excess = INFINITY;
 	for (d = 0; d < CHOOSE_DIMS; d++) {
-		double b = p->budget[d];
+		/* Relative to all that could be used, so that a budget of 0 weighs no more. */
+		double all = 1;
 
-		c->scale[d] = b > 0 && b < INFINITY ? 1 / b : 1;
-		if (p->hard & 1u << d)
-			c->scale[d] *= HARD_WEIGHT;
+		for (k = 0; k < p->first[p->items]; k++)
+			all += p->options[k].use[d];
+		c->scale[d] = (p->hard & 1u << d ? HARD_WEIGHT : 1) / all;
 	}
 	search_prices(c, p);
 	if (c->chosen_excess > 0 && p->items <= SEARCH_MAX)

@@ -109,8 +109,8 @@ struct kvp_remat *kvp_remat_free(struct kvp_remat *r);
  * in ret_ranges[n], *ret_n of them; *ret_seconds is how long all that takes.
  *
  * Pieces are taken into the compute set in the order of load time over compute time, which for
- * equal blocks is "compute the head, load the tail"; the best threshold is then improved piece by
- * piece, and up to 12 loadable pieces are solved exactly.
+ * equal blocks is "compute the head, load the tail". Up to 128 pieces the best threshold is then
+ * improved piece by piece, and up to 64 searched for a bounded time, exactly up to about 16.
  */
 int kvp_remat_restore(struct kvp_remat *r, const struct kvp_remat_piece *pieces, uint32_t n,
 	uint64_t first, uint8_t *ret_action, struct kvp_remat_range *ret_ranges, uint32_t *ret_n,

@@ -251,9 +251,17 @@ static void add_single(struct builder *w, uint32_t have, uint32_t tier, uint32_t
 	o->use[tier] = bytes;
 }
 
+/*
+ * A new payload in `tier` must not replace one in a slower tier: the plan's order, which fills
+ * STORE before DRAM, could not free the slower one in time.
+ */
 static int may_hold(const struct builder *w, uint32_t have, uint32_t tier)
 {
-	return w->tiers[tier].capacity && (have & 1u << tier || !(w->pressed & 1u << tier));
+	if (!w->tiers[tier].capacity)
+		return 0;
+	return have & 1u << tier ||
+	       (!(w->pressed & 1u << tier) &&
+		       !(tier == KVP_TIER_DRAM && have & 1u << KVP_TIER_STORE));
 }
 
 static void add_block(struct builder *w)

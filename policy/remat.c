@@ -12,7 +12,8 @@
 #define CUTS           8u /* places where a run can end, beside where it ends now */
 #define OPTIONS_MAX    ((CUTS + 1) * KVP_LADDER_WIDTHS)
 #define THRESHOLDS     128u /* coarse candidates of a restore */
-#define EXACT_PIECES   12u
+#define SEARCH_PIECES  64u
+#define SEARCH_NODES   100000u
 #define IMPROVE_PIECES 128u
 #define IMPROVE_ROUNDS 16u
 #define PAIR_PIECES    32u
@@ -25,6 +26,7 @@ struct kvp_remat {
 	uint32_t *order; /* loadable pieces by falling load / compute */
 	uint8_t *action;
 	uint8_t *trial;
+	uint32_t nodes; /* of the search under way */
 	/* plans */
 	struct choose *choose;
 	uint32_t *first;
@@ -157,36 +159,42 @@ struct kvp_remat *kvp_remat_free(struct kvp_remat *r)
 	return NULL;
 }
 
-/* How long a set of actions takes: loads per tier in chain order, computing when all before is in.
- */
+/* A schedule under way: loads per tier in chain order, computing when all before is in. */
+struct schedule {
+	double channel[KVP_TIER_PAYLOADS];
+	double loaded, computed;
+	int running; /* the piece before was computed too: no new launch */
+};
+
+static void schedule_piece(
+	const struct kvp_remat *r, struct schedule *s, uint32_t tier, uint32_t i, uint8_t action)
+{
+	double *c;
+
+	switch (action) {
+	case KVP_REMAT_LOAD:
+		c = &s->channel[tier];
+		*c += (*c == 0 ? r->opts.source[tier].latency : 0) + r->load[i];
+		s->loaded = fmax(s->loaded, *c);
+		break;
+	case KVP_REMAT_COMPUTE:
+		s->computed = fmax(s->computed, s->loaded) + r->compute[i];
+		if (!s->running)
+			s->computed += r->opts.model.launch_seconds;
+		break;
+	}
+	s->running = action == KVP_REMAT_COMPUTE;
+}
+
 static double makespan(const struct kvp_remat *r, const struct kvp_remat_piece *pieces, uint32_t n,
 	const uint8_t *action)
 {
-	double channel[KVP_TIER_PAYLOADS] = { 0 }, loaded = 0, computed = 0;
-	int running = 0;
+	struct schedule s = { .running = 0 };
 	uint32_t i;
 
-	for (i = 0; i < n; i++) {
-		double *c;
-
-		switch (action[i]) {
-		case KVP_REMAT_LOAD:
-			c = &channel[pieces[i].tier];
-			*c += (*c == 0 ? r->opts.source[pieces[i].tier].latency : 0) + r->load[i];
-			loaded = fmax(loaded, *c);
-			running = 0;
-			break;
-		case KVP_REMAT_COMPUTE:
-			computed = fmax(computed, loaded) + r->compute[i];
-			if (!running)
-				computed += r->opts.model.launch_seconds;
-			running = 1;
-			break;
-		default:
-			running = 0;
-		}
-	}
-	return fmax(computed, loaded);
+	for (i = 0; i < n; i++)
+		schedule_piece(r, &s, pieces[i].tier, i, action[i]);
+	return fmax(s.computed, s.loaded);
 }
 
 static double ratio_of(const struct kvp_remat *r, uint32_t i)
@@ -269,6 +277,32 @@ static double search_thresholds(
 	return best;
 }
 
+/* A stretch of the chain is computed in one run, all else loaded: where launches are dear. */
+static double search_stretches(
+	struct kvp_remat *r, const struct kvp_remat_piece *pieces, uint32_t n, double best)
+{
+	uint32_t begin, end, i;
+
+	for (begin = 0; begin < n; begin++) {
+		for (i = 0; i < n; i++)
+			if (r->trial[i] != KVP_REMAT_PRESENT && pieces[i].tier != KVP_TIER_RECIPE)
+				r->trial[i] = KVP_REMAT_LOAD;
+		for (end = begin; end < n; end++) {
+			double t;
+
+			if (r->trial[end] != KVP_REMAT_LOAD)
+				continue;
+			r->trial[end] = KVP_REMAT_COMPUTE;
+			t = makespan(r, pieces, n, r->trial);
+			if (t < best) {
+				best = t;
+				memcpy(r->action, r->trial, n);
+			}
+		}
+	}
+	return best;
+}
+
 static void flip(struct kvp_remat *r, uint32_t at)
 {
 	uint8_t *a = &r->action[r->order[at]];
@@ -310,23 +344,30 @@ static double improve(struct kvp_remat *r, const struct kvp_remat_piece *pieces,
 	return best;
 }
 
-static double enumerate(struct kvp_remat *r, const struct kvp_remat_piece *pieces, uint32_t n,
-	uint32_t loadable, double best)
+/* Depth first over the chain; a schedule only gets longer, so one that is too long is left. */
+static void search_pieces(struct kvp_remat *r, const struct kvp_remat_piece *pieces, uint32_t n,
+	uint32_t i, const struct schedule *so_far, double *best)
 {
-	uint32_t set, i;
+	uint8_t action;
 
-	for (set = 0; set < 1u << loadable; set++) {
-		double t;
-
-		for (i = 0; i < loadable; i++)
-			r->trial[r->order[i]] = set & 1u << i ? KVP_REMAT_COMPUTE : KVP_REMAT_LOAD;
-		t = makespan(r, pieces, n, r->trial);
-		if (t < best) {
-			best = t;
-			memcpy(r->action, r->trial, n);
-		}
+	if (fmax(so_far->computed, so_far->loaded) >= *best || r->nodes >= SEARCH_NODES)
+		return;
+	r->nodes++;
+	if (i == n) {
+		*best = fmax(so_far->computed, so_far->loaded);
+		memcpy(r->action, r->trial, n);
+		return;
 	}
-	return best;
+	for (action = KVP_REMAT_PRESENT; action <= KVP_REMAT_COMPUTE; action++) {
+		struct schedule next = *so_far;
+		int loadable = pieces[i].tier != KVP_TIER_VRAM && pieces[i].tier != KVP_TIER_RECIPE;
+
+		if (loadable ? action == KVP_REMAT_PRESENT : action != r->action[i])
+			continue;
+		schedule_piece(r, &next, pieces[i].tier, i, action);
+		r->trial[i] = action;
+		search_pieces(r, pieces, n, i + 1, &next, best);
+	}
 }
 
 int kvp_remat_restore(struct kvp_remat *r, const struct kvp_remat_piece *pieces, uint32_t n,
@@ -360,10 +401,16 @@ int kvp_remat_restore(struct kvp_remat *r, const struct kvp_remat_piece *pieces,
 	memcpy(r->trial, r->action, n);
 	sort_by_ratio(r, loadable);
 	best = search_thresholds(r, pieces, n, loadable);
-	if (loadable <= EXACT_PIECES)
-		best = enumerate(r, pieces, n, loadable, best);
-	else if (loadable <= IMPROVE_PIECES)
+	if (loadable <= IMPROVE_PIECES && n <= IMPROVE_PIECES) {
+		best = search_stretches(r, pieces, n, best);
 		best = improve(r, pieces, n, loadable, best);
+	}
+	if (n <= SEARCH_PIECES) {
+		struct schedule start = { .running = 0 };
+
+		r->nodes = 0;
+		search_pieces(r, pieces, n, 0, &start, &best);
+	}
 
 	memcpy(ret_action, r->action, n);
 	for (i = 0, at = first; i < n; at += pieces[i].tokens, i++) {

@@ -44,6 +44,9 @@
 #define KVPD_SESSION_CLAIMS 64u
 #define KVPD_DOOMED         4096u /* deletions that wait, of one tenant */
 #define KVPD_WORKER_THREADS 4u
+#define KVPD_TOUCH_BLOCKS   8192u  /* of chains in the logs of one session, in one round */
+#define KVPD_TOUCH_DEPTH    65536u /* recency of a longer chain is not kept */
+#define KVPD_EXTENT_SLOTS   (1u << 17)
 #define KVPD_LEASES         (KVP_SHARDS * KVP_SHARD_LEASES)
 
 #define KVPD_MS UINT64_C(1000000)
@@ -208,7 +211,7 @@ struct kvpd_tenant {
 	uint32_t recipe_young;
 	uint32_t serial; /* of the next block */
 	struct kvp_evict *evict;
-	uint32_t scan; /* number of the last lease scan */
+	uint32_t scan;    /* number of the last lease scan */
 	uint64_t scan_ns; /* how long it took */
 	uint64_t claim_ttl_ms[KVP_MAX_CLAIMS];
 	uint32_t n_claims;
@@ -288,6 +291,8 @@ struct kvpd_session {
 	uint32_t sq_head;
 	uint32_t cq_tail;
 	uint32_t touch_head[KVP_SHARDS];
+	uint32_t touch_shard; /* whose log comes first next time */
+	uint32_t touch_debt;  /* blocks touched beyond KVPD_TOUCH_BLOCKS */
 	uint32_t opens[KVP_MAX_SPACES];
 	uint32_t n_claims;
 	struct kvpd_list arenas;

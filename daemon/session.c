@@ -492,7 +492,8 @@ uint32_t kvpd_session_serve(struct kvpd_session *s, uint64_t now)
 
 /* ---- recency -------------------------------------------------------------------------------- */
 
-static void touched(struct kvpd_tenant *t, uint64_t entry, uint64_t now)
+/* Returns how many blocks that took. */
+static uint32_t touched(struct kvpd_tenant *t, uint64_t entry, uint64_t now)
 {
 	uint32_t tip = kvp_slot_block(entry), asked = (uint32_t)(entry >> 32) & 0xffff;
 	struct kvp_evict_request req = { .tip = KVP_BLOCK_NONE, .blocks = asked };
@@ -503,15 +504,17 @@ static void touched(struct kvpd_tenant *t, uint64_t entry, uint64_t now)
 
 		req.tip = tip;
 		req.matched = kvp_load_relaxed(&b->depth) + 1;
+		if (req.matched > KVPD_TOUCH_DEPTH)
+			return 1;
 		if (req.blocks < req.matched)
 			req.blocks = req.matched;
 		req.tokens = req.blocks * t->view.spaces[space].canon.block_tokens;
 	} else if (tip != KVP_BLOCK_NONE) {
-		return; /* gone meanwhile, or nonsense */
+		return 1; /* gone meanwhile, or nonsense */
 	}
 	kvp_evict_request(t->evict, &req, now);
 	if (req.tip == KVP_BLOCK_NONE)
-		return;
+		return 1;
 	kvp_evict_access_chain(t->evict, tip, now);
 	while (tip != KVP_BLOCK_NONE) {
 		struct kvp_block *b = &t->view.blocks[tip];
@@ -520,19 +523,27 @@ static void touched(struct kvpd_tenant *t, uint64_t entry, uint64_t now)
 		kvp_store_relaxed(&b->touched_s, (uint32_t)(now / (1000 * KVPD_MS)));
 		tip = kvp_load_relaxed(&b->parent);
 	}
+	return req.matched;
 }
 
 void kvpd_session_drain_touches(struct kvpd_session *s, uint64_t now)
 {
-	uint64_t entry[KVP_TOUCHES];
+	uint32_t spent = s->touch_debt;
+	uint64_t entry;
 
-	for (uint32_t shard = 0; shard < KVP_SHARDS; shard++) {
-		uint32_t n =
-			kvp_touch_drain(s->page, shard, &s->touch_head[shard], entry, KVP_TOUCHES);
+	/*
+	 * A log full of the tips of long chains is seconds of work, which all tenants would wait
+	 * for. What is left stays in the log; what the log then has no room for is lost.
+	 */
+	for (uint32_t i = 0; i < KVP_SHARDS && spent < KVPD_TOUCH_BLOCKS; i++) {
+		uint32_t shard = s->touch_shard;
 
-		for (uint32_t i = 0; i < n; i++)
-			touched(s->tenant, entry[i], now);
+		while (spent < KVPD_TOUCH_BLOCKS &&
+			kvp_touch_drain(s->page, shard, &s->touch_head[shard], &entry, 1))
+			spent += touched(s->tenant, entry, now);
+		s->touch_shard = (shard + 1) % KVP_SHARDS;
 	}
+	s->touch_debt = spent > KVPD_TOUCH_BLOCKS ? spent - KVPD_TOUCH_BLOCKS : 0;
 }
 
 /* ---- life ----------------------------------------------------------------------------------- */

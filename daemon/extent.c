@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* How long not to try again after the system had no memory, or work for room was begun. */
 #define NO_MEMORY_NS (1000 * KVPD_MS)
@@ -228,10 +229,12 @@ static uint64_t round_down(const struct kvpd_ledger *l, uint64_t bytes)
 static uint64_t extent_size(
 	const struct kvpd_ledger *l, const struct kvpd_class *c, uint64_t want, uint64_t room)
 {
-	uint64_t bytes =
-		want < c->slot_bytes ? c->slot_bytes : want / c->slot_bytes * c->slot_bytes;
+	uint64_t bytes, slots = want / c->slot_bytes;
 
-	bytes = kvpd_pool_round(l, bytes);
+	/* The ledger looks at all slots of an extent when it searches for blocks to move. */
+	if (slots > KVPD_EXTENT_SLOTS)
+		slots = KVPD_EXTENT_SLOTS;
+	bytes = kvpd_pool_round(l, (slots ? slots : 1) * c->slot_bytes);
 	if (bytes > room)
 		bytes = round_down(l, room);
 	return bytes < c->slot_bytes ? 0 : bytes;
@@ -806,6 +809,17 @@ int kvpd_extent_get(struct kvpd_ledger *ledger, uint32_t session, uint32_t exten
 	return r;
 }
 
+/*
+ * Until it was sealed its client could take pages out again. Reading such a hole would take memory
+ * that nobody has counted, or end the daemon where there are no huge pages left.
+ */
+static bool has_holes(const struct kvpd_extent *x)
+{
+	struct stat st;
+
+	return fstat(x->fd, &st) < 0 || (uint64_t)st.st_blocks * 512 < x->bytes;
+}
+
 static int arena_ack_on_ledger(struct kvpd_ledger *l, void *arg)
 {
 	struct extent_call *c = arg;
@@ -817,7 +831,7 @@ static int arena_ack_on_ledger(struct kvpd_ledger *l, void *arg)
 		x->generation != c->id.generation)
 		return -EINVAL;
 	r = kvp_seg_seal(x->fd, KVP_SEALS_ARENA);
-	if (kvp_seg_check(x->fd, x->bytes, KVP_SEALS_ARENA) < 0)
+	if (kvp_seg_check(x->fd, x->bytes, KVP_SEALS_ARENA) < 0 || has_holes(x))
 		return r < 0 ? r : -EPROTO;
 	s->making = false;
 	go_live(x);

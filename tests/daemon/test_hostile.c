@@ -402,6 +402,130 @@ static void a_collision_is_refused(void **state)
 	dp_stop(&w);
 }
 
+/* A log full of uses of a long chain is served bit by bit, between the entries of all. */
+static void long_chains_are_touched_bit_by_bit(void **state)
+{
+	const uint32_t depth = 500, all = KVP_SHARDS * KVP_TOUCHES;
+	KVP_ATOMIC(uint32_t) * hits;
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct dp_block block = { 0 };
+	uint32_t space, root = 0;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 1);
+	for (uint32_t i = 0; i < depth; i++) {
+		kvp_token tokens[T] = { i };
+
+		assert_int_equal(
+			dp_put(c, space, i ? dp_ref(&block) : dp_root(), tokens, T, &block), 0);
+		if (!i)
+			root = block.id;
+	}
+	for (uint32_t shard = 0; shard < KVP_SHARDS; shard++)
+		for (uint32_t i = 0; i < KVP_TOUCHES; i++)
+			kvp_touch_push(c->page, shard, block.id, depth);
+	hits = &c->view.blocks[root].hits;
+	dp_flush(c);
+	assert_in_range(kvp_load_relaxed(hits), 1, 2 * KVPD_TOUCH_BLOCKS / depth);
+	for (uint32_t i = 0; i < all && kvp_load_relaxed(hits) < all; i++)
+		dp_flush(c);
+	assert_int_equal(kvp_load_relaxed(hits), all);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* However small the blocks are: what the ledger keeps and looks at for an extent is bounded. */
+static void tiny_blocks_make_small_extents(void **state)
+{
+	struct kvp_space_canon canon;
+	struct kvp_msg_space space;
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	char reason[64];
+	uint32_t vaults = 0;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	w.config.extent = 64 << 20;
+	limits.arena = 64 << 10;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	dp_canon(&canon, "tiny", 1);
+	canon.dtype = KVP_DTYPE_F8;
+	canon.layers[0].k_dim = canon.layers[0].v_dim = 2;
+	assert_int_equal(
+		kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason), &space),
+		0);
+	for (uint32_t i = 0; i < 5000 && !vaults; i++) {
+		kvp_token tokens[T] = { i };
+		struct dp_block block;
+
+		assert_int_equal(dp_put(c, space.space, dp_root(), tokens, T, &block), 0);
+		for (uint32_t x = 0; x < KVP_MAX_EXTENTS; x++) {
+			const struct kvp_shm_extent *e = &c->view.extents[x];
+
+			if (kvp_load_acquire(&e->state) != KVP_EXTENT_LIVE)
+				continue;
+			assert_in_range(kvp_load_relaxed(&e->slots), 1, KVPD_EXTENT_SLOTS);
+			vaults += kvp_load_relaxed(&e->kind) == KVP_EXTENT_VAULT;
+		}
+	}
+	assert_true(vaults > 0);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+static uint32_t some_extent(const struct dp_client *c, uint32_t kind, uint32_t state)
+{
+	for (uint32_t i = 0; i < KVP_MAX_EXTENTS; i++)
+		if (kvp_load_acquire(&c->view.extents[i].state) == state &&
+			kvp_load_relaxed(&c->view.extents[i].kind) == kind)
+			return i;
+	return KVP_MAX_EXTENTS;
+}
+
+/* Pages that the client has taken out of its arena are not the daemon's to find when it reads. */
+static void an_arena_with_holes_is_not_taken(void **state)
+{
+	struct kvpd_limits limits;
+	struct kvpd_event ev = { 0 };
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvp_sqe e = { .op = KVP_OP_RESERVE, .count = 1 };
+	struct kvp_msg_id id;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	e.space = (uint16_t)dp_space(c, "m", 8);
+	dp_push(c, &e);
+	for (int i = 0; i < 5000 && ev.type != KVPD_EV_ARENA; i++) {
+		pthread_mutex_lock(&w.lock);
+		if (w.taken != w.posted)
+			ev = w.event[w.taken++ % DP_EVENTS];
+		pthread_mutex_unlock(&w.lock);
+		usleep(1000);
+	}
+	assert_int_equal(ev.type, KVPD_EV_ARENA);
+	id = (struct kvp_msg_id){ ev.extent.extent, ev.extent.generation };
+	assert_int_equal(fallocate(ev.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
+	assert_int_equal(kvpd_arena_ack(w.ledger, c->at.session, &id), -EPROTO);
+	assert_int_equal(some_extent(c, KVP_EXTENT_ARENA, KVP_EXTENT_LIVE), KVP_MAX_EXTENTS);
+	/* sealed by now, it gets no more of them */
+	assert_int_equal(
+		fallocate(ev.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096), -1);
+	close(ev.fd);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -413,6 +537,9 @@ int main(void)
 		cmocka_unit_test(descriptions_out_of_range),
 		cmocka_unit_test(spaces_are_bounded),
 		cmocka_unit_test(a_collision_is_refused),
+		cmocka_unit_test(long_chains_are_touched_bit_by_bit),
+		cmocka_unit_test(tiny_blocks_make_small_extents),
+		cmocka_unit_test(an_arena_with_holes_is_not_taken),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

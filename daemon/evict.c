@@ -9,16 +9,23 @@
 
 /* ---- leases --------------------------------------------------------------------------------- */
 
+uint32_t kvpd_scan_begin(struct kvpd_tenant *t)
+{
+	/* Before it wraps, so that two that begin together are still two. */
+	if (t->scan >= UINT32_MAX - 1) {
+		for (uint32_t i = 0; i < t->layout.max_blocks; i++)
+			t->block[i].mark = 0;
+		t->scan = 0;
+	}
+	return ++t->scan;
+}
+
 void kvpd_lease_marks(struct kvpd_tenant *t, bool chains)
 {
 	const uint64_t began = kvpd_now_ns();
 	kvp_block_id id[KVPD_LEASES];
 
-	if (++t->scan == 0) {
-		for (uint32_t i = 0; i < t->layout.max_blocks; i++)
-			t->block[i].mark = 0;
-		t->scan = 1;
-	}
+	kvpd_scan_begin(t);
 	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
 		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
 		uint32_t n = kvp_lease_scan(s->page, id, NULL, KVPD_LEASES);
@@ -215,10 +222,50 @@ int kvpd_doom(struct kvpd_tenant *t, uint32_t block, uint64_t now)
 	return 0;
 }
 
+void kvpd_chain_drop(struct kvpd_tenant *t, uint32_t id, uint64_t now)
+{
+	uint32_t run[KVPD_EVICT_MAX], n, parent;
+	uint64_t word[KVPD_EVICT_MAX];
+
+	do {
+		/* From the leaf up, as long as nothing else hangs on it. */
+		for (n = 0; n < KVPD_EVICT_MAX && id != KVP_BLOCK_NONE; id = parent) {
+			uint32_t state = kvpd_block_state(t, id);
+
+			parent = kvp_load_relaxed(&t->view.blocks[id].parent);
+			if (state == KVP_BLOCK_FREE || kept(t, id) ||
+				t->block[id].children != (n ? 1 : 0))
+				break;
+			if (state == KVP_BLOCK_RECIPE) {
+				drop_recipe(t, id);
+				continue;
+			}
+			word[n] = kvp_block_mark(&t->view, id);
+			run[n++] = id;
+		}
+		kvp_lease_fence();
+		if (n)
+			kvpd_lease_marks(t, false);
+		for (uint32_t i = 0; i < n; i++) {
+			/* What is above a block that stays has a child, and stays as well. */
+			if (kvpd_leased(t, run[i]) ||
+				kvp_evict_remove(t->evict, run[i], 0, now) < 0) {
+				kvp_block_unmark(&t->view, run[i], word[i]);
+				id = KVP_BLOCK_NONE;
+				continue;
+			}
+			take_payload(t, run[i], true);
+		}
+	} while (n == KVPD_EVICT_MAX && id != KVP_BLOCK_NONE);
+}
+
 void kvpd_doomed_step(struct kvpd_tenant *t, uint64_t now)
 {
 	uint32_t n = t->n_doomed, kept_n = 0;
 
+	/* One look at the leases for all of them; who is not spared by it gets one of its own. */
+	if (n)
+		kvpd_lease_marks(t, false);
 	/* In order: whoever deletes a chain names its deepest block first. */
 	for (uint32_t i = 0; i < n; i++) {
 		struct kvpd_doomed d = t->doomed[i];
@@ -227,7 +274,7 @@ void kvpd_doomed_step(struct kvpd_tenant *t, uint64_t now)
 
 		if (kvp_word_birth(word) != d.birth || kvp_word_state(word) == KVP_BLOCK_FREE)
 			continue;
-		r = kvpd_block_drop(t, d.block, true, now);
+		r = kvpd_leased(t, d.block) ? -EBUSY : kvpd_block_drop(t, d.block, true, now);
 		if (r == 0)
 			kvp_bump(&t->view.cat->stats.deleted, 1);
 		else if (now < d.until_ns)

@@ -466,11 +466,18 @@ uint32_t kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now);
 /* Marks what is leased (chains: with all its ancestors); kvpd_leased() asks for the last marks. */
 void kvpd_lease_marks(struct kvpd_tenant *t, bool chains);
 bool kvpd_leased(const struct kvpd_tenant *t, uint32_t block);
+/* A number that no block is marked with; what was marked before no longer counts. */
+uint32_t kvpd_scan_begin(struct kvpd_tenant *t);
 /*
  * Takes the payload of a LIVE block and, with `forget` and if it has no children, the rest too; or
  * forgets a RECIPE. -EBUSY: something protects it. -ENOTEMPTY: it has children that stay.
  */
 int kvpd_block_drop(struct kvpd_tenant *t, uint32_t block, bool forget, uint64_t now);
+/*
+ * Forgets a block without children and then what is above it, as far as nothing protects it and
+ * nothing else hangs on it. Does nothing to a block that has children or is free.
+ */
+void kvpd_chain_drop(struct kvpd_tenant *t, uint32_t block, uint64_t now);
 /* Forgets the oldest recipe that may go; false: there is none. */
 bool kvpd_forget_oldest(struct kvpd_tenant *t);
 /* Has a block forgotten once nothing protects it. -EAGAIN: too many wait already. */

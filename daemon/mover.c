@@ -46,21 +46,29 @@ static void run_move(struct kvpd_job *job)
 
 /* ---- limbo ---------------------------------------------------------------------------------- */
 
-static bool protects_limbo(const struct kvpd_tenant *t, uint32_t tip)
+/* Marks what it walked over with the answer, `yes` or `no`, so that no block is met twice. */
+static bool protects_limbo(const struct kvpd_tenant *t, uint32_t tip, uint32_t yes, uint32_t no)
 {
-	while (tip < t->layout.max_blocks && kvpd_block_state(t, tip) != KVP_BLOCK_FREE) {
-		if (t->block[tip].flags & KVPD_BLOCK_LIMBO)
-			return true;
-		tip = kvp_load_relaxed(&t->view.blocks[tip].parent);
+	uint32_t end = tip, answer = no;
+
+	while (end < t->layout.max_blocks && kvpd_block_state(t, end) != KVP_BLOCK_FREE) {
+		uint32_t mark = t->block[end].mark;
+
+		if (mark == yes || t->block[end].flags & KVPD_BLOCK_LIMBO)
+			answer = yes;
+		if (mark == no || answer == yes)
+			break;
+		end = kvp_load_relaxed(&t->view.blocks[end].parent);
 	}
-	return false;
+	for (; tip != end; tip = kvp_load_relaxed(&t->view.blocks[tip].parent))
+		t->block[tip].mark = answer;
+	return answer == yes;
 }
 
 /* Writes the lease slots that may protect what was just moved, at most max; returns how many. */
-static uint32_t find_holders(
-	const struct kvpd_tenant *t, struct kvpd_limbo_holder *out, uint32_t max)
+static uint32_t find_holders(struct kvpd_tenant *t, struct kvpd_limbo_holder *out, uint32_t max)
 {
-	uint32_t n = 0;
+	uint32_t n = 0, yes = kvpd_scan_begin(t), no = kvpd_scan_begin(t);
 
 	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
 		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
@@ -68,7 +76,7 @@ static uint32_t find_holders(
 		for (uint32_t i = 0; i < KVPD_LEASES && n < max; i++) {
 			uint64_t v = kvp_lease_slot(s->page, i);
 
-			if (!v || !protects_limbo(t, kvp_slot_block(v)))
+			if (!v || !protects_limbo(t, kvp_slot_block(v), yes, no))
 				continue;
 			out[n++] = (struct kvpd_limbo_holder){
 				.session = s->id, .place = s->place, .slot = i, .value = v

@@ -115,25 +115,23 @@ static bool is_live(const struct kvpd_tenant *t, uint32_t i)
 	return kvp_load_relaxed(&shm_space(t, i)->state) == KVP_SPACE_LIVE;
 }
 
+static bool is_of(const struct kvpd_tenant *t, uint32_t id, uint32_t space)
+{
+	return kvpd_block_state(t, id) != KVP_BLOCK_FREE &&
+	       kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape)) == space;
+}
+
 /* Forgets the blocks of a space, children first. False: something protects one of them. */
 static bool empty_space(struct kvpd_tenant *t, uint32_t space, uint64_t now)
 {
-	bool progress = true, left = true;
-
-	while (progress && left) {
-		progress = left = false;
-		for (uint32_t id = t->layout.max_blocks; id-- > 0;) {
-			if (kvpd_block_state(t, id) == KVP_BLOCK_FREE ||
-				kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape)) !=
-					space)
-				continue;
-			if (kvpd_block_drop(t, id, true, now) == 0)
-				progress = true;
-			if (kvpd_block_state(t, id) != KVP_BLOCK_FREE)
-				left = true;
-		}
-	}
-	return !left;
+	/* Whoever is the last child of a block takes it along: each is looked at once. */
+	for (uint32_t id = 0; id < t->layout.max_blocks; id++)
+		if (is_of(t, id, space))
+			kvpd_chain_drop(t, id, now);
+	for (uint32_t id = 0; id < t->layout.max_blocks; id++)
+		if (is_of(t, id, space))
+			return false;
+	return true;
 }
 
 static uint32_t free_entry(struct kvpd_tenant *t, uint64_t now)

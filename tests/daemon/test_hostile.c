@@ -526,6 +526,75 @@ static void an_arena_with_holes_is_not_taken(void **state)
 	dp_stop(&w);
 }
 
+static uint32_t lease_scans(struct dp_world *w)
+{
+	return w->ledger->tenant[w->tenant]->scan;
+}
+
+/*
+ * A space that is emptied for another costs about one look at the leases for 64 blocks of a chain,
+ * and what is leased of it, with all above it, stays.
+ */
+static void a_space_is_emptied_in_one_go(void **state)
+{
+	const uint32_t n = 900;
+	struct dp_block block[900];
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvp_space_canon canon;
+	struct kvp_msg_space space;
+	struct kvp_msg_id id;
+	struct kvp_lease lease = { 0 };
+	char reason[128], name[16];
+	uint32_t scans;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.max_blocks = 800;
+	limits.recipe_blocks = 400;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		snprintf(name, sizeof(name), "m%u", i);
+		assert_int_equal(dp_space(c, name, 4), i);
+	}
+	/* one long chain, with a twig here and there; what is above 800 blocks turns to recipes */
+	for (uint32_t i = 0; i < n; i++) {
+		kvp_token tokens[T] = { i };
+		struct dp_ref parent = !i ? dp_root() : dp_ref(&block[i % 64 ? i - 1 : i - 2]);
+		int r;
+
+		if (i >= 700)
+			parent = dp_root();
+		r = dp_put(c, 5, parent, tokens, T, &block[i]);
+		assert_int_equal(r, 0);
+	}
+	assert_true(dp_figure(&w, "recipes") > 0);
+	dp_canon(&canon, "one more", 4);
+	id = (struct kvp_msg_id){ 5, c->view.spaces[5].generation };
+	assert_int_equal(kvpd_space_close(w.ledger, c->at.session, &id), 0);
+	assert_int_equal(kvp_lease_take(c->page, 0, &c->view.blocks[block[300].id], block[300].id,
+				 kvp_load_acquire(&c->view.blocks[block[300].id].word), &lease),
+		0);
+	assert_int_equal(
+		kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason), &space),
+		-ENOSPC);
+	assert_in_range(dp_figure(&w, "blocks"), 290, 301);
+	dp_check(&w);
+	kvp_lease_drop(&lease);
+	scans = lease_scans(&w);
+	assert_int_equal(
+		kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason), &space),
+		0);
+	assert_in_range(lease_scans(&w) - scans, 1, 301 / KVPD_EVICT_MAX + 301 / 64 + 2);
+	assert_int_equal(space.space, 5);
+	assert_int_equal(dp_figure(&w, "blocks"), 0);
+	assert_int_equal(dp_figure(&w, "recipes"), 0);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -540,6 +609,7 @@ int main(void)
 		cmocka_unit_test(long_chains_are_touched_bit_by_bit),
 		cmocka_unit_test(tiny_blocks_make_small_extents),
 		cmocka_unit_test(an_arena_with_holes_is_not_taken),
+		cmocka_unit_test(a_space_is_emptied_in_one_go),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -578,27 +578,18 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 /* Nobody should have it mapped any more. */
 static void let_go(struct kvpd_extent *x)
 {
-	if (x->kind == KVP_EXTENT_ARENA) {
-		/*
-		 * The only proof that no forked child writes there: the kernel refuses this seal
-		 * while a writable mapping exists. -EPERM: the client sealed the seals, so it can
-		 * never be proven and the memory stays charged to the tenant.
-		 */
-		int r = kvp_seg_seal(x->fd, F_SEAL_WRITE);
-
-		x->unproven = r < 0;
-		if (r < 0)
-			return;
-	}
 	x->state = KVPD_EXTENT_DROPPING;
-	if (kvpd_pool_drop(x) < 0) {
-		kvpd_pool_drop_now(x);
-		kvpd_extent_dropped(x);
-	}
+	if (kvpd_pool_drop(x) < 0)
+		x->state = KVPD_EXTENT_RETIRING; /* tried again with the next tick */
 }
 
-void kvpd_extent_dropped(struct kvpd_extent *x)
+void kvpd_extent_dropped(struct kvpd_extent *x, int result)
 {
+	if (result < 0) {
+		x->state = KVPD_EXTENT_RETIRING;
+		x->unproven = true;
+		return;
+	}
 	kvp_store_release(&x->tenant->view.extents[x->id].state, KVP_EXTENT_FREE);
 	extent_free(x);
 }
@@ -674,6 +665,20 @@ void kvpd_extent_step(struct kvpd_tenant *t, uint64_t now)
 	}
 }
 
+/* One at a time: where pages are pinned the kernel takes long to refuse. */
+static void prove_next(struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; i < t->n_extents; i++) {
+		struct kvpd_extent *x = t->extent[(t->prove + i) % t->n_extents];
+
+		if (x && x->state == KVPD_EXTENT_RETIRING && !x->n_unacked) {
+			t->prove = x->id + 1;
+			let_go(x);
+			return;
+		}
+	}
+}
+
 void kvpd_extent_tick(struct kvpd_tenant *t, uint64_t now)
 {
 	t->warm = false;
@@ -687,10 +692,9 @@ void kvpd_extent_tick(struct kvpd_tenant *t, uint64_t now)
 				kvpd_extent_drain(x);
 			else
 				t->warm = true;
-		} else if (x->state == KVPD_EXTENT_RETIRING && !x->n_unacked) {
-			let_go(x);
 		}
 	}
+	prove_next(t);
 	if (t->n_draining || t->over)
 		t->dirty = true;
 }

@@ -227,6 +227,7 @@ struct kvpd_tenant {
 	uint64_t charged;         /* meta_bytes and all extents; <= limits.share */
 	uint64_t arena_bytes;
 	uint32_t n_draining;
+	uint32_t prove; /* extent that is looked at first when one waits for its proof */
 	struct kvpd_list limbo;
 	uint32_t n_move_jobs;
 	uint32_t n_jobs;            /* of all workers */
@@ -428,7 +429,8 @@ void kvpd_extent_step(struct kvpd_tenant *t, uint64_t now);
 /* A session unmapped an extent that retires; place: its bit. */
 void kvpd_extent_unmapped(struct kvpd_extent *x, uint32_t place);
 void kvpd_extent_made(struct kvpd_extent *x, int result); /* pool thread is done with it */
-void kvpd_extent_dropped(struct kvpd_extent *x);
+/* Likewise; negative: somebody may still write there, so the memory stays charged to the tenant. */
+void kvpd_extent_dropped(struct kvpd_extent *x, int result);
 /* Once a second: free vault extents of classes not in use, and memory that waits for a proof. */
 void kvpd_extent_tick(struct kvpd_tenant *t, uint64_t now);
 void kvpd_extent_free_all(struct kvpd_tenant *t);

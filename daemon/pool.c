@@ -355,9 +355,25 @@ static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)
 	free(j);
 }
 
+/*
+ * For an arena the only proof that no forked child writes there: the kernel refuses this seal while
+ * a writable mapping exists. It may wait for pinned pages meanwhile. -EPERM: the client sealed the
+ * seals, so it can never be proven.
+ *
+ * Whoever said that it has unmapped a vault extent and has not shall not keep memory by that which
+ * nobody is charged for. The seals of an arena forbid the same there.
+ */
 static void run_drop(struct kvpd_job *job)
 {
-	unmake(kvpd_container(job, struct extent_job, job)->extent);
+	struct extent_job *j = kvpd_container(job, struct extent_job, job);
+	struct kvpd_extent *x = j->extent;
+
+	j->result = j->arena ? kvp_seg_seal(x->fd, F_SEAL_WRITE) : 0;
+	if (!j->arena)
+		(void)fallocate(
+			x->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)x->bytes);
+	if (j->result == 0)
+		unmake(x);
 }
 
 static void done_drop(struct kvpd_ledger *l, struct kvpd_job *job)
@@ -366,8 +382,7 @@ static void done_drop(struct kvpd_ledger *l, struct kvpd_job *job)
 
 	(void)l;
 	j->extent->tenant->n_jobs--;
-	unmake(j->extent); /* harmless twice; the thread may have been stopped before */
-	kvpd_extent_dropped(j->extent);
+	kvpd_extent_dropped(j->extent, j->result);
 	free(j);
 }
 

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -595,6 +597,97 @@ static void a_space_is_emptied_in_one_go(void **state)
 	dp_stop(&w);
 }
 
+/* Who says that it has unmapped the vault and holds on to it has zeros, and no memory of the pool.
+ */
+static void who_keeps_the_vault_keeps_nothing(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvp_msg_extent extent;
+	struct stat st;
+	uint32_t space, id = KVP_MAX_EXTENTS;
+	int fd;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.arena = 64 << 10;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 8);
+	for (uint32_t i = 0; i < 1000 && id == KVP_MAX_EXTENTS; i++) {
+		kvp_token tokens[T] = { i };
+		struct dp_block block;
+
+		assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
+		id = some_extent(c, KVP_EXTENT_VAULT, KVP_EXTENT_LIVE);
+	}
+	assert_int_equal(kvpd_extent_get(w.ledger, c->at.session, id, &extent, &fd), 0);
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_true(st.st_blocks > 0);
+	assert_int_equal(dp_admin(&w, "{\"verb\": \"drain\", \"tenant\": \"one\"}", NULL), 0);
+	for (int i = 0; i < 10000 && st.st_blocks; i++) {
+		dp_pump(&w);
+		usleep(1000);
+		assert_int_equal(fstat(fd, &st), 0);
+	}
+	assert_int_equal(st.st_blocks, 0);
+	close(fd);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* Pinned pages of an arena that its client has unmapped hold the memory back, and nothing else. */
+static void pinned_pages_hold_back_their_arena_alone(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a, *b;
+	struct dp_grant g;
+	struct dp_block block;
+	kvp_token tokens[T] = { 1 };
+	uint64_t before;
+	uint32_t space;
+	int pipes[2];
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	before = dp_figure(&w, "charged_bytes");
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	space = dp_space(a, "m", 8);
+	dp_space(b, "m", 8);
+	assert_int_equal(dp_reserve(a, space, 1, 5000, &g), 1);
+	assert_int_equal(pipe(pipes), 0);
+	assert_true(vmsplice(pipes[1], &(struct iovec){ g.addr, 64 }, 1, 0) > 0);
+	dp_detach(a);
+	/* the drop has been tried and refused by the time that another's arena is there and gone */
+	for (int i = 0; i < 200; i++) {
+		dp_pump(&w);
+		dp_flush(b);
+		usleep(1000);
+	}
+	assert_int_equal(dp_put(b, space, dp_root(), tokens, T, &block), 0);
+	dp_check(&w);
+	dp_detach(b);
+	for (int i = 0; i < 300; i++) {
+		dp_pump(&w);
+		usleep(1000);
+	}
+	assert_true(dp_figure(&w, "charged_bytes") > before);
+	close(pipes[0]);
+	close(pipes[1]);
+	assert_int_equal(dp_admin(&w, "{\"verb\": \"drain\", \"tenant\": \"one\"}", NULL), 0);
+	for (int i = 0; i < 15000 && dp_figure(&w, "charged_bytes") != before; i++) {
+		dp_pump(&w);
+		usleep(1000);
+	}
+	assert_int_equal(dp_figure(&w, "charged_bytes"), before);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -610,6 +703,8 @@ int main(void)
 		cmocka_unit_test(tiny_blocks_make_small_extents),
 		cmocka_unit_test(an_arena_with_holes_is_not_taken),
 		cmocka_unit_test(a_space_is_emptied_in_one_go),
+		cmocka_unit_test(who_keeps_the_vault_keeps_nothing),
+		cmocka_unit_test(pinned_pages_hold_back_their_arena_alone),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

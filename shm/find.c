@@ -88,6 +88,7 @@ struct ahead {
 	struct kvp_key key[LOOKAHEAD];
 	uint32_t first; /* block number of key[0] */
 	uint32_t n;
+	uint32_t want; /* next time: a chain in order needs one key, a scattered one needs all */
 };
 
 static void fill_ahead(const struct kvp_catalog_view *v, struct ahead *a, uint32_t number,
@@ -95,7 +96,7 @@ static void fill_ahead(const struct kvp_catalog_view *v, struct ahead *a, uint32
 {
 	a->first = number;
 	a->n = 0;
-	while (a->n < LOOKAHEAD && left) {
+	while (a->n < a->want && left) {
 		uint32_t n = left < block_tokens ? (uint32_t)left : block_tokens;
 
 		parent = kvp_chain_key(parent, tokens, n);
@@ -104,6 +105,7 @@ static void fill_ahead(const struct kvp_catalog_view *v, struct ahead *a, uint32
 		tokens += n;
 		left -= n;
 	}
+	a->want = a->want * 4 < LOOKAHEAD ? a->want * 4 : LOOKAHEAD;
 }
 
 static void prefetch_descriptor(const struct kvp_catalog_view *v, const struct ahead *a, uint32_t i)
@@ -265,6 +267,7 @@ void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token 
 	struct kvp_found found = { 0 };
 
 	w.parent = KVP_BLOCK_NONE;
+	w.ahead.want = 1;
 	if (space < KVP_MAX_SPACES && kvp_load_acquire(&v->spaces[space].state) == KVP_SPACE_LIVE) {
 		const struct kvp_shm_space *s = &v->spaces[space];
 

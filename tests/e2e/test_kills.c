@@ -231,7 +231,7 @@ static int random_life(uint64_t rng)
 static void random_kills(void **state)
 {
 	const char *env = getenv("KVP_TEST_KILLS");
-	uint32_t kills = env ? (uint32_t)strtoul(env, NULL, 10) : 2000, done = 0;
+	uint32_t kills = env ? (uint32_t)strtoul(env, NULL, 10) : 10000, done = 0;
 	uint64_t rng = e2e_seed();
 	pid_t pid[CONCURRENT] = { 0 };
 	uint32_t tokens[MAX_TOKENS];

@@ -470,6 +470,11 @@ uint32_t kvpd_session_serve(struct kvpd_session *s, uint64_t now)
 	int r = 0;
 
 	set_stalled(s, false);
+	/* Acquire: pairs with the release in unmap_all(); all its reads are over. */
+	if (kvp_load_acquire(&s->page->left)) {
+		kvpd_session_expel(s, -EPIPE, "its client let go of it after its connection broke");
+		return 0;
+	}
 	while (n < KVPD_ROUND_ENTRIES) {
 		if (kvp_cq_room(s->page, s->cq_tail) < ROOM_FOR_ONE) {
 			set_stalled(s, true);

@@ -283,6 +283,14 @@ static void unmap_all(struct attachment *att)
 
 		kvp_seg_unmap((void *)kvp_load_relaxed(&em->base), kvp_load_relaxed(&em->bytes));
 	}
+	/*
+	 * The daemon may live, and then it waits for this session when it retires an extent.
+	 * Release: pairs with the ledger's acquire; all reads are over.
+	 */
+	if (kvp_load_relaxed(&att->dead)) {
+		kvp_store_release(&att->page->left, 1);
+		(void)!write(att->wake, &(uint64_t){ 1 }, 8);
+	}
 	kvp_seg_unmap(att->page, att->page_bytes);
 	kvp_seg_unmap(att->catalog, att->catalog_bytes);
 }

@@ -432,6 +432,11 @@ struct kvp_session_page {
 	KVP_ALIGNED(64) KVP_ATOMIC(uint32_t) sq_tail;
 	KVP_ATOMIC(uint32_t) cq_head;
 	KVP_ATOMIC(uint32_t) cq_waiters; /* not 0: wake cq_tail after completing */
+	/*
+	 * Not 0: the client has no extent mapped and reads nothing any more. For a session whose
+	 * connection broke, which a BYE can no longer end; followed by a write to the eventfd.
+	 */
+	KVP_ATOMIC(uint32_t) left;
 	KVP_ALIGNED(64) struct kvp_sqe sq[KVP_SQ_ENTRIES];
 	struct kvp_cqe cq[KVP_CQ_ENTRIES];
 	struct kvp_shard shard[KVP_SHARDS];

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -126,6 +127,60 @@ static void clients_outlive_the_daemon(void **state)
 	kvt_daemon_stop(&d);
 }
 
+/* This process's connection to the daemon. */
+static int connection(void)
+{
+	for (int fd = 3; fd < 1024; fd++) {
+		int type = 0;
+		socklen_t n = sizeof(type);
+
+		if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &n) == 0 && type == SOCK_SEQPACKET)
+			return fd;
+	}
+	return -1;
+}
+
+/*
+ * Only the connection breaks: client and daemon live. What is leased stays until the client lets go
+ * of it, and then the former session is not left behind for the others to wait for.
+ */
+static void a_broken_connection_leaves_no_session(void **state)
+{
+	struct kvp_stats stats = { .size = sizeof(stats) };
+	struct kvp_payload p = { .size = sizeof(p) };
+	uint32_t tokens[TOKENS];
+	struct kvp_match *held;
+	struct kvt_daemon d;
+	struct e2e e;
+	json_t *answer;
+	int r;
+	(void)state;
+
+	e2e_start(&d, &pool);
+	assert_int_equal(e2e_attach(&e, d.socket), 0);
+	e2e_prompt(1, tokens, TOKENS);
+	assert_int_equal(e2e_store(&e, tokens, TOKENS, E2E_WAIT_MS, false), 8);
+	assert_int_equal(kvp_flush(e.client, E2E_WAIT_MS), 0);
+	assert_int_equal(kvp_match(e.space, tokens, TOKENS, NULL, &held), 0);
+	assert_int_equal(shutdown(connection(), SHUT_RDWR), 0);
+	for (int i = 0; i < 20000 && !stats.reattached; i++) {
+		e2e_sleep_us(1000);
+		assert_int_equal(kvp_stats(e.client, &stats), 0);
+	}
+	assert_int_equal(stats.reattached, 1);
+	answer = e2e_ask(d.socket, "{\"verb\": \"evict\", \"all\": true}", &r);
+	json_decref(answer);
+	for (uint32_t i = 0; i < 8; i++) {
+		assert_int_equal(kvp_payload(held, i, &p), 0);
+		assert_true(e2e_derived(tokens, (i + 1) * E2E_BT, p.addr));
+	}
+	assert_int_equal(kvp_release(held), 0);
+	assert_int_equal(e2e_fetch(&e, tokens, TOKENS), TOKENS);
+	assert_int_equal(e2e_clean(d.socket, 1), 0);
+	e2e_detach(&e);
+	kvt_daemon_stop(&d);
+}
+
 static void no_daemon(void **state)
 {
 	struct kvp_open_opts opts = { .size = sizeof(opts), .timeout_ms = 300 };
@@ -163,6 +218,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(clients_outlive_the_daemon),
+		cmocka_unit_test(a_broken_connection_leaves_no_session),
 		cmocka_unit_test(no_daemon),
 	};
 

@@ -507,6 +507,7 @@ static int store_block(struct put *p, uint32_t n)
 	struct kvp_client *c = p->space->client;
 	const struct geometry *geo = &p->space->geo;
 	size_t left = (p->end - p->at + geo->block_tokens - 1) / geo->block_tokens;
+	uint64_t answer_by;
 	struct kvp_grant *g;
 	int r;
 
@@ -520,9 +521,10 @@ static int store_block(struct put *p, uint32_t n)
 	KVP_FAULT("put-write");
 	view_to_payload(geo, g->addr, n, &p->view, p->at - p->from, p->end - p->from);
 	KVP_FAULT("put-commit");
+	answer_by = now_ns() + ROUND_TRIP_MS * NS_PER_MS;
 	pthread_mutex_lock(&c->ring_lock);
 	r = commit(g, p->parent, p->tokens + p->at, n, KVP_COMMIT_RELEASE,
-		deadline_of(c, KVP_DEFAULT_TIMEOUT), &p->parent);
+		answer_by > p->deadline ? answer_by : p->deadline, &p->parent);
 	if (r < 0) {
 		let_go(g);
 		grant_return(g);

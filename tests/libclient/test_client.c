@@ -901,6 +901,40 @@ static void test_silent_daemon(void **state)
 	pthread_mutex_unlock(&f->fake->lock);
 }
 
+/* A put waits no longer than it was told for room in the ring either. */
+static void test_full_ring(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_client *other = open_client(f->fake, 3600 * 1000);
+	struct kvp_plane planes[8];
+	struct kvp_view v = { .size = sizeof(v), .planes = planes };
+	uint8_t data[T * TOKEN_BYTES] = { 0 };
+	struct kvp_space *space;
+	struct kvp_grant *g[2];
+	uint64_t bytes;
+
+	assert_int_equal(kvp_space_open(other, &model, 2000, &space), 0);
+	kvp_view_dense(space, KVP_VIEW_NCLD, data, T, planes, &bytes);
+	/* the second time more is asked for than one: a slot is left for the put */
+	assert_int_equal(kvp_reserve(space, 2000, NULL, &g[0]), 0);
+	assert_int_equal(kvp_reserve(space, 2000, NULL, &g[1]), 0);
+	pthread_mutex_lock(&f->fake->lock);
+	f->fake->mute = true;
+	pthread_mutex_unlock(&f->fake->lock);
+	for (uint32_t n = 0; n < KVP_SQ_ENTRIES + 10; n++)
+		assert_int_equal(kvp_flush(other, 0), -ETIMEDOUT);
+	assert_int_equal(kvp_put(space, f->tokens, T, 0, &v, NULL, NULL), -EAGAIN);
+	pthread_mutex_lock(&f->fake->lock);
+	f->fake->mute = false;
+	pthread_mutex_unlock(&f->fake->lock);
+	assert_int_equal(kvp_flush(other, 20000), 0);
+	assert_int_equal(kvp_put(space, f->tokens, T, 0, &v, NULL, NULL), T);
+	assert_int_equal(kvp_flush(other, 20000), 0);
+	kvp_grant_release(g[0]);
+	kvp_grant_release(g[1]);
+	kvp_close(other);
+}
+
 /* An extent that the client does not know is a miss, asked for in the background. */
 static void test_unknown_extent(void **state)
 {
@@ -1152,6 +1186,7 @@ int main(void)
 		WITH_DAEMON(test_stats_and_close),
 		WITH_DAEMON(test_daemon_dies),
 		WITH_DAEMON(test_silent_daemon),
+		WITH_DAEMON(test_full_ring),
 		WITH_DAEMON(test_unknown_extent),
 		WITH_DAEMON(test_retire),
 		WITH_DAEMON(test_stock),

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -249,6 +250,43 @@ static int open_signals(struct kvpd_control *c)
 	return kvpd_watch(c, c->sigfd, EPOLLIN, &c->sig_source);
 }
 
+/* ---- memory pressure ----------------------------------------------------------------------- */
+
+static void pressure_ready(struct kvpd_source *source, uint32_t events)
+{
+	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 1);
+	struct kvpd_control *c =
+		(struct kvpd_control *)((char *)source - offsetof(struct kvpd_control, psi_source));
+	uint64_t evicted = 0;
+
+	if (!(events & EPOLLPRI)) {
+		/* The kernel took the trigger back. */
+		(void)epoll_ctl(c->epfd, EPOLL_CTL_DEL, c->psi_fd, NULL);
+		return;
+	}
+	if (kvpd_relieve(c->ledger, &evicted) == 0)
+		kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
+			"the machine is short of memory: %" PRIu64
+			" blocks evicted, nothing grows for a while; lower `memory`",
+			evicted);
+}
+
+/* Tasks waited for memory 10 % of two seconds. Kernels without pressure information: no relief. */
+static void watch_pressure(struct kvpd_control *c)
+{
+	static const char trigger[] = "some 200000 2000000";
+
+	c->psi_source.ready = pressure_ready;
+	c->psi_fd = open("/proc/pressure/memory", O_RDWR | O_CLOEXEC | O_NONBLOCK);
+	if (c->psi_fd < 0)
+		return;
+	if (write(c->psi_fd, trigger, sizeof(trigger)) < 0 ||
+		kvpd_watch(c, c->psi_fd, EPOLLPRI, &c->psi_source) < 0) {
+		close(c->psi_fd);
+		c->psi_fd = -1;
+	}
+}
+
 /* ---- making and freeing -------------------------------------------------------------------- */
 
 static int open_loop(struct kvpd_control *c)
@@ -268,6 +306,7 @@ static int open_loop(struct kvpd_control *c)
 		r = open_signals(c);
 	if (r < 0)
 		return r;
+	watch_pressure(c);
 	c->packet = malloc(sizeof(*c->packet));
 	if (!c->packet)
 		return -ENOMEM;
@@ -294,6 +333,7 @@ int kvpd_control_new(struct kvpd_config *config, const struct kvpd_account *acco
 		.epfd = -1,
 		.sigfd = -1,
 		.evfd = -1,
+		.psi_fd = -1,
 		.spare_fd = -1,
 		.config = config,
 		.first_config = config,
@@ -407,6 +447,7 @@ struct kvpd_control *kvpd_control_free(struct kvpd_control *c)
 	close_fd(c->epfd);
 	close_fd(c->sigfd);
 	close_fd(c->evfd);
+	close_fd(c->psi_fd);
 	close_fd(c->spare_fd);
 	free(c->packet);
 	pthread_mutex_destroy(&c->lock);

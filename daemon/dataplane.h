@@ -118,6 +118,13 @@ int kvpd_retire_ack(struct kvpd_ledger *ledger, uint32_t session, const struct k
  */
 int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_answer);
 
+/*
+ * The machine is short of memory: an eighth of what each tenant has cached goes, oldest first as its
+ * policy has it, and extents that hold nothing any more return their memory. For ten seconds no
+ * tenant grows: puts make room by eviction or are told to come again.
+ */
+int kvpd_relieve(struct kvpd_ledger *ledger, uint64_t *ret_evicted);
+
 /* Limits of tenants that exist and values that may change while running (claim_ttl_ms). */
 int kvpd_reconfigure(struct kvpd_ledger *ledger, const struct kvpd_config *config);
 

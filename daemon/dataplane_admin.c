@@ -460,22 +460,6 @@ static int verb_unpin(struct admin *a)
 
 /* ---- making room ---------------------------------------------------------------------------- */
 
-static uint64_t evict_up_to(struct kvpd_tenant *t, uint64_t want)
-{
-	uint64_t gone = 0, now = kvpd_now_ns();
-
-	while (gone < want) {
-		uint64_t n = want - gone < KVPD_EVICT_MAX ? want - gone : KVPD_EVICT_MAX;
-
-		n = kvpd_evict_some(t, (uint32_t)n, now);
-		if (!n)
-			break;
-		gone += n;
-	}
-	t->dirty = true;
-	return gone;
-}
-
 static int evict_key(struct admin *a)
 {
 	struct kvpd_tenant *t;
@@ -504,7 +488,7 @@ static int verb_evict(struct admin *a)
 		want = UINT64_MAX;
 	if (!want)
 		return fail(a, -EINVAL, "evict: give a key, a count, or all");
-	each_tenant(a, i, t) gone += evict_up_to(t, want == UINT64_MAX ? want : want - gone);
+	each_tenant(a, i, t) gone += kvpd_evict_up_to(t, want == UINT64_MAX ? want : want - gone);
 	put_int(a->answer, "evicted", gone);
 	return 0;
 }
@@ -517,7 +501,7 @@ static int verb_drain(struct admin *a)
 
 	each_tenant(a, i, t)
 	{
-		gone += evict_up_to(t, UINT64_MAX);
+		gone += kvpd_evict_up_to(t, UINT64_MAX);
 		while (kvpd_forget_oldest(t))
 			forgotten++;
 		left += t->n_blocks;

@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <string.h>
 
+#define PRESSED_NS  (10000 * KVPD_MS) /* no tenant grows for so long after a relief */
+#define RELIEF_PART 8 /* of what is cached goes each time */
 #define DOOMED_NS (60000 * KVPD_MS) /* a deletion that stays blocked for so long is dropped */
 
 /* ---- leases --------------------------------------------------------------------------------- */
@@ -283,4 +285,46 @@ void kvpd_doomed_step(struct kvpd_tenant *t, uint64_t now)
 			t->block[d.block].flags &= ~KVPD_BLOCK_DOOMED;
 	}
 	t->n_doomed = kept_n;
+}
+
+/* ---- relief --------------------------------------------------------------------------------- */
+
+uint64_t kvpd_evict_up_to(struct kvpd_tenant *t, uint64_t want)
+{
+	uint64_t gone = 0, now = kvpd_now_ns();
+
+	while (gone < want) {
+		uint64_t n = want - gone < KVPD_EVICT_MAX ? want - gone : KVPD_EVICT_MAX;
+
+		n = kvpd_evict_some(t, (uint32_t)n, now);
+		if (!n)
+			break;
+		gone += n;
+	}
+	t->dirty = true;
+	return gone;
+}
+
+static int relieve_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	uint64_t *evicted = arg;
+
+	l->pressed_until_ns = kvpd_now_ns() + PRESSED_NS;
+	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++) {
+		struct kvpd_tenant *t = l->tenant[i];
+
+		if (t)
+			*evicted += kvpd_evict_up_to(t, t->n_blocks / RELIEF_PART + 1);
+	}
+	return 0;
+}
+
+int kvpd_relieve(struct kvpd_ledger *ledger, uint64_t *ret_evicted)
+{
+	uint64_t evicted = 0;
+	int r = kvpd_ledger_ask(ledger, relieve_on_ledger, &evicted);
+
+	if (r == 0)
+		*ret_evicted = evicted;
+	return r;
 }

@@ -321,6 +321,7 @@ struct kvpd_ledger {
 	/* of the configuration, copied */
 	uint64_t memory;
 	uint64_t extent_bytes;
+	_Atomic uint64_t pressed_until_ns; /* the machine is short of memory: nothing grows until then */
 	uint32_t populate_threads;
 	enum kvpd_tristate hugepages;
 	bool hugetlb; /* segments are made of 2 MiB pages */
@@ -462,6 +463,8 @@ uint32_t kvpd_move_out(struct kvpd_extent *x, uint32_t n, bool urgent, uint64_t 
 void kvpd_limbo_step(struct kvpd_tenant *t);
 
 /* evict.c */
+/* Evicts at most `want` blocks that nothing protects; returns how many. */
+uint64_t kvpd_evict_up_to(struct kvpd_tenant *t, uint64_t want);
 uint32_t kvpd_evict_batch(const struct kvpd_tenant *t);
 /* Evicts at most n (<= KVPD_EVICT_MAX) blocks in the policy's order; returns how many went. */
 uint32_t kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now);

@@ -199,7 +199,7 @@ static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t by
 	uint32_t n = 0;
 
 	/* The kernel would rather kill somebody than refuse. */
-	if (available && available < bytes + LEFT_FREE)
+	if ((available && available < bytes + LEFT_FREE) || l->pressed_until_ns > said)
 		return -ENOMEM;
 
 	while (n + 1 < l->populate_threads && n + 1 < pieces && n < MAX_THREADS) {

@@ -432,6 +432,41 @@ static void empty_extents_return_their_memory(void **state)
 	dp_stop(&w);
 }
 
+/* Row E-049: the machine is short of memory. The cache shrinks, does not grow, and goes on working. */
+static void pressure_shrinks_the_cache(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a;
+	kvp_token tokens[T];
+	struct dp_block block;
+	uint32_t space;
+	uint64_t evicted, before, charged;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	space = dp_space(a, "m", 64);
+	for (uint32_t i = 0; i < 100; i++) {
+		make_tokens(tokens, T, i);
+		assert_int_equal(dp_put(a, space, dp_root(), tokens, T, &block), 0);
+	}
+	before = dp_figure(&w, "blocks");
+	charged = dp_figure(&w, "charged_bytes");
+	assert_int_equal(kvpd_relieve(w.ledger, &evicted), 0);
+	assert_true(evicted > before / 8);
+	assert_int_equal(dp_figure(&w, "blocks"), before - evicted);
+	/* What was freed is written again, and nothing is added. */
+	for (uint32_t i = 100; i < 100 + evicted; i++) {
+		make_tokens(tokens, T, i);
+		assert_int_equal(dp_put(a, space, dp_root(), tokens, T, &block), 0);
+	}
+	assert_true(dp_figure(&w, "charged_bytes") <= charged);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 /* As long as one client has it mapped its bytes stay charged. */
 static void unacknowledged_memory_stays_charged(void **state)
 {
@@ -891,6 +926,7 @@ int main(void)
 		cmocka_unit_test(full_of_leases),
 		cmocka_unit_test(limbo_keeps_old_bytes),
 		cmocka_unit_test(empty_extents_return_their_memory),
+		cmocka_unit_test(pressure_shrinks_the_cache),
 		cmocka_unit_test(unacknowledged_memory_stays_charged),
 		cmocka_unit_test(arenas_are_shared_out),
 		cmocka_unit_test(size_classes_trade_room),

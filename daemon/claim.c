@@ -122,11 +122,10 @@ void kvpd_claim_committed(
 	/* Whoever committed it: those who wait for the block have it now. */
 	ttl_ms = t->claim_ttl_ms[c - t->view.claims];
 	own = kvp_load_relaxed(&c->session) == s->id;
-	if (own && (next.lo || next.hi)) {
-		/* The next claim first, or another client could slip in between. */
-		(void)kvpd_claim_set(s, next, ttl_ms, now);
-	}
+	/* First, so that its place and its part of the limit are free for the next one. */
 	end(t, c);
+	if (own && (next.lo || next.hi))
+		(void)kvpd_claim_set(s, next, ttl_ms, now);
 }
 
 static void end_where(struct kvpd_tenant *t, uint32_t session, uint64_t before)

@@ -11,6 +11,8 @@
 
 #include <cmocka.h>
 
+#include "daemon/ledger.h"
+
 #define T 16u /* tokens in a block */
 
 /* Token ids that begin differently for each n. */
@@ -684,6 +686,13 @@ static void claims_move_with_commits_and_expire(void **state)
 	root = (struct kvp_key){ a->view.spaces[space].root_lo, a->view.spaces[space].root_hi };
 	k0 = kvp_chain_key(root, tokens, T);
 	k1 = kvp_chain_key(k0, tokens + T, T);
+	/* with as many others as a client may have: it moves all the same */
+	for (uint32_t i = 1; i < KVPD_SESSION_CLAIMS; i++) {
+		claim.next_lo = 1000 + i;
+		dp_push(a, &claim);
+		assert_int_equal(dp_next(a, 5000, &cqe), 0);
+		assert_int_equal(cqe.status, 0);
+	}
 	claim.next_lo = k0.lo;
 	claim.next_hi = k0.hi;
 	dp_push(a, &claim);
@@ -710,7 +719,8 @@ static void claims_move_with_commits_and_expire(void **state)
 	assert_int_equal(dp_next(b, 5000, &cqe), 0);
 	assert_int_equal(cqe.flags, KVP_CQE_PRESENT);
 	/* at most ten times the configured 500 ms, and the time a client names if that is less */
-	claim.next_lo = 77;
+	claim.next_lo = 1001;
+	claim.next_hi = 0;
 	claim.ttl_ms = 20;
 	dp_push(a, &claim);
 	assert_int_equal(dp_next(a, 5000, &cqe), 0);

@@ -5,8 +5,8 @@
  * The blocks that one request last used form a group: they have the same age and, mostly, the same
  * fate. A group has a class, told by what is known when it arises: fresh blocks or blocks seen
  * before, the turn of its conversation (0..3 and more), the number of new blocks of the request
- * (log 2). Partial last blocks have a class of their own, blocks that several chains share one for
- * each power of two of chains.
+ * (log 2); if it brings none, how often it came before. Partial last blocks have a class of their
+ * own until they come back, blocks that several chains share one for each power of two of chains.
  *
  * Ages fall into bins, two per octave. For every class and bin (a cell) we count how many blocks
  * entered it, and how many were used again in it; evicted blocks go on being counted while their
@@ -16,9 +16,11 @@
  * (the index of Gittins, computed from old to young by merging bins while that raises it). The
  * victim is the tip of the oldest group in the cell of the smallest index.
  *
- * Ages shorter than the mean time between requests are one bin: what comes back at once (in a
- * trace of coarse timestamps, at the same instant) would else make everything new look precious.
- * Beyond the oldest age seen the hazard falls as 1 / age.
+ * Ages are counted half in requests and half in time: blocks compete request by request, but
+ * people and tools come back after a time. A long gap counts for no more than sixteen mean ones,
+ * and where the clock stands still only requests count. Ages below one mean step are one bin: what
+ * comes back at once would else make everything new look precious. Beyond the oldest age seen the
+ * hazard falls as 1 / age.
  */
 #include "policy/evict_impl.h"
 
@@ -30,12 +32,14 @@
 #define NONE         KVP_BLOCK_NONE
 #define QUEUED       (EVICT_HEAP + 1u) /* `where` of a block in its group's list */
 #define PER_OCTAVE   2u
-#define FIRST_OCTAVE 10u /* ages below 2^10 ns share bin 0 */
+#define FIRST_OCTAVE 10u /* ages below 2^10 share bin 0 */
 #define BINS         (PER_OCTAVE * (64u - FIRST_OCTAVE))
 #define TURNS        4u
 #define SIZES        8u
 #define SHAPES       (TURNS * SIZES)
-#define PARTIAL      (2u * SHAPES)
+#define REPEAT       (2u * SHAPES) /* seen, in requests that bring nothing new */
+#define USES         8u
+#define PARTIAL      (REPEAT + USES)
 #define SHARED       (PARTIAL + 1u)
 #define BRANCHES     4u /* 2, 4, 8, 16 chains and more */
 #define CLASSES      (SHARED + BRANCHES)
@@ -43,6 +47,11 @@
 #define LEVELS       1024u
 #define REQUESTS     16u /* served at the same time; more only blur classes */
 #define GHOSTS_EXTRA 20000u
+#define STEP_LOG2    20u       /* of the policy's own clock: a request, on average */
+#define STEP         1048576.0 /* 2^STEP_LOG2 */
+#define FLOOR_BIN    ((STEP_LOG2 - FIRST_OCTAVE) * PER_OCTAVE) /* ages up to this bin are one */
+#define GAPS         16384.0 /* between requests, that their mean remembers */
+#define GAP_MAX      16.0    /* longest gap, in mean ones */
 
 /*
  * How many blocks of data weigh as much as what is assumed without them. For a class it grows with
@@ -86,8 +95,8 @@ struct cell {
 struct request {
 	uint32_t seen, fresh; /* its groups, or NONE */
 	uint32_t count;       /* blocks that nobody knew */
-	uint32_t turn;
-	uint32_t branch; /* log2 of the most chains that a block met so far belongs to */
+	uint32_t uses;        /* turns before this one, exact up to 3, then about log 2 */
+	uint32_t branch;      /* log2 of the most chains that a block met so far belongs to */
 };
 
 struct hazard {
@@ -104,9 +113,11 @@ struct hazard {
 	uint32_t current;
 	uint32_t tip;       /* of the current request */
 	uint32_t announced; /* tip that request() told of and chain() has yet to touch */
-	uint32_t floor_bin; /* ages up to this bin are one */
-	double step;        /* mean time between requests */
-	uint64_t begun;     /* time of the last request */
+	uint64_t now;       /* own clock, see advance() */
+	double gap;         /* mean time between requests, in the caller's clock */
+	uint64_t requests;
+	uint64_t begun; /* time of the last request */
+	uint64_t draws;
 	uint64_t swept;
 	uint64_t changes; /* since the last relearn() */
 	uint64_t seen;    /* before the last relearn() */
@@ -261,13 +272,13 @@ static void sweep(struct kvp_evict *e)
 {
 	struct hazard *h = e->self;
 
-	if (e->now == h->swept)
+	if (h->now == h->swept)
 		return;
-	h->swept = e->now;
+	h->swept = h->now;
 	for (uint32_t b = BINS - 1; b-- > 0;) {
 		uint32_t i;
-		while ((i = h->timeline[b].old) != NONE && e->now - h->group[i].born >= bin_end(b))
-			grow_older(h, i, bin_of(e->now - h->group[i].born));
+		while ((i = h->timeline[b].old) != NONE && h->now - h->group[i].born >= bin_end(b))
+			grow_older(h, i, bin_of(h->now - h->group[i].born));
 	}
 }
 
@@ -310,7 +321,7 @@ static uint64_t tolerance(const struct hazard *h)
 
 	if (h->n_used <= half)
 		return 0;
-	return (uint64_t)ldexp(h->step, (int)((uint64_t)(h->n_used - half) * 16 / half));
+	return (uint64_t)ldexp(STEP, (int)((uint64_t)(h->n_used - half) * 16 / half));
 }
 
 /* A group of this class born about now. Never fails: some group is always there to join. */
@@ -320,7 +331,7 @@ static uint32_t group_for(struct kvp_evict *e, uint32_t klass, bool may_share)
 	uint32_t i = h->newest[klass];
 	bool crowded = h->n_used > h->n_groups / 2;
 
-	if (i != NONE && (may_share || crowded) && e->now - h->group[i].born <= tolerance(h))
+	if (i != NONE && (may_share || crowded) && h->now - h->group[i].born <= tolerance(h))
 		return i;
 	if (h->free_group == NONE) {
 		for (uint32_t k = klass; i == NONE; k = (k + 1) % CLASSES)
@@ -331,7 +342,7 @@ static uint32_t group_for(struct kvp_evict *e, uint32_t klass, bool may_share)
 	h->free_group = h->group[i].t_old;
 	h->n_used++;
 	h->group[i] = (struct group){
-		.born = e->now,
+		.born = h->now,
 		.young = NONE,
 		.old = NONE,
 		.klass = (uint16_t)klass,
@@ -402,7 +413,7 @@ static void count_hit(struct kvp_evict *e, uint32_t i)
 {
 	struct hazard *h = e->self;
 	const struct group *g = &h->group[i];
-	uint32_t bin = bin_of(e->now - g->born);
+	uint32_t bin = bin_of(h->now - g->born);
 	struct cell *c = &h->cell[g->klass * BINS];
 
 	c[bin].events += 1;
@@ -439,7 +450,7 @@ static void index_class(struct hazard *h, uint32_t klass, const double *hazard, 
 {
 	struct cell *c = &h->cell[klass * BINS];
 	struct stretch stack[BINS];
-	uint32_t n = 0, floor_bin = h->floor_bin < top ? h->floor_bin : top;
+	uint32_t n = 0, floor_bin = FLOOR_BIN < top ? FLOOR_BIN : top;
 	double index = 0;
 
 	for (uint32_t b = top + 1; b-- > floor_bin;) {
@@ -473,7 +484,7 @@ static void index_class(struct hazard *h, uint32_t klass, const double *hazard, 
 /* Which of the groups of classes a class is drawn towards: fresh, seen, partial, shared. */
 static uint32_t family(uint32_t klass)
 {
-	return klass < PARTIAL ? klass / SHAPES : klass < SHARED ? 2 : 3;
+	return klass < SHAPES ? 0 : klass < PARTIAL ? 1 : klass < SHARED ? 2 : 3;
 }
 
 #define FAMILIES 4u
@@ -572,15 +583,46 @@ static void fade(struct kvp_evict *e)
 static uint32_t class_of(const struct request *r, enum kind kind)
 {
 	uint32_t size = log2_floor((uint64_t)r->count + 1);
+	uint32_t turn = r->uses < TURNS ? r->uses : TURNS - 1;
 
-	return (uint32_t)kind * SHAPES + r->turn * SIZES + (size < SIZES ? size : SIZES - 1);
+	if (kind == SEEN && !r->count)
+		return REPEAT + r->uses;
+	return (uint32_t)kind * SHAPES + turn * SIZES + (size < SIZES ? size : SIZES - 1);
 }
 
-static uint32_t turn_after(uint32_t klass)
+/*
+ * One more use than this class says. From TURNS - 1 on the count is a logarithm: it rises with
+ * probability 1/2, 1/4, ... (Morris 1978), so that the class is all that need be remembered.
+ */
+static uint32_t uses_after(struct hazard *h, uint32_t klass)
 {
-	uint32_t turn = klass < PARTIAL ? klass % SHAPES / SIZES + 1 : 1;
+	uint32_t uses;
 
-	return turn < TURNS ? turn : TURNS - 1;
+	if (klass >= PARTIAL)
+		return 1;
+	uses = klass < REPEAT ? klass % SHAPES / SIZES : klass - REPEAT;
+	if (uses >= TURNS - 1) {
+		uint64_t draw = ++h->draws * UINT64_C(0x9e3779b97f4a7c15);
+		if (draw >> (64 - (uses + 2 - TURNS)))
+			return uses;
+	}
+	return uses + 1 < USES ? uses + 1 : USES - 1;
+}
+
+/* The age of everything grows by one request. */
+static void advance(struct kvp_evict *e)
+{
+	struct hazard *h = e->self;
+	double gap = h->requests ? (double)(e->now - h->begun) : 0, relative = 1;
+
+	h->begun = e->now;
+	if (h->requests)
+		h->gap += (gap - h->gap) / (h->requests < GAPS ? (double)h->requests : GAPS);
+	h->requests++;
+	if (h->gap > 0)
+		relative = gap < GAP_MAX * h->gap ? gap / h->gap : GAP_MAX;
+	h->now += (uint64_t)(STEP * (1 + relative) / 2);
+	sweep(e);
 }
 
 /*
@@ -591,11 +633,7 @@ static struct request *begin(struct kvp_evict *e, uint32_t tip)
 {
 	struct hazard *h = e->self;
 
-	if (e->now > h->begun) {
-		h->step += ((double)(e->now - h->begun) - h->step) / 64;
-		h->floor_bin = bin_of((uint64_t)h->step);
-		h->begun = e->now;
-	}
+	advance(e);
 	h->current = (h->current + 1) % REQUESTS;
 	struct request *r = &h->request[h->current];
 	if (r->seen != NONE)
@@ -604,7 +642,7 @@ static struct request *begin(struct kvp_evict *e, uint32_t tip)
 		forget_request(h, r->fresh);
 	*r = (struct request){ .seen = NONE, .fresh = NONE };
 	if (tip != NONE && e->node[tip].freq == 0)
-		r->turn = turn_after(h->group[e->node[tip].home].klass);
+		r->uses = uses_after(h, h->group[e->node[tip].home].klass);
 	h->tip = tip;
 	return r;
 }
@@ -777,12 +815,12 @@ static void hazard_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evi
 		r->count++;
 		if (n->parent != NONE && !partial)
 			e->node[n->parent].freq++;
-	} else if (!partial && !r->count) {
-		r->turn = was < SHARED ? turn_after(was) : 0;
+	} else if (!r->count) {
+		r->uses = was < SHARED ? uses_after(h, was) : 0;
 	}
 	relabel(h, r->seen, class_of(r, SEEN));
 	relabel(h, r->fresh, class_of(r, FRESH));
-	if (partial) {
+	if (partial && was == NONE) {
 		to = group_for(e, PARTIAL, true);
 	} else if (was != NONE && was >= SHARED) {
 		n->freq = 1u << (was - SHARED + 1);

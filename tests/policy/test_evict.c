@@ -464,6 +464,67 @@ static void test_random_operations(void **state)
 	}
 }
 
+/* ---- what the default policy promises ---- */
+
+#define DOCS 400u
+#define ROOM 40u
+
+/*
+ * Requests for single blocks, the popular ones most often, `gap` apart. Returns hits; adds what was
+ * evicted to ret_order, so that two runs can be compared.
+ */
+static unsigned popular(const char *name, uint64_t gap, uint64_t *ret_order)
+{
+	struct kvp_evict *e = make(name, ROOM, 0, DOCS);
+	unsigned hits = 0;
+
+	random_seed(7);
+	for (uint64_t i = 0; i < 20000; i++) {
+		kvp_block_id id = below(1 + below(1 + below(DOCS))), out;
+		if (kvp_evict_contains(e, id)) {
+			hits++;
+			assert_int_equal(kvp_evict_access_chain(e, id, i * gap), 0);
+		} else {
+			put(e, id, KVP_BLOCK_NONE, i * gap);
+		}
+		if (kvp_evict_len(e) <= ROOM)
+			continue;
+		assert_int_equal(kvp_evict_victims(e, 1, 0, NULL, NULL, i * gap, &out, 1), 1);
+		assert_int_equal(kvp_evict_remove(e, out, 1, i * gap), 0);
+		*ret_order = *ret_order * 31 + out;
+	}
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+	return hits;
+}
+
+/* A clock that stands still, and one of any unit that ticks evenly, lead to the same decisions. */
+static void test_clock_cannot_mislead(void **state)
+{
+	(void)state;
+	static const uint64_t gaps[] = { 1, 1000, UINT64_C(60000000000) };
+	uint64_t still = 0;
+
+	popular(KVP_EVICT_DEFAULT, 0, &still);
+	for (size_t i = 0; i < sizeof(gaps) / sizeof(gaps[0]); i++) {
+		uint64_t order = 0;
+		popular(KVP_EVICT_DEFAULT, gaps[i], &order);
+		assert_int_equal(order, still);
+	}
+}
+
+/* Where blocks differ in nothing but how often they are used, it finds that out. */
+static void test_counts_uses(void **state)
+{
+	(void)state;
+	uint64_t order = 0;
+	unsigned ours = popular(KVP_EVICT_DEFAULT, 5, &order);
+	unsigned lru = popular("lru", 5, &order);
+
+	print_message("%u hits, lru %u\n", ours, lru);
+	assert_true(ours > lru + lru / 20);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -474,6 +535,8 @@ int main(void)
 		cmocka_unit_test(test_offer_withdrawn),
 		cmocka_unit_test(test_hooks),
 		cmocka_unit_test(test_ingestion),
+		cmocka_unit_test(test_clock_cannot_mislead),
+		cmocka_unit_test(test_counts_uses),
 		cmocka_unit_test(test_random_operations),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -112,7 +112,9 @@ int bench_pool_start(struct bench_pool *p, uint32_t blocks, uint32_t block_token
 	char error[1500];
 	int r;
 
-	memset(p, 0, sizeof(*p));
+	p->client = NULL;
+	p->space = NULL;
+	opts.policy = p->policy;
 	p->block_tokens = block_tokens;
 	p->block_bytes = block_bytes;
 	r = kvt_daemon_start(&opts, &p->daemon, error, sizeof(error));

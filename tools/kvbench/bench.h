@@ -39,6 +39,7 @@ struct bench_pool {
 	struct kvt_daemon daemon;
 	struct kvp_client *client;
 	struct kvp_space *space;
+	const char *policy; /* NULL: the daemon's default; set before the start */
 	uint32_t block_tokens;
 	uint64_t block_bytes;
 };

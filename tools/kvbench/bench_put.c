@@ -68,7 +68,7 @@ int kvbench_put(int argc, char **argv)
 		{ "json", "one JSON object on stdout", NULL, &json, 0, 0 },
 	};
 	double put[ROUNDS], place[ROUNDS], copy[ROUNDS], ratio[ROUNDS], place_ratio[ROUNDS];
-	struct bench_pool p;
+	struct bench_pool p = { 0 };
 	struct bench_copy c;
 	int r = bench_parse(
 		argc, argv, "Puts new blocks, one after another, by one thread.", options, 3);

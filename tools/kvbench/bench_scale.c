@@ -232,7 +232,8 @@ int kvbench_scale(int argc, char **argv)
 		{ "json", "one JSON object on stdout", NULL, &json, 0, 0 },
 	};
 	struct crowd crowd = { 0 };
-	struct bench_pool p;
+	/* The default policy keeps a history of blocks gone, which is not metadata of blocks held. */
+	struct bench_pool p = { .policy = "lru" };
 	_Atomic uint32_t *counts;
 	int r = bench_parse(argc, argv, "What attached clients cost: 1, 8, 64, 1,000.", options, 3);
 

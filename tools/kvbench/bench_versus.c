@@ -23,6 +23,7 @@
 #define BLOCK_TOKENS 64u
 #define ROUNDS       5u
 #define GETS         200u
+#define ACQUIRES     200000u
 
 struct peer {
 	const char *name;
@@ -270,7 +271,7 @@ static double acquire_ns(
 {
 	uint64_t sum = 0, began = bench_now();
 
-	for (uint32_t i = 0; i < GETS * 100; i++) {
+	for (uint32_t i = 0; i < ACQUIRES; i++) {
 		struct kvp_payload payload = { .size = sizeof(payload) };
 		struct kvp_match *m;
 
@@ -280,7 +281,7 @@ static double acquire_ns(
 		sum += (uintptr_t)payload.addr;
 		kvp_release(m);
 	}
-	return sum ? (double)(bench_now() - began) / (GETS * 100) : -1;
+	return sum ? (double)(bench_now() - began) / ACQUIRES : -1;
 }
 
 static double copy_ns(struct bench_pool *p, struct bench_copy *c, const uint32_t *prompts,

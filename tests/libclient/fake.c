@@ -578,7 +578,7 @@ struct fake *fake_start(const char *path)
 	if (path)
 		snprintf(f->path, sizeof(f->path), "%s", path);
 	else
-		snprintf(f->path, sizeof(f->path), "/tmp/kvp-fake-%d-%u", (int)getpid(),
+		snprintf(f->path, sizeof(f->path), P_tmpdir "/kvp-fake-%d-%u", (int)getpid(),
 			(unsigned)epochs);
 	make_catalog(f);
 	strcpy(a.sun_path, f->path);

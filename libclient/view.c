@@ -201,11 +201,11 @@ int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 /*
- * A call that copies more than a cache holds writes around it, in runs of at least a few pages:
- * each line then crosses the memory bus once and not twice. memcpy() cannot know, it sees one
- * block.
+ * A call that copies as much as a good part of a core's own cache writes around it, in runs of at
+ * least a few pages: each line then crosses the memory bus once and not twice, and what the caller
+ * is working on stays where it is. memcpy() decides by the size of the shared cache and of one run.
  */
-#define AROUND_CACHE (UINT64_C(4) << 20)
+#define AROUND_CACHE (UINT64_C(512) << 10)
 #define AROUND_RUN   (UINT64_C(8) << 10)
 
 #ifdef __SSE2__

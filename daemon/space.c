@@ -22,21 +22,6 @@ static bool padded(const char *text)
 	return n < KVP_SPACE_NAME;
 }
 
-static uint64_t element_bytes(uint32_t dtype)
-{
-	switch (dtype) {
-	case KVP_DTYPE_F32:
-		return 4;
-	case KVP_DTYPE_F16:
-	case KVP_DTYPE_BF16:
-		return 2;
-	case KVP_DTYPE_F8:
-		return 1;
-	default:
-		return 0;
-	}
-}
-
 static const char *judge_layers(const struct kvp_space_canon *c, uint64_t *ret_elements)
 {
 	static const struct kvp_shm_layer nothing;
@@ -63,7 +48,7 @@ static const char *judge_layers(const struct kvp_space_canon *c, uint64_t *ret_e
 /* NULL, or what is wrong. */
 static const char *judge(const struct kvp_space_canon *c, uint64_t *ret_block_bytes)
 {
-	uint64_t element = element_bytes(c->dtype), per_token;
+	uint64_t element = kvp_dtype_bytes(c->dtype), per_token;
 	const char *wrong;
 
 	if (c->version != 1)

@@ -11,21 +11,6 @@
 
 /* ---- geometry -------------------------------------------------------------------------------- */
 
-static uint32_t element_bytes(uint32_t dtype)
-{
-	switch (dtype) {
-	case KVP_DTYPE_F32:
-		return 4;
-	case KVP_DTYPE_F16:
-	case KVP_DTYPE_BF16:
-		return 2;
-	case KVP_DTYPE_F8:
-		return 1;
-	default:
-		return 0;
-	}
-}
-
 /* The formulas of kvpool.h, with e * D as k_width and v_width. */
 static void place_layers(struct geometry *g)
 {
@@ -59,7 +44,7 @@ int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo)
 		.n_layers = canon->n_layers,
 		.homogeneous = 1,
 	};
-	uint32_t e = element_bytes(canon->dtype);
+	uint32_t e = kvp_dtype_bytes(canon->dtype);
 
 	if (!e || g.block_tokens < KVP_BLOCK_TOKENS_MIN || g.block_tokens > KVP_BLOCK_TOKENS_MAX ||
 		!g.n_layers || g.n_layers > KVP_MAX_LAYERS || g.layout > KVP_LAYOUT_LCND)

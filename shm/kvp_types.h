@@ -53,6 +53,22 @@ static inline int kvp_key_equal(struct kvp_key a, struct kvp_key b)
 #define KVP_DTYPE_BF16 3u
 #define KVP_DTYPE_F8   4u /* e4m3 or e5m2: opaque bytes to the native codec */
 
+/* Bytes of one element; 0: no such type. */
+static inline uint32_t kvp_dtype_bytes(uint32_t dtype)
+{
+	switch (dtype) {
+	case KVP_DTYPE_F32:
+		return 4;
+	case KVP_DTYPE_F16:
+	case KVP_DTYPE_BF16:
+		return 2;
+	case KVP_DTYPE_F8:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
 /* Order of a block's elements; see kvpool.h for the address formula. */
 #define KVP_LAYOUT_NCLD 0u /* [tokens][K,V][layers][heads * dim] */
 #define KVP_LAYOUT_LCND 1u /* [layers][K,V][tokens][heads * dim] */

@@ -387,8 +387,12 @@ static inline const struct space_bind *bind_of(
 	return kvp_load_acquire(&b->open) ? b : NULL;
 }
 
-/* ring_lock held. If this client claims the block that is being committed, the claim moves on. */
-void claim_next(struct attachment *att, struct kvp_key key, struct kvp_sqe *sqe);
+/*
+ * ring_lock held. If this client claims the block that is being committed, the commit names the
+ * claimed chain's next block, and the claim moves on once the commit stands in the ring.
+ */
+void claim_name_next(struct attachment *att, struct kvp_key key, struct kvp_sqe *sqe);
+void claim_advance(struct attachment *att, struct kvp_key key);
 
 /* ---- grant.c --------------------------------------------------------------------------------- */
 

@@ -291,7 +291,7 @@ static int submit_commit(struct kvp_grant *g, struct kvp_sqe *sqe, struct commit
 	int r;
 
 	memcpy(att->page->staging[g->id], tokens, sqe->tokens * sizeof(tokens[0]));
-	claim_next(att, k->key, sqe);
+	claim_name_next(att, k->key, sqe);
 	g->state = GRANT_COMMITTED;
 	g->serial = serial;
 	g->tokens = sqe->tokens;
@@ -301,6 +301,7 @@ static int submit_commit(struct kvp_grant *g, struct kvp_sqe *sqe, struct commit
 		g->state = GRANT_HELD;
 		return r;
 	}
+	claim_advance(att, k->key);
 	if (!(sqe->flags & KVP_SQE_RELEASE)) {
 		k->grant = g->id + 1;
 		return 0;

@@ -330,7 +330,8 @@ struct kvp_put_opts {
  * less than asked for: 0 with a sequence shorter than min_cache_tokens. When it returns the caller
  * may reuse its buffer; the blocks become visible a moment later (kvp_flush()). opts may be NULL.
  * -ENOENT: the block before `from` is not cached; -EAGAIN: no room now (*ret_retry_ms, if not NULL,
- * says when to try again) and nothing was stored; -EINVAL; -ESHUTDOWN.
+ * says when to try again) and nothing was stored; -ETIMEDOUT: the daemon took none of it in time;
+ * -EINVAL; -ESHUTDOWN.
  */
 KVP_EXPORT int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,
 	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms);

@@ -471,21 +471,31 @@ static int claim_missing(
 	}
 }
 
-void claim_next(struct attachment *att, struct kvp_key key, struct kvp_sqe *sqe)
+static struct kvp_match *claim_of(struct attachment *att, struct kvp_key key)
 {
 	struct kvp_match *m = att->claims;
 
 	while (m && !kvp_key_equal(m->chain[m->front], key))
 		m = m->next_claim;
-	if (!m)
+	return m;
+}
+
+void claim_name_next(struct attachment *att, struct kvp_key key, struct kvp_sqe *sqe)
+{
+	const struct kvp_match *m = claim_of(att, key);
+
+	if (!m || m->front + 1 >= m->n_chain)
 		return;
-	m->front++;
-	if (m->front < m->n_chain) {
-		sqe->next_lo = m->chain[m->front].lo;
-		sqe->next_hi = m->chain[m->front].hi;
-	} else {
+	sqe->next_lo = m->chain[m->front + 1].lo;
+	sqe->next_hi = m->chain[m->front + 1].hi;
+}
+
+void claim_advance(struct attachment *att, struct kvp_key key)
+{
+	struct kvp_match *m = claim_of(att, key);
+
+	if (m && ++m->front >= m->n_chain)
 		claim_unlink(att, m);
-	}
 }
 
 #define MISSING  1

@@ -210,7 +210,7 @@ static int parse_dtype(const json_t *root, struct kvr_error *err, enum kvr_dtype
 
 static int parse_object(const json_t *root, struct kvr_error *err, struct kvr_config *c)
 {
-	double eps;
+	double eps = 0;
 	int r;
 
 	if ((r = check_architecture(root, err)) < 0 || (r = check_unsupported(root, err)) < 0 ||

@@ -57,9 +57,9 @@ int kvr_file_read(int fd, const char *path, void *buf, size_t bytes, struct kvr_
 int kvr_file_load(
 	const char *path, size_t max, struct kvr_error *err, char **ret_data, size_t *ret_bytes)
 {
-	uint64_t bytes;
+	uint64_t bytes = 0;
 	char *data;
-	int fd, r;
+	int fd = -1, r;
 
 	r = kvr_file_open(path, err, &fd, &bytes);
 	if (r < 0)

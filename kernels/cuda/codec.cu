@@ -1,18 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Encoders and decoders; docs/formats.md in CUDA. One warp per row unless said otherwise. */
-#include "kernels/cuda/row.h"
+#include "kernels/cuda/plane.h"
 
 #define WARPS   8 /* per block */
 #define THREADS (32 * WARPS)
-
-/* Where one row lies. */
-struct row_at {
-	uint8_t *raw;
-	uint8_t *plane;
-	uint32_t head;
-	uint32_t token; /* of the page */
-	int32_t exponent;
-};
 
 KVP_DEV uint64_t raw_base(const struct kvp_cuda_rows *p, uint32_t page)
 {
@@ -24,11 +15,6 @@ KVP_DEV uint64_t raw_base(const struct kvp_cuda_rows *p, uint32_t page)
 KVP_DEV uint8_t *plane_of(const struct kvp_cuda_rows *p, uint32_t page)
 {
 	return at(kvp_ldg_u64(at_const(p->pages, (int64_t)page * 8)), (int64_t)p->page_offset);
-}
-
-KVP_DEV int32_t plane_exponent(const struct kvp_cuda_rows *p, const uint8_t *plane)
-{
-	return p->codec.id == KVP_CODEC_NATIVE ? 0 : (int32_t)kvp_ldg_u32(plane + 24);
 }
 
 /* The row of this warp; 0: there is none. The same answer in all lanes. */
@@ -58,35 +44,8 @@ KVP_DEV int find_row(const struct kvp_cuda_rows *p, uint32_t warps, struct row_a
 	}
 	ret->raw = at(raw, (int64_t)ret->head * p->raw_head_stride);
 	ret->plane = plane_of(p, page);
-	ret->exponent = plane_exponent(p, ret->plane);
+	ret->exponent = plane_exponent(&p->codec, ret->plane);
 	return 1;
-}
-
-/* Number of the row among those of a section [head][token]. */
-KVP_DEV uint32_t row_index(const struct kvp_cuda_codec *c, const struct row_at *row)
-{
-	return row->head * c->coded + row->token;
-}
-
-KVP_DEV uint8_t *row_codes(const struct kvp_cuda_codec *c, const struct row_at *row)
-{
-	return row->plane + c->codes + row_index(c, row) * c->row_bytes;
-}
-
-/* Bits `shift` and up of element i's code, as they lie in a 1, 2, 4 or 8-bit row. */
-KVP_DEV uint32_t field(const uint8_t *codes, uint32_t dim, uint32_t bits, uint32_t i)
-{
-	uint32_t per = dim * bits / 8; /* bytes of the row = codes that share a bit position */
-
-	return kvp_ldg_u8(codes + i % per) >> (i / per * bits) & ((1u << bits) - 1);
-}
-
-KVP_DEV uint32_t load_code(const uint8_t *codes, uint32_t dim, uint32_t bits, uint32_t i)
-{
-	if (bits == 3)
-		return field(codes, dim, 2, i) |
-		       (kvp_ldg_u8(codes + dim / 4 + i / 8) >> (i % 8) & 1u) << 2;
-	return field(codes, dim, bits, i);
 }
 
 /* ---- header and exponent: one block per plane ---- */
@@ -158,10 +117,13 @@ KVP_DEV void write_header(const struct kvp_cuda_codec *c, uint8_t *plane, int32_
 	kvp_stg_v4(plane + 16, v);
 	v.w[0] = (uint32_t)c->seed;
 	v.w[1] = (uint32_t)(c->seed >> 32);
-	v.w[2] = 0;
+	v.w[2] = (uint32_t)c->calib;
+	v.w[3] = (uint32_t)(c->calib >> 32);
 	kvp_stg_v4(plane + 32, v);
 	v.w[0] = 0;
 	v.w[1] = 0;
+	v.w[2] = 0;
+	v.w[3] = 0;
 	kvp_stg_v4(plane + 48, v);
 }
 
@@ -178,10 +140,8 @@ KVP_KERNEL(kvp_cu_plane_begin, kvp_cuda_rows, THREADS, 1)
 {
 	const struct kvp_cuda_codec *c = &p.codec;
 	uint32_t page = kvp_block_x();
-	uint32_t scalars =
-		c->minimum && c->kind == KVP_PLANE_K && KVP_CODEC_FAMILY(c->id) == KVP_FAMILY_KIVI
-			? c->heads * c->groups * c->dim * 2
-			: c->heads * c->tokens * c->groups * (c->wide ? 4 : 2);
+	uint32_t scalars = per_channel(c) ? c->heads * c->groups * c->dim * 2
+					  : c->heads * c->tokens * c->groups * (c->wide ? 4 : 2);
 	uint8_t *plane = plane_of(&p, page);
 	uint32_t max = p.force_exponent ? 0 : plane_max(&p, page);
 
@@ -193,15 +153,6 @@ KVP_KERNEL(kvp_cu_plane_begin, kvp_cuda_rows, THREADS, 1)
 }
 
 /* ---- native: the elements themselves, and the incomplete group of kivi keys ---- */
-
-KVP_DEV uint8_t *native_row(const struct kvp_cuda_codec *c, const struct row_at *row)
-{
-	uint32_t size = c->dtype == KVP_DTYPE_F32 ? 4 : c->dtype == KVP_DTYPE_F8 ? 1 : 2;
-	uint32_t first = c->id == KVP_CODEC_NATIVE ? 0 : c->coded;
-
-	return row->plane + c->native +
-	       ((uint64_t)row->head * (c->tokens - first) + row->token - first) * c->dim * size;
-}
 
 KVP_DEV void copy_row(uint8_t *to, const uint8_t *from, uint32_t dtype, uint32_t dim, uint32_t lane)
 {
@@ -263,15 +214,6 @@ KVP_DEV void tq_store_scalar(const struct kvp_cuda_codec *c, const struct row_at
 		kvp_stg_f32(scale + 4 * row_index(c, row), t);
 	else
 		kvp_stg_u16(scale + 2 * row_index(c, row), kvp_f32_to_f16_rn(t));
-}
-
-KVP_DEV float tq_load_scalar(const struct kvp_cuda_codec *c, const struct row_at *row)
-{
-	const uint8_t *scale = row->plane + c->scale;
-	float t = c->wide ? scalar_f32(kvp_ldg_f32(scale + 4 * row_index(c, row)))
-			  : scalar_f16(kvp_ldg_u16(scale + 2 * row_index(c, row)));
-
-	return clamp_to(t * pow2i(row->exponent), F32_LARGEST);
 }
 
 /* The lower two bits of each code as a 2-bit row. Element i and i + dim/4 share a lane but for dim
@@ -361,7 +303,7 @@ KVP_DEV void tq_decode(const struct kvp_cuda_rows *p, const int E)
 		x[e] = kvp_bits_f32(kvp_shfl_u32(kvp_f32_bits(book), code));
 	}
 	row_unrotate(&c->rot, x, lane, E);
-	f = tq_load_scalar(c, &row);
+	f = row_scalar(c, &row);
 	KVP_UNROLL
 	for (int e = 0; e < E; e++)
 		store_raw(row.raw, c->dtype, 32 * e + lane, x[e] * f);
@@ -392,101 +334,23 @@ KVP_KERNEL(kvp_cu_tq_decode_256, kvp_cuda_rows, THREADS, 2)
 	tq_decode(&p, 8);
 }
 
-/* ---- tq, rows in shared memory: any dim that has a Hadamard matrix ---- */
+/* ---- tq, rows in shared memory: any dim and any rotation ---- */
 
 #define ANY_WARPS 4
 
-/* Element i of this warp's row, and of its scratch row. */
-KVP_DEV uint32_t any_x(const struct kvp_cuda_codec *c, uint32_t i)
+KVP_DEV struct mem_row any_row(uint32_t dim)
 {
-	return (kvp_tid() / 32 * 2 * c->dim + i) * 4;
-}
-KVP_DEV uint32_t any_y(const struct kvp_cuda_codec *c, uint32_t i)
-{
-	return any_x(c, c->dim + i);
-}
-
-KVP_DEV void any_scale(const struct kvp_cuda_codec *c, float f, uint32_t lane)
-{
-	for (uint32_t i = lane; i < c->dim; i += 32)
-		kvp_sts_f32(any_x(c, i), kvp_lds_f32(any_x(c, i)) * f);
-}
-
-KVP_DEV void any_flip(const struct kvp_cuda_codec *c, const uint32_t *sign, uint32_t lane)
-{
-	for (uint32_t i = lane; i < c->dim; i += 32)
-		kvp_sts_u32(any_x(c, i), kvp_lds_u32(any_x(c, i)) ^ (sign[i / 32] >> (i % 32) & 1u)
-									    << 31);
-}
-
-KVP_DEV void any_paley(const struct kvp_cuda_codec *c, int transpose, uint32_t lane)
-{
-	uint32_t m = c->rot.order, span = c->dim / m;
-
-	for (uint32_t i = lane; i < c->dim; i += 32) {
-		uint32_t a = i / span, b = i % span;
-		float sum = 0.0f;
-
-		for (uint32_t j = 0; j < m; j++) {
-			uint64_t minus = transpose ? c->rot.paley[j] >> a : c->rot.paley[a] >> j;
-			float v = kvp_lds_f32(any_x(c, j * span + b));
-
-			v = minus & 1u ? -v : v;
-			sum = j ? sum + v : v;
-		}
-		kvp_sts_f32(any_y(c, i), sum);
-	}
-	kvp_syncwarp();
-	for (uint32_t i = lane; i < c->dim; i += 32)
-		kvp_sts_f32(any_x(c, i), kvp_lds_f32(any_y(c, i)));
-}
-
-/* Outside of this each lane touches only its own elements lane, lane + 32, ... */
-KVP_DEV void any_hadamard(const struct kvp_cuda_codec *c, int transpose, uint32_t lane)
-{
-	kvp_syncwarp();
-	for (uint32_t h = 1; h < c->dim / c->rot.order; h *= 2) {
-		for (uint32_t j = lane; j < c->dim / 2; j += 32) {
-			uint32_t i = (j & ~(h - 1)) * 2 + (j & (h - 1));
-			float a = kvp_lds_f32(any_x(c, i)), b = kvp_lds_f32(any_x(c, i + h));
-
-			kvp_sts_f32(any_x(c, i), a + b);
-			kvp_sts_f32(any_x(c, i + h), a - b);
-		}
-		kvp_syncwarp();
-	}
-	if (c->rot.order > 1)
-		any_paley(c, transpose, lane);
-}
-
-KVP_DEV void any_rotate(const struct kvp_cuda_codec *c, uint32_t lane)
-{
-	for (uint32_t r = 0; r < c->rot.rounds; r++) {
-		any_flip(c, c->rot.sign[r], lane);
-		any_hadamard(c, 0, lane);
-		if (r == 1)
-			any_scale(c, c->rot.rescale, lane);
-	}
-}
-
-KVP_DEV void any_unrotate(const struct kvp_cuda_codec *c, uint32_t lane)
-{
-	for (uint32_t r = c->rot.rounds; r-- > 0;) {
-		any_hadamard(c, 1, lane);
-		any_flip(c, c->rot.sign[r], lane);
-		if (r == 1)
-			any_scale(c, c->rot.rescale, lane);
-	}
+	return mem_row(dim, kvp_tid() / 32 * 2 * dim * 4);
 }
 
 /* Byte i of a row of `bits` (1, 2, 4) wide fields, from codes shifted right by `shift`. */
-KVP_DEV uint32_t any_byte(const struct kvp_cuda_codec *c, uint32_t bits, uint32_t shift, uint32_t i)
+KVP_DEV uint32_t any_byte(struct mem_row m, uint32_t bits, uint32_t shift, uint32_t i)
 {
-	uint32_t per = c->dim * bits / 8, byte = 0;
+	uint32_t per = m.dim * bits / 8, byte = 0;
 
 	for (uint32_t j = 0; j < 8 / bits; j++) {
 		uint32_t element = bits == 1 ? 8 * i + j : i + j * per;
-		uint32_t code = kvp_lds_u32(any_y(c, element)) >> shift;
+		uint32_t code = kvp_lds_u32(mem_y(m, element)) >> shift;
 
 		byte |= (code & ((1u << bits) - 1)) << (j * bits);
 	}
@@ -494,21 +358,22 @@ KVP_DEV uint32_t any_byte(const struct kvp_cuda_codec *c, uint32_t bits, uint32_
 }
 
 /* The codes lie as words in the scratch row. */
-KVP_DEV void any_pack(const struct kvp_cuda_codec *c, uint8_t *codes, uint32_t lane)
+KVP_DEV void any_pack(uint32_t code_bits, struct mem_row m, uint8_t *codes, uint32_t lane)
 {
-	uint32_t bits = c->bits == 4 ? 4 : 2, bytes = c->dim * bits / 8;
+	uint32_t bits = code_bits == 4 ? 4 : 2, bytes = m.dim * bits / 8;
 
 	kvp_syncwarp();
 	for (uint32_t i = lane; i < bytes; i += 32)
-		kvp_stg_u8(codes + i, any_byte(c, bits, 0, i));
-	for (uint32_t i = lane; c->bits == 3 && i < c->dim / 8; i += 32)
-		kvp_stg_u8(codes + bytes + i, any_byte(c, 1, 2, i));
+		kvp_stg_u8(codes + i, any_byte(m, bits, 0, i));
+	for (uint32_t i = lane; code_bits == 3 && i < m.dim / 8; i += 32)
+		kvp_stg_u8(codes + bytes + i, any_byte(m, 1, 2, i));
 }
 
 KVP_KERNEL(kvp_cu_tq_encode_any, kvp_cuda_rows, 32 * ANY_WARPS, 1)
 {
 	const struct kvp_cuda_codec *c = &p.codec;
 	uint32_t lane = kvp_tid() % 32;
+	struct mem_row m = any_row(c->dim);
 	float sum = 0.0f, zc = 0.0f, cc = 0.0f, norm, inv;
 	struct row_at row;
 
@@ -518,20 +383,20 @@ KVP_KERNEL(kvp_cu_tq_encode_any, kvp_cuda_rows, 32 * ANY_WARPS, 1)
 		float x = sanitize(load_raw(row.raw, c->dtype, i), pow2i(-row.exponent));
 
 		sum += x * x;
-		kvp_sts_f32(any_x(c, i), x);
+		kvp_sts_f32(mem_x(m, i), x);
 	}
 	norm = kvp_sqrt_rn(warp_sum(sum));
 	inv = norm > 0.0f ? kvp_div_rn(1.0f, norm) : 0.0f;
-	any_rotate(c, lane);
+	mem_rotate(&c->rot, m, lane);
 	for (uint32_t i = lane; i < c->dim; i += 32) {
-		float z = kvp_lds_f32(any_x(c, i)) * inv;
+		float z = kvp_lds_f32(mem_x(m, i)) * inv;
 		uint32_t code = tq_code(c, z);
 
 		zc += z * c->cent[code];
 		cc += c->cent[code] * c->cent[code];
-		kvp_sts_u32(any_y(c, i), code);
+		kvp_sts_u32(mem_y(m, i), code);
 	}
-	any_pack(c, row_codes(c, &row), lane);
+	any_pack(c->bits, m, row_codes(c, &row), lane);
 	zc = warp_sum(zc);
 	cc = warp_sum(cc);
 	if (lane == 0)
@@ -542,6 +407,7 @@ KVP_KERNEL(kvp_cu_tq_decode_any, kvp_cuda_rows, 32 * ANY_WARPS, 1)
 {
 	const struct kvp_cuda_codec *c = &p.codec;
 	uint32_t lane = kvp_tid() % 32;
+	struct mem_row m = any_row(c->dim);
 	const uint8_t *codes;
 	struct row_at row;
 	float f;
@@ -550,11 +416,11 @@ KVP_KERNEL(kvp_cu_tq_decode_any, kvp_cuda_rows, 32 * ANY_WARPS, 1)
 		return;
 	codes = row_codes(c, &row);
 	for (uint32_t i = lane; i < c->dim; i += 32)
-		kvp_sts_f32(any_x(c, i), c->cent[load_code(codes, c->dim, c->bits, i)]);
-	any_unrotate(c, lane);
-	f = tq_load_scalar(c, &row);
+		kvp_sts_f32(mem_x(m, i), c->cent[load_code(codes, c->dim, c->bits, i)]);
+	mem_unrotate(&c->rot, m, lane);
+	f = row_scalar(c, &row);
 	for (uint32_t i = lane; i < c->dim; i += 32)
-		store_raw(row.raw, c->dtype, i, kvp_lds_f32(any_x(c, i)) * f);
+		store_raw(row.raw, c->dtype, i, kvp_lds_f32(mem_x(m, i)) * f);
 }
 
 /* ---- 8-bit codes: fp8, int8 ---- */
@@ -573,19 +439,6 @@ KVP_DEV uint32_t to_fp8(float f, int32_t man, int32_t min_exp, int32_t max)
 	return sign | (uint32_t)(q > max ? max : q);
 }
 
-KVP_DEV float from_fp8(uint32_t code, int32_t man, int32_t min_exp, uint32_t max)
-{
-	uint32_t a = code & 0x7fu, exp = a >> man;
-	float m = (float)(a & ((1u << man) - 1)), f;
-
-	if (a > max)
-		return 0.0f;
-	if (exp)
-		m += (float)(1u << man);
-	f = m * pow2i(min_exp - man + (exp ? (int32_t)exp - 1 : 0));
-	return code & 0x80u ? -f : f;
-}
-
 KVP_DEV uint32_t byte_code(uint32_t id, float x)
 {
 	int32_t q;
@@ -596,15 +449,6 @@ KVP_DEV uint32_t byte_code(uint32_t id, float x)
 		return to_fp8(x, 2, -14, 0x7b);
 	q = rne(x);
 	return (uint32_t)(q > 127 ? 127 : q < -127 ? -127 : q) & 0xffu;
-}
-
-KVP_DEV float byte_value(uint32_t id, uint32_t code)
-{
-	if (id == KVP_CODEC_FP8_E4M3)
-		return from_fp8(code, 3, -6, 0x7e);
-	if (id == KVP_CODEC_FP8_E5M2)
-		return from_fp8(code, 2, -14, 0x7b);
-	return (float)((int32_t)(code ^ 0x80u) - 128);
 }
 
 KVP_KERNEL(kvp_cu_byte_encode, kvp_cuda_rows, THREADS, 2)
@@ -652,7 +496,7 @@ KVP_KERNEL(kvp_cu_byte_decode, kvp_cuda_rows, THREADS, 2)
 
 	if (!find_row(&p, WARPS, &row))
 		return;
-	s = tq_load_scalar(c, &row);
+	s = row_scalar(c, &row);
 	codes = row_codes(c, &row);
 	for (uint32_t i = lane; i < c->dim; i += 32)
 		store_raw(row.raw, c->dtype, i, byte_value(c->id, kvp_ldg_u8(codes + i)) * s);
@@ -762,41 +606,83 @@ KVP_KERNEL(kvp_cu_asym_encode, kvp_cuda_rows, THREADS, 2)
 	}
 }
 
-/* Keys: one block per group of tokens of one head; a thread owns the channels of one byte. */
-KVP_DEV void chan_group(const struct kvp_cuda_codec *c, const struct kvp_cuda_rows *p,
-	const uint8_t *raw, uint8_t *plane, uint32_t unit, uint32_t i)
-{
-	uint32_t n = 8 / c->bits, first = unit * c->group;
-	float unscale = pow2i(-plane_exponent(p, plane));
-	struct affine a[4];
+/*
+ * Keys: one block per group of tokens of one head; a thread makes one byte of every token's row,
+ * from the `n` channels first, first + step, ..., of whose codes it keeps the bits from `shift` on.
+ * The low halves (shift 0) know every channel once, so they store the scalars.
+ */
+struct chan_byte {
+	uint32_t first;
+	uint32_t step;
+	uint32_t shift;
+	uint32_t at; /* in the row */
+};
 
-	for (uint32_t j = 0; j < n; j++) {
-		uint32_t channel = i + j * c->row_bytes;
-		float lo = sanitize(load_raw(raw, c->dtype, channel), unscale), hi = lo;
+KVP_DEV float chan_load(const struct kvp_cuda_rows *p, const uint8_t *raw, uint32_t token,
+	uint32_t channel, float unscale)
+{
+	return sanitize(
+		load_raw(raw + (int64_t)token * p->raw_token_stride, p->codec.dtype, channel),
+		unscale);
+}
+
+KVP_DEV void chan_group(const struct kvp_cuda_rows *p, const uint8_t *raw, uint8_t *plane,
+	uint32_t unit, struct chan_byte b, const int n)
+{
+	const struct kvp_cuda_codec *c = &p->codec;
+	float unscale = pow2i(-plane_exponent(c, plane));
+	uint8_t *codes = plane + c->codes + unit * c->group * c->row_bytes + b.at;
+	struct affine a[8];
+
+	KVP_UNROLL
+	for (int j = 0; j < n; j++) {
+		uint32_t channel = b.first + j * b.step, at = 2 * (unit * c->dim + channel);
+		float lo = chan_load(p, raw, 0, channel, unscale), hi = lo;
 
 		for (uint32_t t = 1; t < c->group; t++) {
-			float x = sanitize(
-				load_raw(raw + (int64_t)t * p->raw_token_stride, c->dtype, channel),
-				unscale);
+			float x = chan_load(p, raw, t, channel, unscale);
 
 			lo = x < lo ? x : lo;
 			hi = x > hi ? x : hi;
 		}
 		a[j] = affine_of(c->bits, lo, hi);
-		kvp_stg_u16(plane + c->scale + 2 * (unit * c->dim + channel), a[j].scale);
-		kvp_stg_u16(plane + c->minimum + 2 * (unit * c->dim + channel), a[j].min);
+		if (b.shift == 0) {
+			kvp_stg_u16(plane + c->scale + at, a[j].scale);
+			kvp_stg_u16(plane + c->minimum + at, a[j].min);
+		}
 	}
 	for (uint32_t t = 0; t < c->group; t++) {
 		uint32_t byte = 0;
 
-		for (uint32_t j = 0; j < n; j++) {
-			float x = sanitize(load_raw(raw + (int64_t)t * p->raw_token_stride,
-						   c->dtype, i + j * c->row_bytes),
-				unscale);
+		KVP_UNROLL
+		for (int j = 0; j < n; j++) {
+			float x = chan_load(p, raw, t, b.first + j * b.step, unscale);
+			uint32_t code = affine_code(c->bits, a[j], x) >> b.shift;
 
-			byte |= affine_code(c->bits, a[j], x) << (j * c->bits);
+			byte |= (code & ((1u << 8 / n) - 1)) << (j * (8 / n));
 		}
-		kvp_stg_u8(plane + c->codes + (first + t) * c->row_bytes + i, byte);
+		kvp_stg_u8(codes + t * c->row_bytes, byte);
+	}
+}
+
+/* Byte i of the rows of a group: two 4-bit codes, four 2-bit codes or low halves of 3-bit codes, or
+ * eight high bits of these. */
+KVP_DEV void chan_bytes(const struct kvp_cuda_rows *p, const uint8_t *raw, uint8_t *plane,
+	uint32_t unit, uint32_t i)
+{
+	uint32_t quarter = p->codec.dim / 4;
+	struct chan_byte b = { i, quarter, 0, i };
+
+	if (p->codec.bits == 4) {
+		b.step = 2 * quarter;
+		chan_group(p, raw, plane, unit, b, 2);
+	} else if (i < quarter) {
+		chan_group(p, raw, plane, unit, b, 4);
+	} else {
+		b.first = 8 * (i - quarter);
+		b.step = 1;
+		b.shift = 2;
+		chan_group(p, raw, plane, unit, b, 8);
 	}
 }
 
@@ -814,7 +700,7 @@ KVP_KERNEL(kvp_cu_chan_encode, kvp_cuda_rows, KVP_PLANE_DIM_MAX / 2, 1)
 		(int64_t)head * p.raw_head_stride + (int64_t)(g * c->group) * p.raw_token_stride);
 	if (g < c->groups) {
 		if (kvp_tid() < c->row_bytes)
-			chan_group(c, &p, row.raw, row.plane, head * c->groups + g, kvp_tid());
+			chan_bytes(&p, row.raw, row.plane, head * c->groups + g, kvp_tid());
 		return;
 	}
 	for (uint32_t t = c->coded + kvp_tid() / 32; t < c->tokens; t += kvp_threads() / 32) {
@@ -823,14 +709,6 @@ KVP_KERNEL(kvp_cu_chan_encode, kvp_cuda_rows, KVP_PLANE_DIM_MAX / 2, 1)
 			row.raw + (int64_t)(t - c->coded) * p.raw_token_stride, c->dtype, c->dim,
 			kvp_tid() % 32);
 	}
-}
-
-/* Number of the scalars of element i: per token and group of channels, or per group and channel. */
-KVP_DEV uint32_t scalar_index(const struct kvp_cuda_codec *c, const struct row_at *row, uint32_t i)
-{
-	if (c->kind == KVP_PLANE_K && KVP_CODEC_FAMILY(c->id) == KVP_FAMILY_KIVI)
-		return (row->head * c->groups + row->token / c->group) * c->dim + i;
-	return row_index(c, row) * c->groups + i / c->group;
 }
 
 KVP_KERNEL(kvp_cu_affine_decode, kvp_cuda_rows, THREADS, 2)
@@ -848,10 +726,7 @@ KVP_KERNEL(kvp_cu_affine_decode, kvp_cuda_rows, THREADS, 2)
 	}
 	codes = row_codes(c, &row);
 	for (uint32_t i = lane; i < c->dim; i += 32) {
-		uint32_t at = scalar_index(c, &row, i);
-		float s = scalar_f16(kvp_ldg_u16(row.plane + c->scale + 2 * at));
-		float m = scalar_f16(kvp_ldg_u16(row.plane + c->minimum + 2 * at));
-		float x = (float)load_code(codes, c->dim, c->bits, i) * s + m;
+		float x = affine_value(c, &row, codes, i);
 
 		store_raw(row.raw, c->dtype, i, x * pow2i(row.exponent));
 	}

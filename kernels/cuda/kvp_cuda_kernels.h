@@ -40,14 +40,23 @@ struct kvp_cuda_shape {
 	uint32_t smem_bytes;
 };
 
-/* A rotation as struct rotation has it (docs/formats.md), signs as bits. rounds 0: none. */
+/* A rotation as docs/formats.md has it, signs as bits. rounds 0 and no matrix: none. */
 struct kvp_cuda_rotation {
 	uint32_t rounds; /* 0, 1 or 3 */
 	uint32_t order;  /* of the matrix that is not a power of two; 1, 12, 20, 28, 36 */
-	float rescale;   /* of the middle one of three rounds */
+	float rescale;   /* of the middle one of three rounds, or of the dense matrix */
 	uint32_t reserved;
+	uint64_t dense; /* HAAR: f32[dim][dim] in device memory; else 0 */
 	uint32_t sign[3][KVP_PLANE_DIM_MAX / 32];
 	uint64_t paley[36];
+};
+
+/* struct kvp_calib on the device. */
+struct kvp_cuda_calib {
+	uint32_t dim;
+	uint32_t reserved;
+	uint64_t haar;   /* f32[dim][dim] in device memory, row-major */
+	uint64_t digest; /* not 0 */
 };
 
 /* The parts of a codec that a kernel needs; filled by kvp_cuda_codec_init(). */
@@ -71,18 +80,20 @@ struct kvp_cuda_codec {
 	uint32_t native;
 	uint32_t bytes;
 	uint64_t seed;
+	uint64_t calib; /* digest */
 	float cent[16];
 	float bound[16];
 	struct kvp_cuda_rotation rot;
 };
 
 /*
- * Describes planes of this geometry in this codec. seed 0 = KVP_SEED_DEFAULT. -EINVAL: no such
- * codec or plane; -ENOTSUP: a codec that has no kernel here (QR-Haar rotation, 3-bit keys per
- * channel, and the families other than native, fp8, int8, kivi, asym and tq).
+ * Describes planes of this geometry in this codec. seed 0 = KVP_SEED_DEFAULT; calib is needed by
+ * KVP_ROT_HAAR, else ignored and may be NULL. -EINVAL: no such codec or plane; -ENOENT: no
+ * calibration of this dim; -ENOTSUP: a family that has no kernels here (others than native, fp8,
+ * int8, kivi, asym and tq).
  */
-int kvp_cuda_codec_init(
-	uint32_t codec, const struct kvp_plane *p, uint64_t seed, struct kvp_cuda_codec *ret_codec);
+int kvp_cuda_codec_init(uint32_t codec, const struct kvp_plane *p, uint64_t seed,
+	const struct kvp_cuda_calib *calib, struct kvp_cuda_codec *ret_codec);
 
 /*
  * Parameters of kvp_cu_plane_begin, kvp_cu_*_encode and kvp_cu_*_decode.

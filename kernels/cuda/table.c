@@ -4,6 +4,7 @@
 #include "kernels/dsp.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -26,24 +27,33 @@ static void rotation_bits(const struct rotation *rot, struct kvp_cuda_rotation *
 		memcpy(out->paley, rot->paley, sizeof(out->paley));
 }
 
-static int init_tq(
-	uint32_t variant, const struct kvp_plane *p, uint64_t seed, struct kvp_cuda_codec *c)
+static int init_tq(uint32_t variant, const struct kvp_plane *p, uint64_t seed,
+	const struct kvp_cuda_calib *calib, struct kvp_cuda_codec *c)
 {
-	struct tq tq;
+	uint32_t rotation = variant >> 4 & 3u;
+	struct rotation rot;
 	int r;
 
-	if ((variant >> 4 & 3u) == KVP_ROT_HAAR)
-		return -ENOTSUP;
-	c->seed = seed ? seed : KVP_SEED_DEFAULT;
-	r = kvp_tq_init(&tq, variant, p->dim, c->seed, NULL);
+	c->bits = (variant & 3u) + 1;
+	c->scalar = variant >> 2 & 3u;
+	c->wide = variant >> 7 & 1u;
+	r = kvp_codebook(
+		c->bits, (variant >> 6 & 1u) == KVP_BOOK_SPHERE ? p->dim : 0, c->cent, c->bound);
 	if (r < 0)
 		return r;
-	c->bits = tq.bits;
-	c->scalar = tq.scalar;
-	c->wide = tq.wide;
-	memcpy(c->cent, tq.cent, sizeof(c->cent));
-	memcpy(c->bound, tq.bound, sizeof(c->bound));
-	rotation_bits(&tq.rot, &c->rot);
+	if (rotation == KVP_ROT_HAAR) {
+		if (!calib || calib->dim != p->dim || !calib->haar || !calib->digest)
+			return -ENOENT;
+		c->calib = calib->digest;
+		c->rot.dense = calib->haar;
+		c->rot.rescale = sqrtf((float)p->dim);
+		return 0;
+	}
+	c->seed = seed ? seed : KVP_SEED_DEFAULT;
+	r = kvp_rotation_init(&rot, rotation, p->dim, c->seed, NULL);
+	if (r < 0)
+		return r;
+	rotation_bits(&rot, &c->rot);
 	return 0;
 }
 
@@ -52,8 +62,8 @@ static int is_chan(const struct kvp_cuda_codec *c)
 	return KVP_CODEC_FAMILY(c->id) == KVP_FAMILY_KIVI && c->kind == KVP_PLANE_K;
 }
 
-int kvp_cuda_codec_init(
-	uint32_t codec, const struct kvp_plane *p, uint64_t seed, struct kvp_cuda_codec *ret_codec)
+int kvp_cuda_codec_init(uint32_t codec, const struct kvp_plane *p, uint64_t seed,
+	const struct kvp_cuda_calib *calib, struct kvp_cuda_codec *ret_codec)
 {
 	uint32_t variant = KVP_CODEC_VARIANT(codec);
 	struct kvp_cuda_codec c = {
@@ -88,11 +98,9 @@ int kvp_cuda_codec_init(
 	case KVP_FAMILY_KIVI:
 	case KVP_FAMILY_ASYM:
 		c.bits = variant & 15u;
-		if (is_chan(&c) && c.bits == 3)
-			return -ENOTSUP;
 		break;
 	case KVP_FAMILY_TQ:
-		r = init_tq(variant, p, seed, &c);
+		r = init_tq(variant, p, seed, calib, &c);
 		if (r < 0)
 			return r;
 		break;
@@ -157,7 +165,9 @@ static int shape_tq(const void *params, uint32_t dim, struct kvp_cuda_shape *ret
 {
 	const struct kvp_cuda_rows *p = params;
 
-	if (KVP_CODEC_FAMILY(p->codec.id) != KVP_FAMILY_TQ || (dim && p->codec.dim != dim))
+	/* rows in registers know Hadamard rotations only */
+	if (KVP_CODEC_FAMILY(p->codec.id) != KVP_FAMILY_TQ ||
+		(dim && (p->codec.dim != dim || p->codec.rot.dense)))
 		return -ENOTSUP;
 	if (dim)
 		return shape_warps(p, ROW_WARPS, 0, ret);
@@ -270,7 +280,7 @@ static int attend_kind(const struct kvp_cuda_codec *c)
 			return -ENOTSUP;
 		return c->bits == 4 ? AK_AFF4 : c->bits == 2 ? AK_AFF2 : -ENOTSUP;
 	case KVP_FAMILY_TQ:
-		if (c->wide)
+		if (c->wide || c->rot.dense)
 			return -ENOTSUP;
 		return c->bits == 4 ? AK_TQ4 : c->bits == 3 ? AK_TQ3 : AK_TQ2;
 	default:
@@ -408,7 +418,8 @@ static int find_codec_kernel(
 	case KVP_FAMILY_TQ:
 		family = "tq";
 		snprintf(size, sizeof(size), "_%s",
-			c->dim == 64    ? "64"
+			c->rot.dense    ? "any"
+			: c->dim == 64  ? "64"
 			: c->dim == 128 ? "128"
 			: c->dim == 256 ? "256"
 					: "any");

@@ -98,10 +98,10 @@ static int draw_tier(struct rng *r, const struct scene *s, struct tier *t)
 	p.tokens = t->page_tokens;
 	p.dtype = t->dtype;
 	p.kind = KVP_PLANE_K;
-	if (kvp_cuda_codec_init(t->k_codec, &p, 0, &t->k) < 0)
+	if (kvp_cuda_codec_init(t->k_codec, &p, 0, NULL, &t->k) < 0)
 		return -1;
 	p.kind = KVP_PLANE_V;
-	if (kvp_cuda_codec_init(t->v_codec, &p, 0, &t->v) < 0)
+	if (kvp_cuda_codec_init(t->v_codec, &p, 0, NULL, &t->v) < 0)
 		return -1;
 	return t->k.coded == t->page_tokens ? 0 : -1;
 }

@@ -80,6 +80,19 @@ static void shuffle(struct rng *r, uint32_t *a, uint32_t n)
 	}
 }
 
+int device_codec_init(struct device *d, uint32_t codec, const struct kvp_plane *p, uint64_t seed,
+	struct kvp_cuda_codec *ret)
+{
+	const struct kvp_calib *calib = subject_calib(codec, p->dim);
+	struct kvp_cuda_calib c = { .dim = p->dim };
+
+	if (!calib)
+		return kvp_cuda_codec_init(codec, p, seed, NULL, ret);
+	c.digest = calib->digest;
+	c.haar = d->alloc(d, calib->haar, (size_t)p->dim * p->dim * sizeof(float), 0);
+	return kvp_cuda_codec_init(codec, p, seed, &c, ret);
+}
+
 /* What whole-page and scattered checks share. */
 struct pages {
 	struct subject s;
@@ -95,7 +108,7 @@ static int pages_new(struct device *d, struct rng *r, struct pages *g)
 {
 	memset(g, 0, sizeof(*g));
 	subject_draw(r, &g->s);
-	if (kvp_cuda_codec_init(g->s.codec, &g->s.plane, g->s.seed, &g->p.codec) < 0)
+	if (device_codec_init(d, g->s.codec, &g->s.plane, g->s.seed, &g->p.codec) < 0)
 		return fail(d, &g->s, "codec_init", 0);
 	g->n = 1 + rng_below(r, PAGES_MAX);
 	g->offset = 64 * (size_t)rng_below(r, 4);
@@ -122,6 +135,7 @@ static int ref_encode(struct device *d, const struct subject *s, struct kvp_raw_
 	struct kvp_encode_opts o = {
 		.size = sizeof(o),
 		.seed = s->seed,
+		.calib = subject_calib(s->codec, s->plane.dim),
 		.exponent = s->exponent,
 		.force_exponent = s->force,
 	};
@@ -189,7 +203,8 @@ static int decode_pages(struct device *d, struct rng *r, struct pages *g)
 		struct kvp_raw dst = { out.host + i * place.bytes + place.first, place.head_stride,
 			place.token_stride };
 
-		if (kvp_plane_decode(d->ref, g->s.codec, &g->s.plane, NULL, page_host(g, i),
+		if (kvp_plane_decode(d->ref, g->s.codec, &g->s.plane,
+			    subject_calib(g->s.codec, g->s.plane.dim), page_host(g, i),
 			    g->p.codec.bytes, dst) < 0)
 			return fail(d, &g->s, "reference decode", i);
 	}
@@ -359,7 +374,8 @@ static int load_slots(struct device *d, struct rng *r, struct pages *g, const st
 		struct kvp_raw dst = { dense, (ptrdiff_t)(row * g->s.plane.tokens),
 			(ptrdiff_t)row };
 
-		if (kvp_plane_decode(d->ref, g->s.codec, &g->s.plane, NULL, page_host(g, i),
+		if (kvp_plane_decode(d->ref, g->s.codec, &g->s.plane,
+			    subject_calib(g->s.codec, g->s.plane.dim), page_host(g, i),
 			    g->p.codec.bytes, dst) < 0)
 			return fail(d, &g->s, "reference decode", i);
 		gather(g, sc, i, rows.host, dense, 0);

@@ -34,6 +34,10 @@ uint64_t rng_u64(struct rng *r);
 uint32_t rng_below(struct rng *r, uint32_t n); /* n > 0 */
 float rng_normal(struct rng *r);
 
+/* kvp_cuda_codec_init(), with the calibration on the device if there has to be one. */
+int device_codec_init(struct device *d, uint32_t codec, const struct kvp_plane *p, uint64_t seed,
+	struct kvp_cuda_codec *ret);
+
 /* Whole pages: encode, compare every byte of page and guard, decode, compare. */
 int check_pages(struct device *d, struct rng *r);
 /* Tokens scattered over pages: store, compare, gather, compare. */

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "kernels/kvp_haar.h"
 #include "kernels/numeric.h"
 #include "tests/cudasim/planes.h"
 
@@ -47,9 +49,32 @@ static uint32_t draw_codec(struct rng *r)
 	case 8:
 		return KVP_CODEC_TQ(2 + rng_below(r, 3), 0u, 0u, 0u, 0u);
 	default:
-		return KVP_CODEC_TQ(2 + rng_below(r, 3), rng_below(r, 3), rng_below(r, 2),
+		return KVP_CODEC_TQ(2 + rng_below(r, 3), rng_below(r, 3), rng_below(r, 3),
 			rng_below(r, 2), rng_below(r, 2));
 	}
+}
+
+static int is_dense(uint32_t codec)
+{
+	return KVP_CODEC_FAMILY(codec) == KVP_FAMILY_TQ &&
+	       (KVP_CODEC_VARIANT(codec) >> 4 & 3u) == KVP_ROT_HAAR;
+}
+
+const struct kvp_calib *subject_calib(uint32_t codec, uint32_t dim)
+{
+	static struct kvp_calib made[KVP_PLANE_DIM_MAX / 8 + 1];
+	struct kvp_calib *c = &made[dim / 8];
+	double *work;
+	float *matrix;
+
+	if (!is_dense(codec) || c->haar)
+		return is_dense(codec) ? c : NULL;
+	work = malloc((size_t)dim * dim * sizeof(*work));
+	matrix = malloc((size_t)dim * dim * sizeof(*matrix));
+	if (!work || !matrix || kvp_haar_init(dim, 42, work, matrix, c) < 0)
+		abort();
+	free(work);
+	return c;
 }
 
 static uint32_t draw_dim(struct rng *r, uint32_t codec)
@@ -58,8 +83,12 @@ static uint32_t draw_dim(struct rng *r, uint32_t codec)
 	static const uint32_t odd[] = { 8, 16, 24, 32, 40, 48, 80, 96, 112, 144, 192, 224, 320, 512,
 		576, 1024 };
 
+	static const uint32_t dense[] = { 8, 24, 40, 64, 88, 128 };
+
 	if (codec == KVP_CODEC_NATIVE)
 		return 8 + rng_below(r, 200);
+	if (is_dense(codec))
+		return dense[rng_below(r, sizeof(dense) / sizeof(dense[0]))];
 	if (rng_below(r, 2))
 		return common[rng_below(r, 3)];
 	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_TQ)
@@ -70,7 +99,7 @@ static uint32_t draw_dim(struct rng *r, uint32_t codec)
 void subject_draw(struct rng *r, struct subject *ret)
 {
 	static const uint32_t dtypes[] = { KVP_DTYPE_F16, KVP_DTYPE_BF16, KVP_DTYPE_F32 };
-	struct kvp_cuda_codec c;
+	struct kvp_layout lay;
 	struct subject s = { 0 };
 	uint32_t budget;
 
@@ -79,13 +108,14 @@ void subject_draw(struct rng *r, struct subject *ret)
 		s.plane.dim = draw_dim(r, s.codec);
 		s.plane.kind = rng_below(r, 2);
 		s.plane.heads = 1 + rng_below(r, 4);
-		budget = 16384 / s.plane.dim / s.plane.heads;
-		s.plane.tokens = 1 + rng_below(r, budget < 150 ? budget : 150);
+		/* a dense rotation takes the model dim steps per element */
+		budget = (is_dense(s.codec) ? 1024u : 16384u) / s.plane.dim / s.plane.heads;
+		s.plane.tokens = 1 + (budget ? rng_below(r, budget < 150 ? budget : 150) : 0);
 		s.plane.dtype = dtypes[rng_below(r, 3)];
 		if (s.codec == KVP_CODEC_NATIVE && rng_below(r, 4) == 0)
 			s.plane.dtype = KVP_DTYPE_F8;
 		s.seed = rng_below(r, 2) ? rng_u64(r) : 0;
-	} while (kvp_cuda_codec_init(s.codec, &s.plane, s.seed, &c) < 0);
+	} while (kvp_plane_layout(s.codec, &s.plane, &lay) < 0);
 	s.force = rng_below(r, 3) == 0;
 	s.exponent = (int32_t)rng_below(r, 11) - 5;
 	s.pattern = rng_below(r, 9);

@@ -24,6 +24,8 @@ struct placing {
 
 /* Any codec that has CUDA kernels, in any geometry that it takes, small enough for the model. */
 void subject_draw(struct rng *r, struct subject *ret);
+/* The calibration that reference C needs for such planes, made once; NULL if it needs none. */
+const struct kvp_calib *subject_calib(uint32_t codec, uint32_t dim);
 /* Dense, padded, token-major or running backwards. */
 void placing_draw(struct rng *r, const struct kvp_plane *p, struct placing *ret);
 void plane_fill(struct rng *r, const struct subject *s, uint8_t *buffer, const struct placing *pl);

@@ -42,24 +42,34 @@ static void test_unknown_names(void **state)
 
 static void test_codec_init(void **state)
 {
+	const uint32_t haar = KVP_CODEC_TQ(4u, 0u, KVP_ROT_HAAR, 0u, 0u);
+	struct kvp_cuda_calib calib = { .dim = 64, .haar = 256, .digest = 1 };
 	struct kvp_cuda_codec c, untouched;
+	const struct kvp_cuda_kernel *k;
 	struct kvp_plane bad = plane;
 
 	(void)state;
 	memset(&c, 0x5a, sizeof(c));
 	untouched = c;
+	assert_int_equal(kvp_cuda_codec_init(haar, &plane, 0, NULL, &c), -ENOENT);
+	assert_int_equal(kvp_cuda_codec_init(haar, &plane, 0, &calib, &c), -ENOENT);
+	calib.dim = plane.dim;
+	calib.digest = 0;
+	assert_int_equal(kvp_cuda_codec_init(haar, &plane, 0, &calib, &c), -ENOENT);
 	assert_int_equal(
-		kvp_cuda_codec_init(KVP_CODEC_TQ(4u, 0u, KVP_ROT_HAAR, 0u, 0u), &plane, 0, &c),
-		-ENOTSUP);
-	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_HADAMARD(4u), &plane, 0, &c), -ENOTSUP);
-	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_KIVI(3u, 5u), &plane, 0, &c), -ENOTSUP);
-	assert_int_equal(kvp_cuda_codec_init(0xffffffu, &plane, 0, &c), -EINVAL);
+		kvp_cuda_codec_init(KVP_CODEC_HADAMARD(4u), &plane, 0, NULL, &c), -ENOTSUP);
+	assert_int_equal(kvp_cuda_codec_init(0xffffffu, &plane, 0, NULL, &c), -EINVAL);
 	bad.heads = 0;
-	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &bad, 0, &c), -EINVAL);
+	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &bad, 0, NULL, &c), -EINVAL);
 	assert_memory_equal(&c, &untouched, sizeof(c));
-	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &plane, 0, &c), 0);
+	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &plane, 0, NULL, &c), 0);
 	assert_int_equal(c.seed, KVP_SEED_DEFAULT);
 	assert_int_equal(c.row_bytes, 64);
+	calib.digest = 1;
+	assert_int_equal(kvp_cuda_codec_init(haar, &plane, 0, &calib, &c), 0);
+	assert_int_equal(c.seed, 0);
+	assert_int_equal(kvp_cuda_encode_kernel(&c, &k), 0);
+	assert_string_equal(k->name, "kvp_cu_tq_encode_any");
 }
 
 static void test_rows_shapes(void **state)
@@ -69,7 +79,7 @@ static void test_rows_shapes(void **state)
 	struct kvp_cuda_shape s;
 
 	(void)state;
-	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &plane, 0, &p.codec), 0);
+	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &plane, 0, NULL, &p.codec), 0);
 	assert_int_equal(kvp_cuda_encode_kernel(&p.codec, &k), 0);
 	assert_string_equal(k->name, "kvp_cu_tq_encode_128");
 	assert_int_equal(k->shape(&p, &s), 0);
@@ -115,8 +125,8 @@ static void test_attend_shapes(void **state)
 
 	(void)state;
 	v.kind = KVP_PLANE_V;
-	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &plane, 0, &p.k), 0);
-	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &v, 0, &p.v), 0);
+	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &plane, 0, NULL, &p.k), 0);
+	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &v, 0, NULL, &p.v), 0);
 	assert_int_equal(kvp_cuda_attend_kernel(&p.k, &p.v, &k), 0);
 	assert_string_equal(k->name, "kvp_cu_attend_tq4_tq4_128");
 	assert_int_equal(k->shape(&p, &s), 0);
@@ -159,8 +169,8 @@ static void test_attend_memory(void **state)
 
 		vp.kind = KVP_PLANE_V;
 		kp.dtype = vp.dtype = i % 2 ? KVP_DTYPE_F16 : KVP_DTYPE_BF16;
-		assert_int_equal(kvp_cuda_codec_init(codecs[i / 2 % n], &kp, 0, &p.k), 0);
-		assert_int_equal(kvp_cuda_codec_init(codecs[i / 2 / n], &vp, 0, &p.v), 0);
+		assert_int_equal(kvp_cuda_codec_init(codecs[i / 2 % n], &kp, 0, NULL, &p.k), 0);
+		assert_int_equal(kvp_cuda_codec_init(codecs[i / 2 / n], &vp, 0, NULL, &p.v), 0);
 		if (kvp_cuda_attend_kernel(&p.k, &p.v, &k) < 0)
 			continue;
 		found++;

@@ -160,7 +160,7 @@ static int rows_of(struct gpu *g, struct arena *a, uint32_t codec, uint32_t kind
 	struct kvp_plane plane = { PAGE_TOKENS, HEADS, DIM, KVP_DTYPE_F16, kind };
 
 	memset(p, 0, sizeof(*p));
-	if (kvp_cuda_codec_init(codec, &plane, 0, &p->codec) < 0)
+	if (kvp_cuda_codec_init(codec, &plane, 0, NULL, &p->codec) < 0)
 		return -1;
 	p->raw_token_stride = DIM * 2;
 	p->raw_head_stride = PAGE_TOKENS * DIM * 2;
@@ -309,10 +309,10 @@ static int attention_new(struct gpu *g, struct arena *a, struct rng *r, uint32_t
 	uint64_t base, raw;
 
 	memset(t, 0, sizeof(*t));
-	if (kvp_cuda_codec_init(codec, &plane, 0, &p->k) < 0)
+	if (kvp_cuda_codec_init(codec, &plane, 0, NULL, &p->k) < 0)
 		return -1;
 	plane.kind = KVP_PLANE_V;
-	if (kvp_cuda_codec_init(codec, &plane, 0, &p->v) < 0)
+	if (kvp_cuda_codec_init(codec, &plane, 0, NULL, &p->v) < 0)
 		return -1;
 	p->v_offset = (p->k.bytes + 63u) / 64u * 64u;
 	t->page_bytes = p->v_offset + (p->v.bytes + 63u) / 64u * 64u;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kvctl check: recomputes from the descriptors alone what every list, count and index should say,
- * and compares. On the ledger thread, so that nothing changes meanwhile.
+ * and compares. On the ledger thread, so that nothing changes meanwhile; contents in slices,
+ * between which the ledger serves everybody else.
  */
 #include "daemon/ledger.h"
 
@@ -149,7 +150,7 @@ static bool in_table(const struct kvp_bucket *table, uint32_t buckets, uint64_t 
 	return n == CANDIDATES; /* cannot tell */
 }
 
-static void check_block(struct check *c, uint32_t id, bool payloads)
+static void check_block(struct check *c, uint32_t id)
 {
 	struct kvpd_tenant *t = c->t;
 	uint32_t state = state_of(c, id);
@@ -172,7 +173,7 @@ static void check_block(struct check *c, uint32_t id, bool payloads)
 	check_recipe(c, id);
 	if (state == KVP_BLOCK_LIVE) {
 		c->blocks++;
-		check_payload(c, id, payloads);
+		check_payload(c, id, false);
 	} else if (state == KVP_BLOCK_RECIPE) {
 		c->recipes++;
 		if (kvp_load_relaxed(&b->payload[KVP_TIER_DRAM].where))
@@ -440,7 +441,7 @@ static void check_sessions(struct check *c)
 			claims_of_sessions);
 }
 
-uint64_t kvpd_check_tenant(struct kvpd_tenant *t, bool payloads, json_t *problems, size_t max)
+uint64_t kvpd_check_tenant(struct kvpd_tenant *t, json_t *problems, size_t max)
 {
 	struct check c = { .t = t, .problems = problems, .max = max };
 
@@ -451,7 +452,7 @@ uint64_t kvpd_check_tenant(struct kvpd_tenant *t, bool payloads, json_t *problem
 		goto out;
 	}
 	for (uint32_t id = 0; id < t->layout.max_blocks; id++)
-		check_block(&c, id, payloads);
+		check_block(&c, id);
 	check_counts(&c);
 	check_table(&c, t->view.index, t->view.index_buckets, false);
 	check_table(&c, t->view.tail, t->view.tail_buckets, true);
@@ -461,5 +462,19 @@ uint64_t kvpd_check_tenant(struct kvpd_tenant *t, bool payloads, json_t *problem
 out:
 	free(c.children);
 	free(c.cell);
+	return c.wrong;
+}
+
+uint64_t kvpd_check_payloads(struct kvpd_tenant *t, uint32_t *block, uint64_t bytes,
+	json_t *problems, size_t max, uint64_t *ret_bytes)
+{
+	struct check c = { .t = t, .problems = problems, .max = max };
+
+	for (; *block < t->layout.max_blocks && c.payload_bytes < bytes; (*block)++)
+		if (state_of(&c, *block) == KVP_BLOCK_LIVE &&
+			kvp_shape_space(kvp_load_relaxed(&t->view.blocks[*block].shape)) <
+				KVP_MAX_SPACES)
+			check_payload(&c, *block, true);
+	*ret_bytes = c.payload_bytes;
 	return c.wrong;
 }

@@ -11,6 +11,7 @@
 #define BLOCKS_DEFAULT 100
 #define BLOCKS_MAX     100000
 #define PROBLEMS_MAX   100
+#define CHECK_BYTES    (64u << 20) /* some ten milliseconds */
 
 struct admin {
 	struct kvpd_ledger *l;
@@ -512,22 +513,65 @@ static int verb_drain(struct admin *a)
 	return 0;
 }
 
-static int verb_check(struct admin *a)
+struct check_sum {
+	json_t *problems;
+	uint64_t wrong;
+};
+
+static int check_answer(struct admin *a, const struct check_sum *sum)
 {
-	json_t *problems = json_array();
-	uint64_t wrong = 0, blocks = 0;
+	put_bool(a->answer, "clean", !sum->wrong);
+	put_int(a->answer, "problems_found", sum->wrong);
+	json_object_set_new(a->answer, "problems", sum->problems);
+	return sum->wrong ? -EBADMSG : 0;
+}
+
+/* One slice of contents, from tenant `from` >> 32, block `from` & 2^32-1 on. */
+static int check_slice(struct admin *a, uint64_t from)
+{
+	struct check_sum sum = { .problems = json_array() };
+	uint32_t first = (uint32_t)(from >> 32), block = (uint32_t)from;
+	uint64_t read = 0;
 	struct kvpd_tenant *t;
 
 	each_tenant(a, i, t)
 	{
-		wrong += kvpd_check_tenant(t, flag_of(a, "payloads"), problems, PROBLEMS_MAX);
-		blocks += t->n_blocks;
+		uint64_t bytes;
+
+		if (i < first)
+			continue;
+		if (i > first)
+			block = 0;
+		sum.wrong += kvpd_check_payloads(
+			t, &block, CHECK_BYTES - read, sum.problems, PROBLEMS_MAX, &bytes);
+		read += bytes;
+		if (block < t->layout.max_blocks) {
+			put_int(a->answer, "next", (uint64_t)i << 32 | block);
+			break;
+		}
 	}
-	put_bool(a->answer, "clean", !wrong);
-	put_int(a->answer, "problems_found", wrong);
+	put_int(a->answer, "bytes", read);
+	return check_answer(a, &sum);
+}
+
+static int verb_check(struct admin *a)
+{
+	struct check_sum sum = { 0 };
+	uint64_t blocks = 0, bytes = 0;
+	struct kvpd_tenant *t;
+
+	if (json_object_get(a->request, "from"))
+		return check_slice(a, int_of(a, "from", 0));
+	sum.problems = json_array();
+	each_tenant(a, i, t)
+	{
+		sum.wrong += kvpd_check_tenant(t, sum.problems, PROBLEMS_MAX);
+		blocks += t->n_blocks;
+		bytes += kvp_load_relaxed(&t->view.cat->stats.payload_bytes);
+	}
 	put_int(a->answer, "blocks", blocks);
-	json_object_set_new(a->answer, "problems", problems);
-	return wrong ? -EBADMSG : 0;
+	put_int(a->answer, "bytes", bytes);
+	return check_answer(a, &sum);
 }
 
 /* ---- dispatch ------------------------------------------------------------------------------- */

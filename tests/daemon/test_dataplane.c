@@ -434,7 +434,8 @@ static void empty_extents_return_their_memory(void **state)
 	dp_stop(&w);
 }
 
-/* Row E-049: the machine is short of memory. The cache shrinks, does not grow, and goes on working. */
+/* Row E-049: the machine is short of memory. The cache shrinks, does not grow, and goes on working.
+ */
 static void pressure_shrinks_the_cache(void **state)
 {
 	struct kvpd_limits limits;
@@ -626,6 +627,69 @@ static void a_dead_client_leaves_nothing_but_blocks(void **state)
 	dp_stop(&w);
 }
 
+/* Contents are verified in slices; all slices together see every payload once. */
+static void a_damaged_payload_is_found(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a, *b;
+	kvp_token tokens[T];
+	struct dp_block block;
+	struct kvp_hit hit;
+	struct kvpd_extent *x;
+	json_t *answer;
+	char request[64];
+	uint64_t from = 0, bytes = 0, slices = 0, problems = 0;
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.share = 160 << 20;
+	limits.max_blocks = 2000;
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	space = dp_space(a, "m", 250);
+	assert_int_equal(dp_space(b, "m", 250), space);
+	for (uint32_t i = 0; i < 1200; i++) {
+		make_tokens(tokens, T, i);
+		assert_int_equal(dp_put(a, space, dp_root(), tokens, T, &block), 0);
+	}
+	dp_detach(a); /* its blocks move, and get a checksum as they do */
+	for (int i = 0; i < 1000 && dp_figure(&w, "arena_bytes"); i++) {
+		dp_pump(&w);
+		usleep(10000);
+	}
+	assert_int_equal(dp_figure(&w, "arena_bytes"), 0);
+	dp_check(&w);
+	assert_int_equal(dp_find(b, space, tokens, T, &hit, 1), 1);
+	x = w.ledger->tenant[w.tenant]->extent[kvp_where_extent(hit.where)];
+	((uint8_t *)x->addr)[hit.offset + 77] ^= 4;
+	assert_int_equal(dp_admin(&w, "{\"verb\": \"check\"}", NULL), 0);
+	for (bool more = true; more; slices++) {
+		snprintf(request, sizeof(request), "{\"verb\": \"check\", \"from\": %llu}",
+			(unsigned long long)from);
+		int r = dp_admin(&w, request, &answer);
+		json_t *next = json_object_get(answer, "next");
+
+		more = next != NULL;
+		from = (uint64_t)json_integer_value(next);
+		assert_int_equal(r, json_is_true(json_object_get(answer, "clean")) ? 0 : -EBADMSG);
+		problems += (uint64_t)json_integer_value(json_object_get(answer, "problems_found"));
+		bytes += (uint64_t)json_integer_value(json_object_get(answer, "bytes"));
+		json_decref(answer);
+	}
+	assert_int_equal(slices, 2);
+	assert_int_equal(problems, 1);
+	assert_int_equal(bytes, 1200 * 64000);
+	((uint8_t *)x->addr)[hit.offset + 77] ^= 4;
+	dp_check(&w);
+	/* from beyond the last tenant there is nothing left */
+	assert_int_equal(
+		dp_admin(&w, "{\"verb\": \"check\", \"from\": 9000000000000000000}", NULL), 0);
+	dp_stop(&w);
+}
+
 /* A forked child that outlives the client could still write: its arena's bytes stay charged. */
 static void a_writer_left_over_keeps_memory_charged(void **state)
 {
@@ -663,6 +727,17 @@ static void a_writer_left_over_keeps_memory_charged(void **state)
 
 /* ---- single flight, deletion ---------------------------------------------------------------- */
 
+/* Keys are random: where a whole client's claims crowd out neither of these two. */
+static uint64_t claims_apart_from(struct kvp_key a, struct kvp_key b)
+{
+	uint64_t room = 2 * KVPD_SESSION_CLAIMS, at = 0;
+
+	while (at / room == a.lo % KVP_MAX_CLAIMS / room ||
+		at / room == b.lo % KVP_MAX_CLAIMS / room)
+		at += room;
+	return at;
+}
+
 static void claims_move_with_commits_and_expire(void **state)
 {
 	struct kvpd_limits limits;
@@ -688,7 +763,7 @@ static void claims_move_with_commits_and_expire(void **state)
 	k1 = kvp_chain_key(k0, tokens + T, T);
 	/* with as many others as a client may have: it moves all the same */
 	for (uint32_t i = 1; i < KVPD_SESSION_CLAIMS; i++) {
-		claim.next_lo = 1000 + i;
+		claim.next_lo = claims_apart_from(k0, k1) + i;
 		dp_push(a, &claim);
 		assert_int_equal(dp_next(a, 5000, &cqe), 0);
 		assert_int_equal(cqe.status, 0);
@@ -941,6 +1016,7 @@ int main(void)
 		cmocka_unit_test(arenas_are_shared_out),
 		cmocka_unit_test(size_classes_trade_room),
 		cmocka_unit_test(a_dead_client_leaves_nothing_but_blocks),
+		cmocka_unit_test(a_damaged_payload_is_found),
 		cmocka_unit_test(a_writer_left_over_keeps_memory_charged),
 		cmocka_unit_test(claims_move_with_commits_and_expire),
 		cmocka_unit_test(deletion_waits_for_leases),

@@ -190,6 +190,25 @@ static uint32_t attached_clients(const char *socket)
 	return n;
 }
 
+/* The answer that found something, or the last one. */
+static json_t *check_all(const char *socket, int *ret_status)
+{
+	json_t *answer = e2e_ask(socket, "{\"verb\":\"check\"}", ret_status);
+	json_t *next = json_integer(0);
+	char request[64];
+
+	while (*ret_status == 0 && next) {
+		snprintf(request, sizeof(request), "{\"verb\":\"check\",\"from\":%lld}",
+			(long long)json_integer_value(next));
+		json_decref(next);
+		json_decref(answer);
+		answer = e2e_ask(socket, request, ret_status);
+		next = json_incref(json_object_get(answer, "next"));
+	}
+	json_decref(next);
+	return answer;
+}
+
 int e2e_clean(const char *socket, uint32_t expected_clients)
 {
 	uint32_t clients = 0;
@@ -202,7 +221,7 @@ int e2e_clean(const char *socket, uint32_t expected_clients)
 			break;
 		e2e_sleep_us(10000);
 	}
-	answer = e2e_ask(socket, "{\"verb\":\"check\",\"payloads\":true}", &status);
+	answer = check_all(socket, &status);
 	if (status < 0 || clients != expected_clients) {
 		fprintf(stderr, "not clean: %u clients (expected %u), check says %d\n", clients,
 			expected_clients, status);

@@ -6,6 +6,7 @@
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "libclient/kvpool_admin.h"
 
@@ -279,28 +280,91 @@ static int drain(struct kvctl *ctl, int argc, char **argv)
 	return request ? request_and_print(ctl, argv[0], request, NULL) : status;
 }
 
+/* Adds what a further answer found. */
+static void add_findings(json_t *sum, const json_t *answer)
+{
+	double found = kvctl_number(sum, "problems_found") + kvctl_number(answer, "problems_found");
+
+	json_array_extend(json_object_get(sum, "problems"), json_object_get(answer, "problems"));
+	json_object_set_new(sum, "problems_found", json_integer((json_int_t)found));
+	json_object_set_new(sum, "clean", json_boolean(!found));
+}
+
+/* Contents, slice by slice: the daemon serves others in between. */
+static int check_payloads(struct kvctl *ctl, const char *tenant, json_t *sum)
+{
+	double total = kvctl_number(sum, "bytes"), done = 0;
+	bool tty = isatty(STDERR_FILENO), found = false;
+	json_t *next = json_integer(0), *answer;
+	char a[32], b[32];
+	int r;
+
+	do {
+		r = kvctl_ask(ctl,
+			json_pack("{s:s, s:o, s:s*}", "verb", "check", "from", next, "tenant",
+				tenant),
+			&answer);
+		next = json_incref(json_object_get(answer, "next"));
+		if (json_object_get(answer, "problems")) {
+			found = found || r < 0;
+			r = 0;
+			add_findings(sum, answer);
+		} else {
+			kvctl_refused("check", r, answer);
+		}
+		done += kvctl_number(answer, "bytes");
+		if (tty)
+			fprintf(stderr, "\r%s of %s", kvctl_bytes(done, a), kvctl_bytes(total, b));
+		json_decref(answer);
+	} while (r == 0 && next);
+	json_decref(next);
+	if (tty)
+		fputs("\r\033[K", stderr);
+	json_object_set_new(sum, "verified_bytes", json_integer((json_int_t)done));
+	return r < 0 ? r : found ? -EBADMSG : 0;
+}
+
+static void print_findings(const json_t *answer)
+{
+	json_t *problem;
+	size_t i;
+
+	json_array_foreach(json_object_get(answer, "problems"), i, problem)
+		printf("%s\n", json_string_value(problem));
+	printf("%.0f problems in %.0f blocks\n", kvctl_number(answer, "problems_found"),
+		kvctl_number(answer, "blocks"));
+}
+
 static int check(struct kvctl *ctl, int argc, char **argv)
 {
-	json_t *answer = NULL, *request, *problem;
+	json_t *answer = NULL, *request;
+	bool payloads, answered;
 	int r, status;
-	size_t i;
+	char *tenant;
 
 	request = request_of(argc, argv, OPT_TENANT | OPT_PAYLOADS, NULL, &status);
 	if (!request)
 		return status;
+	payloads = json_is_true(json_object_get(request, "payloads"));
+	json_object_del(request, "payloads");
+	tenant = strdup(kvctl_text(request, "tenant"));
 	r = kvctl_ask(ctl, request, &answer);
-	if (ctl->json) {
-		kvctl_print_json(answer);
-	} else if (r == 0) {
-		printf("clean: %.0f blocks\n", kvctl_number(answer, "blocks"));
-	} else if (json_object_get(answer, "problems")) {
-		json_array_foreach(json_object_get(answer, "problems"), i, problem)
-			printf("%s\n", json_string_value(problem));
-		printf("%.0f problems in %.0f blocks\n", kvctl_number(answer, "problems_found"),
-			kvctl_number(answer, "blocks"));
-	} else {
+	answered = json_object_get(answer, "problems") != NULL;
+	if (answered && payloads) {
+		int found = check_payloads(ctl, *tenant ? tenant : NULL, answer);
+
+		answered = found == 0 || found == -EBADMSG;
+		r = r < 0 ? r : found;
+	} else if (!answered) {
 		kvctl_refused(argv[0], r, answer);
 	}
+	free(tenant);
+	if (ctl->json)
+		kvctl_print_json(answer);
+	else if (answered && r < 0)
+		print_findings(answer);
+	else if (answered)
+		printf("clean: %.0f blocks\n", kvctl_number(answer, "blocks"));
 	json_decref(answer);
 	return r < 0 ? KVCTL_BAD : KVCTL_OK;
 }

@@ -273,7 +273,8 @@ static int rows_get(const struct kvp_kernels *k, const struct plane_view *v,
 		.factor = 1.0f,
 		.stride = out.stride,
 		.codes = (const uint8_t *)scratch };
-	return kvp_rows_decode(k, ap->codec, &v->p, &v->lay, ap->data, head, first, &out);
+	return kvp_rows_decode(
+		k, ap->codec, &v->p, &v->lay, ap->calib, ap->data, head, first, &out);
 }
 
 /* ---- the three phases ---- */

@@ -515,6 +515,21 @@ static const struct kvp_codec codecs[] = {
 		.layout = kvp_layout_smart,
 		.encode = kvp_encode_smart,
 		.decode = kvp_decode_rows },
+	{ .family = KVP_FAMILY_PUB_KIVI,
+		.name = "pub-kivi",
+		.layout = kvp_layout_pub_kivi,
+		.encode = kvp_encode_pub_kivi,
+		.decode = kvp_decode_rows },
+	{ .family = KVP_FAMILY_PUB_AITHER,
+		.name = "pub-aither",
+		.layout = kvp_layout_pub_aither,
+		.encode = kvp_encode_pub_aither,
+		.decode = kvp_decode_rows },
+	{ .family = KVP_FAMILY_PUB_VLLM,
+		.name = "pub-vllm",
+		.layout = kvp_layout_pub_vllm,
+		.encode = kvp_encode_pub_vllm,
+		.decode = kvp_decode_rows },
 };
 
 const struct kvp_codec *kvp_codec_row(uint32_t family)

@@ -731,8 +731,8 @@ int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const stru
 }
 
 int kvp_rows_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
-	const struct kvp_layout *lay, const uint8_t *in, uint32_t head, uint32_t first,
-	const struct rows_out *out)
+	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
+	uint32_t head, uint32_t first, const struct rows_out *out)
 {
 	switch (KVP_CODEC_FAMILY(codec)) {
 	case KVP_FAMILY_TQPROD:
@@ -742,7 +742,7 @@ int kvp_rows_decode(const struct kvp_kernels *k, uint32_t codec, const struct kv
 	case KVP_FAMILY_SMART:
 		return rows_smart(k, p, lay, in, head, first, out);
 	default:
-		return -EINVAL;
+		return kvp_rows_published(codec, p, lay, calib, in, head, first, out);
 	}
 }
 
@@ -753,12 +753,11 @@ int kvp_decode_rows(const struct kvp_kernels *k, const struct kvp_plane *p,
 	struct kvp_plane_hdr hdr;
 	int r = 0;
 
-	(void)calib;
 	memcpy(&hdr, in, sizeof hdr);
 	for (uint32_t h = 0; h < p->heads && !r; h++) {
 		struct rows_out out = kvp_rows_out(p, dst, h, 0, p->tokens, hdr.exponent);
 
-		r = kvp_rows_decode(k, hdr.codec, p, lay, in, h, 0, &out);
+		r = kvp_rows_decode(k, hdr.codec, p, lay, calib, in, h, 0, &out);
 	}
 	return r;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The codec table's rows that groups.c fills; private to kernels/. */
+/* The codec table's rows that groups.c and published.c fill; private to kernels/. */
 #ifndef KVP_KERNELS_GROUPS_H
 #define KVP_KERNELS_GROUPS_H
 
@@ -14,6 +14,13 @@
 KVP_DECLARE_CODEC(prod);
 KVP_DECLARE_CODEC(hybrid);
 KVP_DECLARE_CODEC(smart);
+/* published.c */
+KVP_DECLARE_CODEC(pub_kivi);
+KVP_DECLARE_CODEC(pub_aither);
+KVP_DECLARE_CODEC(pub_vllm);
+int kvp_rows_published(uint32_t codec, const struct kvp_plane *p, const struct kvp_layout *lay,
+	const struct kvp_calib *calib, const uint8_t *in, uint32_t head, uint32_t first,
+	const struct rows_out *out);
 
 /* Decodes any of them, through kvp_rows_decode(). */
 int kvp_decode_rows(const struct kvp_kernels *k, const struct kvp_plane *p,
@@ -22,8 +29,8 @@ int kvp_decode_rows(const struct kvp_kernels *k, const struct kvp_plane *p,
 
 /* Rows of one head from token first on. lay->bytes: what may be read. -EINVAL: another family. */
 int kvp_rows_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
-	const struct kvp_layout *lay, const uint8_t *in, uint32_t head, uint32_t first,
-	const struct rows_out *out);
+	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
+	uint32_t head, uint32_t first, const struct rows_out *out);
 
 /* What a payload says beyond its header: -EBADMSG. */
 int kvp_check_hybrid(const struct kvp_plane *p, const struct kvp_layout *lay, const uint8_t *in);

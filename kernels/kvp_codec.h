@@ -52,7 +52,10 @@ extern "C" {
 #define KVP_FAMILY_TQPROD   7u /* variant: bits */
 #define KVP_FAMILY_HYBRID   8u /* variant: KVP_HYBRID_* */
 #define KVP_FAMILY_SMART    9u /* variant: KVP_SMART_* */
-#define KVP_FAMILY_MAX_     10u
+#define KVP_FAMILY_PUB_KIVI   10u /* variant: bits | log2(group) << 4 */
+#define KVP_FAMILY_PUB_AITHER 11u /* variant: bits */
+#define KVP_FAMILY_PUB_VLLM   12u /* variant: bits */
+#define KVP_FAMILY_MAX_     13u
 
 #define KVP_CODEC(family, variant) ((family) << 8 | (variant))
 #define KVP_CODEC_FAMILY(id)       ((id) >> 8)
@@ -125,6 +128,21 @@ extern "C" {
 #define KVP_SMART_TQ    2u
 #define KVP_SMART_KEYS3 4u
 #define KVP_CODEC_SMART KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ)
+
+/*
+ * Layouts that others published, for exchange with what their engines keep; C only, attended by
+ * decoding. Each section of the payload is one of their tensors, byte for byte, so a caller copies
+ * tensors in behind kvp_published_begin(), or out. Scalars there have no shared exponent: magnitudes
+ * beyond 65504 saturate, and forcing an exponent other than 0 is -EINVAL.
+ * KIVI: bits 2 or 4, log2(group) 5..7; tokens (K) or dim (V) a multiple of the group.
+ * aither: bits 2, 3 or 4; dim a power of two; needs struct kvp_calib with the engine's matrix.
+ * vLLM's TurboQuant, one half of each slot: keys of 3 or 4 bits (dim a power of two) or 8 (e4m3
+ *   without scale), values of 3 or 4.
+ */
+#define KVP_CODEC_PUB_KIVI(bits, log2_group) \
+	KVP_CODEC(KVP_FAMILY_PUB_KIVI, (bits) | (log2_group) << 4)
+#define KVP_CODEC_PUB_AITHER(bits) KVP_CODEC(KVP_FAMILY_PUB_AITHER, (bits))
+#define KVP_CODEC_PUB_VLLM(bits)   KVP_CODEC(KVP_FAMILY_PUB_VLLM, (bits))
 
 /* Seed of the rotation's signs where the caller names none. */
 #define KVP_SEED_DEFAULT UINT64_C(0x6b76706f6f6c3031)
@@ -210,7 +228,7 @@ struct kvp_calib {
 struct kvp_encode_opts {
 	size_t size;                   /* sizeof(struct kvp_encode_opts) */
 	uint64_t seed;                 /* 0 = KVP_SEED_DEFAULT */
-	const struct kvp_calib *calib; /* needed by KVP_ROT_HAAR, else ignored */
+	const struct kvp_calib *calib; /* needed by KVP_ROT_HAAR and aither, else ignored */
 	const uint8_t *widths;         /* smart: bits per token, 2, 3, 4 or 8; tokens of them */
 	int32_t exponent;              /* used if force_exponent: for planes written in parts */
 	uint32_t force_exponent;
@@ -300,6 +318,13 @@ int kvp_smart_bytes(
  */
 int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const void *in, size_t in_size, const uint8_t *widths, void *out, size_t out_size);
+
+/*
+ * Writes header and gaps of a payload in a published layout, whose sections the caller then fills
+ * with the engine's tensors: codes, scale, minimum of ret_layout. Errors as kvp_plane_encode().
+ */
+int kvp_published_begin(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
+	void *out, size_t out_size, struct kvp_layout *ret_layout);
 
 /* Only the checks of kvp_plane_decode(). */
 int kvp_plane_check(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,

@@ -52,6 +52,9 @@ static const struct grammar grammars[] = {
 	{ "tqprod", KVP_FAMILY_TQPROD, 2, 4, 0, 0, { NULL } },
 	{ "hybrid", KVP_FAMILY_HYBRID, 0, 0, 0, 0, { hybrid_size, hybrid_prod, hybrid_calib } },
 	{ "smart", KVP_FAMILY_SMART, 0, 0, 0, KVP_SMART_TQ, { smart_method, smart_keys } },
+	{ "pub-kivi", KVP_FAMILY_PUB_KIVI, 2, 4, 0, 5u << 4, { groups } },
+	{ "pub-aither", KVP_FAMILY_PUB_AITHER, 2, 4, 0, 0, { NULL } },
+	{ "pub-vllm", KVP_FAMILY_PUB_VLLM, 3, 8, 0, 0, { NULL } },
 };
 
 static int valid(uint32_t codec)

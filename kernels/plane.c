@@ -138,17 +138,25 @@ static int rows_disjoint(const struct kvp_plane *p, struct kvp_raw_const raw)
 	       token >= head * (p->heads - 1) + row;
 }
 
-static int needs_haar(uint32_t codec)
+static int needs_matrix(uint32_t codec)
 {
-	return KVP_CODEC_FAMILY(codec) == KVP_FAMILY_TQ &&
-	       (KVP_CODEC_VARIANT(codec) >> 4 & 3u) == KVP_ROT_HAAR;
+	return KVP_CODEC_FAMILY(codec) == KVP_FAMILY_PUB_AITHER ||
+	       (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_TQ &&
+		       (KVP_CODEC_VARIANT(codec) >> 4 & 3u) == KVP_ROT_HAAR);
+}
+
+/* Published layouts know no exponent. */
+static int is_published(uint32_t codec)
+{
+	return KVP_CODEC_FAMILY(codec) >= KVP_FAMILY_PUB_KIVI &&
+	       KVP_CODEC_FAMILY(codec) <= KVP_FAMILY_PUB_VLLM;
 }
 
 static int needs_seed(uint32_t codec)
 {
 	switch (KVP_CODEC_FAMILY(codec)) {
 	case KVP_FAMILY_TQ:
-		return !needs_haar(codec);
+		return !needs_matrix(codec);
 	case KVP_FAMILY_HADAMARD:
 	case KVP_FAMILY_TQPROD:
 	case KVP_FAMILY_HYBRID:
@@ -162,7 +170,7 @@ static int needs_seed(uint32_t codec)
 
 static int check_calib(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib)
 {
-	if (!needs_haar(codec))
+	if (!needs_matrix(codec))
 		return 0;
 	return calib && calib->haar && calib->dim == p->dim && calib->digest ? 0 : -ENOENT;
 }
@@ -181,7 +189,8 @@ static int check_encode(uint32_t codec, const struct kvp_plane *p,
 	if (opts->size != sizeof *opts || opts->queries || !out || (uintptr_t)out % PAYLOAD_ALIGN)
 		return -EINVAL;
 	if (opts->force_exponent &&
-		(opts->exponent < EXPONENT_MIN || opts->exponent > EXPONENT_MAX))
+		(opts->exponent < EXPONENT_MIN || opts->exponent > EXPONENT_MAX ||
+			(is_published(codec) && opts->exponent)))
 		return -EINVAL;
 	r = raw_span(p, src, &lo, &hi);
 	if (r < 0)
@@ -234,35 +243,71 @@ static void clear_gaps(const struct kvp_layout *lay, uint8_t *out)
 			memset(out + start[i] - (KVP_SECTION_ALIGN - 1), 0, KVP_SECTION_ALIGN - 1);
 }
 
+/* What precedes the first section. */
+static void begin(uint32_t codec, const struct kvp_plane *p, const struct kvp_layout *lay,
+	const struct kvp_encode_opts *o, int32_t exponent, void *out)
+{
+	struct kvp_plane_hdr hdr = { .magic = KVP_PLANE_MAGIC,
+		.version = KVP_PLANE_VERSION,
+		.codec = codec,
+		.bytes = lay->bytes,
+		.tokens = (uint16_t)p->tokens,
+		.heads = (uint16_t)p->heads,
+		.dim = (uint16_t)p->dim,
+		.dtype = (uint8_t)p->dtype,
+		.kind = (uint8_t)p->kind,
+		.exponent = exponent };
+
+	if (needs_seed(codec))
+		hdr.seed = o->seed ? o->seed : KVP_SEED_DEFAULT;
+	if (needs_matrix(codec))
+		hdr.calib = o->calib->digest;
+	clear_gaps(lay, out);
+	memcpy(out, &hdr, sizeof hdr);
+}
+
 int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_encode_opts *opts, struct kvp_raw_const src, void *out, size_t out_size)
 {
 	const struct kvp_encode_opts none = { .size = sizeof none };
 	const struct kvp_encode_opts *o = opts ? opts : &none;
-	struct kvp_plane_hdr hdr = { .magic = KVP_PLANE_MAGIC, .version = KVP_PLANE_VERSION };
 	struct kvp_layout lay;
+	int32_t exponent = 0;
 	int r;
 
 	r = check_encode(codec, p, o, src, out, out_size, &lay);
 	if (r < 0)
 		return r;
 	if (codec != KVP_CODEC_NATIVE) {
-		clear_gaps(&lay, out);
-		hdr.codec = codec;
-		hdr.bytes = lay.bytes;
-		hdr.tokens = (uint16_t)p->tokens;
-		hdr.heads = (uint16_t)p->heads;
-		hdr.dim = (uint16_t)p->dim;
-		hdr.dtype = (uint8_t)p->dtype;
-		hdr.kind = (uint8_t)p->kind;
-		hdr.exponent = o->force_exponent ? o->exponent : plane_exponent(k, p, &lay, src);
-		if (needs_seed(codec))
-			hdr.seed = o->seed ? o->seed : KVP_SEED_DEFAULT;
-		if (needs_haar(codec))
-			hdr.calib = o->calib->digest;
-		memcpy(out, &hdr, sizeof hdr);
+		if (o->force_exponent)
+			exponent = o->exponent;
+		else if (!is_published(codec))
+			exponent = plane_exponent(k, p, &lay, src);
+		begin(codec, p, &lay, o, exponent, out);
 	}
 	return k->codec[KVP_CODEC_FAMILY(codec)].encode(k, p, &lay, o, src, out);
+}
+
+int kvp_published_begin(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
+	void *out, size_t out_size, struct kvp_layout *ret_layout)
+{
+	const struct kvp_encode_opts o = { .size = sizeof o, .calib = calib };
+	struct kvp_layout lay;
+	int r;
+
+	if (!is_published(codec) || !out || (uintptr_t)out % PAYLOAD_ALIGN)
+		return -EINVAL;
+	r = kvp_plane_layout(codec, p, &lay);
+	if (r < 0)
+		return r;
+	if (out_size < lay.bytes)
+		return -ENOSPC;
+	r = check_calib(codec, p, calib);
+	if (r < 0)
+		return r;
+	begin(codec, p, &lay, &o, 0, out);
+	*ret_layout = lay;
+	return 0;
 }
 
 static int check_header(uint32_t codec, const struct kvp_plane *p, const struct kvp_layout *lay,
@@ -281,11 +326,12 @@ static int check_header(uint32_t codec, const struct kvp_plane *p, const struct 
 		hdr->dtype != p->dtype || hdr->kind != p->kind || hdr->reserved0 ||
 		hdr->reserved1 || memcmp(hdr->reserved2, zero, sizeof zero) != 0)
 		return -EBADMSG;
-	if (hdr->exponent < EXPONENT_MIN || hdr->exponent > EXPONENT_MAX)
+	if (hdr->exponent < EXPONENT_MIN || hdr->exponent > EXPONENT_MAX ||
+		(is_published(codec) && hdr->exponent))
 		return -EBADMSG;
 	if (needs_seed(codec) ? !hdr->seed : hdr->seed != 0)
 		return -EBADMSG;
-	if (!needs_haar(codec))
+	if (!needs_matrix(codec))
 		return hdr->calib ? -EBADMSG : 0;
 	return hdr->calib == calib->digest ? 0 : -ENOENT;
 }

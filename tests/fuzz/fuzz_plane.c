@@ -22,6 +22,72 @@ struct choice {
 
 static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_ALL };
 
+/* Where the input's id is none: every family, and every shape of payload in it. */
+static const char *const names[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3", "kivi4-g64",
+	"asym2", "asym3-g16", "asym4-g32", "tq2", "tq3", "tq4", "tq4-nc-h3-sphere", "tq3-wide",
+	"tq4-haar", "hadamard2", "hadamard4", "tqprod2", "tqprod3", "tqprod4", "hybrid",
+	"hybrid-25", "hybrid-prod", "hybrid-25-prod", "hybrid-calibrated",
+	"hybrid-25-prod-calibrated", "smart", "smart-asym", "smart-sym", "smart-keys3", "pub-kivi2",
+	"pub-kivi4-g64", "pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4",
+	"pub-vllm8" };
+
+#define DIM_MAX 256u
+
+/* Any finite matrix will do. */
+static const struct kvp_calib *calib_of(uint32_t dim)
+{
+	static float matrix[DIM_MAX * DIM_MAX];
+	static struct kvp_calib calib = { .haar = matrix, .digest = 1 };
+
+	if (matrix[0] == 0.0f)
+		for (uint32_t i = 0; i < DIM_MAX * DIM_MAX; i++)
+			matrix[i] = (float)(i * 2654435761u % 1000 + 1) / 1000.0f - 0.5f;
+	calib.dim = dim;
+	return &calib;
+}
+
+static int needs_matrix(uint32_t codec)
+{
+	return KVP_CODEC_FAMILY(codec) == KVP_FAMILY_PUB_AITHER ||
+	       (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_TQ &&
+		       (KVP_CODEC_VARIANT(codec) >> 4 & 3u) == KVP_ROT_HAAR);
+}
+
+static int needs_seed(uint32_t codec)
+{
+	uint32_t family = KVP_CODEC_FAMILY(codec), variant = KVP_CODEC_VARIANT(codec);
+
+	return (family == KVP_FAMILY_TQ && !needs_matrix(codec)) || family == KVP_FAMILY_HADAMARD ||
+	       family == KVP_FAMILY_TQPROD || family == KVP_FAMILY_HYBRID ||
+	       (family == KVP_FAMILY_SMART && (variant & ~KVP_SMART_KEYS3) == KVP_SMART_TQ);
+}
+
+/* Makes widths and channel maps what they must be. Returns the payload's bytes. */
+static size_t fix_sections(
+	uint32_t codec, const struct kvp_plane *p, size_t bytes, uint8_t *payload)
+{
+	uint32_t variant = KVP_CODEC_VARIANT(codec);
+	struct kvp_layout lay;
+
+	if (kvp_plane_layout(codec, p, &lay) < 0)
+		abort();
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART) {
+		uint8_t *width = payload + lay.extra;
+
+		for (uint32_t t = 0; t < p->tokens; t++)
+			width[t] = "\3\4\10\2"[width[t] % (variant & KVP_SMART_KEYS3 ? 3 : 4)];
+		if (kvp_smart_bytes(codec, p, width, &bytes) < 0)
+			abort();
+	}
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_HYBRID && variant & KVP_HYBRID_CALIBRATED) {
+		size_t maps = (size_t)p->heads * (p->dim / 8);
+		uint32_t ones = variant & KVP_HYBRID_25 ? 0x11 : 0x55;
+
+		memset(payload + bytes - maps, (int)ones, maps);
+	}
+	return bytes;
+}
+
 static void fix_header(uint32_t codec, const struct kvp_plane *p, size_t bytes, uint8_t *payload)
 {
 	struct kvp_plane_hdr hdr;
@@ -37,22 +103,22 @@ static void fix_header(uint32_t codec, const struct kvp_plane *p, size_t bytes, 
 	hdr.dim = (uint16_t)p->dim;
 	hdr.dtype = (uint8_t)p->dtype;
 	hdr.kind = (uint8_t)p->kind;
-	hdr.exponent %= 120;
+	hdr.exponent = KVP_CODEC_FAMILY(codec) < KVP_FAMILY_PUB_KIVI ? hdr.exponent % 120 : 0;
 	hdr.reserved1 = 0;
-	hdr.calib = 0;
+	hdr.seed = needs_seed(codec) ? hdr.seed | 1 : 0;
+	hdr.calib = needs_matrix(codec);
 	memset(hdr.reserved2, 0, sizeof hdr.reserved2);
-	if (KVP_CODEC_FAMILY(codec) != KVP_FAMILY_TQ &&
-		KVP_CODEC_FAMILY(codec) != KVP_FAMILY_HADAMARD)
-		hdr.seed = 0;
 	memcpy(payload, &hdr, sizeof hdr);
 }
 
 static void attend(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const uint8_t *payload, size_t bytes)
 {
-	struct kvp_attend_plane plane = {
-		.codec = codec, .dtype = p->dtype, .data = payload, .bytes = bytes
-	};
+	struct kvp_attend_plane plane = { .codec = codec,
+		.dtype = p->dtype,
+		.data = payload,
+		.bytes = bytes,
+		.calib = calib_of(p->dim) };
 	struct kvp_attend_part part = { .tokens = p->tokens, .k = plane, .v = plane };
 	struct kvp_attend a = { .size = sizeof a,
 		.queries = 1,
@@ -92,10 +158,12 @@ static void attend(const struct kvp_kernels *k, uint32_t codec, const struct kvp
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct kvp_kernels *k;
+	static struct kvp_kernels *tables[3];
+	struct kvp_kernels **k;
 	struct kvp_plane p = { 0 };
+	uint8_t *payload, *exact;
+	uint32_t codec;
 	struct choice c;
-	uint8_t *payload;
 	float *out;
 	size_t n, bytes;
 	int r;
@@ -105,32 +173,52 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy(&c, data, sizeof c);
 	data += sizeof c;
 	size -= sizeof c;
+	codec = c.codec;
 	p.tokens = c.tokens;
 	p.heads = c.heads % 4;
-	p.dim = 8u * (c.dim8 % 33);
+	p.dim = 8u * (c.dim8 % (DIM_MAX / 8 + 1));
 	p.dtype = KVP_DTYPE_F32;
 	p.kind = c.kind & 1;
 	n = (size_t)p.tokens * p.heads * p.dim;
-	if (kvp_plane_bytes(c.codec, &p, &bytes) < 0 || c.codec == KVP_CODEC_NATIVE)
+	if (kvp_plane_bytes(codec, &p, &bytes) < 0 &&
+		(kvp_codec_parse(names[codec % (sizeof names / sizeof *names)], &codec) < 0 ||
+			kvp_plane_bytes(codec, &p, &bytes) < 0))
 		return 0;
-	/* Exactly as large as it may be, so that the sanitizer sees a byte too far. */
-	payload = aligned_alloc(16, (bytes + 15) & ~(size_t)15);
+	if (codec == KVP_CODEC_NATIVE)
+		return 0;
+	k = &tables[c.isa % 3];
+	if (!*k && kvp_kernels_new(masks[c.isa % 3], k) < 0)
+		abort();
+	payload = malloc(bytes);
 	out = malloc(n * sizeof *out);
-	if (!payload || !out || kvp_kernels_new(masks[c.isa % 3], &k) < 0)
+	if (!payload || !out)
 		abort();
 	for (size_t i = 0; i < bytes; i++)
 		payload[i] = size ? data[i % size] : 0;
-	if (c.fix & 1)
-		fix_header(c.codec, &p, bytes, payload);
-	r = kvp_plane_decode(k, c.codec, &p, NULL, payload, bytes,
+	if (c.fix & 1) {
+		bytes = fix_sections(codec, &p, bytes, payload);
+		fix_header(codec, &p, bytes, payload);
+	}
+	/* Exactly as large as it may be, so that the sanitizer sees a byte too far. */
+	if (posix_memalign((void **)&exact, 16, bytes))
+		abort();
+	memcpy(exact, payload, bytes);
+	r = kvp_plane_decode(*k, codec, &p, calib_of(p.dim), exact, bytes,
 		(struct kvp_raw){ out, (ptrdiff_t)(4 * p.tokens * p.dim), (ptrdiff_t)(4 * p.dim) });
-	for (size_t i = 0; !r && i < n && p.kind == KVP_PLANE_V; i++)
-		if (!isfinite(out[i]))
+	for (size_t i = 0; !r && i < n; i++) {
+		/* What kivi keeps native may be anything. */
+		uint32_t native = KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KIVI && !p.kind;
+
+		if (!native && !isfinite(out[i]))
 			abort();
+	}
 	if (!r)
-		attend(k, c.codec, &p, payload, bytes);
-	kvp_kernels_free(k);
+		attend(*k, codec, &p, exact, bytes);
+	/* A header that was made to fit must come through. */
+	if (c.fix & 1 && r)
+		abort();
 	free(payload);
+	free(exact);
 	free(out);
 	return 0;
 }

@@ -31,7 +31,8 @@ static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi
 	"asym3-g16", "tq2", "tq3", "tq4", "tq2-plain", "tq3-nc", "tq4-nc-h3-sphere",
 	"tq4-plain-wide", "tq3-haar", "tq4-haar-wide", "tq2-h3", "hadamard2", "hadamard4",
 	"tqprod3", "hybrid", "hybrid-25", "hybrid-prod", "hybrid-25-prod-calibrated", "smart",
-	"smart-asym", "smart-sym" };
+	"smart-asym", "smart-sym", "pub-kivi2", "pub-kivi4-g64", "pub-aither2", "pub-aither3",
+	"pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8" };
 
 static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 128, 160, 192,
 	224, 256, 512, 576, 1024 };
@@ -51,6 +52,11 @@ static struct kvp_calib calib_for(uint32_t dim)
 		free(work);
 	}
 	return *c;
+}
+
+static int needs_matrix(const char *name)
+{
+	return strstr(name, "haar") || strstr(name, "aither");
 }
 
 static void verdict(int ok, const char *what, const char *codec, const struct kvp_plane *p,
@@ -91,7 +97,7 @@ static void check_plane(
 		guard_free(&src);
 		return;
 	}
-	if (strstr(name, "haar"))
+	if (needs_matrix(name))
 		calib = calib_for(p->dim);
 	inputs_fill(src.data, raw_bytes / esize, p->dtype, kind);
 	for (size_t i = 0; i < ISAS; i++) {
@@ -145,7 +151,7 @@ static void check_codec(const char *name)
 	}
 	for (size_t d = 0; d < sizeof dims / sizeof *dims; d++) {
 		/* The dense rotation costs dim^2 a row: large ones only where they are cheap. */
-		if (strstr(name, "haar") && dims[d] > 192)
+		if (needs_matrix(name) && dims[d] > 192)
 			continue;
 		for (int i = 0; i < 9; i++) {
 			struct kvp_plane p = {
@@ -210,9 +216,13 @@ static void plane_random(struct kvp_attend_plane *ap, struct guard *data, const 
 	struct kvp_plane p = { tokens, heads, dim, KVP_DTYPE_F32 + (uint32_t)(inputs_random() % 3),
 		kind };
 	uint32_t codec;
+	size_t bytes;
 
 	if (kvp_codec_parse(name, &codec) < 0)
 		abort();
+	/* Not every codec holds any number of tokens, or keys and values alike. */
+	if (kvp_plane_bytes(codec, &p, &bytes) < 0)
+		codec = KVP_CODEC_NATIVE;
 	*data = encode_random(name, codec, &p, calib);
 	*ap = (struct kvp_attend_plane){ .codec = codec,
 		.dtype = p.dtype,
@@ -252,7 +262,7 @@ static void check_attend(const char *kname, const char *vname, uint32_t dim)
 	      *lse_ref = calloc(n, 4);
 	struct kvp_plane p = { 1, heads, dim, KVP_DTYPE_F16, 0 };
 
-	if (strstr(kname, "haar") || strstr(vname, "haar"))
+	if (needs_matrix(kname) || needs_matrix(vname))
 		calib = calib_for(dim);
 	for (int i = 0; i < 3; i++) {
 		uint32_t tokens = i == 1 ? 160 : 128 + (uint32_t)(inputs_random() % 72);
@@ -318,7 +328,7 @@ static void check_attention(void)
 			uint32_t codec;
 			size_t bytes;
 
-			if (strstr(codecs[i], "haar") && attend_dims[d] > 192)
+			if (needs_matrix(codecs[i]) && attend_dims[d] > 192)
 				continue;
 			if (kvp_codec_parse(codecs[i], &codec) < 0 ||
 				kvp_plane_bytes(codec, &p, &bytes) < 0)
@@ -354,7 +364,7 @@ static void bench_codec(const char *name, size_t set)
 
 	if (kvp_codec_parse(name, &codec) < 0 || kvp_plane_bytes(codec, &p, &bytes) < 0)
 		return;
-	if (strstr(name, "haar"))
+	if (needs_matrix(name))
 		calib = calib_for(128);
 	memset(widths, 4, sizeof widths);
 	out = guard_new(bytes, 64);

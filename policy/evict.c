@@ -97,7 +97,7 @@ struct kvp_evict *kvp_evict_free(struct kvp_evict *e)
 	if (e->ops->fini)
 		e->ops->fini(e);
 	evict_ghosts_free(e->ghosts);
-	evict_heap_done(e);
+	free(e->heap);
 	free(e->node);
 	free(e);
 	return NULL;
@@ -481,10 +481,8 @@ void kvp_evict_memory(const struct kvp_evict *e, struct kvp_evict_memory *ret_me
 {
 	*ret_memory = (struct kvp_evict_memory){
 		.total = sizeof(*e) + (uint64_t)e->params.max_ids * sizeof(*e->node),
-		.per_block = sizeof(*e->node) + (e->heap ? sizeof(*e->heap) : 0),
+		.per_block = sizeof(*e->node),
 	};
-	if (e->heap)
-		ret_memory->total += (uint64_t)e->params.max_ids * sizeof(*e->heap);
 	if (e->ops->memory) {
 		uint64_t own = e->ops->memory(e);
 		ret_memory->total += own;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the eviction algorithms share: the per-block node, the intrusive list, the indexed heap,
+ * What the eviction algorithms share: the per-block node, the intrusive list, the heap,
  * the ghost table, and the operations each algorithm fills in. Private to policy/.
  *
  * The core (evict.c) owns chains: it counts children, keeps a block with children out of the
@@ -31,31 +31,24 @@
 #define EVICT_F_ACCESSED (1u << 7) /* in node.flags, beside KVP_EVICT_*: used since insert */
 
 struct evict_node {
-	uint64_t key; /* digest folded to 64 bits, for the ghosts */
+	uint64_t key; /* digest folded to 64 bits, for the ghosts; in the heap its key there */
 	uint32_t parent;
 	uint32_t children; /* cached, and not in the current offer */
 	uint32_t offered;  /* children in the current offer */
 	uint32_t bytes;
 	float cost;
-	union {
-		uint32_t prev; /* in a list: towards the young end */
-		uint32_t pos;  /* in the heap */
-	};
-	uint32_t next; /* in a list: towards the old end */
+	uint32_t prev; /* in a list, also of the heap: towards the young end */
+	uint32_t next; /* towards the old end */
 	uint16_t depth;
 	uint8_t where;
 	uint8_t flags;
 	uint32_t freq; /* uses, as the algorithm counts them */
-	uint32_t home; /* algorithm's own; the queue it returns to from PARKED */
+	union {
+		uint32_t home;  /* algorithm's own; the queue it returns to from PARKED */
+		uint32_t ahead; /* in the heap */
+	};
 };
-static_assert(sizeof(struct evict_node) == 48, "64 bytes a block, with the heap's entry");
-
-struct evict_heap_entry {
-	double pri;
-	uint32_t seq; /* equal priorities leave in the order of their last change */
-	uint32_t id;
-};
-static_assert(sizeof(struct evict_heap_entry) == 16, "four children a cache line");
+static_assert(sizeof(struct evict_node) == 48, "64 bytes a block, with what a policy adds");
 
 /* Blocks linked by prev/next, young end first. */
 struct evict_list {
@@ -66,6 +59,7 @@ struct evict_list {
 };
 
 struct evict_ghosts;
+struct evict_heap;
 
 enum evict_back { EVICT_BACK_DUE, EVICT_BACK_USED };
 
@@ -108,11 +102,9 @@ struct kvp_evict {
 	uint64_t bytes;
 	uint64_t now;
 	struct evict_list list[EVICT_LISTS]; /* [0] is the offer, the others are queues */
-	struct evict_heap_entry *heap;       /* [max_ids]; NULL if the policy needs none */
-	uint32_t heap_len;
-	double age; /* L of LFU-DA and GDSF */
-	uint32_t seq;
-	uint32_t hand; /* SIEVE */
+	struct evict_heap *heap;             /* NULL if the policy needs none */
+	double age;                          /* L of LFU-DA and GDSF */
+	uint32_t hand;                       /* SIEVE */
 	struct evict_ghosts *ghosts;
 	void *self; /* further state of the algorithm */
 };
@@ -143,16 +135,16 @@ static inline uint64_t evict_list_fill(const struct kvp_evict *e, uint32_t q)
 	return e->params.bytes ? e->list[q].bytes : e->list[q].items;
 }
 
-/* ---- heap (evict_heap.c): smallest (priority, age of its last change) first ---- */
+/* ---- heap (evict_heap.c): smallest key first, of equal ones the first that came ---- */
 
-int evict_heap_init(struct kvp_evict *e);
-void evict_heap_done(struct kvp_evict *e); /* also if never begun */
-void evict_heap_push(struct kvp_evict *e, uint32_t id, double pri);
-void evict_heap_change(struct kvp_evict *e, uint32_t id, double pri);
+int evict_heap_init(struct kvp_evict *e); /* allocates e->heap, for the core to free() */
+/* The key may not be less than the last one popped. */
+void evict_heap_push(struct kvp_evict *e, uint32_t id, uint64_t key);
 void evict_heap_remove(struct kvp_evict *e, uint32_t id);
 /* KVP_BLOCK_NONE if empty. */
-uint32_t evict_heap_pop(struct kvp_evict *e, double *ret_pri);
+uint32_t evict_heap_pop(struct kvp_evict *e, uint64_t *ret_key);
 int evict_heap_check(const struct kvp_evict *e, uint64_t in_queues);
+uint64_t evict_heap_memory(const struct kvp_evict *e);
 
 /* ---- ghosts (evict_ghost.c): keys of evicted blocks, in up to two queues ---- */
 

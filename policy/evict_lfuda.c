@@ -2,26 +2,45 @@
 /*
  * LFU with dynamic aging, priority L + uses, and GreedyDual-Size-Frequency, priority
  * L + uses * cost / size. L is the priority of the last victim: what has not been used for long
- * is overtaken by what is new.
+ * is overtaken by what is new. No priority is below L, as the heap wants it.
  */
 #include "policy/evict_impl.h"
 
-#include <stdlib.h>
+#include <string.h>
 
 enum { LFUDA, GDSF };
 
-static double priority(const struct kvp_evict *e, uint32_t id)
+/*
+ * Priorities as the heap's keys, in the same order: whole numbers are kept, since near ones then
+ * differ in the last digit only; of others it is the representation, which rises with the value.
+ */
+static uint64_t key_of(const struct kvp_evict *e, double pri)
+{
+	uint64_t key;
+
+	if (e->ops->variant == LFUDA)
+		return (uint64_t)pri;
+	memcpy(&key, &pri, sizeof(key));
+	return key;
+}
+
+static double pri_of(const struct kvp_evict *e, uint64_t key)
+{
+	double pri;
+
+	if (e->ops->variant == LFUDA)
+		return (double)key;
+	memcpy(&pri, &key, sizeof(pri));
+	return pri;
+}
+
+static uint64_t priority(const struct kvp_evict *e, uint32_t id)
 {
 	const struct evict_node *n = &e->node[id];
 
 	if (e->ops->variant == LFUDA)
-		return e->age + n->freq;
-	return e->age + n->freq * (double)n->cost / n->bytes;
-}
-
-static int lfuda_init(struct kvp_evict *e)
-{
-	return evict_heap_init(e);
+		return key_of(e, e->age + n->freq);
+	return key_of(e, e->age + n->freq * (double)n->cost / n->bytes);
 }
 
 static void lfuda_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evict_item *item)
@@ -38,25 +57,23 @@ static void lfuda_access(struct kvp_evict *e, uint32_t id)
 	if (n->freq < UINT32_MAX)
 		n->freq++;
 	if (n->where == EVICT_HEAP)
-		evict_heap_change(e, id, priority(e, id));
-	else
-		evict_heap_push(e, id, priority(e, id));
+		evict_heap_remove(e, id);
+	evict_heap_push(e, id, priority(e, id));
 }
 
 static uint32_t lfuda_take(struct kvp_evict *e)
 {
-	double pri;
-	uint32_t id = evict_heap_pop(e, &pri);
+	uint64_t key;
+	uint32_t id = evict_heap_pop(e, &key);
 
-	/* what had to wait for its children may come back below L */
-	if (id != KVP_BLOCK_NONE && pri > e->age)
-		e->age = pri;
+	if (id != KVP_BLOCK_NONE)
+		e->age = pri_of(e, key);
 	return id;
 }
 
 static void lfuda_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
 {
-	evict_heap_push(e, id, how == EVICT_BACK_DUE ? e->age : priority(e, id));
+	evict_heap_push(e, id, how == EVICT_BACK_DUE ? key_of(e, e->age) : priority(e, id));
 }
 
 static bool lfuda_hot(const struct kvp_evict *e, uint32_t id)
@@ -64,30 +81,21 @@ static bool lfuda_hot(const struct kvp_evict *e, uint32_t id)
 	return e->node[id].freq >= 2;
 }
 
+#define LFUDA_OPS                                                                              \
+	.init = evict_heap_init, .insert = lfuda_insert, .access = lfuda_access,               \
+	.take = lfuda_take, .back = lfuda_back, .detach = evict_heap_remove, .hot = lfuda_hot, \
+	.check = evict_heap_check, .memory = evict_heap_memory
+
 const struct evict_ops evict_lfuda = {
 	.name = "lfu-da",
 	.about = "least frequently used, with dynamic aging",
 	.variant = LFUDA,
-	.init = lfuda_init,
-	.insert = lfuda_insert,
-	.access = lfuda_access,
-	.take = lfuda_take,
-	.back = lfuda_back,
-	.detach = evict_heap_remove,
-	.hot = lfuda_hot,
-	.check = evict_heap_check,
+	LFUDA_OPS,
 };
 
 const struct evict_ops evict_gdsf = {
 	.name = "gdsf",
 	.about = "GreedyDual-Size-Frequency: uses x seconds to recompute / bytes, with aging",
 	.variant = GDSF,
-	.init = lfuda_init,
-	.insert = lfuda_insert,
-	.access = lfuda_access,
-	.take = lfuda_take,
-	.back = lfuda_back,
-	.detach = evict_heap_remove,
-	.hot = lfuda_hot,
-	.check = evict_heap_check,
+	LFUDA_OPS,
 };

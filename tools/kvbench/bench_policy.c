@@ -96,7 +96,7 @@ static void prompt(struct bench *b)
 			.bytes = 1 << 20,
 			.depth = req.matched + i,
 			.tokens = 64,
-			.cost = 0.01f,
+			.cost = 0.01f * (1 + (float)(req.matched + i) / 64),
 			.key = { .lo = ++b->inserted },
 		};
 		kvp_block_id id = b->free[--b->n_free];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Split-K attention on tensor cores over pages that stay compressed, and the merge of its splits.
+ * Split-K attention on tensor cores over pages that stay compressed, for the dims and pairs of
+ * codecs that it is tuned for; attend_any.cu takes the rest.
  *
  * A block serves up to 16 rows (queries x query heads) of one KV head over one split of the tokens.
  * Its warps take tiles of 16 tokens in turn and share nothing until the end: each copies its tiles
@@ -12,15 +13,12 @@
  * codes lie together: k_channel() and v_channel() are that order, in one place.
  *
  * Scales: a K scale multiplies scores; a V scale multiplies weights, which are kept in fp16's range
- * by a power of two per warp (`shift`) that only grows. tq planes are attended in the rotated
- * domain: the block rotates its queries first and its sums back last.
+ * by a power of two per pair of rows (`shift`) that only grows. tq planes are attended in the
+ * rotated domain: kvp_cu_rotate rotated the queries before, kvp_cu_merge rotates the sums back.
  */
 #include "kernels/cuda/attend.h"
-#include "kernels/cuda/row.h"
+#include "kernels/cuda/job.h"
 
-#define NEG_INF  kvp_bits_f32(0xff800000u)
-#define LOG2E    1.44269504088896340736f
-#define LN2      0.69314718055994530942f
 #define PAIRS(D) ((D) / 8) /* of channels of K in one lane; as many column tiles of V */
 
 /* What a warp carries from tile to tile. Rows g and g + 8 of the lane, in that order. */
@@ -28,9 +26,10 @@ struct running {
 	float sum[16][4];
 	float max[2];
 	float weight[2];
-	int32_t shift;     /* sums are in units of 2^shift */
+	int32_t shift;     /* sums are in units of 2^shift; of the lane's rows */
 	uint32_t first[2]; /* tokens that the row may see: [first, end) */
 	uint32_t end[2];
+	const uint8_t *mask[2];
 };
 
 /* Where a tile of this warp comes from and lies. */
@@ -46,7 +45,7 @@ KVP_DEV uint32_t k_channel(const int KK, const int D, uint32_t q, uint32_t pair,
 {
 	if (ak_native(KK))
 		return 8 * (4 * (pair / 4) + q) + 2 * (pair % 4) + half;
-	if (ak_fp8(KK))
+	if (ak_byte(KK))
 		return 16 * (4 * (pair / 8) + q) + 2 * (pair % 8) + half;
 	if (ak_bits(KK) == 4)
 		return D / 8 * q + pair + half * D / 2;
@@ -59,7 +58,7 @@ KVP_DEV uint32_t v_channel(const int VK, const int D, uint32_t g, uint32_t tile)
 
 	if (ak_native(VK))
 		return 8 * (8 * (pair / 4) + g) + 2 * (pair % 4) + half;
-	if (ak_fp8(VK))
+	if (ak_byte(VK))
 		return D / 8 * g + 2 * pair + half;
 	if (ak_bits(VK) == 4)
 		return D / 16 * g + pair + half * D / 2;
@@ -77,8 +76,15 @@ KVP_DEV uint32_t fp8_pair(const int kind, uint32_t spread)
 	return kvp_h2_mul((spread & 0x80008000u) | (spread & 0x7f007f00u) >> 1, 0x5c005c00u);
 }
 
-KVP_DEV void fp8_word(const int kind, uint32_t w, uint32_t *out)
+KVP_DEV void byte_word(const int kind, uint32_t w, uint32_t *out)
 {
+	if (kind == AK_I8) {
+		/* 1024 + (code + 128), exact in fp16, less 1152 */
+		w ^= 0x80808080u;
+		out[0] = kvp_h2_fma(kvp_prmt(w, 0x64u, 0x4140), 0x3c003c00u, 0xe480e480u);
+		out[1] = kvp_h2_fma(kvp_prmt(w, 0x64u, 0x4342), 0x3c003c00u, 0xe480e480u);
+		return;
+	}
 	out[0] = fp8_pair(kind, kvp_prmt(w, 0, 0x1404));
 	out[1] = fp8_pair(kind, kvp_prmt(w, 0, 0x3424));
 }
@@ -151,13 +157,13 @@ KVP_DEV void k_pairs(
 		KVP_UNROLL
 		for (int i = 0; i < D / 32; i++)
 			load_words(row + 16 * (4 * i + q), 4, out + 4 * i);
-	} else if (ak_fp8(KK)) {
+	} else if (ak_byte(KK)) {
 		KVP_UNROLL
 		for (int i = 0; i < D / 64; i++) {
 			load_words(row + 16 * (4 * i + q), 4, w);
 			KVP_UNROLL
 			for (int k = 0; k < 4; k++)
-				fp8_word(KK, w[k], out + 8 * i + 2 * k);
+				byte_word(KK, w[k], out + 8 * i + 2 * k);
 		}
 	} else if (ak_bits(KK) == 4) {
 		load_words(row + D / 8 * q, D / 32, w);
@@ -180,11 +186,11 @@ KVP_DEV void v_pairs(
 		KVP_UNROLL
 		for (int i = 0; i < D / 64; i++)
 			load_words(row + 16 * (8 * i + g), 4, out + 4 * i);
-	} else if (ak_fp8(VK)) {
+	} else if (ak_byte(VK)) {
 		load_words(row + D / 8 * g, D / 32, w);
 		KVP_UNROLL
 		for (int k = 0; k < D / 32; k++)
-			fp8_word(VK, w[k], out + 2 * k);
+			byte_word(VK, w[k], out + 2 * k);
 	} else if (ak_bits(VK) == 4) {
 		load_words(row + D / 16 * g, D / 64, w);
 		nibbles(lut, w, D / 16, out);
@@ -251,7 +257,7 @@ KVP_DEV void fill_lut(const int kind, uint32_t base, const struct kvp_cuda_codec
 	}
 }
 
-/* Query row r of this block, rotated where K is, as numbers below 2 and a factor. */
+/* Query row r of this block as numbers below 2 and a factor. */
 KVP_DEV void prepare_row(const struct kvp_cuda_attend *p, const int KK, const int D,
 	const uint8_t *from, uint32_t r, const struct attend_smem *s)
 {
@@ -263,8 +269,6 @@ KVP_DEV void prepare_row(const struct kvp_cuda_attend *p, const int KK, const in
 	KVP_UNROLL
 	for (int e = 0; e < D / 32; e++)
 		x[e] = from ? load_raw(from, p->q_dtype, 32 * e + lane) : 0.0f;
-	if (ak_tq(KK))
-		row_rotate(&p->k.rot, x, lane, D / 32);
 	KVP_UNROLL
 	for (int e = 0; e < D / 32; e++)
 		max = (x[e] < 0.0f ? -x[e] : x[e]) > max ? (x[e] < 0.0f ? -x[e] : x[e]) : max;
@@ -370,10 +374,8 @@ KVP_DEV void start_tile(const struct kvp_cuda_attend *p, const int KK, const int
 	const struct attend_smem *s, const struct tile *t, uint32_t head, int exists)
 {
 	if (exists) {
-		uint32_t page = t->token / p->k.tokens, token = t->token % p->k.tokens;
-		uint32_t valid = t->end - t->token;
-		uint64_t base = kvp_ldg_u64(
-			at_const(p->tables, ((int64_t)kvp_block_z() * p->table_stride + page) * 8));
+		uint32_t token = t->token % p->k.tokens, valid = t->end - t->token;
+		uint64_t base = page_of(p, t->token);
 
 		valid = valid < ATTEND_TILE ? valid : ATTEND_TILE;
 		copy_plane(KK, D, 1, &p->k, at_const(base, (int64_t)p->k_offset), head, token,
@@ -442,7 +444,7 @@ KVP_DEV void tile_scalars(const int kind, uint32_t scalars, uint32_t header, flo
 {
 	float factor = exponent_factor(kind, header);
 
-	if (ak_fp8(kind) || ak_tq(kind)) {
+	if (ak_byte(kind) || ak_tq(kind)) {
 		token_scalars(scalars, factor, out);
 		return;
 	}
@@ -452,14 +454,21 @@ KVP_DEV void tile_scalars(const int kind, uint32_t scalars, uint32_t header, flo
 	out[1][1] = factor;
 }
 
-/* The sums are rescaled only where the largest V scale met so far has outgrown their unit. */
-KVP_DEV void grow_shift(const int D, struct running *run, const float vs[2][2])
+/* The sums are rescaled only where the largest V scale that these rows have met has outgrown their
+ * unit. What has no weight is not met. */
+KVP_DEV void grow_shift(const int D, struct running *run, const float vs[2][2], const float w[2][4])
 {
-	float max = vs[0][0] > vs[0][1] ? vs[0][0] : vs[0][1], other;
+	float max = 0.0f, other;
 	int32_t shift;
 
-	max = vs[1][0] > max ? vs[1][0] : max;
-	max = vs[1][1] > max ? vs[1][1] : max;
+	KVP_UNROLL
+	for (int i = 0; i < 4; i++) {
+		float v = vs[i / 2][i % 2];
+
+		if (w[i / 2][i % 2] == 0.0f && w[i / 2][2 + i % 2] == 0.0f)
+			v = 0.0f;
+		max = v > max ? v : max;
+	}
 	other = kvp_shfl_xor_f32(max, 1);
 	max = other > max ? other : max;
 	other = kvp_shfl_xor_f32(max, 2);
@@ -486,21 +495,20 @@ KVP_DEV void softmax_step(const int D, struct running *run, const float ks[2][2]
 
 	KVP_UNROLL
 	for (int r = 0; r < 2; r++) {
-		float max = run->max[r], other, base, fade, sum = 0.0f;
+		float max = run->max[r], base, fade, sum = 0.0f;
 
 		KVP_UNROLL
 		for (int i = 0; i < 4; i++) {
 			uint32_t t = token + 8 * (i / 2) + 2 * q + i % 2;
 			float v = score[i / 2][2 * r + i % 2] * factor[r] * ks[i / 2][i % 2];
 
-			v = t >= run->first[r] && t < run->end[r] ? v : NEG_INF;
-			max = v > max ? v : max;
+			v = t >= run->first[r] && t < run->end[r] ? masked(run->mask[r], t, v)
+								  : NEG_INF;
+			max = max_or_nan(max, v);
 			score[i / 2][2 * r + i % 2] = v;
 		}
-		other = kvp_shfl_xor_f32(max, 1);
-		max = other > max ? other : max;
-		other = kvp_shfl_xor_f32(max, 2);
-		max = other > max ? other : max;
+		max = max_or_nan(max, kvp_shfl_xor_f32(max, 1));
+		max = max_or_nan(max, kvp_shfl_xor_f32(max, 2));
 		base = max == NEG_INF ? 0.0f : max;
 		fade = max == run->max[r] ? 1.0f : kvp_exp2(run->max[r] - base);
 		run->max[r] = max;
@@ -521,6 +529,23 @@ KVP_DEV void softmax_step(const int D, struct running *run, const float ks[2][2]
 			run->sum[i][2 * r + 1] *= fade;
 		}
 	}
+}
+
+/* Bit i: some row gives a weight to the lane's token i, whose V may then count. What lies elsewhere
+ * is no number perhaps, and 0 times that is none either. */
+KVP_DEV uint32_t seen_tokens(const struct kvp_cuda_attend *p, const float w[2][4])
+{
+	uint32_t seen = 0;
+
+	if (!p->mask && !p->causal && !p->window)
+		return 15u;
+	KVP_UNROLL
+	for (int i = 0; i < 4; i++)
+		seen |= (uint32_t)(w[i / 2][i % 2] != 0.0f || w[i / 2][2 + i % 2] != 0.0f) << i;
+	KVP_UNROLL
+	for (uint32_t m = 4; m < 32; m *= 2)
+		seen |= kvp_shfl_xor_u32(seen, m);
+	return seen;
 }
 
 /* The weights as A fragments. A weight of 0 stays 0 whatever lies in its token's scale. */
@@ -558,28 +583,39 @@ KVP_DEV void v_affine(const int VK, const int D, const struct kvp_cuda_codec *c,
 	*min = kvp_lds_u16(mins + 2 * lo) | kvp_lds_u16(mins + 2 * hi) << 16;
 }
 
+/* Codes of affine V to values. */
+KVP_DEV void affine_pairs(const int VK, const int D, const struct kvp_cuda_codec *c,
+	uint32_t scalars, uint32_t token, uint32_t *v)
+{
+	uint32_t scale[2], min[2];
+
+	v_affine(VK, D, c, scalars, token, 0, &scale[0], &min[0]);
+	scale[1] = scale[0];
+	min[1] = min[0];
+	if (ak_bits(VK) < 4)
+		v_affine(VK, D, c, scalars, token, 1, &scale[1], &min[1]);
+	KVP_UNROLL
+	for (int k = 0; k < D / 16; k++)
+		v[k] = kvp_h2_fma(v[k], scale[k % 2], min[k % 2]);
+}
+
 KVP_DEV void tile_values(const int VK, const int D, const struct kvp_cuda_codec *c, uint32_t stage,
-	const struct attend_smem *s, const uint32_t *w_hi, const uint32_t *w_lo,
+	const struct attend_smem *s, const uint32_t *w_hi, const uint32_t *w_lo, uint32_t seen,
 	struct running *run)
 {
 	uint32_t lane = kvp_tid() % 32, g = lane / 4, q = lane % 4, v[4][8], b[2];
 
 	KVP_UNROLL
 	for (int i = 0; i < 4; i++) {
-		uint32_t token = 2 * q + i % 2 + 8 * (i / 2), scale[2], min[2];
+		uint32_t token = 2 * q + i % 2 + 8 * (i / 2);
 
 		v_pairs(VK, D, stage + s->v_codes + token * ak_v_stride(VK, D), g,
 			s->v_lut + 4 * lane, v[i]);
-		if (!ak_affine(VK))
-			continue;
-		v_affine(VK, D, c, stage + s->v_scalars, token, 0, &scale[0], &min[0]);
-		scale[1] = scale[0];
-		min[1] = min[0];
-		if (ak_bits(VK) == 2)
-			v_affine(VK, D, c, stage + s->v_scalars, token, 1, &scale[1], &min[1]);
+		if (ak_affine(VK))
+			affine_pairs(VK, D, c, stage + s->v_scalars, token, v[i]);
 		KVP_UNROLL
 		for (int k = 0; k < D / 16; k++)
-			v[i][k] = kvp_h2_fma(v[i][k], scale[k % 2], min[k % 2]);
+			v[i][k] = seen >> i & 1u ? v[i][k] : 0;
 	}
 	KVP_UNROLL
 	for (int k = 0; k < D / 8; k++) {
@@ -627,8 +663,7 @@ KVP_DEV void write_sums(const int VK, const int D, struct running *run)
 }
 
 /* Row r of all warps becomes one partial result in global memory. */
-KVP_DEV void reduce_row(
-	const struct kvp_cuda_attend *p, const int VK, const int D, uint32_t r, uint8_t *out)
+KVP_DEV void reduce_row(const int D, uint32_t r, uint8_t *out)
 {
 	uint32_t lane = kvp_tid() % 32;
 	float x[ROW_E_MAX], max = NEG_INF, weight = 0.0f;
@@ -639,7 +674,7 @@ KVP_DEV void reduce_row(
 	for (uint32_t w = 0; w < ATTEND_WARPS; w++) {
 		float m = kvp_lds_f32(4 * (w * ATTEND_ROWS * (D + 2) + ATTEND_ROWS * D + r));
 
-		max = m > max ? m : max;
+		max = max_or_nan(max, m);
 	}
 	for (uint32_t w = 0; w < ATTEND_WARPS && max != NEG_INF; w++) {
 		uint32_t base = 4 * w * ATTEND_ROWS * (D + 2);
@@ -651,8 +686,6 @@ KVP_DEV void reduce_row(
 		for (int e = 0; e < D / 32; e++)
 			x[e] += kvp_lds_f32(base + 4 * (r * D + 32 * e + lane)) * fade;
 	}
-	if (ak_tq(VK))
-		row_unrotate(&p->v.rot, x, lane, D / 32);
 	KVP_UNROLL
 	for (int e = 0; e < D / 32; e++)
 		kvp_stg_f32(out + 4 * (32 * e + lane), x[e]);
@@ -663,58 +696,6 @@ KVP_DEV void reduce_row(
 }
 
 /* ---- the kernel ---- */
-
-struct job {
-	uint32_t rows; /* of the whole sequence and KV head */
-	uint32_t row0; /* first of this block */
-	uint32_t head;
-	uint32_t tokens; /* in the pages */
-	uint32_t tile;   /* this warp's first, and the end of the split */
-	uint32_t tile_end;
-};
-
-/* Tokens that query i may see, of those in these pages: [*first, *end). */
-KVP_DEV void visible(const struct kvp_cuda_attend *p, uint32_t tokens, uint32_t query,
-	uint32_t *first, uint32_t *end)
-{
-	uint32_t z = kvp_block_z();
-	int64_t origin = p->firsts ? kvp_ldg_u32(at_const(p->firsts, (int64_t)z * 4)) : 0;
-	int64_t total =
-		p->totals ? kvp_ldg_u32(at_const(p->totals, (int64_t)z * 4)) : origin + tokens;
-	int64_t position = total - p->queries + query, lo = 0, hi = tokens;
-
-	if (p->causal && position + 1 - origin < hi)
-		hi = position + 1 - origin;
-	if (p->window && position + 1 - origin - p->window > 0)
-		lo = position + 1 - origin - p->window;
-	hi = hi < 0 ? 0 : hi;
-	lo = lo > hi ? hi : lo;
-	*first = (uint32_t)lo;
-	*end = (uint32_t)hi;
-}
-
-KVP_DEV struct job find_job(const struct kvp_cuda_attend *p)
-{
-	uint32_t blocks, first, end, last, last_end, per;
-	struct job j;
-
-	j.rows = p->queries * p->group;
-	blocks = (j.rows + ATTEND_ROWS - 1) / ATTEND_ROWS;
-	j.head = kvp_block_y() / blocks;
-	j.row0 = kvp_block_y() % blocks * ATTEND_ROWS;
-	j.tokens = kvp_ldg_u32(at_const(p->lengths, (int64_t)kvp_block_z() * 4));
-	last = (j.row0 + ATTEND_ROWS < j.rows ? j.row0 + ATTEND_ROWS : j.rows) - 1;
-	visible(p, j.tokens, last / p->group, &first, &last_end);
-	visible(p, j.tokens, j.row0 / p->group, &first, &end);
-	first /= ATTEND_TILE;
-	end = (last_end + ATTEND_TILE - 1) / ATTEND_TILE;
-	end = end < first ? first : end;
-	per = (end - first + p->splits - 1) / p->splits;
-	j.tile = first + kvp_block_x() * per;
-	j.tile_end = j.tile + per < end ? j.tile + per : end;
-	j.tile += kvp_tid() / 32;
-	return j;
-}
 
 KVP_DEV void init_running(
 	const struct kvp_cuda_attend *p, const struct job *j, const int D, struct running *run)
@@ -736,6 +717,7 @@ KVP_DEV void init_running(
 		run->weight[r] = 0.0f;
 		run->first[r] = 0;
 		run->end[r] = 0;
+		run->mask[r] = mask_row(p, row / p->group);
 		if (row < j->rows)
 			visible(p, j->tokens, row / p->group, &run->first[r], &run->end[r]);
 	}
@@ -746,15 +728,8 @@ KVP_DEV void prepare_rows(const struct kvp_cuda_attend *p, const int KK, const i
 {
 	for (uint32_t r = kvp_tid() / 32; r < ATTEND_ROWS; r += ATTEND_WARPS) {
 		uint32_t row = j->row0 + r;
-		const uint8_t *from = NULL;
 
-		if (row < j->rows)
-			from = at_const(
-				p->q, (int64_t)kvp_block_z() * p->q_seq_stride +
-					      (int64_t)(row / p->group) * p->q_query_stride +
-					      (int64_t)(j->head * p->group + row % p->group) *
-						      p->q_head_stride);
-		prepare_row(p, KK, D, from, r, s);
+		prepare_row(p, KK, D, row < j->rows ? query_row(p, j->head, row) : NULL, r, s);
 	}
 }
 
@@ -763,7 +738,8 @@ KVP_DEV void run_tiles(const struct kvp_cuda_attend *p, const int KK, const int 
 {
 	uint32_t g = kvp_tid() % 32 / 4,
 		 ring = s->stages + kvp_tid() / 32 * s->stage_count * s->stage;
-	uint32_t q_hi[128 / 4], q_lo[128 / 4], next = j->tile, slot = 0;
+	uint32_t q_hi[128 / 4], q_lo[128 / 4], slot = 0;
+	uint32_t first = j->tile + kvp_tid() / 32, next = first;
 	uint32_t q_at = s->factors - ATTEND_ROWS * D * (KK == AK_BF16 ? 4 : 2);
 	float factor[2];
 	struct tile t;
@@ -779,7 +755,7 @@ KVP_DEV void run_tiles(const struct kvp_cuda_attend *p, const int KK, const int 
 		t.token = next * ATTEND_TILE;
 		start_tile(p, KK, VK, D, s, &t, j->head, next < j->tile_end);
 	}
-	for (uint32_t tile = j->tile; tile < j->tile_end; tile += ATTEND_WARPS) {
+	for (uint32_t tile = first; tile < j->tile_end; tile += ATTEND_WARPS) {
 		uint32_t stage = ring + slot * s->stage, w_hi[4], w_lo[4];
 		float score[2][4], ks[2][2], vs[2][2];
 
@@ -800,9 +776,9 @@ KVP_DEV void run_tiles(const struct kvp_cuda_attend *p, const int KK, const int 
 		tile_scalars(VK, stage + s->v_scalars, stage + s->headers + 16, vs);
 		softmax_step(D, run, ks, factor, tile * ATTEND_TILE, score);
 		if (!ak_native(VK))
-			grow_shift(D, run, vs);
+			grow_shift(D, run, vs, score);
 		weight_fragments(VK, run, vs, score, w_hi, w_lo);
-		tile_values(VK, D, &p->v, stage, s, w_hi, w_lo, run);
+		tile_values(VK, D, &p->v, stage, s, w_hi, w_lo, seen_tokens(p, score), run);
 	}
 	kvp_cp_async_wait(0);
 }
@@ -810,7 +786,7 @@ KVP_DEV void run_tiles(const struct kvp_cuda_attend *p, const int KK, const int 
 KVP_DEV void attend(const struct kvp_cuda_attend *p, const int KK, const int VK, const int D)
 {
 	const struct attend_smem s = attend_smem_of(KK, VK, D);
-	struct job j = find_job(p);
+	struct job j = find_job(p, ATTEND_ROWS, ATTEND_TILE);
 	struct running run;
 
 	fill_lut(KK, s.k_lut, &p->k);
@@ -823,14 +799,8 @@ KVP_DEV void attend(const struct kvp_cuda_attend *p, const int KK, const int VK,
 	kvp_sync();
 	write_sums(VK, D, &run);
 	kvp_sync();
-	for (uint32_t r = kvp_tid() / 32; r < ATTEND_ROWS && j.row0 + r < j.rows;
-		r += ATTEND_WARPS) {
-		uint64_t row =
-			((uint64_t)kvp_block_z() * p->k.heads + j.head) * j.rows + j.row0 + r;
-		uint64_t part = row * p->split_total + p->split_first + kvp_block_x();
-
-		reduce_row(p, VK, D, r, at(p->partial, (int64_t)(part * (D + 2) * 4)));
-	}
+	for (uint32_t r = kvp_tid() / 32; r < ATTEND_ROWS && j.row0 + r < j.rows; r += ATTEND_WARPS)
+		reduce_row(D, r, partial_row(p, &j, j.row0 + r));
 }
 
 #define ATTEND(k, v, KK, VK)                                                          \
@@ -855,44 +825,6 @@ ATTEND(tq2, tq2, AK_TQ2, AK_TQ2)
 ATTEND(e4m3, aff4, AK_E4M3, AK_AFF4)
 ATTEND(tq4, aff4, AK_TQ4, AK_AFF4)
 ATTEND(tq3, aff4, AK_TQ3, AK_AFF4)
-
-/* ---- merging splits: one warp per row ---- */
-
-#define MERGE_WARPS 4
-
-KVP_KERNEL(kvp_cu_merge, kvp_cuda_merge, 32 * MERGE_WARPS, 1)
-{
-	uint32_t lane = kvp_tid() % 32, rows = p.queries * p.group;
-	uint32_t r = kvp_block_x() * MERGE_WARPS + kvp_tid() / 32;
-	uint64_t row = ((uint64_t)kvp_block_z() * p.heads + kvp_block_y()) * rows + r;
-	uint64_t step = (uint64_t)(p.dim + 2) * 4;
-	const uint8_t *parts = at_const(p.partial, (int64_t)(row * p.split_total * step));
-	float max = NEG_INF, weight = 0.0f;
-	uint8_t *out;
-
-	if (r >= rows)
-		return;
-	for (uint32_t s = 0; s < p.split_total; s++) {
-		float m = kvp_ldg_f32(parts + s * step + 4 * p.dim);
-
-		max = m > max ? m : max;
-	}
-	for (uint32_t s = 0; s < p.split_total && max != NEG_INF; s++)
-		weight += kvp_ldg_f32(parts + s * step + 4 * (p.dim + 1)) *
-			  kvp_exp2(kvp_ldg_f32(parts + s * step + 4 * p.dim) - max);
-	out = at(p.out,
-		(int64_t)kvp_block_z() * p.out_seq_stride +
-			(int64_t)(r / p.group) * p.out_query_stride +
-			(int64_t)(kvp_block_y() * p.group + r % p.group) * p.out_head_stride);
-	for (uint32_t i = lane; i < p.dim; i += 32) {
-		float sum = 0.0f;
-
-		for (uint32_t s = 0; s < p.split_total && max != NEG_INF; s++)
-			sum += kvp_ldg_f32(parts + s * step + 4 * i) *
-			       kvp_exp2(kvp_ldg_f32(parts + s * step + 4 * p.dim) - max);
-		store_raw(out, p.out_dtype, i, max == NEG_INF ? 0.0f : kvp_div_rn(sum, weight));
-	}
-	if (lane == 0 && p.lse)
-		kvp_stg_f32(at(p.lse, (int64_t)row * 4),
-			max == NEG_INF ? NEG_INF : (max + kvp_log2(weight)) * LN2);
-}
+ATTEND(i8, i8, AK_I8, AK_I8)
+ATTEND(aff3, aff3, AK_AFF3, AK_AFF3)
+ATTEND(tq3, aff3, AK_TQ3, AK_AFF3)

@@ -27,29 +27,39 @@
 /* What every device that we compile for grants a block; sm_120 has the least. */
 #define ATTEND_SMEM_MAX (99u << 10)
 
+/* The general kernel and that of attention mass: a warp per query row, a tile of decoded rows. */
+#define ANY_ROWS    8
+#define ANY_THREADS (32 * ANY_ROWS)
+#define ANY_TILE    16
+/* Vectors of one block; a vector being rotated takes twice its size, one being merged thrice. */
+#define ROTATE_WARPS 4
+#define MERGE_WARPS  4
+
 /* Kinds of planes. */
 #define AK_F16   0
 #define AK_BF16  1
 #define AK_E4M3  2
 #define AK_E5M2  3
-#define AK_AFF4  4 /* kivi; as V also asym */
-#define AK_AFF2  5
-#define AK_TQ4   6
-#define AK_TQ3   7
-#define AK_TQ2   8
-#define AK_KINDS 9
+#define AK_I8    4
+#define AK_AFF4  5 /* kivi; as V also asym */
+#define AK_AFF3  6
+#define AK_AFF2  7
+#define AK_TQ4   8
+#define AK_TQ3   9
+#define AK_TQ2   10
+#define AK_KINDS 11
 
 ATTEND_FN int ak_native(int kind)
 {
 	return kind == AK_F16 || kind == AK_BF16;
 }
-ATTEND_FN int ak_fp8(int kind)
+ATTEND_FN int ak_byte(int kind)
 {
-	return kind == AK_E4M3 || kind == AK_E5M2;
+	return kind >= AK_E4M3 && kind <= AK_I8;
 }
 ATTEND_FN int ak_affine(int kind)
 {
-	return kind == AK_AFF4 || kind == AK_AFF2;
+	return kind >= AK_AFF4 && kind <= AK_AFF2;
 }
 ATTEND_FN int ak_tq(int kind)
 {
@@ -60,9 +70,9 @@ ATTEND_FN uint32_t ak_bits(int kind)
 {
 	if (ak_native(kind))
 		return 16;
-	if (ak_fp8(kind))
+	if (ak_byte(kind))
 		return 8;
-	if (kind == AK_TQ3)
+	if (kind == AK_AFF3 || kind == AK_TQ3)
 		return 3;
 	return kind == AK_AFF2 || kind == AK_TQ2 ? 2 : 4;
 }
@@ -143,6 +153,27 @@ ATTEND_FN struct attend_smem attend_smem_of(int k, int v, uint32_t dim)
 	s.stage_count = s.stages + ATTEND_WARPS * 3 * s.stage > ATTEND_SMEM_MAX ? 2 : 3;
 	s.bytes = s.stages + ATTEND_WARPS * s.stage_count * s.stage;
 	s.bytes = s.bytes > sums ? s.bytes : sums;
+	return s;
+}
+
+/* Of the general kernel: queries, weights and fades of the rows, a tile of K or V, all fp32. */
+struct attend_any_smem {
+	uint32_t queries;
+	uint32_t weights;
+	uint32_t fades;
+	uint32_t tile;
+	uint32_t bytes;
+};
+
+ATTEND_FN struct attend_any_smem attend_any_smem_of(uint32_t k_dim, uint32_t v_dim)
+{
+	struct attend_any_smem s;
+
+	s.queries = 0;
+	s.weights = 4 * ANY_ROWS * k_dim;
+	s.fades = s.weights + 4 * ANY_ROWS * ANY_TILE;
+	s.tile = s.fades + 4 * ANY_ROWS;
+	s.bytes = s.tile + 4 * ANY_TILE * (k_dim > v_dim ? k_dim : v_dim);
 	return s;
 }
 

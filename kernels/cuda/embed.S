@@ -15,5 +15,6 @@
 	.section .rodata
 	image kvp_cuda_image_codec, KVP_FATBIN_CODEC
 	image kvp_cuda_image_attend, KVP_FATBIN_ATTEND
+	image kvp_cuda_image_attend_any, KVP_FATBIN_ATTEND_ANY
 	image kvp_cuda_image_layout, KVP_FATBIN_LAYOUT
 	.section .note.GNU-stack, "", %progbits

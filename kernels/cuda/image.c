@@ -7,6 +7,7 @@
 /* Made by embed.S from what nvcc made of each .cu file. */
 extern const unsigned char kvp_cuda_image_codec[], kvp_cuda_image_codec_end[];
 extern const unsigned char kvp_cuda_image_attend[], kvp_cuda_image_attend_end[];
+extern const unsigned char kvp_cuda_image_attend_any[], kvp_cuda_image_attend_any_end[];
 extern const unsigned char kvp_cuda_image_layout[], kvp_cuda_image_layout_end[];
 
 int kvp_cuda_image(uint32_t index, const void **ret_image, size_t *ret_bytes)
@@ -17,6 +18,7 @@ int kvp_cuda_image(uint32_t index, const void **ret_image, size_t *ret_bytes)
 	} images[] = {
 		{ kvp_cuda_image_codec, kvp_cuda_image_codec_end },
 		{ kvp_cuda_image_attend, kvp_cuda_image_attend_end },
+		{ kvp_cuda_image_attend_any, kvp_cuda_image_attend_any_end },
 		{ kvp_cuda_image_layout, kvp_cuda_image_layout_end },
 	};
 

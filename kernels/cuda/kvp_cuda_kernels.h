@@ -126,14 +126,38 @@ struct kvp_cuda_rows {
 };
 
 /*
+ * Parameters of kvp_cu_rotate: queries into the domain of rotated keys, once per step and distinct
+ * rotation. Result: f32[seqs][queries][heads][dim], to be attended with as kvp_cuda_attend.q.
+ */
+struct kvp_cuda_rotate {
+	uint64_t q; /* first element; fp16, bf16 or fp32 by q_dtype */
+	int64_t q_seq_stride;
+	int64_t q_query_stride;
+	int64_t q_head_stride; /* per query head; bytes */
+	uint64_t out;
+	uint32_t q_dtype;
+	uint32_t seqs;
+	uint32_t queries;
+	uint32_t heads; /* query heads */
+	uint32_t dim;
+	uint32_t reserved;
+	struct kvp_cuda_rotation rot; /* that of the keys' codec */
+};
+
+/*
  * Parameters of kvp_cu_attend_*: attention of a few queries over pages of one pair of codecs, as
  * `splits` partial results per row, to be merged by kvp_cu_merge. Several launches (a native tail,
  * 4-bit pages, 2-bit pages) may fill different splits of the same partials.
  *
- * Limits: K and V of one dim, 64 or 128; pages of a multiple of 16 tokens, and of whole groups
- * where K is kivi; fp16 scalars; the pairs of codecs that kvp_cuda_attend_kernel() finds. A page
- * must be there for every token below its sequence's length, and none beyond is read. Agrees within
- * 1e-3 of the largest value with exact attention over decoded data.
+ * kvp_cu_attend_any takes every pair of codecs that kvp_cuda_codec_init() knows (native fp8 aside)
+ * and any dims. kvp_cuda_attend_kernel() finds a faster one where there is: K and V of one dim, 64
+ * or 128; pages of a multiple of 16 tokens, and of whole groups where K is kivi; fp16 scalars;
+ * Hadamard rotations. Agrees within 1e-3 of the largest value with kvp_attend().
+ *
+ * Where the codec of K rotates, q has to come from kvp_cu_rotate; where that of V does, the partial
+ * results are rotated, and kvp_cu_merge has to be told.
+ *
+ * A page must be there for every token below its sequence's length, and none beyond is read.
  *
  * Rows: row r of a sequence and KV head is query r / group, query head kv_head * group + r % group.
  */
@@ -145,10 +169,13 @@ struct kvp_cuda_attend {
 	uint64_t tables;       /* u64[seqs][table_stride]: pages of each sequence, in order */
 	uint64_t lengths;      /* u32[seqs]: tokens in these pages */
 	uint64_t firsts;       /* u32[seqs]: position of the first of them; 0 = all zeros */
-	uint64_t totals;       /* u32[seqs]: length of the whole sequence; 0 = lengths */
+	uint64_t totals;       /* u32[seqs]: length of the whole sequence; 0 = firsts + lengths */
 	uint64_t k_offset;     /* of the K and the V plane in a page */
 	uint64_t v_offset;
-	uint64_t partial; /* f32[seqs][heads][rows][split_total][dim + 2]; see kvp_cuda_merge */
+	uint64_t partial; /* f32[seqs][heads][rows][split_total][v.dim + 2]; see kvp_cuda_merge */
+	uint64_t mask;    /* f32, additive, by position in the sequence; -infinity masks; or 0 */
+	int64_t mask_seq_stride; /* bytes */
+	int64_t mask_query_stride;
 	uint32_t table_stride;
 	uint32_t seqs;
 	uint32_t q_dtype;
@@ -165,10 +192,18 @@ struct kvp_cuda_attend {
 	struct kvp_cuda_codec v;
 };
 
+/* Consecutive splits whose partial results are in one domain. */
+struct kvp_cuda_domain {
+	uint32_t split_end; /* they begin where those of the domain before end, the first at 0 */
+	uint32_t reserved;
+	struct kvp_cuda_rotation rot; /* that of V's codec; all zeros: none */
+};
+#define KVP_CUDA_DOMAINS_MAX 4
+
 /*
- * Parameters of kvp_cu_merge. A partial result is dim sums, then the maximum (in units of log2) and
- * the sum of weights; every split must have been written by some launch. A row that saw no token
- * gives zeros and minus infinity.
+ * Parameters of kvp_cu_merge. A partial result is v.dim sums, then the maximum (in units of log2)
+ * and the sum of weights; every split must have been written by some launch. Sums are rotated back
+ * once per domain. A row that saw no token gives zeros and minus infinity.
  */
 struct kvp_cuda_merge {
 	uint64_t partial;
@@ -181,10 +216,23 @@ struct kvp_cuda_merge {
 	uint32_t heads;
 	uint32_t group;
 	uint32_t queries;
-	uint32_t dim;
+	uint32_t dim; /* of V */
 	uint32_t split_total;
 	uint32_t out_dtype;
-	uint32_t reserved;
+	uint32_t domains; /* 1..KVP_CUDA_DOMAINS_MAX; the last one ends at split_total */
+	struct kvp_cuda_domain domain[KVP_CUDA_DOMAINS_MAX];
+};
+
+/*
+ * Parameters of kvp_cu_mass: how much of its queries' attention each token got, per KV head; a
+ * second pass over the keys, after the merge. Every token of these pages is written.
+ */
+struct kvp_cuda_mass {
+	uint64_t lse;            /* what kvp_cu_merge wrote */
+	uint64_t mass;           /* f32, by position in the sequence */
+	int64_t mass_seq_stride; /* bytes */
+	int64_t mass_head_stride;
+	struct kvp_cuda_attend attend; /* as it was launched; V and the partials are not touched */
 };
 
 /*
@@ -206,10 +254,14 @@ struct kvp_cuda_copy {
 	uint32_t reserved;
 };
 
+/* Does the codec rotate? Then attention needs kvp_cu_rotate for K, a domain of its own for V. */
+int kvp_cuda_rotates(const struct kvp_cuda_codec *c);
+
 struct kvp_cuda_kernel {
 	const char *name; /* of the function in the image */
 	uint32_t param_bytes;
-	uint32_t smem_max; /* most dynamic shared memory a launch may ask for */
+	uint32_t threads_max; /* most threads per block that a launch may have */
+	uint32_t smem_max;    /* most dynamic shared memory a launch may ask for */
 	/* Fills *ret_shape for these parameters. -EINVAL: bad parameters; -ENOTSUP: another kernel
 	 * has to be used. */
 	int (*shape)(const void *params, struct kvp_cuda_shape *ret_shape);
@@ -221,7 +273,7 @@ extern const uint32_t kvp_cuda_kernel_count;
 
 /* -ENOENT: no kernel of that name. */
 int kvp_cuda_kernel_find(const char *name, const struct kvp_cuda_kernel **ret_kernel);
-/* The kernel that encodes (decodes, attends over) such planes. -ENOTSUP: there is none. */
+/* The kernel that encodes (decodes, attends fastest over) such planes. -ENOTSUP: there is none. */
 int kvp_cuda_encode_kernel(
 	const struct kvp_cuda_codec *c, const struct kvp_cuda_kernel **ret_kernel);
 int kvp_cuda_decode_kernel(

@@ -345,11 +345,15 @@ KVP_DEV void kvp_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2])
 	extern "C" void name(const void *params);                       \
 	extern "C" void name(const void *params)                        \
 	{                                                               \
+		kvp_launched(threads);                                  \
 		name##_body(*static_cast<const struct type *>(params)); \
 	}                                                               \
 	static void name##_body(const struct type &p)
 
 extern "C" {
+/* A kernel was compiled for at most so many threads per block. */
+void kvp_launched(uint32_t threads_max);
+
 uint32_t kvp_tid(void);
 uint32_t kvp_threads(void);
 uint32_t kvp_block_x(void);

@@ -2,16 +2,18 @@
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/kvp_cuda_kernels.h"
 #include "kernels/dsp.h"
+#include "kernels/numeric.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#define GRID_X_MAX  0x7fffffffu
-#define GRID_YZ_MAX 65535u
-#define ROW_WARPS   8u /* WARPS of codec.cu */
-#define ANY_WARPS   4u
+#define GRID_X_MAX   0x7fffffffu
+#define GRID_YZ_MAX  65535u
+#define ROW_WARPS    8u /* WARPS of codec.cu */
+#define ANY_WARPS    4u
+#define COPY_THREADS 256u /* of layout.cu */
 
 /* ---- codecs ---- */
 
@@ -111,10 +113,32 @@ int kvp_cuda_codec_init(uint32_t codec, const struct kvp_plane *p, uint64_t seed
 	return 0;
 }
 
+int kvp_cuda_rotates(const struct kvp_cuda_codec *c)
+{
+	return c->rot.rounds || c->rot.dense;
+}
+
 /* ---- shapes ---- */
+
+static int is_float(uint32_t dtype)
+{
+	return dtype == KVP_DTYPE_F32 || dtype == KVP_DTYPE_F16 || dtype == KVP_DTYPE_BF16;
+}
+
+/* Addresses and strides that the loads and stores of a kernel can live with. */
+static int aligned(uint64_t all, uint32_t size)
+{
+	return size && all % size == 0;
+}
 
 static int rows_valid(const struct kvp_cuda_rows *p)
 {
+	uint64_t raw = p->raw | (uint64_t)p->raw_page_stride | (uint64_t)p->raw_head_stride |
+		       (uint64_t)p->raw_token_stride;
+
+	if (!aligned(raw, dtype_bytes(p->codec.dtype)) || !aligned(p->raws | p->pages, 8) ||
+		!aligned(p->slots, 4) || !aligned(p->page_offset, KVP_SECTION_ALIGN))
+		return 0;
 	if (!p->count || !p->pages || !p->codec.heads || !p->codec.tokens || !p->codec.dim ||
 		p->codec.heads > KVP_PLANE_HEADS_MAX || p->codec.dim > KVP_PLANE_DIM_MAX ||
 		p->codec.tokens > KVP_PLANE_TOKENS_MAX)
@@ -247,8 +271,8 @@ static int shape_copy(const void *params, struct kvp_cuda_shape *ret)
 	uint64_t pieces, blocks;
 	int64_t all = p->src_offset | p->dst_offset | (int64_t)p->run_bytes;
 
-	if (!p->count || p->count > GRID_YZ_MAX || !p->run_bytes || !p->n[0] || !p->n[1] ||
-		!p->n[2])
+	if (!p->src || !p->dst || !aligned(p->src | p->dst, 8) || !p->count ||
+		p->count > GRID_YZ_MAX || !p->run_bytes || !p->n[0] || !p->n[1] || !p->n[2])
 		return -EINVAL;
 	for (int i = 0; i < 3; i++)
 		all |= p->src_stride[i] | p->dst_stride[i];
@@ -259,12 +283,12 @@ static int shape_copy(const void *params, struct kvp_cuda_shape *ret)
 	blocks = (pieces + 1023) / 1024;
 	*ret = (struct kvp_cuda_shape){
 		.grid = { blocks < 65536 ? (uint32_t)blocks : 65536, p->count, 1 },
-		.threads = 256,
+		.threads = COPY_THREADS,
 	};
 	return 0;
 }
 
-/* The kind of a plane for attention; -ENOTSUP. */
+/* The kind of a plane for the tuned kernels of attention; -ENOTSUP. */
 static int attend_kind(const struct kvp_cuda_codec *c)
 {
 	switch (KVP_CODEC_FAMILY(c->id)) {
@@ -274,11 +298,13 @@ static int attend_kind(const struct kvp_cuda_codec *c)
 		return c->dtype == KVP_DTYPE_BF16 ? AK_BF16 : -ENOTSUP;
 	case KVP_FAMILY_FP8:
 		return c->id == KVP_CODEC_FP8_E4M3 ? AK_E4M3 : AK_E5M2;
+	case KVP_FAMILY_INT8:
+		return AK_I8;
 	case KVP_FAMILY_KIVI:
 	case KVP_FAMILY_ASYM:
 		if (c->kind == KVP_PLANE_K && !is_chan(c))
 			return -ENOTSUP;
-		return c->bits == 4 ? AK_AFF4 : c->bits == 2 ? AK_AFF2 : -ENOTSUP;
+		return c->bits == 4 ? AK_AFF4 : c->bits == 3 ? AK_AFF3 : AK_AFF2;
 	case KVP_FAMILY_TQ:
 		if (c->wide || c->rot.dense)
 			return -ENOTSUP;
@@ -288,37 +314,124 @@ static int attend_kind(const struct kvp_cuda_codec *c)
 	}
 }
 
-static int attend_valid(const struct kvp_cuda_attend *p)
+/* Kinds and geometry that the tuned kernels take; whether there is one is for the table to say. */
+static int attend_tuned(
+	const struct kvp_cuda_codec *k, const struct kvp_cuda_codec *v, int *ret_k, int *ret_v)
 {
-	uint64_t blocks = ((uint64_t)p->queries * p->group + ATTEND_ROWS - 1) / ATTEND_ROWS;
+	int kk = attend_kind(k), vk = attend_kind(v);
 
-	if (!p->queries || !p->group || !p->splits || !p->seqs || p->seqs > GRID_YZ_MAX ||
-		p->split_first > p->split_total || p->splits > p->split_total - p->split_first)
+	if (kk < 0 || vk < 0 || k->dim != v->dim || (k->dim != 64 && k->dim != 128) ||
+		k->tokens % ATTEND_TILE || k->coded != k->tokens)
+		return -ENOTSUP;
+	/* one table of centroids serves both */
+	if (kk == vk && memcmp(k->cent, v->cent, sizeof(k->cent)) != 0)
+		return -ENOTSUP;
+	*ret_k = kk;
+	*ret_v = vk;
+	return 0;
+}
+
+static int attend_valid(const struct kvp_cuda_attend *p, uint32_t block_rows)
+{
+	uint64_t rows = (uint64_t)p->queries * p->group;
+	uint64_t q = p->q | (uint64_t)p->q_seq_stride | (uint64_t)p->q_query_stride |
+		     (uint64_t)p->q_head_stride;
+	uint64_t words = p->lengths | p->firsts | p->totals | p->partial | p->mask |
+			 (uint64_t)p->mask_seq_stride | (uint64_t)p->mask_query_stride;
+
+	if (!p->q || !p->tables || !p->lengths || !p->partial ||
+		!aligned(q, dtype_bytes(p->q_dtype)) || !aligned(words, 4) ||
+		!aligned(p->tables, 8) || !aligned(p->k_offset | p->v_offset, KVP_SECTION_ALIGN))
 		return 0;
-	if (!p->k.heads || p->k.heads != p->v.heads || p->k.dim != p->v.dim ||
-		p->k.tokens != p->v.tokens || p->k.tokens % ATTEND_TILE ||
-		p->k.coded != p->k.tokens || blocks * p->k.heads > GRID_YZ_MAX)
+	if (!rows || rows > GRID_X_MAX || !p->splits || p->splits > GRID_X_MAX || !p->seqs ||
+		p->seqs > GRID_YZ_MAX || p->split_first > p->split_total ||
+		p->splits > p->split_total - p->split_first)
 		return 0;
-	return p->k.kind == KVP_PLANE_K && p->v.kind == KVP_PLANE_V;
+	if (!p->k.heads || p->k.heads != p->v.heads || !p->k.tokens || p->k.tokens != p->v.tokens ||
+		p->k.dim > KVP_PLANE_DIM_MAX || p->v.dim > KVP_PLANE_DIM_MAX ||
+		(rows + block_rows - 1) / block_rows * p->k.heads > GRID_YZ_MAX)
+		return 0;
+	return p->k.kind == KVP_PLANE_K && p->v.kind == KVP_PLANE_V && is_float(p->q_dtype);
+}
+
+static int shape_attend_blocks(const struct kvp_cuda_attend *p, uint32_t block_rows,
+	uint32_t threads, uint32_t smem, struct kvp_cuda_shape *ret)
+{
+	uint32_t blocks = (p->queries * p->group + block_rows - 1) / block_rows;
+
+	*ret = (struct kvp_cuda_shape){
+		.grid = { p->splits, blocks * p->k.heads, p->seqs },
+		.threads = threads,
+		.smem_bytes = smem,
+	};
+	return 0;
 }
 
 static int shape_attend(const void *params, struct kvp_cuda_shape *ret)
 {
 	const struct kvp_cuda_attend *p = params;
-	int k = attend_kind(&p->k), v = attend_kind(&p->v);
-	uint32_t blocks;
+	int k, v;
 
-	if (k < 0 || v < 0 || (p->k.dim != 64 && p->k.dim != 128))
+	if (attend_tuned(&p->k, &p->v, &k, &v) < 0)
 		return -ENOTSUP;
-	if (k == v && memcmp(p->k.cent, p->v.cent, sizeof(p->k.cent)) != 0)
-		return -ENOTSUP;
-	if (!attend_valid(p))
+	if (!attend_valid(p, ATTEND_ROWS))
 		return -EINVAL;
-	blocks = (p->queries * p->group + ATTEND_ROWS - 1) / ATTEND_ROWS;
+	return shape_attend_blocks(
+		p, ATTEND_ROWS, ATTEND_THREADS, attend_smem_of(k, v, p->k.dim).bytes, ret);
+}
+
+/* Bytes of any type cannot be attended over. */
+static int is_opaque(const struct kvp_cuda_codec *c)
+{
+	return c->id == KVP_CODEC_NATIVE && c->dtype == KVP_DTYPE_F8;
+}
+
+static int shape_attend_any(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_attend *p = params;
+
+	if (is_opaque(&p->k) || is_opaque(&p->v))
+		return -ENOTSUP;
+	if (!attend_valid(p, ANY_ROWS))
+		return -EINVAL;
+	return shape_attend_blocks(
+		p, ANY_ROWS, ANY_THREADS, attend_any_smem_of(p->k.dim, p->v.dim).bytes, ret);
+}
+
+static int shape_mass(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_mass *p = params;
+	int r = shape_attend_any(&p->attend, ret);
+
+	if (r < 0)
+		return r;
+	if (!p->lse || !p->mass ||
+		!aligned(p->lse | p->mass | (uint64_t)p->mass_seq_stride |
+				 (uint64_t)p->mass_head_stride,
+			4))
+		return -EINVAL;
+	ret->grid[1] = p->attend.k.heads;
+	return 0;
+}
+
+static int shape_rotate(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_rotate *p = params;
+	uint64_t q = p->q | (uint64_t)p->q_seq_stride | (uint64_t)p->q_query_stride |
+		     (uint64_t)p->q_head_stride;
+	uint64_t vectors;
+
+	if (!p->q || !p->out || !aligned(q, dtype_bytes(p->q_dtype)) || !aligned(p->out, 4))
+		return -EINVAL;
+	if (!p->seqs || !p->queries || !p->heads || !p->dim || p->dim > KVP_PLANE_DIM_MAX ||
+		!is_float(p->q_dtype) ||
+		__builtin_mul_overflow((uint64_t)p->seqs * p->queries, p->heads, &vectors) ||
+		vectors > GRID_X_MAX)
+		return -EINVAL;
 	*ret = (struct kvp_cuda_shape){
-		.grid = { p->splits, blocks * p->k.heads, p->seqs },
-		.threads = ATTEND_THREADS,
-		.smem_bytes = attend_smem_of(k, v, p->k.dim).bytes,
+		.grid = { (uint32_t)((vectors + ROTATE_WARPS - 1) / ROTATE_WARPS), 1, 1 },
+		.threads = 32 * ROTATE_WARPS,
+		.smem_bytes = ROTATE_WARPS * 2 * 4 * p->dim,
 	};
 	return 0;
 }
@@ -327,30 +440,46 @@ static int shape_merge(const void *params, struct kvp_cuda_shape *ret)
 {
 	const struct kvp_cuda_merge *p = params;
 	uint64_t rows = (uint64_t)p->queries * p->group;
+	uint64_t out = p->out | (uint64_t)p->out_seq_stride | (uint64_t)p->out_query_stride |
+		       (uint64_t)p->out_head_stride;
+	uint32_t end = 0;
 
+	if (!p->partial || !p->out || !aligned(out, dtype_bytes(p->out_dtype)) ||
+		!aligned(p->partial | p->lse, 4))
+		return -EINVAL;
 	if (!rows || rows > GRID_X_MAX || !p->heads || p->heads > GRID_YZ_MAX || !p->seqs ||
-		p->seqs > GRID_YZ_MAX || !p->dim || !p->split_total)
+		p->seqs > GRID_YZ_MAX || !p->dim || p->dim > KVP_PLANE_DIM_MAX || !p->split_total ||
+		!p->domains || p->domains > KVP_CUDA_DOMAINS_MAX || !is_float(p->out_dtype))
+		return -EINVAL;
+	for (uint32_t d = 0; d < p->domains; d++) {
+		if (p->domain[d].split_end < end)
+			return -EINVAL;
+		end = p->domain[d].split_end;
+	}
+	if (end != p->split_total)
 		return -EINVAL;
 	*ret = (struct kvp_cuda_shape){
-		.grid = { (uint32_t)((rows + 3) / 4), p->heads, p->seqs },
-		.threads = 128,
+		.grid = { (uint32_t)((rows + MERGE_WARPS - 1) / MERGE_WARPS), p->heads, p->seqs },
+		.threads = 32 * MERGE_WARPS,
+		.smem_bytes = MERGE_WARPS * 3 * 4 * p->dim,
 	};
 	return 0;
 }
 
 /* ---- the table ---- */
 
-#define ROWS(name, smem, shape)                                 \
-	{                                                       \
-		name, sizeof(struct kvp_cuda_rows), smem, shape \
+#define KERNEL(name, params, threads, smem, shape)                \
+	{                                                         \
+		name, sizeof(struct params), threads, smem, shape \
 	}
-#define ATTEND(k, v)                                                                              \
-	{ "kvp_cu_attend_" k "_" v "_64", sizeof(struct kvp_cuda_attend), ATTEND_SMEM_MAX,        \
-		shape_attend },                                                                   \
-	{                                                                                         \
-		"kvp_cu_attend_" k "_" v "_128", sizeof(struct kvp_cuda_attend), ATTEND_SMEM_MAX, \
-			shape_attend                                                              \
-	}
+#define ROWS(name, smem, shape) KERNEL(name, kvp_cuda_rows, 32 * ROW_WARPS, smem, shape)
+#define ANY(name, shape) \
+	KERNEL(name, kvp_cuda_rows, 32 * ANY_WARPS, ANY_WARPS * 8 * KVP_PLANE_DIM_MAX, shape)
+#define ATTEND(k, v)                                                                             \
+	KERNEL("kvp_cu_attend_" k "_" v "_64", kvp_cuda_attend, ATTEND_THREADS, ATTEND_SMEM_MAX, \
+		shape_attend),                                                                   \
+		KERNEL("kvp_cu_attend_" k "_" v "_128", kvp_cuda_attend, ATTEND_THREADS,         \
+			ATTEND_SMEM_MAX, shape_attend)
 
 const struct kvp_cuda_kernel kvp_cuda_kernels[] = {
 	ROWS("kvp_cu_plane_begin", 4 * ROW_WARPS, shape_begin),
@@ -359,17 +488,17 @@ const struct kvp_cuda_kernel kvp_cuda_kernels[] = {
 	ROWS("kvp_cu_tq_encode_64", 0, shape_tq_64),
 	ROWS("kvp_cu_tq_encode_128", 0, shape_tq_128),
 	ROWS("kvp_cu_tq_encode_256", 0, shape_tq_256),
-	ROWS("kvp_cu_tq_encode_any", 32u << 10, shape_tq_any),
+	ANY("kvp_cu_tq_encode_any", shape_tq_any),
 	ROWS("kvp_cu_tq_decode_64", 0, shape_tq_64),
 	ROWS("kvp_cu_tq_decode_128", 0, shape_tq_128),
 	ROWS("kvp_cu_tq_decode_256", 0, shape_tq_256),
-	ROWS("kvp_cu_tq_decode_any", 32u << 10, shape_tq_any),
+	ANY("kvp_cu_tq_decode_any", shape_tq_any),
 	ROWS("kvp_cu_byte_encode", 0, shape_byte),
 	ROWS("kvp_cu_byte_decode", 0, shape_byte),
 	ROWS("kvp_cu_asym_encode", 2u << 10, shape_asym_encode),
-	ROWS("kvp_cu_chan_encode", 0, shape_chan_encode),
+	KERNEL("kvp_cu_chan_encode", kvp_cuda_rows, KVP_PLANE_DIM_MAX / 2, 0, shape_chan_encode),
 	ROWS("kvp_cu_affine_decode", 0, shape_affine_decode),
-	{ "kvp_cu_copy", sizeof(struct kvp_cuda_copy), 0, shape_copy },
+	KERNEL("kvp_cu_copy", kvp_cuda_copy, COPY_THREADS, 0, shape_copy),
 	ATTEND("f16", "f16"),
 	ATTEND("bf16", "bf16"),
 	ATTEND("e4m3", "e4m3"),
@@ -382,7 +511,16 @@ const struct kvp_cuda_kernel kvp_cuda_kernels[] = {
 	ATTEND("e4m3", "aff4"),
 	ATTEND("tq4", "aff4"),
 	ATTEND("tq3", "aff4"),
-	{ "kvp_cu_merge", sizeof(struct kvp_cuda_merge), 0, shape_merge },
+	ATTEND("i8", "i8"),
+	ATTEND("aff3", "aff3"),
+	ATTEND("tq3", "aff3"),
+	KERNEL("kvp_cu_attend_any", kvp_cuda_attend, ANY_THREADS, ATTEND_SMEM_MAX,
+		shape_attend_any),
+	KERNEL("kvp_cu_rotate", kvp_cuda_rotate, 32 * ROTATE_WARPS,
+		ROTATE_WARPS * 8 * KVP_PLANE_DIM_MAX, shape_rotate),
+	KERNEL("kvp_cu_mass", kvp_cuda_mass, ANY_THREADS, ATTEND_SMEM_MAX, shape_mass),
+	KERNEL("kvp_cu_merge", kvp_cuda_merge, 32 * MERGE_WARPS,
+		MERGE_WARPS * 12 * KVP_PLANE_DIM_MAX, shape_merge),
 };
 const uint32_t kvp_cuda_kernel_count = sizeof(kvp_cuda_kernels) / sizeof(kvp_cuda_kernels[0]);
 
@@ -446,13 +584,18 @@ int kvp_cuda_decode_kernel(
 int kvp_cuda_attend_kernel(const struct kvp_cuda_codec *k, const struct kvp_cuda_codec *v,
 	const struct kvp_cuda_kernel **ret_kernel)
 {
-	static const char *const kinds[AK_KINDS] = { "f16", "bf16", "e4m3", "e5m2", "aff4", "aff2",
-		"tq4", "tq3", "tq2" };
-	int kk = attend_kind(k), vk = attend_kind(v);
+	static const char *const kinds[AK_KINDS] = { "f16", "bf16", "e4m3", "e5m2", "i8", "aff4",
+		"aff3", "aff2", "tq4", "tq3", "tq2" };
 	char name[64];
+	int kk, vk;
 
-	if (kk < 0 || vk < 0 || (kk == vk && memcmp(k->cent, v->cent, sizeof(k->cent)) != 0))
+	if (is_opaque(k) || is_opaque(v))
 		return -ENOTSUP;
-	snprintf(name, sizeof(name), "kvp_cu_attend_%s_%s_%u", kinds[kk], kinds[vk], k->dim);
-	return kvp_cuda_kernel_find(name, ret_kernel) < 0 ? -ENOTSUP : 0;
+	if (attend_tuned(k, v, &kk, &vk) == 0) {
+		snprintf(
+			name, sizeof(name), "kvp_cu_attend_%s_%s_%u", kinds[kk], kinds[vk], k->dim);
+		if (kvp_cuda_kernel_find(name, ret_kernel) == 0)
+			return 0;
+	}
+	return kvp_cuda_kernel_find("kvp_cu_attend_any", ret_kernel);
 }

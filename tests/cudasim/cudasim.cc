@@ -350,6 +350,13 @@ extern "C" int cudasim_launch(void (*fn)(const void *params), const void *params
 	return 0;
 }
 
+extern "C" void kvp_launched(uint32_t threads_max)
+{
+	if (sim.shape.threads > threads_max)
+		hazard(CUDASIM_LAUNCH, "%u threads in a kernel for %u", sim.shape.threads,
+			threads_max);
+}
+
 extern "C" uint32_t kvp_tid(void)
 {
 	return sim.current;

@@ -11,7 +11,8 @@
  *  - global memory: bounds against the regions that were mapped, natural alignment, writes to
  *    read-only regions, and any byte written by one thread and touched by another in one launch;
  *  - cp.async: the destination is poison until the issuing thread waits;
- *  - barriers and warp collectives that not all threads reach.
+ *  - barriers and warp collectives that not all threads reach;
+ *  - blocks larger than the kernel's launch bounds.
  *
  * What it cannot show: docs/testing.md. One launch at a time, from one host thread.
  */
@@ -34,7 +35,8 @@ extern "C" {
 #define CUDASIM_ALIGN   3 /* address not a multiple of the access size */
 #define CUDASIM_BOUNDS  4 /* outside every region, or a write to a read-only one */
 #define CUDASIM_DIVERGE 5 /* a barrier or collective that not all threads reached */
-#define CUDASIM_KINDS   6
+#define CUDASIM_LAUNCH  6 /* more threads per block than the kernel was compiled for */
+#define CUDASIM_KINDS   7
 
 struct cudasim_report {
 	uint32_t count[CUDASIM_KINDS];

@@ -166,6 +166,11 @@ KVP_KERNEL(hz_global_race, hazard_params, 64, 1)
 		kvp_stg_u32(out_word(p, p.fix ? t : t % 63), t);
 }
 
+KVP_KERNEL(hz_small, hazard_params, 32, 1)
+{
+	kvp_stg_u32(out_word(p, kvp_tid()), 1);
+}
+
 KVP_KERNEL(hz_barrier_some, hazard_params, 64, 1)
 {
 	uint32_t t = kvp_tid();

@@ -34,6 +34,7 @@ void hz_bounds_shared(const void *params); /* one past the end of shared memory 
 void hz_bounds_global(const void *params); /* one past the end of a region */
 void hz_read_only(const void *params);     /* stores to the input */
 void hz_global_race(const void *params);   /* two blocks store one word */
+void hz_small(const void *params);         /* right; compiled for 32 threads only */
 void hz_barrier_some(const void *params);  /* half of the threads miss a barrier */
 void hz_shuffle_some(const void *params);  /* one lane misses a shuffle */
 void hz_order(const void *params);         /* right; out depends on the order of threads */

@@ -29,7 +29,7 @@ float rng_normal(struct rng *r)
 	return (float)(sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v));
 }
 
-static uint32_t draw_codec(struct rng *r)
+uint32_t codec_draw(struct rng *r)
 {
 	switch (rng_below(r, 12)) {
 	case 0:
@@ -54,7 +54,7 @@ static uint32_t draw_codec(struct rng *r)
 	}
 }
 
-static int is_dense(uint32_t codec)
+int is_dense(uint32_t codec)
 {
 	return KVP_CODEC_FAMILY(codec) == KVP_FAMILY_TQ &&
 	       (KVP_CODEC_VARIANT(codec) >> 4 & 3u) == KVP_ROT_HAAR;
@@ -104,7 +104,7 @@ void subject_draw(struct rng *r, struct subject *ret)
 	uint32_t budget;
 
 	do {
-		s.codec = draw_codec(r);
+		s.codec = codec_draw(r);
 		s.plane.dim = draw_dim(r, s.codec);
 		s.plane.kind = rng_below(r, 2);
 		s.plane.heads = 1 + rng_below(r, 4);

@@ -22,8 +22,12 @@ struct placing {
 	ptrdiff_t token_stride;
 };
 
-/* Any codec that has CUDA kernels, in any geometry that it takes, small enough for the model. */
+/* Any codec that has CUDA kernels. */
+uint32_t codec_draw(struct rng *r);
+/* Such a codec, in any geometry that it takes, small enough for the model. */
 void subject_draw(struct rng *r, struct subject *ret);
+/* Does the codec rotate by a dense matrix? */
+int is_dense(uint32_t codec);
 /* The calibration that reference C needs for such planes, made once; NULL if it needs none. */
 const struct kvp_calib *subject_calib(uint32_t codec, uint32_t dim);
 /* Dense, padded, token-major or running backwards. */

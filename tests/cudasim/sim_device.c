@@ -48,7 +48,7 @@ static int sim_launch(struct device *d, const struct kvp_cuda_kernel *k, const v
 	}
 	r = k->shape(params, &shape);
 	if (r == 0)
-		r = shape.smem_bytes > k->smem_max ? -1 : 0;
+		r = shape.smem_bytes > k->smem_max || shape.threads > k->threads_max ? -1 : 0;
 	if (r == 0)
 		r = cudasim_launch(fn, params, &shape, memory.seed++, &report);
 	if (r < 0) {

@@ -101,6 +101,19 @@ static void test_global_race_between_blocks(void **state)
 	expect("hz_global_race", hz_global_race, &two, CUDASIM_RACE);
 }
 
+static void test_launch_bounds(void **state)
+{
+	struct kvp_cuda_shape half = shape64;
+	struct cudasim_report r;
+
+	(void)state;
+	half.threads = 32;
+	run(hz_small, &shape64, 1, &r);
+	assert_int_equal(r.count[CUDASIM_LAUNCH], 64);
+	run(hz_small, &half, 1, &r);
+	assert_int_equal(r.total, 0);
+}
+
 static void test_divergence(void **state)
 {
 	(void)state;
@@ -219,6 +232,7 @@ int main(void)
 		cmocka_unit_test(test_async_copies),
 		cmocka_unit_test(test_alignment_and_bounds),
 		cmocka_unit_test(test_global_race_between_blocks),
+		cmocka_unit_test(test_launch_bounds),
 		cmocka_unit_test(test_divergence),
 		cmocka_unit_test(test_results),
 		cmocka_unit_test(test_pending_is_poisoned),

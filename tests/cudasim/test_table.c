@@ -100,6 +100,12 @@ static void test_rows_shapes(void **state)
 	p.pages = 0;
 	assert_int_equal(k->shape(&p, &s), -EINVAL);
 	p.pages = 256;
+	p.raw_token_stride = 255;
+	assert_int_equal(k->shape(&p, &s), -EINVAL);
+	p.raw_token_stride = 256;
+	p.page_offset = 16;
+	assert_int_equal(k->shape(&p, &s), -EINVAL);
+	p.page_offset = 64;
 	assert_int_equal(kvp_cuda_kernel_find("kvp_cu_tq_encode_64", &other), 0);
 	assert_int_equal(other->shape(&p, &s), -ENOTSUP);
 	assert_int_equal(kvp_cuda_kernel_find("kvp_cu_byte_encode", &other), 0);
@@ -110,15 +116,180 @@ static void test_rows_shapes(void **state)
 	assert_int_equal(other->shape(&p, &s), -EINVAL);
 }
 
-static void test_attend_shapes(void **state)
+/* Good in all but its codecs. Nothing reads the addresses. */
+static struct kvp_cuda_attend attend_params(void)
 {
-	struct kvp_cuda_attend p = {
+	return (struct kvp_cuda_attend){
+		.q = 256,
+		.q_seq_stride = 4096,
+		.q_query_stride = 2048,
+		.q_head_stride = 256,
+		.tables = 256,
+		.lengths = 256,
+		.partial = 256,
 		.seqs = 2,
+		.q_dtype = KVP_DTYPE_F16,
 		.queries = 3,
 		.group = 8,
 		.splits = 4,
 		.split_total = 4,
 	};
+}
+
+static void init_codecs(struct kvp_cuda_attend *p, uint32_t codec, uint32_t k_dim, uint32_t v_dim)
+{
+	struct kvp_plane v = plane;
+
+	v.dim = k_dim;
+	assert_int_equal(kvp_cuda_codec_init(codec, &v, 0, NULL, &p->k), 0);
+	v.dim = v_dim;
+	v.kind = KVP_PLANE_V;
+	assert_int_equal(kvp_cuda_codec_init(codec, &v, 0, NULL, &p->v), 0);
+}
+
+/* Every field that a launch could die of is refused by the table. */
+static void test_attend_refusals(void **state)
+{
+	static const size_t must_not_be_odd[] = {
+		offsetof(struct kvp_cuda_attend, q),
+		offsetof(struct kvp_cuda_attend, q_head_stride),
+		offsetof(struct kvp_cuda_attend, tables),
+		offsetof(struct kvp_cuda_attend, lengths),
+		offsetof(struct kvp_cuda_attend, partial),
+		offsetof(struct kvp_cuda_attend, mask),
+		offsetof(struct kvp_cuda_attend, mask_query_stride),
+		offsetof(struct kvp_cuda_attend, k_offset),
+		offsetof(struct kvp_cuda_attend, v_offset),
+	};
+	static const size_t must_not_be_0[] = {
+		offsetof(struct kvp_cuda_attend, q),
+		offsetof(struct kvp_cuda_attend, tables),
+		offsetof(struct kvp_cuda_attend, lengths),
+		offsetof(struct kvp_cuda_attend, partial),
+	};
+	const struct kvp_cuda_kernel *k[2];
+	struct kvp_cuda_attend p;
+	struct kvp_cuda_shape s;
+
+	(void)state;
+	p = attend_params();
+	init_codecs(&p, KVP_CODEC_TQ4, 128, 128);
+	assert_int_equal(kvp_cuda_attend_kernel(&p.k, &p.v, &k[0]), 0);
+	assert_int_equal(kvp_cuda_kernel_find("kvp_cu_attend_any", &k[1]), 0);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(k[i]->shape(&p, &s), 0);
+		for (size_t f = 0; f < sizeof(must_not_be_odd) / sizeof(size_t); f++) {
+			struct kvp_cuda_attend bad = p;
+
+			((uint8_t *)&bad)[must_not_be_odd[f]] |= 1;
+			assert_int_equal(k[i]->shape(&bad, &s), -EINVAL);
+		}
+		for (size_t f = 0; f < sizeof(must_not_be_0) / sizeof(size_t); f++) {
+			struct kvp_cuda_attend bad = p;
+
+			memset((uint8_t *)&bad + must_not_be_0[f], 0, 8);
+			assert_int_equal(k[i]->shape(&bad, &s), -EINVAL);
+		}
+		p.seqs = 65536;
+		assert_int_equal(k[i]->shape(&p, &s), -EINVAL);
+		p.seqs = 1;
+		p.queries = 65536;
+		assert_int_equal(k[i]->shape(&p, &s), -EINVAL);
+		p.queries = UINT32_MAX;
+		p.group = UINT32_MAX;
+		assert_int_equal(k[i]->shape(&p, &s), -EINVAL);
+		p.queries = 3;
+		p.group = 8;
+		p.q_dtype = KVP_DTYPE_F8;
+		assert_int_equal(k[i]->shape(&p, &s), -EINVAL);
+		p.q_dtype = KVP_DTYPE_F16;
+	}
+}
+
+/* What no tuned kernel takes goes to the general one. */
+static void test_attend_any_shapes(void **state)
+{
+	static const uint32_t dims[][2] = { { 80, 80 }, { 96, 96 }, { 256, 256 }, { 576, 512 },
+		{ 64, 128 }, { 1024, 1024 } };
+	struct kvp_cuda_attend p = attend_params();
+	struct kvp_cuda_mass m = { .lse = 256, .mass = 256 };
+	const struct kvp_cuda_kernel *k, *mass;
+	struct kvp_plane f8 = plane;
+	struct kvp_cuda_shape s;
+
+	(void)state;
+	assert_int_equal(kvp_cuda_kernel_find("kvp_cu_mass", &mass), 0);
+	for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
+		init_codecs(&p, KVP_CODEC_TQ4, dims[i][0], dims[i][1]);
+		assert_int_equal(kvp_cuda_attend_kernel(&p.k, &p.v, &k), 0);
+		assert_string_equal(k->name, "kvp_cu_attend_any");
+		assert_int_equal(k->shape(&p, &s), 0);
+		assert_int_equal(s.grid[1], 8 * 3);
+		assert_true(s.smem_bytes <= k->smem_max);
+		m.attend = p;
+		assert_int_equal(mass->shape(&m, &s), 0);
+		assert_int_equal(s.grid[1], 8);
+		assert_true(s.smem_bytes <= mass->smem_max);
+	}
+	m.mass = 0;
+	assert_int_equal(mass->shape(&m, &s), -EINVAL);
+	f8.dtype = KVP_DTYPE_F8;
+	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_NATIVE, &f8, 0, NULL, &p.k), 0);
+	assert_int_equal(kvp_cuda_attend_kernel(&p.k, &p.v, &k), -ENOTSUP);
+	assert_int_equal(k->shape(&p, &s), -ENOTSUP);
+}
+
+static void test_rotate_and_merge_shapes(void **state)
+{
+	struct kvp_cuda_rotate q = {
+		.q = 256,
+		.out = 256,
+		.q_dtype = KVP_DTYPE_F16,
+		.seqs = 2,
+		.queries = 3,
+		.heads = 32,
+		.dim = 1024,
+	};
+	struct kvp_cuda_merge m = {
+		.partial = 256,
+		.out = 256,
+		.seqs = 2,
+		.heads = 8,
+		.group = 4,
+		.queries = 3,
+		.dim = 1024,
+		.split_total = 5,
+		.out_dtype = KVP_DTYPE_F16,
+		.domains = 2,
+		.domain = { { .split_end = 2 }, { .split_end = 5 } },
+	};
+	const struct kvp_cuda_kernel *k;
+	struct kvp_cuda_shape s;
+
+	(void)state;
+	assert_int_equal(kvp_cuda_kernel_find("kvp_cu_rotate", &k), 0);
+	assert_int_equal(k->shape(&q, &s), 0);
+	assert_int_equal(s.grid[0], 2 * 3 * 32 / 4);
+	assert_true(s.smem_bytes <= k->smem_max);
+	q.seqs = q.queries = q.heads = UINT32_MAX;
+	assert_int_equal(k->shape(&q, &s), -EINVAL);
+	assert_int_equal(kvp_cuda_kernel_find("kvp_cu_merge", &k), 0);
+	assert_int_equal(k->shape(&m, &s), 0);
+	assert_true(s.smem_bytes <= k->smem_max);
+	m.domain[1].split_end = 4;
+	assert_int_equal(k->shape(&m, &s), -EINVAL);
+	m.domain[1].split_end = 1;
+	m.split_total = 1;
+	assert_int_equal(k->shape(&m, &s), -EINVAL);
+	m.domains = 0;
+	assert_int_equal(k->shape(&m, &s), -EINVAL);
+	m.domains = KVP_CUDA_DOMAINS_MAX + 1;
+	assert_int_equal(k->shape(&m, &s), -EINVAL);
+}
+
+static void test_attend_shapes(void **state)
+{
+	struct kvp_cuda_attend p = attend_params();
 	struct kvp_plane v = plane;
 	const struct kvp_cuda_kernel *k;
 	struct kvp_cuda_shape s;
@@ -149,20 +320,14 @@ static void test_attend_shapes(void **state)
 static void test_attend_memory(void **state)
 {
 	static const uint32_t codecs[] = { KVP_CODEC_NATIVE, KVP_CODEC_FP8_E4M3, KVP_CODEC_FP8_E5M2,
-		KVP_CODEC_KIVI(4u, 5u), KVP_CODEC_KIVI(2u, 5u), KVP_CODEC_TQ4, KVP_CODEC_TQ3,
-		KVP_CODEC_TQ2 };
+		KVP_CODEC_INT8, KVP_CODEC_KIVI(4u, 5u), KVP_CODEC_KIVI(3u, 5u),
+		KVP_CODEC_KIVI(2u, 5u), KVP_CODEC_TQ4, KVP_CODEC_TQ3, KVP_CODEC_TQ2 };
 	const size_t n = sizeof(codecs) / sizeof(codecs[0]);
 	uint32_t found = 0;
 
 	(void)state;
 	for (size_t i = 0; i < n * n * 2; i++) {
-		struct kvp_cuda_attend p = {
-			.seqs = 1,
-			.queries = 1,
-			.group = 1,
-			.splits = 1,
-			.split_total = 1,
-		};
+		struct kvp_cuda_attend p = attend_params();
 		struct kvp_plane kp = plane, vp = plane;
 		const struct kvp_cuda_kernel *k;
 		struct kvp_cuda_shape s;
@@ -171,19 +336,20 @@ static void test_attend_memory(void **state)
 		kp.dtype = vp.dtype = i % 2 ? KVP_DTYPE_F16 : KVP_DTYPE_BF16;
 		assert_int_equal(kvp_cuda_codec_init(codecs[i / 2 % n], &kp, 0, NULL, &p.k), 0);
 		assert_int_equal(kvp_cuda_codec_init(codecs[i / 2 / n], &vp, 0, NULL, &p.v), 0);
-		if (kvp_cuda_attend_kernel(&p.k, &p.v, &k) < 0)
-			continue;
-		found++;
+		assert_int_equal(kvp_cuda_attend_kernel(&p.k, &p.v, &k), 0);
+		found += strcmp(k->name, "kvp_cu_attend_any") != 0;
 		assert_int_equal(k->shape(&p, &s), 0);
 		assert_true(s.smem_bytes <= k->smem_max);
 		assert_true(k->smem_max <= 99u << 10);
 	}
-	assert_true(found >= 12);
+	assert_true(found >= 15);
 }
 
 static void test_copy_shapes(void **state)
 {
 	struct kvp_cuda_copy p = {
+		.src = 256,
+		.dst = 256,
 		.count = 1,
 		.n = { 2, 3, 4 },
 		.run_bytes = 32,
@@ -234,6 +400,9 @@ int main(void)
 		cmocka_unit_test(test_codec_init),
 		cmocka_unit_test(test_rows_shapes),
 		cmocka_unit_test(test_attend_shapes),
+		cmocka_unit_test(test_attend_refusals),
+		cmocka_unit_test(test_attend_any_shapes),
+		cmocka_unit_test(test_rotate_and_merge_shapes),
 		cmocka_unit_test(test_attend_memory),
 		cmocka_unit_test(test_copy_shapes),
 		cmocka_unit_test(test_images),

@@ -252,8 +252,11 @@ int bench_codecs(struct gpu *g, struct rng *r)
 struct attention {
 	struct kvp_cuda_rows k;
 	struct kvp_cuda_rows v;
+	uint64_t query; /* as the engine has it */
+	struct kvp_cuda_rotate rotate;
 	struct kvp_cuda_attend attend;
 	struct kvp_cuda_merge merge;
+	const struct kvp_cuda_kernel *rotate_kernel; /* NULL: the keys need none */
 	const struct kvp_cuda_kernel *attend_kernel;
 	const struct kvp_cuda_kernel *merge_kernel;
 	size_t page_bytes;
@@ -263,6 +266,8 @@ static int enqueue_attention(struct gpu *g, const void *arg)
 {
 	const struct attention *t = arg;
 
+	if (t->rotate_kernel && gpu_enqueue(g, t->rotate_kernel, &t->rotate) < 0)
+		return -1;
 	if (gpu_enqueue(g, t->attend_kernel, &t->attend) < 0)
 		return -1;
 	return gpu_enqueue(g, t->merge_kernel, &t->merge);
@@ -300,6 +305,33 @@ static int encode_pages(struct gpu *g, struct attention *t, uint64_t raw)
 	return g->cu.cuStreamSynchronize(g->stream) == CU_OK ? 0 : -1;
 }
 
+/* Queries of rotated keys go through kvp_cu_rotate first. */
+static int rotate_new(struct gpu *g, struct arena *a, struct attention *t)
+{
+	struct kvp_cuda_attend *p = &t->attend;
+
+	if (!kvp_cuda_rotates(&p->k))
+		return 0;
+	t->rotate = (struct kvp_cuda_rotate){
+		.q = p->q,
+		.q_seq_stride = p->q_seq_stride,
+		.q_query_stride = p->q_query_stride,
+		.q_head_stride = p->q_head_stride,
+		.out = take(g, a, NULL, (size_t)p->seqs * HEADS * GROUP * DIM * 4),
+		.q_dtype = p->q_dtype,
+		.seqs = p->seqs,
+		.queries = p->queries,
+		.heads = HEADS * GROUP,
+		.dim = DIM,
+		.rot = p->k.rot,
+	};
+	p->q = t->rotate.out;
+	p->q_dtype = KVP_DTYPE_F32;
+	p->q_head_stride = DIM * 4;
+	p->q_seq_stride = p->q_query_stride = HEADS * GROUP * DIM * 4;
+	return p->q ? kvp_cuda_kernel_find("kvp_cu_rotate", &t->rotate_kernel) : -1;
+}
+
 static int attention_new(struct gpu *g, struct arena *a, struct rng *r, uint32_t codec,
 	uint32_t seqs, uint32_t tokens, struct attention *t)
 {
@@ -324,7 +356,7 @@ static int attention_new(struct gpu *g, struct arena *a, struct rng *r, uint32_t
 		lengths[i] = tokens;
 	p->lengths = lengths ? take(g, a, lengths, seqs * sizeof(*lengths)) : 0;
 	free(lengths);
-	p->q = take_normal(g, a, r, (size_t)rows * DIM);
+	p->q = t->query = take_normal(g, a, r, (size_t)rows * DIM);
 	p->q_dtype = KVP_DTYPE_F16;
 	p->q_seq_stride = p->q_query_stride = HEADS * GROUP * DIM * 2;
 	p->q_head_stride = DIM * 2;
@@ -348,10 +380,14 @@ static int attention_new(struct gpu *g, struct arena *a, struct rng *r, uint32_t
 		.dim = DIM,
 		.split_total = p->split_total,
 		.out_dtype = KVP_DTYPE_F16,
+		.domains = 1,
+		.domain = { { .split_end = p->split_total, .rot = p->v.rot } },
 	};
 	raw = take_normal(g, a, r, PLANE_BYTES);
 	if (!base || !p->tables || !p->lengths || !p->q || !p->partial || !t->merge.out ||
 		!t->merge.lse || !raw)
+		return -1;
+	if (rotate_new(g, a, t) < 0)
 		return -1;
 	if (rows_of(g, a, codec, KVP_PLANE_K, pages, base, &t->k) < 0 ||
 		rows_of(g, a, codec, KVP_PLANE_V, pages, base, &t->v) < 0)
@@ -372,6 +408,7 @@ static int bench_context(struct gpu *g, struct rng *r, uint32_t seqs, uint32_t t
 	} rows[] = {
 		{ "native fp16", KVP_CODEC_NATIVE },
 		{ "fp8-e4m3", KVP_CODEC_FP8_E4M3 },
+		{ "int8", KVP_CODEC_INT8 },
 		{ "kivi4-g32", KVP_CODEC_KIVI(4u, 5u) },
 		{ "kivi2-g32", KVP_CODEC_KIVI(2u, 5u) },
 		{ "tq4", KVP_CODEC_TQ4 },
@@ -447,6 +484,7 @@ static int step_new(struct gpu *g, struct rng *r, struct step *s)
 	if (attention_new(g, &s->a, r, KVP_CODEC_TQ4, 1, STEP_PAGES * PAGE_TOKENS, &s->t) < 0)
 		return -1;
 	s->t.attend.splits = s->t.attend.split_total = s->t.merge.split_total = 1;
+	s->t.merge.domain[0].split_end = 1;
 	s->pages = s->a.ptr[0];
 	s->pages_bytes = STEP_PAGES * s->t.page_bytes;
 	s->raw = take(g, &s->a, NULL, 2 * STEP_TOKENS * STEP_ROW);
@@ -489,7 +527,7 @@ static int step_load(
 	return g->cu.cuMemcpyHtoD_v2(s->raw, raw, 2 * STEP_TOKENS * STEP_ROW) == CU_OK &&
 			       g->cu.cuMemcpyHtoD_v2(s->slots, slots, sizeof(slots)) == CU_OK &&
 			       g->cu.cuMemcpyHtoD_v2(s->t.attend.lengths, &length, 4) == CU_OK &&
-			       g->cu.cuMemcpyHtoD_v2(s->t.attend.q, query, STEP_QUERY) == CU_OK
+			       g->cu.cuMemcpyHtoD_v2(s->t.query, query, STEP_QUERY) == CU_OK
 		       ? 0
 		       : -1;
 }

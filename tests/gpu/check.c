@@ -93,6 +93,15 @@ static int present(void)
 	return EXIT_SKIP;
 }
 
+/* The table, for resources.py: name, most threads, most shared memory, bytes of parameters. */
+static int list(void)
+{
+	for (uint32_t i = 0; i < kvp_cuda_kernel_count; i++)
+		printf("%s %u %u %u\n", kvp_cuda_kernels[i].name, kvp_cuda_kernels[i].threads_max,
+			kvp_cuda_kernels[i].smem_max, kvp_cuda_kernels[i].param_bytes);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *env = getenv("KVP_TEST_SEED");
@@ -104,6 +113,8 @@ int main(int argc, char **argv)
 
 	if (argc > 1 && strcmp(argv[1], "--present") == 0)
 		return present();
+	if (argc > 1 && strcmp(argv[1], "--list") == 0)
+		return list();
 	rc = gpu_open(&g, why);
 	if (rc == -ENODEV || rc == -ENOTSUP) {
 		printf("skipped, no GPU run: %s\n", why);

@@ -52,13 +52,20 @@ static void list_clear(struct evict_list *l)
 	*l = (struct evict_list){ .young = KVP_BLOCK_NONE, .old = KVP_BLOCK_NONE };
 }
 
+static bool capacity_is_valid(uint64_t items, uint64_t bytes)
+{
+	return (items || bytes) && items <= KVP_EVICT_MAX_CAPACITY &&
+	       bytes <= KVP_EVICT_MAX_CAPACITY;
+}
+
 int kvp_evict_new(
 	const char *name, const struct kvp_evict_params *params, struct kvp_evict **ret_evict)
 {
 	if (!name || !params || !ret_evict || params->size != sizeof(*params))
 		return -EINVAL;
-	if ((!params->items && !params->bytes) || !params->max_ids || params->reserved ||
-		params->max_ids > KVP_EVICT_MAX_IDS || params->ghosts > GHOSTS_MAX)
+	if (!capacity_is_valid(params->items, params->bytes) || !params->max_ids ||
+		params->reserved || params->max_ids > KVP_EVICT_MAX_IDS ||
+		params->ghosts > GHOSTS_MAX)
 		return -EINVAL;
 
 	const struct evict_ops *ops = find_policy(name);
@@ -105,7 +112,7 @@ struct kvp_evict *kvp_evict_free(struct kvp_evict *e)
 
 int kvp_evict_resize(struct kvp_evict *e, uint64_t items, uint64_t bytes)
 {
-	if (!items && !bytes)
+	if (!capacity_is_valid(items, bytes))
 		return -EINVAL;
 	e->params.items = items;
 	e->params.bytes = bytes;

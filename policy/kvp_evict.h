@@ -41,7 +41,8 @@ struct kvp_evict;
 /* The policy a tenant gets when its configuration names none. */
 #define KVP_EVICT_DEFAULT "hazard"
 
-#define KVP_EVICT_MAX_IDS UINT32_C(0x40000000)
+#define KVP_EVICT_MAX_IDS      UINT32_C(0x40000000)
+#define KVP_EVICT_MAX_CAPACITY (UINT64_C(1) << 60) /* in blocks and in bytes */
 
 /* kvp_evict_item.flags */
 #define KVP_EVICT_PARTIAL (UINT32_C(1) << 0) /* last block of a prompt, not full */
@@ -103,7 +104,7 @@ struct kvp_evict *kvp_evict_free(struct kvp_evict *e);
 /* The i-th policy's name and one line about it; NULL past the last. */
 const char *kvp_evict_names(size_t i, const char **ret_about);
 
-/* A new capacity, as in params; what is held stays until victims are asked for. -EINVAL: both 0. */
+/* A new capacity, as in params (-EINVAL); what is held stays until victims are asked for. */
 int kvp_evict_resize(struct kvp_evict *e, uint64_t items, uint64_t bytes);
 
 /*

@@ -59,6 +59,10 @@ static void test_bad_parameters(void **state)
 	assert_int_equal(kvp_evict_new("lru", &q, &e), -EINVAL);
 	q = p, q.items = 0;
 	assert_int_equal(kvp_evict_new("lru", &q, &e), -EINVAL);
+	q = p, q.items = KVP_EVICT_MAX_CAPACITY + 1;
+	assert_int_equal(kvp_evict_new("lru", &q, &e), -EINVAL);
+	q = p, q.bytes = UINT64_MAX;
+	assert_int_equal(kvp_evict_new("lru", &q, &e), -EINVAL);
 	q = p, q.max_ids = 0;
 	assert_int_equal(kvp_evict_new("lru", &q, &e), -EINVAL);
 	q = p, q.max_ids = KVP_EVICT_MAX_IDS + 1;
@@ -79,6 +83,7 @@ static void test_bad_parameters(void **state)
 	assert_int_equal(kvp_evict_remove(e, 5, 1, 0), -ENOENT);
 	assert_int_equal(kvp_evict_set_bytes(e, 5, 1), -ENOENT);
 	assert_int_equal(kvp_evict_resize(e, 0, 0), -EINVAL);
+	assert_int_equal(kvp_evict_resize(e, 0, UINT64_MAX), -EINVAL);
 	struct kvp_evict_request req = { .tip = 5, .blocks = 1 };
 	assert_int_equal(kvp_evict_request(e, &req, 0), -EINVAL);
 	req = (struct kvp_evict_request){ .tip = 3, .blocks = 1, .matched = 2 };

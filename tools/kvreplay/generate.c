@@ -16,6 +16,8 @@
 #define MAX_TOKENS   (UINT32_C(1) << 17)
 #define MAX_REQUESTS (UINT32_C(1) << 26)
 #define MAX_CHAINS   4096u
+#define MIN_RATE     .01 /* below, times would be too large for a reader */
+#define MAX_RATE     1e6
 
 /* Lengths are in tokens. */
 struct kind {
@@ -175,7 +177,8 @@ int generate(const struct generate_options *o, FILE *out)
 	double ms = 0;
 	int r = 0;
 
-	if (!kind || !o->requests || o->requests > MAX_REQUESTS || !(o->rate > 0 && o->rate < 1e6))
+	if (!kind || !o->requests || o->requests > MAX_REQUESTS ||
+		!(o->rate >= MIN_RATE && o->rate <= MAX_RATE))
 		return -EINVAL;
 	g = calloc(1, sizeof(*g));
 	if (!g)
@@ -211,8 +214,8 @@ static void usage(FILE *f)
 	fputs("usage: kvreplay generate [OPTION]... > FILE\n"
 	      "\n"
 	      "  --kind KIND      chat (default), rag, batch, mixed\n"
-	      "  --requests N     default 10000\n"
-	      "  --rate R         requests per second (default 4)\n"
+	      "  --requests N     1 to 2^26 (default 10000)\n"
+	      "  --rate R         requests per second, .01 to 1e6 (default 4)\n"
 	      "  --seed N         same seed, same trace (default 1)\n"
 	      "  --out FILE       instead of stdout\n"
 	      "  --help\n",
@@ -230,11 +233,11 @@ static int parse(int argc, char **argv, struct generate_options *o, const char *
 		{ "help", 0, NULL, 'h' },
 		{ 0 },
 	};
-	int c;
+	int c, index = 0;
 
-	while ((c = getopt_long(argc, argv, "h", options, NULL)) >= 0) {
+	while ((c = getopt_long(argc, argv, "h", options, &index)) >= 0) {
 		char *end = (char *)"";
-		unsigned long long x = 0;
+		unsigned long long x = 1;
 		errno = 0;
 		if (c == 'k')
 			o->kind = optarg;
@@ -250,10 +253,15 @@ static int parse(int argc, char **argv, struct generate_options *o, const char *
 			o->requests = x <= MAX_REQUESTS ? (uint32_t)x : 0;
 		if (c == 's')
 			o->seed = x;
-		if (*end || errno)
+		if (end == optarg || *end || errno || (c == 'n' && *optarg == '-') ||
+			(c == 's' && *optarg == '-') || !o->requests || !find_kind(o->kind) ||
+			!(o->rate >= MIN_RATE && o->rate <= MAX_RATE)) {
+			fprintf(stderr, "kvreplay generate: '%s' is no value for --%s\n", optarg,
+				options[index].name);
 			return -EINVAL;
+		}
 	}
-	return optind < argc || !find_kind(o->kind) ? -EINVAL : 0;
+	return optind < argc ? -EINVAL : 0;
 }
 
 int cmd_generate(int argc, char **argv)

@@ -442,13 +442,15 @@ static int parse_number(const char *arg, double min, double max, double *ret)
 
 static void usage(FILE *f)
 {
-	fputs("usage: kvreplay graph --trace FILE [OPTION]...\n\n"
+	fputs("usage: kvreplay graph --trace PATH [OPTION]...\n\n"
+	      "  --trace PATH        a file, or for agent traces also a folder\n"
 	      "  --format NAME       mooncake (default) or agent\n"
 	      "  --capacity N,...    blocks of the cache, or of the fast tier\n"
 	      "  --half-life S       of weights and counts, default 1200 seconds\n"
 	      "  --period MS         of the advisor, default 500\n"
 	      "  --ahead N           blocks prefetched after each request, 0..256, default 8\n"
-	      "  --json\n",
+	      "  --json              one JSON object on stdout\n"
+	      "  --help\n",
 		f);
 }
 

@@ -105,6 +105,8 @@ static int parse_policies(struct options *o, char *list)
 		}
 		o->policy[o->n_policies++] = s;
 	}
+	if (!o->n_policies)
+		fputs("kvreplay: --policy names none; see --list\n", stderr);
 	return o->n_policies ? 0 : -EINVAL;
 }
 
@@ -136,12 +138,16 @@ static int parse_capacities(struct options *o, char *list)
 		uint64_t x = strtoull(s, &end, 10);
 		unsigned shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
 		if (errno || end == s || *s == '-' || end[shift != 0] || !x ||
-			x > UINT64_MAX >> 31 || o->n_capacities == MAX_CAPACITIES) {
-			fprintf(stderr, "kvreplay: bad capacity '%s'\n", s);
+			x > KVP_EVICT_MAX_CAPACITY >> shift || o->n_capacities == MAX_CAPACITIES) {
+			fprintf(stderr,
+				"kvreplay: bad capacity '%s': at most %d numbers from 1 to 2^60\n",
+				s, MAX_CAPACITIES);
 			return -EINVAL;
 		}
 		o->capacity[o->n_capacities++] = x << shift;
 	}
+	if (!o->n_capacities)
+		fputs("kvreplay: --capacity names none\n", stderr);
 	qsort(o->capacity, o->n_capacities, sizeof(*o->capacity), by_value);
 	return o->n_capacities ? 0 : -EINVAL;
 }
@@ -233,6 +239,8 @@ static int parse_one(struct options *o, int c)
 	case OPT_ORDER:
 		o->order = !strcmp(optarg, "leaf") ? SIM_LEAF : SIM_FREE;
 		r = o->order == SIM_LEAF || !strcmp(optarg, "free") ? 0 : -EINVAL;
+		if (r < 0)
+			fprintf(stderr, "kvreplay: no order '%s': free or leaf\n", optarg);
 		break;
 	case OPT_BLOCK:
 		r = parse_number(optarg, 1, 65536, &x);

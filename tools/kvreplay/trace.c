@@ -432,6 +432,8 @@ static int read_oracle(struct loader *l, const char *path)
 		q.tokens = b.bytes;
 		q.time_ns = le(buf, 4) * UINT64_C(1000000000);
 		l->line++;
+		if (!b.bytes)
+			continue; /* so does libCacheSim: nothing was asked for */
 		r = add_ref(l, &b);
 		if (r == 0)
 			r = add_request(l, &q);

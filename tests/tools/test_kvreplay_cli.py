@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvreplay as it is used: exit statuses, messages that name what is wrong, results that are whole."""
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+KVREPLAY = os.environ["KVREPLAY"]
+
+
+def run(*args, stdout=subprocess.PIPE):
+    done = subprocess.run([KVREPLAY, *args], stdout=stdout, stderr=subprocess.PIPE, timeout=120)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def refuses(status, word, *args):
+    code, out, err = run(*args)
+    assert code == status and word in err and not out, (args, code, out, err)
+
+
+def oracle(path, records, tail=b""):
+    with open(path, "wb") as f:
+        f.write(b"".join(struct.pack("<IQIq", *r) for r in records) + tail)
+
+
+def usage_errors(trace):
+    simulate = ("simulate", "--trace", trace)
+    for text in ("-5", "0", "abc", "9" * 30, "2G2", "1152921504606846977", "1073741825G"):
+        refuses(2, f"'{text}'", *simulate, "--capacity", text)
+    refuses(2, "--capacity", *simulate, "--capacity", "")
+    refuses(2, "usage", *simulate)
+    for option, text in (("policy", "mru"), ("order", "deep"), ("format", "csv"), ("threads", "0"),
+                         ("from", "-1"), ("time-scale", "nan"), ("block-tokens", "0")):
+        refuses(2, f"'{text}'", *simulate, "--capacity", "9", "--" + option, text)
+    refuses(2, "--policy", *simulate, "--capacity", "9", "--policy", "")
+    refuses(2, "kvreplay simulate: unrecognized", *simulate, "--capacity", "9", "--bogus")
+    for option, text in (("kind", "x"), ("requests", "0"), ("requests", "-1"), ("rate", "0"),
+                         ("rate", "nan"), ("rate", "1e-300"), ("seed", "-1"), ("seed", "")):
+        refuses(2, f"'{text}' is no value for --{option}", "generate", "--" + option, text)
+    refuses(2, "'replay'", "replay")
+
+
+def bad_files(folder):
+    path = os.path.join(folder, "bad")
+    for text in (b"", b"\n\n", b"\x00\x01\x02\n", b"{}\n"):
+        with open(path, "wb") as f:
+            f.write(text)
+        refuses(1, path, "simulate", "--trace", path, "--capacity", "9")
+    refuses(1, "/nonexistent", "simulate", "--trace", "/nonexistent", "--capacity", "9")
+    refuses(1, "/nonexistent/x", "generate", "--out", "/nonexistent/x")
+    for format in ("mooncake", "agent", "oracle"):
+        refuses(1, folder, "simulate", "--trace", folder, "--format", format, "--capacity", "9")
+
+
+def full_disk(trace):
+    with open("/dev/full", "wb") as full:
+        for args in (("simulate", "--capacity", "9"), ("simulate", "--capacity", "9", "--json"),
+                     ("graph", "--capacity", "9")):
+            code, _, err = run(*args, "--trace", trace, stdout=full)
+            assert code == 1 and "cannot write" in err, (args, code, err)
+    code, _, err = run("simulate", "--trace", trace, "--capacity", "9", "--plot", "/nonexistent/x")
+    assert code == 1 and "/nonexistent/x" in err
+
+
+def objects(folder):
+    """Sizes of 0 are no requests; sizes beyond the cache always miss; nothing is read past the end."""
+    path = os.path.join(folder, "objects")
+    small = [(t, t % 3, 10, -1) for t in range(30)]
+    hostile = [(2**32 - 1, 2**64 - 1, 2**32 - 1, -(2**63)), (0, 7, 0, 2**63 - 1)]
+
+    def misses(capacity):
+        code, out, err = run("simulate", "--trace", path, "--format", "oracle", "--json",
+                             "--capacity", capacity)
+        assert code == 0, err
+        doc = json.loads(out)
+        return doc["refs"], {r["policy"]: r["misses"] for r in doc["results"]}
+
+    oracle(path, small + 5 * hostile)
+    refs, got = misses("200")
+    assert refs == 35 and set(got.values()) == {8}, got
+    refs, got = misses("1152921504606846976")
+    assert refs == 35 and set(got.values()) == {4}, got
+    oracle(path, small, b"x" * 23)
+    refuses(1, "inside a record", "simulate", "--trace", path, "--format", "oracle",
+            "--capacity", "9")
+    oracle(path, [(0, 1, 0, -1)])
+    refuses(1, "no request", "simulate", "--trace", path, "--format", "oracle", "--capacity", "9")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        trace = os.path.join(folder, "trace.jsonl")
+        code, out, err = run("generate", "--requests", "50")
+        assert code == 0 and not err, err
+        usage_errors(trace)
+        bad_files(folder)
+        objects(folder)
+        with open(trace, "wb") as f:
+            f.write(out)
+        full_disk(trace)
+        plot = os.path.join(folder, "plot.svg")
+        code, out, err = run("simulate", "--trace", trace, "--capacity", "99,9,9", "--plot", plot)
+        assert code == 0 and b"hazard" in out and not err, err
+        with open(plot, encoding="utf-8") as f:
+            svg = f.read()
+        assert svg.startswith("<svg") and svg.endswith("</svg>\n") and "nan" not in svg
+
+
+sys.exit(main())

@@ -49,7 +49,7 @@ static void store_row(const struct rows_out *out, uint32_t t, const float *x)
 struct prod {
 	struct tq tq; /* plain */
 	struct rotation sketch;
-	float unit; /* sqrt(pi / 2) / d */
+	float unit; /* what makes the decoded residual right on average */
 };
 
 struct prod_row {
@@ -58,6 +58,7 @@ struct prod_row {
 
 static int prod_init(struct prod *p, uint32_t bits, uint32_t dim, uint64_t seed)
 {
+	float inv = 1.0f / (float)dim;
 	int r;
 
 	p->tq.bits = bits - 1;
@@ -66,10 +67,16 @@ static int prod_init(struct prod *p, uint32_t bits, uint32_t dim, uint64_t seed)
 	r = kvp_codebook(bits - 1, 0, p->tq.cent, p->tq.bound);
 	if (!r)
 		r = kvp_rotation_init(&p->tq.rot, KVP_ROT_H1, dim, seed, NULL);
-	/* The sketch must be independent of the rotation. */
+	/*
+	 * The sketch must be independent of the rotation, and its entries spread like those of a
+	 * random rotation: the +-1 of one round overstate large components of the residual, which
+	 * are not independent of the vector.
+	 */
 	if (!r)
-		r = kvp_rotation_init(&p->sketch, KVP_ROT_H1, dim, seed + 1, NULL);
-	p->unit = 0x1.40d932p0f / (float)dim;
+		r = kvp_rotation_init(&p->sketch, KVP_ROT_H3, dim, seed + 1, NULL);
+	/* 1 / (d^1.5 E|u|) for a coordinate u of a random unit vector; a Gaussian has sqrt(pi/2)/d.
+	 */
+	p->unit = 0x1.40d932p0f * inv * (1.0f - 0.25f * inv * (1.0f - 0.125f * inv));
 	return r;
 }
 
@@ -116,6 +123,12 @@ static void prod_decode(const struct prod *p, const struct prod_row *from, float
 		x[i] *= scale;
 }
 
+/* Of a codec id; 0 where it is none. */
+static uint32_t prod_bits(uint32_t id)
+{
+	return KVP_CODEC_VARIANT(id) > 8 ? KVP_CODEC_VARIANT(id) - 8 : 0;
+}
+
 static struct prod_row prod_row(
 	uint8_t *payload, const struct kvp_layout *lay, size_t row, uint32_t dim)
 {
@@ -126,7 +139,7 @@ static struct prod_row prod_row(
 
 int kvp_layout_prod(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
 {
-	uint32_t bits = KVP_CODEC_VARIANT(id), rows = p->heads * p->tokens;
+	uint32_t bits = prod_bits(id), rows = p->heads * p->tokens;
 	struct kvp_layout lay = kvp_layout_new(p, bits - 1);
 
 	if (bits < 2 || bits > 4 || kvp_hadamard_order(p->dim) < 0)
@@ -146,7 +159,7 @@ int kvp_encode_prod(const struct kvp_kernels *k, const struct kvp_plane *p,
 	const struct kvp_plane_hdr *hdr = header(out);
 	float x[KVP_PLANE_DIM_MAX];
 	struct prod prod;
-	int r = prod_init(&prod, KVP_CODEC_VARIANT(hdr->codec), p->dim, hdr->seed);
+	int r = prod_init(&prod, prod_bits(hdr->codec), p->dim, hdr->seed);
 
 	(void)k;
 	(void)o;
@@ -170,7 +183,7 @@ static int rows_prod(const struct kvp_kernels *k, const struct kvp_plane *p,
 	const struct kvp_plane_hdr *hdr = header(in);
 	float x[KVP_PLANE_DIM_MAX];
 	struct prod prod;
-	int r = prod_init(&prod, KVP_CODEC_VARIANT(hdr->codec), p->dim, hdr->seed);
+	int r = prod_init(&prod, prod_bits(hdr->codec), p->dim, hdr->seed);
 
 	(void)k;
 	for (uint32_t t = 0; t < out->n && !r; t++) {
@@ -200,7 +213,7 @@ static int hybrid_shape(uint32_t id, uint32_t dim, struct hybrid *h)
 	uint32_t v = KVP_CODEC_VARIANT(id);
 	int small = v & KVP_HYBRID_25;
 
-	if (v > (KVP_HYBRID_25 | KVP_HYBRID_PROD | KVP_HYBRID_CALIBRATED) || dim % 32)
+	if (v & ~(KVP_HYBRID_25 | KVP_HYBRID_PROD | KVP_HYBRID_CALIBRATED) || dim % 32)
 		return -EINVAL;
 	h->prod = !!(v & KVP_HYBRID_PROD);
 	h->dim[0] = small ? dim / 4 : dim / 2;

@@ -42,20 +42,20 @@ extern "C" {
  * Codec ids: family << 8 | variant. An id fixes every parameter that changes bytes, except the
  * rotation's seed, which the plane's header carries. Ids are wire format and never reused.
  */
-#define KVP_FAMILY_NATIVE   0u /* the elements themselves, no header */
-#define KVP_FAMILY_FP8      1u /* variant: KVP_FP8_* */
-#define KVP_FAMILY_INT8     2u /* variant: 0 */
-#define KVP_FAMILY_KIVI     3u /* variant: bits | log2(group) << 4 */
-#define KVP_FAMILY_ASYM     4u /* variant: bits | log2(group) << 4; 0 = whole vector */
-#define KVP_FAMILY_TQ       5u /* variant: see KVP_CODEC_TQ */
-#define KVP_FAMILY_HADAMARD 6u /* variant: bits */
-#define KVP_FAMILY_TQPROD   7u /* variant: bits */
-#define KVP_FAMILY_HYBRID   8u /* variant: KVP_HYBRID_* */
-#define KVP_FAMILY_SMART    9u /* variant: KVP_SMART_* */
+#define KVP_FAMILY_NATIVE     0u  /* the elements themselves, no header */
+#define KVP_FAMILY_FP8        1u  /* variant: KVP_FP8_* */
+#define KVP_FAMILY_INT8       2u  /* variant: 0 */
+#define KVP_FAMILY_KIVI       3u  /* variant: bits | log2(group) << 4 */
+#define KVP_FAMILY_ASYM       4u  /* variant: bits | log2(group) << 4; 0 = whole vector */
+#define KVP_FAMILY_TQ         5u  /* variant: see KVP_CODEC_TQ */
+#define KVP_FAMILY_HADAMARD   6u  /* variant: bits */
+#define KVP_FAMILY_TQPROD     7u  /* variant: bits + 8 */
+#define KVP_FAMILY_HYBRID     8u  /* variant: KVP_HYBRID_* */
+#define KVP_FAMILY_SMART      9u  /* variant: KVP_SMART_* */
 #define KVP_FAMILY_PUB_KIVI   10u /* variant: bits | log2(group) << 4 */
 #define KVP_FAMILY_PUB_AITHER 11u /* variant: bits */
 #define KVP_FAMILY_PUB_VLLM   12u /* variant: bits */
-#define KVP_FAMILY_MAX_     13u
+#define KVP_FAMILY_MAX_       13u
 
 #define KVP_CODEC(family, variant) ((family) << 8 | (variant))
 #define KVP_CODEC_FAMILY(id)       ((id) >> 8)
@@ -105,7 +105,7 @@ extern "C" {
  * For parity: tq in bits - 1 and the signs of a random projection of the residual (QJL). Unbiased,
  * but worse than tq at equal size. bits 2, 3, 4.
  */
-#define KVP_CODEC_TQPROD(bits) KVP_CODEC(KVP_FAMILY_TQPROD, (bits))
+#define KVP_CODEC_TQPROD(bits) KVP_CODEC(KVP_FAMILY_TQPROD, (bits) + 8u)
 
 /*
  * Two groups of channels in tq of different bits: half in 4 and half in 3 bits (TQ35), or a quarter
@@ -114,8 +114,8 @@ extern "C" {
  * largest energy in this plane, not simply the first channels. dim: a multiple of 32.
  */
 #define KVP_HYBRID_25         1u
-#define KVP_HYBRID_PROD       2u
 #define KVP_HYBRID_CALIBRATED 4u
+#define KVP_HYBRID_PROD       8u
 #define KVP_CODEC_TQ35        KVP_CODEC(KVP_FAMILY_HYBRID, 0u)
 #define KVP_CODEC_TQ25        KVP_CODEC(KVP_FAMILY_HYBRID, KVP_HYBRID_25)
 
@@ -132,11 +132,11 @@ extern "C" {
 /*
  * Layouts that others published, for exchange with what their engines keep; C only, attended by
  * decoding. Each section of the payload is one of their tensors, byte for byte, so a caller copies
- * tensors in behind kvp_published_begin(), or out. Scalars there have no shared exponent: magnitudes
- * beyond 65504 saturate, and forcing an exponent other than 0 is -EINVAL.
- * KIVI: bits 2 or 4, log2(group) 5..7; tokens (K) or dim (V) a multiple of the group.
- * aither: bits 2, 3 or 4; dim a power of two; needs struct kvp_calib with the engine's matrix.
- * vLLM's TurboQuant, one half of each slot: keys of 3 or 4 bits (dim a power of two) or 8 (e4m3
+ * tensors in behind kvp_published_begin(), or out. Scalars there have no shared exponent:
+ * magnitudes beyond 65504 saturate, and forcing an exponent other than 0 is -EINVAL.
+ * - KIVI: bits 2 or 4, log2(group) 5..7; tokens (K) or dim (V) a multiple of the group.
+ * - aither: bits 2, 3 or 4; dim a power of two; needs struct kvp_calib with the engine's matrix.
+ * - vLLM's TurboQuant, one half of each slot: keys of 3 or 4 bits (dim a power of two) or 8 (e4m3
  *   without scale), values of 3 or 4.
  */
 #define KVP_CODEC_PUB_KIVI(bits, log2_group) \

@@ -36,8 +36,8 @@ struct grammar {
 	uint32_t family;
 	uint32_t bits_min; /* 0: the name has no digit */
 	uint32_t bits_max;
-	uint32_t bits_bias; /* subtracted from the digit before it goes into the variant */
-	uint32_t fallback;  /* or-ed in if no option of the first list is given */
+	int32_t bits_bias; /* subtracted from the digit before it goes into the variant */
+	uint32_t fallback; /* or-ed in if no option of the first list is given */
 	const struct option *options[4];
 };
 
@@ -49,7 +49,7 @@ static const struct grammar grammars[] = {
 	{ "asym", KVP_FAMILY_ASYM, 2, 4, 0, 0, { groups } },
 	{ "tq", KVP_FAMILY_TQ, 2, 4, 1, 0, { tq_scalar, tq_rotation, tq_book, tq_wide } },
 	{ "hadamard", KVP_FAMILY_HADAMARD, 2, 4, 0, 0, { NULL } },
-	{ "tqprod", KVP_FAMILY_TQPROD, 2, 4, 0, 0, { NULL } },
+	{ "tqprod", KVP_FAMILY_TQPROD, 2, 4, -8, 0, { NULL } },
 	{ "hybrid", KVP_FAMILY_HYBRID, 0, 0, 0, 0, { hybrid_size, hybrid_prod, hybrid_calib } },
 	{ "smart", KVP_FAMILY_SMART, 0, 0, 0, KVP_SMART_TQ, { smart_method, smart_keys } },
 	{ "pub-kivi", KVP_FAMILY_PUB_KIVI, 2, 4, 0, 5u << 4, { groups } },
@@ -78,7 +78,7 @@ static int parse(const struct grammar *g, const char *name, uint32_t *ret_codec)
 
 		if (*name < '0' || bits < g->bits_min || bits > g->bits_max)
 			return -ENOENT;
-		variant = bits - g->bits_bias;
+		variant = bits - (uint32_t)g->bits_bias;
 		name++;
 	}
 	for (int i = 0; i < 4 && g->options[i]; i++) {
@@ -121,8 +121,9 @@ static void spell(const struct grammar *g, uint32_t variant, char *name)
 	snprintf(name, KVP_CODEC_NAME_MAX, "%s", g->stem);
 	if (g->bits_min) {
 		/* tq keeps two bits for it, the others four. */
-		uint32_t field = g->bits_bias ? 3u : 15u;
-		char digit[2] = { (char)('0' + (variant & field) + g->bits_bias), '\0' };
+		uint32_t field = g->bits_bias == 1 ? 3u : 15u;
+		uint32_t bits = (variant & field) + (uint32_t)g->bits_bias;
+		char digit[2] = { (char)('0' + bits), '\0' };
 
 		append(name, digit);
 		variant &= ~field;

@@ -403,6 +403,62 @@ static void d035_split_k(void **state)
 	rig_free(g);
 }
 
+/*
+ * A copy that is encoded on the side does not depend on whether anybody attends over it: the same
+ * bytes before and after, and with every instruction set, and attention leaves them alone.
+ */
+static void d068_encoding_does_not_depend_on_attention(void **state)
+{
+	static const char *const codecs[] = { "tq4", "kivi4", "fp8", "smart", "hybrid" };
+	struct kvp_plane p = { 64, 2, 64, KVP_DTYPE_F32, KVP_PLANE_K };
+	struct kvp_raw_const src = { NULL, 64 * 256, 256 };
+	struct kvp_encode_opts o = { .size = sizeof o };
+	float *x = alloc(64 * 2 * 64 * sizeof *x);
+	uint8_t widths[64];
+
+	(void)state;
+	memset(widths, 3, sizeof widths);
+	o.widths = widths;
+	src.data = x;
+	for (size_t c = 0; c < sizeof codecs / sizeof *codecs; c++) {
+		uint8_t *before, *after;
+		uint32_t codec;
+		size_t bytes;
+
+		inputs_fill(x, 64 * 2 * 64, KVP_DTYPE_F32, INPUT_NORMAL);
+		assert_int_equal(kvp_codec_parse(codecs[c], &codec), 0);
+		assert_int_equal(kvp_plane_bytes(codec, &p, &bytes), 0);
+		before = alloc(bytes);
+		after = alloc(bytes);
+		memset(before, 0, bytes);
+		memset(after, 0, bytes);
+		assert_int_equal(
+			kvp_plane_encode(kernels[0], codec, &p, &o, src, before, bytes), 0);
+		for (size_t set = 0; set < n_kernels; set++) {
+			struct rig *g = rig_new(1, 4, 2, 64);
+			struct kvp_attend_result res = { 0 };
+
+			add_part(g, "native", "native", 64);
+			memcpy(after, before, bytes);
+			g->part[0].k = (struct kvp_attend_plane){ .codec = codec,
+				.dtype = KVP_DTYPE_F32,
+				.data = after,
+				.bytes = bytes };
+			run(g, kernels[set], &res);
+			assert_memory_equal(after, before, bytes);
+			memset(after, 0, bytes);
+			assert_int_equal(
+				kvp_plane_encode(kernels[set], codec, &p, &o, src, after, bytes),
+				0);
+			assert_memory_equal(after, before, bytes);
+			rig_free(g);
+		}
+		free(before);
+		free(after);
+	}
+	free(x);
+}
+
 /* Two rotations per query, one there and one back, whatever the context. */
 static void d030_d031_two_rotations(void **state)
 {
@@ -564,6 +620,7 @@ int main(void)
 		cmocka_unit_test(d030_rotated_scores),
 		cmocka_unit_test(d033_d034_d039_contexts),
 		cmocka_unit_test(d035_split_k),
+		cmocka_unit_test(d068_encoding_does_not_depend_on_attention),
 		cmocka_unit_test(attention_mass),
 		cmocka_unit_test(empty_and_fully_masked_rows),
 		cmocka_unit_test(nan_stays_in_its_head),

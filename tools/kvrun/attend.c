@@ -136,10 +136,18 @@ static int coded_tile(const struct run *r, const struct view *v, uint32_t value)
 		.dtype = g->dtype,
 		.head_dim = r->a->head_dim,
 	};
+	int e;
 
 	plane.native = base + kvr_row_offset(g, r->layer, value, 0) +
 		       (size_t)r->kv_head * plane.head_dim * kvr_dtype_bytes(g->dtype);
-	return r->substitute->read(r->substitute->arg, &plane, r->a->tile);
+	e = r->substitute->read(r->substitute->arg, &plane, r->a->tile);
+	if (e >= 0 || !r->substitute->errors)
+		return e;
+	++*r->substitute->errors;
+	for (uint32_t t = 0; t < v->tokens; t++)
+		kvr_widen(g->dtype, (const uint8_t *)plane.native + t * plane.stride,
+			plane.head_dim, r->a->tile + (size_t)t * plane.head_dim);
+	return 0;
 }
 
 /* How many of the view's tokens, counted from its start, row `row` sees through the substitute. */

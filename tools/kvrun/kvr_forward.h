@@ -38,13 +38,14 @@ struct kvr_plane {
  * alone) and what `read` supplied at all others. `read` is called from the pass, on its thread,
  * for each layer, K and V, KV head and block, whenever some query sees the block through it; with
  * a window of at least block_tokens that is only ever a complete block. It fills `dst`
- * [tokens][head_dim] with fp32, or returns a negative errno, with which the pass then ends.
- * `native` may not be kept.
+ * [tokens][head_dim] with fp32, or returns a negative errno. With that the pass ends, or, if there
+ * is a counter of errors, it counts one and reads what is stored instead. `native` may not be kept.
  */
 struct kvr_substitute {
 	uint32_t window;
 	int (*read)(void *arg, const struct kvr_plane *plane, float *dst);
 	void *arg;
+	uint64_t *errors; /* NULL: an error ends the pass */
 };
 
 /* Workspace of one thread's passes; any number may exist for one model. */

@@ -191,7 +191,7 @@ static void compare(const struct kvr_config *c, enum kvr_dtype dtype, uint32_t b
 	struct kvr_geom geom = kvr_model_geom(m, block_tokens, dtype);
 	struct naive ref = { m, dtype, window, NULL };
 	struct asked asked = { block_tokens, window, 0 };
-	struct kvr_substitute sub = { window, read_bent, &asked };
+	struct kvr_substitute sub = { window, read_bent, &asked, NULL };
 	double want[256], worst = 0;
 	uint32_t tokens[MAX_TOKENS];
 	struct kvr_pass *pass;
@@ -282,12 +282,57 @@ static int read_fails(void *arg, const struct kvr_plane *p, float *dst)
 	return -EILSEQ;
 }
 
+/* Where the codec fails and errors are counted, the answer is the native one. */
+static void d054_errors_fall_back_to_what_is_stored(void **unused)
+{
+	static const enum kvr_dtype dtypes[] = { KVR_F32, KVR_F16, KVR_BF16 };
+	uint64_t state = test_seed();
+	struct kvr_model *m = test_model_new(&grouped, &state);
+	uint32_t tokens[64];
+
+	(void)unused;
+	for (uint32_t i = 0; i < 64; i++)
+		tokens[i] = (uint32_t)(test_random(&state) >> 32) % grouped.vocab;
+	for (int d = 0; d < 3; d++) {
+		struct kvr_geom geom = kvr_model_geom(m, 32, dtypes[d]);
+		uint64_t errors = 0;
+		struct kvr_substitute sub = { 8, read_fails, NULL, &errors };
+		float *native = malloc(32 * grouped.vocab * sizeof *native);
+		const float *logits;
+		struct kvr_pass *pass;
+		struct kvr_kv *kv;
+
+		for (int run = 0; run < 2; run++) {
+			assert_int_equal(kvr_pass_new(m, 32, &pass), 0);
+			assert_int_equal(kvr_kv_heap_new(&geom, &kv), 0);
+			for (uint32_t b = 0; b < 2; b++) {
+				assert_int_equal(kv->ops->grow(kv, b), 0);
+				assert_int_equal(
+					kvr_pass_run(pass, kv, run ? &sub : NULL, 32 * b,
+						tokens + 32 * b, 32, KVR_LOGITS_ALL, &logits),
+					0);
+			}
+			for (uint32_t i = 0; i < 32 * grouped.vocab; i++) {
+				if (run)
+					assert_true(fabsf(native[i] - logits[i]) < 1e-4f);
+				else
+					native[i] = logits[i];
+			}
+			kvr_kv_free(kv);
+			kvr_pass_free(pass);
+		}
+		assert_true(errors > 0);
+		free(native);
+	}
+	kvr_model_free(m);
+}
+
 static void refuses_runs_that_do_not_fit(void **unused)
 {
 	uint64_t state = test_seed();
 	struct kvr_model *m = test_model_new(&grouped, &state);
 	struct kvr_geom geom = kvr_model_geom(m, 32, KVR_F32), other = geom;
-	struct kvr_substitute sub = { 1, read_fails, NULL };
+	struct kvr_substitute sub = { 1, read_fails, NULL, NULL };
 	uint32_t tokens[64] = { 0 };
 	const float *logits = NULL;
 	struct kvr_pass *pass;
@@ -333,6 +378,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(matches_plain_loops),
 		cmocka_unit_test(substitutes_outside_the_window),
+		cmocka_unit_test(d054_errors_fall_back_to_what_is_stored),
 		cmocka_unit_test(refuses_runs_that_do_not_fit),
 	};
 

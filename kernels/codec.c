@@ -368,6 +368,21 @@ static int encode_tq(const struct kvp_kernels *k, const struct kvp_plane *p,
 	return 0;
 }
 
+void kvp_tq_decode_plane(const struct kvp_kernels *k, const struct tq *tq,
+	const struct kvp_plane *p, const struct kvp_layout *lay, const uint8_t *in,
+	struct kvp_raw dst)
+{
+	int32_t exponent = header(in)->exponent;
+
+	for (uint32_t h = 0; h < p->heads; h++) {
+		size_t row = (size_t)h * p->tokens;
+		struct rows_out out = kvp_rows_out(p, dst, h, 0, p->tokens, exponent);
+
+		k->dsp.tq_decode(tq, in + lay->codes + row * lay->row_bytes,
+			in + lay->scale + row * (tq->wide ? 4 : 2), &out);
+	}
+}
+
 static int decode_tq(const struct kvp_kernels *k, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
 	struct kvp_raw dst)
@@ -379,13 +394,7 @@ static int decode_tq(const struct kvp_kernels *k, const struct kvp_plane *p,
 	r = kvp_tq_init(&tq, KVP_CODEC_VARIANT(hdr->codec), p->dim, hdr->seed, calib);
 	if (r < 0)
 		return r;
-	for (uint32_t h = 0; h < p->heads; h++) {
-		size_t row = (size_t)h * p->tokens;
-		struct rows_out out = kvp_rows_out(p, dst, h, 0, p->tokens, hdr->exponent);
-
-		k->dsp.tq_decode(&tq, in + lay->codes + row * lay->row_bytes,
-			in + lay->scale + row * (tq.wide ? 4 : 2), &out);
-	}
+	kvp_tq_decode_plane(k, &tq, p, lay, in, dst);
 	return 0;
 }
 

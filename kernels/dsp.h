@@ -162,8 +162,11 @@ void kvp_rotate_paley(const struct rotation *rot, int transpose, float *x);
 /* codebook.c: wire centroids, multiples of 2^-14. dim 0 is the Gaussian. -EINVAL. */
 int kvp_codebook(uint32_t bits, uint32_t dim, float *ret_cent, float *ret_bound);
 
-/* tq.c */
+/* codec.c: rotation and codebook of a tq variant; a plane whose codec and seed have these. */
 int kvp_tq_init(struct tq *ret_tq, uint32_t variant, uint32_t dim, uint64_t seed,
 	const struct kvp_calib *calib);
+void kvp_tq_decode_plane(const struct kvp_kernels *k, const struct tq *tq,
+	const struct kvp_plane *p, const struct kvp_layout *lay, const uint8_t *in,
+	struct kvp_raw dst);
 
 #endif

@@ -304,6 +304,26 @@ int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct k
 int kvp_plane_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_calib *calib, const void *in, size_t in_size, struct kvp_raw dst);
 
+/* One kvp_plane_decode(). */
+struct kvp_decode_job {
+	uint32_t codec;
+	struct kvp_plane plane;
+	const struct kvp_calib *calib;
+	const void *in;
+	size_t in_size;
+	struct kvp_raw dst;
+};
+
+/*
+ * Many at once, for instance a layer's blocks, in order. All jobs are checked first: if one is
+ * refused nothing has been written and *ret_done, the number of planes decoded, is 0. (It is more
+ * only if a destination lies over another job's payload, which the caller should not ask for.)
+ * Consecutive planes of one tq codec, dim and seed share their rotation: short ones are faster than
+ * one by one. Errors are those of the first job that has one.
+ */
+int kvp_planes_decode(
+	const struct kvp_kernels *k, const struct kvp_decode_job *jobs, size_t n, size_t *ret_done);
+
 /*
  * smart: kvp_plane_bytes() is an upper bound; these are the bytes for given widths, which are also
  * those in the payload's header. -EINVAL: widths that are none.

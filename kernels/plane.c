@@ -377,21 +377,83 @@ int kvp_plane_check(uint32_t codec, const struct kvp_plane *p, const struct kvp_
 	return check_payload(codec, p, calib, in, in_size, &lay);
 }
 
-int kvp_plane_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
-	const struct kvp_calib *calib, const void *in, size_t in_size, struct kvp_raw dst)
+static int check_decode(const struct kvp_decode_job *j, struct kvp_layout *ret_lay)
 {
-	struct kvp_raw_const raw = { dst.data, dst.head_stride, dst.token_stride };
-	struct kvp_layout lay;
+	struct kvp_raw_const raw = { j->dst.data, j->dst.head_stride, j->dst.token_stride };
 	uintptr_t lo, hi;
 	int r;
 
-	r = check_payload(codec, p, calib, in, in_size, &lay);
+	r = check_payload(j->codec, &j->plane, j->calib, j->in, j->in_size, ret_lay);
 	if (r < 0)
 		return r;
-	r = raw_span(p, raw, &lo, &hi);
+	r = raw_span(&j->plane, raw, &lo, &hi);
 	if (r < 0)
 		return r;
-	if (overlaps(lo, hi, in, lay.bytes) || !rows_disjoint(p, raw))
+	if (overlaps(lo, hi, j->in, ret_lay->bytes) || !rows_disjoint(&j->plane, raw))
 		return -EINVAL;
-	return k->codec[KVP_CODEC_FAMILY(codec)].decode(k, p, &lay, calib, in, dst);
+	return 0;
+}
+
+int kvp_plane_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_calib *calib, const void *in, size_t in_size, struct kvp_raw dst)
+{
+	const struct kvp_decode_job job = { codec, *p, calib, in, in_size, dst };
+	struct kvp_layout lay;
+	int r = check_decode(&job, &lay);
+
+	return r < 0 ? r : k->codec[KVP_CODEC_FAMILY(codec)].decode(k, p, &lay, calib, in, dst);
+}
+
+/* Rotation and codebook of the tq plane decoded last. */
+struct prepared {
+	uint32_t codec; /* 0: none yet */
+	uint32_t dim;
+	uint64_t seed;
+	const struct kvp_calib *calib;
+	struct tq tq;
+};
+
+static int decode_prepared(const struct kvp_kernels *k, const struct kvp_decode_job *j,
+	const struct kvp_layout *lay, struct prepared *pre)
+{
+	uint64_t seed = ((const struct kvp_plane_hdr *)j->in)->seed;
+
+	if (KVP_CODEC_FAMILY(j->codec) != KVP_FAMILY_TQ)
+		return k->codec[KVP_CODEC_FAMILY(j->codec)].decode(
+			k, &j->plane, lay, j->calib, j->in, j->dst);
+	if (pre->codec != j->codec || pre->dim != j->plane.dim || pre->seed != seed ||
+		pre->calib != j->calib) {
+		int r = kvp_tq_init(
+			&pre->tq, KVP_CODEC_VARIANT(j->codec), j->plane.dim, seed, j->calib);
+
+		pre->codec = r < 0 ? 0 : j->codec;
+		if (r < 0)
+			return r;
+		pre->dim = j->plane.dim;
+		pre->seed = seed;
+		pre->calib = j->calib;
+	}
+	kvp_tq_decode_plane(k, &pre->tq, &j->plane, lay, j->in, j->dst);
+	return 0;
+}
+
+int kvp_planes_decode(
+	const struct kvp_kernels *k, const struct kvp_decode_job *jobs, size_t n, size_t *ret_done)
+{
+	struct prepared pre;
+	struct kvp_layout lay;
+	int r = 0;
+
+	*ret_done = 0;
+	pre.codec = 0;
+	for (size_t i = 0; i < n && !r; i++)
+		r = check_decode(&jobs[i], &lay);
+	for (size_t i = 0; i < n && !r; i++) {
+		/* Again: what was decoded meanwhile may lie over this payload. */
+		r = check_decode(&jobs[i], &lay);
+		if (!r)
+			r = decode_prepared(k, &jobs[i], &lay, &pre);
+		*ret_done += !r;
+	}
+	return r;
 }

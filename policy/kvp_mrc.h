@@ -41,10 +41,14 @@ struct kvp_mrc_params {
 int kvp_mrc_new(const struct kvp_mrc_params *params, struct kvp_mrc **ret_mrc);
 struct kvp_mrc *kvp_mrc_free(struct kvp_mrc *m);
 
-/* One reference. Blocks of a chain are to be fed tip first, as an LRU cache touches them. */
-void kvp_mrc_access(struct kvp_mrc *m, struct kvp_key key);
+/*
+ * One request, root first. Its blocks are looked up all before any is used, then used tip first, as
+ * a prefix cache does it: of a prompt longer than the cache, the beginning is found again. A
+ * request for one object has n = 1.
+ */
+void kvp_mrc_request(struct kvp_mrc *m, const struct kvp_key *keys, size_t n);
 
-/* Estimated hit ratio of an LRU cache of that many blocks; 0 before the first reference. */
+/* Estimated hit ratio of an LRU cache of that many blocks; 0 before the first request. */
 double kvp_mrc_hit_ratio(const struct kvp_mrc *m, uint64_t blocks);
 
 /* Forgets half of what was counted, so that the curve follows a changing workload. */

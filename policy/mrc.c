@@ -35,8 +35,8 @@ struct kvp_mrc {
 	struct keys front;    /* the last KVP_MRC_FRONT */
 	struct keys followed; /* the sample, whether in front or not */
 	uint64_t threshold;
-	double *near; /* [buckets] hits in front */
-	double *far;  /* [buckets] of the sample beyond the front, by 1 / rate when counted */
+	double near[KVP_MRC_FRONT]; /* hits in front, by the keys used since */
+	double *far; /* [buckets] of the sample beyond the front, by 1 / rate when counted */
 	double seen;
 	double far_seen;    /* references that the front did not hold */
 	double far_sampled; /* of these followed, by 1 / rate */
@@ -72,10 +72,9 @@ int kvp_mrc_new(const struct kvp_mrc_params *params, struct kvp_mrc **ret_mrc)
 		return -ENOMEM;
 	m->params = *params;
 	m->threshold = UINT64_MAX;
-	m->near = calloc(params->buckets, sizeof(*m->near));
 	m->far = calloc(params->buckets, sizeof(*m->far));
 	if (keys_init(&m->front, KVP_MRC_FRONT) < 0 ||
-		keys_init(&m->followed, params->samples) < 0 || !m->near || !m->far) {
+		keys_init(&m->followed, params->samples) < 0 || !m->far) {
 		kvp_mrc_free(m);
 		return -ENOMEM;
 	}
@@ -91,7 +90,6 @@ struct kvp_mrc *kvp_mrc_free(struct kvp_mrc *m)
 	free(m->front.table);
 	free(m->followed.sample);
 	free(m->followed.table);
-	free(m->near);
 	free(m->far);
 	free(m);
 	return NULL;
@@ -134,25 +132,34 @@ static uint32_t merge(struct keys *k, uint32_t a, uint32_t b)
 	return b;
 }
 
-/* Takes a key out; returns how many were used after it. */
-static uint32_t take_out(struct keys *k, uint32_t i)
+/* How many were used after it. */
+static uint32_t used_after(const struct keys *k, uint32_t i)
+{
+	uint32_t at = k->root, later = 0;
+
+	while (at != i) {
+		const struct sample *s = &k->sample[at];
+		if (k->sample[i].used < s->used) {
+			later += 1 + size_of(k, s->right);
+			at = s->left;
+		} else {
+			at = s->right;
+		}
+	}
+	return later + size_of(k, k->sample[i].right);
+}
+
+static void take_out(struct keys *k, uint32_t i)
 {
 	uint64_t used = k->sample[i].used;
-	uint32_t *link = &k->root, later = 0;
+	uint32_t *link = &k->root;
 
 	while (*link != i) {
 		struct sample *s = &k->sample[*link];
 		s->size--;
-		if (used < s->used) {
-			later += 1 + size_of(k, s->right);
-			link = &s->left;
-		} else {
-			link = &s->right;
-		}
+		link = used < s->used ? &s->left : &s->right;
 	}
-	later += size_of(k, k->sample[i].right);
 	*link = merge(k, k->sample[i].left, k->sample[i].right);
-	return later;
 }
 
 /* The most recent of all. */
@@ -229,62 +236,73 @@ double kvp_mrc_rate(const struct kvp_mrc *m)
 	return ((double)m->threshold + 1) * 0x1p-64;
 }
 
-/* Counts a use in front exactly; false if the key is not there. It is afterwards. */
-static bool use_front(struct kvp_mrc *m, uint64_t hash)
+/* Counts how many keys were used since this one was. */
+static void look_up(struct kvp_mrc *m, uint64_t hash)
 {
-	struct keys *k = &m->front;
-	uint32_t i = find(k, hash);
+	uint32_t i = find(&m->front, hash);
 
-	if (i == NONE) {
-		if (k->free == NONE)
-			drop_oldest(k);
-		add(k, hash);
-		return false;
+	m->seen += 1;
+	if (i != NONE) {
+		m->near[used_after(&m->front, i)] += 1;
+		return;
 	}
-	uint64_t bucket = take_out(k, i) / m->params.bucket_size;
-	put_last(k, i);
+	m->far_seen += 1;
+	if (hash >= m->threshold)
+		return;
+	double weight = 1 / kvp_mrc_rate(m);
+	m->far_sampled += weight;
+	i = find(&m->followed, hash);
+	if (i == NONE)
+		return;
+	double since = used_after(&m->followed, i) * weight;
+	if (since < KVP_MRC_FRONT)
+		since = KVP_MRC_FRONT; /* or it would be in front */
+	double bucket = since / (double)m->params.bucket_size;
 	if (bucket < m->params.buckets)
-		m->near[bucket] += 1;
-	return true;
+		m->far[(uint32_t)bucket] += weight;
 }
 
-/* Keys used since the key was, as far as followed; NONE if it is new. It is the latest then. */
-static uint32_t use_followed(struct kvp_mrc *m, uint64_t hash)
+static void use_in_front(struct keys *k, uint64_t hash)
 {
-	struct keys *k = &m->followed;
 	uint32_t i = find(k, hash);
 
 	if (i != NONE) {
-		uint32_t later = take_out(k, i);
+		take_out(k, i);
 		put_last(k, i);
-		return later;
+		return;
 	}
-	if (k->free == NONE) {
+	if (k->free == NONE)
+		drop_oldest(k);
+	add(k, hash);
+}
+
+static void use_followed(struct kvp_mrc *m, uint64_t hash)
+{
+	struct keys *k = &m->followed;
+	uint32_t i = hash < m->threshold ? find(k, hash) : NONE;
+
+	if (i != NONE) {
+		take_out(k, i);
+		put_last(k, i);
+		return;
+	}
+	if (hash < m->threshold && k->free == NONE) {
 		m->threshold = k->sample[k->root].hash;
 		drop_largest(k);
 	}
 	if (hash < m->threshold)
 		add(k, hash);
-	return NONE;
 }
 
-void kvp_mrc_access(struct kvp_mrc *m, struct kvp_key key)
+void kvp_mrc_request(struct kvp_mrc *m, const struct kvp_key *keys, size_t n)
 {
-	uint64_t hash = hash_key(m, key);
-	bool near = use_front(m, hash);
-
-	m->seen += 1;
-	m->far_seen += !near;
-	if (hash >= m->threshold)
-		return;
-	double weight = 1 / kvp_mrc_rate(m);
-	uint32_t later = use_followed(m, hash);
-	if (near)
-		return;
-	m->far_sampled += weight;
-	double bucket = later * weight / (double)m->params.bucket_size;
-	if (later != NONE && bucket < m->params.buckets)
-		m->far[(uint32_t)bucket] += weight;
+	for (size_t i = 0; i < n; i++)
+		look_up(m, hash_key(m, keys[i]));
+	while (n-- > 0) {
+		uint64_t hash = hash_key(m, keys[n]);
+		use_in_front(&m->front, hash);
+		use_followed(m, hash);
+	}
 }
 
 double kvp_mrc_hit_ratio(const struct kvp_mrc *m, uint64_t blocks)
@@ -293,11 +311,10 @@ double kvp_mrc_hit_ratio(const struct kvp_mrc *m, uint64_t blocks)
 
 	if (m->seen <= 0)
 		return 0;
-	for (uint32_t i = 0; i < m->params.buckets && i < b; i++) {
-		double part = b - i < 1 ? b - i : 1;
-		near += m->near[i] * part;
-		far += m->far[i] * part;
-	}
+	for (uint32_t i = 0; i < KVP_MRC_FRONT && i < blocks; i++)
+		near += m->near[i];
+	for (uint32_t i = 0; i < m->params.buckets && i < b; i++)
+		far += m->far[i] * (b - i < 1 ? b - i : 1);
 	if (m->far_sampled > 0)
 		near += far * m->far_seen / m->far_sampled;
 	return near < m->seen ? near / m->seen : 1;
@@ -305,10 +322,10 @@ double kvp_mrc_hit_ratio(const struct kvp_mrc *m, uint64_t blocks)
 
 void kvp_mrc_decay(struct kvp_mrc *m)
 {
-	for (uint32_t i = 0; i < m->params.buckets; i++) {
+	for (uint32_t i = 0; i < KVP_MRC_FRONT; i++)
 		m->near[i] /= 2;
+	for (uint32_t i = 0; i < m->params.buckets; i++)
 		m->far[i] /= 2;
-	}
 	m->seen /= 2;
 	m->far_seen /= 2;
 	m->far_sampled /= 2;
@@ -323,5 +340,5 @@ uint64_t kvp_mrc_memory(const struct kvp_mrc *m)
 {
 	return sizeof(*m) + keys_memory(&m->front, KVP_MRC_FRONT) +
 	       keys_memory(&m->followed, m->params.samples) +
-	       2 * (uint64_t)m->params.buckets * sizeof(*m->near);
+	       (uint64_t)m->params.buckets * sizeof(*m->far);
 }

@@ -84,7 +84,7 @@ static void test_curve(void **state)
 		struct kvp_mrc *m = make(samples);
 		random_seed(seed);
 		for (uint32_t i = 0; i < REFS; i++)
-			kvp_mrc_access(m, (struct kvp_key){ .lo = next_key(i) });
+			kvp_mrc_request(m, &(struct kvp_key){ .lo = next_key(i) }, 1);
 		if (samples > KEYS)
 			assert_true(kvp_mrc_rate(m) >= 1);
 		else
@@ -102,19 +102,39 @@ static void test_curve(void **state)
 	}
 }
 
+/* Of a prompt longer than the cache, what fits of its beginning is found again. */
+static void test_long_prompt(void **state)
+{
+	(void)state;
+	struct kvp_mrc *m = make(8192);
+	struct kvp_key key[3000];
+
+	for (uint32_t i = 0; i < 3000; i++)
+		key[i].lo = i, key[i].hi = 1;
+	for (int i = 0; i < 100; i++)
+		kvp_mrc_request(m, key, 3000);
+	for (uint64_t capacity = 1; capacity <= 3000; capacity++) {
+		double is = .99 * (double)capacity / 3000;
+		double estimate = kvp_mrc_hit_ratio(m, capacity);
+		double most = capacity <= KVP_MRC_FRONT ? 1e-9 : 64. / 3000;
+		assert_true(estimate > is - most && estimate < is + most);
+	}
+	kvp_mrc_free(m);
+}
+
 static void test_decay(void **state)
 {
 	(void)state;
 	struct kvp_mrc *m = make(1024);
 
 	for (int i = 0; i < 1000; i++)
-		kvp_mrc_access(m, (struct kvp_key){ .lo = 5 });
+		kvp_mrc_request(m, &(struct kvp_key){ .lo = 5 }, 1);
 	double before = kvp_mrc_hit_ratio(m, 100);
 	assert_true(before > 0.9);
 	for (int i = 0; i < 20; i++)
 		kvp_mrc_decay(m);
 	for (int i = 0; i < 1000; i++)
-		kvp_mrc_access(m, (struct kvp_key){ .lo = 100 + (uint64_t)i });
+		kvp_mrc_request(m, &(struct kvp_key){ .lo = 100 + (uint64_t)i }, 1);
 	assert_true(kvp_mrc_hit_ratio(m, 100) < 0.05);
 	kvp_mrc_free(m);
 }
@@ -150,6 +170,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_curve),
+		cmocka_unit_test(test_long_prompt),
 		cmocka_unit_test(test_decay),
 		cmocka_unit_test(test_bad_parameters),
 	};

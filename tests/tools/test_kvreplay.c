@@ -4,6 +4,7 @@
  * policies, and the published table on the real trace where that is at hand.
  */
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -626,21 +627,27 @@ static void test_hazard_generated(void **state)
 
 /* ---- the real trace ---- */
 
-static bool load_conversation(double time_scale, struct trace *ret_trace)
+/* A file or folder of the shared data. Skips if it is not there. */
+static bool load_data(
+	const char *name, enum trace_format format, struct trace_options o, struct trace *ret_trace)
 {
-	struct trace_options o = { .time_scale = time_scale };
 	const char *data = getenv("KVPOOL_DATA");
 	char file[512], error[512];
 
-	snprintf(file, sizeof(file), "%s/traces/mooncake/conversation_trace.jsonl",
-		data ? data : "../shared/data");
+	snprintf(file, sizeof(file), "%s/traces/%s", data ? data : "../shared/data", name);
 	if (access(file, R_OK) < 0) {
 		print_message("%s is not there: skipped\n", file);
 		return false;
 	}
-	if (trace_load(file, TRACE_MOONCAKE, &o, ret_trace, error, sizeof(error)) < 0)
+	if (trace_load(file, format, &o, ret_trace, error, sizeof(error)) < 0)
 		fail_msg("%s", error);
 	return true;
+}
+
+static bool load_conversation(double time_scale, struct trace *ret_trace)
+{
+	return load_data("mooncake/conversation_trace.jsonl", TRACE_MOONCAKE,
+		(struct trace_options){ .time_scale = time_scale }, ret_trace);
 }
 
 static void test_conversation_table(void **state)
@@ -703,32 +710,74 @@ static void test_conversation_hazard(void **state)
 	}
 }
 
-static void test_conversation_mrc(void **state)
+/* The estimate of one tenant whose requests are the trace's, against the simulation of LRU. */
+static void mrc_is_near(const char *what, const struct trace *t)
 {
-	(void)state;
-	static const uint64_t capacity[] = { 1000, 3000, 10000, 30000, 50000, 100000 };
+	static const uint64_t capacity[] = { 100, 300, 1000, 3000, 10000, 30000, 50000 };
 	struct kvp_mrc_params p = {
 		.size = sizeof(p), .samples = 8192, .buckets = 4096, .bucket_size = 64, .seed = 5
 	};
 	struct kvp_mrc *m = NULL;
+	double worst = 0;
+
+	assert_int_equal(kvp_mrc_new(&p, &m), 0);
+	struct kvp_key *key = calloc(t->longest, sizeof(*key));
+	assert_non_null(key);
+	for (uint32_t i = 0; i < t->n_requests; i++) {
+		for (uint32_t b = 0; b < t->request[i].blocks; b++)
+			key[b].lo = t->ref[t->request[i].first + b] + 1;
+		kvp_mrc_request(m, key, t->request[i].blocks);
+	}
+	free(key);
+	for (size_t c = 0; c < sizeof(capacity) / sizeof(capacity[0]); c++) {
+		double is = ratio(t, "lru", capacity[c], SIM_FREE);
+		double estimate = kvp_mrc_hit_ratio(m, capacity[c]);
+		worst = fabs(estimate - is) > worst ? fabs(estimate - is) : worst;
+		if (worst > .01)
+			fail_msg("%s at %llu: %.4f for %.4f", what, (unsigned long long)capacity[c],
+				estimate, is);
+	}
+	print_message("%s: off by %.4f at most\n", what, worst);
+	kvp_mrc_free(m);
+}
+
+static void test_mrc_generated(void **state)
+{
+	(void)state;
+	static const char *const kinds[] = { "chat", "rag", "batch", "mixed" };
+
+	for (size_t k = 0; k < 4; k++) {
+		struct trace t;
+		load_generated(kinds[k], 10000, &t);
+		mrc_is_near(kinds[k], &t);
+		trace_done(&t);
+	}
+}
+
+static void test_mrc_traces(void **state)
+{
+	(void)state;
+	static const char *const agents[] = { "lmcache-agent/miniswe", "lmcache-agent/taubench" };
 	struct trace t;
 
 	if (!load_conversation(1, &t))
 		skip();
-	assert_int_equal(kvp_mrc_new(&p, &m), 0);
-	for (uint32_t i = 0; i < t.n_requests; i++)
-		for (uint32_t b = t.request[i].blocks; b-- > 0;)
-			kvp_mrc_access(
-				m, (struct kvp_key){ .lo = t.ref[t.request[i].first + b] + 1 });
-	for (size_t c = 0; c < sizeof(capacity) / sizeof(capacity[0]); c++) {
-		double is = ratio(&t, "lru", capacity[c], SIM_FREE);
-		double estimate = kvp_mrc_hit_ratio(m, capacity[c]);
-		print_message("mrc at %llu: %.4f for %.4f\n", (unsigned long long)capacity[c],
-			estimate, is);
-		assert_true(estimate > is - .01 && estimate < is + .01);
-	}
-	kvp_mrc_free(m);
+	mrc_is_near("conversation", &t);
 	trace_done(&t);
+	for (size_t a = 0; a < 2; a++)
+		for (uint32_t tokens = 16; tokens <= 256; tokens *= 4)
+			for (int overlap = 0; overlap < 2; overlap++) {
+				if (!load_data(agents[a], TRACE_AGENT,
+					    (struct trace_options){
+						    .block_tokens = tokens, .overlap = overlap },
+					    &t))
+					skip();
+				char what[64];
+				snprintf(what, sizeof(what), "%s, %u bytes%s", agents[a], tokens,
+					overlap ? ", overlapped" : "");
+				mrc_is_near(what, &t);
+				trace_done(&t);
+			}
 }
 
 int main(void)
@@ -742,7 +791,8 @@ int main(void)
 		cmocka_unit_test(test_hazard_generated),
 		cmocka_unit_test(test_conversation_table),
 		cmocka_unit_test(test_conversation_hazard),
-		cmocka_unit_test(test_conversation_mrc),
+		cmocka_unit_test(test_mrc_generated),
+		cmocka_unit_test(test_mrc_traces),
 	};
 	int fd = mkstemp(path);
 

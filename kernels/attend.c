@@ -8,8 +8,9 @@
 #include <errno.h>
 #include <math.h>
 
-#define DOMAINS (1 + KVP_ATTEND_ROTATIONS_MAX) /* domain 0 is the plain one */
-#define ALIGN   64u
+#define DOMAINS    (1 + KVP_ATTEND_ROTATIONS_MAX) /* domain 0 is the plain one */
+#define ALIGN      64u
+#define CACHE_LINE 64u
 
 /* The rotations that occur among the keys, or among the values. */
 struct domains {
@@ -21,7 +22,8 @@ struct domains {
 
 /*
  * The workspace: this header; the queries as [domain][kv_head][row][k_dim], where row is
- * query * group + head in the group; one area per split.
+ * query * group + head in the group, as floats and as words; their units and sums; one area per
+ * split.
  */
 struct workspace {
 	struct domains k;
@@ -33,18 +35,25 @@ struct shape {
 	uint32_t rows;   /* queries of one KV head */
 	size_t q;        /* offset of the queries */
 	size_t q_domain; /* floats per domain */
+	size_t words;    /* offset of the queries as words */
+	size_t units;    /* [domain][kv_head][row] */
+	size_t sums;
 	size_t split0;
 	size_t split; /* bytes per split */
 	size_t bytes;
 };
 
-/* A split's area, all floats: scores, then per KV head max, sum and accumulators. */
+/*
+ * A split's area. Accumulators are multiplied by a new factor whenever the maximum of the scores
+ * grows; fade holds what those of a domain still have to be multiplied by, so that only a domain
+ * in use is touched, and only where it is read and written anyway.
+ */
 struct split {
 	float *scores; /* [row][ATTEND_CHUNK] */
 	float *rows;   /* [ATTEND_CHUNK][dim]: rows of codecs that cannot be attended in place */
-	float *max;    /* [kv_head][row] */
-	float *sum;
-	float *acc; /* [kv_head][domain][row][v_dim] */
+	struct running *run; /* [kv_head][row] */
+	float *fade;         /* [kv_head][domain][row] */
+	float *acc;          /* [kv_head][domain][row][v_dim] */
 };
 
 static size_t align(size_t n)
@@ -62,6 +71,7 @@ static int shape_init(const struct kvp_attend *a, struct shape *ret)
 {
 	struct shape s = { 0 };
 	uint32_t esize = sizeof(float);
+	size_t heads;
 
 	if (a->size != sizeof *a || !a->queries || a->queries > KVP_ATTEND_QUERIES_MAX ||
 		!a->kv_heads || a->kv_heads > KVP_PLANE_HEADS_MAX || !a->q_heads ||
@@ -72,11 +82,15 @@ static int shape_init(const struct kvp_attend *a, struct shape *ret)
 		return -EINVAL;
 	s.rows = a->queries * (a->q_heads / a->kv_heads);
 	s.q = align(sizeof(struct workspace));
-	s.q_domain = (size_t)a->kv_heads * s.rows * a->k_dim;
-	s.split0 = s.q + align(DOMAINS * s.q_domain * esize);
+	heads = (size_t)a->kv_heads * s.rows;
+	s.q_domain = heads * a->k_dim;
+	s.words = s.q + align(DOMAINS * s.q_domain * esize);
+	s.units = s.words + align(DOMAINS * s.q_domain * sizeof(int16_t));
+	s.sums = s.units + align(DOMAINS * heads * esize);
+	s.split0 = s.sums + align(DOMAINS * heads * esize);
 	s.split = align((size_t)s.rows * ATTEND_CHUNK * esize) + rows_bytes(a) +
-		  2 * align((size_t)a->kv_heads * s.rows * esize) +
-		  align((size_t)a->kv_heads * DOMAINS * s.rows * a->v_dim * esize);
+		  align(heads * sizeof(struct running)) + align(DOMAINS * heads * esize) +
+		  align(DOMAINS * heads * a->v_dim * esize);
 	s.bytes = s.split0 + a->n_splits * s.split;
 	*ret = s;
 	return 0;
@@ -91,10 +105,10 @@ static struct split split_area(const struct kvp_attend *a, const struct shape *s
 	at += align((size_t)s->rows * ATTEND_CHUNK * sizeof(float));
 	area.rows = (float *)(void *)at;
 	at += rows_bytes(a);
-	area.max = (float *)(void *)at;
-	at += align((size_t)a->kv_heads * s->rows * sizeof(float));
-	area.sum = (float *)(void *)at;
-	at += align((size_t)a->kv_heads * s->rows * sizeof(float));
+	area.run = (struct running *)(void *)at;
+	at += align((size_t)a->kv_heads * s->rows * sizeof *area.run);
+	area.fade = (float *)(void *)at;
+	at += align((size_t)a->kv_heads * DOMAINS * s->rows * sizeof(float));
 	area.acc = (float *)(void *)at;
 	return area;
 }
@@ -211,6 +225,10 @@ static struct kvp_rows rows_of(const struct plane_view *v, const struct kvp_atte
 	size_t row = (size_t)head * v->lay.coded + first;
 	struct kvp_rows r = { .family = family, .dim = v->p.dim, .n = n, .factor = 1.0f };
 
+	if (family >= KVP_FAMILY_TQPROD) {
+		r.family = KVP_FAMILY_MAX_;
+		return r;
+	}
 	if (family == KVP_FAMILY_NATIVE || first >= v->lay.coded) {
 		uint32_t size = dtype_bytes(ap->dtype);
 		ptrdiff_t head_stride = ap->head_stride;
@@ -250,59 +268,78 @@ static struct kvp_rows rows_of(const struct plane_view *v, const struct kvp_atte
 		row *= v->lay.groups;
 	}
 	r.scale = data + v->lay.scale + row * 2;
-	r.minimum = data + v->lay.minimum + row * 2;
+	if (v->lay.minimum)
+		r.minimum = data + v->lay.minimum + row * 2;
 	return r;
 }
 
-/* The same for any codec: what cannot be attended in place is decoded, a chunk at a time. */
-static int rows_get(const struct kvp_kernels *k, const struct plane_view *v,
-	const struct kvp_attend_plane *ap, uint32_t head, uint32_t first, uint32_t n,
-	float *scratch, struct kvp_rows *ret)
+/* Rows that cannot be attended in place (family KVP_FAMILY_MAX_) are decoded into scratch. */
+static int rows_ready(const struct kvp_kernels *k, const struct plane_view *v,
+	const struct kvp_attend_plane *ap, uint32_t head, uint32_t first, float *scratch,
+	struct kvp_rows *rows)
 {
-	struct rows_out out = { (uint8_t *)scratch, (ptrdiff_t)(v->p.dim * sizeof *scratch), n,
-		v->p.dim, KVP_DTYPE_F32, pow2f(v->hdr.exponent) };
+	struct rows_out out = { (uint8_t *)scratch, (ptrdiff_t)(v->p.dim * sizeof *scratch),
+		rows->n, v->p.dim, KVP_DTYPE_F32, pow2f(v->hdr.exponent) };
 
-	if (KVP_CODEC_FAMILY(ap->codec) < KVP_FAMILY_TQPROD) {
-		*ret = rows_of(v, ap, head, first, n);
+	if (rows->family != KVP_FAMILY_MAX_)
 		return 0;
-	}
-	*ret = (struct kvp_rows){ .family = KVP_FAMILY_NATIVE,
-		.format = KVP_DTYPE_F32,
-		.dim = v->p.dim,
-		.n = n,
-		.factor = 1.0f,
-		.stride = out.stride,
-		.codes = (const uint8_t *)scratch };
+	rows->family = KVP_FAMILY_NATIVE;
+	rows->format = KVP_DTYPE_F32;
+	rows->stride = out.stride;
+	rows->codes = out.data;
 	return kvp_rows_decode(
 		k, ap->codec, &v->p, &v->lay, ap->calib, ap->data, head, first, &out);
 }
 
 /* ---- the three phases ---- */
 
-static float *queries_of(
-	const struct kvp_attend *a, const struct shape *s, uint32_t domain, uint32_t head)
-{
-	float *q = (float *)(void *)((uint8_t *)a->workspace + s->q);
+/* Row `row` of a KV head in a domain: where its floats, words, unit and sum lie. */
+struct query_place {
+	float *f;
+	int16_t *word;
+	float *unit;
+	float *sum;
+};
 
-	return q + domain * s->q_domain + (size_t)head * s->rows * a->k_dim;
+static struct query_place query_place(const struct kvp_attend *a, const struct shape *s,
+	uint32_t domain, uint32_t head, uint32_t row)
+{
+	uint8_t *base = a->workspace;
+	size_t at = ((size_t)domain * a->kv_heads + head) * s->rows + row;
+
+	return (struct query_place){
+		(float *)(void *)(base + s->q) + at * a->k_dim,
+		(int16_t *)(void *)(base + s->words) + at * a->k_dim,
+		(float *)(void *)(base + s->units) + at,
+		(float *)(void *)(base + s->sums) + at,
+	};
 }
 
-static void gather_queries(const struct kvp_attend *a, const struct shape *s, struct workspace *ws)
+static struct kvp_queries queries_of(
+	const struct kvp_attend *a, const struct shape *s, uint32_t domain, uint32_t head)
+{
+	struct query_place p = query_place(a, s, domain, head, 0);
+
+	return (struct kvp_queries){ s->rows, p.f, p.word, p.unit, p.sum };
+}
+
+static void gather_queries(const struct kvp_kernels *k, const struct kvp_attend *a,
+	const struct shape *s, struct workspace *ws)
 {
 	uint32_t group = a->q_heads / a->kv_heads;
 
 	for (uint32_t h = 0; h < a->kv_heads; h++) {
 		for (uint32_t i = 0; i < s->rows; i++) {
 			size_t from = (size_t)(i / group) * a->q_heads + h * group + i % group;
-			size_t row = (size_t)i * a->k_dim;
-			float *plain = queries_of(a, s, 0, h) + row;
 
-			memcpy(plain, a->q + from * a->k_dim, a->k_dim * sizeof *plain);
-			for (uint32_t d = 0; d < ws->k.n; d++) {
-				float *q = queries_of(a, s, d + 1, h) + row;
+			for (uint32_t d = 0; d <= ws->k.n; d++) {
+				struct query_place p = query_place(a, s, d, h, i);
 
-				memcpy(q, plain, a->k_dim * sizeof *q);
-				kvp_rotate_fwd(&ws->k.rot[d], q);
+				memcpy(p.f, a->q + from * a->k_dim, a->k_dim * sizeof *p.f);
+				if (d)
+					kvp_rotate_fwd(&ws->k.rot[d - 1], p.f);
+				if (k->dsp.query_words && a->k_dim % KVP_QUERY_BLOCK == 0)
+					k->dsp.query_words(p.f, a->k_dim, p.word, p.unit, p.sum);
 			}
 		}
 	}
@@ -317,7 +354,6 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attend *a)
 	struct shape s;
 	int r;
 
-	(void)k;
 	r = shape_init(a, &s);
 	if (r < 0)
 		return r;
@@ -343,11 +379,11 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attend *a)
 	}
 	if (a->mask && a->mask_stride < tokens)
 		return -EINVAL;
-	gather_queries(a, &s, ws);
+	gather_queries(k, a, &s, ws);
 	return 0;
 }
 
-/* The tokens [lo, hi) of a chunk of n beginning at token `at` that a query may see. */
+/* The tokens [lo, hi) of n beginning at token `at` that a query may see. */
 static void visible(const struct kvp_attend *a, uint32_t query, uint64_t at, struct softmax *job)
 {
 	uint64_t pos = a->position + query;
@@ -363,54 +399,19 @@ static void visible(const struct kvp_attend *a, uint32_t query, uint64_t at, str
 	}
 }
 
-static void weigh(const struct kvp_kernels *k, const struct kvp_attend *a, const struct shape *s,
-	const struct domains *dv, const struct split *area, uint32_t head, uint64_t at, uint32_t n)
-{
-	uint32_t group = a->q_heads / a->kv_heads;
-	size_t domain = (size_t)s->rows * a->v_dim;
-	float *acc = area->acc + (size_t)head * DOMAINS * domain;
-
-	for (uint32_t i = 0; i < s->rows; i++) {
-		struct softmax job = { .scale = a->scale, .n = n };
-		float *max = &area->max[(size_t)head * s->rows + i];
-		float *sum = &area->sum[(size_t)head * s->rows + i];
-		float add, m, fade;
-
-		if (a->mask)
-			job.mask = a->mask + (i / group) * a->mask_stride + at;
-		visible(a, i / group, at, &job);
-		m = k->dsp.softmax(&job, area->scores + (size_t)i * ATTEND_CHUNK, *max, &add);
-		fade = *max == -INFINITY ? 0.0f : expf(*max - m);
-		*max = m;
-		*sum = *sum * fade + add;
-		for (uint32_t d = 0; d <= dv->n; d++)
-			for (uint32_t c = 0; c < a->v_dim; c++)
-				acc[d * domain + (size_t)i * a->v_dim + c] *= fade;
-	}
-}
-
-/* Chunks end at multiples of ATTEND_CHUNK and where a kivi plane's native tail begins. */
-static uint32_t chunk_end(uint32_t t, uint32_t tokens, uint32_t k_coded, uint32_t v_coded)
-{
-	uint32_t end = (t / ATTEND_CHUNK + 1) * ATTEND_CHUNK;
-
-	end = t < k_coded && end > k_coded ? k_coded : end;
-	end = t < v_coded && end > v_coded ? v_coded : end;
-	return end < tokens ? end : tokens;
-}
-
 struct part_view {
 	const struct kvp_attend_part *part;
 	struct plane_view k, v;
 	uint64_t at; /* of its first token */
 };
 
-static int part_view(
-	const struct kvp_attend *a, const struct workspace *ws, uint32_t i, struct part_view *ret)
+static int part_view(const struct kvp_attend *a, const struct workspace *ws, uint32_t i,
+	uint64_t at, struct part_view *ret)
 {
 	int r;
 
 	ret->part = &a->parts[i];
+	ret->at = at;
 	r = plane_view(a, ret->part, KVP_PLANE_K, &ret->k);
 	if (!r)
 		r = plane_view(a, ret->part, KVP_PLANE_V, &ret->v);
@@ -427,18 +428,130 @@ static int part_view(
 	return 0;
 }
 
-static int score_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
-	const struct shape *s, const struct part_view *pv, const struct split *area, uint32_t head,
-	uint32_t t, uint32_t n)
+/*
+ * What is attended at a time: n tokens of one KV head. They end at multiples of ATTEND_CHUNK and
+ * where a kivi plane's native tail begins.
+ */
+struct chunk {
+	const struct part_view *pv; /* NULL: none */
+	uint32_t head, t, n;
+	struct kvp_rows k, v; /* family KVP_FAMILY_MAX_: to be decoded first */
+};
+
+static void chunk_rows(struct chunk *c)
 {
-	struct kvp_rows rows;
-	int r = rows_get(k, &pv->k, &pv->part->k, head, t, n, area->rows, &rows);
+	const struct part_view *pv = c->pv;
+	uint32_t tokens = pv->part->tokens, end = (c->t / ATTEND_CHUNK + 1) * ATTEND_CHUNK;
+
+	end = c->t < pv->k.lay.coded && end > pv->k.lay.coded ? pv->k.lay.coded : end;
+	end = c->t < pv->v.lay.coded && end > pv->v.lay.coded ? pv->v.lay.coded : end;
+	c->n = (end < tokens ? end : tokens) - c->t;
+	c->k = rows_of(&pv->k, &pv->part->k, c->head, c->t, c->n);
+	c->v = rows_of(&pv->v, &pv->part->v, c->head, c->t, c->n);
+}
+
+static struct chunk chunk_first(const struct part_view *pv)
+{
+	struct chunk c = { .pv = pv };
+
+	if (pv)
+		chunk_rows(&c);
+	return c;
+}
+
+/* The one after c: further tokens, then the next head, then the part after this one. */
+static struct chunk chunk_next(
+	const struct kvp_attend *a, const struct chunk *c, const struct part_view *after)
+{
+	struct chunk next = { .pv = c->pv, .head = c->head, .t = c->t + c->n };
+
+	if (next.t == c->pv->part->tokens) {
+		next.t = 0;
+		if (++next.head == a->kv_heads)
+			return chunk_first(after);
+	}
+	chunk_rows(&next);
+	return next;
+}
+
+static uint32_t row_bytes(const struct kvp_rows *r)
+{
+	switch (r->family) {
+	case KVP_FAMILY_NATIVE:
+		return r->dim * dtype_bytes(r->format);
+	case KVP_FAMILY_FP8:
+	case KVP_FAMILY_INT8:
+		return r->dim;
+	default:
+		return kvp_row_bytes(r->bits, r->dim);
+	}
+}
+
+static void fetch(const uint8_t *p, size_t bytes)
+{
+	for (size_t i = 0; p && i < bytes; i += CACHE_LINE)
+		__builtin_prefetch(p + i);
+}
+
+/*
+ * Has the codes of `next` fetched while r is worked on; the few scales are asked for at once. What
+ * is read next was not read lately, and the hardware prefetcher begins anew in every page.
+ */
+static void fetch_while(struct kvp_rows *r, const struct kvp_rows *next)
+{
+	size_t scalars = (size_t)next->n * next->groups;
+
+	if (next->family == KVP_FAMILY_MAX_)
+		return;
+	r->next = next->codes;
+	r->next_stride = next->stride;
+	r->next_n = next->n;
+	r->next_bytes = row_bytes(next);
+	if (next->per_channel)
+		scalars = (size_t)(next->n / next->group) * next->dim;
+	else if (next->family <= KVP_FAMILY_INT8 || next->family == KVP_FAMILY_TQ)
+		scalars = next->n * (next->family == KVP_FAMILY_TQ && next->format ? 2 : 1);
+	fetch(next->scale, 2 * scalars);
+	fetch(next->minimum, 2 * scalars);
+}
+
+static int score_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
+	const struct shape *s, const struct chunk *c, const struct split *area)
+{
+	struct kvp_queries q = queries_of(a, s, c->pv->k.domain, c->head);
+	struct kvp_rows rows = c->k;
+	int r = rows_ready(k, &c->pv->k, &c->pv->part->k, c->head, c->t, area->rows, &rows);
 
 	if (r < 0)
 		return r;
-	k->codec[rows.family].score(
-		&rows, queries_of(a, s, pv->k.domain, head), s->rows, area->scores, ATTEND_CHUNK);
+	fetch_while(&rows, &c->v);
+	k->codec[rows.family].score(&rows, &q, area->scores, ATTEND_CHUNK);
 	return 0;
+}
+
+/* Scores to weights. Returns whether some query does not see some token. */
+static int weigh(const struct kvp_kernels *k, const struct kvp_attend *a, const struct shape *s,
+	const struct domains *dv, const struct split *area, const struct chunk *c)
+{
+	uint32_t group = a->q_heads / a->kv_heads;
+	float *fade = area->fade + (size_t)c->head * DOMAINS * s->rows;
+	struct running *run = area->run + (size_t)c->head * s->rows;
+	uint64_t at = c->pv->at + c->t;
+	int hidden = a->mask != NULL;
+
+	for (uint32_t i = 0; i < s->rows; i++) {
+		struct softmax job = { .scale = a->scale, .n = c->n };
+		float f;
+
+		if (a->mask)
+			job.mask = a->mask + (i / group) * a->mask_stride + at;
+		visible(a, i / group, at, &job);
+		hidden |= job.lo > 0 || job.hi < c->n;
+		f = k->dsp.softmax(&job, area->scores + (size_t)i * ATTEND_CHUNK, &run[i]);
+		for (uint32_t d = 0; d <= dv->n; d++)
+			fade[(size_t)d * s->rows + i] *= f;
+	}
+	return hidden;
 }
 
 /* Whether any query of the KV head gives token t of the chunk a weight. */
@@ -450,72 +563,110 @@ static int weighted(const struct shape *s, const struct split *area, uint32_t t)
 	return 0;
 }
 
+/* Values times weights, tokens [first, end) of the chunk. */
+static int accumulate_run(const struct kvp_kernels *k, const struct kvp_attend *a,
+	const struct shape *s, const struct chunk *c, const struct split *area, uint32_t first,
+	uint32_t end, const struct chunk *next)
+{
+	const struct plane_view *view = &c->pv->v;
+	const struct kvp_attend_plane *ap = &c->pv->part->v;
+	size_t at = ((size_t)c->head * DOMAINS + view->domain) * s->rows;
+	struct kvp_weights w = { s->rows, area->scores + first, ATTEND_CHUNK, area->fade + at };
+	struct kvp_rows rows = c->v;
+	int r;
+
+	if (end - first < c->n)
+		rows = rows_of(view, ap, c->head, c->t + first, end - first);
+	r = rows_ready(k, view, ap, c->head, c->t + first, area->rows, &rows);
+	if (r < 0)
+		return r;
+	if (next->pv)
+		fetch_while(&rows, &next->k);
+	k->codec[rows.family].accumulate(&rows, &w, area->acc + at * a->v_dim);
+	for (uint32_t i = 0; i < s->rows; i++)
+		area->fade[at + i] = 1.0f;
+	return 0;
+}
+
 /*
- * Values times weights. With masks, tokens that no query sees are left out, not multiplied by 0:
- * what lies there may be anything, NaN included.
+ * With masks, tokens that no query sees are left out, not multiplied by 0: what lies there may be
+ * anything, NaN included.
  */
 static int accumulate_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
-	const struct shape *s, const struct part_view *pv, const struct split *area, uint32_t head,
-	uint32_t t, uint32_t n)
+	const struct shape *s, const struct chunk *c, const struct split *area, int hidden,
+	const struct chunk *next)
 {
-	int masks = a->mask || a->causal || a->window;
-	size_t domain = (size_t)s->rows * a->v_dim;
-	float *acc = area->acc + ((size_t)head * DOMAINS + pv->v.domain) * domain;
+	int r = 0;
 
-	for (uint32_t i = 0; i < n;) {
-		uint32_t end = n;
-		struct kvp_rows rows;
-		int r;
+	if (!hidden)
+		return accumulate_run(k, a, s, c, area, 0, c->n, next);
+	for (uint32_t i = 0; i < c->n && !r;) {
+		uint32_t first;
 
-		if (masks) {
-			while (i < n && !weighted(s, area, i))
-				i++;
-			for (end = i; end < n && weighted(s, area, end);)
-				end++;
-		}
-		if (i == end)
-			break;
-		r = rows_get(k, &pv->v, &pv->part->v, head, t + i, end - i, area->rows, &rows);
+		while (i < c->n && !weighted(s, area, i))
+			i++;
+		for (first = i; i < c->n && weighted(s, area, i);)
+			i++;
+		if (first < i)
+			r = accumulate_run(k, a, s, c, area, first, i, next);
+	}
+	return r;
+}
+
+static int attend_part(const struct kvp_kernels *k, const struct kvp_attend *a,
+	const struct shape *s, const struct split *area, const struct part_view *pv,
+	const struct part_view *after)
+{
+	const struct workspace *ws = a->workspace;
+	struct chunk c = chunk_first(pv);
+
+	while (c.pv == pv) {
+		struct chunk next = chunk_next(a, &c, after);
+		int r = score_chunk(k, a, s, &c, area);
+
+		if (!r)
+			r = accumulate_chunk(
+				k, a, s, &c, area, weigh(k, a, s, &ws->v, area, &c), &next);
 		if (r < 0)
 			return r;
-		k->codec[rows.family].accumulate(
-			&rows, area->scores + i, ATTEND_CHUNK, s->rows, acc);
-		i = end;
+		c = next;
 	}
 	return 0;
 }
 
-static int attend_part(const struct kvp_kernels *k, const struct kvp_attend *a,
-	const struct shape *s, const struct part_view *pv, const struct split *area)
+static void split_begin(const struct kvp_attend *a, const struct shape *s, const struct split *area)
 {
-	const struct workspace *ws = a->workspace;
-	uint32_t tokens = pv->part->tokens;
+	size_t heads = (size_t)a->kv_heads * s->rows;
 
+	for (size_t i = 0; i < heads; i++)
+		area->run[i] = (struct running){ -INFINITY, 0.0f };
+	for (size_t i = 0; i < DOMAINS * heads; i++)
+		area->fade[i] = 1.0f;
+	memset(area->acc, 0, DOMAINS * heads * a->v_dim * sizeof(float));
+}
+
+/* Applies what is left in fade. */
+static void split_end(const struct kvp_attend *a, const struct shape *s, uint32_t domains,
+	const struct split *area)
+{
 	for (uint32_t h = 0; h < a->kv_heads; h++) {
-		for (uint32_t t = 0; t < tokens;) {
-			uint32_t n = chunk_end(t, tokens, pv->k.lay.coded, pv->v.lay.coded) - t;
+		for (uint32_t i = 0; i < domains * s->rows; i++) {
+			size_t at = (size_t)h * DOMAINS * s->rows + i;
 
-			int r = score_chunk(k, a, s, pv, area, h, t, n);
-
-			if (r < 0)
-				return r;
-			weigh(k, a, s, &ws->v, area, h, pv->at + t, n);
-			r = accumulate_chunk(k, a, s, pv, area, h, t, n);
-			if (r < 0)
-				return r;
-			t += n;
+			for (uint32_t c = 0; c < a->v_dim; c++)
+				area->acc[at * a->v_dim + c] *= area->fade[at];
 		}
 	}
-	return 0;
 }
 
 int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attend *a, uint32_t split)
 {
 	struct workspace *ws = a->workspace;
+	struct part_view view[2]; /* the part at hand and the one after it, in turn */
 	uint32_t first, last;
 	struct split area;
+	uint64_t at = 0;
 	struct shape s;
-	struct part_view pv;
 	int r;
 
 	r = shape_init(a, &s);
@@ -524,27 +675,26 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attend *a, ui
 	first = (uint32_t)((uint64_t)a->n_parts * split / a->n_splits);
 	last = (uint32_t)((uint64_t)a->n_parts * (split + 1) / a->n_splits);
 	area = split_area(a, &s, split);
-	for (size_t i = 0; i < (size_t)a->kv_heads * s.rows; i++) {
-		area.max[i] = -INFINITY;
-		area.sum[i] = 0.0f;
-	}
-	memset(area.acc, 0, (size_t)a->kv_heads * DOMAINS * s.rows * a->v_dim * sizeof(float));
-	pv.at = 0;
+	split_begin(a, &s, &area);
 	for (uint32_t i = 0; i < first; i++)
-		pv.at += a->parts[i].tokens;
-	for (uint32_t i = first; i < last; i++) {
-		r = part_view(a, ws, i, &pv);
-		if (r < 0)
-			return r;
-		r = attend_part(k, a, &s, &pv, &area);
-		if (r < 0)
-			return r;
-		pv.at += pv.part->tokens;
+		at += a->parts[i].tokens;
+	if (first < last)
+		r = part_view(a, ws, first, at, &view[0]);
+	for (uint32_t i = first; i < last && !r; i++) {
+		struct part_view *pv = &view[(i - first) % 2], *after = NULL;
+
+		if (i + 1 < last) {
+			after = &view[(i + 1 - first) % 2];
+			r = part_view(a, ws, i + 1, pv->at + pv->part->tokens, after);
+		}
+		if (!r)
+			r = attend_part(k, a, &s, &area, pv, after);
 	}
-	return 0;
+	split_end(a, &s, ws->v.n + 1, &area);
+	return r;
 }
 
-/* Folds every split into split 0: max, sum and accumulators of one row. */
+/* Folds every split into split 0: maximum, sum and accumulators of one row. */
 static void merge_row(const struct kvp_attend *a, const struct shape *s, uint32_t domains,
 	uint32_t head, uint32_t row)
 {
@@ -555,18 +705,18 @@ static void merge_row(const struct kvp_attend *a, const struct shape *s, uint32_
 
 	for (uint32_t i = 1; i < a->n_splits; i++) {
 		struct split from = split_area(a, s, i);
-		float max = from.max[at] > to.max[at] ? from.max[at] : to.max[at];
+		struct running *x = &to.run[at], *y = &from.run[at];
+		float max = y->max > x->max ? y->max : x->max;
 		float shift = max == -INFINITY ? 0.0f : max;
-		float f0 = expf(to.max[at] - shift), f1 = expf(from.max[at] - shift);
+		float f0 = expf(x->max - shift), f1 = expf(y->max - shift);
 
-		to.sum[at] = to.sum[at] * f0 + from.sum[at] * f1;
-		to.max[at] = max;
+		*x = (struct running){ max, x->sum * f0 + y->sum * f1 };
 		for (uint32_t d = 0; d < domains; d++) {
-			float *x = to.acc + acc + d * domain;
-			const float *y = from.acc + acc + d * domain;
+			float *p = to.acc + acc + d * domain;
+			const float *q = from.acc + acc + d * domain;
 
 			for (uint32_t c = 0; c < a->v_dim; c++)
-				x[c] = x[c] * f0 + y[c] * f1;
+				p[c] = p[c] * f0 + q[c] * f1;
 		}
 	}
 }
@@ -578,10 +728,10 @@ static void output_row(const struct kvp_attend *a, const struct shape *s, uint32
 	struct split area = split_area(a, s, 0);
 	uint32_t group = a->q_heads / a->kv_heads;
 	size_t to = (size_t)(row / group) * a->q_heads + head * group + row % group;
-	size_t at = (size_t)head * s->rows + row;
+	struct running run = area.run[(size_t)head * s->rows + row];
 	size_t domain = (size_t)s->rows * a->v_dim;
 	float *acc = area.acc + (size_t)head * DOMAINS * domain + (size_t)row * a->v_dim;
-	float inv = area.sum[at] == 0.0f ? 0.0f : 1.0f / area.sum[at];
+	float inv = run.sum == 0.0f ? 0.0f : 1.0f / run.sum;
 	float *out = res->out + to * a->v_dim;
 
 	for (uint32_t d = 0; d < ws->v.n; d++) {
@@ -594,49 +744,55 @@ static void output_row(const struct kvp_attend *a, const struct shape *s, uint32
 	for (uint32_t c = 0; c < a->v_dim; c++)
 		out[c] = acc[c] * inv;
 	if (res->lse)
-		res->lse[to] = area.max[at] + (inv == 0.0f ? -INFINITY : logf(area.sum[at]));
+		res->lse[to] = run.max + (inv == 0.0f ? -INFINITY : logf(run.sum));
 }
 
-/* The second pass: weights with the final log-sum-exp, summed over the queries of a KV head. */
+/* Weights of a chunk with the final log-sum-exp, summed over the queries of its KV head. */
+static int mass_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
+	const struct shape *s, const struct split *area, const struct chunk *c, float *mass)
+{
+	uint32_t group = a->q_heads / a->kv_heads;
+	uint64_t at = c->pv->at + c->t;
+	int r = score_chunk(k, a, s, c, area);
+
+	if (r < 0)
+		return r;
+	memset(mass, 0, c->n * sizeof *mass);
+	for (uint32_t i = 0; i < s->rows; i++) {
+		const struct running *end = &area->run[(size_t)c->head * s->rows + i];
+		struct softmax job = { .scale = a->scale, .n = c->n };
+		float *w = area->scores + (size_t)i * ATTEND_CHUNK;
+		struct running run = *end;
+
+		if (a->mask)
+			job.mask = a->mask + (i / group) * a->mask_stride + at;
+		visible(a, i / group, at, &job);
+		k->dsp.softmax(&job, w, &run);
+		for (uint32_t t = 0; t < c->n && end->sum > 0.0f; t++)
+			mass[t] += w[t] / end->sum;
+	}
+	return 0;
+}
+
 static int attend_mass(const struct kvp_kernels *k, const struct kvp_attend *a,
 	const struct shape *s, struct kvp_attend_result *res)
 {
-	const struct workspace *ws = a->workspace;
 	struct split area = split_area(a, s, 0);
-	uint32_t group = a->q_heads / a->kv_heads;
-	struct part_view pv = { .at = 0 };
+	uint64_t at = 0;
 
-	for (uint32_t i = 0; i < a->n_parts; i++, pv.at += pv.part->tokens) {
-		int r = part_view(a, ws, i, &pv);
+	for (uint32_t i = 0; i < a->n_parts; i++) {
+		struct part_view pv;
+		int r = part_view(a, a->workspace, i, at, &pv);
 
 		if (r < 0)
 			return r;
-		for (uint32_t h = 0; h < a->kv_heads; h++) {
-			for (uint32_t t = 0; t < pv.part->tokens;) {
-				uint32_t n = chunk_end(t, pv.part->tokens, pv.k.lay.coded, 0) - t;
-				float *mass = res->mass + h * res->mass_stride + pv.at + t;
-
-				r = score_chunk(k, a, s, &pv, &area, h, t, n);
-				if (r < 0)
-					return r;
-				memset(mass, 0, n * sizeof *mass);
-				for (uint32_t j = 0; j < s->rows; j++) {
-					size_t at = (size_t)h * s->rows + j;
-					float *w = area.scores + (size_t)j * ATTEND_CHUNK;
-					struct softmax job = { .scale = a->scale, .n = n };
-					float sum;
-
-					if (a->mask)
-						job.mask = a->mask + pv.at + t +
-							   (j / group) * a->mask_stride;
-					visible(a, j / group, pv.at + t, &job);
-					k->dsp.softmax(&job, w, area.max[at], &sum);
-					for (uint32_t c = 0; c < n && area.sum[at] > 0.0f; c++)
-						mass[c] += w[c] / area.sum[at];
-				}
-				t += n;
-			}
+		for (struct chunk c = chunk_first(&pv); c.pv; c = chunk_next(a, &c, NULL)) {
+			r = mass_chunk(k, a, s, &area, &c,
+				res->mass + c.head * res->mass_stride + at + c.t);
+			if (r < 0)
+				return r;
 		}
+		at += pv.part->tokens;
 	}
 	return 0;
 }

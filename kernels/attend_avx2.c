@@ -96,12 +96,14 @@ INLINE void float_rows(const struct kvp_rows *r, uint32_t t, float *x)
 }
 
 static void score_avx2(
-	const struct kvp_rows *r, const float *q, uint32_t nq, float *s, size_t s_stride)
+	const struct kvp_rows *r, const struct kvp_queries *qs, float *s, size_t s_stride)
 {
+	const float *q = qs->f;
+	uint32_t nq = qs->n;
 	float x[TILE * DIM_MAX];
 
 	if (r->dim % 8) {
-		kvp_score_c(r, q, nq, s, s_stride);
+		kvp_score_c(r, qs, s, s_stride);
 		return;
 	}
 	for (uint32_t t = 0; t < r->n; t += TILE) {
@@ -124,15 +126,20 @@ static void score_avx2(
 	}
 }
 
-static void accumulate_avx2(
-	const struct kvp_rows *r, const float *w, size_t w_stride, uint32_t nq, float *acc)
+static void accumulate_avx2(const struct kvp_rows *r, const struct kvp_weights *ws, float *acc)
 {
+	const float *w = ws->w;
+	uint32_t nq = ws->nq;
+	size_t w_stride = ws->stride;
 	float x[TILE * DIM_MAX];
 
 	if (r->dim % 8) {
-		kvp_accumulate_c(r, w, w_stride, nq, acc);
+		kvp_accumulate_c(r, ws, acc);
 		return;
 	}
+	for (uint32_t i = 0; i < nq; i++)
+		for (uint32_t c = 0; c < r->dim; c++)
+			acc[(size_t)i * r->dim + c] *= ws->fade[i];
 	for (uint32_t t = 0; t < r->n; t += TILE) {
 		float_rows(r, t, x);
 		for (uint32_t i = 0; i < nq; i++) {

@@ -56,14 +56,14 @@ static void row_load(const struct kvp_rows *r, uint32_t t, float *x)
 	}
 }
 
-void kvp_score_c(const struct kvp_rows *r, const float *q, uint32_t nq, float *s, size_t s_stride)
+void kvp_score_c(const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
 	float x[KVP_PLANE_DIM_MAX];
 
 	for (uint32_t t = 0; t < r->n; t++) {
 		row_load(r, t, x);
-		for (uint32_t i = 0; i < nq; i++) {
-			const float *qi = q + (size_t)i * r->dim;
+		for (uint32_t i = 0; i < q->n; i++) {
+			const float *qi = q->f + (size_t)i * r->dim;
 			float sum = 0.0f;
 
 			for (uint32_t c = 0; c < r->dim; c++)
@@ -73,15 +73,17 @@ void kvp_score_c(const struct kvp_rows *r, const float *q, uint32_t nq, float *s
 	}
 }
 
-void kvp_accumulate_c(
-	const struct kvp_rows *r, const float *w, size_t w_stride, uint32_t nq, float *acc)
+void kvp_accumulate_c(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
 {
 	float x[KVP_PLANE_DIM_MAX];
 
+	for (uint32_t i = 0; i < w->nq; i++)
+		for (uint32_t c = 0; c < r->dim; c++)
+			acc[(size_t)i * r->dim + c] *= w->fade[i];
 	for (uint32_t t = 0; t < r->n; t++) {
 		row_load(r, t, x);
-		for (uint32_t i = 0; i < nq; i++) {
-			float wt = w[i * w_stride + t];
+		for (uint32_t i = 0; i < w->nq; i++) {
+			float wt = w->w[i * w->stride + t];
 
 			for (uint32_t c = 0; c < r->dim; c++)
 				acc[(size_t)i * r->dim + c] += wt * x[c];
@@ -109,9 +111,9 @@ static float exp_nonpositive(float x)
 	return p * pow2f((int)n);
 }
 
-float kvp_softmax_c(const struct softmax *job, float *s, float m_old, float *ret_sum)
+float kvp_softmax_c(const struct softmax *job, float *s, struct running *run)
 {
-	float max = m_old, shift, sum = 0.0f;
+	float max = run->max, shift, sum = 0.0f, fade;
 
 	for (uint32_t t = 0; t < job->n; t++) {
 		int seen = t >= job->lo && t < job->hi;
@@ -127,8 +129,10 @@ float kvp_softmax_c(const struct softmax *job, float *s, float m_old, float *ret
 		s[t] = exp_nonpositive(s[t] - shift);
 		sum += s[t];
 	}
-	*ret_sum = sum;
-	return max;
+	fade = exp_nonpositive(run->max - shift);
+	run->sum = run->sum * fade + sum;
+	run->max = max;
+	return fade;
 }
 
 void kvp_attend_init_c(struct kvp_kernels *k)

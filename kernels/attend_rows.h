@@ -27,19 +27,45 @@ struct kvp_rows {
 	const uint8_t *scale;
 	const uint8_t *minimum;
 	const float *cent; /* tq: 16 of them */
+	/* Codes of rows that will be read next, to be fetched meanwhile; next_n 0: none. */
+	const uint8_t *next;
+	ptrdiff_t next_stride;
+	uint32_t next_n;
+	uint32_t next_bytes; /* of a row */
 };
 
 /*
- * s[i * s_stride + t] = <q + i * r->dim, row t>, for i < nq and t < r->n; both 64-byte aligned,
+ * The queries of one KV head. Beside the floats, the form that integer dot products want, made once
+ * per query by dsp.query_words (NULL where floats are scored): 16-bit words in an order of the
+ * instruction set's own, times unit, and the sum of the floats. The words exist only of dims that
+ * are a multiple of KVP_QUERY_BLOCK.
+ */
+#define KVP_QUERY_BLOCK 64u
+struct kvp_queries {
+	uint32_t n;
+	const float *f;      /* [n][dim] */
+	const int16_t *word; /* [n][dim] */
+	const float *unit;   /* [n] */
+	const float *sum;    /* [n] */
+};
+
+/*
+ * s[i * s_stride + t] = <query i, row t>, for i < q->n and t < r->n; all arrays 64-byte aligned,
  * s_stride a multiple of 16. Elements of s beyond r->n up to the next multiple of 16 may be
  * overwritten.
  */
 typedef void kvp_score_fn(
-	const struct kvp_rows *r, const float *q, uint32_t nq, float *s, size_t s_stride);
+	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride);
 
-/* acc[i * r->dim + c] += sum over t of w[i * w_stride + t] * row t [c]. */
+/* Weights of nq queries. acc[i][c] = acc[i][c] * fade[i] + sum over t of w[i][t] * row t [c]. */
+struct kvp_weights {
+	uint32_t nq;
+	const float *w; /* [nq][stride] */
+	size_t stride;
+	const float *fade; /* [nq] */
+};
 typedef void kvp_accumulate_fn(
-	const struct kvp_rows *r, const float *w, size_t w_stride, uint32_t nq, float *acc);
+	const struct kvp_rows *r, const struct kvp_weights *w, float *acc /* [nq][dim] */);
 
 kvp_score_fn kvp_score_c;
 kvp_accumulate_fn kvp_accumulate_c;

@@ -84,11 +84,20 @@ typedef void kvp_had_encode_fn(uint32_t bits, const struct rotation *rot, const 
 	uint8_t *codes, uint8_t *scale, uint8_t *min);
 typedef void kvp_had_decode_fn(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out);
+/* The streaming softmax of one query: what it has seen so far. */
+struct running {
+	float max;
+	float sum; /* of exp(score - max) */
+};
 /*
- * s[t] = exp(s[t] * scale + mask[t] - m), 0 where not seen, with m = max(m_old, all of
- * them), which is returned; m = -infinity counts as 0. Writes n elements.
+ * s[t] = exp(s[t] * scale + mask[t] - m), 0 where not seen, with m = max(run->max, all of them);
+ * m = -infinity counts as 0. Writes n elements. What was summed up so far must be multiplied by
+ * the returned factor: run->sum was, and has the new weights added.
  */
-typedef float kvp_softmax_fn(const struct softmax *job, float *s, float m_old, float *ret_sum);
+typedef float kvp_softmax_fn(const struct softmax *job, float *s, struct running *run);
+/* Words of a query; see struct kvp_queries. dim: a multiple of KVP_QUERY_BLOCK. */
+typedef void kvp_query_fn(
+	const float *q, uint32_t dim, int16_t *ret_word, float *ret_unit, float *ret_sum);
 
 struct dsp {
 	kvp_amax_fn *amax;
@@ -103,6 +112,7 @@ struct dsp {
 	kvp_had_encode_fn *had_encode;
 	kvp_had_decode_fn *had_decode;
 	kvp_softmax_fn *softmax;
+	kvp_query_fn *query_words; /* NULL in reference C, which scores floats */
 };
 
 /* Reference C; the others fall back on it for dims that they do not handle. */

@@ -244,6 +244,8 @@ unsigned int kvp_cpu_detect(void);
 
 struct kvp_kernels;
 struct kvp_rows;
+struct kvp_queries;
+struct kvp_weights;
 
 /*
  * One row of the codec table: a family with the functions that the CPU at hand runs.
@@ -262,10 +264,9 @@ struct kvp_codec {
 		const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
 		struct kvp_raw dst);
 	/* Attention over rows of one head, without decoding them; see attend_rows.h. */
-	void (*score)(
-		const struct kvp_rows *r, const float *q, uint32_t nq, float *s, size_t s_stride);
-	void (*accumulate)(
-		const struct kvp_rows *r, const float *w, size_t w_stride, uint32_t nq, float *acc);
+	void (*score)(const struct kvp_rows *r, const struct kvp_queries *q, float *s,
+		size_t s_stride);
+	void (*accumulate)(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
 };
 
 /*

@@ -28,7 +28,8 @@ unsigned int kvp_cpu_detect(void)
 		cpu |= KVP_CPU_AVX2;
 	if (cpu && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
 		__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-		__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni"))
+		__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
+		__builtin_cpu_supports("bmi2"))
 		cpu |= KVP_CPU_AVX512;
 #endif
 	return cpu;

@@ -267,6 +267,119 @@ static void test_ingestion(void **state)
 	assert_int_equal(kvp_ingest_wants(0, 3, 0), -EINVAL);
 }
 
+/* C-038, C-043, C-045: victims by the batch where none are asked for, and a line that tells it all.
+ */
+static void test_batch_and_name(void **state)
+{
+	(void)state;
+	struct kvp_evict_params p = {
+		.size = sizeof(p), .items = 20, .bytes = 99, .max_ids = 20, .evict_by = 16
+	};
+	kvp_block_id out[32];
+	const char *name;
+	char line[128];
+
+	for (size_t i = 0; (name = kvp_evict_names(i, NULL)); i++) {
+		struct kvp_evict *e = NULL;
+		assert_int_equal(kvp_evict_new(name, &p, &e), 0);
+		for (kvp_block_id id = 0; id < 18; id++)
+			put(e, id, KVP_BLOCK_NONE, id);
+		assert_string_equal(kvp_evict_name(e), name);
+		int n = kvp_evict_describe(e, line, sizeof(line));
+		assert_int_equal(n, strlen(line));
+		assert_int_equal(strncmp(line, name, strlen(name)), 0);
+		assert_non_null(strstr(line, ": 18 of 20 blocks, 18 of 99 bytes"));
+		assert_int_equal(kvp_evict_victims(e, 0, 0, NULL, NULL, 20, out, 32), 16);
+		for (int k = 0; k < 16; k++)
+			assert_int_equal(kvp_evict_remove(e, out[k], 1, 20), 0);
+		assert_int_equal(kvp_evict_victims(e, 0, 0, NULL, NULL, 20, out, 32), 2);
+		kvp_evict_free(e);
+	}
+}
+
+/* ---- a second tier, fed by the hooks as kvp_ingest_wants() has it ---- */
+
+struct tiers {
+	struct kvp_evict *e;
+	uint32_t mode;
+	unsigned puts, victims, stored, cold; /* cold: stored though not hot */
+	bool in_store[64];
+};
+
+static void ingest(struct tiers *t, uint32_t event, kvp_block_id id, int hot)
+{
+	int r = kvp_ingest_wants(t->mode, event, hot);
+
+	assert_in_range(r, 0, 1);
+	if (!r)
+		return;
+	t->stored++;
+	t->cold += !hot;
+	t->in_store[id] = true;
+}
+
+static void tiers_put(void *ctx, kvp_block_id id)
+{
+	struct tiers *t = ctx;
+
+	t->puts++;
+	ingest(t, KVP_INGEST_EVENT_PUT, id, kvp_evict_hot(t->e, id));
+}
+
+static void tiers_evict(void *ctx, kvp_block_id id)
+{
+	struct tiers *t = ctx;
+
+	t->victims++;
+	ingest(t, KVP_INGEST_EVENT_EVICT, id, 0);
+}
+
+static void tiers_hot(void *ctx, kvp_block_id id)
+{
+	ingest(ctx, KVP_INGEST_EVENT_ACCESS, id, 1);
+}
+
+/* C-005, C-006, C-007: all puts; only what is hot, and all of that; exactly the victims. */
+static void test_second_tier(void **state)
+{
+	(void)state;
+	const char *name;
+
+	for (size_t i = 0; (name = kvp_evict_names(i, NULL)); i++)
+		for (uint32_t mode = KVP_INGEST_ALL; mode <= KVP_INGEST_EVICTED; mode++) {
+			struct tiers t = { .mode = mode };
+			struct kvp_evict_params p = {
+				.size = sizeof(p),
+				.items = 24,
+				.max_ids = 64,
+				.seed = 1,
+				.hooks = { tiers_put, tiers_evict, tiers_hot, &t },
+			};
+			bool used[64] = { false };
+			assert_int_equal(kvp_evict_new(name, &p, &t.e), 0);
+			random_seed(i);
+			for (uint32_t k = 0; k < 4000; k++) {
+				kvp_block_id id = below(1 + below(64)), out;
+				used[id] |= kvp_evict_access(t.e, id, k) == 0;
+				if (!kvp_evict_contains(t.e, id))
+					put(t.e, id, KVP_BLOCK_NONE, k);
+				if (kvp_evict_len(t.e) <= 24)
+					continue;
+				kvp_evict_victims(t.e, 1, 0, NULL, NULL, k, &out, 1);
+				assert_int_equal(kvp_evict_remove(t.e, out, 1, k), 0);
+			}
+			if (mode == KVP_INGEST_ALL)
+				assert_int_equal(t.stored, t.puts);
+			if (mode == KVP_INGEST_EVICTED)
+				assert_int_equal(t.stored, t.victims);
+			for (kvp_block_id id = 0; mode == KVP_INGEST_HOT && id < 64; id++)
+				assert_true(used[id] || !t.in_store[id]);
+			if (mode == KVP_INGEST_HOT)
+				assert_true(t.stored > 0 && !t.cold);
+			kvp_evict_free(t.e);
+		}
+}
+
 /* ---- random operations against a plain model of what is cached ---- */
 
 #define IDS   160u
@@ -540,6 +653,8 @@ int main(void)
 		cmocka_unit_test(test_offer_withdrawn),
 		cmocka_unit_test(test_hooks),
 		cmocka_unit_test(test_ingestion),
+		cmocka_unit_test(test_batch_and_name),
+		cmocka_unit_test(test_second_tier),
 		cmocka_unit_test(test_clock_cannot_mislead),
 		cmocka_unit_test(test_counts_uses),
 		cmocka_unit_test(test_random_operations),

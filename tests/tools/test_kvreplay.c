@@ -540,6 +540,10 @@ static void load_generated(const char *kind, uint32_t requests, struct trace *re
 		trace_load(path, TRACE_MOONCAKE, &load, ret_trace, error, sizeof(error)), 0);
 }
 
+/*
+ * E-030 to E-034, in a cache that keeps everything: how many requests find all full blocks of an
+ * earlier prompt, and how many more find a part of one.
+ */
 static void test_generated_hit_rates(void **state)
 {
 	(void)state;
@@ -552,6 +556,7 @@ static void test_generated_hit_rates(void **state)
 	for (size_t k = 0; k < 4; k++) {
 		struct trace t;
 		uint32_t exact = 0, partial = 0;
+		uint64_t exact_hits = 0, partial_hits = 0;
 		load_generated(want[k].kind, 5000, &t);
 		bool *seen = calloc(t.n_blocks, 1), *end = calloc(t.n_blocks, 1);
 		assert_true(seen && end);
@@ -562,18 +567,25 @@ static void test_generated_hit_rates(void **state)
 			while (hits < q->blocks && seen[ref[hits]])
 				hits++;
 			if (hits && end[ref[hits - 1]])
-				exact++;
+				exact++, exact_hits += hits;
 			else if (hits)
-				partial++;
+				partial++, partial_hits += hits;
 			for (uint32_t b = 0; b < q->blocks; b++)
 				seen[ref[b]] = true;
 			if (q->tokens >= 512)
 				end[ref[q->tokens / 512 - 1]] = true;
 		}
-		double n = t.n_requests;
+		double n = t.n_requests, refs = (double)t.n_refs;
+		print_message("%s: %.3f of the requests and %.3f of the blocks by whole prompts, "
+			      "%.3f and %.3f more by parts\n",
+			want[k].kind, exact / n, (double)exact_hits / refs, partial / n,
+			(double)partial_hits / refs);
 		assert_true(exact / n > want[k].exact - .02 && exact / n < want[k].exact + .02);
 		assert_true(
 			partial / n > want[k].partial - .02 && partial / n < want[k].partial + .02);
+		double gain = (double)partial_hits / (double)exact_hits; /* E-034 */
+		if (!strcmp(want[k].kind, "mixed"))
+			assert_true(gain > .2 && gain < .3);
 		free(seen);
 		free(end);
 		trace_done(&t);
@@ -621,6 +633,35 @@ static void test_hazard_generated(void **state)
 		struct trace t;
 		load_generated(kinds[k], 10000, &t);
 		never_a_bet(&t, capacity, 3);
+		trace_done(&t);
+	}
+}
+
+/*
+ * E-046, E-047: a cache of half the distinct blocks. The default policy evicts no more than LRU,
+ * and less of what it evicts is back within as many references as the cache has blocks.
+ */
+static void test_no_thrash(void **state)
+{
+	(void)state;
+	static const char *const kinds[] = { "chat", "rag", "batch", "mixed" };
+
+	for (size_t k = 0; k < 4; k++) {
+		struct sim_result lru, own;
+		struct trace t;
+		load_generated(kinds[k], 10000, &t);
+		struct sim_job job = { .trace = &t, .capacity = t.n_blocks / 2, .order = SIM_LEAF };
+		job.policy = "lru";
+		assert_int_equal(sim_run(&job, &lru), 0);
+		job.policy = KVP_EVICT_DEFAULT;
+		assert_int_equal(sim_run(&job, &own), 0);
+		print_message(
+			"%s: of %llu references, evictions %llu, reloads %llu; lru %llu, %llu\n",
+			kinds[k], (unsigned long long)own.refs, (unsigned long long)own.evictions,
+			(unsigned long long)own.reloads, (unsigned long long)lru.evictions,
+			(unsigned long long)lru.reloads);
+		assert_true(own.evictions > 0 && own.evictions <= lru.evictions);
+		assert_true(own.reloads <= lru.reloads && own.reloads < own.evictions / 10);
 		trace_done(&t);
 	}
 }
@@ -789,6 +830,7 @@ int main(void)
 		cmocka_unit_test(test_scan_resistance),
 		cmocka_unit_test(test_generated_hit_rates),
 		cmocka_unit_test(test_hazard_generated),
+		cmocka_unit_test(test_no_thrash),
 		cmocka_unit_test(test_conversation_table),
 		cmocka_unit_test(test_conversation_hazard),
 		cmocka_unit_test(test_mrc_generated),

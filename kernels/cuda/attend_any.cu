@@ -296,6 +296,7 @@ KVP_KERNEL(kvp_cu_mass, kvp_cuda_mass, ANY_THREADS, 1)
 		mass = tile_mass(&p, &s, &j, token, n);
 		if (lane < n)
 			kvp_sts_f32(s.weights + 4 * (warp * ANY_TILE + lane), mass);
+		/* and the next tile's keys may come; its weights do after another barrier */
 		kvp_sync();
 		if (kvp_tid() < n) {
 			mass = 0.0f;
@@ -307,8 +308,6 @@ KVP_KERNEL(kvp_cu_mass, kvp_cuda_mass, ANY_THREADS, 1)
 						   ((int64_t)origin_of(a) + token + kvp_tid()) * 4),
 				mass);
 		}
-		/* before the next tile overwrites this one's weights */
-		kvp_sync();
 	}
 }
 

@@ -113,15 +113,23 @@ static uint32_t plane_dtype(const struct tier *t, uint32_t codec)
 	return codec == KVP_CODEC_NATIVE ? t->dtype : KVP_DTYPE_F32;
 }
 
+/* Scenes of even turns go through all tuned kernels, with their first tier. */
+static int takes_turn(const struct rng *r, const struct scene *s, const struct tier *t)
+{
+	return r->turn % 2 == 0 && t == s->tier;
+}
+
 /* A pair that has a kernel of its own and pages that this kernel takes, or anything at all. */
 static int draw_tier(struct device *d, struct rng *r, const struct scene *s, struct tier *t)
 {
 	static const uint32_t floats[] = { KVP_DTYPE_F32, KVP_DTYPE_F16, KVP_DTYPE_BF16 };
 	uint32_t i = rng_below(r, sizeof(pairs) / sizeof(pairs[0]));
-	int tuned = s->k_dim == s->v_dim && rng_below(r, 3);
+	int tuned = (s->k_dim == s->v_dim && rng_below(r, 3)) || takes_turn(r, s, t);
 	struct kvp_plane k, v;
 	struct kvp_layout lay;
 
+	if (takes_turn(r, s, t))
+		i = r->turn / 4 % (sizeof(pairs) / sizeof(pairs[0]));
 	t->k_codec = tuned ? pairs[i].k : codec_draw(r);
 	t->v_codec = tuned ? pairs[i].v : codec_draw(r);
 	t->dtype = tuned ? pairs[i].native_dtype : floats[rng_below(r, 3)];
@@ -149,8 +157,8 @@ static void draw_dims(struct rng *r, struct scene *s)
 		{ 192, 128 }, { 64, 128 }, { 40, 24 }, { 8, 8 }, { 112, 112 } };
 	uint32_t i = rng_below(r, sizeof(dims) / sizeof(dims[0]));
 
-	s->k_dim = s->v_dim = rng_below(r, 2) ? 64 : 128;
-	if (rng_below(r, 2))
+	s->k_dim = s->v_dim = r->turn / 2 % 2 ? 64 : 128;
+	if (r->turn % 2 == 0)
 		return;
 	s->k_dim = dims[i][0];
 	s->v_dim = dims[i][1];

@@ -29,6 +29,7 @@ struct device {
 /* splitmix64 */
 struct rng {
 	uint64_t state;
+	uint32_t turn; /* number of the case: what has to be covered takes turns */
 };
 uint64_t rng_u64(struct rng *r);
 uint32_t rng_below(struct rng *r, uint32_t n); /* n > 0 */

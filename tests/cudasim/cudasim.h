@@ -60,6 +60,13 @@ void cudasim_unmap_all(void);
 int cudasim_launch(void (*fn)(const void *params), const void *params,
 	const struct kvp_cuda_shape *shape, uint64_t seed, struct cudasim_report *ret);
 
+/*
+ * Breaks the kernels that run from now on: the n-th block barrier (from 0) of every thread is left
+ * out. CUDASIM_WHOLE: none is. For tests of tests.
+ */
+#define CUDASIM_WHOLE UINT32_MAX
+void cudasim_skip_barrier(uint32_t n);
+
 #ifdef __cplusplus
 }
 #endif

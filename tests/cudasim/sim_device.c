@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,23 @@ static struct {
 	uint32_t n;
 	uint64_t seed;
 } memory;
+
+static struct {
+	uint32_t launches[SIM_KERNELS_MAX]; /* in the order of kvp_cuda_kernels[] */
+	int (*broken)(const char *kernel);
+	uint32_t barrier;
+} model;
+
+uint32_t sim_device_launches(const struct kvp_cuda_kernel *k)
+{
+	return model.launches[k - kvp_cuda_kernels];
+}
+
+void sim_device_break(int (*broken)(const char *kernel), uint32_t barrier)
+{
+	model.broken = broken;
+	model.barrier = barrier;
+}
 
 static uint64_t sim_alloc(struct device *d, const void *init, size_t bytes, int writable)
 {
@@ -46,11 +64,18 @@ static int sim_launch(struct device *d, const struct kvp_cuda_kernel *k, const v
 		snprintf(d->error, sizeof(d->error), "%s is not in the model", k->name);
 		return -1;
 	}
+	model.launches[k - kvp_cuda_kernels]++;
 	r = k->shape(params, &shape);
 	if (r == 0)
 		r = shape.smem_bytes > k->smem_max || shape.threads > k->threads_max ? -1 : 0;
+	if (r == 0 && model.broken && model.broken(k->name)) {
+		if (model.barrier == SIM_SKIP_LAUNCH)
+			return 0;
+		cudasim_skip_barrier(model.barrier);
+	}
 	if (r == 0)
 		r = cudasim_launch(fn, params, &shape, memory.seed++, &report);
+	cudasim_skip_barrier(CUDASIM_WHOLE);
 	if (r < 0) {
 		snprintf(d->error, sizeof(d->error), "%s: shape refused (%d)", k->name, r);
 		return -1;
@@ -73,7 +98,7 @@ static void sim_reset(struct device *d)
 int sim_device_init(struct device *d, uint64_t seed)
 {
 	struct kvp_kernels *ref;
-	int r = kvp_kernels_new(0, &ref);
+	int r = kvp_cuda_kernel_count > SIM_KERNELS_MAX ? -E2BIG : kvp_kernels_new(0, &ref);
 
 	if (r < 0)
 		return r;

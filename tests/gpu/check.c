@@ -33,7 +33,7 @@ static int run_checks(struct gpu *g, uint64_t seed)
 		unsigned int i;
 
 		for (i = 0; i < checks[c].rounds; i++) {
-			struct rng r = { seed + i * UINT64_C(0x1000003) };
+			struct rng r = { seed + i * UINT64_C(0x1000003), i };
 
 			g->device.error[0] = '\0';
 			if (checks[c].check(&g->device, &r) < 0)
@@ -106,7 +106,7 @@ int main(int argc, char **argv)
 {
 	const char *env = getenv("KVP_TEST_SEED");
 	uint64_t seed = env ? strtoull(env, NULL, 0) : (uint64_t)time(NULL);
-	struct rng r = { seed };
+	struct rng r = { seed, 0 };
 	char why[200] = "";
 	struct gpu g;
 	int rc, bad;

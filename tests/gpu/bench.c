@@ -468,20 +468,22 @@ struct step {
 	struct arena a;
 	uint64_t raw; /* new keys, then new values: [token][head][dim] */
 	uint64_t slots;
+	struct kvp_cuda_mass mass;
 	uint64_t pages;
 	size_t pages_bytes;
 };
 
 #define STEP_ROW   ((size_t)HEADS * DIM * 2)
 #define STEP_QUERY ((size_t)HEADS * GROUP * DIM * 2)
+#define MASS_BYTES ((size_t)HEADS * STEP_PAGES * PAGE_TOKENS * 4)
 
-static int step_new(struct gpu *g, struct rng *r, struct step *s)
+static int step_new(struct gpu *g, struct rng *r, uint32_t codec, struct step *s)
 {
 	struct kvp_cuda_rows *planes[] = { &s->t.k, &s->t.v };
 	const struct kvp_cuda_kernel *begin;
 
 	memset(s, 0, sizeof(*s));
-	if (attention_new(g, &s->a, r, KVP_CODEC_TQ4, 1, STEP_PAGES * PAGE_TOKENS, &s->t) < 0)
+	if (attention_new(g, &s->a, r, codec, 1, STEP_PAGES * PAGE_TOKENS, &s->t) < 0)
 		return -1;
 	s->t.attend.splits = s->t.attend.split_total = s->t.merge.split_total = 1;
 	s->t.merge.domain[0].split_end = 1;
@@ -489,12 +491,20 @@ static int step_new(struct gpu *g, struct rng *r, struct step *s)
 	s->pages_bytes = STEP_PAGES * s->t.page_bytes;
 	s->raw = take(g, &s->a, NULL, 2 * STEP_TOKENS * STEP_ROW);
 	s->slots = take(g, &s->a, NULL, STEP_TOKENS * 4);
-	if (!s->raw || !s->slots || kvp_cuda_kernel_find("kvp_cu_plane_begin", &begin) < 0 ||
+	s->mass = (struct kvp_cuda_mass){
+		.lse = s->t.merge.lse,
+		.mass = take(g, &s->a, NULL, MASS_BYTES),
+		.mass_seq_stride = (int64_t)MASS_BYTES,
+		.mass_head_stride = (int64_t)(MASS_BYTES / HEADS),
+		.attend = s->t.attend,
+	};
+	if (!s->raw || !s->slots || !s->mass.mass ||
+		kvp_cuda_kernel_find("kvp_cu_plane_begin", &begin) < 0 ||
 		g->cu.cuMemsetD8_v2(s->pages, 0, s->pages_bytes) != CU_OK)
 		return -1;
 	for (int i = 0; i < 2; i++) {
 		planes[i]->force_exponent = 1;
-		if (gpu_enqueue(g, begin, planes[i]) < 0)
+		if (codec != KVP_CODEC_NATIVE && gpu_enqueue(g, begin, planes[i]) < 0)
 			return -1;
 		planes[i]->raw = s->raw + (uint64_t)i * STEP_TOKENS * STEP_ROW;
 		planes[i]->raw_token_stride = (int64_t)STEP_ROW;
@@ -507,12 +517,15 @@ static int step_new(struct gpu *g, struct rng *r, struct step *s)
 
 static int step_enqueue(struct gpu *g, const struct step *s)
 {
-	const struct kvp_cuda_kernel *encode;
+	const struct kvp_cuda_kernel *encode, *mass;
 
 	if (kvp_cuda_encode_kernel(&s->t.k.codec, &encode) < 0 ||
+		kvp_cuda_kernel_find("kvp_cu_mass", &mass) < 0 ||
 		gpu_enqueue(g, encode, &s->t.k) < 0 || gpu_enqueue(g, encode, &s->t.v) < 0)
 		return -1;
-	return enqueue_attention(g, &s->t);
+	if (enqueue_attention(g, &s->t) < 0)
+		return -1;
+	return gpu_enqueue(g, mass, &s->mass);
 }
 
 /* New tokens, their slots, the length and the query of step i, into the same addresses. */
@@ -560,6 +573,7 @@ static int replay(struct gpu *g, struct rng *r, const struct step *captured,
 			g->cu.cuStreamSynchronize(g->stream) != CU_OK)
 			return complain(g, "graph: running a step", CU_OK);
 		if (!same(g, captured->pages, direct->pages, direct->pages_bytes) ||
+			!same(g, captured->mass.mass, direct->mass.mass, MASS_BYTES) ||
 			!same(g, captured->t.merge.out, direct->t.merge.out, STEP_QUERY) ||
 			!same(g, captured->t.merge.lse, direct->t.merge.lse, HEADS * GROUP * 4))
 			return complain(g, "graph: replay and direct launch differ", CU_OK);
@@ -583,14 +597,14 @@ static int capture(struct gpu *g, const struct step *s, struct cu_graph_exec **r
 	return r == CU_OK ? 0 : complain(g, "graph: instantiate", r);
 }
 
-int graph_replays(struct gpu *g, struct rng *r)
+static int replay_codec(struct gpu *g, struct rng *r, const char *name, uint32_t codec)
 {
 	struct cu_graph_exec *exec = NULL;
 	struct step captured, direct;
-	int rc = step_new(g, r, &captured);
+	int rc = step_new(g, r, codec, &captured);
 
 	if (rc == 0)
-		rc = step_new(g, r, &direct);
+		rc = step_new(g, r, codec, &direct);
 	else
 		direct.a.n = 0;
 	if (rc < 0)
@@ -603,7 +617,26 @@ int graph_replays(struct gpu *g, struct rng *r)
 		g->cu.cuGraphExecDestroy(exec);
 	drop(g, &captured.a);
 	drop(g, &direct.a);
-	printf("%-44s %s  %u replays\n", "captured step, replayed on changing data",
+	printf("captured step of %-27s %s  %u replays on changing data\n", name,
 		rc == 0 ? "ok" : "FAILED", STEPS);
+	return rc;
+}
+
+int graph_replays(struct gpu *g, struct rng *r)
+{
+	static const struct {
+		const char *name;
+		uint32_t codec;
+	} steps[] = {
+		{ "native fp16", KVP_CODEC_NATIVE },
+		{ "fp8-e4m3", KVP_CODEC_FP8_E4M3 },
+		{ "int8", KVP_CODEC_INT8 },
+		{ "tq4", KVP_CODEC_TQ4 },
+		{ "tq3-h3, general kernel", KVP_CODEC_TQ(3u, 0u, KVP_ROT_H3, 0u, 1u) },
+	};
+	int rc = 0;
+
+	for (size_t i = 0; rc == 0 && i < sizeof(steps) / sizeof(steps[0]); i++)
+		rc = replay_codec(g, r, steps[i].name, steps[i].codec);
 	return rc;
 }

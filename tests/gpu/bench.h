@@ -6,8 +6,9 @@
 
 #include "tests/gpu/gpu_device.h"
 
-/* One decode step (encode and store new keys and values, attend, merge) captured once and replayed
- * on changing data: every output equals, bit by bit, what direct launches give. */
+/* A decode step (encode and store new keys and values, rotate, attend, merge, mass) of several
+ * codecs, captured once and replayed on changing data: every output equals, bit by bit, what direct
+ * launches give. */
 int graph_replays(struct gpu *g, struct rng *r);
 
 /* Encode and decode in GB/s of raw fp16 beside a device-to-device copy of the same bytes. */

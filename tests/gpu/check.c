@@ -81,16 +81,21 @@ static void print_functions(struct gpu *g)
 	}
 }
 
-/* Only the question whether there is a GPU, for who is about to spend a minute on building. */
+/* Only the question whether there is a GPU, for who is about to spend a minute on building: its
+ * major compute capability, or why not. */
 static int present(void)
 {
 	char why[200] = "";
+	int major = 0;
 	struct cu cu;
 
-	if (cu_open(&cu, why) == 0)
-		return 0;
-	printf("skipped, no GPU run: %s\n", why);
-	return EXIT_SKIP;
+	if (cu_open(&cu, why) < 0) {
+		printf("skipped, no GPU run: %s\n", why);
+		return EXIT_SKIP;
+	}
+	cu.cuDeviceGetAttribute(&major, CU_ATTR_CC_MAJOR, cu.device);
+	printf("%d\n", major);
+	return 0;
 }
 
 /* The table, for resources.py: name, most threads, most shared memory, bytes of parameters. */

@@ -80,7 +80,9 @@ extern "C" {
  * TurboQuant (arXiv 2504.19874), MSE variant.
  * scalar: what is stored beside the codes. PLAIN is the norm; NC corrects it so that the decoded
  *   vector has the norm of the original (as vLLM does); UNBIASED is norm / <y, c>, which makes
- *   inner products unbiased at the same size and is the default.
+ *   inner products unbiased at the same size, as searching and scoring want, and is what a bare
+ *   name means. What attention makes of keys is nearer to the native result with NC, which the
+ *   presets of kvp_codec_parse_pair() take.
  * rotation: H1 and H3 are 1 and 3 rounds of sign flips and a Hadamard matrix; HAAR is a dense
  *   orthogonal matrix, handed in by the caller (struct kvp_calib).
  * codebook: Lloyd-Max centroids of N(0,1), or of one coordinate of a vector on the sphere.
@@ -361,8 +363,10 @@ int kvp_codec_parse(const char *name, uint32_t *ret_codec);
 int kvp_codec_name(uint32_t codec, char *ret_name);
 
 /*
- * Codecs of keys and of values: "K/V", one name for both, or vLLM's presets "k8v4", "4bit_nc",
- * "k3v4_nc", "3bit_nc" (leaving the first and last layers native is the caller's part of those).
+ * Codecs of keys and of values: "K/V", one name for both, or a preset. "4bit", "3bit" and "2bit"
+ * are our defaults for a size: no other pair of ours that needs no more bytes has a smaller KL
+ * divergence (docs/quality.md). "k8v4", "4bit_nc", "k3v4_nc", "3bit_nc" are vLLM's (leaving the
+ * first and last layers native is the caller's part of those).
  */
 int kvp_codec_parse_pair(const char *name, uint32_t *ret_k, uint32_t *ret_v);
 

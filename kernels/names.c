@@ -154,17 +154,22 @@ int kvp_codec_name(uint32_t codec, char *ret_name)
 	return -ENOENT;
 }
 
-/* Keys and values in different codecs: vLLM's presets, then "K/V", then one name for both. */
+#define TQ_NC(bits) KVP_CODEC_TQ(bits, KVP_TQ_NC, 0u, 0u, 0u)
+
+/* Keys and values in different codecs: ours for a size, vLLM's presets, "K/V", one for both. */
 int kvp_codec_parse_pair(const char *name, uint32_t *ret_k, uint32_t *ret_v)
 {
 	static const struct {
 		const char *name;
 		uint32_t k, v;
 	} presets[] = {
+		{ "4bit", TQ_NC(4u), TQ_NC(4u) },
+		{ "3bit", TQ_NC(4u), TQ_NC(2u) },
+		{ "2bit", TQ_NC(2u), TQ_NC(2u) },
 		{ "k8v4", KVP_CODEC_FP8_E4M3, KVP_CODEC_ASYM(4u, 0u) },
-		{ "4bit_nc", KVP_CODEC_TQ(4u, KVP_TQ_NC, 0u, 0u, 0u), KVP_CODEC_ASYM(4u, 0u) },
-		{ "k3v4_nc", KVP_CODEC_TQ(3u, KVP_TQ_NC, 0u, 0u, 0u), KVP_CODEC_ASYM(4u, 0u) },
-		{ "3bit_nc", KVP_CODEC_TQ(3u, KVP_TQ_NC, 0u, 0u, 0u), KVP_CODEC_ASYM(3u, 0u) },
+		{ "4bit_nc", TQ_NC(4u), KVP_CODEC_ASYM(4u, 0u) },
+		{ "k3v4_nc", TQ_NC(3u), KVP_CODEC_ASYM(4u, 0u) },
+		{ "3bit_nc", TQ_NC(3u), KVP_CODEC_ASYM(3u, 0u) },
 	};
 	const char *slash = strchr(name, '/');
 	char first[KVP_CODEC_NAME_MAX];

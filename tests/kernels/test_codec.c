@@ -834,6 +834,10 @@ static void presets(void **state)
 	assert_int_equal(kc, KVP_CODEC_TQ4);
 	assert_int_equal(vc, KVP_CODEC_TQ3);
 	assert_int_equal(kvp_codec_parse_pair("tq4/nope", &kc, &vc), -ENOENT);
+	assert_int_equal(kvp_codec_parse_pair("3bit", &kc, &vc), 0);
+	assert_int_equal(kc, codec_of("tq4-nc"));
+	assert_int_equal(vc, codec_of("tq2-nc"));
+	assert_int_equal(kvp_codec_parse_pair("5bit", &kc, &vc), -ENOENT);
 }
 
 static int setup(void **state)

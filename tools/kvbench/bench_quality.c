@@ -26,10 +26,13 @@
 #define PASSAGE_STEP 2000u
 #define WARM_AGE     512u /* tokens from which on the mix takes the archive's codec */
 
-static const char *const default_codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi4", "kivi2",
-	"kivi4-g64", "kivi2-g64", "asym4", "asym3", "asym2", "tq4", "tq3", "tq2", "tq4-plain",
-	"tq3-plain", "tq2-plain", "tq4-nc", "tq3-nc", "tq2-nc", "tq4-h3", "tq4-sphere", "tq4/tq3",
-	"tq3/tq2", "k8v4", "4bit_nc", "k3v4_nc", "3bit_nc", "hadamard4", "hadamard2", "mix" };
+static const char *const default_codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "k8v4", "kivi4",
+	"kivi4-g64", "kivi3", "kivi2", "kivi2-g64", "asym4", "asym3", "asym2", "hadamard4",
+	"hadamard2", "4bit", "3bit", "2bit", "4bit_nc", "k3v4_nc", "3bit_nc", "tq4", "tq3", "tq2",
+	"tq4-plain", "tq3-plain", "tq2-plain", "tq4-nc", "tq3-nc", "tq2-nc", "tq4-h3", "tq2-h3",
+	"tq4-sphere", "tq4/tq3", "tq3/tq2", "tq4-nc/tq3-nc", "tq3-nc/tq2-nc", "tqprod4", "tqprod3",
+	"tqprod2", "hybrid", "hybrid-25", "hybrid-prod", "hybrid-25-prod", "hybrid-calibrated",
+	"smart", "smart-asym", "mix" };
 
 /* A codec per age: [0] for warm tokens, [1] for those of the archive; K and V. */
 struct scheme {
@@ -60,17 +63,47 @@ static void store_clear(struct store *s)
 	}
 }
 
+/*
+ * smart: a quarter of the block's tokens, the loudest, get 4 bits and the quietest quarter 2 (keys
+ * 3): what importance nobody knows yet leaves to go by is what an error costs.
+ */
+static void choose_widths(const struct kvr_plane *from, uint8_t *widths)
+{
+	double energy[BLOCK];
+
+	for (uint32_t t = 0; t < BLOCK; t++) {
+		const float *row = (const float *)(const void *)((const uint8_t *)from->native +
+								 t * from->stride);
+
+		energy[t] = 0.0;
+		for (uint32_t c = 0; c < from->head_dim; c++)
+			energy[t] += (double)row[c] * (double)row[c];
+	}
+	for (uint32_t t = 0; t < BLOCK; t++) {
+		uint32_t louder = 0;
+
+		for (uint32_t u = 0; u < BLOCK; u++)
+			louder += energy[u] > energy[t] || (energy[u] == energy[t] && u < t);
+		widths[t] = louder < BLOCK / 4 ? 4 : louder < 3 * BLOCK / 4 || !from->value ? 3 : 2;
+	}
+}
+
 static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *from, float *to)
 {
 	struct kvp_plane p = { from->tokens, 1, from->head_dim, KVP_DTYPE_F32,
 		from->value ? KVP_PLANE_V : KVP_PLANE_K };
 	ptrdiff_t row = (ptrdiff_t)(from->head_dim * sizeof(float));
 	struct kvp_raw_const src = { from->native, row * from->tokens, (ptrdiff_t)from->stride };
-	struct kvp_encode_opts o = { .size = sizeof o, .seed = s->seed };
+	uint8_t widths[BLOCK];
+	struct kvp_encode_opts o = { .size = sizeof o, .seed = s->seed, .widths = widths };
+	int smart = KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART;
 	struct kvp_plane half = p;
 	size_t bytes, wire;
 	void *payload;
 	int r = kvp_plane_bytes(codec, &p, &bytes);
+
+	if (smart)
+		choose_widths(from, widths);
 
 	if (r < 0)
 		return r;
@@ -82,7 +115,8 @@ static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *f
 	free(payload);
 	/* Bits as they would be for fp16 keys and values. */
 	half.dtype = KVP_DTYPE_F16;
-	if (!r && kvp_plane_bytes(codec, &half, &wire) == 0) {
+	if (!r && (smart ? kvp_smart_bytes(codec, &half, widths, &wire)
+			 : kvp_plane_bytes(codec, &half, &wire)) == 0) {
 		s->bits += 8.0 * (double)(wire - (codec ? KVP_PLANE_HDR_BYTES : 0));
 		s->values += (double)from->tokens * from->head_dim;
 	}
@@ -221,10 +255,12 @@ static int scheme_parse(const char *name, struct scheme *ret)
 
 	if (strcmp(name, "mix") == 0) {
 		s.mixed = 1;
-		s.codec[0][0] = s.codec[0][1] = KVP_CODEC_TQ4;
-		s.codec[1][0] = s.codec[1][1] = KVP_CODEC_TQ2;
-		*ret = s;
-		return 0;
+		r = kvp_codec_parse_pair("4bit", &s.codec[0][0], &s.codec[0][1]);
+		if (!r)
+			r = kvp_codec_parse_pair("2bit", &s.codec[1][0], &s.codec[1][1]);
+		if (!r)
+			*ret = s;
+		return r;
 	}
 	r = kvp_codec_parse_pair(name, &s.codec[0][0], &s.codec[0][1]);
 	if (!r)

@@ -93,20 +93,20 @@ static int clock_new(struct gpu *g, struct clockwork *c)
 static double seconds(struct gpu *g, struct clockwork *c, const char *what,
 	int (*enqueue)(struct gpu *g, const void *arg), const void *arg)
 {
+	int r, repeats = g->quick ? 1 : REPEATS;
 	float ms = 0.0f;
-	int r;
 
 	if (enqueue(g, arg) < 0)
 		return complain(g, what, CU_OK);
 	g->cu.cuEventRecord(c->start, g->stream);
-	for (int i = 0; i < REPEATS; i++)
+	for (int i = 0; i < repeats; i++)
 		if (enqueue(g, arg) < 0)
 			return complain(g, what, CU_OK);
 	g->cu.cuEventRecord(c->stop, g->stream);
 	r = g->cu.cuEventSynchronize(c->stop);
 	if (r == CU_OK)
 		r = g->cu.cuEventElapsedTime(&ms, c->start, c->stop);
-	return r == CU_OK && ms > 0.0f ? ms * 1e-3 / REPEATS : complain(g, what, r);
+	return r == CU_OK && ms > 0.0f ? ms * 1e-3 / repeats : complain(g, what, r);
 }
 
 struct launch {
@@ -207,7 +207,7 @@ int bench_codecs(struct gpu *g, struct rng *r)
 	size_t free_bytes = 0, total = 0;
 	struct clockwork clock;
 	struct arena a = { .n = 0 };
-	uint32_t pages;
+	uint32_t pages, pattern_pages;
 	struct copy copy;
 	uint64_t payload;
 	double t;
@@ -215,18 +215,19 @@ int bench_codecs(struct gpu *g, struct rng *r)
 
 	if (clock_new(g, &clock) < 0 || g->cu.cuMemGetInfo_v2(&free_bytes, &total) != CU_OK)
 		return complain(g, "codecs", CU_OK);
-	pages = 4096;
+	pages = g->quick ? 1 : 4096;
 	while (pages > 64 && 4 * pages * PLANE_BYTES > free_bytes)
 		pages /= 2;
 	copy.bytes = pages * PLANE_BYTES;
-	copy.from = take_normal(g, &a, r, 64 * PLANE_BYTES / 2);
+	pattern_pages = pages < 64 ? pages : 64;
+	copy.from = take_normal(g, &a, r, pattern_pages * PLANE_BYTES / 2);
 	if (copy.from) {
 		uint64_t pattern = copy.from;
 
 		copy.from = take(g, &a, NULL, copy.bytes);
-		for (uint32_t i = 0; copy.from && i < pages; i += 64)
+		for (uint32_t i = 0; copy.from && i < pages; i += pattern_pages)
 			g->cu.cuMemcpyDtoD_v2(
-				copy.from + i * PLANE_BYTES, pattern, 64 * PLANE_BYTES);
+				copy.from + i * PLANE_BYTES, pattern, pattern_pages * PLANE_BYTES);
 	}
 	copy.to = take(g, &a, NULL, copy.bytes);
 	payload = take(g, &a, NULL, copy.bytes + pages * (size_t)256);
@@ -449,6 +450,8 @@ int bench_attention(struct gpu *g, struct rng *r)
 
 	if (g->cu.cuMemGetInfo_v2(&free_bytes, &total) != CU_OK)
 		return complain(g, "attention", CU_OK);
+	if (g->quick)
+		return bench_context(g, r, 2, PAGE_TOKENS);
 	while (seqs > 1 && (size_t)seqs * 8192 / PAGE_TOKENS * 2 * PLANE_BYTES * 2 > free_bytes)
 		seqs /= 2;
 	if (bench_context(g, r, 1, 8192) < 0 || bench_context(g, r, 1, 131072) < 0)
@@ -561,7 +564,7 @@ static int replay(struct gpu *g, struct rng *r, const struct step *captured,
 {
 	static uint8_t raw[2 * STEP_TOKENS * STEP_ROW], query[STEP_QUERY];
 
-	for (uint32_t i = 0; i < STEPS; i++) {
+	for (uint32_t i = 0; i < (g->quick ? 2 : STEPS); i++) {
 		for (size_t e = 0; e < sizeof(raw) / 2; e++)
 			put_element(raw + 2 * e, KVP_DTYPE_F16, 0, rng_normal(r));
 		for (size_t e = 0; e < sizeof(query) / 2; e++)
@@ -618,7 +621,7 @@ static int replay_codec(struct gpu *g, struct rng *r, const char *name, uint32_t
 	drop(g, &captured.a);
 	drop(g, &direct.a);
 	printf("captured step of %-27s %s  %u replays on changing data\n", name,
-		rc == 0 ? "ok" : "FAILED", STEPS);
+		rc == 0 ? "ok" : "FAILED", g->quick ? 2 : STEPS);
 	return rc;
 }
 

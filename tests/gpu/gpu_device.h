@@ -15,6 +15,7 @@ struct gpu {
 	struct cu_module *module[8];
 	struct cu_function *function[GPU_KERNELS_MAX]; /* in the order of kvp_cuda_kernels[] */
 	uint32_t modules;
+	int quick; /* everything once and small: is the program right? */
 };
 
 /* Opens device 0 and loads all images. -ENODEV: no GPU; other negative errno: anything else.

@@ -60,8 +60,8 @@ def full_disk(trace):
                      ("graph", "--capacity", "9")):
             code, _, err = run(*args, "--trace", trace, stdout=full)
             assert code == 1 and "cannot write" in err, (args, code, err)
-    code, _, err = run("simulate", "--trace", trace, "--capacity", "9", "--plot", "/nonexistent/x")
-    assert code == 1 and "/nonexistent/x" in err
+    refuses(1, "/nonexistent/x", "simulate", "--trace", trace, "--capacity", "9", "--plot",
+            "/nonexistent/x")
 
 
 def objects(folder):

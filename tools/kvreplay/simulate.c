@@ -417,6 +417,17 @@ static int simulate(const struct options *o, const struct trace *t)
 	return r;
 }
 
+/* Before the work rather than after it: long simulations should not end in a wrong path. */
+static int can_write(const char *path)
+{
+	FILE *f = fopen(path, "ae");
+
+	if (f && fclose(f) == 0)
+		return 0;
+	fprintf(stderr, "kvreplay: %s: %s\n", path, strerror(errno));
+	return -EIO;
+}
+
 int cmd_simulate(int argc, char **argv)
 {
 	char all[] = "all", error[512];
@@ -448,7 +459,9 @@ int cmd_simulate(int argc, char **argv)
 		fprintf(stderr, "kvreplay: %s\n", error);
 		return 1;
 	}
-	int r = simulate(&o, &t);
+	int r = o.plot ? can_write(o.plot) : 0;
+	if (r == 0)
+		r = simulate(&o, &t);
 	trace_done(&t);
 	return r < 0;
 }

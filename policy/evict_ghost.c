@@ -100,14 +100,32 @@ const struct evict_ghost *evict_ghost_at(const struct evict_ghosts *g, uint32_t 
 	return &g->ghost[i];
 }
 
+/*
+ * The younger neighbours are most likely dropped next, in their order. To find one takes its bucket
+ * and the ghosts chained there; so ask for the bucket three drops ahead, and for the first ghost in
+ * it one drop ahead.
+ */
+static void fetch_ahead(const struct evict_ghosts *g, uint32_t i)
+{
+	if (i == EVICT_GHOST_NONE)
+		return;
+	uint32_t first = *bucket_of(g, key_of(&g->ghost[i]));
+
+	if (first != EVICT_GHOST_NONE)
+		__builtin_prefetch(&g->ghost[first]);
+	for (unsigned k = 0; k < 2 && i != EVICT_GHOST_NONE; k++)
+		i = g->ghost[i].young;
+	if (i != EVICT_GHOST_NONE)
+		evict_ghost_prefetch(g, key_of(&g->ghost[i]));
+}
+
 void evict_ghost_drop(struct evict_ghosts *g, uint32_t i)
 {
 	struct evict_ghost *x = &g->ghost[i];
 	struct queue *q = &g->queue[x->queue];
 	uint32_t *link = bucket_of(g, key_of(x));
 
-	if (x->young != EVICT_GHOST_NONE) /* most likely the next to be dropped */
-		evict_ghost_prefetch(g, key_of(&g->ghost[x->young]));
+	fetch_ahead(g, x->young);
 	while (*link != i)
 		link = &g->ghost[*link].bucket_next;
 	*link = x->bucket_next;

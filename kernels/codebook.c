@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/dsp.h"
+#include "kernels/numeric.h"
 
 #include <errno.h>
 #include <math.h>
@@ -289,4 +290,15 @@ int kvp_codebook(uint32_t bits, uint32_t dim, float *ret_cent, float *ret_bound)
 	for (uint32_t i = 0; i < 16; i++)
 		ret_bound[i] = i + 1 < 2 * half ? 0.5f * (ret_cent[i] + ret_cent[i + 1]) : INFINITY;
 	return 0;
+}
+
+void kvp_codebook_steps(const float *bound, uint32_t bits, uint32_t *ret_step)
+{
+	uint32_t last = (1u << bits) - 1, i = 0;
+
+	for (int32_t k = -16; k < 16; k++) {
+		while (i < last && rne(4.0f * bound[i]) < k)
+			i++;
+		ret_step[k & 31] = f32_bits(bound[i]) | i;
+	}
 }

@@ -46,6 +46,12 @@ struct tq {
 	uint32_t wide;
 	float cent[16];  /* ascending; 2^bits of them, repeated to fill 16 */
 	float bound[16]; /* bound[i] separates i from i + 1; 2^bits - 1 of them, then +infinity */
+	/*
+	 * A code found by one comparison. Bucket rne(4 z) of the line, at [that mod 32], has the
+	 * lowest boundary that is not in a bucket further down, and in the low four bits, which
+	 * are 0 in a multiple of 2^-15, its index. No bucket has two boundaries.
+	 */
+	uint32_t step[32];
 	struct rotation rot;
 };
 
@@ -171,6 +177,8 @@ void kvp_rotate_paley(const struct rotation *rot, int transpose, float *x);
 
 /* codebook.c: wire centroids, multiples of 2^-14. dim 0 is the Gaussian. -EINVAL. */
 int kvp_codebook(uint32_t bits, uint32_t dim, float *ret_cent, float *ret_bound);
+/* The tables of struct tq for boundaries that kvp_codebook() returned. */
+void kvp_codebook_steps(const float *bound, uint32_t bits, uint32_t *ret_step);
 
 /* codec.c: rotation and codebook of a tq variant; a plane whose codec and seed have these. */
 int kvp_tq_init(struct tq *ret_tq, uint32_t variant, uint32_t dim, uint64_t seed,

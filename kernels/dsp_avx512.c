@@ -2,7 +2,8 @@
 /*
  * Rows of n registers of 16 floats: dims that are multiples of 16; the others fall back on C. The
  * work is written once with n and dtype as parameters and inlined for the usual ones, so that a
- * whole row stays in registers. Fused multiply-add appears only where the product is exact.
+ * whole row stays in registers. Scalars are computed for a batch of rows at once, one per lane.
+ * Fused multiply-add appears only where the product is exact.
  */
 #include "kernels/dsp.h"
 #include "kernels/numeric.h"
@@ -12,6 +13,10 @@
 #include <math.h>
 
 #define N_MAX (KVP_PLANE_DIM_MAX / 16)
+
+/* Rows of a batch, and registers that hold them all. */
+#define BATCH      16u
+#define BATCH_REGS 256u
 
 /* Calls f(..., n, dtype) with both constant where that pays. */
 #define SPECIALIZE(dim, dtype, f, ...)                              \
@@ -26,6 +31,17 @@
 			f(__VA_ARGS__, (dim) / 16, (dtype));        \
 	} while (0)
 
+/* Calls f(bits, ..., n, dtype) with constant bits, too. */
+#define SPECIALIZE_BITS(bits, dim, dtype, f, ...)                  \
+	do {                                                       \
+		if ((bits) == 4)                                   \
+			SPECIALIZE(dim, dtype, f, 4, __VA_ARGS__); \
+		else if ((bits) == 3)                              \
+			SPECIALIZE(dim, dtype, f, 3, __VA_ARGS__); \
+		else                                               \
+			SPECIALIZE(dim, dtype, f, 2, __VA_ARGS__); \
+	} while (0)
+
 static const uint8_t *row_in(const struct rows_in *in, uint32_t t)
 {
 	return in->data + (ptrdiff_t)t * in->stride;
@@ -36,17 +52,48 @@ static uint8_t *row_out(const struct rows_out *out, uint32_t t)
 	return out->data + (ptrdiff_t)t * out->stride;
 }
 
+/* Nothing to sanitise: all 16-bit elements of a row are numbers of at most KVP_INPUT_MAX. */
+INLINE int is_ordinary(const uint8_t *row, uint32_t n, uint32_t dtype)
+{
+	const uint16_t limit = dtype == KVP_DTYPE_F16 ? 0x6400 : 0x4480;
+	__m512i max = _mm512_setzero_si512();
+
+	if (dtype == KVP_DTYPE_F32 || n % 2)
+		return 0;
+	for (uint32_t i = 0; i < n / 2; i++) {
+		__m512i x = _mm512_loadu_si512(row + 64 * (size_t)i);
+
+		max = _mm512_max_epu16(max, _mm512_add_epi16(x, x)); /* no sign in twice the bits */
+	}
+	return !_mm512_cmpgt_epu16_mask(max, _mm512_set1_epi16((short)(2 * limit)));
+}
+
 INLINE void load_row(const struct rows_in *in, uint32_t t, __m512 *v, uint32_t n, uint32_t dtype)
 {
 	const uint8_t *row = row_in(in, t);
 	__m512 scale = _mm512_set1_ps(in->scale), max = _mm512_set1_ps(KVP_INPUT_MAX);
 
+	if (in->scale == 1.0f && is_ordinary(row, n, dtype)) {
+		for (uint32_t i = 0; i < n; i++)
+			v[i] = load16(row, dtype, i);
+		return;
+	}
 	for (uint32_t i = 0; i < n; i++) {
 		__m512 x = load16(row, dtype, i);
 		__mmask16 number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
 
 		v[i] = clamp16(_mm512_maskz_mul_ps(number, x, scale), max);
 	}
+}
+
+/* Rows from t on will be read soon; it does no harm if there are none. */
+INLINE void prefetch_row(const struct rows_in *in, uint32_t t, uint32_t n, uint32_t dtype)
+{
+	const uint32_t bytes = 16 * n * (dtype == KVP_DTYPE_F32 ? 4 : 2);
+	const uintptr_t row = (uintptr_t)in->data + (uintptr_t)((intptr_t)t * in->stride);
+
+	for (uint32_t at = 0; at < bytes; at += 64)
+		_mm_prefetch((const char *)(row + at), _MM_HINT_T0);
 }
 
 INLINE void store_row(
@@ -58,43 +105,66 @@ INLINE void store_row(
 		store16(row, dtype, i, v[i]);
 }
 
-/* The sum tree over 32 lanes, its first step being the sum of two registers. */
-INLINE float fold(__m512 a, __m512 b)
-{
-	__m512 s = _mm512_add_ps(a, b);
-	__m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
-	__m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-
-	q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-	return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
-}
-
-INLINE float dot(const __m512 *a, const __m512 *b, uint32_t n)
+/* The sum tree over 32 lanes but for its last four steps, which sum_trees() makes. */
+INLINE __m512 dot(const __m512 *a, const __m512 *b, uint32_t n)
 {
 	__m512 lane[2] = { _mm512_setzero_ps(), _mm512_setzero_ps() };
 
 	for (uint32_t i = 0; i < n; i++)
 		lane[i & 1] = _mm512_add_ps(lane[i & 1], _mm512_mul_ps(a[i], b[i]));
-	return fold(lane[0], lane[1]);
+	return _mm512_add_ps(lane[0], lane[1]);
 }
 
+/* Adds lanes of a to lanes of a, and of b to b: those that op picks with lo and with hi. */
+#define FOLD(op, a, b, lo, hi) _mm512_add_ps(op(a, b, lo), op(a, b, hi))
+
+/* Lane r of the result is the sum over the 16 lanes of x[r]. */
+INLINE __m512 sum_trees(const __m512 *x)
+{
+	__m512 q[4];
+
+	for (int i = 0; i < 4; i++) {
+		__m512 a = FOLD(_mm512_shuffle_f32x4, x[i], x[i + 4], 0x44, 0xee);
+		__m512 b = FOLD(_mm512_shuffle_f32x4, x[i + 8], x[i + 12], 0x44, 0xee);
+
+		q[i] = FOLD(_mm512_shuffle_f32x4, a, b, 0x88, 0xdd);
+	}
+	q[0] = FOLD(_mm512_shuffle_ps, q[0], q[1], 0x44, 0xee);
+	q[2] = FOLD(_mm512_shuffle_ps, q[2], q[3], 0x44, 0xee);
+	return FOLD(_mm512_shuffle_ps, q[0], q[2], 0x88, 0xdd);
+}
+
+/*
+ * Twice the bits of a number are its magnitude's; one more unit of the exponent field makes
+ * infinities and NaN wrap around to less than a zero has.
+ */
 static uint32_t amax_avx512(const struct rows_in *in)
 {
-	__m512i max = _mm512_setzero_si512();
-	const __m512i inf = _mm512_set1_epi32(0x7f800000);
+	const int wide = in->dtype == KVP_DTYPE_F32;
+	const uint32_t bytes = in->dim * (wide ? 4 : 2);
+	const uint32_t unit = wide ? 1u << 24 : in->dtype == KVP_DTYPE_F16 ? 1u << 11 : 1u << 8;
+	const __m512i zero = wide ? _mm512_set1_epi32((int)unit) : _mm512_set1_epi16((short)unit);
+	__m512i max = zero;
+	uint32_t m;
 
-	if (in->dim % 16)
-		return kvp_amax_c(in);
 	for (uint32_t t = 0; t < in->n; t++) {
-		for (uint32_t i = 0; i < in->dim / 16; i++) {
-			__m512i a = _mm512_and_si512(
-				_mm512_castps_si512(load16(row_in(in, t), in->dtype, i)),
-				_mm512_set1_epi32(0x7fffffff));
+		for (uint32_t at = 0; at < bytes; at += 64) {
+			__m512i x =
+				_mm512_maskz_loadu_epi8(first64(bytes - at), row_in(in, t) + at);
 
-			max = _mm512_mask_max_epu32(max, _mm512_cmplt_epu32_mask(a, inf), max, a);
+			max = wide ? _mm512_max_epu32(
+					     max, _mm512_add_epi32(_mm512_add_epi32(x, x), zero))
+				   : _mm512_max_epu16(
+					     max, _mm512_add_epi16(_mm512_add_epi16(x, x), zero));
 		}
 	}
-	return _mm512_reduce_max_epu32(max);
+	if (!wide)
+		max = _mm512_max_epu32(_mm512_srli_epi32(max, 16),
+			_mm512_and_si512(max, _mm512_set1_epi32(0xffff)));
+	m = (_mm512_reduce_max_epu32(max) - unit) / 2;
+	if (in->dtype == KVP_DTYPE_F16)
+		return f32_bits(f16_to_f32((uint16_t)m));
+	return wide ? m : m << 16;
 }
 
 /* ---- rotations ---- */
@@ -225,58 +295,73 @@ INLINE void rotate_inv(const struct rotation *rot, __m512 *v, uint32_t n)
 
 /* ---- tq ---- */
 
-/* Number of boundaries <= z, by bisection: the boundary to ask next is looked up by the answer. */
-INLINE __m512i quantize16(__m512 z, __m512 bound, uint32_t bits)
+/* Number of boundaries <= z in the low four bits; see struct tq. */
+INLINE __m512i quantize16(__m512 z, __m512i low, __m512i high)
 {
-	__m512i code = _mm512_setzero_si512();
+	__m512 at = _mm512_fmadd_ps(
+		clamp16(z, _mm512_set1_ps(3.75f)), _mm512_set1_ps(4.0f), _mm512_set1_ps(0x1.8p23f));
+	__m512i step = _mm512_permutex2var_epi32(low, _mm512_castps_si512(at), high);
+	__m512 bound = _mm512_castsi512_ps(_mm512_and_si512(step, _mm512_set1_epi32(~15)));
 
-	for (uint32_t b = bits; b-- > 0;) {
-		__m512i probe = _mm512_add_epi32(code, _mm512_set1_epi32((1 << b) - 1));
-		__mmask16 up =
-			_mm512_cmp_ps_mask(_mm512_permutexvar_ps(probe, bound), z, _CMP_LE_OQ);
-
-		code = _mm512_mask_add_epi32(code, up, code, _mm512_set1_epi32(1 << b));
-	}
-	return code;
+	return _mm512_mask_add_epi32(
+		step, _mm512_cmp_ps_mask(bound, z, _CMP_LE_OQ), step, _mm512_set1_epi32(1));
 }
 
-INLINE void tq_encode_rows(const struct tq *tq, const struct rows_in *in, uint8_t *codes,
-	uint8_t *scal, uint32_t bits, uint32_t n, uint32_t dtype)
+/* Scalars of rows from their norms and the products that the scalar asks for. */
+INLINE __m512 tq_scalars(const struct tq *tq, __m512 norm, __m512 product)
 {
-	uint32_t dim = 16 * n, row = kvp_row_bytes(bits, dim);
-	const __m512 bound = _mm512_loadu_ps(tq->bound), cent = _mm512_loadu_ps(tq->cent);
-	uint8_t code[KVP_PLANE_DIM_MAX];
-	__m512 v[N_MAX], c[N_MAX];
+	const __m512 dim = _mm512_set1_ps((float)tq->rot.dim);
 
-	for (uint32_t t = 0; t < in->n; t++) {
-		float norm, inv, m, s;
+	if (tq->scalar == KVP_TQ_PLAIN)
+		return _mm512_div_ps(norm, dim);
+	if (tq->scalar == KVP_TQ_NC)
+		return _mm512_div_ps(norm, _mm512_sqrt_ps(_mm512_mul_ps(dim, product)));
+	return _mm512_maskz_div_ps(
+		_mm512_cmp_ps_mask(product, _mm512_setzero_ps(), _CMP_GT_OQ), norm, product);
+}
 
-		load_row(in, t, v, n, dtype);
-		norm = sqrtf(dot(v, v, n));
-		inv = norm > 0.0f ? 1.0f / norm : 0.0f;
-		rotate_fwd(&tq->rot, v, n);
-		for (uint32_t i = 0; i < n; i++) {
-			__m512i k;
+INLINE void tq_encode_rows(uint32_t bits, const struct tq *tq, const struct rows_in *in,
+	uint8_t *codes, uint8_t *scal, uint32_t n, uint32_t dtype)
+{
+	const uint32_t row = kvp_row_bytes(bits, 16 * n);
+	const uint32_t batch = n * BATCH <= BATCH_REGS ? BATCH : BATCH_REGS / n;
+	const __m512i low = _mm512_loadu_si512(tq->step), high = _mm512_loadu_si512(tq->step + 16);
+	const __m512 cent = _mm512_loadu_ps(tq->cent);
+	__m512 rotated[BATCH_REGS], sum[BATCH] = { 0 }, v[N_MAX], c[N_MAX];
+	__m512i k[N_MAX];
 
-			v[i] = _mm512_mul_ps(v[i], _mm512_set1_ps(inv));
-			k = quantize16(v[i], bound, bits);
-			c[i] = _mm512_permutexvar_ps(k, cent);
-			_mm_storeu_si128(
-				(__m128i *)(void *)(code + 16 * i), _mm512_cvtepi32_epi8(k));
+	for (uint32_t t = 0; t < in->n; t += batch) {
+		const uint32_t rows = in->n - t < batch ? in->n - t : batch;
+		const __mmask16 m = (__mmask16)((1u << rows) - 1);
+		__m512 norm, s;
+		float inv[BATCH];
+
+		for (uint32_t r = 0; r < rows; r++) {
+			load_row(in, t + r, v, n, dtype);
+			sum[r] = dot(v, v, n);
+			rotate_fwd(&tq->rot, v, n);
+			for (uint32_t i = 0; i < n; i++)
+				rotated[r * n + i] = v[i];
 		}
-		pack_row(bits, dim, code, codes + (size_t)t * row);
-		if (tq->scalar == KVP_TQ_PLAIN) {
-			s = norm / (float)dim;
-		} else if (tq->scalar == KVP_TQ_NC) {
-			s = norm / sqrtf((float)dim * dot(c, c, n));
-		} else {
-			m = dot(v, c, n);
-			s = m > 0.0f ? norm / m : 0.0f;
+		norm = _mm512_sqrt_ps(sum_trees(sum));
+		_mm512_storeu_ps(inv, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(norm,
+								  _mm512_setzero_ps(), _CMP_GT_OQ),
+					      _mm512_set1_ps(1.0f), norm));
+		for (uint32_t r = 0; r < rows; r++) {
+			prefetch_row(in, t + batch + r, n, dtype);
+			for (uint32_t i = 0; i < n; i++) {
+				v[i] = _mm512_mul_ps(rotated[r * n + i], _mm512_set1_ps(inv[r]));
+				k[i] = quantize16(v[i], low, high);
+				c[i] = lookup16(k[i], cent);
+			}
+			sum[r] = tq->scalar == KVP_TQ_NC ? dot(c, c, n) : dot(v, c, n);
+			store_row_codes(bits, n, k, codes + (size_t)(t + r) * row);
 		}
+		s = tq_scalars(tq, norm, sum_trees(sum));
 		if (tq->wide)
-			memcpy(scal + 4 * (size_t)t, &s, 4);
+			_mm512_mask_storeu_ps(scal + 4 * (size_t)t, m, s);
 		else
-			store_half(scal + 2 * (size_t)t, s);
+			_mm256_mask_storeu_epi16(scal + 2 * (size_t)t, m, _mm512_cvtps_ph(s, RNE));
 	}
 }
 
@@ -285,31 +370,31 @@ static void tq_encode_avx512(
 {
 	if (in->dim % 16)
 		kvp_tq_encode_c(tq, in, codes, scal);
-	else if (tq->bits == 4)
-		SPECIALIZE(in->dim, in->dtype, tq_encode_rows, tq, in, codes, scal, 4);
-	else if (tq->bits == 3)
-		SPECIALIZE(in->dim, in->dtype, tq_encode_rows, tq, in, codes, scal, 3);
 	else
-		SPECIALIZE(in->dim, in->dtype, tq_encode_rows, tq, in, codes, scal, 2);
+		SPECIALIZE_BITS(tq->bits, in->dim, in->dtype, tq_encode_rows, tq, in, codes, scal);
 }
 
-INLINE void tq_decode_rows(const struct tq *tq, const uint8_t *codes, const uint8_t *scal,
-	const struct rows_out *out, uint32_t bits, uint32_t n, uint32_t dtype)
+INLINE void tq_decode_rows(uint32_t bits, const struct tq *tq, const uint8_t *codes,
+	const uint8_t *scal, const struct rows_out *out, uint32_t n, uint32_t dtype)
 {
-	uint32_t dim = 16 * n, row = kvp_row_bytes(bits, dim);
+	const uint32_t row = kvp_row_bytes(bits, 16 * n);
 	const __m512 cent = _mm512_loadu_ps(tq->cent);
-	uint8_t code[KVP_PLANE_DIM_MAX];
+	__m512i k[N_MAX];
 	__m512 v[N_MAX];
+	float s[BATCH];
 
 	for (uint32_t t = 0; t < out->n; t++) {
-		float s = tq->wide ? load_scalar_wide(scal + 4 * (size_t)t, out->scale)
-				   : load_half(scal + 2 * (size_t)t, out->scale);
+		uint32_t left = out->n - t < BATCH ? out->n - t : BATCH;
 
-		unpack_row(bits, dim, codes + (size_t)t * row, code);
+		if (t % BATCH == 0 && tq->wide)
+			load_wides(scal + 4 * (size_t)t, left, out->scale, s);
+		else if (t % BATCH == 0)
+			load_halves(scal + 2 * (size_t)t, left, out->scale, s);
+		load_row_codes(bits, n, codes + (size_t)t * row, k);
 		for (uint32_t i = 0; i < n; i++)
-			v[i] = _mm512_permutexvar_ps(load_codes(code, i), cent);
+			v[i] = lookup16(k[i], cent);
 		rotate_inv(&tq->rot, v, n);
-		scale_row(v, s, n);
+		scale_row(v, s[t % BATCH], n);
 		store_row(out, t, v, n, dtype);
 	}
 }
@@ -319,12 +404,9 @@ static void tq_decode_avx512(
 {
 	if (out->dim % 16)
 		kvp_tq_decode_c(tq, codes, scal, out);
-	else if (tq->bits == 4)
-		SPECIALIZE(out->dim, out->dtype, tq_decode_rows, tq, codes, scal, out, 4);
-	else if (tq->bits == 3)
-		SPECIALIZE(out->dim, out->dtype, tq_decode_rows, tq, codes, scal, out, 3);
 	else
-		SPECIALIZE(out->dim, out->dtype, tq_decode_rows, tq, codes, scal, out, 2);
+		SPECIALIZE_BITS(
+			tq->bits, out->dim, out->dtype, tq_decode_rows, tq, codes, scal, out);
 }
 
 /* ---- min/max codecs ---- */
@@ -354,12 +436,12 @@ INLINE struct affine affine16(
 	return a;
 }
 
-INLINE __m128i affine_codes(uint32_t bits, __m512 x, __m512 min, __m512 inv)
+INLINE __m512i affine_codes(uint32_t bits, __m512 x, __m512 min, __m512 inv)
 {
 	__m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(x, min), inv));
 
 	q = _mm512_max_epi32(q, _mm512_setzero_si512());
-	return _mm512_cvtepi32_epi8(_mm512_min_epi32(q, _mm512_set1_epi32((1 << bits) - 1)));
+	return _mm512_min_epi32(q, _mm512_set1_epi32((1 << bits) - 1));
 }
 
 INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m512 *v, uint32_t n,
@@ -367,7 +449,7 @@ INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m512 *v, uint
 {
 	uint32_t per = group / 16, groups = (n + per - 1) / per;
 	float lo[64], hi[64], base[64], inv[64];
-	uint8_t code[KVP_PLANE_DIM_MAX];
+	__m512i k[N_MAX];
 
 	for (uint32_t g = 0; g < groups; g++) {
 		uint32_t end = (g + 1) * per < n ? (g + 1) * per : n;
@@ -392,10 +474,9 @@ INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m512 *v, uint
 		_mm512_mask_storeu_ps(inv + g, m, a.inv);
 	}
 	for (uint32_t i = 0; i < n; i++)
-		_mm_storeu_si128((__m128i *)(void *)(code + 16 * i),
-			affine_codes(bits, v[i], _mm512_set1_ps(base[i / per]),
-				_mm512_set1_ps(inv[i / per])));
-	pack_row(bits, 16 * n, code, codes);
+		k[i] = affine_codes(
+			bits, v[i], _mm512_set1_ps(base[i / per]), _mm512_set1_ps(inv[i / per]));
+	store_row_codes(bits, n, k, codes);
 }
 
 INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in *in,
@@ -418,34 +499,42 @@ static void asym_encode_avx512(uint32_t bits, uint32_t group, const struct rows_
 	if (in->dim % 16)
 		kvp_asym_encode_c(bits, group, in, codes, scale, min);
 	else
-		SPECIALIZE(
-			in->dim, in->dtype, asym_encode_rows, bits, group, in, codes, scale, min);
+		SPECIALIZE_BITS(
+			bits, in->dim, in->dtype, asym_encode_rows, group, in, codes, scale, min);
 }
 
-INLINE void affine_decode(
-	const uint8_t *code, const float *s, const float *m, uint32_t per, __m512 *v, uint32_t n)
+/* The values of all codes of a group, repeated to fill a register. */
+INLINE __m512 affine_values(uint32_t bits, float scale, float min)
 {
-	for (uint32_t i = 0; i < n; i++)
-		v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(load_codes(code, i)),
-			_mm512_set1_ps(s[i / per]), _mm512_set1_ps(m[i / per]));
+	const __m512i lane =
+		_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+	__m512i code = _mm512_and_si512(lane, _mm512_set1_epi32((1 << bits) - 1));
+
+	return _mm512_fmadd_ps(
+		_mm512_cvtepi32_ps(code), _mm512_set1_ps(scale), _mm512_set1_ps(min));
 }
 
 INLINE void asym_decode_rows(uint32_t bits, uint32_t group, const uint8_t *codes,
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out, uint32_t n,
 	uint32_t dtype)
 {
-	uint32_t row = kvp_row_bytes(bits, 16 * n), per = group / 16;
-	uint32_t groups = (16 * n + group - 1) / group;
-	uint8_t code[KVP_PLANE_DIM_MAX];
+	const uint32_t row = kvp_row_bytes(bits, 16 * n), per = group / 16;
+	const uint32_t groups = (n + per - 1) / per;
 	float s[64], m[64];
+	__m512i k[N_MAX];
 	__m512 v[N_MAX];
 
 	for (uint32_t t = 0; t < out->n; t++) {
 		load_halves(scale + 2 * (size_t)groups * t, groups, 1.0f, s);
 		load_halves(min + 2 * (size_t)groups * t, groups, 1.0f, m);
-		unpack_row(bits, 16 * n, codes + (size_t)t * row, code);
-		affine_decode(code, s, m, per, v, n);
-		scale_row(v, out->scale, n);
+		load_row_codes(bits, n, codes + (size_t)t * row, k);
+		for (uint32_t g = 0; g < groups; g++) {
+			__m512 value = _mm512_mul_ps(
+				affine_values(bits, s[g], m[g]), _mm512_set1_ps(out->scale));
+
+			for (uint32_t i = g * per; i < (g + 1) * per && i < n; i++)
+				v[i] = lookup16(k[i], value);
+		}
 		store_row(out, t, v, n, dtype);
 	}
 }
@@ -456,8 +545,8 @@ static void asym_decode_avx512(uint32_t bits, uint32_t group, const uint8_t *cod
 	if (out->dim % 16)
 		kvp_asym_decode_c(bits, group, codes, scale, min, out);
 	else
-		SPECIALIZE(out->dim, out->dtype, asym_decode_rows, bits, group, codes, scale, min,
-			out);
+		SPECIALIZE_BITS(bits, out->dim, out->dtype, asym_decode_rows, group, codes, scale,
+			min, out);
 }
 
 INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *codes,
@@ -465,7 +554,7 @@ INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *c
 {
 	uint32_t row = kvp_row_bytes(bits, 16 * n);
 	__m512 v[N_MAX], lo[N_MAX], hi[N_MAX];
-	uint8_t code[KVP_PLANE_DIM_MAX];
+	__m512i k[N_MAX];
 
 	load_row(in, 0, lo, n, dtype);
 	for (uint32_t i = 0; i < n; i++)
@@ -489,9 +578,8 @@ INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *c
 	for (uint32_t t = 0; t < in->n; t++) {
 		load_row(in, t, v, n, dtype);
 		for (uint32_t i = 0; i < n; i++)
-			_mm_storeu_si128((__m128i *)(void *)(code + 16 * i),
-				affine_codes(bits, v[i], lo[i], hi[i]));
-		pack_row(bits, 16 * n, code, codes + (size_t)t * row);
+			k[i] = affine_codes(bits, v[i], lo[i], hi[i]);
+		store_row_codes(bits, n, k, codes + (size_t)t * row);
 	}
 }
 
@@ -501,22 +589,23 @@ static void chan_encode_avx512(
 	if (in->dim % 16)
 		kvp_chan_encode_c(bits, in, codes, scale, min);
 	else
-		SPECIALIZE(in->dim, in->dtype, chan_encode_rows, bits, in, codes, scale, min);
+		SPECIALIZE_BITS(bits, in->dim, in->dtype, chan_encode_rows, in, codes, scale, min);
 }
 
 INLINE void chan_decode_rows(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
 	const uint8_t *min, const struct rows_out *out, uint32_t n, uint32_t dtype)
 {
-	uint32_t row = kvp_row_bytes(bits, 16 * n);
-	uint8_t code[KVP_PLANE_DIM_MAX];
+	const uint32_t row = kvp_row_bytes(bits, 16 * n);
+	const __m512 value = affine_values(bits, 1.0f, 0.0f);
 	__m512 v[N_MAX], s[N_MAX], m[N_MAX];
+	__m512i k[N_MAX];
 
 	load_halves(scale, 16 * n, 1.0f, (float *)(void *)s);
 	load_halves(min, 16 * n, 1.0f, (float *)(void *)m);
 	for (uint32_t t = 0; t < out->n; t++) {
-		unpack_row(bits, 16 * n, codes + (size_t)t * row, code);
+		load_row_codes(bits, n, codes + (size_t)t * row, k);
 		for (uint32_t i = 0; i < n; i++)
-			v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(load_codes(code, i)), s[i], m[i]);
+			v[i] = _mm512_fmadd_ps(lookup16(k[i], value), s[i], m[i]);
 		scale_row(v, out->scale, n);
 		store_row(out, t, v, n, dtype);
 	}
@@ -528,7 +617,8 @@ static void chan_decode_avx512(uint32_t bits, const uint8_t *codes, const uint8_
 	if (out->dim % 16)
 		kvp_chan_decode_c(bits, codes, scale, min, out);
 	else
-		SPECIALIZE(out->dim, out->dtype, chan_decode_rows, bits, codes, scale, min, out);
+		SPECIALIZE_BITS(
+			bits, out->dim, out->dtype, chan_decode_rows, codes, scale, min, out);
 }
 
 /* ---- bytes ---- */
@@ -601,49 +691,69 @@ static void byte_decode_avx512(
 
 /* ---- hadamard ---- */
 
+INLINE void had_encode_rows(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
+	uint8_t *codes, uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
+{
+	const uint32_t row = kvp_row_bytes(bits, 16 * n);
+	const float unit = 1.0f / sqrtf((float)in->dim);
+	__m512 v[N_MAX];
+
+	for (uint32_t t = 0; t < in->n; t++) {
+		load_row(in, t, v, n, dtype);
+		rotate_fwd(rot, v, n);
+		scale_row(v, unit, n);
+		asym_encode_row(bits, 16 * n, v, n, codes + (size_t)t * row, scale + 2 * (size_t)t,
+			min + 2 * (size_t)t);
+	}
+}
+
 static void had_encode_avx512(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
 	uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
-	uint32_t row = kvp_row_bytes(bits, in->dim), n = in->dim / 16;
-	float unit = 1.0f / sqrtf((float)in->dim);
+	if (in->dim % 16)
+		kvp_had_encode_c(bits, rot, in, codes, scale, min);
+	else
+		SPECIALIZE_BITS(
+			bits, in->dim, in->dtype, had_encode_rows, rot, in, codes, scale, min);
+}
+
+INLINE void had_decode_rows(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
+	const uint8_t *scale, const uint8_t *min, const struct rows_out *out, uint32_t n,
+	uint32_t dtype)
+{
+	const uint32_t row = kvp_row_bytes(bits, 16 * n);
+	const float unit = 1.0f / sqrtf((float)out->dim);
+	float s[BATCH], m[BATCH];
+	__m512i k[N_MAX];
 	__m512 v[N_MAX];
 
-	if (in->dim % 16) {
-		kvp_had_encode_c(bits, rot, in, codes, scale, min);
-		return;
-	}
-	for (uint32_t t = 0; t < in->n; t++) {
-		load_row(in, t, v, n, in->dtype);
-		rotate_fwd(rot, v, n);
+	for (uint32_t t = 0; t < out->n; t++) {
+		const uint32_t left = out->n - t < BATCH ? out->n - t : BATCH;
+		__m512 value;
+
+		if (t % BATCH == 0) {
+			load_halves(scale + 2 * (size_t)t, left, 1.0f, s);
+			load_halves(min + 2 * (size_t)t, left, 1.0f, m);
+		}
+		value = affine_values(bits, s[t % BATCH], m[t % BATCH]);
+		load_row_codes(bits, n, codes + (size_t)t * row, k);
+		for (uint32_t i = 0; i < n; i++)
+			v[i] = lookup16(k[i], value);
+		rotate_inv(rot, v, n);
 		scale_row(v, unit, n);
-		asym_encode_row(bits, in->dim, v, n, codes + (size_t)t * row, scale + 2 * (size_t)t,
-			min + 2 * (size_t)t);
+		scale_row(v, out->scale, n);
+		store_row(out, t, v, n, dtype);
 	}
 }
 
 static void had_decode_avx512(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out)
 {
-	uint32_t row = kvp_row_bytes(bits, out->dim), n = out->dim / 16;
-	float unit = 1.0f / sqrtf((float)out->dim);
-	uint8_t code[KVP_PLANE_DIM_MAX];
-	__m512 v[N_MAX];
-
-	if (out->dim % 16) {
+	if (out->dim % 16)
 		kvp_had_decode_c(bits, rot, codes, scale, min, out);
-		return;
-	}
-	for (uint32_t t = 0; t < out->n; t++) {
-		float s = load_half(scale + 2 * (size_t)t, 1.0f);
-		float m = load_half(min + 2 * (size_t)t, 1.0f);
-
-		unpack_row(bits, out->dim, codes + (size_t)t * row, code);
-		affine_decode(code, &s, &m, n, v, n);
-		rotate_inv(rot, v, n);
-		scale_row(v, unit, n);
-		scale_row(v, out->scale, n);
-		store_row(out, t, v, n, out->dtype);
-	}
+	else
+		SPECIALIZE_BITS(
+			bits, out->dim, out->dtype, had_decode_rows, rot, codes, scale, min, out);
 }
 
 void kvp_dsp_init_avx512(struct dsp *dsp)

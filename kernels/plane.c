@@ -216,11 +216,19 @@ static int check_encode(uint32_t codec, const struct kvp_plane *p,
 }
 
 /* One power of two for the plane, 0 unless its largest magnitude is below 2^-4 or from 2^10 up. */
+static int32_t exponent_for(uint32_t max)
+{
+	int32_t e = (int32_t)(max >> 23) - 127;
+
+	if (!max || (e >= -4 && e <= 9))
+		return 0;
+	return e - 2 < EXPONENT_MIN ? EXPONENT_MIN : e - 2;
+}
+
 static int32_t plane_exponent(const struct kvp_kernels *k, const struct kvp_plane *p,
 	const struct kvp_layout *lay, struct kvp_raw_const src)
 {
 	uint32_t max = 0;
-	int32_t e;
 
 	for (uint32_t h = 0; h < p->heads; h++) {
 		struct rows_in in = kvp_rows_in(p, src, h, 0, lay->coded, 0);
@@ -228,10 +236,16 @@ static int32_t plane_exponent(const struct kvp_kernels *k, const struct kvp_plan
 
 		max = m > max ? m : max;
 	}
-	e = (int32_t)(max >> 23) - 127;
-	if (!max || (e >= -4 && e <= 9))
-		return 0;
-	return e - 2 < EXPONENT_MIN ? EXPONENT_MIN : e - 2;
+	return exponent_for(max);
+}
+
+/* Whether the first row alone would have the exponent 0, as then the plane mostly has. */
+static int looks_usual(
+	const struct kvp_kernels *k, const struct kvp_plane *p, struct kvp_raw_const src)
+{
+	struct rows_in first = kvp_rows_in(p, src, 0, 0, 1, 0);
+
+	return exponent_for(k->dsp.amax(&first)) == 0;
 }
 
 /* Gaps between sections hold zeros, so that equal planes have equal payloads. */
@@ -272,21 +286,36 @@ int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct k
 {
 	const struct kvp_encode_opts none = { .size = sizeof none };
 	const struct kvp_encode_opts *o = opts ? opts : &none;
+	const struct kvp_codec *c = &k->codec[KVP_CODEC_FAMILY(codec)];
 	struct kvp_layout lay;
 	int32_t exponent = 0;
-	int r;
+	int known, r;
 
 	r = check_encode(codec, p, o, src, out, out_size, &lay);
 	if (r < 0)
 		return r;
-	if (codec != KVP_CODEC_NATIVE) {
-		if (o->force_exponent)
-			exponent = o->exponent;
-		else if (!is_published(codec))
-			exponent = plane_exponent(k, p, &lay, src);
-		begin(codec, p, &lay, o, exponent, out);
+	if (codec == KVP_CODEC_NATIVE)
+		return c->encode(k, p, &lay, o, src, out);
+	/*
+	 * The exponent needs a pass of its own, which finds the plane in the cache after encoding:
+	 * its usual value is tried first and proved then.
+	 */
+	known = o->force_exponent || is_published(codec);
+	if (o->force_exponent)
+		exponent = o->exponent;
+	if (!known && !looks_usual(k, p, src)) {
+		exponent = plane_exponent(k, p, &lay, src);
+		known = 1;
 	}
-	return k->codec[KVP_CODEC_FAMILY(codec)].encode(k, p, &lay, o, src, out);
+	begin(codec, p, &lay, o, exponent, out);
+	r = c->encode(k, p, &lay, o, src, out);
+	if (r < 0 || known)
+		return r;
+	exponent = plane_exponent(k, p, &lay, src);
+	if (!exponent)
+		return 0;
+	begin(codec, p, &lay, o, exponent, out);
+	return c->encode(k, p, &lay, o, src, out);
 }
 
 int kvp_published_begin(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,

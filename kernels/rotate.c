@@ -111,9 +111,11 @@ int kvp_rotation_init(struct rotation *ret_rot, uint32_t kind, uint32_t dim, uin
 	rot->haar = NULL;
 	rot->rescale = 1.0f / (float)dim;
 	for (uint32_t r = 0; r < rot->rounds; r++) {
-		for (uint32_t i = 0; i < dim; i++) {
-			uint64_t word = splitmix(seed, r * 16 + i / 64);
+		uint64_t word = 0;
 
+		for (uint32_t i = 0; i < dim; i++) {
+			if (i % 64 == 0)
+				word = splitmix(seed, r * 16 + i / 64);
 			rot->sign[r][i] = (uint32_t)(word >> i % 64 & 1u) << 31;
 		}
 	}

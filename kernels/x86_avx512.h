@@ -25,10 +25,22 @@ INLINE __m512 load16(const uint8_t *row, uint32_t dtype, uint32_t i)
 			16));
 }
 
+/*
+ * Some processors make vrangeps and vpermps wait for the old value of the register that they write,
+ * which chains independent rows to one another: here they are spelled otherwise.
+ */
+
 /* The smaller of |x| and max with the sign of x; x is not NaN. */
 INLINE __m512 clamp16(__m512 x, __m512 max)
 {
-	return _mm512_range_ps(x, max, 0x2);
+	x = _mm512_min_ps(x, max);
+	return _mm512_max_ps(x, _mm512_sub_ps(_mm512_setzero_ps(), max));
+}
+
+/* table[k mod 16] */
+INLINE __m512 lookup16(__m512i k, __m512 table)
+{
+	return _mm512_permutex2var_ps(table, k, table);
 }
 
 INLINE void store16(uint8_t *row, uint32_t dtype, uint32_t i, __m512 x)
@@ -85,6 +97,13 @@ INLINE void load_halves(const uint8_t *p, uint32_t n, float scale, float *f)
 		_mm512_mask_storeu_ps(f + i, m,
 			load_half16(_mm256_maskz_loadu_epi16(m, p + 2 * (size_t)i), scale));
 	}
+}
+
+/* load_scalar_wide() */
+INLINE void load_wides(const uint8_t *p, uint32_t n, float scale, float *f)
+{
+	for (uint32_t i = 0; i < n; i++)
+		f[i] = load_scalar_wide(p + 4 * (size_t)i, scale);
 }
 
 INLINE __m512i load_codes(const uint8_t *code, uint32_t i)
@@ -159,6 +178,74 @@ INLINE void unpack_row(uint32_t bits, uint32_t dim, const uint8_t *row, uint8_t 
 		x = _mm512_maskz_loadu_epi8(m, code + i);
 		x = _mm512_or_si512(x, _mm512_maskz_set1_epi8(high, 4));
 		_mm512_mask_storeu_epi8(code + i, m, x);
+	}
+}
+
+/*
+ * A row of n registers of codes, 16 to a register. Loaded, only the low `bits` bits of a lane are
+ * defined; stored, only they count.
+ */
+INLINE void load_row_codes(uint32_t bits, uint32_t n, const uint8_t *row, __m512i *k)
+{
+	const __m512i lane =
+		_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+	const uint32_t fields = bits == 4 ? 2 : 4, part = n / fields;
+
+	if (n % fields) {
+		uint8_t code[KVP_PLANE_DIM_MAX];
+
+		unpack_row(bits, 16 * n, row, code);
+		for (uint32_t i = 0; i < n; i++)
+			k[i] = load_codes(code, i);
+		return;
+	}
+	for (uint32_t i = 0; i < part; i++) {
+		__m512i x = load_codes(row, i);
+
+		for (uint32_t j = 0; j < fields; j++)
+			k[i + j * part] = _mm512_srli_epi32(x, 8 / fields * j);
+	}
+	for (uint32_t i = 0; bits == 3 && i < n; i++) {
+		/* Bit 16 (i mod 2) + lane of two registers' high bits moves to bit 2. */
+		__m512i by = _mm512_add_epi32(lane, _mm512_set1_epi32(i & 1 ? 14 : -2));
+		uint32_t high;
+
+		memcpy(&high, row + 16 * (size_t)part + 4 * (size_t)(i / 2), sizeof high);
+		k[i] = _mm512_ternarylogic_epi32(_mm512_set1_epi32(4),
+			_mm512_rorv_epi32(_mm512_set1_epi32((int)high), by), k[i], 0xca);
+	}
+}
+
+INLINE void store_row_codes(uint32_t bits, uint32_t n, const __m512i *k, uint8_t *row)
+{
+	const uint32_t fields = bits == 4 ? 2 : 4, part = n / fields;
+
+	if (n % fields) {
+		uint8_t code[KVP_PLANE_DIM_MAX];
+
+		for (uint32_t i = 0; i < n; i++)
+			_mm_storeu_si128((__m128i *)(void *)(code + 16 * (size_t)i),
+				_mm512_cvtepi32_epi8(_mm512_and_si512(
+					k[i], _mm512_set1_epi32((1 << bits) - 1))));
+		pack_row(bits, 16 * n, code, row);
+		return;
+	}
+	for (uint32_t i = 0; i < part; i++) {
+		__m512i x = k[i];
+
+		for (uint32_t j = 1; j < fields; j++) {
+			const uint32_t shift = 8 / fields * j;
+
+			x = _mm512_ternarylogic_epi32(_mm512_set1_epi32((1 << shift) - 1), x,
+				_mm512_slli_epi32(k[i + j * part], shift), 0xca);
+		}
+		_mm_storeu_si128(
+			(__m128i *)(void *)(row + 16 * (size_t)i), _mm512_cvtepi32_epi8(x));
+	}
+	for (uint32_t i = 0; bits == 3 && i < n; i++) {
+		__mmask16 high = _mm512_test_epi32_mask(k[i], _mm512_set1_epi32(4));
+
+		memcpy(row + 16 * (size_t)part + 2 * (size_t)i, &high, sizeof high);
 	}
 }
 

@@ -79,9 +79,11 @@ static void check_plane(
 	size_t esize = p->dtype == KVP_DTYPE_F32 ? 4 : 2;
 	ptrdiff_t row = (ptrdiff_t)(p->dim * esize);
 	int interleaved = (int)(inputs_random() & 1); /* [token][head] or [head][token] */
-	ptrdiff_t ts = interleaved ? row * p->heads : row;
-	ptrdiff_t hs = interleaved ? row : row * p->tokens;
-	size_t raw_bytes = (size_t)row * p->heads * p->tokens;
+	/* Rows lie apart by some elements, or by none. */
+	ptrdiff_t apart = row + (ptrdiff_t)((inputs_random() & 1) * (inputs_random() % 9) * esize);
+	ptrdiff_t ts = interleaved ? apart * p->heads : apart;
+	ptrdiff_t hs = interleaved ? apart : apart * p->tokens;
+	size_t raw_bytes = (size_t)apart * p->heads * p->tokens;
 	struct guard src = guard_new(raw_bytes, esize), dst[ISAS], out[ISAS];
 	uint8_t widths[KVP_PLANE_TOKENS_MAX];
 	struct kvp_calib calib = { 0 };

@@ -325,6 +325,45 @@ static void d005_books_are_the_solvers(void **state)
 	}
 }
 
+/* The bucket of z, as struct tq has it. */
+static uint32_t code_by_step(const struct tq *tq, float z)
+{
+	uint32_t step = tq->step[(uint32_t)rne(4.0f * clampf(z, 3.75f)) & 31u];
+
+	return (step & 15u) + (f32_from_bits(step & ~15u) <= z);
+}
+
+/* One comparison finds the number of boundaries that are not above z: on all of them, and beside.
+ */
+static void codes_by_one_comparison(void **state)
+{
+	(void)state;
+	for (uint32_t dim = 0; dim <= KVP_PLANE_DIM_MAX; dim += 8) {
+		for (uint32_t bits = 2; bits <= 4; bits++) {
+			struct tq tq = { .bits = bits };
+			uint32_t n = (1u << bits) - 1;
+
+			assert_int_equal(kvp_codebook(bits, dim, tq.cent, tq.bound), 0);
+			kvp_codebook_steps(tq.bound, bits, tq.step);
+			for (uint32_t i = 0; i < n; i++) {
+				float b = tq.bound[i];
+
+				assert_int_equal(code_by_step(&tq, b), i + 1);
+				assert_int_equal(code_by_step(&tq, nextafterf(b, -10.0f)), i);
+				assert_int_equal(code_by_step(&tq, nextafterf(b, 10.0f)), i + 1);
+			}
+			for (float z = -33.0f; z < 33.0f; z += 0x1p-7f) {
+				uint32_t code = 0;
+
+				for (uint32_t i = 0; i < n; i++)
+					code += tq.bound[i] <= z;
+				assert_int_equal(code_by_step(&tq, z), code);
+			}
+			assert_int_equal(code_by_step(&tq, -0.0f), 1u << (bits - 1));
+		}
+	}
+}
+
 /* The sphere's density, integrated by brute force, has its cells' means where the solver says. */
 static void d006_sphere_by_brute_force(void **state)
 {
@@ -819,6 +858,55 @@ static void forced_exponent(void **state)
 	trip_free(&half);
 }
 
+/* The exponent is the whole plane's, whatever its first row suggests. */
+static void exponent_of_the_plane(void **state)
+{
+	static const struct {
+		float first, rest;
+		int32_t exponent;
+	} cases[] = {
+		{ 1.0f, 1.0f, 0 },
+		{ 1.0f, 5000.0f, 10 },
+		{ 5000.0f, 1.0f, 10 },
+		{ 0x1p-10f, 1.0f, 0 },
+		{ 1.0f, 0x1p-10f, 0 },
+		{ 0x1p-10f, 0x1p-10f, -12 },
+		{ INFINITY, 0x1p-10f, -12 },
+		{ 0.0f, 0x1p-10f, -12 },
+		{ INFINITY, 1023.0f, 0 },
+		{ 1.0f, 1024.0f, 8 },
+	};
+	static const char *const names[] = { "tq4", "tq2-h3", "kivi4", "int8", "hadamard4",
+		"hybrid", "tqprod3" };
+
+	(void)state;
+	for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+		for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+			struct trip t = trip_new(names[i], 40, 2, 64, KVP_PLANE_K);
+			struct kvp_encode_opts o = {
+				.size = sizeof o, .force_exponent = 1, .exponent = cases[c].exponent
+			};
+			ptrdiff_t row = 64 * sizeof(float);
+			struct kvp_raw_const src = { t.x, row * 40, row };
+			uint8_t *forced = aligned_alloc(64, (t.bytes + 63) & ~(size_t)63);
+			struct kvp_plane_hdr hdr;
+
+			for (size_t j = 0; j < t.n; j++)
+				t.x[j] = j < 64 ? cases[c].first : cases[c].rest;
+			assert_int_equal(
+				kvp_plane_encode(k, t.codec, &t.p, NULL, src, t.payload, t.bytes),
+				0);
+			memcpy(&hdr, t.payload, sizeof hdr);
+			assert_int_equal(hdr.exponent, cases[c].exponent);
+			assert_int_equal(
+				kvp_plane_encode(k, t.codec, &t.p, &o, src, forced, t.bytes), 0);
+			assert_memory_equal(forced, t.payload, t.bytes);
+			free(forced);
+			trip_free(&t);
+		}
+	}
+}
+
 static void presets(void **state)
 {
 	uint32_t kc, vc;
@@ -881,6 +969,8 @@ int main(void)
 		cmocka_unit_test(edges_nan_stays_where_it_is),
 		cmocka_unit_test(edges_magnitudes),
 		cmocka_unit_test(forced_exponent),
+		cmocka_unit_test(exponent_of_the_plane),
+		cmocka_unit_test(codes_by_one_comparison),
 		cmocka_unit_test(presets),
 		cmocka_unit_test(refusals_of_geometry),
 		cmocka_unit_test(refusals_write_nothing),

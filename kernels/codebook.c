@@ -292,13 +292,21 @@ int kvp_codebook(uint32_t bits, uint32_t dim, float *ret_cent, float *ret_bound)
 	return 0;
 }
 
-void kvp_codebook_steps(const float *bound, uint32_t bits, uint32_t *ret_step)
+void kvp_codebook_steps(
+	const float *bound, uint32_t bits, uint32_t *ret_step, uint32_t *ret_step_abs)
 {
-	uint32_t last = (1u << bits) - 1, i = 0;
+	const uint32_t last = (1u << bits) - 1, half = 1u << (bits - 1);
+	uint32_t i = 0;
 
 	for (int32_t k = -16; k < 16; k++) {
 		while (i < last && rne(4.0f * bound[i]) < k)
 			i++;
 		ret_step[k & 31] = f32_bits(bound[i]) | i;
+	}
+	i = 0;
+	for (uint32_t k = 0; k < 8; k++) {
+		while (i + 1 < half && (uint32_t)(3.5f * bound[half + i]) < k)
+			i++;
+		ret_step_abs[k] = (f32_bits(bound[half + i]) - 16) | i;
 	}
 }

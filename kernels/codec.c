@@ -344,7 +344,7 @@ int kvp_tq_init(struct tq *ret_tq, uint32_t variant, uint32_t dim, uint64_t seed
 		ret_tq->bits, book == KVP_BOOK_SPHERE ? dim : 0, ret_tq->cent, ret_tq->bound);
 	if (r < 0)
 		return r;
-	kvp_codebook_steps(ret_tq->bound, ret_tq->bits, ret_tq->step);
+	kvp_codebook_steps(ret_tq->bound, ret_tq->bits, ret_tq->step, ret_tq->step_abs);
 	return kvp_rotation_init(&ret_tq->rot, variant >> 4 & 3u, dim, seed, calib);
 }
 

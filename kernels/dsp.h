@@ -52,6 +52,11 @@ struct tq {
 	 * are 0 in a multiple of 2^-15, its index. No bucket has two boundaries.
 	 */
 	uint32_t step[32];
+	/*
+	 * The same for magnitudes: bucket 3.5 |z|, truncated, 7 at most, has the bits of its
+	 * positive boundary less 16, and its index among those.
+	 */
+	uint32_t step_abs[8];
 	struct rotation rot;
 };
 
@@ -178,7 +183,8 @@ void kvp_rotate_paley(const struct rotation *rot, int transpose, float *x);
 /* codebook.c: wire centroids, multiples of 2^-14. dim 0 is the Gaussian. -EINVAL. */
 int kvp_codebook(uint32_t bits, uint32_t dim, float *ret_cent, float *ret_bound);
 /* The tables of struct tq for boundaries that kvp_codebook() returned. */
-void kvp_codebook_steps(const float *bound, uint32_t bits, uint32_t *ret_step);
+void kvp_codebook_steps(
+	const float *bound, uint32_t bits, uint32_t *ret_step, uint32_t *ret_step_abs);
 
 /* codec.c: rotation and codebook of a tq variant; a plane whose codec and seed have these. */
 int kvp_tq_init(struct tq *ret_tq, uint32_t variant, uint32_t dim, uint64_t seed,

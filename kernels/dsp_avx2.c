@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of n registers of 8 floats; every dim is a multiple of 8. Fused multiply-add appears only
- * where the product is exact. Dense rotations and Paley stages are reference C.
+ * Rows of n registers of 8 floats; every dim is a multiple of 8. Scalars are computed for a batch
+ * of rows at once, one per lane. Fused multiply-add appears only where the product is exact. Dense
+ * rotations and Paley stages are reference C.
  */
 #include "kernels/dsp.h"
 #include "kernels/numeric.h"
@@ -11,6 +12,10 @@
 #include <math.h>
 
 #define N_MAX (KVP_PLANE_DIM_MAX / 8)
+
+/* Rows of a batch, and registers that hold them all. */
+#define BATCH      8u
+#define BATCH_REGS 256u
 
 /* Calls f(..., n, dtype) with both constant where that pays. */
 #define SPECIALIZE(dim, dtype, f, ...)                              \
@@ -25,6 +30,17 @@
 			f(__VA_ARGS__, (dim) / 8, (dtype));         \
 	} while (0)
 
+/* Calls f(bits, ..., n, dtype) with constant bits, too. */
+#define SPECIALIZE_BITS(bits, dim, dtype, f, ...)                  \
+	do {                                                       \
+		if ((bits) == 4)                                   \
+			SPECIALIZE(dim, dtype, f, 4, __VA_ARGS__); \
+		else if ((bits) == 3)                              \
+			SPECIALIZE(dim, dtype, f, 3, __VA_ARGS__); \
+		else                                               \
+			SPECIALIZE(dim, dtype, f, 2, __VA_ARGS__); \
+	} while (0)
+
 static const uint8_t *row_in(const struct rows_in *in, uint32_t t)
 {
 	return in->data + (ptrdiff_t)t * in->stride;
@@ -35,17 +51,50 @@ static uint8_t *row_out(const struct rows_out *out, uint32_t t)
 	return out->data + (ptrdiff_t)t * out->stride;
 }
 
+/* Nothing to sanitise: all 16-bit elements of a row are numbers of at most KVP_INPUT_MAX. */
+INLINE int is_ordinary(const uint8_t *row, uint32_t n, uint32_t dtype)
+{
+	const uint16_t limit = dtype == KVP_DTYPE_F16 ? 0x6400 : 0x4480;
+	__m256i max = _mm256_setzero_si256();
+
+	if (dtype == KVP_DTYPE_F32 || n % 2)
+		return 0;
+	for (uint32_t i = 0; i < n / 2; i++) {
+		__m256i x =
+			_mm256_loadu_si256((const __m256i *)(const void *)(row + 32 * (size_t)i));
+
+		max = _mm256_max_epu16(max, _mm256_add_epi16(x, x)); /* no sign in twice the bits */
+	}
+	max = _mm256_subs_epu16(max, _mm256_set1_epi16((short)(2 * limit)));
+	return _mm256_testz_si256(max, max);
+}
+
 INLINE void load_row(const struct rows_in *in, uint32_t t, __m256 *v, uint32_t n, uint32_t dtype)
 {
 	const uint8_t *row = row_in(in, t);
 	__m256 scale = _mm256_set1_ps(in->scale);
 
+	if (in->scale == 1.0f && is_ordinary(row, n, dtype)) {
+		for (uint32_t i = 0; i < n; i++)
+			v[i] = load8(row, dtype, i);
+		return;
+	}
 	for (uint32_t i = 0; i < n; i++) {
 		__m256 x = load8(row, dtype, i);
 
 		x = _mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q));
 		v[i] = clamp8(_mm256_mul_ps(x, scale), KVP_INPUT_MAX);
 	}
+}
+
+/* Row t will be read soon; it does no harm if there is none. */
+INLINE void prefetch_row(const struct rows_in *in, uint32_t t, uint32_t n, uint32_t dtype)
+{
+	const uint32_t bytes = 8 * n * (dtype == KVP_DTYPE_F32 ? 4 : 2);
+	const uintptr_t row = (uintptr_t)in->data + (uintptr_t)((intptr_t)t * in->stride);
+
+	for (uint32_t at = 0; at < bytes; at += 64)
+		_mm_prefetch((const char *)(row + at), _MM_HINT_T0);
 }
 
 INLINE void store_row(
@@ -57,21 +106,30 @@ INLINE void store_row(
 		store8(row, dtype, i, v[i]);
 }
 
-/* The sum tree over 32 lanes, which are four registers. */
-INLINE float dot(const __m256 *a, const __m256 *b, uint32_t n)
+/* The sum tree over 32 lanes, which are four registers, but for its last three steps. */
+INLINE __m256 dot(const __m256 *a, const __m256 *b, uint32_t n)
 {
 	__m256 lane[4] = { _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
 		_mm256_setzero_ps() };
-	__m128 q;
 
 	for (uint32_t i = 0; i < n; i++)
 		lane[i & 3] = _mm256_add_ps(lane[i & 3], _mm256_mul_ps(a[i], b[i]));
-	lane[0] = _mm256_add_ps(lane[0], lane[2]);
-	lane[1] = _mm256_add_ps(lane[1], lane[3]);
-	lane[0] = _mm256_add_ps(lane[0], lane[1]);
-	q = _mm_add_ps(_mm256_castps256_ps128(lane[0]), _mm256_extractf128_ps(lane[0], 1));
-	q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-	return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+	return _mm256_add_ps(_mm256_add_ps(lane[0], lane[2]), _mm256_add_ps(lane[1], lane[3]));
+}
+
+/* Adds lanes of a to lanes of a, and of b to b: those that op picks with lo and with hi. */
+#define FOLD(op, a, b, lo, hi) _mm256_add_ps(op(a, b, lo), op(a, b, hi))
+
+/* Lane r of the result is the sum over the eight lanes of x[r]. */
+INLINE __m256 sum_trees(const __m256 *x)
+{
+	__m256 q[4];
+
+	for (int i = 0; i < 4; i++)
+		q[i] = FOLD(_mm256_permute2f128_ps, x[i], x[i + 4], 0x20, 0x31);
+	q[0] = FOLD(_mm256_shuffle_ps, q[0], q[1], 0x44, 0xee);
+	q[2] = FOLD(_mm256_shuffle_ps, q[2], q[3], 0x44, 0xee);
+	return FOLD(_mm256_shuffle_ps, q[0], q[2], 0x88, 0xdd);
 }
 
 INLINE float reduce_min(__m256 x)
@@ -90,20 +148,42 @@ INLINE float reduce_max(__m256 x)
 	return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
 }
 
+/*
+ * Twice the bits of a number are its magnitude's; one more unit of the exponent field makes
+ * infinities and NaN wrap around to less than a zero has.
+ */
 static uint32_t amax_avx2(const struct rows_in *in)
 {
-	__m256 max = _mm256_setzero_ps();
+	const int wide = in->dtype == KVP_DTYPE_F32;
+	const uint32_t bytes = in->dim * (wide ? 4 : 2);
+	const uint32_t unit = wide ? 1u << 24 : in->dtype == KVP_DTYPE_F16 ? 1u << 11 : 1u << 8;
+	const __m256i zero = wide ? _mm256_set1_epi32((int)unit) : _mm256_set1_epi16((short)unit);
+	__m256i max = zero;
+	uint32_t lane[8], m = 0;
 
 	for (uint32_t t = 0; t < in->n; t++) {
-		for (uint32_t i = 0; i < in->dim / 8; i++) {
-			__m256 a = _mm256_andnot_ps(
-				_mm256_set1_ps(-0.0f), load8(row_in(in, t), in->dtype, i));
-			__m256 finite = _mm256_cmp_ps(a, _mm256_set1_ps(INFINITY), _CMP_LT_OQ);
+		for (uint32_t at = 0; at < bytes; at += 32) {
+			const uint8_t *p = row_in(in, t) + at;
+			__m256i x = bytes - at >= 32
+					    ? _mm256_loadu_si256((const __m256i *)(const void *)p)
+					    : _mm256_zextsi128_si256(load128(p));
 
-			max = _mm256_max_ps(max, _mm256_and_ps(a, finite));
+			max = wide ? _mm256_max_epu32(
+					     max, _mm256_add_epi32(_mm256_add_epi32(x, x), zero))
+				   : _mm256_max_epu16(
+					     max, _mm256_add_epi16(_mm256_add_epi16(x, x), zero));
 		}
 	}
-	return f32_bits(reduce_max(max));
+	if (!wide)
+		max = _mm256_max_epu32(_mm256_srli_epi32(max, 16),
+			_mm256_and_si256(max, _mm256_set1_epi32(0xffff)));
+	_mm256_storeu_si256((__m256i *)(void *)lane, max);
+	for (int i = 0; i < 8; i++)
+		m = lane[i] > m ? lane[i] : m;
+	m = (m - unit) / 2;
+	if (in->dtype == KVP_DTYPE_F16)
+		return f32_bits(f16_to_f32((uint16_t)m));
+	return wide ? m : m << 16;
 }
 
 /* ---- rotations ---- */
@@ -131,18 +211,30 @@ INLINE void hadamard_inside(__m256 *v, uint32_t n, uint32_t p)
 			_mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1));
 }
 
-INLINE void hadamard_across(__m256 *v, uint32_t n, uint32_t p)
+INLINE void butterfly(__m256 *a, __m256 *b)
 {
-	for (uint32_t h = 1; h < p; h *= 2) {
-		for (uint32_t i = 0; i < n; i++) {
-			__m256 a, b;
+	__m256 x = *a;
 
-			if (i & h)
-				continue;
-			a = v[i];
-			b = v[i + h];
-			v[i] = _mm256_add_ps(a, b);
-			v[i + h] = _mm256_sub_ps(a, b);
+	*a = _mm256_add_ps(x, *b);
+	*b = _mm256_sub_ps(x, *b);
+}
+
+INLINE void stage(__m256 *v, uint32_t n, uint32_t h)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (!(i & h))
+			butterfly(&v[i], &v[i + h]);
+}
+
+/* Stages h and 2 h while four registers are at hand: the file does not hold a row. */
+INLINE void two_stages(__m256 *v, uint32_t n, uint32_t h)
+{
+	for (uint32_t i = 0; i < n; i += 4 * h) {
+		for (uint32_t j = i; j < i + h; j++) {
+			butterfly(&v[j], &v[j + h]);
+			butterfly(&v[j + 2 * h], &v[j + 3 * h]);
+			butterfly(&v[j], &v[j + 2 * h]);
+			butterfly(&v[j + h], &v[j + 3 * h]);
 		}
 	}
 }
@@ -151,11 +243,16 @@ INLINE void hadamard(const struct rotation *rot, int transpose, __m256 *v, uint3
 {
 	if (n == 16 || n == 8) { /* no factor but 2: constants for the compiler */
 		hadamard_inside(v, n, 8);
-		hadamard_across(v, n, n);
+		two_stages(v, n, 1);
+		if (n == 16)
+			two_stages(v, n, 4);
+		else
+			stage(v, n, 4);
 		return;
 	}
 	hadamard_inside(v, n, rot->dim / rot->order);
-	hadamard_across(v, n, rot->dim / rot->order / 8);
+	for (uint32_t h = 1; h < rot->dim / rot->order / 8; h *= 2)
+		stage(v, n, h);
 	if (rot->order > 1)
 		kvp_rotate_paley(rot, transpose, (float *)(void *)v);
 }
@@ -174,10 +271,23 @@ INLINE void scale_row(__m256 *v, float f, uint32_t n)
 		v[i] = _mm256_mul_ps(v[i], _mm256_set1_ps(f));
 }
 
+/* By reference C, in a copy, so that otherwise v may live in registers. */
+INLINE void rotate_dense(const struct rotation *rot,
+	void (*rotate)(const struct rotation *, float *), __m256 *v, uint32_t n)
+{
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t i = 0; i < n; i++)
+		_mm256_storeu_ps(x + 8 * (size_t)i, v[i]);
+	rotate(rot, x);
+	for (uint32_t i = 0; i < n; i++)
+		v[i] = _mm256_loadu_ps(x + 8 * (size_t)i);
+}
+
 INLINE void rotate_fwd(const struct rotation *rot, __m256 *v, uint32_t n)
 {
 	if (rot->kind == KVP_ROT_HAAR) {
-		kvp_rotate_fwd(rot, (float *)(void *)v);
+		rotate_dense(rot, kvp_rotate_fwd, v, n);
 		return;
 	}
 	flip(rot, 0, v, n);
@@ -193,7 +303,7 @@ INLINE void rotate_fwd(const struct rotation *rot, __m256 *v, uint32_t n)
 INLINE void rotate_inv(const struct rotation *rot, __m256 *v, uint32_t n)
 {
 	if (rot->kind == KVP_ROT_HAAR) {
-		kvp_rotate_inv(rot, (float *)(void *)v);
+		rotate_dense(rot, kvp_rotate_inv, v, n);
 		return;
 	}
 	for (uint32_t r = rot->rounds; r-- > 1;) {
@@ -220,87 +330,111 @@ INLINE __m256 lookup(__m256 low, __m256 high, __m256i k, uint32_t bits)
 	return bits == 4 ? lookup16(low, high, k) : _mm256_permutevar8x32_ps(low, k);
 }
 
-/* Number of boundaries <= z, by bisection: the boundary to ask next is looked up by the answer. */
-INLINE __m256i quantize8(__m256 z, __m256 low, __m256 high, uint32_t bits)
+/*
+ * The positive boundaries <= |z| in the low three bits, one less if |z| is one and z negative: its
+ * code is the mirror image. See struct tq.
+ */
+INLINE __m256i quantize8(__m256 abs, __m256i negative, __m256i step)
 {
-	__m256i code = _mm256_setzero_si256();
+	__m256i at = _mm256_cvttps_epi32(
+		_mm256_min_ps(_mm256_mul_ps(abs, _mm256_set1_ps(3.5f)), _mm256_set1_ps(7.0f)));
+	__m256i found = _mm256_permutevar8x32_epi32(step, at);
+	__m256i below = _mm256_or_si256(found, _mm256_set1_epi32(15));
+	__m256i bits = _mm256_add_epi32(_mm256_castps_si256(abs), negative);
 
-	for (uint32_t b = bits; b-- > 0;) {
-		__m256i probe = _mm256_add_epi32(code, _mm256_set1_epi32((1 << b) - 1));
-		__m256 up = _mm256_cmp_ps(lookup(low, high, probe, bits), z, _CMP_LE_OQ);
-
-		code = _mm256_add_epi32(
-			code, _mm256_and_si256(_mm256_castps_si256(up), _mm256_set1_epi32(1 << b)));
-	}
-	return code;
+	return _mm256_sub_epi32(found, _mm256_cmpgt_epi32(bits, below));
 }
 
-INLINE void tq_encode_rows(const struct tq *tq, const struct rows_in *in, uint8_t *codes,
-	uint8_t *scal, uint32_t bits, uint32_t n, uint32_t dtype)
+/* Scalars of rows from their norms and the products that the scalar asks for. */
+INLINE __m256 tq_scalars(const struct tq *tq, __m256 norm, __m256 product)
 {
-	uint32_t dim = 8 * n, row = kvp_row_bytes(bits, dim);
-	const __m256 b0 = _mm256_loadu_ps(tq->bound), b1 = _mm256_loadu_ps(tq->bound + 8);
-	const __m256 c0 = _mm256_loadu_ps(tq->cent), c1 = _mm256_loadu_ps(tq->cent + 8);
-	uint8_t code[KVP_PLANE_DIM_MAX];
-	__m256 v[N_MAX], c[N_MAX];
+	const __m256 dim = _mm256_set1_ps((float)tq->rot.dim);
 
-	for (uint32_t t = 0; t < in->n; t++) {
-		float norm, inv, m, s;
+	if (tq->scalar == KVP_TQ_PLAIN)
+		return _mm256_div_ps(norm, dim);
+	if (tq->scalar == KVP_TQ_NC)
+		return _mm256_div_ps(norm, _mm256_sqrt_ps(_mm256_mul_ps(dim, product)));
+	return _mm256_and_ps(_mm256_div_ps(norm, product),
+		_mm256_cmp_ps(product, _mm256_setzero_ps(), _CMP_GT_OQ));
+}
 
-		load_row(in, t, v, n, dtype);
-		norm = sqrtf(dot(v, v, n));
-		inv = norm > 0.0f ? 1.0f / norm : 0.0f;
-		rotate_fwd(&tq->rot, v, n);
-		for (uint32_t i = 0; i < n; i++) {
-			__m256i k;
+INLINE void tq_encode_rows(uint32_t bits, const struct tq *tq, const struct rows_in *in,
+	uint8_t *codes, uint8_t *scal, uint32_t n, uint32_t dtype)
+{
+	const uint32_t row = kvp_row_bytes(bits, 8 * n), half = 1u << (bits - 1);
+	const uint32_t batch = n * BATCH <= BATCH_REGS ? BATCH : BATCH_REGS / n;
+	const __m256i step = _mm256_loadu_si256((const __m256i *)(const void *)tq->step_abs);
+	const __m256 cent = _mm256_loadu_ps(tq->cent + half);
+	const __m256 zero = _mm256_setzero_ps();
+	__m256 rotated[BATCH_REGS], sum[BATCH] = { 0 }, v[N_MAX], c[N_MAX];
+	__m256i k[N_MAX];
 
-			v[i] = _mm256_mul_ps(v[i], _mm256_set1_ps(inv));
-			k = quantize8(v[i], b0, b1, bits);
-			c[i] = lookup(c0, c1, k, bits);
-			store_codes(code, i, k);
+	for (uint32_t t = 0; t < in->n; t += batch) {
+		const uint32_t rows = in->n - t < batch ? in->n - t : batch;
+		__m256 norm, s;
+		float inv[BATCH];
+		__m128i s16;
+
+		for (uint32_t r = 0; r < rows; r++) {
+			__m256 *x = rotated + (size_t)r * n;
+
+			load_row(in, t + r, x, n, dtype);
+			sum[r] = dot(x, x, n);
+			rotate_fwd(&tq->rot, x, n);
 		}
-		pack_row(bits, dim, code, codes + (size_t)t * row);
-		if (tq->scalar == KVP_TQ_PLAIN) {
-			s = norm / (float)dim;
-		} else if (tq->scalar == KVP_TQ_NC) {
-			s = norm / sqrtf((float)dim * dot(c, c, n));
-		} else {
-			m = dot(v, c, n);
-			s = m > 0.0f ? norm / m : 0.0f;
+		norm = _mm256_sqrt_ps(sum_trees(sum));
+		_mm256_storeu_ps(inv, _mm256_and_ps(_mm256_div_ps(_mm256_set1_ps(1.0f), norm),
+					      _mm256_cmp_ps(norm, zero, _CMP_GT_OQ)));
+		for (uint32_t r = 0; r < rows; r++) {
+			prefetch_row(in, t + batch + r, n, dtype);
+			/* z c is |z| |c|: both have the same sign. */
+			for (uint32_t i = 0; i < n; i++) {
+				__m256 z =
+					_mm256_mul_ps(rotated[r * n + i], _mm256_set1_ps(inv[r]));
+				__m256i negative =
+					_mm256_castps_si256(_mm256_cmp_ps(z, zero, _CMP_LT_OQ));
+				__m256i at;
+
+				v[i] = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), z);
+				at = quantize8(v[i], negative, step);
+				c[i] = _mm256_permutevar8x32_ps(cent, at);
+				at = _mm256_or_si256(at, _mm256_set1_epi32((int)half));
+				k[i] = _mm256_and_si256(_mm256_xor_si256(at, negative),
+					_mm256_set1_epi32((int)(2 * half - 1)));
+			}
+			sum[r] = tq->scalar == KVP_TQ_NC ? dot(c, c, n) : dot(v, c, n);
+			store_row_codes(bits, n, k, codes + (size_t)(t + r) * row);
 		}
+		s = tq_scalars(tq, norm, sum_trees(sum));
+		s16 = _mm256_cvtps_ph(s, RNE);
 		if (tq->wide)
-			memcpy(scal + 4 * (size_t)t, &s, 4);
+			memcpy(scal + 4 * (size_t)t, &s, 4 * (size_t)rows);
 		else
-			store_half(scal + 2 * (size_t)t, s);
+			memcpy(scal + 2 * (size_t)t, &s16, 2 * (size_t)rows);
 	}
 }
 
 static void tq_encode_avx2(
 	const struct tq *tq, const struct rows_in *in, uint8_t *codes, uint8_t *scal)
 {
-	if (tq->bits == 4)
-		SPECIALIZE(in->dim, in->dtype, tq_encode_rows, tq, in, codes, scal, 4);
-	else if (tq->bits == 3)
-		SPECIALIZE(in->dim, in->dtype, tq_encode_rows, tq, in, codes, scal, 3);
-	else
-		SPECIALIZE(in->dim, in->dtype, tq_encode_rows, tq, in, codes, scal, 2);
+	SPECIALIZE_BITS(tq->bits, in->dim, in->dtype, tq_encode_rows, tq, in, codes, scal);
 }
 
-INLINE void tq_decode_rows(const struct tq *tq, const uint8_t *codes, const uint8_t *scal,
-	const struct rows_out *out, uint32_t bits, uint32_t n, uint32_t dtype)
+INLINE void tq_decode_rows(uint32_t bits, const struct tq *tq, const uint8_t *codes,
+	const uint8_t *scal, const struct rows_out *out, uint32_t n, uint32_t dtype)
 {
-	uint32_t dim = 8 * n, row = kvp_row_bytes(bits, dim);
+	const uint32_t row = kvp_row_bytes(bits, 8 * n);
 	const __m256 c0 = _mm256_loadu_ps(tq->cent), c1 = _mm256_loadu_ps(tq->cent + 8);
-	uint8_t code[KVP_PLANE_DIM_MAX];
+	__m256i k[N_MAX];
 	__m256 v[N_MAX];
 
 	for (uint32_t t = 0; t < out->n; t++) {
 		float s = tq->wide ? load_scalar_wide(scal + 4 * (size_t)t, out->scale)
 				   : load_half(scal + 2 * (size_t)t, out->scale);
 
-		unpack_row(bits, dim, codes + (size_t)t * row, code);
+		load_row_codes(bits, n, codes + (size_t)t * row, k);
 		for (uint32_t i = 0; i < n; i++)
-			v[i] = lookup(c0, c1, load_codes(code, i), bits);
+			v[i] = lookup(c0, c1, k[i], bits);
 		rotate_inv(&tq->rot, v, n);
 		scale_row(v, s, n);
 		store_row(out, t, v, n, dtype);
@@ -310,12 +444,7 @@ INLINE void tq_decode_rows(const struct tq *tq, const uint8_t *codes, const uint
 static void tq_decode_avx2(
 	const struct tq *tq, const uint8_t *codes, const uint8_t *scal, const struct rows_out *out)
 {
-	if (tq->bits == 4)
-		SPECIALIZE(out->dim, out->dtype, tq_decode_rows, tq, codes, scal, out, 4);
-	else if (tq->bits == 3)
-		SPECIALIZE(out->dim, out->dtype, tq_decode_rows, tq, codes, scal, out, 3);
-	else
-		SPECIALIZE(out->dim, out->dtype, tq_decode_rows, tq, codes, scal, out, 2);
+	SPECIALIZE_BITS(tq->bits, out->dim, out->dtype, tq_decode_rows, tq, codes, scal, out);
 }
 
 /* ---- min/max codecs ---- */
@@ -359,7 +488,7 @@ INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m256 *v, uint
 {
 	uint32_t per = group / 8, groups = (n + per - 1) / per;
 	float lo[64] = { 0 }, hi[64] = { 0 }, base[64], inv[64];
-	uint8_t code[KVP_PLANE_DIM_MAX];
+	__m256i k[N_MAX];
 
 	for (uint32_t g = 0; g < groups; g++) {
 		uint32_t end = (g + 1) * per < n ? (g + 1) * per : n;
@@ -384,10 +513,9 @@ INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m256 *v, uint
 		_mm256_storeu_ps(inv + g, a.inv);
 	}
 	for (uint32_t i = 0; i < n; i++)
-		store_codes(code, i,
-			affine_codes(bits, v[i], _mm256_set1_ps(base[i / per]),
-				_mm256_set1_ps(inv[i / per])));
-	pack_row(bits, 8 * n, code, codes);
+		k[i] = affine_codes(
+			bits, v[i], _mm256_set1_ps(base[i / per]), _mm256_set1_ps(inv[i / per]));
+	store_row_codes(bits, n, k, codes);
 }
 
 INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in *in,
@@ -407,20 +535,28 @@ INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in
 static void asym_encode_avx2(uint32_t bits, uint32_t group, const struct rows_in *in,
 	uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
-	SPECIALIZE(in->dim, in->dtype, asym_encode_rows, bits, group, in, codes, scale, min);
+	SPECIALIZE_BITS(bits, in->dim, in->dtype, asym_encode_rows, group, in, codes, scale, min);
 }
 
-INLINE void affine_decode(const uint8_t *code, const uint8_t *scale, const uint8_t *min,
-	uint32_t per, __m256 *v, uint32_t n)
+INLINE __m256 code_values(uint32_t bits, __m256i k)
+{
+	return _mm256_cvtepi32_ps(_mm256_and_si256(k, _mm256_set1_epi32((1 << bits) - 1)));
+}
+
+INLINE void affine_decode(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
+	const uint8_t *min, uint32_t per, __m256 *v, uint32_t n)
 {
 	__m256 s = _mm256_setzero_ps(), m = s;
+	__m256i k[N_MAX];
+
+	load_row_codes(bits, n, codes, k);
 
 	for (uint32_t i = 0; i < n; i++) {
 		if (i % per == 0) {
 			s = _mm256_set1_ps(load_half(scale + 2 * (size_t)(i / per), 1.0f));
 			m = _mm256_set1_ps(load_half(min + 2 * (size_t)(i / per), 1.0f));
 		}
-		v[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(load_codes(code, i)), s, m);
+		v[i] = _mm256_fmadd_ps(code_values(bits, k[i]), s, m);
 	}
 }
 
@@ -430,12 +566,11 @@ INLINE void asym_decode_rows(uint32_t bits, uint32_t group, const uint8_t *codes
 {
 	uint32_t row = kvp_row_bytes(bits, 8 * n);
 	size_t groups = (8 * n + group - 1) / group;
-	uint8_t code[KVP_PLANE_DIM_MAX];
 	__m256 v[N_MAX];
 
 	for (uint32_t t = 0; t < out->n; t++) {
-		unpack_row(bits, 8 * n, codes + (size_t)t * row, code);
-		affine_decode(code, scale + 2 * groups * t, min + 2 * groups * t, group / 8, v, n);
+		affine_decode(bits, codes + (size_t)t * row, scale + 2 * groups * t,
+			min + 2 * groups * t, group / 8, v, n);
 		scale_row(v, out->scale, n);
 		store_row(out, t, v, n, dtype);
 	}
@@ -444,7 +579,8 @@ INLINE void asym_decode_rows(uint32_t bits, uint32_t group, const uint8_t *codes
 static void asym_decode_avx2(uint32_t bits, uint32_t group, const uint8_t *codes,
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out)
 {
-	SPECIALIZE(out->dim, out->dtype, asym_decode_rows, bits, group, codes, scale, min, out);
+	SPECIALIZE_BITS(
+		bits, out->dim, out->dtype, asym_decode_rows, group, codes, scale, min, out);
 }
 
 INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *codes,
@@ -452,7 +588,7 @@ INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *c
 {
 	uint32_t row = kvp_row_bytes(bits, 8 * n);
 	__m256 v[N_MAX], lo[N_MAX], hi[N_MAX];
-	uint8_t code[KVP_PLANE_DIM_MAX];
+	__m256i k[N_MAX];
 
 	load_row(in, 0, lo, n, dtype);
 	for (uint32_t i = 0; i < n; i++)
@@ -476,32 +612,32 @@ INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *c
 	for (uint32_t t = 0; t < in->n; t++) {
 		load_row(in, t, v, n, dtype);
 		for (uint32_t i = 0; i < n; i++)
-			store_codes(code, i, affine_codes(bits, v[i], lo[i], hi[i]));
-		pack_row(bits, 8 * n, code, codes + (size_t)t * row);
+			k[i] = affine_codes(bits, v[i], lo[i], hi[i]);
+		store_row_codes(bits, n, k, codes + (size_t)t * row);
 	}
 }
 
 static void chan_encode_avx2(
 	uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
-	SPECIALIZE(in->dim, in->dtype, chan_encode_rows, bits, in, codes, scale, min);
+	SPECIALIZE_BITS(bits, in->dim, in->dtype, chan_encode_rows, in, codes, scale, min);
 }
 
 INLINE void chan_decode_rows(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
 	const uint8_t *min, const struct rows_out *out, uint32_t n, uint32_t dtype)
 {
 	uint32_t row = kvp_row_bytes(bits, 8 * n);
-	uint8_t code[KVP_PLANE_DIM_MAX];
 	__m256 v[N_MAX], s[N_MAX], m[N_MAX];
+	__m256i k[N_MAX];
 
 	for (uint32_t i = 0; i < n; i++) {
 		s[i] = load_half8(load128(scale + 16 * (size_t)i));
 		m[i] = load_half8(load128(min + 16 * (size_t)i));
 	}
 	for (uint32_t t = 0; t < out->n; t++) {
-		unpack_row(bits, 8 * n, codes + (size_t)t * row, code);
+		load_row_codes(bits, n, codes + (size_t)t * row, k);
 		for (uint32_t i = 0; i < n; i++)
-			v[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(load_codes(code, i)), s[i], m[i]);
+			v[i] = _mm256_fmadd_ps(code_values(bits, k[i]), s[i], m[i]);
 		scale_row(v, out->scale, n);
 		store_row(out, t, v, n, dtype);
 	}
@@ -510,7 +646,7 @@ INLINE void chan_decode_rows(uint32_t bits, const uint8_t *codes, const uint8_t 
 static void chan_decode_avx2(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
 	const uint8_t *min, const struct rows_out *out)
 {
-	SPECIALIZE(out->dim, out->dtype, chan_decode_rows, bits, codes, scale, min, out);
+	SPECIALIZE_BITS(bits, out->dim, out->dtype, chan_decode_rows, codes, scale, min, out);
 }
 
 /* ---- bytes ---- */
@@ -577,38 +713,50 @@ static void byte_decode_avx2(
 
 /* ---- hadamard ---- */
 
-static void had_encode_avx2(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
-	uint8_t *codes, uint8_t *scale, uint8_t *min)
+INLINE void had_encode_rows(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
+	uint8_t *codes, uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
 {
-	uint32_t row = kvp_row_bytes(bits, in->dim), n = in->dim / 8;
-	float unit = 1.0f / sqrtf((float)in->dim);
+	const uint32_t row = kvp_row_bytes(bits, 8 * n);
+	const float unit = 1.0f / sqrtf((float)in->dim);
 	__m256 v[N_MAX];
 
 	for (uint32_t t = 0; t < in->n; t++) {
-		load_row(in, t, v, n, in->dtype);
+		load_row(in, t, v, n, dtype);
 		rotate_fwd(rot, v, n);
 		scale_row(v, unit, n);
-		asym_encode_row(bits, in->dim, v, n, codes + (size_t)t * row, scale + 2 * (size_t)t,
+		asym_encode_row(bits, 8 * n, v, n, codes + (size_t)t * row, scale + 2 * (size_t)t,
 			min + 2 * (size_t)t);
+	}
+}
+
+static void had_encode_avx2(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
+	uint8_t *codes, uint8_t *scale, uint8_t *min)
+{
+	SPECIALIZE_BITS(bits, in->dim, in->dtype, had_encode_rows, rot, in, codes, scale, min);
+}
+
+INLINE void had_decode_rows(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
+	const uint8_t *scale, const uint8_t *min, const struct rows_out *out, uint32_t n,
+	uint32_t dtype)
+{
+	const uint32_t row = kvp_row_bytes(bits, 8 * n);
+	const float unit = 1.0f / sqrtf((float)out->dim);
+	__m256 v[N_MAX];
+
+	for (uint32_t t = 0; t < out->n; t++) {
+		affine_decode(bits, codes + (size_t)t * row, scale + 2 * (size_t)t,
+			min + 2 * (size_t)t, n, v, n);
+		rotate_inv(rot, v, n);
+		scale_row(v, unit, n);
+		scale_row(v, out->scale, n);
+		store_row(out, t, v, n, dtype);
 	}
 }
 
 static void had_decode_avx2(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out)
 {
-	uint32_t row = kvp_row_bytes(bits, out->dim), n = out->dim / 8;
-	float unit = 1.0f / sqrtf((float)out->dim);
-	uint8_t code[KVP_PLANE_DIM_MAX];
-	__m256 v[N_MAX];
-
-	for (uint32_t t = 0; t < out->n; t++) {
-		unpack_row(bits, out->dim, codes + (size_t)t * row, code);
-		affine_decode(code, scale + 2 * (size_t)t, min + 2 * (size_t)t, n, v, n);
-		rotate_inv(rot, v, n);
-		scale_row(v, unit, n);
-		scale_row(v, out->scale, n);
-		store_row(out, t, v, n, out->dtype);
-	}
+	SPECIALIZE_BITS(bits, out->dim, out->dtype, had_decode_rows, rot, codes, scale, min, out);
 }
 
 void kvp_dsp_init_avx2(struct dsp *dsp)

@@ -86,7 +86,7 @@ INLINE void load_row(const struct rows_in *in, uint32_t t, __m512 *v, uint32_t n
 	}
 }
 
-/* Rows from t on will be read soon; it does no harm if there are none. */
+/* Row t will be read soon; it does no harm if there is none. */
 INLINE void prefetch_row(const struct rows_in *in, uint32_t t, uint32_t n, uint32_t dtype)
 {
 	const uint32_t bytes = 16 * n * (dtype == KVP_DTYPE_F32 ? 4 : 2);
@@ -105,7 +105,7 @@ INLINE void store_row(
 		store16(row, dtype, i, v[i]);
 }
 
-/* The sum tree over 32 lanes but for its last four steps, which sum_trees() makes. */
+/* The sum tree over 32 lanes, which are two registers, but for its last four steps. */
 INLINE __m512 dot(const __m512 *a, const __m512 *b, uint32_t n)
 {
 	__m512 lane[2] = { _mm512_setzero_ps(), _mm512_setzero_ps() };
@@ -261,10 +261,23 @@ INLINE void scale_row(__m512 *v, float f, uint32_t n)
 		v[i] = _mm512_mul_ps(v[i], _mm512_set1_ps(f));
 }
 
+/* By reference C, in a copy, so that otherwise v may live in registers. */
+INLINE void rotate_dense(const struct rotation *rot,
+	void (*rotate)(const struct rotation *, float *), __m512 *v, uint32_t n)
+{
+	float x[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t i = 0; i < n; i++)
+		_mm512_storeu_ps(x + 16 * (size_t)i, v[i]);
+	rotate(rot, x);
+	for (uint32_t i = 0; i < n; i++)
+		v[i] = _mm512_loadu_ps(x + 16 * (size_t)i);
+}
+
 INLINE void rotate_fwd(const struct rotation *rot, __m512 *v, uint32_t n)
 {
 	if (rot->kind == KVP_ROT_HAAR) {
-		kvp_rotate_fwd(rot, (float *)(void *)v);
+		rotate_dense(rot, kvp_rotate_fwd, v, n);
 		return;
 	}
 	flip(rot, 0, v, n);
@@ -280,7 +293,7 @@ INLINE void rotate_fwd(const struct rotation *rot, __m512 *v, uint32_t n)
 INLINE void rotate_inv(const struct rotation *rot, __m512 *v, uint32_t n)
 {
 	if (rot->kind == KVP_ROT_HAAR) {
-		kvp_rotate_inv(rot, (float *)(void *)v);
+		rotate_dense(rot, kvp_rotate_inv, v, n);
 		return;
 	}
 	for (uint32_t r = rot->rounds; r-- > 1;) {

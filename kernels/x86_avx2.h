@@ -170,6 +170,90 @@ INLINE void unpack_row(uint32_t bits, uint32_t dim, const uint8_t *row, uint8_t 
 	}
 }
 
+/*
+ * A row of n registers of codes, 8 to a register. Loaded, only the low `bits` bits of a lane are
+ * defined; to be stored, the others must be 0.
+ */
+INLINE void load_row_codes(uint32_t bits, uint32_t n, const uint8_t *row, __m256i *k)
+{
+	const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+	const uint32_t fields = bits == 4 ? 2 : 4, part = n / fields;
+
+	if (n % fields) {
+		uint8_t code[KVP_PLANE_DIM_MAX];
+
+		unpack_row(bits, 8 * n, row, code);
+		for (uint32_t i = 0; i < n; i++)
+			k[i] = load_codes(code, i);
+		return;
+	}
+	for (uint32_t i = 0; i < part; i++) {
+		__m256i x = load_codes(row, i);
+
+		for (uint32_t j = 0; j < fields; j++)
+			k[i + j * part] = _mm256_srli_epi32(x, (int)(8 / fields * j));
+	}
+	for (uint32_t i = 0; bits == 3 && i < n; i++) {
+		/* Bit 8 (i mod 4) + lane of four registers' high bits moves to bit 2. */
+		const int by = 8 * (int)(i & 3) - 2;
+		uint32_t high;
+		__m256i x;
+
+		memcpy(&high, row + 8 * (size_t)part + 4 * (size_t)(i / 4), sizeof high);
+		x = _mm256_set1_epi32((int)(by < 0 ? high << 2 : high));
+		x = _mm256_srlv_epi32(
+			x, _mm256_add_epi32(lane, _mm256_set1_epi32(by < 0 ? 0 : by)));
+		k[i] = _mm256_or_si256(_mm256_and_si256(k[i], _mm256_set1_epi32(3)),
+			_mm256_and_si256(x, _mm256_set1_epi32(4)));
+	}
+}
+
+/* Bytes i of a row: its fields from registers i, i + part, ... */
+INLINE __m256i join_fields(uint32_t bits, uint32_t part, const __m256i *k, uint32_t i)
+{
+	const uint32_t fields = bits == 4 ? 2 : 4;
+	__m256i x = _mm256_setzero_si256();
+
+	for (uint32_t j = 0; j < fields; j++) {
+		__m256i y = k[i + j * part];
+
+		if (bits == 3)
+			y = _mm256_and_si256(y, _mm256_set1_epi32(3));
+		x = _mm256_or_si256(x, _mm256_slli_epi32(y, (int)(8 / fields * j)));
+	}
+	return x;
+}
+
+INLINE void store_row_codes(uint32_t bits, uint32_t n, const __m256i *k, uint8_t *row)
+{
+	const uint32_t part = n / (bits == 4 ? 2 : 4);
+	uint32_t i = 0;
+
+	if (n % (bits == 4 ? 2 : 4)) {
+		uint8_t code[KVP_PLANE_DIM_MAX];
+
+		for (; i < n; i++)
+			store_codes(code, i, k[i]);
+		pack_row(bits, 8 * n, code, row);
+		return;
+	}
+	for (; i + 4 <= part; i += 4) {
+		__m256i low = _mm256_packus_epi32(
+			join_fields(bits, part, k, i), join_fields(bits, part, k, i + 1));
+		__m256i high = _mm256_packus_epi32(
+			join_fields(bits, part, k, i + 2), join_fields(bits, part, k, i + 3));
+
+		low = _mm256_permutevar8x32_epi32(
+			_mm256_packus_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+		_mm256_storeu_si256((__m256i *)(void *)(row + 8 * (size_t)i), low);
+	}
+	for (; i < part; i++)
+		store_codes(row, i, join_fields(bits, part, k, i));
+	for (i = 0; bits == 3 && i < n; i++)
+		row[8 * part + i] = (uint8_t)_mm256_movemask_ps(
+			_mm256_castsi256_ps(_mm256_slli_epi32(k[i], 29)));
+}
+
 INLINE __m256i fp8_codes(uint32_t format, __m256 x)
 {
 	const int e4m3 = format == KVP_CODEC_FP8_E4M3;

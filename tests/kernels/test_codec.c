@@ -333,6 +333,15 @@ static uint32_t code_by_step(const struct tq *tq, float z)
 	return (step & 15u) + (f32_from_bits(step & ~15u) <= z);
 }
 
+static uint32_t code_by_step_abs(const struct tq *tq, float z)
+{
+	uint32_t half = 1u << (tq->bits - 1), negative = z < 0.0f;
+	uint32_t step = tq->step_abs[(uint32_t)fminf(3.5f * fabsf(z), 7.0f)];
+	uint32_t i = (step & 15u) + (f32_bits(fabsf(z)) - negative > (step | 15u));
+
+	return negative ? half - 1 - i : half + i;
+}
+
 /* One comparison finds the number of boundaries that are not above z: on all of them, and beside.
  */
 static void codes_by_one_comparison(void **state)
@@ -344,13 +353,17 @@ static void codes_by_one_comparison(void **state)
 			uint32_t n = (1u << bits) - 1;
 
 			assert_int_equal(kvp_codebook(bits, dim, tq.cent, tq.bound), 0);
-			kvp_codebook_steps(tq.bound, bits, tq.step);
+			kvp_codebook_steps(tq.bound, bits, tq.step, tq.step_abs);
 			for (uint32_t i = 0; i < n; i++) {
 				float b = tq.bound[i];
+				float down = nextafterf(b, -10.0f), up = nextafterf(b, 10.0f);
 
 				assert_int_equal(code_by_step(&tq, b), i + 1);
-				assert_int_equal(code_by_step(&tq, nextafterf(b, -10.0f)), i);
-				assert_int_equal(code_by_step(&tq, nextafterf(b, 10.0f)), i + 1);
+				assert_int_equal(code_by_step(&tq, down), i);
+				assert_int_equal(code_by_step(&tq, up), i + 1);
+				assert_int_equal(code_by_step_abs(&tq, b), i + 1);
+				assert_int_equal(code_by_step_abs(&tq, down), i);
+				assert_int_equal(code_by_step_abs(&tq, up), i + 1);
 			}
 			for (float z = -33.0f; z < 33.0f; z += 0x1p-7f) {
 				uint32_t code = 0;
@@ -358,8 +371,10 @@ static void codes_by_one_comparison(void **state)
 				for (uint32_t i = 0; i < n; i++)
 					code += tq.bound[i] <= z;
 				assert_int_equal(code_by_step(&tq, z), code);
+				assert_int_equal(code_by_step_abs(&tq, z), code);
 			}
 			assert_int_equal(code_by_step(&tq, -0.0f), 1u << (bits - 1));
+			assert_int_equal(code_by_step_abs(&tq, -0.0f), 1u << (bits - 1));
 		}
 	}
 }

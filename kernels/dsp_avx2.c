@@ -17,6 +17,9 @@
 #define BATCH      8u
 #define BATCH_REGS 256u
 
+/* Rows from one that is worked on to the one that should be on its way. */
+#define AHEAD 16u
+
 /* Calls f(..., n, dtype) with both constant where that pays. */
 #define SPECIALIZE(dim, dtype, f, ...)                              \
 	do {                                                        \
@@ -526,6 +529,7 @@ INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in
 	__m256 v[N_MAX];
 
 	for (uint32_t t = 0; t < in->n; t++) {
+		prefetch_row(in, t + AHEAD, n, dtype);
 		load_row(in, t, v, n, dtype);
 		asym_encode_row(bits, group, v, n, codes + (size_t)t * row, scale + 2 * groups * t,
 			min + 2 * groups * t);
@@ -610,6 +614,7 @@ INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *c
 		hi[i] = a.inv;
 	}
 	for (uint32_t t = 0; t < in->n; t++) {
+		prefetch_row(in, t + in->n, n, dtype); /* the next group */
 		load_row(in, t, v, n, dtype);
 		for (uint32_t i = 0; i < n; i++)
 			k[i] = affine_codes(bits, v[i], lo[i], hi[i]);
@@ -673,6 +678,7 @@ INLINE void byte_encode_rows(uint32_t format, const struct rows_in *in, uint8_t 
 		__m256 max = _mm256_setzero_ps();
 		float s, inv;
 
+		prefetch_row(in, t + AHEAD, n, dtype);
 		load_row(in, t, v, n, dtype);
 		for (uint32_t i = 0; i < n; i++)
 			max = _mm256_max_ps(max, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v[i]));
@@ -721,6 +727,7 @@ INLINE void had_encode_rows(uint32_t bits, const struct rotation *rot, const str
 	__m256 v[N_MAX];
 
 	for (uint32_t t = 0; t < in->n; t++) {
+		prefetch_row(in, t + AHEAD, n, dtype);
 		load_row(in, t, v, n, dtype);
 		rotate_fwd(rot, v, n);
 		scale_row(v, unit, n);

@@ -250,7 +250,7 @@ static double read_all(const uint8_t *data, size_t n, uint32_t threads)
 			exit(1);
 		best = fmin(best, kbench_now() - t);
 		for (uint32_t i = 0; i < threads; i++)
-			sink ^= share[i].sum;
+			sink = sink ^ share[i].sum;
 	}
 	return best;
 }

@@ -5,8 +5,27 @@
 #include "kernels/rowcode.h"
 #include "kernels/x86_avx2.h"
 
-#define TILE    4u
-#define DIM_MAX KVP_PLANE_DIM_MAX
+#include <math.h>
+
+#define TILE        4u
+#define DIM_MAX     KVP_PLANE_DIM_MAX
+#define ROWS_FLOATS 4096u /* of rows that are decoded at a time: four of DIM_MAX */
+
+/* Fetches a share of the rows that are read next; see attend_avx512.h. */
+INLINE void fetch_next(const struct kvp_rows *r, uint32_t t)
+{
+	uint32_t quarter = r->next_n / 4, at = t / TILE;
+	const uint8_t *row = r->next + (ptrdiff_t)at * r->next_stride;
+
+	if (at >= quarter)
+		return;
+	for (uint32_t b = 0; b < r->next_bytes; b += 64) {
+		const char *p = (const char *)row + b;
+
+		for (uint32_t j = 0; j < 4; j++, p += (ptrdiff_t)quarter * r->next_stride)
+			_mm_prefetch(p, _MM_HINT_T0);
+	}
+}
 
 INLINE float sum8(__m256 x)
 {
@@ -96,24 +115,23 @@ INLINE void float_rows(const struct kvp_rows *r, uint32_t t, float *x)
 }
 
 static void score_avx2(
-	const struct kvp_rows *r, const struct kvp_queries *qs, float *s, size_t s_stride)
+	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
-	const float *q = qs->f;
-	uint32_t nq = qs->n;
 	float x[TILE * DIM_MAX];
 
 	if (r->dim % 8) {
-		kvp_score_c(r, qs, s, s_stride);
+		kvp_score_c(r, q, s, s_stride);
 		return;
 	}
 	for (uint32_t t = 0; t < r->n; t += TILE) {
+		fetch_next(r, t);
 		float_rows(r, t, x);
-		for (uint32_t i = 0; i < nq; i++) {
+		for (uint32_t i = 0; i < q->n; i++) {
 			__m256 v[TILE] = { _mm256_setzero_ps(), _mm256_setzero_ps(),
 				_mm256_setzero_ps(), _mm256_setzero_ps() };
 
 			for (uint32_t d = 0; d < r->dim; d += 8) {
-				__m256 y = _mm256_loadu_ps(q + (size_t)i * r->dim + d);
+				__m256 y = _mm256_loadu_ps(q->f + (size_t)i * r->dim + d);
 
 				for (uint32_t j = 0; j < TILE; j++)
 					v[j] = _mm256_fmadd_ps(
@@ -126,39 +144,129 @@ static void score_avx2(
 	}
 }
 
-static void accumulate_avx2(const struct kvp_rows *r, const struct kvp_weights *ws, float *acc)
+/* Rows that lie decoded in x times the weights of one query. */
+INLINE void add_rows(
+	const float *x, uint32_t dim, uint32_t n, const float *w, float fade, float *acc)
 {
-	const float *w = ws->w;
-	uint32_t nq = ws->nq;
-	size_t w_stride = ws->stride;
-	float x[TILE * DIM_MAX];
+	const __m256 f = _mm256_set1_ps(fade);
+	uint32_t d = 0;
+
+	for (; d + 32 <= dim; d += 32) {
+		__m256 y[4];
+
+		for (uint32_t k = 0; k < 4; k++)
+			y[k] = _mm256_mul_ps(_mm256_loadu_ps(acc + d + 8 * k), f);
+		for (uint32_t t = 0; t < n; t++)
+			for (uint32_t k = 0; k < 4; k++)
+				y[k] = _mm256_fmadd_ps(_mm256_set1_ps(w[t]),
+					_mm256_loadu_ps(x + (size_t)t * dim + d + 8 * k), y[k]);
+		for (uint32_t k = 0; k < 4; k++)
+			_mm256_storeu_ps(acc + d + 8 * k, y[k]);
+	}
+	for (; d < dim; d += 8) {
+		__m256 y = _mm256_mul_ps(_mm256_loadu_ps(acc + d), f);
+
+		for (uint32_t t = 0; t < n; t++)
+			y = _mm256_fmadd_ps(
+				_mm256_set1_ps(w[t]), _mm256_loadu_ps(x + (size_t)t * dim + d), y);
+		_mm256_storeu_ps(acc + d, y);
+	}
+}
+
+static void accumulate_avx2(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
+{
+	float x[ROWS_FLOATS];
+	uint32_t most = ROWS_FLOATS / r->dim;
 
 	if (r->dim % 8) {
-		kvp_accumulate_c(r, ws, acc);
+		kvp_accumulate_c(r, w, acc);
 		return;
 	}
-	for (uint32_t i = 0; i < nq; i++)
-		for (uint32_t c = 0; c < r->dim; c++)
-			acc[(size_t)i * r->dim + c] *= ws->fade[i];
-	for (uint32_t t = 0; t < r->n; t += TILE) {
-		float_rows(r, t, x);
-		for (uint32_t i = 0; i < nq; i++) {
-			float *a = acc + (size_t)i * r->dim;
-			__m256 f[TILE];
+	for (uint32_t t = 0; t < r->n; t += most) {
+		uint32_t n = r->n - t < most ? r->n - t : most;
 
-			for (uint32_t j = 0; j < TILE; j++)
-				f[j] = _mm256_set1_ps(
-					t + j < r->n ? w[i * w_stride + t + j] : 0.0f);
-			for (uint32_t d = 0; d < r->dim; d += 8) {
-				__m256 y = _mm256_loadu_ps(a + d);
-
-				for (uint32_t j = 0; j < TILE; j++)
-					y = _mm256_fmadd_ps(f[j],
-						_mm256_loadu_ps(x + (size_t)j * r->dim + d), y);
-				_mm256_storeu_ps(a + d, y);
-			}
+		for (uint32_t j = 0; j < n; j++) {
+			if (j % TILE == 0)
+				fetch_next(r, t + j);
+			float_row(r, t + j, x + (size_t)j * r->dim);
 		}
+		for (uint32_t i = 0; i < w->nq; i++)
+			add_rows(x, r->dim, n, w->w + i * w->stride + t, t ? 1.0f : w->fade[i],
+				acc + (size_t)i * r->dim);
 	}
+}
+
+/* e^x for x <= 0, 0 below -87; as exp_nonpositive() of reference C. NaN stays. */
+INLINE __m256 exp8(__m256 x)
+{
+	__m256 tiny = _mm256_cmp_ps(x, _mm256_set1_ps(-87.0f), _CMP_LE_OQ), n, f, p;
+	__m256i e;
+
+	x = _mm256_blendv_ps(x, _mm256_setzero_ps(), tiny);
+	n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0x1.715476p0f)), RNE);
+	f = _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.62e43p-1f), x);
+	f = _mm256_fnmadd_ps(n, _mm256_set1_ps(-0x1.05c61p-29f), f);
+	p = _mm256_set1_ps(0x1.6c16c2p-10f);
+	p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.111112p-7f));
+	p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.555556p-5f));
+	p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.555556p-3f));
+	p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.5f));
+	p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+	p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+	e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+	return _mm256_andnot_ps(tiny, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
+}
+
+/* Lanes [lo, hi) of those beginning at t: all ones. */
+INLINE __m256 lanes8(uint32_t t, uint32_t lo, uint32_t hi)
+{
+	__m256i at = _mm256_add_epi32(
+		_mm256_set1_epi32((int)t), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+
+	return _mm256_castsi256_ps(
+		_mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)lo), at),
+			_mm256_cmpgt_epi32(_mm256_set1_epi32((int)hi), at)));
+}
+
+/* Rows of scores are padded: elements beyond n, up to a multiple of 16, are ours to write. */
+static float softmax_avx2(const struct softmax *job, float *s, struct running *run)
+{
+	const __m256 minus_inf = _mm256_set1_ps(-INFINITY);
+	__m256 top = _mm256_set1_ps(run->max), sum = _mm256_setzero_ps(), shift;
+	__m256 nan = _mm256_setzero_ps();
+	float lane[8], max = run->max, fade;
+
+	for (uint32_t t = 0; t < job->n; t += 8) {
+		__m256 seen = lanes8(t, job->lo, job->hi < job->n ? job->hi : job->n);
+		__m256 x = _mm256_mul_ps(_mm256_loadu_ps(s + t), _mm256_set1_ps(job->scale));
+
+		if (job->mask) {
+			__m256 m = _mm256_maskload_ps(
+				job->mask + t, _mm256_castps_si256(lanes8(t, 0, job->n)));
+
+			seen = _mm256_and_ps(seen, _mm256_cmp_ps(m, minus_inf, _CMP_NEQ_UQ));
+			x = _mm256_add_ps(x, m);
+		}
+		x = _mm256_blendv_ps(minus_inf, x, seen);
+		nan = _mm256_or_ps(nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+		top = _mm256_max_ps(top, x);
+		_mm256_storeu_ps(s + t, x);
+	}
+	_mm256_storeu_ps(lane, top);
+	for (uint32_t i = 0; i < 8; i++)
+		max = lane[i] > max || i == 0 ? lane[i] : max;
+	max = _mm256_movemask_ps(nan) ? NAN : max;
+	shift = _mm256_set1_ps(max == -INFINITY ? 0.0f : max);
+	fade = _mm256_cvtss_f32(exp8(_mm256_sub_ps(_mm256_set1_ps(run->max), shift)));
+	for (uint32_t t = 0; t < job->n; t += 8) {
+		__m256 x = exp8(_mm256_sub_ps(_mm256_loadu_ps(s + t), shift));
+
+		sum = _mm256_add_ps(sum, x);
+		_mm256_storeu_ps(s + t, x);
+	}
+	run->sum = run->sum * fade + sum8(sum);
+	run->max = max;
+	return fade;
 }
 
 void kvp_attend_init_avx2(struct kvp_kernels *k)
@@ -167,4 +275,5 @@ void kvp_attend_init_avx2(struct kvp_kernels *k)
 		k->codec[f].score = score_avx2;
 		k->codec[f].accumulate = accumulate_avx2;
 	}
+	k->dsp.softmax = softmax_avx2;
 }

@@ -10,6 +10,19 @@
  * Rotated codecs are attended in the rotated domain: each query is rotated once per distinct
  * rotation, and the result rotated back once, whatever the context; counters prove it.
  *
+ * Where the work is done, 128 tokens of one KV head at a time:
+ *   native, fp8                   converted on the way into fp32 multiplications;
+ *   int8, tq, asym, hadamard,     AVX-512: words of 16 bits against queries and weights as words,
+ *   kivi                          32 products an instruction (vpdpwssd). Bytes would be twice as
+ *                                 fast and 6e-3 wrong. kivi's scales of keys are folded into the
+ *                                 query once per group; scales and minima of values go to the
+ *                                 weights. AVX2, and dims that are no multiple of 64 (of 128 where
+ *                                 codes have 2 or 3 bits, but for 64): decoded into the first
+ *                                 cache, fp32 from there;
+ *   tqprod, hybrid, smart, and    decoded into the workspace, a chunk at a time, then as native
+ *   layouts of others             fp32: what they save is memory, not time.
+ * While a chunk is worked on, the rows of the next are fetched in four streams.
+ *
  * Three phases, so that threads can share the work (split-K):
  *   kvp_attend_prepare()  once;
  *   kvp_attend_range()    once per split, splits in parallel, parts [split's first, last);

@@ -255,31 +255,55 @@ static const char *const pairs[][2] = { { "native", "native" }, { "tq4", "tq4" }
 	{ "tq4-h3-sphere", "tq3-plain-wide" }, { "fp8-e5m2", "native" } };
 #define PAIRS (sizeof pairs / sizeof *pairs)
 
-/* The contexts, group sizes and dims of the acceptance list, in blocks of 64 with a partial last.
- */
+/* A context in blocks of 64 with a partial last, which kivi's groups may not fit. */
+static void check_context(const char *const *pair, uint32_t ctx, uint32_t group, uint32_t dim)
+{
+	struct rig *g = rig_new(1, 2 * group, 2, dim);
+	char what[80];
+
+	while (g->total < ctx) {
+		uint32_t left = ctx - g->total, n = left < 64 ? left : 64;
+		int kivi = strncmp(pair[0], "kivi", 4) == 0 && n < 16;
+
+		add_part(g, kivi ? "native" : pair[0], kivi ? "native" : pair[1], n);
+	}
+	snprintf(what, sizeof what, "%s context %u group %u dim %u", pair[0], ctx, group, dim);
+	compare(g, what);
+	rig_free(g);
+}
+
+/* Contexts, group sizes and dims of the acceptance list, all of them in every codec. */
 static void d033_d034_d039_contexts(void **state)
 {
-	static const uint32_t contexts[] = { 1, 15, 16, 17, 256, 1023, 1024, 4096 };
-	static const uint32_t group[] = { 1, 4, 8 };
-	uint32_t turn = 0;
+	static const uint32_t contexts[] = { 0, 1, 15, 16, 17, 256, 1023, 1024, 4096 };
+	static const uint32_t groups[] = { 1, 4, 8 };
 
 	(void)state;
-	for (size_t i = 0; i < PAIRS; i++) {
-		for (size_t c = 0; c < sizeof contexts / sizeof *contexts; c++, turn++) {
-			/* Long contexts cost time in reference C: one pair each in turn. */
-			struct rig *g = rig_new(1, 2 * group[turn % 3], 2, turn % 2 ? 64 : 128);
-			uint32_t left = contexts[c];
+	for (size_t i = 0; i < PAIRS; i++)
+		for (size_t c = 0; c < sizeof contexts / sizeof *contexts; c++)
+			for (size_t j = 0; j < 3; j++)
+				for (uint32_t dim = 64; dim <= 128; dim *= 2)
+					check_context(pairs[i], contexts[c], groups[j], dim);
+}
 
-			if (left == 4096 && i % 4)
-				left = 2048;
-			while (left) {
-				uint32_t n = left < 64 ? left : 64;
-				int kivi = strncmp(pairs[i][0], "kivi", 4) == 0 && n < 16;
+/* One query to eight, whose groups of heads do not fill the kernels' tiles, and other dims. */
+static void queries_groups_dims(void **state)
+{
+	static const uint32_t dims[] = { 64, 80, 96, 128, 192, 256 };
+	static const uint32_t groups[] = { 1, 2, 4, 8 };
 
-				add_part(g, kivi ? "native" : pairs[i][0],
-					kivi ? "native" : pairs[i][1], n);
-				left -= n;
-			}
+	(void)state;
+	for (uint32_t queries = 1; queries <= 8; queries++) {
+		for (size_t i = 0; i < PAIRS; i++) {
+			struct rig *g = rig_new(
+				queries, 2 * groups[(queries + i) % 4], 2, dims[(queries + i) % 6]);
+
+			add_part(g, pairs[i][0], pairs[i][1], 64);
+			add_part(g, pairs[i][0], pairs[i][1], 131);
+			add_part(g, pairs[i][0], pairs[i][1], 33);
+			g->a.position = g->total - queries;
+			g->a.causal = 1;
+			g->a.window = queries % 3 ? 0 : 100;
 			compare(g, pairs[i][0]);
 			rig_free(g);
 		}
@@ -624,6 +648,7 @@ int main(void)
 		cmocka_unit_test(attention_mass),
 		cmocka_unit_test(empty_and_fully_masked_rows),
 		cmocka_unit_test(nan_stays_in_its_head),
+		cmocka_unit_test(queries_groups_dims),
 		cmocka_unit_test(refusals),
 	};
 

@@ -1,39 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention over rows in fp32: rows are decoded into the codes' domain four at a time. */
-#include "kernels/dsp.h"
-#include "kernels/numeric.h"
-#include "kernels/rowcode.h"
-#include "kernels/x86_avx2.h"
+/* Attention over rows in fp32: rows are decoded into the codes' domain, then multiplied. */
+#include "kernels/attend_avx2.h"
 
 #include <math.h>
 
-#define TILE        4u
 #define DIM_MAX     KVP_PLANE_DIM_MAX
 #define ROWS_FLOATS 4096u /* of rows that are decoded at a time: four of DIM_MAX */
-
-/* Fetches a share of the rows that are read next; see attend_avx512.h. */
-INLINE void fetch_next(const struct kvp_rows *r, uint32_t t)
-{
-	uint32_t quarter = r->next_n / 4, at = t / TILE;
-	const uint8_t *row = r->next + (ptrdiff_t)at * r->next_stride;
-
-	if (at >= quarter)
-		return;
-	for (uint32_t b = 0; b < r->next_bytes; b += 64) {
-		const char *p = (const char *)row + b;
-
-		for (uint32_t j = 0; j < 4; j++, p += (ptrdiff_t)quarter * r->next_stride)
-			_mm_prefetch(p, _MM_HINT_T0);
-	}
-}
-
-INLINE float sum8(__m256 x)
-{
-	__m128 q = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-
-	q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-	return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
-}
 
 INLINE void affine_row(const struct kvp_rows *r, uint32_t t, float *x)
 {
@@ -114,7 +86,7 @@ INLINE void float_rows(const struct kvp_rows *r, uint32_t t, float *x)
 	}
 }
 
-static void score_avx2(
+static void score_float(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
 	float x[TILE * DIM_MAX];
@@ -173,7 +145,7 @@ INLINE void add_rows(
 	}
 }
 
-static void accumulate_avx2(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
+static void accumulate_float(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
 {
 	float x[ROWS_FLOATS];
 	uint32_t most = ROWS_FLOATS / r->dim;
@@ -269,11 +241,25 @@ static float softmax_avx2(const struct softmax *job, float *s, struct running *r
 	return fade;
 }
 
+static void score_codes(
+	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
+{
+	if (!kvp_score_words_avx2(r, q, s, s_stride))
+		score_float(r, q, s, s_stride);
+}
+
+static void accumulate_codes(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
+{
+	if (!kvp_accumulate_words_avx2(r, w, acc))
+		accumulate_float(r, w, acc);
+}
+
 void kvp_attend_init_avx2(struct kvp_kernels *k)
 {
 	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++) {
-		k->codec[f].score = score_avx2;
-		k->codec[f].accumulate = accumulate_avx2;
+		k->codec[f].score = f < KVP_FAMILY_INT8 ? score_float : score_codes;
+		k->codec[f].accumulate = f < KVP_FAMILY_INT8 ? accumulate_float : accumulate_codes;
 	}
 	k->dsp.softmax = softmax_avx2;
+	k->dsp.query_words = kvp_query_words_avx2;
 }

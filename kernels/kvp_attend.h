@@ -11,16 +11,16 @@
  * rotation, and the result rotated back once, whatever the context; counters prove it.
  *
  * Where the work is done, 128 tokens of one KV head at a time:
- *   native, fp8                   converted on the way into fp32 multiplications;
- *   int8, tq, asym, hadamard,     AVX-512: words of 16 bits against queries and weights as words,
- *   kivi                          32 products an instruction (vpdpwssd). Bytes would be twice as
- *                                 fast and 6e-3 wrong. kivi's scales of keys are folded into the
- *                                 query once per group; scales and minima of values go to the
- *                                 weights. AVX2, and dims that are no multiple of 64 (of 128 where
- *                                 codes have 2 or 3 bits, but for 64): decoded into the first
- *                                 cache, fp32 from there;
- *   tqprod, hybrid, smart, and    decoded into the workspace, a chunk at a time, then as native
- *   layouts of others             fp32: what they save is memory, not time.
+ *   native, fp8                converted on the way into fp32 multiplications;
+ *   int8, tq, asym, hadamard,  16-bit words against queries and weights as words: 32 products an
+ *   kivi                       instruction with vpdpwssd (AVX-512), 16 with vpmaddwd (AVX2). Bytes
+ *                              would be twice as fast and 6e-3 wrong. In AVX-512, kivi's scales of
+ *                              keys are folded into the query once per group, scales and minima of
+ *                              values go to the weights. In AVX2 kivi, and in both what has dims
+ *                              that are no multiple of 64 (AVX-512 at 2 and 3 bits: 64 or of 128),
+ *                              is decoded into the first cache and fp32 from there;
+ *   tqprod, hybrid, smart,     decoded into the workspace, a chunk at a time, then as native fp32:
+ *   layouts of others          what they save is memory, not time.
  * While a chunk is worked on, the rows of the next are fetched in four streams.
  *
  * Three phases, so that threads can share the work (split-K):

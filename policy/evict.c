@@ -58,6 +58,46 @@ static bool capacity_is_valid(uint64_t items, uint64_t bytes)
 	       bytes <= KVP_EVICT_MAX_CAPACITY;
 }
 
+void evict_clear_lists(struct kvp_evict *e)
+{
+	for (unsigned q = 0; q < EVICT_LISTS; q++)
+		list_clear(&e->list[q]);
+}
+
+static int make(const struct evict_ops *ops, const struct kvp_evict_params *params, bool contest,
+	struct kvp_evict **ret_evict)
+{
+	struct kvp_evict *e = calloc(1, sizeof(*e));
+	int r = -ENOMEM;
+
+	if (!e)
+		return -ENOMEM;
+	e->policy = e->ops = ops;
+	e->params = *params;
+	evict_clear_lists(e);
+	/* calloc, and not malloc with memset: pages of ids never used stay untouched */
+	e->node = calloc(params->max_ids, sizeof(*e->node));
+	if (!e->node)
+		goto error;
+	if (contest)
+		r = evict_shadows_init(e);
+	else
+		r = ops->init ? ops->init(e) : 0;
+	if (r < 0)
+		goto error;
+	*ret_evict = e;
+	return 0;
+error:
+	kvp_evict_free(e);
+	return r;
+}
+
+int evict_new_plain(const struct evict_ops *ops, const struct kvp_evict_params *params,
+	struct kvp_evict **ret_evict)
+{
+	return make(ops, params, false, ret_evict);
+}
+
 int kvp_evict_new(
 	const char *name, const struct kvp_evict_params *params, struct kvp_evict **ret_evict)
 {
@@ -71,37 +111,16 @@ int kvp_evict_new(
 	const struct evict_ops *ops = find_policy(name);
 	if (!ops)
 		return -ENOENT;
-
-	struct kvp_evict *e = calloc(1, sizeof(*e));
-	if (!e)
-		return -ENOMEM;
-	e->ops = ops;
-	e->params = *params;
-	for (unsigned q = 0; q < EVICT_LISTS; q++)
-		list_clear(&e->list[q]);
-
-	int r = -ENOMEM;
-	/* calloc, and not malloc with memset: pages of ids never used stay untouched */
-	e->node = calloc(params->max_ids, sizeof(*e->node));
-	if (!e->node)
-		goto error;
-	if (ops->init) {
-		r = ops->init(e);
-		if (r < 0)
-			goto error;
-	}
-	*ret_evict = e;
-	return 0;
-error:
-	kvp_evict_free(e);
-	return r;
+	return make(ops, params, ops->contest, ret_evict);
 }
 
 struct kvp_evict *kvp_evict_free(struct kvp_evict *e)
 {
 	if (!e)
 		return NULL;
-	if (e->ops->fini)
+	if (e->shadows)
+		evict_shadows_done(e);
+	else if (e->ops->fini)
 		e->ops->fini(e);
 	evict_ghosts_free(e->ghosts);
 	free(e->heap);
@@ -118,6 +137,8 @@ int kvp_evict_resize(struct kvp_evict *e, uint64_t items, uint64_t bytes)
 	e->params.bytes = bytes;
 	if (e->ops->capacity)
 		e->ops->capacity(e);
+	if (e->shadows)
+		evict_shadows_resize(e);
 	return 0;
 }
 
@@ -246,7 +267,11 @@ static uint64_t fold_key(struct kvp_key key)
 int kvp_evict_admit(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t now)
 {
 	tick(e, now);
-	return e->ops->admit ? e->ops->admit(e, item, fold_key(item->key)) : 1;
+	if (!e->ops->admit || e->ops->admit(e, item, fold_key(item->key)))
+		return 1;
+	if (e->shadows)
+		evict_shadows_refused(e, item, fold_key(item->key));
+	return 0;
 }
 
 int kvp_evict_insert(
@@ -275,6 +300,8 @@ int kvp_evict_insert(
 	e->items++;
 	e->bytes += e->node[id].bytes;
 	e->ops->insert(e, id, item);
+	if (e->shadows)
+		evict_shadows_inserted(e, id);
 	if (e->params.hooks.on_put)
 		e->params.hooks.on_put(e->params.hooks.ctx, id);
 	return 0;
@@ -284,7 +311,8 @@ static void access_one(struct kvp_evict *e, uint32_t id)
 {
 	restore(e, id);
 	e->ops->access(e, id);
-	e->node[id].flags |= EVICT_F_ACCESSED;
+	if ((e->node[id].flags & EVICT_USES) != EVICT_USES)
+		e->node[id].flags += 1u << EVICT_USES_SHIFT;
 	if (e->params.hooks.on_hot_access && e->ops->hot(e, id))
 		e->params.hooks.on_hot_access(e->params.hooks.ctx, id);
 }
@@ -297,6 +325,8 @@ int kvp_evict_access(struct kvp_evict *e, kvp_block_id id, uint64_t now)
 	if (e->ops->chain)
 		e->ops->chain(e, id);
 	access_one(e, id);
+	if (e->shadows)
+		evict_shadows_used(e, id, true);
 	return 0;
 }
 
@@ -309,6 +339,8 @@ int kvp_evict_access_chain(struct kvp_evict *e, kvp_block_id tip, uint64_t now)
 		e->ops->chain(e, tip);
 	for (uint32_t id = tip; id != KVP_BLOCK_NONE; id = e->node[id].parent)
 		access_one(e, id);
+	if (e->shadows)
+		evict_shadows_used(e, tip, false);
 	return 0;
 }
 
@@ -317,6 +349,8 @@ int kvp_evict_request(struct kvp_evict *e, const struct kvp_evict_request *req, 
 	if (req->matched > req->blocks || (req->tip != KVP_BLOCK_NONE && !cached(e, req->tip)))
 		return -EINVAL;
 	tick(e, now);
+	if (e->shadows)
+		evict_shadows_request(e);
 	if (e->ops->request)
 		e->ops->request(e, req);
 	return 0;
@@ -379,6 +413,8 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 	tick(e, now);
 	while (e->list[0].young != KVP_BLOCK_NONE)
 		restore(e, e->list[0].young);
+	if (e->shadows)
+		evict_shadows_settle(e);
 	if (!want_items && !want_bytes)
 		want_items = e->params.evict_by ? e->params.evict_by : 1;
 
@@ -474,14 +510,14 @@ kvp_block_id kvp_evict_next(const struct kvp_evict *e, kvp_block_id id)
 
 const char *kvp_evict_name(const struct kvp_evict *e)
 {
-	return e->ops->name;
+	return e->policy->name;
 }
 
 int kvp_evict_describe(const struct kvp_evict *e, char *buf, size_t len)
 {
 	return snprintf(buf, len,
 		"%s: %" PRIu64 " of %" PRIu64 " blocks, %" PRIu64 " of %" PRIu64 " bytes",
-		e->ops->name, e->items, e->params.items, e->bytes, e->params.bytes);
+		e->policy->name, e->items, e->params.items, e->bytes, e->params.bytes);
 }
 
 void kvp_evict_memory(const struct kvp_evict *e, struct kvp_evict_memory *ret_memory)
@@ -490,7 +526,10 @@ void kvp_evict_memory(const struct kvp_evict *e, struct kvp_evict_memory *ret_me
 		.total = sizeof(*e) + (uint64_t)e->params.max_ids * sizeof(*e->node),
 		.per_block = sizeof(*e->node),
 	};
-	if (e->ops->memory) {
+	if (e->shadows) {
+		ret_memory->total += evict_shadows_memory(e);
+		ret_memory->per_block += EVICT_ARENA_BYTES;
+	} else if (e->ops->memory) {
 		uint64_t own = e->ops->memory(e);
 		ret_memory->total += own;
 		ret_memory->per_block += (uint32_t)(own / e->params.max_ids);
@@ -575,6 +614,8 @@ int kvp_evict_assert_consistency(const struct kvp_evict *e)
 	if (r < 0)
 		return r;
 	if (e->ghosts && evict_ghosts_check(e->ghosts) < 0)
+		return -EIO;
+	if (e->shadows && evict_shadows_check(e) < 0)
 		return -EIO;
 	if (e->ops->check)
 		return e->ops->check(e, e->items - parked - listed);

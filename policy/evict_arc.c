@@ -105,6 +105,25 @@ static void arc_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evict_
 	trim_ghosts(e);
 }
 
+static void arc_learn(struct kvp_evict *e, const struct kvp_evict *shadow)
+{
+	struct arc *a = e->self;
+	const struct arc *s = shadow->self;
+
+	/* the shadow may be smaller */
+	a->p = s->p * (double)evict_capacity(e) / (double)evict_capacity(shadow);
+}
+
+static void arc_adopt(struct kvp_evict *e, uint32_t id, double rank, const struct kvp_evict *shadow,
+	const struct evict_node *like)
+{
+	struct evict_node *n = &e->node[id];
+
+	(void)rank, (void)shadow;
+	n->home = like ? like->home : evict_uses(n) ? T2 : T1;
+	evict_push_young(e, n->home, id);
+}
+
 static void arc_access(struct kvp_evict *e, uint32_t id)
 {
 	if (evict_in_queue(&e->node[id]))
@@ -160,4 +179,6 @@ const struct evict_ops evict_arc = {
 	.detach = evict_unlink,
 	.gone = arc_gone,
 	.hot = arc_hot,
+	.learn = arc_learn,
+	.adopt = arc_adopt,
 };

@@ -2,6 +2,7 @@
 /* Keys of evicted blocks: two queues by age over one chained hash table, all in fixed arrays. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "policy/evict_impl.h"
 
@@ -32,18 +33,24 @@ struct evict_ghosts *evict_ghosts_new(uint32_t n, uint64_t seed)
 		return NULL;
 	g->seed = seed;
 	g->max = n;
-	g->free = EVICT_GHOST_NONE;
-	for (unsigned q = 0; q < QUEUES; q++)
-		g->queue[q].young = g->queue[q].old = EVICT_GHOST_NONE;
 	g->ghost = calloc(n, sizeof(*g->ghost));
 	g->bucket = malloc(n * sizeof(*g->bucket));
 	if (!g->ghost || !g->bucket) {
 		evict_ghosts_free(g);
 		return NULL;
 	}
-	for (uint32_t i = 0; i < n; i++)
-		g->bucket[i] = EVICT_GHOST_NONE;
+	evict_ghosts_clear(g);
 	return g;
+}
+
+void evict_ghosts_clear(struct evict_ghosts *g)
+{
+	g->free = EVICT_GHOST_NONE;
+	g->fresh = 0;
+	for (unsigned q = 0; q < QUEUES; q++)
+		g->queue[q] = (struct queue){ .young = EVICT_GHOST_NONE, .old = EVICT_GHOST_NONE };
+	for (uint32_t i = 0; i < g->max; i++)
+		g->bucket[i] = EVICT_GHOST_NONE;
 }
 
 void evict_ghosts_free(struct evict_ghosts *g)
@@ -60,6 +67,8 @@ int evict_ghosts_init(struct kvp_evict *e, uint64_t fallback)
 	uint64_t most = (uint64_t)e->params.max_ids * 2 + 20000;
 	uint64_t n = e->params.ghosts ? e->params.ghosts : fallback;
 
+	if (e->ghosts)
+		return 0;
 	if (n > most)
 		n = most;
 	if (n > KVP_EVICT_MAX_IDS)
@@ -119,6 +128,11 @@ static void fetch_ahead(const struct evict_ghosts *g, uint32_t i)
 		evict_ghost_prefetch(g, key_of(&g->ghost[i]));
 }
 
+uint8_t *evict_ghost_note(struct evict_ghosts *g, uint32_t i)
+{
+	return i < g->fresh && g->ghost[i].queue != EVICT_GHOST_FREE ? g->ghost[i].note : NULL;
+}
+
 void evict_ghost_drop(struct evict_ghosts *g, uint32_t i)
 {
 	struct evict_ghost *x = &g->ghost[i];
@@ -139,6 +153,7 @@ void evict_ghost_drop(struct evict_ghosts *g, uint32_t i)
 		q->old = x->young;
 	q->len--;
 	q->weight -= x->weight;
+	x->queue = EVICT_GHOST_FREE;
 	x->bucket_next = g->free;
 	g->free = i;
 }
@@ -160,7 +175,7 @@ static uint32_t take_free(struct evict_ghosts *g, uint32_t queue)
 	return i;
 }
 
-void evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint32_t weight)
+uint32_t evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint32_t weight)
 {
 	struct queue *q = &g->queue[queue];
 	uint32_t i = take_free(g, queue);
@@ -171,7 +186,7 @@ void evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint3
 		.young = EVICT_GHOST_NONE,
 		.old = q->young,
 		.weight = weight,
-		.queue = queue,
+		.queue = (uint8_t)queue,
 	};
 	*bucket = i;
 	if (q->young != EVICT_GHOST_NONE)
@@ -181,6 +196,7 @@ void evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint3
 	q->young = i;
 	q->len++;
 	q->weight += weight;
+	return i;
 }
 
 uint32_t evict_ghost_victim(const struct evict_ghosts *g)
@@ -190,9 +206,25 @@ uint32_t evict_ghost_victim(const struct evict_ghosts *g)
 	return g->queue[0].len ? g->queue[0].old : g->queue[1].old;
 }
 
+void evict_ghosts_copy(struct evict_ghosts *g, const struct evict_ghosts *from)
+{
+	for (uint32_t q = 0; q < QUEUES; q++)
+		for (uint32_t i = from->queue[q].old; i != EVICT_GHOST_NONE;
+			i = from->ghost[i].young) {
+			const struct evict_ghost *x = &from->ghost[i];
+			uint32_t to = evict_ghost_add(g, q, key_of(x), x->weight);
+			memcpy(g->ghost[to].note, x->note, sizeof(x->note));
+		}
+}
+
 uint64_t evict_ghost_weight(const struct evict_ghosts *g, uint32_t queue)
 {
 	return g->queue[queue].weight;
+}
+
+uint32_t evict_ghosts_places(const struct evict_ghosts *g)
+{
+	return g->fresh;
 }
 
 uint32_t evict_ghosts_max(const struct evict_ghosts *g)

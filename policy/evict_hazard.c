@@ -5,16 +5,17 @@
  * The blocks that one request last used form a group: they have the same age and, mostly, the same
  * fate. A group has a class, told by what is known when it arises: fresh blocks or blocks seen
  * before, the turn of its conversation (0..3 and more), the number of new blocks of the request
- * (log 2); if it brings none, how often it came before. Partial last blocks have a class of their
- * own until they come back, blocks that several chains share one for each power of two of chains.
+ * (log 2). What came back more than three times, by requests with one new block at most, is told by
+ * the mean time between its uses. Partial last blocks have a class of their own until they come
+ * back, blocks that several chains share one for each power of two of chains.
  *
  * Ages fall into bins, two per octave. For every class and bin (a cell) we count how many blocks
  * entered it, and how many were used again in it; evicted blocks go on being counted while their
- * ghosts last. Their ratio, drawn towards that of the kind and of all blocks where data are few,
- * is the hazard. From it follows a cell's index, the best over all horizons of
- *	expected hits until the horizon / expected time held until a hit or the horizon
- * (the index of Gittins, computed from old to young by merging bins while that raises it). The
- * victim is the tip of the oldest group in the cell of the smallest index.
+ * ghosts last, which keep class and birth for themselves. Their ratio, drawn towards that of the
+ *kind and of all blocks where data are few, is the hazard. From it follows a cell's index, the best
+ *over all horizons of expected hits until the horizon / expected time held until a hit or the
+ *horizon (the index of Gittins, computed from old to young by merging bins while that raises it).
+ *The victim is the tip of the oldest group in the cell of the smallest index.
  *
  * Ages are counted half in requests and half in time: blocks compete request by request, but
  * people and tools come back after a time. A long gap counts for no more than sixteen mean ones,
@@ -31,15 +32,17 @@
 
 #define NONE         KVP_BLOCK_NONE
 #define QUEUED       (EVICT_HEAP + 1u) /* `where` of a block in its group's list */
-#define PER_OCTAVE   2u
+#define SUB_BITS     1u
+#define PER_OCTAVE   (1u << SUB_BITS)
 #define FIRST_OCTAVE 10u /* ages below 2^10 share bin 0 */
-#define BINS         (PER_OCTAVE * (64u - FIRST_OCTAVE))
+#define LAST_OCTAVE  46u /* 2^26 mean steps: more requests than anyone remembers */
+#define BINS         (PER_OCTAVE * (LAST_OCTAVE - FIRST_OCTAVE))
 #define TURNS        4u
 #define SIZES        8u
-#define SHAPES       (TURNS * SIZES)
-#define REPEAT       (2u * SHAPES) /* seen, in requests that bring nothing new */
-#define USES         8u
-#define PARTIAL      (REPEAT + USES)
+#define SEEN_FIRST   (TURNS * SIZES)
+#define OFTEN        (2u * TURNS * SIZES)
+#define GAPS         16u /* octaves of the mean time between uses, in steps */
+#define PARTIAL      (OFTEN + 2u * GAPS)
 #define SHARED       (PARTIAL + 1u)
 #define BRANCHES     4u /* 2, 4, 8, 16 chains and more */
 #define CLASSES      (SHARED + BRANCHES)
@@ -47,10 +50,13 @@
 #define LEVELS       1024u
 #define REQUESTS     16u /* served at the same time; more only blur classes */
 #define GHOSTS_EXTRA 20000u
+#define GHOST_UNIT   14u       /* log2; a ghost's birth is kept in 32 bits */
+#define ADOPT_STEPS  32.0      /* ages given to blocks taken over from another algorithm */
 #define STEP_LOG2    20u       /* of the policy's own clock: a request, on average */
 #define STEP         1048576.0 /* 2^STEP_LOG2 */
 #define FLOOR_BIN    ((STEP_LOG2 - FIRST_OCTAVE) * PER_OCTAVE) /* ages up to this bin are one */
-#define GAPS         16384.0 /* between requests, that their mean remembers */
+#define GAP_USES     8u
+#define GAP_MEMORY   16384.0 /* gaps between requests, that their mean remembers */
 #define GAP_MAX      16.0    /* longest gap, in mean ones */
 
 /*
@@ -72,10 +78,11 @@ struct group {
 	uint32_t c_young, c_old; /* neighbours in its cell, while it has queued blocks */
 	uint32_t young, old;     /* its queued blocks */
 	uint32_t queued;
-	uint32_t total; /* cached blocks and ghosts that belong to it */
+	uint32_t total; /* cached blocks that belong to it, queued or not */
 	uint16_t klass;
 	uint8_t bin;
 	uint8_t request; /* REQUESTS: of none */
+	float gap;       /* mean time between its uses so far, in steps */
 };
 static_assert(sizeof(struct group) == 48, "12 bytes a block at one group for four blocks");
 
@@ -95,7 +102,8 @@ struct cell {
 struct request {
 	uint32_t seen, fresh; /* its groups, or NONE */
 	uint32_t count;       /* blocks that nobody knew */
-	uint32_t uses;        /* turns before this one, exact up to 3, then about log 2 */
+	uint32_t uses;        /* turns before this one; TURNS: as many and more */
+	float gap;            /* mean time between them, in steps */
 	uint32_t branch;      /* log2 of the most chains that a block met so far belongs to */
 };
 
@@ -116,8 +124,9 @@ struct hazard {
 	uint64_t now;       /* own clock, see advance() */
 	double gap;         /* mean time between requests, in the caller's clock */
 	uint64_t requests;
+	uint64_t uses;  /* of blocks, the first included */
+	uint32_t ghost; /* the last one that was counted on */
 	uint64_t begun; /* time of the last request */
-	uint64_t draws;
 	uint64_t swept;
 	uint64_t changes; /* since the last relearn() */
 	uint64_t seen;    /* before the last relearn() */
@@ -138,7 +147,9 @@ static uint32_t bin_of(uint64_t age)
 	if (age < UINT64_C(1) << FIRST_OCTAVE)
 		return 0;
 	uint32_t octave = log2_floor(age);
-	return (octave - FIRST_OCTAVE) * PER_OCTAVE + (uint32_t)(age >> (octave - 1) & 1);
+	uint32_t bin = (octave - FIRST_OCTAVE) * PER_OCTAVE +
+		       (uint32_t)(age >> (octave - SUB_BITS) & (PER_OCTAVE - 1));
+	return bin < BINS ? bin : BINS - 1;
 }
 
 static uint64_t bin_begin(uint32_t bin)
@@ -147,7 +158,7 @@ static uint64_t bin_begin(uint32_t bin)
 
 	if (!bin)
 		return 0;
-	return UINT64_C(1) << octave | (uint64_t)(bin % PER_OCTAVE) << (octave - 1);
+	return UINT64_C(1) << octave | (uint64_t)(bin % PER_OCTAVE) << (octave - SUB_BITS);
 }
 
 static uint64_t bin_end(uint32_t bin)
@@ -221,6 +232,7 @@ static void cell_remove(struct hazard *h, uint32_t i)
 
 /* ---- groups by age ---- */
 
+/* In order of birth. Almost always the group is the youngest. */
 static void timeline_add(struct hazard *h, uint32_t i)
 {
 	struct group *g = &h->group[i];
@@ -228,7 +240,14 @@ static void timeline_add(struct hazard *h, uint32_t i)
 
 	g->t_young = NONE;
 	g->t_old = t->young;
-	t->young = i;
+	while (g->t_old != NONE && h->group[g->t_old].born > g->born) {
+		g->t_young = g->t_old;
+		g->t_old = h->group[g->t_old].t_old;
+	}
+	if (g->t_young != NONE)
+		h->group[g->t_young].t_old = i;
+	else
+		t->young = i;
 	if (g->t_old != NONE)
 		h->group[g->t_old].t_young = i;
 	else
@@ -403,12 +422,13 @@ static void join(struct kvp_evict *e, uint32_t i, uint32_t id, bool young)
 	g->total++;
 	cell_of(h, g)->entries += 1;
 	h->changes++;
+	h->uses++;
 	queue(e, i, id, young);
 }
 
 /* ---- learning ---- */
 
-/* A block or ghost of this group is used again. */
+/* A block of this group is used again. */
 static void count_hit(struct kvp_evict *e, uint32_t i)
 {
 	struct hazard *h = e->self;
@@ -484,7 +504,7 @@ static void index_class(struct hazard *h, uint32_t klass, const double *hazard, 
 /* Which of the groups of classes a class is drawn towards: fresh, seen, partial, shared. */
 static uint32_t family(uint32_t klass)
 {
-	return klass < SHAPES ? 0 : klass < PARTIAL ? 1 : klass < SHARED ? 2 : 3;
+	return klass < SEEN_FIRST ? 0 : klass < PARTIAL ? 1 : klass < SHARED ? 2 : 3;
 }
 
 #define FAMILIES 4u
@@ -540,17 +560,27 @@ static uint32_t tally(const struct hazard *h, struct tally t[FAMILIES + 1][BINS]
 
 static void relearn(struct hazard *h)
 {
-	struct tally t[FAMILIES + 1][BINS];
+	struct tally t[FAMILIES + 1][BINS], often[2][BINS];
 	double hazard[BINS], w = class_weight(h);
 	uint32_t top = tally(h, t) + PER_OCTAVE;
 
 	if (top >= BINS)
 		top = BINS - 1;
+	memset(often, 0, sizeof(often));
+	for (uint32_t i = OFTEN * BINS; i < PARTIAL * BINS; i++) {
+		struct tally *n = &often[i / BINS % 2][i % BINS];
+		n->entries += (double)h->cell[i].entries;
+		n->events += (double)h->cell[i].events;
+	}
 	for (uint32_t k = 0; k < CLASSES; k++) {
 		const struct cell *c = &h->cell[k * BINS];
 		for (uint32_t b = 0; b <= top; b++) {
-			double p = ((double)c[b].events + w * t[family(k)][b].hazard) /
-				   ((double)c[b].entries + w);
+			double p = t[family(k)][b].hazard;
+			if (k >= OFTEN && k < PARTIAL) {
+				const struct tally *n = &often[k % 2][b];
+				p = (n->events + w * p) / (n->entries + w);
+			}
+			p = ((double)c[b].events + w * p) / ((double)c[b].entries + w);
 			hazard[b] = p < 0.99 ? p : 0.99;
 		}
 		index_class(h, k, hazard, top);
@@ -585,28 +615,24 @@ static uint32_t class_of(const struct request *r, enum kind kind)
 	uint32_t size = log2_floor((uint64_t)r->count + 1);
 	uint32_t turn = r->uses < TURNS ? r->uses : TURNS - 1;
 
-	if (kind == SEEN && !r->count)
-		return REPEAT + r->uses;
-	return (uint32_t)kind * SHAPES + turn * SIZES + (size < SIZES ? size : SIZES - 1);
+	if (kind == SEEN && r->uses >= TURNS && r->count <= 1) {
+		uint32_t octave = r->gap >= 2 ? log2_floor((uint64_t)r->gap) : 0;
+		return OFTEN + (octave < GAPS ? octave : GAPS - 1) * 2 + r->count;
+	}
+	return (kind == SEEN ? SEEN_FIRST : 0) + turn * SIZES + (size < SIZES ? size : SIZES - 1);
 }
 
-/*
- * One more use than this class says. From TURNS - 1 on the count is a logarithm: it rises with
- * probability 1/2, 1/4, ... (Morris 1978), so that the class is all that need be remembered.
- */
-static uint32_t uses_after(struct hazard *h, uint32_t klass)
+/* The request comes back to what had this class and mean gap, and is now so old. */
+static void return_to(struct request *r, uint32_t klass, double gap, uint64_t age)
 {
-	uint32_t uses;
+	double steps = (double)age / STEP;
 
 	if (klass >= PARTIAL)
-		return 1;
-	uses = klass < REPEAT ? klass % SHAPES / SIZES : klass - REPEAT;
-	if (uses >= TURNS - 1) {
-		uint64_t draw = ++h->draws * UINT64_C(0x9e3779b97f4a7c15);
-		if (draw >> (64 - (uses + 2 - TURNS)))
-			return uses;
-	}
-	return uses + 1 < USES ? uses + 1 : USES - 1;
+		r->uses = 1;
+	else
+		r->uses = klass < OFTEN ? klass % SEEN_FIRST / SIZES + 1 : TURNS;
+	/* of the last few, so that it can change */
+	r->gap = (float)(gap + (steps - gap) / (r->uses < TURNS ? r->uses : GAP_USES));
 }
 
 /* The age of everything grows by one request. */
@@ -617,7 +643,8 @@ static void advance(struct kvp_evict *e)
 
 	h->begun = e->now;
 	if (h->requests)
-		h->gap += (gap - h->gap) / (h->requests < GAPS ? (double)h->requests : GAPS);
+		h->gap += (gap - h->gap) /
+			  (h->requests < GAP_MEMORY ? (double)h->requests : GAP_MEMORY);
 	h->requests++;
 	if (h->gap > 0)
 		relative = gap < GAP_MAX * h->gap ? gap / h->gap : GAP_MAX;
@@ -641,8 +668,9 @@ static struct request *begin(struct kvp_evict *e, uint32_t tip)
 	if (r->fresh != NONE)
 		forget_request(h, r->fresh);
 	*r = (struct request){ .seen = NONE, .fresh = NONE };
+	const struct group *g = &h->group[tip != NONE ? e->node[tip].home : 0];
 	if (tip != NONE && e->node[tip].freq == 0)
-		r->uses = uses_after(h, h->group[e->node[tip].home].klass);
+		return_to(r, g->klass, (double)g->gap, h->now - g->born);
 	h->tip = tip;
 	return r;
 }
@@ -691,12 +719,94 @@ static uint32_t group_of(struct kvp_evict *e, struct request *r, enum kind kind)
 	uint32_t i = group_for(e, class_of(r, kind), false);
 	if (!h->group[i].total) {
 		*own = i;
+		h->group[i].gap = r->gap;
 		h->group[i].request = (uint8_t)(r - h->request);
 	}
 	return i;
 }
 
 /* ---- operations ---- */
+
+static void hazard_reset(struct kvp_evict *e)
+{
+	struct hazard *h = e->self;
+
+	for (uint32_t i = 0; i < h->n_groups; i++)
+		h->group[i].t_old = i + 1 < h->n_groups ? i + 1 : NONE;
+	h->free_group = 0;
+	h->n_used = 0;
+	memset(h->newest, 0xff, sizeof(h->newest));
+	memset(h->timeline, 0xff, sizeof(h->timeline));
+	memset(h->level, 0xff, sizeof(h->level));
+	memset(h->bitmap, 0, sizeof(h->bitmap));
+	for (uint32_t i = 0; i < CELLS; i++)
+		h->cell[i].groups = (struct ends){ .young = NONE, .old = NONE };
+	for (uint32_t i = 0; i < REQUESTS; i++)
+		h->request[i] = (struct request){ .seen = NONE, .fresh = NONE };
+	h->tip = NONE;
+	h->announced = NONE;
+	h->begun = e->now;
+	relearn(h);
+}
+
+static void hazard_learn(struct kvp_evict *e, const struct kvp_evict *shadow)
+{
+	struct hazard *h = e->self;
+	const struct hazard *s = shadow->self;
+
+	for (uint32_t i = 0; i < CELLS; i++) {
+		h->cell[i].entries = s->cell[i].entries;
+		h->cell[i].events = s->cell[i].events;
+	}
+	h->now = h->swept = s->now;
+	h->gap = s->gap;
+	h->requests = s->requests;
+	h->uses = s->uses;
+	h->begun = s->begun;
+	h->seen = s->seen;
+	relearn(h);
+}
+
+/*
+ * A block that another algorithm ranked. Its age is what LRU would need to bring it there; its
+ * class follows from its uses and depth.
+ */
+static void hazard_adopt(struct kvp_evict *e, uint32_t id, double rank,
+	const struct kvp_evict *shadow, const struct evict_node *like)
+{
+	struct hazard *h = e->self;
+	struct evict_node *n = &e->node[id];
+	struct request guess = { .count = n->depth + 1u };
+	uint32_t uses = evict_uses(n);
+	double step = floor((1 - rank) * ADOPT_STEPS) / ADOPT_STEPS;
+	uint64_t age = (uint64_t)(step * STEP * (double)e->items * h->requests / (h->uses + 1));
+	uint64_t born = age < h->now ? h->now - age : 0;
+	uint32_t klass = uses ? SEEN_FIRST + (uses < TURNS ? uses : TURNS - 1) * SIZES
+			      : class_of(&guess, FRESH);
+	float gap = 0;
+
+	if (like) {
+		const struct group *g = &((const struct hazard *)shadow->self)->group[like->home];
+		klass = g->klass;
+		born = g->born;
+		gap = g->gap;
+	}
+	uint32_t i = h->newest[klass];
+
+	if (i == NONE || h->group[i].born != born) {
+		i = group_for(e, klass, false);
+		if (!h->group[i].total) {
+			timeline_remove(h, i);
+			h->group[i].born = born;
+			h->group[i].gap = gap;
+			h->group[i].bin = (uint8_t)bin_of(h->now - born);
+			timeline_add(h, i);
+		}
+	}
+	n->freq = like ? like->freq : n->children;
+	h->group[i].total++;
+	queue(e, i, id, true);
+}
 
 static int hazard_init(struct kvp_evict *e)
 {
@@ -710,21 +820,10 @@ static int hazard_init(struct kvp_evict *e)
 	if (r < 0)
 		return r;
 	h->n_groups = e->params.max_ids / 4 + 4 * CLASSES;
-	h->group = calloc(h->n_groups, sizeof(*h->group));
+	h->group = e->arena ? e->arena : calloc(h->n_groups, sizeof(*h->group));
 	if (!h->group)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < h->n_groups; i++)
-		h->group[i].t_old = i + 1 < h->n_groups ? i + 1 : NONE;
-	memset(h->newest, 0xff, sizeof(h->newest));
-	memset(h->timeline, 0xff, sizeof(h->timeline));
-	memset(h->level, 0xff, sizeof(h->level));
-	for (uint32_t i = 0; i < CELLS; i++)
-		h->cell[i].groups = (struct ends){ .young = NONE, .old = NONE };
-	for (uint32_t i = 0; i < REQUESTS; i++)
-		h->request[i] = (struct request){ .seen = NONE, .fresh = NONE };
-	h->tip = NONE;
-	h->announced = NONE;
-	relearn(h);
+	hazard_reset(e);
 	return 0;
 }
 
@@ -732,7 +831,7 @@ static void hazard_fini(struct kvp_evict *e)
 {
 	struct hazard *h = e->self;
 
-	if (h)
+	if (h && !e->arena)
 		free(h->group);
 	free(h);
 }
@@ -774,29 +873,46 @@ static void hazard_access(struct kvp_evict *e, uint32_t id)
 	group_unref(h, was);
 }
 
-static void drop_ghost(struct kvp_evict *e, uint32_t ghost)
+static uint64_t ghost_age(const struct kvp_evict *e, uint32_t i)
 {
-	uint32_t group = evict_ghost_at(e->ghosts, ghost)->weight;
+	const struct hazard *h = e->self;
+	uint32_t born = evict_ghost_at(e->ghosts, i)->weight;
 
-	evict_ghost_drop(e->ghosts, ghost);
-	group_unref(e->self, group);
+	return (uint64_t)((uint32_t)(h->now >> GHOST_UNIT) - born) << GHOST_UNIT;
+}
+
+/* The ghost has grown older since it was last looked at. Returns its cells, sets its bin. */
+static struct cell *ghost_ages(struct kvp_evict *e, uint32_t i, uint32_t *ret_bin)
+{
+	struct hazard *h = e->self;
+	uint8_t *note = evict_ghost_note(e->ghosts, i);
+	struct cell *c = &h->cell[note[0] * BINS];
+	uint32_t bin = bin_of(ghost_age(e, i));
+
+	while (note[1] < bin)
+		c[++note[1]].entries += 1;
+	*ret_bin = note[1];
+	return c;
 }
 
 /*
  * A ghost comes back: the block was evicted too early. Returns the class it had, or NONE if
  * nobody knows the block.
  */
-static uint32_t revive(struct kvp_evict *e, uint64_t key)
+static uint32_t revive(struct kvp_evict *e, struct request *r, uint64_t key)
 {
-	uint32_t ghost = evict_ghost_find(e->ghosts, key);
+	uint32_t ghost = evict_ghost_find(e->ghosts, key), klass, bin;
 
 	if (ghost == EVICT_GHOST_NONE)
 		return NONE;
-	struct hazard *h = e->self;
-	uint32_t group = evict_ghost_at(e->ghosts, ghost)->weight;
-	uint32_t klass = h->group[group].klass;
-	count_hit(e, group);
-	drop_ghost(e, ghost);
+	const uint8_t *note = evict_ghost_note(e->ghosts, ghost);
+	klass = note[0];
+	if (!r->count && klass < SHARED)
+		return_to(r, klass, exp2(note[2] / 8.0), ghost_age(e, ghost));
+	else if (!r->count)
+		r->uses = 0;
+	ghost_ages(e, ghost, &bin)[bin].events += 1;
+	evict_ghost_drop(e->ghosts, ghost);
 	return klass;
 }
 
@@ -810,13 +926,11 @@ static void hazard_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evi
 
 	(void)item;
 	sweep(e);
-	was = revive(e, n->key);
+	was = revive(e, r, n->key);
 	if (was == NONE) {
 		r->count++;
 		if (n->parent != NONE && !partial)
 			e->node[n->parent].freq++;
-	} else if (!r->count) {
-		r->uses = was < SHARED ? uses_after(h, was) : 0;
 	}
 	relabel(h, r->seen, class_of(r, SEEN));
 	relabel(h, r->fresh, class_of(r, FRESH));
@@ -872,20 +986,40 @@ static void hazard_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
 	group_unref(h, i);
 }
 
+/* All ghosts once in as many evictions as a quarter of the cache has blocks, and 1,024. */
+static void count_ghosts_on(struct kvp_evict *e)
+{
+	struct hazard *h = e->self;
+	uint32_t places = evict_ghosts_places(e->ghosts), bin;
+
+	for (uint64_t n = 1 + places / (1024 + e->items / 4); n > 0; n--) {
+		h->ghost = h->ghost + 1 < places ? h->ghost + 1 : 0;
+		if (evict_ghost_note(e->ghosts, h->ghost))
+			ghost_ages(e, h->ghost, &bin);
+	}
+}
+
 static void hazard_gone(struct kvp_evict *e, uint32_t id, bool evicted)
 {
+	struct hazard *h = e->self;
 	const struct evict_node *n = &e->node[id];
-	uint32_t ghost;
+	const struct group *g = &h->group[n->home];
+	uint32_t ghost, bin;
 
 	if (!evicted) {
-		group_unref(e->self, n->home);
+		group_unref(h, n->home);
 		return;
 	}
 	ghost = evict_ghost_victim(e->ghosts);
 	if (ghost != EVICT_GHOST_NONE)
-		drop_ghost(e, ghost);
-	/* the ghost takes over the block's place in its group */
-	evict_ghost_add(e->ghosts, 0, n->key, n->home);
+		ghost_ages(e, ghost, &bin);
+	ghost = evict_ghost_add(e->ghosts, 0, n->key, (uint32_t)(g->born >> GHOST_UNIT));
+	uint8_t *note = evict_ghost_note(e->ghosts, ghost);
+	note[0] = (uint8_t)g->klass;
+	note[1] = g->bin;
+	note[2] = g->gap > 1 ? (uint8_t)fminf(255, log2f(g->gap) * 8) : 0;
+	group_unref(h, n->home);
+	count_ghosts_on(e);
 }
 
 static bool hazard_hot(const struct kvp_evict *e, uint32_t id)
@@ -940,7 +1074,7 @@ static int hazard_check(const struct kvp_evict *e, uint64_t in_queues)
 		if (c->groups.old != NONE && !listed)
 			return -EIO;
 	}
-	if (used != h->n_used || queued != in_queues || celled != queued || total < e->items)
+	if (used != h->n_used || queued != in_queues || celled != queued || total != e->items)
 		return -EIO;
 	return 0;
 }
@@ -949,7 +1083,7 @@ static uint64_t hazard_memory(const struct kvp_evict *e)
 {
 	const struct hazard *h = e->self;
 
-	return sizeof(*h) + (uint64_t)h->n_groups * sizeof(*h->group);
+	return sizeof(*h) + (e->arena ? 0 : (uint64_t)h->n_groups * sizeof(*h->group));
 }
 
 const struct evict_ops evict_hazard = {
@@ -968,4 +1102,8 @@ const struct evict_ops evict_hazard = {
 	.hot = hazard_hot,
 	.check = hazard_check,
 	.memory = hazard_memory,
+	.contest = true,
+	.reset = hazard_reset,
+	.learn = hazard_learn,
+	.adopt = hazard_adopt,
 };

@@ -41,6 +41,13 @@ int evict_heap_init(struct kvp_evict *e)
 	return e->heap ? 0 : -ENOMEM;
 }
 
+void evict_heap_clear(struct kvp_evict *e)
+{
+	e->heap->base = 0;
+	e->heap->len = 0;
+	memset(e->heap->filled, 0, sizeof(e->heap->filled));
+}
+
 uint64_t evict_heap_memory(const struct kvp_evict *e)
 {
 	(void)e;
@@ -57,12 +64,13 @@ static unsigned digit_of(uint64_t key, unsigned level)
 	return key >> level * DIGIT & (WIDTH - 1);
 }
 
-/* node[id].key is set. */
+/* Its key is set. */
 static void link_young(struct kvp_evict *e, uint32_t id)
 {
 	struct evict_heap *h = e->heap;
 	struct evict_node *n = &e->node[id];
-	unsigned level = level_of(h, n->key), digit = digit_of(n->key, level);
+	uint64_t key = *evict_heap_key(e, id);
+	unsigned level = level_of(h, key), digit = digit_of(key, level);
 	struct list *l = &h->list[level][digit];
 	uint64_t bit = UINT64_C(1) << digit;
 
@@ -70,13 +78,13 @@ static void link_young(struct kvp_evict *e, uint32_t id)
 	if (h->filled[level] & bit) {
 		n->next = l->young;
 		e->node[l->young].prev = id;
-		if (n->key < l->least)
-			l->least = n->key;
+		if (key < l->least)
+			l->least = key;
 	} else {
 		h->filled[level] |= bit;
 		n->next = KVP_BLOCK_NONE;
 		l->old = id;
-		l->least = n->key;
+		l->least = key;
 		for (unsigned i = 0; i < AHEAD; i++)
 			l->recent[i] = id;
 	}
@@ -98,7 +106,7 @@ void evict_heap_push(struct kvp_evict *e, uint32_t id, uint64_t key)
 	struct evict_node *n = &e->node[id];
 
 	assert(key >= e->heap->base);
-	n->key = key;
+	*evict_heap_key(e, id) = key;
 	n->where = EVICT_HEAP;
 	link_young(e, id);
 	e->heap->len++;
@@ -108,7 +116,8 @@ void evict_heap_remove(struct kvp_evict *e, uint32_t id)
 {
 	struct evict_heap *h = e->heap;
 	struct evict_node *n = &e->node[id];
-	unsigned level = level_of(h, n->key), digit = digit_of(n->key, level);
+	uint64_t key = *evict_heap_key(e, id);
+	unsigned level = level_of(h, key), digit = digit_of(key, level);
 	struct list *l = &h->list[level][digit];
 
 	if (n->prev != KVP_BLOCK_NONE)
@@ -161,7 +170,7 @@ uint32_t evict_heap_pop(struct kvp_evict *e, uint64_t *ret_key)
 	fetch(e, soon->ahead);
 	if (soon->parent != KVP_BLOCK_NONE)
 		fetch(e, soon->parent);
-	*ret_key = e->node[id].key;
+	*ret_key = *evict_heap_key(e, id);
 	evict_heap_remove(e, id);
 	return id;
 }
@@ -176,9 +185,9 @@ static int64_t check_list(const struct kvp_evict *e, unsigned level, unsigned di
 	for (uint32_t id = l->old; id != KVP_BLOCK_NONE; id = e->node[id].prev) {
 		if (id >= e->params.max_ids || e->node[id].where != EVICT_HEAP || ++n > h->len)
 			return -EIO;
-		const struct evict_node *x = &e->node[id];
-		if (x->next != old || x->key < h->base || x->key < l->least ||
-			level_of(h, x->key) != level || digit_of(x->key, level) != digit)
+		uint64_t key = *evict_heap_key(e, id);
+		if (e->node[id].next != old || key < h->base || key < l->least ||
+			level_of(h, key) != level || digit_of(key, level) != digit)
 			return -EIO;
 		old = id;
 	}

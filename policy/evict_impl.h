@@ -28,10 +28,15 @@
 #define EVICT_PARKED  14u
 #define EVICT_OFFERED 15u
 
-#define EVICT_F_ACCESSED (1u << 7) /* in node.flags, beside KVP_EVICT_*: used since insert */
+/* In node.flags, beside KVP_EVICT_*: what is known of a block whatever the algorithm. */
+#define EVICT_USES_SHIFT     1u
+#define EVICT_USES           (7u << EVICT_USES_SHIFT) /* since insert; 7: as many and more */
+#define EVICT_BRANCHES_SHIFT 4u
+#define EVICT_BRANCHES       (7u << EVICT_BRANCHES_SHIFT) /* about log2 of the children ever */
+#define EVICT_SAMPLED        (1u << 7)                    /* the shadows are told of it */
 
 struct evict_node {
-	uint64_t key; /* digest folded to 64 bits, for the ghosts; in the heap its key there */
+	uint64_t key; /* digest folded to 64 bits, for the ghosts; see evict_heap_key() */
 	uint32_t parent;
 	uint32_t children; /* cached, and not in the current offer */
 	uint32_t offered;  /* children in the current offer */
@@ -60,6 +65,7 @@ struct evict_list {
 
 struct evict_ghosts;
 struct evict_heap;
+struct evict_shadows;
 
 enum evict_back { EVICT_BACK_DUE, EVICT_BACK_USED };
 
@@ -89,13 +95,26 @@ struct evict_ops {
 	bool (*hot)(const struct kvp_evict *e, uint32_t id);
 	int (*check)(const struct kvp_evict *e, uint64_t in_queues); /* optional */
 	uint64_t (*memory)(const struct kvp_evict *e); /* optional; bytes besides nodes */
+	bool contest; /* only where the policy begins: others may take over (evict_shadow.c) */
+	/*
+	 * For taking over from another algorithm, all optional. reset() forgets all blocks, but
+	 * nothing learnt. learn() takes over what a shadow of this algorithm, of the whole traffic,
+	 * has learnt. adopt() is the insert() of a block that was cached before, rank 0 (was to go
+	 * next) to 1; `like`, if not NULL, is the same block in that shadow. Without it, insert()
+	 * with an item of NULL.
+	 */
+	void (*reset)(struct kvp_evict *e);
+	void (*learn)(struct kvp_evict *e, const struct kvp_evict *shadow);
+	void (*adopt)(struct kvp_evict *e, uint32_t id, double rank, const struct kvp_evict *shadow,
+		const struct evict_node *like);
 };
 
 #define EVICT_LISTS 4
 #define EVICT_HEAP  EVICT_LISTS /* `where` of a block in the heap */
 
 struct kvp_evict {
-	const struct evict_ops *ops;
+	const struct evict_ops *policy; /* as asked for */
+	const struct evict_ops *ops;    /* in charge; another only if there are shadows */
 	struct kvp_evict_params params;
 	struct evict_node *node; /* [max_ids] */
 	uint64_t items;
@@ -106,11 +125,48 @@ struct kvp_evict {
 	double age;                          /* L of LFU-DA and GDSF */
 	uint32_t hand;                       /* SIEVE */
 	struct evict_ghosts *ghosts;
-	void *self; /* further state of the algorithm */
+	void *self;                    /* further state of the algorithm */
+	struct evict_shadows *shadows; /* NULL: the policy never changes */
+	void *arena; /* memory for each block, of the algorithm in charge; NULL: each has its own */
 };
 
 extern const struct evict_ops evict_lru, evict_fifo, evict_slru, evict_sieve, evict_lfuda,
 	evict_gdsf, evict_s3fifo, evict_s3fifo_30, evict_arc, evict_hazard;
+
+#define EVICT_ARENA_BYTES 12u /* a block: its share of a group (hazard), or a key of the heap */
+
+/* An instance without shadows, for blocks as in params (evict.c). */
+int evict_new_plain(const struct evict_ops *ops, const struct kvp_evict_params *params,
+	struct kvp_evict **ret_evict);
+void evict_clear_lists(struct kvp_evict *e);
+
+static inline uint32_t evict_uses(const struct evict_node *n)
+{
+	return (n->flags & EVICT_USES) >> EVICT_USES_SHIFT;
+}
+
+/* ---- shadows (evict_shadow.c) ---- */
+
+/*
+ * Sets up the shadows of an instance and the state of all algorithms that may take over, in one
+ * arena where they need memory for each block, since only one of them uses it at a time.
+ */
+int evict_shadows_init(struct kvp_evict *e);
+void evict_shadows_done(struct kvp_evict *e); /* also if never begun */
+void evict_shadows_resize(struct kvp_evict *e);
+/* A request begins: what came before is complete. */
+void evict_shadows_request(struct kvp_evict *e);
+/* The chain up to here was used; just this block, if alone. */
+void evict_shadows_used(struct kvp_evict *e, uint32_t tip, bool alone);
+void evict_shadows_inserted(struct kvp_evict *e, uint32_t id);
+/* admit() refused it, so that no insert() will tell of it. */
+void evict_shadows_refused(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t key);
+/* Victims will be asked for; the algorithm in charge may change here. */
+void evict_shadows_settle(struct kvp_evict *e);
+uint64_t evict_shadows_memory(const struct kvp_evict *e);
+int evict_shadows_check(const struct kvp_evict *e);
+/* For tests: this one shall take over next. Returns how many there are. */
+uint32_t evict_shadows_favour(struct kvp_evict *e, uint32_t expert);
 
 /* ---- lists ---- */
 
@@ -145,10 +201,18 @@ void evict_heap_remove(struct kvp_evict *e, uint32_t id);
 uint32_t evict_heap_pop(struct kvp_evict *e, uint64_t *ret_key);
 int evict_heap_check(const struct kvp_evict *e, uint64_t in_queues);
 uint64_t evict_heap_memory(const struct kvp_evict *e);
+void evict_heap_clear(struct kvp_evict *e);
+
+/* Without an arena the heap's keys take the place of those of the blocks, which nobody needs. */
+static inline uint64_t *evict_heap_key(const struct kvp_evict *e, uint32_t id)
+{
+	return e->arena ? (uint64_t *)e->arena + id : &e->node[id].key;
+}
 
 /* ---- ghosts (evict_ghost.c): keys of evicted blocks, in up to two queues ---- */
 
 #define EVICT_GHOST_NONE KVP_BLOCK_NONE
+#define EVICT_GHOST_FREE 2u
 
 struct evict_ghost {
 	uint32_t key[2];
@@ -156,30 +220,38 @@ struct evict_ghost {
 	uint32_t young;
 	uint32_t old;
 	uint32_t weight; /* as the policy counts capacity */
-	uint32_t queue;  /* 0 or 1 */
+	uint8_t queue;   /* 0 or 1; EVICT_GHOST_FREE */
+	uint8_t note[3]; /* the policy's own */
 };
 static_assert(sizeof(struct evict_ghost) == 28, "32 bytes a ghost, with its share of the buckets");
 
 /* Room for n keys. NULL: no memory. */
 struct evict_ghosts *evict_ghosts_new(uint32_t n, uint64_t seed);
 void evict_ghosts_free(struct evict_ghosts *g);
+void evict_ghosts_clear(struct evict_ghosts *g);
+/* Adds those of `from`, with their notes, as far as there is room. */
+void evict_ghosts_copy(struct evict_ghosts *g, const struct evict_ghosts *from);
 /* Its bucket will soon be needed. */
 void evict_ghost_prefetch(const struct evict_ghosts *g, uint64_t key);
 uint32_t evict_ghost_find(const struct evict_ghosts *g, uint64_t key);
 const struct evict_ghost *evict_ghost_at(const struct evict_ghosts *g, uint32_t i);
+/* Its note, to be written; NULL: no ghost lies at this place, below evict_ghosts_places(). */
+uint8_t *evict_ghost_note(struct evict_ghosts *g, uint32_t i);
 /* The key may be there already: find() then meets the younger. When full, the oldest of the same
  * queue, else of the other, makes room. */
-void evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint32_t weight);
+uint32_t evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint32_t weight);
 void evict_ghost_drop(struct evict_ghosts *g, uint32_t i);
 void evict_ghost_drop_oldest(struct evict_ghosts *g, uint32_t queue); /* nothing if empty */
 /* What the next add() would drop for room; EVICT_GHOST_NONE: nothing. */
 uint32_t evict_ghost_victim(const struct evict_ghosts *g);
 uint64_t evict_ghost_weight(const struct evict_ghosts *g, uint32_t queue);
+uint32_t evict_ghosts_places(const struct evict_ghosts *g);
 uint32_t evict_ghosts_max(const struct evict_ghosts *g);
 uint64_t evict_ghosts_memory(const struct evict_ghosts *g);
 int evict_ghosts_check(const struct evict_ghosts *g);
 
-/* Ghosts asked for, else `fallback`, bounded by max_ids * 2 + 20,000. Allocates e->ghosts. */
+/* Ghosts asked for, else `fallback`, bounded by max_ids * 2 + 20,000. Allocates e->ghosts, unless
+ * it is there. */
 int evict_ghosts_init(struct kvp_evict *e, uint64_t fallback);
 
 static inline uint32_t evict_weight(const struct kvp_evict *e, uint32_t bytes)

@@ -50,6 +50,20 @@ static void lfuda_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evic
 	evict_heap_push(e, id, priority(e, id));
 }
 
+static void lfuda_reset(struct kvp_evict *e)
+{
+	e->age = 0;
+	evict_heap_clear(e);
+}
+
+static void lfuda_adopt(struct kvp_evict *e, uint32_t id, double rank,
+	const struct kvp_evict *shadow, const struct evict_node *like)
+{
+	(void)rank, (void)shadow;
+	e->node[id].freq = like ? like->freq : 1 + evict_uses(&e->node[id]);
+	evict_heap_push(e, id, priority(e, id));
+}
+
 static void lfuda_access(struct kvp_evict *e, uint32_t id)
 {
 	struct evict_node *n = &e->node[id];
@@ -84,7 +98,8 @@ static bool lfuda_hot(const struct kvp_evict *e, uint32_t id)
 #define LFUDA_OPS                                                                              \
 	.init = evict_heap_init, .insert = lfuda_insert, .access = lfuda_access,               \
 	.take = lfuda_take, .back = lfuda_back, .detach = evict_heap_remove, .hot = lfuda_hot, \
-	.check = evict_heap_check, .memory = evict_heap_memory
+	.check = evict_heap_check, .memory = evict_heap_memory, .reset = lfuda_reset,          \
+	.adopt = lfuda_adopt
 
 const struct evict_ops evict_lfuda = {
 	.name = "lfu-da",

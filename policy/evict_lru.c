@@ -34,7 +34,7 @@ static void lru_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
 
 static bool lru_hot(const struct kvp_evict *e, uint32_t id)
 {
-	return e->node[id].flags & EVICT_F_ACCESSED;
+	return evict_uses(&e->node[id]) > 0;
 }
 
 const struct evict_ops evict_lru = {

@@ -85,6 +85,17 @@ static void s3_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evict_i
 	evict_push_young(e, n->home, id);
 }
 
+static void s3_adopt(struct kvp_evict *e, uint32_t id, double rank, const struct kvp_evict *shadow,
+	const struct evict_node *like)
+{
+	struct evict_node *n = &e->node[id];
+
+	(void)rank, (void)shadow;
+	n->freq = like ? like->freq : 0;
+	n->home = like ? like->home : evict_uses(n) ? MAIN : SMALL;
+	evict_push_young(e, n->home, id);
+}
+
 static void s3_access(struct kvp_evict *e, uint32_t id)
 {
 	if (e->node[id].freq < UINT32_MAX)
@@ -165,7 +176,7 @@ static bool s3_hot(const struct kvp_evict *e, uint32_t id)
 #define S3_OPS                                                                        \
 	.init = s3_init, .fini = s3_fini, .capacity = s3_capacity, .admit = s3_admit, \
 	.insert = s3_insert, .access = s3_access, .take = s3_take, .back = s3_back,   \
-	.detach = evict_unlink, .gone = s3_gone, .hot = s3_hot
+	.detach = evict_unlink, .gone = s3_gone, .hot = s3_hot, .adopt = s3_adopt
 
 const struct evict_ops evict_s3fifo = {
 	.name = "s3-fifo",

@@ -20,6 +20,14 @@ static void sieve_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evic
 	evict_push_young(e, 1, id);
 }
 
+static void sieve_adopt(struct kvp_evict *e, uint32_t id, double rank,
+	const struct kvp_evict *shadow, const struct evict_node *like)
+{
+	(void)rank, (void)shadow;
+	e->node[id].freq = like ? like->freq : evict_uses(&e->node[id]) > 0;
+	evict_push_young(e, 1, id);
+}
+
 static void sieve_access(struct kvp_evict *e, uint32_t id)
 {
 	e->node[id].freq = 1;
@@ -65,7 +73,7 @@ static void sieve_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
 
 static bool sieve_hot(const struct kvp_evict *e, uint32_t id)
 {
-	return e->node[id].flags & EVICT_F_ACCESSED;
+	return evict_uses(&e->node[id]) > 0;
 }
 
 static int sieve_check(const struct kvp_evict *e, uint64_t in_queues)
@@ -86,4 +94,5 @@ const struct evict_ops evict_sieve = {
 	.detach = sieve_detach,
 	.hot = sieve_hot,
 	.check = sieve_check,
+	.adopt = sieve_adopt,
 };

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "policy/evict_impl.h"
 #include "policy/kvp_evict.h"
 #include "tests/policy/random.h"
 
@@ -382,15 +383,15 @@ static void test_second_tier(void **state)
 
 /* ---- random operations against a plain model of what is cached ---- */
 
-#define IDS   160u
+#define N_IDS 160u
 #define ITEMS 96u
 
 struct model {
-	bool cached[IDS];
-	kvp_block_id parent[IDS];
-	uint32_t bytes[IDS];
-	uint32_t children[IDS];
-	bool held[IDS];
+	bool cached[N_IDS];
+	kvp_block_id parent[N_IDS];
+	uint32_t bytes[N_IDS];
+	uint32_t children[N_IDS];
+	bool held[N_IDS];
 	uint64_t len, total;
 };
 
@@ -410,14 +411,14 @@ static void model_remove(struct model *m, kvp_block_id id)
 
 static void op_insert(struct kvp_evict *e, struct model *m, uint64_t now)
 {
-	kvp_block_id id = below(IDS), parent = below(IDS);
+	kvp_block_id id = below(N_IDS), parent = below(N_IDS);
 	struct kvp_evict_item item = {
 		.parent = m->cached[parent] && below(8) ? parent : KVP_BLOCK_NONE,
 		.bytes = 1 + below(9),
 		.tokens = 64,
 		.cost = (float)below(1000) / 100,
 		.flags = below(4) ? 0 : KVP_EVICT_PARTIAL,
-		.key = { .lo = below(3 * IDS), .hi = 7 },
+		.key = { .lo = below(3 * N_IDS), .hi = 7 },
 	};
 
 	if (m->cached[id]) {
@@ -445,16 +446,16 @@ static void op_insert(struct kvp_evict *e, struct model *m, uint64_t now)
 static void op_evict(struct kvp_evict *e, struct model *m, uint64_t now)
 {
 	kvp_block_id out[32];
-	bool seen[IDS] = { false };
+	bool seen[N_IDS] = { false };
 	uint32_t want = 1 + below(32);
-	uint64_t left[IDS];
+	uint64_t left[N_IDS];
 	size_t n =
 		kvp_evict_victims(e, want, below(3) ? 0 : below(64), model_held, m, now, out, 32);
 
-	for (kvp_block_id id = 0; id < IDS; id++)
+	for (kvp_block_id id = 0; id < N_IDS; id++)
 		left[id] = m->children[id];
 	for (size_t i = 0; i < n; i++) {
-		assert_true(out[i] < IDS && m->cached[out[i]]);
+		assert_true(out[i] < N_IDS && m->cached[out[i]]);
 		assert_false(seen[out[i]]);
 		assert_false(m->held[out[i]]);
 		assert_int_equal(left[out[i]], 0);
@@ -463,7 +464,7 @@ static void op_evict(struct kvp_evict *e, struct model *m, uint64_t now)
 			left[m->parent[out[i]]]--;
 	}
 	/* nothing else was left that could have gone */
-	for (kvp_block_id id = 0; n < want && id < IDS; id++)
+	for (kvp_block_id id = 0; n < want && id < N_IDS; id++)
 		assert_true(!m->cached[id] || seen[id] || m->held[id] || left[id]);
 	for (size_t i = 0; i < n; i++) {
 		if (m->children[out[i]] || !below(4))
@@ -475,7 +476,7 @@ static void op_evict(struct kvp_evict *e, struct model *m, uint64_t now)
 
 static void op_remove(struct kvp_evict *e, struct model *m, uint64_t now)
 {
-	kvp_block_id id = below(IDS);
+	kvp_block_id id = below(N_IDS);
 	int r = kvp_evict_remove(e, id, (int)below(2), now);
 
 	if (!m->cached[id]) {
@@ -490,7 +491,7 @@ static void op_remove(struct kvp_evict *e, struct model *m, uint64_t now)
 
 static void op_use(struct kvp_evict *e, struct model *m, uint64_t now)
 {
-	kvp_block_id id = below(IDS);
+	kvp_block_id id = below(N_IDS);
 	struct kvp_evict_request req = {
 		.tip = id, .blocks = 4 + below(30), .matched = below(4), .tokens = below(9999)
 	};
@@ -503,7 +504,7 @@ static void op_use(struct kvp_evict *e, struct model *m, uint64_t now)
 
 static void op_misc(struct kvp_evict *e, struct model *m)
 {
-	kvp_block_id id = below(IDS);
+	kvp_block_id id = below(N_IDS);
 
 	switch (below(4)) {
 	case 0:
@@ -518,6 +519,8 @@ static void op_misc(struct kvp_evict *e, struct model *m)
 		assert_int_equal(kvp_evict_set_bytes(e, id, m->bytes[id]), 0);
 		break;
 	case 2:
+		if (e->shadows)
+			evict_shadows_favour(e, below(64));
 		assert_int_equal(kvp_evict_resize(e, ITEMS / 2 + below(ITEMS), 0), 0);
 		break;
 	default:
@@ -526,9 +529,10 @@ static void op_misc(struct kvp_evict *e, struct model *m)
 	}
 }
 
-static void random_operations(const char *name, uint64_t seed, unsigned ops)
+/* With `bytes`, shadows must find out how large a sample they can take. */
+static void random_operations(const char *name, uint64_t bytes, uint64_t seed, unsigned ops)
 {
-	struct kvp_evict *e = make(name, ITEMS, 0, IDS);
+	struct kvp_evict *e = make(name, bytes ? 0 : ITEMS, bytes, N_IDS);
 	static struct model m;
 	uint64_t now = 0;
 
@@ -578,8 +582,107 @@ static void test_random_operations(void **state)
 
 	for (size_t i = 0; (name = kvp_evict_names(i, NULL)); i++) {
 		print_message("%s: seed 0x%llx\n", name, (unsigned long long)(seed + i));
-		random_operations(name, seed + i, 1000000);
+		random_operations(name, 0, seed + i, 1000000);
 	}
+}
+
+/* The same where bytes bound the cache, so that the shadows look for the sample that they can hold.
+ */
+static void test_random_operations_in_bytes(void **state)
+{
+	(void)state;
+	uint64_t seed = random_print_seed();
+
+	random_operations(KVP_EVICT_DEFAULT, 4 * ITEMS, seed, 300000);
+}
+
+/* ---- one algorithm after another in charge ---- */
+
+#define WIDE    12000u
+#define WIDE_ID (WIDE + 400u)
+#define CHAINS  4000u
+
+struct wide {
+	struct kvp_evict *e;
+	kvp_block_id free[WIDE_ID], tip[CHAINS];
+	uint32_t n_free;
+	kvp_block_id held;
+};
+
+static int is_held(void *ctx, kvp_block_id id)
+{
+	return id == ((const struct wide *)ctx)->held;
+}
+
+static void wide_evict(struct wide *w, uint64_t n, uint64_t now)
+{
+	kvp_block_id out[512];
+
+	n = kvp_evict_victims(w->e, n, 0, is_held, w, now, out, 512);
+	for (size_t i = 0; i < n; i++) {
+		assert_int_not_equal(out[i], w->held);
+		assert_int_equal(kvp_evict_remove(w->e, out[i], 1, now), 0);
+		w->free[w->n_free++] = out[i];
+	}
+}
+
+/* One prompt of a conversation below a system prompt that all share. */
+static void wide_prompt(struct wide *w, kvp_block_id root, uint64_t now)
+{
+	uint32_t chain = below(CHAINS), fresh = 1 + below(40);
+	kvp_block_id parent = w->tip[chain];
+
+	/* what was evicted may have another's id by now, which is as good a tip */
+	if (!kvp_evict_contains(w->e, parent) || below(8) == 0)
+		parent = root;
+	struct kvp_evict_info info;
+	assert_int_equal(kvp_evict_peek(w->e, parent, &info), 0);
+	struct kvp_evict_request req = {
+		.tip = parent, .matched = info.depth + 1, .blocks = info.depth + 1 + fresh
+	};
+	assert_int_equal(kvp_evict_request(w->e, &req, now), 0);
+	assert_int_equal(kvp_evict_access_chain(w->e, parent, now), 0);
+	w->held = parent;
+	for (uint32_t i = 0; i < fresh; i++) {
+		struct kvp_evict_item item = {
+			.parent = parent,
+			.bytes = 1,
+			.depth = info.depth + 1 + i,
+			.flags = i + 1 == fresh ? KVP_EVICT_PARTIAL : 0,
+			.key = { .lo = chain * 4096ull + info.depth + i, .hi = 3 },
+		};
+		kvp_block_id id = w->free[--w->n_free];
+		assert_int_equal(kvp_evict_insert(w->e, id, &item, now), 0);
+		w->held = parent = id;
+	}
+	w->tip[chain] = parent;
+}
+
+static void test_changes_hands(void **state)
+{
+	(void)state;
+	static struct wide w;
+	uint64_t items, bytes;
+
+	random_seed(random_print_seed());
+	w.e = make(KVP_EVICT_DEFAULT, WIDE, 0, WIDE_ID);
+	for (uint32_t id = 1; id < WIDE_ID; id++)
+		w.free[w.n_free++] = id;
+	put(w.e, 0, KVP_BLOCK_NONE, 0);
+	for (unsigned i = 1; i <= 20000; i++) {
+		wide_prompt(&w, 0, i * 1000000ull);
+		kvp_evict_excess(w.e, &items, &bytes);
+		wide_evict(&w, items, i * 1000000ull);
+		if (below(300) == 0)
+			evict_shadows_favour(w.e, below(64));
+		if (below(2000) == 0) /* down, and up again, which begins another sample */
+			assert_int_equal(kvp_evict_resize(w.e, 500 + below(WIDE - 500), 0), 0);
+		while (kvp_evict_excess(w.e, &items, &bytes), items)
+			wide_evict(&w, items < 512 ? items : 512, i * 1000000ull);
+		if (i % 500 == 0)
+			assert_int_equal(kvp_evict_assert_consistency(w.e), 0);
+	}
+	kvp_evict_free(w.e);
 }
 
 /* ---- what the default policy promises ---- */
@@ -657,6 +760,8 @@ int main(void)
 		cmocka_unit_test(test_second_tier),
 		cmocka_unit_test(test_clock_cannot_mislead),
 		cmocka_unit_test(test_counts_uses),
+		cmocka_unit_test(test_changes_hands),
+		cmocka_unit_test(test_random_operations_in_bytes),
 		cmocka_unit_test(test_random_operations),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

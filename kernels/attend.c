@@ -278,11 +278,12 @@ static int rows_ready(const struct kvp_kernels *k, const struct plane_view *v,
 	const struct kvp_attend_plane *ap, uint32_t head, uint32_t first, float *scratch,
 	struct kvp_rows *rows)
 {
-	struct rows_out out = { (uint8_t *)scratch, (ptrdiff_t)(v->p.dim * sizeof *scratch),
-		rows->n, v->p.dim, KVP_DTYPE_F32, pow2f(v->hdr.exponent) };
+	struct rows_out out;
 
 	if (rows->family != KVP_FAMILY_MAX_)
-		return 0;
+		return 0; /* a native plane, among others, which has no header */
+	out = (struct rows_out){ (uint8_t *)scratch, (ptrdiff_t)(v->p.dim * sizeof *scratch),
+		rows->n, v->p.dim, KVP_DTYPE_F32, pow2f(v->hdr.exponent) };
 	rows->family = KVP_FAMILY_NATIVE;
 	rows->format = KVP_DTYPE_F32;
 	rows->stride = out.stride;

@@ -21,16 +21,16 @@
 #define AHEAD 16u
 
 /* Calls f(..., n, dtype) with both constant where that pays. */
-#define SPECIALIZE(dim, dtype, f, ...)                              \
-	do {                                                        \
-		if ((dim) == 128 && (dtype) == KVP_DTYPE_F16)       \
-			f(__VA_ARGS__, 16, KVP_DTYPE_F16);          \
-		else if ((dim) == 128 && (dtype) == KVP_DTYPE_BF16) \
-			f(__VA_ARGS__, 16, KVP_DTYPE_BF16);         \
-		else if ((dim) == 64 && (dtype) == KVP_DTYPE_F16)   \
-			f(__VA_ARGS__, 8, KVP_DTYPE_F16);           \
-		else                                                \
-			f(__VA_ARGS__, (dim) / 8, (dtype));         \
+#define SPECIALIZE(dim, dtype, f, ...)                                                \
+	do {                                                                          \
+		if (KVP_SPECIALIZE && (dim) == 128 && (dtype) == KVP_DTYPE_F16)       \
+			f(__VA_ARGS__, 16, KVP_DTYPE_F16);                            \
+		else if (KVP_SPECIALIZE && (dim) == 128 && (dtype) == KVP_DTYPE_BF16) \
+			f(__VA_ARGS__, 16, KVP_DTYPE_BF16);                           \
+		else if (KVP_SPECIALIZE && (dim) == 64 && (dtype) == KVP_DTYPE_F16)   \
+			f(__VA_ARGS__, 8, KVP_DTYPE_F16);                             \
+		else                                                                  \
+			f(__VA_ARGS__, (dim) / 8, (dtype));                           \
 	} while (0)
 
 /* Calls f(bits, ..., n, dtype) with constant bits, too. */

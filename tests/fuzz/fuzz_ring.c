@@ -180,9 +180,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			kvp_store_release(&w.page->cq_head, kvp_load_relaxed(&w.page->cq_tail));
 	}
 	turn(&w);
-	must(kvpd_check_tenant(t, true, NULL, 0) == 0);
+	must(kvpd_check_tenant(t, NULL, 0) == 0);
 	must(kvpd_session_detach(w.ledger, w.at.session) == 0);
-	must(kvpd_check_tenant(t, true, NULL, 0) == 0);
+	must(kvpd_check_tenant(t, NULL, 0) == 0);
 	kvpd_ledger_free(w.ledger);
 	kvp_seg_unmap(w.page, w.at.page_bytes);
 	close(w.at.page_fd);

@@ -139,7 +139,7 @@ int main(int argc, char **argv)
 	bad |= graph_replays(&g, &r) < 0;
 	bad |= bench_codecs(&g, &r) < 0;
 	bad |= bench_attention(&g, &r) < 0;
-	g.device.reset(&g.device);
+	gpu_close(&g);
 	printf("%s\n", bad ? "SOMETHING FAILED" : "all is well");
 	return bad ? 1 : 0;
 }

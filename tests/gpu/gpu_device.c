@@ -168,7 +168,6 @@ static int find_function(struct gpu *g, uint32_t i, char *why)
 
 int gpu_open(struct gpu *ret_gpu, char *ret_why)
 {
-	struct kvp_kernels *ref;
 	struct gpu g = { .modules = 0 };
 	int r;
 
@@ -185,7 +184,7 @@ int gpu_open(struct gpu *ret_gpu, char *ret_why)
 	if (r < 0)
 		return r;
 	/* a stream that waits for the default one, where cuMemcpy and cuMemset go */
-	if (g.cu.cuStreamCreate(&g.stream, 0) != CU_OK || kvp_kernels_new(0, &ref) < 0) {
+	if (g.cu.cuStreamCreate(&g.stream, 0) != CU_OK || kvp_kernels_new(0, &g.ref) < 0) {
 		snprintf(ret_why, 200, "no stream or no memory");
 		return -ENOMEM;
 	}
@@ -194,8 +193,14 @@ int gpu_open(struct gpu *ret_gpu, char *ret_why)
 		.read = gpu_read,
 		.launch = gpu_launch,
 		.reset = gpu_reset,
-		.ref = ref,
+		.ref = g.ref,
 	};
 	*ret_gpu = g;
 	return 0;
+}
+
+void gpu_close(struct gpu *g)
+{
+	g->device.reset(&g->device);
+	g->ref = kvp_kernels_free(g->ref);
 }

@@ -12,6 +12,7 @@ struct gpu {
 	struct device device; /* first: the checks get this */
 	struct cu cu;
 	struct cu_stream *stream;
+	struct kvp_kernels *ref;
 	struct cu_module *module[8];
 	struct cu_function *function[GPU_KERNELS_MAX]; /* in the order of kvp_cuda_kernels[] */
 	uint32_t modules;
@@ -21,6 +22,8 @@ struct gpu {
 /* Opens device 0 and loads all images. -ENODEV: no GPU; other negative errno: anything else.
  * ret_why (at least 200 bytes) has the reason. */
 int gpu_open(struct gpu *ret_gpu, char *ret_why);
+/* What the device allocated and the reference library; the driver's goes with the process. */
+void gpu_close(struct gpu *g);
 
 /* Puts a launch into gpu->stream without waiting. 0, or -1 with the reason in device.error. */
 int gpu_enqueue(struct gpu *g, const struct kvp_cuda_kernel *k, const void *params);

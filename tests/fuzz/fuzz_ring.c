@@ -86,7 +86,7 @@ static void start(struct world *w)
 		.claim_ttl_ms = 1,
 	};
 	struct kvpd_limits limits = {
-		.share = 4 * MIB,
+		.share = 6 * MIB,
 		.max_blocks = 16,
 		.recipe_blocks = 8,
 		.arena = 8192,

@@ -72,22 +72,25 @@ INLINE int is_ordinary(const uint8_t *row, uint32_t n, uint32_t dtype)
 	return _mm256_testz_si256(max, max);
 }
 
-INLINE void load_row(const struct rows_in *in, uint32_t t, __m256 *v, uint32_t n, uint32_t dtype)
+/* 0: there is something that is not finite, which is reference C's where a range is to be found. */
+INLINE int load_row(const struct rows_in *in, uint32_t t, __m256 *v, uint32_t n, uint32_t dtype)
 {
 	const uint8_t *row = row_in(in, t);
-	__m256 scale = _mm256_set1_ps(in->scale);
+	__m256 scale = _mm256_set1_ps(in->scale), zero = _mm256_setzero_ps();
 
 	if (in->scale == 1.0f && is_ordinary(row, n, dtype)) {
 		for (uint32_t i = 0; i < n; i++)
 			v[i] = load8(row, dtype, i);
-		return;
+		return 1;
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		__m256 x = load8(row, dtype, i);
 
+		zero = _mm256_add_ps(zero, _mm256_sub_ps(x, x)); /* or NaN */
 		x = _mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q));
 		v[i] = clamp8(_mm256_mul_ps(x, scale), KVP_INPUT_MAX);
 	}
+	return !_mm256_movemask_ps(_mm256_cmp_ps(zero, zero, _CMP_UNORD_Q));
 }
 
 /* Row t will be read soon; it does no harm if there is none. */
@@ -521,6 +524,19 @@ INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m256 *v, uint
 	store_row_codes(bits, n, k, codes);
 }
 
+/* Row t alone by reference C. */
+static void asym_encode_one(uint32_t bits, uint32_t group, const struct rows_in *in, uint32_t t,
+	uint8_t *codes, uint8_t *scale, uint8_t *min)
+{
+	const size_t groups = (in->dim + group - 1) / group;
+	struct rows_in one = *in;
+
+	one.data = row_in(in, t);
+	one.n = 1;
+	kvp_asym_encode_c(bits, group, &one, codes + (size_t)t * kvp_row_bytes(bits, in->dim),
+		scale + 2 * groups * t, min + 2 * groups * t);
+}
+
 INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in *in,
 	uint8_t *codes, uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
 {
@@ -530,9 +546,11 @@ INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in
 
 	for (uint32_t t = 0; t < in->n; t++) {
 		prefetch_row(in, t + AHEAD, n, dtype);
-		load_row(in, t, v, n, dtype);
-		asym_encode_row(bits, group, v, n, codes + (size_t)t * row, scale + 2 * groups * t,
-			min + 2 * groups * t);
+		if (load_row(in, t, v, n, dtype))
+			asym_encode_row(bits, group, v, n, codes + (size_t)t * row,
+				scale + 2 * groups * t, min + 2 * groups * t);
+		else
+			asym_encode_one(bits, group, in, t, codes, scale, min);
 	}
 }
 
@@ -593,16 +611,20 @@ INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *c
 	uint32_t row = kvp_row_bytes(bits, 8 * n);
 	__m256 v[N_MAX], lo[N_MAX], hi[N_MAX];
 	__m256i k[N_MAX];
+	int finite = load_row(in, 0, lo, n, dtype);
 
-	load_row(in, 0, lo, n, dtype);
 	for (uint32_t i = 0; i < n; i++)
 		hi[i] = lo[i];
 	for (uint32_t t = 1; t < in->n; t++) {
-		load_row(in, t, v, n, dtype);
+		finite &= load_row(in, t, v, n, dtype);
 		for (uint32_t i = 0; i < n; i++) {
 			lo[i] = _mm256_min_ps(lo[i], v[i]);
 			hi[i] = _mm256_max_ps(hi[i], v[i]);
 		}
+	}
+	if (!finite) {
+		kvp_chan_encode_c(bits, in, codes, scale, min);
+		return;
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		__m128i s16, m16;

@@ -71,22 +71,26 @@ INLINE int is_ordinary(const uint8_t *row, uint32_t n, uint32_t dtype)
 	return !_mm512_cmpgt_epu16_mask(max, _mm512_set1_epi16((short)(2 * limit)));
 }
 
-INLINE void load_row(const struct rows_in *in, uint32_t t, __m512 *v, uint32_t n, uint32_t dtype)
+/* 0: there is something that is not finite, which is reference C's where a range is to be found. */
+INLINE int load_row(const struct rows_in *in, uint32_t t, __m512 *v, uint32_t n, uint32_t dtype)
 {
 	const uint8_t *row = row_in(in, t);
 	__m512 scale = _mm512_set1_ps(in->scale), max = _mm512_set1_ps(KVP_INPUT_MAX);
+	__m512 zero = _mm512_setzero_ps();
 
 	if (in->scale == 1.0f && is_ordinary(row, n, dtype)) {
 		for (uint32_t i = 0; i < n; i++)
 			v[i] = load16(row, dtype, i);
-		return;
+		return 1;
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		__m512 x = load16(row, dtype, i);
 		__mmask16 number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
 
+		zero = _mm512_add_ps(zero, _mm512_sub_ps(x, x)); /* or NaN */
 		v[i] = clamp16(_mm512_maskz_mul_ps(number, x, scale), max);
 	}
+	return !_mm512_cmp_ps_mask(zero, zero, _CMP_UNORD_Q);
 }
 
 /* Row t will be read soon; it does no harm if there is none. */
@@ -495,6 +499,19 @@ INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m512 *v, uint
 	store_row_codes(bits, n, k, codes);
 }
 
+/* Row t alone by reference C. */
+static void asym_encode_one(uint32_t bits, uint32_t group, const struct rows_in *in, uint32_t t,
+	uint8_t *codes, uint8_t *scale, uint8_t *min)
+{
+	const size_t groups = (in->dim + group - 1) / group;
+	struct rows_in one = *in;
+
+	one.data = row_in(in, t);
+	one.n = 1;
+	kvp_asym_encode_c(bits, group, &one, codes + (size_t)t * kvp_row_bytes(bits, in->dim),
+		scale + 2 * groups * t, min + 2 * groups * t);
+}
+
 INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in *in,
 	uint8_t *codes, uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
 {
@@ -504,9 +521,11 @@ INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in
 
 	for (uint32_t t = 0; t < in->n; t++) {
 		prefetch_row(in, t + AHEAD, n, dtype);
-		load_row(in, t, v, n, dtype);
-		asym_encode_row(bits, group, v, n, codes + (size_t)t * row, scale + 2 * groups * t,
-			min + 2 * groups * t);
+		if (load_row(in, t, v, n, dtype))
+			asym_encode_row(bits, group, v, n, codes + (size_t)t * row,
+				scale + 2 * groups * t, min + 2 * groups * t);
+		else
+			asym_encode_one(bits, group, in, t, codes, scale, min);
 	}
 }
 
@@ -572,16 +591,20 @@ INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *c
 	uint32_t row = kvp_row_bytes(bits, 16 * n);
 	__m512 v[N_MAX], lo[N_MAX], hi[N_MAX];
 	__m512i k[N_MAX];
+	int finite = load_row(in, 0, lo, n, dtype);
 
-	load_row(in, 0, lo, n, dtype);
 	for (uint32_t i = 0; i < n; i++)
 		hi[i] = lo[i];
 	for (uint32_t t = 1; t < in->n; t++) {
-		load_row(in, t, v, n, dtype);
+		finite &= load_row(in, t, v, n, dtype);
 		for (uint32_t i = 0; i < n; i++) {
 			lo[i] = _mm512_min_ps(lo[i], v[i]);
 			hi[i] = _mm512_max_ps(hi[i], v[i]);
 		}
+	}
+	if (!finite) {
+		kvp_chan_encode_c(bits, in, codes, scale, min);
+		return;
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		__m256i s16, m16;

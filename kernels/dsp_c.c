@@ -138,6 +138,29 @@ void kvp_tq_decode_c(
 	}
 }
 
+/* Row t with NaN for what is not finite: such elements have no part in the range of a group. */
+static void load_finite(const struct rows_in *in, uint32_t t, float *x)
+{
+	for (uint32_t i = 0; i < in->dim; i++) {
+		float f = load_element(row_in(in, t), in->dtype, i);
+
+		x[i] = is_finite(f) ? sanitize(f, in->scale) : NAN;
+	}
+}
+
+struct range {
+	float lo;
+	float hi; /* below lo: of nothing */
+};
+
+static const struct range empty = { KVP_INPUT_MAX, -KVP_INPUT_MAX };
+
+/* NaN changes nothing. */
+static struct range range_add(struct range r, float x)
+{
+	return (struct range){ x < r.lo ? x : r.lo, x > r.hi ? x : r.hi };
+}
+
 /*
  * Scale and minimum of a group, rounded to fp16 before any code is derived from them. Zero extremes
  * become +0: the order in which -0 and +0 are compared must not show.
@@ -147,14 +170,13 @@ struct affine {
 	float inv; /* 0: all codes are 0 */
 };
 
-static struct affine affine_store(uint32_t bits, float lo, float hi, uint8_t *scale, uint8_t *min)
+static struct affine affine_store(uint32_t bits, struct range r, uint8_t *scale, uint8_t *min)
 {
 	float levels = (float)((1u << bits) - 1);
+	float lo = r.lo <= r.hi ? r.lo + 0.0f : 0.0f, hi = r.lo <= r.hi ? r.hi + 0.0f : 0.0f;
 	struct affine a;
 	float s;
 
-	lo += 0.0f;
-	hi += 0.0f;
 	store_scalar(scale, (hi - lo) / levels);
 	store_scalar(min, lo);
 	s = f16_to_f32(load_u16(scale));
@@ -163,29 +185,28 @@ static struct affine affine_store(uint32_t bits, float lo, float hi, uint8_t *sc
 	return a;
 }
 
+/* Clamped before it is rounded: what is not finite may lie far outside the range. */
 static uint8_t affine_code(uint32_t bits, struct affine a, float x)
 {
-	int32_t max = (1 << bits) - 1;
-	int32_t q = rne((x - a.min) * a.inv);
+	float max = (float)((1u << bits) - 1), f = (x - a.min) * a.inv;
 
-	return (uint8_t)(q < 0 ? 0 : q > max ? max : q);
+	return (uint8_t)rne(f < 0.0f ? 0.0f : f > max ? max : f);
 }
 
+/* finite: x with NaN for what does not count. */
 static void asym_encode_row(uint32_t bits, uint32_t group, uint32_t dim, const float *x,
-	uint8_t *codes, uint8_t *scale, uint8_t *min)
+	const float *finite, uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
 	uint8_t code[KVP_PLANE_DIM_MAX];
 
 	for (uint32_t g = 0; g * group < dim; g++) {
 		uint32_t end = (g + 1) * group < dim ? (g + 1) * group : dim;
-		float lo = x[g * group], hi = lo;
+		struct range r = empty;
 		struct affine a;
 
-		for (uint32_t i = g * group + 1; i < end; i++) {
-			lo = x[i] < lo ? x[i] : lo;
-			hi = x[i] > hi ? x[i] : hi;
-		}
-		a = affine_store(bits, lo, hi, scale + 2 * (size_t)g, min + 2 * (size_t)g);
+		for (uint32_t i = g * group; i < end; i++)
+			r = range_add(r, finite[i]);
+		a = affine_store(bits, r, scale + 2 * (size_t)g, min + 2 * (size_t)g);
 		for (uint32_t i = g * group; i < end; i++)
 			code[i] = affine_code(bits, a, x[i]);
 	}
@@ -197,11 +218,12 @@ void kvp_asym_encode_c(uint32_t bits, uint32_t group, const struct rows_in *in, 
 {
 	uint32_t row = kvp_row_bytes(bits, in->dim);
 	size_t groups = (in->dim + group - 1) / group;
-	float x[KVP_PLANE_DIM_MAX];
+	float x[KVP_PLANE_DIM_MAX], finite[KVP_PLANE_DIM_MAX];
 
 	for (uint32_t t = 0; t < in->n; t++) {
 		load_row(in, t, x);
-		asym_encode_row(bits, group, in->dim, x, codes + (size_t)t * row,
+		load_finite(in, t, finite);
+		asym_encode_row(bits, group, in->dim, x, finite, codes + (size_t)t * row,
 			scale + 2 * groups * t, min + 2 * groups * t);
 	}
 }
@@ -240,18 +262,17 @@ void kvp_chan_encode_c(
 {
 	uint32_t row = kvp_row_bytes(bits, in->dim);
 	struct affine a[KVP_PLANE_DIM_MAX];
-	float lo[KVP_PLANE_DIM_MAX], hi[KVP_PLANE_DIM_MAX], x[KVP_PLANE_DIM_MAX];
+	struct range r[KVP_PLANE_DIM_MAX];
 	uint8_t code[KVP_PLANE_DIM_MAX];
+	float x[KVP_PLANE_DIM_MAX];
 
 	for (uint32_t t = 0; t < in->n; t++) {
-		load_row(in, t, x);
-		for (uint32_t i = 0; i < in->dim; i++) {
-			lo[i] = !t || x[i] < lo[i] ? x[i] : lo[i];
-			hi[i] = !t || x[i] > hi[i] ? x[i] : hi[i];
-		}
+		load_finite(in, t, x);
+		for (uint32_t i = 0; i < in->dim; i++)
+			r[i] = range_add(t ? r[i] : empty, x[i]);
 	}
 	for (uint32_t i = 0; i < in->dim; i++)
-		a[i] = affine_store(bits, lo[i], hi[i], scale + 2 * (size_t)i, min + 2 * (size_t)i);
+		a[i] = affine_store(bits, r[i], scale + 2 * (size_t)i, min + 2 * (size_t)i);
 	for (uint32_t t = 0; t < in->n; t++) {
 		load_row(in, t, x);
 		for (uint32_t i = 0; i < in->dim; i++)
@@ -346,7 +367,7 @@ void kvp_had_encode_c(uint32_t bits, const struct rotation *rot, const struct ro
 		kvp_rotate_fwd(rot, x);
 		for (uint32_t i = 0; i < in->dim; i++)
 			x[i] *= unit;
-		asym_encode_row(bits, in->dim, in->dim, x, codes + (size_t)t * row,
+		asym_encode_row(bits, in->dim, in->dim, x, x, codes + (size_t)t * row,
 			scale + 2 * (size_t)t, min + 2 * (size_t)t);
 	}
 }

@@ -276,15 +276,20 @@ static uint8_t *channel_map(const struct hybrid *h, const struct kvp_plane *p,
 	return payload + lay->extra + signs + (size_t)head * (p->dim / 8);
 }
 
-/* The channels with the largest sum of squares, earlier ones first among equals. */
+/* The channels with the largest sum of squares that are finite, earlier ones first among equals. */
 static void calibrate(const struct hybrid *h, const struct rows_in *in, uint8_t *map)
 {
-	float energy[KVP_PLANE_DIM_MAX] = { 0 }, x[KVP_PLANE_DIM_MAX];
+	float energy[KVP_PLANE_DIM_MAX] = { 0 };
 
 	for (uint32_t t = 0; t < in->n; t++) {
-		load_row(in, t, x);
-		for (uint32_t i = 0; i < in->dim; i++)
-			energy[i] += x[i] * x[i];
+		const uint8_t *row = in->data + (ptrdiff_t)t * in->stride;
+
+		for (uint32_t i = 0; i < in->dim; i++) {
+			float f = load_element(row, in->dtype, i);
+			float x = is_finite(f) ? sanitize(f, in->scale) : 0.0f;
+
+			energy[i] += x * x;
+		}
 	}
 	memset(map, 0, in->dim / 8);
 	for (uint32_t n = 0; n < h->dim[0]; n++) {
@@ -568,23 +573,25 @@ static void sym_decode(uint32_t bits, const uint8_t *codes, const uint8_t *scale
 		x[i] = ((float)code[i] - half) * s;
 }
 
-static void smart_encode_token(const struct kvp_kernels *k, const struct smart *s, uint32_t dim,
-	uint32_t head, uint32_t token, const float *x, uint8_t *out)
+/* in: the one row of this token. */
+static void smart_encode_token(const struct kvp_kernels *k, const struct smart *s,
+	const struct rows_in *in, uint32_t head, uint32_t token, uint8_t *out)
 {
 	const struct bucket *b = &s->bucket[s->index[token]];
 	size_t row = (size_t)head * b->n + s->slot[token];
 	uint8_t *codes = out + b->codes + row * b->row, *scale = out + b->scale + row * 2;
-	struct rows_in in = float_in(x, dim);
+	float x[KVP_PLANE_DIM_MAX];
 
 	if (b->bits == 8) {
-		k->dsp.byte_encode(KVP_CODEC_INT8, &in, codes, scale);
+		k->dsp.byte_encode(KVP_CODEC_INT8, in, codes, scale);
 	} else if (s->method == KVP_SMART_TQ) {
-		k->dsp.tq_encode(&s->tq[s->index[token]], &in, codes, scale);
+		k->dsp.tq_encode(&s->tq[s->index[token]], in, codes, scale);
 	} else if (s->method == KVP_SMART_ASYM) {
 		scale = out + b->scale + row * 4;
-		k->dsp.asym_encode(b->bits, dim, &in, codes, scale, scale + 2);
+		k->dsp.asym_encode(b->bits, in->dim, in, codes, scale, scale + 2);
 	} else {
-		sym_encode(b->bits, x, dim, codes, scale);
+		load_row(in, 0, x);
+		sym_encode(b->bits, x, in->dim, codes, scale);
 	}
 }
 
@@ -621,7 +628,6 @@ int kvp_encode_smart(const struct kvp_kernels *k, const struct kvp_plane *p,
 	uint8_t *out)
 {
 	struct kvp_plane_hdr hdr;
-	float x[KVP_PLANE_DIM_MAX];
 	struct smart s;
 	int r;
 
@@ -633,11 +639,10 @@ int kvp_encode_smart(const struct kvp_kernels *k, const struct kvp_plane *p,
 		return r;
 	smart_begin(p, lay, &s, o->widths, out);
 	for (uint32_t h = 0; h < p->heads; h++) {
-		struct rows_in in = kvp_rows_in(p, src, h, 0, p->tokens, hdr.exponent);
-
 		for (uint32_t t = 0; t < p->tokens; t++) {
-			load_row(&in, t, x);
-			smart_encode_token(k, &s, p->dim, h, t, x, out);
+			struct rows_in in = kvp_rows_in(p, src, h, t, 1, hdr.exponent);
+
+			smart_encode_token(k, &s, &in, h, t, out);
 		}
 	}
 	return 0;
@@ -729,15 +734,15 @@ int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const stru
 	memcpy(out, in, KVP_PLANE_HDR_BYTES);
 	smart_begin(p, &lay, &to, widths, out);
 	for (uint32_t h = 0; h < p->heads; h++) {
+		const struct rows_in row = float_in(x, p->dim);
+
 		for (uint32_t t = 0; t < p->tokens; t++) {
 			if (to.index[t] == from.index[t]) {
 				smart_copy_token(&from, &to, h, t, in, out);
 				continue;
 			}
 			smart_decode_token(k, &from, p->dim, h, t, 1.0f, in, x);
-			for (uint32_t i = 0; i < p->dim; i++)
-				x[i] = sanitize(x[i], 1.0f);
-			smart_encode_token(k, &to, p->dim, h, t, x, out);
+			smart_encode_token(k, &to, &row, h, t, out);
 		}
 	}
 	return 0;

@@ -143,6 +143,11 @@ static inline float sanitize(float f, float scale)
 	return f < -KVP_INPUT_MAX ? -KVP_INPUT_MAX : f;
 }
 
+static inline int is_finite(float f)
+{
+	return (f32_bits(f) & 0x7f800000u) != 0x7f800000u;
+}
+
 static inline float clampf(float f, float max)
 {
 	f = f > max ? max : f;

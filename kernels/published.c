@@ -68,15 +68,18 @@ static void msb_put(uint8_t *s, uint32_t bits, uint32_t i, uint32_t code)
 
 static float load(const struct rows_in *in, uint32_t t, uint32_t c)
 {
-	float f = load_element(in->data + (ptrdiff_t)t * in->stride, in->dtype, c);
+	return load_element(in->data + (ptrdiff_t)t * in->stride, in->dtype, c);
+}
 
+static float bounded(float f)
+{
 	return f != f ? 0.0f : clampf(f, INPUT_MAX);
 }
 
 static void load_row(const struct rows_in *in, uint32_t t, float *x)
 {
 	for (uint32_t c = 0; c < in->dim; c++)
-		x[c] = load(in, t, c);
+		x[c] = bounded(load(in, t, c));
 }
 
 static void store(const struct rows_out *out, uint32_t t, uint32_t c, float f)
@@ -106,23 +109,30 @@ int kvp_layout_pub_kivi(uint32_t id, const struct kvp_plane *p, struct kvp_layou
 	return 0;
 }
 
-/* One group of a row, its codes from number `first` on; arithmetic as in `asym`. */
+/*
+ * One group of a row, its codes from number `first` on; arithmetic as in `asym`. x: as they are,
+ * because those that are not finite have no part in the range.
+ */
 static void group_encode(uint32_t bits, const float *x, uint32_t n, uint8_t *row, uint32_t first,
 	uint8_t *scale, uint8_t *min)
 {
-	float hi = x[0] + 0.0f, lo = x[0] + 0.0f, top = (float)((1u << bits) - 1), s, m, r;
+	float hi = -INPUT_MAX, lo = INPUT_MAX, top = (float)((1u << bits) - 1), s, m, r;
 
-	for (uint32_t i = 1; i < n; i++) {
-		hi = x[i] > hi ? x[i] : hi;
-		lo = x[i] < lo ? x[i] : lo;
+	for (uint32_t i = 0; i < n; i++) {
+		float f = bounded(x[i]);
+
+		hi = is_finite(x[i]) && f > hi ? f : hi;
+		lo = is_finite(x[i]) && f < lo ? f : lo;
 	}
+	lo = lo <= hi ? lo + 0.0f : 0.0f;
+	hi = lo <= hi ? hi + 0.0f : 0.0f;
 	store_scalar(scale, (hi - lo) / top);
 	store_scalar(min, lo);
 	s = load_scalar(scale, 1.0f);
 	m = load_scalar(min, 1.0f);
 	r = s > 0.0f ? 1.0f / s : 0.0f;
 	for (uint32_t i = 0; i < n; i++) {
-		float f = (x[i] - m) * r;
+		float f = (bounded(x[i]) - m) * r;
 
 		f = f < 0.0f ? 0.0f : f > top ? top : f;
 		lsb_put(row, bits, first + i, (uint32_t)rne(f));

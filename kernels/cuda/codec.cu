@@ -509,25 +509,47 @@ struct affine {
 	uint32_t min;
 };
 
-KVP_DEV struct affine affine_of(uint32_t bits, float lo, float hi)
+/* Extremes of what is finite, scaled and bounded; hi is below lo if there is nothing. */
+struct range {
+	float lo;
+	float hi;
+};
+
+KVP_DEV struct range range_empty(void)
 {
+	struct range r = { INPUT_MAX, -INPUT_MAX };
+
+	return r;
+}
+
+KVP_DEV void range_add(struct range *r, float element, float unscale)
+{
+	float x = sanitize(element, unscale);
+
+	if (!is_finite(element))
+		return;
+	r->lo = x < r->lo ? x : r->lo;
+	r->hi = x > r->hi ? x : r->hi;
+}
+
+KVP_DEV struct affine affine_of(uint32_t bits, struct range r)
+{
+	/* -0 becomes +0 */
+	float lo = r.lo <= r.hi ? r.lo + 0.0f : 0.0f, hi = r.lo <= r.hi ? r.hi + 0.0f : 0.0f;
 	struct affine a;
 
-	/* -0 becomes +0 */
-	lo += 0.0f;
-	hi += 0.0f;
 	a.scale = kvp_f32_to_f16_rn(kvp_div_rn(hi - lo, (float)((1u << bits) - 1)));
 	a.min = kvp_f32_to_f16_rn(lo);
 	return a;
 }
 
+/* Clamped before it is rounded: what is not finite may lie far outside the range. */
 KVP_DEV uint32_t affine_code(uint32_t bits, struct affine a, float x)
 {
-	int32_t max = (1 << bits) - 1, q;
-	float s = kvp_f16_to_f32(a.scale);
+	float s = kvp_f16_to_f32(a.scale), max = (float)((1u << bits) - 1);
+	float f = (x - kvp_f16_to_f32(a.min)) * (s > 0.0f ? kvp_div_rn(1.0f, s) : 0.0f);
 
-	q = rne((x - kvp_f16_to_f32(a.min)) * (s > 0.0f ? kvp_div_rn(1.0f, s) : 0.0f));
-	return (uint32_t)(q < 0 ? 0 : q > max ? max : q);
+	return (uint32_t)rne(f < 0.0f ? 0.0f : f > max ? max : f);
 }
 
 /* Scalars of a row's groups: computed, stored, and kept in shared memory as scale | min << 16. */
@@ -538,24 +560,21 @@ KVP_DEV void asym_scalars(
 
 	for (uint32_t g = 0; g < c->groups; g++) {
 		uint32_t first = g * c->group, end = first + c->group;
-		float x = sanitize(load_raw(row->raw, c->dtype, first), unscale), lo = x, hi = x;
 		uint32_t at = row_index(c, row) * c->groups + g;
+		struct range r = range_empty();
 		struct affine a;
 
 		end = end < c->dim ? end : c->dim;
-		for (uint32_t i = first + lane; i < end; i += 32) {
-			x = sanitize(load_raw(row->raw, c->dtype, i), unscale);
-			lo = x < lo ? x : lo;
-			hi = x > hi ? x : hi;
-		}
+		for (uint32_t i = first + lane; i < end; i += 32)
+			range_add(&r, load_raw(row->raw, c->dtype, i), unscale);
 		KVP_UNROLL
 		for (uint32_t m = 16; m > 0; m /= 2) {
-			x = kvp_shfl_xor_f32(lo, m);
-			lo = x < lo ? x : lo;
-			x = kvp_shfl_xor_f32(hi, m);
-			hi = x > hi ? x : hi;
+			float lo = kvp_shfl_xor_f32(r.lo, m), hi = kvp_shfl_xor_f32(r.hi, m);
+
+			r.lo = lo < r.lo ? lo : r.lo;
+			r.hi = hi > r.hi ? hi : r.hi;
 		}
-		a = affine_of(c->bits, lo, hi);
+		a = affine_of(c->bits, r);
 		if (lane == 0) {
 			kvp_stg_u16(row->plane + c->scale + 2 * at, a.scale);
 			kvp_stg_u16(row->plane + c->minimum + 2 * at, a.min);
@@ -618,12 +637,10 @@ struct chan_byte {
 	uint32_t at; /* in the row */
 };
 
-KVP_DEV float chan_load(const struct kvp_cuda_rows *p, const uint8_t *raw, uint32_t token,
-	uint32_t channel, float unscale)
+KVP_DEV float chan_load(
+	const struct kvp_cuda_rows *p, const uint8_t *raw, uint32_t token, uint32_t channel)
 {
-	return sanitize(
-		load_raw(raw + (int64_t)token * p->raw_token_stride, p->codec.dtype, channel),
-		unscale);
+	return load_raw(raw + (int64_t)token * p->raw_token_stride, p->codec.dtype, channel);
 }
 
 KVP_DEV void chan_group(const struct kvp_cuda_rows *p, const uint8_t *raw, uint8_t *plane,
@@ -637,15 +654,11 @@ KVP_DEV void chan_group(const struct kvp_cuda_rows *p, const uint8_t *raw, uint8
 	KVP_UNROLL
 	for (int j = 0; j < n; j++) {
 		uint32_t channel = b.first + j * b.step, at = 2 * (unit * c->dim + channel);
-		float lo = chan_load(p, raw, 0, channel, unscale), hi = lo;
+		struct range r = range_empty();
 
-		for (uint32_t t = 1; t < c->group; t++) {
-			float x = chan_load(p, raw, t, channel, unscale);
-
-			lo = x < lo ? x : lo;
-			hi = x > hi ? x : hi;
-		}
-		a[j] = affine_of(c->bits, lo, hi);
+		for (uint32_t t = 0; t < c->group; t++)
+			range_add(&r, chan_load(p, raw, t, channel), unscale);
+		a[j] = affine_of(c->bits, r);
 		if (b.shift == 0) {
 			kvp_stg_u16(plane + c->scale + at, a[j].scale);
 			kvp_stg_u16(plane + c->minimum + at, a[j].min);
@@ -656,7 +669,7 @@ KVP_DEV void chan_group(const struct kvp_cuda_rows *p, const uint8_t *raw, uint8
 
 		KVP_UNROLL
 		for (int j = 0; j < n; j++) {
-			float x = chan_load(p, raw, t, b.first + j * b.step, unscale);
+			float x = sanitize(chan_load(p, raw, t, b.first + j * b.step), unscale);
 			uint32_t code = affine_code(c->bits, a[j], x) >> b.shift;
 
 			byte |= (code & ((1u << 8 / n) - 1)) << (j * (8 / n));

@@ -57,6 +57,11 @@ KVP_DEV float sanitize(float f, float scale)
 	return clamp_to(f * scale, INPUT_MAX);
 }
 
+KVP_DEV int is_finite(float f)
+{
+	return (kvp_f32_bits(f) & 0x7f800000u) != 0x7f800000u;
+}
+
 /* Stores f, saturating; a NaN stays one. */
 KVP_DEV void store_raw(uint8_t *row, uint32_t dtype, uint32_t i, float f)
 {

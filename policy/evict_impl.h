@@ -194,7 +194,6 @@ static inline uint64_t evict_list_fill(const struct kvp_evict *e, uint32_t q)
 /* ---- heap (evict_heap.c): smallest key first, of equal ones the first that came ---- */
 
 int evict_heap_init(struct kvp_evict *e); /* allocates e->heap, for the core to free() */
-/* The key may not be less than the last one popped. */
 void evict_heap_push(struct kvp_evict *e, uint32_t id, uint64_t key);
 void evict_heap_remove(struct kvp_evict *e, uint32_t id);
 /* KVP_BLOCK_NONE if empty. */

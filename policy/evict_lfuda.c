@@ -2,7 +2,7 @@
 /*
  * LFU with dynamic aging, priority L + uses, and GreedyDual-Size-Frequency, priority
  * L + uses * cost / size. L is the priority of the last victim: what has not been used for long
- * is overtaken by what is new. No priority is below L, as the heap wants it.
+ * is overtaken by what is new.
  */
 #include "policy/evict_impl.h"
 
@@ -10,26 +10,19 @@
 
 enum { LFUDA, GDSF };
 
-/*
- * Priorities as the heap's keys, in the same order: whole numbers are kept, since near ones then
- * differ in the last digit only; of others it is the representation, which rises with the value.
- */
-static uint64_t key_of(const struct kvp_evict *e, double pri)
+/* Priorities as the heap's keys: of numbers not negative, the bits rise with the value. */
+static uint64_t key_of(double pri)
 {
 	uint64_t key;
 
-	if (e->ops->variant == LFUDA)
-		return (uint64_t)pri;
 	memcpy(&key, &pri, sizeof(key));
 	return key;
 }
 
-static double pri_of(const struct kvp_evict *e, uint64_t key)
+static double pri_of(uint64_t key)
 {
 	double pri;
 
-	if (e->ops->variant == LFUDA)
-		return (double)key;
 	memcpy(&pri, &key, sizeof(pri));
 	return pri;
 }
@@ -39,8 +32,8 @@ static uint64_t priority(const struct kvp_evict *e, uint32_t id)
 	const struct evict_node *n = &e->node[id];
 
 	if (e->ops->variant == LFUDA)
-		return key_of(e, e->age + n->freq);
-	return key_of(e, e->age + n->freq * (double)n->cost / n->bytes);
+		return key_of(e->age + n->freq);
+	return key_of(e->age + n->freq * (double)n->cost / n->bytes);
 }
 
 static void lfuda_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evict_item *item)
@@ -81,13 +74,13 @@ static uint32_t lfuda_take(struct kvp_evict *e)
 	uint32_t id = evict_heap_pop(e, &key);
 
 	if (id != KVP_BLOCK_NONE)
-		e->age = pri_of(e, key);
+		e->age = pri_of(key);
 	return id;
 }
 
 static void lfuda_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
 {
-	evict_heap_push(e, id, how == EVICT_BACK_DUE ? key_of(e, e->age) : priority(e, id));
+	evict_heap_push(e, id, how == EVICT_BACK_DUE ? key_of(e->age) : priority(e, id));
 }
 
 static bool lfuda_hot(const struct kvp_evict *e, uint32_t id)

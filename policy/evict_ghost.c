@@ -111,21 +111,22 @@ const struct evict_ghost *evict_ghost_at(const struct evict_ghosts *g, uint32_t 
 
 /*
  * The younger neighbours are most likely dropped next, in their order. To find one takes its bucket
- * and the ghosts chained there; so ask for the bucket three drops ahead, and for the first ghost in
- * it one drop ahead.
+ * and the ghosts chained there; so ask for the bucket six drops ahead, and for the first ghost in
+ * it three drops ahead.
  */
 static void fetch_ahead(const struct evict_ghosts *g, uint32_t i)
 {
-	if (i == EVICT_GHOST_NONE)
-		return;
-	uint32_t first = *bucket_of(g, key_of(&g->ghost[i]));
+	for (unsigned ahead = 1; i != EVICT_GHOST_NONE; ahead++, i = g->ghost[i].young) {
+		if (ahead == 3) {
+			uint32_t first = *bucket_of(g, key_of(&g->ghost[i]));
 
-	if (first != EVICT_GHOST_NONE)
-		__builtin_prefetch(&g->ghost[first]);
-	for (unsigned k = 0; k < 2 && i != EVICT_GHOST_NONE; k++)
-		i = g->ghost[i].young;
-	if (i != EVICT_GHOST_NONE)
-		evict_ghost_prefetch(g, key_of(&g->ghost[i]));
+			if (first != EVICT_GHOST_NONE)
+				__builtin_prefetch(&g->ghost[first]);
+		} else if (ahead == 6) {
+			evict_ghost_prefetch(g, key_of(&g->ghost[i]));
+			break;
+		}
+	}
 }
 
 uint8_t *evict_ghost_note(struct evict_ghosts *g, uint32_t i)

@@ -204,10 +204,9 @@ static int encode_byte(const struct kvp_kernels *k, const struct kvp_plane *p,
 }
 
 static int decode_byte(const struct kvp_kernels *k, const struct kvp_plane *p,
-	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
-	struct kvp_raw dst)
+	const struct kvp_layout *lay, const struct kvp_calib *calib,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst)
 {
-	const struct kvp_plane_hdr *hdr = header(in);
 
 	(void)calib;
 	for (uint32_t h = 0; h < p->heads; h++) {
@@ -240,10 +239,9 @@ static int encode_asym(const struct kvp_kernels *k, const struct kvp_plane *p,
 }
 
 static int decode_asym(const struct kvp_kernels *k, const struct kvp_plane *p,
-	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
-	struct kvp_raw dst)
+	const struct kvp_layout *lay, const struct kvp_calib *calib,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst)
 {
-	const struct kvp_plane_hdr *hdr = header(in);
 	uint32_t bits = KVP_CODEC_VARIANT(hdr->codec) & 15u;
 
 	(void)calib;
@@ -301,16 +299,15 @@ static int encode_kivi(const struct kvp_kernels *k, const struct kvp_plane *p,
 }
 
 static int decode_kivi(const struct kvp_kernels *k, const struct kvp_plane *p,
-	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
-	struct kvp_raw dst)
+	const struct kvp_layout *lay, const struct kvp_calib *calib,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst)
 {
-	const struct kvp_plane_hdr *hdr = header(in);
 	uint32_t bits = KVP_CODEC_VARIANT(hdr->codec) & 15u;
 	const uint8_t *tail = in + lay->native;
 	size_t row = (size_t)p->dim * dtype_bytes(p->dtype);
 
 	if (p->kind == KVP_PLANE_V)
-		return decode_asym(k, p, lay, calib, in, dst);
+		return decode_asym(k, p, lay, calib, hdr, in, dst);
 	for (uint32_t h = 0; h < p->heads; h++) {
 		for (uint32_t g = 0; g < lay->groups; g++) {
 			size_t at = (size_t)h * lay->groups + g;
@@ -370,11 +367,9 @@ static int encode_tq(const struct kvp_kernels *k, const struct kvp_plane *p,
 }
 
 void kvp_tq_decode_plane(const struct kvp_kernels *k, const struct tq *tq,
-	const struct kvp_plane *p, const struct kvp_layout *lay, const uint8_t *in,
-	struct kvp_raw dst)
+	const struct kvp_plane *p, const struct kvp_layout *lay, int32_t exponent,
+	const uint8_t *in, struct kvp_raw dst)
 {
-	int32_t exponent = header(in)->exponent;
-
 	for (uint32_t h = 0; h < p->heads; h++) {
 		size_t row = (size_t)h * p->tokens;
 		struct rows_out out = kvp_rows_out(p, dst, h, 0, p->tokens, exponent);
@@ -385,17 +380,16 @@ void kvp_tq_decode_plane(const struct kvp_kernels *k, const struct tq *tq,
 }
 
 static int decode_tq(const struct kvp_kernels *k, const struct kvp_plane *p,
-	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
-	struct kvp_raw dst)
+	const struct kvp_layout *lay, const struct kvp_calib *calib,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst)
 {
-	const struct kvp_plane_hdr *hdr = header(in);
 	struct tq tq;
 	int r;
 
 	r = kvp_tq_init(&tq, KVP_CODEC_VARIANT(hdr->codec), p->dim, hdr->seed, calib);
 	if (r < 0)
 		return r;
-	kvp_tq_decode_plane(k, &tq, p, lay, in, dst);
+	kvp_tq_decode_plane(k, &tq, p, lay, hdr->exponent, in, dst);
 	return 0;
 }
 
@@ -423,10 +417,9 @@ static int encode_hadamard(const struct kvp_kernels *k, const struct kvp_plane *
 }
 
 static int decode_hadamard(const struct kvp_kernels *k, const struct kvp_plane *p,
-	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
-	struct kvp_raw dst)
+	const struct kvp_layout *lay, const struct kvp_calib *calib,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst)
 {
-	const struct kvp_plane_hdr *hdr = header(in);
 	struct rotation rot;
 	int r;
 
@@ -461,11 +454,12 @@ static int encode_native(const struct kvp_kernels *k, const struct kvp_plane *p,
 }
 
 static int decode_native(const struct kvp_kernels *k, const struct kvp_plane *p,
-	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
-	struct kvp_raw dst)
+	const struct kvp_layout *lay, const struct kvp_calib *calib,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst)
 {
 	(void)k;
 	(void)calib;
+	(void)hdr;
 	for (uint32_t h = 0; h < p->heads; h++)
 		for (uint32_t t = 0; t < p->tokens; t++)
 			memcpy((uint8_t *)dst.data + (ptrdiff_t)h * dst.head_stride +

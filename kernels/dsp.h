@@ -194,11 +194,14 @@ int kvp_codebook(uint32_t bits, uint32_t dim, float *ret_cent, float *ret_bound)
 void kvp_codebook_steps(
 	const float *bound, uint32_t bits, uint32_t *ret_step, uint32_t *ret_step_abs);
 
-/* codec.c: rotation and codebook of a tq variant; a plane whose codec and seed have these. */
+/*
+ * codec.c: rotation and codebook of a tq variant; a plane whose codec and seed have these, and
+ * whose header has this exponent.
+ */
 int kvp_tq_init(struct tq *ret_tq, uint32_t variant, uint32_t dim, uint64_t seed,
 	const struct kvp_calib *calib);
 void kvp_tq_decode_plane(const struct kvp_kernels *k, const struct tq *tq,
-	const struct kvp_plane *p, const struct kvp_layout *lay, const uint8_t *in,
-	struct kvp_raw dst);
+	const struct kvp_plane *p, const struct kvp_layout *lay, int32_t exponent,
+	const uint8_t *in, struct kvp_raw dst);
 
 #endif

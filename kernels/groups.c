@@ -176,14 +176,13 @@ int kvp_encode_prod(const struct kvp_kernels *k, const struct kvp_plane *p,
 	return r;
 }
 
-static int rows_prod(const struct kvp_kernels *k, const struct kvp_plane *p,
+static int rows_prod(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const uint8_t *in, uint32_t head, uint32_t first,
 	const struct rows_out *out)
 {
-	const struct kvp_plane_hdr *hdr = header(in);
 	float x[KVP_PLANE_DIM_MAX];
 	struct prod prod;
-	int r = prod_init(&prod, prod_bits(hdr->codec), p->dim, hdr->seed);
+	int r = prod_init(&prod, prod_bits(codec), p->dim, header(in)->seed);
 
 	(void)k;
 	for (uint32_t t = 0; t < out->n && !r; t++) {
@@ -384,9 +383,9 @@ int kvp_encode_hybrid(const struct kvp_kernels *k, const struct kvp_plane *p,
 	return r;
 }
 
-int kvp_check_hybrid(const struct kvp_plane *p, const struct kvp_layout *lay, const uint8_t *in)
+int kvp_check_hybrid(const struct kvp_plane *p, const struct kvp_layout *lay,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in)
 {
-	const struct kvp_plane_hdr *hdr = header(in);
 	uint16_t order[KVP_PLANE_DIM_MAX];
 	struct hybrid hy;
 	int r = hybrid_shape(hdr->codec, p->dim, &hy);
@@ -399,17 +398,16 @@ int kvp_check_hybrid(const struct kvp_plane *p, const struct kvp_layout *lay, co
 	return r;
 }
 
-static int rows_hybrid(const struct kvp_kernels *k, const struct kvp_plane *p,
+static int rows_hybrid(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const uint8_t *in, uint32_t head, uint32_t first,
 	const struct rows_out *out)
 {
-	const struct kvp_plane_hdr *hdr = header(in);
-	int calibrated = KVP_CODEC_VARIANT(hdr->codec) & KVP_HYBRID_CALIBRATED;
+	int calibrated = KVP_CODEC_VARIANT(codec) & KVP_HYBRID_CALIBRATED;
 	uint8_t *payload = (uint8_t *)(uintptr_t)in;
 	float x[KVP_PLANE_DIM_MAX], y[KVP_PLANE_DIM_MAX];
 	uint16_t order[KVP_PLANE_DIM_MAX];
 	struct hybrid hy;
-	int r = hybrid_init(&hy, hdr->codec, p->dim, hdr->seed);
+	int r = hybrid_init(&hy, codec, p->dim, header(in)->seed);
 
 	if (!r)
 		r = channel_order(
@@ -648,34 +646,30 @@ int kvp_encode_smart(const struct kvp_kernels *k, const struct kvp_plane *p,
 	return 0;
 }
 
-int kvp_check_smart(
-	const struct kvp_plane *p, const struct kvp_layout *lay, const uint8_t *in, size_t in_size)
+int kvp_check_smart(const struct kvp_plane *p, const struct kvp_layout *lay,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in, size_t in_size)
 {
-	struct kvp_plane_hdr hdr;
 	struct smart s;
 
-	memcpy(&hdr, in, sizeof hdr);
 	if (in_size < (size_t)lay->extra + p->tokens ||
-		smart_shape(hdr.codec, p, in + lay->extra, &s) < 0)
+		smart_shape(hdr->codec, p, in + lay->extra, &s) < 0)
 		return -EBADMSG;
-	return hdr.bytes == s.bytes && in_size >= s.bytes ? 0 : -EBADMSG;
+	return hdr->bytes == s.bytes && in_size >= s.bytes ? 0 : -EBADMSG;
 }
 
-static int rows_smart(const struct kvp_kernels *k, const struct kvp_plane *p,
+static int rows_smart(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const uint8_t *in, uint32_t head, uint32_t first,
 	const struct rows_out *out)
 {
 	uint8_t widths[KVP_PLANE_TOKENS_MAX];
-	struct kvp_plane_hdr hdr;
 	float x[KVP_PLANE_DIM_MAX];
 	struct smart s;
 
-	memcpy(&hdr, in, sizeof hdr);
 	/* The widths may have changed since they were checked: from here on only the copy counts.
 	 */
 	memcpy(widths, in + lay->extra, p->tokens);
-	if (smart_shape(hdr.codec, p, widths, &s) < 0 || s.bytes > lay->bytes ||
-		smart_init(&s, p->dim, hdr.seed) < 0)
+	if (smart_shape(codec, p, widths, &s) < 0 || s.bytes > lay->bytes ||
+		smart_init(&s, p->dim, header(in)->seed) < 0)
 		return -EBADMSG;
 	for (uint32_t t = 0; t < out->n; t++) {
 		smart_decode_token(k, &s, p->dim, head, first + t, out->scale, in, x);
@@ -701,18 +695,25 @@ static void smart_copy_token(const struct smart *from, const struct smart *to, u
 int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const void *in, size_t in_size, const uint8_t *widths, void *out, size_t out_size)
 {
-	struct kvp_plane_hdr hdr;
+	uint8_t old[KVP_PLANE_TOKENS_MAX];
 	float x[KVP_PLANE_DIM_MAX];
+	struct kvp_plane_hdr hdr;
 	struct smart from, to;
 	struct kvp_layout lay;
 	int r = kvp_plane_check(codec, p, NULL, in, in_size);
 
 	if (!r)
 		r = kvp_plane_layout(codec, p, &lay);
-	if (!r && KVP_CODEC_FAMILY(codec) != KVP_FAMILY_SMART)
+	if (!r && (KVP_CODEC_FAMILY(codec) != KVP_FAMILY_SMART || !widths || !out))
 		r = -EINVAL;
-	if (!r)
-		r = smart_shape(codec, p, (const uint8_t *)in + lay.extra, &from);
+	if (r < 0)
+		return r;
+	/* As in rows_smart(): what was checked may have changed, the copies do not. */
+	memcpy(&hdr, in, sizeof hdr);
+	memcpy(old, (const uint8_t *)in + lay.extra, p->tokens);
+	r = smart_shape(codec, p, old, &from);
+	if (!r && (from.bytes > in_size || hdr.codec != codec))
+		r = -EBADMSG;
 	if (!r)
 		r = smart_shape(codec, p, widths, &to);
 	for (uint32_t t = 0; t < p->tokens && !r; t++)
@@ -725,13 +726,12 @@ int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const stru
 		r = -EINVAL;
 	if (r < 0)
 		return r;
-	memcpy(&hdr, in, sizeof hdr);
 	r = smart_init(&from, p->dim, hdr.seed);
 	if (!r)
 		r = smart_init(&to, p->dim, hdr.seed);
 	if (r < 0)
 		return r;
-	memcpy(out, in, KVP_PLANE_HDR_BYTES);
+	memcpy(out, &hdr, sizeof hdr);
 	smart_begin(p, &lay, &to, widths, out);
 	for (uint32_t h = 0; h < p->heads; h++) {
 		const struct rows_in row = float_in(x, p->dim);
@@ -754,28 +754,26 @@ int kvp_rows_decode(const struct kvp_kernels *k, uint32_t codec, const struct kv
 {
 	switch (KVP_CODEC_FAMILY(codec)) {
 	case KVP_FAMILY_TQPROD:
-		return rows_prod(k, p, lay, in, head, first, out);
+		return rows_prod(k, codec, p, lay, in, head, first, out);
 	case KVP_FAMILY_HYBRID:
-		return rows_hybrid(k, p, lay, in, head, first, out);
+		return rows_hybrid(k, codec, p, lay, in, head, first, out);
 	case KVP_FAMILY_SMART:
-		return rows_smart(k, p, lay, in, head, first, out);
+		return rows_smart(k, codec, p, lay, in, head, first, out);
 	default:
 		return kvp_rows_published(codec, p, lay, calib, in, head, first, out);
 	}
 }
 
 int kvp_decode_rows(const struct kvp_kernels *k, const struct kvp_plane *p,
-	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
-	struct kvp_raw dst)
+	const struct kvp_layout *lay, const struct kvp_calib *calib,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst)
 {
-	struct kvp_plane_hdr hdr;
 	int r = 0;
 
-	memcpy(&hdr, in, sizeof hdr);
 	for (uint32_t h = 0; h < p->heads && !r; h++) {
-		struct rows_out out = kvp_rows_out(p, dst, h, 0, p->tokens, hdr.exponent);
+		struct rows_out out = kvp_rows_out(p, dst, h, 0, p->tokens, hdr->exponent);
 
-		r = kvp_rows_decode(k, hdr.codec, p, lay, calib, in, h, 0, &out);
+		r = kvp_rows_decode(k, hdr->codec, p, lay, calib, in, h, 0, &out);
 	}
 	return r;
 }

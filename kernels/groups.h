@@ -24,17 +24,21 @@ int kvp_rows_published(uint32_t codec, const struct kvp_plane *p, const struct k
 
 /* Decodes any of them, through kvp_rows_decode(). */
 int kvp_decode_rows(const struct kvp_kernels *k, const struct kvp_plane *p,
-	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
-	struct kvp_raw dst);
+	const struct kvp_layout *lay, const struct kvp_calib *calib,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst);
 
-/* Rows of one head from token first on. lay->bytes: what may be read. -EINVAL: another family. */
+/*
+ * Rows of one head from token first on. lay->bytes: what may be read. Of the payload's header only
+ * the seed is looked at, of which every value is as good. -EINVAL: another family.
+ */
 int kvp_rows_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
 	uint32_t head, uint32_t first, const struct rows_out *out);
 
-/* What a payload says beyond its header: -EBADMSG. */
-int kvp_check_hybrid(const struct kvp_plane *p, const struct kvp_layout *lay, const uint8_t *in);
-int kvp_check_smart(
-	const struct kvp_plane *p, const struct kvp_layout *lay, const uint8_t *in, size_t in_size);
+/* What a payload says beyond its header, of which hdr is a copy: -EBADMSG. */
+int kvp_check_hybrid(const struct kvp_plane *p, const struct kvp_layout *lay,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in);
+int kvp_check_smart(const struct kvp_plane *p, const struct kvp_layout *lay,
+	const struct kvp_plane_hdr *hdr, const uint8_t *in, size_t in_size);
 
 #endif

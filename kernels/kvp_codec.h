@@ -262,12 +262,13 @@ struct kvp_codec {
 	int (*encode)(const struct kvp_kernels *k, const struct kvp_plane *p,
 		const struct kvp_layout *lay, const struct kvp_encode_opts *o,
 		struct kvp_raw_const src, uint8_t *out);
+	/* hdr: a copy that was checked; `in`, header and all, may change at any moment. */
 	int (*decode)(const struct kvp_kernels *k, const struct kvp_plane *p,
-		const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
-		struct kvp_raw dst);
+		const struct kvp_layout *lay, const struct kvp_calib *calib,
+		const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst);
 	/* Attention over rows of one head, without decoding them; see attend_rows.h. */
-	void (*score)(const struct kvp_rows *r, const struct kvp_queries *q, float *s,
-		size_t s_stride);
+	void (*score)(
+		const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride);
 	void (*accumulate)(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
 };
 
@@ -299,11 +300,13 @@ int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct k
 	const struct kvp_encode_opts *opts, struct kvp_raw_const src, void *out, size_t out_size);
 
 /*
- * Decodes a payload into dst. The payload may be hostile: it is validated against codec and p
- * first, and whatever its codes and scalars are, nothing outside it is read, nothing outside dst's
- * rows written, and every element written is finite (native copies the bits).
- * -EINVAL: bad arguments; -EPROTONOSUPPORT: another version; -EBADMSG: not a payload of this codec
- * and geometry; -ENOENT: the calibration object is missing or another.
+ * Decodes a payload, native ones included aligned to 16 bytes, into dst, which must not overlap it.
+ * The payload may be hostile, and written to by others meanwhile: it is validated against codec and
+ * p first, its header read once, and whatever its codes and scalars are, nothing outside it is
+ * read, nothing outside dst's rows written, and every element written is finite (native, and what
+ * kivi keeps native, copies the bits). -EINVAL: bad arguments; -EPROTONOSUPPORT: another version;
+ * -EBADMSG: not a payload of this codec and geometry; -ENOENT: the calibration object is missing or
+ * another.
  */
 int kvp_plane_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_calib *calib, const void *in, size_t in_size, struct kvp_raw dst);
@@ -338,7 +341,7 @@ int kvp_smart_bytes(
 /*
  * smart: the payload with other widths. Tokens whose width stays keep their bytes, others are coded
  * again from what they decode to; therefore widths can only fall (-EINVAL). -ENOSPC, and what
- * kvp_plane_decode() returns. in and out must not overlap.
+ * kvp_plane_decode() returns. in and out, both aligned to 16 bytes, must not overlap.
  */
 int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const void *in, size_t in_size, const uint8_t *widths, void *out, size_t out_size);

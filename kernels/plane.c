@@ -113,8 +113,8 @@ static int raw_span(
 		__builtin_add_overflow(head > 0 ? head : 0, token > 0 ? token : 0, &hi) ||
 		__builtin_add_overflow(hi, (intptr_t)p->dim * size, &hi))
 		return -EINVAL;
-	if (lo < 0 ? (uintptr_t)raw.data < (uintptr_t)-lo
-		   : (uintptr_t)raw.data > UINTPTR_MAX - (uintptr_t)hi)
+	if ((uintptr_t)raw.data < 0 - (uintptr_t)lo ||
+		(uintptr_t)raw.data > UINTPTR_MAX - (uintptr_t)hi)
 		return -EINVAL;
 	*ret_lo = (uintptr_t)raw.data + (uintptr_t)lo;
 	*ret_hi = (uintptr_t)raw.data + (uintptr_t)hi;
@@ -126,12 +126,17 @@ static int overlaps(uintptr_t lo, uintptr_t hi, const void *data, size_t size)
 	return lo < (uintptr_t)data + size && (uintptr_t)data < hi;
 }
 
+/* Of any stride, also the smallest, which has no positive counterpart. */
+static uintptr_t distance(ptrdiff_t stride)
+{
+	return stride < 0 ? 0 - (uintptr_t)stride : (uintptr_t)stride;
+}
+
 /* Rows that are written must be disjoint: one of the two strides steps over the other's extent. */
 static int rows_disjoint(const struct kvp_plane *p, struct kvp_raw_const raw)
 {
 	uintptr_t row = (uintptr_t)p->dim * dtype_bytes(p->dtype);
-	uintptr_t head = (uintptr_t)(raw.head_stride < 0 ? -raw.head_stride : raw.head_stride);
-	uintptr_t token = (uintptr_t)(raw.token_stride < 0 ? -raw.token_stride : raw.token_stride);
+	uintptr_t head = distance(raw.head_stride), token = distance(raw.token_stride);
 
 	if ((p->heads > 1 && head < row) || (p->tokens > 1 && token < row))
 		return 0;
@@ -286,7 +291,7 @@ int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct k
 {
 	const struct kvp_encode_opts none = { .size = sizeof none };
 	const struct kvp_encode_opts *o = opts ? opts : &none;
-	const struct kvp_codec *c = &k->codec[KVP_CODEC_FAMILY(codec)];
+	const struct kvp_codec *c;
 	struct kvp_layout lay;
 	int32_t exponent = 0;
 	int known, r;
@@ -294,6 +299,7 @@ int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct k
 	r = check_encode(codec, p, o, src, out, out_size, &lay);
 	if (r < 0)
 		return r;
+	c = &k->codec[KVP_CODEC_FAMILY(codec)];
 	if (codec == KVP_CODEC_NATIVE)
 		return c->encode(k, p, &lay, o, src, out);
 	/*
@@ -366,10 +372,11 @@ static int check_header(uint32_t codec, const struct kvp_plane *p, const struct 
 	return hdr->calib == calib->digest ? 0 : -ENOENT;
 }
 
+/* The header is read once: whoever writes the payload may go on writing. */
 static int check_payload(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
-	const void *in, size_t in_size, struct kvp_layout *ret_lay)
+	const void *in, size_t in_size, struct kvp_layout *ret_lay, struct kvp_plane_hdr *ret_hdr)
 {
-	struct kvp_plane_hdr hdr;
+	struct kvp_plane_hdr hdr = { .codec = KVP_CODEC_NATIVE };
 	struct kvp_layout lay;
 	int r;
 
@@ -388,32 +395,35 @@ static int check_payload(uint32_t codec, const struct kvp_plane *p, const struct
 		memcpy(&hdr, in, sizeof hdr);
 		r = check_header(codec, p, &lay, calib, &hdr);
 		if (!r && KVP_CODEC_FAMILY(codec) == KVP_FAMILY_HYBRID)
-			r = kvp_check_hybrid(p, &lay, in);
+			r = kvp_check_hybrid(p, &lay, &hdr, in);
 		if (!r && KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART)
-			r = kvp_check_smart(p, &lay, in, in_size);
+			r = kvp_check_smart(p, &lay, &hdr, in, in_size);
 		if (r < 0)
 			return r;
 		lay.bytes = hdr.bytes;
 	}
 	*ret_lay = lay;
+	*ret_hdr = hdr;
 	return 0;
 }
 
 int kvp_plane_check(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
 	const void *in, size_t in_size)
 {
+	struct kvp_plane_hdr hdr;
 	struct kvp_layout lay;
 
-	return check_payload(codec, p, calib, in, in_size, &lay);
+	return check_payload(codec, p, calib, in, in_size, &lay, &hdr);
 }
 
-static int check_decode(const struct kvp_decode_job *j, struct kvp_layout *ret_lay)
+static int check_decode(
+	const struct kvp_decode_job *j, struct kvp_layout *ret_lay, struct kvp_plane_hdr *ret_hdr)
 {
 	struct kvp_raw_const raw = { j->dst.data, j->dst.head_stride, j->dst.token_stride };
 	uintptr_t lo, hi;
 	int r;
 
-	r = check_payload(j->codec, &j->plane, j->calib, j->in, j->in_size, ret_lay);
+	r = check_payload(j->codec, &j->plane, j->calib, j->in, j->in_size, ret_lay, ret_hdr);
 	if (r < 0)
 		return r;
 	r = raw_span(&j->plane, raw, &lo, &hi);
@@ -428,10 +438,12 @@ int kvp_plane_decode(const struct kvp_kernels *k, uint32_t codec, const struct k
 	const struct kvp_calib *calib, const void *in, size_t in_size, struct kvp_raw dst)
 {
 	const struct kvp_decode_job job = { codec, *p, calib, in, in_size, dst };
+	struct kvp_plane_hdr hdr;
 	struct kvp_layout lay;
-	int r = check_decode(&job, &lay);
+	int r = check_decode(&job, &lay, &hdr);
 
-	return r < 0 ? r : k->codec[KVP_CODEC_FAMILY(codec)].decode(k, p, &lay, calib, in, dst);
+	return r < 0 ? r
+		     : k->codec[KVP_CODEC_FAMILY(codec)].decode(k, p, &lay, calib, &hdr, in, dst);
 }
 
 /* Rotation and codebook of the tq plane decoded last. */
@@ -444,45 +456,44 @@ struct prepared {
 };
 
 static int decode_prepared(const struct kvp_kernels *k, const struct kvp_decode_job *j,
-	const struct kvp_layout *lay, struct prepared *pre)
+	const struct kvp_layout *lay, const struct kvp_plane_hdr *hdr, struct prepared *pre)
 {
-	uint64_t seed = ((const struct kvp_plane_hdr *)j->in)->seed;
-
 	if (KVP_CODEC_FAMILY(j->codec) != KVP_FAMILY_TQ)
 		return k->codec[KVP_CODEC_FAMILY(j->codec)].decode(
-			k, &j->plane, lay, j->calib, j->in, j->dst);
-	if (pre->codec != j->codec || pre->dim != j->plane.dim || pre->seed != seed ||
+			k, &j->plane, lay, j->calib, hdr, j->in, j->dst);
+	if (pre->codec != j->codec || pre->dim != j->plane.dim || pre->seed != hdr->seed ||
 		pre->calib != j->calib) {
 		int r = kvp_tq_init(
-			&pre->tq, KVP_CODEC_VARIANT(j->codec), j->plane.dim, seed, j->calib);
+			&pre->tq, KVP_CODEC_VARIANT(j->codec), j->plane.dim, hdr->seed, j->calib);
 
 		pre->codec = r < 0 ? 0 : j->codec;
 		if (r < 0)
 			return r;
 		pre->dim = j->plane.dim;
-		pre->seed = seed;
+		pre->seed = hdr->seed;
 		pre->calib = j->calib;
 	}
-	kvp_tq_decode_plane(k, &pre->tq, &j->plane, lay, j->in, j->dst);
+	kvp_tq_decode_plane(k, &pre->tq, &j->plane, lay, hdr->exponent, j->in, j->dst);
 	return 0;
 }
 
 int kvp_planes_decode(
 	const struct kvp_kernels *k, const struct kvp_decode_job *jobs, size_t n, size_t *ret_done)
 {
-	struct prepared pre;
+	struct kvp_plane_hdr hdr;
 	struct kvp_layout lay;
+	struct prepared pre;
 	int r = 0;
 
 	*ret_done = 0;
 	pre.codec = 0;
 	for (size_t i = 0; i < n && !r; i++)
-		r = check_decode(&jobs[i], &lay);
+		r = check_decode(&jobs[i], &lay, &hdr);
 	for (size_t i = 0; i < n && !r; i++) {
 		/* Again: what was decoded meanwhile may lie over this payload. */
-		r = check_decode(&jobs[i], &lay);
+		r = check_decode(&jobs[i], &lay, &hdr);
 		if (!r)
-			r = decode_prepared(k, &jobs[i], &lay, &pre);
+			r = decode_prepared(k, &jobs[i], &lay, &hdr, &pre);
 		*ret_done += !r;
 	}
 	return r;

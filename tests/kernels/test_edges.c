@@ -8,6 +8,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -171,6 +172,92 @@ static void decode_refuses(void **state)
 }
 
 /*
+ * Whoever wrote a payload may go on writing into it: what was checked is what is used. A header
+ * that turns to garbage after the check changes nothing (but the seed's, of which none is wrong).
+ */
+static void header_is_read_once(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < 2 * NAMES; i++) {
+		struct plane *t = plane_new(names[i / 2], i & 1);
+		struct kvp_raw dst = { t->y, ROW * TOKENS, ROW };
+		static float before[N];
+		struct kvp_layout lay;
+		struct kvp_plane_hdr hdr;
+		uint8_t *exact = aligned_alloc(16, (t->bytes + 15) & ~(size_t)15);
+
+		assert_int_equal(encode(t, t->x, t->payload, ROOM), 0);
+		assert_int_equal(decode(t, t->payload, t->bytes, before), 0);
+		assert_int_equal(kvp_plane_layout(t->codec, &t->p, &lay), 0);
+		memcpy(&hdr, t->payload, sizeof hdr);
+		lay.bytes = hdr.bytes;
+		memcpy(exact, t->payload, t->bytes);
+		memset(exact, 0xff, offsetof(struct kvp_plane_hdr, seed));
+		memset(exact + offsetof(struct kvp_plane_hdr, calib), 0xff, 24);
+		assert_int_equal(kvp_kernels_codec(k, KVP_CODEC_FAMILY(t->codec))
+					 ->decode(k, &t->p, &lay, &calib, &hdr, exact, dst),
+			0);
+		assert_memory_equal(t->y, before, sizeof before);
+		free(exact);
+		plane_free(t);
+	}
+}
+
+/* A stride that steps over nothing may be anything; the smallest has no positive counterpart. */
+static void strides_at_the_limits(void **state)
+{
+	struct plane *t = plane_new("int8", KVP_PLANE_K);
+	struct kvp_raw_const src = { t->x, PTRDIFF_MIN, ROW };
+	struct kvp_raw dst = { t->y, PTRDIFF_MIN, ROW };
+
+	(void)state;
+	t->p.heads = 1;
+	assert_int_equal(kvp_plane_encode(k, t->codec, &t->p, &t->o, src, t->payload, ROOM), 0);
+	assert_int_equal(kvp_plane_decode(k, t->codec, &t->p, NULL, t->payload, t->bytes, dst), 0);
+	t->p.heads = 2;
+	for (int i = 0; i < 2; i++) {
+		ptrdiff_t wild = i ? PTRDIFF_MIN : PTRDIFF_MAX & ~3;
+
+		src.head_stride = dst.head_stride = wild;
+		assert_int_equal(kvp_plane_encode(k, t->codec, &t->p, &t->o, src, t->payload, ROOM),
+			-EINVAL);
+		src.head_stride = ROW;
+		src.token_stride = wild;
+		assert_int_equal(kvp_plane_encode(k, t->codec, &t->p, &t->o, src, t->payload, ROOM),
+			-EINVAL);
+		src.token_stride = ROW;
+	}
+	/* Down by one stride and past the end of the address space by the other. */
+	t->p.tokens = 2;
+	src.head_stride = -ROW;
+	src.token_stride = 1 << 20;
+	src.data = (const void *)(UINTPTR_MAX & ~(uintptr_t)4095); /* never looked at */
+	assert_int_equal(
+		kvp_plane_encode(k, t->codec, &t->p, &t->o, src, t->payload, ROOM), -EINVAL);
+	plane_free(t);
+}
+
+static void unknown_codecs(void **state)
+{
+	struct plane *t = plane_new("int8", KVP_PLANE_K);
+	char name[KVP_CODEC_NAME_MAX];
+
+	(void)state;
+	memset(t->payload, 0x5a, ROOM);
+	for (uint32_t i = 0; i < 32; i++) {
+		t->codec = KVP_CODEC(KVP_FAMILY_MAX_, 0u) << i;
+		if (KVP_CODEC_FAMILY(t->codec) < KVP_FAMILY_MAX_)
+			continue;
+		assert_int_equal(encode(t, t->x, t->payload, ROOM), -EINVAL);
+		assert_int_equal(decode(t, t->payload, t->bytes, t->y), -EINVAL);
+		assert_int_equal(kvp_codec_name(t->codec, name), -ENOENT);
+		assert_null(kvp_kernels_codec(k, KVP_CODEC_FAMILY(t->codec)));
+	}
+	assert_true(untouched(t->payload, ROOM));
+	plane_free(t);
+}
+
+/*
  * One evil element changes what is decoded of its own vector and nothing of any other token: those
  * are as if it had been another token's element, or, where energies count, nothing. In groups that
  * have a range the rest of its own vector is untouched, too, and it becomes an end of the range, or
@@ -291,6 +378,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(encode_refuses),
 		cmocka_unit_test(decode_refuses),
+		cmocka_unit_test(header_is_read_once),
+		cmocka_unit_test(strides_at_the_limits),
+		cmocka_unit_test(unknown_codecs),
 		cmocka_unit_test(nan_and_infinity),
 		cmocka_unit_test(ranges_of_what_is_finite),
 		cmocka_unit_test(zeros_and_constants),

@@ -313,6 +313,13 @@ static void b035_requantize_only_what_changes(void **state)
 		assert_int_equal(kvp_smart_requantize(k, codec, &p, payload, payload_size, widths,
 					 other, payload_size),
 			-EINVAL);
+		assert_int_equal(kvp_smart_requantize(k, codec, &p, payload, payload_size, NULL,
+					 other, payload_size),
+			-EINVAL);
+		widths[3] = 4;
+		assert_int_equal(kvp_smart_requantize(k, codec, &p, payload, payload_size, widths,
+					 NULL, payload_size),
+			-EINVAL);
 		for (int j = 0; j < 64; j++)
 			assert_int_equal(other[j], 0x77);
 	}

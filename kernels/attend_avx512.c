@@ -288,6 +288,135 @@ static void accumulate_direct(const struct kvp_rows *r, const struct kvp_weights
 #undef CALL
 }
 
+/* ---- the usual rows: 128 channels of fp16 or bf16 ---- */
+
+#define USUAL_DIM  128u
+#define BLOCK_ROWS 16u /* whose values are in the first cache for all channels */
+
+INLINE __m512 score_usual_tile(
+	const uint8_t *const *row, uint32_t format, const float *const *tile, const struct fetch *f)
+{
+	__m512 v[TILE][TILE], c[TILE];
+
+	for (uint32_t j = 0; j < TILE; j++)
+		for (uint32_t k = 0; k < TILE; k++)
+			v[j][k] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+	for (uint32_t d = 0; d < USUAL_DIM / 16; d++) {
+		__m512 y[TILE];
+
+		fetch_part(f, d);
+		for (uint32_t j = 0; j < TILE; j++)
+			y[j] = load16(row[j], format, d);
+		for (uint32_t k = 0; k < TILE; k++) {
+			__m512 z = _mm512_loadu_ps(tile[k] + 16 * d);
+
+			for (uint32_t j = 0; j < TILE; j++)
+				v[j][k] = _mm512_fmadd_ps(y[j], z, v[j][k]);
+		}
+	}
+	for (uint32_t j = 0; j < TILE; j++)
+		c[j] = sum_lanes(v[j]);
+	return sum_tokens(c);
+}
+
+INLINE void score_usual(const struct kvp_rows *r, uint32_t format, const struct kvp_queries *q,
+	float *s, size_t s_stride)
+{
+	const uint8_t *row[TILE];
+	const float *tile[TILE];
+
+	tile_queries(q, USUAL_DIM, 0, tile);
+	for (uint32_t t = 0; t < r->n; t += TILE) {
+		struct fetch f = fetch_both(r, t, 2 * USUAL_DIM);
+
+		tile_rows(r, t, row);
+		store_tile(score_usual_tile(row, format, tile, &f), s + t, s_stride,
+			least(r->n - t, TILE), q->n);
+	}
+}
+
+/* The weights of a block of rows: together, so that few addresses are needed. */
+struct block_weights {
+	float w[TILE][BLOCK_ROWS] __attribute__((aligned(64)));
+};
+
+/* 64 channels of row t of the block times a weight of each of four queries. */
+INLINE void add_row(const uint8_t *row, uint32_t format, const struct block_weights *b, size_t t,
+	__m512 (*v)[4])
+{
+	__m512 x[4];
+
+	for (uint32_t k = 0; k < 4; k++)
+		x[k] = load16(row, format, k);
+	for (uint32_t i = 0; i < TILE; i++) {
+		__m512 f = _mm512_set1_ps(b->w[i][t]);
+
+		for (uint32_t k = 0; k < 4; k++)
+			v[i][k] = _mm512_fmadd_ps(f, x[k], v[i][k]);
+	}
+}
+
+/* n rows of r from `first` on, 64 channels from c on; acc and fade: of each query. */
+INLINE void add_block(const struct kvp_rows *r, uint32_t format, uint32_t first, uint32_t n,
+	uint32_t c, const struct block_weights *b, const float *fade, float *const *acc)
+{
+	const uint8_t *row = r->codes + (ptrdiff_t)first * r->stride + 2 * (size_t)c;
+	uint32_t ahead = first + c / 64 * (BLOCK_ROWS / 2);
+	__m512 v[TILE][4];
+	size_t t = 0;
+
+	for (uint32_t i = 0; i < TILE; i++)
+		for (uint32_t k = 0; k < 4; k++)
+			v[i][k] = _mm512_mul_ps(_mm512_loadu_ps(acc[i] + c + 16 * (size_t)k),
+				_mm512_set1_ps(fade[i]));
+	for (; t + FETCH_PARTS <= n; t += FETCH_PARTS, ahead += TILE) {
+		struct fetch f = fetch_both(r, ahead, 2 * USUAL_DIM);
+
+#pragma GCC unroll 8
+		for (uint32_t j = 0; j < FETCH_PARTS; j++, row += r->stride) {
+			fetch_part(&f, j);
+			add_row(row, format, b, t + j, v);
+		}
+	}
+	for (; t < n; t++, row += r->stride)
+		add_row(row, format, b, t, v);
+	for (uint32_t i = 0; i < TILE; i++)
+		for (uint32_t k = 0; k < 4; k++)
+			_mm512_storeu_ps(acc[i] + c + 16 * (size_t)k, v[i][k]);
+}
+
+/* Beyond the last query the last one again: it is computed twice, with one result. */
+INLINE void accumulate_usual(
+	const struct kvp_rows *r, uint32_t format, const struct kvp_weights *w, float *acc)
+{
+	float fade[TILE], *a[TILE];
+
+	for (uint32_t i = 0; i < TILE; i++) {
+		fade[i] = w->fade[least(i, w->nq - 1)];
+		a[i] = acc + least(i, w->nq - 1) * (size_t)USUAL_DIM;
+	}
+	for (uint32_t t = 0; t < r->n; t += BLOCK_ROWS) {
+		uint32_t n = least(BLOCK_ROWS, r->n - t);
+		struct block_weights b;
+
+		for (uint32_t i = 0; i < TILE; i++)
+			_mm512_store_ps(
+				b.w[i], _mm512_maskz_loadu_ps(first16(n),
+						w->w + least(i, w->nq - 1) * w->stride + t));
+		for (uint32_t c = 0; c < USUAL_DIM; c += 64)
+			add_block(r, format, t, n, c, &b, fade, a);
+		for (uint32_t i = 0; i < TILE; i++)
+			fade[i] = 1.0f;
+	}
+}
+
+static int usual(const struct kvp_rows *r, uint32_t nq)
+{
+	return KVP_SPECIALIZE && r->dim == USUAL_DIM && nq > 1 && nq <= TILE &&
+	       r->family == KVP_FAMILY_NATIVE && r->format != KVP_DTYPE_F32;
+}
+
 INLINE void affine_row(const struct kvp_rows *r, uint32_t t, float *x)
 {
 	uint8_t code[DIM_MAX];
@@ -395,6 +524,13 @@ static void score_float(
 		kvp_score_c(r, q, s, s_stride);
 		return;
 	}
+	if (usual(r, q->n)) {
+		if (r->format == KVP_DTYPE_F16)
+			score_usual(r, KVP_DTYPE_F16, q, s, s_stride);
+		else
+			score_usual(r, KVP_DTYPE_BF16, q, s, s_stride);
+		return;
+	}
 	if (direct(r, q->n)) {
 		score_direct(r, q, s, s_stride);
 		return;
@@ -414,6 +550,13 @@ static void accumulate_float(const struct kvp_rows *r, const struct kvp_weights 
 
 	if (r->dim % 16) {
 		kvp_accumulate_c(r, w, acc);
+		return;
+	}
+	if (usual(r, w->nq)) {
+		if (r->format == KVP_DTYPE_F16)
+			accumulate_usual(r, KVP_DTYPE_F16, w, acc);
+		else
+			accumulate_usual(r, KVP_DTYPE_BF16, w, acc);
 		return;
 	}
 	if (direct(r, w->nq)) {

@@ -3,12 +3,12 @@
 #ifndef KVP_KERNELS_ATTEND_AVX512_H
 #define KVP_KERNELS_ATTEND_AVX512_H
 
+#include "kernels/attend_fetch.h"
 #include "kernels/dsp.h"
 #include "kernels/numeric.h"
 #include "kernels/rowcode.h"
 #include "kernels/x86_avx512.h"
 
-#define TILE    4u /* queries, and tokens, handled together */
 #define DIM_MAX KVP_PLANE_DIM_MAX
 
 /* attend_vnni.c: codes as integers. Return 0 where the geometry is none of theirs. */
@@ -20,25 +20,6 @@ kvp_query_fn kvp_query_words_avx512;
 INLINE __mmask16 first16(uint32_t n)
 {
 	return n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1);
-}
-
-/*
- * Fetches a share of the rows that are read next, called for every TILE rows. From four places at a
- * time: one stream of a page after the other does not use the memory's bandwidth, four do.
- */
-INLINE void fetch_next(const struct kvp_rows *r, uint32_t t)
-{
-	uint32_t quarter = r->next_n / 4, at = t / TILE;
-	const uint8_t *row = r->next + (ptrdiff_t)at * r->next_stride;
-
-	if (at >= quarter)
-		return;
-	for (uint32_t b = 0; b < r->next_bytes; b += 64) {
-		const char *p = (const char *)row + b;
-
-		for (uint32_t j = 0; j < 4; j++, p += (ptrdiff_t)quarter * r->next_stride)
-			_mm_prefetch(p, _MM_HINT_T0);
-	}
 }
 
 /* Rows t .. t + 3; beyond the last one the last is repeated, and its result not stored. */

@@ -21,7 +21,7 @@
  *                              is decoded into the first cache and fp32 from there;
  *   tqprod, hybrid, smart,     decoded into the workspace, a chunk at a time, then as native fp32:
  *   layouts of others          what they save is memory, not time.
- * While a chunk is worked on, the rows of the next are fetched in four streams.
+ * While a chunk is worked on, the rows of the next are fetched into the second cache.
  *
  * Three phases, so that threads can share the work (split-K):
  *   kvp_attend_prepare()  once;

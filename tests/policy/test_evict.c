@@ -719,6 +719,63 @@ static unsigned popular(const char *name, uint64_t gap, uint64_t *ret_order)
 	return hits;
 }
 
+#define SCAN 15000u /* documents used once in a long while */
+
+/* Three of four requests are for popular documents, the others pass through many. Returns hits. */
+static unsigned beside_a_scan(struct kvp_evict *e, uint64_t seed, bool *ret_changed)
+{
+	unsigned hits = 0;
+
+	random_seed(seed);
+	for (uint64_t i = 0; i < 100000; i++) {
+		kvp_block_id id = below(1 + below(1 + below(DOCS))), out;
+		if (below(4) == 0)
+			id = DOCS + (kvp_block_id)(i % SCAN);
+		bool hit = kvp_evict_contains(e, id);
+		struct kvp_evict_request req = {
+			.tip = hit ? id : KVP_BLOCK_NONE, .matched = hit, .blocks = 1
+		};
+
+		assert_int_equal(kvp_evict_request(e, &req, i * 1000), 0);
+		if (hit)
+			assert_int_equal(kvp_evict_access_chain(e, id, i * 1000), 0);
+		else
+			put(e, id, KVP_BLOCK_NONE, i * 1000);
+		hits += hit;
+		if (kvp_evict_len(e) > 100) {
+			assert_int_equal(
+				kvp_evict_victims(e, 1, 0, NULL, NULL, i * 1000, &out, 1), 1);
+			assert_int_equal(kvp_evict_remove(e, out, 1, i * 1000), 0);
+		}
+		*ret_changed |= e->ops != e->policy;
+	}
+	return hits;
+}
+
+/* E-056: where another algorithm hits more, the shadows tell, it takes charge, and that helps. */
+static void test_best_takes_charge(void **state)
+{
+	(void)state;
+	unsigned with = 0, without = 0;
+	bool changed = false, never = false;
+
+	for (uint64_t seed = 1; seed <= 4; seed++) {
+		struct kvp_evict_params p = {
+			.size = sizeof(p), .items = 100, .max_ids = DOCS + SCAN, .seed = 1
+		};
+		struct kvp_evict *e = make(KVP_EVICT_DEFAULT, 100, 0, DOCS + SCAN);
+
+		with += beside_a_scan(e, seed, &changed);
+		kvp_evict_free(e);
+		assert_int_equal(evict_new_plain(&evict_hazard, &p, &e), 0);
+		without += beside_a_scan(e, seed, &never);
+		kvp_evict_free(e);
+	}
+	print_message("hits with the shadows %u, without %u\n", with, without);
+	assert_true(changed && !never);
+	assert_true(with > without);
+}
+
 /* A clock that stands still, and one of any unit that ticks evenly, lead to the same decisions. */
 static void test_clock_cannot_mislead(void **state)
 {
@@ -761,6 +818,7 @@ int main(void)
 		cmocka_unit_test(test_clock_cannot_mislead),
 		cmocka_unit_test(test_counts_uses),
 		cmocka_unit_test(test_changes_hands),
+		cmocka_unit_test(test_best_takes_charge),
 		cmocka_unit_test(test_random_operations_in_bytes),
 		cmocka_unit_test(test_random_operations),
 	};

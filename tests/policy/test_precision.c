@@ -296,46 +296,66 @@ static void test_exact_up_to_64(void **state)
 	}
 }
 
-/* B-046: above 64, within one largest step of the bound and at least 99 % of the optimum. */
+/* The largest gain that one step up of one token can bring. */
+static double largest_step(const struct kvp_precision *p, uint32_t n)
+{
+	double weight = 0, largest = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		weight = fmax(weight, imp[i]);
+	for (uint32_t s = 0; s < p->n_streams; s++)
+		for (uint32_t k = p->stream[s].base; k < PRECISION_TOP; k++)
+			largest = fmax(largest,
+				weight * (p->stream[s].utility[k + 1] - p->stream[s].utility[k]));
+	return largest;
+}
+
+/* At least 99 % of the optimum; returns how much. */
+static double near_optimum(const struct kvp_precision *p, uint32_t n, uint64_t budget,
+	const struct kvp_precision_result *r)
+{
+	double best = dp_optimum(p, n, units_of(p, n, budget)), lowest = 0;
+
+	assert_true(r->bound >= best * (1 - 1e-9));
+	assert_true(r->utility >= .99 * best);
+	for (uint32_t s = 0; s < p->n_streams; s++)
+		for (uint32_t i = 0; i < n; i++)
+			lowest += fmax(imp[i], p->opts.floor) *
+				  p->stream[s].utility[p->stream[s].base];
+	return best > lowest ? r->utility / best : 1;
+}
+
+/*
+ * B-046: above 64 tokens, within one largest step of the linear program's bound, which is above any
+ * optimum. That the bound is one, and that little is missing, is compared with the optimum itself
+ * on a part of them.
+ */
 static void test_near_optimal_above_64(void **state)
 {
 	double worst = 1;
-	uint32_t round;
 
 	(void)state;
 	seed_from_env(13);
-	for (round = 0; round < 60; round++) {
+	for (uint32_t round = 0; round < 6000; round++) {
 		struct kvp_precision_opts o;
 		struct kvp_precision_result r;
 		struct kvp_precision *p;
-		uint32_t n = 65 + below(400), s, k, i;
-		double best, largest = 0, weight = 0, lowest = 0;
+		uint32_t n = 65 + below(round % 100 ? 2000 : 400);
 		uint64_t budget;
 
-		random_opts(&o, 512);
+		random_opts(&o, n);
 		p = make(&o);
 		random_importance(n);
 		budget = random_budget(p, n);
 		assert_int_equal(
 			kvp_precision_allocate(p, imp, n, budget, NULL, NULL, bits_k, bits_v, &r),
 			0);
-		best = dp_optimum(p, n, units_of(p, n, budget));
-		for (i = 0; i < n; i++)
-			weight = fmax(weight, imp[i]);
-		for (s = 0; s < p->n_streams; s++)
-			for (k = p->stream[s].base; k < PRECISION_TOP; k++)
-				largest = fmax(largest, weight * (p->stream[s].utility[k + 1] -
-									 p->stream[s].utility[k]));
 		assert_false(r.exact);
-		assert_true(r.bound >= best * (1 - 1e-9));
-		assert_true(r.utility >= r.bound - largest);
-		for (s = 0; s < p->n_streams; s++)
-			for (i = 0; i < n; i++)
-				lowest += fmax(imp[i], o.floor) *
-					  p->stream[s].utility[p->stream[s].base];
-		if (best > lowest)
-			worst = fmin(worst, r.utility / best);
-		assert_true(r.utility >= .99 * best);
+		assert_true(r.bits <= budget);
+		assert_true(r.utility <= r.bound * (1 + 1e-9) + 1e-12);
+		assert_true(r.utility >= r.bound * (1 - 1e-12) - largest_step(p, n));
+		if (round % 100 == 0)
+			worst = fmin(worst, near_optimum(p, n, budget, &r));
 		kvp_precision_free(p);
 	}
 	print_message("worst: %.5f of the optimum\n", worst);

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from xml.etree import ElementTree
 
 KVREPLAY = os.environ["KVREPLAY"]
 
@@ -44,7 +45,13 @@ def usage_errors(trace):
 
 def bad_files(folder):
     path = os.path.join(folder, "bad")
-    for text in (b"", b"\n\n", b"\x00\x01\x02\n", b"{}\n"):
+    row = b'{"timestamp":%s,"input_length":%s,"output_length":%s,"hash_ids":[%s]}\n'
+    good = (b"0", b"1024", b"3", b"1,2")
+    wrong = [b"", b"\n\n", b"\x00\x01\x02\n", b"{}\n", row % good + (row % good)[:30]]
+    for at, texts in enumerate(((b"-5", b"1e300", b"9" * 19), (b"-1024", b"9" * 30, b"10"), (b"-3",),
+                                (b"1.5,2", b"9" * 30 + b",2", b"", b'"1",2'))):
+        wrong += [row % (good[:at] + (text,) + good[at + 1:]) for text in texts]
+    for text in wrong:
         with open(path, "wb") as f:
             f.write(text)
         refuses(1, path, "simulate", "--trace", path, "--capacity", "9")
@@ -103,9 +110,12 @@ def main():
         plot = os.path.join(folder, "plot.svg")
         code, out, err = run("simulate", "--trace", trace, "--capacity", "99,9,9", "--plot", plot)
         assert code == 0 and b"hazard" in out and not err, err
+        assert out.splitlines()[2].split() == b"hit ratio 9 99 ns/access".split(), out
         with open(plot, encoding="utf-8") as f:
             svg = f.read()
-        assert svg.startswith("<svg") and svg.endswith("</svg>\n") and "nan" not in svg
+        assert "nan" not in svg
+        texts = [t.text for t in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+        assert {"trace.jsonl", "hit ratio", "9", "99", "hazard"} <= set(texts), texts
 
 
 sys.exit(main())

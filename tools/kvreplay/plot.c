@@ -12,9 +12,13 @@
 #define TOP      40.0
 #define BOTTOM   50.0
 #define N_COLORS (sizeof(colors) / sizeof(colors[0]))
+#define N_DASHES (sizeof(dashes) / sizeof(dashes[0]))
+#define X_LABEL  52.0 /* room that a number below the axis needs */
 
-static const char *const colors[] = { "#1b6ca8", "#d1495b", "#66a182", "#edae49", "#8d6a9f",
-	"#4b4e6d", "#00a6a6", "#b56576", "#6b705c", "#e76f51", "#2a9d8f", "#9a031e" };
+/* Few, which those who see few colours can tell apart; dashes for more series. */
+static const char *const colors[] = { "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00",
+	"#333333" };
+static const char *const dashes[] = { "none", "7 3", "2 3" };
 
 struct axes {
 	double x0, x1; /* logarithms */
@@ -46,8 +50,14 @@ static void put_text(FILE *f, double x, double y, const char *anchor, const char
 	fputs("</text>\n", f);
 }
 
+static const char *dash_of(size_t series)
+{
+	return dashes[series / N_COLORS % N_DASHES];
+}
+
 static void put_axes(FILE *f, const struct axes *a, size_t n_x, const double *x)
 {
+	double last = -X_LABEL;
 	char text[32];
 
 	for (int i = 0; i <= 5; i++) {
@@ -55,15 +65,18 @@ static void put_axes(FILE *f, const struct axes *a, size_t n_x, const double *x)
 		fprintf(f,
 			"<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>\n",
 			LEFT, at_y(a, y), WIDTH - RIGHT, at_y(a, y));
-		snprintf(text, sizeof(text), "%.3f", y);
+		snprintf(text, sizeof(text), "%.2f", y);
 		put_text(f, LEFT - 8, at_y(a, y) + 4, "end", text);
 	}
 	for (size_t i = 0; i < n_x; i++) {
 		fprintf(f,
 			"<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#eee\"/>\n",
 			at_x(a, x[i]), TOP, at_x(a, x[i]), HEIGHT - BOTTOM);
-		snprintf(text, sizeof(text), "%.6g", x[i]);
-		put_text(f, at_x(a, x[i]), HEIGHT - BOTTOM + 18, "middle", text);
+		if (at_x(a, x[i]) - last < X_LABEL)
+			continue;
+		last = at_x(a, x[i]);
+		snprintf(text, sizeof(text), "%.10g", x[i]);
+		put_text(f, last, HEIGHT - BOTTOM + 18, "middle", text);
 	}
 }
 
@@ -72,8 +85,10 @@ static void put_series(
 {
 	const char *color = colors[s % N_COLORS];
 
-	fprintf(f, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s points=\"", color,
-		s >= N_COLORS ? " stroke-dasharray=\"6 3\"" : "");
+	fprintf(f,
+		"<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\" "
+		"stroke-dasharray=\"%s\" points=\"",
+		color, dash_of(s));
 	for (size_t i = 0; i < n_x; i++)
 		if (y[i] >= 0)
 			fprintf(f, "%.1f,%.1f ", at_x(a, x[i]), at_y(a, y[i]));
@@ -100,7 +115,8 @@ int plot_write(const char *path, const char *title, const char *x_label, size_t 
 		"font-family=\"sans-serif\" font-size=\"12\">\n"
 		"<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
 		WIDTH, HEIGHT);
-	put_text(f, LEFT, TOP - 16, "start", title);
+	put_text(f, (LEFT + WIDTH - RIGHT) / 2, TOP - 22, "middle", title);
+	put_text(f, LEFT - 40, TOP - 14, "start", "hit ratio");
 	put_text(f, (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "middle", x_label);
 	put_axes(f, &a, n_x, x);
 	for (size_t s = 0; s < n_series; s++) {
@@ -108,10 +124,10 @@ int plot_write(const char *path, const char *title, const char *x_label, size_t 
 		put_series(f, &a, n_x, x, y + s * n_x, s);
 		fprintf(f,
 			"<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "
-			"stroke-width=\"2\"%s/>\n",
-			WIDTH - RIGHT + 14, row, WIDTH - RIGHT + 34, row, colors[s % N_COLORS],
-			s >= N_COLORS ? " stroke-dasharray=\"6 3\"" : "");
-		put_text(f, WIDTH - RIGHT + 40, row + 4, "start", names[s]);
+			"stroke-width=\"2\" stroke-dasharray=\"%s\"/>\n",
+			WIDTH - RIGHT + 14, row, WIDTH - RIGHT + 38, row, colors[s % N_COLORS],
+			dash_of(s));
+		put_text(f, WIDTH - RIGHT + 44, row + 4, "start", names[s]);
 	}
 	fputs("</svg>\n", f);
 	int bad = ferror(f);

@@ -49,7 +49,8 @@ static void usage(FILE *f)
 {
 	fputs("usage: kvreplay simulate --trace PATH --format FORMAT --capacity LIST [OPTION]...\n"
 	      "\n"
-	      "  --trace PATH        a file, or for agent traces also a folder of *.jsonl, with subfolders\n"
+	      "  --trace PATH        a file, or for agent traces also a folder of *.jsonl, with "
+	      "subfolders\n"
 	      "  --format FORMAT     mooncake, agent, or oracle (libCacheSim's oracleGeneral)\n"
 	      "  --capacity LIST     blocks (oracle: bytes), with K, M or G for 2^10, 2^20, 2^30\n"
 	      "  --policy LIST       names, or all (default); min is Belady's optimum\n"
@@ -149,6 +150,11 @@ static int parse_capacities(struct options *o, char *list)
 	if (!o->n_capacities)
 		fputs("kvreplay: --capacity names none\n", stderr);
 	qsort(o->capacity, o->n_capacities, sizeof(*o->capacity), by_value);
+	size_t distinct = 0;
+	for (size_t i = 0; i < o->n_capacities; i++)
+		if (!i || o->capacity[i] != o->capacity[i - 1])
+			o->capacity[distinct++] = o->capacity[i];
+	o->n_capacities = distinct;
 	return o->n_capacities ? 0 : -EINVAL;
 }
 
@@ -344,19 +350,27 @@ static int print_json(const struct options *o, const struct trace *t, const stru
 	return bad ? -EIO : 0;
 }
 
+/* Of the table's column, which is headed by the capacity. */
+static int column_width(uint64_t capacity)
+{
+	int digits = snprintf(NULL, 0, "%" PRIu64, capacity);
+
+	return digits > 10 ? digits : 10;
+}
+
 static void print_table(const struct options *o, const struct trace *t, const struct work *w)
 {
 	printf("%u requests, %" PRIu64 " blocks, %u of them distinct\n\n%-12s", t->n_requests,
 		t->n_refs, t->n_blocks, "hit ratio");
 	for (size_t c = 0; c < o->n_capacities; c++)
-		printf(" %10" PRIu64, o->capacity[c]);
+		printf(" %*" PRIu64, column_width(o->capacity[c]), o->capacity[c]);
 	printf(" %10s\n", "ns/access");
 	for (size_t p = 0; p < o->n_policies; p++) {
 		double ns = 0;
 		printf("%-12s", o->policy[p]);
 		for (size_t c = 0; c < o->n_capacities; c++) {
 			const struct sim_result *r = &w->result[p * o->n_capacities + c];
-			printf(" %10.4f", hit_ratio(r));
+			printf(" %*.4f", column_width(o->capacity[c]), hit_ratio(r));
 			ns += r->ns_per_access / (double)o->n_capacities;
 		}
 		printf(" %10.0f\n", ns);

@@ -49,3 +49,12 @@ for status, word, args in ((1, "no such codec", ("--codec", "tq9")),
                            (2, "usage", ("--budget", "99999999999999999999"))):
     code, _, err = run(*args)
     assert code == status and word in err, (args, code, err)
+
+with open("/dev/full", "wb") as full:
+    for args in (("estimate",), ("estimate", "--json"), ("--version",)):
+        done = subprocess.run([KVBENCH, *args], stdout=full, stderr=subprocess.PIPE, timeout=60)
+        assert done.returncode == 1 and b"cannot write" in done.stderr, args
+for args in (("policy", "--policy", "mru"), ("policy", "mru"), ("codecs", "--codec", ""),
+             ("attention", "--ctx", ",")):
+    done = subprocess.run([KVBENCH, *args], capture_output=True, timeout=60)
+    assert done.returncode == 2 and b"usage" in done.stderr and not done.stdout, args

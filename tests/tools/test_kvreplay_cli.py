@@ -41,6 +41,7 @@ def usage_errors(trace):
                          ("rate", "nan"), ("rate", "1e-300"), ("seed", "-1"), ("seed", "")):
         refuses(2, f"'{text}' is no value for --{option}", "generate", "--" + option, text)
     refuses(2, "'replay'", "replay")
+    assert run("--version")[:2] == (0, b"kvreplay 0.1.0\n")
 
 
 def bad_files(folder):

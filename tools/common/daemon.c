@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -75,11 +76,12 @@ static int write_config(const struct kvt_daemon *d, const struct kvt_daemon_opts
 	return fclose(f) ? -errno : 0;
 }
 
-static void run_daemon(const struct kvt_daemon *d)
+static void run_daemon(const struct kvt_daemon *d, pid_t parent)
 {
 	char program[600], config[192], log[192];
 	int fd;
 
+	kvt_end_with(parent, SIGTERM);
 	find_program(program, sizeof(program));
 	snprintf(config, sizeof(config), "%s/kvpoold.yaml", d->dir);
 	snprintf(log, sizeof(log), "%s/log", d->dir);
@@ -126,15 +128,18 @@ static void explain(const struct kvt_daemon *d, const char *what, char *error, s
 	snprintf(error, len, "%s\n%s", what, tail);
 }
 
+/* May be called by a signal handler, as what follows may. */
 static void remove_dir(const char *dir)
 {
-	static const char *const names[] = { "kvpoold.yaml", "log", "kvpool.sock", "kvpoold.lock" };
-	char path[192];
+	/* The last two are of what kvbench compares with. */
+	static const char *const names[] = { "kvpoold.yaml", "log", "kvpool.sock", "kvpoold.lock",
+		"redis.sock", "memcached.sock" };
+	int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-		snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
-		unlink(path);
-	}
+	for (size_t i = 0; fd >= 0 && i < sizeof(names) / sizeof(names[0]); i++)
+		unlinkat(fd, names[i], 0);
+	if (fd >= 0)
+		close(fd);
 	rmdir(dir);
 }
 
@@ -153,8 +158,48 @@ static void end_process(struct kvt_daemon *d)
 	d->pid = 0;
 }
 
+/* ---- when the tool itself is ended ---- */
+
+static struct kvt_daemon *volatile running;
+static pid_t owner; /* who started it: children of the tool get its handlers too */
+
+static void on_end(int sig)
+{
+	struct kvt_daemon *d = running;
+
+	if (d && getpid() == owner) {
+		running = NULL;
+		if (d->pid)
+			end_process(d);
+		remove_dir(d->dir);
+	}
+	raise(sig); /* now as if there were no handler */
+}
+
+/* Signals that the tool ignores, or handles itself, are left alone. */
+static void watch_signals(struct kvt_daemon *d)
+{
+	static const int ends[] = { SIGINT, SIGTERM, SIGHUP };
+	struct sigaction old, new = { .sa_handler = on_end, .sa_flags = (int)SA_RESETHAND };
+
+	owner = getpid();
+	running = d;
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+		if (sigaction(ends[i], NULL, &old) == 0 && !(old.sa_flags & SA_SIGINFO) &&
+			old.sa_handler == SIG_DFL)
+			sigaction(ends[i], &new, NULL);
+}
+
+void kvt_end_with(pid_t parent, int sig)
+{
+	prctl(PR_SET_PDEATHSIG, sig);
+	if (getppid() != parent)
+		_exit(1); /* it went before we asked */
+}
+
 int kvt_daemon_restart(struct kvt_daemon *d, char *error, size_t error_len)
 {
+	pid_t parent = getpid();
 	int r, status;
 
 	d->pid = fork();
@@ -165,7 +210,7 @@ int kvt_daemon_restart(struct kvt_daemon *d, char *error, size_t error_len)
 		return r;
 	}
 	if (!d->pid)
-		run_daemon(d);
+		run_daemon(d, parent);
 	for (int waited = 0; waited < START_TIMEOUT_MS; waited += STEP_MS) {
 		if (accepts(d->socket))
 			return 0;
@@ -204,9 +249,12 @@ int kvt_daemon_start(const struct kvt_daemon_opts *opts, struct kvt_daemon *ret_
 		return r;
 	}
 	*ret_daemon = d;
+	watch_signals(ret_daemon);
 	r = kvt_daemon_restart(ret_daemon, error, error_len);
-	if (r < 0)
+	if (r < 0) {
+		running = NULL;
 		remove_dir(d.dir);
+	}
 	return r;
 }
 
@@ -216,6 +264,8 @@ void kvt_daemon_stop(struct kvt_daemon *d)
 		return;
 	if (d->pid)
 		end_process(d);
+	if (running == d)
+		running = NULL;
 	remove_dir(d->dir);
 	d->dir[0] = 0;
 }

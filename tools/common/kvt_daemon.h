@@ -29,9 +29,16 @@ struct kvt_daemon_opts {
 };
 
 /*
+ * In a child that is to end, by this signal, when `parent`, or the thread of it that forked, does.
+ */
+void kvt_end_with(pid_t parent, int sig);
+
+/*
  * Starts $KVPOOLD, or the kvpoold beside this program in the build folder, or the one in $PATH, and
  * waits until it accepts clients. On failure `error` says why, with the end of the daemon's own
- * log.
+ * log. *ret_daemon stays where it is until kvt_daemon_stop(): a SIGINT, SIGTERM or SIGHUP that ends
+ * this process stops the daemon first (the one that was started last, unless the signal is ignored
+ * or handled); when this process is killed it gets SIGTERM.
  */
 int kvt_daemon_start(const struct kvt_daemon_opts *opts, struct kvt_daemon *ret_daemon, char *error,
 	size_t error_len);

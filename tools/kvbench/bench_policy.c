@@ -200,6 +200,16 @@ static void print_table(const json_t *root)
 			json_string_value(json_object_get(x, "unit")));
 }
 
+static bool is_policy(const char *wanted)
+{
+	const char *name;
+
+	for (size_t i = 0; (name = kvp_evict_names(i, NULL)); i++)
+		if (!strcmp(name, wanted))
+			return true;
+	return false;
+}
+
 int kvbench_policy(int argc, char **argv)
 {
 	static const struct option options[] = { { "blocks", 1, NULL, 'b' },
@@ -218,18 +228,23 @@ int kvbench_policy(int argc, char **argv)
 			only = optarg;
 		else if (c == 'j')
 			json = true;
-		if (c == '?' || c == 'h' || *end || blocks < 4096 || blocks > KVP_EVICT_MAX_IDS) {
+		if (c == '?' || c == 'h' || *end || end == optarg || blocks < 4096 ||
+			blocks > KVP_EVICT_MAX_IDS) {
 			usage(c == 'h' ? stdout : stderr);
 			return c == 'h' ? 0 : 2;
 		}
+	}
+	if (optind < argc || (only && !is_policy(only))) {
+		fprintf(stderr, "kvbench policy: what is '%s'?\n",
+			optind < argc ? argv[optind] : only);
+		usage(stderr);
+		return 2;
 	}
 	json_t *root = json_object(), *results = json_array();
 	json_object_set_new(root, "results", results);
 	for (size_t i = 0; r == 0 && (name = kvp_evict_names(i, NULL)); i++)
 		if (!only || !strcmp(only, name))
 			r = run_one(name, (uint32_t)blocks, results);
-	if (r == 0 && !json_array_size(results))
-		r = -ENOENT;
 	if (r == 0 && !only)
 		r = add_plans(root);
 	if (r < 0)

@@ -45,12 +45,15 @@ static void wait_ms(long ms)
 /* One more process that attaches and sleeps until it is ended. */
 static int join(struct crowd *crowd, struct bench_pool *p)
 {
-	pid_t pid = fork();
+	pid_t parent = getpid(), pid = fork();
 
 	if (pid < 0)
 		return -errno;
 	if (!pid) {
-		int r = bench_pool_attach(p);
+		int r;
+
+		kvt_end_with(parent, SIGKILL);
+		r = bench_pool_attach(p);
 
 		atomic_fetch_add(r < 0 ? crowd->failed : crowd->attached, 1);
 		if (r < 0)
@@ -172,8 +175,7 @@ static int ask_daemon(const struct bench_pool *p, double *bytes_per_block, doubl
 	answer = r < 0 ? NULL : json_loads(text, 0, NULL);
 	free(text);
 	tenant = json_array_get(json_object_get(answer, "tenants"), 0);
-	*bytes_per_block =
-		json_number_value(json_object_get(tenant, "metadata_bytes_per_block"));
+	*bytes_per_block = json_number_value(json_object_get(tenant, "metadata_bytes_per_block"));
 	*scan_us = json_number_value(json_object_get(tenant, "lease_scan_ns")) / 1e3;
 	if (r == 0 && !tenant)
 		r = -EBADMSG;
@@ -232,7 +234,8 @@ int kvbench_scale(int argc, char **argv)
 		{ "json", "one JSON object on stdout", NULL, &json, 0, 0 },
 	};
 	struct crowd crowd = { 0 };
-	/* The default policy keeps a history of blocks gone, which is not metadata of blocks held. */
+	/* The default policy keeps a history of blocks gone, which is not metadata of blocks held.
+	 */
 	struct bench_pool p = { .policy = "lru" };
 	_Atomic uint32_t *counts;
 	int r = bench_parse(argc, argv, "What attached clients cost: 1, 8, 64, 1,000.", options, 3);

@@ -183,6 +183,7 @@ static int peer_connect(struct peer *p)
 static int start(struct peer *p, const char *dir, uint64_t megabytes)
 {
 	struct timespec pause = { 0, 20000000 };
+	pid_t parent = getpid();
 	char memory[24];
 	int status;
 
@@ -194,6 +195,7 @@ static int start(struct peer *p, const char *dir, uint64_t megabytes)
 	if (!p->pid) {
 		int null = open("/dev/null", O_RDWR);
 
+		kvt_end_with(parent, SIGTERM);
 		dup2(null, STDOUT_FILENO);
 		dup2(null, STDERR_FILENO);
 		p->exec(p, memory);

@@ -100,7 +100,7 @@ static int parse_contexts(char *list, struct kbench_args *args)
 			return -EINVAL;
 		args->ctx[args->n_ctx++] = (uint32_t)v;
 	}
-	return 0;
+	return args->n_ctx ? 0 : -EINVAL;
 }
 
 static int parse_codecs(char *list, struct kbench_args *args)
@@ -110,7 +110,7 @@ static int parse_codecs(char *list, struct kbench_args *args)
 			return -EINVAL;
 		args->codecs[args->n_codecs++] = s;
 	}
-	return 0;
+	return args->n_codecs ? 0 : -EINVAL;
 }
 
 static int parse_threads(const char *s, struct kbench_args *args)

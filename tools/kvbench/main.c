@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +11,8 @@ static const struct {
 	const char *help;
 	int (*run)(int argc, char **argv);
 } commands[] = {
-	{ "attention", "attention over compressed planes, against decoding first", kvbench_attention },
+	{ "attention", "attention over compressed planes, against decoding first",
+		kvbench_attention },
 	{ "codecs", "bytes, error and speed of every codec", kvbench_codecs },
 	{ "estimate", "what a cache takes in a codec, and what a budget holds", kvbench_estimate },
 	{ "hotpath", "match, lease and release, proven to make no system call", kvbench_hotpath },
@@ -33,19 +35,28 @@ static void usage(FILE *f)
 		f);
 }
 
+/* A full disk must not pass for a result. */
+static int written(int r)
+{
+	if (!fflush(stdout) && !ferror(stdout))
+		return r;
+	fprintf(stderr, "kvbench: cannot write the result: %s\n", strerror(errno));
+	return r ? r : 1;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
 		usage(stdout);
-		return 0;
+		return written(0);
 	}
 	if (argc > 1 && !strcmp(argv[1], "--version")) {
 		printf("kvbench %s\n", kvp_version());
-		return 0;
+		return written(0);
 	}
 	for (size_t i = 0; argc > 1 && i < N_COMMANDS; i++)
 		if (!strcmp(argv[1], commands[i].name))
-			return commands[i].run(argc - 1, argv + 1);
+			return written(commands[i].run(argc - 1, argv + 1));
 	if (argc > 1)
 		fprintf(stderr, "kvbench: no command '%s'\n", argv[1]);
 	usage(stderr);

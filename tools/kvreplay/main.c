@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "libclient/kvpool.h"
 #include "tools/kvreplay/kvreplay.h"
 
 static const struct {
@@ -10,7 +11,8 @@ static const struct {
 	const char *help;
 	int (*run)(int argc, char **argv);
 } commands[] = {
-	{ "run", "a trace through a real daemon, by client processes that verify every hit", cmd_run },
+	{ "run", "a trace through a real daemon, by client processes that verify every hit",
+		cmd_run },
 	{ "simulate", "a trace through eviction policies, in this process", cmd_simulate },
 	{ "generate", "a workload in the Mooncake format", cmd_generate },
 	{ "graph", "what the advisor's graph is worth on a trace", cmd_graph },
@@ -46,6 +48,10 @@ int main(int argc, char **argv)
 
 	if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
 		usage(stdout);
+		return 0;
+	}
+	if (argc > 1 && !strcmp(argv[1], "--version")) {
+		printf("kvreplay %s\n", kvp_version());
 		return 0;
 	}
 	for (size_t i = 0; argc > 1 && i < N_COMMANDS; i++)

@@ -291,13 +291,16 @@ static double seconds(void)
 static unsigned run_clients(const struct run *run)
 {
 	uint32_t n = run->o->clients, left = n;
+	pid_t parent = getpid();
 	unsigned bad = 0;
 
 	for (uint32_t i = 0; i < n; i++) {
 		pid_t pid = fork();
 
-		if (!pid)
+		if (!pid) {
+			kvt_end_with(parent, SIGTERM);
 			_exit(client_main(run, i));
+		}
 		if (pid < 0) {
 			perror("kvreplay: fork");
 			bad++;

@@ -17,7 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK        64u
+#define NEAR         64u  /* tokens that a query sees natively, itself included */
+#define BLOCK_MAX    128u /* tokens, for groups that do not fit into NEAR */
 #define WINDOW       1024u
 #define WINDOWS      5u
 #define SKIP         256u /* positions without enough of a coded past */
@@ -27,12 +28,12 @@
 #define WARM_AGE     512u /* tokens from which on the mix takes the archive's codec */
 
 static const char *const default_codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "k8v4", "kivi4",
-	"kivi4-g64", "kivi3", "kivi2", "kivi2-g64", "asym4", "asym3", "asym2", "hadamard4",
-	"hadamard2", "4bit", "3bit", "2bit", "4bit_nc", "k3v4_nc", "3bit_nc", "tq4", "tq3", "tq2",
-	"tq4-plain", "tq3-plain", "tq2-plain", "tq4-nc", "tq3-nc", "tq2-nc", "tq4-h3", "tq2-h3",
-	"tq4-sphere", "tq4/tq3", "tq3/tq2", "tq4-nc/tq3-nc", "tq3-nc/tq2-nc", "tqprod4", "tqprod3",
-	"tqprod2", "hybrid", "hybrid-25", "hybrid-prod", "hybrid-25-prod", "hybrid-calibrated",
-	"smart", "smart-asym", "mix" };
+	"kivi4-g64", "kivi4-g128", "kivi3", "kivi2", "kivi2-g64", "kivi2-g128", "asym4", "asym3",
+	"asym2", "hadamard4", "hadamard2", "4bit", "3bit", "2bit", "4bit_nc", "k3v4_nc", "3bit_nc",
+	"tq4", "tq3", "tq2", "tq4-plain", "tq3-plain", "tq2-plain", "tq4-nc", "tq3-nc", "tq2-nc",
+	"tq4-h3", "tq2-h3", "tq4-sphere", "tq4/tq3", "tq3/tq2", "tq4-nc/tq3-nc", "tq3-nc/tq2-nc",
+	"tqprod4", "tqprod3", "tqprod2", "hybrid", "hybrid-25", "hybrid-prod", "hybrid-25-prod",
+	"hybrid-calibrated", "hybrid-25-calibrated", "smart", "smart-asym", "smart-sym", "mix" };
 
 /* A codec per age: [0] for warm tokens, [1] for those of the archive; K and V. */
 struct scheme {
@@ -44,7 +45,8 @@ struct scheme {
 struct store {
 	const struct kvp_kernels *k;
 	const struct scheme *scheme;
-	uint64_t seed; /* of rotations */
+	uint64_t seed;  /* of rotations */
+	uint32_t block; /* tokens */
 	uint32_t layers, heads, blocks;
 	float **tile; /* NULL: not decoded yet */
 	double bits, values;
@@ -69,9 +71,9 @@ static void store_clear(struct store *s)
  */
 static void choose_widths(const struct kvr_plane *from, uint8_t *widths)
 {
-	double energy[BLOCK];
+	double energy[BLOCK_MAX];
 
-	for (uint32_t t = 0; t < BLOCK; t++) {
+	for (uint32_t t = 0; t < from->tokens; t++) {
 		const float *row = (const float *)(const void *)((const uint8_t *)from->native +
 								 t * from->stride);
 
@@ -79,12 +81,12 @@ static void choose_widths(const struct kvr_plane *from, uint8_t *widths)
 		for (uint32_t c = 0; c < from->head_dim; c++)
 			energy[t] += (double)row[c] * (double)row[c];
 	}
-	for (uint32_t t = 0; t < BLOCK; t++) {
-		uint32_t louder = 0;
+	for (uint32_t t = 0; t < from->tokens; t++) {
+		uint32_t louder = 0, quarter = from->tokens / 4;
 
-		for (uint32_t u = 0; u < BLOCK; u++)
+		for (uint32_t u = 0; u < from->tokens; u++)
 			louder += energy[u] > energy[t] || (energy[u] == energy[t] && u < t);
-		widths[t] = louder < BLOCK / 4 ? 4 : louder < 3 * BLOCK / 4 || !from->value ? 3 : 2;
+		widths[t] = louder < quarter ? 4 : louder < 3 * quarter || !from->value ? 3 : 2;
 	}
 }
 
@@ -94,7 +96,7 @@ static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *f
 		from->value ? KVP_PLANE_V : KVP_PLANE_K };
 	ptrdiff_t row = (ptrdiff_t)(from->head_dim * sizeof(float));
 	struct kvp_raw_const src = { from->native, row * from->tokens, (ptrdiff_t)from->stride };
-	uint8_t widths[BLOCK];
+	uint8_t widths[BLOCK_MAX];
 	struct kvp_encode_opts o = { .size = sizeof o, .seed = s->seed, .widths = widths };
 	int smart = KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART;
 	struct kvp_plane half = p;
@@ -126,14 +128,14 @@ static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *f
 static int substitute_read(void *arg, const struct kvr_plane *plane, float *dst)
 {
 	struct store *s = arg;
-	uint32_t age = plane->query - plane->block * BLOCK;
+	uint32_t age = plane->query - plane->block * s->block;
 	uint32_t old = s->scheme->mixed && age >= WARM_AGE;
 	size_t at = (((size_t)old * s->layers + plane->layer) * 2 + plane->value) * s->heads +
 		    plane->kv_head;
 	size_t n = (size_t)plane->tokens * plane->head_dim;
 	float **tile = &s->tile[at * s->blocks + plane->block];
 
-	if (plane->tokens != BLOCK || plane->dtype != KVR_F32)
+	if (plane->tokens != s->block || plane->dtype != KVR_F32)
 		return -EINVAL;
 	if (!*tile) {
 		int r;
@@ -217,8 +219,10 @@ struct quality_job {
 
 static int run_stretch(struct quality_job *job, size_t i, struct store *store, struct score *score)
 {
-	struct kvr_geom geom = kvr_model_geom(job->model, BLOCK, KVR_F32);
-	struct kvr_substitute sub = { .window = BLOCK, .read = substitute_read, .arg = store };
+	uint32_t block = store ? store->block : NEAR;
+	struct kvr_geom geom = kvr_model_geom(job->model, block, KVR_F32);
+	/* a block is coded once it is complete, hence a window as long as a block */
+	struct kvr_substitute sub = { .window = block, .read = substitute_read, .arg = store };
 	struct kvr_kv *kv = NULL;
 	struct kvr_seq *seq = NULL;
 	int r = kvr_kv_heap_new(&geom, &kv);
@@ -268,6 +272,25 @@ static int scheme_parse(const char *name, struct scheme *ret)
 	return r;
 }
 
+/* The smallest block from NEAR on that the scheme's codecs take; NEAR if there is none. */
+static uint32_t block_of(const struct scheme *s, uint32_t dim)
+{
+	for (uint32_t block = NEAR; block <= BLOCK_MAX; block *= 2) {
+		int takes = 1;
+
+		for (uint32_t i = 0; i < 4; i++) {
+			const struct kvp_plane p = { block, 1, dim, KVP_DTYPE_F32,
+				i & 1 ? KVP_PLANE_V : KVP_PLANE_K };
+			size_t bytes;
+
+			takes &= kvp_plane_bytes(s->codec[i >> 1][i & 1], &p, &bytes) == 0;
+		}
+		if (takes)
+			return block;
+	}
+	return NEAR;
+}
+
 static void report(
 	const char *name, const struct score *s, const struct store *store, int json, int first)
 {
@@ -295,7 +318,6 @@ static int run_codec(struct quality_job *job, const char *name, int json, int fi
 		.scheme = &scheme,
 		.layers = c->layers,
 		.heads = c->kv_heads,
-		.blocks = WINDOW / BLOCK + 1,
 		.seed = job->seed };
 	int r = scheme_parse(name, &scheme);
 
@@ -303,6 +325,8 @@ static int run_codec(struct quality_job *job, const char *name, int json, int fi
 		fprintf(stderr, "kvbench quality: no codec is called %s\n", name);
 		return r;
 	}
+	store.block = block_of(&scheme, c->head_dim);
+	store.blocks = WINDOW / store.block + 1;
 	store.tile = calloc(tiles_of(&store), sizeof *store.tile);
 	if (!store.tile)
 		return -ENOMEM;
@@ -343,7 +367,7 @@ static int load_text(const char *path, int repeat, struct stretch *out, size_t *
 				s->tokens[j] = s->tokens[PASSAGE + 2 + j] = from[j];
 			s->tokens[PASSAGE] = s->tokens[PASSAGE + 1] = '\n';
 			s->n = 2 * PASSAGE + 1;
-			s->first = PASSAGE + 2 + 16;
+			s->first = PASSAGE + 2 + 15; /* it predicts the repetition's 17th byte */
 		} else {
 			for (uint32_t j = 0; j <= WINDOW; j++)
 				s->tokens[j] = from[j];

@@ -413,8 +413,8 @@ INLINE void accumulate_usual(
 
 static int usual(const struct kvp_rows *r, uint32_t nq)
 {
-	return KVP_SPECIALIZE && r->dim == USUAL_DIM && nq > 1 && nq <= TILE &&
-	       r->family == KVP_FAMILY_NATIVE && r->format != KVP_DTYPE_F32;
+	return r->dim == USUAL_DIM && nq > 1 && nq <= TILE && r->family == KVP_FAMILY_NATIVE &&
+	       r->format != KVP_DTYPE_F32;
 }
 
 INLINE void affine_row(const struct kvp_rows *r, uint32_t t, float *x)

@@ -10,14 +10,6 @@
 #include "kernels/attend_rows.h"
 #include "kernels/kvp_codec.h"
 
-/*
- * 1: rows of common dims and types get code of their own. Builds with sanitizers take 0: the same
- * source with the same accesses, in a tenth of the time to compile.
- */
-#ifndef KVP_SPECIALIZE
-#define KVP_SPECIALIZE 1
-#endif
-
 struct rows_in {
 	const uint8_t *data;
 	ptrdiff_t stride; /* bytes */

@@ -20,28 +20,40 @@
 /* Rows from one that is worked on to the one that should be on its way. */
 #define AHEAD 16u
 
-/* Calls f(..., n, dtype) with both constant where that pays. */
-#define SPECIALIZE(dim, dtype, f, ...)                                                \
-	do {                                                                          \
-		if (KVP_SPECIALIZE && (dim) == 128 && (dtype) == KVP_DTYPE_F16)       \
-			f(__VA_ARGS__, 16, KVP_DTYPE_F16);                            \
-		else if (KVP_SPECIALIZE && (dim) == 128 && (dtype) == KVP_DTYPE_BF16) \
-			f(__VA_ARGS__, 16, KVP_DTYPE_BF16);                           \
-		else if (KVP_SPECIALIZE && (dim) == 64 && (dtype) == KVP_DTYPE_F16)   \
-			f(__VA_ARGS__, 8, KVP_DTYPE_F16);                             \
-		else                                                                  \
-			f(__VA_ARGS__, (dim) / 8, (dtype));                           \
+/*
+ * Calls f(..., n, dtype) with constant n for the usual dims. Where there is much to do with a row,
+ * its type and the width of its codes are branches that do not show.
+ */
+#define BY_DIM(dim, dtype, f, ...)                          \
+	do {                                                \
+		if ((dim) == 128)                           \
+			f(__VA_ARGS__, 16, (dtype));        \
+		else if ((dim) == 64)                       \
+			f(__VA_ARGS__, 8, (dtype));         \
+		else                                        \
+			f(__VA_ARGS__, (dim) / 8, (dtype)); \
 	} while (0)
 
-/* Calls f(bits, ..., n, dtype) with constant bits, too. */
-#define SPECIALIZE_BITS(bits, dim, dtype, f, ...)                  \
-	do {                                                       \
-		if ((bits) == 4)                                   \
-			SPECIALIZE(dim, dtype, f, 4, __VA_ARGS__); \
-		else if ((bits) == 3)                              \
-			SPECIALIZE(dim, dtype, f, 3, __VA_ARGS__); \
-		else                                               \
-			SPECIALIZE(dim, dtype, f, 2, __VA_ARGS__); \
+/* The same with the usual dtype constant, too: for what has little to do with a row. */
+#define BY_TYPE(dim, dtype, f, ...)                               \
+	do {                                                      \
+		if ((dtype) == KVP_DTYPE_F16 && (dim) == 128)     \
+			f(__VA_ARGS__, 16, KVP_DTYPE_F16);        \
+		else if ((dtype) == KVP_DTYPE_F16 && (dim) == 64) \
+			f(__VA_ARGS__, 8, KVP_DTYPE_F16);         \
+		else                                              \
+			BY_DIM(dim, dtype, f, __VA_ARGS__);       \
+	} while (0)
+
+/* Calls f(bits, ...) with constant bits. */
+#define BY_BITS(bits, f, ...)              \
+	do {                               \
+		if ((bits) == 4)           \
+			f(4, __VA_ARGS__); \
+		else if ((bits) == 3)      \
+			f(3, __VA_ARGS__); \
+		else                       \
+			f(2, __VA_ARGS__); \
 	} while (0)
 
 static const uint8_t *row_in(const struct rows_in *in, uint32_t t)
@@ -54,35 +66,50 @@ static uint8_t *row_out(const struct rows_out *out, uint32_t t)
 	return out->data + (ptrdiff_t)t * out->stride;
 }
 
-/* Nothing to sanitise: all 16-bit elements of a row are numbers of at most KVP_INPUT_MAX. */
-INLINE int is_ordinary(const uint8_t *row, uint32_t n, uint32_t dtype)
+/* Widens max, per 16-bit lane, by the magnitudes of a row; n is even. */
+INLINE __m256i row_magnitude(const uint8_t *row, uint32_t n, __m256i max)
 {
-	const uint16_t limit = dtype == KVP_DTYPE_F16 ? 0x6400 : 0x4480;
-	__m256i max = _mm256_setzero_si256();
-
-	if (dtype == KVP_DTYPE_F32 || n % 2)
-		return 0;
 	for (uint32_t i = 0; i < n / 2; i++) {
 		__m256i x =
 			_mm256_loadu_si256((const __m256i *)(const void *)(row + 32 * (size_t)i));
 
 		max = _mm256_max_epu16(max, _mm256_add_epi16(x, x)); /* no sign in twice the bits */
 	}
+	return max;
+}
+
+/* Nothing to sanitise: elements of that magnitude are numbers of at most KVP_INPUT_MAX. */
+INLINE int is_ordinary(__m256i max, uint32_t dtype)
+{
+	const uint16_t limit = dtype == KVP_DTYPE_F16 ? 0x6400 : 0x4480;
+
 	max = _mm256_subs_epu16(max, _mm256_set1_epi16((short)(2 * limit)));
 	return _mm256_testz_si256(max, max);
 }
 
-/* 0: there is something that is not finite, which is reference C's where a range is to be found. */
-INLINE int load_row(const struct rows_in *in, uint32_t t, __m256 *v, uint32_t n, uint32_t dtype)
+/* Rows of which is_ordinary() tells. */
+INLINE int may_be_ordinary(const struct rows_in *in, uint32_t n, uint32_t dtype)
 {
-	const uint8_t *row = row_in(in, t);
-	__m256 scale = _mm256_set1_ps(in->scale), zero = _mm256_setzero_ps();
+	return in->scale == 1.0f && dtype != KVP_DTYPE_F32 && n % 2 == 0;
+}
 
-	if (in->scale == 1.0f && is_ordinary(row, n, dtype)) {
+INLINE void load_ordinary(const uint8_t *row, __m256 *v, uint32_t n, uint32_t dtype)
+{
+	if (dtype == KVP_DTYPE_F16)
 		for (uint32_t i = 0; i < n; i++)
-			v[i] = load8(row, dtype, i);
-		return 1;
-	}
+			v[i] = load8(row, KVP_DTYPE_F16, i);
+	else
+		for (uint32_t i = 0; i < n; i++)
+			v[i] = load8(row, KVP_DTYPE_BF16, i);
+}
+
+/* Any row; see load_row(). */
+static __attribute__((noinline)) int load_any(
+	const uint8_t *row, uint32_t dtype, float factor, __m256 *v, uint32_t n)
+{
+	const __m256 scale = _mm256_set1_ps(factor);
+	__m256 zero = _mm256_setzero_ps();
+
 	for (uint32_t i = 0; i < n; i++) {
 		__m256 x = load8(row, dtype, i);
 
@@ -93,13 +120,35 @@ INLINE int load_row(const struct rows_in *in, uint32_t t, __m256 *v, uint32_t n,
 	return !_mm256_movemask_ps(_mm256_cmp_ps(zero, zero, _CMP_UNORD_Q));
 }
 
+/* 0: there is something that is not finite, which is reference C's where a range is to be found. */
+INLINE int load_row(const struct rows_in *in, uint32_t t, __m256 *v, uint32_t n, uint32_t dtype)
+{
+	const uint8_t *row = row_in(in, t);
+	__m256 any[N_MAX];
+	int finite;
+
+	if (may_be_ordinary(in, n, dtype) &&
+		is_ordinary(row_magnitude(row, n, _mm256_setzero_si256()), dtype)) {
+		load_ordinary(row, v, n, dtype);
+		return 1;
+	}
+	if (!__builtin_constant_p(n))
+		return load_any(row, dtype, in->scale, v, n);
+	/* Not into v, which may then live in registers. */
+	finite = load_any(row, dtype, in->scale, any, n);
+	for (uint32_t i = 0; i < n; i++)
+		v[i] = any[i];
+	return finite;
+}
+
 /* Row t will be read soon; it does no harm if there is none. */
 INLINE void prefetch_row(const struct rows_in *in, uint32_t t, uint32_t n, uint32_t dtype)
 {
-	const uint32_t bytes = 8 * n * (dtype == KVP_DTYPE_F32 ? 4 : 2);
 	const uintptr_t row = (uintptr_t)in->data + (uintptr_t)((intptr_t)t * in->stride);
 
-	for (uint32_t at = 0; at < bytes; at += 64)
+	for (uint32_t at = 0; at < 16 * n; at += 64)
+		_mm_prefetch((const char *)(row + at), _MM_HINT_T0);
+	for (uint32_t at = 16 * n; dtype == KVP_DTYPE_F32 && at < 32 * n; at += 64)
 		_mm_prefetch((const char *)(row + at), _MM_HINT_T0);
 }
 
@@ -108,8 +157,15 @@ INLINE void store_row(
 {
 	uint8_t *row = row_out(out, t);
 
-	for (uint32_t i = 0; i < n; i++)
-		store8(row, dtype, i, v[i]);
+	if (dtype == KVP_DTYPE_F16)
+		for (uint32_t i = 0; i < n; i++)
+			store8(row, KVP_DTYPE_F16, i, v[i]);
+	else if (dtype == KVP_DTYPE_BF16)
+		for (uint32_t i = 0; i < n; i++)
+			store8(row, KVP_DTYPE_BF16, i, v[i]);
+	else
+		for (uint32_t i = 0; i < n; i++)
+			store8(row, KVP_DTYPE_F32, i, v[i]);
 }
 
 /* The sum tree over 32 lanes, which are four registers, but for its last three steps. */
@@ -247,7 +303,7 @@ INLINE void two_stages(__m256 *v, uint32_t n, uint32_t h)
 
 INLINE void hadamard(const struct rotation *rot, int transpose, __m256 *v, uint32_t n)
 {
-	if (n == 16 || n == 8) { /* no factor but 2: constants for the compiler */
+	if (__builtin_constant_p(n)) { /* BY_DIM()'s have no factor but 2 */
 		hadamard_inside(v, n, 8);
 		two_stages(v, n, 1);
 		if (n == 16)
@@ -292,13 +348,9 @@ INLINE void rotate_dense(const struct rotation *rot,
 
 INLINE void rotate_fwd(const struct rotation *rot, __m256 *v, uint32_t n)
 {
-	if (rot->kind == KVP_ROT_HAAR) {
+	if (rot->kind == KVP_ROT_HAAR)
 		rotate_dense(rot, kvp_rotate_fwd, v, n);
-		return;
-	}
-	flip(rot, 0, v, n);
-	hadamard(rot, 0, v, n);
-	for (uint32_t r = 1; r < rot->rounds; r++) {
+	for (uint32_t r = 0; r < rot->rounds; r++) {
 		flip(rot, r, v, n);
 		hadamard(rot, 0, v, n);
 		if (r == 1)
@@ -329,11 +381,6 @@ INLINE __m256 lookup16(__m256 low, __m256 high, __m256i k)
 {
 	return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, k), _mm256_permutevar8x32_ps(high, k),
 		_mm256_castsi256_ps(_mm256_slli_epi32(k, 28)));
-}
-
-INLINE __m256 lookup(__m256 low, __m256 high, __m256i k, uint32_t bits)
-{
-	return bits == 4 ? lookup16(low, high, k) : _mm256_permutevar8x32_ps(low, k);
 }
 
 /*
@@ -409,7 +456,7 @@ INLINE void tq_encode_rows(uint32_t bits, const struct tq *tq, const struct rows
 					_mm256_set1_epi32((int)(2 * half - 1)));
 			}
 			sum[r] = tq->scalar == KVP_TQ_NC ? dot(c, c, n) : dot(v, c, n);
-			store_row_codes(bits, n, k, codes + (size_t)(t + r) * row);
+			BY_BITS(bits, store_row_codes, n, k, codes + (size_t)(t + r) * row);
 		}
 		s = tq_scalars(tq, norm, sum_trees(sum));
 		s16 = _mm256_cvtps_ph(s, RNE);
@@ -423,24 +470,31 @@ INLINE void tq_encode_rows(uint32_t bits, const struct tq *tq, const struct rows
 static void tq_encode_avx2(
 	const struct tq *tq, const struct rows_in *in, uint8_t *codes, uint8_t *scal)
 {
-	SPECIALIZE_BITS(tq->bits, in->dim, in->dtype, tq_encode_rows, tq, in, codes, scal);
+	BY_DIM(in->dim, in->dtype, tq_encode_rows, tq->bits, tq, in, codes, scal);
+}
+
+INLINE void load_centroids(
+	uint32_t bits, uint32_t n, const uint8_t *codes, const float *cent, __m256 *v)
+{
+	const __m256 low = _mm256_loadu_ps(cent), high = _mm256_loadu_ps(cent + 8);
+	__m256i k[N_MAX];
+
+	load_row_codes(bits, n, codes, k);
+	for (uint32_t i = 0; i < n; i++)
+		v[i] = bits == 4 ? lookup16(low, high, k[i]) : _mm256_permutevar8x32_ps(low, k[i]);
 }
 
 INLINE void tq_decode_rows(uint32_t bits, const struct tq *tq, const uint8_t *codes,
 	const uint8_t *scal, const struct rows_out *out, uint32_t n, uint32_t dtype)
 {
 	const uint32_t row = kvp_row_bytes(bits, 8 * n);
-	const __m256 c0 = _mm256_loadu_ps(tq->cent), c1 = _mm256_loadu_ps(tq->cent + 8);
-	__m256i k[N_MAX];
 	__m256 v[N_MAX];
 
 	for (uint32_t t = 0; t < out->n; t++) {
 		float s = tq->wide ? load_scalar_wide(scal + 4 * (size_t)t, out->scale)
 				   : load_half(scal + 2 * (size_t)t, out->scale);
 
-		load_row_codes(bits, n, codes + (size_t)t * row, k);
-		for (uint32_t i = 0; i < n; i++)
-			v[i] = lookup(c0, c1, k[i], bits);
+		BY_BITS(bits, load_centroids, n, codes + (size_t)t * row, tq->cent, v);
 		rotate_inv(&tq->rot, v, n);
 		scale_row(v, s, n);
 		store_row(out, t, v, n, dtype);
@@ -450,7 +504,7 @@ INLINE void tq_decode_rows(uint32_t bits, const struct tq *tq, const uint8_t *co
 static void tq_decode_avx2(
 	const struct tq *tq, const uint8_t *codes, const uint8_t *scal, const struct rows_out *out)
 {
-	SPECIALIZE_BITS(tq->bits, out->dim, out->dtype, tq_decode_rows, tq, codes, scal, out);
+	BY_DIM(out->dim, out->dtype, tq_decode_rows, tq->bits, tq, codes, scal, out);
 }
 
 /* ---- min/max codecs ---- */
@@ -521,7 +575,7 @@ INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m256 *v, uint
 	for (uint32_t i = 0; i < n; i++)
 		k[i] = affine_codes(
 			bits, v[i], _mm256_set1_ps(base[i / per]), _mm256_set1_ps(inv[i / per]));
-	store_row_codes(bits, n, k, codes);
+	BY_BITS(bits, store_row_codes, n, k, codes);
 }
 
 /* Row t alone by reference C. */
@@ -557,7 +611,7 @@ INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in
 static void asym_encode_avx2(uint32_t bits, uint32_t group, const struct rows_in *in,
 	uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
-	SPECIALIZE_BITS(bits, in->dim, in->dtype, asym_encode_rows, group, in, codes, scale, min);
+	BY_DIM(in->dim, in->dtype, asym_encode_rows, bits, group, in, codes, scale, min);
 }
 
 INLINE __m256 code_values(uint32_t bits, __m256i k)
@@ -571,7 +625,7 @@ INLINE void affine_decode(uint32_t bits, const uint8_t *codes, const uint8_t *sc
 	__m256 s = _mm256_setzero_ps(), m = s;
 	__m256i k[N_MAX];
 
-	load_row_codes(bits, n, codes, k);
+	BY_BITS(bits, load_row_codes, n, codes, k);
 
 	for (uint32_t i = 0; i < n; i++) {
 		if (i % per == 0) {
@@ -601,31 +655,13 @@ INLINE void asym_decode_rows(uint32_t bits, uint32_t group, const uint8_t *codes
 static void asym_decode_avx2(uint32_t bits, uint32_t group, const uint8_t *codes,
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out)
 {
-	SPECIALIZE_BITS(
-		bits, out->dim, out->dtype, asym_decode_rows, group, codes, scale, min, out);
+	BY_TYPE(out->dim, out->dtype, asym_decode_rows, bits, group, codes, scale, min, out);
 }
 
-INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *codes,
-	uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
+/* Scalars of a group's channels; their minima and reciprocals instead of their extremes. */
+INLINE void chan_scalars(
+	uint32_t bits, __m256 *lo, __m256 *hi, uint8_t *scale, uint8_t *min, uint32_t n)
 {
-	uint32_t row = kvp_row_bytes(bits, 8 * n);
-	__m256 v[N_MAX], lo[N_MAX], hi[N_MAX];
-	__m256i k[N_MAX];
-	int finite = load_row(in, 0, lo, n, dtype);
-
-	for (uint32_t i = 0; i < n; i++)
-		hi[i] = lo[i];
-	for (uint32_t t = 1; t < in->n; t++) {
-		finite &= load_row(in, t, v, n, dtype);
-		for (uint32_t i = 0; i < n; i++) {
-			lo[i] = _mm256_min_ps(lo[i], v[i]);
-			hi[i] = _mm256_max_ps(hi[i], v[i]);
-		}
-	}
-	if (!finite) {
-		kvp_chan_encode_c(bits, in, codes, scale, min);
-		return;
-	}
 	for (uint32_t i = 0; i < n; i++) {
 		__m128i s16, m16;
 		struct affine a = affine8(bits, lo[i], hi[i], &s16, &m16);
@@ -635,19 +671,88 @@ INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *c
 		lo[i] = a.min;
 		hi[i] = a.inv;
 	}
+}
+
+INLINE void widen(__m256 *lo, __m256 *hi, const __m256 *v, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		lo[i] = _mm256_min_ps(lo[i], v[i]);
+		hi[i] = _mm256_max_ps(hi[i], v[i]);
+	}
+}
+
+INLINE void chan_codes(uint32_t bits, const __m256 *v, const __m256 *lo, const __m256 *hi,
+	uint8_t *codes, uint32_t n)
+{
+	__m256i k[N_MAX];
+
+	for (uint32_t i = 0; i < n; i++)
+		k[i] = affine_codes(bits, v[i], lo[i], hi[i]);
+	BY_BITS(bits, store_row_codes, n, k, codes);
+}
+
+static void chan_encode_any(
+	uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale, uint8_t *min)
+{
+	const uint32_t n = in->dim / 8, row = kvp_row_bytes(bits, in->dim);
+	__m256 v[N_MAX], lo[N_MAX], hi[N_MAX];
+	int finite = load_row(in, 0, lo, n, in->dtype);
+
+	memcpy(hi, lo, n * sizeof *lo);
+	for (uint32_t t = 1; t < in->n; t++) {
+		finite &= load_row(in, t, v, n, in->dtype);
+		widen(lo, hi, v, n);
+	}
+	if (!finite) {
+		kvp_chan_encode_c(bits, in, codes, scale, min);
+		return;
+	}
+	chan_scalars(bits, lo, hi, scale, min, n);
+	for (uint32_t t = 0; t < in->n; t++) {
+		prefetch_row(in, t + in->n, n, in->dtype); /* the next group */
+		load_row(in, t, v, n, in->dtype);
+		chan_codes(bits, v, lo, hi, codes + (size_t)t * row, n);
+	}
+}
+
+/* Rows are taken as ordinary until all have been seen: extremes stay in registers. */
+INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *codes,
+	uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
+{
+	const uint32_t row = kvp_row_bytes(bits, 8 * n);
+	__m256i max = _mm256_setzero_si256();
+	__m256 v[N_MAX], lo[N_MAX], hi[N_MAX];
+
+	max = row_magnitude(row_in(in, 0), n, max);
+	load_ordinary(row_in(in, 0), lo, n, dtype);
+	for (uint32_t i = 0; i < n; i++)
+		hi[i] = lo[i];
+	for (uint32_t t = 1; t < in->n; t++) {
+		max = row_magnitude(row_in(in, t), n, max);
+		load_ordinary(row_in(in, t), v, n, dtype);
+		widen(lo, hi, v, n);
+	}
+	if (!is_ordinary(max, dtype)) {
+		chan_encode_any(bits, in, codes, scale, min);
+		return;
+	}
+	chan_scalars(bits, lo, hi, scale, min, n);
 	for (uint32_t t = 0; t < in->n; t++) {
 		prefetch_row(in, t + in->n, n, dtype); /* the next group */
-		load_row(in, t, v, n, dtype);
-		for (uint32_t i = 0; i < n; i++)
-			k[i] = affine_codes(bits, v[i], lo[i], hi[i]);
-		store_row_codes(bits, n, k, codes + (size_t)t * row);
+		load_ordinary(row_in(in, t), v, n, dtype);
+		chan_codes(bits, v, lo, hi, codes + (size_t)t * row, n);
 	}
 }
 
 static void chan_encode_avx2(
 	uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
-	SPECIALIZE_BITS(bits, in->dim, in->dtype, chan_encode_rows, in, codes, scale, min);
+	if (may_be_ordinary(in, 2, in->dtype) && in->dim == 128)
+		chan_encode_rows(bits, in, codes, scale, min, 16, in->dtype);
+	else if (may_be_ordinary(in, 2, in->dtype) && in->dim == 64)
+		chan_encode_rows(bits, in, codes, scale, min, 8, in->dtype);
+	else
+		chan_encode_any(bits, in, codes, scale, min);
 }
 
 INLINE void chan_decode_rows(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
@@ -662,7 +767,7 @@ INLINE void chan_decode_rows(uint32_t bits, const uint8_t *codes, const uint8_t 
 		m[i] = load_half8(load128(min + 16 * (size_t)i));
 	}
 	for (uint32_t t = 0; t < out->n; t++) {
-		load_row_codes(bits, n, codes + (size_t)t * row, k);
+		BY_BITS(bits, load_row_codes, n, codes + (size_t)t * row, k);
 		for (uint32_t i = 0; i < n; i++)
 			v[i] = _mm256_fmadd_ps(code_values(bits, k[i]), s[i], m[i]);
 		scale_row(v, out->scale, n);
@@ -673,7 +778,12 @@ INLINE void chan_decode_rows(uint32_t bits, const uint8_t *codes, const uint8_t 
 static void chan_decode_avx2(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
 	const uint8_t *min, const struct rows_out *out)
 {
-	SPECIALIZE_BITS(bits, out->dim, out->dtype, chan_decode_rows, codes, scale, min, out);
+	if (out->dim == 128 && out->dtype == KVP_DTYPE_F16)
+		BY_BITS(bits, chan_decode_rows, codes, scale, min, out, 16, KVP_DTYPE_F16);
+	else if (out->dim == 64 && out->dtype == KVP_DTYPE_F16)
+		BY_BITS(bits, chan_decode_rows, codes, scale, min, out, 8, KVP_DTYPE_F16);
+	else
+		BY_DIM(out->dim, out->dtype, chan_decode_rows, bits, codes, scale, min, out);
 }
 
 /* ---- bytes ---- */
@@ -716,7 +826,7 @@ INLINE void byte_encode_rows(uint32_t format, const struct rows_in *in, uint8_t 
 static void byte_encode_avx2(
 	uint32_t format, const struct rows_in *in, uint8_t *codes, uint8_t *scale)
 {
-	SPECIALIZE(in->dim, in->dtype, byte_encode_rows, format, in, codes, scale);
+	BY_DIM(in->dim, in->dtype, byte_encode_rows, format, in, codes, scale);
 }
 
 INLINE void byte_decode_rows(uint32_t format, const uint8_t *codes, const uint8_t *scale,
@@ -736,7 +846,7 @@ INLINE void byte_decode_rows(uint32_t format, const uint8_t *codes, const uint8_
 static void byte_decode_avx2(
 	uint32_t format, const uint8_t *codes, const uint8_t *scale, const struct rows_out *out)
 {
-	SPECIALIZE(out->dim, out->dtype, byte_decode_rows, format, codes, scale, out);
+	BY_DIM(out->dim, out->dtype, byte_decode_rows, format, codes, scale, out);
 }
 
 /* ---- hadamard ---- */
@@ -761,7 +871,7 @@ INLINE void had_encode_rows(uint32_t bits, const struct rotation *rot, const str
 static void had_encode_avx2(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
 	uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
-	SPECIALIZE_BITS(bits, in->dim, in->dtype, had_encode_rows, rot, in, codes, scale, min);
+	BY_DIM(in->dim, in->dtype, had_encode_rows, bits, rot, in, codes, scale, min);
 }
 
 INLINE void had_decode_rows(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
@@ -785,7 +895,7 @@ INLINE void had_decode_rows(uint32_t bits, const struct rotation *rot, const uin
 static void had_decode_avx2(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out)
 {
-	SPECIALIZE_BITS(bits, out->dim, out->dtype, had_decode_rows, rot, codes, scale, min, out);
+	BY_DIM(out->dim, out->dtype, had_decode_rows, bits, rot, codes, scale, min, out);
 }
 
 void kvp_dsp_init_avx2(struct dsp *dsp)

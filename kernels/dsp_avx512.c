@@ -21,28 +21,40 @@
 /* Rows from one that is worked on to the one that should be on its way. */
 #define AHEAD 16u
 
-/* Calls f(..., n, dtype) with both constant where that pays. */
-#define SPECIALIZE(dim, dtype, f, ...)                                                \
-	do {                                                                          \
-		if (KVP_SPECIALIZE && (dim) == 128 && (dtype) == KVP_DTYPE_F16)       \
-			f(__VA_ARGS__, 8, KVP_DTYPE_F16);                             \
-		else if (KVP_SPECIALIZE && (dim) == 128 && (dtype) == KVP_DTYPE_BF16) \
-			f(__VA_ARGS__, 8, KVP_DTYPE_BF16);                            \
-		else if (KVP_SPECIALIZE && (dim) == 64 && (dtype) == KVP_DTYPE_F16)   \
-			f(__VA_ARGS__, 4, KVP_DTYPE_F16);                             \
-		else                                                                  \
-			f(__VA_ARGS__, (dim) / 16, (dtype));                          \
+/*
+ * Calls f(..., n, dtype) with constant n for the usual dims. Where there is much to do with a row,
+ * its type and the width of its codes are branches that do not show.
+ */
+#define BY_DIM(dim, dtype, f, ...)                           \
+	do {                                                 \
+		if ((dim) == 128)                            \
+			f(__VA_ARGS__, 8, (dtype));          \
+		else if ((dim) == 64)                        \
+			f(__VA_ARGS__, 4, (dtype));          \
+		else                                         \
+			f(__VA_ARGS__, (dim) / 16, (dtype)); \
 	} while (0)
 
-/* Calls f(bits, ..., n, dtype) with constant bits, too. */
-#define SPECIALIZE_BITS(bits, dim, dtype, f, ...)                  \
-	do {                                                       \
-		if ((bits) == 4)                                   \
-			SPECIALIZE(dim, dtype, f, 4, __VA_ARGS__); \
-		else if ((bits) == 3)                              \
-			SPECIALIZE(dim, dtype, f, 3, __VA_ARGS__); \
-		else                                               \
-			SPECIALIZE(dim, dtype, f, 2, __VA_ARGS__); \
+/* The same with the usual dtype constant, too: for what has little to do with a row. */
+#define BY_TYPE(dim, dtype, f, ...)                               \
+	do {                                                      \
+		if ((dtype) == KVP_DTYPE_F16 && (dim) == 128)     \
+			f(__VA_ARGS__, 8, KVP_DTYPE_F16);         \
+		else if ((dtype) == KVP_DTYPE_F16 && (dim) == 64) \
+			f(__VA_ARGS__, 4, KVP_DTYPE_F16);         \
+		else                                              \
+			BY_DIM(dim, dtype, f, __VA_ARGS__);       \
+	} while (0)
+
+/* Calls f(bits, ...) with constant bits. */
+#define BY_BITS(bits, f, ...)              \
+	do {                               \
+		if ((bits) == 4)           \
+			f(4, __VA_ARGS__); \
+		else if ((bits) == 3)      \
+			f(3, __VA_ARGS__); \
+		else                       \
+			f(2, __VA_ARGS__); \
 	} while (0)
 
 static const uint8_t *row_in(const struct rows_in *in, uint32_t t)
@@ -55,34 +67,48 @@ static uint8_t *row_out(const struct rows_out *out, uint32_t t)
 	return out->data + (ptrdiff_t)t * out->stride;
 }
 
-/* Nothing to sanitise: all 16-bit elements of a row are numbers of at most KVP_INPUT_MAX. */
-INLINE int is_ordinary(const uint8_t *row, uint32_t n, uint32_t dtype)
+/* Widens max, per 16-bit lane, by the magnitudes of a row; n is even. */
+INLINE __m512i row_magnitude(const uint8_t *row, uint32_t n, __m512i max)
 {
-	const uint16_t limit = dtype == KVP_DTYPE_F16 ? 0x6400 : 0x4480;
-	__m512i max = _mm512_setzero_si512();
-
-	if (dtype == KVP_DTYPE_F32 || n % 2)
-		return 0;
 	for (uint32_t i = 0; i < n / 2; i++) {
 		__m512i x = _mm512_loadu_si512(row + 64 * (size_t)i);
 
 		max = _mm512_max_epu16(max, _mm512_add_epi16(x, x)); /* no sign in twice the bits */
 	}
+	return max;
+}
+
+/* Nothing to sanitise: elements of that magnitude are numbers of at most KVP_INPUT_MAX. */
+INLINE int is_ordinary(__m512i max, uint32_t dtype)
+{
+	const uint16_t limit = dtype == KVP_DTYPE_F16 ? 0x6400 : 0x4480;
+
 	return !_mm512_cmpgt_epu16_mask(max, _mm512_set1_epi16((short)(2 * limit)));
 }
 
-/* 0: there is something that is not finite, which is reference C's where a range is to be found. */
-INLINE int load_row(const struct rows_in *in, uint32_t t, __m512 *v, uint32_t n, uint32_t dtype)
+/* Rows of which is_ordinary() tells. */
+INLINE int may_be_ordinary(const struct rows_in *in, uint32_t n, uint32_t dtype)
 {
-	const uint8_t *row = row_in(in, t);
-	__m512 scale = _mm512_set1_ps(in->scale), max = _mm512_set1_ps(KVP_INPUT_MAX);
+	return in->scale == 1.0f && dtype != KVP_DTYPE_F32 && n % 2 == 0;
+}
+
+INLINE void load_ordinary(const uint8_t *row, __m512 *v, uint32_t n, uint32_t dtype)
+{
+	if (dtype == KVP_DTYPE_F16)
+		for (uint32_t i = 0; i < n; i++)
+			v[i] = load16(row, KVP_DTYPE_F16, i);
+	else
+		for (uint32_t i = 0; i < n; i++)
+			v[i] = load16(row, KVP_DTYPE_BF16, i);
+}
+
+/* Any row; see load_row(). */
+static __attribute__((noinline)) int load_any(
+	const uint8_t *row, uint32_t dtype, float factor, __m512 *v, uint32_t n)
+{
+	const __m512 scale = _mm512_set1_ps(factor), max = _mm512_set1_ps(KVP_INPUT_MAX);
 	__m512 zero = _mm512_setzero_ps();
 
-	if (in->scale == 1.0f && is_ordinary(row, n, dtype)) {
-		for (uint32_t i = 0; i < n; i++)
-			v[i] = load16(row, dtype, i);
-		return 1;
-	}
 	for (uint32_t i = 0; i < n; i++) {
 		__m512 x = load16(row, dtype, i);
 		__mmask16 number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
@@ -93,13 +119,35 @@ INLINE int load_row(const struct rows_in *in, uint32_t t, __m512 *v, uint32_t n,
 	return !_mm512_cmp_ps_mask(zero, zero, _CMP_UNORD_Q);
 }
 
+/* 0: there is something that is not finite, which is reference C's where a range is to be found. */
+INLINE int load_row(const struct rows_in *in, uint32_t t, __m512 *v, uint32_t n, uint32_t dtype)
+{
+	const uint8_t *row = row_in(in, t);
+	__m512 any[N_MAX];
+	int finite;
+
+	if (may_be_ordinary(in, n, dtype) &&
+		is_ordinary(row_magnitude(row, n, _mm512_setzero_si512()), dtype)) {
+		load_ordinary(row, v, n, dtype);
+		return 1;
+	}
+	if (!__builtin_constant_p(n))
+		return load_any(row, dtype, in->scale, v, n);
+	/* Not into v, which may then live in registers. */
+	finite = load_any(row, dtype, in->scale, any, n);
+	for (uint32_t i = 0; i < n; i++)
+		v[i] = any[i];
+	return finite;
+}
+
 /* Row t will be read soon; it does no harm if there is none. */
 INLINE void prefetch_row(const struct rows_in *in, uint32_t t, uint32_t n, uint32_t dtype)
 {
-	const uint32_t bytes = 16 * n * (dtype == KVP_DTYPE_F32 ? 4 : 2);
 	const uintptr_t row = (uintptr_t)in->data + (uintptr_t)((intptr_t)t * in->stride);
 
-	for (uint32_t at = 0; at < bytes; at += 64)
+	for (uint32_t at = 0; at < 32 * n; at += 64)
+		_mm_prefetch((const char *)(row + at), _MM_HINT_T0);
+	for (uint32_t at = 32 * n; dtype == KVP_DTYPE_F32 && at < 64 * n; at += 64)
 		_mm_prefetch((const char *)(row + at), _MM_HINT_T0);
 }
 
@@ -108,8 +156,15 @@ INLINE void store_row(
 {
 	uint8_t *row = row_out(out, t);
 
-	for (uint32_t i = 0; i < n; i++)
-		store16(row, dtype, i, v[i]);
+	if (dtype == KVP_DTYPE_F16)
+		for (uint32_t i = 0; i < n; i++)
+			store16(row, KVP_DTYPE_F16, i, v[i]);
+	else if (dtype == KVP_DTYPE_BF16)
+		for (uint32_t i = 0; i < n; i++)
+			store16(row, KVP_DTYPE_BF16, i, v[i]);
+	else
+		for (uint32_t i = 0; i < n; i++)
+			store16(row, KVP_DTYPE_F32, i, v[i]);
 }
 
 /* The sum tree over 32 lanes, which are two registers, but for its last four steps. */
@@ -245,7 +300,7 @@ static void paley(const struct rotation *rot, int transpose, __m512 *v)
 
 INLINE void hadamard(const struct rotation *rot, int transpose, __m512 *v, uint32_t n)
 {
-	if (n == 8 || n == 4) { /* no factor but 2: constants for the compiler */
+	if (__builtin_constant_p(n)) { /* BY_DIM()'s have no factor but 2 */
 		hadamard_inside(v, n, 16);
 		hadamard_across(v, n, n);
 		return;
@@ -283,13 +338,9 @@ INLINE void rotate_dense(const struct rotation *rot,
 
 INLINE void rotate_fwd(const struct rotation *rot, __m512 *v, uint32_t n)
 {
-	if (rot->kind == KVP_ROT_HAAR) {
+	if (rot->kind == KVP_ROT_HAAR)
 		rotate_dense(rot, kvp_rotate_fwd, v, n);
-		return;
-	}
-	flip(rot, 0, v, n);
-	hadamard(rot, 0, v, n);
-	for (uint32_t r = 1; r < rot->rounds; r++) {
+	for (uint32_t r = 0; r < rot->rounds; r++) {
 		flip(rot, r, v, n);
 		hadamard(rot, 0, v, n);
 		if (r == 1)
@@ -299,18 +350,14 @@ INLINE void rotate_fwd(const struct rotation *rot, __m512 *v, uint32_t n)
 
 INLINE void rotate_inv(const struct rotation *rot, __m512 *v, uint32_t n)
 {
-	if (rot->kind == KVP_ROT_HAAR) {
+	if (rot->kind == KVP_ROT_HAAR)
 		rotate_dense(rot, kvp_rotate_inv, v, n);
-		return;
-	}
-	for (uint32_t r = rot->rounds; r-- > 1;) {
+	for (uint32_t r = rot->rounds; r-- > 0;) {
 		hadamard(rot, 1, v, n);
 		flip(rot, r, v, n);
 		if (r == 1)
 			scale_row(v, rot->rescale, n);
 	}
-	hadamard(rot, 1, v, n);
-	flip(rot, 0, v, n);
 }
 
 /* ---- tq ---- */
@@ -375,7 +422,7 @@ INLINE void tq_encode_rows(uint32_t bits, const struct tq *tq, const struct rows
 				c[i] = lookup16(k[i], cent);
 			}
 			sum[r] = tq->scalar == KVP_TQ_NC ? dot(c, c, n) : dot(v, c, n);
-			store_row_codes(bits, n, k, codes + (size_t)(t + r) * row);
+			BY_BITS(bits, store_row_codes, n, k, codes + (size_t)(t + r) * row);
 		}
 		s = tq_scalars(tq, norm, sum_trees(sum));
 		if (tq->wide)
@@ -391,7 +438,7 @@ static void tq_encode_avx512(
 	if (in->dim % 16)
 		kvp_tq_encode_c(tq, in, codes, scal);
 	else
-		SPECIALIZE_BITS(tq->bits, in->dim, in->dtype, tq_encode_rows, tq, in, codes, scal);
+		BY_DIM(in->dim, in->dtype, tq_encode_rows, tq->bits, tq, in, codes, scal);
 }
 
 INLINE void tq_decode_rows(uint32_t bits, const struct tq *tq, const uint8_t *codes,
@@ -410,7 +457,7 @@ INLINE void tq_decode_rows(uint32_t bits, const struct tq *tq, const uint8_t *co
 			load_wides(scal + 4 * (size_t)t, left, out->scale, s);
 		else if (t % BATCH == 0)
 			load_halves(scal + 2 * (size_t)t, left, out->scale, s);
-		load_row_codes(bits, n, codes + (size_t)t * row, k);
+		BY_BITS(bits, load_row_codes, n, codes + (size_t)t * row, k);
 		for (uint32_t i = 0; i < n; i++)
 			v[i] = lookup16(k[i], cent);
 		rotate_inv(&tq->rot, v, n);
@@ -425,8 +472,7 @@ static void tq_decode_avx512(
 	if (out->dim % 16)
 		kvp_tq_decode_c(tq, codes, scal, out);
 	else
-		SPECIALIZE_BITS(
-			tq->bits, out->dim, out->dtype, tq_decode_rows, tq, codes, scal, out);
+		BY_DIM(out->dim, out->dtype, tq_decode_rows, tq->bits, tq, codes, scal, out);
 }
 
 /* ---- min/max codecs ---- */
@@ -496,7 +542,7 @@ INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m512 *v, uint
 	for (uint32_t i = 0; i < n; i++)
 		k[i] = affine_codes(
 			bits, v[i], _mm512_set1_ps(base[i / per]), _mm512_set1_ps(inv[i / per]));
-	store_row_codes(bits, n, k, codes);
+	BY_BITS(bits, store_row_codes, n, k, codes);
 }
 
 /* Row t alone by reference C. */
@@ -535,8 +581,7 @@ static void asym_encode_avx512(uint32_t bits, uint32_t group, const struct rows_
 	if (in->dim % 16)
 		kvp_asym_encode_c(bits, group, in, codes, scale, min);
 	else
-		SPECIALIZE_BITS(
-			bits, in->dim, in->dtype, asym_encode_rows, group, in, codes, scale, min);
+		BY_DIM(in->dim, in->dtype, asym_encode_rows, bits, group, in, codes, scale, min);
 }
 
 /* The values of all codes of a group, repeated to fill a register. */
@@ -563,7 +608,7 @@ INLINE void asym_decode_rows(uint32_t bits, uint32_t group, const uint8_t *codes
 	for (uint32_t t = 0; t < out->n; t++) {
 		load_halves(scale + 2 * (size_t)groups * t, groups, 1.0f, s);
 		load_halves(min + 2 * (size_t)groups * t, groups, 1.0f, m);
-		load_row_codes(bits, n, codes + (size_t)t * row, k);
+		BY_BITS(bits, load_row_codes, n, codes + (size_t)t * row, k);
 		for (uint32_t g = 0; g < groups; g++) {
 			__m512 value = _mm512_mul_ps(
 				affine_values(bits, s[g], m[g]), _mm512_set1_ps(out->scale));
@@ -581,31 +626,14 @@ static void asym_decode_avx512(uint32_t bits, uint32_t group, const uint8_t *cod
 	if (out->dim % 16)
 		kvp_asym_decode_c(bits, group, codes, scale, min, out);
 	else
-		SPECIALIZE_BITS(bits, out->dim, out->dtype, asym_decode_rows, group, codes, scale,
-			min, out);
+		BY_TYPE(out->dim, out->dtype, asym_decode_rows, bits, group, codes, scale, min,
+			out);
 }
 
-INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *codes,
-	uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
+/* Scalars of a group's channels; their minima and reciprocals instead of their extremes. */
+INLINE void chan_scalars(
+	uint32_t bits, __m512 *lo, __m512 *hi, uint8_t *scale, uint8_t *min, uint32_t n)
 {
-	uint32_t row = kvp_row_bytes(bits, 16 * n);
-	__m512 v[N_MAX], lo[N_MAX], hi[N_MAX];
-	__m512i k[N_MAX];
-	int finite = load_row(in, 0, lo, n, dtype);
-
-	for (uint32_t i = 0; i < n; i++)
-		hi[i] = lo[i];
-	for (uint32_t t = 1; t < in->n; t++) {
-		finite &= load_row(in, t, v, n, dtype);
-		for (uint32_t i = 0; i < n; i++) {
-			lo[i] = _mm512_min_ps(lo[i], v[i]);
-			hi[i] = _mm512_max_ps(hi[i], v[i]);
-		}
-	}
-	if (!finite) {
-		kvp_chan_encode_c(bits, in, codes, scale, min);
-		return;
-	}
 	for (uint32_t i = 0; i < n; i++) {
 		__m256i s16, m16;
 		struct affine a = affine16(bits, lo[i], hi[i], &s16, &m16);
@@ -615,12 +643,76 @@ INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *c
 		lo[i] = a.min;
 		hi[i] = a.inv;
 	}
+}
+
+INLINE void widen(__m512 *lo, __m512 *hi, const __m512 *v, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		lo[i] = _mm512_min_ps(lo[i], v[i]);
+		hi[i] = _mm512_max_ps(hi[i], v[i]);
+	}
+}
+
+INLINE void chan_codes(uint32_t bits, const __m512 *v, const __m512 *lo, const __m512 *hi,
+	uint8_t *codes, uint32_t n)
+{
+	__m512i k[N_MAX];
+
+	for (uint32_t i = 0; i < n; i++)
+		k[i] = affine_codes(bits, v[i], lo[i], hi[i]);
+	BY_BITS(bits, store_row_codes, n, k, codes);
+}
+
+static void chan_encode_any(
+	uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale, uint8_t *min)
+{
+	const uint32_t n = in->dim / 16, row = kvp_row_bytes(bits, in->dim);
+	__m512 v[N_MAX], lo[N_MAX], hi[N_MAX];
+	int finite = load_row(in, 0, lo, n, in->dtype);
+
+	memcpy(hi, lo, n * sizeof *lo);
+	for (uint32_t t = 1; t < in->n; t++) {
+		finite &= load_row(in, t, v, n, in->dtype);
+		widen(lo, hi, v, n);
+	}
+	if (!finite) {
+		kvp_chan_encode_c(bits, in, codes, scale, min);
+		return;
+	}
+	chan_scalars(bits, lo, hi, scale, min, n);
+	for (uint32_t t = 0; t < in->n; t++) {
+		prefetch_row(in, t + in->n, n, in->dtype); /* the next group */
+		load_row(in, t, v, n, in->dtype);
+		chan_codes(bits, v, lo, hi, codes + (size_t)t * row, n);
+	}
+}
+
+/* Rows are taken as ordinary until all have been seen: extremes stay in registers. */
+INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *codes,
+	uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
+{
+	const uint32_t row = kvp_row_bytes(bits, 16 * n);
+	__m512i max = _mm512_setzero_si512();
+	__m512 v[N_MAX], lo[N_MAX], hi[N_MAX];
+
+	max = row_magnitude(row_in(in, 0), n, max);
+	load_ordinary(row_in(in, 0), lo, n, dtype);
+	for (uint32_t i = 0; i < n; i++)
+		hi[i] = lo[i];
+	for (uint32_t t = 1; t < in->n; t++) {
+		max = row_magnitude(row_in(in, t), n, max);
+		load_ordinary(row_in(in, t), v, n, dtype);
+		widen(lo, hi, v, n);
+	}
+	if (!is_ordinary(max, dtype)) {
+		chan_encode_any(bits, in, codes, scale, min);
+		return;
+	}
+	chan_scalars(bits, lo, hi, scale, min, n);
 	for (uint32_t t = 0; t < in->n; t++) {
 		prefetch_row(in, t + in->n, n, dtype); /* the next group */
-		load_row(in, t, v, n, dtype);
-		for (uint32_t i = 0; i < n; i++)
-			k[i] = affine_codes(bits, v[i], lo[i], hi[i]);
-		store_row_codes(bits, n, k, codes + (size_t)t * row);
+		load_ordinary(row_in(in, t), v, n, dtype);
+		chan_codes(bits, v, lo, hi, codes + (size_t)t * row, n);
 	}
 }
 
@@ -629,8 +721,12 @@ static void chan_encode_avx512(
 {
 	if (in->dim % 16)
 		kvp_chan_encode_c(bits, in, codes, scale, min);
+	else if (may_be_ordinary(in, 2, in->dtype) && in->dim == 128)
+		chan_encode_rows(bits, in, codes, scale, min, 8, in->dtype);
+	else if (may_be_ordinary(in, 2, in->dtype) && in->dim == 64)
+		chan_encode_rows(bits, in, codes, scale, min, 4, in->dtype);
 	else
-		SPECIALIZE_BITS(bits, in->dim, in->dtype, chan_encode_rows, in, codes, scale, min);
+		chan_encode_any(bits, in, codes, scale, min);
 }
 
 INLINE void chan_decode_rows(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
@@ -644,7 +740,7 @@ INLINE void chan_decode_rows(uint32_t bits, const uint8_t *codes, const uint8_t 
 	load_halves(scale, 16 * n, 1.0f, (float *)(void *)s);
 	load_halves(min, 16 * n, 1.0f, (float *)(void *)m);
 	for (uint32_t t = 0; t < out->n; t++) {
-		load_row_codes(bits, n, codes + (size_t)t * row, k);
+		BY_BITS(bits, load_row_codes, n, codes + (size_t)t * row, k);
 		for (uint32_t i = 0; i < n; i++)
 			v[i] = _mm512_fmadd_ps(lookup16(k[i], value), s[i], m[i]);
 		scale_row(v, out->scale, n);
@@ -658,8 +754,7 @@ static void chan_decode_avx512(uint32_t bits, const uint8_t *codes, const uint8_
 	if (out->dim % 16)
 		kvp_chan_decode_c(bits, codes, scale, min, out);
 	else
-		SPECIALIZE_BITS(
-			bits, out->dim, out->dtype, chan_decode_rows, codes, scale, min, out);
+		BY_TYPE(out->dim, out->dtype, chan_decode_rows, bits, codes, scale, min, out);
 }
 
 /* ---- bytes ---- */
@@ -705,7 +800,7 @@ static void byte_encode_avx512(
 	if (in->dim % 16)
 		kvp_byte_encode_c(format, in, codes, scale);
 	else
-		SPECIALIZE(in->dim, in->dtype, byte_encode_rows, format, in, codes, scale);
+		BY_TYPE(in->dim, in->dtype, byte_encode_rows, format, in, codes, scale);
 }
 
 INLINE void byte_decode_rows(uint32_t format, const uint8_t *codes, const uint8_t *scale,
@@ -728,7 +823,7 @@ static void byte_decode_avx512(
 	if (out->dim % 16)
 		kvp_byte_decode_c(format, codes, scale, out);
 	else
-		SPECIALIZE(out->dim, out->dtype, byte_decode_rows, format, codes, scale, out);
+		BY_TYPE(out->dim, out->dtype, byte_decode_rows, format, codes, scale, out);
 }
 
 /* ---- hadamard ---- */
@@ -756,8 +851,7 @@ static void had_encode_avx512(uint32_t bits, const struct rotation *rot, const s
 	if (in->dim % 16)
 		kvp_had_encode_c(bits, rot, in, codes, scale, min);
 	else
-		SPECIALIZE_BITS(
-			bits, in->dim, in->dtype, had_encode_rows, rot, in, codes, scale, min);
+		BY_DIM(in->dim, in->dtype, had_encode_rows, bits, rot, in, codes, scale, min);
 }
 
 INLINE void had_decode_rows(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
@@ -779,7 +873,7 @@ INLINE void had_decode_rows(uint32_t bits, const struct rotation *rot, const uin
 			load_halves(min + 2 * (size_t)t, left, 1.0f, m);
 		}
 		value = affine_values(bits, s[t % BATCH], m[t % BATCH]);
-		load_row_codes(bits, n, codes + (size_t)t * row, k);
+		BY_BITS(bits, load_row_codes, n, codes + (size_t)t * row, k);
 		for (uint32_t i = 0; i < n; i++)
 			v[i] = lookup16(k[i], value);
 		rotate_inv(rot, v, n);
@@ -795,8 +889,7 @@ static void had_decode_avx512(uint32_t bits, const struct rotation *rot, const u
 	if (out->dim % 16)
 		kvp_had_decode_c(bits, rot, codes, scale, min, out);
 	else
-		SPECIALIZE_BITS(
-			bits, out->dim, out->dtype, had_decode_rows, rot, codes, scale, min, out);
+		BY_DIM(out->dim, out->dtype, had_decode_rows, bits, rot, codes, scale, min, out);
 }
 
 void kvp_dsp_init_avx512(struct dsp *dsp)

@@ -170,6 +170,27 @@ INLINE void unpack_row(uint32_t bits, uint32_t dim, const uint8_t *row, uint8_t 
 	}
 }
 
+/* Rows whose fields do not fill registers. */
+static __attribute__((noinline, unused)) void load_odd_codes(
+	uint32_t bits, uint32_t n, const uint8_t *row, __m256i *k)
+{
+	uint8_t code[KVP_PLANE_DIM_MAX];
+
+	unpack_row(bits, 8 * n, row, code);
+	for (uint32_t i = 0; i < n; i++)
+		k[i] = load_codes(code, i);
+}
+
+static __attribute__((noinline, unused)) void store_odd_codes(
+	uint32_t bits, uint32_t n, const __m256i *k, uint8_t *row)
+{
+	uint8_t code[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t i = 0; i < n; i++)
+		store_codes(code, i, k[i]);
+	pack_row(bits, 8 * n, code, row);
+}
+
 /*
  * A row of n registers of codes, 8 to a register. Loaded, only the low `bits` bits of a lane are
  * defined; to be stored, the others must be 0.
@@ -180,11 +201,7 @@ INLINE void load_row_codes(uint32_t bits, uint32_t n, const uint8_t *row, __m256
 	const uint32_t fields = bits == 4 ? 2 : 4, part = n / fields;
 
 	if (n % fields) {
-		uint8_t code[KVP_PLANE_DIM_MAX];
-
-		unpack_row(bits, 8 * n, row, code);
-		for (uint32_t i = 0; i < n; i++)
-			k[i] = load_codes(code, i);
+		load_odd_codes(bits, n, row, k);
 		return;
 	}
 	for (uint32_t i = 0; i < part; i++) {
@@ -230,11 +247,7 @@ INLINE void store_row_codes(uint32_t bits, uint32_t n, const __m256i *k, uint8_t
 	uint32_t i = 0;
 
 	if (n % (bits == 4 ? 2 : 4)) {
-		uint8_t code[KVP_PLANE_DIM_MAX];
-
-		for (; i < n; i++)
-			store_codes(code, i, k[i]);
-		pack_row(bits, 8 * n, code, row);
+		store_odd_codes(bits, n, k, row);
 		return;
 	}
 	for (; i + 4 <= part; i += 4) {

@@ -181,6 +181,29 @@ INLINE void unpack_row(uint32_t bits, uint32_t dim, const uint8_t *row, uint8_t 
 	}
 }
 
+/* Rows whose fields do not fill registers. */
+static __attribute__((noinline, unused)) void load_odd_codes(
+	uint32_t bits, uint32_t n, const uint8_t *row, __m512i *k)
+{
+	uint8_t code[KVP_PLANE_DIM_MAX];
+
+	unpack_row(bits, 16 * n, row, code);
+	for (uint32_t i = 0; i < n; i++)
+		k[i] = load_codes(code, i);
+}
+
+static __attribute__((noinline, unused)) void store_odd_codes(
+	uint32_t bits, uint32_t n, const __m512i *k, uint8_t *row)
+{
+	uint8_t code[KVP_PLANE_DIM_MAX];
+
+	for (uint32_t i = 0; i < n; i++)
+		_mm_storeu_si128((__m128i *)(void *)(code + 16 * (size_t)i),
+			_mm512_cvtepi32_epi8(
+				_mm512_and_si512(k[i], _mm512_set1_epi32((1 << bits) - 1))));
+	pack_row(bits, 16 * n, code, row);
+}
+
 /*
  * A row of n registers of codes, 16 to a register. Loaded, only the low `bits` bits of a lane are
  * defined; stored, only they count.
@@ -192,11 +215,7 @@ INLINE void load_row_codes(uint32_t bits, uint32_t n, const uint8_t *row, __m512
 	const uint32_t fields = bits == 4 ? 2 : 4, part = n / fields;
 
 	if (n % fields) {
-		uint8_t code[KVP_PLANE_DIM_MAX];
-
-		unpack_row(bits, 16 * n, row, code);
-		for (uint32_t i = 0; i < n; i++)
-			k[i] = load_codes(code, i);
+		load_odd_codes(bits, n, row, k);
 		return;
 	}
 	for (uint32_t i = 0; i < part; i++) {
@@ -221,13 +240,7 @@ INLINE void store_row_codes(uint32_t bits, uint32_t n, const __m512i *k, uint8_t
 	const uint32_t fields = bits == 4 ? 2 : 4, part = n / fields;
 
 	if (n % fields) {
-		uint8_t code[KVP_PLANE_DIM_MAX];
-
-		for (uint32_t i = 0; i < n; i++)
-			_mm_storeu_si128((__m128i *)(void *)(code + 16 * (size_t)i),
-				_mm512_cvtepi32_epi8(_mm512_and_si512(
-					k[i], _mm512_set1_epi32((1 << bits) - 1))));
-		pack_row(bits, 16 * n, code, row);
+		store_odd_codes(bits, n, k, row);
 		return;
 	}
 	for (uint32_t i = 0; i < part; i++) {

@@ -33,6 +33,7 @@ struct bench {
 	uint64_t now;
 	uint64_t evicted, inserted, accessed;
 	double evict_ns, insert_ns, access_ns;
+	double longest_ns; /* of a batch of evictions, or of one prompt's accesses or inserts */
 };
 
 static double clock_ns(void)
@@ -41,6 +42,16 @@ static double clock_ns(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &ts);
 	return (double)ts.tv_sec * 1e9 + (double)ts.tv_nsec;
+}
+
+/* What has passed since `begin`. */
+static double lap(struct bench *b, double begin)
+{
+	double ns = clock_ns() - begin;
+
+	if (ns > b->longest_ns)
+		b->longest_ns = ns;
+	return ns;
 }
 
 static uint32_t draw(struct bench *b, uint32_t n)
@@ -59,7 +70,7 @@ static void make_room(struct bench *b)
 		kvp_evict_remove(b->e, out[i], 1, b->now);
 		b->free[b->n_free++] = out[i];
 	}
-	b->evict_ns += clock_ns() - begin;
+	b->evict_ns += lap(b, begin);
 	b->evicted += n;
 }
 
@@ -70,7 +81,7 @@ static void prompt(struct bench *b)
 	uint64_t known = b->n_prompts < TIPS ? b->n_prompts : TIPS;
 	kvp_block_id parent = KVP_BLOCK_NONE;
 	struct kvp_evict_info info = { 0 };
-	double t0, t1;
+	double begin;
 
 	b->now += 1000000 + draw(b, 1000000);
 	while (b->n_free < fresh)
@@ -80,7 +91,7 @@ static void prompt(struct bench *b)
 		if (!kvp_evict_peek(b->e, tip, &info) && info.depth < 4 * MAX_CHAIN)
 			parent = tip;
 	}
-	t0 = clock_ns();
+	begin = clock_ns();
 	struct kvp_evict_request req = {
 		.tip = parent,
 		.matched = parent == KVP_BLOCK_NONE ? 0 : info.depth + 1,
@@ -89,7 +100,8 @@ static void prompt(struct bench *b)
 	kvp_evict_request(b->e, &req, b->now);
 	if (parent != KVP_BLOCK_NONE)
 		kvp_evict_access_chain(b->e, parent, b->now);
-	t1 = clock_ns();
+	b->access_ns += lap(b, begin);
+	begin = clock_ns();
 	for (uint32_t i = 0; i < fresh; i++) {
 		struct kvp_evict_item item = {
 			.parent = parent,
@@ -103,8 +115,7 @@ static void prompt(struct bench *b)
 		kvp_evict_insert(b->e, id, &item, b->now);
 		parent = id;
 	}
-	b->insert_ns += clock_ns() - t1;
-	b->access_ns += t1 - t0;
+	b->insert_ns += lap(b, begin);
 	b->accessed += req.matched;
 	b->tip[b->n_prompts++ % TIPS] = parent;
 }
@@ -132,19 +143,19 @@ static int run_one(const char *policy, uint32_t blocks, json_t *results)
 		b->free[b->n_free++] = blocks - 1 - i;
 	while (b->inserted < (uint64_t)blocks * 3 / 2)
 		prompt(b);
-	b->evict_ns = b->insert_ns = b->access_ns = 0;
+	b->evict_ns = b->insert_ns = b->access_ns = b->longest_ns = 0;
 	b->evicted = b->accessed = 0;
 	uint64_t warm = b->inserted;
 	while (b->inserted < warm + blocks)
 		prompt(b);
 	kvp_evict_memory(b->e, &m);
 	json_array_append_new(results,
-		json_pack("{s:s, s:I, s:f, s:f, s:f, s:I, s:I, s:I, s:I}", "policy", policy,
+		json_pack("{s:s, s:I, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I}", "policy", policy,
 			"blocks", (json_int_t)blocks, "evict_ns", b->evict_ns / (double)b->evicted,
 			"insert_ns", b->insert_ns / (double)(b->inserted - warm), "access_ns",
-			b->accessed ? b->access_ns / (double)b->accessed : 0.0,
-			"state_bytes_per_block", (json_int_t)m.per_block, "ghosts",
-			(json_int_t)m.ghosts, "bytes_per_ghost", (json_int_t)m.per_ghost,
+			b->accessed ? b->access_ns / (double)b->accessed : 0.0, "longest_us",
+			b->longest_ns / 1e3, "state_bytes_per_block", (json_int_t)m.per_block,
+			"ghosts", (json_int_t)m.ghosts, "bytes_per_ghost", (json_int_t)m.per_ghost,
 			"total_bytes", (json_int_t)m.total));
 out:
 	kvp_evict_free(b->e);
@@ -184,13 +195,14 @@ static void print_table(const json_t *root)
 	size_t i;
 	json_t *x;
 
-	printf("%-12s %9s %9s %9s %11s %11s\n", "policy", "evict ns", "insert ns", "access ns",
-		"bytes/block", "bytes/ghost");
-	json_array_foreach(results, i, x) printf("%-12s %9.0f %9.0f %9.0f %11lld %11lld\n",
+	printf("%-12s %9s %9s %9s %10s %11s %11s\n", "policy", "evict ns", "insert ns", "access ns",
+		"longest us", "bytes/block", "bytes/ghost");
+	json_array_foreach(results, i, x) printf("%-12s %9.0f %9.0f %9.0f %10.0f %11lld %11lld\n",
 		json_string_value(json_object_get(x, "policy")),
 		json_real_value(json_object_get(x, "evict_ns")),
 		json_real_value(json_object_get(x, "insert_ns")),
 		json_real_value(json_object_get(x, "access_ns")),
+		json_real_value(json_object_get(x, "longest_us")),
 		(long long)json_integer_value(json_object_get(x, "state_bytes_per_block")),
 		(long long)json_integer_value(json_object_get(x, "bytes_per_ghost")));
 	json_array_foreach(json_object_get(root, "plans"), i, x)

@@ -297,15 +297,15 @@ static void report(
 	double native = exp(s->nll_native / s->count), ppl = exp(s->nll / s->count);
 	double delta = 100.0 * (ppl / native - 1.0);
 	double bits = store->values > 0.0 ? store->bits / store->values : 16.0;
+	double kl = fmax(s->kl / s->count, 0.0); /* of equal distributions, it may come out below */
 
 	if (json)
 		printf("%s\n{\"codec\":\"%s\",\"ppl_native\":%.5f,\"ppl\":%.5f,\"delta_pct\":%.4f,"
 		       "\"kl_nats\":%.6f,\"top1_agreement\":%.5f,\"bits_per_value\":%.4f}",
-			first ? "" : ",", name, native, ppl, delta, s->kl / s->count,
-			s->top1 / s->count, bits);
+			first ? "" : ",", name, native, ppl, delta, kl, s->top1 / s->count, bits);
 	else
-		printf("%-14s %6.3f %9.5f %+8.3f %9.6f %8.5f\n", name, bits, ppl, delta,
-			s->kl / s->count, s->top1 / s->count);
+		printf("%-14s %6.3f %9.5f %+8.3f %9.6f %8.5f\n", name, bits, ppl, delta, kl,
+			s->top1 / s->count);
 	fflush(stdout);
 }
 

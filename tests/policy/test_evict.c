@@ -95,6 +95,7 @@ static void test_bad_parameters(void **state)
 	assert_null(kvp_evict_free(NULL));
 }
 
+/* C-041: looking at a block does not use it. */
 static void test_lru_order_and_peek(void **state)
 {
 	(void)state;
@@ -231,6 +232,7 @@ static void on_hot(void *ctx, kvp_block_id id)
 	hot_calls++;
 }
 
+/* C-039: each once per event. */
 static void test_hooks(void **state)
 {
 	(void)state;
@@ -574,6 +576,7 @@ static void random_operations(const char *name, uint64_t bytes, uint64_t seed, u
 	kvp_evict_free(e);
 }
 
+/* C-040, C-042, C-044: a million operations of every kind on every policy, beside a plain model. */
 static void test_random_operations(void **state)
 {
 	(void)state;

@@ -466,6 +466,7 @@ static uint64_t fast_misses(const struct trace *t, const char *policy, uint64_t 
 	return r.refs - r.hits;
 }
 
+/* C-008 to C-011: not one miss more or less than the obvious way to do it. */
 static void test_second_implementation(void **state)
 {
 	(void)state;
@@ -497,7 +498,7 @@ static void test_second_implementation(void **state)
 	}
 }
 
-/* A scan of ten times the capacity must not cost S3-FIFO the blocks in use. */
+/* C-010: a scan of ten times the capacity must not cost S3-FIFO the blocks in use. */
 static void test_scan_resistance(void **state)
 {
 	(void)state;

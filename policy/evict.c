@@ -11,6 +11,7 @@
 #include "policy/evict_impl.h"
 
 #define GHOSTS_MAX KVP_EVICT_MAX_IDS
+#define PATIENCE   8192u /* used blocks that one call spares at most: a cache miss or two each */
 
 /* Every policy there is. */
 static const struct evict_ops *const policies[] = {
@@ -74,6 +75,7 @@ static int make(const struct evict_ops *ops, const struct kvp_evict_params *para
 		return -ENOMEM;
 	e->policy = e->ops = ops;
 	e->params = *params;
+	e->patience = UINT32_MAX;
 	evict_clear_lists(e);
 	/* calloc, and not malloc with memset: pages of ids never used stay untouched */
 	e->node = calloc(params->max_ids, sizeof(*e->node));
@@ -418,6 +420,7 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 	if (!want_items && !want_bytes)
 		want_items = e->params.evict_by ? e->params.evict_by : 1;
 
+	e->patience = PATIENCE;
 	while (n < max && (n < want_items || bytes < want_bytes)) {
 		uint32_t id = e->ops->take(e);
 		if (id == KVP_BLOCK_NONE)
@@ -444,6 +447,7 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 			release_parent(e, b->parent);
 		}
 	}
+	e->patience = UINT32_MAX;
 	while (refused != KVP_BLOCK_NONE) {
 		uint32_t next = e->node[refused].next;
 		e->ops->back(e, refused, EVICT_BACK_USED);

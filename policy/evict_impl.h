@@ -124,6 +124,7 @@ struct kvp_evict {
 	struct evict_heap *heap;             /* NULL if the policy needs none */
 	double age;                          /* L of LFU-DA and GDSF */
 	uint32_t hand;                       /* SIEVE */
+	uint32_t patience; /* blocks that take() may still spare, see evict_spare() */
 	struct evict_ghosts *ghosts;
 	void *self;                    /* further state of the algorithm */
 	struct evict_shadows *shadows; /* NULL: the policy never changes */
@@ -256,6 +257,15 @@ int evict_ghosts_init(struct kvp_evict *e, uint64_t fallback);
 static inline uint32_t evict_weight(const struct kvp_evict *e, uint32_t bytes)
 {
 	return e->params.bytes ? bytes : 1;
+}
+
+/*
+ * Asked before a used block gets another chance for being used: where all are, the search for one
+ * that is not would take as long as there are blocks. False: this call has searched enough.
+ */
+static inline bool evict_spare(struct kvp_evict *e)
+{
+	return e->patience && e->patience--;
 }
 
 static inline bool evict_in_queue(const struct evict_node *n)

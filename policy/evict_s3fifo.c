@@ -108,7 +108,7 @@ static uint32_t take_small(struct kvp_evict *e)
 	uint32_t id;
 
 	while ((id = evict_pop_old(e, SMALL)) != KVP_BLOCK_NONE) {
-		if (e->node[id].freq < s->threshold)
+		if (e->node[id].freq < s->threshold || !evict_spare(e))
 			break;
 		e->node[id].freq = 0;
 		e->node[id].home = MAIN;
@@ -123,7 +123,7 @@ static uint32_t take_main(struct kvp_evict *e)
 
 	while ((id = evict_pop_old(e, MAIN)) != KVP_BLOCK_NONE) {
 		uint32_t freq = e->node[id].freq;
-		if (!freq)
+		if (!freq || !evict_spare(e))
 			break;
 		e->node[id].freq = (freq < 3 ? freq : 3) - 1;
 		evict_push_young(e, MAIN, id);

@@ -49,7 +49,7 @@ static uint32_t sieve_take(struct kvp_evict *e)
 			id = e->list[1].old;
 		if (id == KVP_BLOCK_NONE)
 			return KVP_BLOCK_NONE;
-		if (!e->node[id].freq)
+		if (!e->node[id].freq || !evict_spare(e))
 			break;
 		e->node[id].freq = 0;
 	}

@@ -232,6 +232,34 @@ static void on_hot(void *ctx, kvp_block_id id)
 	hot_calls++;
 }
 
+/* Where all blocks were used, one call spares so many and then takes what comes. */
+static void test_patience(void **state)
+{
+	(void)state;
+	static const char *const names[] = { "sieve", "s3-fifo-30" };
+	enum { N = 20000, SPARED = 8192 };
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		struct kvp_evict *e = make(names[i], N, 0, N);
+		kvp_block_id out[2];
+
+		for (kvp_block_id id = 0; id < N; id++) {
+			put(e, id, KVP_BLOCK_NONE, id);
+			assert_int_equal(kvp_evict_access(e, id, id), 0);
+		}
+		assert_int_equal(kvp_evict_victims(e, 2, 0, NULL, NULL, N, out, 2), 2);
+		assert_int_equal(out[0], SPARED);
+		assert_int_equal(out[1], SPARED + 1);
+		assert_int_equal(kvp_evict_remove(e, out[0], 1, N), 0);
+		assert_int_equal(kvp_evict_remove(e, out[1], 1, N), 0);
+		/* the next call goes on from there */
+		assert_int_equal(kvp_evict_victims(e, 1, 0, NULL, NULL, N, out, 1), 1);
+		assert_int_equal(out[0], 2 * SPARED + 2);
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		kvp_evict_free(e);
+	}
+}
+
 /* C-039: each once per event. */
 static void test_hooks(void **state)
 {
@@ -814,6 +842,7 @@ int main(void)
 		cmocka_unit_test(test_bytes_wanted),
 		cmocka_unit_test(test_leaf_first),
 		cmocka_unit_test(test_offer_withdrawn),
+		cmocka_unit_test(test_patience),
 		cmocka_unit_test(test_hooks),
 		cmocka_unit_test(test_ingestion),
 		cmocka_unit_test(test_batch_and_name),

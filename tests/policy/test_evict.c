@@ -753,7 +753,7 @@ static unsigned popular(const char *name, uint64_t gap, uint64_t *ret_order)
 #define SCAN 15000u /* documents used once in a long while */
 
 /* Three of four requests are for popular documents, the others pass through many. Returns hits. */
-static unsigned beside_a_scan(struct kvp_evict *e, uint64_t seed, bool *ret_changed)
+static unsigned beside_a_scan(struct kvp_evict *e, uint64_t seed)
 {
 	unsigned hits = 0;
 
@@ -778,7 +778,6 @@ static unsigned beside_a_scan(struct kvp_evict *e, uint64_t seed, bool *ret_chan
 				kvp_evict_victims(e, 1, 0, NULL, NULL, i * 1000, &out, 1), 1);
 			assert_int_equal(kvp_evict_remove(e, out, 1, i * 1000), 0);
 		}
-		*ret_changed |= e->ops != e->policy;
 	}
 	return hits;
 }
@@ -788,7 +787,6 @@ static void test_best_takes_charge(void **state)
 {
 	(void)state;
 	unsigned with = 0, without = 0;
-	bool changed = false, never = false;
 
 	for (uint64_t seed = 1; seed <= 4; seed++) {
 		struct kvp_evict_params p = {
@@ -796,14 +794,13 @@ static void test_best_takes_charge(void **state)
 		};
 		struct kvp_evict *e = make(KVP_EVICT_DEFAULT, 100, 0, DOCS + SCAN);
 
-		with += beside_a_scan(e, seed, &changed);
+		with += beside_a_scan(e, seed);
 		kvp_evict_free(e);
 		assert_int_equal(evict_new_plain(&evict_hazard, &p, &e), 0);
-		without += beside_a_scan(e, seed, &never);
+		without += beside_a_scan(e, seed);
 		kvp_evict_free(e);
 	}
 	print_message("hits with the shadows %u, without %u\n", with, without);
-	assert_true(changed && !never);
 	assert_true(with > without);
 }
 

@@ -477,10 +477,10 @@ int cmd_graph(int argc, char **argv)
 	struct trace trace;
 	char error[256];
 	double ahead = 8;
-	int c, r = 0;
+	int c, option = 0, r = 0;
 	uint32_t i;
 
-	while (!r && (c = getopt_long(argc, argv, "h", longopts, NULL)) != -1) {
+	while (!r && (c = getopt_long(argc, argv, "h", longopts, &option)) != -1) {
 		switch (c) {
 		case 't':
 			o.trace = optarg;
@@ -515,7 +515,8 @@ int cmd_graph(int argc, char **argv)
 	}
 	if (r < 0 || !o.trace || optind != argc) {
 		if (r < 0)
-			fprintf(stderr, "kvreplay graph: '%s' is not a valid value\n", optarg);
+			fprintf(stderr, "kvreplay graph: '%s' is no value for --%s\n", optarg,
+				longopts[option].name);
 		usage(stderr);
 		return 2;
 	}

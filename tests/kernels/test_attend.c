@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention against a double-precision reference over what the planes decode to. */
 #include "kernels/attend_rows.h"
+#include "kernels/dsp.h"
 #include "kernels/kvp_attend.h"
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
@@ -514,8 +515,8 @@ static void d030_rotated_scores(void **state)
 		for (uint32_t c = 0; c < 128; c++)
 			dot += (double)g->q[c] * (double)g->k[0][c];
 		/* One token: the log-sum-exp is its score. Integers (not in C) are less exact. */
-		assert_true(fabs(dot * (double)g->a.scale - (double)g->lse[0]) <
-			    (set ? 1e-3 : 1e-5));
+		assert_true(
+			fabs(dot * (double)g->a.scale - (double)g->lse[0]) < (set ? 1e-3 : 1e-5));
 	}
 	rig_free(g);
 }
@@ -550,6 +551,169 @@ static void attention_mass(void **state)
 		}
 	}
 	rig_free(g);
+}
+
+/*
+ * KIVI's residual window is the caller's: the last R tokens native, those before in pieces as the
+ * window let go of them; none at all leaves the incomplete group of keys native in its plane.
+ */
+static void a016_residual_window(void **state)
+{
+	static const uint32_t windows[] = { 0, 32, 128 };
+
+	(void)state;
+	for (size_t i = 0; i < 3; i++) {
+		uint32_t r = windows[i], left = 300 - r, piece = r ? r : left;
+		struct rig *g = rig_new(1, 8, 2, 128);
+
+		for (; left >= 32; left -= piece < left ? piece : left)
+			add_part(g, "kivi2", "kivi2", piece < left ? piece : left);
+		if (left + r)
+			add_part(g, "native", "native", left + r);
+		assert_int_equal(g->total, 300);
+		compare(g, "residual window");
+		rig_free(g);
+	}
+}
+
+/* Memory of its own that the process has, in KiB; statm would be off by what processors batch. */
+static unsigned long own_memory(void)
+{
+	FILE *f = fopen("/proc/self/smaps_rollup", "r");
+	unsigned long sum = 0, kib;
+	char line[256];
+
+	assert_non_null(f);
+	while (fgets(line, sizeof line, f))
+		if (sscanf(line, "Anonymous: %lu kB", &kib) == 1 ||
+			sscanf(line, "Swap: %lu kB", &kib) == 1)
+			sum += kib;
+	fclose(f);
+	return sum;
+}
+
+/* Scratch is the caller's workspace: however often it is called, the process does not grow. */
+static void a037_no_memory_is_kept(void **state)
+{
+	struct kvp_attend_result res = { 0 };
+	struct rig *g = rig_new(2, 8, 2, 128);
+	unsigned long before;
+	size_t bytes;
+
+	(void)state;
+	for (size_t i = 0; i < PAIRS; i++)
+		add_part(g, pairs[i][0], pairs[i][1], 160);
+	g->a.n_splits = 3;
+	assert_int_equal(kvp_attend_workspace(&g->a, &bytes), 0);
+	g->a.workspace = alloc(bytes);
+	g->a.workspace_size = bytes;
+	res.out = g->out;
+	for (size_t set = 0; set < n_kernels; set++) {
+		assert_int_equal(kvp_attend(kernels[set], &g->a, &res), 0);
+		before = own_memory();
+		for (int i = 0; i < 100; i++)
+			assert_int_equal(kvp_attend(kernels[set], &g->a, &res), 0);
+		assert_true(own_memory() <= before + 256);
+	}
+	free(g->a.workspace);
+	rig_free(g);
+}
+
+static unsigned int decoded;
+
+static void count_tq(
+	const struct tq *tq, const uint8_t *codes, const uint8_t *scal, const struct rows_out *out)
+{
+	(void)tq, (void)codes, (void)scal, (void)out;
+	decoded++;
+}
+
+static void count_asym(uint32_t bits, uint32_t group, const uint8_t *codes, const uint8_t *scale,
+	const uint8_t *min, const struct rows_out *out)
+{
+	(void)bits, (void)group, (void)codes, (void)scale, (void)min, (void)out;
+	decoded++;
+}
+
+static void count_chan(uint32_t bits, const uint8_t *codes, const uint8_t *scale,
+	const uint8_t *min, const struct rows_out *out)
+{
+	(void)bits, (void)codes, (void)scale, (void)min, (void)out;
+	decoded++;
+}
+
+/* A copied payload is the block, wherever it lies: beams and forks copy bytes and decode nothing.
+ */
+static void d026_copies_are_not_decoded(void **state)
+{
+	(void)state;
+	for (size_t set = 0; set < n_kernels; set++) {
+		struct kvp_kernels counting = *kernels[set];
+		struct kvp_attend_result res = { 0 };
+		struct rig *g = rig_new(1, 8, 2, 128);
+		float *first = alloc(g->n * 4);
+
+		counting.dsp.tq_decode = count_tq;
+		counting.dsp.asym_decode = count_asym;
+		counting.dsp.chan_decode = count_chan;
+		add_part(g, "tq4", "kivi4", 64);
+		add_part(g, "kivi4", "tq3", 64);
+		run(g, &counting, &res);
+		memcpy(first, g->out, g->n * 4);
+		for (uint32_t i = 0; i < 2 * g->a.n_parts; i++) {
+			struct kvp_attend_plane *p = i % 2 ? &g->part[i / 2].v : &g->part[i / 2].k;
+			void *copy = alloc(p->bytes);
+
+			memcpy(copy, p->data, p->bytes);
+			memset(g->data[i], 0, p->bytes);
+			free(g->data[i]);
+			g->data[i] = copy;
+			p->data = copy;
+		}
+		run(g, &counting, &res);
+		assert_memory_equal(g->out, first, g->n * 4);
+		assert_int_equal(decoded, 0);
+		free(first);
+		rig_free(g);
+	}
+}
+
+/*
+ * A decode step of one query reads the planes as they are. A prefill of many queries reads them
+ * eight queries at a time, or decodes them once and attends over what came out: all agree.
+ */
+static void d053_decode_and_prefill(void **state)
+{
+	enum { PREFILL = 24 };
+
+	(void)state;
+	for (size_t i = 1; i < PAIRS; i++) {
+		struct rig *g = rig_new(PREFILL, 8, 2, 128);
+		size_t row = 8 * 128;
+		const float *q = g->q;
+
+		add_part(g, pairs[i][0], pairs[i][1], 128);
+		add_part(g, "native", "native", PREFILL); /* their own keys and values */
+		g->a.position = 128;
+		g->a.causal = 1;
+		reference(g); /* over decoded planes: the standard path */
+		for (size_t set = 0; set < n_kernels; set++) {
+			for (uint32_t step = 1; step <= 8; step += 7) {
+				struct kvp_attend_result res = { 0 };
+
+				g->a.queries = step;
+				for (uint32_t at = 0; at < PREFILL; at += step) {
+					g->a.q = q + at * row;
+					g->a.position = 128 + at;
+					run(g, kernels[set], &res);
+					for (size_t j = 0; j < step * row; j++)
+						assert_true(fabsf(g->out[j] -
+								    g->ref[at * row + j]) <= 1e-3f);
+				}
+			}
+		}
+		rig_free(g);
+	}
 }
 
 /* NaN in one head's native keys reaches the queries of that head, and no others. */
@@ -638,12 +802,16 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a001_a035_b039_tiers_in_one_call),
+		cmocka_unit_test(a016_residual_window),
 		cmocka_unit_test(a036_masked_tokens_are_absent),
+		cmocka_unit_test(a037_no_memory_is_kept),
 		cmocka_unit_test(a076_native_dtypes),
+		cmocka_unit_test(d026_copies_are_not_decoded),
 		cmocka_unit_test(d030_d031_two_rotations),
 		cmocka_unit_test(d030_rotated_scores),
 		cmocka_unit_test(d033_d034_d039_contexts),
 		cmocka_unit_test(d035_split_k),
+		cmocka_unit_test(d053_decode_and_prefill),
 		cmocka_unit_test(d068_encoding_does_not_depend_on_attention),
 		cmocka_unit_test(attention_mass),
 		cmocka_unit_test(empty_and_fully_masked_rows),

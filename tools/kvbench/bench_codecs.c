@@ -194,6 +194,70 @@ static int measure_speed(const struct kvp_kernels *k, uint32_t codec, uint32_t d
 	return 0;
 }
 
+/*
+ * What the error must be within TOLERANCE of, at head_dim 64 (0: not known) and 128: figures of an
+ * independent implementation. bits: 4^-bits is what no code of so many bits per element undercuts,
+ * and 2.73 times that is what TurboQuant promises; 0 where elements share more than a norm.
+ */
+#define TOLERANCE .015
+static const struct expected {
+	const char *name;
+	double relmse[2];
+	int bits;
+} expected[] = {
+	{ "fp8", { 0, 6.6e-4 }, 0 },
+	{ "fp8-e5m2", { 0, 2.6e-3 }, 0 },
+	{ "int8", { 0, 4.2e-5 }, 0 },
+	{ "kivi2", { .1539, .1539 }, 0 },
+	{ "kivi4", { .0061, .0061 }, 0 },
+	{ "hadamard2", { 0, .2505 }, 0 },
+	{ "hadamard4", { 0, .0099 }, 0 },
+	{ "tq2", { .1280, .1305 }, 2 },
+	{ "tq3", { .0337, .0347 }, 3 },
+	{ "tq4", { .0089, .00924 }, 4 },
+	{ "tq2-plain", { 0, .1160 }, 2 },
+	{ "tq3-plain", { 0, .0340 }, 3 },
+	{ "tq4-plain", { 0, .00932 }, 4 },
+	{ "tq2-nc", { 0, .1188 }, 2 },
+	{ "tq3-nc", { 0, .0338 }, 3 },
+	{ "tq4-nc", { 0, .00917 }, 4 },
+};
+
+/* One line per codec and dim that something is known of; 1 if all are as expected, -errno. */
+static int validate(const struct kvp_kernels *k)
+{
+	const struct kvp_calib none = { 0 };
+	int good = 1;
+
+	printf("%-16s %4s %10s %10s %7s %10s %10s\n", "codec", "dim", "relmse", "expected", "off",
+		"at least", "at most");
+	for (size_t i = 0; i < 2 * (sizeof expected / sizeof *expected); i++) {
+		const struct expected *e = &expected[i / 2];
+		double want = e->relmse[i % 2], least = e->bits ? pow(4.0, -e->bits) : 0.0, off;
+		uint32_t codec, dim = i % 2 ? 128 : 64;
+		struct quality q;
+		int r = kvp_codec_parse(e->name, &codec), ok;
+
+		if (want <= 0.0)
+			continue;
+		kbench_seed(7);
+		if (!r)
+			r = measure_quality(k, codec, dim, &none, &q);
+		if (r < 0)
+			return r;
+		off = q.relmse / want - 1.0;
+		ok = fabs(off) <= TOLERANCE && q.relmse >= least &&
+		     (!e->bits || q.relmse <= 2.73 * least);
+		good &= ok;
+		printf("%-16s %4u %10.5g %10.5g %+6.2f%% ", e->name, dim, q.relmse, want,
+			100.0 * off);
+		if (e->bits)
+			printf("%10.5g %10.5g", least, 2.73 * least);
+		printf("%s\n", ok ? "" : "  NOT AS EXPECTED");
+	}
+	return good;
+}
+
 static int bench_one(const struct kvp_kernels *k, const char *name, const char *isa, uint32_t dim,
 	int json, int first)
 {
@@ -201,7 +265,7 @@ static int bench_one(const struct kvp_kernels *k, const char *name, const char *
 	double *work = NULL;
 	float *haar = NULL;
 	struct quality q;
-	struct speed s;
+	struct speed s = { 0 };
 	uint32_t codec;
 	int r = kvp_codec_parse(name, &codec);
 
@@ -246,11 +310,18 @@ int kvbench_codecs(int argc, char **argv)
 	int first = 1, r;
 
 	r = kbench_parse(argc, argv,
-		"kvbench codecs [--json] [--isa c|avx2|avx512] [--codec NAME[,NAME...]]", &args);
+		"kvbench codecs [--json] [--isa c|avx2|avx512] [--codec NAME[,NAME...] | "
+		"--validate]",
+		&args);
 	if (r)
 		return r < 0 ? 2 : 0;
 	if (kvp_kernels_new(args.cpu_mask, &k) < 0)
 		return 1;
+	if (args.validate) {
+		r = validate(k);
+		kvp_kernels_free(k);
+		return r == 1 ? 0 : 1;
+	}
 	if (args.json)
 		printf("[");
 	else

@@ -152,6 +152,10 @@ int kbench_parse(int argc, char **argv, const char *usage, struct kbench_args *r
 			args.repeat = 1;
 			continue;
 		}
+		if (strcmp(argv[i], "--validate") == 0) {
+			args.validate = 1;
+			continue;
+		}
 		if (value && strcmp(argv[i], "--model") == 0) {
 			args.model = value;
 			r = 0;

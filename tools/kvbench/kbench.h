@@ -24,6 +24,7 @@ struct kbench_args {
 	const char *texts[KBENCH_TEXTS_MAX];
 	size_t n_texts;
 	int repeat;
+	int validate;
 	uint64_t seed; /* of rotations; 0: the default */
 };
 

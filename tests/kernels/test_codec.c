@@ -800,11 +800,12 @@ static void refusals_of_payloads(void **state)
 static void a078_many_planes(void **state)
 {
 	static const char *const names[] = { "tq4", "tq4", "tq2", "kivi4", "native", "tq4-haar",
-		"tq4", "hybrid", "tq4-nc" };
+		"tq4-haar", "tq4", "hybrid", "tq4-nc" };
 	enum { N = sizeof names / sizeof *names };
 	struct kvp_decode_job jobs[N];
 	struct trip t[N];
 	float *want[N], *wide = aligned_alloc(64, 32 * 128 * sizeof *wide);
+	static float other[128 * 128]; /* another matrix than haar_of(128) */
 	size_t done;
 
 	(void)state;
@@ -812,8 +813,12 @@ static void a078_many_planes(void **state)
 		struct kvp_encode_opts o = { .size = sizeof o, .seed = i == 1 ? 7 : 0 };
 		ptrdiff_t row;
 
-		t[i] = trip_new(names[i], 32, 1 + (uint32_t)i % 2, i == 6 ? 64 : 128, 0);
+		t[i] = trip_new(names[i], 32, 1 + (uint32_t)i % 2, i == 7 ? 64 : 128, 0);
 		row = (ptrdiff_t)(t[i].p.dim * sizeof(float));
+		for (size_t j = 0; i == 6 && j < 128 * 128; j++)
+			other[j] = -t[i].calib.haar[j ^ 1];
+		if (i == 6)
+			t[i].calib = (struct kvp_calib){ 128, 0, other, 77 };
 		o.calib = &t[i].calib;
 		assert_int_equal(kvp_plane_encode(k, t[i].codec, &t[i].p, &o,
 					 (struct kvp_raw_const){ t[i].x, row * 32, row },
@@ -823,8 +828,9 @@ static void a078_many_planes(void **state)
 		want[i] = malloc(t[i].n * sizeof(float));
 		memcpy(want[i], t[i].y, t[i].n * sizeof(float));
 		memset(t[i].y, 0x33, t[i].n * sizeof(float));
-		jobs[i] = (struct kvp_decode_job){ t[i].codec, t[i].p, &t[i].calib, t[i].payload,
-			t[i].bytes, { t[i].y, row * 32, row } };
+		jobs[i] = (struct kvp_decode_job){ t[i].codec, t[i].p,
+			t[i].calib.haar ? &t[i].calib : NULL, t[i].payload, t[i].bytes,
+			{ t[i].y, row * 32, row } };
 	}
 	jobs[N - 1].in_size--;
 	assert_int_equal(kvp_planes_decode(k, jobs, N, &done), -EBADMSG);

@@ -804,6 +804,86 @@ static void test_best_takes_charge(void **state)
 	assert_true(with > without);
 }
 
+/* What was refused counts as used: the next call does not meet it again at once. */
+static void test_refused(void **state)
+{
+	(void)state;
+	size_t i = 0;
+	const char *name;
+
+	while ((name = kvp_evict_names(i++, NULL))) {
+		struct kvp_evict *asked = make(name, 4, 0, 8), *e = make(name, 4, 0, 8);
+		kvp_block_id first, out[8];
+
+		for (kvp_block_id id = 0; id < 4; id++) {
+			put(asked, id, KVP_BLOCK_NONE, id);
+			put(e, id, KVP_BLOCK_NONE, id);
+		}
+		assert_int_equal(kvp_evict_victims(asked, 1, 0, NULL, NULL, 5, &first, 1), 1);
+		assert_int_equal(kvp_evict_victims(e, 1, 0, refuse_one, &first, 5, out, 8), 1);
+		assert_true(out[0] != first);
+		assert_int_equal(kvp_evict_remove(e, out[0], 1, 6), 0);
+		assert_int_equal(kvp_evict_victims(e, 3, 0, NULL, NULL, 7, out, 8), 3);
+		assert_true(out[0] != first);
+		if (!strcmp(name, "lru"))
+			assert_int_equal(out[2], first);
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		kvp_evict_free(asked);
+		kvp_evict_free(e);
+	}
+}
+
+/* A time before the latest one is taken as the latest one, in every call that takes a time. */
+static void test_time_runs_backwards(void **state)
+{
+	(void)state;
+	enum { IDS = 64, STEPS = 4000 };
+	size_t i = 0;
+	const char *name;
+
+	while ((name = kvp_evict_names(i++, NULL))) {
+		struct kvp_evict *e[2] = { make(name, IDS / 2, 0, IDS),
+			make(name, IDS / 2, 0, IDS) };
+		uint64_t now = 1000000;
+
+		random_seed(random_print_seed() + i);
+		for (unsigned step = 0; step < STEPS; step++) {
+			kvp_block_id id = below(IDS), parent = below(IDS), out[2][8];
+			uint64_t at[2];
+			size_t n[2];
+
+			now += below(1000);
+			at[0] = now;
+			at[1] = below(2) ? now : now - below(100000);
+			if (!kvp_evict_contains(e[0], parent) || parent == id)
+				parent = KVP_BLOCK_NONE;
+			for (int k = 0; k < 2; k++) {
+				struct kvp_evict_request req = { .tip = KVP_BLOCK_NONE };
+
+				/* Both see the latest time, so that none of what follows does. */
+				assert_int_equal(kvp_evict_request(e[k], &req, now), 0);
+				kvp_evict_access(e[k], id, at[k]);
+				req = (struct kvp_evict_request){ .tip = parent, .blocks = 3 };
+				assert_int_equal(kvp_evict_request(e[k], &req, at[k]), 0);
+				if (parent != KVP_BLOCK_NONE)
+					kvp_evict_access_chain(e[k], parent, at[k]);
+				if (!kvp_evict_contains(e[k], id))
+					put(e[k], id, parent, at[k]);
+				n[k] = 0;
+				if (kvp_evict_len(e[k]) > IDS / 2)
+					n[k] = kvp_evict_victims(
+						e[k], 4, 0, NULL, NULL, at[k], out[k], 8);
+				for (size_t v = 0; v < n[k]; v++)
+					kvp_evict_remove(e[k], out[k][v], 1, at[k]);
+			}
+			assert_int_equal(n[0], n[1]);
+			assert_memory_equal(out[0], out[1], n[0] * sizeof(out[0][0]));
+		}
+		kvp_evict_free(e[0]);
+		kvp_evict_free(e[1]);
+	}
+}
+
 /* A clock that stands still, and one of any unit that ticks evenly, lead to the same decisions. */
 static void test_clock_cannot_mislead(void **state)
 {
@@ -844,6 +924,8 @@ int main(void)
 		cmocka_unit_test(test_ingestion),
 		cmocka_unit_test(test_batch_and_name),
 		cmocka_unit_test(test_second_tier),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_time_runs_backwards),
 		cmocka_unit_test(test_clock_cannot_mislead),
 		cmocka_unit_test(test_counts_uses),
 		cmocka_unit_test(test_changes_hands),

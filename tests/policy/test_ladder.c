@@ -324,7 +324,9 @@ static double carry_out(
 			tiers[t].used += after - before;
 			if (after > before)
 				assert_true((double)tiers[t].used <=
-					    tiers[t].high * (double)tiers[t].capacity);
+					    (s->rung == KVP_LADDER_RISE ? tiers[t].rise
+									: tiers[t].high) *
+						    (double)tiers[t].capacity);
 		}
 		/* leaves before parents */
 		if (s->rung == KVP_LADDER_RECIPE || s->rung == KVP_LADDER_FORGET)

@@ -171,6 +171,46 @@ static void decode_refuses(void **state)
 	}
 }
 
+/* A seed where the codec has one and none elsewhere; the matrix that fits and no other. */
+static void seeds_and_matrices(void **state)
+{
+	static float matrix[2 * DIM * DIM];
+	const struct kvp_calib wrong[] = { { DIM / 2, 0, matrix, 7 }, { 2 * DIM, 0, matrix, 7 },
+		{ DIM, 0, NULL, 7 }, { DIM, 0, matrix, 0 } };
+	unsigned int with_seed = 0, with_matrix = 0;
+
+	(void)state;
+	for (size_t i = 0; i < 2 * NAMES; i++) {
+		struct plane *t = plane_new(names[i / 2], i & 1);
+		struct kvp_plane_hdr hdr;
+
+		assert_int_equal(encode(t, t->x, t->payload, ROOM), 0);
+		memcpy(&hdr, t->payload, sizeof hdr);
+		with_seed += hdr.seed != 0;
+		with_matrix += hdr.calib != 0;
+		hdr.seed = hdr.seed ? 0 : 1;
+		memcpy(t->payload, &hdr, sizeof hdr);
+		memset(t->y, 0x5a, sizeof t->y);
+		assert_int_equal(decode(t, t->payload, t->bytes, t->y), -EBADMSG);
+		hdr.seed = hdr.seed ? 0 : KVP_SEED_DEFAULT;
+		memcpy(t->payload, &hdr, sizeof hdr);
+		for (size_t w = 0; hdr.calib && w < sizeof wrong / sizeof *wrong; w++) {
+			assert_int_equal(
+				kvp_plane_decode(k, t->codec, &t->p, &wrong[w], t->payload,
+					t->bytes, (struct kvp_raw){ t->y, ROW * TOKENS, ROW }),
+				-ENOENT);
+			memset(t->payload, 0x5a, ROOM);
+			t->o.calib = &wrong[w];
+			assert_int_equal(encode(t, t->x, t->payload, ROOM), -ENOENT);
+			assert_true(untouched(t->payload, ROOM));
+			memcpy(t->payload, &hdr, sizeof hdr);
+		}
+		assert_true(untouched(t->y, sizeof t->y));
+		plane_free(t);
+	}
+	assert_true(with_seed > 0 && with_seed < 2 * NAMES && with_matrix > 0);
+}
+
 /*
  * Whoever wrote a payload may go on writing into it: what was checked is what is used. A header
  * that turns to garbage after the check changes nothing (but the seed's, of which none is wrong).
@@ -380,6 +420,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(encode_refuses),
 		cmocka_unit_test(decode_refuses),
+		cmocka_unit_test(seeds_and_matrices),
 		cmocka_unit_test(header_is_read_once),
 		cmocka_unit_test(strides_at_the_limits),
 		cmocka_unit_test(unknown_codecs),

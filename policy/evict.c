@@ -269,11 +269,9 @@ static uint64_t fold_key(struct kvp_key key)
 int kvp_evict_admit(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t now)
 {
 	tick(e, now);
-	if (!e->ops->admit || e->ops->admit(e, item, fold_key(item->key)))
-		return 1;
 	if (e->shadows)
-		evict_shadows_refused(e, item, fold_key(item->key));
-	return 0;
+		return evict_shadows_admit(e, item, fold_key(item->key));
+	return !e->ops->admit || e->ops->admit(e, item, fold_key(item->key));
 }
 
 int kvp_evict_insert(

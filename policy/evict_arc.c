@@ -114,13 +114,12 @@ static void arc_learn(struct kvp_evict *e, const struct kvp_evict *shadow)
 	a->p = s->p * (double)evict_capacity(e) / (double)evict_capacity(shadow);
 }
 
-static void arc_adopt(struct kvp_evict *e, uint32_t id, double rank, const struct kvp_evict *shadow,
-	const struct evict_node *like)
+static void arc_adopt(struct kvp_evict *e, uint32_t id, double rank)
 {
 	struct evict_node *n = &e->node[id];
 
-	(void)rank, (void)shadow;
-	n->home = like ? like->home : evict_uses(n) ? T2 : T1;
+	(void)rank;
+	n->home = evict_uses(n) ? T2 : T1;
 	evict_push_young(e, n->home, id);
 }
 

@@ -207,17 +207,6 @@ uint32_t evict_ghost_victim(const struct evict_ghosts *g)
 	return g->queue[0].len ? g->queue[0].old : g->queue[1].old;
 }
 
-void evict_ghosts_copy(struct evict_ghosts *g, const struct evict_ghosts *from)
-{
-	for (uint32_t q = 0; q < QUEUES; q++)
-		for (uint32_t i = from->queue[q].old; i != EVICT_GHOST_NONE;
-			i = from->ghost[i].young) {
-			const struct evict_ghost *x = &from->ghost[i];
-			uint32_t to = evict_ghost_add(g, q, key_of(x), x->weight);
-			memcpy(g->ghost[to].note, x->note, sizeof(x->note));
-		}
-}
-
 uint64_t evict_ghost_weight(const struct evict_ghosts *g, uint32_t queue)
 {
 	return g->queue[queue].weight;

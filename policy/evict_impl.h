@@ -98,18 +98,22 @@ struct evict_ops {
 	bool contest; /* only where the policy begins: others may take over (evict_shadow.c) */
 	/*
 	 * For taking over from another algorithm, all optional. reset() forgets all blocks, but
-	 * nothing learnt. learn() takes over what a shadow of this algorithm, of the whole traffic,
-	 * has learnt. adopt() is the insert() of a block that was cached before, rank 0 (was to go
-	 * next) to 1; `like`, if not NULL, is the same block in that shadow. Without it, insert()
-	 * with an item of NULL.
+	 * nothing learnt. learn() takes over what a shadow of this algorithm has learnt. adopt()
+	 * is the insert() of a block that was cached before, rank 0 (was to go next) to 1. Without
+	 * it, insert() with an item of NULL.
 	 */
 	void (*reset)(struct kvp_evict *e);
 	void (*learn)(struct kvp_evict *e, const struct kvp_evict *shadow);
-	void (*adopt)(struct kvp_evict *e, uint32_t id, double rank, const struct kvp_evict *shadow,
-		const struct evict_node *like);
+	void (*adopt)(struct kvp_evict *e, uint32_t id, double rank);
+	/*
+	 * Of the algorithm that a contest begins with: what is not wanted goes to EVICT_ASIDE, in
+	 * the order in which it would have gone, and what is comes back from there. NULL: all is.
+	 */
+	void (*part)(struct kvp_evict *e, bool (*wanted)(const struct kvp_evict *e, uint32_t id));
 };
 
 #define EVICT_LISTS 4
+#define EVICT_ASIDE 1u          /* list of what goes first, if another algorithm is followed */
 #define EVICT_HEAP  EVICT_LISTS /* `where` of a block in the heap */
 
 struct kvp_evict {
@@ -160,10 +164,12 @@ void evict_shadows_request(struct kvp_evict *e);
 /* The chain up to here was used; just this block, if alone. */
 void evict_shadows_used(struct kvp_evict *e, uint32_t tip, bool alone);
 void evict_shadows_inserted(struct kvp_evict *e, uint32_t id);
-/* admit() refused it, so that no insert() will tell of it. */
-void evict_shadows_refused(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t key);
+/* Whether it should come in. */
+bool evict_shadows_admit(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t key);
 /* Victims will be asked for; the algorithm in charge may change here. */
 void evict_shadows_settle(struct kvp_evict *e);
+/* Another algorithm is followed, and would not have this block. */
+bool evict_shadows_unwanted(const struct kvp_evict *e, uint32_t id);
 uint64_t evict_shadows_memory(const struct kvp_evict *e);
 int evict_shadows_check(const struct kvp_evict *e);
 /* For tests: this one shall take over next. Returns how many there are. */
@@ -229,8 +235,6 @@ static_assert(sizeof(struct evict_ghost) == 28, "32 bytes a ghost, with its shar
 struct evict_ghosts *evict_ghosts_new(uint32_t n, uint64_t seed);
 void evict_ghosts_free(struct evict_ghosts *g);
 void evict_ghosts_clear(struct evict_ghosts *g);
-/* Adds those of `from`, with their notes, as far as there is room. */
-void evict_ghosts_copy(struct evict_ghosts *g, const struct evict_ghosts *from);
 /* Its bucket will soon be needed. */
 void evict_ghost_prefetch(const struct evict_ghosts *g, uint64_t key);
 uint32_t evict_ghost_find(const struct evict_ghosts *g, uint64_t key);

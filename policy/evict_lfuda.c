@@ -49,11 +49,10 @@ static void lfuda_reset(struct kvp_evict *e)
 	evict_heap_clear(e);
 }
 
-static void lfuda_adopt(struct kvp_evict *e, uint32_t id, double rank,
-	const struct kvp_evict *shadow, const struct evict_node *like)
+static void lfuda_adopt(struct kvp_evict *e, uint32_t id, double rank)
 {
-	(void)rank, (void)shadow;
-	e->node[id].freq = like ? like->freq : 1 + evict_uses(&e->node[id]);
+	(void)rank;
+	e->node[id].freq = 1 + evict_uses(&e->node[id]);
 	evict_heap_push(e, id, priority(e, id));
 }
 

@@ -85,14 +85,13 @@ static void s3_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evict_i
 	evict_push_young(e, n->home, id);
 }
 
-static void s3_adopt(struct kvp_evict *e, uint32_t id, double rank, const struct kvp_evict *shadow,
-	const struct evict_node *like)
+static void s3_adopt(struct kvp_evict *e, uint32_t id, double rank)
 {
 	struct evict_node *n = &e->node[id];
 
-	(void)rank, (void)shadow;
-	n->freq = like ? like->freq : 0;
-	n->home = like ? like->home : evict_uses(n) ? MAIN : SMALL;
+	(void)rank;
+	n->freq = 0;
+	n->home = evict_uses(n) ? MAIN : SMALL;
 	evict_push_young(e, n->home, id);
 }
 

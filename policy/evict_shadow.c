@@ -14,9 +14,14 @@
  * from stratum to stratum: what belongs together (the turns of a conversation, the uses of a
  * document) lies in one, so that one lucky chain counts once.
  *
- * Taking over: all blocks leave the old structures in the order in which they would have gone, and
- * enter the new ones, O(n log n). This happens only when victims are asked for, when no block is
- * in between.
+ * Where the shadows see everything, the one in charge tells exactly what the real cache should
+ * hold. Blocks are then always in the structures of the first algorithm, and those that the
+ * leader's shadow does not hold are put aside, to go first: within one turnover the real cache is
+ * what the leader's would have been, and a block that both hold is never moved.
+ *
+ * Where they see a sample, taking over means that all blocks leave the old structures in the order
+ * in which they would have gone, and enter the new ones, O(n log n). Either happens only when
+ * victims are asked for, when no block is in between.
  */
 #include "policy/evict_impl.h"
 
@@ -41,15 +46,16 @@
 #define CACHES 50.0
 
 /*
- * A lead must be so many standard deviations, and LEAST hits. The first algorithm, where all
- * begins, comes back on less. A sample must be surer: few chains are in it. So must be whatever is
- * known from little more than EARLY blocks.
+ * A lead must be so many standard deviations, and LEAST hits, and pay for a part of what would have
+ * to be brought in. A sample must be surer: few chains are in it. So must be whatever is known from
+ * little more than EARLY blocks.
  */
-#define LEAD        1.5
-#define LEAD_HOME   1.0
-#define LEAD_SAMPLE 3.0
-#define LEAST       4.0
-#define EARLY       500.0
+#define LEAD        1.0
+#define LEAD_SAMPLE 4.0
+#define LEAST       8.0
+#define EARLY       5000.0
+#define COST        0.25 /* hits, for a block that is not there */
+#define COST_SAMPLE 1.0  /* the new structures know little of the others, either */
 
 static const struct evict_ops *const experts[] = {
 	&evict_hazard,
@@ -69,6 +75,7 @@ struct shadow {
 	uint16_t free;
 	uint16_t bucket[BUCKETS]; /* ids by key, linked by next; IDS: none */
 	uint16_t next[IDS];
+	uint32_t real[IDS]; /* the same block in the real cache, when last told of */
 };
 
 struct known {
@@ -77,15 +84,19 @@ struct known {
 	uint32_t depth;
 	float cost;
 	uint32_t flags;
+	uint32_t real; /* id; NONE: refused */
 };
 
 struct evict_shadows {
+	struct kvp_evict *real;
 	void *self[EXPERTS]; /* of the real cache */
 	uint32_t leader;
 	uint32_t want;
 	uint64_t limit; /* hashes up to it are in the sample */
 	bool begun;     /* the real cache is full: algorithms make a difference */
 	bool overflow;
+	bool expects; /* insert() of this key: the shadows know it */
+	uint64_t expected;
 	uint32_t told; /* blocks since the last comparison */
 	double all;    /* blocks before it */
 	uint64_t draws;
@@ -105,6 +116,26 @@ static uint64_t mix(uint64_t x)
 	return x ^ x >> 32;
 }
 
+/*
+ * If the shadows see all there is, the leader's says what the real cache should hold. That is
+ * then always in the structures of the first algorithm; what the leader does not hold is put
+ * aside, and goes first.
+ */
+static bool follows(const struct kvp_evict *e)
+{
+	return e->shadows->leader && e->ops == experts[0];
+}
+
+static void put_aside(struct kvp_evict *e, uint32_t id, uint64_t key)
+{
+	struct evict_node *n = &e->node[id];
+
+	if (id == NONE || n->key != key || !evict_in_queue(n) || n->where == EVICT_ASIDE)
+		return;
+	e->ops->detach(e, id);
+	evict_push_young(e, EVICT_ASIDE, id);
+}
+
 /* ---- a shadow ---- */
 
 static uint16_t *bucket_of(struct shadow *s, uint64_t key)
@@ -112,17 +143,18 @@ static uint16_t *bucket_of(struct shadow *s, uint64_t key)
 	return &s->bucket[mix(key) % BUCKETS];
 }
 
-static uint32_t find(struct shadow *s, uint64_t key)
+static uint32_t find(const struct shadow *s, uint64_t key)
 {
-	uint16_t i = *bucket_of(s, key);
+	uint16_t i = s->bucket[mix(key) % BUCKETS];
 
 	while (i != IDS && s->e->node[i].key != key)
 		i = s->next[i];
 	return i == IDS ? NONE : i;
 }
 
-static void shadow_remove(struct shadow *s, uint32_t id, bool evicted)
+static void shadow_remove(struct evict_shadows *sh, struct shadow *s, uint32_t id, bool evicted)
 {
+	uint64_t key = s->e->node[id].key;
 	uint16_t *link = bucket_of(s, s->e->node[id].key);
 
 	while (*link != id)
@@ -131,6 +163,8 @@ static void shadow_remove(struct shadow *s, uint32_t id, bool evicted)
 	s->next[id] = s->free;
 	s->free = (uint16_t)id;
 	kvp_evict_remove(s->e, id, evicted, 0);
+	if (s == &sh->shadow[sh->leader] && follows(sh->real))
+		put_aside(sh->real, s->real[id], key);
 }
 
 static int is_tip(void *ctx, kvp_block_id id)
@@ -138,7 +172,8 @@ static int is_tip(void *ctx, kvp_block_id id)
 	return id == *(const uint32_t *)ctx;
 }
 
-static bool make_room(struct shadow *s, uint64_t items, uint64_t bytes, uint32_t tip)
+static bool make_room(
+	struct evict_shadows *sh, struct shadow *s, uint64_t items, uint64_t bytes, uint32_t tip)
 {
 	kvp_block_id out[64];
 	bool any = false;
@@ -149,7 +184,7 @@ static bool make_room(struct shadow *s, uint64_t items, uint64_t bytes, uint32_t
 		if (!n)
 			break;
 		for (size_t i = 0; i < n; i++)
-			shadow_remove(s, out[i], true);
+			shadow_remove(sh, s, out[i], true);
 		uint64_t freed = was - s->e->bytes;
 		items -= n < items ? n : items;
 		bytes -= freed < bytes ? freed : bytes;
@@ -177,17 +212,18 @@ static uint32_t shadow_insert(
 		if (k->bytes > p->bytes || !kvp_evict_admit(s->e, &item, 0))
 			return NONE;
 		if (s->e->bytes > room)
-			make_room(s, 0, s->e->bytes - room, tip);
+			make_room(sh, s, 0, s->e->bytes - room, tip);
 		if (s->free == IDS)
 			sh->overflow = true;
 	}
-	if (s->free == IDS && !make_room(s, 1, 0, tip))
+	if (s->free == IDS && !make_room(sh, s, 1, 0, tip))
 		return NONE;
 	uint16_t id = s->free, *bucket = bucket_of(s, k->key);
 	s->free = s->next[id];
 	kvp_evict_insert(s->e, id, &item, 0);
 	s->next[id] = *bucket;
 	*bucket = id;
+	s->real[id] = k->real;
 	return id;
 }
 
@@ -202,6 +238,7 @@ static void live(struct evict_shadows *sh, struct shadow *s, uint64_t now)
 		e->now = now;
 	for (; k < sh->len && (id = find(s, sh->prompt[k].key)) != NONE; k++) {
 		tip = id;
+		s->real[id] = sh->prompt[k].real;
 		if (sh->old && k >= sh->old)
 			kvp_evict_access(e, id, 0);
 	}
@@ -219,30 +256,59 @@ static void live(struct evict_shadows *sh, struct shadow *s, uint64_t now)
 		tip = id;
 	}
 	kvp_evict_excess(e, &items, &bytes);
-	make_room(s, items, bytes, NONE);
+	make_room(sh, s, items, bytes, NONE);
 }
 
 /* ---- the contest ---- */
 
+static bool is_here(const struct evict_shadows *sh, const struct shadow *s, uint32_t id)
+{
+	uint64_t key = s->e->node[id].key;
+	uint32_t real = s->real[id];
+
+	if (sh->limit != ALL)
+		return find(&sh->shadow[sh->leader], key) != NONE;
+	return real != NONE && sh->real->node[real].where != EVICT_OUT &&
+	       sh->real->node[real].key == key;
+}
+
+/* Blocks that would have to come before the real cache is like this shadow. */
+static double missing(const struct evict_shadows *sh, const struct shadow *s)
+{
+	uint32_t n = 0;
+
+	for (uint32_t id = 0; id < IDS; id++)
+		n += kvp_evict_contains(s->e, id) && !is_here(sh, s, id);
+	return n;
+}
+
+/* By how many hits a shadow leads that of the one in charge, beyond what chance may do. */
+static double lead_of(const struct evict_shadows *sh, uint32_t i)
+{
+	double lead = 0, square = 0, early = sqrt(1 + EARLY / (sh->all + 1));
+	double z = sh->limit == ALL ? LEAD : LEAD_SAMPLE;
+
+	for (uint32_t k = 0; k < STRATA; k++) {
+		double d = (double)sh->shadow[i].score[k] - (double)sh->shadow[sh->leader].score[k];
+		lead += d;
+		square += d * d;
+	}
+	return lead - z * early * sqrt(fmax(0, square - lead * lead / STRATA));
+}
+
 /* Who should be in charge. */
 static void judge(struct evict_shadows *sh)
 {
-	double best = 0, early = sqrt(1 + EARLY / (sh->all + 1));
+	double best = LEAST, cost = sh->limit == ALL ? COST : COST_SAMPLE;
 
 	sh->want = sh->leader;
 	for (uint32_t i = 0; i < EXPERTS; i++) {
-		double lead = 0, square = 0;
-		for (uint32_t k = 0; k < STRATA; k++) {
-			double d = (double)sh->shadow[i].score[k] -
-				   (double)sh->shadow[sh->leader].score[k];
-			lead += d;
-			square += d * d;
-		}
-		double z = !i ? LEAD_HOME : sh->limit == ALL ? LEAD : LEAD_SAMPLE;
-		double chance = sqrt(fmax(0, square - lead * lead / STRATA));
-		double over = lead - LEAST - z * early * chance;
-		if (over > best) {
-			best = over;
+		double lead = lead_of(sh, i);
+		if (i == sh->leader || lead <= best)
+			continue;
+		lead -= cost * missing(sh, &sh->shadow[i]);
+		if (lead > best) {
+			best = lead;
 			sh->want = i;
 		}
 	}
@@ -283,7 +349,7 @@ static bool sampled(const struct evict_shadows *sh, uint64_t key)
 }
 
 /* What is no longer in the sample leaves, tips first. */
-static void thin_out(const struct evict_shadows *sh, struct shadow *s)
+static void thin_out(struct evict_shadows *sh, struct shadow *s)
 {
 	const struct evict_node *node = s->e->node;
 	bool again = true;
@@ -297,7 +363,7 @@ static void thin_out(const struct evict_shadows *sh, struct shadow *s)
 			while (node[top].parent != NONE)
 				top = node[top].parent;
 			if (!sampled(sh, node[top].key)) {
-				shadow_remove(s, id, false);
+				shadow_remove(sh, s, id, false);
 				again = true;
 			}
 		}
@@ -328,6 +394,16 @@ static void halve(struct kvp_evict *e)
 		thin_out(sh, &sh->shadow[i]);
 }
 
+/* What the leader did not take in. */
+static void set_aside(struct kvp_evict *e)
+{
+	struct evict_shadows *sh = e->shadows;
+
+	for (uint32_t k = sh->len; follows(e) && k-- > 0;)
+		if (find(&sh->shadow[sh->leader], sh->prompt[k].key) == NONE)
+			put_aside(e, sh->prompt[k].real, sh->prompt[k].key);
+}
+
 static void flush(struct kvp_evict *e)
 {
 	struct evict_shadows *sh = e->shadows;
@@ -335,6 +411,7 @@ static void flush(struct kvp_evict *e)
 	if (sh->len > sh->old) {
 		for (uint32_t i = 0; i < EXPERTS; i++)
 			live(sh, &sh->shadow[i], e->now);
+		set_aside(e);
 		if (sh->overflow)
 			halve(e);
 		else if (sh->begun)
@@ -351,9 +428,12 @@ static bool trunk(const struct evict_shadows *sh, const struct evict_node *n)
 	return sh->limit != ALL && (n->flags & EVICT_BRANCHES) >> EVICT_BRANCHES_SHIFT == TRUNK;
 }
 
-static struct known describe(const struct evict_node *n)
+static struct known describe(const struct kvp_evict *e, uint32_t id)
 {
+	const struct evict_node *n = &e->node[id];
+
 	return (struct known){
+		.real = id,
 		.key = n->key,
 		.bytes = n->bytes,
 		.depth = n->depth,
@@ -382,7 +462,7 @@ static bool load_chain(struct kvp_evict *e, uint32_t tip)
 	sh->last = tip;
 	for (uint32_t id = tip; n-- > 0; id = e->node[id].parent)
 		if (n < PROMPT)
-			sh->prompt[n] = describe(&e->node[id]);
+			sh->prompt[n] = describe(e, id);
 	return true;
 }
 
@@ -411,12 +491,34 @@ static void branch(struct evict_shadows *sh, struct evict_node *parent)
 		parent->flags += 1u << EVICT_BRANCHES_SHIFT;
 }
 
+/* admit() has told of it already. */
+static void arrived(struct kvp_evict *e, uint32_t id)
+{
+	struct evict_shadows *sh = e->shadows;
+	uint64_t key = e->node[id].key;
+
+	for (uint32_t i = 0; i < EXPERTS; i++) {
+		uint32_t twin = find(&sh->shadow[i], key);
+		if (twin != NONE)
+			sh->shadow[i].real[twin] = id;
+		else if (i == sh->leader && follows(e))
+			put_aside(e, id, key);
+	}
+	e->node[id].flags |= EVICT_SAMPLED;
+	sh->expects = false;
+}
+
 void evict_shadows_inserted(struct kvp_evict *e, uint32_t id)
 {
 	struct evict_shadows *sh = e->shadows;
 	struct evict_node *n = &e->node[id];
 	struct evict_node *parent = n->parent != NONE ? &e->node[n->parent] : NULL;
 
+	if (sh->expects && sh->expected == n->key && !parent) {
+		arrived(e, id);
+		return;
+	}
+	sh->expects = false;
 	if (parent)
 		branch(sh, parent);
 	if (!parent || trunk(sh, parent) ? sampled(sh, n->key) : parent->flags & EVICT_SAMPLED)
@@ -433,22 +535,39 @@ void evict_shadows_inserted(struct kvp_evict *e, uint32_t id)
 	}
 	sh->last = id;
 	if (sh->len < PROMPT)
-		sh->prompt[sh->len++] = describe(n);
+		sh->prompt[sh->len++] = describe(e, id);
 }
 
-void evict_shadows_refused(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t key)
+static void tell_of(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t key)
 {
 	struct evict_shadows *sh = e->shadows;
 
-	if (item->parent != NONE || !sampled(sh, key))
-		return;
 	flush(e);
 	sh->prompt[sh->len++] = (struct known){
+		.real = NONE,
 		.key = key,
 		.bytes = item->bytes ? item->bytes : 1,
 		.cost = isfinite(item->cost) && item->cost > 0 ? item->cost : 1,
 	};
 	flush(e);
+}
+
+bool evict_shadows_admit(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t key)
+{
+	struct evict_shadows *sh = e->shadows;
+
+	if (e->ops->admit && !e->ops->admit(e, item, key)) {
+		if (item->parent == NONE && sampled(sh, key))
+			tell_of(e, item, key);
+		return false;
+	}
+	if (sh->limit != ALL || item->parent != NONE || e->ops->admit)
+		return true;
+	/* before room is made: what goes for this one is then known */
+	tell_of(e, item, key);
+	sh->expected = key;
+	sh->expects = true;
+	return !follows(e) || find(&sh->shadow[sh->leader], key) != NONE;
 }
 
 /* ---- taking over ---- */
@@ -479,58 +598,13 @@ static uint32_t drain(struct kvp_evict *e)
 	return first;
 }
 
-static void adopt(struct kvp_evict *e, uint32_t id, double rank, uint32_t twin)
+static void adopt(struct kvp_evict *e, uint32_t id, double rank)
 {
-	const struct kvp_evict *shadow = e->shadows->shadow[e->shadows->leader].e;
-
 	e->node[id].where = EVICT_OUT;
 	if (e->ops->adopt)
-		e->ops->adopt(e, id, rank, shadow, twin != NONE ? &shadow->node[twin] : NULL);
+		e->ops->adopt(e, id, rank);
 	else
 		e->ops->insert(e, id, NULL);
-}
-
-/* Gives each block in a list of the shadow its place, from 1 on, the first to go first. */
-static uint32_t places(const struct kvp_evict *shadow, uint16_t place[IDS])
-{
-	uint32_t n = 0;
-
-	memset(place, 0, IDS * sizeof(*place));
-	for (uint32_t q = 1; q < EVICT_LISTS; q++)
-		for (uint32_t id = shadow->list[q].old; id != NONE; id = shadow->node[id].prev)
-			place[id] = (uint16_t)++n;
-	return n;
-}
-
-/*
- * A shadow of the whole traffic knows what its algorithm would have made of the blocks: their
- * order, their state, and the ghosts. Blocks that it no longer has go first.
- */
-static void adopt_like(struct kvp_evict *e, uint32_t id)
-{
-	struct evict_shadows *sh = e->shadows;
-	struct shadow *s = &sh->shadow[sh->leader];
-	uint16_t place[IDS];
-	uint32_t real[IDS + 1], next, last = places(s->e, place);
-	uint64_t n = 0;
-
-	memset(real, 0xff, sizeof(real));
-	if (s->e->ghosts)
-		evict_ghosts_copy(e->ghosts, s->e->ghosts);
-	if (e->ops->learn)
-		e->ops->learn(e, s->e);
-	for (; id != NONE; id = next) {
-		uint32_t twin = find(s, e->node[id].key);
-		next = e->node[id].next;
-		if (twin != NONE && place[twin] && real[place[twin]] == NONE)
-			real[place[twin]] = id;
-		else
-			adopt(e, id, (double)n++ / (double)e->items, twin);
-	}
-	for (uint32_t p = 1; p <= last; p++)
-		if (real[p] != NONE)
-			adopt(e, real[p], (double)n++ / (double)e->items,
-				find(s, e->node[real[p]].key));
 }
 
 static void take_over(struct kvp_evict *e, uint32_t leader)
@@ -547,18 +621,30 @@ static void take_over(struct kvp_evict *e, uint32_t leader)
 	e->hand = NONE;
 	if (e->ops->reset)
 		e->ops->reset(e);
-	if (sh->limit == ALL) {
-		adopt_like(e, id);
-	} else {
-		if (leader && e->ops->learn)
-			e->ops->learn(e, sh->shadow[leader].e);
-		for (; id != NONE; id = next) {
-			next = e->node[id].next;
-			adopt(e, id, (double)n++ / (double)e->items, NONE);
-		}
+	if (e->ops->learn)
+		e->ops->learn(e, sh->shadow[leader].e);
+	for (; id != NONE; id = next) {
+		next = e->node[id].next;
+		adopt(e, id, (double)n++ / (double)e->items);
 	}
 	if (e->ops->capacity)
 		e->ops->capacity(e);
+}
+
+static bool held(const struct kvp_evict *e, uint32_t id)
+{
+	return find(&e->shadows->shadow[e->shadows->leader], e->node[id].key) != NONE;
+}
+
+bool evict_shadows_unwanted(const struct kvp_evict *e, uint32_t id)
+{
+	return e->shadows && follows(e) && !held(e, id);
+}
+
+static void follow(struct kvp_evict *e, uint32_t leader)
+{
+	e->shadows->leader = leader;
+	e->ops->part(e, held);
 }
 
 void evict_shadows_settle(struct kvp_evict *e)
@@ -567,7 +653,19 @@ void evict_shadows_settle(struct kvp_evict *e)
 
 	flush(e);
 	sh->begun = true;
-	if (sh->want != sh->leader)
+	if (sh->limit != ALL && follows(e)) {
+		/* no longer sure what the leader holds */
+		sh->leader = 0;
+		experts[0]->part(e, NULL);
+	} else if (sh->limit == ALL && e->ops != experts[0]) {
+		sh->want = 0;
+		take_over(e, 0);
+	}
+	if (sh->want == sh->leader)
+		return;
+	if (sh->limit == ALL)
+		follow(e, sh->want);
+	else
 		take_over(e, sh->want);
 }
 
@@ -618,6 +716,7 @@ int evict_shadows_init(struct kvp_evict *e)
 	if (!sh)
 		return -ENOMEM;
 	e->shadows = sh;
+	sh->real = e;
 	e->arena = calloc(1, arena_bytes(e));
 	if (!e->arena)
 		return -ENOMEM;

@@ -20,11 +20,10 @@ static void sieve_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evic
 	evict_push_young(e, 1, id);
 }
 
-static void sieve_adopt(struct kvp_evict *e, uint32_t id, double rank,
-	const struct kvp_evict *shadow, const struct evict_node *like)
+static void sieve_adopt(struct kvp_evict *e, uint32_t id, double rank)
 {
-	(void)rank, (void)shadow;
-	e->node[id].freq = like ? like->freq : evict_uses(&e->node[id]) > 0;
+	(void)rank;
+	e->node[id].freq = evict_uses(&e->node[id]) > 0;
 	evict_push_young(e, 1, id);
 }
 

@@ -884,6 +884,77 @@ static void test_time_runs_backwards(void **state)
 	}
 }
 
+#define OBJECTS  2000u
+#define S3_FIFO  1u /* among those that may take over */
+#define REQUESTS 40000u
+
+/* Popular objects, each of its own size if `sized`. Tells before room is made. Returns hits. */
+static unsigned objects(struct kvp_evict *e, bool sized, bool followed)
+{
+	unsigned hits = 0;
+
+	random_seed(11);
+	for (uint64_t i = 0; i < REQUESTS; i++) {
+		kvp_block_id id = below(1 + below(1 + below(OBJECTS))), out[64];
+		struct kvp_evict_item item = {
+			.parent = KVP_BLOCK_NONE,
+			.bytes = sized ? 1u << id % 8 : 1,
+			.key = { .lo = id + 1 },
+		};
+		uint64_t room = e->params.bytes - item.bytes;
+
+		if (followed)
+			evict_shadows_favour(e, S3_FIFO);
+		if (kvp_evict_contains(e, id)) {
+			hits += i >= REQUESTS / 2;
+			kvp_evict_access(e, id, i);
+			continue;
+		}
+		if (!kvp_evict_admit(e, &item, i))
+			continue;
+		while (kvp_evict_bytes(e) > room) {
+			size_t n = kvp_evict_victims(
+				e, 0, kvp_evict_bytes(e) - room, NULL, NULL, i, out, 64);
+			for (size_t k = 0; k < n; k++)
+				kvp_evict_remove(e, out[k], 1, i);
+		}
+		kvp_evict_insert(e, id, &item, i);
+	}
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+	return hits;
+}
+
+/* Who is in charge of a small cache gets what it would have had all along, once it has turned over.
+ */
+static void test_follows_to_the_block(void **state)
+{
+	(void)state;
+	for (unsigned sized = 0; sized < 2; sized++) {
+		uint64_t bytes = sized ? 2000 : 60;
+		unsigned followed =
+			objects(make(KVP_EVICT_DEFAULT, 0, bytes, OBJECTS), sized, true);
+		unsigned itself = objects(make("s3-fifo", 0, bytes, OBJECTS), sized, false);
+
+		print_message("hits %u, by itself %u\n", followed, itself);
+		assert_in_range(followed, itself - itself / 200, itself + itself / 200);
+	}
+}
+
+/* Where bytes bound the cache, small objects are worth more than large ones. */
+static void test_counts_bytes(void **state)
+{
+	(void)state;
+	static const char *const others[] = { "lru", "gdsf", "s3-fifo" };
+	unsigned ours = objects(make(KVP_EVICT_DEFAULT, 0, 4000, OBJECTS), true, false);
+
+	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+		unsigned hits = objects(make(others[i], 0, 4000, OBJECTS), true, false);
+		print_message("hits %u, %s %u\n", ours, others[i], hits);
+		assert_true(ours > hits);
+	}
+}
+
 /* A clock that stands still, and one of any unit that ticks evenly, lead to the same decisions. */
 static void test_clock_cannot_mislead(void **state)
 {
@@ -930,6 +1001,8 @@ int main(void)
 		cmocka_unit_test(test_counts_uses),
 		cmocka_unit_test(test_changes_hands),
 		cmocka_unit_test(test_best_takes_charge),
+		cmocka_unit_test(test_follows_to_the_block),
+		cmocka_unit_test(test_counts_bytes),
 		cmocka_unit_test(test_random_operations_in_bytes),
 		cmocka_unit_test(test_random_operations),
 	};

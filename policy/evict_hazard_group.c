@@ -1,0 +1,509 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Groups of blocks that one request last used: in the order of birth, by bins of age (the
+ * timeline), and in piles by the level of their index, from which victims are taken.
+ */
+#include <errno.h>
+#include <math.h>
+
+#include "policy/evict_hazard.h"
+
+/* ---- piles by level of their index ---- */
+
+static void level_add(struct hazard *h, struct pile *p)
+{
+	uint16_t i = (uint16_t)(p - h->pile);
+
+	p->prev = NO_PILE;
+	p->next = h->level[p->level];
+	if (p->next != NO_PILE)
+		h->pile[p->next].prev = i;
+	h->level[p->level] = i;
+	h->bitmap[p->level / 64] |= UINT64_C(1) << p->level % 64;
+}
+
+static void level_remove(struct hazard *h, struct pile *p)
+{
+	if (p->prev != NO_PILE)
+		h->pile[p->prev].next = p->next;
+	else
+		h->level[p->level] = p->next;
+	if (p->next != NO_PILE)
+		h->pile[p->next].prev = p->prev;
+	if (h->level[p->level] == NO_PILE)
+		h->bitmap[p->level / 64] &= ~(UINT64_C(1) << p->level % 64);
+}
+
+/* Twice the size, half the index. */
+static uint16_t level_of(const struct cell *c, uint8_t size)
+{
+	int level = c->level - SIZE_LEVELS * (size - SIZE_MIDDLE);
+
+	return (uint16_t)(level < 0 ? 0 : level < (int)LEVELS ? level : (int)LEVELS - 1);
+}
+
+/* The pile for this cell and size; one of another size if there are too many. */
+static struct pile *pile_for(struct hazard *h, uint16_t cell, uint8_t size)
+{
+	struct pile *own = &h->pile[cell], *p;
+
+	if (own->groups.old != NONE && own->size == size)
+		return own;
+	for (uint16_t i = own->sibling; i != NO_PILE; i = h->pile[i].sibling)
+		if (h->pile[i].size == size)
+			return &h->pile[i];
+	p = own;
+	if (own->groups.old != NONE) {
+		if (h->free_pile == NO_PILE)
+			return own;
+		p = &h->pile[h->free_pile];
+		h->free_pile = p->sibling;
+		p->sibling = own->sibling;
+		own->sibling = (uint16_t)(p - h->pile);
+	}
+	p->cell = cell;
+	p->size = size;
+	return p;
+}
+
+static void pile_free(struct hazard *h, struct pile *p)
+{
+	uint16_t i = (uint16_t)(p - h->pile), *link = &h->pile[p->cell].sibling;
+
+	if (i < CELLS)
+		return;
+	while (*link != i)
+		link = &h->pile[*link].sibling;
+	*link = p->sibling;
+	p->sibling = h->free_pile;
+	h->free_pile = i;
+}
+
+static void pile_add(struct hazard *h, uint32_t i)
+{
+	struct group *g = &h->group[i];
+	struct cell *c = cell_of(h, g);
+	struct pile *p = pile_for(h, (uint16_t)(c - h->cell), g->size);
+
+	g->pile = (uint16_t)(p - h->pile);
+	g->c_young = NONE;
+	g->c_old = p->groups.young;
+	p->groups.young = i;
+	if (g->c_old != NONE) {
+		h->group[g->c_old].c_young = i;
+	} else {
+		p->groups.old = i;
+		p->level = level_of(c, p->size);
+		level_add(h, p);
+	}
+}
+
+static void pile_remove(struct hazard *h, uint32_t i)
+{
+	struct group *g = &h->group[i];
+	struct pile *p = &h->pile[g->pile];
+
+	if (g->c_young != NONE)
+		h->group[g->c_young].c_old = g->c_old;
+	else
+		p->groups.young = g->c_old;
+	if (g->c_old != NONE)
+		h->group[g->c_old].c_young = g->c_young;
+	else
+		p->groups.old = g->c_young;
+	if (p->groups.old == NONE) {
+		level_remove(h, p);
+		pile_free(h, p);
+	}
+}
+
+uint8_t hazard_size_of(const struct kvp_evict *e, uint32_t id)
+{
+	struct hazard *h = e->self;
+	float bytes = (float)e->node[id].bytes;
+	uint32_t bits;
+
+	if (!e->params.bytes || e->params.items)
+		return SIZE_MIDDLE;
+	memcpy(&bits, &bytes, sizeof(bits));
+	bits >>= SIZE_SHIFT;
+	if (!h->size_base)
+		h->size_base = bits;
+	int size = SIZE_MIDDLE + (int)bits - (int)h->size_base;
+	return (uint8_t)(size < 0 ? 0 : size < UINT8_MAX ? size : UINT8_MAX);
+}
+
+void hazard_set_level(struct hazard *h, struct cell *c, double index)
+{
+	/* sixteen levels an octave, read off the bits of the float; 2^-64 .. 1 */
+	float f = (float)index;
+	uint32_t bits, base = (127u - 64u) << 4;
+	memcpy(&bits, &f, sizeof(bits));
+	bits >>= 19;
+	uint16_t level = (uint16_t)(bits < base            ? 0
+				    : bits - base < LEVELS ? bits - base
+							   : LEVELS - 1);
+
+	if (level == c->level)
+		return;
+	c->level = level;
+	for (uint16_t i = (uint16_t)(c - h->cell); i != NO_PILE; i = h->pile[i].sibling) {
+		struct pile *p = &h->pile[i];
+		if (p->groups.old == NONE)
+			continue;
+		level_remove(h, p);
+		p->level = level_of(c, p->size);
+		level_add(h, p);
+	}
+}
+
+/* ---- groups by age ---- */
+
+/* In order of birth. Almost always the group is the youngest. */
+static void timeline_add(struct hazard *h, uint32_t i)
+{
+	struct group *g = &h->group[i];
+	struct ends *t = &h->timeline[g->bin];
+
+	g->t_young = NONE;
+	g->t_old = t->young;
+	while (g->t_old != NONE && h->group[g->t_old].born > g->born) {
+		g->t_young = g->t_old;
+		g->t_old = h->group[g->t_old].t_old;
+	}
+	if (g->t_young != NONE)
+		h->group[g->t_young].t_old = i;
+	else
+		t->young = i;
+	if (g->t_old != NONE)
+		h->group[g->t_old].t_young = i;
+	else
+		t->old = i;
+}
+
+static void timeline_remove(struct hazard *h, uint32_t i)
+{
+	struct group *g = &h->group[i];
+	struct ends *t = &h->timeline[g->bin];
+
+	if (g->t_young != NONE)
+		h->group[g->t_young].t_old = g->t_old;
+	else
+		t->young = g->t_old;
+	if (g->t_old != NONE)
+		h->group[g->t_old].t_young = g->t_young;
+	else
+		t->old = g->t_young;
+}
+
+/* The group has grown older than its bin. */
+static void grow_older(struct hazard *h, uint32_t i, uint32_t bin)
+{
+	struct group *g = &h->group[i];
+
+	timeline_remove(h, i);
+	if (g->queued)
+		pile_remove(h, i);
+	while (g->bin < bin) {
+		g->bin++;
+		cell_of(h, g)->entries += (float)g->total;
+	}
+	timeline_add(h, i);
+	if (g->queued)
+		pile_add(h, i);
+}
+
+void hazard_sweep(struct kvp_evict *e)
+{
+	struct hazard *h = e->self;
+
+	if (h->now == h->swept)
+		return;
+	h->swept = h->now;
+	for (uint32_t b = BINS - 1; b-- > 0;) {
+		uint32_t i;
+		while ((i = h->timeline[b].old) != NONE && h->now - h->group[i].born >= bin_end(b))
+			grow_older(h, i, bin_of(h->now - h->group[i].born));
+	}
+}
+
+/* ---- groups ---- */
+
+void hazard_groups_reset(struct hazard *h)
+{
+	for (uint32_t i = 0; i < h->n_groups; i++)
+		h->group[i].t_old = i + 1 < h->n_groups ? i + 1 : NONE;
+	h->free_group = 0;
+	h->n_used = 0;
+	memset(h->newest, 0xff, sizeof(h->newest));
+	memset(h->timeline, 0xff, sizeof(h->timeline));
+	memset(h->level, 0xff, sizeof(h->level));
+	memset(h->bitmap, 0, sizeof(h->bitmap));
+	for (uint32_t i = 0; i < PILES; i++) {
+		h->pile[i].groups = (struct ends){ .young = NONE, .old = NONE };
+		h->pile[i].sibling = i >= CELLS && i + 1 < PILES ? (uint16_t)(i + 1) : NO_PILE;
+	}
+	h->free_pile = CELLS;
+}
+
+void hazard_forget_request(struct hazard *h, uint32_t i)
+{
+	struct group *g = &h->group[i];
+
+	if (g->request < REQUESTS) {
+		struct request *r = &h->request[g->request];
+		if (r->seen == i)
+			r->seen = NONE;
+		if (r->fresh == i)
+			r->fresh = NONE;
+	}
+	g->request = REQUESTS;
+}
+
+void hazard_group_unref(struct hazard *h, uint32_t i)
+{
+	struct group *g = &h->group[i];
+
+	if (--g->total)
+		return;
+	timeline_remove(h, i);
+	if (*newest(h, g->klass, g->size) == i)
+		*newest(h, g->klass, g->size) = NONE;
+	hazard_forget_request(h, i);
+	g->t_old = h->free_group;
+	h->free_group = i;
+	h->n_used--;
+}
+
+/* How much older than now a group may be and yet take in more blocks: the fewer are left, the more.
+ */
+static uint64_t tolerance(const struct hazard *h)
+{
+	uint32_t half = h->n_groups / 2;
+
+	if (h->n_used <= half)
+		return 0;
+	return (uint64_t)ldexp(STEP, (int)((uint64_t)(h->n_used - half) * 16 / half));
+}
+
+uint32_t hazard_group_for(struct kvp_evict *e, uint32_t klass, uint8_t size, bool may_share)
+{
+	struct hazard *h = e->self;
+	uint32_t *place = newest(h, klass, size), i = *place;
+	bool crowded = h->n_used > h->n_groups / 2;
+
+	if (i != NONE && (may_share || crowded) && h->group[i].size == size &&
+		h->now - h->group[i].born <= tolerance(h))
+		return i;
+	if (h->free_group == NONE) {
+		for (uint32_t k = (uint32_t)(place - h->newest); i == NONE;
+			k = (k + 1) % (CLASSES * NEWEST_SIZES))
+			i = h->newest[k];
+		return i;
+	}
+	i = h->free_group;
+	h->free_group = h->group[i].t_old;
+	h->n_used++;
+	h->group[i] = (struct group){
+		.born = h->now,
+		.young = NONE,
+		.old = NONE,
+		.klass = (uint8_t)klass,
+		.size = size,
+		.request = REQUESTS,
+	};
+	timeline_add(h, i);
+	*place = i;
+	return i;
+}
+
+void hazard_relabel(struct hazard *h, uint32_t i, uint32_t klass)
+{
+	struct group *g = &h->group[i];
+
+	if (i == NONE || g->klass == klass)
+		return;
+	if (g->queued)
+		pile_remove(h, i);
+	cell_of(h, g)->entries = fmaxf(0, cell_of(h, g)->entries - (float)g->total);
+	if (*newest(h, g->klass, g->size) == i)
+		*newest(h, g->klass, g->size) = NONE;
+	g->klass = (uint8_t)klass;
+	*newest(h, klass, g->size) = i;
+	cell_of(h, g)->entries += (float)g->total;
+	if (g->queued)
+		pile_add(h, i);
+}
+
+uint32_t hazard_group_born(struct kvp_evict *e, uint32_t klass, uint8_t size, uint64_t born)
+{
+	struct hazard *h = e->self;
+	uint32_t i = *newest(h, klass, size);
+
+	if (i != NONE && h->group[i].born == born && h->group[i].size == size)
+		return i;
+	i = hazard_group_for(e, klass, size, false);
+	if (!h->group[i].total) {
+		timeline_remove(h, i);
+		h->group[i].born = born;
+		h->group[i].bin = (uint8_t)bin_of(h->now - born);
+		timeline_add(h, i);
+	}
+	return i;
+}
+
+void hazard_queue(struct kvp_evict *e, uint32_t i, uint32_t id, bool young)
+{
+	struct hazard *h = e->self;
+	struct group *g = &h->group[i];
+	struct evict_node *n = &e->node[id];
+
+	n->prev = young ? NONE : g->old;
+	n->next = young ? g->young : NONE;
+	if (n->prev != NONE)
+		e->node[n->prev].next = id;
+	else
+		g->young = id;
+	if (n->next != NONE)
+		e->node[n->next].prev = id;
+	else
+		g->old = id;
+	n->where = QUEUED;
+	n->home = i;
+	if (!g->queued++)
+		pile_add(h, i);
+}
+
+void hazard_unqueue(struct kvp_evict *e, uint32_t id)
+{
+	struct hazard *h = e->self;
+	struct evict_node *n = &e->node[id];
+	struct group *g = &h->group[n->home];
+
+	if (n->prev != NONE)
+		e->node[n->prev].next = n->next;
+	else
+		g->young = n->next;
+	if (n->next != NONE)
+		e->node[n->next].prev = n->prev;
+	else
+		g->old = n->prev;
+	n->where = EVICT_OUT;
+	if (!--g->queued)
+		pile_remove(h, n->home);
+}
+
+void hazard_join(struct kvp_evict *e, uint32_t i, uint32_t id, bool young)
+{
+	struct hazard *h = e->self;
+	struct group *g = &h->group[i];
+
+	g->total++;
+	cell_of(h, g)->entries += 1;
+	h->changes++;
+	h->uses++;
+	hazard_queue(e, i, id, young);
+}
+
+uint32_t hazard_pop_least(struct kvp_evict *e)
+{
+	struct hazard *h = e->self;
+
+	for (uint32_t w = 0; w < LEVELS / 64; w++) {
+		if (!h->bitmap[w])
+			continue;
+		uint32_t level = w * 64 + (uint32_t)__builtin_ctzll(h->bitmap[w]);
+		uint32_t id = h->group[h->pile[h->level[level]].groups.old].old;
+		hazard_unqueue(e, id);
+		return id;
+	}
+	return NONE;
+}
+
+static void part_pile(struct kvp_evict *e, const struct pile *p,
+	bool (*wanted)(const struct kvp_evict *e, uint32_t id))
+{
+	struct hazard *h = e->self;
+	uint32_t i, younger, id, next;
+
+	for (i = p->groups.old; i != NONE; i = younger) {
+		younger = h->group[i].c_young;
+		for (id = h->group[i].old; id != NONE; id = next) {
+			next = e->node[id].prev;
+			if (wanted(e, id))
+				continue;
+			hazard_unqueue(e, id);
+			evict_push_young(e, EVICT_ASIDE, id);
+		}
+	}
+}
+
+void hazard_part(struct kvp_evict *e, bool (*wanted)(const struct kvp_evict *e, uint32_t id))
+{
+	struct hazard *h = e->self;
+	uint32_t id, younger;
+
+	for (id = e->list[EVICT_ASIDE].old; id != NONE; id = younger) {
+		younger = e->node[id].prev;
+		if (wanted && !wanted(e, id))
+			continue;
+		evict_unlink(e, id);
+		hazard_queue(e, e->node[id].home, id, false);
+	}
+	for (uint32_t l = 0; wanted && l < LEVELS; l++) {
+		uint16_t p, next;
+		for (p = h->level[l]; p != NO_PILE; p = next) {
+			next = h->pile[p].next;
+			part_pile(e, &h->pile[p], wanted);
+		}
+	}
+}
+
+/* ---- consistency ---- */
+
+static int check_group(const struct kvp_evict *e, uint32_t i, uint64_t *queued)
+{
+	const struct hazard *h = e->self;
+	const struct group *g = &h->group[i];
+	uint32_t n = 0, prev = NONE;
+
+	for (uint32_t id = g->young; id != NONE; id = e->node[id].next) {
+		const struct evict_node *x = &e->node[id];
+		if (x->where != QUEUED || x->home != i || x->prev != prev || ++n > g->queued)
+			return -EIO;
+		prev = id;
+	}
+	if (n != g->queued || g->old != prev || !g->total || g->queued > g->total)
+		return -EIO;
+	*queued += n;
+	return 0;
+}
+
+int hazard_check(const struct kvp_evict *e, uint64_t in_queues)
+{
+	const struct hazard *h = e->self;
+	uint64_t queued = 0, celled = 0, used = 0, total = 0;
+
+	for (uint32_t b = 0; b < BINS; b++) {
+		uint64_t born = 0;
+		for (uint32_t i = h->timeline[b].old; i != NONE; i = h->group[i].t_young) {
+			const struct group *g = &h->group[i];
+			if (++used > h->n_used || g->bin != b || g->born < born ||
+				check_group(e, i, &queued) < 0)
+				return -EIO;
+			born = g->born;
+			total += g->total;
+		}
+	}
+	for (uint32_t k = 0; k < PILES; k++) {
+		const struct pile *p = &h->pile[k];
+		for (uint32_t i = p->groups.old; i != NONE; i = h->group[i].c_young)
+			celled += h->group[i].pile == k ? h->group[i].queued : 0;
+		bool listed = h->bitmap[p->level / 64] >> p->level % 64 & 1;
+		if (p->groups.old != NONE && !listed)
+			return -EIO;
+	}
+	if (used != h->n_used || queued != in_queues || celled != queued || total != e->items)
+		return -EIO;
+	return 0;
+}

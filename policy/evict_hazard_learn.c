@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Hazards from counts, and the index of every cell from hazards.
+ */
+#include <math.h>
+
+#include "policy/evict_hazard.h"
+
+/*
+ * How many blocks of data weigh as much as what is assumed without them. For a class it grows with
+ * experience: at first any difference is worth trying, later the choice of the best among many
+ * cells favours those that look good by chance.
+ */
+#define WEIGHT_CLASS_MIN 10.0
+#define WEIGHT_CLASS_MAX 300.0
+#define WEIGHT_GROWTH    100.0 /* blocks seen for each more */
+#define WEIGHT_ALL       20.0
+#define HAZARD_PRIOR     0.05 /* per bin */
+
+struct stretch {
+	double hits, time, survive;
+};
+
+/* What a family's hazard is taken for, by that of all blocks, as long as it has no data. */
+static const double family_prior[FAMILIES] = { 1, 2, 0.2, 10 };
+
+struct tally {
+	double entries, events, hazard;
+};
+
+void hazard_count_hit(struct kvp_evict *e, uint32_t i)
+{
+	struct hazard *h = e->self;
+	const struct group *g = &h->group[i];
+	uint32_t bin = bin_of(h->now - g->born);
+	struct cell *c = &h->cell[g->klass * BINS];
+
+	c[bin].events += 1;
+	for (uint32_t b = g->bin + 1u; b <= bin; b++)
+		c[b].entries += 1; /* no sweep has seen it there */
+}
+
+/* Levels of one class, given the hazard of each of its bins up to `top`. */
+static void index_class(struct hazard *h, uint32_t klass, const double *hazard, uint32_t top)
+{
+	struct cell *c = &h->cell[klass * BINS];
+	struct stretch stack[BINS];
+	uint32_t n = 0, floor_bin = FLOOR_BIN < top ? FLOOR_BIN : top;
+	double index = 0;
+
+	for (uint32_t b = top + 1; b-- > floor_bin;) {
+		double live = 1 - hazard[b], begin = (double)bin_begin(b);
+		for (uint32_t k = 0; b == floor_bin && k < b; k++) {
+			live *= 1 - hazard[k];
+			begin = 0;
+		}
+		struct stretch s = {
+			.hits = 1 - live,
+			.time = ((double)bin_end(b) - begin) * (1 + live) / 2,
+			.survive = live,
+		};
+		while (n && stack[n - 1].hits * s.time > s.hits * stack[n - 1].time) {
+			const struct stretch *u = &stack[--n];
+			s.hits += s.survive * u->hits;
+			s.time += s.survive * u->time;
+			s.survive *= u->survive;
+		}
+		stack[n++] = s;
+		index = s.hits / s.time;
+		hazard_set_level(h, &c[b], index);
+	}
+	for (uint32_t b = 0; b < floor_bin; b++)
+		hazard_set_level(h, &c[b], index);
+	index = stack[0].hits / stack[0].time; /* of bin `top` */
+	for (uint32_t b = top + 1; b < BINS; b++)
+		hazard_set_level(h, &c[b], index * (double)bin_begin(top) / (double)bin_begin(b));
+}
+
+static double class_weight(const struct hazard *h)
+{
+	double w = WEIGHT_CLASS_MIN + (double)h->seen / WEIGHT_GROWTH;
+
+	return w < WEIGHT_CLASS_MAX ? w : WEIGHT_CLASS_MAX;
+}
+
+/* Hazards of all blocks, then of the families. Returns the last bin with data. */
+static uint32_t tally(const struct hazard *h, struct tally t[FAMILIES + 1][BINS])
+{
+	uint32_t top = 0;
+	double before = HAZARD_PRIOR, w = class_weight(h);
+
+	memset(t, 0, (FAMILIES + 1) * sizeof(t[0]));
+	for (uint32_t i = 0; i < CELLS; i++) {
+		const struct cell *c = &h->cell[i];
+		struct tally *f = &t[family(i / BINS)][i % BINS], *a = &t[ALL][i % BINS];
+
+		f->entries += (double)c->entries;
+		f->events += (double)c->events;
+		/* a prompt that all chains share says nothing about the others */
+		if (family(i / BINS) != family(SHARED)) {
+			a->entries += (double)c->entries;
+			a->events += (double)c->events;
+		}
+		if (c->entries > 0 && i % BINS > top)
+			top = i % BINS;
+	}
+	for (uint32_t b = 0; b < BINS; b++) {
+		struct tally *a = &t[ALL][b];
+		a->hazard = (a->events + WEIGHT_ALL * before) / (a->entries + WEIGHT_ALL);
+		before = a->hazard;
+		for (uint32_t k = 0; k < FAMILIES; k++) {
+			struct tally *f = &t[k][b];
+			f->hazard =
+				(f->events + w * family_prior[k] * a->hazard) / (f->entries + w);
+		}
+	}
+	return top;
+}
+
+void hazard_relearn(struct hazard *h)
+{
+	struct tally t[FAMILIES + 1][BINS], often[2][BINS];
+	double hazard[BINS], w = class_weight(h);
+	uint32_t top = tally(h, t) + PER_OCTAVE;
+
+	if (top >= BINS)
+		top = BINS - 1;
+	memset(often, 0, sizeof(often));
+	for (uint32_t i = OFTEN * BINS; i < PARTIAL * BINS; i++) {
+		struct tally *n = &often[i / BINS % 2][i % BINS];
+		n->entries += (double)h->cell[i].entries;
+		n->events += (double)h->cell[i].events;
+	}
+	for (uint32_t k = 0; k < CLASSES; k++) {
+		const struct cell *c = &h->cell[k * BINS];
+		for (uint32_t b = 0; b <= top; b++) {
+			double p = t[family(k)][b].hazard;
+			if (k >= OFTEN && k < PARTIAL) {
+				const struct tally *n = &often[k % 2][b];
+				p = (n->events + w * p) / (n->entries + w);
+			}
+			p = ((double)c[b].events + w * p) / ((double)c[b].entries + w);
+			hazard[b] = p < 0.99 ? p : 0.99;
+		}
+		index_class(h, k, hazard, top);
+	}
+	h->seen += h->changes;
+	h->changes = 0;
+}
+
+void hazard_fade(struct kvp_evict *e)
+{
+	struct hazard *h = e->self;
+	double born = 0, limit = 1e6 + 100.0 * e->params.max_ids;
+
+	for (uint32_t k = 0; k < CLASSES; k++)
+		born += (double)h->cell[k * BINS].entries;
+	if (born < limit)
+		return;
+	for (uint32_t i = 0; i < CELLS; i++) {
+		h->cell[i].entries *= 0.5f;
+		h->cell[i].events *= 0.5f;
+	}
+}

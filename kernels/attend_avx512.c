@@ -573,6 +573,19 @@ static void accumulate_float(const struct kvp_rows *r, const struct kvp_weights 
 	}
 }
 
+static void score_fp8(
+	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
+{
+	if (!kvp_score_fp8(r, q, s, s_stride))
+		score_float(r, q, s, s_stride);
+}
+
+static void accumulate_fp8(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
+{
+	if (!kvp_accumulate_fp8(r, w, acc))
+		accumulate_float(r, w, acc);
+}
+
 static void score_codes(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
@@ -592,6 +605,8 @@ void kvp_attend_init_avx512(struct kvp_kernels *k)
 		k->codec[f].score = f < KVP_FAMILY_INT8 ? score_float : score_codes;
 		k->codec[f].accumulate = f < KVP_FAMILY_INT8 ? accumulate_float : accumulate_codes;
 	}
+	k->codec[KVP_FAMILY_FP8].score = score_fp8;
+	k->codec[KVP_FAMILY_FP8].accumulate = accumulate_fp8;
 	k->dsp.softmax = softmax_avx512;
 	k->dsp.query_words = kvp_query_words_avx512;
 }

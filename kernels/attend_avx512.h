@@ -17,6 +17,10 @@ int kvp_score_words(
 int kvp_accumulate_words(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
 kvp_query_fn kvp_query_words_avx512;
 
+/* attend_fp8_avx512.c: the same of fp8 e4m3. */
+int kvp_score_fp8(const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride);
+int kvp_accumulate_fp8(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
+
 INLINE __mmask16 first16(uint32_t n)
 {
 	return n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1);

@@ -85,10 +85,18 @@ FETCH_INLINE void fetch_part(const struct fetch *f, uint32_t part)
 	}
 }
 
-/* What is far, at once. Called for every TILE rows. */
+/* At once: what is far, or both. Called for every TILE rows. */
 FETCH_INLINE void fetch_next(const struct kvp_rows *r, uint32_t t)
 {
 	struct fetch f = fetch_far(r, t);
+
+	for (uint32_t part = 0; part < FETCH_PARTS; part++)
+		fetch_part(&f, part);
+}
+
+FETCH_INLINE void fetch_all(const struct kvp_rows *r, uint32_t t, uint32_t bytes)
+{
+	struct fetch f = fetch_both(r, t, bytes);
 
 	for (uint32_t part = 0; part < FETCH_PARTS; part++)
 		fetch_part(&f, part);

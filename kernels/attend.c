@@ -113,6 +113,17 @@ static struct split split_area(const struct kvp_attend *a, const struct shape *s
 	return area;
 }
 
+uint32_t kvp_attend_splits(uint64_t tokens, uint32_t kv_heads, uint32_t threads)
+{
+	uint64_t most = threads < KVP_ATTEND_SPLITS_MAX ? threads : KVP_ATTEND_SPLITS_MAX;
+	uint64_t worth = tokens / KVP_ATTEND_SPLIT_MIN * kv_heads +
+			 tokens % KVP_ATTEND_SPLIT_MIN * kv_heads / KVP_ATTEND_SPLIT_MIN;
+
+	if (worth < most)
+		most = worth;
+	return most ? (uint32_t)most : 1;
+}
+
 int kvp_attend_workspace(const struct kvp_attend *a, size_t *ret_bytes)
 {
 	struct shape s;

@@ -11,7 +11,9 @@
  * rotation, and the result rotated back once, whatever the context; counters prove it.
  *
  * Where the work is done, 128 tokens of one KV head at a time:
- *   native, fp8                converted on the way into fp32 multiplications;
+ *   native, fp8-e5m2           converted on the way into fp32 multiplications;
+ *   fp8                        in AVX-512 as words like those below, of 64, 128, 192 or 256
+ *                              channels; else as native;
  *   int8, tq, asym, hadamard,  16-bit words against queries and weights as words: 32 products an
  *   kivi                       instruction with vpdpwssd (AVX-512), 16 with vpmaddwd (AVX2). Bytes
  *                              would be twice as fast and 6e-3 wrong. In AVX-512, kivi's scales of
@@ -102,6 +104,13 @@ struct kvp_attend_result {
 	size_t mass_stride; /* floats, at least the number of tokens */
 	uint32_t rotations; /* set by finish: queries rotated + results rotated back, per query */
 };
+
+/*
+ * A number of splits for so many tokens and threads: never more than threads, one of them at least
+ * KVP_ATTEND_SPLIT_MIN tokens times KV heads, and 1 where dividing is not worth waking a thread.
+ */
+#define KVP_ATTEND_SPLIT_MIN 8192u
+uint32_t kvp_attend_splits(uint64_t tokens, uint32_t kv_heads, uint32_t threads);
 
 /* Bytes of workspace. -EINVAL, -EOVERFLOW. */
 int kvp_attend_workspace(const struct kvp_attend *a, size_t *ret_bytes);

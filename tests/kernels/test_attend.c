@@ -428,6 +428,26 @@ static void d035_split_k(void **state)
 	rig_free(g);
 }
 
+/* Splits for a context: one below 2,000 tokens, then as many as there are threads to use. */
+static void d036_number_of_splits(void **state)
+{
+	(void)state;
+	assert_int_equal(kvp_attend_splits(0, 8, 16), 1);
+	assert_int_equal(kvp_attend_splits(1, 1, 0), 1);
+	assert_int_equal(kvp_attend_splits(1999, 8, 16), 1);
+	assert_int_equal(kvp_attend_splits(2048, 8, 16), 2);
+	assert_int_equal(kvp_attend_splits(2048, 8, 1), 1);
+	assert_int_equal(kvp_attend_splits(8192, 8, 4), 4);
+	assert_int_equal(kvp_attend_splits(8192, 8, 16), 8);
+	assert_int_equal(kvp_attend_splits(8192, 1, 16), 1); /* MQA: little to do */
+	assert_int_equal(kvp_attend_splits(131072, 8, 16), 16);
+	assert_int_equal(
+		kvp_attend_splits(UINT64_MAX / 8192, 256, UINT32_MAX), KVP_ATTEND_SPLITS_MAX);
+	for (uint64_t tokens = 0; tokens < 100000; tokens += 777)
+		assert_true(
+			kvp_attend_splits(tokens, 8, 16) <= kvp_attend_splits(tokens + 777, 8, 16));
+}
+
 /*
  * A copy that is encoded on the side does not depend on whether anybody attends over it: the same
  * bytes before and after, and with every instruction set, and attention leaves them alone.
@@ -811,6 +831,7 @@ int main(void)
 		cmocka_unit_test(d030_rotated_scores),
 		cmocka_unit_test(d033_d034_d039_contexts),
 		cmocka_unit_test(d035_split_k),
+		cmocka_unit_test(d036_number_of_splits),
 		cmocka_unit_test(d053_decode_and_prefill),
 		cmocka_unit_test(d068_encoding_does_not_depend_on_attention),
 		cmocka_unit_test(attention_mass),

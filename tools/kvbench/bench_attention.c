@@ -36,7 +36,6 @@ struct job {
 	struct kvp_attend a;
 	float *q;
 	float *out;
-	uint32_t threads;
 };
 
 static void context_free(struct context *c)
@@ -182,10 +181,10 @@ static double attend(struct job *job, const struct context *c, float *out)
 	job->a.n_parts = c->n_parts;
 	t = kbench_now();
 	r = kvp_attend_prepare(job->k, &job->a);
-	for (uint32_t i = 0; i < job->threads; i++)
+	for (uint32_t i = 0; i < job->a.n_splits; i++)
 		range[i] = (struct range){ job, i, 0 };
-	r |= fan_out(range_main, range, sizeof *range, job->threads);
-	for (uint32_t i = 0; i < job->threads; i++)
+	r |= fan_out(range_main, range, sizeof *range, job->a.n_splits);
+	for (uint32_t i = 0; i < job->a.n_splits; i++)
 		r |= range[i].r;
 	r |= kvp_attend_finish(job->k, &job->a, &res);
 	if (r) {
@@ -436,6 +435,7 @@ static int bench_context(struct job *job, const struct kbench_args *args, uint32
 	kbench_fill_f16(native.data, elements);
 	memset(scratch.data, 0, elements * 2);
 	job->a.position = ctx - 1;
+	job->a.n_splits = kvp_attend_splits(ctx, KV_HEADS, args->threads);
 	attend(job, &native, job->out);
 	/* In turn, so that whatever else the machine does hits both. */
 	for (int i = 0; i < (ctx > 50000 ? 3 : 10); i++) {
@@ -480,7 +480,7 @@ int kvbench_attention(int argc, char **argv)
 	}
 	if (kvp_kernels_new(args.cpu_mask, &k) < 0)
 		return 1;
-	job = (struct job){ .k = k, .threads = args.threads };
+	job = (struct job){ .k = k };
 	job.q = kbench_alloc(sizeof(float) * Q_HEADS * DIM);
 	job.out = kbench_alloc(sizeof(float) * Q_HEADS * DIM);
 	kbench_seed(11);

@@ -311,6 +311,24 @@ static void queries_groups_dims(void **state)
 	}
 }
 
+/* Every place where a window and the own position can cut parts, their ends included. */
+static void windows_and_positions(void **state)
+{
+	(void)state;
+	for (uint32_t window = 0; window <= 25; window++) {
+		struct rig *g = rig_new(2, 2, 1, 64);
+
+		add_part(g, "native", "native", 9);
+		add_part(g, "tq4", "tq4", 8);
+		add_part(g, "native", "native", 7);
+		g->a.window = window;
+		g->a.causal = 1;
+		for (g->a.position = 0; g->a.position < 24; g->a.position++)
+			compare(g, "windows");
+		rig_free(g);
+	}
+}
+
 /* Hot native tail, warm 4-bit, 2-bit archive in one call; GQA; several queries; window; causal. */
 static void a001_a035_b039_tiers_in_one_call(void **state)
 {
@@ -822,6 +840,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a001_a035_b039_tiers_in_one_call),
+		cmocka_unit_test(windows_and_positions),
 		cmocka_unit_test(a016_residual_window),
 		cmocka_unit_test(a036_masked_tokens_are_absent),
 		cmocka_unit_test(a037_no_memory_is_kept),

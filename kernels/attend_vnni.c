@@ -5,17 +5,28 @@
  *
  * Words rather than bytes: a byte of centroid and a byte of query would cost 6e-3 of accuracy each,
  * and whoever splits both into two bytes needs three products where one of words does.
- * Levels are such that no sum can leave 32 bits: of 64 products of a lane of a row (dim 1024), or
- * of PAIR_ROWS rows.
+ *
+ * At four queries and 128 channels a row takes 16 multiplications as a key and as many as a value,
+ * one a cycle where 512 bits are two halves (Zen 4); everything else is to hide beside them. Hence
+ * what is laid out for what they want is the codes, while they are still small: rows are
+ * interleaved as bytes, and shifted and looked up afterwards.
+ *   Keys:   16 bytes of each of four rows are a register, a row a 128-bit lane. A register of words
+ *           meets the query's words in all four lanes, and its sums are in four lanes, not sixteen.
+ *   Values: words of two rows in turn, as vpdpwssd adds them. Sums of 64 channels of four queries
+ *           stay in registers over all rows; the next 64 channels take the rows once more.
  */
 #include "kernels/attend_avx512.h"
 
 #define BOOK_LEVELS 4095.0f
-#define FINE_LEVELS 8191.0f  /* of what is multiplied with centroids */
-#define CODE_LEVELS 32767.0f /* of what is multiplied with codes, at most 128 */
-#define PAIR_ROWS   64u
-#define PAIR_WORDS  8192u /* of rows that are paired at a time */
-#define WORDS_MAX   (DIM_MAX / 32)
+#define LEVELS      32767.0f
+/*
+ * Words of queries and weights may be added up times centroids, or times codes of 8 bits: less than
+ * 2^31 / 4095 and 2^31 / 128, with room for rounding.
+ */
+#define BOOK_SUM   520000.0f
+#define CODE_SUM   16000000.0f
+#define STEP       16u /* rows that are scored at a time */
+#define GROUPS_MAX 16u
 
 /*
  * A code of 2 to 4 bits is looked up in a book: of centroids (tq), or of the odd numbers around 0
@@ -24,27 +35,24 @@
  */
 struct codes {
 	uint32_t bits;
-	__m512i book[2];           /* of 3 bits by the high bit */
-	float value;               /* of a word that is 1 */
-	float scale[ATTEND_CHUNK]; /* of a row of one group */
-	float add[ATTEND_CHUNK];   /* where there are minima: to each element of the row */
+	__m512i book;
+	float value; /* of a word that is 1 */
+	float scale[GROUPS_MAX][ATTEND_CHUNK];
+	float add[GROUPS_MAX][ATTEND_CHUNK]; /* where there are minima: to each element */
 };
 
-/* ---- rows to words ---- */
+/* ---- codes to words ---- */
 
 /* Integer centroids: scales at which those of the Gaussian are nearly integers themselves. */
 static const float book_scale[] = { 0.0f, 0.0f, 1879.59f, 1750.07f, 1417.68f };
 
-/*
- * Tables of 32 words, looked up by the low five bits of a word of which only `bits` belong to the
- * code; so the centroids are repeated. Three bits lie in two places, hence two tables.
- */
+/* 32 words, found by the low five bits of a word of which only `bits` belong to the code. */
 static void book_init(const struct kvp_rows *r, struct codes *c)
 {
 	const float odd = (float)((1u << r->bits) - 1);
 	const __m512i lane =
 		_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-	const __m512i low = _mm512_and_si512(lane, _mm512_set1_epi32(r->bits == 4 ? 15 : 3));
+	const __m512i low = _mm512_and_si512(lane, _mm512_set1_epi32((1 << r->bits) - 1));
 	const __m512 max = _mm512_set1_ps(BOOK_LEVELS);
 	__m512 x = _mm512_sub_ps(
 		_mm512_cvtepi32_ps(_mm512_add_epi32(lane, lane)), _mm512_set1_ps(odd));
@@ -55,79 +63,39 @@ static void book_init(const struct kvp_rows *r, struct codes *c)
 		x = _mm512_mul_ps(_mm512_loadu_ps(r->cent), _mm512_set1_ps(book_scale[r->bits]));
 	}
 	x = _mm512_max_ps(_mm512_min_ps(x, max), _mm512_sub_ps(_mm512_setzero_ps(), max));
-	for (int i = 0; i < 2; i++) {
-		__m512i at = _mm512_add_epi32(low, _mm512_set1_epi32(4 * i));
-		__m512i book = _mm512_cvtps_epi32(_mm512_permutexvar_ps(at, x));
-
-		c->book[i] = _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(book));
-	}
+	c->book = _mm512_broadcast_i64x4(
+		_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_permutexvar_ps(low, x))));
 }
 
-/*
- * Bytes that hold the codes of channels 64 b .. 64 b + 63, shifted so that each word begins with
- * the code of an even channel (even), or of an odd one. Above the code lies what may. dim is one of
- * words_fit().
+/* Bits that one byte has of a code, and bytes between a code and the next one in the same byte. */
+INLINE uint32_t width_of(uint32_t bits)
+{
+	return bits == 3 ? 2 : bits;
+}
+
+INLINE uint32_t part_of(uint32_t bits, uint32_t dim)
+{
+	return dim * width_of(bits) / 8;
+}
+
+/* top: of 3 bits, words whose bit 2 is the code's. x: words that begin with the code. */
+INLINE __m512i look_up(uint32_t bits, __m512i book, __m512i x, __m512i top)
+{
+	if (bits == 3)
+		x = _mm512_ternarylogic_epi32(_mm512_set1_epi16(4), top, x, 0xca);
+	return _mm512_permutexvar_epi16(x, book);
+}
+
+/* Words of codes that begin at bit `at` of each word of x. */
+INLINE __m512i code_words(uint32_t bits, __m512i book, __m512i x, uint32_t at, __m512i top)
+{
+	if (bits == 8)
+		return _mm512_srai_epi16(at ? x : _mm512_slli_epi16(x, 8), 8);
+	return look_up(bits, book, _mm512_srli_epi16(x, at), top);
+}
+
+/* 64 and 128 channels and what is made of them, so that rows divide into pieces of 16 or 32 bytes.
  */
-INLINE void code_words(
-	const uint8_t *row, uint32_t bits, uint32_t dim, uint32_t b, __m512i *even, __m512i *odd)
-{
-	uint32_t width = bits == 4 ? 4 : 2, part = dim * width / 8;
-	uint32_t lo = 64 * b / part * width, hi = (64 * b + 32) / part * width;
-	__m512i x, shift;
-
-	if (part % 64 == 0) {
-		x = _mm512_loadu_si512(row + 64 * b % part);
-		*even = _mm512_srli_epi16(x, lo);
-		*odd = _mm512_srli_epi16(x, lo + 8);
-		return;
-	}
-	if (part == 16) {
-		shift = _mm512_setr_epi64(0, 0, 0x2000200020002, 0x2000200020002, 0x4000400040004,
-			0x4000400040004, 0x6000600060006, 0x6000600060006);
-		x = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)row));
-	} else {
-		shift = _mm512_inserti64x4(
-			_mm512_set1_epi16((short)lo), _mm256_set1_epi16((short)hi), 1);
-		x = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(
-					       (const void *)(row + 64 * b % part))),
-			_mm256_loadu_si256((const void *)(row + (64 * b + 32) % part)), 1);
-	}
-	*even = _mm512_srlv_epi16(x, shift);
-	*odd = _mm512_srlv_epi16(x, _mm512_add_epi16(shift, _mm512_set1_epi16(8)));
-}
-
-/* Every second bit of x from the first on, in 32 bits. */
-INLINE __mmask32 even_bits(uint64_t x)
-{
-	return (__mmask32)_pext_u64(x, UINT64_C(0x5555555555555555));
-}
-
-/* Of each block of 64 channels the even ones, then the odd ones: 32 words each. */
-INLINE void row_words(
-	const struct codes *c, const uint8_t *row, uint32_t bits, uint32_t dim, __m512i *words)
-{
-	for (uint32_t b = 0; b < dim / 64; b++, words += 2) {
-		uint64_t top;
-		__m512i x, y;
-
-		if (bits == 8) {
-			x = _mm512_loadu_si512(row + 64 * (size_t)b);
-			words[0] = _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8);
-			words[1] = _mm512_srai_epi16(x, 8);
-			continue;
-		}
-		code_words(row, bits, dim, b, &x, &y);
-		words[0] = _mm512_permutexvar_epi16(x, c->book[0]);
-		words[1] = _mm512_permutexvar_epi16(y, c->book[0]);
-		if (bits != 3)
-			continue;
-		memcpy(&top, row + dim / 4 + 8 * (size_t)b, sizeof top);
-		words[0] = _mm512_mask_permutexvar_epi16(words[0], even_bits(top), x, c->book[1]);
-		words[1] =
-			_mm512_mask_permutexvar_epi16(words[1], even_bits(top >> 1), y, c->book[1]);
-	}
-}
-
 static int words_fit(const struct kvp_rows *r)
 {
 	if (r->dim % 64)
@@ -135,68 +103,95 @@ static int words_fit(const struct kvp_rows *r)
 	return r->family == KVP_FAMILY_INT8 || r->bits == 4 || r->dim == 64 || r->dim % 128 == 0;
 }
 
+INLINE float larger(float a, float b)
+{
+	return a > b ? a : b;
+}
+
 /* ---- scales ---- */
 
-/* Minima to the middle of the codes, from which the odd numbers are counted. */
-static void add_middle(uint32_t bits, const float *scale, uint32_t n, float *min)
+/* Halves of n rows, `groups` a row, which divides 16, to one row per group. */
+static void turn_halves(
+	const uint8_t *p, uint32_t n, uint32_t groups, uint16_t (*ret)[ATTEND_CHUNK + 16])
 {
-	const float half = 0.5f * (float)((1u << bits) - 1);
+	uint32_t per = 32 / groups;
+	uint16_t order[32], x[32 + 16];
 
-	for (uint32_t i = 0; i < n; i++)
-		min[i] += half * scale[i];
+	for (uint32_t i = 0; i < 32; i++)
+		order[i] = (uint16_t)(i % per * groups + i / per);
+	for (uint32_t t = 0; t < n; t += per) {
+		uint32_t left = (n - t) * groups;
+		__mmask32 in = left >= 32 ? ~0u : (1u << left) - 1;
+
+		_mm512_storeu_si512(
+			x, _mm512_permutexvar_epi16(_mm512_loadu_si512(order),
+				   _mm512_maskz_loadu_epi16(in, p + 2 * (size_t)t * groups)));
+		for (uint32_t g = 0; g < groups; g++) /* what is too much is overwritten */
+			memcpy(ret[g] + t, x + g * per, 32);
+	}
+}
+
+static void load_scalars(const struct kvp_rows *r, const uint8_t *p, float (*ret)[ATTEND_CHUNK])
+{
+	uint16_t turned[GROUPS_MAX][ATTEND_CHUNK + 16];
+
+	if (r->groups <= 1) {
+		load_halves(p, r->n, r->factor, ret[0]);
+		return;
+	}
+	turn_halves(p, r->n, r->groups, turned);
+	for (uint32_t g = 0; g < r->groups; g++)
+		load_halves((const uint8_t *)turned[g], r->n, r->factor, ret[g]);
 }
 
 static void codes_init(const struct kvp_rows *r, struct codes *c)
 {
+	const float half = 0.5f * (float)((1u << r->bits) - 1);
+
 	c->bits = r->family == KVP_FAMILY_INT8 ? 8 : r->bits;
 	c->value = 1.0f;
 	if (c->bits < 8)
 		book_init(r, c);
-	if (r->family == KVP_FAMILY_TQ && r->format) {
+	if (r->family == KVP_FAMILY_TQ && r->format)
+		load_wides(r->scale, r->n, r->factor, c->scale[0]);
+	else
+		load_scalars(r, r->scale, c->scale);
+	if (!r->minimum)
+		return;
+	/* From the minimum to the middle of the codes, from which the odd numbers are counted. */
+	load_scalars(r, r->minimum, c->add);
+	for (uint32_t g = 0; g < r->groups; g++)
 		for (uint32_t t = 0; t < r->n; t++)
-			c->scale[t] = load_scalar_wide(r->scale + 4 * (size_t)t, r->factor);
-	} else if (r->groups <= 1) {
-		load_halves(r->scale, r->n, r->factor, c->scale);
-	}
-	if (r->minimum && r->groups == 1) {
-		load_halves(r->minimum, r->n, r->factor, c->add);
-		add_middle(r->bits, c->scale, r->n, c->add);
-	}
+			c->add[g][t] += half * c->scale[g][t];
 }
 
 /* ---- keys ---- */
 
-/* Even channels of 64 to the first 32 words, odd ones to the next. */
-INLINE void split_words(const float *x, __m512 inv, int16_t *out)
+/*
+ * Words of a query, of each four channels the first and the third, then the others; returns the
+ * value of a word that is 1. Of many channels with equally large values their sum, not the largest,
+ * limits the words: to less than `most` in all, `levels` each.
+ */
+INLINE float query_words(const float *q, uint32_t dim, float most, int16_t *word)
 {
-	const __m512i even =
-		_mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-	const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+	__m512 max = _mm512_setzero_ps(), sum = max, inv;
+	float unit;
 
-	for (uint32_t j = 0; j < 64; j += 32) {
-		__m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + j), inv));
-		__m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + j + 16), inv));
+	for (uint32_t c = 0; c < dim; c += 16) {
+		__m512 x = _mm512_abs_ps(_mm512_loadu_ps(q + c));
 
-		_mm256_storeu_si256((__m256i *)(void *)(out + j / 2),
-			_mm512_cvtepi32_epi16(_mm512_permutex2var_epi32(a, even, b)));
-		_mm256_storeu_si256((__m256i *)(void *)(out + 32 + j / 2),
-			_mm512_cvtepi32_epi16(_mm512_permutex2var_epi32(a, odd, b)));
+		max = _mm512_max_ps(x, max);
+		sum = _mm512_add_ps(x, sum);
 	}
-}
+	unit = larger(_mm512_reduce_max_ps(max) / LEVELS, _mm512_reduce_add_ps(sum) / most);
+	inv = _mm512_set1_ps(unit > 0.0f ? 1.0f / unit : 0.0f);
+	for (uint32_t c = 0; c < dim; c += 16) {
+		__m512 x = _mm512_permute_ps(_mm512_loadu_ps(q + c), 0xd8);
 
-/* Returns the value of a word that is 1. */
-INLINE float query_words(const float *q, uint32_t dim, float levels, int16_t *word)
-{
-	__m512 max = _mm512_setzero_ps(), inv;
-	float top;
-
-	for (uint32_t c = 0; c < dim; c += 16)
-		max = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(q + c)), max);
-	top = _mm512_reduce_max_ps(max);
-	inv = _mm512_set1_ps(top > 0.0f ? levels / top : 0.0f);
-	for (uint32_t c = 0; c < dim; c += 64)
-		split_words(q + c, inv, word + c);
-	return top / levels;
+		_mm256_storeu_si256((__m256i *)(void *)(word + c),
+			_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x, inv))));
+	}
+	return unit;
 }
 
 void kvp_query_words_avx512(
@@ -208,14 +203,14 @@ void kvp_query_words_avx512(
 		sum = _mm512_add_ps(sum, _mm512_loadu_ps(q + c));
 	*ret_sum = _mm512_reduce_add_ps(sum);
 	/* A query with NaN or infinities in it has no words: its scores are NaN. */
-	*ret_unit = query_words(q, dim, FINE_LEVELS, ret_word) + 0.0f * *ret_sum;
+	*ret_unit = query_words(q, dim, BOOK_SUM, ret_word) + 0.0f * *ret_sum;
 }
 
-/* Up to four queries. unit and add: [token][query], per query. */
+/* Up to four queries. */
 struct word_queries {
 	const int16_t *word[TILE];
-	float unit[16];
-	float add[16]; /* times the token's */
+	float unit[TILE];
+	float add[TILE]; /* times the token's */
 };
 
 static void word_queries(struct word_queries *w, const struct kvp_queries *q, uint32_t dim,
@@ -225,11 +220,129 @@ static void word_queries(struct word_queries *w, const struct kvp_queries *q, ui
 		uint32_t at = least(first + i, q->n - 1);
 
 		w->word[i] = q->word + (size_t)at * dim;
-		for (uint32_t t = 0; t < TILE; t++) {
-			w->unit[TILE * t + i] = q->unit[at] * value;
-			w->add[TILE * t + i] = q->sum[at];
+		w->unit[i] = q->unit[at] * value;
+		w->add[i] = q->sum[at];
+	}
+}
+
+INLINE int32_t load_pair(const int16_t *p)
+{
+	int32_t x;
+
+	memcpy(&x, p, sizeof x);
+	return x;
+}
+
+/* sum + the products of two words of each lane of x with the same two of all lanes. */
+INLINE __m512i dot_pair(__m512i sum, __m512i x, const int16_t *pair)
+{
+	__asm__("vpdpwssd %2%{1to16%}, %1, %0"
+		: "+v"(sum)
+		: "v"(x), "m"(*(const int16_t(*)[2])pair));
+	return sum;
+}
+
+INLINE __m128i load128(const void *p)
+{
+	return _mm_loadu_si128(p);
+}
+
+INLINE __m256i load256(const void *p)
+{
+	return _mm256_loadu_si256(p);
+}
+
+/* Four by four lanes of 32 bits, in each 128 bits. */
+INLINE void turn_lanes(__m512i *x)
+{
+	__m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+	__m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+
+	x[0] = _mm512_unpacklo_epi64(a, c);
+	x[1] = _mm512_unpackhi_epi64(a, c);
+	x[2] = _mm512_unpacklo_epi64(b, d);
+	x[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+/* 32 bytes of each of 16 rows: x[k] has bytes 4 k .. 4 k + 3, a row a lane. */
+INLINE void turn_rows32(const uint8_t *const *row, size_t at, __m512i *x)
+{
+	for (uint32_t i = 0; i < 8; i++) {
+		const uint8_t *const *from = row + i % 4 + i / 4 * 8;
+
+		x[i] = _mm512_inserti64x4(
+			_mm512_castsi256_si512(load256(from[0] + at)), load256(from[4] + at), 1);
+	}
+	turn_lanes(x);
+	turn_lanes(x + 4);
+	for (uint32_t i = 0; i < 4; i++) {
+		__m512i y = x[i];
+
+		x[i] = _mm512_shuffle_i32x4(y, x[i + 4], 0x88);
+		x[i + 4] = _mm512_shuffle_i32x4(y, x[i + 4], 0xdd);
+	}
+}
+
+/* The same of 16 bytes. */
+INLINE void turn_rows16(const uint8_t *const *row, size_t at, __m512i *x)
+{
+	for (uint32_t i = 0; i < 4; i++) {
+		x[i] = _mm512_broadcast_i32x4(load128(row[i] + at));
+		x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x00f0, load128(row[i + 4] + at));
+		x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x0f00, load128(row[i + 8] + at));
+		x[i] = _mm512_mask_broadcast_i32x4(x[i], 0xf000, load128(row[i + 12] + at));
+	}
+	turn_lanes(x);
+}
+
+/* High bits of the 32 channels of top: of the even or odd ones of channels c .. c + 3. */
+INLINE __m512i high_bits(__m512i top, uint32_t c, uint32_t odd)
+{
+	const __m512i from = _mm512_set1_epi64(0x22002000020000);
+
+	return _mm512_multishift_epi64_epi8(
+		_mm512_add_epi8(from, _mm512_set1_epi8((char)(c % 32 + odd - 2))), top);
+}
+
+/* 16 rows, a lane each, against m queries. */
+INLINE void dot_rows(uint32_t bits, uint32_t dim, uint32_t m, __m512i book,
+	const uint8_t *const *row, const int16_t *const *word, __m512i *ret)
+{
+	const uint32_t width = width_of(bits), part = part_of(bits, dim);
+	const uint32_t piece = part % 32 ? 16 : 32;
+	__m512i top[DIM_MAX / 32], x[8], sum[2][TILE];
+
+	for (uint32_t i = 0; i < m; i++)
+		sum[0][i] = sum[1][i] = _mm512_setzero_si512();
+	if (bits == 3 && dim == 64) /* the last 16 bytes of a row, of which 8 are high bits */
+		turn_rows16(row, 8, top);
+	for (uint32_t c = 0; bits == 3 && dim > 64 && c < dim; c += 128)
+		turn_rows16(row, dim / 4 + c / 8, top + c / 32);
+	for (uint32_t at = 0; at < part; at += piece) {
+		if (piece == 32)
+			turn_rows32(row, at, x);
+		else
+			turn_rows16(row, at, x);
+
+#pragma GCC unroll 16
+		for (uint32_t k = 0; k < piece / 4; k++) {
+
+#pragma GCC unroll 16
+			for (uint32_t j = 0; j < 16 / width; j++) {
+				uint32_t c = j / 2 * part + at + 4 * k, odd = j % 2;
+				__m512i y = x[k];
+
+				if (bits == 3)
+					y = high_bits(top[c / 32 + (dim == 64 ? 2 : 0)], c, odd);
+				y = code_words(bits, book, x[k], j / 2 * width + 8 * odd, y);
+				for (uint32_t i = 0; i < m; i++)
+					sum[odd][i] =
+						dot_pair(sum[odd][i], y, word[i] + c + 2 * odd);
+			}
 		}
 	}
+	for (uint32_t i = 0; i < m; i++)
+		ret[i] = _mm512_add_epi32(sum[0][i], sum[1][i]);
 }
 
 /* Rows [first, end) against m queries, of which nq are wanted. */
@@ -237,37 +350,29 @@ INLINE void score_words(const struct kvp_rows *r, const struct codes *c, uint32_
 	uint32_t dim, uint32_t m, const struct word_queries *w, uint32_t nq, uint32_t first,
 	uint32_t end, float *s, size_t s_stride)
 {
-	const __m512 unit = _mm512_loadu_ps(w->unit), add = _mm512_loadu_ps(w->add);
+	const __m512i book = c->book;
 
-	for (uint32_t t = first; t < end; t += TILE) {
-		uint32_t nt = least(end - t, TILE);
-		__mmask16 in = (__mmask16)((1u << nt) - 1);
-		const uint8_t *row[TILE];
-		__m512 sums[TILE], x;
+	for (uint32_t t = first; t < end; t += STEP) {
+		__mmask16 in = first16(end - t);
+		const uint8_t *row[STEP];
+		__m512i sum[TILE];
+		__m512 scale, add;
 
-		fetch_next(r, t);
-		tile_rows(r, t, row);
-		for (uint32_t j = 0; j < TILE; j++) {
-			__m512i words[WORDS_MAX], sum[TILE];
-			__m512 v[TILE];
+		for (uint32_t j = 0; j < STEP; j += TILE)
+			fetch_next(r, t + j);
+		for (uint32_t j = 0; j < STEP; j++)
+			row[j] = r->codes + (ptrdiff_t)least(t + j, r->n - 1) * r->stride;
+		dot_rows(bits, dim, m, book, row, w->word, sum);
+		scale = _mm512_maskz_loadu_ps(in, c->scale[0] + t);
+		add = _mm512_maskz_loadu_ps(in, c->add[0] + t);
+		for (uint32_t i = 0; i < m && i < nq; i++) {
+			__m512 x = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum[i]), scale),
+				_mm512_set1_ps(w->unit[i]));
 
-			row_words(c, row[j], bits, dim, words);
-			for (uint32_t i = 0; i < TILE; i++)
-				sum[i] = _mm512_setzero_si512();
-			for (uint32_t b = 0; b < dim / 32; b++)
-				for (uint32_t i = 0; i < m; i++)
-					sum[i] = _mm512_dpwssd_epi32(sum[i], words[b],
-						_mm512_loadu_si512(w->word[i] + 32 * (size_t)b));
-			for (uint32_t i = 0; i < TILE; i++)
-				v[i] = _mm512_cvtepi32_ps(sum[i]);
-			sums[j] = sum_lanes(v);
+			if (r->minimum)
+				x = _mm512_fmadd_ps(add, _mm512_set1_ps(w->add[i]), x);
+			_mm512_mask_storeu_ps(s + i * s_stride + t, in, x);
 		}
-		x = _mm512_mul_ps(sum_tokens(sums), unit);
-		x = _mm512_mul_ps(x, spread_tokens(_mm512_maskz_loadu_ps(in, c->scale + t)));
-		if (r->minimum)
-			x = _mm512_fmadd_ps(
-				spread_tokens(_mm512_maskz_loadu_ps(in, c->add + t)), add, x);
-		store_tile(x, s + t, s_stride, nt, nq);
 	}
 }
 
@@ -321,7 +426,7 @@ static void fold_query(const struct kvp_rows *r, uint32_t g, const float *q, uin
 	const uint8_t *scale = r->scale + 2 * (size_t)g * r->dim;
 	const uint8_t *min = r->minimum + 2 * (size_t)g * r->dim;
 	__m512 sum = _mm512_setzero_ps();
-	float fold[DIM_MAX], unit, add;
+	float fold[DIM_MAX], add;
 
 	for (uint32_t c = 0; c < r->dim; c += 16) {
 		__m512 x = _mm512_loadu_ps(q + c);
@@ -332,12 +437,9 @@ static void fold_query(const struct kvp_rows *r, uint32_t g, const float *q, uin
 		sum = _mm512_fmadd_ps(x, half, sum);
 	}
 	add = _mm512_reduce_add_ps(sum);
-	unit = query_words(fold, r->dim, CODE_LEVELS, word) + 0.0f * add;
 	w->word[i] = word;
-	for (uint32_t t = 0; t < TILE; t++) {
-		w->unit[TILE * t + i] = unit;
-		w->add[TILE * t + i] = add;
-	}
+	w->unit[i] = query_words(fold, r->dim, CODE_SUM, word) + 0.0f * add;
+	w->add[i] = add;
 }
 
 /* kivi keys: one scale and minimum per channel and group of tokens. */
@@ -348,7 +450,7 @@ static void score_channels(const struct kvp_rows *r, struct codes *c, const stru
 	struct word_queries w;
 
 	for (uint32_t t = 0; t < r->n; t++)
-		c->scale[t] = c->add[t] = 1.0f;
+		c->scale[0][t] = c->add[0][t] = 1.0f;
 	for (uint32_t i = 0; i < q->n; i += TILE) {
 		for (uint32_t t = 0; t < r->n; t += r->group) {
 			for (uint32_t j = 0; j < TILE; j++)
@@ -385,290 +487,270 @@ int kvp_score_words(
 
 /* ---- values ---- */
 
-/* Scales of the groups of rows and what their minima add: [row][group]. Registers are read whole.
- */
-struct affine {
-	float scale[16 * ATTEND_CHUNK + 16];
-	float add[16 * ATTEND_CHUNK + 16];
+/* Whether the weights of all channels of a register of words are the same. */
+enum grouping {
+	ONE,   /* scale per row */
+	WHOLE, /* a group is 32 channels or a multiple */
+	HALVES /* a group is 16 channels: half a register */
 };
 
-static void affine_init(const struct kvp_rows *r, struct affine *f)
-{
-	uint32_t n = r->n * r->groups;
-
-	memset(f->scale + n, 0, 64);
-	memset(f->add + n, 0, 64);
-	load_halves(r->scale, n, r->factor, f->scale);
-	load_halves(r->minimum, n, r->factor, f->add);
-	add_middle(r->bits, f->scale, n, f->add);
-}
-
-/*
- * Weights of PAIR_ROWS rows, each times its row's scale, as words; where a row has several scales,
- * [row][group].
- */
+/* Weights of one query, each times its row's scale, as words; per group of channels. */
 struct word_weights {
-	float unit; /* of a product */
-	int16_t word[PAIR_ROWS];
-	int32_t group[16 * PAIR_ROWS + 32];
+	float unit[GROUPS_MAX]; /* of a product */
+	float add[GROUPS_MAX];  /* what the minima add */
+	int16_t word[GROUPS_MAX][ATTEND_CHUNK];
 };
 
-/* A level for the largest: its value. */
-INLINE float weight_unit(__m512 max, float levels, __m512 *inv)
+/* Of centroids the sum of the weights limits the words, or else the largest weight. */
+static void weigh(struct word_weights *ww, uint32_t g, const float *w, const struct codes *c,
+	const struct kvp_rows *r)
 {
-	float top = _mm512_reduce_max_ps(max);
+	__m512 x[ATTEND_CHUNK / 16], max = _mm512_setzero_ps(), sum = max, add = max, inv;
+	float unit;
 
-	*inv = _mm512_set1_ps(top > 0.0f ? levels / top : 0.0f);
-	return top / levels;
-}
+	for (uint32_t i = 0; i < ATTEND_CHUNK / 16; i++) {
+		__mmask16 in = 16 * i < r->n ? first16(r->n - 16 * i) : 0;
+		__m512 y = _mm512_maskz_loadu_ps(in, w + 16 * (size_t)i), size;
 
-static void weigh_rows(
-	struct word_weights *ww, const float *w, const float *scale, uint32_t n, float levels)
-{
-	__m512 x[PAIR_ROWS / 16], max = _mm512_setzero_ps(), inv;
-
-	for (uint32_t i = 0; i < PAIR_ROWS / 16; i++) {
-		__mmask16 in = 16 * i < n ? first16(n - 16 * i) : 0;
-
-		x[i] = _mm512_mul_ps(_mm512_maskz_loadu_ps(in, w + 16 * (size_t)i),
-			_mm512_maskz_loadu_ps(in, scale + 16 * (size_t)i));
-		max = _mm512_max_ps(_mm512_abs_ps(x[i]), max);
+		x[i] = _mm512_mul_ps(y, _mm512_maskz_loadu_ps(in, c->scale[g] + 16 * (size_t)i));
+		size = _mm512_abs_ps(x[i]);
+		max = _mm512_max_ps(size, max);
+		sum = _mm512_add_ps(size, sum);
+		if (r->minimum)
+			add = _mm512_fmadd_ps(
+				y, _mm512_maskz_loadu_ps(in, c->add[g] + 16 * (size_t)i), add);
 	}
-	ww->unit = weight_unit(max, levels, &inv);
-	for (uint32_t i = 0; i < PAIR_ROWS / 16; i++)
-		_mm256_storeu_si256((__m256i *)(void *)(ww->word + 16 * (size_t)i),
+	unit = _mm512_reduce_max_ps(max) / LEVELS;
+	if (r->family == KVP_FAMILY_TQ)
+		unit = larger(unit, _mm512_reduce_add_ps(sum) / BOOK_SUM);
+	inv = _mm512_set1_ps(unit > 0.0f ? 1.0f / unit : 0.0f);
+	for (uint32_t i = 0; i < ATTEND_CHUNK / 16; i++)
+		_mm256_storeu_si256((__m256i *)(void *)(ww->word[g] + 16 * (size_t)i),
 			_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x[i], inv))));
+	ww->unit[g] = unit * c->value;
+	ww->add[g] = r->minimum ? _mm512_reduce_add_ps(add) : 0.0f;
 }
 
-/* groups divides 16, so that a register holds whole rows: lane i is of row i / groups. */
-static void weigh_groups(struct word_weights *ww, const float *w, const float *scale, uint32_t n,
-	uint32_t groups, float levels)
+/* Words of two rows in turn: 32 bytes of each, or twice 16 bytes of each. */
+INLINE __m512i two_rows(const uint8_t *a, const uint8_t *b, uint32_t bytes)
 {
-	const __m512i row = _mm512_srli_epi32(
-		_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-		(uint32_t)__builtin_ctz(groups));
-	__m512 max = _mm512_setzero_ps(), inv;
-	uint32_t per = 16 / groups, i = 0;
-	float x[16 * PAIR_ROWS];
+	const __m512i half =
+		_mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6,
+			22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+	const __m512i quarter = _mm512_broadcast_i64x4(
+		_mm256_setr_epi16(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
+	__m512i x;
 
-	for (uint32_t t = 0; t < n; t += per, i += 16) {
-		__m512 f = _mm512_maskz_loadu_ps(first16(least(n - t, per)), w + t);
-
-		f = _mm512_mul_ps(_mm512_permutexvar_ps(row, f), _mm512_loadu_ps(scale + i));
-		max = _mm512_max_ps(_mm512_abs_ps(f), max);
-		_mm512_storeu_ps(x + i, f);
-	}
-	ww->unit = weight_unit(max, levels, &inv);
-	for (uint32_t j = 0; j < i; j += 16)
-		_mm512_storeu_si512(ww->group + j,
-			_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + j), inv)));
-	_mm512_storeu_si512(ww->group + i, _mm512_setzero_si512());
+	if (bytes == 16)
+		return _mm512_permutexvar_epi16(
+			quarter, _mm512_castsi256_si512(_mm256_inserti128_si256(
+					 _mm256_castsi128_si256(load128(a)), load128(b), 1)));
+	x = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)a));
+	return _mm512_permutexvar_epi16(
+		half, _mm512_inserti64x4(x, _mm256_loadu_si256((const void *)b), 1));
 }
 
-INLINE __m512i pair_of(const int16_t *p)
-{
-	int32_t x;
+/* 64 channels of values: where in a row they begin, in bytes and in fields of these. */
+struct strip {
+	uint32_t at, field;
+	uint32_t c[2]; /* the first of 32 channels each */
+};
 
-	memcpy(&x, p, sizeof x);
-	return _mm512_set1_epi32(x);
+/* High bits of rows of 3 bits for register j of pair_words(). */
+INLINE __m512i two_tops(
+	uint32_t dim, const uint8_t *a, const uint8_t *b, const struct strip *s, uint32_t j)
+{
+	const __m512i even = _mm512_setr_epi64(0x22000200200000, 0x26000600240004, 0x2a000a00280008,
+		0x2e000e002c000c, 0x32001200300010, 0x36001600340014, 0x3a001a00380018,
+		0x3e001e003c001c);
+	const __m512i both = _mm512_setr_epi64(0x22000200200000, 0x26000600240004, 0x2a000a00280008,
+		0x2e000e002c000c, 0x23000300210001, 0x27000700250005, 0x2b000b00290009,
+		0x2f000f002d000d);
+	size_t at = dim / 4 + s->c[j / 2] / 8;
+	int32_t x[2];
+	__m512i from;
+
+	memcpy(&x[0], a + at, sizeof x[0]);
+	memcpy(&x[1], b + at, sizeof x[1]);
+	from = _mm512_mask_set1_epi32(_mm512_set1_epi32(x[0]), 0xaaaa, x[1]);
+	return _mm512_multishift_epi64_epi8(
+		dim == 64 ? _mm512_add_epi8(both, _mm512_set1_epi8((char)(16 * (j % 2) - 2)))
+			  : _mm512_add_epi8(even, _mm512_set1_epi8((char)(j % 2 - 2))),
+		from);
 }
 
 /*
- * acc = acc * fade + unit * x + add, of 64 channels. 128-bit lane L of x[0] holds channels
- * 16 L + 0, 2, 4, 6, of x[1] 16 L + 8, 10, 12, 14; x[2] and x[3] the same plus 1: so do row_words()
- * and unpacking pairs. add: one per 16 channels.
+ * The words of a strip of two rows, these in turn. A register has the even channels of 32, or the
+ * odd ones (j); where a row's part has but 16 bytes the even ones of 16, then the odd ones.
  */
-INLINE void flush(const __m512i *x, float unit, float fade, const float *add, float *acc)
+INLINE void pair_words(uint32_t bits, uint32_t dim, __m512i book, const uint8_t *a,
+	const uint8_t *b, const struct strip *s, __m512i *words)
 {
-	__m512i y[4], a, b, c, d;
+	const uint32_t width = width_of(bits), part = part_of(bits, dim);
+	__m512i x = two_rows(a + s->at, b + s->at, part % 32 ? 16 : 32), y = x;
 
-	y[0] = _mm512_unpacklo_epi32(x[0], x[2]);
-	y[1] = _mm512_unpackhi_epi32(x[0], x[2]);
-	y[2] = _mm512_unpacklo_epi32(x[1], x[3]);
-	y[3] = _mm512_unpackhi_epi32(x[1], x[3]);
-	a = _mm512_shuffle_i32x4(y[0], y[1], 0x44);
-	b = _mm512_shuffle_i32x4(y[2], y[3], 0x44);
-	c = _mm512_shuffle_i32x4(y[0], y[1], 0xee);
-	d = _mm512_shuffle_i32x4(y[2], y[3], 0xee);
-	y[0] = _mm512_shuffle_i32x4(a, b, 0x88);
-	y[1] = _mm512_shuffle_i32x4(a, b, 0xdd);
-	y[2] = _mm512_shuffle_i32x4(c, d, 0x88);
-	y[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
+	if (bits == 8)
+		y = two_rows(a + s->at + 32, b + s->at + 32, 32);
+
+#pragma GCC unroll 16
 	for (uint32_t j = 0; j < 4; j++) {
-		float *p = acc + 16 * (size_t)j;
-		__m512 z = _mm512_fmadd_ps(
-			_mm512_loadu_ps(p), _mm512_set1_ps(fade), _mm512_set1_ps(add[j]));
+		__m512i top = bits == 3 ? two_tops(dim, a, b, s, j) : book;
 
-		_mm512_storeu_ps(
-			p, _mm512_fmadd_ps(_mm512_cvtepi32_ps(y[j]), _mm512_set1_ps(unit), z));
+		if (bits == 8)
+			words[j] = code_words(bits, book, j < 2 ? x : y, 8 * (j % 2), top);
+		else if (part % 32)
+			words[j] = look_up(bits, book,
+				_mm512_srlv_epi16(
+					x, _mm512_inserti64x4(_mm512_set1_epi16((short)(2 * j)),
+						   _mm256_set1_epi16((short)(2 * j + 8)), 1)),
+				top);
+		else
+			words[j] = code_words(
+				bits, book, x, (s->field + j / 2) * width + 8 * (j % 2), top);
 	}
 }
 
-/* The rows from `first` on in pairs, word by word: [pair][block of 64 channels][4 registers]. */
-INLINE void pair_rows(const struct kvp_rows *r, const struct codes *c, uint32_t bits, uint32_t dim,
-	uint32_t first, uint32_t n, __m512i *pairs)
+INLINE void multiply_rows(const struct kvp_rows *r, uint32_t bits, uint32_t dim, uint32_t m,
+	enum grouping grouping, __m512i book, const struct word_weights *ww, const struct strip *s,
+	int fetch, __m512i *sum)
 {
-	__m512i words[2][WORDS_MAX];
+	const uint8_t *row = r->codes;
+	uint32_t g[2] = { 0, 0 };
 
-	for (uint32_t t = first; t < first + n; t += 2) {
-		const uint8_t *row = r->codes + (ptrdiff_t)t * r->stride;
+	for (uint32_t j = 0; j < 2 && grouping != ONE; j++)
+		g[j] = s->c[j] / r->group;
 
-		if ((t - first) % TILE == 0)
+#pragma GCC unroll 16
+	for (uint32_t i = 0; i < 4 * m; i++)
+		sum[i] = _mm512_setzero_si512();
+	for (uint32_t t = 0; t < r->n; t += 2, row += 2 * r->stride) {
+		__m512i x[4];
+
+		if (fetch && t % TILE == 0)
 			fetch_next(r, t);
-		row_words(c, row, bits, dim, words[0]);
-		row_words(c, t + 1 < first + n ? row + r->stride : row, bits, dim, words[1]);
-		for (uint32_t b = 0; b < dim / 32; b++) {
-			*pairs++ = _mm512_unpacklo_epi16(words[0][b], words[1][b]);
-			*pairs++ = _mm512_unpackhi_epi16(words[0][b], words[1][b]);
-		}
-	}
-}
+		pair_words(bits, dim, book, row, row + (t + 1 < r->n ? r->stride : 0), s, x);
 
-static void pair_codes(
-	const struct kvp_rows *r, const struct codes *c, uint32_t first, uint32_t n, __m512i *pairs)
-{
-#define PAIRS(bits)                                                     \
-	do {                                                            \
-		if (r->dim == 128)                                      \
-			pair_rows(r, c, bits, 128, first, n, pairs);    \
-		else                                                    \
-			pair_rows(r, c, bits, r->dim, first, n, pairs); \
-	} while (0)
-	PER_BITS(c->bits, PAIRS);
-#undef PAIRS
-}
+#pragma GCC unroll 16
+		for (uint32_t i = 0; i < 4 * m; i++) {
+			const int16_t *w = ww[i / 4].word[g[i % 4 / 2]] + t;
 
-/* Pairs of rows times the weights of m queries, one block of 64 channels. */
-INLINE void multiply_pairs(const __m512i *pairs, uint32_t n_pairs, size_t stride,
-	const struct word_weights *ww, uint32_t m, uint32_t groups, __m512i lanes,
-	__m512i (*sum)[4])
-{
-	for (uint32_t i = 0; i < m; i++)
-		for (uint32_t j = 0; j < 4; j++)
-			sum[i][j] = _mm512_setzero_si512();
-	for (size_t p = 0; p < n_pairs; p++, pairs += stride) {
-		for (uint32_t i = 0; i < m; i++) {
-			const int32_t *even = ww[i].group + 2 * p * groups, *odd = even + groups;
-			__m512i w;
-
-			if (groups)
-				w = _mm512_permutexvar_epi32(lanes,
-					_mm512_mask_blend_epi16(0xaaaaaaaa,
-						_mm512_loadu_si512(even),
-						_mm512_slli_epi32(_mm512_loadu_si512(odd), 16)));
+			if (grouping == HALVES)
+				sum[i] = _mm512_dpwssd_epi32(sum[i], x[i % 4],
+					_mm512_mask_set1_epi32(_mm512_set1_epi32(load_pair(w)),
+						0xff00, load_pair(w + ATTEND_CHUNK)));
 			else
-				w = pair_of(ww[i].word + 2 * p);
-			for (uint32_t j = 0; j < 4; j++)
-				sum[i][j] = _mm512_dpwssd_epi32(sum[i][j], pairs[j], w);
+				sum[i] = dot_pair(sum[i], x[i % 4], w);
 		}
 	}
 }
 
-/* The group of each lane's channels, in the order of flush(). */
-static __m512i group_lanes(const struct kvp_rows *r, uint32_t c)
+/* acc = acc * fade + unit * x + add, of the 16 channels from c on. */
+INLINE void add_sums(const struct word_weights *w, uint32_t g, float fade, __m512i x, float *acc)
 {
-	int32_t at[16];
+	__m512 y = _mm512_fmadd_ps(
+		_mm512_loadu_ps(acc), _mm512_set1_ps(fade), _mm512_set1_ps(w->add[g]));
 
-	for (uint32_t i = 0; i < 16; i++)
-		at[i] = (int32_t)((c + i / 4 * 16) / r->group);
-	return _mm512_loadu_si512(at);
+	_mm512_storeu_ps(
+		acc, _mm512_fmadd_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(w->unit[g]), y));
 }
 
-/* What the minima add to the channels: of each group, the sum of w[t] * add[t][group]. */
-static void weigh_minima(
-	const struct kvp_rows *r, const float *w, const float *add, uint32_t n, float *ret)
+/* The sums of a strip to the channels that they are of. */
+INLINE void flush(const struct kvp_rows *r, uint32_t part, const struct strip *s, const __m512i *x,
+	const struct word_weights *w, float fade, float *acc)
 {
-	uint32_t groups = r->groups, per = 16 / groups;
-	__m512 sum = _mm512_setzero_ps();
-	int32_t row[16], turn[16];
-	float x[16];
+	const __m512i low =
+		_mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+	const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+	const __m512i halves =
+		_mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
 
-	for (uint32_t i = 0; i < 16; i++)
-		row[i] = (int32_t)(i / groups);
-	for (uint32_t t = 0; t < n; t += per, add += 16) {
-		__m512 f = _mm512_maskz_loadu_ps(first16(least(n - t, per)), w + t);
+#pragma GCC unroll 16
+	for (uint32_t j = 0; j < 4; j++) {
+		uint32_t c = s->c[j / 2] + 16 * (j % 2);
+		__m512i y = part % 32 ? _mm512_permutexvar_epi32(halves, x[j])
+				      : _mm512_permutex2var_epi32(
+						x[j & 2], j % 2 ? high : low, x[j | 1]);
 
-		sum = _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_loadu_si512(row), f),
-			_mm512_loadu_ps(add), sum);
+		add_sums(w, r->groups > 1 ? c / r->group : 0, fade, y, acc + c);
 	}
-	for (uint32_t s = groups; s < 16; s *= 2) {
-		for (uint32_t i = 0; i < 16; i++)
-			turn[i] = (int32_t)((i + s) % 16);
-		sum = _mm512_add_ps(sum, _mm512_permutexvar_ps(_mm512_loadu_si512(turn), sum));
-	}
-	_mm512_storeu_ps(x, sum);
-	for (uint32_t c = 0; c < r->dim; c += 16)
-		ret[c / 16] = x[c / r->group];
 }
 
-/* n paired rows from t on times the weights of up to m queries, m being 1 or TILE. */
-INLINE void accumulate_pairs(const struct kvp_rows *r, const struct codes *c,
-	const struct affine *affine, const __m512i *pairs, uint32_t t, uint32_t n,
-	const struct kvp_weights *w, uint32_t m, float *acc)
+INLINE void accumulate_strip(const struct kvp_rows *r, const struct codes *c, uint32_t bits,
+	uint32_t dim, uint32_t m, enum grouping grouping, const struct word_weights *ww,
+	const struct kvp_weights *w, uint32_t at, uint32_t field, int fetch, float *acc)
 {
-	float levels = r->family == KVP_FAMILY_TQ ? FINE_LEVELS : CODE_LEVELS;
-	uint32_t groups = r->groups > 1 ? r->groups : 0;
-	float add[TILE][DIM_MAX / 16];
+	const uint32_t part = part_of(bits, dim);
+	struct strip s = { at, field, { at + field * part, at + (field + 1) * part } };
+	__m512i sum[4 * TILE];
+
+	if (bits == 8 || part % 32)
+		s.c[1] = s.c[0] + 32;
+	multiply_rows(r, bits, dim, m, grouping, c->book, ww, &s, fetch, sum);
+
+#pragma GCC unroll 16
+	for (uint32_t i = 0; i < m; i++)
+		if (i < w->nq)
+			flush(r, part, &s, sum + 4 * i, &ww[i], w->fade[i], acc + (size_t)i * dim);
+}
+
+/* The weights of up to m queries. */
+INLINE void accumulate_words(const struct kvp_rows *r, const struct codes *c, uint32_t bits,
+	uint32_t dim, uint32_t m, enum grouping grouping, const struct kvp_weights *w, int fetch,
+	float *acc)
+{
+	const uint32_t part = part_of(bits, dim), piece = bits == 8 ? 64 : least(part, 32);
 	struct word_weights ww[TILE];
-	__m512i sum[TILE][4];
 
-	for (uint32_t j = 0; j < m; j++) {
-		const float *from = w->w + least(j, w->nq - 1) * w->stride + t;
-		size_t at = (size_t)t * r->groups;
-
-		if (groups)
-			weigh_groups(&ww[j], from, affine->scale + at, n, groups, levels);
-		else
-			weigh_rows(&ww[j], from, c->scale + t, n, levels);
-		if (r->minimum)
-			weigh_minima(r, from, affine->add + at, n, add[j]);
-		else
-			memset(add[j], 0, r->dim / 16 * sizeof *add[j]);
+	for (uint32_t i = 0; i < m; i++)
+		for (uint32_t g = 0; g < (grouping == ONE ? 1 : r->groups); g++)
+			weigh(&ww[i], g, w->w + least(i, w->nq - 1) * w->stride, c, r);
+	for (uint32_t at = 0; at < part; at += piece) {
+		accumulate_strip(r, c, bits, dim, m, grouping, ww, w, at, 0, fetch && !at, acc);
+		if (width_of(bits) == 2 && part % 32 == 0)
+			accumulate_strip(r, c, bits, dim, m, grouping, ww, w, at, 2, 0, acc);
 	}
-	for (uint32_t b = 0; b < r->dim; b += 64) {
-		const __m512i *block = pairs + b / 16;
+}
 
-		if (groups)
-			multiply_pairs(block, (n + 1) / 2, r->dim / 16, ww, m, groups,
-				group_lanes(r, b), sum);
-		else
-			multiply_pairs(block, (n + 1) / 2, r->dim / 16, ww, m, 0, sum[0][0], sum);
-		for (uint32_t j = 0; j < m && j < w->nq; j++)
-			flush(sum[j], ww[j].unit * c->value, t ? 1.0f : w->fade[j], add[j] + b / 16,
-				acc + (size_t)j * r->dim + b);
-	}
+static void accumulate_tile(const struct kvp_rows *r, const struct codes *c,
+	const struct kvp_weights *w, int fetch, float *acc)
+{
+#define ACCUMULATE(bits)                                                                   \
+	do {                                                                               \
+		if (r->groups > 1 && bits == 8)                                            \
+			break;                                                             \
+		if (r->groups > 1 && r->group == 16)                                       \
+			accumulate_words(r, c, bits, r->dim, TILE, HALVES, w, fetch, acc); \
+		else if (r->groups > 1 && r->dim == 128 && w->nq > 1)                      \
+			accumulate_words(r, c, bits, 128, TILE, WHOLE, w, fetch, acc);     \
+		else if (r->groups > 1)                                                    \
+			accumulate_words(r, c, bits, r->dim, TILE, WHOLE, w, fetch, acc);  \
+		else if (r->dim == 128 && w->nq == 1)                                      \
+			accumulate_words(r, c, bits, 128, 1, ONE, w, fetch, acc);          \
+		else if (r->dim == 128)                                                    \
+			accumulate_words(r, c, bits, 128, TILE, ONE, w, fetch, acc);       \
+		else                                                                       \
+			accumulate_words(r, c, bits, r->dim, TILE, ONE, w, fetch, acc);    \
+	} while (0)
+	PER_BITS(c->bits, ACCUMULATE);
+#undef ACCUMULATE
 }
 
 int kvp_accumulate_words(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
 {
-	__m512i pairs[PAIR_WORDS / 32];
-	uint32_t most = least(PAIR_WORDS / r->dim, PAIR_ROWS) & ~15u;
-	struct affine affine;
 	struct codes c;
 
 	if (!words_fit(r) || r->per_channel)
 		return 0;
-	if (r->groups > 1 && (16 % r->groups || r->group % 16))
+	if (r->groups > 1 && (GROUPS_MAX % r->groups || r->group % 16))
+		return 0;
+	if (r->groups > 1 && r->group == 16 && part_of(r->bits, r->dim) % 32)
 		return 0;
 	codes_init(r, &c);
-	if (r->minimum)
-		affine_init(r, &affine);
-	if (!most)
-		most = 8;
-	for (uint32_t t = 0; t < r->n; t += most) {
-		uint32_t n = least(r->n - t, most);
+	for (uint32_t i = 0; i < w->nq; i += TILE) {
+		struct kvp_weights part = { least(w->nq - i, TILE), w->w + i * w->stride, w->stride,
+			w->fade + i };
 
-		pair_codes(r, &c, t, n, pairs);
-		for (uint32_t i = 0; i < w->nq; i += TILE) {
-			struct kvp_weights part = { w->nq - i, w->w + i * w->stride, w->stride,
-				w->fade + i };
-
-			if (w->nq == 1)
-				accumulate_pairs(r, &c, &affine, pairs, t, n, &part, 1, acc);
-			else
-				accumulate_pairs(r, &c, &affine, pairs, t, n, &part, TILE,
-					acc + (size_t)i * r->dim);
-		}
+		accumulate_tile(r, &c, &part, !i, acc + (size_t)i * r->dim);
 	}
 	return 1;
 }

@@ -19,10 +19,7 @@
 
 #define BOOK_LEVELS 4095.0f
 #define LEVELS      32767.0f
-/*
- * Words of queries and weights may be added up times centroids, or times codes of 8 bits: less than
- * 2^31 / 4095 and 2^31 / 128, with room for rounding.
- */
+/* All words of a query, or weights of one, times a centroid: less than 2^31 / 4095. */
 #define BOOK_SUM   520000.0f
 #define CODE_SUM   16000000.0f
 #define STEP       16u /* rows that are scored at a time */
@@ -37,8 +34,9 @@ struct codes {
 	uint32_t bits;
 	__m512i book;
 	float value; /* of a word that is 1 */
-	float scale[GROUPS_MAX][ATTEND_CHUNK];
-	float add[GROUPS_MAX][ATTEND_CHUNK]; /* where there are minima: to each element */
+	/* [row][group], with zeros behind; add where there are minima: to each element */
+	float scale[GROUPS_MAX * ATTEND_CHUNK + 32];
+	float add[GROUPS_MAX * ATTEND_CHUNK + 32];
 };
 
 /* ---- codes to words ---- */
@@ -110,100 +108,71 @@ INLINE float larger(float a, float b)
 
 /* ---- scales ---- */
 
-/* Halves of n rows, `groups` a row, which divides 16, to one row per group. */
-static void turn_halves(
-	const uint8_t *p, uint32_t n, uint32_t groups, uint16_t (*ret)[ATTEND_CHUNK + 16])
-{
-	uint32_t per = 32 / groups;
-	uint16_t order[32], x[32 + 16];
-
-	for (uint32_t i = 0; i < 32; i++)
-		order[i] = (uint16_t)(i % per * groups + i / per);
-	for (uint32_t t = 0; t < n; t += per) {
-		uint32_t left = (n - t) * groups;
-		__mmask32 in = left >= 32 ? ~0u : (1u << left) - 1;
-
-		_mm512_storeu_si512(
-			x, _mm512_permutexvar_epi16(_mm512_loadu_si512(order),
-				   _mm512_maskz_loadu_epi16(in, p + 2 * (size_t)t * groups)));
-		for (uint32_t g = 0; g < groups; g++) /* what is too much is overwritten */
-			memcpy(ret[g] + t, x + g * per, 32);
-	}
-}
-
-static void load_scalars(const struct kvp_rows *r, const uint8_t *p, float (*ret)[ATTEND_CHUNK])
-{
-	uint16_t turned[GROUPS_MAX][ATTEND_CHUNK + 16];
-
-	if (r->groups <= 1) {
-		load_halves(p, r->n, r->factor, ret[0]);
-		return;
-	}
-	turn_halves(p, r->n, r->groups, turned);
-	for (uint32_t g = 0; g < r->groups; g++)
-		load_halves((const uint8_t *)turned[g], r->n, r->factor, ret[g]);
-}
-
 static void codes_init(const struct kvp_rows *r, struct codes *c)
 {
 	const float half = 0.5f * (float)((1u << r->bits) - 1);
+	uint32_t n = r->n * (r->groups > 1 ? r->groups : 1);
 
 	c->bits = r->family == KVP_FAMILY_INT8 ? 8 : r->bits;
 	c->value = 1.0f;
 	if (c->bits < 8)
 		book_init(r, c);
 	if (r->family == KVP_FAMILY_TQ && r->format)
-		load_wides(r->scale, r->n, r->factor, c->scale[0]);
+		load_wides(r->scale, n, r->factor, c->scale);
 	else
-		load_scalars(r, r->scale, c->scale);
+		load_halves(r->scale, n, r->factor, c->scale);
+	memset(c->scale + n, 0, 32 * sizeof *c->scale);
 	if (!r->minimum)
 		return;
 	/* From the minimum to the middle of the codes, from which the odd numbers are counted. */
-	load_scalars(r, r->minimum, c->add);
-	for (uint32_t g = 0; g < r->groups; g++)
-		for (uint32_t t = 0; t < r->n; t++)
-			c->add[g][t] += half * c->scale[g][t];
+	load_halves(r->minimum, n, r->factor, c->add);
+	for (uint32_t i = 0; i < n; i++)
+		c->add[i] += half * c->scale[i];
+	memset(c->add + n, 0, 32 * sizeof *c->add);
 }
 
 /* ---- keys ---- */
 
-/*
- * Words of a query, of each four channels the first and the third, then the others; returns the
- * value of a word that is 1. Of many channels with equally large values their sum, not the largest,
- * limits the words: to less than `most` in all, `levels` each.
+/* x in units of 1 / inv to words: of each four channels the first and the third, then the others.
  */
-INLINE float query_words(const float *q, uint32_t dim, float most, int16_t *word)
+INLINE __m512i words32(__m512 a, __m512 b, __m512 inv)
 {
-	__m512 max = _mm512_setzero_ps(), sum = max, inv;
-	float unit;
+	const __m512i order =
+		_mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 2, 1, 3, 8, 10, 9, 11, 16, 18, 17, 19, 24,
+			26, 25, 27, 4, 6, 5, 7, 12, 14, 13, 15, 20, 22, 21, 23, 28, 30, 29, 31));
 
-	for (uint32_t c = 0; c < dim; c += 16) {
-		__m512 x = _mm512_abs_ps(_mm512_loadu_ps(q + c));
-
-		max = _mm512_max_ps(x, max);
-		sum = _mm512_add_ps(x, sum);
-	}
-	unit = larger(_mm512_reduce_max_ps(max) / LEVELS, _mm512_reduce_add_ps(sum) / most);
-	inv = _mm512_set1_ps(unit > 0.0f ? 1.0f / unit : 0.0f);
-	for (uint32_t c = 0; c < dim; c += 16) {
-		__m512 x = _mm512_permute_ps(_mm512_loadu_ps(q + c), 0xd8);
-
-		_mm256_storeu_si256((__m256i *)(void *)(word + c),
-			_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x, inv))));
-	}
-	return unit;
+	return _mm512_permutexvar_epi16(
+		order, _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(a, inv)),
+			       _mm512_cvtps_epi32(_mm512_mul_ps(b, inv))));
 }
 
+INLINE __m512 one_over(float unit)
+{
+	return _mm512_set1_ps(unit > 0.0f ? 1.0f / unit : 0.0f);
+}
+
+/* Of many channels with equally large values their sum, not the largest, limits the words. */
 void kvp_query_words_avx512(
 	const float *q, uint32_t dim, int16_t *ret_word, float *ret_unit, float *ret_sum)
 {
-	__m512 sum = _mm512_setzero_ps();
+	__m512 max = _mm512_setzero_ps(), size = max, sum = max, inv;
+	float unit;
 
-	for (uint32_t c = 0; c < dim; c += 16)
-		sum = _mm512_add_ps(sum, _mm512_loadu_ps(q + c));
+	for (uint32_t c = 0; c < dim; c += 16) {
+		__m512 x = _mm512_loadu_ps(q + c), y = _mm512_abs_ps(x);
+
+		max = _mm512_max_ps(y, max);
+		size = _mm512_add_ps(y, size);
+		sum = _mm512_add_ps(x, sum);
+	}
+	unit = larger(_mm512_reduce_max_ps(max) / LEVELS, _mm512_reduce_add_ps(size) / BOOK_SUM);
+	inv = one_over(unit);
+	for (uint32_t c = 0; c < dim; c += 32)
+		_mm512_storeu_si512(ret_word + c,
+			words32(_mm512_loadu_ps(q + c), _mm512_loadu_ps(q + c + 16), inv));
 	*ret_sum = _mm512_reduce_add_ps(sum);
 	/* A query with NaN or infinities in it has no words: its scores are NaN. */
-	*ret_unit = query_words(q, dim, BOOK_SUM, ret_word) + 0.0f * *ret_sum;
+	*ret_unit = unit + 0.0f * *ret_sum;
 }
 
 /* Up to four queries. */
@@ -363,8 +332,8 @@ INLINE void score_words(const struct kvp_rows *r, const struct codes *c, uint32_
 		for (uint32_t j = 0; j < STEP; j++)
 			row[j] = r->codes + (ptrdiff_t)least(t + j, r->n - 1) * r->stride;
 		dot_rows(bits, dim, m, book, row, w->word, sum);
-		scale = _mm512_maskz_loadu_ps(in, c->scale[0] + t);
-		add = _mm512_maskz_loadu_ps(in, c->add[0] + t);
+		scale = _mm512_maskz_loadu_ps(in, c->scale + t);
+		add = _mm512_maskz_loadu_ps(in, c->add + t);
 		for (uint32_t i = 0; i < m && i < nq; i++) {
 			__m512 x = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum[i]), scale),
 				_mm512_set1_ps(w->unit[i]));
@@ -418,27 +387,51 @@ INLINE __m512 halves16(const uint8_t *p, uint32_t c, float scale)
 		_mm256_loadu_si256((const __m256i *)(const void *)(p + 2 * (size_t)c)), scale);
 }
 
-/* Query i with the scales of group g of tokens folded in; what their minima add goes to add. */
-static void fold_query(const struct kvp_rows *r, uint32_t g, const float *q, uint32_t i,
-	int16_t *word, struct word_queries *w)
+/* One group of tokens of kivi keys. */
+struct channels {
+	float scale[DIM_MAX]; /* halves of the scales: books are of odd numbers */
+	float add[DIM_MAX];   /* the middle of the codes */
+};
+
+static void channels_init(const struct kvp_rows *r, uint32_t g, struct channels *ch)
 {
 	const __m512 middle = _mm512_set1_ps((float)((1u << r->bits) - 1));
 	const uint8_t *scale = r->scale + 2 * (size_t)g * r->dim;
 	const uint8_t *min = r->minimum + 2 * (size_t)g * r->dim;
-	__m512 sum = _mm512_setzero_ps();
-	float fold[DIM_MAX], add;
 
 	for (uint32_t c = 0; c < r->dim; c += 16) {
-		__m512 x = _mm512_loadu_ps(q + c);
-		__m512 half = halves16(scale, c, 0.5f * r->factor);
+		__m512 x = halves16(scale, c, 0.5f * r->factor);
 
-		_mm512_storeu_ps(fold + c, _mm512_mul_ps(x, half));
-		half = _mm512_fmadd_ps(half, middle, halves16(min, c, r->factor));
-		sum = _mm512_fmadd_ps(x, half, sum);
+		_mm512_storeu_ps(ch->scale + c, x);
+		_mm512_storeu_ps(
+			ch->add + c, _mm512_fmadd_ps(x, middle, halves16(min, c, r->factor)));
 	}
+}
+
+/* Query i with the scales folded in; what the minima add goes to add. */
+INLINE void fold_query(const struct channels *ch, uint32_t dim, const float *q, uint32_t i,
+	int16_t *word, struct word_queries *w)
+{
+	__m512 max = _mm512_setzero_ps(), sum = max, inv, x[2];
+	float unit, add;
+
+	for (uint32_t c = 0; c < dim; c += 16) {
+		x[0] = _mm512_loadu_ps(q + c);
+		sum = _mm512_fmadd_ps(x[0], _mm512_loadu_ps(ch->add + c), sum);
+		x[0] = _mm512_mul_ps(x[0], _mm512_loadu_ps(ch->scale + c));
+		max = _mm512_max_ps(_mm512_abs_ps(x[0]), max);
+	}
+	unit = _mm512_reduce_max_ps(max) * (1.0f / LEVELS);
 	add = _mm512_reduce_add_ps(sum);
+	inv = one_over(unit);
+	for (uint32_t c = 0; c < dim; c += 32) {
+		for (uint32_t k = 0; k < 2; k++)
+			x[k] = _mm512_mul_ps(_mm512_loadu_ps(q + c + 16 * k),
+				_mm512_loadu_ps(ch->scale + c + 16 * k));
+		_mm512_storeu_si512(word + c, words32(x[0], x[1], inv));
+	}
 	w->word[i] = word;
-	w->unit[i] = query_words(fold, r->dim, CODE_SUM, word) + 0.0f * add;
+	w->unit[i] = unit + 0.0f * add;
 	w->add[i] = add;
 }
 
@@ -448,15 +441,21 @@ static void score_channels(const struct kvp_rows *r, struct codes *c, const stru
 {
 	int16_t word[TILE][DIM_MAX];
 	struct word_queries w;
+	struct channels ch;
 
 	for (uint32_t t = 0; t < r->n; t++)
-		c->scale[0][t] = c->add[0][t] = 1.0f;
-	for (uint32_t i = 0; i < q->n; i += TILE) {
-		for (uint32_t t = 0; t < r->n; t += r->group) {
-			for (uint32_t j = 0; j < TILE; j++)
-				fold_query(r, t / r->group,
-					q->f + (size_t)least(i + j, q->n - 1) * r->dim, j, word[j],
-					&w);
+		c->scale[t] = c->add[t] = 1.0f;
+	for (uint32_t t = 0; t < r->n; t += r->group) {
+		channels_init(r, t / r->group, &ch);
+		for (uint32_t i = 0; i < q->n; i += TILE) {
+			for (uint32_t j = 0; j < TILE; j++) {
+				const float *from = q->f + (size_t)least(i + j, q->n - 1) * r->dim;
+
+				if (r->dim == 128)
+					fold_query(&ch, 128, from, j, word[j], &w);
+				else
+					fold_query(&ch, r->dim, from, j, word[j], &w);
+			}
 			score_tile(r, c, &w, least(q->n - i, TILE), t, least(t + r->group, r->n),
 				s + i * s_stride, s_stride);
 		}
@@ -494,16 +493,19 @@ enum grouping {
 	HALVES /* a group is 16 channels: half a register */
 };
 
-/* Weights of one query, each times its row's scale, as words; per group of channels. */
+/*
+ * Weights of one query, each times its row's scale, as words. The groups of two rows lie together,
+ * the words of a group in these next to each other.
+ */
 struct word_weights {
 	float unit[GROUPS_MAX]; /* of a product */
 	float add[GROUPS_MAX];  /* what the minima add */
-	int16_t word[GROUPS_MAX][ATTEND_CHUNK];
+	int16_t word[GROUPS_MAX * ATTEND_CHUNK + 32];
 };
 
 /* Of centroids the sum of the weights limits the words, or else the largest weight. */
-static void weigh(struct word_weights *ww, uint32_t g, const float *w, const struct codes *c,
-	const struct kvp_rows *r)
+static void weigh_rows(
+	struct word_weights *ww, const float *w, const struct codes *c, const struct kvp_rows *r)
 {
 	__m512 x[ATTEND_CHUNK / 16], max = _mm512_setzero_ps(), sum = max, add = max, inv;
 	float unit;
@@ -512,23 +514,102 @@ static void weigh(struct word_weights *ww, uint32_t g, const float *w, const str
 		__mmask16 in = 16 * i < r->n ? first16(r->n - 16 * i) : 0;
 		__m512 y = _mm512_maskz_loadu_ps(in, w + 16 * (size_t)i), size;
 
-		x[i] = _mm512_mul_ps(y, _mm512_maskz_loadu_ps(in, c->scale[g] + 16 * (size_t)i));
+		x[i] = _mm512_mul_ps(y, _mm512_maskz_loadu_ps(in, c->scale + 16 * (size_t)i));
 		size = _mm512_abs_ps(x[i]);
 		max = _mm512_max_ps(size, max);
 		sum = _mm512_add_ps(size, sum);
 		if (r->minimum)
 			add = _mm512_fmadd_ps(
-				y, _mm512_maskz_loadu_ps(in, c->add[g] + 16 * (size_t)i), add);
+				y, _mm512_maskz_loadu_ps(in, c->add + 16 * (size_t)i), add);
 	}
-	unit = _mm512_reduce_max_ps(max) / LEVELS;
+	unit = _mm512_reduce_max_ps(max) * (1.0f / LEVELS);
 	if (r->family == KVP_FAMILY_TQ)
-		unit = larger(unit, _mm512_reduce_add_ps(sum) / BOOK_SUM);
-	inv = _mm512_set1_ps(unit > 0.0f ? 1.0f / unit : 0.0f);
+		unit = larger(unit, _mm512_reduce_add_ps(sum) * (1.0f / BOOK_SUM));
+	inv = one_over(unit);
 	for (uint32_t i = 0; i < ATTEND_CHUNK / 16; i++)
-		_mm256_storeu_si256((__m256i *)(void *)(ww->word[g] + 16 * (size_t)i),
+		_mm256_storeu_si256((__m256i *)(void *)(ww->word + 16 * (size_t)i),
 			_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x[i], inv))));
-	ww->unit[g] = unit * c->value;
-	ww->add[g] = r->minimum ? _mm512_reduce_add_ps(add) : 0.0f;
+	ww->unit[0] = unit * c->value;
+	ww->add[0] = r->minimum ? _mm512_reduce_add_ps(add) : 0.0f;
+}
+
+/* Lanes i, i + groups, .. together, in all of them: their largest or their sum. */
+INLINE __m512 over_rows(__m512 x, uint32_t groups, int largest)
+{
+	const __m512i lane =
+		_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+
+	for (uint32_t s = groups; s < 16; s *= 2) {
+		__m512 y =
+			_mm512_permutexvar_ps(_mm512_add_epi32(lane, _mm512_set1_epi32((int)s)), x);
+
+		x = largest ? _mm512_max_ps(y, x) : _mm512_add_ps(y, x);
+	}
+	return x;
+}
+
+/* Of each group the largest size of a scale. */
+static __m512 largest_scales(const struct kvp_rows *r, const struct codes *c)
+{
+	__m512 max = _mm512_setzero_ps();
+
+	for (uint32_t i = 0; i < r->n * r->groups; i += 16)
+		max = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(c->scale + i)), max);
+	return over_rows(max, r->groups, 1);
+}
+
+/* Where in two packed registers of [row][group] the words of struct word_weights are. */
+static __m512i pair_order(uint32_t groups)
+{
+	const __m512i one = _mm512_set1_epi16(1);
+	const uint32_t log = (uint32_t)__builtin_ctz(groups);
+	__m512i at = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,
+		13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
+	__m512i row, group;
+
+	row = _mm512_or_si512(
+		_mm512_slli_epi16(_mm512_srli_epi16(at, log + 1), 1), _mm512_and_si512(at, one));
+	group = _mm512_and_si512(_mm512_srli_epi16(at, 1), _mm512_set1_epi16((short)(groups - 1)));
+	at = _mm512_add_epi16(_mm512_slli_epi16(row, log), group);
+	/* Packing takes four of one register, then four of the other. */
+	return _mm512_or_si512(_mm512_slli_epi16(_mm512_and_si512(at, _mm512_set1_epi16(12)), 1),
+		_mm512_or_si512(_mm512_and_si512(at, _mm512_set1_epi16(3)),
+			_mm512_slli_epi16(_mm512_srli_epi16(at, 4), 2)));
+}
+
+/* The largest weight times the largest scale limits the words of a group. */
+static void weigh_groups(struct word_weights *ww, const float *w, const struct codes *c,
+	const struct kvp_rows *r, __m512 top, __m512i order)
+{
+	const uint32_t rows = 16 / r->groups;
+	const __m512i lane =
+		_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+	const __m512i low = _mm512_srli_epi32(lane, (uint32_t)__builtin_ctz(r->groups));
+	const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32((int)rows));
+	__m512 max = _mm512_setzero_ps(), add = max, unit, inv;
+
+	for (uint32_t t = 0; t < r->n; t += 16)
+		max = _mm512_max_ps(
+			_mm512_abs_ps(_mm512_maskz_loadu_ps(first16(r->n - t), w + t)), max);
+	unit = _mm512_mul_ps(top, _mm512_set1_ps(_mm512_reduce_max_ps(max) * (1.0f / LEVELS)));
+	inv = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(unit, _mm512_setzero_ps(), _CMP_GT_OQ),
+		_mm512_set1_ps(1.0f), unit);
+	for (uint32_t t = 0; t < r->n; t += 2 * rows) {
+		const float *scale = c->scale + t * r->groups, *min = c->add + t * r->groups;
+		__m512 x = _mm512_maskz_loadu_ps(first16(r->n - t), w + t), y;
+
+		y = _mm512_permutexvar_ps(high, x);
+		x = _mm512_permutexvar_ps(low, x);
+		add = _mm512_fmadd_ps(x, _mm512_loadu_ps(min), add);
+		add = _mm512_fmadd_ps(y, _mm512_loadu_ps(min + 16), add);
+		x = _mm512_mul_ps(_mm512_mul_ps(x, inv), _mm512_loadu_ps(scale));
+		y = _mm512_mul_ps(_mm512_mul_ps(y, inv), _mm512_loadu_ps(scale + 16));
+		_mm512_storeu_si512(ww->word + t * r->groups,
+			_mm512_permutexvar_epi16(order,
+				_mm512_packs_epi32(_mm512_cvtps_epi32(x), _mm512_cvtps_epi32(y))));
+	}
+	_mm512_storeu_ps(ww->unit, _mm512_mul_ps(unit, _mm512_set1_ps(c->value)));
+	_mm512_storeu_ps(ww->add, over_rows(add, r->groups, 0));
 }
 
 /* Words of two rows in turn: 32 bytes of each, or twice 16 bytes of each. */
@@ -610,15 +691,19 @@ INLINE void pair_words(uint32_t bits, uint32_t dim, __m512i book, const uint8_t 
 	}
 }
 
+/* The group of channel c. */
+INLINE uint32_t group_of(const struct kvp_rows *r, enum grouping grouping, uint32_t c)
+{
+	return grouping == ONE ? 0 : c >> __builtin_ctz(r->group);
+}
+
 INLINE void multiply_rows(const struct kvp_rows *r, uint32_t bits, uint32_t dim, uint32_t m,
 	enum grouping grouping, __m512i book, const struct word_weights *ww, const struct strip *s,
 	int fetch, __m512i *sum)
 {
 	const uint8_t *row = r->codes;
-	uint32_t g[2] = { 0, 0 };
-
-	for (uint32_t j = 0; j < 2 && grouping != ONE; j++)
-		g[j] = s->c[j] / r->group;
+	uint32_t groups = grouping == ONE ? 1 : r->groups;
+	uint32_t at[2] = { 2 * group_of(r, grouping, s->c[0]), 2 * group_of(r, grouping, s->c[1]) };
 
 #pragma GCC unroll 16
 	for (uint32_t i = 0; i < 4 * m; i++)
@@ -632,12 +717,12 @@ INLINE void multiply_rows(const struct kvp_rows *r, uint32_t bits, uint32_t dim,
 
 #pragma GCC unroll 16
 		for (uint32_t i = 0; i < 4 * m; i++) {
-			const int16_t *w = ww[i / 4].word[g[i % 4 / 2]] + t;
+			const int16_t *w = ww[i / 4].word + t * groups + at[i % 4 / 2];
 
 			if (grouping == HALVES)
 				sum[i] = _mm512_dpwssd_epi32(sum[i], x[i % 4],
 					_mm512_mask_set1_epi32(_mm512_set1_epi32(load_pair(w)),
-						0xff00, load_pair(w + ATTEND_CHUNK)));
+						0xff00, load_pair(w + 2)));
 			else
 				sum[i] = dot_pair(sum[i], x[i % 4], w);
 		}
@@ -655,8 +740,9 @@ INLINE void add_sums(const struct word_weights *w, uint32_t g, float fade, __m51
 }
 
 /* The sums of a strip to the channels that they are of. */
-INLINE void flush(const struct kvp_rows *r, uint32_t part, const struct strip *s, const __m512i *x,
-	const struct word_weights *w, float fade, float *acc)
+INLINE void flush(const struct kvp_rows *r, uint32_t part, enum grouping grouping,
+	const struct strip *s, const __m512i *x, const struct word_weights *w, float fade,
+	float *acc)
 {
 	const __m512i low =
 		_mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -671,7 +757,7 @@ INLINE void flush(const struct kvp_rows *r, uint32_t part, const struct strip *s
 				      : _mm512_permutex2var_epi32(
 						x[j & 2], j % 2 ? high : low, x[j | 1]);
 
-		add_sums(w, r->groups > 1 ? c / r->group : 0, fade, y, acc + c);
+		add_sums(w, group_of(r, grouping, c), fade, y, acc + c);
 	}
 }
 
@@ -690,7 +776,8 @@ INLINE void accumulate_strip(const struct kvp_rows *r, const struct codes *c, ui
 #pragma GCC unroll 16
 	for (uint32_t i = 0; i < m; i++)
 		if (i < w->nq)
-			flush(r, part, &s, sum + 4 * i, &ww[i], w->fade[i], acc + (size_t)i * dim);
+			flush(r, part, grouping, &s, sum + 4 * i, &ww[i], w->fade[i],
+				acc + (size_t)i * dim);
 }
 
 /* The weights of up to m queries. */
@@ -701,9 +788,17 @@ INLINE void accumulate_words(const struct kvp_rows *r, const struct codes *c, ui
 	const uint32_t part = part_of(bits, dim), piece = bits == 8 ? 64 : least(part, 32);
 	struct word_weights ww[TILE];
 
-	for (uint32_t i = 0; i < m; i++)
-		for (uint32_t g = 0; g < (grouping == ONE ? 1 : r->groups); g++)
-			weigh(&ww[i], g, w->w + least(i, w->nq - 1) * w->stride, c, r);
+	__m512i order = grouping == ONE ? c->book : pair_order(r->groups);
+	__m512 top = grouping == ONE ? _mm512_setzero_ps() : largest_scales(r, c);
+
+	for (uint32_t i = 0; i < m; i++) {
+		const float *from = w->w + least(i, w->nq - 1) * w->stride;
+
+		if (grouping == ONE)
+			weigh_rows(&ww[i], from, c, r);
+		else
+			weigh_groups(&ww[i], from, c, r, top, order);
+	}
 	for (uint32_t at = 0; at < part; at += piece) {
 		accumulate_strip(r, c, bits, dim, m, grouping, ww, w, at, 0, fetch && !at, acc);
 		if (width_of(bits) == 2 && part % 32 == 0)

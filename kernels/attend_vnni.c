@@ -20,8 +20,18 @@
 #define BOOK_LEVELS 4095.0f
 #define LEVELS      32767.0f
 /* All words of a query, or weights of one, times a centroid: less than 2^31 / 4095. */
-#define BOOK_SUM   520000.0f
-#define CODE_SUM   16000000.0f
+#define BOOK_SUM 520000.0f
+#define CODE_SUM 16000000.0f
+/* Loops whose arrays are to be registers. Sanitized, they would compile for minutes. */
+#ifndef KVP_SPECIALIZE
+#define KVP_SPECIALIZE 1
+#endif
+#if KVP_SPECIALIZE
+#define UNROLL _Pragma("GCC unroll 16")
+#else
+#define UNROLL
+#endif
+
 #define STEP       16u /* rows that are scored at a time */
 #define GROUPS_MAX 16u
 
@@ -101,11 +111,6 @@ static int words_fit(const struct kvp_rows *r)
 	return r->family == KVP_FAMILY_INT8 || r->bits == 4 || r->dim == 64 || r->dim % 128 == 0;
 }
 
-INLINE float larger(float a, float b)
-{
-	return a > b ? a : b;
-}
-
 /* ---- scales ---- */
 
 static void codes_init(const struct kvp_rows *r, struct codes *c)
@@ -146,9 +151,22 @@ INLINE __m512i words32(__m512 a, __m512 b, __m512 inv)
 			       _mm512_cvtps_epi32(_mm512_mul_ps(b, inv))));
 }
 
-INLINE __m512 one_over(float unit)
+/*
+ * Levels of `largest` of values whose sizes add up to sum. A whole number, so that the largest,
+ * which many may equal, is a word exactly. What NaN or overflow make of it is bounded, too.
+ */
+INLINE float book_levels(float largest, float sum)
 {
-	return _mm512_set1_ps(unit > 0.0f ? 1.0f / unit : 0.0f);
+	const float least_levels = 507.0f; /* of DIM_MAX equal ones */
+	float levels = BOOK_SUM / (sum / largest);
+
+	levels = levels < LEVELS ? levels : LEVELS;
+	return (float)(int32_t)(levels > least_levels ? levels : least_levels);
+}
+
+INLINE __m512 levels_over(float levels, float largest)
+{
+	return _mm512_set1_ps(largest > 0.0f ? levels / largest : 0.0f);
 }
 
 /* Of many channels with equally large values their sum, not the largest, limits the words. */
@@ -156,7 +174,7 @@ void kvp_query_words_avx512(
 	const float *q, uint32_t dim, int16_t *ret_word, float *ret_unit, float *ret_sum)
 {
 	__m512 max = _mm512_setzero_ps(), size = max, sum = max, inv;
-	float unit;
+	float top, levels;
 
 	for (uint32_t c = 0; c < dim; c += 16) {
 		__m512 x = _mm512_loadu_ps(q + c), y = _mm512_abs_ps(x);
@@ -165,14 +183,15 @@ void kvp_query_words_avx512(
 		size = _mm512_add_ps(y, size);
 		sum = _mm512_add_ps(x, sum);
 	}
-	unit = larger(_mm512_reduce_max_ps(max) / LEVELS, _mm512_reduce_add_ps(size) / BOOK_SUM);
-	inv = one_over(unit);
+	top = _mm512_reduce_max_ps(max);
+	levels = book_levels(top, _mm512_reduce_add_ps(size));
+	inv = levels_over(levels, top);
 	for (uint32_t c = 0; c < dim; c += 32)
 		_mm512_storeu_si512(ret_word + c,
 			words32(_mm512_loadu_ps(q + c), _mm512_loadu_ps(q + c + 16), inv));
 	*ret_sum = _mm512_reduce_add_ps(sum);
 	/* A query with NaN or infinities in it has no words: its scores are NaN. */
-	*ret_unit = unit + 0.0f * *ret_sum;
+	*ret_unit = top / levels + 0.0f * *ret_sum;
 }
 
 /* Up to four queries. */
@@ -292,12 +311,10 @@ INLINE void dot_rows(uint32_t bits, uint32_t dim, uint32_t m, __m512i book,
 			turn_rows32(row, at, x);
 		else
 			turn_rows16(row, at, x);
-
-#pragma GCC unroll 16
-		for (uint32_t k = 0; k < piece / 4; k++) {
-
-#pragma GCC unroll 16
-			for (uint32_t j = 0; j < 16 / width; j++) {
+		UNROLL for (uint32_t k = 0; k < piece / 4; k++)
+		{
+			UNROLL for (uint32_t j = 0; j < 16 / width; j++)
+			{
 				uint32_t c = j / 2 * part + at + 4 * k, odd = j % 2;
 				__m512i y = x[k];
 
@@ -370,9 +387,9 @@ static void score_tile(const struct kvp_rows *r, const struct codes *c,
 {
 #define SCORE(bits)                                                                            \
 	do {                                                                                   \
-		if (r->dim == 128 && nq == 1)                                                  \
+		if (KVP_SPECIALIZE && r->dim == 128 && nq == 1)                                \
 			score_words(r, c, bits, 128, 1, w, nq, first, end, s, s_stride);       \
-		else if (r->dim == 128)                                                        \
+		else if (KVP_SPECIALIZE && r->dim == 128)                                      \
 			score_words(r, c, bits, 128, TILE, w, nq, first, end, s, s_stride);    \
 		else                                                                           \
 			score_words(r, c, bits, r->dim, TILE, w, nq, first, end, s, s_stride); \
@@ -413,7 +430,7 @@ INLINE void fold_query(const struct channels *ch, uint32_t dim, const float *q, 
 	int16_t *word, struct word_queries *w)
 {
 	__m512 max = _mm512_setzero_ps(), sum = max, inv, x[2];
-	float unit, add;
+	float top, add;
 
 	for (uint32_t c = 0; c < dim; c += 16) {
 		x[0] = _mm512_loadu_ps(q + c);
@@ -421,9 +438,9 @@ INLINE void fold_query(const struct channels *ch, uint32_t dim, const float *q, 
 		x[0] = _mm512_mul_ps(x[0], _mm512_loadu_ps(ch->scale + c));
 		max = _mm512_max_ps(_mm512_abs_ps(x[0]), max);
 	}
-	unit = _mm512_reduce_max_ps(max) * (1.0f / LEVELS);
+	top = _mm512_reduce_max_ps(max);
 	add = _mm512_reduce_add_ps(sum);
-	inv = one_over(unit);
+	inv = levels_over(LEVELS, top);
 	for (uint32_t c = 0; c < dim; c += 32) {
 		for (uint32_t k = 0; k < 2; k++)
 			x[k] = _mm512_mul_ps(_mm512_loadu_ps(q + c + 16 * k),
@@ -431,7 +448,7 @@ INLINE void fold_query(const struct channels *ch, uint32_t dim, const float *q, 
 		_mm512_storeu_si512(word + c, words32(x[0], x[1], inv));
 	}
 	w->word[i] = word;
-	w->unit[i] = unit + 0.0f * add;
+	w->unit[i] = top / LEVELS + 0.0f * add;
 	w->add[i] = add;
 }
 
@@ -451,7 +468,7 @@ static void score_channels(const struct kvp_rows *r, struct codes *c, const stru
 			for (uint32_t j = 0; j < TILE; j++) {
 				const float *from = q->f + (size_t)least(i + j, q->n - 1) * r->dim;
 
-				if (r->dim == 128)
+				if (KVP_SPECIALIZE && r->dim == 128)
 					fold_query(&ch, 128, from, j, word[j], &w);
 				else
 					fold_query(&ch, r->dim, from, j, word[j], &w);
@@ -508,7 +525,7 @@ static void weigh_rows(
 	struct word_weights *ww, const float *w, const struct codes *c, const struct kvp_rows *r)
 {
 	__m512 x[ATTEND_CHUNK / 16], max = _mm512_setzero_ps(), sum = max, add = max, inv;
-	float unit;
+	float top, levels = LEVELS;
 
 	for (uint32_t i = 0; i < ATTEND_CHUNK / 16; i++) {
 		__mmask16 in = 16 * i < r->n ? first16(r->n - 16 * i) : 0;
@@ -522,14 +539,14 @@ static void weigh_rows(
 			add = _mm512_fmadd_ps(
 				y, _mm512_maskz_loadu_ps(in, c->add + 16 * (size_t)i), add);
 	}
-	unit = _mm512_reduce_max_ps(max) * (1.0f / LEVELS);
+	top = _mm512_reduce_max_ps(max);
 	if (r->family == KVP_FAMILY_TQ)
-		unit = larger(unit, _mm512_reduce_add_ps(sum) * (1.0f / BOOK_SUM));
-	inv = one_over(unit);
+		levels = book_levels(top, _mm512_reduce_add_ps(sum));
+	inv = levels_over(levels, top);
 	for (uint32_t i = 0; i < ATTEND_CHUNK / 16; i++)
 		_mm256_storeu_si256((__m256i *)(void *)(ww->word + 16 * (size_t)i),
 			_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x[i], inv))));
-	ww->unit[0] = unit * c->value;
+	ww->unit[0] = top / levels * c->value;
 	ww->add[0] = r->minimum ? _mm512_reduce_add_ps(add) : 0.0f;
 }
 
@@ -672,9 +689,8 @@ INLINE void pair_words(uint32_t bits, uint32_t dim, __m512i book, const uint8_t 
 
 	if (bits == 8)
 		y = two_rows(a + s->at + 32, b + s->at + 32, 32);
-
-#pragma GCC unroll 16
-	for (uint32_t j = 0; j < 4; j++) {
+	UNROLL for (uint32_t j = 0; j < 4; j++)
+	{
 		__m512i top = bits == 3 ? two_tops(dim, a, b, s, j) : book;
 
 		if (bits == 8)
@@ -704,19 +720,15 @@ INLINE void multiply_rows(const struct kvp_rows *r, uint32_t bits, uint32_t dim,
 	const uint8_t *row = r->codes;
 	uint32_t groups = grouping == ONE ? 1 : r->groups;
 	uint32_t at[2] = { 2 * group_of(r, grouping, s->c[0]), 2 * group_of(r, grouping, s->c[1]) };
-
-#pragma GCC unroll 16
-	for (uint32_t i = 0; i < 4 * m; i++)
-		sum[i] = _mm512_setzero_si512();
+	UNROLL for (uint32_t i = 0; i < 4 * m; i++) sum[i] = _mm512_setzero_si512();
 	for (uint32_t t = 0; t < r->n; t += 2, row += 2 * r->stride) {
 		__m512i x[4];
 
 		if (fetch && t % TILE == 0)
 			fetch_next(r, t);
 		pair_words(bits, dim, book, row, row + (t + 1 < r->n ? r->stride : 0), s, x);
-
-#pragma GCC unroll 16
-		for (uint32_t i = 0; i < 4 * m; i++) {
+		UNROLL for (uint32_t i = 0; i < 4 * m; i++)
+		{
 			const int16_t *w = ww[i / 4].word + t * groups + at[i % 4 / 2];
 
 			if (grouping == HALVES)
@@ -749,9 +761,8 @@ INLINE void flush(const struct kvp_rows *r, uint32_t part, enum grouping groupin
 	const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
 	const __m512i halves =
 		_mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
-
-#pragma GCC unroll 16
-	for (uint32_t j = 0; j < 4; j++) {
+	UNROLL for (uint32_t j = 0; j < 4; j++)
+	{
 		uint32_t c = s->c[j / 2] + 16 * (j % 2);
 		__m512i y = part % 32 ? _mm512_permutexvar_epi32(halves, x[j])
 				      : _mm512_permutex2var_epi32(
@@ -772,12 +783,8 @@ INLINE void accumulate_strip(const struct kvp_rows *r, const struct codes *c, ui
 	if (bits == 8 || part % 32)
 		s.c[1] = s.c[0] + 32;
 	multiply_rows(r, bits, dim, m, grouping, c->book, ww, &s, fetch, sum);
-
-#pragma GCC unroll 16
-	for (uint32_t i = 0; i < m; i++)
-		if (i < w->nq)
-			flush(r, part, grouping, &s, sum + 4 * i, &ww[i], w->fade[i],
-				acc + (size_t)i * dim);
+	UNROLL for (uint32_t i = 0; i < m; i++) if (i < w->nq) flush(
+		r, part, grouping, &s, sum + 4 * i, &ww[i], w->fade[i], acc + (size_t)i * dim);
 }
 
 /* The weights of up to m queries. */
@@ -815,13 +822,13 @@ static void accumulate_tile(const struct kvp_rows *r, const struct codes *c,
 			break;                                                             \
 		if (r->groups > 1 && r->group == 16)                                       \
 			accumulate_words(r, c, bits, r->dim, TILE, HALVES, w, fetch, acc); \
-		else if (r->groups > 1 && r->dim == 128 && w->nq > 1)                      \
+		else if (KVP_SPECIALIZE && r->groups > 1 && r->dim == 128 && w->nq > 1)    \
 			accumulate_words(r, c, bits, 128, TILE, WHOLE, w, fetch, acc);     \
 		else if (r->groups > 1)                                                    \
 			accumulate_words(r, c, bits, r->dim, TILE, WHOLE, w, fetch, acc);  \
-		else if (r->dim == 128 && w->nq == 1)                                      \
+		else if (KVP_SPECIALIZE && r->dim == 128 && w->nq == 1)                    \
 			accumulate_words(r, c, bits, 128, 1, ONE, w, fetch, acc);          \
-		else if (r->dim == 128)                                                    \
+		else if (KVP_SPECIALIZE && r->dim == 128)                                  \
 			accumulate_words(r, c, bits, 128, TILE, ONE, w, fetch, acc);       \
 		else                                                                       \
 			accumulate_words(r, c, bits, r->dim, TILE, ONE, w, fetch, acc);    \

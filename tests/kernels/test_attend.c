@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention against a double-precision reference over what the planes decode to. */
-#include "kernels/attend_rows.h"
 #include "kernels/dsp.h"
 #include "kernels/kvp_attend.h"
+#include "kernels/numeric.h"
+#include "kernels/rowcode.h"
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 
@@ -814,6 +815,214 @@ static void refusals(void **state)
 	rig_free(g);
 }
 
+/* Rows of one geometry, in memory that ends with them. */
+struct geometry {
+	uint32_t family, bits, dim, n, group, per_channel, wide;
+};
+
+struct row_rig {
+	struct kvp_rows r;
+	uint8_t *codes, *scale, *min;
+	float q[9 * 1024], w[9 * ATTEND_CHUNK], cent[16], bound[16];
+};
+
+static uint8_t *halves(size_t n, float low, float high)
+{
+	uint8_t *p = malloc(2 * n);
+
+	assert_non_null(p);
+	for (size_t i = 0; i < n; i++) {
+		float f = low + (high - low) * (float)inputs_uniform();
+		uint16_t h = f32_to_f16(f);
+
+		memcpy(p + 2 * i, &h, sizeof h);
+	}
+	return p;
+}
+
+/* flat: every code, query and weight as large as can be, so that sums are. */
+static void row_rig_fill(struct row_rig *g, const struct geometry *o, int flat)
+{
+	int minima = o->family != KVP_FAMILY_TQ && o->family != KVP_FAMILY_INT8;
+	uint32_t bytes = kvp_row_bytes(o->bits, o->dim), groups, scalars;
+
+	groups = o->per_channel ? (o->n + o->group - 1) / o->group
+				: (o->group ? o->dim / o->group : 1);
+	scalars = groups * (o->per_channel ? o->dim : o->n);
+	g->r = (struct kvp_rows){ .family = o->family,
+		.bits = o->family == KVP_FAMILY_INT8 ? 0 : o->bits,
+		.format = o->family == KVP_FAMILY_INT8 ? KVP_CODEC_INT8 : o->wide,
+		.dim = o->dim,
+		.n = o->n,
+		.group = o->group ? o->group : o->dim,
+		.groups = groups,
+		.per_channel = o->per_channel,
+		.factor = 0.5f,
+		.stride = bytes,
+		.cent = g->cent };
+	if (o->family == KVP_FAMILY_TQ)
+		assert_int_equal(kvp_codebook(o->bits, o->dim, g->cent, g->bound), 0);
+	g->r.codes = g->codes = malloc((size_t)bytes * o->n);
+	assert_non_null(g->codes);
+	if (flat)
+		memset(g->codes, o->family == KVP_FAMILY_INT8 ? 0x81 : 0xff, (size_t)bytes * o->n);
+	else
+		inputs_noise(g->codes, (size_t)bytes * o->n);
+	if (o->wide) {
+		g->scale = malloc(4 * (size_t)scalars);
+		assert_non_null(g->scale);
+		for (uint32_t i = 0; i < scalars; i++) {
+			float f = 0.5f + (float)inputs_uniform();
+
+			memcpy(g->scale + 4 * (size_t)i, &f, sizeof f);
+		}
+	} else {
+		g->scale = halves(scalars, flat ? 1.0f : 0.01f, 1.0f);
+	}
+	g->min = minima ? halves(scalars, -8.0f, 0.0f) : NULL;
+	g->r.scale = g->scale;
+	g->r.minimum = g->min;
+	for (uint32_t i = 0; i < 9 * 1024; i++)
+		g->q[i] = flat ? 1.0f : (float)inputs_normal();
+	for (uint32_t i = 0; i < 9 * ATTEND_CHUNK; i++)
+		g->w[i] = flat ? 1.0f : expf(2.0f * (float)inputs_normal() - 6.0f);
+}
+
+static void row_rig_free(struct row_rig *g)
+{
+	free(g->codes);
+	free(g->scale);
+	free(g->min);
+}
+
+/* What the rows are, by C: one query per channel would be slow, so by weights of a single row. */
+static void row_values(const struct row_rig *g, float *ret)
+{
+	for (uint32_t t = 0; t < g->r.n; t++) {
+		float w[ATTEND_CHUNK] = { 0 }, fade = 0.0f;
+		struct kvp_weights one = { 1, w, ATTEND_CHUNK, &fade };
+
+		w[t] = 1.0f;
+		memset(ret + (size_t)t * g->r.dim, 0, g->r.dim * sizeof *ret);
+		kvp_accumulate_c(&g->r, &one, ret + (size_t)t * g->r.dim);
+	}
+}
+
+/* Scores within 5e-4 of the product of the norms, and words exist of dims of KVP_QUERY_BLOCK. */
+static void compare_scores(const struct kvp_kernels *k, struct row_rig *g, const float *x,
+	uint32_t nq, const char *what)
+{
+	uint32_t dim = g->r.dim;
+	int16_t *word = alloc((size_t)nq * dim * sizeof *word);
+	float *s = alloc((size_t)nq * ATTEND_CHUNK * sizeof *s), unit[9], sum[9];
+	float *q = alloc((size_t)nq * dim * sizeof *q);
+	struct kvp_queries kq = { nq, q, word, unit, sum };
+
+	memcpy(q, g->q, (size_t)nq * dim * sizeof *q);
+	for (uint32_t i = 0; k->dsp.query_words && dim % KVP_QUERY_BLOCK == 0 && i < nq; i++)
+		k->dsp.query_words(q + i * dim, dim, word + i * dim, unit + i, sum + i);
+	k->codec[g->r.family].score(&g->r, &kq, s, ATTEND_CHUNK);
+	for (uint32_t i = 0; i < nq; i++) {
+		for (uint32_t t = 0; t < g->r.n; t++) {
+			double dot = 0.0, qq = 0.0, xx = 0.0;
+
+			for (uint32_t c = 0; c < dim; c++) {
+				double a = (double)q[i * dim + c],
+				       b = (double)x[(size_t)t * dim + c];
+
+				dot += a * b;
+				qq += a * a;
+				xx += b * b;
+			}
+			if (!(fabs(dot - (double)s[i * ATTEND_CHUNK + t]) <= 5e-4 * sqrt(qq * xx)))
+				fail_msg("%s: query %u row %u: score %g, not %g", what, i, t,
+					(double)s[i * ATTEND_CHUNK + t], dot);
+		}
+	}
+	free(word);
+	free(s);
+	free(q);
+}
+
+/* Sums within 5e-4 of what the largest element would give under all the weights. */
+static void compare_sums(const struct kvp_kernels *k, struct row_rig *g, const float *x,
+	uint32_t nq, const char *what)
+{
+	uint32_t dim = g->r.dim;
+	float *acc = alloc((size_t)nq * dim * sizeof *acc), fade[9];
+	struct kvp_weights kw = { nq, g->w, ATTEND_CHUNK, fade };
+	double top = 0.0;
+
+	for (uint32_t i = 0; i < nq * dim; i++)
+		acc[i] = (float)(i % 7);
+	for (uint32_t i = 0; i < nq; i++)
+		fade[i] = 0.25f * (float)i;
+	for (size_t i = 0; i < (size_t)g->r.n * dim; i++)
+		top = fmax(top, fabs((double)x[i]));
+	k->codec[g->r.family].accumulate(&g->r, &kw, acc);
+	for (uint32_t i = 0; i < nq * dim; i++) {
+		double sum = (double)(i % 7) * (double)fade[i / dim], size = 1e-3;
+
+		for (uint32_t t = 0; t < g->r.n; t++) {
+			double w = (double)g->w[i / dim * ATTEND_CHUNK + t];
+
+			sum += w * (double)x[(size_t)t * dim + i % dim];
+			size += w;
+		}
+		if (!(fabs(sum - (double)acc[i]) <= 5e-4 * size * top + 1e-5))
+			fail_msg("%s: query %u channel %u: sum %g, not %g", what, i / dim, i % dim,
+				(double)acc[i], sum);
+	}
+	free(acc);
+}
+
+/* Score and accumulate of every instruction set, whatever the geometry, at random and at the
+ * largest sums.
+ */
+static void rows_of_any_geometry(void **state)
+{
+	static const struct geometry kinds[] = { { KVP_FAMILY_TQ, 4, 0, 0, 0, 0, 0 },
+		{ KVP_FAMILY_TQ, 3, 0, 0, 0, 0, 1 }, { KVP_FAMILY_TQ, 2, 0, 0, 0, 0, 0 },
+		{ KVP_FAMILY_INT8, 8, 0, 0, 0, 0, 0 }, { KVP_FAMILY_ASYM, 4, 0, 0, 0, 0, 0 },
+		{ KVP_FAMILY_ASYM, 3, 0, 0, 32, 0, 0 }, { KVP_FAMILY_HADAMARD, 2, 0, 0, 0, 0, 0 },
+		{ KVP_FAMILY_KIVI, 4, 0, 0, 32, 0, 0 }, { KVP_FAMILY_KIVI, 2, 0, 0, 16, 0, 0 },
+		{ KVP_FAMILY_KIVI, 4, 0, 0, 16, 0, 0 }, { KVP_FAMILY_KIVI, 2, 0, 0, 64, 0, 0 },
+		{ KVP_FAMILY_KIVI, 4, 0, 0, 32, 1, 0 }, { KVP_FAMILY_KIVI, 2, 0, 0, 16, 1, 0 } };
+	static const uint32_t dims[] = { 64, 128, 192, 256, 576, 1024, 80 };
+	struct row_rig *g = calloc(1, sizeof *g);
+	float *x = alloc((size_t)ATTEND_CHUNK * 1024 * sizeof *x);
+
+	(void)state;
+	assert_non_null(g);
+	for (uint32_t i = 0; i < 2 * 13 * 7 * 3; i++) {
+		struct geometry o = kinds[i % 13];
+		uint32_t nq = 1 + (uint32_t)(inputs_random() % 9);
+		int flat = i / 13 % 2;
+		char what[100];
+
+		o.dim = dims[i / 26 % 7];
+		o.n = flat || inputs_random() % 3 == 0 ? ATTEND_CHUNK
+						       : 1 + (uint32_t)(inputs_random() % 128);
+		if (o.per_channel) /* whole groups, as kivi has them */
+			o.n = (o.n + o.group - 1) / o.group * o.group;
+		else if (o.group && o.dim % o.group)
+			continue;
+		row_rig_fill(g, &o, flat);
+		row_values(g, x);
+		for (size_t set = 0; set < n_kernels; set++) {
+			snprintf(what, sizeof what,
+				"set %zu family %u bits %u dim %u n %u group %u queries %u%s", set,
+				o.family, o.bits, o.dim, o.n, o.group, nq, flat ? " flat" : "");
+			compare_scores(kernels[set], g, x, nq, what);
+			if (!o.per_channel)
+				compare_sums(kernels[set], g, x, nq, what);
+		}
+		row_rig_free(g);
+	}
+	free(x);
+	free(g);
+}
+
 static int setup(void **state)
 {
 	static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_ALL };
@@ -858,6 +1067,7 @@ int main(void)
 		cmocka_unit_test(nan_stays_in_its_head),
 		cmocka_unit_test(queries_groups_dims),
 		cmocka_unit_test(refusals),
+		cmocka_unit_test(rows_of_any_geometry),
 	};
 
 	return cmocka_run_group_tests(tests, setup, teardown);

@@ -30,11 +30,17 @@ def mentioning(text):
     return found
 
 
+def defaults():
+    # Whoever runs the tests may have them ignored: a shell in the background, nohup.
+    for sig in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+        signal.signal(sig, signal.SIG_DFL)
+
+
 def end(tmp, sig, args):
     # The folder's name is in the command lines of all that belongs to this tool.
     tool = subprocess.Popen(args, env=dict(os.environ, TMPDIR=tmp), stdout=subprocess.DEVNULL,
                             stderr=subprocess.DEVNULL, start_new_session=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                            preexec_fn=defaults)
     wait_for("a daemon", lambda: glob.glob(tmp + "/kvpool-*/kvpool.sock"))
     os.kill(tool.pid, sig)
     assert tool.wait(60) == -sig, (args, tool.returncode)

@@ -112,7 +112,7 @@ struct kvp_attend_result {
 #define KVP_ATTEND_SPLIT_MIN 8192u
 uint32_t kvp_attend_splits(uint64_t tokens, uint32_t kv_heads, uint32_t threads);
 
-/* Bytes of workspace. -EINVAL, -EOVERFLOW. */
+/* Bytes of workspace. -EINVAL. */
 int kvp_attend_workspace(const struct kvp_attend *a, size_t *ret_bytes);
 
 /*

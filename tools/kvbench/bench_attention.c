@@ -383,10 +383,16 @@ static int bench_one(struct job *job, const char *name, const struct context *na
 	double decode = INFINITY;
 	int r = kvp_codec_parse_pair(name, &kc, &vc);
 
-	if (!r)
-		r = context_encode(job->k, native, kc, vc, &coded);
 	if (r < 0) {
-		fprintf(stderr, "kvbench attention: codec %s: %s\n", name, strerror(-r));
+		fprintf(stderr, "kvbench attention: no codec is called %s\n", name);
+	} else {
+		r = context_encode(job->k, native, kc, vc, &coded);
+		if (r < 0)
+			fprintf(stderr, "kvbench attention: %s: %s\n", name,
+				r == -ENOENT ? "needs a matrix, which this benchmark does not make"
+					     : strerror(-r));
+	}
+	if (r < 0) {
 		free(ref);
 		return r;
 	}

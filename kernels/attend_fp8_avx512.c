@@ -12,42 +12,54 @@
 #define OTHER_LEVELS 8191.0f /* of words of queries and weights */
 #define DOT_ROWS     32u     /* whose products are added as integers */
 #define FP8_DIM_MAX  256u
-#define E4M3_MAX     448.0f
 
 /*
- * No sum leaves 32 bits: of 2 products in each of dim / 32 registers of a key, or of DOT_ROWS
- * products of values.
+ * Words of the largest code. No sum leaves 32 bits: of 2 products in each of dim / 32 registers of
+ * a key, or of DOT_ROWS products of values.
  */
-#define KEY_LEVELS(dim) ((dim) <= 128 ? 28600.0f : 14300.0f)
-#define VALUE_LEVELS    7150.0f
+#define KEY_LEVELS      28600u
+#define LONG_KEY_LEVELS 14300u /* dim above 128 */
+#define VALUE_LEVELS    7150u
+
+/* Of a code without its sign, in 2^-9; of 0x7f, which decodes to 0, too. */
+#define E4M3(i) \
+	((i) == 0x7f ? 0 : (i) < 8 ? (i) : (UINT64_C(8) + (i) % 8) << ((i) / 8 - ((i) >= 8)))
+#define E4M3_TOP E4M3(0x7e) /* 448 */
+
+/* Bytes of complemented words. */
+#define LOW(i, levels)  (uint8_t) ~(E4M3(i) * (levels) / E4M3_TOP)
+#define HIGH(i, levels) (uint8_t)(~(E4M3(i) * (levels) / E4M3_TOP) >> 8)
+
+#define CODES_8(byte, i, levels)                                                        \
+	byte(i, levels), byte(i + 1, levels), byte(i + 2, levels), byte(i + 3, levels), \
+		byte(i + 4, levels), byte(i + 5, levels), byte(i + 6, levels), byte(i + 7, levels)
+#define CODES_32(byte, i, levels)                                                                  \
+	CODES_8(byte, i, levels), CODES_8(byte, (i) + 8, levels), CODES_8(byte, (i) + 16, levels), \
+		CODES_8(byte, (i) + 24, levels)
+#define CODES_128(byte, levels)                                                                    \
+	{                                                                                          \
+		CODES_32(byte, 0, levels), CODES_32(byte, 32, levels), CODES_32(byte, 64, levels), \
+			CODES_32(byte, 96, levels)                                                 \
+	}
+
+static const struct bytes {
+	uint8_t low[128], high[128];
+} key_bytes = { CODES_128(LOW, KEY_LEVELS), CODES_128(HIGH, KEY_LEVELS) },
+  long_key_bytes = { CODES_128(LOW, LONG_KEY_LEVELS), CODES_128(HIGH, LONG_KEY_LEVELS) },
+  value_bytes = { CODES_128(LOW, VALUE_LEVELS), CODES_128(HIGH, VALUE_LEVELS) };
 
 struct table {
-	__m512i low[2], high[2]; /* bytes of words, complemented */
-	float unit;
+	__m512i low[2], high[2];
+	float unit; /* of a word */
 };
 
-static void table_init(struct table *ret, float levels)
+INLINE struct table load_table(const struct bytes *b, uint32_t levels)
 {
-	const __m512 half = _mm512_set1_ps(-0.5f), scale = _mm512_set1_ps(levels / E4M3_MAX);
-	uint8_t code[128], byte[2][128];
-
-	for (uint32_t i = 0; i < 128; i++)
-		code[i] = (uint8_t)i;
-	for (uint32_t i = 0; i < 8; i++) {
-		__m512i x = _mm512_cvtps_epi32(
-			_mm512_fmadd_ps(byte_values(KVP_CODEC_FP8_E4M3, code, i), scale, half));
-
-		x = _mm512_xor_si512(x, _mm512_set1_epi32(-1));
-		_mm_storeu_si128(
-			(__m128i *)(void *)(byte[0] + 16 * (size_t)i), _mm512_cvtepi32_epi8(x));
-		_mm_storeu_si128((__m128i *)(void *)(byte[1] + 16 * (size_t)i),
-			_mm512_cvtepi32_epi8(_mm512_srli_epi32(x, 8)));
-	}
-	for (uint32_t i = 0; i < 2; i++) {
-		ret->low[i] = _mm512_loadu_si512(byte[0] + 64 * (size_t)i);
-		ret->high[i] = _mm512_loadu_si512(byte[1] + 64 * (size_t)i);
-	}
-	ret->unit = E4M3_MAX / levels;
+	return (struct table){
+		.low = { _mm512_loadu_si512(b->low), _mm512_loadu_si512(b->low + 64) },
+		.high = { _mm512_loadu_si512(b->high), _mm512_loadu_si512(b->high + 64) },
+		.unit = 448.0f / (float)levels,
+	};
 }
 
 /* Of each 16 bytes the first 8 to words[0], the others to words[1]. */
@@ -155,12 +167,12 @@ INLINE void score_dots(const struct kvp_rows *r, const struct table *table, uint
 int kvp_score_fp8(const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
 	float scale[ATTEND_CHUNK + 16] = { 0 };
+	struct table table = r->dim <= 128 ? load_table(&key_bytes, KEY_LEVELS)
+					   : load_table(&long_key_bytes, LONG_KEY_LEVELS);
 	struct dot_queries d;
-	struct table table;
 
 	if (!fits(r))
 		return 0;
-	table_init(&table, KEY_LEVELS(r->dim));
 	load_halves(r->scale, r->n, r->factor, scale);
 	for (uint32_t i = 0; i < q->n; i += TILE) {
 		uint32_t nq = least(q->n - i, TILE);
@@ -212,17 +224,6 @@ static void dot_weights(struct dot_weights *d, const struct kvp_weights *w, cons
 }
 
 /*
- * Adds to sum the products of two words of each lane of x with the same two of all lanes. Of the
- * intrinsic gcc 12 makes copies of all the sums.
- */
-INLINE void add_products(__m512i *sum, __m512i x, const int16_t *pair)
-{
-	__asm__("vpdpwssd %2%{1to16%}, %1, %0"
-		: "+v"(*sum)
-		: "v"(x), "m"(*(const int16_t(*)[2])pair));
-}
-
-/*
  * Rows [t, end) times the weights of four queries, 64 channels from c on, added to sum:
  * registers 0 to 3 have in 128-bit lane L channels 16 L + 0 .. 3, 4 .. 7, 8 .. 11, 12 .. 15.
  */
@@ -245,7 +246,7 @@ INLINE void add_dots(const struct kvp_rows *r, const struct table *table, uint32
 		look_up(table, _mm512_unpackhi_epi8(x, y), w + 2);
 		for (uint32_t i = 0; i < TILE; i++)
 			for (uint32_t k = 0; k < 4; k++)
-				add_products(&v[i][k], w[k], d->word[i] + t);
+				v[i][k] = dot_pair(v[i][k], w[k], d->word[i] + t);
 	}
 	for (uint32_t i = 0; i < TILE; i++)
 		for (uint32_t k = 0; k < 4; k++)
@@ -291,11 +292,10 @@ INLINE void accumulate_dots(const struct kvp_rows *r, const struct table *table,
 int kvp_accumulate_fp8(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
 {
 	float scale[ATTEND_CHUNK + 16] = { 0 };
-	struct table table;
+	struct table table = load_table(&value_bytes, VALUE_LEVELS);
 
 	if (!fits(r))
 		return 0;
-	table_init(&table, VALUE_LEVELS);
 	load_halves(r->scale, r->n, r->factor, scale);
 	for (uint32_t i = 0; i < w->nq; i += TILE) {
 		struct kvp_weights part = { w->nq - i, w->w + i * w->stride, w->stride,

@@ -221,15 +221,6 @@ INLINE int32_t load_pair(const int16_t *p)
 	return x;
 }
 
-/* sum + the products of two words of each lane of x with the same two of all lanes. */
-INLINE __m512i dot_pair(__m512i sum, __m512i x, const int16_t *pair)
-{
-	__asm__("vpdpwssd %2%{1to16%}, %1, %0"
-		: "+v"(sum)
-		: "v"(x), "m"(*(const int16_t(*)[2])pair));
-	return sum;
-}
-
 INLINE __m128i load128(const void *p)
 {
 	return _mm_loadu_si128(p);
@@ -720,7 +711,11 @@ INLINE void multiply_rows(const struct kvp_rows *r, uint32_t bits, uint32_t dim,
 	const uint8_t *row = r->codes;
 	uint32_t groups = grouping == ONE ? 1 : r->groups;
 	uint32_t at[2] = { 2 * group_of(r, grouping, s->c[0]), 2 * group_of(r, grouping, s->c[1]) };
-	UNROLL for (uint32_t i = 0; i < 4 * m; i++) sum[i] = _mm512_setzero_si512();
+
+	UNROLL for (uint32_t i = 0; i < 4 * m; i++)
+	{
+		sum[i] = _mm512_setzero_si512();
+	}
 	for (uint32_t t = 0; t < r->n; t += 2, row += 2 * r->stride) {
 		__m512i x[4];
 
@@ -761,6 +756,7 @@ INLINE void flush(const struct kvp_rows *r, uint32_t part, enum grouping groupin
 	const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
 	const __m512i halves =
 		_mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+
 	UNROLL for (uint32_t j = 0; j < 4; j++)
 	{
 		uint32_t c = s->c[j / 2] + 16 * (j % 2);
@@ -783,8 +779,12 @@ INLINE void accumulate_strip(const struct kvp_rows *r, const struct codes *c, ui
 	if (bits == 8 || part % 32)
 		s.c[1] = s.c[0] + 32;
 	multiply_rows(r, bits, dim, m, grouping, c->book, ww, &s, fetch, sum);
-	UNROLL for (uint32_t i = 0; i < m; i++) if (i < w->nq) flush(
-		r, part, grouping, &s, sum + 4 * i, &ww[i], w->fade[i], acc + (size_t)i * dim);
+	UNROLL for (uint32_t i = 0; i < m; i++)
+	{
+		if (i < w->nq)
+			flush(r, part, grouping, &s, sum + 4 * i, &ww[i], w->fade[i],
+				acc + (size_t)i * dim);
+	}
 }
 
 /* The weights of up to m queries. */
@@ -793,10 +793,9 @@ INLINE void accumulate_words(const struct kvp_rows *r, const struct codes *c, ui
 	float *acc)
 {
 	const uint32_t part = part_of(bits, dim), piece = bits == 8 ? 64 : least(part, 32);
-	struct word_weights ww[TILE];
-
 	__m512i order = grouping == ONE ? c->book : pair_order(r->groups);
 	__m512 top = grouping == ONE ? _mm512_setzero_ps() : largest_scales(r, c);
+	struct word_weights ww[TILE];
 
 	for (uint32_t i = 0; i < m; i++) {
 		const float *from = w->w + least(i, w->nq - 1) * w->stride;

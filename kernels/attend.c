@@ -12,6 +12,8 @@
 #define ALIGN      64u
 #define CACHE_LINE 64u
 
+#define HEADERS_AHEAD 8u
+
 /* The rotations that occur among the keys, or among the values. */
 struct domains {
 	uint32_t n; /* besides domain 0 */
@@ -133,6 +135,23 @@ int kvp_attend_workspace(const struct kvp_attend *a, size_t *ret_bytes)
 		return r;
 	*ret_bytes = s.bytes;
 	return 0;
+}
+
+/* ---- fetching ahead ---- */
+
+static void fetch(const uint8_t *p, size_t bytes)
+{
+	for (size_t i = 0; p && i < bytes; i += CACHE_LINE)
+		__builtin_prefetch(p + i);
+}
+
+/* Payloads lie anywhere: the first look at one misses the caches and its page's translation. */
+static void fetch_headers(const struct kvp_attend *a, uint32_t part)
+{
+	if (part >= a->n_parts)
+		return;
+	fetch(a->parts[part].k.data, KVP_PLANE_HDR_BYTES);
+	fetch(a->parts[part].v.data, KVP_PLANE_HDR_BYTES);
 }
 
 /* ---- one plane of a part ---- */
@@ -378,6 +397,7 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attend *a)
 	for (uint32_t i = 0; i < a->n_parts; i++) {
 		const struct kvp_attend_part *part = &a->parts[i];
 
+		fetch_headers(a, i + HEADERS_AHEAD);
 		r = plane_view(a, part, KVP_PLANE_K, &v);
 		if (!r)
 			r = domain_add(&ws->k, &v, part->k.calib);
@@ -497,12 +517,6 @@ static uint32_t row_bytes(const struct kvp_rows *r)
 	default:
 		return kvp_row_bytes(r->bits, r->dim);
 	}
-}
-
-static void fetch(const uint8_t *p, size_t bytes)
-{
-	for (size_t i = 0; p && i < bytes; i += CACHE_LINE)
-		__builtin_prefetch(p + i);
 }
 
 /*
@@ -696,6 +710,7 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attend *a, ui
 		struct part_view *pv = &view[(i - first) % 2], *after = NULL;
 
 		if (i + 1 < last) {
+			fetch_headers(a, i + 2);
 			after = &view[(i + 1 - first) % 2];
 			r = part_view(a, ws, i + 1, pv->at + pv->part->tokens, after);
 		}

@@ -518,8 +518,8 @@ static void weigh_rows(
 	__m512 x[ATTEND_CHUNK / 16], max = _mm512_setzero_ps(), sum = max, add = max, inv;
 	float top, levels = LEVELS;
 
-	for (uint32_t i = 0; i < ATTEND_CHUNK / 16; i++) {
-		__mmask16 in = 16 * i < r->n ? first16(r->n - 16 * i) : 0;
+	for (uint32_t i = 0; 16 * i < r->n; i++) {
+		__mmask16 in = first16(r->n - 16 * i);
 		__m512 y = _mm512_maskz_loadu_ps(in, w + 16 * (size_t)i), size;
 
 		x[i] = _mm512_mul_ps(y, _mm512_maskz_loadu_ps(in, c->scale + 16 * (size_t)i));
@@ -534,7 +534,7 @@ static void weigh_rows(
 	if (r->family == KVP_FAMILY_TQ)
 		levels = book_levels(top, _mm512_reduce_add_ps(sum));
 	inv = levels_over(levels, top);
-	for (uint32_t i = 0; i < ATTEND_CHUNK / 16; i++)
+	for (uint32_t i = 0; 16 * i < r->n; i++)
 		_mm256_storeu_si256((__m256i *)(void *)(ww->word + 16 * (size_t)i),
 			_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x[i], inv))));
 	ww->unit[0] = top / levels * c->value;

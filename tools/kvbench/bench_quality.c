@@ -349,12 +349,13 @@ static int load_text(const char *path, int repeat, struct stretch *out, size_t *
 	uint8_t *text = kbench_alloc(want);
 	FILE *f = fopen(path, "rb");
 	size_t got = f ? fread(text, 1, want, f) : 0;
+	int error = f && !ferror(f) ? 0 : errno;
 
 	if (f)
 		fclose(f);
 	if (got < want) {
 		fprintf(stderr, "kvbench quality: %s: %s\n", path,
-			f ? "too short" : strerror(errno));
+			error ? strerror(error) : "too short");
 		free(text);
 		return -EINVAL;
 	}

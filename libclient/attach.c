@@ -880,7 +880,7 @@ static void sweep_stock(struct attachment *att)
 
 		if (b->n_ahead && now - b->used_ns > STOCK_IDLE_NS)
 			stock_return(att, b);
-		left += b->n_ahead;
+		left += b->n_ahead + b->asking;
 	}
 	att->stocked = left || att->n_returned;
 	pthread_mutex_unlock(&att->client->ring_lock);

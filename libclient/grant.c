@@ -45,6 +45,8 @@ static int ask_for_slots(
 	r = ring_submit(att, &sqe, deadline);
 	if (r < 0)
 		b->asking = 0;
+	else
+		ask_sweep(att); /* slots may come when nobody waits for them any more */
 	return r;
 }
 
@@ -105,8 +107,6 @@ static int reserve(struct attachment *att, struct kvp_space *space, uint32_t wan
 			return r;
 	}
 	b->used_ns = now_ns();
-	if (b->n_ahead)
-		ask_sweep(att);
 	g->state = GRANT_HELD;
 	g->space = space;
 	g->outcome = OUTCOME_UNKNOWN;

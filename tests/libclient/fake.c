@@ -129,6 +129,8 @@ static void do_reserve(struct fake *f, struct fake_session *s, const struct kvp_
 		return;
 	}
 	for (uint32_t i = 0; i < n; i++) {
+		if (i && f->pause_us)
+			usleep(f->pause_us);
 		cqe.grant = found[i];
 		cqe.grant_generation = ++s->slot[found[i]].generation;
 		cqe.extent = s->extent;

@@ -69,7 +69,8 @@ struct fake {
 	uint32_t lie;
 	int refuse; /* HELLO is answered with this error */
 	uint32_t extent_gets;
-	uint32_t room; /* slots that a session may have, at most FAKE_SLOTS */
+	uint32_t room;     /* slots that a session may have, at most FAKE_SLOTS */
+	uint32_t pause_us; /* between the slots of one answer */
 };
 
 /* Listens at path (a fresh one if NULL). Aborts on error, as everything here. */

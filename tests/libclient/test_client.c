@@ -1020,13 +1020,12 @@ static void test_retire(void **state)
 }
 
 /* Slots ahead of need go back when nobody needs them, and when their space closes. */
-static void test_stock(void **state)
+static void reserve_and_wait(struct fixture *f, uint32_t times)
 {
-	struct fixture *f = *state;
 	struct kvp_grant *g;
 	uint32_t granted = 1; /* the first loop leaves some ahead */
 
-	for (uint32_t n = 0; n < 20; n++) {
+	for (uint32_t n = 0; n < times; n++) {
 		assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
 		assert_int_equal(kvp_grant_release(g), 0);
 	}
@@ -1035,6 +1034,21 @@ static void test_stock(void **state)
 		granted = fake_granted(f->fake);
 	}
 	assert_int_equal(granted, 0);
+}
+
+static void test_stock(void **state)
+{
+	reserve_and_wait(*state, 20);
+}
+
+/* The last call asks for four slots, and returns when the first of them is there. */
+static void test_stock_comes_late(void **state)
+{
+	struct fixture *f = *state;
+
+	f->fake->pause_us = 50000;
+	reserve_and_wait(f, 4);
+	f->fake->pause_us = 0;
 }
 
 /* A forked child gets -ECHILD, may close, and disturbs nothing. */
@@ -1190,6 +1204,7 @@ int main(void)
 		WITH_DAEMON(test_unknown_extent),
 		WITH_DAEMON(test_retire),
 		WITH_DAEMON(test_stock),
+		WITH_DAEMON(test_stock_comes_late),
 		WITH_DAEMON(test_forked_child),
 		cmocka_unit_test(test_open_errors),
 		cmocka_unit_test(test_lazy),

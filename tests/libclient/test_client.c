@@ -1046,9 +1046,10 @@ static void test_stock_comes_late(void **state)
 {
 	struct fixture *f = *state;
 
+	pthread_mutex_lock(&f->fake->lock);
 	f->fake->pause_us = 50000;
+	pthread_mutex_unlock(&f->fake->lock);
 	reserve_and_wait(f, 4);
-	f->fake->pause_us = 0;
 }
 
 /* A forked child gets -ECHILD, may close, and disturbs nothing. */

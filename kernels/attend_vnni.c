@@ -16,12 +16,8 @@
  *           stay in registers over all rows; the next 64 channels take the rows once more.
  */
 #include "kernels/attend_avx512.h"
+#include "kernels/attend_words.h"
 
-#define BOOK_LEVELS 4095.0f
-#define LEVELS      32767.0f
-/* All words of a query, or weights of one, times a centroid: less than 2^31 / 4095. */
-#define BOOK_SUM 520000.0f
-#define CODE_SUM 16000000.0f
 /* Loops whose arrays are to be registers. Sanitized, they would compile for minutes. */
 #ifndef KVP_SPECIALIZE
 #define KVP_SPECIALIZE 1
@@ -50,9 +46,6 @@ struct codes {
 };
 
 /* ---- codes to words ---- */
-
-/* Integer centroids: scales at which those of the Gaussian are nearly integers themselves. */
-static const float book_scale[] = { 0.0f, 0.0f, 1879.59f, 1750.07f, 1417.68f };
 
 /* 32 words, found by the low five bits of a word of which only `bits` belong to the code. */
 static void book_init(const struct kvp_rows *r, struct codes *c)
@@ -151,25 +144,11 @@ INLINE __m512i words32(__m512 a, __m512 b, __m512 inv)
 			       _mm512_cvtps_epi32(_mm512_mul_ps(b, inv))));
 }
 
-/*
- * Levels of `largest` of values whose sizes add up to sum. A whole number, so that the largest,
- * which many may equal, is a word exactly. What NaN or overflow make of it is bounded, too.
- */
-INLINE float book_levels(float largest, float sum)
-{
-	const float least_levels = 507.0f; /* of DIM_MAX equal ones */
-	float levels = BOOK_SUM / (sum / largest);
-
-	levels = levels < LEVELS ? levels : LEVELS;
-	return (float)(int32_t)(levels > least_levels ? levels : least_levels);
-}
-
 INLINE __m512 levels_over(float levels, float largest)
 {
 	return _mm512_set1_ps(largest > 0.0f ? levels / largest : 0.0f);
 }
 
-/* Of many channels with equally large values their sum, not the largest, limits the words. */
 void kvp_query_words_avx512(
 	const float *q, uint32_t dim, int16_t *ret_word, float *ret_unit, float *ret_sum)
 {

@@ -4,13 +4,11 @@
  * attend_vnni.c, multiplied and added in pairs (vpmaddwd), which halves the work of fp32.
  */
 #include "kernels/attend_avx2.h"
+#include "kernels/attend_words.h"
 
-#define BOOK_LEVELS 4095.0f
-#define FINE_LEVELS 8191.0f  /* of what is multiplied with centroids: times 4095 times 64 */
-#define CODE_LEVELS 32767.0f /* of what is multiplied with codes, at most 128 */
-#define WORDS_DIM   512u     /* a lane's sum of a row has dim / 8 products */
-#define PAIR_ROWS   64u
-#define PAIR_WORDS  8192u /* of rows that are paired at a time */
+#define WORDS_DIM  512u /* a lane's sum of a row has dim / 8 products */
+#define PAIR_ROWS  64u
+#define PAIR_WORDS 8192u /* of rows that are paired at a time */
 
 /* A code of 2 to 4 bits is looked up in a book, its words split into bytes; int8 is itself. */
 struct codes {
@@ -24,7 +22,6 @@ struct codes {
 /* Centroids, or the odd numbers around 0; see attend_vnni.c. */
 static void book_init(const struct kvp_rows *r, struct codes *c)
 {
-	static const float book_scale[] = { 0.0f, 0.0f, 1879.59f, 1750.07f, 1417.68f };
 	const float scale = book_scale[r->bits], odd = (float)((1 << r->bits) - 1);
 	uint8_t low[32], high[32];
 	int32_t word[16];
@@ -147,17 +144,19 @@ INLINE __m256 magnitude(__m256 x)
 void kvp_query_words_avx2(
 	const float *q, uint32_t dim, int16_t *ret_word, float *ret_unit, float *ret_sum)
 {
-	__m256 sum = _mm256_setzero_ps(), max = sum, inv;
-	float top;
+	__m256 sum = _mm256_setzero_ps(), size = sum, max = sum, inv;
+	float top, levels;
 
 	for (uint32_t c = 0; c < dim; c += 8) {
 		__m256 x = _mm256_loadu_ps(q + c);
 
 		sum = _mm256_add_ps(sum, x);
+		size = _mm256_add_ps(size, magnitude(x));
 		max = _mm256_max_ps(magnitude(x), max);
 	}
 	top = largest(max);
-	inv = _mm256_set1_ps(top > 0.0f ? FINE_LEVELS / top : 0.0f);
+	levels = book_levels(top, sum8(size));
+	inv = _mm256_set1_ps(top > 0.0f ? levels / top : 0.0f);
 	for (uint32_t c = 0; c < dim; c += 32) {
 		__m256i x[4];
 
@@ -170,7 +169,7 @@ void kvp_query_words_avx2(
 	}
 	*ret_sum = sum8(sum);
 	/* A query with NaN or infinities in it has no words: its scores are NaN. */
-	*ret_unit = top / FINE_LEVELS + 0.0f * *ret_sum;
+	*ret_unit = top / levels + 0.0f * *ret_sum;
 }
 
 /* Four rows against one query or two. */
@@ -271,9 +270,8 @@ struct word_weights {
 static void weigh_rows(struct word_weights *ww, const struct kvp_rows *r, const struct codes *c,
 	const float *w, uint32_t first, uint32_t n)
 {
-	float levels = r->family == KVP_FAMILY_TQ ? FINE_LEVELS : CODE_LEVELS;
-	__m256 max = _mm256_setzero_ps(), inv;
-	float x[PAIR_ROWS], top;
+	__m256 max = _mm256_setzero_ps(), size = max, inv;
+	float x[PAIR_ROWS], top, levels = LEVELS;
 
 	ww->add = 0.0f;
 	memset(x, 0, sizeof x);
@@ -281,9 +279,15 @@ static void weigh_rows(struct word_weights *ww, const struct kvp_rows *r, const 
 		x[t] = w[t] * c->scale[first + t];
 	for (uint32_t t = 0; r->minimum && t < n; t++)
 		ww->add += w[t] * c->add[first + t];
-	for (uint32_t t = 0; t < PAIR_ROWS; t += 8)
-		max = _mm256_max_ps(magnitude(_mm256_loadu_ps(x + t)), max);
+	for (uint32_t t = 0; t < PAIR_ROWS; t += 8) {
+		__m256 y = magnitude(_mm256_loadu_ps(x + t));
+
+		max = _mm256_max_ps(y, max);
+		size = _mm256_add_ps(y, size);
+	}
 	top = largest(max);
+	if (r->family == KVP_FAMILY_TQ)
+		levels = book_levels(top, sum8(size));
 	inv = _mm256_set1_ps(top > 0.0f ? levels / top : 0.0f);
 	for (uint32_t t = 0; t < PAIR_ROWS; t += 16) {
 		__m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + t), inv));

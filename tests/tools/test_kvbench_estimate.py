@@ -51,7 +51,7 @@ for status, word, args in ((1, "no such codec", ("--codec", "tq9")),
     assert code == status and word in err, (args, code, err)
 
 with open("/dev/full", "wb") as full:
-    for args in (("estimate",), ("estimate", "--json"), ("--version",)):
+    for args in (("estimate",), ("estimate", "--json"), ("--version",), ("--help",)):
         done = subprocess.run([KVBENCH, *args], stdout=full, stderr=subprocess.PIPE, timeout=60)
         assert done.returncode == 1 and b"cannot write" in done.stderr, args
 for args in (("policy", "--policy", "mru"), ("policy", "mru"), ("codecs", "--codec", ""),

@@ -47,6 +47,13 @@ class WithoutDaemon(unittest.TestCase):
         for f in found["findings"]:
             self.assertIn(f["finding"], ("good", "note", "problem"))
 
+    def test_full_disk(self):
+        with open("/dev/full", "wb") as full:
+            for args in (["--help"], ["--version"], ["version"]):
+                r = subprocess.run([KVCTL, *args], stdout=full, stderr=subprocess.PIPE, timeout=60)
+                self.assertEqual(r.returncode, 1, args)
+                self.assertIn(b"cannot write", r.stderr)
+
     def test_help(self):
         r = self.run_kvctl("--help")
         self.assertEqual(r.returncode, 0)

@@ -67,6 +67,9 @@ def bad_files(folder):
 
 def full_disk(trace):
     with open("/dev/full", "wb") as full:
+        for args in (("--help",), ("--version",), ("simulate", "--help")):
+            code, _, err = run(*args, stdout=full)
+            assert code == 1 and "cannot write" in err, (args, code, err)
         for args in (("simulate", "--capacity", "9"), ("simulate", "--capacity", "9", "--json"),
                      ("graph", "--capacity", "9")):
             code, _, err = run(*args, "--trace", trace, stdout=full)

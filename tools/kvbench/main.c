@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "libclient/kvpool.h"
+#include "tools/common/kvt_output.h"
 #include "tools/kvbench/kvbench.h"
 
 static const struct {
@@ -35,13 +35,9 @@ static void usage(FILE *f)
 		f);
 }
 
-/* A full disk must not pass for a result. */
-static int written(int r)
+static int written(int status)
 {
-	if (!fflush(stdout) && !ferror(stdout))
-		return r;
-	fprintf(stderr, "kvbench: cannot write the result: %s\n", strerror(errno));
-	return r ? r : 1;
+	return kvt_written("kvbench", status, 1);
 }
 
 int main(int argc, char **argv)

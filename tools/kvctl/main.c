@@ -2,13 +2,13 @@
 /* kvctl: administration of a kvpoold. Options, commands, and what they print. */
 #include "tools/kvctl/kvctl.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "libclient/kvpool_admin.h"
+#include "tools/common/kvt_output.h"
 
 #define TIMEOUT_DEFAULT_MS 30000u
 
@@ -455,6 +455,11 @@ static int run(struct kvctl *ctl, int argc, char **argv)
 	return KVCTL_USAGE;
 }
 
+static int written(int status)
+{
+	return kvt_written("kvctl", status, KVCTL_BAD);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option longs[] = {
@@ -489,10 +494,10 @@ int main(int argc, char **argv)
 			break;
 		case 'h':
 			usage(stdout);
-			return KVCTL_OK;
+			return written(KVCTL_OK);
 		case 'v':
 			printf("kvctl %s\n", kvp_version());
-			return KVCTL_OK;
+			return written(KVCTL_OK);
 		default:
 			usage(stderr);
 			return KVCTL_USAGE;
@@ -504,10 +509,5 @@ int main(int argc, char **argv)
 	}
 	status = run(&ctl, argc - optind, argv + optind);
 	kvp_admin_close(ctl.admin);
-	/* A reader that hung up, a full disk. */
-	if (fflush(stdout) == EOF && status == KVCTL_OK) {
-		fprintf(stderr, "kvctl: cannot write: %s\n", strerror(errno));
-		return KVCTL_BAD;
-	}
-	return status;
+	return written(status);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "libclient/kvpool.h"
+#include "tools/common/kvt_output.h"
 #include "tools/kvreplay/kvreplay.h"
 
 static const struct {
@@ -28,18 +28,16 @@ static void usage(FILE *f)
 	fputs("\nkvreplay COMMAND --help tells a command's options.\n", f);
 }
 
+static int written(int status)
+{
+	return kvt_written("kvreplay", status, 1);
+}
+
 /* `name` is what getopt's messages begin with. */
 static int run(size_t command, char *name, int argc, char **argv)
 {
 	argv[0] = name;
-	int r = commands[command].run(argc, argv);
-
-	/* a full disk must not pass for a result */
-	if (fflush(stdout) || ferror(stdout)) {
-		fprintf(stderr, "kvreplay: cannot write the result: %s\n", strerror(errno));
-		return r ? r : 1;
-	}
-	return r;
+	return written(commands[command].run(argc, argv));
 }
 
 int main(int argc, char **argv)
@@ -48,11 +46,11 @@ int main(int argc, char **argv)
 
 	if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
 		usage(stdout);
-		return 0;
+		return written(0);
 	}
 	if (argc > 1 && !strcmp(argv[1], "--version")) {
 		printf("kvreplay %s\n", kvp_version());
-		return 0;
+		return written(0);
 	}
 	for (size_t i = 0; argc > 1 && i < N_COMMANDS; i++)
 		if (!strcmp(argv[1], commands[i].name)) {

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/common/kvt_output.h"
+
 #define MAX_PROMPTS 4096u
 
 static const char usage[] =
@@ -248,7 +250,7 @@ int options_parse(int argc, char **argv, struct options *ret_options, int *ret_e
 		if (opt == OPT_HELP || opt == OPT_VERSION) {
 			fputs(opt == OPT_HELP ? usage : "kvrun " KVRUN_VERSION "\n", stdout);
 			options_done(&o);
-			*ret_exit = 0;
+			*ret_exit = kvt_written("kvrun", 0, 1);
 			return -ECANCELED;
 		}
 		r = opt == '?' ? -EINVAL : apply(&o, opt, optarg);

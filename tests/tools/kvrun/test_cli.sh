@@ -94,5 +94,11 @@ for form in --json --no-store; do
 	grep -q "standard output cannot be written" "$work/err" || fail "$(cat "$work/err")"
 done
 
+for form in --help --version; do
+	got=0
+	"$kvrun" "$form" >/dev/full 2>"$work/err" || got=$?
+	[ "$got" = 1 ] || fail "$form: status $got with a full standard output"
+done
+
 [ "$failures" = 0 ] || exit 1
 echo "all as expected"

@@ -35,7 +35,7 @@ static int run(struct kvp_client *client, struct kvp_space *space)
 	enum { PER_TOKEN = 2 * LAYERS * HEADS * DIM };
 	static float kv[PROMPT * PER_TOKEN], expected[PROMPT * PER_TOKEN];
 	struct kvp_put_opts put = { .size = sizeof(put), .flags = KVP_PUT_PARTIAL };
-	struct kvp_plane planes[LAYERS];
+	struct kvp_view_plane planes[LAYERS];
 	struct kvp_view view = { .size = sizeof(view), .planes = planes };
 	uint32_t tokens[PROMPT];
 	struct kvp_match *match;

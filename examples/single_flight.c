@@ -28,7 +28,7 @@ static int compute_and_put(
 {
 	static float kv[BLOCKS * T * 2 * DIM];
 	struct kvp_put_opts put = { .size = sizeof(put), .timeout_ms = 5000 };
-	struct kvp_plane plane;
+	struct kvp_view_plane plane;
 	struct kvp_view view = { .size = sizeof(view), .planes = &plane };
 	uint64_t bytes;
 	int64_t n;

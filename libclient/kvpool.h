@@ -278,7 +278,7 @@ KVP_EXPORT int kvp_release(struct kvp_match *match);
  * channel c of head h of token t (counted from the first token of the call):
  *   k + t * k_token_stride + h * k_head_stride + c * element
  */
-struct kvp_plane {
+struct kvp_view_plane {
 	void *k; /* NULL: skip the keys of this layer */
 	void *v;
 	size_t k_token_stride, k_head_stride;
@@ -291,7 +291,7 @@ struct kvp_view {
 	uint32_t first_head;    /* subset of the heads held by the space, same for all layers */
 	uint32_t n_heads;       /* 0: all from first_head */
 	const uint32_t *layers; /* positions in the space's list, ascending; NULL: 0, 1, 2 ... */
-	const struct kvp_plane *planes;
+	const struct kvp_view_plane *planes;
 };
 
 #define KVP_VIEW_NCLD  0u /* [tokens][K,V][layers][heads * dim] */
@@ -303,7 +303,7 @@ struct kvp_view {
  * layouts, and sets *ret_bytes to what the buffer must hold. base may be NULL to ask for the size.
  */
 KVP_EXPORT int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t tokens,
-	struct kvp_plane *planes, uint64_t *ret_bytes);
+	struct kvp_view_plane *planes, uint64_t *ret_bytes);
 
 #define KVP_GET_VERIFY 1u /* check the checksums that the daemon has computed; -EBADMSG */
 

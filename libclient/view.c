@@ -74,7 +74,7 @@ int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo)
 
 /* ---- views ----------------------------------------------------------------------------------- */
 
-static int plane_ok(const struct geo_layer *l, const struct kvp_plane *p, uint32_t heads)
+static int plane_ok(const struct geo_layer *l, const struct kvp_view_plane *p, uint32_t heads)
 {
 	int k = !p->k ||
 		((p->k_head_stride >= l->k_row || heads == 1) && p->k_token_stride >= l->k_row);
@@ -139,7 +139,7 @@ int view_check(const struct geometry *geo, const struct kvp_view *view, uint32_t
 }
 
 int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t tokens,
-	struct kvp_plane *planes, uint64_t *ret_bytes)
+	struct kvp_view_plane *planes, uint64_t *ret_bytes)
 {
 	const struct geometry *geo;
 	uint64_t k_done = 0, v_done = 0, n = tokens;
@@ -154,7 +154,7 @@ int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t 
 	for (uint32_t i = 0; base && i < geo->n_layers; i++) {
 		const struct geo_layer *l = &geo->layers[i];
 		uint64_t k = (uint64_t)l->heads * l->k_row, v = (uint64_t)l->heads * l->v_row;
-		struct kvp_plane p = { .k_token_stride = k, .v_token_stride = v };
+		struct kvp_view_plane p = { .k_token_stride = k, .v_token_stride = v };
 
 		p.k_head_stride = l->k_row;
 		p.v_head_stride = l->v_row;
@@ -272,7 +272,7 @@ static int is_image(const struct geometry *geo, const struct kvp_view *v, uint32
 		return 0;
 	for (uint32_t i = 0; i < geo->n_layers; i++) {
 		const struct geo_layer *l = &geo->layers[i];
-		const struct kvp_plane *p = &v->planes[i];
+		const struct kvp_view_plane *p = &v->planes[i];
 
 		if ((uint8_t *)p->k != first + l->k_off || p->k_token_stride != l->k_stride ||
 			p->k_head_stride != l->k_row)
@@ -296,7 +296,7 @@ static void copy_side(uint32_t how, struct side payload, struct side user, uint3
 }
 
 static void copy_layer(uint32_t how, const struct geo_layer *l, uint8_t *payload, uint32_t at,
-	uint32_t n, const struct kvp_view *v, const struct kvp_plane *p, uint64_t user)
+	uint32_t n, const struct kvp_view *v, const struct kvp_view_plane *p, uint64_t user)
 {
 	uint32_t heads = v->n_heads ? v->n_heads : l->heads - v->first_head;
 	struct side in, out;

@@ -49,7 +49,7 @@ static int every_step(uint32_t number)
 	struct kvp_put_opts put = { .size = sizeof(put), .timeout_ms = E2E_WAIT_MS };
 	uint32_t tokens[MAX_TOKENS], cut;
 	uint8_t buffer[E2E_BLOCK_BYTES * 4];
-	struct kvp_plane planes[2];
+	struct kvp_view_plane planes[2];
 	struct kvp_view view = { .size = sizeof(view), .planes = planes };
 	struct kvp_match *m;
 	struct kvp_grant *g;

@@ -44,7 +44,7 @@ struct fixture {
 	struct kvp_space *space;
 	uint32_t tokens[TOKENS];
 	uint8_t kv[TOKENS * TOKEN_BYTES];
-	struct kvp_plane planes[2];
+	struct kvp_view_plane planes[2];
 	struct kvp_view view;
 };
 
@@ -121,7 +121,7 @@ static struct kvp_match *match(struct kvp_space *space, const uint32_t *tokens, 
 static void check_content(struct fixture *f, struct kvp_match *m, uint32_t n)
 {
 	uint8_t *back = malloc(n * TOKEN_BYTES + 1);
-	struct kvp_plane planes[2];
+	struct kvp_view_plane planes[2];
 	struct kvp_view v = { .size = sizeof(v), .planes = planes };
 	uint64_t bytes;
 
@@ -280,7 +280,7 @@ static void test_out_of_leases(void **state)
 	struct kvp_match *held[ALL], *m;
 	struct kvp_match_info i;
 	uint8_t back[T * TOKEN_BYTES];
-	struct kvp_plane planes[2];
+	struct kvp_view_plane planes[2];
 	struct kvp_view v = { .size = sizeof(v), .planes = planes };
 	struct kvp_stats s = { .size = sizeof(s) };
 	uint64_t bytes;
@@ -410,7 +410,7 @@ static void test_put_from(void **state)
 {
 	struct fixture *f = *state;
 	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 2000 };
-	struct kvp_plane planes[2];
+	struct kvp_view_plane planes[2];
 	struct kvp_view v = { .size = sizeof(v), .planes = planes };
 	struct kvp_match_info i;
 	struct kvp_match *m;
@@ -906,7 +906,7 @@ static void test_full_ring(void **state)
 {
 	struct fixture *f = *state;
 	struct kvp_client *other = open_client(f->fake, 3600 * 1000);
-	struct kvp_plane planes[8];
+	struct kvp_view_plane planes[8];
 	struct kvp_view v = { .size = sizeof(v), .planes = planes };
 	uint8_t data[T * TOKEN_BYTES] = { 0 };
 	struct kvp_space *space;

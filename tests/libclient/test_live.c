@@ -75,7 +75,7 @@ struct engine {
 	struct kvp_space *space;
 	uint32_t tokens[N + T];
 	uint8_t *kv; /* NCLD, of tokens[0..N + T) */
-	struct kvp_plane planes[2];
+	struct kvp_view_plane planes[2];
 	struct kvp_view view;
 };
 
@@ -154,7 +154,7 @@ static struct kvp_match *find_soon(
 static void same_bytes(struct engine *e, struct kvp_match *m, uint32_t n)
 {
 	uint8_t *back = malloc((size_t)n * TOKEN_BYTES);
-	struct kvp_plane planes[2];
+	struct kvp_view_plane planes[2];
 	struct kvp_view v = { .size = sizeof(v), .planes = planes };
 	uint64_t bytes;
 

@@ -75,7 +75,7 @@ static void check(struct shared *s, const struct kvp_match *m, const uint32_t *t
 {
 	struct kvp_match_info i = { .size = sizeof(i) };
 	uint8_t back[BLOCKS * T * TOKEN_BYTES];
-	struct kvp_plane plane;
+	struct kvp_view_plane plane;
 	struct kvp_view v = { .size = sizeof(v), .planes = &plane };
 	uint64_t bytes;
 	int64_t n;
@@ -100,7 +100,7 @@ static void one_round(struct shared *s, uint64_t *rnd)
 	struct kvp_put_opts po = { .size = sizeof(po), .timeout_ms = 5 };
 	uint32_t tokens[BLOCKS * T];
 	uint8_t kv[BLOCKS * T * TOKEN_BYTES];
-	struct kvp_plane plane;
+	struct kvp_view_plane plane;
 	struct kvp_view v = { .size = sizeof(v), .planes = &plane };
 	struct kvp_match_info i = { .size = sizeof(i) };
 	struct kvp_match *m;
@@ -238,7 +238,7 @@ static void test_hot_path(void **state)
 	uint32_t tokens[BLOCKS * T];
 	uint8_t kv[BLOCKS * T * TOKEN_BYTES];
 	struct hot hot = { &s, tokens };
-	struct kvp_plane plane;
+	struct kvp_view_plane plane;
 	struct kvp_view v = { .size = sizeof(v), .planes = &plane };
 	pthread_t thread[40];
 	uint64_t bytes, rnd = 1;

@@ -179,7 +179,7 @@ static float value(uint32_t layer, int v, uint32_t t, uint32_t h, uint32_t ch)
 	return (float)((((layer * 2 + (uint32_t)v) * 64 + t) * 4 + h) * 32 + ch + 1);
 }
 
-static void each_of_view(const struct kvp_space_canon *c, const struct kvp_plane *planes,
+static void each_of_view(const struct kvp_space_canon *c, const struct kvp_view_plane *planes,
 	uint32_t n, uint32_t first, int check)
 {
 	for (uint32_t i = 0; i < c->n_layers; i++)
@@ -189,7 +189,7 @@ static void each_of_view(const struct kvp_space_canon *c, const struct kvp_plane
 					for (uint32_t ch = 0;
 						ch < (v ? c->layers[i].v_dim : c->layers[i].k_dim);
 						ch++) {
-						const struct kvp_plane *p = &planes[i];
+						const struct kvp_view_plane *p = &planes[i];
 						uint8_t *at =
 							v ? (uint8_t *)p->v +
 									t * p->v_token_stride +
@@ -225,7 +225,7 @@ static void test_conversions(void **state)
 		uint8_t *payload = malloc(2 * g->block_bytes);
 
 		for (uint32_t from = 0; from < 9; from++) {
-			struct kvp_plane src[3], dst[3];
+			struct kvp_view_plane src[3], dst[3];
 			struct kvp_view v = { .size = sizeof(v), .planes = src }, w;
 			uint32_t at = (uint32_t)(toy_random(&rnd) % (2 * T - 1));
 			uint32_t n = 1 + (uint32_t)(toy_random(&rnd) % (2 * T - at));
@@ -288,7 +288,7 @@ static void test_large(void **state)
 
 		for (uint32_t view = 0; view < 3; view++) {
 			for (uint32_t odd = 0; odd < 64; odd += 21) {
-				struct kvp_plane src[2], dst[2];
+				struct kvp_view_plane src[2], dst[2];
 				struct kvp_view v = { .size = sizeof(v), .planes = src }, w, x;
 				uint64_t bytes;
 
@@ -319,7 +319,7 @@ static void test_subset(void **state)
 	const struct geometry *g = &space->geo;
 	uint8_t *payload = malloc(g->block_bytes);
 	float k[2][T][4];
-	struct kvp_plane all[3], some = { .k = k };
+	struct kvp_view_plane all[3], some = { .k = k };
 	uint32_t layer = 1;
 	struct kvp_view v = { .size = sizeof(v), .n_layers = 1, .layers = &layer, .planes = &some };
 	struct kvp_view w, full = { .size = sizeof(full), .planes = all };
@@ -355,7 +355,7 @@ static void test_view_refused(void **state)
 	struct kvp_space *space = space_of(&c);
 	const struct geometry *g = &space->geo;
 	uint8_t *dense = malloc(g->block_bytes);
-	struct kvp_plane planes[4] = { 0 };
+	struct kvp_view_plane planes[4] = { 0 };
 	uint32_t down[2] = { 1, 0 }, far[1] = { 3 };
 	struct kvp_view good = { .size = sizeof(good), .planes = planes }, v, w;
 	uint64_t bytes;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""headers.py ROOT LANGUAGE COMPILER...: each public header compiles alone, without warnings.
+"""headers.py ROOT LANGUAGE COMPILER...: each public header compiles alone, without warnings, and
+all of them together: a runtime that attends over cached blocks needs libclient and kernels.
 
 LANGUAGE c: the installed headers as strict C11 from outside the tree, and every folder-public one.
 LANGUAGE c++: the installed headers, and those that promise to be C++ as well."""
@@ -15,17 +16,18 @@ ALSO_CXX = ["shm/kvp_types.h", "shm/kvp_abi.h", "shm/kvp_proto.h"]
 CUDA_ONLY = "kernels/cuda/"
 
 
-def compiles(compiler, language, flags, include):
+def compiles(compiler, language, flags, *include):
     with tempfile.TemporaryDirectory() as d:
         source = os.path.join(d, "alone.c")
         with open(source, "w", encoding="ascii") as f:
             # Twice: a header without a guard is no header. A translation unit must not be empty.
-            f.write('#include "%s"\n#include "%s"\nextern int nothing;\n' % (include, include))
+            f.writelines('#include "%s"\n' % i for i in include + include)
+            f.write("extern int nothing;\n")
         r = subprocess.run(compiler + ["-x", language, "-fsyntax-only", "-Wall", "-Wextra",
                                        "-Werror"] + flags + [source],
                            capture_output=True, text=True)
     if r.returncode:
-        print("%s does not compile alone as %s:\n%s" % (include, language, r.stderr))
+        print("%s does not compile as %s:\n%s" % (" with ".join(include), language, r.stderr))
     return r.returncode == 0
 
 
@@ -47,6 +49,7 @@ def main():
         own = ALSO_CXX
     ok = [compiles(compiler, language, installed, h) for h in INSTALLED]
     ok += [compiles(compiler, language, inside, h) for h in own]
+    ok += [compiles(compiler, language, inside, *("libclient/" + h for h in INSTALLED), *own)]
     print("%d headers" % len(ok))
     return 0 if all(ok) and len(ok) > len(INSTALLED) else 1
 

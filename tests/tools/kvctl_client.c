@@ -37,7 +37,7 @@ int main(int argc, char **argv)
 	uint32_t n = argc > 1 ? (uint32_t)atoi(argv[1]) * BLOCK_TOKENS : 0;
 	uint32_t *tokens = calloc(n + 1, sizeof(*tokens));
 	struct kvp_view view = { .size = sizeof(view) };
-	struct kvp_plane plane;
+	struct kvp_view_plane plane;
 	struct kvp_client *client;
 	struct kvp_space *space;
 	struct kvp_match *match;

@@ -14,7 +14,7 @@
 
 static int put_one(struct bench_pool *p, uint32_t chain, uint8_t *source)
 {
-	struct kvp_plane planes[64];
+	struct kvp_view_plane planes[64];
 	struct kvp_view view = { .size = sizeof(view), .planes = planes };
 	struct kvp_put_opts opts = { .size = sizeof(opts), .timeout_ms = 10000 };
 	uint32_t tokens[BLOCK_TOKENS];

@@ -293,7 +293,7 @@ static double copy_ns(struct bench_pool *p, struct bench_copy *c, const uint32_t
 
 	for (uint32_t i = 0; i < GETS; i++) {
 		const uint32_t *tokens = prompts + bench_random(rng) % blocks * BLOCK_TOKENS;
-		struct kvp_plane planes[64];
+		struct kvp_view_plane planes[64];
 		struct kvp_view view = { .size = sizeof(view), .planes = planes };
 		struct kvp_match *m;
 		uint64_t bytes;

@@ -269,7 +269,7 @@ static int find_prefix(
 /* Copies tokens [from, from + n) of the match into a block's memory. */
 static int copy_matched(struct pool_kv *p, uint32_t from, uint32_t n, void *dst)
 {
-	struct kvp_plane planes[KVR_MAX_LAYERS];
+	struct kvp_view_plane planes[KVR_MAX_LAYERS];
 	struct kvp_view view = { .size = sizeof(view), .planes = planes };
 	uint64_t bytes;
 	int r;

@@ -237,7 +237,7 @@ int kvp_release(struct kvp_match *match)
 }
 
 int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t tokens,
-	struct kvp_plane *planes, uint64_t *ret_bytes)
+	struct kvp_view_plane *planes, uint64_t *ret_bytes)
 {
 	assert_int_equal(layout, KVP_VIEW_LCND);
 	for (uint32_t l = 0; l < space->desc.n_layers; l++) {

@@ -97,7 +97,7 @@ struct kvp_attend {
 
 /* Where results go; any but out may be NULL. */
 struct kvp_attend_result {
-	float *out;  /* [query][q_head][v_dim] */
+	float *out;  /* [query][q_head][v_dim]; may be where the job's q is */
 	float *lse;  /* [query][q_head] log-sum-exp of the scores; -infinity: nothing seen */
 	float *mass; /* [kv_head][mass_stride]: sum over the head's queries of the weight that a
 		      * token got; costs a second pass over the keys */

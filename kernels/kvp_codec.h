@@ -369,7 +369,7 @@ int kvp_codec_name(uint32_t codec, char *ret_name);
 /*
  * Codecs of keys and of values: "K/V", one name for both, or a preset. "4bit", "3bit" and "2bit"
  * are our defaults for a size: no other pair of ours that needs no more bytes has a smaller KL
- * divergence (docs/quality.md). "k8v4", "4bit_nc", "k3v4_nc", "3bit_nc" are vLLM's (leaving the
+ * divergence (docs/quality.md). "tq35" and "tq25" are the hybrids. "k8v4", "4bit_nc", "k3v4_nc", "3bit_nc" are vLLM's (leaving the
  * first and last layers native is the caller's part of those).
  */
 int kvp_codec_parse_pair(const char *name, uint32_t *ret_k, uint32_t *ret_v);

@@ -166,6 +166,8 @@ int kvp_codec_parse_pair(const char *name, uint32_t *ret_k, uint32_t *ret_v)
 		{ "4bit", TQ_NC(4u), TQ_NC(4u) },
 		{ "3bit", TQ_NC(4u), TQ_NC(2u) },
 		{ "2bit", TQ_NC(2u), TQ_NC(2u) },
+		{ "tq35", KVP_CODEC_TQ35, KVP_CODEC_TQ35 },
+		{ "tq25", KVP_CODEC_TQ25, KVP_CODEC_TQ25 },
 		{ "k8v4", KVP_CODEC_FP8_E4M3, KVP_CODEC_ASYM(4u, 0u) },
 		{ "4bit_nc", TQ_NC(4u), KVP_CODEC_ASYM(4u, 0u) },
 		{ "k3v4_nc", TQ_NC(3u), KVP_CODEC_ASYM(4u, 0u) },

@@ -946,6 +946,9 @@ static void presets(void **state)
 	assert_int_equal(kvp_codec_parse_pair("3bit", &kc, &vc), 0);
 	assert_int_equal(kc, codec_of("tq4-nc"));
 	assert_int_equal(vc, codec_of("tq2-nc"));
+	assert_int_equal(kvp_codec_parse_pair("tq25", &kc, &vc), 0);
+	assert_int_equal(kc, KVP_CODEC_TQ25);
+	assert_int_equal(vc, codec_of("hybrid-25"));
 	assert_int_equal(kvp_codec_parse_pair("5bit", &kc, &vc), -ENOENT);
 }
 

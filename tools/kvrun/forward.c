@@ -223,12 +223,14 @@ static int run_classifier(struct kvr_pass *p, uint32_t n, enum kvr_logits want)
 	return 0;
 }
 
-static int check_run(const struct kvr_pass *p, const struct kvr_kv *kv, uint32_t first,
-	const uint32_t *tokens, uint32_t n)
+static int check_run(const struct kvr_pass *p, const struct kvr_kv *kv,
+	const struct kvr_substitute *substitute, uint32_t first, const uint32_t *tokens, uint32_t n)
 {
 	const struct kvr_config *c = &p->model->config;
 	const struct kvr_geom *g = &kv->geom;
 
+	if (kv->coding && substitute)
+		return -EINVAL;
 	if (g->block_tokens != p->block_tokens || g->layers != c->layers ||
 		g->kv_dim != c->kv_heads * c->head_dim)
 		return -EINVAL;
@@ -246,7 +248,7 @@ int kvr_pass_run(struct kvr_pass *p, struct kvr_kv *kv, const struct kvr_substit
 	const float **ret_logits)
 {
 	uint32_t dim = p->model->config.hidden;
-	int r = check_run(p, kv, first, tokens, n);
+	int r = check_run(p, kv, substitute, first, tokens, n);
 
 	if (r < 0)
 		return r;

@@ -84,7 +84,7 @@ int kvr_kv_heap_new(const struct kvr_geom *geom, struct kvr_kv **ret_kv)
 	h = calloc(1, sizeof(*h));
 	if (!h)
 		return -ENOMEM;
-	h->kv = (struct kvr_kv){ &heap_ops, *geom };
+	h->kv = (struct kvr_kv){ .ops = &heap_ops, .geom = *geom };
 	*ret_kv = &h->kv;
 	return 0;
 }

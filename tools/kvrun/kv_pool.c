@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <xxhash.h>
 
 /*
  * How long a sequence stands still for others before it computes on its own. A claimant that is
@@ -32,7 +33,7 @@ struct pool_kv {
 	struct kvr_kv kv; /* first: the engine's handle */
 	const struct kvr_model *model;
 	struct kvr_pool_opts opts;
-	char *socket;
+	char *socket, *variant;
 	struct kvp_client *client; /* NULL: could not even be made */
 	struct kvp_space *space;   /* NULL: no daemon so far */
 	char why[160];             /* the last attempt to attach failed; "": it did not */
@@ -59,7 +60,22 @@ static uint32_t space_dtype(enum kvr_dtype dtype)
 	return dtype == KVR_F32 ? KVP_DTYPE_F32 : dtype == KVR_F16 ? KVP_DTYPE_F16 : KVP_DTYPE_BF16;
 }
 
-/* What makes blocks exchangeable: the digest covers the configuration and every weight. */
+/*
+ * What makes blocks exchangeable: the configuration and every weight, and how earlier blocks were
+ * read when later ones were computed.
+ */
+static void tell_digest(const struct pool_kv *p, uint8_t *ret_digest)
+{
+	XXH128_hash_t h = { p->model->digest_lo, p->model->digest_hi };
+
+	if (p->variant) {
+		h.low64 ^= XXH3_64bits_withSeed(p->variant, strlen(p->variant), 1);
+		h.high64 ^= XXH3_64bits_withSeed(p->variant, strlen(p->variant), 2);
+	}
+	memcpy(ret_digest, &h.low64, 8);
+	memcpy(ret_digest + 8, &h.high64, 8);
+}
+
 static int open_space(struct pool_kv *p)
 {
 	const struct kvr_config *c = &p->model->config;
@@ -82,8 +98,7 @@ static int open_space(struct pool_kv *p)
 	struct kvp_space *space;
 	int r;
 
-	memcpy(desc.weights_digest, &p->model->digest_lo, 8);
-	memcpy(desc.weights_digest + 8, &p->model->digest_hi, 8);
+	tell_digest(p, desc.weights_digest);
 	for (uint32_t i = 0; i < g->layers; i++)
 		layers[i] = (struct kvp_layer){ i, c->kv_heads, 0, c->head_dim, c->head_dim };
 	r = kvp_space_open(p->client, &desc, KVP_DEFAULT_TIMEOUT, &space);
@@ -442,6 +457,7 @@ static void pool_free(struct kvr_kv *kv)
 	kvp_close(p->client);
 	free(p->slot);
 	free(p->socket);
+	free(p->variant);
 	free(p);
 }
 
@@ -476,15 +492,16 @@ int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
 	p = calloc(1, sizeof(*p));
 	if (!p)
 		return -ENOMEM;
-	p->kv = (struct kvr_kv){ &pool_ops, *geom };
+	p->kv = (struct kvr_kv){ .ops = &pool_ops, .geom = *geom };
 	p->model = model;
 	p->opts = *opts;
-	if (opts->socket) {
-		p->socket = strdup(opts->socket);
-		if (!p->socket) {
-			free(p);
-			return -ENOMEM;
-		}
+	p->socket = opts->socket ? strdup(opts->socket) : NULL;
+	p->variant = opts->variant ? strdup(opts->variant) : NULL;
+	if (!p->socket != !opts->socket || !p->variant != !opts->variant) {
+		free(p->socket);
+		free(p->variant);
+		free(p);
+		return -ENOMEM;
 	}
 	if (attach(p))
 		warm_up(p);

@@ -12,14 +12,19 @@
 #ifndef KVR_KV_H
 #define KVR_KV_H
 
+#include "kernels/kvp_codec.h"
 #include "tools/kvrun/kvr_half.h"
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define KVR_BLOCK_TOKENS_MIN     16u
 #define KVR_BLOCK_TOKENS_MAX     512u
 #define KVR_BLOCK_TOKENS_DEFAULT 64u
+
+static_assert(KVR_F32 == KVP_DTYPE_F32 && KVR_F16 == KVP_DTYPE_F16 && KVR_BF16 == KVP_DTYPE_BF16,
+	"planes have the same numbers");
 
 struct kvr_geom {
 	uint32_t layers;
@@ -72,8 +77,17 @@ struct kvr_kv_ops {
 	/* Makes block `index` (the next one) present and writable until it is sealed. -ENOMEM. */
 	int (*grow)(struct kvr_kv *kv, uint32_t index);
 
-	/* Base address of a present block. Valid until the sequence ends. */
+	/*
+	 * Base address of a present block, valid until the sequence ends. NULL: the block is there
+	 * in a codec only, which no block is before it is sealed.
+	 */
 	void *(*block)(struct kvr_kv *kv, uint32_t index);
+
+	/*
+	 * The payload of K (`value` 0) or V (1) of a layer of a sealed block, aligned to 64 bytes,
+	 * valid until the sequence ends. NULL: the block is native. Called if there is `coding`.
+	 */
+	const void *(*payload)(struct kvr_kv *kv, uint32_t index, uint32_t layer, uint32_t value);
 
 	/*
 	 * Block `index` is complete, its `n` token ids are `tokens`, and it is not written again:
@@ -91,9 +105,19 @@ struct kvr_kv_ops {
 	void (*free)(struct kvr_kv *kv);
 };
 
+/* How a store keeps sealed blocks: each layer's K and V of all KV heads is one plane. */
+struct kvr_coding {
+	const struct kvp_kernels *kernels;
+	uint32_t codec[2];         /* of K, of V */
+	struct kvp_plane plane[2]; /* of a whole block */
+	size_t bytes[2];           /* of a payload */
+	uint64_t errors; /* blocks left native, and payloads passed over for native bytes */
+};
+
 struct kvr_kv {
 	const struct kvr_kv_ops *ops;
 	struct kvr_geom geom;
+	struct kvr_coding *coding; /* NULL: all blocks are native */
 };
 
 /* Private heap memory: reuses nothing, publishes nothing. -EINVAL (geometry), -ENOMEM. */

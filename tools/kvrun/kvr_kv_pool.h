@@ -16,6 +16,11 @@ struct kvr_pool_opts {
 	const char *socket; /* NULL: the library's default */
 	int store;          /* publish what was computed */
 	int reuse_tail;     /* take over partial blocks and parts of blocks too */
+	/*
+	 * How blocks are read, if not as they are: the name of a codec. Blocks are shared only with
+	 * engines that read them so. NULL: natively.
+	 */
+	const char *variant;
 };
 
 /* What the last sequence got, for reports. */

@@ -28,8 +28,8 @@ struct kvr_prefill {
 };
 
 /*
- * `model`, `kv` and `substitute` (may be NULL) must outlive the sequence; `kv` is used by it
- * alone. -EINVAL when `kv` has another geometry than the model, -ENOMEM.
+ * `model`, `kv` and `substitute` (may be NULL, see kvr_pass_run()) must outlive the sequence; `kv`
+ * is used by it alone. -EINVAL when `kv` has another geometry than the model, -ENOMEM.
  */
 int kvr_seq_new(const struct kvr_model *model, struct kvr_kv *kv,
 	const struct kvr_substitute *substitute, struct kvr_seq **ret_seq);

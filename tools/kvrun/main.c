@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvrun: runs prompts through a model with its KV cache in kvpool, and reports what that saved. */
 #include "tools/kvrun/kvr_file.h"
+#include "tools/kvrun/kvr_kv_coded.h"
 #include "tools/kvrun/kvr_kv_pool.h"
 #include "tools/kvrun/kvr_model.h"
 #include "tools/kvrun/kvr_perplexity.h"
@@ -27,6 +28,9 @@ struct engine {
 	struct kvr_model *model;
 	struct kvr_tokenizer *tokenizer;
 	struct kvr_kv *kv;
+	struct kvr_kv *pool;                    /* of `kv` or the same; NULL: not used */
+	struct kvr_kv *coded;                   /* the same as `kv`; NULL: blocks are native */
+	char codec[2 * KVP_CODEC_NAME_MAX + 1]; /* canonical names of keys' and values' */
 	struct kvr_seq *seq;
 	XXH3_state_t *digest;
 };
@@ -87,17 +91,53 @@ static int open_tokenizer(struct engine *e)
 	return r < 0 ? say(EXIT_INPUT, err.text) : 0;
 }
 
+static int open_native(struct engine *e, const struct kvr_geom *geom)
+{
+	const struct options *o = e->opt;
+	struct kvr_pool_opts pool = { o->socket, o->store, o->reuse_tail,
+		o->codec ? e->codec : NULL };
+	int r;
+
+	/* scores are those of the model, so nothing is read from a cache for them */
+	if (o->off || o->perplexity)
+		return kvr_kv_heap_new(geom, &e->kv);
+	r = kvr_kv_pool_new(e->model, geom, &pool, &e->kv);
+	if (r == 0)
+		e->pool = e->kv;
+	return r;
+}
+
+static void name_codecs(struct engine *e)
+{
+	size_t n;
+
+	kvp_codec_name(e->opt->coded.codec[0], e->codec);
+	n = strlen(e->codec);
+	e->codec[n] = '/';
+	kvp_codec_name(e->opt->coded.codec[1], e->codec + n + 1);
+}
+
 static int open_store(struct engine *e)
 {
 	const struct options *o = e->opt;
 	struct kvr_geom geom = kvr_model_geom(
 		e->model, o->block_tokens, o->dtype_given ? o->dtype : e->model->config.dtype);
-	struct kvr_pool_opts pool = { o->socket, o->store, o->reuse_tail };
+	struct kvr_error err;
+	int r = 0;
 
-	/* scores are those of the model, so nothing is read from a cache for them */
-	if (o->off || o->perplexity)
-		return kvr_kv_heap_new(&geom, &e->kv);
-	return kvr_kv_pool_new(e->model, &geom, &pool, &e->kv);
+	if (o->codec)
+		name_codecs(e);
+	if (!o->codec || o->coded.mode == KVR_SHADOW)
+		r = open_native(e, &geom);
+	if (r < 0)
+		return say(EXIT_FAILED, "no memory for the KV cache");
+	if (!o->codec)
+		return 0;
+	r = kvr_kv_coded_new(&e->model->config, &geom, &o->coded, e->kv, &err, &e->coded);
+	if (r < 0)
+		return say(r == -ENOMEM ? EXIT_FAILED : EXIT_INPUT, err.text);
+	e->kv = e->coded;
+	return 0;
 }
 
 static int engine_open(const struct options *opt, struct engine *e)
@@ -112,9 +152,10 @@ static int engine_open(const struct options *opt, struct engine *e)
 	if (r)
 		return r;
 	e->digest = XXH3_createState();
-	if (!e->digest || open_store(e) < 0 || kvr_seq_new(e->model, e->kv, NULL, &e->seq) < 0)
+	r = open_store(e);
+	if (r == 0 && (!e->digest || kvr_seq_new(e->model, e->kv, NULL, &e->seq) < 0))
 		return say(EXIT_FAILED, "no memory for the model's workspace");
-	return 0;
+	return r;
 }
 
 static void engine_close(struct engine *e)
@@ -206,8 +247,13 @@ static int report(struct engine *e, struct result *res)
 	res->digest_lo = h.low64;
 	res->digest_hi = h.high64;
 	res->off = e->opt->off;
-	if (!res->off)
-		kvr_kv_pool_report(e->kv, &res->pool);
+	if (e->pool)
+		kvr_kv_pool_report(e->pool, &res->pool);
+	if (e->coded) {
+		res->codec = e->codec;
+		res->mode = e->opt->coded.mode;
+		kvr_kv_coded_report(e->coded, &res->coded);
+	}
 	if (!res->off && !res->pool.attached)
 		fprintf(stderr, "kvrun: running without kvpool: %s\n", res->pool.why);
 	if (e->opt->json)
@@ -300,7 +346,7 @@ static int run_lines(struct engine *e)
 static int run_score(struct engine *e)
 {
 	const struct options *o = e->opt;
-	struct score s = { o->perplexity, o->window, o->windows, 0 };
+	struct score s = { o->perplexity, e->coded ? e->codec : NULL, o->window, o->windows, 0 };
 	uint64_t need = (uint64_t)o->window * o->windows + 1;
 	struct kvr_error err;
 	uint32_t *tokens;

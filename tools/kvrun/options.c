@@ -37,6 +37,10 @@ static const char usage[] =
 	"                       differ in the last bits from a cold run's\n"
 	"  --block-tokens N     16..512 (default 64)\n"
 	"  --kv-dtype TYPE      f32, f16 or bf16 (default: the model's own)\n"
+	"  --codec NAME         attend over earlier blocks in this codec: tq4, kivi2-g64, fp8,\n"
+	"                       tq4/tq2 (keys/values), 4bit, ...; see kvbench codecs\n"
+	"  --codec-mode MODE    shadow: beside the native blocks (default); primary: instead\n"
+	"                       of them, which needs --kvpool off\n"
 	"  --perplexity FILE    score a text instead of generating\n"
 	"  --window N           tokens scored at a time (default 256)\n"
 	"  --windows N          how many windows (default 16)\n"
@@ -60,6 +64,8 @@ enum {
 	OPT_REUSE_TAIL,
 	OPT_BLOCK_TOKENS,
 	OPT_KV_DTYPE,
+	OPT_CODEC,
+	OPT_CODEC_MODE,
 	OPT_PERPLEXITY,
 	OPT_WINDOW,
 	OPT_WINDOWS,
@@ -83,6 +89,8 @@ static const struct option long_options[] = {
 	{ "reuse-tail", no_argument, NULL, OPT_REUSE_TAIL },
 	{ "block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS },
 	{ "kv-dtype", required_argument, NULL, OPT_KV_DTYPE },
+	{ "codec", required_argument, NULL, OPT_CODEC },
+	{ "codec-mode", required_argument, NULL, OPT_CODEC_MODE },
 	{ "perplexity", required_argument, NULL, OPT_PERPLEXITY },
 	{ "window", required_argument, NULL, OPT_WINDOW },
 	{ "windows", required_argument, NULL, OPT_WINDOWS },
@@ -149,6 +157,27 @@ static int parse_dtype(const char *text, struct options *o)
 	return complain("kv-dtype", text, "f32, f16 or bf16");
 }
 
+static int parse_codec(const char *text, struct options *o)
+{
+	o->codec = text;
+	return kvp_codec_parse_pair(text, &o->coded.codec[0], &o->coded.codec[1]) == 0
+		       ? 0
+		       : complain("codec", text,
+				 "a codec, two for keys/values, or a preset: tq4, tq3-nc, fp8, "
+				 "kivi4-g64, tq4/tq2, 4bit, k8v4; docs/formats.md has all");
+}
+
+static int parse_mode(const char *text, struct options *o)
+{
+	int primary = strcmp(text, "primary") == 0;
+
+	o->mode_given = 1;
+	o->coded.mode = primary ? KVR_PRIMARY : KVR_SHADOW;
+	return primary || strcmp(text, "shadow") == 0
+		       ? 0
+		       : complain("codec-mode", text, "shadow or primary");
+}
+
 static int add_prompt(struct options *o, const char *text, const char *path)
 {
 	struct prompt_source *p;
@@ -206,6 +235,10 @@ static int apply(struct options *o, int opt, const char *arg)
 			"16..512", &o->block_tokens);
 	case OPT_KV_DTYPE:
 		return parse_dtype(arg, o);
+	case OPT_CODEC:
+		return parse_codec(arg, o);
+	case OPT_CODEC_MODE:
+		return parse_mode(arg, o);
 	case OPT_PERPLEXITY:
 		o->perplexity = arg;
 		return 0;
@@ -223,6 +256,15 @@ static int check(const struct options *o)
 {
 	if (!o->model) {
 		fprintf(stderr, "kvrun: --model is missing; see kvrun --help\n");
+		return -EINVAL;
+	}
+	if (o->mode_given && !o->codec) {
+		fprintf(stderr, "kvrun: --codec-mode without --codec: name a codec\n");
+		return -EINVAL;
+	}
+	if (o->codec && o->coded.mode == KVR_PRIMARY && !o->off && !o->perplexity) {
+		fprintf(stderr, "kvrun: --codec-mode primary keeps no native blocks, and these are "
+				"what kvpool shares: add --kvpool off, or use shadow\n");
 		return -EINVAL;
 	}
 	if (!o->perplexity && !o->n_prompts && !o->lines) {

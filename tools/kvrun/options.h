@@ -4,6 +4,7 @@
 #define KVR_OPTIONS_H
 
 #include "tools/kvrun/kvr_half.h"
+#include "tools/kvrun/kvr_kv_coded.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -29,6 +30,9 @@ struct options {
 	uint32_t block_tokens;
 	enum kvr_dtype dtype; /* of stored keys and values */
 	int dtype_given;
+	const char *codec; /* as given; NULL: native */
+	struct kvr_coded_opts coded;
+	int mode_given;
 	const char *perplexity; /* a text file; then the prompts are not looked at */
 	uint32_t window, windows;
 	int json;

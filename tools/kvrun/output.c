@@ -62,6 +62,14 @@ static double per_second(double count, double ms)
 	return ms > 0 ? count * 1e3 / ms : 0;
 }
 
+static json_t *json_coded(const struct result *r)
+{
+	return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I}", "name", r->codec, "mode",
+		r->mode == KVR_PRIMARY ? "primary" : "shadow", "blocks",
+		(json_int_t)r->coded.blocks, "bytes", (json_int_t)r->coded.bytes, "native_bytes",
+		(json_int_t)r->coded.native_bytes, "errors", (json_int_t)r->coded.errors);
+}
+
 int output_json(const struct kvr_model *model, uint32_t block_tokens, const struct result *r)
 {
 	json_t *tokens = json_array(), *root;
@@ -89,6 +97,8 @@ int output_json(const struct kvr_model *model, uint32_t block_tokens, const stru
 				      "slots", (int)r->pool.blocks_slots, "private",
 				      (int)r->pool.blocks_private, "published",
 				      (int)r->pool.published)) == 0;
+	if (root && r->codec)
+		ok &= json_object_set_new(root, "codec", json_coded(r)) == 0;
 	return print_json(root, ok);
 }
 
@@ -103,6 +113,12 @@ void output_summary(const struct result *r)
 		r->off             ? "off"
 		: r->pool.attached ? "attached"
 				   : "not attached");
+	if (r->codec)
+		fprintf(stderr,
+			"%u blocks in %s: %.1f kB beside %.1f kB of native ones; %" PRIu64
+			" errors\n",
+			r->coded.blocks, r->codec, (double)r->coded.bytes / 1e3,
+			(double)r->coded.native_bytes / 1e3, r->coded.errors);
 }
 
 int output_score(const struct kvr_model *model, const struct score *s, int json)
@@ -110,14 +126,16 @@ int output_score(const struct kvr_model *model, const struct score *s, int json)
 	int n;
 
 	if (!json) {
-		n = printf("%s, %u windows of %u tokens: %.4f nats per token, perplexity %.4f\n",
-			s->path, s->windows, s->window, s->nats, exp(s->nats));
+		n = printf(
+			"%s%s%s, %u windows of %u tokens: %.4f nats per token, perplexity %.4f\n",
+			s->path, s->codec ? " in " : "", s->codec ? s->codec : "", s->windows,
+			s->window, s->nats, exp(s->nats));
 		return n > 0 && fflush(stdout) == 0 ? 0 : -EIO;
 	}
-	return print_json(
-		json_pack("{s:o, s:o, s:i, s:i, s:f, s:f}", "model",
-			json_text(model->name, strlen(model->name)), "text",
-			json_text(s->path, strlen(s->path)), "window", (int)s->window, "windows",
-			(int)s->windows, "nll_nats", s->nats, "ppl", exp(s->nats)),
+	return print_json(json_pack("{s:o, s:o, s:s*, s:i, s:i, s:f, s:f}", "model",
+				  json_text(model->name, strlen(model->name)), "text",
+				  json_text(s->path, strlen(s->path)), "codec", s->codec, "window",
+				  (int)s->window, "windows", (int)s->windows, "nll_nats", s->nats,
+				  "ppl", exp(s->nats)),
 		1);
 }

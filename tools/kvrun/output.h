@@ -3,6 +3,7 @@
 #ifndef KVR_OUTPUT_H
 #define KVR_OUTPUT_H
 
+#include "tools/kvrun/kvr_kv_coded.h"
 #include "tools/kvrun/kvr_kv_pool.h"
 #include "tools/kvrun/kvr_model.h"
 
@@ -24,6 +25,9 @@ struct result {
 	uint64_t digest_hi;
 	int off; /* --kvpool off; else `pool` counts */
 	struct kvr_pool_report pool;
+	const char *codec; /* NULL: native; else the two below */
+	enum kvr_coded_mode mode;
+	struct kvr_coded_report coded;
 };
 
 /* One line of JSON on standard output. Text that is not UTF-8 is shown with U+FFFD in its place. */
@@ -34,6 +38,7 @@ void output_summary(const struct result *r);
 
 struct score {
 	const char *path;
+	const char *codec; /* NULL: native */
 	uint32_t window, windows;
 	double nats; /* per predicted token */
 };

@@ -252,12 +252,12 @@ static void store_free(struct kvr_kv *kv)
 }
 
 static const struct kvr_kv_ops store_ops = {
-	store_start,
-	store_grow,
-	store_block,
-	store_seal,
-	store_end,
-	store_free,
+	.start = store_start,
+	.grow = store_grow,
+	.block = store_block,
+	.seal = store_seal,
+	.end = store_end,
+	.free = store_free,
 };
 
 struct kvr_kv *test_store_new(const struct kvr_geom *geom, struct test_memory *memory)
@@ -265,7 +265,7 @@ struct kvr_kv *test_store_new(const struct kvr_geom *geom, struct test_memory *m
 	struct store *s = calloc(1, sizeof(*s));
 
 	assert_non_null(s);
-	s->kv = (struct kvr_kv){ &store_ops, *geom };
+	s->kv = (struct kvr_kv){ .ops = &store_ops, .geom = *geom };
 	s->memory = memory;
 	return &s->kv;
 }

@@ -38,6 +38,13 @@ expect 2 "--seed .*: must be" --model "$model" --prompt a --seed 184467440737095
 expect 2 "--top-p 0: must be" --model "$model" --prompt a --top-p 0
 expect 2 "--temperature nan: must be" --model "$model" --prompt a --temperature nan
 expect 2 "--block-tokens 8: must be" --model "$model" --prompt a --block-tokens 8
+expect 2 "--codec tq9: must be" --model "$model" --prompt a --codec tq9
+expect 2 "--codec : must be" --model "$model" --prompt a --codec ""
+expect 2 "--codec-mode both: must be" --model "$model" --prompt a --codec tq4 --codec-mode both
+expect 2 "codec-mode without --codec" --model "$model" --prompt a --codec-mode shadow
+expect 2 "add --kvpool off" --model "$model" --prompt a --codec tq4 --codec-mode primary
+expect 3 "kivi4-g128 cannot hold keys of 64 tokens" --model "$model" --kvpool off --prompt a --codec kivi4-g128
+expect 3 "smart cannot hold" --model "$model" --kvpool off --prompt a --codec smart
 expect 2 "--kv-dtype f64: must be" --model "$model" --prompt a --kv-dtype f64
 
 expect 3 "$work/none: No such file" --model "$work/none" --prompt a
@@ -85,6 +92,21 @@ expect 0 "" --model "$model" --kvpool off --prompt "$(head -c 2040 "$work/long")
 [ "$(field stop) $(field tokens | wc -w)" = "context 8" ] || fail "context: $(cat "$work/out")"
 expect 0 "" --model "$model" --kvpool off --prompt x --steps 0 --json
 [ "$(field tokens)" = "[]" ] || fail "--steps 0: $(cat "$work/out")"
+
+# Both modes give the same text and bits; primary keeps one native block.
+for mode in shadow primary; do
+	expect 0 "4 blocks in tq4-nc/tq4-nc" --model "$model" --kvpool off --steps 9 --codec 4bit --codec-mode "$mode" \
+		--prompt "$(head -c 300 "$work/long")"
+	expect 0 "" --model "$model" --kvpool off --steps 9 --json --codec 4bit --codec-mode "$mode" \
+		--prompt "$(head -c 300 "$work/long")"
+	field logits_xxh3 >"$work/bits.$mode"
+	field codec >"$work/codec.$mode"
+	grep -q "'errors': 0" "$work/codec.$mode" || fail "--json: $(cat "$work/codec.$mode")"
+done
+cmp "$work/bits.shadow" "$work/bits.primary" || fail "shadow and primary differ"
+grep -q "'native_bytes': 262144," "$work/codec.primary" || fail "$(cat "$work/codec.primary")"
+expect 0 "" --model "$model" --perplexity "$work/long" --window 512 --windows 2 --codec tq2 --json
+[ "$(field codec)" = tq2/tq2 ] || fail "--perplexity --codec: $(cat "$work/out")"
 
 for form in --json --no-store; do
 	got=0

@@ -2,6 +2,7 @@
 /* Sequences over kvpool whatever the daemon does: the bits are those of private memory. */
 #include "tests/tools/kvrun/common.h"
 #include "tests/tools/kvrun/fake_kvpool.h"
+#include "tools/kvrun/kvr_kv_coded.h"
 #include "tools/kvrun/kvr_kv_pool.h"
 #include "tools/kvrun/kvr_sample.h"
 #include "tools/kvrun/kvr_seq.h"
@@ -54,7 +55,7 @@ static struct kvr_prefill run(struct kvr_kv *kv, uint32_t n, float *rows)
 static struct kvr_kv *pool(int store, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail };
+	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL };
 	struct kvr_kv *kv;
 
 	assert_int_equal(kvr_kv_pool_new(model, &geom, &opts, &kv), 0);
@@ -304,6 +305,53 @@ static void tails_are_reused_on_request(void **unused)
 	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
 }
 
+/* One engine that attends over the pool's blocks in a codec. */
+static struct kvr_prefill coded_engine(const char *codec, float *rows)
+{
+	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
+	struct kvr_pool_opts pool_opts = { "/nowhere", 1, 0, codec };
+	struct kvr_coded_opts opts = { .mode = KVR_SHADOW };
+	struct kvr_coded_report report;
+	struct kvr_kv *native, *kv;
+	struct kvr_prefill prefill;
+
+	assert_int_equal(kvp_codec_parse_pair(codec, &opts.codec[0], &opts.codec[1]), 0);
+	assert_int_equal(kvr_kv_pool_new(model, &geom, &pool_opts, &native), 0);
+	assert_int_equal(kvr_kv_coded_new(&config, &geom, &opts, native, NULL, &kv), 0);
+	prefill = run(kv, PROMPT, rows);
+	kvr_kv_coded_report(kv, &report);
+	assert_int_equal(report.errors, 0);
+	assert_int_equal(report.blocks, (PROMPT + STEPS) / BLOCK);
+	kvr_kv_free(kv);
+	assert_int_equal(fake.matches + fake.claims + fake.grants + fake.spaces, 0);
+	return prefill;
+}
+
+/* Warm equals cold there, too; but blocks of one codec are not those of another. */
+static void engines_of_one_codec_share(void **unused)
+{
+	static float cold[sizeof(plain) / sizeof(float)], warm[sizeof(plain) / sizeof(float)];
+	static float by_tq4[sizeof(plain) / sizeof(float)];
+	uint8_t digest[sizeof(fake.digest)], other[sizeof(fake.digest)];
+	struct kvr_pool_report r;
+
+	(void)unused;
+	engine(1, &r);
+	memcpy(other, fake.digest, sizeof(other));
+	fake_reset();
+	assert_int_equal(coded_engine("fp8", cold).reused, 0);
+	memcpy(digest, fake.digest, sizeof(digest));
+	assert_memory_not_equal(digest, other, sizeof(digest));
+	assert_int_equal(coded_engine("fp8", warm).reused, PROMPT / BLOCK * BLOCK);
+	assert_memory_equal(fake.digest, digest, sizeof(digest));
+	assert_memory_equal(cold, warm, sizeof(cold));
+	assert_memory_not_equal(cold, plain, sizeof(cold));
+	fake_reset();
+	coded_engine("tq4", by_tq4);
+	assert_memory_not_equal(fake.digest, digest, sizeof(digest));
+	assert_memory_not_equal(by_tq4, cold, sizeof(cold));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -318,6 +366,7 @@ int main(void)
 		cmocka_unit_test_setup(waits_for_somebody_else, fresh),
 		cmocka_unit_test_setup(waits_for_memory_to_be_mapped, fresh),
 		cmocka_unit_test_setup(tails_are_reused_on_request, fresh),
+		cmocka_unit_test_setup(engines_of_one_codec_share, fresh),
 	};
 
 	return cmocka_run_group_tests(tests, prepare, finish);

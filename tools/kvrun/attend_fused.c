@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention of one query over blocks in a codec, by the kernels and without decoding. */
+#include "tools/kvrun/kvr_attend.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+static struct kvp_attend_plane native_plane(const struct kvr_attend *a, struct kvr_kv *kv,
+	uint32_t block, uint32_t layer, uint32_t value)
+{
+	const struct kvr_geom *g = &kv->geom;
+	const uint8_t *base = kv->ops->block(kv, block);
+
+	return (struct kvp_attend_plane){
+		.codec = KVP_CODEC_NATIVE,
+		.dtype = g->dtype,
+		.data = base + kvr_row_offset(g, layer, value, 0),
+		.head_stride = (ptrdiff_t)(a->head_dim * kvr_dtype_bytes(g->dtype)),
+		.token_stride = (ptrdiff_t)kvr_row_bytes(g),
+	};
+}
+
+static struct kvp_attend_plane coded_plane(
+	const struct kvr_coding *coding, uint32_t value, const void *payload)
+{
+	const struct kvp_plane *p = &coding->plane[value];
+	struct kvp_attend_plane plane = {
+		.codec = coding->codec[value],
+		.dtype = p->dtype,
+		.data = payload,
+		.bytes = coding->bytes[value],
+	};
+
+	if (plane.codec == KVP_CODEC_NATIVE) { /* [head][token][channel], without gaps */
+		plane.head_stride = (ptrdiff_t)(coding->bytes[value] / p->heads);
+		plane.token_stride = plane.head_stride / (ptrdiff_t)p->tokens;
+	}
+	return plane;
+}
+
+static struct kvp_attend_part part_of(const struct kvr_attend *a, struct kvr_kv *kv, uint32_t block,
+	uint32_t layer, uint32_t tokens)
+{
+	const void *k = kv->ops->payload(kv, block, layer, 0);
+	struct kvp_attend_part part = { .tokens = tokens };
+
+	if (k) {
+		part.k = coded_plane(kv->coding, 0, k);
+		part.v = coded_plane(kv->coding, 1, kv->ops->payload(kv, block, layer, 1));
+	} else {
+		part.k = native_plane(a, kv, block, layer, 0);
+		part.v = native_plane(a, kv, block, layer, 1);
+	}
+	return part;
+}
+
+static int room_for(struct kvr_attend *a, uint32_t parts)
+{
+	void *p;
+
+	if (parts <= a->parts_room)
+		return 0;
+	p = realloc(a->parts, 2 * parts * sizeof(*a->parts));
+	if (!p)
+		return -ENOMEM;
+	a->parts = p;
+	a->parts_room = 2 * parts;
+	return 0;
+}
+
+static int workspace_for(struct kvr_attend *a, struct kvp_attend *job)
+{
+	size_t bytes;
+	void *p;
+	int r = kvp_attend_workspace(job, &bytes);
+
+	if (r < 0)
+		return r;
+	if (bytes > a->fused_bytes) {
+		if (posix_memalign(&p, 64, bytes) != 0)
+			return -ENOMEM;
+		free(a->fused);
+		a->fused = p;
+		a->fused_bytes = bytes;
+	}
+	job->workspace = a->fused;
+	job->workspace_size = a->fused_bytes;
+	return 0;
+}
+
+int kvr_attend_fused(struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, uint32_t position,
+	const float *q, float *out)
+{
+	struct kvp_attend job = {
+		.size = sizeof(job),
+		.queries = 1,
+		.q_heads = a->heads,
+		.kv_heads = a->kv_heads,
+		.k_dim = a->head_dim,
+		.v_dim = a->head_dim,
+		.scale = (float)(1 / sqrt(a->head_dim)),
+		.q = q,
+		.n_parts = position / a->block_tokens + 1,
+		.n_splits = 1,
+	};
+	struct kvp_attend_result result = { .out = out };
+	int r = room_for(a, job.n_parts);
+
+	if (r < 0)
+		return r;
+	for (uint32_t b = 0; b < job.n_parts; b++) {
+		uint32_t left = position + 1 - b * a->block_tokens;
+
+		a->parts[b] =
+			part_of(a, kv, b, layer, left < a->block_tokens ? left : a->block_tokens);
+	}
+	job.parts = a->parts;
+	r = workspace_for(a, &job);
+	return r < 0 ? r : kvp_attend(kv->coding->kernels, &job, &result);
+}

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <xxhash.h>
 
 /*
  * How long a sequence stands still for others before it computes on its own. A claimant that is
@@ -61,21 +60,9 @@ static uint32_t space_dtype(enum kvr_dtype dtype)
 }
 
 /*
- * What makes blocks exchangeable: the configuration and every weight, and how earlier blocks were
- * read when later ones were computed.
+ * What makes blocks exchangeable: the digest covers the configuration and every weight; the adapter
+ * is how earlier blocks were read when later ones were computed.
  */
-static void tell_digest(const struct pool_kv *p, uint8_t *ret_digest)
-{
-	XXH128_hash_t h = { p->model->digest_lo, p->model->digest_hi };
-
-	if (p->variant) {
-		h.low64 ^= XXH3_64bits_withSeed(p->variant, strlen(p->variant), 1);
-		h.high64 ^= XXH3_64bits_withSeed(p->variant, strlen(p->variant), 2);
-	}
-	memcpy(ret_digest, &h.low64, 8);
-	memcpy(ret_digest + 8, &h.high64, 8);
-}
-
 static int open_space(struct pool_kv *p)
 {
 	const struct kvr_config *c = &p->model->config;
@@ -85,6 +72,7 @@ static int open_space(struct pool_kv *p)
 	struct kvp_space_desc desc = {
 		.size = sizeof(desc),
 		.model = p->model->name,
+		.adapter = p->variant,
 		.dtype = space_dtype(g->dtype),
 		.layout = KVP_LAYOUT_LCND,
 		.block_tokens = g->block_tokens,
@@ -98,7 +86,8 @@ static int open_space(struct pool_kv *p)
 	struct kvp_space *space;
 	int r;
 
-	tell_digest(p, desc.weights_digest);
+	memcpy(desc.weights_digest, &p->model->digest_lo, 8);
+	memcpy(desc.weights_digest + 8, &p->model->digest_hi, 8);
 	for (uint32_t i = 0; i < g->layers; i++)
 		layers[i] = (struct kvp_layer){ i, c->kv_heads, 0, c->head_dim, c->head_dim };
 	r = kvp_space_open(p->client, &desc, KVP_DEFAULT_TIMEOUT, &space);

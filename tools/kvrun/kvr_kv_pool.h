@@ -17,8 +17,8 @@ struct kvr_pool_opts {
 	int store;          /* publish what was computed */
 	int reuse_tail;     /* take over partial blocks and parts of blocks too */
 	/*
-	 * How blocks are read, if not as they are: the name of a codec. Blocks are shared only with
-	 * engines that read them so. NULL: natively.
+	 * How blocks are read, if not as they are: the name of a codec. It is the space's adapter,
+	 * so that blocks are shared only with engines that read them so. NULL: natively.
 	 */
 	const char *variant;
 };

@@ -104,7 +104,7 @@ int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 		       (desc->dtype == KVP_DTYPE_F32 ? 4 : 2);
 	s->block_bytes = 2ull * desc->n_layers * desc->block_tokens * s->row_bytes;
 	block_bytes = s->block_bytes;
-	memcpy(fake.digest, desc->weights_digest, sizeof(fake.digest));
+	snprintf(fake.adapter, sizeof(fake.adapter), "%s", desc->adapter ? desc->adapter : "");
 	fake.spaces++;
 	*ret_space = s;
 	return 0;

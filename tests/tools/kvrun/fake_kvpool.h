@@ -23,7 +23,7 @@ struct fake_kvpool {
 	/* what it saw */
 	uint32_t matches, claims, grants; /* held now; all 0 when a sequence is over */
 	uint32_t waits, commits, partial_commits, spaces;
-	uint8_t digest[32]; /* of the space opened last */
+	char adapter[128]; /* of the space opened last */
 };
 
 extern struct fake_kvpool fake;

@@ -20,7 +20,7 @@ MAY = {
     "tools/kvrun": [r"kernels/kvp_\w+\.h"],
     "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_(types|lease)\.h"],
     "tools/kvreplay": [r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],
-    "examples": [r"libclient/kvpool\.h"],
+    "examples": [r"libclient/kvpool\.h", r"kernels/kvp_\w+\.h"],
 }
 MAX_LINES = 1500
 WORDS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|not implemented|for now\b", re.I)

@@ -255,7 +255,7 @@ static struct kvp_rows rows_of(const struct plane_view *v, const struct kvp_atte
 	size_t row = (size_t)head * v->lay.coded + first;
 	struct kvp_rows r = { .family = family, .dim = v->p.dim, .n = n, .factor = 1.0f };
 
-	if (family >= KVP_FAMILY_TQPROD) {
+	if (kvp_rows_apart(ap->codec)) {
 		r.family = KVP_FAMILY_MAX_;
 		return r;
 	}

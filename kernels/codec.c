@@ -73,20 +73,28 @@ static int layout_byte(uint32_t id, const struct kvp_plane *p, struct kvp_layout
 	return 0;
 }
 
+int kvp_layout_groups(struct kvp_layout *lay, uint32_t dim, uint32_t variant)
+{
+	uint32_t log2_group = (variant & ~KVP_CODEC_WIDE) >> 4;
+
+	if (log2_group && log2_group < 3)
+		return -EINVAL;
+	lay->group = log2_group ? 1u << log2_group : dim;
+	lay->groups = (dim + lay->group - 1) / lay->group;
+	return 0;
+}
+
 static int layout_asym(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
 {
-	uint32_t bits = KVP_CODEC_VARIANT(id) & 15u;
-	uint32_t log2_group = KVP_CODEC_VARIANT(id) >> 4;
+	uint32_t v = KVP_CODEC_VARIANT(id), bits = v & 15u, scalars;
 	struct kvp_layout lay = kvp_layout_new(p, bits);
 
-	if (bits < 2 || bits > 4 || (log2_group && (log2_group < 4 || log2_group > 7)))
+	if (bits < 2 || bits > 4 || kvp_layout_groups(&lay, p->dim, v) < 0)
 		return -EINVAL;
-	if (log2_group)
-		lay.group = 1u << log2_group;
-	lay.groups = (p->dim + lay.group - 1) / lay.group;
+	scalars = p->heads * p->tokens * lay.groups * (uint32_t)scalar_bytes(v & KVP_CODEC_WIDE);
 	lay.codes = kvp_layout_section(&lay, p->heads * p->tokens * lay.row_bytes);
-	lay.scale = kvp_layout_section(&lay, p->heads * p->tokens * lay.groups * 2);
-	lay.minimum = kvp_layout_section(&lay, p->heads * p->tokens * lay.groups * 2);
+	lay.scale = kvp_layout_section(&lay, scalars);
+	lay.minimum = kvp_layout_section(&lay, scalars);
 	*ret = lay;
 	return 0;
 }
@@ -97,7 +105,7 @@ static int layout_kivi(uint32_t id, const struct kvp_plane *p, struct kvp_layout
 	struct kvp_layout lay;
 	int r;
 
-	if (!log2_group)
+	if (log2_group < 4 || log2_group > 7)
 		return -EINVAL;
 	r = layout_asym(id, p, &lay);
 	if (r < 0 || p->kind == KVP_PLANE_V) {
@@ -224,15 +232,16 @@ static int encode_asym(const struct kvp_kernels *k, const struct kvp_plane *p,
 	uint8_t *out)
 {
 	const struct kvp_plane_hdr *hdr = header(out);
-	uint32_t bits = KVP_CODEC_VARIANT(hdr->codec) & 15u;
+	uint32_t v = KVP_CODEC_VARIANT(hdr->codec), wide = v & KVP_CODEC_WIDE;
+	kvp_asym_encode_fn *fn = wide ? kvp_asym_encode_wide : k->dsp.asym_encode;
 
 	(void)o;
 	for (uint32_t h = 0; h < p->heads; h++) {
 		size_t row = (size_t)h * p->tokens;
-		size_t scal = row * lay->groups * 2;
+		size_t scal = row * lay->groups * scalar_bytes(wide);
 		struct rows_in in = kvp_rows_in(p, src, h, 0, p->tokens, hdr->exponent);
 
-		k->dsp.asym_encode(bits, lay->group, &in, out + lay->codes + row * lay->row_bytes,
+		fn(v & 15u, lay->group, &in, out + lay->codes + row * lay->row_bytes,
 			out + lay->scale + scal, out + lay->minimum + scal);
 	}
 	return 0;
@@ -242,15 +251,16 @@ static int decode_asym(const struct kvp_kernels *k, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const struct kvp_calib *calib,
 	const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst)
 {
-	uint32_t bits = KVP_CODEC_VARIANT(hdr->codec) & 15u;
+	uint32_t v = KVP_CODEC_VARIANT(hdr->codec), wide = v & KVP_CODEC_WIDE;
+	kvp_asym_decode_fn *fn = wide ? kvp_asym_decode_wide : k->dsp.asym_decode;
 
 	(void)calib;
 	for (uint32_t h = 0; h < p->heads; h++) {
 		size_t row = (size_t)h * p->tokens;
-		size_t scal = row * lay->groups * 2;
+		size_t scal = row * lay->groups * scalar_bytes(wide);
 		struct rows_out out = kvp_rows_out(p, dst, h, 0, p->tokens, hdr->exponent);
 
-		k->dsp.asym_decode(bits, lay->group, in + lay->codes + row * lay->row_bytes,
+		fn(v & 15u, lay->group, in + lay->codes + row * lay->row_bytes,
 			in + lay->scale + scal, in + lay->minimum + scal, &out);
 	}
 	return 0;
@@ -533,6 +543,11 @@ static const struct kvp_codec codecs[] = {
 		.name = "pub-vllm",
 		.layout = kvp_layout_pub_vllm,
 		.encode = kvp_encode_pub_vllm,
+		.decode = kvp_decode_rows },
+	{ .family = KVP_FAMILY_SYM,
+		.name = "sym",
+		.layout = kvp_layout_sym,
+		.encode = kvp_encode_sym,
 		.decode = kvp_decode_rows },
 };
 

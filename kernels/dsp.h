@@ -132,6 +132,9 @@ kvp_tq_encode_fn kvp_tq_encode_c;
 kvp_tq_decode_fn kvp_tq_decode_c;
 kvp_asym_encode_fn kvp_asym_encode_c;
 kvp_asym_decode_fn kvp_asym_decode_c;
+/* With scalars in fp32: no instruction set has its own. */
+kvp_asym_encode_fn kvp_asym_encode_wide;
+kvp_asym_decode_fn kvp_asym_decode_wide;
 kvp_chan_encode_fn kvp_chan_encode_c;
 kvp_chan_decode_fn kvp_chan_decode_c;
 kvp_byte_encode_fn kvp_byte_encode_c;

@@ -547,7 +547,7 @@ INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m256 *v, uint
 	uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
 	uint32_t per = group / 8, groups = (n + per - 1) / per;
-	float lo[64] = { 0 }, hi[64] = { 0 }, base[64], inv[64];
+	float lo[N_MAX] = { 0 }, hi[N_MAX] = { 0 }, base[N_MAX], inv[N_MAX];
 	__m256i k[N_MAX];
 
 	for (uint32_t g = 0; g < groups; g++) {

@@ -578,7 +578,7 @@ INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in
 static void asym_encode_avx512(uint32_t bits, uint32_t group, const struct rows_in *in,
 	uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
-	if (in->dim % 16)
+	if (in->dim % 16 || group % 16)
 		kvp_asym_encode_c(bits, group, in, codes, scale, min);
 	else
 		BY_DIM(in->dim, in->dtype, asym_encode_rows, bits, group, in, codes, scale, min);
@@ -623,7 +623,7 @@ INLINE void asym_decode_rows(uint32_t bits, uint32_t group, const uint8_t *codes
 static void asym_decode_avx512(uint32_t bits, uint32_t group, const uint8_t *codes,
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out)
 {
-	if (out->dim % 16)
+	if (out->dim % 16 || group % 16)
 		kvp_asym_decode_c(bits, group, codes, scale, min, out);
 	else
 		BY_TYPE(out->dim, out->dtype, asym_decode_rows, bits, group, codes, scale, min,

@@ -162,25 +162,23 @@ static struct range range_add(struct range r, float x)
 }
 
 /*
- * Scale and minimum of a group, rounded to fp16 before any code is derived from them. Zero extremes
- * become +0: the order in which -0 and +0 are compared must not show.
+ * Scale and minimum of a group, rounded (to fp16 unless wide) before any code is derived from them.
+ * Zero extremes become +0: the order in which -0 and +0 are compared must not show.
  */
 struct affine {
 	float min;
 	float inv; /* 0: all codes are 0 */
 };
 
-static struct affine affine_store(uint32_t bits, struct range r, uint8_t *scale, uint8_t *min)
+static struct affine affine_store(
+	uint32_t bits, uint32_t wide, struct range r, uint8_t *scale, uint8_t *min)
 {
 	float levels = (float)((1u << bits) - 1);
 	float lo = r.lo <= r.hi ? r.lo + 0.0f : 0.0f, hi = r.lo <= r.hi ? r.hi + 0.0f : 0.0f;
 	struct affine a;
-	float s;
+	float s = store_scale(wide, scale, (hi - lo) / levels);
 
-	store_scalar(scale, (hi - lo) / levels);
-	store_scalar(min, lo);
-	s = f16_to_f32(load_u16(scale));
-	a.min = f16_to_f32(load_u16(min));
+	a.min = store_scalar_as(wide, min, lo);
 	a.inv = s > 0.0f ? 1.0f / s : 0.0f;
 	return a;
 }
@@ -194,9 +192,10 @@ static uint8_t affine_code(uint32_t bits, struct affine a, float x)
 }
 
 /* finite: x with NaN for what does not count. */
-static void asym_encode_row(uint32_t bits, uint32_t group, uint32_t dim, const float *x,
-	const float *finite, uint8_t *codes, uint8_t *scale, uint8_t *min)
+static void asym_encode_row(uint32_t bits, uint32_t group, uint32_t wide, uint32_t dim,
+	const float *x, const float *finite, uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
+	const size_t size = scalar_bytes(wide);
 	uint8_t code[KVP_PLANE_DIM_MAX];
 
 	for (uint32_t g = 0; g * group < dim; g++) {
@@ -206,55 +205,80 @@ static void asym_encode_row(uint32_t bits, uint32_t group, uint32_t dim, const f
 
 		for (uint32_t i = g * group; i < end; i++)
 			r = range_add(r, finite[i]);
-		a = affine_store(bits, r, scale + 2 * (size_t)g, min + 2 * (size_t)g);
+		a = affine_store(bits, wide, r, scale + size * g, min + size * g);
 		for (uint32_t i = g * group; i < end; i++)
 			code[i] = affine_code(bits, a, x[i]);
 	}
 	kvp_row_pack(bits, dim, code, codes);
 }
 
-void kvp_asym_encode_c(uint32_t bits, uint32_t group, const struct rows_in *in, uint8_t *codes,
-	uint8_t *scale, uint8_t *min)
+static void asym_encode(uint32_t bits, uint32_t group, uint32_t wide, const struct rows_in *in,
+	uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
 	uint32_t row = kvp_row_bytes(bits, in->dim);
-	size_t groups = (in->dim + group - 1) / group;
+	size_t scalars = (in->dim + group - 1) / group * scalar_bytes(wide);
 	float x[KVP_PLANE_DIM_MAX], finite[KVP_PLANE_DIM_MAX];
 
 	for (uint32_t t = 0; t < in->n; t++) {
 		load_row(in, t, x);
 		load_finite(in, t, finite);
-		asym_encode_row(bits, group, in->dim, x, finite, codes + (size_t)t * row,
-			scale + 2 * groups * t, min + 2 * groups * t);
+		asym_encode_row(bits, group, wide, in->dim, x, finite, codes + (size_t)t * row,
+			scale + scalars * t, min + scalars * t);
 	}
 }
 
-static void asym_decode_row(uint32_t bits, uint32_t group, uint32_t dim, const uint8_t *codes,
-	const uint8_t *scale, const uint8_t *min, float factor, float *x)
+void kvp_asym_encode_c(uint32_t bits, uint32_t group, const struct rows_in *in, uint8_t *codes,
+	uint8_t *scale, uint8_t *min)
 {
+	asym_encode(bits, group, 0, in, codes, scale, min);
+}
+
+void kvp_asym_encode_wide(uint32_t bits, uint32_t group, const struct rows_in *in, uint8_t *codes,
+	uint8_t *scale, uint8_t *min)
+{
+	asym_encode(bits, group, 1, in, codes, scale, min);
+}
+
+static void asym_decode_row(uint32_t bits, uint32_t group, uint32_t wide, uint32_t dim,
+	const uint8_t *codes, const uint8_t *scale, const uint8_t *min, float factor, float *x)
+{
+	const size_t size = scalar_bytes(wide);
 	uint8_t code[KVP_PLANE_DIM_MAX];
 
 	kvp_row_unpack(bits, dim, codes, code);
 	for (uint32_t i = 0; i < dim; i++) {
-		float s = load_scalar(scale + 2 * (size_t)(i / group), 1.0f);
-		float m = load_scalar(min + 2 * (size_t)(i / group), 1.0f);
+		float s = load_scalar_as(wide, scale + size * (i / group), 1.0f);
+		float m = load_scalar_as(wide, min + size * (i / group), 1.0f);
 
 		/* Scaled last: the product alone may lie beyond what the sum needs. */
 		x[i] = ((float)code[i] * s + m) * factor;
 	}
 }
 
-void kvp_asym_decode_c(uint32_t bits, uint32_t group, const uint8_t *codes, const uint8_t *scale,
-	const uint8_t *min, const struct rows_out *out)
+static void asym_decode(uint32_t bits, uint32_t group, uint32_t wide, const uint8_t *codes,
+	const uint8_t *scale, const uint8_t *min, const struct rows_out *out)
 {
 	uint32_t row = kvp_row_bytes(bits, out->dim);
-	size_t groups = (out->dim + group - 1) / group;
+	size_t scalars = (out->dim + group - 1) / group * scalar_bytes(wide);
 	float x[KVP_PLANE_DIM_MAX];
 
 	for (uint32_t t = 0; t < out->n; t++) {
-		asym_decode_row(bits, group, out->dim, codes + (size_t)t * row,
-			scale + 2 * groups * t, min + 2 * groups * t, out->scale, x);
+		asym_decode_row(bits, group, wide, out->dim, codes + (size_t)t * row,
+			scale + scalars * t, min + scalars * t, out->scale, x);
 		store_row(out, t, x);
 	}
+}
+
+void kvp_asym_decode_c(uint32_t bits, uint32_t group, const uint8_t *codes, const uint8_t *scale,
+	const uint8_t *min, const struct rows_out *out)
+{
+	asym_decode(bits, group, 0, codes, scale, min, out);
+}
+
+void kvp_asym_decode_wide(uint32_t bits, uint32_t group, const uint8_t *codes, const uint8_t *scale,
+	const uint8_t *min, const struct rows_out *out)
+{
+	asym_decode(bits, group, 1, codes, scale, min, out);
 }
 
 void kvp_chan_encode_c(
@@ -272,7 +296,7 @@ void kvp_chan_encode_c(
 			r[i] = range_add(t ? r[i] : empty, x[i]);
 	}
 	for (uint32_t i = 0; i < in->dim; i++)
-		a[i] = affine_store(bits, r[i], scale + 2 * (size_t)i, min + 2 * (size_t)i);
+		a[i] = affine_store(bits, 0, r[i], scale + 2 * (size_t)i, min + 2 * (size_t)i);
 	for (uint32_t t = 0; t < in->n; t++) {
 		load_row(in, t, x);
 		for (uint32_t i = 0; i < in->dim; i++)
@@ -290,7 +314,7 @@ void kvp_chan_decode_c(uint32_t bits, const uint8_t *codes, const uint8_t *scale
 	for (uint32_t t = 0; t < out->n; t++) {
 		/* A group of one channel: its scalars lie exactly as this group's do. */
 		asym_decode_row(
-			bits, 1, out->dim, codes + (size_t)t * row, scale, min, out->scale, x);
+			bits, 1, 0, out->dim, codes + (size_t)t * row, scale, min, out->scale, x);
 		store_row(out, t, x);
 	}
 }
@@ -367,7 +391,7 @@ void kvp_had_encode_c(uint32_t bits, const struct rotation *rot, const struct ro
 		kvp_rotate_fwd(rot, x);
 		for (uint32_t i = 0; i < in->dim; i++)
 			x[i] *= unit;
-		asym_encode_row(bits, in->dim, in->dim, x, x, codes + (size_t)t * row,
+		asym_encode_row(bits, in->dim, 0, in->dim, x, x, codes + (size_t)t * row,
 			scale + 2 * (size_t)t, min + 2 * (size_t)t);
 	}
 }
@@ -380,7 +404,7 @@ void kvp_had_decode_c(uint32_t bits, const struct rotation *rot, const uint8_t *
 	float x[KVP_PLANE_DIM_MAX];
 
 	for (uint32_t t = 0; t < out->n; t++) {
-		asym_decode_row(bits, out->dim, out->dim, codes + (size_t)t * row,
+		asym_decode_row(bits, out->dim, 0, out->dim, codes + (size_t)t * row,
 			scale + 2 * (size_t)t, min + 2 * (size_t)t, 1.0f, x);
 		kvp_rotate_inv(rot, x);
 		for (uint32_t i = 0; i < out->dim; i++)

@@ -27,7 +27,7 @@ static const struct kvp_plane_hdr *header(const uint8_t *in)
 	return (const struct kvp_plane_hdr *)(const void *)in;
 }
 
-static void load_row(const struct rows_in *in, uint32_t t, float *x)
+void kvp_row_load(const struct rows_in *in, uint32_t t, float *x)
 {
 	const uint8_t *row = in->data + (ptrdiff_t)t * in->stride;
 
@@ -35,7 +35,7 @@ static void load_row(const struct rows_in *in, uint32_t t, float *x)
 		x[i] = sanitize(load_element(row, in->dtype, i), in->scale);
 }
 
-static void store_row(const struct rows_out *out, uint32_t t, const float *x)
+void kvp_row_store(const struct rows_out *out, uint32_t t, const float *x)
 {
 	uint8_t *row = out->data + (ptrdiff_t)t * out->stride;
 
@@ -169,7 +169,7 @@ int kvp_encode_prod(const struct kvp_kernels *k, const struct kvp_plane *p,
 		for (uint32_t t = 0; t < p->tokens; t++) {
 			struct prod_row to = prod_row(out, lay, (size_t)h * p->tokens + t, p->dim);
 
-			load_row(&in, t, x);
+			kvp_row_load(&in, t, x);
 			prod_encode(&prod, x, &to);
 		}
 	}
@@ -190,7 +190,7 @@ static int rows_prod(const struct kvp_kernels *k, uint32_t codec, const struct k
 			(size_t)head * p->tokens + first + t, p->dim);
 
 		prod_decode(&prod, &from, out->scale, x);
-		store_row(out, t, x);
+		kvp_row_store(out, t, x);
 	}
 	return r;
 }
@@ -366,7 +366,7 @@ int kvp_encode_hybrid(const struct kvp_kernels *k, const struct kvp_plane *p,
 			struct hybrid_row to =
 				hybrid_row(&hy, p, lay, (size_t)h * p->tokens + t, out);
 
-			load_row(&in, t, x);
+			kvp_row_load(&in, t, x);
 			for (uint32_t i = 0; i < p->dim; i++)
 				y[i] = x[order[i]];
 			for (int g = 0; g < 2; g++) {
@@ -427,7 +427,7 @@ static int rows_hybrid(const struct kvp_kernels *k, uint32_t codec, const struct
 		}
 		for (uint32_t i = 0; i < p->dim; i++)
 			x[order[i]] = y[i];
-		store_row(out, t, x);
+		kvp_row_store(out, t, x);
 	}
 	return r;
 }
@@ -448,13 +448,18 @@ static int width_index(uint8_t width)
 /* How one bucket is coded, and where it lies. */
 struct bucket {
 	uint32_t bits;
-	uint32_t n;   /* tokens */
-	uint32_t row; /* bytes of codes */
+	uint32_t n;       /* tokens */
+	uint32_t row;     /* bytes of codes */
+	uint32_t scalars; /* bytes of scales, and of minima behind them */
 	uint32_t codes, scale;
 };
 
 struct smart {
 	uint32_t method; /* KVP_SMART_* without flags */
+	uint32_t group;  /* channels per scale */
+	uint32_t groups; /* scales of a vector */
+	uint32_t wide;   /* scales are fp32 */
+	uint32_t dim;
 	struct bucket bucket[WIDTHS];
 	struct tq tq[3];
 	uint16_t slot[KVP_PLANE_TOKENS_MAX]; /* of a token inside its bucket */
@@ -462,15 +467,39 @@ struct smart {
 	uint32_t bytes;
 };
 
+/* What follows from the id alone. tq has one scalar per vector and nothing to choose. */
+static int smart_method(uint32_t id, uint32_t dim, struct smart *s)
+{
+	static const uint32_t groups[] = { 0, 8, 16 };
+	uint32_t v = KVP_CODEC_VARIANT(id), g = v >> 3 & 3u;
+
+	s->method = v & 3u;
+	s->wide = v & KVP_SMART_WIDE;
+	s->dim = dim;
+	if (s->method > KVP_SMART_TQ || g > 2 || v >> 6 ||
+		(s->method == KVP_SMART_TQ && (g || s->wide)))
+		return -EINVAL;
+	s->group = g ? groups[g] : dim;
+	s->groups = (dim + s->group - 1) / s->group;
+	return 0;
+}
+
+/* Bytes of a token's scales, of one head, in a bucket; min/max codes have minima behind them. */
+static uint32_t smart_scalars(const struct smart *s, uint32_t bits)
+{
+	uint32_t bytes = s->groups * (uint32_t)scalar_bytes(s->wide);
+
+	return s->method == KVP_SMART_ASYM && bits < 8 ? 2 * bytes : bytes;
+}
+
 /* Everything that follows from the widths. The widths themselves are the section `extra`. */
 static int smart_shape(
 	uint32_t id, const struct kvp_plane *p, const uint8_t *widths, struct smart *s)
 {
-	uint32_t v = KVP_CODEC_VARIANT(id), scalars;
+	uint32_t v = KVP_CODEC_VARIANT(id);
 	struct kvp_layout lay = kvp_layout_new(p, 8);
 
-	s->method = v & ~KVP_SMART_KEYS3;
-	if (s->method > KVP_SMART_TQ)
+	if (smart_method(id, p->dim, s) < 0)
 		return -EINVAL;
 	for (int i = 0; i < WIDTHS; i++)
 		s->bucket[i] = (struct bucket){ .bits = width_bits[i] };
@@ -486,10 +515,10 @@ static int smart_shape(
 	for (int i = 0; i < WIDTHS; i++) {
 		struct bucket *b = &s->bucket[i];
 
-		scalars = s->method == KVP_SMART_ASYM && i < 3 ? 4 : 2;
 		b->row = kvp_row_bytes(b->bits, p->dim);
+		b->scalars = smart_scalars(s, b->bits);
 		b->codes = kvp_layout_section(&lay, p->heads * b->n * b->row);
-		b->scale = kvp_layout_section(&lay, p->heads * b->n * scalars);
+		b->scale = kvp_layout_section(&lay, p->heads * b->n * b->scalars);
 	}
 	s->bytes = lay.bytes;
 	return 0;
@@ -519,7 +548,7 @@ int kvp_layout_smart(uint32_t id, const struct kvp_plane *p, struct kvp_layout *
 	lay.extra = kvp_layout_section(&lay, p->tokens);
 	/* Three more buckets may begin at a boundary each, for codes and for scalars. */
 	lay.bytes = s.bytes + 6 * KVP_SECTION_ALIGN +
-		    (s.method == KVP_SMART_ASYM ? p->heads * p->tokens * 2 : 0);
+		    (s.method == KVP_SMART_ASYM ? p->heads * p->tokens * smart_scalars(&s, 8) : 0);
 	*ret = lay;
 	return 0;
 }
@@ -539,36 +568,25 @@ int kvp_smart_bytes(
 	return r;
 }
 
-/* The paper's quantiser: -2^(b-1) .. 2^(b-1) - 1 times max|x| / (2^(b-1) - 1), no zero point. */
-static void sym_encode(uint32_t bits, const float *x, uint32_t dim, uint8_t *codes, uint8_t *scale)
+/* Where a token's codes and scales lie. */
+static size_t smart_codes(const struct smart *s, uint32_t head, uint32_t token)
 {
-	int32_t half = 1 << (bits - 1);
-	uint8_t code[KVP_PLANE_DIM_MAX];
-	float max = 0.0f, s, inv;
+	const struct bucket *b = &s->bucket[s->index[token]];
 
-	for (uint32_t i = 0; i < dim; i++)
-		max = fabsf(x[i]) > max ? fabsf(x[i]) : max;
-	store_scalar(scale, max / (float)(half - 1));
-	s = f16_to_f32(load_u16(scale));
-	inv = s > 0.0f ? 1.0f / s : 0.0f;
-	for (uint32_t i = 0; i < dim; i++) {
-		int32_t q = rne(x[i] * inv);
-
-		q = q < -half ? -half : q >= half ? half - 1 : q;
-		code[i] = (uint8_t)(q + half);
-	}
-	kvp_row_pack(bits, dim, code, codes);
+	return b->codes + ((size_t)head * b->n + s->slot[token]) * b->row;
 }
 
-static void sym_decode(uint32_t bits, const uint8_t *codes, const uint8_t *scale, uint32_t dim,
-	float factor, float *x)
+static size_t smart_scale(const struct smart *s, uint32_t head, uint32_t token)
 {
-	float s = load_scalar(scale, factor), half = (float)(1 << (bits - 1));
-	uint8_t code[KVP_PLANE_DIM_MAX];
+	const struct bucket *b = &s->bucket[s->index[token]];
 
-	kvp_row_unpack(bits, dim, codes, code);
-	for (uint32_t i = 0; i < dim; i++)
-		x[i] = ((float)code[i] - half) * s;
+	return b->scale + ((size_t)head * b->n + s->slot[token]) * b->scalars;
+}
+
+/* 8 bits are int8: with one fp16 scale its slot, else what symmetric codes are. */
+static int smart_is_int8(const struct smart *s, uint32_t bits)
+{
+	return bits == 8 && s->groups == 1 && !s->wide;
 }
 
 /* in: the one row of this token. */
@@ -576,40 +594,44 @@ static void smart_encode_token(const struct kvp_kernels *k, const struct smart *
 	const struct rows_in *in, uint32_t head, uint32_t token, uint8_t *out)
 {
 	const struct bucket *b = &s->bucket[s->index[token]];
-	size_t row = (size_t)head * b->n + s->slot[token];
-	uint8_t *codes = out + b->codes + row * b->row, *scale = out + b->scale + row * 2;
+	uint8_t *codes = out + smart_codes(s, head, token);
+	uint8_t *scale = out + smart_scale(s, head, token), *min = scale + b->scalars / 2;
 	float x[KVP_PLANE_DIM_MAX];
 
-	if (b->bits == 8) {
+	if (smart_is_int8(s, b->bits)) {
 		k->dsp.byte_encode(KVP_CODEC_INT8, in, codes, scale);
 	} else if (s->method == KVP_SMART_TQ) {
 		k->dsp.tq_encode(&s->tq[s->index[token]], in, codes, scale);
-	} else if (s->method == KVP_SMART_ASYM) {
-		scale = out + b->scale + row * 4;
-		k->dsp.asym_encode(b->bits, in->dim, in, codes, scale, scale + 2);
+	} else if (s->method == KVP_SMART_ASYM && b->bits < 8) {
+		(s->wide ? kvp_asym_encode_wide : k->dsp.asym_encode)(
+			b->bits, s->group, in, codes, scale, min);
 	} else {
-		load_row(in, 0, x);
-		sym_encode(b->bits, x, in->dim, codes, scale);
+		const struct kvp_sym sym = kvp_sym_init(b->bits, s->group, s->wide, s->dim);
+
+		kvp_row_load(in, 0, x);
+		kvp_sym_encode(&sym, x, codes, scale);
 	}
 }
 
-static void smart_decode_token(const struct kvp_kernels *k, const struct smart *s, uint32_t dim,
-	uint32_t head, uint32_t token, float factor, const uint8_t *in, float *x)
+static void smart_decode_token(const struct kvp_kernels *k, const struct smart *s, uint32_t head,
+	uint32_t token, float factor, const uint8_t *in, float *x)
 {
 	const struct bucket *b = &s->bucket[s->index[token]];
-	size_t row = (size_t)head * b->n + s->slot[token];
-	const uint8_t *codes = in + b->codes + row * b->row, *scale = in + b->scale + row * 2;
-	struct rows_out out = float_out(x, dim, factor);
+	const uint8_t *codes = in + smart_codes(s, head, token);
+	const uint8_t *scale = in + smart_scale(s, head, token), *min = scale + b->scalars / 2;
+	struct rows_out out = float_out(x, s->dim, factor);
 
-	if (b->bits == 8) {
+	if (smart_is_int8(s, b->bits)) {
 		k->dsp.byte_decode(KVP_CODEC_INT8, codes, scale, &out);
 	} else if (s->method == KVP_SMART_TQ) {
 		k->dsp.tq_decode(&s->tq[s->index[token]], codes, scale, &out);
-	} else if (s->method == KVP_SMART_ASYM) {
-		scale = in + b->scale + row * 4;
-		k->dsp.asym_decode(b->bits, dim, codes, scale, scale + 2, &out);
+	} else if (s->method == KVP_SMART_ASYM && b->bits < 8) {
+		(s->wide ? kvp_asym_decode_wide : k->dsp.asym_decode)(
+			b->bits, s->group, codes, scale, min, &out);
 	} else {
-		sym_decode(b->bits, codes, scale, dim, factor, x);
+		const struct kvp_sym sym = kvp_sym_init(b->bits, s->group, s->wide, s->dim);
+
+		kvp_sym_decode(&sym, codes, scale, factor, x);
 	}
 }
 
@@ -672,24 +694,20 @@ static int rows_smart(const struct kvp_kernels *k, uint32_t codec, const struct 
 		smart_init(&s, p->dim, header(in)->seed) < 0)
 		return -EBADMSG;
 	for (uint32_t t = 0; t < out->n; t++) {
-		smart_decode_token(k, &s, p->dim, head, first + t, out->scale, in, x);
-		store_row(out, t, x);
+		smart_decode_token(k, &s, head, first + t, out->scale, in, x);
+		kvp_row_store(out, t, x);
 	}
 	return 0;
 }
 
-/* A token's codes and scalars as they are, from one payload to another. */
+/* A token's codes and scales as they are, from one payload to another. */
 static void smart_copy_token(const struct smart *from, const struct smart *to, uint32_t head,
 	uint32_t token, const uint8_t *in, uint8_t *out)
 {
-	const struct bucket *a = &from->bucket[from->index[token]];
 	const struct bucket *b = &to->bucket[to->index[token]];
-	size_t scalars = from->method == KVP_SMART_ASYM && a->bits < 8 ? 4 : 2;
-	size_t i = (size_t)head * a->n + from->slot[token];
-	size_t j = (size_t)head * b->n + to->slot[token];
 
-	memcpy(out + b->codes + j * b->row, in + a->codes + i * a->row, a->row);
-	memcpy(out + b->scale + j * scalars, in + a->scale + i * scalars, scalars);
+	memcpy(out + smart_codes(to, head, token), in + smart_codes(from, head, token), b->row);
+	memcpy(out + smart_scale(to, head, token), in + smart_scale(from, head, token), b->scalars);
 }
 
 int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
@@ -741,11 +759,25 @@ int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const stru
 				smart_copy_token(&from, &to, h, t, in, out);
 				continue;
 			}
-			smart_decode_token(k, &from, p->dim, h, t, 1.0f, in, x);
+			smart_decode_token(k, &from, h, t, 1.0f, in, x);
 			smart_encode_token(k, &to, &row, h, t, out);
 		}
 	}
 	return 0;
+}
+
+/* asym as attention cannot have it in place: groups of 8 channels, or fp32 scales. */
+static void rows_asym(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_layout *lay, const uint8_t *in, uint32_t head, uint32_t first,
+	const struct rows_out *out)
+{
+	uint32_t wide = KVP_CODEC_VARIANT(codec) & KVP_CODEC_WIDE;
+	size_t row = (size_t)head * p->tokens + first;
+	size_t scalars = row * lay->groups * scalar_bytes(wide);
+
+	(wide ? kvp_asym_decode_wide : k->dsp.asym_decode)(KVP_CODEC_VARIANT(codec) & 15u,
+		lay->group, in + lay->codes + row * lay->row_bytes, in + lay->scale + scalars,
+		in + lay->minimum + scalars, out);
 }
 
 int kvp_rows_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
@@ -753,6 +785,12 @@ int kvp_rows_decode(const struct kvp_kernels *k, uint32_t codec, const struct kv
 	uint32_t head, uint32_t first, const struct rows_out *out)
 {
 	switch (KVP_CODEC_FAMILY(codec)) {
+	case KVP_FAMILY_ASYM:
+		rows_asym(k, codec, p, lay, in, head, first, out);
+		return 0;
+	case KVP_FAMILY_SYM:
+		kvp_rows_sym(codec, p, lay, in, head, first, out);
+		return 0;
 	case KVP_FAMILY_TQPROD:
 		return rows_prod(k, codec, p, lay, in, head, first, out);
 	case KVP_FAMILY_HYBRID:

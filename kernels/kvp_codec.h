@@ -46,7 +46,7 @@ extern "C" {
 #define KVP_FAMILY_FP8        1u  /* variant: KVP_FP8_* */
 #define KVP_FAMILY_INT8       2u  /* variant: 0 */
 #define KVP_FAMILY_KIVI       3u  /* variant: bits | log2(group) << 4 */
-#define KVP_FAMILY_ASYM       4u  /* variant: bits | log2(group) << 4; 0 = whole vector */
+#define KVP_FAMILY_ASYM       4u  /* variant: see KVP_CODEC_ASYM */
 #define KVP_FAMILY_TQ         5u  /* variant: see KVP_CODEC_TQ */
 #define KVP_FAMILY_HADAMARD   6u  /* variant: bits */
 #define KVP_FAMILY_TQPROD     7u  /* variant: bits + 8 */
@@ -55,7 +55,8 @@ extern "C" {
 #define KVP_FAMILY_PUB_KIVI   10u /* variant: bits | log2(group) << 4 */
 #define KVP_FAMILY_PUB_AITHER 11u /* variant: bits */
 #define KVP_FAMILY_PUB_VLLM   12u /* variant: bits */
-#define KVP_FAMILY_MAX_       13u
+#define KVP_FAMILY_SYM        13u /* variant: see KVP_CODEC_SYM */
+#define KVP_FAMILY_MAX_       14u
 
 #define KVP_CODEC(family, variant) ((family) << 8 | (variant))
 #define KVP_CODEC_FAMILY(id)       ((id) >> 8)
@@ -72,9 +73,16 @@ extern "C" {
 
 /* bits 2, 3 or 4; log2(group) 4..7. K: per channel over tokens; V: per token over channels. */
 #define KVP_CODEC_KIVI(bits, log2_group) KVP_CODEC(KVP_FAMILY_KIVI, (bits) | (log2_group) << 4)
-/* The per-token half of KIVI for K and V alike; log2_group 0 = one group per vector. */
+/*
+ * The per-token half of KIVI for K and V alike: minimum and scale per group of channels.
+ * log2_group 3..7, or 0 = one group per vector. Or-ed with KVP_CODEC_WIDE scales and minima are
+ * fp32 instead of fp16. Wide ones and groups of 8 are attended by decoding.
+ */
 #define KVP_CODEC_ASYM(bits, log2_group) KVP_CODEC(KVP_FAMILY_ASYM, (bits) | (log2_group) << 4)
-#define KVP_CODEC_HADAMARD(bits)         KVP_CODEC(KVP_FAMILY_HADAMARD, (bits))
+/* SmartKV's quantiser: no minimum. bits 2, 3, 4 or 8; else as asym. C only, by decoding. */
+#define KVP_CODEC_SYM(bits, log2_group) KVP_CODEC(KVP_FAMILY_SYM, (bits) | (log2_group) << 4)
+#define KVP_CODEC_WIDE                  0x80u
+#define KVP_CODEC_HADAMARD(bits)        KVP_CODEC(KVP_FAMILY_HADAMARD, (bits))
 
 /*
  * TurboQuant (arXiv 2504.19874), MSE variant.
@@ -124,11 +132,16 @@ extern "C" {
 /*
  * Tokens of 2, 3, 4 or 8 bits inside one plane, by kvp_encode_opts.widths. 8 bits are int8; the
  * others symmetric as SmartKV has them, or min/max, or tq (recommended). KEYS3 refuses 2-bit keys.
+ * Scales (symmetric and min/max): one per vector, or G8 and G16 one per so many channels; fp16, or
+ * fp32 if WIDE.
  */
 #define KVP_SMART_SYM   0u
 #define KVP_SMART_ASYM  1u
 #define KVP_SMART_TQ    2u
 #define KVP_SMART_KEYS3 4u
+#define KVP_SMART_G8    (1u << 3)
+#define KVP_SMART_G16   (2u << 3)
+#define KVP_SMART_WIDE  (1u << 5)
 #define KVP_CODEC_SMART KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ)
 
 /*

@@ -20,6 +20,9 @@ static const struct option tq_book[] = { { "-sphere", KVP_BOOK_SPHERE << 6 }, { 
 static const struct option tq_wide[] = { { "-wide", 1u << 7 }, { NULL, 0 } };
 static const struct option groups[] = { { "-g16", 4u << 4 }, { "-g32", 5u << 4 },
 	{ "-g64", 6u << 4 }, { "-g128", 7u << 4 }, { NULL, 0 } };
+static const struct option any_groups[] = { { "-g8", 3u << 4 }, { "-g16", 4u << 4 },
+	{ "-g32", 5u << 4 }, { "-g64", 6u << 4 }, { "-g128", 7u << 4 }, { NULL, 0 } };
+static const struct option wide[] = { { "-wide", KVP_CODEC_WIDE }, { NULL, 0 } };
 static const struct option fp8_format[] = { { "-e5m2", KVP_FP8_E5M2 }, { NULL, 0 } };
 
 static const struct option hybrid_size[] = { { "-25", KVP_HYBRID_25 }, { NULL, 0 } };
@@ -28,6 +31,9 @@ static const struct option hybrid_calib[] = { { "-calibrated", KVP_HYBRID_CALIBR
 	{ NULL, 0 } };
 static const struct option smart_method[] = { { "-asym", KVP_SMART_ASYM },
 	{ "-sym", KVP_SMART_SYM }, { NULL, 0 } };
+static const struct option smart_groups[] = { { "-g8", KVP_SMART_G8 }, { "-g16", KVP_SMART_G16 },
+	{ NULL, 0 } };
+static const struct option smart_wide[] = { { "-wide", KVP_SMART_WIDE }, { NULL, 0 } };
 static const struct option smart_keys[] = { { "-keys3", KVP_SMART_KEYS3 }, { NULL, 0 } };
 
 /* One family's names: stem, digit (if bits), options. */
@@ -46,12 +52,14 @@ static const struct grammar grammars[] = {
 	{ "fp8", KVP_FAMILY_FP8, 0, 0, 0, 0, { fp8_format } },
 	{ "int8", KVP_FAMILY_INT8, 0, 0, 0, 0, { NULL } },
 	{ "kivi", KVP_FAMILY_KIVI, 2, 4, 0, 5u << 4, { groups } },
-	{ "asym", KVP_FAMILY_ASYM, 2, 4, 0, 0, { groups } },
+	{ "asym", KVP_FAMILY_ASYM, 2, 4, 0, 0, { any_groups, wide } },
+	{ "sym", KVP_FAMILY_SYM, 2, 8, 0, 0, { any_groups, wide } },
 	{ "tq", KVP_FAMILY_TQ, 2, 4, 1, 0, { tq_scalar, tq_rotation, tq_book, tq_wide } },
 	{ "hadamard", KVP_FAMILY_HADAMARD, 2, 4, 0, 0, { NULL } },
 	{ "tqprod", KVP_FAMILY_TQPROD, 2, 4, -8, 0, { NULL } },
 	{ "hybrid", KVP_FAMILY_HYBRID, 0, 0, 0, 0, { hybrid_size, hybrid_prod, hybrid_calib } },
-	{ "smart", KVP_FAMILY_SMART, 0, 0, 0, KVP_SMART_TQ, { smart_method, smart_keys } },
+	{ "smart", KVP_FAMILY_SMART, 0, 0, 0, KVP_SMART_TQ,
+		{ smart_method, smart_groups, smart_wide, smart_keys } },
 	{ "pub-kivi", KVP_FAMILY_PUB_KIVI, 2, 4, 0, 5u << 4, { groups } },
 	{ "pub-aither", KVP_FAMILY_PUB_AITHER, 2, 4, 0, 0, { NULL } },
 	{ "pub-vllm", KVP_FAMILY_PUB_VLLM, 3, 8, 0, 0, { NULL } },

@@ -200,6 +200,34 @@ static inline void store_scalar(uint8_t *p, float f)
 	memcpy(p, &h, sizeof h);
 }
 
+/* The same with a choice: fp16, or fp32 if wide. */
+static inline size_t scalar_bytes(uint32_t wide)
+{
+	return wide ? sizeof(float) : 2;
+}
+
+static inline float load_scalar_as(uint32_t wide, const uint8_t *p, float scale)
+{
+	return wide ? load_scalar_wide(p, scale) : load_scalar(p, scale);
+}
+
+/* Stores a finite f and returns what was stored. */
+static inline float store_scalar_as(uint32_t wide, uint8_t *p, float f)
+{
+	if (!wide) {
+		store_scalar(p, f);
+		return f16_to_f32(load_u16(p));
+	}
+	memcpy(p, &f, sizeof f);
+	return f;
+}
+
+/* A scale of 0 or more; a wide one without a finite reciprocal becomes 0. */
+static inline float store_scale(uint32_t wide, uint8_t *p, float f)
+{
+	return store_scalar_as(wide, p, wide && f < 0x1p-126f ? 0.0f : f);
+}
+
 /* Round to nearest even; |f| < 2^22. Adding 1.5 * 2^23 leaves the integer in the low bits. */
 static inline int32_t rne(float f)
 {

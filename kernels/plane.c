@@ -168,7 +168,7 @@ static int needs_seed(uint32_t codec)
 	case KVP_FAMILY_HYBRID:
 		return 1;
 	case KVP_FAMILY_SMART:
-		return (KVP_CODEC_VARIANT(codec) & ~KVP_SMART_KEYS3) == KVP_SMART_TQ;
+		return (KVP_CODEC_VARIANT(codec) & 3u) == KVP_SMART_TQ;
 	default:
 		return 0;
 	}

@@ -27,9 +27,10 @@ static const char *const names[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3"
 	"asym2", "asym3-g16", "asym4-g32", "tq2", "tq3", "tq4", "tq4-nc-h3-sphere", "tq3-wide",
 	"tq4-haar", "hadamard2", "hadamard4", "tqprod2", "tqprod3", "tqprod4", "hybrid",
 	"hybrid-25", "hybrid-prod", "hybrid-25-prod", "hybrid-calibrated",
-	"hybrid-25-prod-calibrated", "smart", "smart-asym", "smart-sym", "smart-keys3", "pub-kivi2",
-	"pub-kivi4-g64", "pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4",
-	"pub-vllm8" };
+	"hybrid-25-prod-calibrated", "smart", "smart-asym", "smart-sym", "smart-keys3",
+	"smart-sym-g8-wide", "smart-asym-g16", "smart-asym-g8-wide", "asym2-g8", "asym4-g16-wide",
+	"sym2-wide", "sym3-g8", "sym4-g16-wide", "sym8-g8", "pub-kivi2", "pub-kivi4-g64",
+	"pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8" };
 
 #define DIM_MAX  256u
 #define WORK_MAX (1u << 20)
@@ -104,7 +105,10 @@ static void fix_header(uint32_t codec, const struct kvp_plane *p, size_t bytes, 
 	hdr.dim = (uint16_t)p->dim;
 	hdr.dtype = (uint8_t)p->dtype;
 	hdr.kind = (uint8_t)p->kind;
-	hdr.exponent = KVP_CODEC_FAMILY(codec) < KVP_FAMILY_PUB_KIVI ? hdr.exponent % 120 : 0;
+	hdr.exponent = KVP_CODEC_FAMILY(codec) < KVP_FAMILY_PUB_KIVI ||
+				       KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SYM
+			       ? hdr.exponent % 120
+			       : 0;
 	hdr.reserved1 = 0;
 	hdr.seed = needs_seed(codec) ? hdr.seed | 1 : 0;
 	hdr.calib = needs_matrix(codec);

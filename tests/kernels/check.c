@@ -31,7 +31,9 @@ static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi
 	"asym3-g16", "tq2", "tq3", "tq4", "tq2-plain", "tq3-nc", "tq4-nc-h3-sphere",
 	"tq4-plain-wide", "tq3-haar", "tq4-haar-wide", "tq2-h3", "hadamard2", "hadamard4",
 	"tqprod3", "hybrid", "hybrid-25", "hybrid-prod", "hybrid-25-prod-calibrated", "smart",
-	"smart-asym", "smart-sym", "pub-kivi2", "pub-kivi4-g64", "pub-aither2", "pub-aither3",
+	"smart-asym", "smart-sym", "smart-sym-g8", "smart-sym-g16-wide", "smart-asym-g8-wide",
+	"smart-asym-g16", "asym4-g8", "asym3-g8-wide", "asym2-wide", "sym2-g16-wide", "sym3-g8",
+	"sym4", "sym8-g8-wide", "sym8", "pub-kivi2", "pub-kivi4-g64", "pub-aither2", "pub-aither3",
 	"pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8" };
 
 static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 128, 160, 192,

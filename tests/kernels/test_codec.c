@@ -509,9 +509,9 @@ static void unbiased_inner_products(void **state)
 	}
 }
 
-static const char *const lossy[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi4", "asym3", "tq2",
-	"tq3", "tq4", "tq4-plain", "tq4-nc", "tq4-h3", "tq3-sphere-wide", "tq4-haar", "hadamard2",
-	"hadamard4" };
+static const char *const lossy[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi4", "asym3",
+	"asym3-g8", "asym4-g16-wide", "sym4-g8", "sym4-g16-wide", "sym8-wide", "tq2", "tq3", "tq4",
+	"tq4-plain", "tq4-nc", "tq4-h3", "tq3-sphere-wide", "tq4-haar", "hadamard2", "hadamard4" };
 #define LOSSY (sizeof lossy / sizeof *lossy)
 
 /* Zeros decode to zeros, constants stay finite, whatever the codec. */

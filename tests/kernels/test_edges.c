@@ -25,8 +25,10 @@ static const char *const names[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3"
 	"kivi4-g64", "asym2", "asym3-g16", "asym4", "tq2", "tq3", "tq4", "tq4-plain", "tq3-nc",
 	"tq4-h3", "tq3-sphere", "tq2-wide", "tq4-haar", "hadamard2", "hadamard4", "tqprod2",
 	"tqprod3", "tqprod4", "hybrid", "hybrid-25", "hybrid-prod", "hybrid-25-prod",
-	"hybrid-calibrated", "smart", "smart-asym", "smart-sym", "smart-keys3", "pub-kivi2",
-	"pub-kivi4-g64", "pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4" };
+	"hybrid-calibrated", "smart", "smart-asym", "smart-sym", "smart-keys3", "smart-sym-g8",
+	"smart-asym-g16-wide", "asym3-g8", "asym4-g16-wide", "sym2-g8-wide", "sym4", "sym8-g16",
+	"pub-kivi2", "pub-kivi4-g64", "pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3",
+	"pub-vllm4" };
 #define NAMES (sizeof names / sizeof *names)
 
 static struct kvp_kernels *k;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tq-prod, hybrid and smart. Names begin with rows of the acceptance list. */
 #include "kernels/dsp.h"
+#include "policy/kvp_precision.h"
 #include "tests/kernels/inputs.h"
 
 #include <errno.h>
@@ -260,6 +261,238 @@ static void b047_smart_error_model(void **state)
 	assert_true(fabs(e / model - 1.0) < 0.05);
 }
 
+/* ---- scales: fp16 or fp32, one per 8 or 16 channels or per head ---- */
+
+/* E[M^2] and E[R^2] of g numbers of N(0,1): of the largest magnitude, and of the range. */
+static double square_of_largest(uint32_t g)
+{
+	double sum = 0.0, h = 1e-3;
+
+	for (double m = h / 2; m < 8.0; m += h)
+		sum += 2.0 * m * (1.0 - pow(erf(m / sqrt(2.0)), g)) * h;
+	return sum;
+}
+
+static double square_of_range(uint32_t g)
+{
+	double sum = 0.0, h = 0.05;
+
+	for (double r = h / 2; r < 12.0; r += h) {
+		double below = 0.0; /* P(range < r), by where the smallest lies */
+
+		for (double a = -8.0; a < 8.0; a += h)
+			below += g * exp(-a * a / 2.0) / sqrt(2.0 * M_PI) *
+				 pow((erf((a + r) / sqrt(2.0)) - erf(a / sqrt(2.0))) / 2.0, g - 1) *
+				 h;
+		sum += 2.0 * r * (1.0 - below) * h;
+	}
+	return sum;
+}
+
+/* A step s leaves s^2 / 12; the ends of a group lie on the grid. */
+static double step_error(int minmax, uint32_t bits, uint32_t g)
+{
+	double levels = (double)((1u << (minmax ? bits : bits - 1)) - 1);
+
+	if (minmax)
+		return square_of_range(g) / (12.0 * levels * levels) * (g - 2) / g;
+	return square_of_largest(g) / (12.0 * levels * levels) * (g - 1) / g;
+}
+
+/* The same codes by the obvious way, in double: what a of a group decodes to. */
+static double naive(int minmax, uint32_t bits, double lo, double hi, double a)
+{
+	double top = minmax ? (1 << bits) - 1 : (1 << (bits - 1)) - 1;
+	double step = minmax ? (hi - lo) / top : fmax(fabs(lo), fabs(hi)) / top;
+	double base = minmax ? lo : 0.0, least = minmax ? 0.0 : bits == 8 ? -top : -top - 1.0;
+
+	return base + fmin(fmax(nearbyint((a - base) / step), least), top) * step;
+}
+
+static double naive_relmse(int minmax, uint32_t bits, uint32_t g, size_t n)
+{
+	double e = 0.0, s = 0.0;
+
+	for (size_t at = 0; at < n; at += g) {
+		double lo = (double)x[at], hi = lo;
+
+		for (size_t i = at; i < at + g; i++) {
+			lo = fmin(lo, (double)x[i]);
+			hi = fmax(hi, (double)x[i]);
+		}
+		for (size_t i = at; i < at + g; i++) {
+			double d = (double)x[i] - naive(minmax, bits, lo, hi, (double)x[i]);
+
+			e += d * d;
+			s += (double)x[i] * (double)x[i];
+		}
+	}
+	return e / s;
+}
+
+struct scaled {
+	const char *name; /* beginning of it */
+	int minmax;
+	uint32_t bits;
+};
+static const struct scaled scaled[] = { { "sym2", 0, 2 }, { "sym3", 0, 3 }, { "sym4", 0, 4 },
+	{ "sym8", 0, 8 }, { "asym2", 1, 2 }, { "asym3", 1, 3 }, { "asym4", 1, 4 },
+	{ "smart-sym", 0, 2 }, { "smart-sym", 0, 3 }, { "smart-sym", 0, 4 }, { "smart-sym", 0, 8 },
+	{ "smart-asym", 1, 2 }, { "smart-asym", 1, 3 }, { "smart-asym", 1, 4 },
+	{ "smart-asym", 0, 8 } };
+#define SCALED (sizeof scaled / sizeof *scaled)
+
+/* d, 8 and 16 channels per scale, fp16 and fp32: the error is the naive model's and the formula's.
+ */
+static void b005_b006_errors_of_groups(void **state)
+{
+	static const char *const suffix[] = { "", "-g8", "-g16" };
+	const size_t n = (size_t)TOKENS * 4 * 128;
+
+	(void)state;
+	inputs_fill(x, n, KVP_DTYPE_F32, INPUT_NORMAL);
+	for (size_t i = 0; i < 6 * SCALED; i++) {
+		const struct scaled *c = &scaled[i / 6];
+		const uint32_t g = (uint32_t[]){ 128, 8, 16 }[i % 3], is_wide = i / 3 % 2;
+		struct kvp_plane p = plane(TOKENS, 4, 128);
+		double want = naive_relmse(c->minmax, c->bits, g, n), got, formula;
+		char name[KVP_CODEC_NAME_MAX];
+		uint8_t widths[TOKENS];
+
+		memset(widths, (int)c->bits, sizeof widths);
+		snprintf(name, sizeof name, "%s%s%s", c->name, suffix[i % 3],
+			is_wide ? "-wide" : "");
+		assert_int_equal(encode(codec_of(name), &p, widths), 0);
+		assert_int_equal(decode(codec_of(name), &p, payload), 0);
+		got = relmse(n);
+		if (fabs(got / want - 1.0) > (is_wide ? 1e-4 : 0.01))
+			fail_msg("%s %u bits: relMSE %g, naive %g", name, c->bits, got, want);
+		formula = step_error(c->minmax, c->bits, g);
+		/* Fewer levels than that, and the error inside a step is not uniform. */
+		if (c->bits >= 4 && fabs(got / formula - 1.0) > 0.02)
+			fail_msg("%s %u bits: relMSE %g, formula %g", name, c->bits, got, formula);
+	}
+}
+
+/* ceil(d / g) scales per head and token, of 2 or 4 bytes; minima as many. */
+static void b006_sizes_of_groups(void **state)
+{
+	static const struct {
+		const char *name;
+		double d64, d128;
+	} rows[] = { { "sym4", 34, 66 }, { "sym4-wide", 36, 68 }, { "sym4-g8", 48, 96 },
+		{ "sym4-g16", 40, 80 }, { "sym4-g8-wide", 64, 128 }, { "sym4-g16-wide", 48, 96 },
+		{ "sym2-g16", 24, 48 }, { "sym3-g16", 32, 64 }, { "sym8-g16", 72, 144 },
+		{ "sym8", 66, 130 }, { "asym4", 36, 68 }, { "asym4-wide", 40, 72 },
+		{ "asym4-g8", 64, 128 }, { "asym4-g16", 48, 96 }, { "asym4-g8-wide", 96, 192 },
+		{ "asym4-g16-wide", 64, 128 }, { "asym2-g8", 48, 96 }, { "asym3-g16", 40, 80 } };
+	struct kvp_layout lay;
+	struct kvp_plane p;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+		assert_true(bytes_of(rows[i].name, 64) == rows[i].d64);
+		assert_true(bytes_of(rows[i].name, 128) == rows[i].d128);
+	}
+	/* int8 under another id. */
+	p = plane(16, 2, 64);
+	inputs_fill(x, 16 * 2 * 64, KVP_DTYPE_F32, INPUT_NORMAL);
+	assert_int_equal(encode(KVP_CODEC_INT8, &p, NULL), 0);
+	assert_int_equal(kvp_plane_layout(KVP_CODEC_INT8, &p, &lay), 0);
+	memcpy(other, payload, lay.bytes);
+	assert_int_equal(encode(KVP_CODEC_SYM(8u, 0u), &p, NULL), 0);
+	assert_memory_equal(other + 64, payload + 64, lay.bytes - 64);
+	/* A last group of 8 channels. */
+	p = plane(4, 2, 24);
+	assert_int_equal(kvp_plane_layout(codec_of("asym4-g16-wide"), &p, &lay), 0);
+	assert_int_equal(lay.groups, 2);
+	assert_int_equal(lay.bytes - lay.minimum, 4 * 2 * 2 * 4);
+}
+
+/* What the precision allocator counts for a token is what smart writes, with every kind of scale.
+ */
+static void b006_b007_smart_bytes_are_the_allocators(void **state)
+{
+	static const uint32_t groups[] = { 0, 8, 16 }, bits[] = { 2, 3, 4, 8 };
+	struct kvp_plane p = plane(256, 4, 128);
+	uint8_t widths[256];
+
+	(void)state;
+	for (uint32_t t = 0; t < 256; t++)
+		widths[t] = (uint8_t)bits[t % 4]; /* 64 of each: no gap between sections */
+	for (uint32_t i = 0; i < 6; i++) {
+		uint32_t codec = KVP_CODEC(KVP_FAMILY_SMART,
+			KVP_SMART_SYM | i % 3 * KVP_SMART_G8 | (i < 3 ? 0 : KVP_SMART_WIDE));
+		struct kvp_precision_opts o;
+		struct kvp_precision *policy;
+		uint64_t want = 0;
+		size_t got;
+
+		kvp_precision_opts_init(&o, p.heads, p.dim, 256);
+		o.scale_bits = i < 3 ? 16 : 32;
+		o.scale_group = groups[i % 3];
+		assert_int_equal(kvp_precision_new(&o, &policy), 0);
+		for (uint32_t b = 0; b < 4; b++)
+			want += 64 * kvp_precision_token_bits(policy, bits[b], bits[b]);
+		kvp_precision_free(policy);
+		assert_int_equal(kvp_smart_bytes(codec, &p, widths, &got), 0);
+		/* The allocator's token is K and V; a plane has a header and its widths besides. */
+		assert_int_equal(2 * 8 * (got - KVP_PLANE_HDR_BYTES - 256), want);
+		assert_int_equal(encode(codec, &p, widths), 0);
+	}
+}
+
+/* fp32 scales reach groups that fp16 cannot, down to where a scale has no reciprocal. */
+static void b004_b006_small_groups(void **state)
+{
+	static const char *const names[] = { "asym4-g8-wide", "sym8-g8-wide", "smart-sym-g8-wide",
+		"smart-asym-g8-wide" };
+	static const float size[] = { 1.0f, 1e-12f, 1e-30f, 1e-35f, 1e-40f, 0.0f, 0x1p-149f, 1.0f };
+	struct kvp_plane p = plane(2, 1, 64);
+	uint8_t widths[] = { 4, 8 };
+
+	(void)state;
+	for (size_t c = 0; c < sizeof names / sizeof *names; c++) {
+		for (uint32_t i = 0; i < 2 * 64; i++)
+			x[i] = size[i % 64 / 8] * (1.0f - 0.25f * (float)(i % 8));
+		assert_int_equal(encode(codec_of(names[c]), &p, widths), 0);
+		assert_int_equal(decode(codec_of(names[c]), &p, payload), 0);
+		for (uint32_t i = 0; i < 2 * 64; i++) {
+			float s = size[i % 64 / 8];
+
+			assert_true(isfinite(y[i]));
+			assert_true(fabsf(y[i] - x[i]) <= s * 0.08f + 0x1p-122f);
+			assert_true(s > 0.0f || y[i] == 0.0f);
+		}
+	}
+}
+
+/* tq has one scalar per vector: there is no id for another kind. */
+static void b006_refusals(void **state)
+{
+	static const uint32_t none[] = { KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ | KVP_SMART_G8),
+		KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ | KVP_SMART_WIDE),
+		KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_SYM | KVP_SMART_G8 | KVP_SMART_G16),
+		KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_SYM | 0x40), KVP_CODEC_SYM(5u, 0u),
+		KVP_CODEC_SYM(1u, 0u), KVP_CODEC_SYM(4u, 2u), KVP_CODEC_ASYM(4u, 1u),
+		KVP_CODEC_ASYM(8u, 3u), KVP_CODEC_KIVI(4u, 3u),
+		KVP_CODEC_KIVI(4u, 5u) | KVP_CODEC_WIDE };
+	struct kvp_plane p = plane(64, 1, 64);
+	uint32_t codec;
+	size_t bytes;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+		assert_int_equal(kvp_plane_bytes(none[i], &p, &bytes), -EINVAL);
+	assert_int_equal(kvp_codec_parse("kivi4-g8", &codec), -ENOENT);
+	assert_int_equal(kvp_codec_parse("smart-g8", &codec), -ENOENT);
+	assert_int_equal(kvp_codec_parse("sym5", &codec), -ENOENT);
+	assert_int_equal(codec_of("asym4-g8-wide"), KVP_CODEC_ASYM(4u, 3u) | KVP_CODEC_WIDE);
+	assert_int_equal(codec_of("smart-sym-g16-wide-keys3"),
+		KVP_CODEC(KVP_FAMILY_SMART,
+			KVP_SMART_SYM | KVP_SMART_G16 | KVP_SMART_WIDE | KVP_SMART_KEYS3));
+}
+
 /* All four widths in one plane: sizes add up, each token has the error of its own width. */
 static void b001_b002_b007_b036_mixed_widths(void **state)
 {
@@ -315,14 +548,15 @@ static void b037_keys_of_three_bits_and_more(void **state)
 /* Only tokens whose width changed decode differently; raising a width is refused. */
 static void b035_requantize_only_what_changes(void **state)
 {
-	static const char *const names[] = { "smart-sym", "smart-asym", "smart" };
+	static const char *const names[] = { "smart-sym", "smart-asym", "smart",
+		"smart-sym-g8-wide", "smart-asym-g16", "smart-asym-g8-wide" };
 	struct kvp_plane p = plane(40, 2, 64);
 	size_t n = 40 * 2 * 64;
 	float *before = malloc(n * sizeof *before);
 	uint8_t widths[40];
 
 	(void)state;
-	for (int i = 0; i < 3; i++) {
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
 		uint32_t codec = codec_of(names[i]);
 
 		inputs_fill(x, n, KVP_DTYPE_F32, INPUT_NORMAL);
@@ -417,6 +651,11 @@ int main(void)
 		cmocka_unit_test(b001_b002_b007_b036_mixed_widths),
 		cmocka_unit_test(b003_smart_symmetric_errors),
 		cmocka_unit_test(b004_smart_zero_vectors),
+		cmocka_unit_test(b004_b006_small_groups),
+		cmocka_unit_test(b005_b006_errors_of_groups),
+		cmocka_unit_test(b006_b007_smart_bytes_are_the_allocators),
+		cmocka_unit_test(b006_refusals),
+		cmocka_unit_test(b006_sizes_of_groups),
 		cmocka_unit_test(b035_requantize_only_what_changes),
 		cmocka_unit_test(b037_keys_of_three_bits_and_more),
 		cmocka_unit_test(b047_smart_error_model),

@@ -18,9 +18,10 @@
 #define COLD_BYTES (128u << 20) /* raw bytes that pass by, several times the last-level cache */
 
 static const char *const default_codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi4", "kivi2",
-	"kivi4-g64", "kivi2-g64", "kivi2-g128", "asym4", "asym3", "asym2", "tq4", "tq3", "tq2",
-	"tq4-plain", "tq3-plain", "tq2-plain", "tq4-nc", "tq3-nc", "tq2-nc", "tq4-h3", "tq4-sphere",
-	"hadamard4", "hadamard2" };
+	"kivi4-g64", "kivi2-g64", "kivi2-g128", "asym4", "asym3", "asym2", "asym4-g16", "asym4-g8",
+	"asym4-g8-wide", "sym4", "sym4-g16", "sym4-g8-wide", "tq4", "tq3", "tq2", "tq4-plain",
+	"tq3-plain", "tq2-plain", "tq4-nc", "tq3-nc", "tq2-nc", "tq4-h3", "tq4-sphere", "hadamard4",
+	"hadamard2" };
 
 struct quality {
 	double relmse, cosine, slope;
@@ -210,6 +211,18 @@ static const struct expected {
 	{ "int8", { 0, 4.2e-5 }, 0 },
 	{ "kivi2", { .1539, .1539 }, 0 },
 	{ "kivi4", { .0061, .0061 }, 0 },
+	{ "asym2-g8", { .0616, .0616 }, 0 },
+	{ "asym3-g16-wide", { .0194, .0194 }, 0 },
+	{ "asym4-g8", { .002437, .002437 }, 0 },
+	{ "asym4-g16-wide", { .00423, .00423 }, 0 },
+	{ "sym2", { .515, .5875 }, 0 },
+	{ "sym3", { .0633, .0749 }, 0 },
+	{ "sym4", { .0116, .0137 }, 0 },
+	{ "sym4-wide", { .0116, .0137 }, 0 },
+	{ "sym3-g8-wide", { .0280, .0280 }, 0 },
+	{ "sym4-g8", { .00514, .00514 }, 0 },
+	{ "sym4-g16-wide", { .00726, .00726 }, 0 },
+	{ "sym8-g16", { 2.2e-5, 2.2e-5 }, 0 },
 	{ "hadamard2", { 0, .2505 }, 0 },
 	{ "hadamard4", { 0, .0099 }, 0 },
 	{ "tq2", { .1280, .1305 }, 2 },

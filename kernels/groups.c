@@ -710,33 +710,39 @@ static void smart_copy_token(const struct smart *from, const struct smart *to, u
 	memcpy(out + smart_scale(to, head, token), in + smart_scale(from, head, token), b->scalars);
 }
 
-int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
-	const void *in, size_t in_size, const uint8_t *widths, void *out, size_t out_size)
+/* The shapes that an accepted change of widths goes between, from copies of what may change. */
+static int requantize_shapes(uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_plane_hdr *hdr, const uint8_t *old, size_t in_size, const uint8_t *widths,
+	struct smart *ret_from, struct smart *ret_to)
+{
+	int r;
+
+	if (hdr->codec != codec || smart_shape(codec, p, old, ret_from) < 0 ||
+		ret_from->bytes > in_size)
+		return -EBADMSG;
+	r = smart_shape(codec, p, widths, ret_to);
+	for (uint32_t t = 0; t < p->tokens && !r; t++)
+		if (ret_to->index[t] > ret_from->index[t])
+			r = -EINVAL;
+	if (!r)
+		r = smart_init(ret_from, p->dim, hdr->seed);
+	return r ? r : smart_init(ret_to, p->dim, hdr->seed);
+}
+
+int kvp_smart_requantize_checked(const struct kvp_kernels *k, uint32_t codec,
+	const struct kvp_plane *p, const struct kvp_layout *lay, const void *in, size_t in_size,
+	const uint8_t *widths, void *out, size_t out_size)
 {
 	uint8_t old[KVP_PLANE_TOKENS_MAX];
 	float x[KVP_PLANE_DIM_MAX];
 	struct kvp_plane_hdr hdr;
 	struct smart from, to;
-	struct kvp_layout lay;
-	int r = kvp_plane_check(codec, p, NULL, in, in_size);
+	int r;
 
-	if (!r)
-		r = kvp_plane_layout(codec, p, &lay);
-	if (!r && (KVP_CODEC_FAMILY(codec) != KVP_FAMILY_SMART || !widths || !out))
-		r = -EINVAL;
-	if (r < 0)
-		return r;
 	/* As in rows_smart(): what was checked may have changed, the copies do not. */
 	memcpy(&hdr, in, sizeof hdr);
-	memcpy(old, (const uint8_t *)in + lay.extra, p->tokens);
-	r = smart_shape(codec, p, old, &from);
-	if (!r && (from.bytes > in_size || hdr.codec != codec))
-		r = -EBADMSG;
-	if (!r)
-		r = smart_shape(codec, p, widths, &to);
-	for (uint32_t t = 0; t < p->tokens && !r; t++)
-		if (to.index[t] > from.index[t])
-			r = -EINVAL;
+	memcpy(old, (const uint8_t *)in + lay->extra, p->tokens);
+	r = requantize_shapes(codec, p, &hdr, old, in_size, widths, &from, &to);
 	if (!r && out_size < to.bytes)
 		r = -ENOSPC;
 	if (!r && ((uintptr_t)out % 16 || ((uintptr_t)out < (uintptr_t)in + in_size &&
@@ -744,13 +750,8 @@ int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const stru
 		r = -EINVAL;
 	if (r < 0)
 		return r;
-	r = smart_init(&from, p->dim, hdr.seed);
-	if (!r)
-		r = smart_init(&to, p->dim, hdr.seed);
-	if (r < 0)
-		return r;
 	memcpy(out, &hdr, sizeof hdr);
-	smart_begin(p, &lay, &to, widths, out);
+	smart_begin(p, lay, &to, widths, out);
 	for (uint32_t h = 0; h < p->heads; h++) {
 		const struct rows_in row = float_in(x, p->dim);
 
@@ -764,6 +765,21 @@ int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const stru
 		}
 	}
 	return 0;
+}
+
+int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const void *in, size_t in_size, const uint8_t *widths, void *out, size_t out_size)
+{
+	struct kvp_layout lay;
+	int r = kvp_plane_check(codec, p, NULL, in, in_size);
+
+	if (!r)
+		r = kvp_plane_layout(codec, p, &lay);
+	if (!r && (KVP_CODEC_FAMILY(codec) != KVP_FAMILY_SMART || !widths || !out))
+		r = -EINVAL;
+	return r < 0 ? r
+		     : kvp_smart_requantize_checked(
+			       k, codec, p, &lay, in, in_size, widths, out, out_size);
 }
 
 /* asym as attention cannot have it in place: groups of 8 channels, or fp32 scales. */

@@ -70,6 +70,14 @@ int kvp_rows_decode(const struct kvp_kernels *k, uint32_t codec, const struct kv
 	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
 	uint32_t head, uint32_t first, const struct rows_out *out);
 
+/*
+ * kvp_smart_requantize() once everything has been checked. The payload may have changed since: it
+ * is read within in_size all the same. -EBADMSG, with nothing written: its codec or widths did.
+ */
+int kvp_smart_requantize_checked(const struct kvp_kernels *k, uint32_t codec,
+	const struct kvp_plane *p, const struct kvp_layout *lay, const void *in, size_t in_size,
+	const uint8_t *widths, void *out, size_t out_size);
+
 /* What a payload says beyond its header, of which hdr is a copy: -EBADMSG. */
 int kvp_check_hybrid(const struct kvp_plane *p, const struct kvp_layout *lay,
 	const struct kvp_plane_hdr *hdr, const uint8_t *in);

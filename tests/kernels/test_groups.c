@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tq-prod, hybrid and smart. Names begin with rows of the acceptance list. */
-#include "kernels/dsp.h"
+#include "kernels/groups.h"
 #include "policy/kvp_precision.h"
+#include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 
 #include <errno.h>
@@ -597,6 +598,46 @@ static void b035_requantize_only_what_changes(void **state)
 	free(before);
 }
 
+/*
+ * Whoever wrote a payload may go on writing after it was checked. Widths that grew meanwhile would
+ * make the codes end beyond it, where nothing is mapped; another codec's are other codes.
+ */
+static void b035_requantize_while_somebody_writes(void **state)
+{
+	struct kvp_plane p = plane(16, 2, 64);
+	struct kvp_plane_hdr hdr;
+	struct kvp_layout lay;
+	uint8_t widths[16], lower[16], changed[16];
+	struct guard in;
+
+	(void)state;
+	memset(widths, 4, sizeof widths);
+	memset(lower, 2, sizeof lower);
+	inputs_fill(x, 16 * 2 * 64, KVP_DTYPE_F32, INPUT_NORMAL);
+	assert_int_equal(encode(KVP_CODEC_SMART, &p, widths), 0);
+	assert_int_equal(kvp_plane_layout(KVP_CODEC_SMART, &p, &lay), 0);
+	memcpy(&hdr, payload, sizeof hdr);
+	in = guard_new(hdr.bytes, 16);
+	for (int what = 0; what < 4; what++) {
+		memcpy(in.data, payload, hdr.bytes);
+		memcpy(changed, widths, sizeof changed);
+		if (what == 0) /* all that fit into the payload no longer */
+			memset(changed, 8, sizeof changed);
+		else if (what == 1) /* none */
+			changed[5] = 7;
+		else if (what == 2)
+			in.data[8] ^= 1;
+		memcpy(in.data + lay.extra, changed, sizeof changed);
+		memset(other, 0x77, payload_size);
+		assert_int_equal(kvp_smart_requantize_checked(k, KVP_CODEC_SMART, &p, &lay, in.data,
+					 in.size, lower, other, payload_size),
+			what < 3 ? -EBADMSG : 0);
+		for (size_t i = 0; what < 3 && i < hdr.bytes; i++)
+			assert_int_equal(other[i], 0x77);
+	}
+	guard_free(&in);
+}
+
 /* Widths and channel maps that are none are refused; nothing is written. */
 static void hostile_widths_and_maps(void **state)
 {
@@ -657,6 +698,7 @@ int main(void)
 		cmocka_unit_test(b006_refusals),
 		cmocka_unit_test(b006_sizes_of_groups),
 		cmocka_unit_test(b035_requantize_only_what_changes),
+		cmocka_unit_test(b035_requantize_while_somebody_writes),
 		cmocka_unit_test(b037_keys_of_three_bits_and_more),
 		cmocka_unit_test(b047_smart_error_model),
 		cmocka_unit_test(d059_d061_d063_hybrid_sizes),

@@ -103,6 +103,41 @@ def objects(folder):
     refuses(1, "no request", "simulate", "--trace", path, "--format", "oracle", "--capacity", "9")
 
 
+def tiers(trace):
+    """C-004: memory and store, each on or off; without --store nothing is said of tiers."""
+    def simulate(*args):
+        code, out, err = run("simulate", "--trace", trace, "--policy", "lru,min", "--json", *args)
+        assert code == 0 and not err, (args, err)
+        return json.loads(out)
+
+    memory = simulate("--capacity", "9")
+    assert {r["policy"] for r in memory["results"]} == {"lru", "min"} and "store" not in memory
+    assert not any(key.startswith(("store", "memory")) for r in memory["results"] for key in r)
+    hit = [r["hit_ratio"] for r in memory["results"] if r["policy"] == "lru"][0]
+    ratios = {}
+    for capacity, store in ((0, 0), (9, 0), (0, 99), (9, 99)):
+        for mode in ("all", "hot", "evicted"):
+            both = simulate("--capacity", str(capacity), "--store", str(store), "--ingest", mode)
+            assert both["store"] == store and both["ingest"] == mode
+            [r] = both["results"]
+            assert abs(r["memory_hit_ratio"] + r["store_hit_ratio"] - r["hit_ratio"]) < 2e-6, r
+            assert r["misses"] == round((1 - r["hit_ratio"]) * both["refs"])
+            ratios[capacity, store, mode] = r["memory_hit_ratio"], r["store_hit_ratio"]
+    for mode in ("all", "hot", "evicted"):
+        assert ratios[0, 0, mode] == (0, 0) and ratios[9, 0, mode] == (hit, 0)
+        assert ratios[0, 99, mode][0] == 0 < ratios[0, 99, mode][1]
+    assert sum(ratios[9, 99, "all"]) > hit < sum(ratios[9, 99, "evicted"])
+    code, out, err = run("simulate", "--trace", trace, "--policy", "lru", "--capacity", "0,9",
+                         "--store", "1K", "--ingest", "hot")
+    lines = [line.split()[0] for line in out.decode().splitlines()[3:]]
+    assert code == 0 and lines == ["lru", "memory", "store"], (out, err)
+    refuses(2, "'0'", "simulate", "--trace", trace, "--capacity", "0,9")
+    refuses(2, "'0'", "simulate", "--trace", trace, "--capacity", "0,9", "--store", "9", "--plot", "x")
+    refuses(2, "'cold'", "simulate", "--trace", trace, "--capacity", "9", "--ingest", "cold")
+    refuses(2, "'x'", "simulate", "--trace", trace, "--capacity", "9", "--store", "x")
+    refuses(2, "min", "simulate", "--trace", trace, "--capacity", "9", "--store", "9", "--policy", "min")
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         trace = os.path.join(folder, "trace.jsonl")
@@ -114,6 +149,7 @@ def main():
         with open(trace, "wb") as f:
             f.write(out)
         full_disk(trace)
+        tiers(trace)
         plot = os.path.join(folder, "plot.svg")
         code, out, err = run("simulate", "--trace", trace, "--capacity", "99,9,9", "--plot", plot)
         assert code == 0 and b"hazard" in out and not err, err

@@ -7,16 +7,19 @@
 #include <time.h>
 
 #include "policy/kvp_evict.h"
+#include "tools/kvreplay/store.h"
 
 #define BATCH 1024
 
 struct sim {
 	const struct sim_job *job;
 	const struct trace *t;
-	struct kvp_evict *e;
+	struct kvp_evict *e; /* NULL: no memory */
+	struct store *store;
 	struct sim_result r;
 	uint64_t *evicted_at; /* reference count at the last eviction of a block; 0: never */
 	uint64_t seen;        /* references so far */
+	uint64_t now;         /* of this request */
 	kvp_block_id tip;     /* must not go now */
 	bool before;          /* makes room before an insert, not after the request */
 };
@@ -34,6 +37,27 @@ static int is_tip(void *ctx, kvp_block_id id)
 	return id == ((const struct sim *)ctx)->tip;
 }
 
+static void left_memory(void *ctx, kvp_block_id id)
+{
+	struct sim *s = ctx;
+
+	s->evicted_at[id] = s->seen;
+	s->r.evictions++;
+	store_event(s->store, KVP_INGEST_EVENT_EVICT, id, false, s->now);
+}
+
+static void was_hot(void *ctx, kvp_block_id id)
+{
+	struct sim *s = ctx;
+
+	store_event(s->store, KVP_INGEST_EVENT_ACCESS, id, true, s->now);
+}
+
+static bool in_memory(const struct sim *s, uint32_t b)
+{
+	return s->e && kvp_evict_contains(s->e, b);
+}
+
 /* Evicts so many blocks and bytes, as far as they can go. */
 static void make_room(struct sim *s, uint64_t items, uint64_t bytes, uint64_t now)
 {
@@ -44,11 +68,8 @@ static void make_room(struct sim *s, uint64_t items, uint64_t bytes, uint64_t no
 		if (!n)
 			break;
 		uint64_t was = kvp_evict_bytes(s->e);
-		for (size_t i = 0; i < n; i++) {
+		for (size_t i = 0; i < n; i++)
 			kvp_evict_remove(s->e, out[i], 1, now);
-			s->evicted_at[out[i]] = s->seen;
-		}
-		s->r.evictions += n;
 		uint64_t freed = was - kvp_evict_bytes(s->e);
 		items -= n < items ? n : items;
 		bytes -= freed < bytes ? freed : bytes;
@@ -78,6 +99,8 @@ static void insert(struct sim *s, uint32_t b, kvp_block_id parent, uint32_t byte
 		.key = { .lo = b + 1 },
 	};
 
+	if (!s->e)
+		return;
 	if (s->before) {
 		if (!kvp_evict_admit(s->e, &item, now) || (objects && bytes > s->job->capacity)) {
 			s->r.refused++;
@@ -98,54 +121,72 @@ static void insert(struct sim *s, uint32_t b, kvp_block_id parent, uint32_t byte
 	kvp_evict_insert(s->e, b, &item, now);
 }
 
-static uint32_t leading_hits(const struct sim *s, const struct trace_request *q)
+/* How many leading blocks are in either tier; counts them. *ret_memory: of these in memory. */
+static uint32_t leading_hits(struct sim *s, const struct trace_request *q, uint32_t *ret_memory)
 {
 	const uint32_t *ref = s->t->ref + q->first;
-	uint32_t k = 0;
+	uint32_t k = 0, memory = 0;
 
-	while (k < q->blocks && kvp_evict_contains(s->e, ref[k]))
-		k++;
+	for (; k < q->blocks; k++) {
+		bool here = in_memory(s, ref[k]);
+		if (!here && !store_has(s->store, ref[k]))
+			break;
+		memory += here;
+	}
+	s->r.hits += memory;
+	s->r.store_hits += k - memory;
+	*ret_memory = memory;
 	return k;
+}
+
+/* A block that memory lacks comes: from the store, or because a client computed it. */
+static void bring(struct sim *s, uint32_t b, kvp_block_id parent, uint32_t bytes, bool found)
+{
+	insert(s, b, parent, bytes, s->now);
+	if (found)
+		store_use(s->store, b, s->now);
+	else
+		store_event(s->store, KVP_INGEST_EVENT_PUT, b, false, s->now);
 }
 
 static void request_free(struct sim *s, const struct trace_request *q)
 {
 	const uint32_t *ref = s->t->ref + q->first;
+	uint32_t memory, hits = leading_hits(s, q, &memory);
 
-	s->r.hits += leading_hits(s, q);
 	for (uint32_t i = q->blocks; i-- > 0;) {
 		uint32_t bytes = s->t->format == TRACE_ORACLE ? q->tokens : 1;
 		s->seen++;
-		if (kvp_evict_contains(s->e, ref[i]))
+		if (in_memory(s, ref[i]))
 			kvp_evict_access(s->e, ref[i], q->time_ns);
 		else
-			insert(s, ref[i], KVP_BLOCK_NONE, bytes, q->time_ns);
+			bring(s, ref[i], KVP_BLOCK_NONE, bytes, i < hits);
 	}
 }
 
 static void request_leaf(struct sim *s, const struct trace_request *q)
 {
 	const uint32_t *ref = s->t->ref + q->first;
-	uint32_t hits = leading_hits(s, q);
+	uint32_t memory, hits = leading_hits(s, q, &memory);
 	struct kvp_evict_request shape = {
-		.tip = hits ? ref[hits - 1] : KVP_BLOCK_NONE,
+		.tip = memory ? ref[memory - 1] : KVP_BLOCK_NONE,
 		.blocks = q->blocks,
-		.matched = hits,
+		.matched = memory,
 		.tokens = q->tokens,
 	};
 
-	s->r.hits += hits;
-	s->seen += hits;
-	kvp_evict_request(s->e, &shape, q->time_ns);
-	if (hits)
+	s->seen += memory;
+	if (s->e)
+		kvp_evict_request(s->e, &shape, q->time_ns);
+	if (memory)
 		kvp_evict_access_chain(s->e, shape.tip, q->time_ns);
 	s->tip = shape.tip;
-	for (uint32_t i = hits; i < q->blocks; i++) {
+	for (uint32_t i = memory; i < q->blocks; i++) {
 		s->seen++;
-		insert(s, ref[i], s->tip, 1, q->time_ns);
-		if (!kvp_evict_contains(s->e, ref[i]))
+		bring(s, ref[i], s->tip, 1, i < hits);
+		if (s->e && !in_memory(s, ref[i]))
 			break; /* what would hang below it cannot come either */
-		s->tip = ref[i];
+		s->tip = s->e ? ref[i] : KVP_BLOCK_NONE;
 	}
 	s->tip = KVP_BLOCK_NONE;
 }
@@ -175,30 +216,41 @@ static int run_policy(struct sim *s)
 		.bytes = objects ? job->capacity : 0,
 		.max_ids = s->t->n_blocks,
 		.seed = job->seed,
+		.hooks = { .on_evict = left_memory,
+			.on_hot_access = job->store ? was_hot : NULL,
+			.ctx = s },
 	};
-	int r = kvp_evict_new(job->policy, &p, &s->e);
+	int r = job->capacity ? kvp_evict_new(job->policy, &p, &s->e) : 0;
 
+	if (!r)
+		r = store_new(s->t, job->store, job->ingest, job->capacity > 0, &s->store);
 	if (r < 0)
-		return r;
+		goto out;
 	s->before = evicts_before(job) && !(leaf && job->order == SIM_FREE);
 	s->tip = KVP_BLOCK_NONE;
 	double begin = now_ns();
 	for (uint32_t i = 0; i < s->t->n_requests; i++) {
 		const struct trace_request *q = &s->t->request[i];
+		s->now = q->time_ns;
 		if (leaf)
 			request_leaf(s, q);
 		else
 			request_free(s, q);
-		if (!s->before)
+		if (!s->before && s->e)
 			evict_excess(s, q->time_ns);
 	}
 	s->r.ns_per_access = (now_ns() - begin) / (double)s->t->n_refs;
 
-	struct kvp_evict_memory m;
-	kvp_evict_memory(s->e, &m);
+	struct kvp_evict_memory m = { 0 };
+	if (s->e)
+		kvp_evict_memory(s->e, &m);
 	s->r.state_bytes_per_block = m.per_block;
+	s->r.store_writes = store_counts(s->store).writes;
+	s->r.store_evictions = store_counts(s->store).evictions;
+out:
+	store_free(s->store);
 	kvp_evict_free(s->e);
-	return 0;
+	return r;
 }
 
 /* ---- Belady's MIN ---- */
@@ -345,9 +397,11 @@ int sim_run(const struct sim_job *job, struct sim_result *ret_result)
 	struct sim s = { .job = job, .t = job->trace, .r = { .refs = job->trace->n_refs } };
 	int r;
 
-	if (!job->capacity || !job->trace->n_blocks)
+	if (!job->trace->n_blocks)
 		return -EINVAL;
 	if (!strcmp(job->policy, "min")) {
+		if (!job->capacity || job->store)
+			return -EINVAL;
 		r = run_min(job, &s.r);
 	} else {
 		s.evicted_at = calloc(job->trace->n_blocks, sizeof(*s.evicted_at));

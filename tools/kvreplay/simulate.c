@@ -31,6 +31,9 @@ struct options {
 	uint64_t capacity[MAX_CAPACITIES];
 	size_t n_capacities;
 	enum sim_order order;
+	bool tiers; /* --store was given, be it 0 */
+	uint64_t store;
+	uint32_t ingest;
 	uint64_t seed;
 	unsigned threads;
 	bool json;
@@ -54,6 +57,12 @@ static void usage(FILE *f)
 	      "  --format FORMAT     mooncake, agent, or oracle (libCacheSim's oracleGeneral)\n"
 	      "  --capacity LIST     blocks (oracle: bytes), with K, M or G for 2^10, 2^20, 2^30\n"
 	      "  --policy LIST       names, or all (default); min is Belady's optimum\n"
+	      "  --store N           a second tier of N blocks (oracle: bytes) below memory; 0: "
+	      "none.\n"
+	      "                      With this option a capacity may be 0, too: no memory\n"
+	      "  --ingest MODE       what the store takes: all that is put (default), hot blocks, "
+	      "or\n"
+	      "                      evicted ones\n"
 	      "  --order ORDER       free: blocks one by one (default); leaf: as the daemon does\n"
 	      "  --block-tokens N    agent: bytes of text per block (default 64)\n"
 	      "  --overlap           agent: let all sessions begin at the same time\n"
@@ -129,23 +138,34 @@ static int by_value(const void *a, const void *b)
 	return *x < *y ? -1 : *x > *y;
 }
 
+/* A number with K, M or G behind it. */
+static int parse_amount(const char *s, uint64_t *ret_value)
+{
+	char *end;
+
+	errno = 0;
+	uint64_t x = strtoull(s, &end, 10);
+	unsigned shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+	if (errno || end == s || *s == '-' || end[shift != 0] ||
+		x > KVP_EVICT_MAX_CAPACITY >> shift) {
+		fprintf(stderr, "kvreplay: bad capacity '%s': at most 2^60\n", s);
+		return -EINVAL;
+	}
+	*ret_value = x << shift;
+	return 0;
+}
+
 static int parse_capacities(struct options *o, char *list)
 {
 	o->n_capacities = 0;
 	for (char *save = NULL, *s = strtok_r(list, ",", &save); s;
 		s = strtok_r(NULL, ",", &save)) {
-		char *end;
-		errno = 0;
-		uint64_t x = strtoull(s, &end, 10);
-		unsigned shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
-		if (errno || end == s || *s == '-' || end[shift != 0] || !x ||
-			x > KVP_EVICT_MAX_CAPACITY >> shift || o->n_capacities == MAX_CAPACITIES) {
-			fprintf(stderr,
-				"kvreplay: bad capacity '%s': at most %d numbers from 1 to 2^60\n",
-				s, MAX_CAPACITIES);
+		if (o->n_capacities == MAX_CAPACITIES) {
+			fprintf(stderr, "kvreplay: more than %d capacities\n", MAX_CAPACITIES);
 			return -EINVAL;
 		}
-		o->capacity[o->n_capacities++] = x << shift;
+		if (parse_amount(s, &o->capacity[o->n_capacities++]) < 0)
+			return -EINVAL;
 	}
 	if (!o->n_capacities)
 		fputs("kvreplay: --capacity names none\n", stderr);
@@ -163,6 +183,8 @@ enum {
 	OPT_FORMAT,
 	OPT_CAPACITY,
 	OPT_POLICY,
+	OPT_STORE,
+	OPT_INGEST,
 	OPT_ORDER,
 	OPT_BLOCK,
 	OPT_OVERLAP,
@@ -181,6 +203,8 @@ static const struct option long_options[] = {
 	{ "format", 1, NULL, OPT_FORMAT },
 	{ "capacity", 1, NULL, OPT_CAPACITY },
 	{ "policy", 1, NULL, OPT_POLICY },
+	{ "store", 1, NULL, OPT_STORE },
+	{ "ingest", 1, NULL, OPT_INGEST },
 	{ "order", 1, NULL, OPT_ORDER },
 	{ "block-tokens", 1, NULL, OPT_BLOCK },
 	{ "overlap", 0, NULL, OPT_OVERLAP },
@@ -222,6 +246,21 @@ static int parse_scale(const char *s, double *ret_scale)
 	return 0;
 }
 
+/* By KVP_INGEST_*. */
+static const char *const ingest_names[] = { "all", "hot", "evicted" };
+
+static int parse_ingest(struct options *o, const char *s)
+{
+	for (uint32_t i = 0; i < sizeof(ingest_names) / sizeof(ingest_names[0]); i++) {
+		if (!strcmp(s, ingest_names[i])) {
+			o->ingest = i;
+			return 0;
+		}
+	}
+	fprintf(stderr, "kvreplay: no ingestion '%s': all, hot or evicted\n", s);
+	return -EINVAL;
+}
+
 static int parse_one(struct options *o, int c)
 {
 	uint64_t x = 0;
@@ -241,6 +280,13 @@ static int parse_one(struct options *o, int c)
 		break;
 	case OPT_POLICY:
 		r = parse_policies(o, optarg);
+		break;
+	case OPT_STORE:
+		o->tiers = true;
+		r = parse_amount(optarg, &o->store);
+		break;
+	case OPT_INGEST:
+		r = parse_ingest(o, optarg);
 		break;
 	case OPT_ORDER:
 		o->order = !strcmp(optarg, "leaf") ? SIM_LEAF : SIM_FREE;
@@ -319,9 +365,21 @@ static int run_all(struct work *w, unsigned threads)
 	return w->error;
 }
 
+/* In either tier. */
 static double hit_ratio(const struct sim_result *r)
 {
-	return (double)r->hits / (double)r->refs;
+	return (double)(r->hits + r->store_hits) / (double)r->refs;
+}
+
+static void add_tiers(json_t *object, const struct sim_result *r)
+{
+	json_t *tiers = json_pack("{s:f, s:f, s:I, s:I}", "memory_hit_ratio",
+		(double)r->hits / (double)r->refs, "store_hit_ratio",
+		(double)r->store_hits / (double)r->refs, "store_writes",
+		(json_int_t)r->store_writes, "store_evictions", (json_int_t)r->store_evictions);
+
+	json_object_update(object, tiers);
+	json_decref(tiers);
 }
 
 static int print_json(const struct options *o, const struct trace *t, const struct work *w)
@@ -332,17 +390,22 @@ static int print_json(const struct options *o, const struct trace *t, const stru
 		(json_int_t)t->n_blocks, "order", o->order == SIM_LEAF ? "leaf" : "free", "results",
 		results);
 
+	if (root && o->tiers) {
+		json_object_set_new(root, "store", json_integer((json_int_t)o->store));
+		json_object_set_new(root, "ingest", json_string(ingest_names[o->ingest]));
+	}
 	for (size_t i = 0; root && i < w->n; i++) {
 		const struct sim_result *r = &w->result[i];
-		json_array_append_new(
-			results, json_pack("{s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:f}",
-					 "policy", w->job[i].policy, "capacity",
-					 (json_int_t)w->job[i].capacity, "hit_ratio", hit_ratio(r),
-					 "misses", (json_int_t)(r->refs - r->hits), "evictions",
-					 (json_int_t)r->evictions, "refused",
-					 (json_int_t)r->refused, "reloads", (json_int_t)r->reloads,
-					 "ns_per_access", r->ns_per_access, "state_bytes_per_block",
-					 r->state_bytes_per_block));
+		json_t *object = json_pack("{s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:f}",
+			"policy", w->job[i].policy, "capacity", (json_int_t)w->job[i].capacity,
+			"hit_ratio", hit_ratio(r), "misses",
+			(json_int_t)(r->refs - r->hits - r->store_hits), "evictions",
+			(json_int_t)r->evictions, "refused", (json_int_t)r->refused, "reloads",
+			(json_int_t)r->reloads, "ns_per_access", r->ns_per_access,
+			"state_bytes_per_block", r->state_bytes_per_block);
+		if (o->tiers)
+			add_tiers(object, r);
+		json_array_append_new(results, object);
 	}
 	int bad = !root || json_dumpf(root, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) < 0;
 	json_decref(root);
@@ -356,6 +419,18 @@ static int column_width(uint64_t capacity)
 	int digits = snprintf(NULL, 0, "%" PRIu64, capacity);
 
 	return digits > 10 ? digits : 10;
+}
+
+/* The share of the hits that a tier had, below the line of its policy. */
+static void print_tier(const struct options *o, const struct work *w, size_t policy, bool store)
+{
+	printf("%-12s", store ? "  store" : "  memory");
+	for (size_t c = 0; c < o->n_capacities; c++) {
+		const struct sim_result *r = &w->result[policy * o->n_capacities + c];
+		printf(" %*.4f", column_width(o->capacity[c]),
+			(double)(store ? r->store_hits : r->hits) / (double)r->refs);
+	}
+	putchar('\n');
 }
 
 static void print_table(const struct options *o, const struct trace *t, const struct work *w)
@@ -374,6 +449,8 @@ static void print_table(const struct options *o, const struct trace *t, const st
 			ns += r->ns_per_access / (double)o->n_capacities;
 		}
 		printf(" %10.0f\n", ns);
+		for (int tier = 0; tier < 2 && o->tiers; tier++)
+			print_tier(o, w, p, tier == 1);
 	}
 }
 
@@ -412,6 +489,8 @@ static int simulate(const struct options *o, const struct trace *t)
 				.policy = o->policy[i / o->n_capacities],
 				.capacity = o->capacity[i % o->n_capacities],
 				.order = o->order,
+				.store = o->store,
+				.ingest = o->ingest,
 				.seed = o->seed,
 			};
 		pthread_mutex_init(&w.lock, NULL);
@@ -442,6 +521,30 @@ static int can_write(const char *path)
 	return -EIO;
 }
 
+/* What only shows when all options are known. */
+static int check_options(struct options *o)
+{
+	size_t n = 0;
+
+	if (!o->n_capacities || !o->trace) {
+		usage(stderr);
+		return -EINVAL;
+	}
+	if (!o->capacity[0] && (!o->tiers || o->plot)) {
+		fputs("kvreplay: bad capacity '0': it needs --store, and has no place in a plot\n",
+			stderr);
+		return -EINVAL;
+	}
+	/* Nobody knows the future of two tiers. */
+	for (size_t i = 0; i < o->n_policies; i++)
+		if (!o->tiers || strcmp(o->policy[i], "min"))
+			o->policy[n++] = o->policy[i];
+	o->n_policies = n;
+	if (!n)
+		fputs("kvreplay: --policy min has no --store\n", stderr);
+	return n ? 0 : -EINVAL;
+}
+
 int cmd_simulate(int argc, char **argv)
 {
 	char all[] = "all", error[512];
@@ -465,10 +568,12 @@ int cmd_simulate(int argc, char **argv)
 		if (parse_one(&o, c) < 0)
 			return 2;
 	}
-	if (optind < argc || !o.trace || !o.n_capacities) {
+	if (optind < argc) {
 		usage(stderr);
 		return 2;
 	}
+	if (check_options(&o) < 0)
+		return 2;
 	if (trace_load(o.trace, o.format, &o.load, &t, error, sizeof(error)) < 0) {
 		fprintf(stderr, "kvreplay: %s\n", error);
 		return 1;

@@ -857,6 +857,131 @@ static void a078_many_planes(void **state)
 	}
 }
 
+/*
+ * A cache of several layers, of which one buffer of one layer holds what is decoded: layer after
+ * layer, or some blocks of one. Only the rows of these blocks are written.
+ */
+static void d023_d024_d025_one_buffer_for_all_layers(void **state)
+{
+	enum { LAYERS = 5, BLOCKS = 6, T = 16, D = 64, BLOCK = 2 * T * D };
+	static float layer[BLOCKS * BLOCK];
+	const ptrdiff_t row = D * sizeof(float);
+	struct trip t[LAYERS][BLOCKS];
+	struct kvp_decode_job jobs[BLOCKS];
+	size_t done;
+
+	(void)state;
+	for (int l = 0; l < LAYERS; l++) {
+		for (int b = 0; b < BLOCKS; b++) {
+			t[l][b] = trip_new(l % 2 ? "tq4" : "kivi2-g16", T, 2, D, b & 1);
+			trip_run(&t[l][b]);
+		}
+	}
+	for (int l = 0; l < LAYERS; l++) {
+		for (int b = 0; b < BLOCKS; b++)
+			jobs[b] = (struct kvp_decode_job){ t[l][b].codec, t[l][b].p, NULL,
+				t[l][b].payload, t[l][b].bytes,
+				{ layer + (size_t)b * BLOCK, row * T, row } };
+		assert_int_equal(kvp_planes_decode(k, jobs, BLOCKS, &done), 0);
+		for (int b = 0; b < BLOCKS; b++)
+			assert_memory_equal(
+				layer + (size_t)b * BLOCK, t[l][b].y, BLOCK * sizeof(float));
+	}
+	memset(layer, 0x33, sizeof layer);
+	jobs[0] = jobs[4];
+	jobs[1] = jobs[2];
+	assert_int_equal(kvp_planes_decode(k, jobs, 2, &done), 0);
+	for (int b = 0; b < BLOCKS; b++) {
+		const uint8_t *at = (const uint8_t *)(layer + (size_t)b * BLOCK);
+
+		if (b == 2 || b == 4)
+			assert_memory_equal(at, t[LAYERS - 1][b].y, BLOCK * sizeof(float));
+		for (size_t i = 0; b != 2 && b != 4 && i < BLOCK * sizeof(float); i++)
+			assert_int_equal(at[i], 0x33);
+	}
+	for (int l = 0; l < LAYERS; l++)
+		for (int b = 0; b < BLOCKS; b++)
+			trip_free(&t[l][b]);
+}
+
+/* Twice the vector has the same codes and twice the norm; channels come back where they were. */
+static void d032_norms_scale(void **state)
+{
+	static const char *const names[] = { "tq2-plain", "tq3", "tq4-nc", "tq4-wide" };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		struct trip one = trip_new(names[i], 32, 1, 128, 0);
+		struct trip two = trip_new(names[i], 32, 1, 128, 0);
+		struct kvp_layout lay;
+
+		for (size_t j = 0; j < one.n; j++)
+			two.x[j] = 2.0f * one.x[j];
+		trip_run(&one);
+		trip_run(&two);
+		assert_int_equal(kvp_plane_layout(one.codec, &one.p, &lay), 0);
+		assert_memory_equal(one.payload + lay.codes, two.payload + lay.codes,
+			32 * (size_t)lay.row_bytes);
+		for (size_t j = 0; j < one.n; j++)
+			assert_true(fabsf(two.y[j] - 2.0f * one.y[j]) <= 1e-5f * fabsf(two.y[j]));
+		trip_free(&one);
+		trip_free(&two);
+	}
+	/* One loud channel, even or odd, in either half of a row: it is the loudest afterwards. */
+	for (uint32_t at = 0; at < 128; at++) {
+		struct trip t = trip_new("tq4", 1, 1, 128, 0);
+		uint32_t loudest = 0;
+
+		memset(t.x, 0, t.n * sizeof *t.x);
+		t.x[at] = 3.0f;
+		trip_run(&t);
+		for (uint32_t j = 0; j < 128; j++)
+			loudest = fabsf(t.y[j]) > fabsf(t.y[loudest]) ? j : loudest;
+		assert_int_equal(loudest, at);
+		trip_free(&t);
+	}
+}
+
+/* Scores in pieces give the weights and the sum that all at once give, by every instruction set. */
+static void d032_softmax_streams(void **state)
+{
+	static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_ALL };
+	enum { PIECES = 7, N = PIECES * 112 };
+	static float s[N] __attribute__((aligned(64))), w[N] __attribute__((aligned(64)));
+
+	(void)state;
+	for (size_t set = 0; set < 3; set++) {
+		struct running run = { .max = -INFINITY };
+		double max = -INFINITY, sum = 0.0, faded[PIECES];
+		struct kvp_kernels *one;
+
+		assert_int_equal(kvp_kernels_new(masks[set] & kvp_cpu_detect(), &one), 0);
+		for (int i = 0; i < N; i++) {
+			s[i] = (float)(20.0 * inputs_normal());
+			max = fmax(max, 0.25 * (double)s[i]);
+		}
+		for (int i = 0; i < N; i++)
+			sum += exp(0.25 * (double)s[i] - max);
+		memcpy(w, s, sizeof w);
+		for (int p = 0; p < PIECES; p++) {
+			struct softmax job = { .scale = 0.25f, .n = 112, .hi = 112 };
+			float fade = one->dsp.softmax(&job, w + 112 * p, &run);
+
+			faded[p] = 1.0;
+			for (int before = 0; before < p; before++)
+				faded[before] *= (double)fade;
+		}
+		assert_true(fabs((double)run.sum / sum - 1.0) < 1e-5);
+		assert_true(fabs((double)run.max - max) < 1e-5);
+		for (int i = 0; i < N; i++) {
+			double want = exp(0.25 * (double)s[i] - max);
+
+			assert_true(fabs((double)w[i] * faded[i / 112] - want) < 1e-5);
+		}
+		kvp_kernels_free(one);
+	}
+}
+
 /* A plane written in parts with one exponent equals the plane written at once. */
 static void forced_exponent(void **state)
 {
@@ -986,7 +1111,10 @@ int main(void)
 		cmocka_unit_test(d009_hadamard_rotations),
 		cmocka_unit_test(d010_d011_d012_d013_packing),
 		cmocka_unit_test(d021_tq_ratio_to_the_bound),
+		cmocka_unit_test(d023_d024_d025_one_buffer_for_all_layers),
 		cmocka_unit_test(d028_page_bytes),
+		cmocka_unit_test(d032_norms_scale),
+		cmocka_unit_test(d032_softmax_streams),
 		cmocka_unit_test(d057_strides),
 		cmocka_unit_test(unbiased_inner_products),
 		cmocka_unit_test(edges_zero_and_constant),

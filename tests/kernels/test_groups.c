@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tq-prod, hybrid and smart. Names begin with rows of the acceptance list. */
 #include "kernels/groups.h"
+#include "kernels/kvp_attend.h"
 #include "policy/kvp_precision.h"
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
@@ -638,6 +639,81 @@ static void b035_requantize_while_somebody_writes(void **state)
 	guard_free(&in);
 }
 
+/* One query per head over one part; out and the workspace belong to the caller's buffers. */
+static void attend_part(const struct kvp_attend_part *part, const float *q, float *out)
+{
+	struct kvp_attend a = { .size = sizeof a,
+		.queries = 1,
+		.q_heads = 4,
+		.kv_heads = 2,
+		.k_dim = 64,
+		.v_dim = 64,
+		.scale = 0.125f,
+		.position = part->tokens - 1,
+		.q = q,
+		.parts = part,
+		.n_parts = 1,
+		.n_splits = 1 };
+	struct kvp_attend_result res = { .out = out };
+
+	assert_int_equal(kvp_attend_workspace(&a, &a.workspace_size), 0);
+	a.workspace = aligned_alloc(64, (a.workspace_size + 63) & ~(size_t)63);
+	assert_int_equal(kvp_attend(k, &a, &res), 0);
+	free(a.workspace);
+}
+
+/*
+ * Tokens of all widths in one plane: one call attends over the payload, and the caller sees no
+ * buckets. It is what decoding first and attending over that gives, for every kind of scale.
+ */
+static void b038_b041_attention_over_buckets(void **state)
+{
+	static const char *const names[] = { "smart", "smart-asym", "smart-sym",
+		"smart-sym-g8-wide", "smart-asym-g16" };
+	enum { T = 200, N = 2 * T * 64 };
+	struct kvp_plane p[2] = { plane(T, 2, 64), plane(T, 2, 64) };
+	static float decoded[2][N], q[4 * 64], want[4 * 64], got[4 * 64];
+	uint8_t widths[T];
+
+	(void)state;
+	p[1].kind = KVP_PLANE_V;
+	for (uint32_t t = 0; t < T; t++)
+		widths[t] = "\2\3\4\10"[inputs_random() % 4];
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		struct kvp_attend_part coded = { .tokens = T }, native = { .tokens = T };
+		double ab = 0.0, aa = 0.0, bb = 0.0;
+
+		for (int v = 0; v < 2; v++) {
+			struct kvp_attend_plane *c = v ? &coded.v : &coded.k,
+						*d = v ? &native.v : &native.k;
+
+			inputs_fill(x, N, KVP_DTYPE_F32, INPUT_NORMAL);
+			assert_int_equal(encode(codec_of(names[i]), &p[v], widths), 0);
+			assert_int_equal(decode(codec_of(names[i]), &p[v], payload), 0);
+			memcpy(decoded[v], y, sizeof decoded[v]);
+			*c = (struct kvp_attend_plane){ .codec = codec_of(names[i]),
+				.dtype = KVP_DTYPE_F32 };
+			assert_int_equal(kvp_smart_bytes(c->codec, &p[v], widths, &c->bytes), 0);
+			c->data = memcpy(other + v * (payload_size / 2), payload, c->bytes);
+			*d = (struct kvp_attend_plane){ .codec = KVP_CODEC_NATIVE,
+				.dtype = KVP_DTYPE_F32,
+				.data = decoded[v],
+				.head_stride = T * 256,
+				.token_stride = 256 };
+		}
+		inputs_fill(q, 4 * 64, KVP_DTYPE_F32, INPUT_NORMAL);
+		attend_part(&native, q, want);
+		attend_part(&coded, q, got);
+		for (int j = 0; j < 4 * 64; j++) {
+			assert_true(fabsf(want[j] - got[j]) <= 1e-3f);
+			ab += (double)want[j] * (double)got[j];
+			aa += (double)want[j] * (double)want[j];
+			bb += (double)got[j] * (double)got[j];
+		}
+		assert_true(ab >= 0.9999 * sqrt(aa * bb));
+	}
+}
+
 /* Widths and channel maps that are none are refused; nothing is written. */
 static void hostile_widths_and_maps(void **state)
 {
@@ -700,6 +776,7 @@ int main(void)
 		cmocka_unit_test(b035_requantize_only_what_changes),
 		cmocka_unit_test(b035_requantize_while_somebody_writes),
 		cmocka_unit_test(b037_keys_of_three_bits_and_more),
+		cmocka_unit_test(b038_b041_attention_over_buckets),
 		cmocka_unit_test(b047_smart_error_model),
 		cmocka_unit_test(d059_d061_d063_hybrid_sizes),
 		cmocka_unit_test(d059_calibrated_groups),

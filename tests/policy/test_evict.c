@@ -184,6 +184,81 @@ static void test_leaf_first(void **state)
 	}
 }
 
+/* The leaf of a naive tree whose last use is the longest ago. */
+static kvp_block_id oldest_leaf(const kvp_block_id *parent, const uint64_t *used, uint32_t n)
+{
+	kvp_block_id oldest = KVP_BLOCK_NONE;
+
+	for (kvp_block_id id = 0; id < n; id++) {
+		bool leaf = used[id] != 0;
+		for (kvp_block_id child = 0; child < n && leaf; child++)
+			leaf = !used[child] || parent[child] != id;
+		if (leaf && (oldest == KVP_BLOCK_NONE || used[id] < used[oldest]))
+			oldest = id;
+	}
+	return oldest;
+}
+
+/*
+ * E-015: LRU takes, of a tree of prompts, the leaf unused longest, and its parent only once that
+ * has become a leaf; each victim is the one that a search of the whole tree finds.
+ */
+static void test_e015_lru_of_leaves(void **state)
+{
+	(void)state;
+	enum { N = 90 };
+	struct kvp_evict *e = make("lru", 40, 0, N);
+	kvp_block_id parent[N], victim;
+	uint64_t used[N] = { 0 }, clock = 0;
+	unsigned evicted = 0;
+
+	random_seed(random_print_seed());
+	for (uint64_t now = 0; now < 20000; now++) {
+		kvp_block_id id = below(N), up = below(4) ? below(N) : KVP_BLOCK_NONE;
+		if (used[id]) {
+			assert_int_equal(kvp_evict_access_chain(e, id, now), 0);
+			for (; id != KVP_BLOCK_NONE; id = parent[id])
+				used[id] = ++clock;
+		} else if (up == KVP_BLOCK_NONE || used[up]) {
+			put(e, id, up, now);
+			parent[id] = up;
+			used[id] = ++clock;
+		}
+		if (kvp_evict_len(e) <= 40)
+			continue;
+		assert_int_equal(kvp_evict_victims(e, 1, 0, NULL, NULL, now, &victim, 1), 1);
+		assert_int_equal(victim, oldest_leaf(parent, used, N));
+		assert_int_equal(kvp_evict_remove(e, victim, 1, now), 0);
+		used[victim] = 0;
+		evicted++;
+	}
+	assert_true(evicted > 1000);
+	kvp_evict_free(e);
+}
+
+/* E-015: what was used often outlives what was used last, if the policy counts. */
+static void test_e015_frequency_by_policy(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *name;
+		kvp_block_id first;
+	} rows[] = { { "lru", 0 }, { "fifo", 0 }, { "lfu-da", 1 }, { "gdsf", 1 } };
+
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		struct kvp_evict *e = make(rows[i].name, 4, 0, 8);
+		kvp_block_id victim;
+		put(e, 0, KVP_BLOCK_NONE, 0);
+		put(e, 1, KVP_BLOCK_NONE, 1);
+		for (int k = 0; k < 5; k++)
+			assert_int_equal(kvp_evict_access(e, 0, 2), 0);
+		assert_int_equal(kvp_evict_access(e, 1, 3), 0);
+		assert_int_equal(kvp_evict_victims(e, 1, 0, NULL, NULL, 4, &victim, 1), 1);
+		assert_int_equal(victim, rows[i].first);
+		kvp_evict_free(e);
+	}
+}
+
 /* A child put below an offered block, or a use of it, takes it out of the offer. */
 static void test_offer_withdrawn(void **state)
 {
@@ -992,6 +1067,8 @@ int main(void)
 		cmocka_unit_test(test_offer_withdrawn),
 		cmocka_unit_test(test_patience),
 		cmocka_unit_test(test_hooks),
+		cmocka_unit_test(test_e015_lru_of_leaves),
+		cmocka_unit_test(test_e015_frequency_by_policy),
 		cmocka_unit_test(test_ingestion),
 		cmocka_unit_test(test_batch_and_name),
 		cmocka_unit_test(test_second_tier),

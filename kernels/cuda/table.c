@@ -99,6 +99,8 @@ int kvp_cuda_codec_init(uint32_t codec, const struct kvp_plane *p, uint64_t seed
 		break;
 	case KVP_FAMILY_KIVI:
 	case KVP_FAMILY_ASYM:
+		if (variant & KVP_CODEC_WIDE || variant >> 4 == 3)
+			return -ENOTSUP;
 		c.bits = variant & 15u;
 		break;
 	case KVP_FAMILY_TQ:

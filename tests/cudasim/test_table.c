@@ -58,6 +58,12 @@ static void test_codec_init(void **state)
 	assert_int_equal(kvp_cuda_codec_init(haar, &plane, 0, &calib, &c), -ENOENT);
 	assert_int_equal(
 		kvp_cuda_codec_init(KVP_CODEC_HADAMARD(4u), &plane, 0, NULL, &c), -ENOTSUP);
+	assert_int_equal(
+		kvp_cuda_codec_init(KVP_CODEC_ASYM(4u, 3u), &plane, 0, NULL, &c), -ENOTSUP);
+	assert_int_equal(
+		kvp_cuda_codec_init(KVP_CODEC_ASYM(4u, 4u) | KVP_CODEC_WIDE, &plane, 0, NULL, &c),
+		-ENOTSUP);
+	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_SYM(8u, 0u), &plane, 0, NULL, &c), -ENOTSUP);
 	assert_int_equal(kvp_cuda_codec_init(0xffffffu, &plane, 0, NULL, &c), -EINVAL);
 	bad.heads = 0;
 	assert_int_equal(kvp_cuda_codec_init(KVP_CODEC_TQ4, &bad, 0, NULL, &c), -EINVAL);

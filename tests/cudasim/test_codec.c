@@ -27,12 +27,14 @@ static void repeat(int (*check)(struct device *d, struct rng *r), unsigned int n
 	}
 }
 
+/* A-069, D-014, D-015: what the kernels encode, 3 bits too, is what reference C encodes. */
 static void test_pages(void **state)
 {
 	(void)state;
 	repeat(check_pages, rounds);
 }
 
+/* D-064: encode and store, token by token, in one kernel. */
 static void test_slots(void **state)
 {
 	(void)state;

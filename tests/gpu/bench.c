@@ -625,6 +625,7 @@ static int replay_codec(struct gpu *g, struct rng *r, const char *name, uint32_t
 	return rc;
 }
 
+/* D-065, D-066: captured once, replayed on changing data, equal to launching each time. */
 int graph_replays(struct gpu *g, struct rng *r)
 {
 	static const struct {

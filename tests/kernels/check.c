@@ -2,7 +2,9 @@
 /*
  * Every function of every instruction set against reference C, in the manner of checkasm: seeded
  * inputs biased to the ugly, odd sizes, guard pages around every buffer, poisoned outputs. Encoded
- * and decoded bytes must be equal; attention must agree. `--bench` prints cycles and GB/s instead.
+ * and decoded bytes must be equal (A-068); attention, in integers where there are such kernels,
+ * must agree within 1e-3 (B-040); no byte beside a buffer is touched (A-071). `--bench` prints
+ * cycles and GB/s instead.
  *
  *   check [--bench] [--seed N] [--filter TEXT]
  */

@@ -271,6 +271,13 @@ static int validate(const struct kvp_kernels *k)
 	return good;
 }
 
+/* Decoding 1,000 tokens of a layer, K and V of HEADS heads, and of a model of LAYERS such. */
+#define LAYERS 32.0
+static double layer_ms(const struct speed *s, uint32_t dim)
+{
+	return 1e3 * (1000.0 * 2.0 * HEADS * dim * 2.0) / s->decode;
+}
+
 static int bench_one(const struct kvp_kernels *k, const char *name, const char *isa, uint32_t dim,
 	int json, int first)
 {
@@ -304,13 +311,15 @@ static int bench_one(const struct kvp_kernels *k, const char *name, const char *
 	if (json)
 		printf("%s\n{\"codec\":\"%s\",\"head_dim\":%u,\"bytes_per_token_head\":%.6g,"
 		       "\"relmse\":%.6g,\"cosine\":%.6f,\"ip_slope\":%.6f,\"encode_gbps\":%.3f,"
-		       "\"decode_gbps\":%.3f,\"memcpy_gbps\":%.3f,\"isa\":\"%s\"}",
+		       "\"decode_gbps\":%.3f,\"memcpy_gbps\":%.3f,\"layer_1k_ms\":%.4f,"
+		       "\"model_1k_ms\":%.3f,\"isa\":\"%s\"}",
 			first ? "" : ",", name, dim, q.bytes, q.relmse, q.cosine, q.slope,
-			s.encode * 1e-9, s.decode * 1e-9, s.copy * 1e-9, isa);
+			s.encode * 1e-9, s.decode * 1e-9, s.copy * 1e-9, layer_ms(&s, dim),
+			LAYERS * layer_ms(&s, dim), isa);
 	else
-		printf("%-16s %4u %8.5g %10.5g %9.6f %+9.5f %7.2f %7.2f %7.2f\n", name, dim,
-			q.bytes, q.relmse, q.cosine, q.slope, s.encode * 1e-9, s.decode * 1e-9,
-			s.copy * 1e-9);
+		printf("%-16s %4u %8.5g %10.5g %9.6f %+9.5f %7.2f %7.2f %7.2f %8.3f %8.2f\n", name,
+			dim, q.bytes, q.relmse, q.cosine, q.slope, s.encode * 1e-9, s.decode * 1e-9,
+			s.copy * 1e-9, layer_ms(&s, dim), LAYERS * layer_ms(&s, dim));
 	fflush(stdout);
 	return 0;
 }
@@ -338,8 +347,9 @@ int kvbench_codecs(int argc, char **argv)
 	if (args.json)
 		printf("[");
 	else
-		printf("%-16s %4s %8s %10s %9s %9s %7s %7s %7s\n", "codec", "dim", "bytes",
-			"relmse", "cosine", "ip_slope", "enc", "dec", "memcpy");
+		printf("%-16s %4s %8s %10s %9s %9s %7s %7s %7s %8s %8s\n", "codec", "dim", "bytes",
+			"relmse", "cosine", "ip_slope", "enc", "dec", "memcpy", "layer_ms",
+			"model_ms");
 	for (size_t d = 0; d < 2 && r >= 0; d++) {
 		size_t n = args.n_codecs ? args.n_codecs
 					 : sizeof default_codecs / sizeof *default_codecs;

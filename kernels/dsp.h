@@ -38,6 +38,8 @@ struct rotation {
 	float rescale;                       /* H3: 1/d; HAAR: sqrt(d) */
 	uint32_t sign[3][KVP_PLANE_DIM_MAX]; /* 0 or 0x80000000 */
 	uint64_t paley[36];                  /* bit j of row i: H[i][j] is -1 */
+	/* H[i][j] at j * order + i, then of H^T: what input j is to all outputs, side by side. */
+	float paley_sign[2][36 * 36];
 };
 
 struct tq {
@@ -182,6 +184,9 @@ void kvp_rotate_fwd(const struct rotation *rot, float *x);
 void kvp_rotate_inv(const struct rotation *rot, float *x);
 /* The order-m stage alone: H_m, or its transpose, across blocks of dim / order elements. */
 void kvp_rotate_paley(const struct rotation *rot, int transpose, float *x);
+#ifdef KVP_HAVE_X86
+void kvp_rotate_paley_avx2(const struct rotation *rot, int transpose, float *x);
+#endif
 
 /* codebook.c: wire centroids, multiples of 2^-14. dim 0 is the Gaussian. -EINVAL. */
 int kvp_codebook(uint32_t bits, uint32_t dim, float *ret_cent, float *ret_bound);

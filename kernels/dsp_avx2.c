@@ -2,7 +2,7 @@
 /*
  * Rows of n registers of 8 floats; every dim is a multiple of 8. Scalars are computed for a batch
  * of rows at once, one per lane. Fused multiply-add appears only where the product is exact. Dense
- * rotations and Paley stages are reference C.
+ * rotations are reference C.
  */
 #include "kernels/dsp.h"
 #include "kernels/numeric.h"
@@ -316,7 +316,7 @@ INLINE void hadamard(const struct rotation *rot, int transpose, __m256 *v, uint3
 	for (uint32_t h = 1; h < rot->dim / rot->order / 8; h *= 2)
 		stage(v, n, h);
 	if (rot->order > 1)
-		kvp_rotate_paley(rot, transpose, (float *)(void *)v);
+		kvp_rotate_paley_avx2(rot, transpose, (float *)(void *)v);
 }
 
 INLINE void flip(const struct rotation *rot, uint32_t round, __m256 *v, uint32_t n)

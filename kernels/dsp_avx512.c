@@ -276,7 +276,7 @@ static void paley(const struct rotation *rot, int transpose, __m512 *v)
 	__m512 in[36], out[36];
 
 	if (!p) {
-		kvp_rotate_paley(rot, transpose, (float *)(void *)v);
+		kvp_rotate_paley_avx2(rot, transpose, (float *)(void *)v);
 		return;
 	}
 	for (uint32_t b = 0; b < p; b++) {

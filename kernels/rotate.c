@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <string.h>
 
 int kvp_hadamard_order(uint32_t dim)
 {
@@ -25,33 +26,32 @@ int kvp_hadamard_order(uint32_t dim)
 	}
 }
 
-/* Legendre symbol of a modulo the prime q: 1, 0 or -1. */
-static int legendre(int a, int q)
+/* chi[a]: Legendre symbol of a modulo the prime q. */
+static void legendre(int q, int8_t *chi)
 {
-	a = (a % q + q) % q;
-	if (!a)
-		return 0;
+	memset(chi, -1, (size_t)q);
+	chi[0] = 0;
 	for (int i = 1; i < q; i++)
-		if (i * i % q == a)
-			return 1;
-	return -1;
+		chi[i * i % q] = 1;
 }
 
 /* Entry of the bordered Paley matrix of order q + 1; corner and diagonal as given. */
-static int paley_entry(int i, int j, int q, int border, int diagonal)
+static int paley_entry(int i, int j, int q, const int8_t *chi, int border, int diagonal)
 {
 	if (i == j)
 		return diagonal;
 	if (!i)
 		return 1;
-	return j ? legendre(j - i, q) : border;
+	return j ? chi[(j - i + q) % q] : border;
 }
 
 /* Orders 12 and 20 by Paley's first construction (q = 11, 19), 28 and 36 by his second. */
 static void paley_init(struct rotation *rot)
 {
-	int m = (int)rot->order;
+	int m = (int)rot->order, q = m <= 20 ? m - 1 : m / 2 - 1;
+	int8_t chi[19];
 
+	legendre(q, chi);
 	for (int i = 0; i < m; i++) {
 		uint64_t row = 0;
 
@@ -59,9 +59,9 @@ static void paley_init(struct rotation *rot)
 			int h;
 
 			if (m <= 20) {
-				h = paley_entry(i, j, m - 1, -1, 1);
+				h = paley_entry(i, j, q, chi, -1, 1);
 			} else {
-				h = paley_entry(i / 2, j / 2, m / 2 - 1, 1, 0);
+				h = paley_entry(i / 2, j / 2, q, chi, 1, 0);
 				if (i / 2 == j / 2)
 					h = i % 2 || j % 2 ? -1 : 1;
 				else if (i % 2 && j % 2)
@@ -69,6 +69,7 @@ static void paley_init(struct rotation *rot)
 			}
 			if (h < 0)
 				row |= UINT64_C(1) << j;
+			rot->paley_sign[0][j * m + i] = rot->paley_sign[1][i * m + j] = (float)h;
 		}
 		rot->paley[i] = row;
 	}

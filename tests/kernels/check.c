@@ -38,8 +38,8 @@ static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi
 	"sym4", "sym8-g8-wide", "sym8", "pub-kivi2", "pub-kivi4-g64", "pub-aither2", "pub-aither3",
 	"pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8" };
 
-static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 128, 160, 192,
-	224, 256, 512, 576, 1024 };
+static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 104, 112, 128, 144, 160,
+	192, 224, 256, 288, 512, 576, 1024 };
 static const uint32_t token_counts[] = { 1, 2, 3, 15, 16, 17, 33, 64, 100, 131 };
 
 static struct kvp_calib calib_for(uint32_t dim)

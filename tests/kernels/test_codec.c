@@ -125,7 +125,7 @@ static void golden(const char *name, uint32_t dim, uint32_t kind, double want)
 	trip_free(&t);
 }
 
-static void a006_a011_a012_kivi_errors(void **state)
+static void a006_a011_a012_a015_kivi_errors(void **state)
 {
 	(void)state;
 	for (uint32_t kind = 0; kind < 2; kind++) {
@@ -136,6 +136,8 @@ static void a006_a011_a012_kivi_errors(void **state)
 		golden("kivi4-g64", 128, kind, 0.00803);
 		golden("kivi2-g128", 128, kind, 0.2505);
 		golden("kivi4-g128", 128, kind, 0.00996);
+		golden("kivi2-g16", 128, kind, 0.1068); /* any group */
+		golden("kivi4-g16", 128, kind, 0.00423);
 	}
 }
 
@@ -1096,7 +1098,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a005_native_is_bit_exact),
-		cmocka_unit_test(a006_a011_a012_kivi_errors),
+		cmocka_unit_test(a006_a011_a012_a015_kivi_errors),
 		cmocka_unit_test(a011_constant_group),
 		cmocka_unit_test(a013_a014_a015_a017_d022_sizes),
 		cmocka_unit_test(a072_hadamard_errors),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Attention over cached blocks where they lie: a runtime matches a prompt, holds the lease, and
- *lets the kernels read keys and values out of shared memory. Nothing is copied.
+ * lets the kernels read keys and values out of shared memory. Nothing is copied.
  *
  *	cc attend.c $(pkg-config --cflags --libs kvpool kvpool-kernels) && ./a.out
  */
@@ -41,19 +41,21 @@ static int store_prompt(struct kvp_client *client, struct kvp_space *space, cons
 	struct kvp_view view = { .size = sizeof(view), .planes = planes };
 	uint64_t bytes;
 	int64_t n;
+	int r;
 
 	for (uint32_t l = 0; l < LAYERS; l++)
 		for (uint32_t v = 0; v < 2; v++)
 			for (uint32_t t = 0; t < BLOCKS * T; t++)
 				for (uint32_t i = 0; i < HEADS * DIM; i++)
 					kv[l][v][t][i] = element(l, v, tokens[t], i);
-	kvp_view_dense(space, KVP_VIEW_LCND, kv, BLOCKS * T, planes, &bytes);
+	r = kvp_view_dense(space, KVP_VIEW_LCND, kv, BLOCKS * T, planes, &bytes);
+	if (r < 0)
+		return r;
 	n = kvp_put(space, tokens, BLOCKS * T, 0, &view, &put, NULL);
 	return n < 0 ? (int)n : kvp_flush(client, KVP_DEFAULT_TIMEOUT);
 }
 
-/* One part of the context for each block; see the layout of the space: [layer][K, V][token][...].
- */
+/* One part of the context for each block, which the space has as [layer][K, V][token][...]. */
 static int parts_of(const struct kvp_match *match, uint32_t layer, struct kvp_attend_part *parts)
 {
 	const size_t row = HEADS * DIM * sizeof(float);
@@ -131,9 +133,10 @@ static int attend(const struct kvp_match *match, const uint32_t *tokens)
 	if (r < 0)
 		return r;
 	r = kvp_attend_workspace(&job, &job.workspace_size);
-	job.workspace = aligned_alloc(64, (job.workspace_size + 63) / 64 * 64);
-	if (!job.workspace)
-		r = -ENOMEM;
+	if (r == 0) {
+		job.workspace = aligned_alloc(64, (job.workspace_size + 63) / 64 * 64);
+		r = job.workspace ? 0 : -ENOMEM;
+	}
 	for (uint32_t i = 0; i < Q_HEADS * DIM; i++)
 		q[i] = cosf((float)i);
 	for (uint32_t l = 0; r == 0 && l < LAYERS; l++) {

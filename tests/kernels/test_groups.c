@@ -470,6 +470,43 @@ static void b004_b006_small_groups(void **state)
 }
 
 /* tq has one scalar per vector: there is no id for another kind. */
+/*
+ * An fp16 scale below its normal range is rounded by as much as a half, so that the ends of the
+ * group lie beyond the lowest and the highest code; and a scale without reciprocal is none.
+ */
+static void b006_codes_stay_in_range(void **state)
+{
+	/* max|x| / 7 = 1.25 steps of 2^-24: stored as 1, so x / s is 8.75 */
+	const float tiny = 8.75f * 0x1p-24f, none = 0x1p-130f;
+	struct kvp_plane p = plane(1, 1, 24);
+	struct kvp_layout lay;
+	float scale;
+
+	(void)state;
+	for (uint32_t i = 0; i < 24; i++)
+		x[i] = i < 8 ? tiny : i < 16 ? -tiny : i == 16 ? 1.0f : 0.0f;
+	assert_int_equal(encode(codec_of("sym4-g8"), &p, NULL), 0);
+	assert_int_equal(kvp_plane_layout(codec_of("sym4-g8"), &p, &lay), 0);
+	for (uint32_t i = 0; i < 16; i++) { /* a byte has the codes of channels i and i + 12 */
+		uint32_t byte = payload[lay.codes + i % 12];
+
+		assert_int_equal(i < 12 ? byte & 15 : byte >> 4, i < 8 ? 15 : 0);
+	}
+	for (uint32_t i = 0; i < 24; i++)
+		x[i] = i < 8 ? none : i < 16 ? -none : i == 16 ? 1.0f : 0.0f;
+	for (uint32_t c = 0; c < 2; c++) {
+		uint32_t codec = codec_of(c ? "asym4-g8-wide" : "sym4-g8-wide");
+
+		x[0] = c ? 2 * none : none;
+		assert_int_equal(encode(codec, &p, NULL), 0);
+		assert_int_equal(kvp_plane_layout(codec, &p, &lay), 0);
+		for (uint32_t g = 0; g < 2; g++) {
+			memcpy(&scale, payload + lay.scale + 4 * g, sizeof scale);
+			assert_true(scale == 0.0f);
+		}
+	}
+}
+
 static void b006_refusals(void **state)
 {
 	static const uint32_t none[] = { KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ | KVP_SMART_G8),
@@ -771,6 +808,7 @@ int main(void)
 		cmocka_unit_test(b004_b006_small_groups),
 		cmocka_unit_test(b005_b006_errors_of_groups),
 		cmocka_unit_test(b006_b007_smart_bytes_are_the_allocators),
+		cmocka_unit_test(b006_codes_stay_in_range),
 		cmocka_unit_test(b006_refusals),
 		cmocka_unit_test(b006_sizes_of_groups),
 		cmocka_unit_test(b035_requantize_only_what_changes),

@@ -133,6 +133,8 @@ def tiers(trace):
     assert code == 0 and lines == ["lru", "memory", "store"], (out, err)
     refuses(2, "'0'", "simulate", "--trace", trace, "--capacity", "0,9")
     refuses(2, "'0'", "simulate", "--trace", trace, "--capacity", "0,9", "--store", "9", "--plot", "x")
+    refuses(2, "--store", "simulate", "--trace", trace, "--capacity", "9", "--store", "5Q")
+    refuses(2, "--ingest without --store", "simulate", "--trace", trace, "--capacity", "9", "--ingest", "hot")
     refuses(2, "'cold'", "simulate", "--trace", trace, "--capacity", "9", "--ingest", "cold")
     refuses(2, "'x'", "simulate", "--trace", trace, "--capacity", "9", "--store", "x")
     refuses(2, "min", "simulate", "--trace", trace, "--capacity", "9", "--store", "9", "--policy", "min")

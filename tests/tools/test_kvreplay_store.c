@@ -249,6 +249,33 @@ static void c005_c006_c007_what_the_store_gets(void **state)
 	}
 }
 
+/* An object that is larger than the store goes by, and costs the others nothing. */
+static void larger_than_the_store(void **state)
+{
+	(void)state;
+	static const uint32_t order[] = { 0, 1, 2, 0, 1, 2 }; /* 2 is the large one */
+	struct trace_block object[3] = { { .bytes = 10, .parent = TRACE_BLOCK_NONE },
+		{ .bytes = 10, .parent = TRACE_BLOCK_NONE },
+		{ .bytes = 31, .parent = TRACE_BLOCK_NONE } };
+	struct trace_request one[6];
+	struct trace objects = { .format = TRACE_ORACLE,
+		.n_requests = 6,
+		.n_refs = 6,
+		.n_blocks = 3,
+		.request = one,
+		.ref = (uint32_t *)(uintptr_t)order,
+		.block = object };
+	struct sim_job job = { .trace = &objects, .policy = "lru", .seed = 1, .store = 30 };
+	struct sim_result r;
+
+	for (uint32_t i = 0; i < 6; i++)
+		one[i] = (struct trace_request){ .time_ns = i, .first = i, .blocks = 1 };
+	assert_int_equal(sim_run(&job, &r), 0);
+	assert_int_equal(r.store_hits, 2);
+	assert_int_equal(r.store_writes, 2);
+	assert_int_equal(r.store_evictions, 0);
+}
+
 static void refusals(void **state)
 {
 	(void)state;
@@ -276,6 +303,7 @@ int main(void)
 		cmocka_unit_test(c004_to_c007_second_implementation),
 		cmocka_unit_test(c004_four_combinations),
 		cmocka_unit_test(c005_c006_c007_what_the_store_gets),
+		cmocka_unit_test(larger_than_the_store),
 		cmocka_unit_test(refusals),
 	};
 

@@ -186,7 +186,7 @@ static void request_leaf(struct sim *s, const struct trace_request *q)
 		bring(s, ref[i], s->tip, 1, i < hits);
 		if (s->e && !in_memory(s, ref[i]))
 			break; /* what would hang below it cannot come either */
-		s->tip = s->e ? ref[i] : KVP_BLOCK_NONE;
+		s->tip = ref[i];
 	}
 	s->tip = KVP_BLOCK_NONE;
 }

@@ -34,6 +34,7 @@ struct options {
 	bool tiers; /* --store was given, be it 0 */
 	uint64_t store;
 	uint32_t ingest;
+	bool ingest_given;
 	uint64_t seed;
 	unsigned threads;
 	bool json;
@@ -139,7 +140,7 @@ static int by_value(const void *a, const void *b)
 }
 
 /* A number with K, M or G behind it. */
-static int parse_amount(const char *s, uint64_t *ret_value)
+static int parse_amount(const char *what, const char *s, uint64_t *ret_value)
 {
 	char *end;
 
@@ -148,7 +149,7 @@ static int parse_amount(const char *s, uint64_t *ret_value)
 	unsigned shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
 	if (errno || end == s || *s == '-' || end[shift != 0] ||
 		x > KVP_EVICT_MAX_CAPACITY >> shift) {
-		fprintf(stderr, "kvreplay: bad capacity '%s': at most 2^60\n", s);
+		fprintf(stderr, "kvreplay: bad %s '%s': a number of at most 2^60\n", what, s);
 		return -EINVAL;
 	}
 	*ret_value = x << shift;
@@ -164,7 +165,7 @@ static int parse_capacities(struct options *o, char *list)
 			fprintf(stderr, "kvreplay: more than %d capacities\n", MAX_CAPACITIES);
 			return -EINVAL;
 		}
-		if (parse_amount(s, &o->capacity[o->n_capacities++]) < 0)
+		if (parse_amount("capacity", s, &o->capacity[o->n_capacities++]) < 0)
 			return -EINVAL;
 	}
 	if (!o->n_capacities)
@@ -283,9 +284,10 @@ static int parse_one(struct options *o, int c)
 		break;
 	case OPT_STORE:
 		o->tiers = true;
-		r = parse_amount(optarg, &o->store);
+		r = parse_amount("--store", optarg, &o->store);
 		break;
 	case OPT_INGEST:
+		o->ingest_given = true;
 		r = parse_ingest(o, optarg);
 		break;
 	case OPT_ORDER:
@@ -533,6 +535,10 @@ static int check_options(struct options *o)
 	if (!o->capacity[0] && (!o->tiers || o->plot)) {
 		fputs("kvreplay: bad capacity '0': it needs --store, and has no place in a plot\n",
 			stderr);
+		return -EINVAL;
+	}
+	if (o->ingest_given && !o->tiers) {
+		fputs("kvreplay: --ingest without --store: say how large the store is\n", stderr);
 		return -EINVAL;
 	}
 	/* Nobody knows the future of two tiers. */

@@ -104,6 +104,18 @@ static void code(struct coded_kv *c, uint32_t index)
 	}
 }
 
+/* Primary: of the native memory that the last sequence had, one block is enough for the next. */
+static void drop_native(struct coded_kv *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		if (!c->block[i].native)
+			continue;
+		free(c->spare);
+		c->spare = c->block[i].native;
+		c->block[i].native = NULL;
+	}
+}
+
 static int coded_start(
 	struct kvr_kv *kv, const uint32_t *tokens, uint32_t n, uint32_t limit, uint32_t *ret_reused)
 {
@@ -111,6 +123,7 @@ static int coded_start(
 	uint32_t size = kv->geom.block_tokens;
 	int r = 0;
 
+	drop_native(c);
 	c->n = 0;
 	*ret_reused = 0;
 	if (c->native)
@@ -257,7 +270,10 @@ int kvr_kv_coded_new(const struct kvr_config *config, const struct kvr_geom *geo
 void kvr_kv_coded_report(struct kvr_kv *kv, struct kvr_coded_report *ret_report)
 {
 	struct coded_kv *c = coded_of(kv);
-	struct kvr_coded_report report = { .errors = c->coding.errors };
+	struct kvr_coded_report report = {
+		.native_bytes = c->spare ? kvr_block_bytes(&kv->geom) : 0,
+		.errors = c->coding.errors,
+	};
 
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct block *b = &c->block[i];

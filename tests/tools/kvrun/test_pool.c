@@ -305,20 +305,26 @@ static void tails_are_reused_on_request(void **unused)
 	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
 }
 
-/* One engine that attends over the pool's blocks in a codec. */
-static struct kvr_prefill coded_engine(const char *codec, float *rows)
+static struct kvr_kv *coded_pool(const char *codec, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_pool_opts pool_opts = { "/nowhere", 1, 0, codec };
+	struct kvr_pool_opts pool_opts = { "/nowhere", 1, reuse_tail, codec };
 	struct kvr_coded_opts opts = { .mode = KVR_SHADOW };
-	struct kvr_coded_report report;
 	struct kvr_kv *native, *kv;
-	struct kvr_prefill prefill;
 
 	assert_int_equal(kvp_codec_parse_pair(codec, &opts.codec[0], &opts.codec[1]), 0);
 	assert_int_equal(kvr_kv_pool_new(model, &geom, &pool_opts, &native), 0);
 	assert_int_equal(kvr_kv_coded_new(&config, &geom, &opts, native, NULL, &kv), 0);
-	prefill = run(kv, PROMPT, rows);
+	return kv;
+}
+
+/* One engine that attends over the pool's blocks in a codec. */
+static struct kvr_prefill coded_engine(const char *codec, float *rows)
+{
+	struct kvr_kv *kv = coded_pool(codec, 0);
+	struct kvr_coded_report report;
+	struct kvr_prefill prefill = run(kv, PROMPT, rows);
+
 	kvr_kv_coded_report(kv, &report);
 	assert_int_equal(report.errors, 0);
 	assert_int_equal(report.blocks, (PROMPT + STEPS) / BLOCK);
@@ -349,6 +355,29 @@ static void engines_of_one_codec_share(void **unused)
 	assert_memory_not_equal(by_tq4, cold, sizeof(cold));
 }
 
+/* A block of which only the beginning was taken over goes on being written: it stays native. */
+static void reused_tails_are_native(void **unused)
+{
+	static float cold[sizeof(plain) / sizeof(float)], warm[sizeof(plain) / sizeof(float)];
+	struct kvr_coded_report report;
+	uint32_t reused;
+	struct kvr_kv *kv;
+
+	(void)unused;
+	coded_engine("fp8", cold);
+	kv = coded_pool("fp8", 1);
+	assert_int_equal(kv->ops->start(kv, prompt, PROMPT, PROMPT - 1, &reused), 0);
+	assert_int_equal(reused, PROMPT - 1);
+	assert_non_null(kv->ops->payload(kv, PROMPT / BLOCK - 1, 0, 0));
+	assert_null(kv->ops->payload(kv, PROMPT / BLOCK, 0, 0));
+	kvr_kv_coded_report(kv, &report);
+	assert_int_equal(report.blocks, PROMPT / BLOCK);
+	assert_int_equal(run(kv, PROMPT, warm).reused, PROMPT - 1);
+	for (uint32_t i = 0; i < VOCAB; i++) /* the same but for rounding */
+		assert_true(fabsf(warm[i] - cold[i]) < 5e-2f);
+	kvr_kv_free(kv);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -364,6 +393,7 @@ int main(void)
 		cmocka_unit_test_setup(waits_for_memory_to_be_mapped, fresh),
 		cmocka_unit_test_setup(tails_are_reused_on_request, fresh),
 		cmocka_unit_test_setup(engines_of_one_codec_share, fresh),
+		cmocka_unit_test_setup(reused_tails_are_native, fresh),
 	};
 
 	return cmocka_run_group_tests(tests, prepare, finish);

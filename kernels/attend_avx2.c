@@ -241,6 +241,19 @@ static float softmax_avx2(const struct softmax *job, float *s, struct running *r
 	return fade;
 }
 
+static void score_values(
+	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
+{
+	if (!kvp_score_direct_avx2(r, q, s, s_stride))
+		score_float(r, q, s, s_stride);
+}
+
+static void accumulate_values(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
+{
+	if (!kvp_accumulate_direct_avx2(r, w, acc))
+		accumulate_float(r, w, acc);
+}
+
 static void score_codes(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
@@ -257,8 +270,8 @@ static void accumulate_codes(const struct kvp_rows *r, const struct kvp_weights 
 void kvp_attend_init_avx2(struct kvp_kernels *k)
 {
 	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++) {
-		k->codec[f].score = f < KVP_FAMILY_INT8 ? score_float : score_codes;
-		k->codec[f].accumulate = f < KVP_FAMILY_INT8 ? accumulate_float : accumulate_codes;
+		k->codec[f].score = f < KVP_FAMILY_INT8 ? score_values : score_codes;
+		k->codec[f].accumulate = f < KVP_FAMILY_INT8 ? accumulate_values : accumulate_codes;
 	}
 	k->dsp.softmax = softmax_avx2;
 	k->dsp.query_words = kvp_query_words_avx2;

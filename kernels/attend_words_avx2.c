@@ -47,18 +47,6 @@ static void book_init(const struct kvp_rows *r, struct codes *c)
 	c->high = _mm256_loadu_si256((const void *)high);
 }
 
-static void load_halves(const uint8_t *p, uint32_t n, float factor, float *f)
-{
-	uint32_t i = 0;
-
-	for (; i + 8 <= n; i += 8)
-		_mm256_storeu_ps(f + i, clamp8(_mm256_mul_ps(load_half8(load128(p + 2 * (size_t)i)),
-						       _mm256_set1_ps(factor)),
-						KVP_F32_MAX));
-	for (; i < n; i++)
-		f[i] = load_half(p + 2 * (size_t)i, factor);
-}
-
 static void codes_init(const struct kvp_rows *r, struct codes *c)
 {
 	const float half = 0.5f * (float)((1u << r->bits) - 1);

@@ -31,6 +31,14 @@ int kvp_score_words_avx2(
 int kvp_accumulate_words_avx2(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
 kvp_query_fn kvp_query_words_avx2;
 
+INLINE float largest(__m256 x)
+{
+	__m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+
+	m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+	return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
 INLINE float sum8(__m256 x)
 {
 	__m128 q = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -45,6 +53,30 @@ INLINE float sum8(__m256 x)
 INLINE uint32_t least(uint32_t a, uint32_t b)
 {
 	return a < b ? a : b;
+}
+
+/* The first n lanes, all of them if n is more: all ones. */
+INLINE __m256i first8(uint32_t n)
+{
+	return _mm256_cmpgt_epi32(
+		_mm256_set1_epi32((int)least(n, 8)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+/*
+ * Of what is fetched while a block of values is worked on, strip of channels by strip: parts that
+ * have their turn every FETCH_ROWS rows of a strip, and turns of n rows.
+ */
+#define FETCH_ROWS 16u
+INLINE uint32_t fetch_share(uint32_t strips)
+{
+	const uint32_t all = FETCH_ROWS / TILE * FETCH_PARTS;
+
+	return strips < all ? all / strips : 1;
+}
+
+INLINE uint32_t fetch_turns(uint32_t n)
+{
+	return (n + FETCH_ROWS - 1) / FETCH_ROWS;
 }
 
 /* Floats are written in whole registers only as far as n. */

@@ -12,7 +12,6 @@
 #define BLOCK_ROWS 64u /* whose values are in the first cache for all channels */
 #define KEY_ROWS   16u /* of fp8, that are converted at a time */
 #define HALVES_DIM 256u
-#define FETCH_ROWS 16u /* that are added between one fetching ahead and the next */
 
 /* ---- fp8 to fp16 ---- */
 
@@ -255,12 +254,11 @@ INLINE void add_strip(const struct block *b, uint32_t format, int halves, uint32
 INLINE void add_block(const struct block *b, uint32_t format, int halves, uint32_t dim, uint32_t m,
 	const struct block_weights *w, const struct kvp_rows *r, uint32_t at, int fetch)
 {
-	const uint32_t k = m == 4 ? 2 : 4, strips = dim / (8 * k) ? dim / (8 * k) : 1;
-	const uint32_t all = FETCH_ROWS / TILE * FETCH_PARTS;
-	const uint32_t parts = !fetch ? 0 : strips < all ? all / strips : 1;
+	const uint32_t k = m == 4 ? 2 : 4, strips = dim / (8 * k);
+	const uint32_t parts = fetch && strips ? fetch_share(strips) : 0;
 	uint32_t c = 0;
 
-	for (; c + 8 * k <= dim; c += 8 * k, at += (b->n + FETCH_ROWS - 1) / FETCH_ROWS * parts)
+	for (; c + 8 * k <= dim; c += 8 * k, at += fetch_turns(b->n) * parts)
 		add_strip(b, format, halves, c, k, m, w, r, at, parts);
 	for (; c < dim; c += 8)
 		add_strip(b, format, halves, c, 1, m, w, r, 0, 0);

@@ -19,6 +19,9 @@
 #define UNROLL
 #endif
 
+/* Whether a function is compiled for this dim alone: the usual one, whose loops are unrolled. */
+#define fixed(dim) (__builtin_constant_p(dim) && (dim) == 128)
+
 /* attend_direct_avx2.c: native and fp8 rows, as floats. Return 0 where the geometry is none of
  * theirs. */
 int kvp_score_direct_avx2(

@@ -109,7 +109,7 @@ INLINE void multiply_rows(const struct kvp_rows *r, uint32_t t, const uint8_t *c
 
 	for (uint32_t i = 0; i < (m == 1 ? 4 : 8); i++)
 		sum[i] = _mm256_setzero_ps();
-	if (dim != 128) {
+	if (!fixed(dim)) {
 		if (fetch && t % TILE == 0)
 			fetch_next(r, t);
 		for (uint32_t c = 0; c < dim; c += 8)
@@ -165,9 +165,11 @@ INLINE void score_rows(const struct kvp_rows *r, uint32_t format, int halves, ui
 
 /* Four queries at a time where there are more than two, with the last again for a missing fourth.
  */
-INLINE void score_direct(const struct kvp_rows *r, uint32_t format, int halves, uint32_t dim,
+INLINE void score_direct(const struct kvp_rows *r, uint32_t format, int halves,
 	const struct kvp_queries *q, const float *scale, float *s, size_t s_stride)
 {
+	const uint32_t dim = r->dim;
+
 	for (uint32_t i = 0; i < q->n; i += TILE) {
 		uint32_t nq = least(q->n - i, TILE);
 		float *to = s + i * s_stride;
@@ -175,7 +177,9 @@ INLINE void score_direct(const struct kvp_rows *r, uint32_t format, int halves, 
 
 		for (uint32_t j = 0; j < TILE; j++)
 			tile[j] = q->f + (size_t)least(i + j, q->n - 1) * dim;
-		if (nq > 2)
+		if (KVP_SPECIALIZE && nq > 2 && dim == 128)
+			score_rows(r, format, halves, 128, 4, tile, nq, !i, scale, to, s_stride);
+		else if (nq > 2)
 			score_rows(r, format, halves, dim, 4, tile, nq, !i, scale, to, s_stride);
 		else if (nq == 2)
 			score_rows(r, format, halves, dim, 2, tile, 2, !i, scale, to, s_stride);
@@ -283,9 +287,10 @@ INLINE void weights_init(struct block_weights *b, const struct kvp_weights *w, c
 	}
 }
 
-INLINE void accumulate_direct(const struct kvp_rows *r, uint32_t format, int halves, uint32_t dim,
+INLINE void accumulate_direct(const struct kvp_rows *r, uint32_t format, int halves,
 	const struct kvp_weights *w, const float *scale, float *acc)
 {
+	const uint32_t dim = r->dim;
 	uint8_t half[BLOCK_ROWS * 2 * HALVES_DIM];
 	struct block_weights weights;
 
@@ -314,25 +319,16 @@ INLINE void accumulate_direct(const struct kvp_rows *r, uint32_t format, int hal
 
 /* ---- formats ---- */
 
-/* 128 channels have kernels of their own, which the compiler can unroll. */
-#define PER_FORMAT(r, call)                                               \
-	do {                                                              \
-		int halves = (r)->family == KVP_FAMILY_FP8;               \
-                                                                          \
-		if (halves && (r)->dim == 128)                            \
-			call(KVP_DTYPE_F16, 1, 128);                      \
-		else if (halves)                                          \
-			call(KVP_DTYPE_F16, 1, (r)->dim);                 \
-		else if ((r)->format == KVP_DTYPE_F32)                    \
-			call(KVP_DTYPE_F32, 0, (r)->dim);                 \
-		else if ((r)->format == KVP_DTYPE_F16 && (r)->dim == 128) \
-			call(KVP_DTYPE_F16, 0, 128);                      \
-		else if ((r)->format == KVP_DTYPE_F16)                    \
-			call(KVP_DTYPE_F16, 0, (r)->dim);                 \
-		else if ((r)->dim == 128)                                 \
-			call(KVP_DTYPE_BF16, 0, 128);                     \
-		else                                                      \
-			call(KVP_DTYPE_BF16, 0, (r)->dim);                \
+#define PER_FORMAT(r, call)                            \
+	do {                                           \
+		if ((r)->family == KVP_FAMILY_FP8)     \
+			call(KVP_DTYPE_F16, 1);        \
+		else if ((r)->format == KVP_DTYPE_F32) \
+			call(KVP_DTYPE_F32, 0);        \
+		else if ((r)->format == KVP_DTYPE_F16) \
+			call(KVP_DTYPE_F16, 0);        \
+		else                                   \
+			call(KVP_DTYPE_BF16, 0);       \
 	} while (0)
 
 static int fits(const struct kvp_rows *r)
@@ -351,7 +347,7 @@ int kvp_score_direct_avx2(
 		return 0;
 	if (r->family == KVP_FAMILY_FP8)
 		row_scales(r, scale);
-#define SCORE(format, halves, dim) score_direct(r, format, halves, dim, q, scale, s, s_stride)
+#define SCORE(format, halves) score_direct(r, format, halves, q, scale, s, s_stride)
 	PER_FORMAT(r, SCORE);
 #undef SCORE
 	return 1;
@@ -365,7 +361,7 @@ int kvp_accumulate_direct_avx2(const struct kvp_rows *r, const struct kvp_weight
 		return 0;
 	if (r->family == KVP_FAMILY_FP8)
 		row_scales(r, scale);
-#define ACCUMULATE(format, halves, dim) accumulate_direct(r, format, halves, dim, w, scale, acc)
+#define ACCUMULATE(format, halves) accumulate_direct(r, format, halves, w, scale, acc)
 	PER_FORMAT(r, ACCUMULATE);
 #undef ACCUMULATE
 	return 1;

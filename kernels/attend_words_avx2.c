@@ -364,7 +364,7 @@ INLINE void score_rows(const struct kvp_rows *r, const struct codes *c, enum for
 					 : r->codes + (ptrdiff_t)least(t + j, r->n - 1) * r->stride;
 		for (uint32_t i = 0; i < (m == 1 ? 4 : 8); i++)
 			sum[i] = _mm256_setzero_si256();
-		if (dim == 128) {
+		if (fixed(dim)) {
 			UNROLL for (uint32_t at = 0; at < 128; at += 32)
 				dot_32(form, c, row, 128, at, m, q->word, sum);
 		} else {
@@ -379,33 +379,25 @@ INLINE void score_rows(const struct kvp_rows *r, const struct codes *c, enum for
 	}
 }
 
-/* With everything that the compiler can unroll for the usual 128 channels. */
-#define PER_FORM(form, dim, call)                   \
-	do {                                        \
-		switch (form) {                     \
-		case TWO:                           \
-			PER_DIM(TWO, dim, call);    \
-			break;                      \
-		case THREE:                         \
-			PER_DIM(THREE, dim, call);  \
-			break;                      \
-		case FOUR:                          \
-			PER_DIM(FOUR, dim, call);   \
-			break;                      \
-		case SIGNED:                        \
-			PER_DIM(SIGNED, dim, call); \
-			break;                      \
-		default:                            \
-			call(BYTES, dim);           \
-			break;                      \
-		}                                   \
-	} while (0)
-#define PER_DIM(form, dim, call)                    \
-	do {                                        \
-		if (KVP_SPECIALIZE && (dim) == 128) \
-			call(form, 128);            \
-		else                                \
-			call(form, dim);            \
+#define PER_FORM(form, call)          \
+	do {                          \
+		switch (form) {       \
+		case TWO:             \
+			call(TWO);    \
+			break;        \
+		case THREE:           \
+			call(THREE);  \
+			break;        \
+		case FOUR:            \
+			call(FOUR);   \
+			break;        \
+		case SIGNED:          \
+			call(SIGNED); \
+			break;        \
+		default:              \
+			call(BYTES);  \
+			break;        \
+		}                     \
 	} while (0)
 
 /* Up to four queries. */
@@ -413,16 +405,20 @@ static void score_tile(const struct kvp_rows *r, const struct codes *c,
 	const struct word_queries *q, uint32_t nq, uint32_t first, uint32_t end, int fetch,
 	float *s, size_t s_stride)
 {
-#define SCORE(form, dim)                                                                       \
-	do {                                                                                   \
-		if (nq > 2)                                                                    \
-			score_rows(r, c, form, dim, 4, q, nq, first, end, fetch, s, s_stride); \
-		else if (nq == 2)                                                              \
-			score_rows(r, c, form, dim, 2, q, 2, first, end, fetch, s, s_stride);  \
-		else                                                                           \
-			score_rows(r, c, form, dim, 1, q, 1, first, end, fetch, s, s_stride);  \
+#define ROWS(form, dim, m) score_rows(r, c, form, dim, m, q, nq, first, end, fetch, s, s_stride)
+#define SCORE(form)                                            \
+	do {                                                   \
+		if (KVP_SPECIALIZE && nq > 2 && r->dim == 128) \
+			ROWS(form, 128, 4);                    \
+		else if (nq > 2)                               \
+			ROWS(form, r->dim, 4);                 \
+		else if (nq == 2)                              \
+			ROWS(form, r->dim, 2);                 \
+		else                                           \
+			ROWS(form, r->dim, 1);                 \
 	} while (0)
-	PER_FORM(c->form, r->dim, SCORE);
+	PER_FORM(c->form, SCORE);
+#undef ROWS
 #undef SCORE
 }
 
@@ -602,15 +598,16 @@ struct block {
 /* The third bits of two rows in turn, for channels at + 8 h .. and, in the upper half, 16 on. */
 INLINE __m256i third_bits(const uint8_t *a, const uint8_t *b, uint32_t dim, uint32_t at, uint32_t h)
 {
-	const uint32_t from = dim / 4 + at / 128 * 16, eight = at % 64 / 8 + h;
-	__m256i x = _mm256_broadcastsi128_si256(load128(a + from));
-	__m256i y = _mm256_broadcastsi128_si256(load128(b + from));
+	const uint32_t from = dim / 4 + at / 64 * 8, eight = at % 64 / 8 + h;
 	__m128i low = _mm_set1_epi16((int16_t)(0x0202 * eight + 0x0100));
 	__m256i order = _mm256_inserti128_si256(
 		_mm256_castsi128_si256(low), _mm_add_epi8(low, _mm_set1_epi8(4)), 1);
+	int64_t x, y;
 
-	x = at % 128 < 64 ? _mm256_unpacklo_epi8(x, y) : _mm256_unpackhi_epi8(x, y);
-	return _mm256_shuffle_epi8(x, order);
+	memcpy(&x, a + from, sizeof x);
+	memcpy(&y, b + from, sizeof y);
+	return _mm256_shuffle_epi8(
+		_mm256_unpacklo_epi8(_mm256_set1_epi64x(x), _mm256_set1_epi64x(y)), order);
 }
 
 /*
@@ -709,24 +706,20 @@ INLINE void add_block(const struct block *b, enum form form, const struct codes 
 	const uint32_t k = m == 4 ? 1 : 2, parts = fetch ? fetch_share(dim / (16 * k)) : 0;
 	const uint32_t turn = fetch_turns(b->n) * parts;
 
-	if (dim == 128) {
-		UNROLL for (uint32_t s = 0; s < 8 / k; s++) add_strip(b, form, c, 128,
-			s * k / 2 * 32, s * k % 2, k, m, ww, nq, r, from + s * turn, parts);
-		return;
-	}
-	for (uint32_t s = 0; s < dim / (16 * k); s++) {
-		if (s * k % 2)
-			add_strip(b, form, c, dim, s * k / 2 * 32, 1, k, m, ww, nq, r,
-				from + s * turn, parts);
-		else
-			add_strip(b, form, c, dim, s * k / 2 * 32, 0, k, m, ww, nq, r,
-				from + s * turn, parts);
+	for (uint32_t at = 0; at < dim; at += 32) {
+		add_strip(b, form, c, dim, at, 0, k, m, ww, nq, r, from, parts);
+		from += turn;
+		if (k == 2)
+			continue;
+		add_strip(b, form, c, dim, at, 1, 1, m, ww, nq, r, from, parts);
+		from += turn;
 	}
 }
 
 INLINE void accumulate_words(const struct kvp_rows *r, const struct codes *c, enum form form,
-	uint32_t dim, const struct kvp_weights *w, float *acc)
+	const struct kvp_weights *w, float *acc)
 {
+	const uint32_t dim = r->dim;
 	const uint32_t most = form == BYTES ? least(BLOCK_ROWS, BYTES_MAX / dim) : BLOCK_ROWS;
 	struct word_weights ww[TILE];
 	uint8_t bytes[BYTES_MAX];
@@ -763,8 +756,8 @@ int kvp_accumulate_words_avx2(const struct kvp_rows *r, const struct kvp_weights
 	if (r->groups > 1 && (r->group % 32 || r->groups > GROUPS_MAX))
 		return 0;
 	codes_init(r, &c);
-#define ACCUMULATE(form, dim) accumulate_words(r, &c, form, dim, w, acc)
-	PER_FORM(c.form, r->dim, ACCUMULATE);
+#define ACCUMULATE(form) accumulate_words(r, &c, form, w, acc)
+	PER_FORM(c.form, ACCUMULATE);
 #undef ACCUMULATE
 	return 1;
 }

@@ -206,7 +206,7 @@ static float softmax_avx2(const struct softmax *job, float *s, struct running *r
 	const __m256 minus_inf = _mm256_set1_ps(-INFINITY);
 	__m256 top = _mm256_set1_ps(run->max), sum = _mm256_setzero_ps(), shift;
 	__m256 nan = _mm256_setzero_ps();
-	float lane[8], max = run->max, fade;
+	float max, fade;
 
 	for (uint32_t t = 0; t < job->n; t += 8) {
 		__m256 seen = lanes8(t, job->lo, job->hi < job->n ? job->hi : job->n);
@@ -224,10 +224,7 @@ static float softmax_avx2(const struct softmax *job, float *s, struct running *r
 		top = _mm256_max_ps(top, x);
 		_mm256_storeu_ps(s + t, x);
 	}
-	_mm256_storeu_ps(lane, top);
-	for (uint32_t i = 0; i < 8; i++)
-		max = lane[i] > max || i == 0 ? lane[i] : max;
-	max = _mm256_movemask_ps(nan) ? NAN : max;
+	max = _mm256_movemask_ps(nan) ? NAN : largest(top);
 	shift = _mm256_set1_ps(max == -INFINITY ? 0.0f : max);
 	fade = _mm256_cvtss_f32(exp8(_mm256_sub_ps(_mm256_set1_ps(run->max), shift)));
 	for (uint32_t t = 0; t < job->n; t += 8) {
@@ -239,6 +236,19 @@ static float softmax_avx2(const struct softmax *job, float *s, struct running *r
 	run->sum = run->sum * fade + sum8(sum);
 	run->max = max;
 	return fade;
+}
+
+static void score_values(
+	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
+{
+	if (!kvp_score_direct_avx2(r, q, s, s_stride))
+		score_float(r, q, s, s_stride);
+}
+
+static void accumulate_values(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
+{
+	if (!kvp_accumulate_direct_avx2(r, w, acc))
+		accumulate_float(r, w, acc);
 }
 
 static void score_codes(
@@ -257,8 +267,8 @@ static void accumulate_codes(const struct kvp_rows *r, const struct kvp_weights 
 void kvp_attend_init_avx2(struct kvp_kernels *k)
 {
 	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++) {
-		k->codec[f].score = f < KVP_FAMILY_INT8 ? score_float : score_codes;
-		k->codec[f].accumulate = f < KVP_FAMILY_INT8 ? accumulate_float : accumulate_codes;
+		k->codec[f].score = f < KVP_FAMILY_INT8 ? score_values : score_codes;
+		k->codec[f].accumulate = f < KVP_FAMILY_INT8 ? accumulate_values : accumulate_codes;
 	}
 	k->dsp.softmax = softmax_avx2;
 	k->dsp.query_words = kvp_query_words_avx2;

@@ -30,7 +30,8 @@ struct fetch {
 	ptrdiff_t near_stride;
 };
 
-FETCH_INLINE struct fetch fetch_far(const struct kvp_rows *r, uint32_t t)
+/* Without what is beyond FETCH_ROW. */
+FETCH_INLINE struct fetch fetch_begin(const struct kvp_rows *r, uint32_t t)
 {
 	uint32_t half = r->next_n / 2;
 	struct fetch f = { .far_stride = r->next_stride };
@@ -39,12 +40,19 @@ FETCH_INLINE struct fetch fetch_far(const struct kvp_rows *r, uint32_t t)
 		f.far = r->next + (ptrdiff_t)(t / 2) * r->next_stride;
 		f.other = f.far + (ptrdiff_t)half * r->next_stride;
 		f.far_bytes = r->next_bytes;
-		for (uint32_t b = FETCH_ROW; b < r->next_bytes; b += 64) {
-			_mm_prefetch(f.far + b, _MM_HINT_T1);
-			_mm_prefetch(f.far + f.far_stride + b, _MM_HINT_T1);
-			_mm_prefetch(f.other + b, _MM_HINT_T1);
-			_mm_prefetch(f.other + f.far_stride + b, _MM_HINT_T1);
-		}
+	}
+	return f;
+}
+
+FETCH_INLINE struct fetch fetch_far(const struct kvp_rows *r, uint32_t t)
+{
+	struct fetch f = fetch_begin(r, t);
+
+	for (uint32_t b = FETCH_ROW; b < f.far_bytes; b += 64) {
+		_mm_prefetch(f.far + b, _MM_HINT_T1);
+		_mm_prefetch(f.far + f.far_stride + b, _MM_HINT_T1);
+		_mm_prefetch(f.other + b, _MM_HINT_T1);
+		_mm_prefetch(f.other + f.far_stride + b, _MM_HINT_T1);
 	}
 	return f;
 }
@@ -82,6 +90,21 @@ FETCH_INLINE void fetch_part(const struct fetch *f, uint32_t part)
 
 		_mm_prefetch(row, _MM_HINT_T0);
 		_mm_prefetch(row + 128, _MM_HINT_T0);
+	}
+}
+
+/*
+ * Parts [at, at + n) of all, of which TILE rows have FETCH_PARTS: for work that passes over its
+ * rows again and again.
+ */
+FETCH_INLINE void fetch_some(const struct kvp_rows *r, uint32_t at, uint32_t n)
+{
+	for (uint32_t end = at + n; at < end; at = (at | (FETCH_PARTS - 1)) + 1) {
+		uint32_t t = at / FETCH_PARTS * TILE, first = at % FETCH_PARTS;
+		struct fetch f = first ? fetch_begin(r, t) : fetch_far(r, t);
+
+		for (uint32_t i = first; i < FETCH_PARTS && i < first + n; i++)
+			fetch_part(&f, i);
 	}
 }
 

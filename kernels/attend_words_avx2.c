@@ -1,23 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention over codes as integers in AVX2, for rows with one scale: 16-bit words as in
- * attend_vnni.c, multiplied and added in pairs (vpmaddwd), which halves the work of fp32.
+ * Attention over codes as integers in AVX2: 16-bit words as in attend_vnni.c, multiplied and added
+ * in pairs (vpmaddwd), which halves the work of fp32. Four queries share a row's words, which stay
+ * in registers: codes of values are interleaved as bytes, two rows in turn, and looked up after.
  */
 #include "kernels/attend_avx2.h"
 #include "kernels/attend_words.h"
 
-#define WORDS_DIM  512u /* a lane's sum of a row has dim / 8 products */
-#define PAIR_ROWS  64u
-#define PAIR_WORDS 8192u /* of rows that are paired at a time */
+#define GROUPS_MAX 16u
+#define BLOCK_ROWS 64u    /* of values, whose products are added as integers */
+#define BYTES_MAX  16384u /* of rows that are unpacked at a time */
+#define KEY_ROWS   16u    /* of keys, that are unpacked at a time */
+
+/* How codes lie, and what they are. */
+enum form {
+	BYTES = 1, /* unpacked, to be looked up */
+	TWO = 2,   /* fields of as many bits, to be looked up */
+	THREE = 3, /* fields of two bits, and behind them the third bits */
+	FOUR = 4,
+	SIGNED = 8, /* bytes that are words themselves */
+};
 
 /* A code of 2 to 4 bits is looked up in a book, its words split into bytes; int8 is itself. */
 struct codes {
-	uint32_t bits;
-	__m256i low, high;         /* bytes of the book */
-	float value;               /* of a word that is 1 */
-	float scale[ATTEND_CHUNK]; /* of a row */
-	float add[ATTEND_CHUNK];   /* where there are minima: to each element of the row */
+	enum form form;
+	uint32_t group;    /* channels with one scale */
+	__m256i low, high; /* bytes of the book */
+	float value;       /* of a word that is 1 */
+	/* [group][row], with zeros behind; add where there are minima: to each element */
+	float scale[GROUPS_MAX * ATTEND_CHUNK + 8];
+	float add[GROUPS_MAX * ATTEND_CHUNK + 8];
 };
+
+/* ---- codes to words ---- */
 
 /* Centroids, or the odd numbers around 0; see attend_vnni.c. */
 static void book_init(const struct kvp_rows *r, struct codes *c)
@@ -47,98 +62,164 @@ static void book_init(const struct kvp_rows *r, struct codes *c)
 	c->high = _mm256_loadu_si256((const void *)high);
 }
 
-static void load_halves(const uint8_t *p, uint32_t n, float factor, float *f)
+/* fp16 of eight rows of four groups, [row][group], as [group][row]. */
+INLINE void turn_rows(const uint8_t *from, __m128i *to)
 {
-	uint32_t i = 0;
+	__m128i x[4], y[4];
 
-	for (; i + 8 <= n; i += 8)
-		_mm256_storeu_ps(f + i, clamp8(_mm256_mul_ps(load_half8(load128(p + 2 * (size_t)i)),
-						       _mm256_set1_ps(factor)),
-						KVP_F32_MAX));
-	for (; i < n; i++)
-		f[i] = load_half(p + 2 * (size_t)i, factor);
+	for (uint32_t i = 0; i < 4; i += 2) {
+		__m128i a = load128(from + 32 * (size_t)i / 2),
+			b = load128(from + 32 * (size_t)i / 2 + 16);
+
+		x[i] = _mm_unpacklo_epi16(a, b);
+		x[i + 1] = _mm_unpackhi_epi16(a, b);
+		y[i] = _mm_unpacklo_epi16(x[i], x[i + 1]);
+		y[i + 1] = _mm_unpackhi_epi16(x[i], x[i + 1]);
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		to[2 * i] = _mm_unpacklo_epi64(y[i], y[i + 2]);
+		to[2 * i + 1] = _mm_unpackhi_epi64(y[i], y[i + 2]);
+	}
+}
+
+/* Scalars of [row][group] as [group][row]. Four groups are usual: of 32 channels of 128. */
+static void load_scalars(const struct kvp_rows *r, const uint8_t *from, uint32_t groups, float *to)
+{
+	const __m256 factor = _mm256_set1_ps(r->factor);
+	uint32_t t = 0;
+
+	if (groups == 1) {
+		load_halves(from, r->n, r->factor, to);
+		return;
+	}
+	for (; groups == 4 && t + 8 <= r->n; t += 8) {
+		__m128i x[4];
+
+		turn_rows(from + 8 * (size_t)t, x);
+		for (uint32_t g = 0; g < 4; g++)
+			_mm256_storeu_ps(to + g * ATTEND_CHUNK + t,
+				clamp8(_mm256_mul_ps(load_half8(x[g]), factor), KVP_F32_MAX));
+	}
+	for (; t < r->n; t++)
+		for (uint32_t g = 0; g < groups; g++)
+			to[g * ATTEND_CHUNK + t] =
+				load_half(from + 2 * ((size_t)t * groups + g), r->factor);
+}
+
+/* Behind the last row of each group, as far as the next one or, of the last one, 8. */
+static void zeros_behind(const struct kvp_rows *r, uint32_t groups, float *x)
+{
+	const uint32_t n = least(ATTEND_CHUNK - r->n, 8);
+
+	for (uint32_t g = 0; g < groups; g++)
+		memset(x + g * ATTEND_CHUNK + r->n, 0, n * sizeof *x);
+	memset(x + groups * ATTEND_CHUNK, 0, 8 * sizeof *x);
 }
 
 static void codes_init(const struct kvp_rows *r, struct codes *c)
 {
 	const float half = 0.5f * (float)((1u << r->bits) - 1);
+	const uint32_t groups = r->groups > 1 && !r->per_channel ? r->groups : 1;
 
-	c->bits = r->family == KVP_FAMILY_INT8 ? 8 : r->bits;
+	c->form = r->family == KVP_FAMILY_INT8                         ? SIGNED
+		  : r->bits == 4 || (r->bits < 4 && r->dim % 128 == 0) ? (enum form)r->bits
+								       : BYTES;
+	c->group = groups > 1 ? r->group : r->dim;
 	c->value = 1.0f;
-	if (c->bits < 8)
+	if (c->form != SIGNED)
 		book_init(r, c);
+	if (r->per_channel)
+		return;
 	if (r->family == KVP_FAMILY_TQ && r->format)
 		for (uint32_t t = 0; t < r->n; t++)
 			c->scale[t] = load_scalar_wide(r->scale + 4 * (size_t)t, r->factor);
 	else
-		load_halves(r->scale, r->n, r->factor, c->scale);
+		load_scalars(r, r->scale, groups, c->scale);
+	zeros_behind(r, groups, c->scale);
 	if (!r->minimum)
 		return;
-	load_halves(r->minimum, r->n, r->factor, c->add);
-	for (uint32_t t = 0; t < r->n; t++)
-		c->add[t] += half * c->scale[t];
+	/* From the minimum to the middle of the codes, from which the odd numbers are counted. */
+	load_scalars(r, r->minimum, groups, c->add);
+	for (uint32_t g = 0; g < groups; g++)
+		for (uint32_t t = g * ATTEND_CHUNK; t < g * ATTEND_CHUNK + r->n; t++)
+			c->add[t] += half * c->scale[t];
+	zeros_behind(r, groups, c->add);
+}
+
+/* Not inline: most geometries need none of it. The last row again for those beyond. */
+static __attribute__((noinline)) void unpack_rows(
+	const struct kvp_rows *r, uint32_t t, uint32_t n, uint8_t *to)
+{
+	for (uint32_t j = 0; j < n; j++)
+		unpack_row(r->bits, r->dim,
+			r->codes + (ptrdiff_t)least(t + j, r->n - 1) * r->stride,
+			to + (size_t)j * r->dim);
+}
+
+INLINE __m256i load256(const void *p)
+{
+	return _mm256_loadu_si256(p);
+}
+
+/* Fields of channels c .. in bytes x that have them; `width` bits of `dim` fields. */
+INLINE __m256i fields(__m256i x, uint32_t width, uint32_t dim, uint32_t c)
+{
+	x = _mm256_srli_epi16(x, (int)(c / (dim * width / 8) * width));
+	return _mm256_and_si256(x, _mm256_set1_epi8((char)((1 << width) - 1)));
+}
+
+/* Where in a row the bytes of channels c .. c + 31 begin. */
+INLINE uint32_t place(enum form form, uint32_t dim, uint32_t c)
+{
+	if (form == FOUR)
+		return c % (dim / 2);
+	return form == TWO || form == THREE ? c % (dim / 4) : c;
+}
+
+/* x, with 4 added where of the bits in top those that are set in `bit` are. */
+INLINE __m256i add_third(__m256i x, __m256i top, __m256i bit)
+{
+	top = _mm256_cmpeq_epi8(_mm256_and_si256(top, bit), bit);
+	return _mm256_or_si256(x, _mm256_and_si256(top, _mm256_set1_epi8(4)));
+}
+
+/* Words of 32 codes: of each 16 the first 8, then the others. */
+INLINE void look_up(enum form form, const struct codes *c, __m256i x, __m256i *words)
+{
+	__m256i y;
+
+	if (form == SIGNED) {
+		y = _mm256_cmpgt_epi8(_mm256_setzero_si256(), x);
+	} else {
+		y = _mm256_shuffle_epi8(c->high, x);
+		x = _mm256_shuffle_epi8(c->low, x);
+	}
+	words[0] = _mm256_unpacklo_epi8(x, y);
+	words[1] = _mm256_unpackhi_epi8(x, y);
 }
 
 static int words_fit(const struct kvp_rows *r)
 {
-	return r->dim % KVP_QUERY_BLOCK == 0 && r->dim <= WORDS_DIM && r->groups <= 1 &&
-	       !r->per_channel;
-}
-
-/* The codes of channels b .. b + 31, one a byte, of 2 or 4 bits where that is one piece of a row.
- */
-INLINE __m256i codes_at(const uint8_t *row, uint32_t bits, uint32_t dim, uint32_t b)
-{
-	uint32_t part = dim * bits / 8;
-	__m256i x = _mm256_loadu_si256((const void *)(row + b % part));
-
-	x = _mm256_srli_epi16(x, (int)(b / part * bits));
-	return _mm256_and_si256(x, _mm256_set1_epi8(bits == 4 ? 15 : 3));
-}
-
-/* Of each 32 channels 0-7 and 16-23, then 8-15 and 24-31. */
-INLINE void row_words(const struct codes *c, const uint8_t *row, uint32_t dim, __m256i *words)
-{
-	int whole = c->bits == 4 || (c->bits == 2 && dim % 128 == 0);
-	uint8_t code[WORDS_DIM];
-
-	if (c->bits < 8 && !whole) {
-		unpack_row(c->bits, dim, row, code);
-		row = code;
-	}
-	for (uint32_t b = 0; b < dim; b += 32, words += 2) {
-		__m256i x, y;
-
-		if (c->bits == 4)
-			x = codes_at(row, 4, dim, b);
-		else if (whole)
-			x = codes_at(row, 2, dim, b);
-		else
-			x = _mm256_loadu_si256((const void *)(row + b));
-		if (c->bits < 8) {
-			y = _mm256_shuffle_epi8(c->high, x);
-			x = _mm256_shuffle_epi8(c->low, x);
-		} else {
-			y = _mm256_cmpgt_epi8(_mm256_setzero_si256(), x);
-		}
-		words[0] = _mm256_unpacklo_epi8(x, y);
-		words[1] = _mm256_unpackhi_epi8(x, y);
-	}
+	return r->dim % KVP_QUERY_BLOCK == 0;
 }
 
 /* ---- keys ---- */
 
-INLINE float largest(__m256 x)
-{
-	__m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-
-	m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-	return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
-}
-
 INLINE __m256 magnitude(__m256 x)
 {
 	return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+}
+
+/* 32 channels in units of 1 / inv, ordered as key_words() does. */
+INLINE void query_words32(const __m256 *x, __m256 inv, int16_t *to)
+{
+	__m256i y[4];
+
+	for (uint32_t j = 0; j < 4; j++)
+		y[j] = _mm256_cvtps_epi32(_mm256_mul_ps(x[j], inv));
+	for (uint32_t j = 0; j < 2; j++)
+		_mm256_storeu_si256((void *)(to + 16 * (size_t)j),
+			_mm256_permute4x64_epi64(_mm256_packs_epi32(y[j], y[j + 2]), 0xd8));
 }
 
 void kvp_query_words_avx2(
@@ -158,87 +239,268 @@ void kvp_query_words_avx2(
 	levels = book_levels(top, sum8(size));
 	inv = _mm256_set1_ps(top > 0.0f ? levels / top : 0.0f);
 	for (uint32_t c = 0; c < dim; c += 32) {
-		__m256i x[4];
+		__m256 x[4];
 
 		for (uint32_t j = 0; j < 4; j++)
-			x[j] = _mm256_cvtps_epi32(
-				_mm256_mul_ps(_mm256_loadu_ps(q + c + 8 * j), inv));
-		for (uint32_t j = 0; j < 2; j++)
-			_mm256_storeu_si256((void *)(ret_word + c + 16 * j),
-				_mm256_permute4x64_epi64(_mm256_packs_epi32(x[j], x[j + 2]), 0xd8));
+			x[j] = _mm256_loadu_ps(q + c + 8 * (size_t)j);
+		query_words32(x, inv, ret_word + c);
 	}
 	*ret_sum = sum8(sum);
 	/* A query with NaN or infinities in it has no words: its scores are NaN. */
 	*ret_unit = top / levels + 0.0f * *ret_sum;
 }
 
-/* Four rows against one query or two. */
-INLINE void dot_rows(
-	const __m256i *words, uint32_t n, const int16_t *const *q, uint32_t nq, __m128 *ret)
+/* Words of channels at .. at + 31 of a row: 0-7 and 16-23, then 8-15 and 24-31. */
+INLINE void key_words(enum form form, const struct codes *c, const uint8_t *row, uint32_t dim,
+	uint32_t at, __m256i *words)
 {
-	__m256i sum[2][TILE];
-	__m256 f[2][TILE];
+	const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
+	const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2,
+		2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+	__m256i x = load256(row + place(form, dim, at));
+	int32_t top;
 
-	for (uint32_t i = 0; i < nq; i++)
-		for (uint32_t j = 0; j < TILE; j++)
-			sum[i][j] = _mm256_setzero_si256();
-	for (uint32_t d = 0; d < n; d++) {
-		for (uint32_t i = 0; i < nq; i++) {
-			__m256i y = _mm256_loadu_si256((const void *)(q[i] + 16 * (size_t)d));
-
-			for (uint32_t j = 0; j < TILE; j++)
-				sum[i][j] = _mm256_add_epi32(
-					sum[i][j], _mm256_madd_epi16(words[j * n + d], y));
-		}
+	if (form == FOUR)
+		x = fields(x, 4, dim, at);
+	if (form == TWO || form == THREE)
+		x = fields(x, 2, dim, at);
+	if (form == THREE) {
+		memcpy(&top, row + dim / 4 + at / 8, sizeof top);
+		x = add_third(x, _mm256_shuffle_epi8(_mm256_set1_epi32(top), spread), bit);
 	}
-	for (uint32_t i = 0; i < nq; i++) {
-		for (uint32_t j = 0; j < TILE; j++)
-			f[i][j] = _mm256_cvtepi32_ps(sum[i][j]);
-		f[i][0] = _mm256_hadd_ps(
-			_mm256_hadd_ps(f[i][0], f[i][1]), _mm256_hadd_ps(f[i][2], f[i][3]));
-		ret[i] = _mm_add_ps(
-			_mm256_castps256_ps128(f[i][0]), _mm256_extractf128_ps(f[i][0], 1));
+	look_up(form, c, x, words);
+}
+
+/* Queries as words, and where store_tile() has their scores what these are multiplied by. */
+struct word_queries {
+	const int16_t *word[TILE];
+	float unit[TILE];
+	float add[TILE]; /* times the row's */
+};
+
+/* Of each query what belongs to it, where store_tile() has its scores. */
+INLINE __m256 spread_queries(const float *of_query, uint32_t m)
+{
+	__m256 x = _mm256_broadcast_ps((const __m128 *)(const void *)of_query);
+
+	if (m == 4)
+		return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+	return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+}
+
+/*
+ * sum + the products of pairs of words of x and y. gcc 12 would first multiply, keep all products
+ * in memory and add them up as it likes.
+ */
+INLINE __m256i add_products(__m256i sum, __m256i x, __m256i y)
+{
+	__m256i z = _mm256_madd_epi16(x, y);
+
+	__asm__("vpaddd %2, %1, %0" : "=x"(z) : "x"(sum), "x"(z));
+	return z;
+}
+
+/* 32 channels of two rows against four queries, or of four against two or one; sum: [query][row].
+ */
+INLINE void dot_32(enum form form, const struct codes *c, const uint8_t *const *row, uint32_t dim,
+	uint32_t at, uint32_t m, const int16_t *const *word, __m256i *sum)
+{
+	const uint32_t rows = m == 4 ? 2 : 4;
+	__m256i x[4][2];
+
+	for (uint32_t j = 0; j < rows; j++)
+		key_words(form, c, row[j], dim, at, x[j]);
+	for (uint32_t h = 0; h < 2; h++) {
+		for (uint32_t i = 0; i < m; i++) {
+			__m256i y = load256(word[i] + at + 16 * (size_t)h);
+
+			once(y);
+			for (uint32_t j = 0; j < rows; j++)
+				sum[i * rows + j] = add_products(sum[i * rows + j], x[j][h], y);
+		}
 	}
 }
 
-INLINE void score_words(const struct kvp_rows *r, const struct codes *c, uint32_t dim,
-	const struct kvp_queries *q, float *s, size_t s_stride)
+/* In each half the sums of the four lanes of x[0] .. x[3]. */
+INLINE __m256i sum_word_halves(const __m256i *x)
 {
-	__m256i words[TILE * WORDS_DIM / 16];
-	const uint32_t n = dim / 16;
+	__m256i a = _mm256_add_epi32(
+		_mm256_unpacklo_epi32(x[0], x[1]), _mm256_unpackhi_epi32(x[0], x[1]));
+	__m256i b = _mm256_add_epi32(
+		_mm256_unpacklo_epi32(x[2], x[3]), _mm256_unpackhi_epi32(x[2], x[3]));
 
-	for (uint32_t t = 0; t < r->n; t += TILE) {
-		uint32_t nt = r->n - t < TILE ? r->n - t : TILE;
-		float scale[TILE], add[TILE];
+	return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+}
 
-		fetch_next(r, t);
-		for (uint32_t j = 0; j < TILE; j++) {
-			uint32_t at = t + (j < nt ? j : nt - 1);
+INLINE __m256 sum_words(const __m256i *x, uint32_t m)
+{
+	__m256i a = sum_word_halves(x), b = m == 1 ? a : sum_word_halves(x + 4);
 
-			row_words(c, r->codes + (ptrdiff_t)at * r->stride, dim, words + j * n);
-			scale[j] = c->scale[at] * c->value;
-			add[j] = r->minimum ? c->add[at] : 0.0f;
+	return _mm256_cvtepi32_ps(_mm256_add_epi32(
+		_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)));
+}
+
+/* Rows [first, end) against m queries of which nq are wanted. */
+INLINE void score_rows(const struct kvp_rows *r, const struct codes *c, enum form form,
+	uint32_t dim, uint32_t m, const struct word_queries *q, uint32_t nq, uint32_t first,
+	uint32_t end, int fetch, float *s, size_t s_stride)
+{
+	const uint32_t rows = m == 4 ? 2 : 4;
+	const __m256 unit = spread_queries(q->unit, m), add = spread_queries(q->add, m);
+	uint8_t bytes[KEY_ROWS * KVP_PLANE_DIM_MAX];
+
+	for (uint32_t t = first; t < end; t += rows) {
+		const uint8_t *row[4];
+		__m256i sum[8];
+		__m256 x;
+
+		if (fetch && t % TILE == 0)
+			fetch_next(r, t);
+		if (form == BYTES && (t - first) % KEY_ROWS == 0)
+			unpack_rows(r, t, KEY_ROWS, bytes);
+		for (uint32_t j = 0; j < rows; j++)
+			row[j] = form == BYTES
+					 ? bytes + ((t - first + j) % KEY_ROWS) * (size_t)dim
+					 : r->codes + (ptrdiff_t)least(t + j, r->n - 1) * r->stride;
+		for (uint32_t i = 0; i < (m == 1 ? 4 : 8); i++)
+			sum[i] = _mm256_setzero_si256();
+		if (fixed(dim)) {
+			UNROLL for (uint32_t at = 0; at < 128; at += 32)
+				dot_32(form, c, row, 128, at, m, q->word, sum);
+		} else {
+			for (uint32_t at = 0; at < dim; at += 32)
+				dot_32(form, c, row, dim, at, m, q->word, sum);
 		}
-		for (uint32_t i = 0; i < q->n; i += 2) {
-			uint32_t nq = q->n - i < 2 ? 1 : 2;
-			const int16_t *word[2] = { q->word + (size_t)i * dim,
-				q->word + (size_t)(i + nq - 1) * dim };
-			__m128 x[2];
+		x = _mm256_mul_ps(
+			_mm256_mul_ps(sum_words(sum, m), unit), spread_rows(c->scale + t, m));
+		if (r->minimum)
+			x = _mm256_fmadd_ps(add, spread_rows(c->add + t, m), x);
+		store_tile(x, m, nq, s + t, s_stride);
+	}
+}
 
-			if (nq == 2)
-				dot_rows(words, n, word, 2, x);
-			else
-				dot_rows(words, n, word, 1, x);
-			for (uint32_t j = 0; j < nq; j++) {
-				float four[TILE];
+#define PER_FORM(form, call)          \
+	do {                          \
+		switch (form) {       \
+		case TWO:             \
+			call(TWO);    \
+			break;        \
+		case THREE:           \
+			call(THREE);  \
+			break;        \
+		case FOUR:            \
+			call(FOUR);   \
+			break;        \
+		case SIGNED:          \
+			call(SIGNED); \
+			break;        \
+		default:              \
+			call(BYTES);  \
+			break;        \
+		}                     \
+	} while (0)
 
-				x[j] = _mm_mul_ps(x[j], _mm_mul_ps(_mm_set1_ps(q->unit[i + j]),
-								_mm_loadu_ps(scale)));
-				x[j] = _mm_fmadd_ps(
-					_mm_loadu_ps(add), _mm_set1_ps(q->sum[i + j]), x[j]);
-				_mm_storeu_ps(four, x[j]);
-				memcpy(s + (i + j) * s_stride + t, four, nt * sizeof *four);
+/* Up to four queries. */
+static void score_tile(const struct kvp_rows *r, const struct codes *c,
+	const struct word_queries *q, uint32_t nq, uint32_t first, uint32_t end, int fetch,
+	float *s, size_t s_stride)
+{
+#define ROWS(form, dim, m) score_rows(r, c, form, dim, m, q, nq, first, end, fetch, s, s_stride)
+#define SCORE(form)                                            \
+	do {                                                   \
+		if (KVP_SPECIALIZE && nq > 2 && r->dim == 128) \
+			ROWS(form, 128, 4);                    \
+		else if (nq > 2)                               \
+			ROWS(form, r->dim, 4);                 \
+		else if (nq == 2)                              \
+			ROWS(form, r->dim, 2);                 \
+		else                                           \
+			ROWS(form, r->dim, 1);                 \
+	} while (0)
+	PER_FORM(c->form, SCORE);
+#undef ROWS
+#undef SCORE
+}
+
+/* One group of tokens of kivi keys. */
+struct channels {
+	float scale[KVP_PLANE_DIM_MAX]; /* times what a word of 1 is */
+	float add[KVP_PLANE_DIM_MAX];   /* the middle of the codes */
+};
+
+static void channels_init(const struct kvp_rows *r, uint32_t g, float value, struct channels *ch)
+{
+	const __m256 half = _mm256_set1_ps(0.5f * (float)((1u << r->bits) - 1));
+	const __m256 unit = _mm256_set1_ps(value);
+	const size_t at = (size_t)g * r->dim;
+
+	load_halves(r->scale + 2 * at, r->dim, r->factor, ch->scale);
+	load_halves(r->minimum + 2 * at, r->dim, r->factor, ch->add);
+	for (uint32_t c = 0; c < r->dim; c += 8) {
+		__m256 x = _mm256_loadu_ps(ch->scale + c), y = _mm256_loadu_ps(ch->add + c);
+
+		_mm256_storeu_ps(ch->add + c, _mm256_fmadd_ps(x, half, y));
+		_mm256_storeu_ps(ch->scale + c, _mm256_mul_ps(x, unit));
+	}
+}
+
+/* A query with the scales folded in, and what the minima add. */
+INLINE void fold_query(const struct channels *ch, uint32_t dim, const float *q, int16_t *ret_word,
+	float *ret_unit, float *ret_add)
+{
+	__m256 max = _mm256_setzero_ps(), sum = max, other = max, inv;
+	float top;
+
+	for (uint32_t c = 0; c < dim; c += 16) {
+		__m256 x = _mm256_loadu_ps(q + c), y = _mm256_loadu_ps(q + c + 8);
+
+		sum = _mm256_fmadd_ps(x, _mm256_loadu_ps(ch->add + c), sum);
+		other = _mm256_fmadd_ps(y, _mm256_loadu_ps(ch->add + c + 8), other);
+		x = magnitude(_mm256_mul_ps(x, _mm256_loadu_ps(ch->scale + c)));
+		y = magnitude(_mm256_mul_ps(y, _mm256_loadu_ps(ch->scale + c + 8)));
+		max = _mm256_max_ps(_mm256_max_ps(x, y), max);
+	}
+	top = largest(max);
+	inv = _mm256_set1_ps(top > 0.0f ? LEVELS / top : 0.0f);
+	for (uint32_t c = 0; c < dim; c += 32) {
+		__m256 x[4];
+
+		for (uint32_t j = 0; j < 4; j++)
+			x[j] = _mm256_mul_ps(_mm256_loadu_ps(q + c + 8 * (size_t)j),
+				_mm256_loadu_ps(ch->scale + c + 8 * (size_t)j));
+		query_words32(x, inv, ret_word + c);
+	}
+	*ret_add = sum8(_mm256_add_ps(sum, other));
+	*ret_unit = top / LEVELS + 0.0f * *ret_add;
+}
+
+/* kivi keys: one scale and minimum per channel and group of tokens. */
+static void score_channels(const struct kvp_rows *r, struct codes *c, const struct kvp_queries *q,
+	float *s, size_t s_stride)
+{
+	int16_t word[TILE][KVP_PLANE_DIM_MAX];
+	struct word_queries w;
+	struct channels ch;
+
+	for (uint32_t t = 0; t < r->n + TILE; t++)
+		c->scale[t] = c->add[t] = 1.0f;
+	for (uint32_t t = 0; t < r->n; t += r->group) {
+		channels_init(r, t / r->group, c->value, &ch);
+		for (uint32_t i = 0; i < q->n; i += TILE) {
+			uint32_t nq = least(q->n - i, TILE);
+
+			for (uint32_t j = 0; j < TILE; j++) {
+				const float *from = q->f + (size_t)(i + least(j, nq - 1)) * r->dim;
+
+				w.word[j] = word[least(j, nq - 1)];
+				if (j < nq)
+					fold_query(
+						&ch, r->dim, from, word[j], &w.unit[j], &w.add[j]);
+				else
+					w.unit[j] = w.add[j] = 0.0f;
 			}
+			score_tile(r, c, &w, nq, t, least(t + r->group, r->n), !i, s + i * s_stride,
+				s_stride);
 		}
 	}
 }
@@ -246,157 +508,256 @@ INLINE void score_words(const struct kvp_rows *r, const struct codes *c, uint32_
 int kvp_score_words_avx2(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
+	struct word_queries w;
 	struct codes c;
 
-	if (!words_fit(r))
+	if (!words_fit(r) || (!r->per_channel && r->groups > 1))
 		return 0;
 	codes_init(r, &c);
-	if (r->dim == 128)
-		score_words(r, &c, 128, q, s, s_stride);
-	else
-		score_words(r, &c, r->dim, q, s, s_stride);
+	if (r->per_channel) {
+		score_channels(r, &c, q, s, s_stride);
+		return 1;
+	}
+	for (uint32_t i = 0; i < q->n; i += TILE) {
+		for (uint32_t j = 0; j < TILE; j++) {
+			uint32_t at = least(i + j, q->n - 1);
+
+			w.word[j] = q->word + (size_t)at * r->dim;
+			w.unit[j] = q->unit[at] * c.value;
+			w.add[j] = q->sum[at];
+		}
+		score_tile(
+			r, &c, &w, least(q->n - i, TILE), 0, r->n, !i, s + i * s_stride, s_stride);
+	}
 	return 1;
 }
 
 /* ---- values ---- */
 
-/* Weights of PAIR_ROWS rows, each times its row's scale, as words; and what the minima add. */
+/* Weights of one query for a block of rows, each times its row's scale, as words. */
 struct word_weights {
-	int16_t word[PAIR_ROWS];
-	float unit; /* of a product */
-	float add;
+	int16_t word[GROUPS_MAX][BLOCK_ROWS];
+	float unit[GROUPS_MAX]; /* of a product */
+	float add[GROUPS_MAX];  /* what the minima add */
+	float fade;
+	float *acc;
 };
 
-static void weigh_rows(struct word_weights *ww, const struct kvp_rows *r, const struct codes *c,
-	const float *w, uint32_t first, uint32_t n)
+/* Of centroids the sum of the weights limits the words, or else the largest weight. */
+static void weigh_rows(struct word_weights *ww, uint32_t g, const struct kvp_rows *r,
+	const struct codes *c, const float *w, uint32_t first, uint32_t n)
 {
-	__m256 max = _mm256_setzero_ps(), size = max, inv;
-	float x[PAIR_ROWS], top, levels = LEVELS;
+	const float *scale = c->scale + g * ATTEND_CHUNK + first;
+	const float *middle = c->add + g * ATTEND_CHUNK + first;
+	__m256 x[BLOCK_ROWS / 8], max = _mm256_setzero_ps(), size = max, add = max, inv;
+	float top, levels = LEVELS;
 
-	ww->add = 0.0f;
-	memset(x, 0, sizeof x);
-	for (uint32_t t = 0; t < n; t++)
-		x[t] = w[t] * c->scale[first + t];
-	for (uint32_t t = 0; r->minimum && t < n; t++)
-		ww->add += w[t] * c->add[first + t];
-	for (uint32_t t = 0; t < PAIR_ROWS; t += 8) {
-		__m256 y = magnitude(_mm256_loadu_ps(x + t));
+	for (uint32_t t = 0; t < n; t += 8) {
+		__m256 y = _mm256_maskload_ps(w + t, first8(n - t));
 
-		max = _mm256_max_ps(y, max);
-		size = _mm256_add_ps(y, size);
+		if (r->minimum)
+			add = _mm256_fmadd_ps(y, _mm256_loadu_ps(middle + t), add);
+		y = _mm256_mul_ps(y, _mm256_loadu_ps(scale + t));
+		max = _mm256_max_ps(magnitude(y), max);
+		size = _mm256_add_ps(magnitude(y), size);
+		x[t / 8] = y;
 	}
 	top = largest(max);
 	if (r->family == KVP_FAMILY_TQ)
 		levels = book_levels(top, sum8(size));
 	inv = _mm256_set1_ps(top > 0.0f ? levels / top : 0.0f);
-	for (uint32_t t = 0; t < PAIR_ROWS; t += 16) {
-		__m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + t), inv));
-		__m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + t + 8), inv));
+	for (uint32_t t = 0; t < n; t += 8) {
+		__m256i y = _mm256_cvtps_epi32(_mm256_mul_ps(x[t / 8], inv));
 
-		_mm256_storeu_si256((void *)(ww->word + t),
-			_mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8));
+		store128(ww->word[g] + t,
+			_mm_packs_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1)));
 	}
-	ww->unit = top / levels * c->value;
+	ww->unit[g] = top / levels * c->value;
+	ww->add[g] = r->minimum ? sum8(add) : 0.0f;
 }
 
-/* Words of rows in pairs: [pair][block of 32 channels][4 registers]. */
-INLINE void pair_rows(const struct kvp_rows *r, const struct codes *c, uint32_t dim, uint32_t first,
-	uint32_t n, __m256i *pairs)
+/* Weights of queries i .. i + 3, or as many as there are; rows [t, t + n). */
+static void weigh_block(struct word_weights *ww, const struct kvp_rows *r, const struct codes *c,
+	const struct kvp_weights *w, uint32_t i, uint32_t t, uint32_t n, float *acc)
 {
-	__m256i words[2][WORDS_DIM / 16];
-
-	for (uint32_t t = first; t < first + n; t += 2) {
-		const uint8_t *row = r->codes + (ptrdiff_t)t * r->stride;
-
-		if ((t - first) % TILE == 0)
-			fetch_next(r, t);
-		row_words(c, row, dim, words[0]);
-		row_words(c, t + 1 < first + n ? row + r->stride : row, dim, words[1]);
-		for (uint32_t b = 0; b < dim / 16; b++) {
-			*pairs++ = _mm256_unpacklo_epi16(words[0][b], words[1][b]);
-			*pairs++ = _mm256_unpackhi_epi16(words[0][b], words[1][b]);
-		}
+	for (uint32_t j = 0; j < TILE && i + j < w->nq; j++) {
+		for (uint32_t g = 0; g < (r->dim + c->group - 1) / c->group; g++)
+			weigh_rows(&ww[j], g, r, c, w->w + (i + j) * w->stride + t, t, n);
+		ww[j].fade = t ? 1.0f : w->fade[i + j];
+		ww[j].acc = acc + (size_t)(i + j) * r->dim;
 	}
+}
+
+/* A block of rows. */
+struct block {
+	const uint8_t *row;
+	ptrdiff_t stride;
+	uint32_t n;
+};
+
+/* The third bits of two rows in turn, for channels at + 8 h .. and, in the upper half, 16 on. */
+INLINE __m256i third_bits(const uint8_t *a, const uint8_t *b, uint32_t dim, uint32_t at, uint32_t h)
+{
+	const uint32_t from = dim / 4 + at / 64 * 8, eight = at % 64 / 8 + h;
+	__m128i low = _mm_set1_epi16((int16_t)(0x0202 * eight + 0x0100));
+	__m256i order = _mm256_inserti128_si256(
+		_mm256_castsi128_si256(low), _mm_add_epi8(low, _mm_set1_epi8(4)), 1);
+	int64_t x, y;
+
+	memcpy(&x, a + from, sizeof x);
+	memcpy(&y, b + from, sizeof y);
+	return _mm256_shuffle_epi8(
+		_mm256_unpacklo_epi8(_mm256_set1_epi64x(x), _mm256_set1_epi64x(y)), order);
+}
+
+/*
+ * Words of two rows in turn, channels at + 8 h .. at + 8 h + 7 and, in the upper half, 16 on: four
+ * of each, then the other four.
+ */
+INLINE void value_words(enum form form, const struct codes *c, const uint8_t *a, const uint8_t *b,
+	uint32_t dim, uint32_t at, uint32_t h, __m256i *words)
+{
+	const __m256i bit = _mm256_setr_epi64x(0x0808040402020101, (long long)0x8080404020201010,
+		0x0808040402020101, (long long)0x8080404020201010);
+	__m256i x = load256(a + place(form, dim, at)), y = load256(b + place(form, dim, at));
+
+	x = h ? _mm256_unpackhi_epi8(x, y) : _mm256_unpacklo_epi8(x, y);
+	if (form == FOUR)
+		x = fields(x, 4, dim, at);
+	if (form == TWO || form == THREE)
+		x = fields(x, 2, dim, at);
+	if (form == THREE)
+		x = add_third(x, third_bits(a, b, dim, at, h), bit);
+	look_up(form, c, x, words);
 }
 
 /* acc = acc * fade + unit * x + add, of 8 channels. */
-INLINE void add_words(__m256i x, const struct word_weights *w, float fade, float *acc)
+INLINE void add_words(__m256i x, float unit, float add, float fade, float *acc)
 {
-	__m256 y =
-		_mm256_fmadd_ps(_mm256_loadu_ps(acc), _mm256_set1_ps(fade), _mm256_set1_ps(w->add));
+	__m256 y = _mm256_fmadd_ps(_mm256_loadu_ps(acc), _mm256_set1_ps(fade), _mm256_set1_ps(add));
 
-	_mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(w->unit), y));
+	_mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(unit), y));
 }
 
-/* Pairs times the weights of one query or two, one block of 32 channels. */
-INLINE void multiply_pairs(const __m256i *pairs, uint32_t n_pairs, size_t stride,
-	const struct word_weights *w, uint32_t nq, const float *fade, float *acc, uint32_t dim)
+/* Channels of value_words(), k times, from h on, of two rows times two weights of m queries. */
+INLINE void add_pair(enum form form, const struct codes *c, const uint8_t *a, const uint8_t *b,
+	uint32_t dim, uint32_t at, uint32_t h, uint32_t k, uint32_t m, const int16_t *word,
+	__m256i *sum)
 {
-	__m256i sum[2][4];
+	__m256i x[4];
 
-	for (uint32_t i = 0; i < nq; i++)
-		for (uint32_t j = 0; j < 4; j++)
-			sum[i][j] = _mm256_setzero_si256();
-	for (size_t p = 0; p < n_pairs; p++, pairs += stride) {
-		for (uint32_t i = 0; i < nq; i++) {
-			int32_t two;
-			__m256i y;
+	for (uint32_t j = 0; j < k; j++)
+		value_words(form, c, a, b, dim, at, h + j, x + 2 * (size_t)j);
+	for (uint32_t i = 0; i < m; i++) {
+		__m256i y;
+		int32_t two;
 
-			memcpy(&two, w[i].word + 2 * p, sizeof two);
-			y = _mm256_set1_epi32(two);
-			for (uint32_t j = 0; j < 4; j++)
-				sum[i][j] =
-					_mm256_add_epi32(sum[i][j], _mm256_madd_epi16(pairs[j], y));
+		memcpy(&two, word + i * (sizeof(struct word_weights) / sizeof *word), sizeof two);
+		y = _mm256_set1_epi32(two);
+		for (uint32_t j = 0; j < 2 * k; j++)
+			sum[2 * k * i + j] =
+				_mm256_add_epi32(sum[2 * k * i + j], _mm256_madd_epi16(x[j], y));
+	}
+}
+
+/* The same of a block, whose sums go where the weights say. */
+INLINE void add_strip(const struct block *b, enum form form, const struct codes *c, uint32_t dim,
+	uint32_t at, uint32_t h, uint32_t k, uint32_t m, const struct word_weights *ww, uint32_t nq,
+	const struct kvp_rows *r, uint32_t from, uint32_t parts)
+{
+	const uint32_t g = at / c->group;
+	const int16_t *word = ww->word[g];
+	const ptrdiff_t two = 2 * b->stride;
+	const uint8_t *row = b->row;
+	__m256i sum[8];
+
+	for (uint32_t i = 0; i < 2 * k * m; i++)
+		sum[i] = _mm256_setzero_si256();
+	for (uint32_t t = 0; t < b->n; t += FETCH_ROWS, from += parts) {
+		const uint8_t *end =
+			row + (ptrdiff_t)(least(b->n - t, FETCH_ROWS) & ~1u) * b->stride;
+
+		if (parts)
+			fetch_some(r, from, parts);
+#pragma GCC unroll 2
+		for (; row != end; row += two, word += 2)
+			add_pair(form, c, row, row + b->stride, dim, at, h, k, m, word, sum);
+	}
+	if (b->n % 2)
+		add_pair(form, c, row, row, dim, at, h, k, m, word, sum);
+	for (uint32_t i = 0; i < m && i < nq; i++) {
+		for (uint32_t j = 0; j < k; j++) {
+			const __m256i *x = sum + 2 * k * (size_t)i + 2 * (size_t)j;
+			float *acc = ww[i].acc + at + 8 * (h + (size_t)j);
+
+			add_words(_mm256_permute2x128_si256(x[0], x[1], 0x20), ww[i].unit[g],
+				ww[i].add[g], ww[i].fade, acc);
+			add_words(_mm256_permute2x128_si256(x[0], x[1], 0x31), ww[i].unit[g],
+				ww[i].add[g], ww[i].fade, acc + 16);
 		}
 	}
-	for (uint32_t i = 0; i < nq; i++) {
-		for (uint32_t j = 0; j < 4; j += 2) {
-			float *a = acc + (size_t)i * dim + 4 * j;
+}
 
-			add_words(_mm256_permute2x128_si256(sum[i][j], sum[i][j + 1], 0x20), &w[i],
-				fade[i], a);
-			add_words(_mm256_permute2x128_si256(sum[i][j], sum[i][j + 1], 0x31), &w[i],
-				fade[i], a + 16);
+/* from: what has its turn to be fetched, unless nothing has. */
+INLINE void add_block(const struct block *b, enum form form, const struct codes *c, uint32_t dim,
+	uint32_t m, const struct word_weights *ww, uint32_t nq, const struct kvp_rows *r,
+	uint32_t from, int fetch)
+{
+	const uint32_t k = m == 4 ? 1 : 2, parts = fetch ? fetch_share(dim / (16 * k)) : 0;
+	const uint32_t turn = fetch_turns(b->n) * parts;
+
+	for (uint32_t at = 0; at < dim; at += 32) {
+		add_strip(b, form, c, dim, at, 0, k, m, ww, nq, r, from, parts);
+		from += turn;
+		if (k == 2)
+			continue;
+		add_strip(b, form, c, dim, at, 1, 1, m, ww, nq, r, from, parts);
+		from += turn;
+	}
+}
+
+INLINE void accumulate_words(const struct kvp_rows *r, const struct codes *c, enum form form,
+	const struct kvp_weights *w, float *acc)
+{
+	const uint32_t dim = r->dim;
+	const uint32_t most = form == BYTES ? least(BLOCK_ROWS, BYTES_MAX / dim) : BLOCK_ROWS;
+	struct word_weights ww[TILE];
+	uint8_t bytes[BYTES_MAX];
+
+	for (uint32_t t = 0; t < r->n; t += most) {
+		struct block b = { r->codes + (ptrdiff_t)t * r->stride, r->stride,
+			least(r->n - t, most) };
+
+		if (form == BYTES) {
+			unpack_rows(r, t, b.n, bytes);
+			b.row = bytes;
+			b.stride = (ptrdiff_t)dim;
+		}
+		for (uint32_t i = 0; i < w->nq; i += TILE) {
+			uint32_t nq = least(w->nq - i, TILE), from = t / TILE * FETCH_PARTS;
+
+			weigh_block(ww, r, c, w, i, t, b.n, acc);
+			if (nq > 2)
+				add_block(&b, form, c, dim, 4, ww, nq, r, from, !i);
+			else if (nq == 2)
+				add_block(&b, form, c, dim, 2, ww, 2, r, from, !i);
+			else
+				add_block(&b, form, c, dim, 1, ww, 1, r, from, !i);
 		}
 	}
 }
 
 int kvp_accumulate_words_avx2(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
 {
-	__m256i pairs[PAIR_WORDS / 16];
-	uint32_t most = PAIR_WORDS / r->dim < PAIR_ROWS ? PAIR_WORDS / r->dim & ~3u : PAIR_ROWS;
 	struct codes c;
 
-	if (!words_fit(r))
+	if (!words_fit(r) || r->per_channel)
+		return 0;
+	if (r->groups > 1 && (r->group % 32 || r->groups > GROUPS_MAX))
 		return 0;
 	codes_init(r, &c);
-	for (uint32_t t = 0; t < r->n; t += most) {
-		uint32_t n = r->n - t < most ? r->n - t : most;
-
-		if (r->dim == 128)
-			pair_rows(r, &c, 128, t, n, pairs);
-		else
-			pair_rows(r, &c, r->dim, t, n, pairs);
-		for (uint32_t i = 0; i < w->nq; i += 2) {
-			uint32_t nq = w->nq - i < 2 ? 1 : 2;
-			struct word_weights ww[2];
-			float fade[2];
-
-			for (uint32_t j = 0; j < nq; j++) {
-				weigh_rows(&ww[j], r, &c, w->w + (i + j) * w->stride + t, t, n);
-				fade[j] = t ? 1.0f : w->fade[i + j];
-			}
-			for (uint32_t b = 0; b < r->dim; b += 32) {
-				float *a = acc + (size_t)i * r->dim + b;
-
-				if (nq == 2)
-					multiply_pairs(pairs + b / 8, (n + 1) / 2, r->dim / 8, ww,
-						2, fade, a, r->dim);
-				else
-					multiply_pairs(pairs + b / 8, (n + 1) / 2, r->dim / 8, ww,
-						1, fade, a, r->dim);
-			}
-		}
-	}
+#define ACCUMULATE(form) accumulate_words(r, &c, form, w, acc)
+	PER_FORM(c.form, ACCUMULATE);
+#undef ACCUMULATE
 	return 1;
 }

@@ -16,11 +16,11 @@
  *                              channels; else as native;
  *   int8, tq, asym, hadamard,  16-bit words against queries and weights as words: 32 products an
  *   kivi                       instruction with vpdpwssd (AVX-512), 16 with vpmaddwd (AVX2). Bytes
- *                              would be twice as fast and 6e-3 wrong. In AVX-512, kivi's scales of
- *                              keys are folded into the query once per group, scales and minima of
- *                              values go to the weights. In AVX2 kivi, and in both what has dims
- *                              that are no multiple of 64 (AVX-512 at 2 and 3 bits: 64 or of 128),
- *                              is decoded into the first cache and fp32 from there;
+ *                              would be twice as fast and 6e-3 wrong. kivi's scales of keys are
+ *                              folded into the query once per group, scales and minima of values
+ *                              go to the weights. What has dims that are no multiple of 64 (AVX-512
+ *                              at 2 and 3 bits: 64 or of 128), and in AVX2 values in groups of 16
+ *                              channels, is decoded into the first cache and fp32 from there;
  *   tqprod, hybrid, smart,     decoded into the workspace, a chunk at a time, then as native fp32:
  *   layouts of others          what they save is memory, not time.
  * While a chunk is worked on, the rows of the next are fetched into the second cache.

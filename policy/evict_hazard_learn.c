@@ -16,6 +16,9 @@
 #define WEIGHT_GROWTH    100.0 /* blocks seen for each more */
 #define WEIGHT_ALL       20.0
 #define HAZARD_PRIOR     0.05 /* per bin */
+#define HAZARD_MAX       0.99
+/* Bins on either side that a bin is compared with: an octave. */
+#define NEIGHBOURS PER_OCTAVE
 
 struct stretch {
 	double hits, time, survive;
@@ -117,6 +120,36 @@ static uint32_t tally(const struct hazard *h, struct tally t[FAMILIES + 1][BINS]
 	return top;
 }
 
+/*
+ * The hazard that a bin and its neighbours have together, as far as they agree, and what is assumed
+ * as far as not. One by one they err by chance, and the index would pick out those that err most;
+ * but a loop, or a tool that takes its time, is a peak in one bin.
+ */
+static double smoothed(const struct cell *c, uint32_t b, uint32_t top, double assumed, double w)
+{
+	uint32_t from = b > NEIGHBOURS ? b - NEIGHBOURS : 0;
+	uint32_t to = b + NEIGHBOURS < top ? b + NEIGHBOURS : top;
+	double events = 0, entries = 0, square = 0, freedom = -1;
+
+	for (uint32_t k = from; k <= to; k++) {
+		events += (double)c[k].events;
+		entries += (double)c[k].entries;
+	}
+	if (!(entries > 0))
+		return assumed;
+	double p = fmin((events + w * assumed) / (entries + w), HAZARD_MAX);
+	for (uint32_t k = from; k <= to; k++) {
+		double n = (double)c[k].entries, d = (double)c[k].events - n * p;
+		if (!(n > 0))
+			continue;
+		square += d * d / (n * p * (1 - p));
+		freedom += 1;
+	}
+	/* chi-square: as large as that on average if all have the same hazard */
+	double agree = freedom > 0 && square > freedom ? freedom / square : 1;
+	return agree * p + (1 - agree) * assumed;
+}
+
 void hazard_relearn(struct hazard *h)
 {
 	struct tally t[FAMILIES + 1][BINS], often[2][BINS];
@@ -139,8 +172,9 @@ void hazard_relearn(struct hazard *h)
 				const struct tally *n = &often[k % 2][b];
 				p = (n->events + w * p) / (n->entries + w);
 			}
+			p = smoothed(c, b, top, p, w);
 			p = ((double)c[b].events + w * p) / ((double)c[b].entries + w);
-			hazard[b] = p < 0.99 ? p : 0.99;
+			hazard[b] = fmin(p, HAZARD_MAX);
 		}
 		index_class(h, k, hazard, top);
 	}

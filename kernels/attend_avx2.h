@@ -1,23 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the two halves of attention in AVX2 share: floats and integers. Private to them. */
+/* What the files of attention in AVX2 share. Private to them. */
 #ifndef KVP_KERNELS_ATTEND_AVX2_H
 #define KVP_KERNELS_ATTEND_AVX2_H
 
 #include "kernels/attend_fetch.h"
+#include "kernels/attend_unroll.h"
 #include "kernels/dsp.h"
 #include "kernels/numeric.h"
 #include "kernels/rowcode.h"
 #include "kernels/x86_avx2.h"
-
-/* Loops whose arrays are to be registers. Sanitized, they would compile for minutes. */
-#ifndef KVP_SPECIALIZE
-#define KVP_SPECIALIZE 1
-#endif
-#if KVP_SPECIALIZE
-#define UNROLL _Pragma("GCC unroll 16")
-#else
-#define UNROLL
-#endif
 
 /* Whether a function is compiled for this dim alone: the usual one, whose loops are unrolled. */
 #define fixed(dim) (__builtin_constant_p(dim) && (dim) == 128)

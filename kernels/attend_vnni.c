@@ -16,17 +16,8 @@
  *           stay in registers over all rows; the next 64 channels take the rows once more.
  */
 #include "kernels/attend_avx512.h"
+#include "kernels/attend_unroll.h"
 #include "kernels/attend_words.h"
-
-/* Loops whose arrays are to be registers. Sanitized, they would compile for minutes. */
-#ifndef KVP_SPECIALIZE
-#define KVP_SPECIALIZE 1
-#endif
-#if KVP_SPECIALIZE
-#define UNROLL _Pragma("GCC unroll 16")
-#else
-#define UNROLL
-#endif
 
 #define STEP       16u /* rows that are scored at a time */
 #define GROUPS_MAX 16u

@@ -12,6 +12,7 @@
 #define SEARCH_MAX   64u     /* items up to which the exact search is tried */
 #define SEARCH_NODES 200000u /* ... for so many nodes */
 #define PRICE_FACTOR 16.0
+#define PRICE_MOST   1e15 /* in units, see price_unit() */
 #define HARD_WEIGHT  1e9
 #define EXCHANGES    200u
 #define PRICE_STEPS  8u
@@ -191,7 +192,9 @@ static void search_price(struct choose *c, const struct choose_problem *p, uint3
 	evaluate(c, p, used);
 	if (used[d] <= p->budget[d])
 		return;
-	for (k = 0, lo = 0; k < PRICE_STEPS; k++) {
+	/* no budget that can be met at all needs more, and rounds of this must not end in infinity
+	 */
+	for (k = 0, lo = 0; k < PRICE_STEPS && hi <= unit * PRICE_MOST; k++) {
 		c->price[d] = hi;
 		evaluate(c, p, used);
 		if (used[d] <= p->budget[d])

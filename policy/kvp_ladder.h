@@ -50,6 +50,9 @@ extern "C" {
 #define KVP_LADDER_2      4u
 #define KVP_LADDER_WIDTHS 5u
 
+/* Seconds, prices and distortions are at least 0 and at most this. */
+#define KVP_LADDER_NUMBER_MAX 1e12
+
 struct kvp_ladder_opts {
 	uint32_t size;                        /* sizeof(struct kvp_ladder_opts) */
 	uint32_t max_blocks;                  /* in one view, 1..1,000,000 */
@@ -64,8 +67,8 @@ struct kvp_ladder_opts {
 };
 
 struct kvp_ladder_tier {
-	uint64_t capacity; /* bytes; 0: there is no such tier */
-	uint64_t used;     /* by all blocks, those outside the view included */
+	uint64_t capacity; /* bytes, 0..2^52; 0: nothing can go there (RECIPE: no limit) */
+	uint64_t used;     /* by all blocks, those outside the view included; 0..2^52 */
 	double high;       /* shares of capacity, 0 < rise < low < high <= 1 */
 	double low;
 	double rise;
@@ -130,7 +133,8 @@ struct kvp_ladder *kvp_ladder_free(struct kvp_ladder *ladder);
  * or than its mark: what frees comes first, then what fills the slower tier, leaves before parents.
  * With no tier over its high mark the steps are RISEs, or none.
  *
- * -EINVAL for marks, a parent, a width or a number out of its range; n > max_blocks.
+ * -EINVAL for marks, a parent, a width or a number out of its range, for a payload of 4 GiB or
+ * more; n > max_blocks.
  */
 int kvp_ladder_plan(struct kvp_ladder *ladder, const struct kvp_ladder_tier *tiers,
 	const struct kvp_ladder_block *blocks, uint32_t n, struct kvp_ladder_step *ret_steps,

@@ -52,9 +52,9 @@ void kvp_ladder_opts_init(struct kvp_ladder_opts *opts, uint32_t max_blocks)
 	};
 }
 
-static int finite_positive(double v)
+static int in_range(double v)
 {
-	return v >= 0 && isfinite(v);
+	return v >= 0 && v <= KVP_LADDER_NUMBER_MAX;
 }
 
 static int opts_valid(const struct kvp_ladder_opts *o)
@@ -66,12 +66,11 @@ static int opts_valid(const struct kvp_ladder_opts *o)
 		return 0;
 	for (w = 1; w < KVP_LADDER_WIDTHS; w++)
 		if (!(o->ratio[w] > 0) || o->ratio[w] >= o->ratio[w - 1] ||
-			!finite_positive(o->distortion[w]) ||
-			o->distortion[w] < o->distortion[w - 1])
+			!in_range(o->distortion[w]) || o->distortion[w] < o->distortion[w - 1])
 			return 0;
-	return finite_positive(o->error_seconds) && finite_positive(o->decode_seconds) &&
-	       finite_positive(o->encode_seconds) && finite_positive(o->move_price) &&
-	       finite_positive(o->forget_seconds);
+	return in_range(o->error_seconds) && in_range(o->decode_seconds) &&
+	       in_range(o->encode_seconds) && in_range(o->move_price) &&
+	       in_range(o->forget_seconds);
 }
 
 int kvp_ladder_new(const struct kvp_ladder_opts *opts, struct kvp_ladder **ret)
@@ -116,10 +115,12 @@ struct kvp_ladder *kvp_ladder_free(struct kvp_ladder *ladder)
 
 static int tier_valid(const struct kvp_ladder_tier *t)
 {
+	/* Where nothing can go any more there may still be payloads. */
+	if (!in_range(t->latency) || !in_range(t->seconds_per_byte))
+		return 0;
 	if (!t->capacity)
 		return 1;
 	return t->rise > 0 && t->rise < t->low && t->low < t->high && t->high <= 1 &&
-	       finite_positive(t->latency) && finite_positive(t->seconds_per_byte) &&
 	       t->capacity <= UINT64_C(1) << 52 && t->used <= UINT64_C(1) << 52;
 }
 
@@ -131,7 +132,7 @@ static int block_valid(const struct kvp_ladder_block *b, uint32_t i)
 		if (b->bytes[t] > UINT32_MAX || b->width[t] >= KVP_LADDER_WIDTHS)
 			return 0;
 	return (b->parent == KVP_BLOCK_NONE || b->parent < i) && b->native_bytes <= UINT32_MAX &&
-	       b->reuse >= 0 && b->reuse <= 1 && finite_positive(b->recompute_seconds);
+	       b->reuse >= 0 && b->reuse <= 1 && in_range(b->recompute_seconds);
 }
 
 static uint32_t payloads(const struct kvp_ladder_block *b)

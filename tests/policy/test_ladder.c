@@ -200,6 +200,8 @@ struct brute {
 	struct outcome out[8][40];
 	uint32_t count[8], n;
 	double budget[4], best;
+	double missing; /* least that is above the mark of tier `pressed`, no other overfull */
+	uint32_t pressed;
 	int presence[8];
 };
 
@@ -208,7 +210,9 @@ static void brute_force(struct brute *x, uint32_t i, double cost, const double *
 	uint32_t k, t;
 
 	if (i == x->n) {
-		if (cost < x->best)
+		if (used[x->pressed] > x->budget[x->pressed])
+			x->missing = fmin(x->missing, used[x->pressed] - x->budget[x->pressed]);
+		else if (cost < x->best)
 			x->best = cost;
 		return;
 	}
@@ -229,7 +233,7 @@ static void brute_force(struct brute *x, uint32_t i, double cost, const double *
 		}
 		for (t = 0; t < 4; t++) {
 			next[t] = used[t] + o->bytes[t];
-			ok &= next[t] <= x->budget[t];
+			ok &= next[t] <= x->budget[t] || t == x->pressed;
 		}
 		if (!ok)
 			continue;
@@ -345,7 +349,7 @@ static void test_against_brute_force(void **state)
 	struct kvp_ladder_opts o;
 	struct kvp_ladder *l = make(8, &o);
 	static struct brute x;
-	uint32_t round, solved = 0, impossible = 0, optimal = 0;
+	uint32_t round, solved = 0, impossible = 0, optimal = 0, least = 0;
 	double worst = 0;
 
 	(void)state;
@@ -359,10 +363,12 @@ static void test_against_brute_force(void **state)
 		random_blocks(n, 1);
 		random_tiers(n);
 		x.n = n;
-		x.best = INFINITY;
+		x.best = x.missing = INFINITY;
 		pressed = budgets(n, x.budget);
 		if (!pressed)
 			continue;
+		for (x.pressed = 0; !(pressed & 1u << x.pressed);)
+			x.pressed++;
 		for (i = 0; i < n; i++)
 			x.count[i] = enumerate(&o, &blocks[i], pressed, x.out[i]);
 		brute_force(&x, 0, 0, none);
@@ -371,6 +377,14 @@ static void test_against_brute_force(void **state)
 		if (x.best == INFINITY) {
 			impossible++;
 			assert_true(r.missing[0] || r.missing[1] || r.missing[2] || r.missing[3]);
+			if (pressed ==
+				1u << x.pressed) { /* a single tier: what nobody could free */
+				for (i = 0; i < 4; i++)
+					if (i != x.pressed)
+						assert_int_equal(r.missing[i], 0);
+				assert_true(r.missing[x.pressed] == ceil(x.missing));
+				least++;
+			}
 			continue;
 		}
 		solved++;
@@ -389,7 +403,43 @@ static void test_against_brute_force(void **state)
 	}
 	print_message("%u instances, worst gap %.4f %%, %u proven optimal, %u impossible\n", solved,
 		100 * worst, optimal, impossible);
-	assert_true(solved > 200);
+	assert_true(solved > 200 && least > 20);
+	kvp_ladder_free(l);
+}
+
+/* The largest numbers that are allowed: the plan is one still, and leaves the leased ones alone. */
+static void test_largest_numbers(void **state)
+{
+	struct kvp_ladder_opts o;
+	struct kvp_ladder *l = NULL;
+	uint32_t round, i, t;
+
+	(void)state;
+	seed_from_env(35);
+	kvp_ladder_opts_init(&o, 8);
+	o.error_seconds = o.decode_seconds = o.encode_seconds = KVP_LADDER_NUMBER_MAX;
+	o.move_price = o.forget_seconds = o.distortion[4] = KVP_LADDER_NUMBER_MAX;
+	assert_int_equal(kvp_ladder_new(&o, &l), 0);
+	for (round = 0; round < 300; round++) {
+		struct kvp_ladder_result r;
+		uint32_t count, n = 1 + below(8);
+
+		random_blocks(n, 1);
+		random_tiers(n);
+		for (i = 0; i < n; i++) {
+			blocks[i].tokens = below(2) ? UINT32_MAX : 64;
+			blocks[i].recompute_seconds = below(2) ? KVP_LADDER_NUMBER_MAX : 1e-3;
+		}
+		for (t = 0; t < 3; t++)
+			tiers[t].latency = tiers[t].seconds_per_byte =
+				below(2) ? KVP_LADDER_NUMBER_MAX : 1e-9;
+		assert_int_equal(kvp_ladder_plan(l, tiers, blocks, n, steps, &count, &r), 0);
+		assert_true(count <= n && isfinite(r.cost) && isfinite(r.bound));
+		for (i = 0; i < count; i++) {
+			assert_true(steps[i].index < n && isfinite(steps[i].cost));
+			assert_false(blocks[steps[i].index].flags & KVP_LADDER_FIXED);
+		}
+	}
 	kvp_ladder_free(l);
 }
 
@@ -685,6 +735,23 @@ static void test_refusals(void **state)
 	assert_int_equal(count, 77);
 	assert_true(r.cost == 77);
 	tiers[0].low = .85;
+	/* numbers so large that sums of them would be no numbers */
+	bad = o, bad.error_seconds = 1e13;
+	assert_int_equal(kvp_ladder_new(&bad, &none), -EINVAL);
+	bad = o, bad.distortion[4] = 1e13;
+	assert_int_equal(kvp_ladder_new(&bad, &none), -EINVAL);
+	assert_null(none);
+	blocks[1].recompute_seconds = 1e13;
+	assert_int_equal(kvp_ladder_plan(l, tiers, blocks, 4, steps, &count, &r), -EINVAL);
+	blocks[1].recompute_seconds = 1e-3;
+	tiers[KVP_TIER_DRAM].seconds_per_byte = 1e13;
+	assert_int_equal(kvp_ladder_plan(l, tiers, blocks, 4, steps, &count, &r), -EINVAL);
+	tiers[KVP_TIER_DRAM].seconds_per_byte = 1e-9;
+	tiers[KVP_TIER_STORE].capacity = 0; /* payloads may be left there: it can still be read */
+	tiers[KVP_TIER_STORE].latency = NAN;
+	assert_int_equal(kvp_ladder_plan(l, tiers, blocks, 4, steps, &count, &r), -EINVAL);
+	assert_int_equal(count, 77);
+	tiers[KVP_TIER_STORE].latency = 0;
 	assert_int_equal(kvp_ladder_plan(l, tiers, blocks, 0, steps, &count, &r), 0);
 	assert_int_equal(count, 0);
 	assert_null(kvp_ladder_free(l));
@@ -719,6 +786,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_against_brute_force),
+		cmocka_unit_test(test_largest_numbers),
 		cmocka_unit_test(test_bound_on_large_views),
 		cmocka_unit_test(test_monotone),
 		cmocka_unit_test(test_each_rung),

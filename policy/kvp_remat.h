@@ -16,7 +16,7 @@
  * chains is a tree of runs. Only the end of a run can be given up or be missing (leaf-first), and
  * only when everything behind it is.
  *
- * Memory is fixed at creation: 26 bytes a piece and 3.3 KiB a run. One owner per object, no locks,
+ * Memory is fixed at creation: 22 bytes a piece and 3.3 KiB a run. One owner per object, no locks,
  * no clock. Errors are negative errno; outputs come last and are untouched on failure.
  */
 #ifndef KVP_REMAT_H
@@ -31,11 +31,11 @@ extern "C" {
 #endif
 
 struct kvp_remat_model {
-	double params; /* P; 8e9 for an 8B dense model */
+	double params; /* P; 8e9 for an 8B dense model; at most 1e18 */
 	uint32_t layers;
 	uint32_t q_heads;
 	uint32_t head_dim;
-	double flops_per_second; /* effective: peak times utilisation */
+	double flops_per_second; /* effective: peak times utilisation; 1..1e30 */
 	double launch_seconds;   /* per run of a provider, whatever its length */
 };
 
@@ -87,7 +87,7 @@ struct kvp_remat_opts {
 	double pressure;           /* share of memory in use from which anything is given up: .9 */
 	uint32_t min_materialized; /* tokens that a live sequence keeps, default 512 */
 	double age_half_life;      /* seconds after which reuse counts half; 0 = age is ignored */
-	double error_seconds;      /* as in kvp_ladder.h */
+	double error_seconds;      /* as in kvp_ladder.h; seconds are at most 1e12 here too */
 	double distortion[5];      /* native, 8, 4, 3, 2 bits */
 	double ratio[5];           /* bytes relative to native */
 	uint32_t widths;           /* bit w: quantising to width w (1..4) is allowed */
@@ -111,6 +111,7 @@ struct kvp_remat *kvp_remat_free(struct kvp_remat *r);
  * Pieces are taken into the compute set in the order of load time over compute time, which for
  * equal blocks is "compute the head, load the tail". Up to 128 pieces the best threshold is then
  * improved piece by piece, and up to 64 searched for a bounded time, exactly up to about 16.
+ * -EINVAL for n > max_pieces, a piece without tokens or in no tier, first > 2^40.
  */
 int kvp_remat_restore(struct kvp_remat *r, const struct kvp_remat_piece *pieces, uint32_t n,
 	uint64_t first, uint8_t *ret_action, struct kvp_remat_range *ret_ranges, uint32_t *ret_n,
@@ -160,6 +161,9 @@ struct kvp_remat_result {
  *	reuse * 2^(-age / half life) * (launch + recompute of what is evicted
  *		+ (error + decoding) of what is quantised)
  *
+ * without the launch where the run's end is missing already: it is paid for anyway. -EINVAL for
+ * n > max_runs, a parent or a number out of its range (seconds and prices: at most 1e12).
+ *
  * A run is cut at its beginning, its end, or at up to seven places between (all of them for runs of
  * up to eight blocks). No run is cut while one of its children keeps a payload. A live sequence
  * keeps its first min_materialized tokens.
@@ -171,8 +175,9 @@ int kvp_remat_plan(struct kvp_remat *r, double used, uint64_t need,
 /*
  * Idle time: what is worth computing ahead. `room` bytes may be filled and `seconds` of compute
  * spent; a run gets blocks [materialized, keep) back (action KEEP, keep > materialized) when
- * reuse times the seconds saved then exceeds price_compute * seconds now + rent * bytes. A child
- * comes back only after its parents.
+ * reuse times the seconds saved then exceeds price_compute * seconds now + rent * bytes; the launch
+ * is saved only when the whole run is back. A child comes back only after its parents. -EINVAL as
+ * above.
  */
 int kvp_remat_ahead(struct kvp_remat *r, uint64_t room, double seconds, double price_compute,
 	double rent, const struct kvp_remat_run *runs, uint32_t n,

@@ -79,7 +79,12 @@ void kvp_remat_opts_init(struct kvp_remat_opts *opts, uint32_t max_pieces, uint3
 
 static int not_negative(double v)
 {
-	return v >= 0 && isfinite(v);
+	return v >= 0 && v <= KVP_LADDER_NUMBER_MAX;
+}
+
+static uint64_t to_bytes(double v)
+{
+	return v < 0x1p64 ? (uint64_t)v : UINT64_MAX;
 }
 
 static int opts_valid(const struct kvp_remat_opts *o)
@@ -88,10 +93,10 @@ static int opts_valid(const struct kvp_remat_opts *o)
 	uint32_t t, w;
 
 	if (o->size != sizeof(*o) || !o->max_pieces || o->max_pieces > COUNT_MAX || !o->max_runs ||
-		o->max_runs > COUNT_MAX || !(m->params > 0) || !isfinite(m->params) || !m->layers ||
+		o->max_runs > COUNT_MAX || !(m->params > 0) || m->params > 1e18 || !m->layers ||
 		m->layers > KVP_MAX_LAYERS || !m->q_heads || m->q_heads > 65536 || !m->head_dim ||
-		m->head_dim > 65536 || !(m->flops_per_second > 0) ||
-		!isfinite(m->flops_per_second) || !not_negative(m->launch_seconds))
+		m->head_dim > 65536 || !(m->flops_per_second >= 1) || m->flops_per_second > 1e30 ||
+		!not_negative(m->launch_seconds))
 		return 0;
 	for (t = 0; t < KVP_TIER_PAYLOADS; t++)
 		if (!not_negative(o->source[t].latency) ||
@@ -502,7 +507,8 @@ static uint32_t give_up_options(struct kvp_remat *r, const struct kvp_remat_run 
 			keep = cut_at(least, have, k);
 			if (width != run->width && (!(r->opts.widths & 1u << width) || !keep))
 				continue;
-			seconds = run_seconds(r, run, keep, have) +
+			seconds = run_seconds(r, run, keep, run->blocks) -
+				  run_seconds(r, run, have, run->blocks) +
 				  width_seconds(r, (double)keep * run->block_tokens, width) -
 				  width_seconds(r, (double)keep * run->block_tokens, run->width);
 			r->decisions[n] = (struct kvp_remat_decision){ keep < have ? KVP_REMAT_EVICT
@@ -571,8 +577,8 @@ int kvp_remat_plan(struct kvp_remat *r, double used, uint64_t need,
 	solve_runs(r, budget, n, ret_decisions, &result);
 	for (i = 0; i < n; i++)
 		after += ret_decisions[i].keep * block_bytes(r, &runs[i], ret_decisions[i].width);
-	*ret = (struct kvp_remat_result){ .freed = (uint64_t)(held - after),
-		.missing = (uint64_t)result.excess[0],
+	*ret = (struct kvp_remat_result){ .freed = to_bytes(held - after),
+		.missing = to_bytes(result.excess[0]),
 		.seconds = result.cost,
 		.bound = result.bound,
 		.exact = (uint32_t)result.exact };
@@ -603,7 +609,10 @@ int kvp_remat_ahead(struct kvp_remat *r, uint64_t room, double seconds, double p
 			uint32_t keep = cut_at(have, run->blocks, k);
 			double now = run_seconds(r, run, have, keep);
 			double bytes = (keep - have) * block_bytes(r, run, 0);
-			double cost = rent * bytes + price_compute * now - reuse_now(r, run) * now;
+			double saved = run_seconds(r, run, have, run->blocks) -
+				       run_seconds(r, run, keep, run->blocks);
+			double cost =
+				rent * bytes + price_compute * now - reuse_now(r, run) * saved;
 
 			r->decisions[count] = (struct kvp_remat_decision){ KVP_REMAT_KEEP, keep,
 				run->width, cost };
@@ -618,7 +627,7 @@ int kvp_remat_ahead(struct kvp_remat *r, uint64_t room, double seconds, double p
 	for (i = 0; i < n; i++)
 		taken += (ret_decisions[i].keep - runs[i].materialized) *
 			 block_bytes(r, &runs[i], 0);
-	*ret = (struct kvp_remat_result){ .freed = (uint64_t)taken,
+	*ret = (struct kvp_remat_result){ .freed = to_bytes(taken),
 		.seconds = -result.cost,
 		.bound = -result.bound,
 		.exact = (uint32_t)result.exact };

@@ -136,6 +136,15 @@ static void test_restore_against_enumeration(void **state)
 		assert_int_equal(
 			kvp_remat_restore(r, p, n, first, action, ranges, &count, &got), 0);
 		assert_true(fabs(simulate(&o, p, n, first, action) - got) < 1e-12);
+		for (i = 0; i < n; i++) {
+			if (p[i].tier == KVP_TIER_VRAM)
+				assert_int_equal(action[i], KVP_REMAT_PRESENT);
+			else if (p[i].tier == KVP_TIER_RECIPE)
+				assert_int_equal(action[i], KVP_REMAT_COMPUTE);
+			else
+				assert_true(action[i] == KVP_REMAT_LOAD ||
+					    action[i] == KVP_REMAT_COMPUTE);
+		}
 		for (set = 0; set < 1u << loads; set++) {
 			uint32_t bit = 0;
 			double t;
@@ -172,6 +181,88 @@ static void test_restore_against_enumeration(void **state)
 		kvp_remat_free(r);
 	}
 	print_message("worst: %.3f %% above the best\n", 100 * worst);
+}
+
+/*
+ * Too many pieces for a search: at least as quick as every threshold of load over compute, as every
+ * single stretch that is computed, and as the answer with any one piece changed.
+ */
+static void test_restore_longer(void **state)
+{
+	enum { N = 128 };
+	static struct kvp_remat_piece p[N];
+	static struct kvp_remat_range ranges[N];
+	uint8_t action[N], again[N], trial[N];
+	uint32_t round, i, begin, end, count;
+
+	(void)state;
+	seed_from_env(44);
+	for (round = 0; round < 60; round++) {
+		struct kvp_remat_opts o = llama(N, 1);
+		struct kvp_remat *r;
+		uint32_t n = 17 + below(N - 16);
+		double got, t, best = INFINITY;
+
+		random_prefix(&o, p, n);
+		if (below(2))
+			o.model.launch_seconds = .02 * uniform();
+		r = make(&o);
+		assert_int_equal(kvp_remat_restore(r, p, n, 0, action, ranges, &count, &got), 0);
+		assert_true(fabs(simulate(&o, p, n, 0, action) - got) < 1e-12);
+		for (begin = 0; begin < n; begin++)
+			for (end = begin; end <= n; end++) {
+				for (i = 0; i < n; i++)
+					trial[i] = p[i].tier == KVP_TIER_VRAM ? KVP_REMAT_PRESENT
+						   : p[i].tier == KVP_TIER_RECIPE ||
+								   (i >= begin && i < end)
+							   ? KVP_REMAT_COMPUTE
+							   : KVP_REMAT_LOAD;
+				best = fmin(best, simulate(&o, p, n, 0, trial));
+			}
+		assert_true(got <= best + 1e-12);
+		memcpy(trial, action, n);
+		for (i = 0; i < n; i++) {
+			if (p[i].tier == KVP_TIER_VRAM || p[i].tier == KVP_TIER_RECIPE)
+				continue;
+			trial[i] ^= KVP_REMAT_LOAD ^ KVP_REMAT_COMPUTE;
+			t = simulate(&o, p, n, 0, trial);
+			trial[i] = action[i];
+			assert_true(got <= t + 1e-12);
+		}
+		/* what was planned before does not matter */
+		assert_int_equal(kvp_remat_restore(r, p, n, 0, again, ranges, &count, &t), 0);
+		assert_true(t == got);
+		assert_memory_equal(action, again, n);
+		kvp_remat_free(r);
+	}
+}
+
+/* The budget of the search is each plan's own. */
+static void test_restore_again(void **state)
+{
+	struct kvp_remat_opts o = llama(15, 1);
+	struct kvp_remat_piece p[15];
+	struct kvp_remat_range ranges[15];
+	struct kvp_remat *r, *fresh;
+	uint8_t action[15];
+	uint32_t round, count;
+	double a, b;
+
+	(void)state;
+	seed_from_env(45);
+	o.model.launch_seconds = 5e-4;
+	r = make(&o);
+	for (round = 0; round < 300; round++) {
+		struct kvp_remat_opts any = o;
+
+		random_prefix(&any, p, 15);
+		fresh = make(&o);
+		assert_int_equal(kvp_remat_restore(r, p, 15, 0, action, ranges, &count, &a), 0);
+		assert_int_equal(kvp_remat_restore(fresh, p, 15, 0, action, ranges, &count, &b), 0);
+		assert_true(a == b);
+		kvp_remat_free(fresh);
+	}
+	kvp_remat_free(r);
 }
 
 /* Equal blocks: the head is computed, the tail loaded, and both end at about the same time. */
@@ -259,9 +350,9 @@ static double loss(const struct kvp_remat_opts *o, uint32_t i, uint32_t keep, ui
 	if (o->age_half_life > 0)
 		p *= pow(.5, x->age / o->age_half_life);
 	if (keep < x->materialized)
-		t = o->model.launch_seconds + kvp_remat_compute_seconds(&o->model,
-						      x->first + keep * UINT64_C(64),
-						      x->first + x->materialized * UINT64_C(64));
+		t = (x->materialized == x->blocks ? o->model.launch_seconds : 0) +
+		    kvp_remat_compute_seconds(&o->model, x->first + keep * UINT64_C(64),
+			    x->first + x->materialized * UINT64_C(64));
 	t += keep * 64. *
 	     (o->error_seconds * (o->distortion[width] - o->distortion[x->width]) +
 		     (width && !x->width ? decode : 0));
@@ -327,7 +418,8 @@ static void test_plan_against_enumeration(void **state)
 		double held = 0, freed = 0, cost = 0;
 		uint32_t i;
 
-		o.age_half_life = below(2) ? 0 : 600;
+		o.age_half_life = below(2) ? 0 : below(4) ? 600 : .5;
+		o.model.launch_seconds = below(2) ? 1e-4 : .01 * uniform();
 		o.min_materialized = below(2) ? 512 : 128;
 		random_runs(b.n, 6);
 		for (i = 0; i < b.n; i++)
@@ -506,6 +598,7 @@ static void brute_ahead(struct brute *b, uint32_t i, double bytes, double second
 	for (keep = runs[i].materialized; keep <= runs[i].blocks; keep++) {
 		uint32_t parent = runs[i].parent;
 		double t = 0, x = (keep - runs[i].materialized) * (double)runs[i].native_bytes;
+		double saved = 0;
 
 		if (keep > runs[i].materialized) {
 			if (parent != KVP_BLOCK_NONE && b->keep[parent] < runs[parent].blocks)
@@ -514,10 +607,12 @@ static void brute_ahead(struct brute *b, uint32_t i, double bytes, double second
 			    kvp_remat_compute_seconds(&b->o->model,
 				    runs[i].first + runs[i].materialized * UINT64_C(64),
 				    runs[i].first + keep * UINT64_C(64));
+			/* what is still missing needs a launch of its own */
+			saved = t - (keep < runs[i].blocks ? b->o->model.launch_seconds : 0);
 		}
 		b->keep[i] = keep;
 		brute_ahead(b, i + 1, bytes + x, seconds + t, room, time, price, rent,
-			value + runs[i].reuse * t - price * t - rent * x);
+			value + runs[i].reuse * saved - price * t - rent * x);
 	}
 }
 
@@ -530,12 +625,14 @@ static void test_ahead_against_enumeration(void **state)
 	for (round = 0; round < 400; round++) {
 		struct kvp_remat_opts o = llama(1, 4);
 		struct kvp_remat_result res;
-		struct kvp_remat *r = make(&o);
+		struct kvp_remat *r;
 		struct brute b = { .o = &o, .n = 1 + below(4), .best = -INFINITY };
 		double room, seconds, price = .3 * uniform(), rent = 1e-11 * uniform();
 		double bytes = 0, time = 0;
 		uint32_t i;
 
+		o.model.launch_seconds = below(2) ? 1e-4 : .01 * uniform();
+		r = make(&o);
 		random_runs(b.n, 6);
 		room = floor(1.5e8 * uniform());
 		seconds = .03 * uniform();
@@ -583,7 +680,24 @@ static void test_refusals(void **state)
 	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
 	bad = o, bad.size = 0;
 	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
+	bad = o, bad.model.head_dim = 0;
+	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
+	bad = o, bad.model.q_heads = 65537;
+	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
+	bad = o, bad.ratio[2] = bad.ratio[1];
+	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
+	bad = o, bad.model.launch_seconds = 1e13;
+	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
+	bad = o, bad.model.params = 1e19;
+	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
+	bad = o, bad.model.flops_per_second = 1e-300;
+	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
 	assert_null(r);
+	/* the defaults' sources: 25 and 7 GB/s */
+	assert_true(
+		fabs(kvp_remat_load_seconds(&o.source[KVP_TIER_DRAM], 25000000000, 0) - 1) < 1e-4);
+	assert_true(
+		fabs(kvp_remat_load_seconds(&o.source[KVP_TIER_STORE], 7000000000, 0) - 1) < 1e-3);
 	r = make(&o);
 	random_runs(4, 3);
 	runs[2].parent = 2;
@@ -598,6 +712,10 @@ static void test_refusals(void **state)
 	assert_int_equal(kvp_remat_plan(r, 1, 1, runs, 5, decisions, &res), -EINVAL);
 	assert_int_equal(kvp_remat_ahead(r, 1, NAN, 1, 1, runs, 4, decisions, &res), -EINVAL);
 	assert_int_equal(kvp_remat_plan(r, 1, 1, runs, 4, decisions, &res), 0);
+	/* more than there is, as much as can be asked for */
+	assert_int_equal(kvp_remat_plan(r, 1, UINT64_MAX, runs, 4, decisions, &res), 0);
+	assert_true(res.missing > UINT64_MAX / 2);
+	assert_int_equal(kvp_remat_ahead(r, UINT64_MAX, 1e12, 0, 0, runs, 4, decisions, &res), 0);
 	assert_null(kvp_remat_free(r));
 	assert_null(kvp_remat_free(NULL));
 }
@@ -607,6 +725,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_cost_model),
 		cmocka_unit_test(test_restore_against_enumeration),
+		cmocka_unit_test(test_restore_longer),
+		cmocka_unit_test(test_restore_again),
 		cmocka_unit_test(test_restore_overlaps),
 		cmocka_unit_test(test_plan_against_enumeration),
 		cmocka_unit_test(test_decisions),

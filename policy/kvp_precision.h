@@ -35,7 +35,9 @@ extern "C" {
 #endif
 
 #define KVP_PRECISION_LEVELS 4u
-#define KVP_PRECISION_EXACT  64u /* tokens up to which the answer is the optimum */
+/* The most that a weight, a distortion or a factor may be, and its inverse the least weight. */
+#define KVP_PRECISION_NUMBER_MAX 1e12
+#define KVP_PRECISION_EXACT      64u /* tokens up to which the answer is the optimum */
 
 /* Bits of a level: 2, 3, 4, 8. */
 static inline uint32_t kvp_precision_bits(uint32_t level)
@@ -67,7 +69,7 @@ struct kvp_precision_opts {
 	double distortion[KVP_PRECISION_LEVELS]; /* D(2), D(3), D(4), D(8), falling, >= 0; default:
 						    TurboQuant's at 128 dimensions, 8-bit symmetric
 						  */
-	double floor;       /* least importance a token counts with, default 1e-6 */
+	double floor;       /* least importance a token counts with, FLT_MIN..1, default 1e-6 */
 	double rank_step;   /* r: hysteresis and drift, share of the ranks, default .05 */
 	double drift_kl;    /* tau, default .02 */
 	double drift_moved; /* p, default .10 */
@@ -87,7 +89,8 @@ struct kvp_precision *kvp_precision_free(struct kvp_precision *p);
  * what a codec with these scales writes. bits_k, bits_v from {2,3,4,8}. */
 uint64_t kvp_precision_token_bits(const struct kvp_precision *p, uint32_t bits_k, uint32_t bits_v);
 
-/* beta times n tokens at 16 bits, in bits, rounded down. */
+/* beta times n tokens at 16 bits, in bits, rounded down; 0 unless beta > 0, UINT64_MAX beyond it.
+ */
 uint64_t kvp_precision_budget(const struct kvp_precision *p, uint32_t n, double beta);
 
 /* The fewest bits that n tokens can take: all at the lowest level, the protected at 8. */
@@ -156,11 +159,12 @@ struct kvp_precision_change {
  * One reallocation check at `step`. Tokens that are new, whose protection changed, or whose
  * smoothed rank has stood rank_step away from where it was at their last change for `hold` checks
  * in a row are allocated anew; the others keep their widths, unless the budget has no room for
- * that, when they are reclaimed down the reverse chain. original[i] != 0 says that token i can
- * still be requantised from its original (NULL: all can); others only go down. Only what changed
- * is listed, in token order, into ret_changes[n]; *ret_n is their number. The widths listed are
- * taken as applied. Errors as kvp_precision_allocate(), -EINVAL also when n shrank; nothing is
- * changed then. kvp_precision_reset() starts another sequence.
+ * that, when all go down the reverse chain together. When the budget for each token has changed by
+ * more than a share of rank_step since all were last allocated, all are again. original[i] != 0
+ * says that token i can still be requantised from its original (NULL: all can); others only go
+ * down. Only what changed is listed, in token order, into ret_changes[n]; *ret_n is their number.
+ * The widths listed are taken as applied. Errors as kvp_precision_allocate(), -EINVAL also when n
+ * shrank; nothing is changed then. kvp_precision_reset() starts another sequence.
  */
 int kvp_precision_plan(struct kvp_precision *p, const float *importance, uint32_t n,
 	uint64_t budget, uint64_t step, const uint8_t *original,
@@ -176,7 +180,8 @@ double kvp_precision_dynamic_beta(
 
 /*
  * beta_l = beta w_l, scaled so that the mean over layers is beta, each within [beta_min, 1]; what
- * a bound cuts off goes to the others. -EINVAL unless beta_min <= beta <= 1 and weights > 0.
+ * a bound cuts off goes to the others. -EINVAL unless 0 < beta_min <= beta <= 1 and weights lie
+ * within 1e-12 and 1e12.
  */
 int kvp_precision_layer_budgets(
 	double beta, double beta_min, const double *weights, uint32_t layers, double *ret_beta);
@@ -184,7 +189,8 @@ int kvp_precision_layer_budgets(
 /*
  * Water-filling: the least sum_i I(i) c 4^-b_i that real-valued widths 2 <= b_i <= 8 with
  * sum b_i <= n * mean_bits allow (SmartKV 10.5 with the right law, 4^-b). With c = min_b D(b) 4^b
- * it is a lower bound on sum I D for every allocation by D. -EINVAL for n == 0, mean_bits < 2.
+ * it is a lower bound on sum I D for every allocation by D. Importance below 0 counts as 0.
+ * -EINVAL for n == 0, mean_bits < 2, c not within 0 and 1e12, importance that is not finite.
  */
 int kvp_precision_waterfill(
 	const float *importance, uint32_t n, double mean_bits, double c, double *ret_distortion);

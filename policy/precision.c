@@ -2,6 +2,7 @@
 #include "policy/precision.h"
 
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +38,7 @@ void kvp_precision_opts_init(
 
 static int positive(double v)
 {
-	return v > 0 && isfinite(v);
+	return v > 0 && v <= KVP_PRECISION_NUMBER_MAX;
 }
 
 static int opts_valid(const struct kvp_precision_opts *o)
@@ -52,11 +53,11 @@ static int opts_valid(const struct kvp_precision_opts *o)
 		o->utility > KVP_UTILITY_POWER || o->hold < 1 || o->hold > 255)
 		return 0;
 	for (k = 0; k < KVP_PRECISION_LEVELS; k++)
-		if (!(o->distortion[k] >= 0) || !isfinite(o->distortion[k]) ||
+		if (!(o->distortion[k] >= 0) || o->distortion[k] > KVP_PRECISION_NUMBER_MAX ||
 			(k && o->distortion[k] >= o->distortion[k - 1]))
 			return 0;
 	return o->alpha > 0 && o->alpha <= 1 && positive(o->key_weight) &&
-	       positive(o->value_weight) && positive(o->floor) && o->floor <= 1 &&
+	       positive(o->value_weight) && o->floor >= FLT_MIN && o->floor <= 1 &&
 	       positive(o->rank_step) && o->rank_step < 1 && positive(o->drift_kl) &&
 	       positive(o->drift_moved) && o->drift_moved < 1;
 }
@@ -188,7 +189,11 @@ uint64_t kvp_precision_token_bits(const struct kvp_precision *p, uint32_t bits_k
 
 uint64_t kvp_precision_budget(const struct kvp_precision *p, uint32_t n, double beta)
 {
-	return (uint64_t)((double)n * (double)(32 * p->unit_bits) * beta);
+	double bits = (double)n * (double)(32 * p->unit_bits) * beta;
+
+	if (!(bits > 0))
+		return 0;
+	return bits < 0x1p64 ? (uint64_t)bits : UINT64_MAX;
 }
 
 static int protected_token(const struct kvp_precision_opts *o, uint32_t i, uint32_t n)
@@ -427,7 +432,7 @@ static void bound_token(
 
 /*
  * The held tokens leave too little for the others: reclaim among all of them, starting from the
- * levels in force and the others at their lowest.
+ * highest that each can have. What is new or moved must not starve beside what merely stayed.
  */
 static int make_room(struct kvp_precision *p, uint32_t n, uint64_t units)
 {
@@ -437,7 +442,7 @@ static int make_room(struct kvp_precision *p, uint32_t n, uint64_t units)
 		for (i = 0; i < n; i++) {
 			size_t item = precision_item(p, s, i);
 
-			p->level[item] = p->lo[item];
+			p->level[item] = p->hi[item];
 			if (!protected_token(&p->opts, i, n))
 				p->lo[item] = (uint8_t)p->stream[s].base;
 		}
@@ -445,14 +450,7 @@ static int make_room(struct kvp_precision *p, uint32_t n, uint64_t units)
 		return -ENOSPC;
 	precision_reverse(p, n, units);
 	for (s = 0; s < p->n_streams; s++)
-		for (i = 0; i < n; i++) {
-			size_t item = precision_item(p, s, i);
-
-			/* Held tokens stay where the reverse chain left them. */
-			if (p->hi[item] == p->now[item] && i < p->known)
-				p->hi[item] = p->level[item];
-			p->lo[item] = p->level[item];
-		}
+		memcpy(p->lo + precision_item(p, s, 0), p->level + precision_item(p, s, 0), n);
 	return 0;
 }
 
@@ -477,8 +475,14 @@ static int free_token(struct kvp_precision *p, uint32_t i, uint32_t n, float ran
 	       rank_check(p, i, rank, 0);
 }
 
-/* Keeps ranks and references of a plan that stands. */
-static void remember(struct kvp_precision *p, uint32_t n, uint64_t step)
+/* The budget for each token has moved since all were last allocated, by more than ranks may. */
+static int budget_moved(const struct kvp_precision *p, double share)
+{
+	return p->planned && fabs(share - p->share) > p->opts.rank_step * p->share;
+}
+
+/* Keeps ranks and references of a plan that stands; `anew`: all tokens were free in it. */
+static void remember(struct kvp_precision *p, uint32_t n, uint64_t step, int anew)
 {
 	uint32_t k;
 
@@ -489,8 +493,8 @@ static void remember(struct kvp_precision *p, uint32_t n, uint64_t step)
 		if (i >= p->known) {
 			p->rank_smooth[i] = p->rank_ref[i] = rank;
 			p->streak[i] = 0;
-		} else if (rank_check(p, i, rank, 1)) {
-			p->rank_ref[i] = p->rank_smooth[i];
+		} else if (rank_check(p, i, rank, 1) || anew) {
+			p->rank_ref[i] = anew ? rank : p->rank_smooth[i];
 			p->streak[i] = 0;
 		}
 		p->guarded[i] = (uint8_t)protected_token(&p->opts, i, n);
@@ -508,15 +512,19 @@ int kvp_precision_plan(struct kvp_precision *p, const float *importance, uint32_
 	struct kvp_precision_result result = { 0 };
 	uint32_t i, k, s, changes = 0;
 	uint64_t units;
+	double share;
+	int anew;
 
 	if (n > p->opts.max_tokens || n < p->known || precision_rank(p, importance, n) < 0)
 		return -EINVAL;
 	if (payload_units(p, n, budget, &units) < 0 || kvp_precision_floor(p, n) > budget)
 		return -ENOSPC;
+	share = n ? (double)units / n : 0;
+	anew = budget_moved(p, share);
 	for (k = 0; k < n; k++) {
 		i = p->order[k];
 		bound_token(p, i, n, i >= p->known || !original || original[i],
-			free_token(p, i, n, rank_at(k, n)));
+			anew || free_token(p, i, n, rank_at(k, n)));
 	}
 	if (precision_units(p, p->lo, n) > units && make_room(p, n, units) < 0)
 		return -ENOSPC;
@@ -536,7 +544,9 @@ int kvp_precision_plan(struct kvp_precision *p, const float *importance, uint32_
 	}
 	for (s = 0; s < p->n_streams; s++)
 		memcpy(p->now + precision_item(p, s, 0), p->level + precision_item(p, s, 0), n);
-	remember(p, n, step);
+	if (anew || !p->planned)
+		p->share = share;
+	remember(p, n, step, anew);
 	*ret_n = changes;
 	if (ret)
 		*ret = result;
@@ -559,42 +569,48 @@ double kvp_precision_dynamic_beta(
 int kvp_precision_layer_budgets(
 	double beta, double beta_min, const double *weights, uint32_t layers, double *ret_beta)
 {
-	double lo = 0, hi = 1, sum;
+	double most = 0, least = INFINITY, lo, hi, sum;
 	uint32_t l, i;
 
 	if (!layers || layers > KVP_MAX_LAYERS || !(beta_min > 0) || !(beta >= beta_min) ||
 		!(beta <= 1))
 		return -EINVAL;
 	for (l = 0; l < layers; l++) {
-		if (!positive(weights[l]))
+		if (!positive(weights[l]) || weights[l] < 1 / KVP_PRECISION_NUMBER_MAX)
 			return -EINVAL;
-		if (1 / weights[l] > hi)
-			hi = 1 / weights[l];
+		most = fmax(most, weights[l]);
+		least = fmin(least, weights[l]);
 	}
-	/* The sum of clamp(x w_l) rises with x: bisect for the x that spends beta * layers. */
-	for (i = 0; i < 200; i++) {
-		double x = (lo + hi) / 2;
+	/* The sum of clamp(x w_l) rises with x: bisect for the x that spends beta * layers, by its
+	 * logarithm, since weights may be far apart. */
+	lo = log(beta_min) - log(most);
+	hi = -log(least);
+	for (i = 0; i < 100; i++) {
+		double x = exp((lo + hi) / 2);
 
 		for (sum = 0, l = 0; l < layers; l++)
 			sum += fmin(1, fmax(beta_min, x * weights[l]));
 		if (sum > beta * layers)
-			hi = x;
+			hi = (lo + hi) / 2;
 		else
-			lo = x;
+			lo = (lo + hi) / 2;
 	}
 	for (l = 0; l < layers; l++)
-		ret_beta[l] = fmin(1, fmax(beta_min, lo * weights[l]));
+		ret_beta[l] = fmin(1, fmax(beta_min, exp(lo) * weights[l]));
 	return 0;
 }
 
 int kvp_precision_waterfill(
 	const float *importance, uint32_t n, double mean_bits, double c, double *ret_distortion)
 {
-	double lo = -64, hi = 64, sum = 0, theta;
+	double lo = -96, hi = 96, sum = 0, theta; /* log4 of a float lies within -75 and 64 */
 	uint32_t i, k;
 
 	if (!n || !(mean_bits >= 2) || !positive(c))
 		return -EINVAL;
+	for (i = 0; i < n; i++)
+		if (!isfinite(importance[i]))
+			return -EINVAL;
 	/* b_i = clamp(log4(I_i) + theta): bisect for the theta that spends the bits. */
 	for (k = 0; k < 100; k++) {
 		double bits = 0;

@@ -41,6 +41,7 @@ struct kvp_precision {
 	uint32_t known; /* tokens of the last plan */
 	int planned;
 	uint64_t last_step;
+	double share;       /* units a token when all were last allocated */
 	uint8_t *now;       /* [streams * max_tokens]: levels in force */
 	uint8_t *streak;    /* [max_tokens] */
 	uint8_t *guarded;   /* [max_tokens]: was protected at the last plan */

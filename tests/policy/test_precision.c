@@ -800,6 +800,116 @@ static void test_plan_over_time(void **state)
 	}
 }
 
+/*
+ * A budget of bytes that stays while the sequence grows, one that grows, and one that falls: what
+ * is new or was cut short must not starve beside what merely stayed. At all times close to what an
+ * allocation from scratch would reach, and with few changes.
+ */
+static void test_plan_follows_the_budget(void **state)
+{
+	uint32_t round;
+
+	(void)state;
+	seed_from_env(23);
+	for (round = 0; round < 30; round++) {
+		struct kvp_precision_opts o = defaults(4, 128, PLAN_N);
+		struct kvp_precision *p = make(&o), *q = make(&o);
+		uint32_t n = 500, step, count, i;
+		uint64_t budget = kvp_precision_budget(p, 500, .3);
+		static uint8_t k[PLAN_N], v[PLAN_N];
+
+		for (i = 0; i < PLAN_N; i++)
+			imp[i] = (float)pow(uniform(), 4);
+		for (step = 0; step < 100; step++) {
+			struct kvp_precision_result got, best;
+			double gap, all = 0;
+
+			assert_int_equal(kvp_precision_plan(p, imp, n, budget, step, NULL, changes,
+						 &count, &got),
+				0);
+			assert_int_equal(apply(p, n, count), got.bits);
+			assert_true(got.bits <= budget);
+			assert_int_equal(
+				kvp_precision_allocate(q, imp, n, budget, NULL, NULL, k, v, &best),
+				0);
+			for (i = 0; i < n; i++)
+				all += fmax(imp[i], o.floor) * 2 * o.distortion[0];
+			/* error left, against the least that there can be; a budget that grows is
+			 * taken up in steps of a twentieth */
+			gap = (all - got.utility) / (all - best.utility);
+			assert_true(gap < (round % 3 == 1 ? 1.8 : 1.05));
+			if (step % 3 == 1) /* the same again: nothing to do */
+				continue;
+			if (round % 3 == 0)
+				n += n < PLAN_N ? 5 : 0;
+			else if (round % 3 == 1)
+				budget += budget / 50;
+			else if (budget - budget / 50 > kvp_precision_floor(p, n))
+				budget -= budget / 50;
+		}
+		assert_int_equal(
+			kvp_precision_plan(p, imp, n, budget, step, NULL, changes, &count, NULL),
+			0);
+		assert_int_equal(
+			kvp_precision_plan(p, imp, n, budget, step, NULL, changes, &count, NULL),
+			0);
+		assert_int_equal(count, 0);
+		kvp_precision_free(p);
+		kvp_precision_free(q);
+	}
+}
+
+/* What is no number, or a number that sums cannot bear, is refused or counts as nothing. */
+static void test_numbers(void **state)
+{
+	struct kvp_precision_opts o = defaults(8, 128, 8), bad;
+	struct kvp_precision *p = NULL;
+	double w[4] = { 1e-10, 1, 1, 1 }, beta[4], least;
+	float x[3] = { 1e-38f, 1e-38f, 1e-38f };
+
+	(void)state;
+	bad = o, bad.floor = 1e-60; /* 0 as a float: a share of nothing */
+	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
+	bad = o, bad.key_weight = 1e13;
+	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
+	bad = o, bad.distortion[0] = INFINITY;
+	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
+	p = make(&o);
+	assert_true(kvp_precision_budget(p, 8, .5) == 8 * 32 * 8 * 128 / 2);
+	assert_true(kvp_precision_budget(p, 8, NAN) == 0);
+	assert_true(kvp_precision_budget(p, 8, -1) == 0);
+	assert_true(kvp_precision_budget(p, 8, INFINITY) == UINT64_MAX);
+	kvp_precision_free(p);
+
+	/* weights far apart still spend the whole: one layer at its least, the others share */
+	assert_int_equal(kvp_precision_layer_budgets(.4, .1, w, 4, beta), 0);
+	assert_true(fabs(beta[0] - .1) < 1e-9 && fabs(beta[1] - .5) < 1e-9);
+	w[0] = 1e-13;
+	assert_int_equal(kvp_precision_layer_budgets(.4, .1, w, 4, beta), -EINVAL);
+	w[0] = NAN;
+	assert_int_equal(kvp_precision_layer_budgets(.4, .1, w, 4, beta), -EINVAL);
+
+	/* equal tokens share the bits evenly, however small they are */
+	assert_int_equal(kvp_precision_waterfill(x, 3, 5, 1, &least), 0);
+	assert_true(fabs(least / (3e-38 * pow(4, -5)) - 1) < 1e-6);
+	x[0] = x[1] = x[2] = 1e38f;
+	assert_int_equal(kvp_precision_waterfill(x, 3, 5, 1, &least), 0);
+	assert_true(fabs(least / (3e38 * pow(4, -5)) - 1) < 1e-6);
+	x[1] = 0; /* gets its least, two bits; the others 6.5 each */
+	assert_int_equal(kvp_precision_waterfill(x, 3, 5, 1, &least), 0);
+	assert_true(fabs(least / (2e38 * pow(4, -6.5)) - 1) < 1e-6);
+	x[0] = x[2] = 1; /* no more than 8 bits, of whatever is left over */
+	assert_int_equal(kvp_precision_waterfill(x, 3, 8, 1, &least), 0);
+	assert_true(fabs(least / (2 * pow(4, -8)) - 1) < 1e-6);
+	x[0] = NAN;
+	assert_int_equal(kvp_precision_waterfill(x, 3, 5, 1, &least), -EINVAL);
+	x[0] = INFINITY;
+	assert_int_equal(kvp_precision_waterfill(x, 3, 5, 1, &least), -EINVAL);
+	x[0] = 1;
+	assert_int_equal(kvp_precision_waterfill(x, 3, NAN, 1, &least), -EINVAL);
+	assert_int_equal(kvp_precision_waterfill(x, 3, 5, NAN, &least), -EINVAL);
+}
+
 /* B-051, B-052: budgets by length and by layer. */
 static void test_budgets(void **state)
 {
@@ -887,6 +997,8 @@ int main(void)
 		cmocka_unit_test(test_drift),
 		cmocka_unit_test(test_hysteresis),
 		cmocka_unit_test(test_plan_over_time),
+		cmocka_unit_test(test_plan_follows_the_budget),
+		cmocka_unit_test(test_numbers),
 		cmocka_unit_test(test_budgets),
 		cmocka_unit_test(test_waterfill),
 	};

@@ -11,6 +11,7 @@
 #define TRI_PAIRS_MAX 512u
 #define HEADS_MAX     1024u
 #define LAYER_NONE    UINT32_MAX
+#define WEIGHT_MAX    1e30f /* sums over heads and layers stay finite */
 
 struct kvp_importance {
 	struct kvp_importance_opts opts;
@@ -214,7 +215,7 @@ int kvp_importance_head(struct kvp_importance *imp, uint32_t head, const float *
 		return -EINVAL;
 	w = imp->weights[head];
 	for (i = 0; i < imp->n; i++) {
-		if (!(row[i] >= 0) || !isfinite(row[i])) {
+		if (!(row[i] >= 0) || row[i] > WEIGHT_MAX) {
 			imp->layer = LAYER_NONE;
 			return -EINVAL;
 		}
@@ -273,7 +274,7 @@ int kvp_importance_set(struct kvp_importance *imp, uint32_t layer, const float *
 	if (layer >= imp->opts.layers || n > imp->tokens)
 		return -EINVAL;
 	for (i = 0; i < n; i++)
-		if (!(scores[i] >= 0) || !isfinite(scores[i]))
+		if (!(scores[i] >= 0) || scores[i] > WEIGHT_MAX)
 			return -EINVAL;
 	memcpy(imp->ema + (size_t)layer * imp->opts.max_tokens, scores, n * sizeof(float));
 	return 0;
@@ -325,12 +326,20 @@ struct kvp_tri {
 	double *g_im;
 };
 
+static int all_finite(const float *v, uint32_t n)
+{
+	while (n && isfinite(v[n - 1]))
+		n--;
+	return !n;
+}
+
 int kvp_tri_new(uint32_t pairs, double theta, const float *scale, struct kvp_tri **ret)
 {
 	struct kvp_tri *t;
 	uint32_t f, k;
 
-	if (!pairs || pairs > TRI_PAIRS_MAX || !(theta > 1) || !isfinite(theta))
+	if (!pairs || pairs > TRI_PAIRS_MAX || !(theta > 1) || !isfinite(theta) ||
+		(scale && !all_finite(scale, pairs)))
 		return -EINVAL;
 	t = calloc(1, sizeof(*t));
 	if (!t)
@@ -391,8 +400,16 @@ int kvp_tri_importance(const struct kvp_tri *tri, const struct kvp_tri_head *hea
 	double root = sqrt(2.0 * tri->pairs);
 	uint32_t h, i;
 
-	if (!n || !heads || t < first + n - 1)
+	if (!n || !heads || t < first || t - first < n - 1)
 		return -EINVAL;
+	for (h = 0; h < heads; h++)
+		if (!all_finite(head[h].mean_re, tri->pairs) ||
+			!all_finite(head[h].mean_im, tri->pairs) ||
+			!all_finite(head[h].mean_abs, tri->pairs))
+			return -EINVAL;
+	for (i = 0; i < n; i++)
+		if (!all_finite(keys + i * key_stride, 2 * tri->pairs))
+			return -EINVAL;
 	for (i = 0; i < n; i++)
 		ret[i] = 0;
 	for (h = 0; h < heads; h++) {

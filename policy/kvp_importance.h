@@ -84,8 +84,8 @@ int kvp_importance_touch(struct kvp_importance *imp, uint32_t i, uint64_t step);
 /*
  * One step of one layer: rows[h * stride + i] is the weight that head h gave token i, for all heads
  * and the first `n` tokens (n <= tokens; later tokens count as unattended). Rows may also be fed
- * one by one: begin, head for each head once, end. Weights must be finite and >= 0: -EINVAL, and
- * the layer's step is abandoned.
+ * one by one: begin, every head once and in order, end. -EINVAL for what is out of turn. Weights
+ * must be within 0 and 1e30: -EINVAL, and the layer's step is abandoned.
  */
 int kvp_importance_update(
 	struct kvp_importance *imp, uint32_t layer, const float *rows, size_t stride, uint32_t n);
@@ -95,7 +95,7 @@ int kvp_importance_end(struct kvp_importance *imp);
 
 /*
  * Takes scores from outside (a learned model, kvp_tri_importance()) in place of layer
- * `layer`'s average. Finite and >= 0, else -EINVAL and nothing is taken.
+ * `layer`'s average. Within 0 and 1e30, else -EINVAL and nothing is taken.
  */
 int kvp_importance_set(struct kvp_importance *imp, uint32_t layer, const float *scores, uint32_t n);
 
@@ -128,7 +128,8 @@ struct kvp_tri_head {
 
 struct kvp_tri;
 
-/* F = head_dim / 2 pairs, 1..512; theta > 1; scale NULL (all 1) or F floats. -EINVAL, -ENOMEM. */
+/* F = head_dim / 2 pairs, 1..512; theta > 1; scale NULL (all 1) or F finite floats. -EINVAL,
+ * -ENOMEM. */
 int kvp_tri_new(uint32_t pairs, double theta, const float *scale, struct kvp_tri **ret);
 struct kvp_tri *kvp_tri_free(struct kvp_tri *tri);
 
@@ -140,7 +141,7 @@ double kvp_tri_score(const struct kvp_tri *tri, const struct kvp_tri_head *head,
  * S as an importance: S / sqrt(2F) estimates a logit, so exp of it, normalised over the n tokens,
  * estimates attention. ret[i] is the mean over the `heads` query heads that share the keys; keys
  * are n rows of 2F floats, key_stride floats apart, token i at position first + i. -EINVAL when
- * n or heads is 0, or t lies before the last token.
+ * n or heads is 0, t lies before the last token, or a key or a statistic is not finite.
  */
 int kvp_tri_importance(const struct kvp_tri *tri, const struct kvp_tri_head *head, uint32_t heads,
 	const float *keys, size_t key_stride, uint32_t n, uint64_t first, uint64_t t, float *ret);

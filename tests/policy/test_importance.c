@@ -194,6 +194,43 @@ static void test_entropy_statistic(void **state)
 	kvp_importance_free(imp);
 }
 
+/* Two tokens have an entropy too, one has none; scores of any layer can be set. */
+static void test_small_and_layers(void **state)
+{
+	struct kvp_importance_opts o;
+	struct kvp_importance *imp;
+	float rows[2][2] = { { .5f, .5f }, { 1, 0 } }, scores[2] = { .25f, .75f }, w[2], got[2];
+	uint32_t s;
+
+	(void)state;
+	kvp_importance_opts_init(&o, 2, 2, 2);
+	o.head_stat = KVP_HEAD_STAT_ENTROPY;
+	o.recency = 0;
+	assert_int_equal(kvp_importance_new(&o, &imp), 0);
+	kvp_importance_append(imp, 2, 1, 0);
+	for (s = 0; s < 400; s++) {
+		assert_int_equal(kvp_importance_update(imp, 0, rows[0], 2, 2), 0);
+		assert_int_equal(kvp_importance_update(imp, 1, rows[0], 2, 2), 0);
+	}
+	kvp_importance_head_weights(imp, w);
+	assert_true(fabs(w[0]) < 1e-5 && fabs(w[1] - 2) < 1e-5);
+	assert_int_equal(kvp_importance_set(imp, 1, scores, 2), 0);
+	assert_true(kvp_importance_layer(imp, 1)[0] == .25f);
+	assert_true(kvp_importance_layer(imp, 1)[1] == .75f);
+	assert_true(fabs(kvp_importance_layer(imp, 0)[0] - .75) < 1e-5);
+	kvp_importance_free(imp);
+
+	/* before the first complete step: the mean over the layers that have reported */
+	imp = make(3, 2, 2, 0);
+	kvp_importance_append(imp, 2, 1, 0);
+	assert_int_equal(kvp_importance_update(imp, 0, rows[0], 2, 2), 0);
+	assert_int_equal(kvp_importance_update(imp, 1, rows[0], 2, 2), 0);
+	kvp_importance_read(imp, 2, got);
+	kvp_importance_head_weights(imp, w);
+	assert_true(fabs(got[0] - (.7 * .1 * .75 * 2 / 3 + .3 * .75)) < .01);
+	kvp_importance_free(imp);
+}
+
 /* B-020: rows one by one; memory does not depend on how many are fed, and is linear in tokens. */
 static void test_streaming(void **state)
 {
@@ -231,6 +268,7 @@ static void test_refusals(void **state)
 	struct kvp_importance *imp = NULL;
 	float rows[2][4] = { { .25f, .25f, .25f, .25f }, { .25f, NAN, .25f, .25f } }, got[4],
 	      bad[4];
+	uint32_t i;
 
 	(void)state;
 	kvp_importance_opts_init(&o, 1, 2, 4);
@@ -238,6 +276,9 @@ static void test_refusals(void **state)
 	assert_int_equal(kvp_importance_new(&o, &imp), -EINVAL);
 	o.gamma = .96f;
 	assert_int_equal(kvp_importance_new(&o, &imp), -EINVAL);
+	o.gamma = .85f; /* both ends are in */
+	assert_int_equal(kvp_importance_new(&o, &imp), 0);
+	imp = kvp_importance_free(imp);
 	o.gamma = .95f;
 	o.heads = 0;
 	assert_int_equal(kvp_importance_new(&o, &imp), -EINVAL);
@@ -249,7 +290,20 @@ static void test_refusals(void **state)
 	assert_int_equal(kvp_importance_new(&o, &imp), 0);
 	assert_int_equal(kvp_importance_append(imp, 5, 1, 0), -ENOSPC);
 	assert_int_equal(kvp_importance_tokens(imp), 0);
-	kvp_importance_append(imp, 4, 1, 0);
+	assert_int_equal(kvp_importance_append(imp, 1, 1, 0), 0);
+	assert_int_equal(kvp_importance_append(imp, 4, 1, 0), -ENOSPC);
+	assert_int_equal(kvp_importance_append(imp, UINT32_MAX, 1, 0), -ENOSPC);
+	assert_int_equal(kvp_importance_append(imp, 3, 1, 0), 0);
+	assert_int_equal(kvp_importance_tokens(imp), 4);
+	/* heads: all of them, in order, and none too many */
+	assert_int_equal(kvp_importance_head(imp, 0, rows[0]), -EINVAL);
+	assert_int_equal(kvp_importance_end(imp), -EINVAL);
+	assert_int_equal(kvp_importance_begin(imp, 0, 4), 0);
+	assert_int_equal(kvp_importance_head(imp, 1, rows[0]), -EINVAL);
+	assert_int_equal(kvp_importance_head(imp, 0, rows[0]), 0);
+	assert_int_equal(kvp_importance_end(imp), -EINVAL);
+	assert_int_equal(kvp_importance_head(imp, 1, rows[0]), 0);
+	assert_int_equal(kvp_importance_head(imp, 2, rows[0]), -EINVAL);
 	assert_int_equal(kvp_importance_update(imp, 1, rows[0], 4, 4), -EINVAL);
 	assert_int_equal(kvp_importance_update(imp, 0, rows[0], 4, 5), -EINVAL);
 	assert_int_equal(kvp_importance_update(imp, 0, rows[0], 4, 4), -EINVAL); /* the NaN */
@@ -259,7 +313,21 @@ static void test_refusals(void **state)
 	memcpy(bad, rows[0], sizeof(bad));
 	bad[2] = -1;
 	assert_int_equal(kvp_importance_set(imp, 0, bad, 4), -EINVAL);
+	bad[2] = 1e31f; /* sums of such could overflow */
+	assert_int_equal(kvp_importance_set(imp, 0, bad, 4), -EINVAL);
+	bad[2] = NAN;
+	assert_int_equal(kvp_importance_set(imp, 0, bad, 4), -EINVAL);
 	assert_true(kvp_importance_layer(imp, 0)[0] == 0);
+	bad[2] = 1e30f; /* of these not */
+	for (i = 0; i < 1000; i++) {
+		assert_int_equal(kvp_importance_begin(imp, 0, 4), 0);
+		assert_int_equal(kvp_importance_head(imp, 0, bad), 0);
+		assert_int_equal(kvp_importance_head(imp, 1, bad), 0);
+		assert_int_equal(kvp_importance_end(imp), 0);
+	}
+	kvp_importance_read(imp, 4, got);
+	for (i = 0; i < 4; i++)
+		assert_true(isfinite(got[i]) && got[i] > 0);
 	kvp_importance_free(imp);
 	assert_null(kvp_importance_free(NULL));
 }
@@ -291,7 +359,7 @@ static void test_triattention(void **state)
 	enum { F = 64, N = 200, HEADS = 4 };
 	static float keys[N][2 * F], re[HEADS][F], im[HEADS][F], abs_[HEADS][F], scale[F], got[N];
 	struct kvp_tri_head head[HEADS];
-	struct kvp_tri *tri = NULL;
+	struct kvp_tri *tri = NULL, *other = NULL;
 	double sum = 0, want[N] = { 0 };
 	uint32_t h, i, f;
 
@@ -342,6 +410,23 @@ static void test_triattention(void **state)
 	assert_true(fabs(sum - 1) < 1e-5);
 	assert_int_equal(
 		kvp_tri_importance(tri, head, HEADS, keys[0], 2 * F, N, 50, 248, got), -EINVAL);
+	assert_int_equal(
+		kvp_tri_importance(tri, head, HEADS, keys[0], 2 * F, N, UINT64_MAX, 9, got),
+		-EINVAL);
+	assert_int_equal(kvp_tri_importance(tri, head, HEADS, keys[0], 2 * F, N, 50, 249, got), 0);
+	/* what is not finite is refused, and the answer stays */
+	got[0] = 77;
+	keys[N - 1][2 * F - 1] = NAN;
+	assert_int_equal(
+		kvp_tri_importance(tri, head, HEADS, keys[0], 2 * F, N, 50, 500, got), -EINVAL);
+	keys[N - 1][2 * F - 1] = 0;
+	im[HEADS - 1][F - 1] = INFINITY;
+	assert_int_equal(
+		kvp_tri_importance(tri, head, HEADS, keys[0], 2 * F, N, 50, 500, got), -EINVAL);
+	assert_true(got[0] == 77);
+	scale[F - 1] = NAN;
+	assert_int_equal(kvp_tri_new(F, 1e6, scale, &other), -EINVAL);
+	assert_null(other);
 	assert_null(kvp_tri_free(tri));
 }
 
@@ -395,6 +480,7 @@ int main(void)
 		cmocka_unit_test(test_normalised),
 		cmocka_unit_test(test_recency),
 		cmocka_unit_test(test_entropy_statistic),
+		cmocka_unit_test(test_small_and_layers),
 		cmocka_unit_test(test_streaming),
 		cmocka_unit_test(test_refusals),
 		cmocka_unit_test(test_triattention),

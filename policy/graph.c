@@ -203,6 +203,7 @@ int kvp_graph_insert(struct kvp_graph *g, const struct kvp_graph_block *block, u
 	tick = graph_tick(g, now);
 	*n = (struct graph_node){
 		.parent = block->parent,
+		.parent_gen = parent ? (uint8_t)parent->gen : 0,
 		.depth = parent ? parent->depth + 1 : 0,
 		.first_token = block->first_token,
 		.tokens = block->tokens,
@@ -240,8 +241,8 @@ int kvp_graph_get(
 	if (!n)
 		return -ENOENT;
 	*ret = (struct kvp_graph_node){
-		.block = { block, n->parent, n->label, n->first_token, n->tokens, n->session,
-			n->importance },
+		.block = { block, graph_parent(g, n), n->label, n->first_token, n->tokens,
+			n->session, n->importance },
 		.accesses = n->heat * graph_decay(g, n->last_tick, graph_tick(g, now)),
 		.total_accesses = n->accesses,
 		.last_access = n->last_access,
@@ -338,23 +339,23 @@ int kvp_graph_sketch(struct kvp_graph *g, kvp_block_id block, const float *sketc
 
 int kvp_graph_spill(struct kvp_graph *g, kvp_block_id block, int cold, uint64_t now)
 {
-	struct graph_node *n = node_of(g, block), *parent;
+	struct graph_node *n = node_of(g, block);
 	struct graph_edge *e;
-	uint32_t tick = graph_tick(g, now), a, b;
+	uint32_t tick = graph_tick(g, now), parent, a, b;
 
 	if (!n)
 		return -ENOENT;
 	if (n->cold == !!cold)
 		return 0;
 	n->cold = !!cold;
-	parent = n->parent == KVP_BLOCK_NONE ? NULL : node_of(g, n->parent);
-	if (!parent)
+	parent = graph_parent(g, n);
+	if (parent == KVP_BLOCK_NONE)
 		return 0;
-	if (cold && !parent->cold) {
-		observe(g, n->parent, block, KVP_EDGE_SPILL_LINK, tick, 0);
+	if (cold && !g->nodes[parent].cold) {
+		observe(g, parent, block, KVP_EDGE_SPILL_LINK, tick, 0);
 	} else if (!cold) {
-		a = block < n->parent ? block : n->parent;
-		b = block < n->parent ? n->parent : block;
+		a = block < parent ? block : parent;
+		b = block < parent ? parent : block;
 		e = find_edge(g, a, b, KVP_EDGE_SPILL_LINK, tick, NULL);
 		if (e)
 			e->weight = 0;

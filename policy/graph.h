@@ -8,6 +8,8 @@
 
 #include "policy/kvp_graph.h"
 
+#include <assert.h>
+
 #define GRAPH_WAYS        8u
 #define GRAPH_TICKS       64u                 /* per half-life */
 #define GRAPH_DECAY_STEPS (24u * GRAPH_TICKS) /* after 24 half-lives a weight counts as 0 */
@@ -28,7 +30,10 @@ struct graph_node {
 	uint8_t label : 4;
 	uint8_t used : 1;
 	uint8_t cold : 1;
+	uint8_t parent_gen; /* low bits of the parent's gen: its id may be another block's by now */
 };
+
+static_assert(sizeof(struct graph_node) == 48, "what kvp_graph.h says");
 
 struct graph_edge {
 	uint32_t a, b; /* a < b */
@@ -80,6 +85,17 @@ static inline int graph_alive(const struct kvp_graph *g, const struct graph_edge
 	const struct graph_node *a = &g->nodes[e->a], *b = &g->nodes[e->b];
 
 	return a->used && b->used && a->gen == e->gen_a && b->gen == e->gen_b;
+}
+
+/* The node's parent if that is still there, else KVP_BLOCK_NONE. */
+static inline uint32_t graph_parent(const struct kvp_graph *g, const struct graph_node *n)
+{
+	const struct graph_node *p;
+
+	if (n->parent == KVP_BLOCK_NONE)
+		return KVP_BLOCK_NONE;
+	p = &g->nodes[n->parent];
+	return p->used && (uint8_t)p->gen == n->parent_gen ? n->parent : KVP_BLOCK_NONE;
 }
 
 uint32_t graph_tick(const struct kvp_graph *g, uint64_t now);

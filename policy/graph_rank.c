@@ -223,10 +223,9 @@ static uint32_t lift_parents(const struct kvp_graph *g, struct kvp_ranking *r)
 	r->scratch = sorted == r->scratch ? r->order : r->scratch;
 	r->order = sorted;
 	for (i = 0; i < n; i++) {
-		uint32_t parent = g->nodes[sorted[i]].parent;
+		uint32_t parent = graph_parent(g, &g->nodes[sorted[i]]);
 
-		if (parent != KVP_BLOCK_NONE && g->nodes[parent].used &&
-			r->score[parent] < r->score[sorted[i]])
+		if (parent != KVP_BLOCK_NONE && r->score[parent] < r->score[sorted[i]])
 			r->score[parent] = r->score[sorted[i]];
 	}
 	return n;

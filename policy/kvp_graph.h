@@ -104,7 +104,8 @@ int kvp_graph_insert(struct kvp_graph *g, const struct kvp_graph_block *block, u
 /* The block is gone, and its edges with it. -ENOENT. Its children keep their own edges. */
 int kvp_graph_remove(struct kvp_graph *g, kvp_block_id block);
 
-/* A copy of what is known of a node. accesses: decayed to `now`. -ENOENT. */
+/* A copy of what is known of a node; a parent that was removed is none. accesses: decayed to `now`.
+ * -ENOENT. */
 struct kvp_graph_node {
 	struct kvp_graph_block block;
 	double accesses;

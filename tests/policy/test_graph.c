@@ -311,6 +311,188 @@ static void test_prefetch(void **state)
 	kvp_graph_free(g);
 }
 
+/* The keep score by its formula, all five terms of it. */
+static void test_score(void **state)
+{
+	struct kvp_graph *g = make(8, 256, 0);
+	struct kvp_ranking *r = kvp_ranking_new(8, 8);
+	kvp_block_id chain[] = { 0, 1 }, got[8];
+	double share, temporal, company;
+	uint32_t s;
+
+	(void)state;
+	add(g, 0, KVP_BLOCK_NONE, KVP_LABEL_USER, 0, 0);
+	add(g, 1, 0, KVP_LABEL_USER, 0, 0);
+	add(g, 2, 1, KVP_LABEL_USER, 0, 0);
+	for (s = 1; s < 4; s++)
+		kvp_graph_request(g, chain, 2, s, 0);
+	assert_int_equal(kvp_graph_set_importance(g, 1, 1), 0);
+	assert_int_equal(kvp_graph_request(g, chain, 1, 3, HALF), 0); /* 0 alone is used again */
+	assert_int_equal(kvp_graph_rank(g, NULL, HALF, r), 0);
+	share = kvp_graph_weight(g, 0, 1, KVP_EDGE_PREFIX_SHARE, HALF);
+	temporal = kvp_graph_weight(g, 0, 1, KVP_EDGE_TEMPORAL, HALF);
+	assert_true(fabs(share - (1 - pow(.75, 3)) / 2) < 1e-3 && fabs(temporal - .25) < 1e-3);
+	/* neighbours of 1: 0, used just now, by two edges, and 2, a half-life ago, by one */
+	company = (share + temporal + .5 * temporal) / (share + 2 * temporal);
+	assert_true(fabs(kvp_ranking_score(r, 1) -
+			    (.30 * .5 + .25 * 1.5 / 2.5 + .15 * share / (1 + share) +
+				    .15 * company + .15)) < 1e-4);
+	assert_true(fabs(kvp_ranking_score(r, 2) - (.30 * .5 + .15 * .5 + .15 * .1)) < 1e-4);
+	assert_true(kvp_ranking_score(r, 3) < 0);
+	assert_true(kvp_ranking_score(r, 8) < 0 && kvp_ranking_score(r, UINT32_MAX) < 0);
+	assert_true(kvp_graph_weight(g, 0, 1, KVP_EDGES, HALF) == 0);
+	assert_int_equal(kvp_ranking_evict(r, HALF, 0, 8, got), 3);
+	assert_int_equal(got[0], 2);
+	kvp_ranking_free(r);
+	kvp_graph_free(g);
+	assert_null(kvp_ranking_new(10, 0));
+	assert_null(kvp_ranking_new(0, 10));
+}
+
+/* Of many cold neighbours the strongest are kept; of many active blocks the last given count. */
+static void test_prefetch_strongest(void **state)
+{
+	enum { N = 200, COLD = 20 };
+	struct kvp_graph *g = make(N, 4096, 0);
+	struct kvp_ranking *r = kvp_ranking_new(N, 16);
+	kvp_block_id active[100], got[N];
+	uint32_t round, i, k, seen;
+	int n;
+
+	(void)state;
+	seed_from_env(54);
+	for (i = 0; i < N; i++) {
+		add(g, i, KVP_BLOCK_NONE, KVP_LABEL_USER, 1, 0);
+		active[i % 100] = 100 + i % 100;
+	}
+	for (round = 0; round < 20; round++) { /* 1..20 of them with 0, more often the higher */
+		kvp_block_id star[2] = { 0 };
+
+		for (i = 1; i <= COLD; i++)
+			for (k = below(3), star[1] = i; k < 3 + i; k++)
+				kvp_graph_co_attend(g, star, 2, 0);
+	}
+	for (i = 1; i <= COLD; i++) {
+		kvp_graph_spill(g, i, 1, 0);
+		kvp_graph_set_importance(g, i, 0);
+	}
+	assert_int_equal(kvp_graph_rank(g, NULL, 0, r), 0);
+	n = kvp_ranking_prefetch(r, 0, 0, (kvp_block_id[]){ 0 }, 1, N, got);
+	assert_int_equal(n, KVP_GRAPH_NEIGHBOURS);
+	for (k = 0; k < (uint32_t)n; k++) {
+		double w = kvp_graph_weight(g, 0, got[k], KVP_EDGE_CO_ATTEND, 0);
+
+		if (k)
+			assert_true(w <= kvp_graph_weight(g, 0, got[k - 1], KVP_EDGE_CO_ATTEND, 0));
+		for (i = 1, seen = 0; i <= COLD; i++)
+			seen += kvp_graph_weight(g, 0, i, KVP_EDGE_CO_ATTEND, 0) > w;
+		assert_true(seen <= k);
+	}
+	/* 0 is the first of 65, then of 64 */
+	active[0] = 0;
+	assert_int_equal(
+		kvp_ranking_prefetch(r, 0, 0, active, KVP_GRAPH_ACTIVE_MAX + 1, N, got), 0);
+	assert_int_equal(kvp_ranking_prefetch(r, 0, 0, active, KVP_GRAPH_ACTIVE_MAX, N, got),
+		KVP_GRAPH_NEIGHBOURS);
+	kvp_ranking_free(r);
+	kvp_graph_free(g);
+}
+
+/* Every edge of the table is seen, wherever it lies. */
+static void test_every_edge_counts(void **state)
+{
+	enum { N = 600 };
+	struct kvp_graph *g = make(N, 4096, 0);
+	struct kvp_ranking *r = kvp_ranking_new(N, 16);
+	uint32_t i, nodes, edges[KVP_EDGES];
+	kvp_block_id got[N];
+
+	(void)state;
+	for (i = 0; i < N; i += 2) {
+		kvp_block_id pair[] = { i, i + 1 };
+
+		add(g, i, KVP_BLOCK_NONE, KVP_LABEL_USER, 1, 0);
+		add(g, i + 1, i, KVP_LABEL_USER, 1, 0);
+		kvp_graph_spill(g, i + 1, 1, 0);
+		kvp_graph_co_attend(g, pair, 2, 0); /* once and twice is no edge yet */
+		kvp_graph_co_attend(g, pair, i % 4 ? 0 : 2, 0);
+	}
+	kvp_graph_count(g, 0, &nodes, edges);
+	assert_int_equal(edges[KVP_EDGE_CO_ATTEND], 0);
+	assert_int_equal(edges[KVP_EDGE_TEMPORAL], N / 2);
+	assert_int_equal(kvp_graph_rank(g, NULL, 0, r), 0);
+	for (i = 0; i < N; i += 2) {
+		assert_int_equal(kvp_ranking_prefetch(r, 0, 0, &i, 1, N, got), 1);
+		assert_int_equal(got[0], i + 1);
+	}
+	kvp_ranking_free(r);
+	kvp_graph_free(g);
+}
+
+/* Sketches: which block had which, the oldest makes way, and a former block's is no longer its. */
+static void test_sketches(void **state)
+{
+	struct kvp_graph_opts o;
+	struct kvp_graph *g = NULL;
+	float x[2][4] = { { 1, 0, 0, 0 }, { 0, 1, 0, 0 } };
+	uint32_t i;
+
+	(void)state;
+	kvp_graph_opts_init(&o, 16, 1024, HALF);
+	o.sketch_dims = 4;
+	o.compare = 3;
+	assert_int_equal(kvp_graph_new(&o, &g), 0);
+	for (i = 0; i < 16; i++)
+		add(g, i, KVP_BLOCK_NONE, KVP_LABEL_USER, 1, 0);
+	for (i = 1; i < 7; i++) /* odd ones alike, and even ones */
+		assert_int_equal(kvp_graph_sketch(g, i, x[i % 2], 0), 0);
+	for (i = 1; i < 7; i++) {
+		assert_true(kvp_graph_weight(g, 0, i, KVP_EDGE_SEMANTIC, 0) == 0);
+		if (i > 2) /* among the three before it */
+			assert_true(kvp_graph_weight(g, i - 2, i, KVP_EDGE_SEMANTIC, 0) > .999);
+		assert_true(kvp_graph_weight(g, i - 1, i, KVP_EDGE_SEMANTIC, 0) == 0);
+		if (i > 4) /* forgotten by then */
+			assert_true(kvp_graph_weight(g, i - 4, i, KVP_EDGE_SEMANTIC, 0) == 0);
+	}
+	assert_int_equal(kvp_graph_remove(g, 6), 0);
+	add(g, 6, KVP_BLOCK_NONE, KVP_LABEL_USER, 1, 0); /* another block of that number */
+	assert_int_equal(kvp_graph_sketch(g, 8, x[0], 0), 0);
+	assert_true(kvp_graph_weight(g, 6, 8, KVP_EDGE_SEMANTIC, 0) == 0);
+	assert_true(kvp_graph_weight(g, 4, 8, KVP_EDGE_SEMANTIC, 0) > .999);
+	kvp_graph_free(g);
+}
+
+/* A parent that was removed is none, also when its number is another block's by then. */
+static void test_number_of_parent_returns(void **state)
+{
+	struct kvp_graph *g = make(8, 256, 0);
+	struct kvp_ranking *r = kvp_ranking_new(8, 8);
+	struct kvp_graph_node n;
+	uint8_t busy[8] = { [1] = 1 };
+	kvp_block_id got[8];
+
+	(void)state;
+	add(g, 0, KVP_BLOCK_NONE, KVP_LABEL_USER, 1, 0);
+	add(g, 1, 0, KVP_LABEL_USER, 1, 0);
+	assert_int_equal(kvp_graph_get(g, 1, 0, &n), 0);
+	assert_int_equal(n.block.parent, 0);
+	assert_int_equal(kvp_graph_remove(g, 0), 0);
+	assert_int_equal(kvp_graph_get(g, 1, 0, &n), 0);
+	assert_int_equal(n.block.parent, KVP_BLOCK_NONE);
+	add(g, 0, KVP_BLOCK_NONE, KVP_LABEL_USER, 2, 0);
+	assert_int_equal(kvp_graph_get(g, 1, 0, &n), 0);
+	assert_int_equal(n.block.parent, KVP_BLOCK_NONE);
+	assert_int_equal(kvp_graph_spill(g, 1, 1, 0), 0);
+	assert_true(kvp_graph_weight(g, 0, 1, KVP_EDGE_SPILL_LINK, 0) == 0);
+	/* and what is said of its former child holds it no longer */
+	assert_int_equal(kvp_graph_rank(g, busy, 0, r), 0);
+	assert_true(kvp_ranking_score(r, 0) < 1);
+	assert_int_equal(kvp_ranking_evict(r, 0, 0, 8, got), 1);
+	assert_int_equal(got[0], 0);
+	kvp_ranking_free(r);
+	kvp_graph_free(g);
+}
+
 /* D-084: older than max_age, the ranking is not used. */
 static void test_stale(void **state)
 {
@@ -388,6 +570,8 @@ static void model_remove(uint32_t id)
 
 	memset(&node[id], 0, sizeof(node[id]));
 	for (k = 0; k < M; k++) {
+		if (node[k].parent == id)
+			node[k].parent = KVP_BLOCK_NONE; /* for good: ids return */
 		memset(edge[id][k], 0, sizeof(edge[id][k]));
 		memset(edge[k][id], 0, sizeof(edge[k][id]));
 	}
@@ -649,6 +833,11 @@ int main(void)
 		cmocka_unit_test(test_evictions),
 		cmocka_unit_test(test_shared_is_protected),
 		cmocka_unit_test(test_prefetch),
+		cmocka_unit_test(test_score),
+		cmocka_unit_test(test_prefetch_strongest),
+		cmocka_unit_test(test_every_edge_counts),
+		cmocka_unit_test(test_sketches),
+		cmocka_unit_test(test_number_of_parent_returns),
 		cmocka_unit_test(test_stale),
 		cmocka_unit_test(test_table_is_bounded),
 		cmocka_unit_test(test_against_model),

@@ -305,6 +305,17 @@ void kvp_mrc_request(struct kvp_mrc *m, const struct kvp_key *keys, size_t n)
 	}
 }
 
+/* Which share of a bucket's hits a cache of that many blocks has; none lie within the front. */
+static double bucket_share(const struct kvp_mrc *m, uint32_t i, double blocks)
+{
+	double size = (double)m->params.bucket_size, from = i * size, to = from + size;
+
+	from = from > KVP_MRC_FRONT ? from : KVP_MRC_FRONT;
+	if (blocks >= to)
+		return 1;
+	return blocks > from ? (blocks - from) / (to - from) : 0;
+}
+
 double kvp_mrc_hit_ratio(const struct kvp_mrc *m, uint64_t blocks)
 {
 	double b = (double)blocks / (double)m->params.bucket_size, near = 0, far = 0;
@@ -314,7 +325,7 @@ double kvp_mrc_hit_ratio(const struct kvp_mrc *m, uint64_t blocks)
 	for (uint32_t i = 0; i < KVP_MRC_FRONT && i < blocks; i++)
 		near += m->near[i];
 	for (uint32_t i = 0; i < m->params.buckets && i < b; i++)
-		far += m->far[i] * (b - i < 1 ? b - i : 1);
+		far += m->far[i] * bucket_share(m, i, (double)blocks);
 	if (m->far_sampled > 0)
 		near += far * m->far_seen / m->far_sampled;
 	return near < m->seen ? near / m->seen : 1;

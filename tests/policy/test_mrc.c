@@ -151,6 +151,44 @@ static void test_share_of_the_sample(void **state)
 	}
 }
 
+/* However wide the buckets: within the front the curve is exact, and it never falls. */
+static void test_wide_buckets(void **state)
+{
+	(void)state;
+	struct kvp_mrc_params p = {
+		.size = sizeof(p),
+		.samples = 8192,
+		.buckets = 4,
+		.bucket_size = 10000,
+	};
+	struct kvp_mrc *m = NULL;
+	double last = 0;
+
+	assert_int_equal(kvp_mrc_new(&p, &m), 0);
+	for (uint32_t i = 0; i < 100 * 3000; i++) /* each comes again after 3,000 others */
+		kvp_mrc_request(m, &(struct kvp_key){ .lo = i % 3000 }, 1);
+	for (uint64_t blocks = 0; blocks <= KVP_MRC_FRONT; blocks += 64)
+		assert_true(kvp_mrc_hit_ratio(m, blocks) < 1e-9);
+	for (uint64_t blocks = KVP_MRC_FRONT; blocks <= 40000; blocks += 500) {
+		assert_true(kvp_mrc_hit_ratio(m, blocks) >= last);
+		last = kvp_mrc_hit_ratio(m, blocks);
+	}
+	assert_true(last > 0.98 && last < 1);
+	/* decay forgets evenly: the curve stays */
+	kvp_mrc_decay(m);
+	double after = kvp_mrc_hit_ratio(m, 40000) - last;
+	assert_true(after > -1e-9 && after < 1e-9);
+	kvp_mrc_free(m);
+
+	/* reuse from beyond the last bucket is not counted anywhere */
+	p.bucket_size = 500;
+	assert_int_equal(kvp_mrc_new(&p, &m), 0);
+	for (uint32_t i = 0; i < 5 * 3000; i++)
+		kvp_mrc_request(m, &(struct kvp_key){ .lo = i % 3000 }, 1);
+	assert_true(kvp_mrc_hit_ratio(m, UINT64_MAX) < 1e-9);
+	kvp_mrc_free(m);
+}
+
 static void test_decay(void **state)
 {
 	(void)state;
@@ -201,6 +239,7 @@ int main(void)
 		cmocka_unit_test(test_curve),
 		cmocka_unit_test(test_long_prompt),
 		cmocka_unit_test(test_share_of_the_sample),
+		cmocka_unit_test(test_wide_buckets),
 		cmocka_unit_test(test_decay),
 		cmocka_unit_test(test_bad_parameters),
 	};

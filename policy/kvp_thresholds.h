@@ -137,10 +137,11 @@ int kvp_threshold_nearest(const struct kvp_threshold_store *store, const char *m
 	uint32_t layer, uint32_t context_tokens, struct kvp_threshold_record *ret);
 
 /*
- * A start for a model that was never seen: the record whose model shape, relative depth of layer
- * and context length are nearest (distance in logarithms), marked INHERITED, or, from an empty
- * store, the defaults of kvp_tiering.h marked DEFAULT. Model, layer, shape and context in the
- * answer are those asked for, so that it can be stored as it is. -EINVAL for a bad name or shape.
+ * A start for a model that was never seen: of the MEASURED records the one whose model shape,
+ * relative depth of layer and context length are nearest (distance in logarithms), marked
+ * INHERITED, or, when there is none, the defaults of kvp_tiering.h marked DEFAULT. Model, layer,
+ * shape and context in the answer are those asked for, so that it can be stored as it is. -EINVAL
+ * for a bad name or shape.
  */
 int kvp_threshold_bootstrap(const struct kvp_threshold_store *store, const char *model,
 	const struct kvp_model_shape *shape, uint32_t layer, uint32_t context_tokens,

@@ -114,7 +114,7 @@ const struct kvp_zone_rule *kvp_zone_rule_of(const struct kvp_zone_config *confi
  * that the archive is not made of already lossy data. A zone never grows back: lifting bits needs
  * an original that is gone. When the rule grew more generous meanwhile, the zones wait until the
  * sequence has caught up. -EINVAL when `tokens` is below zones->tokens or above
- * KVP_ZONE_TOKENS_MAX.
+ * KVP_ZONE_TOKENS_MAX, or for a rule that kvp_zone_config_check() would refuse.
  */
 int kvp_zones_advance(const struct kvp_zone_rule *rule, struct kvp_zones *zones, uint32_t tokens,
 	struct kvp_graduation *ret, uint32_t *ret_n);

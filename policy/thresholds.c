@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define STORE_CAPACITY_MAX 1000000u
+#define STAMP_MAX          (UINT64_MAX >> 1) /* read from a file: later ones must be larger */
 #define RECORD_WORDS       12u
 #define RECORD_BYTES       (KVP_THRESHOLD_MODEL_MAX + 4 * RECORD_WORDS)
 #define HEADER_BYTES       16u
@@ -417,8 +418,9 @@ int kvp_threshold_store_unpack(struct kvp_threshold_store *store, const void *bu
 	if (count > store->capacity)
 		return -ENOSPC;
 	for (i = 0; i < count; i++) {
-		unpack_record(p + HEADER_BYTES + (size_t)i * RECORD_BYTES, &r);
-		if (!record_valid(&r))
+		uint64_t stamp = unpack_record(p + HEADER_BYTES + (size_t)i * RECORD_BYTES, &r);
+
+		if (stamp > STAMP_MAX || !record_valid(&r))
 			return -EBADMSG;
 	}
 	store->clock = 0;

@@ -91,7 +91,7 @@ int kvp_zones_advance(const struct kvp_zone_rule *rule, struct kvp_zones *zones,
 {
 	uint32_t archive, warm, split, n = 0;
 
-	if (tokens < zones->tokens || tokens > KVP_ZONE_TOKENS_MAX)
+	if (tokens < zones->tokens || tokens > KVP_ZONE_TOKENS_MAX || !rule_valid(rule))
 		return -EINVAL;
 	archive = groups_older(tokens, rule->stale_tokens, rule->group_tokens);
 	warm = groups_older(tokens, rule->hot_tokens, rule->group_tokens);

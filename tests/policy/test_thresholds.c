@@ -102,6 +102,30 @@ static void test_good_series(void **state)
 	assert_int_equal(until_change(&a, .9f, 1000), 0);
 }
 
+/* A score on either side of the band, and what was never relaxed is not held back. */
+static void test_band(void **state)
+{
+	struct kvp_adapt_opts o = { sizeof(o), 5, 4 };
+	struct kvp_threshold from = { KVP_THRESHOLD_HOT_MIN, 512, 2 };
+	struct kvp_adapt a;
+
+	(void)state;
+	assert_int_equal(kvp_adapt_init(&a, &o, &from), 0);
+	assert_int_equal(until_change(&a, 5, 1000), 0);    /* the target itself is not degraded, */
+	assert_int_equal(until_change(&a, 5.5f, 1000), 0); /* 1.1 times the target not yet good */
+	assert_int_equal(kvp_adapt_init(&a, &o, &from), 0);
+	assert_int_equal(until_change(&a, 4, 100), 4);
+	assert_int_equal(a.now.hot_tokens, 38);
+	assert_int_equal(until_change(&a, 6, 100), 4);
+	assert_int_equal(a.now.hot_tokens, 34);
+	assert_int_equal(until_change(&a, 4, 100), 4); /* too much: for 1,000 samples not again */
+	assert_int_equal(until_change(&a, 6, 900), 0);
+	assert_int_equal(kvp_adapt_retarget(&a, 0), -EINVAL);
+	assert_int_equal(kvp_adapt_retarget(&a, INFINITY), -EINVAL);
+	assert_int_equal(kvp_adapt_retarget(&a, 5), 0); /* but a new target is a new try */
+	assert_int_equal(until_change(&a, 6, 100), 4);
+}
+
 /* How good a synthetic model's output is at a setting. */
 static float plant(const struct kvp_threshold *t, double base, double per_bit, double per_hot)
 {
@@ -277,19 +301,33 @@ static void test_bootstrap(void **state)
 	kvp_threshold_store_free(s);
 }
 
+/* The checksum of what a test has changed. */
+static void reseal(unsigned char *buf, size_t size)
+{
+	uint64_t h = UINT64_C(0xcbf29ce484222325);
+	size_t i;
+
+	for (i = 0; i < size - 8; i++)
+		h = (h ^ buf[i]) * UINT64_C(0x100000001b3);
+	for (i = 0; i < 8; i++)
+		buf[size - 8 + i] = (unsigned char)(h >> (8 * i));
+}
+
 /* the format survives a restart; whatever is damaged is refused, nothing is lost. */
 static void test_pack(void **state)
 {
 	struct kvp_threshold_store *s = kvp_threshold_store_new(50), *t;
 	struct kvp_threshold_record r, a, b;
-	unsigned char *buf;
+	unsigned char *buf, *other;
 	size_t size, i;
 	char key[64];
 
 	(void)state;
 	for (i = 0; i < 32; i++) {
 		r = record(i % 2 ? "llama" : "qwen", (uint32_t)i, (uint32_t)i * 100);
-		kvp_threshold_store_put(s, &r);
+		r.shape = (struct kvp_model_shape){ 32 + (uint32_t)i, 1 + (uint32_t)i, 64 };
+		r.origin = (uint32_t)i % 3;
+		assert_int_equal(kvp_threshold_store_put(s, &r), 0);
 	}
 	size = kvp_threshold_store_packed_size(s);
 	buf = malloc(size + 1);
@@ -304,9 +342,29 @@ static void test_pack(void **state)
 		assert_int_equal(kvp_threshold_nearest(s, model, (uint32_t)i, 5, &a), 0);
 		assert_int_equal(kvp_threshold_nearest(t, model, (uint32_t)i, 5, &b), 0);
 		assert_memory_equal(&a.threshold, &b.threshold, sizeof(a.threshold));
+		assert_memory_equal(&a.shape, &b.shape, sizeof(a.shape));
 		assert_string_equal(a.model, b.model);
+		assert_int_equal(b.layer, i);
+		assert_int_equal(b.context_tokens, i * 100);
+		assert_int_equal(b.shape.kv_heads, 1 + i);
+		assert_int_equal(b.origin, i % 3);
 		assert_true(a.quality == b.quality);
 	}
+	/* the same bytes whatever was in the buffer */
+	other = malloc(size);
+	memset(other, 0xff, size);
+	assert_int_equal(kvp_threshold_store_pack(t, other, size), 0);
+	assert_memory_equal(buf, other, size);
+	/* what was stored first goes first, after a restart too */
+	r = record("new", 1, 1);
+	assert_int_equal(kvp_threshold_store_put(t, &r), 0);
+	assert_int_equal(kvp_threshold_nearest(t, "qwen", 0, 0, &b), -ENOENT);
+	assert_int_equal(kvp_threshold_nearest(t, "llama", 1, 0, &b), 0);
+	/* an age that nothing could be younger than */
+	memset(other + 16 + 104, 0xff, 8);
+	reseal(other, size);
+	assert_int_equal(kvp_threshold_store_unpack(t, other, size), -EBADMSG);
+	free(other);
 	for (i = 0; i < size; i++) {
 		buf[i] ^= 0x40;
 		assert_int_equal(kvp_threshold_store_unpack(t, buf, size), -EBADMSG);
@@ -335,6 +393,7 @@ int main(void)
 		cmocka_unit_test(test_recent_mean),
 		cmocka_unit_test(test_degraded_series),
 		cmocka_unit_test(test_good_series),
+		cmocka_unit_test(test_band),
 		cmocka_unit_test(test_convergence_without_oscillation),
 		cmocka_unit_test(test_bad_options),
 		cmocka_unit_test(test_nearest),

@@ -121,6 +121,10 @@ static void test_rule_change(void **state)
 	assert_int_equal(kvp_zones_advance(&wide, &z, KVP_ZONE_TOKENS_MAX + 1, g, &n), -EINVAL);
 	assert_int_equal(n, 7);
 	assert_int_equal(z.tokens, 1030);
+	wide.group_tokens = 0; /* nor a rule that no configuration may have */
+	assert_int_equal(kvp_zones_advance(&wide, &z, 1031, g, &n), -EINVAL);
+	assert_int_equal(n, 7);
+	assert_int_equal(z.tokens, 1030);
 }
 
 /* by length; without calibration or queries it falls back and says so. */
@@ -166,8 +170,12 @@ static void test_archive_fixed(void **state)
 		{ "kivi2", { KVP_ARCHIVE_KIVI2, 0 } },
 		{ "squat", { KVP_ARCHIVE_SQUAT, 20 } },
 		{ "squat:5", { KVP_ARCHIVE_SQUAT, 5 } },
+		{ "squat:1", { KVP_ARCHIVE_SQUAT, 1 } },
+		{ "squat:9", { KVP_ARCHIVE_SQUAT, 9 } },
+		{ "squat:128", { KVP_ARCHIVE_SQUAT, 128 } },
 		{ "kvquant", { KVP_ARCHIVE_KVQUANT, 3 } },
 		{ "kvquant:2", { KVP_ARCHIVE_KVQUANT, 2 } },
+		{ "kvquant:4", { KVP_ARCHIVE_KVQUANT, 4 } },
 	};
 	static const char *const bad[] = { "", "kivi", "kivi2:2", "squat:", "squat:0", "squat:129",
 		"squat: 5", "squat:5x", "squat:99999999999999999999", "kvquant:5", "kvquant:1",
@@ -229,6 +237,10 @@ static void test_layer_overrides(void **state)
 	o[1].rule.archive.param = 9;
 	assert_int_equal(kvp_zone_config_check(&c), -EINVAL);
 	kvp_zone_config_init(&c, 0);
+	assert_int_equal(kvp_zone_config_check(&c), -EINVAL);
+	kvp_zone_config_init(&c, KVP_MAX_LAYERS);
+	assert_int_equal(kvp_zone_config_check(&c), 0);
+	kvp_zone_config_init(&c, KVP_MAX_LAYERS + 1);
 	assert_int_equal(kvp_zone_config_check(&c), -EINVAL);
 }
 

@@ -103,6 +103,32 @@ def objects(folder):
     refuses(1, "no request", "simulate", "--trace", path, "--format", "oracle", "--capacity", "9")
 
 
+def names_and_times(folder, text):
+    """A name of any bytes, a policy named twice, times that do not fit."""
+    simulate = ("simulate", "--capacity", "9", "--policy", "lru,min,lru")
+    for name in (b"\xff\xfe.jsonl", b"a\x01\n<&\">.jsonl", "\u00e9.jsonl".encode()):
+        path = os.path.join(folder.encode(), name)
+        plot = os.path.join(folder, "name.svg")
+        with open(path, "wb") as f:
+            f.write(text)
+        code, out, err = run(*simulate, "--trace", path, "--plot", plot, "--json")
+        assert code == 0 and not err, (name, err)
+        doc = json.loads(out)
+        assert [r["policy"] for r in doc["results"]] == ["lru", "min"], doc["results"]
+        assert doc["trace"].endswith(".jsonl")
+        ElementTree.parse(plot)
+        os.remove(path)
+    assert [r["policy"] for r in json.loads(
+        run("simulate", "--capacity", "9", "--trace", os.path.join(folder, "trace.jsonl"), "--json",
+            "--policy", "all,all,all")[1])["results"]].count("hazard") == 1
+    path = os.path.join(folder, "long")
+    with open(path, "wb") as f:
+        for ms in (0, 9 * 10**12):
+            f.write(b'{"timestamp":%d,"input_length":1,"output_length":1,"hash_ids":[1]}\n' % ms)
+    refuses(1, "too long", *simulate, "--trace", path, "--time-scale", "1e6")
+    assert run(*simulate, "--trace", path, "--time-scale", "2")[0] == 0
+
+
 def tiers(trace):
     """C-004: memory and store, each on or off; without --store nothing is said of tiers."""
     def simulate(*args):
@@ -152,6 +178,7 @@ def main():
             f.write(out)
         full_disk(trace)
         tiers(trace)
+        names_and_times(folder, out)
         plot = os.path.join(folder, "plot.svg")
         code, out, err = run("simulate", "--trace", trace, "--capacity", "99,9,9", "--plot", plot)
         assert code == 0 and b"hazard" in out and not err, err

@@ -261,9 +261,9 @@ int kvbench_policy(int argc, char **argv)
 		r = add_plans(root);
 	if (r < 0)
 		fprintf(stderr, "kvbench: policy: %s\n", strerror(-r));
-	else if (json)
-		json_dumpf(root, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(5));
-	else
+	else if (json && !json_dumpf(root, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(5)))
+		putchar('\n');
+	else if (!json)
 		print_table(root);
 	json_decref(root);
 	return r < 0;

@@ -36,6 +36,7 @@ static double at_y(const struct axes *a, double y)
 	return HEIGHT - BOTTOM - y / a->y1 * (HEIGHT - TOP - BOTTOM);
 }
 
+/* A file's name may hold any byte; XML takes none below the space. */
 static void put_text(FILE *f, double x, double y, const char *anchor, const char *text)
 {
 	fprintf(f, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", x, y, anchor);
@@ -44,6 +45,8 @@ static void put_text(FILE *f, double x, double y, const char *anchor, const char
 			fputs("&lt;", f);
 		else if (*text == '&')
 			fputs("&amp;", f);
+		else if ((unsigned char)*text < ' ')
+			fputc('?', f);
 		else
 			fputc(*text, f);
 	}

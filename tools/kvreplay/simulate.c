@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvreplay simulate: policies x capacities over one trace, on all cores. */
+#include <assert.h>
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -18,12 +19,13 @@
 #include "tools/kvreplay/sim.h"
 #include "tools/kvreplay/trace.h"
 
-#define MAX_POLICIES   32
+#define MAX_POLICIES   32 /* more than there are */
 #define MAX_CAPACITIES 64
 #define MAX_JOBS       64
 
 struct options {
 	const char *trace;
+	char *name; /* of the trace, as results can hold it */
 	enum trace_format format;
 	struct trace_options load;
 	const char *policy[MAX_POLICIES];
@@ -98,6 +100,16 @@ static bool known_policy(const char *name)
 	return !strcmp(name, "min");
 }
 
+/* Each once: a second time it would say the same. */
+static void add_policy(struct options *o, const char *name)
+{
+	for (size_t i = 0; i < o->n_policies; i++)
+		if (!strcmp(o->policy[i], name))
+			return;
+	assert(o->n_policies < MAX_POLICIES);
+	o->policy[o->n_policies++] = name;
+}
+
 static int parse_policies(struct options *o, char *list)
 {
 	o->n_policies = 0;
@@ -106,15 +118,14 @@ static int parse_policies(struct options *o, char *list)
 		if (!strcmp(s, "all")) {
 			const char *name;
 			for (size_t i = 0; (name = kvp_evict_names(i, NULL)); i++)
-				if (o->n_policies < MAX_POLICIES)
-					o->policy[o->n_policies++] = name;
+				add_policy(o, name);
 			s = (char *)"min";
 		}
-		if (!known_policy(s) || o->n_policies == MAX_POLICIES) {
+		if (!known_policy(s)) {
 			fprintf(stderr, "kvreplay: no policy '%s'; see --list\n", s);
 			return -EINVAL;
 		}
-		o->policy[o->n_policies++] = s;
+		add_policy(o, s);
 	}
 	if (!o->n_policies)
 		fputs("kvreplay: --policy names none; see --list\n", stderr);
@@ -387,7 +398,7 @@ static void add_tiers(json_t *object, const struct sim_result *r)
 static int print_json(const struct options *o, const struct trace *t, const struct work *w)
 {
 	json_t *results = json_array();
-	json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:s, s:o}", "trace", o->trace, "requests",
+	json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:s, s:o}", "trace", o->name, "requests",
 		(json_int_t)t->n_requests, "refs", (json_int_t)t->n_refs, "blocks",
 		(json_int_t)t->n_blocks, "order", o->order == SIM_LEAF ? "leaf" : "free", "results",
 		results);
@@ -460,7 +471,7 @@ static int plot(const struct options *o, const struct work *w)
 {
 	double x[MAX_CAPACITIES];
 	double *y = malloc(w->n * sizeof(*y));
-	const char *name = strrchr(o->trace, '/');
+	const char *name = strrchr(o->name, '/');
 
 	if (!y)
 		return -ENOMEM;
@@ -468,7 +479,7 @@ static int plot(const struct options *o, const struct work *w)
 		x[i] = (double)o->capacity[i];
 	for (size_t i = 0; i < w->n; i++)
 		y[i] = hit_ratio(&w->result[i]);
-	int r = plot_write(o->plot, name && name[1] ? name + 1 : o->trace,
+	int r = plot_write(o->plot, name && name[1] ? name + 1 : o->name,
 		o->format == TRACE_ORACLE ? "capacity, bytes" : "capacity, blocks", o->n_capacities,
 		x, o->n_policies, o->policy, y);
 	free(y);
@@ -510,6 +521,18 @@ static int simulate(const struct options *o, const struct trace *t)
 	free(w.job);
 	free(w.result);
 	return r;
+}
+
+/* Where it is not UTF-8, which neither JSON nor SVG can hold, only its ASCII stays. */
+static char *printable(const char *path)
+{
+	json_t *utf8 = json_string(path);
+	char *name = strdup(path);
+
+	for (char *p = name; name && !utf8 && *p; p++)
+		*p = (unsigned char)*p < 0x80 ? *p : '?';
+	json_decref(utf8);
+	return name;
 }
 
 /* Before the work rather than after it: long simulations should not end in a wrong path. */
@@ -557,7 +580,9 @@ int cmd_simulate(int argc, char **argv)
 	long cores = sysconf(_SC_NPROCESSORS_ONLN);
 	struct options o = {
 		.seed = 1,
-		.threads = cores > 0 && cores < MAX_JOBS ? (unsigned)cores : 1,
+		.threads = cores < 1          ? 1
+			   : cores < MAX_JOBS ? (unsigned)cores
+					      : MAX_JOBS,
 		.format = TRACE_MOONCAKE,
 	};
 	struct trace t;
@@ -585,8 +610,10 @@ int cmd_simulate(int argc, char **argv)
 		return 1;
 	}
 	int r = o.plot ? can_write(o.plot) : 0;
+	o.name = printable(o.trace);
 	if (r == 0)
-		r = simulate(&o, &t);
+		r = o.name ? simulate(&o, &t) : -ENOMEM;
+	free(o.name);
 	trace_done(&t);
 	return r < 0;
 }

@@ -510,8 +510,10 @@ static int finish(struct loader *l)
 		cut(t, o->from, o->count);
 	if (!t->n_requests || !t->n_refs)
 		return fail(l, -EBADMSG, "no request in it");
-	uint64_t begin = t->request[0].time_ns;
+	uint64_t begin = t->request[0].time_ns, last = t->request[t->n_requests - 1].time_ns;
 	double scale = o->time_scale > 0 ? o->time_scale : 1;
+	if ((double)(last - begin) * scale >= 0x1p64)
+		return fail(l, -ERANGE, "%g times its length is too long", scale);
 	for (uint32_t i = 0; i < t->n_requests; i++)
 		t->request[i].time_ns = (uint64_t)((double)(t->request[i].time_ns - begin) * scale);
 	if (!t->n_sessions)

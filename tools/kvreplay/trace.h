@@ -68,7 +68,8 @@ int trace_format_parse(const char *name, enum trace_format *ret_format);
 
 /*
  * Reads a trace; free it with trace_done(). On failure says what and where in `error`.
- * -EBADMSG: the content is wrong. -EFBIG: more than 2^31 references. -ENOMEM, or of open/read.
+ * -EBADMSG: the content is wrong. -EFBIG: more than 2^31 references. -ERANGE: a time_scale that
+ * makes times of 2^64 ns. -ENOMEM, or of open/read.
  */
 int trace_load(const char *path, enum trace_format format, const struct trace_options *options,
 	struct trace *ret_trace, char *error, size_t error_len);

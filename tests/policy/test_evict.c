@@ -373,6 +373,36 @@ static void test_ingestion(void **state)
 	assert_int_equal(kvp_ingest_wants(0, 3, 0), -EINVAL);
 }
 
+/* What admit() learnt of one block is not held of another that comes instead. */
+static void test_admitted_is_another(void **state)
+{
+	(void)state;
+	static const char *const names[] = { "arc", "s3-fifo", "s3-fifo-30" };
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		struct kvp_evict *e = make(names[i], 40, 0, 64);
+		struct kvp_evict_item known = { .parent = KVP_BLOCK_NONE, .bytes = 1 };
+
+		for (kvp_block_id id = 0; id < 3; id++) {
+			put(e, id, KVP_BLOCK_NONE, id);
+			assert_int_equal(kvp_evict_remove(e, id, 1, id), 0);
+		}
+		known.key.lo = 1; /* block 0's */
+		assert_int_equal(kvp_evict_admit(e, &known, 3), 1);
+		put(e, 9, KVP_BLOCK_NONE, 3);
+		assert_false(kvp_evict_hot(e, 9));
+		/* asked first or not: what a ghost remembers is hot */
+		known.key.lo = 2;
+		assert_int_equal(kvp_evict_admit(e, &known, 4), 1);
+		put(e, 1, KVP_BLOCK_NONE, 4);
+		assert_true(kvp_evict_hot(e, 1));
+		put(e, 2, KVP_BLOCK_NONE, 5);
+		assert_true(kvp_evict_hot(e, 2));
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		kvp_evict_free(e);
+	}
+}
+
 /* C-038, C-043, C-045: victims by the batch where none are asked for, and a line that tells it all.
  */
 static void test_batch_and_name(void **state)
@@ -1070,6 +1100,7 @@ int main(void)
 		cmocka_unit_test(test_e015_lru_of_leaves),
 		cmocka_unit_test(test_e015_frequency_by_policy),
 		cmocka_unit_test(test_ingestion),
+		cmocka_unit_test(test_admitted_is_another),
 		cmocka_unit_test(test_batch_and_name),
 		cmocka_unit_test(test_second_tier),
 		cmocka_unit_test(test_refused),

@@ -369,6 +369,8 @@ int kvp_evict_set_bytes(struct kvp_evict *e, kvp_block_id id, uint32_t bytes)
 		e->list[n->where].bytes = e->list[n->where].bytes - was + n->bytes;
 	else if (n->where == EVICT_OFFERED)
 		e->list[0].bytes = e->list[0].bytes - was + n->bytes;
+	if (e->ops->resized)
+		e->ops->resized(e, id, was);
 	return 0;
 }
 

@@ -93,7 +93,8 @@ struct evict_ops {
 	void (*detach)(struct kvp_evict *e, uint32_t id);             /* from a queue of its own */
 	void (*gone)(struct kvp_evict *e, uint32_t id, bool evicted); /* optional; after detach */
 	bool (*hot)(const struct kvp_evict *e, uint32_t id);
-	int (*check)(const struct kvp_evict *e, uint64_t in_queues); /* optional */
+	void (*resized)(struct kvp_evict *e, uint32_t id, uint32_t was); /* optional: bytes */
+	int (*check)(const struct kvp_evict *e, uint64_t in_queues);     /* optional */
 	uint64_t (*memory)(const struct kvp_evict *e); /* optional; bytes besides nodes */
 	bool contest; /* only where the policy begins: others may take over (evict_shadow.c) */
 	/*

@@ -77,6 +77,19 @@ static uint32_t lfuda_take(struct kvp_evict *e)
 	return id;
 }
 
+/* What a use is worth by byte changes; how long ago the last one was does not. */
+static void lfuda_resized(struct kvp_evict *e, uint32_t id, uint32_t was)
+{
+	const struct evict_node *n = &e->node[id];
+	double worth = n->freq * (double)n->cost, pri;
+
+	if (e->ops->variant == LFUDA || n->where != EVICT_HEAP || n->bytes == was)
+		return;
+	pri = pri_of(*evict_heap_key(e, id)) - worth / was + worth / n->bytes;
+	evict_heap_remove(e, id);
+	evict_heap_push(e, id, key_of(pri > e->age ? pri : e->age));
+}
+
 static void lfuda_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
 {
 	evict_heap_push(e, id, how == EVICT_BACK_DUE ? key_of(e->age) : priority(e, id));
@@ -90,8 +103,8 @@ static bool lfuda_hot(const struct kvp_evict *e, uint32_t id)
 #define LFUDA_OPS                                                                              \
 	.init = evict_heap_init, .insert = lfuda_insert, .access = lfuda_access,               \
 	.take = lfuda_take, .back = lfuda_back, .detach = evict_heap_remove, .hot = lfuda_hot, \
-	.check = evict_heap_check, .memory = evict_heap_memory, .reset = lfuda_reset,          \
-	.adopt = lfuda_adopt
+	.resized = lfuda_resized, .check = evict_heap_check, .memory = evict_heap_memory,      \
+	.reset = lfuda_reset, .adopt = lfuda_adopt
 
 const struct evict_ops evict_lfuda = {
 	.name = "lfu-da",

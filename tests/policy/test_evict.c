@@ -373,6 +373,32 @@ static void test_ingestion(void **state)
 	assert_int_equal(kvp_ingest_wants(0, 3, 0), -EINVAL);
 }
 
+/* GDSF weighs by the bytes held now: requantised to a quarter, a block is worth four of its kind.
+ */
+static void test_gdsf_requantised(void **state)
+{
+	(void)state;
+	struct kvp_evict *e = make("gdsf", 0, 1000000, 8);
+	kvp_block_id out[3];
+
+	for (kvp_block_id id = 0; id < 3; id++) {
+		struct kvp_evict_item item = {
+			.parent = KVP_BLOCK_NONE, .bytes = 4096, .cost = 1, .key = { .lo = id + 1 }
+		};
+		assert_int_equal(kvp_evict_insert(e, id, &item, id), 0);
+	}
+	assert_int_equal(kvp_evict_access(e, 1, 3), 0);
+	assert_int_equal(kvp_evict_set_bytes(e, 0, 1024), 0); /* 4 > 2 uses > 1 */
+	assert_int_equal(kvp_evict_victims(e, 3, 0, NULL, NULL, 4, out, 3), 3);
+	assert_true(out[0] == 2 && out[1] == 1 && out[2] == 0);
+	assert_int_equal(
+		kvp_evict_set_bytes(e, 0, 1 << 20), 0); /* offered: counts when it is back */
+	assert_int_equal(kvp_evict_victims(e, 3, 0, NULL, NULL, 5, out, 3), 3);
+	assert_int_equal(out[0], 0);
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+}
+
 /* What admit() learnt of one block is not held of another that comes instead. */
 static void test_admitted_is_another(void **state)
 {
@@ -1100,6 +1126,7 @@ int main(void)
 		cmocka_unit_test(test_e015_lru_of_leaves),
 		cmocka_unit_test(test_e015_frequency_by_policy),
 		cmocka_unit_test(test_ingestion),
+		cmocka_unit_test(test_gdsf_requantised),
 		cmocka_unit_test(test_admitted_is_another),
 		cmocka_unit_test(test_batch_and_name),
 		cmocka_unit_test(test_second_tier),

@@ -656,6 +656,7 @@ static void test_ahead_against_enumeration(void **state)
 				assert_int_equal(decisions[parent].keep, runs[parent].blocks);
 		}
 		assert_true(bytes <= room && time <= seconds);
+		assert_int_equal(res.freed, (uint64_t)bytes); /* taken, that is */
 		assert_true(res.seconds >= .95 * b.best - 1e-12 && res.seconds <= b.best + 1e-12);
 		useful += b.best > 0;
 		kvp_remat_free(r);
@@ -679,6 +680,10 @@ static void test_refusals(void **state)
 	bad = o, bad.source[0].latency = NAN;
 	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
 	bad = o, bad.size = 0;
+	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
+	bad = o, bad.source[KVP_TIER_STORE].seconds_per_byte = -1;
+	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
+	bad = o, bad.model.params = 0;
 	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
 	bad = o, bad.model.head_dim = 0;
 	assert_int_equal(kvp_remat_new(&bad, &r), -EINVAL);
@@ -712,6 +717,16 @@ static void test_refusals(void **state)
 	assert_int_equal(kvp_remat_plan(r, 1, 1, runs, 5, decisions, &res), -EINVAL);
 	assert_int_equal(kvp_remat_ahead(r, 1, NAN, 1, 1, runs, 4, decisions, &res), -EINVAL);
 	assert_int_equal(kvp_remat_plan(r, 1, 1, runs, 4, decisions, &res), 0);
+	/* the smallest and the largest block that there is */
+	runs[0].block_tokens = 1;
+	runs[1].block_tokens = KVP_BLOCK_TOKENS_MAX;
+	assert_int_equal(kvp_remat_plan(r, 1, 1, runs, 4, decisions, &res), 0);
+	runs[0].block_tokens = 0;
+	assert_int_equal(kvp_remat_plan(r, 1, 1, runs, 4, decisions, &res), -EINVAL);
+	runs[0].block_tokens = 64;
+	runs[1].block_tokens = KVP_BLOCK_TOKENS_MAX + 1;
+	assert_int_equal(kvp_remat_plan(r, 1, 1, runs, 4, decisions, &res), -EINVAL);
+	runs[1].block_tokens = 64;
 	/* more than there is, as much as can be asked for */
 	assert_int_equal(kvp_remat_plan(r, 1, UINT64_MAX, runs, 4, decisions, &res), 0);
 	assert_true(res.missing > UINT64_MAX / 2);

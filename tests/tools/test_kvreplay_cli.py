@@ -59,6 +59,10 @@ def bad_files(folder):
         with open(path, "wb") as f:
             f.write(text)
         refuses(1, path, "simulate", "--trace", path, "--capacity", "9")
+    # a line without end: neither read to the end of memory nor taken for the end of the file
+    endless = subprocess.run([KVREPLAY, "simulate", "--trace", "/dev/zero", "--capacity", "9"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+    assert endless.returncode == 1 and b"/dev/zero:1: line of more than" in endless.stderr, endless
     refuses(1, "/nonexistent", "simulate", "--trace", "/nonexistent", "--capacity", "9")
     refuses(1, "/nonexistent/x", "generate", "--out", "/nonexistent/x")
     for format in ("mooncake", "agent", "oracle"):

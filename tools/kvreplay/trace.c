@@ -317,12 +317,30 @@ static int read_agent(struct loader *l, const json_t *line)
 	return q.blocks ? add_request(l, &q) : 0;
 }
 
+/* Its length, 0 at the end; -EBADMSG, -ENOMEM. No line may take all memory, as getline() would. */
+static int64_t read_line(struct loader *l, FILE *f, char **line, uint64_t *cap)
+{
+	uint64_t len = 0;
+	int c = 0;
+
+	while (c != '\n' && (c = getc_unlocked(f)) != EOF) {
+		int r = grow((void **)line, cap, len + 2, 1);
+		if (r < 0)
+			return fail(l, r, "out of memory");
+		if (len == MAX_LINE)
+			return fail(l, -EBADMSG, "line of more than %u bytes", MAX_LINE);
+		(*line)[len++] = (char)c;
+		(*line)[len] = 0;
+	}
+	return (int64_t)len;
+}
+
 static int read_lines(struct loader *l, const char *path)
 {
 	FILE *f = fopen(path, "re");
 	char *line = NULL;
-	size_t cap = 0;
-	ssize_t len;
+	uint64_t cap = 0;
+	int64_t len = 0;
 	struct stat st;
 	uint64_t done = 0;
 	int r = 0;
@@ -334,14 +352,15 @@ static int read_lines(struct loader *l, const char *path)
 		fail(l, r, "%s", strerror(-r));
 		goto out;
 	}
-	while (r == 0 && (len = getline(&line, &cap, f)) >= 0) {
+	while (r == 0) {
 		json_error_t err;
 		l->line++;
-		done += (uint64_t)len;
-		if (len > (ssize_t)MAX_LINE) {
-			r = fail(l, -EBADMSG, "line of more than %u bytes", MAX_LINE);
+		len = read_line(l, f, &line, &cap);
+		if (len <= 0) {
+			r = (int)len;
 			break;
 		}
+		done += (uint64_t)len;
 		if (strspn(line, " \t\r\n") == (size_t)len)
 			continue;
 		json_t *j = json_loadb(line, (size_t)len, 0, &err);

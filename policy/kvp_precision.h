@@ -123,7 +123,8 @@ int kvp_precision_allocate(struct kvp_precision *p, const float *importance, uin
 /*
  * The budget was cut: goes down the reverse chain 8 -> 4 -> 3 -> 2, cheapest loss per bit first, no
  * further than needed, protected tokens excepted. widths_k and widths_v are the present widths and
- * are changed in place. Errors as above, then nothing is changed.
+ * are changed in place. Errors as above, -EINVAL also for widths that no allocation has; then
+ * nothing is changed.
  */
 int kvp_precision_reclaim(struct kvp_precision *p, const float *importance, uint32_t n,
 	uint64_t budget, uint8_t *widths_k, uint8_t *widths_v, struct kvp_precision_result *ret);

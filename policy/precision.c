@@ -243,7 +243,7 @@ static int level_of(uint32_t bits)
 	return -1;
 }
 
-/* Level of stream s for a token stored at these widths; -1 for widths that no level has. */
+/* The highest level of stream s that takes no more than these widths; -1 for no widths at all. */
 static int stream_level(const struct kvp_precision *p, uint32_t s, uint32_t bits_k, uint32_t bits_v)
 {
 	int k = level_of(bits_k), v = level_of(bits_v);
@@ -252,7 +252,17 @@ static int stream_level(const struct kvp_precision *p, uint32_t s, uint32_t bits
 		return -1;
 	if (p->opts.split)
 		return s ? v : k;
-	return v; /* jointly the keys follow: max(v, lowest key level) */
+	return k < v ? k : v;
+}
+
+/* Widths that some level has. Jointly the keys follow: what the values have, or their least. */
+static int is_allocated(const struct kvp_precision *p, uint32_t bits_k, uint32_t bits_v)
+{
+	uint32_t least = p->opts.key_min_bits;
+
+	if (level_of(bits_k) < 0 || level_of(bits_v) < 0)
+		return 0;
+	return p->opts.split ? bits_k >= least : bits_k == max_u32(bits_v, least);
 }
 
 static void widths_of(const struct kvp_precision *p, const uint8_t *level, uint32_t i,
@@ -332,13 +342,14 @@ int kvp_precision_reclaim(struct kvp_precision *p, const float *importance, uint
 
 	if (n > p->opts.max_tokens || precision_rank(p, importance, n) < 0)
 		return -EINVAL;
+	for (i = 0; i < n; i++)
+		if (!is_allocated(p, widths_k[i], widths_v[i]))
+			return -EINVAL;
 	for (s = 0; s < p->n_streams; s++)
 		for (i = 0; i < n; i++) {
 			size_t item = precision_item(p, s, i);
 			int level = stream_level(p, s, widths_k[i], widths_v[i]);
 
-			if (level < (int)p->stream[s].base)
-				return -EINVAL;
 			p->level[item] = (uint8_t)level;
 			p->lo[item] = protected_token(&p->opts, i, n) ? (uint8_t)level
 								      : (uint8_t)p->stream[s].base;

@@ -276,6 +276,12 @@ static void test_refusals(void **state)
 	assert_int_equal(kvp_importance_new(&o, &imp), -EINVAL);
 	o.gamma = .96f;
 	assert_int_equal(kvp_importance_new(&o, &imp), -EINVAL);
+	o.gamma_head = 0;
+	o.gamma = .9f;
+	assert_int_equal(kvp_importance_new(&o, &imp), -EINVAL);
+	o.gamma_head = 1;
+	assert_int_equal(kvp_importance_new(&o, &imp), -EINVAL);
+	o.gamma_head = .95f;
 	o.gamma = .85f; /* both ends are in */
 	assert_int_equal(kvp_importance_new(&o, &imp), 0);
 	imp = kvp_importance_free(imp);
@@ -318,6 +324,8 @@ static void test_refusals(void **state)
 	bad[2] = NAN;
 	assert_int_equal(kvp_importance_set(imp, 0, bad, 4), -EINVAL);
 	assert_true(kvp_importance_layer(imp, 0)[0] == 0);
+	bad[2] = 0;
+	assert_int_equal(kvp_importance_set(imp, 0, bad, 4), 0);
 	bad[2] = 1e30f; /* of these not */
 	for (i = 0; i < 1000; i++) {
 		assert_int_equal(kvp_importance_begin(imp, 0, 4), 0);

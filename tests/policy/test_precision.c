@@ -174,6 +174,7 @@ static void test_too_small(void **state)
 	struct kvp_precision *p = make(&o);
 	uint64_t floor = kvp_precision_floor(p, 100);
 	struct kvp_precision_result r = { .bits = 4711 };
+	uint32_t i;
 
 	(void)state;
 	memset(bits_k, 0x55, 100);
@@ -182,6 +183,10 @@ static void test_too_small(void **state)
 	assert_int_equal(
 		kvp_precision_allocate(p, imp, 100, floor - 1, NULL, NULL, bits_k, bits_v, &r),
 		-ENOSPC);
+	for (i = 0; i < 100; i++) /* less than the scales alone take */
+		assert_int_equal(kvp_precision_allocate(p, imp, 100, i * 2 * 8 * 16, NULL, NULL,
+					 bits_k, bits_v, &r),
+			-ENOSPC);
 	assert_int_equal(
 		kvp_precision_allocate(p, imp, 101, floor * 9, NULL, NULL, bits_k, bits_v, &r),
 		-EINVAL);
@@ -553,8 +558,8 @@ static void test_reclaim(void **state)
 	for (round = 0; round < 2000; round++) {
 		struct kvp_precision_opts o;
 		struct kvp_precision_result r;
-		struct kvp_precision *p;
-		uint8_t old_k[300], old_v[300];
+		struct kvp_precision *p, *other;
+		uint8_t old_k[300], old_v[300], other_k[300], other_v[300];
 		uint32_t n = 1 + below(300), i, changed = 0;
 		uint64_t budget, cut;
 
@@ -572,7 +577,16 @@ static void test_reclaim(void **state)
 			kvp_precision_reclaim(p, imp, n, cut - 1, bits_k, bits_v, &r), -ENOSPC);
 		assert_memory_equal(old_k, bits_k, n);
 		cut += (uint64_t)(uniform() * (double)(budget - cut));
+		/* by the widths that it is given, not by what was allocated last */
+		other = make(&o);
+		memcpy(other_k, bits_k, n);
+		memcpy(other_v, bits_v, n);
+		assert_int_equal(
+			kvp_precision_reclaim(other, imp, n, cut, other_k, other_v, NULL), 0);
+		kvp_precision_free(other);
 		assert_int_equal(kvp_precision_reclaim(p, imp, n, cut, bits_k, bits_v, &r), 0);
+		assert_memory_equal(other_k, bits_k, n);
+		assert_memory_equal(other_v, bits_v, n);
 		assert_int_equal(bits_of(p, n), r.bits);
 		assert_true(r.bits <= cut);
 		for (i = 0; i < n; i++) {
@@ -594,7 +608,7 @@ static void test_caps(void **state)
 {
 	struct kvp_precision_opts o = defaults(4, 128, 200);
 	struct kvp_precision *p = make(&o);
-	uint8_t cap[200];
+	uint8_t cap[200], other[200];
 	uint32_t i;
 
 	(void)state;
@@ -606,10 +620,27 @@ static void test_caps(void **state)
 				 p, imp, 200, UINT64_C(1) << 40, cap, cap, bits_k, bits_v, NULL),
 		0);
 	assert_memory_equal(cap, bits_k, 200);
-	cap[9] = 5;
+	/* one width for both: neither above its own cap */
+	for (i = 0; i < 200; i++)
+		other[i] = (uint8_t)kvp_precision_bits(below(4));
 	assert_int_equal(kvp_precision_allocate(
-				 p, imp, 200, UINT64_C(1) << 40, cap, cap, bits_k, bits_v, NULL),
+				 p, imp, 200, UINT64_C(1) << 40, cap, other, bits_k, bits_v, NULL),
+		0);
+	for (i = 0; i < 200; i++) {
+		assert_int_equal(bits_k[i], cap[i] < other[i] ? cap[i] : other[i]);
+		assert_int_equal(bits_v[i], bits_k[i]);
+	}
+	bits_k[3] = bits_v[3] == 8 ? 4 : 8; /* no allocation has that */
+	assert_int_equal(
+		kvp_precision_reclaim(p, imp, 200, UINT64_C(1) << 40, bits_k, bits_v, NULL),
 		-EINVAL);
+	for (i = 0; i < 2; i++) {
+		cap[9] = i ? 8 : 5;
+		other[9] = i ? 5 : 8;
+		assert_int_equal(kvp_precision_allocate(p, imp, 200, UINT64_C(1) << 40, cap, other,
+					 bits_k, bits_v, NULL),
+			-EINVAL);
+	}
 	assert_int_equal(kvp_precision_allocate(
 				 p, imp, 200, UINT64_C(1) << 40, cap, NULL, bits_k, bits_v, NULL),
 		-EINVAL);
@@ -865,6 +896,8 @@ static void test_numbers(void **state)
 	struct kvp_precision_opts o = defaults(8, 128, 8), bad;
 	struct kvp_precision *p = NULL;
 	double w[4] = { 1e-10, 1, 1, 1 }, beta[4], least;
+	double many[KVP_MAX_LAYERS + 1] = { 0 }, many_beta[KVP_MAX_LAYERS];
+	uint32_t i;
 	float x[3] = { 1e-38f, 1e-38f, 1e-38f };
 
 	(void)state;
@@ -874,6 +907,14 @@ static void test_numbers(void **state)
 	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
 	bad = o, bad.distortion[0] = INFINITY;
 	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
+	bad = o, bad.base_steps = 33; /* B-050 */
+	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
+	bad = o, bad.base_steps = 7;
+	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
+	for (i = 8; i <= 32; i += 24) {
+		bad = o, bad.base_steps = i;
+		kvp_precision_free(make(&bad));
+	}
 	p = make(&o);
 	assert_true(kvp_precision_budget(p, 8, .5) == 8 * 32 * 8 * 128 / 2);
 	assert_true(kvp_precision_budget(p, 8, NAN) == 0);
@@ -884,6 +925,14 @@ static void test_numbers(void **state)
 	/* weights far apart still spend the whole: one layer at its least, the others share */
 	assert_int_equal(kvp_precision_layer_budgets(.4, .1, w, 4, beta), 0);
 	assert_true(fabs(beta[0] - .1) < 1e-9 && fabs(beta[1] - .5) < 1e-9);
+	assert_int_equal(
+		kvp_precision_layer_budgets(.4, .1, many, KVP_MAX_LAYERS + 1, beta), -EINVAL);
+	assert_int_equal(kvp_precision_layer_budgets(.4, .1, many, 0, beta), -EINVAL);
+	for (i = 0; i < KVP_MAX_LAYERS; i++)
+		many[i] = 1;
+	assert_int_equal(kvp_precision_layer_budgets(.4, .1, many, KVP_MAX_LAYERS, many_beta), 0);
+	for (i = 0; i < KVP_MAX_LAYERS; i++)
+		assert_true(fabs(many_beta[i] - .4) < 1e-9);
 	w[0] = 1e-13;
 	assert_int_equal(kvp_precision_layer_budgets(.4, .1, w, 4, beta), -EINVAL);
 	w[0] = NAN;

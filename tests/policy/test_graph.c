@@ -353,49 +353,48 @@ static void test_score(void **state)
 static void test_prefetch_strongest(void **state)
 {
 	enum { N = 200, COLD = 20 };
-	struct kvp_graph *g = make(N, 4096, 0);
 	struct kvp_ranking *r = kvp_ranking_new(N, 16);
 	kvp_block_id active[100], got[N];
-	uint32_t round, i, k, seen;
+	uint32_t round, i, k, stronger;
 	int n;
 
 	(void)state;
 	seed_from_env(54);
-	for (i = 0; i < N; i++) {
-		add(g, i, KVP_BLOCK_NONE, KVP_LABEL_USER, 1, 0);
-		active[i % 100] = 100 + i % 100;
-	}
-	for (round = 0; round < 20; round++) { /* 1..20 of them with 0, more often the higher */
-		kvp_block_id star[2] = { 0 };
+	for (round = 0; round < 40; round++) {
+		struct kvp_graph *g = make(N, 4096, 0);
 
-		for (i = 1; i <= COLD; i++)
-			for (k = below(3), star[1] = i; k < 3 + i; k++)
+		for (i = 0; i < N; i++) {
+			add(g, i, KVP_BLOCK_NONE, KVP_LABEL_USER, 1, 0);
+			active[i % 100] = 100 + i % 100;
+		}
+		for (i = 1; i <= COLD; i++) {
+			kvp_block_id star[2] = { 0, i };
+
+			for (k = 3 + below(30); k > 0; k--)
 				kvp_graph_co_attend(g, star, 2, 0);
-	}
-	for (i = 1; i <= COLD; i++) {
-		kvp_graph_spill(g, i, 1, 0);
-		kvp_graph_set_importance(g, i, 0);
-	}
-	assert_int_equal(kvp_graph_rank(g, NULL, 0, r), 0);
-	n = kvp_ranking_prefetch(r, 0, 0, (kvp_block_id[]){ 0 }, 1, N, got);
-	assert_int_equal(n, KVP_GRAPH_NEIGHBOURS);
-	for (k = 0; k < (uint32_t)n; k++) {
-		double w = kvp_graph_weight(g, 0, got[k], KVP_EDGE_CO_ATTEND, 0);
+			kvp_graph_spill(g, i, 1, 0);
+			kvp_graph_set_importance(g, i, 0);
+		}
+		assert_int_equal(kvp_graph_rank(g, NULL, 0, r), 0);
+		n = kvp_ranking_prefetch(r, 0, 0, (kvp_block_id[]){ 0 }, 1, N, got);
+		assert_int_equal(n, KVP_GRAPH_NEIGHBOURS);
+		for (k = 0; k < (uint32_t)n; k++) {
+			double w = kvp_graph_weight(g, 0, got[k], KVP_EDGE_CO_ATTEND, 0);
 
-		if (k)
-			assert_true(w <= kvp_graph_weight(g, 0, got[k - 1], KVP_EDGE_CO_ATTEND, 0));
-		for (i = 1, seen = 0; i <= COLD; i++)
-			seen += kvp_graph_weight(g, 0, i, KVP_EDGE_CO_ATTEND, 0) > w;
-		assert_true(seen <= k);
+			for (i = 1, stronger = 0; i <= COLD; i++)
+				stronger += kvp_graph_weight(g, 0, i, KVP_EDGE_CO_ATTEND, 0) > w;
+			assert_true(stronger <= k);
+		}
+		/* 0 is the first of 65, then of 64 */
+		active[0] = 0;
+		assert_int_equal(
+			kvp_ranking_prefetch(r, 0, 0, active, KVP_GRAPH_ACTIVE_MAX + 1, N, got), 0);
+		assert_int_equal(
+			kvp_ranking_prefetch(r, 0, 0, active, KVP_GRAPH_ACTIVE_MAX, N, got),
+			KVP_GRAPH_NEIGHBOURS);
+		kvp_graph_free(g);
 	}
-	/* 0 is the first of 65, then of 64 */
-	active[0] = 0;
-	assert_int_equal(
-		kvp_ranking_prefetch(r, 0, 0, active, KVP_GRAPH_ACTIVE_MAX + 1, N, got), 0);
-	assert_int_equal(kvp_ranking_prefetch(r, 0, 0, active, KVP_GRAPH_ACTIVE_MAX, N, got),
-		KVP_GRAPH_NEIGHBOURS);
 	kvp_ranking_free(r);
-	kvp_graph_free(g);
 }
 
 /* Every edge of the table is seen, wherever it lies. */
@@ -815,6 +814,14 @@ static void test_refusals(void **state)
 	assert_int_equal(kvp_graph_new(&bad, &g), -EINVAL);
 	bad = o, bad.size = 4;
 	assert_int_equal(kvp_graph_new(&bad, &g), -EINVAL);
+	bad = o, bad.protect_share = 0; /* would protect all */
+	assert_int_equal(kvp_graph_new(&bad, &g), -EINVAL);
+	bad = o, bad.compare = 1001;
+	assert_int_equal(kvp_graph_new(&bad, &g), -EINVAL);
+	for (bad = o, bad.compare = 1; bad.compare <= 1000; bad.compare += 999) {
+		assert_int_equal(kvp_graph_new(&bad, &g), 0);
+		g = kvp_graph_free(g);
+	}
 	assert_null(g);
 	assert_int_equal(kvp_graph_new(&o, &g), 0);
 	assert_int_equal(kvp_graph_rank(g, NULL, 0, r), -EINVAL); /* too small a ranking */

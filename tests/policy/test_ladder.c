@@ -752,6 +752,9 @@ static void test_refusals(void **state)
 	assert_int_equal(kvp_ladder_plan(l, tiers, blocks, 4, steps, &count, &r), -EINVAL);
 	assert_int_equal(count, 77);
 	tiers[KVP_TIER_STORE].latency = 0;
+	tiers[KVP_TIER_VRAM].high = 1.01;
+	assert_int_equal(kvp_ladder_plan(l, tiers, blocks, 0, steps, &count, &r), -EINVAL);
+	tiers[KVP_TIER_VRAM].high = 1; /* the whole tier: that can be */
 	assert_int_equal(kvp_ladder_plan(l, tiers, blocks, 0, steps, &count, &r), 0);
 	assert_int_equal(count, 0);
 	assert_null(kvp_ladder_free(l));

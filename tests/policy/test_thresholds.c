@@ -318,6 +318,9 @@ static void test_pack(void **state)
 {
 	struct kvp_threshold_store *s = kvp_threshold_store_new(50), *t;
 	struct kvp_threshold_record r, a, b;
+	/* reserved; layer, context, shape, hot, stale, bits, origin, quality, age (its upper half)
+	 */
+	static const size_t wrong[] = { 12, 80, 84, 88, 92, 96, 100, 104, 108, 112, 116, 124 };
 	unsigned char *buf, *other;
 	size_t size, i;
 	char key[64];
@@ -360,10 +363,22 @@ static void test_pack(void **state)
 	assert_int_equal(kvp_threshold_store_put(t, &r), 0);
 	assert_int_equal(kvp_threshold_nearest(t, "qwen", 0, 0, &b), -ENOENT);
 	assert_int_equal(kvp_threshold_nearest(t, "llama", 1, 0, &b), 0);
-	/* an age that nothing could be younger than */
-	memset(other + 16 + 104, 0xff, 8);
+	/* a right checksum over what may not be: the reserved word, any field, an age that nothing
+	 * could be younger than */
+	for (i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		memcpy(other, buf, size);
+		memset(other + wrong[i], 0xff, 4);
+		reseal(other, size);
+		assert_int_equal(kvp_threshold_store_unpack(t, other, size), -EBADMSG);
+	}
+	memcpy(other, buf, size);
+	memset(other + 16, 0, 64); /* no name */
 	reseal(other, size);
 	assert_int_equal(kvp_threshold_store_unpack(t, other, size), -EBADMSG);
+	memset(other + 16, 'x', 64); /* a name without end */
+	reseal(other, size);
+	assert_int_equal(kvp_threshold_store_unpack(t, other, size), -EBADMSG);
+	assert_int_equal(kvp_threshold_nearest(t, "new", 1, 1, &b), 0); /* as before */
 	free(other);
 	for (i = 0; i < size; i++) {
 		buf[i] ^= 0x40;

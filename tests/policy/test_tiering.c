@@ -236,6 +236,14 @@ static void test_layer_overrides(void **state)
 	o[1].rule.group_tokens = 32;
 	o[1].rule.archive.param = 9;
 	assert_int_equal(kvp_zone_config_check(&c), -EINVAL);
+	o[1].rule.archive.param = 3;
+	assert_int_equal(kvp_zone_config_check(&c), 0);
+	o[0].rule.hot_tokens = 1025; /* the first one counts too */
+	assert_int_equal(kvp_zone_config_check(&c), -EINVAL);
+	o[0].rule.hot_tokens = 128;
+	c.n_overrides = 1;
+	o[0].layer = 32;
+	assert_int_equal(kvp_zone_config_check(&c), -EINVAL);
 	kvp_zone_config_init(&c, 0);
 	assert_int_equal(kvp_zone_config_check(&c), -EINVAL);
 	kvp_zone_config_init(&c, KVP_MAX_LAYERS);

@@ -65,6 +65,7 @@ static const struct evict_ops *const experts[] = {
 	&evict_arc,
 	&evict_lru,
 	&evict_gdsf,
+	&evict_lfuda,
 };
 #define EXPERTS (sizeof(experts) / sizeof(experts[0]))
 
@@ -105,7 +106,7 @@ struct evict_shadows {
 	uint32_t old; /* of len: told before */
 	uint32_t last;
 	struct known prompt[PROMPT];
-	uint64_t heap_key[IDS]; /* of the shadow that has a heap */
+	uint64_t heap_key[2][IDS]; /* of the shadows that have heaps */
 	struct shadow shadow[EXPERTS];
 };
 
@@ -691,7 +692,7 @@ static int shadow_init(struct kvp_evict *real, struct shadow *s, uint32_t i)
 	if (r < 0)
 		return r;
 	if (s->e->heap)
-		s->e->arena = real->shadows->heap_key; /* the blocks' own keys are needed */
+		s->e->arena = real->shadows->heap_key[experts[i]->variant & 1]; /* the blocks' own keys are needed */
 	return 0;
 }
 

@@ -31,12 +31,13 @@
 #include <string.h>
 
 #define NONE    KVP_BLOCK_NONE
-#define BLOCKS  1024u /* capacity of a shadow */
+#define BLOCKS  4096u /* capacity of a shadow that sees everything */
+#define SAMPLE  1024u /* of one that sees a sample */
 #define SLACK   512u  /* for the request that is being served */
 #define IDS     (BLOCKS + SLACK)
-#define BUCKETS 2048u
+#define BUCKETS 8192u
 #define PROMPT  1024u /* blocks of a request that the shadows are told of */
-#define GHOSTS  8192u /* of a shadow of hazard, which remembers more than others */
+#define GHOSTS  24576u /* of a shadow of hazard, which remembers more than others */
 #define TRUNK   7u    /* EVICT_BRANCHES: so often continued that it is no chain's own */
 #define ALL     UINT64_MAX
 
@@ -700,7 +701,7 @@ static uint64_t limit_of(const struct kvp_evict *e)
 {
 	uint64_t items = e->params.items;
 
-	return items <= BLOCKS ? ALL : (uint64_t)ldexp((double)BLOCKS / (double)items, 64);
+	return items <= BLOCKS ? ALL : (uint64_t)ldexp((double)SAMPLE / (double)items, 64);
 }
 
 static uint64_t arena_bytes(const struct kvp_evict *e)

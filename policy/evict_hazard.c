@@ -103,6 +103,7 @@ static struct request *begin(struct kvp_evict *e, uint32_t tip)
 	struct hazard *h = e->self;
 
 	advance(e);
+	h->expects_root = false;
 	const struct request *last = &h->request[h->current];
 	if (last->count || last->known)
 		h->unknown += (!last->known - h->unknown) / COLD_MEMORY;
@@ -134,6 +135,9 @@ static struct request *request_of(struct kvp_evict *e, uint32_t parent)
 			return &h->request[r];
 		if (parent == h->tip)
 			return &h->request[h->current];
+	} else if (h->expects_root) {
+		h->expects_root = false;
+		return &h->request[h->current];
 	}
 	return begin(e, parent);
 }
@@ -228,6 +232,7 @@ static void hazard_request(struct kvp_evict *e, const struct kvp_evict_request *
 	hazard_sweep(e);
 	begin(e, req->tip);
 	h->announced = req->tip;
+	h->expects_root = req->tip == NONE;
 }
 
 static void hazard_chain(struct kvp_evict *e, uint32_t tip)

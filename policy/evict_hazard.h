@@ -110,6 +110,7 @@ struct hazard {
 	uint32_t current;
 	uint32_t tip;       /* of the current request */
 	uint32_t announced; /* tip that request() told of and chain() has yet to touch */
+	bool expects_root;  /* request() told of a prompt of which nothing is cached */
 	uint64_t now;       /* own clock, see advance() */
 	double gap;         /* mean time between requests, in the caller's clock */
 	double unknown;     /* share of the last requests of which no block was known */

@@ -64,6 +64,8 @@ int evict_heap_init(struct kvp_evict *e)
 	uint32_t room = ROOM_MIN;
 	struct evict_heap *h;
 
+	if (e->heap)
+		return 0;
 	while (room < ROOM_MAX && (uint64_t)room * room * 16 < e->params.max_ids)
 		room *= 2;
 	/* neighbours hold more than room / 2 together, but for the first two (see join()) */

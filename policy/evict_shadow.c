@@ -31,12 +31,13 @@
 #include <string.h>
 
 #define NONE    KVP_BLOCK_NONE
-#define BLOCKS  1024u /* capacity of a shadow */
+#define BLOCKS  4096u /* capacity of a shadow that sees everything */
+#define SAMPLE  1024u /* of one that sees a sample */
 #define SLACK   512u  /* for the request that is being served */
 #define IDS     (BLOCKS + SLACK)
-#define BUCKETS 2048u
+#define BUCKETS 8192u
 #define PROMPT  1024u /* blocks of a request that the shadows are told of */
-#define GHOSTS  8192u /* of a shadow of hazard, which remembers more than others */
+#define GHOSTS  24576u /* of a shadow of hazard, which remembers more than others */
 #define TRUNK   7u    /* EVICT_BRANCHES: so often continued that it is no chain's own */
 #define ALL     UINT64_MAX
 
@@ -65,6 +66,7 @@ static const struct evict_ops *const experts[] = {
 	&evict_arc,
 	&evict_lru,
 	&evict_gdsf,
+	&evict_lfuda,
 };
 #define EXPERTS (sizeof(experts) / sizeof(experts[0]))
 
@@ -105,7 +107,7 @@ struct evict_shadows {
 	uint32_t old; /* of len: told before */
 	uint32_t last;
 	struct known prompt[PROMPT];
-	uint64_t heap_key[IDS]; /* of the shadow that has a heap */
+	uint64_t heap_key[2][IDS]; /* of the shadows that have heaps */
 	struct shadow shadow[EXPERTS];
 };
 
@@ -691,7 +693,7 @@ static int shadow_init(struct kvp_evict *real, struct shadow *s, uint32_t i)
 	if (r < 0)
 		return r;
 	if (s->e->heap)
-		s->e->arena = real->shadows->heap_key; /* the blocks' own keys are needed */
+		s->e->arena = real->shadows->heap_key[experts[i]->variant & 1]; /* the blocks' own keys are needed */
 	return 0;
 }
 
@@ -699,7 +701,7 @@ static uint64_t limit_of(const struct kvp_evict *e)
 {
 	uint64_t items = e->params.items;
 
-	return items <= BLOCKS ? ALL : (uint64_t)ldexp((double)BLOCKS / (double)items, 64);
+	return items <= BLOCKS ? ALL : (uint64_t)ldexp((double)SAMPLE / (double)items, 64);
 }
 
 static uint64_t arena_bytes(const struct kvp_evict *e)

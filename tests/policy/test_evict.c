@@ -881,18 +881,21 @@ static unsigned popular(const char *name, uint64_t gap, uint64_t *ret_order)
 	return hits;
 }
 
-#define SCAN 15000u /* documents used once in a long while */
+#define POPULAR 400u /* documents */
+#define SCANNED 20000u
 
-/* Three of four requests are for popular documents, the others pass through many. Returns hits. */
-static unsigned beside_a_scan(struct kvp_evict *e, uint64_t seed)
+/* Popular documents (Zipf, exponent .8), and after 600 requests each time a scan of 400. Returns
+ * hits. */
+static unsigned between_scans(struct kvp_evict *e, uint64_t seed)
 {
-	unsigned hits = 0;
+	unsigned hits = 0, scanned = 0;
 
 	random_seed(seed);
 	for (uint64_t i = 0; i < 100000; i++) {
-		kvp_block_id id = below(1 + below(1 + below(DOCS))), out;
-		if (below(4) == 0)
-			id = DOCS + (kvp_block_id)(i % SCAN);
+		double u = below(1000000) / 1e6;
+		kvp_block_id id = (kvp_block_id)(POPULAR * u * u * u * u * u), out;
+		if (i % 1000 >= 600)
+			id = POPULAR + scanned++ % SCANNED;
 		bool hit = kvp_evict_contains(e, id);
 		struct kvp_evict_request req = {
 			.tip = hit ? id : KVP_BLOCK_NONE, .matched = hit, .blocks = 1
@@ -921,18 +924,59 @@ static void test_best_takes_charge(void **state)
 
 	for (uint64_t seed = 1; seed <= 4; seed++) {
 		struct kvp_evict_params p = {
-			.size = sizeof(p), .items = 100, .max_ids = DOCS + SCAN, .seed = 1
+			.size = sizeof(p), .items = 100, .max_ids = POPULAR + SCANNED, .seed = 1
 		};
-		struct kvp_evict *e = make(KVP_EVICT_DEFAULT, 100, 0, DOCS + SCAN);
+		struct kvp_evict *e = make(KVP_EVICT_DEFAULT, 100, 0, POPULAR + SCANNED);
 
-		with += beside_a_scan(e, seed);
+		with += between_scans(e, seed);
 		kvp_evict_free(e);
 		assert_int_equal(evict_new_plain(&evict_hazard, &p, &e), 0);
-		without += beside_a_scan(e, seed);
+		without += between_scans(e, seed);
 		kvp_evict_free(e);
 	}
 	print_message("hits with the shadows %u, without %u\n", with, without);
 	assert_true(with > without);
+}
+
+/* A request that was announced and met nothing begins once, not again with its first block. */
+static void test_announced_once(void **state)
+{
+	(void)state;
+	struct kvp_evict *e[2];
+	struct kvp_evict_params p = {
+		.size = sizeof(p), .items = ROOM, .max_ids = DOCS, .seed = 1
+	};
+
+	random_seed(random_print_seed());
+	for (int k = 0; k < 2; k++)
+		assert_int_equal(evict_new_plain(&evict_hazard, &p, &e[k]), 0);
+	for (uint64_t i = 1, now = 0; i < 20000; i++) {
+		kvp_block_id id = below(1 + below(1 + below(DOCS))), out[2];
+		bool hit = kvp_evict_contains(e[0], id), full = kvp_evict_len(e[0]) == ROOM;
+
+		now += below(2000);
+		for (int k = 0; k < 2; k++) {
+			struct kvp_evict_request req = {
+				.tip = hit ? id : KVP_BLOCK_NONE, .matched = hit, .blocks = 1
+			};
+			if (k == 0)
+				assert_int_equal(kvp_evict_request(e[k], &req, now), 0);
+			if (hit) {
+				kvp_evict_access(e[k], id, now);
+				continue;
+			}
+			put(e[k], id, KVP_BLOCK_NONE, now);
+			if (!full)
+				continue;
+			assert_int_equal(
+				kvp_evict_victims(e[k], 1, 0, NULL, NULL, now, &out[k], 1), 1);
+			assert_int_equal(kvp_evict_remove(e[k], out[k], 1, now), 0);
+		}
+		if (!hit && full)
+			assert_int_equal(out[0], out[1]);
+	}
+	kvp_evict_free(e[0]);
+	kvp_evict_free(e[1]);
 }
 
 /* What was refused counts as used: the next call does not meet it again at once. */
@@ -1136,6 +1180,7 @@ int main(void)
 		cmocka_unit_test(test_counts_uses),
 		cmocka_unit_test(test_changes_hands),
 		cmocka_unit_test(test_best_takes_charge),
+		cmocka_unit_test(test_announced_once),
 		cmocka_unit_test(test_follows_to_the_block),
 		cmocka_unit_test(test_counts_bytes),
 		cmocka_unit_test(test_random_operations_in_bytes),

@@ -726,6 +726,40 @@ static void test_conversation_table(void **state)
 	trace_done(&t);
 }
 
+/*
+ * libCacheSim's test trace and the miss counts that it publishes, 128 to 1,024 MiB. The trace is
+ * not ours to give away; docs/testing.md says where it is.
+ */
+static void test_published_counts(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *policy;
+		uint64_t misses[8];
+		uint64_t near;
+	} table[] = {
+		{ "lru", { 93374, 89783, 83572, 81722, 72494, 72104, 71972, 71704 }, 0 },
+		{ "fifo", { 93403, 89386, 84387, 84025, 72498, 72228, 72182, 72140 }, 0 },
+		{ "sieve", { 91699, 86720, 78578, 76707, 69945, 66221, 64445, 64376 }, 0 },
+		{ "s3-fifo", { 89309, 82387, 77041, 76791, 71300, 70343, 70455, 70355 }, 2 },
+		{ "gdsf", { 89068, 84750, 74853, 70488, 67919, 64180, 61029, 58721 }, 0 },
+		{ "min", { 79256, 70724, 65481, 61594, 59645, 57599, 50873, 48974 }, 0 },
+	};
+	struct trace t;
+
+	if (!load_data("cloudPhysicsIO.oracleGeneral.bin", TRACE_ORACLE,
+		    (struct trace_options){ .time_scale = 1 }, &t))
+		skip();
+	assert_int_equal(t.n_refs, 113872);
+	for (size_t p = 0; p < sizeof(table) / sizeof(table[0]); p++)
+		for (uint64_t c = 0; c < 8; c++) {
+			uint64_t n = fast_misses(&t, table[p].policy, (c + 1) << 27);
+			assert_in_range(n, table[p].misses[c] - table[p].near,
+				table[p].misses[c] + table[p].near);
+		}
+	trace_done(&t);
+}
+
 static void test_conversation_hazard(void **state)
 {
 	(void)state;
@@ -833,6 +867,7 @@ int main(void)
 		cmocka_unit_test(test_hazard_generated),
 		cmocka_unit_test(test_no_thrash),
 		cmocka_unit_test(test_conversation_table),
+		cmocka_unit_test(test_published_counts),
 		cmocka_unit_test(test_conversation_hazard),
 		cmocka_unit_test(test_mrc_generated),
 		cmocka_unit_test(test_mrc_traces),

@@ -14,7 +14,7 @@
 #define WEIGHT_CLASS_MIN 10.0
 #define WEIGHT_CLASS_MAX 300.0
 #define WEIGHT_GROWTH    100.0 /* blocks seen for each more */
-#define WEIGHT_ALL       20.0
+#define WEIGHT_ALL       15.0
 #define HAZARD_PRIOR     0.05 /* per bin */
 #define HAZARD_MAX       0.99
 /* Bins on either side that a bin is compared with: an octave. */

@@ -4,7 +4,7 @@
  * of what happens. The one that hits most takes charge of the real cache.
  *
  * A cache of up to BLOCKS blocks is sampled whole. From a larger one we take whole chains, by a
- * hash of their topmost block, and shadows of BLOCKS blocks: each sees the same share of the
+ * hash of their topmost block, and shadows of SAMPLE blocks: each sees the same share of the
  * traffic as it has of the capacity. Blocks that many chains share (a system prompt) are left out,
  * since no algorithm would evict them, and they would drag all their chains into the sample or out
  * of it. If only bytes bound the cache, the share is halved until the sample fits.
@@ -31,14 +31,15 @@
 #include <string.h>
 
 #define NONE    KVP_BLOCK_NONE
-#define BLOCKS  4096u /* capacity of a shadow that sees everything */
-#define SAMPLE  1024u /* of one that sees a sample */
-#define SLACK   512u  /* for the request that is being served */
+#define BLOCKS  4096u         /* most that a shadow holds: larger caches are sampled */
+#define SAMPLE  1024u         /* that it holds of a sample */
+#define MANY    (48 * BLOCKS) /* ids; with more, a cache of BLOCKS is not to be expected */
+#define SLACK   512u          /* for the request that is being served */
 #define IDS     (BLOCKS + SLACK)
 #define BUCKETS 8192u
-#define PROMPT  1024u /* blocks of a request that the shadows are told of */
-#define GHOSTS  24576u /* of a shadow of hazard, which remembers more than others */
-#define TRUNK   7u    /* EVICT_BRANCHES: so often continued that it is no chain's own */
+#define PROMPT  BLOCKS /* blocks of a request that the shadows are told of */
+#define GHOSTS  20480u /* of a shadow of hazard, beside its blocks; others remember less */
+#define TRUNK   7u     /* EVICT_BRANCHES: so often continued that it is no chain's own */
 #define ALL     UINT64_MAX
 
 #define STRATA 64u
@@ -95,6 +96,7 @@ struct evict_shadows {
 	uint32_t leader;
 	uint32_t want;
 	uint64_t limit; /* hashes up to it are in the sample */
+	uint32_t whole; /* a cache of so many blocks is sampled whole */
 	bool begun;     /* the real cache is full: algorithms make a difference */
 	bool overflow;
 	bool expects; /* insert() of this key: the shadows know it */
@@ -675,25 +677,27 @@ void evict_shadows_settle(struct kvp_evict *e)
 
 static int shadow_init(struct kvp_evict *real, struct shadow *s, uint32_t i)
 {
+	uint32_t whole = real->shadows->whole;
 	struct kvp_evict_params p = {
 		.size = sizeof(p),
 		.items = real->params.items,
 		.bytes = real->params.bytes,
-		.max_ids = IDS,
-		.ghosts = experts[i]->contest ? GHOSTS : 2 * BLOCKS,
+		.max_ids = whole + SLACK,
+		.ghosts = experts[i]->contest ? whole + GHOSTS : 2 * whole,
 		.seed = real->params.seed,
 	};
 
 	for (uint32_t k = 0; k < BUCKETS; k++)
 		s->bucket[k] = IDS;
-	for (uint32_t k = 0; k < IDS; k++)
-		s->next[k] = (uint16_t)(k + 1); /* the last one: IDS, none */
+	for (uint32_t k = 0; k < p.max_ids; k++)
+		s->next[k] = (uint16_t)(k + 1 < p.max_ids ? k + 1 : IDS);
 	s->free = 0;
 	int r = evict_new_plain(experts[i], &p, &s->e);
 	if (r < 0)
 		return r;
 	if (s->e->heap)
-		s->e->arena = real->shadows->heap_key[experts[i]->variant & 1]; /* the blocks' own keys are needed */
+		s->e->arena = real->shadows->heap_key[experts[i]->variant &
+						      1]; /* the blocks' own keys are needed */
 	return 0;
 }
 
@@ -701,7 +705,8 @@ static uint64_t limit_of(const struct kvp_evict *e)
 {
 	uint64_t items = e->params.items;
 
-	return items <= BLOCKS ? ALL : (uint64_t)ldexp((double)SAMPLE / (double)items, 64);
+	return items <= e->shadows->whole ? ALL
+					  : (uint64_t)ldexp((double)SAMPLE / (double)items, 64);
 }
 
 static uint64_t arena_bytes(const struct kvp_evict *e)
@@ -719,6 +724,9 @@ int evict_shadows_init(struct kvp_evict *e)
 		return -ENOMEM;
 	e->shadows = sh;
 	sh->real = e;
+	sh->whole = e->params.max_ids < BLOCKS ? e->params.max_ids : BLOCKS;
+	if (sh->whole < SAMPLE || e->params.max_ids > MANY)
+		sh->whole = SAMPLE;
 	e->arena = calloc(1, arena_bytes(e));
 	if (!e->arena)
 		return -ENOMEM;

@@ -390,6 +390,10 @@ def real(data):
             args = ["--trace", path, "--format", "agent", "--block-tokens", str(block)]
             for extra, mark in (([], ""), (["--overlap"], "/overlap")):
                 yield f"{name}/{block}{mark}", args + extra, (10, 30, 100, 300, 1000, 3000)
+    path = os.path.join(traces, "cloudPhysicsIO.oracleGeneral.bin")
+    if os.path.exists(path):
+        yield ("cloudphysics", ["--trace", path, "--format", "oracle"],
+               [i << 20 for i in (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)])
 
 
 # ---- measuring ----

@@ -352,24 +352,25 @@ static bool sampled(const struct evict_shadows *sh, uint64_t key)
 	return mix(key ^ UINT64_C(0x5bd1e995)) <= sh->limit;
 }
 
-/* What is no longer in the sample leaves, tips first. */
+/* What is no longer in the sample leaves, tips first: each chain at once, up to where it branches. */
 static void thin_out(struct evict_shadows *sh, struct shadow *s)
 {
 	const struct evict_node *node = s->e->node;
-	bool again = true;
 
-	while (again) {
-		again = false;
-		for (uint32_t id = 0; id < IDS; id++) {
-			uint32_t top = id;
-			if (!kvp_evict_contains(s->e, id) || node[id].children || node[id].offered)
-				continue;
-			while (node[top].parent != NONE)
-				top = node[top].parent;
-			if (!sampled(sh, node[top].key)) {
-				shadow_remove(sh, s, id, false);
-				again = true;
-			}
+	for (uint32_t tip = 0; tip < IDS; tip++) {
+		uint32_t id = tip, top = tip;
+
+		if (!kvp_evict_contains(s->e, tip) || node[tip].children)
+			continue;
+		while (node[top].parent != NONE)
+			top = node[top].parent;
+		if (sampled(sh, node[top].key))
+			continue;
+		while (id != NONE && !node[id].children) {
+			uint32_t parent = node[id].parent;
+
+			shadow_remove(sh, s, id, false);
+			id = parent;
 		}
 	}
 }

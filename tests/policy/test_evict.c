@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -1116,6 +1117,39 @@ static void test_follows_to_the_block(void **state)
 	}
 }
 
+static uint64_t cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* A chain as long as a shadow leaves the sample in the time that a chain takes, and not its square.
+ */
+static void test_sample_leaves_at_once(void **state)
+{
+	(void)state;
+	const uint32_t n = 4096;
+
+	for (uint64_t key = 1; key <= 4; key++) {
+		struct kvp_evict *e = make(KVP_EVICT_DEFAULT, n, 0, 2 * n);
+		struct kvp_evict_item item = { .parent = KVP_BLOCK_NONE, .key = { .hi = key } };
+
+		for (; item.depth < n; item.parent = item.depth++) {
+			item.key.lo = item.depth;
+			assert_int_equal(kvp_evict_insert(e, item.depth, &item, 0), 0);
+		}
+		uint64_t took = cpu_ns();
+		assert_int_equal(kvp_evict_resize(e, 100000, 0), 0);
+		took = cpu_ns() - took;
+		print_message("%.2f ms\n", (double)took / 1e6);
+		assert_true(took < 100000000); /* about 1 ms; it was 500 ms */
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		kvp_evict_free(e);
+	}
+}
+
 /* Where bytes bound the cache, small objects are worth more than large ones. */
 static void test_counts_bytes(void **state)
 {
@@ -1182,6 +1216,7 @@ int main(void)
 		cmocka_unit_test(test_best_takes_charge),
 		cmocka_unit_test(test_announced_once),
 		cmocka_unit_test(test_follows_to_the_block),
+		cmocka_unit_test(test_sample_leaves_at_once),
 		cmocka_unit_test(test_counts_bytes),
 		cmocka_unit_test(test_random_operations_in_bytes),
 		cmocka_unit_test(test_random_operations),

@@ -534,8 +534,10 @@ void evict_shadows_inserted(struct kvp_evict *e, uint32_t id)
 		flush(e);
 	} else if (n->parent != sh->last || !sh->len) {
 		flush(e);
-		if (!load_chain(e, n->parent))
+		if (!load_chain(e, n->parent)) {
+			n->flags &= (uint8_t)~EVICT_SAMPLED;
 			return;
+		}
 		sh->old = sh->len;
 	}
 	sh->last = id;
@@ -778,6 +780,10 @@ void evict_shadows_resize(struct kvp_evict *e)
 			memset(sh->shadow[i].score, 0, sizeof(sh->shadow[i].score));
 		}
 		sh->want = sh->leader;
+		/* any may be in the sample now: load_chain() looks when it is used */
+		for (uint32_t id = 0; id < e->params.max_ids; id++)
+			if (e->node[id].where != EVICT_OUT)
+				e->node[id].flags |= EVICT_SAMPLED;
 	}
 	set_rate(e, larger || limit < sh->limit ? limit : sh->limit);
 	for (uint32_t i = 0; i < EXPERTS; i++)

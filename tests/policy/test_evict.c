@@ -1117,6 +1117,61 @@ static void test_follows_to_the_block(void **state)
 	}
 }
 
+#define LRU 5u /* among those that may take over */
+
+/* Popular blocks below one that stays; told of as requests. Returns hits of the second half. */
+static unsigned below_a_root(struct kvp_evict *e, uint64_t items, bool followed)
+{
+	unsigned hits = 0;
+
+	random_seed(13);
+	for (uint64_t i = 0; i < REQUESTS; i++) {
+		kvp_block_id id = 1 + below(1 + below(1 + below(OBJECTS))), out[64];
+		uint64_t excess, bytes;
+		bool hit = kvp_evict_contains(e, id);
+		struct kvp_evict_request req = {
+			.tip = hit ? id : 0, .matched = 1 + hit, .blocks = 2
+		};
+
+		if (i == 100)
+			assert_int_equal(kvp_evict_resize(e, items, 0), 0);
+		if (followed)
+			evict_shadows_favour(e, LRU);
+		assert_int_equal(kvp_evict_request(e, &req, i), 0);
+		assert_int_equal(kvp_evict_access_chain(e, req.tip, i), 0);
+		if (hit)
+			hits += i >= REQUESTS / 2;
+		else
+			put(e, id, 0, i);
+		while (kvp_evict_excess(e, &excess, &bytes), excess) {
+			size_t n = kvp_evict_victims(e, excess, 0, NULL, NULL, i, out, 64);
+			for (size_t k = 0; k < n; k++)
+				assert_int_equal(kvp_evict_remove(e, out[k], 1, i), 0);
+		}
+	}
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+	return hits;
+}
+
+/* What was outside the sample is seen once the cache is small enough to be sampled whole. */
+static void test_follows_after_resize(void **state)
+{
+	(void)state;
+	for (uint64_t key = 1; key <= 4; key++) {
+		struct kvp_evict_item root = { .parent = KVP_BLOCK_NONE, .key = { .hi = key } };
+		struct kvp_evict *e[2] = { make(KVP_EVICT_DEFAULT, 100000, 0, 6000),
+			make("lru", 100000, 0, 6000) };
+
+		for (int k = 0; k < 2; k++)
+			assert_int_equal(kvp_evict_insert(e[k], 0, &root, 0), 0);
+		unsigned followed = below_a_root(e[0], 60, true);
+		unsigned itself = below_a_root(e[1], 60, false);
+		print_message("hits %u, by itself %u\n", followed, itself);
+		assert_in_range(followed, itself - itself / 200, itself + itself / 200);
+	}
+}
+
 static uint64_t cpu_ns(void)
 {
 	struct timespec ts;
@@ -1216,6 +1271,7 @@ int main(void)
 		cmocka_unit_test(test_best_takes_charge),
 		cmocka_unit_test(test_announced_once),
 		cmocka_unit_test(test_follows_to_the_block),
+		cmocka_unit_test(test_follows_after_resize),
 		cmocka_unit_test(test_sample_leaves_at_once),
 		cmocka_unit_test(test_counts_bytes),
 		cmocka_unit_test(test_random_operations_in_bytes),

@@ -3,11 +3,12 @@
  * Never a bet: small caches, one for each algorithm that may be in charge, live through a sample
  * of what happens. The one that hits most takes charge of the real cache.
  *
- * A cache of up to BLOCKS blocks is sampled whole. From a larger one we take whole chains, by a
- * hash of their topmost block, and shadows of SAMPLE blocks: each sees the same share of the
- * traffic as it has of the capacity. Blocks that many chains share (a system prompt) are left out,
- * since no algorithm would evict them, and they would drag all their chains into the sample or out
- * of it. If only bytes bound the cache, the share is halved until the sample fits.
+ * A cache of up to BLOCKS blocks is sampled whole, and one of up to SAMPLE if there are more than
+ * MANY ids. From a larger one we take whole chains, by a hash of their topmost block, and shadows
+ * of SAMPLE blocks: each sees the same share of the traffic as it has of the capacity. Blocks that
+ * many chains share (a system prompt) are left out, since no algorithm would evict them, and they
+ * would drag all their chains into the sample or out of it. If only bytes bound the cache, the
+ * share is halved until the sample fits.
  *
  * Hits are counted in STRATA, by chain, and fade slowly. An algorithm takes over when it leads the
  * one in charge by more than chance would bring about. Chance is told by how much its lead differs
@@ -197,7 +198,7 @@ static bool make_room(
 	return any;
 }
 
-/* Returns the new block's id, or the tip if there is no room. */
+/* Returns the new block's id, or NONE if there is no room. */
 static uint32_t shadow_insert(
 	struct evict_shadows *sh, struct shadow *s, const struct known *k, uint32_t tip)
 {
@@ -352,7 +353,8 @@ static bool sampled(const struct evict_shadows *sh, uint64_t key)
 	return mix(key ^ UINT64_C(0x5bd1e995)) <= sh->limit;
 }
 
-/* What is no longer in the sample leaves, tips first: each chain at once, up to where it branches. */
+/* What is no longer in the sample leaves, tips first: each chain at once, up to where it branches.
+ */
 static void thin_out(struct evict_shadows *sh, struct shadow *s)
 {
 	const struct evict_node *node = s->e->node;

@@ -170,6 +170,7 @@ static void hazard_reset(struct kvp_evict *e)
 		h->request[i] = (struct request){ .seen = NONE, .fresh = NONE };
 	h->tip = NONE;
 	h->announced = NONE;
+	h->expects_root = false;
 	h->begun = e->now;
 	hazard_relearn(h);
 }

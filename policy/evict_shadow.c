@@ -3,11 +3,12 @@
  * Never a bet: small caches, one for each algorithm that may be in charge, live through a sample
  * of what happens. The one that hits most takes charge of the real cache.
  *
- * A cache of up to BLOCKS blocks is sampled whole. From a larger one we take whole chains, by a
- * hash of their topmost block, and shadows of SAMPLE blocks: each sees the same share of the
- * traffic as it has of the capacity. Blocks that many chains share (a system prompt) are left out,
- * since no algorithm would evict them, and they would drag all their chains into the sample or out
- * of it. If only bytes bound the cache, the share is halved until the sample fits.
+ * A cache of up to BLOCKS blocks is sampled whole, and one of up to SAMPLE if there are more than
+ * MANY ids. From a larger one we take whole chains, by a hash of their topmost block, and shadows
+ * of SAMPLE blocks: each sees the same share of the traffic as it has of the capacity. Blocks that
+ * many chains share (a system prompt) are left out, since no algorithm would evict them, and they
+ * would drag all their chains into the sample or out of it. If only bytes bound the cache, the
+ * share is halved until the sample fits.
  *
  * Hits are counted in STRATA, by chain, and fade slowly. An algorithm takes over when it leads the
  * one in charge by more than chance would bring about. Chance is told by how much its lead differs
@@ -197,7 +198,7 @@ static bool make_room(
 	return any;
 }
 
-/* Returns the new block's id, or the tip if there is no room. */
+/* Returns the new block's id, or NONE if there is no room. */
 static uint32_t shadow_insert(
 	struct evict_shadows *sh, struct shadow *s, const struct known *k, uint32_t tip)
 {
@@ -217,7 +218,7 @@ static uint32_t shadow_insert(
 			return NONE;
 		if (s->e->bytes > room)
 			make_room(sh, s, 0, s->e->bytes - room, tip);
-		if (s->free == IDS)
+		if (s->free == IDS && !p->items)
 			sh->overflow = true;
 	}
 	if (s->free == IDS && !make_room(sh, s, 1, 0, tip))
@@ -352,24 +353,26 @@ static bool sampled(const struct evict_shadows *sh, uint64_t key)
 	return mix(key ^ UINT64_C(0x5bd1e995)) <= sh->limit;
 }
 
-/* What is no longer in the sample leaves, tips first. */
+/* What is no longer in the sample leaves, tips first: each chain at once, up to where it branches.
+ */
 static void thin_out(struct evict_shadows *sh, struct shadow *s)
 {
 	const struct evict_node *node = s->e->node;
-	bool again = true;
 
-	while (again) {
-		again = false;
-		for (uint32_t id = 0; id < IDS; id++) {
-			uint32_t top = id;
-			if (!kvp_evict_contains(s->e, id) || node[id].children || node[id].offered)
-				continue;
-			while (node[top].parent != NONE)
-				top = node[top].parent;
-			if (!sampled(sh, node[top].key)) {
-				shadow_remove(sh, s, id, false);
-				again = true;
-			}
+	for (uint32_t tip = 0; tip < IDS; tip++) {
+		uint32_t id = tip, top = tip;
+
+		if (!kvp_evict_contains(s->e, tip) || node[tip].children)
+			continue;
+		while (node[top].parent != NONE)
+			top = node[top].parent;
+		if (sampled(sh, node[top].key))
+			continue;
+		while (id != NONE && !node[id].children) {
+			uint32_t parent = node[id].parent;
+
+			shadow_remove(sh, s, id, false);
+			id = parent;
 		}
 	}
 }
@@ -533,8 +536,10 @@ void evict_shadows_inserted(struct kvp_evict *e, uint32_t id)
 		flush(e);
 	} else if (n->parent != sh->last || !sh->len) {
 		flush(e);
-		if (!load_chain(e, n->parent))
+		if (!load_chain(e, n->parent)) {
+			n->flags &= (uint8_t)~EVICT_SAMPLED;
 			return;
+		}
 		sh->old = sh->len;
 	}
 	sh->last = id;
@@ -725,7 +730,8 @@ int evict_shadows_init(struct kvp_evict *e)
 	e->shadows = sh;
 	sh->real = e;
 	sh->whole = e->params.max_ids < BLOCKS ? e->params.max_ids : BLOCKS;
-	if (sh->whole < SAMPLE || e->params.max_ids > MANY)
+	if (sh->whole < SAMPLE ||
+		(e->params.max_ids > MANY && (!e->params.items || e->params.items > BLOCKS)))
 		sh->whole = SAMPLE;
 	e->arena = calloc(1, arena_bytes(e));
 	if (!e->arena)
@@ -777,6 +783,10 @@ void evict_shadows_resize(struct kvp_evict *e)
 			memset(sh->shadow[i].score, 0, sizeof(sh->shadow[i].score));
 		}
 		sh->want = sh->leader;
+		/* any may be in the sample now: load_chain() looks when it is used */
+		for (uint32_t id = 0; id < e->params.max_ids; id++)
+			if (e->node[id].where != EVICT_OUT)
+				e->node[id].flags |= EVICT_SAMPLED;
 	}
 	set_rate(e, larger || limit < sh->limit ? limit : sh->limit);
 	for (uint32_t i = 0; i < EXPERTS; i++)

@@ -20,8 +20,8 @@
  * is and counts as used now, so that the next call does not meet it again at once. The ancestors
  * of a leased block need no callback: they have a child.
  *
- * Memory: 64 bytes a block and at most 32 a ghost, allocated once. The default policy needs 3 MB
- * more, or 5 MB with 4,096 to 196,608 ids, for shadows of the algorithms that it may give way to.
+ * Memory: 64 bytes a block and at most 32 a ghost, allocated once. The default policy needs 2.5 to
+ * 5 MB more (most with 4,096 to 196,608 ids) for shadows of the algorithms that it may give way to.
  *
  * Errors are negative errno; outputs come last and stay untouched on failure.
  */

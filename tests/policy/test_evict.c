@@ -9,9 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
+#include "policy/evict_hazard.h"
 #include "policy/evict_impl.h"
 #include "policy/kvp_evict.h"
 #include "tests/policy/random.h"
@@ -979,6 +981,96 @@ static void test_announced_once(void **state)
 	kvp_evict_free(e[1]);
 }
 
+/* Which inserts and uses begin a request, when some were announced and others come between. */
+static void test_begins_once(void **state)
+{
+	(void)state;
+	struct kvp_evict_params p = { .size = sizeof(p), .items = 64, .max_ids = 64, .seed = 1 };
+	struct kvp_evict_request missed = { .tip = KVP_BLOCK_NONE, .blocks = 2 };
+	struct kvp_evict_request met = { .tip = 0, .blocks = 2, .matched = 1 };
+	const struct hazard *h;
+	struct kvp_evict *e;
+
+	assert_int_equal(evict_new_plain(&evict_hazard, &p, &e), 0);
+	h = e->self;
+	assert_int_equal(kvp_evict_request(e, &missed, 1), 0);
+	put(e, 0, KVP_BLOCK_NONE, 1);
+	put(e, 1, 0, 1);
+	assert_int_equal(h->requests, 1);
+	put(e, 2, KVP_BLOCK_NONE, 2); /* of one that was not announced */
+	assert_int_equal(h->requests, 2);
+	assert_int_equal(kvp_evict_request(e, &missed, 3), 0);
+	assert_int_equal(kvp_evict_access_chain(e, 1, 3), 0); /* of another */
+	put(e, 3, KVP_BLOCK_NONE, 3);
+	assert_int_equal(h->requests, 5);
+	assert_int_equal(kvp_evict_request(e, &met, 4), 0);
+	assert_int_equal(kvp_evict_access_chain(e, 0, 4), 0);
+	assert_int_equal(h->requests, 6);
+	put(e, 4, KVP_BLOCK_NONE, 4);
+	assert_int_equal(h->requests, 7);
+	assert_int_equal(kvp_evict_request(e, &missed, 5), 0); /* and nothing of it comes */
+	assert_int_equal(kvp_evict_request(e, &missed, 6), 0);
+	put(e, 5, KVP_BLOCK_NONE, 6);
+	assert_int_equal(h->requests, 9);
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+}
+
+/* Bytes that the shadows take, beside what the algorithm takes by itself. */
+static uint64_t shadow_bytes(uint32_t ids, uint32_t items)
+{
+	struct kvp_evict_params p = {
+		.size = sizeof(p), .items = items, .max_ids = ids, .seed = 1
+	};
+	struct kvp_evict_memory all, own;
+	struct kvp_evict *e;
+
+	assert_int_equal(kvp_evict_new(KVP_EVICT_DEFAULT, &p, &e), 0);
+	kvp_evict_memory(e, &all);
+	kvp_evict_free(e);
+	assert_int_equal(evict_new_plain(&evict_hazard, &p, &e), 0);
+	kvp_evict_memory(e, &own);
+	kvp_evict_free(e);
+	print_message("%u ids: %.2f MB\n", ids, (double)(all.total - own.total) / 1e6);
+	return all.total - own.total;
+}
+
+/* What kvp_evict.h says of it: most where a cache of 4,096 blocks is sampled whole. */
+static void test_shadow_memory(void **state)
+{
+	(void)state;
+	static const uint32_t few[] = { 1, 1023, 1024, 196609, 300000 };
+	static const uint32_t many[] = { 4096, 4097, 196608 };
+
+	for (size_t i = 0; i < sizeof(few) / sizeof(few[0]); i++)
+		assert_in_range(shadow_bytes(few[i], few[i]), 2400000, 3200000);
+	for (size_t i = 0; i < sizeof(many) / sizeof(many[0]); i++)
+		assert_in_range(shadow_bytes(many[i], many[i]), 4400000, 5000000);
+	/* a small cache is sampled whole, however many ids there are */
+	assert_in_range(shadow_bytes(300000, 4096), 4400000, 5200000);
+}
+
+/* Which algorithms may take charge; of a sampled cache they do so by name. */
+static void test_who_may_take_charge(void **state)
+{
+	(void)state;
+	static const char *const names[] = { "hazard", "s3-fifo", "s3-fifo-30", "sieve", "arc",
+		"lru", "gdsf", "lfu-da" };
+	const uint32_t n = sizeof(names) / sizeof(names[0]);
+	struct kvp_evict *e = make(KVP_EVICT_DEFAULT, WIDE, 0, WIDE + 8);
+	kvp_block_id out;
+
+	for (uint32_t id = 0; id < WIDE; id++)
+		put(e, id, KVP_BLOCK_NONE, id);
+	for (uint32_t i = n; i-- > 0;) {
+		assert_int_equal(evict_shadows_favour(e, i), n);
+		assert_int_equal(kvp_evict_victims(e, 1, 0, NULL, NULL, WIDE, &out, 1), 1);
+		assert_string_equal(e->ops->name, names[i]);
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	}
+	kvp_evict_free(e);
+}
+
 /* What was refused counts as used: the next call does not meet it again at once. */
 static void test_refused(void **state)
 {
@@ -1059,9 +1151,9 @@ static void test_time_runs_backwards(void **state)
 	}
 }
 
-#define OBJECTS  2000u
-#define S3_FIFO  1u /* among those that may take over */
-#define REQUESTS 40000u
+#define OBJECTS    2000u
+#define S3_FIFO    1u /* among those that may take over */
+#define N_REQUESTS 40000u
 
 /* Popular objects, each of its own size if `sized`. Tells before room is made. Returns hits. */
 static unsigned objects(struct kvp_evict *e, bool sized, bool followed)
@@ -1069,7 +1161,7 @@ static unsigned objects(struct kvp_evict *e, bool sized, bool followed)
 	unsigned hits = 0;
 
 	random_seed(11);
-	for (uint64_t i = 0; i < REQUESTS; i++) {
+	for (uint64_t i = 0; i < N_REQUESTS; i++) {
 		kvp_block_id id = below(1 + below(1 + below(OBJECTS))), out[64];
 		struct kvp_evict_item item = {
 			.parent = KVP_BLOCK_NONE,
@@ -1081,7 +1173,7 @@ static unsigned objects(struct kvp_evict *e, bool sized, bool followed)
 		if (followed)
 			evict_shadows_favour(e, S3_FIFO);
 		if (kvp_evict_contains(e, id)) {
-			hits += i >= REQUESTS / 2;
+			hits += i >= N_REQUESTS / 2;
 			kvp_evict_access(e, id, i);
 			continue;
 		}
@@ -1113,6 +1205,151 @@ static void test_follows_to_the_block(void **state)
 
 		print_message("hits %u, by itself %u\n", followed, itself);
 		assert_in_range(followed, itself - itself / 200, itself + itself / 200);
+	}
+}
+
+#define LRU 5u /* among those that may take over */
+
+/* Popular blocks below one that stays; told of as requests. Returns hits of the second half. */
+static unsigned below_a_root(struct kvp_evict *e, uint64_t items, bool followed)
+{
+	unsigned hits = 0;
+
+	random_seed(13);
+	for (uint64_t i = 0; i < N_REQUESTS; i++) {
+		kvp_block_id id = 1 + below(1 + below(1 + below(OBJECTS))), out[64];
+		uint64_t excess, bytes;
+		bool hit = kvp_evict_contains(e, id);
+		struct kvp_evict_request req = {
+			.tip = hit ? id : 0, .matched = 1 + hit, .blocks = 2
+		};
+
+		if (i == 100)
+			assert_int_equal(kvp_evict_resize(e, items, 0), 0);
+		if (followed)
+			evict_shadows_favour(e, LRU);
+		assert_int_equal(kvp_evict_request(e, &req, i), 0);
+		assert_int_equal(kvp_evict_access_chain(e, req.tip, i), 0);
+		if (hit)
+			hits += i >= N_REQUESTS / 2;
+		else
+			put(e, id, 0, i);
+		while (kvp_evict_excess(e, &excess, &bytes), excess) {
+			size_t n = kvp_evict_victims(e, excess, 0, NULL, NULL, i, out, 64);
+			for (size_t k = 0; k < n; k++)
+				assert_int_equal(kvp_evict_remove(e, out[k], 1, i), 0);
+		}
+	}
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+	return hits;
+}
+
+/* What was outside the sample is seen once the cache is small enough to be sampled whole. */
+static void test_follows_after_resize(void **state)
+{
+	(void)state;
+	for (uint64_t key = 1; key <= 4; key++) {
+		struct kvp_evict_item root = { .parent = KVP_BLOCK_NONE, .key = { .hi = key } };
+		struct kvp_evict *e[2] = { make(KVP_EVICT_DEFAULT, 100000, 0, 6000),
+			make("lru", 100000, 0, 6000) };
+
+		for (int k = 0; k < 2; k++)
+			assert_int_equal(kvp_evict_insert(e[k], 0, &root, 0), 0);
+		unsigned followed = below_a_root(e[0], 60, true);
+		unsigned itself = below_a_root(e[1], 60, false);
+		print_message("hits %u, by itself %u\n", followed, itself);
+		assert_in_range(followed, itself - itself / 200, itself + itself / 200);
+	}
+}
+
+/* Long documents, read from the front. Returns blocks hit in the second half. */
+static uint64_t documents(struct kvp_evict *e, uint32_t n, uint32_t length)
+{
+	uint64_t hits = 0, excess, bytes;
+	kvp_block_id out[64];
+
+	random_seed(17);
+	for (uint64_t i = 0; i < 400; i++) {
+		kvp_block_id first = below(1 + below(n)) * length, end = first + length, id = first;
+		struct kvp_evict_request req = { .tip = KVP_BLOCK_NONE, .blocks = length };
+
+		while (id < end && kvp_evict_contains(e, id))
+			req.tip = id++;
+		req.matched = id - first;
+		hits += i < 200 ? 0 : req.matched;
+		assert_int_equal(kvp_evict_request(e, &req, i), 0);
+		if (req.matched)
+			assert_int_equal(kvp_evict_access_chain(e, req.tip, i), 0);
+		for (; id < end; id++)
+			put(e, id, id > first ? id - 1 : KVP_BLOCK_NONE, i);
+		while (kvp_evict_excess(e, &excess, &bytes), excess) {
+			size_t k = kvp_evict_victims(e, excess, 0, NULL, NULL, i, out, 64);
+			for (size_t v = 0; v < k; v++)
+				assert_int_equal(kvp_evict_remove(e, out[v], 1, i), 0);
+		}
+		if (i % 20 == 0)
+			assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	}
+	kvp_evict_free(e);
+	return hits;
+}
+
+/* Documents as long as a shadow, and such as it has no room for beside what it holds. */
+static void test_long_prompts(void **state)
+{
+	(void)state;
+	static const struct {
+		uint32_t ids, items, n, length;
+	} c[] = {
+		{ 20000, 4096, 10, 1500 },
+		{ 20000, 4096, 4, 4096 },
+		{ 200000, 1024, 10, 300 },
+		{ 200000, 1024, 10, 900 },
+		{ 200000, 1024, 4, 3000 },
+	};
+
+	for (size_t i = 0; i < sizeof(c) / sizeof(c[0]); i++) {
+		uint64_t ours = documents(
+			make(KVP_EVICT_DEFAULT, c[i].items, 0, c[i].ids), c[i].n, c[i].length);
+		uint64_t lru = documents(make("lru", c[i].items, 0, c[i].ids), c[i].n, c[i].length);
+
+		print_message(
+			"hits %llu, lru %llu\n", (unsigned long long)ours, (unsigned long long)lru);
+		assert_true(ours >= lru);
+	}
+}
+
+static uint64_t cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* A chain as long as a shadow leaves the sample in the time that a chain takes, and not its square.
+ */
+static void test_sample_leaves_at_once(void **state)
+{
+	(void)state;
+	const uint32_t n = 4096;
+
+	for (uint64_t key = 1; key <= 4; key++) {
+		struct kvp_evict *e = make(KVP_EVICT_DEFAULT, n, 0, 2 * n);
+		struct kvp_evict_item item = { .parent = KVP_BLOCK_NONE, .key = { .hi = key } };
+
+		for (; item.depth < n; item.parent = item.depth++) {
+			item.key.lo = item.depth;
+			assert_int_equal(kvp_evict_insert(e, item.depth, &item, 0), 0);
+		}
+		uint64_t took = cpu_ns();
+		assert_int_equal(kvp_evict_resize(e, 100000, 0), 0);
+		took = cpu_ns() - took;
+		print_message("%.2f ms\n", (double)took / 1e6);
+		assert_true(took < 100000000); /* about 1 ms; it was 500 ms */
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		kvp_evict_free(e);
 	}
 }
 
@@ -1181,7 +1418,13 @@ int main(void)
 		cmocka_unit_test(test_changes_hands),
 		cmocka_unit_test(test_best_takes_charge),
 		cmocka_unit_test(test_announced_once),
+		cmocka_unit_test(test_begins_once),
+		cmocka_unit_test(test_shadow_memory),
+		cmocka_unit_test(test_who_may_take_charge),
 		cmocka_unit_test(test_follows_to_the_block),
+		cmocka_unit_test(test_follows_after_resize),
+		cmocka_unit_test(test_long_prompts),
+		cmocka_unit_test(test_sample_leaves_at_once),
 		cmocka_unit_test(test_counts_bytes),
 		cmocka_unit_test(test_random_operations_in_bytes),
 		cmocka_unit_test(test_random_operations),

@@ -259,11 +259,13 @@ int kvbench_policy(int argc, char **argv)
 			r = run_one(name, (uint32_t)blocks, results);
 	if (r == 0 && !only)
 		r = add_plans(root);
+	if (r == 0 && json && json_dumpf(root, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(5)) < 0)
+		r = -EIO;
 	if (r < 0)
 		fprintf(stderr, "kvbench: policy: %s\n", strerror(-r));
-	else if (json && !json_dumpf(root, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(5)))
+	else if (json)
 		putchar('\n');
-	else if (!json)
+	else
 		print_table(root);
 	json_decref(root);
 	return r < 0;

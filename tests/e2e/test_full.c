@@ -120,7 +120,8 @@ static void hoarded_grants(void **state)
 	while (n)
 		assert_int_equal(kvp_grant_release(grants[--n]), 0);
 	e2e_prompt(6000, tokens, TOKENS);
-	tokens[0] = 0x18000; /* what the test before asked for may have come after all: share nothing */
+	tokens[0] =
+		0x18000; /* what the test before asked for may have come after all: share nothing */
 	assert_int_equal(e2e_store(&e, tokens, TOKENS, E2E_WAIT_MS, false), 4);
 	assert_int_equal(kvp_flush(e.client, E2E_WAIT_MS), 0);
 	assert_int_equal(e2e_fetch(&e, tokens, TOKENS), TOKENS);

@@ -3,12 +3,12 @@
  * Never a bet: small caches, one for each algorithm that may be in charge, live through a sample
  * of what happens. The one that hits most takes charge of the real cache.
  *
- * A cache of up to BLOCKS blocks is sampled whole, and one of up to SAMPLE if there are more than
- * MANY ids. From a larger one we take whole chains, by a hash of their topmost block, and shadows
- * of SAMPLE blocks: each sees the same share of the traffic as it has of the capacity. Blocks that
- * many chains share (a system prompt) are left out, since no algorithm would evict them, and they
- * would drag all their chains into the sample or out of it. If only bytes bound the cache, the
- * share is halved until the sample fits.
+ * A cache of up to BLOCKS blocks is sampled whole, and one of up to SAMPLE if it was made larger,
+ * for more than MANY ids. From a larger one we take whole chains, by a hash of their topmost block,
+ * and shadows of SAMPLE blocks: each sees the same share of the traffic as it has of the capacity.
+ * Blocks that many chains share (a system prompt) are left out, since no algorithm would evict
+ * them, and they would drag all their chains into the sample or out of it. If only bytes bound the
+ * cache, the share is halved until the sample fits.
  *
  * Hits are counted in STRATA, by chain, and fade slowly. An algorithm takes over when it leads the
  * one in charge by more than chance would bring about. Chance is told by how much its lead differs
@@ -701,8 +701,8 @@ static int shadow_init(struct kvp_evict *real, struct shadow *s, uint32_t i)
 	if (r < 0)
 		return r;
 	if (s->e->heap)
-		s->e->arena = real->shadows->heap_key[experts[i]->variant &
-						      1]; /* the blocks' own keys are needed */
+		/* the blocks' own keys are needed */
+		s->e->arena = real->shadows->heap_key[experts[i]->variant];
 	return 0;
 }
 
@@ -806,9 +806,20 @@ uint64_t evict_shadows_memory(const struct kvp_evict *e)
 	return n;
 }
 
-static int shadow_check(const struct shadow *s)
+static int shadow_check(const struct evict_shadows *sh, const struct shadow *s)
 {
+	const struct evict_node *node = s->e->node;
 	uint64_t found = 0;
+
+	for (uint32_t id = 0; id < IDS; id++) {
+		uint32_t top = id;
+		if (!kvp_evict_contains(s->e, id) || node[id].children)
+			continue;
+		while (node[top].parent != NONE)
+			top = node[top].parent;
+		if (!sampled(sh, node[top].key))
+			return -EIO;
+	}
 
 	for (uint32_t b = 0; b < BUCKETS; b++)
 		for (uint32_t id = s->bucket[b]; id != IDS; id = s->next[id])
@@ -822,7 +833,7 @@ int evict_shadows_check(const struct kvp_evict *e)
 	int r = 0;
 
 	for (uint32_t i = 0; r == 0 && i < EXPERTS; i++)
-		r = shadow_check(&e->shadows->shadow[i]);
+		r = shadow_check(e->shadows, &e->shadows->shadow[i]);
 	return r;
 }
 

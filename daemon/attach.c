@@ -60,8 +60,9 @@ static bool reclaim_idle(struct kvpd_control *c)
 	struct kvpd_domain *d, *oldest = NULL;
 
 	TAILQ_FOREACH(d, &c->domains, link)
-	if (!d->listed && !d->sessions && (!oldest || d->idle_since_ns < oldest->idle_since_ns))
-		oldest = d;
+		if (!d->listed && !d->sessions &&
+			(!oldest || d->idle_since_ns < oldest->idle_since_ns))
+			oldest = d;
 	if (!oldest)
 		return false;
 	kvpd_domain_abandon(c, oldest, "nobody uses it and room is needed for another uid");

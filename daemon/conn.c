@@ -57,26 +57,23 @@ static bool end_a_silent_one(struct kvpd_control *c, const uid_t *uid)
 	const uint64_t now = kvpd_now_ns();
 	struct kvpd_conn *o;
 
-	TAILQ_FOREACH(o, &c->conns, link)
-	{
+	TAILQ_FOREACH(o, &c->conns, link) {
 		if ((uid && o->who.uid != *uid) || !is_silent(o, now))
 			continue;
-		kvpd_conn_refuse(o, -EBUSY,
-			"there are too many connections, and this one has not attached");
+		kvpd_conn_refuse(
+			o, -EBUSY, "there are too many connections, and this one has not attached");
 		return true;
 	}
 	return false;
 }
 
 /* Why one more connection of this uid cannot be taken, or NULL. -EBUSY: it may come again soon. */
-static const char *no_room(
-	struct kvpd_control *c, const struct kvpd_identity *who, int *ret_error)
+static const char *no_room(struct kvpd_control *c, const struct kvpd_identity *who, int *ret_error)
 {
 	const struct kvpd_conn *o;
 	uint32_t pending = 0, all = 0;
 
-	TAILQ_FOREACH(o, &c->conns, link)
-	{
+	TAILQ_FOREACH(o, &c->conns, link) {
 		if (o->who.uid != who->uid)
 			continue;
 		all++;

@@ -34,8 +34,8 @@ struct kvpd_domain *kvpd_domain_by_name(struct kvpd_control *c, const char *name
 	struct kvpd_domain *d;
 
 	TAILQ_FOREACH(d, &c->domains, link)
-	if (!strcmp(d->name, name))
-		return d;
+		if (!strcmp(d->name, name))
+			return d;
 	return NULL;
 }
 
@@ -44,8 +44,8 @@ struct kvpd_session *kvpd_session_by_id(struct kvpd_control *c, uint32_t id)
 	struct kvpd_session *s;
 
 	TAILQ_FOREACH(s, &c->sessions, link)
-	if (s->id == id)
-		return s;
+		if (s->id == id)
+			return s;
 	return NULL;
 }
 

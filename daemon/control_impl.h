@@ -117,7 +117,7 @@ struct kvpd_posted {
 
 struct kvpd_control {
 	int epfd, sigfd, evfd;
-	int psi_fd; /* the kernel's word that memory is short; -1: it gives none */
+	int psi_fd;   /* the kernel's word that memory is short; -1: it gives none */
 	int spare_fd; /* given up for a moment when descriptors run out, to refuse a connection */
 	struct kvpd_source sig_source, ev_source, psi_source;
 	struct kvpd_config *config;

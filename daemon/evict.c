@@ -6,8 +6,8 @@
 #include <string.h>
 
 #define PRESSED_NS  (10000 * KVPD_MS) /* no tenant grows for so long after a relief */
-#define RELIEF_PART 8 /* of what is cached goes each time */
-#define DOOMED_NS (60000 * KVPD_MS) /* a deletion that stays blocked for so long is dropped */
+#define RELIEF_PART 8                 /* of what is cached goes each time */
+#define DOOMED_NS   (60000 * KVPD_MS) /* a deletion that stays blocked for so long is dropped */
 
 /* ---- leases --------------------------------------------------------------------------------- */
 

@@ -299,7 +299,7 @@ static void vault_grow(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now
 	}
 }
 
-bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent * not,
+bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent *except,
 	uint64_t now, struct kvpd_place *ret_place)
 {
 	if (c->vault_free <= c->vault_slots / 4)
@@ -308,7 +308,7 @@ bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct k
 		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
 		uint32_t slot;
 
-		if (x == not || !kvpd_slot_take(x, KVPD_SLOT_TARGET, &slot))
+		if (x == except || !kvpd_slot_take(x, KVPD_SLOT_TARGET, &slot))
 			continue;
 		c->last_take_ns = now;
 		*ret_place = (struct kvpd_place){ .extent = x, .slot = slot };
@@ -333,7 +333,7 @@ void kvpd_extent_drain(struct kvpd_extent *x)
 }
 
 /* An arena of the session that has most beyond its part; the one in which least lies. */
-static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd_session * not )
+static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd_session *except)
 {
 	struct kvpd_session *most = NULL;
 	struct kvpd_extent *least = NULL;
@@ -341,7 +341,7 @@ static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd
 	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
 		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
 
-		if (s != not &&s->arena_bytes && (!most || s->arena_bytes > most->arena_bytes))
+		if (s != except && s->arena_bytes && (!most || s->arena_bytes > most->arena_bytes))
 			most = s;
 	}
 	if (!most)
@@ -356,15 +356,15 @@ static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd
 											 : NULL;
 }
 
-/* The emptiest vault extent; of another class than `not`. */
-static struct kvpd_extent *vault_victim(struct kvpd_tenant *t, const struct kvpd_class * not )
+/* The emptiest vault extent; of another class than `except`. */
+static struct kvpd_extent *vault_victim(struct kvpd_tenant *t, const struct kvpd_class *except)
 {
 	struct kvpd_extent *least = NULL;
 
 	for (uint32_t i = 0; i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
 
-		if (x && x->cls != not &&counted(x) && (!least || x->used < least->used))
+		if (x && x->cls != except && counted(x) && (!least || x->used < least->used))
 			least = x;
 	}
 	return least;

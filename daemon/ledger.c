@@ -204,8 +204,7 @@ static uint32_t serve_active(struct kvpd_ledger *l, uint64_t now)
 	struct kvpd_list *it, *tmp;
 	uint32_t work = 0;
 
-	kvpd_each(it, tmp, &l->active)
-	{
+	kvpd_each(it, tmp, &l->active) {
 		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_active);
 		uint32_t n = kvpd_session_serve(s, now);
 

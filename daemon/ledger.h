@@ -321,7 +321,8 @@ struct kvpd_ledger {
 	/* of the configuration, copied */
 	uint64_t memory;
 	uint64_t extent_bytes;
-	_Atomic uint64_t pressed_until_ns; /* the machine is short of memory: nothing grows until then */
+	_Atomic uint64_t
+		pressed_until_ns; /* the machine is short of memory: nothing grows until then */
 	uint32_t populate_threads;
 	enum kvpd_tristate hugepages;
 	bool hugetlb; /* segments are made of 2 MiB pages */
@@ -412,8 +413,8 @@ bool kvpd_slot_take(struct kvpd_extent *x, uint32_t flags, uint32_t *ret_slot);
 /* Clears reasons why a slot is in use; without any it is free. */
 void kvpd_slot_clear(struct kvpd_place p, uint32_t flags);
 void kvpd_slot_unblock(struct kvpd_place p);
-/* A vault slot outside of `not`, flagged TARGET; has the vault grown when few are left. */
-bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent * not,
+/* A vault slot outside of `except`, flagged TARGET; has the vault grown when few are left. */
+bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent *except,
 	uint64_t now, struct kvpd_place *ret_place);
 /* Begins to make more arena for a session, or to make room for that; repeat until there is. */
 void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now);

@@ -105,8 +105,7 @@ void kvpd_limbo_step(struct kvpd_tenant *t)
 {
 	struct kvpd_list *it, *tmp;
 
-	kvpd_each(it, tmp, &t->limbo)
-	{
+	kvpd_each(it, tmp, &t->limbo) {
 		struct kvpd_limbo *limbo = kvpd_container(it, struct kvpd_limbo, link);
 		uint32_t n = 0;
 

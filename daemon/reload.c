@@ -121,8 +121,8 @@ static struct kvpd_listener *listener_of(struct kvpd_control *c, const char *ten
 	struct kvpd_listener *l;
 
 	TAILQ_FOREACH(l, &c->listeners, link)
-	if (l->tenant && !strcmp(l->tenant, tenant))
-		return l;
+		if (l->tenant && !strcmp(l->tenant, tenant))
+			return l;
 	return NULL;
 }
 

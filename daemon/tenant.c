@@ -188,8 +188,7 @@ void kvpd_tenant_step(struct kvpd_tenant *t, uint64_t now)
 	t->dirty = false;
 	t->stepped_ns = now;
 	kvpd_limbo_step(t);
-	kvpd_each(it, tmp, &t->wanting)
-	{
+	kvpd_each(it, tmp, &t->wanting) {
 		kvpd_session_reserve_step(kvpd_container(it, struct kvpd_session, in_wanting), now);
 	}
 	kvpd_extent_step(t, now);

@@ -358,8 +358,8 @@ void grant_return(struct kvp_grant *grant);
 void ask_sweep(struct attachment *att);
 
 /* futex(2) on a shared word, without EINTR; returns when it may have changed or at the deadline. */
-void word_wait(KVP_ATOMIC(uint32_t) * word, uint32_t seen, uint64_t deadline);
-void word_wake(KVP_ATOMIC(uint32_t) * word);
+void word_wait(KVP_ATOMIC(uint32_t) *word, uint32_t seen, uint64_t deadline);
+void word_wake(KVP_ATOMIC(uint32_t) *word);
 
 /* ---- match.c --------------------------------------------------------------------------------- */
 

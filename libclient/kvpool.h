@@ -360,7 +360,7 @@ KVP_EXPORT int kvp_match_ref(const struct kvp_match *match, uint32_t n_blocks, s
 /* A grant that was committed; valid until it is released. -EINVAL if not committed or partial. */
 KVP_EXPORT int kvp_grant_ref(const struct kvp_grant *grant, struct kvp_ref *ret);
 
-#define KVP_COMMIT_RELEASE                                                    \
+#define KVP_COMMIT_RELEASE \
 	1u /* give the grant back too: the handle is gone when this returns 0 \
 	    */
 

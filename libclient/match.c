@@ -523,7 +523,7 @@ static int look_for_next(struct kvp_match *m, struct kvp_hit *scratch, uint32_t 
 int kvp_wait(struct kvp_match *m, uint32_t timeout_ms)
 {
 	const struct kvp_catalog_view *v;
-	KVP_ATOMIC(uint32_t) * word;
+	KVP_ATOMIC(uint32_t) *word;
 	struct kvp_hit *scratch;
 	struct kvp_key key;
 	uint64_t deadline;

@@ -13,7 +13,7 @@
 
 /* ---- sleeping -------------------------------------------------------------------------------- */
 
-void word_wait(KVP_ATOMIC(uint32_t) * word, uint32_t seen, uint64_t deadline)
+void word_wait(KVP_ATOMIC(uint32_t) *word, uint32_t seen, uint64_t deadline)
 {
 	uint64_t now = now_ns(), ns;
 	struct timespec ts;
@@ -25,7 +25,7 @@ void word_wait(KVP_ATOMIC(uint32_t) * word, uint32_t seen, uint64_t deadline)
 	(void)syscall(SYS_futex, word, FUTEX_WAIT, seen, &ts, NULL, 0);
 }
 
-void word_wake(KVP_ATOMIC(uint32_t) * word)
+void word_wake(KVP_ATOMIC(uint32_t) *word)
 {
 	(void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_TOKENS                                                                 \
+#define CHUNK_TOKENS \
 	256u /* a prefill chunk is about this long: enough rows for a matrix product \
 	      */
 

@@ -136,7 +136,7 @@ struct kvp_remat_run {
 /* What happens to a run. */
 #define KVP_REMAT_KEEP     0u
 #define KVP_REMAT_QUANTIZE 1u /* its payload goes to `width` */
-#define KVP_REMAT_EVICT                                                      \
+#define KVP_REMAT_EVICT \
 	2u /* blocks [keep, materialized) go, to be recomputed at need; what \
 	      stays is at `width` */
 struct kvp_remat_decision {

@@ -30,7 +30,7 @@ static uint32_t probes_of(uint32_t buckets)
 
 /* Finds a bucket on the hash's path that has `entry` (0: a free place); says which place. */
 static int locate(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, uint64_t entry,
-	uint32_t *ret_probe, KVP_ATOMIC(uint64_t) * *ret_place)
+	uint32_t *ret_probe, KVP_ATOMIC(uint64_t) **ret_place)
 {
 	uint32_t b = home_of(hash, buckets), probes = probes_of(buckets);
 
@@ -59,7 +59,7 @@ static void count_overflow(
 
 int kvp_index_insert(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, kvp_block_id id)
 {
-	KVP_ATOMIC(uint64_t) * place;
+	KVP_ATOMIC(uint64_t) *place;
 	uint32_t probe;
 
 	if (locate(table, buckets, hash, 0, &probe, &place) < 0)
@@ -72,7 +72,7 @@ int kvp_index_insert(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, 
 
 int kvp_index_remove(struct kvp_bucket *table, uint32_t buckets, uint64_t hash, kvp_block_id id)
 {
-	KVP_ATOMIC(uint64_t) * place;
+	KVP_ATOMIC(uint64_t) *place;
 	uint32_t probe;
 
 	if (locate(table, buckets, hash, entry_of(hash, id), &probe, &place) < 0)

@@ -367,8 +367,9 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 192 + 8 * KVP_TOUCHES, "shm ABI");
 #define KVP_OP_MAX_    8u
 
 /* How a submission names a parent (or, for DELETE, the block itself). */
-#define KVP_PARENT_ROOT  0u  /* first block of a chain */
-#define KVP_PARENT_BLOCK 1u  /* parent_id, parent_birth: a block proven by a match or a completion \
+#define KVP_PARENT_ROOT 0u /* first block of a chain */
+#define KVP_PARENT_BLOCK \
+	1u                   /* parent_id, parent_birth: a block proven by a match or a completion \
 			      */
 #define KVP_PARENT_SERIAL 2u /* what the commit with serial parent_id became */
 

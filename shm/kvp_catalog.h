@@ -62,7 +62,7 @@ struct kvp_catalog_view {
 	struct kvp_block *blocks;
 	struct kvp_bucket *index;
 	struct kvp_bucket *tail;
-	KVP_ATOMIC(uint64_t) * recipes; /* two tokens in a word, the earlier one low */
+	KVP_ATOMIC(uint64_t) *recipes; /* two tokens in a word, the earlier one low */
 	uint32_t max_blocks;
 	uint32_t recipe_cells;
 	uint32_t index_buckets;

@@ -18,7 +18,7 @@
 #include "shm/kvp_atomic.h"
 
 struct kvp_lease {
-	KVP_ATOMIC(uint64_t) * slot; /* NULL: none held */
+	KVP_ATOMIC(uint64_t) *slot; /* NULL: none held */
 };
 
 /*
@@ -33,7 +33,8 @@ int kvp_lease_take(struct kvp_session_page *page, uint32_t shard, const struct k
 void kvp_lease_drop(struct kvp_lease *lease);
 
 /* Client. Logs a use for the eviction policy; drops it silently if the log is full. */
-void kvp_touch_push(struct kvp_session_page *page, uint32_t shard, kvp_block_id tip, uint32_t asked);
+void kvp_touch_push(
+	struct kvp_session_page *page, uint32_t shard, kvp_block_id tip, uint32_t asked);
 
 /* Ledger: between marking a batch and scanning for leases. */
 void kvp_lease_fence(void);

@@ -4,8 +4,8 @@
 #include <errno.h>
 
 /* An empty slot, own shard first; NULL if the page has none. The slot then holds `value`. */
-static KVP_ATOMIC(uint64_t) *
-	fill_slot(struct kvp_session_page *page, uint32_t shard, uint64_t value)
+static KVP_ATOMIC(uint64_t) *fill_slot(
+	struct kvp_session_page *page, uint32_t shard, uint64_t value)
 {
 	for (uint32_t s = 0; s < KVP_SHARDS; s++) {
 		struct kvp_shard *sh = &page->shard[(shard + s) % KVP_SHARDS];

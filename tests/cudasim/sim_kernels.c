@@ -3,20 +3,47 @@
 
 #include "tests/cudasim/sim_device.h"
 
-#define ATTENTIONS(X)                                                                   \
-	X(f16, f16)                                                                     \
-	X(bf16, bf16)                                                                   \
-	X(e4m3, e4m3) X(e5m2, e5m2) X(aff4, aff4) X(aff2, aff2) X(tq4, tq4) X(tq3, tq3) \
-		X(tq2, tq2) X(e4m3, aff4) X(tq4, aff4) X(tq3, aff4) X(i8, i8) X(aff3, aff3)     \
-			X(tq3, aff3)
+/* clang-format off */
+#define ATTENTIONS(X) \
+	X(f16, f16) \
+	X(bf16, bf16) \
+	X(e4m3, e4m3) \
+	X(e5m2, e5m2) \
+	X(aff4, aff4) \
+	X(aff2, aff2) \
+	X(tq4, tq4) \
+	X(tq3, tq3) \
+	X(tq2, tq2) \
+	X(e4m3, aff4) \
+	X(tq4, aff4) \
+	X(tq3, aff4) \
+	X(i8, i8) \
+	X(aff3, aff3) \
+	X(tq3, aff3)
 
-#define KERNELS(X)                                                                                \
-	X(plane_begin)                                                                            \
-	X(native_encode)                                                                          \
-	X(native_decode) X(tq_encode_64) X(tq_encode_128) X(tq_encode_256) X(tq_encode_any)       \
-		X(tq_decode_64) X(tq_decode_128) X(tq_decode_256) X(tq_decode_any) X(byte_encode) \
-			X(byte_decode) X(asym_encode) X(chan_encode) X(affine_decode) X(copy)     \
-				X(attend_any) X(rotate) X(mass) X(merge)
+#define KERNELS(X) \
+	X(plane_begin) \
+	X(native_encode) \
+	X(native_decode) \
+	X(tq_encode_64) \
+	X(tq_encode_128) \
+	X(tq_encode_256) \
+	X(tq_encode_any) \
+	X(tq_decode_64) \
+	X(tq_decode_128) \
+	X(tq_decode_256) \
+	X(tq_decode_any) \
+	X(byte_encode) \
+	X(byte_decode) \
+	X(asym_encode) \
+	X(chan_encode) \
+	X(affine_decode) \
+	X(copy) \
+	X(attend_any) \
+	X(rotate) \
+	X(mass) \
+	X(merge)
+/* clang-format on */
 
 #define DECLARE(name) void kvp_cu_##name(const void *params);
 #define DECLARE_ATTEND(k, v)           \

@@ -408,7 +408,7 @@ static void a_collision_is_refused(void **state)
 static void long_chains_are_touched_bit_by_bit(void **state)
 {
 	const uint32_t depth = 500, all = KVP_SHARDS * KVP_TOUCHES;
-	KVP_ATOMIC(uint32_t) * hits;
+	KVP_ATOMIC(uint32_t) *hits;
 	struct kvpd_limits limits;
 	struct dp_world w;
 	struct dp_client *c;

@@ -286,8 +286,7 @@ static void shares_hold_under_pressure(void **state)
 	answer = e2e_ask(daemon_.socket, "{\"verb\":\"tenants\"}", NULL);
 	list = json_is_array(answer) ? answer : json_object_get(answer, "tenants");
 	assert_true(json_array_size(list) >= 2);
-	json_array_foreach(list, i, tenant)
-	{
+	json_array_foreach(list, i, tenant) {
 		json_int_t used = json_integer_value(json_object_get(tenant, "charged_bytes"));
 		json_int_t share = json_integer_value(json_object_get(tenant, "share_bytes"));
 

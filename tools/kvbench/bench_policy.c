@@ -197,14 +197,15 @@ static void print_table(const json_t *root)
 
 	printf("%-12s %9s %9s %9s %10s %11s %11s\n", "policy", "evict ns", "insert ns", "access ns",
 		"longest us", "bytes/block", "bytes/ghost");
-	json_array_foreach(results, i, x) printf("%-12s %9.0f %9.0f %9.0f %10.0f %11lld %11lld\n",
-		json_string_value(json_object_get(x, "policy")),
-		json_real_value(json_object_get(x, "evict_ns")),
-		json_real_value(json_object_get(x, "insert_ns")),
-		json_real_value(json_object_get(x, "access_ns")),
-		json_real_value(json_object_get(x, "longest_us")),
-		(long long)json_integer_value(json_object_get(x, "state_bytes_per_block")),
-		(long long)json_integer_value(json_object_get(x, "bytes_per_ghost")));
+	json_array_foreach(results, i, x)
+		printf("%-12s %9.0f %9.0f %9.0f %10.0f %11lld %11lld\n",
+			json_string_value(json_object_get(x, "policy")),
+			json_real_value(json_object_get(x, "evict_ns")),
+			json_real_value(json_object_get(x, "insert_ns")),
+			json_real_value(json_object_get(x, "access_ns")),
+			json_real_value(json_object_get(x, "longest_us")),
+			(long long)json_integer_value(json_object_get(x, "state_bytes_per_block")),
+			(long long)json_integer_value(json_object_get(x, "bytes_per_ghost")));
 	json_array_foreach(json_object_get(root, "plans"), i, x)
 		printf("%-32s %9lld %14.6g %s\n", json_string_value(json_object_get(x, "name")),
 			(long long)json_integer_value(json_object_get(x, "n")),

@@ -392,8 +392,9 @@ static void print(struct kvctl *ctl, const struct doctor *d)
 		json_decref(o);
 		return;
 	}
-	json_array_foreach(d->findings, i, f) printf("%-8s %-14s %s\n", kvctl_text(f, "finding"),
-		kvctl_text(f, "topic"), kvctl_text(f, "text"));
+	json_array_foreach(d->findings, i, f)
+		printf("%-8s %-14s %s\n", kvctl_text(f, "finding"), kvctl_text(f, "topic"),
+			kvctl_text(f, "text"));
 }
 
 int kvctl_doctor(struct kvctl *ctl, int argc, char **argv)

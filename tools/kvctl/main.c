@@ -210,8 +210,7 @@ static void print_object(const json_t *object)
 	const char *key;
 	json_t *value;
 
-	json_object_foreach((json_t *)object, key, value)
-	{
+	json_object_foreach((json_t *)object, key, value) {
 		char *text = json_is_string(value) ? strdup(json_string_value(value))
 						   : json_dumps(value, JSON_ENCODE_ANY);
 

@@ -51,8 +51,7 @@ static void add_hit_rate(json_t *tenants)
 	size_t i;
 	json_t *t;
 
-	json_array_foreach(tenants, i, t)
-	{
+	json_array_foreach(tenants, i, t) {
 		double n = kvctl_number(t, "lookups");
 		char text[16] = "";
 
@@ -157,8 +156,7 @@ static void print_rates(const json_t *tenants, struct rates *last)
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	now.when = (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-	json_array_foreach(tenants, i, row)
-	{
+	json_array_foreach(tenants, i, row) {
 		now.lookups += kvctl_number(row, "lookups");
 		now.commits += kvctl_number(row, "commits");
 		now.evictions += kvctl_number(row, "evictions");

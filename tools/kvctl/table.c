@@ -105,17 +105,17 @@ void kvctl_print_table(
 		width[n] = (int)strlen(columns[n].title);
 		n++;
 	}
-	json_array_foreach(rows, i, row) for (int c = 0; c < n; c++)
-	{
-		cell(row, &columns[c], text);
-		if ((int)strlen(text) > width[c])
-			width[c] = (int)strlen(text);
-	}
+	json_array_foreach(rows, i, row)
+		for (int c = 0; c < n; c++) {
+			cell(row, &columns[c], text);
+			if ((int)strlen(text) > width[c])
+				width[c] = (int)strlen(text);
+		}
 	for (int c = 0; c < n; c++)
 		put(to, columns[c].title, width[c], is_left(columns[c].kind), c == n - 1);
-	json_array_foreach(rows, i, row) for (int c = 0; c < n; c++)
-	{
-		cell(row, &columns[c], text);
-		put(to, text, width[c], is_left(columns[c].kind), c == n - 1);
-	}
+	json_array_foreach(rows, i, row)
+		for (int c = 0; c < n; c++) {
+			cell(row, &columns[c], text);
+			put(to, text, width[c], is_left(columns[c].kind), c == n - 1);
+		}
 }

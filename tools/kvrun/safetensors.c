@@ -178,8 +178,7 @@ static int parse_entries(
 	st->tensors = calloc(json_object_size(root) + 1, sizeof(*st->tensors));
 	if (!st->tensors)
 		return -ENOMEM;
-	json_object_foreach(root, name, entry)
-	{
+	json_object_foreach(root, name, entry) {
 		struct kvr_st_tensor *t = &st->tensors[st->n_tensors];
 
 		if (strcmp(name, "__metadata__") == 0)

@@ -77,8 +77,7 @@ static void check_golden(const json_t *want, uint32_t block_tokens, enum kvr_dty
 	assert_int_equal(prefill.reused, 0);
 	assert_int_equal(prefill.computed, n);
 	assert_int_equal(json_array_size(top), 5);
-	json_array_foreach(top, i, pair)
-	{
+	json_array_foreach(top, i, pair) {
 		json_int_t id = json_integer_value(json_array_get(pair, 0));
 		double value = json_number_value(json_array_get(pair, 1));
 
@@ -114,9 +113,9 @@ static void golden_texts(void **unused)
 
 	(void)unused;
 	assert_int_equal(json_array_size(greedy), 3);
-	json_array_foreach(greedy, i, entry) for (size_t k = 0;
-						  k < sizeof(cases) / sizeof(cases[0]); k++)
-		check_golden(entry, cases[k].block_tokens, cases[k].dtype);
+	json_array_foreach(greedy, i, entry)
+		for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++)
+			check_golden(entry, cases[k].block_tokens, cases[k].dtype);
 	json_decref(golden);
 }
 
@@ -274,8 +273,7 @@ static void perplexity(void **unused)
 	golden = load_golden();
 	kv = heap(64, KVR_F32);
 	assert_int_equal(kvr_seq_new(model, kv, NULL, &seq), 0);
-	json_array_foreach(json_object_get(golden, "nll"), i, row)
-	{
+	json_array_foreach(json_object_get(golden, "nll"), i, row) {
 		const char *name = json_string_value(json_object_get(row, "text"));
 		uint32_t window = (uint32_t)json_integer_value(json_object_get(row, "window"));
 		double want = json_number_value(json_object_get(row, "nll_nats_per_byte")), got;

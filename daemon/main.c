@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 #include "daemon/config.h"
-#include "daemon/control.h"
+#include "daemon/control/control.h"
 #include "daemon/dataplane.h"
-#include "daemon/listen.h"
+#include "daemon/control/listen.h"
 #include "daemon/log.h"
 #include "daemon/privilege.h"
 #include "shm/kvp_seg.h"

@@ -16,7 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/control_impl.h"
+#include "daemon/control/control_impl.h"
 
 #define MAX_PACKETS 32
 

@@ -8,13 +8,17 @@ import subprocess
 import sys
 
 # Which folder may include which headers; ARCHITECTURE.md says why. A header is folder-public if it
-# is called kvp_*.h (kvpool*.h in libclient/, kvr_*.h and kvt_*.h inside tools/).
+# is called kvp_*.h (kvpool*.h in libclient/, kvr_*.h and kvt_*.h inside tools/). A folder below, or
+# a file, may in addition include what its own line names.
 MAY = {
     "shm": [r"shm/kvp_\w+\.h"],
     "kernels": [r"kernels/[\w/]+\.h"],
     "policy": [r"policy/\w+\.h", r"shm/kvp_types\.h"],
     "libclient": [r"libclient/\w+\.h", r"kvpool\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h"],
     "daemon": [r"daemon/\w+\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h"],
+    "daemon/main.c": [r"daemon/control/\w+\.h"],
+    "daemon/control": [r"daemon/control/\w+\.h"],
+    "daemon/ledger": [r"daemon/ledger/\w+\.h"],
     "tools": [r"libclient/kvpool(_admin)?\.h", r"tools/[\w/]+\.h"],
     "tools/kvctl": [r"shm/kvp_seg\.h"],
     "tools/kvrun": [r"kernels/kvp_\w+\.h"],
@@ -53,7 +57,7 @@ def layers(root):
             continue
         allowed = list(MAY[folder])
         for sub in MAY:
-            if "/" in sub and name.startswith(sub + "/"):
+            if "/" in sub and (name == sub or name.startswith(sub + "/")):
                 allowed += MAY[sub]
         for number, line in enumerate(text(root, name).splitlines(), 1):
             m = re.match(r'\s*#\s*include\s+"([^"]+)"', line)

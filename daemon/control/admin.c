@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests of administrators: JSON in, JSON out, in parts. docs/admin.md lists the verbs. */
+#include "daemon/control/control_impl.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "daemon/control/heap.h"
+
+bool kvpd_admin_allowed(struct kvpd_conn *conn)
+{
+	const struct kvpd_control *c = conn->control;
+
+	if (conn->who.uid == 0)
+		return true;
+	return c->has_admin_gid && kvpd_peer_in_group(conn->fd, &conn->who, c->admin_gid) == 1;
+}
+
+/* ---- what the control thread knows itself -------------------------------------------------- */
+
+static json_t *version(const struct kvpd_control *c)
+{
+	return json_pack("{s:s, s:i, s:I}", "version", KVPD_VERSION, "abi", (int)KVP_ABI_VERSION,
+		"epoch", (json_int_t)c->epoch);
+}
+
+static json_t *daemon_status(const struct kvpd_control *c)
+{
+	struct kvpd_heap heap;
+	json_t *o;
+
+	kvpd_heap_read(&heap);
+	o = json_pack("{s:s, s:i, s:i, s:I, s:s, s:s, s:I, s:i, s:i, s:i, s:I, s:I, s:I}",
+		"version", KVPD_VERSION, "pid", (int)getpid(), "uid", (int)getuid(), "uptime_s",
+		(json_int_t)((kvpd_now_ns() - c->start_ns) / 1000000000u), "config",
+		c->config->path ? c->config->path : "", "runtime_dir", c->config->runtime_dir,
+		"epoch", (json_int_t)c->epoch, "connections", (int)c->n_conns, "pending",
+		(int)c->n_pending, "sessions", (int)c->n_sessions, "accepted",
+		(json_int_t)c->accepted, "refused", (json_int_t)c->refused, "protocol_errors",
+		(json_int_t)c->broken);
+	if (o)
+		json_object_set_new(o, "heap",
+			json_pack("{s:s, s:I, s:I, s:I}", "allocator", heap.allocator, "allocated",
+				(json_int_t)heap.allocated, "resident", (json_int_t)heap.resident,
+				"mapped", (json_int_t)heap.mapped));
+	return o;
+}
+
+static int status(struct kvpd_control *c, const json_t *request, json_t **ret_answer)
+{
+	json_t *answer = NULL;
+	int r = kvpd_admin(c->ledger, request, &answer);
+
+	if (r == 0 && json_is_object(answer))
+		json_object_set_new(answer, "daemon", daemon_status(c));
+	*ret_answer = answer;
+	return r;
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static bool changes_something(const char *verb)
+{
+	static const char *const verbs[] = { "pin", "unpin", "evict", "drain" };
+
+	for (unsigned i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
+		if (!strcmp(verb, verbs[i]))
+			return true;
+	return false;
+}
+
+static int serve(struct kvpd_conn *conn, const json_t *request, json_t **ret_answer)
+{
+	struct kvpd_control *c = conn->control;
+	const char *verb = json_string_value(json_object_get(request, "verb"));
+
+	if (!kvpd_admin_allowed(conn)) {
+		*ret_answer = json_pack("{s:s}", "error", "no longer among the administrators");
+		return -EPERM;
+	}
+	if (!verb) {
+		*ret_answer = json_pack("{s:s}", "error", "a request is an object with a \"verb\"");
+		return -EINVAL;
+	}
+	if (changes_something(verb))
+		kvpd_log_who(KVPD_LOG_NOTICE,
+			&(struct kvpd_who){ .pid = conn->who.pid, .uid = conn->who.uid },
+			"administrator (uid %u, process %d): %.64s", (unsigned)conn->who.uid,
+			(int)conn->who.pid, verb);
+	if (!strcmp(verb, "version")) {
+		*ret_answer = version(c);
+		return 0;
+	}
+	if (!strcmp(verb, "status"))
+		return status(c, request, ret_answer);
+	return kvpd_admin(c->ledger, request, ret_answer);
+}
+
+/* Sorted: the same question has the same answer, byte for byte. */
+#define DUMP (JSON_COMPACT | JSON_SORT_KEYS)
+
+static int to_text(json_t *answer, int status, char **ret_text, size_t *ret_bytes)
+{
+	size_t need;
+	char *text;
+
+	if (!answer) {
+		answer =
+			status < 0 ? json_pack("{s:s}", "error", strerror(-status)) : json_object();
+		if (!answer)
+			return -ENOMEM;
+	}
+	need = json_dumpb(answer, NULL, 0, DUMP);
+	text = need && need <= KVPD_ANSWER_MAX ? malloc(need) : NULL;
+	if (text && json_dumpb(answer, text, need, DUMP) != need) {
+		free(text);
+		text = NULL;
+	}
+	json_decref(answer);
+	if (!text)
+		return need > KVPD_ANSWER_MAX ? -EMSGSIZE : -ENOMEM;
+	*ret_text = text;
+	*ret_bytes = need;
+	return 0;
+}
+
+void kvpd_admin_packet(struct kvpd_conn *conn, const struct kvp_packet *packet)
+{
+	json_error_t where;
+	json_t *answer = NULL;
+	json_t *request = json_loadb(
+		(const char *)packet->body, packet->h.len, JSON_REJECT_DUPLICATES, &where);
+	int status, r;
+
+	if (request) {
+		status = serve(conn, request, &answer);
+		json_decref(request);
+	} else {
+		answer = json_pack("{s:s}", "error", where.text);
+		status = -EINVAL;
+	}
+	r = to_text(answer, status, &conn->answer, &conn->answer_bytes);
+	if (r < 0) {
+		kvpd_conn_error(conn, packet->h.tag, r,
+			r == -EMSGSIZE ? "the answer is too large; ask with a limit"
+				       : strerror(-r));
+		return;
+	}
+	conn->answer_sent = 0;
+	conn->answer_tag = packet->h.tag;
+	conn->answer_status = status;
+	kvpd_admin_continue(conn);
+}
+
+void kvpd_admin_continue(struct kvpd_conn *conn)
+{
+	struct {
+		struct kvp_msg_admin_part head;
+		char text[KVPD_ANSWER_PART];
+	} part;
+
+	while (conn->answer) {
+		size_t left = conn->answer_bytes - conn->answer_sent;
+		size_t n = left < sizeof(part.text) ? left : sizeof(part.text);
+		int r;
+
+		part.head.last = n == left;
+		part.head.status = n == left ? conn->answer_status : 0;
+		memcpy(part.text, conn->answer + conn->answer_sent, n);
+		r = kvp_msg_send(conn->fd, KVP_MSG_ADMIN_PART, conn->answer_tag, &part,
+			sizeof(part.head) + n, NULL, 0);
+		if (r == -EAGAIN || r == -ENOBUFS) {
+			if (!conn->stuck_since_ns)
+				conn->stuck_since_ns = kvpd_now_ns();
+			kvpd_conn_watch(conn);
+			return;
+		}
+		if (r < 0) {
+			kvpd_conn_close(conn);
+			return;
+		}
+		conn->stuck_since_ns = 0;
+		conn->answer_sent += n;
+		if (conn->answer_sent == conn->answer_bytes) {
+			free(conn->answer);
+			conn->answer = NULL;
+		}
+	}
+}

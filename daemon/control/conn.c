@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Connections: accepting, receiving, sending without ever waiting for a client, closing. */
+#include "daemon/control/control_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "shm/kvp_seg.h"
+
+/* Room in a client's socket for some sixty packets: descriptors in flight count too. */
+#define CLIENT_SNDBUF 32768
+
+static struct kvpd_ratelimit refused_limit = KVPD_RATELIMIT(10, 5);
+static struct kvpd_ratelimit broken_limit = KVPD_RATELIMIT(10, 5);
+
+static void conn_ready(struct kvpd_source *source, uint32_t events);
+
+static struct kvpd_who who_of(const struct kvpd_conn *conn)
+{
+	return (struct kvpd_who){
+		.session = conn->session ? conn->session->id : 0,
+		.tenant = conn->session ? conn->session->domain->tenant : 0,
+		.pid = conn->who.pid,
+		.uid = conn->who.uid,
+	};
+}
+
+static bool is_pending(const struct kvpd_conn *conn)
+{
+	return conn->state == KVPD_CONN_HELLO || conn->state == KVPD_CONN_PROVE;
+}
+
+/* ---- accepting ----------------------------------------------------------------------------- */
+
+/* Connected a while ago and has not said a word: an honest client's hello follows at once. */
+static bool is_silent(const struct kvpd_conn *conn, uint64_t now)
+{
+	struct pollfd p = { .fd = conn->fd, .events = POLLIN };
+
+	return is_pending(conn) && now - conn->since_ns > KVPD_SILENT_MS * UINT64_C(1000000) &&
+	       poll(&p, 1, 0) == 0;
+}
+
+/*
+ * Ends the oldest silent connection, of one uid or (NULL) of anybody, so that those who say nothing
+ * keep nobody out. False if there is none: the others are only waiting for their turn.
+ */
+static bool end_a_silent_one(struct kvpd_control *c, const uid_t *uid)
+{
+	const uint64_t now = kvpd_now_ns();
+	struct kvpd_conn *o;
+
+	TAILQ_FOREACH(o, &c->conns, link) {
+		if ((uid && o->who.uid != *uid) || !is_silent(o, now))
+			continue;
+		kvpd_conn_refuse(
+			o, -EBUSY, "there are too many connections, and this one has not attached");
+		return true;
+	}
+	return false;
+}
+
+/* Why one more connection of this uid cannot be taken, or NULL. -EBUSY: it may come again soon. */
+static const char *no_room(struct kvpd_control *c, const struct kvpd_identity *who, int *ret_error)
+{
+	const struct kvpd_conn *o;
+	uint32_t pending = 0, all = 0;
+
+	TAILQ_FOREACH(o, &c->conns, link) {
+		if (o->who.uid != who->uid)
+			continue;
+		all++;
+		pending += is_pending(o);
+	}
+	*ret_error = -EBUSY;
+	if (pending >= KVPD_PENDING_PER_UID && !end_a_silent_one(c, &who->uid))
+		return "this uid has too many connections that have not attached";
+	*ret_error = -EUSERS;
+	if (all >= c->config->max_sessions + KVPD_PENDING_PER_UID + KVPD_ADMIN_MAX)
+		return "this uid has too many connections";
+	return NULL;
+}
+
+static int conn_new(struct kvpd_listener *l, int fd, const struct kvpd_identity *who)
+{
+	struct kvpd_control *c = l->control;
+	struct kvpd_conn *conn = calloc(1, sizeof(*conn));
+	int r;
+
+	if (!conn)
+		return -ENOMEM;
+	*conn = (struct kvpd_conn){
+		.source.ready = conn_ready,
+		.control = c,
+		.fd = fd,
+		.who = *who,
+		.since_ns = kvpd_now_ns(),
+		.interest = EPOLLIN,
+		.pidfd = -1,
+	};
+	snprintf(conn->tenant, sizeof(conn->tenant), "%s", l->tenant ? l->tenant : "");
+	TAILQ_INIT(&conn->out);
+	r = kvpd_watch(c, fd, conn->interest, &conn->source);
+	if (r < 0) {
+		free(conn);
+		return r;
+	}
+	TAILQ_INSERT_TAIL(&c->conns, conn, link);
+	c->n_conns++;
+	c->n_pending++;
+	c->accepted++;
+	return 0;
+}
+
+/* A refusal without a connection of its own: best effort, and the descriptor goes. */
+static void turn_away(
+	struct kvpd_control *c, int fd, const struct kvpd_identity *who, int error, const char *why)
+{
+	struct kvp_msg_error e = { .error = error };
+	const struct kvpd_who w = { .pid = who->pid, .uid = who->uid };
+
+	c->refused++;
+	snprintf(e.text, sizeof(e.text), "%s", why);
+	(void)kvp_msg_send(fd, KVP_MSG_ERROR, 0, &e, sizeof(e), NULL, 0);
+	close(fd);
+	kvpd_log_limited(&refused_limit, KVPD_LOG_WARNING, &w,
+		"refused a connection of uid %u (process %d): %s", (unsigned)who->uid,
+		(int)who->pid, why);
+}
+
+/* Descriptors have run out: without this, the connection would wait and epoll never sleep. */
+static void shed_one(struct kvpd_listener *l)
+{
+	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 1);
+	struct kvpd_control *c = l->control;
+	int fd;
+
+	kvpd_log_limited(&limit, KVPD_LOG_ERR, NULL,
+		"out of file descriptors: connections are refused; raise LimitNOFILE");
+	if (c->spare_fd >= 0)
+		close(c->spare_fd);
+	fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC);
+	if (fd >= 0)
+		close(fd);
+	c->refused++;
+	c->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+void kvpd_conn_accept(struct kvpd_listener *l)
+{
+	struct kvpd_control *c = l->control;
+
+	for (unsigned i = 0; i < 4 * KVPD_PACKETS_A_TURN; i++) {
+		struct kvpd_identity who = { .uid = (uid_t)-1 };
+		const char *why;
+		int fd, r;
+
+		/* Nobody silent: the newcomers wait in the backlog while the others attach. */
+		if (c->n_pending >= KVPD_PENDING_MAX && !end_a_silent_one(c, NULL))
+			return;
+		fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+			shed_one(l);
+			return;
+		}
+		if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
+			continue;
+		if (fd < 0)
+			return;
+		r = kvpd_peer_identity(fd, &who);
+		why = r < 0 ? "its credentials are unknown" : no_room(c, &who, &r);
+		if (why) {
+			turn_away(c, fd, &who, r, why);
+			continue;
+		}
+		r = conn_new(l, fd, &who);
+		if (r < 0)
+			turn_away(c, fd, &who, r, "the daemon is out of memory");
+	}
+}
+
+/* ---- sending ------------------------------------------------------------------------------- */
+
+static void out_free(struct kvpd_conn *conn, struct kvpd_out *out)
+{
+	for (unsigned i = 0; i < out->n_fds; i++)
+		close(out->fds[i]);
+	conn->control->queued_fds -= out->n_fds;
+	conn->n_out--;
+	TAILQ_REMOVE(&conn->out, out, link);
+	free(out);
+}
+
+void kvpd_conn_watch(struct kvpd_conn *conn)
+{
+	struct epoll_event e = { .data.ptr = &conn->source };
+
+	/* An administrator's next request is read when the answer to this one is out. */
+	e.events = (conn->answer ? 0 : EPOLLIN) | (conn->n_out || conn->answer ? EPOLLOUT : 0);
+	if (e.events == conn->interest)
+		return;
+	if (epoll_ctl(conn->control->epfd, EPOLL_CTL_MOD, conn->fd, &e) == 0)
+		conn->interest = e.events;
+}
+
+static int enqueue(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const void *body,
+	size_t len, const int *fds, unsigned n_fds)
+{
+	struct kvpd_control *c = conn->control;
+	struct kvpd_out *out;
+
+	if (conn->n_out >= KVPD_OUT_MAX || c->queued_fds + n_fds > c->queued_fds_max)
+		return -ENOBUFS;
+	out = malloc(sizeof(*out) + len);
+	if (!out)
+		return -ENOMEM;
+	*out = (struct kvpd_out){ .type = type, .tag = tag, .len = (uint32_t)len };
+	if (len)
+		memcpy(out->body, body, len);
+	for (unsigned i = 0; i < n_fds; i++) {
+		int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
+
+		if (fd < 0) {
+			int r = -errno;
+
+			while (out->n_fds)
+				close(out->fds[--out->n_fds]);
+			free(out);
+			return r;
+		}
+		out->fds[out->n_fds++] = fd;
+	}
+	c->queued_fds += n_fds;
+	conn->n_out++;
+	TAILQ_INSERT_TAIL(&conn->out, out, link);
+	if (!conn->stuck_since_ns)
+		conn->stuck_since_ns = kvpd_now_ns();
+	kvpd_conn_watch(conn);
+	return 0;
+}
+
+/* The socket is full, or the user has too many descriptors in flight in all his sockets. */
+static bool is_full(int r)
+{
+	return r == -EAGAIN || r == -ETOOMANYREFS || r == -ENOBUFS;
+}
+
+int kvpd_conn_send(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const void *body,
+	size_t len, const int *fds, unsigned n_fds)
+{
+	int r = -EAGAIN;
+
+	if (!conn->n_out)
+		r = kvp_msg_send(conn->fd, type, tag, body, len, fds, n_fds);
+	return is_full(r) ? enqueue(conn, type, tag, body, len, fds, n_fds) : r;
+}
+
+/* 0, -EAGAIN if there is more, or why the connection is of no use any more. */
+static int flush(struct kvpd_conn *conn)
+{
+	struct kvpd_out *out;
+
+	while ((out = TAILQ_FIRST(&conn->out))) {
+		int r = kvp_msg_send(
+			conn->fd, out->type, out->tag, out->body, out->len, out->fds, out->n_fds);
+
+		if (is_full(r))
+			return -EAGAIN;
+		if (r < 0)
+			return r;
+		out_free(conn, out);
+		conn->stuck_since_ns = conn->n_out ? kvpd_now_ns() : 0;
+	}
+	return 0;
+}
+
+void kvpd_conn_error(struct kvpd_conn *conn, uint32_t tag, int error, const char *text)
+{
+	struct kvp_msg_error e = { .error = error };
+
+	snprintf(e.text, sizeof(e.text), "%s", text);
+	if (kvpd_conn_send(conn, KVP_MSG_ERROR, tag, &e, sizeof(e), NULL, 0) < 0)
+		kvpd_conn_close(conn);
+}
+
+void kvpd_conn_refuse(struct kvpd_conn *conn, int error, const char *format, ...)
+{
+	struct kvp_msg_error e = { .error = error };
+	const struct kvpd_who w = who_of(conn);
+	va_list ap;
+
+	va_start(ap, format);
+	vsnprintf(e.text, sizeof(e.text), format, ap);
+	va_end(ap);
+	kvpd_log_limited(&refused_limit, KVPD_LOG_WARNING, &w, "refused uid %u (process %d): %s",
+		(unsigned)conn->who.uid, (int)conn->who.pid, e.text);
+	conn->control->refused++;
+	if (!conn->n_out)
+		(void)kvp_msg_send(
+			conn->fd, KVP_MSG_ERROR, conn->hello_tag, &e, sizeof(e), NULL, 0);
+	kvpd_conn_close(conn);
+}
+
+/* ---- receiving ----------------------------------------------------------------------------- */
+
+/* Whoever breaks the protocol loses the connection, and the session with it. */
+static void broke_protocol(struct kvpd_conn *conn, const char *what)
+{
+	struct kvp_msg_error e = { .error = -EPROTO };
+	const struct kvpd_who w = who_of(conn);
+
+	kvpd_log_limited(&broken_limit, KVPD_LOG_WARNING, &w,
+		"uid %u (process %d) broke the control protocol: %s", (unsigned)conn->who.uid,
+		(int)conn->who.pid, what);
+	conn->control->broken++;
+	snprintf(e.text, sizeof(e.text), "%s", what);
+	if (!conn->n_out)
+		(void)kvp_msg_send(conn->fd, KVP_MSG_ERROR, 0, &e, sizeof(e), NULL, 0);
+	if (conn->session)
+		kvpd_session_end(conn->session, "it broke the control protocol");
+	else
+		kvpd_conn_close(conn);
+}
+
+static void dispatch(struct kvpd_conn *conn, const struct kvp_packet *packet)
+{
+	uint16_t type = packet->h.type;
+
+	switch (conn->state) {
+	case KVPD_CONN_HELLO:
+		if (type == KVP_MSG_HELLO)
+			kvpd_session_hello(conn, packet);
+		else
+			broke_protocol(conn, "its first packet was no HELLO");
+		return;
+	case KVPD_CONN_PROVE:
+		if (type == KVP_MSG_PROOF)
+			kvpd_session_proof(conn, packet);
+		else
+			broke_protocol(conn, "it did not answer PROVE with PROOF");
+		return;
+	case KVPD_CONN_CLIENT:
+		if (type != KVP_MSG_HELLO && type != KVP_MSG_PROOF && type != KVP_MSG_ADMIN)
+			kvpd_session_packet(conn, packet);
+		else
+			broke_protocol(conn, "that packet is not possible after attaching");
+		return;
+	case KVPD_CONN_ADMIN:
+		if (type == KVP_MSG_ADMIN)
+			kvpd_admin_packet(conn, packet);
+		else
+			broke_protocol(conn, "an administrator sends nothing but ADMIN");
+		return;
+	}
+}
+
+static void receive(struct kvpd_conn *conn)
+{
+	struct kvp_packet *packet = conn->control->packet;
+
+	for (unsigned i = 0; i < KVPD_PACKETS_A_TURN; i++) {
+		int r = kvp_msg_recv(conn->fd, KVP_MSG_TO_DAEMON, packet);
+
+		if (r == -EAGAIN)
+			return;
+		if (r == -EPROTO) {
+			broke_protocol(conn, "a malformed packet");
+			return;
+		}
+		if (r < 0) {
+			kvpd_conn_close(conn);
+			return;
+		}
+		dispatch(conn, packet);
+		kvp_msg_done(packet);
+		if (conn->source.dead || conn->answer)
+			return;
+	}
+}
+
+static void conn_ready(struct kvpd_source *source, uint32_t events)
+{
+	struct kvpd_conn *conn = (struct kvpd_conn *)source;
+	int r;
+
+	if (events & EPOLLOUT) {
+		r = flush(conn);
+		if (r < 0 && r != -EAGAIN) {
+			kvpd_conn_close(conn);
+			return;
+		}
+		if (r == 0 && conn->answer)
+			kvpd_admin_continue(conn);
+		if (conn->source.dead)
+			return;
+	}
+	if (events & (EPOLLHUP | EPOLLERR) && !(events & EPOLLIN)) {
+		kvpd_conn_close(conn);
+		return;
+	}
+	if (events & EPOLLIN && !conn->answer)
+		receive(conn);
+	if (!conn->source.dead)
+		kvpd_conn_watch(conn);
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+void kvpd_conn_settle(struct kvpd_conn *conn, enum kvpd_conn_state state)
+{
+	static const int sndbuf = CLIENT_SNDBUF;
+
+	if (is_pending(conn))
+		conn->control->n_pending--;
+	conn->state = state;
+	if (state == KVPD_CONN_ADMIN)
+		conn->control->n_admins++;
+	else
+		(void)setsockopt(conn->fd, SOL_SOCKET, SO_SNDBUF, &sndbuf, sizeof(sndbuf));
+}
+
+void kvpd_conn_close(struct kvpd_conn *conn)
+{
+	struct kvpd_control *c = conn->control;
+	struct kvpd_out *out;
+
+	if (conn->source.dead)
+		return;
+	conn->source.dead = true;
+	while ((out = TAILQ_FIRST(&conn->out)))
+		out_free(conn, out);
+	close(conn->fd);
+	if (conn->pidfd >= 0)
+		close(conn->pidfd);
+	if (conn->session)
+		conn->session->conn = NULL;
+	conn->session = NULL;
+	free(conn->answer);
+	conn->answer = NULL;
+	c->n_conns--;
+	if (is_pending(conn))
+		c->n_pending--;
+	if (conn->state == KVPD_CONN_ADMIN)
+		c->n_admins--;
+	TAILQ_REMOVE(&c->conns, conn, link);
+	TAILQ_INSERT_TAIL(&c->dead_conns, conn, link);
+	c->status_changed = true;
+}
+
+void kvpd_conn_free(struct kvpd_conn *conn)
+{
+	free(conn);
+}
+
+uint64_t kvpd_conn_expire(struct kvpd_control *c, uint64_t now)
+{
+	const uint64_t handshake = (uint64_t)c->config->handshake_ms * 1000000u;
+	const uint64_t stall = (uint64_t)KVPD_STALL_MS * 1000000u;
+	struct kvpd_conn *conn, *next;
+	uint64_t soonest = UINT64_MAX;
+
+	for (conn = TAILQ_FIRST(&c->conns); conn; conn = next) {
+		uint64_t due = UINT64_MAX;
+
+		next = TAILQ_NEXT(conn, link);
+		if (is_pending(conn))
+			due = conn->since_ns + handshake;
+		else if (conn->stuck_since_ns)
+			due = conn->stuck_since_ns + stall;
+		if (due > now) {
+			soonest = due < soonest ? due : soonest;
+			continue;
+		}
+		if (is_pending(conn)) {
+			kvpd_conn_refuse(conn, -ETIMEDOUT, "it did not attach within %u ms",
+				c->config->handshake_ms);
+		} else {
+			const struct kvpd_who w = who_of(conn);
+
+			kvpd_log_limited(&broken_limit, KVPD_LOG_WARNING, &w,
+				"uid %u (process %d) reads nothing: disconnected",
+				(unsigned)conn->who.uid, (int)conn->who.pid);
+			kvpd_conn_close(conn);
+		}
+	}
+	return soonest;
+}

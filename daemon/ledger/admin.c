@@ -1,0 +1,620 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Administration of the data plane: JSON in, JSON out, on the ledger thread. See docs/admin.md. */
+#include "daemon/ledger/ledger.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCKS_DEFAULT 100
+#define BLOCKS_MAX     100000
+#define PROBLEMS_MAX   100
+#define CHECK_BYTES    (64u << 20) /* some ten milliseconds */
+
+struct admin {
+	struct kvpd_ledger *l;
+	const json_t *request;
+	json_t *answer;
+};
+
+/* ---- small helpers -------------------------------------------------------------------------- */
+
+static void put_int(json_t *o, const char *name, uint64_t v)
+{
+	json_object_set_new(o, name, json_integer((json_int_t)v));
+}
+
+static void put_text(json_t *o, const char *name, const char *v)
+{
+	json_t *text = json_string(v);
+
+	/* Names come from clients and need not be UTF-8. */
+	json_object_set_new(o, name, text ? text : json_string("?"));
+}
+
+static void put_bool(json_t *o, const char *name, bool v)
+{
+	json_object_set_new(o, name, json_boolean(v));
+}
+
+__attribute__((format(printf, 3, 4))) static int fail(
+	struct admin *a, int error, const char *format, ...)
+{
+	char text[256];
+	va_list ap;
+
+	va_start(ap, format);
+	vsnprintf(text, sizeof(text), format, ap);
+	va_end(ap);
+	put_text(a->answer, "error", text);
+	return error;
+}
+
+static const char *text_of(const struct admin *a, const char *name)
+{
+	return json_string_value(json_object_get(a->request, name));
+}
+
+static bool flag_of(const struct admin *a, const char *name)
+{
+	return json_is_true(json_object_get(a->request, name));
+}
+
+static uint64_t int_of(const struct admin *a, const char *name, uint64_t otherwise)
+{
+	const json_t *v = json_object_get(a->request, name);
+
+	return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v)
+								: otherwise;
+}
+
+static struct kvpd_tenant *tenant_at(const struct admin *a, uint32_t i)
+{
+	const char *only = text_of(a, "tenant");
+	struct kvpd_tenant *t = a->l->tenant[i];
+
+	return t && only && strcmp(only, t->name) ? NULL : t;
+}
+
+#define each_tenant(a, i, t)                             \
+	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++) \
+		if (((t) = tenant_at(a, i)))
+
+/* ---- status, tenants ------------------------------------------------------------------------ */
+
+static void put_counters(json_t *o, struct kvpd_tenant *t)
+{
+	const struct kvp_catalog_stats *st = &t->view.cat->stats;
+	struct kvpd_lookups n = t->ended;
+
+	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next)
+		kvpd_session_lookups(kvpd_container(it, struct kvpd_session, in_tenant), &n);
+	put_int(o, "lookups", n.hits + n.partial + n.misses);
+	put_int(o, "hits", n.hits);
+	put_int(o, "partial", n.partial);
+	put_int(o, "misses", n.misses);
+	put_int(o, "commits", kvp_load_relaxed(&st->commits));
+	put_int(o, "duplicates", kvp_load_relaxed(&st->duplicates));
+	put_int(o, "refused", kvp_load_relaxed(&st->refused));
+	put_int(o, "evictions", kvp_load_relaxed(&st->evictions));
+	put_int(o, "forgotten", kvp_load_relaxed(&st->forgotten));
+	put_int(o, "moves", kvp_load_relaxed(&st->moves));
+	put_int(o, "claims", kvp_load_relaxed(&st->claims));
+	put_int(o, "waits", kvp_load_relaxed(&st->waits));
+	put_int(o, "deleted", kvp_load_relaxed(&st->deleted));
+}
+
+static json_t *tenant_json(struct kvpd_tenant *t)
+{
+	json_t *o = json_object();
+	char policy[160];
+
+	put_int(o, "id", t->id);
+	put_text(o, "name", t->name);
+	put_bool(o, "abandoned", t->abandoned);
+	put_int(o, "sessions", t->n_sessions);
+	put_int(o, "share_bytes", t->limits.share);
+	put_int(o, "charged_bytes", t->charged);
+	put_int(o, "metadata_bytes", t->meta_bytes);
+	put_int(o, "metadata_bytes_per_block", t->meta_bytes / t->layout.max_blocks);
+	put_int(o, "lease_scan_ns", t->scan_ns);
+	put_int(o, "arena_bytes", t->arena_bytes);
+	put_int(o, "payload_bytes", kvp_load_relaxed(&t->view.cat->stats.payload_bytes));
+	put_int(o, "blocks", t->n_blocks);
+	put_int(o, "max_blocks", t->limits.max_blocks);
+	put_int(o, "recipes", t->n_recipes);
+	put_int(o, "max_recipes", t->limits.recipe_blocks);
+	put_int(o, "open_claims", t->n_claims);
+	kvp_evict_describe(t->evict, policy, sizeof(policy));
+	put_text(o, "policy", policy);
+	put_counters(o, t);
+	return o;
+}
+
+static int verb_tenants(struct admin *a)
+{
+	json_t *list = json_array();
+	struct kvpd_tenant *t;
+
+	each_tenant(a, i, t) json_array_append_new(list, tenant_json(t));
+	json_object_set_new(a->answer, "tenants", list);
+	return 0;
+}
+
+static int verb_status(struct admin *a)
+{
+	struct kvpd_ledger *l = a->l;
+	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0, tenants = 0;
+	struct kvpd_tenant *t;
+
+	each_tenant(a, i, t)
+	{
+		tenants++;
+		charged += t->charged;
+		blocks += t->n_blocks;
+		recipes += t->n_recipes;
+		evictions += kvp_load_relaxed(&t->view.cat->stats.evictions);
+	}
+	put_int(a->answer, "epoch", l->epoch);
+	put_int(a->answer, "uptime_ms", (kvpd_now_ns() - l->started_ns) / KVPD_MS);
+	put_int(a->answer, "sessions", l->n_sessions);
+	put_int(a->answer, "max_sessions", l->max_sessions);
+	put_int(a->answer, "tenants", tenants);
+	put_int(a->answer, "memory_bytes", l->memory);
+	put_int(a->answer, "promised_bytes", l->shares);
+	put_int(a->answer, "charged_bytes", charged);
+	put_int(a->answer, "blocks", blocks);
+	put_int(a->answer, "recipes", recipes);
+	put_int(a->answer, "evictions", evictions);
+	put_text(a->answer, "pages", l->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
+	put_text(a->answer, "policy", l->policy);
+	return 0;
+}
+
+/* ---- clients, spaces ------------------------------------------------------------------------ */
+
+static json_t *client_json(struct kvpd_session *s)
+{
+	kvp_block_id leased[KVPD_LEASES];
+	struct kvpd_lookups n = { 0 };
+	json_t *o = json_object();
+
+	kvpd_session_lookups(s, &n);
+	put_int(o, "session", s->id);
+	put_text(o, "tenant", s->tenant->name);
+	put_text(o, "name", s->peer.name);
+	put_int(o, "pid", (uint64_t)s->peer.pid);
+	put_int(o, "uid", s->peer.uid);
+	put_int(o, "gid", s->peer.gid);
+	put_int(o, "attached_ms", (kvpd_now_ns() - s->attached_ns) / KVPD_MS);
+	put_int(o, "leases", kvp_lease_scan(s->page, leased, NULL, KVPD_LEASES));
+	put_int(o, "grants", s->n_grants);
+	put_int(o, "claims", s->n_claims);
+	put_int(o, "arena_bytes", s->arena_bytes);
+	put_int(o, "lookups", n.hits + n.partial + n.misses);
+	put_int(o, "hits", n.hits);
+	put_int(o, "partial", n.partial);
+	put_int(o, "misses", n.misses);
+	put_bool(o, "expelled", s->expelled);
+	return o;
+}
+
+static int verb_clients(struct admin *a)
+{
+	json_t *list = json_array();
+	struct kvpd_tenant *t;
+
+	each_tenant(a, i, t) for (struct kvpd_list *it = t->sessions.next; it != &t->sessions;
+				  it = it->next) json_array_append_new(list,
+		client_json(kvpd_container(it, struct kvpd_session, in_tenant)));
+	json_object_set_new(a->answer, "clients", list);
+	return 0;
+}
+
+static void hex(const uint8_t *bytes, size_t n, char *out)
+{
+	for (size_t i = 0; i < n; i++)
+		sprintf(out + 2 * i, "%02x", bytes[i]);
+}
+
+static json_t *space_json(struct kvpd_tenant *t, uint32_t i)
+{
+	const struct kvp_shm_space *s = &t->view.spaces[i];
+	char digest[65];
+	json_t *o = json_object();
+
+	hex(s->fingerprint, sizeof(s->fingerprint), digest);
+	put_int(o, "space", i);
+	put_text(o, "tenant", t->name);
+	put_text(o, "model", s->canon.model);
+	put_text(o, "adapter", s->canon.adapter);
+	put_text(o, "fingerprint", digest);
+	put_int(o, "block_tokens", s->canon.block_tokens);
+	put_int(o, "block_bytes", s->block_bytes);
+	put_int(o, "layers", s->canon.n_layers);
+	put_int(o, "opens", t->space[i].opens);
+	return o;
+}
+
+static int verb_spaces(struct admin *a)
+{
+	json_t *list = json_array();
+	struct kvpd_tenant *t;
+
+	each_tenant(
+		a, i, t) for (uint32_t k = 0; k < KVP_MAX_SPACES;
+			      k++) if (kvp_load_relaxed(&t->view.spaces[k].state) == KVP_SPACE_LIVE)
+		json_array_append_new(list, space_json(t, k));
+	json_object_set_new(a->answer, "spaces", list);
+	return 0;
+}
+
+/* ---- blocks --------------------------------------------------------------------------------- */
+
+static const char *const state_names[] = { "free", "live", "evicting", "recipe" };
+
+static void key_text(struct kvp_key key, char out[33])
+{
+	sprintf(out, "%016" PRIx64 "%016" PRIx64, key.hi, key.lo);
+}
+
+static json_t *block_json(const struct kvpd_tenant *t, uint32_t id)
+{
+	const struct kvp_block *b = &t->view.blocks[id];
+	const struct kvp_payload_desc *d = &b->payload[KVP_TIER_DRAM];
+	uint64_t where = kvp_load_relaxed(&d->where);
+	uint32_t parent = kvp_load_relaxed(&b->parent);
+	json_t *o = json_object();
+	char key[33];
+
+	key_text(kvpd_block_key(t, id), key);
+	put_text(o, "key", key);
+	put_text(o, "tenant", t->name);
+	put_int(o, "block", id);
+	put_text(o, "state", state_names[kvpd_block_state(t, id) & 3]);
+	put_int(o, "space", kvp_shape_space(kvp_load_relaxed(&b->shape)));
+	put_int(o, "tokens", kvp_shape_tokens(kvp_load_relaxed(&b->shape)));
+	put_int(o, "depth", kvp_load_relaxed(&b->depth));
+	json_object_set_new(o, "parent",
+		parent == KVP_BLOCK_NONE ? json_null() : json_integer((json_int_t)parent));
+	put_int(o, "children", t->block[id].children);
+	put_int(o, "hits", kvp_load_relaxed(&b->hits));
+	put_int(o, "touched_s", kvp_load_relaxed(&b->touched_s));
+	put_int(o, "serial", kvp_load_relaxed(&b->serial));
+	put_bool(o, "pinned", kvp_load_relaxed(&b->flags) & KVP_BLOCK_F_PINNED);
+	put_int(o, "bytes", kvp_where_bytes(where));
+	if (where) {
+		put_int(o, "extent", kvp_where_extent(where));
+		put_int(o, "offset", kvp_load_relaxed(&d->offset));
+		put_int(o, "codec", kvp_where_codec(where));
+		put_int(o, "checksum", kvp_load_relaxed(&d->checksum));
+	}
+	return o;
+}
+
+struct row {
+	const struct kvpd_tenant *tenant;
+	uint64_t by;
+	uint32_t id;
+};
+
+static uint64_t sort_value(const struct kvpd_tenant *t, uint32_t id, const char *by)
+{
+	const struct kvp_block *b = &t->view.blocks[id];
+
+	if (!strcmp(by, "hits"))
+		return kvp_load_relaxed(&b->hits);
+	if (!strcmp(by, "touched"))
+		return kvp_load_relaxed(&b->touched_s);
+	if (!strcmp(by, "depth"))
+		return kvp_load_relaxed(&b->depth);
+	if (!strcmp(by, "tokens"))
+		return kvp_shape_tokens(kvp_load_relaxed(&b->shape));
+	if (!strcmp(by, "serial"))
+		return kvp_load_relaxed(&b->serial);
+	return UINT64_MAX;
+}
+
+static int largest_first(const void *a, const void *b)
+{
+	const struct row *x = a, *y = b;
+
+	if (x->by != y->by)
+		return x->by < y->by ? 1 : -1;
+	return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static bool wanted(const struct admin *a, const struct kvpd_tenant *t, uint32_t id)
+{
+	const struct kvp_block *b = &t->view.blocks[id];
+	const char *state = text_of(a, "state");
+	uint32_t is = kvpd_block_state(t, id) & 3;
+
+	if (is == KVP_BLOCK_FREE || (state && strcmp(state, state_names[is])))
+		return false;
+	if (flag_of(a, "pinned") && !(kvp_load_relaxed(&b->flags) & KVP_BLOCK_F_PINNED))
+		return false;
+	return int_of(a, "space", UINT64_MAX) == UINT64_MAX ||
+	       int_of(a, "space", 0) == kvp_shape_space(kvp_load_relaxed(&b->shape));
+}
+
+static int verb_blocks(struct admin *a)
+{
+	const char *by = text_of(a, "sort") ? text_of(a, "sort") : "serial";
+	uint64_t limit = int_of(a, "limit", BLOCKS_DEFAULT), n = 0, room = 0;
+	struct row *row = NULL;
+	struct kvpd_tenant *t;
+	json_t *list;
+
+	if (limit > BLOCKS_MAX)
+		limit = BLOCKS_MAX;
+	each_tenant(a, i, t) room += (uint64_t)t->n_blocks + t->n_recipes;
+	row = calloc(room + 1, sizeof(*row));
+	if (!row)
+		return fail(a, -ENOMEM, "no memory for a list of %" PRIu64 " blocks", room);
+	each_tenant(a, i, t) for (uint32_t id = 0; id < t->layout.max_blocks && n < room;
+				  id++) if (wanted(a, t, id)) row[n++] =
+		(struct row){ t, sort_value(t, id, by), id };
+	if (n && row[0].by == UINT64_MAX) {
+		free(row);
+		return fail(a, -EINVAL,
+			"cannot sort by '%s'; one of serial, hits, touched, depth, tokens", by);
+	}
+	qsort(row, n, sizeof(*row), largest_first);
+	list = json_array();
+	for (uint64_t i = 0; i < n && i < limit; i++)
+		json_array_append_new(list, block_json(row[i].tenant, row[i].id));
+	free(row);
+	put_int(a->answer, "total", n);
+	json_object_set_new(a->answer, "blocks", list);
+	return 0;
+}
+
+/* The block that `key` names: 32 hexadecimal digits, or the first 8 or more of them. */
+static int find_block(struct admin *a, struct kvpd_tenant **ret_tenant, uint32_t *ret_id)
+{
+	const char *want = text_of(a, "key");
+	struct kvpd_tenant *t;
+	uint32_t found = 0;
+	char key[33];
+
+	if (!want || strlen(want) < 8 || strlen(want) > 32)
+		return fail(a, -EINVAL, "key: 8 to 32 hexadecimal digits are wanted");
+	each_tenant(a, i, t) for (uint32_t id = 0; id < t->layout.max_blocks; id++)
+	{
+		if (kvpd_block_state(t, id) == KVP_BLOCK_FREE)
+			continue;
+		key_text(kvpd_block_key(t, id), key);
+		if (strncmp(key, want, strlen(want)))
+			continue;
+		found++;
+		*ret_tenant = t;
+		*ret_id = id;
+	}
+	if (found > 1)
+		return fail(
+			a, -EINVAL, "key %s: %u blocks begin so; give more digits", want, found);
+	return found ? 0 : fail(a, -ENOENT, "no block has the key %s", want);
+}
+
+static int verb_inspect(struct admin *a)
+{
+	kvp_token tokens[KVP_BLOCK_TOKENS_MAX];
+	struct kvpd_tenant *t;
+	uint32_t id;
+	json_t *o, *list, *chain;
+	int r = find_block(a, &t, &id), n;
+
+	if (r < 0)
+		return r;
+	o = block_json(t, id);
+	kvpd_lease_marks(t, true);
+	put_bool(o, "leased", kvpd_leased(t, id));
+	put_bool(o, "granted", t->block[id].flags & KVPD_BLOCK_HELD);
+	list = json_array();
+	n = kvp_recipe_read(&t->view, id, kvpd_block_word(t, id), tokens, KVP_BLOCK_TOKENS_MAX);
+	for (int i = 0; i < n; i++)
+		json_array_append_new(list, json_integer((json_int_t)tokens[i]));
+	json_object_set_new(o, "token_ids", list);
+	chain = json_array();
+	for (uint32_t up = kvp_load_relaxed(&t->view.blocks[id].parent); up != KVP_BLOCK_NONE;
+		up = kvp_load_relaxed(&t->view.blocks[up].parent)) {
+		char key[33];
+
+		key_text(kvpd_block_key(t, up), key);
+		json_array_append_new(chain, json_string(key));
+	}
+	json_object_set_new(o, "ancestors", chain);
+	json_object_set_new(a->answer, "block", o);
+	return 0;
+}
+
+static int set_pin(struct admin *a, bool pin)
+{
+	struct kvpd_tenant *t;
+	struct kvp_block *b;
+	uint32_t id, flags;
+	int r = find_block(a, &t, &id);
+
+	if (r < 0)
+		return r;
+	if (pin && kvpd_block_state(t, id) != KVP_BLOCK_LIVE)
+		return fail(a, -ENOENT, "the block has no payload that could be kept");
+	b = &t->view.blocks[id];
+	flags = kvp_load_relaxed(&b->flags) & ~KVP_BLOCK_F_PINNED;
+	kvp_store_relaxed(&b->flags, pin ? flags | KVP_BLOCK_F_PINNED : flags);
+	json_object_set_new(a->answer, "block", block_json(t, id));
+	return 0;
+}
+
+static int verb_pin(struct admin *a)
+{
+	return set_pin(a, true);
+}
+
+static int verb_unpin(struct admin *a)
+{
+	return set_pin(a, false);
+}
+
+/* ---- making room ---------------------------------------------------------------------------- */
+
+static int evict_key(struct admin *a)
+{
+	struct kvpd_tenant *t;
+	uint32_t id;
+	int r = find_block(a, &t, &id);
+
+	if (r < 0)
+		return r;
+	r = kvpd_block_drop(t, id, false, kvpd_now_ns());
+	if (r == -EBUSY)
+		return fail(a, r, "the block is leased, granted, pinned or being moved");
+	if (r == -ENOTEMPTY)
+		return fail(a, r, "the block has children; evict those first");
+	put_int(a->answer, "evicted", r == 0);
+	return r;
+}
+
+static int verb_evict(struct admin *a)
+{
+	uint64_t want = int_of(a, "count", 0), gone = 0;
+	struct kvpd_tenant *t;
+
+	if (text_of(a, "key"))
+		return evict_key(a);
+	if (flag_of(a, "all"))
+		want = UINT64_MAX;
+	if (!want)
+		return fail(a, -EINVAL, "evict: give a key, a count, or all");
+	each_tenant(a, i, t) gone += kvpd_evict_up_to(t, want == UINT64_MAX ? want : want - gone);
+	put_int(a->answer, "evicted", gone);
+	return 0;
+}
+
+/* All that is not in use goes, recipes too, so that the extents give their memory back. */
+static int verb_drain(struct admin *a)
+{
+	uint64_t gone = 0, forgotten = 0, left = 0;
+	struct kvpd_tenant *t;
+
+	each_tenant(a, i, t)
+	{
+		gone += kvpd_evict_up_to(t, UINT64_MAX);
+		while (kvpd_forget_oldest(t))
+			forgotten++;
+		left += t->n_blocks;
+	}
+	put_int(a->answer, "evicted", gone);
+	put_int(a->answer, "forgotten", forgotten);
+	put_int(a->answer, "in_use", left);
+	return 0;
+}
+
+struct check_sum {
+	json_t *problems;
+	uint64_t wrong;
+};
+
+static int check_answer(struct admin *a, const struct check_sum *sum)
+{
+	put_bool(a->answer, "clean", !sum->wrong);
+	put_int(a->answer, "problems_found", sum->wrong);
+	json_object_set_new(a->answer, "problems", sum->problems);
+	return sum->wrong ? -EBADMSG : 0;
+}
+
+/* One slice of contents, from tenant `from` >> 32, block `from` & 2^32-1 on. */
+static int check_slice(struct admin *a, uint64_t from)
+{
+	struct check_sum sum = { .problems = json_array() };
+	uint32_t first = (uint32_t)(from >> 32), block = (uint32_t)from;
+	uint64_t read = 0;
+	struct kvpd_tenant *t;
+
+	each_tenant(a, i, t)
+	{
+		uint64_t bytes;
+
+		if (i < first)
+			continue;
+		if (i > first)
+			block = 0;
+		sum.wrong += kvpd_check_payloads(
+			t, &block, CHECK_BYTES - read, sum.problems, PROBLEMS_MAX, &bytes);
+		read += bytes;
+		if (block < t->layout.max_blocks) {
+			put_int(a->answer, "next", (uint64_t)i << 32 | block);
+			break;
+		}
+	}
+	put_int(a->answer, "bytes", read);
+	return check_answer(a, &sum);
+}
+
+static int verb_check(struct admin *a)
+{
+	struct check_sum sum = { 0 };
+	uint64_t blocks = 0, bytes = 0;
+	struct kvpd_tenant *t;
+
+	if (json_object_get(a->request, "from"))
+		return check_slice(a, int_of(a, "from", 0));
+	sum.problems = json_array();
+	each_tenant(a, i, t)
+	{
+		sum.wrong += kvpd_check_tenant(t, sum.problems, PROBLEMS_MAX);
+		blocks += t->n_blocks;
+		bytes += kvp_load_relaxed(&t->view.cat->stats.payload_bytes);
+	}
+	put_int(a->answer, "blocks", blocks);
+	put_int(a->answer, "bytes", bytes);
+	return check_answer(a, &sum);
+}
+
+/* ---- dispatch ------------------------------------------------------------------------------- */
+
+static const struct {
+	const char *name;
+	int (*run)(struct admin *a);
+} verbs[] = {
+	{ "status", verb_status },
+	{ "tenants", verb_tenants },
+	{ "clients", verb_clients },
+	{ "spaces", verb_spaces },
+	{ "blocks", verb_blocks },
+	{ "inspect", verb_inspect },
+	{ "pin", verb_pin },
+	{ "unpin", verb_unpin },
+	{ "evict", verb_evict },
+	{ "drain", verb_drain },
+	{ "check", verb_check },
+};
+
+static int admin_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct admin *a = arg;
+	const char *verb = text_of(a, "verb"), *tenant = text_of(a, "tenant");
+
+	a->l = l;
+	if (tenant && !kvpd_tenant_find(l, tenant))
+		return fail(a, -ENOENT, "there is no tenant '%s'", tenant);
+	for (size_t i = 0; verb && i < sizeof(verbs) / sizeof(verbs[0]); i++)
+		if (!strcmp(verb, verbs[i].name))
+			return verbs[i].run(a);
+	return fail(a, -EOPNOTSUPP, "unknown verb '%s'", verb ? verb : "");
+}
+
+int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_answer)
+{
+	struct admin a = { .request = request, .answer = json_object() };
+	int r;
+
+	if (!a.answer)
+		return -ENOMEM;
+	r = kvpd_ledger_ask(ledger, admin_on_ledger, &a);
+	*ret_answer = a.answer;
+	return r;
+}

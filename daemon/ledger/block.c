@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Blocks of a tenant: publishing, reviving, forgetting, with the ledger's own state beside them. */
+#include "daemon/ledger/ledger.h"
+
+#include <assert.h>
+#include <errno.h>
+
+/* Blocks that may share a key's index tag; more than that is a collision in all but name. */
+#define CANDIDATES 16u
+
+/* Cost of recomputing a token for the policy: only ratios count. */
+#define TOKEN_SECONDS 1e-4f
+
+struct kvp_key kvpd_block_key(const struct kvpd_tenant *t, uint32_t block)
+{
+	const struct kvp_block *b = &t->view.blocks[block];
+
+	return (struct kvp_key){ kvp_load_relaxed(&b->key_lo), kvp_load_relaxed(&b->key_hi) };
+}
+
+struct kvp_key kvpd_parent_key(const struct kvpd_tenant *t, uint32_t block)
+{
+	const struct kvp_block *b = &t->view.blocks[block];
+	uint32_t parent = kvp_load_relaxed(&b->parent);
+	const struct kvp_shm_space *space;
+
+	if (parent != KVP_BLOCK_NONE)
+		return kvpd_block_key(t, parent);
+	space = &t->view.spaces[kvp_shape_space(kvp_load_relaxed(&b->shape))];
+	return (struct kvp_key){ space->root_lo, space->root_hi };
+}
+
+uint64_t kvpd_block_word(const struct kvpd_tenant *t, uint32_t block)
+{
+	return kvp_load_relaxed(&t->view.blocks[block].word);
+}
+
+int kvpd_block_lookup(
+	const struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t *ret_block)
+{
+	kvp_block_id id[CANDIDATES];
+	uint32_t n = kvp_index_candidates(
+		t->view.index, t->view.index_buckets, b->key.lo, id, CANDIDATES);
+	struct kvp_hit hit;
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (kvp_block_is(&t->view, id[i], b->space, b->parent, b->tokens, b->n_tokens, 1,
+			    &hit)) {
+			*ret_block = id[i];
+			return 1;
+		}
+		if (kvp_key_equal(kvpd_block_key(t, id[i]), b->key))
+			return -EEXIST;
+	}
+	return 0;
+}
+
+/* ---- recipes without children --------------------------------------------------------------- */
+
+void kvpd_recipe_list(struct kvpd_tenant *t, uint32_t block, bool old)
+{
+	struct kvpd_block *b = &t->block[block];
+
+	b->prev = old ? KVP_BLOCK_NONE : t->recipe_young;
+	b->next = old ? t->recipe_old : KVP_BLOCK_NONE;
+	if (b->prev != KVP_BLOCK_NONE)
+		t->block[b->prev].next = block;
+	else
+		t->recipe_old = block;
+	if (b->next != KVP_BLOCK_NONE)
+		t->block[b->next].prev = block;
+	else
+		t->recipe_young = block;
+}
+
+void kvpd_recipe_unlist(struct kvpd_tenant *t, uint32_t block)
+{
+	struct kvpd_block *b = &t->block[block];
+
+	if (b->prev != KVP_BLOCK_NONE)
+		t->block[b->prev].next = b->next;
+	else
+		t->recipe_old = b->next;
+	if (b->next != KVP_BLOCK_NONE)
+		t->block[b->next].prev = b->prev;
+	else
+		t->recipe_young = b->prev;
+}
+
+void kvpd_block_release(struct kvpd_tenant *t, uint32_t block)
+{
+	const struct kvp_block *b = &t->view.blocks[block];
+	uint32_t parent = kvp_load_relaxed(&b->parent), cell = kvp_load_relaxed(&b->recipe);
+	uint32_t tokens = kvp_shape_tokens(kvp_load_relaxed(&b->shape));
+
+	kvp_block_retire(&t->view, block, kvpd_parent_key(t, block));
+	kvpd_runs_give(&t->cells, cell, kvp_recipe_cells(tokens));
+	kvpd_runs_give(&t->ids, block, 1);
+	t->block[block].flags = 0;
+	if (parent == KVP_BLOCK_NONE)
+		return;
+	/* It is at least as old as the child that went first. */
+	if (--t->block[parent].children == 0 && kvpd_block_state(t, parent) == KVP_BLOCK_RECIPE)
+		kvpd_recipe_list(t, parent, true);
+}
+
+/* ---- new blocks ----------------------------------------------------------------------------- */
+
+static bool make_room(struct kvpd_tenant *t, uint64_t now)
+{
+	while (t->n_blocks >= t->limits.max_blocks)
+		if (!kvpd_evict_some(t, kvpd_evict_batch(t), now))
+			return false;
+	return true;
+}
+
+/* Descriptor and recipe cells behind the parent's if they are free, so that chains lie in order. */
+static bool take_descriptor(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint64_t now,
+	uint32_t *ret_id, uint32_t *ret_cell)
+{
+	uint32_t want = kvp_recipe_cells(b->n_tokens), id, cell;
+	uint32_t after = KVP_BLOCK_NONE, cell_after = KVPD_RUN_NONE;
+
+	if (b->parent != KVP_BLOCK_NONE) {
+		const struct kvp_block *p = &t->view.blocks[b->parent];
+
+		after = b->parent + 1;
+		cell_after = kvp_load_relaxed(&p->recipe) +
+			     kvp_recipe_cells(kvp_shape_tokens(kvp_load_relaxed(&p->shape)));
+	}
+	while ((cell = kvpd_runs_take(&t->cells, want, cell_after)) == KVPD_RUN_NONE)
+		if (!kvpd_forget_oldest(t) && !kvpd_evict_some(t, kvpd_evict_batch(t), now))
+			return false;
+	while ((id = kvpd_runs_take(&t->ids, 1, after)) == KVPD_RUN_NONE)
+		if (!kvpd_forget_oldest(t)) {
+			kvpd_runs_give(&t->cells, cell, want);
+			return false;
+		}
+	*ret_id = id;
+	*ret_cell = cell;
+	return true;
+}
+
+static void set_payload(struct kvpd_tenant *t, uint32_t id, const struct kvpd_new_block *b)
+{
+	uint64_t bytes = t->view.spaces[b->space].block_bytes;
+
+	kvp_block_set_payload(&t->view, id, KVP_TIER_DRAM,
+		kvp_where(b->place.extent->id, KVP_CODEC_NATIVE, (uint32_t)bytes),
+		kvpd_place_offset(b->place), 0);
+}
+
+static int publish(
+	struct kvpd_tenant *t, const struct kvpd_new_block *b, uint64_t now, uint32_t *ret_block)
+{
+	struct kvp_block_init init = {
+		.key = b->key,
+		.parent = b->parent,
+		.space = b->space,
+		.serial = t->serial,
+		.n_tokens = b->n_tokens,
+		.tokens = b->tokens,
+	};
+	uint32_t id, cell;
+	int r;
+
+	if (!take_descriptor(t, b, now, &id, &cell))
+		return -ENOSPC;
+	if (b->parent == KVP_BLOCK_NONE) {
+		const struct kvp_shm_space *space = &t->view.spaces[b->space];
+
+		init.parent_key = (struct kvp_key){ space->root_lo, space->root_hi };
+	} else {
+		init.parent_key = kvpd_block_key(t, b->parent);
+		init.depth = kvp_load_relaxed(&t->view.blocks[b->parent].depth) + 1;
+	}
+	init.recipe = cell;
+	kvp_block_fill(&t->view, id, &init);
+	set_payload(t, id, b);
+	r = kvp_block_publish(&t->view, id, init.parent_key);
+	if (r < 0) {
+		kvpd_runs_give(&t->cells, cell, kvp_recipe_cells(b->n_tokens));
+		kvpd_runs_give(&t->ids, id, 1);
+		return r;
+	}
+	t->serial++;
+	t->block[id] = (struct kvpd_block){ .prev = KVP_BLOCK_NONE, .next = KVP_BLOCK_NONE };
+	if (b->parent != KVP_BLOCK_NONE)
+		t->block[b->parent].children++;
+	*ret_block = id;
+	return 0;
+}
+
+static void revive_block(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t id)
+{
+	struct kvp_catalog_stats *st = &t->view.cat->stats;
+
+	if (!t->block[id].children)
+		kvpd_recipe_unlist(t, id);
+	t->n_recipes--;
+	kvp_store_relaxed(&st->recipes, t->n_recipes);
+	set_payload(t, id, b);
+	kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);
+}
+
+static void enter_policy(
+	struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t id, uint64_t now)
+{
+	uint64_t bytes = t->view.spaces[b->space].block_bytes;
+	struct kvp_evict_item item = {
+		.parent = b->parent,
+		.bytes = (uint32_t)bytes,
+		.depth = kvp_load_relaxed(&t->view.blocks[id].depth),
+		.tokens = b->n_tokens,
+		.flags = b->n_tokens < t->view.spaces[b->space].canon.block_tokens
+				 ? KVP_EVICT_PARTIAL
+				 : 0,
+		.cost = (float)b->n_tokens * TOKEN_SECONDS,
+		.key = b->key,
+	};
+	int r = kvp_evict_insert(t->evict, id, &item, now);
+
+	assert(r == 0);
+	(void)r;
+}
+
+int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t revive,
+	uint64_t now, uint32_t *ret_block)
+{
+	struct kvp_catalog_stats *st = &t->view.cat->stats;
+	uint32_t keep = KVPD_BLOCK_KEEP, id = revive;
+	int r = 0;
+
+	if (b->parent != KVP_BLOCK_NONE)
+		t->block[b->parent].flags |= keep;
+	if (revive != KVP_BLOCK_NONE)
+		t->block[revive].flags |= keep;
+	if (!make_room(t, now))
+		r = -ENOSPC;
+	else if (revive == KVP_BLOCK_NONE)
+		r = publish(t, b, now, &id);
+	else
+		revive_block(t, b, revive);
+	if (b->parent != KVP_BLOCK_NONE)
+		t->block[b->parent].flags &= ~keep;
+	if (revive != KVP_BLOCK_NONE)
+		t->block[revive].flags &= ~keep;
+	if (r < 0)
+		return r;
+
+	b->place.extent->slot[b->place.slot].block = id;
+	t->block[id].flags |= KVPD_BLOCK_HELD;
+	enter_policy(t, b, id, now);
+	t->n_blocks++;
+	kvp_store_relaxed(&st->blocks, t->n_blocks);
+	kvp_bump(&st->payload_bytes, t->view.spaces[b->space].block_bytes);
+	kvp_bump(&st->commits, 1);
+	*ret_block = id;
+	return 0;
+}

@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The pool thread: making and dropping the memory of extents. First touch is parallel, because one
+ * thread clears pages at a few GB/s only, and goes through the kernel's populate call, which
+ * reports lack of memory as an error where a plain store would be answered with SIGBUS.
+ */
+#include "daemon/ledger/ledger.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <numa.h>
+#include <numaif.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+#define MIB          (UINT64_C(1) << 20)
+#define SMALL_PAGE   UINT64_C(4096)
+#define HUGE_PAGE    (2 * MIB)
+#define PIECE        (32 * MIB) /* first touch, of one thread at a time */
+#define MAX_THREADS  64u
+#define PROGRESS_NS  (2 * UINT64_C(1000000000))
+#define LEFT_FREE    (64 * MIB) /* of the machine's memory: not taken for pools */
+#define MEMLOCK_MORE (64 * MIB) /* beside the pools: stacks, heap */
+
+uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes)
+{
+	uint64_t page = l->hugetlb ? HUGE_PAGE : SMALL_PAGE;
+
+	return (bytes + page - 1) / page * page;
+}
+
+/* ---- checks at the start -------------------------------------------------------------------- */
+
+/* A figure of /proc/meminfo in bytes; 0 where that cannot be read. */
+static uint64_t meminfo(const char *name)
+{
+	FILE *f = fopen("/proc/meminfo", "re");
+	size_t n = strlen(name);
+	char line[128];
+	uint64_t kib = 0;
+
+	if (!f)
+		return 0;
+	while (fgets(line, sizeof(line), f))
+		if (!strncmp(line, name, n) && sscanf(line + n, ": %" SCNu64 " kB", &kib) == 1)
+			break;
+	fclose(f);
+	return kib * 1024;
+}
+
+static int check_huge(struct kvpd_ledger *l)
+{
+	struct kvp_seg_hugeinfo info;
+	int r = kvp_seg_hugeinfo(&info);
+	uint64_t free_bytes = r < 0 ? 0 : info.hugetlb_free * HUGE_PAGE;
+
+	if (l->hugepages == KVPD_NEVER)
+		return 0;
+	if (free_bytes >= l->memory) {
+		l->hugetlb = true;
+		return 0;
+	}
+	if (l->hugepages == KVPD_REQUIRE) {
+		kvpd_err("hugepages: require, but only %" PRIu64 " of %" PRIu64
+			 " MiB are free in 2 MiB pages; "
+			 "write %" PRIu64 " to /proc/sys/vm/nr_hugepages or lower `memory`",
+			free_bytes / MIB, l->memory / MIB, (l->memory + HUGE_PAGE - 1) / HUGE_PAGE);
+		return -ENOMEM;
+	}
+	if (r == 0 && (!strcmp(info.shmem_thp, "never") || !strcmp(info.shmem_thp, "none") ||
+			      !strcmp(info.shmem_thp, "deny")))
+		kvpd_notice(
+			"no huge pages: 4 KiB pages are used, lookups are slower; reserve 2 MiB "
+			"pages or set /sys/kernel/mm/transparent_hugepage/shmem_enabled to "
+			"advise");
+	return 0;
+}
+
+static int check_memlock(struct kvpd_ledger *l)
+{
+	struct rlimit lim;
+	rlim_t want = l->memory + MEMLOCK_MORE;
+
+	if (l->mlock == KVPD_NEVER || getrlimit(RLIMIT_MEMLOCK, &lim) < 0)
+		return 0;
+	if (lim.rlim_cur == RLIM_INFINITY || lim.rlim_cur >= want)
+		return 0;
+	lim.rlim_cur = want;
+	if (lim.rlim_max != RLIM_INFINITY && lim.rlim_max < want)
+		lim.rlim_max = want; /* granted to root alone */
+	if (setrlimit(RLIMIT_MEMLOCK, &lim) == 0)
+		return 0;
+	if (l->mlock == KVPD_REQUIRE) {
+		kvpd_err("mlock: require, but RLIMIT_MEMLOCK allows less than the %" PRIu64
+			 " MiB of `memory`; "
+			 "set LimitMEMLOCK=infinity in the unit, or ulimit -l",
+			l->memory / MIB);
+		return -EPERM;
+	}
+	kvpd_notice("memory is not locked: RLIMIT_MEMLOCK is too small; set LimitMEMLOCK=infinity "
+		    "in the unit, or ulimit -l");
+	l->mlock = KVPD_NEVER;
+	return 0;
+}
+
+static int check_memory(const struct kvpd_ledger *l)
+{
+	uint64_t total = meminfo("MemTotal"), available = meminfo("MemAvailable");
+
+	/* Reserved huge pages are not part of what is available. */
+	if (l->hugetlb || !total)
+		return 0;
+	if (l->memory > total - total / 16) {
+		kvpd_err("memory: %" PRIu64 " MiB asked for, the machine has %" PRIu64
+			 " MiB; lower `memory`",
+			l->memory / MIB, total / MIB);
+		return -ENOMEM;
+	}
+	/* Perhaps engines still hold the memory of the daemon that was here before. */
+	if (available < l->memory)
+		kvpd_warning("memory: only %" PRIu64 " of %" PRIu64
+			     " MiB are available now; the pools grow as far as there is memory",
+			available / MIB, l->memory / MIB);
+	return 0;
+}
+
+int kvpd_pool_check(struct kvpd_ledger *l)
+{
+	int r;
+
+	if (l->numa_node >= 0 &&
+		(numa_available() < 0 || l->numa_node > numa_max_node() ||
+			!numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)l->numa_node))) {
+		kvpd_err("numa_node: %d does not exist here or has no memory; see numactl -H",
+			l->numa_node);
+		return -ENODEV;
+	}
+	r = check_huge(l);
+	if (r == 0)
+		r = check_memory(l);
+	return r < 0 ? r : check_memlock(l);
+}
+
+/* ---- first touch ---------------------------------------------------------------------------- */
+
+struct populate {
+	uint8_t *addr;
+	int fd;
+	uint64_t bytes;
+	_Atomic(uint64_t) next;
+	_Atomic(int) error;
+};
+
+static int touch(struct populate *p, uint64_t at, uint64_t n)
+{
+	int r = madvise(p->addr + at, n, MADV_POPULATE_WRITE) < 0 ? errno : 0;
+
+	if (r == EINVAL) /* an older kernel */
+		r = fallocate(p->fd, 0, (off_t)at, (off_t)n) < 0 ? errno : 0;
+	return r == ENOSPC || r == EFAULT ? ENOMEM : r;
+}
+
+/* Returns 0 when there is nothing left to touch. */
+static int touch_next(struct populate *p)
+{
+	uint64_t at = atomic_fetch_add(&p->next, PIECE);
+	int r;
+
+	if (at >= p->bytes || atomic_load(&p->error))
+		return 0;
+	r = touch(p, at, p->bytes - at < PIECE ? p->bytes - at : PIECE);
+	if (r)
+		atomic_store(&p->error, r);
+	return 1;
+}
+
+static void *populate_main(void *arg)
+{
+	while (touch_next(arg))
+		;
+	return NULL;
+}
+
+static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t bytes)
+{
+	struct populate p = { .addr = addr, .fd = fd, .bytes = bytes };
+	pthread_t helper[MAX_THREADS];
+	uint64_t said = kvpd_now_ns(), pieces = (bytes + PIECE - 1) / PIECE;
+	uint64_t available = l->hugetlb ? 0 : meminfo("MemAvailable");
+	uint32_t n = 0;
+
+	/* The kernel would rather kill somebody than refuse. */
+	if ((available && available < bytes + LEFT_FREE) || l->pressed_until_ns > said)
+		return -ENOMEM;
+
+	while (n + 1 < l->populate_threads && n + 1 < pieces && n < MAX_THREADS) {
+		if (pthread_create(&helper[n], NULL, populate_main, &p))
+			break; /* slower, not wrong */
+		n++;
+	}
+	while (touch_next(&p)) {
+		uint64_t now = kvpd_now_ns(), at = atomic_load(&p.next);
+
+		if (now - said < PROGRESS_NS)
+			continue;
+		said = now;
+		kvpd_info("populating: %" PRIu64 " of %" PRIu64 " MiB",
+			(at < bytes ? at : bytes) / MIB, bytes / MIB);
+	}
+	for (uint32_t i = 0; i < n; i++)
+		pthread_join(helper[i], NULL);
+	return -atomic_load(&p.error);
+}
+
+static int bind_node(const struct kvpd_ledger *l, void *addr, uint64_t bytes)
+{
+	struct bitmask *nodes;
+	int r;
+
+	if (l->numa_node < 0)
+		return 0;
+	nodes = numa_allocate_nodemask();
+	if (!nodes)
+		return -ENOMEM;
+	numa_bitmask_setbit(nodes, (unsigned)l->numa_node);
+	r = mbind(addr, bytes, MPOL_BIND, nodes->maskp, nodes->size + 1, 0) < 0 ? -errno : 0;
+	numa_bitmask_free(nodes);
+	return r;
+}
+
+static int lock_memory(const struct kvpd_ledger *l, const void *addr, uint64_t bytes)
+{
+	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(3600, 1);
+	int r;
+
+	if (l->mlock == KVPD_NEVER || mlock(addr, bytes) == 0)
+		return 0;
+	r = -errno;
+	kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
+		"mlock: %s; raise RLIMIT_MEMLOCK (LimitMEMLOCK= in the unit)", strerror(-r));
+	return l->mlock == KVPD_REQUIRE ? r : 0;
+}
+
+static int create(const struct kvpd_ledger *l, const char *name, uint64_t bytes, int *ret_fd)
+{
+	kvp_autoclose int fd = -1;
+	int r = kvp_seg_create(name, bytes, l->hugetlb ? KVP_SEG_HUGETLB : 0, &fd);
+
+	if (r < 0)
+		return r;
+	/* Else the daemon could not re-open it once it is that user. */
+	if (l->owner != geteuid() && fchown(fd, l->owner, (gid_t)-1) < 0)
+		return -errno;
+	*ret_fd = kvp_take_fd(&fd);
+	return 0;
+}
+
+int kvpd_pool_segment(const struct kvpd_ledger *l, const char *name, uint64_t bytes, bool populated,
+	int *ret_fd, void **ret_addr)
+{
+	kvp_autoclose int fd = -1;
+	void *addr;
+	int r = create(l, name, bytes, &fd);
+
+	if (r < 0)
+		return r;
+	r = kvp_seg_map(fd, bytes,
+		KVP_MAP_WRITE | KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP |
+			(l->hugepages != KVPD_NEVER ? KVP_MAP_HUGEPAGE : 0),
+		&addr);
+	if (r < 0)
+		return r;
+	r = bind_node(l, addr, bytes);
+	if (r == 0 && populated)
+		r = populate(l, addr, fd, bytes);
+	if (r < 0) {
+		kvp_seg_unmap(addr, bytes);
+		return r;
+	}
+	*ret_fd = kvp_take_fd(&fd);
+	*ret_addr = addr;
+	return 0;
+}
+
+/* ---- jobs ----------------------------------------------------------------------------------- */
+
+struct extent_job {
+	struct kvpd_job job;
+	struct kvpd_extent *extent;
+	bool arena;
+	int result;
+};
+
+/*
+ * The daemon reads arenas through a read-only descriptor: a mapping made through a writable one
+ * counts as a possible writer and would make F_SEAL_WRITE fail for ever.
+ */
+static int remap_read_only(struct kvpd_extent *x)
+{
+	kvp_autoclose int ro = -1;
+	int r;
+
+	kvp_seg_unmap(x->addr, x->bytes);
+	x->addr = NULL;
+	r = kvp_seg_reopen_ro(x->fd, &ro);
+	if (r < 0)
+		return r;
+	return kvp_seg_map(ro, x->bytes, KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP, &x->addr);
+}
+
+static void unmake(struct kvpd_extent *x)
+{
+	kvp_seg_unmap(x->addr, x->bytes);
+	x->addr = NULL;
+	if (x->fd >= 0)
+		close(x->fd);
+	x->fd = -1;
+}
+
+static void run_make(struct kvpd_job *job)
+{
+	struct extent_job *j = kvpd_container(job, struct extent_job, job);
+	struct kvpd_extent *x = j->extent;
+	const struct kvpd_ledger *l = x->tenant->ledger;
+	int r = kvpd_pool_segment(
+		l, j->arena ? "kvpool-arena" : "kvpool-vault", x->bytes, true, &x->fd, &x->addr);
+
+	if (r == 0 && j->arena)
+		r = remap_read_only(x);
+	if (r == 0 && !j->arena)
+		r = kvp_seg_seal(x->fd, KVP_SEALS_VAULT);
+	if (r == 0)
+		r = lock_memory(l, x->addr, x->bytes);
+	if (r < 0)
+		unmake(x);
+	j->result = r;
+}
+
+static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)
+{
+	struct extent_job *j = kvpd_container(job, struct extent_job, job);
+
+	(void)l;
+	j->extent->tenant->n_jobs--;
+	kvpd_extent_made(j->extent, j->result);
+	free(j);
+}
+
+/*
+ * For an arena the only proof that no forked child writes there: the kernel refuses this seal while
+ * a writable mapping exists. It may wait for pinned pages meanwhile. -EPERM: the client sealed the
+ * seals, so it can never be proven.
+ *
+ * Whoever said that it has unmapped a vault extent and has not shall not keep memory by that which
+ * nobody is charged for. The seals of an arena forbid the same there.
+ */
+static void run_drop(struct kvpd_job *job)
+{
+	struct extent_job *j = kvpd_container(job, struct extent_job, job);
+	struct kvpd_extent *x = j->extent;
+
+	j->result = j->arena ? kvp_seg_seal(x->fd, F_SEAL_WRITE) : 0;
+	if (!j->arena)
+		(void)fallocate(
+			x->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)x->bytes);
+	if (j->result == 0)
+		unmake(x);
+}
+
+static void done_drop(struct kvpd_ledger *l, struct kvpd_job *job)
+{
+	struct extent_job *j = kvpd_container(job, struct extent_job, job);
+
+	(void)l;
+	j->extent->tenant->n_jobs--;
+	kvpd_extent_dropped(j->extent, j->result);
+	free(j);
+}
+
+static int submit(struct kvpd_extent *x, void (*run)(struct kvpd_job *),
+	void (*done)(struct kvpd_ledger *, struct kvpd_job *))
+{
+	struct extent_job *j = calloc(1, sizeof(*j));
+
+	if (!j)
+		return -ENOMEM;
+	j->extent = x;
+	j->arena = x->kind == KVP_EXTENT_ARENA;
+	j->result = -ECANCELED; /* stays so if the thread is stopped before */
+	j->job.run = run;
+	j->job.done = done;
+	x->tenant->n_jobs++;
+	kvpd_worker_submit(&x->tenant->ledger->pool, &j->job);
+	return 0;
+}
+
+int kvpd_pool_make(struct kvpd_extent *x)
+{
+	return submit(x, run_make, done_make);
+}
+
+int kvpd_pool_drop(struct kvpd_extent *x)
+{
+	return submit(x, run_drop, done_drop);
+}
+
+void kvpd_pool_drop_now(struct kvpd_extent *x)
+{
+	unmake(x);
+}

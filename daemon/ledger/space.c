@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Spaces of a tenant: what a client says of its model, judged, digested, entered in the catalog. */
+#include "daemon/ledger/ledger.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_OPENS 65535u /* of one space by one session */
+
+_Static_assert(sizeof(struct kvp_space_canon) % sizeof(kvp_token) == 0, "digested as token ids");
+
+/* ---- judging -------------------------------------------------------------------------------- */
+
+static bool padded(const char *text)
+{
+	size_t n = strnlen(text, KVP_SPACE_NAME);
+
+	for (size_t i = n; i < KVP_SPACE_NAME; i++)
+		if (text[i])
+			return false;
+	return n < KVP_SPACE_NAME;
+}
+
+static const char *judge_layers(const struct kvp_space_canon *c, uint64_t *ret_elements)
+{
+	static const struct kvp_shm_layer nothing;
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < KVP_MAX_LAYERS; i++) {
+		const struct kvp_shm_layer *l = &c->layers[i];
+
+		if (i >= c->n_layers) {
+			if (memcmp(l, &nothing, sizeof(nothing)))
+				return "a layer beyond n_layers is not zero";
+			continue;
+		}
+		if (!l->kv_heads || !l->k_dim || l->reserved)
+			return "a layer needs kv_heads and k_dim";
+		if (i && l->index <= c->layers[i - 1].index)
+			return "layers must be in ascending order";
+		n += (uint64_t)l->kv_heads * ((uint64_t)l->k_dim + l->v_dim);
+	}
+	*ret_elements = n;
+	return NULL;
+}
+
+/* NULL, or what is wrong. */
+static const char *judge(const struct kvp_space_canon *c, uint64_t *ret_block_bytes)
+{
+	uint64_t element = kvp_dtype_bytes(c->dtype), per_token;
+	const char *wrong;
+
+	if (c->version != 1)
+		return "unknown version of the space description";
+	if (!element)
+		return "unknown dtype";
+	if (c->layout > KVP_LAYOUT_LCND)
+		return "unknown layout";
+	if (c->block_tokens < KVP_BLOCK_TOKENS_MIN || c->block_tokens > KVP_BLOCK_TOKENS_MAX)
+		return "block_tokens must be 16..512";
+	if (!c->n_layers || c->n_layers > KVP_MAX_LAYERS)
+		return "n_layers must be 1..256";
+	if (!padded(c->model) || !padded(c->adapter) || !padded(c->tokenizer))
+		return "a name is too long or not padded with zeros";
+	wrong = judge_layers(c, &per_token);
+	if (wrong)
+		return wrong;
+	*ret_block_bytes = per_token * c->block_tokens * element;
+	return NULL;
+}
+
+/* 32 bytes: the canonical description digested from two different beginnings. */
+static void fingerprint(const struct kvp_space_canon *canon, uint8_t out[32])
+{
+	const uint32_t total = sizeof(*canon) / sizeof(kvp_token);
+	kvp_token words[sizeof(*canon) / sizeof(kvp_token)];
+
+	memcpy(words, canon, sizeof(*canon));
+	for (uint64_t half = 0; half < 2; half++) {
+		struct kvp_key key = { half, 0 };
+
+		for (uint32_t at = 0; at < total; at += KVP_BLOCK_TOKENS_MAX)
+			key = kvp_chain_key(key, words + at,
+				total - at < KVP_BLOCK_TOKENS_MAX ? total - at
+								  : KVP_BLOCK_TOKENS_MAX);
+		memcpy(out + 16 * half, &key, sizeof(key));
+	}
+}
+
+/* ---- the table ------------------------------------------------------------------------------ */
+
+static struct kvp_shm_space *shm_space(const struct kvpd_tenant *t, uint32_t i)
+{
+	return &t->view.spaces[i];
+}
+
+static bool is_live(const struct kvpd_tenant *t, uint32_t i)
+{
+	return kvp_load_relaxed(&shm_space(t, i)->state) == KVP_SPACE_LIVE;
+}
+
+static bool is_of(const struct kvpd_tenant *t, uint32_t id, uint32_t space)
+{
+	return kvpd_block_state(t, id) != KVP_BLOCK_FREE &&
+	       kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape)) == space;
+}
+
+/* Forgets the blocks of a space, children first. False: something protects one of them. */
+static bool empty_space(struct kvpd_tenant *t, uint32_t space, uint64_t now)
+{
+	/* Whoever is the last child of a block takes it along: each is looked at once. */
+	for (uint32_t id = 0; id < t->layout.max_blocks; id++)
+		if (is_of(t, id, space))
+			kvpd_chain_drop(t, id, now);
+	for (uint32_t id = 0; id < t->layout.max_blocks; id++)
+		if (is_of(t, id, space))
+			return false;
+	return true;
+}
+
+static uint32_t free_entry(struct kvpd_tenant *t, uint64_t now)
+{
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		if (!is_live(t, i))
+			return i;
+	/* One that nobody has open; the one opened longest ago first. */
+	for (uint32_t tries = 0; tries < 4; tries++) {
+		uint32_t old = KVP_MAX_SPACES;
+
+		for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+			if (!t->space[i].opens &&
+				(old == KVP_MAX_SPACES ||
+					t->space[i].opened < t->space[old].opened))
+				old = i;
+		if (old == KVP_MAX_SPACES)
+			break;
+		t->space[old].opened = now;
+		if (!empty_space(t, old, now))
+			continue;
+		kvp_store_release(&shm_space(t, old)->state, KVP_SPACE_FREE);
+		t->space[old].cls = NULL;
+		return old;
+	}
+	return KVP_MAX_SPACES;
+}
+
+void kvpd_space_capacity(struct kvpd_tenant *t)
+{
+	uint64_t least = UINT64_MAX, data = t->limits.share - t->meta_bytes;
+
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		if (t->space[i].cls && t->space[i].cls->slot_bytes < least)
+			least = t->space[i].cls->slot_bytes;
+	t->capacity = data / least < t->limits.max_blocks ? (uint32_t)(data / least)
+							  : t->limits.max_blocks;
+	if (!t->capacity)
+		t->capacity = 1;
+	kvp_evict_resize(t->evict, t->capacity, 0);
+}
+
+static void enter(struct kvpd_tenant *t, uint32_t i, const struct kvp_space_canon *canon,
+	uint64_t block_bytes)
+{
+	struct kvp_shm_space *s = shm_space(t, i);
+	kvp_token words[sizeof(s->fingerprint) / sizeof(kvp_token)];
+	struct kvp_key root;
+
+	fingerprint(canon, s->fingerprint);
+	memcpy(words, s->fingerprint, sizeof(words));
+	root = kvp_chain_key(t->salt, words, sizeof(words) / sizeof(words[0]));
+	s->generation++;
+	s->root_lo = root.lo;
+	s->root_hi = root.hi;
+	s->block_bytes = block_bytes;
+	s->canon = *canon;
+	/* Release: whoever is told of the space reads it whole. */
+	kvp_store_release(&s->state, KVP_SPACE_LIVE);
+	kvpd_space_capacity(t);
+}
+
+struct space_call {
+	uint32_t session;
+	const struct kvp_space_canon *canon;
+	struct kvp_msg_id id;
+	struct kvp_msg_space out;
+	char *reason;
+	size_t reason_bytes;
+};
+
+static int refuse(struct space_call *c, int error, const char *why)
+{
+	snprintf(c->reason, c->reason_bytes, "%s", why);
+	return error;
+}
+
+static int open_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct space_call *c = arg;
+	struct kvpd_session *s = kvpd_session_find(l, c->session);
+	uint64_t bytes = 0, now = kvpd_now_ns();
+	struct kvpd_class *cls;
+	struct kvpd_tenant *t;
+	const char *wrong;
+	uint32_t i;
+
+	if (!s)
+		return refuse(c, -ENOENT, "no such session");
+	t = s->tenant;
+	wrong = judge(c->canon, &bytes);
+	if (wrong)
+		return refuse(c, -EINVAL, wrong);
+	if (!kvpd_slot_fits(t, kvpd_slot_bytes(bytes)))
+		return refuse(c, -E2BIG,
+			"one block of this model does not fit the tenant's share; "
+			"raise `share` or lower block_tokens");
+	for (i = 0; i < KVP_MAX_SPACES; i++)
+		if (is_live(t, i) && !memcmp(&shm_space(t, i)->canon, c->canon, sizeof(*c->canon)))
+			break;
+	if (i == KVP_MAX_SPACES) {
+		i = free_entry(t, now);
+		if (i == KVP_MAX_SPACES)
+			return refuse(c, -ENOSPC, "the tenant has 64 spaces and all are in use");
+		cls = kvpd_class_get(t, kvpd_slot_bytes(bytes));
+		if (!cls)
+			return refuse(c, -ENOSPC, "too many different block sizes at once");
+		t->space[i].cls = cls;
+		enter(t, i, c->canon, bytes);
+	}
+	if (s->opens[i] == MAX_OPENS)
+		return refuse(c, -EMFILE, "this client has the space open too often");
+	s->opens[i]++;
+	t->space[i].opens++;
+	t->space[i].opened = now;
+	c->out = (struct kvp_msg_space){ i, shm_space(t, i)->generation };
+	return 0;
+}
+
+int kvpd_space_open(struct kvpd_ledger *ledger, uint32_t session,
+	const struct kvp_space_canon *canon, char *ret_reason, size_t reason_bytes,
+	struct kvp_msg_space *ret_space)
+{
+	char reason[KVP_MSG_TEXT] = "";
+	struct space_call c = {
+		.session = session,
+		.canon = canon,
+		.reason = reason,
+		.reason_bytes = sizeof(reason),
+	};
+	int r = kvpd_ledger_ask(ledger, open_on_ledger, &c);
+
+	if (r == 0)
+		*ret_space = c.out;
+	else if (reason_bytes)
+		snprintf(ret_reason, reason_bytes, "%s", reason);
+	return r;
+}
+
+void kvpd_space_leave(struct kvpd_session *s, uint32_t space, uint32_t times)
+{
+	s->opens[space] -= times;
+	s->tenant->space[space].opens -= times;
+}
+
+static int close_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct space_call *c = arg;
+	struct kvpd_session *s = kvpd_session_find(l, c->session);
+
+	if (!s || c->id.id >= KVP_MAX_SPACES || !s->opens[c->id.id] ||
+		shm_space(s->tenant, c->id.id)->generation != c->id.generation)
+		return -ENOENT;
+	kvpd_space_leave(s, c->id.id, 1);
+	return 0;
+}
+
+int kvpd_space_close(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id)
+{
+	struct space_call c = { .session = session, .id = *id };
+
+	return kvpd_ledger_ask(ledger, close_on_ledger, &c);
+}

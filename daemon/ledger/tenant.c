@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tenants: each with its catalog, its share, its sessions; and what is due in one now and then. */
+#include "daemon/ledger/ledger.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define BLOCK_GUESS  (UINT64_C(64) << 10) /* bytes of a block, where max_blocks is not given */
+#define TOKENS_GUESS 64u                  /* tokens of a recipe, likewise */
+#define STEP_NS      KVPD_MS              /* while somebody waits and nothing happens */
+
+/* ---- making --------------------------------------------------------------------------------- */
+
+struct kvpd_tenant *kvpd_tenant_find(struct kvpd_ledger *l, const char *name)
+{
+	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
+		if (l->tenant[i] && !l->tenant[i]->abandoned && !strcmp(l->tenant[i]->name, name))
+			return l->tenant[i];
+	return NULL;
+}
+
+/* Limits with what is left out worked out. */
+static struct kvpd_limits settle(const struct kvpd_limits *given)
+{
+	struct kvpd_limits l = *given;
+	uint64_t blocks = l.max_blocks ? l.max_blocks : l.share / BLOCK_GUESS;
+
+	if (blocks < 1)
+		blocks = 1;
+	if (blocks > KVP_EVICT_MAX_IDS / 2)
+		blocks = KVP_EVICT_MAX_IDS / 2;
+	l.max_blocks = (uint32_t)blocks;
+	if (l.recipe_blocks > KVP_EVICT_MAX_IDS / 2)
+		l.recipe_blocks = KVP_EVICT_MAX_IDS / 2;
+	if (!l.recipe_tokens)
+		l.recipe_tokens = (uint64_t)TOKENS_GUESS * (blocks + l.recipe_blocks);
+	if (!l.arena)
+		l.arena = l.share / 4;
+	if (!l.max_sessions || l.max_sessions > KVPD_MAX_SESSIONS)
+		l.max_sessions = KVPD_MAX_SESSIONS;
+	return l;
+}
+
+static int make_catalog(struct kvpd_tenant *t)
+{
+	const struct kvpd_ledger *l = t->ledger;
+	kvp_autoclose int fd = -1;
+	int r = kvpd_pool_segment(l, "kvpool-catalog", t->layout.bytes, false, &fd, &t->catalog);
+
+	if (r == 0)
+		r = kvp_seg_seal(fd, KVP_SEALS_CATALOG);
+	if (r == 0)
+		r = kvp_seg_reopen_ro(fd, &t->catalog_fd);
+	if (r == 0)
+		kvp_catalog_init(t->catalog, &t->layout, l->epoch, t->id, &t->view);
+	return r;
+}
+
+static int make_state(struct kvpd_tenant *t)
+{
+	struct kvp_evict_params params = {
+		.size = sizeof(params),
+		.items = t->limits.max_blocks,
+		.max_ids = t->layout.max_blocks,
+		.seed = t->salt.lo,
+	};
+	struct kvp_evict_memory memory;
+	int r = kvp_evict_new(t->ledger->policy, &params, &t->evict);
+
+	if (r < 0)
+		return r;
+	t->block = calloc(t->layout.max_blocks, sizeof(*t->block));
+	t->doomed = calloc(KVPD_DOOMED, sizeof(*t->doomed));
+	if (!t->block || !t->doomed)
+		return -ENOMEM;
+	r = kvpd_runs_init(&t->ids, t->layout.max_blocks);
+	if (r == 0)
+		r = kvpd_runs_init(&t->cells, t->layout.recipe_cells);
+	if (r < 0)
+		return r;
+	kvp_evict_memory(t->evict, &memory);
+	t->meta_bytes = t->layout.bytes + memory.total +
+			t->layout.max_blocks * (uint64_t)sizeof(*t->block) +
+			(t->layout.max_blocks + t->layout.recipe_cells) / 8;
+	t->charged = t->meta_bytes;
+	return 0;
+}
+
+static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
+	const struct kvpd_limits *limits, struct kvpd_tenant **ret_tenant)
+{
+	struct kvpd_tenant *t = calloc(1, sizeof(*t));
+	int r = -ENOMEM;
+
+	if (!t)
+		return r;
+	t->ledger = l;
+	t->id = id;
+	t->catalog_fd = -1;
+	t->limits = settle(limits);
+	t->capacity = t->limits.max_blocks;
+	t->recipe_old = t->recipe_young = KVP_BLOCK_NONE;
+	kvpd_list_init(&t->orphans);
+	kvpd_list_init(&t->limbo);
+	kvpd_list_init(&t->sessions);
+	kvpd_list_init(&t->wanting);
+	t->name = strdup(name);
+	if (!t->name)
+		goto error;
+	r = -EIO;
+	if (getrandom(&t->salt, sizeof(t->salt), 0) != sizeof(t->salt))
+		goto error;
+	r = kvp_catalog_plan((uint64_t)t->limits.max_blocks + t->limits.recipe_blocks,
+		t->limits.recipe_tokens, t->limits.tail_index, &t->layout);
+	if (r == 0)
+		r = make_state(t);
+	if (r == 0 && t->meta_bytes >= t->limits.share) {
+		kvpd_err("tenant %s: the catalog for %u blocks and %u recipes takes %" PRIu64
+			 " of the share's %" PRIu64
+			 " bytes and leaves nothing; raise `share` or lower `max_blocks`",
+			name, t->limits.max_blocks, t->limits.recipe_blocks, t->meta_bytes,
+			t->limits.share);
+		r = -ENOSPC;
+		goto error;
+	}
+	if (r == 0)
+		r = make_catalog(t);
+	if (r < 0) {
+		kvpd_err("tenant %s: its catalog of %" PRIu64 " MiB could not be made: %s", name,
+			t->layout.bytes >> 20, strerror(-r));
+		goto error;
+	}
+	*ret_tenant = t;
+	return 0;
+error:
+	kvpd_tenant_free(t);
+	return r;
+}
+
+struct kvpd_tenant *kvpd_tenant_free(struct kvpd_tenant *t)
+{
+	struct kvpd_ledger *l = t->ledger;
+
+	if (t->catalog && t->view.cat)
+		kvpd_claim_wake_all(t);
+	while (!kvpd_list_empty(&t->sessions))
+		kvpd_session_finish(
+			kvpd_container(t->sessions.next, struct kvpd_session, in_tenant));
+	while (!kvpd_list_empty(&t->limbo)) {
+		struct kvpd_limbo *limbo = kvpd_container(t->limbo.next, struct kvpd_limbo, link);
+
+		kvpd_list_remove(&limbo->link);
+		free(limbo);
+	}
+	kvpd_extent_free_all(t);
+	if (l->tenant[t->id] == t) {
+		l->tenant[t->id] = NULL;
+		l->shares -= t->limits.share;
+	}
+	kvp_seg_unmap(t->catalog, t->layout.bytes);
+	if (t->catalog_fd >= 0)
+		close(t->catalog_fd);
+	kvp_evict_free(t->evict);
+	kvpd_runs_fini(&t->ids);
+	kvpd_runs_fini(&t->cells);
+	free(t->block);
+	free(t->doomed);
+	free(t->name);
+	free(t);
+	return NULL;
+}
+
+/* ---- now and then --------------------------------------------------------------------------- */
+
+bool kvpd_tenant_due(const struct kvpd_tenant *t, uint64_t now)
+{
+	return t->dirty || (!kvpd_list_empty(&t->wanting) && now - t->stepped_ns >= STEP_NS);
+}
+
+void kvpd_tenant_step(struct kvpd_tenant *t, uint64_t now)
+{
+	struct kvpd_list *it, *tmp;
+
+	t->dirty = false;
+	t->stepped_ns = now;
+	kvpd_limbo_step(t);
+	kvpd_each(it, tmp, &t->wanting) {
+		kvpd_session_reserve_step(kvpd_container(it, struct kvpd_session, in_wanting), now);
+	}
+	kvpd_extent_step(t, now);
+}
+
+/* After a limit was lowered: what is in use goes later. */
+static void shrink(struct kvpd_tenant *t, uint64_t now)
+{
+	while (t->n_blocks > t->limits.max_blocks)
+		if (!kvpd_evict_some(t, KVPD_EVICT_MAX, now))
+			break;
+	t->over = t->n_blocks > t->limits.max_blocks || t->charged > t->limits.share;
+}
+
+bool kvpd_tenant_busy(const struct kvpd_tenant *t)
+{
+	return t->over || t->n_claims || t->n_doomed || t->n_draining || t->n_stalled || t->warm ||
+	       !kvpd_list_empty(&t->limbo);
+}
+
+void kvpd_tenant_tick(struct kvpd_tenant *t, uint64_t now)
+{
+	if (t->over)
+		shrink(t, now);
+	kvpd_claim_expire(t, now);
+	kvpd_doomed_step(t, now);
+	kvpd_limbo_step(t);
+	kvpd_extent_tick(t, now);
+	for (struct kvpd_list *it = t->sessions.next; t->n_stalled && it != &t->sessions;
+		it = it->next) {
+		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
+
+		if (s->stalled && kvp_cq_room(s->page, s->cq_tail) >= KVP_CQ_ENTRIES / 2)
+			kvpd_session_activate(s);
+	}
+}
+
+/* ---- calls of the control thread ------------------------------------------------------------ */
+
+struct tenant_call {
+	const char *name;
+	const struct kvpd_limits *limits;
+	uint32_t id;
+};
+
+static int open_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct tenant_call *c = arg;
+	struct kvpd_tenant *t = kvpd_tenant_find(l, c->name);
+	uint32_t id = 1;
+	int r;
+
+	if (t) {
+		c->id = t->id;
+		return 0;
+	}
+	while (id <= KVPD_MAX_TENANTS && l->tenant[id])
+		id++;
+	if (id > KVPD_MAX_TENANTS)
+		return -EUSERS;
+	if (c->limits->share > l->memory - l->shares) {
+		kvpd_err("tenant %s: its share of %" PRIu64 " MiB is more than the %" PRIu64
+			 " MiB of `memory` that no other tenant has been promised",
+			c->name, c->limits->share >> 20, (l->memory - l->shares) >> 20);
+		return -ENOSPC;
+	}
+	r = tenant_new(l, id, c->name, c->limits, &t);
+	if (r < 0)
+		return r;
+	l->tenant[id] = t;
+	if (id > l->last_tenant)
+		l->last_tenant = id;
+	l->shares += t->limits.share;
+	c->id = id;
+	return 0;
+}
+
+int kvpd_tenant_open(struct kvpd_ledger *ledger, const char *name, const struct kvpd_limits *limits,
+	uint32_t *ret_tenant)
+{
+	struct tenant_call c = { .name = name, .limits = limits };
+	int r = kvpd_ledger_ask(ledger, open_on_ledger, &c);
+
+	if (r == 0)
+		*ret_tenant = c.id;
+	return r;
+}
+
+static int abandon_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	uint32_t id = *(uint32_t *)arg;
+	struct kvpd_tenant *t = id <= KVPD_MAX_TENANTS ? l->tenant[id] : NULL;
+
+	if (!t)
+		return -ENOENT;
+	t->abandoned = true;
+	if (!t->n_sessions && !t->n_jobs)
+		kvpd_tenant_free(t);
+	return 0;
+}
+
+int kvpd_tenant_abandon(struct kvpd_ledger *ledger, uint32_t tenant)
+{
+	return kvpd_ledger_ask(ledger, abandon_on_ledger, &tenant);
+}
+
+static const struct kvpd_limits *limits_of(const struct kvpd_config *c, const char *name)
+{
+	for (unsigned i = 0; i < c->n_tenants; i++)
+		if (!strcmp(c->tenants[i].name, name))
+			return &c->tenants[i].limits;
+	return &c->defaults;
+}
+
+/* What cannot change while the catalog exists stays: it has so many descriptors and no more. */
+static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given, uint64_t now)
+{
+	struct kvpd_ledger *l = t->ledger;
+	struct kvpd_limits n = settle(given);
+	uint64_t others = l->shares - t->limits.share;
+
+	if (n.share > l->memory - others || n.share <= t->meta_bytes) {
+		kvpd_warning("tenant %s: keeps its share of %" PRIu64 " MiB, %" PRIu64
+			     " MiB do not fit `memory` or its catalog",
+			t->name, t->limits.share >> 20, n.share >> 20);
+		n.share = t->limits.share;
+	}
+	l->shares = others + n.share;
+	if (n.max_blocks > t->layout.max_blocks) {
+		kvpd_notice("tenant %s: its catalog has room for %u blocks; more after a restart",
+			t->name, t->layout.max_blocks);
+		n.max_blocks = t->layout.max_blocks;
+	}
+	if (n.recipe_blocks > t->layout.max_blocks - n.max_blocks)
+		n.recipe_blocks = t->layout.max_blocks - n.max_blocks;
+	t->limits = n;
+	kvpd_space_capacity(t);
+	while (t->n_recipes > n.recipe_blocks)
+		if (!kvpd_forget_oldest(t))
+			break;
+	shrink(t, now);
+	t->dirty = true;
+}
+
+static int reconfigure_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	const struct kvpd_config *c = arg;
+	uint64_t now = kvpd_now_ns();
+
+	l->claim_ttl_ms = c->claim_ttl_ms;
+	if (c->max_sessions && c->max_sessions <= KVPD_MAX_SESSIONS)
+		l->max_sessions = c->max_sessions;
+	if (c->memory >= l->shares)
+		l->memory = c->memory;
+	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
+		if (l->tenant[i] && !l->tenant[i]->abandoned)
+			set_limits(l->tenant[i], limits_of(c, l->tenant[i]->name), now);
+	return 0;
+}
+
+int kvpd_reconfigure(struct kvpd_ledger *ledger, const struct kvpd_config *config)
+{
+	return kvpd_ledger_ask(ledger, reconfigure_on_ledger, (void *)(uintptr_t)config);
+}

@@ -1,0 +1,711 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Clients that write nonsense into their pages, and keys that collide. */
+#include "tests/daemon/ledger/dp_world.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/ledger/ledger.h"
+
+#define T 16u
+
+static uint64_t seed;
+
+static uint64_t rnd(void)
+{
+	seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+	return seed >> 31;
+}
+
+static void read_seed(void)
+{
+	const char *text = getenv("KVP_TEST_SEED");
+
+	seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
+	print_message("KVP_TEST_SEED=%llu\n", (unsigned long long)seed);
+}
+
+static uint32_t small_or_wild(uint32_t bound)
+{
+	switch (rnd() % 8) {
+	case 0:
+		return (uint32_t)rnd();
+	case 1:
+		return UINT32_MAX;
+	default:
+		return (uint32_t)(rnd() % bound);
+	}
+}
+
+static void random_entry(struct kvp_sqe *e)
+{
+	memset(e, 0, sizeof(*e));
+	e->op = rnd() % 50 ? (uint32_t)(rnd() % KVP_OP_MAX_) : (uint32_t)rnd();
+	e->serial = small_or_wild(1000);
+	e->grant = small_or_wild(KVP_MAX_GRANTS);
+	e->grant_generation = small_or_wild(6);
+	e->space = (uint16_t)small_or_wild(3);
+	e->tokens = (uint16_t)small_or_wild(T + 2);
+	e->count = small_or_wild(8);
+	e->flags = (uint32_t)(rnd() & 1);
+	e->parent_kind = small_or_wild(3);
+	e->parent_id = small_or_wild(200);
+	e->parent_birth = small_or_wild(4);
+	e->next_lo = rnd() % 100;
+	e->next_hi = rnd() % 2;
+	e->ttl_ms = small_or_wild(100);
+}
+
+static void scribble(struct dp_client *c)
+{
+	struct kvp_shard *sh = &c->page->shard[rnd() % KVP_SHARDS];
+
+	switch (rnd() % 4) {
+	case 0:
+		kvp_store_relaxed(&sh->lease[rnd() % KVP_SHARD_LEASES], rnd() % 2 ? rnd() : 0);
+		break;
+	case 1:
+		kvp_store_relaxed(&sh->lease[rnd() % KVP_SHARD_LEASES], rnd() % 200);
+		break;
+	case 2:
+		kvp_store_relaxed(&sh->touch[rnd() % KVP_TOUCHES], rnd() % 300);
+		kvp_store_relaxed(&sh->touch_tail, (uint32_t)rnd() % 1000);
+		break;
+	default:
+		c->page->staging[rnd() % KVP_MAX_GRANTS][rnd() % T] = (kvp_token)(rnd() % 5);
+		break;
+	}
+}
+
+/* 100,000 random entries of two clients, with pages scribbled on; nothing breaks. */
+static void random_entries(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c[2], *honest;
+	uint32_t space[2];
+	kvp_token tokens[T];
+	struct dp_block block;
+	struct kvp_hit hit;
+	struct kvp_cqe cqe;
+
+	(void)state;
+	read_seed();
+	dp_defaults(&w, &limits);
+	limits.max_blocks = 100;
+	limits.recipe_blocks = 50;
+	limits.share = 8 << 20;
+	w.config.claim_ttl_ms = 1;
+	dp_start(&w, &limits);
+	honest = dp_attach(&w, w.tenant);
+	for (int i = 0; i < 2; i++) {
+		c[i] = dp_attach(&w, w.tenant);
+		space[0] = dp_space(c[i], "m", 8);
+		space[1] = dp_space(c[i], "n", 64);
+	}
+	dp_space(honest, "m", 8);
+	for (uint32_t n = 0; n < 100000; n++) {
+		struct dp_client *x = c[rnd() & 1];
+		struct kvp_sqe e;
+
+		random_entry(&e);
+		if (e.op == KVP_OP_RESERVE && e.space < 2)
+			e.space = (uint16_t)space[e.space];
+		dp_push(x, &e);
+		if (n % 3 == 0)
+			scribble(x);
+		while (dp_next(x, 0, &cqe) == 0)
+			;
+		if (n % 20000 == 0)
+			dp_check(&w);
+	}
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(c[i]->expelled, 0);
+		dp_detach(c[i]);
+	}
+	for (uint32_t i = 0; i < 50; i++) {
+		for (uint32_t k = 0; k < T; k++)
+			tokens[k] = 7000 + i + k;
+		assert_int_equal(dp_put(honest, space[0], dp_root(), tokens, T, &block), 0);
+		assert_int_equal(dp_find(honest, space[0], tokens, T, &hit, 1), 1);
+		assert_true(dp_payload_right(honest, &hit, tokens, T));
+	}
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+static void wake(struct dp_client *c)
+{
+	uint64_t one = 1;
+
+	assert_int_equal(write(c->at.wake_fd, &one, sizeof(one)), sizeof(one));
+}
+
+static void a_ring_that_lies_ends_the_session(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a, *b;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	kvp_store_seq(&a->page->sq_tail, KVP_SQ_ENTRIES + 1);
+	wake(a);
+	for (int i = 0; i < 500 && !a->expelled; i++) {
+		dp_pump(&w);
+		usleep(1000);
+	}
+	assert_int_equal(a->expelled, 1);
+	/* once, and whatever it does from now on */
+	wake(a);
+	dp_flush(b);
+	dp_pump(&w);
+	assert_int_equal(a->expelled, 1);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* The eventfd is one open file for both sides: a client may read it, and make reads of it block. */
+static void a_wake_up_taken_back_blocks_nobody(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a, *b;
+	uint64_t n;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	assert_int_equal(fcntl(a->at.wake_fd, F_SETFL, 0), 0);
+	for (int i = 0; i < 2000; i++) {
+		wake(a);
+		assert_int_equal(read(a->at.wake_fd, &n, sizeof(n)), sizeof(n));
+		if (i % 10 == 0)
+			dp_flush(b);
+	}
+	n = UINT64_MAX - 1;
+	assert_int_equal(write(a->at.wake_fd, &n, sizeof(n)), sizeof(n));
+	dp_flush(b);
+	dp_stop(&w);
+}
+
+static void who_never_reads_stops_only_itself(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a, *b;
+	struct kvp_sqe e = { .op = KVP_OP_NOP };
+	struct kvp_cqe cqe;
+	uint32_t n = 0;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	for (int i = 0; i < 200000 && n < KVP_CQ_ENTRIES + KVP_SQ_ENTRIES - 1; i++) {
+		if (kvp_sq_push(a->page, &a->sq_tail, &e) == 0)
+			n++;
+		else
+			usleep(10);
+		if (kvp_sq_must_wake(a->page))
+			wake(a);
+	}
+	assert_int_equal(n, KVP_CQ_ENTRIES + KVP_SQ_ENTRIES - 1);
+	for (int i = 0; i < 10; i++)
+		dp_flush(b);
+	dp_check(&w);
+	/* it reads after all: the rest is served without another wake-up */
+	for (uint32_t i = 0; i < n; i++)
+		assert_int_equal(dp_next(a, 5000, &cqe), 0);
+	kvp_store_release(&a->page->cq_head, 12345);
+	wake(a);
+	dp_flush(b);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+static void limits_of_one_session(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct dp_grant g[KVP_MAX_GRANTS];
+	struct kvp_sqe e = { .op = KVP_OP_CLAIM };
+	struct kvp_cqe cqe;
+	uint32_t space, got = 0, claims = 0;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 8);
+	while (got < KVP_MAX_GRANTS) {
+		int n = dp_reserve(c, space, KVP_MAX_GRANTS - got, 2000, g + got);
+
+		assert_true(n > 0);
+		got += (uint32_t)n;
+	}
+	assert_int_equal(dp_reserve(c, space, 1, 2000, g), -EDQUOT);
+	for (uint32_t i = 0; i < 200; i++) {
+		e.next_lo = i + 1;
+		dp_push(c, &e);
+		assert_int_equal(dp_next(c, 5000, &cqe), 0);
+		claims += cqe.status == 0;
+		assert_true(cqe.status == 0 || cqe.status == -ENOBUFS);
+	}
+	assert_true(claims > 0 && claims <= KVPD_SESSION_CLAIMS);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+static void descriptions_out_of_range(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvp_space_canon canon;
+	struct kvp_msg_space space = { 99, 99 };
+	char reason[128];
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+#define REFUSED(error, change)                                                            \
+	do {                                                                              \
+		dp_canon(&canon, "m", 2);                                                 \
+		change;                                                                   \
+		reason[0] = 0;                                                            \
+		assert_int_equal(kvpd_space_open(w.ledger, c->at.session, &canon, reason, \
+					 sizeof(reason), &space),                         \
+			error);                                                           \
+		assert_true(reason[0]);                                                   \
+		assert_int_equal(space.space, 99);                                        \
+	} while (0)
+	REFUSED(-EINVAL, canon.version = 2);
+	REFUSED(-EINVAL, canon.dtype = 0);
+	REFUSED(-EINVAL, canon.dtype = 5);
+	REFUSED(-EINVAL, canon.layout = 2);
+	REFUSED(-EINVAL, canon.block_tokens = 15);
+	REFUSED(-EINVAL, canon.block_tokens = 513);
+	REFUSED(-EINVAL, canon.n_layers = 0);
+	REFUSED(-EINVAL, canon.n_layers = KVP_MAX_LAYERS + 1);
+	REFUSED(-EINVAL, memset(canon.model, 'x', sizeof(canon.model)));
+	REFUSED(-EINVAL, canon.model[100] = 'x');
+	REFUSED(-EINVAL, canon.layers[1].kv_heads = 0);
+	REFUSED(-EINVAL, canon.layers[1].index = 0);
+	REFUSED(-EINVAL, canon.layers[2].k_dim = 1);
+	REFUSED(-E2BIG, canon.layers[1].kv_heads = canon.layers[1].k_dim = 65535);
+#undef REFUSED
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* 64 spaces, all open: the next is refused; one that nobody has open makes way. */
+static void spaces_are_bounded(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvp_space_canon canon;
+	struct kvp_msg_space space;
+	struct kvp_msg_id id;
+	struct dp_block block;
+	kvp_token tokens[T] = { 1, 2, 3 };
+	struct kvp_hit hit;
+	char reason[128], name[16];
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		snprintf(name, sizeof(name), "m%u", i);
+		assert_int_equal(dp_space(c, name, 4), i);
+	}
+	assert_int_equal(dp_put(c, 5, dp_root(), tokens, T, &block), 0);
+	dp_canon(&canon, "one more", 4);
+	assert_int_equal(
+		kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason), &space),
+		-ENOSPC);
+	id = (struct kvp_msg_id){ 5, c->view.spaces[5].generation };
+	assert_int_equal(kvpd_space_close(w.ledger, c->at.session, &id), 0);
+	assert_int_equal(kvpd_space_close(w.ledger, c->at.session, &id), -ENOENT);
+	assert_int_equal(
+		kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason), &space),
+		0);
+	assert_int_equal(space.space, 5);
+	assert_int_equal(dp_find(c, 5, tokens, T, &hit, 1), 0);
+	assert_int_equal(dp_figure(&w, "blocks"), 0);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/*
+ * Two token sequences with one key cannot be made on purpose, so the ledger's own state is changed
+ * to what it would be: another block stands under the key that the next commit will compute.
+ */
+static int forge_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct dp_client *c = arg;
+	struct kvpd_tenant *t = kvpd_session_find(l, c->at.session)->tenant;
+	struct kvp_block *b = &t->view.blocks[0];
+	kvp_token other[T] = { 9, 9, 9 };
+	struct kvp_key root = { t->view.spaces[0].root_lo, t->view.spaces[0].root_hi };
+	struct kvp_key forged = kvp_chain_key(root, other, T);
+
+	assert_int_equal(kvp_index_remove(t->view.index, t->view.index_buckets,
+				 kvp_load_relaxed(&b->key_lo), 0),
+		0);
+	kvp_store_relaxed(&b->key_lo, forged.lo);
+	kvp_store_relaxed(&b->key_hi, forged.hi);
+	return kvp_index_insert(t->view.index, t->view.index_buckets, forged.lo, 0);
+}
+
+static void a_collision_is_refused(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct dp_block block;
+	kvp_token tokens[T] = { 1, 2, 3 }, other[T] = { 9, 9, 9 };
+	struct kvp_hit hit;
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 4);
+	assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
+	assert_int_equal(block.id, 0);
+	assert_int_equal(kvpd_ledger_ask(w.ledger, forge_on_ledger, c), 0);
+	assert_int_equal(dp_find(c, space, other, T, &hit, 1), 0);
+	assert_int_equal(dp_put(c, space, dp_root(), other, T, &block), -EEXIST);
+	/* and check notices what was done to the catalog */
+	assert_int_equal(dp_admin(&w, "{\"verb\": \"check\"}", NULL), -EBADMSG);
+	dp_stop(&w);
+}
+
+/* A log full of uses of a long chain is served bit by bit, between the entries of all. */
+static void long_chains_are_touched_bit_by_bit(void **state)
+{
+	const uint32_t depth = 500, all = KVP_SHARDS * KVP_TOUCHES;
+	KVP_ATOMIC(uint32_t) *hits;
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct dp_block block = { 0 };
+	uint32_t space, root = 0;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 1);
+	for (uint32_t i = 0; i < depth; i++) {
+		kvp_token tokens[T] = { i };
+
+		assert_int_equal(
+			dp_put(c, space, i ? dp_ref(&block) : dp_root(), tokens, T, &block), 0);
+		if (!i)
+			root = block.id;
+	}
+	for (uint32_t shard = 0; shard < KVP_SHARDS; shard++)
+		for (uint32_t i = 0; i < KVP_TOUCHES; i++)
+			kvp_touch_push(c->page, shard, block.id, depth);
+	hits = &c->view.blocks[root].hits;
+	dp_flush(c);
+	assert_in_range(kvp_load_relaxed(hits), 1, 2 * KVPD_TOUCH_BLOCKS / depth);
+	for (uint32_t i = 0; i < all && kvp_load_relaxed(hits) < all; i++)
+		dp_flush(c);
+	assert_int_equal(kvp_load_relaxed(hits), all);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* However small the blocks are: what the ledger keeps and looks at for an extent is bounded. */
+static void tiny_blocks_make_small_extents(void **state)
+{
+	struct kvp_space_canon canon;
+	struct kvp_msg_space space;
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	char reason[64];
+	uint32_t vaults = 0;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	w.config.extent = 64 << 20;
+	limits.arena = 64 << 10;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	dp_canon(&canon, "tiny", 1);
+	canon.dtype = KVP_DTYPE_F8;
+	canon.layers[0].k_dim = canon.layers[0].v_dim = 2;
+	assert_int_equal(
+		kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason), &space),
+		0);
+	for (uint32_t i = 0; i < 5000 && !vaults; i++) {
+		kvp_token tokens[T] = { i };
+		struct dp_block block;
+
+		assert_int_equal(dp_put(c, space.space, dp_root(), tokens, T, &block), 0);
+		for (uint32_t x = 0; x < KVP_MAX_EXTENTS; x++) {
+			const struct kvp_shm_extent *e = &c->view.extents[x];
+
+			if (kvp_load_acquire(&e->state) != KVP_EXTENT_LIVE)
+				continue;
+			assert_in_range(kvp_load_relaxed(&e->slots), 1, KVPD_EXTENT_SLOTS);
+			vaults += kvp_load_relaxed(&e->kind) == KVP_EXTENT_VAULT;
+		}
+	}
+	assert_true(vaults > 0);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+static uint32_t some_extent(const struct dp_client *c, uint32_t kind, uint32_t state)
+{
+	for (uint32_t i = 0; i < KVP_MAX_EXTENTS; i++)
+		if (kvp_load_acquire(&c->view.extents[i].state) == state &&
+			kvp_load_relaxed(&c->view.extents[i].kind) == kind)
+			return i;
+	return KVP_MAX_EXTENTS;
+}
+
+/* Pages that the client has taken out of its arena are not the daemon's to find when it reads. */
+static void an_arena_with_holes_is_not_taken(void **state)
+{
+	struct kvpd_limits limits;
+	struct kvpd_event ev = { 0 };
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvp_sqe e = { .op = KVP_OP_RESERVE, .count = 1 };
+	struct kvp_msg_id id;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	e.space = (uint16_t)dp_space(c, "m", 8);
+	dp_push(c, &e);
+	for (int i = 0; i < 5000 && ev.type != KVPD_EV_ARENA; i++) {
+		pthread_mutex_lock(&w.lock);
+		if (w.taken != w.posted)
+			ev = w.event[w.taken++ % DP_EVENTS];
+		pthread_mutex_unlock(&w.lock);
+		usleep(1000);
+	}
+	assert_int_equal(ev.type, KVPD_EV_ARENA);
+	id = (struct kvp_msg_id){ ev.extent.extent, ev.extent.generation };
+	assert_int_equal(fallocate(ev.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
+	assert_int_equal(kvpd_arena_ack(w.ledger, c->at.session, &id), -EPROTO);
+	assert_int_equal(some_extent(c, KVP_EXTENT_ARENA, KVP_EXTENT_LIVE), KVP_MAX_EXTENTS);
+	/* sealed by now, it gets no more of them */
+	assert_int_equal(
+		fallocate(ev.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096), -1);
+	close(ev.fd);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+static uint32_t lease_scans(struct dp_world *w)
+{
+	return w->ledger->tenant[w->tenant]->scan;
+}
+
+/*
+ * A space that is emptied for another costs about one look at the leases for 64 blocks of a chain,
+ * and what is leased of it, with all above it, stays.
+ */
+static void a_space_is_emptied_in_one_go(void **state)
+{
+	const uint32_t n = 900;
+	struct dp_block block[900];
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvp_space_canon canon;
+	struct kvp_msg_space space;
+	struct kvp_msg_id id;
+	struct kvp_lease lease = { 0 };
+	char reason[128], name[16];
+	uint32_t scans;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.max_blocks = 800;
+	limits.recipe_blocks = 400;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		snprintf(name, sizeof(name), "m%u", i);
+		assert_int_equal(dp_space(c, name, 4), i);
+	}
+	/* one long chain, with a twig here and there; what is above 800 blocks turns to recipes */
+	for (uint32_t i = 0; i < n; i++) {
+		kvp_token tokens[T] = { i };
+		struct dp_ref parent = !i ? dp_root() : dp_ref(&block[i % 64 ? i - 1 : i - 2]);
+		int r;
+
+		if (i >= 700)
+			parent = dp_root();
+		r = dp_put(c, 5, parent, tokens, T, &block[i]);
+		assert_int_equal(r, 0);
+	}
+	assert_true(dp_figure(&w, "recipes") > 0);
+	dp_canon(&canon, "one more", 4);
+	id = (struct kvp_msg_id){ 5, c->view.spaces[5].generation };
+	assert_int_equal(kvpd_space_close(w.ledger, c->at.session, &id), 0);
+	assert_int_equal(kvp_lease_take(c->page, 0, &c->view.blocks[block[300].id], block[300].id,
+				 kvp_load_acquire(&c->view.blocks[block[300].id].word), &lease),
+		0);
+	assert_int_equal(
+		kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason), &space),
+		-ENOSPC);
+	assert_in_range(dp_figure(&w, "blocks"), 290, 301);
+	dp_check(&w);
+	kvp_lease_drop(&lease);
+	scans = lease_scans(&w);
+	assert_int_equal(
+		kvpd_space_open(w.ledger, c->at.session, &canon, reason, sizeof(reason), &space),
+		0);
+	assert_in_range(lease_scans(&w) - scans, 1, 301 / KVPD_EVICT_MAX + 301 / 64 + 2);
+	assert_int_equal(space.space, 5);
+	assert_int_equal(dp_figure(&w, "blocks"), 0);
+	assert_int_equal(dp_figure(&w, "recipes"), 0);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* Who says that it has unmapped the vault and holds on to it has zeros, and no memory of the pool.
+ */
+static void who_keeps_the_vault_keeps_nothing(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvp_msg_extent extent;
+	struct stat st;
+	uint32_t space, id = KVP_MAX_EXTENTS;
+	int fd;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.arena = 64 << 10;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 8);
+	for (uint32_t i = 0; i < 1000 && id == KVP_MAX_EXTENTS; i++) {
+		kvp_token tokens[T] = { i };
+		struct dp_block block;
+
+		assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
+		id = some_extent(c, KVP_EXTENT_VAULT, KVP_EXTENT_LIVE);
+	}
+	assert_int_equal(kvpd_extent_get(w.ledger, c->at.session, id, &extent, &fd), 0);
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_true(st.st_blocks > 0);
+	assert_int_equal(dp_admin(&w, "{\"verb\": \"drain\", \"tenant\": \"one\"}", NULL), 0);
+	for (int i = 0; i < 10000 && st.st_blocks; i++) {
+		dp_pump(&w);
+		usleep(1000);
+		assert_int_equal(fstat(fd, &st), 0);
+	}
+	assert_int_equal(st.st_blocks, 0);
+	close(fd);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* Pinned pages of an arena that its client has unmapped hold the memory back, and nothing else. */
+static void pinned_pages_hold_back_their_arena_alone(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a, *b;
+	struct dp_grant g;
+	struct dp_block block;
+	kvp_token tokens[T] = { 1 };
+	uint64_t before;
+	uint32_t space;
+	int pipes[2];
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	before = dp_figure(&w, "charged_bytes");
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	space = dp_space(a, "m", 8);
+	dp_space(b, "m", 8);
+	assert_int_equal(dp_reserve(a, space, 1, 5000, &g), 1);
+	assert_int_equal(pipe(pipes), 0);
+	assert_true(vmsplice(pipes[1], &(struct iovec){ g.addr, 64 }, 1, 0) > 0);
+	dp_detach(a);
+	/* the drop has been tried and refused by the time that another's arena is there and gone */
+	for (int i = 0; i < 200; i++) {
+		dp_pump(&w);
+		dp_flush(b);
+		usleep(1000);
+	}
+	assert_int_equal(dp_put(b, space, dp_root(), tokens, T, &block), 0);
+	dp_check(&w);
+	dp_detach(b);
+	for (int i = 0; i < 300; i++) {
+		dp_pump(&w);
+		usleep(1000);
+	}
+	assert_true(dp_figure(&w, "charged_bytes") > before);
+	close(pipes[0]);
+	close(pipes[1]);
+	assert_int_equal(dp_admin(&w, "{\"verb\": \"drain\", \"tenant\": \"one\"}", NULL), 0);
+	for (int i = 0; i < 15000 && dp_figure(&w, "charged_bytes") != before; i++) {
+		dp_pump(&w);
+		usleep(1000);
+	}
+	assert_int_equal(dp_figure(&w, "charged_bytes"), before);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(random_entries),
+		cmocka_unit_test(a_ring_that_lies_ends_the_session),
+		cmocka_unit_test(a_wake_up_taken_back_blocks_nobody),
+		cmocka_unit_test(who_never_reads_stops_only_itself),
+		cmocka_unit_test(limits_of_one_session),
+		cmocka_unit_test(descriptions_out_of_range),
+		cmocka_unit_test(spaces_are_bounded),
+		cmocka_unit_test(a_collision_is_refused),
+		cmocka_unit_test(long_chains_are_touched_bit_by_bit),
+		cmocka_unit_test(tiny_blocks_make_small_extents),
+		cmocka_unit_test(an_arena_with_holes_is_not_taken),
+		cmocka_unit_test(a_space_is_emptied_in_one_go),
+		cmocka_unit_test(who_keeps_the_vault_keeps_nothing),
+		cmocka_unit_test(pinned_pages_hold_back_their_arena_alone),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

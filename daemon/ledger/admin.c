@@ -84,6 +84,16 @@ static struct kvpd_tenant *tenant_at(const struct admin *a, uint32_t i)
 
 /* ---- status, tenants ------------------------------------------------------------------------ */
 
+static void put_lookups(json_t *o, const struct kvpd_lookups *n)
+{
+	put_int(o, "lookups", n->hits + n->partial + n->misses);
+	put_int(o, "hits", n->hits);
+	put_int(o, "partial", n->partial);
+	put_int(o, "misses", n->misses);
+	put_int(o, "tokens_asked", n->tokens_asked);
+	put_int(o, "tokens_matched", n->tokens_matched);
+}
+
 static void put_counters(json_t *o, struct kvpd_tenant *t)
 {
 	const struct kvp_catalog_stats *st = &t->view.cat->stats;
@@ -91,10 +101,7 @@ static void put_counters(json_t *o, struct kvpd_tenant *t)
 
 	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next)
 		kvpd_session_lookups(kvpd_container(it, struct kvpd_session, in_tenant), &n);
-	put_int(o, "lookups", n.hits + n.partial + n.misses);
-	put_int(o, "hits", n.hits);
-	put_int(o, "partial", n.partial);
-	put_int(o, "misses", n.misses);
+	put_lookups(o, &n);
 	put_int(o, "commits", kvp_load_relaxed(&st->commits));
 	put_int(o, "duplicates", kvp_load_relaxed(&st->duplicates));
 	put_int(o, "refused", kvp_load_relaxed(&st->refused));
@@ -193,10 +200,7 @@ static json_t *client_json(struct kvpd_session *s)
 	put_int(o, "grants", s->n_grants);
 	put_int(o, "claims", s->n_claims);
 	put_int(o, "arena_bytes", s->arena_bytes);
-	put_int(o, "lookups", n.hits + n.partial + n.misses);
-	put_int(o, "hits", n.hits);
-	put_int(o, "partial", n.partial);
-	put_int(o, "misses", n.misses);
+	put_lookups(o, &n);
 	put_bool(o, "expelled", s->expelled);
 	return o;
 }

@@ -181,6 +181,7 @@ struct kvpd_limbo {
 /* As clients count them in their pages: figures of theirs, believed for display only. */
 struct kvpd_lookups {
 	uint64_t hits, partial, misses;
+	uint64_t tokens_asked, tokens_matched;
 };
 
 struct kvpd_doomed {

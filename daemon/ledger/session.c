@@ -713,6 +713,8 @@ static void count_lookups(struct kvpd_session *s)
 	s->tenant->ended.hits += n.hits;
 	s->tenant->ended.partial += n.partial;
 	s->tenant->ended.misses += n.misses;
+	s->tenant->ended.tokens_asked += n.tokens_asked;
+	s->tenant->ended.tokens_matched += n.tokens_matched;
 }
 
 void kvpd_session_lookups(const struct kvpd_session *s, struct kvpd_lookups *sum)
@@ -723,6 +725,8 @@ void kvpd_session_lookups(const struct kvpd_session *s, struct kvpd_lookups *sum
 		sum->hits += kvp_load_relaxed(&sh->hits);
 		sum->partial += kvp_load_relaxed(&sh->partial);
 		sum->misses += kvp_load_relaxed(&sh->misses);
+		sum->tokens_asked += kvp_load_relaxed(&sh->tokens_asked);
+		sum->tokens_matched += kvp_load_relaxed(&sh->tokens_matched);
 	}
 }
 

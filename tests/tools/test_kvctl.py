@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvctl against a real daemon with a real client: $KVPOOLD, $KVCTL, $KVCTL_CLIENT."""
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
+from fake_admin import FakeAdmin  # noqa: E402
 from harness import Daemon, others_may_run, wait_for  # noqa: E402
 
 KVCTL, CLIENT = os.environ["KVCTL"], os.environ["KVCTL_CLIENT"]
@@ -24,15 +29,65 @@ class WithoutDaemon(unittest.TestCase):
             self.assertEqual(r.returncode, 3, verb)
             self.assertIn("/nonexistent/kvpool.sock: no kvpoold listens there", r.stderr)
 
+    # Arguments, and what the message must name of what would be right.
+    WRONG = (
+        ([], "kvctl --help"), (["what"], "kvctl --help"), (["--colour"], "--colour"),
+        (["--timeout", "x", "status"], "0.001 to 86400"), (["--timeout", "0", "status"], "0.001"),
+        (["status", "--timeout=1e9"], "0.001 to 86400"), (["--socket"], "needs a value"),
+        (["blocks", "--limit", "-1"], "0 to 100000"), (["blocks", "--limit", "1e3"], "whole number"),
+        (["blocks", "--limit", "100001"], "0 to 100000"),
+        (["blocks", "--sort", "colour"], "serial, hits, touched, depth, tokens"),
+        (["blocks", "--sort", "hit"], "serial, hits, touched, depth, tokens"),
+        (["blocks", "--sort", ""], "serial, hits, touched, depth, tokens"),
+        (["blocks", "--state", "dead"], "live, recipe, evicting"),
+        (["blocks", "--count", "3"], "--limit"), (["blocks", "-x"], "--limit"),
+        (["blocks", "--pinned=no"], "no value"), (["blocks", "--tenant"], "--tenant NAME"),
+        (["blocks", "--tenant", "--pinned"], "--tenant NAME"),
+        (["blocks", "--limit", "1", "--limit", "2"], "twice"),
+        (["clients", "extra"], "extra"), (["clients", "--all"], "--tenant"),
+        (["inspect"], "key"), (["inspect", "abcdefgh", "abcdefgh"], "one key"),
+        (["evict"], "--count N or --all"), (["evict", "abc", "--all"], "only one"),
+        (["evict", "--count", "0"], "1 to"), (["drain", "now"], "now"),
+        (["status", "extra"], "extra"), (["status", "--watch=0"], "0.1 to 3600"),
+        (["status", "--count", "3"], "--watch"), (["status", "--watch", "--count=x"], "whole number"),
+        (["doctor", "me"], "me"), (["version", "--tenant", "x"], "--tenant"))
+
     def test_wrong_use(self):
-        for args in ([], ["what"], ["--timeout", "x", "status"], ["--timeout", "0", "status"],
-                     ["blocks", "--limit", "-1"], ["blocks", "--sort", "colour"],
-                     ["blocks", "--state", "dead"], ["blocks", "--count", "3"], ["inspect"],
-                     ["evict"], ["evict", "abc", "--all"], ["status", "--watch=0"],
-                     ["clients", "extra"], ["doctor", "me"]):
+        for args, word in self.WRONG:
             r = self.run_kvctl(*args)
-            self.assertEqual(r.returncode, 2, args)
-            self.assertTrue(r.stderr, args)
+            self.assertEqual((r.returncode, r.stdout), (2, ""), args)
+            self.assertIn(word, r.stderr, args)
+            self.assertEqual(r.stderr.count("\n"), 1, (args, r.stderr))
+
+    def test_errors_are_json_too(self):
+        for args, word in self.WRONG:
+            r = self.run_kvctl(*args, "--json")
+            if args[-1:] in (["--tenant"], ["--socket"]):
+                continue  # the value of the option is what is missing
+            self.assertEqual((r.returncode, r.stderr), (2, ""), args)
+            error = json.loads(r.stdout)
+            self.assertEqual(error["exit"], 2)
+            self.assertIn(word, error["error"], args)
+        for args in (["--json", "status"], ["drain", "--json"], ["check", "--payloads", "--json"]):
+            r = self.run_kvctl(*args)
+            self.assertEqual((r.returncode, r.stderr), (3, ""), args)
+            self.assertEqual(json.loads(r.stdout)["exit"], 3)
+
+    def test_help_of_each_command(self):
+        commands = [line.split()[0] for line in self.run_kvctl("--help").stdout.split("\n\n")[1]
+                    .splitlines()]
+        self.assertEqual(len(commands), 13)
+        for command in commands:
+            r = self.run_kvctl(command, "--help")
+            self.assertEqual((r.returncode, r.stderr), (0, ""), command)
+            self.assertTrue(r.stdout.startswith("usage: kvctl %s" % command), command)
+            for option in ("--socket PATH", "--timeout SECONDS", "--json", "--help"):
+                self.assertIn(option, r.stdout, command)
+            self.assertLessEqual(max(map(len, r.stdout.splitlines())), 100, command)
+        self.assertIn("--sort serial|hits|touched|depth|tokens",
+                      self.run_kvctl("blocks", "--help").stdout)
+        # Wherever it stands, and without asking anybody.
+        self.assertEqual(self.run_kvctl("evict", "--all", "--help").returncode, 0)
 
     def test_version_and_doctor_work_alone(self):
         r = self.run_kvctl("version", "--json")
@@ -58,6 +113,133 @@ class WithoutDaemon(unittest.TestCase):
         r = self.run_kvctl("--help")
         self.assertEqual(r.returncode, 0)
         self.assertIn("Exit status", r.stdout)
+
+
+def tenant(i, **more):
+    return dict({"id": i, "name": "tenant-%d" % i, "sessions": 1, "blocks": 10, "max_blocks": 4096,
+                 "recipes": 0, "payload_bytes": 1 << 30, "charged_bytes": 2 << 30,
+                 "share_bytes": 4 << 30, "lookups": 1000 + i, "commits": 7, "evictions": 0,
+                 "tokens_asked": 1000, "tokens_matched": 250}, **more)
+
+
+STATUS = {"daemon": {"version": "0.1.0", "heap": {}}, "pages": "4 KiB", "policy": "lru"}
+
+
+class Shown(unittest.TestCase):
+    """What kvctl makes of answers."""
+
+    def run_kvctl(self, answers, *args, columns=None, locale="C.UTF-8"):
+        env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LC_CTYPE", "LANG")}
+        env["LC_ALL"] = locale
+        if columns:
+            env["COLUMNS"] = str(columns)
+        with FakeAdmin(answers) as fake:
+            r = subprocess.run([KVCTL, "--socket", fake.socket, *args], capture_output=True,
+                               timeout=60, env=env)
+        return r.stdout.decode("utf-8"), r
+
+    def test_tables_fit(self):
+        answers = {"tenants": {"tenants": [tenant(1), tenant(2, name="x" * 60)]}}
+        wide = self.run_kvctl(answers, "tenants")[0]
+        self.assertIn("x" * 60, wide)
+        self.assertNotIn("no room", wide)
+        title = wide.splitlines()[0].split()
+        for columns in range(200, 39, -7):
+            text = self.run_kvctl(answers, "tenants", columns=columns)[0]
+            lines = text.splitlines()
+            self.assertLessEqual(max(len(x) for x in lines[:3]), columns, columns)
+            shown, left_out = lines[0].split(), []
+            if lines[3:]:
+                left_out = lines[3].split("(no room for ")[1].split(";")[0].split(", ")
+            self.assertEqual(sorted(shown + left_out), sorted(title), columns)
+            for always in ("TENANT", "BLOCKS", "CHARGED", "SHARE", "HIT%"):
+                self.assertIn(always, shown, columns)
+            # A name that is cut says so.
+            name = lines[2].split()[0]
+            self.assertTrue(name == "x" * 60 or name.endswith("x~"), (columns, name))
+
+    def test_a_terminal_says_how_wide_it_is(self):
+        answers = {"tenants": {"tenants": [tenant(1, name="x" * 60)]}}
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 72, 0, 0))
+        env = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+        with FakeAdmin(answers) as fake, os.fdopen(master, "rb", buffering=0) as out:
+            subprocess.run([KVCTL, "--socket", fake.socket, "tenants"], stdout=slave, timeout=60,
+                           env=env, check=True)
+            lines = out.read(1 << 16).decode().split("\r\n")
+            os.close(slave)
+        self.assertLessEqual(max(len(x) for x in lines[:2]), 72)
+        self.assertIn("no room for", lines[2])
+
+    def test_names_cannot_write_to_the_terminal(self):
+        rows = [{"session": 1, "tenant": "t", "name": "a\x1b[2J\nb\x9b\u202e\u00e9\u6f22\x7f"}]
+        text = self.run_kvctl({"clients": {"clients": rows}}, "clients")[0]
+        self.assertIn("a?[2J?b??\u00e9\u6f22?", text)
+        # As wide as what is shown is.
+        head, row = text.splitlines()
+        self.assertEqual(head.index("PID") - head.index("NAME"), 13 + 2)
+        self.assertNotIn("\u00e9", self.run_kvctl({"clients": {"clients": rows}}, "clients",
+                                                  locale="C")[0])
+        for answer in ({"error": "bad \x1b[31m"}, {"block": {"model": "\x1b[31m"}}):
+            text, r = self.run_kvctl({"inspect": answer}, "inspect", "12345678")
+            self.assertNotIn(b"\x1b", r.stdout + r.stderr)
+
+    def test_how_many_there_are(self):
+        blocks = [{"key": "%032x" % i, "tenant": "t", "state": "live"} for i in range(100)]
+        text = self.run_kvctl({"blocks": {"blocks": blocks, "total": 12345}}, "blocks")[0]
+        self.assertEqual(text.splitlines()[-1], "100 of 12345; --limit N lists more")
+        text = self.run_kvctl({"blocks": {"blocks": blocks, "total": 100}}, "blocks")[0]
+        self.assertNotIn(" of ", text)
+
+    def test_hit_rate_of_the_interval(self):
+        rounds = [[tenant(1), tenant(2, tokens_asked=0, tokens_matched=0)],
+                  [tenant(1, tokens_asked=2000, tokens_matched=1000, lookups=1101),
+                   tenant(2, tokens_asked=1000, tokens_matched=150)],
+                  # One was made anew, the other was not asked.
+                  [tenant(1, tokens_asked=100, tokens_matched=99),
+                   tenant(2, tokens_asked=1000, tokens_matched=150)],
+                  [tenant(1, tokens_asked=100, tokens_matched=99),
+                   tenant(2, tokens_asked=1000, tokens_matched=150)]]
+        left = list(rounds)
+        text = self.run_kvctl({"status": STATUS, "clients": {"clients": []},
+                               "tenants": lambda _: {"tenants": left.pop(0)}},
+                              "status", "--watch=0.1", "--count=4")[0]
+        views = text.split("kvpoold 0.1.0")[1:]
+        rates = [[x for x in v.splitlines() if x.startswith("rates ")] for v in views]
+        self.assertEqual(rates[0], [])
+        self.assertIn("45.0 % of 2000 tokens asked for were cached", rates[1][0])
+        self.assertIn("99.0 % of 100 tokens asked for were cached", rates[2][0])
+        self.assertIn("no token was asked for", rates[3][0])
+        # Since the tenant began, and since the view before.
+        rows = [[x.split() for x in v.splitlines() if x.startswith("tenant-")] for v in views]
+        titles = [x for x in views[1].splitlines() if x.startswith("TENANT")][0].split()
+        row = {x[0]: x for x in rows[1]}
+        self.assertEqual(titles[-4:-2], ["HIT%", "NOW%"])
+        self.assertEqual(row["tenant-1"][-4:-2], ["50.0", "75.0"])
+        self.assertEqual(row["tenant-2"][-4:-2], ["15.0", "15.0"])
+
+    def test_the_view_fits_the_terminal(self):
+        answers = {"status": STATUS, "tenants": {"tenants": [tenant(i) for i in range(200)]},
+                   "clients": {"clients": [{"session": i, "tenant": "t", "lookups": i}
+                                           for i in range(300)]}}
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+        with FakeAdmin(answers) as fake, os.fdopen(master, "rb", buffering=0) as out:
+            subprocess.run([KVCTL, "--socket", fake.socket, "status", "--watch=0.1", "--count=1"],
+                           stdout=slave, timeout=60, check=True)
+            text = out.read(1 << 16).decode()
+            os.close(slave)
+        self.assertLess(text.count("\n"), 30)
+        self.assertIn(" of 200, the busiest", text)
+        self.assertIn(" of 300, the busiest", text)
+        self.assertIn("tenant-199", text)
+
+    def test_use_of_each_model(self):
+        rows = [{"tenant": "t", "space": 0, "model": "m", "adapter": "a", "blocks": 12, "payload_bytes": 3 << 20,
+                 "tokens_asked": 400, "tokens_matched": 100, "opens": 2}]
+        text = self.run_kvctl({"spaces": {"spaces": rows}}, "spaces", columns=80)[0]
+        row = dict(zip(text.splitlines()[0].split(), text.splitlines()[1].replace(" MiB", "M").split()))
+        self.assertEqual((row["BLOCKS"], row["PAYLOAD"], row["HIT%"]), ("12", "3.0M", "25.0"))
 
 
 class WithDaemon(unittest.TestCase):
@@ -102,6 +284,13 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual(len(self.json("blocks", "--space", "0")["blocks"]), BLOCKS)
         self.assertEqual(self.json("blocks", "--space", "9")["blocks"], [])
         self.assertIn("no tenant", self.json("blocks", "--tenant", "x", status=1)["error"])
+        self.assertIn("2 of %d; --limit N" % BLOCKS, self.kvctl("blocks", "--limit", "2"))
+
+    def test_tokens(self):
+        c, t = self.json("clients")["clients"][0], self.json("tenants")["tenants"][0]
+        self.assertEqual((c["tokens_asked"], c["tokens_matched"]), (16 * BLOCKS, 16 * BLOCKS))
+        self.assertEqual((t["tokens_asked"], t["tokens_matched"]), (16 * BLOCKS, 16 * BLOCKS))
+        self.assertIn("100.0", self.kvctl("tenants"))
 
     def test_one_block(self):
         first, tip = (self.json("blocks", "--sort", "depth")["blocks"][i] for i in (-1, 0))

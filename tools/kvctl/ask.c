@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kvctl's side of a conversation with the daemon: requests, answers, and what went wrong. */
 #include "tools/kvctl/kvctl.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,11 +31,11 @@ static const char *why_nobody(int error)
 	case -EPERM:
 		return "only root and members of its admin_group may administer it";
 	case -EPROTO:
-		return "whoever listens there is no kvpoold";
+		return "what listens there is no kvpoold";
 	case -EPROTONOSUPPORT:
 		return "it is of another release than this kvctl";
 	case -ETIMEDOUT:
-		return "it does not answer";
+		return "it does not answer; --timeout waits longer";
 	case -ESHUTDOWN:
 		return "it is shutting down";
 	default:
@@ -77,23 +79,52 @@ int kvctl_ask(struct kvctl *ctl, json_t *request, json_t **ret_answer)
 {
 	int r = open_admin(ctl);
 
+	*ret_answer = NULL;
 	if (r == 0)
 		r = ask(ctl, request, ret_answer);
 	else
 		json_decref(request);
 	/* Without an answer it was not the request that failed. */
-	if (!ctl->admin || (r < 0 && !*ret_answer)) {
-		fprintf(stderr, "kvctl: %s: %s\n", where(ctl), why_nobody(r));
-		exit(KVCTL_NOBODY);
-	}
+	if (!ctl->admin || (r < 0 && !*ret_answer))
+		exit(kvctl_fail(ctl, NULL, KVCTL_NOBODY, "%s: %s", where(ctl), why_nobody(r)));
 	return r;
 }
 
-void kvctl_refused(const char *command, int error, const json_t *answer)
+json_t *kvctl_request(const char *verb, const json_t *given)
+{
+	json_t *request = json_pack("{s:s}", "verb", verb);
+
+	if (given)
+		json_object_update(request, (json_t *)given);
+	return request;
+}
+
+int kvctl_fail(struct kvctl *ctl, const char *command, int status, const char *format, ...)
+{
+	char text[1024], shown[1024];
+	va_list ap;
+
+	va_start(ap, format);
+	vsnprintf(text, sizeof(text), format, ap);
+	va_end(ap);
+	kvctl_printable(text, (int)sizeof(shown), shown, sizeof(shown));
+	if (ctl->json) {
+		json_t *o = json_pack("{s:s, s:i}", "error", shown, "exit", status);
+
+		kvctl_print_json(o);
+		json_decref(o);
+	} else {
+		fprintf(stderr, "kvctl: %s%s%s\n", command ? command : "", command ? ": " : "",
+			shown);
+	}
+	return status;
+}
+
+int kvctl_refused(struct kvctl *ctl, const char *command, int error, const json_t *answer)
 {
 	const char *text = kvctl_text(answer, "error");
 
-	fprintf(stderr, "kvctl: %s: %s\n", command, *text ? text : strerror(-error));
+	return kvctl_fail(ctl, command, KVCTL_BAD, "%s", *text ? text : strerror(-error));
 }
 
 void kvctl_print_json(const json_t *document)

@@ -8,7 +8,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <pwd.h>
 #include <stdarg.h>
@@ -397,14 +396,12 @@ static void print(struct kvctl *ctl, const struct doctor *d)
 			kvctl_text(f, "text"));
 }
 
-int kvctl_doctor(struct kvctl *ctl, int argc, char **argv)
+int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given)
 {
 	struct doctor d = { 0 };
 
-	if (argc > 1) {
-		fprintf(stderr, "kvctl: doctor has no '%s'\n", argv[1]);
-		return KVCTL_USAGE;
-	}
+	(void)command;
+	(void)given;
 	d.findings = json_array();
 	find_daemon(&d, ctl);
 	kernel(&d);

@@ -1,11 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Answers as a person reads them: aligned tables that fit the terminal, sizes with units. */
 #include "tools/kvctl/kvctl.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+#include <wchar.h>
+#include <wctype.h>
 
 #define MAX_COLUMNS 24
-#define CELL        160
+#define CELL        256
+#define GAP         2
+#define LEAST_TEXT  8  /* columns that a text keeps where room is short ... */
+#define SOME_TEXT   20 /* ... and before anything is left out for it */
 
 double kvctl_number(const json_t *object, const char *key)
 {
@@ -28,7 +36,7 @@ const char *kvctl_bytes(double bytes, char *buf)
 		bytes /= 1024;
 		u++;
 	}
-	snprintf(buf, 32, u && bytes < 100 ? "%.1f %s" : "%.0f %s", bytes, units[u]);
+	snprintf(buf, 32, u && bytes < 10 ? "%.1f %s" : "%.0f %s", bytes, units[u]);
 	return buf;
 }
 
@@ -47,7 +55,80 @@ const char *kvctl_duration(double seconds, char *buf)
 	return buf;
 }
 
-static void cell(const json_t *row, const struct kvctl_column *c, char out[CELL])
+/* ---- the terminal -------------------------------------------------------------------------- */
+
+static bool terminal(struct winsize *ret_size)
+{
+	return isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, ret_size) == 0;
+}
+
+int kvctl_terminal_lines(void)
+{
+	struct winsize size;
+
+	return terminal(&size) ? size.ws_row : 0;
+}
+
+/* Columns that a line may take; 0: as many as it likes. */
+static int room(void)
+{
+	const char *env = getenv("COLUMNS");
+	int columns = env ? atoi(env) : 0;
+	struct winsize size;
+
+	if (columns > 0)
+		return columns;
+	return terminal(&size) ? size.ws_col : 0;
+}
+
+int kvctl_printable(const char *text, int columns, char *out, size_t bytes)
+{
+	size_t used = 0, cut = 0;
+	int width = 0, cut_width = 0;
+
+	while (*text) {
+		mbstate_t state = { 0 };
+		size_t n, left = strlen(text);
+		wchar_t c;
+		int w;
+
+		n = mbrtowc(&c, text, left, &state);
+		if (!n || n > left) /* no character of this locale's */
+			n = 1, c = 0;
+		/* What has no width can turn the line around. */
+		w = iswprint((wint_t)c) && wcwidth(c) > 0 ? wcwidth(c) : -1;
+		/* Where the mark would stand, should what follows have no room. */
+		if (width + 1 <= columns && used + 2 <= bytes) {
+			cut = used;
+			cut_width = width;
+		}
+		if (width + (w < 0 ? 1 : w) > columns || used + n + 1 > bytes) {
+			out[cut] = '~';
+			used = cut + 1;
+			width = cut_width + 1;
+			break;
+		}
+		if (w < 0)
+			out[used++] = '?';
+		else
+			memcpy(out + used, text, n);
+		used += w < 0 ? 0 : n;
+		width += w < 0 ? 1 : w;
+		text += n;
+	}
+	out[used] = 0;
+	return width;
+}
+
+/* ---- tables -------------------------------------------------------------------------------- */
+
+struct table {
+	const struct kvctl_column *column[MAX_COLUMNS];
+	int width[MAX_COLUMNS];
+	int n;
+};
+
+static void cell_text(const json_t *row, const struct kvctl_column *c, char out[CELL])
 {
 	const json_t *v = json_object_get(row, c->key);
 
@@ -64,10 +145,15 @@ static void cell(const json_t *row, const struct kvctl_column *c, char out[CELL]
 			snprintf(out, CELL, "%.0f", json_number_value(v));
 		break;
 	case KVCTL_BYTES:
-		kvctl_bytes(json_number_value(v), out);
+		if (json_is_number(v))
+			kvctl_bytes(json_number_value(v), out);
 		break;
 	case KVCTL_MS:
 		kvctl_duration(json_number_value(v) / 1e3, out);
+		break;
+	case KVCTL_PERCENT:
+		if (json_is_number(v))
+			snprintf(out, CELL, "%.1f", 100 * json_number_value(v));
 		break;
 	case KVCTL_FLAG:
 		snprintf(out, CELL, "%s", json_is_true(v) ? "yes" : "");
@@ -75,25 +161,111 @@ static void cell(const json_t *row, const struct kvctl_column *c, char out[CELL]
 	}
 }
 
+/* Returns the columns that it takes. */
+static int cell(const json_t *row, const struct kvctl_column *c, int width, char out[CELL])
+{
+	char text[CELL];
+
+	cell_text(row, c, text);
+	return kvctl_printable(text, width, out, CELL);
+}
+
 static bool is_left(enum kvctl_kind kind)
 {
 	return kind == KVCTL_TEXT || kind == KVCTL_KEY || kind == KVCTL_FLAG;
 }
 
-static void put(FILE *to, const char *text, int width, bool left, bool last)
+static void measure(struct table *t, const json_t *rows, const struct kvctl_column *columns)
 {
-	if (left)
-		fprintf(to, "%-*s", last ? 0 : width, text);
+	const json_t *row;
+	char text[CELL];
+	size_t i;
+
+	for (t->n = 0; t->n < MAX_COLUMNS && columns[t->n].key; t->n++) {
+		t->column[t->n] = &columns[t->n];
+		t->width[t->n] = (int)strlen(columns[t->n].title);
+	}
+	json_array_foreach(rows, i, row) {
+		for (int c = 0; c < t->n; c++) {
+			int w = cell(row, t->column[c], CELL, text);
+
+			if (w > t->width[c])
+				t->width[c] = w;
+		}
+	}
+}
+
+static int total(const struct table *t)
+{
+	int sum = GAP * (t->n - 1);
+
+	for (int c = 0; c < t->n; c++)
+		sum += t->width[c];
+	return sum;
+}
+
+/* Takes columns off the widest text, down to `least`; false if no text is wider than that. */
+static bool shorten(struct table *t, int least)
+{
+	int widest = -1;
+
+	for (int c = 0; c < t->n; c++)
+		if (t->column[c]->kind == KVCTL_TEXT && t->width[c] > least &&
+			t->width[c] > (int)strlen(t->column[c]->title) &&
+			(widest < 0 || t->width[c] > t->width[widest]))
+			widest = c;
+	if (widest >= 0)
+		t->width[widest]--;
+	return widest >= 0;
+}
+
+/* Leaves out the column of the highest rank, the last one of several; false if all must stay. */
+static bool leave_out(struct table *t, char *names, size_t bytes)
+{
+	int highest = 0, at = -1;
+	size_t used = strlen(names);
+
+	for (int c = 0; c < t->n; c++)
+		if (t->column[c]->rank && t->column[c]->rank >= highest) {
+			highest = t->column[c]->rank;
+			at = c;
+		}
+	if (at < 0)
+		return false;
+	snprintf(names + used, bytes - used, "%s%s", used ? ", " : "", t->column[at]->title);
+	t->n--;
+	memmove(&t->column[at], &t->column[at + 1], (size_t)(t->n - at) * sizeof(t->column[0]));
+	memmove(&t->width[at], &t->width[at + 1], (size_t)(t->n - at) * sizeof(t->width[0]));
+	return true;
+}
+
+static void fit(struct table *t, int columns, char *names, size_t bytes)
+{
+	while (total(t) > columns && shorten(t, SOME_TEXT))
+		;
+	while (total(t) > columns && leave_out(t, names, bytes))
+		;
+	while (total(t) > columns && shorten(t, LEAST_TEXT))
+		;
+}
+
+/* `width`: of the column; `takes`: of the text. Nothing follows the last one. */
+static void put(FILE *to, const char *text, int takes, int width, bool left, bool last)
+{
+	int blank = width - takes;
+
+	fprintf(to, "%*s%s", left ? 0 : blank, "", text);
+	if (last)
+		fputc('\n', to);
 	else
-		fprintf(to, "%*s", width, text);
-	fputs(last ? "\n" : "  ", to);
+		fprintf(to, "%*s", (left ? blank : 0) + GAP, "");
 }
 
 void kvctl_print_table(
 	FILE *to, const json_t *rows, const struct kvctl_column *columns, const char *none)
 {
-	int width[MAX_COLUMNS], n = 0;
-	char text[CELL];
+	char text[CELL], names[CELL] = "";
+	struct table t;
 	const json_t *row;
 	size_t i;
 
@@ -101,21 +273,19 @@ void kvctl_print_table(
 		fprintf(to, "%s\n", none);
 		return;
 	}
-	while (n < MAX_COLUMNS && columns[n].key) {
-		width[n] = (int)strlen(columns[n].title);
-		n++;
+	measure(&t, rows, columns);
+	if (room())
+		fit(&t, room(), names, sizeof(names));
+	for (int c = 0; c < t.n; c++)
+		put(to, t.column[c]->title, (int)strlen(t.column[c]->title), t.width[c],
+			is_left(t.column[c]->kind), c == t.n - 1);
+	json_array_foreach(rows, i, row) {
+		for (int c = 0; c < t.n; c++) {
+			int takes = cell(row, t.column[c], t.width[c], text);
+
+			put(to, text, takes, t.width[c], is_left(t.column[c]->kind), c == t.n - 1);
+		}
 	}
-	json_array_foreach(rows, i, row)
-		for (int c = 0; c < n; c++) {
-			cell(row, &columns[c], text);
-			if ((int)strlen(text) > width[c])
-				width[c] = (int)strlen(text);
-		}
-	for (int c = 0; c < n; c++)
-		put(to, columns[c].title, width[c], is_left(columns[c].kind), c == n - 1);
-	json_array_foreach(rows, i, row)
-		for (int c = 0; c < n; c++) {
-			cell(row, &columns[c], text);
-			put(to, text, width[c], is_left(columns[c].kind), c == n - 1);
-		}
+	if (*names)
+		fprintf(to, "(no room for %s; a wider terminal, or --json, has them)\n", names);
 }

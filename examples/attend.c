@@ -56,12 +56,12 @@ static int store_prompt(struct kvp_client *client, struct kvp_space *space, cons
 }
 
 /* One part of the context for each block, which the space has as [layer][K, V][token][...]. */
-static int parts_of(const struct kvp_match *match, uint32_t layer, struct kvp_attend_part *parts)
+static int parts_of(const struct kvp_prefix *match, uint32_t layer, struct kvp_attend_part *parts)
 {
 	const size_t row = HEADS * DIM * sizeof(float);
 
 	for (uint32_t b = 0; b < BLOCKS; b++) {
-		struct kvp_payload p = { .size = sizeof(p) };
+		struct kvp_payload_info p = { .size = sizeof(p) };
 		struct kvp_attend_plane plane = {
 			.codec = KVP_CODEC_NATIVE,
 			.dtype = KVP_DTYPE_F32,
@@ -109,11 +109,11 @@ static double check(const uint32_t *tokens, uint32_t layer, const float *q, cons
 	return worst;
 }
 
-static int attend(const struct kvp_match *match, const uint32_t *tokens)
+static int attend(const struct kvp_prefix *match, const uint32_t *tokens)
 {
 	struct kvp_attend_part parts[BLOCKS];
 	float q[Q_HEADS * DIM], out[Q_HEADS * DIM];
-	struct kvp_attend job = {
+	struct kvp_attention job = {
 		.size = sizeof(job),
 		.queries = 1,
 		.q_heads = Q_HEADS,
@@ -156,9 +156,9 @@ static int attend(const struct kvp_match *match, const uint32_t *tokens)
 
 static int run(struct kvp_client *client, struct kvp_space *space)
 {
-	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
 	uint32_t tokens[BLOCKS * T];
-	struct kvp_match *match;
+	struct kvp_prefix *match;
 	int r;
 
 	for (uint32_t t = 0; t < BLOCKS * T; t++)

@@ -32,7 +32,7 @@ static void prefill(const uint32_t *tokens, float *block)
 
 /* Blocks of one prompt: the first n_matched belong to the match, the others to grants. */
 struct sequence {
-	struct kvp_match *match;
+	struct kvp_prefix *match;
 	struct kvp_grant *grant[BLOCKS];
 	const float *block[BLOCKS];
 	unsigned matched;
@@ -50,14 +50,14 @@ static int attend(const struct sequence *s)
 
 static int use_cached(struct sequence *s)
 {
-	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
 	int r = kvp_match_info(s->match, &info);
 
 	/* Without a lease nothing holds the blocks in place: compute instead. */
 	if (r < 0 || !(info.flags & KVP_MATCHED_LEASED))
 		return r;
 	for (s->matched = 0; s->matched < info.n_blocks; s->matched++) {
-		struct kvp_payload p = { .size = sizeof(p) };
+		struct kvp_payload_info p = { .size = sizeof(p) };
 
 		r = kvp_payload(s->match, s->matched, &p);
 		if (r < 0)

@@ -38,7 +38,7 @@ static int run(struct kvp_client *client, struct kvp_space *space)
 	struct kvp_view_plane planes[LAYERS];
 	struct kvp_view view = { .size = sizeof(view), .planes = planes };
 	uint32_t tokens[PROMPT];
-	struct kvp_match *match;
+	struct kvp_prefix *match;
 	uint64_t bytes;
 	int64_t have, stored;
 	int r;

@@ -47,12 +47,14 @@ static int compute_and_put(
 /* Returns how many blocks this engine computed, or a negative errno. */
 static int serve(struct kvp_client *client, struct kvp_space *space, const uint32_t *tokens)
 {
-	struct kvp_match_opts opts = { .size = sizeof(opts), .flags = KVP_MATCH_CLAIM };
+	struct kvp_match_opts opts = {
+		.size = sizeof(opts), .flags = KVP_MATCH_CLAIM, .timeout_ms = KVP_DEFAULT_TIMEOUT
+	};
 	int computed = 0, r = 0;
 
 	while (r == 0 || r == -EAGAIN) {
-		struct kvp_match_info info = { .size = sizeof(info) };
-		struct kvp_match *match;
+		struct kvp_prefix_info info = { .size = sizeof(info) };
+		struct kvp_prefix *match;
 
 		r = kvp_match(space, tokens, BLOCKS * T, &opts, &match);
 		if (r < 0)

@@ -63,13 +63,13 @@ static size_t align(size_t n)
 	return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1);
 }
 
-static size_t rows_bytes(const struct kvp_attend *a)
+static size_t rows_bytes(const struct kvp_attention *a)
 {
 	return align(
 		(size_t)ATTEND_CHUNK * (a->k_dim > a->v_dim ? a->k_dim : a->v_dim) * sizeof(float));
 }
 
-static int shape_init(const struct kvp_attend *a, struct shape *ret)
+static int shape_init(const struct kvp_attention *a, struct shape *ret)
 {
 	struct shape s = { 0 };
 	uint32_t esize = sizeof(float);
@@ -98,7 +98,7 @@ static int shape_init(const struct kvp_attend *a, struct shape *ret)
 	return 0;
 }
 
-static struct split split_area(const struct kvp_attend *a, const struct shape *s, uint32_t split)
+static struct split split_area(const struct kvp_attention *a, const struct shape *s, uint32_t split)
 {
 	uint8_t *at = (uint8_t *)a->workspace + s->split0 + split * s->split;
 	struct split area;
@@ -126,7 +126,7 @@ uint32_t kvp_attend_splits(uint64_t tokens, uint32_t kv_heads, uint32_t threads)
 	return most ? (uint32_t)most : 1;
 }
 
-int kvp_attend_workspace(const struct kvp_attend *a, size_t *ret_bytes)
+int kvp_attend_workspace(const struct kvp_attention *a, size_t *ret_bytes)
 {
 	struct shape s;
 	int r = shape_init(a, &s);
@@ -146,7 +146,7 @@ static void fetch(const uint8_t *p, size_t bytes)
 }
 
 /* Payloads lie anywhere: the first look at one misses the caches and its page's translation. */
-static void fetch_headers(const struct kvp_attend *a, uint32_t part)
+static void fetch_headers(const struct kvp_attention *a, uint32_t part)
 {
 	if (part >= a->n_parts)
 		return;
@@ -178,8 +178,8 @@ static uint32_t plane_rotation(uint32_t codec)
 	}
 }
 
-static int plane_view(const struct kvp_attend *a, const struct kvp_attend_part *part, uint32_t kind,
-	struct plane_view *ret)
+static int plane_view(const struct kvp_attention *a, const struct kvp_attend_part *part,
+	uint32_t kind, struct plane_view *ret)
 {
 	const struct kvp_attend_plane *ap = kind == KVP_PLANE_K ? &part->k : &part->v;
 	struct plane_view *v = ret;
@@ -332,7 +332,7 @@ struct query_place {
 	float *sum;
 };
 
-static struct query_place query_place(const struct kvp_attend *a, const struct shape *s,
+static struct query_place query_place(const struct kvp_attention *a, const struct shape *s,
 	uint32_t domain, uint32_t head, uint32_t row)
 {
 	uint8_t *base = a->workspace;
@@ -347,14 +347,14 @@ static struct query_place query_place(const struct kvp_attend *a, const struct s
 }
 
 static struct kvp_queries queries_of(
-	const struct kvp_attend *a, const struct shape *s, uint32_t domain, uint32_t head)
+	const struct kvp_attention *a, const struct shape *s, uint32_t domain, uint32_t head)
 {
 	struct query_place p = query_place(a, s, domain, head, 0);
 
 	return (struct kvp_queries){ s->rows, p.f, p.word, p.unit, p.sum };
 }
 
-static void gather_queries(const struct kvp_kernels *k, const struct kvp_attend *a,
+static void gather_queries(const struct kvp_kernels *k, const struct kvp_attention *a,
 	const struct shape *s, struct workspace *ws)
 {
 	uint32_t group = a->q_heads / a->kv_heads;
@@ -377,7 +377,7 @@ static void gather_queries(const struct kvp_kernels *k, const struct kvp_attend 
 	ws->rotations = ws->k.n;
 }
 
-int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attend *a)
+int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *a)
 {
 	struct workspace *ws = a->workspace;
 	uint64_t tokens = 0;
@@ -416,7 +416,7 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attend *a)
 }
 
 /* The tokens [lo, hi) of n beginning at token `at` that a query may see. */
-static void visible(const struct kvp_attend *a, uint32_t query, uint64_t at, struct softmax *job)
+static void visible(const struct kvp_attention *a, uint32_t query, uint64_t at, struct softmax *job)
 {
 	uint64_t pos = a->position + query;
 
@@ -437,7 +437,7 @@ struct part_view {
 	uint64_t at; /* of its first token */
 };
 
-static int part_view(const struct kvp_attend *a, const struct workspace *ws, uint32_t i,
+static int part_view(const struct kvp_attention *a, const struct workspace *ws, uint32_t i,
 	uint64_t at, struct part_view *ret)
 {
 	int r;
@@ -493,7 +493,7 @@ static struct chunk chunk_first(const struct part_view *pv)
 
 /* The one after c: further tokens, then the next head, then the part after this one. */
 static struct chunk chunk_next(
-	const struct kvp_attend *a, const struct chunk *c, const struct part_view *after)
+	const struct kvp_attention *a, const struct chunk *c, const struct part_view *after)
 {
 	struct chunk next = { .pv = c->pv, .head = c->head, .t = c->t + c->n };
 
@@ -541,7 +541,7 @@ static void fetch_while(struct kvp_rows *r, const struct kvp_rows *next)
 	fetch(next->minimum, 2 * scalars);
 }
 
-static int score_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
+static int score_chunk(const struct kvp_kernels *k, const struct kvp_attention *a,
 	const struct shape *s, const struct chunk *c, const struct split *area)
 {
 	struct kvp_queries q = queries_of(a, s, c->pv->k.domain, c->head);
@@ -556,7 +556,7 @@ static int score_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
 }
 
 /* Scores to weights. Returns whether some query does not see some token. */
-static int weigh(const struct kvp_kernels *k, const struct kvp_attend *a, const struct shape *s,
+static int weigh(const struct kvp_kernels *k, const struct kvp_attention *a, const struct shape *s,
 	const struct domains *dv, const struct split *area, const struct chunk *c)
 {
 	uint32_t group = a->q_heads / a->kv_heads;
@@ -590,7 +590,7 @@ static int weighted(const struct shape *s, const struct split *area, uint32_t t)
 }
 
 /* Values times weights, tokens [first, end) of the chunk. */
-static int accumulate_run(const struct kvp_kernels *k, const struct kvp_attend *a,
+static int accumulate_run(const struct kvp_kernels *k, const struct kvp_attention *a,
 	const struct shape *s, const struct chunk *c, const struct split *area, uint32_t first,
 	uint32_t end, const struct chunk *next)
 {
@@ -618,7 +618,7 @@ static int accumulate_run(const struct kvp_kernels *k, const struct kvp_attend *
  * With masks, tokens that no query sees are left out, not multiplied by 0: what lies there may be
  * anything, NaN included.
  */
-static int accumulate_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
+static int accumulate_chunk(const struct kvp_kernels *k, const struct kvp_attention *a,
 	const struct shape *s, const struct chunk *c, const struct split *area, int hidden,
 	const struct chunk *next)
 {
@@ -639,7 +639,7 @@ static int accumulate_chunk(const struct kvp_kernels *k, const struct kvp_attend
 	return r;
 }
 
-static int attend_part(const struct kvp_kernels *k, const struct kvp_attend *a,
+static int attend_part(const struct kvp_kernels *k, const struct kvp_attention *a,
 	const struct shape *s, const struct split *area, const struct part_view *pv,
 	const struct part_view *after)
 {
@@ -660,7 +660,8 @@ static int attend_part(const struct kvp_kernels *k, const struct kvp_attend *a,
 	return 0;
 }
 
-static void split_begin(const struct kvp_attend *a, const struct shape *s, const struct split *area)
+static void split_begin(
+	const struct kvp_attention *a, const struct shape *s, const struct split *area)
 {
 	size_t heads = (size_t)a->kv_heads * s->rows;
 
@@ -672,7 +673,7 @@ static void split_begin(const struct kvp_attend *a, const struct shape *s, const
 }
 
 /* Applies what is left in fade. */
-static void split_end(const struct kvp_attend *a, const struct shape *s, uint32_t domains,
+static void split_end(const struct kvp_attention *a, const struct shape *s, uint32_t domains,
 	const struct split *area)
 {
 	for (uint32_t h = 0; h < a->kv_heads; h++) {
@@ -685,7 +686,7 @@ static void split_end(const struct kvp_attend *a, const struct shape *s, uint32_
 	}
 }
 
-int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attend *a, uint32_t split)
+int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attention *a, uint32_t split)
 {
 	struct workspace *ws = a->workspace;
 	struct part_view view[2]; /* the part at hand and the one after it, in turn */
@@ -722,7 +723,7 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attend *a, ui
 }
 
 /* Folds every split into split 0: maximum, sum and accumulators of one row. */
-static void merge_row(const struct kvp_attend *a, const struct shape *s, uint32_t domains,
+static void merge_row(const struct kvp_attention *a, const struct shape *s, uint32_t domains,
 	uint32_t head, uint32_t row)
 {
 	struct split to = split_area(a, s, 0);
@@ -748,7 +749,7 @@ static void merge_row(const struct kvp_attend *a, const struct shape *s, uint32_
 	}
 }
 
-static void output_row(const struct kvp_attend *a, const struct shape *s, uint32_t head,
+static void output_row(const struct kvp_attention *a, const struct shape *s, uint32_t head,
 	uint32_t row, struct kvp_attend_result *res)
 {
 	const struct workspace *ws = a->workspace;
@@ -775,7 +776,7 @@ static void output_row(const struct kvp_attend *a, const struct shape *s, uint32
 }
 
 /* Weights of a chunk with the final log-sum-exp, summed over the queries of its KV head. */
-static int mass_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
+static int mass_chunk(const struct kvp_kernels *k, const struct kvp_attention *a,
 	const struct shape *s, const struct split *area, const struct chunk *c, float *mass)
 {
 	uint32_t group = a->q_heads / a->kv_heads;
@@ -801,7 +802,7 @@ static int mass_chunk(const struct kvp_kernels *k, const struct kvp_attend *a,
 	return 0;
 }
 
-static int attend_mass(const struct kvp_kernels *k, const struct kvp_attend *a,
+static int attend_mass(const struct kvp_kernels *k, const struct kvp_attention *a,
 	const struct shape *s, struct kvp_attend_result *res)
 {
 	struct split area = split_area(a, s, 0);
@@ -825,7 +826,7 @@ static int attend_mass(const struct kvp_kernels *k, const struct kvp_attend *a,
 }
 
 int kvp_attend_finish(
-	const struct kvp_kernels *k, const struct kvp_attend *a, struct kvp_attend_result *res)
+	const struct kvp_kernels *k, const struct kvp_attention *a, struct kvp_attend_result *res)
 {
 	struct workspace *ws = a->workspace;
 	uint64_t tokens = 0;
@@ -850,7 +851,7 @@ int kvp_attend_finish(
 }
 
 int kvp_attend(
-	const struct kvp_kernels *k, const struct kvp_attend *a, struct kvp_attend_result *res)
+	const struct kvp_kernels *k, const struct kvp_attention *a, struct kvp_attend_result *res)
 {
 	int r = kvp_attend_prepare(k, a);
 

@@ -69,8 +69,8 @@ struct kvp_attend_part {
 };
 
 /* The job. Read-only during all three phases; set size first. */
-struct kvp_attend {
-	size_t size;       /* sizeof(struct kvp_attend) */
+struct kvp_attention {
+	size_t size;       /* sizeof(struct kvp_attention) */
 	uint32_t queries;  /* 1..8 */
 	uint32_t q_heads;  /* a multiple of kv_heads; head h uses KV head h / (q_heads/kv_heads) */
 	uint32_t kv_heads; /* 1..256 */
@@ -113,19 +113,19 @@ struct kvp_attend_result {
 uint32_t kvp_attend_splits(uint64_t tokens, uint32_t kv_heads, uint32_t threads);
 
 /* Bytes of workspace. -EINVAL. */
-int kvp_attend_workspace(const struct kvp_attend *a, size_t *ret_bytes);
+int kvp_attend_workspace(const struct kvp_attention *a, size_t *ret_bytes);
 
 /*
  * Checks the job and every payload's header, rotates the queries. -EINVAL, -ENOSPC (workspace),
  * -E2BIG (too many distinct rotations), and what kvp_plane_check() returns.
  */
-int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attend *a);
+int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *a);
 
 /*
  * Attends over the parts of one split, 0 <= split < n_splits; parts are dealt out evenly and in
  * order. Payloads are checked again: a hostile writer gains nothing by changing one in between.
  */
-int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attend *a, uint32_t split);
+int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attention *a, uint32_t split);
 
 /*
  * Merges the splits. A query that saw nothing (empty context, all masked) gets 0 and a log-sum-exp
@@ -133,10 +133,10 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attend *a, ui
  * native V all queries of their KV head if one of them does, none if none does.
  */
 int kvp_attend_finish(
-	const struct kvp_kernels *k, const struct kvp_attend *a, struct kvp_attend_result *res);
+	const struct kvp_kernels *k, const struct kvp_attention *a, struct kvp_attend_result *res);
 
 int kvp_attend(
-	const struct kvp_kernels *k, const struct kvp_attend *a, struct kvp_attend_result *res);
+	const struct kvp_kernels *k, const struct kvp_attention *a, struct kvp_attend_result *res);
 
 #ifdef __cplusplus
 }

@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The administrator's side of the control socket: JSON there, JSON back. It attaches to no tenant
+ * and maps nothing, and shares with the rest of the library only how options are read.
+ */
 #include "libclient/kvpool_admin.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "shm/kvp_msg.h"
+#include "libclient/client.h"
 #include "shm/kvp_seg.h"
 
-#define TIMEOUT_DEFAULT 5000u
 #define CONNECT_POLL_NS 2000000
 
 struct kvp_admin {
@@ -24,13 +26,9 @@ struct kvp_admin {
 	struct kvp_packet packet;
 };
 
-static uint64_t deadline_of(uint32_t timeout_ms)
+static uint64_t deadline_in(uint32_t ms)
 {
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec +
-	       (uint64_t)timeout_ms * 1000000u;
+	return now_ns() + ms * NS_PER_MS;
 }
 
 /* ---- packets ------------------------------------------------------------------------------- */
@@ -98,7 +96,7 @@ static int connect_to(const char *path, uint64_t deadline, int *ret_sock)
 		if (errno != EAGAIN)
 			return -errno;
 		/* The listen queue is full, which cannot be polled for. */
-		if (deadline_of(0) >= deadline)
+		if (now_ns() >= deadline)
 			return -ETIMEDOUT;
 		nanosleep(&nap, NULL);
 	}
@@ -106,7 +104,7 @@ static int connect_to(const char *path, uint64_t deadline, int *ret_sock)
 	return 0;
 }
 
-static int shake_hands(struct kvp_admin *a, uint64_t deadline)
+static int shake_hands(struct kvp_admin *a, const struct kvp_open_opts *o, uint64_t deadline)
 {
 	const struct kvp_msg_hello hello = {
 		.abi_min = KVP_ABI_VERSION,
@@ -123,37 +121,53 @@ static int shake_hands(struct kvp_admin *a, uint64_t deadline)
 	r = next_packet(a, deadline);
 	if (r < 0)
 		return r == -EPIPE ? -ESHUTDOWN : r;
-	if (a->packet.h.type == KVP_MSG_ERROR)
-		return told(&a->packet);
+	if (a->packet.h.type == KVP_MSG_ERROR) {
+		r = told(&a->packet);
+		tell_why(o, ((const struct kvp_msg_error *)(const void *)a->packet.body)->text, r);
+		return r;
+	}
 	return a->packet.h.type == KVP_MSG_WELCOME ? 0 : -EPROTO;
 }
 
-KVP_EXPORT int kvp_admin_open(
-	const char *socket_path, uint32_t timeout_ms, struct kvp_admin **ret_admin)
+static int open_with(const struct kvp_open_opts *o, const char *path, struct kvp_admin **ret_admin)
 {
-	const char *path = socket_path ? socket_path : getenv("KVPOOL_SOCKET");
-	struct kvp_admin *a;
+	struct kvp_admin *a = calloc(1, sizeof(*a));
 	uint64_t deadline;
 	int r;
 
-	if (!ret_admin)
-		return -EINVAL;
-	a = calloc(1, sizeof(*a));
 	if (!a)
 		return -ENOMEM;
 	a->sock = -1;
-	a->timeout_ms =
-		timeout_ms && timeout_ms != KVP_DEFAULT_TIMEOUT ? timeout_ms : TIMEOUT_DEFAULT;
-	deadline = deadline_of(a->timeout_ms);
-	r = connect_to(path && *path ? path : KVP_DEFAULT_SOCKET, deadline, &a->sock);
+	a->timeout_ms = o->default_timeout_ms ? o->default_timeout_ms : KVP_DEFAULT_TIMEOUT_MS;
+	deadline = deadline_in(a->timeout_ms);
+	r = connect_to(path, deadline, &a->sock);
 	if (r == 0)
-		r = shake_hands(a, deadline);
+		r = shake_hands(a, o, deadline);
 	if (r < 0) {
 		kvp_admin_close(a);
 		return r;
 	}
 	*ret_admin = a;
 	return 0;
+}
+
+KVP_EXPORT int kvp_admin_open(const struct kvp_open_opts *opts, struct kvp_admin **ret_admin)
+{
+	struct kvp_open_opts o;
+	char why[KVP_ERROR_TEXT];
+	const char *path;
+	int r;
+
+	if (!ret_admin || opts_take(&o, sizeof(o), opts) < 0 || o.flags)
+		return -EINVAL;
+	path = socket_path(&o);
+	tell_why(&o, "", 0);
+	r = open_with(&o, path, ret_admin);
+	if (r < 0 && o.error && o.error_bytes && !o.error[0]) {
+		snprintf(why, sizeof(why), "%s: %s", path, strerror(-r));
+		tell_why(&o, why, r);
+	}
+	return r;
 }
 
 KVP_EXPORT struct kvp_admin *kvp_admin_close(struct kvp_admin *admin)
@@ -238,7 +252,8 @@ KVP_EXPORT int kvp_admin_request(struct kvp_admin *admin, const char *request, u
 	bytes = strlen(request);
 	if (!bytes || bytes > KVP_ADMIN_REQUEST)
 		return -EINVAL;
-	deadline = deadline_of(timeout_ms == KVP_DEFAULT_TIMEOUT ? admin->timeout_ms : timeout_ms);
+	deadline = answer_by(
+		deadline_in(timeout_ms == KVP_DEFAULT_TIMEOUT ? admin->timeout_ms : timeout_ms));
 	*ret_answer = NULL;
 	r = send_packet(admin, KVP_MSG_ADMIN, request, bytes, deadline);
 	if (r == -EPIPE || r == -ECONNRESET)

@@ -41,7 +41,7 @@ struct retiring {
 	uint64_t bytes;
 	uint32_t n;
 	struct {
-		struct kvp_match *match;
+		struct kvp_prefix *match;
 		uint64_t state;
 	} seen[];
 };
@@ -256,7 +256,7 @@ static int take_extent(struct attachment *att, struct kvp_packet *p)
 
 /* ---- emptying -------------------------------------------------------------------------------- */
 
-static void add_counters(struct kvp_stats *sum, const struct attachment *att)
+static void add_counters(struct kvp_counters *sum, const struct attachment *att)
 {
 	for (uint32_t i = 0; i < KVP_SHARDS; i++) {
 		const struct kvp_shard *s = &att->page->shard[i];
@@ -270,7 +270,7 @@ static void add_counters(struct kvp_stats *sum, const struct attachment *att)
 	}
 }
 
-void attachment_count(const struct attachment *att, struct kvp_stats *sum)
+void attachment_count(const struct attachment *att, struct kvp_counters *sum)
 {
 	if (att->published)
 		add_counters(sum, att);

@@ -35,6 +35,13 @@ uint64_t deadline_of(const struct kvp_client *client, uint32_t timeout_ms)
 	return now_ns() + timeout_ms * NS_PER_MS;
 }
 
+uint64_t answer_by(uint64_t deadline)
+{
+	uint64_t least = now_ns() + KVP_ANSWER_MS * NS_PER_MS;
+
+	return deadline < least ? least : deadline;
+}
+
 void client_kick(struct kvp_client *client)
 {
 	uint64_t one = 1;
@@ -111,7 +118,7 @@ static int make_fork_page(struct kvp_client *c)
 	return 0;
 }
 
-static const char *socket_path(const struct kvp_open_opts *o)
+const char *socket_path(const struct kvp_open_opts *o)
 {
 	const char *path = o->socket;
 
@@ -125,9 +132,13 @@ static int client_init(struct kvp_client *c, const struct kvp_open_opts *o)
 	const char *path = socket_path(o);
 	int r;
 
-	if (strlen(path) >= sizeof(((struct sockaddr_un *)0)->sun_path))
+	if (strlen(path) >= sizeof(((struct sockaddr_un *)0)->sun_path)) {
+		snprintf(c->error_text, sizeof(c->error_text),
+			"the socket's path has %zu bytes, and only %zu fit a socket's address",
+			strlen(path), sizeof(((struct sockaddr_un *)0)->sun_path) - 1);
 		return -ENAMETOOLONG;
-	c->timeout_ms = o->timeout_ms ? o->timeout_ms : TIMEOUT_DEFAULT;
+	}
+	c->timeout_ms = o->default_timeout_ms ? o->default_timeout_ms : KVP_DEFAULT_TIMEOUT_MS;
 	c->lazy = !!(o->flags & KVP_OPEN_LAZY);
 	snprintf(c->name, sizeof(c->name), "%s", o->name ? o->name : program_invocation_short_name);
 	c->socket = strdup(path);
@@ -209,32 +220,64 @@ static int await_first_attempt(struct kvp_client *c)
 		r = -pthread_cond_timedwait(&c->changed, &c->lock, &ts);
 	if (c->attempts)
 		r = c->joined ? 0 : c->error;
+	else
+		snprintf(c->error_text, sizeof(c->error_text), "%s: no answer within %u ms",
+			c->socket, c->timeout_ms);
 	pthread_mutex_unlock(&c->lock);
 	return r;
 }
 
-int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client)
+void tell_why(const struct kvp_open_opts *o, const char *text, int error)
 {
-	struct kvp_open_opts o;
-	struct kvp_client *c;
+	if (!o->error || !o->error_bytes)
+		return;
+	if (error < 0 && !text[0])
+		text = strerror(-error);
+	snprintf(o->error, o->error_bytes, "%s", text);
+}
+
+static int client_new(const struct kvp_open_opts *o, struct kvp_client **ret_client)
+{
+	struct kvp_client *c = aligned_alloc(64, (sizeof(*c) + 63) / 64 * 64);
 	int r;
 
-	if (!ret_client || opts_take(&o, sizeof(o), opts) < 0 || o.flags & ~KVP_OPEN_LAZY)
-		return -EINVAL;
-	c = aligned_alloc(64, (sizeof(*c) + 63) / 64 * 64);
 	if (!c)
 		return -ENOMEM;
 	memset(c, 0, sizeof(*c));
 	c->kick = -1;
-	r = client_init(c, &o);
+	r = client_init(c, o);
 	if (r == 0)
 		r = start_thread(c);
 	if (r < 0) {
+		tell_why(o, c->error_text, r);
 		client_free(c);
 		return r;
 	}
-	/* Lazy too: who asks a daemon that is there shall not begin with a miss. */
+	*ret_client = c;
+	return 0;
+}
+
+int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client)
+{
+	char why[KVP_ERROR_TEXT];
+	struct kvp_open_opts o;
+	struct kvp_client *c;
+	int r;
+
+	if (!ret_client || opts_take(&o, sizeof(o), opts) < 0)
+		return -EINVAL;
+	if (o.flags & ~KVP_OPEN_LAZY) {
+		tell_why(&o, "kvp_open_opts.flags has a bit that this library does not know", 0);
+		return -EINVAL;
+	}
+	tell_why(&o, "", 0);
+	r = client_new(&o, &c);
+	if (r < 0)
+		return r;
+	/* Lazy too: an engine that asks a daemon that is there shall not begin with a miss. */
 	r = await_first_attempt(c);
+	kvp_last_error(c, why, sizeof(why));
+	tell_why(&o, why, r);
 	if (r < 0 && !c->lazy) {
 		kvp_close(c);
 		return r;

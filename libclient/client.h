@@ -38,8 +38,6 @@
 #define N_ATTACHMENTS     64u /* daemons' lives of which handles may be left at one time */
 #define N_COMMITS         KVP_SERIALS
 #define AHEAD_MAX         16u /* slots granted ahead of need, per space */
-#define TIMEOUT_DEFAULT   5000u
-#define ROUND_TRIP_MS     100u /* for the ledger's answer in calls that shall not wait for room */
 #define MATCHES_PER_SHARD KVP_SHARD_LEASES
 #define MATCHES_PER_CHUNK (KVP_SHARDS * MATCHES_PER_SHARD)
 #define MAX_TOKENS        (UINT32_C(1) << 30) /* of one sequence */
@@ -190,7 +188,7 @@ struct attachment {
 	uint32_t n_returned;          /* grants in GRANT_RETURNED */
 	KVP_ATOMIC(uint32_t) stocked; /* the library's thread has to come by: slots are ahead */
 	struct ring_waiter *waiters;
-	struct kvp_match *claims; /* that hold one */
+	struct kvp_prefix *claims; /* that hold one */
 	struct kvp_grant grants[KVP_MAX_GRANTS];
 	struct commit commits[N_COMMITS];
 	/* Extents that a match met and that are not mapped; bits. */
@@ -201,7 +199,7 @@ struct attachment {
 
 /* ---- handles --------------------------------------------------------------------------------- */
 
-struct kvp_match {
+struct kvp_prefix {
 	/*
 	 * uses 32 | PINNED 1 | attachment slot + 1 (NO_ATTACHMENT: none; 0: free) 31. A pinned
 	 * handle may be used to look into any extent; otherwise only into those of leased blocks,
@@ -227,11 +225,11 @@ struct kvp_match {
 	uint32_t tokens_cap;
 	uint32_t n_chain;
 	uint32_t front;
-	struct kvp_match *next_claim;
+	struct kvp_prefix *next_claim;
 };
 
 struct match_chunk {
-	struct kvp_match match[MATCHES_PER_CHUNK];
+	struct kvp_prefix match[MATCHES_PER_CHUNK];
 	KVP_ATOMIC(struct match_chunk *) next;
 };
 
@@ -282,7 +280,7 @@ struct kvp_client {
 
 	pthread_mutex_t ring_lock;
 	struct attachment *attachments[N_ATTACHMENTS];
-	struct kvp_stats past; /* of attachments that were emptied */
+	struct kvp_counters past; /* of attachments that were emptied */
 	/* Lookups made without a daemon. */
 	KVP_ATOMIC(uint64_t) blind_lookups;
 	KVP_ATOMIC(uint64_t) blind_tokens;
@@ -303,6 +301,8 @@ static inline int client_mine(const struct kvp_client *client)
 uint64_t now_ns(void);
 /* End of a wait: of timeout_ms from now, or of the client's default. */
 uint64_t deadline_of(const struct kvp_client *client, uint32_t timeout_ms);
+/* The same for a question that is answered at once: KVP_ANSWER_MS from now at least. */
+uint64_t answer_by(uint64_t deadline);
 /* Any thread; one system call. */
 void client_kick(struct kvp_client *client);
 /* This thread's shard: 0 .. KVP_SHARDS - 1. */
@@ -312,6 +312,10 @@ uint32_t thread_shard(void);
 int opts_take(void *dst, size_t bytes, const void *src);
 /* Copies a result as far as the caller's struct goes; its size field stays. -EINVAL as above. */
 int result_give(void *dst, const void *src, size_t bytes);
+/* Where the options, the environment or the default say that the daemon listens. */
+const char *socket_path(const struct kvp_open_opts *o);
+/* Fills kvp_open_opts.error: the text, or the error's own if that is empty. */
+void tell_why(const struct kvp_open_opts *o, const char *text, int error);
 
 /* ---- attach.c (the library's thread, unless said otherwise) ------------------------------------
  */
@@ -327,7 +331,7 @@ int call_daemon(struct kvp_client *client, uint32_t type, const void *body, uint
 void tell_daemon(struct attachment *att, uint32_t type, const void *body, uint32_t len);
 /* kvp_close(), the thread has ended. `mapped` is 0 in a forked child, which has no mappings. */
 /* ring_lock: adds the lookups counted in its page. */
-void attachment_count(const struct attachment *att, struct kvp_stats *sum);
+void attachment_count(const struct attachment *att, struct kvp_counters *sum);
 void attachment_free(struct attachment *att, int mapped);
 void retiring_free(struct kvp_client *client, int mapped);
 
@@ -370,11 +374,11 @@ struct match_chunk *match_chunk_new(struct kvp_client *client);
 int match_any(struct kvp_client *client, const struct attachment *att);
 /* A match without claims. -ENOMEM, -ECHILD. */
 int match_make(struct kvp_space *space, const kvp_token *tokens, uint32_t n, uint32_t flags,
-	uint32_t how, struct kvp_match **ret_match);
-void match_drop(struct kvp_match *match);
+	uint32_t how, struct kvp_prefix **ret_match);
+void match_drop(struct kvp_prefix *match);
 /* Around every look into extents on behalf of a match that has no lease. */
-void match_pin(struct kvp_match *match);
-void match_unpin(struct kvp_match *match);
+void match_pin(struct kvp_prefix *match);
+void match_unpin(struct kvp_prefix *match);
 /* Where the bytes of a hit are in this process; NULL if its extent is not mapped. */
 const uint8_t *hit_addr(struct attachment *att, const struct kvp_hit *hit);
 /* The space's place in an attachment, NULL if it is not open there. */

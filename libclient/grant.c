@@ -78,12 +78,10 @@ static int reserve(struct attachment *att, struct kvp_space *space, uint32_t wan
 	uint64_t deadline, uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
 {
 	struct space_bind *b = &att->binds[space->number];
-	uint64_t answer_by = now_ns() + ROUND_TRIP_MS * NS_PER_MS;
+	uint64_t answer = answer_by(deadline);
 	uint32_t answers = b->answers;
 	struct kvp_grant *g;
 
-	if (answer_by < deadline)
-		answer_by = deadline;
 	ring_drain(att);
 	while (!(g = stock_take(att, b))) {
 		int r;
@@ -100,9 +98,9 @@ static int reserve(struct attachment *att, struct kvp_space *space, uint32_t wan
 			ring_drain(att);
 			continue;
 		}
-		r = b->asking ? 0 : ask_for_slots(att, b, want, answer_by);
+		r = b->asking ? 0 : ask_for_slots(att, b, want, answer);
 		if (r == 0)
-			r = ring_wait(att, answer_by);
+			r = ring_wait(att, answer);
 		if (r < 0)
 			return r;
 	}
@@ -346,7 +344,7 @@ static int commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *t
 }
 
 int kvp_commit(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *tokens, uint32_t n,
-	struct kvp_match *claim, uint32_t flags)
+	struct kvp_prefix *claim, uint32_t flags)
 {
 	struct kvp_ref ref;
 	struct kvp_client *c;
@@ -407,7 +405,7 @@ int kvp_flush(struct kvp_client *client, uint32_t timeout_ms)
 		return -EINVAL;
 	if (!client_mine(client))
 		return -ECHILD;
-	deadline = deadline_of(client, timeout_ms);
+	deadline = answer_by(deadline_of(client, timeout_ms));
 	pthread_mutex_lock(&client->ring_lock);
 	att = att_get(client);
 	if (att) {
@@ -423,7 +421,7 @@ int kvp_flush(struct kvp_client *client, uint32_t timeout_ms)
 int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32_t timeout_ms)
 {
 	struct kvp_client *c;
-	struct kvp_match *m;
+	struct kvp_prefix *m;
 	uint64_t deadline;
 	uint32_t i;
 	int r;
@@ -434,7 +432,7 @@ int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32
 	if (r < 0)
 		return r;
 	c = space->client;
-	deadline = deadline_of(c, timeout_ms);
+	deadline = answer_by(deadline_of(c, timeout_ms));
 	kvp_lease_drop(&m->lease); /* or it would protect what is to go */
 	if (!m->att)
 		r = -ESHUTDOWN;
@@ -467,7 +465,7 @@ int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32
 struct put {
 	struct kvp_space *space;
 	struct attachment *att;
-	struct kvp_match *match; /* what was there at first; keeps it there */
+	struct kvp_prefix *match; /* what was there at first; keeps it there */
 	const kvp_token *tokens;
 	size_t end; /* of the sequence, as far as it is stored */
 	size_t from;
@@ -508,7 +506,6 @@ static int store_block(struct put *p, uint32_t n)
 	struct kvp_client *c = p->space->client;
 	const struct geometry *geo = &p->space->geo;
 	size_t left = (p->end - p->at + geo->block_tokens - 1) / geo->block_tokens;
-	uint64_t answer_by;
 	struct kvp_grant *g;
 	int r;
 
@@ -522,10 +519,9 @@ static int store_block(struct put *p, uint32_t n)
 	KVP_FAULT("put-write");
 	view_to_payload(geo, g->addr, n, &p->view, p->at - p->from, p->end - p->from);
 	KVP_FAULT("put-commit");
-	answer_by = now_ns() + ROUND_TRIP_MS * NS_PER_MS;
 	pthread_mutex_lock(&c->ring_lock);
-	r = commit(g, p->parent, p->tokens + p->at, n, KVP_COMMIT_RELEASE,
-		answer_by > p->deadline ? answer_by : p->deadline, &p->parent);
+	r = commit(g, p->parent, p->tokens + p->at, n, KVP_COMMIT_RELEASE, answer_by(p->deadline),
+		&p->parent);
 	if (r < 0) {
 		let_go(g);
 		grant_return(g);

@@ -12,13 +12,18 @@
  * - Functions return 0 or a positive count, or a negative errno. Outputs come last and are
  *   untouched on failure. Nothing here logs, exits or raises signals.
  * - Option and result structs begin with `size`, which the caller sets to sizeof the struct; fields
- *   beyond the caller's size take their defaults, and are not written. Zero means the default.
- * - Any thread may call anything, except that one match or grant handle is used by one thread at a
- *   time. Threads of one client do not contend on match, payload and release.
- * - Every call that may wait takes timeout_ms: 0 = do not wait, KVP_DEFAULT_TIMEOUT = the client's.
+ *   beyond the caller's size are taken as 0, and are not written. What 0 means stands beside each.
+ * - Calls and types have no name in common, so that C++ and parsers of headers need no `struct`.
+ * - Any thread may call anything, except that one prefix or grant is used by one thread at a time.
+ *   Threads of one client do not contend on match, payload and release.
+ * - timeout_ms is the longest that a call waits for others: for room, for a block that somebody
+ *   else computes, for an answer. 0 is: do not wait. KVP_DEFAULT_TIMEOUT is what the client was
+ *   opened with. A question to the daemon that is answered at once (a few microseconds) is no wait
+ *   in this sense: its answer is given KVP_ANSWER_MS even with 0, after which the daemon is taken
+ *   for stuck.
  * - Without a daemon every call is a miss or -ESHUTDOWN, never a hang. Mappings and leases that
  *   exist stay valid; the library re-attaches in the background, and handles made before carry
- *   the old epoch: matches stay readable, grants can no longer be committed (-ESHUTDOWN).
+ *   the old epoch: prefixes stay readable, grants can no longer be committed (-ESHUTDOWN).
  * - In a forked child every call on the parent's client returns -ECHILD (kvp_close returns).
  * - A miss is always a legal answer, and so is -EAGAIN from kvp_reserve: an engine that gets them
  *   computes privately and loses nothing but time.
@@ -45,13 +50,22 @@ extern "C" {
 #define KVP_EXPORT
 #endif
 
-#define KVP_DEFAULT_TIMEOUT UINT32_C(0xffffffff)
-#define KVP_DEFAULT_SOCKET  "/run/kvpool/kvpool.sock"
+#define KVP_DEFAULT_SOCKET "/run/kvpool/kvpool.sock"
 
-struct kvp_client;
-struct kvp_space;
-struct kvp_match;
-struct kvp_grant;
+/* As timeout_ms: the client's own, kvp_open_opts.default_timeout_ms. */
+#define KVP_DEFAULT_TIMEOUT UINT32_C(0xffffffff)
+/* What that is where the options do not say. */
+#define KVP_DEFAULT_TIMEOUT_MS UINT32_C(5000)
+/* What the daemon's answer is waited for even where timeout_ms is less. */
+#define KVP_ANSWER_MS UINT32_C(100)
+
+/* Bytes that hold every reason the library gives, its end included. */
+#define KVP_ERROR_TEXT 256u
+
+struct kvp_client; /* an attachment to the daemon: kvp_open() to kvp_close() */
+struct kvp_space;  /* a model: kvp_space_open() to kvp_space_close() */
+struct kvp_prefix; /* what a match found, leased: kvp_match() to kvp_release() */
+struct kvp_grant;  /* a slot to write a block into: kvp_reserve() to kvp_grant_release() */
 
 /* Version of the library, "major.minor.patch". */
 KVP_EXPORT const char *kvp_version(void);
@@ -66,28 +80,41 @@ KVP_EXPORT const char *kvp_version(void);
 
 struct kvp_open_opts {
 	size_t size;
-	const char *socket;  /* NULL: $KVPOOL_SOCKET, else KVP_DEFAULT_SOCKET */
-	const char *name;    /* shown to operators; NULL: the program's name */
-	uint32_t timeout_ms; /* of this call, and KVP_DEFAULT_TIMEOUT of all others; 0: 5000 */
+	const char *socket; /* NULL: $KVPOOL_SOCKET, else KVP_DEFAULT_SOCKET */
+	const char *name;   /* shown to operators; NULL: the program's name */
+	/* Bounds kvp_open() itself, and is what KVP_DEFAULT_TIMEOUT stands for in all calls on the
+	 * client. 0: KVP_DEFAULT_TIMEOUT_MS. */
+	uint32_t default_timeout_ms;
 	uint32_t flags;
+	/*
+	 * The caller's buffer, NULL or error_bytes long (KVP_ERROR_TEXT are enough). When the call
+	 * returns it says why no daemon was joined, in the daemon's own words where it has answered,
+	 * or is "". It is here, and not a call, because there is no client to ask after a failure,
+	 * and a reason per thread would be lost by runtimes that move work between threads.
+	 */
+	char *error;
+	size_t error_bytes;
 };
 
 /*
  * Attaches to the daemon. opts may be NULL. -ENOENT, -ECONNREFUSED: no daemon there; -EACCES: this
  * uid is in no tenant; -EUSERS: too many clients; -EBUSY: too many attach at once, for longer than
- * the timeout; -EPROTONOSUPPORT: daemon and library share no ABI version; -EPROTO: whoever listens
- * there is no kvpoold; -ETIMEDOUT.
+ * the timeout; -EPROTONOSUPPORT: daemon and library share no ABI version; -EPROTO: what listens
+ * there is no kvpoold; -ENAMETOOLONG: the socket's path is longer than a path of a socket can be;
+ * -ETIMEDOUT; -EINVAL; -ENOMEM.
  */
 KVP_EXPORT int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client);
 
 /*
- * Detaches and frees everything that belongs to the client: spaces, matches and grants made with it
- * are invalid afterwards, and no other thread may be using it. NULL is harmless. Returns NULL:
+ * Detaches and frees everything that belongs to the client: spaces, prefixes and grants made with
+ * it are invalid afterwards, and no other thread may be using it. NULL is harmless. Returns NULL:
  * `c = kvp_close(c)` may be repeated.
  */
 KVP_EXPORT struct kvp_client *kvp_close(struct kvp_client *client);
 
-/* Why the last attempt to attach failed, as the daemon put it; "" if it did not. Caller's buffer.
+/*
+ * Why the client is not attached, as kvp_open_opts.error: the reason of the last attempt that the
+ * library made in the background, "" since one has succeeded. Fills the caller's buffer.
  */
 KVP_EXPORT int kvp_last_error(struct kvp_client *client, char *buf, size_t bytes);
 
@@ -99,13 +126,22 @@ KVP_EXPORT int kvp_last_error(struct kvp_client *client, char *buf, size_t bytes
 #define KVP_DTYPE_F8   4u
 
 /*
- * How a block's elements lie in its payload (D_l = kv_heads * k_dim or v_dim of layer l, e = bytes
- * of an element, T = block_tokens, also for a partial block):
- *   NCLD  [token][K,V][layer][D]: K of layer l, token t: e * (t * sum(Dk + Dv) + sum_{i<l} Dk_i);
- *         V: e * (t * sum(Dk + Dv) + sum(Dk) + sum_{i<l} Dv_i)
- *   LCND  [layer][K,V][token][D]: K of layer l, token t: e * (T * sum_{i<l}(Dk_i + Dv_i) + t *
- * Dk_l); V: e * (T * (sum_{i<l}(Dk_i + Dv_i) + Dk_l) + t * Dv_l) Within a token, head h begins at h
- * * k_dim (or v_dim) elements.
+ * How a block's elements lie in its payload: at which byte the key and the value of token t begin
+ * in the l-th layer of the space.
+ *
+ *   e          bytes of an element
+ *   T          block_tokens, also for a partial block
+ *   Dk_i, Dv_i kv_heads * k_dim and kv_heads * v_dim of the i-th layer; Dk and Dv are sums of them
+ *              over all layers, Dk_before and Dv_before over the layers before l
+ *
+ *   NCLD  [token][K,V][layer][D]
+ *     K: e * (t * (Dk + Dv) + Dk_before)
+ *     V: e * (t * (Dk + Dv) + Dk + Dv_before)
+ *   LCND  [layer][K,V][token][D]
+ *     K: e * (T * (Dk_before + Dv_before) + t * Dk_l)
+ *     V: e * (T * (Dk_before + Dv_before + Dk_l) + t * Dv_l)
+ *
+ * From there head h is h * k_dim (for a value h * v_dim) elements further on.
  */
 #define KVP_LAYOUT_NCLD 0u
 #define KVP_LAYOUT_LCND 1u
@@ -166,7 +202,7 @@ KVP_EXPORT struct kvp_space *kvp_space_close(struct kvp_space *space);
 #define KVP_FEATURE_ZERO_COPY        1u /* kvp_payload() and kvp_reserve() give pointers */
 #define KVP_FEATURE_NON_BLOCKING_PUT 2u /* kvp_put() has taken its copy when it returns */
 
-struct kvp_space_info {
+struct kvp_space_props {
 	size_t size;
 	uint32_t block_tokens;
 	uint32_t chunk_tokens; /* best size to prefill in: a multiple of block_tokens */
@@ -179,7 +215,7 @@ struct kvp_space_info {
 	uint8_t fingerprint[32];
 };
 
-KVP_EXPORT int kvp_space_info(struct kvp_space *space, struct kvp_space_info *ret_info);
+KVP_EXPORT int kvp_space_info(struct kvp_space *space, struct kvp_space_props *ret_props);
 
 /* Bytes of one block's payload in a codec; -EOPNOTSUPP if this build has no such codec. */
 KVP_EXPORT int kvp_space_block_bytes(struct kvp_space *space, uint32_t codec, uint64_t *ret_bytes);
@@ -197,8 +233,7 @@ KVP_EXPORT int kvp_chunk_keys(struct kvp_space *space, const uint32_t *tokens, s
 
 /* ---- match ----------------------------------------------------------------------------------- */
 
-#define KVP_MATCH_CLAIM \
-	1u /* if blocks are missing, claim them (a ring round trip): single flight */
+#define KVP_MATCH_CLAIM    1u /* claim what is missing (asks the daemon): single flight */
 #define KVP_MATCH_NO_TOUCH 2u /* do not count as a use, nor in the statistics */
 #define KVP_MATCH_EXACT    4u /* all of tokens or nothing */
 #define KVP_MATCH_NO_TAIL  8u /* do not look for a match that ends inside a block */
@@ -206,45 +241,50 @@ KVP_EXPORT int kvp_chunk_keys(struct kvp_space *space, const uint32_t *tokens, s
 struct kvp_match_opts {
 	size_t size;
 	uint32_t flags;
-	uint32_t timeout_ms;   /* of the claim's round trip */
-	uint32_t claim_ttl_ms; /* 0: the daemon's default */
+	uint32_t timeout_ms; /* for the claim; matching itself never waits */
+	uint32_t
+		claim_ttl_ms; /* how long the claim lasts at most; 0: as the daemon's operator says */
 };
 
 #define KVP_MATCHED_LEASED  1u /* payloads stay where they are until kvp_release() */
 #define KVP_MATCHED_CLAIMED 2u /* the caller is the one to compute what is missing */
 #define KVP_MATCHED_PENDING 4u /* somebody else is computing the next block: kvp_wait() */
 
-struct kvp_match_info {
+struct kvp_prefix_info {
 	size_t size;
-	uint32_t flags;
-	uint32_t
-		n_blocks; /* matched: whole ones, and a partial one that equals all that was left */
-	uint32_t n_tokens;    /* in those */
-	uint32_t tail_tokens; /* leading tokens of block n_blocks (the tail) that agree; else 0 */
+	uint32_t flags;    /* KVP_MATCHED_* */
+	uint32_t n_blocks; /* whole ones, and a partial one that equals all that was left */
+	uint32_t n_tokens; /* in those */
+	/* Leading tokens of one more block, number n_blocks, that agree: the tail. 0: none. */
+	uint32_t tail_tokens;
 };
 
 /*
- * Longest cached prefix of tokens[0..n), leased. n may be 0. Always succeeds with a handle, also
- * without a daemon (a miss), unless -EINVAL, -ENOMEM or -ECHILD. No system call without CLAIM,
- * except the first calls of a client, which may allocate. A match without KVP_MATCHED_LEASED (all
- * lease slots taken) may only be read by kvp_get(), which checks afterwards.
+ * Longest cached prefix of tokens[0..n), leased. n may be 0. Always succeeds with a prefix, also
+ * without a daemon (an empty one: a miss), unless -EINVAL, -ENOMEM or -ECHILD. No system call
+ * without CLAIM, except the first calls of a client, which may allocate. A prefix without
+ * KVP_MATCHED_LEASED (all lease slots taken) may only be read by kvp_get(), which checks afterwards.
+ * A claim that the daemon has not answered in time is none: the caller computes for itself.
  */
 KVP_EXPORT int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
-	const struct kvp_match_opts *opts, struct kvp_match **ret_match);
+	const struct kvp_match_opts *opts, struct kvp_prefix **ret_prefix);
 
-KVP_EXPORT int kvp_match_info(const struct kvp_match *match, struct kvp_match_info *ret_info);
+/* -EINVAL: released, or ret_info has no size. */
+KVP_EXPORT int kvp_match_info(const struct kvp_prefix *prefix, struct kvp_prefix_info *ret_info);
 
 /*
- * After KVP_MATCHED_PENDING: sleeps until the block after the match is committed (0: match again),
- * its claimant is gone or late (-EAGAIN: match again with CLAIM), or -ETIMEDOUT. The match stays.
+ * After KVP_MATCHED_PENDING: sleeps until the block after the prefix is committed (0: match again),
+ * or until its claimant is gone or late (-EAGAIN: match again with CLAIM). The prefix stays as it
+ * is. -ETIMEDOUT; -ESHUTDOWN: the daemon is gone; -EINVAL: released, or nothing was PENDING;
+ * -ENOMEM; -ECHILD.
  */
-KVP_EXPORT int kvp_wait(struct kvp_match *match, uint32_t timeout_ms);
+KVP_EXPORT int kvp_wait(struct kvp_prefix *prefix, uint32_t timeout_ms);
 
 #define KVP_TIER_DRAM  0u
 #define KVP_TIER_VRAM  1u
 #define KVP_TIER_STORE 2u
 
-struct kvp_payload {
+struct kvp_payload_info {
 	size_t size;
 	const void *addr; /* in this process; NULL if it lies on a device */
 	uint64_t device_addr;
@@ -256,20 +296,20 @@ struct kvp_payload {
 
 /*
  * Payload of block i < n_blocks, or of the tail (i == n_blocks, if tail_tokens). Valid until
- * kvp_release(). -ENOENT: no such block; -ENOLCK: the match is not leased, use kvp_get().
+ * kvp_release(). -ENOENT: no such block; -ENOLCK: the prefix is not leased, use kvp_get();
+ * -EINVAL: released.
  */
-KVP_EXPORT int kvp_payload(const struct kvp_match *match, uint32_t i, struct kvp_payload *ret);
+KVP_EXPORT int kvp_payload(
+	const struct kvp_prefix *prefix, uint32_t i, struct kvp_payload_info *ret_payload);
 
-/* Counts the match as one more use (long decodes keep their prefix warm with it). No system call.
- */
-KVP_EXPORT int kvp_touch(struct kvp_match *match);
+/* Counts as one more use (long decodes keep their prefix warm with it). No system call. */
+KVP_EXPORT int kvp_touch(struct kvp_prefix *prefix);
 
 /*
- * Ends the lease, and the claim if the match holds one that no commit has used up. -EALREADY: the
- * handle was released before (detected as long as the handle was not given out again). NULL is
- * harmless.
+ * Ends the lease, and the claim if the prefix holds one that no commit has used up. -EALREADY: it
+ * was released before (detected as long as the handle was not given out again). NULL is harmless.
  */
-KVP_EXPORT int kvp_release(struct kvp_match *match);
+KVP_EXPORT int kvp_release(struct kvp_prefix *prefix);
 
 /* ---- copies in and out ----------------------------------------------------------------------- */
 
@@ -309,10 +349,10 @@ KVP_EXPORT int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *ba
 
 /*
  * Copies matched tokens [from, from + n) into the caller's view, the tail's agreeing tokens
- * included. Returns the number of tokens copied: less than n if the match ends before. Never a
- * hole. -ESTALE: the match was not leased and something moved meanwhile; match again.
+ * included. Returns the number of tokens copied: less than n if the prefix ends before. Never a
+ * hole. -ESTALE: the prefix was not leased and something moved meanwhile; match again.
  */
-KVP_EXPORT int64_t kvp_get(const struct kvp_match *match, uint32_t from, uint32_t n,
+KVP_EXPORT int64_t kvp_get(const struct kvp_prefix *prefix, uint32_t from, uint32_t n,
 	const struct kvp_view *dst, uint32_t flags);
 
 #define KVP_PUT_PARTIAL 1u /* store the rest after the last whole block too, as a partial block */
@@ -320,7 +360,7 @@ KVP_EXPORT int64_t kvp_get(const struct kvp_match *match, uint32_t from, uint32_
 struct kvp_put_opts {
 	size_t size;
 	uint32_t flags;
-	uint32_t timeout_ms; /* to wait for room; 0: only for the ledger's answer, 100 ms at most */
+	uint32_t timeout_ms; /* for room */
 };
 
 /*
@@ -354,32 +394,35 @@ struct kvp_ref {
 };
 
 KVP_EXPORT struct kvp_ref kvp_ref_root(void);
-/* The block at which the first n_blocks of the match end; n_blocks = 0: the root. -EINVAL if more
- * than matched or if that block is partial. The match must be held until the commit returned. */
-KVP_EXPORT int kvp_match_ref(const struct kvp_match *match, uint32_t n_blocks, struct kvp_ref *ret);
+/*
+ * The block at which the first n_blocks of the prefix end; n_blocks = 0: the root. -EINVAL if more
+ * than matched or if that block is partial. The prefix must be held until the commit returned.
+ */
+KVP_EXPORT int kvp_match_ref(
+	const struct kvp_prefix *prefix, uint32_t n_blocks, struct kvp_ref *ret_ref);
 /* A grant that was committed; valid until it is released. -EINVAL if not committed or partial. */
-KVP_EXPORT int kvp_grant_ref(const struct kvp_grant *grant, struct kvp_ref *ret);
+KVP_EXPORT int kvp_grant_ref(const struct kvp_grant *grant, struct kvp_ref *ret_ref);
 
-#define KVP_COMMIT_RELEASE \
-	1u /* give the grant back too: the handle is gone when this returns 0 \
-	    */
+/* Give the grant back too: the handle is gone when kvp_commit() returns 0. */
+#define KVP_COMMIT_RELEASE 1u
 
 /*
  * Publishes a written slot as the block tokens[0..n) after `parent`; n < block_tokens makes it
- * partial. Returns at once; the ledger checks and publishes in order. `claim`: the match whose
+ * partial. Returns at once; the ledger checks and publishes in order. `claim`: the prefix whose
  * claimed chain this block belongs to (moves the claim on), or NULL. The slot stays readable by the
  * caller until kvp_grant_release(), also when the block turned out to be there already.
  * -EINVAL; -EALREADY: committed before; -EAGAIN: the ring stayed full; -ESHUTDOWN.
  */
 KVP_EXPORT int kvp_commit(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *tokens,
-	uint32_t n, struct kvp_match *claim, uint32_t flags);
+	uint32_t n, struct kvp_prefix *claim, uint32_t flags);
 
 #define KVP_COMMITTED_DUPLICATE 1 /* somebody had published the same block: theirs is used */
 
 /*
  * Outcome of a commit: 0 or KVP_COMMITTED_DUPLICATE when visible; -ETIMEDOUT while not known;
  * otherwise why it was refused: -EEXIST (key collision), -ECANCELED (its parent was refused or is
- * gone), -ENOSPC.
+ * gone), -ENOSPC. -EINVAL: the grant is not committed, or was released; -ESHUTDOWN: the daemon went
+ * before it answered; -ECHILD.
  */
 KVP_EXPORT int kvp_grant_wait(struct kvp_grant *grant, uint32_t timeout_ms);
 
@@ -387,15 +430,15 @@ KVP_EXPORT int kvp_grant_wait(struct kvp_grant *grant, uint32_t timeout_ms);
 KVP_EXPORT int kvp_grant_release(struct kvp_grant *grant);
 
 /*
- * Copy-on-write: copies the first tail_tokens tokens of the match's tail into a grant, so that the
+ * Copy-on-write: copies the first tail_tokens tokens of the prefix's tail into a grant, so that the
  * caller can go on writing after them. The cached block is untouched. Returns the tokens copied, 0
- * if the match has no tail.
+ * if the prefix has no tail. -ESTALE: as kvp_get(); -EINVAL: the grant is committed, or released.
  */
-KVP_EXPORT int kvp_fork(const struct kvp_match *match, struct kvp_grant *grant);
+KVP_EXPORT int kvp_fork(const struct kvp_prefix *prefix, struct kvp_grant *grant);
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 
-/* Returns when all that this client committed before is visible or refused. */
+/* Returns when all that this client committed before is visible or refused. -ETIMEDOUT, -ESHUTDOWN. */
 KVP_EXPORT int kvp_flush(struct kvp_client *client, uint32_t timeout_ms);
 
 /*
@@ -405,7 +448,7 @@ KVP_EXPORT int kvp_flush(struct kvp_client *client, uint32_t timeout_ms);
 KVP_EXPORT int kvp_delete(
 	struct kvp_space *space, const uint32_t *tokens, size_t n, uint32_t timeout_ms);
 
-struct kvp_stats {
+struct kvp_counters {
 	size_t size;
 	uint64_t lookups; /* always hits + partial_hits + misses */
 	uint64_t hits;    /* all tokens matched */
@@ -424,7 +467,7 @@ struct kvp_stats {
 };
 
 /* This client's counters since kvp_open(), and the tenant's. No system call. */
-KVP_EXPORT int kvp_stats(struct kvp_client *client, struct kvp_stats *ret_stats);
+KVP_EXPORT int kvp_stats(struct kvp_client *client, struct kvp_counters *ret_counters);
 
 #ifdef __cplusplus
 }

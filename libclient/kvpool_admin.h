@@ -17,16 +17,19 @@ extern "C" {
 
 struct kvp_admin;
 
-/* socket: NULL as in kvp_open(). Errors as kvp_open(). */
-KVP_EXPORT int kvp_admin_open(
-	const char *socket, uint32_t timeout_ms, struct kvp_admin **ret_admin);
+/*
+ * Options, `error` among them, and errors as kvp_open(); -EPERM: the daemon does not answer this
+ * user. opts may be NULL; flags must be 0, and `name` is not used.
+ */
+KVP_EXPORT int kvp_admin_open(const struct kvp_open_opts *opts, struct kvp_admin **ret_admin);
+/* Returns NULL. NULL is harmless. */
 KVP_EXPORT struct kvp_admin *kvp_admin_close(struct kvp_admin *admin);
 
 /*
  * Sends one request and collects the answer, a zero-terminated JSON text that the caller frees with
  * free(). The return value is the request's own status; with a negative one *ret_answer may still
  * be set (an object with "error"), else NULL. At most max_bytes of answer are taken (-EMSGSIZE); 0:
- * no limit. One thread at a time.
+ * no limit. One thread at a time. -EINVAL: a request of no or too many bytes; -ETIMEDOUT, -ESHUTDOWN.
  */
 KVP_EXPORT int kvp_admin_request(struct kvp_admin *admin, const char *request, uint32_t timeout_ms,
 	size_t max_bytes, char **ret_answer);

@@ -43,7 +43,7 @@ static struct match_chunk *chunk_after(struct match_chunk *last, struct kvp_clie
 	return fresh;
 }
 
-static int claim_handle(struct kvp_match *m, uint32_t who)
+static int claim_handle(struct kvp_prefix *m, uint32_t who)
 {
 	uint64_t state = kvp_load_relaxed(&m->state);
 
@@ -51,13 +51,13 @@ static int claim_handle(struct kvp_match *m, uint32_t who)
 }
 
 /* A free handle, this thread's own shard first. */
-static struct kvp_match *handle_take(struct kvp_client *c, uint32_t shard, uint32_t who)
+static struct kvp_prefix *handle_take(struct kvp_client *c, uint32_t shard, uint32_t who)
 {
 	struct match_chunk *chunk = c->matches;
 
 	while (chunk) {
 		for (uint32_t s = 0; s < KVP_SHARDS; s++) {
-			struct kvp_match *m =
+			struct kvp_prefix *m =
 				&chunk->match[(shard + s) % KVP_SHARDS * MATCHES_PER_SHARD];
 
 			for (uint32_t i = 0; i < MATCHES_PER_SHARD; i++)
@@ -74,12 +74,13 @@ static struct kvp_match *handle_take(struct kvp_client *c, uint32_t shard, uint3
  * attachment and the load after it are sequentially consistent: partner of detach() and retire(),
  * which store first and look at the handles then.
  */
-static struct kvp_match *match_take(struct kvp_space *space)
+static struct kvp_prefix *match_take(struct kvp_space *space)
 {
 	struct kvp_client *c = space->client;
 	struct attachment *att = kvp_load_seq(&c->att);
 	uint32_t shard = thread_shard();
-	struct kvp_match *m = handle_take(c, shard, att ? (att->slot + 1) | PINNED : NO_ATTACHMENT);
+	struct kvp_prefix *m =
+		handle_take(c, shard, att ? (att->slot + 1) | PINNED : NO_ATTACHMENT);
 
 	if (!m)
 		return NULL;
@@ -97,20 +98,20 @@ static struct kvp_match *match_take(struct kvp_space *space)
 	return m;
 }
 
-void match_drop(struct kvp_match *m)
+void match_drop(struct kvp_prefix *m)
 {
 	kvp_lease_drop(&m->lease);
 	/* Release: all reads through the handle come before it is free. */
 	kvp_store_release(&m->state, STATE(USES(kvp_load_relaxed(&m->state)), 0));
 }
 
-void match_pin(struct kvp_match *m)
+void match_pin(struct kvp_prefix *m)
 {
 	/* Sequentially consistent, before extents are looked at: partner of retire(). */
 	kvp_xchg_seq(&m->state, kvp_load_relaxed(&m->state) | PINNED);
 }
 
-void match_unpin(struct kvp_match *m)
+void match_unpin(struct kvp_prefix *m)
 {
 	/* Release: all reads come before the extent may go. */
 	kvp_store_release(&m->state, kvp_load_relaxed(&m->state) & ~(uint64_t)PINNED);
@@ -125,7 +126,7 @@ int match_any(struct kvp_client *client, const struct attachment *att)
 	return 0;
 }
 
-static int match_live(const struct kvp_match *m)
+static int match_live(const struct kvp_prefix *m)
 {
 	return (uint32_t)kvp_load_relaxed(&m->state) != 0;
 }
@@ -173,7 +174,7 @@ static void want_extent(struct attachment *att, uint32_t id)
 }
 
 /* How many of the first n hits have bytes that this process can read. */
-static uint32_t readable(struct kvp_match *m, uint32_t n)
+static uint32_t readable(struct kvp_prefix *m, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		const struct kvp_hit *h = &m->hits[i];
@@ -191,7 +192,7 @@ static uint32_t readable(struct kvp_match *m, uint32_t n)
 
 /* A lease on hits[n - 1], and proof of all n. Returns how many are proven: n, or less and no lease.
  */
-static uint32_t lease_and_prove(struct kvp_match *m, uint32_t n)
+static uint32_t lease_and_prove(struct kvp_prefix *m, uint32_t n)
 {
 	const struct kvp_hit *tip = &m->hits[n - 1];
 	uint32_t proven;
@@ -208,7 +209,7 @@ static uint32_t lease_and_prove(struct kvp_match *m, uint32_t n)
 	return proven;
 }
 
-static void adopt(struct kvp_match *m, const struct kvp_found *found, uint32_t n)
+static void adopt(struct kvp_prefix *m, const struct kvp_found *found, uint32_t n)
 {
 	m->n_blocks = n < found->n_hits ? n : found->n_hits;
 	m->n_tokens = found->n_tokens;
@@ -221,7 +222,7 @@ static void adopt(struct kvp_match *m, const struct kvp_found *found, uint32_t n
 }
 
 /* Longest prefix that could be proven. Only in the last round is less than was found accepted. */
-static void find(struct kvp_match *m, const struct space_bind *b, const kvp_token *tokens,
+static void find(struct kvp_prefix *m, const struct space_bind *b, const kvp_token *tokens,
 	uint32_t n, uint32_t flags)
 {
 	const struct kvp_catalog_view *v = &m->att->view;
@@ -246,7 +247,7 @@ static void find(struct kvp_match *m, const struct space_bind *b, const kvp_toke
 }
 
 /* All of the prompt or nothing. */
-static void only_exact(struct kvp_match *m, uint32_t n)
+static void only_exact(struct kvp_prefix *m, uint32_t n)
 {
 	if (m->n_tokens + m->tail_tokens == n)
 		return;
@@ -255,7 +256,7 @@ static void only_exact(struct kvp_match *m, uint32_t n)
 	m->n_blocks = m->n_tokens = m->tail_tokens = 0;
 }
 
-static void count(struct kvp_match *m, uint32_t n)
+static void count(struct kvp_prefix *m, uint32_t n)
 {
 	uint32_t have = m->n_tokens + m->tail_tokens;
 	struct kvp_shard *s;
@@ -277,7 +278,7 @@ static void count(struct kvp_match *m, uint32_t n)
 	kvp_add_relaxed(&s->tokens_asked, n);
 }
 
-int kvp_touch(struct kvp_match *m)
+int kvp_touch(struct kvp_prefix *m)
 {
 	uint32_t tip;
 
@@ -293,7 +294,7 @@ int kvp_touch(struct kvp_match *m)
 
 /* Searches with a handle that holds nothing. */
 static int search(
-	struct kvp_match *m, const kvp_token *tokens, uint32_t n, uint32_t flags, uint32_t how)
+	struct kvp_prefix *m, const kvp_token *tokens, uint32_t n, uint32_t flags, uint32_t how)
 {
 	const struct space_bind *b = m->att ? bind_of(m->att, m->space) : NULL;
 	uint32_t t = m->space->geo.block_tokens;
@@ -320,9 +321,9 @@ static int search(
 }
 
 int match_make(struct kvp_space *space, const kvp_token *tokens, uint32_t n, uint32_t flags,
-	uint32_t how, struct kvp_match **ret_match)
+	uint32_t how, struct kvp_prefix **ret_match)
 {
-	struct kvp_match *m;
+	struct kvp_prefix *m;
 	int r;
 
 	if (!client_mine(space->client))
@@ -344,7 +345,7 @@ int match_make(struct kvp_space *space, const kvp_token *tokens, uint32_t n, uin
 
 /* Keys of the prompt's whole blocks, and the tokens up to the first missing one. */
 static int chain_fill(
-	struct kvp_match *m, const struct space_bind *b, const kvp_token *tokens, uint32_t n)
+	struct kvp_prefix *m, const struct space_bind *b, const kvp_token *tokens, uint32_t n)
 {
 	uint32_t t = m->space->geo.block_tokens, whole = n / t;
 	struct kvp_key key = b->root;
@@ -358,7 +359,7 @@ static int chain_fill(
 	return 0;
 }
 
-static int keep_tokens(struct kvp_match *m, const kvp_token *tokens)
+static int keep_tokens(struct kvp_prefix *m, const kvp_token *tokens)
 {
 	uint32_t n = (m->front + 1) * m->space->geo.block_tokens;
 
@@ -368,7 +369,7 @@ static int keep_tokens(struct kvp_match *m, const kvp_token *tokens)
 	return 0;
 }
 
-static void claim_link(struct attachment *att, struct kvp_match *m)
+static void claim_link(struct attachment *att, struct kvp_prefix *m)
 {
 	m->next_claim = att->claims;
 	att->claims = m;
@@ -376,9 +377,9 @@ static void claim_link(struct attachment *att, struct kvp_match *m)
 }
 
 /* 1 if it was among those that hold a claim. A commit by another thread may have used it up. */
-static int claim_unlink(struct attachment *att, struct kvp_match *m)
+static int claim_unlink(struct attachment *att, struct kvp_prefix *m)
 {
-	struct kvp_match **p = &att->claims;
+	struct kvp_prefix **p = &att->claims;
 
 	while (*p && *p != m)
 		p = &(*p)->next_claim;
@@ -401,7 +402,7 @@ static void unclaim(struct attachment *att, struct kvp_key key, uint64_t deadlin
 }
 
 /* ring_lock. 1: it is there by now, match again; 0: flags say what came of it. */
-static int claim_ask(struct kvp_match *m, uint32_t ttl_ms, uint64_t deadline)
+static int claim_ask(struct kvp_prefix *m, uint32_t ttl_ms, uint64_t deadline)
 {
 	struct kvp_key key = m->chain[m->front];
 	struct kvp_sqe sqe = {
@@ -438,10 +439,10 @@ static void nap(void)
  * appeared meanwhile, but in an extent that is not mapped here yet, is worth waiting for.
  */
 static int claim_missing(
-	struct kvp_match *m, const kvp_token *tokens, uint32_t n, const struct kvp_match_opts *o)
+	struct kvp_prefix *m, const kvp_token *tokens, uint32_t n, const struct kvp_match_opts *o)
 {
 	struct kvp_client *c = m->client;
-	uint64_t deadline = deadline_of(c, o->timeout_ms ? o->timeout_ms : KVP_DEFAULT_TIMEOUT);
+	uint64_t deadline = deadline_of(c, o->timeout_ms);
 	uint32_t t = m->space->geo.block_tokens;
 
 	for (;;) {
@@ -457,23 +458,26 @@ static int claim_missing(
 		if (r < 0)
 			return r;
 		pthread_mutex_lock(&c->ring_lock);
-		r = claim_ask(m, o->claim_ttl_ms, deadline);
+		r = claim_ask(m, o->claim_ttl_ms, answer_by(deadline));
 		pthread_mutex_unlock(&c->ring_lock);
-		if (!r || now_ns() >= deadline)
+		if (!r)
 			return 0;
 		kvp_lease_drop(&m->lease);
 		match_pin(m);
 		r = search(m, tokens, n, o->flags, 0);
 		if (r < 0)
 			return r;
-		if (m->n_blocks == had)
-			nap();
+		if (m->n_blocks > had)
+			continue;
+		if (now_ns() >= deadline)
+			return 0;
+		nap();
 	}
 }
 
-static struct kvp_match *claim_of(struct attachment *att, struct kvp_key key)
+static struct kvp_prefix *claim_of(struct attachment *att, struct kvp_key key)
 {
-	struct kvp_match *m = att->claims;
+	struct kvp_prefix *m = att->claims;
 
 	while (m && !kvp_key_equal(m->chain[m->front], key))
 		m = m->next_claim;
@@ -482,7 +486,7 @@ static struct kvp_match *claim_of(struct attachment *att, struct kvp_key key)
 
 void claim_name_next(struct attachment *att, struct kvp_key key, struct kvp_sqe *sqe)
 {
-	const struct kvp_match *m = claim_of(att, key);
+	const struct kvp_prefix *m = claim_of(att, key);
 
 	if (!m || m->front + 1 >= m->n_chain)
 		return;
@@ -492,7 +496,7 @@ void claim_name_next(struct attachment *att, struct kvp_key key, struct kvp_sqe 
 
 void claim_advance(struct attachment *att, struct kvp_key key)
 {
-	struct kvp_match *m = claim_of(att, key);
+	struct kvp_prefix *m = claim_of(att, key);
 
 	if (m && ++m->front >= m->n_chain)
 		claim_unlink(att, m);
@@ -502,7 +506,7 @@ void claim_advance(struct attachment *att, struct kvp_key key)
 #define UNMAPPED 2 /* it is there, in an extent that is being mapped */
 
 /* Is the block after the match there? 0: yes, and readable. */
-static int look_for_next(struct kvp_match *m, struct kvp_hit *scratch, uint32_t room)
+static int look_for_next(struct kvp_prefix *m, struct kvp_hit *scratch, uint32_t room)
 {
 	const struct space_bind *b = bind_of(m->att, m->space);
 	const struct kvp_hit *h = &scratch[room - 1];
@@ -520,7 +524,7 @@ static int look_for_next(struct kvp_match *m, struct kvp_hit *scratch, uint32_t 
 	return UNMAPPED;
 }
 
-int kvp_wait(struct kvp_match *m, uint32_t timeout_ms)
+int kvp_wait(struct kvp_prefix *m, uint32_t timeout_ms)
 {
 	const struct kvp_catalog_view *v;
 	KVP_ATOMIC(uint32_t) *word;
@@ -574,10 +578,10 @@ int kvp_wait(struct kvp_match *m, uint32_t timeout_ms)
 #define MATCH_FLAGS (KVP_MATCH_CLAIM | KVP_MATCH_NO_TOUCH | KVP_MATCH_EXACT | KVP_MATCH_NO_TAIL)
 
 int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
-	const struct kvp_match_opts *opts, struct kvp_match **ret_match)
+	const struct kvp_match_opts *opts, struct kvp_prefix **ret_match)
 {
 	struct kvp_match_opts o;
-	struct kvp_match *m;
+	struct kvp_prefix *m;
 	int r;
 
 	if (!space || (n && !tokens) || n > MAX_TOKENS || !ret_match ||
@@ -600,9 +604,9 @@ int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
 	return 0;
 }
 
-int kvp_match_info(const struct kvp_match *m, struct kvp_match_info *ret_info)
+int kvp_match_info(const struct kvp_prefix *m, struct kvp_prefix_info *ret_info)
 {
-	struct kvp_match_info info = { 0 };
+	struct kvp_prefix_info info = { 0 };
 
 	if (!m || !ret_info || !match_live(m))
 		return -EINVAL;
@@ -615,9 +619,9 @@ int kvp_match_info(const struct kvp_match *m, struct kvp_match_info *ret_info)
 	return result_give(ret_info, &info, sizeof(info));
 }
 
-int kvp_payload(const struct kvp_match *m, uint32_t i, struct kvp_payload *ret)
+int kvp_payload(const struct kvp_prefix *m, uint32_t i, struct kvp_payload_info *ret)
 {
-	struct kvp_payload p = { 0 };
+	struct kvp_payload_info p = { 0 };
 	const struct kvp_hit *h;
 
 	if (!m || !ret || !match_live(m))
@@ -639,7 +643,7 @@ int kvp_payload(const struct kvp_match *m, uint32_t i, struct kvp_payload *ret)
 	return result_give(ret, &p, sizeof(p));
 }
 
-int kvp_match_ref(const struct kvp_match *m, uint32_t n_blocks, struct kvp_ref *ret)
+int kvp_match_ref(const struct kvp_prefix *m, uint32_t n_blocks, struct kvp_ref *ret)
 {
 	const struct kvp_hit *h;
 
@@ -658,7 +662,7 @@ int kvp_match_ref(const struct kvp_match *m, uint32_t n_blocks, struct kvp_ref *
 	return 0;
 }
 
-int kvp_release(struct kvp_match *m)
+int kvp_release(struct kvp_prefix *m)
 {
 	if (!m)
 		return 0;

@@ -4,9 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_TOKENS \
-	256u /* a prefill chunk is about this long: enough rows for a matrix product \
-	      */
+/* A prefill chunk is about this long: enough rows for a matrix product. */
+#define CHUNK_TOKENS 256u
 
 static int copy_name(char dst[KVP_SPACE_NAME], const char *src)
 {
@@ -160,7 +159,7 @@ int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 	if (r == 0) {
 		space->stamp = ++client->stamp;
 		client->spaces[space->number] = space;
-		r = open_at_daemon(space, deadline_of(client, timeout_ms));
+		r = open_at_daemon(space, answer_by(deadline_of(client, timeout_ms)));
 		if (r < 0)
 			client->spaces[space->number] = NULL;
 	}
@@ -201,9 +200,9 @@ struct kvp_space *kvp_space_close(struct kvp_space *space)
 	return NULL;
 }
 
-int kvp_space_info(struct kvp_space *space, struct kvp_space_info *ret_info)
+int kvp_space_info(struct kvp_space *space, struct kvp_space_props *ret_info)
 {
-	struct kvp_space_info info = { 0 };
+	struct kvp_space_props info = { 0 };
 	struct attachment *att;
 	uint32_t t;
 

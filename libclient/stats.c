@@ -2,7 +2,7 @@
 #include "libclient/client.h"
 
 /* lock and ring_lock held. */
-static void sum_up(struct kvp_client *c, struct kvp_stats *s)
+static void sum_up(struct kvp_client *c, struct kvp_counters *s)
 {
 	const struct attachment *att = kvp_load_seq(&c->att);
 	uint64_t blind = kvp_load_relaxed(&c->blind_lookups);
@@ -26,9 +26,9 @@ static void sum_up(struct kvp_client *c, struct kvp_stats *s)
 	}
 }
 
-int kvp_stats(struct kvp_client *client, struct kvp_stats *ret_stats)
+int kvp_stats(struct kvp_client *client, struct kvp_counters *ret_stats)
 {
-	struct kvp_stats s;
+	struct kvp_counters s;
 
 	if (!client || !ret_stats)
 		return -EINVAL;

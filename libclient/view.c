@@ -370,7 +370,7 @@ void payload_prefix(const struct geometry *geo, void *dst, const void *src, uint
 /* ---- reading --------------------------------------------------------------------------------- */
 
 /* The daemon may compute the checksum later; while it has not there is nothing to compare with. */
-static int verify(const struct kvp_match *m, const struct kvp_hit *h, const uint8_t *payload)
+static int verify(const struct kvp_prefix *m, const struct kvp_hit *h, const uint8_t *payload)
 {
 	const struct kvp_block *block = &m->att->view.blocks[h->id];
 	uint64_t sum = kvp_load_acquire(&block->payload[KVP_TIER_DRAM].checksum);
@@ -381,7 +381,7 @@ static int verify(const struct kvp_match *m, const struct kvp_hit *h, const uint
 }
 
 /* Tokens [at, at + n) of hit i. */
-static int get_block(const struct kvp_match *m, uint32_t i, uint32_t at, uint32_t n,
+static int get_block(const struct kvp_prefix *m, uint32_t i, uint32_t at, uint32_t n,
 	const struct kvp_view *v, uint64_t user, uint64_t total, uint32_t flags)
 {
 	const struct kvp_hit *h = &m->hits[i];
@@ -400,8 +400,8 @@ static int get_block(const struct kvp_match *m, uint32_t i, uint32_t at, uint32_
 }
 
 /* Copies tokens [from, from + n), all of which are matched. */
-static int get_range(const struct kvp_match *m, uint32_t from, uint32_t n, const struct kvp_view *v,
-	uint32_t flags)
+static int get_range(const struct kvp_prefix *m, uint32_t from, uint32_t n,
+	const struct kvp_view *v, uint32_t flags)
 {
 	uint32_t t = m->space->geo.block_tokens, done = 0;
 	int r = 0;
@@ -421,16 +421,16 @@ static int get_range(const struct kvp_match *m, uint32_t from, uint32_t n, const
  * Around a copy without a lease. Handles are const to callers, who only read; the pin is the
  * library's own affair.
  */
-static int unleased_begin(const struct kvp_match *m)
+static int unleased_begin(const struct kvp_prefix *m)
 {
 	if (m->flags & KVP_MATCHED_LEASED)
 		return 0;
-	match_pin((struct kvp_match *)m);
+	match_pin((struct kvp_prefix *)m);
 	return 1;
 }
 
 /* -ESTALE: one of the hits did not stay as it was until the copy was done. */
-static int unleased_end(const struct kvp_match *m, const struct kvp_hit *hits, uint32_t n)
+static int unleased_end(const struct kvp_prefix *m, const struct kvp_hit *hits, uint32_t n)
 {
 	int r = 0;
 
@@ -438,11 +438,11 @@ static int unleased_end(const struct kvp_match *m, const struct kvp_hit *hits, u
 	kvp_fence_acquire();
 	if (kvp_revalidate(&m->att->view, hits, n) != n)
 		r = -ESTALE;
-	match_unpin((struct kvp_match *)m);
+	match_unpin((struct kvp_prefix *)m);
 	return r;
 }
 
-int64_t kvp_get(const struct kvp_match *m, uint32_t from, uint32_t n, const struct kvp_view *dst,
+int64_t kvp_get(const struct kvp_prefix *m, uint32_t from, uint32_t n, const struct kvp_view *dst,
 	uint32_t flags)
 {
 	struct kvp_view v;
@@ -474,7 +474,7 @@ int64_t kvp_get(const struct kvp_match *m, uint32_t from, uint32_t n, const stru
 	return r < 0 ? r : (int64_t)n;
 }
 
-int kvp_fork(const struct kvp_match *m, struct kvp_grant *grant)
+int kvp_fork(const struct kvp_prefix *m, struct kvp_grant *grant)
 {
 	const struct kvp_hit *h;
 	const uint8_t *src;

@@ -26,9 +26,10 @@ void e2e_start(struct kvt_daemon *d, const struct kvt_daemon_opts *opts)
 
 int e2e_attach(struct e2e *e, const char *socket)
 {
-	struct kvp_open_opts opts = {
-		.size = sizeof(opts), .socket = socket, .name = "e2e", .timeout_ms = E2E_WAIT_MS
-	};
+	struct kvp_open_opts opts = { .size = sizeof(opts),
+		.socket = socket,
+		.name = "e2e",
+		.default_timeout_ms = E2E_WAIT_MS };
 	struct kvp_layer layers[2] = { { .index = 0, .kv_heads = 2, .k_dim = 4, .v_dim = 4 },
 		{ .index = 1, .kv_heads = 2, .k_dim = 4, .v_dim = 4 } };
 	struct kvp_space_desc desc = { .size = sizeof(desc),
@@ -94,10 +95,10 @@ int e2e_store(struct e2e *e, const uint32_t *tokens, uint32_t n, uint32_t timeou
 	struct kvp_match_opts mopts = { .size = sizeof(mopts),
 		.timeout_ms = timeout_ms,
 		.flags = claim ? KVP_MATCH_CLAIM : 0 };
-	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
 	struct kvp_grant *last = NULL;
 	struct kvp_ref parent = kvp_ref_root();
-	struct kvp_match *m;
+	struct kvp_prefix *m;
 	int r = kvp_match(e->space, tokens, n, &mopts, &m), stored = 0;
 
 	if (r < 0)
@@ -132,8 +133,8 @@ int e2e_store(struct e2e *e, const uint32_t *tokens, uint32_t n, uint32_t timeou
 
 int e2e_fetch(struct e2e *e, const uint32_t *tokens, uint32_t n)
 {
-	struct kvp_match_info info = { .size = sizeof(info) };
-	struct kvp_match *m;
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_prefix *m;
 	int r = kvp_match(e->space, tokens, n, NULL, &m);
 	uint32_t end = 0;
 
@@ -141,7 +142,7 @@ int e2e_fetch(struct e2e *e, const uint32_t *tokens, uint32_t n)
 		return r;
 	kvp_match_info(m, &info);
 	for (uint32_t i = 0; i < info.n_blocks; i++) {
-		struct kvp_payload p = { .size = sizeof(p) };
+		struct kvp_payload_info p = { .size = sizeof(p) };
 
 		r = kvp_payload(m, i, &p);
 		if (r < 0)
@@ -158,10 +159,13 @@ int e2e_fetch(struct e2e *e, const uint32_t *tokens, uint32_t n)
 
 json_t *e2e_ask(const char *socket, const char *request, int *ret_status)
 {
+	struct kvp_open_opts opts = {
+		.size = sizeof(opts), .socket = socket, .default_timeout_ms = E2E_WAIT_MS
+	};
 	struct kvp_admin *admin;
 	char *text = NULL;
 	json_t *answer;
-	int r = kvp_admin_open(socket, E2E_WAIT_MS, &admin);
+	int r = kvp_admin_open(&opts, &admin);
 
 	if (r < 0)
 		e2e_die("cannot open an admin connection", r);

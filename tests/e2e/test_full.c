@@ -25,7 +25,7 @@ static struct kvt_daemon daemon_;
 
 static void limits_are_kept(const struct e2e *e)
 {
-	struct kvp_stats stats = { .size = sizeof(stats) };
+	struct kvp_counters stats = { .size = sizeof(stats) };
 
 	assert_int_equal(kvp_stats(e->client, &stats), 0);
 	assert_true(stats.blocks <= MAX_BLOCKS);
@@ -35,7 +35,7 @@ static void limits_are_kept(const struct e2e *e)
 
 static void full_of_leases(void **state)
 {
-	struct kvp_match *held[MAX_BLOCKS];
+	struct kvp_prefix *held[MAX_BLOCKS];
 	uint32_t tokens[TOKENS], n = 0;
 	struct timespec began, ended;
 	struct e2e e;
@@ -44,7 +44,7 @@ static void full_of_leases(void **state)
 	assert_int_equal(e2e_attach(&e, daemon_.socket), 0);
 	/* Prompts that share nothing, each leased as soon as it is there, until no more fit. */
 	for (uint32_t p = 0; n < MAX_BLOCKS; p++) {
-		struct kvp_match_info info = { .size = sizeof(info) };
+		struct kvp_prefix_info info = { .size = sizeof(info) };
 
 		e2e_prompt(p, tokens, TOKENS);
 		tokens[0] = 0x10000 + p;
@@ -133,7 +133,7 @@ static void hoarded_grants(void **state)
 static void hot_stays_hot(void **state)
 {
 	uint32_t hot[TOKENS], tokens[TOKENS];
-	struct kvp_match *held;
+	struct kvp_prefix *held;
 	struct e2e e;
 	(void)state;
 

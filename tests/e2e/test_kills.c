@@ -51,7 +51,7 @@ static int every_step(uint32_t number)
 	uint8_t buffer[E2E_BLOCK_BYTES * 4];
 	struct kvp_view_plane planes[2];
 	struct kvp_view view = { .size = sizeof(view), .planes = planes };
-	struct kvp_match *m;
+	struct kvp_prefix *m;
 	struct kvp_grant *g;
 	uint64_t bytes;
 	struct e2e e;
@@ -100,7 +100,7 @@ static void fault_points(void **state)
 		.timeout_ms = E2E_WAIT_MS,
 		.claim_ttl_ms = 600000 };
 	uint32_t tokens[MAX_TOKENS];
-	struct kvp_match *m;
+	struct kvp_prefix *m;
 	struct e2e e;
 	(void)state;
 
@@ -137,10 +137,10 @@ static void waiter_proceeds(void **state)
 	struct kvp_match_opts opts = {
 		.size = sizeof(opts), .flags = KVP_MATCH_CLAIM, .timeout_ms = E2E_WAIT_MS
 	};
-	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
 	uint32_t tokens[MAX_TOKENS];
 	int pipefd[2], waits = 0;
-	struct kvp_match *m;
+	struct kvp_prefix *m;
 	struct e2e e;
 	pid_t pid;
 	char byte;
@@ -286,7 +286,7 @@ static void forked_child_stays(void **state)
 	assert_int_equal(pipe(pipefd), 0);
 	pid = e2e_fork();
 	if (!pid) {
-		struct kvp_match *m;
+		struct kvp_prefix *m;
 		struct e2e c;
 
 		e2e_prompt(7001, tokens, MAX_TOKENS);

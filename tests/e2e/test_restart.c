@@ -45,10 +45,10 @@ static void kill_daemon(struct kvt_daemon *d)
 
 static void clients_outlive_the_daemon(void **state)
 {
-	struct kvp_stats stats = { .size = sizeof(stats) };
-	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_counters stats = { .size = sizeof(stats) };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
 	uint32_t tokens[TOKENS], other[TOKENS];
-	struct kvp_match *held, *m;
+	struct kvp_prefix *held, *m;
 	struct kvp_grant *g = NULL;
 	struct kvt_daemon d;
 	uint64_t epoch;
@@ -72,7 +72,7 @@ static void clients_outlive_the_daemon(void **state)
 	kill_daemon(&d);
 	/* What is leased stays readable, byte for byte; a granted slot stays writable. */
 	for (uint32_t i = 0; i < 8; i++) {
-		struct kvp_payload p = { .size = sizeof(p) };
+		struct kvp_payload_info p = { .size = sizeof(p) };
 
 		assert_int_equal(kvp_payload(held, i, &p), 0);
 		assert_true(e2e_derived(tokens, (i + 1) * E2E_BT, p.addr));
@@ -109,7 +109,7 @@ static void clients_outlive_the_daemon(void **state)
 	assert_true(stats.reattached >= 1);
 	/* Old handles: still readable, no longer committable, and released into their own page. */
 	{
-		struct kvp_payload p = { .size = sizeof(p) };
+		struct kvp_payload_info p = { .size = sizeof(p) };
 
 		assert_int_equal(kvp_payload(held, 3, &p), 0);
 		assert_true(e2e_derived(tokens, 4 * E2E_BT, p.addr));
@@ -146,10 +146,10 @@ static int connection(void)
  */
 static void a_broken_connection_leaves_no_session(void **state)
 {
-	struct kvp_stats stats = { .size = sizeof(stats) };
-	struct kvp_payload p = { .size = sizeof(p) };
+	struct kvp_counters stats = { .size = sizeof(stats) };
+	struct kvp_payload_info p = { .size = sizeof(p) };
 	uint32_t tokens[TOKENS];
-	struct kvp_match *held;
+	struct kvp_prefix *held;
 	struct kvt_daemon d;
 	struct e2e e;
 	json_t *answer;
@@ -183,8 +183,8 @@ static void a_broken_connection_leaves_no_session(void **state)
 
 static void no_daemon(void **state)
 {
-	struct kvp_open_opts opts = { .size = sizeof(opts), .timeout_ms = 300 };
-	struct kvp_stats stats = { .size = sizeof(stats) };
+	struct kvp_open_opts opts = { .size = sizeof(opts), .default_timeout_ms = 300 };
+	struct kvp_counters stats = { .size = sizeof(stats) };
 	struct kvt_daemon d;
 	struct kvp_client *c;
 	char path[256];

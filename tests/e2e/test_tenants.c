@@ -314,9 +314,10 @@ static void overflow_uid_is_refused(void **state)
 
 static int ask_as_user(void)
 {
+	struct kvp_open_opts opts = { .size = sizeof(opts), .socket = daemon_.socket };
 	struct kvp_admin *admin;
 	char *text = NULL;
-	int r = kvp_admin_open(daemon_.socket, E2E_WAIT_MS, &admin);
+	int r = kvp_admin_open(&opts, &admin);
 
 	if (r == 0) {
 		r = kvp_admin_request(admin, "{\"verb\":\"status\"}", E2E_WAIT_MS, 0, &text);

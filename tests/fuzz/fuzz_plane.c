@@ -125,7 +125,7 @@ static void attend(const struct kvp_kernels *k, uint32_t codec, const struct kvp
 		.bytes = bytes,
 		.calib = calib_of(p->dim) };
 	struct kvp_attend_part part = { .tokens = p->tokens, .k = plane, .v = plane };
-	struct kvp_attend a = { .size = sizeof a,
+	struct kvp_attention a = { .size = sizeof a,
 		.queries = 1,
 		.q_heads = p->heads,
 		.kv_heads = p->heads,

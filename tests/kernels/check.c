@@ -251,7 +251,7 @@ static void check_attend(const char *kname, const char *vname, uint32_t dim)
 	struct kvp_calib calib = { 0 };
 	struct kvp_attend_part part[3];
 	struct guard data[6], q, ws;
-	struct kvp_attend a = { .size = sizeof a,
+	struct kvp_attention a = { .size = sizeof a,
 		.queries = queries,
 		.q_heads = q_heads,
 		.kv_heads = heads,

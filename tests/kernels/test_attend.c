@@ -23,7 +23,7 @@ static size_t n_kernels;
 
 /* A job with everything it owns, and the decoded planes that the reference reads. */
 struct rig {
-	struct kvp_attend a;
+	struct kvp_attention a;
 	struct kvp_attend_part part[PARTS_MAX];
 	float *k[PARTS_MAX], *v[PARTS_MAX]; /* [head][token][dim] */
 	void *data[2 * PARTS_MAX];
@@ -110,7 +110,7 @@ static struct rig *rig_new(uint32_t queries, uint32_t q_heads, uint32_t kv_heads
 	struct rig *g = calloc(1, sizeof *g);
 
 	g->n = (size_t)queries * q_heads * dim;
-	g->a = (struct kvp_attend){ .size = sizeof g->a,
+	g->a = (struct kvp_attention){ .size = sizeof g->a,
 		.queries = queries,
 		.q_heads = q_heads,
 		.kv_heads = kv_heads,
@@ -778,7 +778,7 @@ static void nan_stays_in_its_head(void **state)
 static void refusals(void **state)
 {
 	struct rig *g = rig_new(1, 4, 2, 64);
-	struct kvp_attend bad;
+	struct kvp_attention bad;
 	size_t bytes = 1;
 
 	(void)state;

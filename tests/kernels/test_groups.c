@@ -679,7 +679,7 @@ static void b035_requantize_while_somebody_writes(void **state)
 /* One query per head over one part; out and the workspace belong to the caller's buffers. */
 static void attend_part(const struct kvp_attend_part *part, const float *q, float *out)
 {
-	struct kvp_attend a = { .size = sizeof a,
+	struct kvp_attention a = { .size = sizeof a,
 		.queries = 1,
 		.q_heads = 4,
 		.kv_heads = 2,

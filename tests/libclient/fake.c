@@ -373,6 +373,8 @@ static void welcome(struct fake *f, struct fake_session *s)
 	};
 	int fds[3], ro = -1, unsealed = -1;
 
+	if (f->deaf)
+		return;
 	if (f->refuse) {
 		struct kvp_msg_error e = { .error = f->refuse, .text = "not today" };
 

@@ -68,6 +68,7 @@ struct fake {
 	bool hold_extents; /* EXTENT of others' arenas is not sent, only on EXTENT_GET */
 	uint32_t lie;
 	int refuse; /* HELLO is answered with this error */
+	bool deaf;  /* HELLO is not answered */
 	uint32_t extent_gets;
 	uint32_t room;     /* slots that a session may have, at most FAKE_SLOTS */
 	uint32_t pause_us; /* between the slots of one answer */

@@ -53,7 +53,7 @@ static struct kvp_client *open_client(struct fake *fake, uint32_t timeout_ms)
 	struct kvp_open_opts o = {
 		.size = sizeof(o),
 		.socket = fake->path,
-		.timeout_ms = timeout_ms,
+		.default_timeout_ms = timeout_ms,
 	};
 	struct kvp_client *c;
 
@@ -105,11 +105,13 @@ static void put_and_flush(struct fixture *f, size_t n, uint32_t flags)
 	assert_int_equal(kvp_flush(f->client, KVP_DEFAULT_TIMEOUT), 0);
 }
 
-static struct kvp_match *match(struct kvp_space *space, const uint32_t *tokens, size_t n,
-	uint32_t flags, struct kvp_match_info *ret_info)
+static struct kvp_prefix *match(struct kvp_space *space, const uint32_t *tokens, size_t n,
+	uint32_t flags, struct kvp_prefix_info *ret_info)
 {
-	struct kvp_match_opts o = { .size = sizeof(o), .flags = flags };
-	struct kvp_match *m;
+	struct kvp_match_opts o = {
+		.size = sizeof(o), .flags = flags, .timeout_ms = KVP_DEFAULT_TIMEOUT
+	};
+	struct kvp_prefix *m;
 
 	ret_info->size = sizeof(*ret_info);
 	assert_int_equal(kvp_match(space, tokens, n, &o, &m), 0);
@@ -118,7 +120,7 @@ static struct kvp_match *match(struct kvp_space *space, const uint32_t *tokens, 
 }
 
 /* All the tokens that a match says it has come back as they were put. */
-static void check_content(struct fixture *f, struct kvp_match *m, uint32_t n)
+static void check_content(struct fixture *f, struct kvp_prefix *m, uint32_t n)
 {
 	uint8_t *back = malloc(n * TOKEN_BYTES + 1);
 	struct kvp_view_plane planes[2];
@@ -135,8 +137,8 @@ static void check_content(struct fixture *f, struct kvp_match *m, uint32_t n)
 static void test_put_match_get(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 
 	/* E-021: who only asks leaves nothing behind. */
 	m = match(f->space, f->tokens, TOKENS, 0, &i);
@@ -179,8 +181,8 @@ static void test_put_match_get(void **state)
 static void test_partial(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	struct kvp_ref ref;
 
 	f->tokens[2 * T + 9] = 77;
@@ -207,8 +209,8 @@ static void test_partial(void **state)
 static void test_exact(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 
 	put_and_flush(f, 4 * T, 0);
 	kvp_release(match(f->space, f->tokens, 4 * T, KVP_MATCH_EXACT, &i));
@@ -230,9 +232,9 @@ static void test_exact(void **state)
 static void test_zero_copy(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_payload p = { .size = sizeof(p) };
-	struct kvp_match_info i;
-	struct kvp_match *m, *m2;
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m, *m2;
 	const void *first;
 
 	put_and_flush(f, 2 * T, 0);
@@ -259,8 +261,8 @@ static void test_zero_copy(void **state)
 static void test_lease_protects(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 
 	put_and_flush(f, 3 * T, 0);
 	m = match(f->space, f->tokens, 3 * T, 0, &i);
@@ -276,13 +278,13 @@ static void test_out_of_leases(void **state)
 {
 	enum { ALL = KVP_SHARDS * KVP_SHARD_LEASES };
 	struct fixture *f = *state;
-	struct kvp_payload p = { .size = sizeof(p) };
-	struct kvp_match *held[ALL], *m;
-	struct kvp_match_info i;
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_prefix *held[ALL], *m;
+	struct kvp_prefix_info i;
 	uint8_t back[T * TOKEN_BYTES];
 	struct kvp_view_plane planes[2];
 	struct kvp_view v = { .size = sizeof(v), .planes = planes };
-	struct kvp_stats s = { .size = sizeof(s) };
+	struct kvp_counters s = { .size = sizeof(s) };
 	uint64_t bytes;
 
 	put_and_flush(f, T, 0);
@@ -313,8 +315,8 @@ static void test_reserve_commit(void **state)
 	struct fixture *f = *state;
 	struct kvp_grant *g[FAKE_SLOTS + 1];
 	struct kvp_ref ref = kvp_ref_root();
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	uint32_t retry = 0;
 
 	for (uint32_t b = 0; b < 3; b++) {
@@ -330,7 +332,7 @@ static void test_reserve_commit(void **state)
 	m = match(f->space, f->tokens, 3 * T, 0, &i);
 	assert_int_equal(i.n_blocks, 3);
 	for (uint32_t b = 0; b < 3; b++) {
-		struct kvp_payload p = { .size = sizeof(p) };
+		struct kvp_payload_info p = { .size = sizeof(p) };
 
 		assert_int_equal(kvp_payload(m, b, &p), 0);
 		assert_ptr_equal(p.addr, kvp_grant_addr(g[b]));
@@ -362,8 +364,8 @@ static void test_orphan_commit(void **state)
 {
 	struct fixture *f = *state;
 	struct kvp_grant *g, *g2;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	struct kvp_ref ref;
 
 	put_and_flush(f, 2 * T, 0);
@@ -386,8 +388,8 @@ static void test_orphan_commit(void **state)
 static void test_put_copies(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	uint8_t *kept = malloc(sizeof(f->kv));
 
 	memcpy(kept, f->kv, sizeof(f->kv));
@@ -412,8 +414,8 @@ static void test_put_from(void **state)
 	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 2000 };
 	struct kvp_view_plane planes[2];
 	struct kvp_view v = { .size = sizeof(v), .planes = planes };
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	uint64_t bytes;
 
 	assert_int_equal(kvp_view_dense(f->space, KVP_VIEW_NCLD, f->kv + 3 * T * TOKEN_BYTES,
@@ -442,7 +444,7 @@ static void test_put_full(void **state)
 {
 	struct fixture *f = *state;
 	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 30 };
-	struct kvp_match_info i;
+	struct kvp_prefix_info i;
 	uint32_t retry = 0;
 
 	pthread_mutex_lock(&f->fake->lock);
@@ -491,8 +493,8 @@ static void test_min_cache_tokens(void **state)
 static void test_delete(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 
 	put_and_flush(f, 3 * T, 0);
 	m = match(f->space, f->tokens, 3 * T, 0, &i);
@@ -528,8 +530,8 @@ static void test_chunk_keys(void **state)
 static void test_empty(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 
 	m = match(f->space, NULL, 0, 0, &i);
 	assert_int_equal(i.n_tokens, 0);
@@ -545,8 +547,8 @@ static void test_empty(void **state)
 static void test_fork_copies(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_match_info i;
-	struct kvp_match *m, *again;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m, *again;
 	struct kvp_grant *g;
 	struct kvp_ref ref;
 	uint32_t other[2 * T];
@@ -592,8 +594,8 @@ static void test_single_flight(void **state)
 {
 	struct fixture *f = *state;
 	struct kvp_client *other = open_client(f->fake, 3000);
-	struct kvp_match_info i;
-	struct kvp_match *mine, *theirs;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *mine, *theirs;
 	struct kvp_space *space;
 	pthread_t thread;
 	void *result;
@@ -635,8 +637,8 @@ static void test_single_flight(void **state)
 static void test_claim_by_commit(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	struct kvp_ref ref = kvp_ref_root();
 	struct kvp_grant *g[3];
 	struct kvp_key key;
@@ -666,11 +668,11 @@ static void test_claim_by_commit(void **state)
 static void test_space_info(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_space_info i = { .size = sizeof(i) };
+	struct kvp_space_props i = { .size = sizeof(i) };
 	struct kvp_space_desc d = model;
 	struct kvp_space *same, *other;
 	uint8_t fingerprint[32];
-	struct kvp_match_info mi;
+	struct kvp_prefix_info mi;
 	uint64_t bytes;
 
 	assert_int_equal(kvp_space_info(f->space, &i), 0);
@@ -708,7 +710,7 @@ static void test_space_info(void **state)
 	kvp_space_close(other);
 
 	/* A caller built against a smaller struct gets what it knows of. */
-	i.size = offsetof(struct kvp_space_info, block_bytes);
+	i.size = offsetof(struct kvp_space_props, block_bytes);
 	i.block_bytes = 42;
 	assert_int_equal(kvp_space_info(f->space, &i), 0);
 	assert_int_equal(i.block_bytes, 42);
@@ -759,8 +761,8 @@ static void test_space_refused(void **state)
 static void test_stats_and_close(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_stats s = { .size = sizeof(s) };
-	struct kvp_match_info i;
+	struct kvp_counters s = { .size = sizeof(s) };
+	struct kvp_prefix_info i;
 	struct kvp_client *c = open_client(f->fake, 1000);
 
 	assert_null(kvp_close(c));
@@ -784,7 +786,7 @@ static void test_stats_and_close(void **state)
 
 static void wait_attached(struct kvp_client *c, uint32_t want)
 {
-	struct kvp_stats s = { .size = sizeof(s) };
+	struct kvp_counters s = { .size = sizeof(s) };
 
 	for (uint32_t i = 0; i < 1000; i++) {
 		assert_int_equal(kvp_stats(c, &s), 0);
@@ -799,10 +801,10 @@ static void wait_attached(struct kvp_client *c, uint32_t want)
 static void test_daemon_dies(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_payload p = { .size = sizeof(p) };
-	struct kvp_stats s = { .size = sizeof(s) };
-	struct kvp_match_info i;
-	struct kvp_match *m, *blind;
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_counters s = { .size = sizeof(s) };
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m, *blind;
 	struct kvp_grant *g, *g2 = NULL;
 	struct kvp_digest key;
 	char path[64];
@@ -869,9 +871,9 @@ static void test_silent_daemon(void **state)
 		.flags = KVP_MATCH_CLAIM,
 		.timeout_ms = 30,
 	};
-	struct kvp_match_info i = { .size = sizeof(i) };
+	struct kvp_prefix_info i = { .size = sizeof(i) };
 	struct kvp_grant *g, *g2;
-	struct kvp_match *m;
+	struct kvp_prefix *m;
 
 	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
 	pthread_mutex_lock(&f->fake->lock);
@@ -941,8 +943,8 @@ static void test_unknown_extent(void **state)
 	struct fixture *f = *state;
 	struct kvp_client *other;
 	struct kvp_space *space;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 
 	pthread_mutex_lock(&f->fake->lock);
 	f->fake->hold_extents = true;
@@ -976,8 +978,8 @@ static void test_retire(void **state)
 	struct kvp_client *other = open_client(f->fake, 2000);
 	struct fake_session *mine = &f->fake->s[0], *theirs = &f->fake->s[1];
 	struct kvp_space *space;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	struct kvp_grant *g;
 
 	assert_int_equal(kvp_space_open(other, &model, 2000, &space), 0);
@@ -1056,8 +1058,8 @@ static void test_stock_comes_late(void **state)
 static void test_forked_child(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	int status;
 	pid_t pid;
 
@@ -1066,10 +1068,10 @@ static void test_forked_child(void **state)
 	pid = fork();
 	assert_true(pid >= 0);
 	if (!pid) {
-		struct kvp_stats s = { .size = sizeof(s) };
-		struct kvp_payload p = { .size = sizeof(p) };
-		struct kvp_space_info si = { .size = sizeof(si) };
-		struct kvp_match *m2;
+		struct kvp_counters s = { .size = sizeof(s) };
+		struct kvp_payload_info p = { .size = sizeof(p) };
+		struct kvp_space_props si = { .size = sizeof(si) };
+		struct kvp_prefix *m2;
 		struct kvp_grant *g;
 		char buf[8];
 		int bad = 0;
@@ -1102,35 +1104,59 @@ static void test_forked_child(void **state)
 static void test_open_errors(void **state)
 {
 	struct fake *fake = fake_start(NULL);
-	struct kvp_open_opts o = { .size = sizeof(o), .timeout_ms = 500 };
+	char text[64], path[200], why[KVP_ERROR_TEXT];
+	struct kvp_open_opts o = { .size = sizeof(o),
+		.default_timeout_ms = 500,
+		.error = why,
+		.error_bytes = sizeof(why) };
 	struct kvp_client *c = NULL;
-	char text[64], path[200];
 
 	(void)state;
 	memset(path, 'a', sizeof(path) - 1);
 	path[sizeof(path) - 1] = 0;
 	o.socket = path;
 	assert_int_equal(kvp_open(&o, &c), -ENAMETOOLONG);
+	assert_non_null(strstr(why, "199 bytes"));
 	o.socket = "/nonexistent/kvpool.sock";
 	assert_int_equal(kvp_open(&o, &c), -ENOENT);
+	assert_string_equal(why, "/nonexistent/kvpool.sock: No such file or directory");
 	o.flags = 2;
 	assert_int_equal(kvp_open(&o, &c), -EINVAL);
+	assert_non_null(strstr(why, "flags"));
 	o.flags = 0;
 	o.socket = fake->path;
 	fake->refuse = -EUSERS;
 	assert_int_equal(kvp_open(&o, &c), -EUSERS);
+	assert_string_equal(why, "not today"); /* in the daemon's words */
 	fake->refuse = -EBUSY;
 	assert_int_equal(kvp_open(&o, &c), -EBUSY);
 	fake->refuse = 0;
 	for (uint32_t lie = FAKE_LIE_SEALS; lie <= FAKE_LIE_EPOCH; lie++) {
 		fake->lie = lie;
+		why[0] = 0;
 		assert_int_equal(kvp_open(&o, &c), -EPROTO);
 		assert_null(c);
+		assert_non_null(strstr(why, fake->path));
 	}
 	fake->lie = 0;
+	fake->deaf = true;
+	assert_int_equal(kvp_open(&o, &c), -ETIMEDOUT);
+	assert_true(why[0]);
+	fake->deaf = false;
+	/* A buffer that is too small is ended where it ends; none at all is none. */
 	fake->refuse = -EACCES;
+	o.error_bytes = 4;
+	assert_int_equal(kvp_open(&o, &c), -EACCES);
+	assert_string_equal(why, "not");
+	o.error = NULL;
+	assert_int_equal(kvp_open(&o, &c), -EACCES);
+	assert_null(c);
+	/* LAZY succeeds, and says why it is not attached all the same. */
+	o.error = why;
+	o.error_bytes = sizeof(why);
 	o.flags = KVP_OPEN_LAZY;
 	assert_int_equal(kvp_open(&o, &c), 0);
+	assert_string_equal(why, "not today");
 	for (uint32_t n = 0; n < 400; n++) {
 		assert_int_equal(kvp_last_error(c, text, sizeof(text)), 0);
 		if (text[0])
@@ -1146,13 +1172,71 @@ static void test_open_errors(void **state)
 	fake_stop(fake);
 }
 
+/*
+ * timeout_ms of 0 is the same everywhere: what the daemon answers at once is had, what others have
+ * to do first is not waited for. On a machine that has no time for either, at the hundredth try.
+ */
+#define SOON(call, want)                                      \
+	do {                                                  \
+		long long got_ = 0;                           \
+                                                              \
+		for (uint32_t try_ = 0; try_ < 100; try_++) { \
+			got_ = (long long)(call);             \
+			if (got_ == (want))                   \
+				break;                        \
+		}                                             \
+		assert_int_equal(got_, (want));               \
+	} while (0)
+
+static void test_timeout_0(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_put_opts put = { .size = sizeof(put) };
+	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_CLAIM };
+	struct kvp_prefix_info i = { .size = sizeof(i) };
+	struct kvp_client *other = open_client(f->fake, 3000);
+	struct kvp_space *s, *theirs;
+	struct kvp_prefix *m, *m2;
+	struct kvp_grant *g;
+
+	SOON(kvp_space_open(f->client, &model, 0, &s), 0);
+	SOON(kvp_space_open(other, &model, 0, &theirs), 0);
+	SOON(kvp_reserve(s, 0, NULL, &g), 0);
+	assert_int_equal(kvp_grant_wait(g, 0), -EINVAL); /* not committed */
+	kvp_grant_release(g);
+	SOON(kvp_put(f->space, f->tokens, 2 * T, 0, &f->view, &put, NULL), 2 * T);
+	SOON(kvp_flush(f->client, 0), 0);
+	SOON(kvp_delete(f->space, f->tokens, 2 * T, 0), 2);
+	for (uint32_t n = 0; n < 100; n++) {
+		assert_int_equal(kvp_match(s, f->tokens, 3 * T, &o, &m), 0);
+		kvp_match_info(m, &i);
+		if (i.flags & KVP_MATCHED_CLAIMED)
+			break;
+		kvp_release(m);
+	}
+	assert_int_equal(i.flags, KVP_MATCHED_CLAIMED);
+	assert_int_equal(kvp_wait(m, 0), -EINVAL); /* nobody else computes it */
+	o.timeout_ms = KVP_DEFAULT_TIMEOUT;
+	assert_int_equal(kvp_match(theirs, f->tokens, 3 * T, &o, &m2), 0);
+	assert_int_equal(kvp_wait(m2, 0), -ETIMEDOUT); /* somebody else has to do that first */
+	kvp_release(m2);
+	assert_int_equal(kvp_release(m), 0);
+	assert_int_equal(kvp_wait(m, 0), -EINVAL); /* released */
+	f->fake->mute = true;
+	assert_int_equal(kvp_flush(f->client, 0), -ETIMEDOUT);
+	f->fake->mute = false;
+	kvp_space_close(s);
+	kvp_space_close(theirs);
+	kvp_close(other);
+}
+
 /* LAZY: spaces open without a daemon, and come alive with one. */
 static void test_lazy(void **state)
 {
 	struct fake *fake = fake_start(NULL);
 	char path[64];
 	struct kvp_open_opts o = { .size = sizeof(o), .flags = KVP_OPEN_LAZY, .socket = path };
-	struct kvp_space_info i = { .size = sizeof(i) };
+	struct kvp_space_props i = { .size = sizeof(i) };
 	struct kvp_client *c;
 	struct kvp_space *s;
 
@@ -1208,6 +1292,7 @@ int main(void)
 		WITH_DAEMON(test_stock_comes_late),
 		WITH_DAEMON(test_forked_child),
 		cmocka_unit_test(test_open_errors),
+		cmocka_unit_test_setup_teardown(test_timeout_0, setup, teardown),
 		cmocka_unit_test(test_lazy),
 	};
 

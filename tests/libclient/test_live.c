@@ -123,11 +123,13 @@ static void store(struct engine *e, uint32_t n, uint32_t flags)
 	EQUAL(kvp_flush(e->client, WAIT_MS), 0);
 }
 
-static struct kvp_match *find(
-	struct engine *e, uint32_t n, uint32_t flags, struct kvp_match_info *ret_info)
+static struct kvp_prefix *find(
+	struct engine *e, uint32_t n, uint32_t flags, struct kvp_prefix_info *ret_info)
 {
-	struct kvp_match_opts o = { .size = sizeof(o), .flags = flags };
-	struct kvp_match *m;
+	struct kvp_match_opts o = {
+		.size = sizeof(o), .flags = flags, .timeout_ms = KVP_DEFAULT_TIMEOUT
+	};
+	struct kvp_prefix *m;
 
 	ret_info->size = sizeof(*ret_info);
 	EQUAL(kvp_match(e->space, e->tokens, n, &o, &m), 0);
@@ -136,11 +138,11 @@ static struct kvp_match *find(
 }
 
 /* A new extent is a miss until the library has mapped it: at most a moment. */
-static struct kvp_match *find_soon(
-	struct engine *e, uint32_t n, uint32_t want_tokens, struct kvp_match_info *ret_info)
+static struct kvp_prefix *find_soon(
+	struct engine *e, uint32_t n, uint32_t want_tokens, struct kvp_prefix_info *ret_info)
 {
 	for (uint32_t i = 0; i < 1000; i++) {
-		struct kvp_match *m = find(e, n, 0, ret_info);
+		struct kvp_prefix *m = find(e, n, 0, ret_info);
 
 		if (ret_info->n_tokens + ret_info->tail_tokens >= want_tokens)
 			return m;
@@ -151,7 +153,7 @@ static struct kvp_match *find_soon(
 	return NULL;
 }
 
-static void same_bytes(struct engine *e, struct kvp_match *m, uint32_t n)
+static void same_bytes(struct engine *e, struct kvp_prefix *m, uint32_t n)
 {
 	uint8_t *back = malloc((size_t)n * TOKEN_BYTES);
 	struct kvp_view_plane planes[2];
@@ -193,9 +195,9 @@ static void reader(void *arg)
 {
 	uint32_t layout = *(uint32_t *)arg;
 	struct engine *e = engine_new("live", layout, 1);
-	struct kvp_payload p = { .size = sizeof(p) };
-	struct kvp_match_info i;
-	struct kvp_match *m = find_soon(e, N + 20, N + 20, &i);
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m = find_soon(e, N + 20, N + 20, &i);
 
 	EQUAL(i.flags, KVP_MATCHED_LEASED);
 	EQUAL(i.n_blocks, BLOCKS + 1); /* the partial one is all that was left */
@@ -231,8 +233,8 @@ static void test_two_processes(void)
 static void test_delete(void)
 {
 	struct engine *e = engine_new("delete", 0, 2), *other = engine_new("delete", 0, 2);
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 
 	store(e, 4 * T, 0);
 	m = find_soon(other, 4 * T, 4 * T, &i);
@@ -255,8 +257,8 @@ static void test_delete(void)
 static void test_fork(void)
 {
 	struct engine *e = engine_new("fork", 1, 3);
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	struct kvp_grant *g;
 	struct kvp_ref ref;
 	uint32_t mine[2 * T];
@@ -298,8 +300,8 @@ static void flier(void *arg)
 	uint32_t have = 0, mine = 0;
 
 	while (have < 4) {
-		struct kvp_match_info i;
-		struct kvp_match *m = find(e, 4 * T, KVP_MATCH_CLAIM, &i);
+		struct kvp_prefix_info i;
+		struct kvp_prefix *m = find(e, 4 * T, KVP_MATCH_CLAIM, &i);
 
 		have = i.n_blocks;
 		if (i.flags & KVP_MATCHED_PENDING) {
@@ -348,7 +350,7 @@ static void test_single_flight(void)
 static void dies(void *arg)
 {
 	struct engine *e = engine_new("dies", 0, 5);
-	struct kvp_match_info i;
+	struct kvp_prefix_info i;
 	struct kvp_grant *g;
 	int *pipefd = arg;
 
@@ -362,8 +364,8 @@ static void dies(void *arg)
 static void test_death(void)
 {
 	struct engine *e = engine_new("dies", 0, 5);
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	int pipefd[2], status;
 	char x;
 	pid_t pid;
@@ -407,8 +409,8 @@ static void *in_thread(void *arg)
 	EQUAL(kvp_view_dense(e->space, KVP_VIEW_NCLD, e->kv, N + T, e->planes, &bytes), 0);
 	e->view = (struct kvp_view){ .size = sizeof(e->view), .planes = e->planes };
 	for (uint32_t r = 0; r < 10; r++) {
-		struct kvp_match_info i;
-		struct kvp_match *m;
+		struct kvp_prefix_info i;
+		struct kvp_prefix *m;
 
 		fill(e, 100 + a->seed * 10 + r);
 		store(e, 4 * T, 0);
@@ -444,8 +446,8 @@ static void test_threads(void)
 static void test_stats(void)
 {
 	struct engine *e = engine_new("stats", 0, 6);
-	struct kvp_stats s = { .size = sizeof(s) };
-	struct kvp_match_info i;
+	struct kvp_counters s = { .size = sizeof(s) };
+	struct kvp_prefix_info i;
 
 	store(e, 4 * T, 0);
 	kvp_release(find(e, 4 * T, 0, &i));
@@ -460,11 +462,11 @@ static void test_stats(void)
 static void test_more_than_fits(void)
 {
 	struct engine *e = engine_new("full", 0, 8);
-	struct kvp_stats s = { .size = sizeof(s) };
+	struct kvp_counters s = { .size = sizeof(s) };
 	struct kvp_layer large[2];
 	struct kvp_space_desc d = model("large", 0);
-	struct kvp_match_info i;
-	struct kvp_match *m;
+	struct kvp_prefix_info i;
+	struct kvp_prefix *m;
 	struct kvp_space *space;
 
 	for (uint32_t seed = 0; seed < 100; seed++) {
@@ -492,9 +494,9 @@ static void test_stopped_daemon(void)
 	const char *text = getenv("KVPOOLD_PID");
 	pid_t daemon = text ? (pid_t)atoi(text) : 0;
 	struct engine *e = engine_new("stopped", 0, 7);
-	struct kvp_match_info i;
+	struct kvp_prefix_info i;
 	struct kvp_client *c;
-	struct kvp_open_opts o = { .size = sizeof(o), .timeout_ms = 200 };
+	struct kvp_open_opts o = { .size = sizeof(o), .default_timeout_ms = 200 };
 
 	store(e, 2 * T, 0);
 	if (!daemon || kill(daemon, SIGSTOP) < 0) {

@@ -71,9 +71,9 @@ static void make_prompt(uint64_t *rnd, uint32_t tokens[BLOCKS * T], uint8_t *kv)
 	}
 }
 
-static void check(struct shared *s, const struct kvp_match *m, const uint32_t *tokens)
+static void check(struct shared *s, const struct kvp_prefix *m, const uint32_t *tokens)
 {
-	struct kvp_match_info i = { .size = sizeof(i) };
+	struct kvp_prefix_info i = { .size = sizeof(i) };
 	uint8_t back[BLOCKS * T * TOKEN_BYTES];
 	struct kvp_view_plane plane;
 	struct kvp_view v = { .size = sizeof(v), .planes = &plane };
@@ -102,8 +102,8 @@ static void one_round(struct shared *s, uint64_t *rnd)
 	uint8_t kv[BLOCKS * T * TOKEN_BYTES];
 	struct kvp_view_plane plane;
 	struct kvp_view v = { .size = sizeof(v), .planes = &plane };
-	struct kvp_match_info i = { .size = sizeof(i) };
-	struct kvp_match *m;
+	struct kvp_prefix_info i = { .size = sizeof(i) };
+	struct kvp_prefix *m;
 	uint64_t bytes;
 
 	make_prompt(rnd, tokens, kv);
@@ -158,8 +158,10 @@ static void test_threads(void **state)
 {
 	struct shared s = { .seed = toy_seed() };
 	struct fake *f = fake_start(NULL);
-	struct kvp_open_opts o = { .size = sizeof(o), .socket = f->path, .timeout_ms = 3000 };
-	struct kvp_stats st = { .size = sizeof(st) };
+	struct kvp_open_opts o = {
+		.size = sizeof(o), .socket = f->path, .default_timeout_ms = 3000
+	};
+	struct kvp_counters st = { .size = sizeof(st) };
 	struct worker w[THREADS];
 	pthread_t thread[THREADS];
 	uint64_t rnd = s.seed;
@@ -206,9 +208,9 @@ static void *match_release(void *arg)
 	struct hot *h = arg;
 
 	for (uint32_t r = 0; r < 3000; r++) {
-		struct kvp_match_info i = { .size = sizeof(i) };
-		struct kvp_payload p = { .size = sizeof(p) };
-		struct kvp_match *m, *m2;
+		struct kvp_prefix_info i = { .size = sizeof(i) };
+		struct kvp_payload_info p = { .size = sizeof(p) };
+		struct kvp_prefix *m, *m2;
 		uint32_t token;
 
 		if (kvp_match(h->s->space, h->tokens, BLOCKS * T, NULL, &m) < 0 ||
@@ -234,7 +236,7 @@ static void test_hot_path(void **state)
 	struct fake *f = fake_start(NULL);
 	struct kvp_open_opts o = { .size = sizeof(o), .socket = f->path };
 	struct kvp_put_opts po = { .size = sizeof(po), .timeout_ms = 2000 };
-	struct kvp_stats st = { .size = sizeof(st) };
+	struct kvp_counters st = { .size = sizeof(st) };
 	uint32_t tokens[BLOCKS * T];
 	uint8_t kv[BLOCKS * T * TOKEN_BYTES];
 	struct hot hot = { &s, tokens };

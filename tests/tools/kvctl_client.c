@@ -40,7 +40,7 @@ int main(int argc, char **argv)
 	struct kvp_view_plane plane;
 	struct kvp_client *client;
 	struct kvp_space *space;
-	struct kvp_match *match;
+	struct kvp_prefix *match;
 	uint64_t bytes;
 	void *data;
 

@@ -133,7 +133,7 @@ int bench_pool_attach(struct bench_pool *p)
 	struct kvp_open_opts open_opts = { .size = sizeof(open_opts),
 		.socket = p->daemon.socket,
 		.name = "kvbench",
-		.timeout_ms = WAIT_MS };
+		.default_timeout_ms = WAIT_MS };
 	/* One token's bytes as keys and values of equal width, in layers of at most 4096 channels.
 	 */
 	uint32_t channels = (uint32_t)(p->block_bytes / p->block_tokens / 4), layers = 1;

@@ -33,7 +33,7 @@ struct context {
 
 struct job {
 	const struct kvp_kernels *k;
-	struct kvp_attend a;
+	struct kvp_attention a;
 	float *q;
 	float *out;
 };
@@ -494,7 +494,7 @@ int kvbench_attention(int argc, char **argv)
 	kbench_seed(11);
 	for (size_t i = 0; i < Q_HEADS * DIM; i++)
 		job.q[i] = (float)kbench_normal();
-	job.a = (struct kvp_attend){ .size = sizeof job.a,
+	job.a = (struct kvp_attention){ .size = sizeof job.a,
 		.queries = 1,
 		.q_heads = Q_HEADS,
 		.kv_heads = KV_HEADS,

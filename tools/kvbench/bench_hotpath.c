@@ -51,8 +51,8 @@ static double time_matches(const struct setup *s, uint32_t tokens, uint32_t coun
 	uint64_t began = bench_now();
 
 	for (uint32_t i = 0; i < count; i++) {
-		struct kvp_match_info info = { .size = sizeof(info) };
-		struct kvp_match *m;
+		struct kvp_prefix_info info = { .size = sizeof(info) };
+		struct kvp_prefix *m;
 
 		if (kvp_match(s->pool.space, prompt(s, bench_random(rng)), tokens, NULL, &m) < 0)
 			return -1;
@@ -68,8 +68,8 @@ static double time_matches(const struct setup *s, uint32_t tokens, uint32_t coun
 static double time_long(const struct setup *s)
 {
 	uint64_t began = bench_now();
-	struct kvp_match_info info = { .size = sizeof(info) };
-	struct kvp_match *m;
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_prefix *m;
 
 	if (kvp_match(s->pool.space, s->long_tokens, LONG_TOKENS, NULL, &m) < 0)
 		return -1;

@@ -105,8 +105,8 @@ static double match_ns(struct bench_pool *p, uint32_t chains)
 		uint64_t began = bench_now(), blocks = 0;
 
 		for (uint32_t k = 0; k < 2000; k++) {
-			struct kvp_match_info info = { .size = sizeof(info) };
-			struct kvp_match *m;
+			struct kvp_prefix_info info = { .size = sizeof(info) };
+			struct kvp_prefix *m;
 
 			if (kvp_match(p->space, prompts + bench_random(&rng) % chains * tokens,
 				    tokens, NULL, &m) < 0)
@@ -158,10 +158,13 @@ static double idle_percent(pid_t pid, uint64_t seconds)
 /* Numbers that only the daemon knows: metadata per block, and how long a lease scan takes now. */
 static int ask_daemon(const struct bench_pool *p, double *bytes_per_block, double *scan_us)
 {
+	struct kvp_open_opts opts = {
+		.size = sizeof(opts), .socket = p->daemon.socket, .default_timeout_ms = 10000
+	};
 	struct kvp_admin *admin;
 	json_t *answer, *tenant;
 	char *text = NULL;
-	int r = kvp_admin_open(p->daemon.socket, 10000, &admin);
+	int r = kvp_admin_open(&opts, &admin);
 
 	if (r < 0)
 		return r;

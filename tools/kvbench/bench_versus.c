@@ -255,8 +255,8 @@ struct ours {
 	double put_ratio[ROUNDS], memcpy_ratio[ROUNDS];
 };
 
-static int match_block(struct bench_pool *p, const uint32_t *tokens, struct kvp_match **ret,
-	struct kvp_payload *payload)
+static int match_block(struct bench_pool *p, const uint32_t *tokens, struct kvp_prefix **ret,
+	struct kvp_payload_info *payload)
 {
 	if (kvp_match(p->space, tokens, BLOCK_TOKENS, NULL, ret) < 0)
 		return -1;
@@ -274,8 +274,8 @@ static double acquire_ns(
 	uint64_t sum = 0, began = bench_now();
 
 	for (uint32_t i = 0; i < ACQUIRES; i++) {
-		struct kvp_payload payload = { .size = sizeof(payload) };
-		struct kvp_match *m;
+		struct kvp_payload_info payload = { .size = sizeof(payload) };
+		struct kvp_prefix *m;
 
 		if (match_block(p, prompts + bench_random(rng) % blocks * BLOCK_TOKENS, &m,
 			    &payload) < 0)
@@ -295,7 +295,7 @@ static double copy_ns(struct bench_pool *p, struct bench_copy *c, const uint32_t
 		const uint32_t *tokens = prompts + bench_random(rng) % blocks * BLOCK_TOKENS;
 		struct kvp_view_plane planes[64];
 		struct kvp_view view = { .size = sizeof(view), .planes = planes };
-		struct kvp_match *m;
+		struct kvp_prefix *m;
 		uint64_t bytes;
 		int64_t n;
 
@@ -319,8 +319,8 @@ static double memcpy_ns(struct bench_pool *p, struct bench_copy *c, const uint32
 	uint64_t began;
 
 	for (uint32_t i = 0; i < GETS; i++) {
-		struct kvp_payload payload = { .size = sizeof(payload) };
-		struct kvp_match *m;
+		struct kvp_payload_info payload = { .size = sizeof(payload) };
+		struct kvp_prefix *m;
 
 		if (match_block(p, prompts + bench_random(rng) % blocks * BLOCK_TOKENS, &m,
 			    &payload) < 0)

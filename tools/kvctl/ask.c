@@ -45,7 +45,11 @@ static const char *why_nobody(int error)
 
 static int open_admin(struct kvctl *ctl)
 {
-	return ctl->admin ? 0 : kvp_admin_open(ctl->socket, ctl->timeout_ms, &ctl->admin);
+	struct kvp_open_opts opts = {
+		.size = sizeof(opts), .socket = ctl->socket, .default_timeout_ms = ctl->timeout_ms
+	};
+
+	return ctl->admin ? 0 : kvp_admin_open(&opts, &ctl->admin);
 }
 
 static int ask(struct kvctl *ctl, json_t *request, json_t **ret_answer)

@@ -115,10 +115,10 @@ static uint32_t prompt(struct client *c, const struct trace_request *r)
 	return n;
 }
 
-static void verify(struct client *c, const struct kvp_match *m, const struct kvp_match_info *info)
+static void verify(struct client *c, const struct kvp_prefix *m, const struct kvp_prefix_info *info)
 {
 	for (uint32_t i = 0; i < info->n_blocks; i++) {
-		struct kvp_payload p = { .size = sizeof(p) };
+		struct kvp_payload_info p = { .size = sizeof(p) };
 		int r = kvp_payload(m, i, &p);
 
 		c->tally->verified++;
@@ -128,7 +128,7 @@ static void verify(struct client *c, const struct kvp_match *m, const struct kvp
 	}
 }
 
-static int store(struct client *c, struct kvp_match *m, uint32_t from, uint32_t blocks, uint32_t n)
+static int store(struct client *c, struct kvp_prefix *m, uint32_t from, uint32_t blocks, uint32_t n)
 {
 	const uint32_t bt = c->run->block_tokens;
 	struct kvp_ref parent = kvp_ref_root();
@@ -164,9 +164,9 @@ static int store(struct client *c, struct kvp_match *m, uint32_t from, uint32_t 
 
 static void one_request(struct client *c, const struct trace_request *req)
 {
-	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
 	uint32_t n = prompt(c, req), blocks;
-	struct kvp_match *m;
+	struct kvp_prefix *m;
 	int r;
 
 	r = kvp_chunk_keys(c->space, c->tokens, n, c->keys, c->max_blocks);
@@ -199,12 +199,15 @@ static void one_request(struct client *c, const struct trace_request *req)
 	atomic_fetch_add(&c->tally->requests, 1);
 }
 
-static int open_space(struct client *c)
+/* why: gets the reason if no daemon was joined. */
+static int open_space(struct client *c, char *why, size_t bytes)
 {
 	struct kvp_open_opts open_opts = { .size = sizeof(open_opts),
 		.socket = c->run->socket,
 		.name = "kvreplay",
-		.timeout_ms = 30000 };
+		.default_timeout_ms = 30000,
+		.error = why,
+		.error_bytes = bytes };
 	struct kvp_layer layer = {
 		.kv_heads = 1, .k_dim = c->run->o->dim, .v_dim = c->run->o->dim
 	};
@@ -246,6 +249,7 @@ static int client_main(const struct run *run, uint32_t number)
 {
 	struct client c = { .run = run, .tally = &run->shared->tally[number] };
 	uint64_t most = (uint64_t)run->trace->longest * run->block_tokens;
+	char why[KVP_ERROR_TEXT];
 	int r;
 
 	for (uint32_t i = 0; i < run->trace->n_requests; i++)
@@ -258,14 +262,10 @@ static int client_main(const struct run *run, uint32_t number)
 		fprintf(stderr, "kvreplay: no memory for a prompt of %" PRIu64 " tokens\n", most);
 		return 1;
 	}
-	r = open_space(&c);
+	r = open_space(&c, why, sizeof(why));
 	if (r < 0) {
-		char why[256] = "";
-
-		if (c.kvp)
-			kvp_last_error(c.kvp, why, sizeof(why));
-		fprintf(stderr, "kvreplay: cannot attach to %s: %s %s\n", run->socket, strerror(-r),
-			why);
+		fprintf(stderr, "kvreplay: cannot attach to %s: %s\n", run->socket,
+			why[0] ? why : strerror(-r));
 		return 1;
 	}
 	if (run->trace->format == TRACE_AGENT)
@@ -330,7 +330,7 @@ static unsigned run_clients(const struct run *run)
 static uint64_t evictions(const struct run *run)
 {
 	struct kvp_open_opts opts = { .size = sizeof(opts), .socket = run->socket };
-	struct kvp_stats stats = { .size = sizeof(stats) };
+	struct kvp_counters stats = { .size = sizeof(stats) };
 	struct kvp_client *c;
 
 	if (kvp_open(&opts, &c) < 0)

@@ -69,7 +69,7 @@ static int room_for(struct kvr_attend *a, uint32_t parts)
 	return 0;
 }
 
-static int workspace_for(struct kvr_attend *a, struct kvp_attend *job)
+static int workspace_for(struct kvr_attend *a, struct kvp_attention *job)
 {
 	size_t bytes;
 	void *p;
@@ -92,7 +92,7 @@ static int workspace_for(struct kvr_attend *a, struct kvp_attend *job)
 int kvr_attend_fused(struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, uint32_t position,
 	const float *q, float *out)
 {
-	struct kvp_attend job = {
+	struct kvp_attention job = {
 		.size = sizeof(job),
 		.queries = 1,
 		.q_heads = a->heads,

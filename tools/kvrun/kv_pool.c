@@ -35,14 +35,14 @@ struct pool_kv {
 	char *socket, *variant;
 	struct kvp_client *client; /* NULL: could not even be made */
 	struct kvp_space *space;   /* NULL: no daemon so far */
-	char why[160];             /* the last attempt to attach failed; "": it did not */
+	char why[KVP_ERROR_TEXT];  /* the last attempt to attach failed; "": it did not */
 
 	/* of the sequence */
-	struct kvp_match *match; /* holds the lease on what is read in place */
-	struct kvp_match *claim; /* the right to compute what is missing; given up on its own */
-	uint32_t matched;        /* whole blocks in the match */
-	int publish;             /* the chain up to the last block is published or will be */
-	int dirty;               /* commits since the last flush */
+	struct kvp_prefix *match; /* holds the lease on what is read in place */
+	struct kvp_prefix *claim; /* the right to compute what is missing; given up on its own */
+	uint32_t matched;         /* whole blocks in the match */
+	int publish;              /* the chain up to the last block is published or will be */
+	int dirty;                /* commits since the last flush */
 	struct slot *slot;
 	uint32_t n_slots;
 	uint32_t room;
@@ -68,7 +68,7 @@ static int open_space(struct pool_kv *p)
 	const struct kvr_config *c = &p->model->config;
 	const struct kvr_geom *g = &p->kv.geom;
 	struct kvp_layer layers[KVR_MAX_LAYERS];
-	struct kvp_space_info info = { .size = sizeof(info) };
+	struct kvp_space_props info = { .size = sizeof(info) };
 	struct kvp_space_desc desc = {
 		.size = sizeof(desc),
 		.model = p->model->name,
@@ -110,12 +110,15 @@ static int open_space(struct pool_kv *p)
  */
 static int open_client(struct pool_kv *p)
 {
-	struct kvp_open_opts opts = { .size = sizeof(opts), .socket = p->socket, .name = "kvrun" };
+	struct kvp_open_opts opts = { .size = sizeof(opts),
+		.socket = p->socket,
+		.name = "kvrun",
+		.error = p->why,
+		.error_bytes = sizeof(p->why) };
 	int r = kvp_open(&opts, &p->client);
 
 	if (r == 0)
 		return 0;
-	snprintf(p->why, sizeof(p->why), "%s", strerror(-r));
 	opts.flags = KVP_OPEN_LAZY;
 	return kvp_open(&opts, &p->client);
 }
@@ -123,7 +126,7 @@ static int open_client(struct pool_kv *p)
 /* Joins the daemon if there is one by now, or remembers why not. */
 static int attach(struct pool_kv *p)
 {
-	struct kvp_space_info info = { .size = sizeof(info) };
+	struct kvp_space_props info = { .size = sizeof(info) };
 	char why[sizeof(p->why)] = "";
 	int r = 0;
 
@@ -196,11 +199,13 @@ static int append_private(struct pool_kv *p)
 }
 
 static int match(struct pool_kv *p, const uint32_t *tokens, uint32_t n, uint32_t flags,
-	struct kvp_match **ret_match, struct kvp_match_info *ret_info)
+	struct kvp_prefix **ret_match, struct kvp_prefix_info *ret_info)
 {
-	struct kvp_match_opts opts = { .size = sizeof(opts), .flags = flags };
-	struct kvp_match_info info = { .size = sizeof(info) };
-	struct kvp_match *m;
+	struct kvp_match_opts opts = {
+		.size = sizeof(opts), .flags = flags, .timeout_ms = WAIT_GRANT_MS
+	};
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_prefix *m;
 	int r;
 
 	if (!p->opts.reuse_tail)
@@ -222,7 +227,7 @@ static int match(struct pool_kv *p, const uint32_t *tokens, uint32_t n, uint32_t
  * Blocks are missing, yet the claim is neither ours nor somebody else's: the next block is there by
  * now, in memory that the library is about to map. That takes it about a millisecond.
  */
-static int arriving(const struct pool_kv *p, uint32_t n, const struct kvp_match_info *info)
+static int arriving(const struct pool_kv *p, uint32_t n, const struct kvp_prefix_info *info)
 {
 	return p->opts.store && p->report.attached && info->n_tokens < n &&
 	       !(info->flags & (KVP_MATCHED_CLAIMED | KVP_MATCHED_PENDING));
@@ -233,7 +238,7 @@ static int arriving(const struct pool_kv *p, uint32_t n, const struct kvp_match_
  * more than the one before costs patience, so this ends.
  */
 static int find_prefix(
-	struct pool_kv *p, const uint32_t *tokens, uint32_t n, struct kvp_match_info *ret_info)
+	struct pool_kv *p, const uint32_t *tokens, uint32_t n, struct kvp_prefix_info *ret_info)
 {
 	static const struct timespec pause = { .tv_nsec = ARRIVAL_PAUSE_NS };
 	uint32_t flags = p->opts.store ? KVP_MATCH_CLAIM : 0, before;
@@ -289,7 +294,7 @@ static int copy_matched(struct pool_kv *p, uint32_t from, uint32_t n, void *dst)
 /* Block `i` of the match as the sequence's next: in place, or a copy where that is not possible. */
 static int take_block(struct pool_kv *p, uint32_t i)
 {
-	struct kvp_payload payload = { .size = sizeof(payload) };
+	struct kvp_payload_info payload = { .size = sizeof(payload) };
 	uint32_t size = p->kv.geom.block_tokens;
 	int r = kvp_payload(p->match, i, &payload);
 
@@ -360,7 +365,7 @@ static int pool_start(
 	struct kvr_kv *kv, const uint32_t *tokens, uint32_t n, uint32_t limit, uint32_t *ret_reused)
 {
 	struct pool_kv *p = pool_of(kv);
-	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
 	uint32_t size = kv->geom.block_tokens, reused = 0, usable;
 	int r;
 
@@ -504,5 +509,5 @@ void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report)
 
 	flush(p);
 	*ret_report = p->report;
-	memcpy(ret_report->why, p->why, sizeof(p->why));
+	snprintf(ret_report->why, sizeof(ret_report->why), "%s", p->why);
 }

@@ -30,7 +30,7 @@ struct kvr_pool_report {
 	uint32_t blocks_slots; /* blocks computed into slots */
 	uint32_t blocks_private;
 	uint32_t published; /* commits that were accepted */
-	char why[160];      /* not attached: the reason, else "" */
+	char why[256];      /* not attached: the reason, else ""; KVP_ERROR_TEXT of kvpool.h */
 };
 
 /* Without a daemon this succeeds all the same. -EINVAL (geometry), -ENOMEM. */

@@ -29,11 +29,11 @@ struct kvp_space {
 	uint64_t block_bytes;
 };
 
-struct kvp_match {
+struct kvp_prefix {
 	struct kvp_space *space;
 	struct block *chain[64];
 	struct block *tail;
-	struct kvp_match_info info;
+	struct kvp_prefix_info info;
 };
 
 struct kvp_grant {
@@ -118,7 +118,7 @@ struct kvp_space *kvp_space_close(struct kvp_space *space)
 	return NULL;
 }
 
-int kvp_space_info(struct kvp_space *space, struct kvp_space_info *ret_info)
+int kvp_space_info(struct kvp_space *space, struct kvp_space_props *ret_info)
 {
 	ret_info->block_bytes = space->block_bytes;
 	ret_info->block_tokens = space->desc.block_tokens;
@@ -156,10 +156,10 @@ static uint32_t find_tail(
 }
 
 int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
-	const struct kvp_match_opts *opts, struct kvp_match **ret_match)
+	const struct kvp_match_opts *opts, struct kvp_prefix **ret_match)
 {
 	uint32_t size = space->desc.block_tokens, flags = opts->flags;
-	struct kvp_match *m = calloc(1, sizeof(*m));
+	struct kvp_prefix *m = calloc(1, sizeof(*m));
 	struct block *at = NULL, *b;
 	uint32_t i = 0, hidden = fake.hidden;
 	int unmapped = fake.unmapped > 0;
@@ -197,13 +197,13 @@ int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
 	return 0;
 }
 
-int kvp_match_info(const struct kvp_match *match, struct kvp_match_info *ret_info)
+int kvp_match_info(const struct kvp_prefix *match, struct kvp_prefix_info *ret_info)
 {
 	*ret_info = match->info;
 	return 0;
 }
 
-int kvp_wait(struct kvp_match *match, uint32_t timeout_ms)
+int kvp_wait(struct kvp_prefix *match, uint32_t timeout_ms)
 {
 	assert_true(match->info.flags & KVP_MATCHED_PENDING);
 	assert_true(timeout_ms > 0 && timeout_ms != KVP_DEFAULT_TIMEOUT);
@@ -213,7 +213,7 @@ int kvp_wait(struct kvp_match *match, uint32_t timeout_ms)
 	return fake.wait_result;
 }
 
-int kvp_payload(const struct kvp_match *match, uint32_t i, struct kvp_payload *ret)
+int kvp_payload(const struct kvp_prefix *match, uint32_t i, struct kvp_payload_info *ret)
 {
 	if (i >= match->info.n_blocks)
 		return -ENOENT;
@@ -226,7 +226,7 @@ int kvp_payload(const struct kvp_match *match, uint32_t i, struct kvp_payload *r
 	return 0;
 }
 
-int kvp_release(struct kvp_match *match)
+int kvp_release(struct kvp_prefix *match)
 {
 	if (!match)
 		return 0;
@@ -249,7 +249,7 @@ int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t 
 	return 0;
 }
 
-int64_t kvp_get(const struct kvp_match *match, uint32_t from, uint32_t n,
+int64_t kvp_get(const struct kvp_prefix *match, uint32_t from, uint32_t n,
 	const struct kvp_view *dst, uint32_t flags)
 {
 	const struct kvp_space *s = match->space;
@@ -304,7 +304,7 @@ struct kvp_ref kvp_ref_root(void)
 	return (struct kvp_ref){ { 0, 0 } };
 }
 
-int kvp_match_ref(const struct kvp_match *match, uint32_t n_blocks, struct kvp_ref *ret)
+int kvp_match_ref(const struct kvp_prefix *match, uint32_t n_blocks, struct kvp_ref *ret)
 {
 	if (n_blocks > match->info.n_blocks)
 		return -EINVAL;
@@ -323,7 +323,7 @@ int kvp_grant_ref(const struct kvp_grant *grant, struct kvp_ref *ret)
 }
 
 int kvp_commit(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *tokens, uint32_t n,
-	struct kvp_match *claim, uint32_t flags)
+	struct kvp_prefix *claim, uint32_t flags)
 {
 	struct block *p = (struct block *)(uintptr_t)parent.opaque[0], *b = child(p, tokens, n);
 

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The one clock that deadlines and ages are measured by. */
 #ifndef KVPD_CLOCK_H
 #define KVPD_CLOCK_H
 
 #include <stdint.h>
 #include <time.h>
+
+#define KVPD_MS UINT64_C(1000000) /* nanoseconds */
 
 /* CLOCK_MONOTONIC in nanoseconds. Any thread. */
 static inline uint64_t kvpd_now_ns(void)

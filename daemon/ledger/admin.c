@@ -1,12 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Administration of the data plane: JSON in, JSON out, on the ledger thread. See docs/admin.md. */
-#include "daemon/ledger/ledger.h"
-
 #include <errno.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/check.h"
+#include "daemon/ledger/delete.h"
+#include "daemon/ledger/evict.h"
+#include "daemon/ledger/lease.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/recipe.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "policy/kvp_evict.h"
+#include "shm/kvp_lease.h"
 
 #define BLOCKS_DEFAULT 100
 #define BLOCKS_MAX     100000
@@ -507,7 +521,7 @@ static int verb_drain(struct admin *a)
 	each_tenant(a, i, t)
 	{
 		gone += kvpd_evict_up_to(t, UINT64_MAX);
-		while (kvpd_forget_oldest(t))
+		while (kvpd_recipe_forget_oldest(t))
 			forgotten++;
 		left += t->n_blocks;
 	}

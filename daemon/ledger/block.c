@@ -1,15 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocks of a tenant: publishing, reviving, forgetting, with the ledger's own state beside them. */
-#include "daemon/ledger/ledger.h"
+/* Blocks: their descriptors, payloads and places, from publishing to the free list. */
+#include "daemon/ledger/block.h"
 
 #include <assert.h>
 #include <errno.h>
+
+#include "daemon/ledger/evict.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/recipe.h"
+#include "daemon/ledger/tenant.h"
+#include "policy/kvp_evict.h"
 
 /* Blocks that may share a key's index tag; more than that is a collision in all but name. */
 #define CANDIDATES 16u
 
 /* Cost of recomputing a token for the policy: only ratios count. */
 #define TOKEN_SECONDS 1e-4f
+
+/* ---- asking --------------------------------------------------------------------------------- */
 
 struct kvp_key kvpd_block_key(const struct kvpd_tenant *t, uint32_t block)
 {
@@ -30,9 +38,19 @@ struct kvp_key kvpd_parent_key(const struct kvpd_tenant *t, uint32_t block)
 	return (struct kvp_key){ space->root_lo, space->root_hi };
 }
 
-uint64_t kvpd_block_word(const struct kvpd_tenant *t, uint32_t block)
+bool kvpd_block_kept(const struct kvpd_tenant *t, uint32_t block)
 {
-	return kvp_load_relaxed(&t->view.blocks[block].word);
+	return (t->block[block].flags & (KVPD_BLOCK_MOVING | KVPD_BLOCK_HELD | KVPD_BLOCK_KEEP)) ||
+	       (kvp_load_relaxed(&t->view.blocks[block].flags) & KVP_BLOCK_F_PINNED);
+}
+
+struct kvpd_place kvpd_block_place(const struct kvpd_tenant *t, uint32_t block)
+{
+	const struct kvp_payload_desc *d = &t->view.blocks[block].payload[KVP_TIER_DRAM];
+	struct kvpd_extent *x = t->extent[kvp_where_extent(kvp_load_relaxed(&d->where))];
+	uint64_t slot = kvp_load_relaxed(&d->offset) / x->cls->slot_bytes;
+
+	return (struct kvpd_place){ .extent = x, .slot = (uint32_t)slot };
 }
 
 int kvpd_block_lookup(
@@ -53,55 +71,6 @@ int kvpd_block_lookup(
 			return -EEXIST;
 	}
 	return 0;
-}
-
-/* ---- recipes without children --------------------------------------------------------------- */
-
-void kvpd_recipe_list(struct kvpd_tenant *t, uint32_t block, bool old)
-{
-	struct kvpd_block *b = &t->block[block];
-
-	b->prev = old ? KVP_BLOCK_NONE : t->recipe_young;
-	b->next = old ? t->recipe_old : KVP_BLOCK_NONE;
-	if (b->prev != KVP_BLOCK_NONE)
-		t->block[b->prev].next = block;
-	else
-		t->recipe_old = block;
-	if (b->next != KVP_BLOCK_NONE)
-		t->block[b->next].prev = block;
-	else
-		t->recipe_young = block;
-}
-
-void kvpd_recipe_unlist(struct kvpd_tenant *t, uint32_t block)
-{
-	struct kvpd_block *b = &t->block[block];
-
-	if (b->prev != KVP_BLOCK_NONE)
-		t->block[b->prev].next = b->next;
-	else
-		t->recipe_old = b->next;
-	if (b->next != KVP_BLOCK_NONE)
-		t->block[b->next].prev = b->prev;
-	else
-		t->recipe_young = b->prev;
-}
-
-void kvpd_block_release(struct kvpd_tenant *t, uint32_t block)
-{
-	const struct kvp_block *b = &t->view.blocks[block];
-	uint32_t parent = kvp_load_relaxed(&b->parent), cell = kvp_load_relaxed(&b->recipe);
-	uint32_t tokens = kvp_shape_tokens(kvp_load_relaxed(&b->shape));
-
-	kvp_block_retire(&t->view, block, kvpd_parent_key(t, block));
-	kvpd_runs_give(&t->cells, cell, kvp_recipe_cells(tokens));
-	kvpd_runs_give(&t->ids, block, 1);
-	t->block[block].flags = 0;
-	if (parent == KVP_BLOCK_NONE)
-		return;
-	/* It is at least as old as the child that went first. */
-	if (--t->block[parent].children == 0 && kvpd_block_state(t, parent) == KVP_BLOCK_RECIPE)
-		kvpd_recipe_list(t, parent, true);
 }
 
 /* ---- new blocks ----------------------------------------------------------------------------- */
@@ -129,10 +98,10 @@ static bool take_descriptor(struct kvpd_tenant *t, const struct kvpd_new_block *
 			     kvp_recipe_cells(kvp_shape_tokens(kvp_load_relaxed(&p->shape)));
 	}
 	while ((cell = kvpd_runs_take(&t->cells, want, cell_after)) == KVPD_RUN_NONE)
-		if (!kvpd_forget_oldest(t) && !kvpd_evict_some(t, kvpd_evict_batch(t), now))
+		if (!kvpd_recipe_forget_oldest(t) && !kvpd_evict_some(t, kvpd_evict_batch(t), now))
 			return false;
 	while ((id = kvpd_runs_take(&t->ids, 1, after)) == KVPD_RUN_NONE)
-		if (!kvpd_forget_oldest(t)) {
+		if (!kvpd_recipe_forget_oldest(t)) {
 			kvpd_runs_give(&t->cells, cell, want);
 			return false;
 		}
@@ -193,12 +162,9 @@ static int publish(
 
 static void revive_block(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t id)
 {
-	struct kvp_catalog_stats *st = &t->view.cat->stats;
-
 	if (!t->block[id].children)
 		kvpd_recipe_unlist(t, id);
-	t->n_recipes--;
-	kvp_store_relaxed(&st->recipes, t->n_recipes);
+	kvpd_recipe_count(t, -1);
 	set_payload(t, id, b);
 	kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);
 }
@@ -257,4 +223,44 @@ int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32
 	kvp_bump(&st->commits, 1);
 	*ret_block = id;
 	return 0;
+}
+
+/* ---- the end of a payload, and of a block --------------------------------------------------- */
+
+void kvpd_block_take(struct kvpd_tenant *t, uint32_t id, bool forget)
+{
+	struct kvp_catalog_stats *st = &t->view.cat->stats;
+	const struct kvp_payload_desc *d = &t->view.blocks[id].payload[KVP_TIER_DRAM];
+	struct kvpd_place place = kvpd_block_place(t, id);
+
+	t->n_blocks--;
+	kvp_store_relaxed(&st->blocks, t->n_blocks);
+	kvp_bump(&st->payload_bytes, -(uint64_t)kvp_where_bytes(kvp_load_relaxed(&d->where)));
+	kvp_block_set_payload(&t->view, id, KVP_TIER_DRAM, 0, 0, 0);
+	kvpd_slot_unblock(place);
+	if (!t->block[id].children && (forget || !t->limits.recipe_blocks)) {
+		kvpd_block_release(t, id);
+		return;
+	}
+	kvp_block_moved(&t->view, id, KVP_BLOCK_RECIPE);
+	kvpd_recipe_count(t, 1);
+	if (!t->block[id].children)
+		kvpd_recipe_list(t, id, false);
+}
+
+void kvpd_block_release(struct kvpd_tenant *t, uint32_t block)
+{
+	const struct kvp_block *b = &t->view.blocks[block];
+	uint32_t parent = kvp_load_relaxed(&b->parent), cell = kvp_load_relaxed(&b->recipe);
+	uint32_t tokens = kvp_shape_tokens(kvp_load_relaxed(&b->shape));
+
+	kvp_block_retire(&t->view, block, kvpd_parent_key(t, block));
+	kvpd_runs_give(&t->cells, cell, kvp_recipe_cells(tokens));
+	kvpd_runs_give(&t->ids, block, 1);
+	t->block[block].flags = 0;
+	if (parent == KVP_BLOCK_NONE)
+		return;
+	/* It is at least as old as the child that went first. */
+	if (--t->block[parent].children == 0 && kvpd_block_state(t, parent) == KVP_BLOCK_RECIPE)
+		kvpd_recipe_list(t, parent, true);
 }

@@ -4,13 +4,22 @@
  * and compares. On the ledger thread, so that nothing changes meanwhile; contents in slices,
  * between which the ledger serves everybody else.
  */
-#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/check.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/grant.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/limbo.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "policy/kvp_evict.h"
 
 #define CANDIDATES 64u
 

@@ -3,12 +3,18 @@
  * Single flight: who is computing which missing block. A claim ends by commit, by its session, by
  * time, or with its session; each wakes those who wait for its key.
  */
-#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/claim.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
 
 #define TTL_LIMIT 10u /* times the configured time-to-live is the most a client gets */
 

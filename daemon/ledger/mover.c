@@ -3,14 +3,24 @@
  * Moving blocks into the vault. The mover thread copies while the block stays readable at its old
  * place; when the copy is complete the ledger switches the block over as in an eviction: mark,
  * fence, scan. A block leased at that moment stays where it is and the copy is dropped; where it
- * must go all the same its old bytes stay in limbo until the lease slots of that moment have
- * changed.
+ * must go all the same its old bytes stay in limbo (limbo.h).
  */
-#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/mover.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/evict.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/grow.h"
+#include "daemon/ledger/lease.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/limbo.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/ledger/worker.h"
+#include "shm/kvp_lease.h"
 
 struct move {
 	uint32_t block;
@@ -44,81 +54,6 @@ static void run_move(struct kvpd_job *job)
 	}
 }
 
-/* ---- limbo ---------------------------------------------------------------------------------- */
-
-/* Marks what it walked over with the answer, `yes` or `no`, so that no block is met twice. */
-static bool protects_limbo(const struct kvpd_tenant *t, uint32_t tip, uint32_t yes, uint32_t no)
-{
-	uint32_t end = tip, answer = no;
-
-	while (end < t->layout.max_blocks && kvpd_block_state(t, end) != KVP_BLOCK_FREE) {
-		uint32_t mark = t->block[end].mark;
-
-		if (mark == yes || t->block[end].flags & KVPD_BLOCK_LIMBO)
-			answer = yes;
-		if (mark == no || answer == yes)
-			break;
-		end = kvp_load_relaxed(&t->view.blocks[end].parent);
-	}
-	for (; tip != end; tip = kvp_load_relaxed(&t->view.blocks[tip].parent))
-		t->block[tip].mark = answer;
-	return answer == yes;
-}
-
-/* Writes the lease slots that may protect what was just moved, at most max; returns how many. */
-static uint32_t find_holders(struct kvpd_tenant *t, struct kvpd_limbo_holder *out, uint32_t max)
-{
-	uint32_t n = 0, yes = kvpd_scan_begin(t), no = kvpd_scan_begin(t);
-
-	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
-		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
-
-		for (uint32_t i = 0; i < KVPD_LEASES && n < max; i++) {
-			uint64_t v = kvp_lease_slot(s->page, i);
-
-			if (!v || !protects_limbo(t, kvp_slot_block(v), yes, no))
-				continue;
-			out[n++] = (struct kvpd_limbo_holder){
-				.session = s->id, .place = s->place, .slot = i, .value = v
-			};
-		}
-	}
-	return n;
-}
-
-static void limbo_free(struct kvpd_limbo *limbo)
-{
-	for (uint32_t i = 0; i < limbo->n_places; i++)
-		kvpd_slot_clear(limbo->place[i], KVPD_SLOT_LIMBO);
-	kvpd_list_remove(&limbo->link);
-	free(limbo);
-}
-
-static bool still_held(const struct kvpd_tenant *t, const struct kvpd_limbo_holder *h)
-{
-	const struct kvpd_session *s = t->ledger->session[h->place];
-
-	return s && s->id == h->session && kvp_lease_slot(s->page, h->slot) == h->value;
-}
-
-void kvpd_limbo_step(struct kvpd_tenant *t)
-{
-	struct kvpd_list *it, *tmp;
-
-	kvpd_each(it, tmp, &t->limbo) {
-		struct kvpd_limbo *limbo = kvpd_container(it, struct kvpd_limbo, link);
-		uint32_t n = 0;
-
-		/* Seen changed once is done: whoever leases now gets the new place. */
-		for (uint32_t i = 0; i < limbo->n_holders; i++)
-			if (still_held(t, &limbo->holder[i]))
-				limbo->holder[n++] = limbo->holder[i];
-		limbo->n_holders = n;
-		if (!n)
-			limbo_free(limbo);
-	}
-}
-
 /* ---- switching over ------------------------------------------------------------------------- */
 
 static void stay(struct kvpd_tenant *t, struct move *m)
@@ -127,7 +62,7 @@ static void stay(struct kvpd_tenant *t, struct move *m)
 	kvpd_slot_clear(m->to, KVPD_SLOT_TARGET);
 }
 
-static void switch_over(struct kvpd_tenant *t, struct move *m)
+static void switch_over(struct kvpd_tenant *t, struct move *m, struct kvpd_limbo *limbo)
 {
 	const struct kvp_payload_desc *d = &t->view.blocks[m->block].payload[KVP_TIER_DRAM];
 	uint64_t where = kvp_load_relaxed(&d->where);
@@ -139,23 +74,18 @@ static void switch_over(struct kvpd_tenant *t, struct move *m)
 	m->to.extent->slot[m->to.slot].block = m->block;
 	kvpd_slot_clear(m->to, KVPD_SLOT_TARGET);
 	if (m->leased) {
-		m->from.extent->slot[m->from.slot].flags |= KVPD_SLOT_LIMBO;
+		kvpd_limbo_add(limbo, m->from);
 		t->block[m->block].flags |= KVPD_BLOCK_LIMBO;
 	}
 	kvpd_slot_unblock(m->from);
 	kvp_bump(&t->view.cat->stats.moves, 1);
 }
 
-static uint32_t count_leases(const struct kvpd_tenant *t)
-{
-	return t->n_sessions * KVPD_LEASES;
-}
-
 static void done_move(struct kvpd_ledger *l, struct kvpd_job *job)
 {
 	struct move_job *j = kvpd_container(job, struct move_job, job);
 	struct kvpd_tenant *t = j->tenant;
-	struct kvpd_limbo *limbo = NULL, *shrunk;
+	struct kvpd_limbo *limbo = NULL;
 
 	(void)l;
 	t->n_jobs--;
@@ -172,26 +102,16 @@ static void done_move(struct kvpd_ledger *l, struct kvpd_job *job)
 
 		m->leased = kvpd_leased(t, m->block);
 		if (m->leased && j->force && !limbo)
-			limbo = malloc(sizeof(*limbo) + sizeof(limbo->holder[0]) * count_leases(t));
+			limbo = kvpd_limbo_new(t);
 		if (!m->checksum || (m->leased && (!j->force || !limbo)))
 			stay(t, m);
 		else
-			switch_over(t, m);
+			switch_over(t, m, limbo);
 	}
-	if (limbo) {
-		limbo->n_places = 0;
-		limbo->n_holders = find_holders(t, limbo->holder, count_leases(t));
-		for (uint32_t i = 0; i < j->n; i++) {
-			if (!(t->block[j->move[i].block].flags & KVPD_BLOCK_LIMBO))
-				continue;
-			t->block[j->move[i].block].flags &= ~KVPD_BLOCK_LIMBO;
-			limbo->place[limbo->n_places++] = j->move[i].from;
-		}
-		shrunk = realloc(
-			limbo, sizeof(*limbo) + sizeof(limbo->holder[0]) * limbo->n_holders);
-		limbo = shrunk ? shrunk : limbo;
-		kvpd_list_append(&t->limbo, &limbo->link);
-	}
+	if (limbo)
+		kvpd_limbo_enter(t, limbo);
+	for (uint32_t i = 0; i < j->n; i++)
+		t->block[j->move[i].block].flags &= ~KVPD_BLOCK_LIMBO;
 	free(j);
 }
 

@@ -4,19 +4,32 @@
  * thread clears pages at a few GB/s only, and goes through the kernel's populate call, which
  * reports lack of memory as an error where a plain store would be answered with SIGBUS.
  */
-#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/pool.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <numa.h>
 #include <numaif.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/publish.h"
+#include "daemon/ledger/retire.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/ledger/worker.h"
+#include "daemon/log.h"
+#include "shm/kvp_seg.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */

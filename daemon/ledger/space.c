@@ -1,10 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Spaces of a tenant: what a client says of its model, judged, digested, entered in the catalog. */
-#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/space.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/delete.h"
+#include "daemon/ledger/grow.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "policy/kvp_evict.h"
+#include "shm/kvp_proto.h"
 
 #define MAX_OPENS 65535u /* of one space by one session */
 

@@ -1,13 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tenants: each with its catalog, its share, its sessions; and what is due in one now and then. */
-#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/tenant.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/claim.h"
+#include "daemon/ledger/delete.h"
+#include "daemon/ledger/evict.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/grant.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/limbo.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/pool.h"
+#include "daemon/ledger/recipe.h"
+#include "daemon/ledger/retire.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/space.h"
+#include "daemon/log.h"
+#include "policy/kvp_evict.h"
+#include "shm/kvp_ring.h"
+#include "shm/kvp_seg.h"
 
 #define BLOCK_GUESS  (UINT64_C(64) << 10) /* bytes of a block, where max_blocks is not given */
 #define TOKENS_GUESS 64u                  /* tokens of a recipe, likewise */
@@ -150,12 +171,7 @@ struct kvpd_tenant *kvpd_tenant_free(struct kvpd_tenant *t)
 	while (!kvpd_list_empty(&t->sessions))
 		kvpd_session_finish(
 			kvpd_container(t->sessions.next, struct kvpd_session, in_tenant));
-	while (!kvpd_list_empty(&t->limbo)) {
-		struct kvpd_limbo *limbo = kvpd_container(t->limbo.next, struct kvpd_limbo, link);
-
-		kvpd_list_remove(&limbo->link);
-		free(limbo);
-	}
+	kvpd_limbo_free_all(t);
 	kvpd_extent_free_all(t);
 	if (l->tenant[t->id] == t) {
 		l->tenant[t->id] = NULL;
@@ -189,7 +205,7 @@ void kvpd_tenant_step(struct kvpd_tenant *t, uint64_t now)
 	t->stepped_ns = now;
 	kvpd_limbo_step(t);
 	kvpd_each(it, tmp, &t->wanting) {
-		kvpd_session_reserve_step(kvpd_container(it, struct kvpd_session, in_wanting), now);
+		kvpd_reserve_step(kvpd_container(it, struct kvpd_session, in_wanting), now);
 	}
 	kvpd_extent_step(t, now);
 }
@@ -326,9 +342,7 @@ static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given, u
 		n.recipe_blocks = t->layout.max_blocks - n.max_blocks;
 	t->limits = n;
 	kvpd_space_capacity(t);
-	while (t->n_recipes > n.recipe_blocks)
-		if (!kvpd_forget_oldest(t))
-			break;
+	kvpd_recipe_trim(t);
 	shrink(t, now);
 	t->dirty = true;
 }

@@ -9,7 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/ledger/check.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/session.h"
+#include "shm/kvp_ring.h"
+#include "shm/kvp_seg.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

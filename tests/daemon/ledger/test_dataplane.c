@@ -11,7 +11,10 @@
 
 #include <cmocka.h>
 
+#include "daemon/ledger/claim.h"
+#include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/ledger/tenant.h"
 
 #define T 16u /* tokens in a block */
 

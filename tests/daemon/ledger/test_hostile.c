@@ -16,7 +16,14 @@
 
 #include <cmocka.h>
 
+#include "daemon/ledger/claim.h"
+#include "daemon/ledger/evict.h"
+#include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/ledger/touch.h"
 
 #define T 16u
 

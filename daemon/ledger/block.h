@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blocks of a tenant: publishing, reviving, taking their payloads, with the ledger's own state
+ * beside the catalog's.
+ *
+ * A LIVE block's parent is LIVE, because eviction goes leaf-first and a block is only published or
+ * revived below a LIVE parent. Hence a RECIPE block's children are RECIPE, and some RECIPE block is
+ * always childless and can be forgotten.
+ */
+#ifndef KVPD_BLOCK_H
+#define KVPD_BLOCK_H
+
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/tenant.h"
+
+#define KVPD_BLOCK_MOVING 1u  /* a mover reads its payload: neither evicted nor deleted */
+#define KVPD_BLOCK_HELD   2u  /* its payload's slot is still granted */
+#define KVPD_BLOCK_DOOMED 4u  /* in the list of deletions that wait */
+#define KVPD_BLOCK_KEEP   8u  /* the ledger needs it in this step */
+#define KVPD_BLOCK_LIMBO  16u /* moved under a lease, in this step */
+
+/* What the ledger keeps of a descriptor besides the catalog and the policy. */
+struct kvpd_block {
+	uint32_t children; /* descriptors that name it as parent */
+	uint32_t mark;     /* number of the lease scan that met it */
+	uint32_t prev;     /* RECIPE without children: neighbours in order of age */
+	uint32_t next;
+	uint32_t flags;
+};
+
+struct kvp_key kvpd_block_key(const struct kvpd_tenant *t, uint32_t block);
+/* The parent's key, or the root of the block's space. */
+struct kvp_key kvpd_parent_key(const struct kvpd_tenant *t, uint32_t block);
+
+static inline uint64_t kvpd_block_word(const struct kvpd_tenant *t, uint32_t block)
+{
+	return kvp_load_relaxed(&t->view.blocks[block].word);
+}
+
+static inline uint32_t kvpd_block_state(const struct kvpd_tenant *t, uint32_t block)
+{
+	return kvp_word_state(kvpd_block_word(t, block));
+}
+
+/* Does anything but a lease keep its payload: a mover, a grant, this step, the administrator? */
+bool kvpd_block_kept(const struct kvpd_tenant *t, uint32_t block);
+
+/* Where the DRAM payload of a block lies. */
+struct kvpd_place kvpd_block_place(const struct kvpd_tenant *t, uint32_t block);
+
+struct kvpd_new_block {
+	uint32_t space;
+	uint32_t parent; /* KVP_BLOCK_NONE: first of a chain */
+	struct kvp_key key;
+	uint32_t n_tokens;
+	const kvp_token *tokens; /* private */
+	struct kvpd_place place;
+};
+
+/*
+ * The published block, in any state, that is proven to be the same: 1 and *ret_block; 0: none;
+ * -EEXIST: another block has the key.
+ */
+int kvpd_block_lookup(
+	const struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t *ret_block);
+/*
+ * Publishes a new block below a LIVE parent, or gives `revive` (a RECIPE; KVP_BLOCK_NONE: none) its
+ * payload back. -ENOSPC: nothing can be evicted for it.
+ */
+int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t revive,
+	uint64_t now, uint32_t *ret_block);
+/*
+ * Takes the payload of a block that is EVICTING, unleased, and out of the policy: it becomes a
+ * RECIPE or, with `forget` and if it has no children, free.
+ */
+void kvpd_block_take(struct kvpd_tenant *t, uint32_t block, bool forget);
+/* Makes the descriptor free: of an EVICTING or RECIPE block without payload or children. */
+void kvpd_block_release(struct kvpd_tenant *t, uint32_t block);
+
+#endif

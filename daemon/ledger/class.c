@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The size classes of a tenant. */
+#include "daemon/ledger/class.h"
+
+#include <string.h>
+
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/tenant.h"
+
+uint64_t kvpd_slot_bytes(uint64_t block_bytes)
+{
+	return (block_bytes + 63) / 64 * 64;
+}
+
+static bool class_used(const struct kvpd_tenant *t, const struct kvpd_class *c)
+{
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		if (t->space[i].cls == c)
+			return true;
+	for (uint32_t i = 0; i < t->n_extents; i++)
+		if (t->extent[i] && t->extent[i]->cls == c)
+			return true;
+	return false;
+}
+
+struct kvpd_class *kvpd_class_get(struct kvpd_tenant *t, uint64_t slot_bytes)
+{
+	struct kvpd_class *c = NULL;
+
+	for (uint32_t i = 0; i < t->n_classes; i++)
+		if (t->cls[i].slot_bytes == slot_bytes)
+			return &t->cls[i];
+	if (t->n_classes < KVP_MAX_SPACES)
+		c = &t->cls[t->n_classes++];
+	for (uint32_t i = 0; !c && i < KVP_MAX_SPACES; i++)
+		if (!class_used(t, &t->cls[i]))
+			c = &t->cls[i];
+	if (c) {
+		memset(c, 0, sizeof(*c));
+		c->slot_bytes = slot_bytes;
+		kvpd_list_init(&c->vaults);
+	}
+	return c;
+}

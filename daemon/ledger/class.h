@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Size classes: all slots of one size in a tenant. Spaces whose blocks are of one size share one.
+ */
+#ifndef KVPD_CLASS_H
+#define KVPD_CLASS_H
+
+#include <stdint.h>
+
+#include "daemon/ledger/list.h"
+
+struct kvpd_tenant;
+
+struct kvpd_class {
+	uint64_t slot_bytes;
+	struct kvpd_list vaults; /* extents */
+	uint64_t vault_slots;    /* of LIVE vault extents that do not drain */
+	uint64_t vault_free;
+	uint32_t making;       /* vault extents under way */
+	uint64_t last_take_ns; /* when a vault slot was last taken */
+	uint64_t refused_ns;   /* growth failed for lack of memory: not again before */
+};
+
+/* What a slot for blocks of this size measures: a multiple of 64. */
+uint64_t kvpd_slot_bytes(uint64_t block_bytes);
+/* The tenant's class of this size, made if need be. NULL: it has KVP_MAX_SPACES others in use. */
+struct kvpd_class *kvpd_class_get(struct kvpd_tenant *t, uint64_t slot_bytes);
+
+#endif

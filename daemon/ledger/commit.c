@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Commits: the parent is resolved, the tokens copied and digested, the block added or found. */
+#include "daemon/ledger/commit.h"
+
+#include <errno.h>
+
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/claim.h"
+#include "daemon/ledger/grant.h"
+#include "daemon/ledger/ring.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "policy/kvp_evict.h"
+
+/* The parent that a submission names: a block id, or KVP_BLOCK_NONE for the root. */
+static int resolve(const struct kvpd_session *s, const struct kvp_sqe *sqe, uint32_t *ret_parent)
+{
+	const struct kvpd_tenant *t = s->tenant;
+	uint32_t id = sqe->parent_id, birth = sqe->parent_birth, shape;
+	uint64_t word;
+
+	if (sqe->parent_kind == KVP_PARENT_ROOT) {
+		*ret_parent = KVP_BLOCK_NONE;
+		return 0;
+	}
+	if (sqe->parent_kind == KVP_PARENT_SERIAL) {
+		const struct kvpd_outcome *o = &s->outcome[id % KVP_SERIALS];
+
+		if (!o->known || o->serial != id || o->block == KVP_BLOCK_NONE)
+			return -ECANCELED;
+		id = o->block;
+		birth = o->birth;
+	} else if (sqe->parent_kind != KVP_PARENT_BLOCK) {
+		return -EINVAL;
+	}
+	if (id >= t->layout.max_blocks)
+		return -EINVAL;
+	word = kvpd_block_word(t, id);
+	if (kvp_word_birth(word) != birth || kvp_word_state(word) != KVP_BLOCK_LIVE)
+		return -ECANCELED;
+	shape = kvp_load_relaxed(&t->view.blocks[id].shape);
+	if (kvp_shape_space(shape) != sqe->space ||
+		kvp_shape_tokens(shape) != t->view.spaces[sqe->space].canon.block_tokens)
+		return -EINVAL;
+	*ret_parent = id;
+	return 0;
+}
+
+static void copy_tokens(struct kvpd_session *s, uint32_t grant, uint32_t n)
+{
+	/* The client may write there meanwhile: each token is read once, whatever it then is. */
+	const volatile kvp_token *row = s->page->staging[grant];
+
+	for (uint32_t i = 0; i < n; i++)
+		s->tokens[i] = row[i];
+}
+
+/* 0 or KVP_CQE_DUPLICATE, or why not. */
+static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd_grant *g,
+	uint64_t now, uint32_t *ret_block)
+{
+	struct kvpd_tenant *t = s->tenant;
+	const struct kvp_shm_space *space;
+	struct kvpd_new_block b = { .space = sqe->space, .n_tokens = sqe->tokens };
+	struct kvp_key root, next = { sqe->next_lo, sqe->next_hi };
+	uint32_t found = KVP_BLOCK_NONE;
+	int r;
+
+	if (g->state != KVPD_GRANT_WRITING)
+		return -EALREADY;
+	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space] ||
+		g->place.extent->cls != t->space[sqe->space].cls)
+		return -EINVAL;
+	space = &t->view.spaces[sqe->space];
+	if (!b.n_tokens || b.n_tokens > space->canon.block_tokens)
+		return -EINVAL;
+	r = resolve(s, sqe, &b.parent);
+	if (r < 0)
+		return r;
+	copy_tokens(s, sqe->grant, b.n_tokens);
+	root = (struct kvp_key){ space->root_lo, space->root_hi };
+	b.tokens = s->tokens;
+	b.key = kvp_chain_key(b.parent == KVP_BLOCK_NONE ? root : kvpd_block_key(t, b.parent),
+		b.tokens, b.n_tokens);
+	b.place = g->place;
+	r = kvpd_block_lookup(t, &b, &found);
+	if (r < 0)
+		return r;
+	if (r && kvpd_block_state(t, found) != KVP_BLOCK_RECIPE) {
+		kvp_evict_access(t->evict, found, now);
+		kvp_bump(&t->view.cat->stats.duplicates, 1);
+		*ret_block = found;
+		r = KVP_CQE_DUPLICATE;
+	} else {
+		r = kvpd_block_add(t, &b, found, now, ret_block);
+	}
+	if (r >= 0) {
+		g->state = KVPD_GRANT_COMMITTED;
+		kvpd_claim_committed(s, b.key, next, now);
+	}
+	return r;
+}
+
+void kvpd_commit_serve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
+{
+	struct kvpd_grant *g = kvpd_grant_of(s, sqe->grant, sqe->grant_generation);
+	struct kvpd_outcome *o = &s->outcome[sqe->serial % KVP_SERIALS];
+	uint32_t block = KVP_BLOCK_NONE;
+	struct kvp_cqe cqe = { .op = KVP_OP_COMMIT, .serial = sqe->serial };
+	int r = g ? commit(s, sqe, g, now, &block) : -EINVAL;
+
+	*o = (struct kvpd_outcome){ .serial = sqe->serial, .known = 1, .block = block };
+	if (block != KVP_BLOCK_NONE)
+		o->birth = kvp_word_birth(kvpd_block_word(s->tenant, block));
+	if (r < 0)
+		kvp_bump(&s->tenant->view.cat->stats.refused, 1);
+	cqe.status = r < 0 ? r : 0;
+	cqe.flags = r > 0 ? (uint32_t)r : 0;
+	cqe.block = block;
+	cqe.birth = o->birth;
+	cqe.retry_ms = r == -ENOSPC ? KVPD_RETRY_MS : 0;
+	kvpd_ring_complete(s, &cqe);
+	if (g && (sqe->flags & KVP_SQE_RELEASE))
+		kvpd_grant_release(s, g);
+}

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Slots for a session: granted at once or when there are some, and returned. */
+#include "daemon/ledger/grant.h"
+
+#include <assert.h>
+#include <errno.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/grow.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/mover.h"
+#include "daemon/ledger/ring.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "shm/kvp_ring.h"
+
+/* How long a RESERVE waits for slots before it is answered with -EAGAIN. */
+#define RESERVE_WAIT_NS (50 * KVPD_MS)
+
+/* ---- grants --------------------------------------------------------------------------------- */
+
+struct kvpd_grant *kvpd_grant_of(struct kvpd_session *s, uint32_t i, uint32_t generation)
+{
+	if (i >= KVP_MAX_GRANTS || s->grant[i].state == KVPD_GRANT_FREE ||
+		s->grant[i].generation != generation)
+		return NULL;
+	return &s->grant[i];
+}
+
+void kvpd_grant_release(struct kvpd_session *s, struct kvpd_grant *g)
+{
+	struct kvpd_tenant *t = s->tenant;
+	uint32_t block = g->place.extent->slot[g->place.slot].block;
+
+	if (block != KVP_BLOCK_NONE)
+		t->block[block].flags &= ~KVPD_BLOCK_HELD;
+	kvpd_slot_clear(g->place, KVPD_SLOT_GRANTED);
+	g->state = KVPD_GRANT_FREE;
+	g->generation++;
+	g->next = s->grant_free;
+	s->grant_free = (uint32_t)(g - s->grant);
+	s->n_grants--;
+}
+
+static void grant_one(struct kvpd_session *s, struct kvpd_place place, uint32_t serial,
+	uint32_t bytes, uint32_t more)
+{
+	uint32_t i = s->grant_free;
+	struct kvpd_grant *g = &s->grant[i];
+	struct kvp_cqe cqe = {
+		.op = KVP_OP_RESERVE,
+		.serial = serial,
+		.grant = i,
+		.grant_generation = g->generation,
+		.extent = place.extent->id,
+		.bytes = bytes,
+		.offset = kvpd_place_offset(place),
+		.block = KVP_BLOCK_NONE,
+		.more = more,
+	};
+
+	s->grant_free = g->next;
+	g->state = KVPD_GRANT_WRITING;
+	g->place = place;
+	s->n_grants++;
+	kvpd_ring_complete(s, &cqe);
+}
+
+/* ---- slots of the arenas -------------------------------------------------------------------- */
+
+/* Free slots of the session's arenas in a class, and how many slots those have in all. */
+static uint64_t free_slots(
+	const struct kvpd_session *s, const struct kvpd_class *c, uint64_t *ret_slots)
+{
+	uint64_t n = 0, slots = 0;
+
+	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
+		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
+
+		if (x->cls != c || x->draining || x->state != KVPD_EXTENT_LIVE)
+			continue;
+		slots += x->slots;
+		n += x->slots - x->used;
+	}
+	*ret_slots = slots;
+	return n;
+}
+
+static bool take_slot(struct kvpd_session *s, const struct kvpd_class *c, struct kvpd_place *ret)
+{
+	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
+		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
+		uint32_t slot;
+
+		if (x->cls == c && kvpd_slot_take(x, KVPD_SLOT_GRANTED, &slot)) {
+			*ret = (struct kvpd_place){ .extent = x, .slot = slot };
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Grants up to `count` slots, as many as there are; returns how many. */
+static uint32_t grant_some(struct kvpd_session *s, uint32_t space, uint32_t count, uint32_t serial)
+{
+	const struct kvpd_tenant *t = s->tenant;
+	struct kvpd_class *c = t->space[space].cls;
+	uint32_t bytes = (uint32_t)t->view.spaces[space].block_bytes;
+	uint32_t room = kvp_cq_room(s->page, s->cq_tail), limit = KVP_MAX_GRANTS - s->n_grants;
+	uint64_t slots, n = free_slots(s, c, &slots);
+	struct kvpd_place place;
+
+	if (n > count)
+		n = count;
+	if (n > limit)
+		n = limit;
+	if (n > room)
+		n = room;
+	for (uint64_t i = n; i > 0; i--) {
+		bool taken = take_slot(s, c, &place);
+
+		assert(taken);
+		(void)taken;
+		grant_one(s, place, serial, bytes, (uint32_t)(i - 1));
+	}
+	return (uint32_t)n;
+}
+
+/*
+ * Has more slots made ready before they are asked for: a larger arena as long as the session may
+ * have one, and then by moving its blocks to the vault. Who waits already gets both.
+ */
+static void supply(struct kvpd_session *s, struct kvpd_class *c, bool waits, uint64_t now)
+{
+	uint64_t slots, n = free_slots(s, c, &slots);
+
+	if (n > slots / 2)
+		return;
+	kvpd_arena_grow(s, c, now);
+	if (s->making && !waits)
+		return;
+	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
+		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
+
+		if (x->cls == c && x->state == KVPD_EXTENT_LIVE && !x->draining)
+			kvpd_move_out(x, KVPD_MOVE_BLOCKS, waits || n < slots / 8, now);
+	}
+}
+
+/* ---- reserving ------------------------------------------------------------------------------ */
+
+static void want(struct kvpd_session *s)
+{
+	if (kvpd_list_empty(&s->in_wanting))
+		kvpd_list_append(&s->tenant->wanting, &s->in_wanting);
+}
+
+void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
+{
+	uint32_t count = sqe->count < 1                ? 1
+			 : sqe->count > KVP_MAX_GRANTS ? KVP_MAX_GRANTS
+						       : sqe->count;
+	struct kvpd_class *c;
+	int status = 0;
+
+	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space])
+		status = -EINVAL;
+	else if (s->n_grants == KVP_MAX_GRANTS)
+		status = -EDQUOT;
+	else if (s->reserve.waiting)
+		status = -EAGAIN;
+	if (status) {
+		kvpd_ring_answer(s, sqe, status, 0);
+		return;
+	}
+	c = s->tenant->space[sqe->space].cls;
+	if (!grant_some(s, sqe->space, count, sqe->serial)) {
+		s->reserve = (struct kvpd_reserve){
+			.waiting = true,
+			.serial = sqe->serial,
+			.space = sqe->space,
+			.count = count,
+			.until_ns = now + RESERVE_WAIT_NS,
+		};
+		want(s);
+	}
+	supply(s, c, s->reserve.waiting, now);
+}
+
+void kvpd_reserve_step(struct kvpd_session *s, uint64_t now)
+{
+	struct kvpd_reserve *r = &s->reserve;
+	struct kvp_sqe sqe = { .op = KVP_OP_RESERVE, .serial = r->serial };
+	struct kvpd_class *c = s->tenant->space[r->space].cls;
+	bool done = true;
+
+	if (s->expelled || !kvp_cq_room(s->page, s->cq_tail))
+		done = now >= r->until_ns; /* nobody is there to read the answer */
+	else if (!s->opens[r->space])
+		kvpd_ring_answer(s, &sqe, -EINVAL, 0);
+	else if (!grant_some(s, r->space, r->count, r->serial)) {
+		supply(s, c, true, now);
+		done = now >= r->until_ns;
+		if (done)
+			kvpd_ring_answer(s, &sqe, -EAGAIN, 0);
+	}
+	if (!done)
+		return;
+	r->waiting = false;
+	kvpd_list_remove(&s->in_wanting);
+	kvpd_ring_wake(s);
+}

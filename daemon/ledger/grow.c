@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Growing the vault and the arenas inside a tenant's share. */
+#include "daemon/ledger/grow.h"
+
+#include "daemon/clock.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/pool.h"
+#include "daemon/ledger/retire.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+
+/* How long not to try again after work for room was begun. */
+#define RECLAIM_NS (5 * KVPD_MS)
+
+/* A session's first arena is small, so that its first slots are there soon. */
+#define FIRST_ARENA (UINT64_C(8) << 20)
+#define FIRST_SLOTS 16u
+
+/* ---- what there may be ---------------------------------------------------------------------- */
+
+static uint64_t data_bytes(const struct kvpd_tenant *t)
+{
+	return t->limits.share > t->meta_bytes ? t->limits.share - t->meta_bytes : 0;
+}
+
+bool kvpd_slot_fits(const struct kvpd_tenant *t, uint64_t slot_bytes)
+{
+	return slot_bytes <= UINT32_MAX && kvpd_pool_round(t->ledger, slot_bytes) <= data_bytes(t);
+}
+
+static uint64_t round_down(const struct kvpd_ledger *l, uint64_t bytes)
+{
+	uint64_t up = kvpd_pool_round(l, bytes);
+
+	return up == bytes ? bytes : up - (kvpd_pool_round(l, 1));
+}
+
+/* Exact size of a new extent: as wanted, at least a slot, at most room. 0: there is no room. */
+static uint64_t extent_size(
+	const struct kvpd_ledger *l, const struct kvpd_class *c, uint64_t want, uint64_t room)
+{
+	uint64_t bytes, slots = want / c->slot_bytes;
+
+	/* The ledger looks at all slots of an extent when it searches for blocks to move. */
+	if (slots > KVPD_EXTENT_SLOTS)
+		slots = KVPD_EXTENT_SLOTS;
+	bytes = kvpd_pool_round(l, (slots ? slots : 1) * c->slot_bytes);
+	if (bytes > room)
+		bytes = round_down(l, room);
+	return bytes < c->slot_bytes ? 0 : bytes;
+}
+
+static uint64_t room(const struct kvpd_tenant *t)
+{
+	return t->limits.share > t->charged ? t->limits.share - t->charged : 0;
+}
+
+static uint64_t arena_total(const struct kvpd_tenant *t, uint64_t slot_bytes)
+{
+	uint64_t half = data_bytes(t) / 2, one = kvpd_pool_round(t->ledger, slot_bytes);
+
+	return half < one ? one : half;
+}
+
+/* Sessions with an arena or in want of one share what arenas may take in all. */
+static uint64_t arena_cap(const struct kvpd_session *s, uint64_t slot_bytes)
+{
+	const struct kvpd_tenant *t = s->tenant;
+	uint64_t one = kvpd_pool_round(t->ledger, slot_bytes), users = 1, cap;
+
+	for (const struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
+		const struct kvpd_session *other =
+			kvpd_container(it, struct kvpd_session, in_tenant);
+
+		users += other != s && (other->arena_bytes || other->reserve.waiting);
+	}
+	cap = arena_total(t, slot_bytes) / users;
+	if (cap > t->limits.arena)
+		cap = t->limits.arena;
+	return cap < one ? one : cap;
+}
+
+/* ---- the vault ------------------------------------------------------------------------------ */
+
+/* The vault leaves room for the first arena. */
+static uint64_t vault_room(const struct kvpd_tenant *t, const struct kvpd_class *c)
+{
+	uint64_t keep = arena_total(t, c->slot_bytes), left = room(t);
+
+	if (keep > t->limits.arena)
+		keep = t->limits.arena;
+	keep = keep > t->arena_bytes ? keep - t->arena_bytes : 0;
+	return left > keep ? left - keep : 0;
+}
+
+static void vault_grow(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now)
+{
+	uint64_t bytes = extent_size(t->ledger, c, t->ledger->extent_bytes, vault_room(t, c));
+	struct kvpd_extent *x;
+
+	if (!bytes || c->making || now < c->refused_ns || t->abandoned)
+		return;
+	x = kvpd_extent_new(t, c, KVP_EXTENT_VAULT, bytes);
+	if (!x)
+		return;
+	c->making = 1;
+	kvpd_list_append(&c->vaults, &x->link);
+	if (kvpd_pool_make(x) < 0) {
+		c->making = 0;
+		kvpd_extent_free(x);
+	}
+}
+
+bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent *except,
+	uint64_t now, struct kvpd_place *ret_place)
+{
+	if (c->vault_free <= c->vault_slots / 4)
+		vault_grow(t, c, now);
+	for (struct kvpd_list *it = c->vaults.next; it != &c->vaults; it = it->next) {
+		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
+		uint32_t slot;
+
+		if (x == except || !kvpd_slot_take(x, KVPD_SLOT_TARGET, &slot))
+			continue;
+		c->last_take_ns = now;
+		*ret_place = (struct kvpd_place){ .extent = x, .slot = slot };
+		return true;
+	}
+	return false;
+}
+
+/* ---- room for somebody else ----------------------------------------------------------------- */
+
+/* An arena of the session that has most beyond its part; the one in which least lies. */
+static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd_session *except)
+{
+	struct kvpd_session *most = NULL;
+	struct kvpd_extent *least = NULL;
+
+	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
+		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
+
+		if (s != except && s->arena_bytes && (!most || s->arena_bytes > most->arena_bytes))
+			most = s;
+	}
+	if (!most)
+		return NULL;
+	for (struct kvpd_list *it = most->arenas.next; it != &most->arenas; it = it->next) {
+		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
+
+		if (kvpd_extent_gives(x) && (!least || x->used < least->used))
+			least = x;
+	}
+	return least && most->arena_bytes > arena_cap(most, least->cls->slot_bytes) ? least : NULL;
+}
+
+/* The emptiest vault extent; of another class than `except`. */
+static struct kvpd_extent *vault_victim(struct kvpd_tenant *t, const struct kvpd_class *except)
+{
+	struct kvpd_extent *least = NULL;
+
+	for (uint32_t i = 0; i < t->n_extents; i++) {
+		struct kvpd_extent *x = t->extent[i];
+
+		if (x && x->cls != except && kvpd_extent_counts(x) &&
+			(!least || x->used < least->used))
+			least = x;
+	}
+	return least;
+}
+
+static bool reclaiming(const struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
+		const struct kvpd_extent *x = t->extent[i];
+
+		if (x && x->draining && !x->unproven)
+			return true;
+	}
+	return false;
+}
+
+void kvpd_reclaim(
+	struct kvpd_tenant *t, const struct kvpd_session *spared, const struct kvpd_class *c)
+{
+	struct kvpd_extent *x;
+
+	if (reclaiming(t))
+		return;
+	x = arena_victim(t, spared);
+	if (!x)
+		x = vault_victim(t, c);
+	if (!x)
+		x = vault_victim(t, NULL);
+	if (x)
+		kvpd_extent_drain(x);
+}
+
+/* A session that turned to blocks of another size gives up an arena of the former. */
+static void trade_class(struct kvpd_session *s, const struct kvpd_class *c)
+{
+	struct kvpd_extent *least = NULL;
+
+	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
+		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
+
+		if (x->cls == c || x->draining)
+			return; /* has room of this class, or is at it */
+		if (kvpd_extent_gives(x) && (!least || x->used < least->used))
+			least = x;
+	}
+	if (least)
+		kvpd_extent_drain(least);
+}
+
+/* ---- arenas --------------------------------------------------------------------------------- */
+
+/* What the next arena of the session should measure, if there were room for anything. */
+static uint64_t arena_wish(const struct kvpd_session *s, const struct kvpd_class *c, uint64_t cap)
+{
+	const struct kvpd_ledger *l = s->tenant->ledger;
+	uint64_t want = s->arena_bytes ? l->extent_bytes : FIRST_ARENA;
+
+	if (want < FIRST_SLOTS * c->slot_bytes)
+		want = FIRST_SLOTS * c->slot_bytes;
+	if (want > l->extent_bytes)
+		want = l->extent_bytes;
+	return want > cap / 2 ? cap / 2 : want;
+}
+
+static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t bytes)
+{
+	struct kvpd_extent *x = kvpd_extent_new(s->tenant, c, KVP_EXTENT_ARENA, bytes);
+
+	if (!x)
+		return;
+	x->owner = s;
+	s->making = true;
+	s->arena_bytes += bytes;
+	kvpd_list_append(&s->arenas, &x->link);
+	if (kvpd_pool_make(x) < 0)
+		kvpd_extent_give_up(x);
+}
+
+void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
+{
+	struct kvpd_tenant *t = s->tenant;
+	uint64_t cap, want, total, own, all, bytes;
+
+	if (s->making || s->expelled || now < s->refused_ns || t->abandoned)
+		return;
+	cap = arena_cap(s, c->slot_bytes);
+	want = arena_wish(s, c, cap);
+	total = arena_total(t, c->slot_bytes);
+	own = cap > s->arena_bytes ? cap - s->arena_bytes : 0;
+	all = total > t->arena_bytes ? total - t->arena_bytes : 0;
+	if (!s->arena_bytes && all < kvpd_pool_round(t->ledger, c->slot_bytes))
+		all = kvpd_pool_round(t->ledger, c->slot_bytes); /* a slot for everybody */
+	if (!extent_size(t->ledger, c, want, own)) {
+		s->refused_ns = now + RECLAIM_NS;
+		trade_class(s, c);
+		return;
+	}
+	bytes = extent_size(t->ledger, c, want, own < all ? own : all);
+	if (bytes > room(t)) {
+		uint64_t less = extent_size(t->ledger, c, want, room(t));
+
+		/* Who has an arena already can wait for a whole one. */
+		bytes = less >= bytes / 2 || !s->arena_bytes ? less : 0;
+	}
+	if (bytes) {
+		arena_begin(s, c, bytes);
+		return;
+	}
+	s->refused_ns = now + RECLAIM_NS;
+	kvpd_reclaim(t, s, c);
+}

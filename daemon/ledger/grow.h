@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Growth inside a tenant's share: what may be made for whom, and what has to go for it. */
+#ifndef KVPD_GROW_H
+#define KVPD_GROW_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvpd_class;
+struct kvpd_extent;
+struct kvpd_place;
+struct kvpd_session;
+struct kvpd_tenant;
+
+/* Could a block of this size be stored if the tenant held nothing else? */
+bool kvpd_slot_fits(const struct kvpd_tenant *t, uint64_t slot_bytes);
+/* A vault slot outside of `except`, flagged TARGET; has the vault grown when few are left. */
+bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent *except,
+	uint64_t now, struct kvpd_place *ret_place);
+/* Begins to make more arena for a session, or to make room for that; repeat until there is. */
+void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now);
+/*
+ * Has something emptied and given back, one extent at a time: of the session that has more than its
+ * part, else of the vault. Arenas of `spared` stay, and unless there is nothing else the vault of
+ * class `c`. Either may be NULL.
+ */
+void kvpd_reclaim(
+	struct kvpd_tenant *t, const struct kvpd_session *spared, const struct kvpd_class *c);
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pool thread: makes, binds, populates and drops the memory of extents. */
+#ifndef KVPD_POOL_H
+#define KVPD_POOL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvpd_extent;
+struct kvpd_ledger;
+
+/* At the start: memory, huge pages, memlock, NUMA node. Logs what is wrong. */
+int kvpd_pool_check(struct kvpd_ledger *l);
+/*
+ * Any thread. A segment that belongs to the owner, mapped writable, bound to the configured node;
+ * `populated`: all of it touched.
+ */
+int kvpd_pool_segment(const struct kvpd_ledger *l, const char *name, uint64_t bytes, bool populated,
+	int *ret_fd, void **ret_addr);
+/* Any thread. Bytes that a segment of this size really takes. */
+uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes);
+/* Have the pool thread make or drop the memory; kvpd_extent_made() or _dropped() follows. */
+int kvpd_pool_make(struct kvpd_extent *x);
+int kvpd_pool_drop(struct kvpd_extent *x);
+/* In place: nobody else may have it mapped. */
+void kvpd_pool_drop_now(struct kvpd_extent *x);
+
+#endif

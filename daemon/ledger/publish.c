@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Telling the sessions of extents, with descriptors: read-only but for an arena's own client. */
+#include "daemon/ledger/publish.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/pool.h"
+#include "daemon/ledger/retire.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/log.h"
+#include "shm/kvp_proto.h"
+#include "shm/kvp_seg.h"
+
+/* How long not to try again after the system had no memory. */
+#define NO_MEMORY_NS (1000 * KVPD_MS)
+
+void kvpd_extent_post(struct kvpd_extent *x, uint32_t type, int fd)
+{
+	struct kvpd_ledger *l = x->tenant->ledger;
+	struct kvpd_event ev = {
+		.type = type,
+		.tenant = x->tenant->id,
+		.session = x->owner ? x->owner->id : 0,
+		.extent = {
+			.extent = x->id,
+			.generation = x->generation,
+			.kind = x->kind,
+			.flags = type == KVPD_EV_ARENA ? KVP_EXTENT_WRITABLE : 0,
+			.bytes = x->bytes,
+		},
+		.fd = fd,
+	};
+
+	l->post(l->ctx, &ev);
+}
+
+static void go_live(struct kvpd_extent *x)
+{
+	struct kvp_shm_extent *shm = &x->tenant->view.extents[x->id];
+	int fd;
+
+	x->state = KVPD_EXTENT_LIVE;
+	if (kvpd_extent_counts(x)) {
+		x->cls->vault_slots += x->slots;
+		x->cls->vault_free += x->slots;
+		x->cls->last_take_ns = kvpd_now_ns();
+		x->tenant->warm = true;
+	}
+	kvp_store_relaxed(&shm->generation, x->generation);
+	kvp_store_relaxed(&shm->kind, x->kind);
+	kvp_store_relaxed(&shm->owner, x->owner ? x->owner->id : 0);
+	kvp_store_relaxed(&shm->bytes, x->bytes);
+	kvp_store_relaxed(&shm->slot_bytes, x->cls->slot_bytes);
+	kvp_store_relaxed(&shm->slots, x->slots);
+	kvp_store_relaxed(&shm->used, 0);
+	kvp_store_release(&shm->state, KVP_EXTENT_LIVE);
+	/* Without a descriptor for them the clients ask for it when they meet the extent. */
+	if (kvp_seg_reopen_ro(x->fd, &fd) == 0)
+		kvpd_extent_post(x, KVPD_EV_EXTENT, fd);
+	x->tenant->dirty = true;
+}
+
+void kvpd_extent_made(struct kvpd_extent *x, int result)
+{
+	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 3);
+	uint64_t again = kvpd_now_ns() + NO_MEMORY_NS;
+	int fd;
+
+	if (x->kind == KVP_EXTENT_VAULT)
+		x->cls->making = 0;
+	if (result < 0) {
+		if (result != -ECANCELED)
+			kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
+				"tenant %s: an extent of %llu MiB could not be made: %s; lower "
+				"`memory` or "
+				"free some",
+				x->tenant->name, (unsigned long long)x->bytes >> 20,
+				strerror(-result));
+		if (x->owner)
+			x->owner->refused_ns = again;
+		x->cls->refused_ns = again;
+		kvpd_extent_give_up(x);
+		return;
+	}
+	if (x->kind == KVP_EXTENT_VAULT) {
+		go_live(x);
+		return;
+	}
+	if (!x->owner) {
+		x->state = KVPD_EXTENT_DROPPING;
+		kvpd_pool_drop_now(x);
+		kvpd_extent_free(x);
+		return;
+	}
+	fd = fcntl(x->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0) {
+		kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
+			"no descriptor for an arena: %s; raise LimitNOFILE=", strerror(errno));
+		x->owner->refused_ns = again;
+		kvpd_pool_drop_now(x);
+		kvpd_extent_give_up(x);
+		return;
+	}
+	x->state = KVPD_EXTENT_OFFERED;
+	kvpd_extent_post(x, KVPD_EV_ARENA, fd);
+}
+
+/* ---- calls of the control thread ------------------------------------------------------------ */
+
+static int answer(const struct kvpd_session *s, const struct kvpd_extent *x,
+	struct kvp_msg_extent *msg, int *ret_fd)
+{
+	int r;
+
+	if (x->state != KVPD_EXTENT_LIVE || x->owner == s)
+		return -ENOENT;
+	r = kvp_seg_reopen_ro(x->fd, ret_fd);
+	if (r < 0)
+		return r;
+	*msg = (struct kvp_msg_extent){
+		.extent = x->id,
+		.generation = x->generation,
+		.kind = x->kind,
+		.bytes = x->bytes,
+	};
+	return 0;
+}
+
+struct extent_call {
+	uint32_t session;
+	struct kvp_msg_id id;
+	struct kvp_msg_extent msg;
+	int fd;
+	/* for all of them */
+	struct kvp_msg_extent *all;
+	int *fds;
+	uint32_t n;
+};
+
+static int extents_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct extent_call *c = arg;
+	struct kvpd_session *s = kvpd_session_find(l, c->session);
+	struct kvpd_tenant *t;
+	int r;
+
+	if (!s)
+		return -ENOENT;
+	t = s->tenant;
+	c->all = calloc(t->n_extents + 1, sizeof(*c->all));
+	c->fds = calloc(t->n_extents + 1, sizeof(*c->fds));
+	if (!c->all || !c->fds)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < t->n_extents; i++) {
+		if (!t->extent[i])
+			continue;
+		r = answer(s, t->extent[i], &c->all[c->n], &c->fds[c->n]);
+		if (r == 0)
+			c->n++;
+		else if (r != -ENOENT)
+			return r;
+	}
+	return 0;
+}
+
+int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session,
+	void (*each)(void *ctx, const struct kvp_msg_extent *extent, int fd), void *ctx)
+{
+	struct extent_call c = { .session = session };
+	int r = kvpd_ledger_ask(ledger, extents_on_ledger, &c);
+
+	for (uint32_t i = 0; i < c.n; i++) {
+		if (r == 0)
+			each(ctx, &c.all[i], c.fds[i]);
+		else
+			close(c.fds[i]);
+	}
+	free(c.all);
+	free(c.fds);
+	return r;
+}
+
+static struct kvpd_extent *extent_of(const struct kvpd_session *s, uint32_t id)
+{
+	return id < s->tenant->n_extents ? s->tenant->extent[id] : NULL;
+}
+
+static int extent_get_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct extent_call *c = arg;
+	struct kvpd_session *s = kvpd_session_find(l, c->session);
+	struct kvpd_extent *x = s ? extent_of(s, c->id.id) : NULL;
+
+	return x ? answer(s, x, &c->msg, &c->fd) : -ENOENT;
+}
+
+int kvpd_extent_get(struct kvpd_ledger *ledger, uint32_t session, uint32_t extent,
+	struct kvp_msg_extent *ret_extent, int *ret_fd)
+{
+	struct extent_call c = { .session = session, .id.id = extent };
+	int r = kvpd_ledger_ask(ledger, extent_get_on_ledger, &c);
+
+	if (r == 0) {
+		*ret_extent = c.msg;
+		*ret_fd = c.fd;
+	}
+	return r;
+}
+
+/*
+ * Until it was sealed its client could take pages out again. Reading such a hole would take memory
+ * that nobody has counted, or end the daemon where there are no huge pages left.
+ */
+static bool has_holes(const struct kvpd_extent *x)
+{
+	struct stat st;
+
+	return fstat(x->fd, &st) < 0 || (uint64_t)st.st_blocks * 512 < x->bytes;
+}
+
+static int arena_ack_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct extent_call *c = arg;
+	struct kvpd_session *s = kvpd_session_find(l, c->session);
+	struct kvpd_extent *x = s ? extent_of(s, c->id.id) : NULL;
+	int r;
+
+	if (!x || x->owner != s || x->state != KVPD_EXTENT_OFFERED ||
+		x->generation != c->id.generation)
+		return -EINVAL;
+	r = kvp_seg_seal(x->fd, KVP_SEALS_ARENA);
+	if (kvp_seg_check(x->fd, x->bytes, KVP_SEALS_ARENA) < 0 || has_holes(x))
+		return r < 0 ? r : -EPROTO;
+	s->making = false;
+	go_live(x);
+	return 0;
+}
+
+int kvpd_arena_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id)
+{
+	struct extent_call c = { .session = session, .id = *id };
+
+	return kvpd_ledger_ask(ledger, arena_ack_on_ledger, &c);
+}
+
+static int retire_ack_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct extent_call *c = arg;
+	struct kvpd_session *s = kvpd_session_find(l, c->session);
+	struct kvpd_extent *x = s ? extent_of(s, c->id.id) : NULL;
+
+	/* Late or twice is harmless: the extent may be gone already. */
+	if (x && x->generation == c->id.generation)
+		kvpd_extent_unmapped(x, s->place);
+	return s ? 0 : -ENOENT;
+}
+
+int kvpd_retire_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id)
+{
+	struct extent_call c = { .session = session, .id = *id };
+
+	return kvpd_ledger_ask(ledger, retire_ack_on_ledger, &c);
+}

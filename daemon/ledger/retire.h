@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How an extent ends: it drains (its blocks leave), retires (all sessions are told to unmap it),
+ * and is dropped by the pool thread when nobody can have it mapped any more.
+ */
+#ifndef KVPD_RETIRE_H
+#define KVPD_RETIRE_H
+
+#include <stdint.h>
+
+struct kvpd_extent;
+struct kvpd_tenant;
+
+/* No more slots of it are given out; blocks are moved out in the next steps. */
+void kvpd_extent_drain(struct kvpd_extent *x);
+/* Its session is gone: it drains, for the tenant. */
+void kvpd_extent_orphan(struct kvpd_extent *x);
+/* A session unmapped an extent that retires; place: its bit. */
+void kvpd_extent_unmapped(struct kvpd_extent *x, uint32_t place);
+/*
+ * The pool thread has dropped it. Negative: somebody may still write there, so the memory stays
+ * charged to the tenant.
+ */
+void kvpd_extent_dropped(struct kvpd_extent *x, int result);
+/* Retires what drains and is empty; begins moves out of what drains and is not. */
+void kvpd_extent_step(struct kvpd_tenant *t, uint64_t now);
+/* Once a second: free vault extents of classes not in use, and memory that waits for a proof. */
+void kvpd_extent_tick(struct kvpd_tenant *t, uint64_t now);
+
+#endif

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Serving a session's submission ring: entries that are short are dealt with here, RESERVE and
+ * COMMIT elsewhere (grant.c, commit.c).
+ */
+#include "daemon/ledger/ring.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/claim.h"
+#include "daemon/ledger/commit.h"
+#include "daemon/ledger/delete.h"
+#include "daemon/ledger/grant.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/ledger/touch.h"
+#include "shm/kvp_ring.h"
+
+/* Completions that must fit before an entry is taken from the ring. */
+#define ROOM_FOR_ONE 2u
+
+/* ---- completions ---------------------------------------------------------------------------- */
+
+void kvpd_ring_complete(struct kvpd_session *s, const struct kvp_cqe *cqe)
+{
+	kvp_cq_push(s->page, &s->cq_tail, cqe);
+}
+
+void kvpd_ring_wake(struct kvpd_session *s)
+{
+	if (kvp_cq_must_wake(s->page))
+		syscall(SYS_futex, &s->page->cq_tail, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void kvpd_ring_answer(struct kvpd_session *s, const struct kvp_sqe *sqe, int status, uint32_t flags)
+{
+	struct kvp_cqe cqe = {
+		.op = sqe->op,
+		.serial = sqe->serial,
+		.status = status,
+		.flags = flags,
+		.block = KVP_BLOCK_NONE,
+		.retry_ms = status == -EAGAIN || status == -ENOSPC ? KVPD_RETRY_MS : 0,
+	};
+
+	kvpd_ring_complete(s, &cqe);
+}
+
+void kvpd_ring_stall(struct kvpd_session *s, bool stalled)
+{
+	if (s->stalled == stalled)
+		return;
+	s->stalled = stalled;
+	if (stalled)
+		s->tenant->n_stalled++;
+	else
+		s->tenant->n_stalled--;
+}
+
+/* ---- operations ----------------------------------------------------------------------------- */
+
+static void op_release(struct kvpd_session *s, const struct kvp_sqe *sqe)
+{
+	struct kvpd_grant *g = kvpd_grant_of(s, sqe->grant, sqe->grant_generation);
+
+	if (g)
+		kvpd_grant_release(s, g);
+}
+
+static bool key_is_live(const struct kvpd_tenant *t, struct kvp_key key)
+{
+	kvp_block_id id[KVP_TAIL_CANDIDATES];
+	uint32_t n = kvp_index_candidates(
+		t->view.index, t->view.index_buckets, key.lo, id, KVP_TAIL_CANDIDATES);
+
+	for (uint32_t i = 0; i < n; i++)
+		if (kvp_key_equal(kvpd_block_key(t, id[i]), key) &&
+			kvpd_block_state(t, id[i]) == KVP_BLOCK_LIVE)
+			return true;
+	return false;
+}
+
+static void op_claim(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
+{
+	struct kvp_key key = { sqe->next_lo, sqe->next_hi };
+	uint32_t flags = 0;
+	int r = 0;
+
+	if (!key.lo && !key.hi)
+		r = -EINVAL;
+	else if (key_is_live(s->tenant, key))
+		flags = KVP_CQE_PRESENT;
+	else
+		r = kvpd_claim_set(s, key, sqe->ttl_ms, now);
+	if (r == -EBUSY) {
+		r = 0;
+		flags = KVP_CQE_PENDING;
+		kvp_bump(&s->tenant->view.cat->stats.waits, 1);
+	}
+	kvpd_ring_answer(s, sqe, r, flags);
+}
+
+static int delete_block(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
+{
+	struct kvpd_tenant *t = s->tenant;
+	uint32_t id = sqe->parent_id, space;
+	uint64_t word;
+	int r;
+
+	if (sqe->parent_kind != KVP_PARENT_BLOCK || id >= t->layout.max_blocks)
+		return -EINVAL;
+	word = kvpd_block_word(t, id);
+	if (kvp_word_birth(word) != sqe->parent_birth || kvp_word_state(word) == KVP_BLOCK_FREE)
+		return -ENOENT;
+	space = kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape));
+	if (!s->opens[space])
+		return -EACCES;
+	r = kvpd_block_drop(t, id, true, now);
+	if (r == 0)
+		kvp_bump(&t->view.cat->stats.deleted, 1);
+	/* Below it something may wait to be deleted too. */
+	if (r == -EBUSY || (r == -ENOTEMPTY && t->n_doomed))
+		r = kvpd_doom(t, id, now);
+	return r;
+}
+
+static void serve_one(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
+{
+	switch (sqe->op) {
+	case KVP_OP_RESERVE:
+		kvpd_reserve_begin(s, sqe, now);
+		break;
+	case KVP_OP_COMMIT:
+		kvpd_commit_serve(s, sqe, now);
+		break;
+	case KVP_OP_RELEASE:
+		op_release(s, sqe);
+		break;
+	case KVP_OP_CLAIM:
+		op_claim(s, sqe, now);
+		break;
+	case KVP_OP_UNCLAIM:
+		kvpd_claim_end(s->tenant, (struct kvp_key){ sqe->next_lo, sqe->next_hi }, s->id);
+		break;
+	case KVP_OP_DELETE:
+		kvpd_ring_answer(s, sqe, delete_block(s, sqe, now), 0);
+		break;
+	case KVP_OP_NOP:
+	case KVP_OP_FLUSH:
+		/* Entries are served in order, so all before it is done. */
+		kvpd_ring_answer(s, sqe, 0, 0);
+		break;
+	default:
+		kvpd_ring_answer(s, sqe, -EOPNOTSUPP, 0);
+		break;
+	}
+}
+
+/* ---- serving -------------------------------------------------------------------------------- */
+
+uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now)
+{
+	uint32_t completed = s->cq_tail, n = 0;
+	struct kvp_sqe sqe;
+	int r = 0;
+
+	kvpd_ring_stall(s, false);
+	/* Acquire: pairs with the release in unmap_all(); all its reads are over. */
+	if (kvp_load_acquire(&s->page->left)) {
+		kvpd_session_expel(s, -EPIPE, "its client let go of it after its connection broke");
+		return 0;
+	}
+	while (n < KVPD_ROUND_ENTRIES) {
+		if (kvp_cq_room(s->page, s->cq_tail) < ROOM_FOR_ONE) {
+			kvpd_ring_stall(s, true);
+			break;
+		}
+		r = kvp_sq_pop(s->page, &s->sq_head, &sqe);
+		if (r < 0)
+			break;
+		if (!n++)
+			kvpd_touch_apply(s, now);
+		serve_one(s, &sqe, now);
+	}
+	if (s->cq_tail != completed)
+		kvpd_ring_wake(s);
+	if (r == -EPROTO)
+		kvpd_session_expel(
+			s, -EPROTO, "its submission ring claims more entries than it holds");
+	return n;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sessions: a client's page and eventfd, what it has open, granted and claimed; its life. */
+#ifndef KVPD_SESSION_H
+#define KVPD_SESSION_H
+
+#include "daemon/dataplane.h"
+#include "daemon/ledger/commit.h"
+#include "daemon/ledger/grant.h"
+#include "daemon/ledger/list.h"
+
+struct kvpd_lookups;
+struct kvpd_tenant;
+
+struct kvpd_session {
+	struct kvpd_tenant *tenant;
+	uint32_t id;
+	uint32_t place; /* in ledger->session, and bit in kvpd_extent.unacked */
+	struct kvpd_list in_tenant;
+	struct kvpd_list in_active;  /* or an empty list of its own */
+	struct kvpd_list in_wanting; /* likewise */
+	struct kvpd_peer peer;
+	struct kvp_session_page *page;
+	int wake_fd;
+	bool expelled;
+	bool stalled;     /* its completion ring is full */
+	uint64_t last_ns; /* when an entry was last served */
+	uint64_t attached_ns;
+	uint32_t sq_head;
+	uint32_t cq_tail;
+	uint32_t touch_head[KVP_SHARDS];
+	uint32_t touch_shard; /* whose log comes first next time */
+	uint32_t touch_debt;  /* blocks touched beyond KVPD_TOUCH_BLOCKS */
+	uint32_t opens[KVP_MAX_SPACES];
+	uint32_t n_claims;
+	struct kvpd_list arenas;
+	uint64_t arena_bytes;
+	bool making; /* an arena of it is MAKING or OFFERED */
+	uint64_t refused_ns;
+	struct kvpd_reserve reserve;
+	uint32_t grant_free;
+	uint32_t n_grants;
+	struct kvpd_grant grant[KVP_MAX_GRANTS];
+	struct kvpd_outcome outcome[KVP_SERIALS];
+	kvp_token tokens[KVP_BLOCK_TOKENS_MAX]; /* private copy of a staging row */
+};
+
+struct kvpd_session *kvpd_session_find(struct kvpd_ledger *l, uint32_t id);
+/* Its ring is looked at in every round from now on, until it has been silent for a while. */
+void kvpd_session_activate(struct kvpd_session *s);
+/* The opposite, unless an entry came meanwhile: its client has to wake the ledger. */
+void kvpd_session_deactivate(struct kvpd_session *s);
+/* It broke the protocol: served no more; the control thread is told to end it. */
+void kvpd_session_expel(struct kvpd_session *s, int error, const char *reason);
+/* Frees it and all that is its own. */
+void kvpd_session_finish(struct kvpd_session *s);
+/* Adds the page's counters. */
+void kvpd_session_lookups(const struct kvpd_session *s, struct kvpd_lookups *sum);
+
+#endif

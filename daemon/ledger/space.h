@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Spaces of a tenant: what a client says of its model, judged, digested, entered in the catalog. */
+#ifndef KVPD_SPACE_H
+#define KVPD_SPACE_H
+
+#include <stdint.h>
+
+struct kvpd_class;
+struct kvpd_session;
+struct kvpd_tenant;
+
+/* What the ledger keeps of a space besides the catalog. */
+struct kvpd_space {
+	struct kvpd_class *cls;
+	uint32_t opens; /* by all sessions */
+	uint64_t opened;
+};
+
+/*
+ * Works out how many blocks the policy may count on: what fits, if all were of the smallest size.
+ */
+void kvpd_space_capacity(struct kvpd_tenant *t);
+/* The session closes the space so many times. */
+void kvpd_space_leave(struct kvpd_session *s, uint32_t space, uint32_t times);
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Work for other threads. The ledger hands a job to a worker, whose threads begin jobs in order,
+ * and goes on; what the job has done is dealt with on the ledger thread again.
+ */
+#ifndef KVPD_WORKER_H
+#define KVPD_WORKER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvpd_ledger;
+
+#define KVPD_WORKER_THREADS 4u
+
+/* run() on the worker's thread, then done() on the ledger's. done() frees the job. */
+struct kvpd_job {
+	struct kvpd_job *next;
+	void (*run)(struct kvpd_job *job);
+	void (*done)(struct kvpd_ledger *ledger, struct kvpd_job *job);
+};
+
+struct kvpd_worker {
+	struct kvpd_ledger *ledger;
+	pthread_t thread[KVPD_WORKER_THREADS];
+	uint32_t n_threads;
+	pthread_mutex_t lock;
+	pthread_cond_t cond;
+	struct kvpd_job *head;
+	struct kvpd_job **tail;
+	bool stop;
+};
+
+void kvpd_worker_init(struct kvpd_worker *w, struct kvpd_ledger *ledger);
+/* After kvpd_worker_stop(). */
+void kvpd_worker_fini(struct kvpd_worker *w);
+/* One more thread, at most KVPD_WORKER_THREADS. Negative errno of pthread_create(). */
+int kvpd_worker_start(struct kvpd_worker *w, const char *name);
+/* Joins the threads. Jobs that none of them had begun are finished without having run. */
+void kvpd_worker_stop(struct kvpd_worker *w);
+/* Without a thread (before the start, after the stop) the job runs in place. */
+void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job);
+
+#endif

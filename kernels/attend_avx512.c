@@ -515,7 +515,7 @@ static int direct(const struct kvp_rows *r, uint32_t nq)
 	return nq <= TILE || (r->family == KVP_FAMILY_NATIVE && r->format == KVP_DTYPE_F32);
 }
 
-static void score_float(
+void kvp_score_float_avx512(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
 	float x[ROWS_FLOATS + 16] __attribute__((aligned(64)));
@@ -543,7 +543,7 @@ static void score_float(
 	}
 }
 
-static void accumulate_float(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
+void kvp_accumulate_float_avx512(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
 {
 	float x[ROWS_FLOATS + 16] __attribute__((aligned(64)));
 	struct kvp_weights part = *w;
@@ -573,40 +573,26 @@ static void accumulate_float(const struct kvp_rows *r, const struct kvp_weights 
 	}
 }
 
-static void score_fp8(
-	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
-{
-	if (!kvp_score_fp8(r, q, s, s_stride))
-		score_float(r, q, s, s_stride);
-}
-
-static void accumulate_fp8(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
-{
-	if (!kvp_accumulate_fp8(r, w, acc))
-		accumulate_float(r, w, acc);
-}
-
 static void score_codes(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
 	if (!kvp_score_words(r, q, s, s_stride))
-		score_float(r, q, s, s_stride);
+		kvp_score_float_avx512(r, q, s, s_stride);
 }
 
 static void accumulate_codes(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
 {
 	if (!kvp_accumulate_words(r, w, acc))
-		accumulate_float(r, w, acc);
+		kvp_accumulate_float_avx512(r, w, acc);
 }
 
 void kvp_attend_init_avx512(struct kvp_kernels *k)
 {
 	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++) {
-		k->codec[f].score = f < KVP_FAMILY_INT8 ? score_float : score_codes;
-		k->codec[f].accumulate = f < KVP_FAMILY_INT8 ? accumulate_float : accumulate_codes;
+		k->codec[f].score = f < KVP_FAMILY_INT8 ? kvp_score_float_avx512 : score_codes;
+		k->codec[f].accumulate =
+			f < KVP_FAMILY_INT8 ? kvp_accumulate_float_avx512 : accumulate_codes;
 	}
-	k->codec[KVP_FAMILY_FP8].score = score_fp8;
-	k->codec[KVP_FAMILY_FP8].accumulate = accumulate_fp8;
 	k->dsp.softmax = softmax_avx512;
 	k->dsp.query_words = kvp_query_words_avx512;
 }

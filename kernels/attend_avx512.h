@@ -17,9 +17,9 @@ int kvp_score_words(
 int kvp_accumulate_words(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
 kvp_query_fn kvp_query_words_avx512;
 
-/* attend_fp8_avx512.c: the same of fp8 e4m3. */
-int kvp_score_fp8(const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride);
-int kvp_accumulate_fp8(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
+/* attend_avx512.c: any rows, in fp32. */
+kvp_score_fn kvp_score_float_avx512;
+kvp_accumulate_fn kvp_accumulate_float_avx512;
 
 INLINE __mmask16 first16(uint32_t n)
 {

@@ -244,13 +244,19 @@ INLINE void turn_rows16(const uint8_t *const *row, size_t at, __m512i *x)
 	turn_lanes(x);
 }
 
-/* High bits of the 32 channels of top: of the even or odd ones of channels c .. c + 3. */
+/*
+ * High bits of the 32 channels of top, for the even or the odd ones of channels c .. c + 3: in each
+ * lane two words whose bit 2 is the code's. Their byte moves to the top of both words, from where
+ * a shift takes the bit down.
+ */
 INLINE __m512i high_bits(__m512i top, uint32_t c, uint32_t odd)
 {
-	const __m512i from = _mm512_set1_epi64(0x22002000020000);
+	const uint32_t byte = 0x00800080 + c % 32 / 8 * 0x01000100, down = c % 8 + odd + 6;
+	const __m512i lanes =
+		_mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04000400, 0x08000800, 0x0c000c00));
 
-	return _mm512_multishift_epi64_epi8(
-		_mm512_add_epi8(from, _mm512_set1_epi8((char)(c % 32 + odd - 2))), top);
+	top = _mm512_shuffle_epi8(top, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)byte)));
+	return _mm512_srlv_epi16(top, _mm512_set1_epi32((int)(down | (down + 2) << 16)));
 }
 
 /* 16 rows, a lane each, against m queries. */
@@ -615,16 +621,19 @@ struct strip {
 	uint32_t c[2]; /* the first of 32 channels each */
 };
 
-/* High bits of rows of 3 bits for register j of pair_words(). */
+/* High bits of rows of 3 bits for register j of pair_words(): bit 2 of its words. */
 INLINE __m512i two_tops(
 	uint32_t dim, const uint8_t *a, const uint8_t *b, const struct strip *s, uint32_t j)
 {
-	const __m512i even = _mm512_setr_epi64(0x22000200200000, 0x26000600240004, 0x2a000a00280008,
-		0x2e000e002c000c, 0x32001200300010, 0x36001600340014, 0x3a001a00380018,
-		0x3e001e003c001c);
-	const __m512i both = _mm512_setr_epi64(0x22000200200000, 0x26000600240004, 0x2a000a00280008,
-		0x2e000e002c000c, 0x23000300210001, 0x27000700250005, 0x2b000b00290009,
-		0x2f000f002d000d);
+	/* Words of a and b in turn, each its channel's byte and a zero below: see high_bits(). */
+	const __m512i even = _mm512_setr_epi64(0x0480008004800080, 0x0480008004800080,
+		0x0580018005800180, 0x0580018005800180, 0x0680028006800280, 0x0680028006800280,
+		0x0780038007800380, 0x0780038007800380);
+	const __m512i both = _mm512_setr_epi64(0x0480008004800080, 0x0480008004800080,
+		0x0580018005800180, 0x0580018005800180, 0x0480008004800080, 0x0480008004800080,
+		0x0580018005800180, 0x0580018005800180);
+	const __m512i by = _mm512_broadcast_i32x4(_mm_setr_epi16(6, 6, 8, 8, 10, 10, 12, 12));
+	const __m512i odd = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(1), 1);
 	size_t at = dim / 4 + s->c[j / 2] / 8;
 	int32_t x[2];
 	__m512i from;
@@ -632,10 +641,14 @@ INLINE __m512i two_tops(
 	memcpy(&x[0], a + at, sizeof x[0]);
 	memcpy(&x[1], b + at, sizeof x[1]);
 	from = _mm512_mask_set1_epi32(_mm512_set1_epi32(x[0]), 0xaaaa, x[1]);
-	return _mm512_multishift_epi64_epi8(
-		dim == 64 ? _mm512_add_epi8(both, _mm512_set1_epi8((char)(16 * (j % 2) - 2)))
-			  : _mm512_add_epi8(even, _mm512_set1_epi8((char)(j % 2 - 2))),
-		from);
+	if (dim == 64)
+		return _mm512_srlv_epi16(
+			_mm512_shuffle_epi8(
+				from, _mm512_add_epi16(
+					      both, _mm512_set1_epi16((short)(0x200 * (j % 2))))),
+			_mm512_add_epi16(by, odd));
+	return _mm512_srlv_epi16(_mm512_shuffle_epi8(from, even),
+		_mm512_add_epi16(by, _mm512_set1_epi16((short)(j % 2))));
 }
 
 /*

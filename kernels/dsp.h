@@ -166,6 +166,7 @@ void kvp_dsp_init_avx2(struct dsp *dsp);
 void kvp_dsp_init_avx512(struct dsp *dsp);
 void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
+void kvp_attend_init_vbmi(struct kvp_kernels *k);
 #endif
 
 /* A layout with a header and no section yet; appends a section and returns its offset, 0 if empty.

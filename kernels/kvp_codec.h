@@ -252,8 +252,9 @@ struct kvp_encode_opts {
 
 /* CPU features. The mask lets tests walk the ladder; bits that the machine lacks are ignored. */
 #define KVP_CPU_AVX2   1u /* AVX2, FMA, F16C */
-#define KVP_CPU_AVX512 2u /* F, BW, VL, DQ, VBMI, VNNI; implies AVX2 */
-#define KVP_CPU_ALL    3u
+#define KVP_CPU_AVX512 2u /* F, BW, VL, DQ, VNNI; only with AVX2 */
+#define KVP_CPU_VBMI   4u /* AVX-512 VBMI; only with KVP_CPU_AVX512 */
+#define KVP_CPU_ALL    7u
 
 unsigned int kvp_cpu_detect(void);
 

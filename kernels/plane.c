@@ -28,9 +28,10 @@ unsigned int kvp_cpu_detect(void)
 		cpu |= KVP_CPU_AVX2;
 	if (cpu && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
 		__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-		__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
-		__builtin_cpu_supports("bmi2"))
+		__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2"))
 		cpu |= KVP_CPU_AVX512;
+	if ((cpu & KVP_CPU_AVX512) && __builtin_cpu_supports("avx512vbmi"))
+		cpu |= KVP_CPU_VBMI;
 #endif
 	return cpu;
 }
@@ -42,6 +43,10 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 	if (!k)
 		return -ENOMEM;
 	k->cpu = kvp_cpu_detect() & cpu_mask;
+	if (!(k->cpu & KVP_CPU_AVX2))
+		k->cpu = 0;
+	if (!(k->cpu & KVP_CPU_AVX512))
+		k->cpu &= KVP_CPU_AVX2;
 	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++)
 		if (kvp_codec_row(f))
 			k->codec[f] = *kvp_codec_row(f);
@@ -56,6 +61,8 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		kvp_dsp_init_avx512(&k->dsp);
 		kvp_attend_init_avx512(k);
 	}
+	if (k->cpu & KVP_CPU_VBMI)
+		kvp_attend_init_vbmi(k);
 #endif
 	*ret_kernels = k;
 	return 0;

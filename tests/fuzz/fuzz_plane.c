@@ -20,7 +20,7 @@ struct choice {
 	uint8_t tokens, heads, dim8, kind, isa, fix;
 };
 
-static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_ALL };
+static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_AVX2 | KVP_CPU_AVX512, KVP_CPU_ALL };
 
 /* Where the input's id is none: every family, and every shape of payload in it. */
 static const char *const names[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3", "kivi4-g64",

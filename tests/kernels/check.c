@@ -13,6 +13,7 @@
 #include "kernels/kvp_haar.h"
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
+#include "tests/kernels/ladder.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -20,11 +21,7 @@
 #include <string.h>
 #include <time.h>
 
-static const char *const isa_names[] = { "c", "avx2", "avx512" };
-static const unsigned int isa_masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_ALL };
-#define ISAS (sizeof isa_masks / sizeof *isa_masks)
-
-static struct kvp_kernels *isa[ISAS]; /* NULL: not on this machine */
+static struct kvp_kernels *isa[LADDER]; /* NULL: not on this machine */
 static const char *filter = "";
 static unsigned long failed, passed;
 
@@ -88,7 +85,7 @@ static void check_plane(
 	ptrdiff_t ts = interleaved ? apart * p->heads : apart;
 	ptrdiff_t hs = interleaved ? apart : apart * p->tokens;
 	size_t raw_bytes = (size_t)apart * p->heads * p->tokens;
-	struct guard src = guard_new(raw_bytes, esize), dst[ISAS], out[ISAS];
+	struct guard src = guard_new(raw_bytes, esize), dst[LADDER], out[LADDER];
 	uint8_t widths[KVP_PLANE_TOKENS_MAX];
 	struct kvp_calib calib = { 0 };
 	struct kvp_encode_opts o = { .size = sizeof o, .calib = &calib, .widths = widths };
@@ -106,7 +103,7 @@ static void check_plane(
 	if (needs_matrix(name))
 		calib = calib_for(p->dim);
 	inputs_fill(src.data, raw_bytes / esize, p->dtype, kind);
-	for (size_t i = 0; i < ISAS; i++) {
+	for (size_t i = 0; i < LADDER; i++) {
 		if (!isa[i])
 			continue;
 		out[i] = guard_new(bytes, 16);
@@ -114,13 +111,13 @@ static void check_plane(
 		verdict(kvp_plane_encode(isa[i], codec, p, &o, in, out[i].data, bytes) == 0 &&
 				guard_intact(&out[i]) && guard_intact(&src) &&
 				memcmp(out[i].data, out[0].data, bytes) == 0,
-			"encode", name, p, isa_names[i], inputs_name(kind));
+			"encode", name, p, ladder[i].name, inputs_name(kind));
 		/* Decode what C encoded, so that one fault is reported once. */
 		verdict(kvp_plane_decode(isa[i], codec, p, &calib, out[0].data, bytes,
 				(struct kvp_raw){ dst[i].data, hs, ts }) == 0 &&
 				guard_intact(&dst[i]) &&
 				memcmp(dst[i].data, dst[0].data, raw_bytes) == 0,
-			"decode", name, p, isa_names[i], inputs_name(kind));
+			"decode", name, p, ladder[i].name, inputs_name(kind));
 	}
 	/* Hostile codes and scalars behind a valid header. */
 	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART)
@@ -128,16 +125,16 @@ static void check_plane(
 	if (strstr(name, "calibrated"))
 		head = bytes; /* and so are maps that are none */
 	inputs_noise(out[0].data + head, bytes - head);
-	for (size_t i = 0; i < ISAS; i++) {
+	for (size_t i = 0; i < LADDER; i++) {
 		if (!isa[i])
 			continue;
 		verdict(kvp_plane_decode(isa[i], codec, p, &calib, out[0].data, bytes,
 				(struct kvp_raw){ dst[i].data, hs, ts }) == 0 &&
 				guard_intact(&dst[i]) &&
 				memcmp(dst[i].data, dst[0].data, raw_bytes) == 0,
-			"decode of noise", name, p, isa_names[i], inputs_name(kind));
+			"decode of noise", name, p, ladder[i].name, inputs_name(kind));
 	}
-	for (size_t i = 0; i < ISAS; i++) {
+	for (size_t i = 0; i < LADDER; i++) {
 		if (!isa[i])
 			continue;
 		guard_free(&out[i]);
@@ -291,7 +288,7 @@ static void check_attend(const char *kname, const char *vname, uint32_t dim)
 	a.workspace = ws.data;
 	a.workspace_size = bytes;
 	p.tokens = total < 512 ? total : 512;
-	for (size_t i = 0; i < ISAS; i++) {
+	for (size_t i = 0; i < LADDER; i++) {
 		struct kvp_attend_result res = { .out = i ? out : ref, .lse = i ? lse : lse_ref };
 		double worst = 0.0, dot = 0.0, nn = 0.0, mm = 0.0;
 		int r;
@@ -310,7 +307,7 @@ static void check_attend(const char *kname, const char *vname, uint32_t dim)
 		if (r || !(worst < 1e-3) || !(dot >= 0.9999 * sqrt(nn * mm)))
 			printf("  r %d worst %g cos %.6f\n", r, worst, dot / sqrt(nn * mm));
 		verdict(!r && worst < 1e-3 && dot >= 0.9999 * sqrt(nn * mm) && guard_intact(&ws),
-			"attend", kname, &p, isa_names[i], vname);
+			"attend", kname, &p, ladder[i].name, vname);
 	}
 	for (int i = 0; i < 6; i++)
 		guard_free(&data[i]);
@@ -389,7 +386,7 @@ static void bench_codec(const char *name, size_t set)
 		if (enc > 0.01 && i > 2)
 			break;
 	}
-	printf("%-20s %-7s encode %7.2f GB/s  decode %7.2f GB/s\n", name, isa_names[set],
+	printf("%-20s %-7s encode %7.2f GB/s  decode %7.2f GB/s\n", name, ladder[set].name,
 		1e-9 * (double)raw / enc, 1e-9 * (double)raw / dec);
 	guard_free(&src);
 	guard_free(&dst);
@@ -414,12 +411,12 @@ int main(int argc, char **argv)
 		}
 	}
 	printf("seed %llu\n", (unsigned long long)inputs_seed);
-	for (size_t i = 0; i < ISAS; i++) {
-		if ((isa_masks[i] & ~kvp_cpu_detect()) == 0) {
-			if (kvp_kernels_new(isa_masks[i], &isa[i]) < 0)
+	for (size_t i = 0; i < LADDER; i++) {
+		if (ladder_reaches(i)) {
+			if (kvp_kernels_new(ladder[i].mask, &isa[i]) < 0)
 				return 1;
 		} else {
-			printf("%s: not on this machine, skipped\n", isa_names[i]);
+			printf("%s: not on this machine, skipped\n", ladder[i].name);
 		}
 	}
 	for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++) {
@@ -427,13 +424,13 @@ int main(int argc, char **argv)
 			continue;
 		if (!bench)
 			check_codec(codecs[i]);
-		for (size_t s = 0; bench && s < ISAS; s++)
+		for (size_t s = 0; bench && s < LADDER; s++)
 			if (isa[s])
 				bench_codec(codecs[i], s);
 	}
 	if (!bench)
 		check_attention();
-	for (size_t i = 0; i < ISAS; i++)
+	for (size_t i = 0; i < LADDER; i++)
 		kvp_kernels_free(isa[i]);
 	if (!bench)
 		printf("%lu passed, %lu failed\n", passed, failed);

@@ -6,6 +6,7 @@
 #include "kernels/rowcode.h"
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
+#include "tests/kernels/ladder.h"
 
 #include <errno.h>
 #include <math.h>
@@ -18,7 +19,7 @@
 
 #define PARTS_MAX 80
 
-static struct kvp_kernels *kernels[3];
+static struct kvp_kernels *kernels[LADDER];
 static size_t n_kernels;
 
 /* A job with everything it owns, and the decoded planes that the reference reads. */
@@ -1025,15 +1026,14 @@ static void rows_of_any_geometry(void **state)
 
 static int setup(void **state)
 {
-	static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_ALL };
-
 	(void)state;
 	inputs_init();
 	printf("seed %llu\n", (unsigned long long)inputs_seed);
-	for (size_t i = 0; i < 3; i++)
-		if (!(masks[i] & ~kvp_cpu_detect()) &&
-			kvp_kernels_new(masks[i], &kernels[n_kernels++]) < 0)
+	for (; n_kernels < LADDER && ladder_reaches(n_kernels); n_kernels++)
+		if (kvp_kernels_new(ladder[n_kernels].mask, &kernels[n_kernels]) < 0)
 			return -1;
+	for (size_t i = n_kernels; i < LADDER; i++)
+		printf("%s: not on this machine, skipped\n", ladder[i].name);
 	return 0;
 }
 

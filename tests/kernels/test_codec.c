@@ -6,6 +6,7 @@
 #include "kernels/kvp_lloyd.h"
 #include "kernels/numeric.h"
 #include "tests/kernels/inputs.h"
+#include "tests/kernels/ladder.h"
 
 #include <errno.h>
 #include <math.h>
@@ -947,17 +948,16 @@ static void d032_norms_scale(void **state)
 /* Scores in pieces give the weights and the sum that all at once give, by every instruction set. */
 static void d032_softmax_streams(void **state)
 {
-	static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_ALL };
 	enum { PIECES = 7, N = PIECES * 112 };
 	static float s[N] __attribute__((aligned(64))), w[N] __attribute__((aligned(64)));
 
 	(void)state;
-	for (size_t set = 0; set < 3; set++) {
+	for (size_t set = 0; set < LADDER && ladder_reaches(set); set++) {
 		struct running run = { .max = -INFINITY };
 		double max = -INFINITY, sum = 0.0, faded[PIECES];
 		struct kvp_kernels *one;
 
-		assert_int_equal(kvp_kernels_new(masks[set] & kvp_cpu_detect(), &one), 0);
+		assert_int_equal(kvp_kernels_new(ladder[set].mask, &one), 0);
 		for (int i = 0; i < N; i++) {
 			s[i] = (float)(20.0 * inputs_normal());
 			max = fmax(max, 0.25 * (double)s[i]);

@@ -3,6 +3,7 @@
 #include "kernels/kvp_codec.h"
 #include "kernels/kvp_haar.h"
 #include "tests/kernels/inputs.h"
+#include "tests/kernels/ladder.h"
 
 #include <errno.h>
 #include <math.h>
@@ -76,15 +77,14 @@ static int encode(struct plane *t, const float *x, void *out, size_t size)
 /* Into t->payload; by every instruction set of this machine, to the same bytes. */
 static void encode_alike(struct plane *t)
 {
-	static const unsigned int masks[] = { 0, KVP_CPU_AVX2 };
 	static uint8_t other[ROOM] __attribute__((aligned(64)));
 
 	assert_int_equal(encode(t, t->x, t->payload, ROOM), 0);
-	for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+	for (size_t i = 0; i < LADDER && ladder_reaches(i); i++) {
 		struct kvp_kernels *all = k;
 		int r;
 
-		assert_int_equal(kvp_kernels_new(masks[i] & kvp_cpu_detect(), &k), 0);
+		assert_int_equal(kvp_kernels_new(ladder[i].mask, &k), 0);
 		r = encode(t, t->x, other, ROOM);
 		kvp_kernels_free(k);
 		k = all;

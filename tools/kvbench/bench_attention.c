@@ -476,7 +476,7 @@ int kvbench_attention(int argc, char **argv)
 
 	r = kbench_parse(argc, argv,
 		"kvbench attention [--json] [--ctx N[,N...]] [--codec NAME[,NAME...]] "
-		"[--isa c|avx2|avx512] [--threads N]",
+		"[--isa c|avx2|avx512|vbmi] [--threads N]",
 		&args);
 	if (r)
 		return r < 0 ? 2 : 0;

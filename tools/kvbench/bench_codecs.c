@@ -332,7 +332,7 @@ int kvbench_codecs(int argc, char **argv)
 	int first = 1, r;
 
 	r = kbench_parse(argc, argv,
-		"kvbench codecs [--json] [--isa c|avx2|avx512] [--codec NAME[,NAME...] | "
+		"kvbench codecs [--json] [--isa c|avx2|avx512|vbmi] [--codec NAME[,NAME...] | "
 		"--validate]",
 		&args);
 	if (r)

@@ -79,6 +79,8 @@ static int parse_isa(const char *name, unsigned int *ret_mask)
 	else if (strcmp(name, "avx2") == 0)
 		*ret_mask = KVP_CPU_AVX2;
 	else if (strcmp(name, "avx512") == 0)
+		*ret_mask = KVP_CPU_AVX2 | KVP_CPU_AVX512;
+	else if (strcmp(name, "vbmi") == 0)
 		*ret_mask = KVP_CPU_ALL;
 	else
 		return -EINVAL;
@@ -180,9 +182,10 @@ int kbench_parse(int argc, char **argv, const char *usage, struct kbench_args *r
 		i++;
 	}
 	args.cpu_mask &= kvp_cpu_detect();
-	args.isa = args.cpu_mask & KVP_CPU_AVX512 ? "avx512"
-		   : args.cpu_mask & KVP_CPU_AVX2 ? "avx2"
-						  : "c";
+	args.isa = args.cpu_mask & KVP_CPU_VBMI     ? "vbmi"
+		   : args.cpu_mask & KVP_CPU_AVX512 ? "avx512"
+		   : args.cpu_mask & KVP_CPU_AVX2   ? "avx2"
+						    : "c";
 	*ret_args = args;
 	return 0;
 }

@@ -164,7 +164,8 @@ INLINE void score_dots(const struct kvp_rows *r, const struct table *table, uint
 	}
 }
 
-int kvp_score_fp8(const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
+static int score_words(
+	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
 	float scale[ATTEND_CHUNK + 16] = { 0 };
 	struct table table = r->dim <= 128 ? load_table(&key_bytes, KEY_LEVELS)
@@ -289,7 +290,7 @@ INLINE void accumulate_dots(const struct kvp_rows *r, const struct table *table,
 			flush(sum[c / 64][i], w->fade[i], d.add[i], acc + (size_t)i * dim + c);
 }
 
-int kvp_accumulate_fp8(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
+static int accumulate_words(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
 {
 	float scale[ATTEND_CHUNK + 16] = { 0 };
 	struct table table = load_table(&value_bytes, VALUE_LEVELS);
@@ -307,4 +308,23 @@ int kvp_accumulate_fp8(const struct kvp_rows *r, const struct kvp_weights *w, fl
 			accumulate_dots(r, &table, r->dim, scale, &part, acc + (size_t)i * r->dim);
 	}
 	return 1;
+}
+
+static void score_fp8(
+	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
+{
+	if (!score_words(r, q, s, s_stride))
+		kvp_score_float_avx512(r, q, s, s_stride);
+}
+
+static void accumulate_fp8(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
+{
+	if (!accumulate_words(r, w, acc))
+		kvp_accumulate_float_avx512(r, w, acc);
+}
+
+void kvp_attend_init_vbmi(struct kvp_kernels *k)
+{
+	k->codec[KVP_FAMILY_FP8].score = score_fp8;
+	k->codec[KVP_FAMILY_FP8].accumulate = accumulate_fp8;
 }

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The instruction sets that there are kernels for, from reference C upwards, each with all those
+ * below it. A test walks those that the machine has and names those that it has not.
+ */
+#ifndef KVP_TESTS_KERNELS_LADDER_H
+#define KVP_TESTS_KERNELS_LADDER_H
+
+#include "kernels/kvp_codec.h"
+
+static const struct ladder {
+	const char *name;
+	unsigned int mask;
+} ladder[] = { { "c", 0 }, { "avx2", KVP_CPU_AVX2 }, { "avx512", KVP_CPU_AVX2 | KVP_CPU_AVX512 },
+	{ "vbmi", KVP_CPU_ALL } };
+#define LADDER (sizeof ladder / sizeof *ladder)
+
+static inline int ladder_reaches(size_t step)
+{
+	return (ladder[step].mask & ~kvp_cpu_detect()) == 0;
+}
+
+#endif

@@ -494,9 +494,12 @@ static int committed_lately(const struct put *p, struct kvp_key key, struct kvp_
 		}
 		if (k->outcome < 0 || k->block >= att->view.max_blocks)
 			return 0;
+		/* It has arrived, and may have been evicted since. */
 		word = kvp_load_acquire(&att->view.blocks[k->block].word);
+		if (kvp_word_birth(word) != k->birth || kvp_word_state(word) != KVP_BLOCK_LIVE)
+			return 0;
 		*ret_ref = ref_make(KVP_PARENT_BLOCK, k->block, k->birth, att->epoch);
-		return kvp_word_birth(word) == k->birth && kvp_word_state(word) == KVP_BLOCK_LIVE;
+		return 1;
 	}
 	return 0;
 }

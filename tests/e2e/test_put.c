@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvp_put() does what it says: what it counts as stored is there afterwards, also when the sequence
+ * does not fit, when the cache is emptied in between, and when other sequences make room for it.
+ */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/e2e/e2e.h"
+
+#define T   64u
+#define MIB (UINT64_C(1) << 20)
+
+/* An engine with a model of its own and memory for one prompt of `blocks` blocks. */
+struct engine {
+	struct kvp_client *client;
+	struct kvp_space *space;
+	uint32_t blocks;
+	uint32_t *tokens;
+	uint8_t *kv;
+	struct kvp_view_plane plane;
+	struct kvp_view view;
+};
+
+static void engine_new(struct engine *e, const char *socket, const char *model,
+	uint64_t block_bytes, uint32_t blocks)
+{
+	struct kvp_open_opts opts = {
+		.size = sizeof(opts), .socket = socket, .default_timeout_ms = E2E_WAIT_MS
+	};
+	struct kvp_layer layer = { .kv_heads = 1,
+		.k_dim = (uint32_t)(block_bytes / T / 2),
+		.v_dim = (uint32_t)(block_bytes / T / 2) };
+	struct kvp_space_desc desc = { .size = sizeof(desc),
+		.model = model,
+		.dtype = KVP_DTYPE_F8,
+		.layout = KVP_LAYOUT_NCLD,
+		.block_tokens = T,
+		.n_layers = 1,
+		.layers = &layer };
+	uint64_t bytes;
+
+	memset(e, 0, sizeof(*e));
+	e->blocks = blocks;
+	e->tokens = calloc((size_t)blocks * T, sizeof(*e->tokens));
+	e->kv = malloc(blocks * block_bytes);
+	assert_true(e->tokens && e->kv);
+	assert_int_equal(kvp_open(&opts, &e->client), 0);
+	assert_int_equal(kvp_space_open(e->client, &desc, KVP_DEFAULT_TIMEOUT, &e->space), 0);
+	assert_int_equal(
+		kvp_view_dense(e->space, KVP_VIEW_NCLD, e->kv, blocks * T, &e->plane, &bytes), 0);
+	assert_int_equal(bytes, blocks * block_bytes);
+	memset(e->kv, 1, bytes);
+	e->view = (struct kvp_view){ .size = sizeof(e->view), .planes = &e->plane };
+}
+
+static void engine_free(struct engine *e)
+{
+	kvp_space_close(e->space);
+	kvp_close(e->client);
+	free(e->tokens);
+	free(e->kv);
+}
+
+static void prompt(struct engine *e, uint32_t number)
+{
+	for (uint32_t i = 0; i < e->blocks * T; i++)
+		e->tokens[i] = number * 1000003 + i;
+}
+
+/* Blocks that kvp_put() says it stored of the first n. */
+static uint32_t put(struct engine *e, uint32_t n)
+{
+	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = E2E_WAIT_MS };
+	int64_t r = kvp_put(e->space, e->tokens, n * T, 0, &e->view, &o, NULL);
+
+	if (r < 0)
+		fprintf(stderr, "kvp_put: %s\n", strerror((int)-r));
+	assert_true(r >= 0);
+	assert_int_equal(r % T, 0);
+	return (uint32_t)(r / T);
+}
+
+/* Blocks that are there once all is settled. */
+static uint32_t there(struct engine *e, uint32_t n)
+{
+	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_NO_TOUCH };
+	struct kvp_prefix_info i = { .size = sizeof(i) };
+	struct kvp_prefix *m;
+
+	assert_int_equal(kvp_flush(e->client, E2E_WAIT_MS), 0);
+	assert_int_equal(kvp_match(e->space, e->tokens, n * T, &o, &m), 0);
+	kvp_match_info(m, &i);
+	kvp_release(m);
+	return i.n_blocks;
+}
+
+static void start(struct kvt_daemon *d, uint64_t share, const char *policy)
+{
+	struct kvt_daemon_opts opts = { .share = share, .policy = policy };
+
+	e2e_start(d, &opts);
+}
+
+/* What was put, emptied and put again within the client's last commits is there again. */
+static void put_again_after_drain(void **state)
+{
+	struct kvt_daemon d;
+	struct engine e;
+	int status;
+
+	(void)state;
+	start(&d, 64 * MIB, "lru");
+	engine_new(&e, d.socket, "again", 4096, 192);
+	prompt(&e, 1);
+	for (uint32_t round = 0; round < 3; round++) {
+		assert_int_equal(put(&e, 192), 192);
+		assert_int_equal(there(&e, 192), 192);
+		json_decref(e2e_ask(d.socket, "{\"verb\":\"drain\"}", &status));
+		assert_int_equal(status, 0);
+		assert_int_equal(there(&e, 192), 0);
+	}
+	/* Only the end of it is gone. */
+	assert_int_equal(put(&e, 192), 192);
+	json_decref(e2e_ask(d.socket, "{\"verb\":\"evict\",\"count\":50}", &status));
+	assert_int_equal(status, 0);
+	assert_in_range(there(&e, 192), 1, 191);
+	assert_int_equal(put(&e, 192), 192);
+	assert_int_equal(there(&e, 192), 192);
+	engine_free(&e);
+	assert_int_equal(e2e_clean(d.socket, 0), 0);
+	kvt_daemon_stop(&d);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(put_again_after_drain),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -22,7 +22,7 @@ MAY = {
     "tools": [r"libclient/kvpool(_admin)?\.h", r"tools/[\w/]+\.h"],
     "tools/kvctl": [r"shm/kvp_seg\.h"],
     "tools/kvrun": [r"kernels/kvp_\w+\.h"],
-    "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_(types|lease)\.h"],
+    "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_\w+\.h"],
     "tools/kvreplay": [r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],
     "examples": [r"libclient/kvpool\.h", r"kernels/kvp_\w+\.h"],
 }

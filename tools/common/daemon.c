@@ -131,9 +131,9 @@ static void explain(const struct kvt_daemon *d, const char *what, char *error, s
 /* May be called by a signal handler, as what follows may. */
 static void remove_dir(const char *dir)
 {
-	/* The last two are of what kvbench compares with. */
+	/* Also what kvbench has there: sockets of tenants, and what it compares with. */
 	static const char *const names[] = { "kvpoold.yaml", "log", "kvpool.sock", "kvpoold.lock",
-		"redis.sock", "memcached.sock" };
+		"client.sock", "load.sock", "redis.sock", "memcached.sock" };
 	int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
 	for (size_t i = 0; fd >= 0 && i < sizeof(names) / sizeof(names[0]); i++)

@@ -84,12 +84,14 @@ int bench_parse(
 		for (size_t k = 0; k < n; k++)
 			if (!strncmp(argv[i], "--", 2) && !strcmp(argv[i] + 2, options[k].name))
 				o = &options[k];
-		if (!o || (o->value && i + 1 >= argc)) {
+		if (!o || ((o->value || o->text) && i + 1 >= argc)) {
 			fprintf(stderr, "kvbench %s: what is '%s'?\n", argv[0], argv[i]);
 			usage(stderr, argv[0], about, options, n);
 			return -1;
 		}
-		if (!o->value)
+		if (o->text)
+			*o->text = argv[++i];
+		else if (!o->value)
 			*o->flag = true;
 		else if (take(argv[0], o, argv[++i]) < 0)
 			return -1;

@@ -26,6 +26,7 @@ struct bench_option {
 	uint64_t *value; /* NULL: a flag, which sets *flag */
 	bool *flag;
 	uint64_t min, max;
+	const char **text; /* instead of both: a word, as it stands */
 };
 
 /*

@@ -282,9 +282,9 @@ int kvbench_hotpath(int argc, char **argv)
 	uint64_t blocks = 1000000;
 	bool json = false;
 	const struct bench_option options[] = {
-		{ "blocks", "blocks in the catalog (default 1000000)", &blocks, NULL, 4096,
-			8000000 },
-		{ "json", "one JSON object on stdout", NULL, &json, 0, 0 },
+		{ "blocks", "blocks in the catalog (default 1000000)", &blocks, NULL, 4096, 8000000,
+			NULL },
+		{ "json", "one JSON object on stdout", NULL, &json, 0, 0, NULL },
 	};
 	struct setup s = { 0 };
 	int r = bench_parse(argc, argv,

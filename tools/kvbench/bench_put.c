@@ -63,9 +63,9 @@ int kvbench_put(int argc, char **argv)
 	uint64_t kib = 512, blocks = 512;
 	bool json = false;
 	const struct bench_option options[] = {
-		{ "block-kib", "KiB of a block (default 512)", &kib, NULL, 16, 16384 },
-		{ "blocks", "blocks per round (default 512)", &blocks, NULL, 16, 100000 },
-		{ "json", "one JSON object on stdout", NULL, &json, 0, 0 },
+		{ "block-kib", "KiB of a block (default 512)", &kib, NULL, 16, 16384, NULL },
+		{ "blocks", "blocks per round (default 512)", &blocks, NULL, 16, 100000, NULL },
+		{ "json", "one JSON object on stdout", NULL, &json, 0, 0, NULL },
 	};
 	double put[ROUNDS], place[ROUNDS], copy[ROUNDS], ratio[ROUNDS], place_ratio[ROUNDS];
 	struct bench_pool p = { 0 };

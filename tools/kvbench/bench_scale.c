@@ -231,10 +231,10 @@ int kvbench_scale(int argc, char **argv)
 	bool json = false;
 	const struct bench_option options[] = {
 		{ "chains", "chains of 128 blocks in the pool (default 2000)", &chains, NULL, 1,
-			5000 },
+			5000, NULL },
 		{ "idle", "seconds over which the idle daemon is watched (default 10)", &idle, NULL,
-			1, 600 },
-		{ "json", "one JSON object on stdout", NULL, &json, 0, 0 },
+			1, 600, NULL },
+		{ "json", "one JSON object on stdout", NULL, &json, 0, 0, NULL },
 	};
 	struct crowd crowd = { 0 };
 	/* The default policy keeps a history of blocks gone, which is not metadata of blocks held.

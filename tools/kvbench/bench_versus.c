@@ -395,9 +395,9 @@ int kvbench_versus(int argc, char **argv)
 	uint64_t kib = 512, blocks = 1024;
 	bool json = false;
 	const struct bench_option options[] = {
-		{ "block-kib", "KiB of a block (default 512)", &kib, NULL, 16, 4096 },
-		{ "blocks", "blocks in each store (default 1024)", &blocks, NULL, 64, 8192 },
-		{ "json", "one JSON object on stdout", NULL, &json, 0, 0 },
+		{ "block-kib", "KiB of a block (default 512)", &kib, NULL, 16, 4096, NULL },
+		{ "blocks", "blocks in each store (default 1024)", &blocks, NULL, 64, 8192, NULL },
+		{ "json", "one JSON object on stdout", NULL, &json, 0, 0, NULL },
 	};
 	struct peer peers[] = {
 		{ .name = "redis",

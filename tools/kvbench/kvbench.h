@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The subcommands of kvbench, one file each. They get argv from their own name on and return an
- * exit status: 0 measured, 1 could not be measured, 2 usage.
+ * exit status: 0 measured, 1 could not be measured, 2 usage, 3 a goal that was to be checked is missed.
  */
 #ifndef KVBENCH_KVBENCH_H
 #define KVBENCH_KVBENCH_H
@@ -9,6 +9,7 @@
 int kvbench_attention(int argc, char **argv);
 int kvbench_codecs(int argc, char **argv);
 int kvbench_estimate(int argc, char **argv);
+int kvbench_fairness(int argc, char **argv);
 int kvbench_hotpath(int argc, char **argv);
 int kvbench_policy(int argc, char **argv);
 int kvbench_put(int argc, char **argv);

@@ -15,6 +15,8 @@ static const struct {
 		kvbench_attention },
 	{ "codecs", "bytes, error and speed of every codec", kvbench_codecs },
 	{ "estimate", "what a cache takes in a codec, and what a budget holds", kvbench_estimate },
+	{ "fairness", "a well-behaved client beside other tenants' loads and attacks",
+		kvbench_fairness },
 	{ "hotpath", "match, lease and release, proven to make no system call", kvbench_hotpath },
 	{ "policy", "cost of eviction decisions, and memory for them", kvbench_policy },
 	{ "put", "storing blocks, against memcpy", kvbench_put },

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The well-behaved client of kvbench fairness; see bench_fairness_client.h. */
+#include "tools/kvbench/bench_fairness_client.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tools/kvbench/bench.h"
+
+#define BLOCK_TOKENS 64u
+#define BLOCK_BYTES  UINT64_C(16384)
+#define PUT_BLOCKS   4u
+/* Fills the cache of a tenant with default limits: puts that evict are measured, idle or not. */
+#define WARM_UP 1200u
+
+static void add(struct fair_track *t, uint64_t ns, int error)
+{
+	if (t->n == FAIR_SAMPLES)
+		return;
+	if (error < 0) {
+		t->failed++;
+		t->error = error;
+		if (ns < FAIR_TIMEOUT_MS * UINT64_C(1000000))
+			ns = FAIR_TIMEOUT_MS * UINT64_C(1000000);
+	}
+	t->us[t->n++] = (double)ns / 1e3;
+}
+
+static void sleep_until(uint64_t ns)
+{
+	const struct timespec t = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
+
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
+		;
+}
+
+void fair_pace(struct fair_track *track, uint64_t until_ns, uint64_t period_ns,
+	int (*request)(void *ctx), void *ctx)
+{
+	for (uint64_t due = bench_now(); due < until_ns; due += period_ns) {
+		uint64_t now = bench_now(), from = due;
+		int r;
+
+		if (now >= until_ns) {
+			track->undone++;
+			add(track, now - due, 0);
+			continue;
+		}
+		if (now < due) {
+			/* How late this thread wakes up is not the daemon's doing. */
+			sleep_until(due);
+			from = bench_now();
+		}
+		r = request(ctx);
+		add(track, bench_now() - from, r);
+	}
+}
+
+/* ---- requests ------------------------------------------------------------------------------- */
+
+struct putter {
+	struct bench_pool pool;
+	uint32_t chain;
+	uint8_t *source;
+};
+
+static int put(void *ctx)
+{
+	struct putter *p = ctx;
+	struct kvp_view_plane planes[64];
+	struct kvp_view view = { .size = sizeof(view), .planes = planes };
+	struct kvp_put_opts opts = { .size = sizeof(opts), .timeout_ms = FAIR_TIMEOUT_MS };
+	uint32_t tokens[PUT_BLOCKS * BLOCK_TOKENS], n = PUT_BLOCKS * BLOCK_TOKENS;
+	uint64_t bytes;
+	int64_t r = kvp_view_dense(p->pool.space, KVP_VIEW_LCND, p->source, n, planes, &bytes);
+
+	bench_chain_tokens(p->chain++, tokens, n);
+	if (r == 0)
+		r = kvp_put(p->pool.space, tokens, n, 0, &view, &opts, NULL);
+	if (r >= 0 && r < n)
+		return -ENOBUFS; /* not all of it */
+	return r < 0 ? (int)r : kvp_flush(p->pool.client, FAIR_TIMEOUT_MS);
+}
+
+static int attach(void *ctx)
+{
+	const struct kvp_open_opts opts = {
+		.size = sizeof(opts),
+		.socket = ctx,
+		.name = "kvbench",
+		.default_timeout_ms = FAIR_TIMEOUT_MS,
+	};
+	struct kvp_client *client;
+	int r = kvp_open(&opts, &client);
+
+	if (r == 0)
+		kvp_close(client);
+	return r;
+}
+
+/* ---- phases --------------------------------------------------------------------------------- */
+
+struct attacher {
+	struct fair_client *client;
+	struct putter *putter;
+	uint32_t phase;
+};
+
+static uint64_t wait_for_phase(struct fair_client *c, uint32_t phase)
+{
+	uint64_t until;
+
+	while (!(until = atomic_load(&c->until_ns[phase])))
+		sleep_until(bench_now() + 500000);
+	return until;
+}
+
+static void *attach_in_phase(void *arg)
+{
+	struct attacher *a = arg;
+
+	fair_pace(&a->client->attach[a->phase], atomic_load(&a->client->until_ns[a->phase]),
+		FAIR_ATTACH_NS, attach, a->putter->pool.daemon.socket);
+	return NULL;
+}
+
+static int run_phase(struct fair_client *c, struct putter *p, uint32_t phase)
+{
+	struct attacher a = { .client = c, .putter = p, .phase = phase };
+	uint64_t until = wait_for_phase(c, phase);
+	pthread_t thread;
+	int r = -pthread_create(&thread, NULL, attach_in_phase, &a);
+
+	if (r < 0)
+		return r;
+	fair_pace(&c->put[phase], until, FAIR_PUT_NS, put, p);
+	pthread_join(thread, NULL);
+	atomic_store(&c->done[phase], 1);
+	return 0;
+}
+
+int fair_client_run(struct fair_client *c, const char *socket)
+{
+	struct putter p = {
+		.pool = { .block_tokens = BLOCK_TOKENS, .block_bytes = BLOCK_BYTES },
+		.source = calloc(PUT_BLOCKS, BLOCK_BYTES),
+	};
+	int r = p.source ? 0 : -ENOMEM;
+
+	memccpy(p.pool.daemon.socket, socket, 0, sizeof(p.pool.daemon.socket) - 1);
+	if (r == 0)
+		r = bench_pool_attach(&p.pool);
+	for (uint32_t i = 0; i < WARM_UP && r == 0; i++)
+		r = put(&p);
+	if (r == 0) {
+		atomic_store(&c->attached, 1);
+		r = run_phase(c, &p, FAIR_IDLE);
+	}
+	if (r == 0)
+		r = run_phase(c, &p, FAIR_LOADED);
+	if (p.pool.client)
+		bench_pool_detach(&p.pool);
+	free(p.source);
+	return r;
+}

@@ -3,6 +3,8 @@
 #include "daemon/control/control_impl.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -21,23 +23,33 @@ bool kvpd_admin_allowed(struct kvpd_conn *conn)
 
 /* ---- what the control thread knows itself -------------------------------------------------- */
 
+/* Any 63 bits: as a string, since many readers of JSON round what is beyond 2^53. */
+static const char *epoch_text(const struct kvpd_control *c, char buf[24])
+{
+	snprintf(buf, 24, "%" PRIu64, c->epoch);
+	return buf;
+}
+
 static json_t *version(const struct kvpd_control *c)
 {
-	return json_pack("{s:s, s:i, s:I}", "version", KVPD_VERSION, "abi", (int)KVP_ABI_VERSION,
-		"epoch", (json_int_t)c->epoch);
+	char epoch[24];
+
+	return json_pack("{s:s, s:i, s:s}", "version", KVPD_VERSION, "abi", (int)KVP_ABI_VERSION,
+		"epoch", epoch_text(c, epoch));
 }
 
 static json_t *daemon_status(const struct kvpd_control *c)
 {
 	struct kvpd_heap heap;
+	char epoch[24];
 	json_t *o;
 
 	kvpd_heap_read(&heap);
-	o = json_pack("{s:s, s:i, s:i, s:I, s:s, s:s, s:I, s:i, s:i, s:i, s:I, s:I, s:I}",
+	o = json_pack("{s:s, s:i, s:i, s:I, s:s, s:s, s:s, s:i, s:i, s:i, s:I, s:I, s:I}",
 		"version", KVPD_VERSION, "pid", (int)getpid(), "uid", (int)getuid(), "uptime_s",
 		(json_int_t)((kvpd_now_ns() - c->start_ns) / 1000000000u), "config",
 		c->config->path ? c->config->path : "", "runtime_dir", c->config->runtime_dir,
-		"epoch", (json_int_t)c->epoch, "connections", (int)c->n_conns, "pending",
+		"epoch", epoch_text(c, epoch), "connections", (int)c->n_conns, "pending",
 		(int)c->n_pending, "sessions", (int)c->n_sessions, "accepted",
 		(json_int_t)c->accepted, "refused", (json_int_t)c->refused, "protocol_errors",
 		(json_int_t)c->broken);

@@ -35,9 +35,22 @@ struct admin {
 
 /* ---- small helpers -------------------------------------------------------------------------- */
 
+/* What may be any 64 bits: a string, since many readers of JSON round what is beyond 2^53. */
+static void put_word(json_t *o, const char *name, uint64_t v)
+{
+	char text[24];
+
+	snprintf(text, sizeof(text), "%" PRIu64, v);
+	json_object_set_new(o, name, json_string(text));
+}
+
+/* A count, and a string should it ever be that large. */
 static void put_int(json_t *o, const char *name, uint64_t v)
 {
-	json_object_set_new(o, name, json_integer((json_int_t)v));
+	if (v > UINT64_C(1) << 53)
+		put_word(o, name, v);
+	else
+		json_object_set_new(o, name, json_integer((json_int_t)v));
 }
 
 static void put_text(json_t *o, const char *name, const char *v)
@@ -178,7 +191,7 @@ static int verb_status(struct admin *a)
 		recipes += t->n_recipes;
 		evictions += kvp_load_relaxed(&t->view.cat->stats.evictions);
 	}
-	put_int(a->answer, "epoch", l->epoch);
+	put_word(a->answer, "epoch", l->epoch);
 	put_int(a->answer, "uptime_ms", (kvpd_now_ns() - l->started_ns) / KVPD_MS);
 	put_int(a->answer, "sessions", l->n_sessions);
 	put_int(a->answer, "max_sessions", l->max_sessions);
@@ -307,7 +320,7 @@ static json_t *block_json(const struct kvpd_tenant *t, uint32_t id)
 		put_int(o, "extent", kvp_where_extent(where));
 		put_int(o, "offset", kvp_load_relaxed(&d->offset));
 		put_int(o, "codec", kvp_where_codec(where));
-		put_int(o, "checksum", kvp_load_relaxed(&d->checksum));
+		put_word(o, "checksum", kvp_load_relaxed(&d->checksum));
 	}
 	return o;
 }
@@ -430,7 +443,8 @@ static int verb_inspect(struct admin *a)
 	o = block_json(t, id);
 	kvpd_lease_marks(t, true);
 	put_bool(o, "leased", kvpd_leased(t, id));
-	put_bool(o, "granted", t->block[id].flags & KVPD_BLOCK_HELD);
+	put_bool(o, "granted", kvpd_block_kept(t, id) & KVPD_KEPT_GRANTED);
+	put_bool(o, "moving", kvpd_block_kept(t, id) & KVPD_KEPT_MOVING);
 	list = json_array();
 	n = kvp_recipe_read(&t->view, id, kvpd_block_word(t, id), tokens, KVP_BLOCK_TOKENS_MAX);
 	for (int i = 0; i < n; i++)
@@ -479,6 +493,36 @@ static int verb_unpin(struct admin *a)
 
 /* ---- making room ---------------------------------------------------------------------------- */
 
+/* "leased and pinned", in words and as a list: what an administrator can do something about. */
+static int fail_kept(struct admin *a, struct kvpd_tenant *t, uint32_t id)
+{
+	const unsigned why = kvpd_block_kept(t, id);
+	char text[64] = "";
+	json_t *list = json_array();
+
+	kvpd_lease_marks(t, false);
+	const struct {
+		const char *name;
+		bool is;
+	} reasons[] = {
+		{ "leased", kvpd_leased(t, id) },
+		{ "granted", why & KVPD_KEPT_GRANTED },
+		{ "pinned", why & KVPD_KEPT_PINNED },
+		{ "being moved", why & KVPD_KEPT_MOVING },
+	};
+	for (size_t i = 0; i < sizeof(reasons) / sizeof(reasons[0]); i++) {
+		size_t used = strlen(text);
+
+		if (!reasons[i].is)
+			continue;
+		snprintf(text + used, sizeof(text) - used, "%s%s", used ? " and " : "",
+			reasons[i].name);
+		json_array_append_new(list, json_string(reasons[i].name));
+	}
+	json_object_set_new(a->answer, "kept_by", list);
+	return fail(a, -EBUSY, "the block is %s", *text ? text : "in use for a moment; try again");
+}
+
 static int evict_key(struct admin *a)
 {
 	struct kvpd_tenant *t;
@@ -489,7 +533,7 @@ static int evict_key(struct admin *a)
 		return r;
 	r = kvpd_block_drop(t, id, false, kvpd_now_ns());
 	if (r == -EBUSY)
-		return fail(a, r, "the block is leased, granted, pinned or being moved");
+		return fail_kept(a, t, id);
 	if (r == -ENOTEMPTY)
 		return fail(a, r, "the block has children; evict those first");
 	put_int(a->answer, "evicted", r == 0);

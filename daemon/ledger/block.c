@@ -38,10 +38,14 @@ struct kvp_key kvpd_parent_key(const struct kvpd_tenant *t, uint32_t block)
 	return (struct kvp_key){ space->root_lo, space->root_hi };
 }
 
-bool kvpd_block_kept(const struct kvpd_tenant *t, uint32_t block)
+unsigned kvpd_block_kept(const struct kvpd_tenant *t, uint32_t block)
 {
-	return (t->block[block].flags & (KVPD_BLOCK_MOVING | KVPD_BLOCK_HELD | KVPD_BLOCK_KEEP)) ||
-	       (kvp_load_relaxed(&t->view.blocks[block].flags) & KVP_BLOCK_F_PINNED);
+	uint32_t flags = t->block[block].flags;
+	bool pinned = kvp_load_relaxed(&t->view.blocks[block].flags) & KVP_BLOCK_F_PINNED;
+
+	return (flags & KVPD_BLOCK_HELD ? KVPD_KEPT_GRANTED : 0) | (pinned ? KVPD_KEPT_PINNED : 0) |
+	       (flags & KVPD_BLOCK_MOVING ? KVPD_KEPT_MOVING : 0) |
+	       (flags & KVPD_BLOCK_KEEP ? KVPD_KEPT_STEP : 0);
 }
 
 struct kvpd_place kvpd_block_place(const struct kvpd_tenant *t, uint32_t block)

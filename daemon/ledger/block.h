@@ -42,8 +42,12 @@ static inline uint32_t kvpd_block_state(const struct kvpd_tenant *t, uint32_t bl
 	return kvp_word_state(kvpd_block_word(t, block));
 }
 
-/* Does anything but a lease keep its payload: a mover, a grant, this step, the administrator? */
-bool kvpd_block_kept(const struct kvpd_tenant *t, uint32_t block);
+/* What, other than a lease, keeps a payload. */
+#define KVPD_KEPT_GRANTED 1u
+#define KVPD_KEPT_PINNED  2u /* by the administrator */
+#define KVPD_KEPT_MOVING  4u
+#define KVPD_KEPT_STEP    8u /* the ledger needs it in this step */
+unsigned kvpd_block_kept(const struct kvpd_tenant *t, uint32_t block);
 
 /* Where the DRAM payload of a block lies. */
 struct kvpd_place kvpd_block_place(const struct kvpd_tenant *t, uint32_t block);

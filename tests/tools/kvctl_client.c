@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client for kvctl to look at: stores as many blocks as its argument says, leases them, prints a
- * line, and waits until its standard input ends.
+ * A client for kvctl to look at: stores as many blocks as its argument says, leases them, with a
+ * second argument commits one more in a slot that it keeps, prints a line, and waits until its
+ * standard input ends.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -19,6 +20,18 @@ static void must(int64_t r, const char *what)
 		return;
 	fprintf(stderr, "%s: %s\n", what, strerror((int)-r));
 	exit(1);
+}
+
+/* A block of its own whose slot stays granted. */
+static struct kvp_grant *keep_one(struct kvp_space *space)
+{
+	uint32_t tokens[BLOCK_TOKENS] = { 0 };
+	struct kvp_grant *grant;
+
+	must(kvp_reserve(space, WAIT_MS, NULL, &grant), "reserve");
+	must(kvp_commit(grant, kvp_ref_root(), tokens, BLOCK_TOKENS, NULL, 0), "commit");
+	must(kvp_grant_wait(grant, WAIT_MS), "grant");
+	return grant;
 }
 
 int main(int argc, char **argv)
@@ -40,6 +53,7 @@ int main(int argc, char **argv)
 	struct kvp_view_plane plane;
 	struct kvp_client *client;
 	struct kvp_space *space;
+	struct kvp_grant *grant = NULL;
 	struct kvp_prefix *match;
 	uint64_t bytes;
 	void *data;
@@ -55,11 +69,14 @@ int main(int argc, char **argv)
 	must(kvp_put(space, tokens, n, 0, &view, &put_opts, NULL), "put");
 	must(kvp_flush(client, WAIT_MS), "flush");
 	must(kvp_match(space, tokens, n, NULL, &match), "match");
+	if (argc > 2)
+		grant = keep_one(space);
 	puts("ready");
 	fflush(stdout);
 	while (getchar() != EOF)
 		;
 	kvp_release(match);
+	kvp_grant_release(grant);
 	kvp_space_close(space);
 	kvp_close(client);
 	free(data);

@@ -306,6 +306,14 @@ class WithDaemon(unittest.TestCase):
         self.assertIn("leased", self.json("evict", tip["key"], status=1)["error"])
         self.json("inspect", "0" * 32, status=1)
 
+    def test_numbers_that_readers_would_round(self):
+        for x in (self.json("version")["kvpoold"], self.json("status"),
+                  self.json("status")["daemon"]):
+            self.assertRegex(x["epoch"], "^[0-9]+$")
+        self.assertEqual(self.json("status")["epoch"], self.json("version")["kvpoold"]["epoch"])
+        key = self.json("blocks")["blocks"][0]["key"]
+        self.assertRegex(self.json("inspect", key)["block"]["checksum"], "^[0-9]+$")
+
     def test_all_is_leased(self):
         self.assertEqual(self.json("drain")["in_use"], BLOCKS)
         self.assertEqual(self.json("evict", "--all")["evicted"], 0)
@@ -336,6 +344,43 @@ class WithDaemon(unittest.TestCase):
                            extra_groups=[], capture_output=True, text=True, timeout=60)
         self.assertEqual(r.returncode, 3, r.stderr)
         self.assertIn("admin_group", r.stderr)
+
+
+class Kept(unittest.TestCase):
+    """evict KEY says what keeps a block."""
+
+    def test_what_keeps_a_block(self):
+        with Daemon() as d:
+            env = dict(os.environ, KVPOOL_SOCKET=d.socket)
+            client = subprocess.Popen([CLIENT, "2", "keep"], stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE, text=True, env=env)
+            self.assertEqual(client.stdout.readline(), "ready\n")
+
+            def ask(*args):
+                r = subprocess.run([KVCTL, "--json", *args], env=env, capture_output=True,
+                                   text=True, timeout=60)
+                return json.loads(r.stdout)
+
+            blocks = {b["depth"]: b for b in ask("blocks")["blocks"] if b["children"]}
+            first = blocks[0]["key"]
+            tip = [b["key"] for b in ask("blocks")["blocks"] if b["depth"] == 1][0]
+            granted = [b["key"] for b in ask("blocks")["blocks"]
+                       if b["depth"] == 0 and b["key"] != first][0]
+            self.assertEqual(ask("evict", tip),
+                             {"error": "the block is leased", "kept_by": ["leased"]})
+            self.assertEqual(ask("evict", granted)["kept_by"], ["granted"])
+            ask("pin", tip)
+            self.assertEqual(ask("evict", tip), {"error": "the block is leased and pinned",
+                                                 "kept_by": ["leased", "pinned"]})
+            ask("pin", granted)
+            self.assertEqual(ask("evict", granted)["kept_by"], ["granted", "pinned"])
+            self.assertIn("children", ask("evict", first)["error"])
+            client.communicate()
+            # The dead client's arena drains: a block is moved once, and is kept by that meanwhile.
+            wait_for(lambda: ask("evict", tip)["kept_by"] == ["pinned"])
+            for key in (tip, granted):
+                ask("unpin", key)
+                wait_for(lambda k=key: ask("evict", k).get("evicted") == 1)
 
 
 class Draining(unittest.TestCase):

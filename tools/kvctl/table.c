@@ -15,9 +15,12 @@
 #define LEAST_TEXT  8  /* columns that a text keeps where room is short ... */
 #define SOME_TEXT   20 /* ... and before anything is left out for it */
 
+/* What is beyond 2^53 comes as a string. */
 double kvctl_number(const json_t *object, const char *key)
 {
-	return json_number_value(json_object_get(object, key));
+	const json_t *v = json_object_get(object, key);
+
+	return json_is_string(v) ? strtod(json_string_value(v), NULL) : json_number_value(v);
 }
 
 const char *kvctl_text(const json_t *object, const char *key)
@@ -141,12 +144,14 @@ static void cell_text(const json_t *row, const struct kvctl_column *c, char out[
 		snprintf(out, CELL, "%.16s", kvctl_text(row, c->key));
 		break;
 	case KVCTL_COUNT:
-		if (json_is_number(v))
+		if (json_is_string(v))
+			snprintf(out, CELL, "%s", json_string_value(v));
+		else if (json_is_number(v))
 			snprintf(out, CELL, "%.0f", json_number_value(v));
 		break;
 	case KVCTL_BYTES:
-		if (json_is_number(v))
-			kvctl_bytes(json_number_value(v), out);
+		if (v)
+			kvctl_bytes(kvctl_number(row, c->key), out);
 		break;
 	case KVCTL_MS:
 		kvctl_duration(json_number_value(v) / 1e3, out);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests of administrators: JSON in, JSON out, in parts. docs/admin.md lists the verbs. */
-#include "daemon/control/control_impl.h"
+#include "daemon/control/admin.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -10,7 +10,16 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
+#include "daemon/control/conn.h"
 #include "daemon/control/heap.h"
+#include "daemon/control/peer.h"
+#include "daemon/control/state.h"
+#include "daemon/log.h"
+#include "shm/kvp_msg.h"
+
+#define ANSWER_MAX  (64u << 20) /* bytes of JSON in one answer */
+#define ANSWER_PART 32768u
 
 bool kvpd_admin_allowed(struct kvpd_conn *conn)
 {
@@ -50,7 +59,7 @@ static json_t *daemon_status(const struct kvpd_control *c)
 		(json_int_t)((kvpd_now_ns() - c->start_ns) / 1000000000u), "config",
 		c->config->path ? c->config->path : "", "runtime_dir", c->config->runtime_dir,
 		"epoch", epoch_text(c, epoch), "connections", (int)c->n_conns, "pending",
-		(int)c->n_pending, "sessions", (int)c->n_sessions, "accepted",
+		(int)c->n_pending, "sessions", (int)c->n_guests, "accepted",
 		(json_int_t)c->accepted, "refused", (json_int_t)c->refused, "protocol_errors",
 		(json_int_t)c->broken);
 	if (o)
@@ -126,14 +135,14 @@ static int to_text(json_t *answer, int status, char **ret_text, size_t *ret_byte
 			return -ENOMEM;
 	}
 	need = json_dumpb(answer, NULL, 0, DUMP);
-	text = need && need <= KVPD_ANSWER_MAX ? malloc(need) : NULL;
+	text = need && need <= ANSWER_MAX ? malloc(need) : NULL;
 	if (text && json_dumpb(answer, text, need, DUMP) != need) {
 		free(text);
 		text = NULL;
 	}
 	json_decref(answer);
 	if (!text)
-		return need > KVPD_ANSWER_MAX ? -EMSGSIZE : -ENOMEM;
+		return need > ANSWER_MAX ? -EMSGSIZE : -ENOMEM;
 	*ret_text = text;
 	*ret_bytes = need;
 	return 0;
@@ -171,7 +180,7 @@ void kvpd_admin_continue(struct kvpd_conn *conn)
 {
 	struct {
 		struct kvp_msg_admin_part head;
-		char text[KVPD_ANSWER_PART];
+		char text[ANSWER_PART];
 	} part;
 
 	while (conn->answer) {

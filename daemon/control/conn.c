@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connections: accepting, receiving, sending without ever waiting for a client, closing. */
-#include "daemon/control/control_impl.h"
+#include "daemon/control/conn.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +12,15 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
+#include "daemon/control/admin.h"
+#include "daemon/control/attach.h"
+#include "daemon/control/guest.h"
+#include "daemon/control/listener.h"
+#include "daemon/control/state.h"
+#include "daemon/control/tenants.h"
+#include "daemon/log.h"
+#include "shm/kvp_msg.h"
 #include "shm/kvp_seg.h"
 
 /* Room in a client's socket for some sixty packets: descriptors in flight count too. */
@@ -25,8 +34,8 @@ static void conn_ready(struct kvpd_source *source, uint32_t events);
 static struct kvpd_who who_of(const struct kvpd_conn *conn)
 {
 	return (struct kvpd_who){
-		.session = conn->session ? conn->session->id : 0,
-		.tenant = conn->session ? conn->session->domain->tenant : 0,
+		.session = conn->guest ? conn->guest->id : 0,
+		.tenant = conn->guest ? conn->guest->tenant->id : 0,
 		.pid = conn->who.pid,
 		.uid = conn->who.uid,
 	};
@@ -323,8 +332,8 @@ static void broke_protocol(struct kvpd_conn *conn, const char *what)
 	snprintf(e.text, sizeof(e.text), "%s", what);
 	if (!conn->n_out)
 		(void)kvp_msg_send(conn->fd, KVP_MSG_ERROR, 0, &e, sizeof(e), NULL, 0);
-	if (conn->session)
-		kvpd_session_end(conn->session, "it broke the control protocol");
+	if (conn->guest)
+		kvpd_guest_end(conn->guest, "it broke the control protocol");
 	else
 		kvpd_conn_close(conn);
 }
@@ -336,19 +345,19 @@ static void dispatch(struct kvpd_conn *conn, const struct kvp_packet *packet)
 	switch (conn->state) {
 	case KVPD_CONN_HELLO:
 		if (type == KVP_MSG_HELLO)
-			kvpd_session_hello(conn, packet);
+			kvpd_attach_hello(conn, packet);
 		else
 			broke_protocol(conn, "its first packet was no HELLO");
 		return;
 	case KVPD_CONN_PROVE:
 		if (type == KVP_MSG_PROOF)
-			kvpd_session_proof(conn, packet);
+			kvpd_attach_proof(conn, packet);
 		else
 			broke_protocol(conn, "it did not answer PROVE with PROOF");
 		return;
 	case KVPD_CONN_CLIENT:
 		if (type != KVP_MSG_HELLO && type != KVP_MSG_PROOF && type != KVP_MSG_ADMIN)
-			kvpd_session_packet(conn, packet);
+			kvpd_guest_packet(conn, packet);
 		else
 			broke_protocol(conn, "that packet is not possible after attaching");
 		return;
@@ -439,9 +448,9 @@ void kvpd_conn_close(struct kvpd_conn *conn)
 	close(conn->fd);
 	if (conn->pidfd >= 0)
 		close(conn->pidfd);
-	if (conn->session)
-		conn->session->conn = NULL;
-	conn->session = NULL;
+	if (conn->guest)
+		conn->guest->conn = NULL;
+	conn->guest = NULL;
 	free(conn->answer);
 	conn->answer = NULL;
 	c->n_conns--;

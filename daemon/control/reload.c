@@ -10,12 +10,19 @@
  *   attach again by themselves and find the new tenant, empty;
  * - a uid that has no tenant any more is disconnected.
  */
-#include "daemon/control/control_impl.h"
+#include "daemon/control/reload.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <systemd/sd-daemon.h>
+
+#include "daemon/clock.h"
+#include "daemon/control/guest.h"
+#include "daemon/control/listener.h"
+#include "daemon/control/state.h"
+#include "daemon/control/tenants.h"
+#include "daemon/log.h"
 
 /* What cannot change while running: the first one that did, or NULL. */
 static const char *needs_restart(const struct kvpd_config *a, const struct kvpd_config *b)
@@ -68,51 +75,51 @@ static bool same_members(const struct kvpd_tenant_config *a, const struct kvpd_t
 
 static void end_changed_tenants(struct kvpd_control *c, const struct kvpd_config *new)
 {
-	struct kvpd_domain *d, *next;
+	struct kvpd_tenant_entry *e, *next;
 
-	for (d = TAILQ_FIRST(&c->domains); d; d = next) {
-		const struct kvpd_tenant_config *was = kvpd_config_by_name(c->config, d->name);
-		const struct kvpd_tenant_config *is = kvpd_config_by_name(new, d->name);
+	for (e = TAILQ_FIRST(&c->tenants); e; e = next) {
+		const struct kvpd_tenant_config *was = kvpd_config_by_name(c->config, e->name);
+		const struct kvpd_tenant_config *is = kvpd_config_by_name(new, e->name);
 
-		next = TAILQ_NEXT(d, link);
-		if (!d->listed)
+		next = TAILQ_NEXT(e, link);
+		if (!e->listed)
 			continue;
 		if (!is)
-			kvpd_domain_abandon(c, d, "the configuration names it no more");
+			kvpd_entry_abandon(c, e, "the configuration names it no more");
 		else if (!was || !same_members(was, is))
-			kvpd_domain_abandon(c, d, "its members changed; it starts anew");
+			kvpd_entry_abandon(c, e, "its members changed; it starts anew");
 	}
 }
 
 /* Sessions that could not attach now, or would attach elsewhere. */
-static void end_misplaced_sessions(struct kvpd_control *c, const struct kvpd_config *new)
+static void end_misplaced_guests(struct kvpd_control *c, const struct kvpd_config *new)
 {
-	struct kvpd_session *s, *next;
+	struct kvpd_guest *g, *next;
 
-	for (s = TAILQ_FIRST(&c->sessions); s; s = next) {
+	for (g = TAILQ_FIRST(&c->guests); g; g = next) {
 		const struct kvpd_tenant_config *t;
 		const char *why = "its uid moved to another tenant";
 		bool unlisted;
 
-		next = TAILQ_NEXT(s, link);
-		t = kvpd_admit(c, new, s->listener, s->who.uid, &unlisted, &why);
-		if (t ? strcmp(t->name, s->domain->name) != 0 : !unlisted || s->domain->listed)
-			kvpd_session_end(s, why);
+		next = TAILQ_NEXT(g, link);
+		t = kvpd_admit(c, new, g->listener, g->who.uid, &unlisted, &why);
+		if (t ? strcmp(t->name, g->tenant->name) != 0 : !unlisted || g->tenant->listed)
+			kvpd_guest_end(g, why);
 	}
 }
 
 /* An unlisted uid's own tenant has no place any more when that uid is listed, or none may be. */
 static void end_unlisted_tenants(struct kvpd_control *c, const struct kvpd_config *new)
 {
-	struct kvpd_domain *d, *next;
+	struct kvpd_tenant_entry *e, *next;
 
-	for (d = TAILQ_FIRST(&c->domains); d; d = next) {
+	for (e = TAILQ_FIRST(&c->tenants); e; e = next) {
 		unsigned uid;
 
-		next = TAILQ_NEXT(d, link);
-		if (!d->listed && sscanf(d->name, "uid-%u", &uid) == 1 &&
+		next = TAILQ_NEXT(e, link);
+		if (!e->listed && sscanf(e->name, "uid-%u", &uid) == 1 &&
 			(!new->unlisted_uids || kvpd_config_by_uid(new, (uid_t)uid)))
-			kvpd_domain_abandon(c, d, "its uid has no tenant of its own any more");
+			kvpd_entry_abandon(c, e, "its uid has no tenant of its own any more");
 	}
 }
 
@@ -161,7 +168,7 @@ static void apply(struct kvpd_control *c, struct kvpd_config *new)
 	int r;
 
 	end_changed_tenants(c, new);
-	end_misplaced_sessions(c, new);
+	end_misplaced_guests(c, new);
 	end_unlisted_tenants(c, new);
 	close_doors(c, new);
 	r = kvpd_reconfigure(c->ledger, new);
@@ -174,9 +181,9 @@ static void apply(struct kvpd_control *c, struct kvpd_config *new)
 	open_doors(c);
 	for (unsigned i = 0; i < new->n_tenants; i++) {
 		const struct kvpd_tenant_config *t = &new->tenants[i];
-		struct kvpd_domain *d;
+		struct kvpd_tenant_entry *e;
 
-		r = kvpd_domain_open(c, t->name, &t->limits, true, &d);
+		r = kvpd_entry_open(c, t->name, &t->limits, true, &e);
 		if (r < 0)
 			kvpd_err("tenant '%s' could not be made now (%s); it is tried again when "
 				 "a client comes",

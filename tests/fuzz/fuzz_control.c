@@ -16,7 +16,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/control/control_impl.h"
+#include "daemon/control/control.h"
+#include "daemon/control/guest.h"
+#include "daemon/control/loop.h"
+#include "daemon/control/state.h"
+#include "daemon/log.h"
+#include "shm/kvp_msg.h"
 
 #define MAX_PACKETS 32
 
@@ -134,7 +139,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	int before = count_fds();
 	int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	struct kvpd_session *s;
+	struct kvpd_guest *g;
 
 	must(sock >= 0 && connect(sock, (struct sockaddr *)&address, sizeof(address)) == 0,
 		"connect");
@@ -153,8 +158,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	close(sock);
 	turns();
 	/* This process does not die: its sessions are ended as if it had. */
-	while ((s = TAILQ_FIRST(&control->sessions)))
-		kvpd_session_end(s, "the input is over");
+	while ((g = TAILQ_FIRST(&control->guests)))
+		kvpd_guest_end(g, "the input is over");
 	turns();
 	must(TAILQ_EMPTY(&control->conns) && !control->n_conns && !control->n_pending &&
 			!control->n_admins && !control->queued_fds,

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests of administrators. */
+#ifndef KVPD_ADMIN_H
+#define KVPD_ADMIN_H
+
+#include <stdbool.h>
+
+struct kvp_packet;
+struct kvpd_conn;
+
+#define KVPD_ADMIN_MAX 64u /* administrators' connections */
+
+bool kvpd_admin_allowed(struct kvpd_conn *conn);
+/* Serves a request and begins to send the answer. */
+void kvpd_admin_packet(struct kvpd_conn *conn, const struct kvp_packet *packet);
+/* Sends more of the answer as long as there is room. */
+void kvpd_admin_continue(struct kvpd_conn *conn);
+
+#endif

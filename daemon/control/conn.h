@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Connections: accepting, receiving, sending without ever waiting for a client, closing. */
+#ifndef KVPD_CONN_H
+#define KVPD_CONN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "daemon/control/peer.h"
+#include "daemon/control/source.h"
+#include "shm/kvp_proto.h"
+
+struct kvpd_guest;
+struct kvpd_listener;
+
+/*
+ * Bounds on what connections can make the daemon hold. A uid that connects without end fills its
+ * own part only.
+ */
+#define KVPD_PENDING_MAX     2048u /* connections that have not attached */
+#define KVPD_PENDING_PER_UID 512u  /* many engines of one user may start at once */
+#define KVPD_SILENT_MS       100u  /* after that, without a word, it makes way for others */
+#define KVPD_OUT_MAX         (KVP_MAX_EXTENTS + 512u) /* packets waiting for one client to read */
+#define KVPD_PACKETS_A_TURN  16u    /* read from one connection before others get their turn */
+#define KVPD_STALL_MS        30000u /* a client that reads nothing of what waits for it */
+
+enum kvpd_conn_state {
+	KVPD_CONN_HELLO, /* nothing heard yet */
+	KVPD_CONN_PROVE, /* asked for credentials */
+	KVPD_CONN_CLIENT,
+	KVPD_CONN_ADMIN,
+};
+
+/* A packet that waits for room in the socket; its descriptors are its own. */
+struct kvpd_out {
+	TAILQ_ENTRY(kvpd_out) link;
+	uint16_t type;
+	uint16_t n_fds;
+	uint32_t tag;
+	uint32_t len;
+	int fds[KVP_MSG_MAX_FDS];
+	uint8_t body[];
+};
+
+struct kvpd_conn {
+	struct kvpd_source source;
+	struct kvpd_control *control;
+	int fd;
+	enum kvpd_conn_state state;
+	struct kvpd_identity who;
+	char tenant[64]; /* whose socket it came in by; "" = the main one */
+	uint64_t since_ns;
+	uint32_t interest; /* what epoll watches */
+	/* While attaching. */
+	int pidfd;
+	uint64_t nonce;
+	uint32_t hello_tag;
+	char name[KVP_CLIENT_NAME];
+	struct kvpd_guest *guest;
+	/* To be sent. */
+	TAILQ_HEAD(, kvpd_out) out;
+	uint32_t n_out;
+	uint64_t stuck_since_ns; /* the socket took nothing since; 0: nothing waits */
+	/* An administrator's answer, while it is being sent. */
+	char *answer;
+	size_t answer_bytes, answer_sent;
+	uint32_t answer_tag;
+	int32_t answer_status;
+	TAILQ_ENTRY(kvpd_conn) link;
+};
+
+void kvpd_conn_accept(struct kvpd_listener *listener);
+/* Closes it; freed by kvpd_control_bury(). Its guest, if any, stays. */
+void kvpd_conn_close(struct kvpd_conn *conn);
+/* Says why, and closes. */
+void kvpd_conn_refuse(struct kvpd_conn *conn, int error, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+/*
+ * Sends, or queues if the client is slow. The descriptors stay the caller's. -ENOBUFS: too much is
+ * waiting for it already.
+ */
+int kvpd_conn_send(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const void *body,
+	size_t len, const int *fds, unsigned n_fds);
+/* Sends an error; the connection stays. */
+void kvpd_conn_error(struct kvpd_conn *conn, uint32_t tag, int error, const char *text);
+/* Has epoll watch for what the connection waits for now. */
+void kvpd_conn_watch(struct kvpd_conn *conn);
+/* From pending to attached, or to an administrator's. */
+void kvpd_conn_settle(struct kvpd_conn *conn, enum kvpd_conn_state state);
+/* Deadlines: returns when to call again, UINT64_MAX = never. */
+uint64_t kvpd_conn_expire(struct kvpd_control *c, uint64_t now);
+void kvpd_conn_free(struct kvpd_conn *conn);
+
+#endif

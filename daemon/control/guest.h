@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Guests: a session as the control thread sees it, which is a process (its pidfd) and perhaps a
+ * connection. The session itself is the ledger's.
+ */
+#ifndef KVPD_GUEST_H
+#define KVPD_GUEST_H
+
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "daemon/control/peer.h"
+#include "daemon/control/source.h"
+
+struct kvp_packet;
+struct kvpd_conn;
+struct kvpd_event;
+struct kvpd_tenant_entry;
+
+struct kvpd_guest {
+	struct kvpd_source source; /* its pidfd */
+	struct kvpd_control *control;
+	struct kvpd_conn *conn; /* NULL: lost, but the process lives */
+	struct kvpd_tenant_entry *tenant;
+	uint32_t id; /* of the session */
+	int pidfd;
+	struct kvpd_identity who;
+	char listener[64]; /* as kvpd_conn.tenant */
+	TAILQ_ENTRY(kvpd_guest) link;
+};
+
+/* By the number of the session. */
+struct kvpd_guest *kvpd_guest_find(struct kvpd_control *c, uint32_t session);
+/* Of a session that the ledger has; takes the connection's pidfd. NULL: no memory. */
+struct kvpd_guest *kvpd_guest_new(
+	struct kvpd_conn *conn, struct kvpd_tenant_entry *entry, uint32_t session);
+/* The ledger forgets the session; the connection is closed too. Freed by kvpd_control_bury(). */
+void kvpd_guest_end(struct kvpd_guest *guest, const char *why);
+/* A packet of an attached client. It may close the connection. */
+void kvpd_guest_packet(struct kvpd_conn *conn, const struct kvp_packet *packet);
+/* Tells guests what the ledger says, and closes the event's descriptor. */
+void kvpd_guest_event(struct kvpd_control *c, struct kvpd_event *event);
+
+#endif

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loop: what wakes the control thread, its deadlines, and who is buried between two turns. */
+#include "daemon/control/loop.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/control/conn.h"
+#include "daemon/control/control.h"
+#include "daemon/control/guest.h"
+#include "daemon/control/listener.h"
+#include "daemon/control/state.h"
+#include "daemon/log.h"
+
+#define TURN_EVENTS 64
+
+int kvpd_watch(struct kvpd_control *c, int fd, uint32_t events, struct kvpd_source *source)
+{
+	struct epoll_event e = { .events = events, .data.ptr = source };
+
+	return epoll_ctl(c->epfd, EPOLL_CTL_ADD, fd, &e) < 0 ? -errno : 0;
+}
+
+void kvpd_control_bury(struct kvpd_control *c)
+{
+	struct kvpd_conn *conn;
+	struct kvpd_guest *g;
+	struct kvpd_listener *l;
+
+	while ((conn = TAILQ_FIRST(&c->dead_conns))) {
+		TAILQ_REMOVE(&c->dead_conns, conn, link);
+		kvpd_conn_free(conn);
+	}
+	while ((g = TAILQ_FIRST(&c->dead_guests))) {
+		TAILQ_REMOVE(&c->dead_guests, g, link);
+		free(g);
+	}
+	while ((l = TAILQ_FIRST(&c->dead_listeners))) {
+		TAILQ_REMOVE(&c->dead_listeners, l, link);
+		kvpd_listener_free(l);
+	}
+}
+
+/* ---- deadlines ----------------------------------------------------------------------------- */
+
+/* At most once a second: sending waits if systemd is slow to read. */
+static uint64_t tell_systemd(struct kvpd_control *c, uint64_t now)
+{
+	if (!c->status_changed)
+		return UINT64_MAX;
+	if (now >= c->next_status_ns) {
+		c->status_changed = false;
+		c->next_status_ns = now + 1000000000u;
+		sd_notifyf(0, "STATUS=%u sessions, %u connections", c->n_guests, c->n_conns);
+		return UINT64_MAX;
+	}
+	return c->next_status_ns;
+}
+
+/* A round trip through the ledger: a ping says that both threads are alive. */
+static uint64_t watchdog(struct kvpd_control *c, uint64_t now)
+{
+	struct kvp_msg_extent extent;
+	int fd;
+
+	if (!c->watchdog_ns)
+		return UINT64_MAX;
+	if (now >= c->next_watchdog_ns) {
+		if (kvpd_extent_get(c->ledger, 0, 0, &extent, &fd) == 0)
+			close(fd);
+		sd_notify(0, "WATCHDOG=1");
+		c->next_watchdog_ns = now + c->watchdog_ns;
+	}
+	return c->next_watchdog_ns;
+}
+
+static int until(uint64_t due, uint64_t now)
+{
+	uint64_t ms;
+
+	if (due == UINT64_MAX)
+		return -1;
+	ms = due > now ? (due - now + 999999u) / 1000000u : 0;
+	return ms < 3600000 ? (int)ms : 3600000;
+}
+
+static uint64_t sooner(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* ---- turns --------------------------------------------------------------------------------- */
+
+int kvpd_control_turn(struct kvpd_control *c, int wait_ms)
+{
+	struct epoll_event events[TURN_EVENTS];
+	uint64_t now = kvpd_now_ns();
+	uint64_t due = kvpd_conn_expire(c, now);
+	int n, most;
+
+	due = sooner(due, watchdog(c, now));
+	due = sooner(due, tell_systemd(c, now));
+	kvpd_control_bury(c);
+	most = until(due, now);
+	if (wait_ms >= 0 && (most < 0 || most > wait_ms))
+		most = wait_ms;
+	n = epoll_wait(c->epfd, events, TURN_EVENTS, most);
+	if (n < 0 && errno != EINTR) {
+		n = -errno;
+		kvpd_err("the control thread cannot wait: %s", strerror(-n));
+		return n;
+	}
+	for (int i = 0; i < n && !c->stop; i++) {
+		struct kvpd_source *s = events[i].data.ptr;
+
+		if (!s->dead)
+			s->ready(s, events[i].events);
+	}
+	kvpd_control_bury(c);
+	return 0;
+}
+
+int kvpd_control_run(struct kvpd_control *c)
+{
+	int r = 0;
+
+	while (r == 0 && !c->stop)
+		r = kvpd_control_turn(c, -1);
+	return r;
+}

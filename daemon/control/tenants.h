@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tenants as the control thread sees them: by which door who comes in, and to which tenant. */
+#ifndef KVPD_TENANTS_H
+#define KVPD_TENANTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+
+#include "daemon/config.h"
+
+struct kvpd_control;
+
+struct kvpd_tenant_entry {
+	char name[64];
+	uint32_t id; /* in the ledger */
+	bool listed; /* the configuration names it */
+	uint32_t guests;
+	uint64_t idle_since_ns; /* when the last guest went */
+	TAILQ_ENTRY(kvpd_tenant_entry) link;
+};
+
+/*
+ * Which tenant does this identity belong to, by this socket? NULL: none, and *ret_why says so.
+ * *ret_unlisted: it gets one of its own.
+ */
+const struct kvpd_tenant_config *kvpd_admit(const struct kvpd_control *c,
+	const struct kvpd_config *config, const char *listener, uid_t uid, bool *ret_unlisted,
+	const char **ret_why);
+struct kvpd_tenant_entry *kvpd_entry_find(struct kvpd_control *c, const char *name);
+/* The entry of this name, its tenant made in the ledger if there is none; see kvpd_tenant_open(). */
+int kvpd_entry_open(struct kvpd_control *c, const char *name, const struct kvpd_limits *limits,
+	bool listed, struct kvpd_tenant_entry **ret_entry);
+/* Nobody joins it any more, its sessions end, its segments go. The entry is freed. */
+void kvpd_entry_abandon(struct kvpd_control *c, struct kvpd_tenant_entry *entry, const char *why);
+
+#endif

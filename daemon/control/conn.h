@@ -85,7 +85,7 @@ int kvpd_conn_send(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const vo
 	size_t len, const int *fds, unsigned n_fds);
 /* Sends an error; the connection stays. */
 void kvpd_conn_error(struct kvpd_conn *conn, uint32_t tag, int error, const char *text);
-/* Has epoll watch for what the connection waits for now. */
+/* Has epoll watch for what the connection waits for. */
 void kvpd_conn_watch(struct kvpd_conn *conn);
 /* From pending to attached, or to an administrator's. */
 void kvpd_conn_settle(struct kvpd_conn *conn, enum kvpd_conn_state state);

@@ -29,7 +29,7 @@ const struct kvpd_tenant_config *kvpd_admit(const struct kvpd_control *c,
 	const struct kvpd_config *config, const char *listener, uid_t uid, bool *ret_unlisted,
 	const char **ret_why);
 struct kvpd_tenant_entry *kvpd_entry_find(struct kvpd_control *c, const char *name);
-/* The entry of this name, its tenant made in the ledger if there is none; see kvpd_tenant_open(). */
+/* The entry of this name, its tenant made in the ledger if need be; see kvpd_tenant_open(). */
 int kvpd_entry_open(struct kvpd_control *c, const char *name, const struct kvpd_limits *limits,
 	bool listed, struct kvpd_tenant_entry **ret_entry);
 /* Nobody joins it any more, its sessions end, its segments go. The entry is freed. */

@@ -30,7 +30,7 @@ static void compute(const uint32_t *tokens, size_t from, size_t to, float *kv, s
 			kv[t * per_token + i] = (float)tokens[t] + (float)i / 1000;
 }
 
-static int run(struct kvp_client *client, struct kvp_space *space)
+static int run(struct kvp_space *space)
 {
 	enum { PER_TOKEN = 2 * LAYERS * HEADS * DIM };
 	static float kv[PROMPT * PER_TOKEN], expected[PROMPT * PER_TOKEN];
@@ -40,8 +40,8 @@ static int run(struct kvp_client *client, struct kvp_space *space)
 	uint32_t tokens[PROMPT];
 	struct kvp_prefix *match;
 	uint64_t bytes;
-	int64_t have, stored;
-	int r;
+	int64_t have, stored, kept;
+	int r, why;
 
 	for (uint32_t t = 0; t < PROMPT; t++)
 		tokens[t] = t * t % 1000;
@@ -68,11 +68,13 @@ static int run(struct kvp_client *client, struct kvp_space *space)
 	stored = kvp_put(space, tokens, PROMPT, 0, &view, &put, NULL);
 	if (stored < 0)
 		return fail("kvp_put", stored);
-	r = kvp_flush(client, KVP_DEFAULT_TIMEOUT);
-	if (r < 0)
-		return fail("kvp_flush", r);
-	printf("%lld of %d tokens were cached, %lld are now\n", (long long)have, PROMPT,
-		(long long)stored);
+	/* Handed over; an engine goes on here. What has become of it can be asked for later. */
+	kept = kvp_put_outcome(space, tokens, PROMPT, 0, KVP_DEFAULT_TIMEOUT, &why);
+	if (kept < 0)
+		return fail("kvp_put_outcome", kept);
+	printf("%lld of %d tokens were cached, %lld were handed over, %lld are there now%s%s\n",
+		(long long)have, PROMPT, (long long)stored, (long long)kept, why ? ": " : "",
+		why ? strerror(-why) : "");
 	return 0;
 }
 
@@ -106,7 +108,7 @@ int main(void)
 		kvp_close(client);
 		return fail("kvp_space_open", r);
 	}
-	r = run(client, space);
+	r = run(space);
 	kvp_space_close(space);
 	kvp_close(client);
 	return r;

@@ -133,6 +133,7 @@ struct commit {
 	uint32_t space; /* number of the client's space */
 	uint32_t grant; /* id + 1, while the grant is held; else 0 */
 	uint32_t tokens;
+	uint64_t put; /* number of the kvp_put() that made it, else 0 */
 };
 
 /* A space in one attachment. `open` is stored last. */
@@ -185,6 +186,7 @@ struct attachment {
 	uint32_t cq_head;
 	uint32_t commit_serial;
 	uint32_t other_serial;
+	uint64_t puts;                /* so far */
 	uint32_t n_returned;          /* grants in GRANT_RETURNED */
 	KVP_ATOMIC(uint32_t) stocked; /* the library's thread has to come by: slots are ahead */
 	struct ring_waiter *waiters;
@@ -367,7 +369,8 @@ void word_wake(KVP_ATOMIC(uint32_t) *word);
 
 /* ---- match.c --------------------------------------------------------------------------------- */
 
-#define FIND_COUNT 1u /* in the statistics, and as a use */
+#define FIND_COUNT    1u /* in the statistics, and as a use */
+#define FIND_ANYWHERE 2u /* only what is there: in extents that are not mapped too, and no lease */
 
 struct match_chunk *match_chunk_new(struct kvp_client *client);
 /* Is any handle of this attachment in use? */
@@ -400,8 +403,18 @@ void claim_advance(struct attachment *att, struct kvp_key key);
 
 /* ---- grant.c --------------------------------------------------------------------------------- */
 
-/* ring_lock held. All of the space's stock goes back. */
+/* ring_lock held in all of them. */
+
+/* All of the space's stock goes back. */
 void stock_return(struct attachment *att, struct space_bind *bind);
+/* As kvp_reserve(); `want` slots, this one included, are likely to be asked for soon. */
+int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want, uint64_t deadline,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
+/* As kvp_commit(), with the number of the kvp_put() or 0. *ret_ref names the block to be. */
+int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
+	uint32_t flags, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref);
+/* The caller's hold ends, and the slot is given back. */
+void grant_drop(struct kvp_grant *g);
 
 /* ---- references to blocks -------------------------------------------------------------------- */
 

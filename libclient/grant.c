@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Slots: granted ahead of need, handed out, committed, given back. What is committed is known by a
+ * reference, so that the next block can follow it before the ledger has answered.
+ */
 #include "libclient/client.h"
 
 #include <string.h>
@@ -73,9 +77,8 @@ static int after_refusal(struct attachment *att, const struct space_bind *b, uin
 	return 0;
 }
 
-/* ring_lock. One slot; `want` more are likely to be asked for soon. */
-static int reserve(struct attachment *att, struct kvp_space *space, uint32_t want,
-	uint64_t deadline, uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
+int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want, uint64_t deadline,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
 {
 	struct space_bind *b = &att->binds[space->number];
 	uint64_t answer = answer_by(deadline);
@@ -133,7 +136,7 @@ int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retr
 	pthread_mutex_lock(&c->ring_lock);
 	att = att_get(c);
 	if (att) {
-		r = reserve(att, space, 1, deadline, &retry_ms, &grant);
+		r = grant_reserve(att, space, 1, deadline, &retry_ms, &grant);
 		att_put(att);
 	}
 	pthread_mutex_unlock(&c->ring_lock);
@@ -161,6 +164,12 @@ static void let_go(struct kvp_grant *g)
 	att->refs--;
 }
 
+void grant_drop(struct kvp_grant *g)
+{
+	let_go(g);
+	grant_return(g);
+}
+
 int kvp_grant_release(struct kvp_grant *grant)
 {
 	struct attachment *att;
@@ -178,8 +187,7 @@ int kvp_grant_release(struct kvp_grant *grant)
 	KVP_FAULT("grant-release");
 	pthread_mutex_lock(&c->ring_lock);
 	if (grant->state == GRANT_HELD || grant->state == GRANT_COMMITTED) {
-		let_go(grant);
-		grant_return(grant);
+		grant_drop(grant);
 		ring_drain(att);
 		r = 0;
 	}
@@ -311,9 +319,8 @@ static int submit_commit(struct kvp_grant *g, struct kvp_sqe *sqe, struct commit
 	return 0;
 }
 
-/* ring_lock. */
-static int commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
-	uint32_t flags, uint64_t deadline, struct kvp_ref *ret_ref)
+int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
+	uint32_t flags, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref)
 {
 	struct attachment *att = g->att;
 	struct space_bind *b = &att->binds[g->space->number];
@@ -333,6 +340,7 @@ static int commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *t
 	k->key = kvp_chain_key(parent_key, tokens, n);
 	k->space = g->space->number;
 	k->tokens = n;
+	k->put = put;
 	sqe.serial = k->serial;
 	sqe.grant = g->id;
 	sqe.grant_generation = g->generation;
@@ -362,8 +370,8 @@ int kvp_commit(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *t
 	if (grant->state == GRANT_COMMITTED)
 		r = -EALREADY;
 	else if (grant->state == GRANT_HELD && n <= grant->space->geo.block_tokens)
-		r = commit(
-			grant, parent, tokens, n, flags, deadline_of(c, KVP_DEFAULT_TIMEOUT), &ref);
+		r = grant_commit(grant, parent, tokens, n, flags,
+			deadline_of(c, KVP_DEFAULT_TIMEOUT), 0, &ref);
 	pthread_mutex_unlock(&c->ring_lock);
 	KVP_FAULT("committed");
 	return r;
@@ -416,197 +424,4 @@ int kvp_flush(struct kvp_client *client, uint32_t timeout_ms)
 	if (r == -EAGAIN)
 		return -ETIMEDOUT;
 	return r < 0 ? r : cqe.status;
-}
-
-int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32_t timeout_ms)
-{
-	struct kvp_client *c;
-	struct kvp_prefix *m;
-	uint64_t deadline;
-	uint32_t i;
-	int r;
-
-	if (!space || (n && !tokens) || n > MAX_TOKENS)
-		return -EINVAL;
-	r = match_make(space, tokens, (uint32_t)n, KVP_MATCH_NO_TAIL, 0, &m);
-	if (r < 0)
-		return r;
-	c = space->client;
-	deadline = answer_by(deadline_of(c, timeout_ms));
-	kvp_lease_drop(&m->lease); /* or it would protect what is to go */
-	if (!m->att)
-		r = -ESHUTDOWN;
-	pthread_mutex_lock(&c->ring_lock);
-	for (i = m->n_blocks; r == 0 && i; i--) {
-		const struct kvp_hit *h = &m->hits[i - 1];
-		struct kvp_sqe sqe = {
-			.op = KVP_OP_DELETE,
-			.serial = ++m->att->other_serial,
-			.space = (uint16_t)m->att->binds[space->number].index,
-			.parent_kind = KVP_PARENT_BLOCK,
-			.parent_id = h->id,
-			.parent_birth = kvp_word_birth(h->word),
-		};
-
-		r = ring_submit(m->att, &sqe, deadline);
-	}
-	pthread_mutex_unlock(&c->ring_lock);
-	if (r == 0)
-		r = kvp_flush(c, timeout_ms);
-	if (r == 0)
-		r = (int)m->n_blocks;
-	match_drop(m);
-	return r == -EAGAIN ? -ETIMEDOUT : r;
-}
-
-/* ---- put ------------------------------------------------------------------------------------- */
-
-/* Where a kvp_put() stands. */
-struct put {
-	struct kvp_space *space;
-	struct attachment *att;
-	struct kvp_prefix *match; /* what was there at first; keeps it there */
-	const kvp_token *tokens;
-	size_t end; /* of the sequence, as far as it is stored */
-	size_t from;
-	struct kvp_view view;
-	uint64_t deadline;
-	size_t at;             /* token at which the next block begins */
-	struct kvp_key key;    /* of the block before */
-	struct kvp_ref parent; /* the same */
-	uint32_t retry_ms;
-};
-
-/* ring_lock. A block of this client that is on its way, or has just arrived. */
-static int committed_lately(const struct put *p, struct kvp_key key, struct kvp_ref *ret_ref)
-{
-	struct attachment *att = p->att;
-
-	for (uint32_t i = 0; i < N_COMMITS; i++) {
-		const struct commit *k = &att->commits[(att->commit_serial - i) % N_COMMITS];
-		uint64_t word;
-
-		if (!k->used || !kvp_key_equal(k->key, key) || k->space != p->space->number)
-			continue;
-		if (k->outcome == OUTCOME_UNKNOWN) {
-			*ret_ref = ref_make(KVP_PARENT_SERIAL, k->serial, 0, att->epoch);
-			return 1;
-		}
-		if (k->outcome < 0 || k->block >= att->view.max_blocks)
-			return 0;
-		/* It has arrived, and may have been evicted since. */
-		word = kvp_load_acquire(&att->view.blocks[k->block].word);
-		if (kvp_word_birth(word) != k->birth || kvp_word_state(word) != KVP_BLOCK_LIVE)
-			return 0;
-		*ret_ref = ref_make(KVP_PARENT_BLOCK, k->block, k->birth, att->epoch);
-		return 1;
-	}
-	return 0;
-}
-
-static int store_block(struct put *p, uint32_t n)
-{
-	struct kvp_client *c = p->space->client;
-	const struct geometry *geo = &p->space->geo;
-	size_t left = (p->end - p->at + geo->block_tokens - 1) / geo->block_tokens;
-	struct kvp_grant *g;
-	int r;
-
-	KVP_FAULT("put-reserve");
-	pthread_mutex_lock(&c->ring_lock);
-	r = reserve(p->att, p->space, left < AHEAD_MAX ? (uint32_t)left : AHEAD_MAX, p->deadline,
-		&p->retry_ms, &g);
-	pthread_mutex_unlock(&c->ring_lock);
-	if (r < 0)
-		return r;
-	KVP_FAULT("put-write");
-	view_to_payload(geo, g->addr, n, &p->view, p->at - p->from, p->end - p->from);
-	KVP_FAULT("put-commit");
-	pthread_mutex_lock(&c->ring_lock);
-	r = commit(g, p->parent, p->tokens + p->at, n, KVP_COMMIT_RELEASE, answer_by(p->deadline),
-		&p->parent);
-	if (r < 0) {
-		let_go(g);
-		grant_return(g);
-	}
-	pthread_mutex_unlock(&c->ring_lock);
-	return r;
-}
-
-/* One block on: found, on its way, or stored now. */
-static int put_block(struct put *p)
-{
-	uint32_t t = p->space->geo.block_tokens, i = (uint32_t)(p->at / t);
-	uint32_t n = (uint32_t)(p->end - p->at < t ? p->end - p->at : t);
-	struct kvp_key key = kvp_chain_key(p->key, p->tokens + p->at, n);
-	int there = i < p->match->n_blocks, r;
-
-	if (there) {
-		const struct kvp_hit *h = &p->match->hits[i];
-
-		p->parent =
-			ref_make(KVP_PARENT_BLOCK, h->id, kvp_word_birth(h->word), p->att->epoch);
-	} else {
-		pthread_mutex_lock(&p->space->client->ring_lock);
-		there = committed_lately(p, key, &p->parent);
-		pthread_mutex_unlock(&p->space->client->ring_lock);
-	}
-	if (!there && p->at < p->from)
-		return -ENOENT;
-	r = there ? 0 : store_block(p, n);
-	if (r < 0)
-		return r;
-	p->key = key;
-	p->at += n;
-	return 0;
-}
-
-static int64_t put_all(struct put *p)
-{
-	const struct space_bind *b = p->att ? bind_of(p->att, p->space) : NULL;
-	int r = 0;
-
-	if (!b)
-		return -ESHUTDOWN;
-	p->key = b->root;
-	p->parent = kvp_ref_root();
-	while (r == 0 && p->at < p->end)
-		r = put_block(p);
-	if (p->at > p->from)
-		return (int64_t)(p->at - p->from);
-	return r;
-}
-
-int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,
-	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms)
-{
-	struct kvp_put_opts o;
-	struct put p = { .space = space, .tokens = tokens, .from = from };
-	uint32_t t;
-	int64_t r;
-
-	if (!space || (n && !tokens) || n > MAX_TOKENS || from > n ||
-		opts_take(&o, sizeof(o), opts) < 0 || o.flags & ~KVP_PUT_PARTIAL)
-		return -EINVAL;
-	t = space->geo.block_tokens;
-	if (from % t)
-		return -EINVAL;
-	r = view_check(&space->geo, src, VIEW_WRITE, &p.view);
-	if (r < 0)
-		return r;
-	if (!client_mine(space->client))
-		return -ECHILD;
-	p.end = o.flags & KVP_PUT_PARTIAL ? n : n / t * t;
-	if (n < space->min_cache_tokens || p.end <= from)
-		return 0;
-	p.deadline = deadline_of(space->client, o.timeout_ms);
-	r = match_make(space, tokens, (uint32_t)p.end, KVP_MATCH_NO_TAIL, 0, &p.match);
-	if (r < 0)
-		return r;
-	p.att = p.match->att;
-	r = put_all(&p);
-	match_drop(p.match);
-	if (r == -EAGAIN && ret_retry_ms)
-		*ret_retry_ms = p.retry_ms;
-	return r;
 }

@@ -366,15 +366,34 @@ struct kvp_put_opts {
 /*
  * Stores blocks of the sequence tokens[0..n) from token `from` (a multiple of block_tokens) on; src
  * holds the KV of tokens from.. of all layers and heads. Whole blocks only, the rest is ignored
- * unless PARTIAL. Returns the tokens stored or found there already, counted from `from`; may be
- * less than asked for: 0 with a sequence shorter than min_cache_tokens. When it returns the caller
- * may reuse its buffer; the blocks become visible a moment later (kvp_flush()). opts may be NULL.
- * -ENOENT: the block before `from` is not cached; -EAGAIN: no room now (*ret_retry_ms, if not NULL,
- * says when to try again) and nothing was stored; -ETIMEDOUT: the daemon took none of it in time;
- * -EINVAL; -ESHUTDOWN.
+ * unless PARTIAL. opts may be NULL.
+ *
+ * Returns tokens, counted from `from`: those whose bytes were handed to the daemon, or were there
+ * already. The caller may reuse its buffer. None of them had been refused, or evicted again, as far
+ * as the daemon had answered by then: a put whose own blocks make each other go stops, and counts
+ * what is left. The last few are on their way; kvp_put_outcome() says what has become of them.
+ * Fewer than asked for: there was no room for more (*ret_retry_ms, if not NULL, says when to try
+ * again); 0: the sequence is shorter than min_cache_tokens.
+ *
+ * -ENOENT: the block before `from` is not cached; -EAGAIN: no room now, and nothing is stored
+ * (*ret_retry_ms as above); -ETIMEDOUT: the daemon took none of it in time; -EINVAL; -ESHUTDOWN.
  */
 KVP_EXPORT int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,
 	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms);
+
+/*
+ * Waits until the daemon has answered all that this client stored before, as kvp_flush() does, and
+ * returns how many of tokens[from..n) are cached then, without a gap from `from` on. It looks; it
+ * keeps nothing in place, so that other clients may evict the next moment what it counted.
+ *
+ * *ret_why, if not NULL, says what the first missing block lacks: 0: nothing is missing, or it is
+ * not among the last 512 blocks that this client stored; -ENOSPC: it was refused for want of room;
+ * -ECANCELED: the block before it was gone when its turn came; -ESTALE: it was stored, and has been
+ * evicted or deleted since; -EEXIST: key collision; -ESHUTDOWN: no daemon, or another one.
+ * -ETIMEDOUT; -ESHUTDOWN; -EINVAL.
+ */
+KVP_EXPORT int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *tokens, size_t n,
+	size_t from, uint32_t timeout_ms, int *ret_why);
 
 /* ---- writing in place ------------------------------------------------------------------------ */
 

@@ -246,6 +246,17 @@ static void find(struct kvp_prefix *m, const struct space_bind *b, const kvp_tok
 	}
 }
 
+/* What the catalog has, whoever can read it. */
+static void find_anywhere(
+	struct kvp_prefix *m, const struct space_bind *b, const kvp_token *tokens, uint32_t n)
+{
+	struct kvp_found found;
+
+	kvp_find(&m->att->view, b->index, tokens, n, KVP_FIND_NO_TAIL, m->hits, m->cap - 1, &found);
+	m->n_blocks = found.n_hits;
+	m->n_tokens = found.n_tokens;
+}
+
 /* All of the prompt or nothing. */
 static void only_exact(struct kvp_prefix *m, uint32_t n)
 {
@@ -306,7 +317,10 @@ static int search(
 			need = m->att->view.max_blocks + UINT64_C(3);
 		if (grow((void **)&m->hits, &m->cap, need, sizeof(m->hits[0])) < 0)
 			return -ENOMEM;
-		find(m, b, tokens, n, flags);
+		if (how & FIND_ANYWHERE)
+			find_anywhere(m, b, tokens, n);
+		else
+			find(m, b, tokens, n, flags);
 		match_unpin(m);
 		/* With a claim too, what was found says where it begins: kvp_match() forgets. */
 		if (flags & KVP_MATCH_EXACT && !(flags & KVP_MATCH_CLAIM))

@@ -140,10 +140,106 @@ static void put_again_after_drain(void **state)
 	kvt_daemon_stop(&d);
 }
 
+/*
+ * The last blocks of a put may be on their way when it returns: as many as the library holds slots
+ * ahead of need. Beyond them what it says must be there, and the outcome must be so to the block.
+ */
+#define ON_THE_WAY 16u
+
+static void store_and_ask(struct engine *e, uint32_t number, uint32_t blocks)
+{
+	uint32_t said, have;
+	int64_t outcome;
+	int why = 1;
+
+	prompt(e, number);
+	said = put(e, blocks);
+	outcome = kvp_put_outcome(e->space, e->tokens, blocks * T, 0, E2E_WAIT_MS, &why);
+	have = there(e, blocks);
+	printf("%u blocks put, %u said to be stored, %u there (%s)\n", blocks, said, have,
+		why < 0 ? strerror(-why) : "all, or long ago");
+	assert_int_equal(outcome, have * T);
+	assert_true(said <= have + ON_THE_WAY);
+	assert_true(said <= blocks);
+	if (have == blocks)
+		assert_int_equal(why, 0);
+}
+
+/* Prompts of a size of which the tenant's share holds one and a half, and others. */
+static void says_what_is_there(void **state)
+{
+	static const struct {
+		uint64_t share;
+		uint32_t blocks[2]; /* in turn */
+	} cases[] = {
+		{ 100 * MIB, { 600, 600 } }, { 64 * MIB, { 300, 200 } },
+		{ 64 * MIB, { 700, 40 } }, /* does not fit */
+	};
+
+	(void)state;
+	for (uint32_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+		struct kvt_daemon d;
+		struct engine e;
+
+		start(&d, cases[c].share, NULL);
+		engine_new(&e, d.socket, "honest", 128 << 10, 700);
+		for (uint32_t i = 0; i < 6; i++)
+			store_and_ask(&e, i + 1, cases[c].blocks[i % 2]);
+		engine_free(&e);
+		assert_int_equal(e2e_clean(d.socket, 0), 0);
+		kvt_daemon_stop(&d);
+	}
+}
+
+/* Why: refused, evicted since, unknown. From the middle, with a partial end, and of nothing. */
+static void outcomes(void **state)
+{
+	struct kvp_put_opts o = { .size = sizeof(o), .flags = KVP_PUT_PARTIAL };
+	struct kvt_daemon d;
+	struct engine e, other;
+	int status, why = 1;
+
+	(void)state;
+	start(&d, 64 * MIB, "lru");
+	engine_new(&e, d.socket, "outcome", 4096, 32);
+	engine_new(&other, d.socket, "outcome", 4096, 32);
+	prompt(&e, 1);
+	prompt(&other, 1);
+	o.timeout_ms = E2E_WAIT_MS;
+	assert_int_equal(kvp_put_outcome(e.space, e.tokens, 32 * T, 0, E2E_WAIT_MS, &why), 0);
+	assert_int_equal(why, 0);
+	assert_int_equal(kvp_put(e.space, e.tokens, 31 * T + 9, 0, &e.view, &o, NULL), 31 * T + 9);
+	assert_int_equal(
+		kvp_put_outcome(e.space, e.tokens, 31 * T + 9, 0, E2E_WAIT_MS, &why), 31 * T + 9);
+	assert_int_equal(why, 0);
+	/* The next sequence goes on where a partial block of this one ended. */
+	assert_int_equal(
+		kvp_put_outcome(e.space, e.tokens, 32 * T, 8 * T, E2E_WAIT_MS, NULL), 23 * T);
+	/* Another client asks about what it has not stored itself. */
+	assert_int_equal(kvp_put_outcome(other.space, e.tokens, 31 * T + 9, 0, E2E_WAIT_MS, &why),
+		31 * T + 9);
+	json_decref(e2e_ask(d.socket, "{\"verb\":\"drain\"}", &status));
+	assert_int_equal(status, 0);
+	assert_int_equal(kvp_put_outcome(e.space, e.tokens, 31 * T + 9, 0, E2E_WAIT_MS, &why), 0);
+	assert_int_equal(why, -ESTALE);
+	assert_int_equal(kvp_put_outcome(other.space, e.tokens, 32 * T, 0, E2E_WAIT_MS, &why), 0);
+	assert_int_equal(why, 0);
+	assert_int_equal(kvp_put_outcome(e.space, e.tokens, 0, 0, E2E_WAIT_MS, &why), 0);
+	assert_int_equal(kvp_put_outcome(e.space, e.tokens, T, 1, E2E_WAIT_MS, &why), -EINVAL);
+	assert_int_equal(kvp_put_outcome(e.space, e.tokens, T, 2 * T, E2E_WAIT_MS, &why), -EINVAL);
+	assert_int_equal(kvp_put_outcome(NULL, e.tokens, T, 0, E2E_WAIT_MS, &why), -EINVAL);
+	engine_free(&other);
+	kvt_daemon_stop(&d);
+	assert_int_equal(kvp_put_outcome(e.space, e.tokens, T, 0, 0, &why), -ESHUTDOWN);
+	engine_free(&e);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(put_again_after_drain),
+		cmocka_unit_test(says_what_is_there),
+		cmocka_unit_test(outcomes),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Calls on whole sequences: store one, say what has become of it, forget it.
+ *
+ * A put is honest about room. It hands block after block to the ledger without waiting for answers,
+ * and looks at those that have come meanwhile: as soon as one of its blocks was refused, or has been
+ * evicted to make room for its own next one, going on would only write what nobody can find. It then
+ * stops, waits for the answers, and counts what is there.
+ */
+#include "libclient/client.h"
+
+#include <string.h>
+
+#define LOST          (-ECANCELED) /* a block of this put is not, or no longer, there */
+#define LOST_RETRY_MS 100u         /* when to try again after all of it was lost */
+
+/* Where a kvp_put() stands. */
+struct put {
+	struct kvp_space *space;
+	struct attachment *att;
+	struct kvp_prefix *match; /* what was there at first; keeps it there */
+	const kvp_token *tokens;
+	size_t end; /* of the sequence, as far as it is stored */
+	size_t from;
+	struct kvp_view view;
+	uint64_t deadline;
+	size_t at;             /* token at which the next block begins */
+	struct kvp_key key;    /* of the block before */
+	struct kvp_ref parent; /* the same */
+	uint32_t retry_ms;
+	uint64_t number;  /* marks its commits */
+	uint32_t settled; /* answers have been looked at up to this serial */
+	kvp_block_id tip; /* the deepest block that it knows to have been stored, or NONE */
+	uint32_t tip_birth;
+};
+
+/* Is the block there, as far as its word says? One that the ledger is looking at still is. */
+static int is_there(const struct attachment *att, kvp_block_id id, uint32_t birth)
+{
+	uint64_t word;
+
+	if (id >= att->view.max_blocks)
+		return 0;
+	word = kvp_load_acquire(&att->view.blocks[id].word);
+	return kvp_word_birth(word) == birth && (kvp_word_state(word) == KVP_BLOCK_LIVE ||
+							kvp_word_state(word) == KVP_BLOCK_EVICTING);
+}
+
+/* ring_lock. The newest commit of a block of the space, if it is among the last N_COMMITS. */
+static const struct commit *commit_of(
+	const struct attachment *att, const struct kvp_space *space, struct kvp_key key)
+{
+	for (uint32_t i = 0; i < N_COMMITS; i++) {
+		const struct commit *k = &att->commits[(att->commit_serial - i) % N_COMMITS];
+
+		if (k->used && kvp_key_equal(k->key, key) && k->space == space->number)
+			return k;
+	}
+	return NULL;
+}
+
+/* ring_lock. A block of this client that is on its way, or has just arrived and not left again. */
+static int committed_lately(const struct put *p, struct kvp_key key, struct kvp_ref *ret_ref)
+{
+	const struct attachment *att = p->att;
+	const struct commit *k = commit_of(att, p->space, key);
+
+	if (!k)
+		return 0;
+	if (k->outcome == OUTCOME_UNKNOWN) {
+		*ret_ref = ref_make(KVP_PARENT_SERIAL, k->serial, 0, att->epoch);
+		return 1;
+	}
+	if (k->outcome < 0 || !is_there(att, k->block, k->birth))
+		return 0;
+	*ret_ref = ref_make(KVP_PARENT_BLOCK, k->block, k->birth, att->epoch);
+	return 1;
+}
+
+/*
+ * ring_lock. Was none of its blocks refused, and has none gone, as far as the ledger has answered? A
+ * block goes only after its children: the deepest one answers for all.
+ */
+static int put_holds(struct put *p)
+{
+	const struct attachment *att = p->att;
+
+	if (att->commit_serial - p->settled > N_COMMITS)
+		p->settled = att->commit_serial - N_COMMITS;
+	while (p->settled != att->commit_serial) {
+		const struct commit *k = &att->commits[(p->settled + 1) % N_COMMITS];
+
+		if (k->used && k->outcome == OUTCOME_UNKNOWN)
+			break;
+		p->settled++;
+		if (!k->used || k->put != p->number)
+			continue;
+		if (k->outcome < 0)
+			return 0;
+		p->tip = k->block;
+		p->tip_birth = k->birth;
+	}
+	return p->tip == KVP_BLOCK_NONE || is_there(att, p->tip, p->tip_birth);
+}
+
+static int store_block(struct put *p, uint32_t n)
+{
+	struct kvp_client *c = p->space->client;
+	const struct geometry *geo = &p->space->geo;
+	size_t left = (p->end - p->at + geo->block_tokens - 1) / geo->block_tokens;
+	struct kvp_grant *g;
+	int r;
+
+	KVP_FAULT("put-reserve");
+	pthread_mutex_lock(&c->ring_lock);
+	r = grant_reserve(p->att, p->space, left < AHEAD_MAX ? (uint32_t)left : AHEAD_MAX,
+		p->deadline, &p->retry_ms, &g);
+	if (r == 0 && !put_holds(p)) {
+		grant_drop(g);
+		r = LOST;
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	if (r < 0)
+		return r;
+	KVP_FAULT("put-write");
+	view_to_payload(geo, g->addr, n, &p->view, p->at - p->from, p->end - p->from);
+	KVP_FAULT("put-commit");
+	pthread_mutex_lock(&c->ring_lock);
+	r = grant_commit(g, p->parent, p->tokens + p->at, n, KVP_COMMIT_RELEASE,
+		answer_by(p->deadline), p->number, &p->parent);
+	if (r < 0)
+		grant_drop(g);
+	pthread_mutex_unlock(&c->ring_lock);
+	return r;
+}
+
+/* One block on: found, on its way, or stored now. */
+static int put_block(struct put *p)
+{
+	uint32_t t = p->space->geo.block_tokens, i = (uint32_t)(p->at / t);
+	uint32_t n = (uint32_t)(p->end - p->at < t ? p->end - p->at : t);
+	struct kvp_key key = kvp_chain_key(p->key, p->tokens + p->at, n);
+	int there = i < p->match->n_blocks, r;
+
+	if (there) {
+		const struct kvp_hit *h = &p->match->hits[i];
+
+		p->parent =
+			ref_make(KVP_PARENT_BLOCK, h->id, kvp_word_birth(h->word), p->att->epoch);
+	} else {
+		pthread_mutex_lock(&p->space->client->ring_lock);
+		there = committed_lately(p, key, &p->parent);
+		pthread_mutex_unlock(&p->space->client->ring_lock);
+	}
+	if (!there && p->at < p->from)
+		return -ENOENT;
+	r = there ? 0 : store_block(p, n);
+	if (r < 0)
+		return r;
+	p->key = key;
+	p->at += n;
+	return 0;
+}
+
+/* Waits for the answers and counts the tokens from `from` on that are cached. */
+static int64_t put_left(struct put *p)
+{
+	struct kvp_sqe sqe = { .op = KVP_OP_FLUSH };
+	struct kvp_client *c = p->space->client;
+	struct kvp_prefix *now;
+	struct kvp_cqe cqe;
+	int64_t tokens;
+	int r;
+
+	pthread_mutex_lock(&c->ring_lock);
+	r = ring_ask(p->att, &sqe, answer_by(p->deadline), &cqe);
+	pthread_mutex_unlock(&c->ring_lock);
+	if (r == -ESHUTDOWN)
+		return r;
+	r = match_make(
+		p->space, p->tokens, (uint32_t)p->end, KVP_MATCH_NO_TAIL, FIND_ANYWHERE, &now);
+	if (r < 0)
+		return r;
+	tokens = now->n_tokens;
+	match_drop(now);
+	p->retry_ms = LOST_RETRY_MS;
+	return tokens > (int64_t)p->from ? tokens - (int64_t)p->from : -EAGAIN;
+}
+
+static int64_t put_all(struct put *p)
+{
+	const struct space_bind *b = p->att ? bind_of(p->att, p->space) : NULL;
+	struct kvp_client *c = p->space->client;
+	int r = 0, holds;
+
+	if (!b)
+		return -ESHUTDOWN;
+	p->key = b->root;
+	p->parent = kvp_ref_root();
+	p->tip = KVP_BLOCK_NONE;
+	pthread_mutex_lock(&c->ring_lock);
+	p->number = ++p->att->puts;
+	p->settled = p->att->commit_serial;
+	pthread_mutex_unlock(&c->ring_lock);
+	while (r == 0 && p->at < p->end)
+		r = put_block(p);
+	pthread_mutex_lock(&c->ring_lock);
+	ring_drain(p->att);
+	holds = put_holds(p);
+	pthread_mutex_unlock(&c->ring_lock);
+	if (r == LOST || !holds)
+		return put_left(p);
+	if (p->at > p->from)
+		return (int64_t)(p->at - p->from);
+	return r;
+}
+
+int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,
+	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms)
+{
+	struct kvp_put_opts o;
+	struct put p = { .space = space, .tokens = tokens, .from = from };
+	uint32_t t;
+	int64_t r;
+
+	if (!space || (n && !tokens) || n > MAX_TOKENS || from > n ||
+		opts_take(&o, sizeof(o), opts) < 0 || o.flags & ~KVP_PUT_PARTIAL)
+		return -EINVAL;
+	t = space->geo.block_tokens;
+	if (from % t)
+		return -EINVAL;
+	r = view_check(&space->geo, src, VIEW_WRITE, &p.view);
+	if (r < 0)
+		return r;
+	if (!client_mine(space->client))
+		return -ECHILD;
+	p.end = o.flags & KVP_PUT_PARTIAL ? n : n / t * t;
+	if (n < space->min_cache_tokens || p.end <= from)
+		return 0;
+	p.deadline = deadline_of(space->client, o.timeout_ms);
+	r = match_make(space, tokens, (uint32_t)p.end, KVP_MATCH_NO_TAIL, 0, &p.match);
+	if (r < 0)
+		return r;
+	p.att = p.match->att;
+	r = put_all(&p);
+	match_drop(p.match);
+	if (r < (int64_t)(p.end - from) && p.retry_ms && ret_retry_ms)
+		*ret_retry_ms = p.retry_ms;
+	return r;
+}
+
+/* ring_lock. Why the block that would follow the first n tokens is not there; 0: not known. */
+static int why_missing(struct kvp_space *space, const struct attachment *att,
+	const kvp_token *tokens, size_t end, size_t n)
+{
+	const struct space_bind *b = bind_of(att, space);
+	uint32_t t = space->geo.block_tokens;
+	const struct commit *k;
+	struct kvp_key key;
+
+	if (!b)
+		return -ESHUTDOWN;
+	key = b->root;
+	for (size_t at = 0; at < n; at += t)
+		key = kvp_chain_key(key, tokens + at, t);
+	key = kvp_chain_key(key, tokens + n, (uint32_t)(end - n < t ? end - n : t));
+	k = commit_of(att, space, key);
+	if (!k)
+		return 0;
+	return k->outcome < 0 ? k->outcome : -ESTALE;
+}
+
+int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,
+	uint32_t timeout_ms, int *ret_why)
+{
+	struct kvp_prefix *m;
+	struct kvp_client *c;
+	int64_t there;
+	int r, why = 0;
+
+	if (!space || (n && !tokens) || n > MAX_TOKENS || from > n ||
+		from % space->geo.block_tokens)
+		return -EINVAL;
+	c = space->client;
+	r = kvp_flush(c, timeout_ms);
+	if (r < 0)
+		return r;
+	r = match_make(space, tokens, (uint32_t)n, KVP_MATCH_NO_TAIL, FIND_ANYWHERE, &m);
+	if (r < 0)
+		return r;
+	there = m->n_tokens;
+	if (!m->att) {
+		why = -ESHUTDOWN;
+	} else if (m->n_tokens < n) {
+		pthread_mutex_lock(&c->ring_lock);
+		why = why_missing(space, m->att, tokens, n, m->n_tokens);
+		pthread_mutex_unlock(&c->ring_lock);
+	}
+	match_drop(m);
+	if (ret_why)
+		*ret_why = why;
+	return there > (int64_t)from ? there - (int64_t)from : 0;
+}
+
+int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32_t timeout_ms)
+{
+	struct kvp_client *c;
+	struct kvp_prefix *m;
+	uint64_t deadline;
+	uint32_t i;
+	int r;
+
+	if (!space || (n && !tokens) || n > MAX_TOKENS)
+		return -EINVAL;
+	r = match_make(space, tokens, (uint32_t)n, KVP_MATCH_NO_TAIL, 0, &m);
+	if (r < 0)
+		return r;
+	c = space->client;
+	deadline = answer_by(deadline_of(c, timeout_ms));
+	kvp_lease_drop(&m->lease); /* or it would protect what is to go */
+	if (!m->att)
+		r = -ESHUTDOWN;
+	pthread_mutex_lock(&c->ring_lock);
+	for (i = m->n_blocks; r == 0 && i; i--) {
+		const struct kvp_hit *h = &m->hits[i - 1];
+		struct kvp_sqe sqe = {
+			.op = KVP_OP_DELETE,
+			.serial = ++m->att->other_serial,
+			.space = (uint16_t)m->att->binds[space->number].index,
+			.parent_kind = KVP_PARENT_BLOCK,
+			.parent_id = h->id,
+			.parent_birth = kvp_word_birth(h->word),
+		};
+
+		r = ring_submit(m->att, &sqe, deadline);
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	if (r == 0)
+		r = kvp_flush(c, timeout_ms);
+	if (r == 0)
+		r = (int)m->n_blocks;
+	match_drop(m);
+	return r == -EAGAIN ? -ETIMEDOUT : r;
+}

@@ -294,8 +294,7 @@ static void key_text(struct kvp_key key, char out[33])
 static json_t *block_json(const struct kvpd_tenant *t, uint32_t id)
 {
 	const struct kvp_block *b = &t->view.blocks[id];
-	const struct kvp_payload_desc *d = &b->payload[KVP_TIER_DRAM];
-	uint64_t where = kvp_load_relaxed(&d->where);
+	uint32_t tier = kvpd_block_tier(t, id);
 	uint32_t parent = kvp_load_relaxed(&b->parent);
 	json_t *o = json_object();
 	char key[33];
@@ -315,8 +314,13 @@ static json_t *block_json(const struct kvpd_tenant *t, uint32_t id)
 	put_int(o, "touched_s", kvp_load_relaxed(&b->touched_s));
 	put_int(o, "serial", kvp_load_relaxed(&b->serial));
 	put_bool(o, "pinned", kvp_load_relaxed(&b->flags) & KVP_BLOCK_F_PINNED);
-	put_int(o, "bytes", kvp_where_bytes(where));
-	if (where) {
+	if (tier == KVP_TIER_RECIPE) {
+		put_int(o, "bytes", 0);
+	} else {
+		const struct kvp_payload_desc *d = kvpd_block_payload(t, id, tier);
+		uint64_t where = kvp_load_relaxed(&d->where);
+
+		put_int(o, "bytes", kvp_where_bytes(where));
 		put_int(o, "extent", kvp_where_extent(where));
 		put_int(o, "offset", kvp_load_relaxed(&d->offset));
 		put_int(o, "codec", kvp_where_codec(where));

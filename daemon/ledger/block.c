@@ -48,13 +48,29 @@ unsigned kvpd_block_kept(const struct kvpd_tenant *t, uint32_t block)
 	       (flags & KVPD_BLOCK_KEEP ? KVPD_KEPT_STEP : 0);
 }
 
-struct kvpd_place kvpd_block_place(const struct kvpd_tenant *t, uint32_t block)
+uint32_t kvpd_block_tier(const struct kvpd_tenant *t, uint32_t block)
 {
-	const struct kvp_payload_desc *d = &t->view.blocks[block].payload[KVP_TIER_DRAM];
-	struct kvpd_extent *x = t->extent[kvp_where_extent(kvp_load_relaxed(&d->where))];
-	uint64_t slot = kvp_load_relaxed(&d->offset) / x->cls->slot_bytes;
+	uint32_t tier = 0;
 
-	return (struct kvpd_place){ .extent = x, .slot = (uint32_t)slot };
+	while (tier < KVP_TIER_PAYLOADS &&
+		!kvp_load_relaxed(&kvpd_block_payload(t, block, tier)->where))
+		tier++;
+	return tier < KVP_TIER_PAYLOADS ? tier : KVP_TIER_RECIPE;
+}
+
+bool kvpd_block_place(
+	const struct kvpd_tenant *t, uint32_t block, uint32_t tier, struct kvpd_place *ret_place)
+{
+	const struct kvp_payload_desc *d = kvpd_block_payload(t, block, tier);
+	uint64_t where = kvp_load_relaxed(&d->where);
+	struct kvpd_extent *x;
+
+	if (!where)
+		return false;
+	x = t->extent[kvp_where_extent(where)];
+	*ret_place =
+		kvpd_place_at(x, (uint32_t)(kvp_load_relaxed(&d->offset) / x->cls->slot_bytes));
+	return true;
 }
 
 int kvpd_block_lookup(
@@ -114,13 +130,19 @@ static bool take_descriptor(struct kvpd_tenant *t, const struct kvpd_new_block *
 	return true;
 }
 
-static void set_payload(struct kvpd_tenant *t, uint32_t id, const struct kvpd_new_block *b)
+void kvpd_block_lay(struct kvpd_tenant *t, uint32_t id, struct kvpd_place place, uint32_t codec,
+	uint32_t bytes, uint64_t checksum)
+{
+	kvp_block_set_payload(&t->view, id, place.tier, kvp_where(place.extent->id, codec, bytes),
+		kvpd_place_offset(place), checksum);
+}
+
+/* As its client wrote it; a mover computes the checksum when it copies. */
+static void lay_new(struct kvpd_tenant *t, uint32_t id, const struct kvpd_new_block *b)
 {
 	uint64_t bytes = t->view.spaces[b->space].block_bytes;
 
-	kvp_block_set_payload(&t->view, id, KVP_TIER_DRAM,
-		kvp_where(b->place.extent->id, KVP_CODEC_NATIVE, (uint32_t)bytes),
-		kvpd_place_offset(b->place), 0);
+	kvpd_block_lay(t, id, b->place, KVP_CODEC_NATIVE, (uint32_t)bytes, 0);
 }
 
 static int publish(
@@ -149,7 +171,7 @@ static int publish(
 	}
 	init.recipe = cell;
 	kvp_block_fill(&t->view, id, &init);
-	set_payload(t, id, b);
+	lay_new(t, id, b);
 	r = kvp_block_publish(&t->view, id, init.parent_key);
 	if (r < 0) {
 		kvpd_runs_give(&t->cells, cell, kvp_recipe_cells(b->n_tokens));
@@ -169,7 +191,7 @@ static void revive_block(struct kvpd_tenant *t, const struct kvpd_new_block *b, 
 	if (!t->block[id].children)
 		kvpd_recipe_unlist(t, id);
 	kvpd_recipe_count(t, -1);
-	set_payload(t, id, b);
+	lay_new(t, id, b);
 	kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);
 }
 
@@ -231,17 +253,25 @@ int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32
 
 /* ---- the end of a payload, and of a block --------------------------------------------------- */
 
+static void take_payload(struct kvpd_tenant *t, uint32_t id, struct kvpd_place place)
+{
+	const struct kvp_payload_desc *d = kvpd_block_payload(t, id, place.tier);
+	uint64_t bytes = kvp_where_bytes(kvp_load_relaxed(&d->where));
+
+	kvp_bump(&t->view.cat->stats.payload_bytes, -bytes);
+	kvp_block_set_payload(&t->view, id, place.tier, 0, 0, 0);
+	kvpd_slot_unblock(place);
+}
+
 void kvpd_block_take(struct kvpd_tenant *t, uint32_t id, bool forget)
 {
-	struct kvp_catalog_stats *st = &t->view.cat->stats;
-	const struct kvp_payload_desc *d = &t->view.blocks[id].payload[KVP_TIER_DRAM];
-	struct kvpd_place place = kvpd_block_place(t, id);
+	struct kvpd_place place;
 
 	t->n_blocks--;
-	kvp_store_relaxed(&st->blocks, t->n_blocks);
-	kvp_bump(&st->payload_bytes, -(uint64_t)kvp_where_bytes(kvp_load_relaxed(&d->where)));
-	kvp_block_set_payload(&t->view, id, KVP_TIER_DRAM, 0, 0, 0);
-	kvpd_slot_unblock(place);
+	kvp_store_relaxed(&t->view.cat->stats.blocks, t->n_blocks);
+	for (uint32_t tier = 0; tier < KVP_TIER_PAYLOADS; tier++)
+		if (kvpd_block_place(t, id, tier, &place))
+			take_payload(t, id, place);
 	if (!t->block[id].children && (forget || !t->limits.recipe_blocks)) {
 		kvpd_block_release(t, id);
 		return;

@@ -49,8 +49,24 @@ static inline uint32_t kvpd_block_state(const struct kvpd_tenant *t, uint32_t bl
 #define KVPD_KEPT_STEP    8u /* the ledger needs it in this step */
 unsigned kvpd_block_kept(const struct kvpd_tenant *t, uint32_t block);
 
-/* Where the DRAM payload of a block lies. */
-struct kvpd_place kvpd_block_place(const struct kvpd_tenant *t, uint32_t block);
+/* The payload of a block in a tier, as the catalog has it. */
+static inline const struct kvp_payload_desc *kvpd_block_payload(
+	const struct kvpd_tenant *t, uint32_t block, uint32_t tier)
+{
+	return &t->view.blocks[block].payload[tier];
+}
+
+/* The first tier in which a block has a payload; KVP_TIER_RECIPE: it has none. */
+uint32_t kvpd_block_tier(const struct kvpd_tenant *t, uint32_t block);
+/* Where the payload of a block in this tier lies; false: it has none there. */
+bool kvpd_block_place(
+	const struct kvpd_tenant *t, uint32_t block, uint32_t tier, struct kvpd_place *ret_place);
+/*
+ * Enters where the payload lies in the place's tier; checksum 0: not computed. Readers see it when
+ * the block is published or its word changes. Slots are the caller's business.
+ */
+void kvpd_block_lay(struct kvpd_tenant *t, uint32_t block, struct kvpd_place place, uint32_t codec,
+	uint32_t bytes, uint64_t checksum);
 
 struct kvpd_new_block {
 	uint32_t space;
@@ -74,8 +90,8 @@ int kvpd_block_lookup(
 int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t revive,
 	uint64_t now, uint32_t *ret_block);
 /*
- * Takes the payload of a block that is EVICTING, unleased, and out of the policy: it becomes a
- * RECIPE or, with `forget` and if it has no children, free.
+ * Takes the payloads, in all tiers, of a block that is EVICTING, unleased, and out of the policy: it
+ * becomes a RECIPE or, with `forget` and if it has no children, free.
  */
 void kvpd_block_take(struct kvpd_tenant *t, uint32_t block, bool forget);
 /* Makes the descriptor free: of an EVICTING or RECIPE block without payload or children. */

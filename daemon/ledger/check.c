@@ -116,10 +116,10 @@ static void check_recipe(struct check *c, uint32_t id)
 		wrong(c, "block %u: its key does not follow from its parent and tokens", id);
 }
 
-static void check_payload(struct check *c, uint32_t id, bool bytes)
+static void check_payload(struct check *c, uint32_t id, uint32_t tier, bool bytes)
 {
 	struct kvpd_tenant *t = c->t;
-	const struct kvp_payload_desc *d = &t->view.blocks[id].payload[KVP_TIER_DRAM];
+	const struct kvp_payload_desc *d = kvpd_block_payload(t, id, tier);
 	uint32_t space = kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape));
 	uint64_t where = kvp_load_relaxed(&d->where), offset = kvp_load_relaxed(&d->offset);
 	uint64_t sum = kvp_load_relaxed(&d->checksum);
@@ -135,7 +135,7 @@ static void check_payload(struct check *c, uint32_t id, bool bytes)
 	slot = offset / x->cls->slot_bytes;
 	if (offset % x->cls->slot_bytes || slot >= x->slots ||
 		kvp_where_bytes(where) != t->view.spaces[space].block_bytes ||
-		t->space[space].cls != x->cls) {
+		tier != x->cls->tier || t->space[space].cls != x->cls) {
 		wrong(c, "block %u: its payload does not lie in a slot of its size", id);
 		return;
 	}
@@ -144,8 +144,19 @@ static void check_payload(struct check *c, uint32_t id, bool bytes)
 			x->id);
 	c->payload_bytes += kvp_where_bytes(where);
 	if (bytes && sum &&
-		kvp_payload_checksum((uint8_t *)x->addr + offset, kvp_where_bytes(where)) != sum)
+		kvp_payload_checksum(kvpd_place_addr(kvpd_place_at(x, (uint32_t)slot)),
+			kvp_where_bytes(where)) != sum)
 		wrong(c, "block %u: its payload does not match its checksum", id);
+}
+
+/* Of a LIVE block, in all tiers. */
+static void check_payloads(struct check *c, uint32_t id, bool bytes)
+{
+	if (kvpd_block_tier(c->t, id) == KVP_TIER_RECIPE)
+		wrong(c, "block %u is live and has no payload", id);
+	for (uint32_t tier = 0; tier < KVP_TIER_PAYLOADS; tier++)
+		if (kvp_load_relaxed(&kvpd_block_payload(c->t, id, tier)->where))
+			check_payload(c, id, tier, bytes);
 }
 
 static bool in_table(const struct kvp_bucket *table, uint32_t buckets, uint64_t hash, uint32_t id)
@@ -182,10 +193,10 @@ static void check_block(struct check *c, uint32_t id)
 	check_recipe(c, id);
 	if (state == KVP_BLOCK_LIVE) {
 		c->blocks++;
-		check_payload(c, id, false);
+		check_payloads(c, id, false);
 	} else if (state == KVP_BLOCK_RECIPE) {
 		c->recipes++;
-		if (kvp_load_relaxed(&b->payload[KVP_TIER_DRAM].where))
+		if (kvpd_block_tier(t, id) != KVP_TIER_RECIPE)
 			wrong(c, "block %u is a recipe but names a payload", id);
 	} else {
 		wrong(c, "block %u is being evicted by nobody", id);
@@ -330,8 +341,8 @@ static void check_slot(struct check *c, struct kvpd_place p)
 				p.extent->id, p.slot, s->block);
 			return;
 		}
-		lies = kvpd_block_place(c->t, s->block);
-		if (lies.extent != p.extent || lies.slot != p.slot)
+		if (!kvpd_block_place(c->t, s->block, p.tier, &lies) || lies.extent != p.extent ||
+			lies.slot != p.slot)
 			wrong(c, "extent %u slot %u holds block %u, which lies elsewhere",
 				p.extent->id, p.slot, s->block);
 		if (!!(s->flags & KVPD_SLOT_GRANTED) !=
@@ -365,7 +376,7 @@ static void check_extents(struct check *c)
 			if (!x->slot[s].flags && x->slot[s].block == KVP_BLOCK_NONE)
 				continue;
 			used++;
-			check_slot(c, (struct kvpd_place){ x, s });
+			check_slot(c, kvpd_place_at(x, s));
 		}
 		if (used != x->used || count_free(x) != x->slots - used)
 			wrong(c, "extent %u: %u slots in use, %u counted, %u in the free list",
@@ -483,7 +494,7 @@ uint64_t kvpd_check_payloads(struct kvpd_tenant *t, uint32_t *block, uint64_t by
 		if (state_of(&c, *block) == KVP_BLOCK_LIVE &&
 			kvp_shape_space(kvp_load_relaxed(&t->view.blocks[*block].shape)) <
 				KVP_MAX_SPACES)
-			check_payload(&c, *block, true);
+			check_payloads(&c, *block, true);
 	*ret_bytes = c.payload_bytes;
 	return c.wrong;
 }

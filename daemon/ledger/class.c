@@ -24,12 +24,12 @@ static bool class_used(const struct kvpd_tenant *t, const struct kvpd_class *c)
 	return false;
 }
 
-struct kvpd_class *kvpd_class_get(struct kvpd_tenant *t, uint64_t slot_bytes)
+struct kvpd_class *kvpd_class_get(struct kvpd_tenant *t, uint32_t tier, uint64_t slot_bytes)
 {
 	struct kvpd_class *c = NULL;
 
 	for (uint32_t i = 0; i < t->n_classes; i++)
-		if (t->cls[i].slot_bytes == slot_bytes)
+		if (t->cls[i].tier == tier && t->cls[i].slot_bytes == slot_bytes)
 			return &t->cls[i];
 	if (t->n_classes < KVP_MAX_SPACES)
 		c = &t->cls[t->n_classes++];
@@ -38,6 +38,7 @@ struct kvpd_class *kvpd_class_get(struct kvpd_tenant *t, uint64_t slot_bytes)
 			c = &t->cls[i];
 	if (c) {
 		memset(c, 0, sizeof(*c));
+		c->tier = tier;
 		c->slot_bytes = slot_bytes;
 		kvpd_list_init(&c->vaults);
 	}

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Size classes: all slots of one size in a tenant. Spaces whose blocks are of one size share one.
+ * Size classes: all slots of one size in one tier of a tenant. Spaces whose blocks are of one size
+ * share one.
  */
 #ifndef KVPD_CLASS_H
 #define KVPD_CLASS_H
@@ -12,6 +13,7 @@
 struct kvpd_tenant;
 
 struct kvpd_class {
+	uint32_t tier; /* KVP_TIER_*: where its extents lie */
 	uint64_t slot_bytes;
 	struct kvpd_list vaults; /* extents */
 	uint64_t vault_slots;    /* of LIVE vault extents that do not drain */
@@ -24,6 +26,6 @@ struct kvpd_class {
 /* What a slot for blocks of this size measures: a multiple of 64. */
 uint64_t kvpd_slot_bytes(uint64_t block_bytes);
 /* The tenant's class of this size, made if need be. NULL: it has KVP_MAX_SPACES others in use. */
-struct kvpd_class *kvpd_class_get(struct kvpd_tenant *t, uint64_t slot_bytes);
+struct kvpd_class *kvpd_class_get(struct kvpd_tenant *t, uint32_t tier, uint64_t slot_bytes);
 
 #endif

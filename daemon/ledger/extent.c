@@ -155,6 +155,11 @@ void kvpd_slot_unblock(struct kvpd_place p)
 
 /* ---- places --------------------------------------------------------------------------------- */
 
+struct kvpd_place kvpd_place_at(struct kvpd_extent *x, uint32_t slot)
+{
+	return (struct kvpd_place){ .extent = x, .slot = slot, .tier = x->cls->tier };
+}
+
 uint64_t kvpd_place_offset(struct kvpd_place p)
 {
 	return p.slot * p.extent->cls->slot_bytes;

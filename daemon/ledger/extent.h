@@ -73,6 +73,7 @@ struct kvpd_extent {
 struct kvpd_place {
 	struct kvpd_extent *extent;
 	uint32_t slot;
+	uint32_t tier; /* KVP_TIER_*, of the extent's class */
 };
 
 /* MAKING, without memory. NULL: no memory for its slots, or the tenant has KVP_MAX_EXTENTS. */
@@ -96,6 +97,8 @@ bool kvpd_slot_take(struct kvpd_extent *x, uint32_t flags, uint32_t *ret_slot);
 void kvpd_slot_clear(struct kvpd_place p, uint32_t flags);
 void kvpd_slot_unblock(struct kvpd_place p);
 
+struct kvpd_place kvpd_place_at(struct kvpd_extent *x, uint32_t slot);
+/* In the extent, and (DRAM) in this process. */
 uint64_t kvpd_place_offset(struct kvpd_place p);
 void *kvpd_place_addr(struct kvpd_place p);
 

@@ -95,7 +95,7 @@ static bool take_slot(struct kvpd_session *s, const struct kvpd_class *c, struct
 		uint32_t slot;
 
 		if (x->cls == c && kvpd_slot_take(x, KVPD_SLOT_GRANTED, &slot)) {
-			*ret = (struct kvpd_place){ .extent = x, .slot = slot };
+			*ret = kvpd_place_at(x, slot);
 			return true;
 		}
 	}

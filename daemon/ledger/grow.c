@@ -125,7 +125,7 @@ bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct k
 		if (x == except || !kvpd_slot_take(x, KVPD_SLOT_TARGET, &slot))
 			continue;
 		c->last_take_ns = now;
-		*ret_place = (struct kvpd_place){ .extent = x, .slot = slot };
+		*ret_place = kvpd_place_at(x, slot);
 		return true;
 	}
 	return false;

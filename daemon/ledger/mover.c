@@ -64,12 +64,10 @@ static void stay(struct kvpd_tenant *t, struct move *m)
 
 static void switch_over(struct kvpd_tenant *t, struct move *m, struct kvpd_limbo *limbo)
 {
-	const struct kvp_payload_desc *d = &t->view.blocks[m->block].payload[KVP_TIER_DRAM];
-	uint64_t where = kvp_load_relaxed(&d->where);
+	uint64_t where = kvp_load_relaxed(&kvpd_block_payload(t, m->block, m->from.tier)->where);
 
-	kvp_block_set_payload(&t->view, m->block, KVP_TIER_DRAM,
-		kvp_where(m->to.extent->id, kvp_where_codec(where), kvp_where_bytes(where)),
-		kvpd_place_offset(m->to), m->checksum);
+	kvpd_block_lay(
+		t, m->block, m->to, kvp_where_codec(where), kvp_where_bytes(where), m->checksum);
 	kvp_block_moved(&t->view, m->block, KVP_BLOCK_LIVE);
 	m->to.extent->slot[m->to.slot].block = m->block;
 	kvpd_slot_clear(m->to, KVPD_SLOT_TARGET);
@@ -152,7 +150,7 @@ static void choose(struct move_job *j, struct kvpd_extent *x, uint32_t n, bool l
 				continue;
 		}
 		m->block = x->slot[slot].block;
-		m->from = (struct kvpd_place){ .extent = x, .slot = slot };
+		m->from = kvpd_place_at(x, slot);
 		m->to = to;
 		m->src = kvpd_place_addr(m->from);
 		m->dst = kvpd_place_addr(m->to);

@@ -232,7 +232,7 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 		i = free_entry(t, now);
 		if (i == KVP_MAX_SPACES)
 			return refuse(c, -ENOSPC, "the tenant has 64 spaces and all are in use");
-		cls = kvpd_class_get(t, kvpd_slot_bytes(bytes));
+		cls = kvpd_class_get(t, KVP_TIER_DRAM, kvpd_slot_bytes(bytes));
 		if (!cls)
 			return refuse(c, -ENOSPC, "too many different block sizes at once");
 		t->space[i].cls = cls;

@@ -31,7 +31,7 @@ struct kvpd_ledger;
 struct kvpd_event {
 	uint32_t type;
 	uint32_t tenant;
-	uint32_t session; /* ARENA, EXPEL: whom; EXTENT: whom not (0 = nobody) */
+	uint32_t session; /* ARENA, EXPEL: the one concerned; EXTENT: the one left out (0: none) */
 	struct kvp_msg_extent extent;
 	int fd; /* ARENA, EXTENT: the receiver of the event closes it; else -1 */
 	int error;
@@ -41,7 +41,7 @@ struct kvpd_event {
 struct kvpd_ledger_params {
 	const struct kvpd_config *config; /* outlives the ledger */
 	uint64_t epoch;                   /* not 0 */
-	uid_t owner; /* inodes of segments are given to this user, who the daemon is going to be */
+	uid_t owner; /* the user that the daemon will run as: inodes of segments are given to it */
 	/* Called on the ledger thread; must not block or call back. */
 	void (*post)(void *ctx, const struct kvpd_event *event);
 	void *ctx;
@@ -119,8 +119,8 @@ int kvpd_retire_ack(struct kvpd_ledger *ledger, uint32_t session, const struct k
 int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_answer);
 
 /*
- * The machine is short of memory: an eighth of what each tenant has cached goes, oldest first as its
- * policy has it, and extents that hold nothing any more return their memory. For ten seconds no
+ * The machine is short of memory: an eighth of what each tenant has cached goes, oldest first as
+ * its policy has it, and extents that hold nothing any more return their memory. For ten seconds no
  * tenant grows: puts make room by eviction or are told to come again.
  */
 int kvpd_relieve(struct kvpd_ledger *ledger, uint64_t *ret_evicted);

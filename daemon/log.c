@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Messages: to the journal where there is one, else to stderr; with rate limits. */
 #include "daemon/log.h"
 
 #include <errno.h>

@@ -7,7 +7,7 @@
  * newline, at most KVPD_LOG_LINE bytes (the rest is cut); control characters in it, which may come
  * from clients, are replaced. Each failure is logged once, where it is handled.
  *
- * What a client can provoke at will is logged through a struct kvpd_ratelimit.
+ * Messages that a client can provoke at will go through a struct kvpd_ratelimit.
  */
 #ifndef KVPD_LOG_H
 #define KVPD_LOG_H
@@ -28,8 +28,8 @@ enum kvpd_level {
 };
 
 /*
- * Whom a message is about: the journal's fields KVPOOL_SESSION, KVPOOL_TENANT, KVPOOL_PID and
- * KVPOOL_UID. Zero members are left out, uid (uid_t) -1 too.
+ * The client that a message is about: the journal's fields KVPOOL_SESSION, KVPOOL_TENANT,
+ * KVPOOL_PID and KVPOOL_UID. Zero members are left out, uid (uid_t) -1 too.
  */
 struct kvpd_who {
 	uint32_t session;
@@ -47,7 +47,7 @@ void kvpd_log_level(enum kvpd_level max);
 /* stderr leads nowhere any more: from now on messages go to the journal, if there is one. */
 void kvpd_log_detach(void);
 
-/* who may be NULL. */
+/* who may be NULL: the message is about no client. */
 void kvpd_log_who(enum kvpd_level level, const struct kvpd_who *who, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 

@@ -128,8 +128,8 @@ static int load(const struct options *o, struct kvpd_config **ret_config)
 /* ---- going to the background --------------------------------------------------------------- */
 
 /*
- * The first process waits until the daemon says through the pipe how it went: whoever started it
- * learns whether it serves. Returns in the daemon, with the writing end.
+ * The first process waits until the daemon says through the pipe how it went, so that its exit
+ * status says whether kvpoold serves. Returns in the daemon, with the writing end.
  */
 static int go_background(int *ret_tell)
 {
@@ -180,7 +180,7 @@ static void leave_terminal(int tell)
 		close(null);
 	}
 	if (write(tell, &served, 1) != 1)
-		kvpd_warning("whoever started kvpoold is gone");
+		kvpd_warning("the process that started kvpoold is gone");
 	close(tell);
 }
 

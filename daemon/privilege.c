@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Finding the account that the daemon runs under, and becoming it for good. */
 #include "daemon/privilege.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A second pass over the YAML text that finds the line of a key: for messages that name it. */
 #include "daemon/yamlpos.h"
 
 #include <errno.h>

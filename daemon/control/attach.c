@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attaching: HELLO, the proof of who is there, the session's descriptors. */
+/* Attaching: HELLO, the proof of the peer's identity, the session's descriptors. */
 #include "daemon/control/attach.h"
 
 #include <errno.h>
@@ -145,7 +145,7 @@ static void admit(struct kvpd_conn *conn)
 		kvpd_conn_refuse(conn, r, "%s", attach_problem(r));
 }
 
-/* Asks for credentials that are sent now, by whoever has that number now. */
+/* Asks for credentials that are sent now, by the process that has that number now. */
 static int ask_proof(struct kvpd_conn *conn)
 {
 	struct kvp_msg_nonce nonce;

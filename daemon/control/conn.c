@@ -58,8 +58,8 @@ static bool is_silent(const struct kvpd_conn *conn, uint64_t now)
 }
 
 /*
- * Ends the oldest silent connection, of one uid or (NULL) of anybody, so that those who say nothing
- * keep nobody out. False if there is none: the others are only waiting for their turn.
+ * Ends the oldest silent connection, of one uid or (NULL) of anybody, so that silent clients keep
+ * nobody out. False if there is none: the others are only waiting for their turn.
  */
 static bool end_a_silent_one(struct kvpd_control *c, const uid_t *uid)
 {
@@ -319,7 +319,7 @@ void kvpd_conn_refuse(struct kvpd_conn *conn, int error, const char *format, ...
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
-/* Whoever breaks the protocol loses the connection, and the session with it. */
+/* A client that breaks the protocol loses the connection, and the session with it. */
 static void broke_protocol(struct kvpd_conn *conn, const char *what)
 {
 	struct kvp_msg_error e = { .error = -EPROTO };

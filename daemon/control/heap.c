@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Figures of the heap: jemalloc's where the daemon is linked with it, else the C library's. */
 #include "daemon/control/heap.h"
 
 #ifdef KVPD_JEMALLOC

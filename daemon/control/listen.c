@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The runtime directory, its lock, and listening sockets: made here or passed by systemd. */
 #include "daemon/control/listen.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The sockets at which connections come in. A tenant's own socket that lists no uids has mode 0600:
- * root may connect, and whom root lets in by changing that.
+ * root may connect, and the users to whom root opens the file.
  */
 #ifndef KVPD_LISTENER_H
 #define KVPD_LISTENER_H

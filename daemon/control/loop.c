@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loop: what wakes the control thread, its deadlines, and who is buried between two turns. */
+/* The loop: what wakes the control thread, its deadlines, and the burials between two turns. */
 #include "daemon/control/loop.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Asking the kernel about the process at the other end of a socket. */
 #include "daemon/control/peer.h"
 
 #include <errno.h>

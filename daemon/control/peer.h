@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who is at the other end of a connection, as the kernel says. Any thread; negative errno. */
+/* The process at the other end of a connection, as the kernel says. Any thread; negative errno. */
 #ifndef KVPD_PEER_H
 #define KVPD_PEER_H
 
@@ -24,8 +24,8 @@ int kvpd_peer_pidfd(int sock, int *ret_pidfd);
 
 /*
  * By number. The number may belong to another process by now: the caller has the peer send its
- * credentials afterwards, and then asks kvpd_pidfd_alive(): if it is alive after they came from
- * that number, then it is the one who sent them.
+ * credentials afterwards, and then asks kvpd_pidfd_alive(): a process that is alive after they came
+ * from its number is the one that sent them.
  */
 int kvpd_peer_pidfd_by_number(pid_t pid, int *ret_pidfd);
 bool kvpd_pidfd_alive(int pidfd);

@@ -3,11 +3,11 @@
  * SIGHUP. A new configuration is taken whole or not at all, and never lets anybody see what he
  * could not see before:
  *
- * - what needs a restart (memory, sockets, user ...) or would let in whom the running daemon turns
- *   away by principle (trust_*, another admin_group) refuses the reload;
- * - a tenant whose members or socket change ends and starts anew: who left keeps the old memfds,
- *   which nobody writes any more, and who joined never gets them. The sessions of those who stay
- *   attach again by themselves and find the new tenant, empty;
+ * - a change that needs a restart (memory, sockets, user ...), or that would let in users whom the
+ *   running daemon turns away by principle (trust_*, another admin_group), refuses the reload;
+ * - a tenant whose members or socket change ends and starts anew: a member that left keeps the old
+ *   memfds, which nobody writes any more, and one that joined never gets them. The clients of
+ *   members that stay attach again by themselves and find the new tenant, empty;
  * - a uid that has no tenant any more is disconnected.
  */
 #include "daemon/control/reload.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tenants as the control thread knows them, and who belongs to which. */
+/* Admission of a uid to a tenant, and the tenants' entries: opened, found, abandoned. */
 #include "daemon/control/tenants.h"
 
 #include <errno.h>
@@ -98,8 +98,7 @@ int kvpd_entry_open(struct kvpd_control *c, const char *name, const struct kvpd_
 		free(e);
 		return r;
 	}
-	/* An extent still on its way to an abandoned tenant that had this id is not for the new
-	 * one. */
+	/* Extents still on their way to an abandoned tenant of this id are not for the new one. */
 	kvpd_forget_events(c, e->id);
 	TAILQ_INSERT_TAIL(&c->tenants, e, link);
 	*ret_entry = e;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tenants as the control thread sees them: by which door who comes in, and to which tenant. */
+/* Tenants as the control thread sees them: which uid belongs to which, by which socket. */
 #ifndef KVPD_TENANTS_H
 #define KVPD_TENANTS_H
 

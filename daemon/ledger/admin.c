@@ -35,7 +35,7 @@ struct admin {
 
 /* ---- small helpers -------------------------------------------------------------------------- */
 
-/* What may be any 64 bits: a string, since many readers of JSON round what is beyond 2^53. */
+/* A word of any 64 bits is a string: many readers of JSON round numbers beyond 2^53. */
 static void put_word(json_t *o, const char *name, uint64_t v)
 {
 	char text[24];

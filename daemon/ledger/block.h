@@ -90,8 +90,8 @@ int kvpd_block_lookup(
 int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t revive,
 	uint64_t now, uint32_t *ret_block);
 /*
- * Takes the payloads, in all tiers, of a block that is EVICTING, unleased, and out of the policy: it
- * becomes a RECIPE or, with `forget` and if it has no children, free.
+ * Takes the payloads, in all tiers, of a block that is EVICTING, unleased, and out of the policy:
+ * it becomes a RECIPE or, with `forget` and if it has no children, free.
  */
 void kvpd_block_take(struct kvpd_tenant *t, uint32_t block, bool forget);
 /* Makes the descriptor free: of an EVICTING or RECIPE block without payload or children. */

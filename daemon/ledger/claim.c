@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Single flight: who is computing which missing block. A claim ends by commit, by its session, by
- * time, or with its session; each wakes those who wait for its key.
+ * Single flight: which session is computing which missing block. A claim ends by commit, when its
+ * session says so, by time, or with its session; each wakes the clients that wait for its key.
  */
 #include "daemon/ledger/claim.h"
 
@@ -125,7 +125,7 @@ void kvpd_claim_committed(
 		kvp_store_release(word, kvp_load_relaxed(word) + 1);
 		return;
 	}
-	/* Whoever committed it: those who wait for the block have it now. */
+	/* Whichever session committed it, the clients that wait for the block have it now. */
 	ttl_ms = t->claim_ttl_ms[c - t->view.claims];
 	own = kvp_load_relaxed(&c->session) == s->id;
 	/* First, so that its place and its part of the limit are free for the next one. */

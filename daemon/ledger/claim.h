@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Single flight: who is computing which missing block. */
+/* Single flight: claims, by which a session says that it is computing a missing block. */
 #ifndef KVPD_CLAIM_H
 #define KVPD_CLAIM_H
 

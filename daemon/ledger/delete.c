@@ -69,7 +69,7 @@ void kvpd_chain_drop(struct kvpd_tenant *t, uint32_t id, uint64_t now)
 		if (n)
 			kvpd_lease_marks(t, false);
 		for (uint32_t i = 0; i < n; i++) {
-			/* What is above a block that stays has a child, and stays as well. */
+			/* The blocks above one that stays have a child, and stay as well. */
 			if (kvpd_leased(t, run[i]) ||
 				kvp_evict_remove(t->evict, run[i], 0, now) < 0) {
 				kvp_block_unmark(&t->view, run[i], word[i]);
@@ -102,10 +102,10 @@ void kvpd_doomed_step(struct kvpd_tenant *t, uint64_t now)
 {
 	uint32_t n = t->n_doomed, kept_n = 0;
 
-	/* One look at the leases for all of them; who is not spared by it gets one of its own. */
+	/* One look at the leases for all of them; a block that it does not spare gets its own. */
 	if (n)
 		kvpd_lease_marks(t, false);
-	/* In order: whoever deletes a chain names its deepest block first. */
+	/* In order: a client that deletes a chain names its deepest block first. */
 	for (uint32_t i = 0; i < n; i++) {
 		struct kvpd_doomed d = t->doomed[i];
 		uint64_t word = kvpd_block_word(t, d.block);

@@ -130,7 +130,8 @@ static uint32_t grant_some(struct kvpd_session *s, uint32_t space, uint32_t coun
 
 /*
  * Has more slots made ready before they are asked for: a larger arena as long as the session may
- * have one, and then by moving its blocks to the vault. Who waits already gets both.
+ * have one, and then by moving its blocks to the vault. A session that waits already gets
+ * both.
  */
 static void supply(struct kvpd_session *s, struct kvpd_class *c, bool waits, uint64_t now)
 {

@@ -267,7 +267,7 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 	if (bytes > room(t)) {
 		uint64_t less = extent_size(t->ledger, c, want, room(t));
 
-		/* Who has an arena already can wait for a whole one. */
+		/* A session that has an arena already can wait for a whole one. */
 		bytes = less >= bytes / 2 || !s->arena_bytes ? less : 0;
 	}
 	if (bytes) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Growth inside a tenant's share: what may be made for whom, and what has to go for it. */
+/* Growth inside a tenant's share: how much each session and the vault may have, and what goes. */
 #ifndef KVPD_GROW_H
 #define KVPD_GROW_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who may still read the old bytes of moved blocks, and for how long. */
+/* Finding the lease slots that protect the old bytes of moved blocks, and watching them change. */
 #include "daemon/ledger/limbo.h"
 
 #include <stdlib.h>
@@ -107,7 +107,7 @@ void kvpd_limbo_step(struct kvpd_tenant *t)
 		struct kvpd_limbo *limbo = kvpd_container(it, struct kvpd_limbo, link);
 		uint32_t n = 0;
 
-		/* Seen changed once is done: whoever leases now gets the new place. */
+		/* A slot that was seen to change is done with: a later lease gets the new place. */
 		for (uint32_t i = 0; i < limbo->n_holders; i++)
 			if (still_held(t, &limbo->holder[i]))
 				limbo->holder[n++] = limbo->holder[i];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Intrusive doubly linked lists with a head. No thread of its own: whoever owns the list calls. */
+/* Intrusive doubly linked lists with a head. Not thread-safe: a list has one owner, who calls. */
 #ifndef KVPD_LIST_H
 #define KVPD_LIST_H
 

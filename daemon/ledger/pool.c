@@ -373,8 +373,8 @@ static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)
  * a writable mapping exists. It may wait for pinned pages meanwhile. -EPERM: the client sealed the
  * seals, so it can never be proven.
  *
- * Whoever said that it has unmapped a vault extent and has not shall not keep memory by that which
- * nobody is charged for. The seals of an arena forbid the same there.
+ * A vault extent's pages are punched out first: a client that falsely reports an unmap would
+ * otherwise keep memory that no tenant is charged for. In an arena its seals forbid the punch.
  */
 static void run_drop(struct kvpd_job *job)
 {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Runs of consecutive numbers: a bitmap, with two summaries that make the search short. */
 #include "daemon/ledger/runs.h"
 
 #include <assert.h>

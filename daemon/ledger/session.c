@@ -205,8 +205,7 @@ void kvpd_session_finish(struct kvpd_session *s)
 	kvpd_list_remove(&s->in_active);
 	kvpd_list_remove(&s->in_wanting);
 	kvpd_list_remove(&s->in_tenant);
-	/* The client's duplicate keeps the eventfd alive, so closing it alone does not take it out.
-	 */
+	/* The client's duplicate keeps the eventfd alive: closing it alone does not take it out. */
 	epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, s->wake_fd, NULL);
 	l->session[s->place] = NULL;
 	l->n_sessions--;

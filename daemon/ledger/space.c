@@ -120,7 +120,7 @@ static bool is_of(const struct kvpd_tenant *t, uint32_t id, uint32_t space)
 /* Forgets the blocks of a space, children first. False: something protects one of them. */
 static bool empty_space(struct kvpd_tenant *t, uint32_t space, uint64_t now)
 {
-	/* Whoever is the last child of a block takes it along: each is looked at once. */
+	/* A block that goes takes its parent along if it was the last child: one pass will do. */
 	for (uint32_t id = 0; id < t->layout.max_blocks; id++)
 		if (is_of(t, id, space))
 			kvpd_chain_drop(t, id, now);
@@ -185,7 +185,7 @@ static void enter(struct kvpd_tenant *t, uint32_t i, const struct kvp_space_cano
 	s->root_hi = root.hi;
 	s->block_bytes = block_bytes;
 	s->canon = *canon;
-	/* Release: whoever is told of the space reads it whole. */
+	/* Release: a client that is told of the space reads it whole. */
 	kvp_store_release(&s->state, KVP_SPACE_LIVE);
 	kvpd_space_capacity(t);
 }

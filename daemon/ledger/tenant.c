@@ -319,7 +319,7 @@ static const struct kvpd_limits *limits_of(const struct kvpd_config *c, const ch
 	return &c->defaults;
 }
 
-/* What cannot change while the catalog exists stays: it has so many descriptors and no more. */
+/* Limits that a catalog fixes stay as they are: it has so many descriptors and no more. */
 static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given, uint64_t now)
 {
 	struct kvpd_ledger *l = t->ledger;

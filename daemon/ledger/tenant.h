@@ -81,7 +81,7 @@ struct kvpd_tenant {
 struct kvpd_tenant *kvpd_tenant_find(struct kvpd_ledger *l, const char *name);
 /* Ends its sessions and returns its memory. None of its jobs may be under way. */
 struct kvpd_tenant *kvpd_tenant_free(struct kvpd_tenant *t);
-/* What is due in a tenant: slots for those who wait, drains, limbo. */
+/* What is due in a tenant: slots for sessions that wait, drains, limbo. */
 void kvpd_tenant_step(struct kvpd_tenant *t, uint64_t now);
 /* Once a second while kvpd_tenant_busy(). */
 void kvpd_tenant_tick(struct kvpd_tenant *t, uint64_t now);

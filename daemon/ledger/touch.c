@@ -50,7 +50,8 @@ void kvpd_touch_apply(struct kvpd_session *s, uint64_t now)
 
 	/*
 	 * A log full of the tips of long chains is seconds of work, which all tenants would wait
-	 * for. What is left stays in the log; what the log then has no room for is lost.
+	 * for. Entries that are left stay in the log; touches that the log has no room for
+	 * then are lost.
 	 */
 	for (uint32_t i = 0; i < KVP_SHARDS && spent < KVPD_TOUCH_BLOCKS; i++) {
 		uint32_t shard = s->touch_shard;

@@ -36,7 +36,7 @@
 #define KVP_ABI_ASSERT(c, what) _Static_assert(c, what)
 #endif
 
-#define KVP_ABI_VERSION 1u
+#define KVP_ABI_VERSION 2u
 
 #define KVP_MAGIC_CATALOG UINT64_C(0x474c4154434b504b) /* "KPKCTALG" */
 #define KVP_MAGIC_SESSION UINT64_C(0x4e4f49535345504b) /* "KPESSION" */
@@ -315,7 +315,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_catalog) == 320 + 64 * KVP_FUTEX_WORDS, "shm AB
 /* ---- session page -------------------------------------------------------------------------- */
 
 #define KVP_SHARDS       32u  /* threads of a client spread over these */
-#define KVP_SHARD_LEASES 8u   /* lease slots in one shard */
+#define KVP_SHARD_LEASES 8u   /* lease slots in one shard: a cache line */
 #define KVP_TOUCHES      256u /* entries of a shard's touch log; a power of two */
 #define KVP_SQ_ENTRIES   256u /* powers of two */
 #define KVP_CQ_ENTRIES   1024u
@@ -337,7 +337,6 @@ static inline kvp_block_id kvp_slot_block(uint64_t v)
 
 /* Written by the client, cache lines of its own per shard; read by the ledger. */
 struct kvp_shard {
-	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) lease[KVP_SHARD_LEASES];
 	/* Counters; several threads may share a shard, hence atomic adds. lookups = the sum. */
 	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) hits;
 	KVP_ATOMIC(uint64_t) partial;
@@ -352,7 +351,7 @@ struct kvp_shard {
 	/* tip of a match: block id + 1 in the low half; blocks asked for (saturated) 16 above */
 	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) touch[KVP_TOUCHES];
 };
-KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 192 + 8 * KVP_TOUCHES, "shm ABI");
+KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES, "shm ABI");
 
 /* What a client asks of the ledger. */
 #define KVP_OP_NOP 0u
@@ -438,8 +437,18 @@ struct kvp_session_page {
 	 * connection broke, which a BYE can no longer end; followed by a write to the eventfd.
 	 */
 	KVP_ATOMIC(uint32_t) left;
+	/*
+	 * A bit for each shard whose touch log was ever written to; the ledger looks at no other.
+	 * Who keeps a bit back loses its recency and nothing else.
+	 */
+	KVP_ATOMIC(uint32_t) touched;
 	KVP_ALIGNED(64) struct kvp_sqe sq[KVP_SQ_ENTRIES];
 	struct kvp_cqe cq[KVP_CQ_ENTRIES];
+	/*
+	 * Lease slots, written by the client: a cache line per shard, and all lines in a row, since
+	 * the ledger reads them all to prove that a block is not leased.
+	 */
+	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) lease[KVP_SHARDS][KVP_SHARD_LEASES];
 	struct kvp_shard shard[KVP_SHARDS];
 	/* Token ids for COMMIT, one row per grant. */
 	KVP_ALIGNED(64) kvp_token staging[KVP_MAX_GRANTS][KVP_BLOCK_TOKENS_MAX];
@@ -448,5 +457,9 @@ KVP_ABI_ASSERT(offsetof(struct kvp_session_page, need_wake) == 128, "shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, cq_tail) == 192, "shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, sq_tail) == 256, "shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, sq) == 320, "shm ABI");
+KVP_ABI_ASSERT(
+	offsetof(struct kvp_session_page, lease) == 320 + 64 * (KVP_SQ_ENTRIES + KVP_CQ_ENTRIES),
+	"shm ABI");
+KVP_ABI_ASSERT(sizeof(((struct kvp_session_page *)0)->lease) == 64 * KVP_SHARDS, "shm ABI");
 
 #endif

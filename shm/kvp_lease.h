@@ -51,6 +51,14 @@ uint32_t kvp_lease_scan(
 uint64_t kvp_lease_slot(const struct kvp_session_page *page, uint32_t i);
 
 /*
+ * Ledger. A bit for each shard whose touch log may hold something.
+ */
+static inline uint32_t kvp_touch_shards(const struct kvp_session_page *page)
+{
+	return kvp_load_relaxed(&page->touched);
+}
+
+/*
  * Ledger. Drains the touch log of one shard: at most max entries, oldest first. `head` is the
  * ledger's own count. A client that writes nonsense loses its own recency and nothing else.
  */

@@ -8,14 +8,13 @@ static KVP_ATOMIC(uint64_t) *fill_slot(
 	struct kvp_session_page *page, uint32_t shard, uint64_t value)
 {
 	for (uint32_t s = 0; s < KVP_SHARDS; s++) {
-		struct kvp_shard *sh = &page->shard[(shard + s) % KVP_SHARDS];
+		KVP_ATOMIC(uint64_t) *lease = page->lease[(shard + s) % KVP_SHARDS];
 
 		for (uint32_t i = 0; i < KVP_SHARD_LEASES; i++) {
 			uint64_t empty = 0;
 
-			if (!kvp_load_relaxed(&sh->lease[i]) &&
-				kvp_cas_seq(&sh->lease[i], &empty, value))
-				return &sh->lease[i];
+			if (!kvp_load_relaxed(&lease[i]) && kvp_cas_seq(&lease[i], &empty, value))
+				return &lease[i];
 		}
 	}
 	return NULL;
@@ -52,7 +51,7 @@ void kvp_lease_drop(struct kvp_lease *lease)
 void kvp_touch_push(struct kvp_session_page *page, uint32_t shard, kvp_block_id tip, uint32_t asked)
 {
 	struct kvp_shard *sh = &page->shard[shard % KVP_SHARDS];
-	uint32_t free_lock = 0, tail;
+	uint32_t free_lock = 0, tail, bit = UINT32_C(1) << shard % KVP_SHARDS;
 
 	/* Recency is worth a try, not a wait. */
 	if (!kvp_cas_seq(&sh->touch_lock, &free_lock, 1))
@@ -67,6 +66,9 @@ void kvp_touch_push(struct kvp_session_page *page, uint32_t shard, kvp_block_id 
 			(uint64_t)asked << 32 | (uint64_t)(tip + 1u));
 		/* Release: pairs with the acquire in kvp_touch_drain(). */
 		kvp_store_release(&sh->touch_tail, tail + 1);
+		/* Missed by the ledger today it is seen tomorrow. */
+		if (!(kvp_load_relaxed(&page->touched) & bit))
+			kvp_or_relaxed(&page->touched, bit);
 	}
 	kvp_store_release(&sh->touch_lock, 0);
 }
@@ -78,7 +80,7 @@ void kvp_lease_fence(void)
 
 uint64_t kvp_lease_slot(const struct kvp_session_page *page, uint32_t i)
 {
-	return kvp_load_seq(&page->shard[i / KVP_SHARD_LEASES].lease[i % KVP_SHARD_LEASES]);
+	return kvp_load_seq(&page->lease[i / KVP_SHARD_LEASES][i % KVP_SHARD_LEASES]);
 }
 
 uint32_t kvp_lease_scan(

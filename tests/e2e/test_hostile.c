@@ -272,7 +272,8 @@ static void rewrites_leases(uint64_t rng)
 		for (uint32_t i = 0; i < KVP_SHARDS * KVP_SHARD_LEASES; i++) {
 			struct kvp_shard *sh = &s.page->shard[i / KVP_SHARD_LEASES];
 
-			kvp_store_relaxed(&sh->lease[i % KVP_SHARD_LEASES],
+			kvp_store_relaxed(
+				&s.page->lease[i / KVP_SHARD_LEASES][i % KVP_SHARD_LEASES],
 				e2e_random(&rng) % 4
 					? kvp_slot_value((kvp_block_id)(e2e_random(&rng) % 700), 0)
 					: e2e_random(&rng));
@@ -280,6 +281,7 @@ static void rewrites_leases(uint64_t rng)
 			kvp_store_relaxed(
 				&sh->touch[e2e_random(&rng) % KVP_TOUCHES], e2e_random(&rng));
 			kvp_store_relaxed(&sh->hits, e2e_random(&rng));
+			kvp_store_relaxed(&s.page->touched, (uint32_t)e2e_random(&rng));
 		}
 	}
 	raw_detach(&s);

@@ -475,8 +475,7 @@ static void session_gone(struct fake_session *s)
 {
 	hang_up(s);
 	for (uint32_t i = 0; s->page && i < KVP_SHARDS * KVP_SHARD_LEASES; i++)
-		kvp_store_relaxed(
-			&s->page->shard[i / KVP_SHARD_LEASES].lease[i % KVP_SHARD_LEASES], 0);
+		kvp_store_relaxed(&s->page->lease[i / KVP_SHARD_LEASES][i % KVP_SHARD_LEASES], 0);
 	for (uint32_t i = 0; i < FAKE_SLOTS; i++)
 		s->slot[i].granted = false;
 }

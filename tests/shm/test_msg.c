@@ -80,7 +80,7 @@ static void send_raw(int sock, const struct kvp_msg *h, size_t head, const void 
 static void test_round_trip_with_descriptors(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_msg_welcome w = { .abi = 1, .session = 7, .epoch = 9 };
+	struct kvp_msg_welcome w = { .abi = KVP_ABI_VERSION, .session = 7, .epoch = 9 };
 	unsigned before = open_fds();
 	int fds[3] = { f->sock[0], f->sock[1], f->sock[0] }, fd;
 
@@ -104,7 +104,9 @@ static void test_round_trip_with_descriptors(void **state)
 static void test_spoofed_descriptor_counts(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_msg_hello hello = { .abi_min = 1, .abi_max = 1, .name = "x" };
+	struct kvp_msg_hello hello = {
+		.abi_min = KVP_ABI_VERSION, .abi_max = KVP_ABI_VERSION, .name = "x"
+	};
 	const struct {
 		unsigned claimed, sent;
 	} cases[] = { { 5, 0 }, { 0, 1 }, { 1, 1 }, { 0, 3 }, { 3, 4 }, { 0, 16 }, { 16, 16 } };
@@ -127,7 +129,7 @@ static void test_spoofed_descriptor_counts(void **state)
 static void test_malformed_packets(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_msg_hello hello = { .abi_min = 1, .abi_max = 1 };
+	struct kvp_msg_hello hello = { .abi_min = KVP_ABI_VERSION, .abi_max = KVP_ABI_VERSION };
 	const struct kvp_msg good = {
 		.magic = KVP_MSG_MAGIC,
 		.type = KVP_MSG_HELLO,

@@ -107,6 +107,7 @@ static void touches(void **state)
 
 	for (uint32_t i = 0; i < KVP_TOUCHES + 10; i++)
 		kvp_touch_push(page, 2, i, i == 1 ? 1000000 : i);
+	assert_int_equal(kvp_touch_shards(page), 1u << 2);
 	assert_int_equal(kvp_touch_drain(page, 2, &head, out, 2 * KVP_TOUCHES), KVP_TOUCHES);
 	assert_int_equal((uint32_t)out[7], 8);
 	assert_int_equal(out[1] >> 32, 0xffff);

@@ -77,15 +77,17 @@ static void random_entry(struct kvp_sqe *e)
 static void scribble(struct dp_client *c)
 {
 	struct kvp_shard *sh = &c->page->shard[rnd() % KVP_SHARDS];
+	KVP_ATOMIC(uint64_t) *lease = c->page->lease[rnd() % KVP_SHARDS];
 
 	switch (rnd() % 4) {
 	case 0:
-		kvp_store_relaxed(&sh->lease[rnd() % KVP_SHARD_LEASES], rnd() % 2 ? rnd() : 0);
+		kvp_store_relaxed(&lease[rnd() % KVP_SHARD_LEASES], rnd() % 2 ? rnd() : 0);
 		break;
 	case 1:
-		kvp_store_relaxed(&sh->lease[rnd() % KVP_SHARD_LEASES], rnd() % 200);
+		kvp_store_relaxed(&lease[rnd() % KVP_SHARD_LEASES], rnd() % 200);
 		break;
 	case 2:
+		kvp_store_relaxed(&c->page->touched, (uint32_t)rnd());
 		kvp_store_relaxed(&sh->touch[rnd() % KVP_TOUCHES], rnd() % 300);
 		kvp_store_relaxed(&sh->touch_tail, (uint32_t)rnd() % 1000);
 		break;
@@ -260,6 +262,7 @@ static void limits_of_one_session(void **state)
 
 	(void)state;
 	dp_defaults(&w, &limits);
+	w.config.claim_ttl_ms = 600000; /* none ends while the test counts them */
 	dp_start(&w, &limits);
 	c = dp_attach(&w, w.tenant);
 	space = dp_space(c, "m", 8);

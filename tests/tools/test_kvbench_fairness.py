@@ -41,6 +41,7 @@ def check_figures(out):
         assert m["puts"] > 0 and m["attaches"] > 0, m
         for name in "put", "attach":
             assert 0 < m[name + "_p50_us"] <= m[name + "_p99_us"] <= m[name + "_max_us"], m
+        assert m["client_cpu_wait_ms"] >= 0 and m["daemon_cpu_wait_ms"] >= 0, m
         assert 0 < m["answer_p99_ms"] <= m["answer_max_ms"], m
         within = (not m["failed"] and m["put_p99_us"] <= goal["put_p99_us"]
                   and m["attach_p99_us"] <= goal["attach_p99_us"]

@@ -6,6 +6,7 @@
  */
 #include "tools/kvbench/bench_fairness.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <grp.h>
 #include <signal.h>
@@ -50,6 +51,8 @@ struct row {
 	uint64_t ops;
 	struct times put, attach, answer;
 	struct times idle_put, idle_attach, idle_answer; /* just before */
+	/* That the thread that puts, and the daemon's threads, waited for a processor. */
+	double client_cpu_ms, daemon_cpu_ms;
 	bool within;
 };
 
@@ -234,6 +237,25 @@ static void end_load(struct run *run)
 		end_process(&run->load_pid[i]);
 }
 
+/* How long a process's threads have waited for a processor. */
+static double cpu_wait_ms(pid_t pid)
+{
+	char path[600];
+	struct dirent *e;
+	uint64_t ns = 0;
+	DIR *d;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+	d = opendir(path);
+	while (d && (e = readdir(d))) {
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/schedstat", (int)pid, e->d_name);
+		ns += fair_cpu_wait_ns(path);
+	}
+	if (d)
+		closedir(d);
+	return (double)ns / 1e6;
+}
+
 /* ---- one mode ------------------------------------------------------------------------------- */
 
 static int measure_phase(struct run *run, uint32_t phase, uint64_t ns)
@@ -300,7 +322,10 @@ static int measure(struct run *run, struct row *row)
 	/* It begins when it gets the processor. */
 	for (uint32_t waited = 0; !atomic_load(&run->control->ops) && waited < BEGIN_MS; waited++)
 		nap_ms(1);
+	row->daemon_cpu_ms = -cpu_wait_ms(run->daemon.pid);
 	r = measure_phase(run, FAIR_LOADED, ns);
+	row->client_cpu_ms = (double)run->client->cpu_wait_ns[FAIR_LOADED] / 1e6;
+	row->daemon_cpu_ms += cpu_wait_ms(run->daemon.pid);
 	row->ops = atomic_load(&run->control->ops);
 	row->put = times_of(&run->client->put[FAIR_LOADED]);
 	row->attach = times_of(&run->client->attach[FAIR_LOADED]);
@@ -404,20 +429,24 @@ static void print_json(const struct row *rows, uint32_t n, const struct idle *id
 		       "\"put_p99_us\":%.1f,"
 		       "\"put_max_us\":%.1f,\"attach_p50_us\":%.1f,\"attach_p99_us\":%.1f,"
 		       "\"attach_max_us\":%.1f,\"answer_p99_ms\":%.2f,\"answer_max_ms\":%.2f,"
-		       "\"puts\":%u,\"attaches\":%u,\"failed\":%u,\"load_ops\":%llu,\"within\":%s}",
+		       "\"puts\":%u,\"attaches\":%u,\"failed\":%u,\"load_ops\":%llu,\"client_cpu_"
+		       "wait_ms\":%.1f,\"daemon_cpu_wait_ms\":%.1f,\"within\":%s}",
 			i ? "," : "", r->mode->name, r->mode->threads ? 1 : r->sessions,
 			r->mode->threads ? r->sessions : 0, r->put.p50, r->put.p99, r->put.max,
 			r->attach.p50, r->attach.p99, r->attach.max, r->answer.p99 / 1e3,
 			r->answer.max / 1e3, r->put.n, r->attach.n, failed_of(r),
-			(unsigned long long)r->ops, r->within ? "true" : "false");
+			(unsigned long long)r->ops, r->client_cpu_ms, r->daemon_cpu_ms,
+			r->within ? "true" : "false");
 	}
 	printf("],\"within\":%s}\n", within ? "true" : "false");
 }
 
 static void print_table(const struct row *rows, uint32_t n, const struct idle *idle)
 {
-	printf("                        put, us                       attach, us    answer, ms\n"
-	       "mode      sessions       p50       p99       max       p50       p99        max\n");
+	printf("                        put, us                       attach, us    answer, ms   "
+	       "cpu wait, ms\n"
+	       "mode      sessions       p50       p99       max       p50       p99        max "
+	       "client daemon\n");
 	printf("%-9s %8s %9.0f %9.0f %9.0f %9.0f %9.0f %10.1f\n", "idle", "", idle->put_p50,
 		idle->put_p99, idle->put_max, idle->attach_p50, idle->attach_p99,
 		idle->answer_max / 1e3);
@@ -426,9 +455,10 @@ static void print_table(const struct row *rows, uint32_t n, const struct idle *i
 	for (uint32_t i = 0; i < n; i++) {
 		const struct row *r = &rows[i];
 
-		printf("%-9s %8u %9.0f %9.0f %9.0f %9.0f %9.0f %10.1f  %s", r->mode->name,
-			r->sessions, r->put.p50, r->put.p99, r->put.max, r->attach.p50,
-			r->attach.p99, r->answer.max / 1e3, r->within ? "within" : "MISSED");
+		printf("%-9s %8u %9.0f %9.0f %9.0f %9.0f %9.0f %10.1f %6.0f %6.0f  %s",
+			r->mode->name, r->sessions, r->put.p50, r->put.p99, r->put.max,
+			r->attach.p50, r->attach.p99, r->answer.max / 1e3, r->client_cpu_ms,
+			r->daemon_cpu_ms, r->within ? "within" : "MISSED");
 		if (failed_of(r))
 			printf(", %u requests failed (%s)", failed_of(r),
 				strerror(-(r->put.error      ? r->put.error

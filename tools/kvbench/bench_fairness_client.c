@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,7 +15,8 @@
 #define BLOCK_BYTES  UINT64_C(16384)
 #define PUT_BLOCKS   4u
 /* Fills the cache of a tenant with default limits: puts that evict are measured, idle or not. */
-#define WARM_UP 1200u
+#define WARM_UP       1200u
+#define OWN_SCHEDSTAT "/proc/thread-self/schedstat"
 
 static void add(struct fair_track *t, uint64_t ns, int error)
 {
@@ -57,6 +59,18 @@ void fair_pace(struct fair_track *track, uint64_t until_ns, uint64_t period_ns,
 		r = request(ctx);
 		add(track, bench_now() - from, r);
 	}
+}
+
+uint64_t fair_cpu_wait_ns(const char *schedstat)
+{
+	unsigned long long waited = 0;
+	FILE *f = fopen(schedstat, "re");
+
+	if (f && fscanf(f, "%*u %llu", &waited) != 1)
+		waited = 0;
+	if (f)
+		fclose(f);
+	return waited;
 }
 
 /* ---- requests ------------------------------------------------------------------------------- */
@@ -136,7 +150,9 @@ static int run_phase(struct fair_client *c, struct putter *p, uint32_t phase)
 
 	if (r < 0)
 		return r;
+	c->cpu_wait_ns[phase] = fair_cpu_wait_ns(OWN_SCHEDSTAT);
 	fair_pace(&c->put[phase], until, FAIR_PUT_NS, put, p);
+	c->cpu_wait_ns[phase] = fair_cpu_wait_ns(OWN_SCHEDSTAT) - c->cpu_wait_ns[phase];
 	pthread_join(thread, NULL);
 	atomic_store(&c->done[phase], 1);
 	return 0;

@@ -11,7 +11,7 @@
 
 #define FAIR_MAX_SECONDS 30u
 #define FAIR_SAMPLES     (FAIR_MAX_SECONDS * 1000u)
-#define FAIR_TIMEOUT_MS  8000u /* of one request; one that fails counts as having taken that */
+#define FAIR_TIMEOUT_MS  5000u /* of one request; one that fails counts as having taken that */
 #define FAIR_PUT_NS      UINT64_C(2000000)
 #define FAIR_ATTACH_NS   UINT64_C(10000000)
 #define FAIR_ANSWER_NS   UINT64_C(5000000)
@@ -33,6 +33,9 @@ struct fair_track {
 void fair_pace(struct fair_track *track, uint64_t until_ns, uint64_t period_ns,
 	int (*request)(void *ctx), void *ctx);
 
+/* Nanoseconds that a thread has waited for a processor, by its schedstat file; 0 if not known. */
+uint64_t fair_cpu_wait_ns(const char *schedstat);
+
 #define FAIR_IDLE   0u
 #define FAIR_LOADED 1u
 
@@ -42,6 +45,7 @@ struct fair_client {
 	_Atomic int error;
 	_Atomic uint64_t until_ns[2]; /* set: do that phase */
 	_Atomic uint32_t done[2];     /* it is over */
+	uint64_t cpu_wait_ns[2];      /* that the thread that puts waited for a processor */
 	struct fair_track put[2];
 	struct fair_track attach[2];
 };

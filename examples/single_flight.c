@@ -70,6 +70,11 @@ static int serve(struct kvp_client *client, struct kvp_space *space, const uint3
 			/* Claimed; or the daemon has no claim to give, then it is no worse. */
 			r = compute_and_put(client, space, tokens, info.n_blocks);
 			computed += BLOCKS - (int)info.n_blocks;
+			if (r == -EAGAIN || r == -ETIMEDOUT) {
+				/* Computed, and not cached: there is no room, or no answer. */
+				kvp_release(match);
+				return computed;
+			}
 		}
 		kvp_release(match);
 	}

@@ -272,8 +272,10 @@ static void add_counters(struct kvp_counters *sum, const struct attachment *att)
 
 void attachment_count(const struct attachment *att, struct kvp_counters *sum)
 {
-	if (att->published)
-		add_counters(sum, att);
+	if (!att->published)
+		return;
+	add_counters(sum, att);
+	sum->timeouts += att->timeouts;
 }
 
 static void unmap_all(struct attachment *att)

@@ -191,6 +191,11 @@ struct attachment {
 	KVP_ATOMIC(uint32_t) stocked; /* the library's thread has to come by: slots are ahead */
 	struct ring_waiter *waiters;
 	struct kvp_prefix *claims; /* that hold one */
+	/* Is the ledger there? See ring.c. */
+	uint32_t open_questions; /* that it will answer and has not yet */
+	uint64_t quiet_since;    /* its last answer, or the first question after that */
+	uint32_t stuck;          /* it left a call without an answer, and has said nothing since */
+	uint64_t timeouts;       /* calls so left */
 	struct kvp_grant grants[KVP_MAX_GRANTS];
 	struct commit commits[N_COMMITS];
 	/* Extents that a match met and that are not mapped; bits. */
@@ -352,11 +357,13 @@ struct attachment *att_get(struct kvp_client *client);
 void att_put(struct attachment *att);
 /* Takes what the ledger has answered. */
 void ring_drain(struct attachment *att);
-/* -EAGAIN: no room until the deadline; -ESHUTDOWN. Wakes the ledger if it sleeps. */
+/* -EAGAIN: no room until the deadline, or stuck; -ESHUTDOWN. Wakes the ledger if it sleeps. */
 int ring_submit(struct attachment *att, const struct kvp_sqe *sqe, uint64_t deadline);
-/* Waits for a further completion; -ETIMEDOUT, -ESHUTDOWN. Drains before it returns. */
+/* Waits for a further completion; -ETIMEDOUT, at once if stuck, -ESHUTDOWN. Drains at its end. */
 int ring_wait(struct attachment *att, uint64_t deadline);
-/* Submits and waits for the one answer. Fills in the serial. */
+/* Does the ledger still owe an answer to a call that has given up? Drains. */
+int ring_stuck(struct attachment *att);
+/* Submits and waits for the one answer. Fills in the serial. -EAGAIN: it was not asked. */
 int ring_ask(
 	struct attachment *att, struct kvp_sqe *sqe, uint64_t deadline, struct kvp_cqe *ret_cqe);
 void grant_return(struct kvp_grant *grant);

@@ -101,6 +101,9 @@ int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want
 			ring_drain(att);
 			continue;
 		}
+		*ret_retry_ms = KVP_ANSWER_MS;
+		if (att->stuck)
+			return -EAGAIN;
 		r = b->asking ? 0 : ask_for_slots(att, b, want, answer);
 		if (r == 0)
 			r = ring_wait(att, answer);
@@ -393,6 +396,8 @@ int kvp_grant_wait(struct kvp_grant *grant, uint32_t timeout_ms)
 	ring_drain(grant->att);
 	if (grant->state != GRANT_COMMITTED)
 		r = -EINVAL;
+	else if (grant->outcome == OUTCOME_UNKNOWN && !timeout_ms)
+		r = -ETIMEDOUT; /* not for want of an answer: it was not waited for */
 	while (r == 0 && grant->outcome == OUTCOME_UNKNOWN)
 		r = ring_wait(grant->att, deadline);
 	if (r == 0)

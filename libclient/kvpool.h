@@ -19,8 +19,11 @@
  * - timeout_ms is the longest that a call waits for others: for room, for a block that somebody
  *   else computes, for an answer. 0 is: do not wait. KVP_DEFAULT_TIMEOUT is what the client was
  *   opened with. A question to the daemon that is answered at once (a few microseconds) is no wait
- *   in this sense: its answer is given KVP_ANSWER_MS even with 0, after which the daemon is taken
- *   for stuck.
+ *   in this sense: its answer is given KVP_ANSWER_MS even with 0.
+ * - A daemon that is stopped or hangs costs one timeout, not one per call: when a call's time is up
+ *   and the daemon has answered nothing for KVP_ANSWER_MS, it is taken for stuck. While it is, no
+ *   call waits for it: matches are served, nothing is claimed, and -EAGAIN, or -ETIMEDOUT where that
+ *   is all there is to say, comes at once. The first call after it has answered finds it well again.
  * - Without a daemon every call is a miss or -ESHUTDOWN, never a hang. Mappings and leases that
  *   exist stay valid; the library re-attaches in the background, and handles made before carry
  *   the old epoch: prefixes stay readable, grants can no longer be committed (-ESHUTDOWN).
@@ -483,6 +486,9 @@ struct kvp_counters {
 	uint64_t epoch; /* 0: not attached */
 	uint32_t attached;
 	uint32_t reattached; /* times a new daemon was joined */
+	uint64_t
+		timeouts; /* calls that the daemon left without an answer until their time was up */
+	uint32_t stuck;   /* 1: the last of them found it silent, and it has not answered since */
 };
 
 /* This client's counters since kvp_open(), and the tenant's. No system call. */

@@ -538,6 +538,18 @@ static int look_for_next(struct kvp_prefix *m, struct kvp_hit *scratch, uint32_t
 	return UNMAPPED;
 }
 
+/* A ledger that does not answer publishes nothing either. */
+static int is_stuck(struct attachment *att)
+{
+	struct kvp_client *c = att->client;
+	int stuck;
+
+	pthread_mutex_lock(&c->ring_lock);
+	stuck = ring_stuck(att);
+	pthread_mutex_unlock(&c->ring_lock);
+	return stuck;
+}
+
 int kvp_wait(struct kvp_prefix *m, uint32_t timeout_ms)
 {
 	const struct kvp_catalog_view *v;
@@ -571,7 +583,7 @@ int kvp_wait(struct kvp_prefix *m, uint32_t timeout_ms)
 			r = 0;
 		} else if (kvp_load_seq(&m->att->dead)) {
 			r = -ESHUTDOWN;
-		} else if (gone && next == MISSING) {
+		} else if ((gone && next == MISSING) || is_stuck(m->att)) {
 			r = -EAGAIN;
 		} else if (now >= deadline) {
 			r = -ETIMEDOUT;

@@ -1,4 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The client's side of the two rings: questions out, answers in, waiting for them.
+ *
+ * A ledger that runs answers everything within moments (a RESERVE that finds no room within 50 ms).
+ * One that is stopped, or hangs, would cost each call its timeout. So the first call that has waited
+ * in vain marks the attachment as stuck, and while it is no call waits: what needs an answer is
+ * -EAGAIN or -ETIMEDOUT at once. The question left open is the probe: its answer lies in the ring as
+ * soon as the ledger goes on, and the next call that looks there takes the mark away.
+ */
 #include "libclient/client.h"
 
 #include <limits.h>
@@ -185,19 +194,53 @@ static void take_answer(struct attachment *att, const struct kvp_cqe *cqe)
 	}
 }
 
+/* Has the ledger said nothing for so long that a question is open in vain? */
+static int is_silent(const struct attachment *att)
+{
+	return att->open_questions && now_ns() - att->quiet_since >= KVP_ANSWER_MS * NS_PER_MS;
+}
+
+/* A call gives up waiting. One that would not wait learns nothing by that. */
+static int give_up(struct attachment *att, int error)
+{
+	if (is_silent(att)) {
+		att->stuck = 1;
+		att->timeouts++;
+	}
+	return error;
+}
+
+int ring_stuck(struct attachment *att)
+{
+	ring_drain(att);
+	return (int)att->stuck;
+}
+
+static void note_answer(struct attachment *att, const struct kvp_cqe *cqe)
+{
+	if (att->open_questions && !(cqe->op == KVP_OP_RESERVE && cqe->more))
+		att->open_questions--;
+}
+
 void ring_drain(struct attachment *att)
 {
+	uint32_t before = att->cq_head;
 	struct kvp_cqe cqe;
 
 	if (kvp_load_relaxed(&att->dead))
 		return;
 	while (kvp_cq_pop(att->page, &att->cq_head, &cqe) == 0) {
+		note_answer(att, &cqe);
 		if (cqe.op == KVP_OP_RESERVE)
 			take_reserve(att, &cqe);
 		else if (cqe.op == KVP_OP_COMMIT)
 			take_commit(att, &cqe);
 		else
 			take_answer(att, &cqe);
+	}
+	if (att->cq_head != before) {
+		att->quiet_since = now_ns();
+		att->stuck = 0;
 	}
 	if (att->n_returned) {
 		push_returned(att);
@@ -218,13 +261,17 @@ int ring_submit(struct attachment *att, const struct kvp_sqe *sqe, uint64_t dead
 			return -ESHUTDOWN;
 		if (kvp_sq_push(att->page, &att->sq_tail, sqe) == 0)
 			break;
-		if (now_ns() >= deadline)
+		if (att->stuck)
 			return -EAGAIN;
+		if (now_ns() >= deadline)
+			return give_up(att, -EAGAIN);
 		pthread_mutex_unlock(&c->ring_lock);
 		nanosleep(&(struct timespec){ .tv_nsec = FULL_NS }, NULL);
 		pthread_mutex_lock(&c->ring_lock);
 		ring_drain(att);
 	}
+	if (sqe->op != KVP_OP_UNCLAIM && !att->open_questions++)
+		att->quiet_since = now_ns();
 	/* Fails only when the counter is full, and then the ledger is awake anyway. */
 	if (kvp_sq_must_wake(att->page))
 		(void)!write(att->wake, &(uint64_t){ 1 }, 8);
@@ -239,8 +286,10 @@ int ring_wait(struct attachment *att, uint64_t deadline)
 
 	if (kvp_load_seq(&att->dead))
 		return -ESHUTDOWN;
-	if (now_ns() >= deadline)
+	if (att->stuck)
 		return -ETIMEDOUT;
+	if (now_ns() >= deadline)
+		return give_up(att, -ETIMEDOUT);
 	att->refs++;
 	pthread_mutex_unlock(&c->ring_lock);
 	while (kvp_load_seq(&page->cq_tail) == seen && spins++ < SPINS)
@@ -265,6 +314,8 @@ int ring_ask(
 	struct ring_waiter w = { .op = sqe->op, .serial = ++att->other_serial }, **p;
 	int r;
 
+	if (ring_stuck(att))
+		return -EAGAIN; /* one more question would be one more to answer */
 	sqe->serial = w.serial;
 	w.next = att->waiters;
 	att->waiters = &w;

@@ -120,6 +120,11 @@ static int open_at_daemon(struct kvp_space *space, uint64_t deadline)
 
 	if (!att)
 		return c->lazy ? 0 : -ESHUTDOWN;
+	pthread_mutex_lock(&c->ring_lock);
+	r = ring_stuck(att) ? -ETIMEDOUT : 0;
+	pthread_mutex_unlock(&c->ring_lock);
+	if (r < 0)
+		return r;
 	r = call_daemon(c, KVP_MSG_SPACE_OPEN, &open, sizeof(open), deadline, &answer);
 	if (r < 0)
 		return r;

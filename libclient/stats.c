@@ -4,7 +4,7 @@
 /* lock and ring_lock held. */
 static void sum_up(struct kvp_client *c, struct kvp_counters *s)
 {
-	const struct attachment *att = kvp_load_seq(&c->att);
+	struct attachment *att = kvp_load_seq(&c->att);
 	uint64_t blind = kvp_load_relaxed(&c->blind_lookups);
 
 	*s = c->past;
@@ -23,6 +23,7 @@ static void sum_up(struct kvp_client *c, struct kvp_counters *s)
 		s->evictions = kvp_load_relaxed(&t->evictions);
 		s->epoch = att->epoch;
 		s->attached = 1;
+		s->stuck = (uint32_t)ring_stuck(att);
 	}
 }
 

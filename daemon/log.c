@@ -107,8 +107,7 @@ static void to_stderr(enum kvpd_level level, const char *line)
 		n = sizeof(out) - 1;
 		out[n - 1] = '\n';
 	}
-	/* One write, so that lines of several threads do not mix. Nothing can be done if it fails.
-	 */
+	/* One write, so that lines of several threads do not mix; its failure has no remedy. */
 	if (write(STDERR_FILENO, out, (size_t)n) < 0)
 		return;
 }

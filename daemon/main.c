@@ -251,8 +251,7 @@ static int run(struct kvpd_config *config, int tell)
 	return r;
 }
 
-/* The first three descriptors must be there, or sockets would get their numbers and our messages.
- */
+/* The first three descriptors must be there, else sockets get their numbers and our messages. */
 static void keep_standard_descriptors(void)
 {
 	int fd;

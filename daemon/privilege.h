@@ -20,11 +20,12 @@ struct kvpd_account {
 
 /*
  * The account of `user`. "" is the user that runs now. A number without an account gets the group
- * of the same number. -ENOENT: no such user; -EPERM: it is another one and this process may not become it.
+ * of the same number. -ENOENT: no such user; -EPERM: it is another one and this process may not
+ * become it.
  */
 int kvpd_account_find(const char *user, struct kvpd_account *ret_account);
 
-/* Descriptors for every session, memory to lock. A limit that cannot be raised is a notice, no error. */
+/* Descriptors for every session, memory to lock. A limit that cannot be raised is only a notice. */
 void kvpd_raise_limits(void);
 
 /*

@@ -225,16 +225,41 @@ struct attach_call {
 	struct kvpd_attach out;
 };
 
-static int attach_on_ledger(struct kvpd_ledger *l, void *arg)
+/* The page, and an eventfd that the ledger's epoll knows as `place`. */
+static int open_session(struct kvpd_session *s, struct kvpd_attach *out)
 {
-	struct attach_call *c = arg;
-	struct kvpd_tenant *t = c->tenant <= KVPD_MAX_TENANTS ? l->tenant[c->tenant] : NULL;
+	const struct kvpd_tenant *t = s->tenant;
 	kvp_autoclose int page_fd = -1, catalog_fd = -1, wake_fd = -1;
 	/*
 	 * Edge-triggered and never read: the client shares the open file, so it could make a read
 	 * here block for ever. Each of its writes is an edge.
 	 */
-	struct epoll_event ev = { .events = EPOLLIN | EPOLLET };
+	struct epoll_event ev = { .events = EPOLLIN | EPOLLET, .data.u32 = s->place + 1 };
+	int r = make_page(s, &page_fd);
+
+	if (r < 0)
+		return r;
+	s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	catalog_fd = fcntl(t->catalog_fd, F_DUPFD_CLOEXEC, 0);
+	wake_fd = s->wake_fd < 0 ? -1 : fcntl(s->wake_fd, F_DUPFD_CLOEXEC, 0);
+	if (s->wake_fd < 0 || catalog_fd < 0 || wake_fd < 0 ||
+		epoll_ctl(t->ledger->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &ev) < 0)
+		return -errno;
+	*out = (struct kvpd_attach){
+		.session = s->id,
+		.catalog_fd = kvp_take_fd(&catalog_fd),
+		.page_fd = kvp_take_fd(&page_fd),
+		.wake_fd = kvp_take_fd(&wake_fd),
+		.catalog_bytes = t->layout.bytes,
+		.page_bytes = page_bytes(),
+	};
+	return 0;
+}
+
+static int attach_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct attach_call *c = arg;
+	struct kvpd_tenant *t = c->tenant <= KVPD_MAX_TENANTS ? l->tenant[c->tenant] : NULL;
 	uint32_t place = free_place(l);
 	struct kvpd_session *s;
 	int r;
@@ -249,35 +274,16 @@ static int attach_on_ledger(struct kvpd_ledger *l, void *arg)
 		return -ENOMEM;
 	s->id = next_id(l);
 	s->place = place;
-	r = make_page(s, &page_fd);
-	if (r < 0)
-		goto error;
-	r = -ENOMEM;
-	s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	catalog_fd = fcntl(t->catalog_fd, F_DUPFD_CLOEXEC, 0);
-	wake_fd = s->wake_fd < 0 ? -1 : fcntl(s->wake_fd, F_DUPFD_CLOEXEC, 0);
-	ev.data.u32 = place + 1;
-	if (s->wake_fd < 0 || catalog_fd < 0 || wake_fd < 0 ||
-		epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &ev) < 0) {
-		r = -errno;
-		goto error;
+	r = open_session(s, &c->out);
+	if (r < 0) {
+		session_free(s);
+		return r;
 	}
 	l->session[place] = s;
 	l->n_sessions++;
 	t->n_sessions++;
 	kvpd_list_append(&t->sessions, &s->in_tenant);
-	c->out = (struct kvpd_attach){
-		.session = s->id,
-		.catalog_fd = kvp_take_fd(&catalog_fd),
-		.page_fd = kvp_take_fd(&page_fd),
-		.wake_fd = kvp_take_fd(&wake_fd),
-		.catalog_bytes = t->layout.bytes,
-		.page_bytes = page_bytes(),
-	};
 	return 0;
-error:
-	session_free(s);
-	return r;
 }
 
 int kvpd_session_attach(struct kvpd_ledger *ledger, uint32_t tenant, const struct kvpd_peer *peer,

@@ -3,11 +3,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -76,12 +78,24 @@ static int write_config(const struct kvt_daemon *d, const struct kvt_daemon_opts
 	return fclose(f) ? -errno : 0;
 }
 
+/* What exec gives to root is what the bounding set still has. Without CAP_SETPCAP root has less. */
+static void limit_files(uint32_t files)
+{
+	const struct rlimit limit = { files, files };
+
+	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0);
+	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0);
+	(void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 static void run_daemon(const struct kvt_daemon *d, pid_t parent)
 {
 	char program[600], config[192], log[192];
 	int fd;
 
 	kvt_end_with(parent, SIGTERM);
+	if (d->files)
+		limit_files(d->files);
 	find_program(program, sizeof(program));
 	snprintf(config, sizeof(config), "%s/kvpoold.yaml", d->dir);
 	snprintf(log, sizeof(log), "%s/log", d->dir);
@@ -230,7 +244,7 @@ int kvt_daemon_start(const struct kvt_daemon_opts *opts, struct kvt_daemon *ret_
 	size_t error_len)
 {
 	const char *tmp = getenv("TMPDIR");
-	struct kvt_daemon d = { 0 };
+	struct kvt_daemon d = { .files = opts->files };
 	int r;
 
 	if (!tmp || !*tmp || strlen(tmp) > MAX_TMPDIR)

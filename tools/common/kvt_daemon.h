@@ -15,6 +15,7 @@ struct kvt_daemon {
 	pid_t pid; /* 0: not running */
 	char dir[80];
 	char socket[108];
+	uint32_t files; /* as in its options */
 };
 
 struct kvt_daemon_opts {
@@ -25,6 +26,11 @@ struct kvt_daemon_opts {
 	uint64_t arena;     /* bytes that one client may hold; 0: the daemon's default */
 	const char *policy; /* NULL: the daemon's default */
 	uint32_t max_sessions;
+	/*
+	 * Descriptors that it may have open, and without the capabilities that exempt root from
+	 * limits: as the installed daemon, which is not root. 0: as this process.
+	 */
+	uint32_t files;
 	const char *more; /* further lines of YAML for the top level, or NULL */
 };
 

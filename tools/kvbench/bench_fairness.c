@@ -88,7 +88,11 @@ static void nap_ms(long ms)
 static int start_daemon(struct run *run, const struct fair_mode *mode)
 {
 	const struct group *group = getgrgid(getegid());
-	struct kvt_daemon_opts opts = { .share = SHARE, .memory = MEMORY };
+	struct kvt_daemon_opts opts = {
+		.share = SHARE,
+		.memory = MEMORY,
+		.files = mode->files,
+	};
 	char tenants[512], error[1500];
 	int r, n = 0;
 

@@ -32,6 +32,7 @@ struct fair_mode {
 	uint32_t sessions;  /* at --sessions 250; scaled with it unless `fixed` */
 	uint32_t processes; /* at most */
 	uint64_t share;     /* bytes of the load's tenant; 0: as the daemon has it by default */
+	uint32_t files;     /* descriptors that the daemon may have; 0: no limit but the system's */
 	bool fixed;
 	bool threads; /* one session, and `sessions` counts its threads */
 	bool control; /* does nothing to the daemon: its figures are not judged */

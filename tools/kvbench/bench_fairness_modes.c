@@ -602,6 +602,7 @@ const struct fair_mode fair_modes[] = {
 		.name = "inflight",
 		.help = "sessions that ask for descriptors and never read",
 		.sessions = 100,
+		.files = 4096,
 		.processes = 2,
 		.run = run_inflight,
 	},

@@ -66,7 +66,8 @@ struct idle {
 /* All that one run needs; the tracks are large. */
 struct run {
 	uint64_t seconds, sessions;
-	bool root; /* clients get uids of their own; else tenants have sockets of their own */
+	bool root;      /* clients get uids of their own; else tenants have sockets of their own */
+	char group[64]; /* without root: the group that may ask for the status */
 	struct kvt_daemon daemon;
 	char client_socket[128], load_socket[128];
 	struct fair_client *client;   /* shared with its process */
@@ -85,32 +86,39 @@ static void nap_ms(long ms)
 
 /* ---- the daemon ----------------------------------------------------------------------------- */
 
+/* YAML of the tenants: each with a uid of its own, or without root with a socket. */
+static void write_tenants(
+	const struct run *run, const struct fair_mode *mode, char *out, size_t len)
+{
+	int n;
+
+	if (run->root)
+		n = snprintf(out, len,
+			"tenants:\n  - name: client\n    uids: [%u]\n"
+			"  - name: load\n    uids: [%u]\n",
+			CLIENT_UID, LOAD_UID);
+	else
+		n = snprintf(out, len,
+			"admin_group: \"%s\"\n"
+			"tenants:\n  - name: client\n    socket: client.sock\n"
+			"  - name: load\n    socket: load.sock\n",
+			run->group);
+	if (mode->share)
+		snprintf(out + n, len - (size_t)n, "    share: %llu\n",
+			(unsigned long long)mode->share);
+}
+
 static int start_daemon(struct run *run, const struct fair_mode *mode)
 {
-	const struct group *group = getgrgid(getegid());
 	struct kvt_daemon_opts opts = {
 		.share = SHARE,
 		.memory = MEMORY,
 		.files = mode->files,
 	};
 	char tenants[512], error[1500];
-	int r, n = 0;
+	int r;
 
-	if (!run->root)
-		n = snprintf(tenants, sizeof(tenants), "admin_group: \"%s\"\n",
-			group ? group->gr_name : "");
-	if (run->root)
-		n += snprintf(tenants, sizeof(tenants),
-			"tenants:\n  - name: client\n    uids: [%u]\n  - name: load\n    uids: "
-			"[%u]\n",
-			CLIENT_UID, LOAD_UID);
-	else
-		n += snprintf(tenants + n, sizeof(tenants) - (size_t)n,
-			"tenants:\n  - name: client\n    socket: client.sock\n  - name: load\n"
-			"    socket: load.sock\n");
-	if (mode->share)
-		snprintf(tenants + n, sizeof(tenants) - (size_t)n, "    share: %llu\n",
-			(unsigned long long)mode->share);
+	write_tenants(run, mode, tenants, sizeof(tenants));
 	opts.more = tenants;
 	r = kvt_daemon_start(&opts, &run->daemon, error, sizeof(error));
 	if (r < 0) {
@@ -535,10 +543,26 @@ static int prepare(struct run *run)
 {
 	raise_files();
 	run->root = geteuid() == 0;
+	if (!run->root) {
+		const struct group *group = getgrgid(getegid());
+
+		if (!group || strlen(group->gr_name) >= sizeof(run->group)) {
+			fprintf(stderr,
+				"kvbench: its daemon answers root, or members of a group that has "
+				"a "
+				"name: group %u has none\n",
+				(unsigned)getegid());
+			return -ENOENT;
+		}
+		memccpy(run->group, group->gr_name, 0, sizeof(run->group));
+	}
 	run->client = shared(sizeof(*run->client));
 	run->control = shared(sizeof(*run->control));
 	run->answer = calloc(1, sizeof(*run->answer));
-	return run->client && run->control && run->answer ? 0 : -ENOMEM;
+	if (run->client && run->control && run->answer)
+		return 0;
+	fprintf(stderr, "kvbench: no memory\n");
+	return -ENOMEM;
 }
 
 static void tidy(struct run *run)
@@ -607,9 +631,7 @@ int kvbench_fairness(int argc, char **argv)
 	if (!list_is_right(list))
 		return 2;
 	r = prepare(&run);
-	if (r < 0)
-		fprintf(stderr, "kvbench: no memory\n");
-	else
+	if (r == 0)
 		r = measure_all(&run, list, rows, &n);
 	tidy(&run);
 	if (!n)

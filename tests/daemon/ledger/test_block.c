@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A block's payloads by tier: where they lie, that eviction takes all of them, that check sees. */
+#include "daemon/ledger/block.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/check.h"
+#include "daemon/ledger/class.h"
+#include "daemon/ledger/delete.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/tenant.h"
+#include "tests/daemon/ledger/dp_world.h"
+
+#define T   16u
+#define MIB (UINT64_C(1) << 20)
+
+/* On the ledger thread cmocka cannot end the test: the line that does not hold is returned. */
+#define HOLDS(condition)                 \
+	do {                             \
+		if (!(condition))        \
+			return __LINE__; \
+	} while (0)
+
+struct subject {
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvpd_tenant *t;
+	struct dp_block block;
+};
+
+/* One committed block, whose grant has been given back. */
+static void begin(struct subject *s)
+{
+	struct kvpd_limits limits;
+	kvp_token tokens[T];
+	uint32_t space;
+
+	dp_defaults(&s->w, &limits);
+	limits.recipe_blocks = 8;
+	dp_start(&s->w, &limits);
+	s->c = dp_attach(&s->w, s->w.tenant);
+	s->t = s->w.ledger->tenant[s->w.tenant];
+	space = dp_space(s->c, "m", 4);
+	for (uint32_t i = 0; i < T; i++)
+		tokens[i] = i;
+	assert_int_equal(dp_put(s->c, space, dp_root(), tokens, T, &s->block), 0);
+	dp_flush(s->c);
+}
+
+static uint64_t payload_bytes(const struct kvpd_tenant *t)
+{
+	return kvp_load_relaxed(&t->view.cat->stats.payload_bytes);
+}
+
+/* A LIVE extent of another tier without memory: what go_live() does, and nobody is told. */
+static struct kvpd_extent *other_tier(struct kvpd_tenant *t, uint32_t tier, uint64_t slot_bytes)
+{
+	struct kvpd_class *c = kvpd_class_get(t, tier, slot_bytes);
+	struct kvpd_extent *x = kvpd_extent_new(t, c, KVP_EXTENT_VAULT, MIB);
+
+	x->state = KVPD_EXTENT_LIVE;
+	c->vault_slots += x->slots;
+	c->vault_free += x->slots;
+	return x;
+}
+
+static int two_tiers_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct subject *s = arg;
+	struct kvpd_tenant *t = s->t;
+	uint32_t id = s->block.id, slot, bytes = (uint32_t)payload_bytes(t);
+	struct kvpd_place dram, vram, found;
+	struct kvpd_extent *x;
+
+	(void)l;
+	HOLDS(kvpd_block_tier(t, id) == KVP_TIER_DRAM);
+	HOLDS(kvpd_block_place(t, id, KVP_TIER_DRAM, &dram));
+	HOLDS(dram.tier == KVP_TIER_DRAM);
+	HOLDS(dram.extent->slot[dram.slot].block == id);
+	HOLDS(!kvpd_block_place(t, id, KVP_TIER_VRAM, &found));
+	HOLDS(!kvpd_block_place(t, id, KVP_TIER_STORE, &found));
+
+	/* the same size of slot is another class in another tier */
+	x = other_tier(t, KVP_TIER_VRAM, dram.extent->cls->slot_bytes);
+	HOLDS(x->cls != dram.extent->cls);
+	HOLDS(kvpd_slot_take(x, KVPD_SLOT_TARGET, &slot));
+	HOLDS(kvpd_slot_take(x, KVPD_SLOT_TARGET, &slot));
+	vram = kvpd_place_at(x, slot);
+	HOLDS(vram.tier == KVP_TIER_VRAM);
+	kvpd_block_lay(t, id, vram, KVP_CODEC_NATIVE, bytes, 0);
+	x->slot[slot].block = id;
+	kvpd_slot_clear(vram, KVPD_SLOT_TARGET);
+	kvp_bump(&t->view.cat->stats.payload_bytes, bytes);
+
+	HOLDS(kvpd_block_tier(t, id) == KVP_TIER_DRAM);
+	HOLDS(kvpd_block_place(t, id, KVP_TIER_VRAM, &found));
+	HOLDS(found.extent == x);
+	HOLDS(found.slot == slot);
+	HOLDS(kvpd_block_place(t, id, KVP_TIER_DRAM, &found));
+	HOLDS(found.extent == dram.extent);
+
+	/* what goes, goes from both */
+	HOLDS(kvpd_block_drop(t, id, false, kvpd_now_ns()) == 0);
+	HOLDS(kvpd_block_state(t, id) == KVP_BLOCK_RECIPE);
+	HOLDS(kvpd_block_tier(t, id) == KVP_TIER_RECIPE);
+	HOLDS(dram.extent->slot[dram.slot].block == KVP_BLOCK_NONE);
+	HOLDS(x->slot[slot].block == KVP_BLOCK_NONE);
+	HOLDS(x->used == 1);
+	HOLDS(payload_bytes(t) == 0);
+	x->cls->vault_slots = x->cls->vault_free = 0;
+	kvpd_extent_free(x);
+	return 0;
+}
+
+static void a_block_may_lie_in_two_tiers(void **state)
+{
+	struct subject s;
+
+	(void)state;
+	begin(&s);
+	assert_int_equal(kvpd_ledger_ask(s.w.ledger, two_tiers_on_ledger, &s), 0);
+	dp_check(&s.w);
+	dp_stop(&s.w);
+}
+
+static int no_payload_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct subject *s = arg;
+	struct kvpd_place place;
+	uint32_t id = s->block.id, bytes = (uint32_t)payload_bytes(s->t);
+	json_t *problems = json_array();
+
+	(void)l;
+	HOLDS(kvpd_block_place(s->t, id, KVP_TIER_DRAM, &place));
+	kvp_block_set_payload(&s->t->view, id, KVP_TIER_DRAM, 0, 0, 0);
+	HOLDS(kvpd_check_tenant(s->t, problems, 10) > 0);
+	HOLDS(strstr(json_string_value(json_array_get(problems, 0)), "is live and has no payload"));
+	json_decref(problems);
+	kvpd_block_lay(s->t, id, place, KVP_CODEC_NATIVE, bytes, 0);
+	return 0;
+}
+
+static void check_misses_a_payload(void **state)
+{
+	struct subject s;
+
+	(void)state;
+	begin(&s);
+	assert_int_equal(kvpd_ledger_ask(s.w.ledger, no_payload_on_ledger, &s), 0);
+	dp_check(&s.w);
+	dp_stop(&s.w);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_block_may_lie_in_two_tiers),
+		cmocka_unit_test(check_misses_a_payload),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import tempfile
 
 KVBENCH = os.environ["KVBENCH"]
 
@@ -43,18 +44,82 @@ assert set(estimate()) == {"native", "fp8", "4bit", "3bit", "2bit"}
 
 for status, word, args in ((1, "no such codec", ("--codec", "tq9")),
                            (1, "cannot hold", ("--dim", "104", "--codec", "tq4")),
-                           (2, "usage", ("--layers", "0")), (2, "usage", ("--layers", "-1")),
-                           (2, "usage", ("--budget", "1x")), (2, "usage", ("--dim", "2048")),
-                           (2, "usage", ("--codec",)), (2, "usage", ("--what", "1")),
-                           (2, "usage", ("--budget", "99999999999999999999"))):
+                           (2, "1 to 4096", ("--layers", "0")), (2, "1 to 4096", ("--layers", "-1")),
+                           (2, "k, m, g or t", ("--budget", "1x")), (2, "1024", ("--dim", "2048")),
+                           (2, "k, m, g or t", ("--budget", "0")), (2, "k, m, g or t", ("--budget", "1KB")),
+                           (2, "needs a value", ("--codec",)), (2, "--codec", ("--what", "1")),
+                           (2, "twice", ("--dim", "64", "--dim", "64")), (2, "bf16", ("--dtype", "int")),
+                           (2, "k, m, g or t", ("--budget", "99999999999999999999"))):
     code, _, err = run(*args)
     assert code == status and word in err, (args, code, err)
+
+# A model's shape: by name, from a config.json or its folder, and what a config may leave out.
+
+def native(*args):
+    return estimate(*args, "--codec", "native")["native"]
+
+
+# The shape that documents speak of: 1 GiB holds 8,192 tokens, a quarter of it 2,048.
+assert native("--model", "llama-3.1-8b")["tokens_in_budget"] == 8192
+assert native("--model", "llama-3.1-8b", "--budget", "256MiB")["tokens_in_budget"] == 2048
+assert native() == native("--model", "llama-3.1-8b")
+assert native("--model", "llama-2-7b")["bytes_per_token"] == 32 * 32 * 128 * 2 * 2
+assert native("--model", "llama-3.2-1b")["bytes_per_token"] == 16 * 8 * 64 * 2 * 2
+assert native("--model", "llama-3.1-8b", "--layers", "16")["bytes_per_token"] == 65536
+assert native("--model", "llama-3.1-8b", "--dtype", "f8")["bytes_per_token"] == 65536
+# One latent of 512 + 64 channels for keys and values, in one head.
+assert native("--model", "deepseek-v3")["bytes_per_token"] == 61 * 576 * 2
+assert estimate("--model", "deepseek-v3", "--codec", "fp8")["fp8"]["page_bytes"] < 64 * 576 * 1.1
+
+with tempfile.TemporaryDirectory() as tmp:
+    path = os.path.join(tmp, "config.json")
+
+    def config(**members):
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(members, f)
+        return ("--model", tmp)
+
+    whole = dict(num_hidden_layers=4, num_attention_heads=8, hidden_size=512)
+    assert native(*config(**whole))["bytes_per_token"] == 4 * 8 * 64 * 2 * 2
+    assert native("--model", path) == native("--model", tmp)
+    assert native(*config(num_key_value_heads=2, **whole))["bytes_per_token"] == 4 * 2 * 64 * 2 * 2
+    assert native(*config(head_dim=128, torch_dtype="float32", **whole))["bytes_per_token"] \
+        == 4 * 8 * 128 * 2 * 4
+    assert native(*config(vision_config={"hidden_size": 1}, text_config=whole))["bytes_per_token"] \
+        == 4 * 8 * 64 * 2 * 2
+    latent = native(*config(kv_lora_rank=512, qk_rope_head_dim=64, **whole))
+    assert latent["bytes_per_token"] == 4 * 576 * 2
+    mixed = config(layer_types=["linear_attention"] * 3 + ["full_attention"], **whole)
+    assert native(*mixed)["bytes_per_token"] == 8 * 64 * 2 * 2
+    for bad in (dict(whole, num_hidden_layers=0), dict(whole, hidden_size=1 << 40),
+                dict(whole, num_attention_heads="8"), {}):
+        code, _, err = run(*config(**bad))
+        assert code == 2 and "num_hidden_layers" in err, (bad, code, err)
+    with open(path, "w", encoding="utf-8") as f:
+        f.write('{"num_hidden_layers":\n oops}')
+    code, _, err = run("--model", tmp)
+    assert code == 2 and "line 2" in err, err
+    code, _, err = run("--model", os.path.join(tmp, "none"))
+    assert code == 2 and "llama-3.1-8b" in err, err
+    assert "config.json" in run("--model", tempfile.gettempdir())[2]
+
+# What the demo's own model takes, as kvrun has it: 4 layers or so, in fp32.
+own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "share", "models", "bytes-4m")
+with open(os.path.join(own, "config.json"), encoding="utf-8") as f:
+    c = json.load(f)
+dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+assert native("--model", own)["bytes_per_token"] == c["num_hidden_layers"] * c["num_key_value_heads"] * dim \
+    * 2 * {"float32": 4}.get(c.get("torch_dtype"), 2)
 
 with open("/dev/full", "wb") as full:
     for args in (("estimate",), ("estimate", "--json"), ("--version",), ("--help",)):
         done = subprocess.run([KVBENCH, *args], stdout=full, stderr=subprocess.PIPE, timeout=60)
         assert done.returncode == 1 and b"cannot write" in done.stderr, args
-for args in (("policy", "--policy", "mru"), ("policy", "mru"), ("codecs", "--codec", ""),
-             ("attention", "--ctx", ",")):
+for args, word in ((("policy", "--policy", "mru"), b"usage"), (("policy", "mru"), b"usage"),
+                   (("codecs", "--codec", ""), b"--codec takes"), (("attention", "--ctx", ","), b"--ctx takes"),
+                   (("codecs", "--ctx", "64"), b"--codec"), (("quality",), b"--model DIR"),
+                   (("codecs", "--validate", "--codec", "tq4"), b"--validate"),
+                   (("attention", "--isa", "sse"), b"c, avx2, avx512 or vbmi"),
+                   (("attention", "--threads", "65"), b"1 to 64")):
     done = subprocess.run([KVBENCH, *args], capture_output=True, timeout=60)
-    assert done.returncode == 2 and b"usage" in done.stderr and not done.stdout, args
+    assert done.returncode == 2 and word in done.stderr and not done.stdout, (args, done.stderr)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Clocks, medians, command lines, and the private daemon that a benchmark measures. */
 #include "tools/kvbench/bench.h"
 
 #include <errno.h>
@@ -37,6 +38,41 @@ double bench_median(double *v, size_t n)
 	return bench_percentile(v, n, .5);
 }
 
+struct bench_spread bench_spread(double *v, size_t n)
+{
+	struct bench_spread s = { 0 };
+
+	if (n) {
+		s.median = bench_median(v, n);
+		s.min = v[0];
+		s.max = v[n - 1];
+	}
+	return s;
+}
+
+void bench_add(json_t *object, const char *name, struct bench_spread s)
+{
+	char key[80];
+
+	json_object_set_new(object, name, json_real(s.median));
+	snprintf(key, sizeof(key), "%s_min", name);
+	json_object_set_new(object, key, json_real(s.min));
+	snprintf(key, sizeof(key), "%s_max", name);
+	json_object_set_new(object, key, json_real(s.max));
+}
+
+const char *bench_show(struct bench_spread s, int digits, char *buf)
+{
+	snprintf(buf, 64, "%.*f (%.*f to %.*f)", digits, s.median, digits, s.min, digits, s.max);
+	return buf;
+}
+
+void bench_print_json(const json_t *object)
+{
+	json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
+	putchar('\n');
+}
+
 uint64_t bench_random(uint64_t *state)
 {
 	*state ^= *state << 13;
@@ -48,10 +84,22 @@ uint64_t bench_random(uint64_t *state)
 static void usage(
 	FILE *f, const char *name, const char *about, const struct bench_option *o, size_t n)
 {
+	char head[64];
+
 	fprintf(f, "usage: kvbench %s [OPTION]...\n\n%s\n\n", name, about);
-	for (size_t i = 0; i < n; i++)
-		fprintf(f, "  --%-12s %s\n", o[i].name, o[i].help);
-	fprintf(f, "  --%-12s %s\n", "help", "this");
+	for (size_t i = 0; i < n; i++) {
+		const char *takes = o[i].takes   ? o[i].takes
+				    : o[i].value ? "N"
+				    : o[i].text  ? "WORD"
+						 : "";
+
+		snprintf(head, sizeof(head), "--%s %s", o[i].name, takes);
+		if (strlen(head) > 24)
+			fprintf(f, "  %s\n  %-24s %s\n", head, "", o[i].help);
+		else
+			fprintf(f, "  %-24s %s\n", head, o[i].help);
+	}
+	fprintf(f, "  %-24s %s\n", "--help", "this");
 }
 
 static int take(const char *name, const struct bench_option *o, const char *text)
@@ -71,11 +119,38 @@ static int take(const char *name, const struct bench_option *o, const char *text
 	return 1;
 }
 
+static int take_text(const char *name, const struct bench_option *o, const char *text)
+{
+	if (!o->times) {
+		*o->text = text;
+		return 1;
+	}
+	if (*o->times == o->max) {
+		fprintf(stderr, "kvbench %s: --%s more than %llu times\n", name, o->name,
+			(unsigned long long)o->max);
+		return -1;
+	}
+	o->text[(*o->times)++] = text;
+	return 1;
+}
+
+static int unknown(const char *name, const struct bench_option *options, size_t n, const char *text)
+{
+	fprintf(stderr, "kvbench %s: what is '%s'? There are", name, text);
+	for (size_t i = 0; i < n; i++)
+		fprintf(stderr, " --%s", options[i].name);
+	fprintf(stderr, " (kvbench %s --help)\n", name);
+	return -1;
+}
+
 int bench_parse(
 	int argc, char **argv, const char *about, const struct bench_option *options, size_t n)
 {
+	uint64_t seen = 0; /* bit i: options[i] */
+
 	for (int i = 1; i < argc; i++) {
 		const struct bench_option *o = NULL;
+		int r = 1;
 
 		if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
 			usage(stdout, argv[0], about, options, n);
@@ -84,17 +159,25 @@ int bench_parse(
 		for (size_t k = 0; k < n; k++)
 			if (!strncmp(argv[i], "--", 2) && !strcmp(argv[i] + 2, options[k].name))
 				o = &options[k];
-		if (!o || ((o->value || o->text) && i + 1 >= argc)) {
-			fprintf(stderr, "kvbench %s: what is '%s'?\n", argv[0], argv[i]);
-			usage(stderr, argv[0], about, options, n);
+		if (!o)
+			return unknown(argv[0], options, n, argv[i]);
+		if (!o->times && seen >> (o - options) & 1) {
+			fprintf(stderr, "kvbench %s: --%s is given twice\n", argv[0], o->name);
+			return -1;
+		}
+		seen |= UINT64_C(1) << (o - options);
+		if ((o->value || o->text) && i + 1 == argc) {
+			fprintf(stderr, "kvbench %s: --%s needs a value\n", argv[0], o->name);
 			return -1;
 		}
 		if (o->text)
-			*o->text = argv[++i];
-		else if (!o->value)
+			r = take_text(argv[0], o, argv[++i]);
+		else if (o->value)
+			r = take(argv[0], o, argv[++i]);
+		else
 			*o->flag = true;
-		else if (take(argv[0], o, argv[++i]) < 0)
-			return -1;
+		if (r < 0)
+			return r;
 	}
 	return 1;
 }

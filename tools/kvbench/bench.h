@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <jansson.h>
+
 #include "libclient/kvpool.h"
 #include "tools/common/kvt_daemon.h"
 
@@ -18,6 +20,20 @@ uint64_t bench_now(void);
 /* Sorts v in place. */
 double bench_median(double *v, size_t n);
 double bench_percentile(double *v, size_t n, double p);
+
+/* A figure of several rounds. */
+struct bench_spread {
+	double median, min, max;
+};
+/* Sorts v in place. */
+struct bench_spread bench_spread(double *v, size_t n);
+/* Adds NAME, NAME_min and NAME_max. */
+void bench_add(json_t *object, const char *name, struct bench_spread s);
+/* "1.25 (1.10 to 1.31)", of figures with so many digits behind the point; a buffer of the caller's,
+ * of at least 64 bytes, which it returns. */
+const char *bench_show(struct bench_spread s, int digits, char *buf);
+/* The object on standard output, members as they were added. */
+void bench_print_json(const json_t *object);
 uint64_t bench_random(uint64_t *state);
 
 struct bench_option {
@@ -27,10 +43,14 @@ struct bench_option {
 	bool *flag;
 	uint64_t min, max;
 	const char **text; /* instead of both: a word, as it stands */
+	const char *takes; /* what the help calls the value; NULL: N or WORD */
+	/* Of a text that may be given up to `max` times: text[*times] is the next. NULL: once. */
+	size_t *times;
 };
 
 /*
- * Parses --name VALUE and flags. 1: go on; 0: --help was printed; -1: wrong, said on stderr.
+ * Parses --name VALUE and flags. 1: go on; 0: --help was printed; -1: wrong, said on stderr with
+ * what would be right. Nothing may be given twice that counts once.
  */
 int bench_parse(
 	int argc, char **argv, const char *about, const struct bench_option *options, size_t n);

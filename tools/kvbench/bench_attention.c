@@ -423,7 +423,7 @@ static void print_result(const struct kbench_args *args, uint32_t ctx, const cha
 		       "\"decode_then_attend_ms\":%.4f,\"decode_share\":%.3f,\"fused_ms\":%.4f,"
 		       "\"cosine\":%.10f,\"isa\":\"%s\",\"threads\":%u}",
 			ctx, name, native_s * 1e3, floor_s * 1e3, res->decode * 1e3, res->share,
-			res->fused * 1e3, res->cosine, args->isa, args->threads);
+			res->fused * 1e3, res->cosine, args->isa, (unsigned int)args->threads);
 	else
 		printf("%8u %-10s %10.3f %10.3f %10.3f %5.0f%% %10.3f %6.2f %12.10f\n", ctx, name,
 			native_s * 1e3, floor_s * 1e3, res->decode * 1e3, 100.0 * res->share,
@@ -443,12 +443,13 @@ static int bench_context(struct job *job, const struct kbench_args *args, uint32
 	kbench_fill_f16(native.data, elements);
 	memset(scratch.data, 0, elements * 2);
 	job->a.position = ctx - 1;
-	job->a.n_splits = kvp_attend_splits(ctx, KV_HEADS, args->threads);
+	job->a.n_splits = kvp_attend_splits(ctx, KV_HEADS, (uint32_t)args->threads);
 	attend(job, &native, job->out);
 	/* In turn, so that whatever else the machine does hits both. */
 	for (int i = 0; i < (ctx > 50000 ? 3 : 10); i++) {
 		native_s = fmin(native_s, attend(job, &native, job->out));
-		floor_s = fmin(floor_s, read_all(native.data, elements * 2, args->threads));
+		floor_s =
+			fmin(floor_s, read_all(native.data, elements * 2, (uint32_t)args->threads));
 	}
 	for (size_t i = 0; i < n && !r; i++) {
 		const char *name = args->n_codecs ? args->codecs[i] : default_codecs[i];
@@ -475,9 +476,9 @@ int kvbench_attention(int argc, char **argv)
 	int r;
 
 	r = kbench_parse(argc, argv,
-		"kvbench attention [--json] [--ctx N[,N...]] [--codec NAME[,NAME...]] "
-		"[--isa c|avx2|avx512|vbmi] [--threads N]",
-		&args);
+		"One decode step over a compressed context, beside native attention and the time\n"
+		"in which the native bytes can be read at all. Times are the best of several.",
+		KBENCH_CTX | KBENCH_CODEC | KBENCH_ISA | KBENCH_THREADS, &args);
 	if (r)
 		return r < 0 ? 2 : 0;
 	if (!args.n_ctx) {
@@ -502,7 +503,7 @@ int kvbench_attention(int argc, char **argv)
 		.v_dim = DIM,
 		.scale = 1.0f / sqrtf(DIM),
 		.q = job.q,
-		.n_splits = args.threads };
+		.n_splits = (uint32_t)args.threads };
 	r = kvp_attend_workspace(&job.a, &bytes);
 	job.a.workspace = kbench_alloc(bytes);
 	job.a.workspace_size = bytes;

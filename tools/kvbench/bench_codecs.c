@@ -111,7 +111,8 @@ static double payload_bytes(uint32_t codec, const struct kvp_plane *p)
 	       ((double)p->tokens * p->heads);
 }
 
-static int measure_quality(const struct kvp_kernels *k, uint32_t codec, uint32_t dim,
+/* codec[]: of keys and of values. */
+static int measure_quality(const struct kvp_kernels *k, const uint32_t codec[2], uint32_t dim,
 	const struct kvp_calib *calib, struct quality *ret)
 {
 	double sum[5] = { 0 };
@@ -122,12 +123,12 @@ static int measure_quality(const struct kvp_kernels *k, uint32_t codec, uint32_t
 		struct kvp_plane p = { 512, HEADS, dim, KVP_DTYPE_F16, kind };
 
 		for (uint32_t done = 0; done < QUALITY_N; done += 512 * HEADS, planes++) {
-			int r = plane_quality(k, codec, dim, kind, calib, sum);
+			int r = plane_quality(k, codec[kind], dim, kind, calib, sum);
 
 			if (r < 0)
 				return r;
 		}
-		ret->bytes += payload_bytes(codec, &p);
+		ret->bytes += payload_bytes(codec[kind], &p);
 	}
 	ret->relmse = sum[0] / sum[1];
 	ret->cosine = sum[2] / ((double)planes * 512 * HEADS);
@@ -136,7 +137,7 @@ static int measure_quality(const struct kvp_kernels *k, uint32_t codec, uint32_t
 }
 
 /* One pass over all planes; K and V alternate. what: 0 encode, 1 decode, 2 memcpy. */
-static double pass(const struct kvp_kernels *k, uint32_t codec, uint32_t dim,
+static double pass(const struct kvp_kernels *k, const uint32_t codecs[2], uint32_t dim,
 	const struct kvp_calib *calib, uint8_t *raw, uint8_t *back, uint8_t *payload, size_t slot,
 	int what)
 {
@@ -149,6 +150,7 @@ static double pass(const struct kvp_kernels *k, uint32_t codec, uint32_t dim,
 		struct kvp_raw dst = { back + i * plane, (ptrdiff_t)(row * TOKENS),
 			(ptrdiff_t)row };
 		struct kvp_raw_const src = { raw + i * plane, dst.head_stride, dst.token_stride };
+		uint32_t codec = codecs[i & 1];
 		size_t bytes = 0;
 
 		kvp_plane_bytes(codec, &p, &bytes);
@@ -162,7 +164,7 @@ static double pass(const struct kvp_kernels *k, uint32_t codec, uint32_t dim,
 	return (double)(n * plane) / (kbench_now() - t);
 }
 
-static int measure_speed(const struct kvp_kernels *k, uint32_t codec, uint32_t dim,
+static int measure_speed(const struct kvp_kernels *k, const uint32_t codec[2], uint32_t dim,
 	const struct kvp_calib *calib, struct speed *ret)
 {
 	size_t plane = (size_t)dim * 2 * TOKENS * HEADS, n = COLD_BYTES / plane, slot = 0;
@@ -173,7 +175,7 @@ static int measure_speed(const struct kvp_kernels *k, uint32_t codec, uint32_t d
 		struct kvp_plane p = { TOKENS, HEADS, dim, KVP_DTYPE_F16, kind };
 		size_t bytes = 0;
 
-		kvp_plane_bytes(codec, &p, &bytes);
+		kvp_plane_bytes(codec[kind], &p, &bytes);
 		slot = bytes > slot ? bytes : slot;
 	}
 	slot = (slot + 63) & ~(size_t)63;
@@ -247,9 +249,9 @@ static int validate(const struct kvp_kernels *k)
 	for (size_t i = 0; i < 2 * (sizeof expected / sizeof *expected); i++) {
 		const struct expected *e = &expected[i / 2];
 		double want = e->relmse[i % 2], least = e->bits ? pow(4.0, -e->bits) : 0.0, off;
-		uint32_t codec, dim = i % 2 ? 128 : 64;
+		uint32_t codec[2], dim = i % 2 ? 128 : 64;
 		struct quality q;
-		int r = kvp_codec_parse(e->name, &codec), ok;
+		int r = kvp_codec_parse_pair(e->name, &codec[0], &codec[1]), ok;
 
 		if (want <= 0.0)
 			continue;
@@ -286,8 +288,8 @@ static int bench_one(const struct kvp_kernels *k, const char *name, const char *
 	float *haar = NULL;
 	struct quality q;
 	struct speed s = { 0 };
-	uint32_t codec;
-	int r = kvp_codec_parse(name, &codec);
+	uint32_t codec[2];
+	int r = kvp_codec_parse_pair(name, &codec[0], &codec[1]);
 
 	if (r < 0) {
 		fprintf(stderr, "kvbench codecs: no codec is called %s\n", name);
@@ -332,11 +334,15 @@ int kvbench_codecs(int argc, char **argv)
 	int first = 1, r;
 
 	r = kbench_parse(argc, argv,
-		"kvbench codecs [--json] [--isa c|avx2|avx512|vbmi] [--codec NAME[,NAME...] | "
-		"--validate]",
-		&args);
+		"Bytes, error and speed of codecs, beside memcpy() of the same cold bytes (the C\n"
+		"library's, through the caches). Speeds are the best of three rounds.",
+		KBENCH_CODEC | KBENCH_VALIDATE | KBENCH_ISA, &args);
 	if (r)
 		return r < 0 ? 2 : 0;
+	if (args.validate && args.n_codecs) {
+		fprintf(stderr, "kvbench codecs: --validate has codecs of its own, not --codec\n");
+		return 2;
+	}
 	if (kvp_kernels_new(args.cpu_mask, &k) < 0)
 		return 1;
 	if (args.validate) {

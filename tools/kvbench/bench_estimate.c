@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvbench estimate: arithmetic only. What a model's cache takes in a codec, and what a budget
- * holds. */
+/*
+ * kvbench estimate: arithmetic only. What a model's cache takes in a codec, and what a budget
+ * holds.
+ */
 #include "kernels/kvp_codec.h"
+#include "tools/kvbench/bench.h"
 #include "tools/kvbench/kvbench.h"
+#include "tools/kvbench/shape.h"
 
 #include <errno.h>
 #include <stdint.h>
@@ -12,92 +16,141 @@
 
 #define CODECS_MAX 32
 
-struct model {
-	uint32_t layers, heads, dim, block; /* block: tokens per plane */
-	uint32_t dtype;
-	uint64_t budget; /* bytes; 0: none named */
+static const char *const dtypes[] = { "f32", "f16", "bf16", "f8" }; /* from KVP_DTYPE_F32 on */
+
+struct estimate {
+	struct shape model;
+	uint64_t block;  /* tokens per plane */
+	uint64_t budget; /* bytes */
 	uint64_t tokens; /* of one sequence; 0: none named */
 	const char *codec[CODECS_MAX];
-	int n_codecs;
-	int json;
+	size_t n_codecs;
+	bool json;
 };
 
-/* A positive number with an optional k, m or g (powers of 1024). */
-static int number(const char *s, uint64_t max, uint64_t *ret)
+/* A positive number with an optional k, m, g or t, or KiB, MiB, GiB or TiB (powers of 1024). */
+static int size(const char *option, const char *s, uint64_t max, uint64_t *ret)
 {
+	static const char units[] = "kmgt", letters[] = "KMGT";
+	unsigned shift = 0;
+	uint64_t n;
 	char *end;
-	uint64_t n, unit = 1;
 
+	if (!s)
+		return 0;
 	errno = 0;
 	n = strtoull(s, &end, 10);
-	if (*end == 'k' || *end == 'm' || *end == 'g')
-		unit = *end == 'k' ? 1u << 10 : *end == 'm' ? 1u << 20 : 1u << 30;
-	end += unit > 1;
-	if (errno || *s < '0' || *s > '9' || *end || !n || n > max / unit)
+	for (unsigned i = 0; i < 4; i++)
+		if (*end == units[i] || (*end == letters[i] && (!end[1] || !strcmp(end + 1, "iB"))))
+			shift = 10 * (i + 1);
+	if (shift)
+		end += strlen(end) == 3 ? 3 : 1;
+	if (errno || *s < '0' || *s > '9' || *end || !n || n > max >> shift) {
+		fprintf(stderr,
+			"kvbench estimate: --%s takes a number with or without k, m, g or t, up to "
+			"%llu, not '%s'\n",
+			option, (unsigned long long)max, s);
 		return -EINVAL;
-	*ret = n * unit;
+	}
+	*ret = n << shift;
 	return 0;
 }
 
 static int dtype_of(const char *s, uint32_t *ret)
 {
-	static const char *const names[] = { "f32", "f16", "bf16", "f8" };
-
-	for (uint32_t i = 0; i < 4; i++) {
-		if (strcmp(s, names[i]) == 0) {
+	for (uint32_t i = 0; s && i < 4; i++) {
+		if (strcmp(s, dtypes[i]) == 0) {
 			*ret = KVP_DTYPE_F32 + i;
 			return 0;
 		}
 	}
-	return -EINVAL;
+	if (s)
+		fprintf(stderr, "kvbench estimate: --dtype takes f32, f16, bf16 or f8, not '%s'\n",
+			s);
+	return s ? -EINVAL : 0;
 }
 
-static int parse(int argc, char **argv, struct model *m)
+/* 1: go on; 0: --help was printed; -1: wrong. */
+static int parse(int argc, char **argv, struct estimate *e)
 {
-	struct {
-		const char *name;
-		uint64_t max, value;
-	} opt[] = { { "--layers", 4096, m->layers }, { "--heads", KVP_PLANE_HEADS_MAX, m->heads },
-		{ "--dim", KVP_PLANE_DIM_MAX, m->dim },
-		{ "--block", KVP_PLANE_TOKENS_MAX, m->block }, { "--budget", UINT64_C(1) << 60, 0 },
-		{ "--tokens", UINT64_C(1) << 40, 0 } };
+	const char *model = NULL, *dtype = NULL, *budget = NULL, *tokens = NULL;
+	uint64_t layers = 0, heads = 0, dim = 0;
+	const struct bench_option options[] = {
+		{ .name = "model",
+			.help = "a config.json, its folder, or a name; --model help lists the "
+				"names",
+			.text = &model,
+			.takes = "PATH|NAME" },
+		{ .name = "layers",
+			.help = "instead of the model's (32)",
+			.value = &layers,
+			.min = 1,
+			.max = 4096 },
+		{ .name = "heads",
+			.help = "of keys and values (8)",
+			.value = &heads,
+			.min = 1,
+			.max = KVP_PLANE_HEADS_MAX },
+		{ .name = "dim",
+			.help = "channels of a head (128)",
+			.value = &dim,
+			.min = 1,
+			.max = KVP_PLANE_DIM_MAX },
+		{ .name = "dtype",
+			.help = "of native keys and values (the model's, or f16)",
+			.text = &dtype,
+			.takes = "f32|f16|bf16|f8" },
+		{ .name = "block",
+			.help = "tokens of a block (64)",
+			.value = &e->block,
+			.min = 1,
+			.max = KVP_PLANE_TOKENS_MAX },
+		{ .name = "codec",
+			.help = "a codec or preset (docs/formats.md); may be given several times",
+			.text = e->codec,
+			.takes = "NAME",
+			.max = CODECS_MAX,
+			.times = &e->n_codecs },
+		{ .name = "budget",
+			.help = "memory for keys and values: how many tokens it holds (1g)",
+			.text = &budget,
+			.takes = "BYTES[k|m|g|t]" },
+		{ .name = "tokens",
+			.help = "of one sequence: what it takes as stored, headers included",
+			.text = &tokens,
+			.takes = "N[k|m]" },
+		{ .name = "json", .help = "one JSON array on stdout", .flag = &e->json },
+	};
+	char error[1024];
+	int r = bench_parse(argc, argv,
+		"No measurement: what a model's keys and values take in codecs, and what a memory\n"
+		"budget holds: kvpoold's `memory`, or a tenant's `share`, less about 550 bytes a "
+		"block\n"
+		"of token ids and indexes. Without --model, an 8B model's shape.",
+		options, sizeof options / sizeof *options);
 
-	for (int i = 1; i < argc; i++) {
-		size_t o = 0;
-
-		if (strcmp(argv[i], "--json") == 0) {
-			m->json = 1;
-			continue;
-		}
-		if (i + 1 == argc)
-			return -EINVAL;
-		while (o < sizeof opt / sizeof *opt && strcmp(argv[i], opt[o].name) != 0)
-			o++;
-		i++;
-		if (o < sizeof opt / sizeof *opt) {
-			if (number(argv[i], opt[o].max, &opt[o].value) < 0)
-				return -EINVAL;
-		} else if (strcmp(argv[i - 1], "--dtype") == 0) {
-			if (dtype_of(argv[i], &m->dtype) < 0)
-				return -EINVAL;
-		} else if (strcmp(argv[i - 1], "--codec") == 0 && m->n_codecs < CODECS_MAX) {
-			m->codec[m->n_codecs++] = argv[i];
-		} else {
-			return -EINVAL;
-		}
+	if (r <= 0)
+		return r;
+	if (model && shape_find(model, error, sizeof error, &e->model) < 0) {
+		fprintf(stderr, "kvbench estimate: %s\n", error);
+		return -1;
 	}
-	m->layers = (uint32_t)opt[0].value;
-	m->heads = (uint32_t)opt[1].value;
-	m->dim = (uint32_t)opt[2].value;
-	m->block = (uint32_t)opt[3].value;
-	m->budget = opt[4].value;
-	m->tokens = opt[5].value;
-	return 0;
+	e->model.layers = layers ? (uint32_t)layers : e->model.layers;
+	e->model.heads = heads ? (uint32_t)heads : e->model.heads;
+	if (dim) {
+		e->model.v_dim = e->model.v_dim ? (uint32_t)dim : 0;
+		e->model.k_dim = (uint32_t)dim;
+	}
+	if (dtype_of(dtype, &e->model.dtype) < 0 ||
+		size("budget", budget, UINT64_C(1) << 60, &e->budget) < 0 ||
+		size("tokens", tokens, UINT64_C(1) << 40, &e->tokens) < 0)
+		return -1;
+	return 1;
 }
 
 /* Bytes of K and V of one layer's block, without headers, and with them. */
 static int page_bytes(
-	const struct model *m, const char *name, uint64_t *ret_bare, uint64_t *ret_all)
+	const struct estimate *e, const char *name, uint64_t *ret_bare, uint64_t *ret_all)
 {
 	uint32_t codec[2];
 	uint64_t all = 0, bare = 0;
@@ -105,9 +158,12 @@ static int page_bytes(
 	if (kvp_codec_parse_pair(name, &codec[0], &codec[1]) < 0)
 		return -ENOENT;
 	for (uint32_t kind = 0; kind < 2; kind++) {
-		struct kvp_plane p = { m->block, m->heads, m->dim, m->dtype, kind };
+		struct kvp_plane p = { (uint32_t)e->block, e->model.heads,
+			kind ? e->model.v_dim : e->model.k_dim, e->model.dtype, kind };
 		size_t bytes;
 
+		if (!p.dim)
+			continue;
 		if (kvp_plane_bytes(codec[kind], &p, &bytes) < 0)
 			return -EINVAL;
 		all += bytes;
@@ -118,73 +174,93 @@ static int page_bytes(
 	return 0;
 }
 
-static int report(const struct model *m, const char *name, int first)
+/* One codec's row; it is printed at once unless `rows` takes it. */
+static int report(const struct estimate *e, const char *name, json_t *rows)
 {
-	uint64_t bare = 0, all = 0, blocks, held = 0;
-	double per_token;
-	int r = page_bytes(m, name, &bare, &all);
+	uint64_t bare = 0, all = 0, held, sequence;
+	double per_token, sequences;
+	int r = page_bytes(e, name, &bare, &all);
 
 	if (r < 0) {
 		fprintf(stderr, "kvbench estimate: %s: %s\n", name,
 			r == -ENOENT ? "no such codec" : "cannot hold such blocks");
 		return r;
 	}
-	per_token = (double)bare * m->layers / m->block;
-	/* Whole tokens; where a block is no whole number of bytes per token, the last is cut off.
-	 */
-	if (m->budget)
-		held = (uint64_t)((double)m->budget / per_token);
-	blocks = (m->tokens + m->block - 1) / m->block;
-	if (m->json)
-		printf("%s\n{\"codec\":\"%s\",\"bytes_per_token\":%.3f,\"page_bytes\":%llu,"
-		       "\"stored_page_bytes\":%llu,\"tokens_in_budget\":%llu,"
-		       "\"sequences_in_budget\":%.2f,\"sequence_bytes\":%llu}",
-			first ? "" : ",", name, per_token, (unsigned long long)bare,
-			(unsigned long long)all, (unsigned long long)held,
-			m->tokens ? (double)held / (double)m->tokens : 0.0,
-			(unsigned long long)(blocks * all * m->layers));
+	per_token = (double)bare * e->model.layers / (double)e->block;
+	/* Whole tokens; where a block is no whole number of bytes per token, the last is cut off. */
+	held = (uint64_t)((double)e->budget / per_token);
+	sequences = e->tokens ? (double)held / (double)e->tokens : 0.0;
+	sequence = (e->tokens + e->block - 1) / e->block * all * e->model.layers;
+	if (e->json)
+		json_array_append_new(
+			rows, json_pack("{s:s, s:f, s:I, s:I, s:I, s:f, s:I}", "codec", name,
+				      "bytes_per_token", per_token, "page_bytes", (json_int_t)bare,
+				      "stored_page_bytes", (json_int_t)all, "tokens_in_budget",
+				      (json_int_t)held, "sequences_in_budget", sequences,
+				      "sequence_bytes", (json_int_t)sequence));
 	else
 		printf("%-24s %12.1f %10llu %10llu %14llu %10.2f %16llu\n", name, per_token,
 			(unsigned long long)bare, (unsigned long long)all, (unsigned long long)held,
-			m->tokens ? (double)held / (double)m->tokens : 0.0,
-			(unsigned long long)(blocks * all * m->layers));
+			sequences, (unsigned long long)sequence);
+	return 0;
+}
+
+static void print_head(const struct estimate *e)
+{
+	const struct shape *m = &e->model;
+
+	printf("%s%s%u layers, %u heads of %u channels%s, %s; blocks of %llu tokens; ", m->name,
+		*m->name ? ": " : "", m->layers, m->heads, m->k_dim,
+		m->v_dim ? "" : " (one latent for keys and values)",
+		dtypes[m->dtype - KVP_DTYPE_F32], (unsigned long long)e->block);
+	printf("budget %.1f GiB\n%-24s %12s %10s %10s %14s %10s %16s\n",
+		(double)e->budget / (double)(UINT64_C(1) << 30), "codec", "bytes/token", "page",
+		"stored", "tokens", "sequences", "bytes/sequence");
+}
+
+static int list_models(void)
+{
+	struct shape s;
+	char error[64];
+
+	printf("%-16s %6s %5s %5s\n", "model", "layers", "heads", "dim");
+	for (size_t i = 0; shape_name(i); i++)
+		if (shape_find(shape_name(i), error, sizeof error, &s) == 0)
+			printf("%-16s %6u %5u %5u%s\n", s.name, s.layers, s.heads, s.k_dim,
+				s.v_dim ? "" : " latent");
 	return 0;
 }
 
 int kvbench_estimate(int argc, char **argv)
 {
 	static const char *const usual[] = { "native", "fp8", "4bit", "3bit", "2bit" };
-	static const char usage[] =
-		"kvbench estimate [--layers N] [--heads N] [--dim N] [--block TOKENS] "
-		"[--dtype f32|f16|bf16|f8] [--codec NAME]... [--budget BYTES[k|m|g]] [--tokens N] "
-		"[--json]\n"
-		"  --budget  memory for keys and values: how many tokens it holds\n"
-		"  --tokens  of one sequence: what it takes as stored, headers included";
-	struct model m = {
-		.layers = 32, .heads = 8, .dim = 128, .block = 64, .dtype = KVP_DTYPE_F16
+	struct estimate e = {
+		.model = { "", 32, 8, 128, 128, KVP_DTYPE_F16 },
+		.block = 64,
+		.budget = UINT64_C(1) << 30,
 	};
-	int r = 0;
+	json_t *rows;
+	int r;
 
-	if (argc > 1 && strcmp(argv[1], "--help") == 0) {
-		printf("usage: %s\n", usage);
-		return 0;
+	if (argc == 3 && !strcmp(argv[1], "--model") && !strcmp(argv[2], "help"))
+		return list_models();
+	r = parse(argc, argv, &e);
+	if (r <= 0)
+		return r ? 2 : 0;
+	if (!e.n_codecs) {
+		e.n_codecs = sizeof usual / sizeof *usual;
+		memcpy(e.codec, usual, sizeof usual);
 	}
-	if (parse(argc, argv, &m) < 0) {
-		fprintf(stderr, "usage: %s\n", usage);
-		return 2;
+	if (!e.json)
+		print_head(&e);
+	rows = json_array();
+	r = 0;
+	for (size_t i = 0; i < e.n_codecs && !r; i++)
+		r = report(&e, e.codec[i], rows);
+	if (!r && e.json) {
+		json_dumpf(rows, stdout, JSON_INDENT(1));
+		putchar('\n');
 	}
-	if (!m.n_codecs) {
-		m.n_codecs = sizeof usual / sizeof *usual;
-		memcpy(m.codec, usual, sizeof usual);
-	}
-	if (m.json)
-		printf("[");
-	else
-		printf("%-24s %12s %10s %10s %14s %10s %16s\n", "codec", "bytes/token", "page",
-			"stored", "tokens", "sequences", "bytes/sequence");
-	for (int i = 0; i < m.n_codecs && !r; i++)
-		r = report(&m, m.codec[i], i == 0);
-	if (m.json)
-		printf("\n]\n");
+	json_decref(rows);
 	return r < 0 ? 1 : 0;
 }

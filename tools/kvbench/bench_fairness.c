@@ -610,14 +610,22 @@ int kvbench_fairness(int argc, char **argv)
 	const char *list = NULL;
 	bool json = false, check = false, within;
 	const struct bench_option options[] = {
-		{ "mode", "some of the modes, separated by commas (default all)", NULL, NULL, 0, 0,
-			&list },
-		{ "seconds", "of each mode under load (default 3); half as long idle", &run.seconds,
-			NULL, 1, FAIR_MAX_SECONDS, NULL },
-		{ "sessions", "of the large loads (default 250)", &run.sessions, NULL, 2, 250,
-			NULL },
-		{ "check", "exit with 3 if the goal is missed", NULL, &check, 0, 0, NULL },
-		{ "json", "one JSON object on stdout", NULL, &json, 0, 0, NULL },
+		{ .name = "mode",
+			.help = "some of the modes (default all)",
+			.text = &list,
+			.takes = "NAME[,NAME...]" },
+		{ .name = "seconds",
+			.help = "of each mode under load (default 3); half as long idle",
+			.value = &run.seconds,
+			.min = 1,
+			.max = FAIR_MAX_SECONDS },
+		{ .name = "sessions",
+			.help = "of the large loads (default 250)",
+			.value = &run.sessions,
+			.min = 2,
+			.max = 250 },
+		{ .name = "check", .help = "exit with 3 if the goal is missed", .flag = &check },
+		{ .name = "json", .help = "one JSON object on stdout", .flag = &json },
 	};
 	struct row rows[MAX_MODES];
 	struct idle idle;

@@ -197,33 +197,45 @@ static int run_child(struct setup *s)
 	return s->result->done > 0 ? 0 : -EBADMSG;
 }
 
-static void report(const struct setup *s, uint32_t blocks, unsigned page_kib, bool json)
+static void report_json(struct result *r, uint32_t blocks, unsigned page_kib)
 {
-	struct result *r = s->result;
-	double per_block = bench_median(r->per_block, ROUNDS);
-	double few = bench_median(r->per_block_short, ROUNDS);
-	double cold = bench_median(r->per_block_cold, ROUNDS);
-	double one = bench_median(r->one_block, ROUNDS);
-	double lease = bench_median(r->lease_release, ROUNDS);
-	double whole = bench_median(r->long_us, ROUNDS);
+	json_t *o =
+		json_pack("{s:i, s:i}", "blocks", (int)blocks, "block_tokens", (int)BLOCK_TOKENS);
 
-	if (json) {
-		printf("{\"blocks\":%u,\"block_tokens\":%u,\"match_ns_per_block\":%.1f,"
-		       "\"match_ns_per_block_1500\":%.1f,\"match_ns_per_block_cold\":%.1f,"
-		       "\"one_block_ns\":%.1f,\"lease_release_ns\":%.1f,\"match_128k_us\":%.1f,"
-		       "\"page_kib\":%u,\"syscalls_in_loop\":0}\n",
-			blocks, BLOCK_TOKENS, per_block, few, cold, one, lease, whole, page_kib);
-		return;
-	}
+	bench_add(o, "match_ns_per_block", bench_spread(r->per_block, ROUNDS));
+	bench_add(o, "match_ns_per_block_1500", bench_spread(r->per_block_short, ROUNDS));
+	bench_add(o, "match_ns_per_block_cold", bench_spread(r->per_block_cold, ROUNDS));
+	bench_add(o, "one_block_ns", bench_spread(r->one_block, ROUNDS));
+	bench_add(o, "lease_release_ns", bench_spread(r->lease_release, ROUNDS));
+	bench_add(o, "match_128k_us", bench_spread(r->long_us, ROUNDS));
+	json_object_set_new(o, "page_kib", json_integer(page_kib));
+	json_object_set_new(o, "syscalls_in_loop", json_integer(0));
+	bench_print_json(o);
+	json_decref(o);
+}
+
+static void report(struct result *r, uint32_t blocks, unsigned page_kib)
+{
+	const struct {
+		const char *what;
+		double *v;
+		const char *unit;
+	} rows[] = {
+		{ "match, 8,192-token prompts", r->per_block, "ns per block" },
+		{ "match, 1,500-token prompts", r->per_block_short, "ns per block" },
+		{ "match, caches flushed", r->per_block_cold, "ns per block" },
+		{ "match + release, one block", r->one_block, "ns" },
+		{ "lease + release", r->lease_release, "ns" },
+		{ "match, 128K-token prompt", r->long_us, "us" },
+	};
+	char text[64];
+
 	printf("%u blocks of %u tokens in the catalog, pages of %u KiB, no system call in the "
-	       "loop\n",
-		blocks, BLOCK_TOKENS, page_kib);
-	printf("  match, 8,192-token prompts   %7.1f ns per block\n", per_block);
-	printf("  match, 1,500-token prompts   %7.1f ns per block\n", few);
-	printf("  match, caches flushed        %7.1f ns per block\n", cold);
-	printf("  match + release, one block   %7.1f ns\n", one);
-	printf("  lease + release              %7.1f ns\n", lease);
-	printf("  match, 128K-token prompt     %7.1f us\n", whole);
+	       "loop;\nmedians of %u rounds (least to most)\n",
+		blocks, BLOCK_TOKENS, page_kib, ROUNDS);
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+		printf("  %-28s %s %s\n", rows[i].what,
+			bench_show(bench_spread(rows[i].v, ROUNDS), 1, text), rows[i].unit);
 }
 
 /* Page size under the catalog's mapping of this process, as the kernel tells it. */
@@ -282,9 +294,12 @@ int kvbench_hotpath(int argc, char **argv)
 	uint64_t blocks = 1000000;
 	bool json = false;
 	const struct bench_option options[] = {
-		{ "blocks", "blocks in the catalog (default 1000000)", &blocks, NULL, 4096, 8000000,
-			NULL },
-		{ "json", "one JSON object on stdout", NULL, &json, 0, 0, NULL },
+		{ .name = "blocks",
+			.help = "blocks in the catalog (default 1000000)",
+			.value = &blocks,
+			.min = 4096,
+			.max = 8000000 },
+		{ .name = "json", .help = "one JSON object on stdout", .flag = &json },
 	};
 	struct setup s = { 0 };
 	int r = bench_parse(argc, argv,
@@ -310,8 +325,10 @@ int kvbench_hotpath(int argc, char **argv)
 		unsigned page_kib = catalog_page_kib();
 
 		r = run_child(&s);
-		if (r == 0)
-			report(&s, (uint32_t)blocks, page_kib, json);
+		if (r == 0 && json)
+			report_json(s.result, (uint32_t)blocks, page_kib);
+		else if (r == 0)
+			report(s.result, (uint32_t)blocks, page_kib);
 		else
 			fprintf(stderr, "kvbench: the measured process failed: %s\n", strerror(-r));
 	}

@@ -402,21 +402,19 @@ static int run_all(struct quality_job *job, const struct kbench_args *args)
 
 int kvbench_quality(int argc, char **argv)
 {
-	static const char usage[] =
-		"kvbench quality --model DIR --text FILE [--text FILE...] [--codec NAME[,NAME...]] "
-		"[--repeat] [--seed N] [--json]\n"
-		"  --repeat  passages of 400 bytes, each followed by itself, instead of windows\n"
-		"  --seed    of the rotations";
 	struct kbench_args args = { 0 };
 	struct kvr_error err = { 0 };
 	struct quality_job job = { 0 };
 	struct kvp_kernels *k = NULL;
-	int r = kbench_parse(argc, argv, usage, &args);
+	int r = kbench_parse(argc, argv,
+		"A real model with its cache held in a codec, against the same model natively.\n"
+		"Needs --model and --text.",
+		KBENCH_MODEL | KBENCH_TEXT | KBENCH_CODEC | KBENCH_REPEAT | KBENCH_SEED, &args);
 
 	if (r)
 		return r < 0 ? 2 : 0;
 	if (!args.model || !args.n_texts) {
-		fprintf(stderr, "usage: %s\n", usage);
+		fprintf(stderr, "kvbench quality: needs --model DIR and --text FILE\n");
 		return 2;
 	}
 	r = kvr_model_open(args.model, &err, &job.model);

@@ -90,7 +90,7 @@ static void disperse(struct crowd *crowd)
 	crowd->n = 0;
 }
 
-static double match_ns(struct bench_pool *p, uint32_t chains)
+static struct bench_spread match_ns(struct bench_pool *p, uint32_t chains)
 {
 	uint32_t tokens = CHAIN_BLOCKS * BLOCK_TOKENS;
 	uint32_t *prompts = malloc((size_t)chains * tokens * sizeof(*prompts));
@@ -98,7 +98,7 @@ static double match_ns(struct bench_pool *p, uint32_t chains)
 	uint64_t rng = 12345;
 
 	if (!prompts)
-		return -1;
+		return (struct bench_spread){ -1, -1, -1 };
 	for (uint32_t c = 0; c < chains; c++)
 		bench_chain_tokens(c, prompts + (size_t)c * tokens, tokens);
 	for (uint32_t i = 0; i < ROUNDS; i++) {
@@ -120,7 +120,7 @@ static double match_ns(struct bench_pool *p, uint32_t chains)
 				    : -1;
 	}
 	free(prompts);
-	return bench_median(rounds, ROUNDS);
+	return bench_spread(rounds, ROUNDS);
 }
 
 /* CPU seconds that a process has used. */
@@ -186,10 +186,43 @@ static int ask_daemon(const struct bench_pool *p, double *bytes_per_block, doubl
 	return r;
 }
 
+static void report_json(
+	const struct bench_spread *ns, double per_block, double idle_pct, double scan_us)
+{
+	json_t *o = json_object(), *list = json_array();
+
+	for (uint32_t i = 0; i < STEPS; i++) {
+		json_t *step = json_pack("{s:i}", "n", (int)steps[i]);
+
+		bench_add(step, "match_ns_per_block", ns[i]);
+		json_array_append_new(list, step);
+	}
+	json_object_set_new(o, "clients", list);
+	json_object_set_new(o, "bytes_per_block", json_real(per_block));
+	json_object_set_new(o, "idle_cpu_pct", json_real(idle_pct));
+	json_object_set_new(o, "evict_scan_us", json_real(scan_us));
+	bench_print_json(o);
+	json_decref(o);
+}
+
+static void report(const struct bench_spread *ns, double per_block, double idle_pct, double scan_us)
+{
+	char text[64];
+
+	printf("medians of %u rounds (least to most)\n", ROUNDS);
+	for (uint32_t i = 0; i < STEPS; i++)
+		printf("%5u clients attached: match %s ns per block\n", steps[i],
+			bench_show(ns[i], 1, text));
+	printf("metadata %.1f bytes per block of %u tokens; idle daemon %.3f %% CPU; lease scan "
+	       "%.1f us\n",
+		per_block, BLOCK_TOKENS, idle_pct, scan_us);
+}
+
 static int measure(
 	struct bench_pool *p, struct crowd *crowd, uint32_t chains, uint64_t idle, bool json)
 {
-	double ns[STEPS], per_block, scan_us, idle_pct;
+	struct bench_spread ns[STEPS];
+	double per_block, scan_us, idle_pct;
 	int r;
 
 	for (uint32_t i = 0; i < STEPS; i++) {
@@ -208,20 +241,15 @@ static int measure(
 		fprintf(stderr, "kvbench: the daemon does not answer: %s\n", strerror(-r));
 		return r;
 	}
-	if (json) {
-		printf("{\"clients\":[");
-		for (uint32_t i = 0; i < STEPS; i++)
-			printf("%s{\"n\":%u,\"match_ns_per_block\":%.1f}", i ? "," : "", steps[i],
-				ns[i]);
-		printf("],\"bytes_per_block\":%.1f,\"idle_cpu_pct\":%.3f,\"evict_scan_us\":%.1f}\n",
-			per_block, idle_pct, scan_us);
-		return 0;
-	}
 	for (uint32_t i = 0; i < STEPS; i++)
-		printf("%5u clients attached: match %.1f ns per block\n", steps[i], ns[i]);
-	printf("metadata %.1f bytes per block of %u tokens; idle daemon %.3f %% CPU; lease scan "
-	       "%.1f us\n",
-		per_block, BLOCK_TOKENS, idle_pct, scan_us);
+		if (ns[i].min < 0) {
+			fprintf(stderr, "kvbench: what was stored was not matched\n");
+			return -EBADMSG;
+		}
+	if (json)
+		report_json(ns, per_block, idle_pct, scan_us);
+	else
+		report(ns, per_block, idle_pct, scan_us);
 	return 0;
 }
 
@@ -230,11 +258,17 @@ int kvbench_scale(int argc, char **argv)
 	uint64_t chains = 2000, idle = 10;
 	bool json = false;
 	const struct bench_option options[] = {
-		{ "chains", "chains of 128 blocks in the pool (default 2000)", &chains, NULL, 1,
-			5000, NULL },
-		{ "idle", "seconds over which the idle daemon is watched (default 10)", &idle, NULL,
-			1, 600, NULL },
-		{ "json", "one JSON object on stdout", NULL, &json, 0, 0, NULL },
+		{ .name = "chains",
+			.help = "chains of 128 blocks in the pool (default 2000)",
+			.value = &chains,
+			.min = 1,
+			.max = 5000 },
+		{ .name = "idle",
+			.help = "seconds over which the idle daemon is watched (default 10)",
+			.value = &idle,
+			.min = 1,
+			.max = 600 },
+		{ .name = "json", .help = "one JSON object on stdout", .flag = &json },
 	};
 	struct crowd crowd = { 0 };
 	/* The default policy keeps a history of blocks gone, which is not metadata of blocks held.

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kvbench versus: a block of 512 KiB from kvpool, from Redis and from memcached, all on this
- * machine in one run. Peers are Debian's servers on private Unix sockets. Two comparisons: acquire
- * (kvpool gives a pointer that stays valid; a peer can only give a copy) and copy against copy.
+ * machine in one run. Peers are Debian's servers on private Unix sockets. Two comparisons, of
+ * different work: a pointer instead of a copy (kvpool gives a pointer that stays valid, a peer can
+ * only give a copy), and copy against copy.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -250,9 +251,11 @@ static double get_ns(struct peer *p, struct bench_copy *c, uint32_t blocks, uint
 /* ---- kvpool -----------------------------------------------------------------------------------
  */
 
+/* Ratios above 1: kvpool is faster. */
 struct ours {
-	double acquire_ns[ROUNDS], copy_ns[ROUNDS], memcpy_ns[ROUNDS];
-	double put_ratio[ROUNDS], memcpy_ratio[ROUNDS];
+	double acquire_ns[ROUNDS], copy_ns[ROUNDS];
+	double copy_memcpy[ROUNDS], copy_stream[ROUNDS];
+	double put_memcpy[ROUNDS], put_stream[ROUNDS];
 };
 
 static int match_block(struct bench_pool *p, const uint32_t *tokens, struct kvp_prefix **ret,
@@ -311,9 +314,14 @@ static double copy_ns(struct bench_pool *p, struct bench_copy *c, const uint32_t
 	return (double)(bench_now() - began) / GETS;
 }
 
-/* The same bytes from the same cold memory, by memcpy: addresses looked up beforehand. */
-static double memcpy_ns(struct bench_pool *p, struct bench_copy *c, const uint32_t *prompts,
-	uint32_t blocks, uint64_t *rng)
+static void through_caches(void *to, const void *from, uint64_t bytes)
+{
+	memcpy(to, from, bytes);
+}
+
+/* The same bytes from the same cold memory: addresses looked up beforehand. */
+static double plain_ns(struct bench_pool *p, struct bench_copy *c, const uint32_t *prompts,
+	uint32_t blocks, uint64_t *rng, void (*copy)(void *to, const void *from, uint64_t bytes))
 {
 	const void *from[GETS];
 	uint64_t began;
@@ -331,7 +339,7 @@ static double memcpy_ns(struct bench_pool *p, struct bench_copy *c, const uint32
 	/* Nothing is evicted meanwhile: the pool has room for all and this is its only client. */
 	began = bench_now();
 	for (uint32_t i = 0; i < GETS; i++)
-		memcpy(bench_copy_sink(c), from[i], c->block);
+		copy(bench_copy_sink(c), from[i], c->block);
 	return (double)(bench_now() - began) / GETS;
 }
 
@@ -341,7 +349,7 @@ static int measure(struct bench_pool *p, struct bench_copy *c, struct peer *peer
 	uint64_t rng = 0x2545f4914f6cdd1d;
 
 	for (uint32_t i = 0; i < ROUNDS; i++) {
-		double put;
+		double put, copied, streamed;
 
 		o->acquire_ns[i] = acquire_ns(p, prompts, blocks, &rng);
 		for (size_t k = 0; k < n_peers; k++) {
@@ -350,44 +358,83 @@ static int measure(struct bench_pool *p, struct bench_copy *c, struct peer *peer
 				return -1;
 		}
 		o->copy_ns[i] = copy_ns(p, c, prompts, blocks, &rng);
-		o->memcpy_ns[i] = memcpy_ns(p, c, prompts, blocks, &rng);
-		o->memcpy_ratio[i] = o->memcpy_ns[i] / o->copy_ns[i];
+		copied = plain_ns(p, c, prompts, blocks, &rng, through_caches);
+		streamed = plain_ns(p, c, prompts, blocks, &rng, bench_stream);
 		put = bench_put_gbps(p, c, blocks + i * GETS, GETS);
-		o->put_ratio[i] = put / bench_copy_gbps(c, GETS);
-		if (o->acquire_ns[i] < 0 || o->copy_ns[i] < 0 || o->memcpy_ns[i] < 0 || put < 0)
+		if (o->acquire_ns[i] < 0 || o->copy_ns[i] < 0 || copied < 0 || streamed < 0 ||
+			put < 0)
 			return -1;
+		o->copy_memcpy[i] = copied / o->copy_ns[i];
+		o->copy_stream[i] = streamed / o->copy_ns[i];
+		o->put_memcpy[i] = put / bench_copy_gbps(c, GETS);
+		o->put_stream[i] = put / bench_stream_gbps(c, GETS);
 	}
 	return 0;
 }
 
-static void report(struct peer *peers, size_t n, struct ours *o, uint64_t bytes, bool json)
+/* a[i] / b[i], times unit. */
+static struct bench_spread ratio(const double *a, const double *b, double unit)
 {
-	double acquire = bench_median(o->acquire_ns, ROUNDS),
-	       copy = bench_median(o->copy_ns, ROUNDS);
-	double of_memcpy = bench_median(o->memcpy_ratio, ROUNDS);
-	double of_put = bench_median(o->put_ratio, ROUNDS);
+	double r[ROUNDS];
 
-	if (json)
-		printf("{\"block_bytes\":%llu,\"acquire_ns\":%.1f,\"copy_us\":%.1f,\"peers\":[",
-			(unsigned long long)bytes, acquire, copy / 1e3);
-	else
-		printf("%llu KiB blocks: acquire %.0f ns, copy %.1f us (%.2f of memcpy), put %.2f "
-		       "of memcpy\n",
-			(unsigned long long)bytes >> 10, acquire, copy / 1e3, of_memcpy, of_put);
+	for (uint32_t i = 0; i < ROUNDS; i++)
+		r[i] = a[i] / b[i] * unit;
+	return bench_spread(r, ROUNDS);
+}
+
+static const double ones[ROUNDS] = { 1, 1, 1, 1, 1 };
+
+static void report_json(const struct peer *peers, size_t n, const struct ours *o, uint64_t bytes)
+{
+	json_t *object = json_pack(
+		"{s:I, s:b}", "block_bytes", (json_int_t)bytes, "streaming", (int)bench_can_stream);
+	json_t *list = json_array();
+
+	bench_add(object, "acquire_ns", ratio(o->acquire_ns, ones, 1));
+	bench_add(object, "copy_us", ratio(o->copy_ns, ones, 1e-3));
 	for (size_t i = 0; i < n; i++) {
-		double get = bench_median(peers[i].get_ns, ROUNDS);
+		json_t *peer = json_pack("{s:s}", "name", peers[i].name);
 
-		if (json)
-			printf("%s{\"name\":\"%s\",\"get_us\":%.1f,\"acquire_ratio\":%.0f,\"copy_"
-			       "ratio\":%.2f}",
-				i ? "," : "", peers[i].name, get / 1e3, get / acquire, get / copy);
-		else
-			printf("  %-10s GET %.1f us: acquire is %.0f times faster, copy %.2f "
-			       "times\n",
-				peers[i].name, get / 1e3, get / acquire, get / copy);
+		bench_add(peer, "get_us", ratio(peers[i].get_ns, ones, 1e-3));
+		bench_add(peer, "acquire_ratio", ratio(peers[i].get_ns, o->acquire_ns, 1));
+		bench_add(peer, "copy_ratio", ratio(peers[i].get_ns, o->copy_ns, 1));
+		json_array_append_new(list, peer);
 	}
-	if (json)
-		printf("],\"memcpy_ratio\":%.3f,\"put_memcpy_ratio\":%.3f}\n", of_memcpy, of_put);
+	json_object_set_new(object, "peers", list);
+	bench_add(object, "memcpy_ratio", ratio(o->copy_memcpy, ones, 1));
+	bench_add(object, "stream_ratio", ratio(o->copy_stream, ones, 1));
+	bench_add(object, "put_memcpy_ratio", ratio(o->put_memcpy, ones, 1));
+	bench_add(object, "put_stream_ratio", ratio(o->put_stream, ones, 1));
+	bench_print_json(object);
+	json_decref(object);
+}
+
+static void report(const struct peer *peers, size_t n, const struct ours *o, uint64_t bytes)
+{
+	char a[64], b[64], c[64];
+
+	printf("%llu KiB blocks; medians of %u rounds (least to most)\n",
+		(unsigned long long)bytes >> 10, ROUNDS);
+	printf("  pointer to a leased block  %s ns\n",
+		bench_show(ratio(o->acquire_ns, ones, 1), 0, a));
+	printf("  private copy               %s us: %s of memcpy(), %s of a streaming copy\n",
+		bench_show(ratio(o->copy_ns, ones, 1e-3), 1, a),
+		bench_show(ratio(o->copy_memcpy, ones, 1), 2, b),
+		bench_show(ratio(o->copy_stream, ones, 1), 2, c));
+	printf("  put                        %s of memcpy(), %s of a streaming copy\n",
+		bench_show(ratio(o->put_memcpy, ones, 1), 2, a),
+		bench_show(ratio(o->put_stream, ones, 1), 2, b));
+	for (size_t i = 0; i < n; i++) {
+		printf("  %-10s GET             %s us\n", peers[i].name,
+			bench_show(ratio(peers[i].get_ns, ones, 1e-3), 1, a));
+		printf("    times the pointer        %s (a pointer instead of a copy)\n",
+			bench_show(ratio(peers[i].get_ns, o->acquire_ns, 1), 0, a));
+		printf("    times the private copy   %s\n",
+			bench_show(ratio(peers[i].get_ns, o->copy_ns, 1), 2, a));
+	}
+	puts("memcpy() is the C library's, through the caches; a streaming copy goes around them, "
+	     "as\n"
+	     "kvpool's own copies of large blocks do.");
 }
 
 int kvbench_versus(int argc, char **argv)
@@ -395,9 +442,17 @@ int kvbench_versus(int argc, char **argv)
 	uint64_t kib = 512, blocks = 1024;
 	bool json = false;
 	const struct bench_option options[] = {
-		{ "block-kib", "KiB of a block (default 512)", &kib, NULL, 16, 4096, NULL },
-		{ "blocks", "blocks in each store (default 1024)", &blocks, NULL, 64, 8192, NULL },
-		{ "json", "one JSON object on stdout", NULL, &json, 0, 0, NULL },
+		{ .name = "block-kib",
+			.help = "KiB of a block (default 512)",
+			.value = &kib,
+			.min = 16,
+			.max = 4096 },
+		{ .name = "blocks",
+			.help = "blocks in each store (default 1024)",
+			.value = &blocks,
+			.min = 64,
+			.max = 8192 },
+		{ .name = "json", .help = "one JSON object on stdout", .flag = &json },
 	};
 	struct peer peers[] = {
 		{ .name = "redis",
@@ -446,8 +501,10 @@ int kvbench_versus(int argc, char **argv)
 		r = bench_pool_fill(&p, 0, (uint32_t)blocks, 1);
 	if (r == 0)
 		r = measure(&p, &c, peers, 2, prompts, (uint32_t)blocks, &ours);
-	if (r == 0)
-		report(peers, 2, &ours, kib << 10, json);
+	if (r == 0 && json)
+		report_json(peers, 2, &ours, kib << 10);
+	else if (r == 0)
+		report(peers, 2, &ours, kib << 10);
 	else
 		fprintf(stderr, "kvbench: versus could not be measured\n");
 	for (size_t i = 0; i < 2; i++)

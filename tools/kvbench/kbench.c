@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Options, clock and random numbers of the kernel benchmarks. */
 #include "tools/kvbench/kbench.h"
 #include "kernels/kvp_codec.h"
+#include "tools/kvbench/bench.h"
 
 #include <errno.h>
 #include <math.h>
@@ -72,115 +74,146 @@ void kbench_fill_f16(void *data, size_t n)
 		out[i] = values[i % PERIOD];
 }
 
-static int parse_isa(const char *name, unsigned int *ret_mask)
+static int wrong(const char *command, const char *option, const char *right, const char *text)
 {
-	if (strcmp(name, "c") == 0)
-		*ret_mask = 0;
-	else if (strcmp(name, "avx2") == 0)
-		*ret_mask = KVP_CPU_AVX2;
-	else if (strcmp(name, "avx512") == 0)
-		*ret_mask = KVP_CPU_AVX2 | KVP_CPU_AVX512;
-	else if (strcmp(name, "vbmi") == 0)
-		*ret_mask = KVP_CPU_ALL;
-	else
-		return -EINVAL;
-	if (*ret_mask & ~kvp_cpu_detect()) {
-		fprintf(stderr, "kvbench: this machine has no %s\n", name);
-		return -EINVAL;
-	}
-	return 0;
+	fprintf(stderr, "kvbench %s: --%s takes %s, not '%s'\n", command, option, right, text);
+	return -EINVAL;
 }
 
-static int parse_contexts(char *list, struct kbench_args *args)
+static int parse_isa(const char *command, const char *name, unsigned int *ret_mask)
 {
+	static const struct {
+		const char *name;
+		unsigned int mask;
+	} isas[] = {
+		{ "c", 0 },
+		{ "avx2", KVP_CPU_AVX2 },
+		{ "avx512", KVP_CPU_AVX2 | KVP_CPU_AVX512 },
+		{ "vbmi", KVP_CPU_ALL },
+	};
+
+	for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+		if (strcmp(name, isas[i].name) != 0)
+			continue;
+		if (isas[i].mask & ~kvp_cpu_detect()) {
+			fprintf(stderr, "kvbench %s: this machine has no %s\n", command, name);
+			return -EINVAL;
+		}
+		*ret_mask = isas[i].mask;
+		return 0;
+	}
+	return wrong(command, "isa", "c, avx2, avx512 or vbmi", name);
+}
+
+static int parse_contexts(const char *command, char *list, struct kbench_args *args)
+{
+	static const char right[] = "up to 16 numbers from 1 to 4194304, separated by commas";
+
 	for (char *save, *s = strtok_r(list, ",", &save); s; s = strtok_r(NULL, ",", &save)) {
 		char *end;
 		unsigned long v = strtoul(s, &end, 10);
 
 		if (*end || !v || v > 1u << 22 ||
 			args->n_ctx == sizeof args->ctx / sizeof *args->ctx)
-			return -EINVAL;
+			return wrong(command, "ctx", right, s);
 		args->ctx[args->n_ctx++] = (uint32_t)v;
 	}
-	return args->n_ctx ? 0 : -EINVAL;
+	return args->n_ctx ? 0 : wrong(command, "ctx", right, list);
 }
 
-static int parse_codecs(char *list, struct kbench_args *args)
+static int parse_codecs(const char *command, char *list, struct kbench_args *args)
 {
+	static const char right[] = "names of up to 64 codecs, separated by commas";
+
 	for (char *save, *s = strtok_r(list, ",", &save); s; s = strtok_r(NULL, ",", &save)) {
 		if (args->n_codecs == KBENCH_CODECS_MAX)
-			return -EINVAL;
+			return wrong(command, "codec", right, s);
 		args->codecs[args->n_codecs++] = s;
 	}
-	return args->n_codecs ? 0 : -EINVAL;
+	return args->n_codecs ? 0 : wrong(command, "codec", right, list);
 }
 
-static int parse_threads(const char *s, struct kbench_args *args)
-{
-	char *end;
-	unsigned long v = strtoul(s, &end, 10);
-
-	if (*end || !v || v > 64)
-		return -EINVAL;
-	args->threads = (uint32_t)v;
-	return 0;
-}
-
-static int parse_seed(const char *s, struct kbench_args *args)
+static int parse_seed(const char *command, const char *s, struct kbench_args *args)
 {
 	char *end;
 
 	args->seed = strtoull(s, &end, 0);
-	return *s && !*end ? 0 : -EINVAL;
+	return *s && !*end ? 0 : wrong(command, "seed", "a number", s);
 }
 
-int kbench_parse(int argc, char **argv, const char *usage, struct kbench_args *ret_args)
+int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
+	struct kbench_args *ret_args)
 {
 	struct kbench_args args = { .cpu_mask = KVP_CPU_ALL, .threads = 1 };
+	const char *isa = NULL, *codecs = NULL, *ctx = NULL, *seed = NULL;
+	const struct {
+		unsigned int bit;
+		struct bench_option option;
+	} all[] = {
+		{ KBENCH_CODEC, { .name = "codec",
+					.help = "some of the codecs (docs/formats.md), or presets "
+						"like 4bit",
+					.text = &codecs,
+					.takes = "NAME[,NAME...]" } },
+		{ KBENCH_VALIDATE,
+			{ .name = "validate",
+				.help = "compare each error with what it must be instead",
+				.flag = &args.validate } },
+		{ KBENCH_CTX, { .name = "ctx",
+				      .help = "tokens of context",
+				      .text = &ctx,
+				      .takes = "N[,N...]" } },
+		{ KBENCH_ISA, { .name = "isa",
+				      .help = "the highest instruction set to use (default: all)",
+				      .text = &isa,
+				      .takes = "c|avx2|avx512|vbmi" } },
+		{ KBENCH_THREADS, { .name = "threads",
+					  .help = "that share one step (default 1)",
+					  .value = &args.threads,
+					  .min = 1,
+					  .max = 64 } },
+		{ KBENCH_MODEL, { .name = "model",
+					.help = "folder of a model, as for kvrun",
+					.text = &args.model,
+					.takes = "DIR" } },
+		{ KBENCH_TEXT, { .name = "text",
+				       .help = "to score; may be given several times",
+				       .text = args.texts,
+				       .takes = "FILE",
+				       .max = KBENCH_TEXTS_MAX,
+				       .times = &args.n_texts } },
+		{ KBENCH_REPEAT, { .name = "repeat",
+					 .help = "passages of 400 bytes, each followed by itself, "
+						 "instead of windows",
+					 .flag = &args.repeat } },
+		{ KBENCH_SEED, { .name = "seed",
+				       .help = "of the rotations",
+				       .text = &seed,
+				       .takes = "N" } },
+		{ ~0u, { .name = "json",
+			       .help = "one JSON document on stdout",
+			       .flag = &args.json } },
+	};
+	struct bench_option taken[sizeof all / sizeof *all];
+	size_t n = 0;
+	int r;
 
-	for (int i = 1; i < argc; i++) {
-		char *value = i + 1 < argc ? argv[i + 1] : NULL;
-		int r = -EINVAL;
-
-		if (strcmp(argv[i], "--help") == 0) {
-			printf("%s\n", usage);
-			return 1;
-		}
-		if (strcmp(argv[i], "--json") == 0) {
-			args.json = 1;
-			continue;
-		}
-		if (strcmp(argv[i], "--repeat") == 0) {
-			args.repeat = 1;
-			continue;
-		}
-		if (strcmp(argv[i], "--validate") == 0) {
-			args.validate = 1;
-			continue;
-		}
-		if (value && strcmp(argv[i], "--model") == 0) {
-			args.model = value;
-			r = 0;
-		} else if (value && strcmp(argv[i], "--text") == 0 &&
-			   args.n_texts < KBENCH_TEXTS_MAX) {
-			args.texts[args.n_texts++] = value;
-			r = 0;
-		} else if (value && strcmp(argv[i], "--seed") == 0) {
-			r = parse_seed(value, &args);
-		} else if (value && strcmp(argv[i], "--isa") == 0)
-			r = parse_isa(value, &args.cpu_mask);
-		else if (value && strcmp(argv[i], "--codec") == 0)
-			r = parse_codecs(value, &args);
-		else if (value && strcmp(argv[i], "--ctx") == 0)
-			r = parse_contexts(value, &args);
-		else if (value && strcmp(argv[i], "--threads") == 0)
-			r = parse_threads(value, &args);
-		if (r < 0) {
-			fprintf(stderr, "kvbench: bad argument %s\nusage: %s\n", argv[i], usage);
-			return -EINVAL;
-		}
-		i++;
-	}
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+		if (all[i].bit & options)
+			taken[n++] = all[i].option;
+	r = bench_parse(argc, argv, about, taken, n);
+	if (r <= 0)
+		return r ? -EINVAL : 1;
+	r = isa ? parse_isa(argv[0], isa, &args.cpu_mask) : 0;
+	/* The lists are taken apart where they stand, in argv. */
+	if (!r && codecs)
+		r = parse_codecs(argv[0], (char *)(uintptr_t)codecs, &args);
+	if (!r && ctx)
+		r = parse_contexts(argv[0], (char *)(uintptr_t)ctx, &args);
+	if (!r && seed)
+		r = parse_seed(argv[0], seed, &args);
+	if (r < 0)
+		return r;
 	args.cpu_mask &= kvp_cpu_detect();
 	args.isa = args.cpu_mask & KVP_CPU_VBMI     ? "vbmi"
 		   : args.cpu_mask & KVP_CPU_AVX512 ? "avx512"

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernel benchmarks share. */
+/* What the kernel benchmarks share: which of their options a command takes, and random inputs. */
 #ifndef KVBENCH_KBENCH_H
 #define KVBENCH_KBENCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -11,25 +12,40 @@
 #define KBENCH_CODECS_MAX 64
 #define KBENCH_TEXTS_MAX  8
 
+/* Options that a command takes besides --json; at least one. */
+#define KBENCH_ISA      1u
+#define KBENCH_CODEC    2u
+#define KBENCH_CTX      4u
+#define KBENCH_THREADS  8u
+#define KBENCH_MODEL    16u
+#define KBENCH_TEXT     32u
+#define KBENCH_REPEAT   64u
+#define KBENCH_VALIDATE 128u
+#define KBENCH_SEED     256u
+
 struct kbench_args {
-	int json;
+	bool json;
 	unsigned int cpu_mask;
 	const char *isa; /* the highest one in use */
 	const char *codecs[KBENCH_CODECS_MAX];
 	size_t n_codecs; /* 0: the default list */
 	uint32_t ctx[16];
 	size_t n_ctx;
-	uint32_t threads; /* at least 1 */
+	uint64_t threads; /* at least 1 */
 	const char *model;
 	const char *texts[KBENCH_TEXTS_MAX];
 	size_t n_texts;
-	int repeat;
-	int validate;
+	bool repeat;
+	bool validate;
 	uint64_t seed; /* of rotations; 0: the default */
 };
 
-/* 0; 1 after --help; -EINVAL with a message on stderr. Strings point into argv. */
-int kbench_parse(int argc, char **argv, const char *usage, struct kbench_args *ret_args);
+/*
+ * 0; 1 after --help; -EINVAL with a message on stderr. Strings point into argv. `options`: what the
+ * command takes, as bits.
+ */
+int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
+	struct kbench_args *ret_args);
 
 double kbench_now(void); /* seconds */
 void kbench_seed(uint64_t seed);

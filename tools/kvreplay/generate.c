@@ -213,7 +213,8 @@ static void usage(FILE *f)
 {
 	fputs("usage: kvreplay generate [OPTION]... > FILE\n"
 	      "\n"
-	      "  --kind KIND      chat (default), rag, batch, mixed\n"
+	      "  --kind chat|rag|batch|mixed\n"
+	      "                   (default chat)\n"
 	      "  --requests N     1 to 2^26 (default 10000)\n"
 	      "  --rate R         requests per second, .01 to 1e6 (default 4)\n"
 	      "  --seed N         same seed, same trace (default 1)\n"

@@ -444,7 +444,8 @@ static void usage(FILE *f)
 {
 	fputs("usage: kvreplay graph --trace PATH [OPTION]...\n\n"
 	      "  --trace PATH        a file, or for agent traces also a folder\n"
-	      "  --format NAME       mooncake (default) or agent\n"
+	      "  --format mooncake|agent\n"
+	      "                      of the trace (default mooncake)\n"
 	      "  --capacity N,...    blocks of the cache, or of the fast tier\n"
 	      "  --half-life S       of weights and counts, default 1200 seconds\n"
 	      "  --period MS         of the advisor, default 500\n"

@@ -12,13 +12,18 @@ _kvpool_commands()
 # What stands for the value of option $2 in the help text $1: NAME, a|b|c, ... or nothing.
 _kvpool_value()
 {
-	sed -n "s/^.*$2\[\{0,1\}[ =]\([][A-Za-z0-9_.,|-]*\).*/\1/p" <<<"$1" | head -n 1
+	local all
+	all=$(grep -oE -- "$2\[?[ =][][A-Za-z0-9_.,|-]+" <<<"$1" | sed 's/^[^ =]*[ =]//')
+	grep -m 1 -F '|' <<<"$all" || head -n 1 <<<"$all"
 }
 
 _kvpool_sockets()
 {
 	local path
-	for path in $(compgen -f -- "$1") $(compgen -G "${1:-/run/kvpool/}*.sock"); do
+	{
+		compgen -f -- "$1"
+		compgen -G "${1:-/run/kvpool/}*.sock"
+	} | sort -u | while IFS= read -r path; do
 		if [ -S "$path" ] || [ -d "$path" ]; then
 			printf '%s\n' "$path"
 		fi
@@ -75,7 +80,7 @@ _kvpool()
 		fi
 	done
 	help=$("$program" ${command:+"$command"} --help 2>/dev/null)
-	if [[ $prev == --* && -n $(_kvpool_value "$help" "$prev") && ($help != *"$prev["* ||
+	if [[ $prev == --* && -n $(_kvpool_value "$help" "$prev") && ($help != *"${prev}["* ||
 		${COMP_WORDS[COMP_CWORD]} == = || ${COMP_WORDS[COMP_CWORD - 1]} == =) ]]; then
 		words=$(_kvpool_value_words "$prev")
 	elif [[ $cur == -* || -z $commands ]]; then

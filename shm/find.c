@@ -292,8 +292,12 @@ void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token 
 
 uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *hits, uint32_t n)
 {
+	/*
+	 * Sequentially consistent, after the exchange that filled the lease's slot: pairs with
+	 * kvp_block_mark() and kvp_lease_fence(), see kvp_lease.h.
+	 */
 	for (uint32_t i = 0; i < n; i++)
-		if (kvp_load_acquire(&v->blocks[hits[i].id].word) != hits[i].word)
+		if (kvp_load_seq(&v->blocks[hits[i].id].word) != hits[i].word)
 			return i;
 	return n;
 }

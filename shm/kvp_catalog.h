@@ -129,7 +129,10 @@ struct kvp_found {
 void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token *tokens, uint32_t n,
 	uint32_t flags, struct kvp_hit *hits, uint32_t max_hits, struct kvp_found *ret_found);
 
-/* How many of the first n hits still have the word they were read under. */
+/*
+ * How many of the first n hits still have the word they were read under. After a lease was taken on
+ * the last of them this is the proof that all of them stay: see kvp_lease.h.
+ */
 uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *hits, uint32_t n);
 
 /*

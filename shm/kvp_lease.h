@@ -4,12 +4,27 @@
  * because no parent is evicted before its child and a mover treats the ancestors of a leased tip as
  * leased.
  *
- * Why this is safe: the client publishes {block} in a slot with a sequentially consistent exchange
- * and then loads the block's word; the ledger stores EVICTING and then, after one sequentially
- * consistent fence (kvp_lease_fence), loads the slots. In every total order of the two, either the
- * client sees the EVICTING word and clears its slot, or the ledger sees the slot and puts the word
- * back. A client that dies anywhere in between leaves at most one filled slot in a page that the
- * daemon drops with the session.
+ * Why this is safe. The client
+ *   1. puts the tip's id into a slot by a sequentially consistent exchange,
+ *   2. loads the words of the tip and of every ancestor that it matched, sequentially consistent
+ *      too (kvp_lease_take(), kvp_revalidate()), and reads nothing unless all are as it found them.
+ * The ledger, to evict or move a block,
+ *   3. stores EVICTING in its word (kvp_block_mark(), sequentially consistent),
+ *   4. passes kvp_lease_fence(),
+ *   5. loads the slots, sequentially consistent, and puts the word back if the block is the tip that
+ *      a slot names, or, where it moves, an ancestor of that tip.
+ * All of these stand in one total order. If 1 comes before 5, the ledger sees the slot. Else 3, 4, 5
+ * come before 1, and so before 2: the client sees EVICTING, or what became of it, and clears its
+ * slot. It is the same for the tip and for each ancestor, whichever of them is marked.
+ *
+ * The loads of the ancestors' words have to be sequentially consistent as well: an acquire load is
+ * not in the total order, and the language lets it return the word from before 3 although the tip's
+ * word has been loaded in between. (On x86 both are the same instruction.) What a scan saw counts
+ * for blocks that were marked before its fence, and for no others: one that is marked later needs a
+ * fence and a scan of its own. tests/shm/lease_model.py goes through every execution.
+ *
+ * A client that dies anywhere in between leaves at most one filled slot in a page that the daemon
+ * drops with the session.
  */
 #ifndef KVP_LEASE_H
 #define KVP_LEASE_H

@@ -79,11 +79,12 @@ def wait_for(what, seconds=20.0):
 
 class Daemon:
     """A kvpoold in a directory of its own below /tmp. `config`: what differs from the test's
-    defaults, as a dict. Attributes: socket, dir, config_file, log_file, pid, notes (what it told
-    systemd)."""
+    defaults, as a dict. `group`: the control group it runs in (cgroup.py). Attributes: socket, dir,
+    config_file, log_file, pid, notes (what it told systemd)."""
 
-    def __init__(self, config=None, program=None, env=None, ready_s=60.0):
+    def __init__(self, config=None, program=None, env=None, ready_s=60.0, group=None):
         self.program = program or os.environ["KVPOOLD"]
+        self.group = group
         self.env = env or {}
         self.ready_s = ready_s
         self.process = None
@@ -135,7 +136,8 @@ class Daemon:
         with open(self.log_file, "ab") as log:
             self.process = subprocess.Popen(
                 [self.program, "--foreground", "--config", self.config_file],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env,
+                preexec_fn=self.group.enter if self.group else None)
         try:
             self._wait_ready()
         except AssertionError:

@@ -119,11 +119,14 @@ int kvpd_retire_ack(struct kvpd_ledger *ledger, uint32_t session, const struct k
 int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_answer);
 
 /*
- * The machine is short of memory: an eighth of what each tenant has cached goes, oldest first as
- * its policy has it, and extents that hold nothing any more return their memory. For ten seconds no
- * tenant grows: puts make room by eviction or are told to come again.
+ * The machine is short of memory by so many bytes: tenants give back about as much, each in
+ * proportion to what it holds beyond a quarter of its share, which stays. What its policy keeps
+ * least goes, and whole extents return their memory, which takes a while. For ten seconds no tenant
+ * grows: puts make room by eviction or are told to come again. *ret_coming: bytes that are on their
+ * way, from this call and those before. Nothing goes where pools are of 2 MiB pages that were set
+ * aside: these are of no use to others.
  */
-int kvpd_relieve(struct kvpd_ledger *ledger, uint64_t *ret_evicted);
+int kvpd_relieve(struct kvpd_ledger *ledger, uint64_t bytes, uint64_t *ret_coming);
 
 /* Limits of tenants that exist and values that may change while running (claim_ttl_ms). */
 int kvpd_reconfigure(struct kvpd_ledger *ledger, const struct kvpd_config *config);

@@ -105,7 +105,7 @@ static int open_loop(struct kvpd_control *c)
 		r = open_signals(c);
 	if (r < 0)
 		return r;
-	kvpd_pressure_watch(c);
+	kvpd_pressure_open(c);
 	c->packet = malloc(sizeof(*c->packet));
 	if (!c->packet)
 		return -ENOMEM;
@@ -132,7 +132,7 @@ int kvpd_control_new(struct kvpd_config *config, const struct kvpd_account *acco
 		.epfd = -1,
 		.sigfd = -1,
 		.evfd = -1,
-		.psi_fd = -1,
+		.pressure = { .machine.fd = -1, .group.fd = -1 },
 		.spare_fd = -1,
 		.config = config,
 		.first_config = config,
@@ -222,7 +222,7 @@ struct kvpd_control *kvpd_control_free(struct kvpd_control *c)
 	close_fd(c->epfd);
 	close_fd(c->sigfd);
 	close_fd(c->evfd);
-	close_fd(c->psi_fd);
+	kvpd_pressure_close(c);
 	close_fd(c->spare_fd);
 	free(c->packet);
 	pthread_mutex_destroy(&c->lock);

@@ -14,6 +14,7 @@
 #include "daemon/control/control.h"
 #include "daemon/control/guest.h"
 #include "daemon/control/listener.h"
+#include "daemon/control/pressure.h"
 #include "daemon/control/state.h"
 #include "daemon/log.h"
 
@@ -105,6 +106,7 @@ int kvpd_control_turn(struct kvpd_control *c, int wait_ms)
 
 	due = sooner(due, watchdog(c, now));
 	due = sooner(due, tell_systemd(c, now));
+	due = sooner(due, kvpd_pressure_turn(c, now));
 	kvpd_control_bury(c);
 	most = until(due, now);
 	if (wait_ms >= 0 && (most < 0 || most > wait_ms))

@@ -10,6 +10,7 @@
 #include <sys/queue.h>
 
 #include "daemon/config.h"
+#include "daemon/control/pressure.h"
 #include "daemon/control/source.h"
 #include "daemon/dataplane.h"
 #include "daemon/privilege.h"
@@ -23,9 +24,9 @@ struct kvpd_tenant_entry;
 
 struct kvpd_control {
 	int epfd, sigfd, evfd;
-	int psi_fd;   /* the kernel's word that memory is short; -1: it gives none */
 	int spare_fd; /* given up for a moment when descriptors run out, to refuse a connection */
-	struct kvpd_source sig_source, ev_source, psi_source;
+	struct kvpd_source sig_source, ev_source;
+	struct kvpd_pressure pressure;
 	struct kvpd_config *config;
 	struct kvpd_config *first_config; /* the ledger was made with it */
 	struct kvpd_account account;

@@ -1,22 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Eviction in batches, in the policy's order, and relief when the machine is short of memory. */
+/* Eviction in batches, in the policy's order. */
 #include "daemon/ledger/evict.h"
 
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/lease.h"
-#include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/recipe.h"
-#include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/touch.h"
 #include "policy/kvp_evict.h"
 #include "shm/kvp_lease.h"
-
-#define PRESSED_NS  (10000 * KVPD_MS) /* no tenant grows for so long after a relief */
-#define RELIEF_PART 8                 /* of what is cached goes each time */
 
 static int is_protected(void *ctx, kvp_block_id id)
 {
@@ -91,30 +86,4 @@ uint64_t kvpd_evict_up_to(struct kvpd_tenant *t, uint64_t want)
 	}
 	t->dirty = true;
 	return gone;
-}
-
-/* ---- calls of the control thread ------------------------------------------------------------ */
-
-static int relieve_on_ledger(struct kvpd_ledger *l, void *arg)
-{
-	uint64_t *evicted = arg;
-
-	l->pressed_until_ns = kvpd_now_ns() + PRESSED_NS;
-	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++) {
-		struct kvpd_tenant *t = l->tenant[i];
-
-		if (t)
-			*evicted += kvpd_evict_up_to(t, t->n_blocks / RELIEF_PART + 1);
-	}
-	return 0;
-}
-
-int kvpd_relieve(struct kvpd_ledger *ledger, uint64_t *ret_evicted)
-{
-	uint64_t evicted = 0;
-	int r = kvpd_ledger_ask(ledger, relieve_on_ledger, &evicted);
-
-	if (r == 0)
-		*ret_evicted = evicted;
-	return r;
 }

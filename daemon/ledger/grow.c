@@ -7,6 +7,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/pool.h"
+#include "daemon/ledger/relief.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -54,12 +55,15 @@ static uint64_t extent_size(
 
 static uint64_t room(const struct kvpd_tenant *t)
 {
-	return t->limits.share > t->charged ? t->limits.share - t->charged : 0;
+	uint64_t share = kvpd_share_now(t);
+
+	return share > t->charged ? share - t->charged : 0;
 }
 
 static uint64_t arena_total(const struct kvpd_tenant *t, uint64_t slot_bytes)
 {
-	uint64_t half = data_bytes(t) / 2, one = kvpd_pool_round(t->ledger, slot_bytes);
+	uint64_t share = kvpd_share_now(t), one = kvpd_pool_round(t->ledger, slot_bytes);
+	uint64_t half = share > t->meta_bytes ? (share - t->meta_bytes) / 2 : 0;
 
 	return half < one ? one : half;
 }
@@ -100,7 +104,7 @@ static void vault_grow(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now
 	uint64_t bytes = extent_size(t->ledger, c, t->ledger->extent_bytes, vault_room(t, c));
 	struct kvpd_extent *x;
 
-	if (!bytes || c->making || now < c->refused_ns || t->abandoned)
+	if (!bytes || c->making || now < c->refused_ns || t->abandoned || kvpd_pressed(t, now))
 		return;
 	x = kvpd_extent_new(t, c, KVP_EXTENT_VAULT, bytes);
 	if (!x)
@@ -249,7 +253,7 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 	struct kvpd_tenant *t = s->tenant;
 	uint64_t cap, want, total, own, all, bytes;
 
-	if (s->making || s->expelled || now < s->refused_ns || t->abandoned)
+	if (s->making || s->expelled || now < s->refused_ns || t->abandoned || kvpd_pressed(t, now))
 		return;
 	cap = arena_cap(s, c->slot_bytes);
 	want = arena_wish(s, c, cap);

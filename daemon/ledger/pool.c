@@ -29,6 +29,7 @@
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/worker.h"
 #include "daemon/log.h"
+#include "daemon/memory.h"
 #include "shm/kvp_seg.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -41,7 +42,6 @@
 #define PIECE        (32 * MIB) /* first touch, of one thread at a time */
 #define MAX_THREADS  64u
 #define PROGRESS_NS  (2 * UINT64_C(1000000000))
-#define LEFT_FREE    (64 * MIB) /* of the machine's memory: not taken for pools */
 #define MEMLOCK_MORE (64 * MIB) /* beside the pools: stacks, heap */
 
 uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes)
@@ -52,23 +52,6 @@ uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes)
 }
 
 /* ---- checks at the start -------------------------------------------------------------------- */
-
-/* A figure of /proc/meminfo in bytes; 0 where that cannot be read. */
-static uint64_t meminfo(const char *name)
-{
-	FILE *f = fopen("/proc/meminfo", "re");
-	size_t n = strlen(name);
-	char line[128];
-	uint64_t kib = 0;
-
-	if (!f)
-		return 0;
-	while (fgets(line, sizeof(line), f))
-		if (!strncmp(line, name, n) && sscanf(line + n, ": %" SCNu64 " kB", &kib) == 1)
-			break;
-	fclose(f);
-	return kib * 1024;
-}
 
 static int check_huge(struct kvpd_ledger *l)
 {
@@ -127,22 +110,27 @@ static int check_memlock(struct kvpd_ledger *l)
 
 static int check_memory(const struct kvpd_ledger *l)
 {
-	uint64_t total = meminfo("MemTotal"), available = meminfo("MemAvailable");
+	const struct kvpd_group *g;
+	struct kvpd_memory m;
 
 	/* Reserved huge pages are not part of what is available. */
-	if (l->hugetlb || !total)
+	if (l->hugetlb)
 		return 0;
-	if (l->memory > total - total / 16) {
-		kvpd_err("memory: %" PRIu64 " MiB asked for, the machine has %" PRIu64
-			 " MiB; lower `memory`",
-			l->memory / MIB, total / MIB);
+	kvpd_memory_read("", &m);
+	g = kvpd_memory_lowest(&m);
+	if (l->memory > kvpd_memory_most(&m)) {
+		kvpd_err("memory: %" PRIu64 " MiB asked for, but %s%s has %" PRIu64
+			 " MiB in all; at most %" PRIu64 " MiB can be had here: lower `memory`%s",
+			l->memory / MIB, g ? "the control group " : "the machine", g ? g->path : "",
+			(g ? g->limit : m.total) / MIB, kvpd_memory_most(&m) / MIB,
+			g ? ", or raise the group's limit" : "");
 		return -ENOMEM;
 	}
 	/* Perhaps engines still hold the memory of the daemon that was here before. */
-	if (available < l->memory)
+	if (kvpd_memory_spare(&m) < l->memory)
 		kvpd_warning("memory: only %" PRIu64 " of %" PRIu64
-			     " MiB are available now; the pools grow as far as there is memory",
-			available / MIB, l->memory / MIB);
+			     " MiB can be had now; the pools grow as far as there is memory",
+			kvpd_memory_spare(&m) / MIB, l->memory / MIB);
 	return 0;
 }
 
@@ -208,13 +196,13 @@ static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t by
 	struct populate p = { .addr = addr, .fd = fd, .bytes = bytes };
 	pthread_t helper[MAX_THREADS];
 	uint64_t said = kvpd_now_ns(), pieces = (bytes + PIECE - 1) / PIECE;
-	uint64_t available = l->hugetlb ? 0 : meminfo("MemAvailable");
+	struct kvpd_memory m;
 	uint32_t n = 0;
 
 	/* The kernel would rather kill somebody than refuse. */
-	if ((available && available < bytes + LEFT_FREE) || l->pressed_until_ns > said)
+	kvpd_memory_read("", &m);
+	if (!l->hugetlb && (kvpd_memory_spare(&m) < bytes || l->pressed_until_ns > said))
 		return -ENOMEM;
-
 	while (n + 1 < l->populate_threads && n + 1 < pieces && n < MAX_THREADS) {
 		if (pthread_create(&helper[n], NULL, populate_main, &p))
 			break; /* slower, not wrong */

@@ -11,6 +11,7 @@
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/pool.h"
+#include "daemon/ledger/relief.h"
 #include "daemon/ledger/publish.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -111,7 +112,7 @@ void kvpd_extent_step(struct kvpd_tenant *t, uint64_t now)
 {
 	bool pressed = !kvpd_list_empty(&t->wanting) || t->over;
 
-	if (t->charged > t->limits.share)
+	if (t->charged > kvpd_share_now(t))
 		kvpd_reclaim(t, NULL, NULL);
 	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];

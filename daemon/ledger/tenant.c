@@ -21,6 +21,7 @@
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/recipe.h"
+#include "daemon/ledger/relief.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
@@ -216,17 +217,18 @@ static void shrink(struct kvpd_tenant *t, uint64_t now)
 	while (t->n_blocks > t->limits.max_blocks)
 		if (!kvpd_evict_some(t, KVPD_EVICT_MAX, now))
 			break;
-	t->over = t->n_blocks > t->limits.max_blocks || t->charged > t->limits.share;
+	t->over = t->n_blocks > t->limits.max_blocks || t->charged > kvpd_share_now(t);
 }
 
 bool kvpd_tenant_busy(const struct kvpd_tenant *t)
 {
-	return t->over || t->n_claims || t->n_doomed || t->n_draining || t->n_stalled || t->warm ||
-	       !kvpd_list_empty(&t->limbo);
+	return t->over || t->ceiling || t->n_claims || t->n_doomed || t->n_draining ||
+	       t->n_stalled || t->warm || !kvpd_list_empty(&t->limbo);
 }
 
 void kvpd_tenant_tick(struct kvpd_tenant *t, uint64_t now)
 {
+	kvpd_relief_tick(t, now);
 	if (t->over)
 		shrink(t, now);
 	kvpd_claim_expire(t, now);

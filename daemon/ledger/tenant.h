@@ -58,6 +58,8 @@ struct kvpd_tenant {
 	struct kvpd_list orphans; /* arenas without a session, extents that retire */
 	uint64_t meta_bytes;      /* catalog and private state */
 	uint64_t charged;         /* meta_bytes and all extents; <= limits.share */
+	uint64_t ceiling;  /* below the share, while the machine is short of memory; 0: none */
+	uint64_t asked_ns; /* when it was last lowered */
 	uint64_t arena_bytes;
 	uint32_t n_draining;
 	uint32_t prove; /* extent that is looked at first when one waits for its proof */

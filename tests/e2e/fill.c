@@ -81,14 +81,14 @@ static int64_t put(struct kvp_space *space, uint32_t layers, uint32_t p, uint32_
 
 static uint32_t find(struct kvp_space *space, uint32_t p, uint32_t blocks)
 {
-	struct kvp_match_info info = { .size = sizeof(info) };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
 	uint32_t n = blocks * BLOCK_TOKENS, *tokens = prompt(p, n);
-	struct kvp_match *match;
+	struct kvp_prefix *match;
 
 	must(kvp_match(space, tokens, n, NULL, &match), "match");
 	must(kvp_match_info(match, &info), "match info");
 	for (uint32_t i = 0; i < info.n_blocks; i++) {
-		struct kvp_payload payload = { .size = sizeof(payload) };
+		struct kvp_payload_info payload = { .size = sizeof(payload) };
 		const unsigned char *at;
 
 		must(kvp_payload(match, i, &payload), "payload");
@@ -106,9 +106,7 @@ static uint32_t find(struct kvp_space *space, uint32_t p, uint32_t blocks)
 
 int main(int argc, char **argv)
 {
-	const struct kvp_open_opts open_opts = {
-		.size = sizeof(open_opts), .name = "fill", .timeout_ms = WAIT_MS
-	};
+	const struct kvp_open_opts open_opts = { .size = sizeof(open_opts), .name = "fill" };
 	uint32_t n_layers = argc > 2 ? (uint32_t)atoi(argv[2]) : 1, p, blocks;
 	struct kvp_layer *layers = calloc(n_layers, sizeof(*layers));
 	struct kvp_space_desc desc = {

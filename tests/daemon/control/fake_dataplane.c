@@ -250,10 +250,11 @@ int kvpd_admin(struct kvpd_ledger *l, const json_t *request, json_t **ret_answer
 	return -EOPNOTSUPP;
 }
 
-int kvpd_relieve(struct kvpd_ledger *l, uint64_t *ret_evicted)
+int kvpd_relieve(struct kvpd_ledger *l, uint64_t bytes, uint64_t *ret_coming)
 {
 	(void)l;
-	*ret_evicted = 0;
+	(void)bytes;
+	*ret_coming = 0;
 	return 0;
 }
 

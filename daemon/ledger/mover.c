@@ -144,7 +144,8 @@ static void choose(struct move_job *j, struct kvpd_extent *x, uint32_t n, bool l
 				!kvpd_evict_some(t, kvpd_evict_batch(t), now))
 				return;
 			evicted = true;
-			t->dirty = true; /* what went may have lain elsewhere: the next step goes on */
+			t->dirty =
+				true; /* what went may have lain elsewhere: the next step goes on */
 			kvpd_lease_marks(t, true);
 			if (!movable(x, slot, leased_too) ||
 				!kvpd_vault_take(t, x->cls, x, now, &to))

@@ -2,6 +2,7 @@
 """The control protocol by hand, to say what no library would say."""
 import array
 import os
+import re
 import socket
 import struct
 import time
@@ -11,6 +12,9 @@ MAGIC = 0x4D50564B
  RETIRE, RETIRE_ACK, ADMIN, ADMIN_PART, PROVE, PROOF, BYE) = range(1, 18)
 CLIENT, ADMINISTRATOR = 0, 1
 HEADER = struct.Struct("=IHHII")
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../shm/kvp_abi.h"),
+          encoding="utf-8") as header:
+    ABI = int(re.search(r"define KVP_ABI_VERSION (\d+)u", header.read()).group(1))
 
 
 class Packet:
@@ -71,7 +75,7 @@ class Raw:
         assert not flags & socket.MSG_CTRUNC
         return Packet(data, list(fds)) if data else None
 
-    def hello(self, role=CLIENT, low=1, high=1, name=b"raw"):
+    def hello(self, role=CLIENT, low=ABI, high=ABI, name=b"raw"):
         self.send(HELLO, struct.pack("=IIII64s", low, high, role, 0, name))
 
     def attach(self):

@@ -138,9 +138,9 @@ class Attaching(Control):
         os.kill(child, signal.SIGKILL)
 
     def test_abi_and_role(self):
-        for low, high, role, error in ((2, 3, 0, -errno.EPROTONOSUPPORT),
-                                       (0, 0, 0, -errno.EPROTONOSUPPORT),
-                                       (1, 1, 9, -errno.EPROTO)):
+        for low, high, role, error in ((rawclient.ABI + 1, rawclient.ABI + 2, 0, -errno.EPROTONOSUPPORT),
+                                       (0, rawclient.ABI - 1, 0, -errno.EPROTONOSUPPORT),
+                                       (rawclient.ABI, rawclient.ABI, 9, -errno.EPROTO)):
             r = Raw(self.d.socket)
             r.hello(role, low, high)
             self.assertEqual(r.receive().error, error)
@@ -209,7 +209,7 @@ class Hostile(Control):
 
     def test_malformed_packets(self):
         before = self.fds_of_daemon()
-        hello = struct.pack("=IIII64s", 1, 1, 0, 0, b"x")
+        hello = struct.pack("=IIII64s", rawclient.ABI, rawclient.ABI, 0, 0, b"x")
         cases = [
             lambda r: r.send(rawclient.HELLO, hello, n_fds=3),
             lambda r: r.send(rawclient.HELLO, hello, fds=[0]),

@@ -161,7 +161,38 @@ def formatted(root):
     return [line for line in r.stderr.splitlines() if "error:" in line]
 
 
-CHECKS = {f.__name__: f for f in (layers, cycles, spdx, lengths, words, silent, shell, man, formatted)}
+def rows(root):
+    """docs/rows.md has every row that a test names, once and in order; the tests it names exist."""
+    bad, known = [], []
+    built = set()
+    for n in files(root):
+        if n.endswith("meson.build"):
+            built |= set(re.findall(r"'([\w.+-]+)'", text(root, n)))
+    joined = {p + q for p in built if p.endswith(("-", "_")) for q in built}
+    for number, line in enumerate(text(root, "docs/rows.md").splitlines(), 1):
+        cells = [c.strip() for c in line.split("|")]
+        if not re.fullmatch(r"[A-E]-\d{3}", cells[1] if len(cells) == 5 else ""):
+            continue
+        known.append(cells[1])
+        if not cells[2] or not cells[3]:
+            bad.append(f"docs/rows.md:{number}: {cells[1]} says nothing")
+        for name in re.findall(r"`([\w.+-]+)`", cells[3]):
+            if name not in built and name not in joined:
+                bad.append(f"docs/rows.md:{number}: there is no test {name}")
+    if known != sorted(set(known)):
+        bad.append("docs/rows.md: rows are not in order, or one is there twice")
+    for n in files(root):
+        if not n.startswith("tests/") or "/corpus/" in n:
+            continue
+        for number, line in enumerate(text(root, n).splitlines(), 1):
+            # D-030, and d030_d031_name() of a test function.
+            ids = re.findall(r"\b[A-E]-\d{3}\b", line)
+            ids += [f"{a.upper()}-{b}" for a, b in re.findall(r"(?<![A-Za-z0-9])([a-e])(\d{3})(?=_)", line)]
+            bad += [f"{n}:{number}: docs/rows.md has no {i}" for i in ids if i not in known]
+    return bad
+
+
+CHECKS = {f.__name__: f for f in (layers, cycles, spdx, lengths, words, silent, shell, man, formatted, rows)}
 
 
 def main():

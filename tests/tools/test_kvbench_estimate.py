@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvbench estimate against figures worked out by hand; rows D-019, D-027, D-029, D-040, D-041."""
+"""kvbench estimate against figures worked out by hand; rows A-055, A-056, A-079, D-019, D-027, D-029,
+D-040, D-041, D-050, D-073, D-098, D-099, E-038."""
 import json
 import os
 import subprocess
@@ -36,6 +37,38 @@ for e in tq4.values():
 # The memory that holds 118,112 tokens of fp8.
 held = estimate(*shape(str(118112 * 73728), "1"), "--codec", "tq4-wide")["tq4-wide"]
 assert 222300 <= held["tokens_in_budget"] < 222400
+
+# A-056, A-055, A-079: all heads of a 7B, a 70B and a 540B model; an 8B model at 128K tokens.
+def sequence(layers, heads, tokens, *more, dim="128"):
+    return estimate("--layers", layers, "--heads", heads, "--dim", dim, "--tokens", tokens, *more)
+
+
+assert sequence("32", "32", "2048")["native"]["sequence_bytes"] == 1 << 30
+many = sequence("80", "64", str(8 * 32768), "--codec", "native", "--codec", "kivi2")
+assert many["native"]["sequence_bytes"] == 687194767360
+assert 128e9 < many["kivi2"]["sequence_bytes"] < 131e9
+for name, e in sequence("32", "8", "131072", "--codec", "kivi2", "--codec", "2bit").items():
+    assert e["sequence_bytes"] < 3.3e9, (name, e)
+# E-038: 1,000 tokens of a 7B model with all heads.
+mha = sequence("32", "32", "1000", "--codec", "native", "--codec", "kivi2")
+assert mha["native"]["bytes_per_token"] == 524288 and mha["kivi2"]["bytes_per_token"] == 98304
+# D-050, D-073: what 128 GB hold, and what the memory of 309,000 tokens holds in fewer bits.
+assert estimate(*shape("128g", "1"), "--codec", "tq4-wide")["tq4-wide"]["tokens_in_budget"] == 3508960
+held = estimate(*shape(str(309000 * 36 * 8 * 68 * 2), "1"), "--codec", "hybrid-prod")["hybrid-prod"]
+assert held["tokens_in_budget"] == 309000 * 68 // 64
+# D-098: one sequence of 256 to 16,384 tokens, in MiB, against fp8.
+for tokens, mib in ((256, 9.6), (1024, 38.3), (2048, 76.5), (4096, 153), (8192, 306), (16384, 612)):
+    e = estimate(*shape("1g", str(tokens)), "--codec", "tq4-wide")["tq4-wide"]
+    assert abs(e["bytes_per_token"] * tokens / mib / (1 << 20) - 1) < .02, (tokens, e)
+    e = estimate(*shape("1g", str(tokens)), "--dtype", "f8", "--codec", "native")["native"]
+    assert e["sequence_bytes"] == tokens * 72 << 10
+# D-099: a 14B model; as many tokens more as the pages are smaller.
+large = ("--layers", "48", "--block", "16", "--tokens", "32768", "--budget", str(126240 * 52224))
+pages = estimate(*large, "--codec", "native", "--codec", "tq4-wide")
+assert pages["native"]["bytes_per_token"] == 196608
+assert pages["tq4-wide"]["tokens_in_budget"] == 126240
+assert round(pages["tq4-wide"]["sequences_in_budget"], 2) == 3.85
+assert round(pages["native"]["page_bytes"] / pages["tq4-wide"]["page_bytes"], 2) == 3.76
 
 # Preset names, and every default.
 three = estimate("--layers", "1", "--codec", "3bit")["3bit"]

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "libclient/client.h"
+/*
+ * A client is opened and closed, and says why it is not attached. What all calls need: option and
+ * result structs of any size, timeouts, the shard of a thread, a forked child told apart.
+ */
+#include "libclient/match.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -142,7 +146,7 @@ static int client_init(struct kvp_client *c, const struct kvp_open_opts *o)
 	c->lazy = !!(o->flags & KVP_OPEN_LAZY);
 	snprintf(c->name, sizeof(c->name), "%s", o->name ? o->name : program_invocation_short_name);
 	c->socket = strdup(path);
-	c->matches = match_chunk_new(c);
+	c->matches = prefix_chunk_new(c);
 	c->packet = malloc(sizeof(*c->packet));
 	if (!c->socket || !c->matches || !c->packet)
 		return -ENOMEM;
@@ -157,7 +161,7 @@ static int client_init(struct kvp_client *c, const struct kvp_open_opts *o)
 
 static void matches_free(struct kvp_client *c)
 {
-	struct match_chunk *chunk = c->matches, *next;
+	struct prefix_chunk *chunk = c->matches, *next;
 
 	for (; chunk; chunk = next) {
 		next = kvp_load_relaxed(&chunk->next);

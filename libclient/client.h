@@ -7,7 +7,7 @@
  * and takes it away when the daemon is gone; the object is never freed before kvp_close(), only
  * emptied and used again once nothing points into its mappings.
  *
- * Who may use an attachment's mappings
+ * Which calls may use an attachment's mappings
  * - Hot calls (match, payload, release) hold it through their handle: kvp_match.state names it.
  * They store that name with a sequentially consistent exchange and then look at client->att again;
  * the library's thread clears client->att and then looks at the handles. One of the two sees the
@@ -26,6 +26,7 @@
 #include <signal.h>
 #include <stdint.h>
 
+#include "libclient/geometry.h"
 #include "libclient/kvpool.h"
 #include "shm/kvp_abi.h"
 #include "shm/kvp_atomic.h"
@@ -46,46 +47,6 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 #define NS_PER_MS     UINT64_C(1000000)
-
-/* ---- geometry of a payload (view.c) ---------------------------------------------------------- */
-
-/* Bytes from the start of a block's payload; token t adds t strides. */
-struct geo_layer {
-	uint64_t k_off, v_off;
-	uint64_t k_stride, v_stride;
-	uint32_t heads;
-	uint32_t k_row, v_row; /* bytes of one head's channels */
-};
-
-struct geometry {
-	uint32_t block_tokens;
-	uint32_t layout;
-	uint32_t n_layers;
-	uint32_t homogeneous;
-	uint64_t token_bytes;
-	uint64_t k_token_bytes; /* all layers' keys of one token; the rest are values */
-	uint64_t block_bytes;
-	struct geo_layer layers[KVP_MAX_LAYERS];
-};
-
-/* -EINVAL or -E2BIG as kvp_space_open(). */
-int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo);
-
-#define VIEW_READ  0u /* some planes and heads may be left out */
-#define VIEW_WRITE 1u /* must cover the whole space: what is stored has no holes */
-
-int view_check(const struct geometry *geo, const struct kvp_view *view, uint32_t mode,
-	struct kvp_view *ret_view);
-/*
- * Copies tokens [at, at + n) of a payload to or from tokens [user, user + n) of a checked view.
- * `total`: tokens of the whole call, which decides whether the cache is worth using.
- */
-void view_from_payload(const struct geometry *geo, const void *payload, uint32_t at, uint32_t n,
-	const struct kvp_view *view, uint64_t user, uint64_t total);
-void view_to_payload(const struct geometry *geo, void *payload, uint32_t n,
-	const struct kvp_view *view, uint64_t user, uint64_t total);
-/* First n tokens from one payload to another of the same geometry. */
-void payload_prefix(const struct geometry *geo, void *dst, const void *src, uint32_t n);
 
 /* ---- attachment ------------------------------------------------------------------------------ */
 
@@ -235,9 +196,9 @@ struct kvp_prefix {
 	struct kvp_prefix *next_claim;
 };
 
-struct match_chunk {
+struct prefix_chunk {
 	struct kvp_prefix match[MATCHES_PER_CHUNK];
-	KVP_ATOMIC(struct match_chunk *) next;
+	KVP_ATOMIC(struct prefix_chunk *) next;
 };
 
 struct kvp_space {
@@ -259,13 +220,13 @@ struct call {
 	struct kvp_msg_space space;
 };
 
-struct retiring; /* attach.c */
+struct retiring; /* extents.c */
 
 struct kvp_client {
 	KVP_ATOMIC(struct attachment *) att; /* NULL: no daemon; changes under ring_lock */
 	/* A page that a forked child finds zeroed; 1 in the process that opened the client. */
 	volatile uint32_t *mine;
-	struct match_chunk *matches;
+	struct prefix_chunk *matches;
 	uint32_t timeout_ms;
 	uint32_t lazy; /* KVP_OPEN_LAZY */
 	char *socket;
@@ -324,8 +285,7 @@ const char *socket_path(const struct kvp_open_opts *o);
 /* Fills kvp_open_opts.error: the text, or the error's own if that is empty. */
 void tell_why(const struct kvp_open_opts *o, const char *text, int error);
 
-/* ---- attach.c (the library's thread, unless said otherwise) ------------------------------------
- */
+/* ---- thread.c and the files it drives (thread.h) --------------------------------------------- */
 
 void *client_thread(void *client);
 /*
@@ -336,9 +296,9 @@ int call_daemon(struct kvp_client *client, uint32_t type, const void *body, uint
 	uint64_t deadline, struct kvp_msg_space *ret_space);
 /* Any thread, lock held: a request without an answer; lost if there is no daemon. */
 void tell_daemon(struct attachment *att, uint32_t type, const void *body, uint32_t len);
-/* kvp_close(), the thread has ended. `mapped` is 0 in a forked child, which has no mappings. */
 /* ring_lock: adds the lookups counted in its page. */
 void attachment_count(const struct attachment *att, struct kvp_counters *sum);
+/* kvp_close(), the thread has ended. `mapped` is 0 in a forked child, which has no mappings. */
 void attachment_free(struct attachment *att, int mapped);
 void retiring_free(struct kvp_client *client, int mapped);
 
@@ -348,80 +308,6 @@ void retiring_free(struct kvp_client *client, int mapped);
 int space_root(struct kvp_space *space, struct kvp_key *ret_root);
 /* lock held. Takes over the daemon's answer to SPACE_OPEN. -EPROTO: the catalog says otherwise. */
 int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer);
-
-/* ---- ring.c (ring_lock held; those that wait drop and take it again) ---------------------------
- */
-
-/* The current attachment with one more reference, or NULL. */
-struct attachment *att_get(struct kvp_client *client);
-void att_put(struct attachment *att);
-/* Takes what the ledger has answered. */
-void ring_drain(struct attachment *att);
-/* -EAGAIN: no room until the deadline, or stuck; -ESHUTDOWN. Wakes the ledger if it sleeps. */
-int ring_submit(struct attachment *att, const struct kvp_sqe *sqe, uint64_t deadline);
-/* Waits for a further completion; -ETIMEDOUT, at once if stuck, -ESHUTDOWN. Drains at its end. */
-int ring_wait(struct attachment *att, uint64_t deadline);
-/* Does the ledger still owe an answer to a call that has given up? Drains. */
-int ring_stuck(struct attachment *att);
-/* Submits and waits for the one answer. Fills in the serial. -EAGAIN: it was not asked. */
-int ring_ask(
-	struct attachment *att, struct kvp_sqe *sqe, uint64_t deadline, struct kvp_cqe *ret_cqe);
-void grant_return(struct kvp_grant *grant);
-/* Has the library's thread come by for what is left over. */
-void ask_sweep(struct attachment *att);
-
-/* futex(2) on a shared word, without EINTR; returns when it may have changed or at the deadline. */
-void word_wait(KVP_ATOMIC(uint32_t) *word, uint32_t seen, uint64_t deadline);
-void word_wake(KVP_ATOMIC(uint32_t) *word);
-
-/* ---- match.c --------------------------------------------------------------------------------- */
-
-#define FIND_COUNT    1u /* in the statistics, and as a use */
-#define FIND_ANYWHERE 2u /* only what is there: in extents that are not mapped too, and no lease */
-
-struct match_chunk *match_chunk_new(struct kvp_client *client);
-/* Is any handle of this attachment in use? */
-int match_any(struct kvp_client *client, const struct attachment *att);
-/* A match without claims. -ENOMEM, -ECHILD. */
-int match_make(struct kvp_space *space, const kvp_token *tokens, uint32_t n, uint32_t flags,
-	uint32_t how, struct kvp_prefix **ret_match);
-void match_drop(struct kvp_prefix *match);
-/* Around every look into extents on behalf of a match that has no lease. */
-void match_pin(struct kvp_prefix *match);
-void match_unpin(struct kvp_prefix *match);
-/* Where the bytes of a hit are in this process; NULL if its extent is not mapped. */
-const uint8_t *hit_addr(struct attachment *att, const struct kvp_hit *hit);
-/* The space's place in an attachment, NULL if it is not open there. */
-static inline const struct space_bind *bind_of(
-	const struct attachment *att, const struct kvp_space *space)
-{
-	const struct space_bind *b = &att->binds[space->number];
-
-	/* Acquire: pairs with the release in space_bind(). */
-	return kvp_load_acquire(&b->open) ? b : NULL;
-}
-
-/*
- * ring_lock held. If this client claims the block that is being committed, the commit names the
- * claimed chain's next block, and the claim moves on once the commit stands in the ring.
- */
-void claim_name_next(struct attachment *att, struct kvp_key key, struct kvp_sqe *sqe);
-void claim_advance(struct attachment *att, struct kvp_key key);
-
-/* ---- grant.c --------------------------------------------------------------------------------- */
-
-/* ring_lock held in all of them. */
-
-/* All of the space's stock goes back. */
-void stock_return(struct attachment *att, struct space_bind *bind);
-/* As kvp_reserve(); `want` slots, this one included, are likely to be asked for soon. */
-int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want, uint64_t deadline,
-	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
-/* As kvp_commit(), with the number of the kvp_put() or 0. *ret_ref names the block to be. */
-int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
-	uint32_t flags, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref);
-/* The caller's hold ends, and the slot is given back. */
-void grant_drop(struct kvp_grant *g);
 
 /* ---- references to blocks -------------------------------------------------------------------- */
 

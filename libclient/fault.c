@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Fault points of the library's test variant: where KVP_FAULT in the environment says, it stops. */
 #include "libclient/client.h"
 
 #include <signal.h>

@@ -3,7 +3,8 @@
  * Slots: granted ahead of need, handed out, committed, given back. What is committed is known by a
  * reference, so that the next block can follow it before the ledger has answered.
  */
-#include "libclient/client.h"
+#include "libclient/match.h"
+#include "libclient/ring.h"
 
 #include <string.h>
 #include <time.h>
@@ -137,10 +138,10 @@ int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retr
 	deadline = deadline_of(c, timeout_ms);
 	KVP_FAULT("reserve");
 	pthread_mutex_lock(&c->ring_lock);
-	att = att_get(c);
+	att = attachment_get(c);
 	if (att) {
 		r = grant_reserve(att, space, 1, deadline, &retry_ms, &grant);
-		att_put(att);
+		attachment_put(att);
 	}
 	pthread_mutex_unlock(&c->ring_lock);
 	KVP_FAULT("reserved");
@@ -420,10 +421,10 @@ int kvp_flush(struct kvp_client *client, uint32_t timeout_ms)
 		return -ECHILD;
 	deadline = answer_by(deadline_of(client, timeout_ms));
 	pthread_mutex_lock(&client->ring_lock);
-	att = att_get(client);
+	att = attachment_get(client);
 	if (att) {
 		r = ring_ask(att, &sqe, deadline, &cqe);
-		att_put(att);
+		attachment_put(att);
 	}
 	pthread_mutex_unlock(&client->ring_lock);
 	if (r == -EAGAIN)

@@ -8,7 +8,7 @@
  * -EAGAIN or -ETIMEDOUT at once. The question left open is the probe: its answer lies in the ring as
  * soon as the ledger goes on, and the next call that looks there takes the mark away.
  */
-#include "libclient/client.h"
+#include "libclient/ring.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -41,7 +41,7 @@ void word_wake(KVP_ATOMIC(uint32_t) *word)
 
 /* ---- attachments ----------------------------------------------------------------------------- */
 
-struct attachment *att_get(struct kvp_client *client)
+struct attachment *attachment_get(struct kvp_client *client)
 {
 	struct attachment *att = kvp_load_seq(&client->att);
 
@@ -50,7 +50,7 @@ struct attachment *att_get(struct kvp_client *client)
 	return att;
 }
 
-void att_put(struct attachment *att)
+void attachment_put(struct attachment *att)
 {
 	att->refs--;
 }

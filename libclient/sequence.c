@@ -7,7 +7,8 @@
  * evicted to make room for its own next one, going on would only write what nobody can find. It then
  * stops, waits for the answers, and counts what is there.
  */
-#include "libclient/client.h"
+#include "libclient/match.h"
+#include "libclient/ring.h"
 
 #include <string.h>
 
@@ -182,7 +183,7 @@ static int64_t put_left(struct put *p)
 	if (r < 0)
 		return r;
 	tokens = now->n_tokens;
-	match_drop(now);
+	prefix_drop(now);
 	p->retry_ms = LOST_RETRY_MS;
 	return tokens > (int64_t)p->from ? tokens - (int64_t)p->from : -EAGAIN;
 }
@@ -243,7 +244,7 @@ int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_
 		return r;
 	p.att = p.match->att;
 	r = put_all(&p);
-	match_drop(p.match);
+	prefix_drop(p.match);
 	if (r < (int64_t)(p.end - from) && p.retry_ms && ret_retry_ms)
 		*ret_retry_ms = p.retry_ms;
 	return r;
@@ -296,7 +297,7 @@ int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *tokens, size_t 
 		why = why_missing(space, m->att, tokens, n, m->n_tokens);
 		pthread_mutex_unlock(&c->ring_lock);
 	}
-	match_drop(m);
+	prefix_drop(m);
 	if (ret_why)
 		*ret_why = why;
 	return there > (int64_t)from ? there - (int64_t)from : 0;
@@ -339,6 +340,6 @@ int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32
 		r = kvp_flush(c, timeout_ms);
 	if (r == 0)
 		r = (int)m->n_blocks;
-	match_drop(m);
+	prefix_drop(m);
 	return r == -EAGAIN ? -ETIMEDOUT : r;
 }

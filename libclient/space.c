@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "libclient/client.h"
+/*
+ * Spaces: what a caller says of its model in the canonical form that is compared, opening and closing
+ * it at the daemon, and what follows from it (sizes, keys).
+ */
+#include "libclient/match.h"
+#include "libclient/ring.h"
 
 #include <stdlib.h>
 #include <string.h>

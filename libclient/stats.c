@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "libclient/client.h"
+/* Counters: what this client looked up, over all daemons it was attached to, and its tenant's. */
+#include "libclient/ring.h"
 
 /* lock and ring_lock held. */
 static void sum_up(struct kvp_client *c, struct kvp_counters *s)

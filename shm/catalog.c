@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A catalog as a segment: its plan and header, the check of a received one; keys, claims looked up. */
 #include "shm/kvp_catalog.h"
 
 #include <errno.h>

@@ -439,7 +439,7 @@ struct kvp_session_page {
 	KVP_ATOMIC(uint32_t) left;
 	/*
 	 * A bit for each shard whose touch log was ever written to; the ledger looks at no other.
-	 * Who keeps a bit back loses its recency and nothing else.
+	 * A client that keeps a bit back loses its recency and nothing else.
 	 */
 	KVP_ATOMIC(uint32_t) touched;
 	KVP_ALIGNED(64) struct kvp_sqe sq[KVP_SQ_ENTRIES];

@@ -8,8 +8,8 @@
  * The fields of a descriptor and its recipe are constant between two changes of its word (payload
  * fields) or of its word's birth (everything else). The writer makes a block disappear by storing a
  * word that is not LIVE *before* it changes any field, and appear by storing a LIVE word *after*
- * all fields: every field store is a release store, so whoever reads a new field with an acquire
- * load also sees the word that was stored before it. A reader loads the word (acquire), then the
+ * all fields: every field store is a release store, so a reader that gets a new field from an
+ * acquire load also sees the word that was stored before it. A reader loads the word (acquire), then the
  * fields (acquire loads: later loads are not moved before them), then the word again: unchanged
  * means that what it read belongs together.
  *

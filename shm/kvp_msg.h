@@ -13,7 +13,7 @@
 
 #include "shm/kvp_proto.h"
 
-/* Who receives: each side accepts only what the other one may send. */
+/* The receiving side: each accepts only what the other one may send. */
 #define KVP_MSG_TO_DAEMON 0u
 #define KVP_MSG_TO_CLIENT 1u
 

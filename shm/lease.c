@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Lease slots and touch logs of a session page, both sides of them; kvp_lease.h has the argument. */
 #include "shm/kvp_lease.h"
 
 #include <errno.h>

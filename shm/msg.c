@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Packets of the control socket: framed, checked before anybody reads them, with descriptors. */
 #include "shm/kvp_msg.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The two rings of a session page, both sides of them; kvp_ring.h has the argument. */
 #include "shm/kvp_ring.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Memory segments: made, sealed, checked for the seals they should have, mapped. */
 #include "shm/kvp_seg.h"
 
 #include <errno.h>

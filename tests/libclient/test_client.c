@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "libclient/client.h"
+#include "libclient/match.h"
 #include "tests/libclient/fake.h"
 
 #define T      16u
@@ -1009,7 +1009,7 @@ static void test_retire(void **state)
 		usleep(5000);
 	}
 	assert_int_equal(i.n_blocks, 2);
-	match_pin(m); /* as a thread does while it searches, or copies without a lease */
+	prefix_pin(m); /* as a thread does while it searches, or copies without a lease */
 	fake_retire(f->fake, mine);
 	usleep(100000);
 	pthread_mutex_lock(&f->fake->lock);
@@ -1017,7 +1017,7 @@ static void test_retire(void **state)
 	assert_int_equal(mine->retire_acks, 0);
 	pthread_mutex_unlock(&f->fake->lock);
 	memset(kvp_grant_addr(g), 3, T * TOKEN_BYTES);
-	match_unpin(m);
+	prefix_unpin(m);
 	kvp_grant_release(g);
 	for (uint32_t n = 0; n < 400; n++) {
 		uint32_t acks;

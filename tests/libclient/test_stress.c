@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "libclient/client.h"
+#include "libclient/match.h"
 #include "tests/libclient/fake.h"
 #include "tests/shm/toy_ledger.h"
 

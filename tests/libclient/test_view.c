@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "libclient/client.h"
+#include "libclient/geometry.h"
 #include "tests/shm/toy_ledger.h"
 
 #define T 16u

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where elements lie in a payload and in a caller's view, and copies between the two. Knows no
+ * client and no catalog.
+ */
+#ifndef KVP_GEOMETRY_H
+#define KVP_GEOMETRY_H
+
+#include "libclient/kvpool.h"
+#include "shm/kvp_abi.h"
+
+/* Bytes from the start of a block's payload; token t adds t strides. */
+struct geo_layer {
+	uint64_t k_off, v_off;
+	uint64_t k_stride, v_stride;
+	uint32_t heads;
+	uint32_t k_row, v_row; /* bytes of one head's channels */
+};
+
+struct geometry {
+	uint32_t block_tokens;
+	uint32_t layout;
+	uint32_t n_layers;
+	uint32_t homogeneous;
+	uint64_t token_bytes;
+	uint64_t k_token_bytes; /* all layers' keys of one token; the rest are values */
+	uint64_t block_bytes;
+	struct geo_layer layers[KVP_MAX_LAYERS];
+};
+
+/* -EINVAL or -E2BIG as kvp_space_open(). */
+int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo);
+
+#define VIEW_READ  0u /* some planes and heads may be left out */
+#define VIEW_WRITE 1u /* must cover the whole space: what is stored has no holes */
+
+int view_check(const struct geometry *geo, const struct kvp_view *view, uint32_t mode,
+	struct kvp_view *ret_view);
+/*
+ * Copies tokens [at, at + n) of a payload to or from tokens [user, user + n) of a checked view.
+ * `total`: tokens of the whole call, which decides whether the cache is worth using.
+ */
+void view_from_payload(const struct geometry *geo, const void *payload, uint32_t at, uint32_t n,
+	const struct kvp_view *view, uint64_t user, uint64_t total);
+void view_to_payload(const struct geometry *geo, void *payload, uint32_t n,
+	const struct kvp_view *view, uint64_t user, uint64_t total);
+/* First n tokens from one payload to another of the same geometry. */
+void payload_prefix(const struct geometry *geo, void *dst, const void *src, uint32_t n);
+
+#endif

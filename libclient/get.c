@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies out of the cache: into a caller's view, and of a tail into a slot of the caller's. What no
+ * lease holds in place is copied and looked at once more afterwards.
+ */
+#include "libclient/geometry.h"
+#include "libclient/match.h"
+
+/* The daemon may compute the checksum later; while it has not there is nothing to compare with. */
+static int verify(const struct kvp_prefix *m, const struct kvp_hit *h, const uint8_t *payload)
+{
+	const struct kvp_block *block = &m->att->view.blocks[h->id];
+	uint64_t sum = kvp_load_acquire(&block->payload[KVP_TIER_DRAM].checksum);
+
+	if (!sum || kvp_load_acquire(&block->word) != h->word)
+		return 0;
+	return kvp_payload_checksum(payload, kvp_where_bytes(h->where)) == sum ? 0 : -EBADMSG;
+}
+
+/* Tokens [at, at + n) of hit i. */
+static int get_block(const struct kvp_prefix *m, uint32_t i, uint32_t at, uint32_t n,
+	const struct kvp_view *v, uint64_t user, uint64_t total, uint32_t flags)
+{
+	const struct kvp_hit *h = &m->hits[i];
+	const uint8_t *payload = hit_addr(m->att, h);
+	int r = 0;
+
+	if (!payload)
+		return -ESTALE;
+	if (kvp_where_codec(h->where) != KVP_CODEC_NATIVE)
+		return -EOPNOTSUPP;
+	if (flags & KVP_GET_VERIFY)
+		r = verify(m, h, payload);
+	if (r == 0)
+		view_from_payload(&m->space->geo, payload, at, n, v, user, total);
+	return r;
+}
+
+/* Copies tokens [from, from + n), all of which are matched. */
+static int get_range(const struct kvp_prefix *m, uint32_t from, uint32_t n,
+	const struct kvp_view *v, uint32_t flags)
+{
+	uint32_t t = m->space->geo.block_tokens, done = 0;
+	int r = 0;
+
+	while (r == 0 && done < n) {
+		uint32_t at = (from + done) % t, step = t - at;
+
+		if (step > n - done)
+			step = n - done;
+		r = get_block(m, (from + done) / t, at, step, v, done, n, flags);
+		done += step;
+	}
+	return r;
+}
+
+/*
+ * Around a copy without a lease. Handles are const to callers, which only read; the pin is the
+ * library's own affair.
+ */
+static int unleased_begin(const struct kvp_prefix *m)
+{
+	if (m->flags & KVP_MATCHED_LEASED)
+		return 0;
+	prefix_pin((struct kvp_prefix *)m);
+	return 1;
+}
+
+/* -ESTALE: one of the hits did not stay as it was until the copy was done. */
+static int unleased_end(const struct kvp_prefix *m, const struct kvp_hit *hits, uint32_t n)
+{
+	int r = 0;
+
+	/* All that was read comes before the words are looked at again. */
+	kvp_fence_acquire();
+	if (kvp_revalidate(&m->att->view, hits, n) != n)
+		r = -ESTALE;
+	prefix_unpin((struct kvp_prefix *)m);
+	return r;
+}
+
+int64_t kvp_get(const struct kvp_prefix *m, uint32_t from, uint32_t n, const struct kvp_view *dst,
+	uint32_t flags)
+{
+	struct kvp_view v;
+	uint32_t have, last;
+	int r, unleased;
+
+	if (!m || !(uint32_t)kvp_load_relaxed(&m->state) || flags & ~KVP_GET_VERIFY)
+		return -EINVAL;
+	if (!client_mine(m->client))
+		return -ECHILD;
+	r = view_check(&m->space->geo, dst, VIEW_READ, &v);
+	if (r < 0)
+		return r;
+	have = m->n_tokens + m->tail_tokens;
+	if (from >= have)
+		return 0;
+	if (n > have - from)
+		n = have - from;
+	if (!n)
+		return 0;
+	last = (from + n - 1) / m->space->geo.block_tokens;
+	unleased = unleased_begin(m);
+	r = get_range(m, from, n, &v, flags);
+	if (unleased) {
+		int stale = unleased_end(m, m->hits, last + 1);
+
+		r = r < 0 ? r : stale;
+	}
+	return r < 0 ? r : (int64_t)n;
+}
+
+int kvp_fork(const struct kvp_prefix *m, struct kvp_grant *grant)
+{
+	const struct kvp_hit *h;
+	const uint8_t *src;
+	int r = 0, unleased;
+
+	if (!m || !(uint32_t)kvp_load_relaxed(&m->state) || !grant || !grant->att)
+		return -EINVAL;
+	if (!client_mine(m->client))
+		return -ECHILD;
+	if (grant->state != GRANT_HELD || grant->space != m->space)
+		return -EINVAL;
+	if (!m->tail_tokens)
+		return 0;
+	h = &m->hits[m->n_blocks];
+	unleased = unleased_begin(m);
+	src = hit_addr(m->att, h);
+	if (!src)
+		r = -ESTALE;
+	else if (kvp_where_codec(h->where) != KVP_CODEC_NATIVE)
+		r = -EOPNOTSUPP;
+	else
+		payload_prefix(&m->space->geo, grant->addr, src, m->tail_tokens);
+	KVP_FAULT("forked");
+	if (unleased) {
+		int stale = unleased_end(m, h, 1);
+
+		r = r < 0 ? r : stale;
+	}
+	return r < 0 ? r : (int)m->tail_tokens;
+}

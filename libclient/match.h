@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Prefixes: their handles (prefix.c), finding them (match.c), claiming what is missing (claim.c).
+ * Any thread, one at a time for each handle, no lock held unless a line says so.
+ */
+#ifndef KVP_MATCH_H
+#define KVP_MATCH_H
+
+#include "libclient/client.h"
+
+/* The space's place in an attachment, NULL if it is not open there. */
+static inline const struct space_bind *bind_of(
+	const struct attachment *att, const struct kvp_space *space)
+{
+	const struct space_bind *b = &att->binds[space->number];
+
+	/* Acquire: pairs with the release in space_bind(). */
+	return kvp_load_acquire(&b->open) ? b : NULL;
+}
+
+/* ---- prefix.c -------------------------------------------------------------------------------- */
+
+struct prefix_chunk *prefix_chunk_new(struct kvp_client *client);
+/* Is any handle of this attachment in use? */
+int prefix_any(struct kvp_client *client, const struct attachment *att);
+/* A handle that names the current attachment, pinned, and nothing else; NULL: no memory. */
+struct kvp_prefix *prefix_take(struct kvp_space *space);
+/* Ends its lease; the handle is free. */
+void prefix_drop(struct kvp_prefix *m);
+/* Around every look into extents on behalf of a prefix that has no lease. */
+void prefix_pin(struct kvp_prefix *m);
+void prefix_unpin(struct kvp_prefix *m);
+static inline int prefix_live(const struct kvp_prefix *m)
+{
+	return (uint32_t)kvp_load_relaxed(&m->state) != 0;
+}
+/* Room for `need` elements; -ENOMEM. */
+int array_grow(void **array, uint32_t *cap, uint64_t need, size_t bytes);
+
+/* ---- match.c --------------------------------------------------------------------------------- */
+
+#define FIND_COUNT    1u /* in the statistics, and as a use */
+#define FIND_ANYWHERE 2u /* only what is there: in extents that are not mapped too, and no lease */
+
+/* A prefix without claims. -ENOMEM, -ECHILD. */
+int match_make(struct kvp_space *space, const kvp_token *tokens, uint32_t n, uint32_t flags,
+	uint32_t how, struct kvp_prefix **ret_prefix);
+/* Searches with a pinned handle that holds no lease; unpins it. */
+int match_search(
+	struct kvp_prefix *m, const kvp_token *tokens, uint32_t n, uint32_t flags, uint32_t how);
+/* Where the bytes of a hit are in this process; NULL if its extent is not mapped. */
+const uint8_t *hit_addr(struct attachment *att, const struct kvp_hit *hit);
+/* Asks the library's thread for an extent, once. */
+void extent_want(struct attachment *att, uint32_t id);
+
+/* ---- claim.c --------------------------------------------------------------------------------- */
+
+/*
+ * Claims what is missing, if whole blocks are: the rest is less work than asking. A block that has
+ * appeared meanwhile, but in an extent that is not mapped here yet, is worth waiting for.
+ */
+int claim_missing(
+	struct kvp_prefix *m, const kvp_token *tokens, uint32_t n, const struct kvp_match_opts *o);
+/* Of a prefix that was CLAIMED, if no commit has used the claim up. */
+void claim_give_up(struct kvp_prefix *m);
+/*
+ * ring_lock held. If this client claims the block that is being committed, the commit names the
+ * claimed chain's next block, and the claim moves on once the commit stands in the ring.
+ */
+void claim_name_next(struct attachment *att, struct kvp_key key, struct kvp_sqe *sqe);
+void claim_advance(struct attachment *att, struct kvp_key key);
+
+#endif

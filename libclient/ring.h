@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Questions to the ledger and its answers (ring.c), and the slots that it grants (grant.c).
+ * ring_lock is held in all of these, unless a line says otherwise; those that wait drop it and take
+ * it again.
+ */
+#ifndef KVP_CLIENT_RING_H
+#define KVP_CLIENT_RING_H
+
+#include "libclient/client.h"
+
+/* The current attachment with one more reference, or NULL. */
+struct attachment *attachment_get(struct kvp_client *client);
+void attachment_put(struct attachment *att);
+/* Takes what the ledger has answered. */
+void ring_drain(struct attachment *att);
+/* -EAGAIN: no room until the deadline, or stuck; -ESHUTDOWN. Wakes the ledger if it sleeps. */
+int ring_submit(struct attachment *att, const struct kvp_sqe *sqe, uint64_t deadline);
+/* Waits for a further completion; -ETIMEDOUT, at once if stuck, -ESHUTDOWN. Drains at its end. */
+int ring_wait(struct attachment *att, uint64_t deadline);
+/* Does the ledger still owe an answer to a call that has given up? Drains. */
+int ring_stuck(struct attachment *att);
+/* Submits and waits for the one answer. Fills in the serial. -EAGAIN: it was not asked. */
+int ring_ask(
+	struct attachment *att, struct kvp_sqe *sqe, uint64_t deadline, struct kvp_cqe *ret_cqe);
+void grant_return(struct kvp_grant *grant);
+/* Has the library's thread come by for what is left over. */
+void ask_sweep(struct attachment *att);
+
+/* futex(2) on a shared word, without EINTR; returns when it may have changed or at the deadline. */
+void word_wait(KVP_ATOMIC(uint32_t) *word, uint32_t seen, uint64_t deadline);
+void word_wake(KVP_ATOMIC(uint32_t) *word);
+
+/* ---- grant.c --------------------------------------------------------------------------------- */
+
+/* All of the space's stock goes back. */
+void stock_return(struct attachment *att, struct space_bind *bind);
+/* As kvp_reserve(); `want` slots, this one included, are likely to be asked for soon. */
+int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want, uint64_t deadline,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
+/* As kvp_commit(), with the number of the kvp_put() or 0. *ret_ref names the block to be. */
+int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
+	uint32_t flags, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref);
+/* The caller's hold ends, and the slot is given back. */
+void grant_drop(struct kvp_grant *g);
+
+#endif

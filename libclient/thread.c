@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The library's own thread: joins a daemon, takes what it sends, notices its death, joins the next;
+ * and comes by for what calls leave behind (slots ahead of need, attachments of former daemons).
+ */
+#include "libclient/thread.h"
+#include "libclient/match.h"
+#include "libclient/ring.h"
+
+#include <poll.h>
+
+#define BACKOFF_MIN_MS 10u
+#define BACKOFF_MAX_MS 1000u
+#define SWEEP_FAST_MS  20  /* an extent waits for its last reader */
+#define SWEEP_SLOW_MS  250 /* old attachments, slots ahead of need */
+#define STOCK_IDLE_NS  UINT64_C(1000000000)
+
+/* Slots that nobody asked for in a while go back; what the ring had no room for goes on. */
+static void sweep_stock(struct attachment *att)
+{
+	uint64_t now = now_ns();
+	uint32_t left = 0;
+
+	pthread_mutex_lock(&att->client->ring_lock);
+	ring_drain(att);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		struct space_bind *b = &att->binds[i];
+
+		if (b->n_ahead && now - b->used_ns > STOCK_IDLE_NS)
+			stock_return(att, b);
+		left += b->n_ahead + b->asking;
+	}
+	att->stocked = left || att->n_returned;
+	pthread_mutex_unlock(&att->client->ring_lock);
+}
+
+/* Empties attachments that nothing points into. Returns how many are left besides the current. */
+static uint32_t sweep_dead(struct kvp_client *c)
+{
+	uint32_t left = 0;
+
+	pthread_mutex_lock(&c->ring_lock);
+	for (uint32_t i = 0; i < N_ATTACHMENTS; i++) {
+		struct attachment *att = c->attachments[i];
+
+		if (!att || !att->in_use || !kvp_load_relaxed(&att->dead))
+			continue;
+		if (att->refs || prefix_any(c, att) || retiring_any(c, att))
+			left++;
+		else
+			attachment_empty(att);
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	return left;
+}
+
+static void serve(struct kvp_client *c, struct attachment *att)
+{
+	int timeout = -1, r;
+
+	/* Extents first: they may belong to a dead attachment, which waits for them. */
+	retiring_sweep(c);
+	if (sweep_dead(c) || kvp_load_relaxed(&att->stocked))
+		timeout = SWEEP_SLOW_MS;
+	if (c->retiring)
+		timeout = SWEEP_FAST_MS;
+	r = await(c, att->sock, POLLIN, timeout);
+	if (r == -ESHUTDOWN)
+		return;
+	if (r == 0)
+		r = packets_receive(att);
+	if (r < 0 && r != -EAGAIN) {
+		client_detach(att);
+		return;
+	}
+	extents_ask(att);
+	if (kvp_load_relaxed(&att->stocked))
+		sweep_stock(att);
+}
+
+static void note_attempt(struct kvp_client *c, int r)
+{
+	pthread_mutex_lock(&c->lock);
+	c->attempts++;
+	c->error = r;
+	pthread_cond_broadcast(&c->changed);
+	pthread_mutex_unlock(&c->lock);
+}
+
+void *client_thread(void *client)
+{
+	struct kvp_client *c = client;
+	uint32_t backoff = BACKOFF_MIN_MS;
+
+	pthread_setname_np(pthread_self(), "kvpool");
+	while (!kvp_load_seq(&c->closing)) {
+		struct attachment *att = kvp_load_seq(&c->att);
+		int r;
+
+		if (att) {
+			serve(c, att);
+			continue;
+		}
+		retiring_sweep(c);
+		sweep_dead(c);
+		r = client_attach(c);
+		note_attempt(c, r);
+		if (r == 0) {
+			backoff = BACKOFF_MIN_MS;
+		} else {
+			(void)await(c, -1, 0, (int)backoff);
+			backoff = backoff * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : backoff * 2;
+		}
+	}
+	return NULL;
+}

@@ -10,11 +10,14 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/e2e/e2e.h"
 
@@ -31,6 +34,116 @@ static void limits_are_kept(const struct e2e *e)
 	assert_true(stats.blocks <= MAX_BLOCKS);
 	assert_true(stats.payload_bytes <= (uint64_t)MAX_BLOCKS * E2E_BLOCK_BYTES);
 	assert_int_equal(stats.lookups, stats.hits + stats.partial_hits + stats.misses);
+}
+
+static json_t *tenant_figures(void)
+{
+	json_t *answer = e2e_ask(daemon_.socket, "{\"verb\":\"tenants\"}", NULL);
+	json_t *tenants = json_object_get(answer, "tenants"), *t;
+
+	assert_int_equal(json_array_size(tenants), 1);
+	t = json_incref(json_array_get(tenants, 0));
+	json_decref(answer);
+	return t;
+}
+
+static uint64_t figure(const json_t *tenant, const char *name)
+{
+	const json_t *v = json_object_get(tenant, name);
+
+	assert_true(json_is_integer(v));
+	return (uint64_t)json_integer_value(v);
+}
+
+/* Bytes of the memfds of a kind that the daemon has open, each counted once; 0 where none are. */
+static uint64_t held_bytes(const char *kind)
+{
+	char folder[64], path[400], link[256];
+	uint64_t bytes = 0, seen[512];
+	uint32_t n_seen = 0;
+	struct dirent *e;
+	DIR *d;
+
+	snprintf(folder, sizeof(folder), "/proc/%d/fd", (int)daemon_.pid);
+	d = opendir(folder);
+	assert_non_null(d);
+	while ((e = readdir(d))) {
+		struct stat st;
+		uint32_t i = 0;
+		ssize_t n;
+
+		snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
+		n = readlink(path, link, sizeof(link) - 1);
+		if (n < 0 || stat(path, &st) < 0)
+			continue;
+		link[n] = 0;
+		if (!strstr(link, kind))
+			continue;
+		while (i < n_seen && seen[i] != (uint64_t)st.st_ino)
+			i++;
+		if (i < n_seen)
+			continue;
+		assert_true(n_seen < 512);
+		seen[n_seen++] = (uint64_t)st.st_ino;
+		bytes += (uint64_t)st.st_size;
+	}
+	closedir(d);
+	return bytes;
+}
+
+/* What the daemon lists, block by block. */
+static uint64_t listed_bytes(uint64_t *ret_blocks)
+{
+	json_t *answer = e2e_ask(
+		daemon_.socket, "{\"verb\":\"blocks\",\"state\":\"live\",\"limit\":100000}", NULL);
+	json_t *blocks = json_object_get(answer, "blocks"), *block;
+	uint64_t bytes = 0;
+	size_t i;
+
+	json_array_foreach(blocks, i, block) {
+		bytes += figure(block, "bytes");
+	}
+	*ret_blocks = json_array_size(blocks);
+	assert_int_equal(figure(answer, "total"), *ret_blocks);
+	json_decref(answer);
+	return bytes;
+}
+
+/*
+ * E-016: what is counted is what there is. The bytes of payload are the sum over the blocks that
+ * are listed, in the daemon's figures and in the client's; and the bytes that the tenant is charged
+ * are its metadata and exactly the memory that the daemon has open for extents. Movers and the
+ * retirement of extents go on by themselves: between two equal answers nothing has changed.
+ */
+static void usage_is_what_there_is(const struct e2e *e)
+{
+	struct kvp_counters stats = { .size = sizeof(stats) };
+	uint64_t blocks, listed, held;
+	json_t *before, *after = tenant_figures();
+	uint32_t tries = 0;
+
+	do {
+		before = after;
+		listed = listed_bytes(&blocks);
+		held = held_bytes("kvpool-vault") + held_bytes("kvpool-arena");
+		assert_int_equal(kvp_stats(e->client, &stats), 0);
+		after = tenant_figures();
+		if (json_equal(before, after))
+			break;
+		json_decref(before);
+		e2e_sleep_us(50000);
+	} while (++tries < 400);
+	assert_true(tries < 400);
+	json_decref(before);
+	assert_true(blocks > 0);
+	assert_int_equal(listed, blocks * E2E_BLOCK_BYTES);
+	assert_int_equal(figure(after, "payload_bytes"), listed);
+	assert_int_equal(figure(after, "blocks"), blocks);
+	assert_int_equal(stats.payload_bytes, listed);
+	assert_int_equal(stats.blocks, blocks);
+	assert_true(held >= listed);
+	assert_int_equal(figure(after, "charged_bytes"), figure(after, "metadata_bytes") + held);
+	json_decref(after);
 }
 
 static void full_of_leases(void **state)
@@ -62,6 +175,7 @@ static void full_of_leases(void **state)
 	}
 	assert_true(n >= MAX_BLOCKS / 4 / 2);
 	assert_true(n <= MAX_BLOCKS / 4);
+	usage_is_what_there_is(&e);
 	printf("%u prompts of 4 blocks leased in a pool of %u blocks\n", n, MAX_BLOCKS);
 
 	/* No room: an answer, with a hint, at once; more than once; and the leased ones are all
@@ -117,6 +231,7 @@ static void hoarded_grants(void **state)
 	assert_true(r == -EAGAIN || r == -ETIMEDOUT);
 	assert_true(retry_ms > 0);
 	printf("%u grants at once, then: try again in %u ms\n", n, retry_ms);
+	usage_is_what_there_is(&e);
 	while (n)
 		assert_int_equal(kvp_grant_release(grants[--n]), 0);
 	e2e_prompt(6000, tokens, TOKENS);
@@ -149,6 +264,7 @@ static void hot_stays_hot(void **state)
 		assert_int_equal(e2e_fetch(&e, hot, TOKENS), TOKENS);
 	}
 	limits_are_kept(&e);
+	usage_is_what_there_is(&e);
 	kvp_release(held);
 	e2e_detach(&e);
 	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);

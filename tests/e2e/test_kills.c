@@ -2,7 +2,7 @@
 /*
  * A client killed with SIGKILL, at named fault points and at random, costs others nothing: check is
  * clean, no slot or lease is lost, contents verify, whoever waits for the dead one's block
- * proceeds. Rows C-028, E-018, E-019, E-025, E-040. KVP_TEST_KILLS sets the number of random kills.
+ * proceeds. Rows C-028, E-018, E-019, E-025. KVP_TEST_KILLS sets the number of random kills.
  */
 #include <stdarg.h>
 #include <setjmp.h>

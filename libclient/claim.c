@@ -199,7 +199,7 @@ static int look_for_next(struct kvp_prefix *m, struct kvp_hit *scratch, uint32_t
 	if (!b)
 		return MISSING;
 	kvp_find(&m->att->view, b->index, m->tokens, room * m->space->geo.block_tokens,
-		KVP_FIND_NO_TAIL, scratch, room, &found);
+		KVP_FIND_NO_TAIL, m->tiers, scratch, room, &found);
 	if (found.n_hits < room)
 		return MISSING;
 	if (hit_addr(m->att, h))

@@ -184,6 +184,7 @@ struct kvp_prefix {
 	uint32_t n_tokens;
 	uint32_t tail_tokens; /* hits[n_blocks] then is the tail */
 	uint32_t asked;       /* blocks of the prompt */
+	uint32_t tiers;       /* it may lie in: KVP_TIERS() */
 	uint32_t cap;         /* room in hits */
 	struct kvp_hit *hits;
 	/* Claims: keys of the prompt's whole blocks; `front` is the one claimed or waited for. */

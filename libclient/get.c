@@ -10,7 +10,7 @@
 static int verify(const struct kvp_prefix *m, const struct kvp_hit *h, const uint8_t *payload)
 {
 	const struct kvp_block *block = &m->att->view.blocks[h->id];
-	uint64_t sum = kvp_load_acquire(&block->payload[KVP_TIER_DRAM].checksum);
+	uint64_t sum = kvp_load_acquire(&block->payload[h->tier].checksum);
 
 	if (!sum || kvp_load_acquire(&block->word) != h->word)
 		return 0;

@@ -96,7 +96,7 @@ static void find(struct kvp_prefix *m, const struct space_bind *b, const kvp_tok
 		struct kvp_found found;
 		uint32_t total, proven = 0;
 
-		kvp_find(v, b->index, tokens, n, find_flags, m->hits, m->cap - 1, &found);
+		kvp_find(v, b->index, tokens, n, find_flags, m->tiers, m->hits, m->cap - 1, &found);
 		total = found.n_hits;
 		if (found.tail_tokens)
 			m->hits[total++] = found.tail;
@@ -116,7 +116,8 @@ static void find_anywhere(
 {
 	struct kvp_found found;
 
-	kvp_find(&m->att->view, b->index, tokens, n, KVP_FIND_NO_TAIL, m->hits, m->cap - 1, &found);
+	kvp_find(&m->att->view, b->index, tokens, n, KVP_FIND_NO_TAIL, m->tiers, m->hits,
+		m->cap - 1, &found);
 	m->n_blocks = found.n_hits;
 	m->n_tokens = found.n_tokens;
 }
@@ -283,7 +284,7 @@ int kvp_payload(const struct kvp_prefix *m, uint32_t i, struct kvp_payload_info 
 		return -ENOENT;
 	p.bytes = kvp_where_bytes(h->where);
 	p.codec = kvp_where_codec(h->where);
-	p.tier = KVP_TIER_DRAM;
+	p.tier = h->tier;
 	p.tokens = h->tokens;
 	return result_give(ret, &p, sizeof(p));
 }

@@ -48,11 +48,31 @@ static int recipe_fits(const struct kvp_catalog_view *v, uint32_t cell, uint32_t
 	return cell < v->recipe_cells && kvp_recipe_cells(n) <= v->recipe_cells - cell;
 }
 
+static inline void read_payload(const struct kvp_block *b, uint32_t tier, struct kvp_hit *hit)
+{
+	hit->where = kvp_load_acquire(&b->payload[tier].where);
+	hit->offset = kvp_load_acquire(&b->payload[tier].offset);
+	hit->tier = (uint16_t)tier;
+}
+
+/* Where the block lies in the first of the tiers that has it; `where` is 0 if none has. */
+static inline void read_place(const struct kvp_block *b, uint32_t tiers, struct kvp_hit *hit)
+{
+	if (tiers == KVP_TIERS_DRAM) { /* nearly always: no index, no loop */
+		read_payload(b, KVP_TIER_DRAM, hit);
+		return;
+	}
+	hit->where = 0;
+	for (; !hit->where && (tiers & 3) != KVP_TIER_RECIPE; tiers >>= 2)
+		read_payload(b, tiers & 3, hit);
+}
+
 int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t space,
-	kvp_block_id parent, const kvp_token *tokens, uint32_t n, int any_state,
+	kvp_block_id parent, const kvp_token *tokens, uint32_t n, uint32_t tiers,
 	struct kvp_hit *ret_hit)
 {
 	const struct kvp_block *b;
+	int any_state = tiers == KVP_TIERS_NONE;
 	struct kvp_hit hit;
 	uint32_t state, cell;
 
@@ -70,10 +90,9 @@ int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t spa
 	cell = kvp_load_acquire(&b->recipe);
 	if (!recipe_fits(v, cell, n) || !same_tokens(v, cell, tokens, n))
 		return 0;
-	hit.where = kvp_load_acquire(&b->payload[KVP_TIER_DRAM].where);
-	hit.offset = kvp_load_acquire(&b->payload[KVP_TIER_DRAM].offset);
+	read_place(b, tiers, &hit);
 	hit.id = id;
-	hit.tokens = n;
+	hit.tokens = (uint16_t)n;
 	/* All loads above are acquire loads, so none of them happens after this one. */
 	if (kvp_load_relaxed(&b->word) != hit.word)
 		return 0;
@@ -140,6 +159,7 @@ struct walk {
 	const kvp_token *tokens; /* not yet matched */
 	size_t left;
 	uint32_t space;
+	uint32_t tiers;
 	uint32_t block_tokens;
 	uint32_t number; /* of the block looked for, from 0 */
 	kvp_block_id parent;
@@ -160,7 +180,7 @@ static int by_sequence(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
 		__builtin_prefetch(&v->blocks[id + AHEAD_SEQUENTIAL]);
 		prefetch_recipe_lines(v, cell + AHEAD_SEQUENTIAL * kvp_recipe_cells(n), n);
 	}
-	return kvp_block_is(v, id, w->space, w->parent, w->tokens, n, 0, ret_hit);
+	return kvp_block_is(v, id, w->space, w->parent, w->tokens, n, w->tiers, ret_hit);
 }
 
 static int by_index(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
@@ -178,7 +198,7 @@ static int by_index(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
 	count = kvp_index_candidates(
 		v->index, v->index_buckets, w->ahead.key[i].lo, cand, CANDIDATES);
 	for (uint32_t c = 0; c < count; c++)
-		if (kvp_block_is(v, cand[c], w->space, w->parent, w->tokens, n, 0, ret_hit))
+		if (kvp_block_is(v, cand[c], w->space, w->parent, w->tokens, n, w->tiers, ret_hit))
 			return 1;
 	return 0;
 }
@@ -223,7 +243,7 @@ static uint32_t agreeing(const struct walk *w, kvp_block_id id, struct kvp_hit *
 	if (kvp_shape_space(shape) != w->space || kvp_load_acquire(&b->parent) != w->parent ||
 		n > KVP_BLOCK_TOKENS_MAX || !recipe_fits(v, cell, n))
 		return 0;
-	ret_hit->tokens = n;
+	ret_hit->tokens = (uint16_t)n;
 	if (n > w->left)
 		n = (uint32_t)w->left;
 	for (same = 0; same < n; same++) {
@@ -233,8 +253,7 @@ static uint32_t agreeing(const struct walk *w, kvp_block_id id, struct kvp_hit *
 		if ((kvp_token)(pair >> (same % 2 * 32)) != w->tokens[same])
 			break;
 	}
-	ret_hit->where = kvp_load_acquire(&b->payload[KVP_TIER_DRAM].where);
-	ret_hit->offset = kvp_load_acquire(&b->payload[KVP_TIER_DRAM].offset);
+	read_place(b, w->tiers, ret_hit);
 	ret_hit->id = id;
 	if (!ret_hit->where || kvp_load_relaxed(&b->word) != ret_hit->word)
 		return 0;
@@ -261,9 +280,10 @@ static void find_tail(const struct walk *w, struct kvp_found *found)
 }
 
 void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token *tokens, uint32_t n,
-	uint32_t flags, struct kvp_hit *hits, uint32_t max_hits, struct kvp_found *ret_found)
+	uint32_t flags, uint32_t tiers, struct kvp_hit *hits, uint32_t max_hits,
+	struct kvp_found *ret_found)
 {
-	struct walk w = { .v = v, .tokens = tokens, .left = n, .space = space };
+	struct walk w = { .v = v, .tokens = tokens, .left = n, .space = space, .tiers = tiers };
 	struct kvp_found found = { 0 };
 
 	w.parent = KVP_BLOCK_NONE;

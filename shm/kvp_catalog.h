@@ -99,13 +99,23 @@ void kvp_index_prefetch(const struct kvp_bucket *table, uint32_t buckets, uint64
 
 /* ---- reader -------------------------------------------------------------------------------- */
 
-/* One block of a match, with the DRAM payload as it was under `word`. */
+/*
+ * Which payloads a reader can use: tiers in order of preference, KVP_TIERS(fast, slower, ...) with
+ * KVP_TIER_* numbers and KVP_TIER_RECIPE for none. DRAM alone is what a CPU reads; its payload lies
+ * in the descriptor's first line, and others are only looked at where they are asked for.
+ */
+#define KVP_TIERS(a, b, c) ((a) | (b) << 2 | (c) << 4 | KVP_TIER_RECIPE << 6)
+#define KVP_TIERS_DRAM     KVP_TIERS(KVP_TIER_DRAM, KVP_TIER_RECIPE, KVP_TIER_RECIPE)
+#define KVP_TIERS_NONE     KVP_TIER_RECIPE
+
+/* One block of a match, with one of its payloads as it was under `word`. */
 struct kvp_hit {
 	uint64_t word;
 	uint64_t where;
 	uint64_t offset;
 	kvp_block_id id;
-	uint32_t tokens;
+	uint16_t tokens;
+	uint16_t tier; /* of where and offset: the first of those asked for that has a payload */
 };
 
 struct kvp_found {
@@ -122,12 +132,13 @@ struct kvp_found {
 /*
  * Longest cached prefix of tokens[0..n) in a space: whole blocks first, then a partial block that
  * equals all that is left, then (tail index) the block that agrees with most of what is left, if at
- * least KVP_TAIL_PREFIX tokens do. Stops before a block without a payload in DRAM. hits has room
- * for max_hits; the search stops there. The result is consistent at no single instant: lease the
- * deepest block, then kvp_revalidate().
+ * least KVP_TAIL_PREFIX tokens do. Stops before a block that has a payload in none of the tiers.
+ * hits has room for max_hits; the search stops there. The result is consistent at no single
+ * instant: lease the deepest block, then kvp_revalidate().
  */
 void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token *tokens, uint32_t n,
-	uint32_t flags, struct kvp_hit *hits, uint32_t max_hits, struct kvp_found *ret_found);
+	uint32_t flags, uint32_t tiers, struct kvp_hit *hits, uint32_t max_hits,
+	struct kvp_found *ret_found);
 
 /*
  * How many of the first n hits still have the word they were read under. After a lease was taken on
@@ -143,11 +154,12 @@ int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t 
 	kvp_token *out, uint32_t max);
 
 /*
- * Proves one candidate: LIVE or (any_state) published, of this space and parent, with exactly these
- * token ids. Returns 1 and fills *ret_hit, or 0.
+ * Proves one candidate: LIVE with a payload in one of the tiers (KVP_TIERS_NONE: published in any
+ * state, with payloads or without), of this space and parent, with exactly these token ids. Returns
+ * 1 and fills *ret_hit, or 0.
  */
 int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t space,
-	kvp_block_id parent, const kvp_token *tokens, uint32_t n, int any_state,
+	kvp_block_id parent, const kvp_token *tokens, uint32_t n, uint32_t tiers,
 	struct kvp_hit *ret_hit);
 
 /* Is there an unexpired claim on this key? Returns the claiming session or 0. now: CLOCK_MONOTONIC

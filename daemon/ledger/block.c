@@ -82,8 +82,8 @@ int kvpd_block_lookup(
 	struct kvp_hit hit;
 
 	for (uint32_t i = 0; i < n; i++) {
-		if (kvp_block_is(&t->view, id[i], b->space, b->parent, b->tokens, b->n_tokens, 1,
-			    &hit)) {
+		if (kvp_block_is(&t->view, id[i], b->space, b->parent, b->tokens, b->n_tokens,
+			    KVP_TIERS_NONE, &hit)) {
 			*ret_block = id[i];
 			return 1;
 		}

@@ -201,8 +201,8 @@ static bool find_block(struct fake *f, const struct kvp_block_init *b, struct kv
 	uint32_t n = kvp_index_candidates(f->v.index, f->v.index_buckets, b->key.lo, cand, 8);
 
 	for (uint32_t i = 0; i < n; i++)
-		if (kvp_block_is(&f->v, cand[i], b->space, b->parent, b->tokens, b->n_tokens, 0,
-			    ret_hit))
+		if (kvp_block_is(&f->v, cand[i], b->space, b->parent, b->tokens, b->n_tokens,
+			    KVP_TIERS_DRAM, ret_hit))
 			return true;
 	return false;
 }

@@ -50,8 +50,8 @@ int main(int argc, char **argv)
 				return 1;
 	}
 	for (uint32_t i = 0; i < ROUNDS; i++) {
-		kvp_find(
-			&t.v, 0, tokens + toy_random(&rng) % CHAINS * n, n, 0, hits, CHAIN, &found);
+		kvp_find(&t.v, 0, tokens + toy_random(&rng) % CHAINS * n, n, 0, KVP_TIERS_DRAM,
+			hits, CHAIN, &found);
 		matched += found.n_hits;
 	}
 	printf("%llu\n", (unsigned long long)matched);

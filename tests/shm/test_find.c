@@ -138,7 +138,7 @@ static void check_find(struct toy *t, struct model *m, const kvp_token *tokens, 
 	uint32_t at = 0, blocks = 0, tail;
 	int node = -1;
 
-	kvp_find(&t->v, 0, tokens, n, 0, hits, SEQ_MAX / BT + 2, &f);
+	kvp_find(&t->v, 0, tokens, n, 0, KVP_TIERS_DRAM, hits, SEQ_MAX / BT + 2, &f);
 	while (at < n) {
 		uint32_t len = n - at < BT ? n - at : BT;
 		int next = naive_child(m, node, tokens + at, len);
@@ -257,10 +257,10 @@ static void forced_collision(void **state)
 	}
 	same = kvp_chain_key((struct kvp_key){ 11, 12 }, b, BT);
 	assert_int_equal(toy_insert(&t, KVP_BLOCK_NONE, a, BT, same, 0, &ida), 0);
-	kvp_find(&t.v, 0, b, BT, 0, hits, 4, &f);
+	kvp_find(&t.v, 0, b, BT, 0, KVP_TIERS_DRAM, hits, 4, &f);
 	assert_int_equal(f.n_hits, 0);
 	assert_int_equal(toy_insert(&t, KVP_BLOCK_NONE, b, BT, none, 0, &idb), 0);
-	kvp_find(&t.v, 0, b, BT, 0, hits, 4, &f);
+	kvp_find(&t.v, 0, b, BT, 0, KVP_TIERS_DRAM, hits, 4, &f);
 	assert_int_equal(f.n_hits, 1);
 	assert_int_equal(hits[0].id, idb);
 	/* A child of the impostor has the same key as a child of the real one would; the parent
@@ -268,8 +268,65 @@ static void forced_collision(void **state)
 	memcpy(next, b, sizeof(b));
 	memcpy(next + BT, a, sizeof(a));
 	assert_int_equal(toy_insert(&t, ida, a, BT, none, 0, &idc), 0);
-	kvp_find(&t.v, 0, next, 2 * BT, 0, hits, 4, &f);
+	kvp_find(&t.v, 0, next, 2 * BT, 0, KVP_TIERS_DRAM, hits, 4, &f);
 	assert_int_equal(f.n_hits, 1);
+	toy_fini(&t);
+}
+
+/* A reader sees the tiers that it asks for, in its own order, and stops where none has the block. */
+static void tiers(void **state)
+{
+	static const struct {
+		uint32_t tiers;
+		uint32_t n_hits;
+		uint32_t tier[4];
+	} cases[] = {
+		{ KVP_TIERS_DRAM, 1, { KVP_TIER_DRAM } },
+		{ KVP_TIERS(KVP_TIER_VRAM, KVP_TIER_DRAM, KVP_TIER_RECIPE), 3,
+			{ KVP_TIER_DRAM, KVP_TIER_VRAM, KVP_TIER_VRAM } },
+		{ KVP_TIERS(KVP_TIER_DRAM, KVP_TIER_VRAM, KVP_TIER_RECIPE), 3,
+			{ KVP_TIER_DRAM, KVP_TIER_VRAM, KVP_TIER_DRAM } },
+		{ KVP_TIERS(KVP_TIER_VRAM, KVP_TIER_DRAM, KVP_TIER_STORE), 4,
+			{ KVP_TIER_DRAM, KVP_TIER_VRAM, KVP_TIER_VRAM, KVP_TIER_STORE } },
+		{ KVP_TIERS(KVP_TIER_VRAM, KVP_TIER_RECIPE, KVP_TIER_RECIPE), 0, { 0 } },
+		{ KVP_TIERS_NONE, 0, { 0 } },
+	};
+	/* The first block in DRAM, the second in VRAM, the third in both, the fourth in STORE. */
+	static const uint32_t in[4] = { 1u << KVP_TIER_DRAM, 1u << KVP_TIER_VRAM,
+		1u << KVP_TIER_DRAM | 1u << KVP_TIER_VRAM, 1u << KVP_TIER_STORE };
+	kvp_block_id id[5] = { KVP_BLOCK_NONE };
+	kvp_token tokens[4 * BT + BT / 2];
+	struct kvp_hit hits[5];
+	struct kvp_found f;
+	struct toy t;
+	(void)state;
+
+	toy_init(&t, 64, BT, true);
+	for (uint32_t i = 0; i < 4 * BT + BT / 2; i++)
+		tokens[i] = 3 * i;
+	for (uint32_t b = 0; b < 4; b++) {
+		assert_int_equal(toy_insert(&t, id[b], tokens + b * BT, BT,
+					 (struct kvp_key){ 0, 0 }, 0, &id[b + 1]),
+			0);
+		for (uint32_t tier = 0; tier < KVP_TIER_PAYLOADS; tier++)
+			kvp_block_set_payload(&t.v, id[b + 1], tier,
+				in[b] >> tier & 1 ? kvp_where(tier, KVP_CODEC_NATIVE, 64) : 0,
+				100 * tier + b, 0);
+	}
+	for (uint32_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+		kvp_find(&t.v, 0, tokens, 4 * BT, 0, cases[c].tiers, hits, 5, &f);
+		assert_int_equal(f.n_hits, cases[c].tiers == KVP_TIERS_NONE ? 4 : cases[c].n_hits);
+		for (uint32_t b = 0; b < cases[c].n_hits; b++) {
+			assert_int_equal(hits[b].tier, cases[c].tier[b]);
+			assert_int_equal(hits[b].offset, 100 * cases[c].tier[b] + b);
+			assert_int_equal(kvp_where_extent(hits[b].where), cases[c].tier[b]);
+		}
+		/* So does a tail. */
+		kvp_find(&t.v, 0, tokens, 3 * BT + BT / 2, 0, cases[c].tiers, hits, 5, &f);
+		assert_int_equal(f.tail_tokens, cases[c].n_hits == 4 ? BT / 2 : 0);
+		if (cases[c].n_hits == 4)
+			assert_int_equal(f.tail.tier, KVP_TIER_STORE);
+	}
 	toy_fini(&t);
 }
 
@@ -290,16 +347,16 @@ static void limits_and_nonsense(void **state)
 	assert_int_equal(kvp_catalog_plan(16, UINT64_MAX / 2, 1, &l), -EINVAL);
 	toy_init(&t, 16, BT, true);
 	/* An empty request, an unknown space, more blocks than there is room for. */
-	kvp_find(&t.v, 0, tokens, 0, 0, hits, 2, &f);
+	kvp_find(&t.v, 0, tokens, 0, 0, KVP_TIERS_DRAM, hits, 2, &f);
 	assert_int_equal(f.n_hits + f.n_tokens + f.missing, 0);
-	kvp_find(&t.v, KVP_MAX_SPACES, tokens, BT, 0, hits, 2, &f);
+	kvp_find(&t.v, KVP_MAX_SPACES, tokens, BT, 0, KVP_TIERS_DRAM, hits, 2, &f);
 	assert_int_equal(f.n_hits, 0);
-	kvp_find(&t.v, 5, tokens, BT, 0, hits, 2, &f);
+	kvp_find(&t.v, 5, tokens, BT, 0, KVP_TIERS_DRAM, hits, 2, &f);
 	assert_int_equal(f.n_hits, 0);
 	assert_int_equal(toy_insert(&t, KVP_BLOCK_NONE, tokens, BT, none, 0, &id), 0);
 	assert_int_equal(toy_insert(&t, id, tokens, BT, none, 0, &id), 0);
 	assert_int_equal(toy_insert(&t, id, tokens, BT, none, 0, &id), 0);
-	kvp_find(&t.v, 0, tokens, 3 * BT, 0, hits, 2, &f);
+	kvp_find(&t.v, 0, tokens, 3 * BT, 0, KVP_TIERS_DRAM, hits, 2, &f);
 	assert_int_equal(f.n_hits, 2);
 	assert_int_equal(f.missing, 1);
 	/* A catalog whose header lies is refused. */
@@ -339,7 +396,7 @@ static void rubbish_descriptors(void **state)
 		raw[at] = toy_random(&rng);
 		if (toy_random(&rng) % 4 == 0)
 			kvp_store_relaxed(entry, toy_random(&rng));
-		kvp_find(&t.v, 0, tokens, 2 * BT, 0, hits, 4, &f);
+		kvp_find(&t.v, 0, tokens, 2 * BT, 0, KVP_TIERS_DRAM, hits, 4, &f);
 		assert_true(f.n_hits <= 2);
 	}
 	toy_fini(&t);
@@ -350,6 +407,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(differential),
 		cmocka_unit_test(forced_collision),
+		cmocka_unit_test(tiers),
 		cmocka_unit_test(limits_and_nonsense),
 		cmocka_unit_test(rubbish_descriptors),
 	};

@@ -88,7 +88,8 @@ static void *reader_main(void *arg)
 		uint32_t tip;
 
 		prompt((uint32_t)(toy_random(&rng) % 10), tokens);
-		kvp_find(&t->toy.v, 0, tokens, CHAIN * BT, KVP_FIND_NO_TAIL, hits, CHAIN, &f);
+		kvp_find(&t->toy.v, 0, tokens, CHAIN * BT, KVP_FIND_NO_TAIL, KVP_TIERS_DRAM, hits,
+			CHAIN, &f);
 		if (!f.n_hits)
 			continue;
 		tip = f.n_hits - 1;
@@ -123,7 +124,8 @@ static void write_chain(struct torture *t, uint32_t p, uint32_t depth)
 	kvp_block_id parent;
 
 	prompt(p, tokens);
-	kvp_find(&t->toy.v, 0, tokens, depth * BT, KVP_FIND_NO_TAIL, hits, CHAIN, &f);
+	kvp_find(&t->toy.v, 0, tokens, depth * BT, KVP_FIND_NO_TAIL, KVP_TIERS_DRAM, hits, CHAIN,
+		&f);
 	parent = f.n_hits ? hits[f.n_hits - 1].id : KVP_BLOCK_NONE;
 	for (uint32_t b = f.n_hits; b < depth && t->toy.n_free; b++) {
 		/* The slot of a block is its descriptor's number. */

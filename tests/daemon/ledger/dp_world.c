@@ -409,7 +409,7 @@ uint32_t dp_find(struct dp_client *c, uint32_t space, const kvp_token *tokens, u
 {
 	struct kvp_found found;
 
-	kvp_find(&c->view, space, tokens, n, KVP_FIND_NO_TAIL, hits, max, &found);
+	kvp_find(&c->view, space, tokens, n, KVP_FIND_NO_TAIL, KVP_TIERS_DRAM, hits, max, &found);
 	return found.n_hits;
 }
 

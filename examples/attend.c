@@ -81,7 +81,7 @@ static int parts_of(const struct kvp_prefix *match, uint32_t layer, struct kvp_a
 	return 0;
 }
 
-/* What it must come to, the slow way; returns the largest difference. */
+/* The same the slow way; returns the largest difference. */
 static double check(const uint32_t *tokens, uint32_t layer, const float *q, const float *out)
 {
 	double worst = 0;

@@ -85,7 +85,7 @@ static int compute_rest(struct kvp_space *space, struct sequence *s, const uint3
 	return r;
 }
 
-/* Returns what attention came to, or a negative errno. */
+/* Returns the result of attention, or a negative errno. */
 static int one_request(struct kvp_space *space, const uint32_t *tokens, unsigned *ret_matched)
 {
 	struct sequence s = { .matched = 0 };

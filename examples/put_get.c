@@ -58,7 +58,7 @@ static int run(struct kvp_space *space)
 	if (have < 0)
 		return fail("kvp_get", have);
 
-	/* Only what was not there has to be computed. */
+	/* Only the tokens that were not there have to be computed. */
 	compute(tokens, (size_t)have, PROMPT, kv, PER_TOKEN);
 	compute(tokens, 0, PROMPT, expected, PER_TOKEN);
 	if (memcmp(kv, expected, sizeof(kv)) != 0)

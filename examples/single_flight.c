@@ -33,7 +33,7 @@ static int compute_and_put(
 	uint64_t bytes;
 	int64_t n;
 
-	/* Block by block, so that those who wait can go on early. The claim moves along. */
+	/* Block by block, so that engines that wait can go on early. The claim moves along. */
 	for (unsigned b = from; b < BLOCKS; b++) {
 		nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL); /* prefill */
 		kvp_view_dense(space, KVP_VIEW_NCLD, kv, T, &plane, &bytes);

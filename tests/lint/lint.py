@@ -115,6 +115,18 @@ def words(root):
     return bad
 
 
+def opens(root):
+    """Every product file opens with a comment that says what it is for."""
+    folders = ("daemon/", "examples/", "libclient/", "shm/", "tools/")
+    bad = []
+    for n in files(root):
+        if n.startswith(folders) and n.endswith(CODE):
+            lines = text(root, n).splitlines()
+            if len(lines) < 2 or not lines[1].startswith("/*"):
+                bad.append(f"{n}:2: no comment that says what the file is for")
+    return bad
+
+
 def silent(root):
     """shm/, kernels/, policy/ and libclient/ never log and never exit."""
     bad = []
@@ -192,7 +204,7 @@ def rows(root):
     return bad
 
 
-CHECKS = {f.__name__: f for f in (layers, cycles, spdx, lengths, words, silent, shell, man, formatted, rows)}
+CHECKS = {f.__name__: f for f in (layers, cycles, spdx, lengths, words, silent, shell, man, formatted, rows, opens)}
 
 
 def main():

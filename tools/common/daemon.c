@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Starts, watches and ends a private kvpoold, also when a signal ends the tool itself. */
 #include "tools/common/kvt_daemon.h"
 
 #include <errno.h>

@@ -34,9 +34,7 @@ struct kvt_daemon_opts {
 	const char *more; /* further lines of YAML for the top level, or NULL */
 };
 
-/*
- * In a child that is to end, by this signal, when `parent`, or the thread of it that forked, does.
- */
+/* Called in a child: it gets this signal when `parent`, or the thread of it that forked, ends. */
 void kvt_end_with(pid_t parent, int sig);
 
 /*

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* How a tool ends when standard output cannot be written. */
 #ifndef KVT_OUTPUT_H
 #define KVT_OUTPUT_H
 

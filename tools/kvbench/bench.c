@@ -219,7 +219,8 @@ int bench_pool_attach(struct bench_pool *p)
 		.socket = p->daemon.socket,
 		.name = "kvbench",
 		.default_timeout_ms = WAIT_MS };
-	/* One token's bytes as keys and values of equal width, in layers of at most 4096 channels.
+	/*
+	 * One token's bytes as keys and values of equal width, in layers of at most 4096 channels.
 	 */
 	uint32_t channels = (uint32_t)(p->block_bytes / p->block_tokens / 4), layers = 1;
 	struct kvp_layer layer[64];

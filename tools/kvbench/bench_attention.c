@@ -264,7 +264,7 @@ static float f16_value(uint16_t h)
 	return h & 0x8000 ? -x : x;
 }
 
-/* What a codec makes of a plane of fp16, in fp32: the same values are coded from and to fp32. */
+/* A plane of fp16 through a codec and back, in fp32: the same values are coded from and to fp32. */
 static int decode_wide(const struct kvp_kernels *k, uint32_t codec,
 	const struct kvp_attend_plane *native, uint32_t tokens, uint32_t kind, float *ret)
 {
@@ -324,7 +324,7 @@ static void attend_wide(const struct job *job, uint32_t head, const float *k, co
 	}
 }
 
-/* Attention in double precision over what codecs kc and vc make of a native context. */
+/* Attention in double precision over a native context after codecs kc and vc. */
 static int reference(
 	const struct job *job, const struct context *native, uint32_t kc, uint32_t vc, float *ret)
 {
@@ -445,7 +445,7 @@ static int bench_context(struct job *job, const struct kbench_args *args, uint32
 	job->a.position = ctx - 1;
 	job->a.n_splits = kvp_attend_splits(ctx, KV_HEADS, (uint32_t)args->threads);
 	attend(job, &native, job->out);
-	/* In turn, so that whatever else the machine does hits both. */
+	/* In turn, so that other load of the machine hits both. */
 	for (int i = 0; i < (ctx > 50000 ? 3 : 10); i++) {
 		native_s = fmin(native_s, attend(job, &native, job->out));
 		floor_s =

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvbench codecs: what each codec costs in bytes, error and time, beside memcpy of the same bytes.
+/*
+ * kvbench codecs: what each codec costs in bytes, error and time, beside memcpy of the same bytes.
  */
 #include "kernels/kvp_codec.h"
 #include "kernels/kvp_haar.h"

@@ -18,7 +18,8 @@ static uint8_t *touched(uint64_t bytes)
 
 	if (p == MAP_FAILED)
 		return NULL;
-	/* Pages as the pool's own memory has them: 4 KiB where shared memory gets no larger ones.
+	/*
+	 * Pages as the pool's own memory has them: 4 KiB where shared memory gets no larger ones.
 	 */
 	(void)madvise(p, bytes, MADV_NOHUGEPAGE);
 	memset(p, 1, bytes);

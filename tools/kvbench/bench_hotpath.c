@@ -44,7 +44,8 @@ static const uint32_t *prompt(const struct setup *s, uint64_t i)
 	return s->tokens + (size_t)(i % s->prompts) * CHAIN_BLOCKS * BLOCK_TOKENS;
 }
 
-/* ns for one match and release of `tokens` tokens, over random prompts. Negative: a wrong answer.
+/*
+ * ns for one match and release of `tokens` tokens, over random prompts. Negative: a wrong answer.
  */
 static double time_matches(const struct setup *s, uint32_t tokens, uint32_t count, uint64_t *rng)
 {

@@ -44,7 +44,7 @@ static double clock_ns(void)
 	return (double)ts.tv_sec * 1e9 + (double)ts.tv_nsec;
 }
 
-/* What has passed since `begin`. */
+/* Nanoseconds since `begin`. */
 static double lap(struct bench *b, double begin)
 {
 	double ns = clock_ns() - begin;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kvbench policy, its planners: time and quality of allocation, advisor, ladder and restore. */
 #include "tools/kvbench/bench_policy_plan.h"
 
 #include <errno.h>
@@ -34,7 +35,7 @@ static double uniform(void)
 	return (double)(rnd() >> 11) / 9007199254740992.0;
 }
 
-/* Of this thread's CPU time: what is measured neither sleeps nor shares. */
+/* Of this thread's CPU time: the planners neither sleep nor share. */
 static double now_ms(void)
 {
 	struct timespec t;

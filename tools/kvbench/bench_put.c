@@ -66,7 +66,7 @@ struct rounds {
 	double place_copy[ROUNDS], place_stream[ROUNDS];
 };
 
-/* Fresh memory on both sides once, then every round into what was not touched before. */
+/* Every round puts into memory that was not touched before. */
 static int measure(struct bench_pool *p, struct bench_copy *c, uint32_t blocks, struct rounds *r)
 {
 	for (uint32_t i = 0; i < ROUNDS; i++) {

@@ -41,7 +41,7 @@ struct scheme {
 	int mixed;
 };
 
-/* What the substitute has decoded already, by age class, layer, K or V, head, block. */
+/* Tiles that are decoded already, by age class, layer, K or V, head, block. */
 struct store {
 	const struct kvp_kernels *k;
 	const struct scheme *scheme;
@@ -67,7 +67,7 @@ static void store_clear(struct store *s)
 
 /*
  * smart: a quarter of the block's tokens, the loudest, get 4 bits and the quietest quarter 2 (keys
- * 3): what importance nobody knows yet leaves to go by is what an error costs.
+ * 3). Their importance is not known yet, so the cost of an error decides.
  */
 static void choose_widths(const struct kvr_plane *from, uint8_t *widths)
 {

@@ -271,7 +271,8 @@ int kvbench_scale(int argc, char **argv)
 		{ .name = "json", .help = "one JSON object on stdout", .flag = &json },
 	};
 	struct crowd crowd = { 0 };
-	/* The default policy keeps a history of blocks gone, which is not metadata of blocks held.
+	/*
+	 * The default policy keeps a history of blocks gone, which is not metadata of blocks held.
 	 */
 	struct bench_pool p = { .policy = "lru" };
 	_Atomic uint32_t *counts;

@@ -178,8 +178,7 @@ static int peer_connect(struct peer *p)
 	return -1;
 }
 
-/* ---- running them -----------------------------------------------------------------------------
- */
+/* ---- running them ---------------------------------------------------------------------------- */
 
 static int start(struct peer *p, const char *dir, uint64_t megabytes)
 {
@@ -248,8 +247,7 @@ static double get_ns(struct peer *p, struct bench_copy *c, uint32_t blocks, uint
 	return (double)(bench_now() - began) / GETS;
 }
 
-/* ---- kvpool -----------------------------------------------------------------------------------
- */
+/* ---- kvpool ---------------------------------------------------------------------------------- */
 
 /* Ratios above 1: kvpool is faster. */
 struct ours {

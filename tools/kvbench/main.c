@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kvbench: figures of kvpool on this machine. The table of commands, and dispatch. */
 #include <stdio.h>
 #include <string.h>
 

@@ -144,7 +144,7 @@ static void help(FILE *to, const struct kvctl_command *command)
 	kvctl_print_options(to, kvctl_common_options);
 }
 
-/* "--tenant, --space, --help": what the command takes. */
+/* "--tenant, --space, --help": all options of the command. */
 static const char *all_of(const struct kvctl_command *command, char *buf, size_t bytes)
 {
 	const struct kvctl_option *lists[] = { command->options, kvctl_common_options };
@@ -179,7 +179,7 @@ static size_t make_longs(const struct kvctl_command *command, struct option *lon
 	return n;
 }
 
-/* What getopt did not like. */
+/* Says what is wrong with an option that getopt refused. */
 static int complain(struct kvctl *ctl, const struct kvctl_command *command, int c, char **argv,
 	const struct kvctl_option *const *options)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvctl's side of a conversation with the daemon: requests, answers, and what went wrong. */
+/* kvctl's side of a conversation with the daemon: requests, answers, and errors. */
 #include "tools/kvctl/kvctl.h"
 
 #include <errno.h>

@@ -75,7 +75,7 @@ int kvctl_list(struct kvctl *ctl, const struct kvctl_command *command, const jso
 
 /* ---- one block, and requests that change something ----------------------------------------- */
 
-/* Prints a member per line: what a person reads of an object. */
+/* Prints a member per line, for a person to read. */
 static void print_object(const json_t *object)
 {
 	const char *key;
@@ -138,7 +138,7 @@ int kvctl_drain(struct kvctl *ctl, const struct kvctl_command *command, const js
 
 /* ---- check --------------------------------------------------------------------------------- */
 
-/* Adds what a further answer found. */
+/* Adds the findings of a further answer. */
 static void add_findings(json_t *sum, const json_t *answer)
 {
 	double found = kvctl_number(sum, "problems_found") + kvctl_number(answer, "problems_found");

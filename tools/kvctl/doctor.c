@@ -99,7 +99,7 @@ static void kernel(struct doctor *d)
 		say(d, GOOD, "kernel", "Linux %s", u.release);
 }
 
-/* What protects a tenant's memory from its readers, tried out. */
+/* Tries the seals that protect a tenant's memory from its readers. */
 static void seals(struct doctor *d)
 {
 	const uint64_t bytes = 4096;
@@ -313,8 +313,8 @@ static void find_daemon(struct doctor *d, struct kvctl *ctl)
 }
 
 /*
- * Whoever has the daemon's uid can open its memfds through /proc, writable: seals keep out writers
- * of the catalog, but not of the extents that the daemon writes itself.
+ * A process with the daemon's uid can open its memfds through /proc, writable: seals keep out
+ * writers of the catalog, but not of the extents that the daemon writes itself.
  */
 static void same_uid(struct doctor *d)
 {
@@ -336,7 +336,7 @@ static void same_uid(struct doctor *d)
 		size_t used = strlen(names);
 
 		snprintf(path, sizeof(path), "/proc/%s/task", e->d_name);
-		/* A directory that everybody may read shows its uid, also of what is not dumpable. */
+		/* A directory that everybody may read shows its uid, also of processes that are not dumpable. */
 		if (pid <= 0 || pid == d->pid || pid == getpid() || stat(path, &st) < 0 ||
 			st.st_uid != d->uid)
 			continue;

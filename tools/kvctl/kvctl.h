@@ -144,8 +144,7 @@ int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const j
 
 extern const struct kvctl_column kvctl_tenant_columns[];
 extern const struct kvctl_column kvctl_client_columns[];
-/* Adds "hit_ratio" to each of these objects that asked for something: of tokens, as `asked` and
- * `matched` of kvpool.h's kvp_stats(). */
+/* Adds "hit_ratio", of tokens, to each object whose clients have asked for any. */
 void kvctl_add_hit_ratio(json_t *rows);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvctl: administration of a kvpoold. The commands and their options, and which one is meant. */
+/* kvctl: administration of a kvpoold. The table of commands and options, and dispatch. */
 #include "tools/kvctl/kvctl.h"
 
 #include <getopt.h>
@@ -129,7 +129,7 @@ static int run(struct kvctl *ctl, int argc, char **argv)
 		"there is no command '%s'; kvctl --help lists those there are", argv[0]);
 }
 
-/* What stands before the command. -1: go on; else an exit status. */
+/* Reads the options before the command. -1: go on; else an exit status. */
 static int read_own_options(struct kvctl *ctl, int argc, char **argv)
 {
 	static const struct option longs[] = {

@@ -81,7 +81,7 @@ void kvctl_add_hit_ratio(json_t *rows)
 	}
 }
 
-/* What the view before this one showed. */
+/* The figures of the view before this one. */
 struct last {
 	json_t *tenants;
 	double when; /* seconds; 0: there was none */
@@ -238,7 +238,7 @@ static size_t smaller(size_t a, size_t b)
 	return a < b ? a : b;
 }
 
-/* What fits below the figures: tenants may take what clients leave, but half at least. */
+/* As many rows as fit below the figures: tenants get the half of them, and those that clients leave. */
 static void print_tables(const json_t *tenants, const json_t *clients)
 {
 	size_t n_tenants = json_array_size(tenants), n_clients = json_array_size(clients);

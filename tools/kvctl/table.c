@@ -15,7 +15,7 @@
 #define LEAST_TEXT  8  /* columns that a text keeps where room is short ... */
 #define SOME_TEXT   20 /* ... and before anything is left out for it */
 
-/* What is beyond 2^53 comes as a string. */
+/* A number beyond 2^53 comes as a string. */
 double kvctl_number(const json_t *object, const char *key)
 {
 	const json_t *v = json_object_get(object, key);
@@ -98,9 +98,9 @@ int kvctl_printable(const char *text, int columns, char *out, size_t bytes)
 		n = mbrtowc(&c, text, left, &state);
 		if (!n || n > left) /* no character of this locale's */
 			n = 1, c = 0;
-		/* What has no width can turn the line around. */
+		/* Characters without a width can turn the line around. */
 		w = iswprint((wint_t)c) && wcwidth(c) > 0 ? wcwidth(c) : -1;
-		/* Where the mark would stand, should what follows have no room. */
+		/* The mark would stand here if the next character had no room. */
 		if (width + 1 <= columns && used + 2 <= bytes) {
 			cut = used;
 			cut_width = width;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kvreplay generate: prompts that share as much as those of real services do. */
 #include "tools/kvreplay/generate.h"
 
 #include <errno.h>

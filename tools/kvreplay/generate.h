@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Seeded workloads in the Mooncake format, for whoever has no trace at hand. */
+/* Seeded workloads in the Mooncake format, for users who have no trace at hand. */
 #ifndef KVREPLAY_GENERATE_H
 #define KVREPLAY_GENERATE_H
 
@@ -7,8 +7,8 @@
 #include <stdio.h>
 
 /*
- * What share of requests finds, in an infinite cache, all full blocks of an earlier prompt
- * ("exact"), or a part of them ("partial"); the others begin with a block nobody has seen.
+ * The share of requests that find, in an infinite cache, all full blocks of an earlier prompt
+ * ("exact") + the share that find a part of them ("partial"); the others begin with a new block.
  * chat: turns of conversations, .95 + .03. rag: questions about documents, .60 + .30. batch: one
  * template with changing ends, 1.00 after the first. mixed: chat, rag and batch, .50 + .30.
  */

@@ -151,7 +151,8 @@ static void forget(struct study *s, uint32_t b)
 	kvp_graph_remove(s->g, b);
 }
 
-/* Takes the ranking's candidates in order; what was used or got a child meanwhile is passed over.
+/*
+ * Takes the ranking's candidates in order; what was used or got a child meanwhile is passed over.
  */
 static void evict_by_graph(struct study *s)
 {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kvreplay: traces through a real daemon or through policies alone. Commands, and dispatch. */
 #include <stdio.h>
 #include <string.h>
 

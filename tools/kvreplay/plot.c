@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Hit ratios against capacity as SVG, without a plotting program. */
 #include "tools/kvreplay/plot.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@
 #define N_DASHES (sizeof(dashes) / sizeof(dashes[0]))
 #define X_LABEL  52.0 /* room that a number below the axis needs */
 
-/* Few, which those who see few colours can tell apart; dashes for more series. */
+/* Few, so that colour-blind readers can tell them apart; dashes for more series. */
 static const char *const colors[] = { "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00",
 	"#333333" };
 static const char *const dashes[] = { "none", "7 3", "2 3" };

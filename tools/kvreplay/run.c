@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A trace through a real daemon, by N client processes. Every payload is derived from its block's
- * key, written once by whoever misses and verified by whoever hits, so that one wrong byte, one
- * mixed-up block or one block given away too early is counted as corrupt.
+ * key, written once by the client that misses it and verified by each client that hits it, so that
+ * one wrong byte, one mixed-up block or one block given away too early is counted as corrupt.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -326,7 +326,7 @@ static unsigned run_clients(const struct run *run)
 	return bad;
 }
 
-/* What the tenant counted: evictions. Needs a client, since the trace's own have gone. */
+/* The tenant's count of evictions. Needs a client, since the trace's own have gone. */
 static uint64_t evictions(const struct run *run)
 {
 	struct kvp_open_opts opts = { .size = sizeof(opts), .socket = run->socket };

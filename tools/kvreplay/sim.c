@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One trace through one eviction policy: hits are counted, nothing is stored. */
 #include "tools/kvreplay/sim.h"
 
 #include <errno.h>
@@ -185,7 +186,7 @@ static void request_leaf(struct sim *s, const struct trace_request *q)
 		s->seen++;
 		bring(s, ref[i], s->tip, 1, i < hits);
 		if (s->e && !in_memory(s, ref[i]))
-			break; /* what would hang below it cannot come either */
+			break; /* blocks that would hang below it cannot come either */
 		s->tip = ref[i];
 	}
 	s->tip = KVP_BLOCK_NONE;

@@ -523,7 +523,7 @@ static int simulate(const struct options *o, const struct trace *t)
 	return r;
 }
 
-/* Where it is not UTF-8, which neither JSON nor SVG can hold, only its ASCII stays. */
+/* The path as UTF-8, for JSON and SVG; of a path that is none only the ASCII stays. */
 static char *printable(const char *path)
 {
 	json_t *utf8 = json_string(path);
@@ -546,7 +546,7 @@ static int can_write(const char *path)
 	return -EIO;
 }
 
-/* What only shows when all options are known. */
+/* Errors that only show when all options are known. */
 static int check_options(struct options *o)
 {
 	size_t n = 0;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The second tier of a simulation: the blocks it takes, drops and has been written. */
 #include "tools/kvreplay/store.h"
 
 #include <errno.h>
@@ -68,7 +69,7 @@ void store_use(struct store *s, uint32_t block, uint64_t now)
 		kvp_evict_access(s->e, block, now);
 }
 
-/* What is above capacity goes at once. */
+/* Blocks above capacity go at once. */
 static void shrink(struct store *s, uint64_t now)
 {
 	kvp_block_id out[BATCH];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A second tier below the simulated cache: which blocks go there is kvp_ingest_wants()'s to say,
- * which leave it LRU's, block by block. NULL is a store that holds nothing; all functions take it.
+ * A second tier below the simulated cache: kvp_ingest_wants() says which blocks go there, and the
+ * least recently used ones leave it. NULL is a store that holds nothing; all functions take it.
  */
 #ifndef KVREPLAY_STORE_H
 #define KVREPLAY_STORE_H

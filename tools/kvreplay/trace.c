@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads traces in three formats into chains of densely numbered blocks. */
 #include "tools/kvreplay/trace.h"
 
 #include <dirent.h>

@@ -7,8 +7,8 @@
  * "session_id"}, in one file or all *.jsonl files of a folder; its tokens are the bytes of the
  * prompt. oracleGeneral: packed little-endian <IQIq> (seconds, object, bytes, next access).
  *
- * What a block is depends on all before it: the same id or text below another parent is another
- * block. A file is not trusted: sizes, counts and types are checked, and the line is named.
+ * A block is identified by all that comes before it: the same id or text below another parent is
+ * another block. A file is not trusted: sizes, counts and types are checked, and the line is named.
  */
 #ifndef KVREPLAY_TRACE_H
 #define KVREPLAY_TRACE_H

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Attention over blocks of the cache, tile by tile: native, coded, or substituted ones. */
 #include "tools/kvrun/kvr_attend.h"
 #include "tools/kvrun/kvr_blas.h"
 
@@ -235,7 +236,7 @@ static int score(const struct run *r, const struct view *v)
 	return 0;
 }
 
-/* Turns scores into weights relative to the running maximum and brings what is summed along. */
+/* Turns scores into weights relative to the running maximum, and scales the sums so far. */
 static void soften(const struct run *r, const struct view *v)
 {
 	struct kvr_attend *a = r->a;
@@ -327,7 +328,7 @@ static int run_block(struct run *r, struct view *v)
 	return e;
 }
 
-/* What blocks in a codec are decoded to, one layer of one at a time. */
+/* Decoded values of coded blocks, one layer of one block at a time. */
 static int room_to_decode(struct kvr_attend *a, const struct kvr_geom *g)
 {
 	for (uint32_t value = 0; value < 2; value++)
@@ -345,7 +346,7 @@ int kvr_attend_run(struct kvr_attend *a, struct kvr_kv *kv, const struct kvr_sub
 	struct run r = { a, kv, substitute, layer, first, n, .group = a->heads / a->kv_heads };
 	int e = 0;
 
-	/* what refuses one payload may take the others: block by block, below */
+	/* a kernel that refuses one payload may take the others: block by block, below */
 	if (kv->coding && n == 1 && first >= a->block_tokens &&
 		kvr_attend_fused(a, kv, layer, first, q, out) == 0)
 		return 0;

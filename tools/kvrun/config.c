@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads and bounds a model's config.json; members that would change the arithmetic are refused. */
 #include "tools/kvrun/kvr_config.h"
 
 #include <errno.h>
@@ -115,7 +116,7 @@ static int check_architecture(const json_t *root, struct kvr_error *err)
 	return 0;
 }
 
-/* Refuses what would silently give other numbers than the model's own. */
+/* Refuses members that would silently give other numbers than the model's own. */
 static int check_unsupported(const json_t *root, struct kvr_error *err)
 {
 	static const char *const must_be_absent[] = { "quantization_config", "sliding_window" };

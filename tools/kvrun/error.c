@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Formats messages about a wrong model, tokenizer or prompt. */
 #include "tools/kvrun/kvr_error.h"
 
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads regular files whole, or in pieces of a known size. */
 #include "tools/kvrun/kvr_file.h"
 
 #include <errno.h>

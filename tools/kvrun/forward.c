@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One forward pass of a Llama-family model: layers, attention over the cache, logits. */
 #include "tools/kvrun/kvr_forward.h"
 #include "tools/kvrun/kvr_attend.h"
 #include "tools/kvrun/kvr_blas.h"

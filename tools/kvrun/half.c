@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fp16 and bf16 to fp32 and back, by F16C where there is one, to the same bits elsewhere. */
 #include "tools/kvrun/kvr_half.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Sealed blocks in a codec, beside the native ones of another cache or instead of them. */
 #include "tools/kvrun/kvr_kv_coded.h"
 
 #include <errno.h>
@@ -197,7 +198,7 @@ static const struct kvr_kv_ops coded_ops = {
 	.free = coded_free,
 };
 
-/* Tells sizes, and tries the codec on zeros: what it needs beside geometry shows only there. */
+/* Tells sizes, and tries the codec on zeros: its needs beside geometry show only there. */
 static int set_codec(struct coded_kv *c, uint32_t value, struct kvr_error *ret_error)
 {
 	const struct kvr_geom *g = &c->kv.geom;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A cache in private memory, as engines without kvpool have it. */
 #include "tools/kvrun/kvr_kv.h"
 
 #include <errno.h>

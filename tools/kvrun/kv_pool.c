@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A cache in kvpool: matched blocks are read in place, new ones are written where they stay. */
 #include "tools/kvrun/kvr_kv_pool.h"
 
 #include "libclient/kvpool.h"
@@ -38,8 +39,8 @@ struct pool_kv {
 	char why[KVP_ERROR_TEXT];  /* the last attempt to attach failed; "": it did not */
 
 	/* of the sequence */
-	struct kvp_prefix *match; /* holds the lease on what is read in place */
-	struct kvp_prefix *claim; /* the right to compute what is missing; given up on its own */
+	struct kvp_prefix *match; /* holds the lease on the blocks that are read in place */
+	struct kvp_prefix *claim; /* the right to compute the missing blocks; given up on its own */
 	uint32_t matched;         /* whole blocks in the match */
 	int publish;              /* the chain up to the last block is published or will be */
 	int dirty;                /* commits since the last flush */
@@ -148,8 +149,8 @@ static int attach(struct pool_kv *p)
 }
 
 /*
- * What follows the last published block can no longer be published. Whoever waits for our claim
- * must not wait in vain.
+ * Blocks after the last published one can no longer be published. An engine that waits for our
+ * claim must not wait in vain.
  */
 static void stop_publishing(struct pool_kv *p)
 {

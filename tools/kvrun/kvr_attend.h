@@ -33,9 +33,9 @@ void kvr_attend_done(struct kvr_attend *a);
  * Causal attention in `layer` of `n` queries at positions from `first` on, over everything up to
  * and including themselves. `q` and `out` are [n][heads][head_dim]; they may be the same memory.
  * Over blocks in a codec one query attends as they are; several, whose products outweigh it, over
- * what each block decodes to. A payload that cannot be read is passed over for the native block and
- * counted, if there is one. What substitute->read or else kvp_plane_decode() returned, -ENOMEM, or
- * 0.
+ * the decoded values of each block. A payload that cannot be read is passed over for the native
+ * block and counted, if there is a native block. Returns 0, -ENOMEM, or the error of
+ * substitute->read or kvp_plane_decode().
  */
 int kvr_attend_run(struct kvr_attend *a, struct kvr_kv *kv, const struct kvr_substitute *substitute,
 	uint32_t layer, uint32_t first, uint32_t n, const float *q, float *out);

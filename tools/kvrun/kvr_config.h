@@ -51,8 +51,8 @@ struct kvr_config {
 };
 
 /*
- * Reads a config.json of the Hugging Face layout. Whatever would change the arithmetic and is not
- * supported (another architecture or activation, RoPE scaling, biases, quantised weights) is
+ * Reads a config.json of the Hugging Face layout. A member that would change the arithmetic and is
+ * not supported (another architecture or activation, RoPE scaling, biases, quantised weights) is
  * refused by name, never ignored. -EINVAL, -ENOTSUP, both with a message.
  */
 int kvr_config_parse(

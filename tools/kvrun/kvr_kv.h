@@ -101,7 +101,7 @@ struct kvr_kv_ops {
 	 */
 	void (*end)(struct kvr_kv *kv);
 
-	/* Accepts what `start` has not been called on. */
+	/* Accepts a store on which `start` has not been called. */
 	void (*free)(struct kvr_kv *kv);
 };
 

@@ -30,11 +30,11 @@ struct kvr_coded_opts {
 };
 
 struct kvr_coded_report {
-	uint32_t blocks;       /* of the last sequence that are in the codec */
-	uint64_t bytes;        /* that their payloads take */
-	uint64_t native_bytes; /* that native blocks take, whoever owns them; with one kept for
-				  later */
-	uint64_t errors;       /* since the store was made; see struct kvr_coding */
+	uint32_t blocks; /* of the last sequence that are in the codec */
+	uint64_t bytes;  /* of their payloads */
+	/* Of native blocks, shared ones too, and of the one that is kept for later. */
+	uint64_t native_bytes;
+	uint64_t errors; /* since the store was made; see struct kvr_coding */
 };
 
 /*

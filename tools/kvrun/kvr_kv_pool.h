@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A sequence's blocks in kvpool: cached ones are leased and read where they lie, computed ones are
- * written into reserved slots and published from there. Whatever the daemon does not give (it is
- * gone, it is full, it is late) is private memory instead, block by block; the sequence never
+ * written into reserved slots and published from there. A block for which the daemon gives no slot
+ * (it is gone, it is full, it is late) lies in private memory instead; the sequence never
  * notices. Slots that were mapped stay valid when the daemon dies, so what is in them goes on
  * being used. A daemon that comes later is joined by the next sequence.
  */
@@ -23,7 +23,7 @@ struct kvr_pool_opts {
 	const char *variant;
 };
 
-/* What the last sequence got, for reports. */
+/* How the last sequence fared, for reports. */
 struct kvr_pool_report {
 	int attached;          /* the daemon answered at the sequence's start */
 	uint32_t blocks_read;  /* cached blocks read in place */
@@ -37,7 +37,7 @@ struct kvr_pool_report {
 int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
 	const struct kvr_pool_opts *opts, struct kvr_kv **ret_kv);
 
-/* `kv` must come from kvr_kv_pool_new. Waits until what was published is visible (bounded). */
+/* `kv` must come from kvr_kv_pool_new. Waits until its published blocks are visible (bounded). */
 void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report);
 
 #endif

@@ -11,9 +11,9 @@ double kvr_log_prob(const float *logits, uint32_t vocab, uint32_t token);
 /*
  * Mean negative log-likelihood in nats per token over `windows` consecutive windows of `window`
  * tokens from the start of `tokens`. Each window is run on its own, with nothing put in front, and
- * each of its tokens predicts the next one, the last one the first of the window after it: windows
- * * window + 1 tokens are looked at. Perplexity is exp of the result. -EINVAL when a count is 0 or
- * `n` tokens do not suffice; else as kvr_seq_score.
+ * each of its tokens predicts the next one, the last one the first of the window after it, so that
+ * (windows * window + 1) tokens are looked at. Perplexity is exp of the result. -EINVAL when a count
+ * is 0 or `n` tokens do not suffice; else as kvr_seq_score.
  */
 int kvr_mean_nll(struct kvr_seq *seq, uint32_t vocab, const uint32_t *tokens, size_t n,
 	uint32_t window, uint32_t windows, double *ret_nats);

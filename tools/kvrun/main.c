@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvrun: runs prompts through a model with its KV cache in kvpool, and reports what that saved. */
+/* kvrun: runs prompts through a model with its KV cache in kvpool, and reports the savings. */
 #include "tools/kvrun/kvr_file.h"
 #include "tools/kvrun/kvr_kv_coded.h"
 #include "tools/kvrun/kvr_kv_pool.h"
@@ -98,7 +98,7 @@ static int open_native(struct engine *e, const struct kvr_geom *geom)
 		o->codec ? e->codec : NULL };
 	int r;
 
-	/* scores are those of the model, so nothing is read from a cache for them */
+	/* the model's own scores are wanted, so nothing is read from a cache */
 	if (o->off || o->perplexity)
 		return kvr_kv_heap_new(geom, &e->kv);
 	r = kvr_kv_pool_new(e->model, geom, &pool, &e->kv);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Opens a model: safetensors with a config.json, or a llama2.c file; all weights in one arena. */
 #include "tools/kvrun/kvr_model.h"
 #include "tools/kvrun/kvr_file.h"
 #include "tools/kvrun/kvr_safetensors.h"

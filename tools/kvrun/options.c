@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kvrun's command line: its options, their bounds, and which of them go together. */
 #include "tools/kvrun/options.h"
 #include "tools/kvrun/kvr_kv.h"
 

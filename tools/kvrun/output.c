@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Results of kvrun as JSON and for people. */
 #include "tools/kvrun/output.h"
 
 #include <errno.h>

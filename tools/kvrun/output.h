@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kvrun says about a finished prompt or a scored text. */
+/* kvrun's report on a finished prompt or a scored text. */
 #ifndef KVR_OUTPUT_H
 #define KVR_OUTPUT_H
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Log-probabilities of a text under a model. */
 #include "tools/kvrun/kvr_perplexity.h"
 #include "tools/kvrun/kvr_sample.h"
 

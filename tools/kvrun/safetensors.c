@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Parses and checks a safetensors header, which may be hostile. */
 #include "tools/kvrun/kvr_safetensors.h"
 
 #include <assert.h>

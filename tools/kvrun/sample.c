@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The next token: the most probable one, or drawn from the most probable ones. */
 #include "tools/kvrun/kvr_sample.h"
 
 #include <errno.h>

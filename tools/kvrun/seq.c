@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One sequence: a prompt through model and cache, chunk by chunk, then token by token. */
 #include "tools/kvrun/kvr_seq.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* llama2.c's tokenizer file: pieces, scores, merges; and the tokenizer of plain bytes. */
 #include "tools/kvrun/kvr_tokenizer.h"
 #include "tools/kvrun/kvr_file.h"
 

@@ -112,9 +112,24 @@ class Engines(unittest.TestCase):
         self.assertEqual(one["tokens"], other["tokens"])
         self.assertEqual(one["logits_xxh3"], other["logits_xxh3"])
 
+    def stored(self, prompt):
+        """Runs the first engine on a prompt, and more until all whole blocks of it are stored.
+
+        An engine goes on without storing when room takes longer than a moment, as it may for the
+        first memory of a client on a busy machine. What it has not stored the next one does.
+        """
+        first = last = run(prompt, self.daemon.socket)
+        for _ in range(10):
+            if last["reused_tokens"] // last["block_tokens"] + last["blocks"]["published"] >= \
+                    last["prompt_tokens"] // last["block_tokens"]:
+                break
+            last = run(prompt, self.daemon.socket)
+            self.same(last, first)
+        return first
+
     def test_share(self):
         off_a, off_b = run(self.a, "off"), run(self.b, "off")
-        cold, warm = run(self.a, self.daemon.socket), run(self.a, self.daemon.socket)
+        cold, warm = self.stored(self.a), run(self.a, self.daemon.socket)
         branch = run(self.b, self.daemon.socket)
         n = cold["prompt_tokens"]
         self.assertGreaterEqual(n, 1500)
@@ -158,7 +173,7 @@ class Engines(unittest.TestCase):
         blocks = (len(known) + 1) // whole["block_tokens"]  # a token for the beginning
         self.assertGreater(blocks * whole["block_tokens"], whole["prompt_tokens"] + 2 * 64)
         reused = 0
-        for _ in range(200):
+        for _ in range(20):
             second = run(known, self.daemon.socket, "--no-store")
             self.assertIsNone(first.poll(), "it ended although nobody read what it printed")
             reused = second["reused_tokens"]

@@ -5,6 +5,7 @@
  */
 #include "libclient/match.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,9 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+
+static_assert(KVP_CLIENT_LEASES == KVP_SHARDS * KVP_SHARD_LEASES, "kvpool.h tells the limit");
+static_assert(KVP_CLIENT_GRANTS == KVP_MAX_GRANTS, "kvpool.h tells the limit");
 
 #define PAGE 4096u
 

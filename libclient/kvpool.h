@@ -31,6 +31,13 @@
  * - A miss is always a legal answer, and so is -EAGAIN from kvp_reserve: an engine that gets them
  *   computes privately and loses nothing but time.
  *
+ * Limits of one client: KVP_CLIENT_LEASES prefixes are leased at a time; a further match comes
+ * without a lease and can be copied only. KVP_CLIENT_GRANTS slots are reserved at a time, and all its
+ * slots lie in memory of a quarter of the tenant's share (the `arena` of kvpoold.yaml(5)), and of half
+ * the share together with the tenant's other clients: kvp_reserve() says -EAGAIN until blocks that it
+ * has released have been moved from there. It holds KVP_CLIENT_CLAIMS claims; beyond them nothing is
+ * claimed. A tenant has 64 spaces, and as many clients as `max_sessions` says (-EUSERS).
+ *
  * Token ids are uint32_t. A block is the KV of block_tokens consecutive tokens for all layers of
  * the space; the last block of a prompt may be partial (fewer tokens; no block follows it).
  */
@@ -64,6 +71,11 @@ extern "C" {
 
 /* Bytes that hold every reason the library gives, its end included. */
 #define KVP_ERROR_TEXT 256u
+
+/* Of one client at a time; see Limits above. */
+#define KVP_CLIENT_LEASES 256u
+#define KVP_CLIENT_GRANTS 128u
+#define KVP_CLIENT_CLAIMS 64u
 
 struct kvp_client; /* an attachment to the daemon: kvp_open() to kvp_close() */
 struct kvp_space;  /* a model: kvp_space_open() to kvp_space_close() */
@@ -266,7 +278,8 @@ struct kvp_prefix_info {
  * Longest cached prefix of tokens[0..n), leased. n may be 0. Always succeeds with a prefix, also
  * without a daemon (an empty one: a miss), unless -EINVAL, -ENOMEM or -ECHILD. No system call
  * without CLAIM, except the first calls of a client, which may allocate. A prefix without
- * KVP_MATCHED_LEASED (all lease slots taken) may only be read by kvp_get(), which checks afterwards.
+ * KVP_MATCHED_LEASED (the client holds KVP_CLIENT_LEASES others: release them when their blocks have
+ * been read) may only be read by kvp_get(), which checks afterwards.
  * A claim that the daemon has not answered in time is none: the caller computes for itself.
  */
 KVP_EXPORT int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
@@ -402,8 +415,8 @@ KVP_EXPORT int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *toke
 
 /*
  * A slot to write one block into: local as long as slots that were granted ahead last. The slot is
- * the caller's until kvp_grant_release(); its bytes are undefined. -EAGAIN: no room (retry hint as
- * above); -ETIMEDOUT; -ESHUTDOWN.
+ * the caller's until kvp_grant_release(); its bytes are undefined. -EAGAIN: no room, or the client
+ * has all the slots that it may have at a time (retry hint as above); -ETIMEDOUT; -ESHUTDOWN.
  */
 KVP_EXPORT int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retry_ms,
 	struct kvp_grant **ret_grant);

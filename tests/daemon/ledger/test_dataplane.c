@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/daemon/ledger/dp_world.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -15,6 +16,9 @@
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/tenant.h"
+#include "libclient/kvpool.h"
+
+static_assert(KVPD_SESSION_CLAIMS == KVP_CLIENT_CLAIMS, "kvpool.h tells the limit");
 
 #define T 16u /* tokens in a block */
 

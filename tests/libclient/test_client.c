@@ -517,12 +517,11 @@ static void test_chunk_keys(void **state)
 	assert_int_equal(kvp_chunk_keys(f->space, f->tokens, 4 * T, b, 9), 4);
 	assert_memory_equal(a, b, 4 * sizeof(a[0]));
 	assert_int_equal(kvp_chunk_keys(f->space, f->tokens, TOKENS, NULL, 0), 9);
+	/* One token at the beginning is another: so are the keys of all that comes after it. */
 	f->tokens[0]++;
 	assert_int_equal(kvp_chunk_keys(f->space, f->tokens, TOKENS, b, 9), 9);
 	for (uint32_t i = 0; i < 9; i++)
 		assert_memory_not_equal(&a[i], &b[i], sizeof(a[i]));
-	/* Equal tokens after an unlike prefix. */
-	assert_memory_equal(f->tokens + T, f->tokens + T, T * 4);
 	assert_int_equal(kvp_chunk_keys(f->space, NULL, 1, b, 9), -EINVAL);
 }
 

@@ -14,158 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "libclient/kvpool.h"
-
-#define T           64u
-#define BLOCKS      24u
-#define N           (BLOCKS * T)
-#define TOKEN_BYTES (2u * 2 * 4 * (32 + 32)) /* 2 layers, bf16 */
-#define WAIT_MS     20000u
-
-static pid_t stopped; /* a daemon that must not be left so */
-
-static _Noreturn void give_up(void)
-{
-	if (stopped)
-		kill(stopped, SIGCONT);
-	_exit(1);
-}
-
-#define CHECK(x)                                                                        \
-	do {                                                                            \
-		if (!(x)) {                                                             \
-			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #x); \
-			give_up();                                                      \
-		}                                                                       \
-	} while (0)
-#define EQUAL(a, b)                                                                              \
-	do {                                                                                     \
-		long long a_ = (long long)(a), b_ = (long long)(b);                              \
-		if (a_ != b_) {                                                                  \
-			fprintf(stderr, "%s:%d: %s is %lld, not %lld\n", __FILE__, __LINE__, #a, \
-				a_, b_);                                                         \
-			give_up();                                                               \
-		}                                                                                \
-	} while (0)
-
-static const struct kvp_layer layers[2] = {
-	{ .index = 0, .kv_heads = 4, .k_dim = 32, .v_dim = 32 },
-	{ .index = 1, .kv_heads = 4, .k_dim = 32, .v_dim = 32 },
-};
-
-static struct kvp_space_desc model(const char *name, uint32_t layout)
-{
-	struct kvp_space_desc d = {
-		.size = sizeof(d),
-		.model = name,
-		.dtype = KVP_DTYPE_BF16,
-		.layout = layout,
-		.n_layers = 2,
-		.layers = layers,
-		.rope_pairing = KVP_ROPE_HALF_SPLIT,
-		.rope_dim = 32,
-		.rope_theta = 10000,
-	};
-
-	return d;
-}
-
-struct engine {
-	struct kvp_client *client;
-	struct kvp_space *space;
-	uint32_t tokens[N + T];
-	uint8_t *kv; /* NCLD, of tokens[0..N + T) */
-	struct kvp_view_plane planes[2];
-	struct kvp_view view;
-};
-
-/* Bytes that follow from the token and its place. */
-static void fill(struct engine *e, uint32_t seed)
-{
-	for (uint32_t t = 0; t < N + T; t++) {
-		e->tokens[t] = seed * 7919 + t * 3;
-		for (uint32_t i = 0; i < TOKEN_BYTES; i++)
-			e->kv[(size_t)t * TOKEN_BYTES + i] =
-				(uint8_t)(e->tokens[t] * 2654435761u >> 24 ^ i * 37);
-	}
-}
-
-static struct engine *engine_new(const char *name, uint32_t layout, uint32_t seed)
-{
-	struct engine *e = calloc(1, sizeof(*e));
-	struct kvp_space_desc d = model(name, layout);
-	uint64_t bytes;
-
-	CHECK(e && (e->kv = malloc((size_t)(N + T) * TOKEN_BYTES)));
-	EQUAL(kvp_open(NULL, &e->client), 0);
-	EQUAL(kvp_space_open(e->client, &d, KVP_DEFAULT_TIMEOUT, &e->space), 0);
-	fill(e, seed);
-	EQUAL(kvp_view_dense(e->space, KVP_VIEW_NCLD, e->kv, N + T, e->planes, &bytes), 0);
-	EQUAL(bytes, (N + T) * TOKEN_BYTES);
-	e->view = (struct kvp_view){ .size = sizeof(e->view), .planes = e->planes };
-	return e;
-}
-
-static void engine_free(struct engine *e)
-{
-	kvp_space_close(e->space);
-	kvp_close(e->client);
-	free(e->kv);
-	free(e);
-}
-
-static void store(struct engine *e, uint32_t n, uint32_t flags)
-{
-	struct kvp_put_opts o = { .size = sizeof(o), .flags = flags, .timeout_ms = WAIT_MS };
-
-	EQUAL(kvp_put(e->space, e->tokens, n, 0, &e->view, &o, NULL),
-		flags & KVP_PUT_PARTIAL ? n : n / T * T);
-	EQUAL(kvp_flush(e->client, WAIT_MS), 0);
-}
-
-static struct kvp_prefix *find(
-	struct engine *e, uint32_t n, uint32_t flags, struct kvp_prefix_info *ret_info)
-{
-	struct kvp_match_opts o = {
-		.size = sizeof(o), .flags = flags, .timeout_ms = KVP_DEFAULT_TIMEOUT
-	};
-	struct kvp_prefix *m;
-
-	ret_info->size = sizeof(*ret_info);
-	EQUAL(kvp_match(e->space, e->tokens, n, &o, &m), 0);
-	EQUAL(kvp_match_info(m, ret_info), 0);
-	return m;
-}
-
-/* A new extent is a miss until the library has mapped it: at most a moment. */
-static struct kvp_prefix *find_soon(
-	struct engine *e, uint32_t n, uint32_t want_tokens, struct kvp_prefix_info *ret_info)
-{
-	for (uint32_t i = 0; i < 1000; i++) {
-		struct kvp_prefix *m = find(e, n, 0, ret_info);
-
-		if (ret_info->n_tokens + ret_info->tail_tokens >= want_tokens)
-			return m;
-		kvp_release(m);
-		usleep(5000);
-	}
-	EQUAL(ret_info->n_tokens + ret_info->tail_tokens, want_tokens);
-	return NULL;
-}
-
-static void same_bytes(struct engine *e, struct kvp_prefix *m, uint32_t n)
-{
-	uint8_t *back = malloc((size_t)n * TOKEN_BYTES);
-	struct kvp_view_plane planes[2];
-	struct kvp_view v = { .size = sizeof(v), .planes = planes };
-	uint64_t bytes;
-
-	CHECK(back);
-	EQUAL(kvp_view_dense(e->space, KVP_VIEW_NCLD, back, n, planes, &bytes), 0);
-	EQUAL(kvp_get(m, 0, n, &v, KVP_GET_VERIFY), n);
-	CHECK(memcmp(back, e->kv, (size_t)n * TOKEN_BYTES) == 0);
-	free(back);
-}
+#include "tests/libclient/live.h"
 
 static pid_t child(void (*run)(void *arg), void *arg)
 {
@@ -529,10 +378,7 @@ static void test_stopped_daemon(void)
 
 int main(void)
 {
-	static const struct {
-		const char *name;
-		void (*run)(void);
-	} tests[] = {
+	static const struct live_test tests[] = {
 		{ "two processes", test_two_processes },
 		{ "delete", test_delete },
 		{ "fork", test_fork },
@@ -544,14 +390,5 @@ int main(void)
 		{ "more than fits", test_more_than_fits },
 	};
 
-	if (!getenv("KVPOOL_SOCKET")) {
-		printf("skipped: KVPOOL_SOCKET names no daemon\n");
-		return 77;
-	}
-	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-		printf("%s\n", tests[i].name);
-		fflush(stdout);
-		tests[i].run();
-	}
-	return 0;
+	return live_main(tests, sizeof(tests) / sizeof(tests[0]));
 }

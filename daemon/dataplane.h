@@ -9,7 +9,8 @@
  * millisecond; kvpd_admin "check" is the longest). They may be called by the control thread only.
  *
  * The other way round the ledger posts events, which the control thread turns into packets; posting
- * never waits.
+ * never waits. What cannot be posted for want of memory stays with the ledger, which does without
+ * or tries again.
  *
  * Errors are negative errno. Descriptors that are returned belong to the caller.
  */
@@ -42,8 +43,11 @@ struct kvpd_ledger_params {
 	const struct kvpd_config *config; /* outlives the ledger */
 	uint64_t epoch;                   /* not 0 */
 	uid_t owner; /* the user that the daemon will run as: inodes of segments are given to it */
-	/* Called on the ledger thread; must not block or call back. */
-	void (*post)(void *ctx, const struct kvpd_event *event);
+	/*
+	 * Called on the ledger thread; must not block or call back. 0: the event and its descriptor
+	 * are taken. -ENOMEM: neither is.
+	 */
+	int (*post)(void *ctx, const struct kvpd_event *event);
 	void *ctx;
 };
 
@@ -96,8 +100,9 @@ int kvpd_session_attach(struct kvpd_ledger *ledger, uint32_t tenant, const struc
 int kvpd_session_detach(struct kvpd_ledger *ledger, uint32_t session);
 
 /*
- * Live extents that a session has to map read-only; calls back for each, on the calling thread,
- * with a descriptor that the callee owns.
+ * Live extents that a session has to map read-only; calls back for each, on the calling thread. The
+ * first ones come with a descriptor, which the callee owns, the others with -1: kvpd_extent_get()
+ * has theirs when it is their turn.
  */
 int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session,
 	void (*each)(void *ctx, const struct kvp_msg_extent *extent, int fd), void *ctx);

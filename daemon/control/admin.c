@@ -193,7 +193,9 @@ void kvpd_admin_continue(struct kvpd_conn *conn)
 		memcpy(part.text, conn->answer + conn->answer_sent, n);
 		r = kvp_msg_send(conn->fd, KVP_MSG_ADMIN_PART, conn->answer_tag, &part,
 			sizeof(part.head) + n, NULL, 0);
-		if (r == -EAGAIN || r == -ENOBUFS) {
+		if (r == -ENOBUFS || r == -ENOMEM)
+			kvpd_conn_hold(conn);
+		if (r == -EAGAIN || r == -ENOBUFS || r == -ENOMEM) {
 			if (!conn->stuck_since_ns)
 				conn->stuck_since_ns = kvpd_now_ns();
 			kvpd_conn_watch(conn);
@@ -204,6 +206,7 @@ void kvpd_admin_continue(struct kvpd_conn *conn)
 			return;
 		}
 		conn->stuck_since_ns = 0;
+		conn->held_ms = 0;
 		conn->answer_sent += n;
 		if (conn->answer_sent == conn->answer_bytes) {
 			free(conn->answer);

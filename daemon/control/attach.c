@@ -11,6 +11,7 @@
 
 #include "daemon/control/admin.h"
 #include "daemon/control/conn.h"
+#include "daemon/control/flight.h"
 #include "daemon/control/guest.h"
 #include "daemon/control/state.h"
 #include "daemon/control/tenants.h"
@@ -32,10 +33,11 @@ static void send_extent(void *ctx, const struct kvp_msg_extent *extent, int fd)
 	int r = 0;
 
 	if (!s->error)
-		r = kvpd_conn_send(s->conn, KVP_MSG_EXTENT, 0, extent, sizeof(*extent), &fd, 1);
-	if (r < 0 && r != -ENOBUFS && r != -EMFILE)
+		r = kvpd_conn_send_extent(s->conn, 0, extent, fd);
+	if (r < 0 && r != -ENOBUFS && r != -ENOMEM)
 		s->error = r;
-	close(fd);
+	if (fd >= 0)
+		close(fd);
 }
 
 static int welcome(struct kvpd_conn *conn, const struct kvpd_attach *a)
@@ -134,6 +136,11 @@ static void admit(struct kvpd_conn *conn)
 	t = kvpd_admit(c, c->config, conn->tenant, conn->who.uid, &unlisted, &why);
 	if (!t && !unlisted) {
 		kvpd_conn_refuse(conn, -EACCES, "%s", why);
+		return;
+	}
+	if (!kvpd_flight_may_attach(c, conn->who.uid)) {
+		kvpd_conn_refuse(conn, -EBUSY,
+			"clients of this uid do not receive the descriptors that they were sent");
 		return;
 	}
 	snprintf(own, sizeof(own), "uid-%u", (unsigned)conn->who.uid);

@@ -15,6 +15,7 @@
 #include "daemon/clock.h"
 #include "daemon/control/admin.h"
 #include "daemon/control/attach.h"
+#include "daemon/control/flight.h"
 #include "daemon/control/guest.h"
 #include "daemon/control/listener.h"
 #include "daemon/control/state.h"
@@ -23,8 +24,10 @@
 #include "shm/kvp_msg.h"
 #include "shm/kvp_seg.h"
 
-/* Room in a client's socket for some sixty packets: descriptors in flight count too. */
-#define CLIENT_SNDBUF 32768
+/* Room in a client's socket for some sixteen packets: so many descriptors it has in flight. */
+#define CLIENT_SNDBUF 8192
+#define HELD_MIN_MS   5u
+#define HELD_MAX_MS   500u
 
 static struct kvpd_ratelimit refused_limit = KVPD_RATELIMIT(10, 5);
 static struct kvpd_ratelimit broken_limit = KVPD_RATELIMIT(10, 5);
@@ -88,6 +91,8 @@ static const char *no_room(struct kvpd_control *c, const struct kvpd_identity *w
 		all++;
 		pending += is_pending(o);
 	}
+	TAILQ_FOREACH(o, &c->lingering, link)
+		all += o->who.uid == who->uid;
 	*ret_error = -EBUSY;
 	if (pending >= KVPD_PENDING_PER_UID && !end_a_silent_one(c, &who->uid))
 		return "this uid has too many connections that have not attached";
@@ -201,7 +206,6 @@ static void out_free(struct kvpd_conn *conn, struct kvpd_out *out)
 {
 	for (unsigned i = 0; i < out->n_fds; i++)
 		close(out->fds[i]);
-	conn->control->queued_fds -= out->n_fds;
 	conn->n_out--;
 	TAILQ_REMOVE(&conn->out, out, link);
 	free(out);
@@ -210,26 +214,35 @@ static void out_free(struct kvpd_conn *conn, struct kvpd_out *out)
 void kvpd_conn_watch(struct kvpd_conn *conn)
 {
 	struct epoll_event e = { .data.ptr = &conn->source };
+	bool waits = (conn->n_out || conn->answer) && !conn->held_until_ns;
 
 	/* An administrator's next request is read when the answer to this one is out. */
-	e.events = (conn->answer ? 0 : EPOLLIN) | (conn->n_out || conn->answer ? EPOLLOUT : 0);
+	e.events = (conn->answer ? 0 : EPOLLIN) | (waits ? EPOLLOUT : 0);
 	if (e.events == conn->interest)
 		return;
 	if (epoll_ctl(conn->control->epfd, EPOLL_CTL_MOD, conn->fd, &e) == 0)
 		conn->interest = e.events;
 }
 
-static int enqueue(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const void *body,
-	size_t len, const int *fds, unsigned n_fds)
+void kvpd_conn_hold(struct kvpd_conn *conn)
 {
-	struct kvpd_control *c = conn->control;
-	struct kvpd_out *out;
+	uint64_t now = kvpd_now_ns();
 
-	if (conn->n_out >= KVPD_OUT_MAX || c->queued_fds + n_fds > c->queued_fds_max)
-		return -ENOBUFS;
-	out = malloc(sizeof(*out) + len);
+	conn->held_ms = conn->held_ms ? conn->held_ms * 2 : HELD_MIN_MS;
+	if (conn->held_ms > HELD_MAX_MS)
+		conn->held_ms = HELD_MAX_MS;
+	conn->held_until_ns = now + conn->held_ms * KVPD_MS;
+	if (!conn->stuck_since_ns)
+		conn->stuck_since_ns = now;
+}
+
+static struct kvpd_out *out_new(
+	uint16_t type, uint32_t tag, const void *body, size_t len, const int *fds, unsigned n_fds)
+{
+	struct kvpd_out *out = malloc(sizeof(*out) + len);
+
 	if (!out)
-		return -ENOMEM;
+		return NULL;
 	*out = (struct kvpd_out){ .type = type, .tag = tag, .len = (uint32_t)len };
 	if (len)
 		memcpy(out->body, body, len);
@@ -237,16 +250,20 @@ static int enqueue(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const vo
 		int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
 
 		if (fd < 0) {
-			int r = -errno;
-
 			while (out->n_fds)
 				close(out->fds[--out->n_fds]);
 			free(out);
-			return r;
+			return NULL;
 		}
 		out->fds[out->n_fds++] = fd;
 	}
-	c->queued_fds += n_fds;
+	return out;
+}
+
+static int enqueue(struct kvpd_conn *conn, struct kvpd_out *out)
+{
+	if (!out)
+		return -ENOMEM;
 	conn->n_out++;
 	TAILQ_INSERT_TAIL(&conn->out, out, link);
 	if (!conn->stuck_since_ns)
@@ -255,10 +272,27 @@ static int enqueue(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const vo
 	return 0;
 }
 
-/* The socket is full, or the user has too many descriptors in flight in all his sockets. */
-static bool is_full(int r)
+/*
+ * 0; -EAGAIN: later, when epoll says so or, if the connection is held, when its time has come; or
+ * why the connection is of no use any more. A full socket (EAGAIN) becomes writable. That the
+ * daemon's user has too many descriptors in flight (ETOOMANYREFS), or that the kernel has no memory
+ * (ENOBUFS, ENOMEM), is nothing that this socket could tell of.
+ */
+static int try_to_send(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const void *body,
+	size_t len, const int *fds, unsigned n_fds)
 {
-	return r == -EAGAIN || r == -ETOOMANYREFS || r == -ENOBUFS;
+	int r = kvp_msg_send(conn->fd, type, tag, body, len, fds, n_fds);
+
+	if (r == -ETOOMANYREFS || r == -ENOBUFS || r == -ENOMEM) {
+		kvpd_conn_hold(conn);
+		return -EAGAIN;
+	}
+	if (r == 0) {
+		conn->held_ms = 0;
+		if (n_fds)
+			kvpd_flight_sent(conn, n_fds);
+	}
+	return r;
 }
 
 int kvpd_conn_send(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const void *body,
@@ -267,8 +301,62 @@ int kvpd_conn_send(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const vo
 	int r = -EAGAIN;
 
 	if (!conn->n_out)
-		r = kvp_msg_send(conn->fd, type, tag, body, len, fds, n_fds);
-	return is_full(r) ? enqueue(conn, type, tag, body, len, fds, n_fds) : r;
+		r = try_to_send(conn, type, tag, body, len, fds, n_fds);
+	if (r != -EAGAIN)
+		return r;
+	if (conn->n_out >= KVPD_OUT_MAX)
+		return -ENOBUFS;
+	return enqueue(conn, out_new(type, tag, body, len, fds, n_fds));
+}
+
+/* Without the extent its blocks are misses. A client that asked for it may ask again. */
+static int go_without(struct kvpd_conn *conn, uint32_t tag, int error)
+{
+	struct kvp_msg_error e = { .error = error };
+
+	if (!tag)
+		return 0;
+	snprintf(e.text, sizeof(e.text), "%s",
+		error == -EAGAIN ? "clients of this uid do not receive what they were sent"
+				 : "there is no such extent in this tenant");
+	return try_to_send(conn, KVP_MSG_ERROR, tag, &e, sizeof(e), NULL, 0);
+}
+
+int kvpd_conn_send_extent(
+	struct kvpd_conn *conn, uint32_t tag, const struct kvp_msg_extent *extent, int fd)
+{
+	struct kvpd_out *out;
+	int r = -EAGAIN;
+
+	if (!conn->n_out && !kvpd_flight_may_show(conn))
+		r = go_without(conn, tag, -EAGAIN);
+	else if (!conn->n_out && fd >= 0)
+		r = try_to_send(conn, KVP_MSG_EXTENT, tag, extent, sizeof(*extent), &fd, 1);
+	if (r != -EAGAIN)
+		return r;
+	if (conn->n_out >= KVPD_OUT_MAX)
+		return -ENOBUFS;
+	out = out_new(KVP_MSG_EXTENT, tag, extent, sizeof(*extent), NULL, 0);
+	if (out)
+		out->fetch = true;
+	return enqueue(conn, out);
+}
+
+/* As try_to_send(). */
+static int send_fetched(struct kvpd_conn *conn, const struct kvpd_out *out)
+{
+	struct kvp_msg_extent extent;
+	kvp_autoclose int fd = -1;
+	uint32_t id;
+	int r = -EAGAIN;
+
+	memcpy(&extent, out->body, sizeof(extent));
+	id = extent.extent;
+	if (kvpd_flight_may_show(conn))
+		r = kvpd_extent_get(conn->control->ledger, conn->guest->id, id, &extent, &fd);
+	if (r == 0)
+		return try_to_send(conn, out->type, out->tag, &extent, sizeof(extent), &fd, 1);
+	return go_without(conn, out->tag, r == -ENOENT ? -ENOENT : -EAGAIN);
 }
 
 /* 0, -EAGAIN if there is more, or why the connection is of no use any more. */
@@ -277,11 +365,10 @@ static int flush(struct kvpd_conn *conn)
 	struct kvpd_out *out;
 
 	while ((out = TAILQ_FIRST(&conn->out))) {
-		int r = kvp_msg_send(
-			conn->fd, out->type, out->tag, out->body, out->len, out->fds, out->n_fds);
+		int r = out->fetch ? send_fetched(conn, out)
+				   : try_to_send(conn, out->type, out->tag, out->body, out->len,
+					     out->fds, out->n_fds);
 
-		if (is_full(r))
-			return -EAGAIN;
 		if (r < 0)
 			return r;
 		out_free(conn, out);
@@ -394,19 +481,25 @@ static void receive(struct kvpd_conn *conn)
 	}
 }
 
+/* It may close the connection. */
+static void send_what_waits(struct kvpd_conn *conn)
+{
+	int r;
+
+	conn->held_until_ns = 0;
+	r = flush(conn);
+	if (r < 0 && r != -EAGAIN)
+		kvpd_conn_close(conn);
+	else if (r == 0 && conn->answer)
+		kvpd_admin_continue(conn);
+}
+
 static void conn_ready(struct kvpd_source *source, uint32_t events)
 {
 	struct kvpd_conn *conn = (struct kvpd_conn *)source;
-	int r;
 
 	if (events & EPOLLOUT) {
-		r = flush(conn);
-		if (r < 0 && r != -EAGAIN) {
-			kvpd_conn_close(conn);
-			return;
-		}
-		if (r == 0 && conn->answer)
-			kvpd_admin_continue(conn);
+		send_what_waits(conn);
 		if (conn->source.dead)
 			return;
 	}
@@ -445,7 +538,6 @@ void kvpd_conn_close(struct kvpd_conn *conn)
 	conn->source.dead = true;
 	while ((out = TAILQ_FIRST(&conn->out)))
 		out_free(conn, out);
-	close(conn->fd);
 	if (conn->pidfd >= 0)
 		close(conn->pidfd);
 	if (conn->guest)
@@ -459,7 +551,12 @@ void kvpd_conn_close(struct kvpd_conn *conn)
 	if (conn->state == KVPD_CONN_ADMIN)
 		c->n_admins--;
 	TAILQ_REMOVE(&c->conns, conn, link);
-	TAILQ_INSERT_TAIL(&c->dead_conns, conn, link);
+	if (kvpd_flight_look(conn)) {
+		kvpd_flight_linger(conn);
+	} else {
+		close(conn->fd);
+		TAILQ_INSERT_TAIL(&c->dead_conns, conn, link);
+	}
 	c->status_changed = true;
 }
 
@@ -468,12 +565,28 @@ void kvpd_conn_free(struct kvpd_conn *conn)
 	free(conn);
 }
 
+/* Past its deadline. */
+static void give_up(struct kvpd_conn *conn)
+{
+	const struct kvpd_who w = who_of(conn);
+
+	if (is_pending(conn)) {
+		kvpd_conn_refuse(conn, -ETIMEDOUT, "it did not attach within %u ms",
+			conn->control->config->handshake_ms);
+		return;
+	}
+	kvpd_log_limited(&broken_limit, KVPD_LOG_WARNING, &w,
+		"uid %u (process %d) reads nothing: disconnected", (unsigned)conn->who.uid,
+		(int)conn->who.pid);
+	kvpd_conn_close(conn);
+}
+
 uint64_t kvpd_conn_expire(struct kvpd_control *c, uint64_t now)
 {
-	const uint64_t handshake = (uint64_t)c->config->handshake_ms * 1000000u;
-	const uint64_t stall = (uint64_t)KVPD_STALL_MS * 1000000u;
+	const uint64_t handshake = (uint64_t)c->config->handshake_ms * KVPD_MS;
+	const uint64_t stall = (uint64_t)KVPD_STALL_MS * KVPD_MS;
+	uint64_t soonest = kvpd_flight_expire(c, now);
 	struct kvpd_conn *conn, *next;
-	uint64_t soonest = UINT64_MAX;
 
 	for (conn = TAILQ_FIRST(&c->conns); conn; conn = next) {
 		uint64_t due = UINT64_MAX;
@@ -483,21 +596,19 @@ uint64_t kvpd_conn_expire(struct kvpd_control *c, uint64_t now)
 			due = conn->since_ns + handshake;
 		else if (conn->stuck_since_ns)
 			due = conn->stuck_since_ns + stall;
-		if (due > now) {
-			soonest = due < soonest ? due : soonest;
+		if (due <= now) {
+			give_up(conn);
 			continue;
 		}
-		if (is_pending(conn)) {
-			kvpd_conn_refuse(conn, -ETIMEDOUT, "it did not attach within %u ms",
-				c->config->handshake_ms);
-		} else {
-			const struct kvpd_who w = who_of(conn);
-
-			kvpd_log_limited(&broken_limit, KVPD_LOG_WARNING, &w,
-				"uid %u (process %d) reads nothing: disconnected",
-				(unsigned)conn->who.uid, (int)conn->who.pid);
-			kvpd_conn_close(conn);
+		if (conn->held_until_ns && conn->held_until_ns <= now) {
+			send_what_waits(conn);
+			if (conn->source.dead)
+				continue;
+			kvpd_conn_watch(conn);
 		}
+		if (conn->held_until_ns && conn->held_until_ns < due)
+			due = conn->held_until_ns;
+		soonest = due < soonest ? due : soonest;
 	}
 	return soonest;
 }

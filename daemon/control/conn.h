@@ -33,11 +33,16 @@ enum kvpd_conn_state {
 	KVPD_CONN_ADMIN,
 };
 
-/* A packet that waits for room in the socket; its descriptors are its own. */
+/*
+ * A packet that waits for room in the socket; its descriptors are its own. One that shows the
+ * client an extent to read has none until it is sent: a client that does not read makes the daemon
+ * hold nothing.
+ */
 struct kvpd_out {
 	TAILQ_ENTRY(kvpd_out) link;
 	uint16_t type;
 	uint16_t n_fds;
+	bool fetch; /* an EXTENT, its descriptor to be asked for */
 	uint32_t tag;
 	uint32_t len;
 	int fds[KVP_MSG_MAX_FDS];
@@ -63,6 +68,13 @@ struct kvpd_conn {
 	TAILQ_HEAD(, kvpd_out) out;
 	uint32_t n_out;
 	uint64_t stuck_since_ns; /* the socket took nothing since; 0: nothing waits */
+	/*
+	 * Not 0: sending has to wait although the socket has room, so epoll cannot say until when;
+	 * tried again then, and after twice the time if that was too early.
+	 */
+	uint64_t held_until_ns;
+	uint32_t held_ms;
+	uint32_t in_flight; /* descriptors sent and perhaps not received */
 	/* An administrator's answer, while it is being sent. */
 	char *answer;
 	size_t answer_bytes, answer_sent;
@@ -78,11 +90,19 @@ void kvpd_conn_close(struct kvpd_conn *conn);
 void kvpd_conn_refuse(struct kvpd_conn *conn, int error, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 /*
- * Sends, or queues if the client is slow. The descriptors stay the caller's. -ENOBUFS: too much is
- * waiting for it already.
+ * Sends, or queues if the client is slow or has too many descriptors in flight. The descriptors
+ * stay the caller's. -ENOBUFS: too much is waiting for it already.
  */
 int kvpd_conn_send(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const void *body,
 	size_t len, const int *fds, unsigned n_fds);
+/*
+ * Shows a client an extent to read; fd: -1 if it is to be asked for when the packet is sent. Left
+ * out if the client's uid has too many descriptors in flight: it can ask when it needs it.
+ */
+int kvpd_conn_send_extent(
+	struct kvpd_conn *conn, uint32_t tag, const struct kvp_msg_extent *extent, int fd);
+/* Sending has to wait for something else than room in the socket. */
+void kvpd_conn_hold(struct kvpd_conn *conn);
 /* Sends an error; the connection stays. */
 void kvpd_conn_error(struct kvpd_conn *conn, uint32_t tag, int error, const char *text);
 /* Has epoll watch for what the connection waits for. */

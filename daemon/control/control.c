@@ -17,6 +17,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/control/conn.h"
+#include "daemon/control/flight.h"
 #include "daemon/control/guest.h"
 #include "daemon/control/listener.h"
 #include "daemon/control/loop.h"
@@ -109,10 +110,7 @@ static int open_loop(struct kvpd_control *c)
 	c->packet = malloc(sizeof(*c->packet));
 	if (!c->packet)
 		return -ENOMEM;
-	c->queued_fds_max = 256;
-	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 > c->queued_fds_max)
-		c->queued_fds_max =
-			files.rlim_cur / 4 < 65536 ? (uint32_t)(files.rlim_cur / 4) : 65536;
+	kvpd_flight_limit(c, getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : 1024);
 	if (sd_watchdog_enabled(0, &watchdog_us) > 0)
 		c->watchdog_ns = watchdog_us * 1000 / 3;
 	return 0;
@@ -144,6 +142,7 @@ int kvpd_control_new(struct kvpd_config *config, const struct kvpd_account *acco
 	TAILQ_INIT(&c->listeners);
 	TAILQ_INIT(&c->conns);
 	TAILQ_INIT(&c->dead_conns);
+	TAILQ_INIT(&c->lingering);
 	TAILQ_INIT(&c->guests);
 	TAILQ_INIT(&c->dead_guests);
 	TAILQ_INIT(&c->dead_listeners);
@@ -193,6 +192,7 @@ void kvpd_control_stop(struct kvpd_control *c)
 		kvpd_listener_remove(l);
 	while ((conn = TAILQ_FIRST(&c->conns)))
 		kvpd_conn_close(conn);
+	kvpd_flight_drop(c);
 	/* The ledger is about to go whole: its sessions need not be detached one by one. */
 	while ((g = TAILQ_FIRST(&c->guests))) {
 		close(g->pidfd);

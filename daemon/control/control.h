@@ -24,8 +24,8 @@ struct kvpd_control;
 int kvpd_control_new(struct kvpd_config *config, const struct kvpd_account *account, uint64_t epoch,
 	struct kvpd_control **ret_control);
 
-/* For kvpd_ledger_params: post and its ctx. Any thread; never waits. */
-void kvpd_control_post(void *ctx, const struct kvpd_event *event);
+/* For kvpd_ledger_params: post and its ctx. Any thread; never waits. -ENOMEM: it is not taken. */
+int kvpd_control_post(void *ctx, const struct kvpd_event *event);
 
 /* Opens the tenants that the configuration names. Before run. Errors have been logged. */
 int kvpd_control_bind(struct kvpd_control *control, struct kvpd_ledger *ledger);

@@ -127,7 +127,7 @@ static int extent_get(struct kvpd_conn *conn, const struct kvp_packet *packet)
 		kvpd_conn_error(conn, packet->h.tag, r, "there is no such extent in this tenant");
 		return 0;
 	}
-	return kvpd_conn_send(conn, KVP_MSG_EXTENT, packet->h.tag, &extent, sizeof(extent), &fd, 1);
+	return kvpd_conn_send_extent(conn, packet->h.tag, &extent, fd);
 }
 
 void kvpd_guest_packet(struct kvpd_conn *conn, const struct kvp_packet *packet)
@@ -180,9 +180,8 @@ static void tell_tenant(struct kvpd_control *c, const struct kvpd_event *e)
 		} else {
 			if (g->id == e->session)
 				continue;
-			r = kvpd_conn_send(g->conn, KVP_MSG_EXTENT, 0, &e->extent,
-				sizeof(e->extent), &e->fd, 1);
-			if (r == -ENOBUFS || r == -EMFILE)
+			r = kvpd_conn_send_extent(g->conn, 0, &e->extent, e->fd);
+			if (r == -ENOBUFS || r == -ENOMEM)
 				r = 0; /* it will ask when it needs it */
 		}
 		if (r < 0)

@@ -14,27 +14,21 @@
 #include "daemon/control/state.h"
 #include "daemon/log.h"
 
-void kvpd_control_post(void *ctx, const struct kvpd_event *event)
+int kvpd_control_post(void *ctx, const struct kvpd_event *event)
 {
-	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(10, 1);
 	struct kvpd_control *c = ctx;
 	struct kvpd_posted *p = malloc(sizeof(*p));
 	const uint64_t one = 1;
 
-	if (!p) {
-		kvpd_log_limited(
-			&limit, KVPD_LOG_ERR, NULL, "out of memory: a message to clients is lost");
-		if (event->fd >= 0)
-			close(event->fd);
-		return;
-	}
+	if (!p)
+		return -ENOMEM;
 	p->event = *event;
 	pthread_mutex_lock(&c->lock);
 	STAILQ_INSERT_TAIL(&c->posted, p, link);
 	pthread_mutex_unlock(&c->lock);
 	/* Fails only when the counter is at its end: then it is readable anyway. */
-	if (write(c->evfd, &one, sizeof(one)) < 0)
-		return;
+	(void)!write(c->evfd, &one, sizeof(one));
+	return 0;
 }
 
 static struct kvpd_posted *take_posted(struct kvpd_control *c)

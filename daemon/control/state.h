@@ -45,9 +45,11 @@ struct kvpd_control {
 	TAILQ_HEAD(, kvpd_guest) dead_guests;
 	TAILQ_HEAD(, kvpd_tenant_entry) tenants;
 	uint32_t n_conns, n_pending, n_admins, n_guests;
-	uint32_t queued_fds, queued_fds_max; /* in all connections' packets */
-	uint64_t accepted, refused, broken;  /* connections, since the start */
-	struct kvp_packet *packet;           /* for receiving: one for the thread */
+	TAILQ_HEAD(, kvpd_conn) lingering;  /* see flight.h */
+	uint32_t in_flight, flight_uid_max; /* descriptors: all, and of a uid at most */
+	uint64_t flight_looked_ns, linger_due_ns;
+	uint64_t accepted, refused, broken; /* connections, since the start */
+	struct kvp_packet *packet;          /* for receiving: one for the thread */
 	/* What the ledger posted. */
 	pthread_mutex_t lock;
 	STAILQ_HEAD(, kvpd_posted) posted;

@@ -31,7 +31,7 @@ struct kvpd_ledger {
 
 	uint64_t epoch;
 	uid_t owner;
-	void (*post)(void *ctx, const struct kvpd_event *event);
+	int (*post)(void *ctx, const struct kvpd_event *event);
 	void *ctx;
 
 	struct kvpd_tenant *tenant[KVPD_MAX_TENANTS + 1]; /* by id; [0] stays empty */
@@ -40,6 +40,7 @@ struct kvpd_ledger {
 	struct kvpd_session *session[KVPD_MAX_SESSIONS];
 	uint32_t n_sessions;
 	uint32_t last_session;
+	uint32_t n_untold;       /* sessions, see kvpd_sessions_tick() */
 	struct kvpd_list active; /* sessions whose rings are looked at in every round */
 	uint64_t started_ns;
 	uint64_t rounds;

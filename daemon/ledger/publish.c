@@ -21,10 +21,13 @@
 #include "shm/kvp_proto.h"
 #include "shm/kvp_seg.h"
 
+/* Descriptors that a session which attaches gets at once: about what fits its socket. */
+#define FIRST_FDS 16u
+
 /* How long not to try again after the system had no memory. */
 #define NO_MEMORY_NS (1000 * KVPD_MS)
 
-void kvpd_extent_post(struct kvpd_extent *x, uint32_t type, int fd)
+int kvpd_extent_post(struct kvpd_extent *x, uint32_t type, int fd)
 {
 	struct kvpd_ledger *l = x->tenant->ledger;
 	struct kvpd_event ev = {
@@ -40,8 +43,12 @@ void kvpd_extent_post(struct kvpd_extent *x, uint32_t type, int fd)
 		},
 		.fd = fd,
 	};
+	int r;
 
-	l->post(l->ctx, &ev);
+	r = l->post(l->ctx, &ev);
+	if (r < 0 && fd >= 0)
+		close(fd);
+	return r;
 }
 
 static void go_live(struct kvpd_extent *x)
@@ -64,9 +71,9 @@ static void go_live(struct kvpd_extent *x)
 	kvp_store_relaxed(&shm->slots, x->slots);
 	kvp_store_relaxed(&shm->used, 0);
 	kvp_store_release(&shm->state, KVP_EXTENT_LIVE);
-	/* Without a descriptor for them the clients ask for it when they meet the extent. */
+	/* Clients that do not hear of it ask for it when they meet it. */
 	if (kvp_seg_reopen_ro(x->fd, &fd) == 0)
-		kvpd_extent_post(x, KVPD_EV_EXTENT, fd);
+		(void)kvpd_extent_post(x, KVPD_EV_EXTENT, fd);
 	x->tenant->dirty = true;
 }
 
@@ -74,7 +81,7 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 {
 	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 3);
 	uint64_t again = kvpd_now_ns() + NO_MEMORY_NS;
-	int fd;
+	int fd, r;
 
 	if (x->kind == KVP_EXTENT_VAULT)
 		x->cls->making = 0;
@@ -103,37 +110,34 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 		return;
 	}
 	fd = fcntl(x->fd, F_DUPFD_CLOEXEC, 0);
-	if (fd < 0) {
+	r = fd < 0 ? -errno : kvpd_extent_post(x, KVPD_EV_ARENA, fd);
+	if (r < 0) {
 		kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
-			"no descriptor for an arena: %s; raise LimitNOFILE=", strerror(errno));
+			"tenant %s: an arena cannot be offered: %s%s", x->tenant->name,
+			strerror(-r), r == -EMFILE ? "; raise LimitNOFILE=" : "");
 		x->owner->refused_ns = again;
 		kvpd_pool_drop_now(x);
 		kvpd_extent_give_up(x);
 		return;
 	}
 	x->state = KVPD_EXTENT_OFFERED;
-	kvpd_extent_post(x, KVPD_EV_ARENA, fd);
 }
 
 /* ---- calls of the control thread ------------------------------------------------------------ */
 
+/* ret_fd: NULL if no descriptor is wanted. Without one *msg is filled all the same. */
 static int answer(const struct kvpd_session *s, const struct kvpd_extent *x,
 	struct kvp_msg_extent *msg, int *ret_fd)
 {
-	int r;
-
 	if (x->state != KVPD_EXTENT_LIVE || x->owner == s)
 		return -ENOENT;
-	r = kvp_seg_reopen_ro(x->fd, ret_fd);
-	if (r < 0)
-		return r;
 	*msg = (struct kvp_msg_extent){
 		.extent = x->id,
 		.generation = x->generation,
 		.kind = x->kind,
 		.bytes = x->bytes,
 	};
-	return 0;
+	return ret_fd ? kvp_seg_reopen_ro(x->fd, ret_fd) : 0;
 }
 
 struct extent_call {
@@ -164,11 +168,11 @@ static int extents_on_ledger(struct kvpd_ledger *l, void *arg)
 	for (uint32_t i = 0; i < t->n_extents; i++) {
 		if (!t->extent[i])
 			continue;
-		r = answer(s, t->extent[i], &c->all[c->n], &c->fds[c->n]);
-		if (r == 0)
-			c->n++;
-		else if (r != -ENOENT)
-			return r;
+		c->fds[c->n] = -1;
+		r = answer(s, t->extent[i], &c->all[c->n], c->n < FIRST_FDS ? &c->fds[c->n] : NULL);
+		if (r == -ENOENT)
+			continue;
+		c->n++;
 	}
 	return 0;
 }
@@ -182,7 +186,7 @@ int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session,
 	for (uint32_t i = 0; i < c.n; i++) {
 		if (r == 0)
 			each(ctx, &c.all[i], c.fds[i]);
-		else
+		else if (c.fds[i] >= 0)
 			close(c.fds[i]);
 	}
 	free(c.all);

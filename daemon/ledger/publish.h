@@ -12,7 +12,7 @@ struct kvpd_extent;
 
 /* The pool thread has made it, or could not. */
 void kvpd_extent_made(struct kvpd_extent *x, int result);
-/* Posts a KVPD_EV_* about an extent; the descriptor (-1: none) goes with it. */
-void kvpd_extent_post(struct kvpd_extent *x, uint32_t type, int fd);
+/* Posts a KVPD_EV_* about an extent; the descriptor (-1: none) goes with it, or is closed. */
+int kvpd_extent_post(struct kvpd_extent *x, uint32_t type, int fd);
 
 #endif

@@ -75,6 +75,11 @@ static void retire(struct kvpd_extent *x)
 	x->unacked = calloc(KVPD_MAX_SESSIONS / 64, sizeof(*x->unacked));
 	if (!x->unacked)
 		return; /* tried again in the next step */
+	if (known && kvpd_extent_post(x, KVPD_EV_RETIRE, -1) < 0) {
+		free(x->unacked);
+		x->unacked = NULL;
+		return; /* likewise */
+	}
 	x->state = KVPD_EXTENT_RETIRING;
 	if (x->owner)
 		x->owner->arena_bytes -= x->bytes;
@@ -89,7 +94,6 @@ static void retire(struct kvpd_extent *x)
 			x->unacked[s->place / 64] |= UINT64_C(1) << (s->place & 63);
 			x->n_unacked++;
 		}
-		kvpd_extent_post(x, KVPD_EV_RETIRE, -1);
 	}
 	if (!x->n_unacked)
 		let_go(x);

@@ -163,8 +163,12 @@ static int step_tenants(struct kvpd_ledger *l, uint64_t now)
 		if (t->abandoned && !t->n_sessions && !t->n_jobs)
 			kvpd_tenant_free(t);
 	}
-	if (tick)
+	if (tick) {
+		kvpd_sessions_tick(l);
 		l->tick_ns = now;
+	}
+	if (timeout < 0 && kvpd_sessions_busy(l))
+		timeout = TICK_MS;
 	return timeout;
 }
 

@@ -56,7 +56,8 @@ void kvpd_session_deactivate(struct kvpd_session *s)
 	kvpd_list_remove(&s->in_active);
 }
 
-void kvpd_session_expel(struct kvpd_session *s, int error, const char *reason)
+/* The control thread has to end it; without memory for the message it is told with the next tick. */
+static void tell(struct kvpd_session *s)
 {
 	struct kvpd_ledger *l = s->tenant->ledger;
 	struct kvpd_event ev = {
@@ -64,15 +65,40 @@ void kvpd_session_expel(struct kvpd_session *s, int error, const char *reason)
 		.tenant = s->tenant->id,
 		.session = s->id,
 		.fd = -1,
-		.error = error,
+		.error = s->expel_error,
 	};
+	bool told;
 
+	snprintf(ev.reason, sizeof(ev.reason), "%s", s->expel_reason);
+	told = l->post(l->ctx, &ev) == 0;
+	if (s->untold && told)
+		l->n_untold--;
+	else if (!s->untold && !told)
+		l->n_untold++;
+	s->untold = !told;
+}
+
+void kvpd_session_expel(struct kvpd_session *s, int error, const char *reason)
+{
 	if (s->expelled)
 		return;
 	s->expelled = true;
+	s->expel_error = error;
+	s->expel_reason = reason;
 	kvpd_list_remove(&s->in_active);
-	snprintf(ev.reason, sizeof(ev.reason), "%s", reason);
-	l->post(l->ctx, &ev);
+	tell(s);
+}
+
+bool kvpd_sessions_busy(const struct kvpd_ledger *l)
+{
+	return l->n_untold;
+}
+
+void kvpd_sessions_tick(struct kvpd_ledger *l)
+{
+	for (uint32_t i = 0; l->n_untold && i < KVPD_MAX_SESSIONS; i++)
+		if (l->session[i] && l->session[i]->untold)
+			tell(l->session[i]);
 }
 
 /* ---- making --------------------------------------------------------------------------------- */
@@ -209,6 +235,7 @@ void kvpd_session_finish(struct kvpd_session *s)
 	epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, s->wake_fd, NULL);
 	l->session[s->place] = NULL;
 	l->n_sessions--;
+	l->n_untold -= s->untold;
 	t->n_sessions--;
 	t->dirty = true;
 	for (uint32_t i = 0; i < t->n_extents; i++)

@@ -8,6 +8,7 @@
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/list.h"
 
+struct kvpd_ledger;
 struct kvpd_lookups;
 struct kvpd_tenant;
 
@@ -22,8 +23,11 @@ struct kvpd_session {
 	struct kvp_session_page *page;
 	int wake_fd;
 	bool expelled;
-	bool stalled;     /* its completion ring is full */
-	uint64_t last_ns; /* when an entry was last served */
+	bool untold; /* the control thread does not know yet that it is expelled */
+	int expel_error;
+	const char *expel_reason; /* lives for ever */
+	bool stalled;             /* its completion ring is full */
+	uint64_t last_ns;         /* when an entry was last served */
 	uint64_t attached_ns;
 	uint32_t sq_head;
 	uint32_t cq_tail;
@@ -49,8 +53,14 @@ struct kvpd_session *kvpd_session_find(struct kvpd_ledger *l, uint32_t id);
 void kvpd_session_activate(struct kvpd_session *s);
 /* The opposite, unless an entry came meanwhile: its client has to wake the ledger. */
 void kvpd_session_deactivate(struct kvpd_session *s);
-/* It broke the protocol: served no more; the control thread is told to end it. */
+/*
+ * It broke the protocol, or is over: served no more; the control thread is told to end it. The
+ * reason is a string that lives for ever.
+ */
 void kvpd_session_expel(struct kvpd_session *s, int error, const char *reason);
+/* Once a second while kvpd_sessions_busy(). */
+void kvpd_sessions_tick(struct kvpd_ledger *l);
+bool kvpd_sessions_busy(const struct kvpd_ledger *l);
 /* Frees it and all that is its own. */
 void kvpd_session_finish(struct kvpd_session *s);
 /* Adds the page's counters. */

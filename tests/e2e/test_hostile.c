@@ -32,134 +32,11 @@
 #include "shm/kvp_ring.h"
 #include "shm/kvp_seg.h"
 #include "tests/e2e/e2e.h"
+#include "tests/e2e/raw.h"
 
 #define TOKENS (E2E_BT * 6)
 
 static struct kvt_daemon daemon_;
-
-/* A session without the library. */
-struct raw {
-	int sock;
-	int wake_fd;
-	struct kvp_packet *packet;
-	struct kvp_session_page *page;
-	struct kvp_catalog_view view;
-	uint32_t sq_tail, cq_head;
-	uint32_t space;
-};
-
-static int dial(void)
-{
-	struct sockaddr_un addr = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", daemon_.socket);
-	if (fd >= 0 && connect(fd, (struct sockaddr *)&addr, sizeof(addr)) < 0) {
-		close(fd);
-		return -1;
-	}
-	return fd;
-}
-
-static uint64_t soon(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec + 10000000000u;
-}
-
-/* The next packet of a type; answers arenas on the way. */
-static int await(struct raw *s, uint16_t type)
-{
-	for (;;) {
-		int r = kvp_msg_poll(s->sock, POLLIN, soon());
-
-		if (r < 0)
-			return r;
-		r = kvp_msg_recv(s->sock, KVP_MSG_TO_CLIENT, s->packet);
-		if (r == -EAGAIN)
-			continue;
-		if (r < 0)
-			return r;
-		if (s->packet->h.type == KVP_MSG_EXTENT) {
-			const struct kvp_msg_extent *e = (void *)s->packet->body;
-			struct kvp_msg_id id = { e->extent, e->generation };
-
-			if (e->flags & KVP_EXTENT_WRITABLE)
-				kvp_msg_send(
-					s->sock, KVP_MSG_ARENA_ACK, 0, &id, sizeof(id), NULL, 0);
-		}
-		if (s->packet->h.type == type || s->packet->h.type == KVP_MSG_ERROR)
-			return s->packet->h.type == type ? 0 : -EPROTO;
-		kvp_msg_done(s->packet);
-	}
-}
-
-static void open_raw_space(struct raw *s)
-{
-	struct kvp_space_canon *canon = calloc(1, sizeof(*canon));
-
-	canon->version = 1;
-	canon->dtype = KVP_DTYPE_F16;
-	canon->layout = KVP_LAYOUT_LCND;
-	canon->block_tokens = E2E_BT;
-	canon->n_layers = 1;
-	strcpy(canon->model, "hostile");
-	canon->layers[0].kv_heads = 1;
-	canon->layers[0].k_dim = 16;
-	canon->layers[0].v_dim = 16;
-	assert_int_equal(
-		kvp_msg_send(s->sock, KVP_MSG_SPACE_OPEN, 7, canon, sizeof(*canon), NULL, 0), 0);
-	free(canon);
-	assert_int_equal(await(s, KVP_MSG_SPACE), 0);
-	s->space = ((struct kvp_msg_space *)s->packet->body)->space;
-	kvp_msg_done(s->packet);
-}
-
-static void raw_attach(struct raw *s)
-{
-	struct kvp_msg_hello hello = { .abi_min = KVP_ABI_VERSION,
-		.abi_max = KVP_ABI_VERSION,
-		.role = KVP_HELLO_CLIENT,
-		.name = "hostile" };
-	struct kvp_msg_welcome w;
-	void *base;
-
-	memset(s, 0, sizeof(*s));
-	s->packet = malloc(sizeof(*s->packet));
-	s->sock = dial();
-	assert_true(s->sock >= 0);
-	assert_int_equal(
-		kvp_msg_send(s->sock, KVP_MSG_HELLO, 1, &hello, sizeof(hello), NULL, 0), 0);
-	assert_int_equal(await(s, KVP_MSG_WELCOME), 0);
-	memcpy(&w, s->packet->body, sizeof(w));
-	assert_int_equal(kvp_seg_map(s->packet->fds[0], w.catalog_bytes, 0, &base), 0);
-	assert_int_equal(kvp_catalog_attach(base, w.catalog_bytes, &s->view), 0);
-	assert_int_equal(kvp_seg_map(s->packet->fds[1], w.page_bytes, KVP_MAP_WRITE, &base), 0);
-	s->page = base;
-	s->wake_fd = kvp_msg_take_fd(s->packet, 2);
-	kvp_msg_done(s->packet);
-	assert_int_equal(await(s, KVP_MSG_ATTACHED), 0);
-	kvp_msg_done(s->packet);
-	open_raw_space(s);
-}
-
-static void raw_detach(struct raw *s)
-{
-	close(s->sock);
-	close(s->wake_fd);
-	munmap(s->page, sizeof(*s->page));
-	free(s->packet);
-}
-
-static void ring_bell(struct raw *s)
-{
-	uint64_t one = 1;
-
-	if (write(s->wake_fd, &one, sizeof(one)) < 0)
-		abort();
-}
 
 /* Does the honest client still get what it should, promptly enough for its timeouts? */
 static void honest_work(uint32_t number)
@@ -196,7 +73,7 @@ static void random_entries(uint64_t rng)
 {
 	struct raw s;
 
-	raw_attach(&s);
+	raw_attach(&s, daemon_.socket);
 	for (uint32_t i = 0; i < 50000; i++) {
 		struct kvp_sqe sqe;
 		uint64_t *words = (uint64_t *)&sqe;
@@ -219,13 +96,13 @@ static void random_entries(uint64_t rng)
 		for (uint32_t t = 0; t < 4; t++)
 			s.page->staging[i % KVP_MAX_GRANTS][t] = (kvp_token)e2e_random(&rng);
 		if (kvp_sq_push(s.page, &s.sq_tail, &sqe) < 0)
-			ring_bell(&s);
+			raw_bell(&s);
 		else if (i % 16 == 0)
 			/* Changed after submission. */
 			s.page->sq[(s.sq_tail - 1) % KVP_SQ_ENTRIES].grant =
 				(uint32_t)e2e_random(&rng);
 		if (i % 32 == 0)
-			ring_bell(&s);
+			raw_bell(&s);
 		while (kvp_cq_pop(s.page, &s.cq_head, &cqe) == 0)
 			;
 	}
@@ -238,11 +115,11 @@ static void never_drains(uint64_t rng)
 	struct kvp_sqe sqe = { .op = KVP_OP_FLUSH };
 	(void)rng;
 
-	raw_attach(&s);
+	raw_attach(&s, daemon_.socket);
 	for (uint32_t i = 0; i < 200000; i++) {
 		sqe.serial = i;
 		if (kvp_sq_push(s.page, &s.sq_tail, &sqe) < 0 && i % 64 == 0)
-			ring_bell(&s);
+			raw_bell(&s);
 	}
 	raw_detach(&s);
 }
@@ -252,10 +129,10 @@ static void nonsense_indices(uint64_t rng)
 	for (uint32_t round = 0; round < 20; round++) {
 		struct raw s;
 
-		raw_attach(&s);
+		raw_attach(&s, daemon_.socket);
 		kvp_store_relaxed(&s.page->sq_tail, (uint32_t)e2e_random(&rng));
 		kvp_store_relaxed(&s.page->cq_head, (uint32_t)e2e_random(&rng));
-		ring_bell(&s);
+		raw_bell(&s);
 		e2e_sleep_us(2000);
 		raw_detach(&s);
 	}
@@ -265,10 +142,10 @@ static void nonsense_indices(uint64_t rng)
 static void rewrites_leases(uint64_t rng)
 {
 	struct raw s;
-	uint64_t until = soon() - 8000000000u;
+	uint64_t until = raw_soon() - 8000000000u;
 
-	raw_attach(&s);
-	while (soon() - 10000000000u < until) {
+	raw_attach(&s, daemon_.socket);
+	while (raw_soon() - 10000000000u < until) {
 		for (uint32_t i = 0; i < KVP_SHARDS * KVP_SHARD_LEASES; i++) {
 			struct kvp_shard *sh = &s.page->shard[i / KVP_SHARD_LEASES];
 
@@ -295,12 +172,12 @@ static void endless_grants(uint64_t rng)
 	uint32_t granted = 0;
 	(void)rng;
 
-	raw_attach(&s);
+	raw_attach(&s, daemon_.socket);
 	sqe.space = (uint16_t)s.space;
 	for (uint32_t i = 0; i < 2000; i++) {
 		sqe.serial = i;
 		if (kvp_sq_push(s.page, &s.sq_tail, &sqe) == 0)
-			ring_bell(&s);
+			raw_bell(&s);
 		/* An arena may be on its way: it has to be acknowledged before slots come. */
 		if (kvp_msg_recv(s.sock, KVP_MSG_TO_CLIENT, s.packet) == 0) {
 			const struct kvp_msg_extent *e = (void *)s.packet->body;
@@ -368,7 +245,7 @@ static void ten_thousand_connects(void **state)
 	(void)state;
 
 	while (done < 10000) {
-		int fd = dial();
+		int fd = raw_dial(daemon_.socket);
 
 		done++;
 		if (fd < 0) {

@@ -25,14 +25,20 @@ static uint64_t now_ms(void)
 
 /* ---- world ---------------------------------------------------------------------------------- */
 
-static void on_event(void *ctx, const struct kvpd_event *event)
+static int on_event(void *ctx, const struct kvpd_event *event)
 {
 	struct dp_world *w = ctx;
 
 	pthread_mutex_lock(&w->lock);
+	if (w->lose[event->type]) {
+		w->lose[event->type]--;
+		pthread_mutex_unlock(&w->lock);
+		return -ENOMEM;
+	}
 	assert_true(w->posted - w->taken < DP_EVENTS);
 	w->event[w->posted++ % DP_EVENTS] = *event;
 	pthread_mutex_unlock(&w->lock);
+	return 0;
 }
 
 void dp_defaults(struct dp_world *w, struct kvpd_limits *limits)
@@ -160,7 +166,14 @@ void dp_pump(struct dp_world *w)
 
 static void map_first(void *ctx, const struct kvp_msg_extent *extent, int fd)
 {
-	map_extent(ctx, extent, fd, 0);
+	struct dp_client *c = ctx;
+	struct kvp_msg_extent again;
+
+	if (fd < 0)
+		assert_int_equal(kvpd_extent_get(c->world->ledger, c->at.session, extent->extent,
+					 &again, &fd),
+			0);
+	map_extent(c, extent, fd, 0);
 	close(fd);
 }
 

@@ -48,6 +48,7 @@ struct dp_world {
 	struct kvpd_event event[DP_EVENTS];
 	uint32_t posted;
 	uint32_t taken;
+	uint32_t lose[KVPD_EV_EXPEL + 1]; /* so many events of a type find no memory; lock */
 	struct dp_client *client[DP_CLIENTS];
 	uint32_t tenant;
 };

@@ -698,11 +698,61 @@ static void pinned_pages_hold_back_their_arena_alone(void **state)
 	dp_stop(&w);
 }
 
+static void lose(struct dp_world *w, uint32_t type, uint32_t n)
+{
+	pthread_mutex_lock(&w->lock);
+	w->lose[type] = n;
+	pthread_mutex_unlock(&w->lock);
+}
+
+/* What finds no memory to be posted is posted later, or done without. */
+static void events_that_find_no_memory(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a, *b;
+	kvp_token tokens[T] = { 1, 2, 3 };
+	struct dp_block block;
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	space = dp_space(a, "m", 8);
+	lose(&w, KVPD_EV_ARENA, 1);
+	lose(&w, KVPD_EV_EXTENT, 1);
+	assert_int_equal(dp_put(a, space, dp_root(), tokens, T, &block), 0);
+	assert_int_equal(w.lose[KVPD_EV_ARENA] + w.lose[KVPD_EV_EXTENT], 0);
+
+	lose(&w, KVPD_EV_RETIRE, 2);
+	dp_detach(a);
+	for (int i = 0; i < 20000 && dp_figure(&w, "arena_bytes"); i++) {
+		dp_pump(&w);
+		usleep(1000);
+	}
+	assert_int_equal(dp_figure(&w, "arena_bytes"), 0);
+	assert_int_equal(w.lose[KVPD_EV_RETIRE], 0);
+
+	lose(&w, KVPD_EV_EXPEL, 1);
+	kvp_store_seq(&b->page->sq_tail, KVP_SQ_ENTRIES + 1);
+	wake(b);
+	for (int i = 0; i < 20000 && !b->expelled; i++) {
+		dp_pump(&w);
+		usleep(1000);
+	}
+	assert_int_equal(b->expelled, 1);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(random_entries),
 		cmocka_unit_test(a_ring_that_lies_ends_the_session),
+		cmocka_unit_test(events_that_find_no_memory),
 		cmocka_unit_test(a_wake_up_taken_back_blocks_nobody),
 		cmocka_unit_test(who_never_reads_stops_only_itself),
 		cmocka_unit_test(limits_of_one_session),

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A client that speaks the protocol by hand: what it gets, it may misuse. */
+#ifndef E2E_RAW_H
+#define E2E_RAW_H
+
+#include "shm/kvp_catalog.h"
+#include "shm/kvp_msg.h"
+
+/* A session without the library. */
+struct raw {
+	int sock;
+	int wake_fd;
+	struct kvp_packet *packet;
+	struct kvp_session_page *page;
+	struct kvp_catalog_view view;
+	uint32_t sq_tail, cq_head;
+	uint32_t space;
+};
+
+/* -1: nobody listens. */
+int raw_dial(const char *socket_path);
+/* When to be through with what should not take long, on the clock of kvp_msg_poll(). */
+uint64_t raw_soon(void);
+/* The next packet of a type, which is s->packet then; acknowledges arenas on the way. */
+int raw_await(struct raw *s, uint16_t type);
+/* Attaches and opens a small space; the test fails if that fails. */
+void raw_attach(struct raw *s, const char *socket_path);
+void raw_detach(struct raw *s);
+/* Has the daemon look at the ring. */
+void raw_bell(struct raw *s);
+
+#endif

@@ -266,6 +266,8 @@ static json_t *space_json(struct kvpd_tenant *t, uint32_t i)
 	put_int(o, "block_bytes", s->block_bytes);
 	put_int(o, "layers", s->canon.n_layers);
 	put_int(o, "opens", t->space[i].opens);
+	put_int(o, "blocks", t->space[i].payloads);
+	put_int(o, "payload_bytes", t->space[i].payloads * s->block_bytes);
 	return o;
 }
 

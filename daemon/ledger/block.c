@@ -244,6 +244,7 @@ int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32
 	t->block[id].flags |= KVPD_BLOCK_HELD;
 	enter_policy(t, b, id, now);
 	t->n_blocks++;
+	t->space[b->space].payloads++;
 	kvp_store_relaxed(&st->blocks, t->n_blocks);
 	kvp_bump(&st->payload_bytes, t->view.spaces[b->space].block_bytes);
 	kvp_bump(&st->commits, 1);
@@ -268,6 +269,7 @@ void kvpd_block_take(struct kvpd_tenant *t, uint32_t id, bool forget)
 	struct kvpd_place place;
 
 	t->n_blocks--;
+	t->space[kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape))].payloads--;
 	kvp_store_relaxed(&t->view.cat->stats.blocks, t->n_blocks);
 	for (uint32_t tier = 0; tier < KVP_TIER_PAYLOADS; tier++)
 		if (kvpd_block_place(t, id, tier, &place))

@@ -32,6 +32,7 @@ struct check {
 	uint8_t *cell;      /* times each recipe cell is used */
 	uint32_t blocks, recipes;
 	uint64_t payload_bytes;
+	uint32_t payloads[KVP_MAX_SPACES]; /* blocks with one, of each space */
 };
 
 __attribute__((format(printf, 2, 3))) static void wrong(struct check *c, const char *format, ...)
@@ -173,7 +174,7 @@ static bool in_table(const struct kvp_bucket *table, uint32_t buckets, uint64_t 
 static void check_block(struct check *c, uint32_t id)
 {
 	struct kvpd_tenant *t = c->t;
-	uint32_t state = state_of(c, id);
+	uint32_t state = state_of(c, id), space;
 	bool cached = kvp_evict_contains(t->evict, id);
 	const struct kvp_block *b = &t->view.blocks[id];
 
@@ -183,7 +184,8 @@ static void check_block(struct check *c, uint32_t id)
 		wrong(c, "block %u: the policy and its state %u disagree", id, state);
 	if (state == KVP_BLOCK_FREE)
 		return;
-	if (kvp_shape_space(kvp_load_relaxed(&b->shape)) >= KVP_MAX_SPACES) {
+	space = kvp_shape_space(kvp_load_relaxed(&b->shape));
+	if (space >= KVP_MAX_SPACES) {
 		wrong(c, "block %u: no such space", id);
 		return;
 	}
@@ -193,6 +195,7 @@ static void check_block(struct check *c, uint32_t id)
 	check_recipe(c, id);
 	if (state == KVP_BLOCK_LIVE) {
 		c->blocks++;
+		c->payloads[space]++;
 		check_payloads(c, id, false);
 	} else if (state == KVP_BLOCK_RECIPE) {
 		c->recipes++;
@@ -228,6 +231,10 @@ static void check_counts(struct check *c)
 	if (c->blocks != t->n_blocks || c->blocks != kvp_load_relaxed(&st->blocks) ||
 		c->blocks != kvp_evict_len(t->evict))
 		wrong(c, "%u blocks, %u are counted", c->blocks, t->n_blocks);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		if (c->payloads[i] != t->space[i].payloads)
+			wrong(c, "space %u has %u blocks, %u are counted", i, c->payloads[i],
+				t->space[i].payloads);
 	if (c->recipes != t->n_recipes || c->recipes != kvp_load_relaxed(&st->recipes))
 		wrong(c, "%u recipes, %u are counted", c->recipes, t->n_recipes);
 	if (c->payload_bytes != kvp_load_relaxed(&st->payload_bytes))

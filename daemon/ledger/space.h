@@ -14,6 +14,7 @@ struct kvpd_space {
 	struct kvpd_class *cls;
 	uint32_t opens; /* by all sessions */
 	uint64_t opened;
+	uint32_t payloads; /* blocks of it that have one */
 };
 
 /*

@@ -269,6 +269,7 @@ class WithDaemon(unittest.TestCase):
         s = self.json("spaces")["spaces"]
         self.assertEqual((s[0]["model"], s[0]["block_tokens"], s[0]["opens"]),
                          ("kvctl-test", 16, 1))
+        self.assertEqual((s[0]["blocks"], s[0]["payload_bytes"]), (BLOCKS, BLOCKS * s[0]["block_bytes"]))
         t = self.json("tenants")["tenants"]
         self.assertEqual((t[0]["blocks"], t[0]["commits"]), (BLOCKS, BLOCKS))
         self.assertEqual(self.json("status")["blocks"], BLOCKS)
@@ -401,7 +402,9 @@ class Draining(unittest.TestCase):
             gone = []
             wait_for(lambda: gone.append(ask("evict", "--count", str(2 - sum(gone)))["evicted"])
                      or sum(gone) == 2)
+            self.assertEqual(ask("spaces")["spaces"][0]["blocks"], 7)
             wait_for(lambda: ask("drain")["in_use"] == 0)
+            self.assertEqual([s["blocks"] for s in ask("spaces")["spaces"]], [0])
             self.assertEqual(ask("status")["blocks"], 0)
             self.assertTrue(ask("check")["clean"])
 

@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libcyaml checks the shape (known keys, mapping or list or scalar); every scalar arrives as text
- * and is converted here, so that one place knows bounds, units and words, and can say what is
- * right.
+ * The configuration's keys. libcyaml checks the shape (known keys, mapping or list or scalar); every
+ * scalar arrives as text and goes through config_value.c.
  */
 #include "daemon/config.h"
 
 #include <cyaml/cyaml.h>
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <pwd.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,18 +18,16 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "daemon/config_value.h"
 #include "daemon/log.h"
 #include "daemon/yamlpos.h"
 #include "policy/kvp_evict.h"
 #include "shm/kvp_abi.h"
 #include "shm/kvp_seg.h"
 
-#define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
 #define TIB (UINT64_C(1) << 40)
-
-#define NAME_MAX_BYTES 63u
 
 /* ---- what libcyaml fills ------------------------------------------------------------------- */
 
@@ -144,283 +139,92 @@ static const cyaml_schema_value_t top_schema = {
 	CYAML_VALUE_MAPPING(CYAML_FLAG_POINTER, struct raw_config, top_fields),
 };
 
-/* ---- errors -------------------------------------------------------------------------------- */
+/* ---- what libcyaml says ---------------------------------------------------------------------- */
 
-struct loader {
-	const char *name;
-	struct kvpd_yamlpos *pos;
-	char *error;
-	size_t error_bytes;
-	/* What libcyaml said: its first message, the innermost line of its backtrace. */
-	char cyaml_text[160];
-	unsigned cyaml_line;
+/* Its first message, the innermost line of its backtrace, and the path that this leads along. */
+struct shape {
+	char text[160];
+	char path[128];
+	unsigned line;
 };
 
-/* Always -EINVAL. path: where the value stands, "" for the whole. */
-static int __attribute__((format(printf, 3, 4)))
-wrong(struct loader *l, const char *path, const char *format, ...)
+static void step_up(struct shape *shape, const char *step, size_t n)
 {
-	char text[384];
-	va_list ap;
+	size_t len = strlen(shape->path), dot = len > 0;
 
-	va_start(ap, format);
-	vsnprintf(text, sizeof(text), format, ap);
-	va_end(ap);
-	if (l->pos)
-		snprintf(l->error, l->error_bytes, "%s:%u: %s%s%s", l->name,
-			kvpd_yamlpos_line(l->pos, path), path, *path ? ": " : "", text);
-	else
-		snprintf(l->error, l->error_bytes, "%s: %s", l->name, text);
-	return -EINVAL;
+	if (n + dot + len >= sizeof(shape->path))
+		return;
+	memmove(shape->path + n + dot, shape->path, len + 1);
+	memcpy(shape->path, step, n);
+	if (dot)
+		shape->path[n] = '.';
 }
 
 static void cyaml_said(cyaml_log_t level, void *ctx, const char *format, va_list ap)
 {
-	struct loader *l = ctx;
-	char text[256];
-	const char *at;
+	static const char field[] = "  in mapping field '", entry[] = "  in sequence entry '";
+	struct shape *shape = ctx;
+	char text[256], index[16];
+	const char *at, *start = text;
 
 	(void)level;
 	vsnprintf(text, sizeof(text), format, ap);
 	text[strcspn(text, "\n")] = 0;
 	at = strstr(text, "(line: ");
-	if (at && !l->cyaml_line)
-		l->cyaml_line = (unsigned)strtoul(at + strlen("(line: "), NULL, 10);
-	if (!l->cyaml_text[0] && !at) {
-		const char *start = strncmp(text, "Load: ", 6) ? text : text + 6;
-
-		snprintf(l->cyaml_text, sizeof(l->cyaml_text), "%.*s",
-			(int)sizeof(l->cyaml_text) - 1, start);
+	if (at && !shape->line)
+		shape->line = (unsigned)strtoul(at + strlen("(line: "), NULL, 10);
+	if (!strncmp(text, field, strlen(field))) {
+		start += strlen(field);
+		step_up(shape, start, strcspn(start, "'"));
+	} else if (!strncmp(text, entry, strlen(entry))) {
+		/* It counts from 1. */
+		snprintf(index, sizeof(index), "%lu", strtoul(text + strlen(entry), NULL, 10) - 1);
+		step_up(shape, index, strlen(index));
+	} else if (!shape->text[0] && !at) {
+		start += strncmp(text, "Load: ", 6) ? 0 : 6;
+		snprintf(shape->text, sizeof(shape->text), "%.*s", (int)sizeof(shape->text) - 1,
+			start);
 	}
 }
 
-static int shape_error(struct loader *l, cyaml_err_t e)
+static int unknown_key(struct kvpd_complaint *l, const struct shape *shape, const char *key)
 {
-	static const char unexpected[] = "Unexpected key: ";
-	const char *key = strncmp(l->cyaml_text, unexpected, strlen(unexpected))
-				  ? NULL
-				  : l->cyaml_text + strlen(unexpected);
-	unsigned line = l->cyaml_line ? l->cyaml_line : kvpd_yamlpos_line(l->pos, "");
+	unsigned line = shape->line ? shape->line : kvpd_yamlpos_line(l->pos, "");
+	/* libcyaml gives the line before it. */
+	unsigned at = kvpd_yamlpos_find_key(l->pos, key, line);
 
-	if (e == CYAML_ERR_OOM)
-		return -ENOMEM;
-	if (key) {
-		/* libcyaml gives the line before it. */
-		unsigned at = kvpd_yamlpos_find_key(l->pos, key, line);
-
-		snprintf(l->error, l->error_bytes,
-			"%s:%u: unknown key '%s'; kvpoold.yaml(5) lists those that exist", l->name,
-			at ? at : line, key);
-	} else {
-		snprintf(l->error, l->error_bytes, "%s:%u: %s", l->name, line,
-			l->cyaml_text[0] ? l->cyaml_text : cyaml_strerror(e));
-	}
+	snprintf(l->error, l->error_bytes,
+		"%s:%u: unknown key '%s'; kvpoold.yaml(5) lists those that exist", l->name,
+		at ? at : line, key);
 	return -EINVAL;
 }
 
-/* ---- scalars ------------------------------------------------------------------------------- */
-
-/* A decimal number that uses the whole text up to *ret_rest. */
-static bool digits(const char *text, uint64_t *ret_value, const char **ret_rest)
+static int shape_error(struct kvpd_complaint *l, const struct shape *shape, cyaml_err_t e)
 {
-	uint64_t v = 0;
-	const char *c = text;
-
-	if (!isdigit((unsigned char)*c))
-		return false;
-	for (; isdigit((unsigned char)*c); c++) {
-		if (v > (UINT64_MAX - 9) / 10)
-			return false;
-		v = v * 10 + (uint64_t)(*c - '0');
-	}
-	*ret_value = v;
-	*ret_rest = c;
-	return true;
-}
-
-static const char *human(uint64_t bytes, char buf[static 32])
-{
-	static const char *const units[] = { "", "KiB", "MiB", "GiB", "TiB" };
-	unsigned u = 0;
-
-	while (u < 4 && bytes && !(bytes % 1024)) {
-		bytes /= 1024;
-		u++;
-	}
-	snprintf(buf, 32, "%" PRIu64 "%s", bytes, units[u]);
-	return buf;
-}
-
-static int get_size(struct loader *l, const char *path, const char *text, uint64_t min,
-	uint64_t max, uint64_t *ret_bytes)
-{
+	static const char unexpected[] = "Unexpected key: ";
 	static const struct {
-		const char *suffix;
-		uint64_t factor;
-	} units[] = { { "", 1 }, { "KiB", KIB }, { "MiB", MIB }, { "GiB", GIB }, { "TiB", TIB } };
-	char lo[32], hi[32];
-	const char *rest;
-	uint64_t v;
+		const char *event, *is;
+	} kinds[] = {
+		{ "got event: SEQUENCE_START", "a list" },
+		{ "got event: MAPPING_START", "a mapping" },
+		{ "got event: SCALAR", "a single value" },
+	};
 
-	if (!text)
-		return 0;
-	if (!digits(text, &v, &rest))
-		return wrong(l, path, "'%s' is not a size; write a number of bytes or e.g. 512MiB",
-			text);
-	while (*rest == ' ')
-		rest++;
-	for (unsigned i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-		if (strcmp(rest, units[i].suffix))
-			continue;
-		if (v > UINT64_MAX / units[i].factor || v * units[i].factor < min ||
-			v * units[i].factor > max)
-			return wrong(l, path, "%s is out of range; %s to %s are possible", text,
-				human(min, lo), human(max, hi));
-		*ret_bytes = v * units[i].factor;
-		return 0;
-	}
-	return wrong(l, path,
-		"'%s' has no unit that kvpoold knows; write bytes, KiB, MiB, GiB or TiB", text);
-}
-
-static int get_number(struct loader *l, const char *path, const char *text, uint64_t min,
-	uint64_t max, uint64_t *ret_value)
-{
-	const char *rest;
-	uint64_t v;
-
-	if (!text)
-		return 0;
-	if (!digits(text, &v, &rest) || *rest)
-		return wrong(l, path, "'%s' is not a whole number", text);
-	if (v < min || v > max)
-		return wrong(l, path, "%s is out of range; %" PRIu64 " to %" PRIu64 " are possible",
-			text, min, max);
-	*ret_value = v;
-	return 0;
-}
-
-static int get_u32(struct loader *l, const char *path, const char *text, uint32_t min, uint32_t max,
-	uint32_t *ret_value)
-{
-	uint64_t v = *ret_value;
-	int r = get_number(l, path, text, min, max, &v);
-
-	if (r == 0)
-		*ret_value = (uint32_t)v;
-	return r;
-}
-
-/* One of several words; the first one's value is 0, and so on. */
-static int get_word(struct loader *l, const char *path, const char *text, const char *const *words,
-	unsigned *ret_index)
-{
-	char all[160] = "";
-
-	if (!text)
-		return 0;
-	for (unsigned i = 0; words[i]; i++) {
-		size_t used = strlen(all);
-
-		if (!strcmp(text, words[i])) {
-			*ret_index = i;
-			return 0;
-		}
-		snprintf(all + used, sizeof(all) - used, "%s%s", i ? ", " : "", words[i]);
-	}
-	return wrong(l, path, "'%s' is none of: %s", text, all);
-}
-
-static int get_bool(struct loader *l, const char *path, const char *text, bool *ret_value)
-{
-	static const char *const words[] = { "false", "true", "no", "yes", "off", "on", NULL };
-	unsigned i = *ret_value;
-	int r = get_word(l, path, text, words, &i);
-
-	if (r == 0)
-		*ret_value = i & 1;
-	return r;
-}
-
-static int get_tristate(
-	struct loader *l, const char *path, const char *text, enum kvpd_tristate *ret_value)
-{
-	static const char *const words[] = { "auto", "never", "require", NULL };
-	unsigned i = *ret_value;
-	int r = get_word(l, path, text, words, &i);
-
-	if (r == 0)
-		*ret_value = i;
-	return r;
-}
-
-static int get_text(struct loader *l, const char *path, const char *text, char **ret_text)
-{
-	char *copy;
-
-	if (!text)
-		return 0;
-	for (const char *c = text; *c; c++)
-		if ((unsigned char)*c < 0x20 || *c == 0x7f)
-			return wrong(l, path, "control characters are not possible here");
-	copy = strdup(text);
-	if (!copy)
+	if (e == CYAML_ERR_OOM)
 		return -ENOMEM;
-	free(*ret_text);
-	*ret_text = copy;
-	return 0;
-}
-
-/* A name that may stand in messages, JSON and file names. */
-static int check_name(struct loader *l, const char *path, const char *text)
-{
-	size_t n = strlen(text);
-
-	if (!n || n > NAME_MAX_BYTES || text[0] == '.' || text[0] == '-' ||
-		strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") !=
-			n)
-		return wrong(l, path,
-			"'%.80s' cannot be used; 1 to %u letters, digits, '.', '_' or '-' are "
-			"possible, not beginning with '.' or '-'",
-			text, NAME_MAX_BYTES);
-	return 0;
-}
-
-static int get_file_name(struct loader *l, const char *path, const char *text, char **ret_text)
-{
-	int r = text ? check_name(l, path, text) : 0;
-
-	if (r == 0 && text && !strcmp(text, KVPD_LOCK_FILE))
-		return wrong(l, path, "'%s' is the name of the lock file", text);
-	return r < 0 ? r : get_text(l, path, text, ret_text);
-}
-
-static int get_uid(struct loader *l, const char *path, const char *text, uid_t *ret_uid)
-{
-	const struct passwd *pw;
-	const char *rest;
-	uint64_t v;
-
-	if (digits(text, &v, &rest) && !*rest) {
-		/* The last number means "no change" in every system call. */
-		if (v >= UINT32_MAX)
-			return wrong(l, path, "%s is no uid; 0 to 4294967294 are possible", text);
-		*ret_uid = (uid_t)v;
-		return 0;
-	}
-	pw = getpwnam(text);
-	if (!pw)
-		return wrong(l, path,
-			"there is no user '%.80s' on this machine; write a name that exists or a "
-			"numeric uid",
-			text);
-	*ret_uid = pw->pw_uid;
-	return 0;
+	if (!strncmp(shape->text, unexpected, strlen(unexpected)))
+		return unknown_key(l, shape, shape->text + strlen(unexpected));
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+		if (strstr(shape->text, kinds[i].event))
+			return kvpd_wrong(l, shape->path, "is %s; %s is wanted",
+				kvpd_yamlpos_empty(l->pos, shape->path) ? "empty" : kinds[i].is,
+				kvpd_value_wanted(shape->path));
+	return kvpd_wrong(l, shape->path, "%s", shape->text[0] ? shape->text : cyaml_strerror(e));
 }
 
 /* ---- the parts ----------------------------------------------------------------------------- */
 
-static int get_limits(struct loader *l, const char *prefix, const struct raw_limits *raw,
+static int get_limits(struct kvpd_complaint *l, const char *prefix, const struct raw_limits *raw,
 	uint64_t memory, struct kvpd_limits *limits)
 {
 	char path[64];
@@ -432,34 +236,35 @@ static int get_limits(struct loader *l, const char *prefix, const struct raw_lim
 		if (r < 0)        \
 			return r; \
 	} while (0)
-	GET(get_size(l, AT("share"), raw->share, 4 * MIB, memory, &limits->share));
-	GET(get_u32(l, AT("max_blocks"), raw->max_blocks, 0, KVP_MAX_BLOCKS, &limits->max_blocks));
-	GET(get_u32(l, AT("recipe_blocks"), raw->recipe_blocks, 0, KVP_MAX_BLOCKS,
+	GET(kvpd_value_size(l, AT("share"), raw->share, 1 * MIB, memory, &limits->share));
+	GET(kvpd_value_u32(
+		l, AT("max_blocks"), raw->max_blocks, 0, KVP_MAX_BLOCKS, &limits->max_blocks));
+	GET(kvpd_value_u32(l, AT("recipe_blocks"), raw->recipe_blocks, 0, KVP_MAX_BLOCKS,
 		&limits->recipe_blocks));
-	GET(get_number(l, AT("recipe_tokens"), raw->recipe_tokens, 0, UINT64_C(1) << 36,
+	GET(kvpd_value_number(l, AT("recipe_tokens"), raw->recipe_tokens, 0, UINT64_C(1) << 36,
 		&limits->recipe_tokens));
-	GET(get_size(l, AT("arena"), raw->arena, 0, memory, &limits->arena));
-	GET(get_u32(l, AT("max_sessions"), raw->max_sessions, 1, KVPD_MAX_SESSIONS,
+	GET(kvpd_value_size(l, AT("arena"), raw->arena, 0, memory, &limits->arena));
+	GET(kvpd_value_u32(l, AT("max_sessions"), raw->max_sessions, 1, KVPD_MAX_SESSIONS,
 		&limits->max_sessions));
-	GET(get_bool(l, AT("tail_index"), raw->tail_index, &limits->tail_index));
+	GET(kvpd_value_bool(l, AT("tail_index"), raw->tail_index, &limits->tail_index));
 #undef AT
 	snprintf(path, sizeof(path), "%s", prefix);
 	if (limits->max_blocks > KVP_MAX_BLOCKS - limits->recipe_blocks)
-		return wrong(
+		return kvpd_wrong(
 			l, path, "max_blocks and recipe_blocks together exceed %u", KVP_MAX_BLOCKS);
 	if (limits->share > memory || limits->arena > limits->share) {
-		char a[32], b[32];
+		char a[KVPD_HUMAN_BYTES], b[KVPD_HUMAN_BYTES];
 
 		if (limits->share > memory)
-			return wrong(l, path, "share (%s) is more than memory (%s)",
-				human(limits->share, a), human(memory, b));
-		return wrong(l, path, "arena (%s) is more than share (%s)", human(limits->arena, a),
-			human(limits->share, b));
+			return kvpd_wrong(l, path, "share (%s) is more than memory (%s)",
+				kvpd_human(limits->share, a), kvpd_human(memory, b));
+		return kvpd_wrong(l, path, "arena (%s) is more than share (%s)",
+			kvpd_human(limits->arena, a), kvpd_human(limits->share, b));
 	}
 	return 0;
 }
 
-static int get_tenant(struct loader *l, unsigned index, const struct raw_tenant *raw,
+static int get_tenant(struct kvpd_complaint *l, unsigned index, const struct raw_tenant *raw,
 	const struct kvpd_config *config, struct kvpd_tenant_config *t)
 {
 	char path[64];
@@ -467,15 +272,15 @@ static int get_tenant(struct loader *l, unsigned index, const struct raw_tenant 
 
 #define AT(key) (snprintf(path, sizeof(path), "tenants.%u" key, index), path)
 	if (!raw->name)
-		return wrong(l, AT(""), "a tenant needs a `name`");
-	GET(check_name(l, AT(".name"), raw->name));
+		return kvpd_wrong(l, AT(""), "a tenant needs a `name`");
+	GET(kvpd_value_name(l, AT(".name"), raw->name));
 	if (!strncmp(raw->name, "uid-", 4))
-		return wrong(l, AT(".name"),
+		return kvpd_wrong(l, AT(".name"),
 			"names that begin with 'uid-' belong to uids that no tenant lists");
-	GET(get_text(l, AT(".name"), raw->name, &t->name));
-	GET(get_file_name(l, AT(".socket"), raw->socket, &t->socket));
+	GET(kvpd_value_text(l, AT(".name"), raw->name, &t->name));
+	GET(kvpd_value_file_name(l, AT(".socket"), raw->socket, &t->socket));
 	if (!raw->n_uids && !raw->socket)
-		return wrong(l, AT(""),
+		return kvpd_wrong(l, AT(""),
 			"nobody can reach this tenant; give it `uids`, a `socket`, "
 			"or both");
 	if (raw->n_uids) {
@@ -485,7 +290,7 @@ static int get_tenant(struct loader *l, unsigned index, const struct raw_tenant 
 	}
 	for (unsigned i = 0; i < raw->n_uids; i++) {
 		snprintf(path, sizeof(path), "tenants.%u.uids.%u", index, i);
-		GET(get_uid(l, path, raw->uids[i], &t->uids[i]));
+		GET(kvpd_value_uid(l, path, raw->uids[i], &t->uids[i]));
 		t->n_uids++;
 	}
 	t->limits = config->defaults;
@@ -494,63 +299,65 @@ static int get_tenant(struct loader *l, unsigned index, const struct raw_tenant 
 }
 
 /* What has to be right between tenants. */
-static int check_tenants(struct loader *l, const struct kvpd_config *config)
+static int check_tenants(struct kvpd_complaint *l, const struct kvpd_config *config)
 {
 	uint64_t shares = 0;
-	char path[64], a[32], b[32];
+	char path[64], a[KVPD_HUMAN_BYTES], b[KVPD_HUMAN_BYTES];
 
 	for (unsigned i = 0; i < config->n_tenants; i++) {
 		const struct kvpd_tenant_config *t = &config->tenants[i];
 
 		snprintf(path, sizeof(path), "tenants.%u", i);
 		if (t->socket && !strcmp(t->socket, config->socket))
-			return wrong(l, path, "its socket '%s' is the main one", t->socket);
+			return kvpd_wrong(l, path, "its socket '%s' is the main one", t->socket);
 		for (unsigned j = 0; j < i; j++) {
 			const struct kvpd_tenant_config *o = &config->tenants[j];
 
 			if (!strcmp(t->name, o->name))
-				return wrong(l, path, "there are two tenants named '%s'", t->name);
+				return kvpd_wrong(
+					l, path, "there are two tenants named '%s'", t->name);
 			if (t->socket && o->socket && !strcmp(t->socket, o->socket))
-				return wrong(l, path, "tenant '%s' has the socket '%s' already",
-					o->name, t->socket);
+				return kvpd_wrong(l, path,
+					"tenant '%s' has the socket '%s' already", o->name,
+					t->socket);
 			/* With a socket of its own the uids say who may use that. */
 			for (unsigned u = 0; !t->socket && !o->socket && u < t->n_uids; u++)
 				if (kvpd_tenant_lists(o, t->uids[u]))
-					return wrong(l, path,
+					return kvpd_wrong(l, path,
 						"uid %u is in tenant '%s' already; a uid on the "
 						"main socket has one tenant",
 						(unsigned)t->uids[u], o->name);
 		}
 		shares += t->limits.share; /* at most 256 times 64 TiB */
 		if (shares > config->memory)
-			return wrong(l, path,
+			return kvpd_wrong(l, path,
 				"the shares of the tenants up to this one (%s) are more than "
 				"memory (%s)",
-				human(shares, a), human(config->memory, b));
+				kvpd_human(shares, a), kvpd_human(config->memory, b));
 	}
 	return 0;
 }
 
-static int check_paths(struct loader *l, const struct kvpd_config *config)
+static int check_paths(struct kvpd_complaint *l, const struct kvpd_config *config)
 {
 	const size_t room = sizeof(((struct sockaddr_un *)0)->sun_path) - 1;
 	size_t longest = strlen(config->socket);
 
 	if (config->runtime_dir[0] != '/')
-		return wrong(
+		return kvpd_wrong(
 			l, "runtime_dir", "'%.80s' is not an absolute path", config->runtime_dir);
 	for (unsigned i = 0; i < config->n_tenants; i++)
 		if (config->tenants[i].socket && strlen(config->tenants[i].socket) > longest)
 			longest = strlen(config->tenants[i].socket);
 	if (strlen(config->runtime_dir) + 1 + longest > room)
-		return wrong(l, "runtime_dir",
+		return kvpd_wrong(l, "runtime_dir",
 			"with the name of a socket behind it, it is longer than the %zu bytes that "
 			"the path of a socket may have",
 			room);
 	return 0;
 }
 
-static int get_policy(struct loader *l, const char *text, char **ret_policy)
+static int get_policy(struct kvpd_complaint *l, const char *text, char **ret_policy)
 {
 	char all[160] = "";
 	const char *name;
@@ -559,50 +366,54 @@ static int get_policy(struct loader *l, const char *text, char **ret_policy)
 		size_t used = strlen(all);
 
 		if (!strcmp(text, name))
-			return get_text(l, "policy", text, ret_policy);
+			return kvpd_value_text(l, "policy", text, ret_policy);
 		snprintf(all + used, sizeof(all) - used, "%s%s", i ? ", " : "", name);
 	}
-	return text ? wrong(l, "policy", "'%.80s' is none of: %s", text, all) : 0;
+	return text ? kvpd_wrong(l, "policy", "'%.80s' is none of: %s", text, all) : 0;
 }
 
-static int get_top(struct loader *l, const struct raw_config *raw, struct kvpd_config *c)
+static int get_top(struct kvpd_complaint *l, const struct raw_config *raw, struct kvpd_config *c)
 {
 	static const char *const levels[] = { "error", "warning", "notice", "info", "debug", NULL };
 	unsigned level = c->log_level - KVPD_LOG_ERR;
 	uint64_t node = 0;
 	int r;
 
-	GET(get_text(l, "runtime_dir", raw->runtime_dir, &c->runtime_dir));
-	GET(get_file_name(l, "socket", raw->socket, &c->socket));
-	GET(get_text(l, "user", raw->user, &c->user));
-	GET(get_text(l, "admin_group", raw->admin_group, &c->admin_group));
-	GET(get_size(l, "memory", raw->memory, 16 * MIB, 64 * TIB, &c->memory));
-	GET(get_size(l, "extent", raw->extent, 1 * MIB, 64 * GIB, &c->extent));
+	GET(kvpd_value_text(l, "runtime_dir", raw->runtime_dir, &c->runtime_dir));
+	GET(kvpd_value_file_name(l, "socket", raw->socket, &c->socket));
+	GET(kvpd_value_text(l, "user", raw->user, &c->user));
+	GET(kvpd_value_text(l, "admin_group", raw->admin_group, &c->admin_group));
+	GET(kvpd_value_size(l, "memory", raw->memory, 16 * MIB, 64 * TIB, &c->memory));
+	c->memory_given = raw->memory != NULL;
+	GET(kvpd_value_size(l, "extent", raw->extent, 1 * MIB, 64 * GIB, &c->extent));
 	if (c->extent % 4096)
-		return wrong(l, "extent", "is not a multiple of 4096 bytes");
-	GET(get_u32(l, "populate_threads", raw->populate_threads, 0, 256, &c->populate_threads));
-	GET(get_tristate(l, "hugepages", raw->hugepages, &c->hugepages));
-	GET(get_tristate(l, "mlock", raw->mlock, &c->mlock));
+		return kvpd_wrong(l, "extent", "is not a multiple of 4096 bytes");
+	GET(kvpd_value_u32(
+		l, "populate_threads", raw->populate_threads, 0, 256, &c->populate_threads));
+	GET(kvpd_value_tristate(l, "hugepages", raw->hugepages, &c->hugepages));
+	GET(kvpd_value_tristate(l, "mlock", raw->mlock, &c->mlock));
 	if (raw->numa_node && strcmp(raw->numa_node, "any")) {
-		GET(get_number(l, "numa_node", raw->numa_node, 0, 1023, &node));
+		GET(kvpd_value_number(l, "numa_node", raw->numa_node, 0, 1023, &node));
 		c->numa_node = (int)node;
 	}
 	GET(get_policy(l, raw->policy, &c->policy));
-	GET(get_u32(l, "claim_ttl_ms", raw->claim_ttl_ms, 10, 3600000, &c->claim_ttl_ms));
-	GET(get_u32(l, "max_sessions", raw->max_sessions, 1, KVPD_MAX_SESSIONS, &c->max_sessions));
-	GET(get_u32(l, "handshake_ms", raw->handshake_ms, 50, 60000, &c->handshake_ms));
-	GET(get_tristate(l, "peer_pidfd", raw->peer_pidfd, &c->peer_pidfd));
-	GET(get_word(l, "log_level", raw->log_level, levels, &level));
+	GET(kvpd_value_u32(l, "claim_ttl_ms", raw->claim_ttl_ms, 10, 3600000, &c->claim_ttl_ms));
+	GET(kvpd_value_u32(
+		l, "max_sessions", raw->max_sessions, 1, KVPD_MAX_SESSIONS, &c->max_sessions));
+	GET(kvpd_value_u32(l, "handshake_ms", raw->handshake_ms, 50, 60000, &c->handshake_ms));
+	GET(kvpd_value_tristate(l, "peer_pidfd", raw->peer_pidfd, &c->peer_pidfd));
+	GET(kvpd_value_word(l, "log_level", raw->log_level, levels, &level));
 	c->log_level = level + KVPD_LOG_ERR;
-	GET(get_bool(l, "unlisted_uids", raw->unlisted_uids, &c->unlisted_uids));
-	GET(get_bool(l, "trust_daemon_uid", raw->trust_daemon_uid, &c->trust_daemon_uid));
-	GET(get_bool(l, "trust_overflow_uid", raw->trust_overflow_uid, &c->trust_overflow_uid));
+	GET(kvpd_value_bool(l, "unlisted_uids", raw->unlisted_uids, &c->unlisted_uids));
+	GET(kvpd_value_bool(l, "trust_daemon_uid", raw->trust_daemon_uid, &c->trust_daemon_uid));
+	GET(kvpd_value_bool(
+		l, "trust_overflow_uid", raw->trust_overflow_uid, &c->trust_overflow_uid));
 	c->defaults.share = c->memory / 4;
 	return get_limits(l, "defaults", &raw->defaults, c->memory, &c->defaults);
 }
 #undef GET
 
-static int convert(struct loader *l, const struct raw_config *raw, struct kvpd_config *c)
+static int convert(struct kvpd_complaint *l, const struct raw_config *raw, struct kvpd_config *c)
 {
 	int r = get_top(l, raw, c);
 
@@ -623,7 +434,7 @@ static int convert(struct loader *l, const struct raw_config *raw, struct kvpd_c
 	return r < 0 ? r : check_paths(l, c);
 }
 
-static struct kvpd_config *new_default(const char *path)
+static struct kvpd_config *new_default(const char *path, uint64_t memory)
 {
 	struct kvpd_config *c = calloc(1, sizeof(*c));
 
@@ -635,7 +446,7 @@ static struct kvpd_config *new_default(const char *path)
 		.socket = strdup("kvpool.sock"),
 		.user = strdup("kvpool"),
 		.admin_group = strdup(""),
-		.memory = GIB,
+		.memory = memory,
 		.extent = 64 * MIB,
 		.numa_node = -1,
 		.policy = strdup(KVP_EVICT_DEFAULT),
@@ -654,11 +465,12 @@ static struct kvpd_config *new_default(const char *path)
 
 /* ---- public -------------------------------------------------------------------------------- */
 
-static int parse(struct loader *l, const char *data, size_t bytes, struct kvpd_config *c)
+static int parse(struct kvpd_complaint *l, const char *data, size_t bytes, struct kvpd_config *c)
 {
+	struct shape shape = { 0 };
 	const cyaml_config_t how = {
 		.log_fn = cyaml_said,
-		.log_ctx = l,
+		.log_ctx = &shape,
 		.mem_fn = cyaml_mem,
 		.log_level = CYAML_LOG_WARNING,
 		/* An alias repeats what stands elsewhere: a small text could grow without bound. */
@@ -672,16 +484,16 @@ static int parse(struct loader *l, const char *data, size_t bytes, struct kvpd_c
 	e = cyaml_load_data(
 		(const uint8_t *)data, bytes, &how, &top_schema, (cyaml_data_t **)&raw, NULL);
 	if (e != CYAML_OK)
-		return shape_error(l, e);
+		return shape_error(l, &shape, e);
 	r = convert(l, raw ? raw : &empty, c); /* an empty file leaves it NULL */
 	cyaml_free(&how, &top_schema, raw, 0);
 	return r;
 }
 
-int kvpd_config_parse(const char *name, const char *data, size_t bytes, char *ret_error,
-	size_t error_bytes, struct kvpd_config **ret_config)
+int kvpd_config_parse(const char *name, const char *data, size_t bytes, uint64_t memory,
+	char *ret_error, size_t error_bytes, struct kvpd_config **ret_config)
 {
-	struct loader l = { .name = name, .error = ret_error, .error_bytes = error_bytes };
+	struct kvpd_complaint l = { .name = name, .error = ret_error, .error_bytes = error_bytes };
 	struct kvpd_config *c;
 	const char *problem = "";
 	unsigned line = 0;
@@ -692,12 +504,15 @@ int kvpd_config_parse(const char *name, const char *data, size_t bytes, char *re
 		snprintf(ret_error, error_bytes, "%s:%u: %s", name, line, problem);
 	if (r < 0)
 		goto out;
-	c = new_default(name);
+	c = new_default(name, memory);
 	r = c ? parse(&l, data, bytes, c) : -ENOMEM;
-	if (r < 0)
+	if (r < 0) {
 		kvpd_config_free(c);
-	else
-		*ret_config = c;
+		goto out;
+	}
+	c->pos = l.pos;
+	*ret_config = c;
+	return 0;
 out:
 	if (r == -ENOMEM)
 		snprintf(ret_error, error_bytes, "%s: out of memory", name);
@@ -742,15 +557,15 @@ static int read_file(const char *path, char **ret_data, size_t *ret_bytes)
 	return 0;
 }
 
-int kvpd_config_load(
-	const char *path, char *ret_error, size_t error_bytes, struct kvpd_config **ret_config)
+int kvpd_config_load(const char *path, uint64_t memory, char *ret_error, size_t error_bytes,
+	struct kvpd_config **ret_config)
 {
 	size_t bytes = 0;
 	char *data = NULL;
 	int r;
 
 	if (!path) {
-		struct kvpd_config *c = new_default(NULL);
+		struct kvpd_config *c = new_default(NULL, memory);
 
 		if (!c)
 			return -ENOMEM;
@@ -765,17 +580,29 @@ int kvpd_config_load(
 				    : strerror(-r));
 		return r;
 	}
-	r = kvpd_config_parse(path, data, bytes, ret_error, error_bytes, ret_config);
+	r = kvpd_config_parse(path, data, bytes, memory, ret_error, error_bytes, ret_config);
 	free(data);
 	return r;
+}
+
+struct kvpd_complaint kvpd_config_complaint(
+	const struct kvpd_config *config, char *error, size_t error_bytes)
+{
+	return (struct kvpd_complaint){
+		.name = config->path ? config->path : "built-in defaults",
+		.pos = config->pos,
+		.error = error,
+		.error_bytes = error_bytes,
+	};
 }
 
 int kvpd_config_set_runtime_dir(
 	struct kvpd_config *config, const char *dir, char *ret_error, size_t error_bytes)
 {
-	struct loader l = {
-		.name = "--runtime-dir", .error = ret_error, .error_bytes = error_bytes
-	};
+	struct kvpd_complaint l = { .name = "--runtime-dir",
+		.one_value = true,
+		.error = ret_error,
+		.error_bytes = error_bytes };
 	char *copy = strdup(dir);
 
 	if (!copy) {
@@ -797,6 +624,7 @@ struct kvpd_config *kvpd_config_free(struct kvpd_config *config)
 		free(config->tenants[i].uids);
 		free(config->tenants[i].socket);
 	}
+	kvpd_yamlpos_free(config->pos);
 	free(config->tenants);
 	free(config->path);
 	free(config->runtime_dir);

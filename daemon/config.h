@@ -42,14 +42,18 @@ struct kvpd_tenant_config {
 	struct kvpd_limits limits;
 };
 
+struct kvpd_yamlpos;
+
 struct kvpd_config {
-	char *path; /* of the file it came from; NULL: built-in defaults */
+	char *path;               /* of the file it came from; NULL: built-in defaults */
+	struct kvpd_yamlpos *pos; /* where in it each key stands, for messages; NULL: no file */
 	char *runtime_dir;
 	bool runtime_dir_given; /* on the command line: the file cannot change it */
 	char *socket;           /* file name of the main socket */
 	char *user;             /* name or number to run as; "" = do not change */
 	char *admin_group;
-	uint64_t memory; /* all DRAM that kvpoold may use for its segments */
+	uint64_t memory;   /* all DRAM that kvpoold may use for its segments */
+	bool memory_given; /* by the file; else it was left to the machine */
 	uint64_t extent; /* size of one extent, at least; grows to hold one slot of a large block */
 	uint32_t populate_threads; /* first touch; 0: one per core, at most 8 */
 	enum kvpd_tristate hugepages;
@@ -72,15 +76,17 @@ struct kvpd_config {
 /*
  * Reads `data` (`name` stands for it in messages). Relative and symbolic values are resolved:
  * limits that a tenant does not set are those of `defaults`, user names are uids. Limits that are 0
- * stay 0 (but `share`): the ledger works out what they mean.
+ * stay 0 (but `share`): the ledger works out what they mean. `memory`: what that is if the text
+ * does not say (kvpd_memory_default()). Nothing of this machine but its users decides what is
+ * right; kvpd_fit() asks the rest.
  *
  * -EINVAL: ret_error says "file:line: what is wrong and what would be right". -ENOMEM.
  */
-int kvpd_config_parse(const char *name, const char *data, size_t bytes, char *ret_error,
-	size_t error_bytes, struct kvpd_config **ret_config);
+int kvpd_config_parse(const char *name, const char *data, size_t bytes, uint64_t memory,
+	char *ret_error, size_t error_bytes, struct kvpd_config **ret_config);
 /* The file at path; NULL: built-in defaults. Also errors of open(2) and read(2), in words too. */
-int kvpd_config_load(
-	const char *path, char *ret_error, size_t error_bytes, struct kvpd_config **ret_config);
+int kvpd_config_load(const char *path, uint64_t memory, char *ret_error, size_t error_bytes,
+	struct kvpd_config **ret_config);
 /* As if the file said so; errors as of kvpd_config_parse(). */
 int kvpd_config_set_runtime_dir(
 	struct kvpd_config *config, const char *dir, char *ret_error, size_t error_bytes);

@@ -62,6 +62,13 @@ int kvpd_ledger_start(struct kvpd_ledger *ledger);
 struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *ledger);
 
 /*
+ * Is the share of these limits enough for what they mean? 0, or -ENOSPC and *ret_least: the least
+ * share that is; -EINVAL: no catalog can be made for so many blocks, recipes and tokens. Needs no
+ * ledger; any thread. Makes an instance of the policy (-ENOENT, -ENOMEM) and frees it.
+ */
+int kvpd_limits_check(const char *policy, const struct kvpd_limits *limits, uint64_t *ret_least);
+
+/*
  * The tenant of this name, made with these limits if it does not exist. -ENOSPC: the shares of all
  * tenants would exceed `memory`; -EUSERS: KVPD_MAX_TENANTS. ids begin at 1.
  */
@@ -132,6 +139,12 @@ int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_a
  * aside: these are of no use to others.
  */
 int kvpd_relieve(struct kvpd_ledger *ledger, uint64_t bytes, uint64_t *ret_coming);
+
+/*
+ * The least share with which a tenant that exists can go on: its catalog keeps its size, and a
+ * block of each model that it serves has to fit. -ENOENT.
+ */
+int kvpd_tenant_least(struct kvpd_ledger *ledger, uint32_t tenant, uint64_t *ret_least);
 
 /* Limits of tenants that exist and values that may change while running (claim_ttl_ms). */
 int kvpd_reconfigure(struct kvpd_ledger *ledger, const struct kvpd_config *config);

@@ -16,6 +16,7 @@
 
 #include "daemon/config.h"
 #include "daemon/control/control.h"
+#include "daemon/control/fit.h"
 #include "daemon/dataplane.h"
 #include "daemon/control/listen.h"
 #include "daemon/log.h"
@@ -101,7 +102,8 @@ static int parse_options(int argc, char **argv, struct options *ret)
 static int load(const struct options *o, struct kvpd_config **ret_config)
 {
 	const char *path = o->config;
-	struct kvpd_config *config;
+	struct kvpd_config *config = NULL;
+	struct kvpd_memory memory;
 	char error[512] = "out of memory";
 	char *whole;
 	int r;
@@ -110,15 +112,19 @@ static int load(const struct options *o, struct kvpd_config **ret_config)
 		path = KVPD_DEFAULT_CONFIG;
 	/* In the background the working directory is another one when it is loaded again. */
 	whole = path ? realpath(path, NULL) : NULL;
-	r = kvpd_config_load(whole ? whole : path, error, sizeof(error), &config);
+	kvpd_memory_read("", &memory);
+	r = kvpd_config_load(
+		whole ? whole : path, kvpd_memory_default(&memory), error, sizeof(error), &config);
 	free(whole);
-	if (r == 0 && o->runtime_dir) {
+	if (r == 0 && o->runtime_dir)
 		r = kvpd_config_set_runtime_dir(config, o->runtime_dir, error, sizeof(error));
-		if (r < 0)
-			kvpd_config_free(config);
-	}
+	if (r == 0)
+		r = kvpd_fit_machine(config, &memory, error, sizeof(error));
+	if (r == 0)
+		r = kvpd_fit_shares(config, error, sizeof(error));
 	if (r < 0) {
 		kvpd_err("%s", error);
+		kvpd_config_free(config);
 		return r;
 	}
 	*ret_config = config;

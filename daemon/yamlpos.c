@@ -111,18 +111,40 @@ static yaml_node_t *child(
 	return NULL;
 }
 
-unsigned kvpd_yamlpos_line(struct kvpd_yamlpos *pos, const char *path)
+/* The deepest node of the path that is there, and its line; *ret_rest: what is left of the path. */
+static yaml_node_t *walk(
+	struct kvpd_yamlpos *pos, const char *path, unsigned *ret_line, const char **ret_rest)
 {
-	yaml_node_t *node = yaml_document_get_root_node(&pos->doc);
-	unsigned line = node ? (unsigned)node->start_mark.line + 1 : 0;
+	yaml_node_t *node = yaml_document_get_root_node(&pos->doc), *next = node;
 
-	while (node && *path) {
+	*ret_line = node ? (unsigned)node->start_mark.line + 1 : 0;
+	while (next && *path) {
 		size_t len = strcspn(path, ".");
 
-		node = child(pos, node, path, len, &line);
+		next = child(pos, node, path, len, ret_line);
+		if (!next)
+			break;
+		node = next;
 		path += len + (path[len] == '.');
 	}
+	*ret_rest = path;
+	return node;
+}
+
+unsigned kvpd_yamlpos_line(struct kvpd_yamlpos *pos, const char *path)
+{
+	unsigned line;
+
+	walk(pos, path, &line, &path);
 	return line;
+}
+
+bool kvpd_yamlpos_empty(struct kvpd_yamlpos *pos, const char *path)
+{
+	unsigned line;
+	const yaml_node_t *node = walk(pos, path, &line, &path);
+
+	return node && !*path && node->type == YAML_SCALAR_NODE && !node->data.scalar.length;
 }
 
 unsigned kvpd_yamlpos_find_key(struct kvpd_yamlpos *pos, const char *key, unsigned from)

@@ -6,6 +6,7 @@
 #ifndef KVPD_YAMLPOS_H
 #define KVPD_YAMLPOS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct kvpd_yamlpos;
@@ -23,6 +24,9 @@ struct kvpd_yamlpos *kvpd_yamlpos_free(struct kvpd_yamlpos *pos);
  * positions from 0, like "tenants.1.share".
  */
 unsigned kvpd_yamlpos_line(struct kvpd_yamlpos *pos, const char *path);
+
+/* Is there nothing where the path leads: a key without a value? */
+bool kvpd_yamlpos_empty(struct kvpd_yamlpos *pos, const char *path);
 
 /* Line of the first key of this name, in whatever mapping, at or after line `from`; 0 if none. */
 unsigned kvpd_yamlpos_find_key(struct kvpd_yamlpos *pos, const char *key, unsigned from);

@@ -3,6 +3,7 @@
  * SIGHUP. A new configuration is taken whole or not at all, and never lets anybody see what he
  * could not see before:
  *
+ * - a share that is too little for what its tenant needs, or more than there is, refuses the reload;
  * - a change that needs a restart (memory, sockets, user ...), or that would let in users whom the
  *   running daemon turns away by principle (trust_*, another admin_group), refuses the reload;
  * - a tenant whose members or socket change ends and starts anew: a member that left keeps the old
@@ -18,6 +19,8 @@
 #include <systemd/sd-daemon.h>
 
 #include "daemon/clock.h"
+#include "daemon/config_value.h"
+#include "daemon/control/fit.h"
 #include "daemon/control/guest.h"
 #include "daemon/control/listener.h"
 #include "daemon/control/state.h"
@@ -73,22 +76,97 @@ static bool same_members(const struct kvpd_tenant_config *a, const struct kvpd_t
 	return true;
 }
 
-static void end_changed_tenants(struct kvpd_control *c, const struct kvpd_config *new)
+/* Why an entry has no place in the new configuration; NULL: it has. */
+static const char *must_end(const struct kvpd_control *c, const struct kvpd_tenant_entry *e,
+	const struct kvpd_config *new)
+{
+	const struct kvpd_tenant_config *was = kvpd_config_by_name(c->config, e->name);
+	const struct kvpd_tenant_config *is = kvpd_config_by_name(new, e->name);
+	unsigned uid;
+
+	if (e->listed && !is)
+		return "the configuration names it no more";
+	if (e->listed && (!was || !same_members(was, is)))
+		return "its members changed; it starts anew";
+	/* An unlisted uid's own tenant, when that uid is listed, or none may be. */
+	if (!e->listed && sscanf(e->name, "uid-%u", &uid) == 1 &&
+		(!new->unlisted_uids || kvpd_config_by_uid(new, (uid_t)uid)))
+		return "its uid has no tenant of its own any more";
+	return NULL;
+}
+
+static void end_tenants(struct kvpd_control *c, const struct kvpd_config *new, bool listed)
 {
 	struct kvpd_tenant_entry *e, *next;
 
 	for (e = TAILQ_FIRST(&c->tenants); e; e = next) {
-		const struct kvpd_tenant_config *was = kvpd_config_by_name(c->config, e->name);
-		const struct kvpd_tenant_config *is = kvpd_config_by_name(new, e->name);
+		const char *why = must_end(c, e, new);
 
 		next = TAILQ_NEXT(e, link);
-		if (!e->listed)
-			continue;
-		if (!is)
-			kvpd_entry_abandon(c, e, "the configuration names it no more");
-		else if (!was || !same_members(was, is))
-			kvpd_entry_abandon(c, e, "its members changed; it starts anew");
+		if (why && e->listed == listed)
+			kvpd_entry_abandon(c, e, why);
 	}
+}
+
+/* ---- shares of tenants that exist ---------------------------------------------------------- */
+
+/* Where the limits of an entry that stays come from; `path` gets the name of that. */
+static const struct kvpd_limits *limits_of(
+	const struct kvpd_config *new, const struct kvpd_tenant_entry *e, char *path, size_t bytes)
+{
+	for (unsigned i = 0; i < new->n_tenants; i++)
+		if (!strcmp(new->tenants[i].name, e->name)) {
+			snprintf(path, bytes, "tenants.%u.share", i);
+			return &new->tenants[i].limits;
+		}
+	snprintf(path, bytes, "defaults.share");
+	return &new->defaults;
+}
+
+/* What the entries that stay would be promised; tenants that nobody uses may have to go for that. */
+static uint64_t promised(
+	const struct kvpd_control *c, const struct kvpd_config *new, bool idle_ones_too)
+{
+	const struct kvpd_tenant_entry *e;
+	uint64_t sum = 0;
+	char path[32];
+
+	TAILQ_FOREACH(e, &c->tenants, link)
+		if (!must_end(c, e, new) && (e->listed || e->guests || idle_ones_too))
+			sum += limits_of(new, e, path, sizeof(path))->share;
+	return sum;
+}
+
+/* A share cannot become less than what its tenant needs as it is, nor all more than there is. */
+static int fit_entries(
+	struct kvpd_control *c, const struct kvpd_config *new, char *error, size_t error_bytes)
+{
+	struct kvpd_complaint to = kvpd_config_complaint(new, error, error_bytes);
+	char path[32], has[KVPD_HUMAN_BYTES], needs[KVPD_HUMAN_BYTES];
+	const struct kvpd_tenant_entry *e;
+	uint64_t sum = promised(c, new, false);
+
+	TAILQ_FOREACH(e, &c->tenants, link) {
+		const struct kvpd_limits *l = limits_of(new, e, path, sizeof(path));
+		uint64_t least = 0;
+
+		if (must_end(c, e, new) || kvpd_tenant_least(c->ledger, e->id, &least) < 0 ||
+			l->share >= least)
+			continue;
+		least = (least + 65535) / 65536 * 65536;
+		return kvpd_wrong(&to, path,
+			"%s is too little for tenant '%s' while it runs: its catalog keeps its "
+			"size "
+			"until a restart, and a block of each of its models has to fit; at least "
+			"%s is needed",
+			kvpd_human(l->share, has), e->name, kvpd_human(least, needs));
+	}
+	if (sum <= new->memory)
+		return 0;
+	return kvpd_wrong(&to, "defaults.share",
+		"with the tenants of uids that are attached, %s would be promised, more than "
+		"memory (%s)",
+		kvpd_human(sum, has), kvpd_human(new->memory, needs));
 }
 
 /* Sessions that could not attach now, or would attach elsewhere. */
@@ -105,21 +183,6 @@ static void end_misplaced_guests(struct kvpd_control *c, const struct kvpd_confi
 		t = kvpd_admit(c, new, g->listener, g->who.uid, &unlisted, &why);
 		if (t ? strcmp(t->name, g->tenant->name) != 0 : !unlisted || g->tenant->listed)
 			kvpd_guest_end(g, why);
-	}
-}
-
-/* An unlisted uid's own tenant has no place any more when that uid is listed, or none may be. */
-static void end_unlisted_tenants(struct kvpd_control *c, const struct kvpd_config *new)
-{
-	struct kvpd_tenant_entry *e, *next;
-
-	for (e = TAILQ_FIRST(&c->tenants); e; e = next) {
-		unsigned uid;
-
-		next = TAILQ_NEXT(e, link);
-		if (!e->listed && sscanf(e->name, "uid-%u", &uid) == 1 &&
-			(!new->unlisted_uids || kvpd_config_by_uid(new, (uid_t)uid)))
-			kvpd_entry_abandon(c, e, "its uid has no tenant of its own any more");
 	}
 }
 
@@ -167,9 +230,11 @@ static void apply(struct kvpd_control *c, struct kvpd_config *new)
 	struct kvpd_config *old = c->config;
 	int r;
 
-	end_changed_tenants(c, new);
+	end_tenants(c, new, true);
 	end_misplaced_guests(c, new);
-	end_unlisted_tenants(c, new);
+	end_tenants(c, new, false);
+	while (promised(c, new, true) > new->memory && kvpd_entry_reclaim_idle(c))
+		;
 	close_doors(c, new);
 	r = kvpd_reconfigure(c->ledger, new);
 	if (r < 0)
@@ -196,14 +261,23 @@ static int load_again(const struct kvpd_config *old, char *error, size_t error_b
 	struct kvpd_config **ret_new)
 {
 	struct kvpd_config *new = NULL;
-	int r = kvpd_config_load(old->path, error, error_bytes, &new);
+	struct kvpd_memory memory;
+	uint64_t otherwise = old->memory;
+	int r;
 
-	if (r == 0 && old->runtime_dir_given) {
-		r = kvpd_config_set_runtime_dir(new, old->runtime_dir, error, error_bytes);
-		if (r < 0)
-			kvpd_config_free(new);
+	/* What was left to the machine stays as it was at the start. */
+	if (old->memory_given) {
+		kvpd_memory_read("", &memory);
+		otherwise = kvpd_memory_default(&memory);
 	}
+	r = kvpd_config_load(old->path, otherwise, error, error_bytes, &new);
+	if (r == 0 && old->runtime_dir_given)
+		r = kvpd_config_set_runtime_dir(new, old->runtime_dir, error, error_bytes);
 	if (r == 0)
+		r = kvpd_fit_shares(new, error, error_bytes);
+	if (r < 0)
+		kvpd_config_free(new);
+	else
 		*ret_new = new;
 	return r;
 }
@@ -224,6 +298,9 @@ void kvpd_reload(struct kvpd_control *c)
 		kvpd_err("reload refused, the old configuration stays: `%s` changed, which needs a "
 			 "restart",
 			key);
+		kvpd_config_free(new);
+	} else if (fit_entries(c, new, error, sizeof(error)) < 0) {
+		kvpd_err("reload refused, the old configuration stays: %s", error);
 		kvpd_config_free(new);
 	} else {
 		apply(c, new);

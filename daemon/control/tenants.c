@@ -60,8 +60,7 @@ struct kvpd_tenant_entry *kvpd_entry_find(struct kvpd_control *c, const char *na
 	return NULL;
 }
 
-/* A uid that nobody listed and that is not here now makes room for one that is. */
-static bool reclaim_idle(struct kvpd_control *c)
+bool kvpd_entry_reclaim_idle(struct kvpd_control *c)
 {
 	struct kvpd_tenant_entry *e, *oldest = NULL;
 
@@ -93,7 +92,7 @@ int kvpd_entry_open(struct kvpd_control *c, const char *name, const struct kvpd_
 	e->idle_since_ns = kvpd_now_ns();
 	do {
 		r = kvpd_tenant_open(c->ledger, name, limits, &e->id);
-	} while ((r == -ENOSPC || r == -EUSERS || r == -ENOMEM) && reclaim_idle(c));
+	} while ((r == -ENOSPC || r == -EUSERS || r == -ENOMEM) && kvpd_entry_reclaim_idle(c));
 	if (r < 0) {
 		free(e);
 		return r;

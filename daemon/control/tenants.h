@@ -32,6 +32,8 @@ struct kvpd_tenant_entry *kvpd_entry_find(struct kvpd_control *c, const char *na
 /* The entry of this name, its tenant made in the ledger if need be; see kvpd_tenant_open(). */
 int kvpd_entry_open(struct kvpd_control *c, const char *name, const struct kvpd_limits *limits,
 	bool listed, struct kvpd_tenant_entry **ret_entry);
+/* A uid that nobody listed and that is not here now makes room for one that is. False: none is. */
+bool kvpd_entry_reclaim_idle(struct kvpd_control *c);
 /* Nobody joins it any more, its sessions end, its segments go. The entry is freed. */
 void kvpd_entry_abandon(struct kvpd_control *c, struct kvpd_tenant_entry *entry, const char *why);
 

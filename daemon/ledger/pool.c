@@ -138,13 +138,6 @@ int kvpd_pool_check(struct kvpd_ledger *l)
 {
 	int r;
 
-	if (l->numa_node >= 0 &&
-		(numa_available() < 0 || l->numa_node > numa_max_node() ||
-			!numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)l->numa_node))) {
-		kvpd_err("numa_node: %d does not exist here or has no memory; see numactl -H",
-			l->numa_node);
-		return -ENODEV;
-	}
 	r = check_huge(l);
 	if (r == 0)
 		r = check_memory(l);

@@ -9,7 +9,7 @@
 struct kvpd_extent;
 struct kvpd_ledger;
 
-/* At the start: memory, huge pages, memlock, NUMA node. Logs what is wrong. */
+/* At the start: memory, huge pages, memlock. Logs what is wrong. */
 int kvpd_pool_check(struct kvpd_ledger *l);
 /*
  * Any thread. A segment that belongs to the owner, mapped writable, bound to the configured node;

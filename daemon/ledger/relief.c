@@ -96,7 +96,7 @@ static int relieve_on_ledger(struct kvpd_ledger *l, void *arg)
 		due += (double)most * each;
 		if (!most || due < (double)l->extent_bytes / 2)
 			continue;
-		give = due < (double)most ? (uint64_t)due : most;
+		give = due < (double)most ? (uint64_t)(due + .5) : most;
 		due -= (double)give;
 		ask(t, give, now);
 		r->coming += give;

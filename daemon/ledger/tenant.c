@@ -18,6 +18,7 @@
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/limbo.h"
+#include "daemon/ledger/tenant_limits.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/recipe.h"
@@ -31,9 +32,7 @@
 #include "shm/kvp_ring.h"
 #include "shm/kvp_seg.h"
 
-#define BLOCK_GUESS  (UINT64_C(64) << 10) /* bytes of a block, where max_blocks is not given */
-#define TOKENS_GUESS 64u                  /* tokens of a recipe, likewise */
-#define STEP_NS      KVPD_MS              /* while somebody waits and nothing happens */
+#define STEP_NS KVPD_MS /* while somebody waits and nothing happens */
 
 /* ---- making --------------------------------------------------------------------------------- */
 
@@ -43,28 +42,6 @@ struct kvpd_tenant *kvpd_tenant_find(struct kvpd_ledger *l, const char *name)
 		if (l->tenant[i] && !l->tenant[i]->abandoned && !strcmp(l->tenant[i]->name, name))
 			return l->tenant[i];
 	return NULL;
-}
-
-/* Limits with what is left out worked out. */
-static struct kvpd_limits settle(const struct kvpd_limits *given)
-{
-	struct kvpd_limits l = *given;
-	uint64_t blocks = l.max_blocks ? l.max_blocks : l.share / BLOCK_GUESS;
-
-	if (blocks < 1)
-		blocks = 1;
-	if (blocks > KVP_EVICT_MAX_IDS / 2)
-		blocks = KVP_EVICT_MAX_IDS / 2;
-	l.max_blocks = (uint32_t)blocks;
-	if (l.recipe_blocks > KVP_EVICT_MAX_IDS / 2)
-		l.recipe_blocks = KVP_EVICT_MAX_IDS / 2;
-	if (!l.recipe_tokens)
-		l.recipe_tokens = (uint64_t)TOKENS_GUESS * (blocks + l.recipe_blocks);
-	if (!l.arena)
-		l.arena = l.share / 4;
-	if (!l.max_sessions || l.max_sessions > KVPD_MAX_SESSIONS)
-		l.max_sessions = KVPD_MAX_SESSIONS;
-	return l;
 }
 
 static int make_catalog(struct kvpd_tenant *t)
@@ -105,9 +82,7 @@ static int make_state(struct kvpd_tenant *t)
 	if (r < 0)
 		return r;
 	kvp_evict_memory(t->evict, &memory);
-	t->meta_bytes = t->layout.bytes + memory.total +
-			t->layout.max_blocks * (uint64_t)sizeof(*t->block) +
-			(t->layout.max_blocks + t->layout.recipe_cells) / 8;
+	t->meta_bytes = kvpd_meta_bytes(&t->layout, memory.total);
 	t->charged = t->meta_bytes;
 	return 0;
 }
@@ -123,7 +98,7 @@ static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
 	t->ledger = l;
 	t->id = id;
 	t->catalog_fd = -1;
-	t->limits = settle(limits);
+	t->limits = kvpd_limits_settle(limits);
 	t->capacity = t->limits.max_blocks;
 	t->recipe_old = t->recipe_young = KVP_BLOCK_NONE;
 	kvpd_list_init(&t->orphans);
@@ -136,16 +111,15 @@ static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
 	r = -EIO;
 	if (getrandom(&t->salt, sizeof(t->salt), 0) != sizeof(t->salt))
 		goto error;
-	r = kvp_catalog_plan((uint64_t)t->limits.max_blocks + t->limits.recipe_blocks,
-		t->limits.recipe_tokens, t->limits.tail_index, &t->layout);
+	r = kvpd_limits_plan(&t->limits, &t->layout);
 	if (r == 0)
 		r = make_state(t);
-	if (r == 0 && t->meta_bytes >= t->limits.share) {
+	if (r == 0 && t->limits.share < t->meta_bytes + KVPD_LEAST_DATA) {
 		kvpd_err("tenant %s: the catalog for %u blocks and %u recipes takes %" PRIu64
-			 " of the share's %" PRIu64
-			 " bytes and leaves nothing; raise `share` or lower `max_blocks`",
-			name, t->limits.max_blocks, t->limits.recipe_blocks, t->meta_bytes,
-			t->limits.share);
+			 " KiB of the share's %" PRIu64 " KiB and leaves less than %" PRIu64
+			 " KiB; raise `share` or lower `max_blocks`",
+			name, t->limits.max_blocks, t->limits.recipe_blocks, t->meta_bytes >> 10,
+			t->limits.share >> 10, KVPD_LEAST_DATA >> 10);
 		r = -ENOSPC;
 		goto error;
 	}
@@ -163,6 +137,79 @@ error:
 	return r;
 }
 
+/* ---- limits --------------------------------------------------------------------------------- */
+
+/* After a limit was lowered: what is in use goes later. */
+static void shrink(struct kvpd_tenant *t, uint64_t now)
+{
+	while (t->n_blocks > t->limits.max_blocks)
+		if (!kvpd_evict_some(t, KVPD_EVICT_MAX, now))
+			break;
+	t->over = t->n_blocks > t->limits.max_blocks || t->charged > kvpd_share_now(t);
+}
+
+static uint64_t least_share(const struct kvpd_tenant *t)
+{
+	uint64_t least = KVPD_LEAST_DATA;
+
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		uint64_t slot = t->space[i].opens
+					? kvpd_pool_round(t->ledger, t->space[i].cls->slot_bytes)
+					: 0;
+
+		least = slot > least ? slot : least;
+	}
+	return t->meta_bytes + least;
+}
+
+/* Limits that a catalog fixes stay as they are: it has so many descriptors and no more. */
+static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given, uint64_t now)
+{
+	struct kvpd_ledger *l = t->ledger;
+	struct kvpd_limits n = kvpd_limits_settle(given);
+	uint64_t others = l->shares - t->limits.share;
+
+	t->waits = n.share > l->memory - others;
+	t->asked = *given;
+	if (t->waits || n.share < least_share(t)) {
+		kvpd_warning("tenant %s: keeps its share of %" PRIu64 " MiB, %s %" PRIu64 " MiB",
+			t->name, t->limits.share >> 20,
+			t->waits ? "until tenants that end have given up theirs, instead of"
+				 : "its catalog or a block does not fit",
+			n.share >> 20);
+		n.share = t->limits.share;
+	}
+	l->shares = others + n.share;
+	if (n.max_blocks > t->layout.max_blocks) {
+		kvpd_notice("tenant %s: its catalog has room for %u blocks; more after a restart",
+			t->name, t->layout.max_blocks);
+		n.max_blocks = t->layout.max_blocks;
+	}
+	if (n.recipe_blocks > t->layout.max_blocks - n.max_blocks)
+		n.recipe_blocks = t->layout.max_blocks - n.max_blocks;
+	t->limits = n;
+	kvpd_space_capacity(t);
+	kvpd_recipe_trim(t);
+	shrink(t, now);
+	t->dirty = true;
+}
+
+/* Shares that a reload has raised, as far as what a tenant gave up is enough. */
+static void pass_on(struct kvpd_ledger *l)
+{
+	for (uint32_t i = 1; i <= l->last_tenant; i++) {
+		struct kvpd_tenant *t = l->tenant[i];
+
+		if (t && t->waits && t->asked.share - t->limits.share <= l->memory - l->shares) {
+			struct kvpd_limits asked = t->asked;
+
+			set_limits(t, &asked, kvpd_now_ns());
+		}
+	}
+}
+
+/* ---- ending --------------------------------------------------------------------------------- */
+
 struct kvpd_tenant *kvpd_tenant_free(struct kvpd_tenant *t)
 {
 	struct kvpd_ledger *l = t->ledger;
@@ -177,6 +224,7 @@ struct kvpd_tenant *kvpd_tenant_free(struct kvpd_tenant *t)
 	if (l->tenant[t->id] == t) {
 		l->tenant[t->id] = NULL;
 		l->shares -= t->limits.share;
+		pass_on(l);
 	}
 	kvp_seg_unmap(t->catalog, t->layout.bytes);
 	if (t->catalog_fd >= 0)
@@ -209,15 +257,6 @@ void kvpd_tenant_step(struct kvpd_tenant *t, uint64_t now)
 		kvpd_reserve_step(kvpd_container(it, struct kvpd_session, in_wanting), now);
 	}
 	kvpd_extent_step(t, now);
-}
-
-/* After a limit was lowered: what is in use goes later. */
-static void shrink(struct kvpd_tenant *t, uint64_t now)
-{
-	while (t->n_blocks > t->limits.max_blocks)
-		if (!kvpd_evict_some(t, KVPD_EVICT_MAX, now))
-			break;
-	t->over = t->n_blocks > t->limits.max_blocks || t->charged > kvpd_share_now(t);
 }
 
 bool kvpd_tenant_busy(const struct kvpd_tenant *t)
@@ -321,32 +360,30 @@ static const struct kvpd_limits *limits_of(const struct kvpd_config *c, const ch
 	return &c->defaults;
 }
 
-/* Limits that a catalog fixes stay as they are: it has so many descriptors and no more. */
-static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given, uint64_t now)
-{
-	struct kvpd_ledger *l = t->ledger;
-	struct kvpd_limits n = settle(given);
-	uint64_t others = l->shares - t->limits.share;
+struct least_call {
+	uint32_t tenant;
+	uint64_t least;
+};
 
-	if (n.share > l->memory - others || n.share <= t->meta_bytes) {
-		kvpd_warning("tenant %s: keeps its share of %" PRIu64 " MiB, %" PRIu64
-			     " MiB do not fit `memory` or its catalog",
-			t->name, t->limits.share >> 20, n.share >> 20);
-		n.share = t->limits.share;
-	}
-	l->shares = others + n.share;
-	if (n.max_blocks > t->layout.max_blocks) {
-		kvpd_notice("tenant %s: its catalog has room for %u blocks; more after a restart",
-			t->name, t->layout.max_blocks);
-		n.max_blocks = t->layout.max_blocks;
-	}
-	if (n.recipe_blocks > t->layout.max_blocks - n.max_blocks)
-		n.recipe_blocks = t->layout.max_blocks - n.max_blocks;
-	t->limits = n;
-	kvpd_space_capacity(t);
-	kvpd_recipe_trim(t);
-	shrink(t, now);
-	t->dirty = true;
+static int least_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct least_call *c = arg;
+	const struct kvpd_tenant *t = c->tenant <= KVPD_MAX_TENANTS ? l->tenant[c->tenant] : NULL;
+
+	if (!t)
+		return -ENOENT;
+	c->least = least_share(t);
+	return 0;
+}
+
+int kvpd_tenant_least(struct kvpd_ledger *ledger, uint32_t tenant, uint64_t *ret_least)
+{
+	struct least_call c = { .tenant = tenant };
+	int r = kvpd_ledger_ask(ledger, least_on_ledger, &c);
+
+	if (r == 0)
+		*ret_least = c.least;
+	return r;
 }
 
 static int reconfigure_on_ledger(struct kvpd_ledger *l, void *arg)
@@ -359,9 +396,17 @@ static int reconfigure_on_ledger(struct kvpd_ledger *l, void *arg)
 		l->max_sessions = c->max_sessions;
 	if (c->memory >= l->shares)
 		l->memory = c->memory;
-	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
-		if (l->tenant[i] && !l->tenant[i]->abandoned)
-			set_limits(l->tenant[i], limits_of(c, l->tenant[i]->name), now);
+	/* First those that give something up, for those that get more. */
+	for (uint32_t i = 0; i < 2 * KVPD_MAX_TENANTS; i++) {
+		struct kvpd_tenant *t = l->tenant[1 + i % KVPD_MAX_TENANTS];
+		const struct kvpd_limits *n;
+
+		if (!t || t->abandoned)
+			continue;
+		n = limits_of(c, t->name);
+		if ((n->share < t->limits.share) == (i < KVPD_MAX_TENANTS))
+			set_limits(t, n, now);
+	}
 	return 0;
 }
 

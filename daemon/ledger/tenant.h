@@ -28,6 +28,8 @@ struct kvpd_tenant {
 	char *name;
 	bool abandoned;
 	struct kvpd_limits limits; /* with defaults worked out */
+	struct kvpd_limits asked;  /* by the last reload, if `waits` */
+	bool waits;                /* for a tenant that ends: then its share grows to that */
 	struct kvp_key salt;
 	/* catalog */
 	int catalog_fd; /* read-only re-open */

@@ -65,7 +65,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	snprintf(text, sizeof(text),
 		"{runtime_dir: %s, user: \"\", trust_daemon_uid: true, trust_overflow_uid: true}",
 		dir);
-	must(kvpd_config_parse("fuzz", text, strlen(text), error, sizeof(error), &config) == 0,
+	must(kvpd_config_parse("fuzz", text, strlen(text), UINT64_C(1) << 30, error, sizeof(error),
+		     &config) == 0,
 		error);
 	must(kvpd_account_find("", &account) == 0, "account");
 	kvpd_log_init(KVPD_LOG_ERR);

@@ -18,7 +18,7 @@ static void must(int good)
 
 static void check_limits(const struct kvpd_limits *l, const struct kvpd_config *c)
 {
-	must(l->share >= 4 << 20 && l->share <= c->memory && l->arena <= l->share);
+	must(l->share >= 1 << 20 && l->share <= c->memory && l->arena <= l->share);
 	must((uint64_t)l->max_blocks + l->recipe_blocks <= KVP_MAX_BLOCKS);
 	must(l->max_sessions >= 1 && l->max_sessions <= KVPD_MAX_SESSIONS);
 }
@@ -30,7 +30,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	char error[512] = "";
 	int r;
 
-	r = kvpd_config_parse("f", (const char *)data, size, error, sizeof(error), &c);
+	r = kvpd_config_parse(
+		"f", (const char *)data, size, UINT64_C(1) << 30, error, sizeof(error), &c);
 	if (r < 0) {
 		must(!c && !strncmp(error, "f:", 2));
 		return 0;

@@ -41,6 +41,8 @@ with tempfile.TemporaryDirectory() as t:
     example = text("kvpoold.yaml")
     full = re.sub(r"(?m)^#(?=[a-z ]+:| +-| +\w+:)", "", example).replace("alice", "1001")
     for what, content in (("as it is", example), ("with all examples", full)):
+        # A machine of any size, on which nothing is installed.
+        content = re.sub(r"(?m)^#?(user|admin_group): .*", r'\1: ""', content.replace("GiB", "MiB"))
         path = os.path.join(t, "kvpoold.yaml")
         with open(path, "w", encoding="utf-8") as f:
             f.write(content)

@@ -533,7 +533,7 @@ class Running(unittest.TestCase):
         self.assertIn("cannot make the runtime directory /proc/kvpool", self.fails(self.d))
 
     def test_missing_user(self):
-        self.assertIn("user 'no-such-user' does not exist: create it",
+        self.assertIn("user: there is no user 'no-such-user': create it",
                       self.fails(self.start({"user": "no-such-user"})))
 
     def test_privileges_are_gone(self):

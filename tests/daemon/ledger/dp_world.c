@@ -239,19 +239,33 @@ void dp_canon(struct kvp_space_canon *canon, const char *model, uint32_t layers)
 		};
 }
 
-uint32_t dp_space(struct dp_client *c, const char *model, uint32_t layers)
+static uint32_t open_space(struct dp_client *c, const struct kvp_space_canon *canon)
 {
-	struct kvp_space_canon canon;
 	struct kvp_msg_space space;
 	char reason[64] = "";
-	int r;
+	int r = kvpd_space_open(
+		c->world->ledger, c->at.session, canon, reason, sizeof(reason), &space);
 
-	dp_canon(&canon, model, layers);
-	r = kvpd_space_open(
-		c->world->ledger, c->at.session, &canon, reason, sizeof(reason), &space);
 	if (r < 0)
 		fail_msg("space: %s (%d)", reason, r);
 	return space.space;
+}
+
+uint32_t dp_space(struct dp_client *c, const char *model, uint32_t layers)
+{
+	struct kvp_space_canon canon;
+
+	dp_canon(&canon, model, layers);
+	return open_space(c, &canon);
+}
+
+uint32_t dp_large_space(struct dp_client *c, const char *model, uint32_t block_bytes)
+{
+	struct kvp_space_canon canon;
+
+	dp_canon(&canon, model, 1);
+	canon.layers[0].kv_heads = (uint16_t)(block_bytes / 256);
+	return open_space(c, &canon);
 }
 
 /* ---- rings ---------------------------------------------------------------------------------- */

@@ -86,6 +86,9 @@ void dp_canon(struct kvp_space_canon *canon, const char *model, uint32_t layers)
 /* Opens it; fails the test if that fails. */
 uint32_t dp_space(struct dp_client *c, const char *model, uint32_t layers);
 
+/* Likewise of a model with blocks of so many bytes, a multiple of 256. */
+uint32_t dp_large_space(struct dp_client *c, const char *model, uint32_t block_bytes);
+
 /* Pushes an entry with the next serial, wakes the ledger; returns the serial. */
 uint32_t dp_push(struct dp_client *c, struct kvp_sqe *sqe);
 /* Next completion; 0 or -ETIMEDOUT. */

@@ -17,6 +17,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/tenant.h"
 #include "libclient/kvpool.h"
+#include "policy/kvp_evict.h"
 
 static_assert(KVPD_SESSION_CLAIMS == KVP_CLIENT_CLAIMS, "kvpool.h tells the limit");
 
@@ -229,40 +230,57 @@ static void bytes_never_exceed_the_share(void **state)
 	dp_stop(&w);
 }
 
-/* A share that holds one slot and no more. */
+/*
+ * For each policy and several limits: the least share that is named is enough for what it has to
+ * hold, a tenant can be made with it, and not with less. Here that is one slot and no more.
+ */
 static void the_smallest_share_works(void **state)
 {
-	struct kvpd_limits limits;
-	struct dp_world w;
-	struct dp_client *c;
-	kvp_token tokens[T];
-	struct dp_block block;
-	struct kvp_hit hit;
-	uint32_t space;
-	uint64_t meta;
+	static const struct kvpd_limits tried[] = {
+		{ .max_blocks = 4, .recipe_tokens = 64, .max_sessions = 32, .tail_index = true },
+		{ .max_blocks = 3000, .recipe_blocks = 1000, .max_sessions = 32 },
+		{ .max_sessions = 32 },
+	};
+	const char *policy;
 
 	(void)state;
-	dp_defaults(&w, &limits);
-	limits.max_blocks = 4;
-	dp_start(&w, &limits);
-	meta = dp_figure(&w, "metadata_bytes");
-	dp_stop(&w);
-	dp_defaults(&w, &limits);
-	limits.max_blocks = 4;
-	limits.share = meta + 64 * 256;
-	dp_start(&w, &limits);
-	c = dp_attach(&w, w.tenant);
-	space = dp_space(c, "m", 64);
-	for (uint32_t i = 0; i < 20; i++) {
-		make_tokens(tokens, T, i);
-		assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
-		assert_int_equal(dp_find(c, space, tokens, T, &hit, 1), 1);
-		assert_true(dp_payload_right(c, &hit, tokens, T));
-		assert_int_equal(dp_figure(&w, "charged_bytes"), limits.share);
+	for (size_t i = 0; (policy = kvp_evict_names(i, NULL)); i++) {
+		for (size_t k = 0; k < sizeof(tried) / sizeof(tried[0]); k++) {
+			struct kvpd_limits limits = tried[k];
+			struct dp_world w;
+			struct dp_client *c;
+			kvp_token tokens[T];
+			struct dp_block block;
+			struct kvp_hit hit;
+			uint32_t space, tenant;
+			uint64_t least = 0;
+
+			limits.share = 1 << 20;
+			assert_int_equal(kvpd_limits_check(policy, &limits, &least), -ENOSPC);
+			limits.share = least;
+			assert_int_equal(kvpd_limits_check(policy, &limits, &least), 0);
+			dp_defaults(&w, &limits);
+			limits = tried[k];
+			limits.share = least;
+			w.config.policy = (char *)(uintptr_t)policy;
+			dp_start(&w, &limits);
+			limits.share -= 1 << 16;
+			assert_int_equal(
+				kvpd_tenant_open(w.ledger, "two", &limits, &tenant), -ENOSPC);
+			c = dp_attach(&w, w.tenant);
+			space = dp_large_space(c, "m", 1 << 20);
+			for (uint32_t n = 0; n < 20; n++) {
+				make_tokens(tokens, T, n);
+				assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
+				assert_int_equal(dp_find(c, space, tokens, T, &hit, 1), 1);
+				assert_true(dp_payload_right(c, &hit, tokens, T));
+				assert_true(dp_figure(&w, "charged_bytes") <= least);
+			}
+			assert_int_equal(dp_figure(&w, "blocks"), 1);
+			dp_check(&w);
+			dp_stop(&w);
+		}
 	}
-	assert_int_equal(dp_figure(&w, "blocks"), 1);
-	dp_check(&w);
-	dp_stop(&w);
 }
 
 /* ---- protection ----------------------------------------------------------------------------- */
@@ -1037,9 +1055,6 @@ static void what_cannot_be_is_refused_at_the_start(void **state)
 	(void)state;
 	dp_defaults(&w, &limits);
 	assert_int_equal(try_start(&w.config), 0);
-	w.config.numa_node = 1000;
-	assert_int_equal(try_start(&w.config), -ENODEV);
-	w.config.numa_node = -1;
 	w.config.memory = UINT64_C(1) << 50;
 	assert_int_equal(try_start(&w.config), -ENOMEM);
 	dp_defaults(&w, &limits);

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What limits mean, and whether a share is enough for them; see tenant_limits.h. */
+#include "daemon/ledger/tenant_limits.h"
+
+#include <errno.h>
+
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/delete.h"
+#include "policy/kvp_evict.h"
+
+#define BLOCK_GUESS  (UINT64_C(64) << 10) /* bytes of a block, where max_blocks is not given */
+#define TOKENS_GUESS 64u                  /* tokens of a recipe, likewise */
+#define TRIED_IDS    (1u << 16)           /* more of a policy's state follows in proportion */
+#define TRIES        64u
+
+struct kvpd_limits kvpd_limits_settle(const struct kvpd_limits *given)
+{
+	struct kvpd_limits l = *given;
+	uint64_t blocks = l.max_blocks ? l.max_blocks : l.share / BLOCK_GUESS;
+
+	if (blocks < 1)
+		blocks = 1;
+	if (blocks > KVP_EVICT_MAX_IDS / 2)
+		blocks = KVP_EVICT_MAX_IDS / 2;
+	l.max_blocks = (uint32_t)blocks;
+	if (l.recipe_blocks > KVP_EVICT_MAX_IDS / 2)
+		l.recipe_blocks = KVP_EVICT_MAX_IDS / 2;
+	if (!l.recipe_tokens)
+		l.recipe_tokens = (uint64_t)TOKENS_GUESS * (blocks + l.recipe_blocks);
+	if (!l.arena)
+		l.arena = l.share / 4;
+	if (!l.max_sessions || l.max_sessions > KVPD_MAX_SESSIONS)
+		l.max_sessions = KVPD_MAX_SESSIONS;
+	return l;
+}
+
+int kvpd_limits_plan(const struct kvpd_limits *limits, struct kvp_catalog_layout *ret_layout)
+{
+	return kvp_catalog_plan((uint64_t)limits->max_blocks + limits->recipe_blocks,
+		limits->recipe_tokens, limits->tail_index, ret_layout);
+}
+
+uint64_t kvpd_meta_bytes(const struct kvp_catalog_layout *layout, uint64_t policy_bytes)
+{
+	return layout->bytes + policy_bytes +
+	       layout->max_blocks * (uint64_t)sizeof(struct kvpd_block) +
+	       (layout->max_blocks + (uint64_t)layout->recipe_cells) / 8 +
+	       KVPD_DOOMED * (uint64_t)sizeof(struct kvpd_doomed);
+}
+
+/* What an instance of the policy takes: one is made, of a large one a part. */
+static int policy_bytes(
+	const char *policy, const struct kvpd_limits *limits, uint32_t max_ids, uint64_t *ret_bytes)
+{
+	uint32_t ids = max_ids < TRIED_IDS ? max_ids : TRIED_IDS;
+	struct kvp_evict_params params = {
+		.size = sizeof(params),
+		.items = limits->max_blocks < ids ? limits->max_blocks : ids,
+		.max_ids = ids,
+	};
+	struct kvp_evict_memory memory;
+	struct kvp_evict *e;
+	int r = kvp_evict_new(policy, &params, &e);
+
+	if (r < 0)
+		return r;
+	kvp_evict_memory(e, &memory);
+	kvp_evict_free(e);
+	*ret_bytes = memory.total + (memory.total / ids + 1) * (max_ids - ids);
+	return 0;
+}
+
+/* What a tenant of these limits takes before the first block. */
+static int meta_of(const char *policy, const struct kvpd_limits *given, uint64_t *ret_bytes)
+{
+	struct kvpd_limits limits = kvpd_limits_settle(given);
+	struct kvp_catalog_layout layout;
+	uint64_t own;
+	int r = kvpd_limits_plan(&limits, &layout);
+
+	if (r == 0)
+		r = policy_bytes(policy, &limits, layout.max_blocks, &own);
+	if (r == 0)
+		*ret_bytes = kvpd_meta_bytes(&layout, own);
+	return r;
+}
+
+/* A share that may be proposed: 64 KiB are little of the smallest, a MiB of the larger ones. */
+static uint64_t round_up(uint64_t bytes)
+{
+	uint64_t unit = UINT64_C(1) << (bytes >> 26 ? 20 : 16);
+
+	return (bytes + unit - 1) / unit * unit;
+}
+
+int kvpd_limits_check(const char *policy, const struct kvpd_limits *limits, uint64_t *ret_least)
+{
+	struct kvpd_limits l = *limits;
+	uint64_t meta = 0;
+	int r;
+
+	/*
+	 * A larger share may have more blocks and so a larger catalog, but that grows much more
+	 * slowly: from below this comes to the least that is enough.
+	 */
+	for (unsigned i = 0; i < TRIES; i++) {
+		r = meta_of(policy, &l, &meta);
+		if (r < 0)
+			return r;
+		if (l.share >= meta + KVPD_LEAST_DATA)
+			break;
+		l.share = round_up(meta + KVPD_LEAST_DATA);
+	}
+	if (l.share == limits->share)
+		return 0;
+	*ret_least = l.share;
+	return -ENOSPC;
+}

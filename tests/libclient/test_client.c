@@ -61,6 +61,14 @@ static struct kvp_client *open_client(struct fake *fake, uint32_t timeout_ms)
 	return c;
 }
 
+/* Sets a field of the fake daemon, which runs meanwhile. */
+#define SET(fake, field, value)                      \
+	do {                                         \
+		pthread_mutex_lock(&(fake)->lock);   \
+		(fake)->field = (value);             \
+		pthread_mutex_unlock(&(fake)->lock); \
+	} while (0)
+
 static int setup(void **state)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
@@ -447,9 +455,7 @@ static void test_put_full(void **state)
 	struct kvp_prefix_info i;
 	uint32_t retry = 0;
 
-	pthread_mutex_lock(&f->fake->lock);
-	f->fake->room = 3;
-	pthread_mutex_unlock(&f->fake->lock);
+	SET(f->fake, room, 3);
 	assert_int_equal(kvp_put(f->space, f->tokens, 8 * T, 0, &f->view, &o, &retry), 3 * T);
 	assert_int_equal(kvp_flush(f->client, 2000), 0);
 	kvp_release(match(f->space, f->tokens, 8 * T, KVP_MATCH_NO_TAIL, &i));
@@ -883,9 +889,7 @@ static void test_silent_daemon(void **state)
 	struct kvp_prefix *m;
 
 	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
-	pthread_mutex_lock(&f->fake->lock);
-	f->fake->mute = true;
-	pthread_mutex_unlock(&f->fake->lock);
+	SET(f->fake, mute, true);
 	assert_int_equal(kvp_commit(g, kvp_ref_root(), f->tokens, T, NULL, 0), 0);
 	assert_int_equal(kvp_grant_wait(g, 0), -ETIMEDOUT);
 	assert_int_equal(kvp_grant_wait(g, 20), -ETIMEDOUT);
@@ -902,9 +906,7 @@ static void test_silent_daemon(void **state)
 	assert_int_equal(kvp_reserve(f->space, 3600 * 1000, NULL, &g2), -EAGAIN);
 	assert_int_equal(kvp_grant_wait(g, 3600 * 1000), -ETIMEDOUT);
 	/* It wakes up: what was asked for has been done, the late claim included. */
-	pthread_mutex_lock(&f->fake->lock);
-	f->fake->mute = false;
-	pthread_mutex_unlock(&f->fake->lock);
+	SET(f->fake, mute, false);
 	wait_well(f->client);
 	assert_int_equal(kvp_grant_wait(g, 2000), 0);
 	kvp_grant_release(g);
@@ -934,16 +936,12 @@ static void test_full_ring(void **state)
 	/* the second time more is asked for than one: a slot is left for the put */
 	assert_int_equal(kvp_reserve(space, 2000, NULL, &g[0]), 0);
 	assert_int_equal(kvp_reserve(space, 2000, NULL, &g[1]), 0);
-	pthread_mutex_lock(&f->fake->lock);
-	f->fake->mute = true;
-	pthread_mutex_unlock(&f->fake->lock);
+	SET(f->fake, mute, true);
 	assert_int_equal(kvp_flush(other, 0), -ETIMEDOUT);
 	for (uint32_t n = 0; n < KVP_SQ_ENTRIES / 8 + 2; n++)
 		assert_int_equal(kvp_delete(space, f->tokens + T, 8 * T, 0), -ETIMEDOUT);
 	assert_int_equal(kvp_put(space, f->tokens, T, 0, &v, NULL, NULL), -EAGAIN);
-	pthread_mutex_lock(&f->fake->lock);
-	f->fake->mute = false;
-	pthread_mutex_unlock(&f->fake->lock);
+	SET(f->fake, mute, false);
 	wait_well(other);
 	assert_int_equal(kvp_put(space, f->tokens, T, 0, &v, NULL, NULL), T);
 	assert_int_equal(kvp_flush(other, 20000), 0);
@@ -961,9 +959,7 @@ static void test_unknown_extent(void **state)
 	struct kvp_prefix_info i;
 	struct kvp_prefix *m;
 
-	pthread_mutex_lock(&f->fake->lock);
-	f->fake->hold_extents = true;
-	pthread_mutex_unlock(&f->fake->lock);
+	SET(f->fake, hold_extents, true);
 	other = open_client(f->fake, 2000);
 	assert_int_equal(kvp_space_open(other, &model, 2000, &space), 0);
 	put_and_flush(f, 2 * T, 0);
@@ -1063,9 +1059,7 @@ static void test_stock_comes_late(void **state)
 {
 	struct fixture *f = *state;
 
-	pthread_mutex_lock(&f->fake->lock);
-	f->fake->pause_us = 50000;
-	pthread_mutex_unlock(&f->fake->lock);
+	SET(f->fake, pause_us, 50000);
 	reserve_and_wait(f, 4);
 }
 
@@ -1140,26 +1134,26 @@ static void test_open_errors(void **state)
 	assert_non_null(strstr(why, "flags"));
 	o.flags = 0;
 	o.socket = fake->path;
-	fake->refuse = -EUSERS;
+	SET(fake, refuse, -EUSERS);
 	assert_int_equal(kvp_open(&o, &c), -EUSERS);
 	assert_string_equal(why, "not today"); /* in the daemon's words */
-	fake->refuse = -EBUSY;
+	SET(fake, refuse, -EBUSY);
 	assert_int_equal(kvp_open(&o, &c), -EBUSY);
-	fake->refuse = 0;
+	SET(fake, refuse, 0);
 	for (uint32_t lie = FAKE_LIE_SEALS; lie <= FAKE_LIE_EPOCH; lie++) {
-		fake->lie = lie;
+		SET(fake, lie, lie);
 		why[0] = 0;
 		assert_int_equal(kvp_open(&o, &c), -EPROTO);
 		assert_null(c);
 		assert_non_null(strstr(why, fake->path));
 	}
-	fake->lie = 0;
-	fake->deaf = true;
+	SET(fake, lie, 0);
+	SET(fake, deaf, true);
 	assert_int_equal(kvp_open(&o, &c), -ETIMEDOUT);
 	assert_true(why[0]);
-	fake->deaf = false;
+	SET(fake, deaf, false);
 	/* A buffer that is too small is ended where it ends; none at all is none. */
-	fake->refuse = -EACCES;
+	SET(fake, refuse, -EACCES);
 	o.error_bytes = 4;
 	assert_int_equal(kvp_open(&o, &c), -EACCES);
 	assert_string_equal(why, "not");
@@ -1179,7 +1173,7 @@ static void test_open_errors(void **state)
 		usleep(5000);
 	}
 	assert_string_equal(text, "not today");
-	fake->refuse = 0;
+	SET(fake, refuse, 0);
 	wait_attached(c, 1);
 	assert_int_equal(kvp_last_error(c, text, sizeof(text)), 0);
 	assert_string_equal(text, "");
@@ -1237,9 +1231,9 @@ static void test_timeout_0(void **state)
 	kvp_release(m2);
 	assert_int_equal(kvp_release(m), 0);
 	assert_int_equal(kvp_wait(m, 0), -EINVAL); /* released */
-	f->fake->mute = true;
+	SET(f->fake, mute, true);
 	assert_int_equal(kvp_flush(f->client, 0), -ETIMEDOUT);
-	f->fake->mute = false;
+	SET(f->fake, mute, false);
 	kvp_space_close(s);
 	kvp_space_close(theirs);
 	kvp_close(other);

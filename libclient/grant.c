@@ -272,7 +272,8 @@ static int parent_of(struct attachment *att, const struct space_bind *b, struct 
 
 /* ---- commit ---------------------------------------------------------------------------------- */
 
-/* A free record for the next commit. Outcomes come in order, so the oldest is not long in coming.
+/*
+ * A free record for the next commit. Outcomes come in order, so the oldest is not long in coming.
  */
 static int next_commit(struct attachment *att, uint64_t deadline, struct commit **ret_commit)
 {

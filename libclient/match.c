@@ -54,7 +54,8 @@ static uint32_t readable(struct kvp_prefix *m, uint32_t n)
 	return n;
 }
 
-/* A lease on hits[n - 1], and proof of all n. Returns how many are proven: n, or less and no lease.
+/*
+ * A lease on hits[n - 1], and proof of all n. Returns how many are proven: n, or less and no lease.
  */
 static uint32_t lease_and_prove(struct kvp_prefix *m, uint32_t n)
 {

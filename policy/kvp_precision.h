@@ -89,7 +89,8 @@ struct kvp_precision *kvp_precision_free(struct kvp_precision *p);
  * what a codec with these scales writes. bits_k, bits_v from {2,3,4,8}. */
 uint64_t kvp_precision_token_bits(const struct kvp_precision *p, uint32_t bits_k, uint32_t bits_v);
 
-/* beta times n tokens at 16 bits, in bits, rounded down; 0 unless beta > 0, UINT64_MAX beyond it.
+/*
+ * beta times n tokens at 16 bits, in bits, rounded down; 0 unless beta > 0, UINT64_MAX beyond it.
  */
 uint64_t kvp_precision_budget(const struct kvp_precision *p, uint32_t n, double beta);
 

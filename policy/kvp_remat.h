@@ -133,12 +133,13 @@ struct kvp_remat_run {
 	uint32_t live;         /* 1: belongs to a running sequence */
 };
 
-/* What happens to a run. */
+/*
+ * What happens to a run. EVICT: blocks [keep, materialized) go, to be recomputed at need; what stays
+ * is at `width`.
+ */
 #define KVP_REMAT_KEEP     0u
 #define KVP_REMAT_QUANTIZE 1u /* its payload goes to `width` */
-#define KVP_REMAT_EVICT \
-	2u /* blocks [keep, materialized) go, to be recomputed at need; what \
-	      stays is at `width` */
+#define KVP_REMAT_EVICT    2u
 struct kvp_remat_decision {
 	uint32_t action;
 	uint32_t keep;  /* blocks that stay */

@@ -4,7 +4,8 @@
 
 #include <errno.h>
 
-/* More candidates with one tag than this cannot be told apart from a family; the rest are ignored.
+/*
+ * More candidates with one tag than this cannot be told apart from a family; the rest are ignored.
  */
 #define FAMILY_SCAN 64u
 

@@ -354,9 +354,8 @@ struct kvp_shard {
 KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES, "shm ABI");
 
 /* What a client asks of the ledger. */
-#define KVP_OP_NOP 0u
-#define KVP_OP_RESERVE \
-	1u /* up to `count` slots for `space`; one completion per slot, at least one */
+#define KVP_OP_NOP     0u
+#define KVP_OP_RESERVE 1u /* up to `count` slots for `space`; a completion for each, at least one */
 #define KVP_OP_COMMIT  2u /* publish grant `grant` */
 #define KVP_OP_RELEASE 3u /* give grant `grant` back; no completion */
 #define KVP_OP_CLAIM   4u /* claim the chain whose first missing block has key `next` */
@@ -366,15 +365,14 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES, "shm ABI");
 #define KVP_OP_MAX_    8u
 
 /* How a submission names a parent (or, for DELETE, the block itself). */
-#define KVP_PARENT_ROOT 0u /* first block of a chain */
-#define KVP_PARENT_BLOCK \
-	1u                   /* parent_id, parent_birth: a block proven by a match or a completion \
-			      */
+#define KVP_PARENT_ROOT   0u /* first block of a chain */
+#define KVP_PARENT_BLOCK  1u /* parent_id, parent_birth: proven by a match or a completion */
 #define KVP_PARENT_SERIAL 2u /* what the commit with serial parent_id became */
 
 #define KVP_SQE_RELEASE 1u /* COMMIT: give the grant back in the same step */
 
-/* 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant.
+/*
+ * 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant.
  */
 struct kvp_sqe {
 	KVP_ALIGNED(64) uint32_t op;

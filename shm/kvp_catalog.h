@@ -38,7 +38,8 @@ uint64_t kvp_payload_checksum(const void *bytes, size_t n);
 
 /* ---- layout and views ---------------------------------------------------------------------- */
 
-/* Sizes of a catalog for so many blocks. recipe_tokens: tokens that all recipes may hold together.
+/*
+ * Sizes of a catalog for so many blocks. recipe_tokens: tokens that all recipes may hold together.
  */
 struct kvp_catalog_layout {
 	uint32_t max_blocks;
@@ -162,7 +163,8 @@ int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t spa
 	kvp_block_id parent, const kvp_token *tokens, uint32_t n, uint32_t tiers,
 	struct kvp_hit *ret_hit);
 
-/* Is there an unexpired claim on this key? Returns the claiming session or 0. now: CLOCK_MONOTONIC
+/*
+ * Is there an unexpired claim on this key? Returns the claiming session or 0. now: CLOCK_MONOTONIC
  */
 uint32_t kvp_claim_find(const struct kvp_catalog_view *v, struct kvp_key key, uint64_t now_ns);
 
@@ -207,7 +209,8 @@ int kvp_block_publish(const struct kvp_catalog_view *v, kvp_block_id id, struct 
  */
 void kvp_block_retire(const struct kvp_catalog_view *v, kvp_block_id id, struct kvp_key parent_key);
 
-/* LIVE -> EVICTING; returns the word that was there (to put it back unchanged), or 0 if not LIVE.
+/*
+ * LIVE -> EVICTING; returns the word that was there (to put it back unchanged), or 0 if not LIVE.
  */
 uint64_t kvp_block_mark(const struct kvp_catalog_view *v, kvp_block_id id);
 /* EVICTING -> the very word that kvp_block_mark() returned. */

@@ -28,7 +28,8 @@ int kvp_sq_pop(struct kvp_session_page *page, uint32_t *head, struct kvp_sqe *re
 /* Ledger: says that it stops looking (1) or looks again (0); see kvp_sq_must_wake(). */
 void kvp_sq_set_need_wake(struct kvp_session_page *page, uint32_t need);
 
-/* Ledger: room left for completions as far as the client's head tells; 0 if the head is nonsense.
+/*
+ * Ledger: room left for completions as far as the client's head tells; 0 if the head is nonsense.
  */
 uint32_t kvp_cq_room(const struct kvp_session_page *page, uint32_t tail);
 /* Ledger: the caller has checked the room. */

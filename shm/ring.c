@@ -11,7 +11,8 @@ int kvp_sq_push(struct kvp_session_page *page, uint32_t *tail, const struct kvp_
 		return -EAGAIN;
 	page->sq[*tail % KVP_SQ_ENTRIES] = *sqe;
 	(*tail)++;
-	/* Sequentially consistent for the sake of kvp_sq_must_wake(); releases the entry as well.
+	/*
+	 * Sequentially consistent for the sake of kvp_sq_must_wake(); releases the entry as well.
 	 */
 	kvp_store_seq(&page->sq_tail, *tail);
 	return 0;

@@ -5,7 +5,8 @@ all of them together: a runtime that attends over cached blocks needs libclient 
 
 LANGUAGE c: the installed headers as strict C11 from outside the tree, and every folder-public one.
 LANGUAGE c++: the installed headers, and those that promise to be C++ as well; and each type of an
-installed header can be said without `struct`, which a call of the same name would forbid."""
+installed header can be said without `struct`, which a call of the same name would forbid, also by a
+program that makes every call (tests/libclient/from_cxx.cc)."""
 import glob
 import os
 import re
@@ -48,6 +49,23 @@ def plain_types(root, compiler, flags, header):
                     then="".join("extern %s *a_%s;\n" % (t, t) for t in types))
 
 
+def caller(root, compiler, flags):
+    """A program in C++ that leaves out no call and never says struct."""
+    path = os.path.abspath(os.path.join(root, "tests", "libclient", "from_cxx.cc"))
+    with open(path, encoding="utf-8") as f:
+        program = re.sub(r"/\*.*?\*/", "", f.read(), flags=re.S)
+    declared = set()
+    for header in INSTALLED:
+        with open(os.path.join(root, "libclient", header), encoding="utf-8") as f:
+            text = re.sub(r"/\*.*?\*/|^\s*#.*?$", "", f.read(), flags=re.S | re.M)
+            declared |= set(re.findall(r"KVP_EXPORT[^;(]*?(\w+)\s*\(", text))
+    missing = sorted(declared - set(re.findall(r"\b(kvp_\w+)\(", program)))
+    if missing or "struct" in program:
+        print("from_cxx.cc: does not call %s, or says struct" % ", ".join(missing))
+        return False
+    return compiles(compiler, "c++", flags, "kvpool.h", then='#include "%s"\n' % path)
+
+
 def main():
     root, language, compiler = sys.argv[1], sys.argv[2], sys.argv[3:]
     installed = ["-I", os.path.join(root, "libclient"), "-pedantic"]
@@ -70,6 +88,7 @@ def main():
     if language == "c++":
         ok += [plain_types(root, compiler, inside, h)
                for h in ["libclient/" + h for h in INSTALLED] + INSTALLED_KERNELS]
+        ok += [caller(root, compiler, installed + ["-Wno-unused"])]
     print("%d headers" % len(ok))
     return 0 if all(ok) and len(ok) > len(INSTALLED) else 1
 

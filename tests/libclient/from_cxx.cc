@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every call and every type of the installed headers as a C++ program says them. It is compiled by
+ * the test headers-c++ and never run.
+ */
+#include <kvpool.h>
+#include <kvpool_admin.h>
+
+namespace
+{
+
+int open_and_describe(kvp_client **client, kvp_space **space)
+{
+	char why[KVP_ERROR_TEXT];
+	kvp_open_opts opts = {};
+	kvp_layer layer = {};
+	kvp_space_desc desc = {};
+	kvp_space_props props = {};
+	kvp_counters counters = {};
+	uint64_t bytes = 0;
+
+	opts.size = sizeof(opts);
+	opts.error = why;
+	opts.error_bytes = sizeof(why);
+	desc.size = sizeof(desc);
+	desc.layers = &layer;
+	props.size = sizeof(props);
+	counters.size = sizeof(counters);
+	if (kvp_open(&opts, client) < 0)
+		return kvp_last_error(*client, why, sizeof(why));
+	if (kvp_space_open(*client, &desc, KVP_DEFAULT_TIMEOUT, space) < 0)
+		return -1;
+	return kvp_space_info(*space, &props) + kvp_stats(*client, &counters) +
+	       kvp_space_block_bytes(*space, 0, &bytes) + (kvp_version() != nullptr);
+}
+
+int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)
+{
+	kvp_match_opts opts = {};
+	kvp_prefix *prefix = nullptr;
+	kvp_prefix_info info = {};
+	kvp_payload_info payload = {};
+	kvp_digest digest = {};
+	kvp_view_plane plane = {};
+	kvp_view view = {};
+	uint64_t bytes = 0;
+
+	opts.size = sizeof(opts);
+	opts.flags = KVP_MATCH_CLAIM;
+	info.size = sizeof(info);
+	payload.size = sizeof(payload);
+	view.size = sizeof(view);
+	view.planes = &plane;
+	if (kvp_match(space, tokens, n, &opts, &prefix) < 0 || kvp_match_info(prefix, &info) < 0)
+		return kvp_chunk_keys(space, tokens, n, &digest, 1);
+	if (info.flags & KVP_MATCHED_PENDING && kvp_wait(prefix, 0) < 0)
+		return kvp_release(prefix);
+	if (kvp_payload(prefix, 0, &payload) < 0 || kvp_touch(prefix) < 0)
+		return -1;
+	kvp_view_dense(space, KVP_VIEW_LCND, base, n, &plane, &bytes);
+	return kvp_get(prefix, 0, static_cast<uint32_t>(n), &view, KVP_GET_VERIFY);
+}
+
+int64_t write(kvp_space *space, kvp_prefix *prefix, const uint32_t *tokens, kvp_view *view)
+{
+	kvp_put_opts opts = {};
+	kvp_grant *grant = nullptr;
+	kvp_ref parent = kvp_ref_root();
+	uint32_t retry_ms = 0;
+	int why = 0;
+
+	opts.size = sizeof(opts);
+	if (kvp_reserve(space, 0, &retry_ms, &grant) < 0 || !kvp_grant_addr(grant))
+		return kvp_put(space, tokens, 64, 0, view, &opts, &retry_ms) +
+		       kvp_put_outcome(space, tokens, 64, 0, 0, &why);
+	kvp_match_ref(prefix, 0, &parent);
+	kvp_fork(prefix, grant);
+	kvp_commit(grant, parent, tokens, 64, prefix, KVP_COMMIT_RELEASE);
+	return kvp_grant_wait(grant, 0) + kvp_grant_ref(grant, &parent) + kvp_grant_release(grant);
+}
+
+int administer(const char *request)
+{
+	kvp_admin *admin = nullptr;
+	char *answer = nullptr;
+
+	if (kvp_admin_open(nullptr, &admin) < 0)
+		return -1;
+	kvp_admin_request(admin, request, KVP_DEFAULT_TIMEOUT, 0, &answer);
+	admin = kvp_admin_close(admin);
+	return admin == nullptr;
+}
+
+} // namespace
+
+int from_cxx(const uint32_t *tokens, kvp_view *view, void *base);
+
+int from_cxx(const uint32_t *tokens, kvp_view *view, void *base)
+{
+	kvp_client *client = nullptr;
+	kvp_space *space = nullptr;
+	int64_t n = open_and_describe(&client, &space);
+
+	n += read(space, tokens, 64, base) + write(space, nullptr, tokens, view);
+	n += kvp_flush(client, 0) + kvp_delete(space, tokens, 64, 0) + administer("{}");
+	space = kvp_space_close(space);
+	client = kvp_close(client);
+	return static_cast<int>(n) + (client == nullptr) + (space == nullptr);
+}

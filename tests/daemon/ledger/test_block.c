@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A block's payloads by tier: where they lie, that eviction takes all of them, that check sees. */
+/* A block's payloads: where they lie, what takes them, what check sees, and what keeps them. */
 #include "daemon/ledger/block.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -160,11 +162,70 @@ static void check_misses_a_payload(void **state)
 	dp_stop(&s.w);
 }
 
+static int flip_moving_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct subject *s = arg;
+
+	(void)l;
+	s->t->block[s->block.id].flags ^= KVPD_BLOCK_MOVING;
+	return 0;
+}
+
+/* The reasons that `evict KEY` names, joined by commas. */
+static void assert_kept_by(struct subject *s, const char *want)
+{
+	char key[33], request[80], got[80] = "";
+	const json_t *reason;
+	json_t *answer;
+	size_t i;
+	int r;
+
+	assert_int_equal(dp_admin(&s->w, "{\"verb\":\"blocks\"}", &answer), 0);
+	snprintf(key, sizeof(key), "%s",
+		json_string_value(json_object_get(
+			json_array_get(json_object_get(answer, "blocks"), 0), "key")));
+	json_decref(answer);
+	snprintf(request, sizeof(request), "{\"verb\":\"evict\",\"key\":\"%s\"}", key);
+	r = dp_admin(&s->w, request, &answer);
+	json_array_foreach(json_object_get(answer, "kept_by"), i, reason) {
+		if (i)
+			strcat(got, ",");
+		strcat(got, json_string_value(reason));
+	}
+	assert_int_equal(r, *want ? -EBUSY : 0);
+	assert_string_equal(got, want);
+	json_decref(answer);
+}
+
+static void an_administrator_is_told_what_keeps_a_block(void **state)
+{
+	struct kvp_lease lease = { NULL };
+	struct subject s;
+	uint64_t word;
+
+	(void)state;
+	begin(&s);
+	word = kvp_load_relaxed(&s.c->view.blocks[s.block.id].word);
+	assert_int_equal(kvpd_ledger_ask(s.w.ledger, flip_moving_on_ledger, &s), 0);
+	assert_kept_by(&s, "being moved");
+	assert_int_equal(kvp_lease_take(s.c->page, 0, &s.c->view.blocks[s.block.id], s.block.id,
+				 word, &lease),
+		0);
+	assert_kept_by(&s, "leased,being moved");
+	assert_int_equal(kvpd_ledger_ask(s.w.ledger, flip_moving_on_ledger, &s), 0);
+	assert_kept_by(&s, "leased");
+	kvp_lease_drop(&lease);
+	assert_kept_by(&s, "");
+	dp_check(&s.w);
+	dp_stop(&s.w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_block_may_lie_in_two_tiers),
 		cmocka_unit_test(check_misses_a_payload),
+		cmocka_unit_test(an_administrator_is_told_what_keeps_a_block),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "daemon/config.h"
+#include "daemon/config_value.h"
 #include "daemon/control/control.h"
 #include "daemon/control/fit.h"
 #include "daemon/dataplane.h"
@@ -131,6 +133,24 @@ static int load(const struct options *o, struct kvpd_config **ret_config)
 	return 0;
 }
 
+/*
+ * What the memory is good for, in the unit that users think in: 128 KiB is a token of a model with
+ * 32 layers and 8 key-value heads of 128 channels in 16 bits.
+ */
+static const char *room_text(const struct kvpd_config *c, char *buf, size_t bytes)
+{
+	const uint64_t token = 2u * 32 * 8 * 128 * 2;
+	char memory[KVPD_HUMAN_BYTES], share[KVPD_HUMAN_BYTES];
+
+	snprintf(buf, bytes,
+		"memory %s%s; a tenant's share, unless it says otherwise, %s: at most %" PRIu64
+		" tokens of an 8B model in 16 bits (kvbench estimate knows others)",
+		kvpd_human(c->memory, memory),
+		c->memory_given ? "" : " (a quarter of what there is)",
+		kvpd_human(c->defaults.share, share), c->defaults.share / token);
+	return buf;
+}
+
 /* ---- going to the background --------------------------------------------------------------- */
 
 /*
@@ -195,6 +215,7 @@ static void leave_terminal(int tell)
 static int serve(struct kvpd_control *control, struct kvpd_ledger *ledger,
 	const struct kvpd_account *account, const struct kvpd_config *config, int tell)
 {
+	char text[256];
 	int r;
 
 	r = kvpd_drop_privileges(account);
@@ -210,6 +231,7 @@ static int serve(struct kvpd_control *control, struct kvpd_ledger *ledger,
 		return r;
 	kvpd_notice("kvpoold %s serves on %s/%s as uid %u", KVPD_VERSION, config->runtime_dir,
 		config->socket, (unsigned)account->uid);
+	kvpd_notice("%s", room_text(config, text, sizeof(text)));
 	sd_notify(0, "READY=1\nSTATUS=no sessions");
 	if (tell >= 0)
 		leave_terminal(tell);
@@ -273,6 +295,7 @@ int main(int argc, char **argv)
 {
 	struct kvpd_config *config;
 	struct options o;
+	char text[256];
 	int tell = -1, status, r = 0;
 
 	keep_standard_descriptors();
@@ -283,7 +306,8 @@ int main(int argc, char **argv)
 	if (load(&o, &config) < 0)
 		return EXIT_CONFIG;
 	if (o.check) {
-		printf("%s: good\n", config->path ? config->path : "built-in defaults");
+		printf("%s: good\n%s\n", config->path ? config->path : "built-in defaults",
+			room_text(config, text, sizeof(text)));
 		kvpd_config_free(config);
 		return EXIT_OK;
 	}

@@ -50,6 +50,13 @@ with tempfile.TemporaryDirectory() as t:
                            text=True)
         if r.returncode:
             bad.append("kvpoold.yaml %s: %s" % (what, r.stderr))
+        elif not re.search(r"(?m)^memory \S+.* share, .*: at most [1-9]\d* tokens of an 8B model", r.stdout):
+            bad.append("kvpoold --check-config does not say what the memory is good for: " + r.stdout)
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("user: ''\nmemory: 256MiB\ndefaults: {share: 64MiB}\n")
+    r = subprocess.run([KVPOOLD, "--check-config", "--config", path], capture_output=True, text=True)
+    if "at most 512 tokens" not in r.stdout or "memory 256MiB;" not in r.stdout:
+        bad.append("64 MiB are 512 tokens of 128 KiB: " + r.stdout + r.stderr)
     if full.count("\n  - name:") != 2:
         bad.append("kvpoold.yaml: its examples were not found")
 

@@ -34,8 +34,23 @@ int kvp_seg_seal(int fd, unsigned seals);
  */
 int kvp_seg_check(int fd, uint64_t bytes, unsigned seals);
 
-/* A read-only descriptor of the same memory. The caller must own the memfd's inode (or be root). */
+/*
+ * A descriptor of the same memory with an open file of its own: read-only, or also to write. The
+ * caller must own the memfd's inode (or be root).
+ */
 int kvp_seg_reopen_ro(int fd, int *ret_fd);
+int kvp_seg_reopen_rw(int fd, int *ret_fd);
+
+/*
+ * Does nobody have the memory open or mapped any more, in whatever process, but through `fd`, the
+ * descriptor that kvp_seg_create() made? Asks the kernel for a lease on the file, which it gives
+ * only to who is alone, and gives it back at once. It counts what was opened with
+ * kvp_seg_reopen_*(), with every copy and mapping of that: so nobody may be given a copy of `fd`.
+ * Pages pinned by a device or an io_uring are not counted.
+ * 0: nobody. -EBUSY: somebody may still write. -EAGAIN: only readers are left. -EOPNOTSUPP: the
+ * kernel gives no leases here. The process should ignore SIGIO, which an open meanwhile would send.
+ */
+int kvp_seg_unused(int fd);
 
 #define KVP_MAP_WRITE    1u
 #define KVP_MAP_DONTFORK 2u /* a forked child does not inherit the mapping */

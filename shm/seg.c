@@ -67,16 +67,42 @@ int kvp_seg_check(int fd, uint64_t bytes, unsigned seals)
 	return st.st_size >= 0 && (uint64_t)st.st_size == bytes ? 0 : -EPROTO;
 }
 
-int kvp_seg_reopen_ro(int fd, int *ret_fd)
+static int reopen(int fd, int flags, int *ret_fd)
 {
 	char path[32];
-	int ro;
+	int again;
 
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	ro = open(path, O_RDONLY | O_CLOEXEC);
-	if (ro < 0)
+	again = open(path, flags | O_CLOEXEC);
+	if (again < 0)
 		return -errno;
-	*ret_fd = ro;
+	*ret_fd = again;
+	return 0;
+}
+
+int kvp_seg_reopen_ro(int fd, int *ret_fd)
+{
+	return reopen(fd, O_RDONLY, ret_fd);
+}
+
+int kvp_seg_reopen_rw(int fd, int *ret_fd)
+{
+	return reopen(fd, O_RDWR, ret_fd);
+}
+
+int kvp_seg_unused(int fd)
+{
+	kvp_autoclose int ro = -1;
+	int r = kvp_seg_reopen_ro(fd, &ro);
+
+	if (r < 0)
+		return r;
+	if (fcntl(ro, F_SETLEASE, F_RDLCK) < 0)
+		return errno == EAGAIN ? -EBUSY : -EOPNOTSUPP;
+	/* No writer. Closing the descriptor ends a lease. */
+	(void)fcntl(ro, F_SETLEASE, F_UNLCK);
+	if (fcntl(ro, F_SETLEASE, F_WRLCK) < 0)
+		return errno == EAGAIN ? -EAGAIN : -EOPNOTSUPP;
 	return 0;
 }
 

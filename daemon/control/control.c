@@ -73,8 +73,8 @@ static int open_signals(struct kvpd_control *c)
 {
 	sigset_t set;
 
-	/* A client that closed its end must not end the daemon. */
-	if (signal(SIGPIPE, SIG_IGN) == SIG_ERR)
+	/* A client that closed its end must not end the daemon, nor who opens a leased file. */
+	if (signal(SIGPIPE, SIG_IGN) == SIG_ERR || signal(SIGIO, SIG_IGN) == SIG_ERR)
 		return -errno;
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);

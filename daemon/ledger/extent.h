@@ -19,6 +19,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "daemon/ledger/list.h"
 
@@ -56,7 +57,9 @@ struct kvpd_extent {
 	uint32_t generation;
 	uint32_t kind;
 	bool draining; /* gives no more slots; its blocks leave */
-	bool unproven; /* all have unmapped it, they say, but a writer is left */
+	bool unproven; /* all have unmapped it, they say, but somebody has it still */
+	bool written;  /* and may write there */
+	uid_t uid;     /* of an arena's client */
 	int fd;
 	void *addr; /* vault: writable; arena: read-only */
 	uint64_t bytes;

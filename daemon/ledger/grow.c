@@ -11,9 +11,12 @@
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/log.h"
 
 /* How long not to try again after work for room was begun. */
 #define RECLAIM_NS (5 * KVPD_MS)
+/* Likewise while processes keep too many arenas. */
+#define KEPT_NS (1000 * KVPD_MS)
 
 /* A session's first arena is small, so that its first slots are there soon. */
 #define FIRST_ARENA (UINT64_C(8) << 20)
@@ -241,6 +244,7 @@ static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t b
 	if (!x)
 		return;
 	x->owner = s;
+	x->uid = s->peer.uid;
 	s->making = true;
 	s->arena_bytes += bytes;
 	kvpd_list_append(&s->arenas, &x->link);
@@ -250,11 +254,20 @@ static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t b
 
 void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 {
+	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 3);
 	struct kvpd_tenant *t = s->tenant;
 	uint64_t cap, want, total, own, all, bytes;
 
 	if (s->making || s->expelled || now < s->refused_ns || t->abandoned || kvpd_pressed(t, now))
 		return;
+	if (kvpd_unproven_too_many(t, s->peer.uid)) {
+		kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
+			"tenant %s: uid %u gets no more arenas: processes of it keep those of "
+			"clients that have ended; end these processes",
+			t->name, (unsigned)s->peer.uid);
+		s->refused_ns = now + KEPT_NS;
+		return;
+	}
 	cap = arena_cap(s, c->slot_bytes);
 	want = arena_wish(s, c, cap);
 	total = arena_total(t, c->slot_bytes);

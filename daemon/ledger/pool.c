@@ -296,7 +296,7 @@ struct extent_job {
 
 /*
  * The daemon reads arenas through a read-only descriptor: a mapping made through a writable one
- * counts as a possible writer and would make F_SEAL_WRITE fail for ever.
+ * counts as a possible writer and would make F_SEAL_WRITE fail.
  */
 static int remap_read_only(struct kvpd_extent *x)
 {
@@ -350,10 +350,29 @@ static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)
 }
 
 /*
- * For an arena the only proof that no forked child writes there: the kernel refuses this seal while
- * a writable mapping exists. It may wait for pinned pages meanwhile. -EPERM: the client sealed the
- * seals, so it can never be proven.
- *
+ * An arena's memory is never used again, for nobody: extents are made anew. But it is the machine's
+ * until the last process that has it open or mapped lets go, and so long the tenant is charged for
+ * it: a child of the client may have the arena still, or the client says falsely that it has
+ * unmapped it. Two questions to the kernel prove that it is over. A lease is given to who is alone
+ * with the file. F_SEAL_WRITE is refused while somebody may write through a mapping, and while
+ * pages are pinned, which it may wait for. A client can forbid the seal (F_SEAL_SEAL): the lease
+ * alone is enough then, and pages that it pinned count against its own limit of locked memory.
+ */
+static int prove(struct kvpd_extent *x)
+{
+	int alone, sealed;
+
+	/* Nothing lies there any more. The daemon's own mapping is a reader too. */
+	kvp_seg_unmap(x->addr, x->bytes);
+	x->addr = NULL;
+	alone = kvp_seg_unused(x->fd);
+	if (alone == -EBUSY || alone == -EAGAIN)
+		return alone;
+	sealed = kvp_seg_seal(x->fd, F_SEAL_WRITE);
+	return sealed == -EPERM ? alone : sealed;
+}
+
+/*
  * A vault extent's pages are punched out first: a client that falsely reports an unmap would
  * otherwise keep memory that no tenant is charged for. In an arena its seals forbid the punch.
  */
@@ -362,7 +381,7 @@ static void run_drop(struct kvpd_job *job)
 	struct extent_job *j = kvpd_container(job, struct extent_job, job);
 	struct kvpd_extent *x = j->extent;
 
-	j->result = j->arena ? kvp_seg_seal(x->fd, F_SEAL_WRITE) : 0;
+	j->result = j->arena ? prove(x) : 0;
 	if (!j->arena)
 		(void)fallocate(
 			x->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)x->bytes);

@@ -109,8 +109,10 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 		kvpd_extent_free(x);
 		return;
 	}
-	fd = fcntl(x->fd, F_DUPFD_CLOEXEC, 0);
-	r = fd < 0 ? -errno : kvpd_extent_post(x, KVPD_EV_ARENA, fd);
+	/* An open file of the client's own, which kvp_seg_unused() counts. */
+	r = kvp_seg_reopen_rw(x->fd, &fd);
+	if (r == 0)
+		r = kvpd_extent_post(x, KVPD_EV_ARENA, fd);
 	if (r < 0) {
 		kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
 			"tenant %s: an arena cannot be offered: %s%s", x->tenant->name,

@@ -2,6 +2,7 @@
 /* Draining, retiring and dropping extents. */
 #include "daemon/ledger/retire.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "daemon/clock.h"
@@ -61,6 +62,7 @@ void kvpd_extent_dropped(struct kvpd_extent *x, int result)
 	if (result < 0) {
 		x->state = KVPD_EXTENT_RETIRING;
 		x->unproven = true;
+		x->written = result != -EAGAIN;
 		return;
 	}
 	kvp_store_release(&x->tenant->view.extents[x->id].state, KVP_EXTENT_FREE);
@@ -108,6 +110,22 @@ void kvpd_extent_unmapped(struct kvpd_extent *x, uint32_t place)
 	x->unacked[place / 64] &= ~bit;
 	if (--x->n_unacked == 0)
 		let_go(x);
+}
+
+bool kvpd_unproven_too_many(const struct kvpd_tenant *t, uid_t uid)
+{
+	uint64_t bytes = 0;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
+		const struct kvpd_extent *x = t->extent[i];
+
+		if (!x || !x->unproven || !x->written || x->uid != uid)
+			continue;
+		n++;
+		bytes += x->bytes;
+	}
+	return n >= KVPD_UNPROVEN_MAX || (n && bytes >= t->limits.arena);
 }
 
 /* ---- now and then --------------------------------------------------------------------------- */

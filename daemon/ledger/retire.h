@@ -6,7 +6,9 @@
 #ifndef KVPD_RETIRE_H
 #define KVPD_RETIRE_H
 
+#include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 struct kvpd_extent;
 struct kvpd_tenant;
@@ -22,6 +24,12 @@ void kvpd_extent_unmapped(struct kvpd_extent *x, uint32_t place);
  * charged to the tenant.
  */
 void kvpd_extent_dropped(struct kvpd_extent *x, int result);
+/*
+ * Has this uid so many arenas which it should have let go, and which a process may still write to,
+ * that it gets no more? Each is charged to the tenant, and takes a descriptor of the daemon.
+ */
+bool kvpd_unproven_too_many(const struct kvpd_tenant *t, uid_t uid);
+#define KVPD_UNPROVEN_MAX 16u
 /* Retires what drains and is empty; begins moves out of what drains and is not. */
 void kvpd_extent_step(struct kvpd_tenant *t, uint64_t now);
 /* Once a second: free vault extents of classes not in use, and memory that waits for a proof. */

@@ -117,6 +117,37 @@ void raw_attach(struct raw *s, const char *socket_path)
 	open_raw_space(s);
 }
 
+int raw_arena(struct raw *s, unsigned seals, bool late, int *ret_fd, void **ret_addr)
+{
+	struct kvp_sqe sqe = { .op = KVP_OP_RESERVE, .space = (uint16_t)s->space, .count = 1 };
+	struct kvp_msg_extent e;
+	struct kvp_msg_id id;
+
+	assert_int_equal(kvp_sq_push(s->page, &s->sq_tail, &sqe), 0);
+	raw_bell(s);
+	if (kvp_msg_poll(s->sock, POLLIN, raw_soon() - UINT64_C(8000000000)) < 0)
+		return -ETIMEDOUT;
+	assert_int_equal(kvp_msg_recv(s->sock, KVP_MSG_TO_CLIENT, s->packet), 0);
+	assert_int_equal(s->packet->h.type, KVP_MSG_EXTENT);
+	memcpy(&e, s->packet->body, sizeof(e));
+	assert_int_equal(e.flags, KVP_EXTENT_WRITABLE);
+	id = (struct kvp_msg_id){ e.extent, e.generation };
+	*ret_fd = kvp_msg_take_fd(s->packet, 0);
+	kvp_msg_done(s->packet);
+	assert_int_equal(kvp_seg_map(*ret_fd, e.bytes, KVP_MAP_WRITE, ret_addr), 0);
+	s->arena_bytes = e.bytes;
+	if (seals && !late)
+		assert_int_equal(kvp_seg_seal(*ret_fd, seals), 0);
+	kvp_msg_send(s->sock, KVP_MSG_ARENA_ACK, 0, &id, sizeof(id), NULL, 0);
+	if (!late)
+		return 0;
+	/* The first slot says that it has been taken. */
+	for (struct kvp_cqe cqe; kvp_cq_pop(s->page, &s->cq_head, &cqe) < 0;)
+		e2e_sleep_us(100);
+	assert_int_equal(kvp_seg_seal(*ret_fd, seals), 0);
+	return 0;
+}
+
 void raw_detach(struct raw *s)
 {
 	close(s->sock);

@@ -3,6 +3,8 @@
 #ifndef E2E_RAW_H
 #define E2E_RAW_H
 
+#include <stdbool.h>
+
 #include "shm/kvp_catalog.h"
 #include "shm/kvp_msg.h"
 
@@ -15,12 +17,18 @@ struct raw {
 	struct kvp_catalog_view view;
 	uint32_t sq_tail, cq_head;
 	uint32_t space;
+	uint64_t arena_bytes; /* of the last one */
 };
 
 /* -1: nobody listens. */
 int raw_dial(const char *socket_path);
 /* When to be through with what should not take long, on the clock of kvp_msg_poll(). */
 uint64_t raw_soon(void);
+/*
+ * Has the daemon make it an arena; maps it, keeps the descriptor, and acknowledges it when the
+ * seals have been added: before that or (`late`) after. 0, or -ETIMEDOUT if there is none soon.
+ */
+int raw_arena(struct raw *s, unsigned seals, bool late, int *ret_fd, void **ret_addr);
 /* The next packet of a type, which is s->packet then; acknowledges arenas on the way. */
 int raw_await(struct raw *s, uint16_t type);
 /* Attaches and opens a small space; the test fails if that fails. */

@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -72,6 +74,7 @@ static pid_t child(void (*fn)(void))
 	assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
 	pid = e2e_fork();
 	if (!pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		fn();
 		if (write(ready[1], "", 1) != 1)
 			_exit(1);
@@ -96,6 +99,7 @@ static void become_another(void)
 {
 	if (setresgid(ANOTHER, ANOTHER, ANOTHER) < 0 || setresuid(ANOTHER, ANOTHER, ANOTHER) < 0)
 		_exit(1);
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* another uid: forgotten */
 }
 
 /* ---- descriptors in flight ------------------------------------------------------------------ */
@@ -147,6 +151,137 @@ static void descriptors_that_nobody_receives(void **state)
 	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);
 }
 
+/* ---- arenas --------------------------------------------------------------------------------- */
+
+static int daemon_fds(void)
+{
+	char path[64];
+	int n = 0;
+
+	for (int fd = 0; fd < (int)FILES; fd++) {
+		snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)daemon_.pid, fd);
+		n += access(path, F_OK) == 0 || errno == ELOOP;
+	}
+	return n;
+}
+
+/* A figure of the tenant of that other uid. */
+static long long figure(const char *name)
+{
+	json_t *answer =
+		e2e_ask(daemon_.socket, "{\"verb\":\"tenants\",\"tenant\":\"uid-60001\"}", NULL);
+	json_t *t = json_array_get(json_object_get(answer, "tenants"), 0);
+	long long n = json_integer_value(json_object_get(t, name));
+
+	json_decref(answer);
+	return n;
+}
+
+static void say_bye(struct raw *s)
+{
+	char c;
+
+	kvp_msg_send(s->sock, KVP_MSG_BYE, 0, NULL, 0, NULL, 0);
+	/* Until the daemon has hung up. */
+	while (recv(s->sock, &c, 1, 0) > 0)
+		;
+	raw_detach(s);
+}
+
+/* More arenas than the daemon may have descriptors, each with its seals sealed. */
+static void seal_the_seals(void)
+{
+	become_another();
+	for (uint32_t i = 0; i < 2 * FILES; i++) {
+		struct raw s;
+		void *arena;
+		int fd;
+
+		raw_attach(&s, daemon_.socket);
+		if (raw_arena(&s, F_SEAL_SEAL, i & 1, &fd, &arena) < 0)
+			_exit(2);
+		munmap(arena, s.arena_bytes);
+		close(fd);
+		say_bye(&s);
+	}
+}
+
+static void arenas_whose_seals_are_sealed(void **state)
+{
+	int before;
+	pid_t pid;
+
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	honest_work(40);
+	before = daemon_fds();
+	pid = child(seal_the_seals);
+	end_child(pid);
+	honest_work(41);
+	for (int i = 0; i < 1000 && (figure("arena_bytes") || daemon_fds() > before + 4); i++)
+		e2e_sleep_us(20000);
+	assert_int_equal(figure("arena_bytes"), 0);
+	assert_true(daemon_fds() <= before + 4);
+	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);
+}
+
+/* Gives arenas back and keeps what it had of them: the mapping, or only the descriptor. */
+static void keep_arenas(void)
+{
+	uint32_t n = 0;
+
+	become_another();
+	for (uint32_t i = 0; i < 100; i++) {
+		struct raw s;
+		void *arena;
+		int fd, r;
+
+		raw_attach(&s, daemon_.socket);
+		r = raw_arena(&s, 0, false, &fd, &arena);
+		if (r == 0) {
+			n++;
+			if (i & 1)
+				munmap(arena, s.arena_bytes);
+			else
+				close(fd);
+		}
+		say_bye(&s);
+		if (r < 0)
+			break;
+	}
+	/* Refused sooner or later: not more than a uid may keep. */
+	if (n < 2 || n > 20)
+		_exit(3);
+}
+
+static void arenas_that_are_kept(void **state)
+{
+	long long kept;
+	int before;
+	pid_t pid;
+
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	before = daemon_fds();
+	pid = child(keep_arenas);
+	honest_work(50);
+	kept = figure("arena_bytes");
+	print_message("%lld bytes of arenas are kept, and charged\n", kept);
+	assert_true(kept > 0);
+	assert_true(daemon_fds() <= before + 40);
+	end_child(pid);
+	for (int i = 0; i < 2000 && figure("arena_bytes"); i++)
+		e2e_sleep_us(20000);
+	assert_int_equal(figure("arena_bytes"), 0);
+	/* And the uid gets arenas again. */
+	pid = child(keep_arenas);
+	end_child(pid);
+	honest_work(51);
+	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);
+}
+
 /* ---- setup ---------------------------------------------------------------------------------- */
 
 static int setup(void **state)
@@ -174,6 +309,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(descriptors_that_nobody_receives),
+		cmocka_unit_test(arenas_whose_seals_are_sealed),
+		cmocka_unit_test(arenas_that_are_kept),
 	};
 
 	return cmocka_run_group_tests(tests, setup, teardown);

@@ -120,17 +120,22 @@ void raw_attach(struct raw *s, const char *socket_path)
 int raw_arena(struct raw *s, unsigned seals, bool late, int *ret_fd, void **ret_addr)
 {
 	struct kvp_sqe sqe = { .op = KVP_OP_RESERVE, .space = (uint16_t)s->space, .count = 1 };
+	uint64_t deadline = raw_soon() - UINT64_C(7000000000);
 	struct kvp_msg_extent e;
 	struct kvp_msg_id id;
 
 	assert_int_equal(kvp_sq_push(s->page, &s->sq_tail, &sqe), 0);
 	raw_bell(s);
-	if (kvp_msg_poll(s->sock, POLLIN, raw_soon() - UINT64_C(8000000000)) < 0)
-		return -ETIMEDOUT;
-	assert_int_equal(kvp_msg_recv(s->sock, KVP_MSG_TO_CLIENT, s->packet), 0);
-	assert_int_equal(s->packet->h.type, KVP_MSG_EXTENT);
-	memcpy(&e, s->packet->body, sizeof(e));
-	assert_int_equal(e.flags, KVP_EXTENT_WRITABLE);
+	/* Other extents come and go meanwhile. */
+	for (;;) {
+		if (kvp_msg_poll(s->sock, POLLIN, deadline) < 0)
+			return -ETIMEDOUT;
+		assert_int_equal(kvp_msg_recv(s->sock, KVP_MSG_TO_CLIENT, s->packet), 0);
+		memcpy(&e, s->packet->body, sizeof(e));
+		if (s->packet->h.type == KVP_MSG_EXTENT && e.flags & KVP_EXTENT_WRITABLE)
+			break;
+		kvp_msg_done(s->packet);
+	}
 	id = (struct kvp_msg_id){ e.extent, e.generation };
 	*ret_fd = kvp_msg_take_fd(s->packet, 0);
 	kvp_msg_done(s->packet);

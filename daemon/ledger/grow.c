@@ -22,6 +22,8 @@
 #define FIRST_ARENA (UINT64_C(8) << 20)
 #define FIRST_SLOTS 16u
 
+#define EXTENTS 16u /* of one share, at least, if slots are not larger */
+
 /* ---- what there may be ---------------------------------------------------------------------- */
 
 static uint64_t data_bytes(const struct kvpd_tenant *t)
@@ -54,6 +56,17 @@ static uint64_t extent_size(
 	if (bytes > room)
 		bytes = round_down(l, room);
 	return bytes < c->slot_bytes ? 0 : bytes;
+}
+
+/*
+ * What an extent should measure, if its slots are not larger. A share that is cut into a few large
+ * ones cannot be divided among models and clients, and loses much whenever one is emptied.
+ */
+static uint64_t extent_wish(const struct kvpd_tenant *t)
+{
+	uint64_t part = t->limits.share / EXTENTS;
+
+	return part < t->ledger->extent_bytes ? part : t->ledger->extent_bytes;
 }
 
 static uint64_t room(const struct kvpd_tenant *t)
@@ -104,7 +117,7 @@ static uint64_t vault_room(const struct kvpd_tenant *t, const struct kvpd_class 
 
 static void vault_grow(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now)
 {
-	uint64_t bytes = extent_size(t->ledger, c, t->ledger->extent_bytes, vault_room(t, c));
+	uint64_t bytes = extent_size(t->ledger, c, extent_wish(t), vault_room(t, c));
 	struct kvpd_extent *x;
 
 	if (!bytes || c->making || now < c->refused_ns || t->abandoned || kvpd_pressed(t, now))
@@ -227,13 +240,12 @@ static void trade_class(struct kvpd_session *s, const struct kvpd_class *c)
 /* What the next arena of the session should measure, if there were room for anything. */
 static uint64_t arena_wish(const struct kvpd_session *s, const struct kvpd_class *c, uint64_t cap)
 {
-	const struct kvpd_ledger *l = s->tenant->ledger;
-	uint64_t want = s->arena_bytes ? l->extent_bytes : FIRST_ARENA;
+	uint64_t most = extent_wish(s->tenant), want = s->arena_bytes ? most : FIRST_ARENA;
 
 	if (want < FIRST_SLOTS * c->slot_bytes)
 		want = FIRST_SLOTS * c->slot_bytes;
-	if (want > l->extent_bytes)
-		want = l->extent_bytes;
+	if (want > most)
+		want = most;
 	return want > cap / 2 ? cap / 2 : want;
 }
 

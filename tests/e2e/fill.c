@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "libclient/kvpool.h"
 
@@ -79,7 +80,7 @@ static int64_t put(struct kvp_space *space, uint32_t layers, uint32_t p, uint32_
 	return r < 0 ? r : r / BLOCK_TOKENS;
 }
 
-static uint32_t find(struct kvp_space *space, uint32_t p, uint32_t blocks)
+static uint32_t find_once(struct kvp_space *space, uint32_t p, uint32_t blocks)
 {
 	struct kvp_prefix_info info = { .size = sizeof(info) };
 	uint32_t n = blocks * BLOCK_TOKENS, *tokens = prompt(p, n);
@@ -102,6 +103,22 @@ static uint32_t find(struct kvp_space *space, uint32_t p, uint32_t blocks)
 	kvp_release(match);
 	free(tokens);
 	return info.n_blocks;
+}
+
+/* A block that is just being moved is a miss for a moment: then it is looked for again. */
+static uint32_t find(struct kvp_space *space, uint32_t p, uint32_t blocks)
+{
+	const struct timespec pause = { .tv_nsec = 5000000 };
+	uint32_t best = 0;
+
+	for (uint32_t i = 0; i < 20 && best < blocks; i++) {
+		uint32_t n = find_once(space, p, blocks);
+
+		best = n > best ? n : best;
+		if (best < blocks)
+			nanosleep(&pause, NULL);
+	}
+	return best;
 }
 
 int main(int argc, char **argv)

@@ -13,11 +13,12 @@
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/tenant.h"
 
-#define KVPD_BLOCK_MOVING 1u  /* a mover reads its payload: neither evicted nor deleted */
-#define KVPD_BLOCK_HELD   2u  /* its payload's slot is still granted */
-#define KVPD_BLOCK_DOOMED 4u  /* in the list of deletions that wait */
-#define KVPD_BLOCK_KEEP   8u  /* the ledger needs it in this step */
-#define KVPD_BLOCK_LIMBO  16u /* moved under a lease, in this step */
+#define KVPD_BLOCK_MOVING 1u         /* a mover reads its payload: neither evicted nor deleted */
+#define KVPD_BLOCK_HELD   2u         /* its payload's slot is still granted */
+#define KVPD_BLOCK_DOOMED 4u         /* in the list of deletions that wait */
+#define KVPD_BLOCK_KEEP   8u         /* the ledger needs it in this step */
+#define KVPD_BLOCK_LIMBO  16u        /* moved under a lease, in this step */
+#define KVPD_BLOCK_TIP    (1u << 16) /* times the sessions whose tip it is; the last of the flags */
 
 /* What the ledger keeps of a descriptor besides the catalog and the policy. */
 struct kvpd_block {

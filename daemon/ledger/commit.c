@@ -10,6 +10,7 @@
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/tip.h"
 #include "policy/kvp_evict.h"
 
 /* The parent that a submission names: a block id, or KVP_BLOCK_NONE for the root. */
@@ -95,6 +96,7 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 		r = kvpd_block_add(t, &b, found, now, ret_block);
 	}
 	if (r >= 0) {
+		kvpd_tip_set(s, *ret_block, now);
 		g->state = KVPD_GRANT_COMMITTED;
 		kvpd_claim_committed(s, b.key, next, now);
 	}
@@ -107,8 +109,11 @@ void kvpd_commit_serve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64
 	struct kvpd_outcome *o = &s->outcome[sqe->serial % KVP_SERIALS];
 	uint32_t block = KVP_BLOCK_NONE;
 	struct kvp_cqe cqe = { .op = KVP_OP_COMMIT, .serial = sqe->serial };
-	int r = g ? commit(s, sqe, g, now, &block) : -EINVAL;
+	int r;
 
+	s->tenant->writer = s;
+	r = g ? commit(s, sqe, g, now, &block) : -EINVAL;
+	s->tenant->writer = NULL;
 	*o = (struct kvpd_outcome){ .serial = sqe->serial, .known = 1, .block = block };
 	if (block != KVP_BLOCK_NONE)
 		o->birth = kvp_word_birth(kvpd_block_word(s->tenant, block));

@@ -9,15 +9,40 @@
 #include "daemon/ledger/recipe.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/tip.h"
 #include "daemon/ledger/touch.h"
 #include "policy/kvp_evict.h"
 #include "shm/kvp_lease.h"
 
+struct choice {
+	const struct kvpd_tenant *tenant;
+	uint64_t now;
+};
+
 static int is_protected(void *ctx, kvp_block_id id)
 {
-	const struct kvpd_tenant *t = ctx;
+	const struct choice *c = ctx;
+	const struct kvpd_tenant *t = c->tenant;
 
-	return kvpd_block_kept(t, id) || kvpd_leased(t, id);
+	return kvpd_block_kept(t, id) || kvpd_leased(t, id) || kvpd_tip_now(t->writer, id, c->now);
+}
+
+/* While there are others, no chain that is being written loses blocks. */
+static int is_spared(void *ctx, kvp_block_id id)
+{
+	const struct choice *c = ctx;
+
+	return is_protected(ctx, id) || kvpd_tip_any(c->tenant, id);
+}
+
+static uint32_t choose(struct kvpd_tenant *t, uint32_t n, uint64_t now, kvp_block_id *out)
+{
+	struct choice c = { .tenant = t, .now = now };
+	size_t found = kvp_evict_victims(t->evict, n, 0, is_spared, &c, now, out, n);
+
+	if (!found && t->n_tips)
+		found = kvp_evict_victims(t->evict, n, 0, is_protected, &c, now, out, n);
+	return (uint32_t)found;
 }
 
 /*
@@ -50,7 +75,7 @@ uint32_t kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 	drain_touches(t, now);
 	/* A first look spares what is leased, so that hot blocks never flicker. */
 	kvpd_lease_marks(t, false);
-	n = (uint32_t)kvp_evict_victims(t->evict, n, 0, is_protected, t, now, victim, n);
+	n = choose(t, n, now, victim);
 	if (!n)
 		return 0;
 	for (uint32_t i = 0; i < n; i++)

@@ -142,12 +142,14 @@ static void supply(struct kvpd_session *s, struct kvpd_class *c, bool waits, uin
 	kvpd_arena_grow(s, c, now);
 	if (s->making && !waits)
 		return;
+	s->tenant->writer = s;
 	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
 		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
 
 		if (x->cls == c && x->state == KVPD_EXTENT_LIVE && !x->draining)
 			kvpd_move_out(x, KVPD_MOVE_BLOCKS, waits || n < slots / 8, now);
 	}
+	s->tenant->writer = NULL;
 }
 
 /* ---- reserving ------------------------------------------------------------------------------ */

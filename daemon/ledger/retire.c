@@ -136,6 +136,9 @@ void kvpd_extent_step(struct kvpd_tenant *t, uint64_t now)
 
 	if (t->charged > kvpd_share_now(t))
 		kvpd_reclaim(t, NULL, NULL);
+	/* What is emptied is emptied for the session that has waited longest. */
+	if (!kvpd_list_empty(&t->wanting))
+		t->writer = kvpd_container(t->wanting.next, struct kvpd_session, in_wanting);
 	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
 
@@ -148,6 +151,7 @@ void kvpd_extent_step(struct kvpd_tenant *t, uint64_t now)
 		else if (x->state == KVPD_EXTENT_LIVE)
 			kvpd_move_out(x, KVPD_MOVE_BLOCKS, pressed, now);
 	}
+	t->writer = NULL;
 }
 
 /* One at a time: where pages are pinned the kernel takes long to refuse. */

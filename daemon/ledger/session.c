@@ -21,6 +21,7 @@
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/space.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/tip.h"
 #include "daemon/ledger/touch.h"
 #include "shm/kvp_proto.h"
 #include "shm/kvp_ring.h"
@@ -220,6 +221,7 @@ void kvpd_session_finish(struct kvpd_session *s)
 	kvpd_touch_apply(s, kvpd_now_ns());
 	count_lookups(s);
 	kvpd_ring_stall(s, false);
+	kvpd_tip_clear(s);
 	kvpd_claim_end_session(s);
 	for (uint32_t i = 0; i < KVP_MAX_GRANTS; i++)
 		if (s->grant[i].state != KVPD_GRANT_FREE)

@@ -41,6 +41,10 @@ struct kvpd_session {
 	bool making; /* an arena of it is MAKING or OFFERED */
 	uint64_t refused_ns;
 	struct kvpd_reserve reserve;
+	bool has_tip;
+	uint32_t tip; /* of the chain that it writes: see tip.h */
+	uint32_t tip_birth;
+	uint64_t tip_ns;
 	uint32_t grant_free;
 	uint32_t n_grants;
 	struct kvpd_grant grant[KVP_MAX_GRANTS];

@@ -19,6 +19,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/limbo.h"
 #include "daemon/ledger/tenant_limits.h"
+#include "daemon/ledger/tip.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/recipe.h"
@@ -261,13 +262,14 @@ void kvpd_tenant_step(struct kvpd_tenant *t, uint64_t now)
 
 bool kvpd_tenant_busy(const struct kvpd_tenant *t)
 {
-	return t->over || t->ceiling || t->n_claims || t->n_doomed || t->n_draining ||
+	return t->over || t->ceiling || t->n_tips || t->n_claims || t->n_doomed || t->n_draining ||
 	       t->n_stalled || t->warm || !kvpd_list_empty(&t->limbo);
 }
 
 void kvpd_tenant_tick(struct kvpd_tenant *t, uint64_t now)
 {
 	kvpd_relief_tick(t, now);
+	kvpd_tip_expire(t, now);
 	if (t->over)
 		shrink(t, now);
 	kvpd_claim_expire(t, now);

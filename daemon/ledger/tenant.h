@@ -74,6 +74,9 @@ struct kvpd_tenant {
 	struct kvpd_list sessions;
 	struct kvpd_list wanting; /* sessions that need slots */
 	uint32_t n_sessions;
+	uint32_t n_tips; /* sessions that write a chain */
+	/* On whose behalf room is made in this step: its own chain is never taken for that. */
+	const struct kvpd_session *writer;
 	uint32_t n_stalled;        /* sessions whose completion ring is full */
 	struct kvpd_lookups ended; /* of sessions that are gone */
 	bool over;                 /* beyond a limit that was lowered */

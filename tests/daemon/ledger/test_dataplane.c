@@ -269,7 +269,7 @@ static void the_smallest_share_works(void **state)
 				kvpd_tenant_open(w.ledger, "two", &limits, &tenant), -ENOSPC);
 			c = dp_attach(&w, w.tenant);
 			space = dp_large_space(c, "m", 1 << 20);
-			for (uint32_t n = 0; n < 20; n++) {
+			for (uint32_t n = 0; n < 4; n++) {
 				make_tokens(tokens, T, n);
 				assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
 				assert_int_equal(dp_find(c, space, tokens, T, &hit, 1), 1);

@@ -103,6 +103,14 @@ struct kvpd_attach {
  */
 int kvpd_session_attach(struct kvpd_ledger *ledger, uint32_t tenant, const struct kvpd_peer *peer,
 	struct kvpd_attach *ret_attach);
+/*
+ * Which of these sessions has nobody any more who could use it: their pages are neither mapped nor
+ * open anywhere but here, as after a process without a connection has replaced its program. At
+ * most KVPD_LOOKS of them; those that are not known, or where the kernel does not tell, are not.
+ */
+#define KVPD_LOOKS 32u
+int kvpd_sessions_unused(
+	struct kvpd_ledger *ledger, const uint32_t *sessions, uint32_t n, bool ret_unused[]);
 /* The process is dead (pidfd) or gave up its session: leases, grants and claims go. */
 int kvpd_session_detach(struct kvpd_ledger *ledger, uint32_t session);
 

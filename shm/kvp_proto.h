@@ -26,7 +26,8 @@
  * read-only) and grant slots in it.
  *
  * A session lasts until its process is dead or it said BYE. A connection that merely ends does not
- * end it: the process may have lost its descriptor and still be reading under its leases.
+ * end it: the process may have lost its descriptor and still be reading under its leases. So it
+ * lasts as long as the process has the session page open or mapped: who has not may not read.
  */
 #ifndef KVP_PROTO_H
 #define KVP_PROTO_H

@@ -96,7 +96,11 @@ static int attach(struct kvpd_conn *conn, struct kvpd_tenant_entry *entry)
 	int r;
 
 	memcpy(peer.name, conn->name, sizeof(peer.name));
+	/* What the process had before it replaced its program goes first. */
+	(void)kvpd_guest_sweep(conn->control, conn->who.pid);
 	r = kvpd_session_attach(conn->control->ledger, entry->id, &peer, &a);
+	if ((r == -EUSERS || r == -EMFILE) && kvpd_guest_sweep(conn->control, 0))
+		r = kvpd_session_attach(conn->control->ledger, entry->id, &peer, &a);
 	if (r < 0)
 		return r;
 	r = take_in(conn, entry, &a);

@@ -5,7 +5,8 @@
  * others.
  *
  * A session ends when its process is dead (its pidfd says so), when the client says BYE, when the
- * ledger expels it, or when it breaks the control protocol. A connection that only ends leaves the
+ * ledger expels it, when it breaks the control protocol, or when it has lost its connection and
+ * nobody has its page any more. A connection that only ends leaves the
  * session as it is: a process that lost its descriptor may still be reading under its leases.
  */
 #ifndef KVPD_CONTROL_H

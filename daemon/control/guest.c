@@ -17,6 +17,8 @@
 #include "shm/kvp_msg.h"
 #include "shm/kvp_seg.h"
 
+#define SWEEP_NS (1000 * KVPD_MS)
+
 struct kvpd_guest *kvpd_guest_find(struct kvpd_control *c, uint32_t id)
 {
 	struct kvpd_guest *g;
@@ -95,6 +97,49 @@ struct kvpd_guest *kvpd_guest_new(
 	c->status_changed = true;
 	TAILQ_INSERT_TAIL(&c->guests, g, link);
 	return g;
+}
+
+/* ---- sessions that nobody can use any more -------------------------------------------------- */
+
+uint32_t kvpd_guest_sweep(struct kvpd_control *c, pid_t pid)
+{
+	struct kvpd_guest *found[KVPD_LOOKS], *g, *next, *last = TAILQ_LAST(&c->guests, guest_list);
+	uint32_t session[KVPD_LOOKS], n = 0, ended = 0;
+	bool unused[KVPD_LOOKS];
+
+	for (g = TAILQ_FIRST(&c->guests); g && n < KVPD_LOOKS; g = g == last ? NULL : next) {
+		next = TAILQ_NEXT(g, link);
+		if (g->conn || (pid && g->who.pid != pid))
+			continue;
+		found[n] = g;
+		session[n++] = g->id;
+		/* The next time others come first. */
+		TAILQ_REMOVE(&c->guests, g, link);
+		TAILQ_INSERT_TAIL(&c->guests, g, link);
+	}
+	if (!n || kvpd_sessions_unused(c->ledger, session, n, unused) < 0)
+		return 0;
+	for (uint32_t i = 0; i < n; i++) {
+		if (!unused[i])
+			continue;
+		kvpd_guest_end(found[i], "its process has replaced the program that used it");
+		ended++;
+	}
+	return ended;
+}
+
+uint64_t kvpd_guest_turn(struct kvpd_control *c, uint64_t now)
+{
+	/* Connections of guests; what is left are guests without. */
+	uint32_t connected = c->n_conns - c->n_pending - c->n_admins;
+
+	if (c->n_guests <= connected)
+		return UINT64_MAX;
+	if (now >= c->next_sweep_ns) {
+		c->next_sweep_ns = now + SWEEP_NS;
+		(void)kvpd_guest_sweep(c, 0);
+	}
+	return c->next_sweep_ns;
 }
 
 /* ---- packets of an attached client --------------------------------------------------------- */

@@ -36,6 +36,15 @@ struct kvpd_guest *kvpd_guest_new(
 	struct kvpd_conn *conn, struct kvpd_tenant_entry *entry, uint32_t session);
 /* The ledger forgets the session; the connection is closed too. Freed by kvpd_control_bury(). */
 void kvpd_guest_end(struct kvpd_guest *guest, const char *why);
+/*
+ * Ends guests that have lost their connection and whose session nobody can use any more: a process
+ * that replaced its program without closing would otherwise keep a session each time until it
+ * ends. Looks at KVPD_LOOKS of them, of one process or (0) of all, others the next time. Returns
+ * how many have ended.
+ */
+uint32_t kvpd_guest_sweep(struct kvpd_control *c, pid_t pid);
+/* Does so once a second while it may find something; returns when to call again. */
+uint64_t kvpd_guest_turn(struct kvpd_control *c, uint64_t now);
 /* A packet of an attached client. It may close the connection. */
 void kvpd_guest_packet(struct kvpd_conn *conn, const struct kvp_packet *packet);
 /* Tells guests what the ledger says, and closes the event's descriptor. */

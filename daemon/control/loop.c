@@ -105,6 +105,7 @@ int kvpd_control_turn(struct kvpd_control *c, int wait_ms)
 	int n, most;
 
 	due = sooner(due, watchdog(c, now));
+	due = sooner(due, kvpd_guest_turn(c, now));
 	due = sooner(due, tell_systemd(c, now));
 	due = sooner(due, kvpd_pressure_turn(c, now));
 	kvpd_control_bury(c);

@@ -41,7 +41,8 @@ struct kvpd_control {
 	TAILQ_HEAD(, kvpd_listener) dead_listeners;
 	TAILQ_HEAD(, kvpd_conn) conns;
 	TAILQ_HEAD(, kvpd_conn) dead_conns;
-	TAILQ_HEAD(, kvpd_guest) guests;
+	TAILQ_HEAD(guest_list, kvpd_guest) guests;
+	uint64_t next_sweep_ns; /* see kvpd_guest_turn() */
 	TAILQ_HEAD(, kvpd_guest) dead_guests;
 	TAILQ_HEAD(, kvpd_tenant_entry) tenants;
 	uint32_t n_conns, n_pending, n_admins, n_guests;

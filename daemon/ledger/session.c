@@ -143,8 +143,8 @@ static int make_page(struct kvpd_session *s, int *ret_fd)
 	s->page->session = s->id;
 	s->page->tenant = s->tenant->id;
 	kvp_sq_set_need_wake(s->page, 1);
-	*ret_fd = kvp_take_fd(&fd);
-	return 0;
+	s->page_fd = kvp_take_fd(&fd);
+	return kvp_seg_reopen_rw(s->page_fd, ret_fd);
 }
 
 static struct kvpd_session *session_new(struct kvpd_tenant *t, const struct kvpd_peer *peer)
@@ -156,7 +156,7 @@ static struct kvpd_session *session_new(struct kvpd_tenant *t, const struct kvpd
 	s->tenant = t;
 	s->peer = *peer;
 	s->peer.name[KVP_CLIENT_NAME - 1] = 0;
-	s->wake_fd = -1;
+	s->wake_fd = s->page_fd = -1;
 	s->attached_ns = s->last_ns = kvpd_now_ns();
 	kvpd_list_init(&s->in_tenant);
 	kvpd_list_init(&s->in_active);
@@ -171,6 +171,8 @@ static struct kvpd_session *session_free(struct kvpd_session *s)
 {
 	if (s->wake_fd >= 0)
 		close(s->wake_fd);
+	if (s->page_fd >= 0)
+		close(s->page_fd);
 	kvp_seg_unmap(s->page, page_bytes());
 	free(s);
 	return NULL;
@@ -324,6 +326,33 @@ int kvpd_session_attach(struct kvpd_ledger *ledger, uint32_t tenant, const struc
 	if (r == 0)
 		*ret_attach = c.out;
 	return r;
+}
+
+struct unused_call {
+	const uint32_t *session;
+	uint32_t n;
+	bool *unused;
+};
+
+/* Some ten microseconds each. */
+static int unused_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct unused_call *c = arg;
+
+	for (uint32_t i = 0; i < c->n; i++) {
+		const struct kvpd_session *s = kvpd_session_find(l, c->session[i]);
+
+		c->unused[i] = s && kvp_seg_unused(s->page_fd) == 0;
+	}
+	return 0;
+}
+
+int kvpd_sessions_unused(
+	struct kvpd_ledger *ledger, const uint32_t *sessions, uint32_t n, bool ret_unused[])
+{
+	struct unused_call c = { sessions, n < KVPD_LOOKS ? n : KVPD_LOOKS, ret_unused };
+
+	return kvpd_ledger_ask(ledger, unused_on_ledger, &c);
 }
 
 static int detach_on_ledger(struct kvpd_ledger *l, void *arg)

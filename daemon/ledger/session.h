@@ -22,6 +22,7 @@ struct kvpd_session {
 	struct kvpd_peer peer;
 	struct kvp_session_page *page;
 	int wake_fd;
+	int page_fd; /* nobody else has a copy; see kvp_seg_unused() */
 	bool expelled;
 	bool untold; /* the control thread does not know yet that it is expelled */
 	int expel_error;

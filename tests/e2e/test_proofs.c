@@ -282,6 +282,76 @@ static void arenas_that_are_kept(void **state)
 	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);
 }
 
+/* ---- programs that replace themselves ------------------------------------------------------- */
+
+#define EXECS 300 /* more than there may be sessions */
+
+/* Attaches, works, and begins again as a new program, without closing anything. */
+static int attach_and_exec(char *const argv[])
+{
+	int left = atoi(argv[2]);
+	uint32_t tokens[TOKENS];
+	char text[16];
+	struct e2e e;
+	int r = e2e_attach(&e, argv[3]);
+
+	if (r < 0)
+		e2e_die("an exec'd program cannot attach", r);
+	e2e_prompt(60, tokens, TOKENS);
+	if (left % 50 == 0 && e2e_store(&e, tokens, TOKENS, E2E_WAIT_MS, false) < 0)
+		return 2;
+	if (!left)
+		return 0;
+	snprintf(text, sizeof(text), "%d", left - 1);
+	execl("/proc/self/exe", "again", "exec", text, argv[3], (char *)NULL);
+	return 3;
+}
+
+static uint32_t n_clients(void)
+{
+	json_t *answer = e2e_ask(daemon_.socket, "{\"verb\":\"clients\"}", NULL);
+	uint32_t n = (uint32_t)json_array_size(json_object_get(answer, "clients"));
+
+	json_decref(answer);
+	return n;
+}
+
+static void a_program_that_replaces_itself(void **state)
+{
+	char text[16];
+	pid_t pid;
+
+	(void)state;
+	snprintf(text, sizeof(text), "%d", EXECS);
+	pid = e2e_fork();
+	if (!pid) {
+		execl("/proc/self/exe", "again", "exec", text, daemon_.socket, (char *)NULL);
+		_exit(4);
+	}
+	assert_int_equal(e2e_reap(pid), 0);
+	honest_work(61);
+	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);
+}
+
+/* A lost connection alone proves nothing; an unmapped page does. */
+static void a_page_that_is_mapped_keeps_its_session(void **state)
+{
+	struct raw s;
+	uint32_t before = n_clients();
+
+	(void)state;
+	raw_attach(&s, daemon_.socket);
+	close(s.sock);
+	e2e_sleep_us(2500000);
+	assert_int_equal(n_clients(), before + 1);
+	munmap(s.page, (sizeof(*s.page) + 4095) / 4096 * 4096);
+	for (int i = 0; i < 1000 && n_clients() > before; i++)
+		e2e_sleep_us(20000);
+	assert_int_equal(n_clients(), before);
+	close(s.wake_fd);
+	free(s.packet);
+}
+
 /* ---- setup ---------------------------------------------------------------------------------- */
 
 static int setup(void **state)
@@ -305,13 +375,17 @@ static int teardown(void **state)
 	return 0;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(descriptors_that_nobody_receives),
 		cmocka_unit_test(arenas_whose_seals_are_sealed),
 		cmocka_unit_test(arenas_that_are_kept),
+		cmocka_unit_test(a_program_that_replaces_itself),
+		cmocka_unit_test(a_page_that_is_mapped_keeps_its_session),
 	};
 
+	if (argc == 4 && !strcmp(argv[1], "exec"))
+		return attach_and_exec(argv);
 	return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -139,6 +139,14 @@ int kvpd_session_detach(struct kvpd_ledger *l, uint32_t session)
 	return 0;
 }
 
+int kvpd_sessions_unused(
+	struct kvpd_ledger *l, const uint32_t *sessions, uint32_t n, bool ret_unused[])
+{
+	(void)l, (void)sessions;
+	memset(ret_unused, 0, n * sizeof(*ret_unused));
+	return 0;
+}
+
 int kvpd_session_extents(struct kvpd_ledger *l, uint32_t session,
 	void (*each)(void *ctx, const struct kvp_msg_extent *extent, int fd), void *ctx)
 {

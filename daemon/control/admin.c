@@ -16,6 +16,7 @@
 #include "daemon/control/peer.h"
 #include "daemon/control/state.h"
 #include "daemon/log.h"
+#include "daemon/memory.h"
 #include "shm/kvp_msg.h"
 
 #define ANSWER_MAX  (64u << 20) /* bytes of JSON in one answer */
@@ -47,6 +48,26 @@ static json_t *version(const struct kvpd_control *c)
 		"epoch", epoch_text(c, epoch));
 }
 
+/* What there is for it, as it sees it itself; a group only where one limits it. */
+static json_t *memory_status(void)
+{
+	const struct kvpd_group *g;
+	struct kvpd_memory m;
+	json_t *o;
+
+	kvpd_memory_read("", &m);
+	g = kvpd_memory_lowest(&m);
+	o = json_pack("{s:I, s:I, s:I}", "total", (json_int_t)m.total, "available",
+		(json_int_t)m.available, "missing", (json_int_t)kvpd_memory_missing(&m, false));
+	if (o && (m.total || g))
+		json_object_set_new(o, "most", json_integer((json_int_t)kvpd_memory_most(&m)));
+	if (o && g)
+		json_object_set_new(o, "group",
+			json_pack("{s:s, s:I, s:I}", "path", g->path, "limit", (json_int_t)g->limit,
+				"left", (json_int_t)g->left));
+	return o;
+}
+
 static json_t *daemon_status(const struct kvpd_control *c)
 {
 	struct kvpd_heap heap;
@@ -62,6 +83,8 @@ static json_t *daemon_status(const struct kvpd_control *c)
 		(int)c->n_pending, "sessions", (int)c->n_guests, "accepted",
 		(json_int_t)c->accepted, "refused", (json_int_t)c->refused, "protocol_errors",
 		(json_int_t)c->broken);
+	if (o)
+		json_object_set_new(o, "memory", memory_status());
 	if (o)
 		json_object_set_new(o, "heap",
 			json_pack("{s:s, s:I, s:I, s:I}", "allocator", heap.allocator, "allocated",

@@ -119,6 +119,16 @@ class Memory(unittest.TestCase):
             # Without the key: a quarter of what the group has.
             with Daemon({"memory": None}, group=group) as d:
                 self.assertEqual(ask(d, "status")["memory_bytes"], 75 * MIB)
+                said = {f["text"]: f["finding"] for f in ask(d, "doctor")["findings"]
+                        if f["topic"] == "cgroup"}
+                self.assertEqual(list(said.values()), ["good"], said)
+                self.assertIn(group.path, "".join(said))
+                # The limit is lowered under it: that is a finding.
+                group.limit(100 * MIB)
+                said = {f["text"]: f["finding"] for f in ask(d, "doctor")["findings"]
+                        if f["topic"] == "cgroup"}
+                self.assertEqual(list(said.values()), ["problem"], said)
+                self.assertIn("too little for `memory`, which may be 52", "".join(said))
 
     def test_shortage_in_its_own_group(self):
         """Row E-049: somebody else in the daemon's group takes more and more. The daemon gives way,

@@ -187,33 +187,37 @@ static void memory(struct doctor *d)
 		say(d, GOOD, "memory", "%s is available", a);
 }
 
+/* As the daemon sees it: whoever asks may be in another control group, or may not look. */
 static void cgroup(struct doctor *d)
 {
+	const json_t *memory = json_object_get(json_object_get(d->status, "daemon"), "memory");
+	const json_t *group = json_object_get(memory, "group");
 	double wanted = kvctl_number(d->status, "memory_bytes");
-	char path[256], line[256], limit[64], file[600], a[32];
-	FILE *f;
+	bool huge = !strncmp(kvctl_text(d->status, "pages"), "hugetlb", 7);
+	char limit[32], most[32], left[32];
 
 	if (!d->pid)
 		return;
-	snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)d->pid);
-	f = fopen(path, "re");
-	limit[0] = 0;
-	while (f && fgets(line, sizeof(line), f)) {
-		line[strcspn(line, "\n")] = 0;
-		if (strncmp(line, "0::", 3))
-			continue;
-		snprintf(file, sizeof(file), "/sys/fs/cgroup%s/memory.max", line + 3);
-		if (!read_line(file, limit, sizeof(limit)))
-			limit[0] = 0;
+	if (!group) {
+		say(d, GOOD, "cgroup", "no control group limits the daemon's memory");
+		return;
 	}
-	if (f)
-		fclose(f);
-	if (*limit >= '0' && *limit <= '9' && strtod(limit, NULL) < wanted)
+	kvctl_bytes(kvctl_number(group, "limit"), limit);
+	kvctl_bytes(kvctl_number(group, "left"), left);
+	if (!huge && wanted > kvctl_number(memory, "most"))
 		say(d, PROBLEM, "cgroup",
-			"the daemon's control group allows %s, less than `memory`: raise MemoryMax",
-			kvctl_bytes(strtod(limit, NULL), a));
+			"%s allows %s, too little for `memory`, which may be %s at most: lower it, "
+			"or "
+			"raise the limit (MemoryMax=), else the kernel may kill the daemon",
+			kvctl_text(group, "path"), limit,
+			kvctl_bytes(kvctl_number(memory, "most"), most));
 	else
-		say(d, GOOD, "cgroup", "does not limit the daemon's memory below `memory`");
+		say(d, GOOD, "cgroup", "%s allows %s, of which %s are left: enough for `memory`",
+			kvctl_text(group, "path"), limit, left);
+	if (!huge && kvctl_number(memory, "missing") > 0)
+		say(d, PROBLEM, "cgroup",
+			"%s are missing now: tenants give memory back; see who else takes it",
+			kvctl_bytes(kvctl_number(memory, "missing"), most));
 }
 
 /* The soft limit of a process; false if it cannot be read. UINT64_MAX: unlimited. */

@@ -129,6 +129,7 @@ static void put_counters(json_t *o, struct kvpd_tenant *t)
 	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next)
 		kvpd_session_lookups(kvpd_container(it, struct kvpd_session, in_tenant), &n);
 	put_lookups(o, &n);
+	put_int(o, "tokens_put", t->tokens_put);
 	put_int(o, "commits", kvp_load_relaxed(&st->commits));
 	put_int(o, "duplicates", kvp_load_relaxed(&st->duplicates));
 	put_int(o, "refused", kvp_load_relaxed(&st->refused));
@@ -266,6 +267,7 @@ static json_t *space_json(struct kvpd_tenant *t, uint32_t i)
 	put_int(o, "block_bytes", s->block_bytes);
 	put_int(o, "layers", s->canon.n_layers);
 	put_int(o, "opens", t->space[i].opens);
+	put_int(o, "tokens_put", t->space[i].tokens_put);
 	put_int(o, "blocks", t->space[i].payloads);
 	put_int(o, "payload_bytes", t->space[i].payloads * s->block_bytes);
 	return o;

@@ -94,6 +94,10 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 		r = KVP_CQE_DUPLICATE;
 	} else {
 		r = kvpd_block_add(t, &b, found, now, ret_block);
+		if (r == 0) {
+			t->tokens_put += b.n_tokens;
+			t->space[b.space].tokens_put += b.n_tokens;
+		}
 	}
 	if (r >= 0) {
 		kvpd_tip_set(s, *ret_block, now);

@@ -7,9 +7,9 @@
 #include "daemon/ledger/commit.h"
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/lookups.h"
 
 struct kvpd_ledger;
-struct kvpd_lookups;
 struct kvpd_tenant;
 
 struct kvpd_session {
@@ -30,6 +30,7 @@ struct kvpd_session {
 	bool stalled;             /* its completion ring is full */
 	uint64_t last_ns;         /* when an entry was last served */
 	uint64_t attached_ns;
+	struct kvpd_lookups lookups; /* as last believed */
 	uint32_t sq_head;
 	uint32_t cq_tail;
 	uint32_t touch_head[KVP_SHARDS];
@@ -68,7 +69,12 @@ void kvpd_sessions_tick(struct kvpd_ledger *l);
 bool kvpd_sessions_busy(const struct kvpd_ledger *l);
 /* Frees it and all that is its own. */
 void kvpd_session_finish(struct kvpd_session *s);
-/* Adds the page's counters. */
-void kvpd_session_lookups(const struct kvpd_session *s, struct kvpd_lookups *sum);
+/*
+ * Adds what the client has counted in its page: never less than the last time, and never more than
+ * it can have done since it attached, whatever it wrote there.
+ */
+void kvpd_session_lookups(struct kvpd_session *s, struct kvpd_lookups *sum);
+/* Sums stay what JSON can hold as an integer, INT64_MAX at most. */
+void kvpd_lookups_add(struct kvpd_lookups *sum, const struct kvpd_lookups *n);
 
 #endif

@@ -14,7 +14,8 @@ struct kvpd_space {
 	struct kvpd_class *cls;
 	uint32_t opens; /* by all sessions */
 	uint64_t opened;
-	uint32_t payloads; /* blocks of it that have one */
+	uint32_t payloads;   /* blocks of it that have one */
+	uint64_t tokens_put; /* of blocks published since it was made */
 };
 
 /*

@@ -6,6 +6,7 @@
 #include "daemon/config.h"
 #include "daemon/ledger/class.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/lookups.h"
 #include "daemon/ledger/runs.h"
 #include "daemon/ledger/space.h"
 #include "shm/kvp_catalog.h"
@@ -15,12 +16,6 @@ struct kvpd_block;
 struct kvpd_doomed;
 struct kvpd_extent;
 struct kvpd_ledger;
-
-/* As clients count them in their pages: figures of theirs, believed for display only. */
-struct kvpd_lookups {
-	uint64_t hits, partial, misses;
-	uint64_t tokens_asked, tokens_matched;
-};
 
 struct kvpd_tenant {
 	struct kvpd_ledger *ledger;
@@ -79,6 +74,7 @@ struct kvpd_tenant {
 	const struct kvpd_session *writer;
 	uint32_t n_stalled;        /* sessions whose completion ring is full */
 	struct kvpd_lookups ended; /* of sessions that are gone */
+	uint64_t tokens_put;       /* of blocks published */
 	bool over;                 /* beyond a limit that was lowered */
 	bool dirty;                /* kvpd_tenant_step() has something to do */
 	bool warm;                 /* a vault extent may be wholly free */

@@ -698,6 +698,41 @@ static void pinned_pages_hold_back_their_arena_alone(void **state)
 	dp_stop(&w);
 }
 
+/* A client's counters: whatever is written there, sums neither overflow nor go back. */
+static void counters_that_lie(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a, *b;
+	uint64_t before, after;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	kvp_store_relaxed(&a->page->shard[3].hits, 7);
+	kvp_store_relaxed(&a->page->shard[3].tokens_asked, 100);
+	kvp_store_relaxed(&a->page->shard[4].tokens_asked, 12);
+	kvp_store_relaxed(&a->page->shard[4].tokens_matched, 1000);
+	assert_int_equal(dp_figure(&w, "lookups"), 7);
+	assert_int_equal(dp_figure(&w, "tokens_asked"), 112);
+	assert_int_equal(dp_figure(&w, "tokens_matched"), 112);
+	kvp_store_relaxed(&a->page->shard[3].hits, 1);
+	assert_int_equal(dp_figure(&w, "lookups"), 7);
+	kvp_store_relaxed(&a->page->shard[0].misses, UINT64_MAX / 2);
+	kvp_store_relaxed(&b->page->shard[0].misses, UINT64_MAX / 2 + 9);
+	kvp_store_relaxed(&b->page->shard[1].tokens_asked, UINT64_MAX);
+	before = dp_figure(&w, "lookups");
+	assert_true(before > 7 && before < UINT64_C(1) << 45);
+	assert_true(dp_figure(&w, "tokens_asked") < UINT64_C(1) << 49);
+	dp_detach(a);
+	dp_detach(b);
+	after = dp_figure(&w, "lookups");
+	assert_true(after >= before && after < UINT64_C(1) << 45);
+	dp_stop(&w);
+}
+
 static void lose(struct dp_world *w, uint32_t type, uint32_t n)
 {
 	pthread_mutex_lock(&w->lock);
@@ -725,6 +760,9 @@ static void events_that_find_no_memory(void **state)
 	lose(&w, KVPD_EV_EXTENT, 1);
 	assert_int_equal(dp_put(a, space, dp_root(), tokens, T, &block), 0);
 	assert_int_equal(w.lose[KVPD_EV_ARENA] + w.lose[KVPD_EV_EXTENT], 0);
+	/* What was there already is not put again. */
+	assert_int_equal(dp_put(a, space, dp_root(), tokens, T, &block), 0);
+	assert_int_equal(dp_figure(&w, "tokens_put"), T);
 
 	lose(&w, KVPD_EV_RETIRE, 2);
 	dp_detach(a);
@@ -753,6 +791,7 @@ int main(void)
 		cmocka_unit_test(random_entries),
 		cmocka_unit_test(a_ring_that_lies_ends_the_session),
 		cmocka_unit_test(events_that_find_no_memory),
+		cmocka_unit_test(counters_that_lie),
 		cmocka_unit_test(a_wake_up_taken_back_blocks_nobody),
 		cmocka_unit_test(who_never_reads_stops_only_itself),
 		cmocka_unit_test(limits_of_one_session),

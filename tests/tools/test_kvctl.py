@@ -212,6 +212,7 @@ class Shown(unittest.TestCase):
         self.assertIn("no token was asked for", rates[3][0])
         # Since the tenant began, and since the view before.
         rows = [[x.split() for x in v.splitlines() if x.startswith("tenant-")] for v in views]
+        self.assertNotIn("NOW%", views[0])
         titles = [x for x in views[1].splitlines() if x.startswith("TENANT")][0].split()
         row = {x[0]: x for x in rows[1]}
         self.assertEqual(titles[-4:-2], ["HIT%", "NOW%"])

@@ -21,7 +21,7 @@ const struct kvctl_column kvctl_tenant_columns[] = {
 	{ "share_bytes", "SHARE", KVCTL_BYTES, 0 },
 	{ "lookups", "LOOKUPS", KVCTL_COUNT, 3 },
 	{ "hit_ratio", "HIT%", KVCTL_PERCENT, 0 },
-	{ "hit_ratio_now", "NOW%", KVCTL_PERCENT, 0 },
+	{ "hit_ratio_now", "NOW%", KVCTL_PERCENT, 1 },
 	{ "commits", "COMMITS", KVCTL_COUNT, 5 },
 	{ "evictions", "EVICTIONS", KVCTL_COUNT, 2 },
 	{ 0 },

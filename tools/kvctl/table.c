@@ -180,15 +180,31 @@ static bool is_left(enum kvctl_kind kind)
 	return kind == KVCTL_TEXT || kind == KVCTL_KEY || kind == KVCTL_FLAG;
 }
 
+/* A figure that no row has gets no column: the rate of an interval in the first view, for one. */
+static bool is_there(const json_t *rows, const struct kvctl_column *c)
+{
+	const json_t *row;
+	size_t i;
+
+	json_array_foreach(rows, i, row) {
+		if (json_object_get(row, c->key))
+			return true;
+	}
+	return false;
+}
+
 static void measure(struct table *t, const json_t *rows, const struct kvctl_column *columns)
 {
 	const json_t *row;
 	char text[CELL];
 	size_t i;
 
-	for (t->n = 0; t->n < MAX_COLUMNS && columns[t->n].key; t->n++) {
-		t->column[t->n] = &columns[t->n];
-		t->width[t->n] = (int)strlen(columns[t->n].title);
+	t->n = 0;
+	for (const struct kvctl_column *c = columns; c->key && t->n < MAX_COLUMNS; c++) {
+		if (c->rank && !is_there(rows, c))
+			continue;
+		t->column[t->n] = c;
+		t->width[t->n++] = (int)strlen(c->title);
 	}
 	json_array_foreach(rows, i, row) {
 		for (int c = 0; c < t->n; c++) {

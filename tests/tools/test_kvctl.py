@@ -193,7 +193,7 @@ class Shown(unittest.TestCase):
 
     def test_hit_rate_of_the_interval(self):
         rounds = [[tenant(1), tenant(2, tokens_asked=0, tokens_matched=0)],
-                  [tenant(1, tokens_asked=2000, tokens_matched=1000, lookups=1101),
+                  [tenant(1, tokens_asked=2000, tokens_matched=1000, lookups=1101, tokens_put=640),
                    tenant(2, tokens_asked=1000, tokens_matched=150)],
                   # One was made anew, the other was not asked.
                   [tenant(1, tokens_asked=100, tokens_matched=99),
@@ -207,6 +207,8 @@ class Shown(unittest.TestCase):
         views = text.split("kvpoold 0.1.0")[1:]
         rates = [[x for x in v.splitlines() if x.startswith("rates ")] for v in views]
         self.assertEqual(rates[0], [])
+        self.assertRegex(rates[1][0], "commits of [1-9][0-9]* tokens")
+        self.assertRegex(rates[3][0], "commits of 0 tokens")
         self.assertIn("45.0 % of 2000 tokens asked for were cached", rates[1][0])
         self.assertIn("99.0 % of 100 tokens asked for were cached", rates[2][0])
         self.assertIn("no token was asked for", rates[3][0])
@@ -270,6 +272,7 @@ class WithDaemon(unittest.TestCase):
         s = self.json("spaces")["spaces"]
         self.assertEqual((s[0]["model"], s[0]["block_tokens"], s[0]["opens"]),
                          ("kvctl-test", 16, 1))
+        self.assertEqual(s[0]["tokens_put"], 16 * BLOCKS)
         self.assertEqual((s[0]["blocks"], s[0]["payload_bytes"]), (BLOCKS, BLOCKS * s[0]["block_bytes"]))
         t = self.json("tenants")["tenants"]
         self.assertEqual((t[0]["blocks"], t[0]["commits"]), (BLOCKS, BLOCKS))

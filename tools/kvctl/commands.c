@@ -18,6 +18,7 @@ static const struct kvctl_column space_columns[] = {
 	{ "adapter", "ADAPTER", KVCTL_TEXT, 6 },
 	{ "blocks", "BLOCKS", KVCTL_COUNT, 0 },
 	{ "payload_bytes", "PAYLOAD", KVCTL_BYTES, 0 },
+	{ "tokens_put", "PUT", KVCTL_COUNT, 3 },
 	{ "tokens_asked", "ASKED", KVCTL_COUNT, 3 },
 	{ "hit_ratio", "HIT%", KVCTL_PERCENT, 1 },
 	{ "opens", "OPEN", KVCTL_COUNT, 2 },

@@ -100,7 +100,7 @@ static const json_t *tenant_before(const struct last *last, const json_t *tenant
 }
 
 struct rates {
-	double lookups, commits, evictions;
+	double lookups, commits, tokens_put, evictions;
 	struct asked asked;
 };
 
@@ -127,6 +127,7 @@ static struct rates rates_since(const struct last *last, json_t *tenants)
 		sum.asked.cached += a.cached;
 		sum.lookups += grown(t, before, "lookups");
 		sum.commits += grown(t, before, "commits");
+		sum.tokens_put += grown(t, before, "tokens_put");
 		sum.evictions += grown(t, before, "evictions");
 	}
 	return sum;
@@ -140,8 +141,8 @@ static void print_rates(const struct last *last, json_t *tenants, double now)
 	if (last->when <= 0)
 		return;
 	r = rates_since(last, tenants);
-	printf("rates     %.0f lookups, %.0f commits, %.0f evictions a second; ", r.lookups / s,
-		r.commits / s, r.evictions / s);
+	printf("rates     %.0f lookups, %.0f commits of %.0f tokens, %.0f evictions a second; ",
+		r.lookups / s, r.commits / s, r.tokens_put / s, r.evictions / s);
 	if (r.asked.tokens > 0)
 		printf("%.1f %% of %.0f tokens asked for were cached\n",
 			100 * r.asked.cached / r.asked.tokens, r.asked.tokens);

@@ -398,6 +398,8 @@ int kvp_grant_wait(struct kvp_grant *grant, uint32_t timeout_ms)
 	ring_drain(grant->att);
 	if (grant->state != GRANT_COMMITTED)
 		r = -EINVAL;
+	else if (grant->outcome == OUTCOME_UNKNOWN && kvp_load_seq(&grant->att->dead))
+		r = -ESHUTDOWN; /* also for a caller that only looks: nothing will ever come */
 	else if (grant->outcome == OUTCOME_UNKNOWN && !timeout_ms)
 		r = -ETIMEDOUT; /* not for want of an answer: it was not waited for */
 	while (r == 0 && grant->outcome == OUTCOME_UNKNOWN)

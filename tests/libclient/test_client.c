@@ -917,6 +917,26 @@ static void test_silent_daemon(void **state)
 	pthread_mutex_unlock(&f->fake->lock);
 }
 
+/* A commit that nobody has answered when the daemon dies: a caller that only looks hears of it too. */
+static void test_grant_of_the_dead(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_grant *g;
+	char path[64];
+
+	strcpy(path, f->fake->path);
+	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+	SET(f->fake, mute, true);
+	assert_int_equal(kvp_commit(g, kvp_ref_root(), f->tokens, T, NULL, 0), 0);
+	assert_int_equal(kvp_grant_wait(g, 0), -ETIMEDOUT);
+	f->fake = fake_stop(f->fake);
+	wait_attached(f->client, 0);
+	assert_int_equal(kvp_grant_wait(g, 0), -ESHUTDOWN);
+	assert_int_equal(kvp_grant_wait(g, 2000), -ESHUTDOWN);
+	kvp_grant_release(g);
+	f->fake = fake_start(path);
+}
+
 /* A put waits no longer than it was told for room in the ring either. */
 static void test_full_ring(void **state)
 {
@@ -1294,6 +1314,7 @@ int main(void)
 		WITH_DAEMON(test_stats_and_close),
 		WITH_DAEMON(test_daemon_dies),
 		WITH_DAEMON(test_silent_daemon),
+		WITH_DAEMON(test_grant_of_the_dead),
 		WITH_DAEMON(test_full_ring),
 		WITH_DAEMON(test_unknown_extent),
 		WITH_DAEMON(test_retire),

@@ -142,7 +142,7 @@ static void admit(struct kvpd_conn *conn)
 		kvpd_conn_refuse(conn, -EACCES, "%s", why);
 		return;
 	}
-	if (!kvpd_flight_may_attach(c, conn->who.uid)) {
+	if (!kvpd_flight_may_attach(conn)) {
 		kvpd_conn_refuse(conn, -EBUSY,
 			"clients of this uid do not receive the descriptors that they were sent");
 		return;

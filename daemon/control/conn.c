@@ -61,16 +61,16 @@ static bool is_silent(const struct kvpd_conn *conn, uint64_t now)
 }
 
 /*
- * Ends the oldest silent connection, of one uid or (NULL) of anybody, so that silent clients keep
+ * Ends the oldest silent connection, of one user or (NULL) of anybody, so that silent clients keep
  * nobody out. False if there is none: the others are only waiting for their turn.
  */
-static bool end_a_silent_one(struct kvpd_control *c, const uid_t *uid)
+static bool end_a_silent_one(struct kvpd_control *c, const uid_t *uid, const char *tenant)
 {
 	const uint64_t now = kvpd_now_ns();
 	struct kvpd_conn *o;
 
 	TAILQ_FOREACH(o, &c->conns, link) {
-		if ((uid && o->who.uid != *uid) || !is_silent(o, now))
+		if ((uid && !kvpd_conn_is_of(o, *uid, tenant)) || !is_silent(o, now))
 			continue;
 		kvpd_conn_refuse(
 			o, -EBUSY, "there are too many connections, and this one has not attached");
@@ -79,22 +79,23 @@ static bool end_a_silent_one(struct kvpd_control *c, const uid_t *uid)
 	return false;
 }
 
-/* Why one more connection of this uid cannot be taken, or NULL. -EBUSY: it may come again soon. */
-static const char *no_room(struct kvpd_control *c, const struct kvpd_identity *who, int *ret_error)
+/* Why one more connection of this user cannot be taken, or NULL. -EBUSY: it may come again soon. */
+static const char *no_room(
+	struct kvpd_control *c, const struct kvpd_identity *who, const char *tenant, int *ret_error)
 {
 	const struct kvpd_conn *o;
 	uint32_t pending = 0, all = 0;
 
 	TAILQ_FOREACH(o, &c->conns, link) {
-		if (o->who.uid != who->uid)
+		if (!kvpd_conn_is_of(o, who->uid, tenant))
 			continue;
 		all++;
 		pending += is_pending(o);
 	}
 	TAILQ_FOREACH(o, &c->lingering, link)
-		all += o->who.uid == who->uid;
+		all += kvpd_conn_is_of(o, who->uid, tenant);
 	*ret_error = -EBUSY;
-	if (pending >= KVPD_PENDING_PER_UID && !end_a_silent_one(c, &who->uid))
+	if (pending >= KVPD_PENDING_PER_UID && !end_a_silent_one(c, &who->uid, tenant))
 		return "this uid has too many connections that have not attached";
 	*ret_error = -EUSERS;
 	if (all >= c->config->max_sessions + KVPD_PENDING_PER_UID + KVPD_ADMIN_MAX)
@@ -177,7 +178,7 @@ void kvpd_conn_accept(struct kvpd_listener *l)
 		int fd, r;
 
 		/* Nobody silent: the newcomers wait in the backlog while the others attach. */
-		if (c->n_pending >= KVPD_PENDING_MAX && !end_a_silent_one(c, NULL))
+		if (c->n_pending >= KVPD_PENDING_MAX && !end_a_silent_one(c, NULL, NULL))
 			return;
 		fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
@@ -189,7 +190,8 @@ void kvpd_conn_accept(struct kvpd_listener *l)
 		if (fd < 0)
 			return;
 		r = kvpd_peer_identity(fd, &who);
-		why = r < 0 ? "its credentials are unknown" : no_room(c, &who, &r);
+		why = r < 0 ? "its credentials are unknown"
+			    : no_room(c, &who, l->tenant ? l->tenant : "", &r);
 		if (why) {
 			turn_away(c, fd, &who, r, why);
 			continue;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/queue.h>
 
 #include "daemon/control/peer.h"
@@ -17,7 +18,7 @@ struct kvpd_listener;
 
 /*
  * Bounds on what connections can make the daemon hold. A uid that connects without end fills its
- * own part only.
+ * own part of the socket that it comes by, and no more (kvpd_conn_is_of()).
  */
 #define KVPD_PENDING_MAX     2048u /* connections that have not attached */
 #define KVPD_PENDING_PER_UID 512u  /* many engines of one user may start at once */
@@ -82,6 +83,15 @@ struct kvpd_conn {
 	int32_t answer_status;
 	TAILQ_ENTRY(kvpd_conn) link;
 };
+
+/*
+ * Is it one of those that share a bound: of this uid, by the same socket? Containers with a socket
+ * each are often all of uid 0, and one of them must not use up what another needs.
+ */
+static inline bool kvpd_conn_is_of(const struct kvpd_conn *conn, uid_t uid, const char *tenant)
+{
+	return conn->who.uid == uid && !strcmp(conn->tenant, tenant);
+}
 
 void kvpd_conn_accept(struct kvpd_listener *listener);
 /* Closes it; freed by kvpd_control_bury(). Its guest, if any, stays. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptors in flight: counted for each connection, bounded for each uid. */
+/* Descriptors in flight: counted for each connection, bounded for each uid and socket. */
 #include "daemon/control/flight.h"
 
 #include <linux/sockios.h>
@@ -35,45 +35,62 @@ uint32_t kvpd_flight_look(struct kvpd_conn *conn)
 	return conn->in_flight;
 }
 
-static uint32_t sum_of(struct kvpd_control *c, uid_t uid, bool look)
+/* What those have in flight that share a bound with this connection. */
+static uint32_t sum_of(const struct kvpd_conn *conn)
 {
-	struct kvpd_conn *o;
+	struct kvpd_control *c = conn->control;
+	const struct kvpd_conn *o;
 	uint32_t sum = 0;
 
 	TAILQ_FOREACH(o, &c->conns, link)
-		if (o->who.uid == uid && o->in_flight)
-			sum += look ? kvpd_flight_look(o) : o->in_flight;
+		if (o->in_flight && kvpd_conn_is_of(o, conn->who.uid, conn->tenant))
+			sum += o->in_flight;
 	TAILQ_FOREACH(o, &c->lingering, link)
-		if (o->who.uid == uid)
-			sum += look ? kvpd_flight_look(o) : o->in_flight;
+		if (kvpd_conn_is_of(o, conn->who.uid, conn->tenant))
+			sum += o->in_flight;
 	return sum;
 }
 
-/* Asking the kernel about all connections is dear: not more often than now and then. */
-static bool room(struct kvpd_control *c, uid_t uid, uint32_t n, uint32_t most)
+static void look_at_all(struct kvpd_control *c)
 {
+	struct kvpd_conn *o;
+
+	TAILQ_FOREACH(o, &c->conns, link)
+		(void)kvpd_flight_look(o);
+	TAILQ_FOREACH(o, &c->lingering, link)
+		(void)kvpd_flight_look(o);
+}
+
+/*
+ * Asking the kernel about all connections is dear: not more often than now and then. But then about
+ * those of everybody, or a uid that is at its bound and never gives up would use up every look, and
+ * others would be judged by what they have long received.
+ */
+static bool room(const struct kvpd_conn *conn, uint32_t n, uint32_t most)
+{
+	struct kvpd_control *c = conn->control;
 	uint64_t now;
 
-	if (c->in_flight + n <= most || sum_of(c, uid, false) + n <= most)
+	if (c->in_flight + n <= most || sum_of(conn) + n <= most)
 		return true;
 	now = kvpd_now_ns();
 	if (now - c->flight_looked_ns < LOOK_AGAIN_NS)
 		return false;
 	c->flight_looked_ns = now;
-	return sum_of(c, uid, true) + n <= most;
+	look_at_all(c);
+	return sum_of(conn) + n <= most;
 }
 
-bool kvpd_flight_may_attach(struct kvpd_control *c, uid_t uid)
+bool kvpd_flight_may_attach(const struct kvpd_conn *conn)
 {
-	return room(c, uid, KVP_MSG_MAX_FDS, c->flight_uid_max);
+	return room(conn, KVP_MSG_MAX_FDS, conn->control->flight_uid_max);
 }
 
 bool kvpd_flight_may_show(struct kvpd_conn *conn)
 {
-	struct kvpd_control *c = conn->control;
+	uint32_t most = conn->control->flight_uid_max;
 
-	return room(c, conn->who.uid, 1, c->flight_uid_max / 2) ||
-	       (!kvpd_flight_look(conn) && room(c, conn->who.uid, 1, c->flight_uid_max));
+	return room(conn, 1, most / 2) || (!kvpd_flight_look(conn) && room(conn, 1, most));
 }
 
 void kvpd_flight_sent(struct kvpd_conn *conn, unsigned n_fds)

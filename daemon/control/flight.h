@@ -5,24 +5,23 @@
  * The kernel counts them against the daemon's user, in all its sockets together, and refuses to
  * send any more (ETOOMANYREFS) when they exceed RLIMIT_NOFILE. They stay in flight while the
  * client keeps its socket and does not read, also after the daemon has closed its own end. A few
- * clients that never read could so keep everybody from attaching. Hence each uid has a bound, and a
- * connection that is closed with descriptors in flight lingers until they have been received: only
- * through its socket can the daemon ask whether they have.
+ * clients that never read could so keep everybody from attaching. Hence each uid has a bound at
+ * each socket that it comes by, and a connection that is closed with descriptors in flight lingers
+ * until they have been received: only through its socket can the daemon ask whether they have.
  */
 #ifndef KVPD_FLIGHT_H
 #define KVPD_FLIGHT_H
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 struct kvpd_conn;
 struct kvpd_control;
 
 /* Bounds for this RLIMIT_NOFILE. */
 void kvpd_flight_limit(struct kvpd_control *c, uint64_t files);
-/* May a client of this uid attach: is there room for a session's descriptors? */
-bool kvpd_flight_may_attach(struct kvpd_control *c, uid_t uid);
+/* May it attach: is there room for a session's descriptors? */
+bool kvpd_flight_may_attach(const struct kvpd_conn *conn);
 /*
  * May the client be shown one more extent? It can do without: half of the bound is left for what
  * clients cannot do without, a session's descriptors and its arena, and for those that have

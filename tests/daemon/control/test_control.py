@@ -372,6 +372,33 @@ class Administration(Control):
         self.assertGreater(self.client().attach()[0], 0)
 
 
+class Boxes(Control):
+    """Containers of uid 0 with a socket each: none uses up what another needs."""
+    config = {"max_sessions": 4096, "tenants": [
+        {"name": name, "socket": name + ".sock", "share": "8MiB"} for name in ("bad", "good")]}
+    TIMES = 2800  # three descriptors each: more than may be in flight
+    ONE_MORE = "r.append(Raw(path)) or r[-1].attach().error"
+    ERROR = -errno.EBUSY
+
+    def test_a_box_that_receives_nothing(self):
+        bad, more = (self.client(0, os.path.join(self.d.runtime_dir, "bad.sock"))
+                     for _ in range(2))
+        good = self.client(0, os.path.join(self.d.runtime_dir, "good.sock"))
+        bad.do("__import__('resource').setrlimit(7, (4096, 4096))")
+        bad.do("[(r.append(Raw(path)), r[-1].hello(), r[-1].send(rawclient.BYE)) and 0 "
+               "for i in range(%d)] and 1" % self.TIMES)
+        self.assertEqual(more.do(self.ONE_MORE), self.ERROR)
+        self.assertGreater(good.attach()[0], 0)
+
+
+class FewBoxes(Boxes):
+    """The same with the bound on connections, which sessions that ended use up."""
+    config = {**Boxes.config, "max_sessions": 8}
+    TIMES = 8 + 512 + 64
+    ONE_MORE = "r.append(Raw(path)) or r[-1].receive().error"  # before it has said a word
+    ERROR = -errno.EUSERS
+
+
 class Tenants(Control):
     config = {"unlisted_uids": "false", "tenants": [
         {"name": "team", "uids": [1001, 1002], "share": "8MiB", "max_sessions": 2},

@@ -154,7 +154,7 @@ static json_t *tenant_json(struct kvpd_tenant *t)
 	put_int(o, "charged_bytes", t->charged);
 	put_int(o, "metadata_bytes", t->meta_bytes);
 	put_int(o, "metadata_bytes_per_block", t->meta_bytes / t->layout.max_blocks);
-	put_int(o, "lease_scan_ns", t->scan_ns);
+	put_int(o, "lease_scan_ns", t->proof_ns);
 	put_int(o, "arena_bytes", t->arena_bytes);
 	put_int(o, "payload_bytes", kvp_load_relaxed(&t->view.cat->stats.payload_bytes));
 	put_int(o, "blocks", t->n_blocks);
@@ -449,8 +449,9 @@ static int verb_inspect(struct admin *a)
 	if (r < 0)
 		return r;
 	o = block_json(t, id);
-	kvpd_lease_marks(t, true);
-	put_bool(o, "leased", kvpd_leased(t, id));
+	while (!kvpd_lease_look(t, KVPD_LOOK_CHAINS, true))
+		;
+	put_bool(o, "leased", kvpd_leased(t, KVPD_LOOK_CHAINS, id));
 	put_bool(o, "granted", kvpd_block_kept(t, id) & KVPD_KEPT_GRANTED);
 	put_bool(o, "moving", kvpd_block_kept(t, id) & KVPD_KEPT_MOVING);
 	list = json_array();
@@ -508,12 +509,11 @@ static int fail_kept(struct admin *a, struct kvpd_tenant *t, uint32_t id)
 	char text[64] = "";
 	json_t *list = json_array();
 
-	kvpd_lease_marks(t, false);
 	const struct {
 		const char *name;
 		bool is;
 	} reasons[] = {
-		{ "leased", kvpd_leased(t, id) },
+		{ "leased", kvpd_leased(t, KVPD_LOOK_TIPS, id) },
 		{ "granted", why & KVPD_KEPT_GRANTED },
 		{ "pinned", why & KVPD_KEPT_PINNED },
 		{ "being moved", why & KVPD_KEPT_MOVING },

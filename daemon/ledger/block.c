@@ -95,19 +95,39 @@ int kvpd_block_lookup(
 
 /* ---- new blocks ----------------------------------------------------------------------------- */
 
+/*
+ * What one commit may do for its room. A client can protect any number of blocks and cut the recipe
+ * store into any pieces; a commit that finds no room within this is refused, and the next one goes
+ * on where it ended.
+ */
+#define ROOM_BATCHES 4u  /* evictions */
+#define ROOM_RECIPES 64u /* recipes forgotten */
+
 static bool make_room(struct kvpd_tenant *t, uint64_t now)
 {
-	while (t->n_blocks >= t->limits.max_blocks)
+	for (uint32_t i = 0; i < ROOM_BATCHES && t->n_blocks >= t->limits.max_blocks; i++)
 		if (!kvpd_evict_some(t, kvpd_evict_batch(t), now))
-			return false;
-	return true;
+			break;
+	return t->n_blocks < t->limits.max_blocks;
+}
+
+/* A recipe goes, or blocks do; false: neither can, or this commit has done enough. */
+static bool make_cells(struct kvpd_tenant *t, uint64_t now, uint32_t *work)
+{
+	if (*work >= ROOM_RECIPES)
+		return false;
+	*work += 1;
+	if (kvpd_recipe_forget_oldest(t))
+		return true;
+	*work += ROOM_RECIPES / ROOM_BATCHES;
+	return kvpd_evict_some(t, kvpd_evict_batch(t), now) != 0;
 }
 
 /* Descriptor and recipe cells behind the parent's if they are free, so that chains lie in order. */
 static bool take_descriptor(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint64_t now,
 	uint32_t *ret_id, uint32_t *ret_cell)
 {
-	uint32_t want = kvp_recipe_cells(b->n_tokens), id, cell;
+	uint32_t want = kvp_recipe_cells(b->n_tokens), id, cell, work = 0;
 	uint32_t after = KVP_BLOCK_NONE, cell_after = KVPD_RUN_NONE;
 
 	if (b->parent != KVP_BLOCK_NONE) {
@@ -118,7 +138,7 @@ static bool take_descriptor(struct kvpd_tenant *t, const struct kvpd_new_block *
 			     kvp_recipe_cells(kvp_shape_tokens(kvp_load_relaxed(&p->shape)));
 	}
 	while ((cell = kvpd_runs_take(&t->cells, want, cell_after)) == KVPD_RUN_NONE)
-		if (!kvpd_recipe_forget_oldest(t) && !kvpd_evict_some(t, kvpd_evict_batch(t), now))
+		if (!make_cells(t, now, &work))
 			return false;
 	while ((id = kvpd_runs_take(&t->ids, 1, after)) == KVPD_RUN_NONE)
 		if (!kvpd_recipe_forget_oldest(t)) {
@@ -179,6 +199,7 @@ static int publish(
 		return r;
 	}
 	t->serial++;
+	t->space[b->space].blocks++;
 	t->block[id] = (struct kvpd_block){ .prev = KVP_BLOCK_NONE, .next = KVP_BLOCK_NONE };
 	if (b->parent != KVP_BLOCK_NONE)
 		t->block[b->parent].children++;
@@ -288,8 +309,9 @@ void kvpd_block_release(struct kvpd_tenant *t, uint32_t block)
 {
 	const struct kvp_block *b = &t->view.blocks[block];
 	uint32_t parent = kvp_load_relaxed(&b->parent), cell = kvp_load_relaxed(&b->recipe);
-	uint32_t tokens = kvp_shape_tokens(kvp_load_relaxed(&b->shape));
+	uint32_t shape = kvp_load_relaxed(&b->shape), tokens = kvp_shape_tokens(shape);
 
+	t->space[kvp_shape_space(shape)].blocks--;
 	kvp_block_retire(&t->view, block, kvpd_parent_key(t, block));
 	kvpd_runs_give(&t->cells, cell, kvp_recipe_cells(tokens));
 	kvpd_runs_give(&t->ids, block, 1);

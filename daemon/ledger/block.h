@@ -11,20 +11,24 @@
 #define KVPD_BLOCK_H
 
 #include "daemon/ledger/extent.h"
+#include "daemon/ledger/lease.h"
 #include "daemon/ledger/tenant.h"
 
 #define KVPD_BLOCK_MOVING 1u         /* a mover reads its payload: neither evicted nor deleted */
 #define KVPD_BLOCK_HELD   2u         /* its payload's slot is still granted */
 #define KVPD_BLOCK_DOOMED 4u         /* in the list of deletions that wait */
 #define KVPD_BLOCK_KEEP   8u         /* the ledger needs it in this step */
-#define KVPD_BLOCK_LIMBO  16u        /* moved under a lease, in this step */
+#define KVPD_BLOCK_LEASED 16u        /* it is about to be switched over, and a lease protects it */
+#define KVPD_BLOCK_ASKED  32u        /* kvpd_lease_prove() is asked about it */
 #define KVPD_BLOCK_TIP    (1u << 16) /* times the sessions whose tip it is; the last of the flags */
 
 /* What the ledger keeps of a descriptor besides the catalog and the policy. */
 struct kvpd_block {
 	uint32_t children; /* descriptors that name it as parent */
-	uint32_t mark;     /* number of the lease scan that met it */
-	uint32_t prev;     /* RECIPE without children: neighbours in order of age */
+	uint32_t look
+		[KVPD_LOOK_KINDS]; /* numbers of the last looks that found it leased (lease.h) */
+	uint32_t walked;           /* number of the last walk that came by (switch.h) */
+	uint32_t prev;             /* RECIPE without children: neighbours in order of age */
 	uint32_t next;
 	uint32_t flags;
 };
@@ -41,6 +45,18 @@ static inline uint64_t kvpd_block_word(const struct kvpd_tenant *t, uint32_t blo
 static inline uint32_t kvpd_block_state(const struct kvpd_tenant *t, uint32_t block)
 {
 	return kvp_word_state(kvpd_block_word(t, block));
+}
+
+/*
+ * Does it have a payload that stays? So has a block that is being switched over from one
+ * place to another: it is EVICTING for that time, so that nobody takes a lease on the old place.
+ */
+static inline bool kvpd_block_lives(const struct kvpd_tenant *t, uint32_t block)
+{
+	uint32_t state = kvpd_block_state(t, block);
+
+	return state == KVP_BLOCK_LIVE ||
+	       (state == KVP_BLOCK_EVICTING && (t->block[block].flags & KVPD_BLOCK_MOVING));
 }
 
 /* What, other than a lease, keeps a payload. */

@@ -6,26 +6,14 @@
 #include "daemon/ledger/claim.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "daemon/clock.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/wake.h"
 
 #define TTL_LIMIT 10u /* times the configured time-to-live is the most a client gets */
-
-static void wake_word(struct kvpd_tenant *t, uint32_t i)
-{
-	KVP_ATOMIC(uint32_t) *word = &t->view.cat->futex[i].word;
-
-	/* Counted after what it announces was stored; waiters read it before they look. */
-	kvp_store_release(word, kvp_load_relaxed(word) + 1);
-	syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
 
 static struct kvp_shm_claim *slot(const struct kvpd_tenant *t, struct kvp_key key, uint32_t probe)
 {
@@ -44,7 +32,8 @@ static struct kvp_shm_claim *find(const struct kvpd_tenant *t, struct kvp_key ke
 	return NULL;
 }
 
-static void end(struct kvpd_tenant *t, struct kvp_shm_claim *c)
+/* Returns the word of those who wait for it: they are to be woken. */
+static uint32_t take_away(struct kvpd_tenant *t, struct kvp_shm_claim *c)
 {
 	struct kvpd_session *s = kvpd_session_find(t->ledger, kvp_load_relaxed(&c->session));
 	uint64_t key_lo = kvp_load_relaxed(&c->key_lo);
@@ -54,7 +43,18 @@ static void end(struct kvpd_tenant *t, struct kvp_shm_claim *c)
 	t->n_claims--;
 	/* Release: pairs with the acquire in kvp_claim_find(). */
 	kvp_store_release(&c->session, 0);
-	wake_word(t, (uint32_t)key_lo & (KVP_FUTEX_WORDS - 1));
+	return (uint32_t)key_lo & (KVP_FUTEX_WORDS - 1);
+}
+
+static void end(struct kvpd_tenant *t, struct kvp_shm_claim *c)
+{
+	kvpd_wake_claimants(t, take_away(t, c));
+}
+
+/* One of several, perhaps. */
+static void end_soon(struct kvpd_tenant *t, struct kvp_shm_claim *c)
+{
+	kvpd_wake_claimants_soon(t, take_away(t, c));
 }
 
 static uint64_t deadline(uint64_t now, uint64_t ttl_ms)
@@ -86,7 +86,7 @@ int kvpd_claim_set(struct kvpd_session *s, struct kvp_key key, uint64_t ttl_ms, 
 
 			if (kvp_load_relaxed(&e->session) &&
 				kvp_load_relaxed(&e->deadline_ns) <= now)
-				end(t, e);
+				end_soon(t, e);
 			if (!kvp_load_relaxed(&e->session))
 				c = e;
 		}
@@ -141,7 +141,7 @@ static void end_where(struct kvpd_tenant *t, uint32_t session, uint64_t before)
 		uint32_t holder = kvp_load_relaxed(&c->session);
 
 		if (holder && (holder == session || kvp_load_relaxed(&c->deadline_ns) <= before))
-			end(t, c);
+			end_soon(t, c);
 	}
 }
 
@@ -151,13 +151,8 @@ void kvpd_claim_end_session(struct kvpd_session *s)
 		end_where(s->tenant, s->id, 0);
 }
 
-void kvpd_claim_expire(struct kvpd_tenant *t, uint64_t now)
+bool kvpd_claim_step(struct kvpd_tenant *t, uint64_t now)
 {
 	end_where(t, 0, now);
-}
-
-void kvpd_claim_wake_all(struct kvpd_tenant *t)
-{
-	for (uint32_t i = 0; i < KVP_FUTEX_WORDS; i++)
-		wake_word(t, i);
+	return false;
 }

@@ -3,6 +3,7 @@
 #ifndef KVPD_CLAIM_H
 #define KVPD_CLAIM_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "shm/kvp_types.h"
@@ -20,9 +21,7 @@ void kvpd_claim_end(struct kvpd_tenant *t, struct kvp_key key, uint32_t session)
 void kvpd_claim_committed(
 	struct kvpd_session *s, struct kvp_key key, struct kvp_key next, uint64_t now);
 void kvpd_claim_end_session(struct kvpd_session *s);
-/* Ends the claims whose time is over. */
-void kvpd_claim_expire(struct kvpd_tenant *t, uint64_t now);
-/* At the tenant's end: nobody waits for a commit any more. */
-void kvpd_claim_wake_all(struct kvpd_tenant *t);
+/* A chore, once a second: ends the claims whose time is over. */
+bool kvpd_claim_step(struct kvpd_tenant *t, uint64_t now);
 
 #endif

@@ -37,7 +37,7 @@ static int resolve(const struct kvpd_session *s, const struct kvp_sqe *sqe, uint
 	if (id >= t->layout.max_blocks)
 		return -EINVAL;
 	word = kvpd_block_word(t, id);
-	if (kvp_word_birth(word) != birth || kvp_word_state(word) != KVP_BLOCK_LIVE)
+	if (kvp_word_birth(word) != birth || !kvpd_block_lives(t, id))
 		return -ECANCELED;
 	shape = kvp_load_relaxed(&t->view.blocks[id].shape);
 	if (kvp_shape_space(shape) != sqe->space ||

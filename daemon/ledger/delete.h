@@ -24,12 +24,13 @@ struct kvpd_doomed {
 int kvpd_block_drop(struct kvpd_tenant *t, uint32_t block, bool forget, uint64_t now);
 /*
  * Forgets a block without children and then what is above it, as far as nothing protects it and
- * nothing else hangs on it. Does nothing to a block that has children or is free.
+ * nothing else hangs on it, at most KVPD_PROOF blocks. Does nothing to a block that has children or
+ * is free. Returns the block with which to go on, or KVP_BLOCK_NONE.
  */
-void kvpd_chain_drop(struct kvpd_tenant *t, uint32_t block, uint64_t now);
+uint32_t kvpd_chain_drop(struct kvpd_tenant *t, uint32_t block, uint64_t now);
 /* Has a block forgotten once nothing protects it. -EAGAIN: too many wait already. */
 int kvpd_doom(struct kvpd_tenant *t, uint32_t block, uint64_t now);
-/* Once a second: tries the deletions that wait. */
-void kvpd_doomed_step(struct kvpd_tenant *t, uint64_t now);
+/* A chore, once a second: tries the deletions that wait. */
+bool kvpd_doomed_step(struct kvpd_tenant *t, uint64_t now);
 
 #endif

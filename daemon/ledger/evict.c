@@ -2,113 +2,177 @@
 /* Eviction in batches, in the policy's order. */
 #include "daemon/ledger/evict.h"
 
+#include <errno.h>
+
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
+#include "daemon/ledger/chores.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/recipe.h"
+#include "daemon/ledger/relief.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/tip.h"
 #include "daemon/ledger/tip.h"
 #include "daemon/ledger/touch.h"
 #include "policy/kvp_evict.h"
 #include "shm/kvp_lease.h"
 
-struct choice {
-	const struct kvpd_tenant *tenant;
+#define VAIN 16u /* batches without a victim in a row */
+
+/* ---- victims -------------------------------------------------------------------------------- */
+
+struct search {
+	struct kvpd_tenant *t;
 	uint64_t now;
+	bool any_tip; /* no chain that is being written loses blocks, while there are others */
+	uint32_t refused;
+	uint32_t leased;  /* of these, as the last look has it */
+	uint32_t written; /* only because somebody writes the chain */
 };
+
+/*
+ * The policy asks until it has enough, and a client can protect any number of blocks. So at some
+ * point all is given to it, and what it then names is left alone: it counts as used, like what is
+ * refused, and the next search begins behind it.
+ */
+static bool enough(const struct search *q)
+{
+	return q->refused >= KVPD_EVICT_REFUSED;
+}
+
+/* Why a block is left alone; NULL: it is not. */
+static uint32_t *why_spared(struct search *q, kvp_block_id id)
+{
+	static uint32_t otherwise;
+
+	if (kvpd_block_kept(q->t, id) || kvpd_tip_now(q->t->writer, id, q->now))
+		return &otherwise;
+	if (kvpd_leased(q->t, KVPD_LOOK_TIPS, id))
+		return &q->leased;
+	return q->any_tip && kvpd_tip_any(q->t, id) ? &q->written : NULL;
+}
 
 static int is_protected(void *ctx, kvp_block_id id)
 {
-	const struct choice *c = ctx;
-	const struct kvpd_tenant *t = c->tenant;
+	struct search *q = ctx;
+	uint32_t *why = enough(q) ? NULL : why_spared(q, id);
 
-	return kvpd_block_kept(t, id) || kvpd_leased(t, id) || kvpd_tip_now(t->writer, id, c->now);
+	if (!why)
+		return 0;
+	q->refused++;
+	(*why)++;
+	return 1;
 }
 
-/* While there are others, no chain that is being written loses blocks. */
-static int is_spared(void *ctx, kvp_block_id id)
+static uint32_t search(struct search *q, uint32_t n, kvp_block_id *victim)
 {
-	const struct choice *c = ctx;
+	uint32_t good = 0;
 
-	return is_protected(ctx, id) || kvpd_tip_any(c->tenant, id);
+	q->refused = q->leased = q->written = 0;
+	n = (uint32_t)kvp_evict_victims(q->t->evict, n, 0, is_protected, q, q->now, victim, n);
+	if (!enough(q))
+		return n;
+	while (good < n && !why_spared(q, victim[good]))
+		good++;
+	return good;
 }
 
-static uint32_t choose(struct kvpd_tenant *t, uint32_t n, uint64_t now, kvp_block_id *out)
+/* Writes at most n victims; returns how many. *ret_more: not all that there is was looked at. */
+static uint32_t choose(
+	struct kvpd_tenant *t, uint32_t n, uint64_t now, kvp_block_id *victim, bool *ret_more)
 {
-	struct choice c = { .tenant = t, .now = now };
-	size_t found = kvp_evict_victims(t->evict, n, 0, is_spared, &c, now, out, n);
+	struct search q = { .t = t, .now = now, .any_tip = t->n_tips != 0 };
+	bool fresh = kvpd_lease_look(t, KVPD_LOOK_TIPS, false);
+	uint32_t found = search(&q, n, victim);
 
-	if (!found && t->n_tips)
-		found = kvp_evict_victims(t->evict, n, 0, is_protected, &c, now, out, n);
-	return (uint32_t)found;
+	*ret_more = enough(&q);
+	/* It spared what is leased no more, perhaps, and there is nothing else. */
+	if (!found && q.leased && !fresh) {
+		*ret_more = !kvpd_lease_look(t, KVPD_LOOK_TIPS, true);
+		found = search(&q, n, victim);
+		*ret_more = *ret_more || enough(&q);
+	}
+	if (!found && q.written) {
+		q.any_tip = false;
+		found = search(&q, n, victim);
+		*ret_more = *ret_more || enough(&q);
+	}
+	return found;
 }
 
 /*
- * Large enough that a scan of the leases serves several victims; small enough that the room kept
- * free on average, half of it, costs no hits: at 1/256 of the capacity a conversation trace lost
- * .0015 of hit ratio, at 1/1024 less than .0005.
+ * Large enough that a proof serves several victims; small enough that the room kept free on
+ * average, half of it, costs no hits: at 1/256 of the capacity a conversation trace lost .0015 of
+ * hit ratio, at 1/1024 less than .0005.
  */
 uint32_t kvpd_evict_batch(const struct kvpd_tenant *t)
 {
 	uint32_t n = t->capacity / 1024, more = t->n_sessions / 16;
 
-	/* Many sessions make a scan dear: then more victims share it. */
+	/* Many sessions make a proof dear: then more victims share it. */
 	if (n < more)
 		n = more < t->capacity / 256 ? more : t->capacity / 256;
 	return n < 1 ? 1 : n > KVPD_EVICT_MAX ? KVPD_EVICT_MAX : n;
 }
 
-static void drain_touches(struct kvpd_tenant *t, uint64_t now)
-{
-	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next)
-		kvpd_touch_apply(kvpd_container(it, struct kvpd_session, in_tenant), now);
-}
-
-uint32_t kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
+int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 {
 	kvp_block_id victim[KVPD_EVICT_MAX];
-	uint64_t word[KVPD_EVICT_MAX];
-	uint32_t gone = 0;
+	uint64_t word[KVPD_EVICT_MAX], leased;
+	bool more = false;
+	int gone = 0;
 
-	drain_touches(t, now);
-	/* A first look spares what is leased, so that hot blocks never flicker. */
-	kvpd_lease_marks(t, false);
-	n = choose(t, n, now, victim);
+	kvpd_touch_all(t, now);
+	n = choose(t, n, now, victim, &more);
 	if (!n)
-		return 0;
+		return more ? -EAGAIN : 0;
 	for (uint32_t i = 0; i < n; i++)
 		word[i] = kvp_block_mark(&t->view, victim[i]);
-	kvp_lease_fence();
-	kvpd_lease_marks(t, false);
+	leased = kvpd_lease_prove(t, victim, n);
 	for (uint32_t i = 0; i < n; i++) {
 		/* -EBUSY: a child of it in this batch stayed. */
-		if (kvpd_leased(t, victim[i]) ||
-			kvp_evict_remove(t->evict, victim[i], 1, now) < 0) {
+		if ((leased >> i & 1) || kvp_evict_remove(t->evict, victim[i], 1, now) < 0) {
 			kvp_block_unmark(&t->view, victim[i], word[i]);
 			continue;
 		}
 		kvpd_block_take(t, victim[i], false);
 		gone++;
 	}
-	kvp_bump(&t->view.cat->stats.evictions, gone);
+	kvp_bump(&t->view.cat->stats.evictions, (uint64_t)gone);
 	kvpd_recipe_trim(t);
-	return gone;
+	return gone ? gone : -EAGAIN;
+}
+bool kvpd_room_step(struct kvpd_tenant *t, uint64_t now)
+{
+	int gone = 0;
+
+	kvpd_recipe_trim(t);
+	if (t->n_blocks > t->limits.max_blocks)
+		gone = kvpd_evict_some(t, KVPD_EVICT_MAX, now);
+	t->room_vain = gone == -EAGAIN ? t->room_vain + 1 : 0;
+	t->over = t->n_blocks > t->limits.max_blocks || t->charged > kvpd_share_now(t);
+	/* Where much is protected the next tick goes on. */
+	return gone && t->room_vain < VAIN && t->n_blocks > t->limits.max_blocks;
 }
 
 uint64_t kvpd_evict_up_to(struct kvpd_tenant *t, uint64_t want)
 {
 	uint64_t gone = 0, now = kvpd_now_ns();
+	uint32_t vain = 0;
 
-	while (gone < want) {
-		uint64_t n = want - gone < KVPD_EVICT_MAX ? want - gone : KVPD_EVICT_MAX;
-
-		n = kvpd_evict_some(t, (uint32_t)n, now);
+	while (gone < want && vain < 16) {
+		int n = kvpd_evict_some(t,
+			want - gone < KVPD_EVICT_MAX ? (uint32_t)(want - gone) : KVPD_EVICT_MAX,
+			now);
 		if (!n)
 			break;
-		gone += n;
+		if (n > 0)
+			gone += (uint64_t)n;
+		else
+			vain++;
 	}
-	t->dirty = true;
+	kvpd_due(t, KVPD_DUE_EXTENTS);
 	return gone;
 }

@@ -3,17 +3,25 @@
 #ifndef KVPD_EVICT_H
 #define KVPD_EVICT_H
 
+#include <stdbool.h>
 #include <stdint.h>
+
+#include "daemon/ledger/lease.h"
 
 struct kvpd_tenant;
 
-#define KVPD_EVICT_MAX 64u /* victims in one batch */
+#define KVPD_EVICT_MAX     KVPD_PROOF /* victims in one batch */
+#define KVPD_EVICT_REFUSED 512u       /* protected blocks that one batch passes over at most */
 
-/* How many victims one scan of the leases should serve. */
+/* How many victims one proof should serve. */
 uint32_t kvpd_evict_batch(const struct kvpd_tenant *t);
-/* Evicts at most n (<= KVPD_EVICT_MAX) blocks in the policy's order; returns how many went. */
-uint32_t kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now);
-/* Evicts at most `want` blocks that nothing protects; returns how many. */
+/*
+ * Evicts at most n (<= KVPD_EVICT_MAX) blocks in the policy's order; returns how many went. 0: there
+ * is nothing that could go; -EAGAIN: what was looked at is protected, but there is more.
+ */
+int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now);
 uint64_t kvpd_evict_up_to(struct kvpd_tenant *t, uint64_t want);
+/* A chore: after a limit was lowered, blocks and recipes beyond it go. */
+bool kvpd_room_step(struct kvpd_tenant *t, uint64_t now);
 
 #endif

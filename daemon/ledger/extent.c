@@ -4,8 +4,11 @@
 
 #include <stdlib.h>
 
+#include "daemon/ledger/chores.h"
+#include "daemon/ledger/grow.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/pool.h"
+#include "daemon/ledger/retire.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 
@@ -49,6 +52,13 @@ error:
 	return NULL;
 }
 
+static void free_parts(struct kvpd_extent *x)
+{
+	free(x->unacked);
+	free(x->slot);
+	free(x);
+}
+
 void kvpd_extent_free(struct kvpd_extent *x)
 {
 	struct kvpd_tenant *t = x->tenant;
@@ -58,22 +68,36 @@ void kvpd_extent_free(struct kvpd_extent *x)
 	t->charged -= x->bytes;
 	if (x->kind == KVP_EXTENT_ARENA)
 		t->arena_bytes -= x->bytes;
-	if (x->draining)
-		t->n_draining--;
-	t->dirty = true;
-	free(x->unacked);
-	free(x->slot);
-	free(x);
+	t->n_draining -= x->draining;
+	t->n_unproven -= x->unproven;
+	kvpd_due(t, KVPD_DUE_EXTENTS | KVPD_DUE_SUPPLY);
+	free_parts(x);
 }
 
-/* An extent that comes to nothing. */
+/* Its owner, if it has one, may ask for another. */
+static void disown(struct kvpd_extent *x)
+{
+	struct kvpd_session *s = x->owner;
+
+	x->owner = NULL;
+	if (!s)
+		return;
+	s->making = false;
+	kvpd_arena_count(s, -(int64_t)x->bytes);
+}
+
 void kvpd_extent_give_up(struct kvpd_extent *x)
 {
-	if (x->kind == KVP_EXTENT_ARENA && x->owner) {
-		x->owner->making = false;
-		x->owner->arena_bytes -= x->bytes;
-	}
+	disown(x);
 	kvpd_extent_free(x);
+}
+
+void kvpd_extent_unwanted(struct kvpd_extent *x)
+{
+	disown(x);
+	kvpd_list_remove(&x->link);
+	kvpd_list_append(&x->tenant->orphans, &x->link);
+	kvpd_extent_let_go(x);
 }
 
 void kvpd_extent_free_all(struct kvpd_tenant *t)
@@ -84,7 +108,7 @@ void kvpd_extent_free_all(struct kvpd_tenant *t)
 		if (!x)
 			continue;
 		kvpd_pool_drop_now(x);
-		kvpd_extent_free(x);
+		free_parts(x);
 	}
 }
 
@@ -137,8 +161,10 @@ static void slot_settle(struct kvpd_place p)
 		x->cls->vault_free++;
 		x->tenant->warm |= !x->used;
 	}
-	if (x->draining || !kvpd_list_empty(&x->tenant->wanting))
-		x->tenant->dirty = true;
+	if (x->draining)
+		kvpd_due(x->tenant, KVPD_DUE_EXTENTS);
+	if (!kvpd_list_empty(&x->tenant->wanting))
+		kvpd_due(x->tenant, KVPD_DUE_SUPPLY);
 }
 
 void kvpd_slot_clear(struct kvpd_place p, uint32_t flags)

@@ -66,7 +66,8 @@ struct kvpd_extent {
 	uint32_t slots;
 	uint32_t used;
 	uint32_t free_head;
-	uint32_t hand; /* where the search for blocks to move goes on */
+	uint32_t hand;    /* where the search for blocks to move goes on */
+	uint64_t rest_ns; /* it found nothing: not again before */
 	struct kvpd_slot *slot;
 	/* RETIRING: a bit for each session (by place) that has not unmapped it. */
 	uint64_t *unacked;
@@ -84,9 +85,13 @@ struct kvpd_extent *kvpd_extent_new(
 	struct kvpd_tenant *t, struct kvpd_class *c, uint32_t kind, uint64_t bytes);
 /* Its memory is gone already. */
 void kvpd_extent_free(struct kvpd_extent *x);
-/* Frees an extent that comes to nothing: its owner may ask for another. */
+/*
+ * An extent that comes to nothing, whose owner may ask for another: it has no memory, and is freed;
+ * or it has, which nobody else has mapped, and is dropped.
+ */
 void kvpd_extent_give_up(struct kvpd_extent *x);
-/* At the tenant's end: all extents, with their memory. */
+void kvpd_extent_unwanted(struct kvpd_extent *x);
+/* At the tenant's end, on any thread: all extents, with their memory. */
 void kvpd_extent_free_all(struct kvpd_tenant *t);
 
 /* Are slots given out? */

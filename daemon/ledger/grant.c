@@ -10,10 +10,11 @@
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/list.h"
-#include "daemon/ledger/mover.h"
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/session.h"
+#include "daemon/ledger/supply.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/wake.h"
 #include "shm/kvp_ring.h"
 
 /* How long a RESERVE waits for slots before it is answered with -EAGAIN. */
@@ -70,8 +71,7 @@ static void grant_one(struct kvpd_session *s, struct kvpd_place place, uint32_t 
 
 /* ---- slots of the arenas -------------------------------------------------------------------- */
 
-/* Free slots of the session's arenas in a class, and how many slots those have in all. */
-static uint64_t free_slots(
+uint64_t kvpd_arena_free_slots(
 	const struct kvpd_session *s, const struct kvpd_class *c, uint64_t *ret_slots)
 {
 	uint64_t n = 0, slots = 0;
@@ -109,7 +109,7 @@ static uint32_t grant_some(struct kvpd_session *s, uint32_t space, uint32_t coun
 	struct kvpd_class *c = t->space[space].cls;
 	uint32_t bytes = (uint32_t)t->view.spaces[space].block_bytes;
 	uint32_t room = kvp_cq_room(s->page, s->cq_tail), limit = KVP_MAX_GRANTS - s->n_grants;
-	uint64_t slots, n = free_slots(s, c, &slots);
+	uint64_t slots, n = kvpd_arena_free_slots(s, c, &slots);
 	struct kvpd_place place;
 
 	if (n > count)
@@ -128,36 +128,31 @@ static uint32_t grant_some(struct kvpd_session *s, uint32_t space, uint32_t coun
 	return (uint32_t)n;
 }
 
-/*
- * Has more slots made ready before they are asked for: a larger arena as long as the session may
- * have one, and then by moving its blocks to the vault. A session that waits already gets
- * both.
- */
-static void supply(struct kvpd_session *s, struct kvpd_class *c, bool waits, uint64_t now)
-{
-	uint64_t slots, n = free_slots(s, c, &slots);
-
-	if (n > slots / 2)
-		return;
-	kvpd_arena_grow(s, c, now);
-	if (s->making && !waits)
-		return;
-	s->tenant->writer = s;
-	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
-		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
-
-		if (x->cls == c && x->state == KVPD_EXTENT_LIVE && !x->draining)
-			kvpd_move_out(x, KVPD_MOVE_BLOCKS, waits || n < slots / 8, now);
-	}
-	s->tenant->writer = NULL;
-}
-
 /* ---- reserving ------------------------------------------------------------------------------ */
 
-static void want(struct kvpd_session *s)
+static void begin_waiting(
+	struct kvpd_session *s, const struct kvp_sqe *sqe, uint32_t count, uint64_t now)
 {
-	if (kvpd_list_empty(&s->in_wanting))
-		kvpd_list_append(&s->tenant->wanting, &s->in_wanting);
+	s->reserve = (struct kvpd_reserve){
+		.waiting = true,
+		.serial = sqe->serial,
+		.space = sqe->space,
+		.count = count,
+		.until_ns = now + RESERVE_WAIT_NS,
+	};
+	kvpd_list_append(&s->tenant->wanting, &s->in_wanting);
+	s->tenant->n_wanting++;
+	kvpd_arena_count(s, 0);
+}
+
+void kvpd_reserve_end(struct kvpd_session *s)
+{
+	if (!s->reserve.waiting)
+		return;
+	s->reserve.waiting = false;
+	kvpd_list_remove(&s->in_wanting);
+	s->tenant->n_wanting--;
+	kvpd_arena_count(s, 0);
 }
 
 void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
@@ -166,6 +161,7 @@ void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint6
 			 : sqe->count > KVP_MAX_GRANTS ? KVP_MAX_GRANTS
 						       : sqe->count;
 	struct kvpd_class *c;
+	uint64_t slots, n;
 	int status = 0;
 
 	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space])
@@ -178,40 +174,32 @@ void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint6
 		kvpd_ring_answer(s, sqe, status, 0);
 		return;
 	}
-	c = s->tenant->space[sqe->space].cls;
-	if (!grant_some(s, sqe->space, count, sqe->serial)) {
-		s->reserve = (struct kvpd_reserve){
-			.waiting = true,
-			.serial = sqe->serial,
-			.space = sqe->space,
-			.count = count,
-			.until_ns = now + RESERVE_WAIT_NS,
-		};
-		want(s);
-	}
-	supply(s, c, s->reserve.waiting, now);
+	s->wants = c = s->tenant->space[sqe->space].cls;
+	if (!grant_some(s, sqe->space, count, sqe->serial))
+		begin_waiting(s, sqe, count, now);
+	n = kvpd_arena_free_slots(s, c, &slots);
+	if (n <= slots / 2)
+		kvpd_supply_want(s);
 }
 
-void kvpd_reserve_step(struct kvpd_session *s, uint64_t now)
+bool kvpd_reserve_step(struct kvpd_session *s, uint64_t now)
 {
 	struct kvpd_reserve *r = &s->reserve;
 	struct kvp_sqe sqe = { .op = KVP_OP_RESERVE, .serial = r->serial };
-	struct kvpd_class *c = s->tenant->space[r->space].cls;
 	bool done = true;
 
-	if (s->expelled || !kvp_cq_room(s->page, s->cq_tail))
+	if (s->expelled || !kvp_cq_room(s->page, s->cq_tail)) {
 		done = now >= r->until_ns; /* nobody is there to read the answer */
-	else if (!s->opens[r->space])
+	} else if (!s->opens[r->space]) {
 		kvpd_ring_answer(s, &sqe, -EINVAL, 0);
-	else if (!grant_some(s, r->space, r->count, r->serial)) {
-		supply(s, c, true, now);
+	} else if (!grant_some(s, r->space, r->count, r->serial)) {
 		done = now >= r->until_ns;
 		if (done)
 			kvpd_ring_answer(s, &sqe, -EAGAIN, 0);
 	}
 	if (!done)
-		return;
-	r->waiting = false;
-	kvpd_list_remove(&s->in_wanting);
-	kvpd_ring_wake(s);
+		return false;
+	kvpd_reserve_end(s);
+	kvpd_wake_client(s);
+	return true;
 }

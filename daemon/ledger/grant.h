@@ -9,6 +9,7 @@
 #include "daemon/ledger/extent.h"
 #include "shm/kvp_abi.h"
 
+struct kvpd_class;
 struct kvpd_session;
 
 #define KVPD_GRANT_FREE      0u
@@ -36,7 +37,12 @@ struct kvpd_grant *kvpd_grant_of(struct kvpd_session *s, uint32_t i, uint32_t ge
 void kvpd_grant_release(struct kvpd_session *s, struct kvpd_grant *g);
 /* Serves a RESERVE: slots at once, or the session waits for them. */
 void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now);
-/* Answers a waiting RESERVE if there are slots or its time is over. */
-void kvpd_reserve_step(struct kvpd_session *s, uint64_t now);
+/* Answers a waiting RESERVE if there are slots or its time is over; false: it goes on waiting. */
+bool kvpd_reserve_step(struct kvpd_session *s, uint64_t now);
+/* The session waits no longer; harmless if it did not. */
+void kvpd_reserve_end(struct kvpd_session *s);
+/* Free slots of the session's arenas in a class, and how many slots those have in all. */
+uint64_t kvpd_arena_free_slots(
+	const struct kvpd_session *s, const struct kvpd_class *c, uint64_t *ret_slots);
 
 #endif

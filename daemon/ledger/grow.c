@@ -84,19 +84,24 @@ static uint64_t arena_total(const struct kvpd_tenant *t, uint64_t slot_bytes)
 	return half < one ? one : half;
 }
 
+void kvpd_arena_count(struct kvpd_session *s, int64_t bytes)
+{
+	bool growing;
+
+	s->arena_bytes += (uint64_t)bytes;
+	growing = s->arena_bytes || s->reserve.waiting;
+	if (growing != s->growing)
+		s->tenant->n_growing += growing ? 1 : -1u;
+	s->growing = growing;
+}
+
 /* Sessions with an arena or in want of one share what arenas may take in all. */
 static uint64_t arena_cap(const struct kvpd_session *s, uint64_t slot_bytes)
 {
 	const struct kvpd_tenant *t = s->tenant;
-	uint64_t one = kvpd_pool_round(t->ledger, slot_bytes), users = 1, cap;
+	uint64_t one = kvpd_pool_round(t->ledger, slot_bytes);
+	uint64_t cap = arena_total(t, slot_bytes) / (t->n_growing + !s->growing);
 
-	for (const struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
-		const struct kvpd_session *other =
-			kvpd_container(it, struct kvpd_session, in_tenant);
-
-		users += other != s && (other->arena_bytes || other->reserve.waiting);
-	}
-	cap = arena_total(t, slot_bytes) / users;
 	if (cap > t->limits.arena)
 		cap = t->limits.arena;
 	return cap < one ? one : cap;
@@ -258,7 +263,7 @@ static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t b
 	x->owner = s;
 	x->uid = s->peer.uid;
 	s->making = true;
-	s->arena_bytes += bytes;
+	kvpd_arena_count(s, (int64_t)bytes);
 	kvpd_list_append(&s->arenas, &x->link);
 	if (kvpd_pool_make(x) < 0)
 		kvpd_extent_give_up(x);
@@ -304,5 +309,9 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 		return;
 	}
 	s->refused_ns = now + RECLAIM_NS;
+	/* It looks at all sessions and extents, for whichever session asks. */
+	if (now < t->reclaim_ns)
+		return;
+	t->reclaim_ns = now + RECLAIM_NS;
 	kvpd_reclaim(t, s, c);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scanning the leases of a tenant. */
+/* Looks and proofs. */
 #include "daemon/ledger/lease.h"
 
 #include "daemon/clock.h"
@@ -9,42 +9,166 @@
 #include "daemon/ledger/tenant.h"
 #include "shm/kvp_lease.h"
 
-uint32_t kvpd_scan_begin(struct kvpd_tenant *t)
+#define LOOK_PORTION 4096u /* slots read or blocks marked; a cache miss for each of the latter */
+#define LOOK_PART    8u    /* looks take so large a part of the time at most: an eighth */
+
+/* ---- looks ---------------------------------------------------------------------------------- */
+
+static void look_begin(struct kvpd_tenant *t, struct kvpd_look *l)
 {
-	/* Before it wraps, so that two that begin together are still two. */
-	if (t->scan >= UINT32_MAX - 1) {
-		for (uint32_t i = 0; i < t->layout.max_blocks; i++)
-			t->block[i].mark = 0;
-		t->scan = 0;
-	}
-	return ++t->scan;
+	l->under_way = true;
+	l->spent_ns = 0;
+	l->next = t->sessions.next;
+	l->slot = 0;
+	l->walk = KVP_BLOCK_NONE;
+	/* After 2^32 looks an old mark may be taken for a new one, and spares its block once. */
+	if (++l->number < 2)
+		l->number = 2;
 }
 
-void kvpd_lease_marks(struct kvpd_tenant *t, bool chains)
+/*
+ * Marks the block that the walk has come to, and goes to its parent if chains are looked at. What
+ * stands there may have changed since the last portion: then something else is marked.
+ */
+static void walk_up(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which)
 {
-	const uint64_t began = kvpd_now_ns();
-	kvp_block_id id[KVPD_LEASES];
+	uint32_t b = l->walk;
 
-	kvpd_scan_begin(t);
-	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
-		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
-		uint32_t n = kvp_lease_scan(s->page, id, NULL, KVPD_LEASES);
+	l->walk = KVP_BLOCK_NONE;
+	if (b >= t->layout.max_blocks || t->block[b].look[which] == l->number ||
+		kvpd_block_state(t, b) == KVP_BLOCK_FREE)
+		return;
+	t->block[b].look[which] = l->number;
+	if (which == KVPD_LOOK_CHAINS)
+		l->walk = kvp_load_relaxed(&t->view.blocks[b].parent);
+}
 
-		for (uint32_t i = 0; i < n; i++) {
-			uint32_t b = id[i];
+/* The block that the next lease of the session names; KVP_BLOCK_NONE: it has no more. */
+static uint32_t next_tip(const struct kvpd_session *s, uint32_t *slot)
+{
+	uint64_t v = 0;
 
-			while (b < t->layout.max_blocks && t->block[b].mark != t->scan &&
-				kvpd_block_state(t, b) != KVP_BLOCK_FREE) {
-				t->block[b].mark = t->scan;
-				if (chains)
-					b = kvp_load_relaxed(&t->view.blocks[b].parent);
-			}
+	while (!v && *slot < KVPD_LEASES)
+		v = kvp_lease_slot(s->page, (*slot)++);
+	return kvp_slot_block(v);
+}
+
+/* False: there is more to look at. */
+static bool look_on(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which)
+{
+	for (int32_t work = LOOK_PORTION; work > 0 && l->next != &t->sessions; work--) {
+		struct kvpd_session *s = kvpd_container(l->next, struct kvpd_session, in_tenant);
+
+		if (l->walk != KVP_BLOCK_NONE) {
+			walk_up(t, l, which);
+		} else if (l->slot < KVPD_LEASES) {
+			uint32_t from = l->slot;
+
+			l->walk = next_tip(s, &l->slot);
+			work -= (int32_t)((l->slot - from) / KVP_SHARD_LEASES);
+		} else {
+			l->slot = 0;
+			l->next = l->next->next;
 		}
 	}
-	t->scan_ns = kvpd_now_ns() - began;
+	return l->next == &t->sessions;
 }
 
-bool kvpd_leased(const struct kvpd_tenant *t, uint32_t block)
+bool kvpd_lease_look(struct kvpd_tenant *t, uint32_t which, bool now)
 {
-	return t->block[block].mark == t->scan;
+	struct kvpd_look *l = &t->look[which];
+	uint64_t began = kvpd_now_ns(), end;
+
+	if (!l->under_way) {
+		if (!now && began < l->due_ns)
+			return false;
+		look_begin(t, l);
+	}
+	l->under_way = !look_on(t, l, which);
+	end = kvpd_now_ns();
+	l->spent_ns += end - began;
+	l->due_ns = end + (LOOK_PART - 1) * l->spent_ns;
+	return !l->under_way;
+}
+
+bool kvpd_leased(const struct kvpd_tenant *t, uint32_t which, uint32_t block)
+{
+	const struct kvpd_look *l = &t->look[which];
+	uint32_t found = t->block[block].look[which];
+
+	/* What this look has not come to yet is as the one before had it. */
+	return found == l->number || (l->under_way && found == l->number - 1);
+}
+
+void kvpd_lease_forget(struct kvpd_session *s)
+{
+	for (uint32_t i = 0; i < KVPD_LOOK_KINDS; i++) {
+		struct kvpd_look *l = &s->tenant->look[i];
+
+		if (!l->under_way || l->next != &s->in_tenant)
+			continue;
+		l->next = s->in_tenant.next;
+		l->slot = 0;
+	}
+}
+
+/* ---- proofs --------------------------------------------------------------------------------- */
+
+#define FILTER_WORDS 64u
+
+/*
+ * A bit for each block that is asked about, by the low bits of its number: most slots that name
+ * other blocks go no further. The block's flag says the rest, once: however many slots name it, and
+ * however many name what looks like it, none costs more than a look at the flag.
+ */
+struct filter {
+	uint64_t bits[FILTER_WORDS];
+};
+
+static uint64_t *filter_word(struct filter *f, kvp_block_id id)
+{
+	return &f->bits[id / 64 % FILTER_WORDS];
+}
+
+static bool asked_about(const struct kvpd_tenant *t, struct filter *f, kvp_block_id id)
+{
+	return (*filter_word(f, id) >> id % 64 & 1) && id < t->layout.max_blocks &&
+	       (t->block[id].flags & KVPD_BLOCK_ASKED);
+}
+
+static void found_leased(struct kvpd_tenant *t, kvp_block_id id)
+{
+	t->block[id].flags &= ~KVPD_BLOCK_ASKED;
+	t->block[id].look[KVPD_LOOK_TIPS] = t->look[KVPD_LOOK_TIPS].number;
+}
+
+uint64_t kvpd_lease_prove(struct kvpd_tenant *t, const kvp_block_id *block, uint32_t n)
+{
+	const uint64_t began = kvpd_now_ns();
+	struct filter filter = { { 0 } };
+	uint64_t leased = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		*filter_word(&filter, block[i]) |= UINT64_C(1) << block[i] % 64;
+		t->block[block[i]].flags |= KVPD_BLOCK_ASKED;
+	}
+	kvp_lease_fence();
+	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
+		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
+
+		for (uint32_t i = 0; i < KVPD_LEASES; i++) {
+			uint64_t v = kvp_lease_slot(s->page, i);
+
+			if (v && asked_about(t, &filter, kvp_slot_block(v)))
+				found_leased(t, kvp_slot_block(v));
+		}
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		if (!(t->block[block[i]].flags & KVPD_BLOCK_ASKED))
+			leased |= UINT64_C(1) << i;
+		t->block[block[i]].flags &= ~KVPD_BLOCK_ASKED;
+	}
+	t->proofs++;
+	t->proof_ns = kvpd_now_ns() - began;
+	return leased;
 }

@@ -68,14 +68,18 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	l->post = params->post;
 	l->ctx = params->ctx;
 	l->epoll_fd = l->kick_fd = -1;
-	l->started_ns = l->tick_ns = kvpd_now_ns();
-	kvpd_list_init(&l->active);
+	l->started_ns = l->now_ns = kvpd_now_ns();
+	l->finished_tail = &l->finished;
+	kvpd_list_init(&l->spinning);
 	pthread_mutex_init(&l->lock, NULL);
 	pthread_cond_init(&l->cond, NULL);
 	kvpd_worker_init(&l->pool, l);
+	kvpd_worker_init(&l->dropper, l);
 	kvpd_worker_init(&l->mover, l);
 
 	r = copy_config(l, params->config);
+	if (r == 0)
+		r = kvpd_turns_reserve(&l->row, KVPD_MAX_TENANTS);
 	if (r == 0)
 		r = open_fds(l);
 	if (r < 0)
@@ -94,6 +98,9 @@ int kvpd_ledger_start(struct kvpd_ledger *l)
 {
 	long cores = sysconf(_SC_NPROCESSORS_ONLN);
 	int r = kvpd_worker_start(&l->pool, "kvpool-pool");
+
+	if (r == 0)
+		r = kvpd_worker_start(&l->dropper, "kvpool-dropper");
 
 	/* A copy uses the memory's bandwidth more than the core: one mover for four cores. */
 	for (long i = 0; r == 0 && i < (cores < 8 ? 1 : cores / 4) && i < (long)KVPD_WORKER_THREADS;
@@ -121,14 +128,19 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 		l->running = false;
 	}
 	kvpd_worker_stop(&l->pool);
+	kvpd_worker_stop(&l->dropper);
 	kvpd_worker_stop(&l->mover);
-	while (kvpd_ledger_finish_jobs(l))
+	while (kvpd_ledger_finish_jobs(l, UINT32_MAX))
 		;
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
 		if (l->tenant[i])
 			kvpd_tenant_free(l->tenant[i]);
+	while (kvpd_ledger_finish_jobs(l, UINT32_MAX))
+		;
 	kvpd_worker_fini(&l->pool);
+	kvpd_worker_fini(&l->dropper);
 	kvpd_worker_fini(&l->mover);
+	kvpd_turns_fini(&l->row);
 	pthread_mutex_destroy(&l->lock);
 	pthread_cond_destroy(&l->cond);
 	if (l->kick_fd >= 0)

@@ -11,6 +11,7 @@
 #include "daemon/dataplane.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/worker.h"
+#include "daemon/turns.h"
 
 struct kvpd_call;
 struct kvpd_session;
@@ -37,14 +38,19 @@ struct kvpd_ledger {
 	struct kvpd_tenant *tenant[KVPD_MAX_TENANTS + 1]; /* by id; [0] stays empty */
 	uint32_t last_tenant;                             /* highest id in use so far */
 	uint64_t shares;                                  /* of all tenants */
-	struct kvpd_session *session[KVPD_MAX_SESSIONS];
+	struct kvpd_session *session[KVPD_MAX_SESSIONS];  /* by id % KVPD_MAX_SESSIONS */
 	uint32_t n_sessions;
-	uint32_t last_session;
-	uint32_t n_untold;       /* sessions, see kvpd_sessions_tick() */
-	struct kvpd_list active; /* sessions whose rings are looked at in every round */
+	uint32_t last_session; /* id */
+	uint32_t n_untold;     /* sessions, see kvpd_sessions_tell() */
+	uint64_t told_ns;      /* when that was last tried */
 	uint64_t started_ns;
-	uint64_t rounds;
-	uint64_t tick_ns; /* of the last tick */
+	/* whose turn it is */
+	struct kvpd_turns row;     /* tenants that have something to do */
+	struct kvpd_list spinning; /* sessions that were served a moment ago, the oldest first */
+	struct kvpd_tenant *payer; /* whose time the call or job under way takes */
+	uint64_t now_ns;           /* as of the last turn */
+	uint64_t looked_ns;        /* when tenants were last asked what time makes due */
+	uint64_t polled_ns;        /* when wake-ups were last asked for */
 	/* The machine is short of memory: nothing grows until then. Read by the pool thread. */
 	_Atomic(uint64_t) pressed_until_ns;
 
@@ -56,10 +62,12 @@ struct kvpd_ledger {
 	pthread_mutex_t lock;    /* of these three */
 	pthread_cond_t cond;     /* a call is done */
 	struct kvpd_call *call;
-	struct kvpd_job *finished; /* newest first */
+	struct kvpd_job *finished; /* oldest first */
+	struct kvpd_job **finished_tail;
 	bool stop;
 
 	struct kvpd_worker pool;
+	struct kvpd_worker dropper;
 	struct kvpd_worker mover;
 };
 

@@ -6,6 +6,7 @@
 #ifndef KVPD_LIMBO_H
 #define KVPD_LIMBO_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/ledger/extent.h"
@@ -13,6 +14,9 @@
 #include "daemon/ledger/mover.h"
 
 struct kvpd_tenant;
+
+/* Of one tenant; beyond it what is leased stays where it is. Each has a holder for each lease. */
+#define KVPD_LIMBOS 32u
 
 /* A lease slot that has to change first. */
 struct kvpd_limbo_holder {
@@ -22,23 +26,25 @@ struct kvpd_limbo_holder {
 	uint64_t value;
 };
 
-/* The places that one job left behind, and their holders. */
+/* The places that one switch left behind, and their holders. */
 struct kvpd_limbo {
 	struct kvpd_list link; /* in the tenant */
 	uint32_t n_places;
+	struct kvpd_place place[KVPD_MOVE_BLOCKS * KVPD_MOVE_JOBS];
+	struct kvpd_limbo_holder *holder; /* those not yet seen to change */
 	uint32_t n_holders;
-	struct kvpd_place place[KVPD_MOVE_BLOCKS];
-	struct kvpd_limbo_holder holder[]; /* those not yet done */
+	uint32_t looked, kept; /* in the look that is under way */
 };
 
-/* Empty, with room for all leases there can be. NULL: no memory. */
-struct kvpd_limbo *kvpd_limbo_new(const struct kvpd_tenant *t);
+/* Empty. NULL: no memory. */
+struct kvpd_limbo *kvpd_limbo_new(void);
 /* Its place's slot is kept until the holders are gone. */
 void kvpd_limbo_add(struct kvpd_limbo *limbo, struct kvpd_place place);
-/* All has been added, and the moved blocks are flagged KVPD_BLOCK_LIMBO: finds the holders. */
-void kvpd_limbo_enter(struct kvpd_tenant *t, struct kvpd_limbo *limbo);
-/* Frees places whose holders have been seen to change. */
-void kvpd_limbo_step(struct kvpd_tenant *t);
+/* All places have been added; the holders (malloc) are the limbo's from now on. */
+void kvpd_limbo_enter(struct kvpd_tenant *t, struct kvpd_limbo *limbo,
+	struct kvpd_limbo_holder *holder, uint32_t n_holders);
+/* A chore: frees places whose holders have been seen to change. */
+bool kvpd_limbo_step(struct kvpd_tenant *t, uint64_t now);
 /* At the tenant's end. */
 void kvpd_limbo_free_all(struct kvpd_tenant *t);
 

@@ -6,17 +6,41 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct kvpd_extent;
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/worker.h"
 
 #define KVPD_MOVE_BLOCKS 16u                 /* in one job */
 #define KVPD_MOVE_BYTES  (UINT64_C(4) << 20) /* about, likewise */
-#define KVPD_MOVE_JOBS   4u                  /* of one tenant under way */
+#define KVPD_MOVE_JOBS   4u                  /* of one tenant under way, the switch included */
+
+struct kvpd_move {
+	uint32_t block;
+	struct kvpd_place from;
+	struct kvpd_place to;
+	const void *src;
+	void *dst;
+	uint64_t bytes;
+	uint64_t checksum; /* 0: not copied */
+	uint64_t word;     /* before it was marked */
+};
+
+struct kvpd_move_job {
+	struct kvpd_job job;
+	struct kvpd_list link; /* when it has been copied */
+	struct kvpd_tenant *tenant;
+	bool force; /* leased blocks too */
+	uint32_t n;
+	struct kvpd_move move[KVPD_MOVE_BLOCKS];
+};
 
 /*
  * Begins to copy at most n blocks of x into the vault; returns how many. `urgent`: evicts for room
  * there. Leased blocks are taken only if there are no others and x has to become empty or it is
- * urgent.
+ * urgent. Looks at KVPD_MOVE_LOOK slots at most; the next call goes on behind them.
  */
 uint32_t kvpd_move_out(struct kvpd_extent *x, uint32_t n, bool urgent, uint64_t now);
+
+#define KVPD_MOVE_LOOK 2048u
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pool thread: making and dropping the memory of extents. First touch is parallel, because one
+ * The pool threads: making and dropping the memory of extents. First touch is parallel, because one
  * thread clears pages at a few GB/s only, and goes through the kernel's populate call, which
  * reports lack of memory as an error where a plain store would be answered with SIGBUS.
  */
@@ -26,6 +26,7 @@
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/publish.h"
 #include "daemon/ledger/retire.h"
+#include "daemon/ledger/round.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/worker.h"
 #include "daemon/log.h"
@@ -343,7 +344,7 @@ static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)
 {
 	struct extent_job *j = kvpd_container(job, struct extent_job, job);
 
-	(void)l;
+	kvpd_ledger_charge(l, j->extent->tenant);
 	j->extent->tenant->n_jobs--;
 	kvpd_extent_made(j->extent, j->result);
 	free(j);
@@ -393,13 +394,13 @@ static void done_drop(struct kvpd_ledger *l, struct kvpd_job *job)
 {
 	struct extent_job *j = kvpd_container(job, struct extent_job, job);
 
-	(void)l;
+	kvpd_ledger_charge(l, j->extent->tenant);
 	j->extent->tenant->n_jobs--;
 	kvpd_extent_dropped(j->extent, j->result);
 	free(j);
 }
 
-static int submit(struct kvpd_extent *x, void (*run)(struct kvpd_job *),
+static int submit(struct kvpd_worker *worker, struct kvpd_extent *x, void (*run)(struct kvpd_job *),
 	void (*done)(struct kvpd_ledger *, struct kvpd_job *))
 {
 	struct extent_job *j = calloc(1, sizeof(*j));
@@ -409,21 +410,22 @@ static int submit(struct kvpd_extent *x, void (*run)(struct kvpd_job *),
 	j->extent = x;
 	j->arena = x->kind == KVP_EXTENT_ARENA;
 	j->result = -ECANCELED; /* stays so if the thread is stopped before */
+	j->job.tenant = x->tenant->id;
 	j->job.run = run;
 	j->job.done = done;
 	x->tenant->n_jobs++;
-	kvpd_worker_submit(&x->tenant->ledger->pool, &j->job);
+	kvpd_worker_submit(worker, &j->job);
 	return 0;
 }
 
 int kvpd_pool_make(struct kvpd_extent *x)
 {
-	return submit(x, run_make, done_make);
+	return submit(&x->tenant->ledger->pool, x, run_make, done_make);
 }
 
 int kvpd_pool_drop(struct kvpd_extent *x)
 {
-	return submit(x, run_drop, done_drop);
+	return submit(&x->tenant->ledger->dropper, x, run_drop, done_drop);
 }
 
 void kvpd_pool_drop_now(struct kvpd_extent *x)

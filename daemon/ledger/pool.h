@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool thread: makes, binds, populates and drops the memory of extents. */
+/*
+ * The pool threads: one makes, binds and populates the memory of extents, the other drops it, so that
+ * nobody waits for memory behind pages that the kernel is slow to give up.
+ */
 #ifndef KVPD_POOL_H
 #define KVPD_POOL_H
 
@@ -19,7 +22,7 @@ int kvpd_pool_segment(const struct kvpd_ledger *l, const char *name, uint64_t by
 	int *ret_fd, void **ret_addr);
 /* Any thread. Bytes that a segment of this size really takes. */
 uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes);
-/* Have the pool thread make or drop the memory; kvpd_extent_made() or _dropped() follows. */
+/* Have a pool thread make or drop the memory; kvpd_extent_made() or _dropped() follows. */
 int kvpd_pool_make(struct kvpd_extent *x);
 int kvpd_pool_drop(struct kvpd_extent *x);
 /* In place: nobody else may have it mapped. */

@@ -4,15 +4,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/chores.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
-#include "daemon/ledger/pool.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
@@ -73,8 +72,8 @@ static void go_live(struct kvpd_extent *x)
 	kvp_store_release(&shm->state, KVP_EXTENT_LIVE);
 	/* Clients that do not hear of it ask for it when they meet it. */
 	if (kvp_seg_reopen_ro(x->fd, &fd) == 0)
-		(void)kvpd_extent_post(x, KVPD_EV_EXTENT, fd);
-	x->tenant->dirty = true;
+		kvpd_extent_post(x, KVPD_EV_EXTENT, fd);
+	kvpd_due(x->tenant, KVPD_DUE_SUPPLY);
 }
 
 void kvpd_extent_made(struct kvpd_extent *x, int result)
@@ -104,9 +103,7 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 		return;
 	}
 	if (!x->owner) {
-		x->state = KVPD_EXTENT_DROPPING;
-		kvpd_pool_drop_now(x);
-		kvpd_extent_free(x);
+		kvpd_extent_unwanted(x);
 		return;
 	}
 	/* An open file of the client's own, which kvp_seg_unused() counts. */
@@ -118,8 +115,7 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 			"tenant %s: an arena cannot be offered: %s%s", x->tenant->name,
 			strerror(-r), r == -EMFILE ? "; raise LimitNOFILE=" : "");
 		x->owner->refused_ns = again;
-		kvpd_pool_drop_now(x);
-		kvpd_extent_give_up(x);
+		kvpd_extent_unwanted(x);
 		return;
 	}
 	x->state = KVPD_EXTENT_OFFERED;
@@ -142,57 +138,63 @@ static int answer(const struct kvpd_session *s, const struct kvpd_extent *x,
 	return ret_fd ? kvp_seg_reopen_ro(x->fd, ret_fd) : 0;
 }
 
+#define EXTENTS_A_CALL 64u
+
 struct extent_call {
 	uint32_t session;
 	struct kvp_msg_id id;
 	struct kvp_msg_extent msg;
 	int fd;
 	/* for all of them */
-	struct kvp_msg_extent *all;
-	int *fds;
+	struct kvp_msg_extent all[EXTENTS_A_CALL];
+	int fds[EXTENTS_A_CALL];
 	uint32_t n;
+	uint32_t fds_left; /* which take the kernel a few microseconds each */
+	uint32_t next;     /* id at which to go on; 0: that was all */
 };
 
 static int extents_on_ledger(struct kvpd_ledger *l, void *arg)
 {
 	struct extent_call *c = arg;
 	struct kvpd_session *s = kvpd_session_find(l, c->session);
+	uint32_t i = c->next;
 	struct kvpd_tenant *t;
 	int r;
 
 	if (!s)
 		return -ENOENT;
 	t = s->tenant;
-	c->all = calloc(t->n_extents + 1, sizeof(*c->all));
-	c->fds = calloc(t->n_extents + 1, sizeof(*c->fds));
-	if (!c->all || !c->fds)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < t->n_extents; i++) {
+	kvpd_ledger_charge(l, t);
+	for (c->n = 0; i < t->n_extents && c->n < EXTENTS_A_CALL; i++) {
 		if (!t->extent[i])
 			continue;
 		c->fds[c->n] = -1;
-		r = answer(s, t->extent[i], &c->all[c->n], c->n < FIRST_FDS ? &c->fds[c->n] : NULL);
+		r = answer(s, t->extent[i], &c->all[c->n], c->fds_left ? &c->fds[c->n] : NULL);
 		if (r == -ENOENT)
 			continue;
+		c->fds_left -= c->fds_left > 0;
 		c->n++;
 	}
+	c->next = i < t->n_extents ? i : 0;
 	return 0;
 }
 
 int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session,
 	void (*each)(void *ctx, const struct kvp_msg_extent *extent, int fd), void *ctx)
 {
-	struct extent_call c = { .session = session };
-	int r = kvpd_ledger_ask(ledger, extents_on_ledger, &c);
+	struct extent_call c = { .session = session, .fds_left = FIRST_FDS };
+	int r;
 
-	for (uint32_t i = 0; i < c.n; i++) {
-		if (r == 0)
-			each(ctx, &c.all[i], c.fds[i]);
-		else if (c.fds[i] >= 0)
-			close(c.fds[i]);
-	}
-	free(c.all);
-	free(c.fds);
+	do {
+		c.n = 0;
+		r = kvpd_ledger_ask(ledger, extents_on_ledger, &c);
+		for (uint32_t i = 0; i < c.n; i++) {
+			if (r == 0)
+				each(ctx, &c.all[i], c.fds[i]);
+			else if (c.fds[i] >= 0)
+				close(c.fds[i]);
+		}
+	} while (r == 0 && c.next);
 	return r;
 }
 
@@ -207,6 +209,7 @@ static int extent_get_on_ledger(struct kvpd_ledger *l, void *arg)
 	struct kvpd_session *s = kvpd_session_find(l, c->session);
 	struct kvpd_extent *x = s ? extent_of(s, c->id.id) : NULL;
 
+	kvpd_ledger_charge(l, s ? s->tenant : NULL);
 	return x ? answer(s, x, &c->msg, &c->fd) : -ENOENT;
 }
 
@@ -241,6 +244,7 @@ static int arena_ack_on_ledger(struct kvpd_ledger *l, void *arg)
 	struct kvpd_extent *x = s ? extent_of(s, c->id.id) : NULL;
 	int r;
 
+	kvpd_ledger_charge(l, s ? s->tenant : NULL);
 	if (!x || x->owner != s || x->state != KVPD_EXTENT_OFFERED ||
 		x->generation != c->id.generation)
 		return -EINVAL;
@@ -265,6 +269,7 @@ static int retire_ack_on_ledger(struct kvpd_ledger *l, void *arg)
 	struct kvpd_session *s = kvpd_session_find(l, c->session);
 	struct kvpd_extent *x = s ? extent_of(s, c->id.id) : NULL;
 
+	kvpd_ledger_charge(l, s ? s->tenant : NULL);
 	/* Late or twice is harmless: the extent may be gone already. */
 	if (x && x->generation == c->id.generation)
 		kvpd_extent_unmapped(x, s->place);

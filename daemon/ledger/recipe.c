@@ -5,7 +5,10 @@
 #include <errno.h>
 
 #include "daemon/ledger/block.h"
+#include "daemon/ledger/chores.h"
 #include "daemon/ledger/tenant.h"
+
+#define TRIM 256u /* forgotten at one go; more than one eviction makes */
 
 void kvpd_recipe_list(struct kvpd_tenant *t, uint32_t block, bool old)
 {
@@ -67,7 +70,12 @@ bool kvpd_recipe_forget_oldest(struct kvpd_tenant *t)
 
 void kvpd_recipe_trim(struct kvpd_tenant *t)
 {
-	while (t->n_recipes > t->limits.recipe_blocks)
+	for (uint32_t i = 0; t->n_recipes > t->limits.recipe_blocks; i++) {
+		if (i == TRIM) {
+			kvpd_due(t, KVPD_DUE_ROOM);
+			break;
+		}
 		if (!kvpd_recipe_forget_oldest(t))
 			break;
+	}
 }

@@ -20,7 +20,7 @@ void kvpd_recipe_count(struct kvpd_tenant *t, int more);
 int kvpd_recipe_forget(struct kvpd_tenant *t, uint32_t block);
 /* Forgets the oldest recipe that may go; false: there is none. */
 bool kvpd_recipe_forget_oldest(struct kvpd_tenant *t);
-/* Forgets what is beyond the limit. */
+/* Forgets what is beyond the limit, a portion now and the rest as a chore. */
 void kvpd_recipe_trim(struct kvpd_tenant *t);
 
 #endif

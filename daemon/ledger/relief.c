@@ -7,6 +7,7 @@
 #include "daemon/ledger/relief.h"
 
 #include "daemon/clock.h"
+#include "daemon/ledger/chores.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/tenant.h"
@@ -52,7 +53,7 @@ static void ask(struct kvpd_tenant *t, uint64_t bytes, uint64_t now)
 	t->ceiling = held - bytes;
 	t->asked_ns = now;
 	t->over = true;
-	t->dirty = true;
+	kvpd_due(t, KVPD_DUE_ROOM | KVPD_DUE_EXTENTS);
 }
 
 void kvpd_relief_tick(struct kvpd_tenant *t, uint64_t now)
@@ -60,7 +61,7 @@ void kvpd_relief_tick(struct kvpd_tenant *t, uint64_t now)
 	if (!t->ceiling || kvpd_pressed(t, now))
 		return;
 	t->ceiling = 0;
-	t->dirty = true;
+	kvpd_due(t, KVPD_DUE_ROOM | KVPD_DUE_EXTENTS | KVPD_DUE_SUPPLY);
 }
 
 struct relief {

@@ -7,6 +7,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/dataplane.h"
+#include "daemon/ledger/chores.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/list.h"
@@ -32,7 +33,7 @@ void kvpd_extent_drain(struct kvpd_extent *x)
 	}
 	x->draining = true;
 	x->tenant->n_draining++;
-	x->tenant->dirty = true;
+	kvpd_due(x->tenant, KVPD_DUE_EXTENTS);
 }
 
 void kvpd_extent_orphan(struct kvpd_extent *x)
@@ -49,8 +50,7 @@ void kvpd_extent_orphan(struct kvpd_extent *x)
 
 /* ---- retiring ------------------------------------------------------------------------------- */
 
-/* Nobody should have it mapped any more. */
-static void let_go(struct kvpd_extent *x)
+void kvpd_extent_let_go(struct kvpd_extent *x)
 {
 	x->state = KVPD_EXTENT_DROPPING;
 	if (kvpd_pool_drop(x) < 0)
@@ -59,8 +59,11 @@ static void let_go(struct kvpd_extent *x)
 
 void kvpd_extent_dropped(struct kvpd_extent *x, int result)
 {
+	struct kvpd_tenant *t = x->tenant;
+
 	if (result < 0) {
 		x->state = KVPD_EXTENT_RETIRING;
+		t->n_unproven += !x->unproven;
 		x->unproven = true;
 		x->written = result != -EAGAIN;
 		return;
@@ -84,7 +87,7 @@ static void retire(struct kvpd_extent *x)
 	}
 	x->state = KVPD_EXTENT_RETIRING;
 	if (x->owner)
-		x->owner->arena_bytes -= x->bytes;
+		kvpd_arena_count(x->owner, -(int64_t)x->bytes);
 	x->owner = NULL;
 	kvpd_list_remove(&x->link);
 	kvpd_list_append(&t->orphans, &x->link);
@@ -98,7 +101,7 @@ static void retire(struct kvpd_extent *x)
 		}
 	}
 	if (!x->n_unacked)
-		let_go(x);
+		kvpd_extent_let_go(x);
 }
 
 void kvpd_extent_unmapped(struct kvpd_extent *x, uint32_t place)
@@ -109,7 +112,19 @@ void kvpd_extent_unmapped(struct kvpd_extent *x, uint32_t place)
 		return;
 	x->unacked[place / 64] &= ~bit;
 	if (--x->n_unacked == 0)
-		let_go(x);
+		kvpd_extent_let_go(x);
+}
+
+void kvpd_extent_forgotten(struct kvpd_session *s)
+{
+	struct kvpd_list *it, *tmp;
+
+	kvpd_each(it, tmp, &s->tenant->orphans) {
+		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
+
+		if (x->unacked)
+			kvpd_extent_unmapped(x, s->place);
+	}
 }
 
 bool kvpd_unproven_too_many(const struct kvpd_tenant *t, uid_t uid)
@@ -117,10 +132,11 @@ bool kvpd_unproven_too_many(const struct kvpd_tenant *t, uid_t uid)
 	uint64_t bytes = 0;
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
-		const struct kvpd_extent *x = t->extent[i];
+	for (struct kvpd_list *it = t->orphans.next; t->n_unproven && it != &t->orphans;
+		it = it->next) {
+		const struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
 
-		if (!x || !x->unproven || !x->written || x->uid != uid)
+		if (!x->unproven || !x->written || x->uid != uid)
 			continue;
 		n++;
 		bytes += x->bytes;
@@ -130,28 +146,32 @@ bool kvpd_unproven_too_many(const struct kvpd_tenant *t, uid_t uid)
 
 /* ---- now and then --------------------------------------------------------------------------- */
 
-void kvpd_extent_step(struct kvpd_tenant *t, uint64_t now)
+#define PORTION 256u /* extents looked at in one portion */
+#define MOVES   2u   /* jobs begun in one */
+
+/* Returns how many jobs it began. */
+static uint32_t step_draining(struct kvpd_tenant *t, struct kvpd_extent *x, uint64_t now)
 {
-	bool pressed = !kvpd_list_empty(&t->wanting) || t->over;
+	bool pressed = t->n_wanting || t->over;
 
-	if (t->charged > kvpd_share_now(t))
-		kvpd_reclaim(t, NULL, NULL);
-	/* What is emptied is emptied for the session that has waited longest. */
-	if (!kvpd_list_empty(&t->wanting))
-		t->writer = kvpd_container(t->wanting.next, struct kvpd_session, in_wanting);
-	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
-		struct kvpd_extent *x = t->extent[i];
+	if (x->state == KVPD_EXTENT_OFFERED && !x->owner)
+		retire(x);
+	else if (x->state == KVPD_EXTENT_LIVE && !x->used)
+		retire(x);
+	else if (x->state == KVPD_EXTENT_LIVE)
+		return kvpd_move_out(x, KVPD_MOVE_BLOCKS, pressed, now) > 0;
+	return 0;
+}
 
-		if (!x || !x->draining)
-			continue;
-		if (x->state == KVPD_EXTENT_OFFERED && !x->owner)
-			retire(x);
-		else if (x->state == KVPD_EXTENT_LIVE && !x->used)
-			retire(x);
-		else if (x->state == KVPD_EXTENT_LIVE)
-			kvpd_move_out(x, KVPD_MOVE_BLOCKS, pressed, now);
-	}
-	t->writer = NULL;
+/* Once a second: a wholly free vault extent whose class is not in use goes. */
+static void tick_free(struct kvpd_tenant *t, struct kvpd_extent *x, uint64_t now)
+{
+	if (!kvpd_extent_counts(x) || x->used)
+		return;
+	if (now - x->cls->last_take_ns > WARM_NS)
+		kvpd_extent_drain(x);
+	else
+		t->warm = true;
 }
 
 /* One at a time: where pages are pinned the kernel takes long to refuse. */
@@ -162,28 +182,46 @@ static void prove_next(struct kvpd_tenant *t)
 
 		if (x && x->state == KVPD_EXTENT_RETIRING && !x->n_unacked) {
 			t->prove = x->id + 1;
-			let_go(x);
+			kvpd_extent_let_go(x);
 			return;
 		}
 	}
 }
 
-void kvpd_extent_tick(struct kvpd_tenant *t, uint64_t now)
+static void begin_round(struct kvpd_tenant *t)
 {
-	t->warm = false;
-	for (uint32_t i = 0; i < t->n_extents; i++) {
-		struct kvpd_extent *x = t->extent[i];
-
-		if (!x)
-			continue;
-		if (kvpd_extent_counts(x) && !x->used) {
-			if (now - x->cls->last_take_ns > WARM_NS)
-				kvpd_extent_drain(x);
-			else
-				t->warm = true;
-		}
+	t->ticking = t->tick;
+	t->tick = false;
+	if (t->ticking) {
+		t->warm = false;
+		prove_next(t);
 	}
-	prove_next(t);
-	if (t->n_draining || t->over)
-		t->dirty = true;
+	if (t->charged > kvpd_share_now(t))
+		kvpd_reclaim(t, NULL, NULL);
+}
+
+bool kvpd_extent_step(struct kvpd_tenant *t, uint64_t now)
+{
+	uint32_t end = t->extent_at + PORTION, moves = 0;
+
+	if (!t->extent_at)
+		begin_round(t);
+	/* What is emptied is emptied for a session that waits. */
+	if (!kvpd_list_empty(&t->wanting))
+		t->writer = kvpd_container(t->wanting.next, struct kvpd_session, in_wanting);
+	if (!t->n_draining && !t->ticking)
+		t->extent_at = t->n_extents;
+	for (; t->extent_at < t->n_extents && t->extent_at < end && moves < MOVES; t->extent_at++) {
+		struct kvpd_extent *x = t->extent[t->extent_at];
+
+		if (x && t->ticking)
+			tick_free(t, x, now);
+		if (x && x->draining)
+			moves += step_draining(t, x, now);
+	}
+	t->writer = NULL;
+	if (t->extent_at < t->n_extents)
+		return true;
+	t->extent_at = 0;
+	return false;
 }

@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 struct kvpd_extent;
+struct kvpd_session;
 struct kvpd_tenant;
 
 /* No more slots of it are given out; blocks are moved out in the next steps. */
@@ -30,9 +31,14 @@ void kvpd_extent_dropped(struct kvpd_extent *x, int result);
  */
 bool kvpd_unproven_too_many(const struct kvpd_tenant *t, uid_t uid);
 #define KVPD_UNPROVEN_MAX 16u
-/* Retires what drains and is empty; begins moves out of what drains and is not. */
-void kvpd_extent_step(struct kvpd_tenant *t, uint64_t now);
-/* Once a second: free vault extents of classes not in use, and memory that waits for a proof. */
-void kvpd_extent_tick(struct kvpd_tenant *t, uint64_t now);
+/* The session is gone: it has unmapped all. */
+void kvpd_extent_forgotten(struct kvpd_session *s);
+/* Nobody should have it mapped any more: a pool thread drops it. */
+void kvpd_extent_let_go(struct kvpd_extent *x);
+/*
+ * A chore: retires what drains and is empty, begins moves out of what drains and is not. After a
+ * tick also free vault extents of classes not in use, and memory that waits for a proof.
+ */
+bool kvpd_extent_step(struct kvpd_tenant *t, uint64_t now);
 
 #endif

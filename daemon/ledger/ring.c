@@ -6,19 +6,19 @@
 #include "daemon/ledger/ring.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
+#include "daemon/clock.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/claim.h"
 #include "daemon/ledger/commit.h"
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/grant.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/touch.h"
+#include "daemon/ledger/wake.h"
 #include "shm/kvp_ring.h"
 
 /* Completions that must fit before an entry is taken from the ring. */
@@ -29,12 +29,6 @@
 void kvpd_ring_complete(struct kvpd_session *s, const struct kvp_cqe *cqe)
 {
 	kvp_cq_push(s->page, &s->cq_tail, cqe);
-}
-
-void kvpd_ring_wake(struct kvpd_session *s)
-{
-	if (kvp_cq_must_wake(s->page))
-		syscall(SYS_futex, &s->page->cq_tail, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 void kvpd_ring_answer(struct kvpd_session *s, const struct kvp_sqe *sqe, int status, uint32_t flags)
@@ -79,8 +73,7 @@ static bool key_is_live(const struct kvpd_tenant *t, struct kvp_key key)
 		t->view.index, t->view.index_buckets, key.lo, id, KVP_TAIL_CANDIDATES);
 
 	for (uint32_t i = 0; i < n; i++)
-		if (kvp_key_equal(kvpd_block_key(t, id[i]), key) &&
-			kvpd_block_state(t, id[i]) == KVP_BLOCK_LIVE)
+		if (kvp_key_equal(kvpd_block_key(t, id[i]), key) && kvpd_block_lives(t, id[i]))
 			return true;
 	return false;
 }
@@ -120,6 +113,8 @@ static int delete_block(struct kvpd_session *s, const struct kvp_sqe *sqe, uint6
 	space = kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape));
 	if (!s->opens[space])
 		return -EACCES;
+	if (t->block[id].flags & KVPD_BLOCK_DOOMED)
+		return 0;
 	r = kvpd_block_drop(t, id, true, now);
 	if (r == 0)
 		kvp_bump(&t->view.cat->stats.deleted, 1);
@@ -163,7 +158,12 @@ static void serve_one(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_
 
 /* ---- serving -------------------------------------------------------------------------------- */
 
-uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now)
+bool kvpd_ring_has_entries(const struct kvpd_session *s)
+{
+	return kvp_load_seq(&s->page->sq_tail) != s->sq_head;
+}
+
+uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now, uint64_t until_ns)
 {
 	uint32_t completed = s->cq_tail, n = 0;
 	struct kvp_sqe sqe;
@@ -175,7 +175,7 @@ uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now)
 		kvpd_session_expel(s, -EPIPE, "its client let go of it after its connection broke");
 		return 0;
 	}
-	while (n < KVPD_ROUND_ENTRIES) {
+	do {
 		if (kvp_cq_room(s->page, s->cq_tail) < ROOM_FOR_ONE) {
 			kvpd_ring_stall(s, true);
 			break;
@@ -184,13 +184,27 @@ uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now)
 		if (r < 0)
 			break;
 		if (!n++)
-			kvpd_touch_apply(s, now);
+			now = kvpd_touch_apply(s, now);
 		serve_one(s, &sqe, now);
-	}
+		now = kvpd_now_ns();
+	} while (now < until_ns && !kvpd_ledger_is_wanted(s->tenant->ledger));
 	if (s->cq_tail != completed)
-		kvpd_ring_wake(s);
+		kvpd_wake_client(s);
 	if (r == -EPROTO)
 		kvpd_session_expel(
 			s, -EPROTO, "its submission ring claims more entries than it holds");
 	return n;
+}
+
+bool kvpd_stalled_step(struct kvpd_tenant *t, uint64_t now)
+{
+	(void)now;
+	for (struct kvpd_list *it = t->sessions.next; t->n_stalled && it != &t->sessions;
+		it = it->next) {
+		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
+
+		if (s->stalled && kvp_cq_room(s->page, s->cq_tail) >= KVP_CQ_ENTRIES / 2)
+			kvpd_session_activate(s);
+	}
+	return false;
 }

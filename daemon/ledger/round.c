@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ledger thread: rounds over the active sessions, calls of the control thread, sleeping. */
+/* The ledger thread: turns, calls of the control thread, finished jobs, sleeping. */
 #include "daemon/ledger/round.h"
 
 #include <errno.h>
@@ -9,19 +9,23 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/chores.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/worker.h"
+#include "daemon/turns.h"
 
-/* How long an active session may be silent before its client has to wake the ledger again. */
+/* How long a session may be silent before its client has to wake the ledger again. */
 #define SPIN_NS (20 * UINT64_C(1000))
-#define TICK_MS 1000u
-/* While a RESERVE waits or lease holders are watched. */
-#define HURRY_MS 5
-#define EVENTS   64
+/* While somebody wants a turn, wake-ups are asked for so often. */
+#define POLL_NS (20 * UINT64_C(1000))
+#define EVENTS  256
+/* Calls of epoll_wait() in a row: a crowd that wakes the ledger hides nobody behind it for long. */
+#define POLLS       8
+#define JOBS_A_TURN 8u
 
 struct kvpd_call {
 	int (*fn)(struct kvpd_ledger *ledger, void *arg);
@@ -42,75 +46,91 @@ static void kick(struct kvpd_ledger *l)
 	while (r < 0 && errno == EINTR);
 }
 
+bool kvpd_ledger_is_wanted(const struct kvpd_ledger *l)
+{
+	return atomic_load_explicit(&l->attention, memory_order_relaxed);
+}
+
+/* ---- who pays ------------------------------------------------------------------------------- */
+
+void kvpd_ledger_charge(struct kvpd_ledger *l, struct kvpd_tenant *t)
+{
+	l->payer = t;
+}
+
+/* The time since `began` is charged to the tenant that what was done is about, if there is one. */
+static void pay(struct kvpd_ledger *l, uint64_t began)
+{
+	struct kvpd_tenant *t = l->payer;
+	uint64_t spent = kvpd_now_ns() - began;
+
+	l->payer = NULL;
+	if (!t)
+		return;
+	t->busy_ns += spent;
+	kvpd_turns_charge(&l->row, &t->turn, spent);
+}
+
 /* ---- finished jobs -------------------------------------------------------------------------- */
 
 void kvpd_job_finished(struct kvpd_ledger *l, struct kvpd_job *job)
 {
 	pthread_mutex_lock(&l->lock);
-	job->next = l->finished;
-	l->finished = job;
+	job->next = NULL;
+	*l->finished_tail = job;
+	l->finished_tail = &job->next;
 	pthread_mutex_unlock(&l->lock);
 	kick(l);
 }
 
-uint32_t kvpd_ledger_finish_jobs(struct kvpd_ledger *l)
+static struct kvpd_job *take_job(struct kvpd_ledger *l)
 {
-	struct kvpd_job *newest, *oldest = NULL;
-	uint32_t n = 0;
+	struct kvpd_job *job;
 
 	pthread_mutex_lock(&l->lock);
-	newest = l->finished;
-	l->finished = NULL;
-	pthread_mutex_unlock(&l->lock);
-	while (newest) {
-		struct kvpd_job *next = newest->next;
-
-		newest->next = oldest;
-		oldest = newest;
-		newest = next;
+	job = l->finished;
+	if (job) {
+		l->finished = job->next;
+		if (!l->finished)
+			l->finished_tail = &l->finished;
 	}
-	while (oldest) {
-		struct kvpd_job *next = oldest->next;
+	pthread_mutex_unlock(&l->lock);
+	return job;
+}
 
-		oldest->done(l, oldest);
-		oldest = next;
+uint32_t kvpd_ledger_finish_jobs(struct kvpd_ledger *l, uint32_t max)
+{
+	struct kvpd_job *job;
+	uint32_t n = 0;
+
+	while (n < max && (job = take_job(l))) {
+		uint64_t began = kvpd_now_ns();
+
+		job->done(l, job);
+		pay(l, began);
 		n++;
 	}
+	/* There may be more: not before somebody else had a turn. */
+	if (n == max)
+		atomic_store(&l->attention, true);
 	return n;
 }
 
-/* ---- rounds --------------------------------------------------------------------------------- */
-
-static uint32_t serve_active(struct kvpd_ledger *l, uint64_t now)
-{
-	struct kvpd_list *it, *tmp;
-	uint32_t work = 0;
-
-	kvpd_each(it, tmp, &l->active) {
-		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_active);
-		uint32_t n = kvpd_ring_serve(s, now);
-
-		work += n;
-		if (s->expelled)
-			continue;
-		if (n)
-			s->last_ns = now;
-		else if (s->stalled || now - s->last_ns > SPIN_NS)
-			kvpd_session_deactivate(s);
-	}
-	return work;
-}
+/* ---- calls ---------------------------------------------------------------------------------- */
 
 static bool take_call(struct kvpd_ledger *l)
 {
 	struct kvpd_call *call;
+	uint64_t began;
 
 	pthread_mutex_lock(&l->lock);
 	call = l->call;
 	pthread_mutex_unlock(&l->lock);
 	if (!call)
 		return false;
+	began = kvpd_now_ns();
 	call->result = call->fn(l, call->arg);
+	pay(l, began);
 	pthread_mutex_lock(&l->lock);
 	l->call = NULL;
 	call->done = true;
@@ -119,86 +139,154 @@ static bool take_call(struct kvpd_ledger *l)
 	return true;
 }
 
-static void poll_events(struct kvpd_ledger *l, int timeout_ms)
-{
-	struct epoll_event ev[EVENTS];
-	uint64_t n_kicks;
-	int n = epoll_wait(l->epoll_fd, ev, EVENTS, timeout_ms);
-
-	for (int i = 0; i < n; i++) {
-		uint32_t place = ev[i].data.u32;
-		struct kvpd_session *s;
-
-		if (!place) {
-			(void)!read(l->kick_fd, &n_kicks, sizeof(n_kicks));
-			continue;
-		}
-		s = l->session[place - 1];
-		if (s)
-			kvpd_session_activate(s);
-	}
-}
-
-/* Steps every tenant that has something to do; says how soon the ledger has to look again. */
-static int step_tenants(struct kvpd_ledger *l, uint64_t now)
-{
-	bool tick = now - l->tick_ns >= TICK_MS * KVPD_MS;
-	int timeout = -1;
-
-	for (uint32_t i = 1; i <= l->last_tenant; i++) {
-		struct kvpd_tenant *t = l->tenant[i];
-
-		if (!t)
-			continue;
-		if (kvpd_tenant_due(t, now))
-			kvpd_tenant_step(t, now);
-		if (tick && kvpd_tenant_busy(t))
-			kvpd_tenant_tick(t, now);
-		if (t->dirty)
-			timeout = 0;
-		else if (!kvpd_list_empty(&t->wanting) && timeout)
-			timeout = HURRY_MS;
-		else if (timeout < 0 && kvpd_tenant_busy(t))
-			timeout = TICK_MS;
-		if (t->abandoned && !t->n_sessions && !t->n_jobs)
-			kvpd_tenant_free(t);
-	}
-	if (tick) {
-		kvpd_sessions_tick(l);
-		l->tick_ns = now;
-	}
-	if (timeout < 0 && kvpd_sessions_busy(l))
-		timeout = TICK_MS;
-	return timeout;
-}
-
 /* Calls and finished jobs; false when it is time to stop. */
 static bool attend(struct kvpd_ledger *l, uint32_t *work)
 {
 	bool stop;
 
-	if (!atomic_load_explicit(&l->attention, memory_order_relaxed))
+	if (!kvpd_ledger_is_wanted(l))
 		return true;
 	atomic_store(&l->attention, false);
 	*work += take_call(l);
-	*work += kvpd_ledger_finish_jobs(l);
+	*work += kvpd_ledger_finish_jobs(l, JOBS_A_TURN);
 	pthread_mutex_lock(&l->lock);
 	stop = l->stop;
 	pthread_mutex_unlock(&l->lock);
 	return !stop;
 }
 
+/* ---- turns ---------------------------------------------------------------------------------- */
+
+void kvpd_ledger_join(struct kvpd_tenant *t, struct kvpd_turn *turn)
+{
+	kvpd_turns_join(&t->row, turn);
+	kvpd_turns_join(&t->ledger->row, &t->turn);
+}
+
+void kvpd_ledger_leave(struct kvpd_tenant *t, struct kvpd_turn *turn)
+{
+	kvpd_turns_leave(&t->row, turn);
+	if (!kvpd_turns_next(&t->row))
+		kvpd_turns_leave(&t->ledger->row, &t->turn);
+}
+
+/*
+ * Sessions that were served a moment ago are looked at without a wake-up. Those that stay silent go
+ * to sleep, the oldest first, so that no more are here than could be served within SPIN_NS.
+ */
+static void look_at_spinning(struct kvpd_ledger *l, uint64_t now)
+{
+	struct kvpd_list *it, *tmp;
+
+	kvpd_each(it, tmp, &l->spinning) {
+		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_spinning);
+
+		if (kvpd_ring_has_entries(s))
+			kvpd_session_activate(s);
+		else if (now - s->last_ns > SPIN_NS)
+			kvpd_session_sleep(s);
+	}
+}
+
+/* After a session's turn. */
+static void settle_session(struct kvpd_session *s)
+{
+	if (s->expelled || (!s->stalled && kvpd_ring_has_entries(s)))
+		return;
+	kvpd_ledger_leave(s->tenant, &s->turn);
+	if (s->stalled)
+		kvpd_session_sleep(s);
+	else
+		kvpd_session_spin(s);
+}
+
+static uint32_t serve_tenant(struct kvpd_tenant *t, uint64_t now)
+{
+	const uint64_t until = now + KVPD_SLICE_NS;
+	struct kvpd_turn *turn = kvpd_turns_next(&t->row);
+	struct kvpd_ledger *l = t->ledger;
+	struct kvpd_session *s = NULL;
+	bool more = false;
+	uint64_t spent;
+	uint32_t n = 1;
+
+	if (turn == &t->chores) {
+		more = kvpd_chores_do(t, now, until);
+	} else {
+		s = kvpd_container(turn, struct kvpd_session, turn);
+		n = kvpd_ring_serve(s, now, until);
+	}
+	l->now_ns = kvpd_now_ns();
+	spent = l->now_ns - now;
+	t->busy_ns += spent;
+	kvpd_turns_charge(&t->row, turn, spent);
+	kvpd_turns_charge(&l->row, &t->turn, spent);
+	if (s)
+		settle_session(s);
+	else if (!more)
+		kvpd_ledger_leave(t, turn);
+	return n;
+}
+
+/* What time alone makes due; says how soon to look again if nothing else happens. */
+static int look_at_tenants(struct kvpd_ledger *l, uint64_t now)
+{
+	int timeout = kvpd_sessions_tell(l, now);
+
+	l->looked_ns = now;
+	for (uint32_t i = 1; i <= l->last_tenant; i++) {
+		int ms = l->tenant[i] && !kvpd_tenant_end(l->tenant[i])
+				 ? kvpd_chores_look(l->tenant[i], now)
+				 : -1;
+
+		if (ms >= 0 && (timeout < 0 || ms < timeout))
+			timeout = ms;
+	}
+	return timeout;
+}
+
 bool kvpd_ledger_round(struct kvpd_ledger *l, uint32_t *ret_work, int *ret_timeout_ms)
 {
-	uint64_t now = kvpd_now_ns();
-	uint32_t work = serve_active(l, now);
+	struct kvpd_turn *turn;
+	uint32_t work = 0;
+	uint64_t now;
 
 	if (!attend(l, &work))
 		return false;
-	*ret_timeout_ms = step_tenants(l, now);
+	l->now_ns = now = kvpd_now_ns();
+	look_at_spinning(l, now);
+	if (now - l->looked_ns >= KVPD_CHORES_NS)
+		(void)look_at_tenants(l, now);
+	turn = kvpd_turns_next(&l->row);
+	if (turn)
+		work += serve_tenant(kvpd_container(turn, struct kvpd_tenant, turn), now);
+	*ret_timeout_ms = 0;
+	if (!kvpd_turns_next(&l->row) && kvpd_list_empty(&l->spinning))
+		*ret_timeout_ms = look_at_tenants(l, now);
 	*ret_work = work;
-	l->rounds++;
 	return true;
+}
+
+/* ---- the thread ----------------------------------------------------------------------------- */
+
+static void poll_events(struct kvpd_ledger *l, int timeout_ms)
+{
+	struct epoll_event ev[EVENTS];
+	uint64_t n_kicks;
+	int n = EVENTS;
+
+	for (uint32_t k = 0; k < POLLS && n == EVENTS; k++) {
+		n = epoll_wait(l->epoll_fd, ev, EVENTS, k ? 0 : timeout_ms);
+		for (int i = 0; i < n; i++) {
+			uint32_t place = ev[i].data.u32;
+
+			if (place == KVPD_MAX_SESSIONS)
+				(void)!read(l->kick_fd, &n_kicks, sizeof(n_kicks));
+			else if (l->session[place])
+				kvpd_session_activate(l->session[place]);
+		}
+	}
+	l->polled_ns = l->now_ns;
 }
 
 void *kvpd_ledger_main(void *arg)
@@ -208,12 +296,13 @@ void *kvpd_ledger_main(void *arg)
 	int timeout;
 
 	while (kvpd_ledger_round(l, &work, &timeout)) {
-		if (work) {
+		if (kvpd_turns_next(&l->row) || kvpd_ledger_is_wanted(l)) {
 			quiet = 0;
-			poll_events(l, 0);
-		} else if (!kvpd_list_empty(&l->active)) {
+			if (l->now_ns - l->polled_ns >= POLL_NS)
+				poll_events(l, 0);
+		} else if (!kvpd_list_empty(&l->spinning)) {
 			/* Wake-ups of other sessions come by epoll; look there now and then. */
-			if (++quiet % 16 == 0)
+			if (work || ++quiet % 16 == 0)
 				poll_events(l, 0);
 			kvp_cpu_relax();
 		} else {
@@ -230,8 +319,11 @@ int kvpd_ledger_ask(struct kvpd_ledger *l, int (*fn)(struct kvpd_ledger *, void 
 {
 	struct kvpd_call call = { .fn = fn, .arg = arg };
 
-	if (!l->running)
-		return fn(l, arg);
+	if (!l->running) {
+		call.result = fn(l, arg);
+		l->payer = NULL;
+		return call.result;
+	}
 	pthread_mutex_lock(&l->lock);
 	l->call = &call;
 	pthread_mutex_unlock(&l->lock);

@@ -71,10 +71,14 @@ static uint64_t starts(uint64_t word, uint32_t n)
 	return word;
 }
 
-/* First word from `from` on, around the end, that is set in the summary and holds a run of n. */
-static uint32_t find(const struct kvpd_runs *r, const uint64_t *summary, uint32_t from, uint32_t n)
+/*
+ * First word from `from` on, around the end, that is set in the summary and holds a run of n, as
+ * far as the look reaches; where it ended without one, *hint is where to go on.
+ */
+static uint32_t find(const struct kvpd_runs *r, const uint64_t *summary, uint32_t from, uint32_t n,
+	uint32_t *hint)
 {
-	uint32_t n_summary = (r->words + 63) / 64;
+	uint32_t n_summary = (r->words + 63) / 64, looked = 0;
 
 	for (uint32_t i = 0; i <= n_summary; i++) {
 		uint32_t s = (from / 64 + i) % n_summary;
@@ -89,6 +93,10 @@ static uint32_t find(const struct kvpd_runs *r, const uint64_t *summary, uint32_
 
 			if (starts(r->free[w], n))
 				return w;
+			if (++looked == KVPD_RUN_LOOK) {
+				*hint = w;
+				return KVPD_RUN_NONE;
+			}
 		}
 	}
 	return KVPD_RUN_NONE;
@@ -111,10 +119,11 @@ uint32_t kvpd_runs_take(struct kvpd_runs *r, uint32_t n, uint32_t prefer)
 		(r->free[prefer / 64] >> (prefer & 63) & mask(n)) == mask(n))
 		return take_at(r, prefer / 64, prefer & 63, n);
 
-	uint32_t w = find(r, r->whole, r->hint, n);
+	uint32_t from = r->hint, w = find(r, r->whole, from, n, &r->hint);
 	if (w == KVPD_RUN_NONE)
-		w = find(r, r->some, r->hint, n);
-	if (w == KVPD_RUN_NONE)
+		w = find(r, r->some, from, n, &r->hint);
+	r->wanted = w == KVPD_RUN_NONE;
+	if (r->wanted)
 		return KVPD_RUN_NONE;
 	r->hint = w;
 	return take_at(r, w, (uint32_t)__builtin_ctzll(starts(r->free[w], n)), n);
@@ -129,6 +138,9 @@ void kvpd_runs_give(struct kvpd_runs *r, uint32_t first, uint32_t n)
 	r->free[w] |= mask(n) << (first & 63);
 	r->n_free += n;
 	summarise(r, w);
+	/* Who looks for a run in vain looks here first when something has come back. */
+	if (r->wanted)
+		r->hint = w;
 }
 
 bool kvpd_runs_is_free(const struct kvpd_runs *r, uint32_t number)

@@ -6,7 +6,8 @@
  * that chains that grow at the same time do not interleave.
  *
  * A run never crosses a multiple of 64. Constant time up to the size of two summary bitmaps
- * (1/4096 of the numbers, in bits). Not thread-safe.
+ * (1/4096 of the numbers, in bits), and KVPD_RUN_LOOK words where the free ones are in pieces: then
+ * a run may be missed that a later call finds. Not thread-safe.
  */
 #ifndef KVPD_RUNS_H
 #define KVPD_RUNS_H
@@ -16,6 +17,7 @@
 
 #define KVPD_RUN_MAX  32u
 #define KVPD_RUN_NONE UINT32_C(0xffffffff)
+#define KVPD_RUN_LOOK 4096u
 
 struct kvpd_runs {
 	uint64_t *free;  /* a bit for each number, 1 = free */
@@ -25,13 +27,14 @@ struct kvpd_runs {
 	uint32_t words;
 	uint32_t n_free;
 	uint32_t hint; /* word at which the next search begins */
+	bool wanted;   /* the last search was in vain */
 };
 
 /* All of [0, total) free. -ENOMEM. */
 int kvpd_runs_init(struct kvpd_runs *r, uint32_t total);
 void kvpd_runs_fini(struct kvpd_runs *r);
 
-/* A run of n at `prefer` if it is free there, else anywhere; KVPD_RUN_NONE: there is none. */
+/* A run of n at `prefer` if it is free there, else anywhere; KVPD_RUN_NONE: none was found. */
 uint32_t kvpd_runs_take(struct kvpd_runs *r, uint32_t n, uint32_t prefer);
 void kvpd_runs_give(struct kvpd_runs *r, uint32_t first, uint32_t n);
 bool kvpd_runs_is_free(const struct kvpd_runs *r, uint32_t number);

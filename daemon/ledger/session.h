@@ -8,6 +8,7 @@
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/lookups.h"
+#include "daemon/turns.h"
 
 struct kvpd_ledger;
 struct kvpd_tenant;
@@ -15,10 +16,13 @@ struct kvpd_tenant;
 struct kvpd_session {
 	struct kvpd_tenant *tenant;
 	uint32_t id;
-	uint32_t place; /* in ledger->session, and bit in kvpd_extent.unacked */
+	uint32_t place; /* id % KVPD_MAX_SESSIONS: in ledger->session and kvpd_extent.unacked */
 	struct kvpd_list in_tenant;
-	struct kvpd_list in_active;  /* or an empty list of its own */
-	struct kvpd_list in_wanting; /* likewise */
+	struct kvpd_turn turn;        /* in the tenant's row while it has entries to be served */
+	struct kvpd_list in_spinning; /* or an empty list of its own */
+	struct kvpd_list in_wanting;  /* likewise */
+	struct kvpd_list in_low;      /* likewise */
+	struct kvpd_list in_wakes;    /* likewise */
 	struct kvpd_peer peer;
 	struct kvp_session_page *page;
 	int wake_fd;
@@ -35,13 +39,14 @@ struct kvpd_session {
 	uint32_t cq_tail;
 	uint32_t touch_head[KVP_SHARDS];
 	uint32_t touch_shard; /* whose log comes first next time */
-	uint32_t touch_debt;  /* blocks touched beyond KVPD_TOUCH_BLOCKS */
 	uint32_t opens[KVP_MAX_SPACES];
 	uint32_t n_claims;
 	struct kvpd_list arenas;
 	uint64_t arena_bytes;
-	bool making; /* an arena of it is MAKING or OFFERED */
+	bool growing; /* counted in the tenant's n_growing */
+	bool making;  /* an arena of it is MAKING or OFFERED */
 	uint64_t refused_ns;
+	struct kvpd_class *wants; /* of which it last asked for slots */
 	struct kvpd_reserve reserve;
 	bool has_tip;
 	uint32_t tip; /* of the chain that it writes: see tip.h */
@@ -55,20 +60,17 @@ struct kvpd_session {
 };
 
 struct kvpd_session *kvpd_session_find(struct kvpd_ledger *l, uint32_t id);
-/* Its ring is looked at in every round from now on, until it has been silent for a while. */
+/* It has, or may have, entries to be served: it wants a turn. */
 void kvpd_session_activate(struct kvpd_session *s);
-/* The opposite, unless an entry came meanwhile: its client has to wake the ledger. */
-void kvpd_session_deactivate(struct kvpd_session *s);
+/* It has been served, and is looked at for a while without a wake-up. */
+void kvpd_session_spin(struct kvpd_session *s);
+/* From now on its client has to wake the ledger, unless an entry came meanwhile. */
+void kvpd_session_sleep(struct kvpd_session *s);
 /*
  * It broke the protocol, or is over: served no more; the control thread is told to end it. The
  * reason is a string that lives for ever.
  */
 void kvpd_session_expel(struct kvpd_session *s, int error, const char *reason);
-/* Once a second while kvpd_sessions_busy(). */
-void kvpd_sessions_tick(struct kvpd_ledger *l);
-bool kvpd_sessions_busy(const struct kvpd_ledger *l);
-/* Frees it and all that is its own. */
-void kvpd_session_finish(struct kvpd_session *s);
 /*
  * Adds what the client has counted in its page: never less than the last time, and never more than
  * it can have done since it attached, whatever it wrote there.
@@ -76,5 +78,14 @@ void kvpd_session_finish(struct kvpd_session *s);
 void kvpd_session_lookups(struct kvpd_session *s, struct kvpd_lookups *sum);
 /* Sums stay what JSON can hold as an integer, INT64_MAX at most. */
 void kvpd_lookups_add(struct kvpd_lookups *sum, const struct kvpd_lookups *n);
+/*
+ * Tells the control thread of sessions that it does not know yet to be expelled, for want of memory;
+ * once a second. Returns in how many milliseconds to try again, -1: there are none.
+ */
+int kvpd_sessions_tell(struct kvpd_ledger *l, uint64_t now);
+/* It leaves the ledger with all that is its own there; to be freed on any thread. */
+void kvpd_session_end(struct kvpd_session *s);
+/* Any thread, not the ledger's while it runs: takes the kernel a while. NULL is harmless. */
+struct kvpd_session *kvpd_session_free(struct kvpd_session *s);
 
 #endif

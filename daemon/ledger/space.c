@@ -117,44 +117,88 @@ static bool is_of(const struct kvpd_tenant *t, uint32_t id, uint32_t space)
 	       kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape)) == space;
 }
 
-/* Forgets the blocks of a space, children first. False: something protects one of them. */
-static bool empty_space(struct kvpd_tenant *t, uint32_t space, uint64_t now)
+/* ---- room in the table ---------------------------------------------------------------------- */
+
+#define EMPTY_TRIES 4u    /* spaces; one that is protected stays */
+#define EMPTY_LOOK  1024u /* descriptors looked at in one call */
+#define EMPTY_RUNS  2u    /* and runs of blocks that go, of KVPD_PROOF at most */
+
+/*
+ * Forgets blocks of the space that is emptied, children first: a portion. A block that goes takes
+ * its parent along if it was the last child, so one pass will do. False: there is more to do.
+ */
+static bool empty_on(struct kvpd_tenant *t, uint64_t now)
 {
-	/* A block that goes takes its parent along if it was the last child: one pass will do. */
-	for (uint32_t id = 0; id < t->layout.max_blocks; id++)
-		if (is_of(t, id, space))
-			kvpd_chain_drop(t, id, now);
-	for (uint32_t id = 0; id < t->layout.max_blocks; id++)
-		if (is_of(t, id, space))
+	struct kvpd_emptying *e = &t->emptying;
+	uint32_t end = e->at + EMPTY_LOOK, runs = 0;
+
+	for (; t->space[e->space].blocks && e->at < t->layout.max_blocks; e->at++) {
+		if (e->at == end || runs == EMPTY_RUNS)
 			return false;
+		if (e->chain == KVP_BLOCK_NONE && is_of(t, e->at, e->space) &&
+			!t->block[e->at].children)
+			e->chain = e->at;
+		for (; e->chain != KVP_BLOCK_NONE; runs++) {
+			if (runs == EMPTY_RUNS)
+				return false;
+			e->chain = kvpd_chain_drop(t, e->chain, now);
+		}
+	}
 	return true;
 }
 
-static uint32_t free_entry(struct kvpd_tenant *t, uint64_t now)
+/* The one that nobody has open and that was opened longest ago. */
+static uint32_t oldest_closed(const struct kvpd_tenant *t)
 {
-	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
-		if (!is_live(t, i))
-			return i;
-	/* One that nobody has open; the one opened longest ago first. */
-	for (uint32_t tries = 0; tries < 4; tries++) {
-		uint32_t old = KVP_MAX_SPACES;
+	uint32_t old = KVP_MAX_SPACES;
 
-		for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
-			if (!t->space[i].opens &&
-				(old == KVP_MAX_SPACES ||
-					t->space[i].opened < t->space[old].opened))
-				old = i;
-		if (old == KVP_MAX_SPACES)
-			break;
-		t->space[old].opened = now;
-		if (!empty_space(t, old, now))
-			continue;
-		kvp_store_release(&shm_space(t, old)->state, KVP_SPACE_FREE);
-		t->space[old].cls = NULL;
-		return old;
-	}
-	return KVP_MAX_SPACES;
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		if (!t->space[i].opens &&
+			(old == KVP_MAX_SPACES || t->space[i].opened < t->space[old].opened))
+			old = i;
+	return old;
 }
+
+/*
+ * An entry that is free, or is made so by emptying one. -EINPROGRESS: that takes longer; ask again.
+ * -ENOSPC: all are open, or something protects their blocks.
+ */
+static int free_entry(struct kvpd_tenant *t, uint64_t now, uint32_t *ret_space)
+{
+	struct kvpd_emptying *e = &t->emptying;
+
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		if (!is_live(t, i)) {
+			*ret_space = i;
+			return 0;
+		}
+	}
+	if (!e->under_way || t->space[e->space].opens) {
+		*e = (struct kvpd_emptying){
+			.under_way = true,
+			.tries = e->tries,
+			.space = oldest_closed(t),
+			.chain = KVP_BLOCK_NONE,
+		};
+		if (e->space == KVP_MAX_SPACES || e->tries++ == EMPTY_TRIES) {
+			*e = (struct kvpd_emptying){ 0 };
+			return -ENOSPC;
+		}
+		t->space[e->space].opened = now;
+	}
+	if (!empty_on(t, now))
+		return -EINPROGRESS;
+	e->under_way = false;
+	if (t->space[e->space].blocks)
+		return -EINPROGRESS; /* with the next one */
+	e->tries = 0;
+	kvp_store_release(&shm_space(t, e->space)->state, KVP_SPACE_FREE);
+	t->space[e->space].cls = NULL;
+	*ret_space = e->space;
+	return 0;
+}
+
+/* ---- opening -------------------------------------------------------------------------------- */
 
 void kvpd_space_capacity(struct kvpd_tenant *t)
 {
@@ -215,10 +259,12 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 	struct kvpd_tenant *t;
 	const char *wrong;
 	uint32_t i;
+	int r;
 
 	if (!s)
 		return refuse(c, -ENOENT, "no such session");
 	t = s->tenant;
+	kvpd_ledger_charge(l, t);
 	wrong = judge(c->canon, &bytes);
 	if (wrong)
 		return refuse(c, -EINVAL, wrong);
@@ -230,9 +276,11 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 		if (is_live(t, i) && !memcmp(&shm_space(t, i)->canon, c->canon, sizeof(*c->canon)))
 			break;
 	if (i == KVP_MAX_SPACES) {
-		i = free_entry(t, now);
-		if (i == KVP_MAX_SPACES)
-			return refuse(c, -ENOSPC, "the tenant has 64 spaces and all are in use");
+		r = free_entry(t, now, &i);
+		if (r == -EINPROGRESS)
+			return r;
+		if (r < 0)
+			return refuse(c, r, "the tenant has 64 spaces and all are in use");
 		cls = kvpd_class_get(t, KVP_TIER_DRAM, kvpd_slot_bytes(bytes));
 		if (!cls)
 			return refuse(c, -ENOSPC, "too many different block sizes at once");

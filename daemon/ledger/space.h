@@ -3,6 +3,7 @@
 #ifndef KVPD_SPACE_H
 #define KVPD_SPACE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct kvpd_class;
@@ -12,10 +13,20 @@ struct kvpd_tenant;
 /* What the ledger keeps of a space besides the catalog. */
 struct kvpd_space {
 	struct kvpd_class *cls;
-	uint32_t opens; /* by all sessions */
+	uint32_t blocks; /* in any state but FREE */
+	uint32_t opens;  /* by all sessions */
 	uint64_t opened;
 	uint32_t payloads;   /* blocks of it that have one */
 	uint64_t tokens_put; /* of blocks published since it was made */
+};
+
+/* A space that nobody has open is emptied to make room for another. */
+struct kvpd_emptying {
+	bool under_way;
+	uint32_t tries; /* spaces, for the one that is to be opened */
+	uint32_t space;
+	uint32_t at;    /* descriptor that is looked at next */
+	uint32_t chain; /* block of a chain that goes, or KVP_BLOCK_NONE */
 };
 
 /*

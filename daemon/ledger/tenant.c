@@ -11,11 +11,9 @@
 
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
-#include "daemon/ledger/claim.h"
+#include "daemon/ledger/chores.h"
 #include "daemon/ledger/delete.h"
-#include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
-#include "daemon/ledger/grant.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/limbo.h"
 #include "daemon/ledger/tenant_limits.h"
@@ -24,16 +22,16 @@
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/recipe.h"
 #include "daemon/ledger/relief.h"
-#include "daemon/ledger/retire.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/space.h"
+#include "daemon/ledger/switch.h"
+#include "daemon/ledger/wake.h"
+#include "daemon/ledger/worker.h"
 #include "daemon/log.h"
+#include "daemon/turns.h"
 #include "policy/kvp_evict.h"
-#include "shm/kvp_ring.h"
 #include "shm/kvp_seg.h"
-
-#define STEP_NS KVPD_MS /* while somebody waits and nothing happens */
 
 /* ---- making --------------------------------------------------------------------------------- */
 
@@ -88,6 +86,23 @@ static int make_state(struct kvpd_tenant *t)
 	return 0;
 }
 
+/* What needs the ledger no more: unmapping and freeing take the kernel long. */
+static void destroy(struct kvpd_tenant *t)
+{
+	kvpd_extent_free_all(t);
+	kvp_seg_unmap(t->catalog, t->layout.bytes);
+	if (t->catalog_fd >= 0)
+		close(t->catalog_fd);
+	kvp_evict_free(t->evict);
+	kvpd_runs_fini(&t->ids);
+	kvpd_runs_fini(&t->cells);
+	kvpd_turns_fini(&t->row);
+	free(t->block);
+	free(t->doomed);
+	free(t->name);
+	free(t);
+}
+
 static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
 	const struct kvpd_limits *limits, struct kvpd_tenant **ret_tenant)
 {
@@ -106,8 +121,18 @@ static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
 	kvpd_list_init(&t->limbo);
 	kvpd_list_init(&t->sessions);
 	kvpd_list_init(&t->wanting);
+	kvpd_list_init(&t->low);
+	kvpd_list_init(&t->waking);
+	kvpd_switch_init(t);
+	t->touch_at = &t->sessions;
+	/* What was never looked at carries a 0. */
+	for (uint32_t i = 0; i < KVPD_LOOK_KINDS; i++)
+		t->look[i].number = 1;
 	t->name = strdup(name);
 	if (!t->name)
+		goto error;
+	r = kvpd_turns_reserve(&t->row, 1); /* for the chores */
+	if (r < 0)
 		goto error;
 	r = -EIO;
 	if (getrandom(&t->salt, sizeof(t->salt), 0) != sizeof(t->salt))
@@ -134,20 +159,11 @@ static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
 	*ret_tenant = t;
 	return 0;
 error:
-	kvpd_tenant_free(t);
+	destroy(t);
 	return r;
 }
 
 /* ---- limits --------------------------------------------------------------------------------- */
-
-/* After a limit was lowered: what is in use goes later. */
-static void shrink(struct kvpd_tenant *t, uint64_t now)
-{
-	while (t->n_blocks > t->limits.max_blocks)
-		if (!kvpd_evict_some(t, KVPD_EVICT_MAX, now))
-			break;
-	t->over = t->n_blocks > t->limits.max_blocks || t->charged > kvpd_share_now(t);
-}
 
 static uint64_t least_share(const struct kvpd_tenant *t)
 {
@@ -164,7 +180,7 @@ static uint64_t least_share(const struct kvpd_tenant *t)
 }
 
 /* Limits that a catalog fixes stay as they are: it has so many descriptors and no more. */
-static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given, uint64_t now)
+static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given)
 {
 	struct kvpd_ledger *l = t->ledger;
 	struct kvpd_limits n = kvpd_limits_settle(given);
@@ -191,8 +207,8 @@ static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given, u
 	t->limits = n;
 	kvpd_space_capacity(t);
 	kvpd_recipe_trim(t);
-	shrink(t, now);
-	t->dirty = true;
+	t->over = t->n_blocks > t->limits.max_blocks || t->charged > kvpd_share_now(t);
+	kvpd_due(t, KVPD_DUE_ROOM | KVPD_DUE_EXTENTS);
 }
 
 /* Shares that a reload has raised, as far as what a tenant gave up is enough. */
@@ -204,85 +220,85 @@ static void pass_on(struct kvpd_ledger *l)
 		if (t && t->waits && t->asked.share - t->limits.share <= l->memory - l->shares) {
 			struct kvpd_limits asked = t->asked;
 
-			set_limits(t, &asked, kvpd_now_ns());
+			set_limits(t, &asked);
 		}
 	}
 }
 
 /* ---- ending --------------------------------------------------------------------------------- */
 
-struct kvpd_tenant *kvpd_tenant_free(struct kvpd_tenant *t)
+struct destroy_job {
+	struct kvpd_job job;
+	struct kvpd_tenant *tenant;
+};
+
+static void run_destroy(struct kvpd_job *job)
+{
+	struct destroy_job *j = kvpd_container(job, struct destroy_job, job);
+
+	destroy(j->tenant);
+	j->tenant = NULL;
+}
+
+static void done_destroy(struct kvpd_ledger *l, struct kvpd_job *job)
+{
+	struct destroy_job *j = kvpd_container(job, struct destroy_job, job);
+
+	(void)l;
+	if (j->tenant) /* the thread was stopped before */
+		destroy(j->tenant);
+	free(j);
+}
+
+/* Takes it out of the ledger; it is of no more use to anybody. */
+static void unlink_tenant(struct kvpd_tenant *t)
 {
 	struct kvpd_ledger *l = t->ledger;
 
 	if (t->catalog && t->view.cat)
-		kvpd_claim_wake_all(t);
-	while (!kvpd_list_empty(&t->sessions))
-		kvpd_session_finish(
-			kvpd_container(t->sessions.next, struct kvpd_session, in_tenant));
+		kvpd_wake_all(t);
+	while (!kvpd_list_empty(&t->sessions)) {
+		struct kvpd_session *s =
+			kvpd_container(t->sessions.next, struct kvpd_session, in_tenant);
+
+		kvpd_session_end(s);
+		kvpd_session_free(s);
+	}
+	kvpd_switch_free_all(t);
 	kvpd_limbo_free_all(t);
-	kvpd_extent_free_all(t);
+	kvpd_turns_leave(&l->row, &t->turn);
 	if (l->tenant[t->id] == t) {
 		l->tenant[t->id] = NULL;
 		l->shares -= t->limits.share;
 		pass_on(l);
 	}
-	kvp_seg_unmap(t->catalog, t->layout.bytes);
-	if (t->catalog_fd >= 0)
-		close(t->catalog_fd);
-	kvp_evict_free(t->evict);
-	kvpd_runs_fini(&t->ids);
-	kvpd_runs_fini(&t->cells);
-	free(t->block);
-	free(t->doomed);
-	free(t->name);
-	free(t);
-	return NULL;
+	if (l->payer == t)
+		l->payer = NULL;
 }
 
-/* ---- now and then --------------------------------------------------------------------------- */
-
-bool kvpd_tenant_due(const struct kvpd_tenant *t, uint64_t now)
+void kvpd_tenant_free(struct kvpd_tenant *t)
 {
-	return t->dirty || (!kvpd_list_empty(&t->wanting) && now - t->stepped_ns >= STEP_NS);
-}
+	struct destroy_job *j = calloc(1, sizeof(*j));
+	struct kvpd_ledger *l = t->ledger;
 
-void kvpd_tenant_step(struct kvpd_tenant *t, uint64_t now)
-{
-	struct kvpd_list *it, *tmp;
-
-	t->dirty = false;
-	t->stepped_ns = now;
-	kvpd_limbo_step(t);
-	kvpd_each(it, tmp, &t->wanting) {
-		kvpd_reserve_step(kvpd_container(it, struct kvpd_session, in_wanting), now);
+	unlink_tenant(t);
+	if (!j) {
+		destroy(t);
+		return;
 	}
-	kvpd_extent_step(t, now);
+	j->tenant = t;
+	j->job.tenant = t->id;
+	j->job.run = run_destroy;
+	j->job.done = done_destroy;
+	kvpd_worker_submit(&l->dropper, &j->job);
 }
 
-bool kvpd_tenant_busy(const struct kvpd_tenant *t)
+bool kvpd_tenant_end(struct kvpd_tenant *t)
 {
-	return t->over || t->ceiling || t->n_tips || t->n_claims || t->n_doomed || t->n_draining ||
-	       t->n_stalled || t->warm || !kvpd_list_empty(&t->limbo);
-}
-
-void kvpd_tenant_tick(struct kvpd_tenant *t, uint64_t now)
-{
-	kvpd_relief_tick(t, now);
-	kvpd_tip_expire(t, now);
-	if (t->over)
-		shrink(t, now);
-	kvpd_claim_expire(t, now);
-	kvpd_doomed_step(t, now);
-	kvpd_limbo_step(t);
-	kvpd_extent_tick(t, now);
-	for (struct kvpd_list *it = t->sessions.next; t->n_stalled && it != &t->sessions;
-		it = it->next) {
-		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
-
-		if (s->stalled && kvp_cq_room(s->page, s->cq_tail) >= KVP_CQ_ENTRIES / 2)
-			kvpd_session_activate(s);
-	}
+	if (!t->abandoned || t->n_sessions || t->n_jobs)
+		return false;
+	kvpd_tenant_free(t);
+	return true;
 }
 
 /* ---- calls of the control thread ------------------------------------------------------------ */
@@ -293,16 +309,15 @@ struct tenant_call {
 	uint32_t id;
 };
 
-static int open_on_ledger(struct kvpd_ledger *l, void *arg)
+static int find_on_ledger(struct kvpd_ledger *l, void *arg)
 {
 	struct tenant_call *c = arg;
 	struct kvpd_tenant *t = kvpd_tenant_find(l, c->name);
 	uint32_t id = 1;
-	int r;
 
 	if (t) {
 		c->id = t->id;
-		return 0;
+		return 1;
 	}
 	while (id <= KVPD_MAX_TENANTS && l->tenant[id])
 		id++;
@@ -314,26 +329,40 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 			c->name, c->limits->share >> 20, (l->memory - l->shares) >> 20);
 		return -ENOSPC;
 	}
-	r = tenant_new(l, id, c->name, c->limits, &t);
-	if (r < 0)
-		return r;
-	l->tenant[id] = t;
-	if (id > l->last_tenant)
-		l->last_tenant = id;
-	l->shares += t->limits.share;
 	c->id = id;
 	return 0;
 }
 
+static int enter_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct kvpd_tenant *t = arg;
+
+	l->tenant[t->id] = t;
+	if (t->id > l->last_tenant)
+		l->last_tenant = t->id;
+	l->shares += t->limits.share;
+	return 0;
+}
+
+/* Only the control thread makes tenants, so what the ledger found first is still so at the end. */
 int kvpd_tenant_open(struct kvpd_ledger *ledger, const char *name, const struct kvpd_limits *limits,
 	uint32_t *ret_tenant)
 {
 	struct tenant_call c = { .name = name, .limits = limits };
-	int r = kvpd_ledger_ask(ledger, open_on_ledger, &c);
+	struct kvpd_tenant *t;
+	int r = kvpd_ledger_ask(ledger, find_on_ledger, &c);
 
-	if (r == 0)
-		*ret_tenant = c.id;
-	return r;
+	if (r < 0)
+		return r;
+	if (r == 0) {
+		/* Its catalog takes a while to make: not on the ledger. */
+		r = tenant_new(ledger, c.id, name, limits, &t);
+		if (r < 0)
+			return r;
+		(void)kvpd_ledger_ask(ledger, enter_on_ledger, t);
+	}
+	*ret_tenant = c.id;
+	return 0;
 }
 
 static int abandon_on_ledger(struct kvpd_ledger *l, void *arg)
@@ -344,8 +373,7 @@ static int abandon_on_ledger(struct kvpd_ledger *l, void *arg)
 	if (!t)
 		return -ENOENT;
 	t->abandoned = true;
-	if (!t->n_sessions && !t->n_jobs)
-		kvpd_tenant_free(t);
+	(void)kvpd_tenant_end(t);
 	return 0;
 }
 
@@ -391,7 +419,6 @@ int kvpd_tenant_least(struct kvpd_ledger *ledger, uint32_t tenant, uint64_t *ret
 static int reconfigure_on_ledger(struct kvpd_ledger *l, void *arg)
 {
 	const struct kvpd_config *c = arg;
-	uint64_t now = kvpd_now_ns();
 
 	l->claim_ttl_ms = c->claim_ttl_ms;
 	if (c->max_sessions && c->max_sessions <= KVPD_MAX_SESSIONS)
@@ -407,7 +434,7 @@ static int reconfigure_on_ledger(struct kvpd_ledger *l, void *arg)
 			continue;
 		n = limits_of(c, t->name);
 		if ((n->share < t->limits.share) == (i < KVPD_MAX_TENANTS))
-			set_limits(t, n, now);
+			set_limits(t, n);
 	}
 	return 0;
 }

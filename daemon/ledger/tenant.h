@@ -5,10 +5,13 @@
 
 #include "daemon/config.h"
 #include "daemon/ledger/class.h"
+#include "daemon/ledger/lease.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/lookups.h"
 #include "daemon/ledger/runs.h"
 #include "daemon/ledger/space.h"
+#include "daemon/ledger/switch.h"
+#include "daemon/turns.h"
 #include "shm/kvp_catalog.h"
 
 struct kvp_evict;
@@ -41,12 +44,18 @@ struct kvpd_tenant {
 	uint32_t recipe_young;
 	uint32_t serial; /* of the next block */
 	struct kvp_evict *evict;
-	uint32_t scan;    /* number of the last lease scan */
-	uint64_t scan_ns; /* how long it took */
+	/* leases, see lease.h */
+	struct kvpd_look look[KVPD_LOOK_KINDS];
+	uint64_t proof_ns;          /* how long the last proof took */
+	uint64_t proofs;            /* so far */
+	uint32_t walk;              /* number of the last walk up the chains, see switch.c */
+	struct kvpd_list *touch_at; /* the session whose touch logs are looked at next */
+	uint64_t touch_ns;          /* not again before */
 	uint64_t claim_ttl_ms[KVP_MAX_CLAIMS];
 	uint32_t n_claims;
 	/* spaces and size classes */
 	struct kvpd_space space[KVP_MAX_SPACES];
+	struct kvpd_emptying emptying;
 	struct kvpd_class cls[KVP_MAX_SPACES];
 	uint32_t n_classes;
 	/* extents */
@@ -59,37 +68,60 @@ struct kvpd_tenant {
 	uint64_t asked_ns; /* when it was last lowered */
 	uint64_t arena_bytes;
 	uint32_t n_draining;
-	uint32_t prove; /* extent that is looked at first when one waits for its proof */
+	uint32_t n_unproven;
+	uint64_t reclaim_ns; /* nothing more is emptied for others before */
+	uint32_t extent_at;  /* which is looked at next, in a chore */
+	uint32_t prove;      /* extent that is looked at first when one waits for its proof */
 	struct kvpd_list limbo;
-	uint32_t n_move_jobs;
+	uint32_t n_limbo;
+	uint32_t limbo_left;     /* of them, in the look that is under way */
+	struct kvpd_list copied; /* move jobs that wait to be switched over */
+	struct kvpd_switch switching;
+	uint32_t n_move_jobs;       /* with those that wait and those that are switched */
 	uint32_t n_jobs;            /* of all workers */
 	struct kvpd_doomed *doomed; /* [KVPD_DOOMED] */
 	uint32_t n_doomed;
+	uint32_t doomed_at; /* which is looked at next */
 	/* sessions */
 	struct kvpd_list sessions;
-	struct kvpd_list wanting; /* sessions that need slots */
+	struct kvpd_list wanting; /* sessions that wait for slots */
+	uint32_t n_wanting;
+	uint32_t wanting_left; /* of them, in the look that is under way */
+	struct kvpd_list low;  /* sessions that have few slots left, or none */
 	uint32_t n_sessions;
 	uint32_t n_tips; /* sessions that write a chain */
 	/* On whose behalf room is made in this step: its own chain is never taken for that. */
 	const struct kvpd_session *writer;
 	uint32_t n_stalled;        /* sessions whose completion ring is full */
+	uint32_t n_growing;        /* sessions with an arena or in want of one */
 	struct kvpd_lookups ended; /* of sessions that are gone */
 	uint64_t tokens_put;       /* of blocks published */
 	bool over;                 /* beyond a limit that was lowered */
-	bool dirty;                /* kvpd_tenant_step() has something to do */
+	uint32_t room_vain;        /* evictions for that without a victim in a row */
 	bool warm;                 /* a vault extent may be wholly free */
-	uint64_t stepped_ns;
+	/* turns */
+	struct kvpd_turn turn;   /* in the ledger's row */
+	struct kvpd_turns row;   /* sessions with entries, and the chores */
+	struct kvpd_turn chores; /* in the tenant's row while something is due */
+	uint32_t due;            /* KVPD_DUE_* */
+	uint32_t due_hand;       /* the kind that is looked at next */
+	uint64_t busy_ns;        /* of the ledger's time, so far */
+	uint64_t tick_ns;        /* of the last tick */
+	bool tick;               /* the next round over the extents is that of a tick, */
+	bool ticking;            /* and this one is */
+	/* words whose sleepers were not all woken, see wake.h */
+	uint64_t wakes;          /* futex words, a bit each */
+	uint64_t wakes_now;      /* of these, before the next millisecond */
+	struct kvpd_list waking; /* sessions */
 };
 
 struct kvpd_tenant *kvpd_tenant_find(struct kvpd_ledger *l, const char *name);
-/* Ends its sessions and returns its memory. None of its jobs may be under way. */
-struct kvpd_tenant *kvpd_tenant_free(struct kvpd_tenant *t);
-/* What is due in a tenant: slots for sessions that wait, drains, limbo. */
-void kvpd_tenant_step(struct kvpd_tenant *t, uint64_t now);
-/* Once a second while kvpd_tenant_busy(). */
-void kvpd_tenant_tick(struct kvpd_tenant *t, uint64_t now);
-bool kvpd_tenant_busy(const struct kvpd_tenant *t);
-/* Is it time for kvpd_tenant_step()? */
-bool kvpd_tenant_due(const struct kvpd_tenant *t, uint64_t now);
+/*
+ * Ends its sessions and takes it out of the ledger; a worker returns its memory. None of its jobs may
+ * be under way.
+ */
+void kvpd_tenant_free(struct kvpd_tenant *t);
+/* Frees a tenant that was abandoned and has no sessions and no jobs any more; false: it stays. */
+bool kvpd_tenant_end(struct kvpd_tenant *t);
 
 #endif

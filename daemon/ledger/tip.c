@@ -56,7 +56,7 @@ void kvpd_tip_set(struct kvpd_session *s, uint32_t block, uint64_t now)
 	t->n_tips++;
 }
 
-void kvpd_tip_expire(struct kvpd_tenant *t, uint64_t now)
+bool kvpd_tip_step(struct kvpd_tenant *t, uint64_t now)
 {
 	for (struct kvpd_list *it = t->sessions.next; t->n_tips && it != &t->sessions;
 		it = it->next) {
@@ -65,4 +65,5 @@ void kvpd_tip_expire(struct kvpd_tenant *t, uint64_t now)
 		if (s->has_tip && now - s->tip_ns > SILENT_NS)
 			kvpd_tip_clear(s);
 	}
+	return false;
 }

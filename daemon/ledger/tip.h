@@ -18,8 +18,8 @@ struct kvpd_tenant;
 void kvpd_tip_set(struct kvpd_session *s, uint32_t block, uint64_t now);
 /* It writes nothing any more. */
 void kvpd_tip_clear(struct kvpd_session *s);
-/* Once a second while the tenant has tips: a session that has been silent writes nothing. */
-void kvpd_tip_expire(struct kvpd_tenant *t, uint64_t now);
+/* A chore, once a second: a session that has been silent writes nothing. */
+bool kvpd_tip_step(struct kvpd_tenant *t, uint64_t now);
 /* Is the block the tip of some session's chain? */
 bool kvpd_tip_any(const struct kvpd_tenant *t, uint32_t block);
 /*

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads that do jobs, begun in order. */
+/* Threads that do jobs, tenant by tenant. */
 #include "daemon/ledger/worker.h"
 
 #include <pthread.h>
@@ -7,21 +7,62 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/round.h"
 
+/* ---- queues, in a ring of those tenants that have jobs; under the lock ---------------------- */
+
+static void enqueue(struct kvpd_worker *w, struct kvpd_job *job)
+{
+	uint32_t tenant = job->tenant;
+	struct kvpd_queue *q = &w->queue[tenant];
+
+	job->next = NULL;
+	if (q->head) {
+		*q->tail = job;
+	} else {
+		q->head = job;
+		/* Behind the last one: it goes when all others had a turn. */
+		q->next = w->last ? w->queue[w->last].next : tenant;
+		if (w->last)
+			w->queue[w->last].next = tenant;
+		w->last = tenant;
+	}
+	q->tail = &job->next;
+}
+
+static struct kvpd_job *dequeue(struct kvpd_worker *w)
+{
+	uint32_t tenant;
+	struct kvpd_queue *q;
+	struct kvpd_job *job;
+
+	if (!w->last)
+		return NULL;
+	tenant = w->queue[w->last].next;
+	q = &w->queue[tenant];
+	job = q->head;
+	q->head = job->next;
+	if (q->head)
+		w->last = tenant;
+	else if (w->last == tenant)
+		w->last = 0;
+	else
+		w->queue[w->last].next = q->next;
+	return job;
+}
+
+/* ---- the threads ---------------------------------------------------------------------------- */
+
 static void *worker_main(void *arg)
 {
 	struct kvpd_worker *w = arg;
 
 	pthread_mutex_lock(&w->lock);
 	while (!w->stop) {
-		struct kvpd_job *job = w->head;
+		struct kvpd_job *job = dequeue(w);
 
 		if (!job) {
 			pthread_cond_wait(&w->cond, &w->lock);
 			continue;
 		}
-		w->head = job->next;
-		if (!w->head)
-			w->tail = &w->head;
 		pthread_mutex_unlock(&w->lock);
 		job->run(job);
 		kvpd_job_finished(w->ledger, job);
@@ -45,19 +86,16 @@ int kvpd_worker_start(struct kvpd_worker *w, const char *name)
 
 void kvpd_worker_stop(struct kvpd_worker *w)
 {
+	struct kvpd_job *job;
+
 	pthread_mutex_lock(&w->lock);
 	w->stop = true;
 	pthread_cond_broadcast(&w->cond);
 	pthread_mutex_unlock(&w->lock);
 	while (w->n_threads)
 		pthread_join(w->thread[--w->n_threads], NULL);
-	while (w->head) {
-		struct kvpd_job *job = w->head;
-
-		w->head = job->next;
+	while ((job = dequeue(w)))
 		kvpd_job_finished(w->ledger, job);
-	}
-	w->tail = &w->head;
 }
 
 void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job)
@@ -69,9 +107,7 @@ void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job)
 		return;
 	}
 	pthread_mutex_lock(&w->lock);
-	job->next = NULL;
-	*w->tail = job;
-	w->tail = &job->next;
+	enqueue(w, job);
 	pthread_cond_signal(&w->cond);
 	pthread_mutex_unlock(&w->lock);
 }
@@ -81,7 +117,6 @@ void kvpd_worker_init(struct kvpd_worker *w, struct kvpd_ledger *l)
 	w->ledger = l;
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_cond_init(&w->cond, NULL);
-	w->tail = &w->head;
 }
 
 void kvpd_worker_fini(struct kvpd_worker *w)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Work for other threads. The ledger hands a job to a worker, whose threads begin jobs in order,
- * and goes on; what the job has done is dealt with on the ledger thread again.
+ * Work for other threads. The ledger hands a job to a worker and goes on; what the job has done is
+ * dealt with on the ledger thread again. A worker's threads begin the jobs of one tenant in order,
+ * and take the tenants in turn: whose jobs are many waits for his own.
  */
 #ifndef KVPD_WORKER_H
 #define KVPD_WORKER_H
@@ -10,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/config.h"
+
 struct kvpd_ledger;
 
 #define KVPD_WORKER_THREADS 4u
@@ -17,6 +20,7 @@ struct kvpd_ledger;
 /* run() on the worker's thread, then done() on the ledger's. done() frees the job. */
 struct kvpd_job {
 	struct kvpd_job *next;
+	uint32_t tenant; /* id */
 	void (*run)(struct kvpd_job *job);
 	void (*done)(struct kvpd_ledger *ledger, struct kvpd_job *job);
 };
@@ -27,8 +31,11 @@ struct kvpd_worker {
 	uint32_t n_threads;
 	pthread_mutex_t lock;
 	pthread_cond_t cond;
-	struct kvpd_job *head;
-	struct kvpd_job **tail;
+	struct kvpd_queue {
+		struct kvpd_job *head, **tail;
+		uint32_t next;         /* tenant with jobs, in a ring */
+	} queue[KVPD_MAX_TENANTS + 1]; /* by tenant */
+	uint32_t last;                 /* tenant whose turn was last; 0: there are no jobs */
 	bool stop;
 };
 

@@ -239,12 +239,23 @@ void dp_canon(struct kvp_space_canon *canon, const char *model, uint32_t layers)
 		};
 }
 
+int dp_open(struct dp_client *c, const struct kvp_space_canon *canon, char *reason, size_t bytes,
+	struct kvp_msg_space *ret_space)
+{
+	int r;
+
+	do
+		r = kvpd_space_open(
+			c->world->ledger, c->at.session, canon, reason, bytes, ret_space);
+	while (r == -EINPROGRESS);
+	return r;
+}
+
 static uint32_t open_space(struct dp_client *c, const struct kvp_space_canon *canon)
 {
 	struct kvp_msg_space space;
 	char reason[64] = "";
-	int r = kvpd_space_open(
-		c->world->ledger, c->at.session, canon, reason, sizeof(reason), &space);
+	int r = dp_open(c, canon, reason, sizeof(reason), &space);
 
 	if (r < 0)
 		fail_msg("space: %s (%d)", reason, r);
@@ -502,4 +513,15 @@ uint64_t dp_figure(struct dp_world *w, const char *name)
 	n = (uint64_t)json_integer_value(v);
 	json_decref(answer);
 	return n;
+}
+
+void dp_await_most(struct dp_world *w, const char *name, uint64_t most)
+{
+	uint64_t until = now_ms() + 20000;
+
+	while (dp_figure(w, name) > most) {
+		assert_true(now_ms() < until);
+		dp_pump(w);
+		usleep(1000);
+	}
 }

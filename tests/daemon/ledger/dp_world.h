@@ -83,6 +83,9 @@ struct dp_client *dp_detach(struct dp_client *c);
 
 /* A description of a model whose block of 16 tokens has 256 * layers bytes. */
 void dp_canon(struct kvp_space_canon *canon, const char *model, uint32_t layers);
+/* Asks for a space until there is an answer. */
+int dp_open(struct dp_client *c, const struct kvp_space_canon *canon, char *reason, size_t bytes,
+	struct kvp_msg_space *ret_space);
 /* Opens it; fails the test if that fails. */
 uint32_t dp_space(struct dp_client *c, const char *model, uint32_t layers);
 
@@ -134,6 +137,8 @@ uint32_t dp_find(struct dp_client *c, uint32_t space, const kvp_token *tokens, u
 void dp_check(struct dp_world *w);
 /* An integer of the tenant's "tenants" answer. */
 uint64_t dp_figure(struct dp_world *w, const char *name);
+/* Waits until it is at most this; fails the test if that takes long. */
+void dp_await_most(struct dp_world *w, const char *name, uint64_t most);
 int dp_admin(struct dp_world *w, const char *request, json_t **ret);
 
 #endif

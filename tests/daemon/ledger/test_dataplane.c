@@ -1100,6 +1100,8 @@ static void limits_change_while_running(void **state)
 	tenant.limits.recipe_blocks = 7;
 	tenant.limits.share = 8 << 20;
 	assert_int_equal(kvpd_reconfigure(w.ledger, &w.config), 0);
+	dp_await_most(&w, "blocks", 10);
+	dp_await_most(&w, "recipes", 7);
 	assert_int_equal(dp_figure(&w, "blocks"), 10); /* leased */
 	assert_int_equal(dp_figure(&w, "recipes"), 7);
 	assert_int_equal(kvp_revalidate(&c->view, hit, 10), 10);

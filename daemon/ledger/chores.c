@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is due in a tenant, kind by kind, a portion at a time. */
+#include "daemon/ledger/chores.h"
+
+#include "daemon/clock.h"
+#include "daemon/ledger/claim.h"
+#include "daemon/ledger/delete.h"
+#include "daemon/ledger/evict.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/limbo.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/relief.h"
+#include "daemon/ledger/retire.h"
+#include "daemon/ledger/ring.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/supply.h"
+#include "daemon/ledger/switch.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/ledger/tip.h"
+#include "daemon/ledger/wake.h"
+
+#define TICK_NS (1000 * KVPD_MS)
+#define TICK_MS 1000
+/* While a RESERVE waits. */
+#define HURRY_MS 5
+
+/* By bit number. Each does one portion and returns whether more of it is due at once. */
+static bool (*const steps[KVPD_DUE_KINDS])(struct kvpd_tenant *t, uint64_t now) = {
+	kvpd_switch_step,
+	kvpd_limbo_step,
+	kvpd_supply_step,
+	kvpd_extent_step,
+	kvpd_room_step,
+	kvpd_doomed_step,
+	kvpd_claim_step,
+	kvpd_wake_step,
+	kvpd_stalled_step,
+	kvpd_tip_step,
+};
+
+void kvpd_due(struct kvpd_tenant *t, uint32_t kinds)
+{
+	t->due |= kinds;
+	kvpd_ledger_join(t, &t->chores);
+}
+
+bool kvpd_chores_do(struct kvpd_tenant *t, uint64_t now, uint64_t until_ns)
+{
+	while (t->due) {
+		uint32_t kind, bit, rest = t->due & ~((1u << t->due_hand) - 1);
+
+		/* Kind after kind, so that none of them keeps the others waiting. */
+		kind = (uint32_t)__builtin_ctz(rest ? rest : t->due);
+		bit = 1u << kind;
+		t->due_hand = (kind + 1) % KVPD_DUE_KINDS;
+		/* Cleared first: what the step itself makes due is not lost. */
+		t->due &= ~bit;
+		if (steps[kind](t, now))
+			t->due |= bit;
+		now = kvpd_now_ns();
+		if (now >= until_ns || kvpd_ledger_is_wanted(t->ledger))
+			break;
+	}
+	return t->due != 0;
+}
+
+/* What is looked at once a second. */
+static uint32_t ticking(const struct kvpd_tenant *t)
+{
+	return (t->over ? KVPD_DUE_ROOM : 0) | (t->n_claims ? KVPD_DUE_CLAIMS : 0) |
+	       (t->n_doomed ? KVPD_DUE_DOOMED : 0) | (t->n_stalled ? KVPD_DUE_STALLED : 0) |
+	       (t->n_limbo ? KVPD_DUE_LIMBO : 0) |
+	       (t->n_draining || t->n_unproven || t->warm || t->over ? KVPD_DUE_EXTENTS : 0) |
+	       (t->n_tips ? KVPD_DUE_TIPS : 0);
+}
+
+int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
+{
+	uint32_t tick = ticking(t), due = 0;
+	int ms = tick || t->ceiling ? TICK_MS : -1;
+
+	kvpd_relief_tick(t, now);
+	if (tick && now - t->tick_ns >= TICK_NS) {
+		t->tick_ns = now;
+		t->tick = true;
+		due |= tick;
+	}
+	if (t->wakes || !kvpd_list_empty(&t->waking)) {
+		due |= KVPD_DUE_WAKES;
+		ms = 1;
+	}
+	if (!kvpd_list_empty(&t->wanting)) {
+		due |= KVPD_DUE_SUPPLY | (t->n_limbo ? KVPD_DUE_LIMBO : 0) |
+		       (t->n_draining ? KVPD_DUE_EXTENTS : 0);
+		ms = ms == 1 ? 1 : HURRY_MS;
+	}
+	if (due)
+		kvpd_due(t, due);
+	return t->due ? 0 : ms;
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Answering sessions that wait for slots, and making slots for those that have few. */
+#include "daemon/ledger/supply.h"
+
+#include "daemon/ledger/chores.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/grant.h"
+#include "daemon/ledger/grow.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/mover.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+
+/*
+ * In one portion: sessions that wait and are looked at, sessions for which slots are made. The
+ * latter is what costs; jobs for movers are few in a tenant, whoever asks for them.
+ */
+#define ANSWERS 64u
+#define MAKINGS 4u
+
+void kvpd_supply_want(struct kvpd_session *s)
+{
+	struct kvpd_tenant *t = s->tenant;
+
+	if (kvpd_list_empty(&s->in_low))
+		kvpd_list_append(&t->low, &s->in_low);
+	kvpd_due(t, KVPD_DUE_SUPPLY);
+}
+
+/*
+ * A larger arena as long as the session may have one, and then room in those it has by moving its
+ * blocks to the vault. A session that waits already gets both.
+ */
+static void make(struct kvpd_session *s, uint64_t now)
+{
+	bool waits = s->reserve.waiting;
+	struct kvpd_class *c = s->wants;
+	uint64_t slots, n = kvpd_arena_free_slots(s, c, &slots);
+
+	if (n > slots / 2)
+		return;
+	kvpd_arena_grow(s, c, now);
+	if (s->making && !waits)
+		return;
+	s->tenant->writer = s;
+	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
+		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
+
+		if (x->cls == c && kvpd_extent_gives(x))
+			kvpd_move_out(x, KVPD_MOVE_BLOCKS, waits || n < slots / 8, now);
+	}
+	s->tenant->writer = NULL;
+}
+
+/* Those that wait, once round. False: there are more in this round. */
+static bool answer_waiting(struct kvpd_tenant *t, uint64_t now)
+{
+	if (!t->wanting_left)
+		t->wanting_left = t->n_wanting;
+	for (uint32_t i = 0; t->wanting_left && !kvpd_list_empty(&t->wanting); i++) {
+		struct kvpd_session *s =
+			kvpd_container(t->wanting.next, struct kvpd_session, in_wanting);
+
+		if (i == ANSWERS)
+			return false;
+		t->wanting_left--;
+		if (kvpd_reserve_step(s, now))
+			continue;
+		kvpd_list_remove(&s->in_wanting);
+		kvpd_list_append(&t->wanting, &s->in_wanting);
+		kvpd_supply_want(s);
+	}
+	t->wanting_left = 0;
+	return true;
+}
+
+bool kvpd_supply_step(struct kvpd_tenant *t, uint64_t now)
+{
+	bool more = !answer_waiting(t, now);
+
+	for (uint32_t i = 0; i < MAKINGS && !kvpd_list_empty(&t->low); i++) {
+		struct kvpd_session *s = kvpd_container(t->low.next, struct kvpd_session, in_low);
+
+		kvpd_list_remove(&s->in_low);
+		make(s, now);
+	}
+	return more || !kvpd_list_empty(&t->low);
+}

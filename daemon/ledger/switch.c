@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Marking what was copied, finding the leases that protect it, and switching it over. */
+#include "daemon/ledger/switch.h"
+
+#include <stdlib.h>
+
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/chores.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/lease.h"
+#include "daemon/ledger/limbo.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/mover.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "shm/kvp_lease.h"
+
+#define PORTION 2048u /* slots read and steps walked in one portion: two cache misses a step */
+
+void kvpd_switch_init(struct kvpd_tenant *t)
+{
+	kvpd_list_init(&t->copied);
+	kvpd_list_init(&t->switching.jobs);
+}
+
+void kvpd_switch_add(struct kvpd_tenant *t, struct kvpd_move_job *job)
+{
+	kvpd_list_append(&t->copied, &job->link);
+	kvpd_due(t, KVPD_DUE_SWITCH);
+}
+
+void kvpd_switch_forget(struct kvpd_session *s)
+{
+	struct kvpd_switch *w = &s->tenant->switching;
+
+	if (!w->under_way || w->next != &s->in_tenant)
+		return;
+	w->next = s->in_tenant.next;
+	w->slot = 0;
+	w->walk.under_way = false;
+}
+
+/* ---- marking -------------------------------------------------------------------------------- */
+
+/* Numbers that no block carries. */
+static void new_answers(struct kvpd_tenant *t, struct kvpd_switch *w)
+{
+	/* After some 2^31 switches; a number that is met again would be a wrong answer. */
+	if (t->walk >= UINT32_MAX - 2) {
+		for (uint32_t i = 0; i < t->layout.max_blocks; i++)
+			t->block[i].walked = 0;
+		t->walk = 0;
+	}
+	w->yes = ++t->walk;
+	w->no = ++t->walk;
+}
+
+static void begin(struct kvpd_tenant *t, struct kvpd_switch *w)
+{
+	w->under_way = true;
+	w->forced = false;
+	new_answers(t, w);
+	while (!kvpd_list_empty(&t->copied)) {
+		struct kvpd_move_job *j =
+			kvpd_container(t->copied.next, struct kvpd_move_job, link);
+
+		kvpd_list_remove(&j->link);
+		kvpd_list_append(&w->jobs, &j->link);
+		j->force = j->force && t->n_limbo < KVPD_LIMBOS;
+		w->forced = w->forced || j->force;
+		for (uint32_t i = 0; i < j->n; i++)
+			j->move[i].word = kvp_block_mark(&t->view, j->move[i].block);
+	}
+	kvp_lease_fence();
+	w->next = t->sessions.next;
+	w->slot = 0;
+	w->walk.under_way = false;
+}
+
+/* ---- scanning ------------------------------------------------------------------------------- */
+
+/* Is it one of those that are switched? */
+static bool is_switched(const struct kvpd_tenant *t, uint32_t block)
+{
+	return kvpd_block_state(t, block) == KVP_BLOCK_EVICTING &&
+	       (t->block[block].flags & KVPD_BLOCK_MOVING);
+}
+
+static void walk_to(const struct kvpd_tenant *t, struct kvpd_walk *k, uint32_t block)
+{
+	k->at = block;
+	if (block < t->layout.max_blocks)
+		k->birth = kvp_word_birth(kvpd_block_word(t, block));
+}
+
+static bool still_there(const struct kvpd_tenant *t, const struct kvpd_walk *k)
+{
+	uint64_t word = kvpd_block_word(t, k->at);
+
+	return kvp_word_birth(word) == k->birth && kvp_word_state(word) != KVP_BLOCK_FREE;
+}
+
+/* One step up. False: this was the end. */
+static bool step_up(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd_walk *k)
+{
+	if (k->at >= t->layout.max_blocks || t->block[k->at].walked == w->no)
+		return false;
+	if (t->block[k->at].walked == w->yes) {
+		k->above = true;
+		return false;
+	}
+	k->steps++;
+	if (is_switched(t, k->at)) {
+		t->block[k->at].flags |= KVPD_BLOCK_LEASED;
+		k->below = k->steps;
+	}
+	walk_to(t, k, kvp_load_relaxed(&t->view.blocks[k->at].parent));
+	return true;
+}
+
+/* One step of the way that was walked, to leave the answer. False: this was the last. */
+static bool step_back(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd_walk *k)
+{
+	if (!k->steps)
+		return false;
+	k->steps--;
+	t->block[k->at].walked = k->above || k->below ? w->yes : w->no;
+	k->below -= k->below > 0;
+	walk_to(t, k, kvp_load_relaxed(&t->view.blocks[k->at].parent));
+	return true;
+}
+
+static void add_holder(struct kvpd_switch *w, const struct kvpd_session *s)
+{
+	if (w->n_holders == w->room) {
+		uint32_t room = w->room ? 2 * w->room : 64;
+		void *p = realloc(w->holder, room * sizeof(*w->holder));
+
+		if (!p) {
+			w->forced = false; /* then what is leased stays */
+			return;
+		}
+		w->holder = p;
+		w->room = room;
+	}
+	w->holder[w->n_holders++] = (struct kvpd_limbo_holder){
+		.session = s->id,
+		.place = s->place,
+		.slot = w->slot,
+		.value = w->walk.value,
+	};
+}
+
+/* Goes on with the walk. False: there is more of it; *work says how many steps are left to do. */
+static bool walk_on(
+	struct kvpd_tenant *t, struct kvpd_switch *w, const struct kvpd_session *s, uint32_t *work)
+{
+	struct kvpd_walk *k = &w->walk;
+	uint32_t tip = kvp_slot_block(k->value);
+
+	for (;;) {
+		if (!*work)
+			return false;
+		(*work)--;
+		if (k->at < t->layout.max_blocks && !still_there(t, k))
+			break;
+		if (!k->back && !step_up(t, w, k)) {
+			if (w->forced && (k->above || k->below))
+				add_holder(w, s);
+			k->back = true;
+			walk_to(t, k, tip);
+		} else if (k->back && !step_back(t, w, k)) {
+			break;
+		}
+	}
+	k->under_way = false;
+	return true;
+}
+
+static void walk_begin(const struct kvpd_tenant *t, struct kvpd_walk *k, uint64_t value)
+{
+	*k = (struct kvpd_walk){ .under_way = true, .value = value };
+	walk_to(t, k, kvp_slot_block(value));
+}
+
+/* The slots of one session. False: there is more of it. */
+static bool scan_session(struct kvpd_tenant *t, struct kvpd_switch *w, uint32_t *work)
+{
+	struct kvpd_session *s = kvpd_container(w->next, struct kvpd_session, in_tenant);
+
+	for (; w->slot < KVPD_LEASES; w->slot++) {
+		if (!w->walk.under_way) {
+			uint64_t value = kvp_lease_slot(s->page, w->slot);
+
+			/* A line of empty slots costs about as much as a step. */
+			*work -= w->slot % KVP_SHARD_LEASES == 0;
+			if (value && kvp_slot_block(value) < t->layout.max_blocks)
+				walk_begin(t, &w->walk, value);
+		}
+		if (w->walk.under_way && !walk_on(t, w, s, work))
+			return false;
+		if (!*work) {
+			w->slot++;
+			return w->slot == KVPD_LEASES;
+		}
+	}
+	return true;
+}
+
+/* False: there is more to scan. */
+static bool scan(struct kvpd_tenant *t, struct kvpd_switch *w)
+{
+	uint32_t work = PORTION;
+
+	while (w->next != &t->sessions) {
+		if (!work || !scan_session(t, w, &work))
+			return false;
+		w->next = w->next->next;
+		w->slot = 0;
+	}
+	return true;
+}
+
+/* ---- switching over ------------------------------------------------------------------------- */
+
+static void stay(struct kvpd_tenant *t, struct kvpd_move *m)
+{
+	kvp_block_unmark(&t->view, m->block, m->word);
+	kvpd_slot_clear(m->to, KVPD_SLOT_TARGET);
+}
+
+static void switch_over(struct kvpd_tenant *t, struct kvpd_move *m, struct kvpd_limbo *limbo)
+{
+	uint64_t where = kvp_load_relaxed(&kvpd_block_payload(t, m->block, m->from.tier)->where);
+
+	kvpd_block_lay(
+		t, m->block, m->to, kvp_where_codec(where), kvp_where_bytes(where), m->checksum);
+	kvp_block_moved(&t->view, m->block, KVP_BLOCK_LIVE);
+	m->to.extent->slot[m->to.slot].block = m->block;
+	kvpd_slot_clear(m->to, KVPD_SLOT_TARGET);
+	if (limbo)
+		kvpd_limbo_add(limbo, m->from);
+	kvpd_slot_unblock(m->from);
+	kvp_bump(&t->view.cat->stats.moves, 1);
+}
+
+static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd_move_job *j,
+	struct kvpd_limbo *limbo)
+{
+	for (uint32_t i = 0; i < j->n; i++) {
+		struct kvpd_move *m = &j->move[i];
+		bool leased = t->block[m->block].flags & KVPD_BLOCK_LEASED;
+
+		t->block[m->block].flags &= ~(KVPD_BLOCK_MOVING | KVPD_BLOCK_LEASED);
+		if (!m->checksum || (leased && (!j->force || !w->forced || !limbo)))
+			stay(t, m);
+		else
+			switch_over(t, m, leased ? limbo : NULL);
+	}
+	kvpd_list_remove(&j->link);
+	free(j);
+	t->n_move_jobs--;
+}
+
+static void finish(struct kvpd_tenant *t, struct kvpd_switch *w)
+{
+	struct kvpd_limbo *limbo = w->forced && w->n_holders ? kvpd_limbo_new() : NULL;
+
+	w->under_way = false;
+	while (!kvpd_list_empty(&w->jobs))
+		finish_job(t, w, kvpd_container(w->jobs.next, struct kvpd_move_job, link), limbo);
+	if (limbo)
+		kvpd_limbo_enter(t, limbo, w->holder, w->n_holders);
+	else
+		free(w->holder);
+	w->holder = NULL;
+	w->n_holders = w->room = 0;
+	/* Slots are free, or those that wait for them have to look elsewhere. */
+	kvpd_due(t, KVPD_DUE_EXTENTS | KVPD_DUE_SUPPLY);
+}
+
+bool kvpd_switch_step(struct kvpd_tenant *t, uint64_t now)
+{
+	struct kvpd_switch *w = &t->switching;
+
+	(void)now;
+	if (!w->under_way) {
+		if (kvpd_list_empty(&t->copied))
+			return false;
+		begin(t, w);
+	}
+	if (!scan(t, w))
+		return true;
+	finish(t, w);
+	return !kvpd_list_empty(&t->copied);
+}
+
+void kvpd_switch_free_all(struct kvpd_tenant *t)
+{
+	struct kvpd_list *const lists[] = { &t->copied, &t->switching.jobs };
+
+	for (uint32_t i = 0; i < 2; i++) {
+		while (!kvpd_list_empty(lists[i])) {
+			struct kvpd_move_job *j =
+				kvpd_container(lists[i]->next, struct kvpd_move_job, link);
+
+			kvpd_list_remove(&j->link);
+			free(j);
+		}
+	}
+	free(t->switching.holder);
+}

@@ -19,6 +19,7 @@
 #define SMALL_TEXT (UINT64_C(16) << 10) /* of one file, read at most */
 #define LARGE_TEXT (UINT64_C(1) << 20)  /* of mountinfo */
 #define MAX_LEVELS 64u
+#define PART_BYTES 512u /* of a tree's part that is mounted: its path */
 
 /* ---- parsers ------------------------------------------------------------------------------- */
 
@@ -185,15 +186,34 @@ static bool is_mount(const char *line, size_t n, bool v1, struct kvpd_group_plac
 	       unescape(mount, mount_n, place->mount, sizeof(place->mount));
 }
 
-static bool find_mount(const char *mountinfo, bool v1, struct kvpd_group_place *place, char *part,
-	size_t part_bytes)
+/* Does a mount of this part of the tree show the group? A container often sees only its part. */
+static bool shows(const char *part, const char *own)
 {
+	size_t n = strcmp(part, "/") ? strlen(part) : 0;
+
+	return !strncmp(own, part, n) && (!n || !own[n] || own[n] == '/') && !strstr(own, "/..");
+}
+
+/* The first mount that shows the group, or else the first: its top is the nearest to be seen. */
+static bool find_mount(const char *mountinfo, bool v1, const char *own,
+	struct kvpd_group_place *place, char part[PART_BYTES])
+{
+	struct kvpd_group_place p = *place;
+	char its[PART_BYTES];
+	bool found = false;
+
 	for (const char *line = mountinfo; line; line = strchr(line, '\n')) {
 		line += *line == '\n';
-		if (is_mount(line, strcspn(line, "\n"), v1, place, part, part_bytes))
-			return true;
+		if (!is_mount(line, strcspn(line, "\n"), v1, &p, its, sizeof(its)) ||
+			(found && !shows(its, own)))
+			continue;
+		found = true;
+		*place = p;
+		memcpy(part, its, strlen(its) + 1);
+		if (shows(part, own))
+			break;
 	}
-	return false;
+	return found;
 }
 
 bool kvpd_memory_place(
@@ -202,19 +222,18 @@ bool kvpd_memory_place(
 	/* Where both versions are mounted the memory controller is in one of them only. */
 	for (unsigned version = 1; version <= 2; version++) {
 		struct kvpd_group_place p = { .v1 = version == 1 };
-		char own[512], part[512];
+		char own[512], part[PART_BYTES];
 		const char *below = own;
 		size_t n;
 
 		if (!own_path(cgroup, p.v1, own, sizeof(own)) ||
-			!find_mount(mountinfo, p.v1, &p, part, sizeof(part)))
+			!find_mount(mountinfo, p.v1, own, &p, part))
 			continue;
-		/* A container often sees only its part of the tree. */
-		n = strcmp(part, "/") ? strlen(part) : 0;
-		below += n;
-		/* Outside of what is mounted: its top is the nearest that can be seen. */
-		if (strncmp(own, part, n) || (n && own[n] && own[n] != '/') || strstr(own, "/..") ||
-			!strcmp(below, "/"))
+		if (!shows(part, own))
+			below = "";
+		else if (strcmp(part, "/"))
+			below += strlen(part);
+		if (!strcmp(below, "/"))
 			below = "";
 		n = strlen(p.mount);
 		if (n + strlen(below) >= sizeof(p.folder))
@@ -438,11 +457,16 @@ uint64_t kvpd_memory_missing(const struct kvpd_memory *m, bool stalled)
 	return most;
 }
 
+static bool is_near(uint64_t all, uint64_t left, unsigned part)
+{
+	return left < all / part || missing(all, left, true);
+}
+
 bool kvpd_memory_near(const struct kvpd_memory *m)
 {
-	bool near = m->total && m->available < m->total / 8;
+	bool near = m->total && is_near(m->total, m->available, 8);
 
 	for (unsigned i = 0; i < m->n_groups; i++)
-		near |= m->group[i].left < m->group[i].limit / 4;
+		near |= is_near(m->group[i].limit, m->group[i].left, 4);
 	return near;
 }

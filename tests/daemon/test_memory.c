@@ -88,6 +88,8 @@ static void test_fields(void **state)
 #define V1_MOUNT "35 31 0:32 %s %s rw,relatime shared:9 - cgroup cgroup rw,memory\n"
 #define V2_MOUNT "41 31 0:38 %s %s rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 
+#define OTHER_MOUNT "40 31 0:38 /../.. /host rw - cgroup2 cgroup2 rw\n"
+
 static void test_places(void **state)
 {
 	static const struct {
@@ -108,6 +110,10 @@ static void test_places(void **state)
 		{ "0::/../../other\n", V2_MOUNT, "/", "/sys/fs/cgroup", "/sys/fs/cgroup", false },
 		{ "4:memory:/docker/1fab\n", V1_MOUNT, "/docker/1f", "/cg", "/cg", true },
 		{ "4:memory:/a b\n", V1_MOUNT, "/", "/mnt/c\\040g", "/mnt/c g/a b", true },
+		/* Another part of the tree is mounted too, and comes first. */
+		{ "0::/a/b\n", OTHER_MOUNT V2_MOUNT, "/", "/cg", "/cg/a/b", false },
+		{ "0::/\n", OTHER_MOUNT V2_MOUNT, "/", "/cg", "/cg", false },
+		{ "0::/a/b\n", OTHER_MOUNT V2_MOUNT, "/c", "/cg", "/host", false },
 		/* Nothing to be found. */
 		{ "", V2_MOUNT, "/", "/sys/fs/cgroup", NULL, false },
 		{ "4:cpu:/a\n", V1_MOUNT, "/", "/sys/fs/cgroup/memory", NULL, false },
@@ -362,6 +368,8 @@ static void test_properties(void **state)
 		/* Both at once there never are. */
 		assert_true(!grow || !missing);
 		assert_true(kvpd_memory_missing(&m, false) <= missing);
+		/* What may have to be given back is looked at often. */
+		assert_true(!missing || kvpd_memory_near(&m));
 		assert_true(grow <= available && (!limit || grow <= left));
 		m = figures(total, available - grow, limit, left - (limit ? grow : 0));
 		assert_true(kvpd_memory_missing(&m, true) == missing);

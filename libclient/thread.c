@@ -18,10 +18,11 @@
 /* Slots that nobody asked for in a while go back; what the ring had no room for goes on. */
 static void sweep_stock(struct attachment *att)
 {
-	uint64_t now = now_ns();
 	uint32_t left = 0;
+	uint64_t now;
 
 	pthread_mutex_lock(&att->client->ring_lock);
+	now = now_ns(); /* with the lock: a call that had it meanwhile has not used them later */
 	ring_drain(att);
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
 		struct space_bind *b = &att->binds[i];

@@ -209,6 +209,8 @@ static int64_t put_all(struct put *p)
 	ring_drain(p->att);
 	holds = put_holds(p);
 	pthread_mutex_unlock(&c->ring_lock);
+	if (r == -ESHUTDOWN || kvp_load_seq(&p->att->dead))
+		return -ESHUTDOWN; /* and what was handed over has gone with the daemon */
 	if (r == LOST || !holds)
 		return put_left(p);
 	if (p->at > p->from)

@@ -937,6 +937,49 @@ static void test_grant_of_the_dead(void **state)
 	f->fake = fake_start(path);
 }
 
+static uint32_t commits_of(struct kvp_client *c)
+{
+	struct attachment *att;
+	uint32_t n;
+
+	pthread_mutex_lock(&c->ring_lock);
+	att = kvp_load_seq(&c->att);
+	n = att ? att->commit_serial : 0;
+	pthread_mutex_unlock(&c->ring_lock);
+	return n;
+}
+
+static void *stop_after_a_commit(void *fixture)
+{
+	struct fixture *f = fixture;
+
+	while (!commits_of(f->client))
+		usleep(1000);
+	f->fake = fake_stop(f->fake);
+	return NULL;
+}
+
+/* A put whose daemon dies before it is through has stored nothing, whatever it has handed over. */
+static void test_put_of_the_dead(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_grant *g[2];
+	pthread_t thread;
+	char path[64];
+
+	strcpy(path, f->fake->path);
+	/* the second time more is asked for than one: slots are left for the put, not for all of it */
+	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g[0]), 0);
+	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g[1]), 0);
+	SET(f->fake, mute, true);
+	assert_int_equal(pthread_create(&thread, NULL, stop_after_a_commit, f), 0);
+	assert_int_equal(put(f, 8 * T, 0), -ESHUTDOWN);
+	pthread_join(thread, NULL);
+	kvp_grant_release(g[0]);
+	kvp_grant_release(g[1]);
+	f->fake = fake_start(path);
+}
+
 /* A put waits no longer than it was told for room in the ring either. */
 static void test_full_ring(void **state)
 {
@@ -1315,6 +1358,7 @@ int main(void)
 		WITH_DAEMON(test_daemon_dies),
 		WITH_DAEMON(test_silent_daemon),
 		WITH_DAEMON(test_grant_of_the_dead),
+		WITH_DAEMON(test_put_of_the_dead),
 		WITH_DAEMON(test_full_ring),
 		WITH_DAEMON(test_unknown_extent),
 		WITH_DAEMON(test_retire),

@@ -10,6 +10,7 @@
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/check.h"
+#include "daemon/ledger/chores.h"
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/lease.h"
@@ -25,12 +26,16 @@
 #define BLOCKS_DEFAULT 100
 #define BLOCKS_MAX     100000
 #define PROBLEMS_MAX   100
-#define CHECK_BYTES    (64u << 20) /* some ten milliseconds */
+#define CHECK_BYTES    (2u << 20) /* some hundred microseconds */
 
 struct admin {
 	struct kvpd_ledger *l;
 	const json_t *request;
 	json_t *answer;
+	/* evict and drain, a portion at a call */
+	uint32_t at; /* tenant */
+	uint64_t gone, forgotten, left;
+	uint32_t vain; /* portions without a victim in a row */
 };
 
 /* ---- small helpers -------------------------------------------------------------------------- */
@@ -509,6 +514,9 @@ static int fail_kept(struct admin *a, struct kvpd_tenant *t, uint32_t id)
 	char text[64] = "";
 	json_t *list = json_array();
 
+	/* The last look may be old. */
+	while (!kvpd_lease_look(t, KVPD_LOOK_TIPS, true))
+		;
 	const struct {
 		const char *name;
 		bool is;
@@ -548,38 +556,68 @@ static int evict_key(struct admin *a)
 	return r;
 }
 
+#define ADMIN_VAIN 16u /* where more than so many portions are protected, that is all */
+
+/* A portion. False: there is more to evict in this tenant. */
+static bool evict_on(struct admin *a, struct kvpd_tenant *t, uint64_t want)
+{
+	uint64_t left = want - a->gone;
+	int n = 0;
+
+	if (left)
+		n = kvpd_evict_some(
+			t, left < KVPD_EVICT_MAX ? (uint32_t)left : KVPD_EVICT_MAX, kvpd_now_ns());
+	a->gone += n > 0 ? (uint64_t)n : 0;
+	a->vain = n == -EAGAIN ? a->vain + 1 : 0;
+	if (n && a->vain < ADMIN_VAIN)
+		return false;
+	a->vain = 0;
+	kvpd_due(t, KVPD_DUE_EXTENTS);
+	return true;
+}
+
 static int verb_evict(struct admin *a)
 {
-	uint64_t want = int_of(a, "count", 0), gone = 0;
-	struct kvpd_tenant *t;
+	uint64_t want = flag_of(a, "all") ? UINT64_MAX : int_of(a, "count", 0);
 
 	if (text_of(a, "key"))
 		return evict_key(a);
-	if (flag_of(a, "all"))
-		want = UINT64_MAX;
 	if (!want)
 		return fail(a, -EINVAL, "evict: give a key, a count, or all");
-	each_tenant(a, i, t) gone += kvpd_evict_up_to(t, want == UINT64_MAX ? want : want - gone);
-	put_int(a->answer, "evicted", gone);
+	for (; a->at <= KVPD_MAX_TENANTS; a->at++) {
+		struct kvpd_tenant *t = a->at ? tenant_at(a, a->at) : NULL;
+
+		if (t && !evict_on(a, t, want))
+			return -EINPROGRESS;
+	}
+	put_int(a->answer, "evicted", a->gone);
 	return 0;
+}
+
+/* A portion. False: there are more recipes to forget. */
+static bool forget_on(struct admin *a, struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; i < KVPD_EVICT_MAX; i++, a->forgotten++)
+		if (!kvpd_recipe_forget_oldest(t))
+			return true;
+	return false;
 }
 
 /* All that is not in use goes, recipes too, so that the extents give their memory back. */
 static int verb_drain(struct admin *a)
 {
-	uint64_t gone = 0, forgotten = 0, left = 0;
-	struct kvpd_tenant *t;
+	for (; a->at <= KVPD_MAX_TENANTS; a->at++) {
+		struct kvpd_tenant *t = a->at ? tenant_at(a, a->at) : NULL;
 
-	each_tenant(a, i, t)
-	{
-		gone += kvpd_evict_up_to(t, UINT64_MAX);
-		while (kvpd_recipe_forget_oldest(t))
-			forgotten++;
-		left += t->n_blocks;
+		if (!t)
+			continue;
+		if (!evict_on(a, t, UINT64_MAX) || !forget_on(a, t))
+			return -EINPROGRESS;
+		a->left += t->n_blocks;
 	}
-	put_int(a->answer, "evicted", gone);
-	put_int(a->answer, "forgotten", forgotten);
-	put_int(a->answer, "in_use", left);
+	put_int(a->answer, "evicted", a->gone);
+	put_int(a->answer, "forgotten", a->forgotten);
+	put_int(a->answer, "in_use", a->left);
 	return 0;
 }
 
@@ -684,7 +722,10 @@ int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_a
 
 	if (!a.answer)
 		return -ENOMEM;
-	r = kvpd_ledger_ask(ledger, admin_on_ledger, &a);
+	/* What takes long is done in portions, between which the ledger serves others. */
+	do
+		r = kvpd_ledger_ask(ledger, admin_on_ledger, &a);
+	while (r == -EINPROGRESS);
 	*ret_answer = a.answer;
 	return r;
 }

@@ -156,23 +156,3 @@ bool kvpd_room_step(struct kvpd_tenant *t, uint64_t now)
 	/* Where much is protected the next tick goes on. */
 	return gone && t->room_vain < VAIN && t->n_blocks > t->limits.max_blocks;
 }
-
-uint64_t kvpd_evict_up_to(struct kvpd_tenant *t, uint64_t want)
-{
-	uint64_t gone = 0, now = kvpd_now_ns();
-	uint32_t vain = 0;
-
-	while (gone < want && vain < 16) {
-		int n = kvpd_evict_some(t,
-			want - gone < KVPD_EVICT_MAX ? (uint32_t)(want - gone) : KVPD_EVICT_MAX,
-			now);
-		if (!n)
-			break;
-		if (n > 0)
-			gone += (uint64_t)n;
-		else
-			vain++;
-	}
-	kvpd_due(t, KVPD_DUE_EXTENTS);
-	return gone;
-}

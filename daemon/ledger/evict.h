@@ -20,7 +20,6 @@ uint32_t kvpd_evict_batch(const struct kvpd_tenant *t);
  * is nothing that could go; -EAGAIN: what was looked at is protected, but there is more.
  */
 int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now);
-uint64_t kvpd_evict_up_to(struct kvpd_tenant *t, uint64_t want);
 /* A chore: after a limit was lowered, blocks and recipes beyond it go. */
 bool kvpd_room_step(struct kvpd_tenant *t, uint64_t now);
 

@@ -809,7 +809,7 @@ static void a_damaged_payload_is_found(void **state)
 		bytes += (uint64_t)json_integer_value(json_object_get(answer, "bytes"));
 		json_decref(answer);
 	}
-	assert_int_equal(slices, 2);
+	assert_true(slices > 2);
 	assert_int_equal(problems, 1);
 	assert_int_equal(bytes, 1200 * 64000);
 	((uint8_t *)x->addr)[hit.offset + 77] ^= 4;

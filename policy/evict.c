@@ -50,7 +50,7 @@ static const struct evict_ops *find_policy(const char *name)
 
 static void list_clear(struct evict_list *l)
 {
-	*l = (struct evict_list){ .young = KVP_BLOCK_NONE, .old = KVP_BLOCK_NONE };
+	*l = (struct evict_list){ .ends = INDEX_LIST_EMPTY };
 }
 
 static bool capacity_is_valid(uint64_t items, uint64_t bytes)
@@ -146,40 +146,30 @@ int kvp_evict_resize(struct kvp_evict *e, uint64_t items, uint64_t bytes)
 
 /* ---- lists ---- */
 
-/* Between two neighbours of list[q], either of which may be missing. */
-static void list_link(struct kvp_evict *e, uint32_t q, uint32_t id, uint32_t young, uint32_t old)
+/* The block is in list[q] now. */
+static void entered(struct kvp_evict *e, uint32_t q, uint32_t id)
 {
-	struct evict_list *l = &e->list[q];
-	struct evict_node *n = &e->node[id];
-
-	n->prev = young;
-	n->next = old;
-	if (young != KVP_BLOCK_NONE)
-		e->node[young].next = id;
-	else
-		l->young = id;
-	if (old != KVP_BLOCK_NONE)
-		e->node[old].prev = id;
-	else
-		l->old = id;
-	n->where = (uint8_t)q;
-	l->items++;
-	l->bytes += n->bytes;
+	e->node[id].where = (uint8_t)q;
+	e->list[q].items++;
+	e->list[q].bytes += e->node[id].bytes;
 }
 
 void evict_push_young(struct kvp_evict *e, uint32_t q, uint32_t id)
 {
-	list_link(e, q, id, KVP_BLOCK_NONE, e->list[q].young);
+	index_push_young(evict_links(e), &e->list[q].ends, id);
+	entered(e, q, id);
 }
 
 void evict_push_old(struct kvp_evict *e, uint32_t q, uint32_t id)
 {
-	list_link(e, q, id, e->list[q].old, KVP_BLOCK_NONE);
+	index_push_old(evict_links(e), &e->list[q].ends, id);
+	entered(e, q, id);
 }
 
 void evict_insert_older(struct kvp_evict *e, uint32_t q, uint32_t id, uint32_t young)
 {
-	list_link(e, q, id, young, e->node[young].next);
+	index_insert_older(evict_links(e), &e->list[q].ends, id, young);
+	entered(e, q, id);
 }
 
 void evict_unlink(struct kvp_evict *e, uint32_t id)
@@ -187,14 +177,7 @@ void evict_unlink(struct kvp_evict *e, uint32_t id)
 	struct evict_node *n = &e->node[id];
 	struct evict_list *l = &e->list[n->where];
 
-	if (n->prev != KVP_BLOCK_NONE)
-		e->node[n->prev].next = n->next;
-	else
-		l->young = n->next;
-	if (n->next != KVP_BLOCK_NONE)
-		e->node[n->next].prev = n->prev;
-	else
-		l->old = n->prev;
+	index_remove(evict_links(e), &l->ends, id);
 	l->items--;
 	l->bytes -= n->bytes;
 	n->where = EVICT_OUT;
@@ -202,7 +185,7 @@ void evict_unlink(struct kvp_evict *e, uint32_t id)
 
 uint32_t evict_pop_old(struct kvp_evict *e, uint32_t q)
 {
-	uint32_t id = e->list[q].old;
+	uint32_t id = e->list[q].ends.old;
 	if (id != KVP_BLOCK_NONE)
 		evict_unlink(e, id);
 	return id;
@@ -413,8 +396,8 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 	size_t n = 0;
 
 	tick(e, now);
-	while (e->list[0].young != KVP_BLOCK_NONE)
-		restore(e, e->list[0].young);
+	while (!index_list_empty(&e->list[0].ends))
+		restore(e, e->list[0].ends.young);
 	if (e->shadows)
 		evict_shadows_settle(e);
 	if (!want_items && !want_bytes)
@@ -433,7 +416,7 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 		}
 		if (is_protected && is_protected(ctx, id)) {
 			/* kept aside until the end, or one call could meet it for ever */
-			b->next = refused;
+			b->link.old = refused;
 			refused = id;
 			continue;
 		}
@@ -449,7 +432,7 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 	}
 	e->patience = UINT32_MAX;
 	while (refused != KVP_BLOCK_NONE) {
-		uint32_t next = e->node[refused].next;
+		uint32_t next = e->node[refused].link.old;
 		e->ops->back(e, refused, EVICT_BACK_USED);
 		refused = next;
 	}
@@ -555,14 +538,14 @@ static int check_list(const struct kvp_evict *e, uint32_t q, uint64_t *items)
 	uint32_t prev = KVP_BLOCK_NONE;
 	uint64_t n = 0, bytes = 0;
 
-	for (uint32_t id = l->young; id != KVP_BLOCK_NONE; id = e->node[id].next) {
+	for (uint32_t id = l->ends.young; id != KVP_BLOCK_NONE; id = e->node[id].link.old) {
 		if (id >= e->params.max_ids || e->node[id].where != where ||
-			e->node[id].prev != prev || ++n > e->items)
+			e->node[id].link.young != prev || ++n > e->items)
 			return -EIO;
 		bytes += e->node[id].bytes;
 		prev = id;
 	}
-	if (l->old != prev || l->items != n || l->bytes != bytes)
+	if (l->ends.old != prev || l->items != n || l->bytes != bytes)
 		return -EIO;
 	*items += n;
 	return 0;

@@ -9,8 +9,7 @@
 #define QUEUES 2u
 
 struct queue {
-	uint32_t young;
-	uint32_t old;
+	struct index_link ends;
 	uint32_t len;
 	uint64_t weight;
 };
@@ -24,6 +23,11 @@ struct evict_ghosts {
 	struct evict_ghost *ghost;
 	uint32_t *bucket;
 };
+
+static struct index_links links(const struct evict_ghosts *g)
+{
+	return INDEX_LINKS(g->ghost, link);
+}
 
 struct evict_ghosts *evict_ghosts_new(uint32_t n, uint64_t seed)
 {
@@ -48,7 +52,7 @@ void evict_ghosts_clear(struct evict_ghosts *g)
 	g->free = EVICT_GHOST_NONE;
 	g->fresh = 0;
 	for (unsigned q = 0; q < QUEUES; q++)
-		g->queue[q] = (struct queue){ .young = EVICT_GHOST_NONE, .old = EVICT_GHOST_NONE };
+		g->queue[q] = (struct queue){ .ends = INDEX_LIST_EMPTY };
 	for (uint32_t i = 0; i < g->max; i++)
 		g->bucket[i] = EVICT_GHOST_NONE;
 }
@@ -116,7 +120,7 @@ const struct evict_ghost *evict_ghost_at(const struct evict_ghosts *g, uint32_t 
  */
 static void fetch_ahead(const struct evict_ghosts *g, uint32_t i)
 {
-	for (unsigned ahead = 1; i != EVICT_GHOST_NONE; ahead++, i = g->ghost[i].young) {
+	for (unsigned ahead = 1; i != EVICT_GHOST_NONE; ahead++, i = g->ghost[i].link.young) {
 		if (ahead == 3) {
 			uint32_t first = *bucket_of(g, key_of(&g->ghost[i]));
 
@@ -140,18 +144,11 @@ void evict_ghost_drop(struct evict_ghosts *g, uint32_t i)
 	struct queue *q = &g->queue[x->queue];
 	uint32_t *link = bucket_of(g, key_of(x));
 
-	fetch_ahead(g, x->young);
+	fetch_ahead(g, x->link.young);
 	while (*link != i)
 		link = &g->ghost[*link].bucket_next;
 	*link = x->bucket_next;
-	if (x->young != EVICT_GHOST_NONE)
-		g->ghost[x->young].old = x->old;
-	else
-		q->young = x->old;
-	if (x->old != EVICT_GHOST_NONE)
-		g->ghost[x->old].young = x->young;
-	else
-		q->old = x->young;
+	index_remove(links(g), &q->ends, i);
 	q->len--;
 	q->weight -= x->weight;
 	x->queue = EVICT_GHOST_FREE;
@@ -161,8 +158,8 @@ void evict_ghost_drop(struct evict_ghosts *g, uint32_t i)
 
 void evict_ghost_drop_oldest(struct evict_ghosts *g, uint32_t queue)
 {
-	if (g->queue[queue].old != EVICT_GHOST_NONE)
-		evict_ghost_drop(g, g->queue[queue].old);
+	if (!index_list_empty(&g->queue[queue].ends))
+		evict_ghost_drop(g, g->queue[queue].ends.old);
 }
 
 static uint32_t take_free(struct evict_ghosts *g, uint32_t queue)
@@ -184,17 +181,11 @@ uint32_t evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, u
 	g->ghost[i] = (struct evict_ghost){
 		.key = { (uint32_t)key, (uint32_t)(key >> 32) },
 		.bucket_next = *bucket,
-		.young = EVICT_GHOST_NONE,
-		.old = q->young,
 		.weight = weight,
 		.queue = (uint8_t)queue,
 	};
 	*bucket = i;
-	if (q->young != EVICT_GHOST_NONE)
-		g->ghost[q->young].young = i;
-	else
-		q->old = i;
-	q->young = i;
+	index_push_young(links(g), &q->ends, i);
 	q->len++;
 	q->weight += weight;
 	return i;
@@ -204,7 +195,7 @@ uint32_t evict_ghost_victim(const struct evict_ghosts *g)
 {
 	if (g->free != EVICT_GHOST_NONE || g->fresh < g->max)
 		return EVICT_GHOST_NONE;
-	return g->queue[0].len ? g->queue[0].old : g->queue[1].old;
+	return g->queue[0].len ? g->queue[0].ends.old : g->queue[1].ends.old;
 }
 
 uint64_t evict_ghost_weight(const struct evict_ghosts *g, uint32_t queue)
@@ -242,15 +233,17 @@ int evict_ghosts_check(const struct evict_ghosts *g)
 		uint32_t n = 0, young = EVICT_GHOST_NONE;
 		uint64_t weight = 0;
 
-		for (uint32_t i = g->queue[q].young; i != EVICT_GHOST_NONE; i = g->ghost[i].old) {
+		for (uint32_t i = g->queue[q].ends.young; i != EVICT_GHOST_NONE;
+			i = g->ghost[i].link.old) {
 			const struct evict_ghost *x = &g->ghost[i];
-			if (++n > g->max || x->young != young || x->queue != q || !in_bucket(g, i))
+			if (++n > g->max || x->link.young != young || x->queue != q ||
+				!in_bucket(g, i))
 				return -EIO;
 			weight += x->weight;
 			young = i;
 		}
 		if (n != g->queue[q].len || weight != g->queue[q].weight ||
-			young != g->queue[q].old)
+			young != g->queue[q].ends.old)
 			return -EIO;
 	}
 	return 0;

@@ -46,9 +46,9 @@ enum kind { FRESH, SEEN };
 
 struct group {
 	uint64_t born;
-	uint32_t t_young, t_old; /* neighbours in the timeline of its bin; t_old links free ones */
-	uint32_t c_young, c_old; /* neighbours in its cell, while it has queued blocks */
-	uint32_t young, old;     /* its queued blocks */
+	struct index_link in_bin;  /* in the timeline of its bin; `old` links free groups */
+	struct index_link in_pile; /* while it has queued blocks */
+	struct index_link blocks;  /* those of its blocks that are queued */
 	uint32_t queued;
 	uint32_t total; /* cached blocks that belong to it, queued or not */
 	uint16_t pile;  /* while it has queued blocks */
@@ -59,10 +59,6 @@ struct group {
 	uint16_t gap;    /* mean time between its uses so far, in steps; see gap_of() */
 };
 static_assert(sizeof(struct group) == 48, "12 bytes a block at one group for four blocks");
-
-struct ends {
-	uint32_t young, old;
-};
 
 struct cell {
 	float entries;
@@ -75,9 +71,9 @@ struct cell {
  * them belong to the cells; where there are several sizes, others join in.
  */
 struct pile {
-	struct ends groups;     /* with queued blocks */
-	uint16_t prev, next;    /* piles of this level that have groups */
-	uint16_t cell, sibling; /* sibling: of the same cell; links free ones */
+	struct index_link groups;   /* with queued blocks */
+	struct index_link in_level; /* while it has groups */
+	uint16_t cell, sibling;     /* sibling: of the same cell; links free ones */
 	uint16_t level;
 	uint8_t size;
 };
@@ -99,12 +95,12 @@ struct hazard {
 	uint32_t n_used;
 	uint32_t free_group;
 	uint32_t newest[CLASSES * NEWEST_SIZES];
-	struct ends timeline[BINS];
+	struct index_link timeline[BINS];
 	struct cell cell[CELLS];
 	struct pile pile[PILES];
 	uint16_t free_pile;
-	uint32_t size_base; /* of blocks of SIZE_MIDDLE; 0: none has come */
-	uint16_t level[LEVELS];
+	uint32_t size_base;              /* of blocks of SIZE_MIDDLE; 0: none has come */
+	struct index_link level[LEVELS]; /* piles */
 	uint64_t bitmap[LEVELS / 64];
 	struct request request[REQUESTS];
 	uint32_t current;

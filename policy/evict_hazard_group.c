@@ -12,25 +12,15 @@
 
 static void level_add(struct hazard *h, struct pile *p)
 {
-	uint16_t i = (uint16_t)(p - h->pile);
-
-	p->prev = NO_PILE;
-	p->next = h->level[p->level];
-	if (p->next != NO_PILE)
-		h->pile[p->next].prev = i;
-	h->level[p->level] = i;
+	index_push_young(
+		INDEX_LINKS(h->pile, in_level), &h->level[p->level], (uint32_t)(p - h->pile));
 	h->bitmap[p->level / 64] |= UINT64_C(1) << p->level % 64;
 }
 
 static void level_remove(struct hazard *h, struct pile *p)
 {
-	if (p->prev != NO_PILE)
-		h->pile[p->prev].next = p->next;
-	else
-		h->level[p->level] = p->next;
-	if (p->next != NO_PILE)
-		h->pile[p->next].prev = p->prev;
-	if (h->level[p->level] == NO_PILE)
+	index_remove(INDEX_LINKS(h->pile, in_level), &h->level[p->level], (uint32_t)(p - h->pile));
+	if (index_list_empty(&h->level[p->level]))
 		h->bitmap[p->level / 64] &= ~(UINT64_C(1) << p->level % 64);
 }
 
@@ -47,13 +37,13 @@ static struct pile *pile_for(struct hazard *h, uint16_t cell, uint8_t size)
 {
 	struct pile *own = &h->pile[cell], *p;
 
-	if (own->groups.old != NONE && own->size == size)
+	if (!index_list_empty(&own->groups) && own->size == size)
 		return own;
 	for (uint16_t i = own->sibling; i != NO_PILE; i = h->pile[i].sibling)
 		if (h->pile[i].size == size)
 			return &h->pile[i];
 	p = own;
-	if (own->groups.old != NONE) {
+	if (!index_list_empty(&own->groups)) {
 		if (h->free_pile == NO_PILE)
 			return own;
 		p = &h->pile[h->free_pile];
@@ -85,14 +75,11 @@ static void pile_add(struct hazard *h, uint32_t i)
 	struct cell *c = cell_of(h, g);
 	struct pile *p = pile_for(h, (uint16_t)(c - h->cell), g->size);
 
+	bool was_empty = index_list_empty(&p->groups);
+
 	g->pile = (uint16_t)(p - h->pile);
-	g->c_young = NONE;
-	g->c_old = p->groups.young;
-	p->groups.young = i;
-	if (g->c_old != NONE) {
-		h->group[g->c_old].c_young = i;
-	} else {
-		p->groups.old = i;
+	index_push_young(INDEX_LINKS(h->group, in_pile), &p->groups, i);
+	if (was_empty) {
 		p->level = level_of(c, p->size);
 		level_add(h, p);
 	}
@@ -103,15 +90,8 @@ static void pile_remove(struct hazard *h, uint32_t i)
 	struct group *g = &h->group[i];
 	struct pile *p = &h->pile[g->pile];
 
-	if (g->c_young != NONE)
-		h->group[g->c_young].c_old = g->c_old;
-	else
-		p->groups.young = g->c_old;
-	if (g->c_old != NONE)
-		h->group[g->c_old].c_young = g->c_young;
-	else
-		p->groups.old = g->c_young;
-	if (p->groups.old == NONE) {
+	index_remove(INDEX_LINKS(h->group, in_pile), &p->groups, i);
+	if (index_list_empty(&p->groups)) {
 		level_remove(h, p);
 		pile_free(h, p);
 	}
@@ -149,7 +129,7 @@ void hazard_set_level(struct hazard *h, struct cell *c, double index)
 	c->level = level;
 	for (uint16_t i = (uint16_t)(c - h->cell); i != NO_PILE; i = h->pile[i].sibling) {
 		struct pile *p = &h->pile[i];
-		if (p->groups.old == NONE)
+		if (index_list_empty(&p->groups))
 			continue;
 		level_remove(h, p);
 		p->level = level_of(c, p->size);
@@ -163,37 +143,19 @@ void hazard_set_level(struct hazard *h, struct cell *c, double index)
 static void timeline_add(struct hazard *h, uint32_t i)
 {
 	struct group *g = &h->group[i];
-	struct ends *t = &h->timeline[g->bin];
+	struct index_link *t = &h->timeline[g->bin];
+	uint32_t older = t->young, younger = NONE;
 
-	g->t_young = NONE;
-	g->t_old = t->young;
-	while (g->t_old != NONE && h->group[g->t_old].born > g->born) {
-		g->t_young = g->t_old;
-		g->t_old = h->group[g->t_old].t_old;
+	while (older != NONE && h->group[older].born > g->born) {
+		younger = older;
+		older = h->group[older].in_bin.old;
 	}
-	if (g->t_young != NONE)
-		h->group[g->t_young].t_old = i;
-	else
-		t->young = i;
-	if (g->t_old != NONE)
-		h->group[g->t_old].t_young = i;
-	else
-		t->old = i;
+	index_insert_older(INDEX_LINKS(h->group, in_bin), t, i, younger);
 }
 
 static void timeline_remove(struct hazard *h, uint32_t i)
 {
-	struct group *g = &h->group[i];
-	struct ends *t = &h->timeline[g->bin];
-
-	if (g->t_young != NONE)
-		h->group[g->t_young].t_old = g->t_old;
-	else
-		t->young = g->t_old;
-	if (g->t_old != NONE)
-		h->group[g->t_old].t_young = g->t_young;
-	else
-		t->old = g->t_young;
+	index_remove(INDEX_LINKS(h->group, in_bin), &h->timeline[h->group[i].bin], i);
 }
 
 /* The group has grown older than its bin. */
@@ -232,7 +194,7 @@ void hazard_sweep(struct kvp_evict *e)
 void hazard_groups_reset(struct hazard *h)
 {
 	for (uint32_t i = 0; i < h->n_groups; i++)
-		h->group[i].t_old = i + 1 < h->n_groups ? i + 1 : NONE;
+		h->group[i].in_bin.old = i + 1 < h->n_groups ? i + 1 : NONE;
 	h->free_group = 0;
 	h->n_used = 0;
 	memset(h->newest, 0xff, sizeof(h->newest));
@@ -240,7 +202,7 @@ void hazard_groups_reset(struct hazard *h)
 	memset(h->level, 0xff, sizeof(h->level));
 	memset(h->bitmap, 0, sizeof(h->bitmap));
 	for (uint32_t i = 0; i < PILES; i++) {
-		h->pile[i].groups = (struct ends){ .young = NONE, .old = NONE };
+		index_list_init(&h->pile[i].groups);
 		h->pile[i].sibling = i >= CELLS && i + 1 < PILES ? (uint16_t)(i + 1) : NO_PILE;
 	}
 	h->free_pile = CELLS;
@@ -270,7 +232,7 @@ void hazard_group_unref(struct hazard *h, uint32_t i)
 	if (*newest(h, g->klass, g->size) == i)
 		*newest(h, g->klass, g->size) = NONE;
 	hazard_forget_request(h, i);
-	g->t_old = h->free_group;
+	g->in_bin.old = h->free_group;
 	h->free_group = i;
 	h->n_used--;
 }
@@ -302,12 +264,11 @@ uint32_t hazard_group_for(struct kvp_evict *e, uint32_t klass, uint8_t size, boo
 		return i;
 	}
 	i = h->free_group;
-	h->free_group = h->group[i].t_old;
+	h->free_group = h->group[i].in_bin.old;
 	h->n_used++;
 	h->group[i] = (struct group){
 		.born = h->now,
-		.young = NONE,
-		.old = NONE,
+		.blocks = INDEX_LIST_EMPTY,
 		.klass = (uint8_t)klass,
 		.size = size,
 		.request = REQUESTS,
@@ -358,16 +319,10 @@ void hazard_queue(struct kvp_evict *e, uint32_t i, uint32_t id, bool young)
 	struct group *g = &h->group[i];
 	struct evict_node *n = &e->node[id];
 
-	n->prev = young ? NONE : g->old;
-	n->next = young ? g->young : NONE;
-	if (n->prev != NONE)
-		e->node[n->prev].next = id;
+	if (young)
+		index_push_young(evict_links(e), &g->blocks, id);
 	else
-		g->young = id;
-	if (n->next != NONE)
-		e->node[n->next].prev = id;
-	else
-		g->old = id;
+		index_push_old(evict_links(e), &g->blocks, id);
 	n->where = QUEUED;
 	n->home = i;
 	if (!g->queued++)
@@ -380,14 +335,7 @@ void hazard_unqueue(struct kvp_evict *e, uint32_t id)
 	struct evict_node *n = &e->node[id];
 	struct group *g = &h->group[n->home];
 
-	if (n->prev != NONE)
-		e->node[n->prev].next = n->next;
-	else
-		g->young = n->next;
-	if (n->next != NONE)
-		e->node[n->next].prev = n->prev;
-	else
-		g->old = n->prev;
+	index_remove(evict_links(e), &g->blocks, id);
 	n->where = EVICT_OUT;
 	if (!--g->queued)
 		pile_remove(h, n->home);
@@ -413,7 +361,7 @@ uint32_t hazard_pop_least(struct kvp_evict *e)
 		if (!h->bitmap[w])
 			continue;
 		uint32_t level = w * 64 + (uint32_t)__builtin_ctzll(h->bitmap[w]);
-		uint32_t id = h->group[h->pile[h->level[level]].groups.old].old;
+		uint32_t id = h->group[h->pile[h->level[level].young].groups.old].blocks.old;
 		hazard_unqueue(e, id);
 		return id;
 	}
@@ -427,9 +375,9 @@ static void part_pile(struct kvp_evict *e, const struct pile *p,
 	uint32_t i, younger, id, next;
 
 	for (i = p->groups.old; i != NONE; i = younger) {
-		younger = h->group[i].c_young;
-		for (id = h->group[i].old; id != NONE; id = next) {
-			next = e->node[id].prev;
+		younger = h->group[i].in_pile.young;
+		for (id = h->group[i].blocks.old; id != NONE; id = next) {
+			next = e->node[id].link.young;
 			if (wanted(e, id))
 				continue;
 			hazard_unqueue(e, id);
@@ -443,17 +391,17 @@ void hazard_part(struct kvp_evict *e, bool (*wanted)(const struct kvp_evict *e, 
 	struct hazard *h = e->self;
 	uint32_t id, younger;
 
-	for (id = e->list[EVICT_ASIDE].old; id != NONE; id = younger) {
-		younger = e->node[id].prev;
+	for (id = e->list[EVICT_ASIDE].ends.old; id != NONE; id = younger) {
+		younger = e->node[id].link.young;
 		if (wanted && !wanted(e, id))
 			continue;
 		evict_unlink(e, id);
 		hazard_queue(e, e->node[id].home, id, false);
 	}
 	for (uint32_t l = 0; wanted && l < LEVELS; l++) {
-		uint16_t p, next;
-		for (p = h->level[l]; p != NO_PILE; p = next) {
-			next = h->pile[p].next;
+		uint32_t p, next;
+		for (p = h->level[l].young; p != NONE; p = next) {
+			next = h->pile[p].in_level.old;
 			part_pile(e, &h->pile[p], wanted);
 		}
 	}
@@ -467,13 +415,13 @@ static int check_group(const struct kvp_evict *e, uint32_t i, uint64_t *queued)
 	const struct group *g = &h->group[i];
 	uint32_t n = 0, prev = NONE;
 
-	for (uint32_t id = g->young; id != NONE; id = e->node[id].next) {
+	for (uint32_t id = g->blocks.young; id != NONE; id = e->node[id].link.old) {
 		const struct evict_node *x = &e->node[id];
-		if (x->where != QUEUED || x->home != i || x->prev != prev || ++n > g->queued)
+		if (x->where != QUEUED || x->home != i || x->link.young != prev || ++n > g->queued)
 			return -EIO;
 		prev = id;
 	}
-	if (n != g->queued || g->old != prev || !g->total || g->queued > g->total)
+	if (n != g->queued || g->blocks.old != prev || !g->total || g->queued > g->total)
 		return -EIO;
 	*queued += n;
 	return 0;
@@ -486,7 +434,7 @@ int hazard_check(const struct kvp_evict *e, uint64_t in_queues)
 
 	for (uint32_t b = 0; b < BINS; b++) {
 		uint64_t born = 0;
-		for (uint32_t i = h->timeline[b].old; i != NONE; i = h->group[i].t_young) {
+		for (uint32_t i = h->timeline[b].old; i != NONE; i = h->group[i].in_bin.young) {
 			const struct group *g = &h->group[i];
 			if (++used > h->n_used || g->bin != b || g->born < born ||
 				check_group(e, i, &queued) < 0)
@@ -497,7 +445,7 @@ int hazard_check(const struct kvp_evict *e, uint64_t in_queues)
 	}
 	for (uint32_t k = 0; k < PILES; k++) {
 		const struct pile *p = &h->pile[k];
-		for (uint32_t i = p->groups.old; i != NONE; i = h->group[i].c_young)
+		for (uint32_t i = p->groups.old; i != NONE; i = h->group[i].in_pile.young)
 			celled += h->group[i].pile == k ? h->group[i].queued : 0;
 		bool listed = h->bitmap[p->level / 64] >> p->level % 64 & 1;
 		if (p->groups.old != NONE && !listed)

@@ -26,7 +26,7 @@
 
 struct bucket {
 	uint64_t most; /* no key in it is greater */
-	uint32_t young, old;
+	struct index_link ends;
 	uint32_t len;
 	uint32_t sorted;        /* smallest key at the old end, of equal ones the first that came */
 	uint32_t recent[AHEAD]; /* the latest that came, from `turn` on */
@@ -45,7 +45,7 @@ struct evict_heap {
 	uint32_t first,
 		buckets; /* places first .. first + buckets - 1 of low[] and at[] are used */
 	uint32_t fresh;  /* buckets from here on were never used */
-	uint32_t free;   /* others, linked by young */
+	uint32_t free;   /* others, linked by ends.young */
 	uint64_t *low;   /* by place: no key of the bucket is less */
 	uint32_t *at;    /* by place */
 	struct bucket *bucket;
@@ -145,7 +145,7 @@ static uint32_t open_bucket(struct evict_heap *h, uint32_t place, uint64_t low)
 	uint32_t left = place - h->first, right = h->buckets - left, i = h->free;
 
 	if (i != KVP_BLOCK_NONE)
-		h->free = h->bucket[i].young;
+		h->free = h->bucket[i].ends.young;
 	else
 		i = h->fresh++;
 	assert(i < h->most_buckets);
@@ -159,9 +159,7 @@ static uint32_t open_bucket(struct evict_heap *h, uint32_t place, uint64_t low)
 	h->buckets++;
 	h->low[place] = low;
 	h->at[place] = i;
-	h->bucket[i] = (struct bucket){
-		.most = low, .young = KVP_BLOCK_NONE, .old = KVP_BLOCK_NONE, .sorted = 1
-	};
+	h->bucket[i] = (struct bucket){ .most = low, .ends = INDEX_LIST_EMPTY, .sorted = 1 };
 	return place;
 }
 
@@ -169,7 +167,7 @@ static void close_bucket(struct evict_heap *h, uint32_t place)
 {
 	uint32_t left = place - h->first, right = h->buckets - left - 1;
 
-	h->bucket[h->at[place]].young = h->free;
+	h->bucket[h->at[place]].ends.young = h->free;
 	h->free = h->at[place];
 	if (left < right) {
 		shift(h, h->first + 1, h->first, left);
@@ -183,23 +181,6 @@ static void close_bucket(struct evict_heap *h, uint32_t place)
 
 /* ---- lists ---- */
 
-/* Between two neighbours of the bucket's list, either of which may be missing. */
-static void link_between(
-	struct kvp_evict *e, struct bucket *b, uint32_t id, uint32_t young, uint32_t old)
-{
-	e->node[id].prev = young;
-	e->node[id].next = old;
-	if (young != KVP_BLOCK_NONE)
-		e->node[young].next = id;
-	else
-		b->young = id;
-	if (old != KVP_BLOCK_NONE)
-		e->node[old].prev = id;
-	else
-		b->old = id;
-	b->len++;
-}
-
 static void append(struct kvp_evict *e, struct bucket *b, uint32_t id, uint64_t key)
 {
 	if (!b->len)
@@ -208,7 +189,8 @@ static void append(struct kvp_evict *e, struct bucket *b, uint32_t id, uint64_t 
 	b->sorted &= key >= b->most;
 	if (key > b->most)
 		b->most = key;
-	link_between(e, b, id, KVP_BLOCK_NONE, b->young);
+	index_push_young(evict_links(e), &b->ends, id);
+	b->len++;
 	e->node[id].ahead = id;
 	e->node[b->recent[b->turn]].ahead = id;
 	b->recent[b->turn] = id;
@@ -218,11 +200,12 @@ static void append(struct kvp_evict *e, struct bucket *b, uint32_t id, uint64_t 
 /* Keeps a sorted list sorted. */
 static void insert_sorted(struct kvp_evict *e, struct bucket *b, uint32_t id, uint64_t key)
 {
-	uint32_t young = b->old;
+	uint32_t young = b->ends.old;
 
 	while (young != KVP_BLOCK_NONE && *evict_heap_key(e, young) <= key)
-		young = e->node[young].prev;
-	link_between(e, b, id, young, young == KVP_BLOCK_NONE ? b->young : e->node[young].next);
+		young = e->node[young].link.young;
+	index_insert_older(evict_links(e), &b->ends, id, young);
+	b->len++;
 	e->node[id].ahead = young == KVP_BLOCK_NONE ? id : e->node[young].ahead;
 }
 
@@ -238,11 +221,11 @@ static uint32_t unload(struct kvp_evict *e, struct bucket *b)
 	struct entry *s = e->heap->scratch;
 	uint32_t n = 0;
 
-	for (uint32_t id = b->old; id != KVP_BLOCK_NONE; id = e->node[id].prev) {
+	for (uint32_t id = b->ends.old; id != KVP_BLOCK_NONE; id = e->node[id].link.young) {
 		fetch(e, e->node[id].ahead);
 		s[n++] = (struct entry){ *evict_heap_key(e, id), id };
 	}
-	b->young = b->old = KVP_BLOCK_NONE;
+	index_list_init(&b->ends);
 	b->len = 0;
 	b->sorted = 1;
 	b->most = 0;
@@ -291,9 +274,9 @@ static void join(struct kvp_evict *e, uint32_t place)
 	if (a->len + b->len > h->room / 2)
 		return;
 	/* b stays, since its latest are the latest of both */
-	e->node[a->young].prev = b->old;
-	e->node[b->old].next = a->young;
-	b->old = a->old;
+	e->node[a->ends.young].link.young = b->ends.old;
+	e->node[b->ends.old].link.old = a->ends.young;
+	b->ends.old = a->ends.old;
 	b->len += a->len;
 	b->sorted &= a->sorted;
 	h->low[place + 1] = h->low[place];
@@ -399,19 +382,10 @@ void evict_heap_push(struct kvp_evict *e, uint32_t id, uint64_t key)
 
 static void unlink_from(struct kvp_evict *e, struct bucket *b, uint32_t id)
 {
-	struct evict_node *n = &e->node[id];
-
-	if (n->prev != KVP_BLOCK_NONE)
-		e->node[n->prev].next = n->next;
-	else
-		b->young = n->next;
-	if (n->next != KVP_BLOCK_NONE)
-		e->node[n->next].prev = n->prev;
-	else
-		b->old = n->prev;
+	index_remove(evict_links(e), &b->ends, id);
 	b->len--;
 	e->heap->len--;
-	n->where = EVICT_OUT;
+	e->node[id].where = EVICT_OUT;
 }
 
 void evict_heap_remove(struct kvp_evict *e, uint32_t id)
@@ -440,7 +414,7 @@ uint32_t evict_heap_pop(struct kvp_evict *e, uint64_t *ret_key)
 	struct bucket *b = bucket_at(h, h->first);
 	if (!b->sorted)
 		sort_bucket(e, b);
-	uint32_t id = b->old;
+	uint32_t id = b->ends.old;
 
 	/* this one has been fetched when it was twice as far away */
 	const struct evict_node *soon = &e->node[e->node[id].ahead];
@@ -469,17 +443,17 @@ static int check_bucket(const struct kvp_evict *e, uint32_t place)
 		return -EIO;
 	if (place + 1 < end_of(h) && (b->most >= next || h->low[place] > b->most))
 		return -EIO;
-	for (uint32_t id = b->old; id != KVP_BLOCK_NONE; id = e->node[id].prev) {
+	for (uint32_t id = b->ends.old; id != KVP_BLOCK_NONE; id = e->node[id].link.young) {
 		if (id >= e->params.max_ids || e->node[id].where != EVICT_HEAP || ++n > b->len)
 			return -EIO;
 		uint64_t key = *evict_heap_key(e, id);
-		if (e->node[id].next != old || key < h->low[place] || key > b->most ||
+		if (e->node[id].link.old != old || key < h->low[place] || key > b->most ||
 			(b->sorted && key < last))
 			return -EIO;
 		last = key;
 		old = id;
 	}
-	return n && n == b->len && b->young == old ? 0 : -EIO;
+	return n && n == b->len && b->ends.young == old ? 0 : -EIO;
 }
 
 int evict_heap_check(const struct kvp_evict *e, uint64_t in_queues)

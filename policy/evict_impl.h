@@ -22,6 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "policy/index_list.h"
 #include "policy/kvp_evict.h"
 
 #define EVICT_OUT     0u /* not cached; 1 .. EVICT_PARKED-1 are the algorithm's own queues */
@@ -42,8 +43,7 @@ struct evict_node {
 	uint32_t offered;  /* children in the current offer */
 	uint32_t bytes;
 	float cost;
-	uint32_t prev; /* in a list, also of the heap: towards the young end */
-	uint32_t next; /* towards the old end */
+	struct index_link link; /* in the queue, heap or offer that `where` names */
 	uint16_t depth;
 	uint8_t where;
 	uint8_t flags;
@@ -55,10 +55,9 @@ struct evict_node {
 };
 static_assert(sizeof(struct evict_node) == 48, "64 bytes a block, with what a policy adds");
 
-/* Blocks linked by prev/next, young end first. */
+/* A queue of blocks. */
 struct evict_list {
-	uint32_t young;
-	uint32_t old;
+	struct index_link ends;
 	uint64_t items;
 	uint64_t bytes;
 };
@@ -178,6 +177,11 @@ uint32_t evict_shadows_favour(struct kvp_evict *e, uint32_t expert);
 
 /* ---- lists ---- */
 
+static inline struct index_links evict_links(const struct kvp_evict *e)
+{
+	return INDEX_LINKS(e->node, link);
+}
+
 /* Puts a detached block at the young or old end of list[q]; sets where. */
 void evict_push_young(struct kvp_evict *e, uint32_t q, uint32_t id);
 void evict_push_old(struct kvp_evict *e, uint32_t q, uint32_t id);
@@ -224,11 +228,10 @@ static inline uint64_t *evict_heap_key(const struct kvp_evict *e, uint32_t id)
 struct evict_ghost {
 	uint32_t key[2];
 	uint32_t bucket_next;
-	uint32_t young;
-	uint32_t old;
-	uint32_t weight; /* as the policy counts capacity */
-	uint8_t queue;   /* 0 or 1; EVICT_GHOST_FREE */
-	uint8_t note[3]; /* the policy's own */
+	struct index_link link; /* in its queue */
+	uint32_t weight;        /* as the policy counts capacity */
+	uint8_t queue;          /* 0 or 1; EVICT_GHOST_FREE */
+	uint8_t note[3];        /* the policy's own */
 };
 static_assert(sizeof(struct evict_ghost) == 28, "32 bytes a ghost, with its share of the buckets");
 

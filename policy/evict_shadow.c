@@ -584,13 +584,13 @@ bool evict_shadows_admit(struct kvp_evict *e, const struct kvp_evict_item *item,
 static uint32_t push(struct kvp_evict *e, uint32_t *last, uint32_t id)
 {
 	if (*last != NONE)
-		e->node[*last].next = id;
+		e->node[*last].link.old = id;
 	*last = id;
-	e->node[id].next = NONE;
+	e->node[id].link.old = NONE;
 	return id;
 }
 
-/* All cached blocks, in the order in which they would have gone, linked by next. */
+/* All cached blocks, in the order in which they would have gone, linked by link.old. */
 static uint32_t drain(struct kvp_evict *e)
 {
 	uint32_t first = NONE, last = NONE, id;
@@ -633,7 +633,7 @@ static void take_over(struct kvp_evict *e, uint32_t leader)
 	if (e->ops->learn)
 		e->ops->learn(e, sh->shadow[leader].e);
 	for (; id != NONE; id = next) {
-		next = e->node[id].next;
+		next = e->node[id].link.old;
 		adopt(e, id, (double)n++ / (double)e->items);
 	}
 	if (e->ops->capacity)

@@ -35,7 +35,7 @@ static void sieve_access(struct kvp_evict *e, uint32_t id)
 static void sieve_detach(struct kvp_evict *e, uint32_t id)
 {
 	if (e->hand == id)
-		e->hand = e->node[id].prev;
+		e->hand = e->node[id].link.young;
 	evict_unlink(e, id);
 }
 
@@ -43,9 +43,9 @@ static uint32_t sieve_take(struct kvp_evict *e)
 {
 	uint32_t id = e->hand;
 
-	for (;; id = e->node[id].prev) {
+	for (;; id = e->node[id].link.young) {
 		if (id == KVP_BLOCK_NONE)
-			id = e->list[1].old;
+			id = e->list[1].ends.old;
 		if (id == KVP_BLOCK_NONE)
 			return KVP_BLOCK_NONE;
 		if (!e->node[id].freq || !evict_spare(e))

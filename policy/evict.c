@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The core of eviction, which all policies share: which blocks there are, how they hang together in
+ * chains, and what was offered as victims. Which of them goes first is the policy's business.
+ */
 #include "policy/kvp_evict.h"
 
 #include <errno.h>
@@ -25,6 +29,7 @@ static const struct evict_ops *const policies[] = {
 	&evict_gdsf,
 	&evict_arc,
 	&evict_hazard,
+	&evict_contest,
 };
 
 #define N_POLICIES (sizeof(policies) / sizeof(policies[0]))
@@ -65,7 +70,7 @@ void evict_clear_lists(struct kvp_evict *e)
 		list_clear(&e->list[q]);
 }
 
-static int make(const struct evict_ops *ops, const struct kvp_evict_params *params, bool contest,
+int evict_new(const struct evict_ops *ops, const struct kvp_evict_params *params,
 	struct kvp_evict **ret_evict)
 {
 	struct kvp_evict *e = calloc(1, sizeof(*e));
@@ -81,10 +86,7 @@ static int make(const struct evict_ops *ops, const struct kvp_evict_params *para
 	e->node = calloc(params->max_ids, sizeof(*e->node));
 	if (!e->node)
 		goto error;
-	if (contest)
-		r = evict_shadows_init(e);
-	else
-		r = ops->init ? ops->init(e) : 0;
+	r = ops->init ? ops->init(e) : 0;
 	if (r < 0)
 		goto error;
 	*ret_evict = e;
@@ -92,12 +94,6 @@ static int make(const struct evict_ops *ops, const struct kvp_evict_params *para
 error:
 	kvp_evict_free(e);
 	return r;
-}
-
-int evict_new_plain(const struct evict_ops *ops, const struct kvp_evict_params *params,
-	struct kvp_evict **ret_evict)
-{
-	return make(ops, params, false, ret_evict);
 }
 
 int kvp_evict_new(
@@ -111,19 +107,15 @@ int kvp_evict_new(
 		return -EINVAL;
 
 	const struct evict_ops *ops = find_policy(name);
-	if (!ops)
-		return -ENOENT;
-	return make(ops, params, ops->contest, ret_evict);
+	return ops ? evict_new(ops, params, ret_evict) : -ENOENT;
 }
 
 struct kvp_evict *kvp_evict_free(struct kvp_evict *e)
 {
 	if (!e)
 		return NULL;
-	if (e->shadows)
-		evict_shadows_done(e);
-	else if (e->ops->fini)
-		e->ops->fini(e);
+	if (e->policy->fini)
+		e->policy->fini(e);
 	evict_ghosts_free(e->ghosts);
 	free(e->heap);
 	free(e->node);
@@ -137,10 +129,8 @@ int kvp_evict_resize(struct kvp_evict *e, uint64_t items, uint64_t bytes)
 		return -EINVAL;
 	e->params.items = items;
 	e->params.bytes = bytes;
-	if (e->ops->capacity)
-		e->ops->capacity(e);
-	if (e->shadows)
-		evict_shadows_resize(e);
+	if (e->policy->capacity)
+		e->policy->capacity(e);
 	return 0;
 }
 
@@ -217,14 +207,13 @@ static void offer_unlink(struct kvp_evict *e, uint32_t id)
 	evict_unlink(e, id);
 }
 
-/* The parent has one reason less to stay. */
-static void release_parent(struct kvp_evict *e, uint32_t parent)
+void evict_release_parent(struct kvp_evict *e, uint32_t parent)
 {
 	struct evict_node *p = &e->node[parent];
 
 	if (--p->children == 0 && p->where == EVICT_PARKED) {
 		p->where = EVICT_OUT;
-		e->ops->back(e, parent, EVICT_BACK_DUE);
+		e->policy->back(e, parent, EVICT_BACK_DUE);
 	}
 }
 
@@ -239,7 +228,7 @@ static void restore(struct kvp_evict *e, uint32_t id)
 			e->node[parent].offered--;
 			e->node[parent].children++;
 		}
-		e->ops->back(e, id, EVICT_BACK_USED);
+		e->policy->back(e, id, EVICT_BACK_USED);
 		id = parent;
 	}
 }
@@ -252,9 +241,7 @@ static uint64_t fold_key(struct kvp_key key)
 int kvp_evict_admit(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t now)
 {
 	tick(e, now);
-	if (e->shadows)
-		return evict_shadows_admit(e, item, fold_key(item->key));
-	return !e->ops->admit || e->ops->admit(e, item, fold_key(item->key));
+	return !e->policy->admit || e->policy->admit(e, item, fold_key(item->key));
 }
 
 int kvp_evict_insert(
@@ -282,9 +269,7 @@ int kvp_evict_insert(
 	};
 	e->items++;
 	e->bytes += e->node[id].bytes;
-	e->ops->insert(e, id, item);
-	if (e->shadows)
-		evict_shadows_inserted(e, id);
+	e->policy->insert(e, id, item);
 	if (e->params.hooks.on_put)
 		e->params.hooks.on_put(e->params.hooks.ctx, id);
 	return 0;
@@ -293,10 +278,10 @@ int kvp_evict_insert(
 static void access_one(struct kvp_evict *e, uint32_t id)
 {
 	restore(e, id);
-	e->ops->access(e, id);
+	e->policy->access(e, id);
 	if ((e->node[id].flags & EVICT_USES) != EVICT_USES)
 		e->node[id].flags += 1u << EVICT_USES_SHIFT;
-	if (e->params.hooks.on_hot_access && e->ops->hot(e, id))
+	if (e->params.hooks.on_hot_access && e->policy->hot(e, id))
 		e->params.hooks.on_hot_access(e->params.hooks.ctx, id);
 }
 
@@ -305,11 +290,9 @@ int kvp_evict_access(struct kvp_evict *e, kvp_block_id id, uint64_t now)
 	if (!cached(e, id))
 		return -ENOENT;
 	tick(e, now);
-	if (e->ops->chain)
-		e->ops->chain(e, id);
+	if (e->policy->chain)
+		e->policy->chain(e, id, true);
 	access_one(e, id);
-	if (e->shadows)
-		evict_shadows_used(e, id, true);
 	return 0;
 }
 
@@ -318,12 +301,10 @@ int kvp_evict_access_chain(struct kvp_evict *e, kvp_block_id tip, uint64_t now)
 	if (!cached(e, tip))
 		return -ENOENT;
 	tick(e, now);
-	if (e->ops->chain)
-		e->ops->chain(e, tip);
+	if (e->policy->chain)
+		e->policy->chain(e, tip, false);
 	for (uint32_t id = tip; id != KVP_BLOCK_NONE; id = e->node[id].parent)
 		access_one(e, id);
-	if (e->shadows)
-		evict_shadows_used(e, tip, false);
 	return 0;
 }
 
@@ -332,10 +313,8 @@ int kvp_evict_request(struct kvp_evict *e, const struct kvp_evict_request *req, 
 	if (req->matched > req->blocks || (req->tip != KVP_BLOCK_NONE && !cached(e, req->tip)))
 		return -EINVAL;
 	tick(e, now);
-	if (e->shadows)
-		evict_shadows_request(e);
-	if (e->ops->request)
-		e->ops->request(e, req);
+	if (e->policy->request)
+		e->policy->request(e, req);
 	return 0;
 }
 
@@ -352,8 +331,8 @@ int kvp_evict_set_bytes(struct kvp_evict *e, kvp_block_id id, uint32_t bytes)
 		e->list[n->where].bytes = e->list[n->where].bytes - was + n->bytes;
 	else if (n->where == EVICT_OFFERED)
 		e->list[0].bytes = e->list[0].bytes - was + n->bytes;
-	if (e->ops->resized)
-		e->ops->resized(e, id, was);
+	if (e->policy->resized)
+		e->policy->resized(e, id, was);
 	return 0;
 }
 
@@ -371,17 +350,17 @@ int kvp_evict_remove(struct kvp_evict *e, kvp_block_id id, int evicted, uint64_t
 	if (was_offered)
 		offer_unlink(e, id);
 	else if (n->where != EVICT_PARKED)
-		e->ops->detach(e, id);
+		e->policy->detach(e, id);
 	n->where = EVICT_OUT;
 	e->items--;
 	e->bytes -= n->bytes;
-	if (e->ops->gone)
-		e->ops->gone(e, id, evicted);
+	if (e->policy->gone)
+		e->policy->gone(e, id, evicted);
 	if (n->parent != KVP_BLOCK_NONE) {
 		if (was_offered)
 			e->node[n->parent].offered--;
 		else
-			release_parent(e, n->parent);
+			evict_release_parent(e, n->parent);
 	}
 	if (evicted && e->params.hooks.on_evict)
 		e->params.hooks.on_evict(e->params.hooks.ctx, id);
@@ -398,14 +377,14 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 	tick(e, now);
 	while (!index_list_empty(&e->list[0].ends))
 		restore(e, e->list[0].ends.young);
-	if (e->shadows)
-		evict_shadows_settle(e);
+	if (e->policy->settle)
+		e->policy->settle(e);
 	if (!want_items && !want_bytes)
 		want_items = e->params.evict_by ? e->params.evict_by : 1;
 
 	e->patience = PATIENCE;
 	while (n < max && (n < want_items || bytes < want_bytes)) {
-		uint32_t id = e->ops->take(e);
+		uint32_t id = e->policy->take(e);
 		if (id == KVP_BLOCK_NONE)
 			break;
 		struct evict_node *b = &e->node[id];
@@ -427,13 +406,13 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 		out[n++] = id;
 		if (b->parent != KVP_BLOCK_NONE) {
 			e->node[b->parent].offered++;
-			release_parent(e, b->parent);
+			evict_release_parent(e, b->parent);
 		}
 	}
 	e->patience = UINT32_MAX;
 	while (refused != KVP_BLOCK_NONE) {
 		uint32_t next = e->node[refused].link.old;
-		e->ops->back(e, refused, EVICT_BACK_USED);
+		e->policy->back(e, refused, EVICT_BACK_USED);
 		refused = next;
 	}
 	return n;
@@ -466,7 +445,7 @@ int kvp_evict_peek(const struct kvp_evict *e, kvp_block_id id, struct kvp_evict_
 		.depth = n->depth,
 		.flags = n->flags & KVP_EVICT_PARTIAL,
 		.children = n->children + n->offered,
-		.hot = e->ops->hot(e, id),
+		.hot = e->policy->hot(e, id),
 		.cost = (double)n->cost,
 	};
 	return 0;
@@ -474,7 +453,7 @@ int kvp_evict_peek(const struct kvp_evict *e, kvp_block_id id, struct kvp_evict_
 
 int kvp_evict_hot(const struct kvp_evict *e, kvp_block_id id)
 {
-	return cached(e, id) && e->ops->hot(e, id);
+	return cached(e, id) && e->policy->hot(e, id);
 }
 
 uint64_t kvp_evict_len(const struct kvp_evict *e)
@@ -513,14 +492,8 @@ void kvp_evict_memory(const struct kvp_evict *e, struct kvp_evict_memory *ret_me
 		.total = sizeof(*e) + (uint64_t)e->params.max_ids * sizeof(*e->node),
 		.per_block = sizeof(*e->node),
 	};
-	if (e->shadows) {
-		ret_memory->total += evict_shadows_memory(e);
-		ret_memory->per_block += EVICT_ARENA_BYTES;
-	} else if (e->ops->memory) {
-		uint64_t own = e->ops->memory(e);
-		ret_memory->total += own;
-		ret_memory->per_block += (uint32_t)(own / e->params.max_ids);
-	}
+	if (e->policy->memory)
+		e->policy->memory(e, ret_memory);
 	if (e->ghosts) {
 		uint64_t ghosts = evict_ghosts_memory(e->ghosts);
 		ret_memory->total += ghosts;
@@ -602,10 +575,8 @@ int kvp_evict_assert_consistency(const struct kvp_evict *e)
 		return r;
 	if (e->ghosts && evict_ghosts_check(e->ghosts) < 0)
 		return -EIO;
-	if (e->shadows && evict_shadows_check(e) < 0)
-		return -EIO;
-	if (e->ops->check)
-		return e->ops->check(e, e->items - parked - listed);
+	if (e->policy->check)
+		return e->policy->check(e, e->items - parked - listed);
 	return listed + parked == e->items ? 0 : -EIO;
 }
 

@@ -34,7 +34,6 @@
 
 #define GHOSTS_EXTRA 20000u
 #define GHOST_UNIT   14u  /* log2; a ghost's birth is kept in 32 bits */
-#define ADOPT_STEPS  32.0 /* ages given to blocks taken over from another algorithm */
 #define COLD_MEMORY  16.0 /* requests */
 #define GAP_USES     8u
 #define GAP_MEMORY   16384.0 /* gaps between requests, that their mean remembers */
@@ -42,7 +41,7 @@
 
 /* ---- requests ---- */
 
-static uint32_t class_of(const struct request *r, enum kind kind)
+uint32_t hazard_class_of(const struct request *r, enum kind kind)
 {
 	uint32_t size = log2_floor((uint64_t)r->count + 1);
 	uint32_t turn = r->uses < TURNS ? r->uses : TURNS - 1;
@@ -150,7 +149,7 @@ static uint32_t group_of(struct kvp_evict *e, struct request *r, enum kind kind,
 
 	if (*own != NONE)
 		return *own;
-	uint32_t i = hazard_group_for(e, class_of(r, kind), size, false);
+	uint32_t i = hazard_group_for(e, hazard_class_of(r, kind), size, false);
 	if (!h->group[i].total) {
 		*own = i;
 		set_gap(&h->group[i], r->gap);
@@ -161,7 +160,7 @@ static uint32_t group_of(struct kvp_evict *e, struct request *r, enum kind kind,
 
 /* ---- operations ---- */
 
-static void hazard_reset(struct kvp_evict *e)
+void hazard_reset(struct kvp_evict *e)
 {
 	struct hazard *h = e->self;
 
@@ -173,29 +172,6 @@ static void hazard_reset(struct kvp_evict *e)
 	h->expects_root = false;
 	h->begun = e->now;
 	hazard_relearn(h);
-}
-
-/*
- * A block that another algorithm ranked. Its age is what LRU would need to bring it there; its
- * class follows from its uses and depth.
- */
-static void hazard_adopt(struct kvp_evict *e, uint32_t id, double rank)
-{
-	struct hazard *h = e->self;
-	struct evict_node *n = &e->node[id];
-	struct request guess = { .count = n->depth + 1u };
-	uint32_t uses = evict_uses(n);
-	uint8_t size = hazard_size_of(e, id);
-	double step = floor((1 - rank) * ADOPT_STEPS) / ADOPT_STEPS;
-	uint64_t age = (uint64_t)(step * STEP * (double)e->items * h->requests / (h->uses + 1));
-	uint64_t born = age < h->now ? h->now - age : 0;
-	uint32_t klass = uses ? SEEN_FIRST + (uses < TURNS ? uses : TURNS - 1) * SIZES
-			      : class_of(&guess, FRESH);
-	uint32_t i = hazard_group_born(e, klass, size, born);
-
-	n->freq = n->children;
-	h->group[i].total++;
-	hazard_queue(e, i, id, true);
 }
 
 static int hazard_init(struct kvp_evict *e)
@@ -236,22 +212,15 @@ static void hazard_request(struct kvp_evict *e, const struct kvp_evict_request *
 	h->expects_root = req->tip == NONE;
 }
 
-static void hazard_chain(struct kvp_evict *e, uint32_t tip)
+static void hazard_chain(struct kvp_evict *e, uint32_t tip, bool alone)
 {
 	struct hazard *h = e->self;
 
+	(void)alone;
 	hazard_sweep(e);
 	if (h->announced != tip)
 		begin(e, tip);
 	h->announced = NONE;
-}
-
-static void hazard_detach(struct kvp_evict *e, uint32_t id)
-{
-	if (e->node[id].where == EVICT_ASIDE)
-		evict_unlink(e, id);
-	else
-		hazard_unqueue(e, id);
 }
 
 static void hazard_access(struct kvp_evict *e, uint32_t id)
@@ -262,7 +231,7 @@ static void hazard_access(struct kvp_evict *e, uint32_t id)
 	uint32_t was = n->home;
 
 	if (evict_in_queue(n))
-		hazard_detach(e, id);
+		hazard_unqueue(e, id);
 	hazard_count_hit(e, was);
 	/* what lies above a branch belongs to as many chains */
 	if (n->freq > 1 && log2_floor(n->freq) > r->branch)
@@ -335,8 +304,8 @@ static void hazard_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evi
 		if (n->parent != NONE && !partial)
 			e->node[n->parent].freq++;
 	}
-	hazard_relabel(h, r->seen, class_of(r, SEEN));
-	hazard_relabel(h, r->fresh, class_of(r, FRESH));
+	hazard_relabel(h, r->seen, hazard_class_of(r, SEEN));
+	hazard_relabel(h, r->fresh, hazard_class_of(r, FRESH));
 	if (partial && was == NONE) {
 		to = hazard_group_for(e, PARTIAL, hazard_size_of(e, id), true);
 	} else if (was != NONE && family(was) == family(SHARED)) {
@@ -351,7 +320,7 @@ static void hazard_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evi
 		h->tip = id;
 }
 
-static uint32_t hazard_take(struct kvp_evict *e)
+static void hazard_settle(struct kvp_evict *e)
 {
 	struct hazard *h = e->self;
 	uint64_t limit = e->items / 16 > 1024 ? e->items / 16 : 1024;
@@ -365,9 +334,6 @@ static uint32_t hazard_take(struct kvp_evict *e)
 		hazard_fade(e);
 		hazard_relearn(h);
 	}
-	if (e->list[EVICT_ASIDE].items)
-		return evict_pop_old(e, EVICT_ASIDE);
-	return hazard_pop_least(e);
 }
 
 static void hazard_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
@@ -376,10 +342,7 @@ static void hazard_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
 	uint32_t i = e->node[id].home;
 
 	if (how == EVICT_BACK_DUE) {
-		if (evict_shadows_unwanted(e, id))
-			evict_push_old(e, EVICT_ASIDE, id);
-		else
-			hazard_queue(e, i, id, false);
+		hazard_queue(e, i, id, false);
 		return;
 	}
 	hazard_join(e, hazard_group_for(e, h->group[i].klass, h->group[i].size, true), id, true);
@@ -430,11 +393,13 @@ static bool hazard_hot(const struct kvp_evict *e, uint32_t id)
 	return f == SEEN || f == family(SHARED);
 }
 
-static uint64_t hazard_memory(const struct kvp_evict *e)
+static void hazard_memory(const struct kvp_evict *e, struct kvp_evict_memory *m)
 {
 	const struct hazard *h = e->self;
+	uint64_t groups = e->arena ? 0 : (uint64_t)h->n_groups * sizeof(*h->group);
 
-	return sizeof(*h) + (e->arena ? 0 : (uint64_t)h->n_groups * sizeof(*h->group));
+	m->total += sizeof(*h) + groups;
+	m->per_block += (uint32_t)(groups / e->params.max_ids);
 }
 
 const struct evict_ops evict_hazard = {
@@ -446,15 +411,14 @@ const struct evict_ops evict_hazard = {
 	.chain = hazard_chain,
 	.insert = hazard_insert,
 	.access = hazard_access,
-	.take = hazard_take,
+	.settle = hazard_settle,
+	.take = hazard_pop_least,
 	.back = hazard_back,
-	.detach = hazard_detach,
+	.detach = hazard_unqueue,
 	.gone = hazard_gone,
 	.hot = hazard_hot,
 	.check = hazard_check,
 	.memory = hazard_memory,
-	.contest = true,
 	.reset = hazard_reset,
-	.part = hazard_part,
 	.adopt = hazard_adopt,
 };

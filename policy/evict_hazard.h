@@ -192,6 +192,12 @@ static inline uint32_t family(uint32_t klass)
 	return klass < PARTIAL ? 1 : klass < SHARED ? 2 : 3;
 }
 
+/* ---- requests ---- */
+
+/* Forgets all blocks, but nothing learnt. */
+void hazard_reset(struct kvp_evict *e);
+uint32_t hazard_class_of(const struct request *r, enum kind kind);
+
 /* ---- groups and their order ---- */
 
 void hazard_groups_reset(struct hazard *h);
@@ -201,8 +207,8 @@ uint8_t hazard_size_of(const struct kvp_evict *e, uint32_t id);
 void hazard_sweep(struct kvp_evict *e);
 /* A group of this class born about now. Never fails: some group is always there to join. */
 uint32_t hazard_group_for(struct kvp_evict *e, uint32_t klass, uint8_t size, bool may_share);
-/* The same of a class born then, as far as there is room. */
-uint32_t hazard_group_born(struct kvp_evict *e, uint32_t klass, uint8_t size, uint64_t born);
+/* This new group, of which no block is there yet, was born then. */
+void hazard_backdate(struct hazard *h, uint32_t i, uint64_t born);
 void hazard_group_unref(struct hazard *h, uint32_t i);
 void hazard_forget_request(struct hazard *h, uint32_t i);
 void hazard_relabel(struct hazard *h, uint32_t i, uint32_t klass);
@@ -213,8 +219,6 @@ void hazard_join(struct kvp_evict *e, uint32_t i, uint32_t id, bool young);
 /* The oldest block of the smallest index, out of its group; NONE: no block is queued. */
 uint32_t hazard_pop_least(struct kvp_evict *e);
 void hazard_set_level(struct hazard *h, struct cell *c, double index);
-/* Puts aside what is not wanted, in the order in which it would go. NULL: all is. */
-void hazard_part(struct kvp_evict *e, bool (*wanted)(const struct kvp_evict *e, uint32_t id));
 int hazard_check(const struct kvp_evict *e, uint64_t in_queues);
 
 /* ---- learning ---- */
@@ -227,5 +231,18 @@ void hazard_relearn(struct hazard *h);
  * the cache at least, and of a million blocks.
  */
 void hazard_fade(struct kvp_evict *e);
+
+/* ---- in a contest (evict_hazard_adopt.c) ---- */
+
+/*
+ * A block that another algorithm ranked, 0 (was to go next) to 1, and that is in no queue. Its age
+ * is what LRU would need to bring it there; its class follows from its uses and depth.
+ */
+void hazard_adopt(struct kvp_evict *e, uint32_t id, double rank);
+/*
+ * Puts what is not wanted aside (EVICT_ASIDE), in the order in which it would have gone, and takes
+ * back what is. NULL: all is wanted.
+ */
+void hazard_part(struct kvp_evict *e, bool (*wanted)(const struct kvp_evict *e, uint32_t id));
 
 #endif

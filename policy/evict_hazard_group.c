@@ -158,6 +158,16 @@ static void timeline_remove(struct hazard *h, uint32_t i)
 	index_remove(INDEX_LINKS(h->group, in_bin), &h->timeline[h->group[i].bin], i);
 }
 
+void hazard_backdate(struct hazard *h, uint32_t i, uint64_t born)
+{
+	struct group *g = &h->group[i];
+
+	timeline_remove(h, i);
+	g->born = born;
+	g->bin = (uint8_t)bin_of(h->now - born);
+	timeline_add(h, i);
+}
+
 /* The group has grown older than its bin. */
 static void grow_older(struct hazard *h, uint32_t i, uint32_t bin)
 {
@@ -296,23 +306,6 @@ void hazard_relabel(struct hazard *h, uint32_t i, uint32_t klass)
 		pile_add(h, i);
 }
 
-uint32_t hazard_group_born(struct kvp_evict *e, uint32_t klass, uint8_t size, uint64_t born)
-{
-	struct hazard *h = e->self;
-	uint32_t i = *newest(h, klass, size);
-
-	if (i != NONE && h->group[i].born == born && h->group[i].size == size)
-		return i;
-	i = hazard_group_for(e, klass, size, false);
-	if (!h->group[i].total) {
-		timeline_remove(h, i);
-		h->group[i].born = born;
-		h->group[i].bin = (uint8_t)bin_of(h->now - born);
-		timeline_add(h, i);
-	}
-	return i;
-}
-
 void hazard_queue(struct kvp_evict *e, uint32_t i, uint32_t id, bool young)
 {
 	struct hazard *h = e->self;
@@ -366,45 +359,6 @@ uint32_t hazard_pop_least(struct kvp_evict *e)
 		return id;
 	}
 	return NONE;
-}
-
-static void part_pile(struct kvp_evict *e, const struct pile *p,
-	bool (*wanted)(const struct kvp_evict *e, uint32_t id))
-{
-	struct hazard *h = e->self;
-	uint32_t i, younger, id, next;
-
-	for (i = p->groups.old; i != NONE; i = younger) {
-		younger = h->group[i].in_pile.young;
-		for (id = h->group[i].blocks.old; id != NONE; id = next) {
-			next = e->node[id].link.young;
-			if (wanted(e, id))
-				continue;
-			hazard_unqueue(e, id);
-			evict_push_young(e, EVICT_ASIDE, id);
-		}
-	}
-}
-
-void hazard_part(struct kvp_evict *e, bool (*wanted)(const struct kvp_evict *e, uint32_t id))
-{
-	struct hazard *h = e->self;
-	uint32_t id, younger;
-
-	for (id = e->list[EVICT_ASIDE].ends.old; id != NONE; id = younger) {
-		younger = e->node[id].link.young;
-		if (wanted && !wanted(e, id))
-			continue;
-		evict_unlink(e, id);
-		hazard_queue(e, e->node[id].home, id, false);
-	}
-	for (uint32_t l = 0; wanted && l < LEVELS; l++) {
-		uint32_t p, next;
-		for (p = h->level[l].young; p != NONE; p = next) {
-			next = h->pile[p].in_level.old;
-			part_pile(e, &h->pile[p], wanted);
-		}
-	}
 }
 
 /* ---- consistency ---- */

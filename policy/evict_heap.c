@@ -97,12 +97,15 @@ void evict_heap_clear(struct kvp_evict *e)
 	h->free = KVP_BLOCK_NONE;
 }
 
-uint64_t evict_heap_memory(const struct kvp_evict *e)
+void evict_heap_memory(const struct kvp_evict *e, struct kvp_evict_memory *m)
 {
 	const struct evict_heap *h = e->heap;
 	uint64_t bucket = sizeof(*h->bucket) + sizeof(*h->low) + sizeof(*h->at);
+	uint64_t all =
+		sizeof(*h) + h->most_buckets * bucket + 2 * (uint64_t)h->room * sizeof(*h->scratch);
 
-	return sizeof(*h) + h->most_buckets * bucket + 2 * (uint64_t)h->room * sizeof(*h->scratch);
+	m->total += all;
+	m->per_block += (uint32_t)(all / e->params.max_ids);
 }
 
 static struct bucket *bucket_at(const struct evict_heap *h, uint32_t place)

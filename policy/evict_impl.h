@@ -29,12 +29,9 @@
 #define EVICT_PARKED  14u
 #define EVICT_OFFERED 15u
 
-/* In node.flags, beside KVP_EVICT_*: what is known of a block whatever the algorithm. */
-#define EVICT_USES_SHIFT     1u
-#define EVICT_USES           (7u << EVICT_USES_SHIFT) /* since insert; 7: as many and more */
-#define EVICT_BRANCHES_SHIFT 4u
-#define EVICT_BRANCHES       (7u << EVICT_BRANCHES_SHIFT) /* about log2 of the children ever */
-#define EVICT_SAMPLED        (1u << 7)                    /* the shadows are told of it */
+/* In node.flags, beside KVP_EVICT_*: uses since insert. The bits above them are evict_contest.h's. */
+#define EVICT_USES_SHIFT 1u
+#define EVICT_USES       (7u << EVICT_USES_SHIFT) /* 7: as many and more */
 
 struct evict_node {
 	uint64_t key; /* digest folded to 64 bits, for the ghosts; see evict_heap_key() */
@@ -64,7 +61,6 @@ struct evict_list {
 
 struct evict_ghosts;
 struct evict_heap;
-struct evict_shadows;
 
 enum evict_back { EVICT_BACK_DUE, EVICT_BACK_USED };
 
@@ -84,41 +80,40 @@ struct evict_ops {
 	bool (*admit)(struct kvp_evict *e, const struct kvp_evict_item *item,
 		uint64_t key);                                                     /* optional */
 	void (*request)(struct kvp_evict *e, const struct kvp_evict_request *req); /* optional */
+	/* optional; before the accesses of a chain, or of this block `alone` */
+	void (*chain)(struct kvp_evict *e, uint32_t tip, bool alone);
 	void (*insert)(struct kvp_evict *e, uint32_t id, const struct kvp_evict_item *item);
 	void (*access)(struct kvp_evict *e, uint32_t id); /* wherever it is, PARKED included */
-	void (*chain)(struct kvp_evict *e, uint32_t tip); /* optional; before its accesses */
-	uint32_t (*take)(struct kvp_evict *e);            /* next in order, detached; or NONE */
+	void (*settle)(struct kvp_evict *e); /* optional; before the take()s of a call, no offer */
+	uint32_t (*take)(struct kvp_evict *e); /* next in order, detached; or NONE */
 	void (*back)(struct kvp_evict *e, uint32_t id, enum evict_back how);
 	void (*detach)(struct kvp_evict *e, uint32_t id);             /* from a queue of its own */
 	void (*gone)(struct kvp_evict *e, uint32_t id, bool evicted); /* optional; after detach */
 	bool (*hot)(const struct kvp_evict *e, uint32_t id);
 	void (*resized)(struct kvp_evict *e, uint32_t id, uint32_t was); /* optional: bytes */
 	int (*check)(const struct kvp_evict *e, uint64_t in_queues);     /* optional */
-	uint64_t (*memory)(const struct kvp_evict *e); /* optional; bytes besides nodes */
-	bool contest; /* only where the policy begins: others may take over (evict_shadow.c) */
+	/* optional; adds what it has besides the nodes and the ghosts */
+	void (*memory)(const struct kvp_evict *e, struct kvp_evict_memory *m);
 	/*
-	 * For taking over from another algorithm, all optional. reset() forgets all blocks, but
-	 * nothing learnt. learn() takes over what a shadow of this algorithm has learnt. adopt()
-	 * is the insert() of a block that was cached before, rank 0 (was to go next) to 1. Without
-	 * it, insert() with an item of NULL.
+	 * For taking charge in a contest (evict_contest.c), all optional. reset() forgets all
+	 * blocks, but nothing learnt. learn() takes over what a shadow of this algorithm has
+	 * learnt. adopt() is the insert() of a block that was cached before, rank 0 (was to go
+	 * next) to 1. Without it, insert() with an item of NULL.
 	 */
 	void (*reset)(struct kvp_evict *e);
 	void (*learn)(struct kvp_evict *e, const struct kvp_evict *shadow);
 	void (*adopt)(struct kvp_evict *e, uint32_t id, double rank);
-	/*
-	 * Of the algorithm that a contest begins with: what is not wanted goes to EVICT_ASIDE, in
-	 * the order in which it would have gone, and what is comes back from there. NULL: all is.
-	 */
-	void (*part)(struct kvp_evict *e, bool (*wanted)(const struct kvp_evict *e, uint32_t id));
 };
 
-#define EVICT_LISTS 4
-#define EVICT_ASIDE 1u          /* list of what goes first, if another algorithm is followed */
+#define EVICT_LISTS 5u
+#define EVICT_ASIDE 4u          /* list of what goes first, where a contest follows a shadow */
 #define EVICT_HEAP  EVICT_LISTS /* `where` of a block in the heap */
 
+struct evict_contest;
+
 struct kvp_evict {
-	const struct evict_ops *policy; /* as asked for */
-	const struct evict_ops *ops;    /* in charge; another only if there are shadows */
+	const struct evict_ops *policy; /* what the core calls */
+	const struct evict_ops *ops;    /* in charge; differs from it only in a contest */
 	struct kvp_evict_params params;
 	struct evict_node *node; /* [max_ids] */
 	uint64_t items;
@@ -130,50 +125,27 @@ struct kvp_evict {
 	uint32_t hand;                       /* SIEVE */
 	uint32_t patience; /* blocks that take() may still spare, see evict_spare() */
 	struct evict_ghosts *ghosts;
-	void *self;                    /* further state of the algorithm */
-	struct evict_shadows *shadows; /* NULL: the policy never changes */
+	void *self;                    /* further state of the algorithm in charge */
+	struct evict_contest *contest; /* NULL: there is none */
 	void *arena; /* memory for each block, of the algorithm in charge; NULL: each has its own */
 };
 
 extern const struct evict_ops evict_lru, evict_fifo, evict_slru, evict_sieve, evict_lfuda,
-	evict_gdsf, evict_s3fifo, evict_s3fifo_30, evict_arc, evict_hazard;
+	evict_gdsf, evict_s3fifo, evict_s3fifo_30, evict_arc, evict_hazard, evict_contest;
 
 #define EVICT_ARENA_BYTES 12u /* a block: its share of a group (hazard), or a key of the heap */
 
-/* An instance without shadows, for blocks as in params (evict.c). */
-int evict_new_plain(const struct evict_ops *ops, const struct kvp_evict_params *params,
+/* An instance for blocks as in params, which are in range. */
+int evict_new(const struct evict_ops *ops, const struct kvp_evict_params *params,
 	struct kvp_evict **ret_evict);
 void evict_clear_lists(struct kvp_evict *e);
+/* The parent has one child less: if that was the last, it is due now if it was before. */
+void evict_release_parent(struct kvp_evict *e, uint32_t parent);
 
 static inline uint32_t evict_uses(const struct evict_node *n)
 {
 	return (n->flags & EVICT_USES) >> EVICT_USES_SHIFT;
 }
-
-/* ---- shadows (evict_shadow.c) ---- */
-
-/*
- * Sets up the shadows of an instance and the state of all algorithms that may take over, in one
- * arena where they need memory for each block, since only one of them uses it at a time.
- */
-int evict_shadows_init(struct kvp_evict *e);
-void evict_shadows_done(struct kvp_evict *e); /* also if never begun */
-void evict_shadows_resize(struct kvp_evict *e);
-/* A request begins: what came before is complete. */
-void evict_shadows_request(struct kvp_evict *e);
-/* The chain up to here was used; just this block, if alone. */
-void evict_shadows_used(struct kvp_evict *e, uint32_t tip, bool alone);
-void evict_shadows_inserted(struct kvp_evict *e, uint32_t id);
-/* Whether it should come in. */
-bool evict_shadows_admit(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t key);
-/* Victims will be asked for; the algorithm in charge may change here. */
-void evict_shadows_settle(struct kvp_evict *e);
-/* Another algorithm is followed, and would not have this block. */
-bool evict_shadows_unwanted(const struct kvp_evict *e, uint32_t id);
-uint64_t evict_shadows_memory(const struct kvp_evict *e);
-int evict_shadows_check(const struct kvp_evict *e);
-/* For tests: this one shall take over next. Returns how many there are. */
-uint32_t evict_shadows_favour(struct kvp_evict *e, uint32_t expert);
 
 /* ---- lists ---- */
 
@@ -211,7 +183,7 @@ void evict_heap_remove(struct kvp_evict *e, uint32_t id);
 /* KVP_BLOCK_NONE if empty. */
 uint32_t evict_heap_pop(struct kvp_evict *e, uint64_t *ret_key);
 int evict_heap_check(const struct kvp_evict *e, uint64_t in_queues);
-uint64_t evict_heap_memory(const struct kvp_evict *e);
+void evict_heap_memory(const struct kvp_evict *e, struct kvp_evict_memory *m);
 void evict_heap_clear(struct kvp_evict *e);
 
 /* Without an arena the heap's keys take the place of those of the blocks, which nobody needs. */

@@ -16,22 +16,7 @@
 
 #include <cmocka.h>
 
-static uint64_t rng_state;
-
-/* splitmix64 */
-static inline uint64_t rnd(void)
-{
-	uint64_t z = (rng_state += UINT64_C(0x9e3779b97f4a7c15));
-
-	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return z ^ (z >> 31);
-}
-
-static inline uint32_t below(uint32_t n)
-{
-	return (uint32_t)(rnd() % n);
-}
+#include "tests/policy/random.h"
 
 /* Uniform in (0, 1). */
 static inline double uniform(void)
@@ -44,8 +29,8 @@ static inline void seed_from_env(uint64_t fixed)
 {
 	const char *env = getenv("KVP_TEST_SEED");
 
-	rng_state = env ? strtoull(env, NULL, 0) : fixed;
-	print_message("seed %llu (KVP_TEST_SEED)\n", (unsigned long long)rng_state);
+	random_state = env ? strtoull(env, NULL, 0) : fixed;
+	print_message("seed %llu (KVP_TEST_SEED)\n", (unsigned long long)random_state);
 }
 
 #endif

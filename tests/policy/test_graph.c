@@ -773,7 +773,7 @@ static void test_unit_of_time(void **state)
 		struct kvp_graph *g;
 		uint64_t now = 7;
 
-		rng_state = 53;
+		random_seed(53);
 		kvp_graph_opts_init(&o, 200, 4096, 640. * (double)unit[k]);
 		assert_int_equal(kvp_graph_new(&o, &g), 0);
 		for (i = 0; i < 200; i++)

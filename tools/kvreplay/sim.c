@@ -206,11 +206,17 @@ static bool evicts_before(const struct sim_job *job)
 	return false;
 }
 
+/* What it learns are prompts, not blocks one by one. */
+static bool needs_chains(const char *policy)
+{
+	return !strcmp(policy, "hazard") || !strcmp(policy, "contest");
+}
+
 static int run_policy(struct sim *s)
 {
 	const struct sim_job *job = s->job;
 	bool objects = s->t->format == TRACE_ORACLE;
-	bool leaf = !objects && (job->order == SIM_LEAF || !strcmp(job->policy, "hazard"));
+	bool leaf = !objects && (job->order == SIM_LEAF || needs_chains(job->policy));
 	struct kvp_evict_params p = {
 		.size = sizeof(p),
 		.items = objects ? 0 : job->capacity,

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The policy hazard: what it learns, and what it must not be misled by. */
+#include "policy/evict_hazard.h"
+#include "tests/policy/evict_test.h"
+
+#define DOCS 400u
+#define ROOM 40u
+
+/*
+ * Requests for single blocks, the popular ones most often, `gap` apart. Returns hits; adds what was
+ * evicted to ret_order, so that two runs can be compared.
+ */
+static unsigned popular(const char *name, uint64_t gap, uint64_t *ret_order)
+{
+	struct kvp_evict *e = make(name, ROOM, 0, DOCS);
+	unsigned hits = 0;
+
+	random_seed(7);
+	for (uint64_t i = 0; i < 20000; i++) {
+		kvp_block_id id = below(1 + below(1 + below(DOCS))), out;
+		if (kvp_evict_contains(e, id)) {
+			hits++;
+			assert_int_equal(kvp_evict_access_chain(e, id, i * gap), 0);
+		} else {
+			put(e, id, KVP_BLOCK_NONE, i * gap);
+		}
+		if (kvp_evict_len(e) <= ROOM)
+			continue;
+		assert_int_equal(kvp_evict_victims(e, 1, 0, NULL, NULL, i * gap, &out, 1), 1);
+		assert_int_equal(kvp_evict_remove(e, out, 1, i * gap), 0);
+		*ret_order = *ret_order * 31 + out;
+	}
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+	return hits;
+}
+
+/* A request that was announced and met nothing begins once, not again with its first block. */
+static void test_announced_once(void **state)
+{
+	(void)state;
+	struct kvp_evict *e[2];
+	struct kvp_evict_params p = {
+		.size = sizeof(p), .items = ROOM, .max_ids = DOCS, .seed = 1
+	};
+
+	random_seed(random_print_seed());
+	for (int k = 0; k < 2; k++)
+		assert_int_equal(kvp_evict_new("hazard", &p, &e[k]), 0);
+	for (uint64_t i = 1, now = 0; i < 20000; i++) {
+		kvp_block_id id = below(1 + below(1 + below(DOCS))), out[2];
+		bool hit = kvp_evict_contains(e[0], id), full = kvp_evict_len(e[0]) == ROOM;
+
+		now += below(2000);
+		for (int k = 0; k < 2; k++) {
+			struct kvp_evict_request req = {
+				.tip = hit ? id : KVP_BLOCK_NONE, .matched = hit, .blocks = 1
+			};
+			if (k == 0)
+				assert_int_equal(kvp_evict_request(e[k], &req, now), 0);
+			if (hit) {
+				kvp_evict_access(e[k], id, now);
+				continue;
+			}
+			put(e[k], id, KVP_BLOCK_NONE, now);
+			if (!full)
+				continue;
+			assert_int_equal(
+				kvp_evict_victims(e[k], 1, 0, NULL, NULL, now, &out[k], 1), 1);
+			assert_int_equal(kvp_evict_remove(e[k], out[k], 1, now), 0);
+		}
+		if (!hit && full)
+			assert_int_equal(out[0], out[1]);
+	}
+	kvp_evict_free(e[0]);
+	kvp_evict_free(e[1]);
+}
+
+/* Which inserts and uses begin a request, when some were announced and others come between. */
+static void test_begins_once(void **state)
+{
+	(void)state;
+	struct kvp_evict_params p = { .size = sizeof(p), .items = 64, .max_ids = 64, .seed = 1 };
+	struct kvp_evict_request missed = { .tip = KVP_BLOCK_NONE, .blocks = 2 };
+	struct kvp_evict_request met = { .tip = 0, .blocks = 2, .matched = 1 };
+	const struct hazard *h;
+	struct kvp_evict *e;
+
+	assert_int_equal(kvp_evict_new("hazard", &p, &e), 0);
+	h = e->self;
+	assert_int_equal(kvp_evict_request(e, &missed, 1), 0);
+	put(e, 0, KVP_BLOCK_NONE, 1);
+	put(e, 1, 0, 1);
+	assert_int_equal(h->requests, 1);
+	put(e, 2, KVP_BLOCK_NONE, 2); /* of one that was not announced */
+	assert_int_equal(h->requests, 2);
+	assert_int_equal(kvp_evict_request(e, &missed, 3), 0);
+	assert_int_equal(kvp_evict_access_chain(e, 1, 3), 0); /* of another */
+	put(e, 3, KVP_BLOCK_NONE, 3);
+	assert_int_equal(h->requests, 5);
+	assert_int_equal(kvp_evict_request(e, &met, 4), 0);
+	assert_int_equal(kvp_evict_access_chain(e, 0, 4), 0);
+	assert_int_equal(h->requests, 6);
+	put(e, 4, KVP_BLOCK_NONE, 4);
+	assert_int_equal(h->requests, 7);
+	assert_int_equal(kvp_evict_request(e, &missed, 5), 0); /* and nothing of it comes */
+	assert_int_equal(kvp_evict_request(e, &missed, 6), 0);
+	put(e, 5, KVP_BLOCK_NONE, 6);
+	assert_int_equal(h->requests, 9);
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+}
+
+#define OBJECTS    2000u
+#define N_REQUESTS 40000u
+
+/* Popular objects of unequal size. Room is made before they come. Returns hits. */
+static unsigned objects(struct kvp_evict *e)
+{
+	unsigned hits = 0;
+
+	random_seed(11);
+	for (uint64_t i = 0; i < N_REQUESTS; i++) {
+		kvp_block_id id = below(1 + below(1 + below(OBJECTS))), out[64];
+		struct kvp_evict_item item = {
+			.parent = KVP_BLOCK_NONE,
+			.bytes = 1u << id % 8,
+			.key = { .lo = id + 1 },
+		};
+		uint64_t room = e->params.bytes - item.bytes;
+
+		if (kvp_evict_contains(e, id)) {
+			hits += i >= N_REQUESTS / 2;
+			kvp_evict_access(e, id, i);
+			continue;
+		}
+		if (!kvp_evict_admit(e, &item, i))
+			continue;
+		while (kvp_evict_bytes(e) > room) {
+			size_t n = kvp_evict_victims(
+				e, 0, kvp_evict_bytes(e) - room, NULL, NULL, i, out, 64);
+			for (size_t k = 0; k < n; k++)
+				kvp_evict_remove(e, out[k], 1, i);
+		}
+		kvp_evict_insert(e, id, &item, i);
+	}
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+	return hits;
+}
+
+/* Long documents, read from the front. Returns blocks hit in the second half. */
+static uint64_t documents(struct kvp_evict *e, uint32_t n, uint32_t length)
+{
+	uint64_t hits = 0, excess, bytes;
+	kvp_block_id out[64];
+
+	random_seed(17);
+	for (uint64_t i = 0; i < 400; i++) {
+		kvp_block_id first = below(1 + below(n)) * length, end = first + length, id = first;
+		struct kvp_evict_request req = { .tip = KVP_BLOCK_NONE, .blocks = length };
+
+		while (id < end && kvp_evict_contains(e, id))
+			req.tip = id++;
+		req.matched = id - first;
+		hits += i < 200 ? 0 : req.matched;
+		assert_int_equal(kvp_evict_request(e, &req, i), 0);
+		if (req.matched)
+			assert_int_equal(kvp_evict_access_chain(e, req.tip, i), 0);
+		for (; id < end; id++)
+			put(e, id, id > first ? id - 1 : KVP_BLOCK_NONE, i);
+		while (kvp_evict_excess(e, &excess, &bytes), excess) {
+			size_t k = kvp_evict_victims(e, excess, 0, NULL, NULL, i, out, 64);
+			for (size_t v = 0; v < k; v++)
+				assert_int_equal(kvp_evict_remove(e, out[v], 1, i), 0);
+		}
+		if (i % 20 == 0)
+			assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	}
+	kvp_evict_free(e);
+	return hits;
+}
+
+/* Documents of which few fit into the cache, or that fill it. */
+static void test_long_prompts(void **state)
+{
+	(void)state;
+	static const struct {
+		uint32_t ids, items, n, length;
+	} c[] = {
+		{ 20000, 4096, 10, 1500 },
+		{ 20000, 4096, 4, 4096 },
+		{ 200000, 1024, 10, 300 },
+		{ 200000, 1024, 10, 900 },
+		{ 200000, 1024, 4, 3000 },
+	};
+
+	for (size_t i = 0; i < sizeof(c) / sizeof(c[0]); i++) {
+		uint64_t ours =
+			documents(make("hazard", c[i].items, 0, c[i].ids), c[i].n, c[i].length);
+		uint64_t lru = documents(make("lru", c[i].items, 0, c[i].ids), c[i].n, c[i].length);
+
+		print_message(
+			"hits %llu, lru %llu\n", (unsigned long long)ours, (unsigned long long)lru);
+		assert_true(ours >= lru);
+	}
+}
+
+/* Where bytes bound the cache, small objects are worth more than large ones. */
+static void test_counts_bytes(void **state)
+{
+	(void)state;
+	static const char *const others[] = { "lru", "gdsf", "s3-fifo" };
+	unsigned ours = objects(make("hazard", 0, 4000, OBJECTS));
+
+	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+		unsigned hits = objects(make(others[i], 0, 4000, OBJECTS));
+		print_message("hits %u, %s %u\n", ours, others[i], hits);
+		assert_true(ours > hits);
+	}
+}
+
+/* A clock that stands still, and one of any unit that ticks evenly, lead to the same decisions. */
+static void test_clock_cannot_mislead(void **state)
+{
+	(void)state;
+	static const uint64_t gaps[] = { 1, 1000, UINT64_C(60000000000) };
+	uint64_t still = 0;
+
+	popular("hazard", 0, &still);
+	for (size_t i = 0; i < sizeof(gaps) / sizeof(gaps[0]); i++) {
+		uint64_t order = 0;
+		popular("hazard", gaps[i], &order);
+		assert_int_equal(order, still);
+	}
+}
+
+/* Where blocks differ in nothing but how often they are used, it finds that out. */
+static void test_counts_uses(void **state)
+{
+	(void)state;
+	uint64_t order = 0;
+	unsigned ours = popular("hazard", 5, &order);
+	unsigned lru = popular("lru", 5, &order);
+
+	print_message("%u hits, lru %u\n", ours, lru);
+	assert_true(ours > lru + lru / 20);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_announced_once),
+		cmocka_unit_test(test_begins_once),
+		cmocka_unit_test(test_counts_uses),
+		cmocka_unit_test(test_counts_bytes),
+		cmocka_unit_test(test_long_prompts),
+		cmocka_unit_test(test_clock_cannot_mislead),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -41,31 +41,27 @@
 
 /* ---- requests ---- */
 
-uint32_t hazard_class_of(const struct request *r, enum kind kind)
+struct hazard_class hazard_class_of(const struct request *r, enum hazard_kind kind)
 {
 	uint32_t size = log2_floor((uint64_t)r->count + 1);
-	uint32_t turn = r->uses < TURNS ? r->uses : TURNS - 1;
 
-	if (kind == SEEN && r->uses >= TURNS && r->count <= 1) {
-		uint32_t octave = r->gap >= 2 ? log2_floor((uint64_t)r->gap) : 0;
-		return OFTEN + (octave < GAPS ? octave : GAPS - 1) * 2 + r->count;
-	}
-	if (size >= SIZES)
-		size = SIZES - 1;
+	if (kind == SEEN && r->uses >= TURNS && r->count <= 1)
+		return (struct hazard_class){ OFTEN, r->gap >= 2 ? log2_floor((uint64_t)r->gap) : 0,
+			r->count };
 	if (kind == FRESH && r->cold)
-		return COLD + (r->cold - 1) * SIZES + size;
-	return (kind == SEEN ? SEEN_FIRST : 0) + turn * SIZES + size;
+		return (struct hazard_class){ COLD, r->cold - 1, size };
+	return (struct hazard_class){ kind, r->uses, size };
 }
 
 /* The request comes back to what had this class and mean gap, and is now so old. */
-static void return_to(struct request *r, uint32_t klass, double gap, uint64_t age)
+static void return_to(struct request *r, struct hazard_class c, double gap, uint64_t age)
 {
 	double steps = (double)age / STEP;
 
-	if (klass >= PARTIAL)
-		r->uses = 1;
+	if (c.kind == FRESH || c.kind == SEEN)
+		r->uses = c.major + 1;
 	else
-		r->uses = klass < OFTEN ? klass % SEEN_FIRST / SIZES + 1 : TURNS;
+		r->uses = c.kind == OFTEN ? TURNS : 1;
 	/* of the last few, so that it can change */
 	r->gap = (float)(gap + (steps - gap) / (r->uses < TURNS ? r->uses : GAP_USES));
 }
@@ -118,7 +114,7 @@ static struct request *begin(struct kvp_evict *e, uint32_t tip)
 	r->known = tip != NONE;
 	const struct group *g = &h->group[tip != NONE ? e->node[tip].home : 0];
 	if (tip != NONE && e->node[tip].freq == 0)
-		return_to(r, g->klass, (double)gap_of(g), h->now - g->born);
+		return_to(r, hazard_decode(g->code), (double)gap_of(g), h->now - g->born);
 	h->tip = tip;
 	return r;
 }
@@ -142,7 +138,8 @@ static struct request *request_of(struct kvp_evict *e, uint32_t parent)
 }
 
 /* The group of this kind of a request. In a crowd it is nobody's own, and keeps its class. */
-static uint32_t group_of(struct kvp_evict *e, struct request *r, enum kind kind, uint8_t size)
+static uint32_t group_of(
+	struct kvp_evict *e, struct request *r, enum hazard_kind kind, uint8_t size)
 {
 	struct hazard *h = e->self;
 	uint32_t *own = kind == SEEN ? &r->seen : &r->fresh;
@@ -228,18 +225,20 @@ static void hazard_access(struct kvp_evict *e, uint32_t id)
 	struct hazard *h = e->self;
 	struct evict_node *n = &e->node[id];
 	struct request *r = &h->request[h->current];
-	uint32_t was = n->home;
+	uint32_t was = n->home, to;
 
 	if (evict_in_queue(n))
 		hazard_unqueue(e, id);
 	hazard_count_hit(e, was);
 	/* what lies above a branch belongs to as many chains */
 	if (n->freq > 1 && log2_floor(n->freq) > r->branch)
-		r->branch = log2_floor(n->freq) < BRANCHES ? log2_floor(n->freq) : BRANCHES;
-	hazard_join(e,
-		r->branch ? hazard_group_for(e, SHARED + r->branch - 1, hazard_size_of(e, id), true)
-			  : group_of(e, r, SEEN, hazard_size_of(e, id)),
-		id, true);
+		r->branch = log2_floor(n->freq);
+	if (r->branch)
+		to = hazard_group_for(e, (struct hazard_class){ SHARED, r->branch - 1, 0 },
+			hazard_size_of(e, id), true);
+	else
+		to = group_of(e, r, SEEN, hazard_size_of(e, id));
+	hazard_join(e, to, id, true);
 	hazard_group_unref(h, was);
 }
 
@@ -266,26 +265,26 @@ static struct cell *ghost_ages(struct kvp_evict *e, uint32_t i, uint32_t *ret_bi
 }
 
 /*
- * A ghost comes back: the block was evicted too early. Returns the class it had, or NONE if
- * nobody knows the block.
+ * A ghost comes back: the block was evicted too early. Sets the class it had. False: nobody knows
+ * the block.
  */
-static uint32_t revive(struct kvp_evict *e, struct request *r, uint64_t key)
+static bool revive(struct kvp_evict *e, struct request *r, uint64_t key, struct hazard_class *was)
 {
-	uint32_t ghost = evict_ghost_find(e->ghosts, key), klass, bin;
+	uint32_t ghost = evict_ghost_find(e->ghosts, key), bin;
 
 	if (ghost == EVICT_GHOST_NONE)
-		return NONE;
+		return false;
 	const uint8_t *note = evict_ghost_note(e->ghosts, ghost);
-	klass = note[0];
+	*was = hazard_decode(note[0]);
 	r->cold = 0;
 	r->known = true;
-	if (!r->count && family(klass) != family(SHARED))
-		return_to(r, klass, exp2(note[2] / 8.0), ghost_age(e, ghost));
+	if (!r->count && was->kind != SHARED)
+		return_to(r, *was, exp2(note[2] / 8.0), ghost_age(e, ghost));
 	else if (!r->count)
 		r->uses = 0;
 	ghost_ages(e, ghost, &bin)[bin].events += 1;
 	evict_ghost_drop(e->ghosts, ghost);
-	return klass;
+	return true;
 }
 
 static void hazard_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evict_item *item)
@@ -294,25 +293,27 @@ static void hazard_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evi
 	struct evict_node *n = &e->node[id];
 	struct request *r = request_of(e, n->parent);
 	bool partial = n->flags & KVP_EVICT_PARTIAL;
-	uint32_t was, to;
+	struct hazard_class was;
+	uint32_t to;
 
 	(void)item;
 	hazard_sweep(e);
-	was = revive(e, r, n->key);
-	if (was == NONE) {
+	bool known = revive(e, r, n->key, &was);
+	if (!known) {
 		r->count++;
 		if (n->parent != NONE && !partial)
 			e->node[n->parent].freq++;
 	}
 	hazard_relabel(h, r->seen, hazard_class_of(r, SEEN));
 	hazard_relabel(h, r->fresh, hazard_class_of(r, FRESH));
-	if (partial && was == NONE) {
-		to = hazard_group_for(e, PARTIAL, hazard_size_of(e, id), true);
-	} else if (was != NONE && family(was) == family(SHARED)) {
-		n->freq = 1u << (was - SHARED + 1);
+	if (partial && !known) {
+		to = hazard_group_for(
+			e, (struct hazard_class){ .kind = PARTIAL }, hazard_size_of(e, id), true);
+	} else if (known && was.kind == SHARED) {
+		n->freq = 1u << (was.major + 1);
 		to = hazard_group_for(e, was, hazard_size_of(e, id), true);
 	} else {
-		to = group_of(e, r, was == NONE ? FRESH : SEEN, hazard_size_of(e, id));
+		to = group_of(e, r, known ? SEEN : FRESH, hazard_size_of(e, id));
 	}
 	/* new blocks come root first, and leave tip first */
 	hazard_join(e, to, id, false);
@@ -345,7 +346,9 @@ static void hazard_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
 		hazard_queue(e, i, id, false);
 		return;
 	}
-	hazard_join(e, hazard_group_for(e, h->group[i].klass, h->group[i].size, true), id, true);
+	struct hazard_class c = hazard_decode(h->group[i].code);
+
+	hazard_join(e, hazard_group_for(e, c, h->group[i].size, true), id, true);
 	hazard_group_unref(h, i);
 }
 
@@ -378,7 +381,7 @@ static void hazard_gone(struct kvp_evict *e, uint32_t id, bool evicted)
 		ghost_ages(e, ghost, &bin);
 	ghost = evict_ghost_add(e->ghosts, 0, n->key, (uint32_t)(g->born >> GHOST_UNIT));
 	uint8_t *note = evict_ghost_note(e->ghosts, ghost);
-	note[0] = g->klass;
+	note[0] = g->code;
 	note[1] = g->bin;
 	note[2] = gap_of(g) > 1 ? (uint8_t)fminf(255, log2f(gap_of(g)) * 8) : 0;
 	hazard_group_unref(h, n->home);
@@ -388,9 +391,9 @@ static void hazard_gone(struct kvp_evict *e, uint32_t id, bool evicted)
 static bool hazard_hot(const struct kvp_evict *e, uint32_t id)
 {
 	const struct hazard *h = e->self;
-	uint32_t f = family(h->group[e->node[id].home].klass);
+	enum hazard_family f = hazard_family(hazard_decode(h->group[e->node[id].home].code));
 
-	return f == SEEN || f == family(SHARED);
+	return f == FAMILY_SEEN || f == FAMILY_SHARED;
 }
 
 static void hazard_memory(const struct kvp_evict *e, struct kvp_evict_memory *m)

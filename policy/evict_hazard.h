@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the three files of the default policy share: requests and operations (evict_hazard.c, which
- * tells what all this is), groups and their order (evict_hazard_group.c), and what is learnt
+ * What the files of the default policy share: requests and operations (evict_hazard.c, which tells
+ * what all this is), groups and their order (evict_hazard_group.c), and what is learnt
  * (evict_hazard_learn.c). `self` of every kvp_evict here is a struct hazard.
  */
 #ifndef KVP_POLICY_EVICT_HAZARD_H
@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "policy/evict_hazard_class.h"
 #include "policy/evict_impl.h"
 
 #define NONE         KVP_BLOCK_NONE
@@ -18,17 +19,6 @@
 #define FIRST_OCTAVE 10u /* ages below 2^10 share bin 0 */
 #define LAST_OCTAVE  46u /* 2^26 mean steps: more requests than anyone remembers */
 #define BINS         (PER_OCTAVE * (LAST_OCTAVE - FIRST_OCTAVE))
-#define TURNS        4u
-#define SIZES        8u
-#define SEEN_FIRST   (TURNS * SIZES)
-#define OFTEN        (2u * TURNS * SIZES)
-#define GAPS         16u /* octaves of the mean time between uses, in steps */
-#define PARTIAL      (OFTEN + 2u * GAPS)
-#define SHARED       (PARTIAL + 1u)
-#define BRANCHES     4u /* 2, 4, 8, 16 chains and more */
-#define COLD         (SHARED + BRANCHES)
-#define COLDS        3u /* how sure it is a scan */
-#define CLASSES      (COLD + COLDS * SIZES)
 #define CELLS        (CLASSES * BINS)
 #define PILES        (CELLS + 1024u)
 #define LEVELS       1024u
@@ -42,8 +32,6 @@
 #define STEP         1048576.0 /* 2^STEP_LOG2 */
 #define FLOOR_BIN    ((STEP_LOG2 - FIRST_OCTAVE) * PER_OCTAVE) /* ages up to this bin are one */
 
-enum kind { FRESH, SEEN };
-
 struct group {
 	uint64_t born;
 	struct index_link in_bin;  /* in the timeline of its bin; `old` links free groups */
@@ -52,7 +40,7 @@ struct group {
 	uint32_t queued;
 	uint32_t total; /* cached blocks that belong to it, queued or not */
 	uint16_t pile;  /* while it has queued blocks */
-	uint8_t klass;
+	uint8_t code;   /* of its class */
 	uint8_t size;
 	uint8_t bin;
 	uint8_t request; /* REQUESTS: of none */
@@ -123,9 +111,6 @@ struct hazard {
 static_assert(PILES < NO_PILE, "piles have 16-bit numbers");
 static_assert(CLASSES <= UINT8_MAX, "so have classes, and 8 bits");
 
-#define FAMILIES 4u
-#define ALL      FAMILIES
-
 static inline uint32_t log2_floor(uint64_t x)
 {
 	return 63u - (uint32_t)__builtin_clzll(x);
@@ -157,7 +142,7 @@ static inline uint64_t bin_end(uint32_t bin)
 
 static inline struct cell *cell_of(struct hazard *h, const struct group *g)
 {
-	return &h->cell[g->klass * BINS + g->bin];
+	return &h->cell[g->code * BINS + g->bin];
 }
 
 /* The upper half of a float. */
@@ -179,24 +164,17 @@ static inline void set_gap(struct group *g, float gap)
 }
 
 /* Where the newest group of a class and size is found; of several sizes, if there are many. */
-static inline uint32_t *newest(struct hazard *h, uint32_t klass, uint8_t size)
+static inline uint32_t *newest(struct hazard *h, uint8_t code, uint8_t size)
 {
-	return &h->newest[klass * NEWEST_SIZES + size % NEWEST_SIZES];
-}
-
-/* Which of the groups of classes a class is drawn towards: fresh, seen, partial, shared. */
-static inline uint32_t family(uint32_t klass)
-{
-	if (klass < SEEN_FIRST || klass >= COLD)
-		return 0;
-	return klass < PARTIAL ? 1 : klass < SHARED ? 2 : 3;
+	return &h->newest[code * NEWEST_SIZES + size % NEWEST_SIZES];
 }
 
 /* ---- requests ---- */
 
 /* Forgets all blocks, but nothing learnt. */
 void hazard_reset(struct kvp_evict *e);
-uint32_t hazard_class_of(const struct request *r, enum kind kind);
+/* The class of the blocks of a request that it met again (SEEN) or brought (FRESH). */
+struct hazard_class hazard_class_of(const struct request *r, enum hazard_kind kind);
 
 /* ---- groups and their order ---- */
 
@@ -206,12 +184,12 @@ uint8_t hazard_size_of(const struct kvp_evict *e, uint32_t id);
 /* Time has moved on. Old bins first, so that no group is moved twice. */
 void hazard_sweep(struct kvp_evict *e);
 /* A group of this class born about now. Never fails: some group is always there to join. */
-uint32_t hazard_group_for(struct kvp_evict *e, uint32_t klass, uint8_t size, bool may_share);
+uint32_t hazard_group_for(struct kvp_evict *e, struct hazard_class c, uint8_t size, bool may_share);
 /* This new group, of which no block is there yet, was born then. */
 void hazard_backdate(struct hazard *h, uint32_t i, uint64_t born);
 void hazard_group_unref(struct hazard *h, uint32_t i);
 void hazard_forget_request(struct hazard *h, uint32_t i);
-void hazard_relabel(struct hazard *h, uint32_t i, uint32_t klass);
+void hazard_relabel(struct hazard *h, uint32_t i, struct hazard_class c);
 /* Queues a detached block of this group at its young or old end. */
 void hazard_queue(struct kvp_evict *e, uint32_t i, uint32_t id, bool young);
 void hazard_unqueue(struct kvp_evict *e, uint32_t id);

@@ -10,14 +10,14 @@
 #define ADOPT_STEPS 32.0 /* ages given to blocks taken over from another algorithm */
 
 /* The group of this class born then, as far as there is room. */
-static uint32_t group_born(struct kvp_evict *e, uint32_t klass, uint8_t size, uint64_t born)
+static uint32_t group_born(struct kvp_evict *e, struct hazard_class c, uint8_t size, uint64_t born)
 {
 	struct hazard *h = e->self;
-	uint32_t i = *newest(h, klass, size);
+	uint32_t i = *newest(h, hazard_encode(c), size);
 
 	if (i != NONE && h->group[i].born == born && h->group[i].size == size)
 		return i;
-	i = hazard_group_for(e, klass, size, false);
+	i = hazard_group_for(e, c, size, false);
 	if (!h->group[i].total)
 		hazard_backdate(h, i, born);
 	return i;
@@ -33,9 +33,9 @@ void hazard_adopt(struct kvp_evict *e, uint32_t id, double rank)
 	double step = floor((1 - rank) * ADOPT_STEPS) / ADOPT_STEPS;
 	uint64_t age = (uint64_t)(step * STEP * (double)e->items * h->requests / (h->uses + 1));
 	uint64_t born = age < h->now ? h->now - age : 0;
-	uint32_t klass = uses ? SEEN_FIRST + (uses < TURNS ? uses : TURNS - 1) * SIZES
-			      : hazard_class_of(&guess, FRESH);
-	uint32_t i = group_born(e, klass, size, born);
+	struct hazard_class c =
+		uses ? (struct hazard_class){ SEEN, uses, 0 } : hazard_class_of(&guess, FRESH);
+	uint32_t i = group_born(e, c, size, born);
 
 	n->freq = n->children;
 	h->group[i].total++;

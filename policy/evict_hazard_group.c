@@ -239,8 +239,8 @@ void hazard_group_unref(struct hazard *h, uint32_t i)
 	if (--g->total)
 		return;
 	timeline_remove(h, i);
-	if (*newest(h, g->klass, g->size) == i)
-		*newest(h, g->klass, g->size) = NONE;
+	if (*newest(h, g->code, g->size) == i)
+		*newest(h, g->code, g->size) = NONE;
 	hazard_forget_request(h, i);
 	g->in_bin.old = h->free_group;
 	h->free_group = i;
@@ -258,10 +258,11 @@ static uint64_t tolerance(const struct hazard *h)
 	return (uint64_t)ldexp(STEP, (int)((uint64_t)(h->n_used - half) * 16 / half));
 }
 
-uint32_t hazard_group_for(struct kvp_evict *e, uint32_t klass, uint8_t size, bool may_share)
+uint32_t hazard_group_for(struct kvp_evict *e, struct hazard_class c, uint8_t size, bool may_share)
 {
 	struct hazard *h = e->self;
-	uint32_t *place = newest(h, klass, size), i = *place;
+	uint8_t code = hazard_encode(c);
+	uint32_t *place = newest(h, code, size), i = *place;
 	bool crowded = h->n_used > h->n_groups / 2;
 
 	if (i != NONE && (may_share || crowded) && h->group[i].size == size &&
@@ -279,7 +280,7 @@ uint32_t hazard_group_for(struct kvp_evict *e, uint32_t klass, uint8_t size, boo
 	h->group[i] = (struct group){
 		.born = h->now,
 		.blocks = INDEX_LIST_EMPTY,
-		.klass = (uint8_t)klass,
+		.code = code,
 		.size = size,
 		.request = REQUESTS,
 	};
@@ -288,19 +289,20 @@ uint32_t hazard_group_for(struct kvp_evict *e, uint32_t klass, uint8_t size, boo
 	return i;
 }
 
-void hazard_relabel(struct hazard *h, uint32_t i, uint32_t klass)
+void hazard_relabel(struct hazard *h, uint32_t i, struct hazard_class c)
 {
 	struct group *g = &h->group[i];
+	uint8_t code = hazard_encode(c);
 
-	if (i == NONE || g->klass == klass)
+	if (i == NONE || g->code == code)
 		return;
 	if (g->queued)
 		pile_remove(h, i);
 	cell_of(h, g)->entries = fmaxf(0, cell_of(h, g)->entries - (float)g->total);
-	if (*newest(h, g->klass, g->size) == i)
-		*newest(h, g->klass, g->size) = NONE;
-	g->klass = (uint8_t)klass;
-	*newest(h, klass, g->size) = i;
+	if (*newest(h, g->code, g->size) == i)
+		*newest(h, g->code, g->size) = NONE;
+	g->code = code;
+	*newest(h, code, g->size) = i;
 	cell_of(h, g)->entries += (float)g->total;
 	if (g->queued)
 		pile_add(h, i);

@@ -20,12 +20,16 @@
 /* Bins on either side that a bin is compared with: an octave. */
 #define NEIGHBOURS PER_OCTAVE
 
+#define ALL FAMILIES /* beside the families */
+
 struct stretch {
 	double hits, time, survive;
 };
 
 /* What a family's hazard is taken for, by that of all blocks, as long as it has no data. */
-static const double family_prior[FAMILIES] = { 1, 2, 0.2, 10 };
+static const double family_prior[FAMILIES] = {
+	[FAMILY_FRESH] = 1, [FAMILY_SEEN] = 2, [FAMILY_PARTIAL] = 0.2, [FAMILY_SHARED] = 10
+};
 
 struct tally {
 	double entries, events, hazard;
@@ -36,7 +40,7 @@ void hazard_count_hit(struct kvp_evict *e, uint32_t i)
 	struct hazard *h = e->self;
 	const struct group *g = &h->group[i];
 	uint32_t bin = bin_of(h->now - g->born);
-	struct cell *c = &h->cell[g->klass * BINS];
+	struct cell *c = &h->cell[g->code * BINS];
 
 	c[bin].events += 1;
 	for (uint32_t b = g->bin + 1u; b <= bin; b++)
@@ -44,9 +48,9 @@ void hazard_count_hit(struct kvp_evict *e, uint32_t i)
 }
 
 /* Levels of one class, given the hazard of each of its bins up to `top`. */
-static void index_class(struct hazard *h, uint32_t klass, const double *hazard, uint32_t top)
+static void index_class(struct hazard *h, uint32_t code, const double *hazard, uint32_t top)
 {
-	struct cell *c = &h->cell[klass * BINS];
+	struct cell *c = &h->cell[code * BINS];
 	struct stretch stack[BINS];
 	uint32_t n = 0, floor_bin = FLOOR_BIN < top ? FLOOR_BIN : top;
 	double index = 0;
@@ -93,19 +97,21 @@ static uint32_t tally(const struct hazard *h, struct tally t[FAMILIES + 1][BINS]
 	double before = HAZARD_PRIOR, w = class_weight(h);
 
 	memset(t, 0, (FAMILIES + 1) * sizeof(t[0]));
-	for (uint32_t i = 0; i < CELLS; i++) {
-		const struct cell *c = &h->cell[i];
-		struct tally *f = &t[family(i / BINS)][i % BINS], *a = &t[ALL][i % BINS];
+	for (uint32_t code = 0; code < CLASSES; code++) {
+		const struct cell *c = &h->cell[code * BINS];
+		enum hazard_family family = hazard_family(hazard_decode((uint8_t)code));
 
-		f->entries += (double)c->entries;
-		f->events += (double)c->events;
-		/* a prompt that all chains share says nothing about the others */
-		if (family(i / BINS) != family(SHARED)) {
-			a->entries += (double)c->entries;
-			a->events += (double)c->events;
+		for (uint32_t b = 0; b < BINS; b++) {
+			t[family][b].entries += (double)c[b].entries;
+			t[family][b].events += (double)c[b].events;
+			if (c[b].entries > 0 && b > top)
+				top = b;
+			/* a prompt that all chains share says nothing about the others */
+			if (family == FAMILY_SHARED)
+				continue;
+			t[ALL][b].entries += (double)c[b].entries;
+			t[ALL][b].events += (double)c[b].events;
 		}
-		if (c->entries > 0 && i % BINS > top)
-			top = i % BINS;
 	}
 	for (uint32_t b = 0; b < BINS; b++) {
 		struct tally *a = &t[ALL][b];
@@ -150,6 +156,22 @@ static double smoothed(const struct cell *c, uint32_t b, uint32_t top, double as
 	return agree * p + (1 - agree) * assumed;
 }
 
+/* The hazard of what came back often, whatever the mean time between its uses. */
+static void tally_often(const struct hazard *h, struct tally t[2][BINS])
+{
+	memset(t, 0, 2 * sizeof(t[0]));
+	for (uint32_t major = 0; major < GAPS; major++)
+		for (uint32_t minor = 0; minor < 2; minor++) {
+			uint8_t code = hazard_encode((struct hazard_class){ OFTEN, major, minor });
+			const struct cell *c = &h->cell[code * BINS];
+
+			for (uint32_t b = 0; b < BINS; b++) {
+				t[minor][b].entries += (double)c[b].entries;
+				t[minor][b].events += (double)c[b].events;
+			}
+		}
+}
+
 void hazard_relearn(struct hazard *h)
 {
 	struct tally t[FAMILIES + 1][BINS], often[2][BINS];
@@ -158,25 +180,22 @@ void hazard_relearn(struct hazard *h)
 
 	if (top >= BINS)
 		top = BINS - 1;
-	memset(often, 0, sizeof(often));
-	for (uint32_t i = OFTEN * BINS; i < PARTIAL * BINS; i++) {
-		struct tally *n = &often[i / BINS % 2][i % BINS];
-		n->entries += (double)h->cell[i].entries;
-		n->events += (double)h->cell[i].events;
-	}
-	for (uint32_t k = 0; k < CLASSES; k++) {
-		const struct cell *c = &h->cell[k * BINS];
+	tally_often(h, often);
+	for (uint32_t code = 0; code < CLASSES; code++) {
+		const struct cell *c = &h->cell[code * BINS];
+		struct hazard_class class = hazard_decode((uint8_t)code);
+
 		for (uint32_t b = 0; b <= top; b++) {
-			double p = t[family(k)][b].hazard;
-			if (k >= OFTEN && k < PARTIAL) {
-				const struct tally *n = &often[k % 2][b];
+			double p = t[hazard_family(class)][b].hazard;
+			if (class.kind == OFTEN) {
+				const struct tally *n = &often[class.minor][b];
 				p = (n->events + w * p) / (n->entries + w);
 			}
 			p = smoothed(c, b, top, p, w);
 			p = ((double)c[b].events + w * p) / ((double)c[b].entries + w);
 			hazard[b] = fmin(p, HAZARD_MAX);
 		}
-		index_class(h, k, hazard, top);
+		index_class(h, code, hazard, top);
 	}
 	h->seen += h->changes;
 	h->changes = 0;
@@ -187,8 +206,8 @@ void hazard_fade(struct kvp_evict *e)
 	struct hazard *h = e->self;
 	double born = 0, limit = 1e6 + 100.0 * e->params.max_ids;
 
-	for (uint32_t k = 0; k < CLASSES; k++)
-		born += (double)h->cell[k * BINS].entries;
+	for (uint32_t code = 0; code < CLASSES; code++)
+		born += (double)h->cell[code * BINS].entries;
 	if (born < limit)
 		return;
 	for (uint32_t i = 0; i < CELLS; i++) {

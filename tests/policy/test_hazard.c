@@ -247,9 +247,38 @@ static void test_counts_uses(void **state)
 	assert_true(ours > lru + lru / 20);
 }
 
+/* Every code is of one class, the codes of the kinds adjoin, and no coordinate leaves its kind. */
+static void test_classes(void **state)
+{
+	(void)state;
+	uint32_t next = 0;
+
+	for (enum hazard_kind kind = 0; kind < KINDS; kind++) {
+		const struct hazard_kind_codes *k = &hazard_codes[kind];
+
+		assert_int_equal(k->first, next);
+		assert_in_range(k->family, 0, FAMILIES - 1);
+		for (uint32_t major = 0; major < k->majors; major++)
+			for (uint32_t minor = 0; minor < k->minors; minor++, next++) {
+				struct hazard_class c = { kind, major, minor }, back;
+
+				assert_int_equal(hazard_encode(c), next);
+				back = hazard_decode((uint8_t)next);
+				assert_int_equal(back.kind, kind);
+				assert_int_equal(back.major, major);
+				assert_int_equal(back.minor, minor);
+				assert_int_equal(hazard_family(back), k->family);
+			}
+		struct hazard_class beyond = { kind, 1000, UINT32_MAX };
+		assert_int_equal(hazard_encode(beyond), next - 1);
+	}
+	assert_int_equal(next, CLASSES);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_classes),
 		cmocka_unit_test(test_announced_once),
 		cmocka_unit_test(test_begins_once),
 		cmocka_unit_test(test_counts_uses),

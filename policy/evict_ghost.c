@@ -108,11 +108,6 @@ uint32_t evict_ghost_find(const struct evict_ghosts *g, uint64_t key)
 	return i;
 }
 
-const struct evict_ghost *evict_ghost_at(const struct evict_ghosts *g, uint32_t i)
-{
-	return &g->ghost[i];
-}
-
 /*
  * The younger neighbours are most likely dropped next, in their order. To find one takes its bucket
  * and the ghosts chained there; so ask for the bucket six drops ahead, and for the first ghost in
@@ -133,9 +128,9 @@ static void fetch_ahead(const struct evict_ghosts *g, uint32_t i)
 	}
 }
 
-uint8_t *evict_ghost_note(struct evict_ghosts *g, uint32_t i)
+struct evict_ghost *evict_ghost_at(struct evict_ghosts *g, uint32_t i)
 {
-	return i < g->fresh && g->ghost[i].queue != EVICT_GHOST_FREE ? g->ghost[i].note : NULL;
+	return i < g->fresh && g->ghost[i].queue != EVICT_GHOST_FREE ? &g->ghost[i] : NULL;
 }
 
 void evict_ghost_drop(struct evict_ghosts *g, uint32_t i)

@@ -32,12 +32,13 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define GHOSTS_EXTRA 20000u
-#define GHOST_UNIT   14u  /* log2; a ghost's birth is kept in 32 bits */
-#define COLD_MEMORY  16.0 /* requests */
-#define GAP_USES     8u
-#define GAP_MEMORY   16384.0 /* gaps between requests, that their mean remembers */
-#define GAP_MAX      16.0    /* longest gap, in mean ones */
+#define GHOSTS_EXTRA   20000u
+#define GHOSTS_AT_ONCE 32u  /* counted on by one eviction, at most */
+#define GHOST_UNIT     14u  /* log2; a ghost's birth is kept in 32 bits */
+#define COLD_MEMORY    16.0 /* requests */
+#define GAP_USES       8u
+#define GAP_MEMORY     16384.0 /* gaps between requests, that their mean remembers */
+#define GAP_MAX        16.0    /* longest gap, in mean ones */
 
 /* ---- requests ---- */
 
@@ -203,7 +204,6 @@ static void hazard_request(struct kvp_evict *e, const struct kvp_evict_request *
 {
 	struct hazard *h = e->self;
 
-	hazard_sweep(e);
 	begin(e, req->tip);
 	h->announced = req->tip;
 	h->expects_root = req->tip == NONE;
@@ -214,7 +214,6 @@ static void hazard_chain(struct kvp_evict *e, uint32_t tip, bool alone)
 	struct hazard *h = e->self;
 
 	(void)alone;
-	hazard_sweep(e);
 	if (h->announced != tip)
 		begin(e, tip);
 	h->announced = NONE;
@@ -242,26 +241,25 @@ static void hazard_access(struct kvp_evict *e, uint32_t id)
 	hazard_group_unref(h, was);
 }
 
-static uint64_t ghost_age(const struct kvp_evict *e, uint32_t i)
+/* What a ghost's note holds. */
+enum { NOTE_CODE, NOTE_BIN, NOTE_GAP }; /* NOTE_GAP: log2 of the gap, in eighths */
+
+static uint64_t ghost_age(const struct hazard *h, const struct evict_ghost *x)
 {
-	const struct hazard *h = e->self;
-	uint32_t born = evict_ghost_at(e->ghosts, i)->weight;
+	uint32_t born = x->weight;
 
 	return (uint64_t)((uint32_t)(h->now >> GHOST_UNIT) - born) << GHOST_UNIT;
 }
 
-/* The ghost has grown older since it was last looked at. Returns its cells, sets its bin. */
-static struct cell *ghost_ages(struct kvp_evict *e, uint32_t i, uint32_t *ret_bin)
+/* The ghost has grown older since it was last looked at. Returns its cell. */
+static struct cell *ghost_ages(struct hazard *h, struct evict_ghost *x)
 {
-	struct hazard *h = e->self;
-	uint8_t *note = evict_ghost_note(e->ghosts, i);
-	struct cell *c = &h->cell[note[0] * BINS];
-	uint32_t bin = bin_of(ghost_age(e, i));
+	struct cell *c = &h->cell[x->note[NOTE_CODE] * BINS];
+	uint32_t bin = bin_of(ghost_age(h, x));
 
-	while (note[1] < bin)
-		c[++note[1]].entries += 1;
-	*ret_bin = note[1];
-	return c;
+	while (x->note[NOTE_BIN] < bin)
+		c[++x->note[NOTE_BIN]].entries += 1;
+	return &c[x->note[NOTE_BIN]];
 }
 
 /*
@@ -270,19 +268,20 @@ static struct cell *ghost_ages(struct kvp_evict *e, uint32_t i, uint32_t *ret_bi
  */
 static bool revive(struct kvp_evict *e, struct request *r, uint64_t key, struct hazard_class *was)
 {
-	uint32_t ghost = evict_ghost_find(e->ghosts, key), bin;
+	struct hazard *h = e->self;
+	uint32_t ghost = evict_ghost_find(e->ghosts, key);
 
 	if (ghost == EVICT_GHOST_NONE)
 		return false;
-	const uint8_t *note = evict_ghost_note(e->ghosts, ghost);
-	*was = hazard_decode(note[0]);
+	struct evict_ghost *x = evict_ghost_at(e->ghosts, ghost);
+	*was = hazard_decode(x->note[NOTE_CODE]);
 	r->cold = 0;
 	r->known = true;
 	if (!r->count && was->kind != SHARED)
-		return_to(r, *was, exp2(note[2] / 8.0), ghost_age(e, ghost));
+		return_to(r, *was, exp2(x->note[NOTE_GAP] / 8.0), ghost_age(h, x));
 	else if (!r->count)
 		r->uses = 0;
-	ghost_ages(e, ghost, &bin)[bin].events += 1;
+	ghost_ages(h, x)->events += 1;
 	evict_ghost_drop(e->ghosts, ghost);
 	return true;
 }
@@ -297,7 +296,11 @@ static void hazard_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evi
 	uint32_t to;
 
 	(void)item;
-	hazard_sweep(e);
+	if (n->parent != NONE && e->node[n->parent].where == QUEUED) {
+		/* it cannot go before this one: nobody shall meet it on the way to a victim */
+		hazard_unqueue(e, n->parent);
+		e->node[n->parent].where = EVICT_PARKED;
+	}
 	bool known = revive(e, r, n->key, &was);
 	if (!known) {
 		r->count++;
@@ -352,16 +355,21 @@ static void hazard_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
 	hazard_group_unref(h, i);
 }
 
-/* All ghosts once in as many evictions as a quarter of the cache has blocks, and 1,024. */
+/*
+ * All ghosts once in as many evictions as a quarter of the cache has blocks, and 1,024; more slowly
+ * if they are of a cache that was much larger.
+ */
 static void count_ghosts_on(struct kvp_evict *e)
 {
 	struct hazard *h = e->self;
-	uint32_t places = evict_ghosts_places(e->ghosts), bin;
+	uint32_t places = evict_ghosts_places(e->ghosts);
+	uint64_t n = 1 + places / (1024 + e->items / 4);
 
-	for (uint64_t n = 1 + places / (1024 + e->items / 4); n > 0; n--) {
+	for (n = n < GHOSTS_AT_ONCE ? n : GHOSTS_AT_ONCE; n > 0; n--) {
 		h->ghost = h->ghost + 1 < places ? h->ghost + 1 : 0;
-		if (evict_ghost_note(e->ghosts, h->ghost))
-			ghost_ages(e, h->ghost, &bin);
+		struct evict_ghost *x = evict_ghost_at(e->ghosts, h->ghost);
+		if (x)
+			ghost_ages(h, x);
 	}
 }
 
@@ -370,7 +378,8 @@ static void hazard_gone(struct kvp_evict *e, uint32_t id, bool evicted)
 	struct hazard *h = e->self;
 	const struct evict_node *n = &e->node[id];
 	const struct group *g = &h->group[n->home];
-	uint32_t ghost, bin;
+	struct evict_ghost *x;
+	uint32_t ghost;
 
 	if (!evicted) {
 		hazard_group_unref(h, n->home);
@@ -378,12 +387,12 @@ static void hazard_gone(struct kvp_evict *e, uint32_t id, bool evicted)
 	}
 	ghost = evict_ghost_victim(e->ghosts);
 	if (ghost != EVICT_GHOST_NONE)
-		ghost_ages(e, ghost, &bin);
+		ghost_ages(h, evict_ghost_at(e->ghosts, ghost));
 	ghost = evict_ghost_add(e->ghosts, 0, n->key, (uint32_t)(g->born >> GHOST_UNIT));
-	uint8_t *note = evict_ghost_note(e->ghosts, ghost);
-	note[0] = g->code;
-	note[1] = g->bin;
-	note[2] = gap_of(g) > 1 ? (uint8_t)fminf(255, log2f(gap_of(g)) * 8) : 0;
+	x = evict_ghost_at(e->ghosts, ghost);
+	x->note[NOTE_CODE] = g->code;
+	x->note[NOTE_BIN] = g->bin;
+	x->note[NOTE_GAP] = gap_of(g) > 1 ? (uint8_t)fminf(255, log2f(gap_of(g)) * 8) : 0;
 	hazard_group_unref(h, n->home);
 	count_ghosts_on(e);
 }

@@ -81,7 +81,8 @@ struct hazard {
 	struct group *group;
 	uint32_t n_groups;
 	uint32_t n_used;
-	uint32_t free_group;
+	uint32_t free_group;  /* linked by in_bin.old; NONE: take fresh_group */
+	uint32_t fresh_group; /* groups from here on were never used */
 	uint32_t newest[CLASSES * NEWEST_SIZES];
 	struct index_link timeline[BINS];
 	struct cell cell[CELLS];
@@ -181,7 +182,10 @@ struct hazard_class hazard_class_of(const struct request *r, enum hazard_kind ki
 void hazard_groups_reset(struct hazard *h);
 /* Half octaves from that of the first block. All are equal if their number bounds the cache. */
 uint8_t hazard_size_of(const struct kvp_evict *e, uint32_t id);
-/* Time has moved on. Old bins first, so that no group is moved twice. */
+/*
+ * Time has moved on, and groups get older: old bins first, so that no group is moved twice, and so
+ * many at most that the call is short. The next ones go on where it ended.
+ */
 void hazard_sweep(struct kvp_evict *e);
 /* A group of this class born about now. Never fails: some group is always there to join. */
 uint32_t hazard_group_for(struct kvp_evict *e, struct hazard_class c, uint8_t size, bool may_share);
@@ -190,7 +194,10 @@ void hazard_backdate(struct hazard *h, uint32_t i, uint64_t born);
 void hazard_group_unref(struct hazard *h, uint32_t i);
 void hazard_forget_request(struct hazard *h, uint32_t i);
 void hazard_relabel(struct hazard *h, uint32_t i, struct hazard_class c);
-/* Queues a detached block of this group at its young or old end. */
+/*
+ * Queues a detached block of this group at its young or old end; parks it if it has children,
+ * which the core brings back when the last of them has gone.
+ */
 void hazard_queue(struct kvp_evict *e, uint32_t i, uint32_t id, bool young);
 void hazard_unqueue(struct kvp_evict *e, uint32_t id);
 void hazard_join(struct kvp_evict *e, uint32_t i, uint32_t id, bool young);

@@ -2,18 +2,37 @@
 /*
  * Groups of blocks that one request last used: in the order of birth, by bins of age (the
  * timeline), and in piles by the level of their index, from which victims are taken.
+ *
+ * Only blocks without children are queued in their group, so that every block in a pile may go, and
+ * a group without such blocks is in no pile. Nothing here searches: a list is entered at an end, or
+ * near enough to its place.
  */
 #include <errno.h>
 #include <math.h>
 
 #include "policy/evict_hazard.h"
 
+#define SWEEP_MOST  1024u /* groups that one call makes older; a request has few */
+#define LEVEL_STEPS 64u   /* piles that one insertion passes by */
+
 /* ---- piles by level of their index ---- */
 
+/*
+ * Of one level, the pile of the youngest bin goes first: what is older has shown that it stays
+ * wanted. A level rarely has more than a few piles; in a longer list the place is near enough.
+ */
 static void level_add(struct hazard *h, struct pile *p)
 {
-	index_push_young(
-		INDEX_LINKS(h->pile, in_level), &h->level[p->level], (uint32_t)(p - h->pile));
+	uint32_t older = h->level[p->level].young, younger = NONE;
+
+	for (uint32_t k = 0; k < LEVEL_STEPS && older != NONE; k++) {
+		if (h->pile[older].cell % BINS >= p->cell % BINS)
+			break;
+		younger = older;
+		older = h->pile[older].in_level.old;
+	}
+	index_insert_older(INDEX_LINKS(h->pile, in_level), &h->level[p->level],
+		(uint32_t)(p - h->pile), younger);
 	h->bitmap[p->level / 64] |= UINT64_C(1) << p->level % 64;
 }
 
@@ -78,7 +97,11 @@ static void pile_add(struct hazard *h, uint32_t i)
 	bool was_empty = index_list_empty(&p->groups);
 
 	g->pile = (uint16_t)(p - h->pile);
-	index_push_young(INDEX_LINKS(h->group, in_pile), &p->groups, i);
+	/* One that is back because its last child went is among the oldest. */
+	if (was_empty || g->born >= h->group[p->groups.young].born)
+		index_push_young(INDEX_LINKS(h->group, in_pile), &p->groups, i);
+	else
+		index_push_old(INDEX_LINKS(h->group, in_pile), &p->groups, i);
 	if (was_empty) {
 		p->level = level_of(c, p->size);
 		level_add(h, p);
@@ -188,24 +211,26 @@ static void grow_older(struct hazard *h, uint32_t i, uint32_t bin)
 void hazard_sweep(struct kvp_evict *e)
 {
 	struct hazard *h = e->self;
+	uint32_t i, moved = 0;
 
 	if (h->now == h->swept)
 		return;
-	h->swept = h->now;
-	for (uint32_t b = BINS - 1; b-- > 0;) {
-		uint32_t i;
-		while ((i = h->timeline[b].old) != NONE && h->now - h->group[i].born >= bin_end(b))
+	for (uint32_t b = BINS - 1; b-- > 0;)
+		while ((i = h->timeline[b].old) != NONE &&
+			h->now - h->group[i].born >= bin_end(b)) {
+			if (moved++ == SWEEP_MOST)
+				return; /* the next call goes on */
 			grow_older(h, i, bin_of(h->now - h->group[i].born));
-	}
+		}
+	h->swept = h->now;
 }
 
 /* ---- groups ---- */
 
 void hazard_groups_reset(struct hazard *h)
 {
-	for (uint32_t i = 0; i < h->n_groups; i++)
-		h->group[i].in_bin.old = i + 1 < h->n_groups ? i + 1 : NONE;
-	h->free_group = 0;
+	h->free_group = NONE;
+	h->fresh_group = 0;
 	h->n_used = 0;
 	memset(h->newest, 0xff, sizeof(h->newest));
 	memset(h->timeline, 0xff, sizeof(h->timeline));
@@ -258,6 +283,17 @@ static uint64_t tolerance(const struct hazard *h)
 	return (uint64_t)ldexp(STEP, (int)((uint64_t)(h->n_used - half) * 16 / half));
 }
 
+static uint32_t take_place(struct hazard *h)
+{
+	uint32_t i = h->free_group;
+
+	h->n_used++;
+	if (i == NONE)
+		return h->fresh_group++;
+	h->free_group = h->group[i].in_bin.old;
+	return i;
+}
+
 uint32_t hazard_group_for(struct kvp_evict *e, struct hazard_class c, uint8_t size, bool may_share)
 {
 	struct hazard *h = e->self;
@@ -268,15 +304,14 @@ uint32_t hazard_group_for(struct kvp_evict *e, struct hazard_class c, uint8_t si
 	if (i != NONE && (may_share || crowded) && h->group[i].size == size &&
 		h->now - h->group[i].born <= tolerance(h))
 		return i;
-	if (h->free_group == NONE) {
+	if (h->n_used == h->n_groups) {
+		/* There is one: the group that took the last place is the newest of its kind. */
 		for (uint32_t k = (uint32_t)(place - h->newest); i == NONE;
 			k = (k + 1) % (CLASSES * NEWEST_SIZES))
 			i = h->newest[k];
 		return i;
 	}
-	i = h->free_group;
-	h->free_group = h->group[i].in_bin.old;
-	h->n_used++;
+	i = take_place(h);
 	h->group[i] = (struct group){
 		.born = h->now,
 		.blocks = INDEX_LIST_EMPTY,
@@ -314,12 +349,16 @@ void hazard_queue(struct kvp_evict *e, uint32_t i, uint32_t id, bool young)
 	struct group *g = &h->group[i];
 	struct evict_node *n = &e->node[id];
 
+	n->home = i;
+	if (n->children) {
+		n->where = EVICT_PARKED;
+		return;
+	}
 	if (young)
 		index_push_young(evict_links(e), &g->blocks, id);
 	else
 		index_push_old(evict_links(e), &g->blocks, id);
 	n->where = QUEUED;
-	n->home = i;
 	if (!g->queued++)
 		pile_add(h, i);
 }

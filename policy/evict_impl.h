@@ -214,9 +214,8 @@ void evict_ghosts_clear(struct evict_ghosts *g);
 /* Its bucket will soon be needed. */
 void evict_ghost_prefetch(const struct evict_ghosts *g, uint64_t key);
 uint32_t evict_ghost_find(const struct evict_ghosts *g, uint64_t key);
-const struct evict_ghost *evict_ghost_at(const struct evict_ghosts *g, uint32_t i);
-/* Its note, to be written; NULL: no ghost lies at this place, below evict_ghosts_places(). */
-uint8_t *evict_ghost_note(struct evict_ghosts *g, uint32_t i);
+/* The ghost at a place below evict_ghosts_places(), of which a policy may write the note; NULL: none. */
+struct evict_ghost *evict_ghost_at(struct evict_ghosts *g, uint32_t i);
 /* The key may be there already: find() then meets the younger. When full, the oldest of the same
  * queue, else of the other, makes room. */
 uint32_t evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, uint32_t weight);

@@ -275,10 +275,118 @@ static void test_classes(void **state)
 	assert_int_equal(next, CLASSES);
 }
 
+/* ---- the longest that one call may take ---- */
+
+/*
+ * Chains that grow side by side, so that every block is of another request than its parent and the
+ * parents are all older: a search for a tip would meet them first.
+ */
+static void test_finds_a_tip_at_once(void **state)
+{
+	(void)state;
+	enum { ABREAST = 300, DEPTH = 40, N = ABREAST * DEPTH };
+	static uint8_t where[N];
+	struct kvp_evict *e = make("hazard", N, 0, N);
+	kvp_block_id victim;
+	unsigned moved = 0;
+
+	for (kvp_block_id id = 0; id < N; id++)
+		put(e, id, id < ABREAST ? KVP_BLOCK_NONE : id - ABREAST, id * 1000ull);
+	for (kvp_block_id id = 0; id < N; id++)
+		where[id] = e->node[id].where;
+	assert_int_equal(kvp_evict_victims(e, 1, 0, NULL, NULL, N * 1000ull, &victim, 1), 1);
+	assert_true(victim >= N - ABREAST);
+	for (kvp_block_id id = 0; id < N; id++)
+		moved += where[id] != e->node[id].where;
+	print_message("%u of %u blocks moved for one victim\n", moved, (unsigned)N);
+	assert_in_range(moved, 1, 2); /* it, and its parent */
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+}
+
+static unsigned groups_moved(const struct hazard *h, uint8_t *bin)
+{
+	unsigned moved = 0;
+
+	for (uint32_t i = 0; i < h->n_groups; i++) {
+		moved += h->group[i].total && h->group[i].bin != bin[i];
+		bin[i] = h->group[i].bin;
+	}
+	return moved;
+}
+
+/* Thousands of groups of one age get older at once; a call moves so many of them at most. */
+static void test_ages_by_and_by(void **state)
+{
+	(void)state;
+	enum { N = 4000, IDS = 40000, AT_ONCE = 1024 };
+	static uint8_t bin[IDS];
+	struct kvp_evict *e = make("hazard", 0, 1 << 30, IDS);
+	const struct hazard *h = e->self;
+	struct kvp_evict_request req = { .tip = KVP_BLOCK_NONE, .blocks = N };
+	unsigned most = 0;
+
+	assert_int_equal(kvp_evict_request(e, &req, 1), 0);
+	put(e, 0, KVP_BLOCK_NONE, 1);
+	for (kvp_block_id id = 1; id < N; id++) {
+		/* two sizes that are told apart, but not by the place of their newest group */
+		struct kvp_evict_item item = { .parent = 0,
+			.bytes = id % 2 ? 16 : 256,
+			.flags = KVP_EVICT_PARTIAL,
+			.key = { .lo = id + 1 } };
+		assert_int_equal(kvp_evict_insert(e, id, &item, 1), 0);
+	}
+	assert_true(h->n_used >= N - 1);
+	groups_moved(h, bin);
+	for (uint64_t now = 2; now < 4000; now++) {
+		unsigned moved;
+		assert_int_equal(kvp_evict_request(e, &req, now), 0);
+		moved = groups_moved(h, bin);
+		most = moved > most ? moved : most;
+	}
+	print_message("%u of %u groups moved in one call\n", most, h->n_used);
+	assert_in_range(most, 1, AT_ONCE);
+	assert_int_equal(h->group[e->node[1].home].bin, h->group[e->node[N - 1].home].bin);
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+}
+
+/* Evicting from a cache that has become small does not count on all that the large one left. */
+static void test_counts_few_ghosts_on(void **state)
+{
+	(void)state;
+	enum { N = 60000, AT_ONCE = 32 };
+	struct kvp_evict *e = make("hazard", N, 0, N);
+	const struct hazard *h = e->self;
+	kvp_block_id out[64];
+	uint32_t most = 0;
+
+	for (kvp_block_id id = 0; id < N; id++)
+		put(e, id, KVP_BLOCK_NONE, id);
+	while (kvp_evict_len(e)) {
+		size_t n = kvp_evict_victims(e, 64, 0, NULL, NULL, N, out, 64);
+
+		for (size_t i = 0; i < n; i++) {
+			uint32_t places = evict_ghosts_places(e->ghosts), from = h->ghost;
+
+			assert_int_equal(kvp_evict_remove(e, out[i], 1, N), 0);
+			uint32_t steps = (h->ghost + places - from) % (places ? places : 1);
+			most = steps > most ? steps : most;
+		}
+	}
+	print_message("%u of %u ghosts counted on by one removal\n", most,
+		evict_ghosts_places(e->ghosts));
+	assert_in_range(most, 1, AT_ONCE);
+	kvp_evict_free(e);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_classes),
+		cmocka_unit_test(test_finds_a_tip_at_once),
+		cmocka_unit_test(test_ages_by_and_by),
+		cmocka_unit_test(test_counts_few_ghosts_on),
 		cmocka_unit_test(test_announced_once),
 		cmocka_unit_test(test_begins_once),
 		cmocka_unit_test(test_counts_uses),

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keys of evicted blocks: two queues by age over one chained hash table, all in fixed arrays. */
+/*
+ * Keys of evicted blocks: two queues by age over one chained hash table, all in fixed arrays. In the
+ * table a ghost is known as its place + 1, so that calloc() makes an empty one, and the pages of a
+ * cache that never fills stay untouched.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +21,11 @@ struct queue {
 struct evict_ghosts {
 	uint64_t seed;
 	uint32_t max;
-	uint32_t free;  /* linked by bucket_next */
+	uint32_t free;  /* linked by bucket_next; 0: none */
 	uint32_t fresh; /* from here on never used */
 	struct queue queue[QUEUES];
 	struct evict_ghost *ghost;
-	uint32_t *bucket;
+	uint32_t *bucket; /* place + 1; 0: empty */
 };
 
 static struct index_links links(const struct evict_ghosts *g)
@@ -38,23 +42,23 @@ struct evict_ghosts *evict_ghosts_new(uint32_t n, uint64_t seed)
 	g->seed = seed;
 	g->max = n;
 	g->ghost = calloc(n, sizeof(*g->ghost));
-	g->bucket = malloc(n * sizeof(*g->bucket));
+	g->bucket = calloc(n, sizeof(*g->bucket));
 	if (!g->ghost || !g->bucket) {
 		evict_ghosts_free(g);
 		return NULL;
 	}
-	evict_ghosts_clear(g);
+	for (unsigned q = 0; q < QUEUES; q++)
+		index_list_init(&g->queue[q].ends);
 	return g;
 }
 
 void evict_ghosts_clear(struct evict_ghosts *g)
 {
-	g->free = EVICT_GHOST_NONE;
+	g->free = 0;
 	g->fresh = 0;
 	for (unsigned q = 0; q < QUEUES; q++)
 		g->queue[q] = (struct queue){ .ends = INDEX_LIST_EMPTY };
-	for (uint32_t i = 0; i < g->max; i++)
-		g->bucket[i] = EVICT_GHOST_NONE;
+	memset(g->bucket, 0, g->max * sizeof(*g->bucket));
 }
 
 void evict_ghosts_free(struct evict_ghosts *g)
@@ -101,11 +105,11 @@ void evict_ghost_prefetch(const struct evict_ghosts *g, uint64_t key)
 
 uint32_t evict_ghost_find(const struct evict_ghosts *g, uint64_t key)
 {
-	uint32_t i = *bucket_of(g, key);
+	uint32_t next = *bucket_of(g, key);
 
-	while (i != EVICT_GHOST_NONE && key_of(&g->ghost[i]) != key)
-		i = g->ghost[i].bucket_next;
-	return i;
+	while (next && key_of(&g->ghost[next - 1]) != key)
+		next = g->ghost[next - 1].bucket_next;
+	return next - 1; /* EVICT_GHOST_NONE at the end */
 }
 
 /*
@@ -119,8 +123,8 @@ static void fetch_ahead(const struct evict_ghosts *g, uint32_t i)
 		if (ahead == 3) {
 			uint32_t first = *bucket_of(g, key_of(&g->ghost[i]));
 
-			if (first != EVICT_GHOST_NONE)
-				__builtin_prefetch(&g->ghost[first]);
+			if (first)
+				__builtin_prefetch(&g->ghost[first - 1]);
 		} else if (ahead == 6) {
 			evict_ghost_prefetch(g, key_of(&g->ghost[i]));
 			break;
@@ -140,15 +144,15 @@ void evict_ghost_drop(struct evict_ghosts *g, uint32_t i)
 	uint32_t *link = bucket_of(g, key_of(x));
 
 	fetch_ahead(g, x->link.young);
-	while (*link != i)
-		link = &g->ghost[*link].bucket_next;
+	while (*link != i + 1)
+		link = &g->ghost[*link - 1].bucket_next;
 	*link = x->bucket_next;
 	index_remove(links(g), &q->ends, i);
 	q->len--;
 	q->weight -= x->weight;
 	x->queue = EVICT_GHOST_FREE;
 	x->bucket_next = g->free;
-	g->free = i;
+	g->free = i + 1;
 }
 
 void evict_ghost_drop_oldest(struct evict_ghosts *g, uint32_t queue)
@@ -159,11 +163,11 @@ void evict_ghost_drop_oldest(struct evict_ghosts *g, uint32_t queue)
 
 static uint32_t take_free(struct evict_ghosts *g, uint32_t queue)
 {
-	if (g->free == EVICT_GHOST_NONE && g->fresh < g->max)
+	if (!g->free && g->fresh < g->max)
 		return g->fresh++;
-	if (g->free == EVICT_GHOST_NONE)
+	if (!g->free)
 		evict_ghost_drop_oldest(g, g->queue[queue].len ? queue : queue ^ 1);
-	uint32_t i = g->free;
+	uint32_t i = g->free - 1;
 	g->free = g->ghost[i].bucket_next;
 	return i;
 }
@@ -179,7 +183,7 @@ uint32_t evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, u
 		.weight = weight,
 		.queue = (uint8_t)queue,
 	};
-	*bucket = i;
+	*bucket = i + 1;
 	index_push_young(links(g), &q->ends, i);
 	q->len++;
 	q->weight += weight;
@@ -188,7 +192,7 @@ uint32_t evict_ghost_add(struct evict_ghosts *g, uint32_t queue, uint64_t key, u
 
 uint32_t evict_ghost_victim(const struct evict_ghosts *g)
 {
-	if (g->free != EVICT_GHOST_NONE || g->fresh < g->max)
+	if (g->free || g->fresh < g->max)
 		return EVICT_GHOST_NONE;
 	return g->queue[0].len ? g->queue[0].ends.old : g->queue[1].ends.old;
 }
@@ -215,11 +219,11 @@ uint64_t evict_ghosts_memory(const struct evict_ghosts *g)
 
 static bool in_bucket(const struct evict_ghosts *g, uint32_t i)
 {
-	uint32_t j = *bucket_of(g, key_of(&g->ghost[i]));
+	uint32_t next = *bucket_of(g, key_of(&g->ghost[i]));
 
-	while (j != EVICT_GHOST_NONE && j != i)
-		j = g->ghost[j].bucket_next;
-	return j == i;
+	while (next && next - 1 != i)
+		next = g->ghost[next - 1].bucket_next;
+	return next != 0;
 }
 
 int evict_ghosts_check(const struct evict_ghosts *g)

@@ -194,7 +194,7 @@ static inline uint64_t *evict_heap_key(const struct kvp_evict *e, uint32_t id)
 
 /* ---- ghosts (evict_ghost.c): keys of evicted blocks, in up to two queues ---- */
 
-#define EVICT_GHOST_NONE KVP_BLOCK_NONE
+#define EVICT_GHOST_NONE UINT32_MAX
 #define EVICT_GHOST_FREE 2u
 
 struct evict_ghost {

@@ -16,6 +16,7 @@
 
 #include "policy/kvp_evict.h"
 #include "tools/kvbench/bench_policy_plan.h"
+#include "tools/kvbench/bench_policy_worst.h"
 #include "tools/kvbench/kvbench.h"
 
 #define BATCH     64u
@@ -166,10 +167,11 @@ out:
 
 static void usage(FILE *f)
 {
-	fputs("usage: kvbench policy [--blocks N] [--policy NAME] [--json]\n"
+	fputs("usage: kvbench policy [--blocks N] [--policy NAME] [--worst] [--json]\n"
 	      "\n"
 	      "  --blocks N      capacity (default 1000000)\n"
 	      "  --policy NAME   one policy instead of all, and no planners\n"
+	      "  --worst         the longest single calls, under what makes them long\n"
 	      "  --json          as JSON instead of a table\n",
 		f);
 }
@@ -187,6 +189,34 @@ static int add_plans(json_t *root)
 			json_pack("{s:s, s:I, s:f, s:s}", "name", row[i].name, "n",
 				(json_int_t)row[i].n, "value", row[i].value, "unit", row[i].unit));
 	return n < 0 ? n : 0;
+}
+
+/* One policy's rows: {"results":[{"policy","blocks","what","call","longest_us"}...]}. */
+static int add_worst(const char *policy, uint32_t blocks, json_t *results)
+{
+	struct bench_worst_row row[BENCH_WORST_ROWS];
+	int n = bench_policy_worst(policy, blocks, row);
+
+	for (int i = 0; i < n; i++)
+		json_array_append_new(
+			results, json_pack("{s:s, s:I, s:s, s:s, s:f}", "policy", policy, "blocks",
+					 (json_int_t)blocks, "what", row[i].what, "call",
+					 row[i].call, "longest_us", row[i].longest_us));
+	return n < 0 ? n : 0;
+}
+
+static void print_worst(const json_t *root)
+{
+	const json_t *x;
+	size_t i;
+
+	printf("%-12s %-42s %-13s %11s\n", "policy", "what was done", "longest call", "us");
+	json_array_foreach(json_object_get(root, "results"), i, x)
+		printf("%-12s %-42s %-13s %11.1f\n",
+			json_string_value(json_object_get(x, "policy")),
+			json_string_value(json_object_get(x, "what")),
+			json_string_value(json_object_get(x, "call")),
+			json_real_value(json_object_get(x, "longest_us")));
 }
 
 static void print_table(const json_t *root)
@@ -226,11 +256,11 @@ static bool is_policy(const char *wanted)
 int kvbench_policy(int argc, char **argv)
 {
 	static const struct option options[] = { { "blocks", 1, NULL, 'b' },
-		{ "policy", 1, NULL, 'p' }, { "json", 0, NULL, 'j' }, { "help", 0, NULL, 'h' },
-		{ 0 } };
+		{ "policy", 1, NULL, 'p' }, { "worst", 0, NULL, 'w' }, { "json", 0, NULL, 'j' },
+		{ "help", 0, NULL, 'h' }, { 0 } };
 	unsigned long blocks = 1000000;
 	const char *only = NULL, *name;
-	bool json = false;
+	bool json = false, worst = false;
 	int c, r = 0;
 
 	while ((c = getopt_long(argc, argv, "h", options, NULL)) >= 0) {
@@ -239,6 +269,8 @@ int kvbench_policy(int argc, char **argv)
 			blocks = strtoul(optarg, &end, 10);
 		else if (c == 'p')
 			only = optarg;
+		else if (c == 'w')
+			worst = true;
 		else if (c == 'j')
 			json = true;
 		if (c == '?' || c == 'h' || *end || end == optarg || blocks < 4096 ||
@@ -257,8 +289,9 @@ int kvbench_policy(int argc, char **argv)
 	json_object_set_new(root, "results", results);
 	for (size_t i = 0; r == 0 && (name = kvp_evict_names(i, NULL)); i++)
 		if (!only || !strcmp(only, name))
-			r = run_one(name, (uint32_t)blocks, results);
-	if (r == 0 && !only)
+			r = worst ? add_worst(name, (uint32_t)blocks, results)
+				  : run_one(name, (uint32_t)blocks, results);
+	if (r == 0 && !only && !worst)
 		r = add_plans(root);
 	if (r == 0 && json && json_dumpf(root, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(5)) < 0)
 		r = -EIO;
@@ -266,6 +299,8 @@ int kvbench_policy(int argc, char **argv)
 		fprintf(stderr, "kvbench: policy: %s\n", strerror(-r));
 	else if (json)
 		putchar('\n');
+	else if (worst)
+		print_worst(root);
 	else
 		print_table(root);
 	json_decref(root);

@@ -32,9 +32,10 @@
 #ifndef KVP_LADDER_H
 #define KVP_LADDER_H
 
-#include "shm/kvp_types.h"
-
 #include <stddef.h>
+
+#include "policy/kvp_width.h"
+#include "shm/kvp_types.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -42,26 +43,18 @@ extern "C" {
 
 #define KVP_LADDER_TIERS 4u /* KVP_TIER_DRAM, _VRAM, _STORE, _RECIPE */
 
-/* Bits a payload can have, as an index: native, 8, 4, 3, 2. */
-#define KVP_LADDER_NATIVE 0u
-#define KVP_LADDER_8      1u
-#define KVP_LADDER_4      2u
-#define KVP_LADDER_3      3u
-#define KVP_LADDER_2      4u
-#define KVP_LADDER_WIDTHS 5u
-
 /* Seconds, prices and distortions are at least 0 and at most this. */
 #define KVP_LADDER_NUMBER_MAX 1e12
 
 struct kvp_ladder_opts {
-	uint32_t size;                        /* sizeof(struct kvp_ladder_opts) */
-	uint32_t max_blocks;                  /* in one view, 1..1,000,000 */
-	uint32_t widths;                      /* bit w set: requantising to width w is allowed */
-	double ratio[KVP_LADDER_WIDTHS];      /* bytes relative to native, falling, ratio[0] = 1 */
-	double distortion[KVP_LADDER_WIDTHS]; /* relative squared error, rising from 0 */
-	double error_seconds;  /* seconds that one token's relative error of 1 is worth */
-	double decode_seconds; /* per token, below native */
-	double encode_seconds; /* per token, to requantise */
+	uint32_t size;                 /* sizeof(struct kvp_ladder_opts) */
+	uint32_t max_blocks;           /* in one view, 1..1,000,000 */
+	uint32_t widths;               /* bit w set: requantising to KVP_WIDTH w is allowed */
+	double ratio[KVP_WIDTHS];      /* bytes relative to native, falling, ratio[0] = 1 */
+	double distortion[KVP_WIDTHS]; /* default: kvp_width_distortion; rising from 0 */
+	double error_seconds;          /* seconds that one token's relative error of 1 is worth */
+	double decode_seconds;         /* per token, below native */
+	double encode_seconds;         /* per token, to requantise */
 	double move_price;     /* seconds of an engine that one second of a mover is worth */
 	double forget_seconds; /* what a missing recipe costs beyond recomputing */
 };
@@ -85,7 +78,7 @@ struct kvp_ladder_block {
 	uint32_t tokens;
 	uint64_t native_bytes;
 	uint64_t bytes[KVP_TIER_PAYLOADS]; /* of the payload in each tier, 0 = none there */
-	uint8_t width[KVP_TIER_PAYLOADS];  /* KVP_LADDER_NATIVE .. _2 */
+	uint8_t width[KVP_TIER_PAYLOADS];  /* KVP_WIDTH_* */
 	uint32_t recipe_bytes;
 	double reuse;             /* probability of reuse within the horizon, 0..1 */
 	double recompute_seconds; /* kvp_remat_compute_seconds() of its tokens */

@@ -3,8 +3,9 @@
  * Mixed precision inside a sequence: which token gets 2, 3, 4 or 8 bits under a budget of bytes,
  * when to look again, and what to change then.
  *
- * The problem: maximise sum_i I(i) U(level_i) with sum_i cost(level_i) <= budget, I(i) being the
- * importance (kvp_importance.h). Costs count the scales. Two utilities:
+ * The problem: maximise sum_i I(i) U(width_i) with sum_i cost(width_i) <= budget, I(i) being the
+ * importance (kvp_importance.h). Costs are what the payloads take as they are written, with scales,
+ * headers and the widths themselves (kvp_width.h). Two utilities:
  *
  *   DISTORTION (default): U(b) = w_K (D(2) - D(b_K)) + w_V (D(2) - D(b_V)), D the measured relative
  *	squared error of the codec at b bits, so that I U is error avoided. Multiply the importance
@@ -26,37 +27,33 @@
 #ifndef KVP_PRECISION_H
 #define KVP_PRECISION_H
 
-#include "shm/kvp_types.h"
-
 #include <stddef.h>
+
+#include "policy/kvp_width.h"
+#include "shm/kvp_types.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define KVP_PRECISION_LEVELS 4u
 /* The most that a weight, a distortion or a factor may be, and its inverse the least weight. */
 #define KVP_PRECISION_NUMBER_MAX 1e12
 #define KVP_PRECISION_EXACT      64u /* tokens up to which the answer is the optimum */
-
-/* Bits of a level: 2, 3, 4, 8. */
-static inline uint32_t kvp_precision_bits(uint32_t level)
-{
-	return level < 3 ? level + 2 : 8;
-}
 
 #define KVP_UTILITY_DISTORTION 0u
 #define KVP_UTILITY_POWER      1u
 
 struct kvp_precision_opts {
-	uint32_t size;        /* sizeof(struct kvp_precision_opts) */
-	uint32_t heads;       /* KV heads, 1..65536 */
-	uint32_t head_dim;    /* 1..65536 */
-	uint32_t scale_bits;  /* 16 or 32 */
-	uint32_t scale_group; /* channels per scale, a divisor of head_dim; 0 = head_dim */
-	uint32_t max_tokens;  /* 1..2^26 */
-	uint32_t layer;       /* sets the pace of the clock */
-	uint32_t base_steps;  /* f_base, 8..32, default 16 */
+	uint32_t size;         /* sizeof(struct kvp_precision_opts) */
+	uint32_t heads;        /* KV heads, 1..65536 */
+	uint32_t head_dim;     /* 1..65536 */
+	uint32_t scale_bits;   /* 16 or 32 */
+	uint32_t scale_group;  /* channels per scale, a divisor of head_dim; 0 = head_dim */
+	uint32_t block_tokens; /* in one payload, whose header, widths and gaps count; default 64;
+				  0: codes and scales alone count */
+	uint32_t max_tokens;   /* 1..2^26 */
+	uint32_t layer;        /* sets the pace of the clock */
+	uint32_t base_steps;   /* f_base, 8..32, default 16 */
 	uint32_t critical; /* first tokens always at 8 bits, default 4; the very first always is */
 	uint32_t tail;     /* last tokens always at 8 bits, default 0 */
 	uint32_t split;    /* 0: one width for a token's K and V; 1: a width for each */
@@ -66,9 +63,8 @@ struct kvp_precision_opts {
 	double alpha;          /* POWER's exponent, (0,1], default .6 */
 	double key_weight;     /* w_K, w_V: > 0, default 1 */
 	double value_weight;
-	double distortion[KVP_PRECISION_LEVELS]; /* D(2), D(3), D(4), D(8), falling, >= 0; default:
-						    TurboQuant's at 128 dimensions, 8-bit symmetric
-						  */
+	double distortion[KVP_WIDTHS]; /* D by width, rising from D(NATIVE) = 0; default:
+					  kvp_width_distortion */
 	double floor;       /* least importance a token counts with, FLT_MIN..1, default 1e-6 */
 	double rank_step;   /* r: hysteresis and drift, share of the ranks, default .05 */
 	double drift_kl;    /* tau, default .02 */
@@ -85,24 +81,35 @@ int kvp_precision_new(const struct kvp_precision_opts *opts, struct kvp_precisio
 /* Accepts NULL, returns NULL. */
 struct kvp_precision *kvp_precision_free(struct kvp_precision *p);
 
-/* Bits that one token's K and V take: payload 2 H d b plus 2 H d/g scales. Exact, not a model:
- * what a codec with these scales writes. bits_k, bits_v from {2,3,4,8}. */
+/*
+ * Bits that one token's codes and scales take: 2 H d b payload plus 2 H d/g scales, as a codec with
+ * these scales writes them. bits_k, bits_v from {2,3,4,8}.
+ */
 uint64_t kvp_precision_token_bits(const struct kvp_precision *p, uint32_t bits_k, uint32_t bits_v);
+
+/*
+ * Bits that n tokens take whatever their widths: headers, the widths themselves, and the longest
+ * gaps that there can be between the sections of their payloads. 0 if block_tokens is.
+ */
+uint64_t kvp_precision_overhead(const struct kvp_precision *p, uint32_t n);
 
 /*
  * beta times n tokens at 16 bits, in bits, rounded down; 0 unless beta > 0, UINT64_MAX beyond it.
  */
 uint64_t kvp_precision_budget(const struct kvp_precision *p, uint32_t n, double beta);
 
-/* The fewest bits that n tokens can take: all at the lowest level, the protected at 8. */
+/* The fewest bits that n tokens can take: all at the lowest width, the protected at 8. */
 uint64_t kvp_precision_floor(const struct kvp_precision *p, uint32_t n);
 
-/* The least beta for long sequences: 2-bit payload and scales over 16 bits (protected tokens weigh
- * nothing there). .15625 for d = 64 and f32 scales, .1328 for d = 128 and f16. */
+/*
+ * The least beta for long sequences: 2-bit payload, scales and overhead over 16 bits (protected
+ * tokens weigh nothing there). Without overhead .15625 for d = 64 and f32 scales, .1328 for d = 128
+ * and f16.
+ */
 double kvp_precision_beta_min(const struct kvp_precision *p);
 
 struct kvp_precision_result {
-	uint64_t bits;   /* taken, scales included; <= budget */
+	uint64_t bits;   /* taken, scales and overhead included; <= budget */
 	double utility;  /* sum I U over all tokens */
 	double bound;    /* linear-programming bound on it */
 	uint32_t exact;  /* 1: utility is the optimum */

@@ -22,9 +22,10 @@
 #ifndef KVP_REMAT_H
 #define KVP_REMAT_H
 
-#include "shm/kvp_types.h"
-
 #include <stddef.h>
+
+#include "policy/kvp_width.h"
+#include "shm/kvp_types.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -88,9 +89,9 @@ struct kvp_remat_opts {
 	uint32_t min_materialized; /* tokens that a live sequence keeps, default 512 */
 	double age_half_life;      /* seconds after which reuse counts half; 0 = age is ignored */
 	double error_seconds;      /* as in kvp_ladder.h; seconds are at most 1e12 here too */
-	double distortion[5];      /* native, 8, 4, 3, 2 bits */
-	double ratio[5];           /* bytes relative to native */
-	uint32_t widths;           /* bit w: quantising to width w (1..4) is allowed */
+	double distortion[KVP_WIDTHS]; /* default: kvp_width_distortion */
+	double ratio[KVP_WIDTHS];      /* bytes relative to native */
+	uint32_t widths; /* bit w: quantising to KVP_WIDTH w, below NATIVE, is allowed */
 };
 
 struct kvp_remat;
@@ -126,7 +127,7 @@ struct kvp_remat_run {
 	uint32_t blocks; /* 1.. */
 	uint32_t block_tokens;
 	uint32_t materialized; /* blocks at its beginning that have a payload */
-	uint32_t width;        /* of these: 0 native, 1..4 = 8, 4, 3, 2 bits */
+	uint32_t width;        /* of these: KVP_WIDTH_* */
 	uint64_t native_bytes; /* of one block */
 	double reuse;          /* probability of reuse within the horizon */
 	double age;            /* seconds since its last use: real age, not position */

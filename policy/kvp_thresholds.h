@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Learning where the precision zones should lie: a rolling window of quality scores, a controller
- * that widens or narrows the native zone and the archive's bits, and a table of what was learnt
+ * that widens or narrows the native zone and the archive's width, and a table of what was learnt
  * per (model, layer, context length) with a file format. Keeping the file is the daemon's job.
  *
  * A quality score is any number that is higher for better output and comes once per request or
@@ -13,9 +13,10 @@
 #ifndef KVP_THRESHOLDS_H
 #define KVP_THRESHOLDS_H
 
-#include "shm/kvp_types.h"
-
 #include <stddef.h>
+
+#include "policy/kvp_width.h"
+#include "shm/kvp_types.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,9 +25,7 @@ extern "C" {
 #define KVP_QUALITY_WINDOW 1000u /* scores kept: the 1,001st drops the oldest */
 #define KVP_QUALITY_RECENT 100u  /* scores that a decision averages, at most */
 
-#define KVP_THRESHOLD_HOT_MIN  32u
-#define KVP_THRESHOLD_BITS_MIN 2u
-#define KVP_THRESHOLD_BITS_MAX 4u
+#define KVP_THRESHOLD_HOT_MIN 32u
 
 /*
  * Rolling window of scores. 4 KiB, owned by the caller; all zero is an empty window. Scores that
@@ -48,9 +47,9 @@ int kvp_quality_mean(const struct kvp_quality *q, uint32_t n, double *ret_mean);
 
 /* What the controller turns. */
 struct kvp_threshold {
-	uint32_t hot_tokens;   /* native zone, KVP_THRESHOLD_HOT_MIN .. stale_tokens */
-	uint32_t stale_tokens; /* age at which the archive begins; not turned */
-	uint32_t archive_bits; /* KVP_THRESHOLD_BITS_MIN .. _MAX */
+	uint32_t hot_tokens;    /* native zone, KVP_THRESHOLD_HOT_MIN .. stale_tokens */
+	uint32_t stale_tokens;  /* age at which the archive begins; not turned */
+	uint32_t archive_width; /* KVP_WIDTH_4 .. KVP_WIDTH_2 */
 };
 
 struct kvp_adapt_opts {
@@ -139,7 +138,7 @@ int kvp_threshold_nearest(const struct kvp_threshold_store *store, const char *m
 /*
  * A start for a model that was never seen: of the MEASURED records the one whose model shape,
  * relative depth of layer and context length are nearest (distance in logarithms), marked
- * INHERITED, or, when there is none, the defaults of kvp_tiering.h marked DEFAULT. Model, layer,
+ * INHERITED, or, when there is none, the defaults of kvp_zones.h marked DEFAULT. Model, layer,
  * shape and context in the answer are those asked for, so that it can be stored as it is. -EINVAL
  * for a bad name or shape.
  */

@@ -36,20 +36,25 @@ struct kvp_ladder {
 
 void kvp_ladder_opts_init(struct kvp_ladder_opts *opts, uint32_t max_blocks)
 {
+	const struct kvp_width_plane vector = { .heads = 1, .head_dim = 128, .scale_bits = 16 };
+	uint32_t w;
+
 	*opts = (struct kvp_ladder_opts){
 		.size = sizeof(*opts),
 		.max_blocks = max_blocks,
-		.widths = 1u << KVP_LADDER_8 | 1u << KVP_LADDER_4 | 1u << KVP_LADDER_3 |
-			  1u << KVP_LADDER_2,
-		/* 128 codes and an f16 norm over 256 bytes */
-		.ratio = { 1, 130. / 256, 66. / 256, 50. / 256, 34. / 256 },
-		.distortion = { 0, 4e-5, .00932, .03397, .116 },
+		.widths = 1u << KVP_WIDTH_8 | 1u << KVP_WIDTH_4 | 1u << KVP_WIDTH_3 |
+			  1u << KVP_WIDTH_2,
 		.error_seconds = 1e-3,
 		.decode_seconds = 1e-7,
 		.encode_seconds = 1e-6,
 		.move_price = .05,
 		.forget_seconds = 1e-3,
 	};
+	memcpy(opts->distortion, kvp_width_distortion, sizeof(opts->distortion));
+	opts->ratio[KVP_WIDTH_NATIVE] = 1;
+	for (w = KVP_WIDTH_8; w < KVP_WIDTHS; w++)
+		opts->ratio[w] = (double)kvp_width_token_bits(&vector, w) /
+				 (vector.head_dim * kvp_width_bits(KVP_WIDTH_NATIVE));
 }
 
 static int in_range(double v)
@@ -62,9 +67,9 @@ static int opts_valid(const struct kvp_ladder_opts *o)
 	uint32_t w;
 
 	if (o->size != sizeof(*o) || !o->max_blocks || o->max_blocks > BLOCKS_MAX ||
-		o->widths >= 1u << KVP_LADDER_WIDTHS || o->ratio[0] != 1 || o->distortion[0] != 0)
+		o->widths >= 1u << KVP_WIDTHS || o->ratio[0] != 1 || o->distortion[0] != 0)
 		return 0;
-	for (w = 1; w < KVP_LADDER_WIDTHS; w++)
+	for (w = 1; w < KVP_WIDTHS; w++)
 		if (!(o->ratio[w] > 0) || o->ratio[w] >= o->ratio[w - 1] ||
 			!in_range(o->distortion[w]) || o->distortion[w] < o->distortion[w - 1])
 			return 0;
@@ -129,7 +134,7 @@ static int block_valid(const struct kvp_ladder_block *b, uint32_t i)
 	uint32_t t;
 
 	for (t = 0; t < KVP_TIER_PAYLOADS; t++)
-		if (b->bytes[t] > UINT32_MAX || b->width[t] >= KVP_LADDER_WIDTHS)
+		if (b->bytes[t] > UINT32_MAX || b->width[t] >= KVP_WIDTHS)
 			return 0;
 	return (b->parent == KVP_BLOCK_NONE || b->parent < i) && b->native_bytes <= UINT32_MAX &&
 	       b->reuse >= 0 && b->reuse <= 1 && in_range(b->recompute_seconds);
@@ -166,7 +171,7 @@ static double access_seconds(const struct kvp_ladder *l, const struct kvp_ladder
 {
 	double s = tier == KVP_TIER_VRAM ? 0 : copy_seconds(tiers, tier, bytes);
 
-	if (width != KVP_LADDER_NATIVE)
+	if (width != KVP_WIDTH_NATIVE)
 		s += b->tokens * l->opts.decode_seconds;
 	return s + b->tokens * l->opts.error_seconds * l->opts.distortion[width];
 }
@@ -281,7 +286,7 @@ static void add_block(struct builder *w)
 		for (mask = (have - 1) & have; mask; mask = (mask - 1) & have)
 			add_subset(w, have, mask);
 		for (s = fastest(have); s < KVP_TIER_PAYLOADS; s++)
-			for (width = 0; width < KVP_LADDER_WIDTHS; width++)
+			for (width = 0; width < KVP_WIDTHS; width++)
 				if (may_hold(w, have, by_speed[s]))
 					add_single(w, have, by_speed[s], width);
 		add_state(w, b->recompute_seconds, 0, AS_RECIPE,

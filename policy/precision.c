@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Mixed precision: options and budgets in bits, allocations from scratch and under a cut budget, and
+ * the plans that follow a sequence over time. The solvers are in precision_solve.c.
+ */
 #include "policy/precision.h"
 
 #include <errno.h>
@@ -19,6 +23,7 @@ void kvp_precision_opts_init(
 		.heads = heads,
 		.head_dim = head_dim,
 		.scale_bits = 16,
+		.block_tokens = KVP_BLOCK_TOKENS_DEFAULT,
 		.max_tokens = max_tokens,
 		.base_steps = 16,
 		.critical = 4,
@@ -28,12 +33,12 @@ void kvp_precision_opts_init(
 		.alpha = .6,
 		.key_weight = 1,
 		.value_weight = 1,
-		.distortion = { .116, .03397, .00932, 4e-5 },
 		.floor = 1e-6,
 		.rank_step = .05,
 		.drift_kl = .02,
 		.drift_moved = .10,
 	};
+	memcpy(opts->distortion, kvp_width_distortion, sizeof(opts->distortion));
 }
 
 static int positive(double v)
@@ -43,18 +48,19 @@ static int positive(double v)
 
 static int opts_valid(const struct kvp_precision_opts *o)
 {
-	uint32_t k;
+	uint32_t w;
 
 	if (o->size != sizeof(*o) || !o->heads || o->heads > 65536 || !o->head_dim ||
 		o->head_dim > 65536 || (o->scale_bits != 16 && o->scale_bits != 32) ||
 		(o->scale_group && o->head_dim % o->scale_group) || !o->max_tokens ||
 		o->max_tokens > TOKENS_MAX || o->layer >= KVP_MAX_LAYERS || o->base_steps < 8 ||
 		o->base_steps > 32 || o->split > 1 || o->key_min_bits < 2 || o->key_min_bits > 3 ||
-		o->utility > KVP_UTILITY_POWER || o->hold < 1 || o->hold > 255)
+		o->utility > KVP_UTILITY_POWER || o->block_tokens > KVP_BLOCK_TOKENS_MAX ||
+		o->distortion[KVP_WIDTH_NATIVE] != 0 || o->hold < 1 || o->hold > 255)
 		return 0;
-	for (k = 0; k < KVP_PRECISION_LEVELS; k++)
-		if (!(o->distortion[k] >= 0) || o->distortion[k] > KVP_PRECISION_NUMBER_MAX ||
-			(k && o->distortion[k] >= o->distortion[k - 1]))
+	for (w = KVP_WIDTH_8; w < KVP_WIDTHS; w++)
+		if (!(o->distortion[w] >= 0) || o->distortion[w] > KVP_PRECISION_NUMBER_MAX ||
+			(w > KVP_WIDTH_8 && o->distortion[w] <= o->distortion[w - 1]))
 			return 0;
 	return o->alpha > 0 && o->alpha <= 1 && positive(o->key_weight) &&
 	       positive(o->value_weight) && o->floor >= FLT_MIN && o->floor <= 1 &&
@@ -67,8 +73,8 @@ static double kind_utility(const struct kvp_precision_opts *o, double weight, ui
 {
 	if (o->utility == KVP_UTILITY_POWER)
 		return weight / (o->key_weight + o->value_weight) *
-		       pow(kvp_precision_bits(level), o->alpha);
-	return weight * (o->distortion[0] - o->distortion[level]);
+		       pow(precision_bits(level), o->alpha);
+	return weight * (o->distortion[KVP_WIDTH_2] - o->distortion[precision_width(level)]);
 }
 
 static uint32_t max_u32(uint32_t a, uint32_t b)
@@ -83,16 +89,16 @@ static int build_stream(struct kvp_precision *p, struct precision_stream *st, in
 
 	/* With keys from 3 bits only, keys alone start there; jointly the lowest level is K3V2. */
 	st->base = keys && !values ? key_base : 0;
-	for (k = 0; k < KVP_PRECISION_LEVELS; k++) {
+	for (k = 0; k < PRECISION_LEVELS; k++) {
 		st->cost[k] = 0;
 		st->utility[k] = 0;
 		if (keys) {
 			key_level = max_u32(k, key_base);
-			st->cost[k] += kvp_precision_bits(key_level);
+			st->cost[k] += precision_bits(key_level);
 			st->utility[k] += kind_utility(o, o->key_weight, key_level);
 		}
 		if (values) {
-			st->cost[k] += kvp_precision_bits(k);
+			st->cost[k] += precision_bits(k);
 			st->utility[k] += kind_utility(o, o->value_weight, k);
 		}
 	}
@@ -132,6 +138,15 @@ static int alloc_arrays(struct kvp_precision *p)
 		       : -ENOMEM;
 }
 
+/* Of the payloads, K and V, of one block with so many tokens. */
+static uint64_t overhead_of(const struct kvp_precision *p, uint32_t tokens)
+{
+	const struct kvp_precision_opts *o = &p->opts;
+	struct kvp_width_plane plane = { o->heads, o->head_dim, o->scale_bits, o->scale_group };
+
+	return tokens ? 2 * 8 * kvp_width_plane_overhead(&plane, tokens) : 0;
+}
+
 int kvp_precision_new(const struct kvp_precision_opts *opts, struct kvp_precision **ret)
 {
 	struct kvp_precision *p;
@@ -147,6 +162,7 @@ int kvp_precision_new(const struct kvp_precision_opts *opts, struct kvp_precisio
 	group = opts->scale_group ? opts->scale_group : opts->head_dim;
 	p->unit_bits = (uint64_t)opts->heads * opts->head_dim;
 	p->scale_bits = UINT64_C(2) * opts->heads * (opts->head_dim / group) * opts->scale_bits;
+	p->block_bits = overhead_of(p, opts->block_tokens);
 	p->n_streams = opts->split ? 2 : 1;
 	r = build_stream(p, &p->stream[0], 1, !opts->split);
 	if (!r && opts->split)
@@ -187,6 +203,19 @@ uint64_t kvp_precision_token_bits(const struct kvp_precision *p, uint32_t bits_k
 	return p->unit_bits * (bits_k + bits_v) + p->scale_bits;
 }
 
+uint64_t kvp_precision_overhead(const struct kvp_precision *p, uint32_t n)
+{
+	uint32_t block = p->opts.block_tokens;
+
+	return block ? n / block * p->block_bits + overhead_of(p, n % block) : 0;
+}
+
+/* What n tokens take whatever their widths. */
+static uint64_t fixed_bits(const struct kvp_precision *p, uint32_t n)
+{
+	return n * p->scale_bits + kvp_precision_overhead(p, n);
+}
+
 uint64_t kvp_precision_budget(const struct kvp_precision *p, uint32_t n, double beta)
 {
 	double bits = (double)n * (double)(32 * p->unit_bits) * beta;
@@ -221,13 +250,16 @@ uint64_t kvp_precision_floor(const struct kvp_precision *p, uint32_t n)
 {
 	uint64_t guarded = protected_count(&p->opts, n);
 
-	return n * p->scale_bits + p->unit_bits * (16 * guarded + (n - guarded) * least_units(p));
+	return fixed_bits(p, n) + p->unit_bits * (16 * guarded + (n - guarded) * least_units(p));
 }
 
 double kvp_precision_beta_min(const struct kvp_precision *p)
 {
-	return (double)(p->unit_bits * least_units(p) + p->scale_bits) /
-	       (double)(32 * p->unit_bits);
+	double bits = (double)(p->unit_bits * least_units(p) + p->scale_bits);
+
+	if (p->opts.block_tokens)
+		bits += (double)p->block_bits / p->opts.block_tokens;
+	return bits / (double)(32 * p->unit_bits);
 }
 
 static int level_of(uint32_t bits)
@@ -272,17 +304,17 @@ static void widths_of(const struct kvp_precision *p, const uint8_t *level, uint3
 
 	if (p->opts.split)
 		v = level[precision_item(p, 1, i)];
-	*ret_k = (uint8_t)kvp_precision_bits(max_u32(k, p->opts.key_min_bits - 2));
-	*ret_v = (uint8_t)kvp_precision_bits(v);
+	*ret_k = (uint8_t)precision_bits(max_u32(k, p->opts.key_min_bits - 2));
+	*ret_v = (uint8_t)precision_bits(v);
 }
 
-/* What a budget leaves for payload, in units; -ENOSPC when the scales alone exceed it. */
+/* What a budget leaves for codes, in units; -ENOSPC when all else exceeds it. */
 static int payload_units(
 	const struct kvp_precision *p, uint32_t n, uint64_t budget, uint64_t *ret_units)
 {
-	if (budget < n * p->scale_bits)
+	if (budget < fixed_bits(p, n))
 		return -ENOSPC;
-	*ret_units = (budget - n * p->scale_bits) / p->unit_bits;
+	*ret_units = (budget - fixed_bits(p, n)) / p->unit_bits;
 	return 0;
 }
 
@@ -295,7 +327,7 @@ static void solve(
 	result->exact = n <= KVP_PRECISION_EXACT;
 	if (result->exact && n)
 		precision_exact(p, n, units, &out.units);
-	result->bits = out.units * p->unit_bits + n * p->scale_bits;
+	result->bits = out.units * p->unit_bits + fixed_bits(p, n);
 	result->utility = precision_utility(p, p->level, n);
 	result->bound = out.bound;
 }
@@ -365,7 +397,7 @@ int kvp_precision_reclaim(struct kvp_precision *p, const float *importance, uint
 		widths_k[i] = k;
 		widths_v[i] = v;
 	}
-	result.bits = used * p->unit_bits + n * p->scale_bits;
+	result.bits = used * p->unit_bits + fixed_bits(p, n);
 	result.utility = precision_utility(p, p->level, n);
 	result.bound = result.utility;
 	if (ret)

@@ -10,14 +10,15 @@
 #include "policy/kvp_precision.h"
 
 #define PRECISION_STREAMS 2u
-#define PRECISION_TOP     (KVP_PRECISION_LEVELS - 1)
+#define PRECISION_LEVELS  4u /* steps of the chain from the least width up: 2, 3, 4, 8 bits */
+#define PRECISION_TOP     (PRECISION_LEVELS - 1)
 /* 64 tokens x 12 units above the least, jointly or in two streams */
 #define PRECISION_DP_UNITS (KVP_PRECISION_EXACT * 12 + 1)
 #define PRECISION_DP_ITEMS (KVP_PRECISION_EXACT * PRECISION_STREAMS)
 
 struct precision_stream {
-	uint32_t cost[KVP_PRECISION_LEVELS]; /* units of heads * head_dim bits */
-	double utility[KVP_PRECISION_LEVELS];
+	uint32_t cost[PRECISION_LEVELS]; /* units of heads * head_dim bits */
+	double utility[PRECISION_LEVELS];
 	uint32_t base;              /* lowest level */
 	double gain[PRECISION_TOP]; /* utility per unit of the step from level k; falls with k */
 };
@@ -28,6 +29,7 @@ struct kvp_precision {
 	struct precision_stream stream[PRECISION_STREAMS];
 	uint64_t unit_bits;  /* heads * head_dim */
 	uint64_t scale_bits; /* of a token, K and V */
+	uint64_t block_bits; /* overhead of a whole block, K and V */
 
 	/* scratch of one call */
 	float *weight;     /* [max_tokens]: importance, floored */
@@ -60,6 +62,16 @@ struct precision_outcome {
 	uint64_t units; /* taken */
 	double bound;   /* linear-programming bound on the utility */
 };
+
+static inline uint32_t precision_width(uint32_t level)
+{
+	return KVP_WIDTH_2 - level;
+}
+
+static inline uint32_t precision_bits(uint32_t level)
+{
+	return kvp_width_bits(precision_width(level));
+}
 
 static inline size_t precision_item(const struct kvp_precision *p, uint32_t stream, uint32_t token)
 {

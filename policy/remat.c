@@ -10,7 +10,7 @@
 
 #define COUNT_MAX      1000000u
 #define CUTS           8u /* places where a run can end, beside where it ends now */
-#define OPTIONS_MAX    ((CUTS + 1) * KVP_LADDER_WIDTHS)
+#define OPTIONS_MAX    ((CUTS + 1) * KVP_WIDTHS)
 #define THRESHOLDS     128u /* coarse candidates of a restore */
 #define SEARCH_PIECES  64u
 #define SEARCH_NODES   100000u
@@ -103,13 +103,13 @@ static int opts_valid(const struct kvp_remat_opts *o)
 			!not_negative(o->source[t].seconds_per_byte) ||
 			!not_negative(o->source[t].decode_seconds))
 			return 0;
-	for (w = 1; w < KVP_LADDER_WIDTHS; w++)
+	for (w = 1; w < KVP_WIDTHS; w++)
 		if (!(o->ratio[w] > 0) || o->ratio[w] >= o->ratio[w - 1] ||
 			!not_negative(o->distortion[w]) || o->distortion[w] < o->distortion[w - 1])
 			return 0;
 	return o->pressure > 0 && o->pressure <= 1 && not_negative(o->age_half_life) &&
 	       not_negative(o->error_seconds) && o->ratio[0] == 1 && o->distortion[0] == 0 &&
-	       o->widths < 1u << KVP_LADDER_WIDTHS;
+	       o->widths < 1u << KVP_WIDTHS;
 }
 
 int kvp_remat_new(const struct kvp_remat_opts *opts, struct kvp_remat **ret)
@@ -437,7 +437,7 @@ static int run_valid(const struct kvp_remat_run *run, uint32_t i)
 	return (run->parent == KVP_BLOCK_NONE || run->parent < i) && run->blocks >= 1 &&
 	       run->blocks <= COUNT_MAX && run->block_tokens >= 1 &&
 	       run->block_tokens <= KVP_BLOCK_TOKENS_MAX && run->materialized <= run->blocks &&
-	       run->width < KVP_LADDER_WIDTHS && run->native_bytes <= UINT32_MAX &&
+	       run->width < KVP_WIDTHS && run->native_bytes <= UINT32_MAX &&
 	       run->first <= UINT64_C(1) << 40 && run->reuse >= 0 && run->reuse <= 1 &&
 	       not_negative(run->age);
 }
@@ -501,7 +501,7 @@ static uint32_t give_up_options(struct kvp_remat *r, const struct kvp_remat_run 
 		least = blocks < have ? (uint32_t)blocks : have;
 	}
 	for (k = 0; k <= cut_count(least, have); k++)
-		for (width = run->width; width < KVP_LADDER_WIDTHS; width++) {
+		for (width = run->width; width < KVP_WIDTHS; width++) {
 			double seconds;
 
 			keep = cut_at(least, have, k);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The window of scores, the controller, the store of what was learnt, and its file format. */
 #include "policy/kvp_thresholds.h"
-#include "policy/kvp_tiering.h"
+#include "policy/kvp_zones.h"
 
 #include <errno.h>
 #include <math.h>
@@ -46,9 +47,8 @@ int kvp_quality_mean(const struct kvp_quality *q, uint32_t n, double *ret_mean)
 static int threshold_valid(const struct kvp_threshold *t)
 {
 	return t->hot_tokens >= KVP_THRESHOLD_HOT_MIN && t->hot_tokens <= t->stale_tokens &&
-	       t->stale_tokens <= KVP_ZONE_TOKENS_MAX &&
-	       t->archive_bits >= KVP_THRESHOLD_BITS_MIN &&
-	       t->archive_bits <= KVP_THRESHOLD_BITS_MAX;
+	       t->stale_tokens <= KVP_ZONE_TOKENS_MAX && t->archive_width >= KVP_WIDTH_4 &&
+	       t->archive_width <= KVP_WIDTH_2;
 }
 
 int kvp_adapt_init(
@@ -79,8 +79,8 @@ static struct kvp_threshold tighter(struct kvp_threshold t)
 	uint64_t hot = (uint64_t)t.hot_tokens * 6 / 5;
 
 	t.hot_tokens = hot < t.stale_tokens ? (uint32_t)hot : t.stale_tokens;
-	if (t.archive_bits < KVP_THRESHOLD_BITS_MAX)
-		t.archive_bits++;
+	if (t.archive_width > KVP_WIDTH_4)
+		t.archive_width--;
 	return t;
 }
 
@@ -89,8 +89,8 @@ static struct kvp_threshold looser(struct kvp_threshold t)
 	uint32_t hot = (uint32_t)((uint64_t)t.hot_tokens * 9 / 10);
 
 	t.hot_tokens = hot > KVP_THRESHOLD_HOT_MIN ? hot : KVP_THRESHOLD_HOT_MIN;
-	if (t.archive_bits > KVP_THRESHOLD_BITS_MIN)
-		t.archive_bits--;
+	if (t.archive_width < KVP_WIDTH_2)
+		t.archive_width++;
 	return t;
 }
 
@@ -122,7 +122,7 @@ int kvp_adapt_sample(struct kvp_adapt *a, float score)
 		direction = -1;
 		next = looser(a->now);
 	}
-	if (next.hot_tokens == a->now.hot_tokens && next.archive_bits == a->now.archive_bits)
+	if (next.hot_tokens == a->now.hot_tokens && next.archive_width == a->now.archive_width)
 		return 0;
 	a->now = next;
 	a->last = direction;
@@ -274,8 +274,7 @@ int kvp_threshold_bootstrap(const struct kvp_threshold_store *store, const char 
 		.layer = layer,
 		.context_tokens = context_tokens,
 		.shape = *shape,
-		.threshold = { KVP_ZONE_HOT_DEFAULT, KVP_ZONE_STALE_DEFAULT,
-			KVP_THRESHOLD_BITS_MIN },
+		.threshold = { KVP_ZONE_HOT_DEFAULT, KVP_ZONE_STALE_DEFAULT, KVP_WIDTH_2 },
 		.origin = KVP_ORIGIN_DEFAULT,
 	};
 	double best = INFINITY;
@@ -350,7 +349,7 @@ static void pack_record(unsigned char *p, const struct kvp_threshold_record *r, 
 	words[4] = r->shape.head_dim;
 	words[5] = r->threshold.hot_tokens;
 	words[6] = r->threshold.stale_tokens;
-	words[7] = r->threshold.archive_bits;
+	words[7] = kvp_width_bits(r->threshold.archive_width);
 	words[8] = r->origin;
 	words[9] = quality;
 	words[10] = (uint32_t)stamp;
@@ -371,7 +370,7 @@ static uint64_t unpack_record(const unsigned char *p, struct kvp_threshold_recor
 	r->layer = w[0];
 	r->context_tokens = w[1];
 	r->shape = (struct kvp_model_shape){ w[2], w[3], w[4] };
-	r->threshold = (struct kvp_threshold){ w[5], w[6], w[7] };
+	r->threshold = (struct kvp_threshold){ w[5], w[6], kvp_width_of_bits(w[7]) };
 	r->origin = w[8];
 	memcpy(&r->quality, &w[9], sizeof(r->quality));
 	return w[10] | (uint64_t)w[11] << 32;

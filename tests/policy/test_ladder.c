@@ -603,13 +603,13 @@ static void test_each_rung(void **state)
 	tiers[KVP_TIER_DRAM].used = 0;
 	assert_int_equal(kvp_ladder_plan(l, tiers, blocks, 1, steps, &count, &r), 0);
 	assert_int_equal(steps[0].rung, KVP_LADDER_REQUANTISE);
-	assert_int_equal(steps[0].width, KVP_LADDER_8);
+	assert_int_equal(steps[0].width, KVP_WIDTH_8);
 
 	/* already narrow: spill */
-	blocks[0].width[KVP_TIER_VRAM] = KVP_LADDER_2;
+	blocks[0].width[KVP_TIER_VRAM] = KVP_WIDTH_2;
 	assert_int_equal(kvp_ladder_plan(l, tiers, blocks, 1, steps, &count, &r), 0);
 	assert_int_equal(steps[0].rung, KVP_LADDER_SPILL);
-	assert_int_equal(steps[0].width, KVP_LADDER_2);
+	assert_int_equal(steps[0].width, KVP_WIDTH_2);
 
 	/* no room in DRAM: store */
 	tiers[KVP_TIER_DRAM].used = 9400000;

@@ -30,6 +30,7 @@ static void random_opts(struct kvp_precision_opts *o, uint32_t max)
 	*o = defaults(1 + below(8), 64u << below(2), max);
 	o->scale_bits = below(2) ? 16 : 32;
 	o->scale_group = below(2) ? 16 : 0;
+	o->block_tokens = below(2) ? 16u << below(6) : 0;
 	o->critical = below(6);
 	o->tail = below(3);
 	o->split = below(2);
@@ -50,7 +51,7 @@ static void random_importance(uint32_t n)
 
 static uint64_t bits_of(const struct kvp_precision *p, uint32_t n)
 {
-	uint64_t sum = 0;
+	uint64_t sum = kvp_precision_overhead(p, n);
 	uint32_t i;
 
 	for (i = 0; i < n; i++)
@@ -61,7 +62,8 @@ static uint64_t bits_of(const struct kvp_precision *p, uint32_t n)
 /* A budget anywhere between the floor and all at 8 bits and a little more. */
 static uint64_t random_budget(const struct kvp_precision *p, uint32_t n)
 {
-	uint64_t lo = kvp_precision_floor(p, n), hi = n * kvp_precision_token_bits(p, 8, 8) + 1000;
+	uint64_t lo = kvp_precision_floor(p, n);
+	uint64_t hi = n * kvp_precision_token_bits(p, 8, 8) + kvp_precision_overhead(p, n) + 1000;
 
 	return lo + (uint64_t)(uniform() * (double)(hi - lo));
 }
@@ -150,6 +152,7 @@ static void test_sizes(void **state)
 	for (i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
 		o = defaults(8, rows[i].dim, 16);
 		o.scale_bits = rows[i].scale_bits;
+		o.block_tokens = 0;
 		p = make(&o);
 		assert_true(kvp_precision_beta_min(p) == rows[i].beta);
 		kvp_precision_free(p);
@@ -254,7 +257,7 @@ static double dp_optimum(const struct kvp_precision *p, uint32_t n, uint64_t uni
 				uint32_t first =
 					guarded(&p->opts, i, n) ? PRECISION_TOP : p->stream[s].base;
 
-				for (level = first; level < KVP_PRECISION_LEVELS; level++)
+				for (level = first; level < PRECISION_LEVELS; level++)
 					if (p->stream[s].cost[level] <= u)
 						best = fmax(best,
 							value[cur][u - p->stream[s].cost[level]] +
@@ -268,7 +271,7 @@ static double dp_optimum(const struct kvp_precision *p, uint32_t n, uint64_t uni
 
 static uint64_t units_of(const struct kvp_precision *p, uint32_t n, uint64_t budget)
 {
-	return (budget - n * p->scale_bits) / p->unit_bits;
+	return (budget - n * p->scale_bits - kvp_precision_overhead(p, n)) / p->unit_bits;
 }
 
 /* The exact optimum up to 64 tokens. */
@@ -461,9 +464,9 @@ static void test_options(void **state)
 	assert_int_equal(kvp_precision_new(&b, &p), -EINVAL);
 	b = o, b.key_min_bits = 4;
 	assert_int_equal(kvp_precision_new(&b, &p), -EINVAL);
-	b = o, b.distortion[2] = .2; /* rising */
+	b = o, b.distortion[KVP_WIDTH_4] = .2; /* more than with 3 bits */
 	assert_int_equal(kvp_precision_new(&b, &p), -EINVAL);
-	b = o, b.distortion[1] = .11; /* 3 bits hardly better than 2: gains would rise */
+	b = o, b.distortion[KVP_WIDTH_3] = .11; /* 3 bits hardly better than 2: gains would rise */
 	assert_int_equal(kvp_precision_new(&b, &p), -EINVAL);
 	b = o, b.size--;
 	assert_int_equal(kvp_precision_new(&b, &p), -EINVAL);
@@ -615,14 +618,14 @@ static void test_caps(void **state)
 	seed_from_env(17);
 	random_importance(200);
 	for (i = 0; i < 200; i++)
-		cap[i] = (uint8_t)kvp_precision_bits(below(4));
+		cap[i] = (uint8_t)precision_bits(below(4));
 	assert_int_equal(kvp_precision_allocate(
 				 p, imp, 200, UINT64_C(1) << 40, cap, cap, bits_k, bits_v, NULL),
 		0);
 	assert_memory_equal(cap, bits_k, 200);
 	/* one width for both: neither above its own cap */
 	for (i = 0; i < 200; i++)
-		other[i] = (uint8_t)kvp_precision_bits(below(4));
+		other[i] = (uint8_t)precision_bits(below(4));
 	assert_int_equal(kvp_precision_allocate(
 				 p, imp, 200, UINT64_C(1) << 40, cap, other, bits_k, bits_v, NULL),
 		0);
@@ -864,7 +867,7 @@ static void test_plan_follows_the_budget(void **state)
 				kvp_precision_allocate(q, imp, n, budget, NULL, NULL, k, v, &best),
 				0);
 			for (i = 0; i < n; i++)
-				all += fmax(imp[i], o.floor) * 2 * o.distortion[0];
+				all += fmax(imp[i], o.floor) * 2 * o.distortion[KVP_WIDTH_2];
 			/* error left, against the least that there can be; a budget that grows is
 			 * taken up in steps of a twentieth */
 			gap = (all - got.utility) / (all - best.utility);
@@ -905,7 +908,11 @@ static void test_numbers(void **state)
 	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
 	bad = o, bad.key_weight = 1e13;
 	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
-	bad = o, bad.distortion[0] = INFINITY;
+	bad = o, bad.distortion[KVP_WIDTH_2] = INFINITY;
+	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
+	bad = o, bad.distortion[KVP_WIDTH_NATIVE] = 1e-9;
+	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
+	bad = o, bad.block_tokens = KVP_BLOCK_TOKENS_MAX + 1;
 	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
 	bad = o, bad.base_steps = 33; /* B-050 */
 	assert_int_equal(kvp_precision_new(&bad, &p), -EINVAL);
@@ -1006,8 +1013,8 @@ static void test_waterfill(void **state)
 
 		o.critical = 0;
 		p = make(&o);
-		for (i = 0; i < 4; i++)
-			c = fmin(c, o.distortion[i] * pow(4, kvp_precision_bits(i)));
+		for (i = KVP_WIDTH_8; i < KVP_WIDTHS; i++)
+			c = fmin(c, o.distortion[i] * pow(4, kvp_width_bits(i)));
 		random_importance(n);
 		budget = (uint64_t)(n * (mean * 256 + 32));
 		if (budget < kvp_precision_floor(p, n))
@@ -1016,7 +1023,7 @@ static void test_waterfill(void **state)
 			kvp_precision_allocate(p, imp, n, budget, NULL, NULL, bits_k, bits_v, NULL),
 			0);
 		for (i = 0; i < n; i++)
-			got += imp[i] * o.distortion[bits_v[i] == 8 ? 3 : bits_v[i] - 2];
+			got += imp[i] * o.distortion[kvp_width_of_bits(bits_v[i])];
 		assert_int_equal(
 			kvp_precision_waterfill(imp, n, (double)budget / n / 256, c, &bound), 0);
 		assert_true(bound > 0 && bound <= got);

@@ -4,7 +4,7 @@
 
 #include "policy/kvp_thresholds.h"
 
-static const struct kvp_threshold start = { 64, 512, 2 };
+static const struct kvp_threshold start = { 64, 512, KVP_WIDTH_2 };
 
 static struct kvp_adapt controller(double target, uint32_t period)
 {
@@ -77,7 +77,7 @@ static void test_degraded_series(void **state)
 	for (i = 0; i < sizeof(hot) / sizeof(hot[0]); i++) {
 		assert_int_equal(until_change(&a, .8f, 100), 4);
 		assert_int_equal(a.now.hot_tokens, hot[i]);
-		assert_int_equal(a.now.archive_bits, i == 0 ? 3 : 4);
+		assert_int_equal(a.now.archive_width, i == 0 ? KVP_WIDTH_3 : KVP_WIDTH_4);
 	}
 	assert_int_equal(until_change(&a, .8f, 1000), 0); /* at its bounds: nothing to do */
 }
@@ -87,7 +87,7 @@ static void test_good_series(void **state)
 {
 	static const uint32_t hot[] = { 57, 51, 45, 40, 36, 32 };
 	struct kvp_adapt_opts o = { sizeof(o), .5, 4 };
-	struct kvp_threshold from = { 64, 512, 4 };
+	struct kvp_threshold from = { 64, 512, KVP_WIDTH_4 };
 	struct kvp_adapt a;
 	uint32_t i;
 
@@ -97,7 +97,7 @@ static void test_good_series(void **state)
 	for (i = 0; i < sizeof(hot) / sizeof(hot[0]); i++) {
 		assert_true(until_change(&a, .9f, 200) > 0);
 		assert_int_equal(a.now.hot_tokens, hot[i]);
-		assert_int_equal(a.now.archive_bits, i == 0 ? 3 : 2);
+		assert_int_equal(a.now.archive_width, i == 0 ? KVP_WIDTH_3 : KVP_WIDTH_2);
 	}
 	assert_int_equal(until_change(&a, .9f, 1000), 0);
 }
@@ -106,7 +106,7 @@ static void test_good_series(void **state)
 static void test_band(void **state)
 {
 	struct kvp_adapt_opts o = { sizeof(o), 5, 4 };
-	struct kvp_threshold from = { KVP_THRESHOLD_HOT_MIN, 512, 2 };
+	struct kvp_threshold from = { KVP_THRESHOLD_HOT_MIN, 512, KVP_WIDTH_2 };
 	struct kvp_adapt a;
 
 	(void)state;
@@ -129,7 +129,8 @@ static void test_band(void **state)
 /* How good a synthetic model's output is at a setting. */
 static float plant(const struct kvp_threshold *t, double base, double per_bit, double per_hot)
 {
-	return (float)(base + per_bit * t->archive_bits + per_hot * log2(t->hot_tokens / 32.0));
+	return (float)(base + per_bit * kvp_width_bits(t->archive_width) +
+		       per_hot * log2(t->hot_tokens / 32.0));
 }
 
 /*
@@ -149,7 +150,7 @@ static void test_convergence_without_oscillation(void **state)
 		uint32_t i, last_change = 0, reversals = 0;
 		int32_t direction = 0;
 
-		a.now.archive_bits = 2 + below(3);
+		a.now.archive_width = KVP_WIDTH_4 + below(3);
 		for (i = 1; i <= 900; i++) {
 			if (kvp_adapt_sample(&a, plant(&a.now, base, per_bit, per_hot)) != 1)
 				continue;
@@ -186,7 +187,7 @@ static void test_bad_options(void **state)
 	t.hot_tokens = 31;
 	assert_int_equal(kvp_adapt_init(&a, &o, &t), -EINVAL);
 	t = start;
-	t.archive_bits = 5;
+	t.archive_width = KVP_WIDTH_8;
 	assert_int_equal(kvp_adapt_init(&a, &o, &t), -EINVAL);
 	assert_int_equal(kvp_adapt_init(&a, &o, &start), 0);
 	assert_int_equal(kvp_adapt_retarget(&a, -1), -EINVAL);
@@ -200,7 +201,7 @@ static struct kvp_threshold_record record(const char *model, uint32_t layer, uin
 		.layer = layer,
 		.context_tokens = context,
 		.shape = { 32, 8, 128 },
-		.threshold = { 100 + layer, 600, 3 },
+		.threshold = { 100 + layer, 600, KVP_WIDTH_3 },
 		.quality = .9f,
 	};
 

@@ -80,11 +80,11 @@ static int bench_precision(struct rows *r, uint32_t n)
 	}
 	add(r, "smartkv_allocate", n, "ms", best);
 	add(r, "smartkv_share_of_lp_bound", n, "ratio", result.utility / result.bound);
-	for (i = 0; i < 4; i++)
-		c = fmin(c, o.distortion[i] * pow(4, kvp_precision_bits(i)));
+	for (i = KVP_WIDTH_8; i < KVP_WIDTHS; i++)
+		c = fmin(c, o.distortion[i] * pow(4, kvp_width_bits(i)));
 	for (i = 0; i < n; i++) {
 		sum += importance[i];
-		got += importance[i] * o.distortion[v[i] == 8 ? 3 : v[i] - 2];
+		got += importance[i] * o.distortion[kvp_width_of_bits(v[i])];
 	}
 	kvp_precision_waterfill(importance, n, 16 * .3 - 16. / 128, c, &water);
 	add(r, "smartkv_distortion", n, "relmse", got / sum);

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "policy/kvp_tiering.h"
+/* Where the zones of a sequence end, and which archive codec it gets. */
+#include "policy/kvp_zones.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define SQUAT_RANK_MAX   128u
-#define KVQUANT_BITS_MIN 2u
-#define KVQUANT_BITS_MAX 4u
+#define SQUAT_RANK_MAX 128u
 
 void kvp_zone_config_init(struct kvp_zone_config *config, uint32_t layers)
 {
@@ -29,9 +28,22 @@ static int archive_valid(struct kvp_archive a)
 	case KVP_ARCHIVE_SQUAT:
 		return a.param >= 1 && a.param <= SQUAT_RANK_MAX;
 	case KVP_ARCHIVE_KVQUANT:
-		return a.param >= KVQUANT_BITS_MIN && a.param <= KVQUANT_BITS_MAX;
+		return a.param >= kvp_width_bits(KVP_WIDTH_2) &&
+		       a.param <= kvp_width_bits(KVP_WIDTH_4);
 	}
 	return 0;
+}
+
+uint32_t kvp_archive_width(struct kvp_archive archive)
+{
+	switch (archive.codec) {
+	case KVP_ARCHIVE_KIVI2:
+	case KVP_ARCHIVE_SQUAT:
+		return KVP_WIDTH_2;
+	case KVP_ARCHIVE_KVQUANT:
+		return kvp_width_of_bits(archive.param);
+	}
+	return KVP_WIDTH_NATIVE;
 }
 
 static int rule_valid(const struct kvp_zone_rule *r)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Precision by age and by sequence length: which tokens of a growing sequence stay native, which
- * go to the 4-bit warm codec, which to the archive codec, and when.
+ * Zones, precision by age and by sequence length: which tokens of a growing sequence stay native,
+ * which go to the 4-bit warm codec, which to the archive codec, and when.
  *
  * A sequence of n tokens is cut into three zones, oldest first:
  *
@@ -16,19 +16,20 @@
  * Everything here is a pure function of its arguments: no allocation, no clock, any thread.
  * Errors are negative errno; outputs come last and are untouched on failure.
  */
-#ifndef KVP_TIERING_H
-#define KVP_TIERING_H
-
-#include "shm/kvp_types.h"
+#ifndef KVP_ZONES_H
+#define KVP_ZONES_H
 
 #include <stddef.h>
+
+#include "policy/kvp_width.h"
+#include "shm/kvp_types.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define KVP_ZONE_HOT     0u /* native bits, no quantisation cost */
-#define KVP_ZONE_WARM    1u /* 4-bit asymmetric: keys per channel, values per token */
+#define KVP_ZONE_HOT     0u /* KVP_WIDTH_NATIVE: no quantisation cost */
+#define KVP_ZONE_WARM    1u /* KVP_WIDTH_4, asymmetric: keys per channel, values per token */
 #define KVP_ZONE_ARCHIVE 2u /* what kvp_archive_select() answers */
 
 /* Archive codecs. The daemon maps them to codec ids of kernels/. */
@@ -118,6 +119,9 @@ const struct kvp_zone_rule *kvp_zone_rule_of(const struct kvp_zone_config *confi
  */
 int kvp_zones_advance(const struct kvp_zone_rule *rule, struct kvp_zones *zones, uint32_t tokens,
 	struct kvp_graduation *ret, uint32_t *ret_n);
+
+/* The width that payloads of an archive codec have; NATIVE for ADAPTIVE, which is none yet. */
+uint32_t kvp_archive_width(struct kvp_archive archive);
 
 /* Zone of a token by its position; position < zones->tokens. */
 uint32_t kvp_zone_of(const struct kvp_zones *zones, uint32_t position);

@@ -2,7 +2,7 @@
 /* Zones by age, archive codec by length. */
 #include "tests/policy/plan_test.h"
 
-#include "policy/kvp_tiering.h"
+#include "policy/kvp_zones.h"
 
 static const struct kvp_zone_rule plain = { 64, 512, 1, { KVP_ARCHIVE_ADAPTIVE, 0 } };
 static const struct kvp_zone_rule grouped = { 64, 512, 64, { KVP_ARCHIVE_ADAPTIVE, 0 } };

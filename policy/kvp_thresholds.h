@@ -128,6 +128,10 @@ uint32_t kvp_threshold_store_count(const struct kvp_threshold_store *store);
 int kvp_threshold_store_put(
 	struct kvp_threshold_store *store, const struct kvp_threshold_record *record);
 
+/* The i-th record, i < count, in no particular order. */
+void kvp_threshold_store_at(
+	const struct kvp_threshold_store *store, uint32_t i, struct kvp_threshold_record *ret);
+
 /*
  * The record of (model, layer) whose context length is nearest; of two as near the more recently
  * stored. -ENOENT when there is none.

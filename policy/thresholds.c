@@ -171,6 +171,12 @@ uint32_t kvp_threshold_store_count(const struct kvp_threshold_store *store)
 	return store->count;
 }
 
+void kvp_threshold_store_at(
+	const struct kvp_threshold_store *store, uint32_t i, struct kvp_threshold_record *ret)
+{
+	*ret = store->records[i];
+}
+
 static int name_valid(const char *model)
 {
 	size_t len = strnlen(model, KVP_THRESHOLD_MODEL_MAX);

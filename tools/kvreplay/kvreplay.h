@@ -7,5 +7,6 @@ int cmd_run(int argc, char **argv);
 int cmd_simulate(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_graph(int argc, char **argv);
+int cmd_thresholds(int argc, char **argv);
 
 #endif

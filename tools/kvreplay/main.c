@@ -17,6 +17,8 @@ static const struct {
 	{ "simulate", "a trace through eviction policies, in this process", cmd_simulate },
 	{ "generate", "a workload in the Mooncake format", cmd_generate },
 	{ "graph", "what the advisor's graph is worth on a trace", cmd_graph },
+	{ "thresholds", "a log of quality scores through the controllers, and their file",
+		cmd_thresholds },
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))

@@ -40,7 +40,8 @@ struct options {
 /* One client's results, in shared memory. */
 struct tally {
 	_Atomic uint64_t requests;
-	uint64_t blocks, hit_blocks;
+	uint64_t whole, part; /* requests that found an earlier prompt to its end, or only a part */
+	uint64_t blocks, hit_blocks, whole_blocks; /* whole_blocks: hits of the whole ones */
 	uint64_t tokens, hit_tokens, tail_tokens;
 	uint64_t verified, corrupt;
 	uint64_t stored, duplicates, refused, unleased, failed;
@@ -56,6 +57,7 @@ struct run {
 	const struct options *o;
 	const struct trace *trace;
 	struct shared *shared;
+	uint32_t *ends; /* by block of the trace: the first request whose full blocks end with it */
 	char socket[160];
 	uint32_t block_tokens;
 	uint64_t block_bytes;
@@ -162,6 +164,40 @@ static int store(struct client *c, struct kvp_prefix *m, uint32_t from, uint32_t
 	return r;
 }
 
+/* For each block the first request whose prompt ends with it; UINT32_MAX: none. */
+static uint32_t *find_ends(const struct trace *t, uint32_t block_tokens)
+{
+	uint32_t *ends = malloc(t->n_blocks * sizeof(*ends));
+
+	if (!ends)
+		return NULL;
+	memset(ends, 0xff, t->n_blocks * sizeof(*ends));
+	for (uint32_t i = t->n_requests; i-- > 0;) {
+		uint32_t full = t->request[i].tokens / block_tokens;
+
+		if (full && full <= t->request[i].blocks)
+			ends[t->ref[t->request[i].first + full - 1]] = i;
+	}
+	return ends;
+}
+
+/* What a request has found: a prompt that came earlier in the trace, to its end, or a part. */
+static void count_hit(struct client *c, const struct trace_request *req, uint32_t hit)
+{
+	const struct trace *t = c->run->trace;
+	uint32_t full = req->tokens / c->run->block_tokens;
+
+	if (!hit)
+		return;
+	/* More than all full blocks: the same prompt, with what it has in part. */
+	if (hit > full || c->run->ends[t->ref[req->first + hit - 1]] < req - t->request) {
+		c->tally->whole++;
+		c->tally->whole_blocks += hit;
+	} else {
+		c->tally->part++;
+	}
+}
+
 static void one_request(struct client *c, const struct trace_request *req)
 {
 	struct kvp_prefix_info info = { .size = sizeof(info) };
@@ -183,6 +219,7 @@ static void one_request(struct client *c, const struct trace_request *req)
 	c->tally->blocks += blocks;
 	c->tally->tokens += n;
 	c->tally->hit_blocks += info.n_blocks;
+	count_hit(c, req, (uint32_t)info.n_blocks);
 	c->tally->hit_tokens += info.n_tokens;
 	c->tally->tail_tokens += info.tail_tokens;
 	if (info.n_blocks && !(info.flags & KVP_MATCHED_LEASED))
@@ -351,22 +388,28 @@ static void report(const struct run *run, const struct tally *t, uint64_t evicte
 
 	if (o->json) {
 		printf("{\"policy\":\"%s\",\"capacity\":%u,\"clients\":%u,\"block_tokens\":%u,"
-		       "\"requests\":%" PRIu64 ",\"blocks\":%" PRIu64 ",\"hit_blocks\":%" PRIu64
+		       "\"requests\":%" PRIu64 ",\"whole_prompts\":%" PRIu64
+		       ",\"part_prompts\":%" PRIu64 ",\"blocks\":%" PRIu64
+		       ",\"hit_blocks\":%" PRIu64 ",\"whole_hit_blocks\":%" PRIu64
 		       ",\"hit_ratio\":%.4f,\"token_hit_ratio\":%.4f,\"token_tail_ratio\":%.4f,"
 		       "\"verified\":%" PRIu64 ",\"corrupt\":%" PRIu64 ",\"stored\":%" PRIu64
 		       ",\"duplicates\":%" PRIu64 ",\"refused\":%" PRIu64 ",\"failed\":%" PRIu64
 		       ",\"unleased\":%" PRIu64 ",\"evictions\":%" PRIu64 ",\"seconds\":%.2f}\n",
 			o->policy, o->capacity, o->clients, run->block_tokens,
-			atomic_load(&t->requests), t->blocks, t->hit_blocks,
-			ratio(t->hit_blocks, t->blocks), ratio(t->hit_tokens, t->tokens),
-			ratio(t->tail_tokens, t->tokens), t->verified, t->corrupt, t->stored,
-			t->duplicates, t->refused, t->failed, t->unleased, evicted, took);
+			atomic_load(&t->requests), t->whole, t->part, t->blocks, t->hit_blocks,
+			t->whole_blocks, ratio(t->hit_blocks, t->blocks),
+			ratio(t->hit_tokens, t->tokens), ratio(t->tail_tokens, t->tokens),
+			t->verified, t->corrupt, t->stored, t->duplicates, t->refused, t->failed,
+			t->unleased, evicted, took);
 		return;
 	}
 	printf("%" PRIu64
 	       " requests by %u clients in %.1f s, policy %s, room for %u blocks of %u tokens\n",
 		atomic_load(&t->requests), o->clients, took, o->policy, o->capacity,
 		run->block_tokens);
+	printf("  found an earlier prompt to its end %.4f of the requests, a part of one %.4f\n",
+		ratio(t->whole, atomic_load(&t->requests)),
+		ratio(t->part, atomic_load(&t->requests)));
 	printf("  hit ratio of blocks   %.4f  (%" PRIu64 " of %" PRIu64 ")\n",
 		ratio(t->hit_blocks, t->blocks), t->hit_blocks, t->blocks);
 	printf("  hit ratio of tokens   %.4f  (+ %.4f in blocks that match in part)\n",
@@ -389,6 +432,9 @@ static int replay(struct run *run)
 		const struct tally *t = &run->shared->tally[i];
 
 		atomic_fetch_add(&sum.requests, atomic_load(&t->requests));
+		sum.whole += t->whole;
+		sum.part += t->part;
+		sum.whole_blocks += t->whole_blocks;
 		sum.blocks += t->blocks;
 		sum.hit_blocks += t->hit_blocks;
 		sum.tokens += t->tokens;
@@ -572,15 +618,23 @@ int cmd_run(int argc, char **argv)
 	run.trace = &trace;
 	run.block_tokens = trace.block_tokens;
 	run.block_bytes = (uint64_t)trace.block_tokens * o.dim * 2 * 2;
+	run.ends = find_ends(&trace, trace.block_tokens);
+	if (!run.ends) {
+		fprintf(stderr, "kvreplay: no memory\n");
+		trace_done(&trace);
+		return 1;
+	}
 	run.shared = mmap(NULL, sizeof(*run.shared), PROT_READ | PROT_WRITE,
 		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (run.shared == MAP_FAILED) {
 		perror("kvreplay: mmap");
+		free(run.ends);
 		trace_done(&trace);
 		return 1;
 	}
 	r = with_daemon(&run);
 	munmap(run.shared, sizeof(*run.shared));
+	free(run.ends);
 	trace_done(&trace);
 	return r;
 }

@@ -214,9 +214,9 @@ def sizes(rng, stream, spread):
 FAMILIES = {}
 
 
-def family(*capacities, quick=False):
+def family(*capacities, quick=False, prompts=False):
     def add(f):
-        FAMILIES[f.__name__.replace("_", "-")] = (f, capacities, quick)
+        FAMILIES[f.__name__.replace("_", "-")] = (f, capacities, quick, prompts)
         return f
     return add
 
@@ -311,7 +311,7 @@ def storage_sized(rng):
     return sizes(rng, storage(rng, 120000), 1.0)
 
 
-@family(300, 3000, 10000)
+@family(300, 3000, 10000, prompts=True)
 def phases_cyclic(rng):
     return documents(rng, phases(rng, 28000, 3, 800, 3000), 250, 2, 8)
 
@@ -326,22 +326,22 @@ def turns_alternating(rng):
     return sizes(rng, alternating(rng, 80000, 5000, 8000), 0)
 
 
-@family(30, 100, 300, 1000, quick=True)
+@family(30, 100, 300, 1000, quick=True, prompts=True)
 def tools_small(rng):
     return tool_loops(rng, 8000, 12, 16, 3, 12)
 
 
-@family(100, 500, 2000)
+@family(100, 500, 2000, prompts=True)
 def tools_many(rng):
     return tool_loops(rng, 20000, 60, 24, 6, 20)
 
 
-@family(50, 500, 3000)
+@family(50, 500, 3000, quick=True, prompts=True)
 def popular_documents(rng):
     return documents(rng, zipf(rng, 20000, 3000, 0.9), 100, 2, 12)
 
 
-@family(50, 500, 3000)
+@family(50, 500, 3000, quick=True, prompts=True)
 def news_documents(rng):
     return documents(rng, shifting(rng, 20000, 3000, 1.0, 200, 0.01), 100, 2, 12)
 
@@ -439,6 +439,7 @@ def parse():
     p.add_argument("--kvreplay", default="build/tools/kvreplay/kvreplay")
     p.add_argument("--policy", default=OURS[0], choices=OURS)
     p.add_argument("--quick", action="store_true", help="a part that takes less than a minute")
+    p.add_argument("--prompts", action="store_true", help="only what is made of prompts")
     p.add_argument("--seeds", default="1", help="comma-separated (default 1)")
     p.add_argument("--only", default="", help="families whose name contains this")
     p.add_argument("--data", help="folder of real traces: run over these as well")
@@ -459,8 +460,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "trace")
         for seed in map(int, o.seeds.split(",")):
-            for name, (make, capacities, quick) in FAMILIES.items():
-                if o.only not in name or (o.quick and not quick):
+            for name, (make, capacities, quick, prompts) in FAMILIES.items():
+                if o.only not in name or (o.quick and not quick) or (o.prompts and not prompts):
                     continue
                 # a string, so that the families of one seed do not share their numbers
                 kind = write(path, make(random.Random(f"{name} {seed}")))

@@ -130,6 +130,9 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_worker_stop(&l->pool);
 	kvpd_worker_stop(&l->dropper);
 	kvpd_worker_stop(&l->mover);
+	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
+		if (l->tenant[i])
+			kvpd_tenant_end_sessions(l->tenant[i]);
 	while (kvpd_ledger_finish_jobs(l, UINT32_MAX))
 		;
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)

@@ -250,13 +250,8 @@ static void done_destroy(struct kvpd_ledger *l, struct kvpd_job *job)
 	free(j);
 }
 
-/* Takes it out of the ledger; it is of no more use to anybody. */
-static void unlink_tenant(struct kvpd_tenant *t)
+void kvpd_tenant_end_sessions(struct kvpd_tenant *t)
 {
-	struct kvpd_ledger *l = t->ledger;
-
-	if (t->catalog && t->view.cat)
-		kvpd_wake_all(t);
 	while (!kvpd_list_empty(&t->sessions)) {
 		struct kvpd_session *s =
 			kvpd_container(t->sessions.next, struct kvpd_session, in_tenant);
@@ -264,6 +259,15 @@ static void unlink_tenant(struct kvpd_tenant *t)
 		kvpd_session_end(s);
 		kvpd_session_free(s);
 	}
+}
+
+/* Takes it out of the ledger; it is of no more use to anybody. */
+static void unlink_tenant(struct kvpd_tenant *t)
+{
+	struct kvpd_ledger *l = t->ledger;
+
+	if (t->catalog && t->view.cat)
+		kvpd_wake_all(t);
 	kvpd_switch_free_all(t);
 	kvpd_limbo_free_all(t);
 	kvpd_turns_leave(&l->row, &t->turn);

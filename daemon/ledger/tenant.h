@@ -116,9 +116,11 @@ struct kvpd_tenant {
 };
 
 struct kvpd_tenant *kvpd_tenant_find(struct kvpd_ledger *l, const char *name);
+/* At the daemon's end. An extent that only these sessions kept is dropped: that is a job. */
+void kvpd_tenant_end_sessions(struct kvpd_tenant *t);
 /*
- * Ends its sessions and takes it out of the ledger; a worker returns its memory. None of its jobs may
- * be under way.
+ * Takes it out of the ledger; a worker returns its memory. It has no sessions, and none of its jobs
+ * may be under way or finished and not dealt with.
  */
 void kvpd_tenant_free(struct kvpd_tenant *t);
 /* Frees a tenant that was abandoned and has no sessions and no jobs any more; false: it stays. */

@@ -214,7 +214,8 @@ struct dp_client *dp_detach(struct dp_client *c)
 			w->client[i] = NULL;
 	for (uint32_t i = 0; i < KVP_MAX_EXTENTS; i++)
 		unmap_extent(c, i);
-	kvpd_session_detach(w->ledger, c->at.session);
+	if (w->ledger) /* else it ended with the daemon */
+		kvpd_session_detach(w->ledger, c->at.session);
 	kvp_seg_unmap(c->page, c->at.page_bytes);
 	kvp_seg_unmap(c->catalog, c->at.catalog_bytes);
 	close(c->at.catalog_fd);

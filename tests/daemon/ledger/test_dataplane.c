@@ -629,6 +629,38 @@ static void unacknowledged_memory_stays_charged(void **state)
 	dp_stop(&w);
 }
 
+/* The daemon is stopped while a session has not let go of an extent that retires. */
+static void a_stop_while_an_extent_retires(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a, *b;
+	kvp_token tokens[T];
+	struct dp_block block;
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	b->ack_retires = false;
+	space = dp_space(a, "m", 64);
+	make_tokens(tokens, T, 1);
+	assert_int_equal(dp_put(a, space, dp_root(), tokens, T, &block), 0);
+	dp_pump(&w);
+	assert_non_null(b->extent[0].addr);
+	dp_detach(a);
+	assert_int_equal(dp_admin(&w, "{\"verb\": \"drain\"}", NULL), 0);
+	for (int i = 0; i < 1000 && b->extent[0].addr; i++) {
+		dp_pump(&w); /* until it is told that the extent retires */
+		usleep(10000);
+	}
+	assert_null(b->extent[0].addr);
+	w.ledger = kvpd_ledger_free(w.ledger);
+	dp_stop(&w);
+}
+
 /* One session has filled the share; a second one still gets its part. */
 static void arenas_are_shared_out(void **state)
 {
@@ -1143,6 +1175,7 @@ int main(void)
 		cmocka_unit_test(pressure_shrinks_the_cache),
 		cmocka_unit_test(all_tenants_give_their_part),
 		cmocka_unit_test(unacknowledged_memory_stays_charged),
+		cmocka_unit_test(a_stop_while_an_extent_retires),
 		cmocka_unit_test(arenas_are_shared_out),
 		cmocka_unit_test(size_classes_trade_room),
 		cmocka_unit_test(a_dead_client_leaves_nothing_but_blocks),

@@ -35,7 +35,9 @@ struct admin {
 	/* evict and drain, a portion at a call */
 	uint32_t at; /* tenant */
 	uint64_t gone, forgotten, left;
-	uint32_t vain; /* portions without a victim in a row */
+	uint64_t most_gone, most_forgotten; /* with all that this tenant had at first */
+	bool begun;                         /* this tenant */
+	uint32_t vain;                      /* portions without a victim in a row */
 };
 
 /* ---- small helpers -------------------------------------------------------------------------- */
@@ -558,12 +560,27 @@ static int evict_key(struct admin *a)
 
 #define ADMIN_VAIN 16u /* where more than so many portions are protected, that is all */
 
+/*
+ * What is put meanwhile is not counted: clients that go on putting would keep the control thread
+ * here for as long as they please.
+ */
+static void begin_tenant(struct admin *a, const struct kvpd_tenant *t)
+{
+	if (a->begun)
+		return;
+	a->begun = true;
+	a->most_gone = a->gone + t->n_blocks;
+	a->most_forgotten = a->forgotten + t->n_blocks + t->n_recipes;
+}
+
 /* A portion. False: there is more to evict in this tenant. */
 static bool evict_on(struct admin *a, struct kvpd_tenant *t, uint64_t want)
 {
-	uint64_t left = want - a->gone;
+	uint64_t left;
 	int n = 0;
 
+	begin_tenant(a, t);
+	left = (want < a->most_gone ? want : a->most_gone) - a->gone;
 	if (left)
 		n = kvpd_evict_some(
 			t, left < KVPD_EVICT_MAX ? (uint32_t)left : KVPD_EVICT_MAX, kvpd_now_ns());
@@ -584,7 +601,7 @@ static int verb_evict(struct admin *a)
 		return evict_key(a);
 	if (!want)
 		return fail(a, -EINVAL, "evict: give a key, a count, or all");
-	for (; a->at <= KVPD_MAX_TENANTS; a->at++) {
+	for (; a->at <= KVPD_MAX_TENANTS; a->at++, a->begun = false) {
 		struct kvpd_tenant *t = a->at ? tenant_at(a, a->at) : NULL;
 
 		if (t && !evict_on(a, t, want))
@@ -598,7 +615,7 @@ static int verb_evict(struct admin *a)
 static bool forget_on(struct admin *a, struct kvpd_tenant *t)
 {
 	for (uint32_t i = 0; i < KVPD_EVICT_MAX; i++, a->forgotten++)
-		if (!kvpd_recipe_forget_oldest(t))
+		if (a->forgotten >= a->most_forgotten || !kvpd_recipe_forget_oldest(t))
 			return true;
 	return false;
 }
@@ -606,7 +623,7 @@ static bool forget_on(struct admin *a, struct kvpd_tenant *t)
 /* All that is not in use goes, recipes too, so that the extents give their memory back. */
 static int verb_drain(struct admin *a)
 {
-	for (; a->at <= KVPD_MAX_TENANTS; a->at++) {
+	for (; a->at <= KVPD_MAX_TENANTS; a->at++, a->begun = false) {
 		struct kvpd_tenant *t = a->at ? tenant_at(a, a->at) : NULL;
 
 		if (!t)

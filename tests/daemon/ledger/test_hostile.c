@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -777,6 +778,95 @@ static void events_that_find_no_memory(void **state)
 	dp_stop(&w);
 }
 
+/* ---- a drain beside clients that go on putting ---------------------------------------------- */
+
+#define DRAINED 64u /* blocks there may be */
+#define PUTS    20000u
+
+struct putter {
+	struct dp_client *c;
+	uint32_t space;
+	_Atomic(bool) stop;
+	_Atomic(uint32_t) answered;
+};
+
+/* Another thread: looks at the rings alone, because the events are the first thread's. */
+static void *put_on(void *arg)
+{
+	struct putter *p = arg;
+	struct kvp_cqe cqe;
+	struct kvp_sqe ask = { .op = KVP_OP_RESERVE, .space = (uint16_t)p->space, .count = 8 };
+	uint32_t open = 0, number = 0;
+
+	while (!atomic_load(&p->stop) && number < PUTS) {
+		struct kvp_sqe put = { .op = KVP_OP_COMMIT,
+			.space = (uint16_t)p->space,
+			.tokens = T,
+			.flags = KVP_SQE_RELEASE,
+			.parent_kind = KVP_PARENT_ROOT };
+
+		if (!open++)
+			dp_push(p->c, &ask);
+		while (kvp_cq_pop(p->c->page, &p->c->cq_head, &cqe) < 0)
+			usleep(1);
+		if (cqe.op != KVP_OP_RESERVE) {
+			atomic_fetch_add(&p->answered, 1);
+			continue;
+		}
+		open = cqe.more > 0;
+		if (cqe.status < 0)
+			continue;
+		put.grant = cqe.grant;
+		put.grant_generation = cqe.grant_generation;
+		for (uint32_t i = 0; i < T; i++)
+			p->c->page->staging[cqe.grant][i] = i ? i : number;
+		number++;
+		dp_push(p->c, &put);
+	}
+	return NULL;
+}
+
+/* What they put after it began is theirs to keep: else a drain might never end. */
+static void a_drain_beside_putters_ends(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct putter p[3];
+	pthread_t thread[3];
+	kvp_token tokens[T];
+	struct dp_block block;
+	json_t *answer;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.max_blocks = DRAINED;
+	dp_start(&w, &limits);
+	for (uint32_t i = 0; i < 3; i++) {
+		memset(&p[i], 0, sizeof(p[i]));
+		p[i].c = dp_attach(&w, w.tenant);
+		p[i].space = dp_space(p[i].c, "m", 4);
+		for (uint32_t k = 0; k < T; k++)
+			tokens[k] = 1000000 + i;
+		assert_int_equal(dp_put(p[i].c, p[i].space, dp_root(), tokens, T, &block), 0);
+	}
+	for (uint32_t i = 0; i < 3; i++)
+		assert_int_equal(pthread_create(&thread[i], NULL, put_on, &p[i]), 0);
+	for (uint32_t i = 0; i < 3; i++)
+		while (atomic_load(&p[i].answered) < 2 * DRAINED)
+			usleep(100);
+	for (uint32_t i = 0; i < 20; i++) {
+		assert_int_equal(dp_admin(&w, "{\"verb\": \"drain\"}", &answer), 0);
+		assert_true(json_integer_value(json_object_get(answer, "evicted")) <= DRAINED);
+		json_decref(answer);
+	}
+	for (uint32_t i = 0; i < 3; i++)
+		atomic_store(&p[i].stop, true);
+	for (uint32_t i = 0; i < 3; i++)
+		pthread_join(thread[i], NULL);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -796,6 +886,7 @@ int main(void)
 		cmocka_unit_test(a_space_is_emptied_in_one_go),
 		cmocka_unit_test(who_keeps_the_vault_keeps_nothing),
 		cmocka_unit_test(pinned_pages_hold_back_their_arena_alone),
+		cmocka_unit_test(a_drain_beside_putters_ends),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -133,8 +133,8 @@ int kvpd_arena_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kv
 int kvpd_retire_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id);
 
 /*
- * Data-plane verbs of administration: status, clients, spaces, tenants, blocks, inspect, pin,
- * unpin, evict, drain, check. *ret_answer is a new reference also with an error, if it is not NULL.
+ * Data-plane verbs of administration: blocks, inspect, pin, unpin, evict, drain, check. What is
+ * counted is in daemon/figures.h. *ret_answer is a new reference also with an error, if it is not NULL.
  */
 int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_answer);
 

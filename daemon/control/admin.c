@@ -10,8 +10,10 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "daemon/answer.h"
 #include "daemon/clock.h"
 #include "daemon/control/conn.h"
+#include "daemon/control/figures.h"
 #include "daemon/control/heap.h"
 #include "daemon/control/peer.h"
 #include "daemon/control/state.h"
@@ -93,15 +95,27 @@ static json_t *daemon_status(const struct kvpd_control *c)
 	return o;
 }
 
-static int status(struct kvpd_control *c, const json_t *request, json_t **ret_answer)
+/* What the ledger counts. */
+static int figures(struct kvpd_control *c, const char *verb, uint32_t what, const json_t *request,
+	json_t **ret_answer)
 {
-	json_t *answer = NULL;
-	int r = kvpd_admin(c->ledger, request, &answer);
+	const char *tenant = json_string_value(json_object_get(request, "tenant"));
+	struct kvpd_figures f;
+	char text[256];
+	int r = kvpd_figures_read(c->ledger, tenant, what, &f);
 
-	if (r == 0 && json_is_object(answer))
-		json_object_set_new(answer, "daemon", daemon_status(c));
-	*ret_answer = answer;
-	return r;
+	if (r == -ENOENT) {
+		*ret_answer = json_object();
+		snprintf(text, sizeof(text), "there is no tenant '%s'", tenant);
+		kvpd_put_text(*ret_answer, "error", text);
+	}
+	if (r < 0)
+		return r;
+	*ret_answer = kvpd_figures_json(&f, verb);
+	kvpd_figures_fini(&f);
+	if (*ret_answer && !strcmp(verb, "status"))
+		json_object_set_new(*ret_answer, "daemon", daemon_status(c));
+	return *ret_answer ? 0 : -ENOMEM;
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */
@@ -120,6 +134,7 @@ static int serve(struct kvpd_conn *conn, const json_t *request, json_t **ret_ans
 {
 	struct kvpd_control *c = conn->control;
 	const char *verb = json_string_value(json_object_get(request, "verb"));
+	uint32_t what;
 
 	if (!kvpd_admin_allowed(conn)) {
 		*ret_answer = json_pack("{s:s}", "error", "no longer among the administrators");
@@ -138,8 +153,8 @@ static int serve(struct kvpd_conn *conn, const json_t *request, json_t **ret_ans
 		*ret_answer = version(c);
 		return 0;
 	}
-	if (!strcmp(verb, "status"))
-		return status(c, request, ret_answer);
+	if (kvpd_figures_verb(verb, &what))
+		return figures(c, verb, what, request, ret_answer);
 	return kvpd_admin(c->ledger, request, ret_answer);
 }
 

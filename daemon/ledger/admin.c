@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/answer.h"
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/check.h"
@@ -42,37 +43,6 @@ struct admin {
 
 /* ---- small helpers -------------------------------------------------------------------------- */
 
-/* A word of any 64 bits is a string: many readers of JSON round numbers beyond 2^53. */
-static void put_word(json_t *o, const char *name, uint64_t v)
-{
-	char text[24];
-
-	snprintf(text, sizeof(text), "%" PRIu64, v);
-	json_object_set_new(o, name, json_string(text));
-}
-
-/* A count, and a string should it ever be that large. */
-static void put_int(json_t *o, const char *name, uint64_t v)
-{
-	if (v > UINT64_C(1) << 53)
-		put_word(o, name, v);
-	else
-		json_object_set_new(o, name, json_integer((json_int_t)v));
-}
-
-static void put_text(json_t *o, const char *name, const char *v)
-{
-	json_t *text = json_string(v);
-
-	/* Names come from clients and need not be UTF-8. */
-	json_object_set_new(o, name, text ? text : json_string("?"));
-}
-
-static void put_bool(json_t *o, const char *name, bool v)
-{
-	json_object_set_new(o, name, json_boolean(v));
-}
-
 __attribute__((format(printf, 3, 4))) static int fail(
 	struct admin *a, int error, const char *format, ...)
 {
@@ -82,7 +52,7 @@ __attribute__((format(printf, 3, 4))) static int fail(
 	va_start(ap, format);
 	vsnprintf(text, sizeof(text), format, ap);
 	va_end(ap);
-	put_text(a->answer, "error", text);
+	kvpd_put_text(a->answer, "error", text);
 	return error;
 }
 
@@ -116,183 +86,6 @@ static struct kvpd_tenant *tenant_at(const struct admin *a, uint32_t i)
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++) \
 		if (((t) = tenant_at(a, i)))
 
-/* ---- status, tenants ------------------------------------------------------------------------ */
-
-static void put_lookups(json_t *o, const struct kvpd_lookups *n)
-{
-	put_int(o, "lookups", n->hits + n->partial + n->misses);
-	put_int(o, "hits", n->hits);
-	put_int(o, "partial", n->partial);
-	put_int(o, "misses", n->misses);
-	put_int(o, "tokens_asked", n->tokens_asked);
-	put_int(o, "tokens_matched", n->tokens_matched);
-}
-
-static void put_counters(json_t *o, struct kvpd_tenant *t)
-{
-	const struct kvp_catalog_stats *st = &t->view.cat->stats;
-	struct kvpd_lookups n = t->ended;
-
-	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next)
-		kvpd_session_lookups(kvpd_container(it, struct kvpd_session, in_tenant), &n);
-	put_lookups(o, &n);
-	put_int(o, "tokens_put", t->tokens_put);
-	put_int(o, "commits", kvp_load_relaxed(&st->commits));
-	put_int(o, "duplicates", kvp_load_relaxed(&st->duplicates));
-	put_int(o, "refused", kvp_load_relaxed(&st->refused));
-	put_int(o, "evictions", kvp_load_relaxed(&st->evictions));
-	put_int(o, "forgotten", kvp_load_relaxed(&st->forgotten));
-	put_int(o, "moves", kvp_load_relaxed(&st->moves));
-	put_int(o, "claims", kvp_load_relaxed(&st->claims));
-	put_int(o, "waits", kvp_load_relaxed(&st->waits));
-	put_int(o, "deleted", kvp_load_relaxed(&st->deleted));
-}
-
-static json_t *tenant_json(struct kvpd_tenant *t)
-{
-	json_t *o = json_object();
-	char policy[160];
-
-	put_int(o, "id", t->id);
-	put_text(o, "name", t->name);
-	put_bool(o, "abandoned", t->abandoned);
-	put_int(o, "sessions", t->n_sessions);
-	put_int(o, "share_bytes", t->limits.share);
-	put_int(o, "charged_bytes", t->charged);
-	put_int(o, "metadata_bytes", t->meta_bytes);
-	put_int(o, "metadata_bytes_per_block", t->meta_bytes / t->layout.max_blocks);
-	put_int(o, "lease_scan_ns", t->proof_ns);
-	put_int(o, "arena_bytes", t->arena_bytes);
-	put_int(o, "payload_bytes", kvp_load_relaxed(&t->view.cat->stats.payload_bytes));
-	put_int(o, "blocks", t->n_blocks);
-	put_int(o, "max_blocks", t->limits.max_blocks);
-	put_int(o, "recipes", t->n_recipes);
-	put_int(o, "max_recipes", t->limits.recipe_blocks);
-	put_int(o, "open_claims", t->n_claims);
-	kvp_evict_describe(t->evict, policy, sizeof(policy));
-	put_text(o, "policy", policy);
-	put_counters(o, t);
-	return o;
-}
-
-static int verb_tenants(struct admin *a)
-{
-	json_t *list = json_array();
-	struct kvpd_tenant *t;
-
-	each_tenant(a, i, t) json_array_append_new(list, tenant_json(t));
-	json_object_set_new(a->answer, "tenants", list);
-	return 0;
-}
-
-static int verb_status(struct admin *a)
-{
-	struct kvpd_ledger *l = a->l;
-	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0, tenants = 0;
-	struct kvpd_tenant *t;
-
-	each_tenant(a, i, t)
-	{
-		tenants++;
-		charged += t->charged;
-		blocks += t->n_blocks;
-		recipes += t->n_recipes;
-		evictions += kvp_load_relaxed(&t->view.cat->stats.evictions);
-	}
-	put_word(a->answer, "epoch", l->epoch);
-	put_int(a->answer, "uptime_ms", (kvpd_now_ns() - l->started_ns) / KVPD_MS);
-	put_int(a->answer, "sessions", l->n_sessions);
-	put_int(a->answer, "max_sessions", l->max_sessions);
-	put_int(a->answer, "tenants", tenants);
-	put_int(a->answer, "memory_bytes", l->memory);
-	put_int(a->answer, "promised_bytes", l->shares);
-	put_int(a->answer, "charged_bytes", charged);
-	put_int(a->answer, "blocks", blocks);
-	put_int(a->answer, "recipes", recipes);
-	put_int(a->answer, "evictions", evictions);
-	put_text(a->answer, "pages", l->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
-	put_text(a->answer, "policy", l->policy);
-	return 0;
-}
-
-/* ---- clients, spaces ------------------------------------------------------------------------ */
-
-static json_t *client_json(struct kvpd_session *s)
-{
-	kvp_block_id leased[KVPD_LEASES];
-	struct kvpd_lookups n = { 0 };
-	json_t *o = json_object();
-
-	kvpd_session_lookups(s, &n);
-	put_int(o, "session", s->id);
-	put_text(o, "tenant", s->tenant->name);
-	put_text(o, "name", s->peer.name);
-	put_int(o, "pid", (uint64_t)s->peer.pid);
-	put_int(o, "uid", s->peer.uid);
-	put_int(o, "gid", s->peer.gid);
-	put_int(o, "attached_ms", (kvpd_now_ns() - s->attached_ns) / KVPD_MS);
-	put_int(o, "leases", kvp_lease_scan(s->page, leased, NULL, KVPD_LEASES));
-	put_int(o, "grants", s->n_grants);
-	put_int(o, "claims", s->n_claims);
-	put_int(o, "arena_bytes", s->arena_bytes);
-	put_lookups(o, &n);
-	put_bool(o, "expelled", s->expelled);
-	return o;
-}
-
-static int verb_clients(struct admin *a)
-{
-	json_t *list = json_array();
-	struct kvpd_tenant *t;
-
-	each_tenant(a, i, t) for (struct kvpd_list *it = t->sessions.next; it != &t->sessions;
-				  it = it->next) json_array_append_new(list,
-		client_json(kvpd_container(it, struct kvpd_session, in_tenant)));
-	json_object_set_new(a->answer, "clients", list);
-	return 0;
-}
-
-static void hex(const uint8_t *bytes, size_t n, char *out)
-{
-	for (size_t i = 0; i < n; i++)
-		sprintf(out + 2 * i, "%02x", bytes[i]);
-}
-
-static json_t *space_json(struct kvpd_tenant *t, uint32_t i)
-{
-	const struct kvp_shm_space *s = &t->view.spaces[i];
-	char digest[65];
-	json_t *o = json_object();
-
-	hex(s->fingerprint, sizeof(s->fingerprint), digest);
-	put_int(o, "space", i);
-	put_text(o, "tenant", t->name);
-	put_text(o, "model", s->canon.model);
-	put_text(o, "adapter", s->canon.adapter);
-	put_text(o, "fingerprint", digest);
-	put_int(o, "block_tokens", s->canon.block_tokens);
-	put_int(o, "block_bytes", s->block_bytes);
-	put_int(o, "layers", s->canon.n_layers);
-	put_int(o, "opens", t->space[i].opens);
-	put_int(o, "tokens_put", t->space[i].tokens_put);
-	put_int(o, "blocks", t->space[i].payloads);
-	put_int(o, "payload_bytes", t->space[i].payloads * s->block_bytes);
-	return o;
-}
-
-static int verb_spaces(struct admin *a)
-{
-	json_t *list = json_array();
-	struct kvpd_tenant *t;
-
-	each_tenant(
-		a, i, t) for (uint32_t k = 0; k < KVP_MAX_SPACES;
-			      k++) if (kvp_load_relaxed(&t->view.spaces[k].state) == KVP_SPACE_LIVE)
-		json_array_append_new(list, space_json(t, k));
-	json_object_set_new(a->answer, "spaces", list);
-	return 0;
-}
-
 /* ---- blocks --------------------------------------------------------------------------------- */
 
 static const char *const state_names[] = { "free", "live", "evicting", "recipe" };
@@ -311,31 +104,31 @@ static json_t *block_json(const struct kvpd_tenant *t, uint32_t id)
 	char key[33];
 
 	key_text(kvpd_block_key(t, id), key);
-	put_text(o, "key", key);
-	put_text(o, "tenant", t->name);
-	put_int(o, "block", id);
-	put_text(o, "state", state_names[kvpd_block_state(t, id) & 3]);
-	put_int(o, "space", kvp_shape_space(kvp_load_relaxed(&b->shape)));
-	put_int(o, "tokens", kvp_shape_tokens(kvp_load_relaxed(&b->shape)));
-	put_int(o, "depth", kvp_load_relaxed(&b->depth));
+	kvpd_put_text(o, "key", key);
+	kvpd_put_text(o, "tenant", t->name);
+	kvpd_put_int(o, "block", id);
+	kvpd_put_text(o, "state", state_names[kvpd_block_state(t, id) & 3]);
+	kvpd_put_int(o, "space", kvp_shape_space(kvp_load_relaxed(&b->shape)));
+	kvpd_put_int(o, "tokens", kvp_shape_tokens(kvp_load_relaxed(&b->shape)));
+	kvpd_put_int(o, "depth", kvp_load_relaxed(&b->depth));
 	json_object_set_new(o, "parent",
 		parent == KVP_BLOCK_NONE ? json_null() : json_integer((json_int_t)parent));
-	put_int(o, "children", t->block[id].children);
-	put_int(o, "hits", kvp_load_relaxed(&b->hits));
-	put_int(o, "touched_s", kvp_load_relaxed(&b->touched_s));
-	put_int(o, "serial", kvp_load_relaxed(&b->serial));
-	put_bool(o, "pinned", kvp_load_relaxed(&b->flags) & KVP_BLOCK_F_PINNED);
+	kvpd_put_int(o, "children", t->block[id].children);
+	kvpd_put_int(o, "hits", kvp_load_relaxed(&b->hits));
+	kvpd_put_int(o, "touched_s", kvp_load_relaxed(&b->touched_s));
+	kvpd_put_int(o, "serial", kvp_load_relaxed(&b->serial));
+	kvpd_put_bool(o, "pinned", kvp_load_relaxed(&b->flags) & KVP_BLOCK_F_PINNED);
 	if (tier == KVP_TIER_RECIPE) {
-		put_int(o, "bytes", 0);
+		kvpd_put_int(o, "bytes", 0);
 	} else {
 		const struct kvp_payload_desc *d = kvpd_block_payload(t, id, tier);
 		uint64_t where = kvp_load_relaxed(&d->where);
 
-		put_int(o, "bytes", kvp_where_bytes(where));
-		put_int(o, "extent", kvp_where_extent(where));
-		put_int(o, "offset", kvp_load_relaxed(&d->offset));
-		put_int(o, "codec", kvp_where_codec(where));
-		put_word(o, "checksum", kvp_load_relaxed(&d->checksum));
+		kvpd_put_int(o, "bytes", kvp_where_bytes(where));
+		kvpd_put_int(o, "extent", kvp_where_extent(where));
+		kvpd_put_int(o, "offset", kvp_load_relaxed(&d->offset));
+		kvpd_put_int(o, "codec", kvp_where_codec(where));
+		kvpd_put_word(o, "checksum", kvp_load_relaxed(&d->checksum));
 	}
 	return o;
 }
@@ -413,7 +206,7 @@ static int verb_blocks(struct admin *a)
 	for (uint64_t i = 0; i < n && i < limit; i++)
 		json_array_append_new(list, block_json(row[i].tenant, row[i].id));
 	free(row);
-	put_int(a->answer, "total", n);
+	kvpd_put_int(a->answer, "total", n);
 	json_object_set_new(a->answer, "blocks", list);
 	return 0;
 }
@@ -458,9 +251,9 @@ static int verb_inspect(struct admin *a)
 	o = block_json(t, id);
 	while (!kvpd_lease_look(t, KVPD_LOOK_CHAINS, true))
 		;
-	put_bool(o, "leased", kvpd_leased(t, KVPD_LOOK_CHAINS, id));
-	put_bool(o, "granted", kvpd_block_kept(t, id) & KVPD_KEPT_GRANTED);
-	put_bool(o, "moving", kvpd_block_kept(t, id) & KVPD_KEPT_MOVING);
+	kvpd_put_bool(o, "leased", kvpd_leased(t, KVPD_LOOK_CHAINS, id));
+	kvpd_put_bool(o, "granted", kvpd_block_kept(t, id) & KVPD_KEPT_GRANTED);
+	kvpd_put_bool(o, "moving", kvpd_block_kept(t, id) & KVPD_KEPT_MOVING);
 	list = json_array();
 	n = kvp_recipe_read(&t->view, id, kvpd_block_word(t, id), tokens, KVP_BLOCK_TOKENS_MAX);
 	for (int i = 0; i < n; i++)
@@ -554,7 +347,7 @@ static int evict_key(struct admin *a)
 		return fail_kept(a, t, id);
 	if (r == -ENOTEMPTY)
 		return fail(a, r, "the block has children; evict those first");
-	put_int(a->answer, "evicted", r == 0);
+	kvpd_put_int(a->answer, "evicted", r == 0);
 	return r;
 }
 
@@ -607,7 +400,7 @@ static int verb_evict(struct admin *a)
 		if (t && !evict_on(a, t, want))
 			return -EINPROGRESS;
 	}
-	put_int(a->answer, "evicted", a->gone);
+	kvpd_put_int(a->answer, "evicted", a->gone);
 	return 0;
 }
 
@@ -632,9 +425,9 @@ static int verb_drain(struct admin *a)
 			return -EINPROGRESS;
 		a->left += t->n_blocks;
 	}
-	put_int(a->answer, "evicted", a->gone);
-	put_int(a->answer, "forgotten", a->forgotten);
-	put_int(a->answer, "in_use", a->left);
+	kvpd_put_int(a->answer, "evicted", a->gone);
+	kvpd_put_int(a->answer, "forgotten", a->forgotten);
+	kvpd_put_int(a->answer, "in_use", a->left);
 	return 0;
 }
 
@@ -645,8 +438,8 @@ struct check_sum {
 
 static int check_answer(struct admin *a, const struct check_sum *sum)
 {
-	put_bool(a->answer, "clean", !sum->wrong);
-	put_int(a->answer, "problems_found", sum->wrong);
+	kvpd_put_bool(a->answer, "clean", !sum->wrong);
+	kvpd_put_int(a->answer, "problems_found", sum->wrong);
 	json_object_set_new(a->answer, "problems", sum->problems);
 	return sum->wrong ? -EBADMSG : 0;
 }
@@ -671,11 +464,11 @@ static int check_slice(struct admin *a, uint64_t from)
 			t, &block, CHECK_BYTES - read, sum.problems, PROBLEMS_MAX, &bytes);
 		read += bytes;
 		if (block < t->layout.max_blocks) {
-			put_int(a->answer, "next", (uint64_t)i << 32 | block);
+			kvpd_put_int(a->answer, "next", (uint64_t)i << 32 | block);
 			break;
 		}
 	}
-	put_int(a->answer, "bytes", read);
+	kvpd_put_int(a->answer, "bytes", read);
 	return check_answer(a, &sum);
 }
 
@@ -694,8 +487,8 @@ static int verb_check(struct admin *a)
 		blocks += t->n_blocks;
 		bytes += kvp_load_relaxed(&t->view.cat->stats.payload_bytes);
 	}
-	put_int(a->answer, "blocks", blocks);
-	put_int(a->answer, "bytes", bytes);
+	kvpd_put_int(a->answer, "blocks", blocks);
+	kvpd_put_int(a->answer, "bytes", bytes);
 	return check_answer(a, &sum);
 }
 
@@ -705,10 +498,6 @@ static const struct {
 	const char *name;
 	int (*run)(struct admin *a);
 } verbs[] = {
-	{ "status", verb_status },
-	{ "tenants", verb_tenants },
-	{ "clients", verb_clients },
-	{ "spaces", verb_spaces },
 	{ "blocks", verb_blocks },
 	{ "inspect", verb_inspect },
 	{ "pin", verb_pin },

@@ -4,10 +4,10 @@
 #define KVPD_SESSION_H
 
 #include "daemon/dataplane.h"
+#include "daemon/figures.h"
 #include "daemon/ledger/commit.h"
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/list.h"
-#include "daemon/ledger/lookups.h"
 #include "daemon/turns.h"
 
 struct kvpd_ledger;

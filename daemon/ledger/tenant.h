@@ -4,10 +4,10 @@
 #define KVPD_TENANT_H
 
 #include "daemon/config.h"
+#include "daemon/figures.h"
 #include "daemon/ledger/class.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/list.h"
-#include "daemon/ledger/lookups.h"
 #include "daemon/ledger/runs.h"
 #include "daemon/ledger/space.h"
 #include "daemon/ledger/switch.h"

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
+#include "daemon/figures.h"
 #include "shm/kvp_seg.h"
 
 #define MAX_SESSIONS 4096u
@@ -224,26 +225,42 @@ int kvpd_retire_ack(struct kvpd_ledger *l, uint32_t session, const struct kvp_ms
 	return 0;
 }
 
-static json_t *list_tenants(const struct kvpd_ledger *l)
+int kvpd_figures_read(
+	struct kvpd_ledger *l, const char *only, uint32_t what, struct kvpd_figures *ret_figures)
 {
-	json_t *tenants = json_array();
+	struct kvpd_figures f = { .epoch = l->params.epoch };
 
-	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
-		if (l->tenants[i].used)
-			json_array_append_new(tenants, json_pack("{s:i, s:s, s:I}", "id", (int)i,
-							       "name", l->tenants[i].name, "share",
-							       (json_int_t)l->tenants[i].share));
-	return tenants;
+	(void)what;
+	f.tenant = calloc(KVPD_MAX_TENANTS, sizeof(*f.tenant));
+	if (!f.tenant)
+		return -ENOMEM;
+	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++) {
+		struct kvpd_tenant_figures *t = &f.tenant[f.n_tenants];
+
+		if (!l->tenants[i].used || (only && strcmp(only, l->tenants[i].name)))
+			continue;
+		t->id = i;
+		t->share_bytes = l->tenants[i].share;
+		snprintf(t->name, sizeof(t->name), "%s", l->tenants[i].name);
+		f.n_tenants++;
+	}
+	if (only && !f.n_tenants) {
+		kvpd_figures_fini(&f);
+		return -ENOENT;
+	}
+	*ret_figures = f;
+	return 0;
 }
 
 int kvpd_admin(struct kvpd_ledger *l, const json_t *request, json_t **ret_answer)
 {
 	const char *verb = json_string_value(json_object_get(request, "verb"));
 
-	if (!strcmp(verb, "status")) {
-		*ret_answer = json_pack("{s:i, s:i, s:i, s:i, s:o}", "attached", (int)l->attached,
+	/* What it was told. */
+	if (!strcmp(verb, "check")) {
+		*ret_answer = json_pack("{s:i, s:i, s:i, s:i}", "attached", (int)l->attached,
 			"detached", (int)l->detached, "abandoned", (int)l->abandoned,
-			"reconfigured", (int)l->reconfigured, "tenants", list_tenants(l));
+			"reconfigured", (int)l->reconfigured);
 		return 0;
 	}
 	if (!strcmp(verb, "blocks")) {

@@ -13,6 +13,8 @@
 
 #include <cmocka.h>
 
+#include "daemon/control/figures.h"
+
 #define MIB (UINT64_C(1) << 20)
 
 static uint64_t now_ms(void)
@@ -454,13 +456,31 @@ uint32_t dp_find(struct dp_client *c, uint32_t space, const kvp_token *tokens, u
 
 /* ---- administration ------------------------------------------------------------------------- */
 
+/* As control/admin.c does it. */
+static int figures(struct dp_world *w, const char *verb, uint32_t what, const json_t *request,
+	json_t **ret_answer)
+{
+	const char *tenant = json_string_value(json_object_get(request, "tenant"));
+	struct kvpd_figures f;
+	int r = kvpd_figures_read(w->ledger, tenant, what, &f);
+
+	if (r == 0) {
+		*ret_answer = kvpd_figures_json(&f, verb);
+		kvpd_figures_fini(&f);
+	}
+	return r;
+}
+
 int dp_admin(struct dp_world *w, const char *request, json_t **ret)
 {
 	json_t *q = json_loads(request, 0, NULL), *answer = NULL;
+	const char *verb = json_string_value(json_object_get(q, "verb"));
+	uint32_t what;
 	int r;
 
-	assert_non_null(q);
-	r = kvpd_admin(w->ledger, q, &answer);
+	assert_non_null(verb);
+	r = kvpd_figures_verb(verb, &what) ? figures(w, verb, what, q, &answer)
+					   : kvpd_admin(w->ledger, q, &answer);
 	json_decref(q);
 	assert_non_null(answer);
 	if (ret)

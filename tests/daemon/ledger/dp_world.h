@@ -15,7 +15,7 @@
 #include "shm/kvp_ring.h"
 #include "shm/kvp_seg.h"
 
-#define DP_CLIENTS 16
+#define DP_CLIENTS 128
 #define DP_EVENTS  4096
 
 struct dp_mapped {

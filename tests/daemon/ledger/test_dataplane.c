@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/figures.h"
 #include "daemon/ledger/claim.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
@@ -1160,6 +1161,73 @@ static void limits_change_while_running(void **state)
 	dp_stop(&w);
 }
 
+/*
+ * Figures of more tenants, clients and spaces than one portion or the first arrays hold: each is
+ * told once, under its own tenant, and sums are those of the clients.
+ */
+static void figures_of_many(void **state)
+{
+	enum { TENANTS = 20, CLIENTS = 6, SPACES = 5 };
+	uint32_t tenant[TENANTS], n_clients = 0, n_spaces = 0;
+	struct dp_client *c[TENANTS * CLIENTS];
+	struct kvpd_limits limits;
+	struct kvpd_figures f;
+	struct dp_world w;
+	char name[16];
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.share = 10 << 20;
+	w.config.max_sessions = TENANTS * CLIENTS;
+	dp_start(&w, &limits);
+	for (uint32_t i = 0; i < TENANTS; i++) {
+		snprintf(name, sizeof(name), "t%u", i);
+		tenant[i] = w.tenant;
+		if (i)
+			assert_int_equal(kvpd_tenant_open(w.ledger, name, &limits, &tenant[i]), 0);
+		for (uint32_t k = 0; k < CLIENTS; k++) {
+			struct dp_client *a = c[i * CLIENTS + k] = dp_attach(&w, tenant[i]);
+
+			kvp_store_relaxed(&a->page->shard[k].hits, i + 1);
+			snprintf(name, sizeof(name), "m%u", k);
+			if (k < SPACES)
+				dp_space(a, name, 4);
+		}
+	}
+	assert_int_equal(
+		kvpd_figures_read(w.ledger, NULL, KVPD_FIGURES_SPACES | KVPD_FIGURES_CLIENTS, &f),
+		0);
+	assert_int_equal(f.n_tenants, TENANTS);
+	assert_int_equal(f.n_clients, TENANTS * CLIENTS);
+	assert_int_equal(f.n_spaces, TENANTS * SPACES);
+	assert_int_equal(f.sessions, TENANTS * CLIENTS);
+	for (uint32_t i = 0; i < TENANTS; i++) {
+		assert_int_equal(f.tenant[i].id, tenant[i]);
+		assert_int_equal(f.tenant[i].sessions, CLIENTS);
+		assert_int_equal(f.tenant[i].lookups.hits, CLIENTS * (i + 1));
+		for (uint32_t k = 0; k < CLIENTS; k++, n_clients++) {
+			assert_int_equal(f.client[n_clients].tenant, i);
+			assert_int_equal(f.client[n_clients].lookups.hits, i + 1);
+		}
+		for (uint32_t k = 0; k < SPACES; k++, n_spaces++) {
+			assert_int_equal(f.space[n_spaces].tenant, i);
+			assert_int_equal(f.space[n_spaces].space, k);
+			assert_int_equal(f.space[n_spaces].opens, 1);
+		}
+	}
+	kvpd_figures_fini(&f);
+	assert_int_equal(kvpd_figures_read(w.ledger, "t7", 0, &f), 0);
+	assert_int_equal(f.n_tenants, 1);
+	assert_string_equal(f.tenant[0].name, "t7");
+	assert_int_equal(f.tenant[0].lookups.hits, CLIENTS * 8);
+	assert_int_equal(f.n_clients + f.n_spaces, 0);
+	kvpd_figures_fini(&f);
+	assert_int_equal(kvpd_figures_read(w.ledger, "nobody", 0, &f), -ENOENT);
+	for (uint32_t i = 0; i < TENANTS * CLIENTS; i++)
+		dp_detach(c[i]);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -1184,6 +1252,7 @@ int main(void)
 		cmocka_unit_test(claims_move_with_commits_and_expire),
 		cmocka_unit_test(deletion_waits_for_leases),
 		cmocka_unit_test(tenants_share_nothing),
+		cmocka_unit_test(figures_of_many),
 		cmocka_unit_test(what_cannot_be_is_refused_at_the_start),
 		cmocka_unit_test(limits_change_while_running),
 	};

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The answers to status, tenants, clients and spaces, made from the ledger's figures. */
+#include "daemon/control/figures.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/answer.h"
+
+static json_t *status_json(const struct kvpd_figures *f)
+{
+	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0;
+	json_t *o = json_object();
+
+	for (uint32_t i = 0; i < f->n_tenants; i++) {
+		charged += f->tenant[i].charged_bytes;
+		blocks += f->tenant[i].blocks;
+		recipes += f->tenant[i].recipes;
+		evictions += f->tenant[i].evictions;
+	}
+	kvpd_put_word(o, "epoch", f->epoch);
+	kvpd_put_int(o, "uptime_ms", f->uptime_ms);
+	kvpd_put_int(o, "sessions", f->sessions);
+	kvpd_put_int(o, "max_sessions", f->max_sessions);
+	kvpd_put_int(o, "tenants", f->n_tenants);
+	kvpd_put_int(o, "memory_bytes", f->memory_bytes);
+	kvpd_put_int(o, "promised_bytes", f->promised_bytes);
+	kvpd_put_int(o, "charged_bytes", charged);
+	kvpd_put_int(o, "blocks", blocks);
+	kvpd_put_int(o, "recipes", recipes);
+	kvpd_put_int(o, "evictions", evictions);
+	kvpd_put_text(o, "pages", f->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
+	kvpd_put_text(o, "policy", f->policy);
+	return o;
+}
+
+static void put_lookups(json_t *o, const struct kvpd_lookups *n)
+{
+	kvpd_put_int(o, "lookups", n->hits + n->partial + n->misses);
+	kvpd_put_int(o, "hits", n->hits);
+	kvpd_put_int(o, "partial", n->partial);
+	kvpd_put_int(o, "misses", n->misses);
+	kvpd_put_int(o, "tokens_asked", n->tokens_asked);
+	kvpd_put_int(o, "tokens_matched", n->tokens_matched);
+}
+
+static json_t *tenant_json(const struct kvpd_tenant_figures *t)
+{
+	json_t *o = json_object();
+
+	kvpd_put_int(o, "id", t->id);
+	kvpd_put_text(o, "name", t->name);
+	kvpd_put_bool(o, "abandoned", t->abandoned);
+	kvpd_put_int(o, "sessions", t->sessions);
+	kvpd_put_int(o, "share_bytes", t->share_bytes);
+	kvpd_put_int(o, "charged_bytes", t->charged_bytes);
+	kvpd_put_int(o, "metadata_bytes", t->metadata_bytes);
+	kvpd_put_int(o, "metadata_bytes_per_block", t->metadata_bytes_per_block);
+	kvpd_put_int(o, "lease_scan_ns", t->lease_scan_ns);
+	kvpd_put_int(o, "arena_bytes", t->arena_bytes);
+	kvpd_put_int(o, "payload_bytes", t->payload_bytes);
+	kvpd_put_int(o, "blocks", t->blocks);
+	kvpd_put_int(o, "max_blocks", t->max_blocks);
+	kvpd_put_int(o, "recipes", t->recipes);
+	kvpd_put_int(o, "max_recipes", t->max_recipes);
+	kvpd_put_int(o, "open_claims", t->open_claims);
+	kvpd_put_text(o, "policy", t->policy);
+	put_lookups(o, &t->lookups);
+	kvpd_put_int(o, "tokens_put", t->tokens_put);
+	kvpd_put_int(o, "commits", t->commits);
+	kvpd_put_int(o, "duplicates", t->duplicates);
+	kvpd_put_int(o, "refused", t->refused);
+	kvpd_put_int(o, "evictions", t->evictions);
+	kvpd_put_int(o, "forgotten", t->forgotten);
+	kvpd_put_int(o, "moves", t->moves);
+	kvpd_put_int(o, "claims", t->claims);
+	kvpd_put_int(o, "waits", t->waits);
+	kvpd_put_int(o, "deleted", t->deleted);
+	return o;
+}
+
+static json_t *tenants_json(const struct kvpd_figures *f)
+{
+	json_t *list = json_array();
+
+	for (uint32_t i = 0; i < f->n_tenants; i++)
+		json_array_append_new(list, tenant_json(&f->tenant[i]));
+	return json_pack("{s:o}", "tenants", list);
+}
+
+static json_t *client_json(const struct kvpd_figures *f, const struct kvpd_client_figures *c)
+{
+	json_t *o = json_object();
+
+	kvpd_put_int(o, "session", c->session);
+	kvpd_put_text(o, "tenant", f->tenant[c->tenant].name);
+	kvpd_put_text(o, "name", c->name);
+	kvpd_put_int(o, "pid", (uint64_t)c->pid);
+	kvpd_put_int(o, "uid", c->uid);
+	kvpd_put_int(o, "gid", c->gid);
+	kvpd_put_int(o, "attached_ms", c->attached_ms);
+	kvpd_put_int(o, "leases", c->leases);
+	kvpd_put_int(o, "grants", c->grants);
+	kvpd_put_int(o, "claims", c->claims);
+	kvpd_put_int(o, "arena_bytes", c->arena_bytes);
+	put_lookups(o, &c->lookups);
+	kvpd_put_bool(o, "expelled", c->expelled);
+	return o;
+}
+
+static json_t *clients_json(const struct kvpd_figures *f)
+{
+	json_t *list = json_array();
+
+	for (uint32_t i = 0; i < f->n_clients; i++)
+		json_array_append_new(list, client_json(f, &f->client[i]));
+	return json_pack("{s:o}", "clients", list);
+}
+
+static json_t *space_json(const struct kvpd_figures *f, const struct kvpd_space_figures *s)
+{
+	char digest[2 * sizeof(s->fingerprint) + 1];
+	json_t *o = json_object();
+
+	for (size_t i = 0; i < sizeof(s->fingerprint); i++)
+		snprintf(digest + 2 * i, 3, "%02x", s->fingerprint[i]);
+	kvpd_put_int(o, "space", s->space);
+	kvpd_put_text(o, "tenant", f->tenant[s->tenant].name);
+	kvpd_put_text(o, "model", s->model);
+	kvpd_put_text(o, "adapter", s->adapter);
+	kvpd_put_text(o, "fingerprint", digest);
+	kvpd_put_int(o, "block_tokens", s->block_tokens);
+	kvpd_put_int(o, "block_bytes", s->block_bytes);
+	kvpd_put_int(o, "layers", s->layers);
+	kvpd_put_int(o, "opens", s->opens);
+	kvpd_put_int(o, "tokens_put", s->tokens_put);
+	kvpd_put_int(o, "blocks", s->blocks);
+	kvpd_put_int(o, "payload_bytes", s->blocks * s->block_bytes);
+	return o;
+}
+
+static json_t *spaces_json(const struct kvpd_figures *f)
+{
+	json_t *list = json_array();
+
+	for (uint32_t i = 0; i < f->n_spaces; i++)
+		json_array_append_new(list, space_json(f, &f->space[i]));
+	return json_pack("{s:o}", "spaces", list);
+}
+
+static const struct {
+	const char *name;
+	uint32_t what;
+	json_t *(*json)(const struct kvpd_figures *f);
+} verbs[] = {
+	{ "status", 0, status_json },
+	{ "tenants", 0, tenants_json },
+	{ "clients", KVPD_FIGURES_CLIENTS, clients_json },
+	{ "spaces", KVPD_FIGURES_SPACES, spaces_json },
+};
+
+bool kvpd_figures_verb(const char *verb, uint32_t *ret_what)
+{
+	for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
+		if (strcmp(verb, verbs[i].name) != 0)
+			continue;
+		*ret_what = verbs[i].what;
+		return true;
+	}
+	return false;
+}
+
+json_t *kvpd_figures_json(const struct kvpd_figures *f, const char *verb)
+{
+	for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
+		if (!strcmp(verb, verbs[i].name))
+			return verbs[i].json(f);
+	return NULL;
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the ledger counts, as plain numbers: whatever shows figures to people or to a monitor is made
+ * from this, by the control thread.
+ */
+#ifndef KVPD_FIGURES_H
+#define KVPD_FIGURES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/types.h>
+
+#include "shm/kvp_abi.h"
+#include "shm/kvp_proto.h"
+
+struct kvpd_ledger;
+
+#define KVPD_TENANT_NAME 64u
+#define KVPD_POLICY_TEXT 160u
+
+/* Lookups as clients count them in their pages: figures of theirs, believed for display only. */
+struct kvpd_lookups {
+	uint64_t hits, partial, misses;
+	uint64_t tokens_asked, tokens_matched;
+};
+
+/* Bytes, and counts since the tenant began where no limit stands beside them; see docs/admin.md. */
+struct kvpd_tenant_figures {
+	uint32_t id;
+	char name[KVPD_TENANT_NAME];
+	char policy[KVPD_POLICY_TEXT];
+	bool abandoned;
+	uint32_t sessions;
+	uint64_t share_bytes;
+	uint64_t charged_bytes;
+	uint64_t metadata_bytes;
+	uint64_t metadata_bytes_per_block;
+	uint64_t lease_scan_ns;
+	uint64_t arena_bytes;
+	uint64_t payload_bytes;
+	uint64_t blocks, max_blocks;
+	uint64_t recipes, max_recipes;
+	uint32_t open_claims;
+	struct kvpd_lookups lookups; /* of clients that are there and that were */
+	uint64_t tokens_put;
+	uint64_t commits, duplicates, refused;
+	uint64_t evictions, forgotten, moves;
+	uint64_t claims, waits, deleted;
+};
+
+struct kvpd_space_figures {
+	uint32_t tenant; /* index in `tenant` of the figures */
+	uint32_t space;
+	char model[KVP_SPACE_NAME + 1];
+	char adapter[KVP_SPACE_NAME + 1];
+	uint8_t fingerprint[32];
+	uint32_t block_tokens;
+	uint32_t layers;
+	uint64_t block_bytes;
+	uint32_t opens;
+	uint64_t blocks; /* with a payload */
+	uint64_t tokens_put;
+};
+
+struct kvpd_client_figures {
+	uint32_t tenant; /* index in `tenant` of the figures */
+	uint32_t session;
+	char name[KVP_CLIENT_NAME];
+	pid_t pid;
+	uid_t uid;
+	gid_t gid;
+	uint64_t attached_ms;
+	uint32_t leases, grants, claims;
+	uint64_t arena_bytes;
+	struct kvpd_lookups lookups;
+	bool expelled;
+};
+
+struct kvpd_figures {
+	uint64_t epoch;
+	uint64_t taken_ns; /* when, on the monotonic clock */
+	uint64_t uptime_ms;
+	uint32_t sessions, max_sessions;
+	uint64_t memory_bytes;
+	uint64_t promised_bytes;
+	bool hugetlb; /* pools are made of 2 MiB pages that were set aside */
+	char policy[KVPD_POLICY_TEXT];
+	/* Ascending by id; spaces and clients in the order of their tenants. */
+	struct kvpd_tenant_figures *tenant;
+	struct kvpd_space_figures *space;
+	struct kvpd_client_figures *client;
+	uint32_t n_tenants, n_spaces, n_clients;
+};
+
+/* Tenants always. Looking at clients reads the slots of their leases. */
+#define KVPD_FIGURES_SPACES  (1u << 0)
+#define KVPD_FIGURES_CLIENTS (1u << 1)
+
+/*
+ * Control thread. Figures of all tenants, or of the one that is called `only` (NULL: all). The
+ * ledger is asked for them in portions of at most about half a millisecond and serves clients
+ * between them, so what is said of two tenants, or of a tenant and its clients, may be some
+ * milliseconds apart. The result is freed by kvpd_figures_fini(). -ENOENT: there is no such tenant.
+ * -ENOMEM.
+ */
+int kvpd_figures_read(struct kvpd_ledger *ledger, const char *only, uint32_t what,
+	struct kvpd_figures *ret_figures);
+
+/* Frees what the figures hold; they may be all zero. Any thread. */
+static inline void kvpd_figures_fini(struct kvpd_figures *f)
+{
+	free(f->tenant);
+	free(f->space);
+	free(f->client);
+	*f = (struct kvpd_figures){ 0 };
+}
+
+#endif

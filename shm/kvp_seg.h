@@ -9,6 +9,7 @@
 #define KVP_SEG_H
 
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <unistd.h>
@@ -46,11 +47,21 @@ int kvp_seg_reopen_rw(int fd, int *ret_fd);
  * descriptor that kvp_seg_create() made? Asks the kernel for a lease on the file, which it gives
  * only to who is alone, and gives it back at once. It counts what was opened with
  * kvp_seg_reopen_*(), with every copy and mapping of that: so nobody may be given a copy of `fd`.
- * Pages pinned by a device or an io_uring are not counted.
+ * Pages pinned by a device or an io_uring are not counted, nor is a descriptor opened with O_PATH,
+ * although who owns the inode can open the memory again through it: see kvp_seg_watch().
  * 0: nobody. -EBUSY: somebody may still write. -EAGAIN: only readers are left. -EOPNOTSUPP: the
  * kernel gives no leases here. The process should ignore SIGIO, which an open meanwhile would send.
  */
 int kvp_seg_unused(int fd);
+
+/*
+ * A descriptor that tells when the memory is gone: when nobody has it open in any way, O_PATH
+ * included, or mapped. To be asked after `fd` was closed, which counts as well. Negative errno;
+ * -EMFILE: the user has too many inotify instances.
+ */
+int kvp_seg_watch(int fd);
+/* Is it gone? Says so once. */
+bool kvp_seg_gone(int watch);
 
 #define KVP_MAP_WRITE    1u
 #define KVP_MAP_DONTFORK 2u /* a forked child does not inherit the mapping */

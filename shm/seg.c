@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -104,6 +105,30 @@ int kvp_seg_unused(int fd)
 	if (fcntl(ro, F_SETLEASE, F_WRLCK) < 0)
 		return errno == EAGAIN ? -EAGAIN : -EOPNOTSUPP;
 	return 0;
+}
+
+/*
+ * A memfd has no name, so the kernel reports its deletion when the last reference to its entry
+ * goes, and the inode with it. The watch itself does not keep it.
+ */
+int kvp_seg_watch(int fd)
+{
+	kvp_autoclose int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+	char path[32];
+
+	if (watch < 0)
+		return -errno;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	if (inotify_add_watch(watch, path, IN_DELETE_SELF) < 0)
+		return -errno;
+	return kvp_take_fd(&watch);
+}
+
+bool kvp_seg_gone(int watch)
+{
+	char events[4 * sizeof(struct inotify_event)];
+
+	return read(watch, events, sizeof(events)) > 0;
 }
 
 int kvp_seg_map(int fd, uint64_t bytes, uint32_t flags, void **ret_addr)

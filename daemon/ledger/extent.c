@@ -30,7 +30,7 @@ struct kvpd_extent *kvpd_extent_new(
 	x->id = id;
 	x->bytes = bytes;
 	x->slots = (uint32_t)(bytes / c->slot_bytes);
-	x->fd = -1;
+	x->fd = x->watch = -1;
 	kvpd_list_init(&x->link);
 	x->slot = calloc(x->slots, sizeof(*x->slot));
 	if (!x->slot)

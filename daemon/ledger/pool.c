@@ -318,7 +318,9 @@ static void unmake(struct kvpd_extent *x)
 	x->addr = NULL;
 	if (x->fd >= 0)
 		close(x->fd);
-	x->fd = -1;
+	if (x->watch >= 0)
+		close(x->watch);
+	x->fd = x->watch = -1;
 }
 
 static void run_make(struct kvpd_job *job)
@@ -351,6 +353,20 @@ static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)
 }
 
 /*
+ * The last step of the proof. A lease does not count a descriptor opened with O_PATH, and such a one
+ * keeps the memory, so the daemon closes its own and sees whether that was the end.
+ */
+static int let_go(struct kvpd_extent *x)
+{
+	x->watch = kvp_seg_watch(x->fd);
+	if (x->watch < 0)
+		return 0; /* no more watches for this user: the lease has to do */
+	close(x->fd);
+	x->fd = -1;
+	return kvp_seg_gone(x->watch) ? 0 : -EBUSY;
+}
+
+/*
  * An arena's memory is never used again, for nobody: extents are made anew. But it is the machine's
  * until the last process that has it open or mapped lets go, and so long the tenant is charged for
  * it: a child of the client may have the arena still, or the client says falsely that it has
@@ -363,6 +379,9 @@ static int prove(struct kvpd_extent *x)
 {
 	int alone, sealed;
 
+	if (x->watch >= 0)
+		return kvp_seg_gone(x->watch) ? 0 : -EBUSY;
+
 	/* Nothing lies there any more. The daemon's own mapping is a reader too. */
 	kvp_seg_unmap(x->addr, x->bytes);
 	x->addr = NULL;
@@ -370,7 +389,9 @@ static int prove(struct kvpd_extent *x)
 	if (alone == -EBUSY || alone == -EAGAIN)
 		return alone;
 	sealed = kvp_seg_seal(x->fd, F_SEAL_WRITE);
-	return sealed == -EPERM ? alone : sealed;
+	if (sealed == -EPERM)
+		sealed = alone;
+	return sealed ? sealed : let_go(x);
 }
 
 /*

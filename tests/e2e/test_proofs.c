@@ -226,7 +226,19 @@ static void arenas_whose_seals_are_sealed(void **state)
 	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);
 }
 
-/* Gives arenas back and keeps what it had of them: the mapping, or only the descriptor. */
+static void keep_path(int fd)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	if (open(path, O_PATH | O_CLOEXEC) < 0)
+		_exit(5);
+}
+
+/* Whether all that is kept are descriptors opened with O_PATH. */
+static bool paths_only;
+
+/* Gives arenas back and keeps what it had of them: the mapping, or only a descriptor. */
 static void keep_arenas(void)
 {
 	uint32_t n = 0;
@@ -241,7 +253,11 @@ static void keep_arenas(void)
 		r = raw_arena(&s, 0, false, &fd, &arena);
 		if (r == 0) {
 			n++;
-			if (i & 1)
+			if (paths_only) {
+				keep_path(fd);
+				munmap(arena, s.arena_bytes);
+				close(fd);
+			} else if (i & 1)
 				munmap(arena, s.arena_bytes);
 			else
 				close(fd);
@@ -279,6 +295,28 @@ static void arenas_that_are_kept(void **state)
 	pid = child(keep_arenas);
 	end_child(pid);
 	honest_work(51);
+	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);
+}
+
+/* A lease does not count them, but they keep the memory as well. */
+static void arenas_kept_by_path(void **state)
+{
+	pid_t pid;
+
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	for (int i = 0; i < 2000 && figure("arena_bytes"); i++)
+		e2e_sleep_us(20000); /* what the test before has kept */
+	paths_only = true;
+	pid = child(keep_arenas);
+	honest_work(55);
+	assert_true(figure("arena_bytes") > 0);
+	end_child(pid);
+	paths_only = false;
+	for (int i = 0; i < 2000 && figure("arena_bytes"); i++)
+		e2e_sleep_us(20000);
+	assert_int_equal(figure("arena_bytes"), 0);
 	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);
 }
 
@@ -381,6 +419,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(descriptors_that_nobody_receives),
 		cmocka_unit_test(arenas_whose_seals_are_sealed),
 		cmocka_unit_test(arenas_that_are_kept),
+		cmocka_unit_test(arenas_kept_by_path),
 		cmocka_unit_test(a_program_that_replaces_itself),
 		cmocka_unit_test(a_page_that_is_mapped_keeps_its_session),
 	};

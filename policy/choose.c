@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The optimiser of choose.h: prices by bisection, a greedy fill, exchanges, an exact search. */
 #include "policy/choose.h"
 
 #include <math.h>

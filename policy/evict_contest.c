@@ -6,11 +6,11 @@
  * shadows besides.
  *
  * A cache of up to CONTEST_BLOCKS blocks is sampled whole, and one of up to SAMPLE if it was made
- * larger, for more than MANY ids. From a larger one we take whole chains, by a hash of their topmost
- * block, and shadows of SAMPLE blocks: each sees the same share of the traffic as it has of the
- * capacity. Blocks that many chains share (a system prompt) are left out, since no algorithm would
- * evict them, and they would drag all their chains into the sample or out of it. If only bytes bound
- * the cache, the share is halved until the sample fits.
+ * larger, for more than MANY ids. From a larger one we take whole chains, by a hash of their
+ * topmost block, and shadows of SAMPLE blocks: each sees the same share of the traffic as it has of
+ * the capacity. Blocks that many chains share (a system prompt) are left out, since no algorithm
+ * would evict them, and they would drag all their chains into the sample or out of it. If only
+ * bytes bound the cache, the share is halved until the sample fits.
  *
  * Hits are counted in strata, by chain, and fade slowly. An algorithm takes over when it leads the
  * one in charge by more than chance would bring about. Chance is told by how much its lead differs

@@ -96,8 +96,8 @@ uint32_t contest_shadow_find(const struct shadow *s, uint64_t key);
 void contest_flush(struct evict_contest *c);
 bool contest_sampled(const struct evict_contest *c, uint64_t key);
 /*
- * Which part of the traffic the shadows see, by the capacity of the real cache: at the beginning, or
- * when it has changed.
+ * Which part of the traffic the shadows see, by the capacity of the real cache: at the beginning,
+ * or when it has changed.
  */
 void contest_sample(struct evict_contest *c, bool begin);
 uint64_t contest_shadows_memory(const struct evict_contest *c);

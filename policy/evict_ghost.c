@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Keys of evicted blocks: two queues by age over one chained hash table, all in fixed arrays. In the
- * table a ghost is known as its place + 1, so that calloc() makes an empty one, and the pages of a
- * cache that never fills stay untouched.
+ * Keys of evicted blocks: two queues by age over one chained hash table, all in fixed arrays. In
+ * the table a ghost is known as its place + 1, so that calloc() makes an empty one, and the pages
+ * of a cache that never fills stay untouched.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What only a contest asks of hazard (evict_contest.c): to take in blocks that another algorithm has
- * held, and to put aside those that a shadow does not hold.
+ * What only a contest asks of hazard (evict_contest.c): to take in blocks that another algorithm
+ * has held, and to put aside those that a shadow does not hold.
  */
 #include <math.h>
 

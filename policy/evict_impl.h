@@ -29,7 +29,7 @@
 #define EVICT_PARKED  14u
 #define EVICT_OFFERED 15u
 
-/* In node.flags, beside KVP_EVICT_*: uses since insert. The bits above them are evict_contest.h's. */
+/* In node.flags, beside KVP_EVICT_*: uses since insert. Bits above them are evict_contest.h's. */
 #define EVICT_USES_SHIFT 1u
 #define EVICT_USES       (7u << EVICT_USES_SHIFT) /* 7: as many and more */
 
@@ -214,7 +214,7 @@ void evict_ghosts_clear(struct evict_ghosts *g);
 /* Its bucket will soon be needed. */
 void evict_ghost_prefetch(const struct evict_ghosts *g, uint64_t key);
 uint32_t evict_ghost_find(const struct evict_ghosts *g, uint64_t key);
-/* The ghost at a place below evict_ghosts_places(), of which a policy may write the note; NULL: none. */
+/* The ghost at a place below evict_ghosts_places(), whose note a policy may write; NULL: none. */
 struct evict_ghost *evict_ghost_at(struct evict_ghosts *g, uint32_t i);
 /* The key may be there already: find() then meets the younger. When full, the oldest of the same
  * queue, else of the other, makes room. */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The block graph as it is told of: nodes, edges that grow and fade, sketches of keys. */
 #include "policy/graph.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Rankings of the block graph: scores, the order of eviction, and the neighbours to prefetch. */
 #include "policy/graph.h"
 #include "policy/sort.h"
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Importance of tokens: attention averaged and blended over heads, or estimated from queries. */
 #include "policy/kvp_importance.h"
 
 #include <errno.h>

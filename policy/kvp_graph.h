@@ -30,7 +30,7 @@
  *
  * and a parent's score is at least its children's. (The founding formula, .01 age - 5 degree - 2
  * weights - 20 importance - 3 hits, is unbounded in every term: whichever is largest decides
- *alone.) What the score is worth for eviction is measured in docs/policies.md; prefetch is its use.
+ * alone.) docs/policies.md measures what the score is worth for eviction; prefetch is its use.
  *
  * Capacities are fixed at creation: nodes are the block ids below max_blocks, edges live in a
  * table of max_edges slots, where a new edge replaces the weakest of its bucket when that is full.

@@ -11,11 +11,11 @@
  *	value = access + tokens * error_seconds * D(bits)
  *
  * (not below 0: the ladder relieves tiers, it does not tidy them.) access: 0 in VRAM; latency +
- *bytes * seconds_per_byte, plus decoding below native bits, from another tier; the recompute time
- *from a recipe; that plus forget_seconds from nothing. The plan is the cheapest set of changes that
- *brings every tier that is over its high mark down to its low mark while no other rises above its
- *high mark; a tier over its mark receives nothing. Where the budgets bind, this compares
- *alternatives by seconds lost times probability of reuse per byte freed.
+ * bytes * seconds_per_byte, plus decoding below native bits, from another tier; the recompute time
+ * from a recipe; that plus forget_seconds from nothing. The plan is the cheapest set of changes
+ * that brings every tier that is over its high mark down to its low mark while no other rises above
+ * its high mark; a tier over its mark receives nothing. Where the budgets bind, this compares
+ * alternatives by seconds lost times probability of reuse per byte freed.
  *
  * Hysteresis: nothing is moved down until a tier is above `high`, then down to `low`; nothing rises
  * until a tier is below `rise`, and then up to it; rise < low < high, so that neither direction can

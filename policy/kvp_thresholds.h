@@ -66,8 +66,8 @@ struct kvp_adapt_opts {
  *	mean > target * 1.1	good:	  hot = floor(hot * 0.9), bits - 1 (at least 2)
  *
  * hot stays within [32, stale_tokens]. When a relaxation turns out to have been too much, it is
- *taken back and none is tried again for KVP_QUALITY_WINDOW samples, or until the target changes:
- *without that, two settings on the two sides of the band would alternate for ever.
+ * taken back and none is tried again for KVP_QUALITY_WINDOW samples, or until the target changes:
+ * without that, two settings on the two sides of the band would alternate for ever.
  */
 struct kvp_adapt {
 	struct kvp_adapt_opts opts;

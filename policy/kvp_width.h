@@ -39,14 +39,14 @@ uint32_t kvp_width_bits(uint32_t width);
 uint32_t kvp_width_of_bits(uint32_t bits);
 
 /*
- * Relative squared error of a vector that was coded in a width and decoded, E|x - x'|^2 / E|x|^2, of
- * the codecs that kernels/ recommends: TurboQuant at 128 dimensions, and 8 bits symmetric.
+ * Relative squared error of a vector that was coded in a width and decoded, E|x - x'|^2 / E|x|^2,
+ * of the codecs that kernels/ recommends: TurboQuant at 128 dimensions, and 8 bits symmetric.
  */
 extern const double kvp_width_distortion[KVP_WIDTHS];
 
 /*
- * A plane, the keys or the values of one layer in one block, whose tokens may have different widths:
- * what kernels/ writes as the codec `smart` with symmetric or TurboQuant codes.
+ * A plane, the keys or the values of one layer in one block, whose tokens may have different
+ * widths: what kernels/ writes as the codec `smart` with symmetric or TurboQuant codes.
  */
 struct kvp_width_plane {
 	uint32_t heads;       /* KV heads, 1..65536 */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The pressure ladder: states of each block with their costs, and the steps of the plan chosen. */
 #include "policy/kvp_ladder.h"
 #include "policy/choose.h"
 

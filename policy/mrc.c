@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Miss ratios of other sizes: exact near the front, sampled by hash behind it. */
 #include "policy/kvp_mrc.h"
 
 #include <errno.h>

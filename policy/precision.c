@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Mixed precision: options and budgets in bits, allocations from scratch and under a cut budget, and
- * the plans that follow a sequence over time. The solvers are in precision_solve.c.
+ * Mixed precision: options and budgets in bits, allocations from scratch and under a cut budget,
+ * and the plans that follow a sequence over time. The solvers are in precision_solve.c.
  */
 #include "policy/precision.h"
 

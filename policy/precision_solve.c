@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Solvers of mixed precision: by marginal gain, by dynamic programming, back down the chain. */
 #include "policy/precision.h"
 #include "policy/sort.h"
 

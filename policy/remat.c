@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Rematerialization: what to compute and what to load, what to give up, and what to get back. */
 #include "policy/kvp_remat.h"
 #include "policy/choose.h"
 #include "policy/kvp_ladder.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A radix sort of floats by their bits, eleven at a time. */
 #include "policy/sort.h"
 
 #include <string.h>

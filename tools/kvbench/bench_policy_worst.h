@@ -17,8 +17,8 @@ struct bench_worst_row {
 };
 
 /*
- * Runs all of them on one policy with so many blocks, at least 4,096; at most BENCH_WORST_ROWS rows.
- * Returns how many, or -ENOMEM.
+ * Runs all of them on one policy with so many blocks, at least 4,096; at most BENCH_WORST_ROWS
+ * rows. Returns how many, or -ENOMEM.
  */
 int bench_policy_worst(const char *policy, uint32_t blocks, struct bench_worst_row *ret_rows);
 

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/e2e/e2e.h"
 
@@ -90,17 +91,34 @@ static uint32_t put(struct engine *e, uint32_t n)
 }
 
 /* Blocks that are there once all is settled. */
-static uint32_t there(struct engine *e, uint32_t n)
+/* As a match finds it now. A block that is just being moved is a miss for that moment. */
+static uint32_t found(struct engine *e, uint32_t n)
 {
 	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_NO_TOUCH };
 	struct kvp_prefix_info i = { .size = sizeof(i) };
 	struct kvp_prefix *m;
 
-	assert_int_equal(kvp_flush(e->client, E2E_WAIT_MS), 0);
 	assert_int_equal(kvp_match(e->space, e->tokens, n * T, &o, &m), 0);
 	kvp_match_info(m, &i);
 	kvp_release(m);
 	return i.n_blocks;
+}
+
+/* The most that is found in a while in which nobody puts. */
+static uint32_t there(struct engine *e, uint32_t n)
+{
+	uint32_t most = 0;
+
+	assert_int_equal(kvp_flush(e->client, E2E_WAIT_MS), 0);
+	for (uint32_t i = 0; most < n && i < 40; i++) {
+		uint32_t now = found(e, n);
+
+		if (now > most)
+			most = now;
+		if (most < n)
+			usleep(5000);
+	}
+	return most;
 }
 
 static void start(struct kvt_daemon *d, uint64_t share, const char *policy)

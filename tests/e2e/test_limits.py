@@ -37,7 +37,7 @@ class Limits(unittest.TestCase):
     # Each is refused with this in the message.
     IMPOSSIBLE = [
         ({"defaults": {"share": "4MiB"}}, "defaults.share: 4MiB is too little"),
-        ({"memory": "20MiB"}, "a quarter of `memory`"),
+        ({"memory": "16MiB", "defaults": {"max_blocks": 100000}}, "a quarter of `memory`"),
         ({"memory": "64TiB"}, "is more than there is"),
         ({"user": "no-such-user-here"}, "user: there is no user 'no-such-user-here'"),
         ({"admin_group": "no-such-group"}, "admin_group: there is no group 'no-such-group'"),

@@ -23,6 +23,8 @@
 #define TICK_MS 1000
 /* While a RESERVE waits. */
 #define HURRY_MS 5
+/* While sleepers are to be woken. */
+#define WAKE_MS 1
 
 /* By bit number. Each does one portion and returns whether more of it is due at once. */
 static bool (*const steps[KVPD_DUE_KINDS])(struct kvpd_tenant *t, uint64_t now) = {
@@ -76,6 +78,7 @@ static uint32_t ticking(const struct kvpd_tenant *t)
 
 int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
 {
+	bool wakes = t->wakes || !kvpd_list_empty(&t->waking), waits = t->n_wanting != 0;
 	uint32_t tick = ticking(t), due = 0;
 	int ms = tick || t->ceiling ? TICK_MS : -1;
 
@@ -85,15 +88,18 @@ int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
 		t->tick = true;
 		due |= tick;
 	}
-	if (t->wakes || !kvpd_list_empty(&t->waking)) {
-		due |= KVPD_DUE_WAKES;
-		ms = 1;
+	/* An idle ledger looks here before it sleeps: what is tried in vain is not tried at once. */
+	if ((wakes || waits) && now - t->hurried_ns >= KVPD_CHORES_NS) {
+		t->hurried_ns = now;
+		due |= wakes ? KVPD_DUE_WAKES : 0;
+		due |= waits ? KVPD_DUE_SUPPLY : 0;
+		due |= waits && t->n_limbo ? KVPD_DUE_LIMBO : 0;
+		due |= waits && t->n_draining ? KVPD_DUE_EXTENTS : 0;
 	}
-	if (!kvpd_list_empty(&t->wanting)) {
-		due |= KVPD_DUE_SUPPLY | (t->n_limbo ? KVPD_DUE_LIMBO : 0) |
-		       (t->n_draining ? KVPD_DUE_EXTENTS : 0);
-		ms = ms == 1 ? 1 : HURRY_MS;
-	}
+	if (waits)
+		ms = HURRY_MS;
+	if (wakes)
+		ms = WAKE_MS;
 	if (due)
 		kvpd_due(t, due);
 	return t->due ? 0 : ms;

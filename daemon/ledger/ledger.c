@@ -23,7 +23,7 @@
 
 static int open_fds(struct kvpd_ledger *l)
 {
-	struct epoll_event ev = { .events = EPOLLIN };
+	struct epoll_event ev = { .events = EPOLLIN, .data.u32 = KVPD_MAX_SESSIONS };
 
 	l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	if (l->epoll_fd < 0)

@@ -18,13 +18,16 @@
 #define ANSWERS 64u
 #define MAKINGS 4u
 
+static void is_low(struct kvpd_session *s)
+{
+	if (kvpd_list_empty(&s->in_low))
+		kvpd_list_append(&s->tenant->low, &s->in_low);
+}
+
 void kvpd_supply_want(struct kvpd_session *s)
 {
-	struct kvpd_tenant *t = s->tenant;
-
-	if (kvpd_list_empty(&s->in_low))
-		kvpd_list_append(&t->low, &s->in_low);
-	kvpd_due(t, KVPD_DUE_SUPPLY);
+	is_low(s);
+	kvpd_due(s->tenant, KVPD_DUE_SUPPLY);
 }
 
 /*
@@ -68,7 +71,8 @@ static bool answer_waiting(struct kvpd_tenant *t, uint64_t now)
 			continue;
 		kvpd_list_remove(&s->in_wanting);
 		kvpd_list_append(&t->wanting, &s->in_wanting);
-		kvpd_supply_want(s);
+		/* Not due by this: it would be for as long as one waits. */
+		is_low(s);
 	}
 	t->wanting_left = 0;
 	return true;

@@ -107,6 +107,7 @@ struct kvpd_tenant {
 	uint32_t due_hand;       /* the kind that is looked at next */
 	uint64_t busy_ns;        /* of the ledger's time, so far */
 	uint64_t tick_ns;        /* of the last tick */
+	uint64_t hurried_ns;     /* when those that wait were last looked at for their own sake */
 	bool tick;               /* the next round over the extents is that of a tick, */
 	bool ticking;            /* and this one is */
 	/* words whose sleepers were not all woken, see wake.h */

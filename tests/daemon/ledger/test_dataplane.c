@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -1228,6 +1229,53 @@ static void figures_of_many(void **state)
 	dp_stop(&w);
 }
 
+/* ---- the thread ----------------------------------------------------------------------------- */
+
+static uint64_t cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/*
+ * What the ledger is told leaves nothing behind that keeps it awake, and neither does a session
+ * that waits for room which nobody makes.
+ */
+static void a_ledger_with_nothing_to_do_sleeps(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a;
+	kvp_token tokens[T] = { 1 };
+	struct dp_block block;
+	struct dp_grant g[64];
+	uint32_t space;
+	uint64_t began;
+	int r;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.share = 8 << 20;
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	space = dp_large_space(a, "m", 64 << 10);
+	assert_int_equal(dp_put(a, space, dp_root(), tokens, T, &block), 0);
+	began = cpu_ns();
+	usleep(300000);
+	assert_true(cpu_ns() - began < 100000000);
+
+	do
+		r = dp_reserve(a, space, 64, 0, g);
+	while (r > 0);
+	assert_int_equal(r, -EAGAIN);
+	began = cpu_ns();
+	assert_int_equal(dp_reserve(a, space, 64, 300, g), -EAGAIN);
+	assert_true(cpu_ns() - began < 150000000);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -1255,6 +1303,7 @@ int main(void)
 		cmocka_unit_test(figures_of_many),
 		cmocka_unit_test(what_cannot_be_is_refused_at_the_start),
 		cmocka_unit_test(limits_change_while_running),
+		cmocka_unit_test(a_ledger_with_nothing_to_do_sleeps),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

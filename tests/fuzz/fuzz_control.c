@@ -163,7 +163,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		kvpd_guest_end(g, "the input is over");
 	turns();
 	must(TAILQ_EMPTY(&control->conns) && !control->n_conns && !control->n_pending &&
-			!control->n_admins && !control->queued_fds,
+			!control->n_admins && !control->in_flight,
 		"a connection stayed behind");
 	must(count_fds() == before, "a descriptor stayed behind");
 	return 0;

@@ -55,13 +55,16 @@ int kvp_seg_reopen_rw(int fd, int *ret_fd);
 int kvp_seg_unused(int fd);
 
 /*
- * A descriptor that tells when the memory is gone: when nobody has it open in any way, O_PATH
- * included, or mapped. To be asked after `fd` was closed, which counts as well. Negative errno;
- * -EMFILE: the user has too many inotify instances.
+ * What tells when memory is gone: when nobody has it open in any way, O_PATH included, or mapped.
+ * kvp_seg_watches() makes a descriptor for all the memory that the process ever watches: closing one
+ * takes the kernel ten milliseconds and more, and a user may have few. kvp_seg_watch() returns the
+ * number of a watch, never 0. To be asked after `fd` was closed, which counts as well. Negative errno;
+ * -EMFILE: the user has too many inotify instances, -ENOSPC: too many watches.
  */
-int kvp_seg_watch(int fd);
-/* Is it gone? Says so once. */
-bool kvp_seg_gone(int watch);
+int kvp_seg_watches(void);
+int kvp_seg_watch(int watches, int fd);
+/* Is it gone? Also false while that cannot be found out, for want of a descriptor. */
+bool kvp_seg_gone(int watches, int watch);
 
 #define KVP_MAP_WRITE    1u
 #define KVP_MAP_DONTFORK 2u /* a forked child does not inherit the mapping */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
 #include <sys/mman.h>
@@ -107,28 +108,50 @@ int kvp_seg_unused(int fd)
 	return 0;
 }
 
-/*
- * A memfd has no name, so the kernel reports its deletion when the last reference to its entry
- * goes, and the inode with it. The watch itself does not keep it.
- */
-int kvp_seg_watch(int fd)
+int kvp_seg_watches(void)
 {
-	kvp_autoclose int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-	char path[32];
+	int watches = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
 
-	if (watch < 0)
-		return -errno;
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	if (inotify_add_watch(watch, path, IN_DELETE_SELF) < 0)
-		return -errno;
-	return kvp_take_fd(&watch);
+	return watches < 0 ? -errno : watches;
 }
 
-bool kvp_seg_gone(int watch)
+int kvp_seg_watch(int watches, int fd)
 {
-	char events[4 * sizeof(struct inotify_event)];
+	char path[32];
+	int watch;
 
-	return read(watch, events, sizeof(events)) > 0;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	watch = inotify_add_watch(watches, path, IN_DELETE_SELF);
+	return watch < 0 ? -errno : watch;
+}
+
+/*
+ * A memfd has no name, so the kernel removes its watches when the last reference to its entry goes,
+ * and the inode with it. A watch itself does not keep it. Which watches there are is read from the
+ * kernel's list of them: the events that it queues as well may overflow, and are thrown away.
+ */
+bool kvp_seg_gone(int watches, int watch)
+{
+	char events[4096], *line = NULL;
+	bool gone = true;
+	size_t size = 0;
+	FILE *list;
+	unsigned w;
+
+	while (read(watches, events, sizeof(events)) > 0)
+		;
+	snprintf(events, sizeof(events), "/proc/self/fdinfo/%d", watches);
+	list = fopen(events, "re");
+	if (!list)
+		return false;
+	while (gone && getline(&line, &size, list) > 0)
+		if (sscanf(line, "inotify wd:%x", &w) == 1 && w == (unsigned)watch)
+			gone = false;
+	if (ferror(list))
+		gone = false;
+	free(line);
+	fclose(list);
+	return gone;
 }
 
 int kvp_seg_map(int fd, uint64_t bytes, uint32_t flags, void **ret_addr)

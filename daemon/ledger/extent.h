@@ -61,7 +61,7 @@ struct kvpd_extent {
 	bool written;  /* and may write there */
 	uid_t uid;     /* of an arena's client */
 	int fd;
-	int watch;  /* of memory that was let go: tells when it is gone; or -1 */
+	int watch;  /* of memory that was let go, among ledger->watches_fd; or -1 */
 	void *addr; /* vault: writable; arena: read-only */
 	uint64_t bytes;
 	uint32_t slots;

@@ -285,6 +285,10 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 		s->refused_ns = now + KEPT_NS;
 		return;
 	}
+	if (kvpd_dropping_too_many(t, s->peer.uid)) {
+		s->refused_ns = now + RECLAIM_NS;
+		return;
+	}
 	cap = arena_cap(s, c->slot_bytes);
 	want = arena_wish(s, c, cap);
 	total = arena_total(t, c->slot_bytes);

@@ -20,6 +20,7 @@
 #include "daemon/ledger/worker.h"
 #include "daemon/log.h"
 #include "policy/kvp_evict.h"
+#include "shm/kvp_seg.h"
 
 static int open_fds(struct kvpd_ledger *l)
 {
@@ -31,6 +32,7 @@ static int open_fds(struct kvpd_ledger *l)
 	l->kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (l->kick_fd < 0)
 		return -errno;
+	l->watches_fd = kvp_seg_watches(); /* without one a lease has to do, see pool.c */
 	return epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, l->kick_fd, &ev) < 0 ? -errno : 0;
 }
 
@@ -67,7 +69,7 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	l->owner = params->owner;
 	l->post = params->post;
 	l->ctx = params->ctx;
-	l->epoll_fd = l->kick_fd = -1;
+	l->epoll_fd = l->kick_fd = l->watches_fd = -1;
 	l->started_ns = l->now_ns = kvpd_now_ns();
 	l->finished_tail = &l->finished;
 	kvpd_list_init(&l->spinning);
@@ -148,6 +150,8 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	pthread_cond_destroy(&l->cond);
 	if (l->kick_fd >= 0)
 		close(l->kick_fd);
+	if (l->watches_fd >= 0)
+		close(l->watches_fd);
 	if (l->epoll_fd >= 0)
 		close(l->epoll_fd);
 	free(l->policy);

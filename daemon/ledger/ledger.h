@@ -55,7 +55,8 @@ struct kvpd_ledger {
 	_Atomic(uint64_t) pressed_until_ns;
 
 	int epoll_fd;
-	int kick_fd; /* calls and finished jobs */
+	int kick_fd;    /* calls and finished jobs */
+	int watches_fd; /* of memory that was let go, see kvp_seg_watches(); the dropper's */
 	pthread_t thread;
 	bool running;
 	_Atomic(bool) attention; /* one of the three below has changed */

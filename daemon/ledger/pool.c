@@ -318,8 +318,6 @@ static void unmake(struct kvpd_extent *x)
 	x->addr = NULL;
 	if (x->fd >= 0)
 		close(x->fd);
-	if (x->watch >= 0)
-		close(x->watch);
 	x->fd = x->watch = -1;
 }
 
@@ -358,12 +356,14 @@ static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)
  */
 static int let_go(struct kvpd_extent *x)
 {
-	x->watch = kvp_seg_watch(x->fd);
+	int watches = x->tenant->ledger->watches_fd;
+
+	x->watch = kvp_seg_watch(watches, x->fd);
 	if (x->watch < 0)
 		return 0; /* no more watches for this user: the lease has to do */
 	close(x->fd);
 	x->fd = -1;
-	return kvp_seg_gone(x->watch) ? 0 : -EBUSY;
+	return kvp_seg_gone(watches, x->watch) ? 0 : -EBUSY;
 }
 
 /*
@@ -380,7 +380,7 @@ static int prove(struct kvpd_extent *x)
 	int alone, sealed;
 
 	if (x->watch >= 0)
-		return kvp_seg_gone(x->watch) ? 0 : -EBUSY;
+		return kvp_seg_gone(x->tenant->ledger->watches_fd, x->watch) ? 0 : -EBUSY;
 
 	/* Nothing lies there any more. The daemon's own mapping is a reader too. */
 	kvp_seg_unmap(x->addr, x->bytes);

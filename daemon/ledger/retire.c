@@ -144,6 +144,19 @@ bool kvpd_unproven_too_many(const struct kvpd_tenant *t, uid_t uid)
 	return n >= KVPD_UNPROVEN_MAX || (n && bytes >= t->limits.arena);
 }
 
+bool kvpd_dropping_too_many(const struct kvpd_tenant *t, uid_t uid)
+{
+	uint32_t n = 0;
+
+	for (struct kvpd_list *it = t->orphans.next; t->n_draining && it != &t->orphans;
+		it = it->next) {
+		const struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
+
+		n += x->state == KVPD_EXTENT_DROPPING && x->uid == uid;
+	}
+	return n >= KVPD_DROPPING_MAX;
+}
+
 /* ---- now and then --------------------------------------------------------------------------- */
 
 #define PORTION 256u /* extents looked at in one portion */

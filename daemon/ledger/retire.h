@@ -31,6 +31,12 @@ void kvpd_extent_dropped(struct kvpd_extent *x, int result);
  */
 bool kvpd_unproven_too_many(const struct kvpd_tenant *t, uid_t uid);
 #define KVPD_UNPROVEN_MAX 16u
+/*
+ * Are so many arenas of this uid being dropped that it should wait with the next one? Until then
+ * each takes a descriptor of the daemon.
+ */
+bool kvpd_dropping_too_many(const struct kvpd_tenant *t, uid_t uid);
+#define KVPD_DROPPING_MAX 64u
 /* The session is gone: it has unmapped all. */
 void kvpd_extent_forgotten(struct kvpd_session *s);
 /* Nobody should have it mapped any more: a pool thread drops it. */

@@ -245,6 +245,9 @@ pid_t e2e_fork(void)
 	pid = fork();
 	if (pid < 0)
 		e2e_die("fork", errno);
+	/* An assertion that fails in the child ends it: it would go on with the next test. */
+	if (!pid)
+		setenv("CMOCKA_TEST_ABORT", "1", 1);
 	return pid;
 }
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "daemon/control/control.h"
+#include "daemon/control/flight.h"
 #include "daemon/control/guest.h"
 #include "daemon/control/loop.h"
 #include "daemon/control/state.h"
@@ -161,6 +162,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	/* This process does not die: its sessions are ended as if it had. */
 	while ((g = TAILQ_FIRST(&control->guests)))
 		kvpd_guest_end(g, "the input is over");
+	turns();
+	/* Descriptors in flight when it hung up: looked at once a second, or now. */
+	kvpd_flight_drop(control);
 	turns();
 	must(TAILQ_EMPTY(&control->conns) && !control->n_conns && !control->n_pending &&
 			!control->n_admins && !control->in_flight,

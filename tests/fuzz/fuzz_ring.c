@@ -45,7 +45,7 @@ static void take(struct input *in, void *out, size_t n)
 	in->left -= have;
 }
 
-static void on_event(void *ctx, const struct kvpd_event *event)
+static int on_event(void *ctx, const struct kvpd_event *event)
 {
 	struct world *w = ctx;
 
@@ -55,6 +55,7 @@ static void on_event(void *ctx, const struct kvpd_event *event)
 	}
 	if (event->fd >= 0)
 		close(event->fd);
+	return 0;
 }
 
 static void must(bool ok)

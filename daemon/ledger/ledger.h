@@ -49,6 +49,7 @@ struct kvpd_ledger {
 	struct kvpd_list spinning; /* sessions that were served a moment ago, the oldest first */
 	struct kvpd_tenant *payer; /* whose time the call or job under way takes */
 	uint64_t now_ns;           /* as of the last turn */
+	_Atomic(uint64_t) rounds;  /* of the thread, since the start: few while nothing is asked */
 	uint64_t looked_ns;        /* when tenants were last asked what time makes due */
 	uint64_t polled_ns;        /* when wake-ups were last asked for */
 	/* The machine is short of memory: nothing grows until then. Read by the pool thread. */

@@ -296,6 +296,7 @@ void *kvpd_ledger_main(void *arg)
 	int timeout;
 
 	while (kvpd_ledger_round(l, &work, &timeout)) {
+		kvp_store_relaxed(&l->rounds, kvp_load_relaxed(&l->rounds) + 1);
 		if (kvpd_turns_next(&l->row) || kvpd_ledger_is_wanted(l)) {
 			quiet = 0;
 			if (l->now_ns - l->polled_ns >= POLL_NS)

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attention over parts that are native or in a codec: shapes, workspace, and the three phases that
+ * every instruction set shares.
+ */
 #include "kernels/kvp_attend.h"
 #include "kernels/dsp.h"
 #include "kernels/groups.h"

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Centroids and bounds of the tq codecs, tables of what lloyd.c computes, and the steps by which
+ * encoders find the code of a value.
+ */
 #include "kernels/dsp.h"
 #include "kernels/numeric.h"
 

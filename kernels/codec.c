@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The table of codec families: for each its layout, and encode and decode of whole planes. */
 #include "kernels/dsp.h"
 #include "kernels/groups.h"
 #include "kernels/numeric.h"

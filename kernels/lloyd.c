@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Lloyd-Max quantisers of one coordinate of a random unit vector, by Newton's method. */
 #include "kernels/kvp_lloyd.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Codec names: the grammar of each family's variants, parsed and spelt. */
 #include "kernels/kvp_codec.h"
 #include "kernels/dsp.h"
 

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rotations of vectors by random signs and Hadamard matrices, Paley orders included, in plain C.
+ */
 #include "kernels/dsp.h"
 #include "kernels/kvp_haar.h"
 #include "kernels/numeric.h"

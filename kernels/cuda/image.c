@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The compiled CUDA kernels as the linker embedded them, or none where they were not built. */
 #include "kernels/cuda/kvp_cuda_kernels.h"
 
 #include <errno.h>

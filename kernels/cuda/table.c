@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the host tells the CUDA kernels: codecs and shapes checked and put into their terms, and
+ * the table of kernels by name.
+ */
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/kvp_cuda_kernels.h"
 #include "kernels/dsp.h"

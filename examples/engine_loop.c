@@ -51,38 +51,39 @@ static int attend(const struct sequence *s)
 static int use_cached(struct sequence *s)
 {
 	struct kvp_prefix_info info = { .size = sizeof(info) };
+	const void *addrs[BLOCKS];
 	int r = kvp_match_info(s->match, &info);
 
 	/* Without a lease nothing holds the blocks in place: compute instead. */
 	if (r < 0 || !(info.flags & KVP_MATCHED_LEASED))
 		return r;
-	for (s->matched = 0; s->matched < info.n_blocks; s->matched++) {
-		struct kvp_payload_info p = { .size = sizeof(p) };
-
-		r = kvp_payload(s->match, s->matched, &p);
-		if (r < 0)
-			return r;
-		s->block[s->matched] = p.addr;
-	}
-	return 0;
+	r = kvp_payloads(s->match, 0, info.n_blocks, addrs);
+	for (int b = 0; b < r; b++)
+		s->block[b] = addrs[b];
+	s->matched = r < 0 ? 0 : (unsigned)r;
+	return r < 0 ? r : 0;
 }
 
+/* All that is missing: slots in one call, the model, and all of it published in one call. */
 static int compute_rest(struct kvp_space *space, struct sequence *s, const uint32_t *tokens)
 {
+	struct kvp_grant **grants = s->grant + s->matched;
+	uint32_t n = BLOCKS - s->matched;
 	struct kvp_ref parent;
 	int r = kvp_match_ref(s->match, s->matched, &parent);
 
-	for (unsigned b = s->matched; r == 0 && b < BLOCKS; b++) {
-		r = kvp_reserve(space, 5000, NULL, &s->grant[b]);
-		if (r < 0)
-			break;
-		prefill(tokens + b * T, kvp_grant_addr(s->grant[b]));
+	if (r < 0 || !n)
+		return r;
+	/* An engine that gets fewer computes the rest in memory of its own; this one has none. */
+	r = kvp_reserve_run(space, n, 5000, NULL, grants);
+	if (r != (int)n)
+		return r < 0 ? r : -EAGAIN;
+	for (unsigned b = s->matched; b < BLOCKS; b++) {
 		s->block[b] = kvp_grant_addr(s->grant[b]);
-		r = kvp_commit(s->grant[b], parent, tokens + b * T, T, s->match, 0);
-		if (r == 0)
-			r = kvp_grant_ref(s->grant[b], &parent);
+		prefill(tokens + b * T, kvp_grant_addr(s->grant[b]));
 	}
-	return r;
+	r = kvp_commit_run(grants, n, parent, tokens + s->matched * T, n * T, s->match, 0, NULL);
+	return r < 0 ? r : 0;
 }
 
 /* Returns the result of attention, or a negative errno. */

@@ -318,6 +318,16 @@ struct kvp_payload_info {
 KVP_EXPORT int kvp_payload(
 	const struct kvp_prefix *prefix, uint32_t i, struct kvp_payload_info *ret_payload);
 
+/*
+ * Addresses of blocks [first, first + n) of the prefix, the tail being block n_blocks, in one call:
+ * ret_addrs[i] is where block first + i begins in this process, block_bytes long, valid until
+ * kvp_release(). Returns how many were written: fewer than n where the prefix ends before, or before a
+ * block whose bytes are not native ones in memory (kvp_payload() says more of it); 0: `first` is
+ * beyond the prefix. -ENOLCK: the prefix is not leased, use kvp_get(); -EINVAL: released; -ECHILD.
+ */
+KVP_EXPORT int kvp_payloads(
+	const struct kvp_prefix *prefix, uint32_t first, uint32_t n, const void **ret_addrs);
+
 /* Counts as one more use (long decodes keep their prefix warm with it). No system call. */
 KVP_EXPORT int kvp_touch(struct kvp_prefix *prefix);
 
@@ -422,6 +432,15 @@ KVP_EXPORT int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *toke
 KVP_EXPORT int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retry_ms,
 	struct kvp_grant **ret_grant);
 
+/*
+ * Slots for n blocks, 1 <= n <= KVP_CLIENT_GRANTS, as kvp_reserve() gives them one by one; waits at
+ * most timeout_ms for all of them together. Returns how many there are, in ret_grants[0..) and the
+ * caller's from then on. Fewer than n: no more could be had in time; *ret_retry_ms, if not NULL and
+ * want of room was why, says when to try again. A negative errno, those of kvp_reserve(): none.
+ */
+KVP_EXPORT int kvp_reserve_run(struct kvp_space *space, uint32_t n, uint32_t timeout_ms,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grants);
+
 KVP_EXPORT void *kvp_grant_addr(const struct kvp_grant *grant);
 
 /* Names the block that another one follows. A value; copy freely. */
@@ -451,6 +470,30 @@ KVP_EXPORT int kvp_grant_ref(const struct kvp_grant *grant, struct kvp_ref *ret_
  */
 KVP_EXPORT int kvp_commit(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *tokens,
 	uint32_t n, struct kvp_prefix *claim, uint32_t flags);
+
+/*
+ * Publishes n_grants written slots of one space as consecutive blocks after `parent`: grants[i] has
+ * tokens [i * block_tokens, (i + 1) * block_tokens) of tokens[0..n), the last grant what is left,
+ * which may make it partial; n_grants is exactly what n takes. Otherwise as kvp_commit() for each in
+ * turn, but in one call: no block has to be named for the next one to follow it.
+ *
+ * Returns how many were handed over, in order. grants[0..returned) are committed (with
+ * KVP_COMMIT_RELEASE: gone); the others are as they were and still the caller's, who may commit them
+ * after *ret_last or release them. A negative errno: none was. Fewer than n_grants: the ring stayed
+ * full for the client's own timeout, which bounds the whole call, or the daemon went; the blocks that
+ * were handed over to a daemon that went are lost, and what is asked of them or of it next says so.
+ *
+ * *ret_last, if not NULL, then names the last whole block that was handed over; untouched if there is
+ * none. Unlike kvp_grant_ref() it outlives the grant: it is good while the block is among the last 512
+ * that this client committed.
+ *
+ * All arguments are looked at first, and nothing is committed if one is wrong. -EINVAL: also if a
+ * grant is there twice, was released, or is another space's; -EALREADY: one was committed before;
+ * -EAGAIN, -ESHUTDOWN, -ECHILD.
+ */
+KVP_EXPORT int kvp_commit_run(struct kvp_grant *const *grants, uint32_t n_grants,
+	struct kvp_ref parent, const uint32_t *tokens, size_t n, struct kvp_prefix *claim,
+	uint32_t flags, struct kvp_ref *ret_last);
 
 #define KVP_COMMITTED_DUPLICATE 1 /* somebody had published the same block: theirs is used */
 

@@ -290,6 +290,32 @@ int kvp_payload(const struct kvp_prefix *m, uint32_t i, struct kvp_payload_info 
 	return result_give(ret, &p, sizeof(p));
 }
 
+int kvp_payloads(const struct kvp_prefix *m, uint32_t first, uint32_t n, const void **ret_addrs)
+{
+	uint32_t have, i;
+
+	if (!m || (n && !ret_addrs) || !prefix_live(m))
+		return -EINVAL;
+	if (!client_mine(m->client))
+		return -ECHILD;
+	have = m->n_blocks + (m->tail_tokens ? 1 : 0);
+	if (first >= have)
+		return 0;
+	if (!(m->flags & KVP_MATCHED_LEASED))
+		return -ENOLCK;
+	if (n > have - first)
+		n = have - first;
+	for (i = 0; i < n; i++) {
+		const struct kvp_hit *h = &m->hits[first + i];
+		const void *addr = hit_addr(m->att, h);
+
+		if (!addr || kvp_where_codec(h->where) != KVP_CODEC_NATIVE)
+			break;
+		ret_addrs[i] = addr;
+	}
+	return (int)i;
+}
+
 int kvp_match_ref(const struct kvp_prefix *m, uint32_t n_blocks, struct kvp_ref *ret)
 {
 	const struct kvp_hit *h;

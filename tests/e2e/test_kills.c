@@ -30,7 +30,7 @@ static struct kvt_daemon daemon_;
 static const char *const points[] = { "connect", "hello", "welcome", "mapped", "attached",
 	"space-open", "match", "found", "leased", "release", "claimed", "wait", "reserve",
 	"reserved", "commit", "committed", "grant-release", "forked", "put-reserve", "put-write",
-	"put-commit", "arena-ack" };
+	"put-commit", "arena-ack", "run-reserved", "run-commit", "run-committed" };
 
 /* Shares nothing with any other, so that nobody commits its first block by the way. */
 static void claimed_prompt(uint32_t *tokens)
@@ -52,7 +52,7 @@ static int every_step(uint32_t number)
 	struct kvp_view_plane planes[2];
 	struct kvp_view view = { .size = sizeof(view), .planes = planes };
 	struct kvp_prefix *m;
-	struct kvp_grant *g;
+	struct kvp_grant *g, *run[3];
 	uint64_t bytes;
 	struct e2e e;
 
@@ -89,6 +89,14 @@ static int every_step(uint32_t number)
 	memset(buffer, 0, sizeof(buffer));
 	if (kvp_put(e.space, tokens, E2E_BT * 4, 0, &view, &put, NULL) != E2E_BT * 4)
 		return 9;
+	/* The same prompt under another root, in a run. */
+	tokens[0] ^= 0x400000;
+	if (kvp_reserve_run(e.space, 3, E2E_WAIT_MS, NULL, run) != 3)
+		return 10;
+	for (uint32_t i = 0; i < 3; i++)
+		memset(kvp_grant_addr(run[i]), 0, E2E_BLOCK_BYTES);
+	if (kvp_commit_run(run, 3, kvp_ref_root(), tokens, E2E_BT * 3, NULL, 0, NULL) != 3)
+		return 11;
 	e2e_detach(&e);
 	return 0;
 }

@@ -41,6 +41,7 @@ int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)
 	kvp_prefix_info info = {};
 	kvp_payload_info payload = {};
 	kvp_digest digest = {};
+	const void *addr = nullptr;
 	kvp_view_plane plane = {};
 	kvp_view view = {};
 	uint64_t bytes = 0;
@@ -55,7 +56,8 @@ int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)
 		return kvp_chunk_keys(space, tokens, n, &digest, 1);
 	if (info.flags & KVP_MATCHED_PENDING && kvp_wait(prefix, 0) < 0)
 		return kvp_release(prefix);
-	if (kvp_payload(prefix, 0, &payload) < 0 || kvp_touch(prefix) < 0)
+	if (kvp_payloads(prefix, 0, 1, &addr) < 0 || kvp_payload(prefix, 0, &payload) < 0 ||
+		kvp_touch(prefix) < 0)
 		return -1;
 	kvp_view_dense(space, KVP_VIEW_LCND, base, n, &plane, &bytes);
 	return kvp_get(prefix, 0, static_cast<uint32_t>(n), &view, KVP_GET_VERIFY);
@@ -64,7 +66,7 @@ int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)
 int64_t write(kvp_space *space, kvp_prefix *prefix, const uint32_t *tokens, kvp_view *view)
 {
 	kvp_put_opts opts = {};
-	kvp_grant *grant = nullptr;
+	kvp_grant *grant = nullptr, *run[2] = {};
 	kvp_ref parent = kvp_ref_root();
 	uint32_t retry_ms = 0;
 	int why = 0;
@@ -74,6 +76,10 @@ int64_t write(kvp_space *space, kvp_prefix *prefix, const uint32_t *tokens, kvp_
 		return kvp_put(space, tokens, 64, 0, view, &opts, &retry_ms) +
 		       kvp_put_outcome(space, tokens, 64, 0, 0, &why);
 	kvp_match_ref(prefix, 0, &parent);
+	if (kvp_reserve_run(space, 2, 0, &retry_ms, run) == 2 &&
+		kvp_commit_run(run, 2, parent, tokens, 128, prefix, KVP_COMMIT_RELEASE, &parent) <
+			0)
+		return kvp_grant_release(run[0]) + kvp_grant_release(run[1]);
 	kvp_fork(prefix, grant);
 	kvp_commit(grant, parent, tokens, 64, prefix, KVP_COMMIT_RELEASE);
 	return kvp_grant_wait(grant, 0) + kvp_grant_ref(grant, &parent) + kvp_grant_release(grant);

@@ -307,7 +307,9 @@ int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes
  * Encodes a plane. out must be aligned to 16 bytes, hold the payload's bytes, and not overlap src.
  * opts may be NULL. Padding between sections is written as zeros. Deterministic.
  * NaN is encoded as 0 and infinities as the largest magnitude that the plane's exponent or the
- * group's range allows: no other token decodes otherwise because of them. native copies the bits.
+ * group's range allows: no other token decodes otherwise because of them. A finite element 2^16
+ * times louder than nearly all rows saturates, too, and costs its vector and its group their
+ * precision, not the plane (docs/formats.md, "Outlier rows"). native copies the bits.
  * -EINVAL, -ENOSPC (out_size), -ENOENT (no calibration).
  */
 int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,

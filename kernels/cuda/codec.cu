@@ -63,37 +63,98 @@ KVP_DEV uint32_t row_max(const uint8_t *row, uint32_t dtype, uint32_t dim, uint3
 	return max;
 }
 
-/* Largest finite magnitude of a plane's coded rows, as fp32 bits, in thread 0. */
-KVP_DEV uint32_t plane_max(const struct kvp_cuda_rows *p, uint32_t page)
+KVP_DEV uint32_t warp_max(uint32_t max)
 {
-	const struct kvp_cuda_codec *c = &p->codec;
-	uint64_t base = raw_base(p, page);
-	uint32_t lane = kvp_tid() % 32, max = 0;
-
-	for (uint32_t i = kvp_tid() / 32; i < c->heads * c->coded; i += kvp_threads() / 32) {
-		int64_t off = (int64_t)(i / c->coded) * p->raw_head_stride +
-			      (int64_t)(i % c->coded) * p->raw_token_stride;
-		uint32_t m = row_max(at_const(base, off), c->dtype, c->dim, lane);
-
-		max = m > max ? m : max;
-	}
 	KVP_UNROLL
 	for (uint32_t m = 16; m > 0; m /= 2) {
 		uint32_t other = kvp_shfl_xor_u32(max, m);
 
 		max = other > max ? other : max;
 	}
-	if (lane == 0)
+	return max;
+}
+
+/* Largest finite magnitude of row i of a plane's coded ones, as fp32 bits, in all lanes. */
+KVP_DEV uint32_t coded_row_max(const struct kvp_cuda_rows *p, uint64_t base, uint32_t i)
+{
+	const struct kvp_cuda_codec *c = &p->codec;
+	int64_t off = (int64_t)(i / c->coded) * p->raw_head_stride +
+		      (int64_t)(i % c->coded) * p->raw_token_stride;
+
+	return warp_max(row_max(at_const(base, off), c->dtype, c->dim, kvp_tid() % 32));
+}
+
+/* Of the whole plane, in all threads. */
+KVP_DEV uint32_t plane_max(const struct kvp_cuda_rows *p, uint64_t base)
+{
+	uint32_t max = 0;
+
+	for (uint32_t i = kvp_tid() / 32; i < p->codec.heads * p->codec.coded;
+		i += kvp_threads() / 32) {
+		uint32_t m = coded_row_max(p, base, i);
+
+		max = m > max ? m : max;
+	}
+	if (kvp_tid() % 32 == 0)
 		kvp_sts_u32(kvp_tid() / 8, max);
 	kvp_sync();
-	if (kvp_tid() == 0) {
-		for (uint32_t w = 1; w < kvp_threads() / 32; w++) {
-			uint32_t m = kvp_lds_u32(4 * w);
+	for (uint32_t w = 0; w < kvp_threads() / 32; w++) {
+		uint32_t m = kvp_lds_u32(4 * w);
 
-			max = m > max ? m : max;
-		}
+		max = m > max ? m : max;
 	}
 	return max;
+}
+
+/* Rows by the exponent field of their largest magnitude: shared memory from here on, by warp. */
+#define BINS     256
+#define ROWS_BIN (4 * WARPS)
+
+KVP_DEV void count_rows(const struct kvp_cuda_rows *p, uint64_t base)
+{
+	uint32_t mine = ROWS_BIN + kvp_tid() / 32 * 4 * BINS;
+
+	for (uint32_t i = kvp_tid(); i < WARPS * BINS; i += kvp_threads())
+		kvp_sts_u32(ROWS_BIN + 4 * i, 0);
+	kvp_sync();
+	for (uint32_t i = kvp_tid() / 32; i < p->codec.heads * p->codec.coded;
+		i += kvp_threads() / 32) {
+		uint32_t bin = mine + 4 * (coded_row_max(p, base, i) >> 23);
+
+		if (kvp_tid() % 32 == 0)
+			kvp_sts_u32(bin, kvp_lds_u32(bin) + 1);
+	}
+	kvp_sync();
+	for (uint32_t i = kvp_tid(); i < BINS; i += kvp_threads()) {
+		uint32_t n = 0;
+
+		for (uint32_t w = 0; w < WARPS; w++)
+			n += kvp_lds_u32(ROWS_BIN + 4 * (w * BINS + i));
+		kvp_sts_u32(ROWS_BIN + 4 * i, n);
+	}
+	kvp_sync();
+}
+
+KVP_DEV uint32_t rows_of(uint32_t exponent)
+{
+	return kvp_lds_u32(ROWS_BIN + 4 * exponent);
+}
+
+/* max_of_most() of kernels/plane.c: what is 2^16 times louder than all but a few rows is left out. */
+KVP_DEV uint32_t max_of_most(const struct kvp_cuda_rows *p, uint64_t base, uint32_t max)
+{
+	uint32_t n, few, e = max >> 23, louder = 0;
+
+	count_rows(p, base);
+	n = p->codec.heads * p->codec.coded - rows_of(0);
+	few = n < 32 ? n > 1 : n / 16;
+	while (e && louder + rows_of(e) <= few)
+		louder += rows_of(e--);
+	if (e + 16 >= max >> 23)
+		return max;
+	for (e += 16; e && !rows_of(e); e--)
+		;
+	return e << 23;
 }
 
 KVP_DEV int32_t exponent_of(uint32_t max)
@@ -143,10 +204,18 @@ KVP_KERNEL(kvp_cu_plane_begin, kvp_cuda_rows, THREADS, 1)
 	uint32_t scalars = per_channel(c) ? c->heads * c->groups * c->dim * 2
 					  : c->heads * c->tokens * c->groups * (c->wide ? 4 : 2);
 	uint8_t *plane = plane_of(&p, page);
-	uint32_t max = p.force_exponent ? 0 : plane_max(&p, page);
+	int32_t exponent = p.exponent;
 
+	if (!p.force_exponent) {
+		uint64_t base = raw_base(&p, page);
+		uint32_t max = plane_max(&p, base);
+
+		exponent = exponent_of(max);
+		if (exponent > 0)
+			exponent = exponent_of(max_of_most(&p, base, max));
+	}
 	if (kvp_tid() == 0)
-		write_header(c, plane, p.force_exponent ? p.exponent : exponent_of(max));
+		write_header(c, plane, exponent);
 	clear_gap(plane, c->codes + c->heads * c->coded * c->row_bytes, c->scale);
 	clear_gap(plane, c->scale + scalars, c->minimum);
 	clear_gap(plane, c->minimum + scalars, c->native);

@@ -17,7 +17,8 @@
 #define GRID_YZ_MAX  65535u
 #define ROW_WARPS    8u /* WARPS of codec.cu */
 #define ANY_WARPS    4u
-#define COPY_THREADS 256u /* of layout.cu */
+#define BEGIN_SMEM   (ROW_WARPS * 4 * (1 + 256)) /* maxima, and rows by exponent */
+#define COPY_THREADS 256u                        /* of layout.cu */
 
 /* ---- codecs ---- */
 
@@ -179,7 +180,7 @@ static int shape_begin(const void *params, struct kvp_cuda_shape *ret)
 	*ret = (struct kvp_cuda_shape){
 		.grid = { p->count, 1, 1 },
 		.threads = 32 * ROW_WARPS,
-		.smem_bytes = 4 * ROW_WARPS,
+		.smem_bytes = BEGIN_SMEM,
 	};
 	return 0;
 }
@@ -488,7 +489,7 @@ static int shape_merge(const void *params, struct kvp_cuda_shape *ret)
 			ATTEND_SMEM_MAX, shape_attend)
 
 const struct kvp_cuda_kernel kvp_cuda_kernels[] = {
-	ROWS("kvp_cu_plane_begin", 4 * ROW_WARPS, shape_begin),
+	ROWS("kvp_cu_plane_begin", BEGIN_SMEM, shape_begin),
 	ROWS("kvp_cu_native_encode", 0, shape_native),
 	ROWS("kvp_cu_native_decode", 0, shape_native),
 	ROWS("kvp_cu_tq_encode_64", 0, shape_tq_64),

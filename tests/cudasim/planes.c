@@ -118,7 +118,7 @@ void subject_draw(struct rng *r, struct subject *ret)
 	} while (kvp_plane_layout(s.codec, &s.plane, &lay) < 0);
 	s.force = rng_below(r, 3) == 0;
 	s.exponent = (int32_t)rng_below(r, 11) - 5;
-	s.pattern = rng_below(r, 9);
+	s.pattern = rng_below(r, 10);
 	*ret = s;
 }
 
@@ -193,6 +193,7 @@ static float draw_value(struct rng *r, uint32_t pattern, uint32_t channel, float
 	case 6: /* beyond fp16 in every norm */
 		return f * 3e4f * (rng_below(r, 8) ? 1.0f : 1e30f);
 	case 7: /* rows of very different size */
+	case 9:
 		return f * row_scale;
 	case 8: /* few levels: ties everywhere */
 		return 0.5f * (float)rng_below(r, 5) - 1.0f;
@@ -209,6 +210,8 @@ void plane_fill(struct rng *r, const struct subject *s, uint8_t *buffer, const s
 				       (ptrdiff_t)t * pl->token_stride;
 			float scale = ldexpf(rng_normal(r), (int)rng_below(r, 30) - 20);
 
+			if (s->pattern == 9) /* now and then a row that is no row of keys */
+				scale = rng_below(r, 40) ? 1.0f : ldexpf(1.0f, 60);
 			for (uint32_t i = 0; i < s->plane.dim; i++)
 				put_element(row, s->plane.dtype, i,
 					draw_value(r, s->pattern, i, scale));

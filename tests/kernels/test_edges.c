@@ -374,6 +374,122 @@ static void ranges_of_what_is_finite(void **state)
 	}
 }
 
+/* Relative squared error of all elements that neither lie in row `at` nor share its range. */
+static double error_of_others(const struct plane *t, const float *x, size_t at, int keys)
+{
+	double e = 0.0, xx = 0.0;
+
+	for (size_t j = 0; j < N; j++) {
+		/* kivi's ranges go over tokens, at most 128 of them: all of this head's. */
+		if (j / DIM == at / DIM ||
+			(keys && j / DIM / TOKENS == at / DIM / TOKENS && j % DIM == at % DIM))
+			continue;
+		e += ((double)x[j] - (double)t->y[j]) * ((double)x[j] - (double)t->y[j]);
+		xx += (double)x[j] * (double)x[j];
+	}
+	return e / xx;
+}
+
+/*
+ * One finite element as large as there are, and the plane's other rows keep their precision:
+ * whatever the size of these, where that element lies, and its sign. It saturates itself.
+ */
+static void one_finite_outlier(void **state)
+{
+	static const float evil[] = { 1e38f, -3.4e38f, 1e12f, -1e12f };
+	static const float size[] = { 1.0f, 0x1p-5f, 300.0f, 1e5f, 1e-8f };
+	const size_t where[] = { 5, 37 * DIM + 5, N - 1 };
+
+	(void)state;
+	for (size_t i = 0; i < 2 * 5 * NAMES; i++) {
+		const char *name = names[i / 10];
+		struct plane *t = plane_new(name, i / 5 % 2);
+		int published = strncmp(name, "pub", 3) == 0;
+		int keys = strstr(name, "kivi") && t->p.kind == KVP_PLANE_K;
+		static float x[N];
+
+		/* Those have no exponent: what they hold lies within fp16. */
+		for (size_t j = 0; j < N; j++)
+			x[j] = t->x[j] * size[published ? i % 5 % 3 : i % 5];
+		for (size_t w = 0; w < 3; w++) {
+			double clean;
+			float e = evil[(i + w) % 4];
+
+			memcpy(t->x, x, sizeof x);
+			assert_int_equal(encode(t, t->x, t->payload, ROOM), 0);
+			assert_int_equal(decode(t, t->payload, t->bytes, t->y), 0);
+			clean = error_of_others(t, x, where[w], keys);
+			t->x[where[w]] = e;
+			encode_alike(t);
+			assert_int_equal(decode(t, t->payload, t->bytes, t->y), 0);
+			for (size_t j = 0; j < N; j++)
+				assert_true(isfinite(t->y[j]));
+			if (error_of_others(t, x, where[w], keys) > 1.05 * clean)
+				fail_msg("%s kind %u: %g among %g leaves relMSE %g, not %g", name,
+					t->p.kind, (double)e, (double)size[i % 5],
+					error_of_others(t, x, where[w], keys), clean);
+		}
+		plane_free(t);
+	}
+}
+
+/*
+ * What an outlier is: of 160 rows at most ten, louder than the next by more than 2^16. A plane
+ * that is loud in more of its rows, or by less, has the exponent of its loudest.
+ */
+static void outliers_are_few_and_far(void **state)
+{
+	static const struct {
+		uint32_t loud; /* rows */
+		float size, rest;
+		int32_t exponent;
+	} cases[] = {
+		{ 10, 0x1p100f, 1.0f, 0 },
+		{ 11, 0x1p100f, 1.0f, 98 },
+		{ 1, 0x1p16f, 1.0f, 14 },
+		{ 1, 0x1p17f, 1.0f, 0 },
+		{ 1, 0x1p17f, 2.0f, 15 },
+		{ 1, 0x1p40f, 0x1p12f, 10 },
+		{ 1, 0x1p12f, 0x1p-10f, -12 },
+		{ 1, 0x1p9f, 0x1p-10f, 0 }, /* ordinary by itself */
+		{ 1, 0x1p100f, 0x1p-120f, -120 },
+		{ 1, 0x1p100f, 0x1p-140f, 98 }, /* subnormal: as good as nothing */
+		{ 1, 0x1p100f, 0.0f, 98 },
+		{ 0, 0.0f, 0x1p100f, 98 },
+	};
+	struct plane *t = plane_new("int8", KVP_PLANE_K);
+
+	(void)state;
+	t->p.tokens = 80; /* fewer than N elements, of 40 channels */
+	t->p.dim = 40;
+	assert_int_equal(kvp_plane_bytes(t->codec, &t->p, &t->bytes), 0);
+	for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+		const struct kvp_raw_const src = { t->x, 80 * 160, 160 };
+		struct kvp_plane_hdr hdr;
+
+		for (uint32_t row = 0; row < 160; row++)
+			for (uint32_t i = 0; i < 40; i++)
+				/* rows 13 apart, so that heads, first and last rows have some */
+				t->x[row * 40 + i] = row * 37 % 160 < cases[c].loud ? cases[c].size
+										    : cases[c].rest;
+		assert_int_equal(
+			kvp_plane_encode(k, t->codec, &t->p, &t->o, src, t->payload, ROOM), 0);
+		memcpy(&hdr, t->payload, sizeof hdr);
+		if (hdr.exponent != cases[c].exponent)
+			fail_msg("case %zu: exponent %d, not %d", c, hdr.exponent,
+				cases[c].exponent);
+	}
+	/* Zeros do not count as rows, and of two rows that are left one may be an outlier. */
+	memset(t->x, 0, sizeof t->x);
+	t->x[0] = 1e38f;
+	t->x[100 * 40] = 1.0f;
+	assert_int_equal(kvp_plane_encode(k, t->codec, &t->p, &t->o,
+				 (struct kvp_raw_const){ t->x, 80 * 160, 160 }, t->payload, ROOM),
+		0);
+	assert_int_equal(t->payload[24], 0);
+	plane_free(t);
+}
+
 static void zeros_and_constants(void **state)
 {
 	(void)state;
@@ -428,6 +544,8 @@ int main(void)
 		cmocka_unit_test(unknown_codecs),
 		cmocka_unit_test(nan_and_infinity),
 		cmocka_unit_test(ranges_of_what_is_finite),
+		cmocka_unit_test(one_finite_outlier),
+		cmocka_unit_test(outliers_are_few_and_far),
 		cmocka_unit_test(zeros_and_constants),
 	};
 

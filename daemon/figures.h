@@ -77,6 +77,23 @@ struct kvpd_client_figures {
 	bool expelled;
 };
 
+/* What the ledger's work is cut into; see daemon/ledger/round.h. */
+enum kvpd_portion {
+	KVPD_PORTION_TURN,  /* entries of one session */
+	KVPD_PORTION_CHORE, /* one step of a tenant's chores */
+	KVPD_PORTION_CALL,  /* of the control thread */
+	KVPD_PORTION_JOB,   /* what follows from a finished job */
+	KVPD_PORTION_ROUND, /* all of these in one go, before anybody else's turn */
+	KVPD_PORTION_KINDS
+};
+
+/* By the clock: also while another thread had the processor. */
+struct kvpd_portion_figures {
+	uint64_t count;
+	uint64_t longest_ns; /* since the start */
+	uint64_t recent_ns;  /* the longest of the last minute, or of the last two */
+};
+
 struct kvpd_figures {
 	uint64_t epoch;
 	uint64_t taken_ns; /* when, on the monotonic clock */
@@ -86,6 +103,8 @@ struct kvpd_figures {
 	uint64_t promised_bytes;
 	bool hugetlb; /* pools are made of 2 MiB pages that were set aside */
 	char policy[KVPD_POLICY_TEXT];
+	uint64_t slice_ns; /* what a portion should end within */
+	struct kvpd_portion_figures portion[KVPD_PORTION_KINDS];
 	/* Ascending by id; spaces and clients in the order of their tenants. */
 	struct kvpd_tenant_figures *tenant;
 	struct kvpd_space_figures *space;
@@ -96,10 +115,11 @@ struct kvpd_figures {
 /* Tenants always. Looking at clients reads the slots of their leases. */
 #define KVPD_FIGURES_SPACES  (1u << 0)
 #define KVPD_FIGURES_CLIENTS (1u << 1)
+#define KVPD_FIGURES_BRIEF   (1u << 2) /* lookups are only those of sessions that have ended */
 
 /*
  * Control thread. Figures of all tenants, or of the one that is called `only` (NULL: all). The
- * ledger is asked for them in portions of at most about half a millisecond and serves clients
+ * ledger is asked for them in portions of a slice and serves clients
  * between them, so what is said of two tenants, or of a tenant and its clients, may be some
  * milliseconds apart. The result is freed by kvpd_figures_fini(). -ENOENT: there is no such tenant.
  * -ENOMEM.

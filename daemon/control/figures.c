@@ -7,6 +7,30 @@
 
 #include "daemon/answer.h"
 
+static json_t *portions_json(const struct kvpd_figures *f)
+{
+	static const char *const name[KVPD_PORTION_KINDS] = {
+		[KVPD_PORTION_TURN] = "turn",
+		[KVPD_PORTION_CHORE] = "chore",
+		[KVPD_PORTION_CALL] = "call",
+		[KVPD_PORTION_JOB] = "job",
+		[KVPD_PORTION_ROUND] = "round",
+	};
+	json_t *o = json_object(), *kinds = json_object();
+
+	for (uint32_t i = 0; i < KVPD_PORTION_KINDS; i++) {
+		json_t *k = json_object();
+
+		kvpd_put_int(k, "count", f->portion[i].count);
+		kvpd_put_int(k, "longest_us", f->portion[i].longest_ns / 1000);
+		kvpd_put_int(k, "recent_us", f->portion[i].recent_ns / 1000);
+		json_object_set_new(kinds, name[i], k);
+	}
+	kvpd_put_int(o, "slice_us", f->slice_ns / 1000);
+	json_object_set_new(o, "portions", kinds);
+	return o;
+}
+
 static json_t *status_json(const struct kvpd_figures *f)
 {
 	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0;
@@ -31,6 +55,7 @@ static json_t *status_json(const struct kvpd_figures *f)
 	kvpd_put_int(o, "evictions", evictions);
 	kvpd_put_text(o, "pages", f->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
 	kvpd_put_text(o, "policy", f->policy);
+	json_object_set_new(o, "ledger", portions_json(f));
 	return o;
 }
 
@@ -153,7 +178,7 @@ static const struct {
 	uint32_t what;
 	json_t *(*json)(const struct kvpd_figures *f);
 } verbs[] = {
-	{ "status", 0, status_json },
+	{ "status", KVPD_FIGURES_BRIEF, status_json },
 	{ "tenants", 0, tenants_json },
 	{ "clients", KVPD_FIGURES_CLIENTS, clients_json },
 	{ "spaces", KVPD_FIGURES_SPACES, spaces_json },

@@ -49,6 +49,7 @@ void kvpd_due(struct kvpd_tenant *t, uint32_t kinds)
 bool kvpd_chores_do(struct kvpd_tenant *t, uint64_t now, uint64_t until_ns)
 {
 	while (t->due) {
+		uint64_t ended;
 		uint32_t kind, bit, rest = t->due & ~((1u << t->due_hand) - 1);
 
 		/* Kind after kind, so that none of them keeps the others waiting. */
@@ -59,7 +60,9 @@ bool kvpd_chores_do(struct kvpd_tenant *t, uint64_t now, uint64_t until_ns)
 		t->due &= ~bit;
 		if (steps[kind](t, now))
 			t->due |= bit;
-		now = kvpd_now_ns();
+		ended = kvpd_now_ns();
+		kvpd_portion_note(&t->ledger->portions, KVPD_PORTION_CHORE, ended - now);
+		now = ended;
 		if (now >= until_ns || kvpd_ledger_is_wanted(t->ledger))
 			break;
 	}

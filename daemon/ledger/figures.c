@@ -17,9 +17,6 @@
 #include "policy/kvp_evict.h"
 #include "shm/kvp_lease.h"
 
-/* A step beyond that is one tenant with its spaces, or one session: some ten microseconds. */
-#define PORTION_NS UINT64_C(500000)
-
 /*
  * Where the walk is. Between two portions sessions neither come nor go, and no tenant ends that has
  * one: the control thread does all that, and it waits here. So a session's place in its tenant's
@@ -35,7 +32,7 @@ struct walk {
 	bool done;
 };
 
-static void read_ledger(const struct kvpd_ledger *l, struct kvpd_figures *f)
+static void read_ledger(struct kvpd_ledger *l, struct kvpd_figures *f)
 {
 	f->epoch = l->epoch;
 	f->taken_ns = kvpd_now_ns();
@@ -45,6 +42,8 @@ static void read_ledger(const struct kvpd_ledger *l, struct kvpd_figures *f)
 	f->memory_bytes = l->memory;
 	f->promised_bytes = l->shares;
 	f->hugetlb = l->hugetlb;
+	f->slice_ns = KVPD_SLICE_NS;
+	kvpd_portion_read(&l->portions, f->taken_ns, f->portion);
 	snprintf(f->policy, sizeof(f->policy), "%s", l->policy);
 }
 
@@ -136,7 +135,7 @@ static bool begin_tenant(struct walk *w, struct kvpd_tenant *t)
 		read_space(t, i, &f->space[f->n_spaces++]);
 	}
 	f->n_tenants++;
-	w->session = t->sessions.next;
+	w->session = w->what & KVPD_FIGURES_BRIEF ? &t->sessions : t->sessions.next;
 	return true;
 }
 
@@ -175,7 +174,7 @@ static bool step(struct walk *w, struct kvpd_tenant *t)
 
 static int walk_on_ledger(struct kvpd_ledger *l, void *arg)
 {
-	const uint64_t until = kvpd_now_ns() + PORTION_NS;
+	const uint64_t until = kvpd_now_ns() + KVPD_SLICE_NS;
 	struct walk *w = arg;
 	bool room = true;
 
@@ -185,6 +184,7 @@ static int walk_on_ledger(struct kvpd_ledger *l, void *arg)
 		read_ledger(l, w->f);
 		w->tenant = 1;
 	}
+	/* A step is one tenant with its spaces, or one session: some microseconds. */
 	while (room && w->tenant <= KVPD_MAX_TENANTS && kvpd_now_ns() < until)
 		room = step(w, l->tenant[w->tenant]);
 	w->done = w->tenant > KVPD_MAX_TENANTS;

@@ -70,7 +70,7 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	l->post = params->post;
 	l->ctx = params->ctx;
 	l->epoll_fd = l->kick_fd = l->watches_fd = -1;
-	l->started_ns = l->now_ns = kvpd_now_ns();
+	l->started_ns = l->now_ns = l->portions.since_ns = kvpd_now_ns();
 	l->finished_tail = &l->finished;
 	kvpd_list_init(&l->spinning);
 	pthread_mutex_init(&l->lock, NULL);

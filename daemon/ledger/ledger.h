@@ -10,6 +10,7 @@
 
 #include "daemon/dataplane.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/portion.h"
 #include "daemon/ledger/worker.h"
 #include "daemon/turns.h"
 
@@ -50,8 +51,9 @@ struct kvpd_ledger {
 	struct kvpd_tenant *payer; /* whose time the call or job under way takes */
 	uint64_t now_ns;           /* as of the last turn */
 	_Atomic(uint64_t) rounds;  /* of the thread, since the start: few while nothing is asked */
-	uint64_t looked_ns;        /* when tenants were last asked what time makes due */
-	uint64_t polled_ns;        /* when wake-ups were last asked for */
+	struct kvpd_portions portions;
+	uint64_t looked_ns; /* when tenants were last asked what time makes due */
+	uint64_t polled_ns; /* when wake-ups were last asked for */
 	/* The machine is short of memory: nothing grows until then. Read by the pool thread. */
 	_Atomic(uint64_t) pressed_until_ns;
 

@@ -59,11 +59,12 @@ void kvpd_ledger_charge(struct kvpd_ledger *l, struct kvpd_tenant *t)
 }
 
 /* The time since `began` is charged to the tenant that what was done is about, if there is one. */
-static void pay(struct kvpd_ledger *l, uint64_t began)
+static void pay(struct kvpd_ledger *l, enum kvpd_portion kind, uint64_t began)
 {
 	struct kvpd_tenant *t = l->payer;
 	uint64_t spent = kvpd_now_ns() - began;
 
+	kvpd_portion_note(&l->portions, kind, spent);
 	l->payer = NULL;
 	if (!t)
 		return;
@@ -107,7 +108,7 @@ uint32_t kvpd_ledger_finish_jobs(struct kvpd_ledger *l, uint32_t max)
 		uint64_t began = kvpd_now_ns();
 
 		job->done(l, job);
-		pay(l, began);
+		pay(l, KVPD_PORTION_JOB, began);
 		n++;
 	}
 	/* There may be more: not before somebody else had a turn. */
@@ -130,7 +131,7 @@ static bool take_call(struct kvpd_ledger *l)
 		return false;
 	began = kvpd_now_ns();
 	call->result = call->fn(l, call->arg);
-	pay(l, began);
+	pay(l, KVPD_PORTION_CALL, began);
 	pthread_mutex_lock(&l->lock);
 	l->call = NULL;
 	call->done = true;
@@ -218,6 +219,8 @@ static uint32_t serve_tenant(struct kvpd_tenant *t, uint64_t now)
 	}
 	l->now_ns = kvpd_now_ns();
 	spent = l->now_ns - now;
+	if (s)
+		kvpd_portion_note(&l->portions, KVPD_PORTION_TURN, spent);
 	t->busy_ns += spent;
 	kvpd_turns_charge(&t->row, turn, spent);
 	kvpd_turns_charge(&l->row, &t->turn, spent);
@@ -234,6 +237,7 @@ static int look_at_tenants(struct kvpd_ledger *l, uint64_t now)
 	int timeout = kvpd_sessions_tell(l, now);
 
 	l->looked_ns = now;
+	kvpd_portion_tick(&l->portions, now);
 	for (uint32_t i = 1; i <= l->last_tenant; i++) {
 		int ms = l->tenant[i] && !kvpd_tenant_end(l->tenant[i])
 				 ? kvpd_chores_look(l->tenant[i], now)
@@ -260,6 +264,7 @@ bool kvpd_ledger_round(struct kvpd_ledger *l, uint32_t *ret_work, int *ret_timeo
 	turn = kvpd_turns_next(&l->row);
 	if (turn)
 		work += serve_tenant(kvpd_container(turn, struct kvpd_tenant, turn), now);
+	kvpd_portion_round(&l->portions);
 	*ret_timeout_ms = 0;
 	if (!kvpd_turns_next(&l->row) && kvpd_list_empty(&l->spinning))
 		*ret_timeout_ms = look_at_tenants(l, now);
@@ -321,8 +326,10 @@ int kvpd_ledger_ask(struct kvpd_ledger *l, int (*fn)(struct kvpd_ledger *, void 
 	struct kvpd_call call = { .fn = fn, .arg = arg };
 
 	if (!l->running) {
+		uint64_t began = kvpd_now_ns();
+
 		call.result = fn(l, arg);
-		l->payer = NULL;
+		pay(l, KVPD_PORTION_CALL, began);
 		return call.result;
 	}
 	pthread_mutex_lock(&l->lock);

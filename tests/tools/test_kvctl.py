@@ -347,6 +347,22 @@ class WithDaemon(unittest.TestCase):
             text=True, timeout=60).stdout)
         text = {f["topic"]: f["text"] for f in found["findings"]}
         self.assertIn("process %d" % self.d.pid, text["daemon"])
+        self.assertRegex(text["ledger"], r"waited for .* ms")
+
+    def test_portions_of_the_ledger(self):
+        ledger = self.json("status")["ledger"]
+        self.assertEqual(ledger["slice_us"], 50)
+        kinds = ledger["portions"]
+        self.assertEqual(sorted(kinds), ["call", "chore", "job", "round", "turn"])
+        for name, kind in kinds.items():
+            self.assertGreaterEqual(kind["longest_us"], kind["recent_us"], name)
+            self.assertLessEqual(kind["recent_us"], kinds["round"]["recent_us"], name)
+        # The client's puts, attaching, and the arena that was made for it.
+        for name in ("turn", "call", "job", "round"):
+            self.assertGreater(kinds[name]["count"], 0, name)
+        calls = kinds["call"]["count"]
+        self.json("clients")
+        self.assertGreater(self.json("status")["ledger"]["portions"]["call"]["count"], calls)
 
     def test_not_an_administrator(self):
         if os.geteuid() != 0 or not others_may_run(KVCTL):

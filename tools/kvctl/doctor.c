@@ -380,6 +380,40 @@ static void refusals(struct doctor *d)
 		say(d, GOOD, "clients", "none was refused since the start");
 }
 
+/* What one client may have to wait for another, or for an administrator's request. */
+#define LEDGER_FAR_MS 20.0
+
+static void ledger(struct doctor *d)
+{
+	const json_t *ledger = json_object_get(d->status, "ledger"), *k;
+	const char *name, *which = "none";
+	double worst = -1, ms;
+
+	if (!d->pid || !ledger)
+		return;
+	json_object_foreach((json_t *)json_object_get(ledger, "portions"), name, k) {
+		double us = kvctl_number(k, "recent_us");
+
+		if (us <= worst || !strcmp(name, "round"))
+			continue;
+		worst = us;
+		which = name;
+	}
+	ms = kvctl_number(
+		     json_object_get(json_object_get(ledger, "portions"), "round"), "recent_us") /
+	     1000;
+	if (ms < LEDGER_FAR_MS)
+		say(d, GOOD, "ledger", "no client waited for more than %.1f ms of others' work",
+			ms);
+	else
+		say(d, NOTE, "ledger",
+			"clients waited for up to %.0f ms of others' work in the last minute or "
+			"two, of "
+			"which one %s took %.0f ms instead of %.2f: all processors were taken by "
+			"other programs, or it is a defect",
+			ms, which, worst / 1000, kvctl_number(ledger, "slice_us") / 1000);
+}
+
 /* -------------------------------------------------------------------------------------------- */
 
 static void print(struct kvctl *ctl, const struct doctor *d)
@@ -417,6 +451,7 @@ int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const j
 	numa(&d);
 	same_uid(&d);
 	refusals(&d);
+	ledger(&d);
 	gpu(&d);
 	print(ctl, &d);
 	json_decref(d.findings);

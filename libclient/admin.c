@@ -9,8 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -80,28 +78,15 @@ static int told(const struct kvp_packet *p)
 
 static int connect_to(const char *path, uint64_t deadline, int *ret_sock)
 {
-	struct sockaddr_un addr = { .sun_family = AF_UNIX };
-	kvp_autoclose int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	const struct timespec nap = { .tv_nsec = CONNECT_POLL_NS };
+	int r;
 
-	if (sock < 0)
-		return -errno;
-	if (strlen(path) >= sizeof(addr.sun_path))
-		return -ENAMETOOLONG;
-	strcpy(addr.sun_path, path);
-	while (connect(sock, (struct sockaddr *)&addr, sizeof(addr)) < 0) {
-		const struct timespec nap = { .tv_nsec = CONNECT_POLL_NS };
-
-		if (errno == EINTR)
-			continue;
-		if (errno != EAGAIN)
-			return -errno;
-		/* The listen queue is full, which cannot be polled for. */
+	while ((r = socket_connect(path, ret_sock)) == -EAGAIN) {
 		if (now_ns() >= deadline)
 			return -ETIMEDOUT;
 		nanosleep(&nap, NULL);
 	}
-	*ret_sock = kvp_take_fd(&sock);
-	return 0;
+	return r;
 }
 
 static int shake_hands(struct kvp_admin *a, const struct kvp_open_opts *o, uint64_t deadline)

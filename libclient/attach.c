@@ -91,9 +91,7 @@ static int publish(struct attachment *att, uint64_t deadline, struct kvp_packet 
 			continue;
 		if (c->spaces[number] != space || space->stamp != stamp ||
 			space_bind(att, space, &answer) < 0)
-			tell_daemon(att, KVP_MSG_SPACE_CLOSE,
-				&(struct kvp_msg_id){ answer.space, answer.generation },
-				sizeof(struct kvp_msg_id));
+			close_at_daemon(att, answer.space, answer.generation);
 	}
 	pthread_mutex_lock(&c->ring_lock);
 	att->published = 1;
@@ -139,11 +137,23 @@ int client_attach(struct kvp_client *c)
 	if (!c->told)
 		attempt_failed(c, r, c->socket);
 	if (att->page)
-		tell_daemon(att, KVP_MSG_BYE, NULL, 0);
+		(void)packet_try(att, KVP_MSG_BYE, 0, NULL, 0);
 	pthread_mutex_lock(&c->ring_lock);
 	attachment_empty(att);
 	pthread_mutex_unlock(&c->ring_lock);
 	return r;
+}
+
+/* ring_lock. A caller that asks what has become of a put hears that it went with this daemon. */
+static void remember_commits(struct attachment *att)
+{
+	struct former *f = &att->client->former;
+
+	if (!att->commit_serial)
+		return;
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		f->roots[i] = att->binds[i].root;
+	memcpy(f->commits, att->commits, sizeof(f->commits));
 }
 
 void client_detach(struct attachment *att)
@@ -154,6 +164,7 @@ void client_detach(struct attachment *att)
 	pthread_mutex_lock(&c->ring_lock);
 	kvp_store_seq(&c->att, NULL);
 	kvp_store_seq(&att->dead, 1);
+	remember_commits(att);
 	close(kvp_take_fd(&att->sock));
 	pthread_mutex_unlock(&c->ring_lock);
 	for (struct call *call = c->calls; call; call = call->next) {

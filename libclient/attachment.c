@@ -146,6 +146,7 @@ void attachment_empty(struct attachment *att)
 	uint32_t slot = att->slot;
 
 	attachment_count(att, &c->past);
+	closes_forget(att);
 	unmap_all(att);
 	if (att->wake >= 0)
 		close(att->wake);
@@ -166,7 +167,7 @@ static void say_goodbye(struct attachment *att)
 	struct kvp_packet *p = att->client->packet;
 	uint64_t deadline = now_ns() + GOODBYE_MS * NS_PER_MS;
 
-	if (att->sock < 0 || packet_send(att, KVP_MSG_BYE, 0, NULL, 0) < 0)
+	if (att->sock < 0 || packet_try(att, KVP_MSG_BYE, 0, NULL, 0) < 0)
 		return;
 	while (kvp_msg_poll(att->sock, POLLIN, deadline) == 0) {
 		int r = kvp_msg_recv(att->sock, KVP_MSG_TO_CLIENT, p);
@@ -184,6 +185,7 @@ void attachment_free(struct attachment *att, int mapped)
 		unmap_all(att);
 		say_goodbye(att);
 	}
+	closes_forget(att);
 	if (att->wake >= 0)
 		close(att->wake);
 	if (att->sock >= 0)

@@ -2,11 +2,25 @@
 /*
  * What goes over the socket once a daemon is joined: requests that somebody waits for, and whatever
  * the daemon sends.
+ *
+ * A daemon that is stopped costs one timeout here too (see ring.c for the rings). A request that was
+ * left without an answer marks the attachment as deaf, and while it is none waits. The request left
+ * open is the probe: whatever comes from the daemon takes the mark away.
  */
 #include "libclient/thread.h"
+#include "libclient/ring.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#define FULL_NS (NS_PER_MS) /* nap while the socket is full */
+
+/* A SPACE_CLOSE that the socket has no room for yet; the library's thread sends it. */
+struct unsaid {
+	struct unsaid *next;
+	struct kvp_msg_id id;
+};
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
@@ -28,6 +42,8 @@ static void answer_call(struct attachment *att, const struct kvp_packet *p)
 	struct call *call;
 
 	pthread_mutex_lock(&c->lock);
+	if (att->open_calls && !(p->h.tag & TAG_EXTENT))
+		att->open_calls--;
 	call = call_of(c, p->h.tag);
 	if (call) {
 		call->done = 1;
@@ -41,41 +57,120 @@ static void answer_call(struct attachment *att, const struct kvp_packet *p)
 		struct kvp_msg_space space;
 
 		memcpy(&space, p->body, sizeof(space));
-		tell_daemon(att, KVP_MSG_SPACE_CLOSE,
-			&(struct kvp_msg_id){ space.space, space.generation },
-			sizeof(struct kvp_msg_id));
+		close_at_daemon(att, space.space, space.generation);
 	}
 	pthread_mutex_unlock(&c->lock);
 }
 
-void tell_daemon(struct attachment *att, uint32_t type, const void *body, uint32_t len)
+void close_at_daemon(struct attachment *att, uint32_t space, uint32_t generation)
 {
-	if (att->sock >= 0)
-		(void)packet_send(att, type, 0, body, len);
+	struct kvp_msg_id id = { .id = space, .generation = generation };
+	struct unsaid *u;
+
+	if (att->sock < 0 || packet_try(att, KVP_MSG_SPACE_CLOSE, 0, &id, sizeof(id)) != -EAGAIN)
+		return;
+	u = malloc(sizeof(*u));
+	if (!u)
+		return; /* the space stays open until the session ends */
+	*u = (struct unsaid){ .next = att->unsaid, .id = id };
+	att->unsaid = u;
+	client_kick(att->client);
 }
 
-int call_daemon(struct kvp_client *c, uint32_t type, const void *body, uint32_t len,
-	uint64_t deadline, struct kvp_msg_space *ret_space)
+static void unsaid_drop(struct attachment *att)
+{
+	struct unsaid *u = att->unsaid;
+
+	att->unsaid = u->next;
+	free(u);
+}
+
+int closes_say(struct attachment *att)
+{
+	int left;
+
+	pthread_mutex_lock(&att->client->lock);
+	while (att->unsaid && packet_try(att, KVP_MSG_SPACE_CLOSE, 0, &att->unsaid->id,
+				      sizeof(att->unsaid->id)) != -EAGAIN)
+		unsaid_drop(att);
+	left = att->unsaid != NULL;
+	pthread_mutex_unlock(&att->client->lock);
+	return left;
+}
+
+void closes_forget(struct attachment *att)
+{
+	while (att->unsaid)
+		unsaid_drop(att);
+}
+
+/* lock held, and dropped meanwhile. Waits for the call's answer or the deadline. */
+static int wait_changed(struct kvp_client *c, uint64_t deadline)
 {
 	struct timespec ts = {
 		.tv_sec = (time_t)(deadline / UINT64_C(1000000000)),
 		.tv_nsec = (long)(deadline % UINT64_C(1000000000)),
 	};
+
+	return -pthread_cond_timedwait(&c->changed, &c->lock, &ts);
+}
+
+/* As call_daemon(), until the request is in the socket. */
+static int send_call(struct attachment *att, const struct call *call, uint32_t type,
+	const void *body, uint32_t len, uint64_t deadline)
+{
+	while (!call->done) {
+		int r = packet_try(att, type, call->tag, body, len);
+		uint64_t now = now_ns();
+
+		att->open_calls += r == 0;
+		if (r != -EAGAIN)
+			return r;
+		if (att->deaf || now >= deadline)
+			return -ETIMEDOUT;
+		(void)wait_changed(
+			att->client, deadline - now < FULL_NS ? deadline : now + FULL_NS);
+	}
+	return 0;
+}
+
+/* lock held. A call gives up; did the daemon say anything meanwhile? */
+static void note_silence(struct attachment *att, uint32_t heard)
+{
+	struct kvp_client *c = att->client;
+
+	if (att->deaf || att->heard != heard)
+		return;
+	att->deaf = 1;
+	pthread_mutex_lock(&c->ring_lock);
+	att->timeouts++;
+	pthread_mutex_unlock(&c->ring_lock);
+}
+
+int call_daemon(struct kvp_client *c, uint32_t type, const void *body, uint32_t len,
+	uint64_t deadline, struct kvp_msg_space *ret_space)
+{
 	struct attachment *att = kvp_load_seq(&c->att);
 	struct call call = { 0 };
+	uint32_t heard;
 	int r;
 
 	if (!att)
 		return -ESHUTDOWN;
+	if (att->deaf && att->open_calls)
+		return -ETIMEDOUT; /* one more request would be one more to answer */
+	heard = att->heard;
 	c->tag = c->tag % (TAG_EXTENT - 1) + 1;
 	call.tag = c->tag;
 	call.next = c->calls;
 	c->calls = &call;
-	r = packet_send(att, type, call.tag, body, len);
+	r = send_call(att, &call, type, body, len, deadline);
 	while (r == 0 && !call.done)
-		r = -pthread_cond_timedwait(&c->changed, &c->lock, &ts);
+		r = wait_changed(c, deadline);
+	(void)call_of(c, call.tag);
 	if (!call.done) {
-		call_of(c, call.tag);
+		if (r == -ETIMEDOUT)
+			note_silence(att, heard);
 		return r == -EPIPE || r == -ECONNRESET ? -ESHUTDOWN : r;
 	}
 	if (call.status < 0)
@@ -109,6 +204,15 @@ int packet_dispatch(struct attachment *att, struct kvp_packet *p)
 	}
 }
 
+/* It reads and answers: requests may wait for it again. */
+static void note_heard(struct attachment *att)
+{
+	pthread_mutex_lock(&att->client->lock);
+	att->heard++;
+	att->deaf = 0;
+	pthread_mutex_unlock(&att->client->lock);
+}
+
 int packets_receive(struct attachment *att)
 {
 	struct kvp_packet *p = att->client->packet;
@@ -118,6 +222,7 @@ int packets_receive(struct attachment *att)
 
 		if (r < 0)
 			return r == -EAGAIN ? 0 : r;
+		note_heard(att);
 		r = packet_dispatch(att, p);
 		kvp_msg_done(p);
 		if (r < 0)

@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "shm/kvp_seg.h"
+
 static_assert(KVP_CLIENT_LEASES == KVP_SHARDS * KVP_SHARD_LEASES, "kvpool.h tells the limit");
 static_assert(KVP_CLIENT_GRANTS == KVP_MAX_GRANTS, "kvpool.h tells the limit");
 
@@ -133,6 +135,23 @@ const char *socket_path(const struct kvp_open_opts *o)
 	if (!path)
 		path = getenv("KVPOOL_SOCKET");
 	return path && *path ? path : KVP_DEFAULT_SOCKET;
+}
+
+int socket_connect(const char *path, int *ret_sock)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	kvp_autoclose int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (sock < 0)
+		return -errno;
+	if (strlen(path) >= sizeof(addr.sun_path))
+		return -ENAMETOOLONG;
+	strcpy(addr.sun_path, path);
+	while (connect(sock, (struct sockaddr *)&addr, sizeof(addr)) < 0)
+		if (errno != EINTR)
+			return -errno;
+	*ret_sock = kvp_take_fd(&sock);
+	return 0;
 }
 
 static int client_init(struct kvp_client *c, const struct kvp_open_opts *o)

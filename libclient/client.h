@@ -97,6 +97,15 @@ struct commit {
 	uint64_t put; /* number of the kvp_put() that made it, else 0 */
 };
 
+/*
+ * What was committed at the daemon before, the last one at which anything was. Keys are of that
+ * daemon: `roots` are those of the client's spaces there.
+ */
+struct former {
+	struct kvp_key roots[KVP_MAX_SPACES];
+	struct commit commits[N_COMMITS];
+};
+
 /* A space in one attachment. `open` is stored last. */
 struct space_bind {
 	KVP_ATOMIC(uint32_t) open;
@@ -136,6 +145,11 @@ struct attachment {
 	KVP_ATOMIC(uint32_t) dead; /* the daemon is gone */
 	int sock;
 	int wake;
+	/* Does the daemon read and answer? See calls.c. lock */
+	uint32_t open_calls; /* requests that it has not answered */
+	uint32_t heard;      /* packets from it */
+	uint32_t deaf;       /* it left a request without an answer, and has said nothing since */
+	struct unsaid *unsaid;
 	void *catalog;
 	uint64_t catalog_bytes;
 	struct kvp_session_page *page;
@@ -250,6 +264,7 @@ struct kvp_client {
 	pthread_mutex_t ring_lock;
 	struct attachment *attachments[N_ATTACHMENTS];
 	struct kvp_counters past; /* of attachments that were emptied */
+	struct former former;
 	/* Lookups made without a daemon. */
 	KVP_ATOMIC(uint64_t) blind_lookups;
 	KVP_ATOMIC(uint64_t) blind_tokens;
@@ -283,6 +298,11 @@ int opts_take(void *dst, size_t bytes, const void *src);
 int result_give(void *dst, const void *src, size_t bytes);
 /* Where the options, the environment or the default say that the daemon listens. */
 const char *socket_path(const struct kvp_open_opts *o);
+/*
+ * One attempt to connect, which does not wait. -EAGAIN: the listen queue is full, which cannot be
+ * polled for; -ENAMETOOLONG; the errno of socket(2) or connect(2).
+ */
+int socket_connect(const char *path, int *ret_sock);
 /* Fills kvp_open_opts.error: the text, or the error's own if that is empty. */
 void tell_why(const struct kvp_open_opts *o, const char *text, int error);
 
@@ -295,8 +315,10 @@ void *client_thread(void *client);
  */
 int call_daemon(struct kvp_client *client, uint32_t type, const void *body, uint32_t len,
 	uint64_t deadline, struct kvp_msg_space *ret_space);
-/* Any thread, lock held: a request without an answer; lost if there is no daemon. */
-void tell_daemon(struct attachment *att, uint32_t type, const void *body, uint32_t len);
+/* Any thread, lock held: SPACE_CLOSE, as soon as the socket has room. Does not wait. */
+void close_at_daemon(struct attachment *att, uint32_t space, uint32_t generation);
+/* Forgets those that had no room: there is no daemon any more that they could be for. */
+void closes_forget(struct attachment *att);
 /* ring_lock: adds the lookups counted in its page. */
 void attachment_count(const struct attachment *att, struct kvp_counters *sum);
 /* kvp_close(), the thread has ended. `mapped` is 0 in a forked child, which has no mappings. */

@@ -8,8 +8,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "shm/kvp_seg.h"
@@ -88,10 +86,15 @@ int packet_next(struct kvp_client *c, int sock, uint64_t deadline, struct kvp_pa
 	}
 }
 
+int packet_try(struct attachment *att, uint32_t type, uint32_t tag, const void *body, uint32_t len)
+{
+	return kvp_msg_send(att->sock, (uint16_t)type, tag, body, len, NULL, 0);
+}
+
 int packet_send(struct attachment *att, uint32_t type, uint32_t tag, const void *body, uint32_t len)
 {
 	for (;;) {
-		int r = kvp_msg_send(att->sock, (uint16_t)type, tag, body, len, NULL, 0);
+		int r = packet_try(att, type, tag, body, len);
 
 		if (r != -EAGAIN)
 			return r;
@@ -105,27 +108,16 @@ int packet_send(struct attachment *att, uint32_t type, uint32_t tag, const void 
 
 static int connect_to(struct kvp_client *c, uint64_t deadline, int *ret_sock)
 {
-	struct sockaddr_un addr = { .sun_family = AF_UNIX };
-	kvp_autoclose int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int r;
 
-	if (sock < 0)
-		return -errno;
-	strcpy(addr.sun_path, c->socket); /* fits, see client_init() */
-	while (connect(sock, (struct sockaddr *)&addr, sizeof(addr)) < 0) {
-		int r;
-
-		if (errno == EINTR)
-			continue;
-		if (errno != EAGAIN)
-			return -errno;
+	while ((r = socket_connect(c->socket, ret_sock)) == -EAGAIN) {
 		if (now_ns() >= deadline)
 			return -ETIMEDOUT;
 		r = await(c, -1, 0, (int)CONNECT_POLL_MS);
 		if (r < 0 && r != -EAGAIN)
 			return r;
 	}
-	*ret_sock = kvp_take_fd(&sock);
-	return 0;
+	return r;
 }
 
 static int hello(struct attachment *att, uint64_t deadline, struct kvp_packet *p)

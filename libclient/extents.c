@@ -94,7 +94,7 @@ int extent_take(struct attachment *att, struct kvp_packet *p)
 	return r;
 }
 
-void extents_ask(struct attachment *att)
+int extents_ask(struct attachment *att)
 {
 	for (uint32_t i = 0; i < ARRAY_SIZE(att->wanted); i++) {
 		uint64_t bits = kvp_load_relaxed(&att->wanted[i]);
@@ -103,13 +103,15 @@ void extents_ask(struct attachment *att)
 			uint32_t id = i * 64 + (uint32_t)__builtin_ctzll(bits);
 			struct kvp_msg_id body = { .id = id };
 
-			if (!att->asked_for[id]) {
-				att->asked_for[id] = 1;
-				(void)packet_send(att, KVP_MSG_EXTENT_GET, TAG_EXTENT | id, &body,
-					sizeof(body));
-			}
+			if (att->asked_for[id])
+				continue;
+			if (packet_try(att, KVP_MSG_EXTENT_GET, TAG_EXTENT | id, &body,
+				    sizeof(body)) == -EAGAIN)
+				return 1;
+			att->asked_for[id] = 1;
 		}
 	}
+	return 0;
 }
 
 /* The daemon has answered, one way or the other: a later match may ask again. */
@@ -217,8 +219,12 @@ void retiring_sweep(struct kvp_client *c)
 			continue;
 		}
 		kvp_seg_unmap(rt->base, rt->bytes);
-		if (rt->att->sock >= 0)
-			(void)packet_send(rt->att, KVP_MSG_RETIRE_ACK, 0, &rt->id, sizeof(rt->id));
+		rt->base = NULL;
+		if (rt->att->sock >= 0 && packet_try(rt->att, KVP_MSG_RETIRE_ACK, 0, &rt->id,
+						  sizeof(rt->id)) == -EAGAIN) {
+			p = &rt->next; /* the daemon waits for it: again in a moment */
+			continue;
+		}
 		*p = rt->next;
 		free(rt);
 	}

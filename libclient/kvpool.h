@@ -20,10 +20,11 @@
  *   else computes, for an answer. 0 is: do not wait. KVP_DEFAULT_TIMEOUT is what the client was
  *   opened with. A question to the daemon that is answered at once (a few microseconds) is no wait
  *   in this sense: its answer is given KVP_ANSWER_MS even with 0.
- * - A daemon that is stopped or hangs costs one timeout, not one per call: when a call's time is up
- *   and the daemon has answered nothing for KVP_ANSWER_MS, it is taken for stuck. While it is, no
- *   call waits for it: matches are served, nothing is claimed, and -EAGAIN, or -ETIMEDOUT where that
- *   is all there is to say, comes at once. The first call after it has answered finds it well again.
+ * - A daemon that is stopped or hangs costs one timeout, not one per call (kvp_space_open(), which
+ *   asks over the socket, one of its own): when a call's time is up and the daemon has answered
+ *   nothing for KVP_ANSWER_MS, it is taken for stuck. While it is, no call waits for it: matches
+ *   are served, nothing is claimed, and -EAGAIN, or -ETIMEDOUT where that is all there is to say,
+ *   comes at once. The first call after it has answered finds it well again.
  * - Without a daemon every call is a miss or -ESHUTDOWN, never a hang. Mappings and leases that
  *   exist stay valid; the library re-attaches in the background, and handles made before carry
  *   the old epoch: prefixes stay readable, grants can no longer be committed (-ESHUTDOWN).
@@ -206,7 +207,10 @@ struct kvp_space_desc {
 /*
  * Opens a space, making it if the tenant does not have it. -EINVAL: a field is out of range
  * (-E2BIG: a block would not fit a payload's 32-bit size or an extent); -ENOSPC: the tenant has its
- * 64 spaces and all are in use; -ESHUTDOWN, -ETIMEDOUT.
+ * 64 spaces and all are in use; -ESHUTDOWN.
+ * -ETIMEDOUT: no answer in time, or at once where an earlier request is without one and nothing has
+ * come from the daemon since. The space is not open then: if the daemon opens it later, the library
+ * closes it again, and the call may simply be repeated.
  */
 KVP_EXPORT int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 	uint32_t timeout_ms, struct kvp_space **ret_space);
@@ -416,8 +420,9 @@ KVP_EXPORT int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size
  * *ret_why, if not NULL, says what the first missing block lacks: 0: nothing is missing, or it is
  * not among the last 512 blocks that this client stored; -ENOSPC: it was refused for want of room;
  * -ECANCELED: the block before it was gone when its turn came; -ESTALE: it was stored, and has been
- * evicted or deleted since; -EEXIST: key collision; -ESHUTDOWN: no daemon, or another one.
- * -ETIMEDOUT; -ESHUTDOWN; -EINVAL.
+ * evicted or deleted since; -EEXIST: key collision; -ESHUTDOWN: it was stored at a daemon that has
+ * gone, all it had with it; the count is of what its successor has.
+ * Returns -ESHUTDOWN without a daemon; -ETIMEDOUT; -EINVAL.
  */
 KVP_EXPORT int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *tokens, size_t n,
 	size_t from, uint32_t timeout_ms, int *ret_why);

@@ -47,17 +47,24 @@ static int is_there(const struct attachment *att, kvp_block_id id, uint32_t birt
 							kvp_word_state(word) == KVP_BLOCK_EVICTING);
 }
 
-/* ring_lock. The newest commit of a block of the space, if it is among the last N_COMMITS. */
-static const struct commit *commit_of(
-	const struct attachment *att, const struct kvp_space *space, struct kvp_key key)
+/* The newest of these commits, of which `last` is the last, that is of this block of the space. */
+static const struct commit *commit_among(const struct commit commits[N_COMMITS], uint32_t last,
+	const struct kvp_space *space, struct kvp_key key)
 {
 	for (uint32_t i = 0; i < N_COMMITS; i++) {
-		const struct commit *k = &att->commits[(att->commit_serial - i) % N_COMMITS];
+		const struct commit *k = &commits[(last - i) % N_COMMITS];
 
 		if (k->used && kvp_key_equal(k->key, key) && k->space == space->number)
 			return k;
 	}
 	return NULL;
+}
+
+/* ring_lock. The newest commit of a block of the space, if it is among the last N_COMMITS. */
+static const struct commit *commit_of(
+	const struct attachment *att, const struct kvp_space *space, struct kvp_key key)
+{
+	return commit_among(att->commits, att->commit_serial, space, key);
 }
 
 /* ring_lock. A block of this client that is on its way, or has just arrived and not left again. */
@@ -252,25 +259,33 @@ int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_
 	return r;
 }
 
+/* Key of the block that follows the first n tokens, in a chain with this root. */
+static struct kvp_key key_after(const struct kvp_space *space, struct kvp_key root,
+	const kvp_token *tokens, size_t end, size_t n)
+{
+	uint32_t t = space->geo.block_tokens;
+
+	for (size_t at = 0; at < n; at += t)
+		root = kvp_chain_key(root, tokens + at, t);
+	return kvp_chain_key(root, tokens + n, (uint32_t)(end - n < t ? end - n : t));
+}
+
 /* ring_lock. Why the block that would follow the first n tokens is not there; 0: not known. */
 static int why_missing(struct kvp_space *space, const struct attachment *att,
 	const kvp_token *tokens, size_t end, size_t n)
 {
 	const struct space_bind *b = bind_of(att, space);
-	uint32_t t = space->geo.block_tokens;
+	const struct former *f = &att->client->former;
 	const struct commit *k;
-	struct kvp_key key;
 
 	if (!b)
 		return -ESHUTDOWN;
-	key = b->root;
-	for (size_t at = 0; at < n; at += t)
-		key = kvp_chain_key(key, tokens + at, t);
-	key = kvp_chain_key(key, tokens + n, (uint32_t)(end - n < t ? end - n : t));
-	k = commit_of(att, space, key);
-	if (!k)
-		return 0;
-	return k->outcome < 0 ? k->outcome : -ESTALE;
+	k = commit_of(att, space, key_after(space, b->root, tokens, end, n));
+	if (k)
+		return k->outcome < 0 ? k->outcome : -ESTALE;
+	k = commit_among(
+		f->commits, 0, space, key_after(space, f->roots[space->number], tokens, end, n));
+	return k ? -ESHUTDOWN : 0;
 }
 
 int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,

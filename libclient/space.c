@@ -196,13 +196,11 @@ struct kvp_space *kvp_space_close(struct kvp_space *space)
 	att = kvp_load_seq(&c->att);
 	if (att && kvp_load_relaxed(&att->binds[space->number].open)) {
 		struct space_bind *b = &att->binds[space->number];
-		struct kvp_msg_id id = { .id = b->index, .generation = b->generation };
-
 		pthread_mutex_lock(&c->ring_lock);
 		stock_return(att, b);
 		kvp_store_release(&b->open, 0);
 		pthread_mutex_unlock(&c->ring_lock);
-		tell_daemon(att, KVP_MSG_SPACE_CLOSE, &id, sizeof(id));
+		close_at_daemon(att, b->index, b->generation);
 	}
 	c->spaces[space->number] = NULL;
 	pthread_mutex_unlock(&c->lock);

@@ -24,7 +24,7 @@ static void sum_up(struct kvp_client *c, struct kvp_counters *s)
 		s->evictions = kvp_load_relaxed(&t->evictions);
 		s->epoch = att->epoch;
 		s->attached = 1;
-		s->stuck = (uint32_t)ring_stuck(att);
+		s->stuck = ring_stuck(att) || att->deaf;
 	}
 }
 

@@ -57,7 +57,7 @@ static uint32_t sweep_dead(struct kvp_client *c)
 
 static void serve(struct kvp_client *c, struct attachment *att)
 {
-	int timeout = -1, r;
+	int timeout = -1, crowded, r;
 
 	/* Extents first: they may belong to a dead attachment, which waits for them. */
 	retiring_sweep(c);
@@ -65,7 +65,8 @@ static void serve(struct kvp_client *c, struct attachment *att)
 		timeout = SWEEP_SLOW_MS;
 	if (c->retiring)
 		timeout = SWEEP_FAST_MS;
-	r = await(c, att->sock, POLLIN, timeout);
+	crowded = closes_say(att) + extents_ask(att);
+	r = await(c, att->sock, crowded ? POLLIN | POLLOUT : POLLIN, timeout);
 	if (r == -ESHUTDOWN)
 		return;
 	if (r == 0)
@@ -74,7 +75,6 @@ static void serve(struct kvp_client *c, struct attachment *att)
 		client_detach(att);
 		return;
 	}
-	extents_ask(att);
 	if (kvp_load_relaxed(&att->stocked))
 		sweep_stock(att);
 }

@@ -22,7 +22,9 @@ int await(struct kvp_client *c, int sock, short events, int timeout_ms);
 
 /* The next packet of the handshake, into p; kvp_msg_done() is the caller's. */
 int packet_next(struct kvp_client *c, int sock, uint64_t deadline, struct kvp_packet *p);
-/* Any thread. Waits up to a second for room in the socket. */
+/* Any thread. -EAGAIN: the socket has no room, as when the daemon is stopped; else as kvp_msg_send(). */
+int packet_try(struct attachment *att, uint32_t type, uint32_t tag, const void *body, uint32_t len);
+/* No lock held. Waits up to a second for room in the socket. */
 int packet_send(
 	struct attachment *att, uint32_t type, uint32_t tag, const void *body, uint32_t len);
 
@@ -47,8 +49,8 @@ void attachment_empty(struct attachment *att);
 /* Maps the extent that the packet carries. 0 too where there is no memory for it: then its blocks
  * are misses here. */
 int extent_take(struct attachment *att, struct kvp_packet *p);
-/* Asks for what matches have met and could not read. */
-void extents_ask(struct attachment *att);
+/* Asks for what matches have met and could not read. 1: the socket has no room for all of it yet. */
+int extents_ask(struct attachment *att);
 /* The daemon has answered with this tag, one way or the other: a later match may ask again. */
 void extent_answered(struct attachment *att, uint32_t tag);
 /* Hands the extent out no more; it goes when the handles made before are gone. */
@@ -62,6 +64,8 @@ int retiring_any(const struct kvp_client *c, const struct attachment *att);
 
 /* ---- calls.c --------------------------------------------------------------------------------- */
 
+/* Sends what close_at_daemon() had no room for. 1: it still has none. */
+int closes_say(struct attachment *att);
 /* Deals with one packet that is not part of the handshake. */
 int packet_dispatch(struct attachment *att, struct kvp_packet *p);
 /* All that have come. 0, or why the connection is over. */

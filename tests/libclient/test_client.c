@@ -980,6 +980,110 @@ static void test_put_of_the_dead(void **state)
 	f->fake = fake_start(path);
 }
 
+/* What was stored at a daemon that has gone is not there, and the reason is told for that alone. */
+static void test_outcome_after_another_daemon(void **state)
+{
+	struct fixture *f = *state;
+	char path[64];
+	int why = 1;
+
+	put_and_flush(f, 3 * T, 0);
+	strcpy(path, f->fake->path);
+	f->fake = fake_stop(f->fake);
+	wait_attached(f->client, 0);
+	f->fake = fake_start(path);
+	wait_attached(f->client, 1);
+	assert_int_equal(kvp_put_outcome(f->space, f->tokens, 3 * T, 0, 2000, &why), 0);
+	assert_int_equal(why, -ESHUTDOWN);
+	assert_int_equal(kvp_put_outcome(f->space, f->tokens + 1, 3 * T, 0, 2000, &why), 0);
+	assert_int_equal(why, 0);
+	/* A part of it is stored again: the first block that is not is still one of those. */
+	put_and_flush(f, 2 * T, 0);
+	assert_int_equal(kvp_put_outcome(f->space, f->tokens, 3 * T, 0, 2000, &why), 2 * T);
+	assert_int_equal(why, -ESHUTDOWN);
+	put_and_flush(f, 3 * T, 0);
+	assert_int_equal(kvp_put_outcome(f->space, f->tokens, 3 * T, 0, 2000, &why), 3 * T);
+	assert_int_equal(why, 0);
+}
+
+static uint32_t opens_of(struct fake *fake)
+{
+	uint32_t n = 0;
+
+	pthread_mutex_lock(&fake->lock);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		n += fake->opens[i];
+	pthread_mutex_unlock(&fake->lock);
+	return n;
+}
+
+/* A daemon that does not read its socket costs one timeout, not one a call, as with the rings. */
+static void test_stopped_control(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_counters s = { .size = sizeof(s) };
+	struct kvp_space_desc d = model;
+	struct kvp_space *space;
+
+	d.model = "another";
+	pthread_mutex_lock(&f->fake->lock); /* it stops here */
+	assert_int_equal(kvp_space_open(f->client, &d, 0, &space), -ETIMEDOUT);
+	for (uint32_t i = 0; i < 1000; i++)
+		assert_int_equal(kvp_space_open(f->client, &d, 3600 * 1000, &space), -ETIMEDOUT);
+	assert_int_equal(kvp_stats(f->client, &s), 0);
+	assert_int_equal(s.timeouts, 1);
+	assert_int_equal(s.stuck, 1);
+	pthread_mutex_unlock(&f->fake->lock);
+	/* The late answer says that it is well again; what it opened has no user and is closed. */
+	for (uint32_t n = 0; s.stuck || opens_of(f->fake) != 1; n++) {
+		assert_true(n < 4000);
+		usleep(1000);
+		assert_int_equal(kvp_stats(f->client, &s), 0);
+	}
+	assert_int_equal(kvp_space_open(f->client, &d, 2000, &space), 0);
+	kvp_space_close(space);
+}
+
+/* A socket without room makes no call wait, and nothing that had no room there is lost. */
+static void test_full_socket(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_client *other;
+	struct kvp_space *space[KVP_MAX_SPACES - 1], *theirs;
+	struct kvp_space_desc d = model;
+	struct kvp_prefix_info i;
+	int least = 1;
+	char name[16];
+
+	SET(f->fake, hold_extents, true);
+	other = open_client(f->fake, 2000);
+	assert_int_equal(kvp_space_open(other, &model, 2000, &theirs), 0);
+	put_and_flush(f, 2 * T, 0);
+	d.model = name;
+	for (uint32_t k = 0; k < ARRAY_SIZE(space); k++) {
+		snprintf(name, sizeof(name), "model-%u", k);
+		assert_int_equal(kvp_space_open(other, &d, 2000, &space[k]), 0);
+	}
+	assert_int_equal(setsockopt(kvp_load_seq(&other->att)->sock, SOL_SOCKET, SO_SNDBUF, &least,
+				 sizeof(least)),
+		0);
+	pthread_mutex_lock(&f->fake->lock); /* it stops here */
+	for (uint32_t k = 0; k < ARRAY_SIZE(space); k++)
+		kvp_space_close(space[k]);
+	kvp_release(
+		match(theirs, f->tokens, 2 * T, 0, &i)); /* wants an extent that is not mapped */
+	assert_int_equal(i.n_blocks, 0);
+	usleep(20000);
+	pthread_mutex_unlock(&f->fake->lock);
+	for (uint32_t n = 0; opens_of(f->fake) != 2 || !i.n_blocks; n++) {
+		assert_true(n < 4000);
+		usleep(1000);
+		kvp_release(match(theirs, f->tokens, 2 * T, 0, &i));
+	}
+	kvp_space_close(theirs);
+	kvp_close(other);
+}
+
 /* A put waits no longer than it was told for room in the ring either. */
 static void test_full_ring(void **state)
 {
@@ -1359,6 +1463,9 @@ int main(void)
 		WITH_DAEMON(test_silent_daemon),
 		WITH_DAEMON(test_grant_of_the_dead),
 		WITH_DAEMON(test_put_of_the_dead),
+		WITH_DAEMON(test_outcome_after_another_daemon),
+		WITH_DAEMON(test_stopped_control),
+		WITH_DAEMON(test_full_socket),
 		WITH_DAEMON(test_full_ring),
 		WITH_DAEMON(test_unknown_extent),
 		WITH_DAEMON(test_retire),

@@ -18,6 +18,7 @@ struct geo_layer {
 };
 
 struct geometry {
+	uint32_t element; /* bytes */
 	uint32_t block_tokens;
 	uint32_t layout;
 	uint32_t n_layers;
@@ -36,6 +37,8 @@ int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo)
 
 int view_check(const struct geometry *geo, const struct kvp_view *view, uint32_t mode,
 	struct kvp_view *ret_view);
+/* Has a checked view a place for the call's n tokens? -EINVAL: its table does not say where. */
+int view_reaches(const struct kvp_view *view, uint64_t n);
 /*
  * Copies tokens [at, at + n) of a payload to or from tokens [user, user + n) of a checked view.
  * `total`: tokens of the whole call, which decides whether the cache is worth using.

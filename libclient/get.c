@@ -100,6 +100,9 @@ int64_t kvp_get(const struct kvp_prefix *m, uint32_t from, uint32_t n, const str
 		n = have - from;
 	if (!n)
 		return 0;
+	r = view_reaches(&v, n);
+	if (r < 0)
+		return r;
 	last = (from + n - 1) / m->space->geo.block_tokens;
 	unleased = unleased_begin(m);
 	r = get_range(m, from, n, &v, flags);

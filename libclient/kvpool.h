@@ -344,17 +344,56 @@ KVP_EXPORT int kvp_release(struct kvp_prefix *prefix);
 /* ---- copies in and out ----------------------------------------------------------------------- */
 
 /*
+ * Numbers in the caller's memory, as the caller has them: of pages, of tokens. A number below 0, or
+ * one that is too large for what it names, is -EINVAL of the call.
+ */
+#define KVP_IDS_U32 0u
+#define KVP_IDS_I32 1u
+#define KVP_IDS_I64 2u
+
+struct kvp_ids {
+	const void *ids; /* n of them; the array is read during the call, and not kept */
+	size_t n;
+	uint32_t type; /* KVP_IDS_* */
+};
+
+/*
  * Where the caller's elements lie: one plane per layer of the view. Strides are bytes. Address of
- * channel c of head h of token t (counted from the first token of the call):
- *   k + t * k_token_stride + h * k_head_stride + c * element
+ * channel c of head h of token t (counted from the first token of the call), and of values likewise:
+ *   k + t * k_token_stride + h * k_head_stride + c * channel
+ * and in a paged view, with s = first_slot + t, whose table says that s lies in page
+ * P = pages[s / page_tokens]:
+ *   k + P * k_page_stride + s % page_tokens * k_token_stride + h * k_head_stride + c * channel
+ * where `channel` is k_channel_stride, or the size of an element if that is 0. Channels that do not
+ * lie side by side are copied one by one, which is several times as slow.
  */
 struct kvp_view_plane {
 	void *k; /* NULL: skip the keys of this layer */
 	void *v;
 	size_t k_token_stride, k_head_stride;
 	size_t v_token_stride, v_head_stride;
+	size_t k_page_stride, v_page_stride;
+	size_t k_channel_stride, v_channel_stride;
 };
 
+/*
+ * A view is paged if page_tokens is not 0: the tokens of the call then lie in pages that `pages` names
+ * in the sequence's order, as a block table does, or, with page_tokens 1, as indices into a pool of
+ * tokens do. All planes have pool_pages pages; more pages than the call needs may be named. Examples,
+ * e being an element and D the heads' channels together:
+ *
+ *   [2][pages][page_tokens][heads][dim]   a tensor for a layer: v = k + pool_pages * page_tokens * D * e,
+ *                                         page_stride page_tokens * D * e, token_stride D * e,
+ *                                         head_stride dim * e
+ *   [pages][2][heads][page_tokens][dim]   v = k + page_tokens * D * e, page_stride 2 * page_tokens * D * e,
+ *                                         token_stride dim * e, head_stride page_tokens * dim * e
+ *   [tokens][heads][dim] and indices      page_tokens 1, page_stride D * e
+ *   values as [heads][dim][tokens]        page_tokens 1, v_page_stride e, v_channel_stride tokens * e,
+ *                                         v_head_stride dim * tokens * e
+ *
+ * Every number that the call needs is looked at before the first byte is copied: -EINVAL if one is not
+ * below pool_pages, or if there are too few of them.
+ */
 struct kvp_view {
 	size_t size;
 	uint32_t n_layers;      /* planes; 0: all of the space */
@@ -362,6 +401,11 @@ struct kvp_view {
 	uint32_t n_heads;       /* 0: all from first_head */
 	const uint32_t *layers; /* positions in the space's list, ascending; NULL: 0, 1, 2 ... */
 	const struct kvp_view_plane *planes;
+	/* Of a paged view, all 0 otherwise: */
+	uint32_t page_tokens;
+	uint32_t pool_pages;
+	struct kvp_ids pages;
+	uint32_t first_slot; /* in the table's order, where the first token of the call lies */
 };
 
 #define KVP_VIEW_NCLD  0u /* [tokens][K,V][layers][heads * dim] */

@@ -247,6 +247,9 @@ int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_
 	p.end = o.flags & KVP_PUT_PARTIAL ? n : n / t * t;
 	if (n < space->min_cache_tokens || p.end <= from)
 		return 0;
+	r = view_reaches(&p.view, p.end - from);
+	if (r < 0)
+		return r;
 	p.deadline = deadline_of(space->client, o.timeout_ms);
 	r = match_make(space, tokens, (uint32_t)p.end, KVP_MATCH_NO_TAIL, 0, &p.match);
 	if (r < 0)

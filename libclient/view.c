@@ -47,6 +47,7 @@ int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo)
 	};
 	uint32_t e = kvp_dtype_bytes(canon->dtype);
 
+	g.element = e;
 	if (!e || g.block_tokens < KVP_BLOCK_TOKENS_MIN || g.block_tokens > KVP_BLOCK_TOKENS_MAX ||
 		!g.n_layers || g.n_layers > KVP_MAX_LAYERS || g.layout > KVP_LAYOUT_LCND)
 		return -EINVAL;
@@ -75,14 +76,42 @@ int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo)
 
 /* ---- views ----------------------------------------------------------------------------------- */
 
-static int plane_ok(const struct geo_layer *l, const struct kvp_view_plane *p, uint32_t heads)
-{
-	int k = !p->k ||
-		((p->k_head_stride >= l->k_row || heads == 1) && p->k_token_stride >= l->k_row);
-	int v = !p->v ||
-		((p->v_head_stride >= l->v_row || heads == 1) && p->v_token_stride >= l->v_row);
+/* One side of a plane: the keys or the values. */
+struct half {
+	uint8_t *base; /* NULL: left out */
+	uint64_t page_stride, token_stride, head_stride, channel_stride;
+};
 
-	return k && v;
+static struct half key_half(const struct kvp_view_plane *p)
+{
+	return (struct half){ p->k, p->k_page_stride, p->k_token_stride, p->k_head_stride,
+		p->k_channel_stride };
+}
+
+static struct half value_half(const struct kvp_view_plane *p)
+{
+	return (struct half){ p->v, p->v_page_stride, p->v_token_stride, p->v_head_stride,
+		p->v_channel_stride };
+}
+
+/* Do channels lie side by side? Then a head's are copied as one row. */
+static int has_rows(const struct half *h, uint32_t element)
+{
+	return !h->channel_stride || h->channel_stride == element;
+}
+
+/* Strides that would lay one token, head or channel over the next are a mistake. */
+static int half_ok(
+	const struct kvp_view *v, struct half h, uint32_t element, uint64_t row, uint32_t heads)
+{
+	uint64_t least = has_rows(&h, element) ? row : element;
+
+	if (!h.base)
+		return 1;
+	return (h.channel_stride >= element || !h.channel_stride) &&
+	       (h.head_stride >= least || heads == 1) &&
+	       (h.token_stride >= least || v->page_tokens == 1) &&
+	       (h.page_stride >= least || !v->page_tokens || v->pool_pages == 1);
 }
 
 static uint32_t view_layer(const struct kvp_view *view, uint32_t i)
@@ -101,7 +130,44 @@ static int view_layer_ok(const struct geometry *geo, const struct kvp_view *v, u
 	if (v->first_head >= l->heads || v->n_heads > l->heads - v->first_head)
 		return 0;
 	heads = v->n_heads ? v->n_heads : l->heads - v->first_head;
-	return plane_ok(l, &v->planes[i], heads);
+	return half_ok(v, key_half(&v->planes[i]), geo->element, l->k_row, heads) &&
+	       half_ok(v, value_half(&v->planes[i]), geo->element, l->v_row, heads);
+}
+
+/* Number i, or one that is too large for anything. */
+static uint64_t id_at(const struct kvp_ids *ids, uint64_t i)
+{
+	switch (ids->type) {
+	case KVP_IDS_U32:
+		return ((const uint32_t *)ids->ids)[i];
+	case KVP_IDS_I32:
+		return (uint64_t)(int64_t)((const int32_t *)ids->ids)[i];
+	default:
+		return (uint64_t)((const int64_t *)ids->ids)[i];
+	}
+}
+
+/* A table without page_tokens would be a view that is taken for another. */
+static int paging_ok(const struct kvp_view *v)
+{
+	if (!v->page_tokens)
+		return !v->pool_pages && !v->first_slot && !v->pages.ids && !v->pages.n;
+	return v->pool_pages && (v->pages.ids || !v->pages.n) && v->pages.type <= KVP_IDS_I64;
+}
+
+int view_reaches(const struct kvp_view *v, uint64_t n)
+{
+	uint64_t end;
+
+	if (!v->page_tokens || !n)
+		return 0;
+	end = (v->first_slot + n - 1) / v->page_tokens + 1;
+	if (end > v->pages.n)
+		return -EINVAL;
+	for (uint64_t i = v->first_slot / v->page_tokens; i < end; i++)
+		if (id_at(&v->pages, i) >= v->pool_pages)
+			return -EINVAL;
+	return 0;
 }
 
 /* A view that is written from must give all there is. */
@@ -126,7 +192,7 @@ int view_check(const struct geometry *geo, const struct kvp_view *view, uint32_t
 
 	if (!view || opts_take(&v, sizeof(v), view) < 0 || !v.planes || v.n_layers > geo->n_layers)
 		return -EINVAL;
-	if (!v.n_layers && v.layers)
+	if ((!v.n_layers && v.layers) || !paging_ok(&v))
 		return -EINVAL;
 	if (!v.n_layers)
 		v.n_layers = geo->n_layers;
@@ -188,11 +254,12 @@ int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t 
 
 /*
  * A call that copies as much as a good part of a core's own cache writes around it, in runs of at
- * least a few pages: each line then crosses the memory bus once and not twice, and what the caller
- * is working on stays where it is. memcpy() decides by the size of the shared cache and of one run.
+ * least a KiB, which one token's row in a pool of tokens may be: each line then crosses the memory
+ * bus once and not twice, and what the caller is working on stays where it is. memcpy() decides by
+ * the size of the shared cache and of one run.
  */
 #define AROUND_CACHE (UINT64_C(512) << 10)
-#define AROUND_RUN   (UINT64_C(8) << 10)
+#define AROUND_RUN   (UINT64_C(1) << 10)
 
 #ifdef __SSE2__
 static void copy_around(uint8_t *dst, const uint8_t *src, uint64_t n)
@@ -214,11 +281,18 @@ static void copy_around(uint8_t *dst, const uint8_t *src, uint64_t n)
 		_mm_stream_si128((__m128i *)(void *)(dst + 48), d);
 	}
 	memcpy(dst, src, n);
-	/* Streaming stores are ordered by nothing else, a release store included. */
+}
+
+/* Streaming stores are ordered by nothing else, a release store included. */
+static void copied_around(void)
+{
 	_mm_sfence();
 }
 #else
 #define copy_around memcpy
+static void copied_around(void)
+{
+}
 #endif
 
 /* Which way, and how. */
@@ -237,7 +311,13 @@ static void copy_run(uint32_t how, void *dst, const void *src, uint64_t n)
 /* One side of a copy of n tokens of `heads` rows. */
 struct side {
 	uint8_t *at;
-	uint64_t token_stride, head_stride;
+	uint64_t token_stride, head_stride, channel_stride;
+};
+
+/* What is copied of each token. */
+struct rows {
+	uint32_t heads, element;
+	uint64_t row; /* bytes of a head */
 };
 
 static void copy_rows(
@@ -253,8 +333,23 @@ static void copy_rows(
 	}
 	for (uint32_t t = 0; t < n; t++)
 		for (uint32_t h = 0; h < heads; h++)
-			memcpy(dst.at + t * dst.token_stride + h * dst.head_stride,
+			copy_run(how, dst.at + t * dst.token_stride + h * dst.head_stride,
 				src.at + t * src.token_stride + h * src.head_stride, row);
+}
+
+/* Element by element: on one side the channels of a head lie apart. Tokens may be neighbours there. */
+static void copy_elements(struct side dst, struct side src, uint32_t n, const struct rows *r)
+{
+	for (uint32_t h = 0; h < r->heads; h++) {
+		for (uint64_t c = 0; c < r->row / r->element; c++) {
+			uint8_t *to = dst.at + h * dst.head_stride + c * dst.channel_stride;
+			const uint8_t *from = src.at + h * src.head_stride + c * src.channel_stride;
+
+			for (uint32_t t = 0; t < n; t++)
+				memcpy(to + t * dst.token_stride, from + t * src.token_stride,
+					r->element);
+		}
+	}
 }
 
 /*
@@ -267,7 +362,7 @@ static int is_image(const struct geometry *geo, const struct kvp_view *v, uint32
 {
 	uint8_t *first = v->planes[0].k;
 
-	if (v->n_layers != geo->n_layers || v->first_head || v->n_heads || !first)
+	if (v->n_layers != geo->n_layers || v->first_head || v->n_heads || !first || v->page_tokens)
 		return 0;
 	if (geo->layout == KVP_LAYOUT_LCND && (at || user || n != geo->block_tokens))
 		return 0;
@@ -276,48 +371,80 @@ static int is_image(const struct geometry *geo, const struct kvp_view *v, uint32
 		const struct kvp_view_plane *p = &v->planes[i];
 
 		if ((uint8_t *)p->k != first + l->k_off || p->k_token_stride != l->k_stride ||
-			p->k_head_stride != l->k_row)
+			p->k_head_stride != l->k_row || p->k_channel_stride)
 			return 0;
 		if (l->v_row &&
 			((uint8_t *)p->v != first + l->v_off || p->v_token_stride != l->v_stride ||
-				p->v_head_stride != l->v_row))
+				p->v_head_stride != l->v_row || p->v_channel_stride))
 			return 0;
 	}
 	*ret_first = first + user * (geo->layout == KVP_LAYOUT_NCLD ? geo->token_bytes : 0);
 	return 1;
 }
 
-static void copy_side(uint32_t how, struct side payload, struct side user, uint32_t n,
-	uint32_t heads, uint64_t row)
+static void copy_side(
+	uint32_t how, struct side payload, struct side user, uint32_t n, const struct rows *r)
 {
-	if (how & TO_PAYLOAD)
-		copy_rows(how, payload, user, n, heads, row);
+	struct side dst = how & TO_PAYLOAD ? payload : user;
+	struct side src = how & TO_PAYLOAD ? user : payload;
+
+	if (user.channel_stride == r->element)
+		copy_rows(how, dst, src, n, r->heads, r->row);
 	else
-		copy_rows(how, user, payload, n, heads, row);
+		copy_elements(dst, src, n, r);
 }
 
-static void copy_layer(uint32_t how, const struct geo_layer *l, uint8_t *payload, uint32_t at,
-	uint32_t n, const struct kvp_view *v, const struct kvp_view_plane *p, uint64_t user)
+/* Page by page; pages that follow one another in the table and in the pool are one piece. */
+static void copy_pages(uint32_t how, struct side payload, const struct half *h, struct side user,
+	uint32_t n, const struct rows *r, const struct kvp_view *v, uint64_t slot)
 {
-	uint32_t heads = v->n_heads ? v->n_heads : l->heads - v->first_head;
-	struct side in, out;
+	uint64_t i = slot / v->page_tokens;
+	uint32_t in = (uint32_t)(slot % v->page_tokens);
+	int dense = h->page_stride == (uint64_t)v->page_tokens * h->token_stride;
 
-	if (p->k) {
-		in = (struct side){ payload + l->k_off + at * l->k_stride +
-					    (uint64_t)v->first_head * l->k_row,
-			l->k_stride, l->k_row };
-		out = (struct side){ (uint8_t *)p->k + user * p->k_token_stride, p->k_token_stride,
-			p->k_head_stride };
-		copy_side(how, in, out, n, heads, l->k_row);
+	for (uint32_t done = 0, len; done < n; done += len, in = 0) {
+		uint64_t page = id_at(&v->pages, i++), next = page + 1;
+
+		len = v->page_tokens - in < n - done ? v->page_tokens - in : n - done;
+		for (; dense && len < n - done && id_at(&v->pages, i) == next; i++, next++)
+			len += v->page_tokens < n - done - len ? v->page_tokens : n - done - len;
+		user.at = h->base + page * h->page_stride + in * h->token_stride;
+		copy_side(how, payload, user, len, r);
+		payload.at += len * payload.token_stride;
 	}
-	if (p->v && l->v_row) {
-		in = (struct side){ payload + l->v_off + at * l->v_stride +
-					    (uint64_t)v->first_head * l->v_row,
-			l->v_stride, l->v_row };
-		out = (struct side){ (uint8_t *)p->v + user * p->v_token_stride, p->v_token_stride,
-			p->v_head_stride };
-		copy_side(how, in, out, n, heads, l->v_row);
+}
+
+/* Keys or values of n tokens; `payload` stands at the first of them. */
+static void copy_half(uint32_t how, struct side payload, struct half h, uint32_t n,
+	const struct rows *r, const struct kvp_view *v, uint64_t user_token)
+{
+	struct side user = { h.base, h.token_stride, h.head_stride,
+		has_rows(&h, r->element) ? r->element : h.channel_stride };
+
+	if (!h.base || !r->row)
+		return;
+	if (v->page_tokens == 1)
+		h.token_stride = user.token_stride = h.page_stride;
+	if (v->page_tokens) {
+		copy_pages(how, payload, &h, user, n, r, v, v->first_slot + user_token);
+	} else {
+		user.at += user_token * h.token_stride;
+		copy_side(how, payload, user, n, r);
 	}
+}
+
+static void copy_layer(uint32_t how, const struct geometry *geo, const struct geo_layer *l,
+	uint8_t *payload, uint32_t at, uint32_t n, const struct kvp_view *v,
+	const struct kvp_view_plane *p, uint64_t user)
+{
+	uint32_t heads = v->n_heads ? v->n_heads : l->heads - v->first_head, e = geo->element;
+	uint64_t k = l->k_off + at * l->k_stride + (uint64_t)v->first_head * l->k_row;
+	uint64_t val = l->v_off + at * l->v_stride + (uint64_t)v->first_head * l->v_row;
+
+	copy_half(how, (struct side){ payload + k, l->k_stride, l->k_row, e }, key_half(p), n,
+		&(struct rows){ heads, e, l->k_row }, v, user);
+	copy_half(how, (struct side){ payload + val, l->v_stride, l->v_row, e }, value_half(p), n,
+		&(struct rows){ heads, e, l->v_row }, v, user);
 }
 
 static void copy(uint32_t how, const struct geometry *geo, uint8_t *payload, uint32_t at,
@@ -330,11 +457,13 @@ static void copy(uint32_t how, const struct geometry *geo, uint8_t *payload, uin
 
 		copy_run(how, how & TO_PAYLOAD ? here : run, how & TO_PAYLOAD ? run : here,
 			n * geo->token_bytes);
-		return;
+	} else {
+		for (uint32_t i = 0; i < v->n_layers; i++)
+			copy_layer(how, geo, &geo->layers[view_layer(v, i)], payload, at, n, v,
+				&v->planes[i], user);
 	}
-	for (uint32_t i = 0; i < v->n_layers; i++)
-		copy_layer(how, &geo->layers[view_layer(v, i)], payload, at, n, v, &v->planes[i],
-			user);
+	if (how & AROUND)
+		copied_around();
 }
 
 static uint32_t around(const struct geometry *geo, uint64_t tokens)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What connectors of engines call, beside a real kvpoold and against a naive model of what must be
- * cached: runs of blocks.
+ * cached: runs of blocks; memory of pages, as vLLM, SGLang and llama.cpp lay it out.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -220,10 +221,269 @@ static void test_runs(void)
 	space_free(s);
 }
 
+/* ---- pages ----------------------------------------------------------------------------------- */
+
+#define HEADS 4u
+#define ROW   64u /* 32 channels of bf16 */
+#define WIDE  (HEADS * ROW)
+#define ALL   (N + 20) /* tokens of a request: its last block is partial */
+
+/* An engine's memory for two layers, its table for one request, and a view of both. */
+struct pages {
+	uint32_t page_tokens, pool_pages;
+	uint8_t *memory;
+	size_t bytes;
+	int32_t table[ALL + 8];
+	int64_t indices[ALL + 8];
+	struct kvp_view_plane planes[2];
+	struct kvp_view view;
+};
+
+/* A random place for every page of the request, none of them twice. */
+static void deal(struct pages *p, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t k = roll(i + 1);
+
+		p->table[i] = p->table[k];
+		p->table[k] = (int32_t)(i + roll(2) * n);
+	}
+	for (uint32_t i = 0; i < n; i++)
+		p->indices[i] = p->table[i];
+}
+
+static struct pages *pages_new(uint32_t page_tokens, size_t layer_bytes)
+{
+	struct pages *p = calloc(1, sizeof(*p));
+	uint32_t n = (ALL + page_tokens - 1) / page_tokens;
+
+	CHECK(p && n < ALL + 8);
+	p->page_tokens = page_tokens;
+	p->pool_pages = 2 * n;
+	deal(p, n);
+	p->bytes = 2 * 2 * (size_t)p->pool_pages * layer_bytes;
+	p->memory = calloc(1, p->bytes);
+	CHECK(p->memory);
+	p->view = (struct kvp_view){ .size = sizeof(p->view),
+		.planes = p->planes,
+		.page_tokens = page_tokens,
+		.pool_pages = p->pool_pages,
+		.pages = { p->table, n, KVP_IDS_I32 } };
+	return p;
+}
+
+static void pages_free(struct pages *p)
+{
+	free(p->memory);
+	free(p);
+}
+
+/* vLLM: a tensor [2][blocks][block_size][heads][dim] for each layer. */
+static struct pages *like_vllm(uint32_t block_size)
+{
+	size_t page = block_size * WIDE;
+	struct pages *p = pages_new(block_size, page);
+
+	for (uint32_t l = 0; l < 2; l++) {
+		uint8_t *tensor = p->memory + l * 2 * p->pool_pages * page;
+
+		p->planes[l] = (struct kvp_view_plane){ .k = tensor,
+			.v = tensor + p->pool_pages * page,
+			.k_page_stride = page,
+			.v_page_stride = page,
+			.k_token_stride = WIDE,
+			.v_token_stride = WIDE,
+			.k_head_stride = ROW,
+			.v_head_stride = ROW };
+	}
+	return p;
+}
+
+/* Its other order, [blocks][2][heads][block_size][dim]. */
+static struct pages *like_vllm_hnd(uint32_t block_size)
+{
+	size_t half = block_size * WIDE;
+	struct pages *p = pages_new(block_size, half);
+
+	for (uint32_t l = 0; l < 2; l++) {
+		uint8_t *tensor = p->memory + l * 2 * p->pool_pages * half;
+
+		p->planes[l] = (struct kvp_view_plane){ .k = tensor,
+			.v = tensor + half,
+			.k_page_stride = 2 * half,
+			.v_page_stride = 2 * half,
+			.k_token_stride = ROW,
+			.v_token_stride = ROW,
+			.k_head_stride = block_size * ROW,
+			.v_head_stride = block_size * ROW };
+	}
+	return p;
+}
+
+/* SGLang: K and V pools [tokens][heads][dim] of each layer, int64 indices of tokens. */
+static struct pages *like_sglang(void)
+{
+	struct pages *p = pages_new(1, WIDE);
+
+	p->view.pages.ids = p->indices;
+	p->view.pages.type = KVP_IDS_I64;
+	for (uint32_t l = 0; l < 2; l++) {
+		uint8_t *pool = p->memory + l * 2 * p->pool_pages * WIDE;
+
+		p->planes[l] = (struct kvp_view_plane){ .k = pool,
+			.v = pool + p->pool_pages * WIDE,
+			.k_page_stride = WIDE,
+			.v_page_stride = WIDE,
+			.k_head_stride = ROW,
+			.v_head_stride = ROW };
+	}
+	return p;
+}
+
+/* llama.cpp without flash attention: cells of keys, and values with a row for each channel. */
+static struct pages *like_llama(void)
+{
+	struct pages *p = pages_new(1, WIDE);
+	size_t cells = p->pool_pages;
+
+	for (uint32_t l = 0; l < 2; l++) {
+		uint8_t *layer = p->memory + l * 2 * cells * WIDE;
+
+		p->planes[l] = (struct kvp_view_plane){ .k = layer,
+			.v = layer + cells * WIDE,
+			.k_page_stride = WIDE,
+			.v_page_stride = 2,
+			.k_head_stride = ROW,
+			.v_head_stride = 32 * cells * 2,
+			.v_channel_stride = cells * 2 };
+	}
+	return p;
+}
+
+/* Where the view has an element of the request, by the formula of kvpool.h. */
+static const uint8_t *element(
+	const struct pages *p, uint32_t layer, int v, uint32_t t, uint32_t h, uint32_t c)
+{
+	const struct kvp_view_plane *at = &p->planes[layer];
+	size_t page = (size_t)p->table[t / p->page_tokens], in = t % p->page_tokens;
+	size_t channel = v ? at->v_channel_stride : at->k_channel_stride;
+
+	channel = channel ? channel : 2;
+	return v ? (const uint8_t *)at->v + page * at->v_page_stride + in * at->v_token_stride +
+			       h * at->v_head_stride + c * channel
+		 : (const uint8_t *)at->k + page * at->k_page_stride + in * at->k_token_stride +
+			       h * at->k_head_stride + c * channel;
+}
+
+/* Tokens [from, to) of the engine's own copy, [token][K,V][layer][head][channel], are in the pages. */
+static void same_pages(const struct engine *e, const struct pages *p, uint32_t from, uint32_t to)
+{
+	for (uint32_t t = from; t < to; t++)
+		for (uint32_t x = 0; x < TOKEN_BYTES; x += 2) {
+			uint32_t v = x / (TOKEN_BYTES / 2), l = x / WIDE % 2, in = x % WIDE;
+			const uint8_t *have = element(p, l, (int)v, t, in / ROW, in % ROW / 2);
+
+			CHECK(memcmp(have, e->kv + (size_t)t * TOKEN_BYTES + x, 2) == 0);
+		}
+}
+
+static int nothing_in(const struct pages *p)
+{
+	for (size_t i = 0; i < p->bytes; i++)
+		if (p->memory[i])
+			return 0;
+	return 1;
+}
+
+/*
+ * A whole request in one call, from and into the memory of any engine: what one has stored out of
+ * its pages another restores into its own.
+ */
+static void test_pages(void)
+{
+	static struct pages *(*const engines[])(void) = { like_sglang, like_llama };
+
+	for (uint32_t i = 0; i < 6; i++) {
+		struct kvp_put_opts o = {
+			.size = sizeof(o), .flags = KVP_PUT_PARTIAL, .timeout_ms = WAIT_MS
+		};
+		struct pages *mine = i < 2   ? like_vllm(16 + 16 * i)
+				     : i < 4 ? like_vllm_hnd(i % 2 ? 48 : 64)
+					     : engines[i % 2]();
+		struct pages *theirs = i % 3 == 0 ? like_llama() : like_sglang();
+		struct engine *e = engine_new("pages", i % 2, 500 + i);
+		struct kvp_prefix_info info;
+		struct kvp_prefix *m;
+		uint32_t half = N / 2;
+
+		/* Into the first engine's pages, from a dense buffer by way of the cache. */
+		store(e, ALL, KVP_PUT_PARTIAL);
+		m = find_soon(e, ALL, ALL, &info);
+		EQUAL(kvp_get(m, 0, ALL, &mine->view, KVP_GET_VERIFY), ALL);
+		same_pages(e, mine, 0, ALL);
+		EQUAL(kvp_release(m), 0);
+		/* Out of them under other tokens, in two calls, the second from the middle. */
+		for (uint32_t t = 0; t < ALL; t++)
+			e->tokens[t] += 1u << 30;
+		EQUAL(kvp_put(e->space, e->tokens, half, 0, &mine->view, &o, NULL), half);
+		mine->view.first_slot = half;
+		EQUAL(kvp_put(e->space, e->tokens, ALL, half, &mine->view, &o, NULL), ALL - half);
+		EQUAL(kvp_flush(e->client, WAIT_MS), 0);
+		m = find_soon(e, ALL, ALL, &info);
+		same_bytes(e, m, ALL);
+		/* And into the other's: what it has not computed itself, at its place in the table. */
+		theirs->view.first_slot = 100;
+		EQUAL(kvp_get(m, 100, UINT32_MAX, &theirs->view, 0), ALL - 100);
+		same_pages(e, theirs, 100, ALL);
+		EQUAL(kvp_release(m), 0);
+		pages_free(mine);
+		pages_free(theirs);
+		engine_free(e);
+	}
+}
+
+/* One number of a table wrong, or one too few: nothing is copied, nothing stored. */
+static void test_wrong_pages(void)
+{
+	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = WAIT_MS };
+	struct engine *e = engine_new("wrong pages", 0, 600);
+	struct pages *p = like_vllm(16);
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m;
+	int32_t kept = p->table[N / 16 - 1];
+
+	store(e, N, 0);
+	m = find_soon(e, N, N, &info);
+	p->table[N / 16 - 1] = (int32_t)p->pool_pages;
+	EQUAL(kvp_get(m, 0, N, &p->view, 0), -EINVAL);
+	p->table[N / 16 - 1] = -1;
+	EQUAL(kvp_get(m, 0, N, &p->view, 0), -EINVAL);
+	EQUAL(kvp_put(e->space, e->tokens + 1, N, 0, &p->view, &o, NULL), -EINVAL);
+	p->table[N / 16 - 1] = kept;
+	p->view.pages.n = N / 16 - 1;
+	EQUAL(kvp_get(m, 0, N, &p->view, 0), -EINVAL);
+	EQUAL(kvp_put(e->space, e->tokens + 1, N, 0, &p->view, &o, NULL), -EINVAL);
+	CHECK(nothing_in(p));
+	EQUAL(kvp_release(m), 0);
+	/* Only what there is has to have a place. */
+	m = find(e, N - 16, 0, &info);
+	EQUAL(kvp_get(m, 0, UINT32_MAX, &p->view, 0), N - 16);
+	same_pages(e, p, 0, N - 16);
+	EQUAL(kvp_release(m), 0);
+	EQUAL(kvp_match(e->space, e->tokens + 1, N, NULL, &m), 0);
+	EQUAL(kvp_match_info(m, &info), 0);
+	EQUAL(info.n_tokens, 0);
+	EQUAL(kvp_release(m), 0);
+	pages_free(p);
+	engine_free(e);
+}
+
 int main(void)
 {
 	static const struct live_test tests[] = {
 		{ "runs", test_runs },
+		{ "pages", test_pages },
+		{ "wrong pages", test_wrong_pages },
 	};
 
 	rnd = toy_seed();

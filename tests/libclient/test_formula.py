@@ -32,7 +32,7 @@ class OpenOpts(ctypes.Structure):
 
 class Plane(ctypes.Structure):
     _fields_ = [("k", ctypes.c_void_p), ("v", ctypes.c_void_p)] + \
-        [(n, ctypes.c_size_t) for n in ("kt", "kh", "vt", "vh")]
+        [(n, ctypes.c_size_t) for n in ("kt", "kh", "vt", "vh", "kp", "vp", "kc", "vc")]
 
 
 def formulas(header):

@@ -23,6 +23,7 @@
 
 #define ANSWER_MAX  (64u << 20) /* bytes of JSON in one answer */
 #define ANSWER_PART 32768u
+#define STEP_PARTS  4u /* sent before others have their turn */
 
 bool kvpd_admin_allowed(struct kvpd_conn *conn)
 {
@@ -221,7 +222,7 @@ void kvpd_admin_continue(struct kvpd_conn *conn)
 		char text[ANSWER_PART];
 	} part;
 
-	while (conn->answer) {
+	for (uint32_t i = 0; conn->answer && i < STEP_PARTS; i++) {
 		size_t left = conn->answer_bytes - conn->answer_sent;
 		size_t n = left < sizeof(part.text) ? left : sizeof(part.text);
 		int r;
@@ -235,7 +236,7 @@ void kvpd_admin_continue(struct kvpd_conn *conn)
 			kvpd_conn_hold(conn);
 		if (r == -EAGAIN || r == -ENOBUFS || r == -ENOMEM) {
 			if (!conn->stuck_since_ns)
-				conn->stuck_since_ns = kvpd_now_ns();
+				kvpd_conn_stuck(conn, kvpd_now_ns());
 			kvpd_conn_watch(conn);
 			return;
 		}
@@ -243,7 +244,7 @@ void kvpd_admin_continue(struct kvpd_conn *conn)
 			kvpd_conn_close(conn);
 			return;
 		}
-		conn->stuck_since_ns = 0;
+		kvpd_conn_stuck(conn, 0);
 		conn->held_ms = 0;
 		conn->answer_sent += n;
 		if (conn->answer_sent == conn->answer_bytes) {
@@ -251,4 +252,5 @@ void kvpd_admin_continue(struct kvpd_conn *conn)
 			conn->answer = NULL;
 		}
 	}
+	kvpd_conn_watch(conn);
 }

@@ -13,6 +13,7 @@
 #include "daemon/control/conn.h"
 #include "daemon/control/flight.h"
 #include "daemon/control/guest.h"
+#include "daemon/control/payer.h"
 #include "daemon/control/state.h"
 #include "daemon/control/tenants.h"
 #include "daemon/log.h"
@@ -97,9 +98,9 @@ static int attach(struct kvpd_conn *conn, struct kvpd_tenant_entry *entry)
 
 	memcpy(peer.name, conn->name, sizeof(peer.name));
 	/* What the process had before it replaced its program goes first. */
-	(void)kvpd_guest_sweep(conn->control, conn->who.pid);
+	(void)kvpd_guest_sweep_process(conn->source.payer, conn->who.pid);
 	r = kvpd_session_attach(conn->control->ledger, entry->id, &peer, &a);
-	if ((r == -EUSERS || r == -EMFILE) && kvpd_guest_sweep(conn->control, 0))
+	if ((r == -EUSERS || r == -EMFILE) && kvpd_guest_sweep(conn->control))
 		r = kvpd_session_attach(conn->control->ledger, entry->id, &peer, &a);
 	if (r < 0)
 		return r;
@@ -137,7 +138,7 @@ static void admit(struct kvpd_conn *conn)
 	bool unlisted;
 	int r;
 
-	t = kvpd_admit(c, c->config, conn->tenant, conn->who.uid, &unlisted, &why);
+	t = kvpd_admit(c, c->config, conn->source.payer->door, conn->who.uid, &unlisted, &why);
 	if (!t && !unlisted) {
 		kvpd_conn_refuse(conn, -EACCES, "%s", why);
 		return;
@@ -198,7 +199,7 @@ static void hello_admin(struct kvpd_conn *conn)
 		.epoch = conn->control->epoch,
 	};
 
-	if (*conn->tenant) {
+	if (*conn->source.payer->door) {
 		kvpd_conn_refuse(conn, -EPERM, "administration is on the main socket only");
 		return;
 	}

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections: accepting, receiving, sending without ever waiting for a client, closing. */
+/* Connections: receiving, sending without ever waiting for a client, closing. */
 #include "daemon/control/conn.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +16,7 @@
 #include "daemon/control/attach.h"
 #include "daemon/control/flight.h"
 #include "daemon/control/guest.h"
-#include "daemon/control/listener.h"
+#include "daemon/control/payer.h"
 #include "daemon/control/state.h"
 #include "daemon/control/tenants.h"
 #include "daemon/log.h"
@@ -28,6 +27,10 @@
 #define CLIENT_SNDBUF 8192
 #define HELD_MIN_MS   5u
 #define HELD_MAX_MS   500u
+/* In one step: others have their turn before the next. Each may be a question to the ledger. */
+#define STEP_PACKETS 4u
+/* Ended in one turn because their time is over. */
+#define EXPIRE_A_TURN 16u
 
 static struct kvpd_ratelimit refused_limit = KVPD_RATELIMIT(10, 5);
 static struct kvpd_ratelimit broken_limit = KVPD_RATELIMIT(10, 5);
@@ -44,75 +47,18 @@ static struct kvpd_who who_of(const struct kvpd_conn *conn)
 	};
 }
 
-static bool is_pending(const struct kvpd_conn *conn)
+/* ---- the beginning ------------------------------------------------------------------------- */
+
+int kvpd_conn_new(
+	struct kvpd_control *c, int fd, const struct kvpd_identity *who, struct kvpd_payer *payer)
 {
-	return conn->state == KVPD_CONN_HELLO || conn->state == KVPD_CONN_PROVE;
-}
-
-/* ---- accepting ----------------------------------------------------------------------------- */
-
-/* Connected a while ago and has not said a word: an honest client's hello follows at once. */
-static bool is_silent(const struct kvpd_conn *conn, uint64_t now)
-{
-	struct pollfd p = { .fd = conn->fd, .events = POLLIN };
-
-	return is_pending(conn) && now - conn->since_ns > KVPD_SILENT_MS * UINT64_C(1000000) &&
-	       poll(&p, 1, 0) == 0;
-}
-
-/*
- * Ends the oldest silent connection, of one user or (NULL) of anybody, so that silent clients keep
- * nobody out. False if there is none: the others are only waiting for their turn.
- */
-static bool end_a_silent_one(struct kvpd_control *c, const uid_t *uid, const char *tenant)
-{
-	const uint64_t now = kvpd_now_ns();
-	struct kvpd_conn *o;
-
-	TAILQ_FOREACH(o, &c->conns, link) {
-		if ((uid && !kvpd_conn_is_of(o, *uid, tenant)) || !is_silent(o, now))
-			continue;
-		kvpd_conn_refuse(
-			o, -EBUSY, "there are too many connections, and this one has not attached");
-		return true;
-	}
-	return false;
-}
-
-/* Why one more connection of this user cannot be taken, or NULL. -EBUSY: it may come again soon. */
-static const char *no_room(
-	struct kvpd_control *c, const struct kvpd_identity *who, const char *tenant, int *ret_error)
-{
-	const struct kvpd_conn *o;
-	uint32_t pending = 0, all = 0;
-
-	TAILQ_FOREACH(o, &c->conns, link) {
-		if (!kvpd_conn_is_of(o, who->uid, tenant))
-			continue;
-		all++;
-		pending += is_pending(o);
-	}
-	TAILQ_FOREACH(o, &c->lingering, link)
-		all += kvpd_conn_is_of(o, who->uid, tenant);
-	*ret_error = -EBUSY;
-	if (pending >= KVPD_PENDING_PER_UID && !end_a_silent_one(c, &who->uid, tenant))
-		return "this uid has too many connections that have not attached";
-	*ret_error = -EUSERS;
-	if (all >= c->config->max_sessions + KVPD_PENDING_PER_UID + KVPD_ADMIN_MAX)
-		return "this uid has too many connections";
-	return NULL;
-}
-
-static int conn_new(struct kvpd_listener *l, int fd, const struct kvpd_identity *who)
-{
-	struct kvpd_control *c = l->control;
 	struct kvpd_conn *conn = calloc(1, sizeof(*conn));
 	int r;
 
 	if (!conn)
 		return -ENOMEM;
 	*conn = (struct kvpd_conn){
-		.source.ready = conn_ready,
+		.source = { .ready = conn_ready, .payer = payer },
 		.control = c,
 		.fd = fd,
 		.who = *who,
@@ -120,7 +66,6 @@ static int conn_new(struct kvpd_listener *l, int fd, const struct kvpd_identity 
 		.interest = EPOLLIN,
 		.pidfd = -1,
 	};
-	snprintf(conn->tenant, sizeof(conn->tenant), "%s", l->tenant ? l->tenant : "");
 	TAILQ_INIT(&conn->out);
 	r = kvpd_watch(c, fd, conn->interest, &conn->source);
 	if (r < 0) {
@@ -128,78 +73,14 @@ static int conn_new(struct kvpd_listener *l, int fd, const struct kvpd_identity 
 		return r;
 	}
 	TAILQ_INSERT_TAIL(&c->conns, conn, link);
+	TAILQ_INSERT_TAIL(&c->pending, conn, in_due);
+	TAILQ_INSERT_TAIL(&payer->pending, conn, in_payer);
+	payer->n_conns++;
+	payer->n_pending++;
 	c->n_conns++;
 	c->n_pending++;
 	c->accepted++;
 	return 0;
-}
-
-/* A refusal without a connection of its own: best effort, and the descriptor goes. */
-static void turn_away(
-	struct kvpd_control *c, int fd, const struct kvpd_identity *who, int error, const char *why)
-{
-	struct kvp_msg_error e = { .error = error };
-	const struct kvpd_who w = { .pid = who->pid, .uid = who->uid };
-
-	c->refused++;
-	snprintf(e.text, sizeof(e.text), "%s", why);
-	(void)kvp_msg_send(fd, KVP_MSG_ERROR, 0, &e, sizeof(e), NULL, 0);
-	close(fd);
-	kvpd_log_limited(&refused_limit, KVPD_LOG_WARNING, &w,
-		"refused a connection of uid %u (process %d): %s", (unsigned)who->uid,
-		(int)who->pid, why);
-}
-
-/* Descriptors have run out: without this, the connection would wait and epoll never sleep. */
-static void shed_one(struct kvpd_listener *l)
-{
-	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 1);
-	struct kvpd_control *c = l->control;
-	int fd;
-
-	kvpd_log_limited(&limit, KVPD_LOG_ERR, NULL,
-		"out of file descriptors: connections are refused; raise LimitNOFILE");
-	if (c->spare_fd >= 0)
-		close(c->spare_fd);
-	fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC);
-	if (fd >= 0)
-		close(fd);
-	c->refused++;
-	c->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-}
-
-void kvpd_conn_accept(struct kvpd_listener *l)
-{
-	struct kvpd_control *c = l->control;
-
-	for (unsigned i = 0; i < 4 * KVPD_PACKETS_A_TURN; i++) {
-		struct kvpd_identity who = { .uid = (uid_t)-1 };
-		const char *why;
-		int fd, r;
-
-		/* Nobody silent: the newcomers wait in the backlog while the others attach. */
-		if (c->n_pending >= KVPD_PENDING_MAX && !end_a_silent_one(c, NULL, NULL))
-			return;
-		fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-		if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-			shed_one(l);
-			return;
-		}
-		if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
-			continue;
-		if (fd < 0)
-			return;
-		r = kvpd_peer_identity(fd, &who);
-		why = r < 0 ? "its credentials are unknown"
-			    : no_room(c, &who, l->tenant ? l->tenant : "", &r);
-		if (why) {
-			turn_away(c, fd, &who, r, why);
-			continue;
-		}
-		r = conn_new(l, fd, &who);
-		if (r < 0)
-			turn_away(c, fd, &who, r, "the daemon is out of memory");
-	}
 }
 
 /* ---- sending ------------------------------------------------------------------------------- */
@@ -226,16 +107,40 @@ void kvpd_conn_watch(struct kvpd_conn *conn)
 		conn->interest = e.events;
 }
 
+void kvpd_conn_stuck(struct kvpd_conn *conn, uint64_t since_ns)
+{
+	struct kvpd_control *c = conn->control;
+
+	/* One that is pending has a deadline anyway. */
+	if (conn->stuck_since_ns && !kvpd_conn_is_pending(conn))
+		TAILQ_REMOVE(&c->stuck, conn, in_due);
+	conn->stuck_since_ns = since_ns;
+	if (since_ns && !kvpd_conn_is_pending(conn))
+		TAILQ_INSERT_TAIL(&c->stuck, conn, in_due);
+}
+
 void kvpd_conn_hold(struct kvpd_conn *conn)
 {
+	struct kvpd_control *c = conn->control;
 	uint64_t now = kvpd_now_ns();
 
 	conn->held_ms = conn->held_ms ? conn->held_ms * 2 : HELD_MIN_MS;
 	if (conn->held_ms > HELD_MAX_MS)
 		conn->held_ms = HELD_MAX_MS;
+	if (!conn->held_until_ns)
+		TAILQ_INSERT_TAIL(&c->held, conn, in_held);
 	conn->held_until_ns = now + conn->held_ms * KVPD_MS;
+	if (conn->held_until_ns < c->held_due_ns)
+		c->held_due_ns = conn->held_until_ns;
 	if (!conn->stuck_since_ns)
-		conn->stuck_since_ns = now;
+		kvpd_conn_stuck(conn, now);
+}
+
+static void let_go(struct kvpd_conn *conn)
+{
+	if (conn->held_until_ns)
+		TAILQ_REMOVE(&conn->control->held, conn, in_held);
+	conn->held_until_ns = 0;
 }
 
 static struct kvpd_out *out_new(
@@ -269,7 +174,7 @@ static int enqueue(struct kvpd_conn *conn, struct kvpd_out *out)
 	conn->n_out++;
 	TAILQ_INSERT_TAIL(&conn->out, out, link);
 	if (!conn->stuck_since_ns)
-		conn->stuck_since_ns = kvpd_now_ns();
+		kvpd_conn_stuck(conn, kvpd_now_ns());
 	kvpd_conn_watch(conn);
 	return 0;
 }
@@ -366,15 +271,16 @@ static int flush(struct kvpd_conn *conn)
 {
 	struct kvpd_out *out;
 
-	while ((out = TAILQ_FIRST(&conn->out))) {
-		int r = out->fetch ? send_fetched(conn, out)
-				   : try_to_send(conn, out->type, out->tag, out->body, out->len,
-					     out->fds, out->n_fds);
+	for (uint32_t n = 0; (out = TAILQ_FIRST(&conn->out)); n++) {
+		int r = n == STEP_PACKETS ? -EAGAIN
+			: out->fetch      ? send_fetched(conn, out)
+				     : try_to_send(conn, out->type, out->tag, out->body, out->len,
+					       out->fds, out->n_fds);
 
 		if (r < 0)
 			return r;
 		out_free(conn, out);
-		conn->stuck_since_ns = conn->n_out ? kvpd_now_ns() : 0;
+		kvpd_conn_stuck(conn, conn->n_out ? kvpd_now_ns() : 0);
 	}
 	return 0;
 }
@@ -463,7 +369,7 @@ static void receive(struct kvpd_conn *conn)
 {
 	struct kvp_packet *packet = conn->control->packet;
 
-	for (unsigned i = 0; i < KVPD_PACKETS_A_TURN; i++) {
+	for (unsigned i = 0; i < STEP_PACKETS; i++) {
 		int r = kvp_msg_recv(conn->fd, KVP_MSG_TO_DAEMON, packet);
 
 		if (r == -EAGAIN)
@@ -488,7 +394,7 @@ static void send_what_waits(struct kvpd_conn *conn)
 {
 	int r;
 
-	conn->held_until_ns = 0;
+	let_go(conn);
 	r = flush(conn);
 	if (r < 0 && r != -EAGAIN)
 		kvpd_conn_close(conn);
@@ -517,13 +423,28 @@ static void conn_ready(struct kvpd_source *source, uint32_t events)
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
+static void no_longer_pending(struct kvpd_conn *conn)
+{
+	struct kvpd_payer *payer = conn->source.payer;
+	struct kvpd_control *c = conn->control;
+
+	if (!kvpd_conn_is_pending(conn))
+		return;
+	TAILQ_REMOVE(&c->pending, conn, in_due);
+	TAILQ_REMOVE(&payer->pending, conn, in_payer);
+	payer->n_pending--;
+	c->n_pending--;
+}
+
 void kvpd_conn_settle(struct kvpd_conn *conn, enum kvpd_conn_state state)
 {
 	static const int sndbuf = CLIENT_SNDBUF;
+	uint64_t stuck = conn->stuck_since_ns;
 
-	if (is_pending(conn))
-		conn->control->n_pending--;
+	kvpd_conn_stuck(conn, 0);
+	no_longer_pending(conn);
 	conn->state = state;
+	kvpd_conn_stuck(conn, stuck);
 	if (state == KVPD_CONN_ADMIN)
 		conn->control->n_admins++;
 	else
@@ -537,33 +458,40 @@ void kvpd_conn_close(struct kvpd_conn *conn)
 
 	if (conn->source.dead)
 		return;
-	conn->source.dead = true;
+	kvpd_source_end(&conn->source);
 	while ((out = TAILQ_FIRST(&conn->out)))
 		out_free(conn, out);
 	if (conn->pidfd >= 0)
 		close(conn->pidfd);
 	if (conn->guest)
-		conn->guest->conn = NULL;
+		kvpd_guest_lost(conn->guest);
 	conn->guest = NULL;
 	free(conn->answer);
 	conn->answer = NULL;
+	kvpd_conn_stuck(conn, 0);
+	let_go(conn);
+	no_longer_pending(conn);
 	c->n_conns--;
-	if (is_pending(conn))
-		c->n_pending--;
 	if (conn->state == KVPD_CONN_ADMIN)
 		c->n_admins--;
 	TAILQ_REMOVE(&c->conns, conn, link);
-	if (kvpd_flight_look(conn)) {
+	if (kvpd_flight_look(conn))
 		kvpd_flight_linger(conn);
-	} else {
-		close(conn->fd);
-		TAILQ_INSERT_TAIL(&c->dead_conns, conn, link);
-	}
+	else
+		kvpd_conn_end(conn);
 	c->status_changed = true;
+}
+
+void kvpd_conn_end(struct kvpd_conn *conn)
+{
+	close(conn->fd);
+	conn->source.payer->n_conns--;
+	TAILQ_INSERT_TAIL(&conn->control->dead_conns, conn, link);
 }
 
 void kvpd_conn_free(struct kvpd_conn *conn)
 {
+	kvpd_payer_put(&conn->control->payers, conn->source.payer);
 	free(conn);
 }
 
@@ -572,7 +500,7 @@ static void give_up(struct kvpd_conn *conn)
 {
 	const struct kvpd_who w = who_of(conn);
 
-	if (is_pending(conn)) {
+	if (kvpd_conn_is_pending(conn)) {
 		kvpd_conn_refuse(conn, -ETIMEDOUT, "it did not attach within %u ms",
 			conn->control->config->handshake_ms);
 		return;
@@ -583,34 +511,53 @@ static void give_up(struct kvpd_conn *conn)
 	kvpd_conn_close(conn);
 }
 
+/* What was held is tried again, each in its payer's turn. */
+static void try_held(struct kvpd_control *c, uint64_t now)
+{
+	struct kvpd_conn *conn, *next;
+	uint64_t due = UINT64_MAX;
+
+	for (conn = TAILQ_FIRST(&c->held); conn; conn = next) {
+		next = TAILQ_NEXT(conn, in_held);
+		if (conn->held_until_ns <= now) {
+			let_go(conn);
+			kvpd_source_raise(&conn->source, EPOLLOUT);
+		} else if (conn->held_until_ns < due) {
+			due = conn->held_until_ns;
+		}
+	}
+	/* However many there are, they are not looked through all the time. */
+	c->held_due_ns = due < now + KVPD_MS ? now + KVPD_MS : due;
+}
+
+static uint64_t sooner(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
 uint64_t kvpd_conn_expire(struct kvpd_control *c, uint64_t now)
 {
 	const uint64_t handshake = (uint64_t)c->config->handshake_ms * KVPD_MS;
 	const uint64_t stall = (uint64_t)KVPD_STALL_MS * KVPD_MS;
 	uint64_t soonest = kvpd_flight_expire(c, now);
-	struct kvpd_conn *conn, *next;
+	struct kvpd_conn *conn;
 
-	for (conn = TAILQ_FIRST(&c->conns); conn; conn = next) {
-		uint64_t due = UINT64_MAX;
-
-		next = TAILQ_NEXT(conn, link);
-		if (is_pending(conn))
-			due = conn->since_ns + handshake;
-		else if (conn->stuck_since_ns)
-			due = conn->stuck_since_ns + stall;
-		if (due <= now) {
-			give_up(conn);
-			continue;
-		}
-		if (conn->held_until_ns && conn->held_until_ns <= now) {
-			send_what_waits(conn);
-			if (conn->source.dead)
-				continue;
-			kvpd_conn_watch(conn);
-		}
-		if (conn->held_until_ns && conn->held_until_ns < due)
-			due = conn->held_until_ns;
-		soonest = due < soonest ? due : soonest;
-	}
+	/* Both lists by age: the first is due first. */
+	for (uint32_t n = 0; n < EXPIRE_A_TURN && (conn = TAILQ_FIRST(&c->pending)) &&
+			     conn->since_ns + handshake <= now;
+		n++)
+		give_up(conn);
+	for (uint32_t n = 0; n < EXPIRE_A_TURN && (conn = TAILQ_FIRST(&c->stuck)) &&
+			     conn->stuck_since_ns + stall <= now;
+		n++)
+		give_up(conn);
+	if (now >= c->held_due_ns)
+		try_held(c, now);
+	if ((conn = TAILQ_FIRST(&c->pending)))
+		soonest = sooner(soonest, conn->since_ns + handshake);
+	if ((conn = TAILQ_FIRST(&c->stuck)))
+		soonest = sooner(soonest, conn->stuck_since_ns + stall);
+	if (!TAILQ_EMPTY(&c->held))
+		soonest = sooner(soonest, c->held_due_ns);
 	return soonest;
 }

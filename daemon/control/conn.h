@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections: accepting, receiving, sending without ever waiting for a client, closing. */
+/* Connections: receiving, sending without ever waiting for a client, closing. */
 #ifndef KVPD_CONN_H
 #define KVPD_CONN_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 #include <sys/queue.h>
 
 #include "daemon/control/peer.h"
@@ -14,18 +13,10 @@
 #include "shm/kvp_proto.h"
 
 struct kvpd_guest;
-struct kvpd_listener;
+struct kvpd_payer;
 
-/*
- * Bounds on what connections can make the daemon hold. A uid that connects without end fills its
- * own part of the socket that it comes by, and no more (kvpd_conn_is_of()).
- */
-#define KVPD_PENDING_MAX     2048u /* connections that have not attached */
-#define KVPD_PENDING_PER_UID 512u  /* many engines of one user may start at once */
-#define KVPD_SILENT_MS       100u  /* after that, without a word, it makes way for others */
-#define KVPD_OUT_MAX         (KVP_MAX_EXTENTS + 512u) /* packets waiting for one client to read */
-#define KVPD_PACKETS_A_TURN  16u    /* read from one connection before others get their turn */
-#define KVPD_STALL_MS        30000u /* a client that reads nothing of what waits for it */
+#define KVPD_OUT_MAX  (KVP_MAX_EXTENTS + 512u) /* packets waiting for one client to read */
+#define KVPD_STALL_MS 30000u /* a client that reads nothing of what waits for it */
 
 enum kvpd_conn_state {
 	KVPD_CONN_HELLO, /* nothing heard yet */
@@ -56,8 +47,7 @@ struct kvpd_conn {
 	int fd;
 	enum kvpd_conn_state state;
 	struct kvpd_identity who;
-	char tenant[64]; /* whose socket it came in by; "" = the main one */
-	uint64_t since_ns;
+	uint64_t since_ns; /* connected; of one that lingers: looked at */
 	uint32_t interest; /* what epoll watches */
 	/* While attaching. */
 	int pidfd;
@@ -76,24 +66,30 @@ struct kvpd_conn {
 	uint64_t held_until_ns;
 	uint32_t held_ms;
 	uint32_t in_flight; /* descriptors sent and perhaps not received */
+	TAILQ_ENTRY(kvpd_conn) in_flying;
 	/* An administrator's answer, while it is being sent. */
 	char *answer;
 	size_t answer_bytes, answer_sent;
 	uint32_t answer_tag;
 	int32_t answer_status;
 	TAILQ_ENTRY(kvpd_conn) link;
+	TAILQ_ENTRY(kvpd_conn) in_payer; /* pending */
+	TAILQ_ENTRY(kvpd_conn) in_due;   /* of those that end at some time: pending, or stuck */
+	TAILQ_ENTRY(kvpd_conn) in_held;
 };
 
-/*
- * Is it one of those that share a bound: of this uid, by the same socket? Containers with a socket
- * each are often all of uid 0, and one of them must not use up what another needs.
- */
-static inline bool kvpd_conn_is_of(const struct kvpd_conn *conn, uid_t uid, const char *tenant)
+/* It has not attached. */
+static inline bool kvpd_conn_is_pending(const struct kvpd_conn *conn)
 {
-	return conn->who.uid == uid && !strcmp(conn->tenant, tenant);
+	return conn->state == KVPD_CONN_HELLO || conn->state == KVPD_CONN_PROVE;
 }
 
-void kvpd_conn_accept(struct kvpd_listener *listener);
+/*
+ * One that was accepted, whose payer has it and whose user count it takes over. -ENOMEM etc.: fd and
+ * payer stay the caller's.
+ */
+int kvpd_conn_new(
+	struct kvpd_control *c, int fd, const struct kvpd_identity *who, struct kvpd_payer *payer);
 /* Closes it; freed by kvpd_control_bury(). Its guest, if any, stays. */
 void kvpd_conn_close(struct kvpd_conn *conn);
 /* Says why, and closes. */
@@ -111,6 +107,8 @@ int kvpd_conn_send(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const vo
  */
 int kvpd_conn_send_extent(
 	struct kvpd_conn *conn, uint32_t tag, const struct kvp_msg_extent *extent, int fd);
+/* Since when it reads nothing of what waits for it; 0: nothing waits. */
+void kvpd_conn_stuck(struct kvpd_conn *conn, uint64_t since_ns);
 /* Sending has to wait for something else than room in the socket. */
 void kvpd_conn_hold(struct kvpd_conn *conn);
 /* Sends an error; the connection stays. */
@@ -121,6 +119,8 @@ void kvpd_conn_watch(struct kvpd_conn *conn);
 void kvpd_conn_settle(struct kvpd_conn *conn, enum kvpd_conn_state state);
 /* Deadlines: returns when to call again, UINT64_MAX = never. */
 uint64_t kvpd_conn_expire(struct kvpd_control *c, uint64_t now);
+/* Its socket goes as well, which kvpd_conn_close() may have left open. */
+void kvpd_conn_end(struct kvpd_conn *conn);
 void kvpd_conn_free(struct kvpd_conn *conn);
 
 #endif

@@ -136,21 +136,28 @@ int kvpd_control_new(struct kvpd_config *config, const struct kvpd_account *acco
 		.first_config = config,
 		.account = *account,
 		.overflow_uid = kvpd_overflow_uid(),
+		.held_due_ns = UINT64_MAX,
 		.epoch = epoch,
 		.start_ns = kvpd_now_ns(),
 	};
 	TAILQ_INIT(&c->listeners);
 	TAILQ_INIT(&c->conns);
 	TAILQ_INIT(&c->dead_conns);
+	TAILQ_INIT(&c->pending);
+	TAILQ_INIT(&c->stuck);
+	TAILQ_INIT(&c->held);
 	TAILQ_INIT(&c->lingering);
 	TAILQ_INIT(&c->guests);
+	TAILQ_INIT(&c->lost);
 	TAILQ_INIT(&c->dead_guests);
 	TAILQ_INIT(&c->dead_listeners);
 	TAILQ_INIT(&c->tenants);
 	STAILQ_INIT(&c->posted);
 	pthread_mutex_init(&c->lock, NULL);
 	kvpd_find_admin_group(c);
-	r = open_loop(c);
+	r = kvpd_payers_init(&c->payers, KVPD_MAX_TENANTS);
+	if (r == 0)
+		r = open_loop(c);
 	if (r < 0)
 		kvpd_err("cannot set up the control thread: %s", strerror(-r));
 	else
@@ -194,11 +201,8 @@ void kvpd_control_stop(struct kvpd_control *c)
 		kvpd_conn_close(conn);
 	kvpd_flight_drop(c);
 	/* The ledger is about to go whole: its sessions need not be detached one by one. */
-	while ((g = TAILQ_FIRST(&c->guests))) {
-		close(g->pidfd);
-		TAILQ_REMOVE(&c->guests, g, link);
-		TAILQ_INSERT_TAIL(&c->dead_guests, g, link);
-	}
+	while ((g = TAILQ_FIRST(&c->guests)))
+		kvpd_guest_end_here(g);
 	kvpd_control_bury(c);
 }
 
@@ -215,6 +219,7 @@ struct kvpd_control *kvpd_control_free(struct kvpd_control *c)
 	if (!c)
 		return NULL;
 	while ((d = TAILQ_FIRST(&c->tenants))) {
+		kvpd_posted_end(d);
 		TAILQ_REMOVE(&c->tenants, d, link);
 		free(d);
 	}
@@ -225,6 +230,8 @@ struct kvpd_control *kvpd_control_free(struct kvpd_control *c)
 	kvpd_pressure_close(c);
 	close_fd(c->spare_fd);
 	free(c->packet);
+	kvpd_payers_fini(&c->payers);
+	kvpd_turns_fini(&c->doors);
 	pthread_mutex_destroy(&c->lock);
 	if (c->first_config != c->config)
 		kvpd_config_free(c->first_config);

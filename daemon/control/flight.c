@@ -10,10 +10,12 @@
 
 #include "daemon/clock.h"
 #include "daemon/control/conn.h"
+#include "daemon/control/payer.h"
 #include "daemon/control/state.h"
 
 #define LINGER_NS     (1000 * KVPD_MS)
-#define LOOK_AGAIN_NS (5 * KVPD_MS)
+#define LOOK_AGAIN_NS KVPD_MS
+#define LOOKS         64u /* at a time */
 
 /* An eighth of what the kernel allows: several uids that receive nothing leave room for others. */
 void kvpd_flight_limit(struct kvpd_control *c, uint64_t files)
@@ -25,60 +27,46 @@ void kvpd_flight_limit(struct kvpd_control *c, uint64_t files)
 
 uint32_t kvpd_flight_look(struct kvpd_conn *conn)
 {
+	struct kvpd_payer *payer = conn->source.payer;
 	int unread = 0;
 
 	/* Bytes in packets that the other side has neither received nor thrown away. */
 	if (conn->in_flight && ioctl(conn->fd, SIOCOUTQ, &unread) == 0 && !unread) {
-		conn->control->in_flight -= conn->in_flight;
+		payer->in_flight -= conn->in_flight;
 		conn->in_flight = 0;
+		TAILQ_REMOVE(&payer->flying, conn, in_flying);
 	}
 	return conn->in_flight;
 }
 
-/* What those have in flight that share a bound with this connection. */
-static uint32_t sum_of(const struct kvpd_conn *conn)
+/* At some of a payer's, others the next time. */
+static void look_at_some(struct kvpd_payer *payer)
 {
-	struct kvpd_control *c = conn->control;
-	const struct kvpd_conn *o;
-	uint32_t sum = 0;
+	struct kvpd_conn *o, *again = NULL;
 
-	TAILQ_FOREACH(o, &c->conns, link)
-		if (o->in_flight && kvpd_conn_is_of(o, conn->who.uid, conn->tenant))
-			sum += o->in_flight;
-	TAILQ_FOREACH(o, &c->lingering, link)
-		if (kvpd_conn_is_of(o, conn->who.uid, conn->tenant))
-			sum += o->in_flight;
-	return sum;
+	for (uint32_t n = 0; n < LOOKS && (o = TAILQ_FIRST(&payer->flying)) && o != again; n++) {
+		if (!kvpd_flight_look(o))
+			continue;
+		again = again ? again : o;
+		TAILQ_REMOVE(&payer->flying, o, in_flying);
+		TAILQ_INSERT_TAIL(&payer->flying, o, in_flying);
+	}
 }
 
-static void look_at_all(struct kvpd_control *c)
-{
-	struct kvpd_conn *o;
-
-	TAILQ_FOREACH(o, &c->conns, link)
-		(void)kvpd_flight_look(o);
-	TAILQ_FOREACH(o, &c->lingering, link)
-		(void)kvpd_flight_look(o);
-}
-
-/*
- * Asking the kernel about all connections is dear: not more often than now and then. But then about
- * those of everybody, or a uid that is at its bound and never gives up would use up every look, and
- * others would be judged by what they have long received.
- */
+/* Asking the kernel takes a while for each connection: not more often than now and then. */
 static bool room(const struct kvpd_conn *conn, uint32_t n, uint32_t most)
 {
-	struct kvpd_control *c = conn->control;
+	struct kvpd_payer *payer = conn->source.payer;
 	uint64_t now;
 
-	if (c->in_flight + n <= most || sum_of(conn) + n <= most)
+	if (payer->in_flight + n <= most)
 		return true;
 	now = kvpd_now_ns();
-	if (now - c->flight_looked_ns < LOOK_AGAIN_NS)
+	if (now - payer->looked_ns < LOOK_AGAIN_NS)
 		return false;
-	c->flight_looked_ns = now;
-	look_at_all(c);
-	return sum_of(conn) + n <= most;
+	payer->looked_ns = now;
+	look_at_some(payer);
+	return payer->in_flight + n <= most;
 }
 
 bool kvpd_flight_may_attach(const struct kvpd_conn *conn)
@@ -95,10 +83,12 @@ bool kvpd_flight_may_show(struct kvpd_conn *conn)
 
 void kvpd_flight_sent(struct kvpd_conn *conn, unsigned n_fds)
 {
-	if (conn->in_flight)
-		(void)kvpd_flight_look(conn);
+	struct kvpd_payer *payer = conn->source.payer;
+
+	if (!kvpd_flight_look(conn))
+		TAILQ_INSERT_TAIL(&payer->flying, conn, in_flying);
 	conn->in_flight += n_fds;
-	conn->control->in_flight += n_fds;
+	payer->in_flight += n_fds;
 }
 
 /* ---- connections that are over -------------------------------------------------------------- */
@@ -109,34 +99,38 @@ void kvpd_flight_linger(struct kvpd_conn *conn)
 
 	(void)epoll_ctl(c->epfd, EPOLL_CTL_DEL, conn->fd, NULL);
 	(void)shutdown(conn->fd, SHUT_RDWR);
+	conn->since_ns = kvpd_now_ns();
 	TAILQ_INSERT_TAIL(&c->lingering, conn, link);
 }
 
 static void end(struct kvpd_conn *conn)
 {
-	struct kvpd_control *c = conn->control;
+	struct kvpd_payer *payer = conn->source.payer;
 
-	close(conn->fd);
-	c->in_flight -= conn->in_flight;
-	TAILQ_REMOVE(&c->lingering, conn, link);
-	TAILQ_INSERT_TAIL(&c->dead_conns, conn, link);
+	TAILQ_REMOVE(&conn->control->lingering, conn, link);
+	if (conn->in_flight)
+		TAILQ_REMOVE(&payer->flying, conn, in_flying);
+	payer->in_flight -= conn->in_flight;
+	kvpd_conn_end(conn);
 }
 
 uint64_t kvpd_flight_expire(struct kvpd_control *c, uint64_t now)
 {
-	struct kvpd_conn *o, *next;
+	struct kvpd_conn *o;
 
-	if (TAILQ_EMPTY(&c->lingering))
-		return UINT64_MAX;
-	if (now >= c->linger_due_ns) {
-		c->linger_due_ns = now + LINGER_NS;
-		for (o = TAILQ_FIRST(&c->lingering); o; o = next) {
-			next = TAILQ_NEXT(o, link);
-			if (!kvpd_flight_look(o))
-				end(o);
+	for (uint32_t n = 0;
+		n < LOOKS && (o = TAILQ_FIRST(&c->lingering)) && o->since_ns + LINGER_NS <= now;
+		n++) {
+		if (!kvpd_flight_look(o)) {
+			end(o);
+			continue;
 		}
+		o->since_ns = now;
+		TAILQ_REMOVE(&c->lingering, o, link);
+		TAILQ_INSERT_TAIL(&c->lingering, o, link);
 	}
-	return TAILQ_EMPTY(&c->lingering) ? UINT64_MAX : c->linger_due_ns;
+	o = TAILQ_FIRST(&c->lingering);
+	return o ? o->since_ns + LINGER_NS : UINT64_MAX;
 }
 
 void kvpd_flight_drop(struct kvpd_control *c)

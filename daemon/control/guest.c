@@ -11,20 +11,25 @@
 
 #include "daemon/clock.h"
 #include "daemon/control/conn.h"
+#include "daemon/control/flight.h"
+#include "daemon/control/payer.h"
+#include "daemon/control/posted.h"
 #include "daemon/control/state.h"
 #include "daemon/control/tenants.h"
 #include "daemon/log.h"
 #include "shm/kvp_msg.h"
 #include "shm/kvp_seg.h"
 
-#define SWEEP_NS (1000 * KVPD_MS)
+#define SWEEP_NS  (1000 * KVPD_MS)
+#define STEP_TOLD 16u /* guests of a tenant, before others have their turn */
 
-struct kvpd_guest *kvpd_guest_find(struct kvpd_control *c, uint32_t id)
+/* By the number of the session, of a tenant that pays for the search. */
+static struct kvpd_guest *find(const struct kvpd_tenant_entry *entry, uint32_t session)
 {
 	struct kvpd_guest *g;
 
-	TAILQ_FOREACH(g, &c->guests, link)
-		if (g->id == id)
+	TAILQ_FOREACH(g, &entry->guests, in_tenant)
+		if (g->id == session)
 			return g;
 	return NULL;
 }
@@ -38,7 +43,6 @@ void kvpd_guest_end(struct kvpd_guest *g, const char *why)
 
 	if (g->source.dead)
 		return;
-	g->source.dead = true;
 	r = kvpd_session_detach(c->ledger, g->id);
 	kvpd_log_who(KVPD_LOG_DEBUG,
 		&(struct kvpd_who){ g->id, g->tenant->id, g->who.pid, g->who.uid },
@@ -46,20 +50,40 @@ void kvpd_guest_end(struct kvpd_guest *g, const char *why)
 		(unsigned)g->who.uid, why);
 	if (r < 0)
 		kvpd_err("session %u could not be detached: %s", g->id, strerror(-r));
+	kvpd_guest_end_here(g);
+}
+
+void kvpd_guest_end_here(struct kvpd_guest *g)
+{
+	struct kvpd_control *c = g->control;
+	struct kvpd_conn *conn = g->conn;
+
+	kvpd_source_end(&g->source);
 	close(g->pidfd);
-	g->tenant->guests--;
+	g->tenant->n_guests--;
 	g->tenant->idle_since_ns = kvpd_now_ns();
+	TAILQ_REMOVE(&g->tenant->guests, g, in_tenant);
 	c->n_guests--;
 	c->status_changed = true;
-	if (g->conn) {
-		struct kvpd_conn *conn = g->conn;
-
-		conn->guest = NULL;
-		g->conn = NULL;
-		kvpd_conn_close(conn);
-	}
+	if (conn)
+		kvpd_conn_close(conn); /* which leaves it lost */
+	TAILQ_REMOVE(&c->lost, g, in_lost);
+	TAILQ_REMOVE(&g->source.payer->lost, g, in_payer);
 	TAILQ_REMOVE(&c->guests, g, link);
 	TAILQ_INSERT_TAIL(&c->dead_guests, g, link);
+}
+
+void kvpd_guest_lost(struct kvpd_guest *g)
+{
+	g->conn = NULL;
+	TAILQ_INSERT_TAIL(&g->control->lost, g, in_lost);
+	TAILQ_INSERT_TAIL(&g->source.payer->lost, g, in_payer);
+}
+
+void kvpd_guest_free(struct kvpd_guest *g)
+{
+	kvpd_payer_put(&g->control->payers, g->source.payer);
+	free(g);
 }
 
 static void guest_ready(struct kvpd_source *source, uint32_t events)
@@ -77,22 +101,25 @@ struct kvpd_guest *kvpd_guest_new(
 	if (!g)
 		return NULL;
 	*g = (struct kvpd_guest){
-		.source.ready = guest_ready,
+		.source = { .ready = guest_ready, .payer = conn->source.payer },
 		.control = c,
 		.conn = conn,
 		.tenant = entry,
 		.id = id,
 		.pidfd = conn->pidfd,
 		.who = conn->who,
+		/* What was said before, the ledger has counted in. */
+		.told = c->n_events,
 	};
-	snprintf(g->listener, sizeof(g->listener), "%s", conn->tenant);
 	if (kvpd_watch(c, g->pidfd, EPOLLIN, &g->source) < 0) {
 		free(g);
 		return NULL;
 	}
 	conn->pidfd = -1;
 	conn->guest = g;
-	entry->guests++;
+	kvpd_payer_ref(g->source.payer);
+	entry->n_guests++;
+	TAILQ_INSERT_TAIL(&entry->guests, g, in_tenant);
 	c->n_guests++;
 	c->status_changed = true;
 	TAILQ_INSERT_TAIL(&c->guests, g, link);
@@ -101,43 +128,62 @@ struct kvpd_guest *kvpd_guest_new(
 
 /* ---- sessions that nobody can use any more -------------------------------------------------- */
 
-uint32_t kvpd_guest_sweep(struct kvpd_control *c, pid_t pid)
+static uint32_t end_unused(struct kvpd_control *c, struct kvpd_guest *guest[], uint32_t n)
 {
-	struct kvpd_guest *found[KVPD_LOOKS], *g, *next, *last = TAILQ_LAST(&c->guests, guest_list);
-	uint32_t session[KVPD_LOOKS], n = 0, ended = 0;
+	uint32_t session[KVPD_LOOKS], ended = 0;
 	bool unused[KVPD_LOOKS];
 
-	for (g = TAILQ_FIRST(&c->guests); g && n < KVPD_LOOKS; g = g == last ? NULL : next) {
-		next = TAILQ_NEXT(g, link);
-		if (g->conn || (pid && g->who.pid != pid))
-			continue;
-		found[n] = g;
-		session[n++] = g->id;
-		/* The next time others come first. */
-		TAILQ_REMOVE(&c->guests, g, link);
-		TAILQ_INSERT_TAIL(&c->guests, g, link);
-	}
+	for (uint32_t i = 0; i < n; i++)
+		session[i] = guest[i]->id;
 	if (!n || kvpd_sessions_unused(c->ledger, session, n, unused) < 0)
 		return 0;
 	for (uint32_t i = 0; i < n; i++) {
 		if (!unused[i])
 			continue;
-		kvpd_guest_end(found[i], "its process has replaced the program that used it");
+		kvpd_guest_end(guest[i], "its process has replaced the program that used it");
 		ended++;
 	}
 	return ended;
 }
 
+uint32_t kvpd_guest_sweep(struct kvpd_control *c)
+{
+	struct kvpd_guest *found[KVPD_LOOKS], *g, *last = TAILQ_LAST(&c->lost, lost_list);
+	uint32_t n = 0;
+
+	while ((g = TAILQ_FIRST(&c->lost)) && n < KVPD_LOOKS) {
+		found[n++] = g;
+		/* The next time others come first. */
+		TAILQ_REMOVE(&c->lost, g, in_lost);
+		TAILQ_INSERT_TAIL(&c->lost, g, in_lost);
+		if (g == last)
+			break;
+	}
+	return end_unused(c, found, n);
+}
+
+uint32_t kvpd_guest_sweep_process(struct kvpd_payer *payer, pid_t pid)
+{
+	struct kvpd_guest *found[KVPD_LOOKS], *g;
+	struct kvpd_control *c = NULL;
+	uint32_t n = 0;
+
+	TAILQ_FOREACH(g, &payer->lost, in_payer) {
+		if (g->who.pid != pid || n == KVPD_LOOKS)
+			continue;
+		c = g->control;
+		found[n++] = g;
+	}
+	return c ? end_unused(c, found, n) : 0;
+}
+
 uint64_t kvpd_guest_turn(struct kvpd_control *c, uint64_t now)
 {
-	/* Connections of guests; what is left are guests without. */
-	uint32_t connected = c->n_conns - c->n_pending - c->n_admins;
-
-	if (c->n_guests <= connected)
+	if (TAILQ_EMPTY(&c->lost))
 		return UINT64_MAX;
 	if (now >= c->next_sweep_ns) {
 		c->next_sweep_ns = now + SWEEP_NS;
-		(void)kvpd_guest_sweep(c, 0);
+		(void)kvpd_guest_sweep(c);
 	}
 	return c->next_sweep_ns;
 }
@@ -163,10 +209,13 @@ static int space_open(struct kvpd_conn *conn, const struct kvp_packet *packet)
 static int extent_get(struct kvpd_conn *conn, const struct kvp_packet *packet)
 {
 	const struct kvp_msg_id *id = (const void *)packet->body;
-	struct kvp_msg_extent extent;
+	struct kvp_msg_extent extent = { .extent = id->id };
 	kvp_autoclose int fd = -1;
 	int r;
 
+	/* What cannot be sent now is not asked for. */
+	if (conn->n_out || !kvpd_flight_may_show(conn))
+		return kvpd_conn_send_extent(conn, packet->h.tag, &extent, -1);
 	r = kvpd_extent_get(conn->control->ledger, conn->guest->id, id->id, &extent, &fd);
 	if (r < 0) {
 		kvpd_conn_error(conn, packet->h.tag, r, "there is no such extent in this tenant");
@@ -209,61 +258,84 @@ void kvpd_guest_packet(struct kvpd_conn *conn, const struct kvp_packet *packet)
 
 /* ---- what the ledger says ------------------------------------------------------------------ */
 
-static void tell_tenant(struct kvpd_control *c, const struct kvpd_event *e)
+static void tell(struct kvpd_guest *g, const struct kvpd_event *e)
 {
 	const struct kvp_msg_id id = { e->extent.extent, e->extent.generation };
-	struct kvpd_guest *g, *next;
+	int r = 0;
 
-	for (g = TAILQ_FIRST(&c->guests); g; g = next) {
-		int r;
-
-		next = TAILQ_NEXT(g, link);
-		if (g->tenant->id != e->tenant || !g->conn)
-			continue;
-		if (e->type == KVPD_EV_RETIRE) {
-			r = kvpd_conn_send(g->conn, KVP_MSG_RETIRE, 0, &id, sizeof(id), NULL, 0);
-		} else {
-			if (g->id == e->session)
-				continue;
-			r = kvpd_conn_send_extent(g->conn, 0, &e->extent, e->fd);
-			if (r == -ENOBUFS || r == -ENOMEM)
-				r = 0; /* it will ask when it needs it */
-		}
-		if (r < 0)
-			kvpd_conn_close(g->conn);
+	if (!g->conn)
+		return;
+	if (e->type == KVPD_EV_RETIRE) {
+		r = kvpd_conn_send(g->conn, KVP_MSG_RETIRE, 0, &id, sizeof(id), NULL, 0);
+	} else if (g->id != e->session) {
+		r = kvpd_conn_send_extent(g->conn, 0, &e->extent, e->fd);
+		if (r == -ENOBUFS || r == -ENOMEM)
+			r = 0; /* it will ask when it needs it */
 	}
+	if (r < 0)
+		kvpd_conn_close(g->conn);
 }
 
-void kvpd_guest_event(struct kvpd_control *c, struct kvpd_event *e)
+/*
+ * Who is looked at goes to the end of the list, and newcomers, who need not be told, join it there:
+ * those who have not been told are always before the others.
+ */
+static bool tell_some(struct kvpd_tenant_entry *entry, struct kvpd_posted *p)
+{
+	struct kvpd_guest *g;
+
+	if (!p->begun)
+		p->left = entry->n_guests;
+	p->begun = true;
+	for (uint32_t n = 0; n < STEP_TOLD && p->left && (g = TAILQ_FIRST(&entry->guests)); n++) {
+		p->left--;
+		TAILQ_REMOVE(&entry->guests, g, in_tenant);
+		TAILQ_INSERT_TAIL(&entry->guests, g, in_tenant);
+		if (g->told < p->number) {
+			g->told = p->number;
+			tell(g, &p->event);
+		}
+	}
+	return !p->left || TAILQ_EMPTY(&entry->guests);
+}
+
+static void offer_arena(struct kvpd_guest *g, const struct kvpd_event *e)
+{
+	if (g && g->conn &&
+		kvpd_conn_send(
+			g->conn, KVP_MSG_EXTENT, 0, &e->extent, sizeof(e->extent), &e->fd, 1) < 0)
+		kvpd_conn_close(g->conn);
+}
+
+static void expel(struct kvpd_guest *g, const struct kvpd_event *e)
 {
 	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(10, 5);
-	struct kvpd_guest *g;
+
+	if (!g)
+		return;
+	kvpd_log_limited(&limit, KVPD_LOG_WARNING,
+		&(struct kvpd_who){ g->id, g->tenant->id, g->who.pid, g->who.uid },
+		"session %u (process %d, uid %u) is expelled: %s", g->id, (int)g->who.pid,
+		(unsigned)g->who.uid, e->reason);
+	if (g->conn)
+		kvpd_conn_error(g->conn, 0, e->error, e->reason);
+	kvpd_guest_end(g, "the ledger expelled it");
+}
+
+bool kvpd_guest_event(struct kvpd_tenant_entry *entry, struct kvpd_posted *p)
+{
+	const struct kvpd_event *e = &p->event;
 
 	switch (e->type) {
 	case KVPD_EV_EXTENT:
 	case KVPD_EV_RETIRE:
-		tell_tenant(c, e);
-		break;
+		return tell_some(entry, p);
 	case KVPD_EV_ARENA:
-		g = kvpd_guest_find(c, e->session);
-		if (g && g->conn &&
-			kvpd_conn_send(g->conn, KVP_MSG_EXTENT, 0, &e->extent, sizeof(e->extent),
-				&e->fd, 1) < 0)
-			kvpd_conn_close(g->conn);
+		offer_arena(find(entry, e->session), e);
 		break;
 	case KVPD_EV_EXPEL:
-		g = kvpd_guest_find(c, e->session);
-		if (!g)
-			break;
-		kvpd_log_limited(&limit, KVPD_LOG_WARNING,
-			&(struct kvpd_who){ g->id, g->tenant->id, g->who.pid, g->who.uid },
-			"session %u (process %d, uid %u) is expelled: %s", g->id, (int)g->who.pid,
-			(unsigned)g->who.uid, e->reason);
-		if (g->conn)
-			kvpd_conn_error(g->conn, 0, e->error, e->reason);
-		kvpd_guest_end(g, "the ledger expelled it");
+		expel(find(entry, e->session), e);
 		break;
 	}
-	if (e->fd >= 0)
-		close(e->fd);
+	return true;
 }

@@ -8,14 +8,14 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "daemon/control/conn.h"
+#include "daemon/control/accept.h"
 #include "daemon/control/listen.h"
 #include "daemon/control/state.h"
 
 static void listener_ready(struct kvpd_source *source, uint32_t events)
 {
 	(void)events;
-	kvpd_conn_accept((struct kvpd_listener *)source);
+	kvpd_accept((struct kvpd_listener *)source);
 }
 
 void kvpd_listener_free(struct kvpd_listener *l)
@@ -28,11 +28,18 @@ void kvpd_listener_free(struct kvpd_listener *l)
 int kvpd_listener_add(struct kvpd_control *c, const char *tenant, const char *name, mode_t mode)
 {
 	struct kvpd_listener *l = calloc(1, sizeof(*l));
-	int r;
+	int r = kvpd_turns_reserve(&c->doors, c->n_listeners + 1);
 
-	if (!l)
+	if (!l || r < 0) {
+		free(l);
 		return -ENOMEM;
-	*l = (struct kvpd_listener){ .source.ready = listener_ready, .control = c, .fd = -1 };
+	}
+	*l = (struct kvpd_listener){
+		.source = { .ready = listener_ready, .payer = &l->payer },
+		.control = c,
+		.fd = -1,
+	};
+	kvpd_payer_init(&l->payer, &c->doors);
 	r = kvpd_listen_passed(tenant ? tenant : "kvpool", &l->fd);
 	if (r == -ENOENT) {
 		l->name = strdup(name);
@@ -51,6 +58,7 @@ int kvpd_listener_add(struct kvpd_control *c, const char *tenant, const char *na
 		return r;
 	}
 	TAILQ_INSERT_TAIL(&c->listeners, l, link);
+	c->n_listeners++;
 	return 0;
 }
 
@@ -61,7 +69,8 @@ void kvpd_listener_remove(struct kvpd_listener *l)
 	close(l->fd);
 	if (l->name)
 		kvpd_unlisten(c->config->runtime_dir, l->name);
-	l->source.dead = true;
+	kvpd_source_end(&l->source);
+	c->n_listeners--;
 	TAILQ_REMOVE(&c->listeners, l, link);
 	TAILQ_INSERT_TAIL(&c->dead_listeners, l, link);
 }

@@ -9,10 +9,12 @@
 #include <sys/queue.h>
 #include <sys/types.h>
 
+#include "daemon/control/payer.h"
 #include "daemon/control/source.h"
 
 struct kvpd_listener {
 	struct kvpd_source source;
+	struct kvpd_payer payer; /* a door has a turn of its own, among the doors */
 	struct kvpd_control *control;
 	int fd;
 	char *name;   /* of the file; NULL: passed by systemd */

@@ -18,7 +18,12 @@
 #include "daemon/control/state.h"
 #include "daemon/log.h"
 
-#define TURN_EVENTS 64
+/* Read from the kernel in one turn: a crowd that is ready hides nobody behind it for long. */
+#define EVENTS 256
+#define POLLS  4
+/* Then those have their turn who wait: first at the doors, then all others. */
+#define DOORS_NS (250 * UINT64_C(1000))
+#define SLICE_NS (500 * UINT64_C(1000))
 
 int kvpd_watch(struct kvpd_control *c, int fd, uint32_t events, struct kvpd_source *source)
 {
@@ -39,7 +44,7 @@ void kvpd_control_bury(struct kvpd_control *c)
 	}
 	while ((g = TAILQ_FIRST(&c->dead_guests))) {
 		TAILQ_REMOVE(&c->dead_guests, g, link);
-		free(g);
+		kvpd_guest_free(g);
 	}
 	while ((l = TAILQ_FIRST(&c->dead_listeners))) {
 		TAILQ_REMOVE(&c->dead_listeners, l, link);
@@ -97,33 +102,59 @@ static uint64_t sooner(uint64_t a, uint64_t b)
 
 /* ---- turns --------------------------------------------------------------------------------- */
 
+/* Who is ready waits with his payer from now on; signals and the like are served at once. */
+static int poll_sources(struct kvpd_control *c, int timeout_ms)
+{
+	struct epoll_event events[EVENTS];
+	int n = EVENTS;
+
+	for (int k = 0; k < POLLS && n == EVENTS; k++) {
+		n = epoll_wait(c->epfd, events, EVENTS, k ? 0 : timeout_ms);
+		if (n < 0 && errno != EINTR)
+			return -errno;
+		for (int i = 0; i < n && !c->stop; i++) {
+			struct kvpd_source *s = events[i].data.ptr;
+
+			if (s->dead)
+				continue;
+			if (s->payer)
+				kvpd_source_raise(s, events[i].events);
+			else
+				s->ready(s, events[i].events);
+		}
+	}
+	return 0;
+}
+
+static void serve(struct kvpd_control *c, struct kvpd_turns *row, uint64_t slice_ns)
+{
+	uint64_t now = kvpd_now_ns(), until = now + slice_ns;
+
+	while (!c->stop && now < until && kvpd_payers_step(row, kvpd_now_ns, &now))
+		;
+}
+
 int kvpd_control_turn(struct kvpd_control *c, int wait_ms)
 {
-	struct epoll_event events[TURN_EVENTS];
 	uint64_t now = kvpd_now_ns();
 	uint64_t due = kvpd_conn_expire(c, now);
-	int n, most;
+	int r, most;
 
 	due = sooner(due, watchdog(c, now));
 	due = sooner(due, kvpd_guest_turn(c, now));
 	due = sooner(due, tell_systemd(c, now));
 	due = sooner(due, kvpd_pressure_turn(c, now));
 	kvpd_control_bury(c);
-	most = until(due, now);
+	most = kvpd_turns_next(&c->payers.row) || kvpd_turns_next(&c->doors) ? 0 : until(due, now);
 	if (wait_ms >= 0 && (most < 0 || most > wait_ms))
 		most = wait_ms;
-	n = epoll_wait(c->epfd, events, TURN_EVENTS, most);
-	if (n < 0 && errno != EINTR) {
-		n = -errno;
-		kvpd_err("the control thread cannot wait: %s", strerror(-n));
-		return n;
+	r = poll_sources(c, most);
+	if (r < 0) {
+		kvpd_err("the control thread cannot wait: %s", strerror(-r));
+		return r;
 	}
-	for (int i = 0; i < n && !c->stop; i++) {
-		struct kvpd_source *s = events[i].data.ptr;
-
-		if (!s->dead)
-			s->ready(s, events[i].events);
-	}
+	serve(c, &c->doors, DOORS_NS);
+	serve(c, &c->payers.row, SLICE_NS);
 	kvpd_control_bury(c);
 	return 0;
 }

@@ -11,8 +11,9 @@
 
 #include "daemon/control/control.h"
 #include "daemon/control/guest.h"
+#include "daemon/control/payer.h"
 #include "daemon/control/state.h"
-#include "daemon/log.h"
+#include "daemon/control/tenants.h"
 
 int kvpd_control_post(void *ctx, const struct kvpd_event *event)
 {
@@ -22,7 +23,7 @@ int kvpd_control_post(void *ctx, const struct kvpd_event *event)
 
 	if (!p)
 		return -ENOMEM;
-	p->event = *event;
+	*p = (struct kvpd_posted){ .event = *event };
 	pthread_mutex_lock(&c->lock);
 	STAILQ_INSERT_TAIL(&c->posted, p, link);
 	pthread_mutex_unlock(&c->lock);
@@ -31,16 +32,11 @@ int kvpd_control_post(void *ctx, const struct kvpd_event *event)
 	return 0;
 }
 
-static struct kvpd_posted *take_posted(struct kvpd_control *c)
+static void posted_free(struct kvpd_posted *p)
 {
-	struct kvpd_posted *p;
-
-	pthread_mutex_lock(&c->lock);
-	p = STAILQ_FIRST(&c->posted);
-	if (p)
-		STAILQ_REMOVE_HEAD(&c->posted, link);
-	pthread_mutex_unlock(&c->lock);
-	return p;
+	if (p->event.fd >= 0)
+		close(p->event.fd);
+	free(p);
 }
 
 void kvpd_forget_events(struct kvpd_control *c, uint32_t tenant)
@@ -53,10 +49,62 @@ void kvpd_forget_events(struct kvpd_control *c, uint32_t tenant)
 		if (p->event.tenant != tenant)
 			continue;
 		STAILQ_REMOVE(&c->posted, p, kvpd_posted, link);
-		if (p->event.fd >= 0)
-			close(p->event.fd);
-		free(p);
+		posted_free(p);
 	}
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- to the tenants ------------------------------------------------------------------------ */
+
+static void entry_ready(struct kvpd_source *source, uint32_t events)
+{
+	struct kvpd_tenant_entry *entry =
+		(struct kvpd_tenant_entry *)((char *)source -
+					     offsetof(struct kvpd_tenant_entry, source));
+	struct kvpd_posted *p = STAILQ_FIRST(&entry->posted);
+
+	if (kvpd_guest_event(entry, p)) {
+		STAILQ_REMOVE_HEAD(&entry->posted, link);
+		posted_free(p);
+	}
+	if (!STAILQ_EMPTY(&entry->posted))
+		kvpd_source_raise(source, events);
+}
+
+void kvpd_posted_begin(struct kvpd_control *c, struct kvpd_tenant_entry *entry)
+{
+	STAILQ_INIT(&entry->posted);
+	kvpd_payer_init(&entry->payer, &c->payers.row);
+	entry->source = (struct kvpd_source){ .ready = entry_ready, .payer = &entry->payer };
+}
+
+void kvpd_posted_end(struct kvpd_tenant_entry *entry)
+{
+	struct kvpd_posted *p;
+
+	kvpd_source_end(&entry->source);
+	while ((p = STAILQ_FIRST(&entry->posted))) {
+		STAILQ_REMOVE_HEAD(&entry->posted, link);
+		posted_free(p);
+	}
+}
+
+static struct kvpd_tenant_entry *entry_of(struct kvpd_control *c, uint32_t tenant)
+{
+	struct kvpd_tenant_entry *e;
+
+	TAILQ_FOREACH(e, &c->tenants, link)
+		if (e->id == tenant)
+			return e;
+	return NULL;
+}
+
+/* All that is there at once: what the ledger posts meanwhile is announced anew. */
+static void take_posted(struct kvpd_control *c, struct kvpd_posted_list *list)
+{
+	STAILQ_INIT(list);
+	pthread_mutex_lock(&c->lock);
+	STAILQ_CONCAT(list, &c->posted);
 	pthread_mutex_unlock(&c->lock);
 }
 
@@ -64,15 +112,25 @@ static void events_ready(struct kvpd_source *source, uint32_t events)
 {
 	struct kvpd_control *c =
 		(struct kvpd_control *)((char *)source - offsetof(struct kvpd_control, ev_source));
+	struct kvpd_tenant_entry *entry;
+	struct kvpd_posted_list list;
 	struct kvpd_posted *p;
 	uint64_t n;
 
 	(void)events;
 	if (read(c->evfd, &n, sizeof(n)) < 0 && errno != EAGAIN)
 		return;
-	while ((p = take_posted(c))) {
-		kvpd_guest_event(c, &p->event);
-		free(p);
+	take_posted(c, &list);
+	while ((p = STAILQ_FIRST(&list))) {
+		STAILQ_REMOVE_HEAD(&list, link);
+		p->number = ++c->n_events;
+		entry = entry_of(c, p->event.tenant);
+		if (!entry) {
+			posted_free(p);
+			continue;
+		}
+		STAILQ_INSERT_TAIL(&entry->posted, p, link);
+		kvpd_source_raise(&entry->source, EPOLLIN);
 	}
 }
 
@@ -87,11 +145,12 @@ int kvpd_posted_open(struct kvpd_control *c)
 
 void kvpd_posted_drop(struct kvpd_control *c)
 {
+	struct kvpd_posted_list list;
 	struct kvpd_posted *p;
 
-	while ((p = take_posted(c))) {
-		if (p->event.fd >= 0)
-			close(p->event.fd);
-		free(p);
+	take_posted(c, &list);
+	while ((p = STAILQ_FIRST(&list))) {
+		STAILQ_REMOVE_HEAD(&list, link);
+		posted_free(p);
 	}
 }

@@ -23,6 +23,7 @@
 #include "daemon/control/fit.h"
 #include "daemon/control/guest.h"
 #include "daemon/control/listener.h"
+#include "daemon/control/payer.h"
 #include "daemon/control/state.h"
 #include "daemon/control/tenants.h"
 #include "daemon/log.h"
@@ -132,7 +133,7 @@ static uint64_t promised(
 	char path[32];
 
 	TAILQ_FOREACH(e, &c->tenants, link)
-		if (!must_end(c, e, new) && (e->listed || e->guests || idle_ones_too))
+		if (!must_end(c, e, new) && (e->listed || e->n_guests || idle_ones_too))
 			sum += limits_of(new, e, path, sizeof(path))->share;
 	return sum;
 }
@@ -180,7 +181,7 @@ static void end_misplaced_guests(struct kvpd_control *c, const struct kvpd_confi
 		bool unlisted;
 
 		next = TAILQ_NEXT(g, link);
-		t = kvpd_admit(c, new, g->listener, g->who.uid, &unlisted, &why);
+		t = kvpd_admit(c, new, g->source.payer->door, g->who.uid, &unlisted, &why);
 		if (t ? strcmp(t->name, g->tenant->name) != 0 : !unlisted || g->tenant->listed)
 			kvpd_guest_end(g, why);
 	}

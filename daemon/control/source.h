@@ -5,13 +5,21 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 struct kvpd_control;
+struct kvpd_payer;
 
 /* `dead`: freed at the end of this turn; events still at hand are void. */
 struct kvpd_source {
+	/* Does one step for these epoll events; what is left of them is reported again. */
 	void (*ready)(struct kvpd_source *source, uint32_t events);
+	struct kvpd_payer *payer; /* whose turn it takes; NULL: it is served at once */
 	bool dead;
+	/* Waiting for its payer's turn; see kvpd_source_raise(). */
+	bool queued;
+	uint32_t events;
+	TAILQ_ENTRY(kvpd_source) in_payer;
 };
 
 /* Calls source->ready() for these epoll events of fd, until fd is closed. Negative errno. */

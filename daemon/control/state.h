@@ -10,6 +10,7 @@
 #include <sys/queue.h>
 
 #include "daemon/config.h"
+#include "daemon/control/payer.h"
 #include "daemon/control/pressure.h"
 #include "daemon/control/source.h"
 #include "daemon/dataplane.h"
@@ -37,23 +38,31 @@ struct kvpd_control {
 	uint64_t epoch;
 	uint64_t start_ns;
 	bool stop;
+	struct kvpd_payers payers;
+	struct kvpd_turns doors; /* listeners have a row of their own: anybody may come by them */
+	uint32_t n_listeners;
 	TAILQ_HEAD(, kvpd_listener) listeners;
 	TAILQ_HEAD(, kvpd_listener) dead_listeners;
 	TAILQ_HEAD(, kvpd_conn) conns;
 	TAILQ_HEAD(, kvpd_conn) dead_conns;
-	TAILQ_HEAD(guest_list, kvpd_guest) guests;
-	uint64_t next_sweep_ns; /* see kvpd_guest_turn() */
+	TAILQ_HEAD(, kvpd_conn) pending; /* not attached; by age */
+	TAILQ_HEAD(, kvpd_conn) stuck;   /* that read nothing of what waits; by age */
+	TAILQ_HEAD(, kvpd_conn) held;    /* to be tried again at a time of their own */
+	uint64_t held_due_ns;            /* the soonest of these times, or sooner */
+	TAILQ_HEAD(, kvpd_guest) guests;
+	TAILQ_HEAD(lost_list, kvpd_guest) lost; /* without a connection */
+	uint64_t next_sweep_ns;                 /* see kvpd_guest_turn() */
 	TAILQ_HEAD(, kvpd_guest) dead_guests;
 	TAILQ_HEAD(, kvpd_tenant_entry) tenants;
 	uint32_t n_conns, n_pending, n_admins, n_guests;
-	TAILQ_HEAD(, kvpd_conn) lingering;  /* see flight.h */
-	uint32_t in_flight, flight_uid_max; /* descriptors: all, and of a uid at most */
-	uint64_t flight_looked_ns, linger_due_ns;
+	TAILQ_HEAD(, kvpd_conn) lingering;  /* see flight.h; by when they were looked at */
+	uint32_t flight_uid_max;            /* descriptors in flight: of a payer at most */
 	uint64_t accepted, refused, broken; /* connections, since the start */
 	struct kvp_packet *packet;          /* for receiving: one for the thread */
-	/* What the ledger posted. */
+	/* What the ledger posted; the control thread has taken n_events of them so far. */
+	uint64_t n_events;
 	pthread_mutex_t lock;
-	STAILQ_HEAD(, kvpd_posted) posted;
+	STAILQ_HEAD(kvpd_posted_list, kvpd_posted) posted;
 	/* systemd */
 	uint64_t watchdog_ns, next_watchdog_ns;
 	bool status_changed;

@@ -65,7 +65,7 @@ bool kvpd_entry_reclaim_idle(struct kvpd_control *c)
 	struct kvpd_tenant_entry *e, *oldest = NULL;
 
 	TAILQ_FOREACH(e, &c->tenants, link)
-		if (!e->listed && !e->guests &&
+		if (!e->listed && !e->n_guests &&
 			(!oldest || e->idle_since_ns < oldest->idle_since_ns))
 			oldest = e;
 	if (!oldest)
@@ -89,6 +89,8 @@ int kvpd_entry_open(struct kvpd_control *c, const char *name, const struct kvpd_
 		return -ENOMEM;
 	snprintf(e->name, sizeof(e->name), "%s", name);
 	e->listed = listed;
+	TAILQ_INIT(&e->guests);
+	kvpd_posted_begin(c, e);
 	e->idle_since_ns = kvpd_now_ns();
 	do {
 		r = kvpd_tenant_open(c->ledger, name, limits, &e->id);
@@ -106,18 +108,16 @@ int kvpd_entry_open(struct kvpd_control *c, const char *name, const struct kvpd_
 
 void kvpd_entry_abandon(struct kvpd_control *c, struct kvpd_tenant_entry *entry, const char *why)
 {
-	struct kvpd_guest *g, *next;
+	struct kvpd_guest *g;
 	int r;
 
 	kvpd_notice("tenant '%s' ends: %s", entry->name, why);
 	r = kvpd_tenant_abandon(c->ledger, entry->id);
 	if (r < 0)
 		kvpd_err("tenant '%s' could not be ended: %s", entry->name, strerror(-r));
-	for (g = TAILQ_FIRST(&c->guests); g; g = next) {
-		next = TAILQ_NEXT(g, link);
-		if (g->tenant == entry)
-			kvpd_guest_end(g, "its tenant ended");
-	}
+	while ((g = TAILQ_FIRST(&entry->guests)))
+		kvpd_guest_end(g, "its tenant ended");
+	kvpd_posted_end(entry);
 	TAILQ_REMOVE(&c->tenants, entry, link);
 	free(entry);
 }

@@ -9,14 +9,23 @@
 #include <sys/types.h>
 
 #include "daemon/config.h"
+#include "daemon/control/payer.h"
+#include "daemon/control/source.h"
 
 struct kvpd_control;
+struct kvpd_guest;
+struct kvpd_posted;
 
 struct kvpd_tenant_entry {
 	char name[64];
 	uint32_t id; /* in the ledger */
 	bool listed; /* the configuration names it */
-	uint32_t guests;
+	uint32_t n_guests;
+	TAILQ_HEAD(, kvpd_guest) guests; /* in the order of posted.h */
+	/* What the ledger has to say to them, which the tenant pays for; see posted.h. */
+	struct kvpd_source source;
+	struct kvpd_payer payer;
+	STAILQ_HEAD(, kvpd_posted) posted;
 	uint64_t idle_since_ns; /* when the last guest went */
 	TAILQ_ENTRY(kvpd_tenant_entry) link;
 };

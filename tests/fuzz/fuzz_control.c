@@ -167,8 +167,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	kvpd_flight_drop(control);
 	turns();
 	must(TAILQ_EMPTY(&control->conns) && !control->n_conns && !control->n_pending &&
-			!control->n_admins && !control->in_flight,
+			!control->n_admins && TAILQ_EMPTY(&control->lost),
 		"a connection stayed behind");
+	must(!control->payers.n && !kvpd_turns_next(&control->payers.row), "a payer stayed behind");
 	must(count_fds() == before, "a descriptor stayed behind");
 	return 0;
 }

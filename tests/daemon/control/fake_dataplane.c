@@ -31,7 +31,7 @@ struct kvpd_ledger {
 		uint32_t tenant; /* 0: free */
 		struct kvpd_peer peer;
 	} sessions[MAX_SESSIONS];
-	uint32_t attached, detached, abandoned, reconfigured;
+	uint32_t attached, detached, abandoned, reconfigured, asked_extents;
 };
 
 int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger **ret_ledger)
@@ -171,7 +171,7 @@ int kvpd_session_extents(struct kvpd_ledger *l, uint32_t session,
 int kvpd_extent_get(struct kvpd_ledger *l, uint32_t session, uint32_t extent,
 	struct kvp_msg_extent *ret_extent, int *ret_fd)
 {
-	(void)l;
+	l->asked_extents++;
 	if (!session || extent >= 3)
 		return -ENOENT;
 	*ret_extent = (struct kvp_msg_extent){ .extent = extent, .generation = 1, .bytes = 4096 };
@@ -196,7 +196,10 @@ int kvpd_space_close(struct kvpd_ledger *l, uint32_t session, const struct kvp_m
 	return -ENOENT;
 }
 
-/* A test asks for events this way: 1 = expel me, 2 = an extent for the others, 3 = retire it. */
+/*
+ * A test asks for events this way: 1 = expel me, 2 = an extent for the others, 3 = retire it. Which
+ * one, the generation says.
+ */
 int kvpd_arena_ack(struct kvpd_ledger *l, uint32_t session, const struct kvp_msg_id *id)
 {
 	struct kvpd_event e = { .session = session, .fd = -1 };
@@ -208,12 +211,14 @@ int kvpd_arena_ack(struct kvpd_ledger *l, uint32_t session, const struct kvp_msg
 		snprintf(e.reason, sizeof(e.reason), "it asked for it");
 	} else if (id->id == 2) {
 		e.type = KVPD_EV_EXTENT;
-		e.extent = (struct kvp_msg_extent){ .extent = 9, .generation = 2, .bytes = 4096 };
+		e.extent = (struct kvp_msg_extent){
+			.extent = 9, .generation = id->generation, .bytes = 4096
+		};
 		if (kvp_seg_create("fake-extent", 4096, 0, &e.fd) < 0)
 			return -ENOMEM;
 	} else {
 		e.type = KVPD_EV_RETIRE;
-		e.extent = (struct kvp_msg_extent){ .extent = 9, .generation = 2 };
+		e.extent = (struct kvp_msg_extent){ .extent = 9, .generation = id->generation };
 	}
 	l->params.post(l->params.ctx, &e);
 	return 0;
@@ -258,9 +263,10 @@ int kvpd_admin(struct kvpd_ledger *l, const json_t *request, json_t **ret_answer
 
 	/* What it was told. */
 	if (!strcmp(verb, "check")) {
-		*ret_answer = json_pack("{s:i, s:i, s:i, s:i}", "attached", (int)l->attached,
+		*ret_answer = json_pack("{s:i, s:i, s:i, s:i, s:i}", "attached", (int)l->attached,
 			"detached", (int)l->detached, "abandoned", (int)l->abandoned,
-			"reconfigured", (int)l->reconfigured);
+			"reconfigured", (int)l->reconfigured, "asked_extents",
+			(int)l->asked_extents);
 		return 0;
 	}
 	if (!strcmp(verb, "blocks")) {

@@ -78,6 +78,14 @@ class Raw:
     def hello(self, role=CLIENT, low=ABI, high=ABI, name=b"raw"):
         self.send(HELLO, struct.pack("=IIII64s", low, high, role, 0, name))
 
+    def come_and_go(self):
+        """HELLO and BYE, and nothing is received."""
+        try:
+            self.hello()
+            self.send(BYE)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused already
+
     def attach(self):
         """HELLO up to ATTACHED. Returns (session, tenant, epoch) and closes all descriptors."""
         self.hello()

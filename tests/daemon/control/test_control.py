@@ -25,7 +25,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 CHILD = r"""
 import sys
 sys.path.insert(0, %r)
-import rawclient, os, json, socket
+import rawclient, os, json, socket, struct
 from rawclient import Raw
 r, path, uid = [], sys.argv[1], int(sys.argv[2])
 os.setgroups([])
@@ -198,6 +198,30 @@ class Attaching(Control):
         self.assertEqual(other.do("r[0].send(rawclient.SPACE_OPEN, b'\\0' * 3560, 5) or "
                                   "r[0].receive().type"), rawclient.ERROR)
 
+    def test_events_come_in_their_order_and_once(self):
+        """To each of many guests, also while others come and go."""
+        one, many, passing = (self.client(1001) for _ in range(3))
+        one.attach()
+        self.assertEqual(many.do("sum(isinstance((r.append(Raw(path)), r[-1].attach())[1], tuple) "
+                                 "for i in range(100))"), 100)
+        before = self.fds_of_daemon()
+        one.do("[r[0].send(rawclient.ARENA_ACK, struct.pack('=II', 3, i)) and 0 "
+               "for i in range(10)] and 1")
+        passing.do("[(r.append(Raw(path)), r[-1].attach(), r.pop().close()) and 0 "
+                   "for i in range(50)] and 1")
+        one.do("[r[0].send(rawclient.ARENA_ACK, struct.pack('=II', 3, i)) and 0 "
+               "for i in range(10, 20)] and 1")
+        told = many.do("[[(lambda p: p.close() or [p.type, struct.unpack_from('=II', p.body)[1]])"
+                       "(x.receive()) for i in range(20)] for x in r]")
+        expected = [[rawclient.RETIRE, i] for i in range(20)]
+        for heard in told:
+            self.assertEqual(heard, expected)
+        # A question each, whose answer is the next that comes.
+        self.assertEqual(many.do("[x.send(rawclient.SPACE_OPEN, b'\\0' * 3560, 5) or "
+                                 "x.receive().type for x in r]"), [rawclient.ERROR] * 100)
+        passing.end()
+        wait_for(lambda: self.fds_of_daemon() <= before)
+
 
 class Hostile(Control):
     config = {"log_level": "warning"}
@@ -302,6 +326,21 @@ class Hostile(Control):
         self.assertEqual(status(self.d)["detached"], 0)
         self.assertGreater(self.client(1001).attach()[0], 0)
 
+    def test_what_cannot_be_sent_is_not_asked_for(self):
+        """A client that asks for extents and never reads costs the ledger what its socket holds."""
+        c = self.client(1001)
+        c.attach()
+        c.do("[r[0].send(rawclient.EXTENT_GET, b'\\1\\0\\0\\0\\0\\0\\0\\0', 8) and 0 "
+             "for i in range(3000)] and 1")
+        self.assertEqual(c.do("(r.append(Raw(path)), r[1].attach()) and 1"), 1)
+        self.assertLess(status(self.d)["asked_extents"], 64)
+        # When it reads, each has an answer: the extent, or that it was too slow for more.
+        self.assertEqual(c.do("list({(lambda p: p.close() or p.tag)(r[0].receive()) "
+                              "for i in range(3000)})"), [8])
+        self.assertEqual(c.do("r[0].send(rawclient.EXTENT_GET, b'\\1\\0\\0\\0\\0\\0\\0\\0', 9) or "
+                              "(lambda p: p.close() or [p.type, p.tag])(r[0].receive())"),
+                         [rawclient.EXTENT, 9])
+
 
 class Proof(Control):
     """Kernels before 6.5: pidfd_open and a nonce."""
@@ -389,8 +428,9 @@ class Boxes(Control):
                      for _ in range(2))
         good = self.client(0, os.path.join(self.d.runtime_dir, "good.sock"))
         bad.do("__import__('resource').setrlimit(7, (4096, 4096))")
-        bad.do("[(r.append(Raw(path)), r[-1].hello(), r[-1].send(rawclient.BYE)) and 0 "
-               "for i in range(%d)] and 1" % self.TIMES)
+        for _ in range(0, self.TIMES, 200):  # no more than may wait before they have attached
+            bad.do("[(r.append(Raw(path)), r[-1].come_and_go()) and 0 for i in range(200)] and 1")
+            wait_for(lambda: status(self.d)["daemon"]["pending"] <= 1)
         self.assertEqual(more.do(self.ONE_MORE), self.ERROR)
         self.assertGreater(good.attach()[0], 0)
 

@@ -61,6 +61,7 @@ struct kvpd_space_figures {
 	uint32_t opens;
 	uint64_t blocks; /* with a payload */
 	uint64_t tokens_put;
+	uint64_t tokens_asked, tokens_matched;
 };
 
 struct kvpd_client_figures {

@@ -102,12 +102,16 @@ static void add_counters(struct kvp_counters *sum, const struct attachment *att)
 	for (uint32_t i = 0; i < KVP_SHARDS; i++) {
 		const struct kvp_shard *s = &att->page->shard[i];
 
+		if (!kvp_shard_lookups(s))
+			continue;
 		sum->hits += kvp_load_relaxed(&s->hits);
 		sum->partial_hits += kvp_load_relaxed(&s->partial);
 		sum->misses += kvp_load_relaxed(&s->misses);
-		sum->tokens_asked += kvp_load_relaxed(&s->tokens_asked);
-		sum->tokens_matched += kvp_load_relaxed(&s->tokens_matched);
 		sum->unleased += kvp_load_relaxed(&s->unleased);
+		for (uint32_t k = 0; k < KVP_MAX_SPACES; k++) {
+			sum->tokens_asked += kvp_load_relaxed(&s->use[k].asked);
+			sum->tokens_matched += kvp_load_relaxed(&s->use[k].matched);
+		}
 	}
 }
 

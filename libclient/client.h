@@ -265,7 +265,7 @@ struct kvp_client {
 	struct attachment *attachments[N_ATTACHMENTS];
 	struct kvp_counters past; /* of attachments that were emptied */
 	struct former former;
-	/* Lookups made without a daemon. */
+	/* Lookups made without a daemon, or before it has opened their space. */
 	KVP_ATOMIC(uint64_t) blind_lookups;
 	KVP_ATOMIC(uint64_t) blind_tokens;
 	/* The library's thread alone. */

@@ -123,26 +123,28 @@ static void find_anywhere(
 	m->n_tokens = found.n_tokens;
 }
 
-static void count(struct kvp_prefix *m, uint32_t n)
+static void count(struct kvp_prefix *m, const struct space_bind *b, uint32_t n)
 {
 	uint32_t have = m->n_tokens + m->tail_tokens;
+	struct kvp_shm_use *use;
 	struct kvp_shard *s;
 
-	if (!m->att) {
+	if (!b) {
 		kvp_add_relaxed(&m->client->blind_lookups, 1);
 		kvp_add_relaxed(&m->client->blind_tokens, n);
 		return;
 	}
 	s = &m->att->page->shard[m->shard];
+	use = &s->use[b->index];
 	if (!have) {
 		kvp_add_relaxed(&s->misses, 1);
 	} else {
 		kvp_add_relaxed(have == n ? &s->hits : &s->partial, 1);
-		kvp_add_relaxed(&s->tokens_matched, have);
+		kvp_add_relaxed(&use->matched, have);
 		if (!(m->flags & KVP_MATCHED_LEASED))
 			kvp_add_relaxed(&s->unleased, 1);
 	}
-	kvp_add_relaxed(&s->tokens_asked, n);
+	kvp_add_relaxed(&use->asked, n);
 }
 
 /* All of the prompt or nothing. */
@@ -194,7 +196,7 @@ int match_search(
 			only_exact(m, n);
 	}
 	if (how & FIND_COUNT) {
-		count(m, n);
+		count(m, b, n);
 		if (m->flags & KVP_MATCHED_LEASED)
 			kvp_touch(m);
 	}

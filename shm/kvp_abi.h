@@ -36,7 +36,7 @@
 #define KVP_ABI_ASSERT(c, what) _Static_assert(c, what)
 #endif
 
-#define KVP_ABI_VERSION 2u
+#define KVP_ABI_VERSION 3u
 
 #define KVP_MAGIC_CATALOG UINT64_C(0x474c4154434b504b) /* "KPKCTALG" */
 #define KVP_MAGIC_SESSION UINT64_C(0x4e4f49535345504b) /* "KPESSION" */
@@ -335,23 +335,32 @@ static inline kvp_block_id kvp_slot_block(uint64_t v)
 	return (kvp_block_id)((uint32_t)v - 1u);
 }
 
+/* Tokens of lookups in one space. */
+struct kvp_shm_use {
+	KVP_ATOMIC(uint64_t) asked;
+	KVP_ATOMIC(uint64_t) matched;
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_shm_use) == 16, "shm ABI");
+
 /* Written by the client, cache lines of its own per shard; read by the ledger. */
 struct kvp_shard {
 	/* Counters; several threads may share a shard, hence atomic adds. lookups = the sum. */
 	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) hits;
 	KVP_ATOMIC(uint64_t) partial;
 	KVP_ATOMIC(uint64_t) misses;
-	KVP_ATOMIC(uint64_t) tokens_asked;
-	KVP_ATOMIC(uint64_t) tokens_matched;
 	KVP_ATOMIC(uint64_t) unleased;   /* matches answered without a lease: no free slot */
 	KVP_ATOMIC(uint32_t) touch_lock; /* among the client's own threads */
 	KVP_ATOMIC(uint32_t) touch_tail; /* entries written */
 	KVP_ATOMIC(uint64_t) touch_lost; /* log full; recency only */
+	uint64_t reserved[2];
 	KVP_ALIGNED(64) KVP_ATOMIC(uint32_t) touch_head; /* written by the ledger */
 	/* tip of a match: block id + 1 in the low half; blocks asked for (saturated) 16 above */
 	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) touch[KVP_TOUCHES];
+	/* By the number of the space; never goes back while the session lives. */
+	struct kvp_shm_use use[KVP_MAX_SPACES];
 };
-KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_shard, touch_head) == 64, "shm ABI");
+KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_SPACES, "shm ABI");
 
 /* What a client asks of the ledger. */
 #define KVP_OP_NOP     0u

@@ -65,6 +65,13 @@ uint32_t kvp_lease_scan(
 /* Ledger. Current value of slot i (kvp_slot_block() of it), 0 = empty. */
 uint64_t kvp_lease_slot(const struct kvp_session_page *page, uint32_t i);
 
+/* Either side. Lookups counted in a shard; 0: it has counted no tokens either. */
+static inline uint64_t kvp_shard_lookups(const struct kvp_shard *s)
+{
+	return kvp_load_relaxed(&s->hits) + kvp_load_relaxed(&s->partial) +
+	       kvp_load_relaxed(&s->misses);
+}
+
 /*
  * Ledger. A bit for each shard whose touch log may hold something.
  */

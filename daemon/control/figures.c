@@ -158,6 +158,8 @@ static json_t *space_json(const struct kvpd_figures *f, const struct kvpd_space_
 	kvpd_put_int(o, "block_bytes", s->block_bytes);
 	kvpd_put_int(o, "layers", s->layers);
 	kvpd_put_int(o, "opens", s->opens);
+	kvpd_put_int(o, "tokens_asked", s->tokens_asked);
+	kvpd_put_int(o, "tokens_matched", s->tokens_matched);
 	kvpd_put_int(o, "tokens_put", s->tokens_put);
 	kvpd_put_int(o, "blocks", s->blocks);
 	kvpd_put_int(o, "payload_bytes", s->blocks * s->block_bytes);

@@ -11,6 +11,7 @@
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/lookups.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -98,6 +99,8 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	f->opens = t->space[i].opens;
 	f->blocks = t->space[i].payloads;
 	f->tokens_put = t->space[i].tokens_put;
+	f->tokens_asked = t->space[i].tokens_asked;
+	f->tokens_matched = t->space[i].tokens_matched;
 }
 
 static void read_client(struct kvpd_session *s, struct kvpd_client_figures *f)
@@ -127,16 +130,24 @@ static bool begin_tenant(struct walk *w, struct kvpd_tenant *t)
 
 	if (f->n_tenants == w->room_tenants || w->room_spaces - f->n_spaces < KVP_MAX_SPACES)
 		return false;
-	read_tenant(t, &f->tenant[f->n_tenants]);
+	read_tenant(t, &f->tenant[f->n_tenants++]);
+	w->session = w->what & KVPD_FIGURES_BRIEF ? &t->sessions : t->sessions.next;
+	return true;
+}
+
+/* Its sessions have been asked what they looked up: now its spaces know. There is room for them. */
+static void end_tenant(struct walk *w, const struct kvpd_tenant *t)
+{
+	struct kvpd_figures *f = w->f;
+
 	for (uint32_t i = 0; w->what & KVPD_FIGURES_SPACES && i < KVP_MAX_SPACES; i++) {
 		if (kvp_load_relaxed(&t->view.spaces[i].state) != KVP_SPACE_LIVE)
 			continue;
-		f->space[f->n_spaces].tenant = f->n_tenants;
+		f->space[f->n_spaces].tenant = f->n_tenants - 1;
 		read_space(t, i, &f->space[f->n_spaces++]);
 	}
-	f->n_tenants++;
-	w->session = w->what & KVPD_FIGURES_BRIEF ? &t->sessions : t->sessions.next;
-	return true;
+	w->session = NULL;
+	w->tenant++;
 }
 
 /* One session of the tenant that was begun last; likewise. */
@@ -165,10 +176,8 @@ static bool step(struct walk *w, struct kvpd_tenant *t)
 	}
 	if (!w->session ? !begin_tenant(w, t) : !next_session(w))
 		return false;
-	if (w->session == &t->sessions) {
-		w->session = NULL;
-		w->tenant++;
-	}
+	if (w->session == &t->sessions)
+		end_tenant(w, t);
 	return true;
 }
 

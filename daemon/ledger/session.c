@@ -18,6 +18,7 @@
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/ledger/lookups.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/ring.h"
@@ -183,57 +184,6 @@ struct kvpd_session *kvpd_session_free(struct kvpd_session *s)
 	return NULL;
 }
 
-/* ---- figures -------------------------------------------------------------------------------- */
-
-/* Faster than any client is: a lookup each nanosecond, in which sixteen tokens are asked for. */
-#define TOKENS_PER_LOOKUP 16u
-
-/* What a client says in its page, if it is more than before and no more than can be. */
-static void believe(uint64_t *counted, uint64_t said, uint64_t most)
-{
-	if (said > most)
-		said = most;
-	if (said > *counted)
-		*counted = said;
-}
-
-static void add(uint64_t *sum, uint64_t n)
-{
-	*sum = n > INT64_MAX - *sum ? INT64_MAX : *sum + n;
-}
-
-void kvpd_lookups_add(struct kvpd_lookups *sum, const struct kvpd_lookups *n)
-{
-	add(&sum->hits, n->hits);
-	add(&sum->partial, n->partial);
-	add(&sum->misses, n->misses);
-	add(&sum->tokens_asked, n->tokens_asked);
-	add(&sum->tokens_matched, n->tokens_matched);
-}
-
-void kvpd_session_lookups(struct kvpd_session *s, struct kvpd_lookups *sum)
-{
-	struct kvpd_lookups said = { 0 }, *counted = &s->lookups;
-	uint64_t most = kvpd_now_ns() - s->attached_ns;
-
-	for (uint32_t i = 0; i < KVP_SHARDS; i++) {
-		const struct kvp_shard *sh = &s->page->shard[i];
-
-		/* Sums may wrap: a client that writes nonsense has a nonsense of its own counted. */
-		said.hits += kvp_load_relaxed(&sh->hits);
-		said.partial += kvp_load_relaxed(&sh->partial);
-		said.misses += kvp_load_relaxed(&sh->misses);
-		said.tokens_asked += kvp_load_relaxed(&sh->tokens_asked);
-		said.tokens_matched += kvp_load_relaxed(&sh->tokens_matched);
-	}
-	believe(&counted->hits, said.hits, most);
-	believe(&counted->partial, said.partial, most);
-	believe(&counted->misses, said.misses, most);
-	believe(&counted->tokens_asked, said.tokens_asked, most * TOKENS_PER_LOOKUP);
-	believe(&counted->tokens_matched, said.tokens_matched, counted->tokens_asked);
-	kvpd_lookups_add(sum, counted);
-}
-
 /* ---- the end -------------------------------------------------------------------------------- */
 
 void kvpd_session_end(struct kvpd_session *s)
@@ -242,7 +192,6 @@ void kvpd_session_end(struct kvpd_session *s)
 	struct kvpd_ledger *l = t->ledger;
 
 	(void)kvpd_touch_apply(s, kvpd_now_ns());
-	kvpd_session_lookups(s, &t->ended);
 	kvpd_ring_stall(s, false);
 	kvpd_tip_clear(s);
 	kvpd_claim_end_session(s);
@@ -253,6 +202,7 @@ void kvpd_session_end(struct kvpd_session *s)
 		kvpd_extent_orphan(kvpd_container(s->arenas.next, struct kvpd_extent, link));
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
 		kvpd_space_leave(s, i, s->opens[i]);
+	kvpd_session_lookups(s, &t->ended);
 	kvpd_ledger_leave(t, &s->turn);
 	kvpd_list_remove(&s->in_spinning);
 	kvpd_reserve_end(s);

@@ -4,10 +4,10 @@
 #define KVPD_SESSION_H
 
 #include "daemon/dataplane.h"
-#include "daemon/figures.h"
 #include "daemon/ledger/commit.h"
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/lookups.h"
 #include "daemon/turns.h"
 
 struct kvpd_ledger;
@@ -35,6 +35,7 @@ struct kvpd_session {
 	uint64_t last_ns;         /* when an entry was last served */
 	uint64_t attached_ns;
 	struct kvpd_lookups lookups; /* as last believed */
+	struct kvpd_use use[KVP_MAX_SPACES];
 	uint32_t sq_head;
 	uint32_t cq_tail;
 	uint32_t touch_head[KVP_SHARDS];
@@ -71,13 +72,6 @@ void kvpd_session_sleep(struct kvpd_session *s);
  * reason is a string that lives for ever.
  */
 void kvpd_session_expel(struct kvpd_session *s, int error, const char *reason);
-/*
- * Adds what the client has counted in its page: never less than the last time, and never more than
- * it can have done since it attached, whatever it wrote there.
- */
-void kvpd_session_lookups(struct kvpd_session *s, struct kvpd_lookups *sum);
-/* Sums stay what JSON can hold as an integer, INT64_MAX at most. */
-void kvpd_lookups_add(struct kvpd_lookups *sum, const struct kvpd_lookups *n);
 /*
  * Tells the control thread of sessions that it does not know yet to be expelled, for want of memory;
  * once a second. Returns in how many milliseconds to try again, -1: there are none.

@@ -11,6 +11,7 @@
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/ledger/lookups.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -229,7 +230,7 @@ static void enter(struct kvpd_tenant *t, uint32_t i, const struct kvp_space_cano
 	s->root_hi = root.hi;
 	s->block_bytes = block_bytes;
 	s->canon = *canon;
-	t->space[i].tokens_put = 0;
+	t->space[i].tokens_put = t->space[i].tokens_asked = t->space[i].tokens_matched = 0;
 	/* Release: a client that is told of the space reads it whole. */
 	kvp_store_release(&s->state, KVP_SPACE_LIVE);
 	kvpd_space_capacity(t);
@@ -289,7 +290,8 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 	}
 	if (s->opens[i] == MAX_OPENS)
 		return refuse(c, -EMFILE, "this client has the space open too often");
-	s->opens[i]++;
+	if (!s->opens[i]++)
+		kvpd_use_begin(s, i);
 	t->space[i].opens++;
 	t->space[i].opened = now;
 	c->out = (struct kvp_msg_space){ i, shm_space(t, i)->generation };
@@ -322,6 +324,7 @@ int kvpd_space_open(struct kvpd_ledger *ledger, uint32_t session,
 
 void kvpd_space_leave(struct kvpd_session *s, uint32_t space, uint32_t times)
 {
+	kvpd_use_take(s, space);
 	s->opens[space] -= times;
 	s->tenant->space[space].opens -= times;
 }

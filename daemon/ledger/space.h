@@ -16,8 +16,9 @@ struct kvpd_space {
 	uint32_t blocks; /* in any state but FREE */
 	uint32_t opens;  /* by all sessions */
 	uint64_t opened;
-	uint32_t payloads;   /* blocks of it that have one */
-	uint64_t tokens_put; /* of blocks published since it was made */
+	uint32_t payloads;                     /* blocks of it that have one */
+	uint64_t tokens_put;                   /* of blocks published since it was made */
+	uint64_t tokens_asked, tokens_matched; /* as clients count them, since then too */
 };
 
 /* A space that nobody has open is emptied to make room for another. */

@@ -691,6 +691,19 @@ static void pinned_pages_hold_back_their_arena_alone(void **state)
 	dp_stop(&w);
 }
 
+static uint64_t space_figure(struct dp_world *w, uint32_t space, const char *name)
+{
+	json_t *answer, *v;
+	uint64_t n;
+
+	assert_int_equal(dp_admin(w, "{\"verb\": \"spaces\", \"tenant\": \"one\"}", &answer), 0);
+	v = json_object_get(json_array_get(json_object_get(answer, "spaces"), space), name);
+	assert_true(json_is_integer(v));
+	n = (uint64_t)json_integer_value(v);
+	json_decref(answer);
+	return n;
+}
+
 /* A client's counters: whatever is written there, sums neither overflow nor go back. */
 static void counters_that_lie(void **state)
 {
@@ -698,29 +711,57 @@ static void counters_that_lie(void **state)
 	struct dp_world w;
 	struct dp_client *a, *b;
 	uint64_t before, after;
+	uint32_t x, y;
 
 	(void)state;
 	dp_defaults(&w, &limits);
 	dp_start(&w, &limits);
 	a = dp_attach(&w, w.tenant);
 	b = dp_attach(&w, w.tenant);
-	kvp_store_relaxed(&a->page->shard[3].hits, 7);
-	kvp_store_relaxed(&a->page->shard[3].tokens_asked, 100);
-	kvp_store_relaxed(&a->page->shard[4].tokens_asked, 12);
-	kvp_store_relaxed(&a->page->shard[4].tokens_matched, 1000);
+	x = dp_space(a, "x", 8);
+	assert_int_equal(dp_space(b, "x", 8), x);
+	y = dp_space(b, "y", 8);
+	kvp_store_relaxed(&a->page->shard[3].hits, 6);
+	kvp_store_relaxed(&a->page->shard[4].hits, 1);
+	kvp_store_relaxed(&a->page->shard[3].use[x].asked, 100);
+	kvp_store_relaxed(&a->page->shard[4].use[x].asked, 12);
+	kvp_store_relaxed(&a->page->shard[4].use[x].matched, 1000);
+	kvp_store_relaxed(&a->page->shard[4].use[y].asked, 5000); /* which it does not have */
 	assert_int_equal(dp_figure(&w, "lookups"), 7);
 	assert_int_equal(dp_figure(&w, "tokens_asked"), 112);
 	assert_int_equal(dp_figure(&w, "tokens_matched"), 112);
+	assert_int_equal(space_figure(&w, x, "tokens_asked"), 112);
+	assert_int_equal(space_figure(&w, x, "tokens_matched"), 112);
+	assert_int_equal(space_figure(&w, y, "tokens_asked"), 0);
 	kvp_store_relaxed(&a->page->shard[3].hits, 1);
+	kvp_store_relaxed(&a->page->shard[3].use[x].asked, 1);
 	assert_int_equal(dp_figure(&w, "lookups"), 7);
+	assert_int_equal(dp_figure(&w, "tokens_asked"), 112);
+	/* What it says of a space before it has it was of another of that number, or of none. */
+	assert_int_equal(dp_space(a, "y", 8), y);
+	kvp_store_relaxed(&a->page->shard[4].use[y].asked, 5003);
+	assert_int_equal(space_figure(&w, y, "tokens_asked"), 3);
+	assert_int_equal(dp_figure(&w, "tokens_asked"), 115);
 	kvp_store_relaxed(&a->page->shard[0].misses, UINT64_MAX / 2);
 	kvp_store_relaxed(&b->page->shard[0].misses, UINT64_MAX / 2 + 9);
-	kvp_store_relaxed(&b->page->shard[1].tokens_asked, UINT64_MAX);
+	kvp_store_relaxed(&b->page->shard[1].misses, 1);
+	kvp_store_relaxed(&b->page->shard[1].use[x].asked, UINT64_MAX);
+	kvp_store_relaxed(&b->page->shard[1].use[y].asked, UINT64_MAX);
+	kvp_store_relaxed(&b->page->shard[1].use[y].matched, UINT64_MAX);
 	before = dp_figure(&w, "lookups");
 	assert_true(before > 7 && before < UINT64_C(1) << 45);
 	assert_true(dp_figure(&w, "tokens_asked") < UINT64_C(1) << 49);
+	assert_true(space_figure(&w, x, "tokens_asked") + space_figure(&w, y, "tokens_asked") <=
+		    dp_figure(&w, "tokens_asked"));
 	dp_detach(a);
 	dp_detach(b);
+	/* The dead are counted where they were. */
+	assert_true(space_figure(&w, x, "tokens_asked") >= 112);
+	assert_int_equal(space_figure(&w, x, "tokens_asked") + space_figure(&w, y, "tokens_asked"),
+		dp_figure(&w, "tokens_asked"));
+	assert_int_equal(
+		space_figure(&w, x, "tokens_matched") + space_figure(&w, y, "tokens_matched"),
+		dp_figure(&w, "tokens_matched"));
 	after = dp_figure(&w, "lookups");
 	assert_true(after >= before && after < UINT64_C(1) << 45);
 	dp_stop(&w);

@@ -6,7 +6,8 @@
  * nobody else writes them and there is no lock. The control thread (sockets, processes, signals,
  * administration) asks it through the functions below: each hands a message to the ledger thread
  * and waits for the answer, which takes as long as the ledger's current round (well under a
- * millisecond; kvpd_admin "check" is the longest). They may be called by the control thread only.
+ * millisecond); kvpd_admin() and kvpd_figures_read() ask in portions until they have all. They may be
+ * called by the control thread only.
  *
  * The other way round the ledger posts events, which the control thread turns into packets; posting
  * never waits. What cannot be posted for want of memory stays with the ledger, which does without
@@ -134,7 +135,8 @@ int kvpd_retire_ack(struct kvpd_ledger *ledger, uint32_t session, const struct k
 
 /*
  * Data-plane verbs of administration: blocks, inspect, pin, unpin, evict, drain, check. What is
- * counted is in daemon/figures.h. *ret_answer is a new reference also with an error, if it is not NULL.
+ * counted is in daemon/figures.h. The ledger serves others between portions, so what is asked about may
+ * change meanwhile; docs/admin.md says what an answer means then. *ret_answer is a new reference also with an error, if it is not NULL.
  */
 int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_answer);
 

@@ -57,6 +57,39 @@ uint64_t kvp_payload_checksum(const void *bytes, size_t n)
 	return h ? h : 1;
 }
 
+static XXH3_state_t *state_of(struct kvp_summing *s)
+{
+	return (XXH3_state_t *)s;
+}
+
+struct kvp_summing *kvp_summing_new(void)
+{
+	return (struct kvp_summing *)XXH3_createState();
+}
+
+struct kvp_summing *kvp_summing_free(struct kvp_summing *s)
+{
+	XXH3_freeState(state_of(s));
+	return NULL;
+}
+
+void kvp_summing_begin(struct kvp_summing *s)
+{
+	XXH3_64bits_reset(state_of(s));
+}
+
+void kvp_summing_add(struct kvp_summing *s, const void *bytes, size_t n)
+{
+	XXH3_64bits_update(state_of(s), bytes, n);
+}
+
+uint64_t kvp_summing_end(const struct kvp_summing *s)
+{
+	uint64_t h = XXH3_64bits_digest((const XXH3_state_t *)s);
+
+	return h ? h : 1;
+}
+
 static uint64_t place(uint64_t *at, uint64_t count, uint64_t size, uint64_t align)
 {
 	uint64_t off = (*at + align - 1) / align * align;

@@ -35,6 +35,13 @@ uint64_t kvp_tail_hash(struct kvp_key parent, const kvp_token tokens[KVP_TAIL_PR
 
 /* XXH3-64 of a payload as descriptors carry it: never 0. */
 uint64_t kvp_payload_checksum(const void *bytes, size_t n);
+/* The same of bytes that come in pieces: begin, add, ..., end; as often as wanted. new: NULL: no memory. */
+struct kvp_summing;
+struct kvp_summing *kvp_summing_new(void);
+struct kvp_summing *kvp_summing_free(struct kvp_summing *s); /* returns NULL; takes it, too */
+void kvp_summing_begin(struct kvp_summing *s);
+void kvp_summing_add(struct kvp_summing *s, const void *bytes, size_t n);
+uint64_t kvp_summing_end(const struct kvp_summing *s);
 
 /* ---- layout and views ---------------------------------------------------------------------- */
 

@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvctl check: recomputes from the descriptors alone what every list, count and index should say,
- * and compares. On the ledger thread, so that nothing changes meanwhile; contents in slices,
- * between which the ledger serves everybody else.
+ * The verb check: recomputes from the descriptors alone what every list, count and index should say,
+ * and compares, stage by stage; see check.h for what that means while things change.
  */
 #include "daemon/ledger/check.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "daemon/answer.h"
+#include "daemon/ledger/admin.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/extent.h"
@@ -21,29 +25,28 @@
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "policy/kvp_evict.h"
+#include "shm/kvp_catalog.h"
 
-#define CANDIDATES 64u
+#define PASSES 4u /* over a tenant that changes */
+#define STRIDE 8u /* of what is dearer than most: between two looks at the clock */
 
-struct check {
-	struct kvpd_tenant *t;
-	json_t *problems;
-	size_t max;
-	uint64_t wrong;
-	uint32_t *children; /* of each block, counted from its children */
-	uint8_t *cell;      /* times each recipe cell is used */
-	uint32_t blocks, recipes;
-	uint64_t payload_bytes;
-	uint32_t payloads[KVP_MAX_SPACES]; /* blocks with one, of each space */
+struct stage {
+	/* False: the portion is over. */
+	bool (*run)(struct kvpd_check *c);
+	bool sums; /* what it says holds only if nothing has changed since the first stage */
 };
 
-__attribute__((format(printf, 2, 3))) static void wrong(struct check *c, const char *format, ...)
+void kvpd_check_wrong(struct kvpd_check *c, const char *format, ...)
 {
 	char text[256];
 	int n = snprintf(text, sizeof(text), "tenant %s: ", c->t->name);
 	va_list ap;
 
+	/* A further pass is for the sums alone. */
+	if (c->pass && !c->sums)
+		return;
 	c->wrong++;
-	if (!c->problems || json_array_size(c->problems) >= c->max)
+	if (json_array_size(c->problems) >= KVPD_CHECK_PROBLEMS)
 		return;
 	if (n < 0 || (size_t)n >= sizeof(text))
 		n = 0;
@@ -53,203 +56,27 @@ __attribute__((format(printf, 2, 3))) static void wrong(struct check *c, const c
 	json_array_append_new(c->problems, json_string(text));
 }
 
-static uint32_t state_of(const struct check *c, uint32_t id)
+uint32_t kvpd_check_state(const struct kvpd_check *c, uint32_t id)
 {
-	/* As good as LIVE: it is being switched over. */
 	return kvpd_block_lives(c->t, id) ? KVP_BLOCK_LIVE : kvpd_block_state(c->t, id);
 }
 
-/* ---- descriptors ---------------------------------------------------------------------------- */
-
-static void check_parent(struct check *c, uint32_t id)
+/* Before the next of `at`: is the portion over? */
+static bool pause_at(const struct kvpd_check *c, uint32_t at, uint32_t stride)
 {
-	const struct kvp_block *b = &c->t->view.blocks[id], *p;
-	uint32_t parent = kvp_load_relaxed(&b->parent);
-	uint32_t space = kvp_shape_space(kvp_load_relaxed(&b->shape));
-
-	if (parent == KVP_BLOCK_NONE) {
-		if (kvp_load_relaxed(&b->depth))
-			wrong(c, "block %u has no parent but depth %u", id,
-				kvp_load_relaxed(&b->depth));
-		return;
-	}
-	if (parent >= c->t->layout.max_blocks || state_of(c, parent) == KVP_BLOCK_FREE) {
-		wrong(c, "block %u: its parent %u does not exist", id, parent);
-		return;
-	}
-	p = &c->t->view.blocks[parent];
-	c->children[parent]++;
-	if (kvp_load_relaxed(&b->depth) != kvp_load_relaxed(&p->depth) + 1)
-		wrong(c, "block %u: its depth does not follow its parent's", id);
-	if (kvp_shape_space(kvp_load_relaxed(&p->shape)) != space)
-		wrong(c, "block %u: its parent %u is of another space", id, parent);
-	else if (kvp_shape_tokens(kvp_load_relaxed(&p->shape)) !=
-		 c->t->view.spaces[space].canon.block_tokens)
-		wrong(c, "block %u: its parent %u is a partial block", id, parent);
-	if (state_of(c, id) == KVP_BLOCK_LIVE && state_of(c, parent) != KVP_BLOCK_LIVE)
-		wrong(c, "block %u has a payload, its parent %u has not", id, parent);
+	return at % stride == 0 && kvpd_request_over(c->q);
 }
 
-static void check_recipe(struct check *c, uint32_t id)
+/* ---- blocks --------------------------------------------------------------------------------- */
+
+static bool check_blocks(struct kvpd_check *c)
 {
-	struct kvpd_tenant *t = c->t;
-	const struct kvp_block *b = &t->view.blocks[id];
-	uint32_t n = kvp_shape_tokens(kvp_load_relaxed(&b->shape));
-	uint32_t cell = kvp_load_relaxed(&b->recipe), cells = kvp_recipe_cells(n);
-	kvp_token tokens[KVP_BLOCK_TOKENS_MAX];
-	struct kvp_key key;
-
-	if (!n || n > KVP_BLOCK_TOKENS_MAX || cell >= t->layout.recipe_cells ||
-		cells > t->layout.recipe_cells - cell) {
-		wrong(c, "block %u: its recipe lies outside of the store", id);
-		return;
+	for (; c->at < c->t->layout.max_blocks; c->at++) {
+		if (pause_at(c, c->at, STRIDE))
+			return false;
+		kvpd_check_block(c, c->at);
 	}
-	for (uint32_t i = 0; i < cells; i++) {
-		if (kvpd_runs_is_free(&t->cells, cell + i))
-			wrong(c, "block %u: its recipe cell %u is in the free list", id, cell + i);
-		if (c->cell[cell + i]++)
-			wrong(c, "recipe cell %u belongs to two blocks, one is %u", cell + i, id);
-	}
-	if (kvp_recipe_read(&t->view, id, kvpd_block_word(t, id), tokens, n) != (int)n) {
-		wrong(c, "block %u: its recipe cannot be read", id);
-		return;
-	}
-	key = kvp_chain_key(kvpd_parent_key(t, id), tokens, n);
-	if (!kvp_key_equal(key, kvpd_block_key(t, id)))
-		wrong(c, "block %u: its key does not follow from its parent and tokens", id);
-}
-
-static void check_payload(struct check *c, uint32_t id, uint32_t tier, bool bytes)
-{
-	struct kvpd_tenant *t = c->t;
-	const struct kvp_payload_desc *d = kvpd_block_payload(t, id, tier);
-	uint32_t space = kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape));
-	uint64_t where = kvp_load_relaxed(&d->where), offset = kvp_load_relaxed(&d->offset);
-	uint64_t sum = kvp_load_relaxed(&d->checksum);
-	struct kvpd_extent *x =
-		kvp_where_extent(where) < t->n_extents ? t->extent[kvp_where_extent(where)] : NULL;
-	uint64_t slot;
-
-	if (!x || x->state != KVPD_EXTENT_LIVE) {
-		wrong(c, "block %u: its payload's extent %u does not exist", id,
-			kvp_where_extent(where));
-		return;
-	}
-	slot = offset / x->cls->slot_bytes;
-	if (offset % x->cls->slot_bytes || slot >= x->slots ||
-		kvp_where_bytes(where) != t->view.spaces[space].block_bytes ||
-		tier != x->cls->tier || t->space[space].cls != x->cls) {
-		wrong(c, "block %u: its payload does not lie in a slot of its size", id);
-		return;
-	}
-	if (x->slot[slot].block != id)
-		wrong(c, "block %u: slot %" PRIu64 " of extent %u does not know of it", id, slot,
-			x->id);
-	c->payload_bytes += kvp_where_bytes(where);
-	if (bytes && sum &&
-		kvp_payload_checksum(kvpd_place_addr(kvpd_place_at(x, (uint32_t)slot)),
-			kvp_where_bytes(where)) != sum)
-		wrong(c, "block %u: its payload does not match its checksum", id);
-}
-
-/* Of a LIVE block, in all tiers. */
-static void check_payloads(struct check *c, uint32_t id, bool bytes)
-{
-	if (kvpd_block_tier(c->t, id) == KVP_TIER_RECIPE)
-		wrong(c, "block %u is live and has no payload", id);
-	for (uint32_t tier = 0; tier < KVP_TIER_PAYLOADS; tier++)
-		if (kvp_load_relaxed(&kvpd_block_payload(c->t, id, tier)->where))
-			check_payload(c, id, tier, bytes);
-}
-
-static bool in_table(const struct kvp_bucket *table, uint32_t buckets, uint64_t hash, uint32_t id)
-{
-	kvp_block_id cand[CANDIDATES];
-	uint32_t n = kvp_index_candidates(table, buckets, hash, cand, CANDIDATES);
-
-	for (uint32_t i = 0; i < n; i++)
-		if (cand[i] == id)
-			return true;
-	return n == CANDIDATES; /* cannot tell */
-}
-
-static void check_block(struct check *c, uint32_t id)
-{
-	struct kvpd_tenant *t = c->t;
-	uint32_t state = state_of(c, id), space;
-	bool cached = kvp_evict_contains(t->evict, id);
-	const struct kvp_block *b = &t->view.blocks[id];
-
-	if (kvpd_runs_is_free(&t->ids, id) != (state == KVP_BLOCK_FREE))
-		wrong(c, "block %u: the free list and its state %u disagree", id, state);
-	if (cached != (state == KVP_BLOCK_LIVE))
-		wrong(c, "block %u: the policy and its state %u disagree", id, state);
-	if (state == KVP_BLOCK_FREE)
-		return;
-	space = kvp_shape_space(kvp_load_relaxed(&b->shape));
-	if (space >= KVP_MAX_SPACES) {
-		wrong(c, "block %u: no such space", id);
-		return;
-	}
-	if (!in_table(t->view.index, t->view.index_buckets, kvp_load_relaxed(&b->key_lo), id))
-		wrong(c, "block %u is not in the index", id);
-	check_parent(c, id);
-	check_recipe(c, id);
-	if (state == KVP_BLOCK_LIVE) {
-		c->blocks++;
-		c->payloads[space]++;
-		check_payloads(c, id, false);
-	} else if (state == KVP_BLOCK_RECIPE) {
-		c->recipes++;
-		if (kvpd_block_tier(t, id) != KVP_TIER_RECIPE)
-			wrong(c, "block %u is a recipe but names a payload", id);
-	} else {
-		wrong(c, "block %u is being evicted by nobody", id);
-	}
-	if (t->block[id].flags & (KVPD_BLOCK_KEEP | KVPD_BLOCK_ASKED))
-		wrong(c, "block %u: a flag of one step is left over", id);
-}
-
-static void check_counts(struct check *c)
-{
-	struct kvpd_tenant *t = c->t;
-	const struct kvp_catalog_stats *st = &t->view.cat->stats;
-	uint32_t listed = 0, childless = 0;
-
-	for (uint32_t id = 0; id < t->layout.max_blocks; id++) {
-		if (state_of(c, id) == KVP_BLOCK_FREE)
-			continue;
-		if (c->children[id] != t->block[id].children)
-			wrong(c, "block %u has %u children, %u are counted", id, c->children[id],
-				t->block[id].children);
-		childless += state_of(c, id) == KVP_BLOCK_RECIPE && !c->children[id];
-	}
-	for (uint32_t id = t->recipe_old; id != KVP_BLOCK_NONE && listed <= childless;
-		id = t->block[id].next, listed++)
-		if (state_of(c, id) != KVP_BLOCK_RECIPE || c->children[id])
-			wrong(c, "block %u is listed as a childless recipe", id);
-	if (listed != childless)
-		wrong(c, "%u childless recipes, %u are listed", childless, listed);
-	if (c->blocks != t->n_blocks || c->blocks != kvp_load_relaxed(&st->blocks) ||
-		c->blocks != kvp_evict_len(t->evict))
-		wrong(c, "%u blocks, %u are counted", c->blocks, t->n_blocks);
-	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
-		if (c->payloads[i] != t->space[i].payloads)
-			wrong(c, "space %u has %u blocks, %u are counted", i, c->payloads[i],
-				t->space[i].payloads);
-	if (c->recipes != t->n_recipes || c->recipes != kvp_load_relaxed(&st->recipes))
-		wrong(c, "%u recipes, %u are counted", c->recipes, t->n_recipes);
-	if (c->payload_bytes != kvp_load_relaxed(&st->payload_bytes))
-		wrong(c, "%" PRIu64 " bytes of payload, %" PRIu64 " are counted", c->payload_bytes,
-			kvp_load_relaxed(&st->payload_bytes));
-	if ((t->n_blocks > t->limits.max_blocks && !t->over) ||
-		(t->n_recipes > t->limits.recipe_blocks && !(t->due & KVPD_DUE_ROOM)))
-		wrong(c, "more blocks or recipes than the limits allow");
-	for (uint32_t i = 0; i < t->layout.recipe_cells; i++)
-		if (!c->cell[i] && !kvpd_runs_is_free(&t->cells, i))
-			wrong(c, "recipe cell %u is lost", i);
-	if (kvp_evict_assert_consistency(t->evict) < 0)
-		wrong(c, "the eviction policy's state contradicts itself");
+	return true;
 }
 
 /* ---- indexes -------------------------------------------------------------------------------- */
@@ -264,68 +91,66 @@ static uint64_t tail_hash(const struct kvpd_tenant *t, uint32_t id)
 	return kvp_tail_hash(kvpd_parent_key(t, id), first);
 }
 
-/* Every entry names a published block and lies where that block's hash leads. */
-static void check_table(
-	struct check *c, const struct kvp_bucket *table, uint32_t buckets, bool tail)
+static void check_entry(struct kvpd_check *c, const struct kvp_bucket *table, uint32_t buckets,
+	uint32_t bucket, uint64_t e, bool tail)
 {
 	const char *what = tail ? "tail index" : "index";
-	uint32_t entries = 0, published = c->blocks + c->recipes;
+	uint32_t id = (uint32_t)e - 1;
+	uint64_t hash;
 
-	for (uint32_t b = 0; b < buckets; b++) {
+	c->sum.entries[tail]++;
+	if (id >= c->t->layout.max_blocks || kvpd_check_state(c, id) == KVP_BLOCK_FREE) {
+		kvpd_check_wrong(
+			c, "%s: bucket %u names block %u, which is free", what, bucket, id);
+		return;
+	}
+	hash = tail ? tail_hash(c->t, id) : kvp_load_relaxed(&c->t->view.blocks[id].key_lo);
+	if ((hash >> 32) != (e >> 32) || !kvpd_check_in_table(table, buckets, hash, id))
+		kvpd_check_wrong(
+			c, "%s: bucket %u holds block %u by a wrong hash", what, bucket, id);
+}
+
+/* Every entry names a published block and lies where that block's hash leads. */
+static bool check_table(
+	struct kvpd_check *c, const struct kvp_bucket *table, uint32_t buckets, bool tail)
+{
+	for (; c->at < buckets; c->at++) {
+		if (pause_at(c, c->at, STRIDE))
+			return false;
 		for (uint32_t i = 0; i < KVP_BUCKET_ENTRIES; i++) {
-			uint64_t e = kvp_load_relaxed(&table[b].entry[i]), hash;
-			uint32_t id = (uint32_t)e - 1;
+			uint64_t e = kvp_load_relaxed(&table[c->at].entry[i]);
 
-			if (!e)
-				continue;
-			entries++;
-			if (id >= c->t->layout.max_blocks || state_of(c, id) == KVP_BLOCK_FREE) {
-				wrong(c, "%s: bucket %u names block %u, which is free", what, b,
-					id);
-				continue;
-			}
-			hash = tail ? tail_hash(c->t, id)
-				    : kvp_load_relaxed(&c->t->view.blocks[id].key_lo);
-			if ((hash >> 32) != (e >> 32) || !in_table(table, buckets, hash, id))
-				wrong(c, "%s: bucket %u holds block %u by a wrong hash", what, b,
-					id);
+			if (e)
+				check_entry(c, table, buckets, c->at, e, tail);
 		}
 	}
-	if (tail ? entries > published : entries != published)
-		wrong(c, "%s: %u entries for %u blocks", what, entries, published);
+	return true;
+}
+
+static bool check_index(struct kvpd_check *c)
+{
+	return check_table(c, c->t->view.index, c->t->view.index_buckets, false);
+}
+
+static bool check_tail_index(struct kvpd_check *c)
+{
+	return check_table(c, c->t->view.tail, c->t->view.tail_buckets, true);
 }
 
 /* ---- extents -------------------------------------------------------------------------------- */
 
-static uint32_t count_free(const struct kvpd_extent *x)
+static bool is_granted(struct kvpd_place p)
 {
-	uint32_t n = 0;
+	const struct kvpd_session *s = p.extent->owner;
 
-	for (uint32_t i = x->free_head; i != KVP_BLOCK_NONE && n <= x->slots; i = x->slot[i].next) {
-		if (i >= x->slots || x->slot[i].flags || x->slot[i].block != KVP_BLOCK_NONE)
-			return UINT32_MAX;
-		n++;
-	}
-	return n;
-}
-
-static bool is_granted(const struct check *c, struct kvpd_place p)
-{
-	for (struct kvpd_list *it = c->t->sessions.next; it != &c->t->sessions; it = it->next) {
-		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
-
-		if (s != p.extent->owner)
-			continue;
-		for (uint32_t i = 0; i < KVP_MAX_GRANTS; i++)
-			if (s->grant[i].state != KVPD_GRANT_FREE &&
-				s->grant[i].place.extent == p.extent &&
-				s->grant[i].place.slot == p.slot)
-				return true;
-	}
+	for (uint32_t i = 0; s && i < KVP_MAX_GRANTS; i++)
+		if (s->grant[i].state != KVPD_GRANT_FREE && s->grant[i].place.extent == p.extent &&
+			s->grant[i].place.slot == p.slot)
+			return true;
 	return false;
 }
 
-static bool in_limbo(const struct check *c, struct kvpd_place p)
+static bool in_limbo(const struct kvpd_check *c, struct kvpd_place p)
 {
 	for (struct kvpd_list *it = c->t->limbo.next; it != &c->t->limbo; it = it->next) {
 		struct kvpd_limbo *l = kvpd_container(it, struct kvpd_limbo, link);
@@ -337,7 +162,7 @@ static bool in_limbo(const struct check *c, struct kvpd_place p)
 	return false;
 }
 
-static void check_slot(struct check *c, struct kvpd_place p)
+static void check_slot(struct kvpd_check *c, struct kvpd_place p)
 {
 	const struct kvpd_slot *s = &p.extent->slot[p.slot];
 
@@ -345,165 +170,479 @@ static void check_slot(struct check *c, struct kvpd_place p)
 		struct kvpd_place lies;
 
 		if (s->block >= c->t->layout.max_blocks ||
-			state_of(c, s->block) != KVP_BLOCK_LIVE) {
-			wrong(c, "extent %u slot %u holds block %u, which has no payload",
+			kvpd_check_state(c, s->block) != KVP_BLOCK_LIVE) {
+			kvpd_check_wrong(c,
+				"extent %u slot %u holds block %u, which has no payload",
 				p.extent->id, p.slot, s->block);
 			return;
 		}
 		if (!kvpd_block_place(c->t, s->block, p.tier, &lies) || lies.extent != p.extent ||
 			lies.slot != p.slot)
-			wrong(c, "extent %u slot %u holds block %u, which lies elsewhere",
+			kvpd_check_wrong(c,
+				"extent %u slot %u holds block %u, which lies elsewhere",
 				p.extent->id, p.slot, s->block);
 		if (!!(s->flags & KVPD_SLOT_GRANTED) !=
 			!!(c->t->block[s->block].flags & KVPD_BLOCK_HELD))
-			wrong(c, "block %u: its grant and its slot disagree", s->block);
+			kvpd_check_wrong(c, "block %u: its grant and its slot disagree", s->block);
 	}
-	if (!!(s->flags & KVPD_SLOT_GRANTED) != is_granted(c, p))
-		wrong(c, "extent %u slot %u: granted by nobody, or not known to be", p.extent->id,
-			p.slot);
+	if (!!(s->flags & KVPD_SLOT_GRANTED) != is_granted(p))
+		kvpd_check_wrong(c, "extent %u slot %u: granted by nobody, or not known to be",
+			p.extent->id, p.slot);
 	if (!!(s->flags & KVPD_SLOT_LIMBO) != in_limbo(c, p))
-		wrong(c, "extent %u slot %u: in limbo for nobody", p.extent->id, p.slot);
+		kvpd_check_wrong(c, "extent %u slot %u: in limbo for nobody", p.extent->id, p.slot);
 	if ((s->flags & KVPD_SLOT_TARGET) && !c->t->n_move_jobs)
-		wrong(c, "extent %u slot %u waits for a copy that nobody makes", p.extent->id,
-			p.slot);
+		kvpd_check_wrong(c, "extent %u slot %u waits for a copy that nobody makes",
+			p.extent->id, p.slot);
 }
 
-static void check_extents(struct check *c)
+static bool is_used(const struct kvpd_slot *s)
 {
-	struct kvpd_tenant *t = c->t;
-	uint64_t charged = t->meta_bytes, arena = 0;
+	return s->flags || s->block != KVP_BLOCK_NONE;
+}
 
-	for (uint32_t i = 0; i < t->n_extents; i++) {
-		struct kvpd_extent *x = t->extent[i];
-		uint32_t used = 0;
+static bool check_slots(struct kvpd_check *c, struct kvpd_extent *x)
+{
+	for (; c->part < x->slots; c->part++) {
+		if (pause_at(c, c->part, STRIDE))
+			return false;
+		if (is_used(&x->slot[c->part])) {
+			c->sum.used++;
+			check_slot(c, kvpd_place_at(x, c->part));
+		}
+	}
+	return true;
+}
+
+/* What else is counted of an extent, once its slots were walked. */
+static void end_extent(struct kvpd_check *c, const struct kvpd_extent *x)
+{
+	size_t k = (size_t)(x->cls - c->t->cls);
+
+	c->sum.all_used += c->sum.used;
+	c->sum.charged += x->bytes;
+	c->sum.arena += x->kind == KVP_EXTENT_ARENA ? x->bytes : 0;
+	if (x->kind == KVP_EXTENT_VAULT && x->state == KVPD_EXTENT_LIVE && !x->draining) {
+		c->sum.slots[k] += x->slots;
+		c->sum.free[k] += x->slots - x->used;
+	}
+}
+
+static bool check_extents(struct kvpd_check *c)
+{
+	for (; c->at < c->t->n_extents; c->at++, c->part = 0, c->sum.used = 0) {
+		struct kvpd_extent *x = c->t->extent[c->at];
+
+		if (pause_at(c, c->at, STRIDE))
+			return false;
+		if (!x)
+			continue;
+		if (!check_slots(c, x))
+			return false;
+		end_extent(c, x);
+	}
+	return true;
+}
+
+/* ---- sessions ------------------------------------------------------------------------------- */
+
+static void check_session(struct kvpd_check *c, const struct kvpd_session *s)
+{
+	uint32_t grants = 0;
+
+	c->sum.sessions++;
+	c->sum.claims_of_sessions += s->n_claims;
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		c->sum.opens[i] += s->opens[i];
+	for (uint32_t i = 0; i < KVP_MAX_GRANTS; i++) {
+		const struct kvpd_grant *g = &s->grant[i];
+
+		if (g->state == KVPD_GRANT_FREE)
+			continue;
+		grants++;
+		if (!(g->place.extent->slot[g->place.slot].flags & KVPD_SLOT_GRANTED))
+			kvpd_check_wrong(c, "session %u: grant %u names a slot that is not granted",
+				s->id, i);
+	}
+	if (grants != s->n_grants)
+		kvpd_check_wrong(
+			c, "session %u has %u grants, %u are counted", s->id, grants, s->n_grants);
+}
+
+/* Sessions neither come nor go: the control thread, which has them do so, waits for this. */
+static bool check_sessions(struct kvpd_check *c)
+{
+	if (!c->link)
+		c->link = c->t->sessions.next;
+	for (; c->link != &c->t->sessions; c->link = c->link->next) {
+		if (kvpd_request_over(c->q))
+			return false;
+		check_session(c, kvpd_container(c->link, struct kvpd_session, in_tenant));
+	}
+	return true;
+}
+
+static bool check_claims(struct kvpd_check *c)
+{
+	for (; c->at < KVP_MAX_CLAIMS; c->at++) {
+		uint32_t owner = kvp_load_relaxed(&c->t->view.claims[c->at].session);
+		struct kvpd_session *s = owner ? kvpd_session_find(c->t->ledger, owner) : NULL;
+
+		if (pause_at(c, c->at, KVPD_ADMIN_STRIDE))
+			return false;
+		c->sum.claims += owner != 0;
+		if (owner && (!s || s->tenant != c->t))
+			kvpd_check_wrong(
+				c, "claim %u belongs to session %u, which is gone", c->at, owner);
+	}
+	return true;
+}
+
+/* ---- sums ----------------------------------------------------------------------------------- */
+
+static bool sum_children(struct kvpd_check *c)
+{
+	const struct kvpd_tenant *t = c->t;
+
+	for (; c->at < t->layout.max_blocks; c->at++) {
+		struct kvp_evict_info info;
+		uint32_t state = kvpd_check_state(c, c->at);
+
+		if (pause_at(c, c->at, STRIDE))
+			return false;
+		if (state == KVP_BLOCK_FREE)
+			continue;
+		if (c->children[c->at] != t->block[c->at].children)
+			kvpd_check_wrong(c, "block %u has %u children, %u are counted", c->at,
+				c->children[c->at], t->block[c->at].children);
+		if (kvp_evict_peek(t->evict, c->at, &info) == 0 && info.children != c->live[c->at])
+			kvpd_check_wrong(c,
+				"block %u has %u children with a payload, the policy counts %u",
+				c->at, c->live[c->at], info.children);
+		c->sum.childless += state == KVP_BLOCK_RECIPE && !c->children[c->at];
+	}
+	return true;
+}
+
+static bool sum_cells(struct kvpd_check *c)
+{
+	for (; c->at < c->t->layout.recipe_cells; c->at++) {
+		if (pause_at(c, c->at, KVPD_ADMIN_STRIDE))
+			return false;
+		if (c->cell[c->at] > 1)
+			kvpd_check_wrong(
+				c, "recipe cell %u belongs to %u blocks", c->at, c->cell[c->at]);
+		if (!c->cell[c->at] && !kvpd_runs_is_free(&c->t->cells, c->at))
+			kvpd_check_wrong(c, "recipe cell %u is lost", c->at);
+	}
+	return true;
+}
+
+/* `at` is the one that comes next, and `part` counts them. */
+static bool sum_recipe_list(struct kvpd_check *c)
+{
+	const struct kvpd_tenant *t = c->t;
+
+	if (!c->part)
+		c->at = t->recipe_old;
+	for (; c->at != KVP_BLOCK_NONE && c->part <= c->sum.childless;
+		c->at = t->block[c->at].next, c->part++) {
+		if (c->part && pause_at(c, c->part, STRIDE))
+			return false;
+		if (kvpd_check_state(c, c->at) != KVP_BLOCK_RECIPE || c->children[c->at])
+			kvpd_check_wrong(c, "block %u is listed as a childless recipe", c->at);
+	}
+	if (c->part != c->sum.childless)
+		kvpd_check_wrong(
+			c, "%u childless recipes, %u are listed", c->sum.childless, c->part);
+	return true;
+}
+
+/* `part` comes next in the free list of extent `at`. */
+static bool sum_free_slots(struct kvpd_check *c)
+{
+	for (; c->at < c->t->n_extents; c->at++, c->inside = false) {
+		const struct kvpd_extent *x = c->t->extent[c->at];
 
 		if (!x)
 			continue;
-		charged += x->bytes;
-		arena += x->kind == KVP_EXTENT_ARENA ? x->bytes : 0;
-		for (uint32_t s = 0; s < x->slots; s++) {
-			if (!x->slot[s].flags && x->slot[s].block == KVP_BLOCK_NONE)
-				continue;
-			used++;
-			check_slot(c, kvpd_place_at(x, s));
+		if (!c->inside) {
+			c->inside = true;
+			c->part = x->free_head;
+			c->sum.used = 0; /* free ones, here */
 		}
-		if (used != x->used || count_free(x) != x->slots - used)
-			wrong(c, "extent %u: %u slots in use, %u counted, %u in the free list",
-				x->id, used, x->used, count_free(x));
+		for (; c->part != KVP_BLOCK_NONE && c->sum.used <= x->slots; c->sum.used++) {
+			if (pause_at(c, c->sum.used + 1, KVPD_ADMIN_STRIDE))
+				return false;
+			if (c->part >= x->slots || is_used(&x->slot[c->part])) {
+				c->sum.used = x->slots;
+				break;
+			}
+			c->part = x->slot[c->part].next;
+		}
+		if (c->sum.used != x->slots - x->used)
+			kvpd_check_wrong(c, "extent %u: the list of its %u free slots is broken",
+				x->id, x->slots - x->used);
 	}
-	if (charged != t->charged || arena != t->arena_bytes)
-		wrong(c, "%" PRIu64 " bytes are held, %" PRIu64 " are charged", charged,
+	return true;
+}
+
+static void compare_blocks(struct kvpd_check *c)
+{
+	const struct kvpd_tenant *t = c->t;
+	const struct kvp_catalog_stats *st = &t->view.cat->stats;
+	uint32_t published = c->sum.blocks + c->sum.recipes;
+
+	if (c->sum.blocks != t->n_blocks || c->sum.blocks != kvp_load_relaxed(&st->blocks) ||
+		c->sum.blocks != kvp_evict_len(t->evict))
+		kvpd_check_wrong(c, "%u blocks, %u are counted", c->sum.blocks, t->n_blocks);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		if (c->sum.payloads[i] != t->space[i].payloads)
+			kvpd_check_wrong(c, "space %u has %u blocks, %u are counted", i,
+				c->sum.payloads[i], t->space[i].payloads);
+	if (c->sum.recipes != t->n_recipes || c->sum.recipes != kvp_load_relaxed(&st->recipes))
+		kvpd_check_wrong(c, "%u recipes, %u are counted", c->sum.recipes, t->n_recipes);
+	if (c->sum.payload_bytes != kvp_load_relaxed(&st->payload_bytes))
+		kvpd_check_wrong(c, "%" PRIu64 " bytes of payload, %" PRIu64 " are counted",
+			c->sum.payload_bytes, kvp_load_relaxed(&st->payload_bytes));
+	if ((t->n_blocks > t->limits.max_blocks && !t->over) ||
+		(t->n_recipes > t->limits.recipe_blocks && !(t->due & KVPD_DUE_ROOM)))
+		kvpd_check_wrong(c, "more blocks or recipes than the limits allow");
+	if (c->sum.entries[0] != published)
+		kvpd_check_wrong(
+			c, "index: %u entries for %u blocks", c->sum.entries[0], published);
+	if (c->sum.entries[1] > published)
+		kvpd_check_wrong(
+			c, "tail index: %u entries for %u blocks", c->sum.entries[1], published);
+}
+
+static void compare_memory(struct kvpd_check *c)
+{
+	const struct kvpd_tenant *t = c->t;
+	uint64_t charged = c->sum.charged + t->meta_bytes, used = 0;
+
+	for (uint32_t i = 0; i < t->n_extents; i++)
+		used += t->extent[i] ? t->extent[i]->used : 0;
+	if (c->sum.all_used != used)
+		kvpd_check_wrong(c, "%" PRIu64 " slots are in use, %" PRIu64 " are counted",
+			c->sum.all_used, used);
+
+	if (charged != t->charged || c->sum.arena != t->arena_bytes)
+		kvpd_check_wrong(c, "%" PRIu64 " bytes are held, %" PRIu64 " are charged", charged,
 			t->charged);
 	if (t->charged > t->limits.share && !t->over)
-		wrong(c, "%" PRIu64 " bytes are charged, the share is %" PRIu64, t->charged,
-			t->limits.share);
-}
-
-static void check_classes(struct check *c)
-{
-	struct kvpd_tenant *t = c->t;
-
-	for (uint32_t k = 0; k < t->n_classes; k++) {
-		uint64_t slots = 0, n_free = 0;
-
-		for (uint32_t i = 0; i < t->n_extents; i++) {
-			const struct kvpd_extent *x = t->extent[i];
-
-			if (!x || x->cls != &t->cls[k] || x->kind != KVP_EXTENT_VAULT ||
-				x->state != KVPD_EXTENT_LIVE || x->draining)
-				continue;
-			slots += x->slots;
-			n_free += x->slots - x->used;
-		}
-		if (slots != t->cls[k].vault_slots || n_free != t->cls[k].vault_free)
-			wrong(c,
+		kvpd_check_wrong(c, "%" PRIu64 " bytes are charged, the share is %" PRIu64,
+			t->charged, t->limits.share);
+	for (uint32_t k = 0; k < t->n_classes; k++)
+		if (c->sum.slots[k] != t->cls[k].vault_slots ||
+			c->sum.free[k] != t->cls[k].vault_free)
+			kvpd_check_wrong(c,
 				"class of %" PRIu64 " bytes: %" PRIu64 " of %" PRIu64
 				" vault slots are free, %" PRIu64 " of %" PRIu64 " counted",
-				t->cls[k].slot_bytes, n_free, slots, t->cls[k].vault_free,
-				t->cls[k].vault_slots);
-	}
+				t->cls[k].slot_bytes, c->sum.free[k], c->sum.slots[k],
+				t->cls[k].vault_free, t->cls[k].vault_slots);
 }
 
-static void check_sessions(struct check *c)
+static void compare_sessions(struct kvpd_check *c)
 {
-	struct kvpd_tenant *t = c->t;
-	uint32_t sessions = 0, claims = 0, claims_of_sessions = 0, opens[KVP_MAX_SPACES] = { 0 };
+	const struct kvpd_tenant *t = c->t;
 
-	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
-		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
-		uint32_t grants = 0;
-
-		sessions++;
-		claims_of_sessions += s->n_claims;
-		for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
-			opens[i] += s->opens[i];
-		for (uint32_t i = 0; i < KVP_MAX_GRANTS; i++) {
-			const struct kvpd_grant *g = &s->grant[i];
-
-			if (g->state == KVPD_GRANT_FREE)
-				continue;
-			grants++;
-			if (!(g->place.extent->slot[g->place.slot].flags & KVPD_SLOT_GRANTED))
-				wrong(c, "session %u: grant %u names a slot that is not granted",
-					s->id, i);
-		}
-		if (grants != s->n_grants)
-			wrong(c, "session %u has %u grants, %u are counted", s->id, grants,
-				s->n_grants);
-	}
-	for (uint32_t i = 0; i < KVP_MAX_CLAIMS; i++) {
-		uint32_t owner = kvp_load_relaxed(&t->view.claims[i].session);
-		struct kvpd_session *s = owner ? kvpd_session_find(t->ledger, owner) : NULL;
-
-		claims += owner != 0;
-		if (owner && (!s || s->tenant != t))
-			wrong(c, "claim %u belongs to session %u, which is gone", i, owner);
-	}
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
-		if (opens[i] != t->space[i].opens)
-			wrong(c, "space %u is open %u times, %u are counted", i, opens[i],
-				t->space[i].opens);
-	if (sessions != t->n_sessions)
-		wrong(c, "%u sessions, %u are counted", sessions, t->n_sessions);
-	if (claims != t->n_claims || claims != claims_of_sessions)
-		wrong(c, "%u claims, %u are counted, %u by sessions", claims, t->n_claims,
-			claims_of_sessions);
+		if (c->sum.opens[i] != t->space[i].opens)
+			kvpd_check_wrong(c, "space %u is open %u times, %u are counted", i,
+				c->sum.opens[i], t->space[i].opens);
+	if (c->sum.sessions != t->n_sessions)
+		kvpd_check_wrong(c, "%u sessions, %u are counted", c->sum.sessions, t->n_sessions);
+	if (c->sum.claims != t->n_claims || c->sum.claims != c->sum.claims_of_sessions)
+		kvpd_check_wrong(c, "%u claims, %u are counted, %u by sessions", c->sum.claims,
+			t->n_claims, c->sum.claims_of_sessions);
 }
 
-uint64_t kvpd_check_tenant(struct kvpd_tenant *t, json_t *problems, size_t max)
+static bool compare_sums(struct kvpd_check *c)
 {
-	struct check c = { .t = t, .problems = problems, .max = max };
+	compare_blocks(c);
+	compare_memory(c);
+	compare_sessions(c);
+	return true;
+}
 
-	c.children = calloc(t->layout.max_blocks, sizeof(*c.children));
-	c.cell = calloc(t->layout.recipe_cells, sizeof(*c.cell));
-	if (!c.children || !c.cell) {
-		wrong(&c, "no memory to check");
-		goto out;
+/* ---- stages --------------------------------------------------------------------------------- */
+
+/* The sums follow what is counted; the first of them decides whether there is any point. */
+static const struct stage stages[] = {
+	{ check_blocks, false },
+	{ check_index, false },
+	{ check_tail_index, false },
+	{ check_extents, false },
+	{ check_sessions, false },
+	{ check_claims, false },
+	{ sum_children, true },
+	{ sum_cells, true },
+	{ sum_recipe_list, true },
+	{ sum_free_slots, true },
+	{ compare_sums, true },
+};
+
+#define N_STAGES (sizeof(stages) / sizeof(stages[0]))
+
+static void begin_stage(struct kvpd_check *c, uint32_t stage)
+{
+	c->stage = stage;
+	c->sums = stage < N_STAGES && stages[stage].sums;
+	c->at = c->part = 0;
+	c->sum.used = 0;
+	c->inside = false;
+	c->link = NULL;
+}
+
+/* Memory for its sums is asked for, which prepare() makes. */
+static void begin_tenant(struct kvpd_check *c)
+{
+	c->begun = true;
+	c->changed = false;
+	c->changes = c->t->changes;
+	c->sum = (struct kvpd_check_sums){ 0 };
+	begin_stage(c, 0);
+}
+
+static void end_tenant(struct kvpd_check *c)
+{
+	c->blocks += c->t->n_blocks;
+	c->bytes += kvp_load_relaxed(&c->t->view.cat->stats.payload_bytes);
+	c->begun = false;
+	c->pass = 0;
+	c->want_blocks = c->want_cells = 0;
+	c->q->tenant++;
+}
+
+/* Its sums mean nothing any more: it is counted anew, or it is not to be caught. */
+static void give_up_pass(struct kvpd_check *c)
+{
+	c->begun = false;
+	c->want_blocks = c->want_cells = 0;
+	if (++c->pass < PASSES)
+		return;
+	c->unsettled++;
+	end_tenant(c);
+}
+
+static int check_step(struct kvpd_check *c)
+{
+	const struct kvpd_tenant *was = c->t;
+
+	c->t = kvpd_request_tenant(c->q);
+	if (!c->t)
+		return 0;
+	if (c->t != was) {
+		c->begun = false;
+		c->pass = 0;
+		c->want_blocks = c->want_cells = 0;
 	}
-	for (uint32_t id = 0; id < t->layout.max_blocks; id++)
-		check_block(&c, id);
-	check_counts(&c);
-	check_table(&c, t->view.index, t->view.index_buckets, false);
-	check_table(&c, t->view.tail, t->view.tail_buckets, true);
-	check_extents(&c);
-	check_classes(&c);
-	check_sessions(&c);
-out:
-	free(c.children);
-	free(c.cell);
-	return c.wrong;
+	if (!c->want_blocks) {
+		c->want_blocks = c->t->layout.max_blocks;
+		c->want_cells = c->t->layout.recipe_cells;
+		return -EINPROGRESS;
+	}
+	if (!c->begun)
+		begin_tenant(c);
+	c->changed = c->changed || c->t->changes != c->changes;
+	while (c->stage < N_STAGES) {
+		if (c->changed && (c->pass || c->sums)) {
+			give_up_pass(c);
+			return -EINPROGRESS;
+		}
+		if (!stages[c->stage].run(c))
+			return -EINPROGRESS;
+		begin_stage(c, c->stage + 1);
+	}
+	end_tenant(c);
+	return -EINPROGRESS;
 }
 
-uint64_t kvpd_check_payloads(struct kvpd_tenant *t, uint32_t *block, uint64_t bytes,
-	json_t *problems, size_t max, uint64_t *ret_bytes)
+/* ---- the verb ------------------------------------------------------------------------------- */
+
+static bool make_room(struct kvpd_check *c)
 {
-	struct check c = { .t = t, .problems = problems, .max = max };
-
-	for (; *block < t->layout.max_blocks && c.payload_bytes < bytes; (*block)++)
-		if (state_of(&c, *block) == KVP_BLOCK_LIVE &&
-			kvp_shape_space(kvp_load_relaxed(&t->view.blocks[*block].shape)) <
-				KVP_MAX_SPACES)
-			check_payloads(&c, *block, true);
-	*ret_bytes = c.payload_bytes;
-	return c.wrong;
+	if (c->room_blocks < c->want_blocks || c->room_cells < c->want_cells) {
+		free(c->children);
+		free(c->live);
+		free(c->cell);
+		c->room_blocks = c->want_blocks;
+		c->room_cells = c->want_cells;
+		c->children = malloc(c->room_blocks * sizeof(*c->children));
+		c->live = malloc(c->room_blocks * sizeof(*c->live));
+		c->cell = malloc(c->room_cells * sizeof(*c->cell));
+	}
+	if (!c->children || !c->live || !c->cell)
+		return !c->want_blocks;
+	if (!c->begun) {
+		memset(c->children, 0, c->want_blocks * sizeof(*c->children));
+		memset(c->live, 0, c->want_blocks * sizeof(*c->live));
+		memset(c->cell, 0, c->want_cells * sizeof(*c->cell));
+	}
+	return true;
 }
+
+static int prepare(struct kvpd_request *q)
+{
+	struct kvpd_check *c = q->own;
+
+	if (!c) {
+		q->own = c = calloc(1, sizeof(*c));
+		if (!c)
+			return -ENOMEM;
+		c->q = q;
+		c->problems = json_array();
+		if (json_object_get(q->json, "from")) {
+			uint64_t from = kvpd_request_int(q, "from", 0);
+
+			c->summing = kvp_summing_new();
+			if (!c->summing)
+				return -ENOMEM;
+			q->tenant = (uint32_t)(from >> 32) ? (uint32_t)(from >> 32) : 1;
+			q->at = (uint32_t)from;
+		}
+	}
+	return make_room(c) ? 0 : kvpd_request_fail(q, -ENOMEM, "no memory to check");
+}
+
+static int step(struct kvpd_request *q)
+{
+	struct kvpd_check *c = q->own;
+
+	return c->summing ? kvpd_check_contents(c) : check_step(c);
+}
+
+static int finish(struct kvpd_request *q, int result)
+{
+	struct kvpd_check *c = q->own;
+
+	if (!c)
+		return result;
+	if (result == 0) {
+		kvpd_put_int(q->answer, "bytes", c->bytes);
+		if (!c->summing) {
+			kvpd_put_int(q->answer, "blocks", c->blocks);
+			kvpd_put_int(q->answer, "unsettled", c->unsettled);
+		} else if (q->tenant <= KVPD_MAX_TENANTS) {
+			kvpd_put_int(q->answer, "next", (uint64_t)q->tenant << 32 | q->at);
+		}
+		kvpd_put_bool(q->answer, "clean", !c->wrong);
+		kvpd_put_int(q->answer, "problems_found", c->wrong);
+		json_object_set(q->answer, "problems", c->problems);
+		result = c->wrong ? -EBADMSG : 0;
+	}
+	json_decref(c->problems);
+	kvp_summing_free(c->summing);
+	free(c->children);
+	free(c->live);
+	free(c->cell);
+	free(c);
+	return result;
+}
+
+const struct kvpd_verb kvpd_verb_check = {
+	.name = "check",
+	.prepare = prepare,
+	.step = step,
+	.finish = finish,
+};

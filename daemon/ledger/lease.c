@@ -5,12 +5,15 @@
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "shm/kvp_lease.h"
 
-#define LOOK_PORTION 4096u /* slots read or blocks marked; a cache miss for each of the latter */
-#define LOOK_PART    8u    /* looks take so large a part of the time at most: an eighth */
+#define LOOK_PORTION 4096u /* lines of slots read and blocks marked, a cache miss each, but */
+#define LOOK_NS      (KVPD_SLICE_NS / 2) /* no more than take so long */
+#define LOOK_STRIDE  64                  /* of them between two looks at the clock */
+#define LOOK_PART    8u /* looks take so large a part of the time at most: an eighth */
 
 /* ---- looks ---------------------------------------------------------------------------------- */
 
@@ -54,8 +57,10 @@ static uint32_t next_tip(const struct kvpd_session *s, uint32_t *slot)
 }
 
 /* False: there is more to look at. */
-static bool look_on(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which)
+static bool look_on(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which, uint64_t until)
 {
+	int32_t clock = LOOK_PORTION - LOOK_STRIDE;
+
 	for (int32_t work = LOOK_PORTION; work > 0 && l->next != &t->sessions; work--) {
 		struct kvpd_session *s = kvpd_container(l->next, struct kvpd_session, in_tenant);
 
@@ -70,6 +75,11 @@ static bool look_on(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which)
 			l->slot = 0;
 			l->next = l->next->next;
 		}
+		if (work > clock)
+			continue;
+		clock = work - LOOK_STRIDE;
+		if (kvpd_now_ns() >= until)
+			break;
 	}
 	return l->next == &t->sessions;
 }
@@ -84,11 +94,31 @@ bool kvpd_lease_look(struct kvpd_tenant *t, uint32_t which, bool now)
 			return false;
 		look_begin(t, l);
 	}
-	l->under_way = !look_on(t, l, which);
+	l->under_way = !look_on(t, l, which, began + LOOK_NS);
 	end = kvpd_now_ns();
 	l->spent_ns += end - began;
 	l->due_ns = end + (LOOK_PART - 1) * l->spent_ns;
 	return !l->under_way;
+}
+
+uint32_t kvpd_lease_look_from_now(const struct kvpd_tenant *t, uint32_t which)
+{
+	return t->look[which].number + 1;
+}
+
+static bool reached(const struct kvpd_look *l, uint32_t number)
+{
+	int32_t past = (int32_t)(l->number - number);
+
+	return past > 0 || (past == 0 && !l->under_way);
+}
+
+bool kvpd_lease_look_reached(struct kvpd_tenant *t, uint32_t which, uint32_t number)
+{
+	/* One that is under way began before. */
+	if (!reached(&t->look[which], number))
+		(void)kvpd_lease_look(t, which, true);
+	return reached(&t->look[which], number);
 }
 
 bool kvpd_leased(const struct kvpd_tenant *t, uint32_t which, uint32_t block)

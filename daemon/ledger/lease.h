@@ -50,6 +50,12 @@ struct kvpd_look {
  * fresh: it came to its end just now.
  */
 bool kvpd_lease_look(struct kvpd_tenant *t, uint32_t which, bool now);
+/*
+ * A look that begins from now on: its number, and whether it has come to its end. The latter renews
+ * it, a portion at a call.
+ */
+uint32_t kvpd_lease_look_from_now(const struct kvpd_tenant *t, uint32_t which);
+bool kvpd_lease_look_reached(struct kvpd_tenant *t, uint32_t which, uint32_t number);
 /* As of the last look of this kind. */
 bool kvpd_leased(const struct kvpd_tenant *t, uint32_t which, uint32_t block);
 /* Of n (<= KVPD_PROOF) blocks that the caller has marked EVICTING: bit i if block[i] is leased. */

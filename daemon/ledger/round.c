@@ -107,6 +107,8 @@ uint32_t kvpd_ledger_finish_jobs(struct kvpd_ledger *l, uint32_t max)
 	while (n < max && (job = take_job(l))) {
 		uint64_t began = kvpd_now_ns();
 
+		if (l->tenant[job->tenant])
+			l->tenant[job->tenant]->changes++;
 		job->done(l, job);
 		pay(l, KVPD_PORTION_JOB, began);
 		n++;
@@ -222,6 +224,7 @@ static uint32_t serve_tenant(struct kvpd_tenant *t, uint64_t now)
 	if (s)
 		kvpd_portion_note(&l->portions, KVPD_PORTION_TURN, spent);
 	t->busy_ns += spent;
+	t->changes++;
 	kvpd_turns_charge(&t->row, turn, spent);
 	kvpd_turns_charge(&l->row, &t->turn, spent);
 	if (s)

@@ -186,6 +186,7 @@ static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given)
 	struct kvpd_limits n = kvpd_limits_settle(given);
 	uint64_t others = l->shares - t->limits.share;
 
+	t->changes++;
 	t->waits = n.share > l->memory - others;
 	t->asked = *given;
 	if (t->waits || n.share < least_share(t)) {

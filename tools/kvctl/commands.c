@@ -76,6 +76,22 @@ int kvctl_list(struct kvctl *ctl, const struct kvctl_command *command, const jso
 
 /* ---- one block, and requests that change something ----------------------------------------- */
 
+/* "2 leased, 1 pinned": counts by name, those that are not 0. */
+static void print_counts(const char *name, const json_t *counts)
+{
+	const char *what, *comma = "";
+	json_t *n;
+
+	printf("%-14s ", name);
+	json_object_foreach((json_t *)counts, what, n) {
+		if (json_number_value(n) == 0)
+			continue;
+		printf("%s%.0f %s", comma, json_number_value(n), what);
+		comma = ", ";
+	}
+	puts(*comma ? "" : "none");
+}
+
 /* Prints a member per line, for a person to read. */
 static void print_object(const json_t *object)
 {
@@ -89,6 +105,8 @@ static void print_object(const json_t *object)
 			kvctl_printable(
 				json_string_value(value), (int)sizeof(shown), shown, sizeof(shown));
 			printf("%-14s %s\n", key, shown);
+		} else if (json_is_object(value)) {
+			print_counts(key, value);
 		} else {
 			char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
 
@@ -218,6 +236,10 @@ int kvctl_check(struct kvctl *ctl, const struct kvctl_command *command, const js
 		print_findings(answer);
 	else
 		printf("clean: %.0f blocks\n", kvctl_number(answer, "blocks"));
+	if (!ctl->json && kvctl_number(answer, "unsettled") > 0)
+		printf("sums were not compared in %.0f tenants, which changed meanwhile; try again "
+		       "when they are less busy\n",
+			kvctl_number(answer, "unsettled"));
 	json_decref(answer);
 	json_decref(narrowed);
 	return r < 0 ? KVCTL_BAD : KVCTL_OK;

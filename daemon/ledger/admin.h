@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests of administrators, a portion at a time. A verb's step() runs on the ledger thread, ends
+ * within a slice, and is called again as long as it returns -EINPROGRESS; others are served between.
+ * What it needs memory for is prepared, and what it found is written out, on the control thread.
+ *
+ * So what is walked over changes meanwhile. Between two steps sessions neither come nor go and no
+ * tenant is made, because the control thread does that and waits here; but a tenant may end, and
+ * blocks come and go: a step finds everything anew by its number.
+ */
+#ifndef KVPD_ADMIN_H
+#define KVPD_ADMIN_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/config.h"
+#include "daemon/ledger/find.h"
+#include "shm/kvp_types.h"
+
+struct kvpd_ledger;
+struct kvpd_tenant;
+
+#define KVPD_ADMIN_STRIDE 32u /* of blocks and the like: between two looks at the clock */
+
+struct kvpd_request {
+	const json_t *json;
+	json_t *answer;
+	const char *only; /* tenant; NULL: all */
+	/* on the ledger thread */
+	struct kvpd_ledger *l;
+	bool begun;
+	uint64_t until_ns; /* of this portion */
+	uint32_t tenant;   /* where the walk is, from 1, */
+	uint32_t at;       /* and at which of its blocks */
+	struct kvpd_find find;
+	void *own; /* the verb's; finish() frees it */
+};
+
+struct kvpd_verb {
+	const char *name;
+	/* Optional; before every step. Negative errno ends the request. */
+	int (*prepare)(struct kvpd_request *q);
+	int (*step)(struct kvpd_request *q);
+	/* Optional; after the last step, with the result so far; returns what stands. */
+	int (*finish)(struct kvpd_request *q, int result);
+};
+
+extern const struct kvpd_verb kvpd_verb_blocks, kvpd_verb_inspect, kvpd_verb_pin, kvpd_verb_unpin,
+	kvpd_verb_evict, kvpd_verb_drain, kvpd_verb_check;
+
+/* The error in words; returns it. */
+__attribute__((format(printf, 3, 4))) int kvpd_request_fail(
+	struct kvpd_request *q, int error, const char *format, ...);
+const char *kvpd_request_text(const struct kvpd_request *q, const char *name);
+bool kvpd_request_flag(const struct kvpd_request *q, const char *name);
+uint64_t kvpd_request_int(const struct kvpd_request *q, const char *name, uint64_t otherwise);
+
+/* In a step: the tenant that the walk is at; NULL: it has passed the last. */
+struct kvpd_tenant *kvpd_request_tenant(struct kvpd_request *q);
+/* In a step: is the portion over? */
+bool kvpd_request_over(const struct kvpd_request *q);
+
+#endif

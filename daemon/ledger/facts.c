@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A block's facts, and their JSON. */
+#include "daemon/ledger/facts.h"
+
+#include "daemon/answer.h"
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/find.h"
+#include "daemon/ledger/tenant.h"
+
+static const char *const state_names[] = { "free", "live", "evicting", "recipe" };
+
+const char *kvpd_state_name(uint32_t state)
+{
+	return state < sizeof(state_names) / sizeof(state_names[0]) ? state_names[state] : NULL;
+}
+
+void kvpd_facts_read(const struct kvpd_tenant *t, uint32_t id, struct kvpd_facts *ret)
+{
+	const struct kvp_block *b = &t->view.blocks[id];
+	uint32_t tier = kvpd_block_tier(t, id);
+
+	*ret = (struct kvpd_facts){
+		.key = kvpd_block_key(t, id),
+		.tenant = t->id,
+		.block = id,
+		.state = kvpd_block_state(t, id),
+		.shape = kvp_load_relaxed(&b->shape),
+		.depth = kvp_load_relaxed(&b->depth),
+		.parent = kvp_load_relaxed(&b->parent),
+		.children = t->block[id].children,
+		.hits = kvp_load_relaxed(&b->hits),
+		.touched_s = kvp_load_relaxed(&b->touched_s),
+		.serial = kvp_load_relaxed(&b->serial),
+		.pinned = kvp_load_relaxed(&b->flags) & KVP_BLOCK_F_PINNED,
+	};
+	if (tier != KVP_TIER_RECIPE) {
+		const struct kvp_payload_desc *d = kvpd_block_payload(t, id, tier);
+
+		ret->where = kvp_load_relaxed(&d->where);
+		ret->offset = kvp_load_relaxed(&d->offset);
+		ret->checksum = kvp_load_relaxed(&d->checksum);
+	}
+}
+
+json_t *kvpd_facts_json(const struct kvpd_facts *f, const char *tenant)
+{
+	json_t *o = json_object();
+	char key[KVPD_KEY_TEXT];
+
+	kvpd_key_text(f->key, key);
+	kvpd_put_text(o, "key", key);
+	kvpd_put_text(o, "tenant", tenant);
+	kvpd_put_int(o, "block", f->block);
+	kvpd_put_text(o, "state", kvpd_state_name(f->state & 3));
+	kvpd_put_int(o, "space", kvp_shape_space(f->shape));
+	kvpd_put_int(o, "tokens", kvp_shape_tokens(f->shape));
+	kvpd_put_int(o, "depth", f->depth);
+	json_object_set_new(o, "parent",
+		f->parent == KVP_BLOCK_NONE ? json_null() : json_integer((json_int_t)f->parent));
+	kvpd_put_int(o, "children", f->children);
+	kvpd_put_int(o, "hits", f->hits);
+	kvpd_put_int(o, "touched_s", f->touched_s);
+	kvpd_put_int(o, "serial", f->serial);
+	kvpd_put_bool(o, "pinned", f->pinned);
+	kvpd_put_int(o, "bytes", f->where ? kvp_where_bytes(f->where) : 0);
+	if (f->where) {
+		kvpd_put_int(o, "extent", kvp_where_extent(f->where));
+		kvpd_put_int(o, "offset", f->offset);
+		kvpd_put_int(o, "codec", kvp_where_codec(f->where));
+		kvpd_put_word(o, "checksum", f->checksum);
+	}
+	return o;
+}

@@ -5,7 +5,7 @@
  */
 #include "kernels/kvp_attend.h"
 #include "kernels/dsp.h"
-#include "kernels/groups.h"
+#include "kernels/codec_impl.h"
 #include "kernels/numeric.h"
 #include "kernels/rowcode.h"
 
@@ -259,7 +259,7 @@ static struct kvp_rows rows_of(const struct plane_view *v, const struct kvp_atte
 	size_t row = (size_t)head * v->lay.coded + first;
 	struct kvp_rows r = { .family = family, .dim = v->p.dim, .n = n, .factor = 1.0f };
 
-	if (kvp_rows_apart(ap->codec)) {
+	if (kvp_codec_facts(ap->codec) & KVP_FACT_APART) {
 		r.family = KVP_FAMILY_MAX_;
 		return r;
 	}

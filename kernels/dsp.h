@@ -7,8 +7,7 @@
 #ifndef KVP_KERNELS_DSP_H
 #define KVP_KERNELS_DSP_H
 
-#include "kernels/attend_rows.h"
-#include "kernels/kvp_codec.h"
+#include "kernels/codec.h"
 
 struct rows_in {
 	const uint8_t *data;
@@ -151,13 +150,6 @@ struct kvp_kernels {
 	struct kvp_codec codec[KVP_FAMILY_MAX_]; /* by family */
 };
 
-/* codec.c: the row of a family, NULL if there is none; n rows of one head from token first on. */
-const struct kvp_codec *kvp_codec_row(uint32_t family);
-struct rows_in kvp_rows_in(const struct kvp_plane *p, struct kvp_raw_const src, uint32_t head,
-	uint32_t first, uint32_t n, int32_t exponent);
-struct rows_out kvp_rows_out(const struct kvp_plane *p, struct kvp_raw dst, uint32_t head,
-	uint32_t first, uint32_t n, int32_t exponent);
-
 /* Each instruction set overrides what it does better; C fills everything. */
 void kvp_dsp_init_c(struct dsp *dsp);
 void kvp_attend_init_c(struct kvp_kernels *k);
@@ -168,11 +160,6 @@ void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 void kvp_attend_init_vbmi(struct kvp_kernels *k);
 #endif
-
-/* A layout with a header and no section yet; appends a section and returns its offset, 0 if empty.
- */
-struct kvp_layout kvp_layout_new(const struct kvp_plane *p, uint32_t bits);
-uint32_t kvp_layout_section(struct kvp_layout *lay, uint32_t bytes);
 
 /* dsp_c.c: the sum tree of products. */
 float kvp_dot_c(const float *a, const float *b, uint32_t n);
@@ -194,15 +181,5 @@ int kvp_codebook(uint32_t bits, uint32_t dim, float *ret_cent, float *ret_bound)
 /* The tables of struct tq for boundaries that kvp_codebook() returned. */
 void kvp_codebook_steps(
 	const float *bound, uint32_t bits, uint32_t *ret_step, uint32_t *ret_step_abs);
-
-/*
- * codec.c: rotation and codebook of a tq variant; a plane whose codec and seed have these, and
- * whose header has this exponent.
- */
-int kvp_tq_init(struct tq *ret_tq, uint32_t variant, uint32_t dim, uint64_t seed,
-	const struct kvp_calib *calib);
-void kvp_tq_decode_plane(const struct kvp_kernels *k, const struct tq *tq,
-	const struct kvp_plane *p, const struct kvp_layout *lay, int32_t exponent,
-	const uint8_t *in, struct kvp_raw dst);
 
 #endif

@@ -259,32 +259,6 @@ struct kvp_encode_opts {
 unsigned int kvp_cpu_detect(void);
 
 struct kvp_kernels;
-struct kvp_rows;
-struct kvp_queries;
-struct kvp_weights;
-
-/*
- * One row of the codec table: a family with the functions that the CPU at hand runs.
- * layout() is the only authority on sizes. All functions take arguments that kvp_plane_encode()
- * and kvp_plane_decode() have validated; use those.
- */
-struct kvp_codec {
-	uint32_t family;
-	const char *name;
-	/* -EINVAL: the codec cannot hold such a plane. */
-	int (*layout)(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret_layout);
-	int (*encode)(const struct kvp_kernels *k, const struct kvp_plane *p,
-		const struct kvp_layout *lay, const struct kvp_encode_opts *o,
-		struct kvp_raw_const src, uint8_t *out);
-	/* hdr: a copy that was checked; `in`, header and all, may change at any moment. */
-	int (*decode)(const struct kvp_kernels *k, const struct kvp_plane *p,
-		const struct kvp_layout *lay, const struct kvp_calib *calib,
-		const struct kvp_plane_hdr *hdr, const uint8_t *in, struct kvp_raw dst);
-	/* Attention over rows of one head, without decoding them; see attend_rows.h. */
-	void (*score)(
-		const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride);
-	void (*accumulate)(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
-};
 
 /*
  * A table for one CPU mask. Reference C fills every slot, then each instruction set overrides
@@ -293,8 +267,6 @@ struct kvp_codec {
  */
 int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels);
 struct kvp_kernels *kvp_kernels_free(struct kvp_kernels *k);
-/* The row of a family; NULL if there is none. */
-const struct kvp_codec *kvp_kernels_codec(const struct kvp_kernels *k, uint32_t family);
 
 /*
  * Size of a payload. -EINVAL: unknown codec, or a geometry that the codec cannot hold (dim not a

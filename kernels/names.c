@@ -1,70 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Codec names: the grammar of each family's variants, parsed and spelt. */
-#include "kernels/kvp_codec.h"
-#include "kernels/dsp.h"
+/* Codec names: parsed and spelt by the grammar that is in each codec's row. */
+#include "kernels/codec.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-/* A name's optional parts, in the order in which they must come. */
-struct option {
-	const char *text;
-	uint32_t value; /* or-ed into the variant */
-};
-
-static const struct option tq_scalar[] = { { "-plain", KVP_TQ_PLAIN << 2 },
-	{ "-nc", KVP_TQ_NC << 2 }, { NULL, 0 } };
-static const struct option tq_rotation[] = { { "-h3", KVP_ROT_H3 << 4 },
-	{ "-haar", KVP_ROT_HAAR << 4 }, { NULL, 0 } };
-static const struct option tq_book[] = { { "-sphere", KVP_BOOK_SPHERE << 6 }, { NULL, 0 } };
-static const struct option tq_wide[] = { { "-wide", 1u << 7 }, { NULL, 0 } };
-static const struct option groups[] = { { "-g16", 4u << 4 }, { "-g32", 5u << 4 },
+const struct kvp_name_option kvp_names_groups[] = { { "-g16", 4u << 4 }, { "-g32", 5u << 4 },
 	{ "-g64", 6u << 4 }, { "-g128", 7u << 4 }, { NULL, 0 } };
-static const struct option any_groups[] = { { "-g8", 3u << 4 }, { "-g16", 4u << 4 },
+const struct kvp_name_option kvp_names_any_groups[] = { { "-g8", 3u << 4 }, { "-g16", 4u << 4 },
 	{ "-g32", 5u << 4 }, { "-g64", 6u << 4 }, { "-g128", 7u << 4 }, { NULL, 0 } };
-static const struct option wide[] = { { "-wide", KVP_CODEC_WIDE }, { NULL, 0 } };
-static const struct option fp8_format[] = { { "-e5m2", KVP_FP8_E5M2 }, { NULL, 0 } };
-
-static const struct option hybrid_size[] = { { "-25", KVP_HYBRID_25 }, { NULL, 0 } };
-static const struct option hybrid_prod[] = { { "-prod", KVP_HYBRID_PROD }, { NULL, 0 } };
-static const struct option hybrid_calib[] = { { "-calibrated", KVP_HYBRID_CALIBRATED },
-	{ NULL, 0 } };
-static const struct option smart_method[] = { { "-asym", KVP_SMART_ASYM },
-	{ "-sym", KVP_SMART_SYM }, { NULL, 0 } };
-static const struct option smart_groups[] = { { "-g8", KVP_SMART_G8 }, { "-g16", KVP_SMART_G16 },
-	{ NULL, 0 } };
-static const struct option smart_wide[] = { { "-wide", KVP_SMART_WIDE }, { NULL, 0 } };
-static const struct option smart_keys[] = { { "-keys3", KVP_SMART_KEYS3 }, { NULL, 0 } };
-
-/* One family's names: stem, digit (if bits), options. */
-struct grammar {
-	const char *stem;
-	uint32_t family;
-	uint32_t bits_min; /* 0: the name has no digit */
-	uint32_t bits_max;
-	int32_t bits_bias; /* subtracted from the digit before it goes into the variant */
-	uint32_t fallback; /* or-ed in if no option of the first list is given */
-	const struct option *options[4];
-};
-
-static const struct grammar grammars[] = {
-	{ "native", KVP_FAMILY_NATIVE, 0, 0, 0, 0, { NULL } },
-	{ "fp8", KVP_FAMILY_FP8, 0, 0, 0, 0, { fp8_format } },
-	{ "int8", KVP_FAMILY_INT8, 0, 0, 0, 0, { NULL } },
-	{ "kivi", KVP_FAMILY_KIVI, 2, 4, 0, 5u << 4, { groups } },
-	{ "asym", KVP_FAMILY_ASYM, 2, 4, 0, 0, { any_groups, wide } },
-	{ "sym", KVP_FAMILY_SYM, 2, 8, 0, 0, { any_groups, wide } },
-	{ "tq", KVP_FAMILY_TQ, 2, 4, 1, 0, { tq_scalar, tq_rotation, tq_book, tq_wide } },
-	{ "hadamard", KVP_FAMILY_HADAMARD, 2, 4, 0, 0, { NULL } },
-	{ "tqprod", KVP_FAMILY_TQPROD, 2, 4, -8, 0, { NULL } },
-	{ "hybrid", KVP_FAMILY_HYBRID, 0, 0, 0, 0, { hybrid_size, hybrid_prod, hybrid_calib } },
-	{ "smart", KVP_FAMILY_SMART, 0, 0, 0, KVP_SMART_TQ,
-		{ smart_method, smart_groups, smart_wide, smart_keys } },
-	{ "pub-kivi", KVP_FAMILY_PUB_KIVI, 2, 4, 0, 5u << 4, { groups } },
-	{ "pub-aither", KVP_FAMILY_PUB_AITHER, 2, 4, 0, 0, { NULL } },
-	{ "pub-vllm", KVP_FAMILY_PUB_VLLM, 3, 8, 0, 0, { NULL } },
-};
+const struct kvp_name_option kvp_names_wide[] = { { "-wide", KVP_CODEC_WIDE }, { NULL, 0 } };
 
 static int valid(uint32_t codec)
 {
@@ -75,13 +21,14 @@ static int valid(uint32_t codec)
 	return kvp_plane_layout(codec, &p, &lay) == 0;
 }
 
-static int parse(const struct grammar *g, const char *name, uint32_t *ret_codec)
+static int parse(const struct kvp_codec *c, const char *name, uint32_t *ret_codec)
 {
+	const struct kvp_names *g = &c->names;
 	uint32_t variant = 0;
 
-	if (strncmp(name, g->stem, strlen(g->stem)) != 0)
+	if (strncmp(name, c->name, strlen(c->name)) != 0)
 		return -ENOENT;
-	name += strlen(g->stem);
+	name += strlen(c->name);
 	if (g->bits_min) {
 		uint32_t bits = (uint32_t)(*name - '0');
 
@@ -93,7 +40,7 @@ static int parse(const struct grammar *g, const char *name, uint32_t *ret_codec)
 	for (int i = 0; i < 4 && g->options[i]; i++) {
 		uint32_t add = i ? 0 : g->fallback;
 
-		for (const struct option *o = g->options[i]; o->text; o++) {
+		for (const struct kvp_name_option *o = g->options[i]; o->text; o++) {
 			size_t n = strlen(o->text);
 
 			if (strncmp(name, o->text, n) == 0 && (name[n] == '-' || !name[n])) {
@@ -104,16 +51,16 @@ static int parse(const struct grammar *g, const char *name, uint32_t *ret_codec)
 		}
 		variant |= add;
 	}
-	if (*name || !valid(KVP_CODEC(g->family, variant)))
+	if (*name || !valid(KVP_CODEC(c->family, variant)))
 		return -ENOENT;
-	*ret_codec = KVP_CODEC(g->family, variant);
+	*ret_codec = KVP_CODEC(c->family, variant);
 	return 0;
 }
 
 int kvp_codec_parse(const char *name, uint32_t *ret_codec)
 {
-	for (size_t i = 0; i < sizeof grammars / sizeof *grammars; i++)
-		if (parse(&grammars[i], name, ret_codec) == 0)
+	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++)
+		if (kvp_codec_row(f) && parse(kvp_codec_row(f), name, ret_codec) == 0)
 			return 0;
 	return -ENOENT;
 }
@@ -125,26 +72,26 @@ static void append(char *name, const char *text)
 	snprintf(name + n, KVP_CODEC_NAME_MAX - n, "%s", text);
 }
 
-static void spell(const struct grammar *g, uint32_t variant, char *name)
+static void spell(const struct kvp_codec *c, uint32_t variant, char *name)
 {
-	snprintf(name, KVP_CODEC_NAME_MAX, "%s", g->stem);
+	const struct kvp_names *g = &c->names;
+
+	snprintf(name, KVP_CODEC_NAME_MAX, "%s", c->name);
 	if (g->bits_min) {
-		/* tq keeps two bits for it, the others four. */
-		uint32_t field = g->bits_bias == 1 ? 3u : 15u;
-		uint32_t bits = (variant & field) + (uint32_t)g->bits_bias;
+		uint32_t bits = (variant & g->bits_mask) + (uint32_t)g->bits_bias;
 		char digit[2] = { (char)('0' + bits), '\0' };
 
 		append(name, digit);
-		variant &= ~field;
+		variant &= ~g->bits_mask;
 	}
 	for (int i = 0; i < 4 && g->options[i]; i++) {
 		uint32_t mask = i ? 0 : g->fallback;
 
-		for (const struct option *o = g->options[i]; o->text; o++)
+		for (const struct kvp_name_option *o = g->options[i]; o->text; o++)
 			mask |= o->value;
 		if (!i && (variant & mask) == g->fallback)
 			continue;
-		for (const struct option *o = g->options[i]; o->text; o++)
+		for (const struct kvp_name_option *o = g->options[i]; o->text; o++)
 			if ((variant & mask) == o->value)
 				append(name, o->text);
 	}
@@ -154,13 +101,8 @@ int kvp_codec_name(uint32_t codec, char *ret_name)
 {
 	if (!valid(codec))
 		return -ENOENT;
-	for (size_t i = 0; i < sizeof grammars / sizeof *grammars; i++) {
-		if (grammars[i].family == KVP_CODEC_FAMILY(codec)) {
-			spell(&grammars[i], KVP_CODEC_VARIANT(codec), ret_name);
-			return 0;
-		}
-	}
-	return -ENOENT;
+	spell(kvp_codec_row(KVP_CODEC_FAMILY(codec)), KVP_CODEC_VARIANT(codec), ret_name);
+	return 0;
 }
 
 #define TQ_NC(bits) KVP_CODEC_TQ(bits, KVP_TQ_NC, 0u, 0u, 0u)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What every codec owes its caller: bad input refused and nothing written, NaN kept where it is. */
-#include "kernels/kvp_codec.h"
+#include "kernels/dsp.h"
 #include "kernels/kvp_haar.h"
 #include "tests/kernels/inputs.h"
 #include "tests/kernels/ladder.h"
@@ -236,8 +236,8 @@ static void header_is_read_once(void **state)
 		memcpy(exact, t->payload, t->bytes);
 		memset(exact, 0xff, offsetof(struct kvp_plane_hdr, seed));
 		memset(exact + offsetof(struct kvp_plane_hdr, calib), 0xff, 24);
-		assert_int_equal(kvp_kernels_codec(k, KVP_CODEC_FAMILY(t->codec))
-					 ->decode(k, &t->p, &lay, &calib, &hdr, exact, dst),
+		assert_int_equal(k->codec[KVP_CODEC_FAMILY(t->codec)].decode(
+					 k, &t->p, &lay, &calib, &hdr, exact, dst),
 			0);
 		assert_memory_equal(t->y, before, sizeof before);
 		free(exact);
@@ -293,7 +293,7 @@ static void unknown_codecs(void **state)
 		assert_int_equal(encode(t, t->x, t->payload, ROOM), -EINVAL);
 		assert_int_equal(decode(t, t->payload, t->bytes, t->y), -EINVAL);
 		assert_int_equal(kvp_codec_name(t->codec, name), -ENOENT);
-		assert_null(kvp_kernels_codec(k, KVP_CODEC_FAMILY(t->codec)));
+		assert_null(kvp_codec_row(KVP_CODEC_FAMILY(t->codec)));
 	}
 	assert_true(untouched(t->payload, ROOM));
 	plane_free(t);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tq-prod, hybrid and smart. Names begin with rows of the acceptance list. */
-#include "kernels/groups.h"
+#include "kernels/codec_impl.h"
 #include "kernels/kvp_attend.h"
 #include "policy/kvp_precision.h"
 #include "tests/kernels/guard.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SmartKV's quantiser: symmetric, no zero point, one scale per group of channels. Reference C on
- * every machine, attended by decoding: min/max codes of the same size are better at few bits.
+ * sym, SmartKV's quantiser: symmetric, no zero point, one scale per group of channels. Reference C
+ * on every machine, attended by decoding: min/max codes of the same size are better at few bits.
  */
-#include "kernels/groups.h"
+#include "kernels/codec_impl.h"
 #include "kernels/numeric.h"
 #include "kernels/rowcode.h"
 
@@ -74,7 +74,7 @@ static struct kvp_sym sym_of(
 	return kvp_sym_init(v & 15u, lay->group, v & KVP_CODEC_WIDE, p->dim);
 }
 
-int kvp_layout_sym(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
+static int layout_sym(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
 {
 	uint32_t v = KVP_CODEC_VARIANT(id), bits = v & 15u, rows = p->heads * p->tokens;
 	struct kvp_layout lay = kvp_layout_new(p, bits);
@@ -90,11 +90,11 @@ int kvp_layout_sym(uint32_t id, const struct kvp_plane *p, struct kvp_layout *re
 	return 0;
 }
 
-int kvp_encode_sym(const struct kvp_kernels *k, const struct kvp_plane *p,
+static int encode_sym(const struct kvp_kernels *k, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const struct kvp_encode_opts *o, struct kvp_raw_const src,
 	uint8_t *out)
 {
-	const struct kvp_plane_hdr *hdr = (const struct kvp_plane_hdr *)(const void *)out;
+	const struct kvp_plane_hdr *hdr = kvp_header(out);
 	const struct kvp_sym s = sym_of(hdr->codec, p, lay);
 	const size_t scalars = lay->groups * scalar_bytes(s.wide);
 	float x[KVP_PLANE_DIM_MAX];
@@ -115,13 +115,16 @@ int kvp_encode_sym(const struct kvp_kernels *k, const struct kvp_plane *p,
 	return 0;
 }
 
-void kvp_rows_sym(uint32_t codec, const struct kvp_plane *p, const struct kvp_layout *lay,
-	const uint8_t *in, uint32_t head, uint32_t first, const struct rows_out *out)
+static int rows_sym(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
+	uint32_t head, uint32_t first, const struct rows_out *out)
 {
 	const struct kvp_sym s = sym_of(codec, p, lay);
 	const size_t scalars = lay->groups * scalar_bytes(s.wide);
 	float x[KVP_PLANE_DIM_MAX];
 
+	(void)k;
+	(void)calib;
 	for (uint32_t t = 0; t < out->n; t++) {
 		size_t row = (size_t)head * p->tokens + first + t;
 
@@ -129,4 +132,19 @@ void kvp_rows_sym(uint32_t codec, const struct kvp_plane *p, const struct kvp_la
 			in + lay->scale + row * scalars, out->scale, x);
 		kvp_row_store(out, t, x);
 	}
+	return 0;
 }
+
+const struct kvp_codec kvp_codec_sym = {
+	.family = KVP_FAMILY_SYM,
+	.name = "sym",
+	.names = { .bits_min = 2,
+		.bits_max = 8,
+		.bits_mask = 15,
+		.options = { kvp_names_any_groups, kvp_names_wide } },
+	.facts = KVP_FACT_APART,
+	.layout = layout_sym,
+	.encode = encode_sym,
+	.decode = kvp_decode_rows,
+	.rows = rows_sym,
+};

@@ -4,7 +4,7 @@
  * 32 bits, aither's rows, the halves of vLLM's slots. docs/formats.md has every byte. Plain C for
  * every instruction set: such planes are converted, not served from.
  */
-#include "kernels/groups.h"
+#include "kernels/codec_impl.h"
 #include "kernels/numeric.h"
 
 #include <errno.h>
@@ -12,11 +12,6 @@
 
 /* fp16 scalars without a shared exponent bound what can be stored. */
 #define INPUT_MAX KVP_F16_MAX
-
-static const struct kvp_plane_hdr *header(const uint8_t *in)
-{
-	return (const struct kvp_plane_hdr *)(const void *)in;
-}
 
 static int power_of_two(uint32_t n)
 {
@@ -89,7 +84,7 @@ static void store(const struct rows_out *out, uint32_t t, uint32_t c, float f)
 
 /* ---- KIVI: int32 words, keys packed along tokens ---- */
 
-int kvp_layout_pub_kivi(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
+static int layout_kivi(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
 {
 	uint32_t bits = KVP_CODEC_VARIANT(id) & 15u, log2_group = KVP_CODEC_VARIANT(id) >> 4;
 	uint32_t along = p->kind == KVP_PLANE_K ? p->tokens : p->dim; /* packed and grouped */
@@ -139,11 +134,11 @@ static void group_encode(uint32_t bits, const float *x, uint32_t n, uint8_t *row
 	}
 }
 
-int kvp_encode_pub_kivi(const struct kvp_kernels *k, const struct kvp_plane *p,
+static int encode_kivi(const struct kvp_kernels *k, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const struct kvp_encode_opts *o, struct kvp_raw_const src,
 	uint8_t *out)
 {
-	uint32_t bits = KVP_CODEC_VARIANT(header(out)->codec) & 15u;
+	uint32_t bits = KVP_CODEC_VARIANT(kvp_header(out)->codec) & 15u;
 	uint32_t keys = p->kind == KVP_PLANE_K, across = keys ? p->dim : p->tokens;
 	float x[128];
 
@@ -172,11 +167,15 @@ int kvp_encode_pub_kivi(const struct kvp_kernels *k, const struct kvp_plane *p,
 	return 0;
 }
 
-static void rows_kivi(uint32_t bits, const struct kvp_plane *p, const struct kvp_layout *lay,
-	const uint8_t *in, uint32_t head, uint32_t first, const struct rows_out *out)
+static int rows_kivi(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
+	uint32_t head, uint32_t first, const struct rows_out *out)
 {
+	uint32_t bits = KVP_CODEC_VARIANT(codec) & 15u;
 	uint32_t keys = p->kind == KVP_PLANE_K, across = keys ? p->dim : p->tokens;
 
+	(void)k;
+	(void)calib;
 	for (uint32_t t = 0; t < out->n; t++) {
 		for (uint32_t c = 0; c < p->dim; c++) {
 			uint32_t i = keys ? first + t : c, a = keys ? c : first + t;
@@ -189,7 +188,23 @@ static void rows_kivi(uint32_t bits, const struct kvp_plane *p, const struct kvp
 				(float)code * s + load_scalar(in + lay->minimum + scalar, 1.0f));
 		}
 	}
+	return 0;
 }
+
+const struct kvp_codec kvp_codec_pub_kivi = {
+	.family = KVP_FAMILY_PUB_KIVI,
+	.name = "pub-kivi",
+	.names = { .bits_min = 2,
+		.bits_max = 4,
+		.bits_mask = 15,
+		.fallback = 5u << 4,
+		.options = { kvp_names_groups } },
+	.facts = KVP_FACT_PUBLISHED | KVP_FACT_APART,
+	.layout = layout_kivi,
+	.encode = encode_kivi,
+	.decode = kvp_decode_rows,
+	.rows = rows_kivi,
+};
 
 /* ---- tables of centroids ---- */
 
@@ -235,7 +250,7 @@ static float normalise(const struct rotation *rot, float *x)
 
 /* ---- aither: codes from the high bits down, fp32 norms in an array of their own ---- */
 
-int kvp_layout_pub_aither(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
+static int layout_aither(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
 {
 	uint32_t bits = KVP_CODEC_VARIANT(id);
 	struct kvp_layout lay = kvp_layout_new(p, bits);
@@ -248,11 +263,11 @@ int kvp_layout_pub_aither(uint32_t id, const struct kvp_plane *p, struct kvp_lay
 	return 0;
 }
 
-int kvp_encode_pub_aither(const struct kvp_kernels *k, const struct kvp_plane *p,
+static int encode_aither(const struct kvp_kernels *k, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const struct kvp_encode_opts *o, struct kvp_raw_const src,
 	uint8_t *out)
 {
-	uint32_t bits = KVP_CODEC_VARIANT(header(out)->codec);
+	uint32_t bits = KVP_CODEC_VARIANT(kvp_header(out)->codec);
 	struct book book = book_of(bits, aither_half[bits - 2]);
 	float x[KVP_PLANE_DIM_MAX];
 	struct rotation rot;
@@ -284,15 +299,17 @@ int kvp_encode_pub_aither(const struct kvp_kernels *k, const struct kvp_plane *p
 	return 0;
 }
 
-static int rows_aither(uint32_t bits, const struct kvp_plane *p, const struct kvp_layout *lay,
-	const struct kvp_calib *calib, const uint8_t *in, uint32_t head, uint32_t first,
-	const struct rows_out *out)
+static int rows_aither(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
+	uint32_t head, uint32_t first, const struct rows_out *out)
 {
+	uint32_t bits = KVP_CODEC_VARIANT(codec);
 	struct book book = book_of(bits, aither_half[bits - 2]);
 	float x[KVP_PLANE_DIM_MAX];
 	struct rotation rot;
 	int r = kvp_rotation_init(&rot, KVP_ROT_HAAR, p->dim, 0, calib);
 
+	(void)k;
 	for (uint32_t t = 0; t < out->n && !r; t++) {
 		size_t row = (size_t)(first + t) * p->heads + head;
 		float norm = load_scalar_wide(in + lay->scale + row * 4, 1.0f) / (float)p->dim;
@@ -306,9 +323,20 @@ static int rows_aither(uint32_t bits, const struct kvp_plane *p, const struct kv
 	return r;
 }
 
+const struct kvp_codec kvp_codec_pub_aither = {
+	.family = KVP_FAMILY_PUB_AITHER,
+	.name = "pub-aither",
+	.names = { .bits_min = 2, .bits_max = 4, .bits_mask = 15 },
+	.facts = KVP_FACT_PUBLISHED | KVP_FACT_APART | KVP_FACT_MATRIX,
+	.layout = layout_aither,
+	.encode = encode_aither,
+	.decode = kvp_decode_rows,
+	.rows = rows_aither,
+};
+
 /* ---- vLLM: the key's and the value's half of a slot ---- */
 
-int kvp_layout_pub_vllm(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
+static int layout_vllm(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
 {
 	uint32_t bits = KVP_CODEC_VARIANT(id), keys = p->kind == KVP_PLANE_K;
 	struct kvp_layout lay = kvp_layout_new(p, bits);
@@ -366,11 +394,11 @@ static void vllm_value(uint32_t bits, uint32_t dim, const float *x, uint8_t *row
 	store_scalar(row + dim * bits / 8 + 2, lo);
 }
 
-int kvp_encode_pub_vllm(const struct kvp_kernels *k, const struct kvp_plane *p,
+static int encode_vllm(const struct kvp_kernels *k, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const struct kvp_encode_opts *o, struct kvp_raw_const src,
 	uint8_t *out)
 {
-	uint32_t bits = KVP_CODEC_VARIANT(header(out)->codec), keys = p->kind == KVP_PLANE_K;
+	uint32_t bits = KVP_CODEC_VARIANT(kvp_header(out)->codec), keys = p->kind == KVP_PLANE_K;
 	struct book book = { 0 };
 	float x[KVP_PLANE_DIM_MAX];
 	struct rotation rot;
@@ -419,15 +447,18 @@ static void vllm_read_key(
 		x[i] *= norm;
 }
 
-static int rows_vllm(uint32_t bits, const struct kvp_plane *p, const struct kvp_layout *lay,
-	const uint8_t *in, uint32_t head, uint32_t first, const struct rows_out *out)
+static int rows_vllm(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
+	uint32_t head, uint32_t first, const struct rows_out *out)
 {
-	uint32_t keys = p->kind == KVP_PLANE_K;
+	uint32_t bits = KVP_CODEC_VARIANT(codec), keys = p->kind == KVP_PLANE_K;
 	struct book book = { 0 };
 	float x[KVP_PLANE_DIM_MAX];
 	struct rotation rot;
 	int r = 0;
 
+	(void)k;
+	(void)calib;
 	if (keys && bits < 8) {
 		book = book_of(bits, vllm_half[bits - 3]);
 		r = vllm_rotation(&rot, p->dim);
@@ -451,21 +482,13 @@ static int rows_vllm(uint32_t bits, const struct kvp_plane *p, const struct kvp_
 	return r;
 }
 
-int kvp_rows_published(uint32_t codec, const struct kvp_plane *p, const struct kvp_layout *lay,
-	const struct kvp_calib *calib, const uint8_t *in, uint32_t head, uint32_t first,
-	const struct rows_out *out)
-{
-	uint32_t variant = KVP_CODEC_VARIANT(codec);
-
-	switch (KVP_CODEC_FAMILY(codec)) {
-	case KVP_FAMILY_PUB_KIVI:
-		rows_kivi(variant & 15u, p, lay, in, head, first, out);
-		return 0;
-	case KVP_FAMILY_PUB_AITHER:
-		return rows_aither(variant, p, lay, calib, in, head, first, out);
-	case KVP_FAMILY_PUB_VLLM:
-		return rows_vllm(variant, p, lay, in, head, first, out);
-	default:
-		return -EINVAL;
-	}
-}
+const struct kvp_codec kvp_codec_pub_vllm = {
+	.family = KVP_FAMILY_PUB_VLLM,
+	.name = "pub-vllm",
+	.names = { .bits_min = 3, .bits_max = 8, .bits_mask = 15 },
+	.facts = KVP_FACT_PUBLISHED | KVP_FACT_APART,
+	.layout = layout_vllm,
+	.encode = encode_vllm,
+	.decode = kvp_decode_rows,
+	.rows = rows_vllm,
+};

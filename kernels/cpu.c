@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the processor can do, and the table of kernels for it. */
+#include "kernels/dsp.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#ifdef KVP_HAVE_X86
+#include <cpuid.h>
+#endif
+
+unsigned int kvp_cpu_detect(void)
+{
+	unsigned int cpu = 0;
+
+#ifdef KVP_HAVE_X86
+	unsigned int a, b, c, d;
+
+	__builtin_cpu_init();
+	/* No compiler's builtin knows F16C by name everywhere. */
+	if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+		__get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C))
+		cpu |= KVP_CPU_AVX2;
+	if (cpu && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+		__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+		__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2"))
+		cpu |= KVP_CPU_AVX512;
+	if ((cpu & KVP_CPU_AVX512) && __builtin_cpu_supports("avx512vbmi"))
+		cpu |= KVP_CPU_VBMI;
+#endif
+	return cpu;
+}
+
+int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
+{
+	struct kvp_kernels *k = calloc(1, sizeof *k);
+
+	if (!k)
+		return -ENOMEM;
+	k->cpu = kvp_cpu_detect() & cpu_mask;
+	if (!(k->cpu & KVP_CPU_AVX2))
+		k->cpu = 0;
+	if (!(k->cpu & KVP_CPU_AVX512))
+		k->cpu &= KVP_CPU_AVX2;
+	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++)
+		if (kvp_codec_row(f))
+			k->codec[f] = *kvp_codec_row(f);
+	kvp_dsp_init_c(&k->dsp);
+	kvp_attend_init_c(k);
+#ifdef KVP_HAVE_X86
+	if (k->cpu & KVP_CPU_AVX2) {
+		kvp_dsp_init_avx2(&k->dsp);
+		kvp_attend_init_avx2(k);
+	}
+	if (k->cpu & KVP_CPU_AVX512) {
+		kvp_dsp_init_avx512(&k->dsp);
+		kvp_attend_init_avx512(k);
+	}
+	if (k->cpu & KVP_CPU_VBMI)
+		kvp_attend_init_vbmi(k);
+#endif
+	*ret_kernels = k;
+	return 0;
+}
+
+struct kvp_kernels *kvp_kernels_free(struct kvp_kernels *k)
+{
+	free(k);
+	return NULL;
+}

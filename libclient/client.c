@@ -17,7 +17,7 @@
 
 #include "shm/kvp_seg.h"
 
-static_assert(KVP_CLIENT_LEASES == KVP_SHARDS * KVP_SHARD_LEASES, "kvpool.h tells the limit");
+static_assert(KVP_CLIENT_LEASES == KVP_LEASES, "kvpool.h tells the limit");
 static_assert(KVP_CLIENT_GRANTS == KVP_MAX_GRANTS, "kvpool.h tells the limit");
 
 #define PAGE 4096u

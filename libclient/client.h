@@ -39,7 +39,7 @@
 #define N_ATTACHMENTS     64u /* daemons' lives of which handles may be left at one time */
 #define N_COMMITS         KVP_SERIALS
 #define AHEAD_MAX         16u /* slots granted ahead of need, per space */
-#define MATCHES_PER_SHARD KVP_SHARD_LEASES
+#define MATCHES_PER_SHARD 8u
 #define MATCHES_PER_CHUNK (KVP_SHARDS * MATCHES_PER_SHARD)
 #define MAX_TOKENS        (UINT32_C(1) << 30) /* of one sequence */
 #define NO_ATTACHMENT     UINT32_C(0x7fffffff)

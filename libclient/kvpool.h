@@ -74,7 +74,7 @@ extern "C" {
 #define KVP_ERROR_TEXT 256u
 
 /* Of one client at a time; see Limits above. */
-#define KVP_CLIENT_LEASES 256u
+#define KVP_CLIENT_LEASES 1024u
 #define KVP_CLIENT_GRANTS 128u
 #define KVP_CLIENT_CLAIMS 64u
 

@@ -36,7 +36,7 @@
 #define KVP_ABI_ASSERT(c, what) _Static_assert(c, what)
 #endif
 
-#define KVP_ABI_VERSION 3u
+#define KVP_ABI_VERSION 4u
 
 #define KVP_MAGIC_CATALOG UINT64_C(0x474c4154434b504b) /* "KPKCTALG" */
 #define KVP_MAGIC_SESSION UINT64_C(0x4e4f49535345504b) /* "KPESSION" */
@@ -314,8 +314,10 @@ KVP_ABI_ASSERT(sizeof(struct kvp_catalog) == 320 + 64 * KVP_FUTEX_WORDS, "shm AB
 
 /* ---- session page -------------------------------------------------------------------------- */
 
-#define KVP_SHARDS       32u  /* threads of a client spread over these */
-#define KVP_SHARD_LEASES 8u   /* lease slots in one shard: a cache line */
+#define KVP_SHARDS       32u /* threads of a client spread over these */
+#define KVP_SHARD_LEASES 32u /* lease slots in one shard */
+#define KVP_LEASE_LINE   8u  /* of them in a cache line */
+#define KVP_LEASES       (KVP_SHARDS * KVP_SHARD_LEASES)
 #define KVP_TOUCHES      256u /* entries of a shard's touch log; a power of two */
 #define KVP_SQ_ENTRIES   256u /* powers of two */
 #define KVP_CQ_ENTRIES   1024u
@@ -449,11 +451,17 @@ struct kvp_session_page {
 	 * A client that keeps a bit back loses its recency and nothing else.
 	 */
 	KVP_ATOMIC(uint32_t) touched;
+	uint32_t reserved1;
+	/*
+	 * A bit for each line of lease slots that was ever used; the ledger looks at no other
+	 * (kvp_lease.h). A client that keeps a bit back has no leases there.
+	 */
+	KVP_ATOMIC(uint64_t) lease_lines[KVP_LEASES / KVP_LEASE_LINE / 64];
 	KVP_ALIGNED(64) struct kvp_sqe sq[KVP_SQ_ENTRIES];
 	struct kvp_cqe cq[KVP_CQ_ENTRIES];
 	/*
-	 * Lease slots, written by the client: a cache line per shard, and all lines in a row, since
-	 * the ledger reads them all to prove that a block is not leased.
+	 * Lease slots, written by the client: cache lines of its own for each shard, and all lines
+	 * in a row, since the ledger reads those that are used to prove that a block is not leased.
 	 */
 	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) lease[KVP_SHARDS][KVP_SHARD_LEASES];
 	struct kvp_shard shard[KVP_SHARDS];
@@ -467,6 +475,7 @@ KVP_ABI_ASSERT(offsetof(struct kvp_session_page, sq) == 320, "shm ABI");
 KVP_ABI_ASSERT(
 	offsetof(struct kvp_session_page, lease) == 320 + 64 * (KVP_SQ_ENTRIES + KVP_CQ_ENTRIES),
 	"shm ABI");
-KVP_ABI_ASSERT(sizeof(((struct kvp_session_page *)0)->lease) == 64 * KVP_SHARDS, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_session_page, lease_lines) == 280, "shm ABI");
+KVP_ABI_ASSERT(sizeof(((struct kvp_session_page *)0)->lease) == 8 * KVP_LEASES, "shm ABI");
 
 #endif

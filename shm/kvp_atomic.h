@@ -24,6 +24,7 @@
 #define kvp_xchg_seq(p, v)      atomic_exchange_explicit((p), (v), memory_order_seq_cst)
 #define kvp_add_relaxed(p, v)   atomic_fetch_add_explicit((p), (v), memory_order_relaxed)
 #define kvp_or_relaxed(p, v)    atomic_fetch_or_explicit((p), (v), memory_order_relaxed)
+#define kvp_or_seq(p, v)        atomic_fetch_or_explicit((p), (v), memory_order_seq_cst)
 #define kvp_cas_seq(p, old, new)                 \
 	atomic_compare_exchange_strong_explicit( \
 		(p), (old), (new), memory_order_seq_cst, memory_order_seq_cst)

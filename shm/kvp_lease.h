@@ -23,6 +23,12 @@
  * for blocks that were marked before its fence, and for no others: one that is marked later needs a
  * fence and a scan of its own. tests/shm/lease_model.py goes through every execution.
  *
+ * A client has many more slots than it mostly uses, so the ledger skips cache lines of slots that
+ * were never filled. Before 1 the client sets the bit of the slot's line in page->lease_lines, or
+ * finds it set, and in 5 the ledger loads that bit before the slots of the line, all of it
+ * sequentially consistent. A ledger that finds the bit clear does so before it was set, and so
+ * before 1: it is as if it had found the slot empty. A bit that is set stays.
+ *
  * A client that dies anywhere in between leaves at most one filled slot in a page that the daemon
  * drops with the session.
  */
@@ -55,9 +61,15 @@ void kvp_touch_push(
 void kvp_lease_fence(void);
 
 /*
- * Ledger. Copies the block ids named in a page's slots, at most max (KVP_SHARDS *
- * KVP_SHARD_LEASES are enough); ids are not yet bounded. If slots is not NULL it gets, for each,
- * the index of its slot.
+ * Ledger. The value of the first slot from *slot on that is not empty, and *slot is its index; or 0
+ * and KVP_LEASES. kvp_slot_block() of a value is not yet bounded. *lines grows by the cache lines
+ * that this call looked at.
+ */
+uint64_t kvp_lease_next(const struct kvp_session_page *page, uint32_t *slot, uint32_t *lines);
+
+/*
+ * Ledger. Copies the block ids named in a page's slots, at most max (KVP_LEASES are enough); ids
+ * are not yet bounded. If slots is not NULL it gets, for each, the index of its slot.
  */
 uint32_t kvp_lease_scan(
 	const struct kvp_session_page *page, kvp_block_id *out, uint16_t *slots, uint32_t max);

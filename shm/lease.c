@@ -4,17 +4,33 @@
 
 #include <errno.h>
 
+#define SHARD_LINES (KVP_SHARD_LEASES / KVP_LEASE_LINE)
+
+/* Slots of the line count from now on. Sequentially consistent, both of it: see kvp_lease.h. */
+static void use_line(struct kvp_session_page *page, uint32_t line)
+{
+	KVP_ATOMIC(uint64_t) *bits = &page->lease_lines[line / 64];
+	uint64_t bit = UINT64_C(1) << line % 64;
+
+	if (!(kvp_load_seq(bits) & bit))
+		(void)kvp_or_seq(bits, bit);
+}
+
 /* An empty slot, own shard first; NULL if the page has none. The slot then holds `value`. */
 static KVP_ATOMIC(uint64_t) *fill_slot(
 	struct kvp_session_page *page, uint32_t shard, uint64_t value)
 {
 	for (uint32_t s = 0; s < KVP_SHARDS; s++) {
-		KVP_ATOMIC(uint64_t) *lease = page->lease[(shard + s) % KVP_SHARDS];
+		uint32_t at = (shard + s) % KVP_SHARDS;
+		KVP_ATOMIC(uint64_t) *lease = page->lease[at];
 
 		for (uint32_t i = 0; i < KVP_SHARD_LEASES; i++) {
 			uint64_t empty = 0;
 
-			if (!kvp_load_relaxed(&lease[i]) && kvp_cas_seq(&lease[i], &empty, value))
+			if (kvp_load_relaxed(&lease[i]))
+				continue;
+			use_line(page, at * SHARD_LINES + i / KVP_LEASE_LINE);
+			if (kvp_cas_seq(&lease[i], &empty, value))
 				return &lease[i];
 		}
 	}
@@ -84,19 +100,44 @@ uint64_t kvp_lease_slot(const struct kvp_session_page *page, uint32_t i)
 	return kvp_load_seq(&page->lease[i / KVP_SHARD_LEASES][i % KVP_SHARD_LEASES]);
 }
 
+uint64_t kvp_lease_next(const struct kvp_session_page *page, uint32_t *slot, uint32_t *lines)
+{
+	while (*slot < KVP_LEASES) {
+		uint32_t line = *slot / KVP_LEASE_LINE, end = (line + 1) * KVP_LEASE_LINE;
+		uint64_t used = kvp_load_seq(&page->lease_lines[line / 64]) >> line % 64;
+
+		if (!used) {
+			*slot = (line / 64 + 1) * 64 * KVP_LEASE_LINE;
+			++*lines;
+			continue;
+		}
+		if (!(used & 1)) {
+			*slot = (line + (uint32_t)__builtin_ctzll(used)) * KVP_LEASE_LINE;
+			continue;
+		}
+		for (++*lines; *slot < end; ++*slot) {
+			uint64_t value = kvp_lease_slot(page, *slot);
+
+			if (value)
+				return value;
+		}
+	}
+	return 0;
+}
+
 uint32_t kvp_lease_scan(
 	const struct kvp_session_page *page, kvp_block_id *out, uint16_t *slots, uint32_t max)
 {
-	uint32_t n = 0;
+	uint32_t n = 0, slot = 0, lines = 0;
 
-	for (uint32_t i = 0; i < KVP_SHARDS * KVP_SHARD_LEASES && n < max; i++) {
-		uint64_t value = kvp_lease_slot(page, i);
+	for (; n < max; slot++) {
+		uint64_t value = kvp_lease_next(page, &slot, &lines);
 
 		if (!value)
-			continue;
+			break;
 		out[n] = kvp_slot_block(value);
 		if (slots)
-			slots[n] = (uint16_t)i;
+			slots[n] = (uint16_t)slot;
 		n++;
 	}
 	return n;

@@ -105,7 +105,7 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 
 static void read_client(struct kvpd_session *s, struct kvpd_client_figures *f)
 {
-	kvp_block_id leased[KVPD_LEASES];
+	kvp_block_id leased[KVP_LEASES];
 
 	*f = (struct kvpd_client_figures){
 		.session = s->id,
@@ -113,7 +113,7 @@ static void read_client(struct kvpd_session *s, struct kvpd_client_figures *f)
 		.uid = s->peer.uid,
 		.gid = s->peer.gid,
 		.attached_ms = (kvpd_now_ns() - s->attached_ns) / KVPD_MS,
-		.leases = kvp_lease_scan(s->page, leased, NULL, KVPD_LEASES),
+		.leases = kvp_lease_scan(s->page, leased, NULL, KVP_LEASES),
 		.grants = s->n_grants,
 		.claims = s->n_claims,
 		.arena_bytes = s->arena_bytes,

@@ -12,7 +12,7 @@
 
 #define LOOK_PORTION 4096u /* lines of slots read and blocks marked, a cache miss each, but */
 #define LOOK_NS      (KVPD_SLICE_NS / 2) /* no more than take so long */
-#define LOOK_STRIDE  64                  /* of them between two looks at the clock */
+#define LOOK_STRIDE  64u                 /* of them between two looks at the clock */
 #define LOOK_PART    8u /* looks take so large a part of the time at most: an eighth */
 
 /* ---- looks ---------------------------------------------------------------------------------- */
@@ -46,38 +46,26 @@ static void walk_up(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which)
 		l->walk = kvp_load_relaxed(&t->view.blocks[b].parent);
 }
 
-/* The block that the next lease of the session names; KVP_BLOCK_NONE: it has no more. */
-static uint32_t next_tip(const struct kvpd_session *s, uint32_t *slot)
-{
-	uint64_t v = 0;
-
-	while (!v && *slot < KVPD_LEASES)
-		v = kvp_lease_slot(s->page, (*slot)++);
-	return kvp_slot_block(v);
-}
-
 /* False: there is more to look at. */
 static bool look_on(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which, uint64_t until)
 {
-	int32_t clock = LOOK_PORTION - LOOK_STRIDE;
+	uint32_t clock = LOOK_STRIDE;
 
-	for (int32_t work = LOOK_PORTION; work > 0 && l->next != &t->sessions; work--) {
+	for (uint32_t work = 0; work < LOOK_PORTION && l->next != &t->sessions; work++) {
 		struct kvpd_session *s = kvpd_container(l->next, struct kvpd_session, in_tenant);
 
 		if (l->walk != KVP_BLOCK_NONE) {
 			walk_up(t, l, which);
-		} else if (l->slot < KVPD_LEASES) {
-			uint32_t from = l->slot;
-
-			l->walk = next_tip(s, &l->slot);
-			work -= (int32_t)((l->slot - from) / KVP_SHARD_LEASES);
+		} else if (l->slot < KVP_LEASES) {
+			l->walk = kvp_slot_block(kvp_lease_next(s->page, &l->slot, &work));
+			l->slot++;
 		} else {
 			l->slot = 0;
 			l->next = l->next->next;
 		}
-		if (work > clock)
+		if (work < clock)
 			continue;
-		clock = work - LOOK_STRIDE;
+		clock = work + LOOK_STRIDE;
 		if (kvpd_now_ns() >= until)
 			break;
 	}
@@ -176,7 +164,8 @@ uint64_t kvpd_lease_prove(struct kvpd_tenant *t, const kvp_block_id *block, uint
 {
 	const uint64_t began = kvpd_now_ns();
 	struct filter filter = { { 0 } };
-	uint64_t leased = 0;
+	uint64_t leased = 0, v;
+	uint32_t lines = 0;
 
 	for (uint32_t i = 0; i < n; i++) {
 		*filter_word(&filter, block[i]) |= UINT64_C(1) << block[i] % 64;
@@ -186,12 +175,9 @@ uint64_t kvpd_lease_prove(struct kvpd_tenant *t, const kvp_block_id *block, uint
 	for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
 		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
 
-		for (uint32_t i = 0; i < KVPD_LEASES; i++) {
-			uint64_t v = kvp_lease_slot(s->page, i);
-
-			if (v && asked_about(t, &filter, kvp_slot_block(v)))
+		for (uint32_t i = 0; (v = kvp_lease_next(s->page, &i, &lines)); i++)
+			if (asked_about(t, &filter, kvp_slot_block(v)))
 				found_leased(t, kvp_slot_block(v));
-		}
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		if (!(t->block[block[i]].flags & KVPD_BLOCK_ASKED))

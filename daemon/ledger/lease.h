@@ -28,8 +28,7 @@ struct kvpd_list;
 struct kvpd_session;
 struct kvpd_tenant;
 
-#define KVPD_LEASES (KVP_SHARDS * KVP_SHARD_LEASES) /* of one session, at most */
-#define KVPD_PROOF  64u                             /* blocks in one proof */
+#define KVPD_PROOF 64u /* blocks in one proof */
 
 #define KVPD_LOOK_TIPS   0u
 #define KVPD_LOOK_CHAINS 1u

@@ -188,23 +188,21 @@ static bool scan_session(struct kvpd_tenant *t, struct kvpd_switch *w, uint32_t 
 {
 	struct kvpd_session *s = kvpd_container(w->next, struct kvpd_session, in_tenant);
 
-	for (; w->slot < KVPD_LEASES; w->slot++) {
+	while (*work && w->slot < KVP_LEASES) {
 		if (!w->walk.under_way) {
-			uint64_t value = kvp_lease_slot(s->page, w->slot);
+			uint32_t lines = 0;
+			uint64_t value = kvp_lease_next(s->page, &w->slot, &lines);
 
 			/* A line of empty slots costs about as much as a step. */
-			*work -= w->slot % KVP_SHARD_LEASES == 0;
+			*work -= lines < *work ? lines : *work;
 			if (value && kvp_slot_block(value) < t->layout.max_blocks)
 				walk_begin(t, &w->walk, value);
 		}
 		if (w->walk.under_way && !walk_on(t, w, s, work))
 			return false;
-		if (!*work) {
-			w->slot++;
-			return w->slot == KVPD_LEASES;
-		}
+		w->slot++;
 	}
-	return true;
+	return w->slot >= KVP_LEASES;
 }
 
 /* False: there is more to scan. */

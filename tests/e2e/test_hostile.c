@@ -146,7 +146,10 @@ static void rewrites_leases(uint64_t rng)
 
 	raw_attach(&s, daemon_.socket);
 	while (raw_soon() - 10000000000u < until) {
-		for (uint32_t i = 0; i < KVP_SHARDS * KVP_SHARD_LEASES; i++) {
+		for (uint32_t i = 0; i < KVP_LEASES / KVP_LEASE_LINE / 64; i++)
+			kvp_store_relaxed(
+				&s.page->lease_lines[i], e2e_random(&rng) | e2e_random(&rng));
+		for (uint32_t i = 0; i < KVP_LEASES; i++) {
 			struct kvp_shard *sh = &s.page->shard[i / KVP_SHARD_LEASES];
 
 			kvp_store_relaxed(

@@ -279,15 +279,14 @@ static bool has_children(struct fake *f, kvp_block_id id)
 static bool evict(struct fake *f, kvp_block_id id)
 {
 	uint64_t word = has_children(f, id) ? 0 : kvp_block_mark(&f->v, id);
-	kvp_block_id named[KVP_SHARDS * KVP_SHARD_LEASES];
+	kvp_block_id named[KVP_LEASES];
 
 	if (!word)
 		return false;
 	kvp_lease_fence();
 	for (uint32_t i = 0; i < FAKE_SESSIONS; i++) {
-		uint32_t n = f->s[i].page ? kvp_lease_scan(f->s[i].page, named, NULL,
-						    KVP_SHARDS * KVP_SHARD_LEASES)
-					  : 0;
+		uint32_t n =
+			f->s[i].page ? kvp_lease_scan(f->s[i].page, named, NULL, KVP_LEASES) : 0;
 
 		while (n--) {
 			if (named[n] == id) {
@@ -474,7 +473,7 @@ static void hang_up(struct fake_session *s)
 static void session_gone(struct fake_session *s)
 {
 	hang_up(s);
-	for (uint32_t i = 0; s->page && i < KVP_SHARDS * KVP_SHARD_LEASES; i++)
+	for (uint32_t i = 0; s->page && i < KVP_LEASES; i++)
 		kvp_store_relaxed(&s->page->lease[i / KVP_SHARD_LEASES][i % KVP_SHARD_LEASES], 0);
 	for (uint32_t i = 0; i < FAKE_SLOTS; i++)
 		s->slot[i].granted = false;
@@ -662,14 +661,13 @@ uint32_t fake_blocks(struct fake *f)
 
 uint32_t fake_leases(struct fake *f)
 {
-	kvp_block_id named[KVP_SHARDS * KVP_SHARD_LEASES];
+	kvp_block_id named[KVP_LEASES];
 	uint32_t n = 0;
 
 	pthread_mutex_lock(&f->lock);
 	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)
 		if (f->s[i].page)
-			n += kvp_lease_scan(
-				f->s[i].page, named, NULL, KVP_SHARDS * KVP_SHARD_LEASES);
+			n += kvp_lease_scan(f->s[i].page, named, NULL, KVP_LEASES);
 	pthread_mutex_unlock(&f->lock);
 	return n;
 }

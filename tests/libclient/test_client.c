@@ -284,7 +284,7 @@ static void test_lease_protects(void **state)
 /* All lease slots taken: matches without a lease, which kvp_get() may read and nothing else. */
 static void test_out_of_leases(void **state)
 {
-	enum { ALL = KVP_SHARDS * KVP_SHARD_LEASES };
+	enum { ALL = KVP_LEASES };
 	struct fixture *f = *state;
 	struct kvp_payload_info p = { .size = sizeof(p) };
 	struct kvp_prefix *held[ALL], *m;

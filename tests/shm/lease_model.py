@@ -15,9 +15,9 @@ import sys
 
 RELAXED, ACQUIRE, SEQ = range(3)
 # Words: the slot; states and move counts of A and C; where A lies; the bytes at its old and new
-# place and at C's place.
-SLOT, AW, CW, AP, B0, B1, BC = range(7)
-INIT = (0, ("L", 0), ("L", 0), 0, "A", "-", "C")
+# place and at C's place; the bit that says whether the slot's line was ever used.
+SLOT, AW, CW, AP, B0, B1, BC, BIT = range(8)
+INIT = (0, ("L", 0), ("L", 0), 0, "A", "-", "C", 0)
 BOTTOM = (0,) * len(INIT)
 
 
@@ -87,14 +87,23 @@ def reader(state, pc, reg, rules):
     elif pc == 3:  # unchanged: word and place belong together
         for value, then in load(state, 0, AW, RELAXED):
             yield then, 4 if value == aw else gone, reg
+    elif pc == 4 and rules["bit"] == "late":
+        yield state, 11, reg
     elif pc == 4:
+        for value, then in load(state, 0, BIT, SEQ):
+            yield then, 11 if value else 10, reg
+    elif pc == 10:
+        yield Machine.store(state, 0, BIT, 1, rules["bit"]), 11, reg
+    elif pc == 11:
         yield Machine.exchange(state, 0, SLOT, 1), 5, reg
     elif pc == 5:
         for value, then in load(state, 0, CW, rules["tip"]):
             yield then, 6 if value == cw else 9, reg
     elif pc == 6:
         for value, then in load(state, 0, AW, rules["ancestors"]):
-            yield then, 7 if value == aw else 9, reg
+            yield then, 9 if value != aw else 12 if rules["bit"] == "late" else 7, reg
+    elif pc == 12:
+        yield Machine.store(state, 0, BIT, 1, SEQ), 7, reg
     elif pc in (7, 8):
         for value, then in load(state, 0, (B0, B1)[ap] if pc == 7 else BC, RELAXED):
             yield then, pc + 1, (cw, aw, ap, seen + (value,))
@@ -120,9 +129,12 @@ def ledger(state, pc, reg, rules, plan):
     elif part == 1:
         yield Machine.fence(state, 1) if rules["fence"] else state, pc + 1, reg
     elif part == 2:
+        for value, then in load(state, 1, BIT, SEQ if rules["fence"] else ACQUIRE):
+            yield then, pc + 4 if value else pc + 1, (mine, 0)
+    elif part == 6:
         for value, then in load(state, 1, SLOT, SEQ if rules["fence"] else ACQUIRE):
             # Evicting goes by the tip that a slot names, moving by its chain too.
-            yield then, pc + 1, (mine, value if act != "evict A" else 0)
+            yield then, pc - 3, (mine, value if act != "evict A" else 0)
     elif part == 3 and held:
         yield store(state, 1, word, mine, ACQUIRE), over, reg
     elif part == 3 and act == "move A":
@@ -170,8 +182,10 @@ def main():
             ("as it is", True, {}),
             ("ancestors looked at with acquire loads", False, {"ancestors": ACQUIRE}),
             ("the tip looked at with an acquire load", False, {"tip": ACQUIRE}),
+            ("the line's bit set by a relaxed store", False, {"bit": RELAXED}),
+            ("the line's bit set after the slot", False, {"bit": "late"}),
             ("neither a fence nor a sequentially consistent scan", False, {"fence": False})):
-        states, plan = explore(**{"tip": SEQ, "ancestors": SEQ, "fence": True, **rules})
+        states, plan = explore(**{"tip": SEQ, "ancestors": SEQ, "bit": SEQ, "fence": True, **rules})
         print("%s: %d states, %s" % (name, states, "wrong bytes in " + ", ".join(plan) if plan
                                      else "no wrong bytes"))
         bad |= holds != (plan is None)

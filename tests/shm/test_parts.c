@@ -73,28 +73,79 @@ static struct kvp_session_page *new_page(void)
 static void leases(void **state)
 {
 	struct kvp_session_page *page = new_page();
-	struct kvp_lease lease[KVP_SHARDS * KVP_SHARD_LEASES], extra;
+	struct kvp_lease lease[KVP_LEASES], extra;
 	struct kvp_block block;
-	kvp_block_id ids[KVP_SHARDS * KVP_SHARD_LEASES];
-	uint16_t slots[KVP_SHARDS * KVP_SHARD_LEASES];
+	kvp_block_id ids[KVP_LEASES];
+	uint16_t slots[KVP_LEASES];
 	uint64_t word = kvp_word(3, 4, KVP_BLOCK_LIVE);
 	(void)state;
 
 	memset(&block, 0, sizeof(block));
 	kvp_store_relaxed(&block.word, word);
 	assert_int_equal(kvp_lease_take(page, 0, &block, 9, word + 1, &extra), -ESTALE);
-	assert_int_equal(kvp_lease_scan(page, ids, slots, 256), 0);
-	for (uint32_t i = 0; i < KVP_SHARDS * KVP_SHARD_LEASES; i++)
+	assert_int_equal(kvp_lease_scan(page, ids, slots, KVP_LEASES), 0);
+	for (uint32_t i = 0; i < KVP_LEASES; i++)
 		assert_int_equal(kvp_lease_take(page, 5, &block, i, word, &lease[i]), 0);
 	assert_int_equal(kvp_lease_take(page, 5, &block, 1, word, &extra), -ENOBUFS);
-	assert_int_equal(kvp_lease_scan(page, ids, slots, 256), 256);
+	assert_int_equal(kvp_lease_scan(page, ids, slots, KVP_LEASES), KVP_LEASES);
 	assert_int_equal(kvp_lease_scan(page, ids, NULL, 3), 3);
-	for (uint32_t i = 1; i < KVP_SHARDS * KVP_SHARD_LEASES; i++)
+	for (uint32_t i = 1; i < KVP_LEASES; i++)
 		kvp_lease_drop(&lease[i]);
 	kvp_lease_drop(&lease[1]);
-	assert_int_equal(kvp_lease_scan(page, ids, slots, 256), 1);
+	assert_int_equal(kvp_lease_scan(page, ids, slots, KVP_LEASES), 1);
 	assert_int_equal(ids[0], 0);
 	assert_int_equal(kvp_slot_block(kvp_lease_slot(page, slots[0])), 0);
+	munmap(page, sizeof(*page));
+}
+
+/* Against a naive walk over all slots; and lines that were never used cost nothing. */
+static void next_leases(void **state)
+{
+	struct kvp_session_page *page = new_page();
+	uint64_t rng = 7, word = kvp_word(3, 4, KVP_BLOCK_LIVE);
+	struct kvp_lease lease[KVP_LEASES], two[2];
+	struct kvp_block block;
+	uint32_t slot = 0, lines = 0;
+	(void)state;
+
+	memset(&block, 0, sizeof(block));
+	kvp_store_relaxed(&block.word, word);
+	assert_int_equal(kvp_lease_next(page, &slot, &lines), 0);
+	assert_int_equal(slot, KVP_LEASES);
+	assert_true(lines <= KVP_LEASES / KVP_LEASE_LINE / 64);
+	/* Two shards: two lines, whichever half of the words they are in. */
+	assert_int_equal(kvp_lease_take(page, 0, &block, 9, word, &two[0]), 0);
+	assert_int_equal(kvp_lease_take(page, KVP_SHARDS - 1, &block, 10, word, &two[1]), 0);
+	slot = lines = 0;
+	assert_int_equal(kvp_slot_block(kvp_lease_next(page, &slot, &lines)), 9);
+	assert_int_equal(slot++, 0);
+	assert_int_equal(kvp_slot_block(kvp_lease_next(page, &slot, &lines)), 10);
+	assert_int_equal(slot++, KVP_LEASES - KVP_SHARD_LEASES);
+	assert_int_equal(kvp_lease_next(page, &slot, &lines), 0);
+	/* Each line for the call that finds its slot and for the next, and the end of each word. */
+	assert_true(lines <= 2 * 2 + 2);
+	kvp_lease_drop(&two[0]);
+	kvp_lease_drop(&two[1]);
+	for (uint32_t i = 0; i < KVP_LEASES; i++)
+		assert_int_equal(kvp_lease_take(page, i, &block, i, word, &lease[i]), 0);
+	for (uint32_t round = 0; round < 200; round++) {
+		KVP_ATOMIC(uint64_t) *all = &page->lease[0][0];
+		uint32_t naive = 0, dense = round % 4 * 5;
+
+		for (uint32_t i = 0; i < KVP_LEASES; i++) {
+			rng = rng * 6364136223846793005u + 1442695040888963407u;
+			kvp_store_relaxed(&all[i], rng >> 60 < dense ? i + 1 : 0);
+		}
+		for (slot = lines = 0; kvp_lease_next(page, &slot, &lines); slot++, naive++) {
+			while (!kvp_load_relaxed(&all[naive]))
+				naive++;
+			assert_int_equal(slot, naive);
+		}
+		while (naive < KVP_LEASES)
+			assert_int_equal(kvp_load_relaxed(&all[naive++]), 0);
+		assert_in_range(lines, KVP_LEASES / KVP_LEASE_LINE,
+			KVP_LEASES / KVP_LEASE_LINE + KVP_LEASES);
+	}
 	munmap(page, sizeof(*page));
 }
 
@@ -226,6 +277,7 @@ int main(void)
 		cmocka_unit_test(index_against_list),
 		cmocka_unit_test(index_full),
 		cmocka_unit_test(leases),
+		cmocka_unit_test(next_leases),
 		cmocka_unit_test(touches),
 		cmocka_unit_test(rings),
 		cmocka_unit_test(segments),

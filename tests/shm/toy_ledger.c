@@ -101,11 +101,10 @@ int toy_insert(struct toy *t, kvp_block_id parent, const kvp_token *tokens, uint
 
 static bool leased(const struct toy *t, kvp_block_id id)
 {
-	kvp_block_id named[KVP_SHARDS * KVP_SHARD_LEASES];
+	kvp_block_id named[KVP_LEASES];
 
 	for (uint32_t p = 0; p < t->n_pages; p++) {
-		uint32_t n =
-			kvp_lease_scan(t->pages[p], named, NULL, KVP_SHARDS * KVP_SHARD_LEASES);
+		uint32_t n = kvp_lease_scan(t->pages[p], named, NULL, KVP_LEASES);
 
 		for (uint32_t i = 0; i < n; i++)
 			if (named[i] == id)

@@ -14,7 +14,7 @@
 #include "policy/kvp_evict.h"
 
 #define ABREAST 1000u  /* chains that grow side by side */
-#define LEASED  65536u /* blocks refused, at most: 256 leases in each of 256 sessions */
+#define LEASED  65536u /* blocks refused: 1,024 leases in each of 64 sessions */
 #define BATCH   64u
 #define ROUNDS  2000u
 

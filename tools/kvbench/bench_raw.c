@@ -327,4 +327,6 @@ void raw_lease_all(struct raw_session *s, struct raw_block block)
 	for (uint32_t i = 0; i < KVP_SHARDS; i++)
 		for (uint32_t k = 0; k < KVP_SHARD_LEASES; k++)
 			kvp_store_seq(&s->page->lease[i][k], value);
+	for (uint32_t i = 0; i < KVP_LEASES / KVP_LEASE_LINE / 64; i++)
+		kvp_store_seq(&s->page->lease_lines[i], UINT64_MAX);
 }

@@ -80,6 +80,9 @@ static void scribble(struct dp_client *c)
 	struct kvp_shard *sh = &c->page->shard[rnd() % KVP_SHARDS];
 	KVP_ATOMIC(uint64_t) *lease = c->page->lease[rnd() % KVP_SHARDS];
 
+	if (rnd() % 4)
+		kvp_store_relaxed(&c->page->lease_lines[rnd() % 2], rnd());
+
 	switch (rnd() % 4) {
 	case 0:
 		kvp_store_relaxed(&lease[rnd() % KVP_SHARD_LEASES], rnd() % 2 ? rnd() : 0);

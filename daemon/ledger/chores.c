@@ -21,7 +21,7 @@
 
 #define TICK_NS (1000 * KVPD_MS)
 #define TICK_MS 1000
-/* While a RESERVE waits. */
+/* While a RESERVE waits: leases that end, which nobody tells the ledger of, may make room for it. */
 #define HURRY_MS 5
 /* While sleepers are to be woken. */
 #define WAKE_MS 1
@@ -82,6 +82,7 @@ static uint32_t ticking(const struct kvpd_tenant *t)
 int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
 {
 	bool wakes = t->wakes || !kvpd_list_empty(&t->waking), waits = t->n_wanting != 0;
+	uint64_t hurry = t->room_came ? KVPD_CHORES_NS : HURRY_MS * KVPD_MS;
 	uint32_t tick = ticking(t), due = 0;
 	int ms = tick || t->ceiling ? TICK_MS : -1;
 
@@ -92,15 +93,18 @@ int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
 		due |= tick;
 	}
 	/* An idle ledger looks here before it sleeps: what is tried in vain is not tried at once. */
-	if ((wakes || waits) && now - t->hurried_ns >= KVPD_CHORES_NS) {
+	if (wakes && now - t->woken_ns >= KVPD_CHORES_NS) {
+		t->woken_ns = now;
+		due |= KVPD_DUE_WAKES;
+	}
+	if (waits && now - t->hurried_ns >= hurry) {
 		t->hurried_ns = now;
-		due |= wakes ? KVPD_DUE_WAKES : 0;
-		due |= waits ? KVPD_DUE_SUPPLY : 0;
-		due |= waits && t->n_limbo ? KVPD_DUE_LIMBO : 0;
-		due |= waits && t->n_draining ? KVPD_DUE_EXTENTS : 0;
+		kvpd_supply_look(t);
+		due |= t->n_limbo ? KVPD_DUE_LIMBO : 0;
+		due |= t->n_draining ? KVPD_DUE_EXTENTS : 0;
 	}
 	if (waits)
-		ms = HURRY_MS;
+		ms = t->room_came ? 1 : HURRY_MS;
 	if (wakes)
 		ms = WAKE_MS;
 	if (due)

@@ -10,6 +10,7 @@
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/session.h"
+#include "daemon/ledger/supply.h"
 #include "daemon/ledger/tenant.h"
 
 /* ---- making and freeing --------------------------------------------------------------------- */
@@ -70,7 +71,8 @@ void kvpd_extent_free(struct kvpd_extent *x)
 		t->arena_bytes -= x->bytes;
 	t->n_draining -= x->draining;
 	t->n_unproven -= x->unproven;
-	kvpd_due(t, KVPD_DUE_EXTENTS | KVPD_DUE_SUPPLY);
+	kvpd_due(t, KVPD_DUE_EXTENTS);
+	kvpd_supply_again(t);
 	free_parts(x);
 }
 
@@ -163,8 +165,7 @@ static void slot_settle(struct kvpd_place p)
 	}
 	if (x->draining)
 		kvpd_due(x->tenant, KVPD_DUE_EXTENTS);
-	if (!kvpd_list_empty(&x->tenant->wanting))
-		kvpd_due(x->tenant, KVPD_DUE_SUPPLY);
+	kvpd_supply_came(x);
 }
 
 void kvpd_slot_clear(struct kvpd_place p, uint32_t flags)

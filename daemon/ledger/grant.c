@@ -151,6 +151,7 @@ void kvpd_reserve_end(struct kvpd_session *s)
 		return;
 	s->reserve.waiting = false;
 	kvpd_list_remove(&s->in_wanting);
+	kvpd_list_remove(&s->in_ready);
 	s->tenant->n_wanting--;
 	kvpd_arena_count(s, 0);
 }

@@ -15,6 +15,7 @@
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
+#include "daemon/ledger/supply.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/log.h"
 #include "shm/kvp_proto.h"
@@ -73,7 +74,7 @@ static void go_live(struct kvpd_extent *x)
 	/* Clients that do not hear of it ask for it when they meet it. */
 	if (kvp_seg_reopen_ro(x->fd, &fd) == 0)
 		kvpd_extent_post(x, KVPD_EV_EXTENT, fd);
-	kvpd_due(x->tenant, KVPD_DUE_SUPPLY);
+	kvpd_supply_came(x);
 }
 
 void kvpd_extent_made(struct kvpd_extent *x, int result)

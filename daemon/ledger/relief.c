@@ -10,6 +10,7 @@
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/round.h"
+#include "daemon/ledger/supply.h"
 #include "daemon/ledger/tenant.h"
 
 #define PRESSED_NS (10000 * KVPD_MS) /* no tenant grows for so long after a relief */
@@ -61,7 +62,8 @@ void kvpd_relief_tick(struct kvpd_tenant *t, uint64_t now)
 	if (!t->ceiling || kvpd_pressed(t, now))
 		return;
 	t->ceiling = 0;
-	kvpd_due(t, KVPD_DUE_ROOM | KVPD_DUE_EXTENTS | KVPD_DUE_SUPPLY);
+	kvpd_due(t, KVPD_DUE_ROOM | KVPD_DUE_EXTENTS);
+	kvpd_supply_again(t);
 }
 
 struct relief {

@@ -163,6 +163,7 @@ static struct kvpd_session *session_new(const struct kvpd_peer *peer)
 	kvpd_list_init(&s->in_tenant);
 	kvpd_list_init(&s->in_spinning);
 	kvpd_list_init(&s->in_wanting);
+	kvpd_list_init(&s->in_ready);
 	kvpd_list_init(&s->in_low);
 	kvpd_list_init(&s->in_wakes);
 	kvpd_list_init(&s->arenas);

@@ -21,6 +21,7 @@ struct kvpd_session {
 	struct kvpd_turn turn;        /* in the tenant's row while it has entries to be served */
 	struct kvpd_list in_spinning; /* or an empty list of its own */
 	struct kvpd_list in_wanting;  /* likewise */
+	struct kvpd_list in_ready;    /* likewise */
 	struct kvpd_list in_low;      /* likewise */
 	struct kvpd_list in_wakes;    /* likewise */
 	struct kvpd_peer peer;

@@ -17,6 +17,8 @@
  */
 #define ANSWERS 64u
 #define MAKINGS 4u
+/* So many are looked at whenever room may have come. */
+#define FEW 4u
 
 static void is_low(struct kvpd_session *s)
 {
@@ -55,27 +57,68 @@ static void make(struct kvpd_session *s, uint64_t now)
 	s->tenant->writer = NULL;
 }
 
-/* Those that wait, once round. False: there are more in this round. */
+/* False: it goes on waiting. */
+static bool answer(struct kvpd_session *s, uint64_t now)
+{
+	if (kvpd_reserve_step(s, now))
+		return true;
+	/* Not due by this: it would be for as long as one waits. */
+	is_low(s);
+	return false;
+}
+
+/* Those that have a slot now, then all in the look that is under way. False: there are more. */
 static bool answer_waiting(struct kvpd_tenant *t, uint64_t now)
 {
-	if (!t->wanting_left)
-		t->wanting_left = t->n_wanting;
-	for (uint32_t i = 0; t->wanting_left && !kvpd_list_empty(&t->wanting); i++) {
+	uint32_t i = 0;
+
+	for (; i < ANSWERS && !kvpd_list_empty(&t->ready); i++) {
+		struct kvpd_session *s =
+			kvpd_container(t->ready.next, struct kvpd_session, in_ready);
+
+		kvpd_list_remove(&s->in_ready);
+		(void)answer(s, now);
+	}
+	for (; i < ANSWERS && t->wanting_left && !kvpd_list_empty(&t->wanting); i++) {
 		struct kvpd_session *s =
 			kvpd_container(t->wanting.next, struct kvpd_session, in_wanting);
 
-		if (i == ANSWERS)
-			return false;
 		t->wanting_left--;
-		if (kvpd_reserve_step(s, now))
+		if (answer(s, now))
 			continue;
 		kvpd_list_remove(&s->in_wanting);
 		kvpd_list_append(&t->wanting, &s->in_wanting);
-		/* Not due by this: it would be for as long as one waits. */
-		is_low(s);
 	}
-	t->wanting_left = 0;
-	return true;
+	if (kvpd_list_empty(&t->wanting))
+		t->wanting_left = 0;
+	return kvpd_list_empty(&t->ready) && !t->wanting_left;
+}
+
+void kvpd_supply_look(struct kvpd_tenant *t)
+{
+	t->room_came = false;
+	t->wanting_left = t->n_wanting;
+	kvpd_due(t, KVPD_DUE_SUPPLY);
+}
+
+void kvpd_supply_again(struct kvpd_tenant *t)
+{
+	if (t->n_wanting > FEW)
+		t->room_came = true;
+	else if (t->n_wanting)
+		kvpd_supply_look(t);
+}
+
+void kvpd_supply_came(struct kvpd_extent *x)
+{
+	struct kvpd_session *s = x->owner;
+
+	if (x->kind == KVP_EXTENT_VAULT || x->draining) {
+		kvpd_supply_again(x->tenant);
+	} else if (s && s->reserve.waiting && kvpd_list_empty(&s->in_ready)) {
+		kvpd_list_append(&x->tenant->ready, &s->in_ready);
+		kvpd_due(x->tenant, KVPD_DUE_SUPPLY);
+	}
 }
 
 bool kvpd_supply_step(struct kvpd_tenant *t, uint64_t now)

@@ -12,6 +12,7 @@
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/session.h"
+#include "daemon/ledger/supply.h"
 #include "daemon/ledger/tenant.h"
 #include "shm/kvp_lease.h"
 
@@ -274,7 +275,8 @@ static void finish(struct kvpd_tenant *t, struct kvpd_switch *w)
 	w->holder = NULL;
 	w->n_holders = w->room = 0;
 	/* Slots are free, or those that wait for them have to look elsewhere. */
-	kvpd_due(t, KVPD_DUE_EXTENTS | KVPD_DUE_SUPPLY);
+	kvpd_due(t, KVPD_DUE_EXTENTS);
+	kvpd_supply_again(t);
 }
 
 bool kvpd_switch_step(struct kvpd_tenant *t, uint64_t now)

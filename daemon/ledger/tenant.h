@@ -84,10 +84,12 @@ struct kvpd_tenant {
 	uint32_t doomed_at; /* which is looked at next */
 	/* sessions */
 	struct kvpd_list sessions;
-	struct kvpd_list wanting; /* sessions that wait for slots */
+	struct kvpd_list wanting; /* sessions that wait for slots, see supply.h */
 	uint32_t n_wanting;
-	uint32_t wanting_left; /* of them, in the look that is under way */
-	struct kvpd_list low;  /* sessions that have few slots left, or none */
+	uint32_t wanting_left;  /* of them, in the look that is under way */
+	bool room_came;         /* perhaps; those that wait were not looked at since */
+	struct kvpd_list ready; /* those of them in whose arenas there is a slot now */
+	struct kvpd_list low;   /* sessions that have few slots left, or none */
 	uint32_t n_sessions;
 	uint32_t n_tips; /* sessions that write a chain */
 	/* On whose behalf room is made in this step: its own chain is never taken for that. */
@@ -108,7 +110,8 @@ struct kvpd_tenant {
 	uint64_t busy_ns;        /* of the ledger's time, so far */
 	uint64_t changes;        /* what may have changed it, so far: another number if it has */
 	uint64_t tick_ns;        /* of the last tick */
-	uint64_t hurried_ns;     /* when those that wait were last looked at for their own sake */
+	uint64_t hurried_ns;     /* when those that wait were last looked at for their own sake, */
+	uint64_t woken_ns;       /* and sleepers were last woken */
 	bool tick;               /* the next round over the extents is that of a tick, */
 	bool ticking;            /* and this one is */
 	/* words whose sleepers were not all woken, see wake.h */

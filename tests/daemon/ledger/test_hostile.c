@@ -870,6 +870,75 @@ static void *put_on(void *arg)
 	return NULL;
 }
 
+/* ---- those that wait ------------------------------------------------------------------------ */
+
+#define WAITING 40u
+#define TURNS   500u
+
+static uint64_t chores_so_far(const struct dp_world *w)
+{
+	return kvp_load_relaxed(&w->ledger->portions.kind[KVPD_PORTION_CHORE].count);
+}
+
+static void wait_for_slots(struct dp_client *c, uint32_t space)
+{
+	struct kvp_sqe sqe = { .op = KVP_OP_RESERVE, .space = (uint16_t)space, .count = 1 };
+
+	dp_push(c, &sqe);
+}
+
+/*
+ * A session gives slots back and takes them again, beside many that wait for some: its slots are of
+ * no use to them, and what the ledger does must not grow with how many they are.
+ */
+static void a_slot_of_one_is_no_matter_for_all(void **state)
+{
+	struct dp_client *c[WAITING + 1];
+	struct kvpd_limits limits;
+	struct dp_grant g[KVP_MAX_GRANTS];
+	struct dp_world w;
+	uint32_t space = 0, held = 0;
+	uint64_t before;
+	int r;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.share = 12 << 20;
+	limits.max_sessions = WAITING + 1;
+	dp_start(&w, &limits);
+	for (uint32_t i = 0; i <= WAITING; i++) {
+		c[i] = dp_attach(&w, w.tenant);
+		space = dp_large_space(c[i], "m", 64 << 10);
+		/* The first has some; the others wait when there are no more. */
+		while (!i && held < 8 &&
+			(r = dp_reserve(c[0], space, 8 - held, 2000, g + held)) > 0)
+			held += (uint32_t)r;
+	}
+	assert_int_equal(held, 8);
+	for (uint32_t i = 1; i <= WAITING; i++) {
+		struct dp_grant own[KVP_MAX_GRANTS];
+
+		while (dp_reserve(c[i], space, KVP_MAX_GRANTS, 0, own) > 0)
+			;
+		wait_for_slots(c[i], space);
+	}
+	before = chores_so_far(&w);
+	for (uint32_t k = 0; k < TURNS; k++) {
+		struct dp_client *other = c[1 + k % WAITING];
+		struct kvp_cqe cqe;
+
+		dp_release(c[0], &g[k % 8]);
+		assert_int_equal(dp_reserve(c[0], space, 1, 2000, &g[k % 8]), 1);
+		/* Answered after 50 ms, it asks again. */
+		if (dp_next(other, 0, &cqe) == 0)
+			wait_for_slots(other, space);
+	}
+	/* All of them were looked at for each slot: a dozen portions a turn. */
+	assert_true(chores_so_far(&w) - before < 4 * TURNS);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 /* What they put after it began is theirs to keep: else a drain might never end. */
 static void a_drain_beside_putters_ends(void **state)
 {
@@ -930,6 +999,7 @@ int main(void)
 		cmocka_unit_test(a_space_is_emptied_in_one_go),
 		cmocka_unit_test(who_keeps_the_vault_keeps_nothing),
 		cmocka_unit_test(pinned_pages_hold_back_their_arena_alone),
+		cmocka_unit_test(a_slot_of_one_is_no_matter_for_all),
 		cmocka_unit_test(a_drain_beside_putters_ends),
 	};
 

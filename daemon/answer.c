@@ -29,6 +29,11 @@ void kvpd_put_text(json_t *o, const char *name, const char *v)
 	json_object_set_new(o, name, text ? text : json_string("?"));
 }
 
+void kvpd_put_seconds(json_t *o, const char *name, uint64_t ns)
+{
+	json_object_set_new(o, name, json_real((double)ns / 1e9));
+}
+
 void kvpd_put_bool(json_t *o, const char *name, bool v)
 {
 	json_object_set_new(o, name, json_boolean(v));

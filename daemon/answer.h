@@ -13,6 +13,8 @@ void kvpd_put_word(json_t *o, const char *name, uint64_t v);
 void kvpd_put_int(json_t *o, const char *name, uint64_t v);
 /* "?" for a name that is not UTF-8. */
 void kvpd_put_text(json_t *o, const char *name, const char *v);
+/* A time in seconds, which are not whole. */
+void kvpd_put_seconds(json_t *o, const char *name, uint64_t ns);
 void kvpd_put_bool(json_t *o, const char *name, bool v);
 
 #endif

@@ -28,6 +28,7 @@ struct kvpd_lookups {
 /* Bytes, and counts since the tenant began where no limit stands beside them; see docs/admin.md. */
 struct kvpd_tenant_figures {
 	uint32_t id;
+	uint64_t born_ns; /* another one: another tenant of that id, with counts of its own */
 	char name[KVPD_TENANT_NAME];
 	char policy[KVPD_POLICY_TEXT];
 	bool abandoned;
@@ -52,6 +53,7 @@ struct kvpd_tenant_figures {
 struct kvpd_space_figures {
 	uint32_t tenant; /* index in `tenant` of the figures */
 	uint32_t space;
+	uint32_t generation; /* another one: another space of that number, with counts of its own */
 	char model[KVP_SPACE_NAME + 1];
 	char adapter[KVP_SPACE_NAME + 1];
 	uint8_t fingerprint[32];
@@ -62,6 +64,7 @@ struct kvpd_space_figures {
 	uint64_t blocks; /* with a payload */
 	uint64_t tokens_put;
 	uint64_t tokens_asked, tokens_matched;
+	uint64_t evictions;
 };
 
 struct kvpd_client_figures {
@@ -71,7 +74,7 @@ struct kvpd_client_figures {
 	pid_t pid;
 	uid_t uid;
 	gid_t gid;
-	uint64_t attached_ms;
+	uint64_t attached_ns; /* since then */
 	uint32_t leases, grants, claims;
 	uint64_t arena_bytes;
 	struct kvpd_lookups lookups;
@@ -98,7 +101,7 @@ struct kvpd_portion_figures {
 struct kvpd_figures {
 	uint64_t epoch;
 	uint64_t taken_ns; /* when, on the monotonic clock */
-	uint64_t uptime_ms;
+	uint64_t uptime_ns;
 	uint32_t sessions, max_sessions;
 	uint64_t memory_bytes;
 	uint64_t promised_bytes;

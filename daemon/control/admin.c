@@ -60,14 +60,16 @@ static json_t *memory_status(void)
 
 	kvpd_memory_read("", &m);
 	g = kvpd_memory_lowest(&m);
-	o = json_pack("{s:I, s:I, s:I}", "total", (json_int_t)m.total, "available",
-		(json_int_t)m.available, "missing", (json_int_t)kvpd_memory_missing(&m, false));
+	o = json_pack("{s:I, s:I, s:I}", "total_bytes", (json_int_t)m.total, "available_bytes",
+		(json_int_t)m.available, "missing_bytes",
+		(json_int_t)kvpd_memory_missing(&m, false));
 	if (o && (m.total || g))
-		json_object_set_new(o, "most", json_integer((json_int_t)kvpd_memory_most(&m)));
+		json_object_set_new(
+			o, "most_bytes", json_integer((json_int_t)kvpd_memory_most(&m)));
 	if (o && g)
 		json_object_set_new(o, "group",
-			json_pack("{s:s, s:I, s:I}", "path", g->path, "limit", (json_int_t)g->limit,
-				"left", (json_int_t)g->left));
+			json_pack("{s:s, s:I, s:I}", "path", g->path, "limit_bytes",
+				(json_int_t)g->limit, "left_bytes", (json_int_t)g->left));
 	return o;
 }
 
@@ -78,21 +80,21 @@ static json_t *daemon_status(const struct kvpd_control *c)
 	json_t *o;
 
 	kvpd_heap_read(&heap);
-	o = json_pack("{s:s, s:i, s:i, s:I, s:s, s:s, s:s, s:i, s:i, s:i, s:I, s:I, s:I}",
-		"version", KVPD_VERSION, "pid", (int)getpid(), "uid", (int)getuid(), "uptime_s",
-		(json_int_t)((kvpd_now_ns() - c->start_ns) / 1000000000u), "config",
+	o = json_pack("{s:s, s:i, s:i, s:s, s:s, s:s, s:i, s:i, s:i, s:I, s:I, s:I}", "version",
+		KVPD_VERSION, "pid", (int)getpid(), "uid", (int)getuid(), "config",
 		c->config->path ? c->config->path : "", "runtime_dir", c->config->runtime_dir,
 		"epoch", epoch_text(c, epoch), "connections", (int)c->n_conns, "pending",
-		(int)c->n_pending, "sessions", (int)c->n_guests, "accepted",
-		(json_int_t)c->accepted, "refused", (json_int_t)c->refused, "protocol_errors",
-		(json_int_t)c->broken);
+		(int)c->n_pending, "sessions", (int)c->n_guests, "accepted_total",
+		(json_int_t)c->accepted, "refused_total", (json_int_t)c->refused,
+		"protocol_errors_total", (json_int_t)c->broken);
 	if (o)
 		json_object_set_new(o, "memory", memory_status());
 	if (o)
 		json_object_set_new(o, "heap",
-			json_pack("{s:s, s:I, s:I, s:I}", "allocator", heap.allocator, "allocated",
-				(json_int_t)heap.allocated, "resident", (json_int_t)heap.resident,
-				"mapped", (json_int_t)heap.mapped));
+			json_pack("{s:s, s:I, s:I, s:I}", "allocator", heap.allocator,
+				"allocated_bytes", (json_int_t)heap.allocated, "resident_bytes",
+				(json_int_t)heap.resident, "mapped_bytes",
+				(json_int_t)heap.mapped));
 	return o;
 }
 
@@ -112,7 +114,7 @@ static int figures(struct kvpd_control *c, const char *verb, uint32_t what, cons
 	}
 	if (r < 0)
 		return r;
-	*ret_answer = kvpd_figures_json(&f, verb);
+	*ret_answer = kvpd_figures_json(&f, &c->rates, verb);
 	kvpd_figures_fini(&f);
 	if (*ret_answer && !strcmp(verb, "status"))
 		json_object_set_new(*ret_answer, "daemon", daemon_status(c));

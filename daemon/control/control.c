@@ -138,7 +138,6 @@ int kvpd_control_new(struct kvpd_config *config, const struct kvpd_account *acco
 		.overflow_uid = kvpd_overflow_uid(),
 		.held_due_ns = UINT64_MAX,
 		.epoch = epoch,
-		.start_ns = kvpd_now_ns(),
 	};
 	TAILQ_INIT(&c->listeners);
 	TAILQ_INIT(&c->conns);
@@ -228,6 +227,7 @@ struct kvpd_control *kvpd_control_free(struct kvpd_control *c)
 	close_fd(c->sigfd);
 	close_fd(c->evfd);
 	kvpd_pressure_close(c);
+	kvpd_rates_fini(&c->rates);
 	close_fd(c->spare_fd);
 	free(c->packet);
 	kvpd_payers_fini(&c->payers);

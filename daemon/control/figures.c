@@ -21,17 +21,17 @@ static json_t *portions_json(const struct kvpd_figures *f)
 	for (uint32_t i = 0; i < KVPD_PORTION_KINDS; i++) {
 		json_t *k = json_object();
 
-		kvpd_put_int(k, "count", f->portion[i].count);
-		kvpd_put_int(k, "longest_us", f->portion[i].longest_ns / 1000);
-		kvpd_put_int(k, "recent_us", f->portion[i].recent_ns / 1000);
+		kvpd_put_int(k, "portions_total", f->portion[i].count);
+		kvpd_put_seconds(k, "longest_seconds", f->portion[i].longest_ns);
+		kvpd_put_seconds(k, "recent_seconds", f->portion[i].recent_ns);
 		json_object_set_new(kinds, name[i], k);
 	}
-	kvpd_put_int(o, "slice_us", f->slice_ns / 1000);
+	kvpd_put_seconds(o, "slice_seconds", f->slice_ns);
 	json_object_set_new(o, "portions", kinds);
 	return o;
 }
 
-static json_t *status_json(const struct kvpd_figures *f)
+static json_t *status_json(const struct kvpd_figures *f, const struct kvpd_rates *rates)
 {
 	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0;
 	json_t *o = json_object();
@@ -43,7 +43,7 @@ static json_t *status_json(const struct kvpd_figures *f)
 		evictions += f->tenant[i].evictions;
 	}
 	kvpd_put_word(o, "epoch", f->epoch);
-	kvpd_put_int(o, "uptime_ms", f->uptime_ms);
+	kvpd_put_seconds(o, "uptime_seconds", f->uptime_ns);
 	kvpd_put_int(o, "sessions", f->sessions);
 	kvpd_put_int(o, "max_sessions", f->max_sessions);
 	kvpd_put_int(o, "tenants", f->n_tenants);
@@ -52,24 +52,25 @@ static json_t *status_json(const struct kvpd_figures *f)
 	kvpd_put_int(o, "charged_bytes", charged);
 	kvpd_put_int(o, "blocks", blocks);
 	kvpd_put_int(o, "recipes", recipes);
-	kvpd_put_int(o, "evictions", evictions);
+	kvpd_put_int(o, "evictions_total", evictions);
 	kvpd_put_text(o, "pages", f->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
 	kvpd_put_text(o, "policy", f->policy);
 	json_object_set_new(o, "ledger", portions_json(f));
+	json_object_set_new(o, "rates", kvpd_rates_of_all(rates));
 	return o;
 }
 
 static void put_lookups(json_t *o, const struct kvpd_lookups *n)
 {
-	kvpd_put_int(o, "lookups", n->hits + n->partial + n->misses);
-	kvpd_put_int(o, "hits", n->hits);
-	kvpd_put_int(o, "partial", n->partial);
-	kvpd_put_int(o, "misses", n->misses);
-	kvpd_put_int(o, "tokens_asked", n->tokens_asked);
-	kvpd_put_int(o, "tokens_matched", n->tokens_matched);
+	kvpd_put_int(o, "lookups_total", n->hits + n->partial + n->misses);
+	kvpd_put_int(o, "hits_total", n->hits);
+	kvpd_put_int(o, "partial_total", n->partial);
+	kvpd_put_int(o, "misses_total", n->misses);
+	kvpd_put_int(o, "asked_tokens_total", n->tokens_asked);
+	kvpd_put_int(o, "matched_tokens_total", n->tokens_matched);
 }
 
-static json_t *tenant_json(const struct kvpd_tenant_figures *t)
+static json_t *tenant_json(const struct kvpd_tenant_figures *t, const struct kvpd_rates *rates)
 {
 	json_t *o = json_object();
 
@@ -80,8 +81,8 @@ static json_t *tenant_json(const struct kvpd_tenant_figures *t)
 	kvpd_put_int(o, "share_bytes", t->share_bytes);
 	kvpd_put_int(o, "charged_bytes", t->charged_bytes);
 	kvpd_put_int(o, "metadata_bytes", t->metadata_bytes);
-	kvpd_put_int(o, "metadata_bytes_per_block", t->metadata_bytes_per_block);
-	kvpd_put_int(o, "lease_scan_ns", t->lease_scan_ns);
+	kvpd_put_int(o, "block_metadata_bytes", t->metadata_bytes_per_block);
+	kvpd_put_seconds(o, "lease_scan_seconds", t->lease_scan_ns);
 	kvpd_put_int(o, "arena_bytes", t->arena_bytes);
 	kvpd_put_int(o, "payload_bytes", t->payload_bytes);
 	kvpd_put_int(o, "blocks", t->blocks);
@@ -91,25 +92,26 @@ static json_t *tenant_json(const struct kvpd_tenant_figures *t)
 	kvpd_put_int(o, "open_claims", t->open_claims);
 	kvpd_put_text(o, "policy", t->policy);
 	put_lookups(o, &t->lookups);
-	kvpd_put_int(o, "tokens_put", t->tokens_put);
-	kvpd_put_int(o, "commits", t->commits);
-	kvpd_put_int(o, "duplicates", t->duplicates);
-	kvpd_put_int(o, "refused", t->refused);
-	kvpd_put_int(o, "evictions", t->evictions);
-	kvpd_put_int(o, "forgotten", t->forgotten);
-	kvpd_put_int(o, "moves", t->moves);
-	kvpd_put_int(o, "claims", t->claims);
-	kvpd_put_int(o, "waits", t->waits);
-	kvpd_put_int(o, "deleted", t->deleted);
+	kvpd_put_int(o, "put_tokens_total", t->tokens_put);
+	kvpd_put_int(o, "commits_total", t->commits);
+	kvpd_put_int(o, "duplicates_total", t->duplicates);
+	kvpd_put_int(o, "refused_total", t->refused);
+	kvpd_put_int(o, "evictions_total", t->evictions);
+	kvpd_put_int(o, "forgotten_total", t->forgotten);
+	kvpd_put_int(o, "moves_total", t->moves);
+	kvpd_put_int(o, "claims_total", t->claims);
+	kvpd_put_int(o, "waits_total", t->waits);
+	kvpd_put_int(o, "deleted_total", t->deleted);
+	json_object_set_new(o, "rates", kvpd_rates_of_tenant(rates, t));
 	return o;
 }
 
-static json_t *tenants_json(const struct kvpd_figures *f)
+static json_t *tenants_json(const struct kvpd_figures *f, const struct kvpd_rates *rates)
 {
 	json_t *list = json_array();
 
 	for (uint32_t i = 0; i < f->n_tenants; i++)
-		json_array_append_new(list, tenant_json(&f->tenant[i]));
+		json_array_append_new(list, tenant_json(&f->tenant[i], rates));
 	return json_pack("{s:o}", "tenants", list);
 }
 
@@ -123,7 +125,7 @@ static json_t *client_json(const struct kvpd_figures *f, const struct kvpd_clien
 	kvpd_put_int(o, "pid", (uint64_t)c->pid);
 	kvpd_put_int(o, "uid", c->uid);
 	kvpd_put_int(o, "gid", c->gid);
-	kvpd_put_int(o, "attached_ms", c->attached_ms);
+	kvpd_put_seconds(o, "attached_seconds", c->attached_ns);
 	kvpd_put_int(o, "leases", c->leases);
 	kvpd_put_int(o, "grants", c->grants);
 	kvpd_put_int(o, "claims", c->claims);
@@ -133,16 +135,18 @@ static json_t *client_json(const struct kvpd_figures *f, const struct kvpd_clien
 	return o;
 }
 
-static json_t *clients_json(const struct kvpd_figures *f)
+static json_t *clients_json(const struct kvpd_figures *f, const struct kvpd_rates *rates)
 {
 	json_t *list = json_array();
 
+	(void)rates;
 	for (uint32_t i = 0; i < f->n_clients; i++)
 		json_array_append_new(list, client_json(f, &f->client[i]));
 	return json_pack("{s:o}", "clients", list);
 }
 
-static json_t *space_json(const struct kvpd_figures *f, const struct kvpd_space_figures *s)
+static json_t *space_json(const struct kvpd_figures *f, const struct kvpd_space_figures *s,
+	const struct kvpd_rates *rates)
 {
 	char digest[2 * sizeof(s->fingerprint) + 1];
 	json_t *o = json_object();
@@ -158,27 +162,29 @@ static json_t *space_json(const struct kvpd_figures *f, const struct kvpd_space_
 	kvpd_put_int(o, "block_bytes", s->block_bytes);
 	kvpd_put_int(o, "layers", s->layers);
 	kvpd_put_int(o, "opens", s->opens);
-	kvpd_put_int(o, "tokens_asked", s->tokens_asked);
-	kvpd_put_int(o, "tokens_matched", s->tokens_matched);
-	kvpd_put_int(o, "tokens_put", s->tokens_put);
+	kvpd_put_int(o, "asked_tokens_total", s->tokens_asked);
+	kvpd_put_int(o, "matched_tokens_total", s->tokens_matched);
+	kvpd_put_int(o, "put_tokens_total", s->tokens_put);
 	kvpd_put_int(o, "blocks", s->blocks);
 	kvpd_put_int(o, "payload_bytes", s->blocks * s->block_bytes);
+	kvpd_put_int(o, "evictions_total", s->evictions);
+	json_object_set_new(o, "rates", kvpd_rates_of_space(rates, &f->tenant[s->tenant], s));
 	return o;
 }
 
-static json_t *spaces_json(const struct kvpd_figures *f)
+static json_t *spaces_json(const struct kvpd_figures *f, const struct kvpd_rates *rates)
 {
 	json_t *list = json_array();
 
 	for (uint32_t i = 0; i < f->n_spaces; i++)
-		json_array_append_new(list, space_json(f, &f->space[i]));
+		json_array_append_new(list, space_json(f, &f->space[i], rates));
 	return json_pack("{s:o}", "spaces", list);
 }
 
 static const struct {
 	const char *name;
 	uint32_t what;
-	json_t *(*json)(const struct kvpd_figures *f);
+	json_t *(*json)(const struct kvpd_figures *f, const struct kvpd_rates *rates);
 } verbs[] = {
 	{ "status", KVPD_FIGURES_BRIEF, status_json },
 	{ "tenants", 0, tenants_json },
@@ -197,10 +203,11 @@ bool kvpd_figures_verb(const char *verb, uint32_t *ret_what)
 	return false;
 }
 
-json_t *kvpd_figures_json(const struct kvpd_figures *f, const char *verb)
+json_t *kvpd_figures_json(
+	const struct kvpd_figures *f, const struct kvpd_rates *rates, const char *verb)
 {
 	for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
 		if (!strcmp(verb, verbs[i].name))
-			return verbs[i].json(f);
+			return verbs[i].json(f, rates);
 	return NULL;
 }

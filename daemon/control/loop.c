@@ -144,6 +144,7 @@ int kvpd_control_turn(struct kvpd_control *c, int wait_ms)
 	due = sooner(due, kvpd_guest_turn(c, now));
 	due = sooner(due, tell_systemd(c, now));
 	due = sooner(due, kvpd_pressure_turn(c, now));
+	due = sooner(due, kvpd_rates_turn(&c->rates, c->ledger, now));
 	kvpd_control_bury(c);
 	most = kvpd_turns_next(&c->payers.row) || kvpd_turns_next(&c->doors) ? 0 : until(due, now);
 	if (wait_ms >= 0 && (most < 0 || most > wait_ms))

@@ -12,6 +12,7 @@
 #include "daemon/config.h"
 #include "daemon/control/payer.h"
 #include "daemon/control/pressure.h"
+#include "daemon/control/rates.h"
 #include "daemon/control/source.h"
 #include "daemon/dataplane.h"
 #include "daemon/privilege.h"
@@ -28,6 +29,7 @@ struct kvpd_control {
 	int spare_fd; /* given up for a moment when descriptors run out, to refuse a connection */
 	struct kvpd_source sig_source, ev_source;
 	struct kvpd_pressure pressure;
+	struct kvpd_rates rates;
 	struct kvpd_config *config;
 	struct kvpd_config *first_config; /* the ledger was made with it */
 	struct kvpd_account account;
@@ -36,7 +38,6 @@ struct kvpd_control {
 	bool has_admin_gid;
 	struct kvpd_ledger *ledger;
 	uint64_t epoch;
-	uint64_t start_ns;
 	bool stop;
 	struct kvpd_payers payers;
 	struct kvpd_turns doors; /* listeners have a row of their own: anybody may come by them */

@@ -117,6 +117,11 @@ uint32_t kvpd_evict_batch(const struct kvpd_tenant *t)
 	return n < 1 ? 1 : n > KVPD_EVICT_MAX ? KVPD_EVICT_MAX : n;
 }
 
+static uint32_t space_of(const struct kvpd_tenant *t, kvp_block_id id)
+{
+	return kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape));
+}
+
 int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 {
 	kvp_block_id victim[KVPD_EVICT_MAX];
@@ -137,6 +142,7 @@ int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 			kvp_block_unmark(&t->view, victim[i], word[i]);
 			continue;
 		}
+		t->space[space_of(t, victim[i])].evictions++;
 		kvpd_block_take(t, victim[i], false);
 		gone++;
 	}

@@ -37,7 +37,7 @@ static void read_ledger(struct kvpd_ledger *l, struct kvpd_figures *f)
 {
 	f->epoch = l->epoch;
 	f->taken_ns = kvpd_now_ns();
-	f->uptime_ms = (f->taken_ns - l->started_ns) / KVPD_MS;
+	f->uptime_ns = f->taken_ns - l->started_ns;
 	f->sessions = l->n_sessions;
 	f->max_sessions = l->max_sessions;
 	f->memory_bytes = l->memory;
@@ -54,6 +54,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 
 	*f = (struct kvpd_tenant_figures){
 		.id = t->id,
+		.born_ns = t->born_ns,
 		.abandoned = t->abandoned,
 		.sessions = t->n_sessions,
 		.share_bytes = t->limits.share,
@@ -101,6 +102,8 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	f->tokens_put = t->space[i].tokens_put;
 	f->tokens_asked = t->space[i].tokens_asked;
 	f->tokens_matched = t->space[i].tokens_matched;
+	f->evictions = t->space[i].evictions;
+	f->generation = s->generation;
 }
 
 static void read_client(struct kvpd_session *s, struct kvpd_client_figures *f)
@@ -112,7 +115,7 @@ static void read_client(struct kvpd_session *s, struct kvpd_client_figures *f)
 		.pid = s->peer.pid,
 		.uid = s->peer.uid,
 		.gid = s->peer.gid,
-		.attached_ms = (kvpd_now_ns() - s->attached_ns) / KVPD_MS,
+		.attached_ns = kvpd_now_ns() - s->attached_ns,
 		.leases = kvp_lease_scan(s->page, leased, NULL, KVP_LEASES),
 		.grants = s->n_grants,
 		.claims = s->n_claims,

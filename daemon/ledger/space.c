@@ -231,6 +231,7 @@ static void enter(struct kvpd_tenant *t, uint32_t i, const struct kvp_space_cano
 	s->block_bytes = block_bytes;
 	s->canon = *canon;
 	t->space[i].tokens_put = t->space[i].tokens_asked = t->space[i].tokens_matched = 0;
+	t->space[i].evictions = 0;
 	/* Release: a client that is told of the space reads it whole. */
 	kvp_store_release(&s->state, KVP_SPACE_LIVE);
 	kvpd_space_capacity(t);

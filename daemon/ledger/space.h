@@ -19,6 +19,7 @@ struct kvpd_space {
 	uint32_t payloads;                     /* blocks of it that have one */
 	uint64_t tokens_put;                   /* of blocks published since it was made */
 	uint64_t tokens_asked, tokens_matched; /* as clients count them, since then too */
+	uint64_t evictions;                    /* likewise since it was made */
 };
 
 /* A space that nobody has open is emptied to make room for another. */

@@ -112,6 +112,7 @@ static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
 	if (!t)
 		return r;
 	t->ledger = l;
+	t->born_ns = kvpd_now_ns();
 	t->id = id;
 	t->catalog_fd = -1;
 	t->limits = kvpd_limits_settle(limits);

@@ -94,8 +94,9 @@ struct kvpd_tenant {
 	uint32_t n_tips; /* sessions that write a chain */
 	/* On whose behalf room is made in this step: its own chain is never taken for that. */
 	const struct kvpd_session *writer;
-	uint32_t n_stalled;        /* sessions whose completion ring is full */
-	uint32_t n_growing;        /* sessions with an arena or in want of one */
+	uint32_t n_stalled; /* sessions whose completion ring is full */
+	uint32_t n_growing; /* sessions with an arena or in want of one */
+	uint64_t born_ns;
 	struct kvpd_lookups ended; /* of sessions that are gone */
 	uint64_t tokens_put;       /* of blocks published */
 	bool over;                 /* beyond a limit that was lowered */

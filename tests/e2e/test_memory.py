@@ -97,7 +97,7 @@ class Memory(unittest.TestCase):
                 p.kill()
                 p.wait()
             self.assertEqual(client.find(0, 1000), 1000)
-            self.assertEqual(ask(d, "status")["evictions"], 0)
+            self.assertEqual(ask(d, "status")["evictions_total"], 0)
 
     def test_more_than_the_group_has_is_refused(self):
         """`memory: 6GiB` in a group of 300 MiB: the answer names what would do, and that does."""

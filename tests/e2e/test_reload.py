@@ -55,7 +55,7 @@ class Reload(unittest.TestCase):
         self.d.reload()
         # Who stays attaches again by himself, to an empty tenant; who left does not.
         wait_for(lambda: self.pids() == {stays.pid, other.pid})
-        self.assertEqual((self.tenants()["team"]["blocks"], self.tenants()["team"]["commits"]),
+        self.assertEqual((self.tenants()["team"]["blocks"], self.tenants()["team"]["commits_total"]),
                          (0, 0))
         self.assertEqual(self.tenants()["other"]["blocks"], BLOCKS)
         self.assertIn("Permission denied", self.client(1002))

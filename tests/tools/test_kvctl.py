@@ -119,8 +119,8 @@ class WithoutDaemon(unittest.TestCase):
 def tenant(i, **more):
     return dict({"id": i, "name": "tenant-%d" % i, "sessions": 1, "blocks": 10, "max_blocks": 4096,
                  "recipes": 0, "payload_bytes": 1 << 30, "charged_bytes": 2 << 30,
-                 "share_bytes": 4 << 30, "lookups": 1000 + i, "commits": 7, "evictions": 0,
-                 "tokens_asked": 1000, "tokens_matched": 250}, **more)
+                 "share_bytes": 4 << 30, "lookups_total": 1000 + i, "commits_total": 7, "evictions_total": 0,
+                 "asked_tokens_total": 1000, "matched_tokens_total": 250}, **more)
 
 
 STATUS = {"daemon": {"version": "0.1.0", "heap": {}}, "pages": "4 KiB", "policy": "lru"}
@@ -192,39 +192,39 @@ class Shown(unittest.TestCase):
         text = self.run_kvctl({"blocks": {"blocks": blocks, "total": 100}}, "blocks")[0]
         self.assertNotIn(" of ", text)
 
-    def test_hit_rate_of_the_interval(self):
-        rounds = [[tenant(1), tenant(2, tokens_asked=0, tokens_matched=0)],
-                  [tenant(1, tokens_asked=2000, tokens_matched=1000, lookups=1101, tokens_put=640),
-                   tenant(2, tokens_asked=1000, tokens_matched=150)],
-                  # One was made anew, the other was not asked.
-                  [tenant(1, tokens_asked=100, tokens_matched=99),
-                   tenant(2, tokens_asked=1000, tokens_matched=150)],
-                  [tenant(1, tokens_asked=100, tokens_matched=99),
-                   tenant(2, tokens_asked=1000, tokens_matched=150)]]
-        left = list(rounds)
-        text = self.run_kvctl({"status": STATUS, "clients": {"clients": []},
-                               "tenants": lambda _: {"tenants": left.pop(0)}},
-                              "status", "--watch=0.1", "--count=4")[0]
-        views = text.split("kvpoold 0.1.0")[1:]
-        rates = [[x for x in v.splitlines() if x.startswith("rates ")] for v in views]
-        self.assertEqual(rates[0], [])
-        self.assertRegex(rates[1][0], "commits of [1-9][0-9]* tokens")
-        self.assertRegex(rates[3][0], "commits of 0 tokens")
-        self.assertIn("45.0 % of 2000 tokens asked for were cached", rates[1][0])
-        self.assertIn("99.0 % of 100 tokens asked for were cached", rates[2][0])
-        self.assertIn("no token was asked for", rates[3][0])
-        # Since the tenant began, and since the view before.
-        rows = [[x.split() for x in v.splitlines() if x.startswith("tenant-")] for v in views]
-        self.assertNotIn("NOW%", views[0])
-        titles = [x for x in views[1].splitlines() if x.startswith("TENANT")][0].split()
-        row = {x[0]: x for x in rows[1]}
-        self.assertEqual(titles[-4:-2], ["HIT%", "NOW%"])
-        self.assertEqual(row["tenant-1"][-4:-2], ["50.0", "75.0"])
-        self.assertEqual(row["tenant-2"][-4:-2], ["15.0", "15.0"])
+    def test_rates_are_the_daemons(self):
+        rates = {"interval_seconds": 5.0, "lookups_per_second": 12.0, "commits_per_second": 3.0,
+                 "asked_tokens_per_second": 400.0, "matched_tokens_per_second": 180.0,
+                 "put_tokens_per_second": 64.0, "evictions_per_second": 0.2, "hit_ratio": 0.45,
+                 "charged_bytes_per_second": -3.0 * (1 << 20)}
+        tenants = [tenant(1, rates=dict(rates, hit_ratio=0.75)), tenant(2, rates=None)]
+        answers = {"status": dict(STATUS, rates=rates), "clients": {"clients": []},
+                   "tenants": {"tenants": tenants}}
+        for args in (("status",), ("status", "--watch=0.1", "--count=1")):
+            text = self.run_kvctl(answers, *args)[0]
+            line = [x for x in text.splitlines() if x.startswith("rates ")][0]
+            self.assertIn("12 lookups of 400 tokens, 3 commits of 64 tokens, 0 evictions a second",
+                          line)
+            self.assertIn("45.0 % of the tokens asked for were cached", line)
+            self.assertIn("memory -3.0 MiB a second", line)
+            titles = [x for x in text.splitlines() if x.startswith("TENANT")][0].split()
+            row = [x for x in text.splitlines() if x.startswith("tenant-1")][0]
+            row = dict(zip(titles, row.replace(" GiB", "G").replace(" MiB", "M").split()))
+            self.assertEqual([row[x] for x in ("HIT%", "NOW%", "ASKED/S", "PUT/S", "EVICTED/S",
+                                               "CHARGED/S")],
+                             ["25.0", "75.0", "400", "64", "0.2", "-3.0M"])
+        # Before the daemon has any, and where nothing was asked for.
+        answers["status"]["rates"] = None
+        answers["tenants"] = {"tenants": [tenant(1, rates=None)]}
+        text = self.run_kvctl(answers, "status")[0]
+        self.assertIn("rates     not known in the daemon's first seconds", text)
+        self.assertNotIn("NOW%", text)
+        answers["status"]["rates"] = dict(rates, hit_ratio=None)
+        self.assertNotIn("were cached", self.run_kvctl(answers, "status")[0])
 
     def test_the_view_fits_the_terminal(self):
         answers = {"status": STATUS, "tenants": {"tenants": [tenant(i) for i in range(200)]},
-                   "clients": {"clients": [{"session": i, "tenant": "t", "lookups": i}
+                   "clients": {"clients": [{"session": i, "tenant": "t", "lookups_total": i}
                                            for i in range(300)]}}
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
@@ -245,7 +245,7 @@ class Shown(unittest.TestCase):
 
     def test_use_of_each_model(self):
         rows = [{"tenant": "t", "space": 0, "model": "m", "adapter": "a", "blocks": 12, "payload_bytes": 3 << 20,
-                 "tokens_asked": 400, "tokens_matched": 100, "opens": 2}]
+                 "asked_tokens_total": 400, "matched_tokens_total": 100, "opens": 2}]
         text = self.run_kvctl({"spaces": {"spaces": rows}}, "spaces", columns=80)[0]
         row = dict(zip(text.splitlines()[0].split(), text.splitlines()[1].replace(" MiB", "M").split()))
         self.assertEqual((row["BLOCKS"], row["PAYLOAD"], row["HIT%"]), ("12", "3.0M", "25.0"))
@@ -278,10 +278,10 @@ class WithDaemon(unittest.TestCase):
         s = self.json("spaces")["spaces"]
         self.assertEqual((s[0]["model"], s[0]["block_tokens"], s[0]["opens"]),
                          ("kvctl-test", 16, 1))
-        self.assertEqual(s[0]["tokens_put"], 16 * BLOCKS)
+        self.assertEqual(s[0]["put_tokens_total"], 16 * BLOCKS)
         self.assertEqual((s[0]["blocks"], s[0]["payload_bytes"]), (BLOCKS, BLOCKS * s[0]["block_bytes"]))
         t = self.json("tenants")["tenants"]
-        self.assertEqual((t[0]["blocks"], t[0]["commits"]), (BLOCKS, BLOCKS))
+        self.assertEqual((t[0]["blocks"], t[0]["commits_total"]), (BLOCKS, BLOCKS))
         self.assertEqual(self.json("status")["blocks"], BLOCKS)
         for verb in ("clients", "spaces", "tenants", "blocks", "status"):
             self.assertIn("TENANT", self.kvctl(verb))
@@ -299,8 +299,8 @@ class WithDaemon(unittest.TestCase):
 
     def test_tokens(self):
         c, t = self.json("clients")["clients"][0], self.json("tenants")["tenants"][0]
-        self.assertEqual((c["tokens_asked"], c["tokens_matched"]), (16 * BLOCKS, 16 * BLOCKS))
-        self.assertEqual((t["tokens_asked"], t["tokens_matched"]), (16 * BLOCKS, 16 * BLOCKS))
+        self.assertEqual((c["asked_tokens_total"], c["matched_tokens_total"]), (16 * BLOCKS, 16 * BLOCKS))
+        self.assertEqual((t["asked_tokens_total"], t["matched_tokens_total"]), (16 * BLOCKS, 16 * BLOCKS))
         self.assertIn("100.0", self.kvctl("tenants"))
 
     def test_one_block(self):
@@ -336,7 +336,7 @@ class WithDaemon(unittest.TestCase):
     def test_watch(self):
         text = self.kvctl("status", "--watch=0.1", "--count", "2")
         self.assertEqual(text.count("kvpoold "), 2)
-        self.assertEqual(text.count("rates "), 1)
+        self.assertEqual(text.count("rates "), 2)
         self.assertIn("watched", text)
         lines = self.kvctl("status", "--watch=0.1", "--count=2", "--json").splitlines()
         self.assertEqual([json.loads(x)["blocks"] for x in lines], [BLOCKS] * 2)
@@ -351,18 +351,18 @@ class WithDaemon(unittest.TestCase):
 
     def test_portions_of_the_ledger(self):
         ledger = self.json("status")["ledger"]
-        self.assertEqual(ledger["slice_us"], 50)
+        self.assertEqual(ledger["slice_seconds"], 50e-6)
         kinds = ledger["portions"]
         self.assertEqual(sorted(kinds), ["call", "chore", "job", "round", "turn"])
         for name, kind in kinds.items():
-            self.assertGreaterEqual(kind["longest_us"], kind["recent_us"], name)
-            self.assertLessEqual(kind["recent_us"], kinds["round"]["recent_us"], name)
+            self.assertGreaterEqual(kind["longest_seconds"], kind["recent_seconds"], name)
+            self.assertLessEqual(kind["recent_seconds"], kinds["round"]["recent_seconds"], name)
         # The client's puts, attaching, and the arena that was made for it.
         for name in ("turn", "call", "job", "round"):
-            self.assertGreater(kinds[name]["count"], 0, name)
-        calls = kinds["call"]["count"]
+            self.assertGreater(kinds[name]["portions_total"], 0, name)
+        calls = kinds["call"]["portions_total"]
         self.json("clients")
-        self.assertGreater(self.json("status")["ledger"]["portions"]["call"]["count"], calls)
+        self.assertGreater(self.json("status")["ledger"]["portions"]["call"]["portions_total"], calls)
 
     def test_not_an_administrator(self):
         if os.geteuid() != 0 or not others_may_run(KVCTL):

@@ -178,8 +178,8 @@ static int ask_daemon(const struct bench_pool *p, double *bytes_per_block, doubl
 	answer = r < 0 ? NULL : json_loads(text, 0, NULL);
 	free(text);
 	tenant = json_array_get(json_object_get(answer, "tenants"), 0);
-	*bytes_per_block = json_number_value(json_object_get(tenant, "metadata_bytes_per_block"));
-	*scan_us = json_number_value(json_object_get(tenant, "lease_scan_ns")) / 1e3;
+	*bytes_per_block = json_number_value(json_object_get(tenant, "block_metadata_bytes"));
+	*scan_us = json_number_value(json_object_get(tenant, "lease_scan_seconds")) * 1e6;
 	if (r == 0 && !tenant)
 		r = -EBADMSG;
 	json_decref(answer);

@@ -18,9 +18,15 @@ static const struct kvctl_column space_columns[] = {
 	{ "adapter", "ADAPTER", KVCTL_TEXT, 6 },
 	{ "blocks", "BLOCKS", KVCTL_COUNT, 0 },
 	{ "payload_bytes", "PAYLOAD", KVCTL_BYTES, 0 },
-	{ "tokens_put", "PUT", KVCTL_COUNT, 3 },
-	{ "tokens_asked", "ASKED", KVCTL_COUNT, 3 },
+	{ "put_tokens_total", "PUT", KVCTL_COUNT, 3 },
+	{ "asked_tokens_total", "ASKED", KVCTL_COUNT, 3 },
 	{ "hit_ratio", "HIT%", KVCTL_PERCENT, 1 },
+	{ "hit_ratio_now", "NOW%", KVCTL_PERCENT, 1 },
+	{ "evictions_total", "EVICTIONS", KVCTL_COUNT, 3 },
+	{ "asked_rate", "ASKED/S", KVCTL_RATE, 9 },
+	{ "put_rate", "PUT/S", KVCTL_RATE, 9 },
+	{ "evictions_rate", "EVICTED/S", KVCTL_RATE, 9 },
+	{ "bytes_rate", "PAYLOAD/S", KVCTL_BYTES, 9 },
 	{ "opens", "OPEN", KVCTL_COUNT, 2 },
 	{ "layers", "LAYERS", KVCTL_COUNT, 7 },
 	{ "block_tokens", "TOKENS", KVCTL_COUNT, 5 },
@@ -65,7 +71,7 @@ int kvctl_list(struct kvctl *ctl, const struct kvctl_command *command, const jso
 	} else if (r < 0) {
 		kvctl_refused(ctl, command->name, r, answer);
 	} else {
-		kvctl_add_hit_ratio(list);
+		kvctl_add_ratios(list);
 		kvctl_print_table(stdout, list, columns_of(command->name), "none");
 		if (total > (double)json_array_size(list))
 			printf("%zu of %.0f; --limit N lists more\n", json_array_size(list), total);

@@ -202,22 +202,22 @@ static void cgroup(struct doctor *d)
 		say(d, GOOD, "cgroup", "no control group limits the daemon's memory");
 		return;
 	}
-	kvctl_bytes(kvctl_number(group, "limit"), limit);
-	kvctl_bytes(kvctl_number(group, "left"), left);
-	if (!huge && wanted > kvctl_number(memory, "most"))
+	kvctl_bytes(kvctl_number(group, "limit_bytes"), limit);
+	kvctl_bytes(kvctl_number(group, "left_bytes"), left);
+	if (!huge && wanted > kvctl_number(memory, "most_bytes"))
 		say(d, PROBLEM, "cgroup",
 			"%s allows %s, too little for `memory`, which may be %s at most: lower it, "
 			"or "
 			"raise the limit (MemoryMax=), else the kernel may kill the daemon",
 			kvctl_text(group, "path"), limit,
-			kvctl_bytes(kvctl_number(memory, "most"), most));
+			kvctl_bytes(kvctl_number(memory, "most_bytes"), most));
 	else
 		say(d, GOOD, "cgroup", "%s allows %s, of which %s are left: enough for `memory`",
 			kvctl_text(group, "path"), limit, left);
-	if (!huge && kvctl_number(memory, "missing") > 0)
+	if (!huge && kvctl_number(memory, "missing_bytes") > 0)
 		say(d, PROBLEM, "cgroup",
 			"%s are missing now: tenants give memory back; see who else takes it",
-			kvctl_bytes(kvctl_number(memory, "missing"), most));
+			kvctl_bytes(kvctl_number(memory, "missing_bytes"), most));
 }
 
 /* The soft limit of a process; false if it cannot be read. UINT64_MAX: unlimited. */
@@ -365,8 +365,8 @@ static void same_uid(struct doctor *d)
 static void refusals(struct doctor *d)
 {
 	const json_t *daemon = json_object_get(d->status, "daemon");
-	double refused = kvctl_number(daemon, "refused");
-	double broken = kvctl_number(daemon, "protocol_errors");
+	double refused = kvctl_number(daemon, "refused_total");
+	double broken = kvctl_number(daemon, "protocol_errors_total");
 
 	if (!d->pid)
 		return;
@@ -392,15 +392,15 @@ static void ledger(struct doctor *d)
 	if (!d->pid || !ledger)
 		return;
 	json_object_foreach((json_t *)json_object_get(ledger, "portions"), name, k) {
-		double us = kvctl_number(k, "recent_us");
+		double seconds = kvctl_number(k, "recent_seconds");
 
-		if (us <= worst || !strcmp(name, "round"))
+		if (seconds <= worst || !strcmp(name, "round"))
 			continue;
-		worst = us;
+		worst = seconds;
 		which = name;
 	}
-	ms = kvctl_number(
-		     json_object_get(json_object_get(ledger, "portions"), "round"), "recent_us") /
+	ms = kvctl_number(json_object_get(json_object_get(ledger, "portions"), "round"),
+		     "recent_seconds") *
 	     1000;
 	if (ms < LEDGER_FAR_MS)
 		say(d, GOOD, "ledger", "no client waited for more than %.1f ms of others' work",
@@ -411,7 +411,7 @@ static void ledger(struct doctor *d)
 			"two, of "
 			"which one %s took %.0f ms instead of %.2f: all processors were taken by "
 			"other programs, or it is a defect",
-			ms, which, worst / 1000, kvctl_number(ledger, "slice_us") / 1000);
+			ms, which, worst * 1000, kvctl_number(ledger, "slice_seconds") * 1000);
 }
 
 /* -------------------------------------------------------------------------------------------- */

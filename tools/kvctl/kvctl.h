@@ -99,7 +99,8 @@ enum kvctl_kind {
 	KVCTL_TEXT,
 	KVCTL_COUNT,
 	KVCTL_BYTES,
-	KVCTL_MS,      /* a duration */
+	KVCTL_RATE,    /* so many a second */
+	KVCTL_SECONDS, /* a duration */
 	KVCTL_PERCENT, /* of a fraction; empty if it is not there */
 	KVCTL_FLAG,    /* yes or empty */
 	KVCTL_KEY,     /* the first 16 digits of a key */
@@ -144,7 +145,10 @@ int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const j
 
 extern const struct kvctl_column kvctl_tenant_columns[];
 extern const struct kvctl_column kvctl_client_columns[];
-/* Adds "hit_ratio", of tokens, to each object whose clients have asked for any. */
-void kvctl_add_hit_ratio(json_t *rows);
+/*
+ * Adds what tables show: "hit_ratio", of all tokens that the object's clients have asked for, and
+ * the members of its "rates".
+ */
+void kvctl_add_ratios(json_t *rows);
 
 #endif

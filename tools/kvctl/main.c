@@ -20,7 +20,7 @@
 	}
 
 static const struct kvctl_option of_status[] = {
-	{ "watch", "SECONDS", "again every second, or as said, with rates and the busiest clients",
+	{ "watch", "SECONDS", "again every second, or as said, with the busiest clients",
 		KVCTL_TAKES_SECONDS, 0.1, 3600, 1 },
 	{ "count", "N", "with --watch: end after N times", KVCTL_TAKES_NUMBER, 1, 1e9, 0 },
 	{ 0 },

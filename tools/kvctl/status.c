@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define WATCH_ROWS 20 /* of a table in the view, where standard output has no end */
-#define VIEW_LINES 12 /* of the view that are not rows */
+#define VIEW_LINES 13 /* of the view that are not rows */
 
 const struct kvctl_column kvctl_tenant_columns[] = {
 	{ "name", "TENANT", KVCTL_TEXT, 0 },
@@ -19,11 +19,15 @@ const struct kvctl_column kvctl_tenant_columns[] = {
 	{ "payload_bytes", "PAYLOAD", KVCTL_BYTES, 7 },
 	{ "charged_bytes", "CHARGED", KVCTL_BYTES, 0 },
 	{ "share_bytes", "SHARE", KVCTL_BYTES, 0 },
-	{ "lookups", "LOOKUPS", KVCTL_COUNT, 3 },
+	{ "lookups_total", "LOOKUPS", KVCTL_COUNT, 3 },
 	{ "hit_ratio", "HIT%", KVCTL_PERCENT, 0 },
 	{ "hit_ratio_now", "NOW%", KVCTL_PERCENT, 1 },
-	{ "commits", "COMMITS", KVCTL_COUNT, 5 },
-	{ "evictions", "EVICTIONS", KVCTL_COUNT, 2 },
+	{ "commits_total", "COMMITS", KVCTL_COUNT, 5 },
+	{ "evictions_total", "EVICTIONS", KVCTL_COUNT, 2 },
+	{ "asked_rate", "ASKED/S", KVCTL_RATE, 9 },
+	{ "put_rate", "PUT/S", KVCTL_RATE, 9 },
+	{ "evictions_rate", "EVICTED/S", KVCTL_RATE, 9 },
+	{ "bytes_rate", "CHARGED/S", KVCTL_BYTES, 9 },
 	{ 0 },
 };
 
@@ -33,121 +37,76 @@ const struct kvctl_column kvctl_client_columns[] = {
 	{ "name", "NAME", KVCTL_TEXT, 0 },
 	{ "pid", "PID", KVCTL_COUNT, 0 },
 	{ "uid", "UID", KVCTL_COUNT, 4 },
-	{ "attached_ms", "ATTACHED", KVCTL_MS, 7 },
+	{ "attached_seconds", "ATTACHED", KVCTL_SECONDS, 7 },
 	{ "leases", "LEASES", KVCTL_COUNT, 1 },
 	{ "grants", "GRANTS", KVCTL_COUNT, 1 },
 	{ "claims", "CLAIMS", KVCTL_COUNT, 5 },
 	{ "arena_bytes", "ARENA", KVCTL_BYTES, 3 },
-	{ "lookups", "LOOKUPS", KVCTL_COUNT, 2 },
-	{ "hits", "HITS", KVCTL_COUNT, 6 },
-	{ "partial", "PARTIAL", KVCTL_COUNT, 6 },
-	{ "misses", "MISSES", KVCTL_COUNT, 6 },
+	{ "lookups_total", "LOOKUPS", KVCTL_COUNT, 2 },
+	{ "hit_ratio", "HIT%", KVCTL_PERCENT, 2 },
+	{ "hits_total", "HITS", KVCTL_COUNT, 6 },
+	{ "partial_total", "PARTIAL", KVCTL_COUNT, 6 },
+	{ "misses_total", "MISSES", KVCTL_COUNT, 6 },
 	{ 0 },
 };
 
-/* ---- hit rates ----------------------------------------------------------------------------- */
+/* ---- rates --------------------------------------------------------------------------------- */
 
-struct asked {
-	double tokens, cached;
+/* Members that tables show, from the `rates` of the daemon's answer. */
+static const struct {
+	const char *name, *shown;
+} rate_columns[] = {
+	{ "hit_ratio", "hit_ratio_now" },
+	{ "asked_tokens_per_second", "asked_rate" },
+	{ "put_tokens_per_second", "put_rate" },
+	{ "evictions_per_second", "evictions_rate" },
+	{ "charged_bytes_per_second", "bytes_rate" },
+	{ "payload_bytes_per_second", "bytes_rate" },
 };
 
-static struct asked asked_of(const json_t *row)
-{
-	return (struct asked){ kvctl_number(row, "tokens_asked"),
-		kvctl_number(row, "tokens_matched") };
-}
-
-/* Since then; counters of a tenant that was made anew begin again. */
-static struct asked since(struct asked now, struct asked then)
-{
-	if (now.tokens < then.tokens || now.cached < then.cached)
-		return now;
-	return (struct asked){ now.tokens - then.tokens, now.cached - then.cached };
-}
-
-static void set_ratio(json_t *row, const char *key, struct asked a)
-{
-	if (a.tokens > 0)
-		json_object_set_new(row, key, json_real(a.cached / a.tokens));
-}
-
-void kvctl_add_hit_ratio(json_t *rows)
+void kvctl_add_ratios(json_t *rows)
 {
 	json_t *row;
 	size_t i;
 
 	json_array_foreach(rows, i, row) {
-		set_ratio(row, "hit_ratio", asked_of(row));
+		double asked = kvctl_number(row, "asked_tokens_total");
+		double matched = kvctl_number(row, "matched_tokens_total");
+		const json_t *rates = json_object_get(row, "rates");
+
+		if (asked > 0)
+			json_object_set_new(row, "hit_ratio", json_real(matched / asked));
+		for (size_t k = 0; k < sizeof(rate_columns) / sizeof(rate_columns[0]); k++) {
+			json_t *v = json_object_get(rates, rate_columns[k].name);
+
+			if (json_is_number(v))
+				json_object_set(row, rate_columns[k].shown, v);
+		}
 	}
 }
 
-/* The figures of the view before this one. */
-struct last {
-	json_t *tenants;
-	double when; /* seconds; 0: there was none */
-};
-
-static const json_t *tenant_before(const struct last *last, const json_t *tenant)
+static void print_rates(const json_t *status)
 {
-	json_t *t;
-	size_t i;
+	const json_t *rates = json_object_get(status, "rates");
+	double bytes = kvctl_number(rates, "charged_bytes_per_second");
+	const json_t *ratio = json_object_get(rates, "hit_ratio");
+	char a[32];
 
-	json_array_foreach(last->tenants, i, t) {
-		if (json_equal(json_object_get(t, "id"), json_object_get(tenant, "id")))
-			return t;
-	}
-	return NULL;
-}
-
-struct rates {
-	double lookups, commits, tokens_put, evictions;
-	struct asked asked;
-};
-
-static double grown(const json_t *now, const json_t *before, const char *key)
-{
-	double d = kvctl_number(now, key) - kvctl_number(before, key);
-
-	return d < 0 ? kvctl_number(now, key) : d;
-}
-
-/* Since the view before, over all tenants; each of them gets its own hit_ratio_now. */
-static struct rates rates_since(const struct last *last, json_t *tenants)
-{
-	struct rates sum = { 0 };
-	json_t *t;
-	size_t i;
-
-	json_array_foreach(tenants, i, t) {
-		const json_t *before = tenant_before(last, t);
-		struct asked a = since(asked_of(t), asked_of(before));
-
-		set_ratio(t, "hit_ratio_now", a);
-		sum.asked.tokens += a.tokens;
-		sum.asked.cached += a.cached;
-		sum.lookups += grown(t, before, "lookups");
-		sum.commits += grown(t, before, "commits");
-		sum.tokens_put += grown(t, before, "tokens_put");
-		sum.evictions += grown(t, before, "evictions");
-	}
-	return sum;
-}
-
-static void print_rates(const struct last *last, json_t *tenants, double now)
-{
-	double s = now - last->when;
-	struct rates r;
-
-	if (last->when <= 0)
+	if (!json_is_object(rates)) {
+		puts("rates     not known in the daemon's first seconds");
 		return;
-	r = rates_since(last, tenants);
-	printf("rates     %.0f lookups, %.0f commits of %.0f tokens, %.0f evictions a second; ",
-		r.lookups / s, r.commits / s, r.tokens_put / s, r.evictions / s);
-	if (r.asked.tokens > 0)
-		printf("%.1f %% of %.0f tokens asked for were cached\n",
-			100 * r.asked.cached / r.asked.tokens, r.asked.tokens);
-	else
-		puts("no token was asked for");
+	}
+	printf("rates     %.0f lookups of %.0f tokens, %.0f commits of %.0f tokens, %.0f "
+	       "evictions a second; ",
+		kvctl_number(rates, "lookups_per_second"),
+		kvctl_number(rates, "asked_tokens_per_second"),
+		kvctl_number(rates, "commits_per_second"),
+		kvctl_number(rates, "put_tokens_per_second"),
+		kvctl_number(rates, "evictions_per_second"));
+	if (json_is_number(ratio))
+		printf("%.1f %% of the tokens asked for were cached; ",
+			100 * json_number_value(ratio));
+	printf("memory %s%s a second\n", bytes > 0 ? "+" : "", kvctl_bytes(bytes, a));
 }
 
 /* ---- printing ------------------------------------------------------------------------------ */
@@ -159,22 +118,24 @@ static void print_daemon(const json_t *s)
 
 	printf("kvpoold %s, process %.0f, uid %.0f, up %s\n", kvctl_text(d, "version"),
 		kvctl_number(d, "pid"), kvctl_number(d, "uid"),
-		kvctl_duration(kvctl_number(d, "uptime_s"), a));
+		kvctl_duration(kvctl_number(s, "uptime_seconds"), a));
 	printf("memory    %s; promised to tenants %s; in use %s (%s)\n",
 		kvctl_bytes(kvctl_number(s, "memory_bytes"), a),
 		kvctl_bytes(kvctl_number(s, "promised_bytes"), b),
 		kvctl_bytes(kvctl_number(s, "charged_bytes"), c), kvctl_text(s, "pages"));
 	printf("blocks    %.0f; recipes only %.0f; evictions %.0f (policy %s)\n",
-		kvctl_number(s, "blocks"), kvctl_number(s, "recipes"), kvctl_number(s, "evictions"),
-		kvctl_text(s, "policy"));
+		kvctl_number(s, "blocks"), kvctl_number(s, "recipes"),
+		kvctl_number(s, "evictions_total"), kvctl_text(s, "policy"));
 	printf("sessions  %.0f of %.0f; connections %.0f, not attached %.0f; refused %.0f, "
 	       "protocol errors %.0f\n",
 		kvctl_number(s, "sessions"), kvctl_number(s, "max_sessions"),
 		kvctl_number(d, "connections"), kvctl_number(d, "pending"),
-		kvctl_number(d, "refused"), kvctl_number(d, "protocol_errors"));
+		kvctl_number(d, "refused_total"), kvctl_number(d, "protocol_errors_total"));
 	printf("heap      %s of %s resident (%s)\n",
-		kvctl_bytes(kvctl_number(heap, "allocated"), a),
-		kvctl_bytes(kvctl_number(heap, "resident"), b), kvctl_text(heap, "allocator"));
+		kvctl_bytes(kvctl_number(heap, "allocated_bytes"), a),
+		kvctl_bytes(kvctl_number(heap, "resident_bytes"), b),
+		kvctl_text(heap, "allocator"));
+	print_rates(s);
 }
 
 static json_t *ask_for(struct kvctl *ctl, const char *verb)
@@ -197,7 +158,7 @@ static void show_once(struct kvctl *ctl)
 		return;
 	}
 	tenants = ask_for(ctl, "tenants");
-	kvctl_add_hit_ratio(json_object_get(tenants, "tenants"));
+	kvctl_add_ratios(json_object_get(tenants, "tenants"));
 	print_daemon(status);
 	putchar('\n');
 	kvctl_print_table(
@@ -208,8 +169,8 @@ static void show_once(struct kvctl *ctl)
 
 static int busiest_first(const void *a, const void *b)
 {
-	double x = kvctl_number(*(json_t *const *)a, "lookups");
-	double y = kvctl_number(*(json_t *const *)b, "lookups");
+	double x = kvctl_number(*(json_t *const *)a, "lookups_total");
+	double y = kvctl_number(*(json_t *const *)b, "lookups_total");
 
 	return x < y ? 1 : x > y ? -1 : 0;
 }
@@ -255,30 +216,19 @@ static void print_tables(const json_t *tenants, const json_t *clients)
 	print_busiest(clients, rows - for_tenants, kvctl_client_columns, "no clients");
 }
 
-static double seconds_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-static void paint(struct kvctl *ctl, struct last *last)
+static void paint(struct kvctl *ctl)
 {
 	json_t *status = ask_for(ctl, "status"), *tenants = ask_for(ctl, "tenants");
-	json_t *clients = ask_for(ctl, "clients"), *list = json_object_get(tenants, "tenants");
-	double now = seconds_now();
+	json_t *clients = ask_for(ctl, "clients");
 
 	/* Home, and clear: only on a terminal. */
 	if (isatty(STDOUT_FILENO))
 		fputs("\033[H\033[2J", stdout);
 	print_daemon(status);
-	kvctl_add_hit_ratio(list);
-	print_rates(last, list, now);
+	kvctl_add_ratios(json_object_get(tenants, "tenants"));
+	kvctl_add_ratios(json_object_get(clients, "clients"));
 	putchar('\n');
-	print_tables(list, json_object_get(clients, "clients"));
-	json_decref(last->tenants);
-	*last = (struct last){ json_incref(list), now };
+	print_tables(json_object_get(tenants, "tenants"), json_object_get(clients, "clients"));
 	json_decref(clients);
 	json_decref(tenants);
 	json_decref(status);
@@ -295,7 +245,6 @@ static void nap(double seconds)
 int kvctl_status(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given)
 {
 	double every = kvctl_number(given, "watch"), count = kvctl_number(given, "count");
-	struct last last = { 0 };
 
 	if (count > 0 && every <= 0)
 		return kvctl_fail(ctl, command->name, KVCTL_USAGE, "--count goes with --watch");
@@ -309,9 +258,8 @@ int kvctl_status(struct kvctl *ctl, const struct kvctl_command *command, const j
 		if (ctl->json)
 			show_once(ctl);
 		else
-			paint(ctl, &last);
+			paint(ctl);
 		fflush(stdout);
 	}
-	json_decref(last.tenants);
 	return KVCTL_OK;
 }

@@ -2,6 +2,7 @@
 /* Answers as a person reads them: aligned tables that fit the terminal, sizes with units. */
 #include "tools/kvctl/kvctl.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -35,11 +36,11 @@ const char *kvctl_bytes(double bytes, char *buf)
 	static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB" };
 	unsigned u = 0;
 
-	while (bytes >= 1024 && u < 4) {
+	while (fabs(bytes) >= 1024 && u < 4) {
 		bytes /= 1024;
 		u++;
 	}
-	snprintf(buf, 32, u && bytes < 10 ? "%.1f %s" : "%.0f %s", bytes, units[u]);
+	snprintf(buf, 32, u && fabs(bytes) < 10 ? "%.1f %s" : "%.0f %s", bytes, units[u]);
 	return buf;
 }
 
@@ -153,8 +154,13 @@ static void cell_text(const json_t *row, const struct kvctl_column *c, char out[
 		if (v)
 			kvctl_bytes(kvctl_number(row, c->key), out);
 		break;
-	case KVCTL_MS:
-		kvctl_duration(json_number_value(v) / 1e3, out);
+	case KVCTL_RATE:
+		if (json_is_number(v))
+			snprintf(out, CELL, json_number_value(v) < 10 ? "%.1f" : "%.0f",
+				json_number_value(v));
+		break;
+	case KVCTL_SECONDS:
+		kvctl_duration(json_number_value(v), out);
 		break;
 	case KVCTL_PERCENT:
 		if (json_is_number(v))

@@ -465,7 +465,7 @@ static int figures(struct dp_world *w, const char *verb, uint32_t what, const js
 	int r = kvpd_figures_read(w->ledger, tenant, what, &f);
 
 	if (r == 0) {
-		*ret_answer = kvpd_figures_json(&f, verb);
+		*ret_answer = kvpd_figures_json(&f, &(struct kvpd_rates){ 0 }, verb);
 		kvpd_figures_fini(&f);
 	}
 	return r;

@@ -168,8 +168,8 @@ static void blocks_never_exceed_their_limit(void **state)
 	}
 	assert_int_equal(dp_figure(&w, "blocks"), 8);
 	assert_int_equal(dp_figure(&w, "recipes"), 4);
-	assert_int_equal(dp_figure(&w, "evictions"), 92);
-	assert_int_equal(dp_figure(&w, "forgotten"), 88);
+	assert_int_equal(dp_figure(&w, "evictions_total"), 92);
+	assert_int_equal(dp_figure(&w, "forgotten_total"), 88);
 	/* the newest are there, with their bytes */
 	make_tokens(tokens, T, 199);
 	assert_int_equal(dp_find(c, space, tokens, T, &hit, 1), 1);
@@ -215,8 +215,8 @@ static void bytes_never_exceed_the_share(void **state)
 			dp_check(&w);
 		}
 	}
-	assert_true(dp_figure(&w, "moves") > 0);
-	assert_true(dp_figure(&w, "evictions") > 0);
+	assert_true(dp_figure(&w, "moves_total") > 0);
+	assert_true(dp_figure(&w, "evictions_total") > 0);
 	assert_true(dp_figure(&w, "blocks") > 300);
 	for (uint32_t i = 0; i < 400; i++) {
 		make_tokens(tokens, 4 * T, 1000 + i);
@@ -391,11 +391,11 @@ static void limbo_keeps_old_bytes(void **state)
 				 hit[2].word, &lease),
 		0);
 	dp_detach(a);
-	for (int i = 0; i < 400 && dp_figure(&w, "moves") < 3; i++) {
+	for (int i = 0; i < 400 && dp_figure(&w, "moves_total") < 3; i++) {
 		dp_pump(&w);
 		usleep(10000);
 	}
-	assert_int_equal(dp_figure(&w, "moves"), 3);
+	assert_int_equal(dp_figure(&w, "moves_total"), 3);
 	dp_check(&w);
 	/* b goes on reading where it was */
 	for (uint32_t i = 0; i < 3; i++)
@@ -591,7 +591,7 @@ static void all_tenants_give_their_part(void **state)
 	assert_in_range(charged[0] - tenant_figure(&w, "one", "charged_bytes"), 9 * mib, 12 * mib);
 	assert_in_range(charged[1] - tenant_figure(&w, "two", "charged_bytes"), 3 * mib, 6 * mib);
 	assert_int_equal(tenant_figure(&w, "three", "blocks"), 10);
-	assert_int_equal(tenant_figure(&w, "three", "evictions"), 0);
+	assert_int_equal(tenant_figure(&w, "three", "evictions_total"), 0);
 	dp_check(&w);
 	dp_stop(&w);
 }
@@ -1013,9 +1013,9 @@ static void deletion_waits_for_leases(void **state)
 	assert_int_equal(delete_block(c, &block[1]), 0);
 	assert_int_equal(kvp_revalidate(&c->view, hit, 3), 3);
 	kvp_lease_drop(&lease);
-	for (int i = 0; i < 400 && dp_figure(&w, "deleted") < 2; i++)
+	for (int i = 0; i < 400 && dp_figure(&w, "deleted_total") < 2; i++)
 		usleep(10000);
-	assert_int_equal(dp_figure(&w, "deleted"), 2);
+	assert_int_equal(dp_figure(&w, "deleted_total"), 2);
 	assert_int_equal(dp_figure(&w, "blocks"), 1);
 	assert_int_equal(dp_figure(&w, "recipes"), 0);
 	assert_int_equal(delete_block(c, &block[2]), -ENOENT);

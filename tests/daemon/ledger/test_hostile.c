@@ -730,42 +730,44 @@ static void counters_that_lie(void **state)
 	kvp_store_relaxed(&a->page->shard[4].use[x].asked, 12);
 	kvp_store_relaxed(&a->page->shard[4].use[x].matched, 1000);
 	kvp_store_relaxed(&a->page->shard[4].use[y].asked, 5000); /* which it does not have */
-	assert_int_equal(dp_figure(&w, "lookups"), 7);
-	assert_int_equal(dp_figure(&w, "tokens_asked"), 112);
-	assert_int_equal(dp_figure(&w, "tokens_matched"), 112);
-	assert_int_equal(space_figure(&w, x, "tokens_asked"), 112);
-	assert_int_equal(space_figure(&w, x, "tokens_matched"), 112);
-	assert_int_equal(space_figure(&w, y, "tokens_asked"), 0);
+	assert_int_equal(dp_figure(&w, "lookups_total"), 7);
+	assert_int_equal(dp_figure(&w, "asked_tokens_total"), 112);
+	assert_int_equal(dp_figure(&w, "matched_tokens_total"), 112);
+	assert_int_equal(space_figure(&w, x, "asked_tokens_total"), 112);
+	assert_int_equal(space_figure(&w, x, "matched_tokens_total"), 112);
+	assert_int_equal(space_figure(&w, y, "asked_tokens_total"), 0);
 	kvp_store_relaxed(&a->page->shard[3].hits, 1);
 	kvp_store_relaxed(&a->page->shard[3].use[x].asked, 1);
-	assert_int_equal(dp_figure(&w, "lookups"), 7);
-	assert_int_equal(dp_figure(&w, "tokens_asked"), 112);
+	assert_int_equal(dp_figure(&w, "lookups_total"), 7);
+	assert_int_equal(dp_figure(&w, "asked_tokens_total"), 112);
 	/* What it says of a space before it has it was of another of that number, or of none. */
 	assert_int_equal(dp_space(a, "y", 8), y);
 	kvp_store_relaxed(&a->page->shard[4].use[y].asked, 5003);
-	assert_int_equal(space_figure(&w, y, "tokens_asked"), 3);
-	assert_int_equal(dp_figure(&w, "tokens_asked"), 115);
+	assert_int_equal(space_figure(&w, y, "asked_tokens_total"), 3);
+	assert_int_equal(dp_figure(&w, "asked_tokens_total"), 115);
 	kvp_store_relaxed(&a->page->shard[0].misses, UINT64_MAX / 2);
 	kvp_store_relaxed(&b->page->shard[0].misses, UINT64_MAX / 2 + 9);
 	kvp_store_relaxed(&b->page->shard[1].misses, 1);
 	kvp_store_relaxed(&b->page->shard[1].use[x].asked, UINT64_MAX);
 	kvp_store_relaxed(&b->page->shard[1].use[y].asked, UINT64_MAX);
 	kvp_store_relaxed(&b->page->shard[1].use[y].matched, UINT64_MAX);
-	before = dp_figure(&w, "lookups");
+	before = dp_figure(&w, "lookups_total");
 	assert_true(before > 7 && before < UINT64_C(1) << 45);
-	assert_true(dp_figure(&w, "tokens_asked") < UINT64_C(1) << 49);
-	assert_true(space_figure(&w, x, "tokens_asked") + space_figure(&w, y, "tokens_asked") <=
-		    dp_figure(&w, "tokens_asked"));
+	assert_true(dp_figure(&w, "asked_tokens_total") < UINT64_C(1) << 49);
+	assert_true(space_figure(&w, x, "asked_tokens_total") +
+			    space_figure(&w, y, "asked_tokens_total") <=
+		    dp_figure(&w, "asked_tokens_total"));
 	dp_detach(a);
 	dp_detach(b);
 	/* The dead are counted where they were. */
-	assert_true(space_figure(&w, x, "tokens_asked") >= 112);
-	assert_int_equal(space_figure(&w, x, "tokens_asked") + space_figure(&w, y, "tokens_asked"),
-		dp_figure(&w, "tokens_asked"));
-	assert_int_equal(
-		space_figure(&w, x, "tokens_matched") + space_figure(&w, y, "tokens_matched"),
-		dp_figure(&w, "tokens_matched"));
-	after = dp_figure(&w, "lookups");
+	assert_true(space_figure(&w, x, "asked_tokens_total") >= 112);
+	assert_int_equal(space_figure(&w, x, "asked_tokens_total") +
+				 space_figure(&w, y, "asked_tokens_total"),
+		dp_figure(&w, "asked_tokens_total"));
+	assert_int_equal(space_figure(&w, x, "matched_tokens_total") +
+				 space_figure(&w, y, "matched_tokens_total"),
+		dp_figure(&w, "matched_tokens_total"));
+	after = dp_figure(&w, "lookups_total");
 	assert_true(after >= before && after < UINT64_C(1) << 45);
 	dp_stop(&w);
 }
@@ -799,7 +801,7 @@ static void events_that_find_no_memory(void **state)
 	assert_int_equal(w.lose[KVPD_EV_ARENA] + w.lose[KVPD_EV_EXTENT], 0);
 	/* What was there already is not put again. */
 	assert_int_equal(dp_put(a, space, dp_root(), tokens, T, &block), 0);
-	assert_int_equal(dp_figure(&w, "tokens_put"), T);
+	assert_int_equal(dp_figure(&w, "put_tokens_total"), T);
 
 	lose(&w, KVPD_EV_RETIRE, 2);
 	dp_detach(a);

@@ -18,28 +18,31 @@
 /* ---- claiming -------------------------------------------------------------------------------- */
 
 /* Keys of the prompt's whole blocks, and the tokens up to the first missing one. */
-static int chain_fill(
-	struct kvp_prefix *m, const struct space_bind *b, const kvp_token *tokens, uint32_t n)
+static int chain_fill(struct kvp_prefix *m, const struct space_bind *b, const struct tokens *tokens)
 {
-	uint32_t t = m->space->geo.block_tokens, whole = n / t;
+	uint32_t t = m->space->geo.block_tokens, whole = tokens->n / t;
+	kvp_token room[KVP_BLOCK_TOKENS_MAX];
 	struct kvp_key key = b->root;
 
 	if (array_grow((void **)&m->chain, &m->chain_cap, whole, sizeof(m->chain[0])) < 0)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < whole; i++)
-		m->chain[i] = key = kvp_chain_key(key, tokens + (size_t)i * t, t);
+		m->chain[i] = key = kvp_chain_key(key, tokens_at(tokens, i * t, t, room), t);
 	m->n_chain = whole;
 	m->front = m->n_blocks;
 	return 0;
 }
 
-static int keep_tokens(struct kvp_prefix *m, const kvp_token *tokens)
+static int keep_tokens(struct kvp_prefix *m, const struct tokens *tokens)
 {
 	uint32_t n = (m->front + 1) * m->space->geo.block_tokens;
+	const kvp_token *from;
 
 	if (array_grow((void **)&m->tokens, &m->tokens_cap, n, sizeof(m->tokens[0])) < 0)
 		return -ENOMEM;
-	memcpy(m->tokens, tokens, n * sizeof(tokens[0]));
+	from = tokens_at(tokens, 0, n, m->tokens);
+	if (from != m->tokens)
+		memcpy(m->tokens, from, n * sizeof(from[0]));
 	return 0;
 }
 
@@ -108,8 +111,7 @@ static void nap(void)
 	nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
 }
 
-int claim_missing(
-	struct kvp_prefix *m, const kvp_token *tokens, uint32_t n, const struct kvp_match_opts *o)
+int claim_missing(struct kvp_prefix *m, const struct tokens *tokens, const struct kvp_match_opts *o)
 {
 	struct kvp_client *c = m->client;
 	uint64_t deadline = deadline_of(c, o->timeout_ms);
@@ -120,9 +122,9 @@ int claim_missing(
 		uint32_t had = m->n_blocks;
 		int r;
 
-		if (!b || m->n_tokens / t >= n / t)
+		if (!b || m->n_tokens / t >= tokens->n / t)
 			return 0;
-		r = chain_fill(m, b, tokens, n);
+		r = chain_fill(m, b, tokens);
 		if (r == 0)
 			r = keep_tokens(m, tokens);
 		if (r < 0)
@@ -134,7 +136,7 @@ int claim_missing(
 			return 0;
 		kvp_lease_drop(&m->lease);
 		prefix_pin(m);
-		r = match_search(m, tokens, n, o->flags, 0);
+		r = match_search(m, tokens, o->flags, 0);
 		if (r < 0)
 			return r;
 		if (m->n_blocks > had)

@@ -198,6 +198,7 @@ struct kvp_prefix {
 	uint32_t n_tokens;
 	uint32_t tail_tokens; /* hits[n_blocks] then is the tail */
 	uint32_t asked;       /* blocks of the prompt */
+	uint32_t base;        /* blocks taken over from an earlier prefix */
 	uint32_t tiers;       /* it may lie in: KVP_TIERS() */
 	uint32_t cap;         /* room in hits */
 	struct kvp_hit *hits;

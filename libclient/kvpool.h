@@ -250,6 +250,22 @@ struct kvp_digest {
 KVP_EXPORT int kvp_chunk_keys(struct kvp_space *space, const uint32_t *tokens, size_t n,
 	struct kvp_digest *out, size_t max);
 
+/* ---- numbers of the caller's ------------------------------------------------------------------ */
+
+/*
+ * Numbers in the caller's memory, as the caller has them: of pages, of tokens. A number below 0, or
+ * one that is too large for what it names, is -EINVAL of the call.
+ */
+#define KVP_IDS_U32 0u
+#define KVP_IDS_I32 1u
+#define KVP_IDS_I64 2u
+
+struct kvp_ids {
+	const void *ids; /* n of them; the array is read during the call, and not kept */
+	size_t n;
+	uint32_t type; /* KVP_IDS_* */
+};
+
 /* ---- match ----------------------------------------------------------------------------------- */
 
 #define KVP_MATCH_CLAIM    1u /* claim what is missing (asks the daemon): single flight */
@@ -263,6 +279,17 @@ struct kvp_match_opts {
 	uint32_t timeout_ms; /* for the claim; matching itself never waits */
 	uint32_t
 		claim_ttl_ms; /* how long the claim lasts at most; 0: as the daemon's operator says */
+	/*
+	 * An earlier prefix of the same space, to go on from: the tokens of the call are those that
+	 * follow its whole blocks (not its tail, nor a partial block at its end), and only they are
+	 * looked at. The new prefix contains those blocks: its n_blocks, n_tokens and block numbers
+	 * count from the beginning of the sequence, and it has a lease of its own. The earlier one is
+	 * used during the call, not changed, and released by whoever made it, before or after the
+	 * new one. If it has no lease and a block of it was moved or evicted, or if it is a former
+	 * daemon's, the new one is shorter or empty: match from the beginning then. Not together with
+	 * KVP_MATCH_CLAIM (-EINVAL). NULL: none. In statistics only the new tokens count.
+	 */
+	const struct kvp_prefix *after;
 };
 
 #define KVP_MATCHED_LEASED  1u /* payloads stay where they are until kvp_release() */
@@ -287,6 +314,14 @@ struct kvp_prefix_info {
  * A claim that the daemon has not answered in time is none: the caller computes for itself.
  */
 KVP_EXPORT int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
+	const struct kvp_match_opts *opts, struct kvp_prefix **ret_prefix);
+
+/*
+ * The same with token ids as the caller has them, int32 and int64 included: 64-bit ones are narrowed
+ * a few blocks at a time, the array is not copied. -EINVAL: also if an id is below 0 or has more than
+ * 32 bits, wherever in the array.
+ */
+KVP_EXPORT int kvp_match_ids(struct kvp_space *space, const struct kvp_ids *tokens,
 	const struct kvp_match_opts *opts, struct kvp_prefix **ret_prefix);
 
 /* -EINVAL: released, or ret_info has no size. */
@@ -342,20 +377,6 @@ KVP_EXPORT int kvp_touch(struct kvp_prefix *prefix);
 KVP_EXPORT int kvp_release(struct kvp_prefix *prefix);
 
 /* ---- copies in and out ----------------------------------------------------------------------- */
-
-/*
- * Numbers in the caller's memory, as the caller has them: of pages, of tokens. A number below 0, or
- * one that is too large for what it names, is -EINVAL of the call.
- */
-#define KVP_IDS_U32 0u
-#define KVP_IDS_I32 1u
-#define KVP_IDS_I64 2u
-
-struct kvp_ids {
-	const void *ids; /* n of them; the array is read during the call, and not kept */
-	size_t n;
-	uint32_t type; /* KVP_IDS_* */
-};
 
 /*
  * Where the caller's elements lie: one plane per layer of the view. Strides are bytes. Address of
@@ -435,6 +456,13 @@ struct kvp_put_opts {
 	size_t size;
 	uint32_t flags;
 	uint32_t timeout_ms; /* for room */
+	/*
+	 * An earlier prefix, as kvp_match_opts.after: tokens[0..n) follow its whole blocks, and `from`
+	 * and what is returned count from there; keys of what was before are not computed again.
+	 * -ENOENT: it has no lease, and its last block was moved or evicted; -ESHUTDOWN: it is a
+	 * former daemon's.
+	 */
+	const struct kvp_prefix *after;
 };
 
 /*
@@ -454,6 +482,10 @@ struct kvp_put_opts {
  * daemon, or it went meanwhile, and all that was stored with it.
  */
 KVP_EXPORT int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,
+	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms);
+
+/* The same with token ids as the caller has them; see kvp_match_ids(). */
+KVP_EXPORT int64_t kvp_put_ids(struct kvp_space *space, const struct kvp_ids *tokens, size_t from,
 	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms);
 
 /*

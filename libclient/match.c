@@ -9,7 +9,8 @@
 
 #include "libclient/geometry.h"
 
-#define FIND_TRIES 4u /* before a moving catalog is answered with what is proven of it */
+#define WINDOW     2048u /* ids of 64 bits that are narrowed at a time: 4 blocks at least */
+#define FIND_TRIES 4u    /* before a moving catalog is answered with what is proven of it */
 
 /* ---- finding --------------------------------------------------------------------------------- */
 
@@ -86,18 +87,43 @@ static void adopt(struct kvp_prefix *m, const struct kvp_found *found, uint32_t 
 	m->flags = m->lease.slot ? KVP_MATCHED_LEASED : 0;
 }
 
-/* Longest prefix that could be proven. Only in the last round is less than was found accepted. */
-static void find(struct kvp_prefix *m, const struct space_bind *b, const kvp_token *tokens,
-	uint32_t n, uint32_t flags)
+/*
+ * What the catalog has of the tokens after the blocks taken over, as one search from the root would
+ * have found it. Wide ids are narrowed a window of whole blocks at a time.
+ */
+static void look_up(struct kvp_prefix *m, const struct space_bind *b, const struct tokens *tokens,
+	uint32_t flags, struct kvp_found *ret_found)
 {
-	const struct kvp_catalog_view *v = &m->att->view;
+	uint32_t t = m->space->geo.block_tokens, hits = m->base, done = 0, step;
+	struct kvp_found found;
+	kvp_token window[WINDOW];
+
+	do {
+		step = tokens->n - done;
+		if (tokens->wide && step > WINDOW / t * t)
+			step = WINDOW / t * t;
+		kvp_find_after(&m->att->view, b->index, hits ? &m->hits[hits - 1] : NULL,
+			tokens_at(tokens, done, step, window), step, flags, m->tiers,
+			m->hits + hits, m->cap - 1 - hits, &found);
+		hits += found.n_hits;
+		done += found.n_tokens;
+	} while (found.n_tokens == step && done < tokens->n);
+	found.n_hits = hits;
+	found.n_tokens = match_base(m) + done;
+	*ret_found = found;
+}
+
+/* Longest prefix that could be proven. Only in the last round is less than was found accepted. */
+static void find(struct kvp_prefix *m, const struct space_bind *b, const struct tokens *tokens,
+	uint32_t flags)
+{
 	uint32_t find_flags = flags & KVP_MATCH_NO_TAIL ? KVP_FIND_NO_TAIL : 0;
 
 	for (uint32_t try = 1;; try++) {
 		struct kvp_found found;
 		uint32_t total, proven = 0;
 
-		kvp_find(v, b->index, tokens, n, find_flags, m->tiers, m->hits, m->cap - 1, &found);
+		look_up(m, b, tokens, find_flags, &found);
 		total = found.n_hits;
 		if (found.tail_tokens)
 			m->hits[total++] = found.tail;
@@ -113,22 +139,23 @@ static void find(struct kvp_prefix *m, const struct space_bind *b, const kvp_tok
 
 /* All that the catalog has, also in extents that this process has not mapped. */
 static void find_anywhere(
-	struct kvp_prefix *m, const struct space_bind *b, const kvp_token *tokens, uint32_t n)
+	struct kvp_prefix *m, const struct space_bind *b, const struct tokens *tokens)
 {
 	struct kvp_found found;
 
-	kvp_find(&m->att->view, b->index, tokens, n, KVP_FIND_NO_TAIL, m->tiers, m->hits,
-		m->cap - 1, &found);
+	look_up(m, b, tokens, KVP_FIND_NO_TAIL, &found);
 	m->n_blocks = found.n_hits;
 	m->n_tokens = found.n_tokens;
 }
 
+/* Tokens of an earlier prefix were counted with that. */
 static void count(struct kvp_prefix *m, const struct space_bind *b, uint32_t n)
 {
 	uint32_t have = m->n_tokens + m->tail_tokens;
 	struct kvp_shm_use *use;
 	struct kvp_shard *s;
 
+	have -= have < match_base(m) ? have : match_base(m);
 	if (!b) {
 		kvp_add_relaxed(&m->client->blind_lookups, 1);
 		kvp_add_relaxed(&m->client->blind_tokens, n);
@@ -150,7 +177,7 @@ static void count(struct kvp_prefix *m, const struct space_bind *b, uint32_t n)
 /* All of the prompt or nothing. */
 static void only_exact(struct kvp_prefix *m, uint32_t n)
 {
-	if (m->n_tokens + m->tail_tokens == n)
+	if (m->n_tokens + m->tail_tokens == match_base(m) + n)
 		return;
 	kvp_lease_drop(&m->lease);
 	m->flags &= ~KVP_MATCHED_LEASED;
@@ -173,23 +200,22 @@ int kvp_touch(struct kvp_prefix *m)
 	return 0;
 }
 
-int match_search(
-	struct kvp_prefix *m, const kvp_token *tokens, uint32_t n, uint32_t flags, uint32_t how)
+int match_search(struct kvp_prefix *m, const struct tokens *tokens, uint32_t flags, uint32_t how)
 {
 	const struct space_bind *b = m->att ? bind_of(m->att, m->space) : NULL;
-	uint32_t t = m->space->geo.block_tokens;
+	uint32_t t = m->space->geo.block_tokens, n = tokens->n;
 	uint64_t need = (uint64_t)n / t + 3;
 
-	m->asked = (n + t - 1) / t;
+	m->asked = m->base + (n + t - 1) / t;
 	if (b) {
 		if (need > m->att->view.max_blocks + UINT64_C(3))
 			need = m->att->view.max_blocks + UINT64_C(3);
-		if (array_grow((void **)&m->hits, &m->cap, need, sizeof(m->hits[0])) < 0)
+		if (array_grow((void **)&m->hits, &m->cap, m->base + need, sizeof(m->hits[0])) < 0)
 			return -ENOMEM;
 		if (how & FIND_ANYWHERE)
-			find_anywhere(m, b, tokens, n);
+			find_anywhere(m, b, tokens);
 		else
-			find(m, b, tokens, n, flags);
+			find(m, b, tokens, flags);
 		prefix_unpin(m);
 		/* With a claim too, what was found says where it begins: kvp_match() forgets. */
 		if (flags & KVP_MATCH_EXACT && !(flags & KVP_MATCH_CLAIM))
@@ -203,19 +229,50 @@ int match_search(
 	return 0;
 }
 
-int match_make(struct kvp_space *space, const kvp_token *tokens, uint32_t n, uint32_t flags,
-	uint32_t how, struct kvp_prefix **ret_match)
+/*
+ * Takes over the whole blocks of an earlier prefix. They are proven anew with what is found after
+ * them; that prefix's lease, which its owner still holds, makes that succeed. 0: they are another
+ * daemon's, and nothing can be found after them.
+ */
+static int take_over(struct kvp_prefix *m, const struct kvp_prefix *after)
+{
+	uint32_t n = after->n_tokens / after->space->geo.block_tokens;
+
+	if (!n)
+		return 1;
+	if (!m->att || after->att != m->att)
+		return 0;
+	if (array_grow((void **)&m->hits, &m->cap, n, sizeof(m->hits[0])) < 0)
+		return -ENOMEM;
+	memcpy(m->hits, after->hits, n * sizeof(m->hits[0]));
+	m->base = n;
+	return 1;
+}
+
+int match_make(struct kvp_space *space, const struct tokens *tokens, const struct kvp_prefix *after,
+	uint32_t flags, uint32_t how, struct kvp_prefix **ret_match)
 {
 	struct kvp_prefix *m;
-	int r;
+	int r = 1;
 
 	if (!client_mine(space->client))
 		return -ECHILD;
+	if (after && (!prefix_live(after) || after->space != space))
+		return -EINVAL;
 	m = prefix_take(space);
 	if (!m)
 		return -ENOMEM;
 	KVP_FAULT("match");
-	r = match_search(m, tokens, n, flags, how);
+	if (after)
+		r = take_over(m, after);
+	if (r > 0) {
+		r = match_search(m, tokens, flags, how);
+	} else if (r == 0) {
+		if (m->att)
+			prefix_unpin(m);
+		if (how & FIND_COUNT)
+			count(m, m->att ? bind_of(m->att, space) : NULL, tokens->n);
+	}
 	if (r < 0) {
 		prefix_drop(m);
 		return r;
@@ -226,31 +283,41 @@ int match_make(struct kvp_space *space, const kvp_token *tokens, uint32_t n, uin
 
 #define MATCH_FLAGS (KVP_MATCH_CLAIM | KVP_MATCH_NO_TOUCH | KVP_MATCH_EXACT | KVP_MATCH_NO_TAIL)
 
-int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
+int kvp_match_ids(struct kvp_space *space, const struct kvp_ids *ids,
 	const struct kvp_match_opts *opts, struct kvp_prefix **ret_match)
 {
 	struct kvp_match_opts o;
+	struct tokens tokens;
 	struct kvp_prefix *m;
 	int r;
 
-	if (!space || (n && !tokens) || n > MAX_TOKENS || !ret_match ||
-		opts_take(&o, sizeof(o), opts) < 0 || o.flags & ~MATCH_FLAGS)
+	if (!space || !ids || !ret_match || opts_take(&o, sizeof(o), opts) < 0 ||
+		o.flags & ~MATCH_FLAGS || (o.after && o.flags & KVP_MATCH_CLAIM))
 		return -EINVAL;
-	r = match_make(space, tokens, (uint32_t)n, o.flags,
+	r = tokens_take(ids, &tokens);
+	if (r < 0)
+		return r;
+	r = match_make(space, &tokens, o.after, o.flags,
 		o.flags & KVP_MATCH_NO_TOUCH ? 0 : FIND_COUNT, &m);
 	if (r < 0)
 		return r;
 	if (o.flags & KVP_MATCH_CLAIM) {
-		r = claim_missing(m, tokens, (uint32_t)n, &o);
+		r = claim_missing(m, &tokens, &o);
 		if (r < 0) {
 			prefix_drop(m);
 			return r;
 		}
 		if (o.flags & KVP_MATCH_EXACT)
-			only_exact(m, (uint32_t)n);
+			only_exact(m, tokens.n);
 	}
 	*ret_match = m;
 	return 0;
+}
+
+int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
+	const struct kvp_match_opts *opts, struct kvp_prefix **ret_match)
+{
+	return kvp_match_ids(space, &(struct kvp_ids){ tokens, n, KVP_IDS_U32 }, opts, ret_match);
 }
 
 int kvp_match_info(const struct kvp_prefix *m, struct kvp_prefix_info *ret_info)

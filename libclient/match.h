@@ -37,17 +37,53 @@ static inline int prefix_live(const struct kvp_prefix *m)
 /* Room for `need` elements; -ENOMEM. */
 int array_grow(void **array, uint32_t *cap, uint64_t need, size_t bytes);
 
+/* ---- tokens.c -------------------------------------------------------------------------------- */
+
+/* Token ids of a call, checked; one of the two pointers is set. */
+struct tokens {
+	const kvp_token *plain;
+	const int64_t *wide;
+	uint32_t n;
+};
+
+/* -EINVAL: too many, or one that no token has. */
+int tokens_take(const struct kvp_ids *ids, struct tokens *ret_tokens);
+/* Of wide ones: see tokens_at(). */
+const kvp_token *tokens_narrow(
+	const struct tokens *tokens, uint32_t at, uint32_t n, kvp_token *room);
+
+static inline struct tokens tokens_of(const kvp_token *tokens, size_t n)
+{
+	return (struct tokens){ .plain = tokens, .n = (uint32_t)n };
+}
+
+/* Ids [at, at + n): where they lie, or narrowed into `room`, which is n long. */
+static inline const kvp_token *tokens_at(
+	const struct tokens *tokens, uint32_t at, uint32_t n, kvp_token *room)
+{
+	if (!tokens->wide)
+		return tokens->n ? tokens->plain + at : NULL;
+	return tokens_narrow(tokens, at, n, room);
+}
+
 /* ---- match.c --------------------------------------------------------------------------------- */
 
 #define FIND_COUNT    1u /* in the statistics, and as a use */
 #define FIND_ANYWHERE 2u /* only what is there: in extents that are not mapped too, and no lease */
 
-/* A prefix without claims. -ENOMEM, -ECHILD. */
-int match_make(struct kvp_space *space, const kvp_token *tokens, uint32_t n, uint32_t flags,
-	uint32_t how, struct kvp_prefix **ret_prefix);
+/*
+ * A prefix without claims, of tokens that follow the whole blocks of `after`, which may be NULL.
+ * -EINVAL: `after` is not live, or another space's; -ENOMEM; -ECHILD.
+ */
+int match_make(struct kvp_space *space, const struct tokens *tokens, const struct kvp_prefix *after,
+	uint32_t flags, uint32_t how, struct kvp_prefix **ret_prefix);
 /* Searches with a pinned handle that holds no lease; unpins it. */
-int match_search(
-	struct kvp_prefix *m, const kvp_token *tokens, uint32_t n, uint32_t flags, uint32_t how);
+int match_search(struct kvp_prefix *m, const struct tokens *tokens, uint32_t flags, uint32_t how);
+/* Tokens of the sequence that its search did not look at: those of an earlier prefix. */
+static inline uint32_t match_base(const struct kvp_prefix *m)
+{
+	return m->base * m->space->geo.block_tokens;
+}
 /* Where the bytes of a hit are in this process; NULL if its extent is not mapped. */
 const uint8_t *hit_addr(struct attachment *att, const struct kvp_hit *hit);
 /* Asks the library's thread for an extent, once. */
@@ -60,7 +96,7 @@ void extent_want(struct attachment *att, uint32_t id);
  * appeared meanwhile, but in an extent that is not mapped here yet, is worth waiting for.
  */
 int claim_missing(
-	struct kvp_prefix *m, const kvp_token *tokens, uint32_t n, const struct kvp_match_opts *o);
+	struct kvp_prefix *m, const struct tokens *tokens, const struct kvp_match_opts *o);
 /* Of a prefix that was CLAIMED, if no commit has used the claim up. */
 void claim_give_up(struct kvp_prefix *m);
 /*

@@ -91,7 +91,7 @@ struct kvp_prefix *prefix_take(struct kvp_space *space)
 	m->att = att;
 	m->lease.slot = NULL;
 	m->shard = shard;
-	m->flags = m->n_blocks = m->n_tokens = m->tail_tokens = m->asked = 0;
+	m->flags = m->n_blocks = m->n_tokens = m->tail_tokens = m->asked = m->base = 0;
 	m->n_chain = m->front = 0;
 	m->tiers = KVP_TIERS_DRAM; /* what a CPU reads */
 	return m;

@@ -20,8 +20,9 @@ struct put {
 	struct kvp_space *space;
 	struct attachment *att;
 	struct kvp_prefix *match; /* what was there at first; keeps it there */
-	const kvp_token *tokens;
-	size_t end; /* of the sequence, as far as it is stored */
+	struct tokens tokens;
+	const struct kvp_prefix *after; /* whose whole blocks the tokens follow, or NULL */
+	size_t end;                     /* of the sequence, as far as it is stored */
 	size_t from;
 	struct kvp_view view;
 	uint64_t deadline;
@@ -111,7 +112,7 @@ static int put_holds(struct put *p)
 	return p->tip == KVP_BLOCK_NONE || is_there(att, p->tip, p->tip_birth);
 }
 
-static int store_block(struct put *p, uint32_t n)
+static int store_block(struct put *p, const kvp_token *tokens, uint32_t n)
 {
 	struct kvp_client *c = p->space->client;
 	const struct geometry *geo = &p->space->geo;
@@ -134,8 +135,8 @@ static int store_block(struct put *p, uint32_t n)
 	view_to_payload(geo, g->addr, n, &p->view, p->at - p->from, p->end - p->from);
 	KVP_FAULT("put-commit");
 	pthread_mutex_lock(&c->ring_lock);
-	r = grant_commit(g, p->parent, p->tokens + p->at, n, KVP_COMMIT_RELEASE,
-		answer_by(p->deadline), p->number, &p->parent);
+	r = grant_commit(g, p->parent, tokens, n, KVP_COMMIT_RELEASE, answer_by(p->deadline),
+		p->number, &p->parent);
 	if (r < 0)
 		grant_drop(g);
 	pthread_mutex_unlock(&c->ring_lock);
@@ -145,9 +146,11 @@ static int store_block(struct put *p, uint32_t n)
 /* One block on: found, on its way, or stored now. */
 static int put_block(struct put *p)
 {
-	uint32_t t = p->space->geo.block_tokens, i = (uint32_t)(p->at / t);
+	uint32_t t = p->space->geo.block_tokens, i = p->match->base + (uint32_t)(p->at / t);
 	uint32_t n = (uint32_t)(p->end - p->at < t ? p->end - p->at : t);
-	struct kvp_key key = kvp_chain_key(p->key, p->tokens + p->at, n);
+	kvp_token room[KVP_BLOCK_TOKENS_MAX];
+	const kvp_token *tokens = tokens_at(&p->tokens, (uint32_t)p->at, n, room);
+	struct kvp_key key = kvp_chain_key(p->key, tokens, n);
 	int there = i < p->match->n_blocks, r;
 
 	if (there) {
@@ -162,7 +165,7 @@ static int put_block(struct put *p)
 	}
 	if (!there && p->at < p->from)
 		return -ENOENT;
-	r = there ? 0 : store_block(p, n);
+	r = there ? 0 : store_block(p, tokens, n);
 	if (r < 0)
 		return r;
 	p->key = key;
@@ -185,14 +188,35 @@ static int64_t put_left(struct put *p)
 	pthread_mutex_unlock(&c->ring_lock);
 	if (r == -ESHUTDOWN)
 		return r;
-	r = match_make(
-		p->space, p->tokens, (uint32_t)p->end, KVP_MATCH_NO_TAIL, FIND_ANYWHERE, &now);
+	r = match_make(p->space, &p->tokens, p->after, KVP_MATCH_NO_TAIL, FIND_ANYWHERE, &now);
 	if (r < 0)
 		return r;
-	tokens = now->n_tokens;
+	tokens = (int64_t)now->n_tokens - match_base(now);
 	prefix_drop(now);
 	p->retry_ms = LOST_RETRY_MS;
 	return tokens > (int64_t)p->from ? tokens - (int64_t)p->from : -EAGAIN;
+}
+
+/* Where the first block goes: after the root, or after the last block taken over. */
+static int put_begin(struct put *p, const struct space_bind *b)
+{
+	uint32_t base = p->match->base;
+	const struct kvp_hit *tip;
+
+	p->tip = KVP_BLOCK_NONE;
+	p->key = b->root;
+	p->parent = kvp_ref_root();
+	if (!p->after || p->after->n_tokens < p->space->geo.block_tokens)
+		return 0;
+	if (!base)
+		return -ESHUTDOWN; /* a former daemon's */
+	if (p->match->n_blocks < base)
+		return -ENOENT;
+	tip = &p->match->hits[base - 1];
+	p->key.lo = kvp_load_acquire(&p->att->view.blocks[tip->id].key_lo);
+	p->key.hi = kvp_load_acquire(&p->att->view.blocks[tip->id].key_hi);
+	p->parent = ref_make(KVP_PARENT_BLOCK, tip->id, kvp_word_birth(tip->word), p->att->epoch);
+	return 0;
 }
 
 static int64_t put_all(struct put *p)
@@ -203,9 +227,9 @@ static int64_t put_all(struct put *p)
 
 	if (!b)
 		return -ESHUTDOWN;
-	p->key = b->root;
-	p->parent = kvp_ref_root();
-	p->tip = KVP_BLOCK_NONE;
+	r = put_begin(p, b);
+	if (r < 0)
+		return r;
 	pthread_mutex_lock(&c->ring_lock);
 	p->number = ++p->att->puts;
 	p->settled = p->att->commit_serial;
@@ -225,33 +249,38 @@ static int64_t put_all(struct put *p)
 	return r;
 }
 
-int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,
+int64_t kvp_put_ids(struct kvp_space *space, const struct kvp_ids *ids, size_t from,
 	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms)
 {
+	struct put p = { .space = space, .from = from };
 	struct kvp_put_opts o;
-	struct put p = { .space = space, .tokens = tokens, .from = from };
-	uint32_t t;
+	uint32_t t, before;
 	int64_t r;
 
-	if (!space || (n && !tokens) || n > MAX_TOKENS || from > n ||
-		opts_take(&o, sizeof(o), opts) < 0 || o.flags & ~KVP_PUT_PARTIAL)
+	if (!space || !ids || from > ids->n || opts_take(&o, sizeof(o), opts) < 0 ||
+		o.flags & ~KVP_PUT_PARTIAL)
 		return -EINVAL;
 	t = space->geo.block_tokens;
 	if (from % t)
 		return -EINVAL;
-	r = view_check(&space->geo, src, VIEW_WRITE, &p.view);
+	r = tokens_take(ids, &p.tokens);
+	if (r == 0)
+		r = view_check(&space->geo, src, VIEW_WRITE, &p.view);
 	if (r < 0)
 		return r;
 	if (!client_mine(space->client))
 		return -ECHILD;
-	p.end = o.flags & KVP_PUT_PARTIAL ? n : n / t * t;
-	if (n < space->min_cache_tokens || p.end <= from)
+	p.after = o.after;
+	before = o.after ? o.after->n_tokens / t * t : 0;
+	p.end = o.flags & KVP_PUT_PARTIAL ? ids->n : ids->n / t * t;
+	p.tokens.n = (uint32_t)p.end;
+	if (before + ids->n < space->min_cache_tokens || p.end <= from)
 		return 0;
 	r = view_reaches(&p.view, p.end - from);
 	if (r < 0)
 		return r;
 	p.deadline = deadline_of(space->client, o.timeout_ms);
-	r = match_make(space, tokens, (uint32_t)p.end, KVP_MATCH_NO_TAIL, 0, &p.match);
+	r = match_make(space, &p.tokens, p.after, KVP_MATCH_NO_TAIL, 0, &p.match);
 	if (r < 0)
 		return r;
 	p.att = p.match->att;
@@ -260,6 +289,13 @@ int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_
 	if (r < (int64_t)(p.end - from) && p.retry_ms && ret_retry_ms)
 		*ret_retry_ms = p.retry_ms;
 	return r;
+}
+
+int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,
+	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms)
+{
+	return kvp_put_ids(
+		space, &(struct kvp_ids){ tokens, n, KVP_IDS_U32 }, from, src, opts, ret_retry_ms);
 }
 
 /* Key of the block that follows the first n tokens, in a chain with this root. */
@@ -295,6 +331,7 @@ int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *tokens, size_t 
 	uint32_t timeout_ms, int *ret_why)
 {
 	struct kvp_prefix *m;
+	struct tokens all;
 	struct kvp_client *c;
 	int64_t there;
 	int r, why = 0;
@@ -306,7 +343,8 @@ int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *tokens, size_t 
 	r = kvp_flush(c, timeout_ms);
 	if (r < 0)
 		return r;
-	r = match_make(space, tokens, (uint32_t)n, KVP_MATCH_NO_TAIL, FIND_ANYWHERE, &m);
+	all = tokens_of(tokens, n);
+	r = match_make(space, &all, NULL, KVP_MATCH_NO_TAIL, FIND_ANYWHERE, &m);
 	if (r < 0)
 		return r;
 	there = m->n_tokens;
@@ -325,6 +363,7 @@ int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *tokens, size_t 
 
 int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32_t timeout_ms)
 {
+	struct tokens all;
 	struct kvp_client *c;
 	struct kvp_prefix *m;
 	uint64_t deadline;
@@ -333,7 +372,8 @@ int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32
 
 	if (!space || (n && !tokens) || n > MAX_TOKENS)
 		return -EINVAL;
-	r = match_make(space, tokens, (uint32_t)n, KVP_MATCH_NO_TAIL, 0, &m);
+	all = tokens_of(tokens, n);
+	r = match_make(space, &all, NULL, KVP_MATCH_NO_TAIL, 0, &m);
 	if (r < 0)
 		return r;
 	c = space->client;

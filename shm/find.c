@@ -203,21 +203,28 @@ static int by_index(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
 	return 0;
 }
 
+/* Stands at a block, if it is still the one that was found. */
+static int stand_at(struct walk *w, const struct kvp_hit *hit)
+{
+	const struct kvp_block *b = &w->v->blocks[hit->id];
+	struct kvp_key key;
+
+	key.lo = kvp_load_acquire(&b->key_lo);
+	key.hi = kvp_load_acquire(&b->key_hi);
+	if (kvp_load_relaxed(&b->word) != hit->word)
+		return 0;
+	w->parent = hit->id;
+	w->parent_key = key;
+	return 1;
+}
+
 /* One block further, if the next n tokens are one. */
 static int advance(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
 {
-	const struct kvp_block *b;
-	struct kvp_key key;
-
 	if (!by_sequence(w, n, ret_hit) && !by_index(w, n, ret_hit))
 		return 0;
-	b = &w->v->blocks[ret_hit->id];
-	key.lo = kvp_load_acquire(&b->key_lo);
-	key.hi = kvp_load_acquire(&b->key_hi);
-	if (kvp_load_relaxed(&b->word) != ret_hit->word)
+	if (!stand_at(w, ret_hit))
 		return 0;
-	w->parent = ret_hit->id;
-	w->parent_key = key;
 	w->tokens += n;
 	w->left -= n;
 	w->number++;
@@ -279,9 +286,9 @@ static void find_tail(const struct walk *w, struct kvp_found *found)
 	}
 }
 
-void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token *tokens, uint32_t n,
-	uint32_t flags, uint32_t tiers, struct kvp_hit *hits, uint32_t max_hits,
-	struct kvp_found *ret_found)
+void kvp_find_after(const struct kvp_catalog_view *v, uint32_t space, const struct kvp_hit *after,
+	const kvp_token *tokens, uint32_t n, uint32_t flags, uint32_t tiers, struct kvp_hit *hits,
+	uint32_t max_hits, struct kvp_found *ret_found)
 {
 	struct walk w = { .v = v, .tokens = tokens, .left = n, .space = space, .tiers = tiers };
 	struct kvp_found found = { 0 };
@@ -294,7 +301,7 @@ void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token 
 		w.parent_key = (struct kvp_key){ .lo = s->root_lo, .hi = s->root_hi };
 		w.block_tokens = s->canon.block_tokens;
 	}
-	if (w.block_tokens) {
+	if (w.block_tokens && (!after || stand_at(&w, after))) {
 		while (w.left >= w.block_tokens && found.n_hits < max_hits &&
 			advance(&w, w.block_tokens, &hits[found.n_hits]))
 			found.n_hits++;
@@ -308,6 +315,13 @@ void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token 
 	found.key = w.parent_key;
 	found.missing = w.left > 0;
 	*ret_found = found;
+}
+
+void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token *tokens, uint32_t n,
+	uint32_t flags, uint32_t tiers, struct kvp_hit *hits, uint32_t max_hits,
+	struct kvp_found *ret_found)
+{
+	kvp_find_after(v, space, NULL, tokens, n, flags, tiers, hits, max_hits, ret_found);
 }
 
 uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *hits, uint32_t n)

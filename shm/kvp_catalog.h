@@ -149,6 +149,14 @@ void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token 
 	struct kvp_found *ret_found);
 
 /*
+ * The same from a block on that was found before: tokens[0..n) follow it, and hits, n_hits and
+ * n_tokens count from there. Nothing is found if the block is not what it was; NULL: from the root.
+ */
+void kvp_find_after(const struct kvp_catalog_view *v, uint32_t space, const struct kvp_hit *after,
+	const kvp_token *tokens, uint32_t n, uint32_t flags, uint32_t tiers, struct kvp_hit *hits,
+	uint32_t max_hits, struct kvp_found *ret_found);
+
+/*
  * How many of the first n hits still have the word they were read under. After a lease was taken on
  * the last of them this is the proof that all of them stay: see kvp_lease.h.
  */

@@ -52,6 +52,10 @@ int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)
 	payload.size = sizeof(payload);
 	view.size = sizeof(view);
 	view.planes = &plane;
+	kvp_ids ids = { tokens, n, KVP_IDS_U32 };
+	if (kvp_match_ids(space, &ids, &opts, &prefix) < 0 ||
+		kvp_put_ids(space, &ids, 0, &view, nullptr, nullptr) < 0)
+		return -1;
 	if (kvp_match(space, tokens, n, &opts, &prefix) < 0 || kvp_match_info(prefix, &info) < 0)
 		return kvp_chunk_keys(space, tokens, n, &digest, 1);
 	if (info.flags & KVP_MATCHED_PENDING && kvp_wait(prefix, 0) < 0)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What connectors of engines call, beside a real kvpoold and against a naive model of what must be
- * cached: runs of blocks; memory of pages, as vLLM, SGLang and llama.cpp lay it out.
+ * cached: runs of blocks; memory of pages, as vLLM, SGLang and llama.cpp lay it out; sequences that
+ * grow, in token ids of any width.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -73,6 +74,11 @@ static struct model_space *space_new(const char *name)
 
 static void space_free(struct model_space *s)
 {
+	struct kvp_counters c = { .size = sizeof(c) };
+
+	/* The pool has room for all of a test's blocks: the model knows no eviction. */
+	EQUAL(kvp_stats(s->client, &c), 0);
+	EQUAL(c.evictions, 0);
 	kvp_space_close(s->space);
 	kvp_close(s->client);
 	free(s);
@@ -147,9 +153,14 @@ static void check_blocks(struct model_space *s, const struct walk *w, struct kvp
 
 	EQUAL(kvp_match_info(m, &i), 0);
 	EQUAL(n, i.n_blocks);
-	for (uint32_t b = 0; b < i.n_blocks; b++)
+	for (uint32_t b = 0; b < i.n_blocks; b++) {
+		uint32_t tokens = b < w->blocks ? BT : w->rest;
+
+		/* In each of four planes the tokens' rows; what a partial block lacks is undefined. */
 		for (uint64_t k = 0; k < s->block_bytes; k++)
-			EQUAL(((const uint8_t *)addrs[b])[k], byte_of(w, b, k));
+			if (k % (s->block_bytes / 4) < (uint64_t)tokens * 32)
+				EQUAL(((const uint8_t *)addrs[b])[k], byte_of(w, b, k));
+	}
 }
 
 static void note_stored(struct model_space *s, const struct walk *w)
@@ -478,12 +489,147 @@ static void test_wrong_pages(void)
 	engine_free(e);
 }
 
+/* ---- sequences that grow --------------------------------------------------------------------- */
+
+/* The walk's tokens from `from` on, as one kind of engine or another has them. */
+struct some_ids {
+	int64_t wide[(DEPTH + 1) * BT];
+	struct kvp_ids ids;
+};
+
+static const struct kvp_ids *ids_of(
+	struct some_ids *s, const struct walk *w, uint32_t from, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		s->wide[i] = w->tokens[from + i];
+	/* no id here is above 2^31, so that both kinds of 32 bits read alike */
+	s->ids = (struct kvp_ids){ w->tokens + from, n, roll(2) ? KVP_IDS_U32 : KVP_IDS_I32 };
+	if (!roll(2))
+		s->ids = (struct kvp_ids){ s->wide, n, KVP_IDS_I64 };
+	return &s->ids;
+}
+
+/* The whole walk in one match, or in several, each going on from the one before. */
+static struct kvp_prefix *grow(
+	struct model_space *s, const struct walk *w, struct kvp_prefix_info *i)
+{
+	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_NO_TAIL };
+	struct kvp_prefix *m = NULL;
+	uint32_t end = 0;
+
+	i->size = sizeof(*i);
+	do {
+		uint32_t from = m ? i->n_tokens / BT * BT : 0;
+		struct kvp_prefix *next;
+		struct some_ids ids;
+
+		/* Up to a token anywhere: what was not whole is given once more. */
+		end = end + roll(2 * BT) >= w->n || !roll(4) ? w->n : end + roll(2 * BT);
+		end = end < from ? from : end;
+		end = end > w->n ? w->n : end;
+		o.after = m;
+		EQUAL(kvp_match_ids(s->space, ids_of(&ids, w, from, end - from), &o, &next), 0);
+		EQUAL(kvp_release(m), 0);
+		m = next;
+		EQUAL(kvp_match_info(m, i), 0);
+		CHECK(i->n_tokens >= from && (i->flags & KVP_MATCHED_LEASED || !i->n_blocks));
+	} while (end < w->n);
+	return m;
+}
+
+/* A view of the walk's blocks from `from` on: pages that are images of payloads. */
+static void block_view(
+	struct model_space *s, uint8_t *memory, struct kvp_view_plane planes[2], struct kvp_view *v)
+{
+	static const uint32_t in_order[] = { 0, 1, 2, 3, 4, 5 };
+
+	for (uint32_t l = 0; l < 2; l++)
+		planes[l] = (struct kvp_view_plane){ .k = memory + l * s->block_bytes / 2,
+			.v = memory + l * s->block_bytes / 2 + s->block_bytes / 4,
+			.k_token_stride = 32,
+			.v_token_stride = 32,
+			.k_head_stride = 16,
+			.v_head_stride = 16,
+			.k_page_stride = s->block_bytes,
+			.v_page_stride = s->block_bytes };
+	*v = (struct kvp_view){ .size = sizeof(*v),
+		.planes = planes,
+		.page_tokens = BT,
+		.pool_pages = DEPTH + 1,
+		.pages = { in_order, DEPTH + 1, KVP_IDS_U32 } };
+}
+
+/* Puts all of the walk that follows the prefix, which has so many of its blocks. */
+static void put_after(struct model_space *s, const struct walk *w, const struct kvp_prefix *after,
+	uint32_t blocks)
+{
+	uint8_t memory[(DEPTH + 1) * 2048];
+	struct kvp_put_opts o = {
+		.size = sizeof(o), .flags = KVP_PUT_PARTIAL, .timeout_ms = WAIT_MS, .after = after
+	};
+	uint32_t begin = blocks * BT;
+	struct kvp_view_plane planes[2];
+	struct some_ids ids;
+	struct kvp_view v;
+
+	CHECK((DEPTH + 1) * s->block_bytes == sizeof(memory));
+	block_view(s, memory, planes, &v);
+	for (uint32_t b = 0; b * BT < w->n; b++)
+		write_block(s, w, b, memory + b * s->block_bytes);
+	v.first_slot = begin;
+	EQUAL(kvp_put_ids(s->space, ids_of(&ids, w, begin, w->n - begin), 0, &v, &o, NULL),
+		w->n - begin);
+}
+
+/*
+ * Any way to grow a match, and to put after it, gives what a tree of what was stored says; ids of
+ * 32 and 64 bits are the same tokens.
+ */
+static void test_growing(void)
+{
+	struct model_space *s = space_new("growing");
+
+	for (uint32_t round = 0; round < ROUNDS; round++) {
+		struct kvp_prefix_info i, whole;
+		struct kvp_prefix *m, *one;
+		uint32_t blocks, after;
+		struct walk w;
+
+		walk_new(&w);
+		if (w.rest && s->partial[w.node[w.blocks]][w.letter[w.blocks]])
+			w.n -= w.rest, w.rest = 0;
+		one = find_all(s, &w, &whole);
+		m = grow(s, &w, &i);
+		EQUAL(i.n_tokens, whole.n_tokens);
+		EQUAL(i.n_blocks, whole.n_blocks);
+		check_blocks(s, &w, m);
+		EQUAL(kvp_release(one), 0);
+		/* After all that is there, or after a shorter match of it. */
+		after = i.n_tokens / BT;
+		if (after && roll(2)) {
+			after = roll(after);
+			EQUAL(kvp_release(m), 0);
+			EQUAL(kvp_match(s->space, w.tokens, after * BT, NULL, &m), 0);
+		}
+		put_after(s, &w, m, after);
+		EQUAL(kvp_release(m), 0);
+		EQUAL(kvp_flush(s->client, WAIT_MS), 0);
+		note_stored(s, &w);
+		m = find_all(s, &w, &i);
+		EQUAL(expected(s, &w, &blocks), w.n);
+		check_blocks(s, &w, m);
+		EQUAL(kvp_release(m), 0);
+	}
+	space_free(s);
+}
+
 int main(void)
 {
 	static const struct live_test tests[] = {
 		{ "runs", test_runs },
 		{ "pages", test_pages },
 		{ "wrong pages", test_wrong_pages },
+		{ "growing", test_growing },
 	};
 
 	rnd = toy_seed();

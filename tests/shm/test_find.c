@@ -131,6 +131,32 @@ static uint32_t random_sequence(uint64_t *rng, kvp_token *out)
 	return n;
 }
 
+/* From any whole block on: what is left of what was found from the root. */
+static void check_after(struct toy *t, const kvp_token *tokens, uint32_t n,
+	const struct kvp_hit *all, const struct kvp_found *whole, uint32_t from)
+{
+	struct kvp_hit hits[SEQ_MAX / BT + 2];
+	struct kvp_found f;
+
+	kvp_find_after(&t->v, 0, from ? &all[from - 1] : NULL, tokens + from * BT, n - from * BT, 0,
+		KVP_TIERS_DRAM, hits, SEQ_MAX / BT + 2, &f);
+	assert_int_equal(f.n_hits, whole->n_hits - from);
+	assert_int_equal(f.n_tokens, whole->n_tokens - from * BT);
+	assert_int_equal(f.tail_tokens, whole->tail_tokens);
+	assert_int_equal(f.missing, whole->missing);
+	assert_memory_equal(&f.key, &whole->key, sizeof(f.key));
+	for (uint32_t i = 0; i < f.n_hits; i++)
+		assert_int_equal(hits[i].id, all[from + i].id);
+	if (from) {
+		struct kvp_hit gone = all[from - 1];
+
+		gone.word ^= 1; /* it has been moved */
+		kvp_find_after(&t->v, 0, &gone, tokens + from * BT, n - from * BT, 0,
+			KVP_TIERS_DRAM, hits, SEQ_MAX / BT + 2, &f);
+		assert_int_equal(f.n_hits + f.n_tokens + f.tail_tokens, 0);
+	}
+}
+
 static void check_find(struct toy *t, struct model *m, const kvp_token *tokens, uint32_t n)
 {
 	struct kvp_hit hits[SEQ_MAX / BT + 2];
@@ -161,6 +187,7 @@ static void check_find(struct toy *t, struct model *m, const kvp_token *tokens, 
 		assert_int_equal(kvp_load_relaxed(&t->v.blocks[f.tail.id].parent),
 			node < 0 ? KVP_BLOCK_NONE : m->b[node].id);
 	assert_int_equal(kvp_revalidate(&t->v, hits, f.n_hits), f.n_hits);
+	check_after(t, tokens, n, hits, &f, n % (at / BT + 1));
 }
 
 /* Inserts what is missing of a sequence, up to where the pool is full. */

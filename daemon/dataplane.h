@@ -6,8 +6,8 @@
  * nobody else writes them and there is no lock. The control thread (sockets, processes, signals,
  * administration) asks it through the functions below: each hands a message to the ledger thread
  * and waits for the answer, which takes as long as the ledger's current round (well under a
- * millisecond); kvpd_admin() and kvpd_figures_read() ask in portions until they have all. They may be
- * called by the control thread only.
+ * millisecond); kvpd_figures_read() asks in portions until it has all. They may be called by the control
+ * thread only.
  *
  * The other way round the ledger posts events, which the control thread turns into packets; posting
  * never waits. What cannot be posted for want of memory stays with the ledger, which does without
@@ -135,10 +135,18 @@ int kvpd_retire_ack(struct kvpd_ledger *ledger, uint32_t session, const struct k
 
 /*
  * Data-plane verbs of administration: blocks, inspect, pin, unpin, evict, drain, check. What is
- * counted is in daemon/figures.h. The ledger serves others between portions, so what is asked about may
- * change meanwhile; docs/admin.md says what an answer means then. *ret_answer is a new reference also with an error, if it is not NULL.
+ * counted is in daemon/figures.h. Each is done in steps, of a slice on the ledger, and both threads
+ * serve others between them, so what is asked about may change meanwhile; docs/admin.md says what an
+ * answer means then.
  */
-int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_answer);
+struct kvpd_request;
+/* -ENOMEM. */
+int kvpd_admin_begin(json_t *request, struct kvpd_request **ret_request);
+/* A step; -EINPROGRESS: there is more to do. Anything else is the result, and the last step's. */
+int kvpd_admin_step(struct kvpd_ledger *ledger, struct kvpd_request *request);
+/* After the last step, or before, when nobody wants it any more. Frees it; returns the answer, also
+ * with an error: a new reference. */
+json_t *kvpd_admin_end(struct kvpd_request *request);
 
 /*
  * The machine is short of memory by so many bytes: tenants give back about as much, each in

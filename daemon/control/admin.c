@@ -15,6 +15,7 @@
 #include "daemon/control/conn.h"
 #include "daemon/control/figures.h"
 #include "daemon/control/heap.h"
+#include "daemon/control/payer.h"
 #include "daemon/control/peer.h"
 #include "daemon/control/state.h"
 #include "daemon/log.h"
@@ -133,11 +134,13 @@ static bool changes_something(const char *verb)
 	return false;
 }
 
-static int serve(struct kvpd_conn *conn, const json_t *request, json_t **ret_answer)
+/* -EINPROGRESS: conn->request has begun; else the result, and there is perhaps an answer. */
+static int serve(struct kvpd_conn *conn, json_t *request, json_t **ret_answer)
 {
 	struct kvpd_control *c = conn->control;
 	const char *verb = json_string_value(json_object_get(request, "verb"));
 	uint32_t what;
+	int r;
 
 	if (!kvpd_admin_allowed(conn)) {
 		*ret_answer = json_pack("{s:s}", "error", "no longer among the administrators");
@@ -158,7 +161,8 @@ static int serve(struct kvpd_conn *conn, const json_t *request, json_t **ret_ans
 	}
 	if (kvpd_figures_verb(verb, &what))
 		return figures(c, verb, what, request, ret_answer);
-	return kvpd_admin(c->ledger, request, ret_answer);
+	r = kvpd_admin_begin(request, &conn->request);
+	return r < 0 ? r : -EINPROGRESS;
 }
 
 /* Sorted: the same question has the same answer, byte for byte. */
@@ -189,32 +193,52 @@ static int to_text(json_t *answer, int status, char **ret_text, size_t *ret_byte
 	return 0;
 }
 
+static void reply(struct kvpd_conn *conn, json_t *answer, int status)
+{
+	int r = to_text(answer, status, &conn->answer, &conn->answer_bytes);
+
+	if (r < 0) {
+		kvpd_conn_error(conn, conn->answer_tag, r,
+			r == -EMSGSIZE ? "the answer is too large; ask with a limit"
+				       : strerror(-r));
+		return;
+	}
+	conn->answer_sent = 0;
+	conn->answer_status = status;
+	kvpd_admin_continue(conn);
+}
+
+void kvpd_admin_step_on(struct kvpd_conn *conn)
+{
+	struct kvpd_request *request = conn->request;
+	int status = kvpd_admin_step(conn->control->ledger, request);
+
+	if (status == -EINPROGRESS) {
+		kvpd_source_raise(&conn->source, KVPD_AGAIN);
+		return;
+	}
+	conn->request = NULL;
+	reply(conn, kvpd_admin_end(request), status);
+}
+
 void kvpd_admin_packet(struct kvpd_conn *conn, const struct kvp_packet *packet)
 {
 	json_error_t where;
 	json_t *answer = NULL;
 	json_t *request = json_loadb(
 		(const char *)packet->body, packet->h.len, JSON_REJECT_DUPLICATES, &where);
-	int status, r;
+	int status = -EINVAL;
 
-	if (request) {
-		status = serve(conn, request, &answer);
-		json_decref(request);
-	} else {
-		answer = json_pack("{s:s}", "error", where.text);
-		status = -EINVAL;
-	}
-	r = to_text(answer, status, &conn->answer, &conn->answer_bytes);
-	if (r < 0) {
-		kvpd_conn_error(conn, packet->h.tag, r,
-			r == -EMSGSIZE ? "the answer is too large; ask with a limit"
-				       : strerror(-r));
-		return;
-	}
-	conn->answer_sent = 0;
 	conn->answer_tag = packet->h.tag;
-	conn->answer_status = status;
-	kvpd_admin_continue(conn);
+	if (request)
+		status = serve(conn, request, &answer);
+	else
+		answer = json_pack("{s:s}", "error", where.text);
+	json_decref(request);
+	if (status == -EINPROGRESS)
+		kvpd_admin_step_on(conn);
+	else
+		reply(conn, answer, status);
 }
 
 void kvpd_admin_continue(struct kvpd_conn *conn)

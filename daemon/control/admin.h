@@ -11,8 +11,10 @@ struct kvpd_conn;
 #define KVPD_ADMIN_MAX 64u /* administrators' connections */
 
 bool kvpd_admin_allowed(struct kvpd_conn *conn);
-/* Serves a request and begins to send the answer. */
+/* Serves a request, or begins to, and begins to send the answer. */
 void kvpd_admin_packet(struct kvpd_conn *conn, const struct kvp_packet *packet);
+/* Goes on with a request. When it has been served, the answer is sent. */
+void kvpd_admin_step_on(struct kvpd_conn *conn);
 /* Sends more of the answer as long as there is room. */
 void kvpd_admin_continue(struct kvpd_conn *conn);
 

@@ -5,10 +5,14 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 #include <sys/queue.h>
 
 struct kvpd_control;
 struct kvpd_payer;
+
+/* Not of epoll, which never reports it: a source that raises itself has more to do. */
+#define KVPD_AGAIN ((uint32_t)EPOLLONESHOT)
 
 /* `dead`: freed at the end of this turn; events still at hand are void. */
 struct kvpd_source {

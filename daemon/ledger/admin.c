@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/answer.h"
@@ -61,8 +62,12 @@ struct kvpd_tenant *kvpd_request_tenant(struct kvpd_request *q)
 	for (; q->tenant <= KVPD_MAX_TENANTS; q->tenant++, q->at = 0) {
 		struct kvpd_tenant *t = q->l->tenant[q->tenant];
 
-		if (t && (!q->only || !strcmp(q->only, t->name)))
-			return t;
+		if (!t || (q->only && strcmp(q->only, t->name)) ||
+			(q->seen == q->tenant && q->number != t->number))
+			continue;
+		q->seen = q->tenant;
+		q->number = t->number;
+		return t;
 	}
 	return NULL;
 }
@@ -74,54 +79,67 @@ bool kvpd_request_over(const struct kvpd_request *q)
 
 /* ---- portions ------------------------------------------------------------------------------- */
 
-struct portion {
-	struct kvpd_request *request;
-	const struct kvpd_verb *verb;
-};
-
 static int step_on_ledger(struct kvpd_ledger *l, void *arg)
 {
-	struct portion *p = arg;
-	struct kvpd_request *q = p->request;
+	struct kvpd_request *q = arg;
 
 	q->l = l;
 	q->until_ns = kvpd_now_ns() + KVPD_SLICE_NS;
 	if (!q->begun && q->only && !kvpd_tenant_find(l, q->only))
 		return kvpd_request_fail(q, -ENOENT, "there is no tenant '%s'", q->only);
 	q->begun = true;
-	return p->verb->step(q);
+	return q->verb->step(q);
 }
 
-static int run(struct kvpd_ledger *ledger, struct kvpd_request *q, const struct kvpd_verb *verb)
+static int finish(struct kvpd_request *q, int result)
 {
-	struct portion portion = { .request = q, .verb = verb };
-	int r;
+	const struct kvpd_verb *verb = q->verb;
 
-	do {
-		r = verb->prepare ? verb->prepare(q) : 0;
-		if (r == 0)
-			r = kvpd_ledger_ask(ledger, step_on_ledger, &portion);
-	} while (r == -EINPROGRESS);
-	return verb->finish ? verb->finish(q, r) : r;
+	q->verb = NULL;
+	return verb->finish ? verb->finish(q, result) : result;
 }
 
-int kvpd_admin(struct kvpd_ledger *ledger, const json_t *request, json_t **ret_answer)
+int kvpd_admin_begin(json_t *request, struct kvpd_request **ret_request)
 {
-	struct kvpd_request q = { .json = request, .answer = json_object(), .tenant = 1 };
-	const char *name = kvpd_request_text(&q, "verb");
-	const struct kvpd_verb *verb = NULL;
-	int r;
+	struct kvpd_request *q = calloc(1, sizeof(*q));
+	json_t *answer = json_object();
+	const char *name;
 
-	if (!q.answer)
+	if (!q || !answer) {
+		free(q);
+		json_decref(answer);
 		return -ENOMEM;
-	q.only = kvpd_request_text(&q, "tenant");
+	}
+	*q = (struct kvpd_request){ .json = json_incref(request), .answer = answer, .tenant = 1 };
+	q->only = kvpd_request_text(q, "tenant");
+	name = kvpd_request_text(q, "verb");
 	for (size_t i = 0; name && i < sizeof(verbs) / sizeof(verbs[0]); i++)
 		if (!strcmp(name, verbs[i]->name))
-			verb = verbs[i];
-	if (verb)
-		r = run(ledger, &q, verb);
-	else
-		r = kvpd_request_fail(&q, -EOPNOTSUPP, "unknown verb '%s'", name ? name : "");
-	*ret_answer = q.answer;
-	return r;
+			q->verb = verbs[i];
+	*ret_request = q;
+	return 0;
+}
+
+int kvpd_admin_step(struct kvpd_ledger *ledger, struct kvpd_request *q)
+{
+	const char *name = kvpd_request_text(q, "verb");
+	int r;
+
+	if (!q->verb)
+		return kvpd_request_fail(q, -EOPNOTSUPP, "unknown verb '%s'", name ? name : "");
+	r = q->verb->prepare ? q->verb->prepare(q) : 0;
+	if (r == 0)
+		r = kvpd_ledger_ask(ledger, step_on_ledger, q);
+	return r == -EINPROGRESS ? r : finish(q, r);
+}
+
+json_t *kvpd_admin_end(struct kvpd_request *q)
+{
+	json_t *answer = q->answer;
+
+	if (q->verb)
+		(void)finish(q, -ECANCELED);
+	json_decref(q->json);
+	free(q);
+	return answer;
 }

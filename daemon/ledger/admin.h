@@ -4,9 +4,9 @@
  * within a slice, and is called again as long as it returns -EINPROGRESS; others are served between.
  * What it needs memory for is prepared, and what it found is written out, on the control thread.
  *
- * So what is walked over changes meanwhile. Between two steps sessions neither come nor go and no
- * tenant is made, because the control thread does that and waits here; but a tenant may end, and
- * blocks come and go: a step finds everything anew by its number.
+ * So what is walked over changes meanwhile: the control thread serves others, too. A step finds
+ * everything anew by its id, and a tenant by its number, since its id may be another's by now:
+ * one that ended is left out from there on, and so is the one that has its place.
  */
 #ifndef KVPD_ADMIN_H
 #define KVPD_ADMIN_H
@@ -25,7 +25,7 @@ struct kvpd_tenant;
 #define KVPD_ADMIN_STRIDE 32u /* of blocks and the like: between two looks at the clock */
 
 struct kvpd_request {
-	const json_t *json;
+	json_t *json;
 	json_t *answer;
 	const char *only; /* tenant; NULL: all */
 	/* on the ledger thread */
@@ -33,9 +33,12 @@ struct kvpd_request {
 	bool begun;
 	uint64_t until_ns; /* of this portion */
 	uint32_t tenant;   /* where the walk is, from 1, */
-	uint32_t at;       /* and at which of its blocks */
+	uint64_t number;   /* which tenant it found there, as kvpd_request_tenant() last did, */
+	uint32_t seen;     /* at which place that was, */
+	uint32_t at;       /* and at which of its blocks the walk is */
 	struct kvpd_find find;
-	void *own; /* the verb's; finish() frees it */
+	void *own;                    /* the verb's; finish() frees it */
+	const struct kvpd_verb *verb; /* NULL: none, or it is finished */
 };
 
 struct kvpd_verb {
@@ -43,7 +46,10 @@ struct kvpd_verb {
 	/* Optional; before every step. Negative errno ends the request. */
 	int (*prepare)(struct kvpd_request *q);
 	int (*step)(struct kvpd_request *q);
-	/* Optional; after the last step, with the result so far; returns what stands. */
+	/*
+	 * Optional; after the last step, with the result so far; returns what stands. Or after any
+	 * step with -ECANCELED, when nobody wants the answer any more.
+	 */
 	int (*finish)(struct kvpd_request *q, int result);
 };
 

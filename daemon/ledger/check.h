@@ -15,7 +15,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/ledger/list.h"
 #include "shm/kvp_abi.h"
 
 struct kvp_summing;
@@ -41,16 +40,16 @@ struct kvpd_check_sums {
 struct kvpd_check {
 	struct kvpd_request *q;
 	struct kvpd_tenant *t; /* in a step */
+	uint64_t number;       /* its own */
 	json_t *problems;
 	uint64_t wrong;
 	/* of this tenant */
 	uint32_t stage, pass;
 	bool begun, changed;
-	bool sums;              /* the stage is about them */
-	uint64_t changes;       /* of the tenant when it was begun */
-	uint32_t at, part;      /* where the stage is, */
-	bool inside;            /* and whether it has begun with `at` */
-	struct kvpd_list *link; /* likewise */
+	bool sums;         /* the stage is about them */
+	uint64_t changes;  /* of the tenant when it was begun */
+	uint32_t at, part; /* where the stage is, */
+	bool inside;       /* and whether it has begun with `at` */
 	struct kvpd_check_sums sum;
 	uint32_t *children; /* of each block, counted from its children */
 	uint32_t *live;     /* of these, with a payload */

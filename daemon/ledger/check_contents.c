@@ -64,11 +64,11 @@ static bool read_on(struct kvpd_check *c, uint32_t block)
 
 int kvpd_check_contents(struct kvpd_check *c)
 {
-	const struct kvpd_tenant *was = c->t;
 	struct kvpd_request *q = c->q;
 
 	for (; (c->t = kvpd_request_tenant(q)); q->tenant++, q->at = 0) {
-		c->reading = c->reading && c->t == was;
+		c->reading = c->reading && c->t->number == c->number;
+		c->number = c->t->number;
 		for (; q->at < c->t->layout.max_blocks; q->at++, c->part = 0, c->reading = false) {
 			/* A block is answered for as a whole. */
 			if (!c->reading && !c->part && c->bytes >= ANSWER_BYTES)

@@ -123,7 +123,7 @@ static int evict_key(struct kvpd_request *q)
 /* ---- making room ---------------------------------------------------------------------------- */
 
 /*
- * What is put meanwhile is not counted: clients that go on putting would keep the control thread
+ * What is put meanwhile is not counted: clients that go on putting would keep the request going
  * here for as long as they please.
  */
 static void begin_tenant(struct clearing *c, const struct kvpd_tenant *t)

@@ -17,6 +17,7 @@ struct inspection {
 	enum { FINDING, LOOKING, CLIMBING } phase;
 	struct kvpd_facts facts;
 	char tenant[KVPD_TENANT_NAME];
+	uint64_t number; /* of the tenant */
 	uint32_t
 		birth; /* of the block: as long as that is so it is the same, and so is its chain */
 	uint32_t look;
@@ -48,6 +49,7 @@ static int found(struct inspection *n, struct kvpd_tenant *t, uint32_t id)
 
 	kvpd_facts_read(t, id, &n->facts);
 	snprintf(n->tenant, sizeof(n->tenant), "%s", t->name);
+	n->number = t->number;
 	n->birth = kvp_word_birth(word);
 	n->kept = kvpd_block_kept(t, id);
 	n->n_tokens = kvp_recipe_read(&t->view, id, word, n->token, KVP_BLOCK_TOKENS_MAX);
@@ -82,7 +84,7 @@ static int inspect_step(struct kvpd_request *q)
 	}
 	t = q->l->tenant[n->facts.tenant];
 	id = n->facts.block;
-	if (!t || kvp_word_birth(kvpd_block_word(t, id)) != n->birth)
+	if (!t || t->number != n->number || kvp_word_birth(kvpd_block_word(t, id)) != n->birth)
 		return kvpd_request_fail(q, -ENOENT, "the block went while it was looked at");
 	if (n->phase == LOOKING) {
 		if (!kvpd_lease_look_reached(t, KVPD_LOOK_CHAINS, n->look))

@@ -38,6 +38,7 @@ struct kvpd_ledger {
 
 	struct kvpd_tenant *tenant[KVPD_MAX_TENANTS + 1]; /* by id; [0] stays empty */
 	uint32_t last_tenant;                             /* highest id in use so far */
+	uint64_t tenants;                                 /* made so far */
 	uint64_t shares;                                  /* of all tenants */
 	struct kvpd_session *session[KVPD_MAX_SESSIONS];  /* by id % KVPD_MAX_SESSIONS */
 	uint32_t n_sessions;

@@ -133,6 +133,8 @@ static bool take_call(struct kvpd_ledger *l)
 		return false;
 	began = kvpd_now_ns();
 	call->result = call->fn(l, call->arg);
+	if (l->payer)
+		l->payer->changes++;
 	pay(l, KVPD_PORTION_CALL, began);
 	pthread_mutex_lock(&l->lock);
 	l->call = NULL;

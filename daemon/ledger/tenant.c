@@ -345,6 +345,7 @@ static int enter_on_ledger(struct kvpd_ledger *l, void *arg)
 	struct kvpd_tenant *t = arg;
 
 	l->tenant[t->id] = t;
+	t->number = ++l->tenants;
 	if (t->id > l->last_tenant)
 		l->last_tenant = t->id;
 	l->shares += t->limits.share;

@@ -110,6 +110,7 @@ struct kvpd_tenant {
 	uint32_t due_hand;       /* the kind that is looked at next */
 	uint64_t busy_ns;        /* of the ledger's time, so far */
 	uint64_t changes;        /* what may have changed it, so far: another number if it has */
+	uint64_t number;         /* of all tenants, from 1; ids are used again */
 	uint64_t tick_ns;        /* of the last tick */
 	uint64_t hurried_ns;     /* when those that wait were last looked at for their own sake, */
 	uint64_t woken_ns;       /* and sleepers were last woken */

@@ -17,6 +17,8 @@
 
 #define MAX_SESSIONS 4096u
 
+static uint32_t under_way; /* requests of administrators */
+
 struct fake_tenant {
 	char name[64];
 	bool used;
@@ -32,6 +34,7 @@ struct kvpd_ledger {
 		struct kvpd_peer peer;
 	} sessions[MAX_SESSIONS];
 	uint32_t attached, detached, abandoned, reconfigured, asked_extents;
+	bool evicted;
 };
 
 int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger **ret_ledger)
@@ -257,16 +260,54 @@ int kvpd_figures_read(
 	return 0;
 }
 
-int kvpd_admin(struct kvpd_ledger *l, const json_t *request, json_t **ret_answer)
+struct kvpd_request {
+	json_t *json, *answer;
+};
+
+int kvpd_admin_begin(json_t *request, struct kvpd_request **ret_request)
 {
-	const char *verb = json_string_value(json_object_get(request, "verb"));
+	struct kvpd_request *q = calloc(1, sizeof(*q));
+
+	if (!q)
+		return -ENOMEM;
+	q->json = json_incref(request);
+	*ret_request = q;
+	under_way++;
+	return 0;
+}
+
+json_t *kvpd_admin_end(struct kvpd_request *q)
+{
+	json_t *answer = q->answer;
+
+	under_way--;
+	json_decref(q->json);
+	free(q);
+	return answer;
+}
+
+int kvpd_admin_step(struct kvpd_ledger *l, struct kvpd_request *q)
+{
+	const char *verb = json_string_value(json_object_get(q->json, "verb"));
 
 	/* What it was told. */
 	if (!strcmp(verb, "check")) {
-		*ret_answer = json_pack("{s:i, s:i, s:i, s:i, s:i}", "attached", (int)l->attached,
-			"detached", (int)l->detached, "abandoned", (int)l->abandoned,
-			"reconfigured", (int)l->reconfigured, "asked_extents",
-			(int)l->asked_extents);
+		q->answer = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "attached",
+			(int)l->attached, "detached", (int)l->detached, "abandoned",
+			(int)l->abandoned, "reconfigured", (int)l->reconfigured, "asked_extents",
+			(int)l->asked_extents, "under_way", (int)under_way);
+		return 0;
+	}
+	/* A long one: it goes on until somebody asks for `evict`. */
+	if (!strcmp(verb, "drain")) {
+		if (!l->evicted)
+			return -EINPROGRESS;
+		q->answer = json_pack("{s:b}", "drained", true);
+		return 0;
+	}
+	if (!strcmp(verb, "evict")) {
+		l->evicted = true;
+		q->answer = json_object();
 		return 0;
 	}
 	if (!strcmp(verb, "blocks")) {
@@ -275,7 +316,7 @@ int kvpd_admin(struct kvpd_ledger *l, const json_t *request, json_t **ret_answer
 
 		for (int i = 0; i < 100000; i++)
 			json_array_append_new(blocks, json_integer(i));
-		*ret_answer = json_pack("{s:o}", "blocks", blocks);
+		q->answer = json_pack("{s:o}", "blocks", blocks);
 		return 0;
 	}
 	return -EOPNOTSUPP;

@@ -410,6 +410,20 @@ class Administration(Control):
         code, text = a.ask('{"verb": "blocks"}')
         self.assertEqual((code, json.loads(text)["blocks"]), (0, list(range(100000))))
         self.assertIn("heap", status(self.d)["daemon"])
+        # A request that takes long holds nobody up either, and ends when nobody waits for it.
+        long, other = Raw(self.d.socket), Raw(self.d.socket)
+        for x in long, other:
+            x.hello(1)
+            x.receive()
+            x.send(rawclient.ADMIN, b'{"verb": "drain"}', 9)
+        self.assertGreater(self.client().attach()[0], 0)
+        self.assertEqual(status(self.d)["under_way"], 3)
+        other.close()
+        wait_for(lambda: status(self.d)["under_way"] == 2)
+        self.assertEqual(a.ask('{"verb": "evict"}')[0], 0)
+        p = long.receive()
+        self.assertEqual((p.type, p.tag, p.body[8:]), (rawclient.ADMIN_PART, 9, b'{"drained":true}'))
+        self.assertEqual(status(self.d)["under_way"], 1)
         # An administrator who does not read his answer holds nobody up.
         a.send(rawclient.ADMIN, b'{"verb": "blocks"}')
         self.assertGreater(self.client().attach()[0], 0)

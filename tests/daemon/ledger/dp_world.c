@@ -471,6 +471,19 @@ static int figures(struct dp_world *w, const char *verb, uint32_t what, const js
 	return r;
 }
 
+static int plane(struct dp_world *w, json_t *q, json_t **ret_answer)
+{
+	struct kvpd_request *request;
+	int r = kvpd_admin_begin(q, &request);
+
+	assert_int_equal(r, 0);
+	do
+		r = kvpd_admin_step(w->ledger, request);
+	while (r == -EINPROGRESS);
+	*ret_answer = kvpd_admin_end(request);
+	return r;
+}
+
 int dp_admin(struct dp_world *w, const char *request, json_t **ret)
 {
 	json_t *q = json_loads(request, 0, NULL), *answer = NULL;
@@ -480,7 +493,7 @@ int dp_admin(struct dp_world *w, const char *request, json_t **ret)
 
 	assert_non_null(verb);
 	r = kvpd_figures_verb(verb, &what) ? figures(w, verb, what, q, &answer)
-					   : kvpd_admin(w->ledger, q, &answer);
+					   : plane(w, q, &answer);
 	json_decref(q);
 	assert_non_null(answer);
 	if (ret)

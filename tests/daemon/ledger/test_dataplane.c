@@ -1066,6 +1066,79 @@ static void tenants_share_nothing(void **state)
 	dp_stop(&w);
 }
 
+/* Another tenant of this name, in the place of one that has been abandoned. */
+static void replace_tenant(
+	struct dp_world *w, const char *name, const struct kvpd_limits *limits, uint32_t id)
+{
+	uint32_t got;
+
+	assert_int_equal(kvpd_tenant_open(w->ledger, name, limits, &got), 0);
+	for (uint32_t i = 0; got != id; i++) {
+		/* It has not ended yet. */
+		assert_in_range(i, 0, 5000);
+		assert_int_equal(kvpd_tenant_abandon(w->ledger, got), 0);
+		usleep(1000);
+		assert_int_equal(kvpd_tenant_open(w->ledger, name, limits, &got), 0);
+	}
+}
+
+/* The tenant that a request is at ends between two steps, and a larger one gets its place and name. */
+static int outlive(const char *verb, json_t **ret_answer)
+{
+	struct kvpd_limits limits;
+	struct kvpd_request *q;
+	struct dp_block block;
+	struct dp_client *b;
+	struct dp_world w;
+	json_t *json, *answer;
+	kvp_token tokens[T];
+	uint32_t other;
+	int r;
+
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	assert_int_equal(kvpd_tenant_open(w.ledger, "two", &limits, &other), 0);
+	b = dp_attach(&w, other);
+	make_tokens(tokens, T, 4);
+	assert_int_equal(dp_put(b, dp_space(b, "m", 4), dp_root(), tokens, T, &block), 0);
+	assert_int_equal(dp_admin(&w, "{\"verb\": \"blocks\", \"tenant\": \"two\"}", &answer), 0);
+	json = json_pack("{s:s, s:s, s:O}", "verb", verb, "tenant", "two", "key",
+		json_object_get(json_array_get(json_object_get(answer, "blocks"), 0), "key"));
+	json_decref(answer);
+	assert_int_equal(kvpd_admin_begin(json, &q), 0);
+	assert_int_equal(kvpd_admin_step(w.ledger, q), -EINPROGRESS);
+	dp_detach(b);
+	assert_int_equal(kvpd_tenant_abandon(w.ledger, other), 0);
+	limits.max_blocks *= 8;
+	replace_tenant(&w, "two", &limits, other);
+	b = dp_attach(&w, other);
+	assert_int_equal(dp_put(b, dp_space(b, "m", 4), dp_root(), tokens, T, &block), 0);
+	while ((r = kvpd_admin_step(w.ledger, q)) == -EINPROGRESS)
+		;
+	*ret_answer = kvpd_admin_end(q);
+	/* One that nobody wants any more. */
+	assert_int_equal(kvpd_admin_begin(json, &q), 0);
+	(void)kvpd_admin_step(w.ledger, q);
+	json_decref(kvpd_admin_end(q));
+	json_decref(json);
+	dp_detach(b);
+	dp_stop(&w);
+	return r;
+}
+
+static void a_request_outlives_its_tenant(void **state)
+{
+	json_t *answer;
+
+	(void)state;
+	assert_int_equal(outlive("check", &answer), 0);
+	assert_int_equal(json_integer_value(json_object_get(answer, "blocks")), 0);
+	json_decref(answer);
+	assert_int_equal(outlive("inspect", &answer), -ENOENT);
+	assert_non_null(json_object_get(answer, "error"));
+	json_decref(answer);
+}
+
 /* ---- configuration -------------------------------------------------------------------------- */
 
 static int try_start(const struct kvpd_config *config)
@@ -1293,6 +1366,7 @@ int main(void)
 		cmocka_unit_test(deletion_waits_for_leases),
 		cmocka_unit_test(tenants_share_nothing),
 		cmocka_unit_test(figures_of_many),
+		cmocka_unit_test(a_request_outlives_its_tenant),
 		cmocka_unit_test(what_cannot_be_is_refused_at_the_start),
 		cmocka_unit_test(limits_change_while_running),
 		cmocka_unit_test(a_ledger_with_nothing_to_do_sleeps),

@@ -165,8 +165,11 @@ static int serve(struct kvpd_conn *conn, json_t *request, json_t **ret_answer)
 	return r < 0 ? r : -EINPROGRESS;
 }
 
-/* Sorted: the same question has the same answer, byte for byte. */
-#define DUMP (JSON_COMPACT | JSON_SORT_KEYS)
+/*
+ * Sorted: the same question has the same answer, byte for byte. Twelve digits: a nanosecond of an
+ * hour, and none that only say how a double is made.
+ */
+#define DUMP (JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(12))
 
 static int to_text(json_t *answer, int status, char **ret_text, size_t *ret_bytes)
 {

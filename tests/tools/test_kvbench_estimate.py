@@ -144,6 +144,14 @@ dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
 assert native("--model", own)["bytes_per_token"] == c["num_hidden_layers"] * c["num_key_value_heads"] * dim \
     * 2 * {"float32": 4}.get(c.get("torch_dtype"), 2)
 
+# Of a sequence only if it is said how long it is; a file that is not there has no line.
+for args, there in (((), False), (("--tokens", "4k"), True)):
+    code, out, _ = run(*args)
+    assert code == 0 and (b"sequences" in out.splitlines()[1]) == there, out
+    assert len(out.splitlines()[1].split()) == len(out.splitlines()[2].split()), out
+code, _, err = run("--model", os.path.dirname(os.path.abspath(__file__)))
+assert code == 2 and "config.json" in err and "line" not in err and err.count("\n") == 1, err
+
 with open("/dev/full", "wb") as full:
     for args in (("estimate",), ("estimate", "--json"), ("--version",), ("--help",)):
         done = subprocess.run([KVBENCH, *args], stdout=full, stderr=subprocess.PIPE, timeout=60)

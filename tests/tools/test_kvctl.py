@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -40,6 +41,8 @@ class WithoutDaemon(unittest.TestCase):
         (["blocks", "--sort", "colour"], "serial, hits, touched, depth, tokens"),
         (["blocks", "--sort", "hit"], "serial, hits, touched, depth, tokens"),
         (["blocks", "--sort", ""], "serial, hits, touched, depth, tokens"),
+        (["blocks", "--sort"], "serial, hits, touched, depth, tokens"),
+        (["blocks", "--limit"], "0 to 100000"),
         (["blocks", "--state", "dead"], "live, recipe, evicting"),
         (["blocks", "--count", "3"], "--limit"), (["blocks", "-x"], "--limit"),
         (["blocks", "--pinned=no"], "no value"), (["blocks", "--tenant"], "--tenant NAME"),
@@ -59,11 +62,12 @@ class WithoutDaemon(unittest.TestCase):
             self.assertEqual((r.returncode, r.stdout), (2, ""), args)
             self.assertIn(word, r.stderr, args)
             self.assertEqual(r.stderr.count("\n"), 1, (args, r.stderr))
+            self.assertNotIn("not ''", r.stderr)
 
     def test_errors_are_json_too(self):
         for args, word in self.WRONG:
             r = self.run_kvctl(*args, "--json")
-            if args[-1:] in (["--tenant"], ["--socket"]):
+            if args[-1:] in (["--tenant"], ["--socket"], ["--sort"], ["--limit"]):
                 continue  # the value of the option is what is missing
             self.assertEqual((r.returncode, r.stderr), (2, ""), args)
             error = json.loads(r.stdout)
@@ -202,9 +206,10 @@ class Shown(unittest.TestCase):
                    "tenants": {"tenants": tenants}}
         for args in (("status",), ("status", "--watch=0.1", "--count=1")):
             text = self.run_kvctl(answers, *args)[0]
-            line = [x for x in text.splitlines() if x.startswith("rates ")][0]
-            self.assertIn("12 lookups of 400 tokens, 3 commits of 64 tokens, 0 evictions a second",
-                          line)
+            line = [x for x in text.replace("\n    ", "").splitlines() if x.startswith("rates ")][0]
+            self.assertIn("12 lookups of 400 tokens, 3.0 commits of 64 tokens, 0.2 evictions a "
+                          "second", line)
+            self.assertLessEqual(max(map(len, text.split("\n\n")[0].splitlines())), 100)
             self.assertIn("45.0 % of the tokens asked for were cached", line)
             self.assertIn("memory -3.0 MiB a second", line)
             titles = [x for x in text.splitlines() if x.startswith("TENANT")][0].split()
@@ -318,6 +323,9 @@ class WithDaemon(unittest.TestCase):
         self.json("inspect", "0" * 32, status=1)
 
     def test_numbers_that_readers_would_round(self):
+        # Nor has a fraction digits that nobody measured.
+        for number in re.findall(r"[0-9]+\.[0-9]+", self.kvctl("--json", "status")):
+            self.assertLessEqual(len(number.replace(".", "").lstrip("0")), 12, number)
         for x in (self.json("version")["kvpoold"], self.json("status"),
                   self.json("status")["daemon"]):
             self.assertRegex(x["epoch"], "^[0-9]+$")

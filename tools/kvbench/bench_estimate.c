@@ -199,9 +199,13 @@ static int report(const struct estimate *e, const char *name, json_t *rows)
 				      (json_int_t)held, "sequences_in_budget", sequences,
 				      "sequence_bytes", (json_int_t)sequence));
 	else
-		printf("%-24s %12.1f %10llu %10llu %14llu %10.2f %16llu\n", name, per_token,
-			(unsigned long long)bare, (unsigned long long)all, (unsigned long long)held,
-			sequences, (unsigned long long)sequence);
+		printf("%-24s %12.1f %10llu %10llu %14llu", name, per_token,
+			(unsigned long long)bare, (unsigned long long)all,
+			(unsigned long long)held);
+	if (!e->json && e->tokens)
+		printf(" %10.2f %16llu", sequences, (unsigned long long)sequence);
+	if (!e->json)
+		putchar('\n');
 	return 0;
 }
 
@@ -213,9 +217,13 @@ static void print_head(const struct estimate *e)
 		*m->name ? ": " : "", m->layers, m->heads, m->k_dim,
 		m->v_dim ? "" : " (one latent for keys and values)",
 		dtypes[m->dtype - KVP_DTYPE_F32], (unsigned long long)e->block);
-	printf("budget %.1f GiB\n%-24s %12s %10s %10s %14s %10s %16s\n",
+	printf("budget %.1f GiB\n%-24s %12s %10s %10s %14s",
 		(double)e->budget / (double)(UINT64_C(1) << 30), "codec", "bytes/token", "page",
-		"stored", "tokens", "sequences", "bytes/sequence");
+		"stored", "tokens");
+	/* What one sequence takes is known if --tokens says how long it is. */
+	if (e->tokens)
+		printf(" %10s %16s", "sequences", "bytes/sequence");
+	putchar('\n');
 }
 
 static int list_models(void)

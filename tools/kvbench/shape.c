@@ -126,7 +126,10 @@ static int from_file(const char *path, char *error, size_t bytes, struct shape *
 	int r;
 
 	if (!root) {
-		snprintf(error, bytes, "%.200s: line %d: %s", path, at.line, at.text);
+		if (at.line < 0) /* jansson's words have the path */
+			snprintf(error, bytes, "%s", at.text);
+		else
+			snprintf(error, bytes, "%.200s: line %d: %s", path, at.line, at.text);
 		return -EINVAL;
 	}
 	/* Models that see or hear too have their language model's members in one of their own. */

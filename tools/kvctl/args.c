@@ -53,20 +53,21 @@ static const char *listed(const char *words, char *buf, size_t bytes)
 static int wrong_value(
 	struct kvctl *ctl, const char *command, const struct kvctl_option *o, const char *text)
 {
-	char all[128];
+	char all[128], given[1024] = "";
 
+	if (*text)
+		snprintf(given, sizeof(given), ", not '%s'", text);
 	switch (o->takes) {
 	case KVCTL_TAKES_WORD:
-		return kvctl_fail(ctl, command, KVCTL_USAGE, "--%s takes one of %s, not '%s'",
-			o->name, listed(o->value, all, sizeof(all)), text);
+		return kvctl_fail(ctl, command, KVCTL_USAGE, "--%s takes one of %s%s", o->name,
+			listed(o->value, all, sizeof(all)), given);
 	case KVCTL_TAKES_TEXT:
 		return kvctl_fail(ctl, command, KVCTL_USAGE, "--%s needs a value: --%s %s", o->name,
 			o->name, o->value);
 	default:
-		return kvctl_fail(ctl, command, KVCTL_USAGE,
-			"--%s takes %s from %.15g to %.15g, not '%s'", o->name,
-			o->takes == KVCTL_TAKES_NUMBER ? "a whole number" : "seconds", o->min,
-			o->max, text);
+		return kvctl_fail(ctl, command, KVCTL_USAGE, "--%s takes %s from %.15g to %.15g%s",
+			o->name, o->takes == KVCTL_TAKES_NUMBER ? "a whole number" : "seconds",
+			o->min, o->max, given);
 	}
 }
 

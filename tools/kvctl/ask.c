@@ -133,6 +133,7 @@ int kvctl_refused(struct kvctl *ctl, const char *command, int error, const json_
 
 void kvctl_print_json(const json_t *document)
 {
-	json_dumpf(document, stdout, JSON_COMPACT | JSON_SORT_KEYS);
+	/* Fractions as the daemon wrote them. */
+	json_dumpf(document, stdout, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(12));
 	putchar('\n');
 }

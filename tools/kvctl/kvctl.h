@@ -129,6 +129,8 @@ int kvctl_printable(const char *text, int columns, char *out, size_t bytes);
 /* "1.5 GiB"; buf holds at least 32 bytes. */
 const char *kvctl_bytes(double bytes, char *buf);
 const char *kvctl_duration(double seconds, char *buf);
+/* So many a second: one digit after the point where that is much of it. */
+const char *kvctl_rate(double rate, char *buf);
 double kvctl_number(const json_t *object, const char *key);    /* 0 if it is not there */
 const char *kvctl_text(const json_t *object, const char *key); /* "" if it is not there */
 

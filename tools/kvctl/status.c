@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define WATCH_ROWS 20 /* of a table in the view, where standard output has no end */
-#define VIEW_LINES 13 /* of the view that are not rows */
+#define VIEW_LINES 14 /* of the view that are not rows */
 
 const struct kvctl_column kvctl_tenant_columns[] = {
 	{ "name", "TENANT", KVCTL_TEXT, 0 },
@@ -90,19 +90,19 @@ static void print_rates(const json_t *status)
 	const json_t *rates = json_object_get(status, "rates");
 	double bytes = kvctl_number(rates, "charged_bytes_per_second");
 	const json_t *ratio = json_object_get(rates, "hit_ratio");
-	char a[32];
+	char a[32], b[32], c[32];
 
 	if (!json_is_object(rates)) {
 		puts("rates     not known in the daemon's first seconds");
 		return;
 	}
-	printf("rates     %.0f lookups of %.0f tokens, %.0f commits of %.0f tokens, %.0f "
-	       "evictions a second; ",
-		kvctl_number(rates, "lookups_per_second"),
+	printf("rates     %s lookups of %.0f tokens, %s commits of %.0f tokens, %s evictions a "
+	       "second\n          ",
+		kvctl_rate(kvctl_number(rates, "lookups_per_second"), a),
 		kvctl_number(rates, "asked_tokens_per_second"),
-		kvctl_number(rates, "commits_per_second"),
+		kvctl_rate(kvctl_number(rates, "commits_per_second"), b),
 		kvctl_number(rates, "put_tokens_per_second"),
-		kvctl_number(rates, "evictions_per_second"));
+		kvctl_rate(kvctl_number(rates, "evictions_per_second"), c));
 	if (json_is_number(ratio))
 		printf("%.1f %% of the tokens asked for were cached; ",
 			100 * json_number_value(ratio));

@@ -59,6 +59,12 @@ const char *kvctl_duration(double seconds, char *buf)
 	return buf;
 }
 
+const char *kvctl_rate(double rate, char *buf)
+{
+	snprintf(buf, 32, rate < 10 && rate > 0 ? "%.1f" : "%.0f", rate);
+	return buf;
+}
+
 /* ---- the terminal -------------------------------------------------------------------------- */
 
 static bool terminal(struct winsize *ret_size)
@@ -156,8 +162,7 @@ static void cell_text(const json_t *row, const struct kvctl_column *c, char out[
 		break;
 	case KVCTL_RATE:
 		if (json_is_number(v))
-			snprintf(out, CELL, json_number_value(v) < 10 ? "%.1f" : "%.0f",
-				json_number_value(v));
+			kvctl_rate(json_number_value(v), out);
 		break;
 	case KVCTL_SECONDS:
 		kvctl_duration(json_number_value(v), out);

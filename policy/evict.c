@@ -102,8 +102,7 @@ int kvp_evict_new(
 	if (!name || !params || !ret_evict || params->size != sizeof(*params))
 		return -EINVAL;
 	if (!capacity_is_valid(params->items, params->bytes) || !params->max_ids ||
-		params->reserved || params->max_ids > KVP_EVICT_MAX_IDS ||
-		params->ghosts > GHOSTS_MAX)
+		params->max_ids > KVP_EVICT_MAX_IDS || params->ghosts > GHOSTS_MAX)
 		return -EINVAL;
 
 	const struct evict_ops *ops = find_policy(name);
@@ -372,9 +371,11 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 {
 	uint32_t refused = KVP_BLOCK_NONE;
 	uint64_t bytes = 0;
+	uint32_t steps = 0;
 	size_t n = 0;
 
 	tick(e, now);
+	e->cut = false;
 	while (!index_list_empty(&e->list[0].ends))
 		restore(e, e->list[0].ends.young);
 	if (e->policy->settle)
@@ -384,6 +385,10 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 
 	e->patience = PATIENCE;
 	while (n < max && (n < want_items || bytes < want_bytes)) {
+		if (e->params.steps && steps++ == e->params.steps) {
+			e->cut = true;
+			break;
+		}
 		uint32_t id = e->policy->take(e);
 		if (id == KVP_BLOCK_NONE)
 			break;
@@ -419,6 +424,11 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 }
 
 /* ---- read-only ---- */
+
+int kvp_evict_cut_short(const struct kvp_evict *e)
+{
+	return e->cut;
+}
 
 void kvp_evict_excess(const struct kvp_evict *e, uint64_t *ret_items, uint64_t *ret_bytes)
 {

@@ -123,6 +123,7 @@ struct kvp_evict {
 	struct evict_heap *heap;             /* NULL if the policy needs none */
 	double age;                          /* L of LFU-DA and GDSF */
 	uint32_t hand;                       /* SIEVE */
+	bool cut;                            /* see kvp_evict_cut_short() */
 	uint32_t patience; /* blocks that take() may still spare, see evict_spare() */
 	struct evict_ghosts *ghosts;
 	void *self;                    /* further state of the algorithm in charge */

@@ -35,7 +35,8 @@
  *	hazard		nothing more. Constant means at most 1,024 groups that get older, 32 ghosts
  *			and 72 bins of age; now and then victims() learns from 9,000 counters, .15 ms
  *	lru, fifo, slru, sieve, s3-fifo, arc   victims() puts aside blocks that have children, each
- *			once: up to N in one call where chains grew side by side; sieve and s3-fifo
+ *			once: up to N in one call where chains grew side by side, if params.steps does
+ *			not bound it; sieve and s3-fifo
  *			pass by 8,192 used blocks. resize() of slru, s3-fifo and arc: what is above
  *	lfu-da, gdsf	an insert, access or remove looks at O(sqrt N) blocks; victims() as above
  *	contest		the same for eight algorithms, where it samples the cache whole; otherwise
@@ -106,7 +107,7 @@ struct kvp_evict_params {
 	uint32_t max_ids;  /* ids are below this; 1 .. KVP_EVICT_MAX_IDS */
 	uint32_t ghosts;   /* evicted blocks remembered; 0: the policy's own choice */
 	uint32_t evict_by; /* victims wanted when a caller asks for 0; 0 counts as 1 */
-	uint32_t reserved; /* 0 */
+	uint32_t steps;    /* blocks that one victims() looks at, at most; 0: as many as it takes */
 	uint64_t seed;     /* of whatever is sampled; same seed, same decisions */
 	struct kvp_evict_hooks hooks;
 };
@@ -170,11 +171,18 @@ typedef int (*kvp_evict_protected_fn)(void *ctx, kvp_block_id id);
  * 0: params.evict_by blocks) or max ids are written. Returns how many were written, possibly
  * fewer than wanted. Still cached afterwards: the caller removes, in this order, those that may
  * go, and skips a block when one of its children survived. What it did not remove by the time of
- * the next call of this function counts as used at that time. is_protected may be NULL.
+ * the next call of this function counts as used at that time. is_protected may be NULL. With
+ * params.steps it may end before it has found any: kvp_evict_cut_short() tells.
  */
 size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want_bytes,
 	kvp_evict_protected_fn is_protected, void *ctx, uint64_t now, kvp_block_id *out,
 	size_t max);
+
+/*
+ * 1: the last victims() had looked at params.steps blocks and found too few; the next call goes on
+ * from there. 0: it found what was wanted, or all that there is.
+ */
+int kvp_evict_cut_short(const struct kvp_evict *e);
 
 /* How much is held above capacity. Feed it to kvp_evict_victims(). */
 void kvp_evict_excess(const struct kvp_evict *e, uint64_t *ret_items, uint64_t *ret_bytes);

@@ -22,7 +22,7 @@
 #include "daemon/ledger/tenant.h"
 #include "policy/kvp_evict.h"
 
-#define VAIN 16u /* where more than so many portions are protected, that is all */
+#define VAIN 64u /* where more than so many portions are protected, that is all */
 
 /* In how many ways a block is kept; the first four can be reasons of one block together. */
 enum { LEASED, GRANTED, PINNED, MOVING, PARENT, REASONS };

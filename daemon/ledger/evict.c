@@ -14,12 +14,11 @@
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/tip.h"
-#include "daemon/ledger/tip.h"
 #include "daemon/ledger/touch.h"
 #include "policy/kvp_evict.h"
 #include "shm/kvp_lease.h"
 
-#define VAIN 16u /* batches without a victim in a row */
+#define VAIN 64u /* batches without a victim in a row */
 
 /* ---- victims -------------------------------------------------------------------------------- */
 
@@ -79,6 +78,12 @@ static uint32_t search(struct search *q, uint32_t n, kvp_block_id *victim)
 	return good;
 }
 
+/* There may be victims where it did not look. */
+static bool looked_enough(const struct search *q)
+{
+	return enough(q) || kvp_evict_cut_short(q->t->evict);
+}
+
 /* Writes at most n victims; returns how many. *ret_more: not all that there is was looked at. */
 static uint32_t choose(
 	struct kvpd_tenant *t, uint32_t n, uint64_t now, kvp_block_id *victim, bool *ret_more)
@@ -87,17 +92,17 @@ static uint32_t choose(
 	bool fresh = kvpd_lease_look(t, KVPD_LOOK_TIPS, false);
 	uint32_t found = search(&q, n, victim);
 
-	*ret_more = enough(&q);
+	*ret_more = looked_enough(&q);
 	/* It spared what is leased no more, perhaps, and there is nothing else. */
 	if (!found && q.leased && !fresh) {
 		*ret_more = !kvpd_lease_look(t, KVPD_LOOK_TIPS, true);
 		found = search(&q, n, victim);
-		*ret_more = *ret_more || enough(&q);
+		*ret_more = *ret_more || looked_enough(&q);
 	}
 	if (!found && q.written) {
 		q.any_tip = false;
 		found = search(&q, n, victim);
-		*ret_more = *ret_more || enough(&q);
+		*ret_more = *ret_more || looked_enough(&q);
 	}
 	return found;
 }

@@ -11,7 +11,8 @@
 struct kvpd_tenant;
 
 #define KVPD_EVICT_MAX     KVPD_PROOF /* victims in one batch */
-#define KVPD_EVICT_REFUSED 512u       /* protected blocks that one batch passes over at most */
+#define KVPD_EVICT_STEPS   512u       /* blocks that one search looks at, at most, */
+#define KVPD_EVICT_REFUSED 128u       /* and protected ones, for each of which it asks around */
 
 /* How many victims one proof should serve. */
 uint32_t kvpd_evict_batch(const struct kvpd_tenant *t);

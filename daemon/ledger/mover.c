@@ -5,6 +5,7 @@
  */
 #include "daemon/ledger/mover.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/round.h"
+#include "daemon/ledger/supply.h"
 #include "daemon/ledger/switch.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/worker.h"
@@ -65,11 +67,17 @@ static bool movable(const struct kvpd_extent *x, uint32_t slot, bool leased_too)
 static bool take_target(struct kvpd_extent *x, bool urgent, uint64_t now, struct kvpd_place *ret)
 {
 	struct kvpd_tenant *t = x->tenant;
+	int r;
 
 	if (kvpd_vault_take(t, x->cls, x, now, ret))
 		return true;
 	/* A vault extent in the making is waited for. */
-	if (!urgent || x->cls->making || kvpd_evict_some(t, kvpd_evict_batch(t), now) <= 0)
+	if (!urgent || x->cls->making)
+		return false;
+	r = kvpd_evict_some(t, kvpd_evict_batch(t), now);
+	if (r == -EAGAIN)
+		kvpd_supply_soon(t); /* the search goes on */
+	if (r <= 0)
 		return false;
 	/* What went may have lain elsewhere: then the next portion goes on. */
 	kvpd_due(t, KVPD_DUE_EXTENTS);

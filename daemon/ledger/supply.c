@@ -101,10 +101,15 @@ void kvpd_supply_look(struct kvpd_tenant *t)
 	kvpd_due(t, KVPD_DUE_SUPPLY);
 }
 
+void kvpd_supply_soon(struct kvpd_tenant *t)
+{
+	t->room_came = t->n_wanting != 0;
+}
+
 void kvpd_supply_again(struct kvpd_tenant *t)
 {
 	if (t->n_wanting > FEW)
-		t->room_came = true;
+		kvpd_supply_soon(t);
 	else if (t->n_wanting)
 		kvpd_supply_look(t);
 }

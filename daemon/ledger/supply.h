@@ -24,6 +24,8 @@ void kvpd_supply_want(struct kvpd_session *s);
 void kvpd_supply_came(struct kvpd_extent *x);
 /* There may be room now for those that wait. */
 void kvpd_supply_again(struct kvpd_tenant *t);
+/* Likewise, but not at once. */
+void kvpd_supply_soon(struct kvpd_tenant *t);
 /* All that wait are to be looked at, as a chore. */
 void kvpd_supply_look(struct kvpd_tenant *t);
 /* A chore: answers sessions that wait, and makes slots for those that have few. */

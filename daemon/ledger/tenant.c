@@ -13,6 +13,7 @@
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/delete.h"
+#include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/limbo.h"
@@ -64,6 +65,7 @@ static int make_state(struct kvpd_tenant *t)
 		.size = sizeof(params),
 		.items = t->limits.max_blocks,
 		.max_ids = t->layout.max_blocks,
+		.steps = KVPD_EVICT_STEPS,
 		.seed = t->salt.lo,
 	};
 	struct kvp_evict_memory memory;

@@ -718,6 +718,63 @@ static void test_random_operations_in_bytes(void **state)
 	random_operations("contest", 4 * ITEMS, seed, 300000);
 }
 
+static int refuse_all(void *ctx, kvp_block_id id)
+{
+	(void)id;
+	++*(uint32_t *)ctx;
+	return 1;
+}
+
+/*
+ * Chains that grew side by side: all of their roots come before the first leaf. One call looks at
+ * so many blocks and no more, and the next one goes on; nothing of it is lost.
+ */
+static void test_steps(void **state)
+{
+	(void)state;
+	enum { CHAINS = 1000, STEPS = 100, N = 2 * CHAINS };
+	size_t i = 0;
+	const char *name;
+
+	while ((name = kvp_evict_names(i++, NULL))) {
+		struct kvp_evict_params p = {
+			.size = sizeof(p), .items = N, .max_ids = N, .steps = STEPS, .seed = 1
+		};
+		struct kvp_evict *e;
+		uint32_t calls = 0, refused = 0;
+		kvp_block_id out[8];
+		size_t n;
+
+		assert_int_equal(kvp_evict_new(name, &p, &e), 0);
+		for (kvp_block_id id = 0; id < N; id++)
+			put(e, id, id < CHAINS ? KVP_BLOCK_NONE : id - CHAINS, id);
+		do {
+			n = kvp_evict_victims(e, 8, 0, NULL, NULL, N, out, 8);
+			calls++;
+			assert_true(n == 8 || kvp_evict_cut_short(e));
+			assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		} while (!n && calls < 100);
+		assert_true(n > 0);
+		if (!strcmp(name, "lru")) {
+			assert_int_equal(calls, CHAINS / STEPS + 1);
+			assert_int_equal(out[0], CHAINS);
+		}
+		/* What is refused counts, too. */
+		n = kvp_evict_victims(e, 8, 0, refuse_all, &refused, N, out, 8);
+		assert_int_equal(n, 0);
+		assert_true(kvp_evict_cut_short(e));
+		assert_in_range(refused, 1, STEPS);
+		for (size_t k = 0; k < N; k++) {
+			n = kvp_evict_victims(e, 8, 0, NULL, NULL, N, out, 8);
+			for (size_t v = 0; v < n; v++)
+				assert_int_equal(kvp_evict_remove(e, out[v], 1, N), 0);
+		}
+		assert_int_equal(kvp_evict_len(e), 0);
+		assert_false(kvp_evict_cut_short(e));
+		kvp_evict_free(e);
+	}
+}
+
 /* What was refused counts as used: the next call does not meet it again at once. */
 static void test_refused(void **state)
 {
@@ -815,6 +872,7 @@ int main(void)
 		cmocka_unit_test(test_admitted_is_another),
 		cmocka_unit_test(test_batch_and_name),
 		cmocka_unit_test(test_second_tier),
+		cmocka_unit_test(test_steps),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_time_runs_backwards),
 		cmocka_unit_test(test_random_operations_in_bytes),

@@ -44,7 +44,7 @@ static const struct kvp_space_desc model = {
 __attribute__((visibility("default"))) const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
 {
-	return "race:view_to_payload\nrace:view_from_payload\n";
+	return "race:view_to_payload\nrace:view_from_payload\nrace:store_run\n";
 }
 
 struct shared {
@@ -94,6 +94,53 @@ static void check(struct shared *s, const struct kvp_prefix *m, const uint32_t *
 		kvp_add_relaxed(&s->hits, 1);
 }
 
+/* The same prompt in two matches, the first of which ends before the second is read. */
+static void grow(struct shared *s, uint64_t *rnd, const uint32_t *tokens)
+{
+	struct kvp_match_opts mo = { .size = sizeof(mo) };
+	struct kvp_prefix_info i = { .size = sizeof(i) };
+	int64_t wide[BLOCKS * T];
+	struct kvp_prefix *m;
+	uint32_t from;
+
+	for (uint32_t t = 0; t < BLOCKS * T; t++)
+		wide[t] = tokens[t];
+	if (kvp_match(s->space, tokens, toy_random(rnd) % (BLOCKS * T), &mo, &m) < 0 ||
+		kvp_match_info(m, &i) < 0) {
+		kvp_add_relaxed(&s->bad, 1);
+		return;
+	}
+	from = i.n_tokens / T * T;
+	mo.after = m;
+	if (kvp_match_ids(s->space,
+		    &(struct kvp_ids){ wide + from, BLOCKS * T - from, KVP_IDS_I64 }, &mo,
+		    &m) < 0) {
+		kvp_add_relaxed(&s->bad, 1);
+		m = NULL;
+	}
+	kvp_release((struct kvp_prefix *)mo.after);
+	if (m)
+		check(s, m, tokens);
+	kvp_release(m);
+}
+
+/* The whole prompt in a run, into slots that are read by others while this client still has them. */
+static void store_run(struct shared *s, const uint32_t *tokens, const uint8_t *kv)
+{
+	struct kvp_grant *g[BLOCKS];
+	int n = kvp_reserve_run(s->space, BLOCKS, 2, NULL, g), r;
+
+	for (int i = 0; i < n; i++)
+		memcpy(kvp_grant_addr(g[i]), kv + (size_t)i * T * TOKEN_BYTES, T * TOKEN_BYTES);
+	if (n <= 0)
+		return;
+	r = kvp_commit_run(g, (uint32_t)n, kvp_ref_root(), tokens, (size_t)n * T, NULL, 0, NULL);
+	if (r == -EINVAL || r == -EALREADY)
+		kvp_add_relaxed(&s->bad, 1);
+	for (int i = 0; i < n; i++)
+		kvp_grant_release(g[i]);
+}
+
 static void one_round(struct shared *s, uint64_t *rnd)
 {
 	struct kvp_match_opts mo = { .size = sizeof(mo), .timeout_ms = 50 };
@@ -118,8 +165,12 @@ static void one_round(struct shared *s, uint64_t *rnd)
 	kvp_match_info(m, &i);
 	if (i.flags & KVP_MATCHED_PENDING)
 		(void)kvp_wait(m, 2);
-	(void)kvp_put(s->space, tokens, BLOCKS * T, 0, &v, &po, NULL);
+	if (toy_random(rnd) % 4)
+		(void)kvp_put(s->space, tokens, BLOCKS * T, 0, &v, &po, NULL);
+	else
+		store_run(s, tokens, kv);
 	kvp_release(m);
+	grow(s, rnd, tokens);
 	if (toy_random(rnd) % 16 == 0)
 		(void)kvp_flush(s->client, 20);
 	if (toy_random(rnd) % 16 == 0)

@@ -67,7 +67,7 @@ static int parse_options(int argc, char **argv, struct options *ret)
 	struct options o = { 0 };
 	int c;
 
-	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
 		switch (c) {
 		case 'c':
 			o.config = optarg;

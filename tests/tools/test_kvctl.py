@@ -49,8 +49,12 @@ class WithoutDaemon(unittest.TestCase):
         (["blocks", "--tenant", "--pinned"], "--tenant NAME"),
         (["blocks", "--limit", "1", "--limit", "2"], "twice"),
         (["clients", "extra"], "extra"), (["clients", "--all"], "--tenant"),
-        (["inspect"], "key"), (["inspect", "abcdefgh", "abcdefgh"], "one key"),
-        (["evict"], "--count N or --all"), (["evict", "abc", "--all"], "only one"),
+        (["inspect"], "key"), (["inspect", "abcdef01", "abcdef01"], "one key"),
+        (["inspect", "abcdefgh"], "hexadecimal"), (["inspect", "abcdef0"], "first 8 or more"),
+        (["pin", "0x12345678"], "hexadecimal"), (["unpin", "0" * 33], "32 hexadecimal digits"),
+        (["evict"], "--count N or --all"), (["evict", "abcdef01", "--all"], "only one"),
+        (["help", "what"], "kvctl --help"), (["status", "--watch", "0"], "0.1 to 3600"),
+        (["status", "--watch", "x"], "'x'"),
         (["evict", "--count", "0"], "1 to"), (["drain", "now"], "now"),
         (["status", "extra"], "extra"), (["status", "--watch=0"], "0.1 to 3600"),
         (["status", "--count", "3"], "--watch"), (["status", "--watch", "--count=x"], "whole number"),
@@ -89,8 +93,12 @@ class WithoutDaemon(unittest.TestCase):
             for option in ("--socket PATH", "--timeout SECONDS", "--json", "--help"):
                 self.assertIn(option, r.stdout, command)
             self.assertLessEqual(max(map(len, r.stdout.splitlines())), 100, command)
+            for other in ([command, "-h"], ["help", command]):
+                self.assertEqual(self.run_kvctl(*other).stdout, r.stdout, command)
         self.assertIn("--sort serial|hits|touched|depth|tokens",
                       self.run_kvctl("blocks", "--help").stdout)
+        for other in (["-h"], ["help"], ["--json", "--help"]):
+            self.assertEqual(self.run_kvctl(*other).stdout, self.run_kvctl("--help").stdout, other)
         # Wherever it stands, and without asking anybody.
         self.assertEqual(self.run_kvctl("evict", "--all", "--help").returncode, 0)
 
@@ -342,7 +350,7 @@ class WithDaemon(unittest.TestCase):
         self.assertIn("clean: %d blocks" % BLOCKS, self.kvctl("check"))
 
     def test_watch(self):
-        text = self.kvctl("status", "--watch=0.1", "--count", "2")
+        text = self.kvctl("status", "--watch", "0.1", "--count", "2")
         self.assertEqual(text.count("kvpoold "), 2)
         self.assertEqual(text.count("rates "), 2)
         self.assertIn("watched", text)

@@ -5,11 +5,14 @@
  */
 #include "tools/kvctl/kvctl.h"
 
+#include <ctype.h>
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_OPTIONS 16
+#define KEY_LEAST   8u /* digits that name a block if no other begins so */
+#define KEY_WHOLE   32u
 
 const struct kvctl_option kvctl_common_options[] = {
 	{ "socket", "PATH",
@@ -133,7 +136,7 @@ void kvctl_print_options(FILE *to, const struct kvctl_option *options)
 	}
 }
 
-static void help(FILE *to, const struct kvctl_command *command)
+void kvctl_help(FILE *to, const struct kvctl_command *command)
 {
 	fprintf(to, "usage: kvctl %s%s%s%s\n\n%s\n", command->name,
 		command->options->name ? " [OPTION]..." : "", command->operand ? " " : "",
@@ -222,12 +225,14 @@ static int take_operand(struct kvctl *ctl, const struct kvctl_command *command, 
 	char **argv, json_t *given)
 {
 	if (command->operand && optind < argc) {
-		json_t *v = json_string(argv[optind++]);
+		const char *key = argv[optind++];
+		size_t digits = strspn(key, "0123456789abcdefABCDEF");
 
-		if (!v)
-			return kvctl_fail(
-				ctl, command->name, KVCTL_USAGE, "a key is hexadecimal digits");
-		json_object_set_new(given, "key", v);
+		if (key[digits] || digits < KEY_LEAST || digits > KEY_WHOLE)
+			return kvctl_fail(ctl, command->name, KVCTL_USAGE,
+				"a key is %u hexadecimal digits, or the first %u or more, not '%s'",
+				KEY_WHOLE, KEY_LEAST, key);
+		json_object_set_new(given, "key", json_string(key));
 	} else if (command->operand && command->operand[0] != '[') {
 		return kvctl_fail(ctl, command->name, KVCTL_USAGE,
 			"which block? Give its key, or the first 8 digits or more of it (kvctl "
@@ -256,14 +261,18 @@ int kvctl_read(struct kvctl *ctl, const struct kvctl_command *command, int argc,
 		n_own++;
 	opterr = 0;
 	optind = 0; /* makes getopt start anew */
-	while (r == 0 && (c = getopt_long(argc, argv, ":", longs, NULL)) != -1) {
+	while (r == 0 && (c = getopt_long(argc, argv, ":h", longs, NULL)) != -1) {
 		if (c == ':' || c == '?') {
 			r = complain(ctl, command, c, argv, options);
-		} else if (!strcmp(options[c - 256]->name, "help")) {
-			help(stdout, command);
+		} else if (c == 'h' || !strcmp(options[c - 256]->name, "help")) {
+			kvctl_help(stdout, command);
 			json_decref(given);
 			return KVCTL_OK;
 		} else {
+			/* getopt leaves a value that may be missing to the next argument. */
+			if (options[c - 256]->otherwise > 0 && !optarg && optind < argc &&
+				isdigit((unsigned char)argv[optind][0]))
+				optarg = argv[optind++];
 			r = take(ctl, command, options[c - 256], (size_t)(c - 256) >= n_own, optarg,
 				given);
 		}

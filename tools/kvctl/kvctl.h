@@ -69,6 +69,8 @@ extern const struct kvctl_option kvctl_common_options[];
 int kvctl_set_common(struct kvctl *ctl, const char *command, const struct kvctl_option *option,
 	const char *value);
 void kvctl_print_options(FILE *to, const struct kvctl_option *options);
+/* What the command takes. */
+void kvctl_help(FILE *to, const struct kvctl_command *command);
 
 /* ---- ask.c */
 

@@ -111,22 +111,45 @@ static bool asks_for_json(int argc, char **argv)
 	return false;
 }
 
+static const struct kvctl_command *command_called(const char *name)
+{
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		if (!strcmp(name, commands[i].name))
+			return &commands[i];
+	return NULL;
+}
+
+/* kvctl help, kvctl help COMMAND: as kvctl [COMMAND] --help. */
+static int run_help(struct kvctl *ctl, int argc, char **argv)
+{
+	const struct kvctl_command *of = argc > 1 ? command_called(argv[1]) : NULL;
+
+	if (argc > 1 && !of)
+		return kvctl_fail(ctl, "help", KVCTL_USAGE,
+			"there is no command '%s'; kvctl --help lists those there are", argv[1]);
+	if (of)
+		kvctl_help(stdout, of);
+	else
+		usage(stdout);
+	return KVCTL_OK;
+}
+
 static int run(struct kvctl *ctl, int argc, char **argv)
 {
-	for (size_t i = 0; i < N_COMMANDS; i++) {
-		json_t *given;
-		int status;
+	const struct kvctl_command *command = command_called(argv[0]);
+	json_t *given;
+	int status;
 
-		if (strcmp(argv[0], commands[i].name))
-			continue;
-		status = kvctl_read(ctl, &commands[i], argc, argv, &given);
-		if (given)
-			status = commands[i].run(ctl, &commands[i], given);
-		json_decref(given);
-		return status;
-	}
-	return kvctl_fail(ctl, NULL, KVCTL_USAGE,
-		"there is no command '%s'; kvctl --help lists those there are", argv[0]);
+	if (!strcmp(argv[0], "help"))
+		return run_help(ctl, argc, argv);
+	if (!command)
+		return kvctl_fail(ctl, NULL, KVCTL_USAGE,
+			"there is no command '%s'; kvctl --help lists those there are", argv[0]);
+	status = kvctl_read(ctl, command, argc, argv, &given);
+	if (given)
+		status = command->run(ctl, command, given);
+	json_decref(given);
+	return status;
 }
 
 /* Reads the options before the command. -1: go on; else an exit status. */
@@ -136,7 +159,7 @@ static int read_own_options(struct kvctl *ctl, int argc, char **argv)
 		{ "socket", required_argument, NULL, 0 },
 		{ "timeout", required_argument, NULL, 1 },
 		{ "json", no_argument, NULL, 2 },
-		{ "help", no_argument, NULL, 3 },
+		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 4 },
 		{ 0 },
 	};
@@ -144,10 +167,10 @@ static int read_own_options(struct kvctl *ctl, int argc, char **argv)
 
 	opterr = 0;
 	/* '+': options after the command are read with the command's. */
-	while (r == 0 && (c = getopt_long(argc, argv, "+:", longs, NULL)) != -1) {
+	while (r == 0 && (c = getopt_long(argc, argv, "+:h", longs, NULL)) != -1) {
 		if (c < 2) {
 			r = kvctl_set_common(ctl, NULL, &kvctl_common_options[c], optarg);
-		} else if (c == 3) {
+		} else if (c == 'h') {
 			usage(stdout);
 			return KVCTL_OK;
 		} else if (c == 4) {

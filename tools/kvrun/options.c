@@ -73,7 +73,6 @@ enum {
 	OPT_WINDOW,
 	OPT_WINDOWS,
 	OPT_JSON,
-	OPT_HELP,
 	OPT_VERSION,
 };
 
@@ -98,7 +97,7 @@ static const struct option long_options[] = {
 	{ "window", required_argument, NULL, OPT_WINDOW },
 	{ "windows", required_argument, NULL, OPT_WINDOWS },
 	{ "json", no_argument, NULL, OPT_JSON },
-	{ "help", no_argument, NULL, OPT_HELP },
+	{ "help", no_argument, NULL, 'h' },
 	{ "version", no_argument, NULL, OPT_VERSION },
 	{ NULL, 0, NULL, 0 },
 };
@@ -291,9 +290,9 @@ int options_parse(int argc, char **argv, struct options *ret_options, int *ret_e
 	};
 	int opt, r = 0;
 
-	while (r == 0 && (opt = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
-		if (opt == OPT_HELP || opt == OPT_VERSION) {
-			fputs(opt == OPT_HELP ? usage : "kvrun " KVRUN_VERSION "\n", stdout);
+	while (r == 0 && (opt = getopt_long(argc, argv, "h", long_options, NULL)) != -1) {
+		if (opt == 'h' || opt == OPT_VERSION) {
+			fputs(opt == 'h' ? usage : "kvrun " KVRUN_VERSION "\n", stdout);
 			options_done(&o);
 			*ret_exit = kvt_written("kvrun", 0, 1);
 			return -ECANCELED;

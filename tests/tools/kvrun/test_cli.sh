@@ -25,8 +25,10 @@ expect()
 	[ -z "$pattern" ] || grep -q -e "$pattern" "$work/err" || fail "no '$pattern' in '$(cat "$work/err")': kvrun $*"
 }
 
-expect 0 "" --help
-grep -q -- "--reuse-tail" "$work/out" || fail "--help"
+for help in --help -h; do
+	expect 0 "" $help
+	grep -q -- "--reuse-tail" "$work/out" || fail "$help"
+done
 expect 0 "" --version
 expect 2 "--model is missing"
 expect 2 "nothing to run" --model "$model"

@@ -183,6 +183,27 @@ void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint6
 		kvpd_supply_want(s);
 }
 
+/*
+ * An entry is served only if two completions fit, so a client that keeps to the rules has room for
+ * this answer whatever else it asked for. One that has not is waited for with its other entries: as
+ * a session whose completion ring is full, which is looked at once a second.
+ */
+static void owe(struct kvpd_session *s)
+{
+	s->reserve.owed = true;
+	kvpd_ring_stall(s, true);
+}
+
+void kvpd_reserve_settle(struct kvpd_session *s)
+{
+	struct kvp_sqe sqe = { .op = KVP_OP_RESERVE, .serial = s->reserve.serial };
+
+	if (!s->reserve.owed || !kvp_cq_room(s->page, s->cq_tail))
+		return;
+	s->reserve.owed = false;
+	kvpd_ring_answer(s, &sqe, -EAGAIN, 0);
+}
+
 bool kvpd_reserve_step(struct kvpd_session *s, uint64_t now)
 {
 	struct kvpd_reserve *r = &s->reserve;
@@ -190,7 +211,9 @@ bool kvpd_reserve_step(struct kvpd_session *s, uint64_t now)
 	bool done = true;
 
 	if (s->expelled || !kvp_cq_room(s->page, s->cq_tail)) {
-		done = now >= r->until_ns; /* nobody is there to read the answer */
+		done = now >= r->until_ns;
+		if (done && !s->expelled)
+			owe(s);
 	} else if (!s->opens[r->space]) {
 		kvpd_ring_answer(s, &sqe, -EINVAL, 0);
 	} else if (!grant_some(s, r->space, r->count, r->serial)) {

@@ -26,6 +26,7 @@ struct kvpd_grant {
 /* A RESERVE that waits for slots. */
 struct kvpd_reserve {
 	bool waiting;
+	bool owed; /* its time was over when there was no room for the answer */
 	uint32_t serial;
 	uint32_t space;
 	uint32_t count;
@@ -39,6 +40,8 @@ void kvpd_grant_release(struct kvpd_session *s, struct kvpd_grant *g);
 void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now);
 /* Answers a waiting RESERVE if there are slots or its time is over; false: it goes on waiting. */
 bool kvpd_reserve_step(struct kvpd_session *s, uint64_t now);
+/* Before entries are served: gives the answer that is owed, if there is room by now. */
+void kvpd_reserve_settle(struct kvpd_session *s);
 /* The session waits no longer; harmless if it did not. */
 void kvpd_reserve_end(struct kvpd_session *s);
 /* Free slots of the session's arenas in a class, and how many slots those have in all. */

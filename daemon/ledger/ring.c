@@ -175,6 +175,7 @@ uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now, uint64_t until_ns
 		kvpd_session_expel(s, -EPIPE, "its client let go of it after its connection broke");
 		return 0;
 	}
+	kvpd_reserve_settle(s);
 	do {
 		if (kvp_cq_room(s->page, s->cq_tail) < ROOM_FOR_ONE) {
 			kvpd_ring_stall(s, true);

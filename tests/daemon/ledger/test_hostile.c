@@ -941,6 +941,89 @@ static void a_slot_of_one_is_no_matter_for_all(void **state)
 	dp_stop(&w);
 }
 
+/* A tenant without a free slot, and a RESERVE of the client's that waits. Returns its serial. */
+static uint32_t reserve_in_vain(struct dp_world *w, struct dp_client **ret_client)
+{
+	struct kvp_sqe sqe = { .op = KVP_OP_RESERVE, .count = 1 };
+	struct kvpd_limits limits;
+	struct dp_grant g[KVP_MAX_GRANTS];
+	struct dp_client *c, *other;
+	uint32_t space;
+	int r;
+
+	dp_defaults(w, &limits);
+	limits.share = 8 << 20;
+	dp_start(w, &limits);
+	other = dp_attach(w, w->tenant);
+	c = dp_attach(w, w->tenant);
+	space = dp_large_space(other, "m", 64 << 10);
+	assert_int_equal(dp_large_space(c, "m", 64 << 10), space);
+	for (uint32_t i = 0; i < 2; i++)
+		do
+			r = dp_reserve(i ? c : other, space, i ? 8 : KVP_MAX_GRANTS, 0, g);
+		while (r > 0);
+	assert_int_equal(r, -EAGAIN);
+	sqe.space = (uint16_t)space;
+	*ret_client = c;
+	return dp_push(c, &sqe);
+}
+
+/* However many answers lie unread, that of a RESERVE that waited is among them. */
+static void an_answer_waits_for_who_does_not_read(void **state)
+{
+	struct kvp_sqe nop = { .op = KVP_OP_NOP };
+	struct dp_world w;
+	struct dp_client *c;
+	uint32_t serial, n = 0, answers = 0;
+	struct kvp_cqe cqe;
+
+	(void)state;
+	serial = reserve_in_vain(&w, &c);
+	for (; n < 2 * KVP_CQ_ENTRIES; n++) {
+		nop.serial = ++c->serial;
+		for (uint32_t tries = 0; kvp_sq_push(c->page, &c->sq_tail, &nop) < 0; tries++) {
+			/* Both rings are full. */
+			if (tries == 100)
+				goto full;
+			wake(c);
+			usleep(1000);
+		}
+	}
+full:
+	assert_in_range(n, KVP_CQ_ENTRIES, 2 * KVP_CQ_ENTRIES - 1);
+	usleep(100000);
+	for (uint32_t i = 0; i < n + 1; i++) {
+		assert_int_equal(dp_next(c, 5000, &cqe), 0);
+		wake(c);
+		answers += cqe.op == KVP_OP_RESERVE && cqe.serial == serial;
+	}
+	assert_int_equal(answers, 1);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* Nor is it lost if the client says for a while that it has read what was never written. */
+static void an_answer_is_owed_until_there_is_room(void **state)
+{
+	struct dp_world w;
+	struct dp_client *c;
+	struct kvp_cqe cqe;
+	uint32_t serial, head;
+
+	(void)state;
+	serial = reserve_in_vain(&w, &c);
+	head = kvp_load_acquire(&c->page->cq_head);
+	kvp_store_release(&c->page->cq_head, head + 12345);
+	usleep(100000);
+	kvp_store_release(&c->page->cq_head, head);
+	/* It wakes nobody: the ledger looks once a second. */
+	assert_int_equal(dp_next(c, 20000, &cqe), 0);
+	assert_int_equal(cqe.serial, serial);
+	assert_int_equal(cqe.status, -EAGAIN);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 /* What they put after it began is theirs to keep: else a drain might never end. */
 static void a_drain_beside_putters_ends(void **state)
 {
@@ -1002,6 +1085,8 @@ int main(void)
 		cmocka_unit_test(who_keeps_the_vault_keeps_nothing),
 		cmocka_unit_test(pinned_pages_hold_back_their_arena_alone),
 		cmocka_unit_test(a_slot_of_one_is_no_matter_for_all),
+		cmocka_unit_test(an_answer_waits_for_who_does_not_read),
+		cmocka_unit_test(an_answer_is_owed_until_there_is_room),
 		cmocka_unit_test(a_drain_beside_putters_ends),
 	};
 

@@ -28,8 +28,7 @@ struct domains {
 
 /*
  * The workspace: this header; the queries as [domain][kv_head][row][k_dim], where row is
- * query * group + head in the group, as floats and as words; their units and sums; one area per
- * split.
+ * query * group + head in the group; the sums of each; one area per split.
  */
 struct workspace {
 	struct domains k;
@@ -41,9 +40,7 @@ struct shape {
 	uint32_t rows;   /* queries of one KV head */
 	size_t q;        /* offset of the queries */
 	size_t q_domain; /* floats per domain */
-	size_t words;    /* offset of the queries as words */
-	size_t units;    /* [domain][kv_head][row] */
-	size_t sums;
+	size_t sums;     /* [domain][kv_head][row] */
 	size_t split0;
 	size_t split; /* bytes per split */
 	size_t bytes;
@@ -90,9 +87,7 @@ static int shape_init(const struct kvp_attention *a, struct shape *ret)
 	s.q = align(sizeof(struct workspace));
 	heads = (size_t)a->kv_heads * s.rows;
 	s.q_domain = heads * a->k_dim;
-	s.words = s.q + align(DOMAINS * s.q_domain * esize);
-	s.units = s.words + align(DOMAINS * s.q_domain * sizeof(int16_t));
-	s.sums = s.units + align(DOMAINS * heads * esize);
+	s.sums = s.q + align(DOMAINS * s.q_domain * esize);
 	s.split0 = s.sums + align(DOMAINS * heads * esize);
 	s.split = align((size_t)s.rows * ATTEND_CHUNK * esize) + rows_bytes(a) +
 		  align(heads * sizeof(struct running)) + align(DOMAINS * heads * esize) +
@@ -328,11 +323,9 @@ static int rows_ready(const struct kvp_kernels *k, const struct plane_view *v,
 
 /* ---- the three phases ---- */
 
-/* Row `row` of a KV head in a domain: where its floats, words, unit and sum lie. */
+/* Row `row` of a KV head in a domain: where its floats and their sum lie. */
 struct query_place {
 	float *f;
-	int16_t *word;
-	float *unit;
 	float *sum;
 };
 
@@ -344,8 +337,6 @@ static struct query_place query_place(const struct kvp_attention *a, const struc
 
 	return (struct query_place){
 		(float *)(void *)(base + s->q) + at * a->k_dim,
-		(int16_t *)(void *)(base + s->words) + at * a->k_dim,
-		(float *)(void *)(base + s->units) + at,
 		(float *)(void *)(base + s->sums) + at,
 	};
 }
@@ -355,11 +346,11 @@ static struct kvp_queries queries_of(
 {
 	struct query_place p = query_place(a, s, domain, head, 0);
 
-	return (struct kvp_queries){ s->rows, p.f, p.word, p.unit, p.sum };
+	return (struct kvp_queries){ s->rows, p.f, p.sum };
 }
 
-static void gather_queries(const struct kvp_kernels *k, const struct kvp_attention *a,
-	const struct shape *s, struct workspace *ws)
+static void gather_queries(
+	const struct kvp_attention *a, const struct shape *s, struct workspace *ws)
 {
 	uint32_t group = a->q_heads / a->kv_heads;
 
@@ -373,8 +364,9 @@ static void gather_queries(const struct kvp_kernels *k, const struct kvp_attenti
 				memcpy(p.f, a->q + from * a->k_dim, a->k_dim * sizeof *p.f);
 				if (d)
 					kvp_rotate_fwd(&ws->k.rot[d - 1], p.f);
-				if (k->dsp.query_words && a->k_dim % KVP_QUERY_BLOCK == 0)
-					k->dsp.query_words(p.f, a->k_dim, p.word, p.unit, p.sum);
+				*p.sum = 0.0f;
+				for (uint32_t c = 0; c < a->k_dim; c++)
+					*p.sum += p.f[c];
 			}
 		}
 	}
@@ -389,6 +381,7 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *
 	struct shape s;
 	int r;
 
+	(void)k; /* what is done once is done by reference C */
 	r = shape_init(a, &s);
 	if (r < 0)
 		return r;
@@ -415,7 +408,7 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *
 	}
 	if (a->mask && a->mask_stride < tokens)
 		return -EINVAL;
-	gather_queries(k, a, &s, ws);
+	gather_queries(a, &s, ws);
 	return 0;
 }
 

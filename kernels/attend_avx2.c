@@ -254,7 +254,7 @@ static void accumulate_values(const struct kvp_rows *r, const struct kvp_weights
 static void score_codes(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
-	if (!kvp_score_words_avx2(r, q, s, s_stride))
+	if (!kvp_score_codes_avx2(r, q, s, s_stride))
 		score_float(r, q, s, s_stride);
 }
 
@@ -271,5 +271,4 @@ void kvp_attend_init_avx2(struct kvp_kernels *k)
 		k->codec[f].accumulate = f < KVP_FAMILY_INT8 ? accumulate_values : accumulate_codes;
 	}
 	k->dsp.softmax = softmax_avx2;
-	k->dsp.query_words = kvp_query_words_avx2;
 }

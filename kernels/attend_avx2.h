@@ -19,11 +19,12 @@ int kvp_score_direct_avx2(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride);
 int kvp_accumulate_direct_avx2(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
 
-/* attend_words_avx2.c: codes as integers. Return 0 where the geometry is none of theirs. */
-int kvp_score_words_avx2(
+/* attend_keys_avx2.c: keys that are codes, as floats. Returns 0 where the geometry is not its. */
+int kvp_score_codes_avx2(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride);
+
+/* attend_words_avx2.c: values that are codes, as words. Returns 0 where the geometry is not its. */
 int kvp_accumulate_words_avx2(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
-kvp_query_fn kvp_query_words_avx2;
 
 INLINE float largest(__m256 x)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Attention over rows in fp32: softmax, native and fp8 rows converted on the way into the
- * multiplications, and everything that attend_vnni.c cannot take as integers, which is decoded into
- * the cache first. At most four queries against four tokens at a time: sixteen sums.
+ * multiplications, and everything that attend_keys_avx512.c and attend_vnni.c cannot take as codes,
+ * which is decoded into the cache first. At most four queries against four tokens at a time: sixteen sums.
  */
 #include "kernels/attend_avx512.h"
 
@@ -576,7 +576,7 @@ void kvp_accumulate_float_avx512(const struct kvp_rows *r, const struct kvp_weig
 static void score_codes(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
-	if (!kvp_score_words(r, q, s, s_stride))
+	if (!kvp_score_codes_avx512(r, q, s, s_stride))
 		kvp_score_float_avx512(r, q, s, s_stride);
 }
 
@@ -594,5 +594,4 @@ void kvp_attend_init_avx512(struct kvp_kernels *k)
 			f < KVP_FAMILY_INT8 ? kvp_accumulate_float_avx512 : accumulate_codes;
 	}
 	k->dsp.softmax = softmax_avx512;
-	k->dsp.query_words = kvp_query_words_avx512;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the two halves of attention in AVX-512 share: floats and integers. Private to them. */
+/* What the files of attention in AVX-512 share. Private to them. */
 #ifndef KVP_KERNELS_ATTEND_AVX512_H
 #define KVP_KERNELS_ATTEND_AVX512_H
 
@@ -11,11 +11,12 @@
 
 #define DIM_MAX KVP_PLANE_DIM_MAX
 
-/* attend_vnni.c: codes as integers. Return 0 where the geometry is none of theirs. */
-int kvp_score_words(
+/* attend_keys_avx512.c: keys that are codes, as floats. Returns 0 where the geometry is not its. */
+int kvp_score_codes_avx512(
 	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride);
+
+/* attend_vnni.c: values that are codes, as words. Returns 0 where the geometry is not its. */
 int kvp_accumulate_words(const struct kvp_rows *r, const struct kvp_weights *w, float *acc);
-kvp_query_fn kvp_query_words_avx512;
 
 /* attend_avx512.c: any rows, in fp32. */
 kvp_score_fn kvp_score_float_avx512;
@@ -35,6 +36,13 @@ INLINE __m512i dot_pair(__m512i sum, __m512i x, const int16_t *pair)
 	__asm__("vpdpwssd %2%{1to16%}, %1, %0"
 		: "+v"(sum)
 		: "v"(x), "m"(*(const int16_t(*)[2])pair));
+	return sum;
+}
+
+/* sum + x * the float that all lanes have: for the same reason. */
+INLINE __m512 multiply_add(__m512 sum, __m512 x, const float *y)
+{
+	__asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(x), "m"(*y));
 	return sum;
 }
 
@@ -93,5 +101,125 @@ INLINE uint32_t least(uint32_t a, uint32_t b)
 {
 	return a < b ? a : b;
 }
+
+INLINE __m128i load128(const void *p)
+{
+	return _mm_loadu_si128(p);
+}
+
+INLINE __m256i load256(const void *p)
+{
+	return _mm256_loadu_si256(p);
+}
+
+/* ---- rows of codes ---- */
+
+/* Whether a function is compiled for this dim alone: the usual one, whose loops are unrolled. */
+#define fixed(dim) (__builtin_constant_p(dim) && (dim) == 128)
+
+#define GROUPS_MAX 16u
+
+/* Of rows of codes: [row][group], with zeros behind; add where there are minima. */
+struct scales {
+	float scale[GROUPS_MAX * ATTEND_CHUNK + 32];
+	float add[GROUPS_MAX * ATTEND_CHUNK + 32]; /* the middle of what the codes can say */
+};
+
+static inline void scales_init(const struct kvp_rows *r, struct scales *s)
+{
+	const float half = 0.5f * (float)((1u << r->bits) - 1);
+	uint32_t n = r->n * (r->groups > 1 ? r->groups : 1);
+
+	if (r->family == KVP_FAMILY_TQ && r->format)
+		load_wides(r->scale, n, r->factor, s->scale);
+	else
+		load_halves(r->scale, n, r->factor, s->scale);
+	memset(s->scale + n, 0, 32 * sizeof *s->scale);
+	if (!r->minimum)
+		return;
+	load_halves(r->minimum, n, r->factor, s->add);
+	for (uint32_t i = 0; i < n; i++)
+		s->add[i] += half * s->scale[i];
+	memset(s->add + n, 0, 32 * sizeof *s->add);
+}
+
+/* Four by four lanes of 32 bits, in each 128 bits. */
+INLINE void turn_lanes(__m512i *x)
+{
+	__m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+	__m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+
+	x[0] = _mm512_unpacklo_epi64(a, c);
+	x[1] = _mm512_unpackhi_epi64(a, c);
+	x[2] = _mm512_unpacklo_epi64(b, d);
+	x[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+/* 32 bytes of each of 16 rows: x[k] has bytes 4 k .. 4 k + 3, a row a lane. */
+INLINE void turn_rows32(const uint8_t *const *row, size_t at, __m512i *x)
+{
+	for (uint32_t i = 0; i < 8; i++) {
+		const uint8_t *const *from = row + i % 4 + i / 4 * 8;
+
+		x[i] = _mm512_inserti64x4(
+			_mm512_castsi256_si512(load256(from[0] + at)), load256(from[4] + at), 1);
+	}
+	turn_lanes(x);
+	turn_lanes(x + 4);
+	for (uint32_t i = 0; i < 4; i++) {
+		__m512i y = x[i];
+
+		x[i] = _mm512_shuffle_i32x4(y, x[i + 4], 0x88);
+		x[i + 4] = _mm512_shuffle_i32x4(y, x[i + 4], 0xdd);
+	}
+}
+
+/* The same of 16 bytes. */
+INLINE void turn_rows16(const uint8_t *const *row, size_t at, __m512i *x)
+{
+	for (uint32_t i = 0; i < 4; i++) {
+		x[i] = _mm512_broadcast_i32x4(load128(row[i] + at));
+		x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x00f0, load128(row[i + 4] + at));
+		x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x0f00, load128(row[i + 8] + at));
+		x[i] = _mm512_mask_broadcast_i32x4(x[i], 0xf000, load128(row[i + 12] + at));
+	}
+	turn_lanes(x);
+}
+
+/*
+ * The rows' dwords, each with sixteen rows in its lanes. The last 16 bytes of a row may be read
+ * twice: nothing beyond it is.
+ */
+INLINE void turn_all(const uint8_t *const *row, uint32_t bytes, __m512i *x)
+{
+	uint32_t at = 0;
+
+	for (; at + 32 <= bytes; at += 32)
+		turn_rows32(row, at, x + at / 4);
+	if (at + 16 <= bytes) {
+		turn_rows16(row, at, x + at / 4);
+		at += 16;
+	}
+	if (at < bytes)
+		turn_rows16(row, bytes - 16, x + (bytes - 16) / 4);
+}
+
+#define PER_BITS(bits, call)     \
+	do {                     \
+		switch (bits) {  \
+		case 2:          \
+			call(2); \
+			break;   \
+		case 3:          \
+			call(3); \
+			break;   \
+		case 4:          \
+			call(4); \
+			break;   \
+		default:         \
+			call(8); \
+			break;   \
+		}                \
+	} while (0)
 
 #endif

@@ -34,19 +34,12 @@ struct kvp_rows {
 	uint32_t next_bytes; /* of a row */
 };
 
-/*
- * The queries of one KV head. Beside the floats, the form that integer dot products want, made once
- * per query by dsp.query_words (NULL where floats are scored): 16-bit words in an order of the
- * instruction set's own, times unit, and the sum of the floats. The words exist only of dims that
- * are a multiple of KVP_QUERY_BLOCK.
- */
-#define KVP_QUERY_BLOCK 64u
+/* The queries of one KV head. */
 struct kvp_queries {
 	uint32_t n;
-	const float *f;      /* [n][dim] */
-	const int16_t *word; /* [n][dim] */
-	const float *unit;   /* [n] */
-	const float *sum;    /* [n] */
+	const float *f; /* [n][dim] */
+	const float
+		*sum; /* [n]: of a query's floats, which is what a minimum of keys is added times */
 };
 
 /*

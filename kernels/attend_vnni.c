@@ -1,26 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention over codes as integers. A row becomes 16-bit words, the code itself or what a table
- * makes of it, times one float; vpdpwssd multiplies 32 of them at a time and sums in 32 bits.
+ * Weighted sums of rows of codes in AVX-512. Codes become 16-bit words, the code itself or what a
+ * table makes of it, and weights too; vpdpwssd multiplies 32 of them at a time and sums in 32 bits,
+ * which is half the work of floats. What that costs in accuracy is in attend_words.h.
  *
- * Words rather than bytes: a byte of centroid and a byte of query would cost 6e-3 of accuracy each,
- * and whoever splits both into two bytes needs three products where one of words does.
+ * Words rather than bytes: a byte of centroid and a byte of weight would cost 6e-3 of accuracy
+ * each, and whoever splits both into two bytes needs three products where one of words does.
  *
- * At four queries and 128 channels a row takes 16 multiplications as a key and as many as a value,
- * one a cycle where 512 bits are two halves (Zen 4); everything else is to hide beside them. Hence
- * what is laid out for what they want is the codes, while they are still small: rows are
- * interleaved as bytes, and shifted and looked up afterwards.
- *   Keys:   16 bytes of each of four rows are a register, a row a 128-bit lane. A register of words
- *           meets the query's words in all four lanes, and its sums are in four lanes, not sixteen.
- *   Values: words of two rows in turn, as vpdpwssd adds them. Sums of 64 channels of four queries
- *           stay in registers over all rows; the next 64 channels take the rows once more.
+ * At four queries and 128 channels a row takes 16 multiplications, one a cycle where 512 bits are
+ * two halves (Zen 4); everything else is to hide beside them. Hence what is laid out is the codes,
+ * while they are still small: two rows are interleaved as bytes, and shifted and looked up
+ * afterwards. Sums of 64 channels of four queries stay in registers over WORD_ROWS rows; the next
+ * 64 channels take the rows once more.
  */
 #include "kernels/attend_avx512.h"
 #include "kernels/attend_unroll.h"
 #include "kernels/attend_words.h"
-
-#define STEP       16u /* rows that are scored at a time */
-#define GROUPS_MAX 16u
 
 /*
  * A code of 2 to 4 bits is looked up in a book: of centroids (tq), or of the odd numbers around 0
@@ -31,9 +26,7 @@ struct codes {
 	uint32_t bits;
 	__m512i book;
 	float value; /* of a word that is 1 */
-	/* [row][group], with zeros behind; add where there are minima: to each element */
-	float scale[GROUPS_MAX * ATTEND_CHUNK + 32];
-	float add[GROUPS_MAX * ATTEND_CHUNK + 32];
+	struct scales s;
 };
 
 /* ---- codes to words ---- */
@@ -95,93 +88,16 @@ static int words_fit(const struct kvp_rows *r)
 	return r->family == KVP_FAMILY_INT8 || r->bits == 4 || r->dim == 64 || r->dim % 128 == 0;
 }
 
-/* ---- scales ---- */
-
 static void codes_init(const struct kvp_rows *r, struct codes *c)
 {
-	const float half = 0.5f * (float)((1u << r->bits) - 1);
-	uint32_t n = r->n * (r->groups > 1 ? r->groups : 1);
-
 	c->bits = r->family == KVP_FAMILY_INT8 ? 8 : r->bits;
 	c->value = 1.0f;
 	if (c->bits < 8)
 		book_init(r, c);
-	if (r->family == KVP_FAMILY_TQ && r->format)
-		load_wides(r->scale, n, r->factor, c->scale);
-	else
-		load_halves(r->scale, n, r->factor, c->scale);
-	memset(c->scale + n, 0, 32 * sizeof *c->scale);
-	if (!r->minimum)
-		return;
-	/* From the minimum to the middle of the codes, from which the odd numbers are counted. */
-	load_halves(r->minimum, n, r->factor, c->add);
-	for (uint32_t i = 0; i < n; i++)
-		c->add[i] += half * c->scale[i];
-	memset(c->add + n, 0, 32 * sizeof *c->add);
+	scales_init(r, &c->s);
 }
 
-/* ---- keys ---- */
-
-/* x in units of 1 / inv to words: of each four channels the first and the third, then the others.
- */
-INLINE __m512i words32(__m512 a, __m512 b, __m512 inv)
-{
-	const __m512i order =
-		_mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 2, 1, 3, 8, 10, 9, 11, 16, 18, 17, 19, 24,
-			26, 25, 27, 4, 6, 5, 7, 12, 14, 13, 15, 20, 22, 21, 23, 28, 30, 29, 31));
-
-	return _mm512_permutexvar_epi16(
-		order, _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(a, inv)),
-			       _mm512_cvtps_epi32(_mm512_mul_ps(b, inv))));
-}
-
-INLINE __m512 levels_over(float levels, float largest)
-{
-	return _mm512_set1_ps(largest > 0.0f ? levels / largest : 0.0f);
-}
-
-void kvp_query_words_avx512(
-	const float *q, uint32_t dim, int16_t *ret_word, float *ret_unit, float *ret_sum)
-{
-	__m512 max = _mm512_setzero_ps(), size = max, sum = max, inv;
-	float top, levels;
-
-	for (uint32_t c = 0; c < dim; c += 16) {
-		__m512 x = _mm512_loadu_ps(q + c), y = _mm512_abs_ps(x);
-
-		max = _mm512_max_ps(y, max);
-		size = _mm512_add_ps(y, size);
-		sum = _mm512_add_ps(x, sum);
-	}
-	top = _mm512_reduce_max_ps(max);
-	levels = book_levels(top, _mm512_reduce_add_ps(size));
-	inv = levels_over(levels, top);
-	for (uint32_t c = 0; c < dim; c += 32)
-		_mm512_storeu_si512(ret_word + c,
-			words32(_mm512_loadu_ps(q + c), _mm512_loadu_ps(q + c + 16), inv));
-	*ret_sum = _mm512_reduce_add_ps(sum);
-	/* A query with NaN or infinities in it has no words: its scores are NaN. */
-	*ret_unit = top / levels + 0.0f * *ret_sum;
-}
-
-/* Up to four queries. */
-struct word_queries {
-	const int16_t *word[TILE];
-	float unit[TILE];
-	float add[TILE]; /* times the token's */
-};
-
-static void word_queries(struct word_queries *w, const struct kvp_queries *q, uint32_t dim,
-	uint32_t first, float value)
-{
-	for (uint32_t i = 0; i < TILE; i++) {
-		uint32_t at = least(first + i, q->n - 1);
-
-		w->word[i] = q->word + (size_t)at * dim;
-		w->unit[i] = q->unit[at] * value;
-		w->add[i] = q->sum[at];
-	}
-}
+/* ---- weights ---- */
 
 INLINE int32_t load_pair(const int16_t *p)
 {
@@ -191,284 +107,10 @@ INLINE int32_t load_pair(const int16_t *p)
 	return x;
 }
 
-INLINE __m128i load128(const void *p)
+INLINE __m512 levels_over(float levels, float largest)
 {
-	return _mm_loadu_si128(p);
+	return _mm512_set1_ps(largest > 0.0f ? levels / largest : 0.0f);
 }
-
-INLINE __m256i load256(const void *p)
-{
-	return _mm256_loadu_si256(p);
-}
-
-/* Four by four lanes of 32 bits, in each 128 bits. */
-INLINE void turn_lanes(__m512i *x)
-{
-	__m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
-	__m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
-
-	x[0] = _mm512_unpacklo_epi64(a, c);
-	x[1] = _mm512_unpackhi_epi64(a, c);
-	x[2] = _mm512_unpacklo_epi64(b, d);
-	x[3] = _mm512_unpackhi_epi64(b, d);
-}
-
-/* 32 bytes of each of 16 rows: x[k] has bytes 4 k .. 4 k + 3, a row a lane. */
-INLINE void turn_rows32(const uint8_t *const *row, size_t at, __m512i *x)
-{
-	for (uint32_t i = 0; i < 8; i++) {
-		const uint8_t *const *from = row + i % 4 + i / 4 * 8;
-
-		x[i] = _mm512_inserti64x4(
-			_mm512_castsi256_si512(load256(from[0] + at)), load256(from[4] + at), 1);
-	}
-	turn_lanes(x);
-	turn_lanes(x + 4);
-	for (uint32_t i = 0; i < 4; i++) {
-		__m512i y = x[i];
-
-		x[i] = _mm512_shuffle_i32x4(y, x[i + 4], 0x88);
-		x[i + 4] = _mm512_shuffle_i32x4(y, x[i + 4], 0xdd);
-	}
-}
-
-/* The same of 16 bytes. */
-INLINE void turn_rows16(const uint8_t *const *row, size_t at, __m512i *x)
-{
-	for (uint32_t i = 0; i < 4; i++) {
-		x[i] = _mm512_broadcast_i32x4(load128(row[i] + at));
-		x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x00f0, load128(row[i + 4] + at));
-		x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x0f00, load128(row[i + 8] + at));
-		x[i] = _mm512_mask_broadcast_i32x4(x[i], 0xf000, load128(row[i + 12] + at));
-	}
-	turn_lanes(x);
-}
-
-/*
- * High bits of the 32 channels of top, for the even or the odd ones of channels c .. c + 3: in each
- * lane two words whose bit 2 is the code's. Their byte moves to the top of both words, from where
- * a shift takes the bit down.
- */
-INLINE __m512i high_bits(__m512i top, uint32_t c, uint32_t odd)
-{
-	const uint32_t byte = 0x00800080 + c % 32 / 8 * 0x01000100, down = c % 8 + odd + 6;
-	const __m512i lanes =
-		_mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04000400, 0x08000800, 0x0c000c00));
-
-	top = _mm512_shuffle_epi8(top, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)byte)));
-	return _mm512_srlv_epi16(top, _mm512_set1_epi32((int)(down | (down + 2) << 16)));
-}
-
-/* 16 rows, a lane each, against m queries. */
-INLINE void dot_rows(uint32_t bits, uint32_t dim, uint32_t m, __m512i book,
-	const uint8_t *const *row, const int16_t *const *word, __m512i *ret)
-{
-	const uint32_t width = width_of(bits), part = part_of(bits, dim);
-	const uint32_t piece = part % 32 ? 16 : 32;
-	__m512i top[DIM_MAX / 32], x[8], sum[2][TILE];
-
-	for (uint32_t i = 0; i < m; i++)
-		sum[0][i] = sum[1][i] = _mm512_setzero_si512();
-	if (bits == 3 && dim == 64) /* the last 16 bytes of a row, of which 8 are high bits */
-		turn_rows16(row, 8, top);
-	for (uint32_t c = 0; bits == 3 && dim > 64 && c < dim; c += 128)
-		turn_rows16(row, dim / 4 + c / 8, top + c / 32);
-	for (uint32_t at = 0; at < part; at += piece) {
-		if (piece == 32)
-			turn_rows32(row, at, x);
-		else
-			turn_rows16(row, at, x);
-		UNROLL for (uint32_t k = 0; k < piece / 4; k++)
-		{
-			UNROLL for (uint32_t j = 0; j < 16 / width; j++)
-			{
-				uint32_t c = j / 2 * part + at + 4 * k, odd = j % 2;
-				__m512i y = x[k];
-
-				if (bits == 3)
-					y = high_bits(top[c / 32 + (dim == 64 ? 2 : 0)], c, odd);
-				y = code_words(bits, book, x[k], j / 2 * width + 8 * odd, y);
-				for (uint32_t i = 0; i < m; i++)
-					sum[odd][i] =
-						dot_pair(sum[odd][i], y, word[i] + c + 2 * odd);
-			}
-		}
-	}
-	for (uint32_t i = 0; i < m; i++)
-		ret[i] = _mm512_add_epi32(sum[0][i], sum[1][i]);
-}
-
-/* Rows [first, end) against m queries, of which nq are wanted. */
-INLINE void score_words(const struct kvp_rows *r, const struct codes *c, uint32_t bits,
-	uint32_t dim, uint32_t m, const struct word_queries *w, uint32_t nq, uint32_t first,
-	uint32_t end, float *s, size_t s_stride)
-{
-	const __m512i book = c->book;
-
-	for (uint32_t t = first; t < end; t += STEP) {
-		__mmask16 in = first16(end - t);
-		const uint8_t *row[STEP];
-		__m512i sum[TILE];
-		__m512 scale, add;
-
-		for (uint32_t j = 0; j < STEP; j += TILE)
-			fetch_next(r, t + j);
-		for (uint32_t j = 0; j < STEP; j++)
-			row[j] = r->codes + (ptrdiff_t)least(t + j, r->n - 1) * r->stride;
-		dot_rows(bits, dim, m, book, row, w->word, sum);
-		scale = _mm512_maskz_loadu_ps(in, c->scale + t);
-		add = _mm512_maskz_loadu_ps(in, c->add + t);
-		for (uint32_t i = 0; i < m && i < nq; i++) {
-			__m512 x = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum[i]), scale),
-				_mm512_set1_ps(w->unit[i]));
-
-			if (r->minimum)
-				x = _mm512_fmadd_ps(add, _mm512_set1_ps(w->add[i]), x);
-			_mm512_mask_storeu_ps(s + i * s_stride + t, in, x);
-		}
-	}
-}
-
-/* With everything that the compiler can unroll for the usual 128 channels. */
-#define PER_BITS(bits, call)     \
-	do {                     \
-		switch (bits) {  \
-		case 2:          \
-			call(2); \
-			break;   \
-		case 3:          \
-			call(3); \
-			break;   \
-		case 4:          \
-			call(4); \
-			break;   \
-		default:         \
-			call(8); \
-			break;   \
-		}                \
-	} while (0)
-
-static void score_tile(const struct kvp_rows *r, const struct codes *c,
-	const struct word_queries *w, uint32_t nq, uint32_t first, uint32_t end, float *s,
-	size_t s_stride)
-{
-#define SCORE(bits)                                                                            \
-	do {                                                                                   \
-		if (KVP_SPECIALIZE && r->dim == 128 && nq == 1)                                \
-			score_words(r, c, bits, 128, 1, w, nq, first, end, s, s_stride);       \
-		else if (KVP_SPECIALIZE && r->dim == 128)                                      \
-			score_words(r, c, bits, 128, TILE, w, nq, first, end, s, s_stride);    \
-		else                                                                           \
-			score_words(r, c, bits, r->dim, TILE, w, nq, first, end, s, s_stride); \
-	} while (0)
-	PER_BITS(c->bits, SCORE);
-#undef SCORE
-}
-
-INLINE __m512 halves16(const uint8_t *p, uint32_t c, float scale)
-{
-	return load_half16(
-		_mm256_loadu_si256((const __m256i *)(const void *)(p + 2 * (size_t)c)), scale);
-}
-
-/* One group of tokens of kivi keys. */
-struct channels {
-	float scale[DIM_MAX]; /* halves of the scales: books are of odd numbers */
-	float add[DIM_MAX];   /* the middle of the codes */
-};
-
-static void channels_init(const struct kvp_rows *r, uint32_t g, struct channels *ch)
-{
-	const __m512 middle = _mm512_set1_ps((float)((1u << r->bits) - 1));
-	const uint8_t *scale = r->scale + 2 * (size_t)g * r->dim;
-	const uint8_t *min = r->minimum + 2 * (size_t)g * r->dim;
-
-	for (uint32_t c = 0; c < r->dim; c += 16) {
-		__m512 x = halves16(scale, c, 0.5f * r->factor);
-
-		_mm512_storeu_ps(ch->scale + c, x);
-		_mm512_storeu_ps(
-			ch->add + c, _mm512_fmadd_ps(x, middle, halves16(min, c, r->factor)));
-	}
-}
-
-/* Query i with the scales folded in; what the minima add goes to add. */
-INLINE void fold_query(const struct channels *ch, uint32_t dim, const float *q, uint32_t i,
-	int16_t *word, struct word_queries *w)
-{
-	__m512 max = _mm512_setzero_ps(), sum = max, inv, x[2];
-	float top, add;
-
-	for (uint32_t c = 0; c < dim; c += 16) {
-		x[0] = _mm512_loadu_ps(q + c);
-		sum = _mm512_fmadd_ps(x[0], _mm512_loadu_ps(ch->add + c), sum);
-		x[0] = _mm512_mul_ps(x[0], _mm512_loadu_ps(ch->scale + c));
-		max = _mm512_max_ps(_mm512_abs_ps(x[0]), max);
-	}
-	top = _mm512_reduce_max_ps(max);
-	add = _mm512_reduce_add_ps(sum);
-	inv = levels_over(LEVELS, top);
-	for (uint32_t c = 0; c < dim; c += 32) {
-		for (uint32_t k = 0; k < 2; k++)
-			x[k] = _mm512_mul_ps(_mm512_loadu_ps(q + c + 16 * k),
-				_mm512_loadu_ps(ch->scale + c + 16 * k));
-		_mm512_storeu_si512(word + c, words32(x[0], x[1], inv));
-	}
-	w->word[i] = word;
-	w->unit[i] = top / LEVELS + 0.0f * add;
-	w->add[i] = add;
-}
-
-/* kivi keys: one scale and minimum per channel and group of tokens. */
-static void score_channels(const struct kvp_rows *r, struct codes *c, const struct kvp_queries *q,
-	float *s, size_t s_stride)
-{
-	int16_t word[TILE][DIM_MAX];
-	struct word_queries w;
-	struct channels ch;
-
-	for (uint32_t t = 0; t < r->n; t++)
-		c->scale[t] = c->add[t] = 1.0f;
-	for (uint32_t t = 0; t < r->n; t += r->group) {
-		channels_init(r, t / r->group, &ch);
-		for (uint32_t i = 0; i < q->n; i += TILE) {
-			for (uint32_t j = 0; j < TILE; j++) {
-				const float *from = q->f + (size_t)least(i + j, q->n - 1) * r->dim;
-
-				if (KVP_SPECIALIZE && r->dim == 128)
-					fold_query(&ch, 128, from, j, word[j], &w);
-				else
-					fold_query(&ch, r->dim, from, j, word[j], &w);
-			}
-			score_tile(r, c, &w, least(q->n - i, TILE), t, least(t + r->group, r->n),
-				s + i * s_stride, s_stride);
-		}
-	}
-}
-
-int kvp_score_words(
-	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
-{
-	struct word_queries w;
-	struct codes c;
-
-	if (!words_fit(r) || (!r->per_channel && r->groups > 1))
-		return 0;
-	if (r->per_channel) {
-		c.bits = r->bits;
-		book_init(r, &c);
-		score_channels(r, &c, q, s, s_stride);
-		return 1;
-	}
-	codes_init(r, &c);
-	for (uint32_t i = 0; i < q->n; i += TILE) {
-		word_queries(&w, q, r->dim, i, c.value);
-		score_tile(r, &c, &w, least(q->n - i, TILE), 0, r->n, s + i * s_stride, s_stride);
-	}
-	return 1;
-}
-
-/* ---- values ---- */
 
 /* Whether the weights of all channels of a register of words are the same. */
 enum grouping {
@@ -487,32 +129,33 @@ struct word_weights {
 	int16_t word[GROUPS_MAX * ATTEND_CHUNK + 32];
 };
 
-/* Of centroids the sum of the weights limits the words, or else the largest weight. */
-static void weigh_rows(
-	struct word_weights *ww, const float *w, const struct codes *c, const struct kvp_rows *r)
+/*
+ * The weights of rows [first, end). Of centroids their sum limits the words, or else the largest.
+ */
+static void weigh_rows(struct word_weights *ww, const float *w, const struct codes *c,
+	const struct kvp_rows *r, uint32_t first, uint32_t end)
 {
 	__m512 x[ATTEND_CHUNK / 16], max = _mm512_setzero_ps(), sum = max, add = max, inv;
 	float top, levels = LEVELS;
 
-	for (uint32_t i = 0; 16 * i < r->n; i++) {
-		__mmask16 in = first16(r->n - 16 * i);
-		__m512 y = _mm512_maskz_loadu_ps(in, w + 16 * (size_t)i), size;
+	for (uint32_t t = first; t < end; t += 16) {
+		__mmask16 in = first16(end - t);
+		__m512 y = _mm512_maskz_loadu_ps(in, w + t), size;
 
-		x[i] = _mm512_mul_ps(y, _mm512_maskz_loadu_ps(in, c->scale + 16 * (size_t)i));
-		size = _mm512_abs_ps(x[i]);
+		x[t / 16] = _mm512_mul_ps(y, _mm512_maskz_loadu_ps(in, c->s.scale + t));
+		size = _mm512_abs_ps(x[t / 16]);
 		max = _mm512_max_ps(size, max);
 		sum = _mm512_add_ps(size, sum);
 		if (r->minimum)
-			add = _mm512_fmadd_ps(
-				y, _mm512_maskz_loadu_ps(in, c->add + 16 * (size_t)i), add);
+			add = _mm512_fmadd_ps(y, _mm512_maskz_loadu_ps(in, c->s.add + t), add);
 	}
 	top = _mm512_reduce_max_ps(max);
 	if (r->family == KVP_FAMILY_TQ)
 		levels = book_levels(top, _mm512_reduce_add_ps(sum));
 	inv = levels_over(levels, top);
-	for (uint32_t i = 0; 16 * i < r->n; i++)
-		_mm256_storeu_si256((__m256i *)(void *)(ww->word + 16 * (size_t)i),
-			_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x[i], inv))));
+	for (uint32_t t = first; t < end; t += 16)
+		_mm256_storeu_si256((__m256i *)(void *)(ww->word + t),
+			_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x[t / 16], inv))));
 	ww->unit[0] = top / levels * c->value;
 	ww->add[0] = r->minimum ? _mm512_reduce_add_ps(add) : 0.0f;
 }
@@ -530,16 +173,6 @@ INLINE __m512 over_rows(__m512 x, uint32_t groups, int largest)
 		x = largest ? _mm512_max_ps(y, x) : _mm512_add_ps(y, x);
 	}
 	return x;
-}
-
-/* Of each group the largest size of a scale. */
-static __m512 largest_scales(const struct kvp_rows *r, const struct codes *c)
-{
-	__m512 max = _mm512_setzero_ps();
-
-	for (uint32_t i = 0; i < r->n * r->groups; i += 16)
-		max = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(c->scale + i)), max);
-	return over_rows(max, r->groups, 1);
 }
 
 /* Where in two packed registers of [row][group] the words of struct word_weights are. */
@@ -561,9 +194,12 @@ static __m512i pair_order(uint32_t groups)
 			_mm512_slli_epi16(_mm512_srli_epi16(at, 4), 2)));
 }
 
-/* The largest weight times the largest scale limits the words of a group. */
+/*
+ * The largest product of a weight and a scale limits the words of a group. Not the largest weight
+ * times the largest scale: where one token has nearly all the weight its value is often small.
+ */
 static void weigh_groups(struct word_weights *ww, const float *w, const struct codes *c,
-	const struct kvp_rows *r, __m512 top, __m512i order)
+	const struct kvp_rows *r, __m512i order)
 {
 	const uint32_t rows = 16 / r->groups;
 	const __m512i lane =
@@ -571,24 +207,30 @@ static void weigh_groups(struct word_weights *ww, const float *w, const struct c
 	const __m512i low = _mm512_srli_epi32(lane, (uint32_t)__builtin_ctz(r->groups));
 	const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32((int)rows));
 	__m512 max = _mm512_setzero_ps(), add = max, unit, inv;
+	float product[GROUPS_MAX * ATTEND_CHUNK + 32];
 
-	for (uint32_t t = 0; t < r->n; t += 16)
-		max = _mm512_max_ps(
-			_mm512_abs_ps(_mm512_maskz_loadu_ps(first16(r->n - t), w + t)), max);
-	unit = _mm512_mul_ps(top, _mm512_set1_ps(_mm512_reduce_max_ps(max) * (1.0f / LEVELS)));
-	inv = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(unit, _mm512_setzero_ps(), _CMP_GT_OQ),
-		_mm512_set1_ps(1.0f), unit);
 	for (uint32_t t = 0; t < r->n; t += 2 * rows) {
-		const float *scale = c->scale + t * r->groups, *min = c->add + t * r->groups;
+		const float *scale = c->s.scale + t * r->groups, *min = c->s.add + t * r->groups;
 		__m512 x = _mm512_maskz_loadu_ps(first16(r->n - t), w + t), y;
 
 		y = _mm512_permutexvar_ps(high, x);
 		x = _mm512_permutexvar_ps(low, x);
 		add = _mm512_fmadd_ps(x, _mm512_loadu_ps(min), add);
 		add = _mm512_fmadd_ps(y, _mm512_loadu_ps(min + 16), add);
-		x = _mm512_mul_ps(_mm512_mul_ps(x, inv), _mm512_loadu_ps(scale));
-		y = _mm512_mul_ps(_mm512_mul_ps(y, inv), _mm512_loadu_ps(scale + 16));
-		_mm512_storeu_si512(ww->word + t * r->groups,
+		x = _mm512_mul_ps(x, _mm512_loadu_ps(scale));
+		y = _mm512_mul_ps(y, _mm512_loadu_ps(scale + 16));
+		max = _mm512_max_ps(_mm512_max_ps(_mm512_abs_ps(x), _mm512_abs_ps(y)), max);
+		_mm512_storeu_ps(product + t * r->groups, x);
+		_mm512_storeu_ps(product + t * r->groups + 16, y);
+	}
+	unit = _mm512_mul_ps(over_rows(max, r->groups, 1), _mm512_set1_ps(1.0f / LEVELS));
+	inv = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(unit, _mm512_setzero_ps(), _CMP_GT_OQ),
+		_mm512_set1_ps(1.0f), unit);
+	for (uint32_t i = 0; i < r->n * r->groups; i += 32) {
+		__m512 x = _mm512_mul_ps(_mm512_loadu_ps(product + i), inv);
+		__m512 y = _mm512_mul_ps(_mm512_loadu_ps(product + i + 16), inv);
+
+		_mm512_storeu_si512(ww->word + i,
 			_mm512_permutexvar_epi16(order,
 				_mm512_packs_epi32(_mm512_cvtps_epi32(x), _mm512_cvtps_epi32(y))));
 	}
@@ -625,7 +267,10 @@ struct strip {
 INLINE __m512i two_tops(
 	uint32_t dim, const uint8_t *a, const uint8_t *b, const struct strip *s, uint32_t j)
 {
-	/* Words of a and b in turn, each its channel's byte and a zero below: see high_bits(). */
+	/*
+	 * Words of a and b in turn, each its channel's byte and a zero below: a shift takes the bit
+	 * down to where it belongs.
+	 */
 	const __m512i even = _mm512_setr_epi64(0x0480008004800080, 0x0480008004800080,
 		0x0580018005800180, 0x0580018005800180, 0x0680028006800280, 0x0680028006800280,
 		0x0780038007800380, 0x0780038007800380);
@@ -689,9 +334,9 @@ INLINE uint32_t group_of(const struct kvp_rows *r, enum grouping grouping, uint3
 
 INLINE void multiply_rows(const struct kvp_rows *r, uint32_t bits, uint32_t dim, uint32_t m,
 	enum grouping grouping, __m512i book, const struct word_weights *ww, const struct strip *s,
-	int fetch, __m512i *sum)
+	uint32_t first, uint32_t end, int fetch, __m512i *sum)
 {
-	const uint8_t *row = r->codes;
+	const uint8_t *row = r->codes + (ptrdiff_t)first * r->stride;
 	uint32_t groups = grouping == ONE ? 1 : r->groups;
 	uint32_t at[2] = { 2 * group_of(r, grouping, s->c[0]), 2 * group_of(r, grouping, s->c[1]) };
 
@@ -699,12 +344,12 @@ INLINE void multiply_rows(const struct kvp_rows *r, uint32_t bits, uint32_t dim,
 	{
 		sum[i] = _mm512_setzero_si512();
 	}
-	for (uint32_t t = 0; t < r->n; t += 2, row += 2 * r->stride) {
+	for (uint32_t t = first; t < end; t += 2, row += 2 * r->stride) {
 		__m512i x[4];
 
 		if (fetch && t % TILE == 0)
 			fetch_next(r, t);
-		pair_words(bits, dim, book, row, row + (t + 1 < r->n ? r->stride : 0), s, x);
+		pair_words(bits, dim, book, row, row + (t + 1 < end ? r->stride : 0), s, x);
 		UNROLL for (uint32_t i = 0; i < 4 * m; i++)
 		{
 			const int16_t *w = ww[i / 4].word + t * groups + at[i % 4 / 2];
@@ -753,7 +398,8 @@ INLINE void flush(const struct kvp_rows *r, uint32_t part, enum grouping groupin
 
 INLINE void accumulate_strip(const struct kvp_rows *r, const struct codes *c, uint32_t bits,
 	uint32_t dim, uint32_t m, enum grouping grouping, const struct word_weights *ww,
-	const struct kvp_weights *w, uint32_t at, uint32_t field, int fetch, float *acc)
+	const struct kvp_weights *w, uint32_t first, uint32_t end, uint32_t at, uint32_t field,
+	int fetch, float *acc)
 {
 	const uint32_t part = part_of(bits, dim);
 	struct strip s = { at, field, { at + field * part, at + (field + 1) * part } };
@@ -761,7 +407,7 @@ INLINE void accumulate_strip(const struct kvp_rows *r, const struct codes *c, ui
 
 	if (bits == 8 || part % 32)
 		s.c[1] = s.c[0] + 32;
-	multiply_rows(r, bits, dim, m, grouping, c->book, ww, &s, fetch, sum);
+	multiply_rows(r, bits, dim, m, grouping, c->book, ww, &s, first, end, fetch, sum);
 	UNROLL for (uint32_t i = 0; i < m; i++)
 	{
 		if (i < w->nq)
@@ -770,57 +416,63 @@ INLINE void accumulate_strip(const struct kvp_rows *r, const struct codes *c, ui
 	}
 }
 
-/* The weights of up to m queries. */
+/* Rows [first, end) with the weights of up to m queries. */
 INLINE void accumulate_words(const struct kvp_rows *r, const struct codes *c, uint32_t bits,
-	uint32_t dim, uint32_t m, enum grouping grouping, const struct kvp_weights *w, int fetch,
-	float *acc)
+	uint32_t dim, uint32_t m, enum grouping grouping, const struct kvp_weights *w,
+	uint32_t first, uint32_t end, int fetch, float *acc)
 {
 	const uint32_t part = part_of(bits, dim), piece = bits == 8 ? 64 : least(part, 32);
 	__m512i order = grouping == ONE ? c->book : pair_order(r->groups);
-	__m512 top = grouping == ONE ? _mm512_setzero_ps() : largest_scales(r, c);
 	struct word_weights ww[TILE];
 
 	for (uint32_t i = 0; i < m; i++) {
 		const float *from = w->w + least(i, w->nq - 1) * w->stride;
 
 		if (grouping == ONE)
-			weigh_rows(&ww[i], from, c, r);
+			weigh_rows(&ww[i], from, c, r, first, end);
 		else
-			weigh_groups(&ww[i], from, c, r, top, order);
+			weigh_groups(&ww[i], from, c, r, order);
 	}
 	for (uint32_t at = 0; at < part; at += piece) {
-		accumulate_strip(r, c, bits, dim, m, grouping, ww, w, at, 0, fetch && !at, acc);
+		accumulate_strip(
+			r, c, bits, dim, m, grouping, ww, w, first, end, at, 0, fetch && !at, acc);
 		if (width_of(bits) == 2 && part % 32 == 0)
-			accumulate_strip(r, c, bits, dim, m, grouping, ww, w, at, 2, 0, acc);
+			accumulate_strip(
+				r, c, bits, dim, m, grouping, ww, w, first, end, at, 2, 0, acc);
 	}
 }
 
 static void accumulate_tile(const struct kvp_rows *r, const struct codes *c,
-	const struct kvp_weights *w, int fetch, float *acc)
+	const struct kvp_weights *w, uint32_t first, uint32_t end, int fetch, float *acc)
 {
-#define ACCUMULATE(bits)                                                                   \
-	do {                                                                               \
-		if (r->groups > 1 && bits == 8)                                            \
-			break;                                                             \
-		if (r->groups > 1 && r->group == 16)                                       \
-			accumulate_words(r, c, bits, r->dim, TILE, HALVES, w, fetch, acc); \
-		else if (KVP_SPECIALIZE && r->groups > 1 && r->dim == 128 && w->nq > 1)    \
-			accumulate_words(r, c, bits, 128, TILE, WHOLE, w, fetch, acc);     \
-		else if (r->groups > 1)                                                    \
-			accumulate_words(r, c, bits, r->dim, TILE, WHOLE, w, fetch, acc);  \
-		else if (KVP_SPECIALIZE && r->dim == 128 && w->nq == 1)                    \
-			accumulate_words(r, c, bits, 128, 1, ONE, w, fetch, acc);          \
-		else if (KVP_SPECIALIZE && r->dim == 128)                                  \
-			accumulate_words(r, c, bits, 128, TILE, ONE, w, fetch, acc);       \
-		else                                                                       \
-			accumulate_words(r, c, bits, r->dim, TILE, ONE, w, fetch, acc);    \
+#define WORDS(bits, dim, m, grouping) \
+	accumulate_words(r, c, bits, dim, m, grouping, w, first, end, fetch, acc)
+#define ACCUMULATE(bits)                                                                \
+	do {                                                                            \
+		if (r->groups > 1 && bits == 8)                                         \
+			break;                                                          \
+		if (r->groups > 1 && r->group == 16)                                    \
+			WORDS(bits, r->dim, TILE, HALVES);                              \
+		else if (KVP_SPECIALIZE && r->groups > 1 && r->dim == 128 && w->nq > 1) \
+			WORDS(bits, 128, TILE, WHOLE);                                  \
+		else if (r->groups > 1)                                                 \
+			WORDS(bits, r->dim, TILE, WHOLE);                               \
+		else if (KVP_SPECIALIZE && r->dim == 128 && w->nq == 1)                 \
+			WORDS(bits, 128, 1, ONE);                                       \
+		else if (KVP_SPECIALIZE && r->dim == 128)                               \
+			WORDS(bits, 128, TILE, ONE);                                    \
+		else                                                                    \
+			WORDS(bits, r->dim, TILE, ONE);                                 \
 	} while (0)
 	PER_BITS(c->bits, ACCUMULATE);
 #undef ACCUMULATE
+#undef WORDS
 }
 
 int kvp_accumulate_words(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
 {
+	static const float ones[TILE] = { 1.0f, 1.0f, 1.0f, 1.0f };
+	const uint32_t most = r->family == KVP_FAMILY_TQ ? WORD_ROWS : ATTEND_CHUNK;
 	struct codes c;
 
 	if (!words_fit(r) || r->per_channel)
@@ -834,7 +486,11 @@ int kvp_accumulate_words(const struct kvp_rows *r, const struct kvp_weights *w, 
 		struct kvp_weights part = { least(w->nq - i, TILE), w->w + i * w->stride, w->stride,
 			w->fade + i };
 
-		accumulate_tile(r, &c, &part, !i, acc + (size_t)i * r->dim);
+		for (uint32_t t = 0; t < r->n; t += most) {
+			accumulate_tile(r, &c, &part, t, least(t + most, r->n), !i,
+				acc + (size_t)i * r->dim);
+			part.fade = ones;
+		}
 	}
 	return 1;
 }

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention over codes as integers in AVX2: 16-bit words as in attend_vnni.c, multiplied and added
- * in pairs (vpmaddwd), which halves the work of fp32. Four queries share a row's words, which stay
- * in registers: codes of values are interleaved as bytes, two rows in turn, and looked up after.
+ * Weighted sums of rows of codes in AVX2: 16-bit words as in attend_vnni.c, multiplied and added in
+ * pairs (vpmaddwd), which halves the work of fp32. Four queries share a row's words, which stay in
+ * registers: codes are interleaved as bytes, two rows in turn, and looked up after.
  */
 #include "kernels/attend_avx2.h"
 #include "kernels/attend_words.h"
 
 #define GROUPS_MAX 16u
-#define BLOCK_ROWS 64u    /* of values, whose products are added as integers */
 #define BYTES_MAX  16384u /* of rows that are unpacked at a time */
-#define KEY_ROWS   16u    /* of keys, that are unpacked at a time */
 
 /* How codes lie, and what they are. */
 enum form {
@@ -119,7 +117,7 @@ static void zeros_behind(const struct kvp_rows *r, uint32_t groups, float *x)
 static void codes_init(const struct kvp_rows *r, struct codes *c)
 {
 	const float half = 0.5f * (float)((1u << r->bits) - 1);
-	const uint32_t groups = r->groups > 1 && !r->per_channel ? r->groups : 1;
+	const uint32_t groups = r->groups > 1 ? r->groups : 1;
 
 	c->form = r->family == KVP_FAMILY_INT8                         ? SIGNED
 		  : r->bits == 4 || (r->bits < 4 && r->dim % 128 == 0) ? (enum form)r->bits
@@ -128,8 +126,6 @@ static void codes_init(const struct kvp_rows *r, struct codes *c)
 	c->value = 1.0f;
 	if (c->form != SIGNED)
 		book_init(r, c);
-	if (r->per_channel)
-		return;
 	if (r->family == KVP_FAMILY_TQ && r->format)
 		for (uint32_t t = 0; t < r->n; t++)
 			c->scale[t] = load_scalar_wide(r->scale + 4 * (size_t)t, r->factor);
@@ -200,183 +196,12 @@ INLINE void look_up(enum form form, const struct codes *c, __m256i x, __m256i *w
 
 static int words_fit(const struct kvp_rows *r)
 {
-	return r->dim % KVP_QUERY_BLOCK == 0;
+	return r->dim % 64 == 0;
 }
-
-/* ---- keys ---- */
 
 INLINE __m256 magnitude(__m256 x)
 {
 	return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-}
-
-/* 32 channels in units of 1 / inv, ordered as key_words() does. */
-INLINE void query_words32(const __m256 *x, __m256 inv, int16_t *to)
-{
-	__m256i y[4];
-
-	for (uint32_t j = 0; j < 4; j++)
-		y[j] = _mm256_cvtps_epi32(_mm256_mul_ps(x[j], inv));
-	for (uint32_t j = 0; j < 2; j++)
-		_mm256_storeu_si256((void *)(to + 16 * (size_t)j),
-			_mm256_permute4x64_epi64(_mm256_packs_epi32(y[j], y[j + 2]), 0xd8));
-}
-
-void kvp_query_words_avx2(
-	const float *q, uint32_t dim, int16_t *ret_word, float *ret_unit, float *ret_sum)
-{
-	__m256 sum = _mm256_setzero_ps(), size = sum, max = sum, inv;
-	float top, levels;
-
-	for (uint32_t c = 0; c < dim; c += 8) {
-		__m256 x = _mm256_loadu_ps(q + c);
-
-		sum = _mm256_add_ps(sum, x);
-		size = _mm256_add_ps(size, magnitude(x));
-		max = _mm256_max_ps(magnitude(x), max);
-	}
-	top = largest(max);
-	levels = book_levels(top, sum8(size));
-	inv = _mm256_set1_ps(top > 0.0f ? levels / top : 0.0f);
-	for (uint32_t c = 0; c < dim; c += 32) {
-		__m256 x[4];
-
-		for (uint32_t j = 0; j < 4; j++)
-			x[j] = _mm256_loadu_ps(q + c + 8 * (size_t)j);
-		query_words32(x, inv, ret_word + c);
-	}
-	*ret_sum = sum8(sum);
-	/* A query with NaN or infinities in it has no words: its scores are NaN. */
-	*ret_unit = top / levels + 0.0f * *ret_sum;
-}
-
-/* Words of channels at .. at + 31 of a row: 0-7 and 16-23, then 8-15 and 24-31. */
-INLINE void key_words(enum form form, const struct codes *c, const uint8_t *row, uint32_t dim,
-	uint32_t at, __m256i *words)
-{
-	const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
-	const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2,
-		2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
-	__m256i x = load256(row + place(form, dim, at));
-	int32_t top;
-
-	if (form == FOUR)
-		x = fields(x, 4, dim, at);
-	if (form == TWO || form == THREE)
-		x = fields(x, 2, dim, at);
-	if (form == THREE) {
-		memcpy(&top, row + dim / 4 + at / 8, sizeof top);
-		x = add_third(x, _mm256_shuffle_epi8(_mm256_set1_epi32(top), spread), bit);
-	}
-	look_up(form, c, x, words);
-}
-
-/* Queries as words, and where store_tile() has their scores what these are multiplied by. */
-struct word_queries {
-	const int16_t *word[TILE];
-	float unit[TILE];
-	float add[TILE]; /* times the row's */
-};
-
-/* Of each query what belongs to it, where store_tile() has its scores. */
-INLINE __m256 spread_queries(const float *of_query, uint32_t m)
-{
-	__m256 x = _mm256_broadcast_ps((const __m128 *)(const void *)of_query);
-
-	if (m == 4)
-		return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
-	return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
-}
-
-/*
- * sum + the products of pairs of words of x and y. gcc 12 would first multiply, keep all products
- * in memory and add them up as it likes.
- */
-INLINE __m256i add_products(__m256i sum, __m256i x, __m256i y)
-{
-	__m256i z = _mm256_madd_epi16(x, y);
-
-	__asm__("vpaddd %2, %1, %0" : "=x"(z) : "x"(sum), "x"(z));
-	return z;
-}
-
-/* 32 channels of two rows against four queries, or of four against two or one; sum: [query][row].
- */
-INLINE void dot_32(enum form form, const struct codes *c, const uint8_t *const *row, uint32_t dim,
-	uint32_t at, uint32_t m, const int16_t *const *word, __m256i *sum)
-{
-	const uint32_t rows = m == 4 ? 2 : 4;
-	__m256i x[4][2];
-
-	for (uint32_t j = 0; j < rows; j++)
-		key_words(form, c, row[j], dim, at, x[j]);
-	for (uint32_t h = 0; h < 2; h++) {
-		for (uint32_t i = 0; i < m; i++) {
-			__m256i y = load256(word[i] + at + 16 * (size_t)h);
-
-			once(y);
-			for (uint32_t j = 0; j < rows; j++)
-				sum[i * rows + j] = add_products(sum[i * rows + j], x[j][h], y);
-		}
-	}
-}
-
-/* In each half the sums of the four lanes of x[0] .. x[3]. */
-INLINE __m256i sum_word_halves(const __m256i *x)
-{
-	__m256i a = _mm256_add_epi32(
-		_mm256_unpacklo_epi32(x[0], x[1]), _mm256_unpackhi_epi32(x[0], x[1]));
-	__m256i b = _mm256_add_epi32(
-		_mm256_unpacklo_epi32(x[2], x[3]), _mm256_unpackhi_epi32(x[2], x[3]));
-
-	return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-}
-
-INLINE __m256 sum_words(const __m256i *x, uint32_t m)
-{
-	__m256i a = sum_word_halves(x), b = m == 1 ? a : sum_word_halves(x + 4);
-
-	return _mm256_cvtepi32_ps(_mm256_add_epi32(
-		_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)));
-}
-
-/* Rows [first, end) against m queries of which nq are wanted. */
-INLINE void score_rows(const struct kvp_rows *r, const struct codes *c, enum form form,
-	uint32_t dim, uint32_t m, const struct word_queries *q, uint32_t nq, uint32_t first,
-	uint32_t end, int fetch, float *s, size_t s_stride)
-{
-	const uint32_t rows = m == 4 ? 2 : 4;
-	const __m256 unit = spread_queries(q->unit, m), add = spread_queries(q->add, m);
-	uint8_t bytes[KEY_ROWS * KVP_PLANE_DIM_MAX];
-
-	for (uint32_t t = first; t < end; t += rows) {
-		const uint8_t *row[4];
-		__m256i sum[8];
-		__m256 x;
-
-		if (fetch && t % TILE == 0)
-			fetch_next(r, t);
-		if (form == BYTES && (t - first) % KEY_ROWS == 0)
-			unpack_rows(r, t, KEY_ROWS, bytes);
-		for (uint32_t j = 0; j < rows; j++)
-			row[j] = form == BYTES
-					 ? bytes + ((t - first + j) % KEY_ROWS) * (size_t)dim
-					 : r->codes + (ptrdiff_t)least(t + j, r->n - 1) * r->stride;
-		for (uint32_t i = 0; i < (m == 1 ? 4 : 8); i++)
-			sum[i] = _mm256_setzero_si256();
-		if (fixed(dim)) {
-			UNROLL for (uint32_t at = 0; at < 128; at += 32)
-				dot_32(form, c, row, 128, at, m, q->word, sum);
-		} else {
-			for (uint32_t at = 0; at < dim; at += 32)
-				dot_32(form, c, row, dim, at, m, q->word, sum);
-		}
-		x = _mm256_mul_ps(
-			_mm256_mul_ps(sum_words(sum, m), unit), spread_rows(c->scale + t, m));
-		if (r->minimum)
-			x = _mm256_fmadd_ps(add, spread_rows(c->add + t, m), x);
-		store_tile(x, m, nq, s + t, s_stride);
-	}
 }
 
 #define PER_FORM(form, call)          \
@@ -400,143 +225,9 @@ INLINE void score_rows(const struct kvp_rows *r, const struct codes *c, enum for
 		}                     \
 	} while (0)
 
-/* Up to four queries. */
-static void score_tile(const struct kvp_rows *r, const struct codes *c,
-	const struct word_queries *q, uint32_t nq, uint32_t first, uint32_t end, int fetch,
-	float *s, size_t s_stride)
-{
-#define ROWS(form, dim, m) score_rows(r, c, form, dim, m, q, nq, first, end, fetch, s, s_stride)
-#define SCORE(form)                                            \
-	do {                                                   \
-		if (KVP_SPECIALIZE && nq > 2 && r->dim == 128) \
-			ROWS(form, 128, 4);                    \
-		else if (nq > 2)                               \
-			ROWS(form, r->dim, 4);                 \
-		else if (nq == 2)                              \
-			ROWS(form, r->dim, 2);                 \
-		else                                           \
-			ROWS(form, r->dim, 1);                 \
-	} while (0)
-	PER_FORM(c->form, SCORE);
-#undef ROWS
-#undef SCORE
-}
-
-/* One group of tokens of kivi keys. */
-struct channels {
-	float scale[KVP_PLANE_DIM_MAX]; /* times what a word of 1 is */
-	float add[KVP_PLANE_DIM_MAX];   /* the middle of the codes */
-};
-
-static void channels_init(const struct kvp_rows *r, uint32_t g, float value, struct channels *ch)
-{
-	const __m256 half = _mm256_set1_ps(0.5f * (float)((1u << r->bits) - 1));
-	const __m256 unit = _mm256_set1_ps(value);
-	const size_t at = (size_t)g * r->dim;
-
-	load_halves(r->scale + 2 * at, r->dim, r->factor, ch->scale);
-	load_halves(r->minimum + 2 * at, r->dim, r->factor, ch->add);
-	for (uint32_t c = 0; c < r->dim; c += 8) {
-		__m256 x = _mm256_loadu_ps(ch->scale + c), y = _mm256_loadu_ps(ch->add + c);
-
-		_mm256_storeu_ps(ch->add + c, _mm256_fmadd_ps(x, half, y));
-		_mm256_storeu_ps(ch->scale + c, _mm256_mul_ps(x, unit));
-	}
-}
-
-/* A query with the scales folded in, and what the minima add. */
-INLINE void fold_query(const struct channels *ch, uint32_t dim, const float *q, int16_t *ret_word,
-	float *ret_unit, float *ret_add)
-{
-	__m256 max = _mm256_setzero_ps(), sum = max, other = max, inv;
-	float top;
-
-	for (uint32_t c = 0; c < dim; c += 16) {
-		__m256 x = _mm256_loadu_ps(q + c), y = _mm256_loadu_ps(q + c + 8);
-
-		sum = _mm256_fmadd_ps(x, _mm256_loadu_ps(ch->add + c), sum);
-		other = _mm256_fmadd_ps(y, _mm256_loadu_ps(ch->add + c + 8), other);
-		x = magnitude(_mm256_mul_ps(x, _mm256_loadu_ps(ch->scale + c)));
-		y = magnitude(_mm256_mul_ps(y, _mm256_loadu_ps(ch->scale + c + 8)));
-		max = _mm256_max_ps(_mm256_max_ps(x, y), max);
-	}
-	top = largest(max);
-	inv = _mm256_set1_ps(top > 0.0f ? LEVELS / top : 0.0f);
-	for (uint32_t c = 0; c < dim; c += 32) {
-		__m256 x[4];
-
-		for (uint32_t j = 0; j < 4; j++)
-			x[j] = _mm256_mul_ps(_mm256_loadu_ps(q + c + 8 * (size_t)j),
-				_mm256_loadu_ps(ch->scale + c + 8 * (size_t)j));
-		query_words32(x, inv, ret_word + c);
-	}
-	*ret_add = sum8(_mm256_add_ps(sum, other));
-	*ret_unit = top / LEVELS + 0.0f * *ret_add;
-}
-
-/* kivi keys: one scale and minimum per channel and group of tokens. */
-static void score_channels(const struct kvp_rows *r, struct codes *c, const struct kvp_queries *q,
-	float *s, size_t s_stride)
-{
-	int16_t word[TILE][KVP_PLANE_DIM_MAX];
-	struct word_queries w;
-	struct channels ch;
-
-	for (uint32_t t = 0; t < r->n + TILE; t++)
-		c->scale[t] = c->add[t] = 1.0f;
-	for (uint32_t t = 0; t < r->n; t += r->group) {
-		channels_init(r, t / r->group, c->value, &ch);
-		for (uint32_t i = 0; i < q->n; i += TILE) {
-			uint32_t nq = least(q->n - i, TILE);
-
-			for (uint32_t j = 0; j < TILE; j++) {
-				const float *from = q->f + (size_t)(i + least(j, nq - 1)) * r->dim;
-
-				w.word[j] = word[least(j, nq - 1)];
-				if (j < nq)
-					fold_query(
-						&ch, r->dim, from, word[j], &w.unit[j], &w.add[j]);
-				else
-					w.unit[j] = w.add[j] = 0.0f;
-			}
-			score_tile(r, c, &w, nq, t, least(t + r->group, r->n), !i, s + i * s_stride,
-				s_stride);
-		}
-	}
-}
-
-int kvp_score_words_avx2(
-	const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
-{
-	struct word_queries w;
-	struct codes c;
-
-	if (!words_fit(r) || (!r->per_channel && r->groups > 1))
-		return 0;
-	codes_init(r, &c);
-	if (r->per_channel) {
-		score_channels(r, &c, q, s, s_stride);
-		return 1;
-	}
-	for (uint32_t i = 0; i < q->n; i += TILE) {
-		for (uint32_t j = 0; j < TILE; j++) {
-			uint32_t at = least(i + j, q->n - 1);
-
-			w.word[j] = q->word + (size_t)at * r->dim;
-			w.unit[j] = q->unit[at] * c.value;
-			w.add[j] = q->sum[at];
-		}
-		score_tile(
-			r, &c, &w, least(q->n - i, TILE), 0, r->n, !i, s + i * s_stride, s_stride);
-	}
-	return 1;
-}
-
-/* ---- values ---- */
-
 /* Weights of one query for a block of rows, each times its row's scale, as words. */
 struct word_weights {
-	int16_t word[GROUPS_MAX][BLOCK_ROWS];
+	int16_t word[GROUPS_MAX][WORD_ROWS];
 	float unit[GROUPS_MAX]; /* of a product */
 	float add[GROUPS_MAX];  /* what the minima add */
 	float fade;
@@ -549,7 +240,7 @@ static void weigh_rows(struct word_weights *ww, uint32_t g, const struct kvp_row
 {
 	const float *scale = c->scale + g * ATTEND_CHUNK + first;
 	const float *middle = c->add + g * ATTEND_CHUNK + first;
-	__m256 x[BLOCK_ROWS / 8], max = _mm256_setzero_ps(), size = max, add = max, inv;
+	__m256 x[WORD_ROWS / 8], max = _mm256_setzero_ps(), size = max, add = max, inv;
 	float top, levels = LEVELS;
 
 	for (uint32_t t = 0; t < n; t += 8) {
@@ -720,7 +411,7 @@ INLINE void accumulate_words(const struct kvp_rows *r, const struct codes *c, en
 	const struct kvp_weights *w, float *acc)
 {
 	const uint32_t dim = r->dim;
-	const uint32_t most = form == BYTES ? least(BLOCK_ROWS, BYTES_MAX / dim) : BLOCK_ROWS;
+	const uint32_t most = form == BYTES ? least(WORD_ROWS, BYTES_MAX / dim) : WORD_ROWS;
 	struct word_weights ww[TILE];
 	uint8_t bytes[BYTES_MAX];
 

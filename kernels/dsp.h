@@ -107,9 +107,6 @@ struct running {
  * the returned factor: run->sum was, and has the new weights added.
  */
 typedef float kvp_softmax_fn(const struct softmax *job, float *s, struct running *run);
-/* Words of a query; see struct kvp_queries. dim: a multiple of KVP_QUERY_BLOCK. */
-typedef void kvp_query_fn(
-	const float *q, uint32_t dim, int16_t *ret_word, float *ret_unit, float *ret_sum);
 
 struct dsp {
 	kvp_amax_fn *amax;
@@ -124,7 +121,6 @@ struct dsp {
 	kvp_had_encode_fn *had_encode;
 	kvp_had_decode_fn *had_decode;
 	kvp_softmax_fn *softmax;
-	kvp_query_fn *query_words; /* NULL in reference C, which scores floats */
 };
 
 /* Reference C; the others fall back on it for dims that they do not handle. */

@@ -12,15 +12,16 @@
  *
  * Where the work is done, 128 tokens of one KV head at a time:
  *   native, fp8-e5m2           converted on the way into fp32 multiplications;
- *   fp8                        in AVX-512 as words like those below, of 64, 128, 192 or 256
- *                              channels; else as native;
- *   int8, tq, asym, hadamard,  16-bit words against queries and weights as words: 32 products an
- *   kivi                       instruction with vpdpwssd (AVX-512), 16 with vpmaddwd (AVX2). Bytes
- *                              would be twice as fast and 6e-3 wrong. kivi's scales of keys are
- *                              folded into the query once per group, scales and minima of values
- *                              go to the weights. What has dims that are no multiple of 64 (AVX-512
- *                              at 2 and 3 bits: 64 or of 128), and in AVX2 values in groups of 16
- *                              channels, is decoded into the first cache and fp32 from there;
+ *   int8, tq, asym, hadamard,  keys of dims that are multiples of 64: each code is looked up in a
+ *   kivi, fp8                  table of floats, which are multiplied with the queries' (fp8: in
+ *                              AVX-512 with VBMI and up to 256 channels, else as native). kivi's
+ *                              scales of keys are folded into the query once per group.
+ *                              Values: 16-bit words against weights as words: 32 products an
+ *                              instruction with vpdpwssd (AVX-512), 16 with vpmaddwd (AVX2); scales
+ *                              and minima go to the weights. What has dims that are no multiple of
+ *                              64 (values in AVX-512 at 2 and 3 bits: 64 or of 128), and in AVX2
+ *                              values in groups of 16 channels, is decoded into the first cache
+ *                              and fp32 from there;
  *   tqprod, hybrid, smart,     decoded into the workspace, a chunk at a time, then as native fp32:
  *   layouts of others          what they save is memory, not time.
  * While a chunk is worked on, the rows of the next are fetched into the second cache.
@@ -32,8 +33,12 @@
  * All state lies in the caller's workspace. Nothing allocates or locks. kvp_attend() is the three
  * in a row with one split.
  *
- * Results of different instruction sets agree within 1e-3, not bit for bit; those of one
- * instruction set and one partition into splits are reproducible.
+ * How exact: scores are fp32 sums of fp32 products with what the codes decode to, off by less than
+ * 1e-6 of the product of the norms where values are normal; an error of a score would grow with it
+ * and be one of all weights. Values and weights as words cost up to 1e-3 of the result's length,
+ * usually 1e-4, relative to the weights that are large; reference C has none of that. So results of
+ * different instruction sets agree within 1e-3, not bit for bit; those of one instruction set and
+ * one partition into splits are reproducible.
  */
 #ifndef KVP_ATTEND_H
 #define KVP_ATTEND_H

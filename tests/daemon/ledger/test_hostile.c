@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -872,6 +873,44 @@ static void *put_on(void *arg)
 	return NULL;
 }
 
+/* ---- coming and going ----------------------------------------------------------------------- */
+
+#define VISITS 50u
+
+static int faults_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct rusage u;
+
+	(void)l;
+	if (getrusage(RUSAGE_THREAD, &u) < 0)
+		return -errno;
+	*(uint64_t *)arg = (uint64_t)u.ru_minflt;
+	return 0;
+}
+
+/* The pages of what clients count are not made on the ledger's time: two dozen for each of them. */
+static void who_comes_and_goes_makes_no_pages(void **state)
+{
+	struct kvpd_limits limits;
+	uint64_t before, after;
+	struct dp_world w;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	assert_int_equal(kvpd_ledger_ask(w.ledger, faults_on_ledger, &before), 0);
+	for (uint32_t i = 0; i < VISITS; i++) {
+		struct dp_client *c = dp_attach(&w, w.tenant);
+
+		(void)dp_space(c, "m", 4);
+		dp_detach(c);
+	}
+	assert_int_equal(kvpd_ledger_ask(w.ledger, faults_on_ledger, &after), 0);
+	assert_true(after - before < 6 * VISITS);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 /* ---- those that wait ------------------------------------------------------------------------ */
 
 #define WAITING 40u
@@ -1084,6 +1123,7 @@ int main(void)
 		cmocka_unit_test(a_space_is_emptied_in_one_go),
 		cmocka_unit_test(who_keeps_the_vault_keeps_nothing),
 		cmocka_unit_test(pinned_pages_hold_back_their_arena_alone),
+		cmocka_unit_test(who_comes_and_goes_makes_no_pages),
 		cmocka_unit_test(a_slot_of_one_is_no_matter_for_all),
 		cmocka_unit_test(an_answer_waits_for_who_does_not_read),
 		cmocka_unit_test(an_answer_is_owed_until_there_is_room),

@@ -11,7 +11,7 @@
 #include "daemon/ledger/tenant.h"
 #include "shm/kvp_lease.h"
 
-#define PORTION 2048u /* holders looked at in one portion: a cache miss each */
+#define PORTION 512u /* holders looked at in one portion: a cache miss each */
 
 struct kvpd_limbo *kvpd_limbo_new(void)
 {

@@ -26,6 +26,8 @@
 
 /* An extent in which nothing was found to move is left alone for so long. */
 #define REST_NS (2 * KVPD_MS)
+/* A job has fewer blocks than it might if choosing them takes so long. */
+#define CHOOSE_NS (2 * KVPD_SLICE_NS)
 
 static void run_move(struct kvpd_job *job)
 {
@@ -117,6 +119,9 @@ static void choose(struct kvpd_move_job *j, struct kvpd_extent *x, uint32_t n, b
 				   .block_bytes;
 		t->block[m->block].flags |= KVPD_BLOCK_MOVING;
 		j->n++;
+		/* Each target may have taken an eviction. */
+		if (kvpd_now_ns() - now >= CHOOSE_NS)
+			return;
 	}
 }
 

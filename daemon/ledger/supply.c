@@ -2,12 +2,14 @@
 /* Answering sessions that wait for slots, and making slots for those that have few. */
 #include "daemon/ledger/supply.h"
 
+#include "daemon/clock.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/mover.h"
+#include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 
@@ -135,6 +137,8 @@ bool kvpd_supply_step(struct kvpd_tenant *t, uint64_t now)
 
 		kvpd_list_remove(&s->in_low);
 		make(s, now);
+		if (kvpd_now_ns() - now >= KVPD_SLICE_NS)
+			break;
 	}
 	return more || !kvpd_list_empty(&t->low);
 }

@@ -16,7 +16,7 @@
 #include "daemon/ledger/tenant.h"
 #include "shm/kvp_lease.h"
 
-#define PORTION 2048u /* slots read and steps walked in one portion: two cache misses a step */
+#define PORTION 512u /* slots read and steps walked in one portion: two cache misses a step */
 
 void kvpd_switch_init(struct kvpd_tenant *t)
 {

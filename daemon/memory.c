@@ -17,9 +17,9 @@
 #define TIB (UINT64_C(1) << 40)
 
 #define SMALL_TEXT (UINT64_C(16) << 10) /* of one file, read at most */
-#define LARGE_TEXT (UINT64_C(1) << 20)  /* of mountinfo */
+#define LARGE_TEXT (UINT64_C(1) << 20)  /* of mountinfo and of the list of groups */
 #define MAX_LEVELS 64u
-#define PART_BYTES 512u /* of a tree's part that is mounted: its path */
+#define PART_BYTES KVPD_GROUP_PATH /* of a tree's part that is mounted: its path */
 
 /* ---- parsers ------------------------------------------------------------------------------- */
 
@@ -222,7 +222,7 @@ bool kvpd_memory_place(
 	/* Where both versions are mounted the memory controller is in one of them only. */
 	for (unsigned version = 1; version <= 2; version++) {
 		struct kvpd_group_place p = { .v1 = version == 1 };
-		char own[512], part[PART_BYTES];
+		char own[KVPD_GROUP_PATH], part[KVPD_GROUP_PATH];
 		const char *below = own;
 		size_t n;
 
@@ -251,7 +251,7 @@ bool kvpd_memory_place(
 /* The beginning of a file, with a 0 behind it; NULL: it cannot be read. The caller frees it. */
 static char *slurp(const char *root, const char *folder, const char *name, size_t most)
 {
-	char path[2048];
+	char path[2 * KVPD_GROUP_PATH];
 	size_t used = 0;
 	ssize_t n = 1;
 	char *text;
@@ -331,7 +331,7 @@ static void read_groups(const char *root, struct kvpd_memory *m)
 {
 	/* A limit that the machine itself could not exceed is none; version 1 has no word for it. */
 	const uint64_t none = m->total ? m->total : UINT64_C(1) << 62;
-	char *cgroup = slurp(root, "/proc/self", "cgroup", SMALL_TEXT);
+	char *cgroup = slurp(root, "/proc/self", "cgroup", LARGE_TEXT);
 	char *mountinfo = slurp(root, "/proc/self", "mountinfo", LARGE_TEXT);
 	struct kvpd_group_place place;
 	bool found = cgroup && mountinfo && kvpd_memory_place(cgroup, mountinfo, &place);

@@ -19,11 +19,13 @@
 
 #define KVPD_GROUPS 16u /* with a limit, from the process's own upwards; more are not looked at */
 
+#define KVPD_GROUP_PATH 4096u /* PATH_MAX: of a longer one no file can be opened by its path */
+
 /* One control group that has a limit. */
 struct kvpd_group {
 	uint64_t limit;
-	uint64_t left;  /* page cache that the kernel would drop counted as left */
-	char path[512]; /* its folder */
+	uint64_t left;              /* page cache that the kernel would drop counted as left */
+	char path[KVPD_GROUP_PATH]; /* its folder */
 };
 
 struct kvpd_memory {
@@ -31,7 +33,7 @@ struct kvpd_memory {
 	uint64_t available; /* likewise; what can be had without swapping */
 	unsigned n_groups;
 	struct kvpd_group group[KVPD_GROUPS];
-	char own[512]; /* folder of the group it is in; "": unknown */
+	char own[KVPD_GROUP_PATH]; /* folder of the group it is in; "": unknown */
 };
 
 /*
@@ -81,8 +83,8 @@ bool kvpd_memory_number(const char *text, uint64_t *ret_value);
 /* Where the group of this process lies. */
 struct kvpd_group_place {
 	bool v1;
-	char mount[512];  /* folder that the tree is mounted on */
-	char folder[512]; /* of the group, in or below it */
+	char mount[KVPD_GROUP_PATH];  /* folder that the tree is mounted on */
+	char folder[KVPD_GROUP_PATH]; /* of the group, in or below it */
 };
 /* From the texts of /proc/self/cgroup and /proc/self/mountinfo; false: no memory control. */
 bool kvpd_memory_place(

@@ -152,7 +152,7 @@ static void test_places(void **state)
 static void test_long_paths(void **state)
 {
 	struct kvpd_group_place place;
-	char path[2000], cgroup[2100], mounts[4200];
+	char path[4400], cgroup[4500], mounts[9000];
 	(void)state;
 
 	for (size_t n = 1; n < sizeof(path); n += 7) {
@@ -197,7 +197,7 @@ static int drop_root(void **state)
 
 static void file(const char *path, const char *text)
 {
-	char whole[512];
+	char whole[KVPD_GROUP_PATH];
 	FILE *f;
 
 	snprintf(whole, sizeof(whole), "%s%s", root, path);
@@ -250,6 +250,25 @@ static void test_version_2(void **state)
 	kvpd_memory_read(root, &m);
 	assert_true(kvpd_memory_spare(&m) == 0);
 	assert_true(kvpd_memory_missing(&m, false) == 31 * MIB);
+}
+
+/* A group as deep as a path may be has its limit: one that was not seen let pools outgrow it. */
+static void test_a_long_path(void **state)
+{
+	char path[KVPD_GROUP_PATH - 200] = "", line[KVPD_GROUP_PATH], limit[KVPD_GROUP_PATH];
+	struct kvpd_memory m;
+	(void)state;
+
+	while (strlen(path) < 3000)
+		strcat(path, "/a-name-of-a-group-as-long-as-systemd-makes-them-for-some.slice");
+	snprintf(line, sizeof(line), "0::%s\n", path);
+	snprintf(limit, sizeof(limit), "/cg%s/memory.max", path);
+	machine(line, "41 31 0:38 / /cg rw - cgroup2 cgroup2 rw\n");
+	file(limit, "314572800\n");
+	kvpd_memory_read(root, &m);
+	assert_int_equal(m.n_groups, 1);
+	assert_true(m.group[0].limit == 300 * MIB);
+	assert_int_equal(strlen(m.own), strlen("/cg") + strlen(path));
 }
 
 static void test_version_1(void **state)
@@ -388,6 +407,7 @@ int main(void)
 		cmocka_unit_test(test_places),
 		cmocka_unit_test(test_long_paths),
 		cmocka_unit_test_setup_teardown(test_version_2, make_root, drop_root),
+		cmocka_unit_test_setup_teardown(test_a_long_path, make_root, drop_root),
 		cmocka_unit_test_setup_teardown(test_version_1, make_root, drop_root),
 		cmocka_unit_test(test_nothing_known),
 		cmocka_unit_test(test_decision),

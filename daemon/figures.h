@@ -107,6 +107,7 @@ struct kvpd_figures {
 	uint64_t promised_bytes;
 	bool hugetlb; /* pools are made of 2 MiB pages that were set aside */
 	char policy[KVPD_POLICY_TEXT];
+	uint64_t rounds;   /* of the ledger's loop */
 	uint64_t slice_ns; /* what a portion should end within */
 	struct kvpd_portion_figures portion[KVPD_PORTION_KINDS];
 	/* Ascending by id; spaces and clients in the order of their tenants. */

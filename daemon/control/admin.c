@@ -81,13 +81,14 @@ static json_t *daemon_status(const struct kvpd_control *c)
 	json_t *o;
 
 	kvpd_heap_read(&heap);
-	o = json_pack("{s:s, s:i, s:i, s:s, s:s, s:s, s:i, s:i, s:i, s:I, s:I, s:I}", "version",
-		KVPD_VERSION, "pid", (int)getpid(), "uid", (int)getuid(), "config",
+	o = json_pack("{s:s, s:i, s:i, s:s, s:s, s:s, s:i, s:i, s:i, s:I, s:I, s:I, s:I}",
+		"version", KVPD_VERSION, "pid", (int)getpid(), "uid", (int)getuid(), "config",
 		c->config->path ? c->config->path : "", "runtime_dir", c->config->runtime_dir,
 		"epoch", epoch_text(c, epoch), "connections", (int)c->n_conns, "pending",
 		(int)c->n_pending, "sessions", (int)c->n_guests, "accepted_total",
 		(json_int_t)c->accepted, "refused_total", (json_int_t)c->refused,
-		"protocol_errors_total", (json_int_t)c->broken);
+		"protocol_errors_total", (json_int_t)c->broken, "turns_total",
+		(json_int_t)c->turns);
 	if (o)
 		json_object_set_new(o, "memory", memory_status());
 	if (o)

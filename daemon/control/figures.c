@@ -26,6 +26,7 @@ static json_t *portions_json(const struct kvpd_figures *f)
 		kvpd_put_seconds(k, "recent_seconds", f->portion[i].recent_ns);
 		json_object_set_new(kinds, name[i], k);
 	}
+	kvpd_put_int(o, "rounds_total", f->rounds);
 	kvpd_put_seconds(o, "slice_seconds", f->slice_ns);
 	json_object_set_new(o, "portions", kinds);
 	return o;

@@ -140,6 +140,7 @@ int kvpd_control_turn(struct kvpd_control *c, int wait_ms)
 	uint64_t due = kvpd_conn_expire(c, now);
 	int r, most;
 
+	c->turns++;
 	due = sooner(due, watchdog(c, now));
 	due = sooner(due, kvpd_guest_turn(c, now));
 	due = sooner(due, tell_systemd(c, now));

@@ -59,6 +59,7 @@ struct kvpd_control {
 	TAILQ_HEAD(, kvpd_conn) lingering;  /* see flight.h; by when they were looked at */
 	uint32_t flight_uid_max;            /* descriptors in flight: of a payer at most */
 	uint64_t accepted, refused, broken; /* connections, since the start */
+	uint64_t turns;                     /* of the loop, likewise */
 	struct kvp_packet *packet;          /* for receiving: one for the thread */
 	/* What the ledger posted; the control thread has taken n_events of them so far. */
 	uint64_t n_events;

@@ -43,6 +43,7 @@ static void read_ledger(struct kvpd_ledger *l, struct kvpd_figures *f)
 	f->memory_bytes = l->memory;
 	f->promised_bytes = l->shares;
 	f->hugetlb = l->hugetlb;
+	f->rounds = kvp_load_relaxed(&l->rounds);
 	f->slice_ns = KVPD_SLICE_NS;
 	kvpd_portion_read(&l->portions, f->taken_ns, f->portion);
 	snprintf(f->policy, sizeof(f->policy), "%s", l->policy);

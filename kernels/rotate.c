@@ -136,21 +136,17 @@ static void flip(const struct rotation *rot, uint32_t round, float *x)
 
 void kvp_rotate_paley(const struct rotation *rot, int transpose, float *x)
 {
+	const float *sign = rot->paley_sign[!!transpose];
 	uint32_t p = rot->dim / rot->order;
-	float in[36], out[36];
+	float out[36];
 
+	/* Every sum runs over ascending j; products with +-1 are exact. */
 	for (uint32_t b = 0; b < p; b++) {
 		for (uint32_t i = 0; i < rot->order; i++)
-			in[i] = x[i * p + b];
-		for (uint32_t i = 0; i < rot->order; i++) {
-			for (uint32_t j = 0; j < rot->order; j++) {
-				uint64_t minus = transpose ? rot->paley[j] >> i & 1u
-							   : rot->paley[i] >> j & 1u;
-				float v = minus ? -in[j] : in[j];
-
-				out[i] = j ? out[i] + v : v;
-			}
-		}
+			out[i] = sign[i] * x[b];
+		for (uint32_t j = 1; j < rot->order; j++)
+			for (uint32_t i = 0; i < rot->order; i++)
+				out[i] += sign[j * rot->order + i] * x[j * p + b];
 		for (uint32_t i = 0; i < rot->order; i++)
 			x[i * p + b] = out[i];
 	}

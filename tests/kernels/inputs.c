@@ -10,11 +10,13 @@
 
 uint64_t inputs_seed;
 static uint64_t state;
+static double spare; /* the other one of a pair of normal numbers; 0: used up */
 
 void inputs_reseed(uint64_t seed)
 {
 	inputs_seed = seed;
 	state = seed;
+	spare = 0.0;
 }
 
 void inputs_init(void)
@@ -38,11 +40,22 @@ double inputs_uniform(void)
 	return (double)(inputs_random() >> 11) * 0x1p-53;
 }
 
+/* Marsaglia's polar method, which makes pairs. */
 double inputs_normal(void)
 {
-	double u = 1.0 - inputs_uniform();
+	double u, v = spare, s;
 
-	return sqrt(-2.0 * log(u)) * cos(2.0 * M_PI * inputs_uniform());
+	spare = 0.0;
+	if (v != 0.0)
+		return v;
+	do {
+		u = 2.0 * inputs_uniform() - 1.0;
+		v = 2.0 * inputs_uniform() - 1.0;
+		s = u * u + v * v;
+	} while (s >= 1.0 || s == 0.0);
+	s = sqrt(-2.0 * log(s) / s);
+	spare = v * s;
+	return u * s;
 }
 
 const char *inputs_name(enum input_kind kind)

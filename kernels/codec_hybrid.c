@@ -7,6 +7,7 @@
 #include "kernels/numeric.h"
 
 #include <errno.h>
+#include <math.h>
 
 /* Which channels of a head are in the first group, and how both are coded. */
 struct hybrid {
@@ -86,7 +87,10 @@ static uint8_t *channel_map(const struct hybrid *h, const struct kvp_plane *p,
 	return payload + lay->extra + signs + (size_t)head * (p->dim / 8);
 }
 
-/* The channels with the largest sum of squares that are finite, earlier ones first among equals. */
+/*
+ * The channels with the largest sum of squares, earlier ones first among equals. NaN, infinities and
+ * what saturates do not count.
+ */
 static void calibrate(const struct hybrid *h, const struct rows_in *in, uint8_t *map)
 {
 	float energy[KVP_PLANE_DIM_MAX] = { 0 };
@@ -95,10 +99,9 @@ static void calibrate(const struct hybrid *h, const struct rows_in *in, uint8_t 
 		const uint8_t *row = in->data + (ptrdiff_t)t * in->stride;
 
 		for (uint32_t i = 0; i < in->dim; i++) {
-			float f = load_element(row, in->dtype, i);
-			float x = is_finite(f) ? sanitize(f, in->scale) : 0.0f;
+			float x = load_element(row, in->dtype, i) * in->scale;
 
-			energy[i] += x * x;
+			energy[i] += fabsf(x) <= KVP_INPUT_MAX ? x * x : 0.0f;
 		}
 	}
 	memset(map, 0, in->dim / 8);

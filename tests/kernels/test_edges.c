@@ -412,7 +412,8 @@ static void one_finite_outlier(void **state)
 		for (size_t j = 0; j < N; j++)
 			x[j] = t->x[j] * size[published ? i % 5 % 3 : i % 5];
 		for (size_t w = 0; w < 3; w++) {
-			double clean;
+			/* Calibrated, one channel may change its group, and all codes with it. */
+			double clean, most = strstr(name, "calibrated") ? 1.2 : 1.05;
 			float e = evil[(i + w) % 4];
 
 			memcpy(t->x, x, sizeof x);
@@ -424,7 +425,7 @@ static void one_finite_outlier(void **state)
 			assert_int_equal(decode(t, t->payload, t->bytes, t->y), 0);
 			for (size_t j = 0; j < N; j++)
 				assert_true(isfinite(t->y[j]));
-			if (error_of_others(t, x, where[w], keys) > 1.05 * clean)
+			if (error_of_others(t, x, where[w], keys) > most * clean)
 				fail_msg("%s kind %u: %g among %g leaves relMSE %g, not %g", name,
 					t->p.kind, (double)e, (double)size[i % 5],
 					error_of_others(t, x, where[w], keys), clean);

@@ -29,7 +29,9 @@ KVP_EXPORT struct kvp_admin *kvp_admin_close(struct kvp_admin *admin);
  * Sends one request and collects the answer, a zero-terminated JSON text that the caller frees with
  * free(). The return value is the request's own status; with a negative one *ret_answer may still
  * be set (an object with "error"), else NULL. At most max_bytes of answer are taken (-EMSGSIZE); 0:
- * no limit. One thread at a time. -EINVAL: a request of no or too many bytes; -ETIMEDOUT, -ESHUTDOWN.
+ * no limit. One thread at a time. -EINVAL: a request of no or too many bytes; -ESHUTDOWN.
+ * -ETIMEDOUT: no answer, or not all of it, in time. The daemon carries the request out all the same
+ * (an eviction too); the next call passes over what is left of its answer.
  */
 KVP_EXPORT int kvp_admin_request(struct kvp_admin *admin, const char *request, uint32_t timeout_ms,
 	size_t max_bytes, char **ret_answer);

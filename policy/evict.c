@@ -489,13 +489,6 @@ const char *kvp_evict_name(const struct kvp_evict *e)
 	return e->policy->name;
 }
 
-int kvp_evict_describe(const struct kvp_evict *e, char *buf, size_t len)
-{
-	return snprintf(buf, len,
-		"%s: %" PRIu64 " of %" PRIu64 " blocks, %" PRIu64 " of %" PRIu64 " bytes",
-		e->policy->name, e->items, e->params.items, e->bytes, e->params.bytes);
-}
-
 void kvp_evict_memory(const struct kvp_evict *e, struct kvp_evict_memory *ret_memory)
 {
 	*ret_memory = (struct kvp_evict_memory){

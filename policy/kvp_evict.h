@@ -208,9 +208,6 @@ kvp_block_id kvp_evict_next(const struct kvp_evict *e, kvp_block_id id);
 
 const char *kvp_evict_name(const struct kvp_evict *e);
 
-/* One line with name, capacity and fill; returns what snprintf() would. */
-int kvp_evict_describe(const struct kvp_evict *e, char *buf, size_t len);
-
 /* Bytes allocated by the instance, and of these per block id and per ghost. */
 struct kvp_evict_memory {
 	uint64_t total;

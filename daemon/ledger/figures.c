@@ -83,7 +83,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		.deleted = kvp_load_relaxed(&st->deleted),
 	};
 	snprintf(f->name, sizeof(f->name), "%s", t->name);
-	kvp_evict_describe(t->evict, f->policy, sizeof(f->policy));
+	snprintf(f->policy, sizeof(f->policy), "%s", kvp_evict_name(t->evict));
 }
 
 static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_space_figures *f)

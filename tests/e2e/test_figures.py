@@ -224,6 +224,7 @@ class Names(World):
             rows = self.ask(verb)[verb]
             self.assertEqual(len(rows), 1)
             self.compare(verb, rows[0])
+        self.assertEqual(self.ask("tenants")["tenants"][0]["policy"], "hazard")
         self.assertEqual(self.seen, set(self.tables))
         a.end()
 

@@ -399,7 +399,6 @@ static void test_batch_and_name(void **state)
 	};
 	kvp_block_id out[32];
 	const char *name;
-	char line[128];
 
 	for (size_t i = 0; (name = kvp_evict_names(i, NULL)); i++) {
 		struct kvp_evict *e = NULL;
@@ -407,10 +406,6 @@ static void test_batch_and_name(void **state)
 		for (kvp_block_id id = 0; id < 18; id++)
 			put(e, id, KVP_BLOCK_NONE, id);
 		assert_string_equal(kvp_evict_name(e), name);
-		int n = kvp_evict_describe(e, line, sizeof(line));
-		assert_int_equal(n, strlen(line));
-		assert_int_equal(strncmp(line, name, strlen(name)), 0);
-		assert_non_null(strstr(line, ": 18 of 20 blocks, 18 of 99 bytes"));
 		assert_int_equal(kvp_evict_victims(e, 0, 0, NULL, NULL, 20, out, 32), 16);
 		for (int k = 0; k < 16; k++)
 			assert_int_equal(kvp_evict_remove(e, out[k], 1, 20), 0);

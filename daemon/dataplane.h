@@ -6,7 +6,7 @@
  * nobody else writes them and there is no lock. The control thread (sockets, processes, signals,
  * administration) asks it through the functions below: each hands a message to the ledger thread
  * and waits for the answer, which takes as long as the ledger's current round (well under a
- * millisecond); kvpd_figures_read() asks in portions until it has all. They may be called by the control
+ * millisecond); what takes longer is begun, done in steps, and ended. They may be called by the control
  * thread only.
  *
  * The other way round the ledger posts events, which the control thread turns into packets; posting

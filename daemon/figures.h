@@ -120,17 +120,22 @@ struct kvpd_figures {
 /* Tenants always. Looking at clients reads the slots of their leases. */
 #define KVPD_FIGURES_SPACES  (1u << 0)
 #define KVPD_FIGURES_CLIENTS (1u << 1)
-#define KVPD_FIGURES_BRIEF   (1u << 2) /* lookups are only those of sessions that have ended */
+#define KVPD_FIGURES_BRIEF   (1u << 2) /* lookups are those of the last look at the sessions */
 
 /*
- * Control thread. Figures of all tenants, or of the one that is called `only` (NULL: all). The
- * ledger is asked for them in portions of a slice and serves clients
- * between them, so what is said of two tenants, or of a tenant and its clients, may be some
- * milliseconds apart. The result is freed by kvpd_figures_fini(). -ENOENT: there is no such tenant.
- * -ENOMEM.
+ * Control thread. Figures of all tenants, or of the one that is called `only` (NULL: all), which is
+ * copied. They are read in steps of a slice, and both threads serve others between them, so what is
+ * said of two tenants, or of a tenant and its clients, may be some milliseconds apart. -ENOMEM.
  */
-int kvpd_figures_read(struct kvpd_ledger *ledger, const char *only, uint32_t what,
-	struct kvpd_figures *ret_figures);
+struct kvpd_figures_walk;
+int kvpd_figures_begin(const char *only, uint32_t what, struct kvpd_figures_walk **ret_walk);
+/* A step. -EINPROGRESS: there is more to read; 0: that was all. -ENOENT: there is no such tenant. */
+int kvpd_figures_step(struct kvpd_ledger *ledger, struct kvpd_figures_walk *walk);
+/*
+ * Frees the walk, whatever came of it. *ret_figures: what was read, all of it if the last step
+ * returned 0; freed by kvpd_figures_fini().
+ */
+void kvpd_figures_end(struct kvpd_figures_walk *walk, struct kvpd_figures *ret_figures);
 
 /* Frees what the figures hold; they may be all zero. Any thread. */
 static inline void kvpd_figures_fini(struct kvpd_figures *f)

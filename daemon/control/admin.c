@@ -100,27 +100,84 @@ static json_t *daemon_status(const struct kvpd_control *c)
 	return o;
 }
 
-/* What the ledger counts. */
-static int figures(struct kvpd_control *c, const char *verb, uint32_t what, const json_t *request,
-	json_t **ret_answer)
+/* ---- what the ledger is asked for ---------------------------------------------------------- */
+
+struct kvpd_asked {
+	json_t *json;
+	const char *verb; /* in it */
+	/* One of these. */
+	struct kvpd_request *request;
+	struct kvpd_figures_walk *walk;
+};
+
+static json_t *figures_answer(
+	struct kvpd_control *c, const struct kvpd_asked *asked, const struct kvpd_figures *f)
 {
-	const char *tenant = json_string_value(json_object_get(request, "tenant"));
+	json_t *answer = kvpd_figures_json(f, &c->rates, asked->verb);
+
+	if (answer && !strcmp(asked->verb, "status"))
+		json_object_set_new(answer, "daemon", daemon_status(c));
+	return answer;
+}
+
+/* What the ledger counts: as kvpd_admin_step(). */
+static int step_figures(struct kvpd_control *c, struct kvpd_asked *asked, json_t **ret_answer)
+{
 	struct kvpd_figures f;
 	char text[256];
-	int r = kvpd_figures_read(c->ledger, tenant, what, &f);
+	int r = kvpd_figures_step(c->ledger, asked->walk);
 
-	if (r == -ENOENT) {
+	if (r == -EINPROGRESS)
+		return r;
+	kvpd_figures_end(asked->walk, &f);
+	asked->walk = NULL;
+	if (r == 0) {
+		*ret_answer = figures_answer(c, asked, &f);
+		r = *ret_answer ? 0 : -ENOMEM;
+	} else if (r == -ENOENT) {
 		*ret_answer = json_object();
-		snprintf(text, sizeof(text), "there is no tenant '%s'", tenant);
+		snprintf(text, sizeof(text), "there is no tenant '%s'",
+			json_string_value(json_object_get(asked->json, "tenant")));
 		kvpd_put_text(*ret_answer, "error", text);
 	}
-	if (r < 0)
-		return r;
-	*ret_answer = kvpd_figures_json(&f, &c->rates, verb);
 	kvpd_figures_fini(&f);
-	if (*ret_answer && !strcmp(verb, "status"))
-		json_object_set_new(*ret_answer, "daemon", daemon_status(c));
-	return *ret_answer ? 0 : -ENOMEM;
+	return r;
+}
+
+static int ask(struct kvpd_conn *conn, json_t *json, const char *verb)
+{
+	const char *tenant = json_string_value(json_object_get(json, "tenant"));
+	struct kvpd_asked *asked = calloc(1, sizeof(*asked));
+	uint32_t what;
+	int r;
+
+	if (!asked)
+		return -ENOMEM;
+	*asked = (struct kvpd_asked){ .json = json_incref(json), .verb = verb };
+	r = kvpd_figures_verb(verb, &what) ? kvpd_figures_begin(tenant, what, &asked->walk)
+					   : kvpd_admin_begin(json, &asked->request);
+	conn->asked = asked;
+	if (r < 0)
+		kvpd_admin_drop(conn);
+	return r;
+}
+
+void kvpd_admin_drop(struct kvpd_conn *conn)
+{
+	struct kvpd_asked *asked = conn->asked;
+	struct kvpd_figures f;
+
+	if (!asked)
+		return;
+	conn->asked = NULL;
+	if (asked->request)
+		json_decref(kvpd_admin_end(asked->request));
+	if (asked->walk) {
+		kvpd_figures_end(asked->walk, &f);
+		kvpd_figures_fini(&f);
+	}
+	json_decref(asked->json);
+	free(asked);
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */
@@ -135,12 +192,11 @@ static bool changes_something(const char *verb)
 	return false;
 }
 
-/* -EINPROGRESS: conn->request has begun; else the result, and there is perhaps an answer. */
+/* -EINPROGRESS: conn->asked has begun; else the result, and there is perhaps an answer. */
 static int serve(struct kvpd_conn *conn, json_t *request, json_t **ret_answer)
 {
 	struct kvpd_control *c = conn->control;
 	const char *verb = json_string_value(json_object_get(request, "verb"));
-	uint32_t what;
 	int r;
 
 	if (!kvpd_admin_allowed(conn)) {
@@ -160,9 +216,7 @@ static int serve(struct kvpd_conn *conn, json_t *request, json_t **ret_answer)
 		*ret_answer = version(c);
 		return 0;
 	}
-	if (kvpd_figures_verb(verb, &what))
-		return figures(c, verb, what, request, ret_answer);
-	r = kvpd_admin_begin(request, &conn->request);
+	r = ask(conn, request, verb);
 	return r < 0 ? r : -EINPROGRESS;
 }
 
@@ -214,15 +268,21 @@ static void reply(struct kvpd_conn *conn, json_t *answer, int status)
 
 void kvpd_admin_step_on(struct kvpd_conn *conn)
 {
-	struct kvpd_request *request = conn->request;
-	int status = kvpd_admin_step(conn->control->ledger, request);
+	struct kvpd_asked *asked = conn->asked;
+	json_t *answer = NULL;
+	int status;
 
+	status = asked->walk ? step_figures(conn->control, asked, &answer)
+			     : kvpd_admin_step(conn->control->ledger, asked->request);
 	if (status == -EINPROGRESS) {
 		kvpd_source_raise(&conn->source, KVPD_AGAIN);
 		return;
 	}
-	conn->request = NULL;
-	reply(conn, kvpd_admin_end(request), status);
+	if (asked->request)
+		answer = kvpd_admin_end(asked->request);
+	asked->request = NULL;
+	kvpd_admin_drop(conn);
+	reply(conn, answer, status);
 }
 
 void kvpd_admin_packet(struct kvpd_conn *conn, const struct kvp_packet *packet)

@@ -15,6 +15,8 @@ bool kvpd_admin_allowed(struct kvpd_conn *conn);
 void kvpd_admin_packet(struct kvpd_conn *conn, const struct kvp_packet *packet);
 /* Goes on with a request. When it has been served, the answer is sent. */
 void kvpd_admin_step_on(struct kvpd_conn *conn);
+/* Nobody wants it any more, or it has been served. */
+void kvpd_admin_drop(struct kvpd_conn *conn);
 /* Sends more of the answer as long as there is room. */
 void kvpd_admin_continue(struct kvpd_conn *conn);
 

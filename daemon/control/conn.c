@@ -100,7 +100,7 @@ void kvpd_conn_watch(struct kvpd_conn *conn)
 	bool waits = (conn->n_out || conn->answer) && !conn->held_until_ns;
 
 	/* An administrator's next request is read when this one is served and the answer is out. */
-	e.events = (conn->answer || conn->request ? 0 : EPOLLIN) | (waits ? EPOLLOUT : 0);
+	e.events = (conn->answer || conn->asked ? 0 : EPOLLIN) | (waits ? EPOLLOUT : 0);
 	if (e.events == conn->interest)
 		return;
 	if (epoll_ctl(conn->control->epfd, EPOLL_CTL_MOD, conn->fd, &e) == 0)
@@ -384,7 +384,7 @@ static void receive(struct kvpd_conn *conn)
 		}
 		dispatch(conn, packet);
 		kvp_msg_done(packet);
-		if (conn->source.dead || conn->answer || conn->request)
+		if (conn->source.dead || conn->answer || conn->asked)
 			return;
 	}
 }
@@ -415,9 +415,9 @@ static void conn_ready(struct kvpd_source *source, uint32_t events)
 		kvpd_conn_close(conn);
 		return;
 	}
-	if (events & KVPD_AGAIN && conn->request)
+	if (events & KVPD_AGAIN && conn->asked)
 		kvpd_admin_step_on(conn);
-	else if (events & EPOLLIN && !conn->answer && !conn->request)
+	else if (events & EPOLLIN && !conn->answer && !conn->asked)
 		receive(conn);
 	if (!conn->source.dead)
 		kvpd_conn_watch(conn);
@@ -468,9 +468,7 @@ void kvpd_conn_close(struct kvpd_conn *conn)
 	if (conn->guest)
 		kvpd_guest_lost(conn->guest);
 	conn->guest = NULL;
-	if (conn->request)
-		json_decref(kvpd_admin_end(conn->request));
-	conn->request = NULL;
+	kvpd_admin_drop(conn);
 	free(conn->answer);
 	conn->answer = NULL;
 	kvpd_conn_stuck(conn, 0);

@@ -12,9 +12,9 @@
 #include "daemon/control/source.h"
 #include "shm/kvp_proto.h"
 
+struct kvpd_asked;
 struct kvpd_guest;
 struct kvpd_payer;
-struct kvpd_request;
 
 #define KVPD_OUT_MAX  (KVP_MAX_EXTENTS + 512u) /* packets waiting for one client to read */
 #define KVPD_STALL_MS 30000u /* a client that reads nothing of what waits for it */
@@ -69,7 +69,7 @@ struct kvpd_conn {
 	uint32_t in_flight; /* descriptors sent and perhaps not received */
 	TAILQ_ENTRY(kvpd_conn) in_flying;
 	/* An administrator's request, while it is being served, and the answer, while it is sent. */
-	struct kvpd_request *request;
+	struct kvpd_asked *asked;
 	char *answer;
 	size_t answer_bytes, answer_sent;
 	uint32_t answer_tag;

@@ -154,7 +154,8 @@ int kvpd_control_new(struct kvpd_config *config, const struct kvpd_account *acco
 	STAILQ_INIT(&c->posted);
 	pthread_mutex_init(&c->lock, NULL);
 	kvpd_find_admin_group(c);
-	r = kvpd_payers_init(&c->payers, KVPD_MAX_TENANTS);
+	r = kvpd_payers_init(&c->payers, KVPD_MAX_TENANTS + 1);
+	kvpd_rates_init(&c->rates, &c->payers.row);
 	if (r == 0)
 		r = open_loop(c);
 	if (r < 0)

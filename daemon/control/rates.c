@@ -2,6 +2,8 @@
 /* Rates: two snapshots of the figures, and what was counted between them. */
 #include "daemon/control/rates.h"
 
+#include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 
 #include "daemon/answer.h"
@@ -16,20 +18,51 @@ void kvpd_rates_take(struct kvpd_rates *r, const struct kvpd_figures *figures)
 	r->newer = *figures;
 }
 
-uint64_t kvpd_rates_turn(struct kvpd_rates *r, struct kvpd_ledger *ledger, uint64_t now)
+static void look_on(struct kvpd_source *source, uint32_t events)
 {
+	struct kvpd_rates *r =
+		(struct kvpd_rates *)((char *)source - offsetof(struct kvpd_rates, source));
+	int status = kvpd_figures_step(r->ledger, r->walk);
 	struct kvpd_figures f;
 
+	if (status == -EINPROGRESS) {
+		kvpd_source_raise(source, events);
+		return;
+	}
+	kvpd_figures_end(r->walk, &f);
+	r->walk = NULL;
+	if (status == 0)
+		kvpd_rates_take(r, &f);
+	else
+		kvpd_figures_fini(&f);
+}
+
+void kvpd_rates_init(struct kvpd_rates *r, struct kvpd_turns *row)
+{
+	kvpd_payer_init(&r->payer, row);
+	r->source = (struct kvpd_source){ .ready = look_on, .payer = &r->payer };
+}
+
+uint64_t kvpd_rates_turn(struct kvpd_rates *r, struct kvpd_ledger *ledger, uint64_t now)
+{
 	if (now < r->next_ns)
 		return r->next_ns;
-	if (kvpd_figures_read(ledger, NULL, KVPD_FIGURES_SPACES, &f) == 0)
-		kvpd_rates_take(r, &f);
+	r->ledger = ledger;
 	r->next_ns = now + KVPD_RATES_NS;
+	if (!r->walk && kvpd_figures_begin(NULL, KVPD_FIGURES_SPACES, &r->walk) == 0)
+		kvpd_source_raise(&r->source, KVPD_AGAIN);
 	return r->next_ns;
 }
 
 void kvpd_rates_fini(struct kvpd_rates *r)
 {
+	struct kvpd_figures f;
+
+	kvpd_source_end(&r->source);
+	if (r->walk) {
+		kvpd_figures_end(r->walk, &f);
+		kvpd_figures_fini(&f);
+	}
 	kvpd_figures_fini(&r->older);
 	kvpd_figures_fini(&r->newer);
 }

@@ -10,6 +10,8 @@
 
 #include <jansson.h>
 
+#include "daemon/control/payer.h"
+#include "daemon/control/source.h"
 #include "daemon/figures.h"
 
 #define KVPD_RATES_NS UINT64_C(5000000000)
@@ -17,11 +19,17 @@
 struct kvpd_rates {
 	struct kvpd_figures older, newer; /* taken_ns 0: not taken yet */
 	uint64_t next_ns;
+	/* A look, while it is under way: its steps have turns of their own. */
+	struct kvpd_source source;
+	struct kvpd_payer payer;
+	struct kvpd_figures_walk *walk;
+	struct kvpd_ledger *ledger;
 };
 
+void kvpd_rates_init(struct kvpd_rates *r, struct kvpd_turns *row);
 /*
- * Looks, if it is time to, and returns when to call again. A look that fails for want of memory is
- * left out: the interval is longer then.
+ * Begins to look, if it is time to, and returns when to call again. A look that fails for want of
+ * memory is left out: the interval is longer then.
  */
 uint64_t kvpd_rates_turn(struct kvpd_rates *r, struct kvpd_ledger *ledger, uint64_t now);
 /* Takes figures, with their spaces, as the newer ones; they belong to the rates from now on. */

@@ -10,7 +10,6 @@
 #include "daemon/clock.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
-#include "daemon/ledger/list.h"
 #include "daemon/ledger/lookups.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
@@ -18,19 +17,20 @@
 #include "policy/kvp_evict.h"
 #include "shm/kvp_lease.h"
 
+#define PLACES 64u /* that are looked at in one go: a pointer each */
+
 /*
- * Where the walk is. Between two portions sessions neither come nor go, and no tenant ends that has
- * one: the control thread does all that, and it waits here. So a session's place in its tenant's
- * list stays good.
+ * Where the walk is. Between two steps sessions come and go, and tenants too: these are known by
+ * their number, sessions are looked for by place.
  */
-struct walk {
-	const char *only;
+struct kvpd_figures_walk {
+	char *only;
 	uint32_t what;
-	struct kvpd_figures *f;
+	struct kvpd_figures f;
 	uint32_t room_tenants, room_spaces, room_clients;
-	uint32_t tenant;           /* which is looked at */
-	struct kvpd_list *session; /* of it, which comes next; NULL: it is not begun */
-	bool done;
+	uint32_t tenant; /* which is looked at; 0: not begun */
+	uint64_t number; /* of it, when it was begun; 0: it is not */
+	uint32_t place;  /* of the session that comes next */
 };
 
 static void read_ledger(struct kvpd_ledger *l, struct kvpd_figures *f)
@@ -70,7 +70,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		.recipes = t->n_recipes,
 		.max_recipes = t->limits.recipe_blocks,
 		.open_claims = t->n_claims,
-		.lookups = t->ended,
+		.lookups = t->lookups,
 		.tokens_put = t->tokens_put,
 		.commits = kvp_load_relaxed(&st->commits),
 		.duplicates = kvp_load_relaxed(&st->duplicates),
@@ -127,82 +127,93 @@ static void read_client(struct kvpd_session *s, struct kvpd_client_figures *f)
 	snprintf(f->name, sizeof(f->name), "%s", s->peer.name);
 }
 
-/* False: there is no room for it yet. */
-static bool begin_tenant(struct walk *w, struct kvpd_tenant *t)
+/* What a step of the walk does; false if there is no room for it yet. */
+static bool begin_tenant(struct kvpd_figures_walk *w, struct kvpd_tenant *t)
 {
-	struct kvpd_figures *f = w->f;
+	struct kvpd_figures *f = &w->f;
 
 	if (f->n_tenants == w->room_tenants || w->room_spaces - f->n_spaces < KVP_MAX_SPACES)
 		return false;
 	read_tenant(t, &f->tenant[f->n_tenants++]);
-	w->session = w->what & KVPD_FIGURES_BRIEF ? &t->sessions : t->sessions.next;
+	w->number = t->number;
+	w->place = w->what & KVPD_FIGURES_BRIEF || !t->n_sessions ? KVPD_MAX_SESSIONS : 0;
 	return true;
 }
 
-/* Its sessions have been asked what they looked up: now its spaces know. There is room for them. */
-static void end_tenant(struct walk *w, const struct kvpd_tenant *t)
+static void next_tenant(struct kvpd_figures_walk *w)
 {
-	struct kvpd_figures *f = w->f;
+	w->number = 0;
+	w->tenant++;
+}
 
+/* Its sessions have been asked what they looked up: now it knows, and its spaces. There is room. */
+static bool end_tenant(struct kvpd_figures_walk *w, const struct kvpd_tenant *t)
+{
+	struct kvpd_figures *f = &w->f;
+
+	f->tenant[f->n_tenants - 1].lookups = t->lookups;
 	for (uint32_t i = 0; w->what & KVPD_FIGURES_SPACES && i < KVP_MAX_SPACES; i++) {
 		if (kvp_load_relaxed(&t->view.spaces[i].state) != KVP_SPACE_LIVE)
 			continue;
 		f->space[f->n_spaces].tenant = f->n_tenants - 1;
 		read_space(t, i, &f->space[f->n_spaces++]);
 	}
-	w->session = NULL;
-	w->tenant++;
+	next_tenant(w);
+	return true;
 }
 
-/* One session of the tenant that was begun last; likewise. */
-static bool next_session(struct walk *w)
+/* The next session of the tenant that was begun last, or some places without one. */
+static bool next_session(struct kvpd_figures_walk *w, const struct kvpd_tenant *t)
 {
-	struct kvpd_session *s = kvpd_container(w->session, struct kvpd_session, in_tenant);
-	struct kvpd_figures *f = w->f;
+	struct kvpd_figures *f = &w->f;
+	struct kvpd_session *s = NULL;
 
 	if (f->n_clients == w->room_clients)
 		return false;
-	kvpd_session_lookups(s, &f->tenant[f->n_tenants - 1].lookups);
+	for (uint32_t n = 0; n < PLACES && w->place < KVPD_MAX_SESSIONS && !s; n++, w->place++)
+		if (t->ledger->session[w->place] && t->ledger->session[w->place]->tenant == t)
+			s = t->ledger->session[w->place];
+	if (!s)
+		return true;
+	kvpd_session_lookups(s);
 	if (w->what & KVPD_FIGURES_CLIENTS) {
 		read_client(s, &f->client[f->n_clients]);
 		f->client[f->n_clients++].tenant = f->n_tenants - 1;
 	}
-	w->session = w->session->next;
 	return true;
 }
 
-/* One step of the walk; likewise. */
-static bool step(struct walk *w, struct kvpd_tenant *t)
+static bool walk_on(struct kvpd_figures_walk *w, struct kvpd_tenant *t)
 {
-	if (!t || (w->only && strcmp(w->only, t->name) != 0)) {
-		w->tenant++;
+	if (!t || (w->only && strcmp(w->only, t->name) != 0) ||
+		(w->number && w->number != t->number)) {
+		next_tenant(w);
 		return true;
 	}
-	if (!w->session ? !begin_tenant(w, t) : !next_session(w))
-		return false;
-	if (w->session == &t->sessions)
-		end_tenant(w, t);
-	return true;
+	if (!w->number)
+		return begin_tenant(w, t);
+	return w->place < KVPD_MAX_SESSIONS ? next_session(w, t) : end_tenant(w, t);
 }
 
-static int walk_on_ledger(struct kvpd_ledger *l, void *arg)
+static int step_on_ledger(struct kvpd_ledger *l, void *arg)
 {
 	const uint64_t until = kvpd_now_ns() + KVPD_SLICE_NS;
-	struct walk *w = arg;
+	struct kvpd_figures_walk *w = arg;
 	bool room = true;
 
 	if (!w->tenant) {
 		if (w->only && !kvpd_tenant_find(l, w->only))
 			return -ENOENT;
-		read_ledger(l, w->f);
+		read_ledger(l, &w->f);
 		w->tenant = 1;
 	}
-	/* A step is one tenant with its spaces, or one session: some microseconds. */
+	/* One tenant with its spaces, or one session: some microseconds. */
 	while (room && w->tenant <= KVPD_MAX_TENANTS && kvpd_now_ns() < until)
-		room = step(w, l->tenant[w->tenant]);
-	w->done = w->tenant > KVPD_MAX_TENANTS;
-	return 0;
+		room = walk_on(w, l->tenant[w->tenant]);
+	return w->tenant > KVPD_MAX_TENANTS ? 0 : -EINPROGRESS;
 }
+
+/* ---- on the control thread ------------------------------------------------------------------ */
 
 /* Room for `least` more rows than there are; grown here, not on the ledger thread. */
 static int grow(void *array, size_t row, uint32_t n, uint32_t least, uint32_t *room)
@@ -220,9 +231,9 @@ static int grow(void *array, size_t row, uint32_t n, uint32_t least, uint32_t *r
 	return 0;
 }
 
-static int make_room(struct walk *w)
+static int make_room(struct kvpd_figures_walk *w)
 {
-	struct kvpd_figures *f = w->f;
+	struct kvpd_figures *f = &w->f;
 	int r = grow(&f->tenant, sizeof(*f->tenant), f->n_tenants, 8, &w->room_tenants);
 
 	if (r == 0)
@@ -233,22 +244,32 @@ static int make_room(struct walk *w)
 	return r;
 }
 
-int kvpd_figures_read(struct kvpd_ledger *ledger, const char *only, uint32_t what,
-	struct kvpd_figures *ret_figures)
+int kvpd_figures_begin(const char *only, uint32_t what, struct kvpd_figures_walk **ret_walk)
 {
-	struct kvpd_figures figures = { 0 };
-	struct walk w = { .only = only, .what = what, .f = &figures };
-	int r = 0;
+	struct kvpd_figures_walk *w = calloc(1, sizeof(*w));
 
-	while (r == 0 && !w.done) {
-		r = make_room(&w);
-		if (r == 0)
-			r = kvpd_ledger_ask(ledger, walk_on_ledger, &w);
+	if (!w)
+		return -ENOMEM;
+	w->what = what;
+	w->only = only ? strdup(only) : NULL;
+	if (only && !w->only) {
+		free(w);
+		return -ENOMEM;
 	}
-	if (r < 0) {
-		kvpd_figures_fini(&figures);
-		return r;
-	}
-	*ret_figures = figures;
+	*ret_walk = w;
 	return 0;
+}
+
+int kvpd_figures_step(struct kvpd_ledger *ledger, struct kvpd_figures_walk *w)
+{
+	int r = make_room(w);
+
+	return r < 0 ? r : kvpd_ledger_ask(ledger, step_on_ledger, w);
+}
+
+void kvpd_figures_end(struct kvpd_figures_walk *w, struct kvpd_figures *ret_figures)
+{
+	*ret_figures = w->f;
+	free(w->only);
+	free(w);
 }

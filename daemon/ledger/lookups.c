@@ -82,9 +82,10 @@ void kvpd_use_take(struct kvpd_session *s, uint32_t space)
 
 /* ---- lookups --------------------------------------------------------------------------------- */
 
-void kvpd_session_lookups(struct kvpd_session *s, struct kvpd_lookups *sum)
+void kvpd_session_lookups(struct kvpd_session *s)
 {
-	struct kvpd_lookups said = { 0 }, *counted = &s->lookups;
+	struct kvpd_lookups said = { 0 }, old = s->lookups, *counted = &s->lookups;
+	struct kvpd_lookups *sum = &s->tenant->lookups;
 	uint64_t most = lookups_most(s);
 
 	for (uint32_t i = 0; i < KVP_SHARDS; i++) {
@@ -100,9 +101,9 @@ void kvpd_session_lookups(struct kvpd_session *s, struct kvpd_lookups *sum)
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
 		if (s->opens[i])
 			kvpd_use_take(s, i);
-	add(&sum->hits, counted->hits);
-	add(&sum->partial, counted->partial);
-	add(&sum->misses, counted->misses);
-	add(&sum->tokens_asked, counted->tokens_asked);
-	add(&sum->tokens_matched, counted->tokens_matched);
+	add(&sum->hits, counted->hits - old.hits);
+	add(&sum->partial, counted->partial - old.partial);
+	add(&sum->misses, counted->misses - old.misses);
+	add(&sum->tokens_asked, counted->tokens_asked - old.tokens_asked);
+	add(&sum->tokens_matched, counted->tokens_matched - old.tokens_matched);
 }

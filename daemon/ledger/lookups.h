@@ -24,7 +24,10 @@ struct kvpd_use {
 void kvpd_use_begin(struct kvpd_session *s, uint32_t space);
 /* Takes what it has counted there since the last time into the sums of the space and its own. */
 void kvpd_use_take(struct kvpd_session *s, uint32_t space);
-/* The same of all its spaces, and its lookups, which are added to the sum. */
-void kvpd_session_lookups(struct kvpd_session *s, struct kvpd_lookups *sum);
+/*
+ * The same of all its spaces, and its lookups. What is new goes into the sum of its tenant, so that
+ * this counts everything once, whenever sessions come and go.
+ */
+void kvpd_session_lookups(struct kvpd_session *s);
 
 #endif

@@ -217,7 +217,7 @@ void kvpd_session_end(struct kvpd_session *s)
 		kvpd_extent_orphan(kvpd_container(s->arenas.next, struct kvpd_extent, link));
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
 		kvpd_space_leave(s, i, s->opens[i]);
-	kvpd_session_lookups(s, &t->ended);
+	kvpd_session_lookups(s);
 	kvpd_ledger_leave(t, &s->turn);
 	kvpd_list_remove(&s->in_spinning);
 	kvpd_reserve_end(s);

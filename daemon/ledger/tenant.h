@@ -97,11 +97,11 @@ struct kvpd_tenant {
 	uint32_t n_stalled; /* sessions whose completion ring is full */
 	uint32_t n_growing; /* sessions with an arena or in want of one */
 	uint64_t born_ns;
-	struct kvpd_lookups ended; /* of sessions that are gone */
-	uint64_t tokens_put;       /* of blocks published */
-	bool over;                 /* beyond a limit that was lowered */
-	uint32_t room_vain;        /* evictions for that without a victim in a row */
-	bool warm;                 /* a vault extent may be wholly free */
+	struct kvpd_lookups lookups; /* of all its sessions, as of when each was last asked */
+	uint64_t tokens_put;         /* of blocks published */
+	bool over;                   /* beyond a limit that was lowered */
+	uint32_t room_vain;          /* evictions for that without a victim in a row */
+	bool warm;                   /* a vault extent may be wholly free */
 	/* turns */
 	struct kvpd_turn turn;   /* in the ledger's row */
 	struct kvpd_turns row;   /* sessions with entries, and the chores */

@@ -233,12 +233,34 @@ int kvpd_retire_ack(struct kvpd_ledger *l, uint32_t session, const struct kvp_ms
 	return 0;
 }
 
-int kvpd_figures_read(
-	struct kvpd_ledger *l, const char *only, uint32_t what, struct kvpd_figures *ret_figures)
+struct kvpd_figures_walk {
+	const char *only;
+	struct kvpd_figures f;
+	bool begun;
+};
+
+int kvpd_figures_begin(const char *only, uint32_t what, struct kvpd_figures_walk **ret_walk)
+{
+	struct kvpd_figures_walk *w = calloc(1, sizeof(*w));
+
+	(void)what;
+	if (!w)
+		return -ENOMEM;
+	w->only = only;
+	*ret_walk = w;
+	return 0;
+}
+
+void kvpd_figures_end(struct kvpd_figures_walk *w, struct kvpd_figures *ret_figures)
+{
+	*ret_figures = w->f;
+	free(w);
+}
+
+static int read_figures(struct kvpd_ledger *l, const char *only, struct kvpd_figures *ret_figures)
 {
 	struct kvpd_figures f = { .epoch = l->params.epoch };
 
-	(void)what;
 	f.tenant = calloc(KVPD_MAX_TENANTS, sizeof(*f.tenant));
 	if (!f.tenant)
 		return -ENOMEM;
@@ -258,6 +280,14 @@ int kvpd_figures_read(
 	}
 	*ret_figures = f;
 	return 0;
+}
+
+int kvpd_figures_step(struct kvpd_ledger *l, struct kvpd_figures_walk *w)
+{
+	bool again = !w->begun;
+
+	w->begun = true;
+	return again ? -EINPROGRESS : read_figures(l, w->only, &w->f);
 }
 
 struct kvpd_request {

@@ -456,13 +456,29 @@ uint32_t dp_find(struct dp_client *c, uint32_t space, const kvp_token *tokens, u
 
 /* ---- administration ------------------------------------------------------------------------- */
 
+int dp_figures(
+	struct dp_world *w, const char *only, uint32_t what, struct kvpd_figures *ret_figures)
+{
+	struct kvpd_figures_walk *walk;
+	int r;
+
+	assert_int_equal(kvpd_figures_begin(only, what, &walk), 0);
+	do
+		r = kvpd_figures_step(w->ledger, walk);
+	while (r == -EINPROGRESS);
+	kvpd_figures_end(walk, ret_figures);
+	if (r < 0)
+		kvpd_figures_fini(ret_figures);
+	return r;
+}
+
 /* As control/admin.c does it. */
 static int figures(struct dp_world *w, const char *verb, uint32_t what, const json_t *request,
 	json_t **ret_answer)
 {
 	const char *tenant = json_string_value(json_object_get(request, "tenant"));
 	struct kvpd_figures f;
-	int r = kvpd_figures_read(w->ledger, tenant, what, &f);
+	int r = dp_figures(w, tenant, what, &f);
 
 	if (r == 0) {
 		*ret_answer = kvpd_figures_json(&f, &(struct kvpd_rates){ 0 }, verb);

@@ -10,6 +10,7 @@
 #include <pthread.h>
 
 #include "daemon/dataplane.h"
+#include "daemon/figures.h"
 #include "shm/kvp_catalog.h"
 #include "shm/kvp_lease.h"
 #include "shm/kvp_ring.h"
@@ -139,6 +140,9 @@ void dp_check(struct dp_world *w);
 uint64_t dp_figure(struct dp_world *w, const char *name);
 /* Waits until it is at most this; fails the test if that takes long. */
 void dp_await_most(struct dp_world *w, const char *name, uint64_t most);
+/* All of them at once; *ret_figures is all zero with an error. */
+int dp_figures(
+	struct dp_world *w, const char *only, uint32_t what, struct kvpd_figures *ret_figures);
 int dp_admin(struct dp_world *w, const char *request, json_t **ret);
 
 #endif

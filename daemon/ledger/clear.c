@@ -108,6 +108,7 @@ static int evict_key(struct kvpd_request *q)
 			return -EINPROGRESS;
 		return fail_kept(q, t, id);
 	}
+	t->changes++;
 	r = kvpd_block_drop(t, id, false, kvpd_now_ns());
 	if (r == -EBUSY) {
 		c->phase = LOOKING;
@@ -143,6 +144,7 @@ static bool evict_on(struct clearing *c, struct kvpd_tenant *t)
 	uint64_t left = (c->want < c->most_gone ? c->want : c->most_gone) - c->gone;
 	int n = 0;
 
+	t->changes++;
 	if (left)
 		n = kvpd_evict_some(
 			t, left < KVPD_EVICT_MAX ? (uint32_t)left : KVPD_EVICT_MAX, kvpd_now_ns());
@@ -157,6 +159,7 @@ static bool evict_on(struct clearing *c, struct kvpd_tenant *t)
 /* Likewise for recipes. */
 static bool forget_on(struct kvpd_request *q, struct clearing *c, struct kvpd_tenant *t)
 {
+	t->changes++;
 	for (uint32_t i = 1; c->forgotten < c->most_forgotten; i++, c->forgotten++) {
 		if (i % KVPD_ADMIN_STRIDE == 0 && kvpd_request_over(q))
 			return false;

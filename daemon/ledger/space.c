@@ -335,6 +335,7 @@ static int close_on_ledger(struct kvpd_ledger *l, void *arg)
 	struct space_call *c = arg;
 	struct kvpd_session *s = kvpd_session_find(l, c->session);
 
+	kvpd_ledger_charge(l, s ? s->tenant : NULL);
 	if (!s || c->id.id >= KVP_MAX_SPACES || !s->opens[c->id.id] ||
 		shm_space(s->tenant, c->id.id)->generation != c->id.generation)
 		return -ENOENT;

@@ -449,6 +449,108 @@ static void a_tenant_that_changes_is_not_wrong(void **state)
 	dp_stop(&w);
 }
 
+/* A request that is under way; ends with its first result that is none of a portion. */
+struct errand {
+	struct kvpd_request *request;
+	int result;
+};
+
+static void errand_begin(struct errand *e, const char *text)
+{
+	json_t *q = json_loads(text, 0, NULL);
+
+	assert_non_null(q);
+	assert_int_equal(kvpd_admin_begin(q, &e->request), 0);
+	json_decref(q);
+}
+
+/* One portion; true when it has ended. Its answer is dropped. */
+static bool errand_on(struct dp_world *w, struct errand *e)
+{
+	char *text;
+	json_t *answer;
+
+	e->result = kvpd_admin_step(w->ledger, e->request);
+	if (e->result == -EINPROGRESS)
+		return false;
+	answer = kvpd_admin_end(e->request);
+	text = json_dumps(answer, JSON_COMPACT);
+	if (e->result < 0)
+		print_message("%s\n", text);
+	free(text);
+	json_decref(answer);
+	return true;
+}
+
+/* Portion by portion beside a check, which must not take what it does for a contradiction. */
+static void beside_a_check(struct dp_world *w, const char *text)
+{
+	struct errand check, other;
+	bool begun = false, over = false;
+	uint32_t n = 0;
+
+	errand_begin(&check, "{\"verb\":\"check\"}");
+	while (!errand_on(w, &check)) {
+		/* Not at once: some was counted before anything goes. */
+		if (++n < 5 || over)
+			continue;
+		if (!begun)
+			errand_begin(&other, text);
+		begun = true;
+		over = errand_on(w, &other);
+	}
+	assert_int_equal(check.result, 0);
+	assert_true(begun);
+	while (!over)
+		over = errand_on(w, &other);
+	assert_int_equal(other.result, 0);
+}
+
+/* Likewise a client that closes a space, as often as it has it open. */
+static void closing_beside_a_check(struct dp_world *w, struct dp_client *c)
+{
+	struct kvp_msg_id id = { dp_space(c, "m", 4), 0 };
+	struct errand check;
+
+	id.generation = c->view.spaces[id.id].generation;
+	for (uint32_t i = 0; i < 4000; i++)
+		(void)dp_space(c, "m", 4);
+	errand_begin(&check, "{\"verb\":\"check\"}");
+	while (!errand_on(w, &check))
+		(void)kvpd_space_close(w->ledger, c->at.session, &id);
+	assert_int_equal(check.result, 0);
+}
+
+/* Nor what other administrators do. */
+static void two_requests_do_not_contradict_each_other(void **state)
+{
+	struct dp_block block[CHAIN];
+	struct kvpd_limits limits;
+	char key[33], request[96];
+	struct dp_client *c;
+	struct dp_world w;
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	w.config.memory = UINT64_C(1) << 30;
+	limits.share = UINT64_C(1) << 30;
+	limits.max_blocks = MANY;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 4);
+	for (uint32_t seed = 1; seed <= 40; seed++)
+		put_chain(c, space, seed, block);
+	key_of(&w, CHAIN - 1, key);
+	snprintf(request, sizeof(request), "{\"verb\":\"evict\",\"key\":\"%s\"}", key);
+	beside_a_check(&w, request);
+	beside_a_check(&w, "{\"verb\":\"evict\",\"count\":100}");
+	beside_a_check(&w, "{\"verb\":\"evict\",\"all\":true}");
+	beside_a_check(&w, "{\"verb\":\"drain\"}");
+	closing_beside_a_check(&w, c);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -457,6 +559,7 @@ int main(void)
 		cmocka_unit_test(a_key_is_found_by_its_digits),
 		cmocka_unit_test(what_stays_is_explained),
 		cmocka_unit_test(a_tenant_that_changes_is_not_wrong),
+		cmocka_unit_test(two_requests_do_not_contradict_each_other),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

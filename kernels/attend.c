@@ -159,24 +159,10 @@ struct plane_view {
 	struct kvp_plane p;
 	struct kvp_layout lay;
 	struct kvp_plane_hdr hdr;
-	uint32_t rotation; /* KVP_ROT_*, or NO_ROTATION */
+	struct kvp_in_place in;
 	uint32_t domain;
 	float cent[16], bound[16];
 };
-#define NO_ROTATION UINT32_MAX
-
-static uint32_t plane_rotation(uint32_t codec)
-{
-	switch (KVP_CODEC_FAMILY(codec)) {
-	case KVP_FAMILY_TQ:
-		return KVP_CODEC_VARIANT(codec) >> 4 & 3u;
-	case KVP_FAMILY_HADAMARD:
-		return KVP_ROT_H1;
-	default:
-		return NO_ROTATION;
-	}
-}
-
 static int plane_view(const struct kvp_attention *a, const struct kvp_attend_part *part,
 	uint32_t kind, struct plane_view *ret)
 {
@@ -186,9 +172,9 @@ static int plane_view(const struct kvp_attention *a, const struct kvp_attend_par
 
 	v->p = (struct kvp_plane){ part->tokens, a->kv_heads,
 		kind == KVP_PLANE_K ? a->k_dim : a->v_dim, ap->dtype, kind };
-	v->rotation = NO_ROTATION;
+	v->in = kvp_codec_in_place(ap->codec, kind);
 	v->domain = 0;
-	if (ap->codec == KVP_CODEC_NATIVE) {
+	if (v->in.form == KVP_FORM_NATIVE) {
 		uint32_t size = dtype_bytes(ap->dtype);
 
 		if (ap->dtype == KVP_DTYPE_F8 || !ap->data || !size || (uintptr_t)ap->data % size ||
@@ -209,21 +195,20 @@ static int plane_view(const struct kvp_attention *a, const struct kvp_attend_par
 	/* The header may have changed since the check; what is used from it is bounded here. */
 	if (v->hdr.exponent < -120 || v->hdr.exponent > 125)
 		return -EBADMSG;
-	v->rotation = plane_rotation(ap->codec);
-	if (KVP_CODEC_FAMILY(ap->codec) == KVP_FAMILY_TQ)
-		r = kvp_codebook((KVP_CODEC_VARIANT(ap->codec) & 3u) + 1,
-			KVP_CODEC_VARIANT(ap->codec) >> 6 & 1u ? v->p.dim : 0, v->cent, v->bound);
+	if (v->in.form == KVP_FORM_BOOK)
+		r = kvp_codebook(v->in.bits, v->in.book == KVP_BOOK_SPHERE ? v->p.dim : 0, v->cent,
+			v->bound);
 	return r;
 }
 
 static int domain_find(const struct domains *d, const struct plane_view *v)
 {
-	uint64_t name = v->rotation == KVP_ROT_HAAR ? v->hdr.calib : v->hdr.seed;
+	uint64_t name = v->in.rotation == KVP_ROT_HAAR ? v->hdr.calib : v->hdr.seed;
 
-	if (v->rotation == NO_ROTATION)
+	if (v->in.rotation == KVP_ROT_NONE)
 		return 0;
 	for (uint32_t i = 0; i < d->n; i++)
-		if (d->kind[i] == v->rotation && d->name[i] == name)
+		if (d->kind[i] == v->in.rotation && d->name[i] == name)
 			return (int)i + 1;
 	return -ENOENT;
 }
@@ -236,11 +221,11 @@ static int domain_add(struct domains *d, const struct plane_view *v, const struc
 		return 0;
 	if (d->n == KVP_ATTEND_ROTATIONS_MAX)
 		return -E2BIG;
-	r = kvp_rotation_init(&d->rot[d->n], v->rotation, v->p.dim, v->hdr.seed, calib);
+	r = kvp_rotation_init(&d->rot[d->n], v->in.rotation, v->p.dim, v->hdr.seed, calib);
 	if (r < 0)
 		return r;
-	d->kind[d->n] = v->rotation;
-	d->name[d->n] = v->rotation == KVP_ROT_HAAR ? v->hdr.calib : v->hdr.seed;
+	d->kind[d->n] = v->in.rotation;
+	d->name[d->n] = v->in.rotation == KVP_ROT_HAAR ? v->hdr.calib : v->hdr.seed;
 	d->n++;
 	return 0;
 }
@@ -250,22 +235,19 @@ static struct kvp_rows rows_of(const struct plane_view *v, const struct kvp_atte
 	uint32_t head, uint32_t first, uint32_t n)
 {
 	const uint8_t *data = ap->data;
-	uint32_t family = KVP_CODEC_FAMILY(ap->codec);
 	size_t row = (size_t)head * v->lay.coded + first;
-	struct kvp_rows r = { .family = family, .dim = v->p.dim, .n = n, .factor = 1.0f };
+	struct kvp_rows r = { .form = v->in.form, .dim = v->p.dim, .n = n, .factor = 1.0f };
 
-	if (kvp_codec_facts(ap->codec) & KVP_FACT_APART) {
-		r.family = KVP_FAMILY_MAX_;
+	if (r.form == KVP_FORMS)
 		return r;
-	}
-	if (family == KVP_FAMILY_NATIVE || first >= v->lay.coded) {
+	if (r.form == KVP_FORM_NATIVE || first >= v->lay.coded) {
 		uint32_t size = dtype_bytes(ap->dtype);
 		ptrdiff_t head_stride = ap->head_stride;
 
-		r.family = KVP_FAMILY_NATIVE;
+		r.form = KVP_FORM_NATIVE;
 		r.format = ap->dtype;
 		r.stride = ap->token_stride;
-		if (family != KVP_FAMILY_NATIVE) {
+		if (v->in.form != KVP_FORM_NATIVE) {
 			data += v->lay.native;
 			first -= v->lay.coded;
 			r.stride = (ptrdiff_t)(v->p.dim * size);
@@ -274,46 +256,43 @@ static struct kvp_rows rows_of(const struct plane_view *v, const struct kvp_atte
 		r.codes = data + (ptrdiff_t)head * head_stride + (ptrdiff_t)first * r.stride;
 		return r;
 	}
-	r.format = ap->codec;
-	r.bits = KVP_CODEC_VARIANT(ap->codec) & 15u;
+	r.format = v->in.format;
+	r.bits = v->in.bits;
+	r.per_channel = v->in.per_channel;
 	r.stride = v->lay.row_bytes;
 	r.codes = data + v->lay.codes + row * v->lay.row_bytes;
 	r.factor = pow2f(v->hdr.exponent);
 	r.group = v->lay.group;
 	r.groups = v->lay.groups;
 	r.cent = v->cent;
-	if (family == KVP_FAMILY_TQ) {
-		r.bits = (KVP_CODEC_VARIANT(ap->codec) & 3u) + 1;
-		r.format = KVP_CODEC_VARIANT(ap->codec) >> 7;
+	if (r.form == KVP_FORM_BOOK) {
 		r.scale = data + v->lay.scale + row * (r.format ? 4 : 2);
 		return r;
 	}
-	if (family == KVP_FAMILY_HADAMARD)
+	if (v->in.unit)
 		r.factor *= 1.0f / sqrtf((float)v->p.dim);
-	if (family == KVP_FAMILY_KIVI && v->p.kind == KVP_PLANE_K) {
-		r.per_channel = 1;
+	if (r.per_channel)
 		row = ((size_t)head * v->lay.groups + first / v->lay.group) * v->p.dim;
-	} else {
+	else
 		row *= v->lay.groups;
-	}
 	r.scale = data + v->lay.scale + row * 2;
 	if (v->lay.minimum)
 		r.minimum = data + v->lay.minimum + row * 2;
 	return r;
 }
 
-/* Rows that cannot be attended in place (family KVP_FAMILY_MAX_) are decoded into scratch. */
+/* Rows that cannot be attended in place (KVP_FORMS) are decoded into scratch. */
 static int rows_ready(const struct kvp_kernels *k, const struct plane_view *v,
 	const struct kvp_attend_plane *ap, uint32_t head, uint32_t first, float *scratch,
 	struct kvp_rows *rows)
 {
 	struct rows_out out;
 
-	if (rows->family != KVP_FAMILY_MAX_)
+	if (rows->form != KVP_FORMS)
 		return 0; /* a native plane, among others, which has no header */
 	out = (struct rows_out){ (uint8_t *)scratch, (ptrdiff_t)(v->p.dim * sizeof *scratch),
 		rows->n, v->p.dim, KVP_DTYPE_F32, pow2f(v->hdr.exponent) };
-	rows->family = KVP_FAMILY_NATIVE;
+	rows->form = KVP_FORM_NATIVE;
 	rows->format = KVP_DTYPE_F32;
 	rows->stride = out.stride;
 	rows->codes = out.data;
@@ -464,7 +443,7 @@ static int part_view(const struct kvp_attention *a, const struct workspace *ws, 
 struct chunk {
 	const struct part_view *pv; /* NULL: none */
 	uint32_t head, t, n;
-	struct kvp_rows k, v; /* family KVP_FAMILY_MAX_: to be decoded first */
+	struct kvp_rows k, v; /* KVP_FORMS: to be decoded first */
 };
 
 static void chunk_rows(struct chunk *c)
@@ -505,11 +484,11 @@ static struct chunk chunk_next(
 
 static uint32_t row_bytes(const struct kvp_rows *r)
 {
-	switch (r->family) {
-	case KVP_FAMILY_NATIVE:
+	switch (r->form) {
+	case KVP_FORM_NATIVE:
 		return r->dim * dtype_bytes(r->format);
-	case KVP_FAMILY_FP8:
-	case KVP_FAMILY_INT8:
+	case KVP_FORM_FP8:
+	case KVP_FORM_INT8:
 		return r->dim;
 	default:
 		return kvp_row_bytes(r->bits, r->dim);
@@ -524,7 +503,7 @@ static void fetch_while(struct kvp_rows *r, const struct kvp_rows *next)
 {
 	size_t scalars = (size_t)next->n * next->groups;
 
-	if (next->family == KVP_FAMILY_MAX_)
+	if (next->form == KVP_FORMS)
 		return;
 	r->next = next->codes;
 	r->next_stride = next->stride;
@@ -532,8 +511,8 @@ static void fetch_while(struct kvp_rows *r, const struct kvp_rows *next)
 	r->next_bytes = row_bytes(next);
 	if (next->per_channel)
 		scalars = (size_t)(next->n / next->group) * next->dim;
-	else if (next->family <= KVP_FAMILY_INT8 || next->family == KVP_FAMILY_TQ)
-		scalars = next->n * (next->family == KVP_FAMILY_TQ && next->format ? 2 : 1);
+	else if (next->form == KVP_FORM_BOOK && next->format)
+		scalars *= 2;
 	fetch(next->scale, 2 * scalars);
 	fetch(next->minimum, 2 * scalars);
 }
@@ -548,7 +527,7 @@ static int score_chunk(const struct kvp_kernels *k, const struct kvp_attention *
 	if (r < 0)
 		return r;
 	fetch_while(&rows, &c->v);
-	k->codec[rows.family].score(&rows, &q, area->scores, ATTEND_CHUNK);
+	k->attend[rows.form].score(&rows, &q, area->scores, ATTEND_CHUNK);
 	return 0;
 }
 
@@ -605,7 +584,7 @@ static int accumulate_run(const struct kvp_kernels *k, const struct kvp_attentio
 		return r;
 	if (next->pv)
 		fetch_while(&rows, &next->k);
-	k->codec[rows.family].accumulate(&rows, &w, area->acc + at * a->v_dim);
+	k->attend[rows.form].accumulate(&rows, &w, area->acc + at * a->v_dim);
 	for (uint32_t i = 0; i < s->rows; i++)
 		area->fade[at + i] = 1.0f;
 	return 0;

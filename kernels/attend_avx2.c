@@ -54,19 +54,19 @@ INLINE void float_row(const struct kvp_rows *r, uint32_t t, float *x)
 	const uint8_t *row = r->codes + (ptrdiff_t)t * r->stride;
 	__m256 s;
 
-	switch (r->family) {
-	case KVP_FAMILY_NATIVE:
+	switch (r->form) {
+	case KVP_FORM_NATIVE:
 		for (uint32_t i = 0; i < r->dim / 8; i++)
 			_mm256_storeu_ps(x + 8 * (size_t)i, load8(row, r->format, i));
 		break;
-	case KVP_FAMILY_FP8:
-	case KVP_FAMILY_INT8:
+	case KVP_FORM_FP8:
+	case KVP_FORM_INT8:
 		s = _mm256_set1_ps(load_half(r->scale + 2 * (size_t)t, r->factor));
 		for (uint32_t i = 0; i < r->dim / 8; i++)
 			_mm256_storeu_ps(x + 8 * (size_t)i,
 				_mm256_mul_ps(byte_values(r->format, row, i), s));
 		break;
-	case KVP_FAMILY_TQ:
+	case KVP_FORM_BOOK:
 		tq_row(r, t, x);
 		break;
 	default:
@@ -266,9 +266,9 @@ static void accumulate_codes(const struct kvp_rows *r, const struct kvp_weights 
 
 void kvp_attend_init_avx2(struct kvp_kernels *k)
 {
-	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++) {
-		k->codec[f].score = f < KVP_FAMILY_INT8 ? score_values : score_codes;
-		k->codec[f].accumulate = f < KVP_FAMILY_INT8 ? accumulate_values : accumulate_codes;
+	for (uint32_t f = 0; f < KVP_FORMS; f++) {
+		k->attend[f].score = f < KVP_FORM_INT8 ? score_values : score_codes;
+		k->attend[f].accumulate = f < KVP_FORM_INT8 ? accumulate_values : accumulate_codes;
 	}
 	k->dsp.softmax = softmax_avx2;
 }

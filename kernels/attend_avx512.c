@@ -413,7 +413,7 @@ INLINE void accumulate_usual(
 
 static int usual(const struct kvp_rows *r, uint32_t nq)
 {
-	return r->dim == USUAL_DIM && nq > 1 && nq <= TILE && r->family == KVP_FAMILY_NATIVE &&
+	return r->dim == USUAL_DIM && nq > 1 && nq <= TILE && r->form == KVP_FORM_NATIVE &&
 	       r->format != KVP_DTYPE_F32;
 }
 
@@ -466,13 +466,13 @@ INLINE void float_row(const struct kvp_rows *r, uint32_t t, float *x)
 {
 	const uint8_t *row = r->codes + (ptrdiff_t)t * r->stride;
 
-	switch (r->family) {
-	case KVP_FAMILY_NATIVE:
+	switch (r->form) {
+	case KVP_FORM_NATIVE:
 		for (uint32_t i = 0; i < r->dim / 16; i++)
 			_mm512_storeu_ps(x + 16 * (size_t)i, load16(row, r->format, i));
 		break;
-	case KVP_FAMILY_FP8:
-	case KVP_FAMILY_INT8: {
+	case KVP_FORM_FP8:
+	case KVP_FORM_INT8: {
 		__m512 s = _mm512_set1_ps(load_half(r->scale + 2 * (size_t)t, r->factor));
 
 		for (uint32_t i = 0; i < r->dim / 16; i++)
@@ -480,7 +480,7 @@ INLINE void float_row(const struct kvp_rows *r, uint32_t t, float *x)
 				_mm512_mul_ps(byte_values(r->format, row, i), s));
 		break;
 	}
-	case KVP_FAMILY_TQ:
+	case KVP_FORM_BOOK:
 		tq_row(r, t, x);
 		break;
 	default:
@@ -492,7 +492,7 @@ INLINE void float_row(const struct kvp_rows *r, uint32_t t, float *x)
 /* As many rows from t on as fit into x. */
 static struct kvp_rows decoded_rows(const struct kvp_rows *r, uint32_t t, float *x)
 {
-	struct kvp_rows f = { .family = KVP_FAMILY_NATIVE,
+	struct kvp_rows f = { .form = KVP_FORM_NATIVE,
 		.format = KVP_DTYPE_F32,
 		.dim = r->dim,
 		.n = least(ROWS_FLOATS / r->dim / TILE * TILE, r->n - t),
@@ -510,9 +510,9 @@ static struct kvp_rows decoded_rows(const struct kvp_rows *r, uint32_t t, float 
 /* Whether to convert rows while they are used, again for every four queries. */
 static int direct(const struct kvp_rows *r, uint32_t nq)
 {
-	if (r->dim % 32 || r->family > KVP_FAMILY_INT8)
+	if (r->dim % 32 || r->form > KVP_FORM_INT8)
 		return 0;
-	return nq <= TILE || (r->family == KVP_FAMILY_NATIVE && r->format == KVP_DTYPE_F32);
+	return nq <= TILE || (r->form == KVP_FORM_NATIVE && r->format == KVP_DTYPE_F32);
 }
 
 void kvp_score_float_avx512(
@@ -588,10 +588,10 @@ static void accumulate_codes(const struct kvp_rows *r, const struct kvp_weights 
 
 void kvp_attend_init_avx512(struct kvp_kernels *k)
 {
-	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++) {
-		k->codec[f].score = f < KVP_FAMILY_INT8 ? kvp_score_float_avx512 : score_codes;
-		k->codec[f].accumulate =
-			f < KVP_FAMILY_INT8 ? kvp_accumulate_float_avx512 : accumulate_codes;
+	for (uint32_t f = 0; f < KVP_FORMS; f++) {
+		k->attend[f].score = f < KVP_FORM_INT8 ? kvp_score_float_avx512 : score_codes;
+		k->attend[f].accumulate =
+			f < KVP_FORM_INT8 ? kvp_accumulate_float_avx512 : accumulate_codes;
 	}
 	k->dsp.softmax = softmax_avx512;
 }

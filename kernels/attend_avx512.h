@@ -130,7 +130,7 @@ static inline void scales_init(const struct kvp_rows *r, struct scales *s)
 	const float half = 0.5f * (float)((1u << r->bits) - 1);
 	uint32_t n = r->n * (r->groups > 1 ? r->groups : 1);
 
-	if (r->family == KVP_FAMILY_TQ && r->format)
+	if (r->form == KVP_FORM_BOOK && r->format)
 		load_wides(r->scale, n, r->factor, s->scale);
 	else
 		load_halves(r->scale, n, r->factor, s->scale);

@@ -29,13 +29,13 @@ static void row_load(const struct kvp_rows *r, uint32_t t, float *x)
 	uint8_t code[KVP_PLANE_DIM_MAX];
 	float s;
 
-	switch (r->family) {
-	case KVP_FAMILY_NATIVE:
+	switch (r->form) {
+	case KVP_FORM_NATIVE:
 		for (uint32_t i = 0; i < r->dim; i++)
 			x[i] = load_element(row, r->format, i);
 		break;
-	case KVP_FAMILY_FP8:
-	case KVP_FAMILY_INT8:
+	case KVP_FORM_FP8:
+	case KVP_FORM_INT8:
 		s = load_scalar(r->scale + 2 * (size_t)t, r->factor);
 		for (uint32_t i = 0; i < r->dim; i++)
 			x[i] = s * (r->format == KVP_CODEC_FP8_E4M3 ? e4m3_to_f32(row[i])
@@ -43,7 +43,7 @@ static void row_load(const struct kvp_rows *r, uint32_t t, float *x)
 						   ? e5m2_to_f32(row[i])
 						   : (float)(int8_t)row[i]);
 		break;
-	case KVP_FAMILY_TQ:
+	case KVP_FORM_BOOK:
 		s = r->format ? load_scalar_wide(r->scale + 4 * (size_t)t, r->factor)
 			      : load_scalar(r->scale + 2 * (size_t)t, r->factor);
 		kvp_row_unpack(r->bits, r->dim, row, code);
@@ -137,9 +137,9 @@ float kvp_softmax_c(const struct softmax *job, float *s, struct running *run)
 
 void kvp_attend_init_c(struct kvp_kernels *k)
 {
-	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++) {
-		k->codec[f].score = kvp_score_c;
-		k->codec[f].accumulate = kvp_accumulate_c;
+	for (uint32_t f = 0; f < KVP_FORMS; f++) {
+		k->attend[f].score = kvp_score_c;
+		k->attend[f].accumulate = kvp_accumulate_c;
 	}
 	k->dsp.softmax = kvp_softmax_c;
 }

@@ -321,7 +321,7 @@ INLINE void accumulate_direct(const struct kvp_rows *r, uint32_t format, int hal
 
 #define PER_FORMAT(r, call)                            \
 	do {                                           \
-		if ((r)->family == KVP_FAMILY_FP8)     \
+		if ((r)->form == KVP_FORM_FP8)         \
 			call(KVP_DTYPE_F16, 1);        \
 		else if ((r)->format == KVP_DTYPE_F32) \
 			call(KVP_DTYPE_F32, 0);        \
@@ -333,9 +333,9 @@ INLINE void accumulate_direct(const struct kvp_rows *r, uint32_t format, int hal
 
 static int fits(const struct kvp_rows *r)
 {
-	if (r->family == KVP_FAMILY_FP8)
+	if (r->form == KVP_FORM_FP8)
 		return r->dim % 32 == 0 && r->dim <= HALVES_DIM;
-	return r->family == KVP_FAMILY_NATIVE && r->dim % 8 == 0;
+	return r->form == KVP_FORM_NATIVE && r->dim % 8 == 0;
 }
 
 int kvp_score_direct_avx2(
@@ -345,7 +345,7 @@ int kvp_score_direct_avx2(
 
 	if (!fits(r))
 		return 0;
-	if (r->family == KVP_FAMILY_FP8)
+	if (r->form == KVP_FORM_FP8)
 		row_scales(r, scale);
 #define SCORE(format, halves) score_direct(r, format, halves, q, scale, s, s_stride)
 	PER_FORMAT(r, SCORE);
@@ -359,7 +359,7 @@ int kvp_accumulate_direct_avx2(const struct kvp_rows *r, const struct kvp_weight
 
 	if (!fits(r))
 		return 0;
-	if (r->family == KVP_FAMILY_FP8)
+	if (r->form == KVP_FORM_FP8)
 		row_scales(r, scale);
 #define ACCUMULATE(format, halves) accumulate_direct(r, format, halves, w, scale, acc)
 	PER_FORMAT(r, ACCUMULATE);

@@ -327,6 +327,6 @@ static void accumulate_fp8(const struct kvp_rows *r, const struct kvp_weights *w
 
 void kvp_attend_init_vbmi(struct kvp_kernels *k)
 {
-	k->codec[KVP_FAMILY_FP8].score = score_fp8;
-	k->codec[KVP_FAMILY_FP8].accumulate = accumulate_fp8;
+	k->attend[KVP_FORM_FP8].score = score_fp8;
+	k->attend[KVP_FORM_FP8].accumulate = accumulate_fp8;
 }

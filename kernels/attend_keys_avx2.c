@@ -25,7 +25,7 @@ static void scales_init(const struct kvp_rows *r, struct keys *k)
 
 	memset(k->scale, 0, sizeof k->scale);
 	memset(k->add, 0, sizeof k->add);
-	if (r->family == KVP_FAMILY_TQ && r->format)
+	if (r->form == KVP_FORM_BOOK && r->format)
 		for (uint32_t t = 0; t < r->n; t++)
 			k->scale[t] = load_scalar_wide(r->scale + 4 * (size_t)t, r->factor);
 	else
@@ -44,9 +44,9 @@ static void keys_init(const struct kvp_rows *r, struct keys *k)
 	const float middle = 0.5f * (float)(codes - 1);
 	float book[16];
 
-	k->bits = r->family == KVP_FAMILY_INT8 ? 8 : r->bits;
+	k->bits = r->form == KVP_FORM_INT8 ? 8 : r->bits;
 	for (uint32_t i = 0; i < 16; i++)
-		book[i] = r->family == KVP_FAMILY_TQ ? r->cent[i] : (float)(i % codes) - middle;
+		book[i] = r->form == KVP_FORM_BOOK ? r->cent[i] : (float)(i % codes) - middle;
 	k->book[0] = _mm256_loadu_ps(book);
 	k->book[1] = _mm256_loadu_ps(book + 8);
 	if (!r->per_channel)

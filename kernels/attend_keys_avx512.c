@@ -28,9 +28,9 @@ static void keys_init(const struct kvp_rows *r, struct keys *k)
 	const __m512i low = _mm512_and_si512(lane, _mm512_set1_epi32((1 << r->bits) - 1));
 	const __m512 middle = _mm512_set1_ps(0.5f * (float)((1u << r->bits) - 1));
 
-	k->bits = r->family == KVP_FAMILY_INT8 ? 8 : r->bits;
-	k->book = r->family == KVP_FAMILY_TQ ? _mm512_loadu_ps(r->cent)
-					     : _mm512_sub_ps(_mm512_cvtepi32_ps(low), middle);
+	k->bits = r->form == KVP_FORM_INT8 ? 8 : r->bits;
+	k->book = r->form == KVP_FORM_BOOK ? _mm512_loadu_ps(r->cent)
+					   : _mm512_sub_ps(_mm512_cvtepi32_ps(low), middle);
 	if (!r->per_channel)
 		scales_init(r, &k->s);
 }

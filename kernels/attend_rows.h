@@ -11,11 +11,22 @@
 /* Tokens that are scored at a time; a multiple of every kivi group. */
 #define ATTEND_CHUNK 128u
 
+/*
+ * How codes become values, which is all that the kernels of attention know of a codec. Theirs are
+ * in kvp_kernels.attend, by form.
+ */
+#define KVP_FORM_NATIVE 0u /* elements */
+#define KVP_FORM_FP8    1u /* times a scale per row */
+#define KVP_FORM_INT8   2u /* likewise */
+#define KVP_FORM_AFFINE 3u /* code * scale + minimum, of a group */
+#define KVP_FORM_BOOK   4u /* centroid of the code times a scalar per row */
+#define KVP_FORMS       5u /* no form: rows are decoded first */
+
 /* Consecutive tokens of one head in one codec. */
 struct kvp_rows {
-	uint32_t family;
-	uint32_t bits;   /* of a code; 0: see family */
-	uint32_t format; /* byte codecs: the codec id; native: the dtype; tq: 1 = wide scalars */
+	uint32_t form;   /* KVP_FORM_* */
+	uint32_t bits;   /* of a code; 0: see form */
+	uint32_t format; /* fp8, int8: the codec id; native: the dtype; book: 1 = wide scalars */
 	uint32_t dim;
 	uint32_t n;
 	uint32_t group;       /* elements per scale; per_channel: tokens per group */

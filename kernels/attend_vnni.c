@@ -43,7 +43,7 @@ static void book_init(const struct kvp_rows *r, struct codes *c)
 		_mm512_cvtepi32_ps(_mm512_add_epi32(lane, lane)), _mm512_set1_ps(odd));
 
 	c->value = 0.5f;
-	if (r->family == KVP_FAMILY_TQ) {
+	if (r->form == KVP_FORM_BOOK) {
 		c->value = 1.0f / book_scale[r->bits];
 		x = _mm512_mul_ps(_mm512_loadu_ps(r->cent), _mm512_set1_ps(book_scale[r->bits]));
 	}
@@ -85,12 +85,12 @@ static int words_fit(const struct kvp_rows *r)
 {
 	if (r->dim % 64)
 		return 0;
-	return r->family == KVP_FAMILY_INT8 || r->bits == 4 || r->dim == 64 || r->dim % 128 == 0;
+	return r->form == KVP_FORM_INT8 || r->bits == 4 || r->dim == 64 || r->dim % 128 == 0;
 }
 
 static void codes_init(const struct kvp_rows *r, struct codes *c)
 {
-	c->bits = r->family == KVP_FAMILY_INT8 ? 8 : r->bits;
+	c->bits = r->form == KVP_FORM_INT8 ? 8 : r->bits;
 	c->value = 1.0f;
 	if (c->bits < 8)
 		book_init(r, c);
@@ -150,7 +150,7 @@ static void weigh_rows(struct word_weights *ww, const float *w, const struct cod
 			add = _mm512_fmadd_ps(y, _mm512_maskz_loadu_ps(in, c->s.add + t), add);
 	}
 	top = _mm512_reduce_max_ps(max);
-	if (r->family == KVP_FAMILY_TQ)
+	if (r->form == KVP_FORM_BOOK)
 		levels = book_levels(top, _mm512_reduce_add_ps(sum));
 	inv = levels_over(levels, top);
 	for (uint32_t t = first; t < end; t += 16)
@@ -472,7 +472,7 @@ static void accumulate_tile(const struct kvp_rows *r, const struct codes *c,
 int kvp_accumulate_words(const struct kvp_rows *r, const struct kvp_weights *w, float *acc)
 {
 	static const float ones[TILE] = { 1.0f, 1.0f, 1.0f, 1.0f };
-	const uint32_t most = r->family == KVP_FAMILY_TQ ? WORD_ROWS : ATTEND_CHUNK;
+	const uint32_t most = r->form == KVP_FORM_BOOK ? WORD_ROWS : ATTEND_CHUNK;
 	struct codes c;
 
 	if (!words_fit(r) || r->per_channel)

@@ -39,14 +39,14 @@ static void book_init(const struct kvp_rows *r, struct codes *c)
 	uint8_t low[32], high[32];
 	int32_t word[16];
 
-	c->value = r->family == KVP_FAMILY_TQ ? 1.0f / scale : 0.5f;
+	c->value = r->form == KVP_FORM_BOOK ? 1.0f / scale : 0.5f;
 	for (uint32_t i = 0; i < 16; i += 8) {
 		__m256i at = _mm256_add_epi32(
 			_mm256_set1_epi32((int)i), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 		__m256 x = _mm256_sub_ps(
 			_mm256_cvtepi32_ps(_mm256_add_epi32(at, at)), _mm256_set1_ps(odd));
 
-		if (r->family == KVP_FAMILY_TQ)
+		if (r->form == KVP_FORM_BOOK)
 			x = clamp8(
 				_mm256_mul_ps(_mm256_loadu_ps(r->cent + i), _mm256_set1_ps(scale)),
 				BOOK_LEVELS);
@@ -119,14 +119,14 @@ static void codes_init(const struct kvp_rows *r, struct codes *c)
 	const float half = 0.5f * (float)((1u << r->bits) - 1);
 	const uint32_t groups = r->groups > 1 ? r->groups : 1;
 
-	c->form = r->family == KVP_FAMILY_INT8                         ? SIGNED
+	c->form = r->form == KVP_FORM_INT8                             ? SIGNED
 		  : r->bits == 4 || (r->bits < 4 && r->dim % 128 == 0) ? (enum form)r->bits
 								       : BYTES;
 	c->group = groups > 1 ? r->group : r->dim;
 	c->value = 1.0f;
 	if (c->form != SIGNED)
 		book_init(r, c);
-	if (r->family == KVP_FAMILY_TQ && r->format)
+	if (r->form == KVP_FORM_BOOK && r->format)
 		for (uint32_t t = 0; t < r->n; t++)
 			c->scale[t] = load_scalar_wide(r->scale + 4 * (size_t)t, r->factor);
 	else
@@ -254,7 +254,7 @@ static void weigh_rows(struct word_weights *ww, uint32_t g, const struct kvp_row
 		x[t / 8] = y;
 	}
 	top = largest(max);
-	if (r->family == KVP_FAMILY_TQ)
+	if (r->form == KVP_FORM_BOOK)
 		levels = book_levels(top, sum8(size));
 	inv = _mm256_set1_ps(top > 0.0f ? levels / top : 0.0f);
 	for (uint32_t t = 0; t < n; t += 8) {

@@ -54,6 +54,15 @@ uint32_t kvp_codec_facts(uint32_t id)
 	return c->facts | (c->facts_of ? c->facts_of(KVP_CODEC_VARIANT(id)) : 0);
 }
 
+struct kvp_in_place kvp_codec_in_place(uint32_t id, uint32_t kind)
+{
+	const struct kvp_codec *c = kvp_codec_row(KVP_CODEC_FAMILY(id));
+
+	if (!c || !c->in_place)
+		return (struct kvp_in_place){ .form = KVP_FORMS, .rotation = KVP_ROT_NONE };
+	return c->in_place(id, kind);
+}
+
 /* ---- layouts ---- */
 
 /* Appends a section to the payload and returns its offset. */

@@ -38,8 +38,18 @@ extern const struct kvp_name_option kvp_names_groups[], kvp_names_any_groups[], 
 #define KVP_FACT_MATRIX 4u /* rotates with the calibration's matrix, whose digest is there */
 /* Another's layout: a caller may fill the sections, and magnitudes know no exponent. */
 #define KVP_FACT_PUBLISHED 8u
-/* Attention decodes rows first, by rows(). */
-#define KVP_FACT_APART 16u
+
+/* What attention must know to take codes as they lie. */
+#define KVP_ROT_NONE UINT32_MAX
+struct kvp_in_place {
+	uint32_t form;        /* KVP_FORM_*; KVP_FORMS: it decodes rows first, by rows() */
+	uint32_t bits;        /* of a code; 0: form says it */
+	uint32_t format;      /* as in struct kvp_rows */
+	uint32_t per_channel; /* scale and minimum are a channel's, of a group of tokens */
+	uint32_t rotation;    /* KVP_ROT_* of the domain that codes lie in, or NONE */
+	uint32_t unit; /* 1: values there are sqrt(dim) times as large as what they stand for */
+	uint32_t book; /* KVP_BOOK_* of KVP_FORM_BOOK */
+};
 
 /* Arguments are those that kvp_plane_encode() and kvp_plane_decode() have validated. */
 struct kvp_codec {
@@ -74,19 +84,19 @@ struct kvp_codec {
 		const uint8_t *in, struct kvp_raw dst);
 	/*
 	 * Rows of one head from token first on. lay->bytes: what may be read. Of the payload's header
-	 * only the seed is looked at, of which every value is as good. With KVP_FACT_APART only.
+	 * only the seed is looked at, of which every value is as good. NULL if all are taken in place.
 	 */
 	int (*rows)(const struct kvp_kernels *k, uint32_t id, const struct kvp_plane *p,
 		const struct kvp_layout *lay, const struct kvp_calib *calib, const uint8_t *in,
 		uint32_t head, uint32_t first, const struct rows_out *out);
-	/* Attention over rows of one head, without decoding them; see attend_rows.h. */
-	kvp_score_fn *score;
-	kvp_accumulate_fn *accumulate;
+	/* Of a plane of that kind. NULL: nothing is attended in place. */
+	struct kvp_in_place (*in_place)(uint32_t id, uint32_t kind);
 };
 
 /* codec.c: the row of a family, NULL if there is none; facts of an id, 0 if there is no such row. */
 const struct kvp_codec *kvp_codec_row(uint32_t family);
 uint32_t kvp_codec_facts(uint32_t id);
+struct kvp_in_place kvp_codec_in_place(uint32_t id, uint32_t kind);
 
 /* The rows, each beside its functions: codec_*.c */
 extern const struct kvp_codec kvp_codec_native, kvp_codec_fp8, kvp_codec_int8, kvp_codec_kivi,

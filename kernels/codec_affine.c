@@ -55,10 +55,16 @@ static int rows_asym(const struct kvp_kernels *k, uint32_t codec, const struct k
 	return 0;
 }
 
-/* Wide scalars, and groups of 8, are not attended in place. */
-static uint32_t facts_asym(uint32_t variant)
+static struct kvp_in_place in_place_asym(uint32_t id, uint32_t kind)
 {
-	return variant & KVP_CODEC_WIDE || variant >> 4 == 3 ? KVP_FACT_APART : 0;
+	uint32_t v = KVP_CODEC_VARIANT(id);
+	int apart =
+		v & KVP_CODEC_WIDE || v >> 4 == 3; /* no kernel has fp32 scalars, or groups of 8 */
+
+	(void)kind;
+	return (struct kvp_in_place){ .form = apart ? KVP_FORMS : KVP_FORM_AFFINE,
+		.bits = v & 15u,
+		.rotation = KVP_ROT_NONE };
 }
 
 const struct kvp_codec kvp_codec_asym = {
@@ -68,11 +74,11 @@ const struct kvp_codec kvp_codec_asym = {
 		.bits_max = 4,
 		.bits_mask = 15,
 		.options = { kvp_names_any_groups, kvp_names_wide } },
-	.facts_of = facts_asym,
 	.layout = layout_asym,
 	.encode = encode_asym,
 	.decode = kvp_decode_rows,
 	.rows = rows_asym,
+	.in_place = in_place_asym,
 };
 
 static int layout_kivi(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
@@ -176,6 +182,14 @@ static int decode_kivi(const struct kvp_kernels *k, const struct kvp_plane *p,
 	return 0;
 }
 
+static struct kvp_in_place in_place_kivi(uint32_t id, uint32_t kind)
+{
+	return (struct kvp_in_place){ .form = KVP_FORM_AFFINE,
+		.bits = KVP_CODEC_VARIANT(id) & 15u,
+		.per_channel = kind == KVP_PLANE_K,
+		.rotation = KVP_ROT_NONE };
+}
+
 const struct kvp_codec kvp_codec_kivi = {
 	.family = KVP_FAMILY_KIVI,
 	.name = "kivi",
@@ -188,4 +202,5 @@ const struct kvp_codec kvp_codec_kivi = {
 	.encode = encode_kivi,
 	.decode = decode_kivi,
 	.rows = rows_asym, /* of values */
+	.in_place = in_place_kivi,
 };

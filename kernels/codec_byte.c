@@ -49,6 +49,13 @@ static int decode_native(const struct kvp_kernels *k, const struct kvp_plane *p,
 	return 0;
 }
 
+static struct kvp_in_place in_place_native(uint32_t id, uint32_t kind)
+{
+	(void)id;
+	(void)kind;
+	return (struct kvp_in_place){ .form = KVP_FORM_NATIVE, .rotation = KVP_ROT_NONE };
+}
+
 const struct kvp_codec kvp_codec_native = {
 	.family = KVP_FAMILY_NATIVE,
 	.name = "native",
@@ -56,6 +63,7 @@ const struct kvp_codec kvp_codec_native = {
 	.layout = layout_native,
 	.encode = encode_native,
 	.decode = decode_native,
+	.in_place = in_place_native,
 };
 
 static int layout_byte(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
@@ -103,6 +111,14 @@ static int decode_byte(const struct kvp_kernels *k, const struct kvp_plane *p,
 	return 0;
 }
 
+static struct kvp_in_place in_place_byte(uint32_t id, uint32_t kind)
+{
+	(void)kind;
+	return (struct kvp_in_place){ .form = id == KVP_CODEC_INT8 ? KVP_FORM_INT8 : KVP_FORM_FP8,
+		.format = id,
+		.rotation = KVP_ROT_NONE };
+}
+
 static const struct kvp_name_option formats[] = { { "-e5m2", KVP_FP8_E5M2 }, { NULL, 0 } };
 
 const struct kvp_codec kvp_codec_fp8 = {
@@ -112,6 +128,7 @@ const struct kvp_codec kvp_codec_fp8 = {
 	.layout = layout_byte,
 	.encode = encode_byte,
 	.decode = decode_byte,
+	.in_place = in_place_byte,
 };
 
 const struct kvp_codec kvp_codec_int8 = {
@@ -120,4 +137,5 @@ const struct kvp_codec kvp_codec_int8 = {
 	.layout = layout_byte,
 	.encode = encode_byte,
 	.decode = decode_byte,
+	.in_place = in_place_byte,
 };

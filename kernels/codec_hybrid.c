@@ -257,7 +257,7 @@ const struct kvp_codec kvp_codec_hybrid = {
 	.family = KVP_FAMILY_HYBRID,
 	.name = "hybrid",
 	.names = { .options = { size, prod, calib } },
-	.facts = KVP_FACT_SEED | KVP_FACT_APART,
+	.facts = KVP_FACT_SEED,
 	.layout = layout_hybrid,
 	.check = check_hybrid,
 	.encode = encode_hybrid,

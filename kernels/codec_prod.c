@@ -153,7 +153,7 @@ const struct kvp_codec kvp_codec_tqprod = {
 	.family = KVP_FAMILY_TQPROD,
 	.name = "tqprod",
 	.names = { .bits_min = 2, .bits_max = 4, .bits_bias = -8, .bits_mask = 15 },
-	.facts = KVP_FACT_SEED | KVP_FACT_APART,
+	.facts = KVP_FACT_SEED,
 	.layout = layout_prod,
 	.encode = encode_prod,
 	.decode = kvp_decode_rows,

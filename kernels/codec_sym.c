@@ -142,7 +142,6 @@ const struct kvp_codec kvp_codec_sym = {
 		.bits_max = 8,
 		.bits_mask = 15,
 		.options = { kvp_names_any_groups, kvp_names_wide } },
-	.facts = KVP_FACT_APART,
 	.layout = layout_sym,
 	.encode = encode_sym,
 	.decode = kvp_decode_rows,

@@ -106,6 +106,18 @@ static const struct kvp_name_option tq_book[] = { { "-sphere", KVP_BOOK_SPHERE <
 	{ NULL, 0 } };
 static const struct kvp_name_option tq_wide[] = { { "-wide", 1u << 7 }, { NULL, 0 } };
 
+static struct kvp_in_place in_place_tq(uint32_t id, uint32_t kind)
+{
+	uint32_t v = KVP_CODEC_VARIANT(id);
+
+	(void)kind;
+	return (struct kvp_in_place){ .form = KVP_FORM_BOOK,
+		.bits = (v & 3u) + 1,
+		.format = v >> 7,
+		.rotation = v >> 4 & 3u,
+		.book = v >> 6 & 1u };
+}
+
 const struct kvp_codec kvp_codec_tq = {
 	.family = KVP_FAMILY_TQ,
 	.name = "tq",
@@ -120,6 +132,7 @@ const struct kvp_codec kvp_codec_tq = {
 	.decode = decode_tq,
 	.prepare = prepare_tq,
 	.decode_prepared = decode_prepared_tq,
+	.in_place = in_place_tq,
 };
 
 static int layout_hadamard(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
@@ -181,6 +194,15 @@ static int decode_hadamard(const struct kvp_kernels *k, const struct kvp_plane *
 	return 0;
 }
 
+static struct kvp_in_place in_place_hadamard(uint32_t id, uint32_t kind)
+{
+	(void)kind;
+	return (struct kvp_in_place){ .form = KVP_FORM_AFFINE,
+		.bits = KVP_CODEC_VARIANT(id),
+		.rotation = KVP_ROT_H1,
+		.unit = 1 };
+}
+
 const struct kvp_codec kvp_codec_hadamard = {
 	.family = KVP_FAMILY_HADAMARD,
 	.name = "hadamard",
@@ -189,4 +211,5 @@ const struct kvp_codec kvp_codec_hadamard = {
 	.layout = layout_hadamard,
 	.encode = encode_hadamard,
 	.decode = decode_hadamard,
+	.in_place = in_place_hadamard,
 };

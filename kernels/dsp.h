@@ -144,6 +144,11 @@ struct kvp_kernels {
 	unsigned int cpu;
 	struct dsp dsp;
 	struct kvp_codec codec[KVP_FAMILY_MAX_]; /* by family */
+	/* Attention over rows of one head, without decoding them; see attend_rows.h. */
+	struct {
+		kvp_score_fn *score;
+		kvp_accumulate_fn *accumulate;
+	} attend[KVP_FORMS];
 };
 
 /* Each instruction set overrides what it does better; C fills everything. */

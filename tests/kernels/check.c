@@ -241,19 +241,18 @@ static void plane_random(struct kvp_attend_plane *ap, struct guard *data, const 
 }
 
 /* Whether a set attends over these rows with functions of its own. */
-static int attends_itself(size_t set, uint32_t k_family, uint32_t v_family)
+static int attends_itself(size_t set, uint32_t k_codec, uint32_t v_codec)
 {
-	const uint32_t families[] = { k_family, v_family, KVP_FAMILY_NATIVE };
+	const uint32_t form[] = { kvp_codec_in_place(k_codec, KVP_PLANE_K).form,
+		kvp_codec_in_place(v_codec, KVP_PLANE_V).form, KVP_FORM_NATIVE };
 
 	if (!isa[set] || !set || !isa[set - 1] || codes_itself[set])
 		return isa[set] != NULL;
-	for (int i = 0; i < 3; i++) {
-		const struct kvp_codec *a = &isa[set]->codec[families[i]],
-				       *b = &isa[set - 1]->codec[families[i]];
-
-		if (a->score != b->score || a->accumulate != b->accumulate)
+	for (int i = 0; i < 3; i++)
+		if (form[i] < KVP_FORMS &&
+			memcmp(&isa[set]->attend[form[i]], &isa[set - 1]->attend[form[i]],
+				sizeof isa[set]->attend[0]) != 0)
 			return 1;
-	}
 	return 0;
 }
 
@@ -312,8 +311,7 @@ static void check_attend(const char *kname, const char *vname, uint32_t dim)
 		double apart = 0.0, length = 0.0, worst = 0.0;
 		int r;
 
-		if (!attends_itself(i, KVP_CODEC_FAMILY(part[0].k.codec),
-			    KVP_CODEC_FAMILY(part[0].v.codec)))
+		if (!attends_itself(i, part[0].k.codec, part[0].v.codec))
 			continue;
 		r = kvp_attend(isa[i], &a, &res);
 		for (size_t j = 0; j < n; j++) {

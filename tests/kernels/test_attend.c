@@ -896,7 +896,7 @@ static void refusals(void **state)
 
 /* Rows of one geometry, in memory that ends with them. */
 struct geometry {
-	uint32_t family, bits, dim, n, group, per_channel, wide;
+	uint32_t form, bits, dim, n, group, per_channel, wide;
 };
 
 struct row_rig {
@@ -922,15 +922,15 @@ static uint8_t *halves(size_t n, float low, float high)
 /* flat: every code, query and weight as large as can be, so that sums are. */
 static void row_rig_fill(struct row_rig *g, const struct geometry *o, int flat)
 {
-	int minima = o->family != KVP_FAMILY_TQ && o->family != KVP_FAMILY_INT8;
+	int minima = o->form != KVP_FORM_BOOK && o->form != KVP_FORM_INT8;
 	uint32_t bytes = kvp_row_bytes(o->bits, o->dim), groups, scalars;
 
 	groups = o->per_channel ? (o->n + o->group - 1) / o->group
 				: (o->group ? o->dim / o->group : 1);
 	scalars = groups * (o->per_channel ? o->dim : o->n);
-	g->r = (struct kvp_rows){ .family = o->family,
-		.bits = o->family == KVP_FAMILY_INT8 ? 0 : o->bits,
-		.format = o->family == KVP_FAMILY_INT8 ? KVP_CODEC_INT8 : o->wide,
+	g->r = (struct kvp_rows){ .form = o->form,
+		.bits = o->form == KVP_FORM_INT8 ? 0 : o->bits,
+		.format = o->form == KVP_FORM_INT8 ? KVP_CODEC_INT8 : o->wide,
 		.dim = o->dim,
 		.n = o->n,
 		.group = o->group ? o->group : o->dim,
@@ -939,12 +939,12 @@ static void row_rig_fill(struct row_rig *g, const struct geometry *o, int flat)
 		.factor = 0.5f,
 		.stride = bytes,
 		.cent = g->cent };
-	if (o->family == KVP_FAMILY_TQ)
+	if (o->form == KVP_FORM_BOOK)
 		assert_int_equal(kvp_codebook(o->bits, o->dim, g->cent, g->bound), 0);
 	g->r.codes = g->codes = malloc((size_t)bytes * o->n);
 	assert_non_null(g->codes);
 	if (flat)
-		memset(g->codes, o->family == KVP_FAMILY_INT8 ? 0x81 : 0xff, (size_t)bytes * o->n);
+		memset(g->codes, o->form == KVP_FORM_INT8 ? 0x81 : 0xff, (size_t)bytes * o->n);
 	else
 		inputs_noise(g->codes, (size_t)bytes * o->n);
 	if (o->wide) {
@@ -1002,7 +1002,7 @@ static void compare_scores(const struct kvp_kernels *k, struct row_rig *g, const
 	memcpy(q, g->q, (size_t)nq * dim * sizeof *q);
 	for (uint32_t i = 0; i < nq * dim; i++)
 		sum[i / dim] += q[i];
-	k->codec[g->r.family].score(&g->r, &kq, s, ATTEND_CHUNK);
+	k->attend[g->r.form].score(&g->r, &kq, s, ATTEND_CHUNK);
 	for (uint32_t i = 0; i < nq; i++) {
 		for (uint32_t t = 0; t < g->r.n; t++) {
 			double dot = 0.0, qq = 0.0, xx = 0.0;
@@ -1040,7 +1040,7 @@ static void compare_sums(const struct kvp_kernels *k, struct row_rig *g, const f
 		fade[i] = 0.25f * (float)i;
 	for (size_t i = 0; i < (size_t)g->r.n * dim; i++)
 		top = fmax(top, fabs((double)x[i]));
-	k->codec[g->r.family].accumulate(&g->r, &kw, acc);
+	k->attend[g->r.form].accumulate(&g->r, &kw, acc);
 	for (uint32_t i = 0; i < nq * dim; i++) {
 		double sum = (double)(i % 7) * (double)fade[i / dim], size = 1e-3;
 
@@ -1062,13 +1062,13 @@ static void compare_sums(const struct kvp_kernels *k, struct row_rig *g, const f
  */
 static void rows_of_any_geometry(void **state)
 {
-	static const struct geometry kinds[] = { { KVP_FAMILY_TQ, 4, 0, 0, 0, 0, 0 },
-		{ KVP_FAMILY_TQ, 3, 0, 0, 0, 0, 1 }, { KVP_FAMILY_TQ, 2, 0, 0, 0, 0, 0 },
-		{ KVP_FAMILY_INT8, 8, 0, 0, 0, 0, 0 }, { KVP_FAMILY_ASYM, 4, 0, 0, 0, 0, 0 },
-		{ KVP_FAMILY_ASYM, 3, 0, 0, 32, 0, 0 }, { KVP_FAMILY_HADAMARD, 2, 0, 0, 0, 0, 0 },
-		{ KVP_FAMILY_KIVI, 4, 0, 0, 32, 0, 0 }, { KVP_FAMILY_KIVI, 2, 0, 0, 16, 0, 0 },
-		{ KVP_FAMILY_KIVI, 4, 0, 0, 16, 0, 0 }, { KVP_FAMILY_KIVI, 2, 0, 0, 64, 0, 0 },
-		{ KVP_FAMILY_KIVI, 4, 0, 0, 32, 1, 0 }, { KVP_FAMILY_KIVI, 2, 0, 0, 16, 1, 0 } };
+	static const struct geometry kinds[] = { { KVP_FORM_BOOK, 4, 0, 0, 0, 0, 0 },
+		{ KVP_FORM_BOOK, 3, 0, 0, 0, 0, 1 }, { KVP_FORM_BOOK, 2, 0, 0, 0, 0, 0 },
+		{ KVP_FORM_INT8, 8, 0, 0, 0, 0, 0 }, { KVP_FORM_AFFINE, 4, 0, 0, 0, 0, 0 },
+		{ KVP_FORM_AFFINE, 3, 0, 0, 32, 0, 0 }, { KVP_FORM_AFFINE, 2, 0, 0, 0, 0, 0 },
+		{ KVP_FORM_AFFINE, 4, 0, 0, 32, 0, 0 }, { KVP_FORM_AFFINE, 2, 0, 0, 16, 0, 0 },
+		{ KVP_FORM_AFFINE, 4, 0, 0, 16, 0, 0 }, { KVP_FORM_AFFINE, 2, 0, 0, 64, 0, 0 },
+		{ KVP_FORM_AFFINE, 4, 0, 0, 32, 1, 0 }, { KVP_FORM_AFFINE, 2, 0, 0, 16, 1, 0 } };
 	static const uint32_t dims[] = { 64, 128, 192, 256, 576, 1024, 80 };
 	struct row_rig *g = calloc(1, sizeof *g);
 	float *x = alloc((size_t)ATTEND_CHUNK * 1024 * sizeof *x);
@@ -1092,8 +1092,8 @@ static void rows_of_any_geometry(void **state)
 		row_values(g, x);
 		for (size_t set = 0; set < n_kernels; set++) {
 			snprintf(what, sizeof what,
-				"set %zu family %u bits %u dim %u n %u group %u queries %u%s", set,
-				o.family, o.bits, o.dim, o.n, o.group, nq, flat ? " flat" : "");
+				"set %zu form %u bits %u dim %u n %u group %u queries %u%s", set,
+				o.form, o.bits, o.dim, o.n, o.group, nq, flat ? " flat" : "");
 			compare_scores(kernels[set], g, x, nq, what);
 			if (!o.per_channel)
 				compare_sums(kernels[set], g, x, nq, what);

@@ -18,13 +18,14 @@
 #include "daemon/control/payer.h"
 #include "daemon/control/peer.h"
 #include "daemon/control/state.h"
+#include "daemon/control/text.h"
 #include "daemon/log.h"
 #include "daemon/memory.h"
 #include "shm/kvp_msg.h"
 
-#define ANSWER_MAX  (64u << 20) /* bytes of JSON in one answer */
 #define ANSWER_PART 32768u
-#define STEP_PARTS  4u /* sent before others have their turn */
+#define STEP_PARTS  4u  /* sent before others have their turn */
+#define STEP_ROWS   16u /* written */
 
 bool kvpd_admin_allowed(struct kvpd_conn *conn)
 {
@@ -108,40 +109,40 @@ struct kvpd_asked {
 	/* One of these. */
 	struct kvpd_request *request;
 	struct kvpd_figures_walk *walk;
+	/* When the walk has ended, if the answer is a list: its rows are written in steps, too. */
+	struct kvpd_figures figures;
+	bool listing;
+	uint32_t row;
+	struct kvpd_text text;
 };
 
-static json_t *figures_answer(
-	struct kvpd_control *c, const struct kvpd_asked *asked, const struct kvpd_figures *f)
-{
-	json_t *answer = kvpd_figures_json(f, &c->rates, asked->verb);
-
-	if (answer && !strcmp(asked->verb, "status"))
-		json_object_set_new(answer, "daemon", daemon_status(c));
-	return answer;
-}
-
-/* What the ledger counts: as kvpd_admin_step(). */
+/* What the ledger counts: as kvpd_admin_step(), but a list is still to be written. */
 static int step_figures(struct kvpd_control *c, struct kvpd_asked *asked, json_t **ret_answer)
 {
-	struct kvpd_figures f;
+	struct kvpd_figures *f = &asked->figures;
 	char text[256];
 	int r = kvpd_figures_step(c->ledger, asked->walk);
 
 	if (r == -EINPROGRESS)
 		return r;
-	kvpd_figures_end(asked->walk, &f);
+	kvpd_figures_end(asked->walk, f);
 	asked->walk = NULL;
-	if (r == 0) {
-		*ret_answer = figures_answer(c, asked, &f);
-		r = *ret_answer ? 0 : -ENOMEM;
-	} else if (r == -ENOENT) {
+	if (r == -ENOENT) {
 		*ret_answer = json_object();
 		snprintf(text, sizeof(text), "there is no tenant '%s'",
 			json_string_value(json_object_get(asked->json, "tenant")));
 		kvpd_put_text(*ret_answer, "error", text);
 	}
-	kvpd_figures_fini(&f);
-	return r;
+	if (r < 0)
+		return r;
+	if (kvpd_figures_rows(f, asked->verb) >= 0) {
+		asked->listing = true;
+		return -EINPROGRESS;
+	}
+	*ret_answer = kvpd_figures_json(f, &c->rates, asked->verb, 0);
+	if (*ret_answer && !strcmp(asked->verb, "status"))
+		json_object_set_new(*ret_answer, "daemon", daemon_status(c));
+	return *ret_answer ? 0 : -ENOMEM;
 }
 
 static int ask(struct kvpd_conn *conn, json_t *json, const char *verb)
@@ -165,17 +166,16 @@ static int ask(struct kvpd_conn *conn, json_t *json, const char *verb)
 void kvpd_admin_drop(struct kvpd_conn *conn)
 {
 	struct kvpd_asked *asked = conn->asked;
-	struct kvpd_figures f;
 
 	if (!asked)
 		return;
 	conn->asked = NULL;
 	if (asked->request)
 		json_decref(kvpd_admin_end(asked->request));
-	if (asked->walk) {
-		kvpd_figures_end(asked->walk, &f);
-		kvpd_figures_fini(&f);
-	}
+	if (asked->walk)
+		kvpd_figures_end(asked->walk, &asked->figures);
+	kvpd_figures_fini(&asked->figures);
+	kvpd_text_fini(&asked->text);
 	json_decref(asked->json);
 	free(asked);
 }
@@ -220,50 +220,66 @@ static int serve(struct kvpd_conn *conn, json_t *request, json_t **ret_answer)
 	return r < 0 ? r : -EINPROGRESS;
 }
 
-/*
- * Sorted: the same question has the same answer, byte for byte. Twelve digits: a nanosecond of an
- * hour, and none that only say how a double is made.
- */
-#define DUMP (JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(12))
-
-static int to_text(json_t *answer, int status, char **ret_text, size_t *ret_bytes)
+/* Sends the text, or why there is none. */
+static void reply_text(struct kvpd_conn *conn, struct kvpd_text *text, int status, int error)
 {
-	size_t need;
-	char *text;
-
-	if (!answer) {
-		answer =
-			status < 0 ? json_pack("{s:s}", "error", strerror(-status)) : json_object();
-		if (!answer)
-			return -ENOMEM;
+	if (error < 0) {
+		kvpd_text_fini(text);
+		kvpd_conn_error(conn, conn->answer_tag, error,
+			error == -EMSGSIZE ? "the answer is too large; ask with a limit"
+					   : strerror(-error));
+		return;
 	}
-	need = json_dumpb(answer, NULL, 0, DUMP);
-	text = need && need <= ANSWER_MAX ? malloc(need) : NULL;
-	if (text && json_dumpb(answer, text, need, DUMP) != need) {
-		free(text);
-		text = NULL;
-	}
-	json_decref(answer);
-	if (!text)
-		return need > ANSWER_MAX ? -EMSGSIZE : -ENOMEM;
-	*ret_text = text;
-	*ret_bytes = need;
-	return 0;
+	conn->answer = text->bytes;
+	conn->answer_bytes = text->n;
+	conn->answer_sent = 0;
+	conn->answer_status = status;
+	kvpd_admin_continue(conn);
 }
 
 static void reply(struct kvpd_conn *conn, json_t *answer, int status)
 {
-	int r = to_text(answer, status, &conn->answer, &conn->answer_bytes);
+	struct kvpd_text text = { 0 };
+	int r;
 
-	if (r < 0) {
-		kvpd_conn_error(conn, conn->answer_tag, r,
-			r == -EMSGSIZE ? "the answer is too large; ask with a limit"
-				       : strerror(-r));
+	if (!answer)
+		answer =
+			status < 0 ? json_pack("{s:s}", "error", strerror(-status)) : json_object();
+	r = kvpd_text_json(&text, answer);
+	json_decref(answer);
+	reply_text(conn, &text, status, r);
+}
+
+/* Some rows of a list, whose text grows; the last one ends it. */
+static void list_on(struct kvpd_conn *conn)
+{
+	struct kvpd_asked *asked = conn->asked;
+	uint32_t n = (uint32_t)kvpd_figures_rows(&asked->figures, asked->verb);
+	struct kvpd_text *text = &asked->text, whole;
+	int r = 0;
+
+	if (!text->n) {
+		r = kvpd_text_put(text, "{\"");
+		r = r < 0 ? r : kvpd_text_put(text, asked->verb);
+		r = r < 0 ? r : kvpd_text_put(text, "\":[");
+	}
+	for (uint32_t k = 0; r == 0 && k < STEP_ROWS && asked->row < n; k++, asked->row++) {
+		json_t *row = kvpd_figures_json(
+			&asked->figures, &conn->control->rates, asked->verb, asked->row);
+
+		r = asked->row ? kvpd_text_put(text, ",") : 0;
+		r = r < 0 ? r : kvpd_text_json(text, row);
+		json_decref(row);
+	}
+	if (r == 0 && asked->row < n) {
+		kvpd_source_raise(&conn->source, KVPD_AGAIN);
 		return;
 	}
-	conn->answer_sent = 0;
-	conn->answer_status = status;
-	kvpd_admin_continue(conn);
+	r = r < 0 ? r : kvpd_text_put(text, "]}");
+	whole = *text;
+	*text = (struct kvpd_text){ 0 };
+	kvpd_admin_drop(conn);
+	reply_text(conn, &whole, 0, r);
 }
 
 void kvpd_admin_step_on(struct kvpd_conn *conn)
@@ -272,6 +288,10 @@ void kvpd_admin_step_on(struct kvpd_conn *conn)
 	json_t *answer = NULL;
 	int status;
 
+	if (asked->listing) {
+		list_on(conn);
+		return;
+	}
 	status = asked->walk ? step_figures(conn->control, asked, &answer)
 			     : kvpd_admin_step(conn->control->ledger, asked->request);
 	if (status == -EINPROGRESS) {

@@ -32,11 +32,13 @@ static json_t *portions_json(const struct kvpd_figures *f)
 	return o;
 }
 
-static json_t *status_json(const struct kvpd_figures *f, const struct kvpd_rates *rates)
+static json_t *status_json(
+	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
 	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0;
 	json_t *o = json_object();
 
+	(void)row;
 	for (uint32_t i = 0; i < f->n_tenants; i++) {
 		charged += f->tenant[i].charged_bytes;
 		blocks += f->tenant[i].blocks;
@@ -71,8 +73,10 @@ static void put_lookups(json_t *o, const struct kvpd_lookups *n)
 	kvpd_put_int(o, "matched_tokens_total", n->tokens_matched);
 }
 
-static json_t *tenant_json(const struct kvpd_tenant_figures *t, const struct kvpd_rates *rates)
+static json_t *tenant_json(
+	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
+	const struct kvpd_tenant_figures *t = &f->tenant[row];
 	json_t *o = json_object();
 
 	kvpd_put_int(o, "id", t->id);
@@ -107,19 +111,13 @@ static json_t *tenant_json(const struct kvpd_tenant_figures *t, const struct kvp
 	return o;
 }
 
-static json_t *tenants_json(const struct kvpd_figures *f, const struct kvpd_rates *rates)
+static json_t *client_json(
+	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
-	json_t *list = json_array();
-
-	for (uint32_t i = 0; i < f->n_tenants; i++)
-		json_array_append_new(list, tenant_json(&f->tenant[i], rates));
-	return json_pack("{s:o}", "tenants", list);
-}
-
-static json_t *client_json(const struct kvpd_figures *f, const struct kvpd_client_figures *c)
-{
+	const struct kvpd_client_figures *c = &f->client[row];
 	json_t *o = json_object();
 
+	(void)rates;
 	kvpd_put_int(o, "session", c->session);
 	kvpd_put_text(o, "tenant", f->tenant[c->tenant].name);
 	kvpd_put_text(o, "name", c->name);
@@ -136,19 +134,10 @@ static json_t *client_json(const struct kvpd_figures *f, const struct kvpd_clien
 	return o;
 }
 
-static json_t *clients_json(const struct kvpd_figures *f, const struct kvpd_rates *rates)
+static json_t *space_json(
+	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
-	json_t *list = json_array();
-
-	(void)rates;
-	for (uint32_t i = 0; i < f->n_clients; i++)
-		json_array_append_new(list, client_json(f, &f->client[i]));
-	return json_pack("{s:o}", "clients", list);
-}
-
-static json_t *space_json(const struct kvpd_figures *f, const struct kvpd_space_figures *s,
-	const struct kvpd_rates *rates)
-{
+	const struct kvpd_space_figures *s = &f->space[row];
 	char digest[2 * sizeof(s->fingerprint) + 1];
 	json_t *o = json_object();
 
@@ -173,42 +162,59 @@ static json_t *space_json(const struct kvpd_figures *f, const struct kvpd_space_
 	return o;
 }
 
-static json_t *spaces_json(const struct kvpd_figures *f, const struct kvpd_rates *rates)
+static uint32_t n_tenants(const struct kvpd_figures *f)
 {
-	json_t *list = json_array();
-
-	for (uint32_t i = 0; i < f->n_spaces; i++)
-		json_array_append_new(list, space_json(f, &f->space[i], rates));
-	return json_pack("{s:o}", "spaces", list);
+	return f->n_tenants;
 }
 
-static const struct {
+static uint32_t n_clients(const struct kvpd_figures *f)
+{
+	return f->n_clients;
+}
+
+static uint32_t n_spaces(const struct kvpd_figures *f)
+{
+	return f->n_spaces;
+}
+
+static const struct verb {
 	const char *name;
 	uint32_t what;
-	json_t *(*json)(const struct kvpd_figures *f, const struct kvpd_rates *rates);
+	uint32_t (*rows)(const struct kvpd_figures *f); /* NULL: no list */
+	json_t *(*json)(const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row);
 } verbs[] = {
-	{ "status", KVPD_FIGURES_BRIEF, status_json },
-	{ "tenants", 0, tenants_json },
-	{ "clients", KVPD_FIGURES_CLIENTS, clients_json },
-	{ "spaces", KVPD_FIGURES_SPACES, spaces_json },
+	{ "status", KVPD_FIGURES_BRIEF, NULL, status_json },
+	{ "tenants", 0, n_tenants, tenant_json },
+	{ "clients", KVPD_FIGURES_CLIENTS, n_clients, client_json },
+	{ "spaces", KVPD_FIGURES_SPACES, n_spaces, space_json },
 };
+
+static const struct verb *verb_of(const char *name)
+{
+	for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
+		if (!strcmp(name, verbs[i].name))
+			return &verbs[i];
+	return NULL;
+}
 
 bool kvpd_figures_verb(const char *verb, uint32_t *ret_what)
 {
-	for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
-		if (strcmp(verb, verbs[i].name) != 0)
-			continue;
-		*ret_what = verbs[i].what;
-		return true;
-	}
-	return false;
+	const struct verb *v = verb_of(verb);
+
+	if (v)
+		*ret_what = v->what;
+	return v;
 }
 
-json_t *kvpd_figures_json(
-	const struct kvpd_figures *f, const struct kvpd_rates *rates, const char *verb)
+int64_t kvpd_figures_rows(const struct kvpd_figures *f, const char *verb)
 {
-	for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
-		if (!strcmp(verb, verbs[i].name))
-			return verbs[i].json(f, rates);
-	return NULL;
+	const struct verb *v = verb_of(verb);
+
+	return v->rows ? (int64_t)v->rows(f) : -1;
+}
+
+json_t *kvpd_figures_json(const struct kvpd_figures *f, const struct kvpd_rates *rates,
+	const char *verb, uint32_t row)
+{
+	return verb_of(verb)->json(f, rates, row);
 }

@@ -472,6 +472,20 @@ int dp_figures(
 	return r;
 }
 
+static json_t *figures_json(const struct kvpd_figures *f, const char *verb)
+{
+	int64_t n = kvpd_figures_rows(f, verb);
+	struct kvpd_rates rates = { 0 };
+	json_t *list;
+
+	if (n < 0)
+		return kvpd_figures_json(f, &rates, verb, 0);
+	list = json_array();
+	for (uint32_t i = 0; i < n; i++)
+		json_array_append_new(list, kvpd_figures_json(f, &rates, verb, i));
+	return json_pack("{s:o}", verb, list);
+}
+
 /* As control/admin.c does it. */
 static int figures(struct dp_world *w, const char *verb, uint32_t what, const json_t *request,
 	json_t **ret_answer)
@@ -481,7 +495,7 @@ static int figures(struct dp_world *w, const char *verb, uint32_t what, const js
 	int r = dp_figures(w, tenant, what, &f);
 
 	if (r == 0) {
-		*ret_answer = kvpd_figures_json(&f, &(struct kvpd_rates){ 0 }, verb);
+		*ret_answer = figures_json(&f, verb);
 		kvpd_figures_fini(&f);
 	}
 	return r;

@@ -592,7 +592,8 @@ KVP_EXPORT int kvp_grant_release(struct kvp_grant *grant);
 /*
  * Copy-on-write: copies the first tail_tokens tokens of the prefix's tail into a grant, so that the
  * caller can go on writing after them. The cached block is untouched. Returns the tokens copied, 0
- * if the prefix has no tail. -ESTALE: as kvp_get(); -EINVAL: the grant is committed, or released.
+ * if the prefix has no tail. -ESTALE: as kvp_get(); -EINVAL: the grant is committed, or released;
+ * -EOPNOTSUPP: the tail is in a codec, after which nobody can go on writing.
  */
 KVP_EXPORT int kvp_fork(const struct kvp_prefix *prefix, struct kvp_grant *grant);
 

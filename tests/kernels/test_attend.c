@@ -465,6 +465,72 @@ static void a036_masked_tokens_are_absent(void **state)
 	rig_free(g);
 }
 
+/* 64 tokens of 2 heads of dim 128: encoded anew, with what lies in raw. */
+static void encode_again(struct kvp_attend_plane *ap, uint32_t kind, const float *raw)
+{
+	struct kvp_plane p = { 64, 2, 128, KVP_DTYPE_F32, kind };
+
+	assert_int_equal(kvp_plane_encode(kernels[0], ap->codec, &p, NULL,
+				 (struct kvp_raw_const){ raw, 64 * 512, 512 },
+				 (void *)(uintptr_t)ap->data, ap->bytes),
+		0);
+}
+
+/*
+ * What one query does not see and another does changes not one bit of the first one's result,
+ * though both are computed together and from the same codes. kivi's keys have scales of a group of
+ * tokens, so that of kivi only the values change.
+ */
+static void a036_what_another_query_sees(void **state)
+{
+	const size_t n = 64 * 2 * 128, row = 2 * 128;
+	float *k = alloc(n * sizeof *k), *v = alloc(n * sizeof *v), first[2 * 128];
+
+	(void)state;
+	for (size_t i = 1; i < PAIRS; i++) {
+		struct rig *g = rig_new(2, 2, 2, 128);
+
+		add_part(g, pairs[i][0], pairs[i][1], 64);
+		g->a.mask_stride = 64;
+		g->mask = calloc(2 * 64, sizeof *g->mask);
+		g->mask[20] = -INFINITY;
+		g->mask[64 + 20] = 500.0f; /* query 1 sees little else, whatever the key */
+		g->a.mask = g->mask;
+		for (size_t set = 0; set < n_kernels; set++) {
+			struct kvp_attend_result res = { 0 };
+			int changed = 0;
+
+			inputs_fill(k, n, KVP_DTYPE_F32, INPUT_NORMAL);
+			inputs_fill(v, n, KVP_DTYPE_F32, INPUT_NORMAL);
+			for (int loud = 0; loud < 2; loud++) {
+				for (size_t c = 0; loud && c < row; c++) {
+					size_t at = c / 128 * 64 * 128 + 20 * 128 + c % 128;
+
+					k[at] *= strncmp(pairs[i][0], "kivi", 4) ? -30.0f : 1.0f;
+					v[at] *= -30.0f;
+				}
+				if (g->part[0].v.codec == KVP_CODEC_NATIVE)
+					memcpy((void *)(uintptr_t)g->part[0].v.data, v, n * 4);
+				else
+					encode_again(&g->part[0].v, KVP_PLANE_V, v);
+				encode_again(&g->part[0].k, KVP_PLANE_K, k);
+				run(g, kernels[set], &res);
+				if (!loud)
+					memcpy(first, g->out, sizeof first);
+				else if (memcmp(first, g->out, sizeof first) != 0)
+					fail_msg("%s %s: a masked token counts", pairs[i][0],
+						ladder[set].name);
+				for (size_t c = row; loud && c < 2 * row; c++)
+					changed |= fabsf(g->out[c]) > 5.0f;
+			}
+			assert_true(changed); /* query 1 saw it */
+		}
+		rig_free(g);
+	}
+	free(k);
+	free(v);
+}
+
 static void empty_and_fully_masked_rows(void **state)
 {
 	struct rig *g = rig_new(1, 4, 2, 64);
@@ -509,7 +575,10 @@ static void d035_split_k(void **state)
 	rig_free(g);
 }
 
-/* Splits for a context: one below 2,000 tokens, then as many as there are threads to use. */
+/*
+ * As many splits as there are threads, but each with KVP_ATTEND_SPLIT_MIN tokens times heads to do:
+ * one below 2,000 tokens of 8 heads. What is proposed is the most that this allows, of any shape.
+ */
 static void d036_number_of_splits(void **state)
 {
 	(void)state;
@@ -517,16 +586,67 @@ static void d036_number_of_splits(void **state)
 	assert_int_equal(kvp_attend_splits(1, 1, 0), 1);
 	assert_int_equal(kvp_attend_splits(1999, 8, 16), 1);
 	assert_int_equal(kvp_attend_splits(2048, 8, 16), 2);
-	assert_int_equal(kvp_attend_splits(2048, 8, 1), 1);
-	assert_int_equal(kvp_attend_splits(8192, 8, 4), 4);
-	assert_int_equal(kvp_attend_splits(8192, 8, 16), 8);
-	assert_int_equal(kvp_attend_splits(8192, 1, 16), 1); /* MQA: little to do */
 	assert_int_equal(kvp_attend_splits(131072, 8, 16), 16);
 	assert_int_equal(
 		kvp_attend_splits(UINT64_MAX / 8192, 256, UINT32_MAX), KVP_ATTEND_SPLITS_MAX);
-	for (uint64_t tokens = 0; tokens < 100000; tokens += 777)
-		assert_true(
-			kvp_attend_splits(tokens, 8, 16) <= kvp_attend_splits(tokens + 777, 8, 16));
+	for (uint32_t i = 0; i < 100000; i++) {
+		uint64_t tokens = inputs_random() >> (44 + inputs_random() % 20);
+		uint32_t heads = 1 + (uint32_t)(inputs_random() % 256);
+		uint32_t threads = (uint32_t)(inputs_random() % 600);
+		uint32_t splits = kvp_attend_splits(tokens, heads, threads);
+
+		assert_in_range(splits, 1, KVP_ATTEND_SPLITS_MAX);
+		if (splits > 1) {
+			assert_true(splits <= threads);
+			assert_true(tokens * heads >= (uint64_t)splits * KVP_ATTEND_SPLIT_MIN);
+		}
+		if (splits < threads && splits < KVP_ATTEND_SPLITS_MAX)
+			assert_true(tokens * heads < (splits + 1ull) * KVP_ATTEND_SPLIT_MIN);
+	}
+}
+
+/*
+ * Parts are dealt out evenly and in order, whatever the number of splits: a payload that does not
+ * bear a look fails the split that has it, and no other. Beyond the parts a split has nothing to do.
+ */
+static void d036_parts_of_splits(void **state)
+{
+	enum { PARTS = 7 };
+	struct rig *g = rig_new(1, 2, 1, 64);
+	size_t bytes;
+
+	(void)state;
+	for (uint32_t i = 0; i < PARTS; i++)
+		add_part(g, "tq4", "tq4", 16);
+	for (uint32_t splits = 1; splits <= 2 * PARTS; splits++) {
+		g->a.n_splits = splits;
+		assert_int_equal(kvp_attend_workspace(&g->a, &bytes), 0);
+		g->a.workspace = alloc(bytes);
+		g->a.workspace_size = bytes;
+		assert_int_equal(kvp_attend_prepare(kernels[0], &g->a), 0);
+		for (uint32_t bad = 0, before = 0; bad < PARTS; bad++) {
+			uint32_t failed = 0, which = 0;
+
+			((uint8_t *)g->data[2 * bad])[32] ^= 2;
+			for (uint32_t i = 0; i < splits; i++) {
+				if (kvp_attend_range(kernels[0], &g->a, i) < 0) {
+					failed++;
+					which = i;
+				}
+			}
+			((uint8_t *)g->data[2 * bad])[32] ^= 2;
+			assert_int_equal(failed, 1);
+			assert_true(which >= before);
+			assert_true(which == before || splits > 1);
+			/* of PARTS parts each split has as many as any other, or one more or less */
+			assert_true(bad * splits < (which + 1) * PARTS);
+			assert_true((bad + 1) * splits > which * PARTS);
+			before = which;
+		}
+		free(g->a.workspace);
+		g->a.workspace = NULL;
+	}
+	rig_free(g);
 }
 
 /*
@@ -1132,6 +1252,7 @@ int main(void)
 		cmocka_unit_test(windows_and_positions),
 		cmocka_unit_test(a016_residual_window),
 		cmocka_unit_test(a036_masked_tokens_are_absent),
+		cmocka_unit_test(a036_what_another_query_sees),
 		cmocka_unit_test(a037_no_memory_is_kept),
 		cmocka_unit_test(a076_native_dtypes),
 		cmocka_unit_test(d026_copies_are_not_decoded),
@@ -1141,6 +1262,7 @@ int main(void)
 		cmocka_unit_test(d034_large_norms),
 		cmocka_unit_test(d035_split_k),
 		cmocka_unit_test(d036_number_of_splits),
+		cmocka_unit_test(d036_parts_of_splits),
 		cmocka_unit_test(d053_decode_and_prefill),
 		cmocka_unit_test(d068_encoding_does_not_depend_on_attention),
 		cmocka_unit_test(attention_mass),

@@ -220,6 +220,61 @@ static void one_query_sees_what_many_see(void **unused)
 	}
 }
 
+/* Every whole block is coded, and what is in it is what its native neighbour encodes to. */
+static void check_shadow(struct kvr_kv *kv)
+{
+	for (uint32_t i = 0; i < LAYERS * 2 * (TOKENS / BLOCK); i++) {
+		uint32_t block = i / (LAYERS * 2), layer = i / 2 % LAYERS, value = i % 2;
+		const struct kvp_plane *p = &kv->coding->plane[value];
+		const uint8_t *native = kv->ops->block(kv, block);
+		ptrdiff_t row = (ptrdiff_t)kvr_row_bytes(&kv->geom);
+		struct kvp_raw_const src = { native + kvr_row_offset(&kv->geom, layer, value, 0),
+			row / p->heads, row };
+		const void *payload = kv->ops->payload(kv, block, layer, value);
+		void *fresh = aligned_alloc(64, (kv->coding->bytes[value] + 63) & ~(size_t)63);
+
+		assert_non_null(fresh);
+		assert_non_null(native);
+		assert_non_null(payload);
+		assert_int_equal(kvp_plane_encode(kv->coding->kernels, kv->coding->codec[value], p,
+					 NULL, src, fresh, kv->coding->bytes[value]),
+			0);
+		assert_memory_equal(payload, fresh, kv->coding->bytes[value]);
+		free(fresh);
+	}
+}
+
+/*
+ * A shadow is made of every whole block, whether its tokens were attended in place (one query at a
+ * time, from the prompt's end on) or block by block over decoded ones.
+ */
+static void d068_shadows_whatever_attention_does(void **unused)
+{
+	static logits_rows rows;
+	struct kvr_prefill prefill;
+	const float *logits;
+	struct kvr_seq *seq;
+
+	(void)unused;
+	for (int i = 0; i < CODECS; i++) {
+		struct kvr_kv *kv = coded(codecs[i], KVR_SHADOW, KVR_F16);
+
+		assert_int_equal(kvr_seq_new(model, kv, NULL, &seq), 0);
+		assert_int_equal(kvr_seq_prompt(seq, token, PROMPT, &prefill, &logits), 0);
+		for (uint32_t t = PROMPT; t < TOKENS; t++)
+			assert_int_equal(kvr_seq_next(seq, token[t], &logits), 0);
+		check_shadow(kv);
+		kvr_seq_end(seq);
+		kvr_seq_free(seq);
+		assert_int_equal(kvr_seq_new(model, kv, NULL, &seq), 0);
+		assert_int_equal(kvr_seq_score(seq, token, TOKENS, keep, rows), 0);
+		check_shadow(kv);
+		kvr_seq_end(seq);
+		kvr_seq_free(seq);
+		kvr_kv_free(kv);
+	}
+}
+
 /* What a long sequence held is not kept for shorter ones; only payloads are, for the next. */
 static void native_memory_does_not_pile_up(void **unused)
 {
@@ -349,6 +404,7 @@ int main(void)
 		cmocka_unit_test(native_payloads_change_nothing),
 		cmocka_unit_test(modes_agree),
 		cmocka_unit_test(one_query_sees_what_many_see),
+		cmocka_unit_test(d068_shadows_whatever_attention_does),
 		cmocka_unit_test(native_memory_does_not_pile_up),
 		cmocka_unit_test(unreadable_payloads),
 		cmocka_unit_test(what_a_codec_cannot_hold),

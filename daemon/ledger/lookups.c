@@ -78,6 +78,8 @@ void kvpd_use_take(struct kvpd_session *s, uint32_t space)
 	add(&sp->tokens_matched, u->matched - old.matched);
 	add(&s->lookups.tokens_asked, u->asked - old.asked);
 	add(&s->lookups.tokens_matched, u->matched - old.matched);
+	add(&s->tenant->lookups.tokens_asked, u->asked - old.asked);
+	add(&s->tenant->lookups.tokens_matched, u->matched - old.matched);
 }
 
 /* ---- lookups --------------------------------------------------------------------------------- */
@@ -104,6 +106,4 @@ void kvpd_session_lookups(struct kvpd_session *s)
 	add(&sum->hits, counted->hits - old.hits);
 	add(&sum->partial, counted->partial - old.partial);
 	add(&sum->misses, counted->misses - old.misses);
-	add(&sum->tokens_asked, counted->tokens_asked - old.tokens_asked);
-	add(&sum->tokens_matched, counted->tokens_matched - old.tokens_matched);
 }

@@ -22,11 +22,11 @@ struct kvpd_use {
 
 /* The session opens the space, which it did not have: what the page says so far was of another. */
 void kvpd_use_begin(struct kvpd_session *s, uint32_t space);
-/* Takes what it has counted there since the last time into the sums of the space and its own. */
+/* Takes what it has counted there since the last time into its sums, its tenant's and the space's. */
 void kvpd_use_take(struct kvpd_session *s, uint32_t space);
 /*
- * The same of all its spaces, and its lookups. What is new goes into the sum of its tenant, so that
- * this counts everything once, whenever sessions come and go.
+ * The same of all its spaces, and its lookups. Only what is new goes into the sums, so that each
+ * thing is counted once, whenever sessions come and go.
  */
 void kvpd_session_lookups(struct kvpd_session *s);
 

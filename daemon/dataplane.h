@@ -126,6 +126,10 @@ int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session,
 int kvpd_extent_get(struct kvpd_ledger *ledger, uint32_t session, uint32_t extent,
 	struct kvp_msg_extent *ret_extent, int *ret_fd);
 
+/*
+ * -EINPROGRESS: another space is being emptied for it, a portion at each call; ask again. Else the
+ * reason is said of what is refused.
+ */
 int kvpd_space_open(struct kvpd_ledger *ledger, uint32_t session,
 	const struct kvp_space_canon *canon, char *ret_reason, size_t reason_bytes,
 	struct kvp_msg_space *ret_space);

@@ -94,13 +94,18 @@ static void out_free(struct kvpd_conn *conn, struct kvpd_out *out)
 	free(out);
 }
 
+/* What was asked last is not yet answered: the next packet waits in the socket. */
+static bool is_busy(const struct kvpd_conn *conn)
+{
+	return conn->answer || conn->asked || conn->opening;
+}
+
 void kvpd_conn_watch(struct kvpd_conn *conn)
 {
 	struct epoll_event e = { .data.ptr = &conn->source };
 	bool waits = (conn->n_out || conn->answer) && !conn->held_until_ns;
 
-	/* An administrator's next request is read when this one is served and the answer is out. */
-	e.events = (conn->answer || conn->asked ? 0 : EPOLLIN) | (waits ? EPOLLOUT : 0);
+	e.events = (is_busy(conn) ? 0 : EPOLLIN) | (waits ? EPOLLOUT : 0);
 	if (e.events == conn->interest)
 		return;
 	if (epoll_ctl(conn->control->epfd, EPOLL_CTL_MOD, conn->fd, &e) == 0)
@@ -384,7 +389,7 @@ static void receive(struct kvpd_conn *conn)
 		}
 		dispatch(conn, packet);
 		kvp_msg_done(packet);
-		if (conn->source.dead || conn->answer || conn->asked)
+		if (conn->source.dead || is_busy(conn))
 			return;
 	}
 }
@@ -417,7 +422,9 @@ static void conn_ready(struct kvpd_source *source, uint32_t events)
 	}
 	if (events & KVPD_AGAIN && conn->asked)
 		kvpd_admin_step_on(conn);
-	else if (events & EPOLLIN && !conn->answer && !conn->asked)
+	else if (events & KVPD_AGAIN && conn->opening)
+		kvpd_guest_open_on(conn);
+	else if (events & EPOLLIN && !is_busy(conn))
 		receive(conn);
 	if (!conn->source.dead)
 		kvpd_conn_watch(conn);
@@ -469,6 +476,8 @@ void kvpd_conn_close(struct kvpd_conn *conn)
 		kvpd_guest_lost(conn->guest);
 	conn->guest = NULL;
 	kvpd_admin_drop(conn);
+	free(conn->opening);
+	conn->opening = NULL;
 	free(conn->answer);
 	conn->answer = NULL;
 	kvpd_conn_stuck(conn, 0);

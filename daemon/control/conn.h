@@ -14,6 +14,7 @@
 
 struct kvpd_asked;
 struct kvpd_guest;
+struct kvpd_opening;
 struct kvpd_payer;
 
 #define KVPD_OUT_MAX  (KVP_MAX_EXTENTS + 512u) /* packets waiting for one client to read */
@@ -68,6 +69,7 @@ struct kvpd_conn {
 	uint32_t held_ms;
 	uint32_t in_flight; /* descriptors sent and perhaps not received */
 	TAILQ_ENTRY(kvpd_conn) in_flying;
+	struct kvpd_opening *opening; /* the SPACE_OPEN that is being served; see guest.c */
 	/* An administrator's request, while it is being served, and the answer, while it is sent. */
 	struct kvpd_asked *asked;
 	char *answer;

@@ -190,20 +190,61 @@ uint64_t kvpd_guest_turn(struct kvpd_control *c, uint64_t now)
 
 /* ---- packets of an attached client --------------------------------------------------------- */
 
-static int space_open(struct kvpd_conn *conn, const struct kvp_packet *packet)
+/* A SPACE_OPEN that takes several steps. */
+struct kvpd_opening {
+	uint32_t tag;
+	struct kvp_space_canon canon;
+};
+
+/* -EINPROGRESS: it was not answered yet. */
+static int open_step(struct kvpd_conn *conn, uint32_t tag, const struct kvp_space_canon *canon)
 {
-	const struct kvp_msg_space_open *m = (const void *)packet->body;
 	char reason[KVP_MSG_TEXT] = "";
 	struct kvp_msg_space space;
 	int r;
 
 	r = kvpd_space_open(
-		conn->control->ledger, conn->guest->id, &m->canon, reason, sizeof(reason), &space);
+		conn->control->ledger, conn->guest->id, canon, reason, sizeof(reason), &space);
+	if (r == -EINPROGRESS)
+		return r;
 	if (r < 0) {
-		kvpd_conn_error(conn, packet->h.tag, r, *reason ? reason : strerror(-r));
+		kvpd_conn_error(conn, tag, r, *reason ? reason : strerror(-r));
 		return 0;
 	}
-	return kvpd_conn_send(conn, KVP_MSG_SPACE, packet->h.tag, &space, sizeof(space), NULL, 0);
+	return kvpd_conn_send(conn, KVP_MSG_SPACE, tag, &space, sizeof(space), NULL, 0);
+}
+
+static int space_open(struct kvpd_conn *conn, const struct kvp_packet *packet)
+{
+	const struct kvp_msg_space_open *m = (const void *)packet->body;
+	struct kvpd_opening *o;
+	int r = open_step(conn, packet->h.tag, &m->canon);
+
+	if (r != -EINPROGRESS)
+		return r;
+	o = malloc(sizeof(*o));
+	if (!o) {
+		kvpd_conn_error(conn, packet->h.tag, -ENOMEM, strerror(ENOMEM));
+		return 0;
+	}
+	*o = (struct kvpd_opening){ .tag = packet->h.tag, .canon = m->canon };
+	conn->opening = o;
+	kvpd_source_raise(&conn->source, KVPD_AGAIN);
+	return 0;
+}
+
+void kvpd_guest_open_on(struct kvpd_conn *conn)
+{
+	int r = open_step(conn, conn->opening->tag, &conn->opening->canon);
+
+	if (r == -EINPROGRESS) {
+		kvpd_source_raise(&conn->source, KVPD_AGAIN);
+		return;
+	}
+	free(conn->opening);
+	conn->opening = NULL;
+	if (r < 0)
+		kvpd_conn_close(conn);
 }
 
 static int extent_get(struct kvpd_conn *conn, const struct kvp_packet *packet)

@@ -56,6 +56,8 @@ uint32_t kvpd_guest_sweep_process(struct kvpd_payer *payer, pid_t pid);
 uint64_t kvpd_guest_turn(struct kvpd_control *c, uint64_t now);
 /* A packet of an attached client. It may close the connection. */
 void kvpd_guest_packet(struct kvpd_conn *conn, const struct kvp_packet *packet);
+/* The next step of conn->opening; likewise. */
+void kvpd_guest_open_on(struct kvpd_conn *conn);
 /*
  * A step of telling guests what the ledger says: false if there are more to be told. Those that
  * attached after it was taken are not. The event's descriptor stays open.

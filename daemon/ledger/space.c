@@ -310,15 +310,11 @@ int kvpd_space_open(struct kvpd_ledger *ledger, uint32_t session,
 		.reason = reason,
 		.reason_bytes = sizeof(reason),
 	};
-	int r;
+	int r = kvpd_ledger_ask(ledger, open_on_ledger, &c);
 
-	/* Where another space is emptied for it, a portion at a time: the ledger serves others. */
-	do
-		r = kvpd_ledger_ask(ledger, open_on_ledger, &c);
-	while (r == -EINPROGRESS);
 	if (r == 0)
 		*ret_space = c.out;
-	else if (reason_bytes)
+	else if (r != -EINPROGRESS && reason_bytes)
 		snprintf(ret_reason, reason_bytes, "%s", reason);
 	return r;
 }

@@ -131,6 +131,25 @@ class Attaching(Control):
         c.end()
         wait_for(lambda: status(self.d)["detached"] == 1)
 
+    def test_a_space_that_takes_long_to_open_holds_nobody_up(self):
+        # The data plane goes on emptying another one for it until an administrator evicts.
+        c, gone, other = self.client(), self.client(1002), self.client(1003)
+        for x in c, gone:
+            x.attach()
+            x.do("r[0].send(rawclient.SPACE_OPEN, struct.pack('=I100x64s3392x', 1, b'slow'), 8) or "
+                 "r[0].send(rawclient.EXTENT_GET, struct.pack('=II', 0, 0), 9)")
+        self.assertGreater(other.attach()[0], 0)
+        gone.do("r.pop().close()")
+        gone.end()
+        wait_for(lambda: status(self.d)["detached"] == 1)
+        a = Raw(self.d.socket)
+        a.hello(1)
+        a.receive()
+        self.assertEqual(a.ask('{"verb": "evict"}')[0], 0)
+        # Answers come in the order of the questions.
+        self.assertEqual(c.do("[[p.type, p.tag] for p in (r[0].receive(), r[0].receive())]"),
+                         [[rawclient.SPACE, 8], [rawclient.EXTENT, 9]])
+
     def test_death_is_seen_although_a_child_holds_the_socket(self):
         c = self.client()
         c.attach()

@@ -6,7 +6,7 @@ kvpool_packages_build="build-essential meson ninja-build pkg-config python3 libn
 libsystemd-dev libcyaml-dev libyaml-dev libjansson-dev libxxhash-dev libopenblas-dev libseccomp-dev
 libcmocka-dev"
 kvpool_packages_check="clang clang-format libclang-rt-14-dev g++ systemd mandoc shellcheck valgrind
-redis-server memcached git"
+redis-server memcached git python3-cffi python3-dev python3-numpy"
 
 # need_packages LIST: installs what dpkg does not have, as root or through sudo.
 need_packages()

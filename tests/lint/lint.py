@@ -117,7 +117,7 @@ def words(root):
 
 def opens(root):
     """Every product file opens with a comment that says what it is for."""
-    folders = ("daemon/", "examples/", "kernels/", "libclient/", "policy/", "shm/", "tools/")
+    folders = ("daemon/", "examples/", "kernels/", "libclient/", "policy/", "python/", "shm/", "tools/")
     bad = []
     for n in files(root):
         if n.startswith(folders) and n.endswith(CODE):

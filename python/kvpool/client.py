@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client, this process's attachment to kvpoold, and a space, its model."""
+import asyncio
+import errno
+import hashlib
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from ._memory import Held
+from ._native import ffi, lib
+from .errors import NoDaemon, NoRoom, check, error
+from .handles import Grant, Match, Ref, milliseconds
+from .view import Ids, View
+
+_DTYPES = {"float32": (1, 4, "float32"), "float16": (2, 2, "float16"),
+           "bfloat16": (3, 2, "bfloat16"), "float8": (4, 1, "uint8")}
+_LAYOUTS = {"NCLD": 0, "LCND": 1}
+_ROPE = {None: 0, "half-split": 1, "interleaved": 2}
+_SCALING = {None: 0, "linear": 1, "ntk": 2, "yarn": 3, "llama3": 4}
+
+
+_PREFIX = ffi.typeof("struct kvp_prefix **")
+
+
+def _match_opts(flags: int) -> Any:
+    opts = ffi.new("struct kvp_match_opts *")
+    opts.size = ffi.sizeof("struct kvp_match_opts")
+    opts.flags = flags
+    return opts
+
+
+# What most matches are asked with, made once; the library only reads them.
+_MATCH_OPTS = {flags: _match_opts(flags)
+               for flags in (0, lib.KVP_MATCH_NO_TAIL, lib.KVP_MATCH_NO_TOUCH,
+                             lib.KVP_MATCH_NO_TAIL | lib.KVP_MATCH_NO_TOUCH)}
+
+
+class Layer(NamedTuple):
+    """A layer of a model, as this process has it: a shard has some of the heads, or of the layers."""
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    number: Optional[int] = None  # of the model; None: the place in the list
+    first_head: int = 0
+
+
+class Outcome(NamedTuple):
+    """What has become of a put: tokens that are cached, and the errno of the first that is not (0)."""
+    tokens: int
+    why: int
+
+
+class Client(Held):
+    """This process's attachment to kvpoold. Any thread may use it; close() or leaving a `with` ends it
+    and all that was made with it. A forked child opens a client of its own (Forked).
+
+    socket: None: $KVPOOL_SOCKET, else the system's. name: shown to operators. timeout: seconds, for
+    opening and of all calls that give none; None: 5. lazy: succeed without a daemon, and attach when
+    there is one. NoDaemon: nothing listens; KvpoolError with errno EACCES: this user is in no
+    tenant, EUSERS: too many clients.
+    """
+
+    def __init__(self, socket: Optional[str] = None, name: Optional[str] = None,
+                 timeout: Optional[float] = None, lazy: bool = False) -> None:
+        super().__init__()
+        self._client: Any = None
+        opts = ffi.new("struct kvp_open_opts *")
+        why = ffi.new("char[]", lib.KVP_ERROR_TEXT)
+        text = [ffi.new("char[]", s.encode()) if s is not None else ffi.NULL for s in (socket, name)]
+        opts.size = ffi.sizeof("struct kvp_open_opts")
+        opts.socket, opts.name = text
+        opts.default_timeout_ms = 0 if timeout is None else max(milliseconds(timeout), 1)
+        opts.flags = lib.KVP_OPEN_LAZY if lazy else 0
+        opts.error, opts.error_bytes = why, len(why)
+        out = ffi.new("struct kvp_client **")
+        r = lib.kvp_open(opts, out)
+        if r < 0:
+            reason = ffi.string(why).decode(errors="replace")
+            if r == -errno.ENOENT:
+                raise NoDaemon(errno.ENOENT, "Client: " + (reason or "nothing listens there"))
+            raise error(r, "Client", reason)
+        self._client = out[0]
+
+    @property
+    def client(self) -> Any:
+        """The library's handle. ValueError: closed."""
+        if self.closed:
+            raise ValueError("the client was closed")
+        return self._client
+
+    def space(self, model: str, layers: Union[int, Sequence[Layer]], kv_heads: int = 0,
+              head_dim: int = 0, *, dtype: str = "float16", layout: str = "LCND",
+              block_tokens: int = 64, weights_digest: Union[bytes, str] = b"", adapter: str = "",
+              tokenizer: str = "", rope: Optional[str] = "half-split", rope_dim: Optional[int] = None,
+              rope_theta: float = 10000.0, rope_scaling: Optional[str] = None,
+              rope_params: Sequence[float] = (), min_cache_tokens: int = 0,
+              timeout: Optional[float] = None) -> "Space":
+        """The model whose blocks are exchanged: all that is given here must be equal for two blocks to
+        be one. layers: how many, all of kv_heads and head_dim, or a Layer for each. weights_digest: 32
+        bytes, or text that names the weights, of which a digest is taken. Invalid: out of range."""
+        if isinstance(layers, int):
+            layers = [Layer(kv_heads, head_dim, head_dim)] * layers
+        return Space(self, layers, dtype, layout, block_tokens, {
+            "model": model, "adapter": adapter, "tokenizer": tokenizer}, weights_digest, {
+                "rope_pairing": _ROPE[rope],
+                "rope_dim": layers[0].k_dim if rope_dim is None and rope and layers else rope_dim or 0,
+                "rope_theta": rope_theta if rope else 0.0,
+                "rope_scaling": _SCALING[rope_scaling],
+                "min_cache_tokens": min_cache_tokens}, rope_params, timeout)
+
+    def flush(self, timeout: Optional[float] = None) -> None:
+        """Returns when all that this client stored before is visible or refused."""
+        check(lib.kvp_flush(self.client, milliseconds(timeout)), "kvp_flush")
+
+    async def flush_async(self, timeout: Optional[float] = None) -> None:
+        """flush() in a thread of the event loop's executor."""
+        await asyncio.get_running_loop().run_in_executor(None, self.flush, timeout)
+
+    def stats(self) -> Dict[str, int]:
+        """Counters of this client and its tenant, by the names of struct kvp_counters."""
+        counters = ffi.new("struct kvp_counters *")
+        counters.size = ffi.sizeof("struct kvp_counters")
+        check(lib.kvp_stats(self.client, counters), "kvp_stats")
+        return {name: int(getattr(counters, name))
+                for name, _ in ffi.typeof("struct kvp_counters").fields if name != "size"}
+
+    def close(self) -> None:
+        """Detaches; matches, grants and spaces of this client are closed with it. BufferError while
+        arrays or buffers look at its memory; harmless if done before."""
+        if not self.closed:
+            self._close()
+            lib.kvp_close(self._client)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_client", None) is not None and not self.closed:
+            lib.kvp_close(self._client)
+
+
+class Space:
+    """A model in a client. block_tokens, block_bytes, token_bytes, chunk_tokens, fingerprint are what
+    the library says; layers: (kv_heads, k_dim, v_dim) of each; dtype: of payloads, itemsize: bytes."""
+
+    def __init__(self, client: Client, layers: Sequence[Layer], dtype: str, layout: str,
+                 block_tokens: int, names: Dict[str, str], digest: Union[bytes, str],
+                 numbers: Dict[str, Any], rope_params: Sequence[float],
+                 timeout: Optional[float]) -> None:
+        self.client = client
+        number, self.itemsize, self.dtype = _DTYPES[dtype]
+        self.layers: List[Tuple[int, int, int]] = [(l.kv_heads, l.k_dim, l.v_dim) for l in layers]
+        if isinstance(digest, str):
+            digest = hashlib.sha256(digest.encode()).digest() if digest else b""
+        if len(digest) not in (0, 32):
+            raise ValueError("weights_digest has 32 bytes")
+        desc = ffi.new("struct kvp_space_desc *")
+        desc.size = ffi.sizeof("struct kvp_space_desc")
+        text = {key: ffi.new("char[]", value.encode()) for key, value in names.items()}
+        for key, value in text.items():
+            setattr(desc, key, value)
+        ffi.memmove(desc.weights_digest, digest, len(digest))
+        desc.dtype, desc.layout = number, _LAYOUTS[layout]
+        desc.block_tokens, desc.n_layers = block_tokens, len(layers)
+        shapes = ffi.new("struct kvp_layer[]", [
+            {"index": i if l.number is None else l.number, "kv_heads": l.kv_heads,
+             "first_head": l.first_head, "k_dim": l.k_dim, "v_dim": l.v_dim}
+            for i, l in enumerate(layers)])
+        desc.layers = shapes
+        for key, value in numbers.items():
+            setattr(desc, key, value)
+        for i, value in enumerate(rope_params):
+            desc.rope_params[i] = value
+        out = ffi.new("struct kvp_space **")
+        check(lib.kvp_space_open(client.client, desc, milliseconds(timeout), out), "Client.space")
+        self._space = out[0]
+        props = ffi.new("struct kvp_space_props *")
+        props.size = ffi.sizeof("struct kvp_space_props")
+        check(lib.kvp_space_info(self._space, props), "kvp_space_info")
+        self.block_tokens: int = props.block_tokens
+        self.chunk_tokens: int = props.chunk_tokens
+        self.block_bytes: int = props.block_bytes
+        self.token_bytes: int = props.token_bytes
+        self.fingerprint = bytes(ffi.buffer(props.fingerprint))
+        self.places = self._places(_LAYOUTS[layout])
+
+    def _places(self, layout: int) -> List[Tuple[int, int, int, int]]:
+        """Where keys and values of each layer begin in a block, and how far tokens are apart: a dense
+        buffer of one block, in the same layout, is laid out alike."""
+        base = 1 << 30
+        planes = ffi.new("struct kvp_view_plane[]", len(self.layers))
+        size = ffi.new("uint64_t *")
+        check(lib.kvp_view_dense(self.space, layout, ffi.cast("void *", base), self.block_tokens,
+                                 planes, size), "kvp_view_dense")
+        return [(int(ffi.cast("uintptr_t", p.k)) - base,
+                 int(ffi.cast("uintptr_t", p.v)) - base if p.v != ffi.NULL else 0,
+                 p.k_token_stride, p.v_token_stride) for p in planes]
+
+    @property
+    def space(self) -> Any:
+        """The library's handle. ValueError: the client was closed."""
+        if self.client.closed:
+            raise ValueError("the client was closed")
+        return self._space
+
+    def match(self, tokens: Any, *, after: Optional[Match] = None, tail: bool = True,
+              exact: bool = False, claim: bool = False, touch: bool = True,
+              timeout: Optional[float] = 0, claim_ttl: float = 0) -> Match:
+        """The longest cached prefix of the tokens, leased; without a daemon an empty one.
+
+        tokens: an array of 32-bit or 64-bit integers, taken where it lies. after: an earlier match;
+        the tokens are then those that follow its whole blocks. tail: also part of one more block.
+        exact: all or nothing. claim: claim what is missing (timeout: for that; claim_ttl: seconds it
+        lasts at most, 0: as the daemon says). touch: counts as a use. Invalid: an id is none."""
+        flags = ((0 if tail else lib.KVP_MATCH_NO_TAIL) | (lib.KVP_MATCH_EXACT if exact else 0) |
+                 (lib.KVP_MATCH_CLAIM if claim else 0) |
+                 (0 if touch else lib.KVP_MATCH_NO_TOUCH))
+        opts = _MATCH_OPTS.get(flags) if after is None else None
+        if opts is None:
+            opts = _match_opts(flags)
+            opts.timeout_ms = milliseconds(timeout)
+            opts.claim_ttl_ms = int(claim_ttl * 1000)
+            if after is not None:
+                opts.after = after.prefix
+        ids, out = Ids(tokens), ffi.new(_PREFIX)
+        check(lib.kvp_match_ids(self.space, ids.struct, opts, out), "match")
+        return Match(self, out[0])
+
+    def put(self, tokens: Any, view: View, first: int = 0, *, after: Optional[Match] = None,
+            partial: bool = False, timeout: Optional[float] = None) -> int:
+        """Stores blocks of the sequence from token `first`, a multiple of block_tokens, on. The view
+        holds tokens from `first` on, of all layers and heads; it may be used again when this returns.
+        after: the tokens follow an earlier match's whole blocks. partial: also what is left after the
+        last whole block. Returns the tokens, from `first`, that were handed over or were there; what
+        became of them says outcome(). NoRoom: none of it; `retry` says when. KvpoolError with errno
+        ENOENT: the block before `first` is not cached."""
+        ids = Ids(tokens)
+        end = len(ids) if partial else len(ids) // self.block_tokens * self.block_tokens
+        if view.tokens is not None and view.tokens < end - first:
+            raise ValueError("the view has place for %d tokens, of %d" % (view.tokens, end - first))
+        opts = ffi.new("struct kvp_put_opts *")
+        opts.size = ffi.sizeof("struct kvp_put_opts")
+        opts.flags = lib.KVP_PUT_PARTIAL if partial else 0
+        opts.timeout_ms = milliseconds(timeout)
+        if after is not None:
+            opts.after = after.prefix
+        retry = ffi.new("uint32_t *")
+        return self._room(lib.kvp_put_ids(self.space, ids.struct, first, view.struct, opts, retry),
+                          "put", retry)
+
+    def outcome(self, tokens: Any, first: int = 0, timeout: Optional[float] = None) -> Outcome:
+        """Waits until all that this client stored was answered, and says how many of the tokens from
+        `first` on are cached, and why not more."""
+        ids, why = self._u32(tokens), ffi.new("int *")
+        n = check(lib.kvp_put_outcome(self.space, ids, len(ids), first, milliseconds(timeout), why),
+                  "outcome")
+        return Outcome(n, -why[0])
+
+    def reserve(self, n: int = 1, timeout: Optional[float] = None) -> List[Grant]:
+        """Slots for n blocks; fewer if no more could be had in time. NoRoom: none."""
+        out, retry = ffi.new("struct kvp_grant *[]", n), ffi.new("uint32_t *")
+        got = self._room(lib.kvp_reserve_run(self.space, n, milliseconds(timeout), retry, out),
+                         "reserve", retry)
+        return [Grant(self, out[i]) for i in range(got)]
+
+    def commit(self, grants: Sequence[Grant], tokens: Any, parent: Optional[Ref] = None, *,
+               claim: Optional[Match] = None, release: bool = True) -> Tuple[int, Ref]:
+        """Publishes written grants as consecutive blocks of `tokens`, the last of which may be partial,
+        after `parent` (None: the beginning). Returns how many were handed over, in order, and the last
+        whole one to go on after. release: those are given back too; BufferError, and nothing is
+        committed, while arrays or buffers look at one. claim: the match whose claim moves on."""
+        if release and any(g.exports for g in grants):
+            raise BufferError("buffers or arrays still look at a grant: drop them first")
+        parent = parent or Ref()
+        ids, last = self._u32(tokens), ffi.new("struct kvp_ref *", parent.struct)
+        handles = ffi.new("struct kvp_grant *[]", [g.grant for g in grants])
+        n = check(lib.kvp_commit_run(handles, len(grants), parent.struct, ids, len(ids),
+                                     claim.prefix if claim is not None else ffi.NULL,
+                                     lib.KVP_COMMIT_RELEASE if release else 0, last), "commit")
+        for g in grants[:n] if release else ():
+            g._close()  # pylint: disable=protected-access
+        return n, Ref(last[0])
+
+    def delete(self, tokens: Any, timeout: Optional[float] = None) -> int:
+        """Forgets blocks of the tokens that no other sequence needs; how many it asked for."""
+        ids = self._u32(tokens)
+        return check(lib.kvp_delete(self.space, ids, len(ids), milliseconds(timeout)), "delete")
+
+    @staticmethod
+    def _u32(tokens: Any) -> Any:
+        """For calls that take 32 bits: a copy. Invalid: an id is none."""
+        ids = Ids(tokens)
+        kind = {lib.KVP_IDS_U32: "uint32_t *", lib.KVP_IDS_I32: "int32_t *",
+                lib.KVP_IDS_I64: "int64_t *"}[ids.struct.type]
+        try:
+            return ffi.new("uint32_t[]", ffi.unpack(ffi.cast(kind, ids.struct.ids), len(ids)))
+        except OverflowError:
+            raise error(-errno.EINVAL, "token ids") from None
+
+    @staticmethod
+    def _room(r: int, what: str, retry: Any) -> int:
+        """The result, or an error that says when there may be room."""
+        if r == -errno.EAGAIN:
+            e = error(r, what)
+            assert isinstance(e, NoRoom)
+            e.retry = retry[0] / 1000
+            raise e
+        return check(r, what)

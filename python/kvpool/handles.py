@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client holds: matches, whose blocks stay in place, and grants, slots to write blocks into."""
+import array
+import asyncio
+from typing import TYPE_CHECKING, Any, Optional, Tuple
+
+from ._memory import Held, Payload
+from ._native import ffi, lib
+from .errors import check
+from .view import View
+
+if TYPE_CHECKING:
+    from .client import Space
+
+DEFAULT_TIMEOUT = 0xffffffff
+
+
+def milliseconds(timeout: Optional[float]) -> int:
+    """Seconds as the library takes them; None: the client's default."""
+    if timeout is None:
+        return DEFAULT_TIMEOUT
+    if timeout < 0:
+        raise ValueError("timeout is below 0")
+    return min(int(timeout * 1000 + .999), DEFAULT_TIMEOUT - 1)
+
+
+_INFO = ffi.typeof("struct kvp_prefix_info *")
+_INFO_BYTES = ffi.sizeof("struct kvp_prefix_info")
+
+
+class Ref:
+    """Names the block that another one follows; a value, from Match.ref() or Space.commit()."""
+
+    __slots__ = ("struct",)
+
+    def __init__(self, struct: Any = None) -> None:
+        self.struct = lib.kvp_ref_root() if struct is None else struct
+
+
+def _shaped(held: Held, space: "Space", address: int, layer: int, tokens: int,
+            readonly: bool) -> Tuple[Payload, Optional[Payload]]:
+    """Keys and values of one layer of a block, [tokens, heads, dim]."""
+    heads, k_dim, v_dim = space.layers[layer]
+    k_at, v_at, k_stride, v_stride = space.places[layer]
+    e = space.itemsize
+    keys = Payload(held, address + k_at, space.dtype, (tokens, heads, k_dim),
+                   (k_stride, k_dim * e, e), readonly)
+    if not v_dim:
+        return keys, None
+    return keys, Payload(held, address + v_at, space.dtype, (tokens, heads, v_dim),
+                         (v_stride, v_dim * e, e), readonly)
+
+
+class Match(Held):
+    """The longest cached prefix of a sequence of tokens, leased: its blocks stay where they are until
+    release(), which leaving a `with` does. Used by one thread at a time.
+
+    n_blocks, n_tokens: whole blocks, and a partial one that equals all that was left.
+    tail_tokens: leading tokens of one more block, number n_blocks, that agree.
+    leased: False if the client holds too many leases; then get() copies, and nothing else reads.
+    claimed: compute what is missing, nobody else does. pending: somebody does, wait().
+    """
+
+    def __init__(self, space: "Space", prefix: Any) -> None:
+        super().__init__(space.client)
+        self.space = space
+        self._prefix = prefix
+        info = ffi.new(_INFO)
+        info.size = _INFO_BYTES
+        check(lib.kvp_match_info(prefix, info), "kvp_match_info")
+        self.n_blocks: int = info.n_blocks
+        self.n_tokens: int = info.n_tokens
+        self.tail_tokens: int = info.tail_tokens
+        flags = info.flags
+        self.leased = bool(flags & lib.KVP_MATCHED_LEASED)
+        self.claimed = bool(flags & lib.KVP_MATCHED_CLAIMED)
+        self.pending = bool(flags & lib.KVP_MATCHED_PENDING)
+
+    @property
+    def prefix(self) -> Any:
+        """The library's handle. ValueError: released."""
+        if self.closed:
+            raise ValueError("the match was released")
+        return self._prefix
+
+    def addresses(self, first: int = 0, n: Optional[int] = None) -> "array.array[int]":
+        """Addresses of blocks [first, first + n), the tail being block n_blocks, as an array of "Q";
+        None: all. Each is `space.block_bytes` long and valid until release()."""
+        prefix = self.prefix
+        have = max(self.n_blocks + bool(self.tail_tokens) - first, 0)
+        out = array.array("Q", bytes(8 * (have if n is None else min(n, have))))
+        got = check(lib.kvp_payloads(prefix, first, len(out),
+                                     ffi.cast("void const **", out.buffer_info()[0])),
+                    "kvp_payloads")
+        return out[:got]
+
+    def block(self, i: int) -> Payload:
+        """Block i, or the tail, as bytes in the space's layout. IndexError: there is no such block."""
+        return Payload(self, self._address(i), "uint8", (self.space.block_bytes,), (1,), True)
+
+    def layer(self, i: int, layer: int) -> Tuple[Payload, Optional[Payload]]:
+        """(keys, values) of one layer of block i, each [tokens, heads, dim], read-only; values are None
+        where the space has none. Of the tail only the tokens that agree."""
+        if not 0 <= layer < len(self.space.layers):
+            raise IndexError("no such layer")
+        tokens = self.space.block_tokens
+        address = self._address(i)
+        if i == self.n_blocks:
+            tokens = self.tail_tokens
+        elif (i + 1) * tokens > self.n_tokens:
+            tokens = self.n_tokens - i * tokens
+        return _shaped(self, self.space, address, layer, tokens, True)
+
+    def _address(self, i: int) -> int:
+        if not 0 <= i < self.n_blocks + bool(self.tail_tokens):
+            raise IndexError("no such block")
+        out = ffi.new("void const *[1]")
+        if check(lib.kvp_payloads(self.prefix, i, 1, out), "kvp_payloads") != 1:
+            raise IndexError("no such block in this memory")
+        return int(ffi.cast("uintptr_t", out[0]))
+
+    def get(self, view: View, first: int = 0, n: Optional[int] = None, verify: bool = False) -> int:
+        """Copies matched tokens [first, first + n), the tail's included, into the view; None: all.
+        Returns how many. verify: compares the checksums that there are; OSError EBADMSG."""
+        if not view.writable:
+            raise ValueError("an array of the view is read-only")
+        n = 0xffffffff if n is None else n
+        if view.tokens is not None:
+            n = min(n, view.tokens)
+        flags = lib.KVP_GET_VERIFY if verify else 0
+        return check(lib.kvp_get(self.prefix, first, n, view.struct, flags), "kvp_get")
+
+    def ref(self, n_blocks: Optional[int] = None) -> Ref:
+        """The block at which the first n_blocks end, for Space.commit(); None: all whole ones."""
+        if n_blocks is None:
+            n_blocks = self.n_tokens // self.space.block_tokens
+        out = ffi.new("struct kvp_ref *")
+        check(lib.kvp_match_ref(self.prefix, n_blocks, out), "kvp_match_ref")
+        return Ref(out[0])
+
+    def wait(self, timeout: Optional[float] = None) -> None:
+        """After `pending`: until the next block is there; then match again. NoRoom: its claimant is
+        gone, match again with claim=True."""
+        check(lib.kvp_wait(self.prefix, milliseconds(timeout)), "kvp_wait")
+
+    async def wait_async(self, timeout: Optional[float] = None) -> None:
+        """wait() in a thread of the event loop's executor."""
+        await asyncio.get_running_loop().run_in_executor(None, self.wait, timeout)
+
+    def touch(self) -> None:
+        """Counts as one more use."""
+        check(lib.kvp_touch(self.prefix), "kvp_touch")
+
+    def release(self) -> None:
+        """Ends the lease. BufferError while arrays or buffers look at its blocks; harmless if done
+        before."""
+        if not self.closed:
+            self._close()
+            lib.kvp_release(self._prefix)
+
+    def __enter__(self) -> "Match":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        # No export is left: each has a reference. Of a closed client the handle is gone already.
+        if getattr(self, "_prefix", None) is not None and not self.closed:
+            lib.kvp_release(self._prefix)
+
+
+class Grant(Held):
+    """A slot to write one block into, until it is committed and given back. Space.reserve() makes them,
+    Space.commit() publishes them. Used by one thread at a time."""
+
+    def __init__(self, space: "Space", grant: Any) -> None:
+        super().__init__(space.client)
+        self.space = space
+        self._grant = grant
+        self._address = int(ffi.cast("uintptr_t", lib.kvp_grant_addr(grant)))
+
+    @property
+    def grant(self) -> Any:
+        """The library's handle. ValueError: given back."""
+        if self.closed:
+            raise ValueError("the grant was given back")
+        return self._grant
+
+    def block(self) -> Payload:
+        """The slot as bytes in the space's layout, writable; undefined until written. After the commit
+        nobody may write there any more: others read it."""
+        if self.closed:
+            raise ValueError("the grant was given back")
+        return Payload(self, self._address, "uint8", (self.space.block_bytes,), (1,), False)
+
+    def layer(self, layer: int) -> Tuple[Payload, Optional[Payload]]:
+        """(keys, values) of one layer, each [tokens, heads, dim], writable."""
+        if self.closed:
+            raise ValueError("the grant was given back")
+        if not 0 <= layer < len(self.space.layers):
+            raise IndexError("no such layer")
+        return _shaped(self, self.space, self._address, layer, self.space.block_tokens, False)
+
+    def wait(self, timeout: Optional[float] = None) -> bool:
+        """Until its commit is visible. True: somebody had published the same block, and theirs is used.
+        KvpoolError says why it was refused."""
+        return check(lib.kvp_grant_wait(self.grant, milliseconds(timeout)), "kvp_grant_wait") == 1
+
+    def release(self) -> None:
+        """Gives the slot back; what was committed stays cached. BufferError while arrays or buffers look
+        at it; harmless if done before."""
+        if not self.closed:
+            self._close()
+            lib.kvp_grant_release(self._grant)
+
+    def __enter__(self) -> "Grant":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_grant", None) is not None and not self.closed:
+            lib.kvp_grant_release(self._grant)
+

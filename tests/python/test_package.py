@@ -1,0 +1,542 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package beside a real kvpoold: contents, lifetimes, errors, forks and threads. What needs
+numpy is left out, and said to be, where there is none."""
+import array
+import asyncio
+import ctypes
+import errno
+import gc
+import os
+import subprocess
+import sys
+import threading
+import unittest
+import weakref
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
+from harness import Daemon, wait_for  # pylint: disable=wrong-import-position
+
+import kvpool  # pylint: disable=wrong-import-position
+from kvpool._native import lib  # pylint: disable=wrong-import-position
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+T, LAYERS, HEADS, DIM = 16, 2, 2, 8
+TOKEN = HEADS * DIM * 4  # bytes of one half of a layer
+
+daemon = None
+
+
+def setUpModule():
+    global daemon  # pylint: disable=global-statement
+    daemon = Daemon({"memory": "512MiB"}).start()
+
+
+def tearDownModule():
+    daemon.stop()
+
+
+class Engine:
+    """A client with a space of its own, and tensors of float32 for a number of tokens."""
+
+    def __init__(self, model, dtype="float32", **more):
+        self.client = kvpool.Client(daemon.socket, name="test", timeout=20)
+        self.space = self.client.space(model, LAYERS, HEADS, DIM, dtype=dtype, block_tokens=T, **more)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.client.close()
+
+    @staticmethod
+    def halves(tokens, fill=True):
+        """bytearrays of keys and values of each layer, and views [tokens, heads, dim] of them."""
+        raw = [bytearray(tokens * TOKEN) for _ in range(2 * LAYERS)]
+        for i, b in enumerate(raw):
+            if fill:
+                b[:] = array.array("f", [i * 100000 + x for x in range(tokens * HEADS * DIM)]).tobytes()
+        cast = [memoryview(b).cast("f", (tokens, HEADS, DIM)) for b in raw]
+        return raw, [(cast[2 * layer], cast[2 * layer + 1]) for layer in range(LAYERS)]
+
+    def store(self, tokens, **more):
+        raw, planes = self.halves(len(tokens))
+        stored = self.space.put(tokens, kvpool.View(self.space, planes), **more)
+        self.client.flush()
+        return raw, stored
+
+    def found(self, tokens, want, **more):
+        """Blocks that were moved are a miss until their memory is mapped: at most a moment."""
+        def look():
+            m = self.space.match(tokens, **more)
+            if m.n_tokens + m.tail_tokens == want:
+                return m
+            m.release()
+            return None
+        return wait_for(look)
+
+
+def numbers(first, n, kind="q"):
+    return array.array(kind, range(first, first + n))
+
+
+class Contents(unittest.TestCase):
+    def test_there_and_back(self):
+        with Engine("there and back") as e:
+            tokens = numbers(1, 5 * T)
+            raw, stored = e.store(tokens)
+            self.assertEqual(stored, 5 * T)
+            with e.found(tokens, 5 * T) as m:
+                self.assertEqual((m.n_blocks, m.tail_tokens, m.leased), (5, 0, True))
+                back, planes = e.halves(5 * T, fill=False)
+                self.assertEqual(m.get(kvpool.View(e.space, planes), verify=True), 5 * T)
+                self.assertEqual(back, raw)
+                for b in range(5):
+                    for layer in range(LAYERS):
+                        for half, payload in enumerate(m.layer(b, layer)):
+                            self.assertEqual(payload.shape, (T, HEADS, DIM))
+                            self.assertEqual(memoryview(payload).tobytes(),
+                                             raw[2 * layer + half][b * T * TOKEN:(b + 1) * T * TOKEN])
+                addresses = m.addresses()
+                self.assertEqual([m.block(b).address for b in range(5)], list(addresses))
+                self.assertEqual(list(m.addresses(2, 2)), list(addresses[2:4]))
+                self.assertEqual(len(m.addresses(9)), 0)
+                self.assertEqual(m.block(0).nbytes, e.space.block_bytes)
+
+    def test_part(self):
+        with Engine("part") as e:
+            tokens = numbers(1, 3 * T)
+            raw, _ = e.store(tokens)
+            with e.found(tokens[:2 * T + 10], 2 * T + 10) as m:
+                self.assertEqual((m.n_blocks, m.tail_tokens), (2, 10))
+                self.assertEqual(m.layer(2, 1)[0].shape, (10, HEADS, DIM))
+                back, planes = e.halves(12, fill=False)
+                self.assertEqual(m.get(kvpool.View(e.space, planes), first=T + 3), 12)
+                self.assertEqual(back[3], raw[3][(T + 3) * TOKEN:(T + 15) * TOKEN])
+                for bad in (lambda: m.block(3), lambda: m.block(-1), lambda: m.layer(0, LAYERS)):
+                    self.assertRaises(IndexError, bad)
+            with e.space.match(tokens[:2 * T + 10], tail=False) as m:
+                self.assertEqual(m.n_tokens + m.tail_tokens, 2 * T)
+            with e.space.match(tokens[:2 * T + 3], exact=True) as m:
+                self.assertEqual(m.n_tokens + m.tail_tokens, 0)
+
+    def test_ids(self):
+        with Engine("ids") as e:
+            e.store(numbers(1, 2 * T, "I"))
+            for kind in "iIqlQ":
+                e.found(numbers(1, 2 * T, kind), 2 * T).release()
+            e.found(list(range(1, 2 * T + 1)), 2 * T).release()
+            e.found(range(1, 2 * T + 1), 2 * T).release()
+            for bad in (array.array("q", [1, -1]), array.array("i", [-1]), [1 << 32], [1, -7],
+                        array.array("Q", [1 << 63])):
+                with self.assertRaises(kvpool.Invalid) as caught:
+                    e.space.match(bad)
+                self.assertEqual(caught.exception.errno, errno.EINVAL)
+                self.assertIsInstance(caught.exception, ValueError)
+                self.assertRaises(kvpool.Invalid, e.space.delete, bad)
+                self.assertRaises(kvpool.Invalid, e.space.outcome, bad)
+            for bad in (array.array("f", [1]), array.array("h", [1]), b"abc",
+                        memoryview(bytes(16)).cast("I", (2, 2)), memoryview(numbers(1, 8))[::2]):
+                self.assertRaises(ValueError, e.space.match, bad)
+            self.assertRaises(TypeError, e.space.match, 5)
+
+    def test_pages(self):
+        with Engine("pages") as e:
+            tokens = numbers(1, 4 * T)
+            raw, _ = e.store(tokens)
+            table = array.array("i", [7, 2, 3, 11, 0, 5, 9, 1])  # pages of 8 tokens
+            pool = [bytearray(12 * 8 * TOKEN) for _ in range(2 * LAYERS)]
+            cast = [memoryview(b).cast("f", (12, 8, HEADS, DIM)) for b in pool]
+            planes = list(zip(cast[::2], cast[1::2]))
+            with e.found(tokens, 4 * T) as m:
+                self.assertEqual(m.get(kvpool.View(e.space, planes, "pthd", pages=table)), 4 * T)
+                for half, b in enumerate(pool):
+                    for i, page in enumerate(table):
+                        self.assertEqual(b[page * 8 * TOKEN:(page + 1) * 8 * TOKEN],
+                                         raw[half][i * 8 * TOKEN:(i + 1) * 8 * TOKEN])
+                before = [bytes(b) for b in pool]
+                for bad in ([12] * 8, [-1] * 8, [0] * 7):
+                    view = kvpool.View(e.space, planes, "pthd", pages=bad)
+                    self.assertRaises(kvpool.Invalid, m.get, view)
+                self.assertEqual(before, pool)
+            # Out of the pages, as a pool of tokens with indices, under other tokens.
+            cast = [memoryview(b).cast("f", (96, HEADS, DIM)) for b in pool]
+            indices = array.array("q", [page * 8 + t for page in table for t in range(8)])
+            view = kvpool.View(e.space, list(zip(cast[::2], cast[1::2])), "phd", pages=indices,
+                               first_slot=2 * T)
+            other = numbers(1001, 2 * T)
+            self.assertEqual(e.space.put(other, view), 2 * T)
+            self.assertEqual(e.space.outcome(other), (2 * T, 0))
+            with e.found(other, 2 * T) as m:
+                back, planes = e.halves(2 * T, fill=False)
+                m.get(kvpool.View(e.space, planes))
+                self.assertEqual([bytes(b) for b in back], [bytes(b[2 * T * TOKEN:]) for b in raw])
+
+    def test_views_refused(self):
+        with Engine("views refused") as e:
+            _, planes = e.halves(T)
+            view = kvpool.View
+            wide = memoryview(bytearray(T * HEADS * 2 * DIM * 4)).cast("f", (T, HEADS, 2 * DIM))
+            thick = memoryview(bytearray(T * HEADS * DIM * 8)).cast("d", (T, HEADS, DIM))
+            short = memoryview(bytearray(TOKEN)).cast("f", (1, HEADS, DIM))
+            for bad in (lambda: view(e.space, planes, "thx"), lambda: view(e.space, planes, "pthd"),
+                        lambda: view(e.space, planes, pages=[0]),
+                        lambda: view(e.space, planes, first_slot=1),
+                        lambda: view(e.space, [(wide, None)]), lambda: view(e.space, [(thick, None)]),
+                        lambda: view(e.space, [(planes[0][0], short)]),
+                        lambda: view(e.space, planes + planes),
+                        lambda: view(e.space, planes, layers=[0, 2]),
+                        lambda: view(e.space, [(bytes(9), None)])):
+                self.assertRaises(ValueError, bad)
+            self.assertRaises(ValueError, e.space.put, numbers(1, 2 * T), view(e.space, planes))
+            self.assertRaises(kvpool.Invalid, e.space.put, numbers(1, T), view(e.space, planes[:1]))
+            frozen = memoryview(bytes(T * TOKEN)).cast("B").cast("f", (T, HEADS, DIM))
+            with e.space.match(numbers(1, T)) as m:
+                self.assertRaises(ValueError, m.get, view(e.space, [(frozen, None)]))
+
+    def test_grants(self):
+        with Engine("grants") as e:
+            tokens = numbers(1, 4 * T + 5)
+            first = e.space.reserve(3, timeout=20)
+            self.assertEqual(len(first), 3)
+            for i, g in enumerate(first):
+                buffer = memoryview(g.block())
+                buffer[:] = bytes([i + 1]) * e.space.block_bytes
+                buffer.release()
+            memoryview(first[0].layer(1)[1])[0, 0, 0] = 2.5
+            n, last = e.space.commit(first, tokens[:3 * T])
+            self.assertEqual(n, 3)
+            self.assertTrue(all(g.closed for g in first))
+            self.assertRaises(ValueError, first[0].block)
+            second = e.space.reserve(2, timeout=20)
+            n, _ = e.space.commit(second, tokens[3 * T:], last, release=False)
+            self.assertEqual(n, 2)
+            self.assertFalse(second[1].wait(20))
+            with self.assertRaises(kvpool.KvpoolError) as caught:
+                e.space.commit(second, tokens[3 * T:], last)
+            self.assertEqual(caught.exception.errno, errno.EALREADY)
+            for g in second:
+                g.release()
+                g.release()
+            with e.found(tokens, 4 * T + 5) as m:
+                self.assertEqual(m.n_blocks, 5)
+                self.assertEqual(memoryview(m.block(1)).tobytes(), bytes([2]) * e.space.block_bytes)
+                self.assertEqual(memoryview(m.layer(0, 1)[1])[0, 0, 0], 2.5)
+                self.assertEqual(m.layer(4, 0)[0].shape, (5, HEADS, DIM))
+            self.assertRaises(kvpool.Invalid, e.space.reserve, 0)
+            self.assertRaises(kvpool.Invalid, e.space.commit, [], tokens[:T])
+
+    def test_after(self):
+        with Engine("after") as e:
+            tokens = numbers(1, 6 * T)
+            e.store(tokens[:2 * T])
+            with e.found(tokens[:2 * T], 2 * T) as first:
+                _, planes = e.halves(4 * T)
+                self.assertEqual(e.space.put(tokens[2 * T:], kvpool.View(e.space, planes),
+                                             after=first), 4 * T)
+                e.client.flush()
+                with e.found(tokens[2 * T:], 6 * T, after=first) as second:
+                    self.assertEqual(second.n_blocks, 6)
+                    self.assertEqual(list(second.addresses(0, 2)), list(first.addresses()))
+            self.assertRaises(ValueError, e.space.match, tokens, after=first)
+            self.assertEqual(e.space.delete(tokens), 6)
+
+    @unittest.skipUnless(numpy, "numpy is not installed")
+    def test_numpy(self):
+        with Engine("numpy", layout="NCLD") as e:
+            rng = numpy.random.default_rng(1)
+            tokens = numpy.arange(1, 3 * T + 1)
+            # heads before tokens, and every second element of something larger
+            planes = [tuple(rng.random((HEADS, 3 * T, 2 * DIM), dtype="f4")[:, :, ::2]
+                            for _ in range(2)) for _ in range(LAYERS)]
+            self.assertEqual(e.space.put(tokens, kvpool.View(e.space, planes, "htd")), 3 * T)
+            e.client.flush()
+            with e.found(tokens, 3 * T) as m:
+                keys, values = m.layer(1, 1)
+                a, b = numpy.asarray(keys), numpy.from_dlpack(values)
+                self.assertEqual(a.__array_interface__["data"], (keys.address, True))
+                for half, have in ((0, a), (1, b)):
+                    want = planes[1][half][:, T:2 * T].transpose(1, 0, 2)
+                    self.assertTrue((have == want).all())
+                    self.assertFalse(have.flags.writeable)
+                self.assertEqual(m.exports, 2)
+                del a, have
+                self.assertEqual(m.exports, 1)
+                del b
+                self.assertEqual(m.exports, 0)
+                c = numpy.array(values.__array_interface__["shape"])
+                self.assertEqual(list(c), [T, HEADS, DIM])
+                self.assertRaises(BufferError, m.release)  # somebody has the address
+                del values
+                m.release()
+
+    def test_other_types(self):
+        for dtype, name, size in (("float16", "float16", 2), ("bfloat16", "bfloat16", 2),
+                                  ("float8", "uint8", 1)):
+            with Engine("types", dtype=dtype) as e:
+                with e.space.reserve(1, timeout=20)[0] as g:
+                    keys, _ = g.layer(0)
+                    self.assertEqual((keys.dtype, keys.strides[2]), (name, size))
+        with Engine("latent") as e:
+            space = e.client.space("mla", [kvpool.Layer(1, 24, 0, number=3)], block_tokens=T)
+            with space.reserve(1, timeout=20)[0] as g:
+                keys, values = g.layer(0)
+                self.assertEqual((keys.shape, values), ((T, 1, 24), None))
+        with Engine("refused") as e:
+            self.assertRaises(kvpool.Invalid, e.client.space, "x", 0, 1, 1)
+            self.assertRaises(kvpool.Invalid, e.client.space, "x", 1, 1, 8, block_tokens=15)
+            self.assertRaises(ValueError, e.client.space, "x", 1, 1, 8, weights_digest=b"short")
+
+
+class Lifetimes(unittest.TestCase):
+    def test_exports(self):
+        with Engine("exports") as e:
+            tokens = numbers(1, 2 * T)
+            e.store(tokens)
+            m = e.found(tokens, 2 * T)
+            payload = m.block(0)
+            buffer = memoryview(payload)
+            self.assertTrue(buffer.readonly)
+            with self.assertRaises(TypeError):
+                buffer[0] = 1
+            part = buffer[5:9]
+            buffer.release()
+            self.assertEqual((m.exports, e.client.exports), (1, 1))
+            self.assertRaises(BufferError, m.release)
+            self.assertRaises(BufferError, e.client.close)
+            self.assertFalse(m.closed)
+            part.release()
+            m.release()
+            m.release()
+            self.assertTrue(m.closed)
+            # what has no export is empty now, and does not crash
+            self.assertRaises(ValueError, memoryview, payload)
+            self.assertRaises(ValueError, lambda: payload.address)
+            self.assertRaises(ValueError, lambda: payload.__array_interface__)
+            self.assertRaises(ValueError, payload.__dlpack__)
+            for use in (m.addresses, m.touch, m.ref, lambda: m.block(0), m.wait):
+                self.assertRaises(ValueError, use)
+
+    def test_kept_alive(self):
+        with Engine("kept alive") as e:
+            tokens = numbers(1, T)
+            raw, _ = e.store(tokens)
+            m = e.found(tokens, T)
+            gone = weakref.ref(m)
+            buffer = memoryview(m.layer(0, 0)[0])
+            del m
+            gc.collect()
+            self.assertIsNotNone(gone())
+            self.assertEqual(buffer.tobytes(), bytes(raw[0]))
+            del buffer
+            self.assertIsNone(gone())
+
+    def test_leases_come_back(self):
+        with Engine("leases") as e:
+            tokens = numbers(1, T)
+            e.store(tokens)
+            e.found(tokens, T).release()
+            for _ in range(lib.KVP_CLIENT_LEASES + 100):
+                self.assertTrue(e.space.match(tokens).leased)
+            held = [e.space.match(tokens) for _ in range(lib.KVP_CLIENT_LEASES + 1)]
+            self.assertFalse(held[-1].leased)
+            self.assertRaises(kvpool.NotLeased, held[-1].block, 0)
+            for _ in range(300):
+                g = e.space.reserve(1, timeout=20)
+                del g
+            e.client.flush()
+
+    def test_dlpack(self):
+        with Engine("dlpack") as e:
+            tokens = numbers(1, T)
+            e.store(tokens)
+            with e.found(tokens, T) as m:
+                payload = m.block(0)
+                self.assertEqual(payload.__dlpack_device__(), (1, 0))
+                self.assertRaises(BufferError, payload.__dlpack__)  # no flag for read-only there
+                self.assertRaises(BufferError, lambda: payload.__dlpack__(max_version=(1, 0), copy=True))
+                capsule = payload.__dlpack__(max_version=(1, 1), stream=None)
+                self.assertIn("dltensor_versioned", repr(capsule))
+                del payload
+                self.assertEqual(m.exports, 1)
+                self.assertRaises(BufferError, m.release)
+                del capsule
+                self.assertEqual(m.exports, 0)
+            g = e.space.reserve(1, timeout=20)[0]
+            capsule = g.block().__dlpack__()
+            self.assertRaises(BufferError, e.space.commit, [g], tokens)
+            self.take_over(capsule)
+            del capsule  # nobody's any more
+            self.assertEqual(g.exports, 1)
+            self.deleter()
+            self.assertEqual(g.exports, 0)
+            g.release()
+
+    def take_over(self, capsule):
+        """As a consumer does; self.deleter() is its end."""
+        api = ctypes.pythonapi
+        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        tensor = api.PyCapsule_GetPointer(capsule, b"dltensor")
+        self.name = ctypes.c_char_p(b"used_dltensor")
+        api.PyCapsule_SetName(capsule, self.name)
+        # struct dl_managed: its tensor has 48 bytes, then context and deleter
+        end = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(ctypes.c_void_p.from_address(tensor + 56).value)
+        self.deleter = lambda: end(tensor)
+
+    def test_closed_client(self):
+        e = Engine("closed")
+        tokens = numbers(1, T)
+        e.store(tokens)
+        m, g = e.found(tokens, T), e.space.reserve(1, timeout=20)[0]
+        payload = m.block(0)
+        e.client.close()
+        e.client.close()
+        for use in (lambda: e.space.match(tokens), e.client.flush, e.client.stats, m.addresses, g.block,
+                    lambda: memoryview(payload), lambda: e.client.space("x", 1, 1, 8)):
+            self.assertRaises(ValueError, use)
+        m.release()
+        g.release()
+        del m, g, payload
+        gc.collect()
+
+
+class Errors(unittest.TestCase):
+    def test_no_daemon(self):
+        with self.assertRaises(kvpool.NoDaemon) as caught:
+            kvpool.Client("/nonexistent/kvpool.sock")
+        self.assertIsInstance(caught.exception, ConnectionError)
+        self.assertEqual(caught.exception.errno, errno.ENOENT)
+        self.assertRaises(kvpool.Invalid, kvpool.Client, "/" + "x" * 200)
+        with kvpool.Client("/nonexistent/kvpool.sock", lazy=True, timeout=.2) as client:
+            space = client.space("lazy", LAYERS, HEADS, DIM, block_tokens=T, dtype="float32")
+            with space.match(numbers(1, T)) as m:
+                self.assertEqual((m.n_blocks, m.leased), (0, False))
+            _, planes = Engine.halves(T)
+            self.assertRaises(kvpool.NoDaemon, space.put, numbers(1, T), kvpool.View(space, planes))
+            self.assertRaises(kvpool.NoDaemon, space.reserve)
+            self.assertRaises(kvpool.NoDaemon, client.flush)
+            self.assertEqual(client.stats()["attached"], 0)
+
+    def test_no_room(self):
+        with Engine("no room") as e:
+            held = e.space.reserve(128, timeout=20)
+            self.assertEqual(len(held), 128)
+            with self.assertRaises(kvpool.NoRoom) as caught:
+                e.space.reserve(1, timeout=0)
+            self.assertGreater(caught.exception.retry, 0)
+            self.assertIsInstance(caught.exception, BlockingIOError)
+            for g in held:
+                g.release()
+
+    def test_missing_parent(self):
+        with Engine("parent") as e:
+            _, planes = e.halves(2 * T)
+            with self.assertRaises(kvpool.KvpoolError) as caught:
+                e.space.put(numbers(1, 2 * T), kvpool.View(e.space, planes), first=T)
+            self.assertEqual(caught.exception.errno, errno.ENOENT)
+
+    def test_daemon_dies(self):
+        with Daemon({"memory": "256MiB"}) as other:
+            with kvpool.Client(other.socket, timeout=5) as client:
+                space = client.space("dies", LAYERS, HEADS, DIM, dtype="float32", block_tokens=T)
+                raw, planes = Engine.halves(T)
+                space.put(numbers(1, T), kvpool.View(space, planes))
+                client.flush()
+                m = space.match(numbers(1, T))
+                other.kill()
+                wait_for(lambda: not client.stats()["attached"])
+                self.assertEqual(memoryview(m.layer(0, 0)[1]).tobytes(), bytes(raw[1]))
+                self.assertEqual(space.match(numbers(1, T)).n_blocks, 0)
+                self.assertRaises(kvpool.NoDaemon, space.put, numbers(1, T),
+                                  kvpool.View(space, planes))
+                m.release()
+                other.start()
+                wait_for(lambda: client.stats()["attached"])
+                self.assertEqual(space.put(numbers(1, T), kvpool.View(space, planes)), T)
+
+
+class Processes(unittest.TestCase):
+    def test_fork(self):
+        with Engine("fork") as e:
+            tokens = numbers(1, T)
+            e.store(tokens)
+            m = e.found(tokens, T)
+            child = os.fork()
+            if not child:
+                status = 1
+                try:
+                    for use in (lambda: e.space.match(tokens), e.client.flush, m.addresses, e.space.reserve):
+                        try:
+                            use()
+                            os._exit(2)
+                        except kvpool.Forked as error:
+                            assert isinstance(error, ChildProcessError)
+                    with Engine("fork") as mine:
+                        mine.found(tokens, T).release()
+                    del m
+                    e.client.close()
+                    status = 0
+                finally:
+                    os._exit(status)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            self.assertEqual(len(m.addresses()), 1)
+            m.release()
+
+    def test_threads(self):
+        """A call that waits lets other threads go on: it waits for what one of them does."""
+        with Engine("threads") as e, Engine("threads") as other:
+            tokens = numbers(1, 2 * T)
+            claimed = e.space.match(tokens, claim=True, timeout=20)
+            self.assertTrue(claimed.claimed)
+            pending = other.space.match(tokens, claim=True, timeout=20)
+            self.assertTrue(pending.pending)
+            self.assertRaises(kvpool.Timeout, pending.wait, 0)
+            waiter = threading.Thread(target=pending.wait, args=(20,))
+            waiter.start()
+            e.store(tokens)
+            waiter.join()
+            other.found(tokens, 2 * T).release()
+            claimed.release()
+            pending.release()
+
+    def test_async(self):
+        async def both():
+            claimed = e.space.match(numbers(1, T), claim=True, timeout=20)
+            pending = other.space.match(numbers(1, T), claim=True, timeout=20)
+            wait = asyncio.create_task(pending.wait_async(20))
+            await asyncio.sleep(0)
+            _, planes = e.halves(T)
+            e.space.put(numbers(1, T), kvpool.View(e.space, planes))
+            await e.client.flush_async()
+            await wait
+            claimed.release()
+            pending.release()
+        with Engine("async") as e, Engine("async") as other:
+            asyncio.run(both())
+
+
+class Readme(unittest.TestCase):
+    def test_example(self):
+        """The example of python/README.md runs as it stands there; the second time it finds what the
+        first has left."""
+        here = os.path.dirname(os.path.abspath(__file__))
+        with open(os.path.join(here, "..", "..", "python", "README.md"), encoding="utf-8") as f:
+            example = f.read().split("```python\n")[1].split("```")[0]
+        said = []
+        for _ in range(2):
+            result = subprocess.run([sys.executable, "-c", example], check=True, text=True,
+                                    stdout=subprocess.PIPE, timeout=60,
+                                    env=dict(os.environ, KVPOOL_SOCKET=daemon.socket))
+            said.append(result.stdout.strip())
+        self.assertEqual(said, ["0 tokens were cached, 960 are handed over",
+                                "960 tokens were cached, 960 are handed over"])
+
+
+if __name__ == "__main__":
+    print("numpy", numpy.__version__ if numpy else "is not installed: its tests are left out")
+    unittest.main()

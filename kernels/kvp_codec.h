@@ -6,9 +6,13 @@
  * one payload, whose every byte docs/formats.md fixes: the same input gives the same payload in
  * reference C, AVX2, AVX-512 and CUDA, and the same payload decodes to the same bytes.
  *
- * Nothing here allocates, locks, logs or keeps state between calls; every function may be called
- * by any thread. Errors are negative errno values; on failure no output has been written, except
- * where a function says otherwise.
+ * Nothing here but kvp_kernels_new() allocates; nothing locks, logs or keeps state between calls;
+ * every function may be called by any thread, also while others use the same table, input or
+ * calibration. Pointers are borrowed for the call. Errors are negative errno values; on failure no
+ * output has been written, except where a function says otherwise.
+ *
+ * Units: tokens and channels are counts; sizes, offsets and strides are bytes; "bits" are those of
+ * one code. docs/formats.md has the formula of every codec, and what was taken from where.
  *
  * Floating point: the library relies on round-to-nearest-even and on subnormals being honoured.
  * A caller that set FTZ, DAZ or another rounding mode gets other bytes.
@@ -67,11 +71,19 @@ extern "C" {
 #define KVP_FP8_E4M3 0u
 #define KVP_FP8_E5M2 1u
 
+/*
+ * A byte an element and one fp16 scale per vector (a token of a head): the vector's largest
+ * magnitude is 127, or 448. fp8 as OCP has it (OFP8, rounded to nearest even, saturating).
+ */
 #define KVP_CODEC_FP8_E4M3 KVP_CODEC(KVP_FAMILY_FP8, KVP_FP8_E4M3)
 #define KVP_CODEC_FP8_E5M2 KVP_CODEC(KVP_FAMILY_FP8, KVP_FP8_E5M2)
 #define KVP_CODEC_INT8     KVP_CODEC(KVP_FAMILY_INT8, 0u)
 
-/* bits 2, 3 or 4; log2(group) 4..7. K: per channel over tokens; V: per token over channels. */
+/*
+ * KIVI (arXiv 2402.02750): minimum and scale, in fp16, per group of 2^log2_group elements: K of one
+ * channel over tokens, V of one token over channels. bits 2, 3 or 4; log2_group 4..7. Keys that fill
+ * no group stay native at the payload's end; kvp_layout.coded says how many are coded.
+ */
 #define KVP_CODEC_KIVI(bits, log2_group) KVP_CODEC(KVP_FAMILY_KIVI, (bits) | (log2_group) << 4)
 /*
  * The per-token half of KIVI for K and V alike: minimum and scale per group of channels.
@@ -82,7 +94,8 @@ extern "C" {
 /* SmartKV's quantiser: no minimum. bits 2, 3, 4 or 8; else as asym. C only, by decoding. */
 #define KVP_CODEC_SYM(bits, log2_group) KVP_CODEC(KVP_FAMILY_SYM, (bits) | (log2_group) << 4)
 #define KVP_CODEC_WIDE                  0x80u
-#define KVP_CODEC_HADAMARD(bits)        KVP_CODEC(KVP_FAMILY_HADAMARD, (bits))
+/* A rotation (H1, below), then one minimum and scale per vector, in fp16. bits 2 or 4. */
+#define KVP_CODEC_HADAMARD(bits) KVP_CODEC(KVP_FAMILY_HADAMARD, (bits))
 
 /*
  * TurboQuant (arXiv 2504.19874), MSE variant.
@@ -112,8 +125,9 @@ extern "C" {
 #define KVP_CODEC_TQ4 KVP_CODEC_TQ(4u, 0u, 0u, 0u, 0u)
 
 /*
- * For parity: tq in bits - 1 and the signs of a random projection of the residual (QJL). Unbiased,
- * but worse than tq at equal size. bits 2, 3, 4.
+ * For parity: tq in bits - 1 and the signs of a random projection of the residual (QJL, arXiv
+ * 2406.03482), whose length is a second scalar. Unbiased, but worse than tq at equal size. bits 2,
+ * 3, 4.
  */
 #define KVP_CODEC_TQPROD(bits) KVP_CODEC(KVP_FAMILY_TQPROD, (bits) + 8u)
 
@@ -166,9 +180,11 @@ extern "C" {
 struct kvp_plane {
 	uint32_t tokens; /* 1..512 */
 	uint32_t heads;  /* KV heads, 1..256 */
-	uint32_t dim;    /* channels per head, 8..1024; a multiple of 8 but for the native codec */
-	uint32_t dtype;  /* KVP_DTYPE_* of the raw elements */
-	uint32_t kind;   /* KVP_PLANE_K or KVP_PLANE_V */
+	/* Channels per head, 8..1024; a multiple of 8 but for the native codec; for codecs that
+	 * rotate, a power of two times 1, 12, 20, 28 or 36 (any with a matrix). */
+	uint32_t dim;
+	uint32_t dtype; /* KVP_DTYPE_* of the raw elements */
+	uint32_t kind;  /* KVP_PLANE_K or KVP_PLANE_V */
 };
 
 /*
@@ -221,7 +237,8 @@ struct kvp_layout {
 	uint32_t group;     /* elements per group */
 	uint32_t coded;     /* tokens that are coded; the rest, tokens - coded, is native */
 	uint32_t codes;     /* [head][coded token][row_bytes] */
-	uint32_t scale;     /* see docs/formats.md for the order of each codec */
+	uint32_t scale;     /* [head][token][groups]; kivi's keys [head][groups][dim]; published
+			       layouts as docs/formats.md has them */
 	uint32_t minimum;
 	uint32_t native; /* [head][tokens - coded][dim] elements */
 	uint32_t extra;  /* second scalars, permutations: by codec */
@@ -244,8 +261,9 @@ struct kvp_encode_opts {
 	size_t size;                   /* sizeof(struct kvp_encode_opts) */
 	uint64_t seed;                 /* 0 = KVP_SEED_DEFAULT */
 	const struct kvp_calib *calib; /* needed by KVP_ROT_HAAR and aither, else ignored */
-	const uint8_t *widths;         /* smart: bits per token, 2, 3, 4 or 8; tokens of them */
-	int32_t exponent;              /* used if force_exponent: for planes written in parts */
+	const uint8_t *widths;         /* smart: bits of each token, 2, 3, 4 or 8; else ignored */
+	int32_t exponent;              /* -120..125, if force_exponent: for planes written in parts;
+					  what is beyond 1024 * 2^exponent saturates */
 	uint32_t force_exponent;
 	const void *queries; /* reserved for codecs that need them; must be NULL */
 };
@@ -256,33 +274,38 @@ struct kvp_encode_opts {
 #define KVP_CPU_VBMI   4u /* AVX-512 VBMI; only with KVP_CPU_AVX512 */
 #define KVP_CPU_ALL    7u
 
+/* What this processor has: some of KVP_CPU_*, and 0 on machines that are not x86. */
 unsigned int kvp_cpu_detect(void);
 
 struct kvp_kernels;
 
 /*
- * A table for one CPU mask. Reference C fills every slot, then each instruction set overrides
- * upwards. Read-only once made; any number of threads and tables. The only allocation of the
- * library. -ENOMEM. kvp_kernels_free() accepts NULL and returns NULL.
+ * A table of functions for one mask of KVP_CPU_*: reference C, overridden by each instruction set
+ * of the mask that the processor has, upwards. Whatever the mask, payloads and what they decode to
+ * are the same. Read-only once made; any number of threads and tables; the caller's until
+ * kvp_kernels_free(), which accepts NULL and returns NULL. -ENOMEM.
  */
 int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels);
 struct kvp_kernels *kvp_kernels_free(struct kvp_kernels *k);
 
 /*
- * Size of a payload. -EINVAL: unknown codec, or a geometry that the codec cannot hold (dim not a
- * multiple of 8 or without Hadamard matrix, kivi K with fewer tokens than a group).
+ * Where the parts of a payload lie, and its size in bytes: for smart the most that it can be
+ * (kvp_smart_bytes()). -EINVAL: unknown codec, or a geometry that the codec cannot hold (a dim or
+ * dtype that it does not take, kivi K with fewer tokens than a group).
  */
 int kvp_plane_layout(uint32_t codec, const struct kvp_plane *p, struct kvp_layout *ret_layout);
 int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes);
 
 /*
  * Encodes a plane. out must be aligned to 16 bytes, hold the payload's bytes, and not overlap src.
- * opts may be NULL. Padding between sections is written as zeros. Deterministic.
+ * opts may be NULL, but for smart and codecs with a matrix. Padding between sections is written as
+ * zeros. The same elements give the same bytes, on every machine.
  * NaN is encoded as 0 and infinities as the largest magnitude that the plane's exponent or the
  * group's range allows: no other token decodes otherwise because of them. A finite element 2^16
  * times louder than nearly all rows saturates, too, and costs its vector and its group their
  * precision, not the plane (docs/formats.md, "Outlier rows"). native copies the bits.
- * -EINVAL, -ENOSPC (out_size), -ENOENT (no calibration).
+ * -EINVAL: codec or plane as for kvp_plane_layout(), options, alignment, strides, overlap;
+ * -ENOSPC: out_size; -ENOENT: no calibration of this dim.
  */
 int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_encode_opts *opts, struct kvp_raw_const src, void *out, size_t out_size);
@@ -320,35 +343,38 @@ int kvp_planes_decode(
 	const struct kvp_kernels *k, const struct kvp_decode_job *jobs, size_t n, size_t *ret_done);
 
 /*
- * smart: kvp_plane_bytes() is an upper bound; these are the bytes for given widths, which are also
- * those in the payload's header. -EINVAL: widths that are none.
+ * smart: kvp_plane_bytes() is an upper bound; these are the bytes for given widths (p->tokens of
+ * them), which are also those in the payload's header. -EINVAL: another codec, or widths that are
+ * none.
  */
 int kvp_smart_bytes(
 	uint32_t codec, const struct kvp_plane *p, const uint8_t *widths, size_t *ret_bytes);
 
 /*
  * smart: the payload with other widths. Tokens whose width stays keep their bytes, others are coded
- * again from what they decode to; therefore widths can only fall (-EINVAL). -ENOSPC, and what
- * kvp_plane_decode() returns. in and out, both aligned to 16 bytes, must not overlap.
+ * again from what they decode to; therefore widths can only fall. widths: p->tokens of them. in and
+ * out, both aligned to 16 bytes, must not overlap. -EINVAL: another codec, widths that rise or are
+ * none, alignment, overlap; -ENOSPC: out_size; and what kvp_plane_check() returns.
  */
 int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const void *in, size_t in_size, const uint8_t *widths, void *out, size_t out_size);
 
 /*
  * Writes header and gaps of a payload in a published layout, whose sections the caller then fills
- * with the engine's tensors: codes, scale, minimum of ret_layout. Errors as kvp_plane_encode().
+ * with the engine's tensors: codes, scale, minimum of ret_layout. Errors as kvp_plane_encode();
+ * -EINVAL also for codecs that are not published ones.
  */
 int kvp_published_begin(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
 	void *out, size_t out_size, struct kvp_layout *ret_layout);
 
-/* Only the checks of kvp_plane_decode(). */
+/* Only the checks of kvp_plane_decode(), but for those of a destination. Same errors. */
 int kvp_plane_check(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
 	const void *in, size_t in_size);
 
 /*
  * Names: "native", "fp8", "tq4", "tq4-plain", "tq3-h3-sphere", "kivi2-g64", ... The grammar is in
  * docs/formats.md. kvp_codec_name() writes the canonical name, NUL-terminated, at most
- * KVP_CODEC_NAME_MAX bytes. -ENOENT: no such codec.
+ * KVP_CODEC_NAME_MAX bytes with it; what it writes, kvp_codec_parse() reads. -ENOENT: no such codec.
  */
 #define KVP_CODEC_NAME_MAX 40u
 int kvp_codec_parse(const char *name, uint32_t *ret_codec);
@@ -357,8 +383,9 @@ int kvp_codec_name(uint32_t codec, char *ret_name);
 /*
  * Codecs of keys and of values: "K/V", one name for both, or a preset. "4bit", "3bit" and "2bit"
  * are our defaults for a size: no other pair of ours that needs no more bytes has a smaller KL
- * divergence (docs/quality.md). "tq35" and "tq25" are the hybrids. "k8v4", "4bit_nc", "k3v4_nc", "3bit_nc" are vLLM's (leaving the
- * first and last layers native is the caller's part of those).
+ * divergence (docs/quality.md). "tq35" and "tq25" are the hybrids. "k8v4", "4bit_nc", "k3v4_nc",
+ * "3bit_nc" are vLLM's (leaving the first and last layers native is the caller's part of those).
+ * -ENOENT: no such preset, or one of the names is no codec's.
  */
 int kvp_codec_parse_pair(const char *name, uint32_t *ret_k, uint32_t *ret_v);
 

@@ -297,14 +297,45 @@ int kvp_evict_access(struct kvp_evict *e, kvp_block_id id, uint64_t now)
 
 int kvp_evict_access_chain(struct kvp_evict *e, kvp_block_id tip, uint64_t now)
 {
+	struct kvp_evict_walk walk;
+	int r = kvp_evict_access_begin(e, tip, now, &walk);
+
+	return r < 0 ? r : kvp_evict_access_on(e, &walk, UINT32_MAX, now);
+}
+
+int kvp_evict_access_begin(
+	struct kvp_evict *e, kvp_block_id tip, uint64_t now, struct kvp_evict_walk *ret_walk)
+{
 	if (!cached(e, tip))
 		return -ENOENT;
 	tick(e, now);
 	if (e->policy->chain)
 		e->policy->chain(e, tip, false);
-	for (uint32_t id = tip; id != KVP_BLOCK_NONE; id = e->node[id].parent)
-		access_one(e, id);
+	*ret_walk = (struct kvp_evict_walk){
+		.next = tip,
+		.request = e->policy->current ? e->policy->current(e) : 0,
+	};
 	return 0;
+}
+
+int kvp_evict_access_on(struct kvp_evict *e, struct kvp_evict_walk *w, uint32_t n, uint64_t now)
+{
+	uint32_t others = e->policy->current ? e->policy->current(e) : 0;
+
+	if (w->next == KVP_BLOCK_NONE)
+		return 0;
+	if (!cached(e, w->next))
+		return -ENOENT;
+	tick(e, now);
+	if (e->policy->resume)
+		e->policy->resume(e, w->request);
+	for (; n && w->next != KVP_BLOCK_NONE; n--) {
+		access_one(e, w->next);
+		w->next = e->node[w->next].parent;
+	}
+	if (e->policy->resume)
+		e->policy->resume(e, others);
+	return w->next != KVP_BLOCK_NONE;
 }
 
 int kvp_evict_request(struct kvp_evict *e, const struct kvp_evict_request *req, uint64_t now)

@@ -323,6 +323,18 @@ static void contest_chain(struct kvp_evict *e, uint32_t tip, bool alone)
 		e->ops->chain(e, tip, alone);
 }
 
+/* Another algorithm may be in charge by the time that a chain is gone on with. */
+static uint32_t contest_current(const struct kvp_evict *e)
+{
+	return e->ops->current ? e->ops->current(e) : 0;
+}
+
+static void contest_resume(struct kvp_evict *e, uint32_t request)
+{
+	if (e->ops->resume)
+		e->ops->resume(e, request);
+}
+
 static void contest_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evict_item *item)
 {
 	e->ops->insert(e, id, item);
@@ -466,6 +478,8 @@ const struct evict_ops evict_contest = {
 	.admit = contest_admit,
 	.request = contest_request,
 	.chain = contest_chain,
+	.current = contest_current,
+	.resume = contest_resume,
 	.insert = contest_insert,
 	.access = contest_access,
 	.settle = contest_settle,

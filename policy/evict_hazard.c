@@ -219,6 +219,21 @@ static void hazard_chain(struct kvp_evict *e, uint32_t tip, bool alone)
 	h->announced = NONE;
 }
 
+static uint32_t hazard_current(const struct kvp_evict *e)
+{
+	const struct hazard *h = e->self;
+
+	return h->current;
+}
+
+/* Its place may be a later request's by now: then its blocks count as that one's. */
+static void hazard_resume(struct kvp_evict *e, uint32_t request)
+{
+	struct hazard *h = e->self;
+
+	h->current = request;
+}
+
 static void hazard_access(struct kvp_evict *e, uint32_t id)
 {
 	struct hazard *h = e->self;
@@ -421,6 +436,8 @@ const struct evict_ops evict_hazard = {
 	.fini = hazard_fini,
 	.request = hazard_request,
 	.chain = hazard_chain,
+	.current = hazard_current,
+	.resume = hazard_resume,
 	.insert = hazard_insert,
 	.access = hazard_access,
 	.settle = hazard_settle,

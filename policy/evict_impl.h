@@ -82,6 +82,9 @@ struct evict_ops {
 	void (*request)(struct kvp_evict *e, const struct kvp_evict_request *req); /* optional */
 	/* optional; before the accesses of a chain, or of this block `alone` */
 	void (*chain)(struct kvp_evict *e, uint32_t tip, bool alone);
+	/* optional, both; the request whose accesses these are, for pieces of a chain */
+	uint32_t (*current)(const struct kvp_evict *e);
+	void (*resume)(struct kvp_evict *e, uint32_t request);
 	void (*insert)(struct kvp_evict *e, uint32_t id, const struct kvp_evict_item *item);
 	void (*access)(struct kvp_evict *e, uint32_t id); /* wherever it is, PARKED included */
 	void (*settle)(struct kvp_evict *e); /* optional; before the take()s of a call, no offer */

@@ -26,7 +26,8 @@
  *
  * How long one call takes at worst, N blocks being cached (`kvbench policy --worst` measures it):
  *
- *	access_chain()  an access for each block of the chain, whose length the caller bounds
+ *	access_chain()  an access for each block of the chain, whose length the caller bounds, or of
+ *			a piece of it (access_on)
  *	victims()       constant time for each block that is wanted, and each that is_protected
  *			refuses, whose number the caller bounds; and what is said below
  *	next()          passes the ids that are not cached; assert_consistency(): O(max_ids)
@@ -146,6 +147,19 @@ int kvp_evict_access(struct kvp_evict *e, kvp_block_id id, uint64_t now);
  * recent. -ENOENT: tip is not cached.
  */
 int kvp_evict_access_chain(struct kvp_evict *e, kvp_block_id tip, uint64_t now);
+
+/*
+ * The same in pieces, for chains longer than a caller has time for: begin(), then on() as long as it
+ * returns 1, each time for at most n blocks. Other calls may come between; the caller sees to it that
+ * walk.next, a block of this chain, is the same block still. -ENOENT: tip or walk.next is not cached.
+ */
+struct kvp_evict_walk {
+	kvp_block_id next; /* KVP_BLOCK_NONE: it is over */
+	uint32_t request;  /* the policy's own */
+};
+int kvp_evict_access_begin(
+	struct kvp_evict *e, kvp_block_id tip, uint64_t now, struct kvp_evict_walk *ret_walk);
+int kvp_evict_access_on(struct kvp_evict *e, struct kvp_evict_walk *walk, uint32_t n, uint64_t now);
 
 /*
  * A request has arrived; call it before the access_chain() of its tip and the insert()s of its

@@ -173,6 +173,7 @@ static struct kvpd_session *session_new(const struct kvpd_peer *peer)
 	s->peer = *peer;
 	s->peer.name[KVP_CLIENT_NAME - 1] = 0;
 	s->wake_fd = s->page_fd = -1;
+	s->touch.next = KVP_BLOCK_NONE;
 	s->attached_ns = s->last_ns = kvpd_now_ns();
 	kvpd_list_init(&s->in_tenant);
 	kvpd_list_init(&s->in_spinning);

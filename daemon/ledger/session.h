@@ -9,6 +9,7 @@
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/lookups.h"
 #include "daemon/turns.h"
+#include "policy/kvp_evict.h"
 
 struct kvpd_ledger;
 struct kvpd_tenant;
@@ -40,7 +41,9 @@ struct kvpd_session {
 	uint32_t sq_head;
 	uint32_t cq_tail;
 	uint32_t touch_head[KVP_SHARDS];
-	uint32_t touch_shard; /* whose log comes first next time */
+	uint32_t touch_shard;        /* whose log comes first next time */
+	struct kvp_evict_walk touch; /* up the chain of the entry that is dealt with, */
+	uint32_t touch_birth;        /* and that of the block that comes next */
 	uint32_t opens[KVP_MAX_SPACES];
 	uint32_t n_claims;
 	struct kvpd_list arenas;

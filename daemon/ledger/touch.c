@@ -10,12 +10,15 @@
 #include "policy/kvp_evict.h"
 #include "shm/kvp_lease.h"
 
-#define TOUCH_PART 8u /* of the time, at most, goes into touches for evictions: an eighth */
+#define TOUCH_PIECE 64u /* blocks of a chain between two looks at the clock */
+#define TOUCH_PART  8u  /* of the time, at most, goes into touches for evictions: an eighth */
 
-static void touched(struct kvpd_tenant *t, uint64_t entry, uint64_t now)
+/* An entry: the chain up from its tip is to be walked. */
+static void touched(struct kvpd_session *s, uint64_t entry, uint64_t now)
 {
 	uint32_t tip = kvp_slot_block(entry), asked = (uint32_t)(entry >> 32) & 0xffff;
 	struct kvp_evict_request req = { .tip = KVP_BLOCK_NONE, .blocks = asked };
+	struct kvpd_tenant *t = s->tenant;
 
 	if (tip < t->layout.max_blocks && kvpd_block_lives(t, tip)) {
 		const struct kvp_block *b = &t->view.blocks[tip];
@@ -32,36 +35,57 @@ static void touched(struct kvpd_tenant *t, uint64_t entry, uint64_t now)
 		return; /* gone meanwhile, or nonsense */
 	}
 	kvp_evict_request(t->evict, &req, now);
-	if (req.tip == KVP_BLOCK_NONE)
+	if (req.tip != KVP_BLOCK_NONE && kvp_evict_access_begin(t->evict, tip, now, &s->touch) == 0)
+		s->touch_birth = kvp_word_birth(kvpd_block_word(t, tip));
+}
+
+/* A piece of the chain. What went meanwhile, with all that hung on it, ends the walk. */
+static void walk_on(struct kvpd_session *s, uint64_t now)
+{
+	uint32_t id = s->touch.next, n = TOUCH_PIECE;
+	struct kvpd_tenant *t = s->tenant;
+
+	if (kvp_word_birth(kvpd_block_word(t, id)) != s->touch_birth ||
+		kvp_evict_access_on(t->evict, &s->touch, n, now) < 0) {
+		s->touch.next = KVP_BLOCK_NONE;
 		return;
-	kvp_evict_access_chain(t->evict, tip, now);
-	while (tip != KVP_BLOCK_NONE) {
-		struct kvp_block *b = &t->view.blocks[tip];
+	}
+	for (; n && id != KVP_BLOCK_NONE; n--) {
+		struct kvp_block *b = &t->view.blocks[id];
 
 		kvp_bump(&b->hits, 1);
 		kvp_store_relaxed(&b->touched_s, (uint32_t)(now / (1000 * KVPD_MS)));
-		tip = kvp_load_relaxed(&b->parent);
+		id = kvp_load_relaxed(&b->parent);
 	}
+	if (id != KVP_BLOCK_NONE)
+		s->touch_birth = kvp_word_birth(kvpd_block_word(t, id));
 }
 
 /*
- * A log full of the tips of long chains is seconds of work. Entries that are left stay in the log;
- * touches that the log has no room for then are lost. Returns the time.
+ * A log full of the tips of long chains is seconds of work, and one such chain several slices.
+ * Entries that are left stay in the log; touches that the log has no room for then are lost. Returns
+ * the time.
  */
 static uint64_t apply(struct kvpd_session *s, uint64_t now, uint64_t until_ns)
 {
-	uint32_t shards = kvp_touch_shards(s->page);
+	uint32_t shards = kvp_touch_shards(s->page), looked = 0;
 	uint64_t entry;
 
-	for (uint32_t i = 0; shards && i < KVP_SHARDS && now < until_ns; i++) {
+	while (now < until_ns) {
 		uint32_t shard = s->touch_shard;
 
-		while ((shards >> shard & 1) && now < until_ns &&
-			kvp_touch_drain(s->page, shard, &s->touch_head[shard], &entry, 1)) {
-			touched(s->tenant, entry, now);
+		if (s->touch.next != KVP_BLOCK_NONE) {
+			walk_on(s, now);
 			now = kvpd_now_ns();
+		} else if ((shards >> shard & 1) &&
+			   kvp_touch_drain(s->page, shard, &s->touch_head[shard], &entry, 1)) {
+			touched(s, entry, now);
+			now = kvpd_now_ns();
+		} else {
+			s->touch_shard = (shard + 1) % KVP_SHARDS;
+			if (!shards || ++looked == KVP_SHARDS)
+				break;
 		}
-		s->touch_shard = (shard + 1) % KVP_SHARDS;
 	}
 	return now;
 }

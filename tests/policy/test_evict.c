@@ -770,6 +770,65 @@ static void test_steps(void **state)
 	}
 }
 
+/* In pieces, with other calls between them, and at once: the same state, so the same victims. */
+static void test_chain_in_pieces(void **state)
+{
+	(void)state;
+	enum { LONG = 300, OTHERS = 60, N = LONG + OTHERS };
+	size_t i = 0;
+	const char *name;
+
+	while ((name = kvp_evict_names(i++, NULL))) {
+		struct kvp_evict *e[2] = { make(name, N, 0, N), make(name, N, 0, N) };
+		kvp_block_id out[2][N];
+		size_t n[2];
+
+		for (int k = 0; k < 2; k++) {
+			struct kvp_evict_walk w;
+			uint32_t pieces = 1;
+
+			for (kvp_block_id id = 0; id < N; id++)
+				put(e[k], id, id && id < LONG ? id - 1 : KVP_BLOCK_NONE, 10 * id);
+			assert_int_equal(kvp_evict_access_begin(e[k], N, 5000, &w), -ENOENT);
+			if (k) {
+				assert_int_equal(
+					kvp_evict_access_begin(e[k], LONG - 1, 5000, &w), 0);
+				while (kvp_evict_access_on(e[k], &w, 7, 5000) == 1)
+					pieces++;
+				assert_int_equal(pieces, (LONG + 6) / 7);
+				assert_int_equal(w.next, KVP_BLOCK_NONE);
+				assert_int_equal(kvp_evict_access_on(e[k], &w, 7, 5000), 0);
+			} else {
+				assert_int_equal(kvp_evict_access_chain(e[k], LONG - 1, 5000), 0);
+			}
+			assert_int_equal(kvp_evict_assert_consistency(e[k]), 0);
+			n[k] = kvp_evict_victims(e[k], N, 0, NULL, NULL, 6000, out[k], N);
+		}
+		assert_int_equal(n[0], n[1]);
+		assert_memory_equal(out[0], out[1], n[0] * sizeof(out[0][0]));
+		kvp_evict_free(e[0]);
+		kvp_evict_free(e[1]);
+	}
+}
+
+/* A chain whose next block went is gone on with by nobody. */
+static void test_chain_that_went(void **state)
+{
+	(void)state;
+	struct kvp_evict *e = make("hazard", 8, 0, 8);
+	struct kvp_evict_walk w;
+
+	for (kvp_block_id id = 0; id < 4; id++)
+		put(e, id, id ? id - 1 : KVP_BLOCK_NONE, id);
+	assert_int_equal(kvp_evict_access_begin(e, 3, 10, &w), 0);
+	assert_int_equal(kvp_evict_access_on(e, &w, 1, 10), 1);
+	for (kvp_block_id id = 4; id-- > 0;)
+		assert_int_equal(kvp_evict_remove(e, id, 1, 11), 0);
+	assert_int_equal(kvp_evict_access_on(e, &w, 1, 12), -ENOENT);
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+}
+
 /* What was refused counts as used: the next call does not meet it again at once. */
 static void test_refused(void **state)
 {
@@ -867,6 +926,8 @@ int main(void)
 		cmocka_unit_test(test_admitted_is_another),
 		cmocka_unit_test(test_batch_and_name),
 		cmocka_unit_test(test_second_tier),
+		cmocka_unit_test(test_chain_in_pieces),
+		cmocka_unit_test(test_chain_that_went),
 		cmocka_unit_test(test_steps),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_time_runs_backwards),

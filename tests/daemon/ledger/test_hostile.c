@@ -451,6 +451,45 @@ static void long_chains_are_touched_bit_by_bit(void **state)
 }
 
 /* However small the blocks are: what the ledger keeps and looks at for an extent is bounded. */
+/* One use of a chain that is longer than any turn is walked in pieces, from its tip up. */
+static void one_long_chain_is_no_single_step(void **state)
+{
+	const uint32_t depth = 20000;
+	KVP_ATOMIC(uint32_t) *first, *last;
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	struct dp_block block = { 0 };
+	uint32_t space, root = 0;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.max_blocks = depth;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 1);
+	for (uint32_t i = 0; i < depth; i++) {
+		kvp_token tokens[T] = { i };
+
+		assert_int_equal(
+			dp_put(c, space, i ? dp_ref(&block) : dp_root(), tokens, T, &block), 0);
+		if (!i)
+			root = block.id;
+	}
+	first = &c->view.blocks[block.id].hits;
+	last = &c->view.blocks[root].hits;
+	kvp_touch_push(c->page, 0, block.id, depth);
+	dp_flush(c);
+	assert_int_equal(kvp_load_relaxed(first), 1);
+	assert_int_equal(kvp_load_relaxed(last), 0);
+	for (uint32_t i = 0; i < depth && !kvp_load_relaxed(last); i++)
+		dp_flush(c);
+	assert_int_equal(kvp_load_relaxed(first), 1);
+	assert_int_equal(kvp_load_relaxed(last), 1);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 static void tiny_blocks_make_small_extents(void **state)
 {
 	struct kvp_space_canon canon;
@@ -1127,6 +1166,7 @@ int main(void)
 		cmocka_unit_test(spaces_are_bounded),
 		cmocka_unit_test(a_collision_is_refused),
 		cmocka_unit_test(long_chains_are_touched_bit_by_bit),
+		cmocka_unit_test(one_long_chain_is_no_single_step),
 		cmocka_unit_test(tiny_blocks_make_small_extents),
 		cmocka_unit_test(an_arena_with_holes_is_not_taken),
 		cmocka_unit_test(a_space_is_emptied_in_one_go),

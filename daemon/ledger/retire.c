@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/clock.h"
 #include "daemon/dataplane.h"
@@ -93,12 +94,8 @@ static void retire(struct kvpd_extent *x)
 	kvpd_list_append(&t->orphans, &x->link);
 	if (known) {
 		kvp_store_release(&t->view.extents[x->id].state, KVP_EXTENT_RETIRED);
-		for (struct kvpd_list *it = t->sessions.next; it != &t->sessions; it = it->next) {
-			struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
-
-			x->unacked[s->place / 64] |= UINT64_C(1) << (s->place & 63);
-			x->n_unacked++;
-		}
+		memcpy(x->unacked, t->places, sizeof(t->places));
+		x->n_unacked = t->n_sessions;
 	}
 	if (!x->n_unacked)
 		kvpd_extent_let_go(x);

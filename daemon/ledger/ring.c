@@ -24,6 +24,8 @@
 /* Completions that must fit before an entry is taken from the ring. */
 #define ROOM_FOR_ONE 2u
 
+#define STALLED_PORTION 64u /* sessions, each in a page of its own */
+
 /* ---- completions ---------------------------------------------------------------------------- */
 
 void kvpd_ring_complete(struct kvpd_session *s, const struct kvp_cqe *cqe)
@@ -50,10 +52,13 @@ void kvpd_ring_stall(struct kvpd_session *s, bool stalled)
 	if (s->stalled == stalled)
 		return;
 	s->stalled = stalled;
-	if (stalled)
+	if (stalled) {
+		kvpd_list_append(&s->tenant->stalled, &s->in_stalled);
 		s->tenant->n_stalled++;
-	else
+	} else {
+		kvpd_list_remove(&s->in_stalled);
 		s->tenant->n_stalled--;
+	}
 }
 
 /* ---- operations ----------------------------------------------------------------------------- */
@@ -200,12 +205,20 @@ uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now, uint64_t until_ns
 bool kvpd_stalled_step(struct kvpd_tenant *t, uint64_t now)
 {
 	(void)now;
-	for (struct kvpd_list *it = t->sessions.next; t->n_stalled && it != &t->sessions;
-		it = it->next) {
-		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
+	if (!t->stalled_left)
+		t->stalled_left = t->n_stalled;
+	for (uint32_t i = 0; t->stalled_left && !kvpd_list_empty(&t->stalled); i++) {
+		struct kvpd_session *s =
+			kvpd_container(t->stalled.next, struct kvpd_session, in_stalled);
 
-		if (s->stalled && kvp_cq_room(s->page, s->cq_tail) >= KVP_CQ_ENTRIES / 2)
+		if (i == STALLED_PORTION)
+			return true;
+		t->stalled_left--;
+		kvpd_list_remove(&s->in_stalled);
+		kvpd_list_append(&t->stalled, &s->in_stalled);
+		if (kvp_cq_room(s->page, s->cq_tail) >= KVP_CQ_ENTRIES / 2)
 			kvpd_session_activate(s);
 	}
+	t->stalled_left = 0;
 	return false;
 }

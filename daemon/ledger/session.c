@@ -179,6 +179,8 @@ static struct kvpd_session *session_new(const struct kvpd_peer *peer)
 	kvpd_list_init(&s->in_spinning);
 	kvpd_list_init(&s->in_wanting);
 	kvpd_list_init(&s->in_ready);
+	kvpd_list_init(&s->in_stalled);
+	kvpd_list_init(&s->in_tips);
 	kvpd_list_init(&s->in_low);
 	kvpd_list_init(&s->in_wakes);
 	kvpd_list_init(&s->arenas);
@@ -235,6 +237,7 @@ void kvpd_session_end(struct kvpd_session *s)
 	l->n_sessions--;
 	l->n_untold -= s->untold;
 	t->n_sessions--;
+	t->places[s->place / 64] &= ~(UINT64_C(1) << s->place % 64);
 	kvpd_extent_forgotten(s);
 	kvpd_due(t, KVPD_DUE_EXTENTS);
 }
@@ -292,6 +295,7 @@ static int attach_on_ledger(struct kvpd_ledger *l, void *arg)
 	l->session[s->place] = s;
 	l->n_sessions++;
 	t->n_sessions++;
+	t->places[s->place / 64] |= UINT64_C(1) << s->place % 64;
 	kvpd_list_append(&t->sessions, &s->in_tenant);
 	c->catalog_bytes = t->layout.bytes;
 	return 0;

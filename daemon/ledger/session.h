@@ -23,6 +23,8 @@ struct kvpd_session {
 	struct kvpd_list in_spinning; /* or an empty list of its own */
 	struct kvpd_list in_wanting;  /* likewise */
 	struct kvpd_list in_ready;    /* likewise */
+	struct kvpd_list in_stalled;  /* likewise */
+	struct kvpd_list in_tips;     /* likewise */
 	struct kvpd_list in_low;      /* likewise */
 	struct kvpd_list in_wakes;    /* likewise */
 	struct kvpd_peer peer;

@@ -125,6 +125,8 @@ static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
 	kvpd_list_init(&t->sessions);
 	kvpd_list_init(&t->wanting);
 	kvpd_list_init(&t->ready);
+	kvpd_list_init(&t->tips);
+	kvpd_list_init(&t->stalled);
 	kvpd_list_init(&t->low);
 	kvpd_list_init(&t->waking);
 	kvpd_switch_init(t);

@@ -91,11 +91,16 @@ struct kvpd_tenant {
 	struct kvpd_list ready; /* those of them in whose arenas there is a slot now */
 	struct kvpd_list low;   /* sessions that have few slots left, or none */
 	uint32_t n_sessions;
-	uint32_t n_tips; /* sessions that write a chain */
+	uint64_t places[KVPD_MAX_SESSIONS / 64]; /* a bit for each of them, by its place */
+	struct kvpd_list
+		tips; /* sessions that write a chain, who has been silent for longest first */
+	uint32_t n_tips;
 	/* On whose behalf room is made in this step: its own chain is never taken for that. */
 	const struct kvpd_session *writer;
-	uint32_t n_stalled; /* sessions whose completion ring is full */
-	uint32_t n_growing; /* sessions with an arena or in want of one */
+	struct kvpd_list stalled; /* sessions whose completion ring is full */
+	uint32_t n_stalled;
+	uint32_t stalled_left; /* of them, in the look that is under way */
+	uint32_t n_growing;    /* sessions with an arena or in want of one */
 	uint64_t born_ns;
 	struct kvpd_lookups lookups; /* of all its sessions, as of when each was last asked */
 	uint64_t tokens_put;         /* of blocks published */

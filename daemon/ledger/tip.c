@@ -9,6 +9,7 @@
 #include "daemon/ledger/tenant.h"
 
 #define SILENT_NS  (10000 * KVPD_MS) /* after that a session's chain is one like all others */
+#define PORTION    64u               /* tips given up in one go */
 #define WRITING_NS (100 * KVPD_MS)   /* twice as long as a RESERVE waits */
 
 /* How many sessions have a block as their tip is counted in its flags, above the flags proper. */
@@ -40,6 +41,7 @@ void kvpd_tip_clear(struct kvpd_session *s)
 	if (is_tip(s, s->tip) && kvpd_tip_any(t, s->tip))
 		t->block[s->tip].flags -= KVPD_BLOCK_TIP;
 	s->has_tip = false;
+	kvpd_list_remove(&s->in_tips);
 	t->n_tips--;
 }
 
@@ -53,17 +55,20 @@ void kvpd_tip_set(struct kvpd_session *s, uint32_t block, uint64_t now)
 	s->tip = block;
 	s->tip_birth = kvp_word_birth(kvpd_block_word(t, block));
 	s->tip_ns = now;
+	kvpd_list_append(&t->tips, &s->in_tips);
 	t->n_tips++;
 }
 
 bool kvpd_tip_step(struct kvpd_tenant *t, uint64_t now)
 {
-	for (struct kvpd_list *it = t->sessions.next; t->n_tips && it != &t->sessions;
-		it = it->next) {
-		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_tenant);
+	for (uint32_t i = 0; !kvpd_list_empty(&t->tips); i++) {
+		struct kvpd_session *s = kvpd_container(t->tips.next, struct kvpd_session, in_tips);
 
-		if (s->has_tip && now - s->tip_ns > SILENT_NS)
-			kvpd_tip_clear(s);
+		if (now - s->tip_ns <= SILENT_NS)
+			break;
+		if (i == PORTION)
+			return true;
+		kvpd_tip_clear(s);
 	}
 	return false;
 }

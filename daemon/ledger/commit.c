@@ -93,7 +93,10 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 		*ret_block = found;
 		r = KVP_CQE_DUPLICATE;
 	} else {
+		/* What it wrote before is spared for what goes on with it, not for another prompt. */
+		t->writer = s->has_tip && s->tip == b.parent ? s : NULL;
 		r = kvpd_block_add(t, &b, found, now, ret_block);
+		t->writer = NULL;
 		if (r == 0) {
 			t->tokens_put += b.n_tokens;
 			t->space[b.space].tokens_put += b.n_tokens;
@@ -115,9 +118,7 @@ void kvpd_commit_serve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64
 	struct kvp_cqe cqe = { .op = KVP_OP_COMMIT, .serial = sqe->serial };
 	int r;
 
-	s->tenant->writer = s;
 	r = g ? commit(s, sqe, g, now, &block) : -EINVAL;
-	s->tenant->writer = NULL;
 	*o = (struct kvpd_outcome){ .serial = sqe->serial, .known = 1, .block = block };
 	if (block != KVP_BLOCK_NONE)
 		o->birth = kvp_word_birth(kvpd_block_word(s->tenant, block));

@@ -230,12 +230,49 @@ static void an_administrator_is_told_what_keeps_a_block(void **state)
 	dp_stop(&s.w);
 }
 
+/*
+ * A prompt that fills its tenant does not keep the next one out: the first block of that follows
+ * nothing that the session has written, and takes the place of the last. Only what goes on with the
+ * chain spares it.
+ */
+static void a_new_prompt_takes_the_place_of_the_last(void **state)
+{
+	enum { MOST = 40 };
+	struct dp_block block = { 0 }, next;
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	kvp_token tokens[T] = { 0 };
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.max_blocks = MOST;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 4);
+	for (uint32_t i = 0; i < MOST; i++) {
+		tokens[0] = i;
+		assert_int_equal(
+			dp_put(c, space, i ? dp_ref(&block) : dp_root(), tokens, T, &block), 0);
+	}
+	tokens[0] = MOST;
+	assert_int_equal(dp_put(c, space, dp_ref(&block), tokens, T, &next), -ENOSPC);
+	tokens[1] = 1;
+	assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &next), 0);
+	assert_int_equal(
+		kvp_word_state(kvp_load_relaxed(&c->view.blocks[next.id].word)), KVP_BLOCK_LIVE);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_block_may_lie_in_two_tiers),
 		cmocka_unit_test(check_misses_a_payload),
 		cmocka_unit_test(an_administrator_is_told_what_keeps_a_block),
+		cmocka_unit_test(a_new_prompt_takes_the_place_of_the_last),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

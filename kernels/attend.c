@@ -1,30 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention over parts that are native or in a codec: shapes, workspace, and the three phases that
- * every instruction set shares.
+ * Attention over parts that are native or in a codec: the workspace, and the three phases that every
+ * instruction set shares. What the parts' planes say is in attend_plane.c.
  */
-#include "kernels/kvp_attend.h"
-#include "kernels/dsp.h"
-#include "kernels/codec_impl.h"
+#include "kernels/attend_plane.h"
 #include "kernels/numeric.h"
 #include "kernels/rowcode.h"
 
 #include <errno.h>
 #include <math.h>
 
-#define DOMAINS    (1 + KVP_ATTEND_ROTATIONS_MAX) /* domain 0 is the plain one */
 #define ALIGN      64u
 #define CACHE_LINE 64u
 
 #define HEADERS_AHEAD 8u
-
-/* The rotations that occur among the keys, or among the values. */
-struct domains {
-	uint32_t n; /* besides domain 0 */
-	uint32_t kind[KVP_ATTEND_ROTATIONS_MAX];
-	uint64_t name[KVP_ATTEND_ROTATIONS_MAX]; /* seed, or digest of a dense one */
-	struct rotation rot[KVP_ATTEND_ROTATIONS_MAX];
-};
 
 /*
  * The workspace: this header; the queries as [domain][kv_head][row][k_dim], where row is
@@ -153,153 +142,6 @@ static void fetch_headers(const struct kvp_attention *a, uint32_t part)
 	fetch(a->parts[part].v.data, KVP_PLANE_HDR_BYTES);
 }
 
-/* ---- one plane of a part ---- */
-
-struct plane_view {
-	struct kvp_plane p;
-	struct kvp_layout lay;
-	struct kvp_plane_hdr hdr;
-	struct kvp_in_place in;
-	uint32_t domain;
-	float cent[16], bound[16];
-};
-static int plane_view(const struct kvp_attention *a, const struct kvp_attend_part *part,
-	uint32_t kind, struct plane_view *ret)
-{
-	const struct kvp_attend_plane *ap = kind == KVP_PLANE_K ? &part->k : &part->v;
-	struct plane_view *v = ret;
-	int r;
-
-	v->p = (struct kvp_plane){ part->tokens, a->kv_heads,
-		kind == KVP_PLANE_K ? a->k_dim : a->v_dim, ap->dtype, kind };
-	v->in = kvp_codec_in_place(ap->codec, kind);
-	v->domain = 0;
-	if (v->in.form == KVP_FORM_NATIVE) {
-		uint32_t size = dtype_bytes(ap->dtype);
-
-		if (ap->dtype == KVP_DTYPE_F8 || !ap->data || !size || (uintptr_t)ap->data % size ||
-			ap->head_stride % (ptrdiff_t)size || ap->token_stride % (ptrdiff_t)size)
-			return -EINVAL;
-		return kvp_plane_layout(ap->codec, &v->p, &v->lay);
-	}
-	r = kvp_plane_check(ap->codec, &v->p, ap->calib, ap->data, ap->bytes);
-	if (r < 0)
-		return r;
-	r = kvp_plane_layout(ap->codec, &v->p, &v->lay);
-	if (r < 0)
-		return r;
-	memcpy(&v->hdr, ap->data, sizeof v->hdr);
-	/* Of smart the layout knows only a bound; the header was checked against ap->bytes. */
-	if (v->lay.bytes > ap->bytes)
-		v->lay.bytes = (uint32_t)ap->bytes;
-	/* The header may have changed since the check; what is used from it is bounded here. */
-	if (v->hdr.exponent < -120 || v->hdr.exponent > 125)
-		return -EBADMSG;
-	if (v->in.form == KVP_FORM_BOOK)
-		r = kvp_codebook(v->in.bits, v->in.book == KVP_BOOK_SPHERE ? v->p.dim : 0, v->cent,
-			v->bound);
-	return r;
-}
-
-static int domain_find(const struct domains *d, const struct plane_view *v)
-{
-	uint64_t name = v->in.rotation == KVP_ROT_HAAR ? v->hdr.calib : v->hdr.seed;
-
-	if (v->in.rotation == KVP_ROT_NONE)
-		return 0;
-	for (uint32_t i = 0; i < d->n; i++)
-		if (d->kind[i] == v->in.rotation && d->name[i] == name)
-			return (int)i + 1;
-	return -ENOENT;
-}
-
-static int domain_add(struct domains *d, const struct plane_view *v, const struct kvp_calib *calib)
-{
-	int r;
-
-	if (domain_find(d, v) >= 0)
-		return 0;
-	if (d->n == KVP_ATTEND_ROTATIONS_MAX)
-		return -E2BIG;
-	r = kvp_rotation_init(&d->rot[d->n], v->in.rotation, v->p.dim, v->hdr.seed, calib);
-	if (r < 0)
-		return r;
-	d->kind[d->n] = v->in.rotation;
-	d->name[d->n] = v->in.rotation == KVP_ROT_HAAR ? v->hdr.calib : v->hdr.seed;
-	d->n++;
-	return 0;
-}
-
-/* Tokens [first, first + n) of a head; kivi's native tail and its groups are never in one call. */
-static struct kvp_rows rows_of(const struct plane_view *v, const struct kvp_attend_plane *ap,
-	uint32_t head, uint32_t first, uint32_t n)
-{
-	const uint8_t *data = ap->data;
-	size_t row = (size_t)head * v->lay.coded + first;
-	struct kvp_rows r = { .form = v->in.form, .dim = v->p.dim, .n = n, .factor = 1.0f };
-
-	if (r.form == KVP_FORMS)
-		return r;
-	if (r.form == KVP_FORM_NATIVE || first >= v->lay.coded) {
-		uint32_t size = dtype_bytes(ap->dtype);
-		ptrdiff_t head_stride = ap->head_stride;
-
-		r.form = KVP_FORM_NATIVE;
-		r.format = ap->dtype;
-		r.stride = ap->token_stride;
-		if (v->in.form != KVP_FORM_NATIVE) {
-			data += v->lay.native;
-			first -= v->lay.coded;
-			r.stride = (ptrdiff_t)(v->p.dim * size);
-			head_stride = r.stride * (ptrdiff_t)(v->p.tokens - v->lay.coded);
-		}
-		r.codes = data + (ptrdiff_t)head * head_stride + (ptrdiff_t)first * r.stride;
-		return r;
-	}
-	r.format = v->in.format;
-	r.bits = v->in.bits;
-	r.per_channel = v->in.per_channel;
-	r.stride = v->lay.row_bytes;
-	r.codes = data + v->lay.codes + row * v->lay.row_bytes;
-	r.factor = pow2f(v->hdr.exponent);
-	r.group = v->lay.group;
-	r.groups = v->lay.groups;
-	r.cent = v->cent;
-	if (r.form == KVP_FORM_BOOK) {
-		r.scale = data + v->lay.scale + row * (r.format ? 4 : 2);
-		return r;
-	}
-	if (v->in.unit)
-		r.factor *= 1.0f / sqrtf((float)v->p.dim);
-	if (r.per_channel)
-		row = ((size_t)head * v->lay.groups + first / v->lay.group) * v->p.dim;
-	else
-		row *= v->lay.groups;
-	r.scale = data + v->lay.scale + row * 2;
-	if (v->lay.minimum)
-		r.minimum = data + v->lay.minimum + row * 2;
-	return r;
-}
-
-/* Rows that cannot be attended in place (KVP_FORMS) are decoded into scratch. */
-static int rows_ready(const struct kvp_kernels *k, const struct plane_view *v,
-	const struct kvp_attend_plane *ap, uint32_t head, uint32_t first, float *scratch,
-	struct kvp_rows *rows)
-{
-	struct rows_out out;
-
-	if (rows->form != KVP_FORMS)
-		return 0; /* a native plane, among others, which has no header */
-	out = (struct rows_out){ (uint8_t *)scratch, (ptrdiff_t)(v->p.dim * sizeof *scratch),
-		rows->n, v->p.dim, KVP_DTYPE_F32, pow2f(v->hdr.exponent) };
-	rows->form = KVP_FORM_NATIVE;
-	rows->format = KVP_DTYPE_F32;
-	rows->stride = out.stride;
-	rows->codes = out.data;
-	return kvp_rows_decode(
-		k, ap->codec, &v->p, &v->lay, ap->calib, ap->data, head, first, &out);
-}
-
 /* ---- the three phases ---- */
 
 /* Row `row` of a KV head in a domain: where its floats and their sum lie. */
@@ -374,13 +216,13 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *
 		const struct kvp_attend_part *part = &a->parts[i];
 
 		fetch_headers(a, i + HEADERS_AHEAD);
-		r = plane_view(a, part, KVP_PLANE_K, &v);
+		r = kvp_attend_view(a, part, KVP_PLANE_K, &v);
 		if (!r)
-			r = domain_add(&ws->k, &v, part->k.calib);
+			r = kvp_attend_domain_add(&ws->k, &v, part->k.calib);
 		if (!r)
-			r = plane_view(a, part, KVP_PLANE_V, &v);
+			r = kvp_attend_view(a, part, KVP_PLANE_V, &v);
 		if (!r)
-			r = domain_add(&ws->v, &v, part->v.calib);
+			r = kvp_attend_domain_add(&ws->v, &v, part->v.calib);
 		if (r < 0)
 			return r;
 		tokens += part->tokens;
@@ -405,81 +247,6 @@ static void visible(const struct kvp_attention *a, uint32_t query, uint64_t at, 
 
 		job->lo = lo < job->n ? (uint32_t)lo : job->n;
 	}
-}
-
-struct part_view {
-	const struct kvp_attend_part *part;
-	struct plane_view k, v;
-	uint64_t at; /* of its first token */
-};
-
-static int part_view(const struct kvp_attention *a, const struct workspace *ws, uint32_t i,
-	uint64_t at, struct part_view *ret)
-{
-	int r;
-
-	ret->part = &a->parts[i];
-	ret->at = at;
-	r = plane_view(a, ret->part, KVP_PLANE_K, &ret->k);
-	if (!r)
-		r = plane_view(a, ret->part, KVP_PLANE_V, &ret->v);
-	if (r < 0)
-		return r;
-	r = domain_find(&ws->k, &ret->k);
-	if (r < 0)
-		return -EBADMSG;
-	ret->k.domain = (uint32_t)r;
-	r = domain_find(&ws->v, &ret->v);
-	if (r < 0)
-		return -EBADMSG;
-	ret->v.domain = (uint32_t)r;
-	return 0;
-}
-
-/*
- * What is attended at a time: n tokens of one KV head. They end at multiples of ATTEND_CHUNK and
- * where a kivi plane's native tail begins.
- */
-struct chunk {
-	const struct part_view *pv; /* NULL: none */
-	uint32_t head, t, n;
-	struct kvp_rows k, v; /* KVP_FORMS: to be decoded first */
-};
-
-static void chunk_rows(struct chunk *c)
-{
-	const struct part_view *pv = c->pv;
-	uint32_t tokens = pv->part->tokens, end = (c->t / ATTEND_CHUNK + 1) * ATTEND_CHUNK;
-
-	end = c->t < pv->k.lay.coded && end > pv->k.lay.coded ? pv->k.lay.coded : end;
-	end = c->t < pv->v.lay.coded && end > pv->v.lay.coded ? pv->v.lay.coded : end;
-	c->n = (end < tokens ? end : tokens) - c->t;
-	c->k = rows_of(&pv->k, &pv->part->k, c->head, c->t, c->n);
-	c->v = rows_of(&pv->v, &pv->part->v, c->head, c->t, c->n);
-}
-
-static struct chunk chunk_first(const struct part_view *pv)
-{
-	struct chunk c = { .pv = pv };
-
-	if (pv)
-		chunk_rows(&c);
-	return c;
-}
-
-/* The one after c: further tokens, then the next head, then the part after this one. */
-static struct chunk chunk_next(
-	const struct kvp_attention *a, const struct chunk *c, const struct part_view *after)
-{
-	struct chunk next = { .pv = c->pv, .head = c->head, .t = c->t + c->n };
-
-	if (next.t == c->pv->part->tokens) {
-		next.t = 0;
-		if (++next.head == a->kv_heads)
-			return chunk_first(after);
-	}
-	chunk_rows(&next);
-	return next;
 }
 
 static uint32_t row_bytes(const struct kvp_rows *r)
@@ -522,7 +289,8 @@ static int score_chunk(const struct kvp_kernels *k, const struct kvp_attention *
 {
 	struct kvp_queries q = queries_of(a, s, c->pv->k.domain, c->head);
 	struct kvp_rows rows = c->k;
-	int r = rows_ready(k, &c->pv->k, &c->pv->part->k, c->head, c->t, area->rows, &rows);
+	int r = kvp_attend_rows_ready(
+		k, &c->pv->k, &c->pv->part->k, c->head, c->t, area->rows, &rows);
 
 	if (r < 0)
 		return r;
@@ -578,8 +346,8 @@ static int accumulate_run(const struct kvp_kernels *k, const struct kvp_attentio
 	int r;
 
 	if (end - first < c->n)
-		rows = rows_of(view, ap, c->head, c->t + first, end - first);
-	r = rows_ready(k, view, ap, c->head, c->t + first, area->rows, &rows);
+		rows = kvp_attend_rows(view, ap, c->head, c->t + first, end - first);
+	r = kvp_attend_rows_ready(k, view, ap, c->head, c->t + first, area->rows, &rows);
 	if (r < 0)
 		return r;
 	if (next->pv)
@@ -620,10 +388,10 @@ static int attend_part(const struct kvp_kernels *k, const struct kvp_attention *
 	const struct part_view *after)
 {
 	const struct workspace *ws = a->workspace;
-	struct chunk c = chunk_first(pv);
+	struct chunk c = kvp_attend_chunk_first(pv);
 
 	while (c.pv == pv) {
-		struct chunk next = chunk_next(a, &c, after);
+		struct chunk next = kvp_attend_chunk_next(a, &c, after);
 		int r = score_chunk(k, a, s, &c, area);
 
 		if (!r)
@@ -682,14 +450,15 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attention *a,
 	for (uint32_t i = 0; i < first; i++)
 		at += a->parts[i].tokens;
 	if (first < last)
-		r = part_view(a, ws, first, at, &view[0]);
+		r = kvp_attend_part_view(a, &ws->k, &ws->v, first, at, &view[0]);
 	for (uint32_t i = first; i < last && !r; i++) {
 		struct part_view *pv = &view[(i - first) % 2], *after = NULL;
 
 		if (i + 1 < last) {
 			fetch_headers(a, i + 2);
 			after = &view[(i + 1 - first) % 2];
-			r = part_view(a, ws, i + 1, pv->at + pv->part->tokens, after);
+			r = kvp_attend_part_view(
+				a, &ws->k, &ws->v, i + 1, pv->at + pv->part->tokens, after);
 		}
 		if (!r)
 			r = attend_part(k, a, &s, &area, pv, after);
@@ -781,16 +550,18 @@ static int mass_chunk(const struct kvp_kernels *k, const struct kvp_attention *a
 static int attend_mass(const struct kvp_kernels *k, const struct kvp_attention *a,
 	const struct shape *s, struct kvp_attend_result *res)
 {
+	const struct workspace *ws = a->workspace;
 	struct split area = split_area(a, s, 0);
 	uint64_t at = 0;
 
 	for (uint32_t i = 0; i < a->n_parts; i++) {
 		struct part_view pv;
-		int r = part_view(a, a->workspace, i, at, &pv);
+		int r = kvp_attend_part_view(a, &ws->k, &ws->v, i, at, &pv);
 
 		if (r < 0)
 			return r;
-		for (struct chunk c = chunk_first(&pv); c.pv; c = chunk_next(a, &c, NULL)) {
+		for (struct chunk c = kvp_attend_chunk_first(&pv); c.pv;
+			c = kvp_attend_chunk_next(a, &c, NULL)) {
 			r = mass_chunk(k, a, s, &area, &c,
 				res->mass + c.head * res->mass_stride + at + c.t);
 			if (r < 0)

@@ -31,6 +31,10 @@ def usage_errors(trace):
     for text in ("-5", "0", "abc", "9" * 30, "2G2", "1152921504606846977", "1073741825G"):
         refuses(2, f"'{text}'", *simulate, "--capacity", text)
     refuses(2, "--capacity", *simulate, "--capacity", "")
+    refuses(2, "K, M or G", *simulate, "--capacity", "1T")
+    refuses(2, "'1k' is no", *simulate, "--capacity", "1k", "--threads", "1k")
+    refuses(2, "mooncake, agent and oracle", *simulate, "--capacity", "9", "--format", "csv")
+    refuses(2, "mooncake and agent", "run", "--trace", trace, "--format", "csv")
     refuses(2, "usage", *simulate)
     for option, text in (("policy", "mru"), ("order", "deep"), ("format", "csv"), ("threads", "0"),
                          ("from", "-1"), ("time-scale", "nan"), ("block-tokens", "0")):

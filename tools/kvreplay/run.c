@@ -578,7 +578,9 @@ static int parse(int argc, char **argv, struct options *o)
 			have_format = true;
 			r = trace_format_parse(optarg, &o->format);
 			if (r < 0)
-				fprintf(stderr, "kvreplay: no format '%s'\n", optarg);
+				fprintf(stderr,
+					"kvreplay: no format '%s'; there are mooncake and agent\n",
+					optarg);
 			break;
 		case 'h':
 			usage(stdout);

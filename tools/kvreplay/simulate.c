@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvreplay simulate: policies x capacities over one trace, on all cores. */
 #include <assert.h>
+#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -150,17 +151,21 @@ static int by_value(const void *a, const void *b)
 	return *x < *y ? -1 : *x > *y;
 }
 
-/* A number with K, M or G behind it. */
+/* A number with K, M or G behind it, or k, m, g, which are the same here. */
 static int parse_amount(const char *what, const char *s, uint64_t *ret_value)
 {
 	char *end;
 
 	errno = 0;
 	uint64_t x = strtoull(s, &end, 10);
-	unsigned shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+	int unit = toupper((unsigned char)*end);
+	unsigned shift = unit == 'K' ? 10 : unit == 'M' ? 20 : unit == 'G' ? 30 : 0;
 	if (errno || end == s || *s == '-' || end[shift != 0] ||
 		x > KVP_EVICT_MAX_CAPACITY >> shift) {
-		fprintf(stderr, "kvreplay: bad %s '%s': a number of at most 2^60\n", what, s);
+		fprintf(stderr,
+			"kvreplay: bad %s '%s': a number of at most 2^60, with K, M or G for 2^10, "
+			"2^20, 2^30\n",
+			what, s);
 		return -EINVAL;
 	}
 	*ret_value = x << shift;
@@ -285,7 +290,9 @@ static int parse_one(struct options *o, int c)
 	case OPT_FORMAT:
 		r = trace_format_parse(optarg, &o->format);
 		if (r < 0)
-			fprintf(stderr, "kvreplay: no format '%s'\n", optarg);
+			fprintf(stderr,
+				"kvreplay: no format '%s'; there are mooncake, agent and oracle\n",
+				optarg);
 		break;
 	case OPT_CAPACITY:
 		r = parse_capacities(o, optarg);

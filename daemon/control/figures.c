@@ -59,7 +59,7 @@ static json_t *status_json(
 	kvpd_put_text(o, "pages", f->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
 	kvpd_put_text(o, "policy", f->policy);
 	json_object_set_new(o, "ledger", portions_json(f));
-	json_object_set_new(o, "rates", kvpd_rates_of_all(rates));
+	json_object_set_new(o, "rates", kvpd_rates_of_all(rates, f));
 	return o;
 }
 

@@ -121,25 +121,48 @@ static struct counted of_space(
 	};
 }
 
+/* Tenants lie in the order of their ids, spaces in that of their tenants and numbers. */
 static const struct kvpd_tenant_figures *tenant_in(
 	const struct kvpd_figures *f, const struct kvpd_tenant_figures *t)
 {
-	for (uint32_t i = 0; i < f->n_tenants; i++)
-		if (f->tenant[i].id == t->id && f->tenant[i].born_ns == t->born_ns)
-			return &f->tenant[i];
-	return NULL;
+	uint32_t from = 0, to = f->n_tenants;
+
+	while (from < to) {
+		uint32_t mid = from + (to - from) / 2;
+
+		if (f->tenant[mid].id < t->id)
+			from = mid + 1;
+		else
+			to = mid;
+	}
+	if (from == f->n_tenants || f->tenant[from].id != t->id ||
+		f->tenant[from].born_ns != t->born_ns)
+		return NULL;
+	return &f->tenant[from];
 }
 
 static const struct kvpd_space_figures *space_in(const struct kvpd_figures *f,
 	const struct kvpd_tenant_figures *t, const struct kvpd_space_figures *s)
 {
 	const struct kvpd_tenant_figures *there = tenant_in(f, t);
+	uint32_t from = 0, to = f->n_spaces, of;
 
-	for (uint32_t i = 0; there && i < f->n_spaces; i++)
-		if (&f->tenant[f->space[i].tenant] == there && f->space[i].space == s->space &&
-			f->space[i].generation == s->generation)
-			return &f->space[i];
-	return NULL;
+	if (!there)
+		return NULL;
+	of = (uint32_t)(there - f->tenant);
+	while (from < to) {
+		uint32_t mid = from + (to - from) / 2;
+		const struct kvpd_space_figures *at = &f->space[mid];
+
+		if (at->tenant < of || (at->tenant == of && at->space < s->space))
+			from = mid + 1;
+		else
+			to = mid;
+	}
+	if (from == f->n_spaces || f->space[from].tenant != of ||
+		f->space[from].space != s->space || f->space[from].generation != s->generation)
+		return NULL;
+	return &f->space[from];
 }
 
 /* ---- in JSON --------------------------------------------------------------------------------- */
@@ -181,16 +204,19 @@ static json_t *tenant_json(const struct kvpd_rates *r, const struct counted *n)
 	return o;
 }
 
-json_t *kvpd_rates_of_all(const struct kvpd_rates *r)
+json_t *kvpd_rates_of_all(const struct kvpd_rates *r, const struct kvpd_figures *f)
 {
 	struct counted sum = { 0 };
 
 	if (!two_looks(r))
 		return json_null();
-	for (uint32_t i = 0; i < r->newer.n_tenants; i++) {
-		const struct kvpd_tenant_figures *t = &r->newer.tenant[i];
-		struct counted n = of_tenant(t, tenant_in(&r->older, t));
+	for (uint32_t i = 0; i < f->n_tenants; i++) {
+		const struct kvpd_tenant_figures *now = tenant_in(&r->newer, &f->tenant[i]);
+		struct counted n;
 
+		if (!now)
+			continue;
+		n = of_tenant(now, tenant_in(&r->older, now));
 		sum.lookups += n.lookups;
 		sum.commits += n.commits;
 		sum.asked += n.asked;
@@ -199,10 +225,6 @@ json_t *kvpd_rates_of_all(const struct kvpd_rates *r)
 		sum.evictions += n.evictions;
 		sum.bytes += n.bytes;
 	}
-	/* What has ended gave its bytes back. */
-	for (uint32_t i = 0; i < r->older.n_tenants; i++)
-		if (!tenant_in(&r->newer, &r->older.tenant[i]))
-			sum.bytes -= (int64_t)r->older.tenant[i].charged_bytes;
 	return tenant_json(r, &sum);
 }
 

@@ -40,7 +40,8 @@ void kvpd_rates_fini(struct kvpd_rates *r);
  * The `rates` of an answer, a new reference; JSON null while there are none: before the second
  * look, or what is asked for did not exist at the last one. docs/figures.md names the members.
  */
-json_t *kvpd_rates_of_all(const struct kvpd_rates *r);
+/* f: of its tenants, all together. */
+json_t *kvpd_rates_of_all(const struct kvpd_rates *r, const struct kvpd_figures *f);
 json_t *kvpd_rates_of_tenant(const struct kvpd_rates *r, const struct kvpd_tenant_figures *t);
 /* tenant: the one it is of. */
 json_t *kvpd_rates_of_space(const struct kvpd_rates *r, const struct kvpd_tenant_figures *tenant,

@@ -84,9 +84,9 @@ static void what_was_counted_between(void **state)
 	json_t *o;
 
 	(void)state;
-	none(kvpd_rates_of_all(&r));
+	none(kvpd_rates_of_all(&r, &r.newer));
 	look(&r, 100 * S, t, 2, s, 2);
-	none(kvpd_rates_of_all(&r));
+	none(kvpd_rates_of_all(&r, &r.newer));
 	none(kvpd_rates_of_tenant(&r, &t[0]));
 	none(kvpd_rates_of_space(&r, &t[0], &s[0]));
 	t[0] = tenant(1, 7, 2000, 750, 15, 4000);
@@ -103,7 +103,7 @@ static void what_was_counted_between(void **state)
 	is(kvpd_rates_of_space(&r, &t[0], &s[0]), "asked_tokens_per_second", 200);
 	is(kvpd_rates_of_space(&r, &t[0], &s[0]), "evictions_per_second", 2);
 	is(kvpd_rates_of_space(&r, &t[0], &s[0]), "payload_bytes_per_second", -600);
-	is(kvpd_rates_of_all(&r), "asked_tokens_per_second", 200);
+	is(kvpd_rates_of_all(&r, &r.newer), "asked_tokens_per_second", 200);
 	/* Nothing was asked for: no ratio, which is not a ratio of 0. */
 	o = kvpd_rates_of_tenant(&r, &t[1]);
 	assert_true(json_is_null(json_object_get(o, "hit_ratio")));
@@ -125,6 +125,7 @@ static void begun_ended_and_made_anew(void **state)
 		tenant(3, 9, 100, 50, 0, 0), tenant(4, 80, 50, 50, 0, 0) };
 	struct kvpd_space_figures s[2] = { space(0, 0, 1, 900, 5), space(2, 1, 5, 800, 9) };
 	struct kvpd_space_figures now[2] = { space(0, 0, 1, 1000, 5), space(1, 1, 6, 1000, 2) };
+	struct kvpd_figures one = { .tenant = &after[2], .n_tenants = 1 };
 	json_t *o;
 
 	(void)state;
@@ -140,10 +141,12 @@ static void begun_ended_and_made_anew(void **state)
 	is(kvpd_rates_of_space(&r, &after[1], &now[1]), "asked_tokens_per_second", 100);
 	is(kvpd_rates_of_space(&r, &after[1], &now[1]), "payload_bytes_per_second", 200);
 	none(kvpd_rates_of_space(&r, &before[0], &s[0]));
-	o = kvpd_rates_of_all(&r);
+	o = kvpd_rates_of_all(&r, &r.newer);
 	json_incref(o);
 	is(o, "asked_tokens_per_second", 605);
-	is(o, "charged_bytes_per_second", (1000.0 - 900 - 400) / 10);
+	is(o, "charged_bytes_per_second", 100);
+	/* Of some only, as an answer that is narrowed to a tenant has it. */
+	is(kvpd_rates_of_all(&r, &one), "asked_tokens_per_second", 5);
 	kvpd_rates_fini(&r);
 }
 
@@ -161,7 +164,41 @@ static void nothing_negative_and_nothing_infinite(void **state)
 	is(kvpd_rates_of_tenant(&r, &t), "evictions_per_second", .1);
 	look(&r, 20 * S, &t, 1, NULL, 0);
 	none(kvpd_rates_of_tenant(&r, &t));
-	none(kvpd_rates_of_all(&r));
+	none(kvpd_rates_of_all(&r, &r.newer));
+	kvpd_rates_fini(&r);
+}
+
+/* Each of many is found, and none between them. */
+static void many_tenants_and_spaces(void **state)
+{
+	struct kvpd_rates r = { 0 };
+	struct kvpd_tenant_figures t[50];
+	struct kvpd_space_figures s[3 * 50];
+
+	(void)state;
+	for (uint64_t round = 0; round < 2; round++) {
+		for (uint32_t i = 0; i < 50; i++) {
+			t[i] = tenant(2 + 2 * i, i, round * 10 * (i + 1), 0, 0, 0);
+			for (uint32_t k = 0; k < 3; k++)
+				s[3 * i + k] =
+					space(i, 4 * k + 1, 1, round * 10 * (3 * i + k + 1), 0);
+		}
+		look(&r, (round + 1) * 10 * S, t, 50, s, 150);
+	}
+	for (uint32_t i = 0; i < 50; i++) {
+		struct kvpd_tenant_figures odd = tenant(3 + 2 * i, i, 0, 0, 0, 0);
+
+		is(kvpd_rates_of_tenant(&r, &t[i]), "asked_tokens_per_second", i + 1);
+		none(kvpd_rates_of_tenant(&r, &odd));
+		for (uint32_t k = 0; k < 3; k++) {
+			struct kvpd_space_figures other = space(i, 4 * k, 1, 0, 0);
+
+			is(kvpd_rates_of_space(&r, &t[i], &s[3 * i + k]), "asked_tokens_per_second",
+				3 * i + k + 1);
+			none(kvpd_rates_of_space(&r, &t[i], &other));
+			none(kvpd_rates_of_space(&r, &odd, &s[3 * i + k]));
+		}
+	}
 	kvpd_rates_fini(&r);
 }
 
@@ -171,6 +208,7 @@ int main(void)
 		cmocka_unit_test(what_was_counted_between),
 		cmocka_unit_test(begun_ended_and_made_anew),
 		cmocka_unit_test(nothing_negative_and_nothing_infinite),
+		cmocka_unit_test(many_tenants_and_spaces),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -65,16 +65,29 @@ class Match(Held):
         super().__init__(space.client)
         self.space = space
         self._prefix = prefix
+        self._blocks: Optional["array.array[int]"] = None  # their addresses, once asked for
         info = ffi.new(_INFO)
         info.size = _INFO_BYTES
         check(lib.kvp_match_info(prefix, info), "kvp_match_info")
         self.n_blocks: int = info.n_blocks
         self.n_tokens: int = info.n_tokens
         self.tail_tokens: int = info.tail_tokens
-        flags = info.flags
-        self.leased = bool(flags & lib.KVP_MATCHED_LEASED)
-        self.claimed = bool(flags & lib.KVP_MATCHED_CLAIMED)
-        self.pending = bool(flags & lib.KVP_MATCHED_PENDING)
+        self._flags: int = info.flags
+
+    @property
+    def leased(self) -> bool:
+        """Do its blocks stay where they are?"""
+        return bool(self._flags & lib.KVP_MATCHED_LEASED)
+
+    @property
+    def claimed(self) -> bool:
+        """Is it ours to compute what is missing?"""
+        return bool(self._flags & lib.KVP_MATCHED_CLAIMED)
+
+    @property
+    def pending(self) -> bool:
+        """Does somebody else compute the next block?"""
+        return bool(self._flags & lib.KVP_MATCHED_PENDING)
 
     @property
     def prefix(self) -> Any:
@@ -112,12 +125,13 @@ class Match(Held):
         return _shaped(self, self.space, address, layer, tokens, True)
 
     def _address(self, i: int) -> int:
-        if not 0 <= i < self.n_blocks + bool(self.tail_tokens):
-            raise IndexError("no such block")
-        out = ffi.new("void const *[1]")
-        if check(lib.kvp_payloads(self.prefix, i, 1, out), "kvp_payloads") != 1:
+        if self._blocks is None:
+            self._blocks = self.addresses()
+        if not 0 <= i < len(self._blocks):
             raise IndexError("no such block in this memory")
-        return int(ffi.cast("uintptr_t", out[0]))
+        if self.closed:
+            raise ValueError("the match was released")
+        return self._blocks[i]
 
     def get(self, view: View, first: int = 0, n: Optional[int] = None, verify: bool = False) -> int:
         """Copies matched tokens [first, first + n), the tail's included, into the view; None: all.

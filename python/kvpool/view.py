@@ -73,22 +73,26 @@ class Ids:
     __slots__ = ("struct", "_owner", "_n")
 
     def __init__(self, numbers: Any) -> None:
-        if isinstance(numbers, (list, tuple, range)):
+        if numbers.__class__ in (list, tuple, range):
             numbers = array.array("q", numbers)
         try:
             buffer = memoryview(numbers)
         except (TypeError, ValueError, BufferError):
             a = describe(numbers)
-            address, dense = ffi.cast("void *", a.address), a.strides == (a.itemsize,)
-            shape, kind, self._owner = a.shape, (a.kind, a.itemsize), numbers
+            address, self._owner = ffi.cast("void *", a.address), numbers
+            kind = _IDS_KINDS.get((a.kind, a.itemsize))
+            plain = len(a.shape) == 1 and (a.strides == (a.itemsize,) or a.shape[0] < 2)
+            n = a.shape[0] if a.shape else 0
         else:
-            dense, shape = buffer.contiguous, buffer.shape or ()
-            kind = (_KINDS.get(buffer.format or "B", ""), buffer.itemsize)
-            address = self._owner = ffi.from_buffer(buffer) if dense else None
-        if len(shape) != 1 or not dense or kind not in _IDS_KINDS:
+            # the size as it is: that of "l" depends on what stands before it
+            kind = _IDS_KINDS.get((_KINDS.get((buffer.format or "").lstrip("@=<"), ""),
+                                   buffer.itemsize))
+            plain, n = buffer.ndim == 1 and buffer.contiguous, len(buffer) if buffer.ndim else 0
+            address = self._owner = ffi.from_buffer(buffer) if plain else None
+        if kind is None or not plain:
             raise ValueError("ids are a dense array of one dimension, of 32-bit or 64-bit integers")
-        self._n = shape[0]
-        self.struct = ffi.new(_IDS, (address, shape[0], _IDS_KINDS[kind]))
+        self._n = n
+        self.struct = ffi.new(_IDS, (address, self._n, kind))
 
     def __len__(self) -> int:
         return self._n

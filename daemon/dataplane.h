@@ -116,11 +116,12 @@ int kvpd_sessions_unused(
 int kvpd_session_detach(struct kvpd_ledger *ledger, uint32_t session);
 
 /*
- * Live extents that a session has to map read-only; calls back for each, on the calling thread. The
+ * Live extents that a session has to map read-only, some in each call, from *from on (at first 0),
+ * which becomes where to go on; 0: those were all. Calls back for each, on the calling thread. The
  * first ones come with a descriptor, which the callee owns, the others with -1: kvpd_extent_get()
  * has theirs when it is their turn.
  */
-int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session,
+int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session, uint32_t *from,
 	void (*each)(void *ctx, const struct kvp_msg_extent *extent, int fd), void *ctx);
 /* One of them by id; -ENOENT. Never one of another tenant. */
 int kvpd_extent_get(struct kvpd_ledger *ledger, uint32_t session, uint32_t extent,

@@ -41,10 +41,31 @@ static void send_extent(void *ctx, const struct kvp_msg_extent *extent, int fd)
 		close(fd);
 }
 
+/* Shows it some of the extents; after the last one it has attached. */
+static int show_some(struct kvpd_conn *conn)
+{
+	struct extent_sender sender = { .conn = conn };
+	int r = kvpd_session_extents(
+		conn->control->ledger, conn->guest->id, &conn->show_from, send_extent, &sender);
+
+	if (r < 0 || sender.error)
+		return r < 0 ? r : sender.error;
+	conn->showing = conn->show_from;
+	if (!conn->showing)
+		return kvpd_conn_send(conn, KVP_MSG_ATTACHED, 0, NULL, 0, NULL, 0);
+	kvpd_source_raise(&conn->source, KVPD_AGAIN);
+	return 0;
+}
+
+void kvpd_attach_on(struct kvpd_conn *conn)
+{
+	if (show_some(conn) < 0)
+		kvpd_conn_close(conn);
+}
+
 static int welcome(struct kvpd_conn *conn, const struct kvpd_attach *a)
 {
 	struct kvpd_control *c = conn->control;
-	struct extent_sender sender = { .conn = conn };
 	const struct kvp_msg_welcome w = {
 		.abi = KVP_ABI_VERSION,
 		.session = a->session,
@@ -57,12 +78,7 @@ static int welcome(struct kvpd_conn *conn, const struct kvpd_attach *a)
 	int r;
 
 	r = kvpd_conn_send(conn, KVP_MSG_WELCOME, conn->hello_tag, &w, sizeof(w), fds, 3);
-	if (r < 0)
-		return r;
-	r = kvpd_session_extents(c->ledger, a->session, send_extent, &sender);
-	if (r < 0 || sender.error)
-		return r < 0 ? r : sender.error;
-	return kvpd_conn_send(conn, KVP_MSG_ATTACHED, 0, NULL, 0, NULL, 0);
+	return r < 0 ? r : show_some(conn);
 }
 
 /* The session is in the ledger: now it gets a home here, and the client its descriptors. */

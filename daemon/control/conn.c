@@ -97,7 +97,7 @@ static void out_free(struct kvpd_conn *conn, struct kvpd_out *out)
 /* What was asked last is not yet answered: the next packet waits in the socket. */
 static bool is_busy(const struct kvpd_conn *conn)
 {
-	return conn->answer || conn->asked || conn->opening;
+	return conn->answer || conn->asked || conn->showing || conn->opening;
 }
 
 void kvpd_conn_watch(struct kvpd_conn *conn)
@@ -422,6 +422,8 @@ static void conn_ready(struct kvpd_source *source, uint32_t events)
 	}
 	if (events & KVPD_AGAIN && conn->asked)
 		kvpd_admin_step_on(conn);
+	else if (events & KVPD_AGAIN && conn->showing)
+		kvpd_attach_on(conn);
 	else if (events & KVPD_AGAIN && conn->opening)
 		kvpd_guest_open_on(conn);
 	else if (events & EPOLLIN && !is_busy(conn))

@@ -57,6 +57,8 @@ struct kvpd_conn {
 	uint32_t hello_tag;
 	char name[KVP_CLIENT_NAME];
 	struct kvpd_guest *guest;
+	bool showing; /* its tenant's extents, from this one on */
+	uint32_t show_from;
 	/* To be sent. */
 	TAILQ_HEAD(, kvpd_out) out;
 	uint32_t n_out;

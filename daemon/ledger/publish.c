@@ -180,22 +180,24 @@ static int extents_on_ledger(struct kvpd_ledger *l, void *arg)
 	return 0;
 }
 
-int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session,
+int kvpd_session_extents(struct kvpd_ledger *ledger, uint32_t session, uint32_t *from,
 	void (*each)(void *ctx, const struct kvp_msg_extent *extent, int fd), void *ctx)
 {
-	struct extent_call c = { .session = session, .fds_left = FIRST_FDS };
-	int r;
+	struct extent_call c = {
+		.session = session,
+		.fds_left = *from ? 0 : FIRST_FDS,
+		.next = *from,
+	};
+	int r = kvpd_ledger_ask(ledger, extents_on_ledger, &c);
 
-	do {
-		c.n = 0;
-		r = kvpd_ledger_ask(ledger, extents_on_ledger, &c);
-		for (uint32_t i = 0; i < c.n; i++) {
-			if (r == 0)
-				each(ctx, &c.all[i], c.fds[i]);
-			else if (c.fds[i] >= 0)
-				close(c.fds[i]);
-		}
-	} while (r == 0 && c.next);
+	for (uint32_t i = 0; i < c.n; i++) {
+		if (r == 0)
+			each(ctx, &c.all[i], c.fds[i]);
+		else if (c.fds[i] >= 0)
+			close(c.fds[i]);
+	}
+	if (r == 0)
+		*from = c.next;
 	return r;
 }
 

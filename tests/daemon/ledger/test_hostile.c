@@ -442,8 +442,9 @@ static void long_chains_are_touched_bit_by_bit(void **state)
 			kvp_touch_push(c->page, shard, block.id, depth);
 	hits = &c->view.blocks[root].hits;
 	dp_flush(c);
-	assert_in_range(kvp_load_relaxed(hits), 1, all - 1);
-	for (uint32_t i = 0; i < all && kvp_load_relaxed(hits) < all; i++)
+	assert_true(kvp_load_relaxed(hits) < all);
+	/* A slow machine needs several turns for one of them. */
+	for (uint32_t i = 0; i < 100 * all && kvp_load_relaxed(hits) < all; i++)
 		dp_flush(c);
 	assert_int_equal(kvp_load_relaxed(hits), all);
 	dp_check(&w);
@@ -724,8 +725,12 @@ static void pinned_pages_hold_back_their_arena_alone(void **state)
 	assert_true(dp_figure(&w, "charged_bytes") > before);
 	close(pipes[0]);
 	close(pipes[1]);
-	assert_int_equal(dp_admin(&w, "{\"verb\": \"drain\", \"tenant\": \"one\"}", NULL), 0);
 	for (int i = 0; i < 15000 && dp_figure(&w, "charged_bytes") != before; i++) {
+		/* What a mover is about to put somewhere is not drained. */
+		if (i % 100 == 0)
+			assert_int_equal(
+				dp_admin(&w, "{\"verb\": \"drain\", \"tenant\": \"one\"}", NULL),
+				0);
 		dp_pump(&w);
 		usleep(1000);
 	}

@@ -166,7 +166,11 @@ class Attaching(Control):
                                        (rawclient.ABI, rawclient.ABI, 9, -errno.EPROTO)):
             r = Raw(self.d.socket)
             r.hello(role, low, high)
-            self.assertEqual(r.receive().error, error)
+            refusal = r.receive()
+            self.assertEqual(refusal.error, error)
+            if error == -errno.EPROTONOSUPPORT:  # who is newer, and what to do
+                self.assertIn("%d to %d, this kvpoold %d" % (low, high, rawclient.ABI), refusal.text)
+                self.assertIn("install the same release of both", refusal.text)
             self.assertIsNone(r.receive())
             r.close()
         self.assertEqual(self.client().do("r.append(Raw(path)) or r[0].hello(0, 0, 5) or "

@@ -258,7 +258,12 @@ class Contents(unittest.TestCase):
             e.client.flush()
             with e.found(tokens, 3 * T) as m:
                 keys, values = m.layer(1, 1)
-                a, b = numpy.asarray(keys), numpy.from_dlpack(values)
+                a = numpy.asarray(keys)
+                if int(numpy.__version__.split(".")[0]) >= 2:
+                    b = numpy.from_dlpack(values)
+                else:  # knows no read-only arrays there
+                    self.assertRaises(BufferError, numpy.from_dlpack, values)
+                    b = numpy.asarray(values)
                 self.assertEqual(a.__array_interface__["data"], (keys.address, True))
                 for half, have in ((0, a), (1, b)):
                     want = planes[1][half][:, T:2 * T].transpose(1, 0, 2)

@@ -34,6 +34,9 @@
 #include "policy/kvp_evict.h"
 #include "shm/kvp_seg.h"
 
+/* Tenants whose limits are set in one go: each may have recipes to forget, and a policy to resize. */
+#define SETTINGS 2u
+
 /* ---- making --------------------------------------------------------------------------------- */
 
 struct kvpd_tenant *kvpd_tenant_find(struct kvpd_ledger *l, const char *name)
@@ -428,30 +431,50 @@ int kvpd_tenant_least(struct kvpd_ledger *ledger, uint32_t tenant, uint64_t *ret
 	return r;
 }
 
+struct reconfigure_call {
+	const struct kvpd_config *config;
+	uint32_t at; /* of two walks over all tenants */
+	bool begun;
+};
+
 static int reconfigure_on_ledger(struct kvpd_ledger *l, void *arg)
 {
-	const struct kvpd_config *c = arg;
+	struct reconfigure_call *call = arg;
+	const struct kvpd_config *c = call->config;
+	uint32_t set = 0;
 
-	l->claim_ttl_ms = c->claim_ttl_ms;
-	if (c->max_sessions && c->max_sessions <= KVPD_MAX_SESSIONS)
-		l->max_sessions = c->max_sessions;
-	if (c->memory >= l->shares)
-		l->memory = c->memory;
+	if (!call->begun) {
+		l->claim_ttl_ms = c->claim_ttl_ms;
+		if (c->max_sessions && c->max_sessions <= KVPD_MAX_SESSIONS)
+			l->max_sessions = c->max_sessions;
+		if (c->memory >= l->shares)
+			l->memory = c->memory;
+		call->begun = true;
+	}
 	/* First those that give something up, for those that get more. */
-	for (uint32_t i = 0; i < 2 * KVPD_MAX_TENANTS; i++) {
-		struct kvpd_tenant *t = l->tenant[1 + i % KVPD_MAX_TENANTS];
+	for (; call->at < 2 * KVPD_MAX_TENANTS; call->at++) {
+		struct kvpd_tenant *t = l->tenant[1 + call->at % KVPD_MAX_TENANTS];
 		const struct kvpd_limits *n;
 
 		if (!t || t->abandoned)
 			continue;
 		n = limits_of(c, t->name);
-		if ((n->share < t->limits.share) == (i < KVPD_MAX_TENANTS))
-			set_limits(t, n);
+		if ((n->share < t->limits.share) != (call->at < KVPD_MAX_TENANTS))
+			continue;
+		if (set++ == SETTINGS)
+			return -EINPROGRESS;
+		set_limits(t, n);
 	}
 	return 0;
 }
 
 int kvpd_reconfigure(struct kvpd_ledger *ledger, const struct kvpd_config *config)
 {
-	return kvpd_ledger_ask(ledger, reconfigure_on_ledger, (void *)(uintptr_t)config);
+	struct reconfigure_call call = { .config = config };
+	int r;
+
+	do
+		r = kvpd_ledger_ask(ledger, reconfigure_on_ledger, &call);
+	while (r == -EINPROGRESS);
+	return r;
 }

@@ -150,6 +150,35 @@ static void no_request_holds_the_ledger(void **state)
 	dp_stop(&w);
 }
 
+/* Limits of many tenants are set a few at a time; all of them are. */
+static void no_reload_holds_the_ledger(void **state)
+{
+	enum { TENANTS = 20 };
+	struct kvpd_limits limits;
+	struct dp_world w;
+	uint64_t before;
+	char name[16];
+	uint32_t id;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	w.config.memory = UINT64_C(1) << 30;
+	limits.share = 8 << 20;
+	dp_start(&w, &limits);
+	for (uint32_t i = 0; i < TENANTS; i++) {
+		snprintf(name, sizeof(name), "t%u", i);
+		assert_int_equal(kvpd_tenant_open(w.ledger, name, &limits, &id), 0);
+	}
+	w.config.defaults = limits;
+	w.config.defaults.max_blocks = 7;
+	before = calls_so_far(&w);
+	assert_int_equal(kvpd_reconfigure(w.ledger, &w.config), 0);
+	assert_true(calls_so_far(&w) - before - 1 > TENANTS / 4);
+	for (uint32_t i = 1; i <= TENANTS + 1; i++)
+		assert_int_equal(w.ledger->tenant[i]->limits.max_blocks, 7);
+	dp_stop(&w);
+}
+
 /* ---- answers -------------------------------------------------------------------------------- */
 
 /* The first so many of the order that is asked for, and how many there are in all. */
@@ -555,6 +584,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(no_request_holds_the_ledger),
+		cmocka_unit_test(no_reload_holds_the_ledger),
 		cmocka_unit_test(the_largest_are_listed),
 		cmocka_unit_test(a_key_is_found_by_its_digits),
 		cmocka_unit_test(what_stays_is_explained),

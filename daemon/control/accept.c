@@ -20,8 +20,8 @@
 
 /* In one step: other doors have their turn before the next. */
 #define STEP_ACCEPTS 16u
-/* How many of the oldest are asked whether they are silent; those that are not are soon served. */
-#define SILENT_LOOKS 16u
+/* How many of the oldest are looked at: whether they are silent, and whose they are. */
+#define LOOKS 16u
 
 static struct kvpd_ratelimit refused_limit = KVPD_RATELIMIT(10, 5);
 
@@ -42,7 +42,7 @@ static bool end_a_silent_one(struct kvpd_control *c, struct kvpd_payer *payer)
 	struct kvpd_conn *o = payer ? TAILQ_FIRST(&payer->pending) : TAILQ_FIRST(&c->pending);
 	const uint64_t now = kvpd_now_ns();
 
-	for (uint32_t n = 0; o && n < SILENT_LOOKS; n++) {
+	for (uint32_t n = 0; o && n < LOOKS; n++) {
 		if (is_silent(o, now)) {
 			kvpd_conn_refuse(o, -EBUSY,
 				"there are too many connections, and this one has not attached");
@@ -53,12 +53,35 @@ static bool end_a_silent_one(struct kvpd_control *c, struct kvpd_payer *payer)
 	return false;
 }
 
+/*
+ * All places are taken, by connections that have said something. Nobody waits for a crowd at the
+ * door: the youngest of a payer that has more of them makes way. Most of the oldest are of payers
+ * that have many. False: this one has as many as any.
+ */
+static bool end_one_of_a_crowd(struct kvpd_control *c, const struct kvpd_payer *payer)
+{
+	const struct kvpd_payer *most = payer;
+	struct kvpd_conn *o = TAILQ_FIRST(&c->pending);
+
+	for (uint32_t n = 0; o && n < LOOKS; n++, o = TAILQ_NEXT(o, in_due))
+		if (o->source.payer->n_pending > most->n_pending)
+			most = o->source.payer;
+	if (most == payer)
+		return false;
+	kvpd_conn_refuse(TAILQ_LAST(&most->pending, kvpd_pending), -EBUSY,
+		"there are too many connections, and this uid has the most that have not attached");
+	return true;
+}
+
 /* Why one more connection of this payer cannot be taken, or NULL. -EBUSY: it may come again soon. */
 static const char *no_room(struct kvpd_control *c, struct kvpd_payer *payer, int *ret_error)
 {
 	*ret_error = -EBUSY;
 	if (payer->n_pending >= KVPD_PENDING_PER_UID && !end_a_silent_one(c, payer))
 		return "this uid has too many connections that have not attached";
+	if (c->n_pending >= KVPD_PENDING_MAX && !end_a_silent_one(c, NULL) &&
+		!end_one_of_a_crowd(c, payer))
+		return "there are too many connections that have not attached";
 	*ret_error = -EUSERS;
 	if (payer->n_conns >= c->config->max_sessions + KVPD_PENDING_PER_UID + KVPD_ADMIN_MAX)
 		return "this uid has too many connections";
@@ -134,16 +157,11 @@ static void shed_one(struct kvpd_listener *l)
 
 void kvpd_accept(struct kvpd_listener *l)
 {
-	struct kvpd_control *c = l->control;
 	uint64_t now = kvpd_now_ns();
 
 	for (unsigned i = 0; i < STEP_ACCEPTS; i++) {
-		int fd;
+		int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-		/* Nobody silent: the newcomers wait in the backlog while the others attach. */
-		if (c->n_pending >= KVPD_PENDING_MAX && !end_a_silent_one(c, NULL))
-			return;
-		fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
 			shed_one(l);
 			return;

@@ -38,7 +38,7 @@ struct kvpd_payer {
 	LIST_ENTRY(kvpd_payer) link;
 	/* What they have; bounds are on these. */
 	uint32_t n_conns; /* also those that linger, see flight.h */
-	TAILQ_HEAD(, kvpd_conn) pending;
+	TAILQ_HEAD(kvpd_pending, kvpd_conn) pending;
 	uint32_t n_pending;
 	TAILQ_HEAD(, kvpd_conn) flying; /* those that may have descriptors in flight */
 	uint32_t in_flight;

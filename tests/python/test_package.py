@@ -79,6 +79,30 @@ class Engine:
         return wait_for(look)
 
 
+class Tensor:
+    """What the package asks of a tensor of torch, and no more: it has no buffer protocol."""
+
+    class Kind:
+        def __init__(self, name, floating):
+            self.name, self.is_floating_point, self.type = name, floating, name
+
+        def __str__(self):
+            return "torch." + self.name
+
+    def __init__(self, data, shape, strides, size, dtype, floating=False, device="cpu"):
+        self.data, self.shape, self.strides, self.size = data, shape, strides, size
+        self.dtype, self.device = self.Kind(dtype, floating), self.Kind(device, False)
+
+    def data_ptr(self):
+        return ctypes.addressof(self.data)
+
+    def element_size(self):
+        return self.size
+
+    def stride(self):
+        return self.strides
+
+
 def numbers(first, n, kind="q"):
     return array.array(kind, range(first, first + n))
 
@@ -144,6 +168,26 @@ class Contents(unittest.TestCase):
                         memoryview(bytes(16)).cast("I", (2, 2)), memoryview(numbers(1, 8))[::2]):
                 self.assertRaises(ValueError, e.space.match, bad)
             self.assertRaises(TypeError, e.space.match, 5)
+
+    def test_tensors(self):
+        with Engine("tensors") as e:
+            raw, _ = e.store(numbers(1, 2 * T))
+            ids = (ctypes.c_int64 * (4 * T))(*(x for i in range(1, 2 * T + 1) for x in (i, -1)))
+            self.assertRaises(ValueError, e.space.match, Tensor(ids, (2 * T,), (2,), 8, "int64"))
+            self.assertRaises(ValueError, e.space.match,
+                              Tensor(ids, (2 * T,), (1,), 8, "int64", device="cuda"))
+            ids = (ctypes.c_int32 * (2 * T))(*range(1, 2 * T + 1))
+            with e.found(Tensor(ids, (2 * T,), (1,), 4, "int32"), 2 * T) as m:
+                # [heads, tokens, dim], read back in the engine's own order
+                memory = [(ctypes.c_float * (HEADS * 2 * T * DIM))() for _ in range(2 * LAYERS)]
+                planes = [Tensor(x, (HEADS, 2 * T, DIM), (2 * T * DIM, DIM, 1), 4, "float32", True)
+                          for x in memory]
+                view = kvpool.View(e.space, list(zip(planes[::2], planes[1::2])), "htd")
+                self.assertEqual(m.get(view), 2 * T)
+                for half, x in enumerate(memory):
+                    want = memoryview(raw[half]).cast("f", (2 * T, HEADS, DIM))
+                    self.assertEqual(list(x), [want[t, h, c] for h in range(HEADS)
+                                               for t in range(2 * T) for c in range(DIM)])
 
     def test_pages(self):
         with Engine("pages") as e:

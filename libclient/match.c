@@ -95,22 +95,21 @@ static void look_up(struct kvp_prefix *m, const struct space_bind *b, const stru
 	uint32_t flags, struct kvp_found *ret_found)
 {
 	uint32_t t = m->space->geo.block_tokens, hits = m->base, done = 0, step;
-	struct kvp_found found;
 	kvp_token window[WINDOW];
 
+	/* In place: a copy of what was just written in smaller pieces would wait for them. */
 	do {
 		step = tokens->n - done;
 		if (tokens->wide && step > WINDOW / t * t)
 			step = WINDOW / t * t;
 		kvp_find_after(&m->att->view, b->index, hits ? &m->hits[hits - 1] : NULL,
 			tokens_at(tokens, done, step, window), step, flags, m->tiers,
-			m->hits + hits, m->cap - 1 - hits, &found);
-		hits += found.n_hits;
-		done += found.n_tokens;
-	} while (found.n_tokens == step && done < tokens->n);
-	found.n_hits = hits;
-	found.n_tokens = match_base(m) + done;
-	*ret_found = found;
+			m->hits + hits, m->cap - 1 - hits, ret_found);
+		hits += ret_found->n_hits;
+		done += ret_found->n_tokens;
+	} while (ret_found->n_tokens == step && done < tokens->n);
+	ret_found->n_hits = hits;
+	ret_found->n_tokens = match_base(m) + done;
 }
 
 /* Longest prefix that could be proven. Only in the last round is less than was found accepted. */

@@ -7,23 +7,26 @@
 
 int tokens_take(const struct kvp_ids *ids, struct tokens *ret_tokens)
 {
-	struct tokens tokens = { .n = (uint32_t)ids->n };
+	const kvp_token *plain = NULL;
+	const int64_t *wide = NULL;
 	uint64_t high = 0; /* all bits that a token id does not have */
 
 	if ((ids->n && !ids->ids) || ids->n > MAX_TOKENS || ids->type > KVP_IDS_I64)
 		return -EINVAL;
 	if (ids->type == KVP_IDS_I64) {
-		tokens.wide = ids->ids;
+		wide = ids->ids;
 		for (size_t i = 0; i < ids->n; i++)
-			high |= (uint64_t)tokens.wide[i] >> 32;
+			high |= (uint64_t)wide[i] >> 32;
 	} else {
-		tokens.plain = ids->ids;
+		plain = ids->ids;
 		for (size_t i = 0; ids->type == KVP_IDS_I32 && i < ids->n; i++)
-			high |= tokens.plain[i] >> 31;
+			high |= plain[i] >> 31;
 	}
 	if (high)
 		return -EINVAL;
-	*ret_tokens = tokens;
+	ret_tokens->n = (uint32_t)ids->n;
+	ret_tokens->plain = plain;
+	ret_tokens->wide = wide;
 	return 0;
 }
 

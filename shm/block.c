@@ -48,9 +48,10 @@ void kvp_block_set_payload(const struct kvp_catalog_view *v, kvp_block_id id, ui
 {
 	struct kvp_payload_desc *p = &v->blocks[id].payload[tier];
 
-	kvp_store_release(&p->where, where);
+	/* Last what says that it is there: pairs with read_payload(), see kvp_catalog.h. */
 	kvp_store_release(&p->offset, offset);
 	kvp_store_release(&p->checksum, checksum);
+	kvp_store_release(&p->where, where);
 }
 
 /* First tokens of a block as the tail index hashes them. The writer reads its own stores. */

@@ -108,6 +108,7 @@ static void lay_out(struct kvp_catalog_layout *l)
 
 	l->off_spaces = place(&at, KVP_MAX_SPACES, sizeof(struct kvp_shm_space), 4096);
 	l->off_extents = place(&at, KVP_MAX_EXTENTS, sizeof(struct kvp_shm_extent), 4096);
+	l->off_devices = place(&at, KVP_MAX_DEVICES, sizeof(struct kvp_shm_device), 4096);
 	l->off_claims = place(&at, KVP_MAX_CLAIMS, sizeof(struct kvp_shm_claim), 4096);
 	l->off_blocks = place(&at, l->max_blocks, sizeof(struct kvp_block), 4096);
 	l->off_index = place(&at, l->index_buckets, sizeof(struct kvp_bucket), 4096);
@@ -148,6 +149,7 @@ static void make_view(struct kvp_catalog *cat, const struct kvp_catalog_layout *
 	v->cat = cat;
 	v->spaces = (void *)(base + l->off_spaces);
 	v->extents = (void *)(base + l->off_extents);
+	v->devices = (void *)(base + l->off_devices);
 	v->claims = (void *)(base + l->off_claims);
 	v->blocks = (void *)(base + l->off_blocks);
 	v->index = (void *)(base + l->off_index);
@@ -176,6 +178,7 @@ void kvp_catalog_init(void *base, const struct kvp_catalog_layout *l, uint64_t e
 	cat->tail_buckets = l->tail_buckets;
 	cat->off_spaces = l->off_spaces;
 	cat->off_extents = l->off_extents;
+	cat->off_devices = l->off_devices;
 	cat->off_claims = l->off_claims;
 	cat->off_blocks = l->off_blocks;
 	cat->off_index = l->off_index;
@@ -203,9 +206,9 @@ int kvp_catalog_attach(void *base, uint64_t bytes, struct kvp_catalog_view *ret_
 	lay_out(&l);
 	if (l.bytes != bytes || cat->h.header_bytes != sizeof(*cat) ||
 		cat->off_spaces != l.off_spaces || cat->off_extents != l.off_extents ||
-		cat->off_claims != l.off_claims || cat->off_blocks != l.off_blocks ||
-		cat->off_index != l.off_index || cat->off_tail != l.off_tail ||
-		cat->off_recipes != l.off_recipes)
+		cat->off_devices != l.off_devices || cat->off_claims != l.off_claims ||
+		cat->off_blocks != l.off_blocks || cat->off_index != l.off_index ||
+		cat->off_tail != l.off_tail || cat->off_recipes != l.off_recipes)
 		return -EPROTO;
 	make_view(cat, &l, cat->h.epoch, ret_view);
 	return 0;

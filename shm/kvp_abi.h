@@ -36,7 +36,7 @@
 #define KVP_ABI_ASSERT(c, what) _Static_assert(c, what)
 #endif
 
-#define KVP_ABI_VERSION 4u
+#define KVP_ABI_VERSION 5u
 
 #define KVP_MAGIC_CATALOG UINT64_C(0x474c4154434b504b) /* "KPKCTALG" */
 #define KVP_MAGIC_SESSION UINT64_C(0x4e4f49535345504b) /* "KPESSION" */
@@ -76,8 +76,14 @@ KVP_ABI_ASSERT(sizeof(struct kvp_seg_header) == 64, "shm ABI");
  * The word of a block: birth 32 | move 24 | state 8.
  *
  * `birth` changes when the descriptor is recycled for another block, `move` when a payload of the
- * block changes place or goes away. Everything else in the descriptor is constant while birth is;
- * payload fields are constant while the whole word is. A lease compares the whole word.
+ * block changes place or goes away. Everything else in the descriptor is constant while birth is. A
+ * lease compares the whole word.
+ *
+ * The payload rule: while the whole word is constant, payload fields that are set do not change. A
+ * payload may *appear* in a tier that had none: its `where` goes from 0 to its value, once, after
+ * its offset; its checksum goes from 0 to its value once, at that time or later. So blocks that are
+ * leased and read all the time get further payloads without a reader's noticing; kvp_catalog.h says
+ * why that is safe. A payload goes away only with a change of the word.
  */
 #define KVP_BLOCK_FREE     0u
 #define KVP_BLOCK_LIVE     1u /* published, has a payload, may be leased */
@@ -237,6 +243,11 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shm_space) == 4096, "shm ABI");
 #define KVP_EXTENT_VAULT 1u /* written by the daemon alone */
 #define KVP_EXTENT_ARENA 2u /* written by one client */
 
+/*
+ * `first_slot`: of a tier whose payloads are named by one number (tier VRAM), the number of the
+ * extent's first slot among all slots of its size on its device: a client that maps each extent
+ * first_slot * slot_bytes behind one address has all of them in one table. 0 in DRAM.
+ */
 struct kvp_shm_extent {
 	KVP_ATOMIC(uint32_t) state;
 	KVP_ATOMIC(uint32_t) generation; /* changes when the id is used again */
@@ -246,9 +257,34 @@ struct kvp_shm_extent {
 	KVP_ATOMIC(uint64_t) slot_bytes;
 	KVP_ATOMIC(uint32_t) slots;
 	KVP_ATOMIC(uint32_t) used;
-	uint8_t reserved[24];
+	KVP_ATOMIC(uint32_t) tier;   /* KVP_TIER_DRAM or KVP_TIER_VRAM */
+	KVP_ATOMIC(uint32_t) device; /* VRAM: index in the table of devices; else 0 */
+	KVP_ATOMIC(uint32_t) first_slot;
+	uint8_t reserved[12];
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_shm_extent) == 64, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_shm_extent, tier) == 40, "shm ABI");
+
+#define KVP_MAX_DEVICES 16u
+
+#define KVP_DEVICE_FREE 0u /* there is none of this number */
+#define KVP_DEVICE_UP   1u
+#define KVP_DEVICE_DOWN 2u /* nothing is copied to it or from it until it is up again */
+
+/* A device as the tenant's clients see it. All but the words is constant while it is not FREE. */
+struct kvp_shm_device {
+	KVP_ALIGNED(64) KVP_ATOMIC(uint32_t) state;
+	uint32_t generation; /* counts up when the number is given to another device */
+	uint8_t uuid[16];
+	uint64_t pool_bytes;       /* all that kvpool may take there, for all tenants */
+	uint32_t segment_log2;     /* an extent is one segment of this size, or of a larger slot */
+	uint32_t granularity_log2; /* sizes of segments are multiples of this */
+	KVP_ATOMIC(uint64_t)
+		to_device_bytes; /* copied for this tenant, since the catalog was made */
+	KVP_ATOMIC(uint64_t) from_device_bytes;
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_shm_device) == 64, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_shm_device, pool_bytes) == 24, "shm ABI");
 
 /*
  * A claim says that a session is computing the block with this key. It moves on with each block
@@ -303,7 +339,8 @@ struct kvp_catalog {
 	uint64_t off_recipes;  /* kvp_token [recipe_cells * KVP_RECIPE_CELL] */
 	uint32_t tenant;
 	uint32_t reserved0;
-	uint8_t reserved1[48];
+	uint64_t off_devices; /* struct kvp_shm_device [KVP_MAX_DEVICES] */
+	uint8_t reserved1[40];
 	struct kvp_catalog_stats stats;
 	struct kvp_futex_line futex[KVP_FUTEX_WORDS];
 };

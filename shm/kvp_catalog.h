@@ -5,13 +5,29 @@
  *
  * How a reader and the writer get along
  * -------------------------------------
- * The fields of a descriptor and its recipe are constant between two changes of its word (payload
- * fields) or of its word's birth (everything else). The writer makes a block disappear by storing a
- * word that is not LIVE *before* it changes any field, and appear by storing a LIVE word *after*
- * all fields: every field store is a release store, so a reader that gets a new field from an
- * acquire load also sees the word that was stored before it. A reader loads the word (acquire), then the
- * fields (acquire loads: later loads are not moved before them), then the word again: unchanged
- * means that what it read belongs together.
+ * The fields of a descriptor and its recipe are constant between two changes of its word's birth,
+ * and those of a payload that is set between two changes of its word. The writer makes a block
+ * disappear by storing a word that is not LIVE *before* it changes any field, and appear by storing
+ * a LIVE word *after* all fields: every field store is a release store, so a reader that gets a new
+ * field from an acquire load also sees the word that was stored before it. A reader loads the word
+ * (acquire), then the fields (acquire loads: later loads are not moved before them), then the word
+ * again: unchanged means that what it read belongs together.
+ *
+ * How a payload appears while the word stays
+ * ------------------------------------------
+ * The writer stores offset, checksum, `where`, in this order; a reader loads `where`, then the
+ * offset, then the word again. Let the word that the reader saw first and last be W.
+ * - It loaded `where` as 0: the block has no payload in that tier, as far as it is concerned.
+ * - It loaded a `where` that was stored under W: the release store and the acquire load order the
+ *   offset's store before its load, so it gets that offset or a later one. A later one was stored
+ *   after a mark that ended W; the acquire load of it makes that mark visible to the last load of
+ *   the word, which then does not return W.
+ * - It loaded a `where` from before W: there is none to be had. What went before W was stored as 0
+ *   before the release store of W, which the reader's first load acquired.
+ * So `where` and offset belong together, and the bytes there are in place: whoever copied them did so
+ * before `where` was stored. Leases need nothing new, because a payload that appears takes nothing
+ * away: the lease on the block names the block, and to remove any of its payloads the ledger has
+ * to mark its word and find no lease. tests/shm/appear_model.py goes through every execution.
  *
  * A hit is proven: space, parent and token ids of the descriptor must equal what is looked for. The
  * key only finds the candidate.
@@ -54,6 +70,7 @@ struct kvp_catalog_layout {
 	uint32_t index_buckets;
 	uint32_t tail_buckets;
 	uint64_t off_spaces, off_extents, off_claims, off_blocks, off_index, off_tail, off_recipes;
+	uint64_t off_devices;
 	uint64_t bytes; /* of the whole segment, a multiple of 2 MiB */
 };
 
@@ -66,6 +83,7 @@ struct kvp_catalog_view {
 	struct kvp_catalog *cat;
 	struct kvp_shm_space *spaces;
 	struct kvp_shm_extent *extents;
+	struct kvp_shm_device *devices;
 	struct kvp_shm_claim *claims;
 	struct kvp_block *blocks;
 	struct kvp_bucket *index;
@@ -208,6 +226,10 @@ static inline uint32_t kvp_recipe_cells(uint32_t tokens)
  */
 void kvp_block_fill(
 	const struct kvp_catalog_view *v, kvp_block_id id, const struct kvp_block_init *init);
+/*
+ * Sets or (where 0) removes the payload of a tier. Of a LIVE block only one that was absent may be
+ * set, its bytes being in place: it appears. Else the block is not LIVE.
+ */
 void kvp_block_set_payload(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t tier,
 	uint64_t where, uint64_t offset, uint64_t checksum);
 

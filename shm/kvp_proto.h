@@ -72,11 +72,16 @@ KVP_ABI_ASSERT(sizeof(struct kvp_msg) == 16, "control protocol");
 #define KVP_HELLO_CLIENT 0u /* attach: answered with WELCOME */
 #define KVP_HELLO_ADMIN  1u /* administration: answered with an empty WELCOME, no descriptors */
 
+/* Memory that a client can map besides DRAM; who names none is sent no extents of it. */
+#define KVP_IMPORT_CUDA_FD  1u /* device memory behind a CUDA descriptor */
+#define KVP_IMPORT_CUDA_IPC 2u /* behind a legacy CUDA handle */
+#define KVP_IMPORT_MEMFD    4u /* of a device whose memory is host memory */
+
 struct kvp_msg_hello {
 	uint32_t abi_min;
 	uint32_t abi_max;
 	uint32_t role;
-	uint32_t reserved;
+	uint32_t imports;           /* KVP_IMPORT_* */
 	char name[KVP_CLIENT_NAME]; /* shown by kvctl; zero-terminated */
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_msg_hello) == 80, "control protocol");
@@ -119,8 +124,13 @@ struct kvp_msg_extent {
 	uint32_t kind;
 	uint32_t flags;
 	uint64_t bytes;
+	uint32_t tier; /* this and the next three as in struct kvp_shm_extent */
+	uint32_t device;
+	uint32_t first_slot;
+	uint32_t reserved;
+	uint64_t slot_bytes;
 };
-KVP_ABI_ASSERT(sizeof(struct kvp_msg_extent) == 24, "control protocol");
+KVP_ABI_ASSERT(sizeof(struct kvp_msg_extent) == 48, "control protocol");
 
 /* Body of EXTENT_GET, ARENA_ACK, RETIRE, RETIRE_ACK and SPACE_CLOSE (id = space). */
 struct kvp_msg_id {

@@ -27,6 +27,19 @@
 /* How long not to try again after the system had no memory. */
 #define NO_MEMORY_NS (1000 * KVPD_MS)
 
+/* As clients are told of it. */
+static struct kvp_msg_extent describe(const struct kvpd_extent *x)
+{
+	return (struct kvp_msg_extent){
+		.extent = x->id,
+		.generation = x->generation,
+		.kind = x->kind,
+		.bytes = x->bytes,
+		.tier = x->cls->tier,
+		.slot_bytes = x->cls->slot_bytes,
+	};
+}
+
 int kvpd_extent_post(struct kvpd_extent *x, uint32_t type, int fd)
 {
 	struct kvpd_ledger *l = x->tenant->ledger;
@@ -34,17 +47,13 @@ int kvpd_extent_post(struct kvpd_extent *x, uint32_t type, int fd)
 		.type = type,
 		.tenant = x->tenant->id,
 		.session = x->owner ? x->owner->id : 0,
-		.extent = {
-			.extent = x->id,
-			.generation = x->generation,
-			.kind = x->kind,
-			.flags = type == KVPD_EV_ARENA ? KVP_EXTENT_WRITABLE : 0,
-			.bytes = x->bytes,
-		},
+		.extent = describe(x),
 		.fd = fd,
 	};
 	int r;
 
+	if (type == KVPD_EV_ARENA)
+		ev.extent.flags = KVP_EXTENT_WRITABLE;
 	r = l->post(l->ctx, &ev);
 	if (r < 0 && fd >= 0)
 		close(fd);
@@ -70,6 +79,7 @@ static void go_live(struct kvpd_extent *x)
 	kvp_store_relaxed(&shm->slot_bytes, x->cls->slot_bytes);
 	kvp_store_relaxed(&shm->slots, x->slots);
 	kvp_store_relaxed(&shm->used, 0);
+	kvp_store_relaxed(&shm->tier, x->cls->tier);
 	kvp_store_release(&shm->state, KVP_EXTENT_LIVE);
 	/* Clients that do not hear of it ask for it when they meet it. */
 	if (kvp_seg_reopen_ro(x->fd, &fd) == 0)
@@ -130,12 +140,7 @@ static int answer(const struct kvpd_session *s, const struct kvpd_extent *x,
 {
 	if (x->state != KVPD_EXTENT_LIVE || x->owner == s)
 		return -ENOENT;
-	*msg = (struct kvp_msg_extent){
-		.extent = x->id,
-		.generation = x->generation,
-		.kind = x->kind,
-		.bytes = x->bytes,
-	};
+	*msg = describe(x);
 	return ret_fd ? kvp_seg_reopen_ro(x->fd, ret_fd) : 0;
 }
 

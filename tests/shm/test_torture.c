@@ -26,12 +26,15 @@
 #define CHAIN      6u
 #define READERS    3u
 #define WORDS      4u
+#define AWAY       12u /* slots of the second tier; the first one is never used */
 
 struct arena {
 	KVP_ATOMIC(uint64_t) payload[MAX_BLOCKS][WORDS];
+	KVP_ATOMIC(uint64_t) away[AWAY][WORDS];
 	KVP_ATOMIC(uint32_t) stop;
 	KVP_ATOMIC(uint32_t) wrong;
 	KVP_ATOMIC(uint64_t) leased_reads;
+	KVP_ATOMIC(uint64_t) away_reads; /* of these, in the second tier */
 	KVP_ATOMIC(uint64_t) stale;
 };
 
@@ -39,6 +42,8 @@ struct torture {
 	struct toy toy;
 	struct arena *arena;
 	struct kvp_session_page *page[READERS];
+	kvp_block_id away[AWAY]; /* whose payload lies there; KVP_BLOCK_NONE: nobody's */
+	uint64_t appeared, faded;
 	uint64_t seed;
 	uint32_t rounds;
 };
@@ -64,12 +69,15 @@ static void read_leased(
 	struct torture *t, const kvp_token *tokens, const struct kvp_hit *hits, uint32_t n)
 {
 	for (uint32_t b = 0; b < n; b++) {
-		for (uint32_t i = 0; i < WORDS; i++) {
-			uint64_t got = kvp_load_relaxed(&t->arena->payload[hits[b].offset][i]);
+		KVP_ATOMIC(uint64_t) *at = hits[b].tier == KVP_TIER_VRAM
+						   ? t->arena->away[hits[b].offset]
+						   : t->arena->payload[hits[b].offset];
 
-			if (got != payload_word(tokens + b * BT, BT, i))
+		for (uint32_t i = 0; i < WORDS; i++)
+			if (kvp_load_relaxed(&at[i]) != payload_word(tokens + b * BT, BT, i))
 				kvp_add_relaxed(&t->arena->wrong, 1);
-		}
+		if (hits[b].tier == KVP_TIER_VRAM)
+			kvp_add_relaxed(&t->arena->away_reads, 1);
 	}
 	kvp_add_relaxed(&t->arena->leased_reads, n);
 }
@@ -79,6 +87,8 @@ static void *reader_main(void *arg)
 	struct reader *r = arg;
 	struct torture *t = r->t;
 	uint64_t rng = t->seed + r->number + 1;
+	uint32_t tiers = r->number ? KVP_TIERS(KVP_TIER_VRAM, KVP_TIER_DRAM, KVP_TIER_RECIPE)
+				   : KVP_TIERS_DRAM;
 	kvp_token tokens[CHAIN * BT];
 	struct kvp_hit hits[CHAIN];
 	struct kvp_found f;
@@ -88,8 +98,8 @@ static void *reader_main(void *arg)
 		uint32_t tip;
 
 		prompt((uint32_t)(toy_random(&rng) % 10), tokens);
-		kvp_find(&t->toy.v, 0, tokens, CHAIN * BT, KVP_FIND_NO_TAIL, KVP_TIERS_DRAM, hits,
-			CHAIN, &f);
+		kvp_find(
+			&t->toy.v, 0, tokens, CHAIN * BT, KVP_FIND_NO_TAIL, tiers, hits, CHAIN, &f);
 		if (!f.n_hits)
 			continue;
 		tip = f.n_hits - 1;
@@ -106,13 +116,48 @@ static void *reader_main(void *arg)
 	return NULL;
 }
 
+static void poison(KVP_ATOMIC(uint64_t) *at)
+{
+	for (uint32_t i = 0; i < WORDS; i++)
+		kvp_store_relaxed(&at[i], UINT64_C(0xdeaddeaddeaddead));
+}
+
 static void scribble(void *ctx, kvp_block_id id, uint64_t offset)
 {
 	struct torture *t = ctx;
-	(void)id;
 
-	for (uint32_t i = 0; i < WORDS; i++)
-		kvp_store_relaxed(&t->arena->payload[offset][i], UINT64_C(0xdeaddeaddeaddead));
+	poison(t->arena->payload[offset]);
+	for (uint32_t i = 1; i < AWAY; i++) {
+		if (t->away[i] != id)
+			continue;
+		poison(t->arena->away[i]);
+		t->away[i] = KVP_BLOCK_NONE;
+	}
+}
+
+/* Empties one slot of the second tier if it can, and fills one if it is empty. */
+static void tier_turn(struct torture *t, uint64_t *rng)
+{
+	uint32_t i = 1 + (uint32_t)(toy_random(rng) % (AWAY - 1));
+	kvp_block_id id = (kvp_block_id)(toy_random(rng) % MAX_BLOCKS);
+
+	if (t->away[i] != KVP_BLOCK_NONE) {
+		if (!toy_fade(&t->toy, t->away[i], KVP_TIER_VRAM))
+			return;
+		poison(t->arena->away[i]);
+		t->away[i] = KVP_BLOCK_NONE;
+		t->faded++;
+	}
+	/* A block that is not LIVE has no bytes that anybody wants: they are overwritten. */
+	for (uint32_t k = 0; k < WORDS; k++)
+		kvp_store_relaxed(
+			&t->arena->away[i][k], kvp_load_relaxed(&t->arena->payload[id][k]));
+	if (toy_appear(&t->toy, id, KVP_TIER_VRAM, kvp_where(1, KVP_CODEC_NATIVE, 64), i)) {
+		t->away[i] = id;
+		t->appeared++;
+	} else {
+		poison(t->arena->away[i]);
+	}
 }
 
 static void write_chain(struct torture *t, uint32_t p, uint32_t depth)
@@ -151,6 +196,8 @@ static void writer_main(struct torture *t)
 		for (uint32_t i = 0; i < 8; i++)
 			batch[i] = (kvp_block_id)(toy_random(&rng) % MAX_BLOCKS);
 		toy_evict(&t->toy, batch, 8, scribble, t);
+		tier_turn(t, &rng);
+		tier_turn(t, &rng);
 	}
 	kvp_store_release(&t->arena->stop, 1);
 }
@@ -170,6 +217,10 @@ static void torture_init(struct torture *t, uint32_t rounds)
 	t->rounds = rounds;
 	toy_init(&t->toy, MAX_BLOCKS, BT, true);
 	t->arena = shared(sizeof(*t->arena));
+	for (uint32_t i = 0; i < AWAY; i++) {
+		t->away[i] = KVP_BLOCK_NONE;
+		poison(t->arena->away[i]);
+	}
 	for (uint32_t i = 0; i < READERS; i++)
 		t->page[i] = shared(sizeof(*t->page[i]));
 	t->toy.pages = t->page;
@@ -178,11 +229,16 @@ static void torture_init(struct torture *t, uint32_t rounds)
 
 static void torture_fini(struct torture *t)
 {
-	printf("leased block reads %llu, stale matches %llu\n",
+	printf("leased block reads %llu (%llu of a second payload), stale matches %llu, appeared "
+	       "%llu, faded %llu\n",
 		(unsigned long long)kvp_load_relaxed(&t->arena->leased_reads),
-		(unsigned long long)kvp_load_relaxed(&t->arena->stale));
+		(unsigned long long)kvp_load_relaxed(&t->arena->away_reads),
+		(unsigned long long)kvp_load_relaxed(&t->arena->stale),
+		(unsigned long long)t->appeared, (unsigned long long)t->faded);
 	assert_int_equal(kvp_load_relaxed(&t->arena->wrong), 0);
 	assert_true(kvp_load_relaxed(&t->arena->leased_reads) > 0);
+	assert_true(kvp_load_relaxed(&t->arena->away_reads) > 0);
+	assert_true(t->appeared > 0 && t->faded > 0);
 	for (uint32_t i = 0; i < READERS; i++)
 		munmap(t->page[i], sizeof(*t->page[i]));
 	munmap(t->arena, sizeof(*t->arena));

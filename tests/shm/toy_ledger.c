@@ -113,6 +113,50 @@ static bool leased(const struct toy *t, kvp_block_id id)
 	return false;
 }
 
+/* Is it the tip of a lease or above one? */
+static bool leased_below(const struct toy *t, kvp_block_id id)
+{
+	kvp_block_id named[KVP_LEASES];
+
+	for (uint32_t p = 0; p < t->n_pages; p++) {
+		uint32_t n = kvp_lease_scan(t->pages[p], named, NULL, KVP_LEASES);
+
+		for (uint32_t i = 0; i < n; i++)
+			for (kvp_block_id at = named[i]; at < t->v.max_blocks;
+				at = kvp_load_relaxed(&t->v.blocks[at].parent))
+				if (at == id)
+					return true;
+	}
+	return false;
+}
+
+bool toy_appear(struct toy *t, kvp_block_id id, uint32_t tier, uint64_t where, uint64_t offset)
+{
+	struct kvp_block *b = &t->v.blocks[id];
+
+	if (kvp_word_state(kvp_load_relaxed(&b->word)) != KVP_BLOCK_LIVE ||
+		kvp_load_relaxed(&b->payload[tier].where))
+		return false;
+	kvp_block_set_payload(&t->v, id, tier, where, offset, 0);
+	return true;
+}
+
+bool toy_fade(struct toy *t, kvp_block_id id, uint32_t tier)
+{
+	uint64_t word = kvp_block_mark(&t->v, id);
+
+	if (!word)
+		return false;
+	kvp_lease_fence();
+	if (leased_below(t, id)) {
+		kvp_block_unmark(&t->v, id, word);
+		return false;
+	}
+	kvp_block_set_payload(&t->v, id, tier, 0, 0, 0);
+	kvp_block_moved(&t->v, id, KVP_BLOCK_LIVE);
+	return true;
+}
+
 uint32_t toy_evict(struct toy *t, const kvp_block_id *ids, uint32_t n,
 	void (*gone)(void *ctx, kvp_block_id id, uint64_t offset), void *ctx)
 {

@@ -40,6 +40,15 @@ int toy_insert(struct toy *t, kvp_block_id parent, const kvp_token *tokens, uint
 uint32_t toy_evict(struct toy *t, const kvp_block_id *ids, uint32_t n,
 	void (*gone)(void *ctx, kvp_block_id id, uint64_t offset), void *ctx);
 
+/* A payload appears in a tier where a LIVE block has none. False: it is not LIVE, or has one. */
+bool toy_appear(struct toy *t, kvp_block_id id, uint32_t tier, uint64_t where, uint64_t offset);
+
+/*
+ * Takes the payload in `tier` of a block that keeps another, unless a lease protects it or a block
+ * below it: mark, fence, scan, remove. False: it stays.
+ */
+bool toy_fade(struct toy *t, kvp_block_id id, uint32_t tier);
+
 /* xorshift: every test prints its seed, KVP_TEST_SEED repeats one. */
 uint64_t toy_seed(void);
 uint64_t toy_random(uint64_t *state);

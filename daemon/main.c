@@ -12,7 +12,6 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include "daemon/config.h"
@@ -232,12 +231,9 @@ static int serve(struct kvpd_control *control, struct kvpd_ledger *ledger,
 	kvpd_notice("kvpoold %s serves on %s/%s as uid %u", KVPD_VERSION, config->runtime_dir,
 		config->socket, (unsigned)account->uid);
 	kvpd_notice("%s", room_text(config, text, sizeof(text)));
-	sd_notify(0, "READY=1\nSTATUS=no sessions");
 	if (tell >= 0)
 		leave_terminal(tell);
-	r = kvpd_control_run(control);
-	sd_notify(0, "STOPPING=1");
-	return r;
+	return kvpd_control_run(control);
 }
 
 /* Takes the config. */

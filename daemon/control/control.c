@@ -111,6 +111,9 @@ static int open_loop(struct kvpd_control *c)
 	if (!c->packet)
 		return -ENOMEM;
 	kvpd_flight_limit(c, getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : 1024);
+	r = kvpd_notify_open(&c->manager, getenv("NOTIFY_SOCKET"));
+	if (r < 0)
+		kvpd_warning("the service manager is told nothing: %s", strerror(-r));
 	if (sd_watchdog_enabled(0, &watchdog_us) > 0)
 		c->watchdog_ns = watchdog_us * 1000 / 3;
 	return 0;
@@ -130,6 +133,7 @@ int kvpd_control_new(struct kvpd_config *config, const struct kvpd_account *acco
 		.epfd = -1,
 		.sigfd = -1,
 		.evfd = -1,
+		.manager = { .fd = -1 },
 		.pressure = { .machine.fd = -1, .group.fd = -1 },
 		.spare_fd = -1,
 		.config = config,
@@ -230,6 +234,7 @@ struct kvpd_control *kvpd_control_free(struct kvpd_control *c)
 	kvpd_pressure_close(c);
 	kvpd_rates_fini(&c->rates);
 	close_fd(c->spare_fd);
+	kvpd_notify_close(&c->manager);
 	free(c->packet);
 	kvpd_payers_fini(&c->payers);
 	kvpd_turns_fini(&c->doors);

@@ -3,10 +3,10 @@
 #include "daemon/control/loop.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include "daemon/clock.h"
@@ -54,18 +54,20 @@ void kvpd_control_bury(struct kvpd_control *c)
 
 /* ---- deadlines ----------------------------------------------------------------------------- */
 
-/* At most once a second: sending waits if systemd is slow to read. */
-static uint64_t tell_systemd(struct kvpd_control *c, uint64_t now)
+/* At most once a second: it is for people. */
+static uint64_t tell_status(struct kvpd_control *c, uint64_t now)
 {
+	char text[80];
+
 	if (!c->status_changed)
 		return UINT64_MAX;
-	if (now >= c->next_status_ns) {
-		c->status_changed = false;
-		c->next_status_ns = now + 1000000000u;
-		sd_notifyf(0, "STATUS=%u sessions, %u connections", c->n_guests, c->n_conns);
-		return UINT64_MAX;
-	}
-	return c->next_status_ns;
+	if (now < c->next_status_ns)
+		return c->next_status_ns;
+	c->status_changed = false;
+	c->next_status_ns = now + 1000 * KVPD_MS;
+	snprintf(text, sizeof(text), "STATUS=%u sessions, %u connections", c->n_guests, c->n_conns);
+	kvpd_notify(&c->manager, now, text);
+	return UINT64_MAX;
 }
 
 /* A round trip through the ledger: a ping says that both threads are alive. */
@@ -79,7 +81,7 @@ static uint64_t watchdog(struct kvpd_control *c, uint64_t now)
 	if (now >= c->next_watchdog_ns) {
 		if (kvpd_extent_get(c->ledger, 0, 0, &extent, &fd) == 0)
 			close(fd);
-		sd_notify(0, "WATCHDOG=1");
+		kvpd_notify(&c->manager, now, "WATCHDOG=1");
 		c->next_watchdog_ns = now + c->watchdog_ns;
 	}
 	return c->next_watchdog_ns;
@@ -143,7 +145,8 @@ int kvpd_control_turn(struct kvpd_control *c, int wait_ms)
 	c->turns++;
 	due = sooner(due, watchdog(c, now));
 	due = sooner(due, kvpd_guest_turn(c, now));
-	due = sooner(due, tell_systemd(c, now));
+	due = sooner(due, tell_status(c, now));
+	due = sooner(due, kvpd_notify_again(&c->manager, now));
 	due = sooner(due, kvpd_pressure_turn(c, now));
 	due = sooner(due, kvpd_rates_turn(&c->rates, c->ledger, now));
 	kvpd_control_bury(c);
@@ -165,7 +168,9 @@ int kvpd_control_run(struct kvpd_control *c)
 {
 	int r = 0;
 
+	kvpd_notify(&c->manager, kvpd_now_ns(), "READY=1\nSTATUS=no sessions");
 	while (r == 0 && !c->stop)
 		r = kvpd_control_turn(c, -1);
+	kvpd_notify(&c->manager, kvpd_now_ns(), "STOPPING=1");
 	return r;
 }

@@ -14,9 +14,9 @@
 #include "daemon/control/reload.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <systemd/sd-daemon.h>
 
 #include "daemon/clock.h"
 #include "daemon/config_value.h"
@@ -287,10 +287,11 @@ void kvpd_reload(struct kvpd_control *c)
 {
 	struct kvpd_config *new = NULL;
 	const char *key;
-	char error[512];
+	uint64_t now = kvpd_now_ns();
+	char error[512], text[64];
 
-	sd_notifyf(
-		0, "RELOADING=1\nMONOTONIC_USEC=%llu", (unsigned long long)(kvpd_now_ns() / 1000));
+	snprintf(text, sizeof(text), "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, now / 1000);
+	kvpd_notify(&c->manager, now, text);
 	if (!c->config->path) {
 		kvpd_warning("there is no configuration file to load again");
 	} else if (load_again(c->config, error, sizeof(error), &new) < 0) {
@@ -307,5 +308,5 @@ void kvpd_reload(struct kvpd_control *c)
 		apply(c, new);
 		kvpd_notice("configuration loaded again from %s", c->config->path);
 	}
-	sd_notify(0, "READY=1");
+	kvpd_notify(&c->manager, kvpd_now_ns(), "READY=1");
 }

@@ -15,6 +15,7 @@
 #include "daemon/control/rates.h"
 #include "daemon/control/source.h"
 #include "daemon/dataplane.h"
+#include "daemon/notify.h"
 #include "daemon/privilege.h"
 
 struct kvp_packet;
@@ -65,7 +66,8 @@ struct kvpd_control {
 	uint64_t n_events;
 	pthread_mutex_t lock;
 	STAILQ_HEAD(kvpd_posted_list, kvpd_posted) posted;
-	/* systemd */
+	/* the service manager */
+	struct kvpd_notify manager;
 	uint64_t watchdog_ns, next_watchdog_ns;
 	bool status_changed;
 	uint64_t next_status_ns;

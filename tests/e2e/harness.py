@@ -129,7 +129,7 @@ class Daemon:
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self.notify.bind(path)
         os.chmod(path, 0o777)
-        # Read all the time, as systemd does: a full socket would make the daemon wait.
+        # Read all the time, as systemd does.
         self.notes = []
         threading.Thread(target=self._listen, args=(self.notify, self.notes), daemon=True).start()
         env = dict(os.environ, NOTIFY_SOCKET=path, **self.env)

@@ -681,6 +681,41 @@ class Running(unittest.TestCase):
         d.process.send_signal(signal.SIGTERM)
         wait_for(lambda: "STOPPING=1" in d.notes)
 
+    def test_manager_that_reads_nothing(self):
+        """Its socket is full for good: everybody else is served; later it hears what is true then."""
+        d = self.start({})
+        name = "\0kvpool-test-%d" % os.getpid()
+        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        manager.bind(name)
+        filler = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        filler.setblocking(False)
+        with self.assertRaises(BlockingIOError):
+            while True:
+                filler.sendto(b"full", name)
+        p = subprocess.Popen([d.program, "--foreground", "--config", d.config_file],
+                             env=dict(os.environ, NOTIFY_SOCKET="@" + name[1:], WATCHDOG_USEC="30000"),
+                             stderr=subprocess.DEVNULL)
+        self.addCleanup(p.kill)
+        wait_for(lambda: os.path.exists(d.socket))
+        c = Client(d.socket)
+        c.attach()
+        p.send_signal(signal.SIGHUP)
+        wait_for(lambda: status(d)["reconfigured"] == 1)
+        before = status(d)["daemon"]["turns_total"]
+        wait_for(lambda: status(d)["daemon"]["turns_total"] > before + 30)
+        heard = []
+        manager.settimeout(10)
+        while not any("STATUS=1 sessions" in m for m in heard):
+            heard.append(manager.recv(4096).decode())
+        told = next(m for m in heard if m != "full").split("\n")
+        for line in "READY=1", "WATCHDOG=1", "RELOADING=1":
+            self.assertEqual(told.count(line), 1, told)
+        p.terminate()
+        while "STOPPING=1" not in heard[-1]:
+            heard.append(manager.recv(4096).decode())
+        self.assertEqual(p.wait(), 0)
+        c.end()
+
     def test_socket_activation(self):
         d = self.start({})
         main = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

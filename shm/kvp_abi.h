@@ -279,8 +279,8 @@ struct kvp_shm_device {
 	uint64_t pool_bytes;       /* all that kvpool may take there, for all tenants */
 	uint32_t segment_log2;     /* an extent is one segment of this size, or of a larger slot */
 	uint32_t granularity_log2; /* sizes of segments are multiples of this */
-	KVP_ATOMIC(uint64_t)
-		to_device_bytes; /* copied for this tenant, since the catalog was made */
+	/* Copied for this tenant, since the catalog was made. */
+	KVP_ATOMIC(uint64_t) to_device_bytes;
 	KVP_ATOMIC(uint64_t) from_device_bytes;
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_shm_device) == 64, "shm ABI");

@@ -360,6 +360,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_catalog) == 320 + 64 * KVP_FUTEX_WORDS, "shm AB
 #define KVP_CQ_ENTRIES   1024u
 #define KVP_MAX_GRANTS   128u /* of one session */
 #define KVP_SERIALS      512u /* commits whose outcome the ledger remembers per session */
+#define KVP_TIMELINES    32u  /* of one client */
 
 /*
  * A lease slot: 0 = empty, else low 32 bits of (birth) << 32 | block id + 1. The ledger goes by the
@@ -373,6 +374,31 @@ static inline kvp_block_id kvp_slot_block(uint64_t v)
 {
 	return (kvp_block_id)((uint32_t)v - 1u);
 }
+
+/*
+ * A moment on one of the client's timelines: it has come once done[timeline] has reached the value.
+ * 0: none. One on a timeline that there is not never comes.
+ */
+#define KVP_UNTIL_VALUE_MAX ((UINT64_C(1) << 56) - 1)
+
+static inline uint64_t kvp_until(uint32_t timeline, uint64_t value)
+{
+	return (uint64_t)(timeline + 1u) << 56 | (value & KVP_UNTIL_VALUE_MAX);
+}
+static inline uint32_t kvp_until_timeline(uint64_t u)
+{
+	return (uint32_t)(u >> 56) - 1u;
+}
+static inline uint64_t kvp_until_value(uint64_t u)
+{
+	return u & KVP_UNTIL_VALUE_MAX;
+}
+
+/* How far a timeline has come; never goes back. A cache line of its own: a device may write it. */
+struct kvp_timeline_word {
+	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) value;
+};
+KVP_ABI_ASSERT(sizeof(struct kvp_timeline_word) == 64, "shm ABI");
 
 /* Tokens of lookups in one space. */
 struct kvp_shm_use {
@@ -494,6 +520,8 @@ struct kvp_session_page {
 	 * (kvp_lease.h). A client that keeps a bit back has no leases there.
 	 */
 	KVP_ATOMIC(uint64_t) lease_lines[KVP_LEASES / KVP_LEASE_LINE / 64];
+	/* Likewise for lines of `until`. One who keeps a bit back holds leases for longer. */
+	KVP_ATOMIC(uint64_t) until_lines[KVP_LEASES / KVP_LEASE_LINE / 64];
 	KVP_ALIGNED(64) struct kvp_sqe sq[KVP_SQ_ENTRIES];
 	struct kvp_cqe cq[KVP_CQ_ENTRIES];
 	/*
@@ -501,9 +529,16 @@ struct kvp_session_page {
 	 * in a row, since the ledger reads those that are used to prove that a block is not leased.
 	 */
 	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) lease[KVP_SHARDS][KVP_SHARD_LEASES];
+	/*
+	 * For each slot the moment at which its lease is over, or 0: not before the slot is empty.
+	 * Lines of their own: the ledger looks here for filled slots only.
+	 */
+	KVP_ATOMIC(uint64_t) until[KVP_SHARDS][KVP_SHARD_LEASES];
 	struct kvp_shard shard[KVP_SHARDS];
 	/* Token ids for COMMIT, one row per grant. */
 	KVP_ALIGNED(64) kvp_token staging[KVP_MAX_GRANTS][KVP_BLOCK_TOKENS_MAX];
+	/* Timelines, written by the client or its device: a page of their own, to be registered. */
+	KVP_ALIGNED(4096) struct kvp_timeline_word done[KVP_TIMELINES];
 };
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, need_wake) == 128, "shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, cq_tail) == 192, "shm ABI");
@@ -513,6 +548,11 @@ KVP_ABI_ASSERT(
 	offsetof(struct kvp_session_page, lease) == 320 + 64 * (KVP_SQ_ENTRIES + KVP_CQ_ENTRIES),
 	"shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, lease_lines) == 280, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_session_page, until_lines) == 296, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_session_page, until) ==
+		       offsetof(struct kvp_session_page, lease) + 8 * KVP_LEASES,
+	"shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_session_page, done) % 4096 == 0, "shm ABI");
 KVP_ABI_ASSERT(sizeof(((struct kvp_session_page *)0)->lease) == 8 * KVP_LEASES, "shm ABI");
 
 #endif

@@ -29,11 +29,30 @@
  * sequentially consistent. A ledger that finds the bit clear does so before it was set, and so
  * before 1: it is as if it had found the slot empty. A bit that is set stays.
  *
+ * A lease may outlive the call that ends it: until a moment on a timeline (kvp_until()), when the
+ * device that reads the payload has come so far. kvp_lease_drop_at() stores that moment beside the
+ * slot and leaves the slot filled. To the ledger a filled slot is empty once its moment has come: in
+ * 5 it loads the slot, then `until`, then the timeline, which is an acquire load, so that the
+ * device's reads are over. Nobody empties such a slot. A thread that needs one
+ *   a. exchanges `until` for 0, from the very value whose moment it saw come,
+ *   b. exchanges the slot for its own value: this is 1,
+ * both sequentially consistent. Of two threads one succeeds in a. If a comes before 4, the ledger
+ * finds 0 or a later moment, and never takes the new lease for the old one that is over; else 3 comes
+ * before 2, and the client finds the block EVICTING. Threads must not compete for the slot instead:
+ * leased for the same block as before it holds the same value, so that one which saw the old lease
+ * over would take a live one away. tests/shm/until_model.py goes through every execution, of that
+ * order too.
+ *
+ * Lines of `until` that were never used are skipped by a bit each as well, but no order is needed
+ * there: without the bit a lease counts as held.
+ *
  * A client that dies anywhere in between leaves at most one filled slot in a page that the daemon
  * drops with the session.
  */
 #ifndef KVP_LEASE_H
 #define KVP_LEASE_H
+
+#include <stdbool.h>
 
 #include "shm/kvp_abi.h"
 #include "shm/kvp_atomic.h"
@@ -41,6 +60,9 @@
 struct kvp_lease {
 	KVP_ATOMIC(uint64_t) *slot; /* NULL: none held */
 };
+
+/* Either side. Has the moment come? 0, and one on a timeline that there is not, never does. */
+bool kvp_until_come(const struct kvp_session_page *page, uint64_t until);
 
 /*
  * Client. Takes a lease on a block whose word was `word` when it was read. `shard` is the caller's
@@ -53,6 +75,14 @@ int kvp_lease_take(struct kvp_session_page *page, uint32_t shard, const struct k
 /* Client. Harmless if nothing is held. */
 void kvp_lease_drop(struct kvp_lease *lease);
 
+/*
+ * Client. As kvp_lease_drop(), in effect when the moment has come; at once if it has. Of the page of
+ * the lease.
+ */
+void kvp_lease_drop_at(struct kvp_session_page *page, struct kvp_lease *lease, uint64_t until);
+/* Client. Is any lease of the page held, if only until a moment that has not come? */
+bool kvp_lease_any(const struct kvp_session_page *page);
+
 /* Client. Logs a use for the eviction policy; drops it silently if the log is full. */
 void kvp_touch_push(
 	struct kvp_session_page *page, uint32_t shard, kvp_block_id tip, uint32_t asked);
@@ -61,7 +91,9 @@ void kvp_touch_push(
 void kvp_lease_fence(void);
 
 /*
- * Ledger. The value of the first slot from *slot on that is not empty, and *slot is its index; or 0
+ * Ledger. A slot is empty too when the moment has come at which its lease is over.
+ *
+ * The value of the first slot from *slot on that is not empty, and *slot is its index; or 0
  * and KVP_LEASES. kvp_slot_block() of a value is not yet bounded. *lines grows by the cache lines
  * that this call looked at.
  */

@@ -7,16 +7,56 @@
 #define SHARD_LINES (KVP_SHARD_LEASES / KVP_LEASE_LINE)
 
 /* Slots of the line count from now on. Sequentially consistent, both of it: see kvp_lease.h. */
-static void use_line(struct kvp_session_page *page, uint32_t line)
+static void use_line(KVP_ATOMIC(uint64_t) *lines, uint32_t line)
 {
-	KVP_ATOMIC(uint64_t) *bits = &page->lease_lines[line / 64];
+	KVP_ATOMIC(uint64_t) *bits = &lines[line / 64];
 	uint64_t bit = UINT64_C(1) << line % 64;
 
 	if (!(kvp_load_seq(bits) & bit))
 		(void)kvp_or_seq(bits, bit);
 }
 
-/* An empty slot, own shard first; NULL if the page has none. The slot then holds `value`. */
+/* ---- moments -------------------------------------------------------------------------------- */
+
+bool kvp_until_come(const struct kvp_session_page *page, uint64_t until)
+{
+	uint32_t timeline = kvp_until_timeline(until);
+
+	/* Acquire: what was enqueued before the timeline came so far is over. */
+	return timeline < KVP_TIMELINES &&
+	       kvp_load_acquire(&page->done[timeline].value) >= kvp_until_value(until);
+}
+
+/* Does any slot of the line have a moment? For an order see kvp_lease.h. */
+static inline bool line_ends(const struct kvp_session_page *page, uint32_t line)
+{
+	return kvp_load_relaxed(&page->until_lines[line / 64]) >> line % 64 & 1;
+}
+
+/* Of a filled slot in such a line. */
+static bool is_over(const struct kvp_session_page *page, uint32_t i)
+{
+	return kvp_until_come(page, kvp_load_acquire(&(&page->until[0][0])[i]));
+}
+
+/* Takes a filled slot whose lease is over; false: it is not, or another thread was first. */
+static bool take_over(struct kvp_session_page *page, uint32_t i, uint64_t value)
+{
+	KVP_ATOMIC(uint64_t) *until = &(&page->until[0][0])[i];
+	uint64_t seen;
+
+	if (!line_ends(page, i / KVP_LEASE_LINE))
+		return false;
+	seen = kvp_load_acquire(until);
+	if (!kvp_until_come(page, seen) || !kvp_cas_seq(until, &seen, 0))
+		return false;
+	(void)kvp_xchg_seq(&(&page->lease[0][0])[i], value);
+	return true;
+}
+
+/* ---- the client's side ---------------------------------------------------------------------- */
+
+/* A slot that is empty or over, own shard first; NULL if the page has none. It then holds `value`. */
 static KVP_ATOMIC(uint64_t) *fill_slot(
 	struct kvp_session_page *page, uint32_t shard, uint64_t value)
 {
@@ -27,9 +67,12 @@ static KVP_ATOMIC(uint64_t) *fill_slot(
 		for (uint32_t i = 0; i < KVP_SHARD_LEASES; i++) {
 			uint64_t empty = 0;
 
-			if (kvp_load_relaxed(&lease[i]))
+			if (kvp_load_relaxed(&lease[i])) {
+				if (take_over(page, at * KVP_SHARD_LEASES + i, value))
+					return &lease[i];
 				continue;
-			use_line(page, at * SHARD_LINES + i / KVP_LEASE_LINE);
+			}
+			use_line(page->lease_lines, at * SHARD_LINES + i / KVP_LEASE_LINE);
 			if (kvp_cas_seq(&lease[i], &empty, value))
 				return &lease[i];
 		}
@@ -65,6 +108,30 @@ void kvp_lease_drop(struct kvp_lease *lease)
 	lease->slot = NULL;
 }
 
+void kvp_lease_drop_at(struct kvp_session_page *page, struct kvp_lease *lease, uint64_t until)
+{
+	uint32_t i;
+
+	if (!lease->slot)
+		return;
+	if (kvp_until_come(page, until)) {
+		kvp_lease_drop(lease);
+		return;
+	}
+	i = (uint32_t)(lease->slot - &page->lease[0][0]);
+	use_line(page->until_lines, i / KVP_LEASE_LINE);
+	/* Release: what this process itself has read comes before the ledger sees it over. */
+	kvp_store_release(&(&page->until[0][0])[i], until);
+	lease->slot = NULL;
+}
+
+bool kvp_lease_any(const struct kvp_session_page *page)
+{
+	uint32_t slot = 0, lines = 0;
+
+	return kvp_lease_next(page, &slot, &lines) != 0;
+}
+
 void kvp_touch_push(struct kvp_session_page *page, uint32_t shard, kvp_block_id tip, uint32_t asked)
 {
 	struct kvp_shard *sh = &page->shard[shard % KVP_SHARDS];
@@ -90,6 +157,8 @@ void kvp_touch_push(struct kvp_session_page *page, uint32_t shard, kvp_block_id 
 	kvp_store_release(&sh->touch_lock, 0);
 }
 
+/* ---- the ledger's side ---------------------------------------------------------------------- */
+
 void kvp_lease_fence(void)
 {
 	kvp_fence_seq();
@@ -97,7 +166,9 @@ void kvp_lease_fence(void)
 
 uint64_t kvp_lease_slot(const struct kvp_session_page *page, uint32_t i)
 {
-	return kvp_load_seq(&page->lease[i / KVP_SHARD_LEASES][i % KVP_SHARD_LEASES]);
+	uint64_t value = kvp_load_seq(&(&page->lease[0][0])[i]);
+
+	return value && line_ends(page, i / KVP_LEASE_LINE) && is_over(page, i) ? 0 : value;
 }
 
 uint64_t kvp_lease_next(const struct kvp_session_page *page, uint32_t *slot, uint32_t *lines)
@@ -105,6 +176,7 @@ uint64_t kvp_lease_next(const struct kvp_session_page *page, uint32_t *slot, uin
 	while (*slot < KVP_LEASES) {
 		uint32_t line = *slot / KVP_LEASE_LINE, end = (line + 1) * KVP_LEASE_LINE;
 		uint64_t used = kvp_load_seq(&page->lease_lines[line / 64]) >> line % 64;
+		bool ends;
 
 		if (!used) {
 			*slot = (line / 64 + 1) * 64 * KVP_LEASE_LINE;
@@ -115,10 +187,11 @@ uint64_t kvp_lease_next(const struct kvp_session_page *page, uint32_t *slot, uin
 			*slot = (line + (uint32_t)__builtin_ctzll(used)) * KVP_LEASE_LINE;
 			continue;
 		}
-		for (++*lines; *slot < end; ++*slot) {
-			uint64_t value = kvp_lease_slot(page, *slot);
+		ends = line_ends(page, line);
+		for (*lines += 1 + ends; *slot < end; ++*slot) {
+			uint64_t value = kvp_load_seq(&(&page->lease[0][0])[*slot]);
 
-			if (value)
+			if (value && !(ends && is_over(page, *slot)))
 				return value;
 		}
 	}

@@ -55,7 +55,7 @@ static bool still_held(const struct kvpd_tenant *t, const struct kvpd_limbo_hold
 /* Looks at no more than *work holders of it; false: there are more. */
 static bool look(struct kvpd_tenant *t, struct kvpd_limbo *limbo, uint32_t *work)
 {
-	/* A slot that was seen to change is done with: a later lease gets the new place. */
+	/* A lease that was seen to end is done with: a later one gets the new place. */
 	for (; limbo->looked < limbo->n_holders && *work; limbo->looked++, (*work)--)
 		if (still_held(t, &limbo->holder[limbo->looked]))
 			limbo->holder[limbo->kept++] = limbo->holder[limbo->looked];

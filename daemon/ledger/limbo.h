@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Limbo: where the old bytes of blocks stay that were moved under a lease, until the lease slots of
- * that moment have changed.
+ * Limbo: where the old bytes of blocks stay that were moved under a lease, until each lease of then
+ * has ended: its slot has changed, or the moment has come at which it is over.
  */
 #ifndef KVPD_LIMBO_H
 #define KVPD_LIMBO_H
@@ -18,7 +18,7 @@ struct kvpd_tenant;
 /* Of one tenant; beyond it what is leased stays where it is. Each has a holder for each lease. */
 #define KVPD_LIMBOS 32u
 
-/* A lease slot that has to change first. */
+/* A lease that has to end first. */
 struct kvpd_limbo_holder {
 	uint32_t session;
 	uint32_t place; /* of the session */
@@ -31,7 +31,7 @@ struct kvpd_limbo {
 	struct kvpd_list link; /* in the tenant */
 	uint32_t n_places;
 	struct kvpd_place place[KVPD_MOVE_BLOCKS * KVPD_MOVE_JOBS];
-	struct kvpd_limbo_holder *holder; /* those not yet seen to change */
+	struct kvpd_limbo_holder *holder; /* those not yet seen to end */
 	uint32_t n_holders;
 	uint32_t looked, kept; /* in the look that is under way */
 };
@@ -43,7 +43,7 @@ void kvpd_limbo_add(struct kvpd_limbo *limbo, struct kvpd_place place);
 /* All places have been added; the holders (malloc) are the limbo's from now on. */
 void kvpd_limbo_enter(struct kvpd_tenant *t, struct kvpd_limbo *limbo,
 	struct kvpd_limbo_holder *holder, uint32_t n_holders);
-/* A chore: frees places whose holders have been seen to change. */
+/* A chore: frees places whose holders have been seen to end. */
 bool kvpd_limbo_step(struct kvpd_tenant *t, uint64_t now);
 /* At the tenant's end. */
 void kvpd_limbo_free_all(struct kvpd_tenant *t);

@@ -146,9 +146,11 @@ static void rewrites_leases(uint64_t rng)
 
 	raw_attach(&s, daemon_.socket);
 	while (raw_soon() - 10000000000u < until) {
-		for (uint32_t i = 0; i < KVP_LEASES / KVP_LEASE_LINE / 64; i++)
+		for (uint32_t i = 0; i < KVP_LEASES / KVP_LEASE_LINE / 64; i++) {
 			kvp_store_relaxed(
 				&s.page->lease_lines[i], e2e_random(&rng) | e2e_random(&rng));
+			kvp_store_relaxed(&s.page->until_lines[i], e2e_random(&rng));
+		}
 		for (uint32_t i = 0; i < KVP_LEASES; i++) {
 			struct kvp_shard *sh = &s.page->shard[i / KVP_SHARD_LEASES];
 
@@ -157,6 +159,9 @@ static void rewrites_leases(uint64_t rng)
 				e2e_random(&rng) % 4
 					? kvp_slot_value((kvp_block_id)(e2e_random(&rng) % 700), 0)
 					: e2e_random(&rng));
+			kvp_store_relaxed(
+				&s.page->until[i / KVP_SHARD_LEASES][i % KVP_SHARD_LEASES],
+				e2e_random(&rng) >> e2e_random(&rng) % 64);
 			kvp_store_relaxed(&sh->touch_tail, (uint32_t)e2e_random(&rng));
 			kvp_store_relaxed(
 				&sh->touch[e2e_random(&rng) % KVP_TOUCHES], e2e_random(&rng));

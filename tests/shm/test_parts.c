@@ -149,6 +149,66 @@ static void next_leases(void **state)
 	munmap(page, sizeof(*page));
 }
 
+static uint32_t held(const struct kvp_session_page *page)
+{
+	kvp_block_id ids[KVP_LEASES];
+
+	return kvp_lease_scan(page, ids, NULL, KVP_LEASES);
+}
+
+/* A lease until a moment is one until then; its slot is then anybody's, and not before. */
+static void moments(void **state)
+{
+	struct kvp_session_page *page = new_page();
+	struct kvp_lease lease[KVP_LEASES], extra;
+	uint64_t word = kvp_word(3, 4, KVP_BLOCK_LIVE);
+	KVP_ATOMIC(uint64_t) *slot;
+	struct kvp_block block;
+	(void)state;
+
+	memset(&block, 0, sizeof(block));
+	kvp_store_relaxed(&block.word, word);
+	assert_int_equal(kvp_lease_take(page, 7, &block, 9, word, &lease[0]), 0);
+	slot = lease[0].slot;
+	kvp_lease_drop_at(page, &lease[0], kvp_until(3, 5));
+	assert_null(lease[0].slot);
+	kvp_store_relaxed(&page->done[2].value, 9);
+	kvp_store_relaxed(&page->done[3].value, 4);
+	assert_int_equal(held(page), 1);
+	assert_true(kvp_lease_any(page));
+	assert_int_equal(kvp_lease_take(page, 7, &block, 10, word, &lease[1]), 0);
+	assert_ptr_not_equal(lease[1].slot, slot);
+	kvp_store_relaxed(&page->done[3].value, 5);
+	assert_int_equal(held(page), 1);
+	assert_int_equal(kvp_lease_slot(page, (uint32_t)(slot - &page->lease[0][0])), 0);
+	/* Whoever takes it holds it, whatever the moment was; also if the block is the same. */
+	assert_int_equal(kvp_lease_take(page, 7, &block, 9, word, &lease[0]), 0);
+	assert_ptr_equal(lease[0].slot, slot);
+	assert_int_equal(held(page), 2);
+	/* One that has come is now; one on no timeline never comes. */
+	kvp_lease_drop_at(page, &lease[0], kvp_until(3, 5));
+	assert_int_equal(kvp_load_relaxed(slot), 0);
+	kvp_lease_drop_at(page, &lease[1], kvp_until(KVP_TIMELINES, 0));
+	assert_int_equal(held(page), 1);
+	assert_false(kvp_until_come(page, 0));
+	munmap(page, sizeof(*page));
+
+	page = new_page();
+	for (uint32_t i = 0; i < KVP_LEASES; i++) {
+		assert_int_equal(kvp_lease_take(page, 5, &block, i, word, &lease[i]), 0);
+		kvp_lease_drop_at(page, &lease[i], kvp_until(i % KVP_TIMELINES, 1 + i));
+	}
+	assert_int_equal(kvp_lease_take(page, 5, &block, 1, word, &extra), -ENOBUFS);
+	for (uint32_t i = 0; i < KVP_TIMELINES; i++)
+		kvp_store_relaxed(&page->done[i].value, KVP_LEASES / 2);
+	assert_int_equal(held(page), KVP_LEASES / 2);
+	for (uint32_t i = 0; i < KVP_LEASES / 2; i++)
+		assert_int_equal(kvp_lease_take(page, 5, &block, i, word, &lease[i]), 0);
+	assert_int_equal(kvp_lease_take(page, 5, &block, 1, word, &extra), -ENOBUFS);
+	assert_int_equal(held(page), KVP_LEASES);
+	munmap(page, sizeof(*page));
+}
+
 static void touches(void **state)
 {
 	struct kvp_session_page *page = new_page();
@@ -278,6 +338,7 @@ int main(void)
 		cmocka_unit_test(index_full),
 		cmocka_unit_test(leases),
 		cmocka_unit_test(next_leases),
+		cmocka_unit_test(moments),
 		cmocka_unit_test(touches),
 		cmocka_unit_test(rings),
 		cmocka_unit_test(segments),

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One writer that inserts and evicts as fast as it can, and readers that match, lease, read the
- * payload and release: in threads (for ThreadSanitizer) and in processes. A payload is four words
+ * payload and release, or release at a moment and read, as a device would, before it has come: in
+ * threads (for ThreadSanitizer) and in processes, two of them in one page. A payload is four words
  * derived from the block's tokens; an evicted one is overwritten at once, so that a lease that
  * does not protect shows as wrong bytes.
  */
@@ -25,6 +26,7 @@
 #define MAX_BLOCKS 48u
 #define CHAIN      6u
 #define READERS    3u
+#define PAGES      2u
 #define WORDS      4u
 #define AWAY       12u /* slots of the second tier; the first one is never used */
 
@@ -35,13 +37,14 @@ struct arena {
 	KVP_ATOMIC(uint32_t) wrong;
 	KVP_ATOMIC(uint64_t) leased_reads;
 	KVP_ATOMIC(uint64_t) away_reads; /* of these, in the second tier */
+	KVP_ATOMIC(uint64_t) late;       /* leases that were over at a moment */
 	KVP_ATOMIC(uint64_t) stale;
 };
 
 struct torture {
 	struct toy toy;
 	struct arena *arena;
-	struct kvp_session_page *page[READERS];
+	struct kvp_session_page *page[PAGES];
 	kvp_block_id away[AWAY]; /* whose payload lies there; KVP_BLOCK_NONE: nobody's */
 	uint64_t appeared, faded;
 	uint64_t seed;
@@ -86,6 +89,8 @@ static void *reader_main(void *arg)
 {
 	struct reader *r = arg;
 	struct torture *t = r->t;
+	struct kvp_session_page *page = t->page[r->number % PAGES];
+	uint64_t moment = 0;
 	uint64_t rng = t->seed + r->number + 1;
 	uint32_t tiers = r->number ? KVP_TIERS(KVP_TIER_VRAM, KVP_TIER_DRAM, KVP_TIER_RECIPE)
 				   : KVP_TIERS_DRAM;
@@ -103,15 +108,23 @@ static void *reader_main(void *arg)
 		if (!f.n_hits)
 			continue;
 		tip = f.n_hits - 1;
-		if (kvp_lease_take(t->page[r->number], r->number, &t->toy.v.blocks[hits[tip].id],
-			    hits[tip].id, hits[tip].word, &lease) < 0 ||
+		if (kvp_lease_take(page, 0, &t->toy.v.blocks[hits[tip].id], hits[tip].id,
+			    hits[tip].word, &lease) < 0 ||
 			kvp_revalidate(&t->toy.v, hits, f.n_hits) != f.n_hits) {
 			kvp_lease_drop(&lease);
 			kvp_add_relaxed(&t->arena->stale, 1);
 			continue;
 		}
+		if (toy_random(&rng) & 1) {
+			read_leased(t, tokens, hits, f.n_hits);
+			kvp_lease_drop(&lease);
+			continue;
+		}
+		kvp_lease_drop_at(page, &lease, kvp_until(r->number, ++moment));
 		read_leased(t, tokens, hits, f.n_hits);
-		kvp_lease_drop(&lease);
+		kvp_add_relaxed(&t->arena->late, 1);
+		/* Release: what a device does after it has read. */
+		kvp_store_release(&page->done[r->number].value, moment);
 	}
 	return NULL;
 }
@@ -221,10 +234,10 @@ static void torture_init(struct torture *t, uint32_t rounds)
 		t->away[i] = KVP_BLOCK_NONE;
 		poison(t->arena->away[i]);
 	}
-	for (uint32_t i = 0; i < READERS; i++)
+	for (uint32_t i = 0; i < PAGES; i++)
 		t->page[i] = shared(sizeof(*t->page[i]));
 	t->toy.pages = t->page;
-	t->toy.n_pages = READERS;
+	t->toy.n_pages = PAGES;
 }
 
 static void torture_fini(struct torture *t)
@@ -238,8 +251,9 @@ static void torture_fini(struct torture *t)
 	assert_int_equal(kvp_load_relaxed(&t->arena->wrong), 0);
 	assert_true(kvp_load_relaxed(&t->arena->leased_reads) > 0);
 	assert_true(kvp_load_relaxed(&t->arena->away_reads) > 0);
+	assert_true(kvp_load_relaxed(&t->arena->late) > 0);
 	assert_true(t->appeared > 0 && t->faded > 0);
-	for (uint32_t i = 0; i < READERS; i++)
+	for (uint32_t i = 0; i < PAGES; i++)
 		munmap(t->page[i], sizeof(*t->page[i]));
 	munmap(t->arena, sizeof(*t->arena));
 	toy_fini(&t->toy);

@@ -83,6 +83,12 @@ static void scribble(struct dp_client *c)
 
 	if (rnd() % 4)
 		kvp_store_relaxed(&c->page->lease_lines[rnd() % 2], rnd());
+	if (rnd() % 4) {
+		kvp_store_relaxed(&c->page->until_lines[rnd() % 2], rnd());
+		kvp_store_relaxed(&c->page->until[rnd() % KVP_SHARDS][rnd() % KVP_SHARD_LEASES],
+			rnd() % 2 ? rnd() : kvp_until((uint32_t)rnd() % KVP_TIMELINES, rnd() % 4));
+		kvp_store_relaxed(&c->page->done[rnd() % KVP_TIMELINES].value, rnd() % 8);
+	}
 
 	switch (rnd() % 4) {
 	case 0:

@@ -149,6 +149,12 @@ struct kvpd_request;
 int kvpd_admin_begin(json_t *request, struct kvpd_request **ret_request);
 /* A step; -EINPROGRESS: there is more to do. Anything else is the result, and the last step's. */
 int kvpd_admin_step(struct kvpd_ledger *ledger, struct kvpd_request *request);
+/*
+ * After a last step that succeeded: what the answer has as a list besides, of so many rows; NULL:
+ * nothing. kvpd_admin_row() has one of them: a new reference, NULL: no memory.
+ */
+const char *kvpd_admin_list(const struct kvpd_request *request, uint32_t *ret_rows);
+json_t *kvpd_admin_row(const struct kvpd_request *request, uint32_t row);
 /* After the last step, or before, when nobody wants it any more. Frees it; returns the answer, also
  * with an error: a new reference. */
 json_t *kvpd_admin_end(struct kvpd_request *request);

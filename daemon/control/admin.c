@@ -23,9 +23,8 @@
 #include "daemon/memory.h"
 #include "shm/kvp_msg.h"
 
-#define ANSWER_PART 32768u
-#define STEP_PARTS  4u  /* sent before others have their turn */
-#define STEP_ROWS   16u /* written */
+#define STEP_PARTS 4u  /* sent before others have their turn: a chunk of the text each */
+#define STEP_ROWS  16u /* written */
 
 bool kvpd_admin_allowed(struct kvpd_conn *conn)
 {
@@ -109,10 +108,10 @@ struct kvpd_asked {
 	/* One of these. */
 	struct kvpd_request *request;
 	struct kvpd_figures_walk *walk;
-	/* When the walk has ended, if the answer is a list: its rows are written in steps, too. */
-	struct kvpd_figures figures;
-	bool listing;
-	uint32_t row;
+	struct kvpd_figures figures; /* when the walk has ended */
+	/* When either has ended, if the answer has a list: its rows are written in steps, too. */
+	const char *list;
+	uint32_t rows, row;
 	struct kvpd_text text;
 };
 
@@ -120,8 +119,9 @@ struct kvpd_asked {
 static int step_figures(struct kvpd_control *c, struct kvpd_asked *asked, json_t **ret_answer)
 {
 	struct kvpd_figures *f = &asked->figures;
-	char text[256];
 	int r = kvpd_figures_step(c->ledger, asked->walk);
+	char text[256];
+	int64_t rows;
 
 	if (r == -EINPROGRESS)
 		return r;
@@ -135,14 +135,32 @@ static int step_figures(struct kvpd_control *c, struct kvpd_asked *asked, json_t
 	}
 	if (r < 0)
 		return r;
-	if (kvpd_figures_rows(f, asked->verb) >= 0) {
-		asked->listing = true;
+	rows = kvpd_figures_rows(f, asked->verb);
+	if (rows >= 0) {
+		asked->list = asked->verb;
+		asked->rows = (uint32_t)rows;
 		return -EINPROGRESS;
 	}
 	*ret_answer = kvpd_figures_json(f, &c->rates, asked->verb, 0);
 	if (*ret_answer && !strcmp(asked->verb, "status"))
 		json_object_set_new(*ret_answer, "daemon", daemon_status(c));
 	return *ret_answer ? 0 : -ENOMEM;
+}
+
+/* What the ledger itself is asked for: likewise. */
+static int step_request(struct kvpd_control *c, struct kvpd_asked *asked, json_t **ret_answer)
+{
+	int r = kvpd_admin_step(c->ledger, asked->request);
+
+	if (r == -EINPROGRESS)
+		return r;
+	if (r == 0)
+		asked->list = kvpd_admin_list(asked->request, &asked->rows);
+	if (asked->list)
+		return -EINPROGRESS;
+	*ret_answer = kvpd_admin_end(asked->request);
+	asked->request = NULL;
+	return r;
 }
 
 static int ask(struct kvpd_conn *conn, json_t *json, const char *verb)
@@ -230,9 +248,7 @@ static void reply_text(struct kvpd_conn *conn, struct kvpd_text *text, int statu
 					   : strerror(-error));
 		return;
 	}
-	conn->answer = text->bytes;
-	conn->answer_bytes = text->n;
-	conn->answer_sent = 0;
+	conn->answer = *text;
 	conn->answer_status = status;
 	kvpd_admin_continue(conn);
 }
@@ -250,32 +266,50 @@ static void reply(struct kvpd_conn *conn, json_t *answer, int status)
 	reply_text(conn, &text, status, r);
 }
 
+static int write_row(struct kvpd_control *c, struct kvpd_asked *asked)
+{
+	json_t *row = asked->request ? kvpd_admin_row(asked->request, asked->row)
+				     : kvpd_figures_json(
+					       &asked->figures, &c->rates, asked->verb, asked->row);
+	int r = asked->row ? kvpd_text_put(&asked->text, ",") : 0;
+
+	r = r < 0 ? r : kvpd_text_json(&asked->text, row);
+	json_decref(row);
+	asked->row++;
+	return r;
+}
+
+/* The end of the list, and what else the answer has. */
+static int write_end(struct kvpd_asked *asked)
+{
+	json_t *others = asked->request ? kvpd_admin_end(asked->request) : json_object();
+	int r = kvpd_text_put(&asked->text, "]");
+
+	asked->request = NULL;
+	r = r < 0 ? r : kvpd_text_members(&asked->text, others);
+	json_decref(others);
+	return r;
+}
+
 /* Some rows of a list, whose text grows; the last one ends it. */
 static void list_on(struct kvpd_conn *conn)
 {
 	struct kvpd_asked *asked = conn->asked;
-	uint32_t n = (uint32_t)kvpd_figures_rows(&asked->figures, asked->verb);
 	struct kvpd_text *text = &asked->text, whole;
 	int r = 0;
 
 	if (!text->n) {
 		r = kvpd_text_put(text, "{\"");
-		r = r < 0 ? r : kvpd_text_put(text, asked->verb);
+		r = r < 0 ? r : kvpd_text_put(text, asked->list);
 		r = r < 0 ? r : kvpd_text_put(text, "\":[");
 	}
-	for (uint32_t k = 0; r == 0 && k < STEP_ROWS && asked->row < n; k++, asked->row++) {
-		json_t *row = kvpd_figures_json(
-			&asked->figures, &conn->control->rates, asked->verb, asked->row);
-
-		r = asked->row ? kvpd_text_put(text, ",") : 0;
-		r = r < 0 ? r : kvpd_text_json(text, row);
-		json_decref(row);
-	}
-	if (r == 0 && asked->row < n) {
+	for (uint32_t k = 0; r == 0 && k < STEP_ROWS && asked->row < asked->rows; k++)
+		r = write_row(conn->control, asked);
+	if (r == 0 && asked->row < asked->rows) {
 		kvpd_source_raise(&conn->source, KVPD_AGAIN);
 		return;
 	}
-	r = r < 0 ? r : kvpd_text_put(text, "]}");
+	r = r < 0 ? r : write_end(asked);
 	whole = *text;
 	*text = (struct kvpd_text){ 0 };
 	kvpd_admin_drop(conn);
@@ -288,19 +322,16 @@ void kvpd_admin_step_on(struct kvpd_conn *conn)
 	json_t *answer = NULL;
 	int status;
 
-	if (asked->listing) {
+	if (asked->list) {
 		list_on(conn);
 		return;
 	}
 	status = asked->walk ? step_figures(conn->control, asked, &answer)
-			     : kvpd_admin_step(conn->control->ledger, asked->request);
+			     : step_request(conn->control, asked, &answer);
 	if (status == -EINPROGRESS) {
 		kvpd_source_raise(&conn->source, KVPD_AGAIN);
 		return;
 	}
-	if (asked->request)
-		answer = kvpd_admin_end(asked->request);
-	asked->request = NULL;
 	kvpd_admin_drop(conn);
 	reply(conn, answer, status);
 }
@@ -329,19 +360,18 @@ void kvpd_admin_continue(struct kvpd_conn *conn)
 {
 	struct {
 		struct kvp_msg_admin_part head;
-		char text[ANSWER_PART];
+		char text[KVPD_TEXT_CHUNK];
 	} part;
 
-	for (uint32_t i = 0; conn->answer && i < STEP_PARTS; i++) {
-		size_t left = conn->answer_bytes - conn->answer_sent;
-		size_t n = left < sizeof(part.text) ? left : sizeof(part.text);
+	for (uint32_t i = 0; conn->answer.first && i < STEP_PARTS; i++) {
+		const struct kvpd_text_chunk *chunk = conn->answer.first;
 		int r;
 
-		part.head.last = n == left;
-		part.head.status = n == left ? conn->answer_status : 0;
-		memcpy(part.text, conn->answer + conn->answer_sent, n);
+		part.head.last = !chunk->next;
+		part.head.status = chunk->next ? 0 : conn->answer_status;
+		memcpy(part.text, chunk->bytes, chunk->n);
 		r = kvp_msg_send(conn->fd, KVP_MSG_ADMIN_PART, conn->answer_tag, &part,
-			sizeof(part.head) + n, NULL, 0);
+			sizeof(part.head) + chunk->n, NULL, 0);
 		if (r == -ENOBUFS || r == -ENOMEM)
 			kvpd_conn_hold(conn);
 		if (r == -EAGAIN || r == -ENOBUFS || r == -ENOMEM) {
@@ -356,11 +386,7 @@ void kvpd_admin_continue(struct kvpd_conn *conn)
 		}
 		kvpd_conn_stuck(conn, 0);
 		conn->held_ms = 0;
-		conn->answer_sent += n;
-		if (conn->answer_sent == conn->answer_bytes) {
-			free(conn->answer);
-			conn->answer = NULL;
-		}
+		kvpd_text_drop(&conn->answer);
 	}
 	kvpd_conn_watch(conn);
 }

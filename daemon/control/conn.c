@@ -97,13 +97,13 @@ static void out_free(struct kvpd_conn *conn, struct kvpd_out *out)
 /* What was asked last is not yet answered: the next packet waits in the socket. */
 static bool is_busy(const struct kvpd_conn *conn)
 {
-	return conn->answer || conn->asked || conn->showing || conn->opening;
+	return conn->answer.first || conn->asked || conn->showing || conn->opening;
 }
 
 void kvpd_conn_watch(struct kvpd_conn *conn)
 {
 	struct epoll_event e = { .data.ptr = &conn->source };
-	bool waits = (conn->n_out || conn->answer) && !conn->held_until_ns;
+	bool waits = (conn->n_out || conn->answer.first) && !conn->held_until_ns;
 
 	e.events = (is_busy(conn) ? 0 : EPOLLIN) | (waits ? EPOLLOUT : 0);
 	if (e.events == conn->interest)
@@ -403,7 +403,7 @@ static void send_what_waits(struct kvpd_conn *conn)
 	r = flush(conn);
 	if (r < 0 && r != -EAGAIN)
 		kvpd_conn_close(conn);
-	else if (r == 0 && conn->answer)
+	else if (r == 0 && conn->answer.first)
 		kvpd_admin_continue(conn);
 }
 
@@ -480,8 +480,7 @@ void kvpd_conn_close(struct kvpd_conn *conn)
 	kvpd_admin_drop(conn);
 	free(conn->opening);
 	conn->opening = NULL;
-	free(conn->answer);
-	conn->answer = NULL;
+	kvpd_text_fini(&conn->answer);
 	kvpd_conn_stuck(conn, 0);
 	let_go(conn);
 	no_longer_pending(conn);

@@ -10,6 +10,7 @@
 
 #include "daemon/control/peer.h"
 #include "daemon/control/source.h"
+#include "daemon/control/text.h"
 #include "shm/kvp_proto.h"
 
 struct kvpd_asked;
@@ -74,8 +75,7 @@ struct kvpd_conn {
 	struct kvpd_opening *opening; /* the SPACE_OPEN that is being served; see guest.c */
 	/* An administrator's request, while it is being served, and the answer, while it is sent. */
 	struct kvpd_asked *asked;
-	char *answer;
-	size_t answer_bytes, answer_sent;
+	struct kvpd_text answer;
 	uint32_t answer_tag;
 	int32_t answer_status;
 	TAILQ_ENTRY(kvpd_conn) link;

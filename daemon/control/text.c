@@ -12,52 +12,92 @@
  */
 #define DUMP (JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(12))
 
-static int make_room(struct kvpd_text *t, size_t more)
+static int put(struct kvpd_text *t, const char *bytes, size_t n)
 {
-	size_t room = t->room ? t->room : 256;
-	char *bytes;
-
-	if (more > KVPD_TEXT_MAX - t->n)
+	if (n > KVPD_TEXT_MAX - t->n)
 		return -EMSGSIZE;
-	while (room - t->n < more)
-		room *= 2;
-	if (room == t->room)
-		return 0;
-	bytes = realloc(t->bytes, room);
-	if (!bytes)
-		return -ENOMEM;
-	t->bytes = bytes;
-	t->room = room;
+	while (n) {
+		struct kvpd_text_chunk *chunk = t->last;
+		size_t some;
+
+		if (!chunk || chunk->n == sizeof(chunk->bytes)) {
+			chunk = malloc(sizeof(*chunk));
+			if (!chunk)
+				return -ENOMEM;
+			chunk->next = NULL;
+			chunk->n = 0;
+			if (t->last)
+				t->last->next = chunk;
+			else
+				t->first = chunk;
+			t->last = chunk;
+		}
+		some = sizeof(chunk->bytes) - chunk->n;
+		some = n < some ? n : some;
+		memcpy(chunk->bytes + chunk->n, bytes, some);
+		chunk->n += some;
+		t->n += some;
+		bytes += some;
+		n -= some;
+	}
 	return 0;
 }
 
 int kvpd_text_put(struct kvpd_text *t, const char *piece)
 {
-	size_t n = strlen(piece);
-	int r = make_room(t, n);
+	return put(t, piece, strlen(piece));
+}
 
-	if (r < 0)
-		return r;
-	memcpy(t->bytes + t->n, piece, n);
-	t->n += n;
-	return 0;
+struct dump {
+	struct kvpd_text *text;
+	size_t skip; /* bytes at the beginning that are left out */
+	int result;
+};
+
+static int dump(const char *bytes, size_t n, void *arg)
+{
+	struct dump *d = arg;
+	size_t skip = n < d->skip ? n : d->skip;
+
+	d->skip -= skip;
+	d->result = put(d->text, bytes + skip, n - skip);
+	return d->result;
+}
+
+static int put_json(struct kvpd_text *t, const json_t *json, size_t skip)
+{
+	struct dump d = { t, skip, 0 };
+
+	if (json && json_dump_callback(json, dump, &d, DUMP) == 0)
+		return 0;
+	return d.result < 0 ? d.result : -ENOMEM;
 }
 
 int kvpd_text_json(struct kvpd_text *t, const json_t *json)
 {
-	size_t need = json ? json_dumpb(json, NULL, 0, DUMP) : 0;
-	int r = need ? make_room(t, need) : -ENOMEM;
+	return put_json(t, json, 0);
+}
 
-	if (r < 0)
-		return r;
-	if (json_dumpb(json, t->bytes + t->n, need, DUMP) != need)
-		return -ENOMEM;
-	t->n += need;
-	return 0;
+int kvpd_text_members(struct kvpd_text *t, const json_t *object)
+{
+	int r = json_object_size(object) ? put(t, ",", 1) : 0;
+
+	return r < 0 ? r : put_json(t, object, strlen("{"));
+}
+
+void kvpd_text_drop(struct kvpd_text *t)
+{
+	struct kvpd_text_chunk *chunk = t->first;
+
+	t->first = chunk->next;
+	if (!t->first)
+		t->last = NULL;
+	free(chunk);
 }
 
 void kvpd_text_fini(struct kvpd_text *t)
 {
-	free(t->bytes);
-	*t = (struct kvpd_text){ 0 };
+	while (t->first)
+		kvpd_text_drop(t);
+	t->n = 0;
 }

@@ -123,14 +123,30 @@ int kvpd_admin_begin(json_t *request, struct kvpd_request **ret_request)
 int kvpd_admin_step(struct kvpd_ledger *ledger, struct kvpd_request *q)
 {
 	const char *name = kvpd_request_text(q, "verb");
-	int r;
+	int r = 0;
 
 	if (!q->verb)
 		return kvpd_request_fail(q, -EOPNOTSUPP, "unknown verb '%s'", name ? name : "");
-	r = q->verb->prepare ? q->verb->prepare(q) : 0;
-	if (r == 0)
-		r = kvpd_ledger_ask(ledger, step_on_ledger, q);
+	if (!q->walked) {
+		r = q->verb->prepare ? q->verb->prepare(q) : 0;
+		if (r == 0)
+			r = kvpd_ledger_ask(ledger, step_on_ledger, q);
+		q->walked = r == 0;
+	}
+	if (q->walked && q->verb->arrange)
+		r = q->verb->arrange(q);
 	return r == -EINPROGRESS ? r : finish(q, r);
+}
+
+const char *kvpd_admin_list(const struct kvpd_request *q, uint32_t *ret_rows)
+{
+	*ret_rows = q->rows.n;
+	return q->rows.name;
+}
+
+json_t *kvpd_admin_row(const struct kvpd_request *q, uint32_t row)
+{
+	return q->rows.row(q->rows.found, row);
 }
 
 json_t *kvpd_admin_end(struct kvpd_request *q)
@@ -139,6 +155,7 @@ json_t *kvpd_admin_end(struct kvpd_request *q)
 
 	if (q->verb)
 		(void)finish(q, -ECANCELED);
+	free(q->rows.found);
 	json_decref(q->json);
 	free(q);
 	return answer;

@@ -24,6 +24,14 @@ struct kvpd_tenant;
 
 #define KVPD_ADMIN_STRIDE 32u /* of blocks and the like: between two looks at the clock */
 
+/* A part of an answer that may be long: what was found, to be written out row by row. */
+struct kvpd_rows {
+	const char *name; /* of the list; NULL: there is none */
+	uint32_t n;
+	json_t *(*row)(const void *found, uint32_t row);
+	void *found; /* freed with the request */
+};
+
 struct kvpd_request {
 	json_t *json;
 	json_t *answer;
@@ -37,15 +45,19 @@ struct kvpd_request {
 	uint32_t seen;     /* at which place that was, */
 	uint32_t at;       /* and at which of its blocks the walk is */
 	struct kvpd_find find;
-	void *own;                    /* the verb's; finish() frees it */
+	void *own;                    /* the verb's; finish() frees it, */
+	struct kvpd_rows rows;        /* or makes it a part of the answer */
+	bool walked;                  /* no more steps on the ledger thread */
 	const struct kvpd_verb *verb; /* NULL: none, or it is finished */
 };
 
 struct kvpd_verb {
 	const char *name;
-	/* Optional; before every step. Negative errno ends the request. */
+	/* Optional; before every step. -EINPROGRESS: there is more to do before it; others end it. */
 	int (*prepare)(struct kvpd_request *q);
 	int (*step)(struct kvpd_request *q);
+	/* Optional; after the last step, on the control thread, and again while -EINPROGRESS. */
+	int (*arrange)(struct kvpd_request *q);
 	/*
 	 * Optional; after the last step, with the result so far; returns what stands. Or after any
 	 * step with -ECANCELED, when nobody wants the answer any more.

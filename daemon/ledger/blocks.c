@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The verb `blocks`: all blocks are walked once, and those that come first in the order that is asked
- * for are kept. Each is as it was when the walk came by.
+ * for are kept. Each is as it was when the walk came by. There may be many: memory for them is
+ * touched, they are put in order, and they are written out, a portion at a time.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -18,6 +19,8 @@
 
 #define LIMIT_DEFAULT 100u
 #define LIMIT_MAX     100000u
+#define TOUCH_BYTES   (256u << 10) /* of one portion of the control thread */
+#define SORT_ROWS     64u
 
 struct row {
 	uint64_t by;
@@ -31,8 +34,10 @@ struct listing {
 	uint64_t space;    /* UINT64_MAX: any */
 	uint64_t total;    /* that are wanted */
 	uint32_t limit, n;
-	struct row *row; /* a heap, the one that goes next first; see order() */
+	uint32_t heap; /* so many rows of the n are a heap, the one that goes next first */
+	size_t touched;
 	char name[KVPD_MAX_TENANTS + 1][KVPD_TENANT_NAME];
+	struct row row[]; /* limit */
 };
 
 /* ---- orders --------------------------------------------------------------------------------- */
@@ -83,11 +88,6 @@ static int order(const struct row *x, const struct row *y)
 	return x->facts.block < y->facts.block ? -1 : x->facts.block > y->facts.block;
 }
 
-static int largest_first(const void *a, const void *b)
-{
-	return order(a, b);
-}
-
 /* ---- the rows that are kept ----------------------------------------------------------------- */
 
 static void exchange(struct row *a, struct row *b)
@@ -108,8 +108,8 @@ static void sink(struct listing *l)
 {
 	uint32_t at = 0, child;
 
-	while ((child = 2 * at + 1) < l->n) {
-		if (child + 1 < l->n && order(&l->row[child + 1], &l->row[child]) > 0)
+	while ((child = 2 * at + 1) < l->heap) {
+		if (child + 1 < l->heap && order(&l->row[child + 1], &l->row[child]) > 0)
 			child++;
 		if (order(&l->row[child], &l->row[at]) <= 0)
 			break;
@@ -122,32 +122,40 @@ static void keep(struct listing *l, const struct row *row)
 {
 	if (l->n < l->limit) {
 		l->row[l->n++] = *row;
-		rise(l, l->n - 1);
+		rise(l, l->heap++);
 	} else if (l->n && order(row, &l->row[0]) < 0) {
 		l->row[0] = *row;
 		sink(l);
 	}
 }
 
+/* The one that goes next is the last of those that are not yet in their places. */
+static int arrange(struct kvpd_request *q)
+{
+	struct listing *l = q->own;
+
+	for (uint32_t k = 0; k < SORT_ROWS && l->heap; k++) {
+		exchange(&l->row[0], &l->row[--l->heap]);
+		sink(l);
+	}
+	return l->heap ? -EINPROGRESS : 0;
+}
+
 /* ---- the verb ------------------------------------------------------------------------------- */
 
-static int prepare(struct kvpd_request *q)
+static int begin(struct kvpd_request *q)
 {
 	const char *by = kvpd_request_text(q, "sort");
 	uint64_t limit = kvpd_request_int(q, "limit", LIMIT_DEFAULT);
-	struct listing *l = q->own;
+	struct listing *l;
 
-	if (l)
-		return 0;
-	q->own = l = calloc(1, sizeof(*l));
+	limit = limit < LIMIT_MAX ? limit : LIMIT_MAX;
+	l = malloc(sizeof(*l) + limit * sizeof(l->row[0]));
 	if (!l)
-		return -ENOMEM;
-	l->limit = (uint32_t)(limit < LIMIT_MAX ? limit : LIMIT_MAX);
-	/* Touched here, so that no portion spends its time on new pages. */
-	l->row = malloc((l->limit + 1) * sizeof(*l->row));
-	if (!l->row)
-		return kvpd_request_fail(q, -ENOMEM, "no memory for a list of %u blocks", l->limit);
-	memset(l->row, 0, (l->limit + 1) * sizeof(*l->row));
+		return kvpd_request_fail(
+			q, -ENOMEM, "no memory for a list of %u blocks", (unsigned)limit);
+	*l = (struct listing){ .limit = (uint32_t)limit };
+	q->own = l;
 	l->state = kvpd_request_text(q, "state");
 	l->pinned = kvpd_request_flag(q, "pinned");
 	l->space = kvpd_request_int(q, "space", UINT64_MAX);
@@ -158,6 +166,23 @@ static int prepare(struct kvpd_request *q)
 		return kvpd_request_fail(q, -EINVAL,
 			"cannot sort by '%s'; one of serial, hits, touched, depth, tokens", by);
 	return 0;
+}
+
+/* Here, so that no portion of the ledger's spends its time on new pages. */
+static int prepare(struct kvpd_request *q)
+{
+	struct listing *l = q->own;
+	int r = l ? 0 : begin(q);
+	size_t left;
+
+	if (r < 0)
+		return r;
+	l = q->own;
+	left = l->limit * sizeof(l->row[0]) - l->touched;
+	left = left < TOUCH_BYTES ? left : TOUCH_BYTES;
+	memset((char *)l->row + l->touched, 0, left);
+	l->touched += left;
+	return l->touched < l->limit * sizeof(l->row[0]) ? -EINPROGRESS : 0;
 }
 
 static bool wanted(const struct listing *l, const struct kvpd_tenant *t, uint32_t id)
@@ -194,29 +219,31 @@ static int step(struct kvpd_request *q)
 	return 0;
 }
 
+static json_t *row_json(const void *found, uint32_t row)
+{
+	const struct listing *l = found;
+	const struct kvpd_facts *f = &l->row[row].facts;
+
+	return kvpd_facts_json(f, l->name[f->tenant]);
+}
+
 static int finish(struct kvpd_request *q, int result)
 {
 	struct listing *l = q->own;
-	json_t *list = json_array();
 
-	if (result == 0) {
-		qsort(l->row, l->n, sizeof(*l->row), largest_first);
-		for (uint32_t i = 0; i < l->n; i++)
-			json_array_append_new(list,
-				kvpd_facts_json(&l->row[i].facts, l->name[l->row[i].facts.tenant]));
-		kvpd_put_int(q->answer, "total", l->total);
-		json_object_set(q->answer, "blocks", list);
+	if (result < 0) {
+		free(l);
+		return result;
 	}
-	json_decref(list);
-	if (l)
-		free(l->row);
-	free(l);
-	return result;
+	kvpd_put_int(q->answer, "total", l->total);
+	q->rows = (struct kvpd_rows){ "blocks", l->n, row_json, l };
+	return 0;
 }
 
 const struct kvpd_verb kvpd_verb_blocks = {
 	.name = "blocks",
 	.prepare = prepare,
 	.step = step,
+	.arrange = arrange,
 	.finish = finish,
 };

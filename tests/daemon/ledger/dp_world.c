@@ -508,12 +508,21 @@ static int plane(struct dp_world *w, json_t *q, json_t **ret_answer)
 {
 	struct kvpd_request *request;
 	int r = kvpd_admin_begin(q, &request);
+	json_t *list = json_array();
+	const char *name;
+	uint32_t rows;
 
 	assert_int_equal(r, 0);
 	do
 		r = kvpd_admin_step(w->ledger, request);
 	while (r == -EINPROGRESS);
+	name = kvpd_admin_list(request, &rows);
+	for (uint32_t i = 0; name && i < rows; i++)
+		json_array_append_new(list, kvpd_admin_row(request, i));
 	*ret_answer = kvpd_admin_end(request);
+	if (name)
+		json_object_set(*ret_answer, name, list);
+	json_decref(list);
 	return r;
 }
 

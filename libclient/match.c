@@ -78,7 +78,7 @@ static uint32_t lease_and_prove(struct kvp_prefix *m, uint32_t n)
 static void adopt(struct kvp_prefix *m, const struct kvp_found *found, uint32_t n)
 {
 	m->n_blocks = n < found->n_hits ? n : found->n_hits;
-	m->n_tokens = found->n_tokens;
+	m->n_tokens = match_base(m) + found->n_tokens;
 	if (n < found->n_hits) /* and only the last found may have been partial */
 		m->n_tokens = n * m->space->geo.block_tokens;
 	m->tail_tokens = n > found->n_hits ? found->tail_tokens : 0;
@@ -87,29 +87,47 @@ static void adopt(struct kvp_prefix *m, const struct kvp_found *found, uint32_t 
 	m->flags = m->lease.slot ? KVP_MATCHED_LEASED : 0;
 }
 
-/*
- * What the catalog has of the tokens after the blocks taken over, as one search from the root would
- * have found it. Wide ids are narrowed a window of whole blocks at a time.
- */
-static void look_up(struct kvp_prefix *m, const struct space_bind *b, const struct tokens *tokens,
-	uint32_t flags, struct kvp_found *ret_found)
+/* What the catalog has of n tokens that follow so many hits. */
+static void look_after(struct kvp_prefix *m, const struct space_bind *b, uint32_t hits,
+	const kvp_token *tokens, uint32_t n, uint32_t flags, struct kvp_found *ret_found)
+{
+	kvp_find_after(&m->att->view, b->index, hits ? &m->hits[hits - 1] : NULL, tokens, n, flags,
+		m->tiers, m->hits + hits, m->cap - 1 - hits, ret_found);
+}
+
+/* Wide ids are narrowed a window of whole blocks at a time. */
+static void look_up_wide(struct kvp_prefix *m, const struct space_bind *b,
+	const struct tokens *tokens, uint32_t flags, struct kvp_found *ret_found)
 {
 	uint32_t t = m->space->geo.block_tokens, hits = m->base, done = 0, step;
 	kvp_token window[WINDOW];
 
-	/* In place: a copy of what was just written in smaller pieces would wait for them. */
 	do {
 		step = tokens->n - done;
-		if (tokens->wide && step > WINDOW / t * t)
+		if (step > WINDOW / t * t)
 			step = WINDOW / t * t;
-		kvp_find_after(&m->att->view, b->index, hits ? &m->hits[hits - 1] : NULL,
-			tokens_at(tokens, done, step, window), step, flags, m->tiers,
-			m->hits + hits, m->cap - 1 - hits, ret_found);
+		look_after(
+			m, b, hits, tokens_at(tokens, done, step, window), step, flags, ret_found);
 		hits += ret_found->n_hits;
 		done += ret_found->n_tokens;
 	} while (ret_found->n_tokens == step && done < tokens->n);
-	ret_found->n_hits = hits;
-	ret_found->n_tokens = match_base(m) + done;
+	ret_found->n_hits = hits - m->base;
+	ret_found->n_tokens = done;
+}
+
+/*
+ * What the catalog has of the tokens after the blocks taken over, which count among the hits; their
+ * tokens do not. All in place, and one number is changed alone: what was just written in pieces and
+ * is read in a larger one, as a copy or two sums at once would be, waits for them.
+ */
+static void look_up(struct kvp_prefix *m, const struct space_bind *b, const struct tokens *tokens,
+	uint32_t flags, struct kvp_found *ret_found)
+{
+	if (tokens->wide)
+		look_up_wide(m, b, tokens, flags, ret_found);
+	else
+		look_after(m, b, m->base, tokens->plain, tokens->n, flags, ret_found);
+	ret_found->n_hits += m->base;
 }
 
 /* Longest prefix that could be proven. Only in the last round is less than was found accepted. */
@@ -144,7 +162,7 @@ static void find_anywhere(
 
 	look_up(m, b, tokens, KVP_FIND_NO_TAIL, &found);
 	m->n_blocks = found.n_hits;
-	m->n_tokens = found.n_tokens;
+	m->n_tokens = match_base(m) + found.n_tokens;
 }
 
 /* Tokens of an earlier prefix were counted with that. */
@@ -185,17 +203,21 @@ static void only_exact(struct kvp_prefix *m, uint32_t n)
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
+static void touch(struct kvp_prefix *m)
+{
+	uint32_t tip = m->n_blocks + (m->tail_tokens ? 1 : 0);
+
+	if (m->att && tip)
+		kvp_touch_push(m->att->page, m->shard, m->hits[tip - 1].id, m->asked);
+}
+
 int kvp_touch(struct kvp_prefix *m)
 {
-	uint32_t tip;
-
 	if (!m || !prefix_live(m))
 		return -EINVAL;
 	if (!client_mine(m->client))
 		return -ECHILD;
-	tip = m->n_blocks + (m->tail_tokens ? 1 : 0);
-	if (m->att && tip)
-		kvp_touch_push(m->att->page, m->shard, m->hits[tip - 1].id, m->asked);
+	touch(m);
 	return 0;
 }
 
@@ -203,9 +225,9 @@ int match_search(struct kvp_prefix *m, const struct tokens *tokens, uint32_t fla
 {
 	const struct space_bind *b = m->att ? bind_of(m->att, m->space) : NULL;
 	uint32_t t = m->space->geo.block_tokens, n = tokens->n;
-	uint64_t need = (uint64_t)n / t + 3;
+	uint64_t blocks = (n + t - 1) / t, need = blocks + 3;
 
-	m->asked = m->base + (n + t - 1) / t;
+	m->asked = m->base + (uint32_t)blocks;
 	if (b) {
 		if (need > m->att->view.max_blocks + UINT64_C(3))
 			need = m->att->view.max_blocks + UINT64_C(3);
@@ -223,7 +245,7 @@ int match_search(struct kvp_prefix *m, const struct tokens *tokens, uint32_t fla
 	if (how & FIND_COUNT) {
 		count(m, b, n);
 		if (m->flags & KVP_MATCHED_LEASED)
-			kvp_touch(m);
+			touch(m);
 	}
 	return 0;
 }
@@ -282,41 +304,52 @@ int match_make(struct kvp_space *space, const struct tokens *tokens, const struc
 
 #define MATCH_FLAGS (KVP_MATCH_CLAIM | KVP_MATCH_NO_TOUCH | KVP_MATCH_EXACT | KVP_MATCH_NO_TAIL)
 
-int kvp_match_ids(struct kvp_space *space, const struct kvp_ids *ids,
+static int match_with(struct kvp_space *space, const struct tokens *tokens,
 	const struct kvp_match_opts *opts, struct kvp_prefix **ret_match)
 {
 	struct kvp_match_opts o;
-	struct tokens tokens;
 	struct kvp_prefix *m;
 	int r;
 
-	if (!space || !ids || !ret_match || opts_take(&o, sizeof(o), opts) < 0 ||
-		o.flags & ~MATCH_FLAGS || (o.after && o.flags & KVP_MATCH_CLAIM))
+	if (opts_take(&o, sizeof(o), opts) < 0 || o.flags & ~MATCH_FLAGS ||
+		(o.after && o.flags & KVP_MATCH_CLAIM))
 		return -EINVAL;
-	r = tokens_take(ids, &tokens);
-	if (r < 0)
-		return r;
-	r = match_make(space, &tokens, o.after, o.flags,
-		o.flags & KVP_MATCH_NO_TOUCH ? 0 : FIND_COUNT, &m);
+	r = match_make(
+		space, tokens, o.after, o.flags, o.flags & KVP_MATCH_NO_TOUCH ? 0 : FIND_COUNT, &m);
 	if (r < 0)
 		return r;
 	if (o.flags & KVP_MATCH_CLAIM) {
-		r = claim_missing(m, &tokens, &o);
+		r = claim_missing(m, tokens, &o);
 		if (r < 0) {
 			prefix_drop(m);
 			return r;
 		}
 		if (o.flags & KVP_MATCH_EXACT)
-			only_exact(m, tokens.n);
+			only_exact(m, tokens->n);
 	}
 	*ret_match = m;
 	return 0;
 }
 
-int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t n,
+int kvp_match_ids(struct kvp_space *space, const struct kvp_ids *ids,
 	const struct kvp_match_opts *opts, struct kvp_prefix **ret_match)
 {
-	return kvp_match_ids(space, &(struct kvp_ids){ tokens, n, KVP_IDS_U32 }, opts, ret_match);
+	struct tokens tokens;
+
+	if (!space || !ids || !ret_match || tokens_take(ids, &tokens) < 0)
+		return -EINVAL;
+	return match_with(space, &tokens, opts, ret_match);
+}
+
+int kvp_match(struct kvp_space *space, const uint32_t *ids, size_t n,
+	const struct kvp_match_opts *opts, struct kvp_prefix **ret_match)
+{
+	const struct tokens tokens = tokens_of(ids, n);
+
+	if (!space || (n && !ids) || n > MAX_TOKENS || !ret_match)
+		return -EINVAL;
+	return opts ? match_with(space, &tokens, opts, ret_match)
+		    : match_make(space, &tokens, NULL, 0, FIND_COUNT, ret_match);
 }
 
 int kvp_match_info(const struct kvp_prefix *m, struct kvp_prefix_info *ret_info)

@@ -94,6 +94,7 @@ static int publish(struct attachment *att, uint64_t deadline, struct kvp_packet 
 			close_at_daemon(att, answer.space, answer.generation);
 	}
 	pthread_mutex_lock(&c->ring_lock);
+	timelines_carry_on(att);
 	att->published = 1;
 	kvp_store_seq(&c->att, att);
 	pthread_mutex_unlock(&c->ring_lock);

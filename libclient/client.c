@@ -272,6 +272,7 @@ static int client_new(const struct kvp_open_opts *o, struct kvp_client **ret_cli
 		return -ENOMEM;
 	memset(c, 0, sizeof(*c));
 	c->kick = -1;
+	timelines_init(c);
 	r = client_init(c, o);
 	if (r == 0)
 		r = start_thread(c);

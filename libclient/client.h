@@ -64,6 +64,7 @@ struct extent_map {
 #define GRANT_HELD      2u /* the caller's */
 #define GRANT_COMMITTED 3u /* the caller's still */
 #define GRANT_RETURNED  4u /* to be given back as soon as the ring has room */
+#define GRANT_LATER     5u /* to be given back when its moment has come */
 
 #define OUTCOME_UNKNOWN (-EINPROGRESS)
 
@@ -78,7 +79,8 @@ struct kvp_grant {
 	uint32_t state;
 	uint32_t serial; /* of the commit */
 	uint32_t tokens;
-	int outcome; /* 0, KVP_COMMITTED_DUPLICATE, negative errno */
+	uint64_t until; /* LATER: kvp_until() */
+	int outcome;    /* 0, KVP_COMMITTED_DUPLICATE, negative errno */
 	kvp_block_id block;
 	uint32_t birth;
 };
@@ -163,6 +165,7 @@ struct attachment {
 	uint32_t other_serial;
 	uint64_t puts;                /* so far */
 	uint32_t n_returned;          /* grants in GRANT_RETURNED */
+	uint32_t n_later;             /* in GRANT_LATER */
 	KVP_ATOMIC(uint32_t) stocked; /* the library's thread has to come by: slots are ahead */
 	struct ring_waiter *waiters;
 	struct kvp_prefix *claims; /* that hold one */
@@ -227,6 +230,19 @@ struct kvp_space {
 	struct geometry geo;
 };
 
+/*
+ * A place for a timeline. Values in shared memory go on where those of the timeline that had the
+ * place before ended, so that nothing of an earlier one is taken for reached or is waited for.
+ */
+struct kvp_timeline {
+	struct kvp_client *client;
+	uint32_t index;               /* in kvp_session_page.done */
+	uint32_t open;                /* ring_lock */
+	uint64_t base;                /* where its values begin */
+	KVP_ATOMIC(uint64_t) reached; /* in shared memory's values; changes under ring_lock */
+	KVP_ATOMIC(uint64_t) awaited; /* the last one that anything waits for */
+};
+
 /* A request over the socket that somebody waits for; lock. */
 struct call {
 	struct call *next;
@@ -266,6 +282,7 @@ struct kvp_client {
 	struct attachment *attachments[N_ATTACHMENTS];
 	struct kvp_counters past; /* of attachments that were emptied */
 	struct former former;
+	struct kvp_timeline timelines[KVP_TIMELINES];
 	/* Lookups made without a daemon, or before it has opened their space. */
 	KVP_ATOMIC(uint64_t) blind_lookups;
 	KVP_ATOMIC(uint64_t) blind_tokens;
@@ -332,6 +349,15 @@ void retiring_free(struct kvp_client *client, int mapped);
 int space_root(struct kvp_space *space, struct kvp_key *ret_root);
 /* lock held. Takes over the daemon's answer to SPACE_OPEN. -EPROTO: the catalog says otherwise. */
 int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer);
+
+/* ---- timeline.c ------------------------------------------------------------------------------ */
+
+void timelines_init(struct kvp_client *client);
+/* ring_lock held. A new daemon's page gets to know how far they are, before it is used. */
+void timelines_carry_on(struct attachment *att);
+/* Any thread. Names the moment, and notes that it is waited for. -EINVAL: see kvp_release_after(). */
+int timeline_moment(struct kvp_timeline *timeline, struct kvp_client *client, uint64_t value,
+	uint64_t *ret_until);
 
 /* ---- references to blocks -------------------------------------------------------------------- */
 

@@ -157,15 +157,21 @@ void *kvp_grant_addr(const struct kvp_grant *grant)
 	return grant ? grant->addr : NULL;
 }
 
-/* ring_lock. The caller's handle is gone. */
-static void let_go(struct kvp_grant *g)
+void grant_forget(struct kvp_grant *g)
 {
 	struct attachment *att = g->att;
 
 	if (g->state == GRANT_COMMITTED && att->commits[g->serial % N_COMMITS].grant == g->id + 1)
 		att->commits[g->serial % N_COMMITS].grant = 0;
 	g->space = NULL;
-	att->refs--;
+}
+
+/* ring_lock. The caller's hold ends. */
+static void let_go(struct kvp_grant *g)
+{
+	grant_forget(g);
+	g->att->n_later -= g->state == GRANT_LATER;
+	g->att->refs--;
 }
 
 void grant_drop(struct kvp_grant *g)

@@ -37,7 +37,8 @@
  * slots lie in memory of a quarter of the tenant's share (the `arena` of kvpoold.yaml(5)), and of half
  * the share together with the tenant's other clients: kvp_reserve() says -EAGAIN until blocks that it
  * has released have been moved from there. It holds KVP_CLIENT_CLAIMS claims; beyond them nothing is
- * claimed. A tenant has 64 spaces, and as many clients as `max_sessions` says (-EUSERS).
+ * claimed. It has KVP_CLIENT_TIMELINES timelines. A tenant has 64 spaces, and as many clients as
+ * `max_sessions` says (-EUSERS).
  *
  * Token ids are uint32_t. A block is the KV of block_tokens consecutive tokens for all layers of
  * the space; the last block of a prompt may be partial (fewer tokens; no block follows it).
@@ -74,14 +75,16 @@ extern "C" {
 #define KVP_ERROR_TEXT 256u
 
 /* Of one client at a time; see Limits above. */
-#define KVP_CLIENT_LEASES 1024u
-#define KVP_CLIENT_GRANTS 128u
-#define KVP_CLIENT_CLAIMS 64u
+#define KVP_CLIENT_LEASES    1024u
+#define KVP_CLIENT_GRANTS    128u
+#define KVP_CLIENT_CLAIMS    64u
+#define KVP_CLIENT_TIMELINES 32u
 
-struct kvp_client; /* an attachment to the daemon: kvp_open() to kvp_close() */
-struct kvp_space;  /* a model: kvp_space_open() to kvp_space_close() */
-struct kvp_prefix; /* what a match found, leased: kvp_match() to kvp_release() */
-struct kvp_grant;  /* a slot to write a block into: kvp_reserve() to kvp_grant_release() */
+struct kvp_client;   /* an attachment to the daemon: kvp_open() to kvp_close() */
+struct kvp_space;    /* a model: kvp_space_open() to kvp_space_close() */
+struct kvp_prefix;   /* what a match found, leased: kvp_match() to kvp_release() */
+struct kvp_grant;    /* a slot to write a block into: kvp_reserve() to kvp_grant_release() */
+struct kvp_timeline; /* how far a stream is: kvp_timeline_new() to kvp_timeline_free() */
 
 /* Version of the library, "major.minor.patch". */
 KVP_EXPORT const char *kvp_version(void);
@@ -596,6 +599,53 @@ KVP_EXPORT int kvp_grant_release(struct kvp_grant *grant);
  * -EOPNOTSUPP: the tail is in a codec, after which nobody can go on writing.
  */
 KVP_EXPORT int kvp_fork(const struct kvp_prefix *prefix, struct kvp_grant *grant);
+
+/* ---- what outlives a call -------------------------------------------------------------------- */
+
+/*
+ * A timeline says how far work has come that the caller has enqueued, on a stream of a device or for
+ * another thread. The caller numbers what it enqueues, from 1 on, and tells the library which number
+ * is over. A release "after" a number is then made at once, when the work has only been enqueued: the
+ * handle is gone and the call waits for nothing, but the bytes stay where they are until the number
+ * is reached. That costs nothing for each block, however many leases end with one number.
+ *
+ * A timeline belongs to the client and outlives the daemon: what was released "after" at a daemon that
+ * has gone stays mapped until the number is reached. If the process dies all of it ends with it.
+ * Values are at most KVP_TIMELINE_MAX. -ECHILD in a forked child, as everywhere.
+ */
+#define KVP_TIMELINE_MAX ((UINT64_C(1) << 48) - 1)
+
+/* One that has reached 0. -ENOSPC: the client has KVP_CLIENT_TIMELINES; -EINVAL. */
+KVP_EXPORT int kvp_timeline_new(struct kvp_client *client, struct kvp_timeline **ret_timeline);
+/*
+ * What was to happen at a number that it has not reached happens now: the work must be over. No other
+ * thread may be using it. Returns NULL; NULL is harmless. kvp_close() frees those that are left.
+ */
+KVP_EXPORT struct kvp_timeline *kvp_timeline_free(struct kvp_timeline *timeline);
+
+/*
+ * All work up to `value` is over: nobody reads any more what was released after it, or less. Numbers
+ * may be left out, none is taken back: -EINVAL if it is less than what has been reached, or too large.
+ * Any thread. A system call only if the daemon sleeps and is waited for.
+ */
+KVP_EXPORT int kvp_timeline_advance(struct kvp_timeline *timeline, uint64_t value);
+/* 1: it has reached the value, 0: not yet. No system call. */
+KVP_EXPORT int kvp_timeline_reached(struct kvp_timeline *timeline, uint64_t value);
+
+/*
+ * As kvp_release(), but addresses from kvp_payload() and kvp_payloads() stay good until the timeline
+ * reaches `value`, and the prefix counts among the KVP_CLIENT_LEASES until then. No system call but
+ * for a claim. -EINVAL: not a timeline of this client, or the value is too large; the prefix is then
+ * still held. -EALREADY as kvp_release(). NULL is harmless.
+ */
+KVP_EXPORT int kvp_release_after(
+	struct kvp_prefix *prefix, struct kvp_timeline *timeline, uint64_t value);
+/*
+ * As kvp_grant_release(), but the slot's bytes stay the caller's to read, and to write if it was not
+ * committed, until the timeline reaches `value`; it counts among the KVP_CLIENT_GRANTS until then.
+ */
+KVP_EXPORT int kvp_grant_release_after(
+	struct kvp_grant *grant, struct kvp_timeline *timeline, uint64_t value);
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 

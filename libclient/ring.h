@@ -41,6 +41,8 @@ int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want
 /* As kvp_commit(), with the number of the kvp_put() or 0. *ret_ref names the block to be. */
 int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
 	uint32_t flags, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref);
+/* The caller's handle is gone, but the slot is not given back yet. */
+void grant_forget(struct kvp_grant *g);
 /* The caller's hold ends, and the slot is given back. */
 void grant_drop(struct kvp_grant *g);
 

@@ -46,7 +46,9 @@ static uint32_t sweep_dead(struct kvp_client *c)
 
 		if (!att || !att->in_use || !kvp_load_relaxed(&att->dead))
 			continue;
-		if (att->refs || prefix_any(c, att) || retiring_any(c, att))
+		/* Leases last: a handle that is released may leave one until a later moment. */
+		if (att->refs || prefix_any(c, att) || retiring_any(c, att) ||
+			kvp_lease_any(att->page))
 			left++;
 		else
 			attachment_empty(att);

@@ -30,7 +30,8 @@ static struct kvt_daemon daemon_;
 static const char *const points[] = { "connect", "hello", "welcome", "mapped", "attached",
 	"space-open", "match", "found", "leased", "release", "claimed", "wait", "reserve",
 	"reserved", "commit", "committed", "grant-release", "forked", "put-reserve", "put-write",
-	"put-commit", "arena-ack", "run-reserved", "run-commit", "run-committed" };
+	"put-commit", "arena-ack", "run-reserved", "run-commit", "run-committed", "release-after",
+	"grant-later", "advanced" };
 
 /* Shares nothing with any other, so that nobody commits its first block by the way. */
 static void claimed_prompt(uint32_t *tokens)
@@ -53,6 +54,7 @@ static int every_step(uint32_t number)
 	struct kvp_view view = { .size = sizeof(view), .planes = planes };
 	struct kvp_prefix *m;
 	struct kvp_grant *g, *run[3];
+	struct kvp_timeline *t;
 	uint64_t bytes;
 	struct e2e e;
 
@@ -97,6 +99,12 @@ static int every_step(uint32_t number)
 		memset(kvp_grant_addr(run[i]), 0, E2E_BLOCK_BYTES);
 	if (kvp_commit_run(run, 3, kvp_ref_root(), tokens, E2E_BT * 3, NULL, 0, NULL) != 3)
 		return 11;
+	/* What a stream still reads, and what it has read. */
+	if (kvp_timeline_new(e.client, &t) < 0 || kvp_match(e.space, tokens, E2E_BT, NULL, &m) < 0)
+		return 12;
+	if (kvp_release_after(m, t, 7) < 0 || kvp_grant_release_after(run[0], t, 1) < 0 ||
+		kvp_grant_release_after(run[1], t, 7) < 0 || kvp_timeline_advance(t, 1) < 0)
+		return 13;
 	e2e_detach(&e);
 	return 0;
 }

@@ -89,6 +89,20 @@ int64_t write(kvp_space *space, kvp_prefix *prefix, const uint32_t *tokens, kvp_
 	return kvp_grant_wait(grant, 0) + kvp_grant_ref(grant, &parent) + kvp_grant_release(grant);
 }
 
+int outlive(kvp_client *client, kvp_prefix *prefix, kvp_grant *grant)
+{
+	kvp_timeline *timeline = nullptr;
+
+	if (kvp_timeline_new(client, &timeline) < 0)
+		return -1;
+	kvp_release_after(prefix, timeline, 1);
+	kvp_grant_release_after(grant, timeline, KVP_TIMELINE_MAX);
+	kvp_timeline_advance(timeline, 1);
+	int reached = kvp_timeline_reached(timeline, 1);
+	timeline = kvp_timeline_free(timeline);
+	return reached + (timeline == nullptr);
+}
+
 int administer(const char *request)
 {
 	kvp_admin *admin = nullptr;
@@ -112,6 +126,7 @@ int from_cxx(const uint32_t *tokens, kvp_view *view, void *base)
 	int64_t n = open_and_describe(&client, &space);
 
 	n += read(space, tokens, 64, base) + write(space, nullptr, tokens, view);
+	n += outlive(client, nullptr, nullptr);
 	n += kvp_flush(client, 0) + kvp_delete(space, tokens, 64, 0) + administer("{}");
 	space = kvp_space_close(space);
 	client = kvp_close(client);

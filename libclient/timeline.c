@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Timelines: how far work has come that the caller enqueued somewhere, and what ends with it. A lease
+ * waits for a moment in shared memory, where the ledger looks (kvp_lease.h); a grant waits here, and
+ * is given back by the call that brings the moment.
+ *
+ * A timeline is the client's, not an attachment's: every page that the client still has, those of
+ * former daemons included, is told how far it is.
+ */
+#include "libclient/match.h"
+#include "libclient/ring.h"
+
+#include <assert.h>
+
+static_assert(KVP_CLIENT_TIMELINES == KVP_TIMELINES, "kvpool.h tells the limit");
+
+void timelines_init(struct kvp_client *c)
+{
+	for (uint32_t i = 0; i < KVP_TIMELINES; i++) {
+		c->timelines[i].client = c;
+		c->timelines[i].index = i;
+	}
+}
+
+void timelines_carry_on(struct attachment *att)
+{
+	const struct kvp_timeline *t = att->client->timelines;
+
+	for (uint32_t i = 0; i < KVP_TIMELINES; i++)
+		kvp_store_relaxed(&att->page->done[i].value, kvp_load_relaxed(&t[i].reached));
+}
+
+int timeline_moment(
+	struct kvp_timeline *t, struct kvp_client *client, uint64_t value, uint64_t *ret_until)
+{
+	uint64_t awaited;
+
+	if (!t || !t->open || t->client != client || value > KVP_TIMELINE_MAX)
+		return -EINVAL;
+	value += t->base;
+	awaited = kvp_load_relaxed(&t->awaited);
+	while (awaited < value && !kvp_cas_seq(&t->awaited, &awaited, value))
+		;
+	*ret_until = kvp_until(t->index, value);
+	return 0;
+}
+
+/* ---- advancing ------------------------------------------------------------------------------- */
+
+static void grants_end(struct attachment *att)
+{
+	for (uint32_t i = 0; att->n_later && i < KVP_MAX_GRANTS; i++)
+		if (att->grants[i].state == GRANT_LATER &&
+			kvp_until_come(att->page, att->grants[i].until))
+			grant_drop(&att->grants[i]);
+	ring_drain(att);
+}
+
+/* ring_lock. A value in shared memory. */
+static void reach(struct kvp_timeline *t, uint64_t value)
+{
+	struct kvp_client *c = t->client;
+
+	kvp_store_release(&t->reached, value);
+	for (uint32_t i = 0; i < N_ATTACHMENTS; i++) {
+		struct attachment *att = c->attachments[i];
+
+		if (!att || !att->published)
+			continue;
+		/* Release: all that came before the moment comes before what the ledger does then. */
+		kvp_store_release(&att->page->done[t->index].value, value);
+		KVP_FAULT("advanced");
+		if (att->n_later)
+			grants_end(att);
+	}
+}
+
+/* ---- the calls ------------------------------------------------------------------------------- */
+
+int kvp_timeline_new(struct kvp_client *client, struct kvp_timeline **ret_timeline)
+{
+	struct kvp_timeline *best = NULL;
+
+	if (!client || !ret_timeline)
+		return -EINVAL;
+	if (!client_mine(client))
+		return -ECHILD;
+	pthread_mutex_lock(&client->ring_lock);
+	for (uint32_t i = 0; i < KVP_TIMELINES; i++) {
+		struct kvp_timeline *t = &client->timelines[i];
+
+		if (!t->open && (!best || t->base < best->base))
+			best = t;
+	}
+	/* A place whose values are used up is none; it takes hundreds of timelines to come there. */
+	if (best && best->base > KVP_UNTIL_VALUE_MAX - KVP_TIMELINE_MAX)
+		best = NULL;
+	if (best)
+		best->open = 1;
+	pthread_mutex_unlock(&client->ring_lock);
+	if (!best)
+		return -ENOSPC;
+	*ret_timeline = best;
+	return 0;
+}
+
+struct kvp_timeline *kvp_timeline_free(struct kvp_timeline *t)
+{
+	if (!t || !client_mine(t->client))
+		return NULL;
+	pthread_mutex_lock(&t->client->ring_lock);
+	if (t->open) {
+		t->base = kvp_load_relaxed(&t->awaited);
+		if (t->base < kvp_load_relaxed(&t->reached))
+			t->base = kvp_load_relaxed(&t->reached);
+		reach(t, t->base);
+		t->open = 0;
+	}
+	pthread_mutex_unlock(&t->client->ring_lock);
+	return NULL;
+}
+
+int kvp_timeline_advance(struct kvp_timeline *t, uint64_t value)
+{
+	int r = -EINVAL;
+
+	if (!t)
+		return -EINVAL;
+	if (!client_mine(t->client))
+		return -ECHILD;
+	pthread_mutex_lock(&t->client->ring_lock);
+	if (t->open && value <= KVP_TIMELINE_MAX &&
+		t->base + value >= kvp_load_relaxed(&t->reached)) {
+		reach(t, t->base + value);
+		r = 0;
+	}
+	pthread_mutex_unlock(&t->client->ring_lock);
+	return r;
+}
+
+int kvp_timeline_reached(struct kvp_timeline *t, uint64_t value)
+{
+	if (!t)
+		return -EINVAL;
+	if (!client_mine(t->client))
+		return -ECHILD;
+	/* Acquire: what came before the moment is seen by the caller. */
+	return value <= KVP_TIMELINE_MAX && kvp_load_acquire(&t->reached) >= t->base + value;
+}
+
+int kvp_release_after(struct kvp_prefix *m, struct kvp_timeline *timeline, uint64_t value)
+{
+	uint64_t until;
+	int r;
+
+	if (!m)
+		return 0;
+	if (!client_mine(m->client))
+		return -ECHILD;
+	if (!prefix_live(m))
+		return -EALREADY;
+	r = timeline_moment(timeline, m->client, value, &until);
+	if (r < 0)
+		return r;
+	if (m->att)
+		kvp_lease_drop_at(m->att->page, &m->lease, until);
+	KVP_FAULT("release-after");
+	return kvp_release(m);
+}
+
+int kvp_grant_release_after(struct kvp_grant *g, struct kvp_timeline *timeline, uint64_t value)
+{
+	struct attachment *att;
+	struct kvp_client *c;
+	uint64_t until;
+	int r;
+
+	if (!g)
+		return 0;
+	att = g->att;
+	if (!att)
+		return -EALREADY;
+	c = att->client;
+	if (!client_mine(c))
+		return -ECHILD;
+	r = timeline_moment(timeline, c, value, &until);
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&c->ring_lock);
+	if (g->state != GRANT_HELD && g->state != GRANT_COMMITTED) {
+		r = -EALREADY;
+	} else if (kvp_until_come(att->page, until)) {
+		grant_drop(g);
+		ring_drain(att);
+	} else {
+		KVP_FAULT("grant-later");
+		grant_forget(g);
+		g->state = GRANT_LATER;
+		g->until = until;
+		att->n_later++;
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	return r;
+}

@@ -274,19 +274,17 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 3);
 	struct kvpd_tenant *t = s->tenant;
 	uint64_t cap, want, total, own, all, bytes;
+	bool kept;
 
 	if (s->making || s->expelled || now < s->refused_ns || t->abandoned || kvpd_pressed(t, now))
 		return;
-	if (kvpd_unproven_too_many(t, s->peer.uid)) {
-		kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
-			"tenant %s: uid %u gets no more arenas: processes of it keep those of "
-			"clients that have ended; end these processes",
-			t->name, (unsigned)s->peer.uid);
-		s->refused_ns = now + KEPT_NS;
-		return;
-	}
-	if (kvpd_dropping_too_many(t, s->peer.uid)) {
-		s->refused_ns = now + RECLAIM_NS;
+	if (kvpd_arenas_too_many(t, s->peer.uid, &kept)) {
+		if (kept)
+			kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
+				"tenant %s: uid %u gets no more arenas: processes of it keep those "
+				"of clients that have ended; end these processes",
+				t->name, (unsigned)s->peer.uid);
+		s->refused_ns = now + (kept ? KEPT_NS : RECLAIM_NS);
 		return;
 	}
 	cap = arena_cap(s, c->slot_bytes);

@@ -124,34 +124,28 @@ void kvpd_extent_forgotten(struct kvpd_session *s)
 	}
 }
 
-bool kvpd_unproven_too_many(const struct kvpd_tenant *t, uid_t uid)
+bool kvpd_arenas_too_many(const struct kvpd_tenant *t, uid_t uid, bool *ret_kept)
 {
-	uint64_t bytes = 0;
-	uint32_t n = 0;
-
-	for (struct kvpd_list *it = t->orphans.next; t->n_unproven && it != &t->orphans;
-		it = it->next) {
-		const struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
-
-		if (!x->unproven || !x->written || x->uid != uid)
-			continue;
-		n++;
-		bytes += x->bytes;
-	}
-	return n >= KVPD_UNPROVEN_MAX || (n && bytes >= t->limits.arena);
-}
-
-bool kvpd_dropping_too_many(const struct kvpd_tenant *t, uid_t uid)
-{
-	uint32_t n = 0;
+	uint64_t kept_bytes = 0, asked_bytes = 0;
+	uint32_t kept = 0, asked = 0;
 
 	for (struct kvpd_list *it = t->orphans.next; t->n_draining && it != &t->orphans;
 		it = it->next) {
 		const struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
 
-		n += x->state == KVPD_EXTENT_DROPPING && x->uid == uid;
+		if (x->uid != uid)
+			continue;
+		if (x->unproven && x->written) {
+			kept++;
+			kept_bytes += x->bytes;
+		} else if (x->state == KVPD_EXTENT_DROPPING) {
+			asked++;
+			asked_bytes += x->bytes;
+		}
 	}
-	return n >= KVPD_DROPPING_MAX;
+	*ret_kept = kept >= KVPD_OWED_MAX || (kept && kept_bytes >= t->limits.arena);
+	return kept + asked >= KVPD_OWED_MAX ||
+	       (kept && kept_bytes + asked_bytes >= t->limits.arena);
 }
 
 /* ---- now and then --------------------------------------------------------------------------- */

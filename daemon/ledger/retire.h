@@ -26,17 +26,13 @@ void kvpd_extent_unmapped(struct kvpd_extent *x, uint32_t place);
  */
 void kvpd_extent_dropped(struct kvpd_extent *x, int result);
 /*
- * Has this uid so many arenas which it should have let go, and which a process may still write to,
- * that it gets no more? Each is charged to the tenant, and takes a descriptor of the daemon.
+ * Has this uid so many arenas which it should have let go that it gets no more? They are those that a
+ * process may still write to, as the last proof found, and those about which a pool thread is asking:
+ * a proof may take long, and all that wait for theirs may be kept as well. Each is charged to the
+ * tenant, and takes a descriptor of the daemon. *ret_kept: those that are kept are so many already.
  */
-bool kvpd_unproven_too_many(const struct kvpd_tenant *t, uid_t uid);
-#define KVPD_UNPROVEN_MAX 16u
-/*
- * Are so many arenas of this uid being dropped that it should wait with the next one? Until then
- * each takes a descriptor of the daemon.
- */
-bool kvpd_dropping_too_many(const struct kvpd_tenant *t, uid_t uid);
-#define KVPD_DROPPING_MAX 64u
+bool kvpd_arenas_too_many(const struct kvpd_tenant *t, uid_t uid, bool *ret_kept);
+#define KVPD_OWED_MAX 16u
 /* The session is gone: it has unmapped all. */
 void kvpd_extent_forgotten(struct kvpd_session *s);
 /* Nobody should have it mapped any more: a pool thread drops it. */

@@ -1,84 +1,73 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of n registers of 8 floats; every dim is a multiple of 8. Scalars are computed for a batch
- * of rows at once, one per lane. Fused multiply-add appears only where the product is exact. Dense
- * rotations are reference C.
+ * Rows of n registers of 8 floats; every dim is a multiple of 8. Dense rotations are reference C.
+ * What AVX-512 does likewise is in dsp_rows.h.
  */
-#include "kernels/dsp.h"
-#include "kernels/numeric.h"
-#include "kernels/rowcode.h"
 #include "kernels/x86_avx2.h"
 
-#include <math.h>
+#define LANES 8u
+#define V(op) _mm256_##op
 
-#define N_MAX (KVP_PLANE_DIM_MAX / 8)
+typedef __m256 floats;
+typedef __m256i words, octets; /* these a dword each */
+typedef __m128i halves;
 
-/* Rows of a batch, and registers that hold them all. */
-#define BATCH      8u
-#define BATCH_REGS 256u
+#define load_lanes  load8
+#define store_lanes store8
 
-/* Rows from one that is worked on to the one that should be on its way. */
-#define AHEAD 16u
+#include "kernels/dsp_rows.h"
 
-/*
- * Calls f(..., n, dtype) with constant n for the usual dims. Where there is much to do with a row,
- * its type and the width of its codes are branches that do not show.
- */
-#define BY_DIM(dim, dtype, f, ...)                          \
-	do {                                                \
-		if ((dim) == 128)                           \
-			f(__VA_ARGS__, 16, (dtype));        \
-		else if ((dim) == 64)                       \
-			f(__VA_ARGS__, 8, (dtype));         \
-		else                                        \
-			f(__VA_ARGS__, (dim) / 8, (dtype)); \
-	} while (0)
+/* ---- what dsp_rows.h asks for ---- */
 
-/* The same with the usual dtype constant, too: for what has little to do with a row. */
-#define BY_TYPE(dim, dtype, f, ...)                               \
-	do {                                                      \
-		if ((dtype) == KVP_DTYPE_F16 && (dim) == 128)     \
-			f(__VA_ARGS__, 16, KVP_DTYPE_F16);        \
-		else if ((dtype) == KVP_DTYPE_F16 && (dim) == 64) \
-			f(__VA_ARGS__, 8, KVP_DTYPE_F16);         \
-		else                                              \
-			BY_DIM(dim, dtype, f, __VA_ARGS__);       \
-	} while (0)
-
-/* Calls f(bits, ...) with constant bits. */
-#define BY_BITS(bits, f, ...)              \
-	do {                               \
-		if ((bits) == 4)           \
-			f(4, __VA_ARGS__); \
-		else if ((bits) == 3)      \
-			f(3, __VA_ARGS__); \
-		else                       \
-			f(2, __VA_ARGS__); \
-	} while (0)
-
-static const uint8_t *row_in(const struct rows_in *in, uint32_t t)
+INLINE __m256i load_words(const uint8_t *p)
 {
-	return in->data + (ptrdiff_t)t * in->stride;
+	return _mm256_loadu_si256((const __m256i *)(const void *)p);
 }
 
-static uint8_t *row_out(const struct rows_out *out, uint32_t t)
+INLINE __m256 load_some(const float *p, uint32_t n)
 {
-	return out->data + (ptrdiff_t)t * out->stride;
+	const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+
+	return _mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane));
 }
 
-/* Widens max, per 16-bit lane, by the magnitudes of a row; n is even. */
-INLINE __m256i row_magnitude(const uint8_t *row, uint32_t n, __m256i max)
+/* Rows end with a register, or with half of one. */
+INLINE __m256i load_part(const uint8_t *p, uint32_t n)
 {
-	for (uint32_t i = 0; i < n / 2; i++) {
-		__m256i x =
-			_mm256_loadu_si256((const __m256i *)(const void *)(row + 32 * (size_t)i));
-
-		max = _mm256_max_epu16(max, _mm256_add_epi16(x, x)); /* no sign in twice the bits */
-	}
-	return max;
+	return n >= 32 ? load_words(p) : _mm256_zextsi128_si256(load128(p));
 }
 
-/* Nothing to sanitise: elements of that magnitude are numbers of at most KVP_INPUT_MAX. */
+INLINE void store_some(uint8_t *p, __m128i h, uint32_t n)
+{
+	memcpy(p, &h, 2 * (size_t)n);
+}
+
+INLINE uint32_t largest_word(__m256i x)
+{
+	uint32_t lane[8], m = 0;
+
+	_mm256_storeu_si256((__m256i *)(void *)lane, x);
+	for (int i = 0; i < 8; i++)
+		m = lane[i] > m ? lane[i] : m;
+	return m;
+}
+
+INLINE __m256 magnitude(__m256 x)
+{
+	return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+}
+
+INLINE __m256 div_positive(__m256 a, __m256 b)
+{
+	return _mm256_and_ps(
+		_mm256_div_ps(a, b), _mm256_cmp_ps(b, _mm256_setzero_ps(), _CMP_GT_OQ));
+}
+
+INLINE void store_bytes(uint8_t *p, __m256i q)
+{
+	store_codes(p, 0, q);
+}
+
 INLINE int is_ordinary(__m256i max, uint32_t dtype)
 {
 	const uint16_t limit = dtype == KVP_DTYPE_F16 ? 0x6400 : 0x4480;
@@ -87,23 +76,6 @@ INLINE int is_ordinary(__m256i max, uint32_t dtype)
 	return _mm256_testz_si256(max, max);
 }
 
-/* Rows of which is_ordinary() tells. */
-INLINE int may_be_ordinary(const struct rows_in *in, uint32_t n, uint32_t dtype)
-{
-	return in->scale == 1.0f && dtype != KVP_DTYPE_F32 && n % 2 == 0;
-}
-
-INLINE void load_ordinary(const uint8_t *row, __m256 *v, uint32_t n, uint32_t dtype)
-{
-	if (dtype == KVP_DTYPE_F16)
-		for (uint32_t i = 0; i < n; i++)
-			v[i] = load8(row, KVP_DTYPE_F16, i);
-	else
-		for (uint32_t i = 0; i < n; i++)
-			v[i] = load8(row, KVP_DTYPE_BF16, i);
-}
-
-/* Any row; see load_row(). */
 static __attribute__((noinline)) int load_any(
 	const uint8_t *row, uint32_t dtype, float factor, __m256 *v, uint32_t n)
 {
@@ -118,54 +90,6 @@ static __attribute__((noinline)) int load_any(
 		v[i] = clamp8(_mm256_mul_ps(x, scale), KVP_INPUT_MAX);
 	}
 	return !_mm256_movemask_ps(_mm256_cmp_ps(zero, zero, _CMP_UNORD_Q));
-}
-
-/* 0: there is something that is not finite, which is reference C's where a range is to be found. */
-INLINE int load_row(const struct rows_in *in, uint32_t t, __m256 *v, uint32_t n, uint32_t dtype)
-{
-	const uint8_t *row = row_in(in, t);
-	__m256 any[N_MAX];
-	int finite;
-
-	if (may_be_ordinary(in, n, dtype) &&
-		is_ordinary(row_magnitude(row, n, _mm256_setzero_si256()), dtype)) {
-		load_ordinary(row, v, n, dtype);
-		return 1;
-	}
-	if (!__builtin_constant_p(n))
-		return load_any(row, dtype, in->scale, v, n);
-	/* Not into v, which may then live in registers. */
-	finite = load_any(row, dtype, in->scale, any, n);
-	for (uint32_t i = 0; i < n; i++)
-		v[i] = any[i];
-	return finite;
-}
-
-/* Row t will be read soon; it does no harm if there is none. */
-INLINE void prefetch_row(const struct rows_in *in, uint32_t t, uint32_t n, uint32_t dtype)
-{
-	const uintptr_t row = (uintptr_t)in->data + (uintptr_t)((intptr_t)t * in->stride);
-
-	for (uint32_t at = 0; at < 16 * n; at += 64)
-		_mm_prefetch((const char *)(row + at), _MM_HINT_T0);
-	for (uint32_t at = 16 * n; dtype == KVP_DTYPE_F32 && at < 32 * n; at += 64)
-		_mm_prefetch((const char *)(row + at), _MM_HINT_T0);
-}
-
-INLINE void store_row(
-	const struct rows_out *out, uint32_t t, const __m256 *v, uint32_t n, uint32_t dtype)
-{
-	uint8_t *row = row_out(out, t);
-
-	if (dtype == KVP_DTYPE_F16)
-		for (uint32_t i = 0; i < n; i++)
-			store8(row, KVP_DTYPE_F16, i, v[i]);
-	else if (dtype == KVP_DTYPE_BF16)
-		for (uint32_t i = 0; i < n; i++)
-			store8(row, KVP_DTYPE_BF16, i, v[i]);
-	else
-		for (uint32_t i = 0; i < n; i++)
-			store8(row, KVP_DTYPE_F32, i, v[i]);
 }
 
 /* The sum tree over 32 lanes, which are four registers, but for its last three steps. */
@@ -210,44 +134,6 @@ INLINE float reduce_max(__m256 x)
 	return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
 }
 
-/*
- * Twice the bits of a number are its magnitude's; one more unit of the exponent field makes
- * infinities and NaN wrap around to less than a zero has.
- */
-static uint32_t amax_avx2(const struct rows_in *in)
-{
-	const int wide = in->dtype == KVP_DTYPE_F32;
-	const uint32_t bytes = in->dim * (wide ? 4 : 2);
-	const uint32_t unit = wide ? 1u << 24 : in->dtype == KVP_DTYPE_F16 ? 1u << 11 : 1u << 8;
-	const __m256i zero = wide ? _mm256_set1_epi32((int)unit) : _mm256_set1_epi16((short)unit);
-	__m256i max = zero;
-	uint32_t lane[8], m = 0;
-
-	for (uint32_t t = 0; t < in->n; t++) {
-		for (uint32_t at = 0; at < bytes; at += 32) {
-			const uint8_t *p = row_in(in, t) + at;
-			__m256i x = bytes - at >= 32
-					    ? _mm256_loadu_si256((const __m256i *)(const void *)p)
-					    : _mm256_zextsi128_si256(load128(p));
-
-			max = wide ? _mm256_max_epu32(
-					     max, _mm256_add_epi32(_mm256_add_epi32(x, x), zero))
-				   : _mm256_max_epu16(
-					     max, _mm256_add_epi16(_mm256_add_epi16(x, x), zero));
-		}
-	}
-	if (!wide)
-		max = _mm256_max_epu32(_mm256_srli_epi32(max, 16),
-			_mm256_and_si256(max, _mm256_set1_epi32(0xffff)));
-	_mm256_storeu_si256((__m256i *)(void *)lane, max);
-	for (int i = 0; i < 8; i++)
-		m = lane[i] > m ? lane[i] : m;
-	m = (m - unit) / 2;
-	if (in->dtype == KVP_DTYPE_F16)
-		return f32_bits(f16_to_f32((uint16_t)m));
-	return wide ? m : m << 16;
-}
-
 /* ---- rotations ---- */
 
 /* Pairs at distance 1, 2, 4 inside a register: partner + (+-1) * self. */
@@ -271,21 +157,6 @@ INLINE void hadamard_inside(__m256 *v, uint32_t n, uint32_t p)
 	if (p > 4)
 		BUTTERFLY(v, n, _mm256_permute2f128_ps(x, x, 1),
 			_mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1));
-}
-
-INLINE void butterfly(__m256 *a, __m256 *b)
-{
-	__m256 x = *a;
-
-	*a = _mm256_add_ps(x, *b);
-	*b = _mm256_sub_ps(x, *b);
-}
-
-INLINE void stage(__m256 *v, uint32_t n, uint32_t h)
-{
-	for (uint32_t i = 0; i < n; i++)
-		if (!(i & h))
-			butterfly(&v[i], &v[i + h]);
 }
 
 /* Stages h and 2 h while four registers are at hand: the file does not hold a row. */
@@ -317,45 +188,6 @@ INLINE void hadamard(const struct rotation *rot, int transpose, __m256 *v, uint3
 		stage(v, n, h);
 	if (rot->order > 1)
 		kvp_rotate_paley_avx2(rot, transpose, (float *)(void *)v);
-}
-
-INLINE void flip(const struct rotation *rot, uint32_t round, __m256 *v, uint32_t n)
-{
-	const float *sign = (const float *)(const void *)rot->sign[round];
-
-	for (uint32_t i = 0; i < n; i++)
-		v[i] = _mm256_xor_ps(v[i], _mm256_loadu_ps(sign + 8 * (size_t)i));
-}
-
-INLINE void scale_row(__m256 *v, float f, uint32_t n)
-{
-	for (uint32_t i = 0; i < n; i++)
-		v[i] = _mm256_mul_ps(v[i], _mm256_set1_ps(f));
-}
-
-/* By reference C, in a copy, so that otherwise v may live in registers. */
-INLINE void rotate_dense(const struct rotation *rot,
-	void (*rotate)(const struct rotation *, float *), __m256 *v, uint32_t n)
-{
-	float x[KVP_PLANE_DIM_MAX];
-
-	for (uint32_t i = 0; i < n; i++)
-		_mm256_storeu_ps(x + 8 * (size_t)i, v[i]);
-	rotate(rot, x);
-	for (uint32_t i = 0; i < n; i++)
-		v[i] = _mm256_loadu_ps(x + 8 * (size_t)i);
-}
-
-INLINE void rotate_fwd(const struct rotation *rot, __m256 *v, uint32_t n)
-{
-	if (rot->kind == KVP_ROT_HAAR)
-		rotate_dense(rot, kvp_rotate_fwd, v, n);
-	for (uint32_t r = 0; r < rot->rounds; r++) {
-		flip(rot, r, v, n);
-		hadamard(rot, 0, v, n);
-		if (r == 1)
-			scale_row(v, rot->rescale, n);
-	}
 }
 
 INLINE void rotate_inv(const struct rotation *rot, __m256 *v, uint32_t n)
@@ -398,19 +230,6 @@ INLINE __m256i quantize8(__m256 abs, __m256i negative, __m256i step)
 	return _mm256_sub_epi32(found, _mm256_cmpgt_epi32(bits, below));
 }
 
-/* Scalars of rows from their norms and the products that the scalar asks for. */
-INLINE __m256 tq_scalars(const struct tq *tq, __m256 norm, __m256 product)
-{
-	const __m256 dim = _mm256_set1_ps((float)tq->rot.dim);
-
-	if (tq->scalar == KVP_TQ_PLAIN)
-		return _mm256_div_ps(norm, dim);
-	if (tq->scalar == KVP_TQ_NC)
-		return _mm256_div_ps(norm, _mm256_sqrt_ps(_mm256_mul_ps(dim, product)));
-	return _mm256_and_ps(_mm256_div_ps(norm, product),
-		_mm256_cmp_ps(product, _mm256_setzero_ps(), _CMP_GT_OQ));
-}
-
 INLINE void tq_encode_rows(uint32_t bits, const struct tq *tq, const struct rows_in *in,
 	uint8_t *codes, uint8_t *scal, uint32_t n, uint32_t dtype)
 {
@@ -436,8 +255,7 @@ INLINE void tq_encode_rows(uint32_t bits, const struct tq *tq, const struct rows
 			rotate_fwd(&tq->rot, x, n);
 		}
 		norm = _mm256_sqrt_ps(sum_trees(sum));
-		_mm256_storeu_ps(inv, _mm256_and_ps(_mm256_div_ps(_mm256_set1_ps(1.0f), norm),
-					      _mm256_cmp_ps(norm, zero, _CMP_GT_OQ)));
+		_mm256_storeu_ps(inv, div_positive(_mm256_set1_ps(1.0f), norm));
 		for (uint32_t r = 0; r < rows; r++) {
 			prefetch_row(in, t + batch + r, n, dtype);
 			/* z c is |z| |c|: both have the same sign. */
@@ -509,105 +327,6 @@ static void tq_decode_avx2(
 
 /* ---- min/max codecs ---- */
 
-struct affine {
-	__m256 min;
-	__m256 inv;
-};
-
-/* Eight groups at once: extremes in, fp16 scale and minimum and what codes derive from out. */
-INLINE struct affine affine8(
-	uint32_t bits, __m256 lo, __m256 hi, __m128i *ret_scale, __m128i *ret_min)
-{
-	const __m256 zero = _mm256_setzero_ps();
-	struct affine a;
-	__m256 s;
-
-	lo = _mm256_add_ps(lo, zero);
-	hi = _mm256_add_ps(hi, zero);
-	s = _mm256_div_ps(_mm256_sub_ps(hi, lo), _mm256_set1_ps((float)((1u << bits) - 1)));
-	*ret_scale = _mm256_cvtps_ph(s, RNE);
-	*ret_min = _mm256_cvtps_ph(lo, RNE);
-	s = _mm256_cvtph_ps(*ret_scale);
-	a.min = _mm256_cvtph_ps(*ret_min);
-	a.inv = _mm256_and_ps(
-		_mm256_div_ps(_mm256_set1_ps(1.0f), s), _mm256_cmp_ps(s, zero, _CMP_GT_OQ));
-	return a;
-}
-
-INLINE __m256i affine_codes(uint32_t bits, __m256 x, __m256 min, __m256 inv)
-{
-	__m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_sub_ps(x, min), inv));
-
-	q = _mm256_max_epi32(q, _mm256_setzero_si256());
-	return _mm256_min_epi32(q, _mm256_set1_epi32((1 << bits) - 1));
-}
-
-/* The extremes of a row's groups, coded eight groups at a time. */
-INLINE void asym_encode_row(uint32_t bits, uint32_t group, const __m256 *v, uint32_t n,
-	uint8_t *codes, uint8_t *scale, uint8_t *min)
-{
-	uint32_t per = group / 8, groups = (n + per - 1) / per;
-	float lo[N_MAX] = { 0 }, hi[N_MAX] = { 0 }, base[N_MAX], inv[N_MAX];
-	__m256i k[N_MAX];
-
-	for (uint32_t g = 0; g < groups; g++) {
-		uint32_t end = (g + 1) * per < n ? (g + 1) * per : n;
-		__m256 l = v[g * per], h = l;
-
-		for (uint32_t i = g * per + 1; i < end; i++) {
-			l = _mm256_min_ps(l, v[i]);
-			h = _mm256_max_ps(h, v[i]);
-		}
-		lo[g] = reduce_min(l);
-		hi[g] = reduce_max(h);
-	}
-	for (uint32_t g = 0; g < groups; g += 8) {
-		uint32_t bytes = 2 * (groups - g < 8 ? groups - g : 8);
-		__m128i s16, m16;
-		struct affine a =
-			affine8(bits, _mm256_loadu_ps(lo + g), _mm256_loadu_ps(hi + g), &s16, &m16);
-
-		memcpy(scale + 2 * (size_t)g, &s16, bytes);
-		memcpy(min + 2 * (size_t)g, &m16, bytes);
-		_mm256_storeu_ps(base + g, a.min);
-		_mm256_storeu_ps(inv + g, a.inv);
-	}
-	for (uint32_t i = 0; i < n; i++)
-		k[i] = affine_codes(
-			bits, v[i], _mm256_set1_ps(base[i / per]), _mm256_set1_ps(inv[i / per]));
-	BY_BITS(bits, store_row_codes, n, k, codes);
-}
-
-/* Row t alone by reference C. */
-static void asym_encode_one(uint32_t bits, uint32_t group, const struct rows_in *in, uint32_t t,
-	uint8_t *codes, uint8_t *scale, uint8_t *min)
-{
-	const size_t groups = (in->dim + group - 1) / group;
-	struct rows_in one = *in;
-
-	one.data = row_in(in, t);
-	one.n = 1;
-	kvp_asym_encode_c(bits, group, &one, codes + (size_t)t * kvp_row_bytes(bits, in->dim),
-		scale + 2 * groups * t, min + 2 * groups * t);
-}
-
-INLINE void asym_encode_rows(uint32_t bits, uint32_t group, const struct rows_in *in,
-	uint8_t *codes, uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
-{
-	uint32_t row = kvp_row_bytes(bits, 8 * n);
-	size_t groups = (8 * n + group - 1) / group;
-	__m256 v[N_MAX];
-
-	for (uint32_t t = 0; t < in->n; t++) {
-		prefetch_row(in, t + AHEAD, n, dtype);
-		if (load_row(in, t, v, n, dtype))
-			asym_encode_row(bits, group, v, n, codes + (size_t)t * row,
-				scale + 2 * groups * t, min + 2 * groups * t);
-		else
-			asym_encode_one(bits, group, in, t, codes, scale, min);
-	}
-}
-
 static void asym_encode_avx2(uint32_t bits, uint32_t group, const struct rows_in *in,
 	uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
@@ -656,92 +375,6 @@ static void asym_decode_avx2(uint32_t bits, uint32_t group, const uint8_t *codes
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out)
 {
 	BY_TYPE(out->dim, out->dtype, asym_decode_rows, bits, group, codes, scale, min, out);
-}
-
-/* Scalars of a group's channels; their minima and reciprocals instead of their extremes. */
-INLINE void chan_scalars(
-	uint32_t bits, __m256 *lo, __m256 *hi, uint8_t *scale, uint8_t *min, uint32_t n)
-{
-	for (uint32_t i = 0; i < n; i++) {
-		__m128i s16, m16;
-		struct affine a = affine8(bits, lo[i], hi[i], &s16, &m16);
-
-		store128(scale + 16 * (size_t)i, s16);
-		store128(min + 16 * (size_t)i, m16);
-		lo[i] = a.min;
-		hi[i] = a.inv;
-	}
-}
-
-INLINE void widen(__m256 *lo, __m256 *hi, const __m256 *v, uint32_t n)
-{
-	for (uint32_t i = 0; i < n; i++) {
-		lo[i] = _mm256_min_ps(lo[i], v[i]);
-		hi[i] = _mm256_max_ps(hi[i], v[i]);
-	}
-}
-
-INLINE void chan_codes(uint32_t bits, const __m256 *v, const __m256 *lo, const __m256 *hi,
-	uint8_t *codes, uint32_t n)
-{
-	__m256i k[N_MAX];
-
-	for (uint32_t i = 0; i < n; i++)
-		k[i] = affine_codes(bits, v[i], lo[i], hi[i]);
-	BY_BITS(bits, store_row_codes, n, k, codes);
-}
-
-static void chan_encode_any(
-	uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale, uint8_t *min)
-{
-	const uint32_t n = in->dim / 8, row = kvp_row_bytes(bits, in->dim);
-	__m256 v[N_MAX], lo[N_MAX], hi[N_MAX];
-	int finite = load_row(in, 0, lo, n, in->dtype);
-
-	memcpy(hi, lo, n * sizeof *lo);
-	for (uint32_t t = 1; t < in->n; t++) {
-		finite &= load_row(in, t, v, n, in->dtype);
-		widen(lo, hi, v, n);
-	}
-	if (!finite) {
-		kvp_chan_encode_c(bits, in, codes, scale, min);
-		return;
-	}
-	chan_scalars(bits, lo, hi, scale, min, n);
-	for (uint32_t t = 0; t < in->n; t++) {
-		prefetch_row(in, t + in->n, n, in->dtype); /* the next group */
-		load_row(in, t, v, n, in->dtype);
-		chan_codes(bits, v, lo, hi, codes + (size_t)t * row, n);
-	}
-}
-
-/* Rows are taken as ordinary until all have been seen: extremes stay in registers. */
-INLINE void chan_encode_rows(uint32_t bits, const struct rows_in *in, uint8_t *codes,
-	uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
-{
-	const uint32_t row = kvp_row_bytes(bits, 8 * n);
-	__m256i max = _mm256_setzero_si256();
-	__m256 v[N_MAX], lo[N_MAX], hi[N_MAX];
-
-	max = row_magnitude(row_in(in, 0), n, max);
-	load_ordinary(row_in(in, 0), lo, n, dtype);
-	for (uint32_t i = 0; i < n; i++)
-		hi[i] = lo[i];
-	for (uint32_t t = 1; t < in->n; t++) {
-		max = row_magnitude(row_in(in, t), n, max);
-		load_ordinary(row_in(in, t), v, n, dtype);
-		widen(lo, hi, v, n);
-	}
-	if (!is_ordinary(max, dtype)) {
-		chan_encode_any(bits, in, codes, scale, min);
-		return;
-	}
-	chan_scalars(bits, lo, hi, scale, min, n);
-	for (uint32_t t = 0; t < in->n; t++) {
-		prefetch_row(in, t + in->n, n, dtype); /* the next group */
-		load_ordinary(row_in(in, t), v, n, dtype);
-		chan_codes(bits, v, lo, hi, codes + (size_t)t * row, n);
-	}
 }
 
 static void chan_encode_avx2(
@@ -800,72 +433,16 @@ INLINE __m256i byte_codes(uint32_t format, __m256 x)
 	return _mm256_and_si256(q, _mm256_set1_epi32(255));
 }
 
-INLINE void byte_encode_rows(uint32_t format, const struct rows_in *in, uint8_t *codes,
-	uint8_t *scale, uint32_t n, uint32_t dtype)
-{
-	float top = format == KVP_CODEC_INT8 ? 127.0f : 448.0f;
-	__m256 v[N_MAX];
-
-	for (uint32_t t = 0; t < in->n; t++) {
-		__m256 max = _mm256_setzero_ps();
-		float s, inv;
-
-		prefetch_row(in, t + AHEAD, n, dtype);
-		load_row(in, t, v, n, dtype);
-		for (uint32_t i = 0; i < n; i++)
-			max = _mm256_max_ps(max, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v[i]));
-		store_half(scale + 2 * (size_t)t, reduce_max(max) / top);
-		s = load_half(scale + 2 * (size_t)t, 1.0f);
-		inv = s > 0.0f ? 1.0f / s : 0.0f;
-		for (uint32_t i = 0; i < n; i++)
-			store_codes(codes + (size_t)t * 8 * n, i,
-				byte_codes(format, _mm256_mul_ps(v[i], _mm256_set1_ps(inv))));
-	}
-}
-
 static void byte_encode_avx2(
 	uint32_t format, const struct rows_in *in, uint8_t *codes, uint8_t *scale)
 {
 	BY_DIM(in->dim, in->dtype, byte_encode_rows, format, in, codes, scale);
 }
 
-INLINE void byte_decode_rows(uint32_t format, const uint8_t *codes, const uint8_t *scale,
-	const struct rows_out *out, uint32_t n, uint32_t dtype)
-{
-	__m256 v[N_MAX];
-
-	for (uint32_t t = 0; t < out->n; t++) {
-		__m256 s = _mm256_set1_ps(load_half(scale + 2 * (size_t)t, out->scale));
-
-		for (uint32_t i = 0; i < n; i++)
-			v[i] = _mm256_mul_ps(byte_values(format, codes + (size_t)t * 8 * n, i), s);
-		store_row(out, t, v, n, dtype);
-	}
-}
-
 static void byte_decode_avx2(
 	uint32_t format, const uint8_t *codes, const uint8_t *scale, const struct rows_out *out)
 {
 	BY_DIM(out->dim, out->dtype, byte_decode_rows, format, codes, scale, out);
-}
-
-/* ---- hadamard ---- */
-
-INLINE void had_encode_rows(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
-	uint8_t *codes, uint8_t *scale, uint8_t *min, uint32_t n, uint32_t dtype)
-{
-	const uint32_t row = kvp_row_bytes(bits, 8 * n);
-	const float unit = 1.0f / sqrtf((float)in->dim);
-	__m256 v[N_MAX];
-
-	for (uint32_t t = 0; t < in->n; t++) {
-		prefetch_row(in, t + AHEAD, n, dtype);
-		load_row(in, t, v, n, dtype);
-		rotate_fwd(rot, v, n);
-		scale_row(v, unit, n);
-		asym_encode_row(bits, 8 * n, v, n, codes + (size_t)t * row, scale + 2 * (size_t)t,
-			min + 2 * (size_t)t);
-	}
 }
 
 static void had_encode_avx2(uint32_t bits, const struct rotation *rot, const struct rows_in *in,
@@ -900,7 +477,7 @@ static void had_decode_avx2(uint32_t bits, const struct rotation *rot, const uin
 
 void kvp_dsp_init_avx2(struct dsp *dsp)
 {
-	dsp->amax = amax_avx2;
+	dsp->amax = amax;
 	dsp->tq_encode = tq_encode_avx2;
 	dsp->tq_decode = tq_decode_avx2;
 	dsp->asym_encode = asym_encode_avx2;

@@ -87,7 +87,7 @@ static int claim_ask(struct kvp_prefix *m, uint32_t ttl_ms, uint64_t deadline)
 		.space = (uint16_t)m->att->binds[m->space->number].index,
 		.next_lo = key.lo,
 		.next_hi = key.hi,
-		.ttl_ms = ttl_ms,
+		.count = ttl_ms,
 	};
 	struct kvp_cqe cqe;
 	int r = ring_ask(m->att, &sqe, deadline, &cqe);

@@ -96,7 +96,8 @@ struct commit {
 	uint32_t space; /* number of the client's space */
 	uint32_t grant; /* id + 1, while the grant is held; else 0 */
 	uint32_t tokens;
-	uint64_t put; /* number of the kvp_put() that made it, else 0 */
+	uint32_t parked; /* the ledger has said that it waits for a moment */
+	uint64_t put;    /* number of the kvp_put() that made it, else 0 */
 };
 
 /*

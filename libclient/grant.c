@@ -157,7 +157,8 @@ void *kvp_grant_addr(const struct kvp_grant *grant)
 	return grant ? grant->addr : NULL;
 }
 
-void grant_forget(struct kvp_grant *g)
+/* ring_lock. The caller's handle is gone. */
+static void forget(struct kvp_grant *g)
 {
 	struct attachment *att = g->att;
 
@@ -169,7 +170,7 @@ void grant_forget(struct kvp_grant *g)
 /* ring_lock. The caller's hold ends. */
 static void let_go(struct kvp_grant *g)
 {
-	grant_forget(g);
+	forget(g);
 	g->att->n_later -= g->state == GRANT_LATER;
 	g->att->refs--;
 }
@@ -178,6 +179,19 @@ void grant_drop(struct kvp_grant *g)
 {
 	let_go(g);
 	grant_return(g);
+}
+
+void grant_drop_at(struct kvp_grant *g, uint64_t until)
+{
+	if (kvp_until_come(g->att->page, until)) {
+		grant_drop(g);
+		return;
+	}
+	KVP_FAULT("grant-later");
+	forget(g);
+	g->state = GRANT_LATER;
+	g->until = until;
+	g->att->n_later++;
 }
 
 int kvp_grant_release(struct kvp_grant *grant)
@@ -279,7 +293,8 @@ static int parent_of(struct attachment *att, const struct space_bind *b, struct 
 /* ---- commit ---------------------------------------------------------------------------------- */
 
 /*
- * A free record for the next commit. Outcomes come in order, so the oldest is not long in coming.
+ * A free record for the next commit. Outcomes come in order, so the oldest is not long in coming; but
+ * for those that wait for a moment, whose records are passed over: they are as many as grants at most.
  */
 static int next_commit(struct attachment *att, uint64_t deadline, struct commit **ret_commit)
 {
@@ -287,8 +302,12 @@ static int next_commit(struct attachment *att, uint64_t deadline, struct commit 
 
 	while (k = &att->commits[(att->commit_serial + 1) % N_COMMITS],
 		k->used && k->outcome == OUTCOME_UNKNOWN) {
-		int r = ring_wait(att, deadline);
+		int r = 0;
 
+		if (k->parked)
+			att->commit_serial++;
+		else
+			r = ring_wait(att, deadline);
 		if (r < 0)
 			return r == -ETIMEDOUT ? -EAGAIN : r;
 	}
@@ -331,7 +350,7 @@ static int submit_commit(struct kvp_grant *g, struct kvp_sqe *sqe, struct commit
 }
 
 int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
-	uint32_t flags, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref)
+	uint32_t flags, uint64_t until, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref)
 {
 	struct attachment *att = g->att;
 	struct space_bind *b = &att->binds[g->space->number];
@@ -357,14 +376,25 @@ int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *to
 	sqe.grant_generation = g->generation;
 	sqe.space = (uint16_t)b->index;
 	sqe.tokens = (uint16_t)n;
-	sqe.flags = flags & KVP_COMMIT_RELEASE ? KVP_SQE_RELEASE : 0;
+	sqe.until = until;
+	/* Before the moment the slot is not the ledger's to hand out. */
+	if (flags & KVP_COMMIT_RELEASE && !until)
+		sqe.flags = KVP_SQE_RELEASE;
 	*ret_ref = ref_make(KVP_PARENT_SERIAL, k->serial, 0, att->epoch);
-	return submit_commit(g, &sqe, k, tokens, deadline);
+	r = submit_commit(g, &sqe, k, tokens, deadline);
+	if (r == 0 && flags & KVP_COMMIT_RELEASE && until) {
+		grant_drop_at(g, until);
+		ring_drain(att);
+	}
+	return r;
 }
 
-int kvp_commit(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *tokens, uint32_t n,
-	struct kvp_prefix *claim, uint32_t flags)
+/* timeline: NULL: at once */
+static int commit(struct kvp_grant *grant, struct kvp_ref parent, const kvp_token *tokens,
+	uint32_t n, struct kvp_prefix *claim, uint32_t flags, struct kvp_timeline *timeline,
+	uint64_t value)
 {
+	uint64_t until = 0;
 	struct kvp_ref ref;
 	struct kvp_client *c;
 	int r = -EINVAL;
@@ -374,18 +404,34 @@ int kvp_commit(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *t
 	c = grant->att->client;
 	if (!client_mine(c))
 		return -ECHILD;
-	if (claim && claim->client != c)
+	if ((claim && claim->client != c) ||
+		(timeline && timeline_moment(timeline, c, value, &until) < 0))
 		return -EINVAL;
 	KVP_FAULT("commit");
 	pthread_mutex_lock(&c->ring_lock);
 	if (grant->state == GRANT_COMMITTED)
 		r = -EALREADY;
 	else if (grant->state == GRANT_HELD && n <= grant->space->geo.block_tokens)
-		r = grant_commit(grant, parent, tokens, n, flags,
+		r = grant_commit(grant, parent, tokens, n, flags, until,
 			deadline_of(c, KVP_DEFAULT_TIMEOUT), 0, &ref);
 	pthread_mutex_unlock(&c->ring_lock);
 	KVP_FAULT("committed");
 	return r;
+}
+
+int kvp_commit(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *tokens, uint32_t n,
+	struct kvp_prefix *claim, uint32_t flags)
+{
+	return commit(grant, parent, tokens, n, claim, flags, NULL, 0);
+}
+
+int kvp_commit_after(struct kvp_grant *grant, struct kvp_ref parent, const uint32_t *tokens,
+	uint32_t n, struct kvp_prefix *claim, uint32_t flags, struct kvp_timeline *timeline,
+	uint64_t value)
+{
+	if (!timeline)
+		return -EINVAL;
+	return commit(grant, parent, tokens, n, claim, flags, timeline, value);
 }
 
 int kvp_grant_wait(struct kvp_grant *grant, uint32_t timeout_ms)
@@ -436,7 +482,7 @@ int kvp_flush(struct kvp_client *client, uint32_t timeout_ms)
 		attachment_put(att);
 	}
 	pthread_mutex_unlock(&client->ring_lock);
-	if (r == -EAGAIN)
-		return -ETIMEDOUT;
-	return r < 0 ? r : cqe.status;
+	if (r == 0)
+		r = cqe.status; /* -EAGAIN: many flushes wait for moments already */
+	return r == -EAGAIN ? -ETIMEDOUT : r;
 }

@@ -607,7 +607,8 @@ KVP_EXPORT int kvp_fork(const struct kvp_prefix *prefix, struct kvp_grant *grant
  * another thread. The caller numbers what it enqueues, from 1 on, and tells the library which number
  * is over. A release "after" a number is then made at once, when the work has only been enqueued: the
  * handle is gone and the call waits for nothing, but the bytes stay where they are until the number
- * is reached. That costs nothing for each block, however many leases end with one number.
+ * is reached. That costs nothing for each block, however many leases end with one number. A commit
+ * "after" a number is what the work writes.
  *
  * A timeline belongs to the client and outlives the daemon: what was released "after" at a daemon that
  * has gone stays mapped until the number is reached. If the process dies all of it ends with it.
@@ -640,6 +641,19 @@ KVP_EXPORT int kvp_timeline_reached(struct kvp_timeline *timeline, uint64_t valu
  */
 KVP_EXPORT int kvp_release_after(
 	struct kvp_prefix *prefix, struct kvp_timeline *timeline, uint64_t value);
+/*
+ * As kvp_commit(), but the block is published when the timeline reaches `value`: what writes the slot
+ * has only been enqueued. Nobody sees the block before; parents, claims and outcomes are looked at
+ * then. With KVP_COMMIT_RELEASE the slot goes back then too. Commits that wait for different numbers
+ * do not wait for each other, but one whose parent waits is published after it, whatever its own
+ * number is, and kvp_commit() after such a parent waits likewise: a chain may be committed as its work
+ * is enqueued. kvp_grant_wait(), kvp_flush() and kvp_put_outcome() wait for all of that, or until
+ * their time is over. A commit that waits when its space is closed, or the process dies, is dropped.
+ * Errors as kvp_commit(); -EINVAL: also as kvp_release_after().
+ */
+KVP_EXPORT int kvp_commit_after(struct kvp_grant *grant, struct kvp_ref parent,
+	const uint32_t *tokens, uint32_t n, struct kvp_prefix *claim, uint32_t flags,
+	struct kvp_timeline *timeline, uint64_t value);
 /*
  * As kvp_grant_release(), but the slot's bytes stay the caller's to read, and to write if it was not
  * committed, until the timeline reaches `value`; it counts among the KVP_CLIENT_GRANTS until then.

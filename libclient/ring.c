@@ -55,6 +55,12 @@ void attachment_put(struct attachment *att)
 	att->refs--;
 }
 
+/* Fails only when the counter is full, and then the ledger is awake anyway. */
+void ledger_wake(struct attachment *att)
+{
+	(void)!write(att->wake, &(uint64_t){ 1 }, 8);
+}
+
 /* ---- grants ---------------------------------------------------------------------------------- */
 
 void grant_return(struct kvp_grant *g)
@@ -167,6 +173,11 @@ static void take_commit(struct attachment *att, const struct kvp_cqe *cqe)
 
 	if (!k->used || k->serial != cqe->serial || k->outcome != OUTCOME_UNKNOWN)
 		return;
+	k->parked = cqe->flags & KVP_CQE_PARKED;
+	if (k->parked) {
+		KVP_FAULT("parked");
+		return;
+	}
 	k->outcome = cqe->status;
 	if (!cqe->status && cqe->flags & KVP_CQE_DUPLICATE)
 		k->outcome = KVP_COMMITTED_DUPLICATE;
@@ -186,7 +197,8 @@ static void take_commit(struct attachment *att, const struct kvp_cqe *cqe)
 static void take_answer(struct attachment *att, const struct kvp_cqe *cqe)
 {
 	for (struct ring_waiter *w = att->waiters; w; w = w->next) {
-		if (w->op == cqe->op && w->serial == cqe->serial) {
+		if (w->op == cqe->op && w->serial == cqe->serial &&
+			!(cqe->flags & KVP_CQE_PARKED)) {
 			w->cqe = *cqe;
 			w->done = 1;
 			return;
@@ -216,9 +228,11 @@ int ring_stuck(struct attachment *att)
 	return (int)att->stuck;
 }
 
+/* That an entry waits for a moment is an answer; what becomes of it then is told unasked. */
 static void note_answer(struct attachment *att, const struct kvp_cqe *cqe)
 {
-	if (att->open_questions && !(cqe->op == KVP_OP_RESERVE && cqe->more))
+	if (att->open_questions && !(cqe->op == KVP_OP_RESERVE && cqe->more) &&
+		!(cqe->flags & KVP_CQE_LATE))
 		att->open_questions--;
 }
 
@@ -247,7 +261,7 @@ void ring_drain(struct attachment *att)
 		if (att->n_returned)
 			ask_sweep(att);
 		if (kvp_sq_must_wake(att->page))
-			(void)!write(att->wake, &(uint64_t){ 1 }, 8);
+			ledger_wake(att);
 	}
 }
 
@@ -272,9 +286,8 @@ int ring_submit(struct attachment *att, const struct kvp_sqe *sqe, uint64_t dead
 	}
 	if (sqe->op != KVP_OP_UNCLAIM && !att->open_questions++)
 		att->quiet_since = now_ns();
-	/* Fails only when the counter is full, and then the ledger is awake anyway. */
 	if (kvp_sq_must_wake(att->page))
-		(void)!write(att->wake, &(uint64_t){ 1 }, 8);
+		ledger_wake(att);
 	return 0;
 }
 

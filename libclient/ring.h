@@ -24,6 +24,8 @@ int ring_stuck(struct attachment *att);
 int ring_ask(
 	struct attachment *att, struct kvp_sqe *sqe, uint64_t deadline, struct kvp_cqe *ret_cqe);
 void grant_return(struct kvp_grant *grant);
+/* Has the ledger look at this session. */
+void ledger_wake(struct attachment *att);
 /* Has the library's thread come by for what is left over. */
 void ask_sweep(struct attachment *att);
 
@@ -38,11 +40,14 @@ void stock_return(struct attachment *att, struct space_bind *bind);
 /* As kvp_reserve(); `want` slots, this one included, are likely to be asked for soon. */
 int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want, uint64_t deadline,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
-/* As kvp_commit(), with the number of the kvp_put() or 0. *ret_ref names the block to be. */
+/*
+ * As kvp_commit(), with the number of the kvp_put() or 0, and the moment (kvp_until()) at which to
+ * publish or 0. *ret_ref names the block to be.
+ */
 int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
-	uint32_t flags, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref);
-/* The caller's handle is gone, but the slot is not given back yet. */
-void grant_forget(struct kvp_grant *g);
+	uint32_t flags, uint64_t until, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref);
+/* The caller's handle is gone; the slot is given back at the moment, or now if that has come. */
+void grant_drop_at(struct kvp_grant *g, uint64_t until);
 /* The caller's hold ends, and the slot is given back. */
 void grant_drop(struct kvp_grant *g);
 

@@ -74,7 +74,7 @@ static int run_commit(struct kvp_grant *const *grants, struct kvp_ref parent,
 
 		KVP_FAULT("run-commit");
 		r = grant_commit(
-			grants[done], parent, tokens + at, step, flags, deadline, 0, &parent);
+			grants[done], parent, tokens + at, step, flags, 0, deadline, 0, &parent);
 		if (r < 0)
 			return done ? done : r;
 		done++;

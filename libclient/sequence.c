@@ -135,7 +135,7 @@ static int store_block(struct put *p, const kvp_token *tokens, uint32_t n)
 	view_to_payload(geo, g->addr, n, &p->view, p->at - p->from, p->end - p->from);
 	KVP_FAULT("put-commit");
 	pthread_mutex_lock(&c->ring_lock);
-	r = grant_commit(g, p->parent, tokens, n, KVP_COMMIT_RELEASE, answer_by(p->deadline),
+	r = grant_commit(g, p->parent, tokens, n, KVP_COMMIT_RELEASE, 0, answer_by(p->deadline),
 		p->number, &p->parent);
 	if (r < 0)
 		grant_drop(g);

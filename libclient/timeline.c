@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Timelines: how far work has come that the caller enqueued somewhere, and what ends with it. A lease
- * waits for a moment in shared memory, where the ledger looks (kvp_lease.h); a grant waits here, and
- * is given back by the call that brings the moment.
+ * Timelines: how far work has come that the caller enqueued somewhere, and what happens then. A lease
+ * and a commit wait for a moment in shared memory, where the ledger looks (kvp_lease.h); a grant waits
+ * here, and is given back by the call that brings the moment.
  *
  * A timeline is the client's, not an attachment's: every page that the client still has, those of
  * former daemons included, is told how far it is.
@@ -64,12 +64,20 @@ static void reach(struct kvp_timeline *t, uint64_t value)
 	kvp_store_release(&t->reached, value);
 	for (uint32_t i = 0; i < N_ATTACHMENTS; i++) {
 		struct attachment *att = c->attachments[i];
+		uint64_t awaited;
 
 		if (!att || !att->published)
 			continue;
-		/* Release: all that came before the moment comes before what the ledger does then. */
-		kvp_store_release(&att->page->done[t->index].value, value);
+		/*
+		 * Sequentially consistent, both: either the ledger sees the value or this sees what
+		 * the ledger waits for (daemon/ledger/parked.h). Releases all that came before the
+		 * moment as well.
+		 */
+		kvp_store_seq(&att->page->done[t->index].value, value);
+		awaited = kvp_load_seq(&att->page->awaits[t->index]);
 		KVP_FAULT("advanced");
+		if (awaited && awaited <= value && !kvp_load_relaxed(&att->dead))
+			ledger_wake(att);
 		if (att->n_later)
 			grants_end(att);
 	}
@@ -189,15 +197,9 @@ int kvp_grant_release_after(struct kvp_grant *g, struct kvp_timeline *timeline, 
 	pthread_mutex_lock(&c->ring_lock);
 	if (g->state != GRANT_HELD && g->state != GRANT_COMMITTED) {
 		r = -EALREADY;
-	} else if (kvp_until_come(att->page, until)) {
-		grant_drop(g);
-		ring_drain(att);
 	} else {
-		KVP_FAULT("grant-later");
-		grant_forget(g);
-		g->state = GRANT_LATER;
-		g->until = until;
-		att->n_later++;
+		grant_drop_at(g, until);
+		ring_drain(att);
 	}
 	pthread_mutex_unlock(&c->ring_lock);
 	return r;

@@ -430,7 +430,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 /* What a client asks of the ledger. */
 #define KVP_OP_NOP     0u
 #define KVP_OP_RESERVE 1u /* up to `count` slots for `space`; a completion for each, at least one */
-#define KVP_OP_COMMIT  2u /* publish grant `grant` */
+#define KVP_OP_COMMIT  2u /* publish grant `grant`, when the moment `until` has come */
 #define KVP_OP_RELEASE 3u /* give grant `grant` back; no completion */
 #define KVP_OP_CLAIM   4u /* claim the chain whose first missing block has key `next` */
 #define KVP_OP_UNCLAIM 5u /* drop the claim on key `next`; no completion */
@@ -455,15 +455,14 @@ struct kvp_sqe {
 	uint32_t grant_generation;
 	uint16_t space;
 	uint16_t tokens; /* COMMIT: tokens of the block; RESERVE: unused */
-	uint32_t count;  /* RESERVE */
+	uint32_t count;  /* RESERVE: slots; CLAIM: how many milliseconds it lasts */
 	uint32_t flags;
 	uint32_t parent_kind;
 	uint32_t parent_id;
 	uint32_t parent_birth;
 	uint64_t next_lo; /* CLAIM, UNCLAIM: the key. COMMIT: where the claim moves, 0 = nowhere */
 	uint64_t next_hi;
-	uint32_t ttl_ms; /* CLAIM */
-	uint32_t reserved;
+	uint64_t until; /* COMMIT: kvp_until(), 0 = at once */
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_sqe) == 64, "shm ABI");
 
@@ -489,6 +488,12 @@ KVP_ABI_ASSERT(sizeof(struct kvp_cqe) == 64, "shm ABI");
 #define KVP_CQE_DUPLICATE 1u /* COMMIT: `block` was there already, made by somebody else */
 #define KVP_CQE_PENDING   2u /* CLAIM: somebody else is computing it */
 #define KVP_CQE_PRESENT   4u /* CLAIM: it has been committed meanwhile; match again */
+/*
+ * COMMIT, FLUSH: no answer yet, it waits for a moment; the answer comes with LATE. Also a COMMIT whose
+ * parent waits so, and a FLUSH that comes after one that does.
+ */
+#define KVP_CQE_PARKED 8u
+#define KVP_CQE_LATE   16u
 
 struct kvp_session_page {
 	struct kvp_seg_header h;
@@ -525,6 +530,12 @@ struct kvp_session_page {
 	KVP_ALIGNED(64) struct kvp_sqe sq[KVP_SQ_ENTRIES];
 	struct kvp_cqe cq[KVP_CQ_ENTRIES];
 	/*
+	 * Written by the ledger: for each timeline the next value that a commit waits for, or 0. A
+	 * client that brings the timeline there writes the eventfd. One that does not is not told
+	 * of its commits.
+	 */
+	KVP_ALIGNED(64) KVP_ATOMIC(uint64_t) awaits[KVP_TIMELINES];
+	/*
 	 * Lease slots, written by the client: cache lines of its own for each shard, and all lines
 	 * in a row, since the ledger reads those that are used to prove that a block is not leased.
 	 */
@@ -545,7 +556,10 @@ KVP_ABI_ASSERT(offsetof(struct kvp_session_page, cq_tail) == 192, "shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, sq_tail) == 256, "shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, sq) == 320, "shm ABI");
 KVP_ABI_ASSERT(
-	offsetof(struct kvp_session_page, lease) == 320 + 64 * (KVP_SQ_ENTRIES + KVP_CQ_ENTRIES),
+	offsetof(struct kvp_session_page, awaits) == 320 + 64 * (KVP_SQ_ENTRIES + KVP_CQ_ENTRIES),
+	"shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_session_page, lease) ==
+		       offsetof(struct kvp_session_page, awaits) + 8 * KVP_TIMELINES,
 	"shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, lease_lines) == 280, "shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, until_lines) == 296, "shm ABI");

@@ -7,6 +7,7 @@
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/claim.h"
 #include "daemon/ledger/grant.h"
+#include "daemon/ledger/parked.h"
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -69,6 +70,8 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 
 	if (g->state != KVPD_GRANT_WRITING)
 		return -EALREADY;
+	if (sqe->until && kvp_until_timeline(sqe->until) >= KVP_TIMELINES)
+		return -EINVAL;
 	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space] ||
 		g->place.extent->cls != t->space[sqe->space].cls)
 		return -EINVAL;
@@ -110,26 +113,51 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 	return r;
 }
 
-void kvpd_commit_serve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
+/* What became of it is remembered and told, and the grant given back if that was asked. */
+static void settle(
+	struct kvpd_session *s, const struct kvp_sqe *sqe, int r, uint32_t block, uint32_t flags)
 {
 	struct kvpd_grant *g = kvpd_grant_of(s, sqe->grant, sqe->grant_generation);
 	struct kvpd_outcome *o = &s->outcome[sqe->serial % KVP_SERIALS];
-	uint32_t block = KVP_BLOCK_NONE;
 	struct kvp_cqe cqe = { .op = KVP_OP_COMMIT, .serial = sqe->serial };
-	int r;
 
-	r = g ? commit(s, sqe, g, now, &block) : -EINVAL;
 	*o = (struct kvpd_outcome){ .serial = sqe->serial, .known = 1, .block = block };
 	if (block != KVP_BLOCK_NONE)
 		o->birth = kvp_word_birth(kvpd_block_word(s->tenant, block));
 	if (r < 0)
 		kvp_bump(&s->tenant->view.cat->stats.refused, 1);
 	cqe.status = r < 0 ? r : 0;
-	cqe.flags = r > 0 ? (uint32_t)r : 0;
+	cqe.flags = flags | (r > 0 ? (uint32_t)r : 0);
 	cqe.block = block;
 	cqe.birth = o->birth;
 	cqe.retry_ms = r == -ENOSPC ? KVPD_RETRY_MS : 0;
 	kvpd_ring_complete(s, &cqe);
 	if (g && (sqe->flags & KVP_SQE_RELEASE))
 		kvpd_grant_release(s, g);
+}
+
+void kvpd_commit_now(
+	struct kvpd_session *s, const struct kvp_sqe *sqe, uint32_t flags, uint64_t now)
+{
+	struct kvpd_grant *g = kvpd_grant_of(s, sqe->grant, sqe->grant_generation);
+	uint32_t block = KVP_BLOCK_NONE;
+	int r = g ? commit(s, sqe, g, now, &block) : -EINVAL;
+
+	settle(s, sqe, r, block, flags);
+}
+
+void kvpd_commit_refuse(
+	struct kvpd_session *s, const struct kvp_sqe *sqe, uint32_t flags, int status)
+{
+	settle(s, sqe, status, KVP_BLOCK_NONE, flags);
+}
+
+void kvpd_commit_serve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
+{
+	int r = kvpd_park_commit(s, sqe);
+
+	if (r == 0)
+		kvpd_commit_now(s, sqe, 0, now);
+	else if (r < 0)
+		kvpd_commit_refuse(s, sqe, 0, r);
 }

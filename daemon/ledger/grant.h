@@ -15,6 +15,7 @@ struct kvpd_session;
 #define KVPD_GRANT_FREE      0u
 #define KVPD_GRANT_WRITING   1u
 #define KVPD_GRANT_COMMITTED 2u
+#define KVPD_GRANT_PARKED    3u /* its commit waits */
 
 struct kvpd_grant {
 	uint32_t generation;

@@ -14,15 +14,13 @@
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/parked.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/touch.h"
 #include "daemon/ledger/wake.h"
 #include "shm/kvp_ring.h"
-
-/* Completions that must fit before an entry is taken from the ring. */
-#define ROOM_FOR_ONE 2u
 
 #define STALLED_PORTION 64u /* sessions, each in a page of its own */
 
@@ -67,8 +65,27 @@ static void op_release(struct kvpd_session *s, const struct kvp_sqe *sqe)
 {
 	struct kvpd_grant *g = kvpd_grant_of(s, sqe->grant, sqe->grant_generation);
 
-	if (g)
+	if (g && g->state == KVPD_GRANT_PARKED)
+		kvpd_parked_release(s, g);
+	else if (g)
 		kvpd_grant_release(s, g);
+}
+
+static void op_unclaim(struct kvpd_session *s, const struct kvp_sqe *sqe)
+{
+	struct kvp_key key = { sqe->next_lo, sqe->next_hi };
+
+	kvpd_claim_end(s->tenant, key, s->id);
+	kvpd_parked_unclaim(s, key);
+}
+
+/* Entries are served in order, so all before it is done but what waits. */
+static void op_flush(struct kvpd_session *s, const struct kvp_sqe *sqe)
+{
+	int r = kvpd_park_flush(s, sqe);
+
+	if (r <= 0)
+		kvpd_ring_answer(s, sqe, r, 0);
 }
 
 static bool key_is_live(const struct kvpd_tenant *t, struct kvp_key key)
@@ -94,7 +111,7 @@ static void op_claim(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t
 	else if (key_is_live(s->tenant, key))
 		flags = KVP_CQE_PRESENT;
 	else
-		r = kvpd_claim_set(s, key, sqe->ttl_ms, now);
+		r = kvpd_claim_set(s, key, sqe->count, now);
 	if (r == -EBUSY) {
 		r = 0;
 		flags = KVP_CQE_PENDING;
@@ -145,14 +162,15 @@ static void serve_one(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_
 		op_claim(s, sqe, now);
 		break;
 	case KVP_OP_UNCLAIM:
-		kvpd_claim_end(s->tenant, (struct kvp_key){ sqe->next_lo, sqe->next_hi }, s->id);
+		op_unclaim(s, sqe);
 		break;
 	case KVP_OP_DELETE:
 		kvpd_ring_answer(s, sqe, delete_block(s, sqe, now), 0);
 		break;
-	case KVP_OP_NOP:
 	case KVP_OP_FLUSH:
-		/* Entries are served in order, so all before it is done. */
+		op_flush(s, sqe);
+		break;
+	case KVP_OP_NOP:
 		kvpd_ring_answer(s, sqe, 0, 0);
 		break;
 	default:
@@ -170,7 +188,7 @@ bool kvpd_ring_has_entries(const struct kvpd_session *s)
 
 uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now, uint64_t until_ns)
 {
-	uint32_t completed = s->cq_tail, n = 0;
+	uint32_t completed = s->cq_tail, n = 0, late;
 	struct kvp_sqe sqe;
 	int r = 0;
 
@@ -181,8 +199,9 @@ uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now, uint64_t until_ns
 		return 0;
 	}
 	kvpd_reserve_settle(s);
+	late = kvpd_parked_serve(s, now, until_ns);
 	do {
-		if (kvp_cq_room(s->page, s->cq_tail) < ROOM_FOR_ONE) {
+		if (kvp_cq_room(s->page, s->cq_tail) < KVPD_ROOM_FOR_ONE) {
 			kvpd_ring_stall(s, true);
 			break;
 		}
@@ -199,7 +218,7 @@ uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now, uint64_t until_ns
 	if (r == -EPROTO)
 		kvpd_session_expel(
 			s, -EPROTO, "its submission ring claims more entries than it holds");
-	return n;
+	return n + late;
 }
 
 bool kvpd_stalled_step(struct kvpd_tenant *t, uint64_t now)

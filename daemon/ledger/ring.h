@@ -14,6 +14,9 @@
 struct kvpd_session;
 struct kvpd_tenant;
 
+/* Completions that must fit before an entry is dealt with. */
+#define KVPD_ROOM_FOR_ONE 2u
+
 #define KVPD_RETRY_MS 10u /* when a client that got -EAGAIN or -ENOSPC should come again */
 
 /* Does the ring hold an entry, or claim so? */

@@ -186,7 +186,7 @@ static void look_at_spinning(struct kvpd_ledger *l, uint64_t now)
 	kvpd_each(it, tmp, &l->spinning) {
 		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_spinning);
 
-		if (kvpd_ring_has_entries(s))
+		if (kvpd_session_wants(s))
 			kvpd_session_activate(s);
 		else if (now - s->last_ns > SPIN_NS)
 			kvpd_session_sleep(s);
@@ -196,7 +196,7 @@ static void look_at_spinning(struct kvpd_ledger *l, uint64_t now)
 /* After a session's turn. */
 static void settle_session(struct kvpd_session *s)
 {
-	if (s->expelled || (!s->stalled && kvpd_ring_has_entries(s)))
+	if (s->expelled || kvpd_session_wants(s))
 		return;
 	kvpd_ledger_leave(s->tenant, &s->turn);
 	if (s->stalled)

@@ -54,6 +54,11 @@ void kvpd_session_activate(struct kvpd_session *s)
 	kvpd_ledger_join(s->tenant, &s->turn);
 }
 
+bool kvpd_session_wants(const struct kvpd_session *s)
+{
+	return !s->stalled && (kvpd_ring_has_entries(s) || kvpd_parked_ready(s));
+}
+
 void kvpd_session_spin(struct kvpd_session *s)
 {
 	struct kvpd_ledger *l = s->tenant->ledger;
@@ -67,7 +72,7 @@ void kvpd_session_sleep(struct kvpd_session *s)
 {
 	kvpd_list_remove(&s->in_spinning);
 	kvp_sq_set_need_wake(s->page, 1);
-	if (!s->stalled && kvpd_ring_has_entries(s))
+	if (kvpd_session_wants(s))
 		kvpd_session_activate(s);
 }
 
@@ -198,6 +203,7 @@ struct kvpd_session *kvpd_session_free(struct kvpd_session *s)
 	if (s->page_fd >= 0)
 		close(s->page_fd);
 	kvp_seg_unmap(s->page, page_bytes());
+	free(s->parked);
 	free(s);
 	return NULL;
 }

@@ -8,6 +8,7 @@
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/lookups.h"
+#include "daemon/ledger/parked.h"
 #include "daemon/turns.h"
 #include "policy/kvp_evict.h"
 
@@ -63,12 +64,15 @@ struct kvpd_session {
 	uint32_t n_grants;
 	struct kvpd_grant grant[KVP_MAX_GRANTS];
 	struct kvpd_outcome outcome[KVP_SERIALS];
+	struct kvpd_parked *parked;
 	kvp_token tokens[KVP_BLOCK_TOKENS_MAX]; /* private copy of a staging row */
 };
 
 struct kvpd_session *kvpd_session_find(struct kvpd_ledger *l, uint32_t id);
 /* It has, or may have, entries to be served: it wants a turn. */
 void kvpd_session_activate(struct kvpd_session *s);
+/* Is there something to serve, as far as its completion ring has room? */
+bool kvpd_session_wants(const struct kvpd_session *s);
 /* It has been served, and is looked at for a while without a wake-up. */
 void kvpd_session_spin(struct kvpd_session *s);
 /* From now on its client has to wake the ledger, unless an entry came meanwhile. */

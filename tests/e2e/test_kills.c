@@ -31,7 +31,7 @@ static const char *const points[] = { "connect", "hello", "welcome", "mapped", "
 	"space-open", "match", "found", "leased", "release", "claimed", "wait", "reserve",
 	"reserved", "commit", "committed", "grant-release", "forked", "put-reserve", "put-write",
 	"put-commit", "arena-ack", "run-reserved", "run-commit", "run-committed", "release-after",
-	"grant-later", "advanced" };
+	"grant-later", "advanced", "parked" };
 
 /* Shares nothing with any other, so that nobody commits its first block by the way. */
 static void claimed_prompt(uint32_t *tokens)
@@ -105,6 +105,12 @@ static int every_step(uint32_t number)
 	if (kvp_release_after(m, t, 7) < 0 || kvp_grant_release_after(run[0], t, 1) < 0 ||
 		kvp_grant_release_after(run[1], t, 7) < 0 || kvp_timeline_advance(t, 1) < 0)
 		return 13;
+	if (kvp_reserve(e.space, E2E_WAIT_MS, NULL, &g) < 0 ||
+		kvp_commit_after(g, kvp_ref_root(), tokens, E2E_BT, NULL, 0, t, 9) < 0)
+		return 14;
+	/* Long enough for the daemon to say that it waits. */
+	if (kvp_grant_wait(g, 1000) != -ETIMEDOUT)
+		return 15;
 	e2e_detach(&e);
 	return 0;
 }

@@ -149,7 +149,7 @@ static void push(struct world *w, struct input *in)
 	e.parent_birth = b[9] % 4;
 	e.next_lo = b[10];
 	e.next_hi = b[11] & 1;
-	e.ttl_ms = b[11];
+	e.until = b[11] & 2 ? kvp_until(b[11] >> 2 & 3, b[11] >> 4) : 0;
 	e.serial = w->sq_tail;
 	kvp_sq_push(w->page, &w->sq_tail, &e);
 }
@@ -199,6 +199,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			poke(&w, &in);
 		else if (what < 240)
 			turn(&w);
+		else if (what < 248)
+			kvp_store_release(&w.page->done[what % 4].value, (uint64_t)what % 8 * 2);
 		else
 			kvp_store_release(&w.page->cq_head, kvp_load_relaxed(&w.page->cq_tail));
 	}

@@ -318,7 +318,7 @@ static void do_claim(struct fake *f, struct fake_session *s, const struct kvp_sq
 	else if (who && who != s->id)
 		cqe.flags = KVP_CQE_PENDING;
 	else
-		claim_set(f, key, s->id, e->ttl_ms);
+		claim_set(f, key, s->id, e->count);
 	complete(s, &cqe);
 }
 

@@ -96,6 +96,7 @@ int outlive(kvp_client *client, kvp_prefix *prefix, kvp_grant *grant)
 	if (kvp_timeline_new(client, &timeline) < 0)
 		return -1;
 	kvp_release_after(prefix, timeline, 1);
+	kvp_commit_after(grant, kvp_ref_root(), nullptr, 0, prefix, 0, timeline, 1);
 	kvp_grant_release_after(grant, timeline, KVP_TIMELINE_MAX);
 	kvp_timeline_advance(timeline, 1);
 	int reached = kvp_timeline_reached(timeline, 1);

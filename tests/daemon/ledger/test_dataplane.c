@@ -937,7 +937,7 @@ static void claims_move_with_commits_and_expire(void **state)
 	struct dp_client *a, *b;
 	kvp_token tokens[2 * T];
 	struct kvp_key root, k0, k1;
-	struct kvp_sqe claim = { .op = KVP_OP_CLAIM, .ttl_ms = 60000 }, commit;
+	struct kvp_sqe claim = { .op = KVP_OP_CLAIM, .count = 60000 }, commit;
 	struct kvp_cqe cqe;
 	struct dp_grant g;
 	uint32_t space;
@@ -988,7 +988,7 @@ static void claims_move_with_commits_and_expire(void **state)
 	/* at most ten times the configured 500 ms, and the time a client names if that is less */
 	claim.next_lo = 1001;
 	claim.next_hi = 0;
-	claim.ttl_ms = 20;
+	claim.count = 20;
 	dp_push(a, &claim);
 	assert_int_equal(dp_next(a, 5000, &cqe), 0);
 	usleep(50000);

@@ -73,7 +73,7 @@ static void random_entry(struct kvp_sqe *e)
 	e->parent_birth = small_or_wild(4);
 	e->next_lo = rnd() % 100;
 	e->next_hi = rnd() % 2;
-	e->ttl_ms = small_or_wild(100);
+	e->until = rnd() % 2 ? 0 : kvp_until(small_or_wild(KVP_TIMELINES), rnd() % 8);
 }
 
 static void scribble(struct dp_client *c)

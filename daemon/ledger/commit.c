@@ -133,7 +133,7 @@ static void settle(
 	cqe.retry_ms = r == -ENOSPC ? KVPD_RETRY_MS : 0;
 	kvpd_ring_complete(s, &cqe);
 	if (g && (sqe->flags & KVP_SQE_RELEASE))
-		kvpd_grant_release(s, g);
+		kvpd_parked_release(s, g);
 }
 
 void kvpd_commit_now(

@@ -137,10 +137,14 @@ int kvpd_park_flush(struct kvpd_session *s, const struct kvp_sqe *sqe)
 	return r;
 }
 
-void kvpd_parked_release(struct kvpd_session *s, const struct kvpd_grant *g)
+void kvpd_parked_release(struct kvpd_session *s, struct kvpd_grant *g)
 {
 	struct kvpd_parked *p = s->parked;
 
+	if (g->state != KVPD_GRANT_PARKED) {
+		kvpd_grant_release(s, g);
+		return;
+	}
 	for (uint32_t i = 0; i < p->n; i++)
 		if (p->entry[i].sqe.op == KVP_OP_COMMIT && &s->grant[p->entry[i].sqe.grant] == g)
 			p->entry[i].sqe.flags |= KVP_SQE_RELEASE;

@@ -33,8 +33,8 @@ struct kvpd_session;
 int kvpd_park_commit(struct kvpd_session *s, const struct kvp_sqe *sqe);
 /* Likewise a FLUSH; -EAGAIN: too many of them wait. */
 int kvpd_park_flush(struct kvpd_session *s, const struct kvp_sqe *sqe);
-/* The grant's commit waits: it is given back when that has been published. */
-void kvpd_parked_release(struct kvpd_session *s, const struct kvpd_grant *g);
+/* Gives the grant back; one whose commit waits, when that has been published. */
+void kvpd_parked_release(struct kvpd_session *s, struct kvpd_grant *g);
 /* The claim with this key is given up: commits that wait do not bring it back. */
 void kvpd_parked_unclaim(struct kvpd_session *s, struct kvp_key key);
 /* Has a moment come that something waits for? */

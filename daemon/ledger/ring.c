@@ -65,10 +65,8 @@ static void op_release(struct kvpd_session *s, const struct kvp_sqe *sqe)
 {
 	struct kvpd_grant *g = kvpd_grant_of(s, sqe->grant, sqe->grant_generation);
 
-	if (g && g->state == KVPD_GRANT_PARKED)
+	if (g)
 		kvpd_parked_release(s, g);
-	else if (g)
-		kvpd_grant_release(s, g);
 }
 
 static void op_unclaim(struct kvpd_session *s, const struct kvp_sqe *sqe)

@@ -179,7 +179,10 @@ static void check(struct world *w)
 	while ((r = kvpd_admin_step(w->ledger, q)) == -EINPROGRESS)
 		;
 	answer = kvpd_admin_end(q);
-	must(r == 0 && json_is_true(json_object_get(answer, "clean")));
+	if (r < 0 || !json_is_true(json_object_get(answer, "clean"))) {
+		json_dumpf(answer, stderr, JSON_INDENT(2));
+		abort();
+	}
 	json_decref(answer);
 }
 

@@ -331,6 +331,10 @@ static void refused_late(void **state)
 	answered(p.c, KVP_OP_COMMIT, s[1], 0, KVP_CQE_PARKED);
 	s[2] = commit_at(p.c, p.space, &p.g[0], dp_root(), p.chain, 0, kvp_until(0, 1));
 	answered(p.c, KVP_OP_COMMIT, s[2], -EALREADY, 0);
+	/* Not even one that gives the grant back takes it from the commit that waits. */
+	s[2] = commit_at(p.c, p.space, &p.g[1], dp_root(), p.chain, KVP_SQE_RELEASE, 0);
+	answered(p.c, KVP_OP_COMMIT, s[2], -EALREADY, 0);
+	dp_check(&p.w);
 	bring(p.c, 0, 1);
 	answered(p.c, KVP_OP_COMMIT, s[0], -ECANCELED, KVP_CQE_LATE);
 	answered(p.c, KVP_OP_COMMIT, s[1], -ECANCELED, KVP_CQE_LATE);

@@ -190,6 +190,7 @@ static void matches_free(struct kvp_client *c)
 		next = kvp_load_relaxed(&chunk->next);
 		for (uint32_t i = 0; i < MATCHES_PER_CHUNK; i++) {
 			free(chunk->match[i].hits);
+			free(chunk->match[i].leases);
 			free(chunk->match[i].chain);
 			free(chunk->match[i].tokens);
 		}

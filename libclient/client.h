@@ -44,6 +44,7 @@
 #define MAX_TOKENS        (UINT32_C(1) << 30) /* of one sequence */
 #define NO_ATTACHMENT     UINT32_C(0x7fffffff)
 #define PINNED            UINT32_C(0x80000000)
+#define PREFIX_KEYS       UINT32_C(0x80000000) /* blocks of keys, no prefix of a sequence */
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 #define NS_PER_MS     UINT64_C(1000000)
@@ -197,7 +198,7 @@ struct kvp_prefix {
 	struct attachment *att; /* NULL: made without a daemon */
 	struct kvp_lease lease;
 	uint32_t shard;
-	uint32_t flags; /* KVP_MATCHED_* */
+	uint32_t flags; /* KVP_MATCHED_*, PREFIX_KEYS */
 	uint32_t n_blocks;
 	uint32_t n_tokens;
 	uint32_t tail_tokens; /* hits[n_blocks] then is the tail */
@@ -206,6 +207,9 @@ struct kvp_prefix {
 	uint32_t tiers;       /* it may lie in: KVP_TIERS() */
 	uint32_t cap;         /* room in hits */
 	struct kvp_hit *hits;
+	/* PREFIX_KEYS: of each of n_blocks, `lease` being none. Its hit names no extent where none is. */
+	struct kvp_lease *leases;
+	uint32_t leases_cap;
 	/* Claims: keys of the prompt's whole blocks; `front` is the one claimed or waited for. */
 	struct kvp_key *chain;
 	kvp_token *tokens; /* whole blocks of the prompt up to the one waited for */

@@ -126,6 +126,8 @@ int kvp_fork(const struct kvp_prefix *m, struct kvp_grant *grant)
 		return -ECHILD;
 	if (grant->state != GRANT_HELD || grant->space != m->space)
 		return -EINVAL;
+	if (m->space->geo.layout == KVP_LAYOUT_OPAQUE)
+		return -EOPNOTSUPP;
 	if (!m->tail_tokens)
 		return 0;
 	h = &m->hits[m->n_blocks];

@@ -164,6 +164,12 @@ KVP_EXPORT int kvp_last_error(struct kvp_client *client, char *buf, size_t bytes
  */
 #define KVP_LAYOUT_NCLD 0u
 #define KVP_LAYOUT_LCND 1u
+/*
+ * What lies where in a block is the engine's own affair: a packing of its own, quantised with scales,
+ * pages in its order. Blocks are reserved, committed, matched, leased, read and evicted as all others;
+ * calls that would have to know the layout (views, kvp_get(), kvp_put(), kvp_fork()) are -EOPNOTSUPP.
+ */
+#define KVP_LAYOUT_OPAQUE 2u
 
 #define KVP_ROPE_NONE        0u
 #define KVP_ROPE_HALF_SPLIT  1u /* pairs (i, i + d/2): Llama in the Hugging Face layout, Qwen */
@@ -205,6 +211,18 @@ struct kvp_space_desc {
 	double rope_params[4]; /* of the scaling: factor, low, high, original context */
 	/* Not part of the identity: */
 	uint32_t min_cache_tokens; /* kvp_put() of a shorter sequence stores nothing */
+	/*
+	 * KVP_LAYOUT_OPAQUE, 0 or NULL in all others: the layout's name, which is not empty and has to
+	 * say what dtype, layers and RoPE would, all of which are 0 then; and the bytes of a block, less
+	 * than 4 GiB. Only spaces in which both are equal share blocks.
+	 */
+	const char *layout_name;
+	uint64_t block_bytes;
+	/*
+	 * With KVP_LAYOUT_OPAQUE, 16 to 64 and a multiple of 4: blocks are named by keys of so many
+	 * bytes, see "blocks by key" below. block_tokens is 0 then. 0: by token ids.
+	 */
+	uint32_t key_bytes;
 };
 
 /*
@@ -599,6 +617,54 @@ KVP_EXPORT int kvp_grant_release(struct kvp_grant *grant);
  * -EOPNOTSUPP: the tail is in a codec, after which nobody can go on writing.
  */
 KVP_EXPORT int kvp_fork(const struct kvp_prefix *prefix, struct kvp_grant *grant);
+
+/* ---- blocks by key --------------------------------------------------------------------------- */
+
+/*
+ * Caches that name their blocks by a hash of their own (LMCache, SGLang's HiCache, vLLM's tiers) open a
+ * space with kvp_space_desc.key_bytes. Each block is named by one key and stands by itself: none is
+ * the parent of another, each is leased and evicted alone. The key is compared whole, and it is all
+ * that is compared: two contents for which the caller computes one key are one block, whichever was
+ * stored first. Such a space never shares a block with one of token ids.
+ *
+ * Keys of a call lie one after another, key_bytes each, and need not be aligned. Counters count a key
+ * as key_bytes / 4 tokens. Calls that take tokens take the words of one key, and nothing else.
+ */
+#define KVP_KEYS_MAX 65536u /* in one call */
+
+#define KVP_MATCH_LEADING 16u /* of kvp_match_keys(): stop at the first key that is missing */
+
+/*
+ * Looks up n keys and leases each block that is there. Returns how many; bit i % 64 of
+ * ret_found[i / 64] says that the block of key i is among them. ret_found is (n + 63) / 64 words or NULL.
+ * flags: KVP_MATCH_NO_TOUCH, KVP_MATCH_LEADING.
+ *
+ * *ret_prefix: payload i (kvp_payload(), kvp_payloads()) is that of key i, -ENOENT if it is missing;
+ * kvp_payloads() ends before a missing one. It is released as every prefix is, and has no tokens.
+ * Each block takes one of the KVP_CLIENT_LEASES; what finds none left counts as missing. ret_prefix
+ * NULL: nothing is leased, and the answer says what was there at the time of the call.
+ * A use counts for the first keys last: where keys name the blocks of a prefix in order, its end is
+ * evicted before its beginning. -EINVAL: also if the space is not one of keys; -ENOMEM; -ECHILD.
+ */
+KVP_EXPORT int kvp_match_keys(struct kvp_space *space, const void *keys, size_t n, uint32_t flags,
+	uint64_t *ret_found, struct kvp_prefix **ret_prefix);
+
+/*
+ * Publishes n written slots of the space (kvp_reserve(), kvp_reserve_run()), grants[i] as the block of
+ * key i. Returns how many were handed over, in order; otherwise as kvp_commit_run(). A block that is
+ * there already stays as it is (KVP_COMMITTED_DUPLICATE).
+ */
+KVP_EXPORT int kvp_commit_keys(
+	struct kvp_grant *const *grants, uint32_t n, const void *keys, uint32_t flags);
+
+/*
+ * Copies block_bytes from src[i] into the block of key i, for each i that is not there already. Waits
+ * at most timeout_ms for room, for all of them together. Returns how many leading keys were handed to
+ * the daemon or were there; fewer than n, or a negative errno of kvp_reserve() if there is none: no
+ * more room in time, *ret_retry_ms as there. The caller may reuse its buffers.
+ */
+KVP_EXPORT int64_t kvp_put_keys(struct kvp_space *space, const void *keys, size_t n,
+	const void *const *src, uint32_t timeout_ms, uint32_t *ret_retry_ms);
 
 /* ---- what outlives a call -------------------------------------------------------------------- */
 

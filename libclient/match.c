@@ -38,20 +38,22 @@ void extent_want(struct attachment *att, uint32_t id)
 		client_kick(att->client);
 }
 
+int hit_readable(const struct kvp_prefix *m, const struct kvp_hit *h)
+{
+	if (!hit_addr(m->att, h)) {
+		extent_want(m->att, kvp_where_extent(h->where));
+		return 0;
+	}
+	return kvp_where_codec(h->where) != KVP_CODEC_NATIVE ||
+	       kvp_where_bytes(h->where) >= m->space->geo.block_bytes;
+}
+
 /* How many of the first n hits have bytes that this process can read. */
 static uint32_t readable(struct kvp_prefix *m, uint32_t n)
 {
-	for (uint32_t i = 0; i < n; i++) {
-		const struct kvp_hit *h = &m->hits[i];
-
-		if (!hit_addr(m->att, h)) {
-			extent_want(m->att, kvp_where_extent(h->where));
+	for (uint32_t i = 0; i < n; i++)
+		if (!hit_readable(m, &m->hits[i]))
 			return i;
-		}
-		if (kvp_where_codec(h->where) == KVP_CODEC_NATIVE &&
-			kvp_where_bytes(h->where) < m->space->geo.block_bytes)
-			return i;
-	}
 	return n;
 }
 
@@ -217,7 +219,10 @@ int kvp_touch(struct kvp_prefix *m)
 		return -EINVAL;
 	if (!client_mine(m->client))
 		return -ECHILD;
-	touch(m);
+	if (m->flags & PREFIX_KEYS)
+		keys_touch(m);
+	else
+		touch(m);
 	return 0;
 }
 
@@ -360,7 +365,7 @@ int kvp_match_info(const struct kvp_prefix *m, struct kvp_prefix_info *ret_info)
 		return -EINVAL;
 	if (!client_mine(m->client))
 		return -ECHILD;
-	info.flags = m->flags;
+	info.flags = m->flags & ~PREFIX_KEYS;
 	info.n_blocks = m->n_blocks;
 	info.n_tokens = m->n_tokens;
 	info.tail_tokens = m->tail_tokens;
@@ -421,7 +426,7 @@ int kvp_match_ref(const struct kvp_prefix *m, uint32_t n_blocks, struct kvp_ref 
 {
 	const struct kvp_hit *h;
 
-	if (!m || !ret || !prefix_live(m) || n_blocks > m->n_blocks)
+	if (!m || !ret || !prefix_live(m) || n_blocks > m->n_blocks || m->flags & PREFIX_KEYS)
 		return -EINVAL;
 	if (!client_mine(m->client))
 		return -ECHILD;
@@ -445,7 +450,9 @@ int kvp_release(struct kvp_prefix *m)
 	if (!prefix_live(m))
 		return -EALREADY;
 	KVP_FAULT("release");
-	if (m->flags & KVP_MATCHED_CLAIMED)
+	if (m->flags & PREFIX_KEYS)
+		keys_drop(m, 0);
+	else if (m->flags & KVP_MATCHED_CLAIMED)
 		claim_give_up(m);
 	prefix_drop(m);
 	return 0;

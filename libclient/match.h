@@ -86,8 +86,16 @@ static inline uint32_t match_base(const struct kvp_prefix *m)
 }
 /* Where the bytes of a hit are in this process; NULL if its extent is not mapped. */
 const uint8_t *hit_addr(struct attachment *att, const struct kvp_hit *hit);
+/* Can this process read it? Asks for its extent where that is what lacks. */
+int hit_readable(const struct kvp_prefix *m, const struct kvp_hit *hit);
 /* Asks the library's thread for an extent, once. */
 void extent_want(struct attachment *att, uint32_t id);
+
+/* ---- keys.c ---------------------------------------------------------------------------------- */
+
+/* Of a PREFIX_KEYS: all blocks as used; all leases end, 0: now, or at the moment. */
+void keys_touch(struct kvp_prefix *m);
+void keys_drop(struct kvp_prefix *m, uint64_t until);
 
 /* ---- claim.c --------------------------------------------------------------------------------- */
 

@@ -40,6 +40,13 @@ void stock_return(struct attachment *att, struct space_bind *bind);
 /* As kvp_reserve(); `want` slots, this one included, are likely to be asked for soon. */
 int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want, uint64_t deadline,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
+/* The client of n grants of one attachment; -EINVAL: they are not, or none; -ECHILD. */
+int run_client(struct kvp_grant *const *grants, uint32_t n, struct kvp_client **ret_client);
+/*
+ * Are they all to be committed, to one space, and none of them twice? What they say of themselves is
+ * only believed of grants of one attachment. 0, -EALREADY, -EINVAL.
+ */
+int run_check(struct kvp_grant *const *grants, uint32_t n);
 /*
  * As kvp_commit(), with the number of the kvp_put() or 0, and the moment (kvp_until()) at which to
  * publish or 0. *ret_ref names the block to be.

@@ -37,11 +37,23 @@ int kvp_reserve_run(struct kvp_space *space, uint32_t n, uint32_t timeout_ms,
 	return got ? (int)got : r;
 }
 
-/*
- * ring_lock. Are they all to be committed, to one space, and none of them twice? What they say of
- * themselves is only believed of grants of one attachment.
- */
-static int run_check(struct kvp_grant *const *grants, uint32_t n)
+int run_client(struct kvp_grant *const *grants, uint32_t n, struct kvp_client **ret_client)
+{
+	const struct attachment *att;
+
+	if (!grants || !n || n > KVP_CLIENT_GRANTS || !grants[0])
+		return -EINVAL;
+	att = grants[0]->att;
+	for (uint32_t i = 0; i < n; i++)
+		if (!grants[i] || !att || grants[i]->att != att)
+			return -EINVAL;
+	if (!client_mine(att->client))
+		return -ECHILD;
+	*ret_client = att->client;
+	return 0;
+}
+
+int run_check(struct kvp_grant *const *grants, uint32_t n)
 {
 	uint64_t seen[KVP_MAX_GRANTS / 64] = { 0 };
 
@@ -88,21 +100,15 @@ int kvp_commit_run(struct kvp_grant *const *grants, uint32_t n_grants, struct kv
 	const uint32_t *tokens, size_t n, struct kvp_prefix *claim, uint32_t flags,
 	struct kvp_ref *ret_last)
 {
-	const struct attachment *att;
 	struct kvp_client *c;
 	uint32_t t;
 	int r;
 
-	if (!grants || !n_grants || n_grants > KVP_CLIENT_GRANTS || !tokens || !n ||
-		flags & ~KVP_COMMIT_RELEASE || !grants[0])
+	if (!tokens || !n || flags & ~KVP_COMMIT_RELEASE)
 		return -EINVAL;
-	att = grants[0]->att;
-	for (uint32_t i = 0; i < n_grants; i++)
-		if (!grants[i] || !att || grants[i]->att != att)
-			return -EINVAL;
-	c = att->client;
-	if (!client_mine(c))
-		return -ECHILD;
+	r = run_client(grants, n_grants, &c);
+	if (r < 0)
+		return r;
 	if (claim && claim->client != c)
 		return -EINVAL;
 	pthread_mutex_lock(&c->ring_lock);

@@ -53,20 +53,35 @@ static int canon_layers(const struct kvp_space_desc *d, struct kvp_space_canon *
 	return 0;
 }
 
-static int canon_of(const struct kvp_space_desc *d, struct kvp_space_canon *canon)
+/* A layout that is the engine's own affair, and blocks that are perhaps named by keys. */
+static int canon_opaque(const struct kvp_space_desc *d, struct kvp_space_canon *canon)
 {
-	memset(canon, 0, sizeof(*canon));
+	if (!d->block_bytes || d->block_bytes > UINT32_MAX || !d->layout_name || !*d->layout_name ||
+		copy_name(canon->opaque_layout, d->layout_name) < 0 || d->dtype || d->n_layers ||
+		d->rope_pairing || d->rope_dim || d->rope_scaling || d->rope_theta != 0)
+		return -EINVAL;
+	for (uint32_t i = 0; i < 4; i++)
+		if (d->rope_params[i] != 0)
+			return -EINVAL;
+	canon->opaque_bytes = d->block_bytes;
+	canon->key_bytes = d->key_bytes;
+	if (!d->key_bytes)
+		return 0;
+	if (d->block_tokens || d->key_bytes % sizeof(kvp_token) ||
+		d->key_bytes < KVP_KEY_BYTES_MIN || d->key_bytes > KVP_KEY_BYTES_MAX)
+		return -EINVAL;
+	canon->block_tokens = d->key_bytes / (uint32_t)sizeof(kvp_token);
+	return 0;
+}
+
+static int canon_plain(const struct kvp_space_desc *d, struct kvp_space_canon *canon)
+{
 	if (d->dtype < KVP_DTYPE_F32 || d->dtype > KVP_DTYPE_F8 || d->layout > KVP_LAYOUT_LCND ||
 		d->rope_pairing > KVP_ROPE_INTERLEAVED || d->rope_dim > UINT16_MAX ||
-		d->rope_scaling > KVP_ROPE_SCALING_LLAMA3)
+		d->rope_scaling > KVP_ROPE_SCALING_LLAMA3 || d->layout_name || d->block_bytes ||
+		d->key_bytes)
 		return -EINVAL;
-	if (copy_name(canon->model, d->model) < 0 || copy_name(canon->adapter, d->adapter) < 0 ||
-		copy_name(canon->tokenizer, d->tokenizer) < 0)
-		return -EINVAL;
-	canon->version = 1;
 	canon->dtype = d->dtype;
-	canon->layout = d->layout;
-	canon->block_tokens = d->block_tokens ? d->block_tokens : KVP_BLOCK_TOKENS_DEFAULT;
 	canon->n_layers = d->n_layers;
 	canon->rope_pairing = d->rope_pairing;
 	canon->rope_dim = d->rope_dim;
@@ -74,8 +89,20 @@ static int canon_of(const struct kvp_space_desc *d, struct kvp_space_canon *cano
 	canon->rope_theta_bits = double_bits(d->rope_theta);
 	for (uint32_t i = 0; i < 4; i++)
 		canon->rope_param_bits[i] = double_bits(d->rope_params[i]);
-	memcpy(canon->weights_digest, d->weights_digest, sizeof(canon->weights_digest));
 	return canon_layers(d, canon);
+}
+
+static int canon_of(const struct kvp_space_desc *d, struct kvp_space_canon *canon)
+{
+	memset(canon, 0, sizeof(*canon));
+	if (copy_name(canon->model, d->model) < 0 || copy_name(canon->adapter, d->adapter) < 0 ||
+		copy_name(canon->tokenizer, d->tokenizer) < 0)
+		return -EINVAL;
+	canon->version = 1;
+	canon->layout = d->layout;
+	canon->block_tokens = d->block_tokens ? d->block_tokens : KVP_BLOCK_TOKENS_DEFAULT;
+	memcpy(canon->weights_digest, d->weights_digest, sizeof(canon->weights_digest));
+	return d->layout == KVP_LAYOUT_OPAQUE ? canon_opaque(d, canon) : canon_plain(d, canon);
 }
 
 int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer)

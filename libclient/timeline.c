@@ -170,7 +170,9 @@ int kvp_release_after(struct kvp_prefix *m, struct kvp_timeline *timeline, uint6
 	r = timeline_moment(timeline, m->client, value, &until);
 	if (r < 0)
 		return r;
-	if (m->att)
+	if (m->flags & PREFIX_KEYS)
+		keys_drop(m, until);
+	else if (m->att)
 		kvp_lease_drop_at(m->att->page, &m->lease, until);
 	KVP_FAULT("release-after");
 	return kvp_release(m);

@@ -48,6 +48,13 @@ int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo)
 	uint32_t e = kvp_dtype_bytes(canon->dtype);
 
 	g.element = e;
+	if (g.layout == KVP_LAYOUT_OPAQUE) {
+		/* What lies where in it only the engine knows: there is nothing to make a view of. */
+		g.block_bytes = canon->opaque_bytes;
+		g.token_bytes = g.block_bytes / g.block_tokens;
+		*ret_geo = g;
+		return 0;
+	}
 	if (!e || g.block_tokens < KVP_BLOCK_TOKENS_MIN || g.block_tokens > KVP_BLOCK_TOKENS_MAX ||
 		!g.n_layers || g.n_layers > KVP_MAX_LAYERS || g.layout > KVP_LAYOUT_LCND)
 		return -EINVAL;
@@ -190,6 +197,8 @@ int view_check(const struct geometry *geo, const struct kvp_view *view, uint32_t
 {
 	struct kvp_view v;
 
+	if (geo->layout == KVP_LAYOUT_OPAQUE)
+		return -EOPNOTSUPP;
 	if (!view || opts_take(&v, sizeof(v), view) < 0 || !v.planes || v.n_layers > geo->n_layers)
 		return -EINVAL;
 	if ((!v.n_layers && v.layers) || !paging_ok(&v))
@@ -218,6 +227,8 @@ int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t 
 	if (!client_mine(space->client))
 		return -ECHILD;
 	geo = &space->geo;
+	if (geo->layout == KVP_LAYOUT_OPAQUE)
+		return -EOPNOTSUPP;
 	for (uint32_t i = 0; base && i < geo->n_layers; i++) {
 		const struct geo_layer *l = &geo->layers[i];
 		uint64_t k = (uint64_t)l->heads * l->k_row, v = (uint64_t)l->heads * l->v_row;

@@ -217,8 +217,17 @@ struct kvp_space_canon {
 	char adapter[KVP_SPACE_NAME]; /* LoRA or the like; empty for none */
 	char tokenizer[KVP_SPACE_NAME];
 	struct kvp_shm_layer layers[KVP_MAX_LAYERS];
+	/* Of KVP_LAYOUT_OPAQUE, which has neither dtype nor layers nor RoPE; else 0. */
+	uint64_t opaque_bytes; /* of a block */
+	/*
+	 * Not 0: blocks are named by keys of so many bytes. The words of its key are a block's token
+	 * ids, block_tokens of them, and every block is the first of a chain.
+	 */
+	uint32_t key_bytes;
+	uint32_t reserved;
+	char opaque_layout[KVP_SPACE_NAME]; /* what the engine calls it; not empty */
 };
-KVP_ABI_ASSERT(sizeof(struct kvp_space_canon) == 3560, "shm ABI");
+KVP_ABI_ASSERT(sizeof(struct kvp_space_canon) == 3704, "shm ABI");
 
 #define KVP_SPACE_FREE 0u
 #define KVP_SPACE_LIVE 1u
@@ -232,7 +241,7 @@ struct kvp_shm_space {
 	uint64_t block_bytes; /* native payload of one block, partial blocks included */
 	uint8_t fingerprint[32];
 	struct kvp_space_canon canon;
-	uint8_t reserved[4096 - 64 - 3560];
+	uint8_t reserved[4096 - 64 - 3704];
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_shm_space) == 4096, "shm ABI");
 

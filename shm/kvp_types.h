@@ -70,8 +70,13 @@ static inline uint32_t kvp_dtype_bytes(uint32_t dtype)
 }
 
 /* Order of a block's elements; see kvpool.h for the address formula. */
-#define KVP_LAYOUT_NCLD 0u /* [tokens][K,V][layers][heads * dim] */
-#define KVP_LAYOUT_LCND 1u /* [layers][K,V][tokens][heads * dim] */
+#define KVP_LAYOUT_NCLD   0u /* [tokens][K,V][layers][heads * dim] */
+#define KVP_LAYOUT_LCND   1u /* [layers][K,V][tokens][heads * dim] */
+#define KVP_LAYOUT_OPAQUE 2u /* the engine's own affair */
+
+/* Keys that name blocks instead of token ids: multiples of a token id's size. */
+#define KVP_KEY_BYTES_MIN 16u
+#define KVP_KEY_BYTES_MAX 64u
 
 #define KVP_BLOCK_TOKENS_MIN     16u
 #define KVP_BLOCK_TOKENS_MAX     512u

@@ -78,6 +78,10 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 	space = &t->view.spaces[sqe->space];
 	if (!b.n_tokens || b.n_tokens > space->canon.block_tokens)
 		return -EINVAL;
+	/* A key is whole, and nothing follows the block that it names. */
+	if (space->canon.key_bytes &&
+		(b.n_tokens != space->canon.block_tokens || sqe->parent_kind != KVP_PARENT_ROOT))
+		return -EINVAL;
 	r = resolve(s, sqe, &b.parent);
 	if (r < 0)
 		return r;

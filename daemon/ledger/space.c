@@ -57,29 +57,79 @@ static const char *judge_layers(const struct kvp_space_canon *c, uint64_t *ret_e
 	return NULL;
 }
 
-/* NULL, or what is wrong. */
-static const char *judge(const struct kvp_space_canon *c, uint64_t *ret_block_bytes)
+/* A block of which only the engine knows what lies where in it. */
+static const char *judge_opaque(const struct kvp_space_canon *c, uint64_t *ret_block_bytes)
+{
+	static const uint64_t no_params[4];
+	uint64_t layers;
+
+	if (!c->opaque_bytes || c->opaque_bytes > UINT32_MAX)
+		return "an opaque layout needs the bytes of a block, less than 4 GiB";
+	if (!c->opaque_layout[0])
+		return "an opaque layout needs a name";
+	if (c->dtype || c->n_layers || judge_layers(c, &layers) || c->rope_pairing || c->rope_dim ||
+		c->rope_scaling || c->rope_theta_bits ||
+		memcmp(c->rope_param_bits, no_params, sizeof(no_params)))
+		return "an opaque layout has neither dtype nor layers nor RoPE: name them in "
+		       "model and layout";
+	*ret_block_bytes = c->opaque_bytes;
+	return NULL;
+}
+
+static const char *judge_plain(const struct kvp_space_canon *c, uint64_t *ret_block_bytes)
 {
 	uint64_t element = kvp_dtype_bytes(c->dtype), per_token;
 	const char *wrong;
 
-	if (c->version != 1)
-		return "unknown version of the space description";
 	if (!element)
 		return "unknown dtype";
-	if (c->layout > KVP_LAYOUT_LCND)
-		return "unknown layout";
-	if (c->block_tokens < KVP_BLOCK_TOKENS_MIN || c->block_tokens > KVP_BLOCK_TOKENS_MAX)
-		return "block_tokens must be 16..512";
 	if (!c->n_layers || c->n_layers > KVP_MAX_LAYERS)
 		return "n_layers must be 1..256";
-	if (!padded(c->model) || !padded(c->adapter) || !padded(c->tokenizer))
-		return "a name is too long or not padded with zeros";
+	if (c->opaque_bytes || c->opaque_layout[0])
+		return "only an opaque layout has a name and a size of its own";
 	wrong = judge_layers(c, &per_token);
 	if (wrong)
 		return wrong;
 	*ret_block_bytes = per_token * c->block_tokens * element;
 	return NULL;
+}
+
+/* What names a block. */
+static const char *judge_names(const struct kvp_space_canon *c)
+{
+	if (!c->key_bytes) {
+		if (c->block_tokens < KVP_BLOCK_TOKENS_MIN ||
+			c->block_tokens > KVP_BLOCK_TOKENS_MAX)
+			return "block_tokens must be 16..512";
+		return NULL;
+	}
+	if (c->layout != KVP_LAYOUT_OPAQUE)
+		return "blocks that keys name have an opaque layout";
+	if (c->key_bytes < KVP_KEY_BYTES_MIN || c->key_bytes > KVP_KEY_BYTES_MAX ||
+		c->key_bytes % sizeof(kvp_token) ||
+		c->block_tokens != c->key_bytes / sizeof(kvp_token))
+		return "key_bytes must be 16..64, a multiple of 4, and block_tokens a quarter of "
+		       "it";
+	return NULL;
+}
+
+/* NULL, or what is wrong. */
+static const char *judge(const struct kvp_space_canon *c, uint64_t *ret_block_bytes)
+{
+	const char *wrong;
+
+	if (c->version != 1 || c->reserved)
+		return "unknown version of the space description";
+	if (c->layout > KVP_LAYOUT_OPAQUE)
+		return "unknown layout";
+	if (!padded(c->model) || !padded(c->adapter) || !padded(c->tokenizer) ||
+		!padded(c->opaque_layout))
+		return "a name is too long or not padded with zeros";
+	wrong = judge_names(c);
+	if (wrong)
+		return wrong;
+	return c->layout == KVP_LAYOUT_OPAQUE ? judge_opaque(c, ret_block_bytes)
+					      : judge_plain(c, ret_block_bytes);
 }
 
 /* 32 bytes: the canonical description digested from two different beginnings. */

@@ -321,7 +321,7 @@ static void descriptions_out_of_range(void **state)
 	REFUSED(-EINVAL, canon.version = 2);
 	REFUSED(-EINVAL, canon.dtype = 0);
 	REFUSED(-EINVAL, canon.dtype = 5);
-	REFUSED(-EINVAL, canon.layout = 2);
+	REFUSED(-EINVAL, canon.layout = KVP_LAYOUT_OPAQUE + 1);
 	REFUSED(-EINVAL, canon.block_tokens = 15);
 	REFUSED(-EINVAL, canon.block_tokens = 513);
 	REFUSED(-EINVAL, canon.n_layers = 0);

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blocks that are named by the caller's keys. In the catalog such a block is the first of a chain of
+ * its own, and its key's words stand where token ids do; so a hit is proven by the whole key, and
+ * everything else is as for other blocks. What is found is leased block by block, because no block
+ * protects another one.
+ */
+#include "libclient/match.h"
+#include "libclient/ring.h"
+
+#include <string.h>
+
+#define KEY_WORDS (KVP_KEY_BYTES_MAX / sizeof(kvp_token))
+#define KEY_TRIES 4u /* before a block that keeps moving is a miss */
+#define NOWHERE   kvp_where(KVP_MAX_EXTENTS, 0, 0)
+
+/* The caller's keys need not be aligned. */
+static void key_take(const struct kvp_space *space, const void *keys, size_t i, kvp_token *words)
+{
+	uint32_t bytes = space->canon.key_bytes;
+
+	memcpy(words, (const uint8_t *)keys + i * bytes, bytes);
+}
+
+static int find_key(const struct kvp_prefix *m, const struct space_bind *b, const kvp_token *words,
+	struct kvp_hit *hit)
+{
+	struct kvp_found found;
+
+	kvp_find(&m->att->view, b->index, words, m->space->geo.block_tokens, KVP_FIND_NO_TAIL,
+		m->tiers, hit, 1, &found);
+	return found.n_hits == 1;
+}
+
+/* 1: found and leased. A block without a parent is proven by its own word, which the lease compares. */
+static int lease_key(struct kvp_prefix *m, const struct space_bind *b, const kvp_token *words,
+	struct kvp_hit *hit, struct kvp_lease *lease, uint32_t *unleased)
+{
+	for (uint32_t try = 0; try < KEY_TRIES && find_key(m, b, words, hit); try++) {
+		int r = kvp_lease_take(m->att->page, m->shard, &m->att->view.blocks[hit->id],
+			hit->id, hit->word, lease);
+
+		if (r == -ESTALE)
+			continue;
+		KVP_FAULT("key-leased");
+		if (r == 0 && hit_readable(m, hit))
+			return 1;
+		if (r == 0)
+			kvp_lease_drop(lease);
+		*unleased += r < 0;
+		break;
+	}
+	hit->where = NOWHERE;
+	return 0;
+}
+
+/* Deepest first: of keys that name a prefix block by block, the first ones then go last. */
+void keys_touch(struct kvp_prefix *m)
+{
+	for (uint32_t i = m->n_blocks; i; i--)
+		if (m->leases[i - 1].slot)
+			kvp_touch_push(m->att->page, m->shard, m->hits[i - 1].id, 1);
+}
+
+void keys_drop(struct kvp_prefix *m, uint64_t until)
+{
+	for (uint32_t i = 0; i < m->n_blocks; i++) {
+		if (until)
+			kvp_lease_drop_at(m->att->page, &m->leases[i], until);
+		kvp_lease_drop(&m->leases[i]);
+	}
+}
+
+static void count(struct kvp_prefix *m, const struct space_bind *b, size_t n, uint32_t found,
+	uint32_t unleased)
+{
+	uint64_t words = m->space->geo.block_tokens;
+	struct kvp_shm_use *use;
+	struct kvp_shard *s;
+
+	if (!b) {
+		kvp_add_relaxed(&m->client->blind_lookups, 1);
+		kvp_add_relaxed(&m->client->blind_tokens, n * words);
+		return;
+	}
+	s = &m->att->page->shard[m->shard];
+	use = &s->use[b->index];
+	kvp_add_relaxed(found == n ? &s->hits : found ? &s->partial : &s->misses, 1);
+	kvp_add_relaxed(&s->unleased, unleased > 0);
+	kvp_add_relaxed(&use->asked, n * words);
+	kvp_add_relaxed(&use->matched, found * words);
+}
+
+static void bitmap_set(uint64_t *bits, size_t i)
+{
+	if (bits)
+		bits[i / 64] |= UINT64_C(1) << i % 64;
+}
+
+/* Looks without keeping anything in place. */
+static uint32_t look(struct kvp_prefix *m, const struct space_bind *b, const void *keys, size_t n,
+	uint32_t flags, uint64_t *bits)
+{
+	kvp_token words[KEY_WORDS];
+	struct kvp_hit hit;
+	uint32_t found = 0;
+
+	for (size_t i = 0; b && i < n; i++) {
+		key_take(m->space, keys, i, words);
+		if (find_key(m, b, words, &hit)) {
+			bitmap_set(bits, i);
+			found++;
+		} else if (flags & KVP_MATCH_LEADING) {
+			break;
+		}
+	}
+	return found;
+}
+
+static int take(struct kvp_prefix *m, const struct space_bind *b, const void *keys, size_t n,
+	uint32_t flags, uint64_t *bits, uint32_t *ret_unleased)
+{
+	kvp_token words[KEY_WORDS];
+	uint32_t found = 0, i = 0;
+
+	m->flags = KVP_MATCHED_LEASED;
+	if (!b)
+		return 0;
+	if (array_grow((void **)&m->hits, &m->cap, n, sizeof(m->hits[0])) < 0 ||
+		array_grow((void **)&m->leases, &m->leases_cap, n, sizeof(m->leases[0])) < 0)
+		return -ENOMEM;
+	m->flags |= PREFIX_KEYS;
+	for (; i < n; i++) {
+		m->leases[i].slot = NULL;
+		key_take(m->space, keys, i, words);
+		if (lease_key(m, b, words, &m->hits[i], &m->leases[i], ret_unleased)) {
+			bitmap_set(bits, i);
+			found++;
+		} else if (flags & KVP_MATCH_LEADING) {
+			break;
+		}
+	}
+	m->n_blocks = i;
+	return (int)found;
+}
+
+#define KEYS_FLAGS (KVP_MATCH_NO_TOUCH | KVP_MATCH_LEADING)
+
+int kvp_match_keys(struct kvp_space *space, const void *keys, size_t n, uint32_t flags,
+	uint64_t *ret_found, struct kvp_prefix **ret_prefix)
+{
+	const struct space_bind *b;
+	uint32_t unleased = 0;
+	struct kvp_prefix *m;
+	int found;
+
+	if (!space || !space->canon.key_bytes || (n && !keys) || n > KVP_KEYS_MAX ||
+		flags & ~KEYS_FLAGS)
+		return -EINVAL;
+	if (!client_mine(space->client))
+		return -ECHILD;
+	m = prefix_take(space);
+	if (!m)
+		return -ENOMEM;
+	if (ret_found)
+		memset(ret_found, 0, (n + 63) / 64 * sizeof(*ret_found));
+	b = m->att ? bind_of(m->att, space) : NULL;
+	found = ret_prefix ? take(m, b, keys, n, flags, ret_found, &unleased)
+			   : (int)look(m, b, keys, n, flags, ret_found);
+	if (found >= 0 && !(flags & KVP_MATCH_NO_TOUCH)) {
+		count(m, b, n, (uint32_t)found, unleased);
+		if (m->flags & PREFIX_KEYS)
+			keys_touch(m);
+	}
+	if (m->att)
+		prefix_unpin(m);
+	if (found < 0 || !ret_prefix)
+		prefix_drop(m);
+	else
+		*ret_prefix = m;
+	return found;
+}
+
+/* ---- storing --------------------------------------------------------------------------------- */
+
+int kvp_commit_keys(struct kvp_grant *const *grants, uint32_t n, const void *keys, uint32_t flags)
+{
+	kvp_token words[KEY_WORDS];
+	struct kvp_space *space;
+	struct kvp_client *c;
+	struct kvp_ref none;
+	int r, done = 0;
+
+	if (!keys || flags & ~KVP_COMMIT_RELEASE)
+		return -EINVAL;
+	r = run_client(grants, n, &c);
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&c->ring_lock);
+	r = run_check(grants, n);
+	space = grants[0]->space;
+	if (r == 0 && !space->canon.key_bytes)
+		r = -EINVAL;
+	while (r == 0 && (uint32_t)done < n) {
+		key_take(space, keys, (size_t)done, words);
+		r = grant_commit(grants[done], kvp_ref_root(), words, space->geo.block_tokens,
+			flags, 0, deadline_of(c, KVP_DEFAULT_TIMEOUT), 0, &none);
+		done += r == 0;
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	return done ? done : r;
+}
+
+/* One block; 1: it is on its way. */
+static int put_key(struct kvp_space *space, const void *key, const void *src, uint32_t timeout_ms,
+	uint32_t *ret_retry_ms)
+{
+	struct kvp_grant *g;
+	int r = kvp_reserve(space, timeout_ms, ret_retry_ms, &g);
+
+	if (r < 0)
+		return r;
+	memcpy(kvp_grant_addr(g), src, space->geo.block_bytes);
+	r = kvp_commit_keys(&g, 1, key, KVP_COMMIT_RELEASE);
+	if (r < 0)
+		kvp_grant_release(g);
+	return r;
+}
+
+int64_t kvp_put_keys(struct kvp_space *space, const void *keys, size_t n, const void *const *src,
+	uint32_t timeout_ms, uint32_t *ret_retry_ms)
+{
+	uint64_t until, now;
+	size_t i = 0;
+	int r = 0;
+
+	if (!space || !space->canon.key_bytes || (n && (!keys || !src)) || n > KVP_KEYS_MAX)
+		return -EINVAL;
+	for (size_t k = 0; k < n; k++)
+		if (!src[k])
+			return -EINVAL;
+	if (!client_mine(space->client))
+		return -ECHILD;
+	until = deadline_of(space->client, timeout_ms);
+	for (; i < n; i++) {
+		const uint8_t *key = (const uint8_t *)keys + i * space->canon.key_bytes;
+
+		r = kvp_match_keys(space, key, 1, KVP_MATCH_NO_TOUCH, NULL, NULL);
+		if (r > 0)
+			continue;
+		now = now_ns();
+		r = put_key(space, key, src[i],
+			until > now ? (uint32_t)((until - now) / NS_PER_MS) : 0, ret_retry_ms);
+		if (r < 0)
+			break;
+	}
+	return i ? (int64_t)i : r < 0 ? r : 0;
+}

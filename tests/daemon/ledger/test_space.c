@@ -188,6 +188,62 @@ static void what_is_wrong_is_said(void **state)
 	assert_int_equal(live(g->c), 0);
 }
 
+/* Of a layout that only the engine knows, and of keys. */
+static void what_is_wrong_of_opaque_ones_is_said(void **state)
+{
+	static const struct {
+		size_t at, bytes;
+		uint64_t value;
+		const char *why;
+	} cases[] = {
+		{ AT(opaque_bytes), 8, 0, "needs the bytes of a block" },
+		{ AT(opaque_bytes), 8, UINT64_C(1) << 32, "needs the bytes of a block" },
+		{ AT(opaque_layout), 1, 0, "needs a name" },
+		{ AT(opaque_layout[2]), 1, 'x', "not padded with zeros" },
+		{ AT(opaque_layout[KVP_SPACE_NAME - 1]), 1, 'x', "not padded with zeros" },
+		{ AT(dtype), 4, 1, "neither dtype nor layers nor RoPE" },
+		{ AT(n_layers), 4, 1, "neither dtype nor layers nor RoPE" },
+		{ AT(n_layers), 4, UINT32_MAX, "neither dtype nor layers nor RoPE" },
+		{ AT(layers[3].k_dim), 2, 1, "neither dtype nor layers nor RoPE" },
+		{ AT(rope_dim), 4, 64, "neither dtype nor layers nor RoPE" },
+		{ AT(rope_param_bits[3]), 8, 1, "neither dtype nor layers nor RoPE" },
+		{ AT(key_bytes), 4, 12, "key_bytes must be" },
+		{ AT(key_bytes), 4, 33, "key_bytes must be" },
+		{ AT(key_bytes), 4, 36, "key_bytes must be" },
+		{ AT(key_bytes), 4, 68, "key_bytes must be" },
+		{ AT(key_bytes), 4, UINT32_MAX, "key_bytes must be" },
+		{ AT(key_bytes), 4, 0, "block_tokens must be" },
+		{ AT(block_tokens), 4, 16, "key_bytes must be" },
+		{ AT(layout), 4, KVP_LAYOUT_NCLD, "that keys name have an opaque layout" },
+	};
+	struct stage *g = *state;
+	struct kvp_msg_space space;
+	char reason[KVP_MSG_TEXT];
+	struct kvp_space_canon canon, right = {
+		.version = 1,
+		.layout = KVP_LAYOUT_OPAQUE,
+		.block_tokens = 8,
+		.opaque_bytes = 4096,
+		.key_bytes = 32,
+		.opaque_layout = "x",
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		canon = right;
+		memcpy((uint8_t *)&canon + cases[i].at, &cases[i].value, cases[i].bytes);
+		*reason = 0;
+		assert_int_equal(dp_open(g->c, &canon, reason, sizeof(reason), &space), -EINVAL);
+		if (!strstr(reason, cases[i].why))
+			fail_msg("%zu: '%s' instead of '%s'", i, reason, cases[i].why);
+	}
+	assert_int_equal(live(g->c), 0);
+	right.opaque_bytes = UINT32_MAX;
+	assert_int_equal(dp_open(g->c, &right, reason, sizeof(reason), &space), -E2BIG);
+	right.opaque_bytes = 4096;
+	assert_int_equal(dp_open(g->c, &right, reason, sizeof(reason), &space), 0);
+	assert_int_equal(live(g->c), 1);
+}
+
 /* Every byte of a description counts: with another one it is another space, or none. */
 static void no_byte_is_overlooked(void **state)
 {
@@ -411,6 +467,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(what_is_wrong_is_said, start, stop),
+		cmocka_unit_test_setup_teardown(what_is_wrong_of_opaque_ones_is_said, start, stop),
 		cmocka_unit_test_setup_teardown(no_byte_is_overlooked, start, stop),
 		cmocka_unit_test_setup_teardown(noise_is_refused, start, stop),
 		cmocka_unit_test_setup_teardown(same_bytes_are_one_space, start, stop),

@@ -37,6 +37,20 @@ static void place_layers(struct geometry *g)
 	}
 }
 
+/* What lies where in it only the engine knows: there is nothing to make a view of. */
+static int opaque_init(
+	const struct kvp_space_canon *canon, struct geometry *g, struct geometry *ret_geo)
+{
+	if (!g->block_tokens || g->block_tokens > KVP_BLOCK_TOKENS_MAX || !canon->opaque_bytes)
+		return -EINVAL;
+	if (canon->opaque_bytes > UINT32_MAX)
+		return -E2BIG;
+	g->block_bytes = canon->opaque_bytes;
+	g->token_bytes = g->block_bytes / g->block_tokens;
+	*ret_geo = *g;
+	return 0;
+}
+
 int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo)
 {
 	struct geometry g = {
@@ -48,13 +62,8 @@ int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo)
 	uint32_t e = kvp_dtype_bytes(canon->dtype);
 
 	g.element = e;
-	if (g.layout == KVP_LAYOUT_OPAQUE) {
-		/* What lies where in it only the engine knows: there is nothing to make a view of. */
-		g.block_bytes = canon->opaque_bytes;
-		g.token_bytes = g.block_bytes / g.block_tokens;
-		*ret_geo = g;
-		return 0;
-	}
+	if (g.layout == KVP_LAYOUT_OPAQUE)
+		return opaque_init(canon, &g, ret_geo);
 	if (!e || g.block_tokens < KVP_BLOCK_TOKENS_MIN || g.block_tokens > KVP_BLOCK_TOKENS_MAX ||
 		!g.n_layers || g.n_layers > KVP_MAX_LAYERS || g.layout > KVP_LAYOUT_LCND)
 		return -EINVAL;

@@ -15,10 +15,11 @@ from ._native import ffi as _ffi, lib as _lib
 from .client import Client, Layer, Outcome, Space
 from .errors import (Forked, Invalid, KvpoolError, NoDaemon, NoRoom, NotLeased, Stale, Timeout)
 from .handles import Grant, Match, Ref
+from .keys import KeyMatch, KeySpace
 from .view import View
 
 __version__: str = _ffi.string(_lib.kvp_version()).decode()
 
-__all__ = ["Client", "Forked", "Grant", "Invalid", "KvpoolError", "Layer", "Match", "NoDaemon",
-           "NoRoom", "NotLeased", "Outcome", "Payload", "Ref", "Space", "Stale", "Timeout", "View",
-           "__version__"]
+__all__ = ["Client", "Forked", "Grant", "Invalid", "KeyMatch", "KeySpace", "KvpoolError", "Layer",
+           "Match", "NoDaemon", "NoRoom", "NotLeased", "Outcome", "Payload", "Ref", "Space", "Stale",
+           "Timeout", "View", "__version__"]

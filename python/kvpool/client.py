@@ -7,8 +7,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._memory import Held
 from ._native import ffi, lib
-from .errors import NoDaemon, NoRoom, check, error
-from .handles import Grant, Match, Ref, milliseconds
+from .errors import NoDaemon, check, error
+from .handles import Grant, Match, Ref, milliseconds, no_room
+from .keys import KeySpace
 from .view import Ids, View
 
 _DTYPES = {"float32": (1, 4, "float32"), "float16": (2, 2, "float16"),
@@ -106,6 +107,13 @@ class Client(Held):
                 "rope_theta": rope_theta if rope else 0.0,
                 "rope_scaling": _SCALING[rope_scaling],
                 "min_cache_tokens": min_cache_tokens}, rope_params, timeout)
+
+    def key_space(self, model: str, layout: str, block_bytes: int, key_bytes: int,
+                  timeout: Optional[float] = None) -> KeySpace:
+        """Blocks of block_bytes that are named by keys of key_bytes (16 to 64, a multiple of 4) instead of
+        token ids. model and layout say what else must be equal for two blocks to be one: weights,
+        dtype, how the engine lays a block out. Invalid: out of range."""
+        return KeySpace(self, model, layout, block_bytes, key_bytes, timeout)
 
     def flush(self, timeout: Optional[float] = None) -> None:
         """Returns when all that this client stored before is visible or refused."""
@@ -247,8 +255,8 @@ class Space:
         if after is not None:
             opts.after = after.prefix
         retry = ffi.new("uint32_t *")
-        return self._room(lib.kvp_put_ids(self.space, ids.struct, first, view.struct, opts, retry),
-                          "put", retry)
+        return no_room(lib.kvp_put_ids(self.space, ids.struct, first, view.struct, opts, retry),
+                       "put", retry)
 
     def outcome(self, tokens: Any, first: int = 0, timeout: Optional[float] = None) -> Outcome:
         """Waits until all that this client stored was answered, and says how many of the tokens from
@@ -261,8 +269,8 @@ class Space:
     def reserve(self, n: int = 1, timeout: Optional[float] = None) -> List[Grant]:
         """Slots for n blocks; fewer if no more could be had in time. NoRoom: none."""
         out, retry = ffi.new("struct kvp_grant *[]", n), ffi.new("uint32_t *")
-        got = self._room(lib.kvp_reserve_run(self.space, n, milliseconds(timeout), retry, out),
-                         "reserve", retry)
+        got = no_room(lib.kvp_reserve_run(self.space, n, milliseconds(timeout), retry, out),
+                      "reserve", retry)
         return [Grant(self, out[i]) for i in range(got)]
 
     def commit(self, grants: Sequence[Grant], tokens: Any, parent: Optional[Ref] = None, *,
@@ -298,13 +306,3 @@ class Space:
             return ffi.new("uint32_t[]", ffi.unpack(ffi.cast(kind, ids.struct.ids), len(ids)))
         except OverflowError:
             raise error(-errno.EINVAL, "token ids") from None
-
-    @staticmethod
-    def _room(r: int, what: str, retry: Any) -> int:
-        """The result, or an error that says when there may be room."""
-        if r == -errno.EAGAIN:
-            e = error(r, what)
-            assert isinstance(e, NoRoom)
-            e.retry = retry[0] / 1000
-            raise e
-        return check(r, what)

@@ -2,15 +2,17 @@
 """What a client holds: matches, whose blocks stay in place, and grants, slots to write blocks into."""
 import array
 import asyncio
-from typing import TYPE_CHECKING, Any, Optional, Tuple
+import errno
+from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
 
 from ._memory import Held, Payload
 from ._native import ffi, lib
-from .errors import check
+from .errors import NoRoom, check, error
 from .view import View
 
 if TYPE_CHECKING:
     from .client import Space
+    from .keys import KeySpace
 
 DEFAULT_TIMEOUT = 0xffffffff
 
@@ -22,6 +24,16 @@ def milliseconds(timeout: Optional[float]) -> int:
     if timeout < 0:
         raise ValueError("timeout is below 0")
     return min(int(timeout * 1000 + .999), DEFAULT_TIMEOUT - 1)
+
+
+def no_room(r: int, what: str, retry: Any) -> int:
+    """The result, or an error that says when there may be room."""
+    if r == -errno.EAGAIN:
+        e = error(r, what)
+        assert isinstance(e, NoRoom)
+        e.retry = retry[0] / 1000
+        raise e
+    return check(r, what)
 
 
 _INFO = ffi.typeof("struct kvp_prefix_info *")
@@ -37,7 +49,7 @@ class Ref:
         self.struct = lib.kvp_ref_root() if struct is None else struct
 
 
-def _shaped(held: Held, space: "Space", address: int, layer: int, tokens: int,
+def _shaped(held: Held, space: Any, address: int, layer: int, tokens: int,
             readonly: bool) -> Tuple[Payload, Optional[Payload]]:
     """Keys and values of one layer of a block, [tokens, heads, dim]."""
     heads, k_dim, v_dim = space.layers[layer]
@@ -188,9 +200,9 @@ class Grant(Held):
     """A slot to write one block into, until it is committed and given back. Space.reserve() makes them,
     Space.commit() publishes them. Used by one thread at a time."""
 
-    def __init__(self, space: "Space", grant: Any) -> None:
+    def __init__(self, space: Union["Space", "KeySpace"], grant: Any) -> None:
         super().__init__(space.client)
-        self.space = space
+        self.space: Any = space
         self._grant = grant
         self._address = int(ffi.cast("uintptr_t", lib.kvp_grant_addr(grant)))
 

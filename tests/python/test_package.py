@@ -571,6 +571,102 @@ class Processes(unittest.TestCase):
             asyncio.run(both())
 
 
+class Keys(unittest.TestCase):
+    """Blocks that are named by keys."""
+    BYTES = 4096
+
+    def setUp(self):
+        self.client = kvpool.Client(daemon.socket, name="test", timeout=20)
+        self.space = self.client.key_space(self.id(), "pages", self.BYTES, 32)
+
+    def tearDown(self):
+        self.client.close()
+
+    @staticmethod
+    def key(i):
+        return bytes([i]) * 32
+
+    def block(self, i):
+        return bytes([i]) * self.BYTES
+
+    def found(self, keys, want):
+        def look():
+            m = self.space.match(keys)
+            if m.found == want:
+                return m
+            m.release()
+            return None
+        return wait_for(look)
+
+    def test_put_and_match(self):
+        keys = [self.key(i) for i in range(70)]
+        self.assertEqual(self.space.present(keys), 0)
+        self.assertEqual(self.space.put(keys[:3], [self.block(i) for i in range(3)]), 3)
+        self.assertEqual(self.space.put([keys[69]], [memoryview(bytearray(self.block(69)))]), 1)
+        self.client.flush()
+        self.assertEqual(self.space.present(keys), 7 | 1 << 69)
+        self.assertEqual(self.space.present(b"".join(keys), leading=True), 7)
+        with self.found(keys, 7 | 1 << 69) as m:
+            self.assertEqual(m.n_keys, 70)
+            for i in (0, 1, 2, 69):
+                self.assertEqual(bytes(m.block(i)), self.block(i))
+            self.assertRaises(KeyError, m.block, 3)
+            self.assertRaises(IndexError, m.block, 70)
+            self.assertRaises(IndexError, m.block, -1)
+            look = memoryview(m.block(1))
+            self.assertTrue(look.readonly)
+            self.assertRaises(BufferError, m.release)
+            self.assertEqual(look[5], 1)
+            look.release()
+        self.assertRaises(ValueError, m.block, 0)
+        with self.space.match([]) as none:
+            self.assertEqual((none.n_keys, none.found), (0, 0))
+
+    def test_written_in_place(self):
+        grants = self.space.reserve(2)
+        for i, g in enumerate(grants):
+            view = memoryview(g.block())
+            view[:] = self.block(i + 10)
+            if i:
+                self.assertRaises(BufferError, self.space.commit, grants, [self.key(0), self.key(1)])
+            view.release()
+        self.assertRaises(ValueError, self.space.commit, grants, [self.key(0)])
+        self.assertRaises(IndexError, grants[0].layer, 0)
+        self.assertEqual(self.space.commit(grants, [self.key(0), self.key(1)]), 2)
+        self.client.flush()
+        with self.found([self.key(1), self.key(0)], 3) as m:
+            self.assertEqual(bytes(m.block(0)), self.block(11))
+            self.assertEqual(bytes(m.block(1)), self.block(10))
+            self.assertEqual(self.space.delete(self.key(0)), 1)
+            self.assertEqual(bytes(m.block(1)), self.block(10))
+        wait_for(lambda: self.space.present([self.key(0), self.key(1)]) == 2)
+        self.assertEqual(self.space.delete(self.key(9)), 0)
+
+    def test_refused(self):
+        for bad in ((0, 32), (1 << 32, 32), (4096, 0), (4096, 30), (4096, 12), (4096, 68)):
+            self.assertRaises(kvpool.Invalid, self.client.key_space, "refused", "pages", *bad)
+        self.assertRaises(kvpool.Invalid, self.client.key_space, "refused", "", 4096, 32)
+        self.assertRaises(ValueError, self.space.match, b"x" * 33)
+        self.assertRaises(ValueError, self.space.match, [b"x" * 32, b"x" * 31])
+        self.assertRaises(ValueError, self.space.put, [self.key(1)], [])
+        self.assertRaises(ValueError, self.space.put, [self.key(1)], [b"short"])
+        self.assertRaises(ValueError, self.space.delete, b"short")
+
+    def test_leases_go_with_the_match(self):
+        self.space.put([self.key(1)], [self.block(1)])
+        self.client.flush()
+        m = self.found([self.key(1)], 1)
+        piece = m.block(0)
+        del m
+        gc.collect()
+        self.space.delete(self.key(1))
+        self.assertEqual(self.space.present([self.key(1)]), 1)
+        self.assertEqual(bytes(piece), self.block(1))
+        del piece
+        gc.collect()
+        wait_for(lambda: self.space.present([self.key(1)]) == 0)
+
+
 class Readme(unittest.TestCase):
     def test_example(self):
         """The example of python/README.md runs as it stands there; the next time it finds what the

@@ -217,20 +217,51 @@ static void waiter_proceeds(void **state)
 	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);
 }
 
+/*
+ * As an engine with a stream: commits a block before it is written and releases one before it is
+ * read, and then says that both are over. -EBADMSG: what it read was not what it had matched.
+ */
+static int late_step(struct e2e *e, struct kvp_timeline *t, uint64_t value, const uint32_t *tokens)
+{
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_prefix *m;
+	struct kvp_grant *g;
+	uint8_t *slot;
+	int r;
+
+	if (kvp_reserve(e->space, 0, NULL, &g) == 0) {
+		slot = kvp_grant_addr(g);
+		r = kvp_commit_after(
+			g, kvp_ref_root(), tokens, E2E_BT, NULL, KVP_COMMIT_RELEASE, t, value);
+		if (r < 0)
+			return r;
+		memset(slot, 0x55, E2E_BLOCK_BYTES);
+		e2e_derive(tokens, E2E_BT, slot);
+	}
+	if (kvp_match(e->space, tokens, E2E_BT, NULL, &m) < 0)
+		return -EINVAL;
+	r = kvp_payload(m, 0, &p);
+	kvp_release_after(m, t, value);
+	if (r == 0 && !e2e_derived(tokens, E2E_BT, p.addr))
+		return -EBADMSG;
+	return kvp_timeline_advance(t, value);
+}
+
 /* Anything, for ever. Ends with a status only if something is wrong. */
 static int random_life(uint64_t rng)
 {
 	uint32_t tokens[MAX_TOKENS];
+	struct kvp_timeline *t;
 	struct e2e e;
 
-	if (e2e_attach(&e, daemon_.socket) < 0)
+	if (e2e_attach(&e, daemon_.socket) < 0 || kvp_timeline_new(e.client, &t) < 0)
 		return 1;
-	for (;;) {
+	for (uint64_t step = 1;; step++) {
 		uint32_t n = 1 + (uint32_t)(e2e_random(&rng) % MAX_TOKENS);
 		int r;
 
-		e2e_prompt((uint32_t)(e2e_random(&rng) % PROMPTS), tokens, n);
-		switch (e2e_random(&rng) % 4) {
+		e2e_prompt((uint32_t)(e2e_random(&rng) % PROMPTS), tokens, n < E2E_BT ? E2E_BT : n);
+		switch (e2e_random(&rng) % 5) {
 		case 0:
 			r = e2e_store(&e, tokens, n, 1000, e2e_random(&rng) % 2);
 			/* Room may be short while others die with their grants. */
@@ -241,6 +272,10 @@ static int random_life(uint64_t rng)
 		case 1:
 			if (kvp_delete(e.space, tokens, n, 1000) == -EBADMSG)
 				return 3;
+			break;
+		case 2:
+			if (late_step(&e, t, step, tokens) == -EBADMSG)
+				return 5;
 			break;
 		default:
 			r = e2e_fetch(&e, tokens, n);

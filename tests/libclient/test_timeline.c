@@ -261,6 +261,35 @@ static void test_grants(void **state)
 	assert_int_equal(fake_blocks(f->fake), 1);
 }
 
+/* How often the library woke the daemon since this was last asked. */
+static uint64_t wakes(const struct fake_session *s)
+{
+	uint64_t n;
+
+	return read(s->wake, &n, sizeof(n)) == sizeof(n) ? n : 0;
+}
+
+/* Who brings a timeline where the daemon waits for it wakes the daemon, and nobody else does. */
+static void test_wakes(void **state)
+{
+	struct fixture *f = *state;
+	struct fake_session *s = &f->fake->s[0];
+	struct kvp_timeline *t = timeline(f), *other = timeline(f);
+
+	(void)wakes(s);
+	assert_int_equal(kvp_timeline_advance(t, 1), 0);
+	assert_int_equal(wakes(s), 0);
+	kvp_store_seq(&s->page->awaits[0], 5);
+	assert_int_equal(kvp_timeline_advance(t, 4), 0);
+	assert_int_equal(kvp_timeline_advance(other, 9), 0);
+	assert_int_equal(wakes(s), 0);
+	assert_int_equal(kvp_timeline_advance(t, 6), 0);
+	assert_int_equal(wakes(s), 1);
+	kvp_store_seq(&s->page->awaits[0], 0);
+	assert_int_equal(kvp_timeline_advance(t, 7), 0);
+	assert_int_equal(wakes(s), 0);
+}
+
 static bool is_mapped(const void *addr)
 {
 	unsigned char in_memory;
@@ -388,6 +417,7 @@ int main(void)
 		WITH_FIXTURE(test_all_leases),
 		WITH_FIXTURE(test_free_ends_all),
 		WITH_FIXTURE(test_grants),
+		WITH_FIXTURE(test_wakes),
 		WITH_FIXTURE(test_daemon_goes),
 		WITH_FIXTURE(test_forked_child),
 		WITH_FIXTURE(test_threads),

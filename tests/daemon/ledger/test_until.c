@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -320,6 +321,7 @@ static void refused_late(void **state)
 {
 	struct parked_world p;
 	struct kvp_msg_id id = { 0 };
+	char name[16];
 	uint32_t s[3];
 
 	(void)state;
@@ -346,6 +348,12 @@ static void refused_late(void **state)
 	id.id = p.space;
 	id.generation = p.c->view.spaces[p.space].generation;
 	assert_int_equal(kvpd_space_close(p.w.ledger, p.c->at.session, &id), 0);
+	/* Not in another space either that has the number by then. */
+	for (uint32_t i = 1; i < KVP_MAX_SPACES; i++) {
+		snprintf(name, sizeof(name), "other %u", i);
+		assert_int_not_equal(dp_space(p.c, name, 4), p.space);
+	}
+	assert_int_equal(dp_space(p.c, "last", 4), p.space);
 	bring(p.c, 0, 2);
 	answered(p.c, KVP_OP_COMMIT, s[0], -EINVAL, KVP_CQE_LATE);
 	end(&p);
@@ -458,6 +466,7 @@ static void claims_of_what_waits(void **state)
 	memcpy(p.c->page->staging[p.g[0].index], p.chain, T * sizeof(p.chain[0]));
 	answered(p.c, KVP_OP_COMMIT, dp_push(p.c, &sqe), 0, KVP_CQE_PARKED);
 	dp_push(p.c, &unclaim);
+	nothing_comes(p.c);
 	bring(p.c, 0, 1);
 	answered(p.c, KVP_OP_COMMIT, sqe.serial, 0, KVP_CQE_LATE);
 	answered(b, KVP_OP_CLAIM, dp_push(b, &claim), 0, 0);
@@ -469,18 +478,25 @@ static void what_waits_costs_nothing(void **state)
 {
 	struct parked_world p;
 	kvp_token tokens[T];
-	uint64_t rounds;
+	struct dp_ref parent = dp_root();
 	struct dp_client *b;
+	uint64_t rounds;
+	uint32_t last;
 
 	(void)state;
 	begin(&p, KVP_MAX_GRANTS);
 	b = dp_attach(&p.w, p.w.tenant);
 	for (uint32_t i = 0; i < KVP_MAX_GRANTS; i++) {
+		/* The own moment of every other one comes, but not that of its parent. */
+		uint64_t until = i % 2 ? kvp_until(1, 1) : kvp_until(0, 1 + i);
+
 		make_tokens(tokens, T, 500 + i);
-		answered(p.c, KVP_OP_COMMIT,
-			commit_at(p.c, p.space, &p.g[i], dp_root(), tokens, 0, kvp_until(0, 1 + i)),
-			0, KVP_CQE_PARKED);
+		last = commit_at(
+			p.c, p.space, &p.g[i], i % 2 ? parent : dp_root(), tokens, 0, until);
+		answered(p.c, KVP_OP_COMMIT, last, 0, KVP_CQE_PARKED);
+		parent = serial(last);
 	}
+	bring(p.c, 1, 1);
 	answered(p.c, KVP_OP_FLUSH, flush(p.c), 0, KVP_CQE_PARKED);
 	usleep(200000);
 	rounds = kvp_load_relaxed(&p.w.ledger->rounds);

@@ -14,7 +14,14 @@ CLIENT, ADMINISTRATOR = 0, 1
 HEADER = struct.Struct("=IHHII")
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../shm/kvp_abi.h"),
           encoding="utf-8") as header:
-    ABI = int(re.search(r"define KVP_ABI_VERSION (\d+)u", header.read()).group(1))
+    text = header.read()
+    ABI = int(re.search(r"define KVP_ABI_VERSION (\d+)u", text).group(1))
+    CANON = int(re.search(r"sizeof\(struct kvp_space_canon\) == (\d+)", text).group(1))
+
+
+def canon(model):
+    """A description of a space: a version and a name are all that the tests' data plane looks at."""
+    return struct.pack("=I100x64s", 1, model).ljust(CANON, b"\0")
 
 
 class Packet:

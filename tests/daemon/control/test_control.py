@@ -108,9 +108,9 @@ class Attaching(Control):
         session, tenant, epoch = c.attach()
         self.assertGreater(session, 0)
         self.assertGreater(epoch, 0)
-        self.assertEqual(c.do("r[0].send(rawclient.SPACE_OPEN, b'\\0' * 3560, 5) or "
+        self.assertEqual(c.do("r[0].send(rawclient.SPACE_OPEN, bytes(rawclient.CANON), 5) or "
                               "[r[0].receive().error]"), [-errno.EINVAL])
-        self.assertEqual(c.do("r[0].send(rawclient.SPACE_OPEN, b'\\1\\0\\0\\0' + b'\\0' * 3556, 6)"
+        self.assertEqual(c.do("r[0].send(rawclient.SPACE_OPEN, rawclient.canon(b''), 6)"
                               " or [(lambda p: (p.type, p.tag))(r[0].receive())]"),
                          [[rawclient.SPACE, 6]])
         self.assertEqual(c.do("r[0].send(rawclient.EXTENT_GET, b'\\1\\0\\0\\0\\0\\0\\0\\0', 8) or "
@@ -136,7 +136,7 @@ class Attaching(Control):
         c, gone, other = self.client(), self.client(1002), self.client(1003)
         for x in c, gone:
             x.attach()
-            x.do("r[0].send(rawclient.SPACE_OPEN, struct.pack('=I100x64s3392x', 1, b'slow'), 8) or "
+            x.do("r[0].send(rawclient.SPACE_OPEN, rawclient.canon(b'slow'), 8) or "
                  "r[0].send(rawclient.EXTENT_GET, struct.pack('=II', 0, 0), 9)")
         self.assertGreater(other.attach()[0], 0)
         gone.do("r.pop().close()")
@@ -218,7 +218,7 @@ class Attaching(Control):
         self.assertEqual(b.do("r[0].receive().type"), rawclient.RETIRE)
         # The sender of the first gets the second only; the other tenant neither.
         self.assertEqual(a.do("r[0].receive().type"), rawclient.RETIRE)
-        self.assertEqual(other.do("r[0].send(rawclient.SPACE_OPEN, b'\\0' * 3560, 5) or "
+        self.assertEqual(other.do("r[0].send(rawclient.SPACE_OPEN, bytes(rawclient.CANON), 5) or "
                                   "r[0].receive().type"), rawclient.ERROR)
 
     def test_events_come_in_their_order_and_once(self):
@@ -240,7 +240,7 @@ class Attaching(Control):
         for heard in told:
             self.assertEqual(heard, expected)
         # A question each, whose answer is the next that comes.
-        self.assertEqual(many.do("[x.send(rawclient.SPACE_OPEN, b'\\0' * 3560, 5) or "
+        self.assertEqual(many.do("[x.send(rawclient.SPACE_OPEN, bytes(rawclient.CANON), 5) or "
                                  "x.receive().type for x in r]"), [rawclient.ERROR] * 100)
         passing.end()
         wait_for(lambda: self.fds_of_daemon() <= before)
@@ -296,7 +296,7 @@ class Hostile(Control):
                 if rng.random() < 0.5:
                     r.hello(rng.choice((0, 1)))
                 for _ in range(rng.randrange(1, 6)):
-                    body = rng.randbytes(rng.choice((0, 8, 80, 3560, rng.randrange(9000))))
+                    body = rng.randbytes(rng.choice((0, 8, 80, rawclient.CANON, rng.randrange(9000))))
                     if rng.random() < 0.2:
                         body = b'{"verb": "' + body[:9] + b'"}'
                     r.send(rng.randrange(20), body,
@@ -305,7 +305,7 @@ class Hostile(Control):
             except (BrokenPipeError, ConnectionResetError):
                 pass
             r.close()
-        self.assertEqual(c.do("r[0].send(rawclient.SPACE_OPEN, b'\\0' * 3560, 5) or "
+        self.assertEqual(c.do("r[0].send(rawclient.SPACE_OPEN, bytes(rawclient.CANON), 5) or "
                               "r[0].receive().type"), rawclient.ERROR)
         # Those whose connection only ended are still there: this process lives.
         s = status(self.d)

@@ -89,6 +89,19 @@ int64_t write(kvp_space *space, kvp_prefix *prefix, const uint32_t *tokens, kvp_
 	return kvp_grant_wait(grant, 0) + kvp_grant_ref(grant, &parent) + kvp_grant_release(grant);
 }
 
+int64_t by_keys(kvp_space *space, const void *key, const void *block)
+{
+	kvp_prefix *prefix = nullptr;
+	kvp_grant *grant = nullptr;
+	uint64_t found = 0;
+
+	if (kvp_match_keys(space, key, 1, KVP_MATCH_LEADING, &found, &prefix) == 1)
+		return kvp_release(prefix);
+	if (kvp_reserve(space, 0, nullptr, &grant) == 0)
+		return kvp_commit_keys(&grant, 1, key, KVP_COMMIT_RELEASE);
+	return kvp_put_keys(space, key, 1, &block, 0, nullptr);
+}
+
 int outlive(kvp_client *client, kvp_prefix *prefix, kvp_grant *grant)
 {
 	kvp_timeline *timeline = nullptr;
@@ -127,6 +140,7 @@ int from_cxx(const uint32_t *tokens, kvp_view *view, void *base)
 	int64_t n = open_and_describe(&client, &space);
 
 	n += read(space, tokens, 64, base) + write(space, nullptr, tokens, view);
+	n += by_keys(space, tokens, base);
 	n += outlive(client, nullptr, nullptr);
 	n += kvp_flush(client, 0) + kvp_delete(space, tokens, 64, 0) + administer("{}");
 	space = kvp_space_close(space);

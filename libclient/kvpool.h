@@ -397,6 +397,32 @@ KVP_EXPORT int kvp_touch(struct kvp_prefix *prefix);
  */
 KVP_EXPORT int kvp_release(struct kvp_prefix *prefix);
 
+/*
+ * Names a match for other processes of the tenant: a scheduler's match becomes one of each worker that
+ * reads the blocks. A value: copy it into any message. It is worth nothing to other tenants.
+ */
+struct kvp_handover {
+	uint64_t opaque[5];
+};
+
+/*
+ * -ENOENT: the prefix is empty; -ENOLCK: it is not leased; -EINVAL: it was released, or is one of keys.
+ * Hold the prefix until all who take it over have said so: then there is no moment at which the blocks
+ * could be evicted or moved.
+ */
+KVP_EXPORT int kvp_match_export(const struct kvp_prefix *prefix, struct kvp_handover *ret_handover);
+
+/*
+ * The same prefix with a lease of this client, in a space that was opened with the same description.
+ * Nothing is asked of the daemon, no token is hashed and nothing is counted.
+ * -ESTALE: what was handed over is not there any more (its holder has released it, the daemon is
+ * another one), or not of this space: match for yourself. -EAGAIN: some of it lies in memory that the
+ * library has still to map: again in a moment. -ENOLCK: this client holds KVP_CLIENT_LEASES others;
+ * -ESHUTDOWN; -EINVAL; -ENOMEM; -ECHILD.
+ */
+KVP_EXPORT int kvp_match_import(struct kvp_space *space, const struct kvp_handover *handover,
+	struct kvp_prefix **ret_prefix);
+
 /* ---- copies in and out ----------------------------------------------------------------------- */
 
 /*

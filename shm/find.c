@@ -343,6 +343,34 @@ void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token 
 	kvp_find_after(v, space, NULL, tokens, n, flags, tiers, hits, max_hits, ret_found);
 }
 
+int kvp_find_chain(const struct kvp_catalog_view *v, uint32_t space, kvp_block_id tip,
+	uint32_t tiers, struct kvp_hit *hits, uint32_t n)
+{
+	kvp_block_id id = tip;
+
+	for (uint32_t i = n; i; i--) {
+		struct kvp_hit *hit = &hits[i - 1];
+		const struct kvp_block *b;
+		uint32_t shape;
+
+		if (id >= v->max_blocks)
+			return -ESTALE;
+		b = &v->blocks[id];
+		hit->word = kvp_load_acquire(&b->word);
+		shape = kvp_load_acquire(&b->shape);
+		if (kvp_word_state(hit->word) != KVP_BLOCK_LIVE || kvp_shape_space(shape) != space)
+			return -ESTALE;
+		hit->id = id;
+		hit->tokens = (uint16_t)kvp_shape_tokens(shape);
+		read_place(b, tiers, hit);
+		id = kvp_load_acquire(&b->parent);
+		/* All loads above are acquire loads, so none of them happens after this one. */
+		if (!hit->where || kvp_load_relaxed(&b->word) != hit->word)
+			return -ESTALE;
+	}
+	return id == KVP_BLOCK_NONE ? 0 : -ESTALE;
+}
+
 uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *hits, uint32_t n)
 {
 	/*

@@ -175,6 +175,14 @@ void kvp_find_after(const struct kvp_catalog_view *v, uint32_t space, const stru
 	uint32_t max_hits, struct kvp_found *ret_found);
 
 /*
+ * The chain of n blocks that ends at `tip`, n - 1 being its depth, from its first block on, each as in
+ * kvp_hit. For a caller that holds a lease on the tip, and calls kvp_revalidate() afterwards. -ESTALE:
+ * it is no such chain of that space, or a block of it has a payload in none of the tiers.
+ */
+int kvp_find_chain(const struct kvp_catalog_view *v, uint32_t space, kvp_block_id tip,
+	uint32_t tiers, struct kvp_hit *hits, uint32_t n);
+
+/*
  * How many of the first n hits still have the word they were read under. After a lease was taken on
  * the last of them this is the proof that all of them stay: see kvp_lease.h.
  */

@@ -236,6 +236,17 @@ class Space:
         check(lib.kvp_match_ids(self.space, ids.struct, opts, out), "match")
         return Match(self, out[0])
 
+    def take_over(self, exported: bytes) -> Match:
+        """The match that another process of the tenant has exported and still holds, with a lease of
+        this client's. Stale: it is not there any more, or another space's; match for yourself. NoRoom:
+        some of it has still to be mapped; again in a moment."""
+        handover, out = ffi.new("struct kvp_handover *"), ffi.new(_PREFIX)
+        if len(exported) != ffi.sizeof("struct kvp_handover"):
+            raise error(-errno.EINVAL, "take_over")
+        ffi.memmove(handover, exported, len(exported))
+        check(lib.kvp_match_import(self.space, handover, out), "take_over")
+        return Match(self, out[0])
+
     def put(self, tokens: Any, view: View, first: int = 0, *, after: Optional[Match] = None,
             partial: bool = False, timeout: Optional[float] = None) -> int:
         """Stores blocks of the sequence from token `first`, a multiple of block_tokens, on. The view

@@ -164,6 +164,13 @@ class Match(Held):
         check(lib.kvp_match_ref(self.prefix, n_blocks, out), "kvp_match_ref")
         return Ref(out[0])
 
+    def export(self) -> bytes:
+        """The match in a few bytes, for Space.take_over() in other processes of the tenant. Hold it until
+        they have said that they have it. KvpoolError with errno ENOENT: it is empty."""
+        out = ffi.new("struct kvp_handover *")
+        check(lib.kvp_match_export(self.prefix, out), "export")
+        return bytes(ffi.buffer(out))
+
     def wait(self, timeout: Optional[float] = None) -> None:
         """After `pending`: until the next block is there; then match again. NoRoom: its claimant is
         gone, match again with claim=True."""

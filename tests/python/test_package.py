@@ -571,6 +571,55 @@ class Processes(unittest.TestCase):
             asyncio.run(both())
 
 
+class HandOver(unittest.TestCase):
+    """A scheduler's match becomes a worker's, in another process."""
+    WORKER = """
+import sys, kvpool
+with kvpool.Client(sys.argv[1], timeout=20) as client:
+    space = client.space("handed", %d, %d, %d, dtype="float32", block_tokens=%d)
+    exported = bytes.fromhex(sys.argv[2])
+    while True:
+        try:
+            match = space.take_over(exported)
+            break
+        except kvpool.NoRoom:
+            pass
+    print(match.n_tokens, match.leased, sum(bytes(match.block(2))), flush=True)
+    sys.stdin.readline()
+    print(sum(bytes(match.block(2))))
+    match.release()
+""" % (LAYERS, HEADS, DIM, T)
+
+    def test_worker(self):
+        with Engine("handed") as e:
+            tokens = numbers(1, 4 * T)
+            e.store(tokens)
+            match = e.found(tokens, 4 * T)
+            want = sum(bytes(match.block(2)))
+            worker = subprocess.Popen(
+                [sys.executable, "-c", self.WORKER, daemon.socket, match.export().hex()], text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.assertEqual(worker.stdout.readline(), "%d True %d\n" % (4 * T, want))
+            exported = match.export()
+            match.release()
+            self.assertEqual(e.space.delete(tokens), 4)
+            out, _ = worker.communicate("go on\n", timeout=60)
+            self.assertEqual((out, worker.returncode), ("%d\n" % want, 0))
+
+            def gone():
+                try:
+                    e.space.take_over(exported).release()
+                    return False
+                except kvpool.Stale:
+                    return True
+            wait_for(gone)
+            self.assertRaises(kvpool.Invalid, e.space.take_over, exported[:-1])
+            with e.space.match(tokens) as none:
+                with self.assertRaises(kvpool.KvpoolError) as caught:
+                    none.export()
+            self.assertEqual(caught.exception.errno, errno.ENOENT)
+
+
 class Keys(unittest.TestCase):
     """Blocks that are named by keys."""
     BYTES = 4096

@@ -71,17 +71,30 @@ static json_t *json_coded(const struct result *r)
 		(json_int_t)r->coded.native_bytes, "errors", (json_int_t)r->coded.errors);
 }
 
+/* The 32 bytes of struct kvp_space_desc that name the weights: 16 of the digest, and zeros. */
+static void weights_text(const struct kvr_model *model, char text[static 65])
+{
+	const uint64_t words[4] = { model->digest_lo, model->digest_hi };
+	const uint8_t *bytes = (const uint8_t *)words;
+
+	for (size_t i = 0; i < sizeof(words); i++)
+		snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+}
+
 int output_json(const struct kvr_model *model, uint32_t block_tokens, const struct result *r)
 {
 	json_t *tokens = json_array(), *root;
-	char digest[33];
+	char digest[33], weights[65];
 	int ok = 1;
+
+	weights_text(model, weights);
 
 	snprintf(digest, sizeof(digest), "%016" PRIx64 "%016" PRIx64, r->digest_hi, r->digest_lo);
 	for (size_t i = 0; i < r->n_tokens; i++)
 		ok &= json_array_append_new(tokens, json_integer(r->tokens[i])) == 0;
-	root = json_pack("{s:o, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:s, s:s, s:o, s:o}",
-		"model", json_text(model->name, strlen(model->name)), "kvpool",
+	root = json_pack("{s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:s, s:s, s:o, s:o}",
+		"model", json_text(model->name, strlen(model->name)), "weights_digest", weights,
+		"kvpool",
 		r->off             ? "off"
 		: r->pool.attached ? "attached"
 				   : "detached",

@@ -76,6 +76,7 @@ struct kvpd_client_figures {
 	gid_t gid;
 	uint64_t attached_ns; /* since then */
 	uint32_t leases, grants, claims;
+	uint32_t parked; /* commits that wait, see daemon/ledger/parked.h */
 	uint64_t arena_bytes;
 	struct kvpd_lookups lookups;
 	bool expelled;

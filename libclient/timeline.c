@@ -170,6 +170,10 @@ int kvp_release_after(struct kvp_prefix *m, struct kvp_timeline *timeline, uint6
 	r = timeline_moment(timeline, m->client, value, &until);
 	if (r < 0)
 		return r;
+	/*
+	 * The mappings need no handle: the ledger retires no extent in which a leased block is, or
+	 * its old bytes in limbo, and sweep_dead() looks for leases of a daemon that has gone.
+	 */
 	if (m->flags & PREFIX_KEYS)
 		keys_drop(m, until);
 	else if (m->att)

@@ -128,6 +128,7 @@ static json_t *client_json(
 	kvpd_put_int(o, "leases", c->leases);
 	kvpd_put_int(o, "grants", c->grants);
 	kvpd_put_int(o, "claims", c->claims);
+	kvpd_put_int(o, "parked", c->parked);
 	kvpd_put_int(o, "arena_bytes", c->arena_bytes);
 	put_lookups(o, &c->lookups);
 	kvpd_put_bool(o, "expelled", c->expelled);

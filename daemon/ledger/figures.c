@@ -120,6 +120,7 @@ static void read_client(struct kvpd_session *s, struct kvpd_client_figures *f)
 		.leases = kvp_lease_scan(s->page, leased, NULL, KVP_LEASES),
 		.grants = s->n_grants,
 		.claims = s->n_claims,
+		.parked = kvpd_parked_commits(s),
 		.arena_bytes = s->arena_bytes,
 		.lookups = s->lookups,
 		.expelled = s->expelled,

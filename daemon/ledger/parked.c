@@ -69,6 +69,11 @@ static void await_anew(struct kvpd_session *s)
 		await_for(s, &p->entry[i].sqe);
 }
 
+uint32_t kvpd_parked_commits(const struct kvpd_session *s)
+{
+	return s->parked ? s->parked->n - s->parked->n_flushes : 0;
+}
+
 bool kvpd_parked_ready(const struct kvpd_session *s)
 {
 	const struct kvpd_parked *p = s->parked;

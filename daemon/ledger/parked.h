@@ -37,6 +37,8 @@ int kvpd_park_flush(struct kvpd_session *s, const struct kvp_sqe *sqe);
 void kvpd_parked_release(struct kvpd_session *s, struct kvpd_grant *g);
 /* The claim with this key is given up: commits that wait do not bring it back. */
 void kvpd_parked_unclaim(struct kvpd_session *s, struct kvp_key key);
+/* How many of its commits wait. */
+uint32_t kvpd_parked_commits(const struct kvpd_session *s);
 /* Has a moment come that something waits for? */
 bool kvpd_parked_ready(const struct kvpd_session *s);
 /* Does what can be done until then, one entry in any case; returns how many. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Commits that are published at a moment on a timeline, against a real kvpoold (KVPOOL_SOCKET). What
- * fails prints where and ends the program with status 1.
+ * Releases and commits that take effect at a moment on a timeline, against a real kvpoold
+ * (KVPOOL_SOCKET). What fails prints where and ends the program with status 1.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/libclient/live.h"
@@ -134,6 +135,60 @@ static void test_chain(void)
 	engine_free(e);
 }
 
+static const uint8_t *last_block(struct engine *e, struct kvp_prefix **ret_prefix)
+{
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_prefix_info i;
+
+	*ret_prefix = find_soon(e, 4 * T, 4 * T, &i);
+	EQUAL(i.flags, KVP_MATCHED_LEASED);
+	EQUAL(kvp_payload(*ret_prefix, 3, &p), 0);
+	return p.addr;
+}
+
+static int is_mapped(const uint8_t *addr)
+{
+	unsigned char in_memory;
+
+	return mincore((void *)((uintptr_t)addr / 4096 * 4096), 1, &in_memory) == 0;
+}
+
+/*
+ * The daemon moves the blocks of a client that has gone and gives its memory back. What is released
+ * "after" is read where it was until then, and no longer.
+ */
+static void test_moved(void)
+{
+	struct engine *writer = engine_new("moved", 0, 6), *e = engine_new("moved", 0, 6);
+	struct kvp_timeline *t = timeline(e);
+	const uint8_t *addr, *now;
+	uint8_t kept[T];
+	struct kvp_prefix *m;
+
+	store(writer, 4 * T, 0);
+	addr = last_block(e, &m);
+	memcpy(kept, addr, sizeof(kept));
+	EQUAL(kvp_release_after(m, t, 1), 0);
+	engine_free(writer);
+	for (uint32_t n = 0; n < 2000; n++) {
+		now = last_block(e, &m);
+		EQUAL(kvp_release(m), 0);
+		if (now != addr)
+			break;
+		usleep(10000);
+	}
+	CHECK(now != addr);
+	/* Longer than the daemon takes to look for memory that can go. */
+	usleep(1500000);
+	CHECK(is_mapped(addr));
+	EQUAL(memcmp(addr, kept, sizeof(kept)), 0);
+	EQUAL(kvp_timeline_advance(t, 1), 0);
+	for (uint32_t n = 0; n < 2000 && is_mapped(addr); n++)
+		usleep(10000);
+	CHECK(!is_mapped(addr));
+	engine_free(e);
+}
+
 /* ---- streams --------------------------------------------------------------------------------- */
 
 #define STREAMS 4u
@@ -229,6 +284,8 @@ static void test_streams(void)
 int main(void)
 {
 	static const struct live_test tests[] = {
+		/* First, while there is room to move to that nobody has to be evicted for. */
+		{ "moved", test_moved },
 		{ "waits", test_waits },
 		{ "chain", test_chain },
 		{ "streams", test_streams },

@@ -41,6 +41,7 @@ const struct kvctl_column kvctl_client_columns[] = {
 	{ "leases", "LEASES", KVCTL_COUNT, 1 },
 	{ "grants", "GRANTS", KVCTL_COUNT, 1 },
 	{ "claims", "CLAIMS", KVCTL_COUNT, 5 },
+	{ "parked", "PARKED", KVCTL_COUNT, 5 },
 	{ "arena_bytes", "ARENA", KVCTL_BYTES, 3 },
 	{ "lookups_total", "LOOKUPS", KVCTL_COUNT, 2 },
 	{ "hit_ratio", "HIT%", KVCTL_PERCENT, 2 },

@@ -251,6 +251,19 @@ static void end(struct parked_world *p)
 	dp_stop(&p->w);
 }
 
+/* As administrators are told. */
+static uint32_t commits_that_wait(struct parked_world *p)
+{
+	struct kvpd_figures f;
+	uint32_t n;
+
+	assert_int_equal(dp_figures(&p->w, NULL, KVPD_FIGURES_CLIENTS, &f), 0);
+	assert_int_equal(f.n_clients, 1);
+	n = f.client[0].parked;
+	kvpd_figures_fini(&f);
+	return n;
+}
+
 static void a_commit_waits(void **state)
 {
 	struct parked_world p;
@@ -263,6 +276,7 @@ static void a_commit_waits(void **state)
 	last = flush(p.c);
 	answered(p.c, KVP_OP_FLUSH, last, 0, KVP_CQE_PARKED);
 	assert_int_equal(kvp_load_seq(&p.c->page->awaits[4]), 10);
+	assert_int_equal(commits_that_wait(&p), 1);
 	bring(p.c, 4, 9);
 	bring(p.c, 5, 10);
 	nothing_comes(p.c);
@@ -272,6 +286,7 @@ static void a_commit_waits(void **state)
 	answered(p.c, KVP_OP_COMMIT, first, 0, KVP_CQE_LATE);
 	answered(p.c, KVP_OP_FLUSH, last, 0, KVP_CQE_LATE);
 	assert_int_equal(kvp_load_seq(&p.c->page->awaits[4]), 0);
+	assert_int_equal(commits_that_wait(&p), 0);
 	assert_int_equal(found(&p), 1);
 	/* A moment that has come is now, also for what follows; and one on no timeline is refused. */
 	first = commit_at(p.c, p.space, &p.g[1], serial(first), p.chain + T, 0, kvp_until(4, 11));

@@ -484,7 +484,7 @@ class Boxes(Control):
 class FewBoxes(Boxes):
     """The same with the bound on connections, which sessions that ended use up."""
     config = {**Boxes.config, "max_sessions": 8}
-    TIMES = 8 + 512 + 64
+    TIMES = 8 + 512 + 264  # some of them may be slow to come, and are turned away
     ONE_MORE = "r.append(Raw(path)) or r[-1].receive().error"  # before it has said a word
     ERROR = -errno.EUSERS
 

@@ -102,6 +102,17 @@ int64_t by_keys(kvp_space *space, const void *key, const void *block)
 	return kvp_put_keys(space, key, 1, &block, 0, nullptr);
 }
 
+int hand_over(kvp_space *space, const kvp_prefix *prefix)
+{
+	kvp_handover handover = {};
+	kvp_prefix *taken = nullptr;
+
+	if (kvp_match_export(prefix, &handover) < 0 ||
+		kvp_match_import(space, &handover, &taken) < 0)
+		return -1;
+	return kvp_release(taken);
+}
+
 int outlive(kvp_client *client, kvp_prefix *prefix, kvp_grant *grant)
 {
 	kvp_timeline *timeline = nullptr;
@@ -141,6 +152,7 @@ int from_cxx(const uint32_t *tokens, kvp_view *view, void *base)
 
 	n += read(space, tokens, 64, base) + write(space, nullptr, tokens, view);
 	n += by_keys(space, tokens, base);
+	n += hand_over(space, nullptr);
 	n += outlive(client, nullptr, nullptr);
 	n += kvp_flush(client, 0) + kvp_delete(space, tokens, 64, 0) + administer("{}");
 	space = kvp_space_close(space);

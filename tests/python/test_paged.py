@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvpool.connectors.paged beside a real kvpoold, without an engine: what vLLM's scheduler asked is
+replayed (vllm/*.json, recorded from vLLM 0.32.0 with 24 pages of 32 tokens, so that prompts are computed
+in chunks and requests are preempted), and pages that have right contents or do not say so."""
+import array
+import ctypes
+import hashlib
+import json
+import os
+import pickle
+import sys
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
+from harness import Daemon, wait_for  # pylint: disable=wrong-import-position
+
+from kvpool.connectors.paged import (  # pylint: disable=wrong-import-position
+    MAX_ADAPTERS, Scheduler, Spaces, Worker, halves)
+
+T, HEADS, DIM, LAYERS = 32, 1, 8, 2
+HALF = T * HEADS * DIM * 2
+
+
+class Engine:
+    """Pages, a scheduler's side and a worker's side, and a model: what it computes for a token is a
+    digest of all tokens up to there."""
+
+    def __init__(self, socket, model, pages=64, timeout=5):
+        identity = {"model": model, "layers": LAYERS, "kv_heads": HEADS, "head_dim": DIM,
+                    "dtype": "float16", "block_tokens": T, "adapter": "test:"}
+        self.memory = [bytearray(pages * 2 * HALF) for _ in range(LAYERS)]
+        views = [memoryview(m) for m in self.memory]
+        planes = [halves(self.address(v), pages, 2 * HALF, T, HEADS, DIM, 2) for v in views]
+        self.sides = [Spaces("scheduler", identity, socket, timeout),
+                      Spaces("worker", identity, socket, timeout)]
+        self.scheduler = Scheduler(self.sides[0], T)
+        self.worker = Worker(self.sides[1], T, planes)
+
+    @staticmethod
+    def address(view):
+        return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+    def close(self):
+        self.scheduler.close()
+        self.worker.close()
+
+    def slots(self, pages, t):
+        """Where the halves of token t lie, in each layer."""
+        at = pages[t // T] * 2 * HALF + t % T * 16
+        return [(m, start) for m in self.memory for start in (at, at + HALF)]
+
+    def token(self, ids, t):
+        """16 bytes for each half of each layer."""
+        key = ids[:t + 1].tobytes()
+        return [hashlib.blake2b(key, digest_size=16, salt=bytes([i])).digest()
+                for i in range(2 * LAYERS)]
+
+    def compute(self, ids, pages, first, end):
+        for t in range(first, end):
+            for (memory, at), value in zip(self.slots(pages, t), self.token(ids, t)):
+                memory[at:at + 16] = value
+
+    def right(self, ids, pages, end):
+        return all(memory[at:at + 16] == value for t in range(end)
+                   for (memory, at), value in zip(self.slots(pages, t), self.token(ids, t)))
+
+
+class Replays(unittest.TestCase):
+    def replay(self, name):
+        with open(os.path.join(HERE, "vllm", name), encoding="utf-8") as f:
+            events = json.load(f)
+        seen = {"preempted": 0, "chunks": 0, "loaded": 0, "grown": 0}
+        with Daemon({"memory": "256MiB"}) as daemon:
+            e = Engine(daemon.socket, name)
+            for side in e.sides:
+                side.get("")
+                wait_for(lambda s=side: s.client.stats()["attached"])
+            ids, pages, step = {}, {}, []
+            for what, *args in events:
+                if what == "ids":
+                    ids.setdefault(args[0], array.array("I")).extend(args[1])
+                elif what == "found":
+                    request, computed, want = args
+                    wait_for(lambda r=request, c=computed, n=want: e.scheduler.found(
+                        r, "", lambda first, r=r: ids[r][first:], c) == n)
+                elif what == "allocated":
+                    e.scheduler.allocated(*args)
+                    seen["loaded"] += args[1]
+                elif what == "step":
+                    request, new, whole, computed, scheduled = args
+                    seen["preempted"] += whole and request in pages
+                    seen["chunks"] += scheduled > 1
+                    seen["grown"] += not whole and bool(new)
+                    pages[request] = new if whole else pages[request] + new
+                    step.append((request, computed, scheduled,
+                                 e.scheduler.step(request, new, whole, computed, scheduled)))
+                elif what == "moved":
+                    jobs = pickle.loads(pickle.dumps([s[3] for s in step if s[3]]))
+                    e.worker.load(jobs)
+                    self.assertEqual(e.worker.take_failed(), set())
+                    for request, computed, scheduled, _ in step:
+                        if computed and scheduled > 1 or computed % T == 0:
+                            self.assertTrue(e.right(ids[request], pages[request], computed))
+                        e.compute(ids[request], pages[request], computed,
+                                  min(computed + scheduled, len(ids[request])))
+                    e.worker.store(jobs)
+                    e.worker.flush()
+                    step = []
+                else:
+                    self.assertEqual(what, "finished")
+                    e.scheduler.finished(*args)
+            # All whole blocks of all that had keys are there now, and right.
+            for request, tokens in ids.items():
+                whole = (len(tokens) - 1) // T * T
+                wait_for(lambda r=request, t=tokens, n=whole: e.scheduler.found(
+                    r, "", lambda first: t[first:], 0) == n)
+                e.scheduler.allocated(request, whole)
+                mine = list(range(whole // T))
+                e.worker.load([e.scheduler.step(request, mine, True, whole, 1)])
+                self.assertTrue(e.right(tokens, mine, whole))
+                e.scheduler.finished(request)
+            e.close()
+        return seen
+
+    def test_without_a_prefix_cache_of_its_own(self):
+        seen = self.replay("own-cache-off.json")
+        self.assertTrue(all(seen.values()), seen)
+
+    def test_with_a_prefix_cache_of_its_own(self):
+        seen = self.replay("own-cache-on.json")
+        self.assertTrue(seen["chunks"] and seen["grown"] and seen["preempted"], seen)
+
+
+class Parts(unittest.TestCase):
+    def setUp(self):
+        self.daemon = Daemon({"memory": "256MiB"}).start()
+        self.ids = array.array("I", range(1000, 1000 + 5 * T + 3))
+
+    def tearDown(self):
+        self.daemon.stop()
+
+    def engine(self, **more):
+        e = Engine(self.daemon.socket, "parts", **more)
+        self.addCleanup(e.close)
+        for side in e.sides:
+            side.get("")
+            wait_for(lambda s=side: s.client.stats()["attached"])
+        return e
+
+    def found(self, e, name, computed, want):
+        """What was moved is a miss until its memory is mapped: at most a moment."""
+        wait_for(lambda: e.scheduler.found(name, "", self.source, computed) == want)
+
+    def source(self, first):
+        return self.ids[first:]
+
+    def fill(self, e, name="first"):
+        e.scheduler.found(name, "", self.source, 0)
+        pages = list(range(6))
+        job = e.scheduler.step(name, pages, True, 0, len(self.ids))
+        e.compute(self.ids, pages, 0, len(self.ids))
+        e.worker.store([job])
+        e.worker.flush()
+        e.scheduler.finished(name)
+
+    def test_load_that_fails_is_told_and_nothing_wrong_is_stored(self):
+        a, b = self.engine(), self.engine()
+        self.fill(a)
+        self.found(b, "r", 0, 5 * T)
+        b.scheduler.allocated("r", 5 * T)
+        pages = [9, 8, 7, 6, 5, 4]
+        job = b.scheduler.step("r", pages, True, 5 * T, 3)
+        self.assertEqual((job.load, job.store), ((0, 5), (5, 5)))
+        # As if its first three blocks were all that the worker can still find.
+        self.daemon.kill()
+        self.daemon.start()
+        wait_for(lambda: all(s.client.stats()["attached"] for s in a.sides + b.sides))
+        b.worker.load([job])
+        self.assertEqual(b.worker.take_failed(), set(pages[:5]))
+        self.assertEqual(b.worker.take_failed(), set())
+        # A request that shares the pages, and one step more that was on its way: nothing is stored.
+        wrong = job._replace(store=(5, 6), pages=tuple(pages),
+                             ids=self.ids[:6 * T].tobytes() + bytes(4 * (T - 3)))
+        b.worker.store([wrong])
+        b.worker.flush()
+        self.assertEqual(b.sides[1].client.stats()["blocks"], 0)
+        # The engine computes again from what is right, in two chunks.
+        for first, end in ((0, T + 5), (T + 5, 5 * T + 3)):
+            again = b.scheduler.step("r", [], False, first, end - first)
+            b.compute(self.ids, pages, first, end)
+            b.worker.store([again])
+        b.worker.flush()
+        b.scheduler.finished("r")
+        self.found(a, "x", 0, 5 * T)
+        a.scheduler.allocated("x", 5 * T)
+        other = [20, 21, 22, 23, 24, 25]
+        a.worker.load([a.scheduler.step("x", other, True, 5 * T, 3)])
+        self.assertEqual(a.worker.take_failed(), set())
+        self.assertTrue(a.right(self.ids, other, 5 * T))
+
+    def test_part_is_computed_already(self):
+        """The engine's own cache has the beginning; the rest is loaded behind it."""
+        a, b = self.engine(), self.engine()
+        self.fill(a)
+        pages = [3, 1, 4, 0, 5, 9]
+        b.compute(self.ids, pages, 0, 2 * T)
+        self.found(b, "r", 2 * T, 3 * T)
+        b.scheduler.allocated("r", 3 * T)
+        job = b.scheduler.step("r", pages, True, 5 * T, 3)
+        self.assertEqual(job.load, (2, 5))
+        b.worker.load([job])
+        self.assertEqual(b.worker.take_failed(), set())
+        self.assertTrue(b.right(self.ids, pages, 5 * T))
+
+    def test_pages_were_not_to_be_had(self):
+        a = self.engine()
+        self.fill(a)
+        self.found(a, "r", 0, 5 * T)
+        self.found(a, "r", T, 4 * T)  # asked again later
+        a.scheduler.allocated("r", 0)
+        job = a.scheduler.step("r", [7], True, 0, T)
+        self.assertEqual((job.load, job.store), ((0, 0), (0, 1)))
+        self.assertIsNone(a.scheduler.step("r", [], False, T, 1))
+        self.assertIsNone(a.scheduler.step("unknown", [], False, T, 1))
+
+    def test_adapters_share_nothing(self):
+        a = self.engine()
+        self.fill(a)
+        for i in range(MAX_ADAPTERS + 2):
+            self.assertEqual(a.scheduler.found("r%d" % i, "lora:%d" % i, self.source, 0), 0)
+        self.assertIsNone(a.sides[0].get("one more"))
+
+    def test_ids_that_are_none(self):
+        a = self.engine()
+        self.assertEqual(a.scheduler.found("r", "", lambda first: [-1] * 500, 0), 0)
+        self.assertIsNone(a.scheduler.step("r", [0, 1], True, 0, 2 * T))
+
+    def test_parent_evicted(self):
+        a = self.engine()
+        self.fill(a)
+        a.scheduler.found("r", "", self.source, 0)
+        a.scheduler.step("r", list(range(6)), True, 5 * T, 3)
+        self.ids.extend(range(T))
+        job = a.scheduler.step("r", [], False, 5 * T + 3, T)
+        self.assertEqual(job.store, (5, 6))
+        a.compute(self.ids, job.pages, 5 * T, 6 * T)
+        space = a.sides[1].get("")
+        wait_for(lambda: space.delete(self.ids) >= 0 and space.match(self.ids).n_tokens == 0)
+        a.worker.store([job])
+        a.worker.flush()
+        self.assertEqual(space.match(self.ids[:6 * T]).n_tokens, 6 * T)
+
+    def test_no_daemon(self):
+        e = Engine("/nonexistent/kvpool.sock", "nobody", timeout=.05)
+        self.assertEqual(e.scheduler.found("r", "", self.source, 0), 0)
+        job = e.scheduler.step("r", list(range(6)), True, 0, 5 * T)
+        e.worker.store([job])
+        e.worker.load([job._replace(load=(0, 2))])
+        self.assertEqual(e.worker.take_failed(), {0, 1})
+        e.close()
+
+
+if __name__ == "__main__":
+    unittest.main()

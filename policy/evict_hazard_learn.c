@@ -35,6 +35,16 @@ struct tally {
 	double entries, events, hazard;
 };
 
+/* What all classes together say. */
+struct lesson {
+	struct tally family[FAMILIES + 1][BINS];
+	struct tally often[2][BINS]; /* by the minor number of the class */
+	double weight;
+	uint32_t top;
+};
+
+#define BLANKS (FAMILIES + 2) /* different classes without data: families, and OFTEN by minor */
+
 void hazard_count_hit(struct kvp_evict *e, uint32_t i)
 {
 	struct hazard *h = e->self;
@@ -47,15 +57,14 @@ void hazard_count_hit(struct kvp_evict *e, uint32_t i)
 		c[b].entries += 1; /* no sweep has seen it there */
 }
 
-/* Levels of one class, given the hazard of each of its bins up to `top`. */
-static void index_class(struct hazard *h, uint32_t code, const double *hazard, uint32_t top)
+/* The index of each bin of a class, given the hazards of those up to `top`. */
+static void index_class(const double *hazard, uint32_t top, double *ret_index)
 {
-	struct cell *c = &h->cell[code * BINS];
 	struct stretch stack[BINS];
 	uint32_t n = 0, floor_bin = FLOOR_BIN < top ? FLOOR_BIN : top;
 	double index = 0;
 
-	for (uint32_t b = top + 1; b-- > floor_bin;) {
+	for (uint32_t b = top;; b--) {
 		double live = 1 - hazard[b], begin = (double)bin_begin(b);
 		for (uint32_t k = 0; b == floor_bin && k < b; k++) {
 			live *= 1 - hazard[k];
@@ -74,13 +83,15 @@ static void index_class(struct hazard *h, uint32_t code, const double *hazard, u
 		}
 		stack[n++] = s;
 		index = s.hits / s.time;
-		hazard_set_level(h, &c[b], index);
+		ret_index[b] = index;
+		if (b == floor_bin)
+			break;
 	}
 	for (uint32_t b = 0; b < floor_bin; b++)
-		hazard_set_level(h, &c[b], index);
+		ret_index[b] = index;
 	index = stack[0].hits / stack[0].time; /* of bin `top` */
 	for (uint32_t b = top + 1; b < BINS; b++)
-		hazard_set_level(h, &c[b], index * (double)bin_begin(top) / (double)bin_begin(b));
+		ret_index[b] = index * (double)bin_begin(top) / (double)bin_begin(b);
 }
 
 static double class_weight(const struct hazard *h)
@@ -172,30 +183,70 @@ static void tally_often(const struct hazard *h, struct tally t[2][BINS])
 		}
 }
 
+static void lesson_begin(const struct hazard *h, struct lesson *ret)
+{
+	ret->weight = class_weight(h);
+	ret->top = tally(h, ret->family) + PER_OCTAVE;
+	if (ret->top >= BINS)
+		ret->top = BINS - 1;
+	tally_often(h, ret->often);
+}
+
+/* What is assumed of a bin of a class without data of its own. */
+static double assumed(const struct lesson *l, struct hazard_class class, uint32_t b)
+{
+	double p = l->family[hazard_family(class)][b].hazard, w = l->weight;
+	const struct tally *n;
+
+	if (class.kind != OFTEN)
+		return p;
+	n = &l->often[class.minor][b];
+	return (n->events + w * p) / (n->entries + w);
+}
+
+static void learn_class(const struct hazard *h, const struct lesson *l, uint32_t code, double *ret)
+{
+	const struct cell *c = &h->cell[code * BINS];
+	struct hazard_class class = hazard_decode((uint8_t)code);
+	double hazard[BINS], w = l->weight;
+
+	for (uint32_t b = 0; b <= l->top; b++) {
+		double p = smoothed(c, b, l->top, assumed(l, class, b), w);
+
+		p = ((double)c[b].events + w * p) / ((double)c[b].entries + w);
+		hazard[b] = fmin(p, HAZARD_MAX);
+	}
+	index_class(hazard, l->top, ret);
+}
+
+static bool has_data(const struct cell *c, uint32_t top)
+{
+	for (uint32_t b = 0; b <= top; b++)
+		if (c[b].entries != 0 || c[b].events != 0)
+			return true;
+	return false;
+}
+
+/* Of most classes nothing is known: those of which the same is assumed are worked out once. */
 void hazard_relearn(struct hazard *h)
 {
-	struct tally t[FAMILIES + 1][BINS], often[2][BINS];
-	double hazard[BINS], w = class_weight(h);
-	uint32_t top = tally(h, t) + PER_OCTAVE;
+	double own[BINS], blank[BLANKS][BINS];
+	bool done[BLANKS] = { false };
+	struct lesson l;
 
-	if (top >= BINS)
-		top = BINS - 1;
-	tally_often(h, often);
+	lesson_begin(h, &l);
 	for (uint32_t code = 0; code < CLASSES; code++) {
-		const struct cell *c = &h->cell[code * BINS];
 		struct hazard_class class = hazard_decode((uint8_t)code);
+		struct cell *c = &h->cell[code * BINS];
+		uint32_t k = class.kind == OFTEN ? FAMILIES + class.minor : hazard_family(class);
+		double *index = has_data(c, l.top) ? own : blank[k];
 
-		for (uint32_t b = 0; b <= top; b++) {
-			double p = t[hazard_family(class)][b].hazard;
-			if (class.kind == OFTEN) {
-				const struct tally *n = &often[class.minor][b];
-				p = (n->events + w * p) / (n->entries + w);
-			}
-			p = smoothed(c, b, top, p, w);
-			p = ((double)c[b].events + w * p) / ((double)c[b].entries + w);
-			hazard[b] = fmin(p, HAZARD_MAX);
-		}
-		index_class(h, code, hazard, top);
+		if (index == own || !done[k])
+			learn_class(h, &l, code, index);
+		if (index != own)
+			done[k] = true;
+		for (uint32_t b = 0; b < BINS; b++)
+			hazard_set_level(h, &c[b], index[b]);
 	}
 	h->seen += h->changes;
 	h->changes = 0;

@@ -45,7 +45,7 @@ def usage_errors(trace):
                          ("rate", "nan"), ("rate", "1e-300"), ("seed", "-1"), ("seed", "")):
         refuses(2, f"'{text}' is no value for --{option}", "generate", "--" + option, text)
     for option, text in (("capacity", "0"), ("capacity", "9,x"), ("period", "nan"), ("half-life", "-1"),
-                         ("ahead", "257"), ("format", "oracle")):
+                         ("ahead", "257"), ("among", "1025"), ("format", "oracle")):
         refuses(2, f"' is no value for --{option}", "graph", "--trace", trace, "--" + option, text)
     refuses(2, "'replay'", "replay")
     assert run("--version")[:2] == (0, b"kvreplay 0.1.0\n")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvreplay graph on a generated trace: its LRU column is what simulate says, the rest is sane."""
+"""
+kvreplay graph on a generated trace: what LRU and the default policy reach is what simulate says,
+advice that leaves no choice changes nothing, the rest is sane.
+"""
 import json
 import os
 import subprocess
@@ -18,22 +21,30 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         trace = os.path.join(folder, "chat.jsonl")
         run("generate", "--kind", "chat", "--requests", "400", "--out", trace)
-        graph = json.loads(
-            run("graph", "--trace", trace, "--capacity", "50,200", "--period", "2000", "--json")
-        )["results"]
-        lru = json.loads(
-            run("simulate", "--trace", trace, "--format", "mooncake", "--policy", "lru",
+        graph, bound = (
+            json.loads(
+                run("graph", "--trace", trace, "--capacity", "50,200", "--period", "2000",
+                    "--among", among, "--json")
+            )["results"]
+            for among in ("4", "1")
+        )
+        simulated = json.loads(
+            run("simulate", "--trace", trace, "--format", "mooncake", "--policy", "lru,hazard",
                 "--order", "leaf", "--capacity", "50,200", "--json")
         )["results"]
-    expected = {row["capacity"]: row["hit_ratio"] for row in lru}
+    expected = {(row["policy"], row["capacity"]): row["hit_ratio"] for row in simulated}
     assert [row["capacity"] for row in graph] == [50, 200]
-    for row in graph:
-        assert abs(row["lru"] - expected[row["capacity"]]) < 1e-3, (row, expected)
-        for name in ("graph", "prefetch", "useful", "inside_covered", "inside_right"):
+    for row in graph + bound:
+        for column, policy in (("lru", "lru"), ("default", "hazard")):
+            is_, should = row[column], expected[policy, row["capacity"]]
+            assert abs(is_ - should) < 1e-3, (row, expected)
+        for name in ("graph", "advised", "prefetch", "useful", "inside_covered", "inside_right"):
             assert 0 <= row[name] <= 1, row
-        assert row["graph"] > 0, row
-    for bad in (["--capacity", "0"], ["--half-life", "x"], ["--ahead", "257"], ["--format", "oracle"],
-                []):
+        assert row["graph"] > 0 and row["advised"] > 0, row
+    assert all(row["advised"] == row["default"] for row in bound), bound
+    assert any(row["advised"] != row["default"] for row in graph), graph
+    for bad in (["--capacity", "0"], ["--half-life", "x"], ["--ahead", "257"], ["--among", "0"],
+                ["--format", "oracle"], []):
         args = [KVREPLAY, "graph", *(["--trace", "/dev/null"] if bad else []), *bad]
         done = subprocess.run(args, stderr=subprocess.PIPE)
         assert done.returncode == 2 and b"usage" in done.stderr, args

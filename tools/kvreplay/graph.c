@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvreplay graph: what the advisor's graph is worth on a trace. Two questions, each at several
- * capacities: evicting by its ranking, against LRU (leaf-first both); and prefetching its
- * suggestions into a fast tier above a slow one that keeps everything.
+ * kvreplay graph: what the advisor's graph is worth on a trace. Three questions, each at several
+ * capacities: evicting by its ranking, against LRU (leaf-first both); letting it choose among what
+ * the default policy would evict next, against that policy alone; and prefetching its suggestions
+ * into a fast tier above a slow one that keeps everything.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -30,6 +31,7 @@ struct options {
 	double half_life_s;
 	double period_ms;
 	uint32_t ahead; /* blocks prefetched after each request */
+	uint32_t among; /* candidates of the policy for each block that has to go */
 	bool json;
 };
 
@@ -39,7 +41,7 @@ struct study {
 	uint64_t capacity;
 	struct kvp_graph *g;
 	struct kvp_ranking *r;
-	struct kvp_evict *e; /* LRU order of the fast tier, leaf-first */
+	struct kvp_evict *e; /* order of the cache or of the fast tier, leaf-first */
 	uint8_t *fast;       /* by block: cached (eviction), in the fast tier (prefetch) */
 	uint8_t *seen;       /* by block: has a node */
 	uint8_t *fetched;    /* by block: came by prefetch and was not used yet */
@@ -69,13 +71,14 @@ static void study_done(struct study *s)
 	free(s->touched);
 }
 
-static int study_init(
-	struct study *s, const struct trace *t, const struct options *o, uint64_t capacity)
+static int study_init(struct study *s, const struct trace *t, const struct options *o,
+	const char *policy, uint64_t capacity)
 {
 	struct kvp_evict_params p = {
 		.size = sizeof(p),
 		.items = capacity,
 		.max_ids = t->n_blocks,
+		.seed = 1,
 	};
 	struct kvp_graph_opts g;
 	int r;
@@ -85,7 +88,7 @@ static int study_init(
 	kvp_graph_opts_init(&g, t->n_blocks, EDGE_SLOTS, o->half_life_s * 1e9);
 	r = kvp_graph_new(&g, &s->g);
 	if (!r)
-		r = kvp_evict_new("lru", &p, &s->e);
+		r = kvp_evict_new(policy, &p, &s->e);
 	s->r = kvp_ranking_new(t->n_blocks, t->n_blocks < BATCH ? t->n_blocks : BATCH);
 	s->fast = calloc(t->n_blocks, 1);
 	s->seen = calloc(t->n_blocks, 1);
@@ -243,7 +246,10 @@ static uint32_t bring(struct study *s, uint32_t b, int by_prefetch)
 			.bytes = 1,
 			.depth = s->t->block[path[n]].depth,
 			.tokens = s->t->block[path[n]].tokens,
-			.cost = 1,
+			.cost = 1 + (float)s->t->block[path[n]].depth / 64,
+			.flags = s->t->block[path[n]].tokens < s->t->block_tokens
+					 ? KVP_EVICT_PARTIAL
+					 : 0,
 			.key = { .lo = path[n] + 1 } };
 
 		if (item.parent == TRACE_BLOCK_NONE)
@@ -334,30 +340,112 @@ static int request_prefetch(struct study *s, const struct trace_request *q)
 	return 0;
 }
 
-/* ---- LRU beside it ---- */
+/* ---- a policy, alone and advised ---- */
 
-static int request_lru(struct study *s, const struct trace_request *q)
+/* Tells the policy of the request; how many leading blocks are cached. */
+static uint32_t use(struct study *s, const struct trace_request *q)
 {
 	const uint32_t *ref = s->t->ref + q->first;
-	uint32_t k = 0, i;
+	struct kvp_evict_request shape = {
+		.tip = KVP_BLOCK_NONE,
+		.blocks = q->blocks,
+		.tokens = q->tokens,
+	};
 
-	while (k < q->blocks && s->fast[ref[k]])
-		k++;
-	s->hits += k;
+	while (shape.matched < q->blocks && s->fast[ref[shape.matched]])
+		shape.tip = ref[shape.matched++];
+	s->hits += shape.matched;
 	s->refs += q->blocks;
-	if (k)
-		kvp_evict_access_chain(s->e, ref[k - 1], s->now);
-	for (i = k; i < q->blocks; i++)
+	kvp_evict_request(s->e, &shape, s->now);
+	if (shape.matched)
+		kvp_evict_access_chain(s->e, shape.tip, s->now);
+	return shape.matched;
+}
+
+static int request_alone(struct study *s, const struct trace_request *q)
+{
+	const uint32_t *ref = s->t->ref + q->first;
+	uint32_t i;
+
+	for (i = use(s, q); i < q->blocks; i++)
 		bring(s, ref[i], 0);
 	drop_excess(s);
 	return 0;
 }
 
-static int run(const struct trace *t, const struct options *o, uint64_t capacity,
-	int (*request)(struct study *, const struct trace_request *), struct study *ret)
+/* What came since the ranking has no score: it is as recent as can be. */
+static float score(const struct study *s, kvp_block_id b)
+{
+	float x = kvp_ranking_score(s->r, b);
+
+	return x < 0 ? 1 : x;
+}
+
+/* Of n candidates in the policy's order the `items` with the lowest score go, children first. */
+static void drop_lowest(struct study *s, kvp_block_id *candidate, size_t n, uint64_t items)
+{
+	for (; items && n; items--) {
+		size_t best = n, i;
+
+		for (i = 0; i < n; i++) {
+			struct kvp_evict_info info;
+
+			if (!kvp_evict_peek(s->e, candidate[i], &info) && !info.children &&
+				(best == n || score(s, candidate[i]) < score(s, candidate[best])))
+				best = i;
+		}
+		if (best == n)
+			return;
+		kvp_evict_remove(s->e, candidate[best], 1, s->now);
+		kvp_graph_remove(s->g, candidate[best]);
+		s->fast[candidate[best]] = s->seen[candidate[best]] = 0;
+		n--;
+		memmove(candidate + best, candidate + best + 1, (n - best) * sizeof(*candidate));
+	}
+}
+
+static void drop_advised(struct study *s)
+{
+	uint64_t items, bytes, before = UINT64_MAX;
+
+	for (;;) {
+		kvp_block_id out[BATCH];
+		size_t n;
+
+		kvp_evict_excess(s->e, &items, &bytes);
+		if (!items || items == before)
+			return;
+		before = items;
+		if (items > BATCH / s->o->among)
+			items = BATCH / s->o->among;
+		n = kvp_evict_victims(s->e, items * s->o->among, 0, NULL, NULL, s->now, out, BATCH);
+		drop_lowest(s, out, n, items);
+	}
+}
+
+static int request_advised(struct study *s, const struct trace_request *q)
+{
+	const uint32_t *ref = s->t->ref + q->first;
+	uint32_t session = session_of(s->t, q), i;
+
+	rank_if_due(s);
+	for (i = use(s, q); i < q->blocks; i++) {
+		if (!s->seen[ref[i]] && add_node(s, ref[i], session) < 0)
+			return -EINVAL;
+		bring(s, ref[i], 0);
+	}
+	kvp_graph_request(s->g, ref, q->blocks, session, s->now);
+	kvp_graph_co_attend(s->g, ref, q->blocks, s->now);
+	drop_advised(s);
+	return 0;
+}
+
+static int run(const struct trace *t, const struct options *o, const char *policy,
+	uint64_t capacity, int (*request)(struct study *, const struct trace_request *),
+	struct study *ret)
 {
 	uint32_t i;
-	int r = study_init(ret, t, o, capacity);
+	int r = study_init(ret, t, o, policy, capacity);
 
 	for (i = 0; !r && i < t->n_requests; i++) {
 		ret->now = t->request[i].time_ns + 1;
@@ -378,35 +466,41 @@ static double share(uint64_t a, uint64_t b)
 
 static int report(const struct trace *t, const struct options *o, uint64_t capacity, int first)
 {
-	static const char *const text = "%8" PRIu64 "  %8.4f %8.4f  %8.4f %10" PRIu64 " %7.4f"
-					"  %9.4f %9.4f\n";
+	static const char *const text =
+		"%8" PRIu64 "  %8.4f %8.4f  %8.4f %8.4f  %8.4f %10" PRIu64 " %7.4f  %9.4f %9.4f\n";
 	static const char *const json =
-		"%s{\"capacity\":%" PRIu64 ",\"lru\":%.4f,\"graph\":%.4f,\"prefetch\":%.4f,"
-		"\"prefetched\":%" PRIu64 ",\"useful\":%.4f,\"inside_covered\":%.4f,"
-		"\"inside_right\":%.4f}";
-	struct study lru, graph, fetch;
-	double a, b, c, useful, covered, right;
-	int r = run(t, o, capacity, request_lru, &lru);
+		"%s{\"capacity\":%" PRIu64 ",\"lru\":%.4f,\"graph\":%.4f,\"default\":%.4f,"
+		"\"advised\":%.4f,\"prefetch\":%.4f,\"prefetched\":%" PRIu64 ",\"useful\":%.4f,"
+		"\"inside_covered\":%.4f,\"inside_right\":%.4f}";
+	struct study lru, graph, alone, advised, fetch;
+	double a, b, c, d, e, useful, covered, right;
+	int r = run(t, o, "lru", capacity, request_alone, &lru);
 
 	if (!r)
-		r = run(t, o, capacity, request_evict, &graph);
+		r = run(t, o, "lru", capacity, request_evict, &graph);
 	if (!r)
-		r = run(t, o, capacity, request_prefetch, &fetch);
+		r = run(t, o, KVP_EVICT_DEFAULT, capacity, request_alone, &alone);
+	if (!r)
+		r = run(t, o, KVP_EVICT_DEFAULT, capacity, request_advised, &advised);
+	if (!r)
+		r = run(t, o, "lru", capacity, request_prefetch, &fetch);
 	if (r < 0) {
 		fprintf(stderr, "kvreplay graph: %s\n", strerror(-r));
 		return r;
 	}
 	a = share(lru.hits, lru.refs);
 	b = share(graph.hits, graph.refs);
-	c = share(fetch.hits, fetch.refs);
+	c = share(alone.hits, alone.refs);
+	d = share(advised.hits, advised.refs);
+	e = share(fetch.hits, fetch.refs);
 	useful = share(fetch.useful, fetch.prefetched);
 	covered = share(fetch.right, fetch.asked);
 	right = share(fetch.right, fetch.answered);
 	if (o->json)
-		printf(json, first ? "" : ",", capacity, a, b, c, fetch.prefetched, useful, covered,
-			right);
+		printf(json, first ? "" : ",", capacity, a, b, c, d, e, fetch.prefetched, useful,
+			covered, right);
 	else
-		printf(text, capacity, a, b, c, fetch.prefetched, useful, covered, right);
+		printf(text, capacity, a, b, c, d, e, fetch.prefetched, useful, covered, right);
 	fflush(stdout);
 	return 0;
 }
@@ -451,6 +545,8 @@ static void usage(FILE *f)
 	      "  --half-life S       of weights and counts, default 1200 seconds\n"
 	      "  --period MS         of the advisor, default 500\n"
 	      "  --ahead N           blocks prefetched after each request, 0..256, default 8\n"
+	      "  --among N           candidates of the default policy, for each block that goes,\n"
+	      "                      among which the ranking chooses, 1..1024, default 4\n"
 	      "  --json              one JSON object on stdout\n"
 	      "  --help\n",
 		f);
@@ -465,6 +561,7 @@ int cmd_graph(int argc, char **argv)
 		{ "half-life", required_argument, NULL, 'l' },
 		{ "period", required_argument, NULL, 'p' },
 		{ "ahead", required_argument, NULL, 'a' },
+		{ "among", required_argument, NULL, 'm' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
@@ -478,7 +575,7 @@ int cmd_graph(int argc, char **argv)
 	struct trace_options load = { .overlap = true };
 	struct trace trace;
 	char error[256];
-	double ahead = 8;
+	double ahead = 8, among = 4;
 	int c, option = 0, r = 0;
 	uint32_t i;
 
@@ -504,6 +601,9 @@ int cmd_graph(int argc, char **argv)
 		case 'a':
 			r = parse_number(optarg, 0, 256, &ahead);
 			break;
+		case 'm':
+			r = parse_number(optarg, 1, BATCH, &among);
+			break;
 		case 'j':
 			o.json = true;
 			break;
@@ -523,6 +623,7 @@ int cmd_graph(int argc, char **argv)
 		return 2;
 	}
 	o.ahead = (uint32_t)ahead;
+	o.among = (uint32_t)among;
 	r = trace_load(o.trace, o.format, &load, &trace, error, sizeof(error));
 	if (r < 0) {
 		fprintf(stderr, "kvreplay graph: %s\n", error);
@@ -531,8 +632,8 @@ int cmd_graph(int argc, char **argv)
 	if (o.json)
 		printf("{\"results\":[");
 	else
-		printf("%8s  %8s %8s  %8s %10s %7s  %9s %9s\n", "capacity", "lru", "graph",
-			"prefetch", "fetched", "useful", "covered", "right");
+		printf("%8s  %8s %8s  %8s %8s  %8s %10s %7s  %9s %9s\n", "capacity", "lru", "graph",
+			"default", "advised", "prefetch", "fetched", "useful", "covered", "right");
 	for (i = 0; !r && i < o.n_capacities; i++)
 		r = report(&trace, &o, o.capacity[i], i == 0);
 	if (o.json)

@@ -106,11 +106,6 @@ struct kvpd_turn *kvpd_turns_next(const struct kvpd_turns *t)
 	return t->n ? t->row[1] : NULL;
 }
 
-bool kvpd_turns_owes(const struct kvpd_turns *t, const struct kvpd_turn *turn)
-{
-	return turn->used_ns > t->floor_ns;
-}
-
 void kvpd_turns_charge(struct kvpd_turns *t, struct kvpd_turn *turn, uint64_t ns)
 {
 	/* What it had while nobody else was there counts for nothing. */

@@ -46,8 +46,6 @@ void kvpd_turns_join(struct kvpd_turns *turns, struct kvpd_turn *turn);
 void kvpd_turns_leave(struct kvpd_turns *turns, struct kvpd_turn *turn);
 /* Whose turn it is, who stays in the row; NULL: nobody's. */
 struct kvpd_turn *kvpd_turns_next(const struct kvpd_turns *turns);
-/* It has had more than the one that goes next, and would wait for that. */
-bool kvpd_turns_owes(const struct kvpd_turns *turns, const struct kvpd_turn *turn);
 /* So much time went for it, in the row or not. */
 void kvpd_turns_charge(struct kvpd_turns *turns, struct kvpd_turn *turn, uint64_t ns);
 

@@ -11,24 +11,11 @@ int kvpd_payers_init(struct kvpd_payers *p, uint32_t others)
 	*p = (struct kvpd_payers){ .n_others = others };
 	for (uint32_t i = 0; i < KVPD_PAYER_HEADS; i++)
 		LIST_INIT(&p->by[i]);
-	TAILQ_INIT(&p->debtors);
 	return kvpd_turns_reserve(&p->row, others);
-}
-
-static void forget(struct kvpd_payers *p, struct kvpd_payer *payer)
-{
-	TAILQ_REMOVE(&p->debtors, payer, in_debtors);
-	p->n_debtors--;
-	LIST_REMOVE(payer, link);
-	free(payer);
 }
 
 void kvpd_payers_fini(struct kvpd_payers *p)
 {
-	struct kvpd_payer *payer;
-
-	while ((payer = TAILQ_FIRST(&p->debtors)))
-		forget(p, payer);
 	kvpd_turns_fini(&p->row);
 }
 
@@ -51,30 +38,16 @@ static uint32_t head_of(uid_t uid, const char *door)
 	return h % KVPD_PAYER_HEADS;
 }
 
-static struct kvpd_payer *find(struct kvpd_payers *p, uid_t uid, const char *door)
-{
-	struct kvpd_payer *payer;
-
-	LIST_FOREACH(payer, &p->by[head_of(uid, door)], link)
-	if (payer->uid == uid && !strcmp(payer->door, door))
-		return payer;
-	return NULL;
-}
-
 struct kvpd_payer *kvpd_payer_get(struct kvpd_payers *p, uid_t uid, const char *door)
 {
-	struct kvpd_payer *payer = find(p, uid, door);
+	uint32_t head = head_of(uid, door);
+	struct kvpd_payer *payer;
 
-	if (payer && payer->users)
+	LIST_FOREACH(payer, &p->by[head], link)
+	if (payer->uid == uid && !strcmp(payer->door, door))
 		return kvpd_payer_ref(payer);
 	if (kvpd_turns_reserve(&p->row, p->n + 1 + p->n_others) < 0)
 		return NULL;
-	if (payer) {
-		TAILQ_REMOVE(&p->debtors, payer, in_debtors);
-		p->n_debtors--;
-		p->n++;
-		return kvpd_payer_ref(payer);
-	}
 	payer = malloc(sizeof(*payer));
 	if (!payer)
 		return NULL;
@@ -83,7 +56,7 @@ struct kvpd_payer *kvpd_payer_get(struct kvpd_payers *p, uid_t uid, const char *
 	snprintf(payer->door, sizeof(payer->door), "%s", door);
 	payer->users = 1;
 	p->n++;
-	LIST_INSERT_HEAD(&p->by[head_of(uid, door)], payer, link);
+	LIST_INSERT_HEAD(&p->by[head], payer, link);
 	return payer;
 }
 
@@ -95,19 +68,11 @@ struct kvpd_payer *kvpd_payer_ref(struct kvpd_payer *payer)
 
 void kvpd_payer_put(struct kvpd_payers *p, struct kvpd_payer *payer)
 {
-	struct kvpd_payer *oldest;
-
 	if (--payer->users)
 		return;
 	p->n--;
-	TAILQ_INSERT_TAIL(&p->debtors, payer, in_debtors);
-	p->n_debtors++;
-	if (!kvpd_turns_owes(&p->row, &payer->turn))
-		forget(p, payer);
-	/* Two at most for each that comes: they become fewer, and nobody pays for a walk along all. */
-	for (uint32_t i = 0; i < 2 && (oldest = TAILQ_FIRST(&p->debtors)); i++)
-		if (p->n_debtors > KVPD_DEBTORS_MAX || !kvpd_turns_owes(&p->row, &oldest->turn))
-			forget(p, oldest);
+	LIST_REMOVE(payer, link);
+	free(payer);
 }
 
 void kvpd_source_raise(struct kvpd_source *s, uint32_t events)

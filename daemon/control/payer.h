@@ -9,9 +9,6 @@
  * socket each are often all of uid 0, and what they can use up is counted here too. What the ledger
  * says to a tenant's sessions is paid by the tenant.
  *
- * A payer that nobody uses any more is kept as long as it owes: who leaves after each request and
- * comes again at once would otherwise be new each time, and come before those that wait.
- *
  * Control thread only.
  */
 #ifndef KVPD_PAYER_H
@@ -26,7 +23,6 @@
 #include "daemon/turns.h"
 
 #define KVPD_PAYER_HEADS 256u
-#define KVPD_DEBTORS_MAX 1024u /* payers that are kept for what they owe; the oldest makes way */
 
 struct kvpd_conn;
 struct kvpd_guest;
@@ -38,9 +34,8 @@ struct kvpd_payer {
 	/* One of connections: found by this. */
 	uid_t uid;
 	char door[64];  /* the tenant whose socket they came by; "" = the main one */
-	uint32_t users; /* after the last one it goes, or is kept for what it owes */
+	uint32_t users; /* it goes with the last one */
 	LIST_ENTRY(kvpd_payer) link;
-	TAILQ_ENTRY(kvpd_payer) in_debtors; /* of one without users */
 	/* What they have; bounds are on these. */
 	uint32_t n_conns; /* also those that linger, see flight.h */
 	TAILQ_HEAD(kvpd_pending, kvpd_conn) pending;
@@ -54,9 +49,7 @@ struct kvpd_payer {
 struct kvpd_payers {
 	struct kvpd_turns row;
 	LIST_HEAD(, kvpd_payer) by[KVPD_PAYER_HEADS];
-	uint32_t n, n_others; /* those with users, and those that are part of something else */
-	TAILQ_HEAD(kvpd_debtors, kvpd_payer) debtors; /* by when their last user left */
-	uint32_t n_debtors;
+	uint32_t n, n_others;
 };
 
 /*

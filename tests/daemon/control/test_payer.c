@@ -143,88 +143,6 @@ static void newcomers_do_not_come_first(void **state)
 	kvpd_payers_fini(&payers);
 }
 
-/*
- * Somebody who leaves after each request, and comes again at once: what his last stay took is still
- * his, so that one who waits is served before he comes again.
- */
-static void leaving_pays_no_debt(void **state)
-{
-	struct kvpd_payers payers;
-	struct kvpd_payer *waiting, *coming;
-	struct party single, p;
-
-	(void)state;
-	assert_int_equal(kvpd_payers_init(&payers, 0), 0);
-	waiting = kvpd_payer_get(&payers, 1, "");
-	party_init(&single, waiting);
-	kvpd_source_raise(&single.source, 1);
-	coming = kvpd_payer_get(&payers, 1000, "");
-	kvpd_turns_charge(&payers.row, &coming->turn, 15000);
-	kvpd_payer_put(&payers, coming);
-	assert_int_equal(payers.n, 1);
-	assert_int_equal(payers.n_debtors, 1);
-
-	coming = kvpd_payer_get(&payers, 1000, "");
-	assert_int_equal(payers.n, 2);
-	assert_int_equal(payers.n_debtors, 0);
-	party_init(&p, coming);
-	kvpd_source_raise(&p.source, 1);
-	assert_true(one_step(&payers));
-	assert_int_equal(single.steps, 1);
-	assert_int_equal(p.steps, 0);
-	assert_true(one_step(&payers));
-	assert_int_equal(p.steps, 1);
-
-	/* The one that waited went on; both have had as much, and nothing is kept of who left. */
-	kvpd_turns_charge(&payers.row, &waiting->turn, 40000);
-	kvpd_source_raise(&single.source, 1);
-	kvpd_payer_put(&payers, coming);
-	assert_int_equal(payers.n_debtors, 0);
-	kvpd_source_end(&single.source);
-	kvpd_payer_put(&payers, waiting);
-	assert_int_equal(payers.n, 0);
-	kvpd_payers_fini(&payers);
-}
-
-/* However many come and owe, so many are kept; and they go when they owe no more. */
-static void debtors_are_bounded(void **state)
-{
-	struct kvpd_payers payers;
-	struct kvpd_payer *waiting, *p;
-	struct party single;
-
-	(void)state;
-	assert_int_equal(kvpd_payers_init(&payers, 0), 0);
-	waiting = kvpd_payer_get(&payers, 1, "");
-	party_init(&single, waiting);
-	kvpd_source_raise(&single.source, 1);
-	for (uint32_t i = 0; i < 3 * KVPD_DEBTORS_MAX; i++) {
-		p = kvpd_payer_get(&payers, 1000 + i, "");
-		assert_non_null(p);
-		kvpd_turns_charge(&payers.row, &p->turn, 10000);
-		kvpd_payer_put(&payers, p);
-		assert_in_range(payers.n_debtors, 1, KVPD_DEBTORS_MAX);
-	}
-	assert_int_equal(payers.n_debtors, KVPD_DEBTORS_MAX);
-	assert_int_equal(payers.n, 1);
-	/* The youngest is still there, the oldest is not. */
-	p = kvpd_payer_get(&payers, 1000 + 3 * KVPD_DEBTORS_MAX - 1, "");
-	assert_true(kvpd_turns_owes(&payers.row, &p->turn));
-	kvpd_payer_put(&payers, p);
-	p = kvpd_payer_get(&payers, 1000, "");
-	assert_false(kvpd_turns_owes(&payers.row, &p->turn));
-	kvpd_payer_put(&payers, p);
-	/* It is alone in the row: what it takes moves everybody's debt out of the way. */
-	assert_true(one_step(&payers));
-	for (uint32_t i = 0; i < KVPD_DEBTORS_MAX / 2; i++) {
-		p = kvpd_payer_get(&payers, 900000, "");
-		kvpd_payer_put(&payers, p);
-	}
-	assert_int_equal(payers.n_debtors, 0);
-	kvpd_payer_put(&payers, waiting);
-	kvpd_payers_fini(&payers);
-}
-
 /* Events add up while a source waits; one that another ends gets no step. */
 static void sources_wait_and_end(void **state)
 {
@@ -295,8 +213,6 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_crowd_delays_nobody),
 		cmocka_unit_test(newcomers_do_not_come_first),
-		cmocka_unit_test(leaving_pays_no_debt),
-		cmocka_unit_test(debtors_are_bounded),
 		cmocka_unit_test(sources_wait_and_end),
 		cmocka_unit_test(who_shares_a_payer),
 	};

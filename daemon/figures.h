@@ -46,7 +46,7 @@ struct kvpd_tenant_figures {
 	struct kvpd_lookups lookups; /* of clients that are there and that were */
 	uint64_t tokens_put;
 	uint64_t commits, duplicates, refused;
-	uint64_t evictions, forgotten, moves;
+	uint64_t evictions, reloads, forgotten, moves;
 	uint64_t claims, waits, deleted;
 };
 

@@ -35,7 +35,7 @@ static json_t *portions_json(const struct kvpd_figures *f)
 static json_t *status_json(
 	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
-	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0;
+	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0, reloads = 0;
 	json_t *o = json_object();
 
 	(void)row;
@@ -44,6 +44,7 @@ static json_t *status_json(
 		blocks += f->tenant[i].blocks;
 		recipes += f->tenant[i].recipes;
 		evictions += f->tenant[i].evictions;
+		reloads += f->tenant[i].reloads;
 	}
 	kvpd_put_word(o, "epoch", f->epoch);
 	kvpd_put_seconds(o, "uptime_seconds", f->uptime_ns);
@@ -56,6 +57,7 @@ static json_t *status_json(
 	kvpd_put_int(o, "blocks", blocks);
 	kvpd_put_int(o, "recipes", recipes);
 	kvpd_put_int(o, "evictions_total", evictions);
+	kvpd_put_int(o, "reloads_total", reloads);
 	kvpd_put_text(o, "pages", f->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
 	kvpd_put_text(o, "policy", f->policy);
 	json_object_set_new(o, "ledger", portions_json(f));
@@ -102,6 +104,7 @@ static json_t *tenant_json(
 	kvpd_put_int(o, "duplicates_total", t->duplicates);
 	kvpd_put_int(o, "refused_total", t->refused);
 	kvpd_put_int(o, "evictions_total", t->evictions);
+	kvpd_put_int(o, "reloads_total", t->reloads);
 	kvpd_put_int(o, "forgotten_total", t->forgotten);
 	kvpd_put_int(o, "moves_total", t->moves);
 	kvpd_put_int(o, "claims_total", t->claims);

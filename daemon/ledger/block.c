@@ -212,6 +212,7 @@ static void revive_block(struct kvpd_tenant *t, const struct kvpd_new_block *b, 
 	if (!t->block[id].children)
 		kvpd_recipe_unlist(t, id);
 	kvpd_recipe_count(t, -1);
+	kvpd_evict_returned(t, id);
 	lay_new(t, id, b);
 	kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);
 }

@@ -31,6 +31,8 @@ struct kvpd_block {
 	uint32_t prev;             /* RECIPE without children: neighbours in order of age */
 	uint32_t next;
 	uint32_t flags;
+	/* RECIPE: how many payloads had gone for room when its own did; 0: it went otherwise */
+	uint32_t evicted;
 };
 
 struct kvp_key kvpd_block_key(const struct kvpd_tenant *t, uint32_t block);

@@ -122,6 +122,20 @@ uint32_t kvpd_evict_batch(const struct kvpd_tenant *t)
 	return n < 1 ? 1 : n > KVPD_EVICT_MAX ? KVPD_EVICT_MAX : n;
 }
 
+/*
+ * Whoever comes back before so many others have gone as there are in the cache would have been held
+ * by one of twice the size: it should rather have stayed.
+ */
+void kvpd_evict_returned(struct kvpd_tenant *t, uint32_t block)
+{
+	uint32_t gone = (uint32_t)kvp_load_relaxed(&t->view.cat->stats.evictions);
+	uint32_t at = t->block[block].evicted;
+
+	if (at && gone - at < t->capacity)
+		t->reloads++;
+	t->block[block].evicted = 0;
+}
+
 static uint32_t space_of(const struct kvpd_tenant *t, kvp_block_id id)
 {
 	return kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape));
@@ -148,10 +162,12 @@ int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 			continue;
 		}
 		t->space[space_of(t, victim[i])].evictions++;
+		kvp_bump(&t->view.cat->stats.evictions, 1);
+		t->block[victim[i]].evicted =
+			(uint32_t)kvp_load_relaxed(&t->view.cat->stats.evictions);
 		kvpd_block_take(t, victim[i], false);
 		gone++;
 	}
-	kvp_bump(&t->view.cat->stats.evictions, (uint64_t)gone);
 	kvpd_recipe_trim(t);
 	return gone ? gone : -EAGAIN;
 }

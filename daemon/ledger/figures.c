@@ -76,6 +76,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		.duplicates = kvp_load_relaxed(&st->duplicates),
 		.refused = kvp_load_relaxed(&st->refused),
 		.evictions = kvp_load_relaxed(&st->evictions),
+		.reloads = t->reloads,
 		.forgotten = kvp_load_relaxed(&st->forgotten),
 		.moves = kvp_load_relaxed(&st->moves),
 		.claims = kvp_load_relaxed(&st->claims),

@@ -104,6 +104,7 @@ struct kvpd_tenant {
 	uint64_t born_ns;
 	struct kvpd_lookups lookups; /* of all its sessions, as of when each was last asked */
 	uint64_t tokens_put;         /* of blocks published */
+	uint64_t reloads;            /* blocks that came back soon, see evict.h */
 	bool over;                   /* beyond a limit that was lowered */
 	uint32_t room_vain;          /* evictions for that without a victim in a row */
 	bool warm;                   /* a vault extent may be wholly free */

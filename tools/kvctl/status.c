@@ -124,9 +124,10 @@ static void print_daemon(const json_t *s)
 		kvctl_bytes(kvctl_number(s, "memory_bytes"), a),
 		kvctl_bytes(kvctl_number(s, "promised_bytes"), b),
 		kvctl_bytes(kvctl_number(s, "charged_bytes"), c), kvctl_text(s, "pages"));
-	printf("blocks    %.0f; recipes only %.0f; evictions %.0f (policy %s)\n",
+	printf("blocks    %.0f; recipes only %.0f; evictions %.0f, soon back %.0f (policy %s)\n",
 		kvctl_number(s, "blocks"), kvctl_number(s, "recipes"),
-		kvctl_number(s, "evictions_total"), kvctl_text(s, "policy"));
+		kvctl_number(s, "evictions_total"), kvctl_number(s, "reloads_total"),
+		kvctl_text(s, "policy"));
 	printf("sessions  %.0f of %.0f; connections %.0f, not attached %.0f; refused %.0f, "
 	       "protocol errors %.0f\n",
 		kvctl_number(s, "sessions"), kvctl_number(s, "max_sessions"),

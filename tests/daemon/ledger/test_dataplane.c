@@ -187,6 +187,43 @@ static void blocks_never_exceed_their_limit(void **state)
 	dp_stop(&w);
 }
 
+/* Whatever comes back is counted if it would have stayed in a cache of twice the size. */
+static void what_comes_back_soon_is_counted(void **state)
+{
+	static const uint32_t again[] = { 120, 150, 191 };
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	kvp_token tokens[T];
+	struct dp_block block;
+	struct kvp_hit hit;
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.max_blocks = 8;
+	limits.recipe_blocks = 128;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 4);
+	for (uint32_t i = 0; i < 100; i++) {
+		make_tokens(tokens, T, 100 + i);
+		assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
+	}
+	assert_int_equal(dp_figure(&w, "evictions_total"), 92);
+	assert_int_equal(dp_figure(&w, "reloads_total"), 0);
+	for (uint32_t i = 0; i < 3; i++) {
+		make_tokens(tokens, T, again[i]);
+		assert_int_equal(dp_find(c, space, tokens, T, &hit, 1), 0);
+		assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
+		assert_int_equal(block.flags, 0);
+		/* 120 and 150 went long ago, 191 not */
+		assert_int_equal(dp_figure(&w, "reloads_total"), again[i] == 191);
+	}
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 /* More bytes than the share: blocks move to the vault, then the oldest go. */
 static void bytes_never_exceed_the_share(void **state)
 {
@@ -1385,6 +1422,7 @@ int main(void)
 		cmocka_unit_test(reserve_commit_find),
 		cmocka_unit_test(parents_by_serial),
 		cmocka_unit_test(blocks_never_exceed_their_limit),
+		cmocka_unit_test(what_comes_back_soon_is_counted),
 		cmocka_unit_test(bytes_never_exceed_the_share),
 		cmocka_unit_test(the_smallest_share_works),
 		cmocka_unit_test(leased_blocks_stay),

@@ -22,7 +22,7 @@ static int chain_fill(struct kvp_prefix *m, const struct space_bind *b, const st
 {
 	uint32_t t = m->space->geo.block_tokens, whole = tokens->n / t;
 	kvp_token room[KVP_BLOCK_TOKENS_MAX];
-	struct kvp_key key = b->root;
+	struct kvp_key key = space_above(m->space, b->root);
 
 	if (array_grow((void **)&m->chain, &m->chain_cap, whole, sizeof(m->chain[0])) < 0)
 		return -ENOMEM;
@@ -200,7 +200,7 @@ static int look_for_next(struct kvp_prefix *m, struct kvp_hit *scratch, uint32_t
 
 	if (!b)
 		return MISSING;
-	kvp_find(&m->att->view, b->index, m->tokens, room * m->space->geo.block_tokens,
+	space_find(m->att, m->space, b, m->tokens, room * m->space->geo.block_tokens,
 		KVP_FIND_NO_TAIL, m->tiers, scratch, room, &found);
 	if (found.n_hits < room)
 		return MISSING;

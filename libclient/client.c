@@ -208,7 +208,7 @@ static void client_free(struct kvp_client *c)
 		if (c->attachments[i])
 			attachment_free(c->attachments[i], mapped);
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
-		free(c->spaces[i]);
+		space_free(c->spaces[i]);
 	if (c->matches)
 		matches_free(c);
 	if (c->kick >= 0)

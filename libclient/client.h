@@ -230,7 +230,12 @@ struct kvp_space {
 	uint32_t number; /* in attachment.binds */
 	uint64_t stamp;  /* tells it from an earlier space at the same address */
 	uint32_t min_cache_tokens;
-	uint8_t fingerprint[32]; /* lock */
+	uint32_t salted;
+	kvp_token salt[KVP_SALT_TOKENS];
+	struct kvp_space *base;    /* kvp_space_salted(): the one that it is of; else NULL */
+	struct kvp_space *next;    /* salted ones of one base; lock */
+	struct kvp_space *salteds; /* of a base; lock */
+	uint8_t fingerprint[32];   /* of a base; lock */
 	struct kvp_space_canon canon;
 	struct geometry geo;
 };
@@ -349,6 +354,16 @@ void attachment_free(struct attachment *att, int mapped);
 void retiring_free(struct kvp_client *client, int mapped);
 
 /* ---- space.c --------------------------------------------------------------------------------- */
+
+/* Frees it and those that were made of it; closed already, or never open. lock, or alone. */
+void space_free(struct kvp_space *space);
+/* Do both name the same chains? */
+int space_same(const struct kvp_space *a, const struct kvp_space *b);
+/* The key above the first block of its chains; root: that of the space at some daemon. */
+static inline struct kvp_key space_above(const struct kvp_space *space, struct kvp_key root)
+{
+	return space->salted ? kvp_salted_root(root, space->salt) : root;
+}
 
 /* Any thread, no lock held. The key above the first block; -ESHUTDOWN: not open at a daemon. */
 int space_root(struct kvp_space *space, struct kvp_key *ret_root);

@@ -124,7 +124,7 @@ int kvp_fork(const struct kvp_prefix *m, struct kvp_grant *grant)
 		return -EINVAL;
 	if (!client_mine(m->client))
 		return -ECHILD;
-	if (grant->state != GRANT_HELD || grant->space != m->space)
+	if (grant->state != GRANT_HELD || !space_same(grant->space, m->space))
 		return -EINVAL;
 	if (m->space->geo.layout == KVP_LAYOUT_OPAQUE)
 		return -EOPNOTSUPP;

@@ -250,9 +250,10 @@ int kvp_grant_ref(const struct kvp_grant *grant, struct kvp_ref *ret)
 }
 
 /* Names the parent in a submission; says its key. */
-static int parent_of(struct attachment *att, const struct space_bind *b, struct kvp_ref ref,
+static int parent_of(struct attachment *att, const struct kvp_space *space, struct kvp_ref ref,
 	struct kvp_sqe *sqe, struct kvp_key *ret_key)
 {
+	const struct space_bind *b = &att->binds[space->number];
 	uint32_t kind = (uint32_t)(ref.opaque[0] >> 32), id = (uint32_t)ref.opaque[0];
 	uint32_t birth = (uint32_t)ref.opaque[1];
 	const struct commit *k = &att->commits[id % N_COMMITS];
@@ -262,7 +263,8 @@ static int parent_of(struct attachment *att, const struct space_bind *b, struct 
 		return -ESHUTDOWN;
 	switch (kind) {
 	case KVP_PARENT_ROOT:
-		*ret_key = b->root;
+		*ret_key = space_above(space, b->root);
+		sqe->flags |= space->salted ? KVP_SQE_SALTED : 0;
 		break;
 	case KVP_PARENT_BLOCK:
 		if (id >= att->view.max_blocks)
@@ -327,6 +329,8 @@ static int submit_commit(struct kvp_grant *g, struct kvp_sqe *sqe, struct commit
 	int r;
 
 	memcpy(att->page->staging[g->id], tokens, sqe->tokens * sizeof(tokens[0]));
+	if (sqe->flags & KVP_SQE_SALTED)
+		memcpy(att->page->salt[g->id], g->space->salt, sizeof(g->space->salt));
 	claim_name_next(att, k->key, sqe);
 	g->state = GRANT_COMMITTED;
 	g->serial = serial;
@@ -361,7 +365,7 @@ int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *to
 
 	if (kvp_load_seq(&att->dead))
 		return -ESHUTDOWN;
-	r = parent_of(att, b, parent, &sqe, &parent_key);
+	r = parent_of(att, g->space, parent, &sqe, &parent_key);
 	if (r < 0)
 		return r;
 	r = next_commit(att, deadline, &k);
@@ -379,7 +383,7 @@ int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *to
 	sqe.until = until;
 	/* Before the moment the slot is not the ledger's to hand out. */
 	if (flags & KVP_COMMIT_RELEASE && !until)
-		sqe.flags = KVP_SQE_RELEASE;
+		sqe.flags |= KVP_SQE_RELEASE;
 	*ret_ref = ref_make(KVP_PARENT_SERIAL, k->serial, 0, att->epoch);
 	r = submit_commit(g, &sqe, k, tokens, deadline);
 	if (r == 0 && flags & KVP_COMMIT_RELEASE && until) {

@@ -7,6 +7,8 @@
  */
 #include "libclient/match.h"
 
+#include <string.h>
+
 /* kvp_handover.opaque */
 enum { AT_EPOCH, AT_TIP, AT_WORD, AT_KEY_LO, AT_KEY_HI };
 
@@ -35,6 +37,17 @@ int kvp_match_export(const struct kvp_prefix *m, struct kvp_handover *ret)
 	return 0;
 }
 
+/* Is the first block of the chain, which the lease keeps, one of the space's own salt? */
+static int salt_fits(const struct kvp_catalog_view *v, const struct kvp_hit *first,
+	const struct kvp_space *space)
+{
+	kvp_token salt[KVP_SALT_TOKENS];
+	int salted = kvp_recipe_salt(v, first->id, first->word, salt);
+
+	return salted == (int)space->salted &&
+	       (!salted || !memcmp(salt, space->salt, sizeof(salt)));
+}
+
 /* The block is leased: are all of its chain what was handed over, and here? */
 static int walk_up(struct kvp_prefix *m, const struct space_bind *b, const uint64_t *h)
 {
@@ -54,6 +67,8 @@ static int walk_up(struct kvp_prefix *m, const struct space_bind *b, const uint6
 		kvp_revalidate(v, m->hits, n) < n)
 		return -ESTALE;
 	tip = &m->hits[n - 1];
+	if (!salt_fits(v, &m->hits[0], m->space))
+		return -ESTALE;
 	if (tip->word != h[AT_WORD] || tail > tip->tokens)
 		return -ESTALE;
 	for (uint32_t i = 0; i < n; i++)

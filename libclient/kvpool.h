@@ -236,7 +236,27 @@ struct kvp_space_desc {
 KVP_EXPORT int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 	uint32_t timeout_ms, struct kvp_space **ret_space);
 
-/* Matches and grants of the space must have been released. Returns NULL; NULL is harmless. */
+/*
+ * The same space under a salt of 32 bytes: what decides about a request's KV besides its tokens and the
+ * space, or who may share it (a LoRA adapter, a tenant's or user's cache salt, digests of images), hashed
+ * by the caller. Sequences of the new handle have blocks in common with those of handles with an equal
+ * salt of the same space, and with no others: the salt is part of the keys, and is compared whole where a
+ * hit is proven. All zeros are no salt; such a handle names the very blocks of `space`.
+ *
+ * Every call that takes a space takes the handle, and all mean its sequences: kvp_match(), kvp_put(),
+ * kvp_delete(), and kvp_ref_root() for grants that were reserved with it. A prefix handed over is taken
+ * over with a handle of an equal salt. It counts as no space of its own, in limits and in statistics;
+ * nothing is asked of the daemon. Some 16 KiB are allocated and copied: a microsecond or two.
+ * -EINVAL: `space` has a salt itself, or is one of keys, whose keys say all that there is to say;
+ * -ENOMEM; -ECHILD.
+ */
+KVP_EXPORT int kvp_space_salted(
+	struct kvp_space *space, const uint8_t salt[32], struct kvp_space **ret_space);
+
+/*
+ * Matches and grants of the space must have been released, and of the handles that kvp_space_salted()
+ * made of it, which go with it. Returns NULL; NULL is harmless.
+ */
 KVP_EXPORT struct kvp_space *kvp_space_close(struct kvp_space *space);
 
 #define KVP_FEATURE_ZERO_COPY        1u /* kvp_payload() and kvp_reserve() give pointers */
@@ -576,6 +596,7 @@ struct kvp_ref {
 	uint64_t opaque[2];
 };
 
+/* The beginning of a sequence: of a commit, under the salt of the space that its grant is of. */
 KVP_EXPORT struct kvp_ref kvp_ref_root(void);
 /*
  * The block at which the first n_blocks of the prefix end; n_blocks = 0: the root. -EINVAL if more

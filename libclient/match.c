@@ -93,8 +93,12 @@ static void adopt(struct kvp_prefix *m, const struct kvp_found *found, uint32_t 
 static void look_after(struct kvp_prefix *m, const struct space_bind *b, uint32_t hits,
 	const kvp_token *tokens, uint32_t n, uint32_t flags, struct kvp_found *ret_found)
 {
-	kvp_find_after(&m->att->view, b->index, hits ? &m->hits[hits - 1] : NULL, tokens, n, flags,
-		m->tiers, m->hits + hits, m->cap - 1 - hits, ret_found);
+	if (!hits)
+		space_find(m->att, m->space, b, tokens, n, flags, m->tiers, m->hits, m->cap - 1,
+			ret_found);
+	else
+		kvp_find_after(&m->att->view, b->index, &m->hits[hits - 1], tokens, n, flags,
+			m->tiers, m->hits + hits, m->cap - 1 - hits, ret_found);
 }
 
 /* Wide ids are narrowed a window of whole blocks at a time. */
@@ -283,7 +287,7 @@ int match_make(struct kvp_space *space, const struct tokens *tokens, const struc
 
 	if (!client_mine(space->client))
 		return -ECHILD;
-	if (after && (!prefix_live(after) || after->space != space))
+	if (after && (!prefix_live(after) || !space_same(after->space, space)))
 		return -EINVAL;
 	m = prefix_take(space);
 	if (!m)

@@ -18,6 +18,19 @@ static inline const struct space_bind *bind_of(
 	return kvp_load_acquire(&b->open) ? b : NULL;
 }
 
+/* The space's longest cached prefix in an attachment, under its salt if it has one; kvp_find(). */
+static inline void space_find(const struct attachment *att, const struct kvp_space *space,
+	const struct space_bind *b, const kvp_token *tokens, uint32_t n, uint32_t flags,
+	uint32_t tiers, struct kvp_hit *hits, uint32_t max_hits, struct kvp_found *ret_found)
+{
+	if (space->salted)
+		kvp_find_salted(&att->view, b->index, space->salt, tokens, n, flags, tiers, hits,
+			max_hits, ret_found);
+	else
+		kvp_find_after(&att->view, b->index, NULL, tokens, n, flags, tiers, hits, max_hits,
+			ret_found);
+}
+
 /* ---- prefix.c -------------------------------------------------------------------------------- */
 
 struct prefix_chunk *prefix_chunk_new(struct kvp_client *client);

@@ -64,7 +64,7 @@ int run_check(struct kvp_grant *const *grants, uint32_t n)
 		if (g->state == GRANT_COMMITTED)
 			return -EALREADY;
 		bit = UINT64_C(1) << g->id % 64;
-		if (g->state != GRANT_HELD || g->space != grants[0]->space ||
+		if (g->state != GRANT_HELD || !space_same(g->space, grants[0]->space) ||
 			seen[g->id / 64] & bit)
 			return -EINVAL;
 		seen[g->id / 64] |= bit;

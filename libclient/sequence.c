@@ -204,7 +204,7 @@ static int put_begin(struct put *p, const struct space_bind *b)
 	const struct kvp_hit *tip;
 
 	p->tip = KVP_BLOCK_NONE;
-	p->key = b->root;
+	p->key = space_above(p->space, b->root);
 	p->parent = kvp_ref_root();
 	if (!p->after || p->after->n_tokens < p->space->geo.block_tokens)
 		return 0;
@@ -319,11 +319,11 @@ static int why_missing(struct kvp_space *space, const struct attachment *att,
 
 	if (!b)
 		return -ESHUTDOWN;
-	k = commit_of(att, space, key_after(space, b->root, tokens, end, n));
+	k = commit_of(att, space, key_after(space, space_above(space, b->root), tokens, end, n));
 	if (k)
 		return k->outcome < 0 ? k->outcome : -ESTALE;
-	k = commit_among(
-		f->commits, 0, space, key_after(space, f->roots[space->number], tokens, end, n));
+	k = commit_among(f->commits, 0, space,
+		key_after(space, space_above(space, f->roots[space->number]), tokens, end, n));
 	return k ? -ESHUTDOWN : 0;
 }
 

@@ -209,6 +209,69 @@ int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 	return 0;
 }
 
+/* ---- salts ----------------------------------------------------------------------------------- */
+
+int kvp_space_salted(struct kvp_space *space, const uint8_t salt[32], struct kvp_space **ret_space)
+{
+	struct kvp_space *salted;
+	kvp_token any = 0;
+
+	if (!space || !salt || !ret_space || space->base || space->canon.key_bytes)
+		return -EINVAL;
+	if (!client_mine(space->client))
+		return -ECHILD;
+	salted = malloc(sizeof(*salted));
+	if (!salted)
+		return -ENOMEM;
+	pthread_mutex_lock(&space->client->lock);
+	*salted = *space;
+	memcpy(salted->salt, salt, sizeof(salted->salt));
+	for (uint32_t i = 0; i < KVP_SALT_TOKENS; i++)
+		any |= salted->salt[i];
+	salted->salted = any != 0;
+	salted->salteds = NULL;
+	salted->base = space;
+	salted->next = space->salteds;
+	space->salteds = salted;
+	pthread_mutex_unlock(&space->client->lock);
+	*ret_space = salted;
+	return 0;
+}
+
+/* One of several of its base. */
+static void close_salted(struct kvp_space *space)
+{
+	struct kvp_client *c = space->client;
+	struct kvp_space **p = &space->base->salteds;
+
+	pthread_mutex_lock(&c->lock);
+	while (*p != space)
+		p = &(*p)->next;
+	*p = space->next;
+	pthread_mutex_unlock(&c->lock);
+	free(space);
+}
+
+void space_free(struct kvp_space *space)
+{
+	while (space && space->salteds) {
+		struct kvp_space *salted = space->salteds;
+
+		space->salteds = salted->next;
+		free(salted);
+	}
+	free(space);
+}
+
+int space_same(const struct kvp_space *a, const struct kvp_space *b)
+{
+	return a == b ||
+	       (a->client == b->client && a->number == b->number && a->salted == b->salted &&
+		       (!a->salted || !memcmp(a->salt, b->salt, sizeof(a->salt))));
+}
+
+/* ---- closing, asking ------------------------------------------------------------------------- */
+
 struct kvp_space *kvp_space_close(struct kvp_space *space)
 {
 	struct kvp_client *c;
@@ -219,6 +282,10 @@ struct kvp_space *kvp_space_close(struct kvp_space *space)
 	c = space->client;
 	if (!client_mine(c))
 		return NULL; /* kvp_close() in this process frees it */
+	if (space->base) {
+		close_salted(space);
+		return NULL;
+	}
 	pthread_mutex_lock(&c->lock);
 	att = kvp_load_seq(&c->att);
 	if (att && kvp_load_relaxed(&att->binds[space->number].open)) {
@@ -230,8 +297,8 @@ struct kvp_space *kvp_space_close(struct kvp_space *space)
 		close_at_daemon(att, b->index, b->generation);
 	}
 	c->spaces[space->number] = NULL;
+	space_free(space);
 	pthread_mutex_unlock(&c->lock);
-	free(space);
 	return NULL;
 }
 
@@ -256,7 +323,8 @@ int kvp_space_info(struct kvp_space *space, struct kvp_space_props *ret_info)
 	pthread_mutex_lock(&space->client->lock);
 	att = kvp_load_seq(&space->client->att);
 	info.attached = att && bind_of(att, space);
-	memcpy(info.fingerprint, space->fingerprint, sizeof(info.fingerprint));
+	memcpy(info.fingerprint, (space->base ? space->base : space)->fingerprint,
+		sizeof(info.fingerprint));
 	pthread_mutex_unlock(&space->client->lock);
 	return result_give(ret_info, &info, sizeof(info));
 }
@@ -284,7 +352,7 @@ int space_root(struct kvp_space *space, struct kvp_key *ret_root)
 	if (att)
 		b = bind_of(att, space);
 	if (b)
-		*ret_root = b->root;
+		*ret_root = space_above(space, b->root);
 	pthread_mutex_unlock(&c->ring_lock);
 	return b ? 0 : -ESHUTDOWN;
 }

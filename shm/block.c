@@ -9,11 +9,8 @@
  */
 #define FAMILY_SCAN 64u
 
-static void store_recipe(
-	const struct kvp_catalog_view *v, uint32_t cell, const kvp_token *tokens, uint32_t n)
+static void store_words(KVP_ATOMIC(uint64_t) *out, const kvp_token *tokens, uint32_t n)
 {
-	KVP_ATOMIC(uint64_t) *out = &v->recipes[(uint64_t)cell * (KVP_RECIPE_CELL / 2)];
-
 	for (uint32_t i = 0; i < n; i += 2) {
 		uint64_t pair = tokens[i];
 
@@ -26,12 +23,14 @@ static void store_recipe(
 void kvp_block_fill(
 	const struct kvp_catalog_view *v, kvp_block_id id, const struct kvp_block_init *init)
 {
+	KVP_ATOMIC(uint64_t) *recipe = &v->recipes[(uint64_t)init->recipe * (KVP_RECIPE_CELL / 2)];
 	struct kvp_block *b = &v->blocks[id];
 
 	kvp_store_release(&b->key_lo, init->key.lo);
 	kvp_store_release(&b->key_hi, init->key.hi);
 	kvp_store_release(&b->parent, init->parent);
-	kvp_store_release(&b->shape, kvp_shape(init->space, init->n_tokens));
+	kvp_store_release(&b->shape,
+		kvp_shape(init->space, init->n_tokens) | (init->salt ? KVP_SHAPE_SALTED : 0));
 	kvp_store_release(&b->recipe, init->recipe);
 	kvp_store_release(&b->depth, init->depth);
 	for (uint32_t t = 0; t < KVP_TIER_PAYLOADS; t++)
@@ -40,7 +39,9 @@ void kvp_block_fill(
 	kvp_store_relaxed(&b->touched_s, 0);
 	kvp_store_relaxed(&b->serial, init->serial);
 	kvp_store_relaxed(&b->flags, 0);
-	store_recipe(v, init->recipe, init->tokens, init->n_tokens);
+	store_words(recipe, init->tokens, init->n_tokens);
+	if (init->salt)
+		store_words(recipe + (init->n_tokens + 1) / 2, init->salt, KVP_SALT_TOKENS);
 }
 
 void kvp_block_set_payload(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t tier,

@@ -67,7 +67,28 @@ static inline void read_place(const struct kvp_block *b, uint32_t tiers, struct 
 		read_payload(b, tiers & 3, hit);
 }
 
-int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t space,
+/* Where the salt of a block with n tokens stands in the recipe store. */
+static KVP_ATOMIC(uint64_t) *salt_at(const struct kvp_catalog_view *v, uint32_t cell, uint32_t n)
+{
+	return &v->recipes[(uint64_t)cell * (KVP_RECIPE_CELL / 2) + (n + 1) / 2];
+}
+
+/* Its recipe has room for one, and it is this one. */
+static int same_salt(
+	const struct kvp_catalog_view *v, uint32_t cell, uint32_t shape, const kvp_token *salt)
+{
+	KVP_ATOMIC(uint64_t) *have = salt_at(v, cell, kvp_shape_tokens(shape));
+	uint64_t diff = 0;
+
+	if (!recipe_fits(v, cell, kvp_shape_words(shape)))
+		return 0;
+	for (uint32_t i = 0; i < KVP_SALT_TOKENS / 2; i++)
+		diff |= kvp_load_acquire(&have[i]) ^ pair_at(&salt[2 * i]);
+	return !diff;
+}
+
+/* The shape says whether the block has a salt; which one is not looked at. */
+static int block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t shape,
 	kvp_block_id parent, const kvp_token *tokens, uint32_t n, uint32_t tiers,
 	struct kvp_hit *ret_hit)
 {
@@ -84,8 +105,7 @@ int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t spa
 	state = kvp_word_state(hit.word);
 	if (state != KVP_BLOCK_LIVE && (!any_state || state == KVP_BLOCK_FREE))
 		return 0;
-	if (kvp_load_acquire(&b->shape) != kvp_shape(space, n) ||
-		kvp_load_acquire(&b->parent) != parent)
+	if (kvp_load_acquire(&b->shape) != shape || kvp_load_acquire(&b->parent) != parent)
 		return 0;
 	cell = kvp_load_acquire(&b->recipe);
 	if (!recipe_fits(v, cell, n) || !same_tokens(v, cell, tokens, n))
@@ -97,6 +117,30 @@ int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t spa
 	if (kvp_load_relaxed(&b->word) != hit.word)
 		return 0;
 	if (!any_state && !hit.where)
+		return 0;
+	*ret_hit = hit;
+	return 1;
+}
+
+int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t space,
+	kvp_block_id parent, const kvp_token *tokens, uint32_t n, uint32_t tiers,
+	struct kvp_hit *ret_hit)
+{
+	return block_is(v, id, kvp_shape(space, n), parent, tokens, n, tiers, ret_hit);
+}
+
+int kvp_block_salted_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t space,
+	const kvp_token salt[KVP_SALT_TOKENS], const kvp_token *tokens, uint32_t n, uint32_t tiers,
+	struct kvp_hit *ret_hit)
+{
+	uint32_t shape = kvp_shape(space, n) | KVP_SHAPE_SALTED;
+	struct kvp_hit hit;
+
+	if (!block_is(v, id, shape, KVP_BLOCK_NONE, tokens, n, tiers, &hit) ||
+		!same_salt(v, kvp_load_acquire(&v->blocks[id].recipe), shape, salt))
+		return 0;
+	/* All loads above are acquire loads: under one word all of it belongs together. */
+	if (kvp_load_relaxed(&v->blocks[id].word) != hit.word)
 		return 0;
 	*ret_hit = hit;
 	return 1;
@@ -180,7 +224,7 @@ static int by_sequence(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
 		__builtin_prefetch(&v->blocks[id + AHEAD_SEQUENTIAL]);
 		prefetch_recipe_lines(v, cell + AHEAD_SEQUENTIAL * kvp_recipe_cells(n), n);
 	}
-	return kvp_block_is(v, id, w->space, w->parent, w->tokens, n, w->tiers, ret_hit);
+	return block_is(v, id, kvp_shape(w->space, n), w->parent, w->tokens, n, w->tiers, ret_hit);
 }
 
 static int by_index(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
@@ -198,7 +242,8 @@ static int by_index(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
 	count = kvp_index_candidates(
 		v->index, v->index_buckets, w->ahead.key[i].lo, cand, CANDIDATES);
 	for (uint32_t c = 0; c < count; c++)
-		if (kvp_block_is(v, cand[c], w->space, w->parent, w->tokens, n, w->tiers, ret_hit))
+		if (block_is(v, cand[c], kvp_shape(w->space, n), w->parent, w->tokens, n, w->tiers,
+			    ret_hit))
 			return 1;
 	return 0;
 }
@@ -231,8 +276,12 @@ static int advance(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
 	return 1;
 }
 
-/* How many leading tokens of a child of the walk's parent agree with what is left. */
-static uint32_t agreeing(const struct walk *w, kvp_block_id id, struct kvp_hit *ret_hit)
+/*
+ * How many leading tokens of a child of the walk's parent agree with what is left. salt: that of the
+ * chain, where the walk stands at its beginning, or NULL.
+ */
+static uint32_t agreeing(
+	const struct walk *w, kvp_block_id id, const kvp_token *salt, struct kvp_hit *ret_hit)
 {
 	const struct kvp_catalog_view *v = w->v;
 	const struct kvp_block *b;
@@ -248,7 +297,8 @@ static uint32_t agreeing(const struct walk *w, kvp_block_id id, struct kvp_hit *
 	cell = kvp_load_acquire(&b->recipe);
 	n = kvp_shape_tokens(shape);
 	if (kvp_shape_space(shape) != w->space || kvp_load_acquire(&b->parent) != w->parent ||
-		n > KVP_BLOCK_TOKENS_MAX || !recipe_fits(v, cell, n))
+		n > KVP_BLOCK_TOKENS_MAX || !recipe_fits(v, cell, kvp_shape_words(shape)) ||
+		!(shape & KVP_SHAPE_SALTED) != !salt || (salt && !same_salt(v, cell, shape, salt)))
 		return 0;
 	ret_hit->tokens = (uint16_t)n;
 	if (n > w->left)
@@ -267,7 +317,7 @@ static uint32_t agreeing(const struct walk *w, kvp_block_id id, struct kvp_hit *
 	return same;
 }
 
-static void find_tail(const struct walk *w, struct kvp_found *found)
+static void find_tail(const struct walk *w, const kvp_token *salt, struct kvp_found *found)
 {
 	/* Tag collisions may crowd a family; twice its size leaves room for them. */
 	kvp_block_id cand[2 * KVP_TAIL_CANDIDATES];
@@ -277,7 +327,7 @@ static void find_tail(const struct walk *w, struct kvp_found *found)
 
 	for (uint32_t i = 0; i < n; i++) {
 		struct kvp_hit hit;
-		uint32_t same = agreeing(w, cand[i], &hit);
+		uint32_t same = agreeing(w, cand[i], salt, &hit);
 
 		if (same >= KVP_TAIL_PREFIX && same > found->tail_tokens) {
 			found->tail_tokens = same;
@@ -328,12 +378,56 @@ void kvp_find_after(const struct kvp_catalog_view *v, uint32_t space, const stru
 			advance(&w, (uint32_t)w.left, &hits[n_hits]))
 			n_hits++;
 		if (w.left >= KVP_TAIL_PREFIX && v->tail_buckets && !(flags & KVP_FIND_NO_TAIL))
-			find_tail(&w, ret_found);
+			find_tail(&w, NULL, ret_found);
 	}
 	ret_found->n_hits = n_hits;
 	ret_found->n_tokens = n - (uint32_t)w.left;
 	ret_found->key = w.parent_key;
 	ret_found->missing = w.left > 0;
+}
+
+/* The first block of a chain under a salt, if the first n tokens are one. */
+static int find_first(const struct kvp_catalog_view *v, uint32_t space, const kvp_token *salt,
+	struct kvp_key root, const kvp_token *tokens, uint32_t n, uint32_t tiers,
+	struct kvp_hit *ret_hit)
+{
+	struct kvp_key key = kvp_chain_key(root, tokens, n);
+	kvp_block_id cand[CANDIDATES];
+	uint32_t count = kvp_index_candidates(v->index, v->index_buckets, key.lo, cand, CANDIDATES);
+
+	for (uint32_t c = 0; c < count; c++)
+		if (kvp_block_salted_is(v, cand[c], space, salt, tokens, n, tiers, ret_hit))
+			return 1;
+	return 0;
+}
+
+void kvp_find_salted(const struct kvp_catalog_view *v, uint32_t space,
+	const kvp_token salt[KVP_SALT_TOKENS], const kvp_token *tokens, uint32_t n, uint32_t flags,
+	uint32_t tiers, struct kvp_hit *hits, uint32_t max_hits, struct kvp_found *ret_found)
+{
+	uint32_t first = n;
+	struct walk w;
+
+	begin(&w, v, space, tokens, n, tiers);
+	*ret_found = (struct kvp_found){ .missing = n > 0 };
+	if (space >= KVP_MAX_SPACES || kvp_load_acquire(&v->spaces[space].state) != KVP_SPACE_LIVE)
+		return;
+	w.parent_key = kvp_salted_root(
+		(struct kvp_key){ v->spaces[space].root_lo, v->spaces[space].root_hi }, salt);
+	w.block_tokens = v->spaces[space].canon.block_tokens;
+	if (n > w.block_tokens)
+		first = w.block_tokens;
+	if (first && max_hits &&
+		find_first(v, space, salt, w.parent_key, tokens, first, tiers, hits)) {
+		kvp_find_after(v, space, hits, tokens + first, n - first, flags, tiers, hits + 1,
+			max_hits - 1, ret_found);
+		ret_found->n_hits++;
+		ret_found->n_tokens += first;
+		return;
+	}
+	ret_found->key = w.parent_key;
+	if (n >= KVP_TAIL_PREFIX && v->tail_buckets && !(flags & KVP_FIND_NO_TAIL))
+		find_tail(&w, salt, ret_found);
 }
 
 void kvp_find(const struct kvp_catalog_view *v, uint32_t space, const kvp_token *tokens, uint32_t n,
@@ -405,4 +499,31 @@ int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t 
 		out[i] = (kvp_token)(pair >> (i % 2 * 32));
 	}
 	return kvp_load_relaxed(&b->word) == word ? (int)n : -ESTALE;
+}
+
+int kvp_recipe_salt(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word,
+	kvp_token out[KVP_SALT_TOKENS])
+{
+	KVP_ATOMIC(uint64_t) *have;
+	kvp_token salt[KVP_SALT_TOKENS];
+	const struct kvp_block *b;
+	uint32_t shape, n, cell;
+
+	if (id >= v->max_blocks)
+		return -ESTALE;
+	b = &v->blocks[id];
+	shape = kvp_load_acquire(&b->shape);
+	cell = kvp_load_acquire(&b->recipe);
+	n = kvp_shape_tokens(shape);
+	if (n > KVP_BLOCK_TOKENS_MAX || !recipe_fits(v, cell, kvp_shape_words(shape)))
+		return -ESTALE;
+	have = salt_at(v, cell, n);
+	for (uint32_t i = 0; shape & KVP_SHAPE_SALTED && i < KVP_SALT_TOKENS; i++)
+		salt[i] = (kvp_token)(kvp_load_acquire(&have[i / 2]) >> (i % 2 * 32));
+	if (kvp_load_relaxed(&b->word) != word)
+		return -ESTALE;
+	if (!(shape & KVP_SHAPE_SALTED))
+		return 0;
+	memcpy(out, salt, sizeof(salt));
+	return 1;
 }

@@ -142,7 +142,7 @@ struct kvp_block {
 	KVP_ATOMIC(uint64_t) key_lo;
 	KVP_ATOMIC(uint64_t) key_hi;
 	KVP_ATOMIC(uint32_t) parent; /* kvp_block_id, or KVP_BLOCK_NONE for the first of a chain */
-	KVP_ATOMIC(uint32_t) shape;  /* space 16 | token count 16 */
+	KVP_ATOMIC(uint32_t) shape;  /* space 16 | salted 1 | token count 15 */
 	KVP_ATOMIC(uint32_t) recipe; /* first cell in the recipe store */
 	KVP_ATOMIC(uint32_t) depth;  /* blocks above it */
 	struct kvp_payload_desc payload[KVP_TIER_PAYLOADS];
@@ -167,7 +167,24 @@ static inline uint32_t kvp_shape_space(uint32_t s)
 }
 static inline uint32_t kvp_shape_tokens(uint32_t s)
 {
-	return s & 0xffffu;
+	return s & 0x7fffu;
+}
+
+/*
+ * The first block of a chain may have a salt, which keeps it and all that follows it apart from chains of
+ * the same tokens under another salt, or under none. It stands in the recipe after the token ids, at an
+ * even one, and takes part in the key and in the proof: a block is not one of another salt, whatever its
+ * key. All zeros are no salt.
+ */
+#define KVP_SHAPE_SALTED 0x8000u
+#define KVP_SALT_TOKENS  8u /* 32 bytes, as so many words of the recipe */
+
+/* Words that the recipe of a block of this shape has. */
+static inline uint32_t kvp_shape_words(uint32_t s)
+{
+	uint32_t n = kvp_shape_tokens(s);
+
+	return s & KVP_SHAPE_SALTED ? (n + 1) / 2 * 2 + KVP_SALT_TOKENS : n;
 }
 
 /*
@@ -453,6 +470,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 #define KVP_PARENT_SERIAL 2u /* what the commit with serial parent_id became */
 
 #define KVP_SQE_RELEASE 1u /* COMMIT: give the grant back in the same step */
+#define KVP_SQE_SALTED  2u /* COMMIT, parent ROOT: under the salt in the page's row of its grant */
 
 /*
  * 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant.
@@ -559,6 +577,8 @@ struct kvp_session_page {
 	KVP_ALIGNED(64) kvp_token staging[KVP_MAX_GRANTS][KVP_BLOCK_TOKENS_MAX];
 	/* Timelines, written by the client or its device: a page of their own, to be registered. */
 	KVP_ALIGNED(4096) struct kvp_timeline_word done[KVP_TIMELINES];
+	/* Salts for COMMIT, one row per grant. */
+	KVP_ALIGNED(4096) kvp_token salt[KVP_MAX_GRANTS][KVP_SALT_TOKENS];
 };
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, need_wake) == 128, "shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, cq_tail) == 192, "shm ABI");
@@ -576,6 +596,9 @@ KVP_ABI_ASSERT(offsetof(struct kvp_session_page, until) ==
 		       offsetof(struct kvp_session_page, lease) + 8 * KVP_LEASES,
 	"shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_session_page, done) % 4096 == 0, "shm ABI");
+KVP_ABI_ASSERT(
+	offsetof(struct kvp_session_page, salt) == offsetof(struct kvp_session_page, done) + 4096,
+	"shm ABI");
 KVP_ABI_ASSERT(sizeof(((struct kvp_session_page *)0)->lease) == 8 * KVP_LEASES, "shm ABI");
 
 #endif

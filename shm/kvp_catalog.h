@@ -46,6 +46,13 @@
  */
 struct kvp_key kvp_chain_key(struct kvp_key parent, const kvp_token *tokens, uint32_t n);
 
+/* What stands in the place of a space's root for chains under a salt. */
+static inline struct kvp_key kvp_salted_root(
+	struct kvp_key root, const kvp_token salt[KVP_SALT_TOKENS])
+{
+	return kvp_chain_key(root, salt, KVP_SALT_TOKENS);
+}
+
 /* Hash that places a block in the tail index: of its parent's key and its first 8 tokens. */
 uint64_t kvp_tail_hash(struct kvp_key parent, const kvp_token tokens[KVP_TAIL_PREFIX]);
 
@@ -175,6 +182,14 @@ void kvp_find_after(const struct kvp_catalog_view *v, uint32_t space, const stru
 	uint32_t max_hits, struct kvp_found *ret_found);
 
 /*
+ * kvp_find() among the chains under a salt, which is not all zeros. kvp_find_after() goes on from there
+ * as from any block; kvp_find() and a salt's chains never meet.
+ */
+void kvp_find_salted(const struct kvp_catalog_view *v, uint32_t space,
+	const kvp_token salt[KVP_SALT_TOKENS], const kvp_token *tokens, uint32_t n, uint32_t flags,
+	uint32_t tiers, struct kvp_hit *hits, uint32_t max_hits, struct kvp_found *ret_found);
+
+/*
  * The chain of n blocks that ends at `tip`, n - 1 being its depth, from its first block on, each as in
  * kvp_hit. For a caller that holds a lease on the tip, and calls kvp_revalidate() afterwards. -ESTALE:
  * it is no such chain of that space, or a block of it has a payload in none of the tiers.
@@ -196,12 +211,23 @@ int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t 
 	kvp_token *out, uint32_t max);
 
 /*
+ * Copies a block's salt if its word is still `word`. 1: it has one; 0: it has none, and *out is as it
+ * was; -ESTALE.
+ */
+int kvp_recipe_salt(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word,
+	kvp_token out[KVP_SALT_TOKENS]);
+
+/*
  * Proves one candidate: LIVE with a payload in one of the tiers (KVP_TIERS_NONE: published in any
  * state, with payloads or without), of this space and parent, with exactly these token ids. Returns
  * 1 and fills *ret_hit, or 0.
  */
 int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t space,
 	kvp_block_id parent, const kvp_token *tokens, uint32_t n, uint32_t tiers,
+	struct kvp_hit *ret_hit);
+/* The same of the first block of a chain under a salt. kvp_block_is() is true of none of those. */
+int kvp_block_salted_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t space,
+	const kvp_token salt[KVP_SALT_TOKENS], const kvp_token *tokens, uint32_t n, uint32_t tiers,
 	struct kvp_hit *ret_hit);
 
 /*
@@ -213,19 +239,27 @@ uint32_t kvp_claim_find(const struct kvp_catalog_view *v, struct kvp_key key, ui
 
 struct kvp_block_init {
 	struct kvp_key key;
-	struct kvp_key parent_key; /* the space's root for the first of a chain */
+	struct kvp_key
+		parent_key; /* the space's root, or the salted one, for the first of a chain */
 	kvp_block_id parent;
 	uint32_t space;
 	uint32_t depth;
-	uint32_t recipe; /* first cell, allocated by the caller: kvp_recipe_cells(n) of them */
+	uint32_t recipe; /* first cell, allocated by the caller: kvp_shape_words() take so many */
 	uint32_t serial;
 	uint32_t n_tokens;
 	const kvp_token *tokens; /* private memory of the writer, already checked */
+	const kvp_token *salt;   /* likewise, of the first of a chain; NULL: none */
 };
 
-static inline uint32_t kvp_recipe_cells(uint32_t tokens)
+static inline uint32_t kvp_recipe_cells(uint32_t words)
 {
-	return (tokens + KVP_RECIPE_CELL - 1) / KVP_RECIPE_CELL;
+	return (words + KVP_RECIPE_CELL - 1) / KVP_RECIPE_CELL;
+}
+
+/* Of a published block. */
+static inline uint32_t kvp_shape_cells(uint32_t shape)
+{
+	return kvp_recipe_cells(kvp_shape_words(shape));
 }
 
 /*

@@ -26,16 +26,25 @@ struct kvp_key kvpd_block_key(const struct kvpd_tenant *t, uint32_t block)
 	return (struct kvp_key){ kvp_load_relaxed(&b->key_lo), kvp_load_relaxed(&b->key_hi) };
 }
 
+struct kvp_key kvpd_root_key(const struct kvpd_tenant *t, uint32_t space, const kvp_token *salt)
+{
+	const struct kvp_shm_space *s = &t->view.spaces[space];
+	struct kvp_key root = { s->root_lo, s->root_hi };
+
+	return salt ? kvp_salted_root(root, salt) : root;
+}
+
 struct kvp_key kvpd_parent_key(const struct kvpd_tenant *t, uint32_t block)
 {
 	const struct kvp_block *b = &t->view.blocks[block];
 	uint32_t parent = kvp_load_relaxed(&b->parent);
-	const struct kvp_shm_space *space;
+	kvp_token salt[KVP_SALT_TOKENS];
+	bool salted;
 
 	if (parent != KVP_BLOCK_NONE)
 		return kvpd_block_key(t, parent);
-	space = &t->view.spaces[kvp_shape_space(kvp_load_relaxed(&b->shape))];
-	return (struct kvp_key){ space->root_lo, space->root_hi };
+	salted = kvp_recipe_salt(&t->view, block, kvpd_block_word(t, block), salt) > 0;
+	return kvpd_root_key(t, kvp_shape_space(kvp_load_relaxed(&b->shape)), salted ? salt : NULL);
 }
 
 unsigned kvpd_block_kept(const struct kvpd_tenant *t, uint32_t block)
@@ -73,17 +82,27 @@ bool kvpd_block_place(
 	return true;
 }
 
+/* Is it the published block with this id, in any state? */
+static int is_block(const struct kvpd_tenant *t, kvp_block_id id, const struct kvpd_new_block *b)
+{
+	struct kvp_hit hit;
+
+	if (b->salt)
+		return kvp_block_salted_is(&t->view, id, b->space, b->salt, b->tokens, b->n_tokens,
+			KVP_TIERS_NONE, &hit);
+	return kvp_block_is(
+		&t->view, id, b->space, b->parent, b->tokens, b->n_tokens, KVP_TIERS_NONE, &hit);
+}
+
 int kvpd_block_lookup(
 	const struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t *ret_block)
 {
 	kvp_block_id id[CANDIDATES];
 	uint32_t n = kvp_index_candidates(
 		t->view.index, t->view.index_buckets, b->key.lo, id, CANDIDATES);
-	struct kvp_hit hit;
 
 	for (uint32_t i = 0; i < n; i++) {
-		if (kvp_block_is(&t->view, id[i], b->space, b->parent, b->tokens, b->n_tokens,
-			    KVP_TIERS_NONE, &hit)) {
+		if (is_block(t, id[i], b)) {
 			*ret_block = id[i];
 			return 1;
 		}
@@ -123,19 +142,24 @@ static bool make_cells(struct kvpd_tenant *t, uint64_t now, uint32_t *work)
 	return kvpd_evict_some(t, kvpd_evict_batch(t), now) != 0;
 }
 
+static uint32_t new_cells(const struct kvpd_new_block *b)
+{
+	return kvp_shape_cells(b->n_tokens | (b->salt ? KVP_SHAPE_SALTED : 0));
+}
+
 /* Descriptor and recipe cells behind the parent's if they are free, so that chains lie in order. */
 static bool take_descriptor(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint64_t now,
 	uint32_t *ret_id, uint32_t *ret_cell)
 {
-	uint32_t want = kvp_recipe_cells(b->n_tokens), id, cell, work = 0;
+	uint32_t want = new_cells(b), id, cell, work = 0;
 	uint32_t after = KVP_BLOCK_NONE, cell_after = KVPD_RUN_NONE;
 
 	if (b->parent != KVP_BLOCK_NONE) {
 		const struct kvp_block *p = &t->view.blocks[b->parent];
 
 		after = b->parent + 1;
-		cell_after = kvp_load_relaxed(&p->recipe) +
-			     kvp_recipe_cells(kvp_shape_tokens(kvp_load_relaxed(&p->shape)));
+		cell_after =
+			kvp_load_relaxed(&p->recipe) + kvp_shape_cells(kvp_load_relaxed(&p->shape));
 	}
 	while ((cell = kvpd_runs_take(&t->cells, want, cell_after)) == KVPD_RUN_NONE)
 		if (!make_cells(t, now, &work))
@@ -175,6 +199,7 @@ static int publish(
 		.serial = t->serial,
 		.n_tokens = b->n_tokens,
 		.tokens = b->tokens,
+		.salt = b->salt,
 	};
 	uint32_t id, cell;
 	int r;
@@ -182,9 +207,7 @@ static int publish(
 	if (!take_descriptor(t, b, now, &id, &cell))
 		return -ENOSPC;
 	if (b->parent == KVP_BLOCK_NONE) {
-		const struct kvp_shm_space *space = &t->view.spaces[b->space];
-
-		init.parent_key = (struct kvp_key){ space->root_lo, space->root_hi };
+		init.parent_key = kvpd_root_key(t, b->space, b->salt);
 	} else {
 		init.parent_key = kvpd_block_key(t, b->parent);
 		init.depth = kvp_load_relaxed(&t->view.blocks[b->parent].depth) + 1;
@@ -194,7 +217,7 @@ static int publish(
 	lay_new(t, id, b);
 	r = kvp_block_publish(&t->view, id, init.parent_key);
 	if (r < 0) {
-		kvpd_runs_give(&t->cells, cell, kvp_recipe_cells(b->n_tokens));
+		kvpd_runs_give(&t->cells, cell, new_cells(b));
 		kvpd_runs_give(&t->ids, id, 1);
 		return r;
 	}
@@ -310,11 +333,11 @@ void kvpd_block_release(struct kvpd_tenant *t, uint32_t block)
 {
 	const struct kvp_block *b = &t->view.blocks[block];
 	uint32_t parent = kvp_load_relaxed(&b->parent), cell = kvp_load_relaxed(&b->recipe);
-	uint32_t shape = kvp_load_relaxed(&b->shape), tokens = kvp_shape_tokens(shape);
+	uint32_t shape = kvp_load_relaxed(&b->shape);
 
 	t->space[kvp_shape_space(shape)].blocks--;
 	kvp_block_retire(&t->view, block, kvpd_parent_key(t, block));
-	kvpd_runs_give(&t->cells, cell, kvp_recipe_cells(tokens));
+	kvpd_runs_give(&t->cells, cell, kvp_shape_cells(shape));
 	kvpd_runs_give(&t->ids, block, 1);
 	t->block[block].flags = 0;
 	if (parent == KVP_BLOCK_NONE)

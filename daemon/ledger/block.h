@@ -36,7 +36,7 @@ struct kvpd_block {
 };
 
 struct kvp_key kvpd_block_key(const struct kvpd_tenant *t, uint32_t block);
-/* The parent's key, or the root of the block's space. */
+/* The parent's key, or the root of the block's space, under its salt if it has one. */
 struct kvp_key kvpd_parent_key(const struct kvpd_tenant *t, uint32_t block);
 
 static inline uint64_t kvpd_block_word(const struct kvpd_tenant *t, uint32_t block)
@@ -87,12 +87,16 @@ bool kvpd_block_place(
 void kvpd_block_lay(struct kvpd_tenant *t, uint32_t block, struct kvpd_place place, uint32_t codec,
 	uint32_t bytes, uint64_t checksum);
 
+/* The key above the first block of a chain; salt: NULL: none. */
+struct kvp_key kvpd_root_key(const struct kvpd_tenant *t, uint32_t space, const kvp_token *salt);
+
 struct kvpd_new_block {
 	uint32_t space;
 	uint32_t parent; /* KVP_BLOCK_NONE: first of a chain */
 	struct kvp_key key;
 	uint32_t n_tokens;
 	const kvp_token *tokens; /* private */
+	const kvp_token *salt;   /* private; only without a parent; NULL: none */
 	struct kvpd_place place;
 };
 

@@ -22,6 +22,8 @@ static void check_parent(struct kvpd_check *c, uint32_t id)
 				kvp_load_relaxed(&b->depth));
 		return;
 	}
+	if (kvp_load_relaxed(&b->shape) & KVP_SHAPE_SALTED)
+		kvpd_check_wrong(c, "block %u has a parent and a salt", id);
 	if (parent >= c->t->layout.max_blocks || kvpd_check_state(c, parent) == KVP_BLOCK_FREE) {
 		kvpd_check_wrong(c, "block %u: its parent %u does not exist", id, parent);
 		return;
@@ -45,8 +47,8 @@ static void check_recipe(struct kvpd_check *c, uint32_t id)
 {
 	struct kvpd_tenant *t = c->t;
 	const struct kvp_block *b = &t->view.blocks[id];
-	uint32_t n = kvp_shape_tokens(kvp_load_relaxed(&b->shape));
-	uint32_t cell = kvp_load_relaxed(&b->recipe), cells = kvp_recipe_cells(n);
+	uint32_t shape = kvp_load_relaxed(&b->shape), n = kvp_shape_tokens(shape);
+	uint32_t cell = kvp_load_relaxed(&b->recipe), cells = kvp_shape_cells(shape);
 	kvp_token tokens[KVP_BLOCK_TOKENS_MAX];
 	struct kvp_key key;
 

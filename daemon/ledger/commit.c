@@ -48,13 +48,28 @@ static int resolve(const struct kvpd_session *s, const struct kvp_sqe *sqe, uint
 	return 0;
 }
 
-static void copy_tokens(struct kvpd_session *s, uint32_t grant, uint32_t n)
+/* The client may write there meanwhile: each token is read once, whatever it then is. */
+static void copy_row(kvp_token *dst, const volatile kvp_token *row, uint32_t n)
 {
-	/* The client may write there meanwhile: each token is read once, whatever it then is. */
-	const volatile kvp_token *row = s->page->staging[grant];
-
 	for (uint32_t i = 0; i < n; i++)
-		s->tokens[i] = row[i];
+		dst[i] = row[i];
+}
+
+/* The salt that a submission names, if it names one. -EINVAL: it may not, or is none. */
+static int take_salt(struct kvpd_session *s, const struct kvp_sqe *sqe, const kvp_token **ret_salt)
+{
+	kvp_token any = 0;
+
+	if (!(sqe->flags & KVP_SQE_SALTED))
+		return 0;
+	copy_row(s->salt, s->page->salt[sqe->grant], KVP_SALT_TOKENS);
+	for (uint32_t i = 0; i < KVP_SALT_TOKENS; i++)
+		any |= s->salt[i];
+	if (!any || sqe->parent_kind != KVP_PARENT_ROOT ||
+		s->tenant->view.spaces[sqe->space].canon.key_bytes)
+		return -EINVAL;
+	*ret_salt = s->salt;
+	return 0;
 }
 
 /* 0 or KVP_CQE_DUPLICATE, or why not. */
@@ -64,7 +79,7 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 	struct kvpd_tenant *t = s->tenant;
 	const struct kvp_shm_space *space;
 	struct kvpd_new_block b = { .space = sqe->space, .n_tokens = sqe->tokens };
-	struct kvp_key root, next = { sqe->next_lo, sqe->next_hi };
+	struct kvp_key next = { sqe->next_lo, sqe->next_hi };
 	uint32_t found = KVP_BLOCK_NONE;
 	int r;
 
@@ -83,12 +98,14 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 		(b.n_tokens != space->canon.block_tokens || sqe->parent_kind != KVP_PARENT_ROOT))
 		return -EINVAL;
 	r = resolve(s, sqe, &b.parent);
+	if (r == 0)
+		r = take_salt(s, sqe, &b.salt);
 	if (r < 0)
 		return r;
-	copy_tokens(s, sqe->grant, b.n_tokens);
-	root = (struct kvp_key){ space->root_lo, space->root_hi };
+	copy_row(s->tokens, s->page->staging[sqe->grant], b.n_tokens);
 	b.tokens = s->tokens;
-	b.key = kvp_chain_key(b.parent == KVP_BLOCK_NONE ? root : kvpd_block_key(t, b.parent),
+	b.key = kvp_chain_key(b.parent == KVP_BLOCK_NONE ? kvpd_root_key(t, b.space, b.salt)
+							 : kvpd_block_key(t, b.parent),
 		b.tokens, b.n_tokens);
 	b.place = g->place;
 	r = kvpd_block_lookup(t, &b, &found);

@@ -25,9 +25,12 @@ struct inspection {
 	unsigned kept;
 	kvp_token token[KVP_BLOCK_TOKENS_MAX];
 	int n_tokens;
+	kvp_token salt[KVP_SALT_TOKENS]; /* of the first block of its chain */
+	bool salted;
 	struct kvp_key *ancestor; /* [facts.depth] */
 	uint32_t n_ancestors;
-	uint32_t up; /* the one that comes next */
+	uint32_t up;    /* the one that comes next */
+	uint32_t first; /* the last one so far; at the end the first of the chain */
 };
 
 static int prepare(struct kvpd_request *q)
@@ -54,6 +57,7 @@ static int found(struct inspection *n, struct kvpd_tenant *t, uint32_t id)
 	n->kept = kvpd_block_kept(t, id);
 	n->n_tokens = kvp_recipe_read(&t->view, id, word, n->token, KVP_BLOCK_TOKENS_MAX);
 	n->up = n->facts.parent;
+	n->first = id;
 	n->look = kvpd_lease_look_from_now(t, KVPD_LOOK_CHAINS);
 	n->phase = LOOKING;
 	return -EINPROGRESS;
@@ -66,6 +70,7 @@ static bool climb(struct kvpd_request *q, const struct kvpd_tenant *t, struct in
 		if (i % KVPD_ADMIN_STRIDE == 0 && kvpd_request_over(q))
 			return false;
 		n->ancestor[n->n_ancestors++] = kvpd_block_key(t, n->up);
+		n->first = n->up;
 		n->up = kvp_load_relaxed(&t->view.blocks[n->up].parent);
 	}
 	return true;
@@ -92,7 +97,23 @@ static int inspect_step(struct kvpd_request *q)
 		n->leased = kvpd_leased(t, KVPD_LOOK_CHAINS, id);
 		n->phase = CLIMBING;
 	}
-	return climb(q, t, n) ? 0 : -EINPROGRESS;
+	if (!climb(q, t, n))
+		return -EINPROGRESS;
+	n->salted = kvp_recipe_salt(&t->view, n->first, kvpd_block_word(t, n->first), n->salt) > 0;
+	return 0;
+}
+
+/* As the caller had it: bytes in the machine's order. */
+static json_t *salt_json(const struct inspection *n)
+{
+	const uint8_t *bytes = (const uint8_t *)n->salt;
+	char text[2 * sizeof(n->salt) + 1];
+
+	if (!n->salted)
+		return json_null();
+	for (uint32_t i = 0; i < sizeof(n->salt); i++)
+		snprintf(text + (size_t)2 * i, 3, "%02x", bytes[i]);
+	return json_string(text);
 }
 
 static json_t *inspection_json(const struct inspection *n)
@@ -105,6 +126,7 @@ static json_t *inspection_json(const struct inspection *n)
 	for (int i = 0; i < n->n_tokens; i++)
 		json_array_append_new(list, json_integer((json_int_t)n->token[i]));
 	json_object_set_new(o, "token_ids", list);
+	json_object_set_new(o, "salt", salt_json(n));
 	list = json_array();
 	for (uint32_t i = 0; i < n->n_ancestors; i++) {
 		char key[KVPD_KEY_TEXT];

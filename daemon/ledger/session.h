@@ -66,6 +66,7 @@ struct kvpd_session {
 	struct kvpd_outcome outcome[KVP_SERIALS];
 	struct kvpd_parked *parked;
 	kvp_token tokens[KVP_BLOCK_TOKENS_MAX]; /* private copy of a staging row */
+	kvp_token salt[KVP_SALT_TOKENS];        /* and of its salt */
 };
 
 struct kvpd_session *kvpd_session_find(struct kvpd_ledger *l, uint32_t id);

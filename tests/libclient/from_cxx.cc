@@ -113,6 +113,15 @@ int hand_over(kvp_space *space, const kvp_prefix *prefix)
 	return kvp_release(taken);
 }
 
+int salted(kvp_space *space, const uint8_t *salt)
+{
+	kvp_space *own = nullptr;
+
+	if (kvp_space_salted(space, salt, &own) < 0)
+		return -1;
+	return kvp_space_close(own) == nullptr;
+}
+
 int outlive(kvp_client *client, kvp_prefix *prefix, kvp_grant *grant)
 {
 	kvp_timeline *timeline = nullptr;

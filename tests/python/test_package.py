@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import errno
 import gc
+import hashlib
 import os
 import subprocess
 import sys
@@ -323,6 +324,37 @@ class Contents(unittest.TestCase):
                 self.assertRaises(BufferError, m.release)  # somebody has the address
                 del values
                 m.release()
+
+    def test_salts(self):
+        tokens = numbers(100, 3 * T + 5, "i")
+        with Engine("salted") as e:
+            plain = e.space
+            e.space = plain.salted("lora-1")
+            e.store(tokens)
+            e.found(tokens, 3 * T).release()
+            self.assertEqual(e.space.outcome(tokens).tokens, 3 * T)
+            self.assertEqual(e.space.fingerprint, plain.fingerprint)
+            for other in (None, "", bytes(32), "lora-2", b"lora-2", bytes(31) + b"1"):
+                with plain.salted(other).match(tokens) as m:
+                    self.assertEqual(m.n_tokens + m.tail_tokens, 0)
+            with plain.match(tokens) as m:
+                self.assertEqual(m.n_tokens, 0)
+            again = plain.salted(hashlib.sha256(b"lora-1").digest())
+            with again.match(tokens) as m, plain.salted("lora-1").take_over(m.export()) as taken:
+                self.assertEqual(taken.n_tokens, 3 * T)
+                with self.assertRaises(kvpool.Stale):
+                    plain.take_over(m.export())
+                with again.match(tokens[3 * T:], after=m) as longer:
+                    self.assertEqual(longer.n_tokens, 3 * T)
+            with self.assertRaises(kvpool.Invalid):
+                again.salted("twice")
+            grants = again.reserve(1)
+            again.commit(grants, tokens[T:2 * T])
+            e.client.flush()
+            with plain.match(tokens[T:2 * T]) as m, again.match(tokens[T:2 * T]) as n:
+                self.assertEqual((m.n_tokens, n.n_tokens), (0, T))
+            self.assertEqual(again.delete(tokens), 3)
+        del again, e, plain  # which closed spaces with their client
 
     def test_other_types(self):
         for dtype, name, size in (("float16", "float16", 2), ("bfloat16", "bfloat16", 2),

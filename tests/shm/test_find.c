@@ -300,6 +300,64 @@ static void forced_collision(void **state)
 	toy_fini(&t);
 }
 
+/*
+ * Under a salt, under another, and under none there are three chains of the same tokens, and none is
+ * found for another: also where the first blocks have one key, which only the proof can tell apart.
+ */
+static void salts(void **state)
+{
+	static const kvp_token one[KVP_SALT_TOKENS] = { 1 }, two[KVP_SALT_TOKENS] = { [7] = 2 };
+	static const kvp_token *const salt[3] = { NULL, one, two };
+	const uint32_t lengths[] = { BT, BT - 1, BT - 3 };
+	kvp_token tokens[3 * BT], got[KVP_SALT_TOKENS];
+
+	(void)state;
+	for (uint32_t i = 0; i < 3 * BT; i++)
+		tokens[i] = i + 5;
+	for (uint32_t c = 0; c < 2 * 3 * 3 * 3; c++) {
+		uint32_t has = c % 3, asks = c / 3 % 3, n = lengths[c / 9 % 3], forged = c / 27;
+		struct kvp_key root = { 11, 12 }, key = { 0, 0 };
+		kvp_block_id id, child;
+		struct kvp_hit hits[4];
+		struct kvp_found f;
+		struct toy t;
+
+		toy_init(&t, 64, BT, true);
+		if (salt[asks])
+			root = kvp_salted_root(root, salt[asks]);
+		if (forged)
+			key = kvp_chain_key(root, tokens, n);
+		t.salt = salt[has];
+		assert_int_equal(toy_insert(&t, KVP_BLOCK_NONE, tokens, n, key, 0, &id), 0);
+		if (n == BT)
+			assert_int_equal(toy_insert(&t, id, tokens + BT, BT,
+						 (struct kvp_key){ 0, 0 }, 0, &child),
+				0);
+		for (uint32_t len = BT - 5; len <= 3 * BT; len++) {
+			uint32_t all = n == BT ? 2 * BT : n, most = len < all ? len : all;
+			/* of the next block at least so many tokens, or none */
+			uint32_t want = most % BT < KVP_TAIL_PREFIX ? most / BT * BT : most;
+
+			if (salt[asks])
+				kvp_find_salted(&t.v, 0, salt[asks], tokens, len, 0, KVP_TIERS_DRAM,
+					hits, 4, &f);
+			else
+				kvp_find(&t.v, 0, tokens, len, 0, KVP_TIERS_DRAM, hits, 4, &f);
+			assert_int_equal(f.n_tokens + f.tail_tokens, has == asks ? want : 0);
+			assert_int_equal(f.missing, f.n_tokens < len);
+			if (!f.n_hits)
+				assert_true(kvp_key_equal(f.key, root));
+		}
+		assert_int_equal(
+			kvp_recipe_salt(&t.v, id, kvp_load_relaxed(&t.v.blocks[id].word), got),
+			has > 0);
+		if (has)
+			assert_memory_equal(got, salt[has], sizeof(got));
+		assert_int_equal(kvp_recipe_salt(&t.v, id, 0, got), -ESTALE);
+		toy_fini(&t);
+	}
+}
+
 /* A reader sees the tiers that it asks for, in its own order, and stops where none has the block. */
 static void tiers(void **state)
 {
@@ -434,6 +492,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(differential),
 		cmocka_unit_test(forced_collision),
+		cmocka_unit_test(salts),
 		cmocka_unit_test(tiers),
 		cmocka_unit_test(limits_and_nonsense),
 		cmocka_unit_test(rubbish_descriptors),

@@ -41,7 +41,9 @@ void toy_init(struct toy *t, uint32_t max_blocks, uint32_t block_tokens, bool ta
 	void *base;
 
 	memset(t, 0, sizeof(*t));
-	if (kvp_catalog_plan(max_blocks, (uint64_t)max_blocks * block_tokens, tail, &l) < 0)
+	t->cells_per_block = kvp_shape_cells(kvp_shape(0, block_tokens) | KVP_SHAPE_SALTED);
+	if (kvp_catalog_plan(max_blocks,
+		    (uint64_t)max_blocks * t->cells_per_block * KVP_RECIPE_CELL, tail, &l) < 0)
 		abort();
 	base = must(mmap(NULL, l.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
 	kvp_catalog_init(base, &l, 7, 1, &t->v);
@@ -55,7 +57,6 @@ void toy_init(struct toy *t, uint32_t max_blocks, uint32_t block_tokens, bool ta
 	t->free_ids = must(calloc(max_blocks, sizeof(*t->free_ids)));
 	for (uint32_t i = 0; i < max_blocks; i++)
 		t->free_ids[t->n_free++] = max_blocks - 1 - i;
-	t->cells_per_block = kvp_recipe_cells(block_tokens);
 }
 
 void toy_fini(struct toy *t)
@@ -70,6 +71,7 @@ int toy_insert(struct toy *t, kvp_block_id parent, const kvp_token *tokens, uint
 	struct kvp_key forced_key, uint64_t offset, kvp_block_id *ret_id)
 {
 	struct kvp_block_init init = { .parent = parent, .n_tokens = n, .tokens = tokens };
+	struct kvp_key root = { t->v.spaces[0].root_lo, t->v.spaces[0].root_hi };
 	struct kvp_block *pb = parent == KVP_BLOCK_NONE ? NULL : &t->v.blocks[parent];
 	kvp_block_id id;
 	int r;
@@ -77,8 +79,11 @@ int toy_insert(struct toy *t, kvp_block_id parent, const kvp_token *tokens, uint
 	if (!t->n_free)
 		return -ENOSPC;
 	id = t->free_ids[--t->n_free];
-	init.parent_key.lo = pb ? kvp_load_relaxed(&pb->key_lo) : t->v.spaces[0].root_lo;
-	init.parent_key.hi = pb ? kvp_load_relaxed(&pb->key_hi) : t->v.spaces[0].root_hi;
+	init.salt = pb ? NULL : t->salt;
+	init.parent_key = init.salt ? kvp_salted_root(root, init.salt) : root;
+	if (pb)
+		init.parent_key = (struct kvp_key){ kvp_load_relaxed(&pb->key_lo),
+			kvp_load_relaxed(&pb->key_hi) };
 	init.key = forced_key.lo || forced_key.hi ? forced_key
 						  : kvp_chain_key(init.parent_key, tokens, n);
 	init.depth = pb ? kvp_load_relaxed(&pb->depth) + 1 : 0;

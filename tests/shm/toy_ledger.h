@@ -18,7 +18,8 @@ struct toy {
 	struct kvp_key *parent_key;
 	kvp_block_id *free_ids; /* a stack */
 	uint32_t n_free;
-	uint32_t cells_per_block;
+	uint32_t cells_per_block; /* with a salt */
+	const kvp_token *salt;    /* of what is inserted without a parent; NULL: none */
 	uint32_t serial;
 	struct kvp_session_page **pages; /* scanned for leases */
 	uint32_t n_pages;

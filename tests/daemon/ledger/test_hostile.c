@@ -419,6 +419,55 @@ static void a_collision_is_refused(void **state)
 	dp_stop(&w);
 }
 
+/* A salt stands in the page, and is one of the first block of a chain of tokens, or refused. */
+static void salts_where_they_belong(void **state)
+{
+	kvp_token tokens[2 * T] = { 1, 2, 3 }, salt[KVP_SALT_TOKENS] = { [3] = 7 };
+	struct kvpd_limits limits;
+	struct kvp_hit hits[2];
+	struct kvp_found found;
+	struct dp_block block, child;
+	struct dp_grant g[3];
+	struct dp_client *c;
+	struct dp_world w;
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 4);
+	assert_int_equal(dp_reserve(c, space, 3, 5000, g), 3);
+	/* all zeros are none */
+	assert_int_equal(
+		dp_commit(c, space, &g[0], dp_root(), tokens, T, KVP_SQE_SALTED, &block), -EINVAL);
+	memcpy(c->page->salt[g[0].index], salt, sizeof(salt));
+	memcpy(c->page->salt[g[1].index], salt, sizeof(salt));
+	assert_int_equal(
+		dp_commit(c, space, &g[0], dp_root(), tokens, T, KVP_SQE_SALTED, &block), 0);
+	assert_int_equal(
+		dp_commit(c, space, &g[1], dp_ref(&block), tokens + T, T, KVP_SQE_SALTED, &child),
+		-EINVAL);
+	assert_int_equal(dp_commit(c, space, &g[1], dp_ref(&block), tokens + T, T, 0, &child), 0);
+	assert_int_equal(dp_find(c, space, tokens, 2 * T, hits, 2), 0);
+	kvp_find_salted(&c->view, space, salt, tokens, 2 * T, 0, KVP_TIERS_DRAM, hits, 2, &found);
+	assert_int_equal(found.n_hits, 2);
+	/* The same tokens without it are another block, with it the same one. */
+	assert_int_equal(dp_commit(c, space, &g[2], dp_root(), tokens, T, 0, &child), 0);
+	assert_int_equal(child.flags, 0);
+	dp_release(c, &g[2]);
+	assert_int_equal(dp_reserve(c, space, 1, 5000, &g[2]), 1);
+	memcpy(c->page->salt[g[2].index], salt, sizeof(salt));
+	assert_int_equal(
+		dp_commit(c, space, &g[2], dp_root(), tokens, T, KVP_SQE_SALTED, &child), 0);
+	assert_int_equal(child.flags, KVP_CQE_DUPLICATE);
+	assert_int_equal(child.id, block.id);
+	for (uint32_t i = 0; i < 3; i++)
+		dp_release(c, &g[i]);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 /* A log full of uses of a long chain is served bit by bit, between the entries of all. */
 static void long_chains_are_touched_bit_by_bit(void **state)
 {
@@ -1189,6 +1238,7 @@ int main(void)
 		cmocka_unit_test(descriptions_out_of_range),
 		cmocka_unit_test(spaces_are_bounded),
 		cmocka_unit_test(a_collision_is_refused),
+		cmocka_unit_test(salts_where_they_belong),
 		cmocka_unit_test(long_chains_are_touched_bit_by_bit),
 		cmocka_unit_test(one_long_chain_is_no_single_step),
 		cmocka_unit_test(tiny_blocks_make_small_extents),

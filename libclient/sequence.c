@@ -99,7 +99,9 @@ static int put_holds(struct put *p)
 	while (p->settled != att->commit_serial) {
 		const struct commit *k = &att->commits[(p->settled + 1) % N_COMMITS];
 
-		if (k->used && k->outcome == OUTCOME_UNKNOWN)
+		/* Others' that wait for a moment are passed over, as next_commit() does. */
+		if (k->used && k->outcome == OUTCOME_UNKNOWN &&
+			(!k->parked || k->put == p->number))
 			break;
 		p->settled++;
 		if (!k->used || k->put != p->number)
@@ -173,18 +175,28 @@ static int put_block(struct put *p)
 	return 0;
 }
 
+/*
+ * ring_lock. Until the ledger has come to this question it has dealt with all that was submitted before;
+ * what waits for a moment then goes on waiting, where a FLUSH would wait with it.
+ */
+static int served_so_far(struct attachment *att, uint64_t deadline)
+{
+	struct kvp_sqe sqe = { .op = KVP_OP_NOP };
+	struct kvp_cqe cqe;
+
+	return ring_ask(att, &sqe, deadline, &cqe);
+}
+
 /* Waits for the answers and counts the tokens from `from` on that are cached. */
 static int64_t put_left(struct put *p)
 {
-	struct kvp_sqe sqe = { .op = KVP_OP_FLUSH };
 	struct kvp_client *c = p->space->client;
 	struct kvp_prefix *now;
-	struct kvp_cqe cqe;
 	int64_t tokens;
 	int r;
 
 	pthread_mutex_lock(&c->ring_lock);
-	r = ring_ask(p->att, &sqe, answer_by(p->deadline), &cqe);
+	r = served_so_far(p->att, answer_by(p->deadline));
 	pthread_mutex_unlock(&c->ring_lock);
 	if (r == -ESHUTDOWN)
 		return r;
@@ -395,9 +407,9 @@ int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32
 
 		r = ring_submit(m->att, &sqe, deadline);
 	}
-	pthread_mutex_unlock(&c->ring_lock);
 	if (r == 0)
-		r = kvp_flush(c, timeout_ms);
+		r = served_so_far(m->att, deadline);
+	pthread_mutex_unlock(&c->ring_lock);
 	if (r == 0)
 		r = (int)m->n_blocks;
 	prefix_drop(m);

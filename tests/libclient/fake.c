@@ -239,11 +239,19 @@ static void do_commit(struct fake *f, struct fake_session *s, const struct kvp_s
 	};
 	struct kvp_hit hit;
 
+	/* What waits for a moment is not published any more. */
+	if (e->until && !kvp_until_come(s->page, e->until)) {
+		cqe.flags = KVP_CQE_PARKED;
+		complete(s, &cqe);
+		return;
+	}
 	s->outcome[e->serial % KVP_SERIALS].serial = e->serial;
 	s->outcome[e->serial % KVP_SERIALS].block = KVP_BLOCK_NONE;
 	cqe.status = parent_of(f, s, e, &b.parent);
 	if (!s->slot[e->grant].granted || s->slot[e->grant].generation != e->grant_generation)
 		cqe.status = -EINVAL;
+	if (f->full)
+		cqe.status = -ENOSPC;
 	if (!cqe.status) {
 		b.parent_key = key_of(f, e->space, b.parent);
 		b.key = kvp_chain_key(b.parent_key, b.tokens, b.n_tokens);

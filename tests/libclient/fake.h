@@ -65,6 +65,7 @@ struct fake {
 	uint32_t last_session, last_extent;
 	/* What a test may set. */
 	bool mute;         /* rings are not served */
+	bool full;         /* commits are refused with -ENOSPC */
 	bool hold_extents; /* EXTENT of others' arenas is not sent, only on EXTENT_GET */
 	uint32_t lie;
 	int refuse; /* HELLO is answered with this error */

@@ -135,6 +135,29 @@ static void test_chain(void)
 	engine_free(e);
 }
 
+/* To forget blocks is no matter of any moment. */
+static void test_delete(void)
+{
+	struct engine *e = engine_new("after", 0, 7);
+	struct kvp_timeline *t = timeline(e);
+	struct kvp_ref parent = kvp_ref_root();
+	uint32_t tokens[T] = { 79 };
+	struct kvp_grant *g = reserve(e), *other;
+
+	EQUAL(kvp_commit_after(g, kvp_ref_root(), tokens, T, NULL, 0, t, 1), 0);
+	other = extend(e, 0, &parent, NULL, 0);
+	EQUAL(kvp_grant_wait(other, WAIT_MS), 0);
+	EQUAL(kvp_grant_release(other), 0);
+	EQUAL(blocks(e, 1), 1);
+	EQUAL(kvp_delete(e->space, e->tokens, T, 500), 1);
+	EQUAL(blocks(e, 1), 0);
+	EQUAL(kvp_grant_wait(g, 0), -ETIMEDOUT);
+	EQUAL(kvp_timeline_advance(t, 1), 0);
+	EQUAL(kvp_grant_wait(g, WAIT_MS), 0);
+	EQUAL(kvp_grant_release(g), 0);
+	engine_free(e);
+}
+
 static const uint8_t *last_block(struct engine *e, struct kvp_prefix **ret_prefix)
 {
 	struct kvp_payload_info p = { .size = sizeof(p) };
@@ -288,6 +311,7 @@ int main(void)
 		{ "moved", test_moved },
 		{ "waits", test_waits },
 		{ "chain", test_chain },
+		{ "delete", test_delete },
 		{ "streams", test_streams },
 	};
 

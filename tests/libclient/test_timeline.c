@@ -261,6 +261,53 @@ static void test_grants(void **state)
 	assert_int_equal(fake_blocks(f->fake), 1);
 }
 
+/* So many commits of one block, which is there from the first one on. */
+static void commit_again(struct fixture *f, uint32_t n)
+{
+	const uint32_t tokens[T] = { 7 };
+
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvp_grant *g;
+
+		assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+		assert_int_equal(kvp_commit(g, kvp_ref_root(), tokens, T, NULL, 0), 0);
+		assert_int_equal(
+			kvp_grant_wait(g, 2000), i ? KVP_COMMITTED_DUPLICATE : 0);
+		assert_int_equal(kvp_grant_release(g), 0);
+	}
+}
+
+/* A put sees that its blocks are refused, also past the record of a commit that waits. */
+static void test_put_past_a_commit_that_waits(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 2000 };
+	const uint32_t tokens[T] = { 8 };
+	uint8_t kv[TOKENS / T * BYTES] = { 0 };
+	struct kvp_view_plane plane;
+	struct kvp_view view = { .size = sizeof(view), .planes = &plane };
+	struct kvp_timeline *t = timeline(f);
+	struct kvp_grant *g;
+	uint64_t bytes;
+
+	assert_int_equal(
+		kvp_view_dense(f->space, KVP_VIEW_LCND, kv, TOKENS, &plane, &bytes), 0);
+	assert_int_equal(bytes, sizeof(kv));
+	/* One besides what is taken: before it is had again, the daemon has answered for what was in it. */
+	pthread_mutex_lock(&f->fake->lock);
+	f->fake->room = 3;
+	pthread_mutex_unlock(&f->fake->lock);
+	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+	assert_int_equal(kvp_commit_after(g, kvp_ref_root(), tokens, T, NULL, 0, t, 1), 0);
+	commit_again(f, N_COMMITS - 1);
+	pthread_mutex_lock(&f->fake->lock);
+	f->fake->full = true;
+	pthread_mutex_unlock(&f->fake->lock);
+	assert_int_equal(kvp_put(f->space, f->tokens, TOKENS, 0, &view, &o, NULL), -EAGAIN);
+	assert_int_equal(kvp_grant_wait(g, 0), -ETIMEDOUT);
+	assert_int_equal(kvp_grant_release(g), 0);
+}
+
 /* How often the library woke the daemon since this was last asked. */
 static uint64_t wakes(const struct fake_session *s)
 {
@@ -417,6 +464,7 @@ int main(void)
 		WITH_FIXTURE(test_all_leases),
 		WITH_FIXTURE(test_free_ends_all),
 		WITH_FIXTURE(test_grants),
+		WITH_FIXTURE(test_put_past_a_commit_that_waits),
 		WITH_FIXTURE(test_wakes),
 		WITH_FIXTURE(test_daemon_goes),
 		WITH_FIXTURE(test_forked_child),

@@ -54,10 +54,26 @@ static int lease_key(struct kvp_prefix *m, const struct space_bind *b, const kvp
 	return 0;
 }
 
-/* Deepest first: of keys that name a prefix block by block, the first ones then go last. */
+/* Uses that the thread's log has room for; others of its shard may take some. */
+static uint32_t touch_room(const struct kvp_prefix *m)
+{
+	const struct kvp_shard *s = &m->att->page->shard[m->shard];
+	uint32_t used = kvp_load_relaxed(&s->touch_tail) - kvp_load_acquire(&s->touch_head);
+
+	return used < KVP_TOUCHES ? KVP_TOUCHES - used : 0;
+}
+
+/*
+ * Deepest first: of keys that name a prefix block by block, the first ones then go last. Where there is
+ * no room for all, it is the deepest that are left out.
+ */
 void keys_touch(struct kvp_prefix *m)
 {
-	for (uint32_t i = m->n_blocks; i; i--)
+	uint32_t room = touch_room(m), end = 0;
+
+	for (; end < m->n_blocks && room; end++)
+		room -= m->leases[end].slot != NULL;
+	for (uint32_t i = end; i; i--)
 		if (m->leases[i - 1].slot)
 			kvp_touch_push(m->att->page, m->shard, m->hits[i - 1].id, 1);
 }

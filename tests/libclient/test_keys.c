@@ -6,6 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <jansson.h>
+
+#include "libclient/kvpool_admin.h"
 #include "tests/libclient/live.h"
 
 #define BYTES 4096u
@@ -299,6 +302,61 @@ static void more_than_can_be_leased(void)
 	kvp_space_close(s);
 }
 
+/* Uses that the daemon has counted of the block stored so many before the last one. */
+static long long uses(uint32_t before_last)
+{
+	struct kvp_admin *admin;
+	json_t *answer, *row;
+	char ask[80], *text;
+	long long n;
+
+	snprintf(ask, sizeof(ask), "{\"verb\":\"blocks\",\"sort\":\"serial\",\"limit\":%u}",
+		before_last + 1);
+	EQUAL(kvp_admin_open(NULL, &admin), 0);
+	EQUAL(kvp_admin_request(admin, ask, WAIT_MS, 0, &text), 0);
+	kvp_admin_close(admin);
+	answer = json_loads(text, 0, NULL);
+	free(text);
+	row = json_array_get(json_object_get(answer, "blocks"), before_last);
+	CHECK(row);
+	n = json_integer_value(json_object_get(row, "hits"));
+	json_decref(answer);
+	return n;
+}
+
+#define USED 700u /* more than one thread's log of uses has room for */
+
+/* Of more than can be told, the uses of the first keys are. */
+static void the_first_keys_count_as_used(void)
+{
+	struct kvp_space_desc d = keyed("used", 16);
+	struct kvp_space *s = space_of(&d);
+	uint8_t keys[16 * USED];
+	struct kvp_prefix *m;
+	int r = 0;
+
+	for (uint32_t i = 0; i < USED; i++) {
+		put(s, 16, i, i);
+		make_key(keys + 16 * i, 16, i);
+	}
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	for (int i = 0; i < 5000 && r < (int)USED; i++) {
+		r = kvp_match_keys(s, keys, USED, KVP_MATCH_NO_TOUCH, NULL, &m);
+		EQUAL(kvp_release(m), 0);
+		usleep(r < (int)USED ? 1000 : 0);
+	}
+	EQUAL(r, USED);
+	EQUAL(uses(USED - 1), 0);
+	EQUAL(kvp_match_keys(s, keys, USED, 0, NULL, &m), USED);
+	/* Told of with what is asked for next. */
+	for (int i = 0; i < 1000; i++)
+		EQUAL(kvp_flush(client, WAIT_MS), 0);
+	EQUAL(uses(USED - 1), 1);
+	EQUAL(uses(USED - 100), 1);
+	EQUAL(kvp_release(m), 0);
+	kvp_space_close(s);
+}
+
 /* Each block is leased by itself: what is deleted goes when its lease ends, and not before. */
 static void a_leased_block_stays(void)
 {
@@ -435,6 +493,7 @@ int main(void)
 		{ "spaces are kept apart", spaces_are_kept_apart },
 		{ "commits by key", commits_by_key },
 		{ "more than can be leased", more_than_can_be_leased },
+		{ "the first keys count as used", the_first_keys_count_as_used },
 		{ "a leased block stays", a_leased_block_stays },
 		{ "a layout that only the engine knows", a_layout_that_only_the_engine_knows },
 		{ "lookups are counted", lookups_are_counted },

@@ -100,8 +100,7 @@ static int put_holds(struct put *p)
 		const struct commit *k = &att->commits[(p->settled + 1) % N_COMMITS];
 
 		/* Others' that wait for a moment are passed over, as next_commit() does. */
-		if (k->used && k->outcome == OUTCOME_UNKNOWN &&
-			(!k->parked || k->put == p->number))
+		if (k->used && k->outcome == OUTCOME_UNKNOWN && (!k->parked || k->put == p->number))
 			break;
 		p->settled++;
 		if (!k->used || k->put != p->number)

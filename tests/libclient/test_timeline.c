@@ -271,8 +271,7 @@ static void commit_again(struct fixture *f, uint32_t n)
 
 		assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
 		assert_int_equal(kvp_commit(g, kvp_ref_root(), tokens, T, NULL, 0), 0);
-		assert_int_equal(
-			kvp_grant_wait(g, 2000), i ? KVP_COMMITTED_DUPLICATE : 0);
+		assert_int_equal(kvp_grant_wait(g, 2000), i ? KVP_COMMITTED_DUPLICATE : 0);
 		assert_int_equal(kvp_grant_release(g), 0);
 	}
 }
@@ -290,8 +289,7 @@ static void test_put_past_a_commit_that_waits(void **state)
 	struct kvp_grant *g;
 	uint64_t bytes;
 
-	assert_int_equal(
-		kvp_view_dense(f->space, KVP_VIEW_LCND, kv, TOKENS, &plane, &bytes), 0);
+	assert_int_equal(kvp_view_dense(f->space, KVP_VIEW_LCND, kv, TOKENS, &plane, &bytes), 0);
 	assert_int_equal(bytes, sizeof(kv));
 	/* One besides what is taken: before it is had again, the daemon has answered for what was in it. */
 	pthread_mutex_lock(&f->fake->lock);

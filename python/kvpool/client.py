@@ -8,7 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 from ._memory import Held
 from ._native import ffi, lib
 from .errors import NoDaemon, check, error
-from .handles import Grant, Match, Ref, milliseconds, no_room
+from .handles import Grant, Match, Ref, milliseconds, no_room, text
 from .keys import KeySpace
 from .view import Ids, View
 
@@ -66,9 +66,10 @@ class Client(Held):
         self._client: Any = None
         opts = ffi.new("struct kvp_open_opts *")
         why = ffi.new("char[]", lib.KVP_ERROR_TEXT)
-        text = [ffi.new("char[]", s.encode()) if s is not None else ffi.NULL for s in (socket, name)]
+        strings = [ffi.new("char[]", text(s)) if s is not None else ffi.NULL
+                   for s in (socket, name)]
         opts.size = ffi.sizeof("struct kvp_open_opts")
-        opts.socket, opts.name = text
+        opts.socket, opts.name = strings
         opts.default_timeout_ms = 0 if timeout is None else max(milliseconds(timeout), 1)
         opts.flags = lib.KVP_OPEN_LAZY if lazy else 0
         opts.error, opts.error_bytes = why, len(why)
@@ -166,8 +167,8 @@ class Space:
             raise ValueError("weights_digest has 32 bytes")
         desc = ffi.new("struct kvp_space_desc *")
         desc.size = ffi.sizeof("struct kvp_space_desc")
-        text = {key: ffi.new("char[]", value.encode()) for key, value in names.items()}
-        for key, value in text.items():
+        strings = {key: ffi.new("char[]", text(value)) for key, value in names.items()}
+        for key, value in strings.items():
             setattr(desc, key, value)
         ffi.memmove(desc.weights_digest, digest, len(digest))
         desc.dtype, desc.layout = number, _LAYOUTS[layout]

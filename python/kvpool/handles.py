@@ -26,6 +26,13 @@ def milliseconds(timeout: Optional[float]) -> int:
     return min(int(timeout * 1000 + .999), DEFAULT_TIMEOUT - 1)
 
 
+def text(value: str) -> bytes:
+    """As the library takes it. Invalid: it has a zero in it, at which it would end there."""
+    if "\0" in value:
+        raise error(-errno.EINVAL, "a zero in %r" % value)
+    return value.encode()
+
+
 def no_room(r: int, what: str, retry: Any) -> int:
     """The result, or an error that says when there may be room."""
     if r == -errno.EAGAIN:

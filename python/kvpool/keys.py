@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Union
 from ._memory import Held, Payload
 from ._native import ffi, lib
 from .errors import check, error
-from .handles import Grant, milliseconds, no_room
+from .handles import Grant, milliseconds, no_room, text
 
 if TYPE_CHECKING:
     from .client import Client
@@ -29,7 +29,7 @@ class KeySpace:
         self.block_bytes, self.key_bytes = block_bytes, key_bytes
         self.layers: List[Any] = []  # none that the library knows
         desc = ffi.new("struct kvp_space_desc *")
-        names = ffi.new("char[]", model.encode()), ffi.new("char[]", layout.encode())
+        names = ffi.new("char[]", text(model)), ffi.new("char[]", text(layout))
         desc.size = ffi.sizeof("struct kvp_space_desc")
         desc.model, desc.layout_name = names
         desc.layout = lib.KVP_LAYOUT_OPAQUE

@@ -727,6 +727,12 @@ class Keys(unittest.TestCase):
         for bad in ((0, 32), (1 << 32, 32), (4096, 0), (4096, 30), (4096, 12), (4096, 68)):
             self.assertRaises(kvpool.Invalid, self.client.key_space, "refused", "pages", *bad)
         self.assertRaises(kvpool.Invalid, self.client.key_space, "refused", "", 4096, 32)
+        # It would end at the zero, and be one with another's.
+        for names in (("a\0b", "pages"), ("a", "pages\0b")):
+            self.assertRaises(kvpool.Invalid, self.client.key_space, *names, 4096, 32)
+        for names in ({"adapter": "a\0b"}, {"tokenizer": "a\0b"}):
+            self.assertRaises(kvpool.Invalid, self.client.space, "a", 1, 1, 8, **names)
+        self.assertRaises(kvpool.Invalid, kvpool.Client, daemon.socket + "\0b")
         self.assertRaises(ValueError, self.space.match, b"x" * 33)
         self.assertRaises(ValueError, self.space.match, [b"x" * 32, b"x" * 31])
         self.assertRaises(ValueError, self.space.put, [self.key(1)], [])

@@ -5,11 +5,15 @@ in chunks and requests are preempted), and pages that have right contents or do 
 import array
 import ctypes
 import hashlib
+import importlib
 import json
 import os
 import pickle
 import sys
+import tempfile
+import types
 import unittest
+import unittest.mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
@@ -259,6 +263,69 @@ class Parts(unittest.TestCase):
         e.worker.load([job._replace(load=(0, 2))])
         self.assertEqual(e.worker.take_failed(), {0, 1})
         e.close()
+
+
+def connector_without_an_engine():
+    """kvpool.connectors.vllm with names in the place of what it imports."""
+    names = {"torch": ("float32", "float16", "bfloat16"), "vllm": (), "vllm.distributed": (),
+             "vllm.distributed.kv_transfer": (), "vllm.distributed.kv_transfer.kv_connector": (),
+             "vllm.distributed.kv_transfer.kv_connector.v1": (),
+             "vllm.distributed.kv_transfer.kv_connector.v1.base":
+                 ("KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole"),
+             "vllm.platforms": ("current_platform",), "vllm.v1": (), "vllm.v1.attention": (),
+             "vllm.v1.attention.backends": (),
+             "vllm.v1.attention.backends.cpu_attn": ("_get_attn_isa",)}
+    modules = {}
+    for name, members in names.items():
+        modules[name] = types.ModuleType(name)
+        for member in members:
+            setattr(modules[name], member, type(member, (), {}))
+    modules["torch"].Tensor = object
+    with unittest.mock.patch.dict(sys.modules, modules):
+        return importlib.import_module("kvpool.connectors.vllm")
+
+
+class Adapters(unittest.TestCase):
+    """Which requests of vLLM share, by their adapters."""
+
+    def setUp(self):
+        self.vllm = connector_without_an_engine()
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = os.path.join(self.folder.name, "lora")
+        os.mkdir(self.path)
+        self.train(b"weights")
+
+    def train(self, weights):
+        with open(os.path.join(self.path, "adapter_model.safetensors"), "wb") as f:
+            f.write(weights)
+
+    def adapter(self, name="a", path=None, number=1, engine=None, **more):
+        lora = types.SimpleNamespace(lora_name=name, lora_path=path or self.path,
+                                     lora_int_id=number, **more)
+        engine = engine or self.vllm._Adapters()  # pylint: disable=protected-access
+        return engine.of(types.SimpleNamespace(lora_request=lora))
+
+    def test_none(self):
+        engine = self.vllm._Adapters()  # pylint: disable=protected-access
+        self.assertEqual(engine.of(types.SimpleNamespace(lora_request=None)), "")
+        self.assertIsNone(engine.of(types.SimpleNamespace(lora_request=None, cache_salt="s")))
+
+    def test_trained_again(self):
+        """What is loaded from the same folder later, in another process, is another adapter."""
+        engine = self.vllm._Adapters()  # pylint: disable=protected-access
+        first = self.adapter(engine=engine)
+        self.assertTrue(first)
+        self.assertLess(len(first), 80)
+        self.assertEqual(self.adapter(), first)
+        self.train(b"other weights")
+        self.assertNotEqual(self.adapter(), first)
+        self.assertEqual(self.adapter(engine=engine), first)
+        self.assertNotEqual(self.adapter("b"), self.adapter("a"))
+
+    def test_unknown_weights(self):
+        self.assertIsNone(self.adapter(path="someone/on-a-hub"))
+        self.assertIsNone(self.adapter(load_inplace=True))
 
 
 if __name__ == "__main__":

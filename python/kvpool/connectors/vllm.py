@@ -48,12 +48,19 @@ def _weights(model: Any) -> bytes:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(repr((model.model, model.revision, getattr(model.hf_config, "_commit_hash", None),
                         model.quantization)).encode())
-    if os.path.isdir(model.model):
-        for name in sorted(os.listdir(model.model)):
-            if name.endswith((".safetensors", ".bin", ".pt", ".gguf")):
-                s = os.stat(os.path.join(model.model, name))
-                digest.update(repr((name, s.st_size, s.st_mtime_ns)).encode())
+    for facts in _files(model.model):
+        digest.update(repr(facts).encode())
     return digest.digest()
+
+
+def _files(path: str) -> List[Tuple[str, int, int]]:
+    """Name, size and time of each file with weights in a folder; none: it is no folder here."""
+    facts = []
+    for name in sorted(os.listdir(path)) if os.path.isdir(path) else ():
+        if name.endswith((".safetensors", ".bin", ".pt", ".gguf")):
+            s = os.stat(os.path.join(path, name))
+            facts.append((name, s.st_size, s.st_mtime_ns))
+    return facts
 
 
 def _model(config: Any, extra: Any, groups: Any) -> _Model:
@@ -84,13 +91,35 @@ def _model(config: Any, extra: Any, groups: Any) -> _Model:
     return _Model(identity, tokens, layers, heads, dim, model.dtype.itemsize)
 
 
-def _adapter(request: Any) -> Optional[str]:
-    """What else of a request its keys depend on; None: more than can be told here, not shared."""
-    if getattr(request, "mm_features", None) or getattr(request, "prompt_embeds", None) is not None \
-            or getattr(request, "cache_salt", None) or getattr(request, "resumable", False):
-        return None
-    lora = getattr(request, "lora_request", None)
-    return "lora:%s:%s" % (lora.lora_name, lora.lora_path) if lora is not None else ""
+class _Adapters:
+    """What else of a request its keys depend on. An adapter is what its files were when it was first
+    asked for: vLLM reads them then."""
+
+    def __init__(self) -> None:
+        self._known: Dict[Tuple[int, str, str], Optional[str]] = {}
+
+    def of(self, request: Any) -> Optional[str]:
+        """None: more than can be told here, not shared."""
+        if getattr(request, "mm_features", None) \
+                or getattr(request, "prompt_embeds", None) is not None \
+                or getattr(request, "cache_salt", None) or getattr(request, "resumable", False):
+            return None
+        lora = getattr(request, "lora_request", None)
+        if lora is None:
+            return ""
+        if getattr(lora, "load_inplace", False):
+            return None  # other weights under the same name
+        key = int(lora.lora_int_id), str(lora.lora_name), str(lora.lora_path)
+        if key not in self._known:
+            self._known[key] = self._name(*key[1:])
+        return self._known[key]
+
+    @staticmethod
+    def _name(name: str, path: str) -> Optional[str]:
+        files = _files(path)
+        if not files:
+            return None  # of a hub, in a revision that nobody tells
+        return "lora:" + hashlib.sha256(repr((name, path, files)).encode()).hexdigest()
 
 
 class KvpoolConnector(KVConnectorBase_V1):
@@ -112,6 +141,7 @@ class KvpoolConnector(KVConnectorBase_V1):
                               extra("socket", None), float(extra("timeout", 0.2)))
         self._scheduler = Scheduler(self._spaces, self._model.tokens) if scheduler else None
         self._worker: Optional[Worker] = None
+        self._adapters = _Adapters()
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -122,7 +152,7 @@ class KvpoolConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Tuple[int, bool]:
         """(tokens after the first num_computed_tokens that can be loaded, False: within the step)"""
-        adapter = _adapter(request)
+        adapter = self._adapters.of(request)
         if adapter is None:
             return 0, False
         return self._scheduler.found(request.request_id, adapter,

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Starting and ending the worker process. */
+#include "daemon/device/child.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/device/protocol.h"
+#include "shm/kvp_seg.h"
+
+extern char **environ;
+
+static int spawn(const char *path, char *const argv[], int sock, pid_t *ret_pid)
+{
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attr;
+	sigset_t none, all;
+	int r;
+
+	if (posix_spawn_file_actions_init(&actions))
+		return -ENOMEM;
+	if (posix_spawnattr_init(&attr)) {
+		posix_spawn_file_actions_destroy(&actions);
+		return -ENOMEM;
+	}
+	sigemptyset(&none);
+	sigfillset(&all);
+	r = posix_spawn_file_actions_adddup2(&actions, sock, KVPD_WORKER_SOCKET);
+	if (!r)
+		r = posix_spawnattr_setsigmask(&attr, &none);
+	if (!r)
+		r = posix_spawnattr_setsigdefault(&attr, &all);
+	if (!r)
+		r = posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+	if (!r)
+		r = posix_spawn(ret_pid, path, &actions, &attr, argv, environ);
+	posix_spawnattr_destroy(&attr);
+	posix_spawn_file_actions_destroy(&actions);
+	return -r;
+}
+
+int kvpd_child_start(const char *path, char *const argv[], struct kvpd_child *ret_child)
+{
+	int pair[2], r;
+	pid_t pid;
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return -errno;
+	r = spawn(path, argv, pair[1], &pid);
+	close(pair[1]);
+	if (r < 0) {
+		close(pair[0]);
+		return r;
+	}
+	*ret_child = (struct kvpd_child){ .pid = pid, .sock = pair[0] };
+	return 0;
+}
+
+void kvpd_child_end(struct kvpd_child *child, uint32_t grace_ms)
+{
+	const uint64_t until = kvpd_now_ns() + grace_ms * KVPD_MS;
+	const struct timespec step = { .tv_nsec = 5 * 1000000 };
+	pid_t r = 0;
+
+	if (!child->pid)
+		return;
+	close(child->sock);
+	child->sock = -1;
+	while (grace_ms && (r = waitpid(child->pid, NULL, WNOHANG)) == 0 && kvpd_now_ns() < until)
+		nanosleep(&step, NULL);
+	if (r == 0) {
+		kill(child->pid, SIGKILL);
+		while (waitpid(child->pid, NULL, 0) < 0 && errno == EINTR)
+			;
+	}
+	child->pid = 0;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The worker as a process: started, and ended without leaving anything of it behind. */
+#ifndef KVPD_CHILD_H
+#define KVPD_CHILD_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+struct kvpd_child {
+	pid_t pid; /* 0: none */
+	int sock;  /* the daemon's end */
+};
+
+/*
+ * Starts `path` with these arguments (NULL at their end) and one socket. It ends with the thread that
+ * called, by a signal to itself, or when `sock` is closed. -EMFILE, -ENOMEM, errors of posix_spawn(3).
+ */
+int kvpd_child_start(const char *path, char *const argv[], struct kvpd_child *ret_child);
+/*
+ * Closes the socket, gives the process so long to go by itself, then SIGKILL; returns when it is reaped:
+ * what it had mapped is no longer mapped by it. Harmless without one.
+ */
+void kvpd_child_end(struct kvpd_child *child, uint32_t grace_ms);
+
+#endif

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Drivers of the worker process: what makes segments of a device's memory and copies to and from
+ * them. A driver is a row of the table in driver.c and a file of its own.
+ *
+ * One thread of the worker calls; threads of a driver's own are its affair. Nothing on the way of a
+ * copy (submit, poll) allocates. 0 or negative errno:
+ *	-EAGAIN      busy, or some of the work is done: call again with the same arguments, soon
+ *	-ENOMEM      no memory of the device now
+ *	-EOPNOTSUPP
+ *	-EIO         this request
+ *	-ENODEV      lost to this process: the worker ends, another one may find it again
+ * Numbers of segments and hosts are below KVPD_DEVICE_SEGS, and the worker has checked them: a number
+ * names one piece of memory, offsets lie in it.
+ */
+#ifndef KVPD_DRIVER_H
+#define KVPD_DRIVER_H
+
+#include <stdint.h>
+
+#define KVPD_DRIVER_BATCH  1024u /* copies of a batch */
+#define KVPD_DRIVER_FLIGHT 2u    /* batches under way each way */
+
+struct kvpd_driver;
+
+struct kvpd_driver_opts {
+	uint64_t bytes;     /* of the device */
+	uint32_t threads;   /* that copy, each way */
+	uint32_t life;      /* 0: the first worker of its device; counts restarts */
+	const char *faults; /* of "fault"; NULL: none */
+};
+
+#define KVPD_DRIVER_READABLE 1u /* the processor reads segments: seg_addr() */
+struct kvpd_driver_caps {
+	uint64_t bytes;       /* of the device */
+	uint64_t granularity; /* segments are multiples of it */
+	uint32_t flags;
+	int32_t numa_node; /* -1: none */
+	uint8_t uuid[16];
+};
+
+struct kvpd_copy {
+	uint32_t seg, host;
+	uint64_t seg_off, host_off;
+	uint64_t bytes;
+};
+
+struct kvpd_done {
+	uint64_t batch;
+	int32_t status;
+	uint32_t reserved;
+	uint64_t ns; /* that it took */
+};
+
+struct kvpd_driver_ops {
+	const char *name;
+	/* -EINVAL: the options make no sense. */
+	int (*open)(const struct kvpd_driver_opts *opts, struct kvpd_driver **ret_driver);
+	/* Waits for copies that are under way. NULL is harmless; returns NULL. */
+	struct kvpd_driver *(*close)(struct kvpd_driver *d);
+	int (*caps)(struct kvpd_driver *d, struct kvpd_driver_caps *ret_caps);
+	/* Zeroed before it returns 0. The descriptor is the caller's. */
+	int (*seg_make)(struct kvpd_driver *d, uint32_t id, uint64_t bytes, int *ret_fd);
+	/* A segment that an earlier process made; the descriptor stays the caller's. */
+	int (*seg_take)(struct kvpd_driver *d, uint32_t id, uint64_t bytes, int fd);
+	void (*seg_drop)(struct kvpd_driver *d, uint32_t id);
+	const void *(*seg_addr)(struct kvpd_driver *d, uint32_t id); /* NULL: not READABLE */
+	/* DRAM, mapped by the worker until host_drop(). */
+	int (*host_add)(struct kvpd_driver *d, uint32_t id, void *addr, uint64_t bytes);
+	void (*host_drop)(struct kvpd_driver *d, uint32_t id);
+	/* At most KVPD_DRIVER_FLIGHT under way each way; `copies` is read before it returns. */
+	int (*submit)(struct kvpd_driver *d, uint32_t way, uint64_t batch,
+		const struct kvpd_copy *copies, uint32_t n);
+	/* How many of `out` were filled; never waits. */
+	int (*poll)(struct kvpd_driver *d, struct kvpd_done *out, uint32_t max);
+	/* Readable when poll() may have something. */
+	int (*event)(struct kvpd_driver *d);
+	int (*usage)(struct kvpd_driver *d, uint64_t *ret_free, uint64_t *ret_total);
+};
+
+/* NULL: there is none of that name. Any thread. */
+const struct kvpd_driver_ops *kvpd_driver_find(const char *name);
+
+/*
+ * "host": segments are sealed memfds, copies run in threads.
+ *
+ * "fault": wraps host; `faults` says what goes wrong, in rules parted by commas, each
+ *	OPERATION=WHAT[:NUMBER][@N[+]][#LIFE]
+ * OPERATION: open caps make take drop add hostdrop submit poll usage, or copy: a batch's own
+ * outcome. WHAT: fail:ERRNO, slow:MILLISECONDS, hang, die (the process ends), and of a copy damage
+ * (one bit of the first piece is wrong afterwards). @N: the N-th call alone, from 1; @N+: and all
+ * after it; without: all. #LIFE: only in the worker's life of that number, from 0. The first rule that
+ * fits decides. Operations that cannot fail take fail: for nothing.
+ */
+extern const struct kvpd_driver_ops kvpd_driver_host;
+extern const struct kvpd_driver_ops kvpd_driver_fault;
+
+#endif

@@ -1,0 +1,676 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The thread of a device. It never waits for the worker but in poll(): every question, batch and sum
+ * has a moment by which it has to be answered, and a worker that is late, says something that makes no
+ * sense, or is gone, is ended and reaped before anybody hears that his work failed.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/device/state.h"
+#include "daemon/log.h"
+#include "shm/kvp_seg.h"
+
+#define GRACE_MS       1000u
+#define MAX_RESTART_MS 60000u
+#define ATTEMPTS       2u /* workers that a question may cost */
+/* Bringing in memory takes its time: nanoseconds a byte, 100 MB/s. */
+#define NS_PER_BYTE 10u
+#define WINDOW_NS   UINT64_C(1000000000)
+
+/* ---- work goes back ------------------------------------------------------------------------- */
+
+/* Handed over by show(), together with the figures that count it. */
+static void post(struct kvpd_device *d, struct kvpd_device_work *work, int status)
+{
+	work->status = status;
+	TAILQ_INSERT_TAIL(&d->over, work, link);
+}
+
+static void copy_over(struct kvpd_device *d, struct kvpd_device_copy *c, int status)
+{
+	if (status < 0)
+		d->figures.kind[c->kind].failed++;
+	else
+		d->figures.kind[c->kind].done++;
+	post(d, &c->work, status);
+}
+
+/* The last of its pieces has come back, or it will not be sent. */
+static void copy_settled(struct kvpd_device *d, struct kvpd_device_copy *c, uint64_t now)
+{
+	if (c->q.status < 0) {
+		kvpd_queue_remove(&d->queue, c);
+		copy_over(d, c, c->q.status);
+		return;
+	}
+	c->copied_ns = now;
+	if (c->flags & (KVPD_COPY_SUM | KVPD_COPY_CHECK))
+		TAILQ_INSERT_TAIL(&d->to_sum, c, q.age);
+	else
+		copy_over(d, c, 0);
+}
+
+static void op_over(struct kvpd_device *d, struct kvpd_device_op *op, int status)
+{
+	struct kvpd_held *h = op->kind <= KVPD_SEG_DROP ? &d->seg[op->id] : &d->host[op->id];
+	const bool drop = op->kind == KVPD_SEG_DROP || op->kind == KVPD_HOST_DROP;
+
+	if (drop || status < 0) {
+		if (h->there && op->kind == KVPD_SEG_DROP) {
+			d->figures.segments--;
+			d->figures.segment_bytes -= h->bytes;
+		}
+		if (h->there && h->fd >= 0)
+			close(h->fd);
+		if (!h->there && op->kind == KVPD_HOST_ADD)
+			close(op->fd);
+		*h = (struct kvpd_held){ .fd = -1 };
+	}
+	post(d, &op->work, status);
+}
+
+static struct kvpd_device_op *op_of(struct kvpd_device_work *work)
+{
+	return (struct kvpd_device_op *)(void *)work;
+}
+
+/* ---- the worker comes and goes -------------------------------------------------------------- */
+
+static uint64_t until(const struct kvpd_device *d, uint64_t bytes)
+{
+	return kvpd_now_ns() + d->config.timeout_ms * KVPD_MS + bytes * NS_PER_BYTE;
+}
+
+static void set_state(struct kvpd_device *d, uint32_t state)
+{
+	atomic_store_explicit(&d->state, state, memory_order_relaxed);
+}
+
+static void start_worker(struct kvpd_device *d)
+{
+	char bytes[24], threads[16], life[16];
+	char *argv[] = { (char *)"kvpool-device", (char *)d->config.driver, bytes, threads, life,
+		(char *)d->config.faults, NULL };
+	int r;
+
+	snprintf(bytes, sizeof(bytes), "%llu", (unsigned long long)d->config.bytes);
+	snprintf(threads, sizeof(threads), "%u", d->config.threads);
+	snprintf(life, sizeof(life), "%u", d->life);
+	r = kvpd_child_start(d->config.worker, argv, &d->child);
+	if (d->life++)
+		d->figures.restarts++;
+	d->greeted = false;
+	d->taking = 0;
+	d->greet_until_ns = until(d, 0);
+	if (r == 0)
+		return;
+	/* Each failure is said once, not at each attempt. */
+	if (kvpd_device_state(d) != KVPD_DEVICE_DOWN)
+		kvpd_err("device %s: cannot start %s: %s", d->config.name, d->config.worker,
+			strerror(-r));
+}
+
+static void fail_flight(struct kvpd_device *d, struct kvpd_flight *f, uint64_t now)
+{
+	for (uint32_t i = 0; i < f->n; i++) {
+		struct kvpd_device_copy *c = f->piece[i].copy;
+
+		c->q.status = -EAGAIN;
+		if (!--c->q.pieces)
+			copy_settled(d, c, now);
+	}
+	f->used = false;
+}
+
+static void fail_question(struct kvpd_device *d)
+{
+	struct kvpd_device_op *op = d->ask.op;
+
+	d->ask.open = false;
+	if (!op)
+		return;
+	/* What it would have dropped went with the worker. */
+	if (op->kind == KVPD_SEG_DROP || op->kind == KVPD_HOST_DROP)
+		op_over(d, op, 0);
+	else if (++op->attempts < ATTEMPTS)
+		TAILQ_INSERT_HEAD(&d->ops, &op->work, link);
+	else
+		op_over(d, op, -EIO);
+}
+
+/* Everything that waits for a device which does not come back. */
+static void fail_waiting(struct kvpd_device *d, int status)
+{
+	struct kvpd_device_work *work, *tmp;
+	struct kvpd_device_copy *c;
+
+	for (uint32_t w = 0; w < KVPD_WAYS; w++)
+		for (uint32_t k = 0; k < KVPD_COPY_KINDS; k++)
+			while ((c = TAILQ_FIRST(&d->queue.way[w].kind[k].age))) {
+				kvpd_queue_remove(&d->queue, c);
+				copy_over(d, c, status);
+			}
+	while ((c = TAILQ_FIRST(&d->to_sum))) {
+		TAILQ_REMOVE(&d->to_sum, c, q.age);
+		copy_over(d, c, status);
+	}
+	for (work = TAILQ_FIRST(&d->ops); work; work = tmp) {
+		struct kvpd_device_op *op = op_of(work);
+
+		tmp = TAILQ_NEXT(work, link);
+		if (status == -ENODEV && (op->kind == KVPD_SEG_DROP || op->kind == KVPD_HOST_DROP))
+			continue;
+		TAILQ_REMOVE(&d->ops, work, link);
+		op_over(d, op, status);
+	}
+}
+
+/* `why`: NULL: it is being stopped. */
+static void end_worker(struct kvpd_device *d, const char *why)
+{
+	const uint32_t before = kvpd_device_state(d);
+	const uint64_t now = kvpd_now_ns();
+	uint64_t wait = d->config.restart_ms;
+
+	kvpd_child_end(&d->child, why ? 0 : GRACE_MS);
+	for (uint32_t i = 0; i < KVPD_FLIGHTS; i++)
+		if (d->flight[i].used)
+			fail_flight(d, &d->flight[i], now);
+	for (uint32_t i = 0; i < KVPD_SUMS; i++)
+		if (d->sum[i].copy) {
+			copy_over(d, d->sum[i].copy, -EAGAIN);
+			d->sum[i].copy = NULL;
+		}
+	if (d->ask.open)
+		fail_question(d);
+	if (!why)
+		return;
+	for (uint32_t i = 0; i < d->fails && wait < MAX_RESTART_MS; i++)
+		wait *= 2;
+	d->fails++;
+	d->start_ns = now + (wait < MAX_RESTART_MS ? wait : MAX_RESTART_MS) * KVPD_MS;
+	if (before == KVPD_DEVICE_UP) {
+		set_state(d, KVPD_DEVICE_RESTART);
+		kvpd_warning("device %s: the worker ended: %s; it is started again", d->config.name,
+			why);
+		return;
+	}
+	if (before != KVPD_DEVICE_DOWN)
+		kvpd_err("device %s: down: %s", d->config.name, why);
+	set_state(d, KVPD_DEVICE_DOWN);
+	fail_waiting(d, -ENODEV);
+}
+
+/* False: it cannot be sent, and there is no worker any more. The socket has room for all that may be
+ * under way: one that is full is not read. */
+static bool say(
+	struct kvpd_device *d, uint32_t type, uint32_t tag, const void *body, size_t len, int fd)
+{
+	int r = kvpd_p_send(d->child.sock, type, tag, body, len, fd);
+
+	if (r == 0)
+		return true;
+	end_worker(d, r == -EAGAIN ? "it reads nothing" : strerror(-r));
+	return false;
+}
+
+/* ---- questions ------------------------------------------------------------------------------ */
+
+static bool ask(struct kvpd_device *d, uint32_t type, uint32_t id, const struct kvpd_held *h,
+	struct kvpd_device_op *op)
+{
+	const struct kvpd_p_memory m = { .id = id, .writable = h->writable, .bytes = h->bytes };
+
+	d->ask.open = true;
+	d->ask.op = op;
+	d->ask.tag++;
+	d->ask.until_ns = until(d, h->bytes);
+	return say(d, type, d->ask.tag, &m, sizeof(m), h->fd);
+}
+
+/* A new worker is told one piece of memory after another. False: there is more to tell. */
+static bool take_over(struct kvpd_device *d)
+{
+	for (; d->taking < 2 * KVPD_DEVICE_SEGS; d->taking++) {
+		const bool host = d->taking >= KVPD_DEVICE_SEGS;
+		const uint32_t id = d->taking % KVPD_DEVICE_SEGS;
+		const struct kvpd_held *h = host ? &d->host[id] : &d->seg[id];
+
+		if (!h->there)
+			continue;
+		d->taking++;
+		(void)ask(d, host ? KVPD_P_HOST_ADD : KVPD_P_SEG_TAKE, id, h, NULL);
+		return false;
+	}
+	if (kvpd_device_state(d) != KVPD_DEVICE_UP) {
+		if (d->life > 1)
+			kvpd_notice("device %s: up again", d->config.name);
+		set_state(d, KVPD_DEVICE_UP);
+	}
+	return true;
+}
+
+static void ask_next(struct kvpd_device *d)
+{
+	static const uint32_t type[] = {
+		[KVPD_SEG_MAKE] = KVPD_P_SEG_MAKE,
+		[KVPD_SEG_DROP] = KVPD_P_SEG_DROP,
+		[KVPD_HOST_ADD] = KVPD_P_HOST_ADD,
+		[KVPD_HOST_DROP] = KVPD_P_HOST_DROP,
+	};
+	struct kvpd_device_op *op;
+
+	if (d->ask.open || !d->child.pid || !d->greeted || !take_over(d) || TAILQ_EMPTY(&d->ops))
+		return;
+	op = op_of(TAILQ_FIRST(&d->ops));
+	TAILQ_REMOVE(&d->ops, &op->work, link);
+	(void)ask(d, type[op->kind], op->id,
+		&(struct kvpd_held){
+			.fd = op->kind == KVPD_HOST_ADD ? op->fd : -1,
+			.writable = op->kind == KVPD_HOST_ADD && op->writable,
+			.bytes = op->kind == KVPD_SEG_MAKE || op->kind == KVPD_HOST_ADD ? op->bytes
+											: 0,
+		},
+		op);
+}
+
+/* Without a worker there is nobody to tell: the memory is let go. */
+static void drop_waiting(struct kvpd_device *d)
+{
+	struct kvpd_device_work *work, *tmp;
+
+	for (work = TAILQ_FIRST(&d->ops); work; work = tmp) {
+		struct kvpd_device_op *op = op_of(work);
+
+		tmp = TAILQ_NEXT(work, link);
+		if (op->kind == KVPD_SEG_DROP || op->kind == KVPD_HOST_DROP) {
+			TAILQ_REMOVE(&d->ops, work, link);
+			op_over(d, op, 0);
+		}
+	}
+}
+
+static void keep(struct kvpd_device *d, struct kvpd_device_op *op, struct kvpd_p *p)
+{
+	const struct kvpd_held h = {
+		.fd = op->kind == KVPD_SEG_MAKE ? kvp_take_fd(&p->fd) : op->fd,
+		.there = true,
+		.writable = op->kind == KVPD_HOST_ADD && op->writable,
+		.bytes = op->bytes,
+	};
+
+	if (op->kind == KVPD_SEG_MAKE) {
+		op->fd = h.fd;
+		d->seg[op->id] = h;
+		d->figures.segments++;
+		d->figures.segment_bytes += h.bytes;
+	} else {
+		d->host[op->id] = h;
+	}
+}
+
+/* What comes with a segment has to be what was asked for, whatever the worker says. */
+static bool answer_ok(const struct kvpd_device *d, const struct kvpd_p *p)
+{
+	const struct kvpd_device_op *op = d->ask.op;
+	const bool make = op && op->kind == KVPD_SEG_MAKE && !p->u.answer.status;
+
+	if (!d->ask.open || p->h.tag != d->ask.tag)
+		return false;
+	if (make && d->driver_flags & KVPD_DRIVER_READABLE)
+		return p->fd >= 0 && kvp_seg_check(p->fd, op->bytes, KVP_SEALS_VAULT) == 0;
+	return make || p->fd < 0;
+}
+
+static const char *got_answer(struct kvpd_device *d, struct kvpd_p *p)
+{
+	struct kvpd_device_op *op = d->ask.op;
+	const int status = p->u.answer.status;
+
+	if (!answer_ok(d, p))
+		return "an answer to nothing";
+	d->ask.open = false;
+	if (!op)
+		return status < 0 ? "it cannot take over what another one made" : NULL;
+	d->fails = 0;
+	if (status == 0 && (op->kind == KVPD_SEG_MAKE || op->kind == KVPD_HOST_ADD)) {
+		keep(d, op, p);
+		post(d, &op->work, 0);
+	} else {
+		op_over(d, op,
+			op->kind == KVPD_SEG_DROP || op->kind == KVPD_HOST_DROP ? 0 : status);
+	}
+	return NULL;
+}
+
+/* ---- copies --------------------------------------------------------------------------------- */
+
+static bool send_batch(struct kvpd_device *d, struct kvpd_flight *f)
+{
+	struct kvpd_p_copy *out = &d->out;
+
+	out->batch = f->batch;
+	out->way = f->way;
+	out->n = f->n;
+	for (uint32_t i = 0; i < f->n; i++) {
+		const struct kvpd_queue_piece *p = &f->piece[i];
+
+		out->copy[i] = (struct kvpd_copy){
+			.seg = p->copy->seg,
+			.host = p->copy->host,
+			.seg_off = p->copy->seg_off + p->off,
+			.host_off = p->copy->host_off + p->off,
+			.bytes = p->bytes,
+		};
+	}
+	return say(d, KVPD_P_COPY, 0, out, kvpd_p_copy_len(f->n), -1);
+}
+
+static struct kvpd_flight *free_flight(struct kvpd_device *d, uint32_t way)
+{
+	struct kvpd_flight *f = NULL;
+	uint32_t there = 0;
+
+	for (uint32_t i = 0; i < KVPD_FLIGHTS; i++)
+		if (!d->flight[i].used)
+			f = &d->flight[i];
+		else
+			there += d->flight[i].way == way;
+	return there < KVPD_DRIVER_FLIGHT ? f : NULL;
+}
+
+static void send_copies(struct kvpd_device *d)
+{
+	for (uint32_t way = 0; way < KVPD_WAYS; way++) {
+		struct kvpd_flight *f;
+
+		while (kvpd_device_state(d) == KVPD_DEVICE_UP && (f = free_flight(d, way))) {
+			uint32_t kind;
+
+			f->n = kvpd_queue_next(&d->queue, way, kvpd_now_ns(), f->piece, &kind);
+			if (!f->n)
+				break;
+			f->used = true;
+			f->batch = ++d->batch;
+			f->way = way;
+			f->bytes = 0;
+			for (uint32_t i = 0; i < f->n; i++)
+				f->bytes += f->piece[i].bytes;
+			f->until_ns = until(d, f->bytes);
+			if (!send_batch(d, f))
+				return;
+		}
+	}
+}
+
+static void count_bytes(struct kvpd_device *d, const struct kvpd_flight *f, uint64_t now)
+{
+	d->figures.bytes[f->way] += f->bytes;
+	if (now - d->window_ns >= WINDOW_NS) {
+		for (uint32_t w = 0; w < KVPD_WAYS; w++) {
+			d->figures.bytes_per_s[w] = (uint64_t)((double)d->window[w] * 1e9 /
+							       (double)(now - d->window_ns));
+			d->window[w] = 0;
+		}
+		d->window_ns = now;
+	}
+	d->window[f->way] += f->bytes;
+}
+
+static const char *got_done(struct kvpd_device *d, const struct kvpd_p_done *done)
+{
+	const uint64_t now = kvpd_now_ns();
+	struct kvpd_flight *f = NULL;
+
+	for (uint32_t i = 0; i < KVPD_FLIGHTS; i++)
+		if (d->flight[i].used && d->flight[i].batch == done->batch)
+			f = &d->flight[i];
+	if (!f)
+		return "the end of a batch that it does not have";
+	f->used = false;
+	if (done->status == 0) {
+		d->fails = 0;
+		count_bytes(d, f, now);
+	}
+	for (uint32_t i = 0; i < f->n; i++) {
+		struct kvpd_device_copy *c = f->piece[i].copy;
+
+		if (done->status < 0 && !c->q.status)
+			c->q.status = done->status == -EAGAIN ? -EAGAIN : -EIO;
+		/* Of what has failed no more is sent. */
+		if (c->q.status < 0)
+			kvpd_queue_remove(&d->queue, c);
+		if (!--c->q.pieces && (c->q.status < 0 || c->q.cut == c->bytes))
+			copy_settled(d, c, now);
+	}
+	return NULL;
+}
+
+/* ---- sums ----------------------------------------------------------------------------------- */
+
+static void send_sums(struct kvpd_device *d)
+{
+	for (uint32_t i = 0; i < KVPD_SUMS && kvpd_device_state(d) == KVPD_DEVICE_UP; i++) {
+		struct kvpd_device_copy *c = TAILQ_FIRST(&d->to_sum);
+		struct kvpd_p_sum s;
+
+		if (!c)
+			return;
+		if (d->sum[i].copy)
+			continue;
+		TAILQ_REMOVE(&d->to_sum, c, q.age);
+		/* What arrived, if the processor can read it; else what was sent. */
+		s.host = c->way == KVPD_TO_HOST || !(d->driver_flags & KVPD_DRIVER_READABLE);
+		s.seq = ++d->batch;
+		s.id = s.host ? c->host : c->seg;
+		s.off = s.host ? c->host_off : c->seg_off;
+		s.bytes = c->bytes;
+		d->sum[i].copy = c;
+		d->sum[i].seq = s.seq;
+		d->sum[i].until_ns = until(d, c->bytes);
+		if (!say(d, KVPD_P_SUM, 0, &s, sizeof(s), -1))
+			return;
+	}
+}
+
+static const char *got_sum(struct kvpd_device *d, const struct kvpd_p_summed *s)
+{
+	for (uint32_t i = 0; i < KVPD_SUMS; i++) {
+		struct kvpd_device_copy *c = d->sum[i].copy;
+		bool bad;
+
+		if (!c || d->sum[i].seq != s->seq)
+			continue;
+		d->sum[i].copy = NULL;
+		bad = c->flags & KVPD_COPY_CHECK && c->checksum != s->sum;
+		d->figures.damaged += bad;
+		if (!bad)
+			c->checksum = s->sum;
+		copy_over(d, c, bad ? -EBADMSG : 0);
+		return NULL;
+	}
+	return "a sum that nobody asked for";
+}
+
+/* ---- the loop ------------------------------------------------------------------------------- */
+
+static const char *got(struct kvpd_device *d, struct kvpd_p *p)
+{
+	if (!d->greeted) {
+		if (p->h.type != KVPD_P_HELLO)
+			return "it does not greet";
+		d->greeted = true;
+		d->driver_flags = p->u.hello.flags;
+		return NULL;
+	}
+	switch (p->h.type) {
+	case KVPD_P_ANSWER:
+		return got_answer(d, p);
+	case KVPD_P_DONE:
+		return got_done(d, &p->u.done);
+	case KVPD_P_SUMMED:
+		return got_sum(d, &p->u.summed);
+	default:
+		return "it greets twice";
+	}
+}
+
+static void receive(struct kvpd_device *d)
+{
+	while (d->child.pid) {
+		const char *wrong;
+		int r = kvpd_p_recv(d->child.sock, KVPD_TO_DAEMON, &d->packet);
+
+		if (r == -EAGAIN)
+			return;
+		if (r < 0) {
+			end_worker(d, r == -EPROTO ? "it says what makes no sense" : "it is gone");
+			return;
+		}
+		wrong = got(d, &d->packet);
+		kvpd_p_done_with(&d->packet);
+		if (wrong)
+			end_worker(d, wrong);
+	}
+}
+
+static uint64_t sooner(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* By when the worker has to have said something. */
+static uint64_t due(const struct kvpd_device *d)
+{
+	uint64_t t = UINT64_MAX;
+
+	if (!d->child.pid)
+		return t;
+	if (!d->greeted)
+		t = d->greet_until_ns;
+	if (d->ask.open)
+		t = sooner(t, d->ask.until_ns);
+	for (uint32_t i = 0; i < KVPD_FLIGHTS; i++)
+		if (d->flight[i].used)
+			t = sooner(t, d->flight[i].until_ns);
+	for (uint32_t i = 0; i < KVPD_SUMS; i++)
+		if (d->sum[i].copy)
+			t = sooner(t, d->sum[i].until_ns);
+	return t;
+}
+
+/* True: it is to stop. */
+static bool take_work(struct kvpd_device *d)
+{
+	struct kvpd_copies copies = TAILQ_HEAD_INITIALIZER(copies);
+	const uint64_t now = kvpd_now_ns();
+	struct kvpd_device_copy *c;
+	bool stop;
+
+	pthread_mutex_lock(&d->lock);
+	stop = d->stop;
+	TAILQ_CONCAT(&copies, &d->in_copies, q.age);
+	TAILQ_CONCAT(&d->ops, &d->in_ops, link);
+	pthread_mutex_unlock(&d->lock);
+	while ((c = TAILQ_FIRST(&copies))) {
+		TAILQ_REMOVE(&copies, c, q.age);
+		kvpd_queue_add(&d->queue, c, now);
+	}
+	return stop;
+}
+
+static void show(struct kvpd_device *d)
+{
+	uint64_t oldest[KVPD_COPY_KINDS] = { 0 };
+	bool tell;
+
+	for (uint32_t k = 0; k < KVPD_COPY_KINDS; k++) {
+		d->figures.kind[k].queued = 0;
+		for (uint32_t w = 0; w < KVPD_WAYS; w++) {
+			const struct kvpd_queue_class *c = &d->queue.way[w].kind[k];
+			const struct kvpd_device_copy *first = TAILQ_FIRST(&c->age);
+
+			d->figures.kind[k].queued += c->n;
+			if (first && (!oldest[k] || first->queued_ns < oldest[k]))
+				oldest[k] = first->queued_ns;
+		}
+	}
+	pthread_mutex_lock(&d->lock);
+	d->shown = d->figures;
+	memcpy(d->shown_oldest, oldest, sizeof(oldest));
+	tell = TAILQ_EMPTY(&d->posted) && !TAILQ_EMPTY(&d->over);
+	TAILQ_CONCAT(&d->posted, &d->over, link);
+	pthread_mutex_unlock(&d->lock);
+	if (tell)
+		d->config.wake(d->config.ctx);
+}
+
+/* Until something comes, or until something is late, may begin, or is to be started. */
+static void sleep_on(struct kvpd_device *d)
+{
+	struct pollfd f[2] = {
+		{ .fd = d->event, .events = POLLIN },
+		{ .fd = d->child.pid ? d->child.sock : -1, .events = POLLIN },
+	};
+	uint64_t t = d->child.pid ? due(d) : d->start_ns, now = kvpd_now_ns();
+	struct timespec ts;
+	eventfd_t value;
+
+	for (uint32_t w = 0; kvpd_device_state(d) == KVPD_DEVICE_UP && w < KVPD_WAYS; w++)
+		if (free_flight(d, w))
+			t = sooner(t, kvpd_queue_ready(&d->queue, w));
+	t = t > now ? t - now : 0;
+	ts.tv_sec = (time_t)(t / UINT64_C(1000000000) % INT32_MAX);
+	ts.tv_nsec = (long)(t % UINT64_C(1000000000));
+	(void)ppoll(f, 2, &ts, NULL);
+	(void)eventfd_read(d->event, &value);
+}
+
+static void work(struct kvpd_device *d)
+{
+	if (!d->child.pid && kvpd_now_ns() >= d->start_ns) {
+		start_worker(d);
+		if (!d->child.pid)
+			end_worker(d, "it cannot be started");
+	}
+	receive(d);
+	if (d->child.pid && kvpd_now_ns() >= due(d))
+		end_worker(d, "it hangs");
+	if (!d->child.pid)
+		drop_waiting(d);
+	if (kvpd_device_state(d) == KVPD_DEVICE_DOWN)
+		fail_waiting(d, -ENODEV);
+	ask_next(d);
+	send_copies(d);
+	send_sums(d);
+}
+
+static void close_all(struct kvpd_held *held)
+{
+	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
+		if (held[i].there && held[i].fd >= 0)
+			close(held[i].fd);
+}
+
+void *kvpd_device_run(void *device)
+{
+	struct kvpd_device *d = device;
+
+	while (!take_work(d)) {
+		work(d);
+		show(d);
+		sleep_on(d);
+	}
+	end_worker(d, NULL);
+	fail_waiting(d, -ESHUTDOWN);
+	show(d);
+	close_all(d->seg);
+	close_all(d->host);
+	return NULL;
+}

@@ -365,6 +365,29 @@ KVP_EXPORT int kvp_match(struct kvp_space *space, const uint32_t *tokens, size_t
 KVP_EXPORT int kvp_match_ids(struct kvp_space *space, const struct kvp_ids *tokens,
 	const struct kvp_match_opts *opts, struct kvp_prefix **ret_prefix);
 
+#define KVP_GROUP_MAX 64u /* spaces of a tenant, and so of a group */
+
+/*
+ * A match over the shards of a tensor- or pipeline-parallel group, a space of this client for each rank
+ * (kvp_layer.first_head and .index say which part it holds): ret_prefixes[i] is the longest prefix in
+ * spaces[i] that all others have too. All have the same n_blocks, n_tokens and tail_tokens; each is a
+ * prefix of its own, with a lease, which is handed to its rank (kvp_match_export()), read and released
+ * like any other. A sequence is thus visible to the group as soon as every rank has committed its blocks,
+ * whatever the order.
+ *
+ * One call answers for all ranks: ask once for each request, where it is scheduled. Ranks that ask for
+ * themselves get the same if nothing is committed or evicted in between. Counts as a use of what all have,
+ * and in the statistics of each space. With one space it is kvp_match_ids().
+ *
+ * flags: KVP_MATCH_NO_TOUCH, KVP_MATCH_EXACT (all ranks have all tokens, or nothing), KVP_MATCH_NO_TAIL.
+ * To have a missing prefix computed once, claim it in one of the spaces, by kvp_match(). -EINVAL: also
+ * `after`, other flags, spaces of several clients, of unlike block_tokens, of keys, or one twice; -ENOMEM;
+ * -ECHILD. On failure nothing is held.
+ */
+KVP_EXPORT int kvp_match_group(struct kvp_space *const *spaces, uint32_t n_spaces,
+	const struct kvp_ids *tokens, const struct kvp_match_opts *opts,
+	struct kvp_prefix **ret_prefixes);
+
 /* -EINVAL: released, or ret_info has no size. */
 KVP_EXPORT int kvp_match_info(const struct kvp_prefix *prefix, struct kvp_prefix_info *ret_info);
 

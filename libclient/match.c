@@ -230,6 +230,16 @@ int kvp_touch(struct kvp_prefix *m)
 	return 0;
 }
 
+void match_count(struct kvp_prefix *m, uint32_t n)
+{
+	uint32_t t = m->space->geo.block_tokens;
+
+	m->asked = m->base + n / t + (n % t > 0);
+	count(m, m->att ? bind_of(m->att, m->space) : NULL, n);
+	if (m->flags & KVP_MATCHED_LEASED)
+		touch(m);
+}
+
 int match_search(struct kvp_prefix *m, const struct tokens *tokens, uint32_t flags, uint32_t how)
 {
 	const struct space_bind *b = m->att ? bind_of(m->att, m->space) : NULL;

@@ -92,6 +92,8 @@ int match_make(struct kvp_space *space, const struct tokens *tokens, const struc
 	uint32_t flags, uint32_t how, struct kvp_prefix **ret_prefix);
 /* Searches with a pinned handle that holds no lease; unpins it. */
 int match_search(struct kvp_prefix *m, const struct tokens *tokens, uint32_t flags, uint32_t how);
+/* Counts a prefix that n tokens were asked for, and as a use, where FIND_COUNT has not. */
+void match_count(struct kvp_prefix *m, uint32_t n);
 /* Tokens of the sequence that its search did not look at: those of an earlier prefix. */
 static inline uint32_t match_base(const struct kvp_prefix *m)
 {

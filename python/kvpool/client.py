@@ -116,6 +116,21 @@ class Client(Held):
         dtype, how the engine lays a block out. Invalid: out of range."""
         return KeySpace(self, model, layout, block_bytes, key_bytes, timeout)
 
+    def match_group(self, spaces: Sequence["Space"], tokens: Any, *, tail: bool = True,
+                    exact: bool = False, touch: bool = True) -> List[Match]:
+        """A match in each of the spaces, one for each rank of a tensor- or pipeline-parallel group, of what
+        all of them have: equal n_blocks, n_tokens and tail_tokens. tokens, tail, exact, touch: as
+        Space.match(). Each match is released, or exported to its rank, by itself."""
+        opts = _match_opts((0 if tail else lib.KVP_MATCH_NO_TAIL) |
+                           (lib.KVP_MATCH_EXACT if exact else 0) |
+                           (0 if touch else lib.KVP_MATCH_NO_TOUCH))
+        if self.closed or any(s.client is not self for s in spaces):
+            raise error(-errno.EINVAL, "match_group")
+        handles = ffi.new("struct kvp_space *[]", [s.space for s in spaces])
+        ids, out = Ids(tokens), ffi.new("struct kvp_prefix *[]", max(len(spaces), 1))
+        check(lib.kvp_match_group(handles, len(spaces), ids.struct, opts, out), "match_group")
+        return [Match(s, out[i]) for i, s in enumerate(spaces)]
+
     def flush(self, timeout: Optional[float] = None) -> None:
         """Returns when all that this client stored before is visible or refused."""
         check(lib.kvp_flush(self.client, milliseconds(timeout)), "kvp_flush")

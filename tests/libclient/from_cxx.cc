@@ -122,6 +122,16 @@ int salted(kvp_space *space, const uint8_t *salt)
 	return kvp_space_close(own) == nullptr;
 }
 
+int of_a_group(kvp_space *a, kvp_space *b, const kvp_ids *tokens)
+{
+	kvp_space *const spaces[] = { a, b };
+	kvp_prefix *prefixes[2] = {};
+
+	if (kvp_match_group(spaces, 2, tokens, nullptr, prefixes) < 0)
+		return -1;
+	return kvp_release(prefixes[0]) + kvp_release(prefixes[1]);
+}
+
 int outlive(kvp_client *client, kvp_prefix *prefix, kvp_grant *grant)
 {
 	kvp_timeline *timeline = nullptr;

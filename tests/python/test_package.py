@@ -356,6 +356,28 @@ class Contents(unittest.TestCase):
             self.assertEqual(again.delete(tokens), 3)
         del again, e, plain  # which closed spaces with their client
 
+    def test_group(self):
+        tokens = numbers(300, 4 * T, "i")
+        with Engine("group") as a:
+            spaces = [a.space] + [a.client.space("group", LAYERS, HEADS, DIM, dtype="float32",
+                                                 block_tokens=T, adapter=str(i)) for i in "12"]
+            for space, blocks in zip(spaces, (4, 2, 3)):
+                a.space = space
+                a.store(tokens[:blocks * T])
+                a.found(tokens, blocks * T).release()
+            matches = a.client.match_group(spaces, tokens)
+            for m in matches:
+                self.assertEqual((m.n_tokens, m.n_blocks, m.tail_tokens, m.leased),
+                                 (2 * T, 2, 0, True))
+                m.release()
+            self.assertEqual([m.n_tokens for m in a.client.match_group(spaces[:1], tokens)], [4 * T])
+            self.assertEqual(a.client.match_group(spaces, tokens, exact=True)[0].n_tokens, 0)
+            for bad in ([], spaces[:1] * 2):
+                with self.assertRaises(kvpool.Invalid):
+                    a.client.match_group(bad, tokens)
+            with Engine("group") as b, self.assertRaises(kvpool.Invalid):
+                a.client.match_group([a.space, b.space], tokens)
+
     def test_other_types(self):
         for dtype, name, size in (("float16", "float16", 2), ("bfloat16", "bfloat16", 2),
                                   ("float8", "uint8", 1)):

@@ -303,7 +303,7 @@ static void nonsense_is_refused(void **state)
 /* ---- workers that die ----------------------------------------------------------------------- */
 
 #define BLOCKS 24u
-#define BLOCK  (512u << 10)
+#define BLOCK  (128u << 10)
 
 /* The only child that this process has; 0: none now. */
 static pid_t worker_pid(void)

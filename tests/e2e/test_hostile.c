@@ -205,6 +205,90 @@ static void endless_grants(uint64_t rng)
 	raw_detach(&s);
 }
 
+/* Slots for the raw client, as many as it gets; how many. */
+static uint32_t take_slots(struct raw *s, struct kvp_cqe got[KVP_MAX_GRANTS])
+{
+	struct kvp_sqe sqe = {
+		.op = KVP_OP_RESERVE, .count = KVP_MAX_GRANTS, .space = (uint16_t)s->space
+	};
+	uint32_t n = 0;
+	void *arena;
+	int fd;
+
+	if (raw_arena(s, 0, false, &fd, &arena) < 0)
+		return 0;
+	/* Nothing is written there; who kept it would get no more of them. */
+	munmap(arena, s->arena_bytes);
+	close(fd);
+	kvp_sq_push(s->page, &s->sq_tail, &sqe);
+	raw_bell(s);
+	for (uint32_t i = 0; i < 200 && n < 16; i++) {
+		struct kvp_cqe cqe;
+
+		while (kvp_cq_pop(s->page, &s->cq_head, &cqe) == 0)
+			if (cqe.op == KVP_OP_RESERVE && cqe.status == 0 && n < KVP_MAX_GRANTS)
+				got[n++] = cqe;
+		if (i % 50 == 49) {
+			kvp_sq_push(s->page, &s->sq_tail, &sqe);
+			raw_bell(s);
+		}
+		e2e_sleep_us(1000);
+	}
+	return n;
+}
+
+/*
+ * Commits that wait for each other in circles, for timelines that go back and forth, under serials that
+ * are there several times, beside floods of FLUSH, RELEASE and UNCLAIM for what waits.
+ */
+static void waits_in_circles(uint64_t rng)
+{
+	for (uint32_t round = 0; round < 20; round++) {
+		struct kvp_cqe slot[KVP_MAX_GRANTS], cqe;
+		struct raw s;
+		uint32_t n;
+
+		raw_attach(&s, daemon_.socket);
+		n = take_slots(&s, slot);
+		for (uint32_t i = 0; n && i < 4000; i++) {
+			static const uint32_t ops[] = { KVP_OP_COMMIT, KVP_OP_COMMIT, KVP_OP_COMMIT,
+				KVP_OP_FLUSH, KVP_OP_RELEASE, KVP_OP_UNCLAIM };
+			const struct kvp_cqe *g = &slot[e2e_random(&rng) % n];
+			struct kvp_sqe sqe = {
+				.op = ops[e2e_random(&rng) % 6],
+				.serial = (uint32_t)(e2e_random(&rng) % 5 * (1 + KVP_SERIALS / 2)),
+				.grant = g->grant,
+				.grant_generation = g->grant_generation,
+				.space = (uint16_t)s.space,
+				.tokens = (uint16_t)(e2e_random(&rng) % (E2E_BT + 1)),
+				.flags = (uint32_t)e2e_random(&rng) % 4,
+				.parent_kind =
+					e2e_random(&rng) % 3 ? KVP_PARENT_SERIAL : KVP_PARENT_ROOT,
+				.parent_id =
+					(uint32_t)(e2e_random(&rng) % 5 * (1 + KVP_SERIALS / 2)),
+				.next_lo = e2e_random(&rng) % 3,
+				.until = e2e_random(&rng) % 3
+						 ? kvp_until((uint32_t)(e2e_random(&rng) % 3),
+							   e2e_random(&rng) % 8)
+						 : e2e_random(&rng) % 2 * e2e_random(&rng),
+			};
+
+			if (sqe.op == KVP_OP_RELEASE && i % 8)
+				sqe.op = KVP_OP_FLUSH;
+			s.page->staging[g->grant][0] = (kvp_token)(e2e_random(&rng) % 4);
+			kvp_store_relaxed(
+				&s.page->done[e2e_random(&rng) % 3].value, e2e_random(&rng) % 8);
+			if (kvp_sq_push(s.page, &s.sq_tail, &sqe) < 0 || i % 16 == 0) {
+				raw_bell(&s);
+				e2e_sleep_us(100);
+			}
+			while (round % 4 && kvp_cq_pop(s.page, &s.cq_head, &cqe) == 0)
+				;
+		}
+		raw_detach(&s);
+	}
+}
+
 static void hostile_rings(void **state)
 {
 	uint64_t seed = e2e_seed();
@@ -215,6 +299,7 @@ static void hostile_rings(void **state)
 	beside_honest(nonsense_indices, seed, 300);
 	beside_honest(rewrites_leases, seed, 400);
 	beside_honest(endless_grants, seed, 500);
+	beside_honest(waits_in_circles, seed, 550);
 }
 
 static long daemon_rss_kib(void)

@@ -3,6 +3,7 @@
 #include "daemon/privilege.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <linux/capability.h>
 #include <pwd.h>
@@ -80,6 +81,30 @@ static void raise_limit(int which, const char *name, rlim_t want, const char *ef
 			"%s stays at %llu: %s", name, (unsigned long long)have.rlim_max, effect);
 }
 
+/*
+ * The kernel enlarges a process's table of descriptors when a number does not fit, and where the
+ * process has several threads the one that needs the number then waits for a grace period of RCU:
+ * moments on a machine at rest, seconds where every processor is wanted. The ledger and the control
+ * thread have no time for that. While there is one thread it costs nothing, and the table never
+ * shrinks.
+ */
+static void size_table(void)
+{
+	struct rlimit have;
+	int fd;
+
+	if (getrlimit(RLIMIT_NOFILE, &have) < 0)
+		return;
+	if (have.rlim_cur > WANT_FILES)
+		have.rlim_cur = WANT_FILES;
+	fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, (int)have.rlim_cur - 1);
+	if (fd < 0)
+		kvpd_info("no room for %llu descriptors beforehand: %s",
+			(unsigned long long)have.rlim_cur, strerror(errno));
+	else
+		close(fd);
+}
+
 void kvpd_raise_limits(void)
 {
 	raise_limit(RLIMIT_NOFILE, "the limit of open files", WANT_FILES,
@@ -87,6 +112,7 @@ void kvpd_raise_limits(void)
 	raise_limit(RLIMIT_MEMLOCK, "the limit of locked memory", RLIM_INFINITY,
 		"what exceeds it is not locked; raise LimitMEMLOCK, or start with "
 		"CAP_SYS_RESOURCE");
+	size_table();
 }
 
 /* The bounding set could give them back through a set-uid program. */

@@ -25,7 +25,10 @@ struct kvpd_account {
  */
 int kvpd_account_find(const char *user, struct kvpd_account *ret_account);
 
-/* Descriptors for every session, memory to lock. A limit that cannot be raised is only a notice. */
+/*
+ * Descriptors for every session, and room for them in the process's table; memory to lock. A limit
+ * that cannot be raised is only a notice.
+ */
 void kvpd_raise_limits(void);
 
 /*

@@ -6,6 +6,7 @@
 #include "libclient/thread.h"
 #include "libclient/ring.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -120,6 +121,19 @@ static int attach_with(struct attachment *att, uint64_t deadline)
 	return r == 0 ? publish(att, deadline, p) : r;
 }
 
+/* Says why in the library's words, since the daemon has not. */
+static void attempt_unanswered(struct kvp_client *c, int error)
+{
+	if (error != -ETIMEDOUT) {
+		attempt_failed(c, error, c->socket);
+		return;
+	}
+	pthread_mutex_lock(&c->lock);
+	snprintf(c->error_text, sizeof(c->error_text), "%s: no answer within %u ms", c->socket,
+		c->timeout_ms);
+	pthread_mutex_unlock(&c->lock);
+}
+
 int client_attach(struct kvp_client *c)
 {
 	uint64_t deadline = deadline_of(c, KVP_DEFAULT_TIMEOUT);
@@ -136,7 +150,7 @@ int client_attach(struct kvp_client *c)
 	if (r == 0)
 		return 0;
 	if (!c->told)
-		attempt_failed(c, r, c->socket);
+		attempt_unanswered(c, r);
 	if (att->page)
 		(void)packet_try(att, KVP_MSG_BYE, 0, NULL, 0);
 	pthread_mutex_lock(&c->ring_lock);

@@ -4,6 +4,7 @@
  * result structs of any size, timeouts, the shard of a thread, a forked child told apart.
  */
 #include "libclient/match.h"
+#include "libclient/thread.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -233,28 +234,6 @@ static int start_thread(struct kvp_client *c)
 	return r;
 }
 
-/* 0 when the first attempt has succeeded; its error; -ETIMEDOUT. */
-static int await_first_attempt(struct kvp_client *c)
-{
-	uint64_t deadline = deadline_of(c, KVP_DEFAULT_TIMEOUT);
-	struct timespec ts = {
-		.tv_sec = (time_t)(deadline / UINT64_C(1000000000)),
-		.tv_nsec = (long)(deadline % UINT64_C(1000000000)),
-	};
-	int r = 0;
-
-	pthread_mutex_lock(&c->lock);
-	while (!c->attempts && !r)
-		r = -pthread_cond_timedwait(&c->changed, &c->lock, &ts);
-	if (c->attempts)
-		r = c->joined ? 0 : c->error;
-	else
-		snprintf(c->error_text, sizeof(c->error_text), "%s: no answer within %u ms",
-			c->socket, c->timeout_ms);
-	pthread_mutex_unlock(&c->lock);
-	return r;
-}
-
 void tell_why(const struct kvp_open_opts *o, const char *text, int error)
 {
 	if (!o->error || !o->error_bytes)
@@ -264,31 +243,26 @@ void tell_why(const struct kvp_open_opts *o, const char *text, int error)
 	snprintf(o->error, o->error_bytes, "%s", text);
 }
 
-static int client_new(const struct kvp_open_opts *o, struct kvp_client **ret_client)
+/*
+ * The caller makes the first attempt itself: on a busy machine a thread that was just born waits
+ * longer for its first turns than one that has slept. Lazy too: an engine that asks a daemon that
+ * is there shall not begin with a miss.
+ */
+static int client_start(struct kvp_client *c, const struct kvp_open_opts *o)
 {
-	struct kvp_client *c = aligned_alloc(64, (sizeof(*c) + 63) / 64 * 64);
-	int r;
+	int r = client_init(c, o);
 
-	if (!c)
-		return -ENOMEM;
-	memset(c, 0, sizeof(*c));
-	c->kick = -1;
-	timelines_init(c);
-	r = client_init(c, o);
-	if (r == 0)
-		r = start_thread(c);
 	if (r < 0) {
 		tell_why(o, c->error_text, r);
-		client_free(c);
 		return r;
 	}
-	*ret_client = c;
-	return 0;
+	r = client_attach(c);
+	tell_why(o, c->error_text, r);
+	return r == 0 || c->lazy ? start_thread(c) : r;
 }
 
 int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client)
 {
-	char why[KVP_ERROR_TEXT];
 	struct kvp_open_opts o;
 	struct kvp_client *c;
 	int r;
@@ -300,15 +274,15 @@ int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client)
 		return -EINVAL;
 	}
 	tell_why(&o, "", 0);
-	r = client_new(&o, &c);
-	if (r < 0)
-		return r;
-	/* Lazy too: an engine that asks a daemon that is there shall not begin with a miss. */
-	r = await_first_attempt(c);
-	kvp_last_error(c, why, sizeof(why));
-	tell_why(&o, why, r);
-	if (r < 0 && !c->lazy) {
-		kvp_close(c);
+	c = aligned_alloc(64, (sizeof(*c) + 63) / 64 * 64);
+	if (!c)
+		return -ENOMEM;
+	memset(c, 0, sizeof(*c));
+	c->kick = -1;
+	timelines_init(c);
+	r = client_start(c, &o);
+	if (r < 0) {
+		client_free(c);
 		return r;
 	}
 	*ret_client = c;

@@ -275,12 +275,10 @@ struct kvp_client {
 	char name[KVP_CLIENT_NAME];
 
 	pthread_mutex_t lock;
-	pthread_cond_t changed; /* with lock: a call is done, an attempt to attach has ended */
+	pthread_cond_t changed; /* with lock: a call is done */
 	pthread_t thread;
 	int kick; /* eventfd: the library's thread shall look around */
 	KVP_ATOMIC(uint32_t) closing;
-	uint32_t attempts; /* to attach, ended */
-	int error;         /* of the last one */
 	char error_text[KVP_MSG_TEXT];
 	uint32_t joined; /* successful attempts */
 	uint32_t tag;

@@ -81,15 +81,6 @@ static void serve(struct kvp_client *c, struct attachment *att)
 		sweep_stock(att);
 }
 
-static void note_attempt(struct kvp_client *c, int r)
-{
-	pthread_mutex_lock(&c->lock);
-	c->attempts++;
-	c->error = r;
-	pthread_cond_broadcast(&c->changed);
-	pthread_mutex_unlock(&c->lock);
-}
-
 void *client_thread(void *client)
 {
 	struct kvp_client *c = client;
@@ -107,7 +98,6 @@ void *client_thread(void *client)
 		retiring_sweep(c);
 		sweep_dead(c);
 		r = client_attach(c);
-		note_attempt(c, r);
 		if (r == 0) {
 			backoff = BACKOFF_MIN_MS;
 		} else {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the library's own thread does, file by file. Only that thread calls these, unless a line
- * says otherwise.
+ * says otherwise; before it starts kvp_open() does its work.
  */
 #ifndef KVP_THREAD_H
 #define KVP_THREAD_H
@@ -73,7 +73,7 @@ int packets_receive(struct attachment *att);
 
 /* ---- attach.c -------------------------------------------------------------------------------- */
 
-/* One attempt, within the client's timeout. */
+/* One attempt, within the client's timeout. kvp_open() makes the first one, before the thread starts. */
 int client_attach(struct kvp_client *c);
 /* The daemon is gone: from here on every call is a miss or -ESHUTDOWN. */
 void client_detach(struct attachment *att);

@@ -50,6 +50,15 @@ class Limits(unittest.TestCase):
         ({"memory": ["256MiB"]}, "memory: is a list; a size, e.g. 512MiB is wanted"),
     ]
 
+    def test_the_table_of_descriptors_has_room_from_the_start(self):
+        """Who enlarges it in a process with threads waits for RCU; on a busy machine for seconds."""
+        with Daemon({"memory": "64MiB"}) as d:
+            with open("/proc/%d/status" % d.pid, encoding="ascii") as f:
+                room = int(re.search(r"^FDSize:\s+(\d+)$", f.read(), re.M).group(1))
+            with open("/proc/%d/limits" % d.pid, encoding="ascii") as f:
+                limit = int(re.search(r"^Max open files\s+(\d+)", f.read(), re.M).group(1))
+        self.assertGreaterEqual(room, min(limit, 262144))
+
     def test_check_and_start_refuse_the_same(self):
         for config, text in self.IMPOSSIBLE:
             d = Daemon(config)

@@ -277,7 +277,7 @@ static int measure_phase(struct run *run, uint32_t phase, uint64_t ns)
 
 	run->answer->n = run->answer->failed = run->answer->undone = 0;
 	atomic_store(&c->until_ns[phase], until);
-	fair_pace(run->answer, until, FAIR_ANSWER_NS, ask_status, run);
+	fair_pace(run->answer, until, FAIR_ANSWER_NS, ask_status, NULL, run);
 	/* A put is two requests, each with its timeout. */
 	while (!atomic_load(&c->done[phase])) {
 		if (atomic_load(&c->error) < 0)

@@ -40,7 +40,7 @@ static void sleep_until(uint64_t ns)
 }
 
 void fair_pace(struct fair_track *track, uint64_t until_ns, uint64_t period_ns,
-	int (*request)(void *ctx), void *ctx)
+	int (*request)(void *ctx), void (*after)(void *ctx), void *ctx)
 {
 	for (uint64_t due = bench_now(); due < until_ns; due += period_ns) {
 		uint64_t now = bench_now(), from = due;
@@ -57,7 +57,12 @@ void fair_pace(struct fair_track *track, uint64_t until_ns, uint64_t period_ns,
 			from = bench_now();
 		}
 		r = request(ctx);
-		add(track, bench_now() - from, r);
+		now = bench_now();
+		add(track, now - from, r);
+		if (after) {
+			after(ctx);
+			due += bench_now() - now;
+		}
 	}
 }
 
@@ -99,29 +104,38 @@ static int put(void *ctx)
 	return r < 0 ? (int)r : kvp_flush(p->pool.client, FAIR_TIMEOUT_MS);
 }
 
-static int attach(void *ctx)
-{
-	const struct kvp_open_opts opts = {
-		.size = sizeof(opts),
-		.socket = ctx,
-		.name = "kvbench",
-		.default_timeout_ms = FAIR_TIMEOUT_MS,
-	};
-	struct kvp_client *client;
-	int r = kvp_open(&opts, &client);
-
-	if (r == 0)
-		kvp_close(client);
-	return r;
-}
-
-/* ---- phases --------------------------------------------------------------------------------- */
-
 struct attacher {
 	struct fair_client *client;
 	struct putter *putter;
 	uint32_t phase;
+	struct kvp_client *opened;
 };
+
+static int attach(void *ctx)
+{
+	struct attacher *a = ctx;
+	const struct kvp_open_opts opts = {
+		.size = sizeof(opts),
+		.socket = a->putter->pool.daemon.socket,
+		.name = "kvbench",
+		.default_timeout_ms = FAIR_TIMEOUT_MS,
+	};
+
+	return kvp_open(&opts, &a->opened);
+}
+
+/*
+ * Not timed: kvp_close() waits for the library's own thread and for nothing of the daemon's, and a
+ * thread as young as that one waits for its turn until the next tick.
+ */
+static void detach(void *ctx)
+{
+	struct attacher *a = ctx;
+
+	a->opened = kvp_close(a->opened);
+}
+
+/* ---- phases --------------------------------------------------------------------------------- */
 
 static uint64_t wait_for_phase(struct fair_client *c, uint32_t phase)
 {
@@ -137,7 +151,7 @@ static void *attach_in_phase(void *arg)
 	struct attacher *a = arg;
 
 	fair_pace(&a->client->attach[a->phase], atomic_load(&a->client->until_ns[a->phase]),
-		FAIR_ATTACH_NS, attach, a->putter->pool.daemon.socket);
+		FAIR_ATTACH_NS, attach, detach, a);
 	return NULL;
 }
 
@@ -151,7 +165,7 @@ static int run_phase(struct fair_client *c, struct putter *p, uint32_t phase)
 	if (r < 0)
 		return r;
 	c->cpu_wait_ns[phase] = fair_cpu_wait_ns(OWN_SCHEDSTAT);
-	fair_pace(&c->put[phase], until, FAIR_PUT_NS, put, p);
+	fair_pace(&c->put[phase], until, FAIR_PUT_NS, put, NULL, p);
 	c->cpu_wait_ns[phase] = fair_cpu_wait_ns(OWN_SCHEDSTAT) - c->cpu_wait_ns[phase];
 	pthread_join(thread, NULL);
 	atomic_store(&c->done[phase], 1);

@@ -46,6 +46,8 @@
 #define PINNED            UINT32_C(0x80000000)
 #define PREFIX_KEYS       UINT32_C(0x80000000) /* blocks of keys, no prefix of a sequence */
 
+#define NO_KEY ((struct kvp_key){ 0, 0 })
+
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 #define NS_PER_MS     UINT64_C(1000000)
 

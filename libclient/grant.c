@@ -354,7 +354,8 @@ static int submit_commit(struct kvp_grant *g, struct kvp_sqe *sqe, struct commit
 }
 
 int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
-	uint32_t flags, uint64_t until, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref)
+	uint32_t flags, uint64_t until, uint64_t deadline, uint64_t put, struct kvp_key before,
+	struct kvp_ref *ret_ref)
 {
 	struct attachment *att = g->att;
 	struct space_bind *b = &att->binds[g->space->number];
@@ -384,6 +385,11 @@ int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *to
 	/* Before the moment the slot is not the ledger's to hand out. */
 	if (flags & KVP_COMMIT_RELEASE && !until)
 		sqe.flags |= KVP_SQE_RELEASE;
+	if (before.lo || before.hi) {
+		sqe.flags |= KVP_SQE_BEFORE;
+		sqe.next_lo = before.lo;
+		sqe.next_hi = before.hi;
+	}
 	*ret_ref = ref_make(KVP_PARENT_SERIAL, k->serial, 0, att->epoch);
 	r = submit_commit(g, &sqe, k, tokens, deadline);
 	if (r == 0 && flags & KVP_COMMIT_RELEASE && until) {
@@ -417,7 +423,7 @@ static int commit(struct kvp_grant *grant, struct kvp_ref parent, const kvp_toke
 		r = -EALREADY;
 	else if (grant->state == GRANT_HELD && n <= grant->space->geo.block_tokens)
 		r = grant_commit(grant, parent, tokens, n, flags, until,
-			deadline_of(c, KVP_DEFAULT_TIMEOUT), 0, &ref);
+			deadline_of(c, KVP_DEFAULT_TIMEOUT), 0, NO_KEY, &ref);
 	pthread_mutex_unlock(&c->ring_lock);
 	KVP_FAULT("committed");
 	return r;

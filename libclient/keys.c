@@ -201,6 +201,24 @@ int kvp_match_keys(struct kvp_space *space, const void *keys, size_t n, uint32_t
 
 int kvp_commit_keys(struct kvp_grant *const *grants, uint32_t n, const void *keys, uint32_t flags)
 {
+	return kvp_commit_keys_under(grants, n, keys, NULL, flags);
+}
+
+/* The digest of a parent's key, by which the ledger finds it; none: NO_KEY. */
+static struct kvp_key digest_of(const struct kvp_grant *g, const void *key)
+{
+	kvp_token words[KEY_WORDS];
+
+	if (!key)
+		return NO_KEY;
+	key_take(g->space, key, 0, words);
+	return kvp_chain_key(
+		g->att->binds[g->space->number].root, words, g->space->geo.block_tokens);
+}
+
+int kvp_commit_keys_under(struct kvp_grant *const *grants, uint32_t n, const void *keys,
+	const void *const *parents, uint32_t flags)
+{
 	kvp_token words[KEY_WORDS];
 	struct kvp_space *space;
 	struct kvp_client *c;
@@ -220,7 +238,8 @@ int kvp_commit_keys(struct kvp_grant *const *grants, uint32_t n, const void *key
 	while (r == 0 && (uint32_t)done < n) {
 		key_take(space, keys, (size_t)done, words);
 		r = grant_commit(grants[done], kvp_ref_root(), words, space->geo.block_tokens,
-			flags, 0, deadline_of(c, KVP_DEFAULT_TIMEOUT), 0, &none);
+			flags, 0, deadline_of(c, KVP_DEFAULT_TIMEOUT), 0,
+			digest_of(grants[done], parents ? parents[done] : NULL), &none);
 		done += r == 0;
 	}
 	pthread_mutex_unlock(&c->ring_lock);

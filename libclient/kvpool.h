@@ -728,6 +728,16 @@ KVP_EXPORT int kvp_commit_keys(
 	struct kvp_grant *const *grants, uint32_t n, const void *keys, uint32_t flags);
 
 /*
+ * The same with a parent for each block: parents[i] is a key, key_bytes long, or NULL; parents may be
+ * NULL. As long as the block is cached, that of its parent is neither evicted nor deleted: of blocks
+ * that are of use only after others the last ones go first. The parent is looked for when the block is
+ * published, and may be one of the same call before it; one that is not there is none, then and later. It
+ * is no part of what the block is: it is found, leased and read by its own key alone.
+ */
+KVP_EXPORT int kvp_commit_keys_under(struct kvp_grant *const *grants, uint32_t n, const void *keys,
+	const void *const *parents, uint32_t flags);
+
+/*
  * Copies block_bytes from src[i] into the block of key i, for each i that is not there already. Waits
  * at most timeout_ms for room, for all of them together. Returns how many leading keys were handed to
  * the daemon or were there; fewer than n, or a negative errno of kvp_reserve() if there is none: no

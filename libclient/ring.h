@@ -49,10 +49,12 @@ int run_client(struct kvp_grant *const *grants, uint32_t n, struct kvp_client **
 int run_check(struct kvp_grant *const *grants, uint32_t n);
 /*
  * As kvp_commit(), with the number of the kvp_put() or 0, and the moment (kvp_until()) at which to
- * publish or 0. *ret_ref names the block to be.
+ * publish or 0; `before`: the key of a block that is to be evicted after it, or NO_KEY. *ret_ref names
+ * the block to be.
  */
 int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
-	uint32_t flags, uint64_t until, uint64_t deadline, uint64_t put, struct kvp_ref *ret_ref);
+	uint32_t flags, uint64_t until, uint64_t deadline, uint64_t put, struct kvp_key before,
+	struct kvp_ref *ret_ref);
 /* The caller's handle is gone; the slot is given back at the moment, or now if that has come. */
 void grant_drop_at(struct kvp_grant *g, uint64_t until);
 /* The caller's hold ends, and the slot is given back. */

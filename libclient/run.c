@@ -85,8 +85,8 @@ static int run_commit(struct kvp_grant *const *grants, struct kvp_ref parent,
 		int r;
 
 		KVP_FAULT("run-commit");
-		r = grant_commit(
-			grants[done], parent, tokens + at, step, flags, 0, deadline, 0, &parent);
+		r = grant_commit(grants[done], parent, tokens + at, step, flags, 0, deadline, 0,
+			NO_KEY, &parent);
 		if (r < 0)
 			return done ? done : r;
 		done++;

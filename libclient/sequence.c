@@ -137,7 +137,7 @@ static int store_block(struct put *p, const kvp_token *tokens, uint32_t n)
 	KVP_FAULT("put-commit");
 	pthread_mutex_lock(&c->ring_lock);
 	r = grant_commit(g, p->parent, tokens, n, KVP_COMMIT_RELEASE, 0, answer_by(p->deadline),
-		p->number, &p->parent);
+		p->number, NO_KEY, &p->parent);
 	if (r < 0)
 		grant_drop(g);
 	pthread_mutex_unlock(&c->ring_lock);

@@ -470,7 +470,9 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 #define KVP_PARENT_SERIAL 2u /* what the commit with serial parent_id became */
 
 #define KVP_SQE_RELEASE 1u /* COMMIT: give the grant back in the same step */
-#define KVP_SQE_SALTED  2u /* COMMIT, parent ROOT: under the salt in the page's row of its grant */
+/* COMMIT in a space of keys: to be evicted before the block whose key is `next`, if that is there */
+#define KVP_SQE_BEFORE 4u
+#define KVP_SQE_SALTED 2u /* COMMIT, parent ROOT: under the salt in the page's row of its grant */
 
 /*
  * 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant.

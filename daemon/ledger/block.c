@@ -112,6 +112,27 @@ int kvpd_block_lookup(
 	return 0;
 }
 
+uint32_t kvpd_block_keyed(const struct kvpd_tenant *t, uint32_t space, struct kvp_key key)
+{
+	kvp_block_id id[CANDIDATES];
+	uint32_t n =
+		kvp_index_candidates(t->view.index, t->view.index_buckets, key.lo, id, CANDIDATES);
+
+	for (uint32_t i = 0; i < n; i++)
+		if (kvp_key_equal(kvpd_block_key(t, id[i]), key) && kvpd_block_lives(t, id[i]) &&
+			kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id[i]].shape)) == space &&
+			kvp_evict_contains(t->evict, id[i]))
+			return id[i];
+	return KVP_BLOCK_NONE;
+}
+
+uint32_t kvpd_block_after(const struct kvpd_tenant *t, uint32_t block)
+{
+	struct kvp_evict_info info;
+
+	return kvp_evict_peek(t->evict, block, &info) == 0 ? info.parent : KVP_BLOCK_NONE;
+}
+
 /* ---- new blocks ----------------------------------------------------------------------------- */
 
 /*
@@ -245,7 +266,7 @@ static void enter_policy(
 {
 	uint64_t bytes = t->view.spaces[b->space].block_bytes;
 	struct kvp_evict_item item = {
-		.parent = b->parent,
+		.parent = b->parent == KVP_BLOCK_NONE ? b->after : b->parent,
 		.bytes = (uint32_t)bytes,
 		.depth = kvp_load_relaxed(&t->view.blocks[id].depth),
 		.tokens = b->n_tokens,
@@ -266,10 +287,11 @@ int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32
 {
 	struct kvp_catalog_stats *st = &t->view.cat->stats;
 	uint32_t keep = KVPD_BLOCK_KEEP, id = revive;
+	uint32_t up = b->parent == KVP_BLOCK_NONE ? b->after : b->parent;
 	int r = 0;
 
-	if (b->parent != KVP_BLOCK_NONE)
-		t->block[b->parent].flags |= keep;
+	if (up != KVP_BLOCK_NONE)
+		t->block[up].flags |= keep;
 	if (revive != KVP_BLOCK_NONE)
 		t->block[revive].flags |= keep;
 	if (!make_room(t, now))
@@ -278,8 +300,8 @@ int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32
 		r = publish(t, b, now, &id);
 	else
 		revive_block(t, b, revive);
-	if (b->parent != KVP_BLOCK_NONE)
-		t->block[b->parent].flags &= ~keep;
+	if (up != KVP_BLOCK_NONE)
+		t->block[up].flags &= ~keep;
 	if (revive != KVP_BLOCK_NONE)
 		t->block[revive].flags &= ~keep;
 	if (r < 0)

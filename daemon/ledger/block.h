@@ -93,6 +93,7 @@ struct kvp_key kvpd_root_key(const struct kvpd_tenant *t, uint32_t space, const 
 struct kvpd_new_block {
 	uint32_t space;
 	uint32_t parent; /* KVP_BLOCK_NONE: first of a chain */
+	uint32_t after;  /* without a parent: a LIVE block that is evicted after it, or NONE */
 	struct kvp_key key;
 	uint32_t n_tokens;
 	const kvp_token *tokens; /* private */
@@ -100,6 +101,10 @@ struct kvpd_new_block {
 	struct kvpd_place place;
 };
 
+/* A LIVE block of the space with this key, unproven; KVP_BLOCK_NONE: there is none. */
+uint32_t kvpd_block_keyed(const struct kvpd_tenant *t, uint32_t space, struct kvp_key key);
+/* The block that is evicted after this one, as the policy has it; KVP_BLOCK_NONE: none. */
+uint32_t kvpd_block_after(const struct kvpd_tenant *t, uint32_t block);
 /*
  * The published block, in any state, that is proven to be the same: 1 and *ret_block; 0: none;
  * -EEXIST: another block has the key.

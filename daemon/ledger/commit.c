@@ -78,7 +78,9 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 {
 	struct kvpd_tenant *t = s->tenant;
 	const struct kvp_shm_space *space;
-	struct kvpd_new_block b = { .space = sqe->space, .n_tokens = sqe->tokens };
+	struct kvpd_new_block b = {
+		.space = sqe->space, .n_tokens = sqe->tokens, .after = KVP_BLOCK_NONE
+	};
 	struct kvp_key next = { sqe->next_lo, sqe->next_hi };
 	uint32_t found = KVP_BLOCK_NONE;
 	int r;
@@ -108,6 +110,11 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 							 : kvpd_block_key(t, b.parent),
 		b.tokens, b.n_tokens);
 	b.place = g->place;
+	if (sqe->flags & KVP_SQE_BEFORE) {
+		if (space->canon.key_bytes)
+			b.after = kvpd_block_keyed(t, b.space, next);
+		next = (struct kvp_key){ 0 };
+	}
 	r = kvpd_block_lookup(t, &b, &found);
 	if (r < 0)
 		return r;

@@ -192,7 +192,14 @@ static bool empty_on(struct kvpd_tenant *t, uint64_t now)
 		for (; e->chain != KVP_BLOCK_NONE; runs++) {
 			if (runs == EMPTY_RUNS)
 				return false;
+			/* What keys name is held together by the policy alone. */
+			uint32_t after = t->view.spaces[e->space].canon.key_bytes
+						 ? kvpd_block_after(t, e->chain)
+						 : KVP_BLOCK_NONE;
+
 			e->chain = kvpd_chain_drop(t, e->chain, now);
+			if (e->chain == KVP_BLOCK_NONE)
+				e->chain = after;
 		}
 	}
 	return true;

@@ -105,18 +105,25 @@ class KeySpace:
                       "reserve", retry)
         return [Grant(self, out[i]) for i in range(got)]
 
-    def commit(self, grants: Sequence[Grant], keys: Keys, *, release: bool = True) -> int:
+    def commit(self, grants: Sequence[Grant], keys: Keys, *, release: bool = True,
+               parents: Optional[Sequence[Optional[bytes]]] = None) -> int:
         """Publishes written grants as the blocks of the keys. Returns how many were handed over, in
         order. release: those are given back too; BufferError, and nothing is committed, while arrays
-        or buffers look at one."""
+        or buffers look at one. parents: for each block a key, or None: while the block is cached its
+        parent is, so that the last of what is used together is evicted first."""
         if release and any(g.exports for g in grants):
             raise BufferError("buffers or arrays still look at a grant: drop them first")
         buffer = self._keys(keys)
         if len(buffer) // self.key_bytes != len(grants):
             raise ValueError("as many grants as keys")
         handles = ffi.new("struct kvp_grant *[]", [g.grant for g in grants])
-        n = check(lib.kvp_commit_keys(handles, len(grants), buffer,
-                                      lib.KVP_COMMIT_RELEASE if release else 0), "commit")
+        if parents is not None and (len(parents) != len(grants) or any(
+                p is not None and len(p) != self.key_bytes for p in parents)):
+            raise ValueError("as many parents as grants, of %d bytes or None" % self.key_bytes)
+        above = [ffi.NULL if p is None else ffi.from_buffer(p) for p in parents or ()]
+        n = check(lib.kvp_commit_keys_under(
+            handles, len(grants), buffer, ffi.new("void const *[]", above) if above else ffi.NULL,
+            lib.KVP_COMMIT_RELEASE if release else 0), "commit")
         for g in grants[:n] if release else ():
             g._close()  # pylint: disable=protected-access
         return n

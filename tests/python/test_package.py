@@ -745,6 +745,18 @@ class Keys(unittest.TestCase):
         wait_for(lambda: self.space.present([self.key(0), self.key(1)]) == 2)
         self.assertEqual(self.space.delete(self.key(9)), 0)
 
+    def test_parents(self):
+        grants = self.space.reserve(3)
+        keys = [self.key(20 + i) for i in range(3)]
+        for bad in (keys[:2], [b"short", None, None]):
+            self.assertRaises(ValueError, self.space.commit, grants, keys, parents=bad)
+        self.assertEqual(self.space.commit(grants, keys, parents=[None] + keys[:2]), 3)
+        self.client.flush()
+        self.assertEqual(self.space.present(keys), 7)
+        for i in (2, 1, 0):
+            self.assertEqual(self.space.delete(keys[i]), 1)
+        wait_for(lambda: self.space.present(keys) == 0)
+
     def test_refused(self):
         for bad in ((0, 32), (1 << 32, 32), (4096, 0), (4096, 30), (4096, 12), (4096, 68)):
             self.assertRaises(kvpool.Invalid, self.client.key_space, "refused", "pages", *bad)

@@ -15,6 +15,7 @@ static const struct {
 	{ "attention", "attention over compressed planes, against decoding first",
 		kvbench_attention },
 	{ "codecs", "bytes, error and speed of every codec", kvbench_codecs },
+	{ "device", "copies to and from a device, against memcpy", kvbench_device },
 	{ "estimate", "what a cache takes in a codec, and what a budget holds", kvbench_estimate },
 	{ "fairness", "a well-behaved client beside other tenants' loads and attacks",
 		kvbench_fairness },

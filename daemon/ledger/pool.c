@@ -37,10 +37,15 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-#define MIB          (UINT64_C(1) << 20)
-#define SMALL_PAGE   UINT64_C(4096)
-#define HUGE_PAGE    (2 * MIB)
-#define PIECE        (32 * MIB) /* first touch, of one thread at a time */
+#define MIB        (UINT64_C(1) << 20)
+#define SMALL_PAGE UINT64_C(4096)
+#define HUGE_PAGE  (2 * MIB)
+/*
+ * First touch, of one thread at a time. The kernel reads the map of this process's memory meanwhile,
+ * and whoever maps something (the control thread, for a client that attaches) waits for the piece.
+ */
+#define PIECE        (2 * MIB)
+#define PER_THREAD   (32 * MIB) /* first touch of less than this takes no thread more */
 #define MAX_THREADS  64u
 #define PROGRESS_NS  (2 * UINT64_C(1000000000))
 #define MEMLOCK_MORE (64 * MIB) /* beside the pools: stacks, heap */
@@ -189,7 +194,7 @@ static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t by
 {
 	struct populate p = { .addr = addr, .fd = fd, .bytes = bytes };
 	pthread_t helper[MAX_THREADS];
-	uint64_t said = kvpd_now_ns(), pieces = (bytes + PIECE - 1) / PIECE;
+	uint64_t said = kvpd_now_ns(), parts = (bytes + PER_THREAD - 1) / PER_THREAD;
 	struct kvpd_memory m;
 	uint32_t n = 0;
 
@@ -197,7 +202,7 @@ static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t by
 	kvpd_memory_read("", &m);
 	if (!l->hugetlb && (kvpd_memory_spare(&m) < bytes || l->pressed_until_ns > said))
 		return -ENOMEM;
-	while (n + 1 < l->populate_threads && n + 1 < pieces && n < MAX_THREADS) {
+	while (n + 1 < l->populate_threads && n + 1 < parts && n < MAX_THREADS) {
 		if (pthread_create(&helper[n], NULL, populate_main, &p))
 			break; /* slower, not wrong */
 		n++;

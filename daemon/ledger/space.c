@@ -174,6 +174,15 @@ static bool is_of(const struct kvpd_tenant *t, uint32_t id, uint32_t space)
 #define EMPTY_LOOK  1024u /* descriptors looked at in one call */
 #define EMPTY_RUNS  2u    /* and runs of blocks that go, of KVPD_PROOF at most */
 
+/* Does nothing hang on it, neither in the catalog nor, as in a space of keys, in the policy alone? */
+static bool is_last(const struct kvpd_tenant *t, uint32_t id)
+{
+	struct kvp_evict_info info;
+
+	return !t->block[id].children &&
+	       !(kvp_evict_peek(t->evict, id, &info) == 0 && info.children);
+}
+
 /*
  * Forgets blocks of the space that is emptied, children first: a portion. A block that goes takes
  * its parent along if it was the last child, so one pass will do. False: there is more to do.
@@ -186,8 +195,7 @@ static bool empty_on(struct kvpd_tenant *t, uint64_t now)
 	for (; t->space[e->space].blocks && e->at < t->layout.max_blocks; e->at++) {
 		if (e->at == end || runs == EMPTY_RUNS)
 			return false;
-		if (e->chain == KVP_BLOCK_NONE && is_of(t, e->at, e->space) &&
-			!t->block[e->at].children)
+		if (e->chain == KVP_BLOCK_NONE && is_of(t, e->at, e->space) && is_last(t, e->at))
 			e->chain = e->at;
 		for (; e->chain != KVP_BLOCK_NONE; runs++) {
 			if (runs == EMPTY_RUNS)
@@ -198,7 +206,9 @@ static bool empty_on(struct kvpd_tenant *t, uint64_t now)
 						 : KVP_BLOCK_NONE;
 
 			e->chain = kvpd_chain_drop(t, e->chain, now);
-			if (e->chain == KVP_BLOCK_NONE)
+			/* Where it stayed, or has siblings, another one comes by here later. */
+			if (e->chain == KVP_BLOCK_NONE && after != KVP_BLOCK_NONE &&
+				is_last(t, after))
 				e->chain = after;
 		}
 	}

@@ -411,6 +411,75 @@ static void a_space_is_emptied_in_steps(void **state)
 	assert_int_equal(dp_figure(&g->w, "blocks"), 0);
 }
 
+/* A block of a key, to be evicted before the one of another key, if there is one. */
+static void put_key(
+	struct dp_client *c, uint32_t space, uint32_t number, kvp_block_id after, kvp_block_id *ret)
+{
+	struct kvp_sqe sqe = { .op = KVP_OP_COMMIT, .space = (uint16_t)space, .tokens = 8 };
+	const kvp_token key[8] = { number };
+	struct dp_grant grant;
+	struct kvp_cqe cqe;
+	uint32_t serial;
+
+	assert_int_equal(dp_reserve(c, space, 1, 20000, &grant), 1);
+	memcpy(c->page->staging[grant.index], key, sizeof(key));
+	sqe.grant = grant.index;
+	sqe.grant_generation = grant.generation;
+	sqe.parent_kind = KVP_PARENT_ROOT;
+	sqe.flags = KVP_SQE_RELEASE;
+	if (after != KVP_BLOCK_NONE) {
+		sqe.flags |= KVP_SQE_BEFORE;
+		sqe.next_lo = kvp_load_relaxed(&c->view.blocks[after].key_lo);
+		sqe.next_hi = kvp_load_relaxed(&c->view.blocks[after].key_hi);
+	}
+	serial = dp_push(c, &sqe);
+	do
+		assert_int_equal(dp_next(c, 20000, &cqe), 0);
+	while (cqe.serial != serial);
+	assert_int_equal(cqe.status, 0);
+	*ret = cqe.block;
+}
+
+/*
+ * A chain of keys, first block first, and siblings at its end: no block is tried again for each one that
+ * hangs on it, or the work would go with the square of the length.
+ */
+static void keys_with_parents_go_in_one_pass(void **state)
+{
+	const struct kvp_space_canon canon = {
+		.version = 1,
+		.layout = KVP_LAYOUT_OPAQUE,
+		.block_tokens = 8,
+		.opaque_bytes = 4096,
+		.key_bytes = 32,
+		.opaque_layout = "x",
+	};
+	const uint32_t links = 400, leaves = 50;
+	struct stage *g = *state;
+	struct kvp_msg_space space, more;
+	kvp_block_id tip = KVP_BLOCK_NONE, leaf;
+	char reason[KVP_MSG_TEXT];
+	uint32_t steps = 0;
+	int r;
+
+	assert_int_equal(dp_open(g->c, &canon, reason, sizeof(reason), &space), 0);
+	for (uint32_t i = 0; i < links; i++)
+		put_key(g->c, space.space, i + 1, tip, &tip);
+	for (uint32_t i = 0; i < leaves; i++)
+		put_key(g->c, space.space, links + i + 1, tip, &leaf);
+	dp_check(&g->w);
+	assert_int_equal(close_space(g->c, &space), 0);
+	for (uint32_t i = 1; i < KVP_MAX_SPACES; i++)
+		assert_int_equal(open_numbered(g->c, i, &more), 0);
+	assert_int_equal(dp_figure(&g->w, "blocks"), links + leaves);
+	while ((r = step(g->c, KVP_MAX_SPACES, &more)) == -EINPROGRESS)
+		assert_true(++steps <= links + leaves);
+	assert_int_equal(r, 0);
+	assert_int_equal(more.space, space.space);
+	assert_int_equal(dp_figure(&g->w, "blocks"), 0);
+	dp_check(&g->w);
+}
+
 /* Who opens it again meanwhile has it, and what is left in it; another one is emptied. */
 static void one_that_is_opened_again_stays(void **state)
 {
@@ -474,6 +543,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(nobody_opens_one_too_often, start, stop),
 		cmocka_unit_test_setup_teardown(there_are_64, start, stop),
 		cmocka_unit_test_setup_teardown(a_space_is_emptied_in_steps, start, stop),
+		cmocka_unit_test_setup_teardown(keys_with_parents_go_in_one_pass, start, stop),
 		cmocka_unit_test_setup_teardown(one_that_is_opened_again_stays, start, stop),
 		cmocka_unit_test_setup_teardown(what_is_leased_stays, start, stop),
 	};

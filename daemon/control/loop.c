@@ -17,6 +17,7 @@
 #include "daemon/control/pressure.h"
 #include "daemon/control/state.h"
 #include "daemon/log.h"
+#include "daemon/slice.h"
 
 /* Read from the kernel in one turn: a crowd that is ready hides nobody behind it for long. */
 #define EVENTS 256
@@ -24,6 +25,8 @@
 /* Then those have their turn who wait: first at the doors, then all others. */
 #define DOORS_NS (250 * UINT64_C(1000))
 #define SLICE_NS (500 * UINT64_C(1000))
+/* Asked of the kernel. This thread works for less at a time, and an attach is several of its turns. */
+#define TURN_NS (100 * UINT64_C(1000))
 
 int kvpd_watch(struct kvpd_control *c, int fd, uint32_t events, struct kvpd_source *source)
 {
@@ -168,6 +171,7 @@ int kvpd_control_run(struct kvpd_control *c)
 {
 	int r = 0;
 
+	kvpd_slice_ask(TURN_NS);
 	kvpd_notify(&c->manager, kvpd_now_ns(), "READY=1\nSTATUS=no sessions");
 	while (r == 0 && !c->stop)
 		r = kvpd_control_turn(c, -1);

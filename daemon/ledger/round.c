@@ -16,6 +16,7 @@
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/worker.h"
+#include "daemon/slice.h"
 #include "daemon/turns.h"
 
 /* How long a session may be silent before its client has to wake the ledger again. */
@@ -26,6 +27,8 @@
 /* Calls of epoll_wait() in a row: a crowd that wakes the ledger hides nobody behind it for long. */
 #define POLLS       8
 #define JOBS_A_TURN 8u
+/* Asked of the kernel: longer than the control thread's, which wakes beside a ledger that is busy. */
+#define TURN_NS (1500 * UINT64_C(1000))
 
 struct kvpd_call {
 	int (*fn)(struct kvpd_ledger *ledger, void *arg);
@@ -305,6 +308,7 @@ void *kvpd_ledger_main(void *arg)
 	uint32_t quiet = 0, work;
 	int timeout;
 
+	kvpd_slice_ask(TURN_NS);
 	while (kvpd_ledger_round(l, &work, &timeout)) {
 		kvp_store_relaxed(&l->rounds, kvp_load_relaxed(&l->rounds) + 1);
 		if (kvpd_turns_next(&l->row) || kvpd_ledger_is_wanted(l)) {

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A slice of one's own, asked of the kernel's scheduler. */
+#include "daemon/slice.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+
+/* struct sched_attr, version 0 (sched_setattr(2)): <linux/sched/types.h> and <sched.h> exclude each other. */
+struct attributes {
+	uint32_t size;
+	uint32_t policy;
+	uint64_t flags;
+	int32_t nice;
+	uint32_t priority;
+	uint64_t runtime;
+	uint64_t deadline;
+	uint64_t period;
+};
+
+void kvpd_slice_ask(uint64_t ns)
+{
+	struct attributes a = { 0 };
+
+	/* What it is, so that nothing but the slice changes. */
+	if (syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) == 0) {
+		a.size = sizeof(a);
+		a.flags = 0;
+		a.runtime = ns;
+		if (syscall(SYS_sched_setattr, 0, &a, 0) == 0)
+			return;
+	}
+	kvpd_info("this thread keeps the kernel's slice: %s", strerror(errno));
+}

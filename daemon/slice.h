@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How soon a thread gets a processor when it wakes.
+ *
+ * Linux 6.12 and later let a thread ask for a slice of its own (EEVDF; sched_attr.sched_runtime of
+ * SCHED_OTHER). A shorter one gives no larger part of the processor, but an earlier deadline: a thread that
+ * works for microseconds takes over from one that computes without end instead of waiting for that
+ * one's next tick, which is 4 ms later on many machines. Earlier kernels take the call and do nothing.
+ */
+#ifndef KVPD_SLICE_H
+#define KVPD_SLICE_H
+
+#include <stdint.h>
+
+/* For the calling thread and those that it makes. The kernel bounds it: 100 us to 100 ms. */
+void kvpd_slice_ask(uint64_t ns);
+
+#endif

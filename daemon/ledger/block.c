@@ -163,6 +163,9 @@ static bool make_cells(struct kvpd_tenant *t, uint64_t now, uint32_t *work)
 	return kvpd_evict_some(t, kvpd_evict_batch(t), now) != 0;
 }
 
+KVP_ABI_ASSERT(KVP_BLOCK_TOKENS_MAX + KVP_SALT_TOKENS <= KVPD_RUN_MAX * KVP_RECIPE_CELL,
+	"a run has room for the largest recipe");
+
 static uint32_t new_cells(const struct kvpd_new_block *b)
 {
 	return kvp_shape_cells(b->n_tokens | (b->salt ? KVP_SHAPE_SALTED : 0));

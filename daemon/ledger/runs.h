@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define KVPD_RUN_MAX  32u
+#define KVPD_RUN_MAX  33u /* the recipe of 512 tokens and a salt */
 #define KVPD_RUN_NONE UINT32_C(0xffffffff)
 #define KVPD_RUN_LOOK 4096u
 

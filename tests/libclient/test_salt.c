@@ -304,6 +304,31 @@ static void inspected(void)
 	engine_free(e);
 }
 
+/* The largest block there is, whose recipe is then larger than that of any other. */
+static void with_the_largest_blocks(void)
+{
+	struct engine *e = engine_new("largest", KVP_LAYOUT_LCND, 9);
+	struct kvp_space_desc d = model("largest", KVP_LAYOUT_LCND);
+	struct kvp_space *first = e->space, *plain;
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m;
+
+	d.block_tokens = 512;
+	EQUAL(kvp_space_open(e->client, &d, WAIT_MS, &plain), 0);
+	EQUAL(kvp_space_salted(plain, user, &e->space), 0);
+	for (uint32_t n = 1024; n > 500; n -= 512 - 8) {
+		store(e, n, KVP_PUT_PARTIAL);
+		m = find_soon(e, n, n, &info);
+		same_bytes(e, m, n);
+		kvp_release(m);
+	}
+	EQUAL(kvp_delete(e->space, e->tokens, 1024, WAIT_MS), 2);
+	inspected();
+	e->space = first;
+	kvp_space_close(plain);
+	engine_free(e);
+}
+
 /* Users' prompts under salts of their own, more than there is room for: what is found is right. */
 static void many_users(void)
 {
@@ -356,6 +381,7 @@ int main(void)
 		{ "handed over", handed_over },
 		{ "claims apart", claims_apart },
 		{ "inspected", inspected },
+		{ "with the largest blocks", with_the_largest_blocks },
 		{ "many users", many_users },
 	};
 

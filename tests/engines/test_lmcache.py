@@ -121,6 +121,24 @@ class Shared(unittest.TestCase):
             self.assertEqual(other.l2.report_status()["locked"], 0)
             self.assertTrue(other.l2.report_status()["is_healthy"])
 
+    def test_nothing_that_fails_ends_the_threads(self):
+        """An object that cannot say its size, and a listener that raises."""
+        class Broken(Object):
+            def get_size(self):
+                raise RuntimeError("an object that fails on purpose")
+
+        def refuse(*_):
+            raise RuntimeError("a listener that fails on purpose")
+
+        keys = [key(i, model="breaks") for i in range(1, 3)]
+        with Level() as one:
+            self.assertFalse(one.store(keys, [Object(), Broken()]).is_successful())
+            one.l2._notify_keys_stored = refuse  # pylint: disable=protected-access
+            one.l2._notify_keys_accessed = refuse  # pylint: disable=protected-access
+            self.assertTrue(one.store(keys, [Object(fill=1), Object(fill=2)]).is_successful())
+            self.assertEqual(one.load(keys, [Object(), Broken()]), [True, False])
+            self.assertEqual(one.load(keys, [Object(), Object()]), [True, True])
+
     def test_everything_of_a_key_counts(self):
         same = [key(9), key(9, salt="a"), key(9, salt="b"), key(9, rank=1), key(9, group=1),
                 key(9, model="another"), key(10)]

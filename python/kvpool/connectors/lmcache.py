@@ -196,17 +196,26 @@ class KvpoolL2(L2AdapterInterface):
         return task_id
 
     def _store(self, task_id: int, keys: List[Any], objects: List[Any]) -> None:
-        sizes = [int(o.get_size()) for o in objects]
+        sizes: List[int] = []
         try:
+            sizes = [int(o.get_size()) for o in objects]
             ok = len(keys) == len(objects) and self._put(keys, objects, sizes)
         except Exception as e:  # pylint: disable=broad-except
             _log.warning("store: %s", e)
             ok = False
         if ok:
-            self._notify_keys_stored(keys, sizes)
+            self._tell(self._notify_keys_stored, keys, sizes)
         with self._lock:
             self._stored[task_id] = L2StoreResult(ok, sum(sizes) if ok else 0)
         self._events[0].notify()
+
+    @staticmethod
+    def _tell(listeners: Any, *what: Any) -> None:
+        """A listener that fails ends neither the task nor the thread that later tasks wait for."""
+        try:
+            listeners(*what)
+        except Exception as e:  # pylint: disable=broad-except
+            _log.warning("listener: %s", e)
 
     def _put(self, keys: List[Any], objects: List[Any], sizes: List[int]) -> bool:
         """Whole runs of objects of one model and size at a time."""
@@ -238,7 +247,7 @@ class KvpoolL2(L2AdapterInterface):
                 _log.warning("load: %s", e)
         bitmap.batched_set(done)
         if done:
-            self._notify_keys_accessed([keys[i] for i in done])
+            self._tell(self._notify_keys_accessed, [keys[i] for i in done])
         with self._lock:
             self._loaded[task_id] = bitmap
         self._events[2].notify()

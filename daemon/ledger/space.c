@@ -200,6 +200,11 @@ static bool empty_on(struct kvpd_tenant *t, uint64_t now)
 		for (; e->chain != KVP_BLOCK_NONE; runs++) {
 			if (runs == EMPTY_RUNS)
 				return false;
+			/* It may have gone since the last portion, and its id be another space's block. */
+			if (!is_of(t, e->chain, e->space)) {
+				e->chain = KVP_BLOCK_NONE;
+				break;
+			}
 			/* What keys name is held together by the policy alone. */
 			uint32_t after = t->view.spaces[e->space].canon.key_bytes
 						 ? kvpd_block_after(t, e->chain)

@@ -11,6 +11,11 @@
 
 #include <cmocka.h>
 
+#include "daemon/clock.h"
+#include "daemon/ledger/delete.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/tenant.h"
 #include "shm/kvp_lease.h"
 #include "tests/daemon/ledger/dp_world.h"
 
@@ -480,6 +485,58 @@ static void keys_with_parents_go_in_one_pass(void **state)
 	dp_check(&g->w);
 }
 
+/* What takes the last block away between two steps, as an eviction does; its id is in *arg then. */
+static int evict_what_is_next(struct kvpd_ledger *l, void *arg)
+{
+	struct kvpd_tenant *t = NULL;
+	uint32_t *id = arg;
+
+	for (uint32_t i = 1; i <= l->last_tenant && !t; i++)
+		t = l->tenant[i];
+	*id = t->emptying.chain;
+	return *id == KVP_BLOCK_NONE ? -ENOENT : kvpd_block_drop(t, *id, false, kvpd_now_ns());
+}
+
+/* The block that would have been next may have gone between two steps, and its id be another's. */
+static void a_block_of_another_space_is_not_taken_for_the_next(void **state)
+{
+	const uint32_t links = 900, tries = 200;
+	struct stage *g = *state;
+	struct kvp_msg_space space[KVP_MAX_SPACES], more;
+	struct dp_ref parent = dp_root();
+	static struct dp_block other[200];
+	struct dp_block block;
+	uint32_t id, of_other = 0;
+	int r;
+
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		assert_int_equal(open_numbered(g->c, i, &space[i]), 0);
+	for (uint32_t i = 0; i < links; i++) {
+		kvp_token tokens[T];
+
+		for (uint32_t k = 0; k < T; k++)
+			tokens[k] = 7000 + i * T + k;
+		assert_int_equal(dp_put(g->c, space[0].space, parent, tokens, T, &block), 0);
+		parent = dp_ref(&block);
+	}
+	dp_flush(g->c);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		if (i != 1)
+			assert_int_equal(close_space(g->c, &space[i]), 0);
+	assert_int_equal(step(g->c, 64, &more), -EINPROGRESS);
+	assert_int_equal(kvpd_ledger_ask(g->w.ledger, evict_what_is_next, &id), 0);
+	put_many(g->c, space[1].space, tries, other);
+	for (uint32_t i = 0; i < tries; i++)
+		of_other += other[i].id == id;
+	assert_int_equal(of_other, 1);
+	while ((r = step(g->c, 64, &more)) == -EINPROGRESS)
+		;
+	/* Which of the closed ones it is does not matter: the pass over the first one may end early. */
+	assert_int_equal(r, 0);
+	for (uint32_t i = 0; i < tries; i++)
+		assert_int_equal(found(g->c, space[1].space, i), 1);
+}
+
 /* Who opens it again meanwhile has it, and what is left in it; another one is emptied. */
 static void one_that_is_opened_again_stays(void **state)
 {
@@ -544,6 +601,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(there_are_64, start, stop),
 		cmocka_unit_test_setup_teardown(a_space_is_emptied_in_steps, start, stop),
 		cmocka_unit_test_setup_teardown(keys_with_parents_go_in_one_pass, start, stop),
+		cmocka_unit_test_setup_teardown(
+			a_block_of_another_space_is_not_taken_for_the_next, start, stop),
 		cmocka_unit_test_setup_teardown(one_that_is_opened_again_stays, start, stop),
 		cmocka_unit_test_setup_teardown(what_is_leased_stays, start, stop),
 	};

@@ -584,7 +584,8 @@ KVP_EXPORT int64_t kvp_put_ids(struct kvp_space *space, const struct kvp_ids *to
  * keeps nothing in place, so that other clients may evict the next moment what it counted.
  *
  * *ret_why, if not NULL, says what the first missing block lacks: 0: nothing is missing, or it is
- * not among the last 512 blocks that this client stored; -ENOSPC: it was refused for want of room;
+ * not among the last 512 blocks that this client stored (fewer by those that wait for a timeline);
+ * -EINPROGRESS: another thread of this client is storing that very block; -ENOSPC: it was refused for want of room;
  * -ECANCELED: the block before it was gone when its turn came; -ESTALE: it was stored, and has been
  * evicted or deleted since; -EEXIST: key collision; -ESHUTDOWN: it was stored at a daemon that has
  * gone, all it had with it; the count is of what its successor has.
@@ -794,7 +795,8 @@ KVP_EXPORT int kvp_release_after(
  * do not wait for each other, but one whose parent waits is published after it, whatever its own
  * number is, and kvp_commit() after such a parent waits likewise: a chain may be committed as its work
  * is enqueued. kvp_grant_wait(), kvp_flush() and kvp_put_outcome() wait for all of that, or until
- * their time is over. A commit that waits when its space is closed, or the process dies, is dropped.
+ * their time is over. A commit is dropped if its space is not open when its moment comes, or the process
+ * dies before.
  * Errors as kvp_commit(); -EINVAL: also as kvp_release_after().
  */
 KVP_EXPORT int kvp_commit_after(struct kvp_grant *grant, struct kvp_ref parent,

@@ -62,7 +62,12 @@ class Inside(Group):
 def watched(d):
     """The pressure files that the daemon has open, but for the machine's."""
     folder = "/proc/%d/fd" % d.pid
-    links = (os.readlink(os.path.join(folder, fd)) for fd in os.listdir(folder))
+    links = []
+    for fd in os.listdir(folder):
+        try:
+            links.append(os.readlink(os.path.join(folder, fd)))
+        except FileNotFoundError:
+            pass  # closed meanwhile; those that are watched stay open
     return [x for x in links if x.endswith("/memory.pressure")]
 
 

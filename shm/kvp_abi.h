@@ -462,9 +462,38 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 #define KVP_OP_UNCLAIM 5u /* drop the claim on key `next`; no completion */
 #define KVP_OP_FLUSH   6u /* completes when all before it has */
 #define KVP_OP_DELETE  7u /* forget block (parent_kind BLOCK) once nothing protects it */
-#define KVP_OP_MAX_    8u
+#define KVP_OP_WARM    8u /* have a run of blocks copied to a device */
+#define KVP_OP_MAX_    9u
 
-/* How a submission names a parent (or, for DELETE, the block itself). */
+/*
+ * WARM. parent_kind BLOCK, parent_id, parent_birth: the last block of the run, the tip of a match whose
+ * lease the client keeps until the answer. count: how many blocks the run has, it and those above it, at
+ * most KVP_WARM_BLOCKS; 0: as many as there are, up to that. grant: the number of the device. flags:
+ * KVP_SQE_PREFETCH or 0. All other members are 0.
+ *
+ * It is refused at once, with one completion without KVP_CQE_PARKED; else there are two, PARKED at once
+ * and LATE when it is over. In LATE `more` says how many blocks of the run have a payload on the device,
+ * counted from its top without a gap, whatever the status:
+ *	0          all of them
+ *	-EAGAIN    the session has KVP_WARM_TICKETS of them under way, or the device's worker died: again
+ *	           after retry_ms, or at will
+ *	-ENOSPC    the tenant has no more room there: what lies there is leased, or its share is too small
+ *	-ENODEV    there is no device of this number, it is down, or the tenant has no share of it
+ *	-ENOENT    the block is gone, or one above it: it was not leased
+ *	-EBADMSG   a block is not what its checksum says; it and those below it were not copied
+ *	-EBUSY     a block lies on another device: it has one payload on a device, not one on each
+ *	-EACCES    the session has not opened the block's space
+ *	-EINVAL    count is too large, there is another flag, or parent_kind is not BLOCK
+ *	-ENOMEM, -EIO
+ *	-EOPNOTSUPP  the daemon has no devices at all, or is older than this
+ * What the answer counts stays on the device as long as a lease from before the answer protects it; what
+ * is not leased goes when there is no room for others. A block appears on the device (see the payload rule)
+ * as soon as it is copied, not only with the answer. A session that ends takes its tickets with it.
+ */
+#define KVP_WARM_BLOCKS  4096u
+#define KVP_WARM_TICKETS 8u /* of one session, under way */
+
+/* How a submission names a parent (or, for DELETE and WARM, the block itself). */
 #define KVP_PARENT_ROOT   0u /* first block of a chain */
 #define KVP_PARENT_BLOCK  1u /* parent_id, parent_birth: proven by a match or a completion */
 #define KVP_PARENT_SERIAL 2u /* what the commit with serial parent_id became */
@@ -473,6 +502,8 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 /* COMMIT in a space of keys: to be evicted before the block whose key is `next`, if that is there */
 #define KVP_SQE_BEFORE 4u
 #define KVP_SQE_SALTED 2u /* COMMIT, parent ROOT: under the salt in the page's row of its grant */
+#define KVP_SQE_PREFETCH \
+	8u /* WARM: nobody waits for it; it goes after all that somebody waits for */
 
 /*
  * 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant.
@@ -480,11 +511,11 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 struct kvp_sqe {
 	KVP_ALIGNED(64) uint32_t op;
 	uint32_t serial; /* chosen by the client, counting up; echoed */
-	uint32_t grant;
+	uint32_t grant;  /* WARM: the device */
 	uint32_t grant_generation;
 	uint16_t space;
 	uint16_t tokens; /* COMMIT: tokens of the block; RESERVE: unused */
-	uint32_t count;  /* RESERVE: slots; CLAIM: how many milliseconds it lasts */
+	uint32_t count;  /* RESERVE: slots; CLAIM: how many milliseconds it lasts; WARM: blocks */
 	uint32_t flags;
 	uint32_t parent_kind;
 	uint32_t parent_id;
@@ -509,7 +540,7 @@ struct kvp_cqe {
 	uint32_t block; /* COMMIT: the block that stands for the key now */
 	uint32_t birth;
 	uint32_t retry_ms; /* with -EAGAIN: when to ask again */
-	uint32_t more;     /* RESERVE: further completions that follow for this serial */
+	uint32_t more; /* RESERVE: further completions that follow for this serial; WARM: blocks */
 	uint64_t reserved;
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_cqe) == 64, "shm ABI");
@@ -519,7 +550,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_cqe) == 64, "shm ABI");
 #define KVP_CQE_PRESENT   4u /* CLAIM: it has been committed meanwhile; match again */
 /*
  * COMMIT, FLUSH: no answer yet, it waits for a moment; the answer comes with LATE. Also a COMMIT whose
- * parent waits so, and a FLUSH that comes after one that does.
+ * parent waits so, and a FLUSH that comes after one that does. WARM: it is under way. No FLUSH waits for it.
  */
 #define KVP_CQE_PARKED 8u
 #define KVP_CQE_LATE   16u

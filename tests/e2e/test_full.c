@@ -130,8 +130,8 @@ static void usage_is_what_there_is(const struct e2e *e)
 		held = held_bytes("kvpool-vault") + held_bytes("kvpool-arena");
 		assert_int_equal(kvp_stats(e->client, &stats), 0);
 		after = tenant_figures();
-		if (json_equal(before, after)
-			&& figure(after, "charged_bytes") == figure(after, "metadata_bytes") + held)
+		if (json_equal(before, after) &&
+			figure(after, "charged_bytes") == figure(after, "metadata_bytes") + held)
 			break;
 		json_decref(before);
 		e2e_sleep_us(50000);

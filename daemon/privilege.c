@@ -105,6 +105,21 @@ static void size_table(void)
 		close(fd);
 }
 
+/* RLIMIT_NICE is 20 less the niceness that may be reached, 1 to 40. */
+static void allow_nicer(void)
+{
+	int want = 20 - (getpriority(PRIO_PROCESS, 0) - KVPD_NICER);
+	struct rlimit have, new;
+
+	want = want > 40 ? 40 : want;
+	if (getrlimit(RLIMIT_NICE, &have) < 0 || have.rlim_cur >= (rlim_t)want)
+		return;
+	new = (struct rlimit){ (rlim_t)want,
+		have.rlim_max > (rlim_t)want ? have.rlim_max : (rlim_t)want };
+	/* Whoever needs it says so if it fails. */
+	(void)setrlimit(RLIMIT_NICE, &new);
+}
+
 void kvpd_raise_limits(void)
 {
 	raise_limit(RLIMIT_NOFILE, "the limit of open files", WANT_FILES,
@@ -112,6 +127,7 @@ void kvpd_raise_limits(void)
 	raise_limit(RLIMIT_MEMLOCK, "the limit of locked memory", RLIM_INFINITY,
 		"what exceeds it is not locked; raise LimitMEMLOCK, or start with "
 		"CAP_SYS_RESOURCE");
+	allow_nicer();
 	size_table();
 }
 

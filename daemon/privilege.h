@@ -27,8 +27,10 @@ int kvpd_account_find(const char *user, struct kvpd_account *ret_account);
 
 /*
  * Descriptors for every session, and room for them in the process's table; memory to lock. A limit
- * that cannot be raised is only a notice.
+ * that cannot be raised is only a notice. A thread may become KVPD_NICER levels less nice than the
+ * process is now, if root says so (slice.h).
  */
+#define KVPD_NICER 5
 void kvpd_raise_limits(void);
 
 /*

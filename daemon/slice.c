@@ -3,6 +3,7 @@
 #include "daemon/slice.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,17 +22,31 @@ struct attributes {
 	uint64_t period;
 };
 
-void kvpd_slice_ask(uint64_t ns)
+#define NICE_MIN (-20)
+
+static bool set(struct attributes a, int sooner)
+{
+	a.nice -= sooner;
+	if (a.nice < NICE_MIN)
+		a.nice = NICE_MIN;
+	return syscall(SYS_sched_setattr, 0, &a, 0) == 0;
+}
+
+void kvpd_slice_ask(uint64_t ns, int sooner)
 {
 	struct attributes a = { 0 };
 
-	/* What it is, so that nothing but the slice changes. */
+	/* What it is, so that nothing else changes. */
 	if (syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) == 0) {
 		a.size = sizeof(a);
 		a.flags = 0;
 		a.runtime = ns;
-		if (syscall(SYS_sched_setattr, 0, &a, 0) == 0)
+		if (set(a, sooner))
 			return;
+		if (sooner && set(a, 0)) {
+			kvpd_info("this thread keeps its niceness: raise LimitNICE (`ulimit -e`)");
+			return;
+		}
 	}
 	kvpd_info("this thread keeps the kernel's slice: %s", strerror(errno));
 }

@@ -12,7 +12,12 @@
 
 #include <stdint.h>
 
-/* For the calling thread and those that it makes. The kernel bounds it: 100 us to 100 ms. */
-void kvpd_slice_ask(uint64_t ns);
+/*
+ * For the calling thread and those that it makes. The kernel bounds the slice: 100 us to 100 ms.
+ * `sooner`: levels of niceness that it goes ahead of what it had, for a thread that sleeps most of the
+ * time; without the right to that (kvpd_raise_limits()) it gets the slice alone. Some levels are more
+ * than an earlier deadline where the thread has just worked: the kernel then owes it nothing.
+ */
+void kvpd_slice_ask(uint64_t ns, int sooner);
 
 #endif

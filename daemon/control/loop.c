@@ -17,6 +17,7 @@
 #include "daemon/control/pressure.h"
 #include "daemon/control/state.h"
 #include "daemon/log.h"
+#include "daemon/privilege.h"
 #include "daemon/slice.h"
 
 /* Read from the kernel in one turn: a crowd that is ready hides nobody behind it for long. */
@@ -171,7 +172,7 @@ int kvpd_control_run(struct kvpd_control *c)
 {
 	int r = 0;
 
-	kvpd_slice_ask(TURN_NS);
+	kvpd_slice_ask(TURN_NS, KVPD_NICER);
 	kvpd_notify(&c->manager, kvpd_now_ns(), "READY=1\nSTATUS=no sessions");
 	while (r == 0 && !c->stop)
 		r = kvpd_control_turn(c, -1);

@@ -55,6 +55,10 @@ struct kvpd_ledger {
 	struct kvpd_portions portions;
 	uint64_t looked_ns; /* when tenants were last asked what time makes due */
 	uint64_t polled_ns; /* when wake-ups were last asked for */
+	/* see rest() */
+	uint64_t rested_ns;  /* when the thread last slept or looked whether it should */
+	uint64_t crowded_ns; /* when it last saw that others want its processor */
+	int64_t n_taken_off; /* times that the kernel has taken the processor from it */
 	/* The machine is short of memory: nothing grows until then. Read by the pool thread. */
 	_Atomic(uint64_t) pressed_until_ns;
 

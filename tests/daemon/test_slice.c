@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -37,7 +38,7 @@ static void a_slice_is_what_was_asked_for(void **state)
 	struct attributes before = now(), after;
 	(void)state;
 
-	kvpd_slice_ask(300 * US);
+	kvpd_slice_ask(300 * US, 0);
 	after = now();
 	if (!before.runtime) {
 		/* Before Linux 6.12 there is none to ask for. */
@@ -45,7 +46,7 @@ static void a_slice_is_what_was_asked_for(void **state)
 		skip();
 	}
 	assert_int_equal(after.runtime, 300 * US);
-	kvpd_slice_ask(2000 * US);
+	kvpd_slice_ask(2000 * US, 0);
 	assert_int_equal(now().runtime, 2000 * US);
 }
 
@@ -56,7 +57,7 @@ static void nothing_else_changes(void **state)
 
 	assert_int_equal(setpriority(PRIO_PROCESS, 0, 3), 0);
 	before = now();
-	kvpd_slice_ask(200 * US);
+	kvpd_slice_ask(200 * US, 0);
 	after = now();
 	assert_int_equal(after.nice, 3);
 	assert_int_equal(after.policy, before.policy);
@@ -64,11 +65,42 @@ static void nothing_else_changes(void **state)
 	assert_int_equal(after.priority, before.priority);
 }
 
+/* Root may, and so may a process that was given the right; another gets the slice alone. */
+static void a_thread_may_become_less_nice(void **state)
+{
+	struct rlimit none = { 0, 0 };
+	pid_t pid;
+	int ws;
+	(void)state;
+
+	if (geteuid() != 0) {
+		print_message("only root can try both\n");
+		skip();
+	}
+	assert_int_equal(setpriority(PRIO_PROCESS, 0, 3), 0);
+	kvpd_slice_ask(400 * US, 2);
+	assert_int_equal(now().nice, 1);
+	kvpd_slice_ask(400 * US, 100);
+	assert_int_equal(now().nice, -20);
+	assert_int_equal(setpriority(PRIO_PROCESS, 0, 3), 0);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (!pid) {
+		if (setrlimit(RLIMIT_NICE, &none) < 0 || setresuid(65534, 65534, 65534) < 0)
+			_exit(2);
+		kvpd_slice_ask(500 * US, 2);
+		_exit(now().nice != 3 || (now().runtime && now().runtime != 500 * US));
+	}
+	assert_int_equal(waitpid(pid, &ws, 0), pid);
+	assert_int_equal(ws, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_slice_is_what_was_asked_for),
 		cmocka_unit_test(nothing_else_changes),
+		cmocka_unit_test(a_thread_may_become_less_nice),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -29,7 +29,8 @@ struct fair_track {
 /*
  * Does `request` every period_ns until until_ns (CLOCK_MONOTONIC) and adds the times to `track`: a
  * request that begins late because the one before it took so long counts from when it was due. What
- * `after` (or NULL) takes is not counted, and the next request is due as much later.
+ * `after` (or NULL) takes is not counted, nor what the calling thread itself was ready to run and had
+ * no processor: nobody but the kernel can shorten that. The next request is due as much later.
  */
 void fair_pace(struct fair_track *track, uint64_t until_ns, uint64_t period_ns,
 	int (*request)(void *ctx), void (*after)(void *ctx), void *ctx);

@@ -527,6 +527,111 @@ static PyObject *payload_dlpack_device(PyObject *self, PyObject *ignored)
 	return Py_BuildValue("(ii)", 1, 0);
 }
 
+/* ---- moving pages ---------------------------------------------------------------------------- */
+
+struct words {
+	Py_buffer buffer;
+	const uint64_t *at;
+	size_t n;
+};
+
+static int words_take(PyObject *from, struct words *w)
+{
+	if (PyObject_GetBuffer(from, &w->buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0)
+		return -1;
+	if (w->buffer.itemsize != sizeof(uint64_t) || !w->buffer.format ||
+		strcmp(w->buffer.format, "Q") != 0) {
+		PyBuffer_Release(&w->buffer);
+		PyErr_SetString(PyExc_TypeError, "arrays of \"Q\"");
+		return -1;
+	}
+	w->at = w->buffer.buf;
+	w->n = (size_t)w->buffer.len / sizeof(uint64_t);
+	return 0;
+}
+
+/* Are the parts of each block as long as the block, all together? */
+static int parts_fit(const struct words *blocks, size_t block_bytes, const struct words *parts,
+	const struct words *sizes)
+{
+	size_t each = blocks->n ? parts->n / blocks->n : 0;
+
+	if (parts->n != sizes->n || each * blocks->n != parts->n)
+		return 0;
+	for (size_t b = 0, i = 0; b < blocks->n; b++) {
+		size_t left = block_bytes;
+
+		for (size_t end = i + each; i < end; i++) {
+			if (sizes->at[i] > left)
+				return 0;
+			left -= sizes->at[i];
+		}
+		if (left)
+			return 0;
+	}
+	return 1;
+}
+
+static void parts_move(const struct words *blocks, const struct words *parts,
+	const struct words *sizes, int gather)
+{
+	size_t each = blocks->n ? parts->n / blocks->n : 0;
+
+	for (size_t b = 0, i = 0; b < blocks->n; b++) {
+		char *block = (char *)(uintptr_t)blocks->at[b];
+
+		for (size_t end = i + each; i < end; i++) {
+			char *part = (char *)(uintptr_t)parts->at[i];
+
+			memcpy(gather ? block : part, gather ? part : block, sizes->at[i]);
+			block += sizes->at[i];
+		}
+	}
+}
+
+static PyObject *move(PyObject *self, PyObject *args)
+{
+	PyObject *blocks_from, *parts_from, *sizes_from, *result = NULL;
+	struct words blocks, parts, sizes;
+	Py_ssize_t block_bytes;
+	int gather;
+
+	(void)self;
+	if (!PyArg_ParseTuple(
+		    args, "OnOOp", &blocks_from, &block_bytes, &parts_from, &sizes_from, &gather))
+		return NULL;
+	if (words_take(blocks_from, &blocks) < 0)
+		return NULL;
+	if (words_take(parts_from, &parts) < 0)
+		goto no_parts;
+	if (words_take(sizes_from, &sizes) < 0)
+		goto no_sizes;
+	if (block_bytes < 0 || !parts_fit(&blocks, (size_t)block_bytes, &parts, &sizes)) {
+		PyErr_SetString(PyExc_ValueError, "the parts of a block are not as long as it");
+	} else {
+		Py_BEGIN_ALLOW_THREADS;
+		parts_move(&blocks, &parts, &sizes, gather);
+		Py_END_ALLOW_THREADS;
+		Py_INCREF(Py_None);
+		result = Py_None;
+	}
+	PyBuffer_Release(&sizes.buffer);
+no_sizes:
+	PyBuffer_Release(&parts.buffer);
+no_parts:
+	PyBuffer_Release(&blocks.buffer);
+	return result;
+}
+
+static PyMethodDef module_methods[] = {
+	{ "move", move, METH_VARARGS,
+		"move(blocks, block_bytes, parts, sizes, gather): copies between blocks, whose "
+		"addresses these are, and equally many parts of each, one after another; gather: "
+		"into the blocks. Arrays of \"Q\". One call without the GIL. The caller holds what "
+		"is at the addresses." },
+	{ NULL, NULL, 0, NULL },
+};
+
 /* ---- the module ------------------------------------------------------------------------------ */
 
 static PyMethodDef payload_methods[] = {
@@ -586,6 +691,7 @@ static struct PyModuleDef module = {
 	PyModuleDef_HEAD_INIT,
 	.m_name = "kvpool._memory",
 	.m_size = -1,
+	.m_methods = module_methods,
 };
 
 PyMODINIT_FUNC PyInit__memory(void);

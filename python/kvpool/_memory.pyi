@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Types of _memory.c.
+import array
 from typing import Any, Dict, Optional, Tuple
 
 class Held:
@@ -24,3 +25,6 @@ class Payload:
                    dl_device: Optional[Tuple[int, int]] = None,
                    copy: Optional[bool] = None) -> Any: ...
     def __dlpack_device__(self) -> Tuple[int, int]: ...
+
+def move(blocks: "array.array[int]", block_bytes: int, parts: "array.array[int]",
+         sizes: "array.array[int]", gather: bool, /) -> None: ...

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks that are named by keys of the caller's, hashes of what they hold, instead of token ids."""
+import array
 import errno
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Union
 
@@ -159,6 +160,18 @@ class KeyMatch(Held):
         check(lib.kvp_payload(self._prefix, i, info), "kvp_payload")
         return Payload(self, int(ffi.cast("uintptr_t", info.addr)), "uint8",
                        (self.space.block_bytes,), (1,), True)
+
+    def addresses(self) -> "array.array[int]":
+        """Addresses of the blocks before the first key that is missing, as an array of "Q". Each is
+        `space.block_bytes` long and valid until release()."""
+        if self.closed:
+            raise ValueError("the match was released")
+        leading = (~self.found & (self.found + 1)).bit_length() - 1  # the lowest bit that is not set
+        out = array.array("Q", bytes(8 * min(leading, self.n_keys)))
+        got = check(lib.kvp_payloads(self._prefix, 0, len(out),
+                                     ffi.cast("void const **", out.buffer_info()[0])),
+                    "kvp_payloads") if out else 0
+        return out[:got]
 
     def release(self) -> None:
         """Ends the leases. BufferError while arrays or buffers look at a block; harmless if done

@@ -19,6 +19,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
 from .paged import Job, Scheduler, Spaces, Worker, halves
+from .weights import weight_files
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -48,19 +49,9 @@ def _weights(model: Any) -> bytes:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(repr((model.model, model.revision, getattr(model.hf_config, "_commit_hash", None),
                         model.quantization)).encode())
-    for facts in _files(model.model):
+    for facts in weight_files(model.model):
         digest.update(repr(facts).encode())
     return digest.digest()
-
-
-def _files(path: str) -> List[Tuple[str, int, int]]:
-    """Name, size and time of each file with weights in a folder; none: it is no folder here."""
-    facts = []
-    for name in sorted(os.listdir(path)) if os.path.isdir(path) else ():
-        if name.endswith((".safetensors", ".bin", ".pt", ".gguf")):
-            s = os.stat(os.path.join(path, name))
-            facts.append((name, s.st_size, s.st_mtime_ns))
-    return facts
 
 
 def _model(config: Any, extra: Any, groups: Any) -> _Model:
@@ -116,7 +107,7 @@ class _Adapters:
 
     @staticmethod
     def _name(name: str, path: str) -> Optional[str]:
-        files = _files(path)
+        files = weight_files(path)
         if not files:
             return None  # of a hub, in a revision that nobody tells
         return "lora:" + hashlib.sha256(repr((name, path, files)).encode()).hexdigest()

@@ -4,6 +4,7 @@
  * the attachment, and the end of that.
  */
 #include "libclient/thread.h"
+#include "libclient/events.h"
 #include "libclient/ring.h"
 
 #include <stdio.h>
@@ -98,6 +99,7 @@ static int publish(struct attachment *att, uint64_t deadline, struct kvp_packet 
 	timelines_carry_on(att);
 	att->published = 1;
 	kvp_store_seq(&c->att, att);
+	event_attachment(c);
 	pthread_mutex_unlock(&c->ring_lock);
 	c->joined++;
 	c->error_text[0] = 0;
@@ -180,6 +182,7 @@ void client_detach(struct attachment *att)
 	kvp_store_seq(&c->att, NULL);
 	kvp_store_seq(&att->dead, 1);
 	remember_commits(att);
+	event_attachment(c);
 	close(kvp_take_fd(&att->sock));
 	pthread_mutex_unlock(&c->ring_lock);
 	for (struct call *call = c->calls; call; call = call->next) {

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "libclient/events.h"
 #include "libclient/geometry.h"
 #include "libclient/ring.h"
 
@@ -268,5 +269,7 @@ int kvp_wait(struct kvp_prefix *m, uint32_t timeout_ms)
 		}
 	}
 	free(scratch);
+	if (r == -ETIMEDOUT)
+		event_watch(m);
 	return r;
 }

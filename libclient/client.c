@@ -3,6 +3,7 @@
  * A client is opened and closed, and says why it is not attached. What all calls need: option and
  * result structs of any size, timeouts, the shard of a thread, a forked child told apart.
  */
+#include "libclient/events.h"
 #include "libclient/match.h"
 #include "libclient/thread.h"
 
@@ -214,6 +215,8 @@ static void client_free(struct kvp_client *c)
 		matches_free(c);
 	if (c->kick >= 0)
 		close(c->kick);
+	if (c->event_fd >= 0)
+		close(c->event_fd);
 	if (c->mine)
 		munmap((void *)c->mine, PAGE);
 	free(c->packet);
@@ -221,15 +224,14 @@ static void client_free(struct kvp_client *c)
 	free(c);
 }
 
-/* Signals are the application's: none is ever delivered on the library's thread. */
-static int start_thread(struct kvp_client *c)
+int thread_start(struct kvp_client *c, void *(*run)(void *client), pthread_t *ret_thread)
 {
 	sigset_t all, old;
 	int r;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = -pthread_create(&c->thread, NULL, client_thread, c);
+	r = -pthread_create(ret_thread, NULL, run, c);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return r;
 }
@@ -258,7 +260,7 @@ static int client_start(struct kvp_client *c, const struct kvp_open_opts *o)
 	}
 	r = client_attach(c);
 	tell_why(o, c->error_text, r);
-	return r == 0 || c->lazy ? start_thread(c) : r;
+	return r == 0 || c->lazy ? thread_start(c, client_thread, &c->thread) : r;
 }
 
 int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client)
@@ -278,7 +280,7 @@ int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client)
 	if (!c)
 		return -ENOMEM;
 	memset(c, 0, sizeof(*c));
-	c->kick = -1;
+	c->kick = c->event_fd = -1;
 	timelines_init(c);
 	r = client_start(c, &o);
 	if (r < 0) {
@@ -296,6 +298,7 @@ struct kvp_client *kvp_close(struct kvp_client *c)
 	if (client_mine(c)) {
 		kvp_store_seq(&c->closing, 1);
 		client_kick(c);
+		events_stop(c);
 		pthread_join(c->thread, NULL);
 	}
 	client_free(c);

@@ -45,6 +45,7 @@
 #define NO_ATTACHMENT     UINT32_C(0x7fffffff)
 #define PINNED            UINT32_C(0x80000000)
 #define PREFIX_KEYS       UINT32_C(0x80000000) /* blocks of keys, no prefix of a sequence */
+#define PREFIX_WATCHED    UINT32_C(0x40000000) /* event_watch() has seen it */
 
 #define NO_KEY ((struct kvp_key){ 0, 0 })
 
@@ -200,7 +201,7 @@ struct kvp_prefix {
 	struct attachment *att; /* NULL: made without a daemon */
 	struct kvp_lease lease;
 	uint32_t shard;
-	uint32_t flags; /* KVP_MATCHED_*, PREFIX_KEYS */
+	uint32_t flags; /* KVP_MATCHED_*, PREFIX_* */
 	uint32_t n_blocks;
 	uint32_t n_tokens;
 	uint32_t tail_tokens; /* hits[n_blocks] then is the tail */
@@ -219,7 +220,7 @@ struct kvp_prefix {
 	uint32_t tokens_cap;
 	uint32_t n_chain;
 	uint32_t front;
-	struct kvp_prefix *next_claim;
+	struct kvp_prefix *next_claim; /* of those that hold a claim, or that are watched */
 };
 
 struct prefix_chunk {
@@ -293,6 +294,14 @@ struct kvp_client {
 	struct kvp_counters past; /* of attachments that were emptied */
 	struct former former;
 	struct kvp_timeline timelines[KVP_TIMELINES];
+	/* Events, events.c; ring_lock. */
+	int event_fd;               /* -1: nobody has asked for it, and there is no thread */
+	uint32_t events;            /* KVP_EVENT_* asked for */
+	struct kvp_prefix *watched; /* that wait for claims, and are not announced */
+	KVP_ATOMIC(uint32_t)
+	event_kick;           /* counted up: the thread shall look around; a futex word */
+	uint32_t event_polls; /* no futex_waitv() here; the thread alone */
+	pthread_t event_thread;
 	/* Lookups made without a daemon, or before it has opened their space. */
 	KVP_ATOMIC(uint64_t) blind_lookups;
 	KVP_ATOMIC(uint64_t) blind_tokens;
@@ -317,6 +326,8 @@ uint64_t deadline_of(const struct kvp_client *client, uint32_t timeout_ms);
 uint64_t answer_by(uint64_t deadline);
 /* Any thread; one system call. */
 void client_kick(struct kvp_client *client);
+/* A thread that runs run(client), on which no signal is ever delivered: they are the application's. */
+int thread_start(struct kvp_client *client, void *(*run)(void *client), pthread_t *ret_thread);
 /* This thread's shard: 0 .. KVP_SHARDS - 1. */
 uint32_t thread_shard(void);
 

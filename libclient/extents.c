@@ -4,6 +4,7 @@
  * daemon retires them and the last handle that may look into them is released.
  */
 #include "libclient/thread.h"
+#include "libclient/events.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -86,6 +87,10 @@ int extent_take(struct attachment *att, struct kvp_packet *p)
 	if (r < 0)
 		return r;
 	atomic_fetch_and(&att->wanted[id.id / 64], ~(UINT64_C(1) << id.id % 64));
+	/* A block that was waited for may have lain in it. */
+	pthread_mutex_lock(&att->client->ring_lock);
+	event_announce(att->client, KVP_EVENT_CLAIMS);
+	pthread_mutex_unlock(&att->client->ring_lock);
 	if (!(x->flags & KVP_EXTENT_WRITABLE))
 		return 0;
 	KVP_FAULT("arena-ack");

@@ -809,6 +809,48 @@ KVP_EXPORT int kvp_commit_after(struct kvp_grant *grant, struct kvp_ref parent,
 KVP_EXPORT int kvp_grant_release_after(
 	struct kvp_grant *grant, struct kvp_timeline *timeline, uint64_t value);
 
+/* ---- waiting beside other things ------------------------------------------------------------- */
+
+/* What a descriptor announces, besides that the daemon went or another one was joined. */
+#define KVP_EVENT_COMMITS 1u /* the outcome of a commit of this client is known */
+#define KVP_EVENT_CLAIMS  2u /* kvp_wait() may say something else than -ETIMEDOUT */
+
+/*
+ * A descriptor for poll(2), epoll(7) and event loops: it becomes readable when one of `events` has
+ * happened, and stays so until somebody reads its 8 bytes (eventfd(2), non-blocking). It says that
+ * something has changed, and not what. So first read it, then ask the handles that are waited for, with
+ * a timeout of 0, and go to sleep when all of them have said that they are not ready:
+ *
+ *   kvp_grant_wait()  -ETIMEDOUT: no outcome yet
+ *   kvp_flush_done()  0: not all yet
+ *   kvp_wait()        -ETIMEDOUT: not yet; from then on the prefix is watched, until it is released
+ *
+ * Nothing is missed between the question and the sleep. It may become readable for nothing. A daemon
+ * that hangs announces nothing, as nothing is ready: sleep with a time limit.
+ *
+ * The descriptor is the client's: every call returns the same one, and adds what it announces. Any
+ * number may poll it, but whoever reads it reads for all. kvp_close() closes it; take it out of event
+ * loops before. A forked child has it too and must neither read it nor poll it, but close it.
+ *
+ * The first call starts a thread, which sleeps in the kernel until there is something to announce, and
+ * has the daemon wake it for every answer if COMMITS are announced: a microsecond or two of both. Before
+ * Linux 5.16, or where a filter forbids futex_waitv(2), it looks every millisecond instead. A client
+ * that never calls this has none of that. -EINVAL; -EMFILE, -ENFILE, -ENOMEM, -EAGAIN: no descriptor, or
+ * no thread; -ECHILD.
+ */
+KVP_EXPORT int kvp_event_fd(struct kvp_client *client, uint32_t events);
+
+/*
+ * kvp_flush() for those who must not wait: marks what this client has committed so far, nothing is
+ * asked of the daemon. -ESHUTDOWN: no daemon; -EINVAL; -ECHILD.
+ */
+KVP_EXPORT int kvp_flush_mark(struct kvp_client *client, uint64_t *ret_mark);
+/*
+ * 1: all that was committed before the mark is visible or refused; 0: not yet. -ESHUTDOWN: the daemon of
+ * the mark has gone; -EINVAL; -ECHILD. Waits for nothing.
+ */
+KVP_EXPORT int kvp_flush_done(struct kvp_client *client, uint64_t mark);
+
 /* ---- the rest -------------------------------------------------------------------------------- */
 
 /* Returns when all that this client committed before is visible or refused. -ETIMEDOUT, -ESHUTDOWN. */

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "libclient/events.h"
 #include "libclient/geometry.h"
 
 #define WINDOW     2048u /* ids of 64 bits that are narrowed at a time: 4 blocks at least */
@@ -379,7 +380,7 @@ int kvp_match_info(const struct kvp_prefix *m, struct kvp_prefix_info *ret_info)
 		return -EINVAL;
 	if (!client_mine(m->client))
 		return -ECHILD;
-	info.flags = m->flags & ~PREFIX_KEYS;
+	info.flags = m->flags & ~(PREFIX_KEYS | PREFIX_WATCHED);
 	info.n_blocks = m->n_blocks;
 	info.n_tokens = m->n_tokens;
 	info.tail_tokens = m->tail_tokens;
@@ -468,6 +469,8 @@ int kvp_release(struct kvp_prefix *m)
 		keys_drop(m, 0);
 	else if (m->flags & KVP_MATCHED_CLAIMED)
 		claim_give_up(m);
+	else if (m->flags & PREFIX_WATCHED)
+		event_unwatch(m);
 	prefix_drop(m);
 	return 0;
 }

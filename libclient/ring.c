@@ -9,6 +9,7 @@
  * soon as the ledger goes on, and the next call that looks there takes the mark away.
  */
 #include "libclient/ring.h"
+#include "libclient/events.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -167,16 +168,17 @@ static void take_reserve(struct attachment *att, const struct kvp_cqe *cqe)
 		b->asking = 0;
 }
 
-static void take_commit(struct attachment *att, const struct kvp_cqe *cqe)
+/* 1: the outcome of a commit is known now. */
+static int take_commit(struct attachment *att, const struct kvp_cqe *cqe)
 {
 	struct commit *k = &att->commits[cqe->serial % N_COMMITS];
 
 	if (!k->used || k->serial != cqe->serial || k->outcome != OUTCOME_UNKNOWN)
-		return;
+		return 0;
 	k->parked = cqe->flags & KVP_CQE_PARKED;
 	if (k->parked) {
 		KVP_FAULT("parked");
-		return;
+		return 0;
 	}
 	k->outcome = cqe->status;
 	if (!cqe->status && cqe->flags & KVP_CQE_DUPLICATE)
@@ -190,6 +192,7 @@ static void take_commit(struct attachment *att, const struct kvp_cqe *cqe)
 		g->block = k->block;
 		g->birth = k->birth;
 	}
+	return 1;
 }
 
 /* ---- the rings ------------------------------------------------------------------------------- */
@@ -240,6 +243,7 @@ void ring_drain(struct attachment *att)
 {
 	uint32_t before = att->cq_head;
 	struct kvp_cqe cqe;
+	int outcomes = 0;
 
 	if (kvp_load_relaxed(&att->dead))
 		return;
@@ -248,7 +252,7 @@ void ring_drain(struct attachment *att)
 		if (cqe.op == KVP_OP_RESERVE)
 			take_reserve(att, &cqe);
 		else if (cqe.op == KVP_OP_COMMIT)
-			take_commit(att, &cqe);
+			outcomes += take_commit(att, &cqe);
 		else
 			take_answer(att, &cqe);
 	}
@@ -256,6 +260,8 @@ void ring_drain(struct attachment *att)
 		att->quiet_since = now_ns();
 		att->stuck = 0;
 	}
+	if (outcomes)
+		event_announce(att->client, KVP_EVENT_COMMITS);
 	if (att->n_returned) {
 		push_returned(att);
 		if (att->n_returned)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client, this process's attachment to kvpoold, and a space, its model."""
-import asyncio
 import errno
 import hashlib
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -8,6 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 from ._memory import Held
 from ._native import ffi, lib
 from .errors import NoDaemon, check, error
+from .events import Events
 from .handles import Grant, Match, Ref, milliseconds, no_room, text
 from .keys import KeySpace
 from .view import Ids, View
@@ -64,6 +64,8 @@ class Client(Held):
                  timeout: Optional[float] = None, lazy: bool = False) -> None:
         super().__init__()
         self._client: Any = None
+        self._events: Optional[Events] = None
+        self.timeout = 5.0 if timeout is None else timeout
         opts = ffi.new("struct kvp_open_opts *")
         why = ffi.new("char[]", lib.KVP_ERROR_TEXT)
         strings = [ffi.new("char[]", text(s)) if s is not None else ffi.NULL
@@ -136,8 +138,27 @@ class Client(Held):
         check(lib.kvp_flush(self.client, milliseconds(timeout)), "kvp_flush")
 
     async def flush_async(self, timeout: Optional[float] = None) -> None:
-        """flush() in a thread of the event loop's executor."""
-        await asyncio.get_running_loop().run_in_executor(None, self.flush, timeout)
+        """flush() in an event loop: of what was stored before the call."""
+        mark = ffi.new("uint64_t *")
+        check(lib.kvp_flush_mark(self.client, mark), "kvp_flush_mark")
+        await self.events(lib.KVP_EVENT_COMMITS).until(
+            lambda: check(lib.kvp_flush_done(self.client, mark[0]), "kvp_flush_done") or None,
+            self.timeout if timeout is None else timeout, "flush_async")
+
+    def event_fd(self, commits: bool = True, claims: bool = True) -> int:
+        """For event loops other than asyncio's: a descriptor that becomes readable when the outcome of a
+        commit is known, when Match.wait(0) may say something else than Timeout, and when the daemon
+        went or came. Read its 8 bytes, then ask what is waited for with a timeout of 0. The client's: it
+        is closed with it, and is the same one at every call. Awaiting reads it too."""
+        what = ((lib.KVP_EVENT_COMMITS if commits else 0) | (lib.KVP_EVENT_CLAIMS if claims else 0))
+        return check(lib.kvp_event_fd(self.client, what), "event_fd")
+
+    def events(self, what: int) -> Events:
+        """What awaits in this client go through; what: KVP_EVENT_*, which it is to tell of."""
+        fd = check(lib.kvp_event_fd(self.client, what), "event_fd")
+        if self._events is None:
+            self._events = Events(fd)
+        return self._events
 
     def stats(self) -> Dict[str, int]:
         """Counters of this client and its tenant, by the names of struct kvp_counters."""
@@ -152,6 +173,8 @@ class Client(Held):
         arrays or buffers look at its memory; harmless if done before."""
         if not self.closed:
             self._close()
+            if self._events is not None:
+                self._events.close()
             lib.kvp_close(self._client)
 
     def __enter__(self) -> "Client":

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client holds: matches, whose blocks stay in place, and grants, slots to write blocks into."""
 import array
-import asyncio
 import errno
 from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
 
@@ -11,7 +10,7 @@ from .errors import NoRoom, check, error
 from .view import View
 
 if TYPE_CHECKING:
-    from .client import Space
+    from .client import Client, Space
     from .keys import KeySpace
 
 DEFAULT_TIMEOUT = 0xffffffff
@@ -184,8 +183,13 @@ class Match(Held):
         check(lib.kvp_wait(self.prefix, milliseconds(timeout)), "kvp_wait")
 
     async def wait_async(self, timeout: Optional[float] = None) -> None:
-        """wait() in a thread of the event loop's executor."""
-        await asyncio.get_running_loop().run_in_executor(None, self.wait, timeout)
+        """wait() in an event loop."""
+        def look() -> Optional[bool]:
+            r = lib.kvp_wait(self.prefix, 0)
+            return None if r == -errno.ETIMEDOUT else check(r, "kvp_wait") == 0
+        client = self.space.client
+        await client.events(lib.KVP_EVENT_CLAIMS).until(
+            look, client.timeout if timeout is None else timeout, "wait_async")
 
     def touch(self) -> None:
         """Counts as one more use."""
@@ -246,6 +250,15 @@ class Grant(Held):
         """Until its commit is visible. True: somebody had published the same block, and theirs is used.
         KvpoolError says why it was refused."""
         return check(lib.kvp_grant_wait(self.grant, milliseconds(timeout)), "kvp_grant_wait") == 1
+
+    async def wait_async(self, timeout: Optional[float] = None) -> bool:
+        """wait() in an event loop."""
+        def look() -> Optional[bool]:
+            r = lib.kvp_grant_wait(self.grant, 0)
+            return None if r == -errno.ETIMEDOUT else check(r, "kvp_grant_wait") == 1
+        client: "Client" = self.space.client
+        return await client.events(lib.KVP_EVENT_COMMITS).until(
+            look, client.timeout if timeout is None else timeout, "wait_async")
 
     def release(self) -> None:
         """Gives the slot back; what was committed stays cached. BufferError while arrays or buffers look

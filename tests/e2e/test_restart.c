@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -127,6 +128,74 @@ static void clients_outlive_the_daemon(void **state)
 	kvt_daemon_stop(&d);
 }
 
+/* Waits until the descriptor is readable, and reads it. */
+static void event(int fd)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	uint64_t times;
+
+	assert_int_equal(poll(&p, 1, E2E_WAIT_MS), 1);
+	assert_int_equal(read(fd, &times, sizeof(times)), sizeof(times));
+}
+
+/* Loops that wait by descriptor hear that what they wait for will never come, and of the next daemon. */
+static void event_loops_outlive_the_daemon(void **state)
+{
+	struct kvp_match_opts claim = { .size = sizeof(claim), .flags = KVP_MATCH_CLAIM };
+	struct kvp_counters stats = { .size = sizeof(stats) };
+	struct kvp_prefix *mine, *theirs;
+	uint32_t tokens[TOKENS];
+	struct kvp_grant *g;
+	struct e2e e, other;
+	struct kvt_daemon d;
+	char error[1000];
+	uint64_t mark;
+	int fd, r;
+	(void)state;
+
+	e2e_start(&d, &pool);
+	assert_int_equal(e2e_attach(&e, d.socket), 0);
+	assert_int_equal(e2e_attach(&other, d.socket), 0);
+	e2e_prompt(1, tokens, TOKENS);
+	fd = kvp_event_fd(e.client, KVP_EVENT_COMMITS | KVP_EVENT_CLAIMS);
+	assert_true(fd >= 0);
+	assert_int_equal(kvp_match(other.space, tokens, TOKENS, &claim, &theirs), 0);
+	assert_int_equal(kvp_match(e.space, tokens, TOKENS, &claim, &mine), 0);
+	assert_int_equal(kvp_wait(mine, 0), -ETIMEDOUT);
+	assert_int_equal(kvp_reserve(e.space, E2E_WAIT_MS, NULL, &g), 0);
+	assert_int_equal(kill(d.pid, SIGSTOP), 0);
+	assert_int_equal(kvp_commit(g, kvp_ref_root(), tokens + E2E_BT, E2E_BT, NULL, 0), 0);
+	assert_int_equal(kvp_flush_mark(e.client, &mark), 0);
+	kill_daemon(&d);
+	while ((r = kvp_wait(mine, 0)) == -ETIMEDOUT)
+		event(fd);
+	assert_int_equal(r, -ESHUTDOWN);
+	/* The ledger may have answered before it stopped. */
+	r = kvp_grant_wait(g, 0);
+	assert_true(r == -ESHUTDOWN || r == 0);
+	assert_int_equal(kvp_flush_done(e.client, mark), -ESHUTDOWN);
+	assert_int_equal(kvp_flush_mark(e.client, &mark), -ESHUTDOWN);
+
+	assert_int_equal(kvt_daemon_restart(&d, error, sizeof(error)), 0);
+	while (kvp_stats(e.client, &stats) == 0 && !stats.attached)
+		event(fd);
+	assert_int_equal(kvp_flush_done(e.client, mark), -ESHUTDOWN);
+	assert_int_equal(kvp_grant_release(g), 0);
+	/* What is committed at the new one is announced like any other. */
+	assert_int_equal(kvp_reserve(e.space, E2E_WAIT_MS, NULL, &g), 0);
+	assert_int_equal(kvp_commit(g, kvp_ref_root(), tokens, E2E_BT, NULL, 0), 0);
+	while ((r = kvp_grant_wait(g, 0)) == -ETIMEDOUT)
+		event(fd);
+	assert_int_equal(r, 0);
+	assert_int_equal(kvp_grant_release(g), 0);
+	assert_int_equal(kvp_release(mine), 0);
+	assert_int_equal(kvp_release(theirs), 0);
+	e2e_detach(&other);
+	assert_int_equal(e2e_clean(d.socket, 1), 0);
+	e2e_detach(&e);
+	kvt_daemon_stop(&d);
+}
+
 /* This process's connection to the daemon. */
 static int connection(void)
 {
@@ -218,6 +287,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(clients_outlive_the_daemon),
+		cmocka_unit_test(event_loops_outlive_the_daemon),
 		cmocka_unit_test(a_broken_connection_leaves_no_session),
 		cmocka_unit_test(no_daemon),
 	};

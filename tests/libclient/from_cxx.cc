@@ -133,6 +133,16 @@ int of_a_group(kvp_space *a, kvp_space *b, const kvp_ids *tokens)
 	return kvp_release(prefixes[0]) + kvp_release(prefixes[1]);
 }
 
+int beside_other_things(kvp_client *client)
+{
+	uint64_t mark = 0;
+
+	if (kvp_event_fd(client, KVP_EVENT_COMMITS | KVP_EVENT_CLAIMS) < 0 ||
+		kvp_flush_mark(client, &mark) < 0)
+		return -1;
+	return kvp_flush_done(client, mark);
+}
+
 int outlive(kvp_client *client, kvp_prefix *prefix, kvp_grant *grant)
 {
 	kvp_timeline *timeline = nullptr;

@@ -8,6 +8,7 @@ import errno
 import gc
 import hashlib
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -623,6 +624,98 @@ class Processes(unittest.TestCase):
             pending.release()
         with Engine("async") as e, Engine("async") as other:
             asyncio.run(both())
+
+    def test_async_takes_no_threads(self):
+        """Dozens of waits in two event loops, of one thread each, on one client."""
+        async def reader(n):
+            tokens = numbers(100 * n, T)
+            pending = e.space.match(tokens, claim=True, timeout=20)
+            self.assertTrue(pending.pending)
+            waiting.append(n)
+            await pending.wait_async(20)
+            pending.release()
+            grant = e.space.reserve()[0]
+            e.space.commit([grant], numbers(100 * n + 50, T), release=False)
+            self.assertIs(await grant.wait_async(20), False)
+            grant.release()
+
+        async def readers(first):
+            await asyncio.gather(*(reader(n) for n in range(first, first + 20)))
+            self.assertIsNone(getattr(asyncio.get_running_loop(), "_default_executor", None))
+            await e.client.flush_async(20)
+
+        def in_a_thread(first):
+            asyncio.run(readers(first))
+            done.append(first)
+
+        waiting, done = [], []
+        with Engine("loops") as e, Engine("loops") as other:
+            claims = {n: other.space.match(numbers(100 * n, T), claim=True, timeout=20)
+                      for n in range(1, 41)}
+            threads = [threading.Thread(target=in_a_thread, args=(first,)) for first in (1, 21)]
+            for t in threads:
+                t.start()
+            wait_for(lambda: len(waiting) == 40)
+            _, planes = e.halves(T)
+            for n in claims:
+                other.space.put(numbers(100 * n, T), kvpool.View(other.space, planes))
+            for t in threads:
+                t.join()
+            self.assertEqual(sorted(done), [1, 21])
+            for m in claims.values():
+                m.release()
+
+    def test_async_ends(self):
+        """By time, by its claimant's going, by closing the client, and when the daemon dies."""
+        async def ends(engine, match, how, then):
+            task = asyncio.create_task(match.wait_async(20))
+            await asyncio.sleep(0)
+            then()
+            with self.assertRaises(how):
+                await task
+
+        async def by_time():
+            with self.assertRaises(kvpool.Timeout):
+                await pending.wait_async(.01)
+
+        own = Daemon({"memory": "256MiB"}).start()
+        try:
+            with kvpool.Client(own.socket, timeout=20) as a:
+                b = kvpool.Client(own.socket, timeout=20)
+                spaces = [c.space("ends", LAYERS, HEADS, DIM, block_tokens=T) for c in (a, b)]
+                claimed = spaces[0].match(numbers(1, T), claim=True)
+                pending = spaces[1].match(numbers(1, T), claim=True)
+                asyncio.run(by_time())
+                asyncio.run(ends(b, pending, kvpool.NoRoom, claimed.release))
+                claimed = spaces[0].match(numbers(1, T), claim=True)
+                pending = spaces[1].match(numbers(1, T), claim=True)
+                asyncio.run(ends(b, pending, ValueError, b.close))
+                with kvpool.Client(own.socket, timeout=20) as b:
+                    space = b.space("ends", LAYERS, HEADS, DIM, block_tokens=T)
+                    pending = space.match(numbers(1, T), claim=True)
+                    asyncio.run(ends(b, pending, kvpool.NoDaemon, own.kill))
+                    self.assertRaises(kvpool.NoDaemon, asyncio.run, b.flush_async())
+                    pending.release()
+                claimed.release()
+        finally:
+            own.stop()
+
+    def test_event_fd(self):
+        with Engine("descriptor") as e:
+            fd = e.client.event_fd(claims=False)
+            self.assertEqual(e.client.event_fd(), fd)
+            self.assertRaises(kvpool.Invalid, e.client.event_fd, False, False)
+            for i in range(5):
+                grant = e.space.reserve()[0]
+                e.space.commit([grant], numbers(100 * i, T), release=False)
+                while True:
+                    try:
+                        grant.wait(0)
+                        break
+                    except kvpool.Timeout:
+                        self.assertEqual(select.select([fd], [], [], 20)[0], [fd])
+                        os.read(fd, 8)
+                grant.release()
 
 
 class HandOver(unittest.TestCase):

@@ -32,7 +32,7 @@ int kvp_attend_view(const struct kvp_attention *a, const struct kvp_attend_part 
 	if (r < 0)
 		return r;
 	memcpy(&v->hdr, ap->data, sizeof v->hdr);
-	/* Of smart the layout knows only a bound; the header was checked against ap->bytes. */
+	/* Of some codecs the layout knows only a bound; the header was checked against ap->bytes. */
 	if (v->lay.bytes > ap->bytes)
 		v->lay.bytes = (uint32_t)ap->bytes;
 	/* The header may have changed since the check; what is used from it is bounded here. */

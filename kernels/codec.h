@@ -33,11 +33,12 @@ struct kvp_names {
 extern const struct kvp_name_option kvp_names_groups[], kvp_names_any_groups[], kvp_names_wide[];
 
 /* Facts about a codec, or about some of its variants. */
-#define KVP_FACT_BARE   1u /* the elements themselves: no header, any dim, any dtype */
-#define KVP_FACT_SEED   2u /* rotates with signs whose seed is in the header */
-#define KVP_FACT_MATRIX 4u /* rotates with the calibration's matrix, whose digest is there */
-/* Another's layout: a caller may fill the sections, and magnitudes know no exponent. */
-#define KVP_FACT_PUBLISHED 8u
+#define KVP_FACT_BARE      1u  /* the elements themselves: no header, any dim, any dtype */
+#define KVP_FACT_SEED      2u  /* rotates with signs whose seed is in the header */
+#define KVP_FACT_MATRIX    4u  /* rotates with the calibration's matrix, whose digest is there */
+#define KVP_FACT_PUBLISHED 8u  /* another's layout: a caller may fill the sections */
+#define KVP_FACT_UNSCALED  16u /* magnitudes know no exponent */
+#define KVP_FACT_VARIES    32u /* the header says how long the payload is; layout() is a bound */
 
 /* What attention must know to take codes as they lie. */
 #define KVP_ROT_NONE UINT32_MAX
@@ -60,7 +61,7 @@ struct kvp_codec {
 	uint32_t (*facts_of)(uint32_t variant); /* of this one besides; NULL: none */
 	/* The only authority on sizes. -EINVAL: the codec cannot hold such a plane. */
 	int (*layout)(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret_layout);
-	/* Where tokens have widths: what the payload takes, of which layout() is the bound. -EINVAL. */
+	/* Where tokens have widths: what the payload takes. -EINVAL. */
 	int (*bytes)(
 		uint32_t id, const struct kvp_plane *p, const uint8_t *widths, uint32_t *ret_bytes);
 	/* What a payload says beyond its header, of which hdr is a copy: -EBADMSG. May be NULL. */
@@ -102,6 +103,6 @@ struct kvp_in_place kvp_codec_in_place(uint32_t id, uint32_t kind);
 extern const struct kvp_codec kvp_codec_native, kvp_codec_fp8, kvp_codec_int8, kvp_codec_kivi,
 	kvp_codec_asym, kvp_codec_tq, kvp_codec_hadamard, kvp_codec_tqprod, kvp_codec_hybrid,
 	kvp_codec_smart, kvp_codec_pub_kivi, kvp_codec_pub_aither, kvp_codec_pub_vllm,
-	kvp_codec_sym;
+	kvp_codec_sym, kvp_codec_lossless;
 
 #endif

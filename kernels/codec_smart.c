@@ -356,6 +356,7 @@ const struct kvp_codec kvp_codec_smart = {
 	.name = "smart",
 	.names = { .fallback = KVP_SMART_TQ,
 		.options = { named_method, named_groups, named_wide, named_keys } },
+	.facts = KVP_FACT_VARIES,
 	.facts_of = facts_smart,
 	.layout = layout_smart,
 	.bytes = bytes_smart,

@@ -8,6 +8,7 @@
 #define KVP_KERNELS_DSP_H
 
 #include "kernels/codec.h"
+#include "kernels/rans.h"
 
 struct rows_in {
 	const uint8_t *data;
@@ -108,6 +109,12 @@ struct running {
  */
 typedef float kvp_softmax_fn(const struct softmax *job, float *s, struct running *run);
 
+/* n words of 16 bits, rotated left by so many bits, as their high and low bytes, and back: split.h. */
+typedef void kvp_split_fn(
+	uint32_t rotate, const uint8_t *words, uint32_t n, uint8_t *high, uint8_t *low);
+typedef void kvp_join_fn(
+	uint32_t rotate, const uint8_t *high, const uint8_t *low, uint32_t n, uint8_t *words);
+
 struct dsp {
 	kvp_amax_fn *amax;
 	kvp_tq_encode_fn *tq_encode;
@@ -121,6 +128,10 @@ struct dsp {
 	kvp_had_encode_fn *had_encode;
 	kvp_had_decode_fn *had_decode;
 	kvp_softmax_fn *softmax;
+	kvp_split_fn *split;
+	kvp_join_fn *join;
+	kvp_rans_encode_fn *rans_encode;
+	kvp_rans_decode_fn *rans_decode;
 };
 
 /* Reference C; the others fall back on it for dims that they do not handle. */
@@ -139,6 +150,8 @@ kvp_byte_decode_fn kvp_byte_decode_c;
 kvp_had_encode_fn kvp_had_encode_c;
 kvp_had_decode_fn kvp_had_decode_c;
 kvp_softmax_fn kvp_softmax_c;
+kvp_split_fn kvp_split_c;
+kvp_join_fn kvp_join_c;
 
 struct kvp_kernels {
 	unsigned int cpu;
@@ -157,6 +170,8 @@ void kvp_attend_init_c(struct kvp_kernels *k);
 #ifdef KVP_HAVE_X86
 void kvp_dsp_init_avx2(struct dsp *dsp);
 void kvp_dsp_init_avx512(struct dsp *dsp);
+void kvp_rans_init_avx2(struct dsp *dsp);
+void kvp_rans_init_avx512(struct dsp *dsp);
 void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 void kvp_attend_init_vbmi(struct kvp_kernels *k);

@@ -23,7 +23,8 @@
  *                              values in groups of 16 channels, is decoded into the first cache
  *                              and fp32 from there;
  *   tqprod, hybrid, smart,     decoded into the workspace, a chunk at a time, then as native fp32:
- *   layouts of others          what they save is memory, not time.
+ *   lossless, layouts of       what they save is memory, not time. lossless decodes all tokens of a
+ *   others                     head before a chunk, too.
  * While a chunk is worked on, the rows of the next are fetched into the second cache.
  *
  * Three phases, so that threads can share the work (split-K):

@@ -60,7 +60,8 @@ extern "C" {
 #define KVP_FAMILY_PUB_AITHER 11u /* variant: bits */
 #define KVP_FAMILY_PUB_VLLM   12u /* variant: bits */
 #define KVP_FAMILY_SYM        13u /* variant: see KVP_CODEC_SYM */
-#define KVP_FAMILY_MAX_       14u
+#define KVP_FAMILY_LOSSLESS   14u /* variant: 0 */
+#define KVP_FAMILY_MAX_       15u
 
 #define KVP_CODEC(family, variant) ((family) << 8 | (variant))
 #define KVP_CODEC_FAMILY(id)       ((id) >> 8)
@@ -172,6 +173,13 @@ extern "C" {
 	KVP_CODEC(KVP_FAMILY_PUB_KIVI, (bits) | (log2_group) << 4)
 #define KVP_CODEC_PUB_AITHER(bits) KVP_CODEC(KVP_FAMILY_PUB_AITHER, (bits))
 #define KVP_CODEC_PUB_VLLM(bits)   KVP_CODEC(KVP_FAMILY_PUB_VLLM, (bits))
+
+/*
+ * fp16 and bf16 bit for bit: exponents entropy-coded, the rest stored. What a payload takes follows
+ * from the elements and is in its header; kvp_plane_bytes() is the most that it can be, which is the
+ * elements and a header. Attended by decoding. No other dtype: -EINVAL.
+ */
+#define KVP_CODEC_LOSSLESS KVP_CODEC(KVP_FAMILY_LOSSLESS, 0u)
 
 /* Seed of the rotation's signs where the caller names none. */
 #define KVP_SEED_DEFAULT UINT64_C(0x6b76706f6f6c3031)
@@ -289,8 +297,8 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels);
 struct kvp_kernels *kvp_kernels_free(struct kvp_kernels *k);
 
 /*
- * Where the parts of a payload lie, and its size in bytes: for smart the most that it can be
- * (kvp_smart_bytes()). -EINVAL: unknown codec, or a geometry that the codec cannot hold (a dim or
+ * Where the parts of a payload lie, and its size in bytes: for smart and lossless the most that it can
+ * be (kvp_smart_bytes(); kvp_plane_hdr.bytes of the payload). -EINVAL: unknown codec, or a geometry that the codec cannot hold (a dim or
  * dtype that it does not take, kivi K with fewer tokens than a group).
  */
 int kvp_plane_layout(uint32_t codec, const struct kvp_plane *p, struct kvp_layout *ret_layout);
@@ -299,11 +307,12 @@ int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes
 /*
  * Encodes a plane. out must be aligned to 16 bytes, hold the payload's bytes, and not overlap src.
  * opts may be NULL, but for smart and codecs with a matrix. Padding between sections is written as
- * zeros. The same elements give the same bytes, on every machine.
+ * zeros. The same elements give the same bytes, on every machine. lossless may write all bytes of
+ * kvp_plane_bytes(), of which those that the payload's header counts are meant.
  * NaN is encoded as 0 and infinities as the largest magnitude that the plane's exponent or the
  * group's range allows: no other token decodes otherwise because of them. A finite element 2^16
  * times louder than nearly all rows saturates, too, and costs its vector and its group their
- * precision, not the plane (docs/formats.md, "Outlier rows"). native copies the bits.
+ * precision, not the plane (docs/formats.md, "Outlier rows"). native and lossless keep the bits.
  * -EINVAL: codec or plane as for kvp_plane_layout(), options, alignment, strides, overlap;
  * -ENOSPC: out_size; -ENOENT: no calibration of this dim.
  */
@@ -314,10 +323,11 @@ int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct k
  * Decodes a payload, native ones included aligned to 16 bytes, into dst, which must not overlap it.
  * The payload may be hostile, and written to by others meanwhile: it is validated against codec and
  * p first, its header read once, and whatever its codes and scalars are, nothing outside it is
- * read, nothing outside dst's rows written, and every element written is finite (native, and what
- * kivi keeps native, copies the bits). -EINVAL: bad arguments; -EPROTONOSUPPORT: another version;
- * -EBADMSG: not a payload of this codec and geometry; -ENOENT: the calibration object is missing or
- * another.
+ * read, nothing outside dst's rows written, and every element written is finite (native, lossless and
+ * what kivi keeps native have the bits of what was encoded). -EINVAL: bad arguments; -EPROTONOSUPPORT:
+ * another version; -EBADMSG: not a payload of this codec and geometry; -ENOENT: the calibration object
+ * is missing or another. Of lossless only tables and sizes can be judged beforehand: -EBADMSG may also
+ * mean that no encoder wrote these codes, and then dst's rows hold anything.
  */
 int kvp_plane_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_calib *calib, const void *in, size_t in_size, struct kvp_raw dst);
@@ -335,7 +345,8 @@ struct kvp_decode_job {
 /*
  * Many at once, for instance a layer's blocks, in order. All jobs are checked first: if one is
  * refused nothing has been written and *ret_done, the number of planes decoded, is 0. (It is more
- * only if a destination lies over another job's payload, which the caller should not ask for.)
+ * only if a destination lies over another job's payload, which the caller should not ask for, or the
+ * codes of a lossless payload are wrong.)
  * Consecutive planes of one tq codec, dim and seed share their rotation: short ones are faster than
  * one by one. Errors are those of the first job that has one.
  */

@@ -102,7 +102,7 @@ static int check_encode(uint32_t codec, const struct kvp_plane *p,
 		return -EINVAL;
 	if (opts->force_exponent &&
 		(opts->exponent < KVP_EXPONENT_MIN || opts->exponent > KVP_EXPONENT_MAX ||
-			((kvp_codec_facts(codec) & KVP_FACT_PUBLISHED) && opts->exponent)))
+			((kvp_codec_facts(codec) & KVP_FACT_UNSCALED) && opts->exponent)))
 		return -EINVAL;
 	r = raw_span(p, src, &lo, &hi);
 	if (r < 0)
@@ -179,7 +179,7 @@ int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct k
 	 * The exponent needs a pass of its own, which finds the plane in the cache after encoding:
 	 * its usual value is tried first and proved then.
 	 */
-	known = o->force_exponent || (facts & KVP_FACT_PUBLISHED);
+	known = o->force_exponent || (facts & KVP_FACT_UNSCALED);
 	if (o->force_exponent)
 		exponent = o->exponent;
 	if (!known && !kvp_exponent_looks_usual(k, p, src)) {
@@ -224,21 +224,20 @@ static int check_header(uint32_t codec, const struct kvp_plane *p, const struct 
 	const struct kvp_calib *calib, const struct kvp_plane_hdr *hdr)
 {
 	static const uint8_t zero[sizeof hdr->reserved2];
-	const struct kvp_codec *c = kvp_codec_row(KVP_CODEC_FAMILY(codec));
 	const uint32_t facts = kvp_codec_facts(codec);
 
 	if (hdr->magic != KVP_PLANE_MAGIC)
 		return -EBADMSG;
 	if (hdr->version != KVP_PLANE_VERSION)
 		return -EPROTONOSUPPORT;
-	/* A size that follows from widths is the row's check()'s. */
-	if (hdr->codec != codec || (!c->bytes && hdr->bytes != lay->bytes) ||
+	/* A size that follows from what is in the payload is the row's check()'s. */
+	if (hdr->codec != codec || (!(facts & KVP_FACT_VARIES) && hdr->bytes != lay->bytes) ||
 		hdr->tokens != p->tokens || hdr->heads != p->heads || hdr->dim != p->dim ||
 		hdr->dtype != p->dtype || hdr->kind != p->kind || hdr->reserved0 ||
 		hdr->reserved1 || memcmp(hdr->reserved2, zero, sizeof zero) != 0)
 		return -EBADMSG;
 	if (hdr->exponent < KVP_EXPONENT_MIN || hdr->exponent > KVP_EXPONENT_MAX ||
-		((facts & KVP_FACT_PUBLISHED) && hdr->exponent))
+		((facts & KVP_FACT_UNSCALED) && hdr->exponent))
 		return -EBADMSG;
 	if (facts & KVP_FACT_SEED ? !hdr->seed : hdr->seed != 0)
 		return -EBADMSG;
@@ -254,6 +253,7 @@ static int check_payload(uint32_t codec, const struct kvp_plane *p, const struct
 	const struct kvp_codec *c = kvp_codec_row(KVP_CODEC_FAMILY(codec));
 	struct kvp_plane_hdr hdr = { .codec = codec };
 	struct kvp_layout lay;
+	uint32_t facts;
 	int r;
 
 	r = kvp_plane_layout(codec, p, &lay);
@@ -261,12 +261,13 @@ static int check_payload(uint32_t codec, const struct kvp_plane *p, const struct
 		return r;
 	if (!in || (uintptr_t)in % PAYLOAD_ALIGN)
 		return -EINVAL;
-	if (in_size < (c->bytes ? KVP_PLANE_HDR_BYTES : lay.bytes))
+	facts = kvp_codec_facts(codec);
+	if (in_size < (facts & KVP_FACT_VARIES ? KVP_PLANE_HDR_BYTES : lay.bytes))
 		return -EBADMSG;
 	r = check_calib(codec, p, calib);
 	if (r < 0)
 		return r;
-	if (!(kvp_codec_facts(codec) & KVP_FACT_BARE)) {
+	if (!(facts & KVP_FACT_BARE)) {
 		memcpy(&hdr, in, sizeof hdr);
 		r = check_header(codec, p, &lay, calib, &hdr);
 		if (!r && c->check)

@@ -12,6 +12,7 @@ int kvbench_device(int argc, char **argv);
 int kvbench_estimate(int argc, char **argv);
 int kvbench_fairness(int argc, char **argv);
 int kvbench_hotpath(int argc, char **argv);
+int kvbench_lossless(int argc, char **argv);
 int kvbench_policy(int argc, char **argv);
 int kvbench_put(int argc, char **argv);
 int kvbench_quality(int argc, char **argv);

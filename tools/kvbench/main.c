@@ -20,6 +20,7 @@ static const struct {
 	{ "fairness", "a well-behaved client beside other tenants' loads and attacks",
 		kvbench_fairness },
 	{ "hotpath", "match, lease and release, proven to make no system call", kvbench_hotpath },
+	{ "lossless", "the codec that keeps every bit, beside zstd", kvbench_lossless },
 	{ "policy", "cost of eviction decisions, and memory for them", kvbench_policy },
 	{ "put", "storing blocks, against memcpy", kvbench_put },
 	{ "quality", "a real model with its KV held in a codec", kvbench_quality },

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The entropy coder with 16 lanes to a register: the bytes of rans.c. */
+#include "kernels/dsp.h"
+#include "kernels/split.h"
+#include "kernels/x86_avx512.h"
+
+#include <errno.h>
+
+/* ---- coding ---- */
+
+/* floor(x / f): what a division in double is off is less than the 1 / f to the next integer. */
+INLINE __m512i quotient(__m512i x, __m512i f)
+{
+	const __m256i lo =
+		_mm512_cvttpd_epu32(_mm512_div_pd(_mm512_cvtepu32_pd(_mm512_castsi512_si256(x)),
+			_mm512_cvtepu32_pd(_mm512_castsi512_si256(f))));
+	const __m256i hi = _mm512_cvttpd_epu32(
+		_mm512_div_pd(_mm512_cvtepu32_pd(_mm512_extracti64x4_epi64(x, 1)),
+			_mm512_cvtepu32_pd(_mm512_extracti64x4_epi64(f, 1))));
+
+	return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1);
+}
+
+INLINE __m512i encode16(
+	const struct rans_coder *c, const uint8_t *sym, __m512i x, struct rans_writer *w)
+{
+	const __m512i s = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)sym));
+	const __m512i e = _mm512_i32gather_epi32(s, c->word, 4);
+	const __m512i f = _mm512_and_si512(e, _mm512_set1_epi32(0xffff));
+	const __mmask16 full = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x, 32 - RANS_BITS), f);
+	const uint32_t n = (uint32_t)__builtin_popcount(full);
+
+	w->at -= 2 * n;
+	_mm256_mask_storeu_epi16(w->at, (__mmask16)((1u << n) - 1),
+		_mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(full, x)));
+	x = _mm512_mask_srli_epi32(x, full, x, 16);
+	x = _mm512_add_epi32(x, _mm512_mullo_epi32(quotient(x, f),
+					_mm512_sub_epi32(_mm512_set1_epi32((int)RANS_TOTAL), f)));
+	return _mm512_add_epi32(x, _mm512_srli_epi32(e, 16));
+}
+
+static int encode(const struct rans_coder *c, const uint8_t *sym, size_t n, struct rans_writer *w)
+{
+	size_t whole = n & ~(size_t)(RANS_LANES - 1);
+	__m512i x[2];
+
+	if (whole < n) {
+		int r = kvp_rans_encode_c(c, sym + whole, n - whole, w);
+
+		if (r < 0)
+			return r;
+	}
+	for (int i = 0; i < 2; i++)
+		x[i] = _mm512_loadu_si512(w->x + 16 * i);
+	for (size_t i = whole; i; i -= RANS_LANES) {
+		if (w->at - w->floor < (ptrdiff_t)RANS_GROUP_BYTES)
+			return -ENOSPC;
+		x[1] = encode16(c, sym + i - 16, x[1], w);
+		x[0] = encode16(c, sym + i - 32, x[0], w);
+	}
+	for (int i = 0; i < 2; i++)
+		_mm512_storeu_si512(w->x + 16 * i, x[i]);
+	return 0;
+}
+
+/* ---- decoding ---- */
+
+/* Decodes one symbol a lane; reads 32 bytes at *at, and goes on by as many as the lanes take. */
+INLINE __m512i decode16(const struct rans_table *t, __m512i x, const uint8_t **at, uint8_t *sym)
+{
+	const __m512i low = _mm512_set1_epi32((int)(RANS_TOTAL - 1));
+	const __m512i e = _mm512_i32gather_epi32(_mm512_and_si512(x, low), t->slot, 4);
+	const __m512i f = _mm512_add_epi32(
+		_mm512_and_si512(_mm512_srli_epi32(e, 8), low), _mm512_set1_epi32(1));
+	const __m512i words =
+		_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)*at));
+	__mmask16 empty;
+
+	_mm_storeu_si128((__m128i *)(void *)sym, _mm512_cvtepi32_epi8(e));
+	x = _mm512_add_epi32(
+		_mm512_mullo_epi32(_mm512_srli_epi32(x, RANS_BITS), f), _mm512_srli_epi32(e, 20));
+	empty = _mm512_cmplt_epu32_mask(x, _mm512_set1_epi32((int)RANS_LOW));
+	*at += 2 * __builtin_popcount(empty);
+	return _mm512_mask_or_epi32(
+		x, empty, _mm512_slli_epi32(x, 16), _mm512_maskz_expand_epi32(empty, words));
+}
+
+static void decode(const struct rans_table *t, struct rans_reader *r, uint8_t *sym, size_t n)
+{
+	size_t whole = n & ~(size_t)(RANS_LANES - 1), i = 0;
+	__m512i x[2];
+
+	for (int j = 0; j < 2; j++)
+		x[j] = _mm512_loadu_si512(r->x + 16 * j);
+	for (; i < whole && r->end - r->at >= (ptrdiff_t)RANS_GROUP_BYTES; i += RANS_LANES) {
+		x[0] = decode16(t, x[0], &r->at, sym + i);
+		x[1] = decode16(t, x[1], &r->at, sym + i + 16);
+	}
+	for (; i < whole; i += RANS_LANES) {
+		uint8_t rest[RANS_GROUP_BYTES];
+		const uint8_t *at = kvp_rans_rest(r, rest);
+
+		x[0] = decode16(t, x[0], &at, sym + i);
+		x[1] = decode16(t, x[1], &at, sym + i + 16);
+		kvp_rans_skip(r, (size_t)(at - rest));
+	}
+	for (int j = 0; j < 2; j++)
+		_mm512_storeu_si512(r->x + 16 * j, x[j]);
+	if (whole < n)
+		kvp_rans_decode_c(t, r, sym + whole, n - whole);
+}
+
+/* ---- bytes of words ---- */
+
+static void split(uint32_t rotate, const uint8_t *words, uint32_t n, uint8_t *high, uint8_t *low)
+{
+	split_words(rotate, words, n, high, low);
+}
+
+static void join(
+	uint32_t rotate, const uint8_t *high, const uint8_t *low, uint32_t n, uint8_t *words)
+{
+	join_words(rotate, high, low, n, words);
+}
+
+void kvp_rans_init_avx512(struct dsp *dsp)
+{
+	dsp->rans_encode = encode;
+	dsp->rans_decode = decode;
+	dsp->split = split;
+	dsp->join = join;
+}

@@ -5,6 +5,7 @@ those of vLLM without kvpool; logits are not, since vLLM's own depend on how a p
 `test_vllm.py table` prints times to the first token instead."""
 import itertools
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -40,18 +41,19 @@ def worker(socket):
               max_model_len=2048, enforce_eager=True, **more)
     os.dup2(out, 1)
 
-    def generate(prompts, steps):
-        return llm.generate([{"prompt_token_ids": p} for p in prompts],
+    def generate(prompts, steps, salt=None):
+        more = {"cache_salt": salt} if salt else {}
+        return llm.generate([{"prompt_token_ids": p, **more} for p in prompts],
                             SamplingParams(temperature=0, max_tokens=steps, detokenize=False,
                                            ignore_eos=True), use_tqdm=False)
 
     generate([prompt(99, 200)], 2)  # what is done once
 
-    def handle(prompts, steps=STEPS, for_ever=False):
+    def handle(prompts, steps=STEPS, for_ever=False, salt=None):
         for i in itertools.count() if for_ever else ():
             generate([[257, i % 256, i // 256] + p for p in prompts], 1)
         start = time.perf_counter()
-        done = generate(prompts, steps)
+        done = generate(prompts, steps, salt)
         ms = (time.perf_counter() - start) * 1e3
         llm.reset_prefix_cache()  # what it finds then is kvpool's
         return {"ms": ms, "hits": [r.num_cached_tokens for r in done],
@@ -98,6 +100,31 @@ class Engines(unittest.TestCase):
                     daemon.kill()
                     self.assertEqual(b.answer()["texts"], self.texts)
                     daemon.start()
+                wait_for(lambda: b.ask(prompts=self.prompts)["hits"] == [hit(1900)] * 3, 60)
+                b.end()
+            self.check(daemon)
+
+    def test_salts_and_a_daemon_that_stops(self):
+        """Requests of equal tokens share under an equal cache_salt, and under no other. While the daemon
+        is stopped nobody waits for it longer than a step's time."""
+        with Daemon({"memory": "512MiB"}) as daemon:
+            with Worker(daemon.socket) as a:
+                for salt in ("alice", "bob"):
+                    mine = a.ask(prompts=self.prompts[:2], salt=salt)
+                    self.assertEqual((mine["hits"], mine["texts"]), ([0, 0], self.texts[:2]))
+                a.end()
+            with Worker(daemon.socket) as b:
+                for salt, hits in (("alice", [hit(1900)] * 2), ("carol", [0, 0]), (None, [0, 0]),
+                                   ("bob", [hit(1900)] * 2), (None, [hit(1900)] * 2)):
+                    theirs = b.ask(prompts=self.prompts[:2], salt=salt)
+                    self.assertEqual((theirs["hits"], theirs["texts"]), (hits, self.texts[:2]), salt)
+                os.kill(daemon.pid, signal.SIGSTOP)
+                try:
+                    # What is there is found all the same; what is new is computed.
+                    for _ in range(2):
+                        self.assertEqual(b.ask(prompts=self.prompts)["texts"], self.texts)
+                finally:
+                    os.kill(daemon.pid, signal.SIGCONT)
                 wait_for(lambda: b.ask(prompts=self.prompts)["hits"] == [hit(1900)] * 3, 60)
                 b.end()
             self.check(daemon)

@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
 from harness import Daemon, wait_for  # pylint: disable=wrong-import-position
 
 from kvpool.connectors.paged import (  # pylint: disable=wrong-import-position
-    MAX_ADAPTERS, Scheduler, Spaces, Worker, halves)
+    Scheduler, Spaces, Worker, halves)
 
 T, HEADS, DIM, LAYERS = 32, 1, 8, 2
 HALF = T * HEADS * DIM * 2
@@ -32,7 +32,7 @@ class Engine:
 
     def __init__(self, socket, model, pages=64, timeout=5):
         identity = {"model": model, "layers": LAYERS, "kv_heads": HEADS, "head_dim": DIM,
-                    "dtype": "float16", "block_tokens": T, "adapter": "test:"}
+                    "dtype": "float16", "block_tokens": T, "adapter": "test"}
         self.memory = [bytearray(pages * 2 * HALF) for _ in range(LAYERS)]
         views = [memoryview(m) for m in self.memory]
         planes = [halves(self.address(v), pages, 2 * HALF, T, HEADS, DIM, 2) for v in views]
@@ -71,64 +71,71 @@ class Engine:
 
 
 class Replays(unittest.TestCase):
-    def replay(self, name):
+    def replay(self, name, salts=(b"",)):
+        """Under each of the salts after the other, in one daemon: what is found is what was recorded with
+        an empty cache, so nothing of the former salts is."""
+        with Daemon({"memory": "256MiB"}) as daemon:
+            for salt in salts:
+                seen = self.replay_in(daemon, name, salt)
+        return seen
+
+    def replay_in(self, daemon, name, salt):
         with open(os.path.join(HERE, "vllm", name), encoding="utf-8") as f:
             events = json.load(f)
         seen = {"preempted": 0, "chunks": 0, "loaded": 0, "grown": 0}
-        with Daemon({"memory": "256MiB"}) as daemon:
-            e = Engine(daemon.socket, name)
-            for side in e.sides:
-                side.get("")
-                wait_for(lambda s=side: s.client.stats()["attached"])
-            ids, pages, step = {}, {}, []
-            for what, *args in events:
-                if what == "ids":
-                    ids.setdefault(args[0], array.array("I")).extend(args[1])
-                elif what == "found":
-                    request, computed, want = args
-                    wait_for(lambda r=request, c=computed, n=want: e.scheduler.found(
-                        r, "", lambda first, r=r: ids[r][first:], c) == n)
-                elif what == "allocated":
-                    e.scheduler.allocated(*args)
-                    seen["loaded"] += args[1]
-                elif what == "step":
-                    request, new, whole, computed, scheduled = args
-                    seen["preempted"] += whole and request in pages
-                    seen["chunks"] += scheduled > 1
-                    seen["grown"] += not whole and bool(new)
-                    pages[request] = new if whole else pages[request] + new
-                    step.append((request, computed, scheduled,
-                                 e.scheduler.step(request, new, whole, computed, scheduled)))
-                elif what == "moved":
-                    jobs = pickle.loads(pickle.dumps([s[3] for s in step if s[3]]))
-                    e.worker.load(jobs)
-                    self.assertEqual(e.worker.take_failed(), set())
-                    for request, computed, scheduled, _ in step:
-                        if computed and scheduled > 1 or computed % T == 0:
-                            self.assertTrue(e.right(ids[request], pages[request], computed))
-                        e.compute(ids[request], pages[request], computed,
-                                  min(computed + scheduled, len(ids[request])))
-                    e.worker.store(jobs)
-                    e.worker.flush()
-                    step = []
-                else:
-                    self.assertEqual(what, "finished")
-                    e.scheduler.finished(*args)
-            # All whole blocks of all that had keys are there now, and right.
-            for request, tokens in ids.items():
-                whole = (len(tokens) - 1) // T * T
-                wait_for(lambda r=request, t=tokens, n=whole: e.scheduler.found(
-                    r, "", lambda first: t[first:], 0) == n)
-                e.scheduler.allocated(request, whole)
-                mine = list(range(whole // T))
-                e.worker.load([e.scheduler.step(request, mine, True, whole, 1)])
-                self.assertTrue(e.right(tokens, mine, whole))
-                e.scheduler.finished(request)
-            e.close()
+        e = Engine(daemon.socket, name)
+        for side in e.sides:
+            side.get(salt)
+            wait_for(lambda s=side: s.client.stats()["attached"])
+        ids, pages, step = {}, {}, []
+        for what, *args in events:
+            if what == "ids":
+                ids.setdefault(args[0], array.array("I")).extend(args[1])
+            elif what == "found":
+                request, computed, want = args
+                wait_for(lambda r=request, c=computed, n=want: e.scheduler.found(
+                    r, salt, lambda first, r=r: ids[r][first:], c) == n)
+            elif what == "allocated":
+                e.scheduler.allocated(*args)
+                seen["loaded"] += args[1]
+            elif what == "step":
+                request, new, whole, computed, scheduled = args
+                seen["preempted"] += whole and request in pages
+                seen["chunks"] += scheduled > 1
+                seen["grown"] += not whole and bool(new)
+                pages[request] = new if whole else pages[request] + new
+                step.append((request, computed, scheduled,
+                             e.scheduler.step(request, new, whole, computed, scheduled)))
+            elif what == "moved":
+                jobs = pickle.loads(pickle.dumps([s[3] for s in step if s[3]]))
+                e.worker.load(jobs)
+                self.assertEqual(e.worker.take_failed(), set())
+                for request, computed, scheduled, _ in step:
+                    if computed and scheduled > 1 or computed % T == 0:
+                        self.assertTrue(e.right(ids[request], pages[request], computed))
+                    e.compute(ids[request], pages[request], computed,
+                              min(computed + scheduled, len(ids[request])))
+                e.worker.store(jobs)
+                e.worker.flush()
+                step = []
+            else:
+                self.assertEqual(what, "finished")
+                e.scheduler.finished(*args)
+        # All whole blocks of all that had keys are there now, and right.
+        for request, tokens in ids.items():
+            whole = (len(tokens) - 1) // T * T
+            wait_for(lambda r=request, t=tokens, n=whole: e.scheduler.found(
+                r, salt, lambda first: t[first:], 0) == n)
+            e.scheduler.allocated(request, whole)
+            mine = list(range(whole // T))
+            e.worker.load([e.scheduler.step(request, mine, True, whole, 1)])
+            self.assertTrue(e.right(tokens, mine, whole))
+            e.scheduler.finished(request)
+        e.close()
         return seen
 
     def test_without_a_prefix_cache_of_its_own(self):
-        seen = self.replay("own-cache-off.json")
+        seen = self.replay("own-cache-off.json", (b"", b"alice" * 7, b"bob" * 11))
         self.assertTrue(all(seen.values()), seen)
 
     def test_with_a_prefix_cache_of_its_own(self):
@@ -148,19 +155,19 @@ class Parts(unittest.TestCase):
         e = Engine(self.daemon.socket, "parts", **more)
         self.addCleanup(e.close)
         for side in e.sides:
-            side.get("")
+            side.get(b"")
             wait_for(lambda s=side: s.client.stats()["attached"])
         return e
 
     def found(self, e, name, computed, want):
         """What was moved is a miss until its memory is mapped: at most a moment."""
-        wait_for(lambda: e.scheduler.found(name, "", self.source, computed) == want)
+        wait_for(lambda: e.scheduler.found(name, b"", self.source, computed) == want)
 
     def source(self, first):
         return self.ids[first:]
 
     def fill(self, e, name="first"):
-        e.scheduler.found(name, "", self.source, 0)
+        e.scheduler.found(name, b"", self.source, 0)
         pages = list(range(6))
         job = e.scheduler.step(name, pages, True, 0, len(self.ids))
         e.compute(self.ids, pages, 0, len(self.ids))
@@ -228,28 +235,43 @@ class Parts(unittest.TestCase):
         self.assertIsNone(a.scheduler.step("r", [], False, T, 1))
         self.assertIsNone(a.scheduler.step("unknown", [], False, T, 1))
 
-    def test_adapters_share_nothing(self):
-        a = self.engine()
+    def test_salts(self):
+        """Equal ones share, unlike ones and none do not; more of them than an engine keeps spaces of."""
+        a, b = self.engine(), self.engine()
         self.fill(a)
-        for i in range(MAX_ADAPTERS + 2):
-            self.assertEqual(a.scheduler.found("r%d" % i, "lora:%d" % i, self.source, 0), 0)
-        self.assertIsNone(a.sides[0].get("one more"))
+        for i in range(200):
+            self.assertEqual(a.scheduler.found("r%d" % i, b"%d" % i, self.source, 0), 0)
+        for i in (7, 150):
+            name, pages = "r%d" % i, list(range(10 * i % 58, 10 * i % 58 + 6))
+            job = a.scheduler.step(name, pages, True, 0, len(self.ids))
+            a.compute(self.ids, pages, 0, len(self.ids))
+            a.worker.store([job])
+            a.worker.flush()
+        for name, want in ((b"7", 5 * T), (b"8", 0), (b"150", 5 * T), (b"", 5 * T), (b"77", 0)):
+            wait_for(lambda n=name, w=want: b.scheduler.found("r", n, self.source, 0) == w)
+            b.scheduler.finished("r")
+        b.scheduler.found("r", b"150", self.source, 0)
+        b.scheduler.allocated("r", 5 * T)
+        job = b.scheduler.step("r", [9, 8, 7, 6, 5, 4], True, 5 * T, 3)
+        b.worker.load([pickle.loads(pickle.dumps(job))])
+        self.assertEqual(b.worker.take_failed(), set())
+        self.assertTrue(b.right(self.ids, [9, 8, 7, 6, 5, 4], 5 * T))
 
     def test_ids_that_are_none(self):
         a = self.engine()
-        self.assertEqual(a.scheduler.found("r", "", lambda first: [-1] * 500, 0), 0)
+        self.assertEqual(a.scheduler.found("r", b"", lambda first: [-1] * 500, 0), 0)
         self.assertIsNone(a.scheduler.step("r", [0, 1], True, 0, 2 * T))
 
     def test_parent_evicted(self):
         a = self.engine()
         self.fill(a)
-        a.scheduler.found("r", "", self.source, 0)
+        a.scheduler.found("r", b"", self.source, 0)
         a.scheduler.step("r", list(range(6)), True, 5 * T, 3)
         self.ids.extend(range(T))
         job = a.scheduler.step("r", [], False, 5 * T + 3, T)
         self.assertEqual(job.store, (5, 6))
         a.compute(self.ids, job.pages, 5 * T, 6 * T)
-        space = a.sides[1].get("")
+        space = a.sides[1].get(b"")
         wait_for(lambda: space.delete(self.ids) >= 0 and space.match(self.ids).n_tokens == 0)
         a.worker.store([job])
         a.worker.flush()
@@ -257,7 +279,7 @@ class Parts(unittest.TestCase):
 
     def test_no_daemon(self):
         e = Engine("/nonexistent/kvpool.sock", "nobody", timeout=.05)
-        self.assertEqual(e.scheduler.found("r", "", self.source, 0), 0)
+        self.assertEqual(e.scheduler.found("r", b"", self.source, 0), 0)
         job = e.scheduler.step("r", list(range(6)), True, 0, 5 * T)
         e.worker.store([job])
         e.worker.load([job._replace(load=(0, 2))])
@@ -285,8 +307,8 @@ def connector_without_an_engine():
         return importlib.import_module("kvpool.connectors.vllm")
 
 
-class Adapters(unittest.TestCase):
-    """Which requests of vLLM share, by their adapters."""
+class Salts(unittest.TestCase):
+    """Which requests of vLLM share, by their adapters and salts."""
 
     def setUp(self):
         self.vllm = connector_without_an_engine()
@@ -300,32 +322,44 @@ class Adapters(unittest.TestCase):
         with open(os.path.join(self.path, "adapter_model.safetensors"), "wb") as f:
             f.write(weights)
 
-    def adapter(self, name="a", path=None, number=1, engine=None, **more):
+    def salt(self, name="a", path=None, number=1, engine=None, cache_salt=None, **more):
         lora = types.SimpleNamespace(lora_name=name, lora_path=path or self.path,
                                      lora_int_id=number, **more)
-        engine = engine or self.vllm._Adapters()  # pylint: disable=protected-access
-        return engine.of(types.SimpleNamespace(lora_request=lora))
+        engine = engine or self.vllm._Salts()  # pylint: disable=protected-access
+        return engine.of(types.SimpleNamespace(lora_request=lora, cache_salt=cache_salt))
 
     def test_none(self):
-        engine = self.vllm._Adapters()  # pylint: disable=protected-access
-        self.assertEqual(engine.of(types.SimpleNamespace(lora_request=None)), "")
-        self.assertIsNone(engine.of(types.SimpleNamespace(lora_request=None, cache_salt="s")))
+        engine = self.vllm._Salts()  # pylint: disable=protected-access
+        self.assertEqual(engine.of(types.SimpleNamespace(lora_request=None)), b"")
+        self.assertIsNone(engine.of(types.SimpleNamespace(lora_request=None, mm_features=["an image"])))
+        self.assertIsNone(self.salt(cache_salt="s", load_inplace=True))
+
+    def test_cache_salts(self):
+        """A user's salt, beside an adapter or alone; no text of one is taken for the other."""
+        def alone(salt):
+            return self.vllm._Salts().of(  # pylint: disable=protected-access
+                types.SimpleNamespace(lora_request=None, cache_salt=salt))
+        salts = [alone("s"), alone("t"), alone("\ud800"), self.salt(), self.salt(cache_salt="s"),
+                 self.salt(cache_salt="t"), alone(repr(("a", self.path)))]
+        self.assertEqual(len(set(salts)), len(salts))
+        self.assertEqual({len(s) for s in salts}, {32})
+        self.assertEqual((alone("s"), alone("")), (salts[0], b""))
+        self.assertEqual(self.salt(cache_salt="t"), salts[5])
 
     def test_trained_again(self):
         """What is loaded from the same folder later, in another process, is another adapter."""
-        engine = self.vllm._Adapters()  # pylint: disable=protected-access
-        first = self.adapter(engine=engine)
-        self.assertTrue(first)
-        self.assertLess(len(first), 80)
-        self.assertEqual(self.adapter(), first)
+        engine = self.vllm._Salts()  # pylint: disable=protected-access
+        first = self.salt(engine=engine)
+        self.assertEqual(len(first), 32)
+        self.assertEqual(self.salt(), first)
         self.train(b"other weights")
-        self.assertNotEqual(self.adapter(), first)
-        self.assertEqual(self.adapter(engine=engine), first)
-        self.assertNotEqual(self.adapter("b"), self.adapter("a"))
+        self.assertNotEqual(self.salt(), first)
+        self.assertEqual(self.salt(engine=engine), first)
+        self.assertNotEqual(self.salt("b"), self.salt("a"))
 
     def test_unknown_weights(self):
-        self.assertIsNone(self.adapter(path="someone/on-a-hub"))
-        self.assertIsNone(self.adapter(load_inplace=True))
+        self.assertIsNone(self.salt(path="someone/on-a-hub"))
+        self.assertIsNone(self.salt(load_inplace=True))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ processes: jobs cross as plain values, token ids as bytes. Nothing here is told 
 then nothing is found and nothing stored, and what was promised and did not come is an invalid page.
 """
 import array
+import collections
 import logging
 import time
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -15,14 +16,15 @@ from .. import Client, Invalid, KvpoolError, Match, NoRoom, Space, Timeout, View
 
 _log = logging.getLogger("kvpool.paged")
 
-MAX_ADAPTERS = 16  # of one model that share; requests with others go on without kvpool
+_SALTS = 64  # whose spaces are kept; one is made in a few microseconds
 _HANGS = 5.0  # seconds in which a daemon that did not answer is not waited for again
 
 
 class Job(NamedTuple):
     """A request's part of one step. ids: 32-bit token ids from the beginning to the end of the last block
-    concerned; pages: the engine's page of each of these blocks; load, store: [first, end) in blocks."""
-    adapter: str
+    concerned; pages: the engine's page of each of these blocks; load, store: [first, end) in blocks.
+    salt: b"", or what else decides about its keys or who may share them (Space.salted())."""
+    salt: bytes
     ids: bytes
     pages: Tuple[int, ...]
     load: Tuple[int, int]
@@ -30,29 +32,35 @@ class Job(NamedTuple):
 
 
 class Spaces:
-    """The model in this process's client, by adapter. identity: arguments of Client.space(), all but
-    the adapter, to which what the caller says of it is appended."""
+    """The model in this process's client, under the salts of its requests. identity: arguments of
+    Client.space()."""
 
     def __init__(self, name: str, identity: Dict[str, Any], socket: Optional[str] = None,
                  timeout: float = 0.2) -> None:
         self.client = Client(socket, name, timeout, lazy=True)
         self.timeout = timeout
         self._identity = dict(identity)
-        self._packing = self._identity.pop("adapter", "")
-        self._open: Dict[str, Space] = {}
+        self._space: Optional[Space] = None
+        # Those that were asked for last; a match keeps its own for as long as it is held.
+        self._salted: "collections.OrderedDict[bytes, Space]" = collections.OrderedDict()
 
-    def get(self, adapter: str) -> Optional[Space]:
-        """None: too many, or more than the library can take; such requests are not shared."""
-        space = self._open.get(adapter)
-        if space is None and len(self._open) < MAX_ADAPTERS:
-            try:
-                space = self.client.space(**self._identity, adapter=self._packing + adapter,
-                                          timeout=self.timeout)
-            except KvpoolError as why:
-                _log.warning("adapter %r is not shared: %s", adapter, why)
-                return None
-            self._open[adapter] = space
-        return space
+    def get(self, salt: bytes) -> Optional[Space]:
+        """None: the library cannot take it; such requests are not shared."""
+        try:
+            if self._space is None:
+                self._space = self.client.space(**self._identity, timeout=self.timeout)
+            if not salt:
+                return self._space
+            space = self._salted.get(salt)
+            if space is None:
+                space = self._salted[salt] = self._space.salted(salt)
+                if len(self._salted) > _SALTS:
+                    self._salted.popitem(last=False)
+            self._salted.move_to_end(salt)
+            return space
+        except KvpoolError as why:
+            _log.warning("not shared: %s", why)
+            return None
 
     def close(self) -> None:
         self.client.close()
@@ -61,8 +69,8 @@ class Spaces:
 class _Request:
     """What the scheduler's side remembers of a request that runs."""
 
-    def __init__(self, adapter: str) -> None:
-        self.adapter = adapter
+    def __init__(self, salt: bytes) -> None:
+        self.salt = salt
         self.ids = array.array("I")
         self.source: Callable[[int], Iterable[int]] = lambda first: ()
         self.pages: List[int] = []
@@ -85,18 +93,18 @@ class Scheduler:
         self._tokens = block_tokens
         self._requests: Dict[str, _Request] = {}
 
-    def found(self, name: str, adapter: str, source: Callable[[int], Sequence[int]],
+    def found(self, name: str, salt: bytes, source: Callable[[int], Sequence[int]],
               computed: int) -> int:
         """How many tokens after the first `computed` can be loaded: whole blocks, and never the last
         token, whose logits are wanted. source(first): the request's token ids from `first` on, as they
         are now; kept, and asked again as the request grows. May be called again."""
         request = self._requests.get(name)
         if request is None:
-            request = self._requests[name] = _Request(adapter)
+            request = self._requests[name] = _Request(salt)
         request.source = source
         request.release()
         request.promised = 0
-        space = self._spaces.get(adapter)
+        space = self._spaces.get(salt)
         self._extend(request)
         whole = max(len(request.ids) - 1, 0) // self._tokens * self._tokens
         if space is None or whole <= computed:
@@ -146,7 +154,7 @@ class Scheduler:
         last = max(end, load[1])
         if end <= first and load[0] == load[1]:
             return None
-        return Job(request.adapter, request.ids[:last * size].tobytes(),
+        return Job(request.salt, request.ids[:last * size].tobytes(),
                    tuple(request.pages[:last]), load, (first, max(end, first)))
 
     def finished(self, name: str) -> None:
@@ -212,7 +220,7 @@ class Worker:
 
     def _load(self, job: Job, first: int, end: int, until: float) -> int:
         """Returns the block up to which it went."""
-        space = self._spaces.get(job.adapter)
+        space = self._spaces.get(job.salt)
         if space is None:
             return first
         size = self._tokens
@@ -244,7 +252,7 @@ class Worker:
                 self._store(job, first, end)
 
     def _store(self, job: Job, first: int, end: int) -> None:
-        space = self._spaces.get(job.adapter)
+        space = self._spaces.get(job.salt)
         if space is None:
             return
         ids = array.array("I", job.ids)[:end * self._tokens]

@@ -77,24 +77,32 @@ def _model(config: Any, extra: Any, groups: Any) -> _Model:
         "block_tokens": tokens, "rope": None,  # in the configuration, which is in the digest
         "weights_digest": bytes.fromhex(given) if given else _weights(model),
         # What lies where in a page is the attention kernel's affair.
-        "adapter": "vllm:cpu_attn:%s:" % _get_attn_isa(model.dtype, tokens, dim),
+        "adapter": "vllm:cpu_attn:%s" % _get_attn_isa(model.dtype, tokens, dim),
     }
     return _Model(identity, tokens, layers, heads, dim, model.dtype.itemsize)
 
 
-class _Adapters:
-    """What else of a request its keys depend on. An adapter is what its files were when it was first
-    asked for: vLLM reads them then."""
+class _Salts:
+    """What else of a request its keys depend on, or who may share them: its adapter and its cache_salt.
+    An adapter is what its files were when it was first asked for: vLLM reads them then."""
 
     def __init__(self) -> None:
         self._known: Dict[Tuple[int, str, str], Optional[str]] = {}
 
-    def of(self, request: Any) -> Optional[str]:
-        """None: more than can be told here, not shared."""
+    def of(self, request: Any) -> Optional[bytes]:
+        """b"": nothing. None: more than can be told here, not shared."""
         if getattr(request, "mm_features", None) \
                 or getattr(request, "prompt_embeds", None) is not None \
-                or getattr(request, "cache_salt", None) or getattr(request, "resumable", False):
+                or getattr(request, "resumable", False):
             return None
+        salt, adapter = getattr(request, "cache_salt", None), self._adapter(request)
+        if adapter is None:
+            return None
+        if not salt and not adapter:
+            return b""
+        return hashlib.sha256(repr((adapter, salt or "")).encode()).digest()
+
+    def _adapter(self, request: Any) -> Optional[str]:
         lora = getattr(request, "lora_request", None)
         if lora is None:
             return ""
@@ -110,7 +118,7 @@ class _Adapters:
         files = weight_files(path)
         if not files:
             return None  # of a hub, in a revision that nobody tells
-        return "lora:" + hashlib.sha256(repr((name, path, files)).encode()).hexdigest()
+        return repr((name, path, files))
 
 
 class KvpoolConnector(KVConnectorBase_V1):
@@ -132,7 +140,7 @@ class KvpoolConnector(KVConnectorBase_V1):
                               extra("socket", None), float(extra("timeout", 0.2)))
         self._scheduler = Scheduler(self._spaces, self._model.tokens) if scheduler else None
         self._worker: Optional[Worker] = None
-        self._adapters = _Adapters()
+        self._salts = _Salts()
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -143,10 +151,10 @@ class KvpoolConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Tuple[int, bool]:
         """(tokens after the first num_computed_tokens that can be loaded, False: within the step)"""
-        adapter = self._adapters.of(request)
-        if adapter is None:
+        salt = self._salts.of(request)
+        if salt is None:
             return 0, False
-        return self._scheduler.found(request.request_id, adapter,
+        return self._scheduler.found(request.request_id, salt,
                                      lambda first: request.all_token_ids[first:],
                                      num_computed_tokens), False
 

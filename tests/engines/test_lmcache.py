@@ -5,6 +5,7 @@ locked, deaths of the daemon, and LMCache's own benchmark, which verifies what i
 import ctypes
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -204,6 +205,31 @@ class Deaths(unittest.TestCase):
                     self.assertFalse(level.store([k], [Object()]).is_successful())
                 finally:
                     own.stop()
+
+
+    def test_daemon_stopped(self):
+        """Every task is answered: lookups and loads as if nothing were, stores say that they failed once
+        no slot is left, and no task waits for the daemon after the first one has."""
+        own = Daemon({"memory": "256MiB"})
+        with own, Level(socket=own.socket, timeout=1) as level:
+            keys = [key(i, model="stopped") for i in range(1, 60)]
+            wait_for(lambda: level.store(keys[:1], [Object(fill=1)]).is_successful())
+            wait_for(lambda: level.lookup(keys[:1]) == [True])
+            os.kill(own.pid, signal.SIGSTOP)
+            try:
+                self.assertEqual(level.lookup(keys[:2]), [True, False])
+                o = Object()
+                self.assertEqual(level.load(keys[:1], [o]), [True])
+                self.assertEqual(o.bytes.raw, b"\1" * SIZE)
+                stored = [level.store([k], [Object(fill=2)]).is_successful() for k in keys[1:]]
+                self.assertFalse(stored[-1])
+                self.assertFalse(level.l2.report_status()["is_healthy"])
+                level.l2.submit_unlock(keys[:1])
+            finally:
+                os.kill(own.pid, signal.SIGCONT)
+            wait_for(lambda: level.store(keys[-1:], [Object(fill=3)]).is_successful())
+            wait_for(lambda: level.lookup(keys[-1:]) == [True])
+            self.assertTrue(level.l2.report_status()["is_healthy"])
 
 
 class Benchmark(unittest.TestCase):

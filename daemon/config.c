@@ -61,6 +61,9 @@ struct raw_config {
 	char *mlock;
 	char *numa_node;
 	char *policy;
+	char *advisor;
+	char *advisor_period_ms;
+	char *advisor_batch;
 	char *claim_ttl_ms;
 	char *max_sessions;
 	char *handshake_ms;
@@ -120,6 +123,9 @@ static const cyaml_schema_field_t top_fields[] = {
 	TEXT(struct raw_config, "mlock", mlock),
 	TEXT(struct raw_config, "numa_node", numa_node),
 	TEXT(struct raw_config, "policy", policy),
+	TEXT(struct raw_config, "advisor", advisor),
+	TEXT(struct raw_config, "advisor_period_ms", advisor_period_ms),
+	TEXT(struct raw_config, "advisor_batch", advisor_batch),
 	TEXT(struct raw_config, "claim_ttl_ms", claim_ttl_ms),
 	TEXT(struct raw_config, "max_sessions", max_sessions),
 	TEXT(struct raw_config, "handshake_ms", handshake_ms),
@@ -397,6 +403,11 @@ static int get_top(struct kvpd_complaint *l, const struct raw_config *raw, struc
 		c->numa_node = (int)node;
 	}
 	GET(get_policy(l, raw->policy, &c->policy));
+	GET(kvpd_value_bool(l, "advisor", raw->advisor, &c->advisor.on));
+	GET(kvpd_value_u32(
+		l, "advisor_period_ms", raw->advisor_period_ms, 50, 60000, &c->advisor.period_ms));
+	GET(kvpd_value_u32(
+		l, "advisor_batch", raw->advisor_batch, 1, KVP_MAX_BLOCKS, &c->advisor.batch));
 	GET(kvpd_value_u32(l, "claim_ttl_ms", raw->claim_ttl_ms, 10, 3600000, &c->claim_ttl_ms));
 	GET(kvpd_value_u32(
 		l, "max_sessions", raw->max_sessions, 1, KVPD_MAX_SESSIONS, &c->max_sessions));
@@ -450,6 +461,7 @@ static struct kvpd_config *new_default(const char *path, uint64_t memory)
 		.extent = 64 * MIB,
 		.numa_node = -1,
 		.policy = strdup(KVP_EVICT_DEFAULT),
+		.advisor = { .period_ms = 500, .batch = 256 },
 		.claim_ttl_ms = 10000,
 		.max_sessions = 1024,
 		.handshake_ms = 5000,

@@ -34,6 +34,13 @@ struct kvpd_limits {
 	bool tail_index;
 };
 
+/* The thread that ranks blocks; see daemon/ledger/advisor.h. */
+struct kvpd_advisor_config {
+	bool on;
+	uint32_t period_ms; /* between two rankings of a tenant */
+	uint32_t batch;     /* blocks that a ranking names as the first to go */
+};
+
 struct kvpd_tenant_config {
 	char *name;
 	uid_t *uids;
@@ -60,6 +67,7 @@ struct kvpd_config {
 	enum kvpd_tristate mlock;
 	int numa_node; /* -1: wherever */
 	char *policy;  /* name in policy/'s table */
+	struct kvpd_advisor_config advisor;
 	uint32_t claim_ttl_ms;
 	uint32_t max_sessions;         /* of all tenants */
 	uint32_t handshake_ms;         /* a connection that has not attached by then is closed */

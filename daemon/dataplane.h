@@ -64,10 +64,12 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *ledger);
 
 /*
  * Is the share of these limits enough for what they mean? 0, or -ENOSPC and *ret_least: the least
- * share that is; -EINVAL: no catalog can be made for so many blocks, recipes and tokens. Needs no
- * ledger; any thread. Makes an instance of the policy (-ENOENT, -ENOMEM) and frees it.
+ * share that is; -EINVAL: no catalog can be made for so many blocks, recipes and tokens. Of the
+ * configuration only `policy` and `advisor` count. Needs no ledger; any thread. Makes an instance of
+ * the policy (-ENOENT, -ENOMEM) and frees it.
  */
-int kvpd_limits_check(const char *policy, const struct kvpd_limits *limits, uint64_t *ret_least);
+int kvpd_limits_check(
+	const struct kvpd_config *config, const struct kvpd_limits *limits, uint64_t *ret_least);
 
 /*
  * The tenant of this name, made with these limits if it does not exist. -ENOSPC: the shares of all

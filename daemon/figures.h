@@ -25,6 +25,23 @@ struct kvpd_lookups {
 	uint64_t tokens_asked, tokens_matched;
 };
 
+/* The advisor of a tenant; all zero where it is off. See daemon/ledger/advice.h. */
+struct kvpd_advisor_figures {
+	bool on;
+	bool made;           /* there is a ranking: the next three are of it */
+	uint64_t age_ns;     /* since it was begun */
+	uint64_t cycle_ns;   /* it took so long to make, */
+	uint64_t cpu_ns;     /* and so much of a processor */
+	uint64_t longest_ns; /* by the clock, of all of them */
+	uint64_t rankings;   /* made so far */
+	uint64_t nodes, edges;
+	uint64_t dropped; /* events, for want of room in the queue */
+	uint64_t consulted,
+		stale;   /* choices of victims; of these without a ranking that is young */
+	uint64_t spared; /* blocks that were not evicted because of it */
+	uint64_t bytes;  /* of graph, rankings and queue; part of metadata_bytes */
+};
+
 /* Bytes, and counts since the tenant began where no limit stands beside them; see docs/admin.md. */
 struct kvpd_tenant_figures {
 	uint32_t id;
@@ -48,6 +65,7 @@ struct kvpd_tenant_figures {
 	uint64_t commits, duplicates, refused;
 	uint64_t evictions, reloads, forgotten, moves;
 	uint64_t claims, waits, deleted;
+	struct kvpd_advisor_figures advisor;
 };
 
 struct kvpd_space_figures {

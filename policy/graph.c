@@ -36,10 +36,28 @@ static int opts_valid(const struct kvp_graph_opts *o)
 	       o->half_life > 0 && isfinite(o->half_life) && o->protect_share > 0;
 }
 
+static uint32_t edge_slots(const struct kvp_graph_opts *o)
+{
+	uint32_t slots = GRAPH_WAYS;
+
+	while (slots < o->max_edges)
+		slots *= 2;
+	return slots;
+}
+
+uint64_t kvp_graph_bytes(const struct kvp_graph_opts *o)
+{
+	if (!opts_valid(o))
+		return 0;
+	return sizeof(struct kvp_graph) + o->max_blocks * (uint64_t)sizeof(struct graph_node) +
+	       edge_slots(o) * (uint64_t)sizeof(struct graph_edge) +
+	       (o->sketch_dims ? o->compare * (o->sketch_dims * UINT64_C(4) + 6) : 0);
+}
+
 int kvp_graph_new(const struct kvp_graph_opts *opts, struct kvp_graph **ret)
 {
 	struct kvp_graph *g;
-	uint32_t slots = GRAPH_WAYS, i;
+	uint32_t slots, i;
 
 	if (!opts_valid(opts))
 		return -EINVAL;
@@ -47,8 +65,7 @@ int kvp_graph_new(const struct kvp_graph_opts *opts, struct kvp_graph **ret)
 	if (!g)
 		return -ENOMEM;
 	g->opts = *opts;
-	while (slots < opts->max_edges)
-		slots *= 2;
+	slots = edge_slots(opts);
 	g->bucket_mask = slots / GRAPH_WAYS - 1;
 	g->nodes = calloc(opts->max_blocks, sizeof(*g->nodes));
 	g->edges = calloc(slots, sizeof(*g->edges));

@@ -43,6 +43,8 @@ struct kvp_ranking {
 	uint32_t batch;
 	uint64_t made_at;
 	int made;
+	uint32_t n_nodes;
+	uint32_t n_edges;
 	uint32_t n_evict;
 	kvp_block_id *evict;                            /* [batch] */
 	struct neighbour (*cold)[KVP_GRAPH_NEIGHBOURS]; /* in no order; weight 0: none */
@@ -97,6 +99,16 @@ struct kvp_ranking *kvp_ranking_free(struct kvp_ranking *r)
 	return NULL;
 }
 
+uint64_t kvp_ranking_bytes(uint32_t max_blocks, uint32_t batch)
+{
+	const struct kvp_ranking *r = NULL;
+
+	return sizeof(*r) + batch * (uint64_t)sizeof(*r->evict) +
+	       max_blocks * (uint64_t)(sizeof(*r->cold) + sizeof(*r->score) +
+				       sizeof(*r->importance) + sizeof(*r->sum) +
+				       sizeof(*r->depth) + sizeof(*r->order) + sizeof(*r->scratch));
+}
+
 /*
  * Remembers `block` among the strongest cold neighbours of another; several kinds of edge to it are
  * several entries, which the reader adds up. `least` is the weakest entry of a full list.
@@ -144,6 +156,7 @@ static void scan_edges(struct kvp_graph *g, uint32_t tick, struct kvp_ranking *r
 {
 	uint32_t slots = (g->bucket_mask + 1) * GRAPH_WAYS, i;
 
+	r->n_edges = 0;
 	for (i = 0; i < slots; i++) {
 		struct graph_edge *e = &g->edges[i];
 		struct node_sum *a, *b;
@@ -165,6 +178,7 @@ static void scan_edges(struct kvp_graph *g, uint32_t tick, struct kvp_ranking *r
 		}
 		if (!graph_counts(e))
 			continue;
+		r->n_edges++;
 		a->degree += w;
 		b->degree += w;
 		a->company += w * b->recency;
@@ -251,12 +265,13 @@ int kvp_graph_rank(struct kvp_graph *g, const uint8_t *busy, uint64_t now, struc
 			r->evict[r->n_evict++] = sorted[i];
 	for (i = g->opts.max_blocks; i < r->max_blocks; i++)
 		r->score[i] = -1;
+	r->n_nodes = n;
 	r->made_at = now;
 	r->made = 1;
 	return 0;
 }
 
-static int stale(const struct kvp_ranking *r, uint64_t now, uint64_t max_age)
+int kvp_ranking_stale(const struct kvp_ranking *r, uint64_t now, uint64_t max_age)
 {
 	return !r->made || (now > r->made_at && now - r->made_at > max_age);
 }
@@ -264,7 +279,7 @@ static int stale(const struct kvp_ranking *r, uint64_t now, uint64_t max_age)
 int kvp_ranking_evict(const struct kvp_ranking *r, uint64_t now, uint64_t max_age, uint32_t n,
 	kvp_block_id *ret_blocks)
 {
-	if (stale(r, now, max_age))
+	if (kvp_ranking_stale(r, now, max_age))
 		return -ESTALE;
 	if (n > r->n_evict)
 		n = r->n_evict;
@@ -288,7 +303,7 @@ int kvp_ranking_prefetch(const struct kvp_ranking *r, uint64_t now, uint64_t max
 	struct neighbour found[KVP_GRAPH_ACTIVE_MAX * KVP_GRAPH_NEIGHBOURS];
 	uint32_t n_found = 0, i, k, f;
 
-	if (stale(r, now, max_age))
+	if (kvp_ranking_stale(r, now, max_age))
 		return -ESTALE;
 	if (n_active > KVP_GRAPH_ACTIVE_MAX) {
 		active += n_active - KVP_GRAPH_ACTIVE_MAX;
@@ -331,4 +346,10 @@ int kvp_ranking_prefetch(const struct kvp_ranking *r, uint64_t now, uint64_t max
 float kvp_ranking_score(const struct kvp_ranking *r, kvp_block_id block)
 {
 	return block < r->max_blocks ? r->score[block] : -1;
+}
+
+void kvp_ranking_size(const struct kvp_ranking *r, uint32_t *ret_nodes, uint32_t *ret_edges)
+{
+	*ret_nodes = r->n_nodes;
+	*ret_edges = r->n_edges;
 }

@@ -34,7 +34,8 @@
  *
  * Capacities are fixed at creation: nodes are the block ids below max_blocks, edges live in a
  * table of max_edges slots, where a new edge replaces the weakest of its bucket when that is full.
- * Memory: 48 bytes a block and 20 an edge slot; a ranking has 92 a block. One owner per graph, no
+ * Memory: 48 bytes a block and 20 an edge slot; a ranking has 92 a block (kvp_graph_bytes() and
+ * kvp_ranking_bytes() say it exactly). One owner per graph, no
  * locks, no clock: `now` is in any unit and must not run backwards by more than it matters; only
  * ratios to half_life count. Errors are negative errno; outputs come last and are untouched on
  * failure.
@@ -86,6 +87,8 @@ void kvp_graph_opts_init(
 	struct kvp_graph_opts *opts, uint32_t max_blocks, uint32_t max_edges, double half_life);
 /* -EINVAL, -ENOMEM. */
 int kvp_graph_new(const struct kvp_graph_opts *opts, struct kvp_graph **ret);
+/* What a graph of these options allocates; 0: they are not valid. */
+uint64_t kvp_graph_bytes(const struct kvp_graph_opts *opts);
 struct kvp_graph *kvp_graph_free(struct kvp_graph *g);
 
 struct kvp_graph_block {
@@ -152,6 +155,8 @@ struct kvp_ranking;
 /* Room for a graph of max_blocks and `batch` eviction candidates (the daemon's default: 256). */
 struct kvp_ranking *kvp_ranking_new(uint32_t max_blocks, uint32_t batch);
 struct kvp_ranking *kvp_ranking_free(struct kvp_ranking *r);
+/* What it allocates. */
+uint64_t kvp_ranking_bytes(uint32_t max_blocks, uint32_t batch);
 
 /*
  * Ranks the graph into r, which no reader may be using. busy[max_blocks], may be NULL: non-zero for
@@ -175,6 +180,12 @@ int kvp_ranking_evict(const struct kvp_ranking *r, uint64_t now, uint64_t max_ag
  */
 int kvp_ranking_prefetch(const struct kvp_ranking *r, uint64_t now, uint64_t max_age,
 	const kvp_block_id *active, uint32_t n_active, uint32_t n, kvp_block_id *ret_blocks);
+
+/* Non-zero: it was never made, or is older than max_age at `now`. Any thread. */
+int kvp_ranking_stale(const struct kvp_ranking *r, uint64_t now, uint64_t max_age);
+
+/* How many nodes and edges (those that count) it was made of; 0 and 0 before. Any thread. */
+void kvp_ranking_size(const struct kvp_ranking *r, uint32_t *ret_nodes, uint32_t *ret_edges);
 
 /* The keep score of a block at the time of the ranking, 2 for a block that was held (busy,
  * protected, or with such a block behind it), negative for what is no node. Any thread. */

@@ -32,10 +32,67 @@ static json_t *portions_json(const struct kvpd_figures *f)
 	return o;
 }
 
+/* NULL: it is off, here. */
+static json_t *advisor_json(const struct kvpd_advisor_figures *a)
+{
+	json_t *o = a->on ? json_object() : json_null();
+
+	if (!a->on)
+		return o;
+	if (a->made)
+		kvpd_put_seconds(o, "age_seconds", a->age_ns);
+	else
+		json_object_set_new(o, "age_seconds", json_null());
+	kvpd_put_seconds(o, "cycle_seconds", a->cycle_ns);
+	kvpd_put_seconds(o, "cycle_cpu_seconds", a->cpu_ns);
+	kvpd_put_seconds(o, "longest_seconds", a->longest_ns);
+	kvpd_put_int(o, "rankings_total", a->rankings);
+	kvpd_put_int(o, "nodes", a->nodes);
+	kvpd_put_int(o, "edges", a->edges);
+	kvpd_put_int(o, "dropped_total", a->dropped);
+	kvpd_put_int(o, "consulted_total", a->consulted);
+	kvpd_put_int(o, "stale_total", a->stale);
+	kvpd_put_int(o, "spared_total", a->spared);
+	kvpd_put_int(o, "memory_bytes", a->bytes);
+	return o;
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+	return a > b ? a : b;
+}
+
+/* Of all tenants: sums, and of times the longest. */
+static struct kvpd_advisor_figures advisor_of_all(const struct kvpd_figures *f)
+{
+	struct kvpd_advisor_figures sum = { 0 };
+
+	for (uint32_t i = 0; i < f->n_tenants; i++) {
+		const struct kvpd_advisor_figures *a = &f->tenant[i].advisor;
+
+		sum.on = sum.on || a->on;
+		sum.made = sum.made || a->made;
+		sum.age_ns = larger(sum.age_ns, a->age_ns);
+		sum.cycle_ns = larger(sum.cycle_ns, a->cycle_ns);
+		sum.cpu_ns = larger(sum.cpu_ns, a->cpu_ns);
+		sum.longest_ns = larger(sum.longest_ns, a->longest_ns);
+		sum.rankings += a->rankings;
+		sum.nodes += a->nodes;
+		sum.edges += a->edges;
+		sum.dropped += a->dropped;
+		sum.consulted += a->consulted;
+		sum.stale += a->stale;
+		sum.spared += a->spared;
+		sum.bytes += a->bytes;
+	}
+	return sum;
+}
+
 static json_t *status_json(
 	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
 	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0, reloads = 0;
+	struct kvpd_advisor_figures advisor = advisor_of_all(f);
 	json_t *o = json_object();
 
 	(void)row;
@@ -61,6 +118,7 @@ static json_t *status_json(
 	kvpd_put_text(o, "pages", f->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
 	kvpd_put_text(o, "policy", f->policy);
 	json_object_set_new(o, "ledger", portions_json(f));
+	json_object_set_new(o, "advisor", advisor_json(&advisor));
 	json_object_set_new(o, "rates", kvpd_rates_of_all(rates, f));
 	return o;
 }
@@ -110,6 +168,7 @@ static json_t *tenant_json(
 	kvpd_put_int(o, "claims_total", t->claims);
 	kvpd_put_int(o, "waits_total", t->waits);
 	kvpd_put_int(o, "deleted_total", t->deleted);
+	json_object_set_new(o, "advisor", advisor_json(&t->advisor));
 	json_object_set_new(o, "rates", kvpd_rates_of_tenant(rates, t));
 	return o;
 }

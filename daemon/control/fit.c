@@ -105,7 +105,7 @@ static int fit_share(const struct kvpd_config *config, const char *where,
 {
 	char path[64], has[KVPD_HUMAN_BYTES], needs[KVPD_HUMAN_BYTES];
 	uint64_t least = 0;
-	int r = kvpd_limits_check(config->policy, limits, &least);
+	int r = kvpd_limits_check(config, limits, &least);
 
 	if (r == -EINVAL)
 		return kvpd_wrong(to, where,

@@ -45,6 +45,9 @@ static const char *needs_restart(const struct kvpd_config *a, const struct kvpd_
 		{ "mlock", a->mlock != b->mlock },
 		{ "numa_node", a->numa_node != b->numa_node },
 		{ "policy", strcmp(a->policy, b->policy) != 0 },
+		{ "advisor", a->advisor.on != b->advisor.on },
+		{ "advisor_period_ms", a->advisor.period_ms != b->advisor.period_ms },
+		{ "advisor_batch", a->advisor.batch != b->advisor.batch },
 		{ "peer_pidfd", a->peer_pidfd != b->peer_pidfd },
 		/* Wider than what runs: */
 		{ "trust_daemon_uid", !a->trust_daemon_uid && b->trust_daemon_uid },

@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <errno.h>
 
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/recipe.h"
@@ -338,6 +339,7 @@ void kvpd_block_take(struct kvpd_tenant *t, uint32_t id, bool forget)
 {
 	struct kvpd_place place;
 
+	kvpd_advice_gone(t->advice, id);
 	t->n_blocks--;
 	t->space[kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape))].payloads--;
 	kvp_store_relaxed(&t->view.cat->stats.blocks, t->n_blocks);

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/claim.h"
 #include "daemon/ledger/grant.h"
@@ -73,6 +74,16 @@ static int take_salt(struct kvpd_session *s, const struct kvp_sqe *sqe, const kv
 }
 
 /* 0 or KVP_CQE_DUPLICATE, or why not. */
+/* The advisor hears of a block that has a payload now. */
+static void advise(const struct kvpd_session *s, const struct kvpd_new_block *b, uint32_t block)
+{
+	const struct kvpd_tenant *t = s->tenant;
+	uint32_t depth = kvp_load_relaxed(&t->view.blocks[block].depth);
+
+	kvpd_advice_put(t->advice, block, b->parent == KVP_BLOCK_NONE ? b->after : b->parent,
+		depth * t->view.spaces[b->space].canon.block_tokens, b->n_tokens, s->id);
+}
+
 static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd_grant *g,
 	uint64_t now, uint32_t *ret_block)
 {
@@ -131,6 +142,7 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 		if (r == 0) {
 			t->tokens_put += b.n_tokens;
 			t->space[b.space].tokens_put += b.n_tokens;
+			advise(s, &b, *ret_block);
 		}
 	}
 	if (r >= 0) {

@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/lease.h"
@@ -25,10 +26,12 @@
 struct search {
 	struct kvpd_tenant *t;
 	uint64_t now;
+	struct kvpd_advice *advice; /* NULL: not asked, or not any more */
 	bool any_tip; /* no chain that is being written loses blocks, while there are others */
 	uint32_t refused;
 	uint32_t leased;  /* of these, as the last look has it */
 	uint32_t written; /* only because somebody writes the chain */
+	uint32_t advised; /* only because a ranking would keep it */
 };
 
 /*
@@ -50,7 +53,9 @@ static uint32_t *why_spared(struct search *q, kvp_block_id id)
 		return &otherwise;
 	if (kvpd_leased(q->t, KVPD_LOOK_TIPS, id))
 		return &q->leased;
-	return q->any_tip && kvpd_tip_any(q->t, id) ? &q->written : NULL;
+	if (q->any_tip && kvpd_tip_any(q->t, id))
+		return &q->written;
+	return kvpd_advice_spares(q->advice, id) ? &q->advised : NULL;
 }
 
 static int is_protected(void *ctx, kvp_block_id id)
@@ -69,7 +74,7 @@ static uint32_t search(struct search *q, uint32_t n, kvp_block_id *victim)
 {
 	uint32_t good = 0;
 
-	q->refused = q->leased = q->written = 0;
+	q->refused = q->leased = q->written = q->advised = 0;
 	n = (uint32_t)kvp_evict_victims(q->t->evict, n, 0, is_protected, q, q->now, victim, n);
 	if (!enough(q))
 		return n;
@@ -88,7 +93,12 @@ static bool looked_enough(const struct search *q)
 static uint32_t choose(
 	struct kvpd_tenant *t, uint32_t n, uint64_t now, kvp_block_id *victim, bool *ret_more)
 {
-	struct search q = { .t = t, .now = now, .any_tip = t->n_tips != 0 };
+	struct search q = {
+		.t = t,
+		.now = now,
+		.advice = kvpd_advice_consult(t->advice, now) ? t->advice : NULL,
+		.any_tip = t->n_tips != 0,
+	};
 	bool fresh = kvpd_lease_look(t, KVPD_LOOK_TIPS, false);
 	uint32_t found = search(&q, n, victim);
 
@@ -96,6 +106,11 @@ static uint32_t choose(
 	/* It spared what is leased no more, perhaps, and there is nothing else. */
 	if (!found && q.leased && !fresh) {
 		*ret_more = !kvpd_lease_look(t, KVPD_LOOK_TIPS, true);
+		found = search(&q, n, victim);
+		*ret_more = *ret_more || looked_enough(&q);
+	}
+	if (!found && q.advised) {
+		q.advice = NULL;
 		found = search(&q, n, victim);
 		*ret_more = *ret_more || looked_enough(&q);
 	}

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lookups.h"
@@ -83,6 +84,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		.waits = kvp_load_relaxed(&st->waits),
 		.deleted = kvp_load_relaxed(&st->deleted),
 	};
+	kvpd_advice_read(t->advice, kvpd_now_ns(), &f->advisor);
 	snprintf(f->name, sizeof(f->name), "%s", t->name);
 	snprintf(f->policy, sizeof(f->policy), "%s", kvp_evict_name(t->evict));
 }

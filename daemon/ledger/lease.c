@@ -3,6 +3,7 @@
 #include "daemon/ledger/lease.h"
 
 #include "daemon/clock.h"
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/round.h"
@@ -13,7 +14,8 @@
 #define LOOK_PORTION 4096u /* lines of slots read and blocks marked, a cache miss each, but */
 #define LOOK_NS      (KVPD_SLICE_NS / 2) /* no more than take so long */
 #define LOOK_STRIDE  64u                 /* of them between two looks at the clock */
-#define LOOK_PART    8u /* looks take so large a part of the time at most: an eighth */
+#define LOOK_PART    8u  /* looks take so large a part of the time at most: an eighth */
+#define TOGETHER     16u /* leases of one session of which the advisor hears */
 
 /* ---- looks ---------------------------------------------------------------------------------- */
 
@@ -46,6 +48,15 @@ static void walk_up(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which)
 		l->walk = kvp_load_relaxed(&t->view.blocks[b].parent);
 }
 
+/* What a session has leased at a time is used together; a few of them say enough. */
+static void advise(struct kvpd_tenant *t, struct kvpd_look *l, const struct kvpd_session *s)
+{
+	if (l->walk >= t->layout.max_blocks || l->told == TOGETHER)
+		return;
+	l->told++;
+	kvpd_advice_leased(t->advice, l->walk, s->id, l->number);
+}
+
 /* False: there is more to look at. */
 static bool look_on(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which, uint64_t until)
 {
@@ -57,8 +68,12 @@ static bool look_on(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which, 
 		if (l->walk != KVP_BLOCK_NONE) {
 			walk_up(t, l, which);
 		} else if (l->slot < KVP_LEASES) {
+			if (!l->slot)
+				l->told = 0;
 			l->walk = kvp_slot_block(kvp_lease_next(s->page, &l->slot, &work));
 			l->slot++;
+			if (which == KVPD_LOOK_TIPS)
+				advise(t, l, s);
 		} else {
 			l->slot = 0;
 			l->next = l->next->next;

@@ -40,6 +40,7 @@ struct kvpd_look {
 	struct kvpd_list *next; /* the session that is looked at, */
 	uint32_t slot;          /* and its slot, */
 	uint32_t walk;          /* and the block of its chain */
+	uint32_t told;          /* of that session's, to the advisor */
 	uint64_t spent_ns;      /* on this one so far */
 	uint64_t due_ns;        /* no new one before */
 };

@@ -79,7 +79,9 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	kvpd_worker_init(&l->dropper, l);
 	kvpd_worker_init(&l->mover, l);
 
-	r = copy_config(l, params->config);
+	r = kvpd_advisor_init(&l->advisor, &params->config->advisor);
+	if (r == 0)
+		r = copy_config(l, params->config);
 	if (r == 0)
 		r = kvpd_turns_reserve(&l->row, KVPD_MAX_TENANTS);
 	if (r == 0)
@@ -108,6 +110,8 @@ int kvpd_ledger_start(struct kvpd_ledger *l)
 	for (long i = 0; r == 0 && i < (cores < 8 ? 1 : cores / 4) && i < (long)KVPD_WORKER_THREADS;
 		i++)
 		r = kvpd_worker_start(&l->mover, "kvpool-mover");
+	if (r == 0)
+		r = kvpd_advisor_start(&l->advisor);
 	if (r == 0) {
 		r = -pthread_create(&l->thread, NULL, kvpd_ledger_main, l);
 		if (r == 0) {
@@ -132,6 +136,7 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_worker_stop(&l->pool);
 	kvpd_worker_stop(&l->dropper);
 	kvpd_worker_stop(&l->mover);
+	kvpd_advisor_stop(&l->advisor);
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
 		if (l->tenant[i])
 			kvpd_tenant_end_sessions(l->tenant[i]);
@@ -145,6 +150,7 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_worker_fini(&l->pool);
 	kvpd_worker_fini(&l->dropper);
 	kvpd_worker_fini(&l->mover);
+	kvpd_advisor_fini(&l->advisor);
 	kvpd_turns_fini(&l->row);
 	pthread_mutex_destroy(&l->lock);
 	pthread_cond_destroy(&l->cond);

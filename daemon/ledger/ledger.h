@@ -9,6 +9,7 @@
 #define KVPD_LEDGER_H
 
 #include "daemon/dataplane.h"
+#include "daemon/ledger/advisor.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/portion.h"
 #include "daemon/ledger/worker.h"
@@ -78,6 +79,7 @@ struct kvpd_ledger {
 	struct kvpd_worker pool;
 	struct kvpd_worker dropper;
 	struct kvpd_worker mover;
+	struct kvpd_advisor advisor;
 };
 
 #endif

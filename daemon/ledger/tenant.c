@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/delete.h"
@@ -62,6 +63,22 @@ static int make_catalog(struct kvpd_tenant *t)
 	return r;
 }
 
+static int make_advice(struct kvpd_tenant *t, uint64_t *bytes)
+{
+	struct kvpd_advisor *v = &t->ledger->advisor;
+	struct kvpd_advice_size size = kvpd_limits_advice(&t->limits, &t->layout, &v->config);
+	int r;
+
+	if (!v->config.on)
+		return 0;
+	r = kvpd_advice_new(&size, &t->advice);
+	if (r < 0)
+		return r;
+	kvpd_advisor_join(v, t->advice);
+	*bytes += kvpd_advice_bytes(&size);
+	return 0;
+}
+
 static int make_state(struct kvpd_tenant *t)
 {
 	struct kvp_evict_params params = {
@@ -86,6 +103,9 @@ static int make_state(struct kvpd_tenant *t)
 	if (r < 0)
 		return r;
 	kvp_evict_memory(t->evict, &memory);
+	r = make_advice(t, &memory.total);
+	if (r < 0)
+		return r;
 	t->meta_bytes = kvpd_meta_bytes(&t->layout, memory.total);
 	t->charged = t->meta_bytes;
 	return 0;
@@ -99,6 +119,7 @@ static void destroy(struct kvpd_tenant *t)
 	if (t->catalog_fd >= 0)
 		close(t->catalog_fd);
 	kvp_evict_free(t->evict);
+	kvpd_advice_leave(t->advice);
 	kvpd_runs_fini(&t->ids);
 	kvpd_runs_fini(&t->cells);
 	kvpd_turns_fini(&t->row);

@@ -15,6 +15,7 @@
 #include "shm/kvp_catalog.h"
 
 struct kvp_evict;
+struct kvpd_advice;
 struct kvpd_block;
 struct kvpd_doomed;
 struct kvpd_extent;
@@ -44,6 +45,7 @@ struct kvpd_tenant {
 	uint32_t recipe_young;
 	uint32_t serial; /* of the next block */
 	struct kvp_evict *evict;
+	struct kvpd_advice *advice; /* NULL: nobody is advised */
 	/* leases, see lease.h */
 	struct kvpd_look look[KVPD_LOOK_KINDS];
 	uint64_t proof_ns;          /* how long the last proof took */

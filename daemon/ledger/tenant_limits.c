@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/delete.h"
 #include "policy/kvp_evict.h"
@@ -40,9 +41,19 @@ int kvpd_limits_plan(const struct kvpd_limits *limits, struct kvp_catalog_layout
 		limits->recipe_tokens, limits->tail_index, ret_layout);
 }
 
-uint64_t kvpd_meta_bytes(const struct kvp_catalog_layout *layout, uint64_t policy_bytes)
+struct kvpd_advice_size kvpd_limits_advice(const struct kvpd_limits *limits,
+	const struct kvp_catalog_layout *layout, const struct kvpd_advisor_config *advisor)
 {
-	return layout->bytes + policy_bytes +
+	return (struct kvpd_advice_size){
+		.ids = layout->max_blocks,
+		.blocks = limits->max_blocks,
+		.batch = advisor->batch,
+	};
+}
+
+uint64_t kvpd_meta_bytes(const struct kvp_catalog_layout *layout, uint64_t other_bytes)
+{
+	return layout->bytes + other_bytes +
 	       layout->max_blocks * (uint64_t)sizeof(struct kvpd_block) +
 	       (layout->max_blocks + (uint64_t)layout->recipe_cells) / 8 +
 	       KVPD_DOOMED * (uint64_t)sizeof(struct kvpd_doomed);
@@ -71,18 +82,24 @@ static int policy_bytes(
 }
 
 /* What a tenant of these limits takes before the first block. */
-static int meta_of(const char *policy, const struct kvpd_limits *given, uint64_t *ret_bytes)
+static int meta_of(
+	const struct kvpd_config *config, const struct kvpd_limits *given, uint64_t *ret_bytes)
 {
 	struct kvpd_limits limits = kvpd_limits_settle(given);
 	struct kvp_catalog_layout layout;
-	uint64_t own;
+	struct kvpd_advice_size advice;
+	uint64_t own = 0;
 	int r = kvpd_limits_plan(&limits, &layout);
 
 	if (r == 0)
-		r = policy_bytes(policy, &limits, layout.max_blocks, &own);
-	if (r == 0)
-		*ret_bytes = kvpd_meta_bytes(&layout, own);
-	return r;
+		r = policy_bytes(config->policy, &limits, layout.max_blocks, &own);
+	if (r < 0)
+		return r;
+	advice = kvpd_limits_advice(&limits, &layout, &config->advisor);
+	if (config->advisor.on)
+		own += kvpd_advice_bytes(&advice);
+	*ret_bytes = kvpd_meta_bytes(&layout, own);
+	return 0;
 }
 
 /* A share that may be proposed: 64 KiB are little of the smallest, a MiB of the larger ones. */
@@ -93,7 +110,8 @@ static uint64_t round_up(uint64_t bytes)
 	return (bytes + unit - 1) / unit * unit;
 }
 
-int kvpd_limits_check(const char *policy, const struct kvpd_limits *limits, uint64_t *ret_least)
+int kvpd_limits_check(
+	const struct kvpd_config *config, const struct kvpd_limits *limits, uint64_t *ret_least)
 {
 	struct kvpd_limits l = *limits;
 	uint64_t meta = 0;
@@ -104,7 +122,7 @@ int kvpd_limits_check(const char *policy, const struct kvpd_limits *limits, uint
 	 * slowly: from below this comes to the least that is enough.
 	 */
 	for (unsigned i = 0; i < TRIES; i++) {
-		r = meta_of(policy, &l, &meta);
+		r = meta_of(config, &l, &meta);
 		if (r < 0)
 			return r;
 		if (l.share >= meta + KVPD_LEAST_DATA)

@@ -7,6 +7,7 @@
 #define KVPD_TENANT_LIMITS_H
 
 #include "daemon/dataplane.h"
+#include "daemon/ledger/advice.h"
 #include "shm/kvp_catalog.h"
 
 /* Besides its catalog a tenant needs at least so much, for blocks. */
@@ -16,7 +17,10 @@
 struct kvpd_limits kvpd_limits_settle(const struct kvpd_limits *given);
 /* The catalog for limits that are settled. -EINVAL: one is out of range. */
 int kvpd_limits_plan(const struct kvpd_limits *limits, struct kvp_catalog_layout *ret_layout);
-/* Bytes of a catalog and of the ledger's and the policy's own state. */
-uint64_t kvpd_meta_bytes(const struct kvp_catalog_layout *layout, uint64_t policy_bytes);
+/* What the advisor is asked to hold for limits that are settled. */
+struct kvpd_advice_size kvpd_limits_advice(const struct kvpd_limits *limits,
+	const struct kvp_catalog_layout *layout, const struct kvpd_advisor_config *advisor);
+/* Bytes of a catalog and of the ledger's own state; other_bytes: the policy's, and the advisor's. */
+uint64_t kvpd_meta_bytes(const struct kvp_catalog_layout *layout, uint64_t other_bytes);
 
 #endif

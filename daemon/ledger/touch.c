@@ -3,6 +3,7 @@
 #include "daemon/ledger/touch.h"
 
 #include "daemon/clock.h"
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/session.h"
@@ -35,6 +36,8 @@ static void touched(struct kvpd_session *s, uint64_t entry, uint64_t now)
 		return; /* gone meanwhile, or nonsense */
 	}
 	kvp_evict_request(t->evict, &req, now);
+	if (req.tip != KVP_BLOCK_NONE)
+		kvpd_advice_used(t->advice, tip, s->id);
 	if (req.tip != KVP_BLOCK_NONE && kvp_evict_access_begin(t->evict, tip, now, &s->touch) == 0)
 		s->touch_birth = kvp_word_birth(kvpd_block_word(t, tip));
 }

@@ -184,8 +184,8 @@ class Names(World):
                 self.assertTrue(kind.endswith("?"), (where, name))
                 continue
             kind = kind.rstrip("?")
-            if kind == "rates":
-                self.compare("rates", v)
+            if kind in ("rates", "advisor"):
+                self.compare(kind, v)
             elif kind == "text":
                 self.assertIsInstance(v, str, name)
             elif kind == "flag":
@@ -200,7 +200,7 @@ class Names(World):
         for table in self.tables.values():
             for name, kind in table.items():
                 self.assertIn(kind.rstrip("?"),
-                              ("counter", "gauge", "id", "text", "flag", "rates"), name)
+                              ("counter", "gauge", "id", "text", "flag", "rates", "advisor"), name)
                 self.assertEqual(kind == "counter", name.endswith("_total"), name)
                 if kind == "counter":
                     self.assertNotRegex(name, "seconds|ratio|tokens_put|bytes$")

@@ -21,12 +21,12 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         trace = os.path.join(folder, "chat.jsonl")
         run("generate", "--kind", "chat", "--requests", "400", "--out", trace)
-        graph, bound = (
+        graph, bound, spared = (
             json.loads(
                 run("graph", "--trace", trace, "--capacity", "50,200", "--period", "2000",
-                    "--among", among, "--json")
+                    *how, "--json")
             )["results"]
-            for among in ("4", "1")
+            for how in (["--among", "4"], ["--among", "1"], ["--spare", ".3"])
         )
         simulated = json.loads(
             run("simulate", "--trace", trace, "--format", "mooncake", "--policy", "lru,hazard",
@@ -34,7 +34,7 @@ def main():
         )["results"]
     expected = {(row["policy"], row["capacity"]): row["hit_ratio"] for row in simulated}
     assert [row["capacity"] for row in graph] == [50, 200]
-    for row in graph + bound:
+    for row in graph + bound + spared:
         for column, policy in (("lru", "lru"), ("default", "hazard")):
             is_, should = row[column], expected[policy, row["capacity"]]
             assert abs(is_ - should) < 1e-3, (row, expected)
@@ -42,9 +42,10 @@ def main():
             assert 0 <= row[name] <= 1, row
         assert row["graph"] > 0 and row["advised"] > 0, row
     assert all(row["advised"] == row["default"] for row in bound), bound
-    assert any(row["advised"] != row["default"] for row in graph), graph
+    for rows in graph, spared:
+        assert any(row["advised"] != row["default"] for row in rows), rows
     for bad in (["--capacity", "0"], ["--half-life", "x"], ["--ahead", "257"], ["--among", "0"],
-                ["--format", "oracle"], []):
+                ["--spare", "3"],                 ["--format", "oracle"], []):
         args = [KVREPLAY, "graph", *(["--trace", "/dev/null"] if bad else []), *bad]
         done = subprocess.run(args, stderr=subprocess.PIPE)
         assert done.returncode == 2 and b"usage" in done.stderr, args

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define WATCH_ROWS 20 /* of a table in the view, where standard output has no end */
-#define VIEW_LINES 14 /* of the view that are not rows */
+#define VIEW_LINES 16 /* of the view that are not rows */
 
 const struct kvctl_column kvctl_tenant_columns[] = {
 	{ "name", "TENANT", KVCTL_TEXT, 0 },
@@ -110,6 +110,25 @@ static void print_rates(const json_t *status)
 	printf("memory %s%s a second\n", bytes > 0 ? "+" : "", kvctl_bytes(bytes, a));
 }
 
+static void print_advisor(const json_t *status)
+{
+	const json_t *a = json_object_get(status, "advisor"),
+		     *age = json_object_get(a, "age_seconds");
+	char age_text[64] = "no ranking yet", bytes[32];
+
+	if (!json_is_object(a))
+		return;
+	if (json_is_number(age))
+		snprintf(age_text, sizeof(age_text), "ranking %.1f s old, made in %.1f ms",
+			json_number_value(age), 1e3 * kvctl_number(a, "cycle_seconds"));
+	printf("advisor   %s; %.0f blocks and %.0f edges in %s; dropped events %.0f\n"
+	       "          spared %.0f blocks; without a young ranking %.0f of %.0f choices\n",
+		age_text, kvctl_number(a, "nodes"), kvctl_number(a, "edges"),
+		kvctl_bytes(kvctl_number(a, "memory_bytes"), bytes),
+		kvctl_number(a, "dropped_total"), kvctl_number(a, "spared_total"),
+		kvctl_number(a, "stale_total"), kvctl_number(a, "consulted_total"));
+}
+
 /* ---- printing ------------------------------------------------------------------------------ */
 
 static void print_daemon(const json_t *s)
@@ -137,6 +156,7 @@ static void print_daemon(const json_t *s)
 		kvctl_bytes(kvctl_number(heap, "allocated_bytes"), a),
 		kvctl_bytes(kvctl_number(heap, "resident_bytes"), b),
 		kvctl_text(heap, "allocator"));
+	print_advisor(s);
 	print_rates(s);
 }
 

@@ -20,8 +20,9 @@
 #define CAPACITIES_MAX 16
 #define BATCH          1024u
 #define EDGE_SLOTS     (1u << 20)
-#define PER_ASK        4u  /* blocks asked for at a time */
-#define HOPS_MAX       64u /* asks in a row, each from the answers of the one before */
+#define SPARED_MAX     128u /* in one call, as the daemon has it */
+#define PER_ASK        4u   /* blocks asked for at a time */
+#define HOPS_MAX       64u  /* asks in a row, each from the answers of the one before */
 
 struct options {
 	const char *trace;
@@ -31,6 +32,7 @@ struct options {
 	double half_life_s;
 	double period_ms;
 	uint32_t ahead; /* blocks prefetched after each request */
+	double spare;   /* score from which a candidate stays; 0: `among` instead */
 	uint32_t among; /* candidates of the policy for each block that has to go */
 	bool json;
 };
@@ -423,6 +425,47 @@ static void drop_advised(struct study *s)
 	}
 }
 
+/* As the daemon takes advice: the policy's victims go, but those that score so highly. */
+struct sparing {
+	const struct study *s;
+	uint32_t left; /* blocks that this call may spare */
+};
+
+static int is_spared(void *ctx, kvp_block_id id)
+{
+	struct sparing *q = ctx;
+
+	if (!q->left || kvp_ranking_score(q->s->r, id) < (float)q->s->o->spare)
+		return 0;
+	q->left--;
+	return 1;
+}
+
+static void drop_unspared(struct study *s)
+{
+	struct sparing q = { s, SPARED_MAX };
+	uint64_t items, bytes;
+
+	for (;;) {
+		kvp_block_id out[BATCH];
+		size_t n, i;
+
+		kvp_evict_excess(s->e, &items, &bytes);
+		if (!items)
+			return;
+		n = kvp_evict_victims(s->e, items, 0, is_spared, &q, s->now, out, BATCH);
+		for (i = 0; i < n; i++) {
+			kvp_evict_remove(s->e, out[i], 1, s->now);
+			kvp_graph_remove(s->g, out[i]);
+			s->fast[out[i]] = s->seen[out[i]] = 0;
+		}
+		if (!n && !q.left)
+			return;
+		if (!n)
+			q.left = 0;
+	}
+}
+
 static int request_advised(struct study *s, const struct trace_request *q)
 {
 	const uint32_t *ref = s->t->ref + q->first;
@@ -436,7 +479,10 @@ static int request_advised(struct study *s, const struct trace_request *q)
 	}
 	kvp_graph_request(s->g, ref, q->blocks, session, s->now);
 	kvp_graph_co_attend(s->g, ref, q->blocks, s->now);
-	drop_advised(s);
+	if (s->o->spare > 0)
+		drop_unspared(s);
+	else
+		drop_advised(s);
 	return 0;
 }
 
@@ -547,6 +593,9 @@ static void usage(FILE *f)
 	      "  --ahead N           blocks prefetched after each request, 0..256, default 8\n"
 	      "  --among N           candidates of the default policy, for each block that goes,\n"
 	      "                      among which the ranking chooses, 1..1024, default 4\n"
+	      "  --spare SCORE       instead: its victims go but those that score so highly, "
+	      ".01..2;\n"
+	      "                      as the daemon does it with .6\n"
 	      "  --json              one JSON object on stdout\n"
 	      "  --help\n",
 		f);
@@ -562,6 +611,7 @@ int cmd_graph(int argc, char **argv)
 		{ "period", required_argument, NULL, 'p' },
 		{ "ahead", required_argument, NULL, 'a' },
 		{ "among", required_argument, NULL, 'm' },
+		{ "spare", required_argument, NULL, 's' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
@@ -603,6 +653,9 @@ int cmd_graph(int argc, char **argv)
 			break;
 		case 'm':
 			r = parse_number(optarg, 1, BATCH, &among);
+			break;
+		case 's':
+			r = parse_number(optarg, .01, 2, &o.spare);
 			break;
 		case 'j':
 			o.json = true;

@@ -34,6 +34,7 @@ struct options {
 	uint32_t clients;
 	uint32_t dim;
 	uint32_t limit;
+	bool advisor;
 	bool json;
 };
 
@@ -466,6 +467,7 @@ static int with_daemon(struct run *run)
 		.recipe_tokens = (uint64_t)o->capacity * run->block_tokens,
 		.policy = o->policy,
 		.max_sessions = o->clients + 8,
+		.more = o->advisor ? "advisor: true\n" : NULL,
 	};
 	struct kvt_daemon d = { 0 };
 	char error[1500];
@@ -495,6 +497,7 @@ static void usage(FILE *f)
 	      "tokens)\n"
 	      "  --capacity N        blocks that the pool holds (default 10000)\n"
 	      "  --policy NAME       eviction policy of the daemon (default lru)\n"
+	      "  --advisor           with the daemon's advisor, which is off otherwise\n"
 	      "  --clients N         client processes (default 1, at most 256)\n"
 	      "  --block-tokens N    agent: tokens per block, 16..512 (default 64)\n"
 	      "  --dim N             channels of the one key and value head: bytes of a payload "
@@ -537,6 +540,7 @@ static int parse(int argc, char **argv, struct options *o)
 		{ "dim", required_argument, NULL, 'd' },
 		{ "requests", required_argument, NULL, 'r' },
 		{ "socket", required_argument, NULL, 's' },
+		{ "advisor", no_argument, NULL, 'a' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
@@ -555,6 +559,9 @@ static int parse(int argc, char **argv, struct options *o)
 			break;
 		case 's':
 			o->socket = optarg;
+			break;
+		case 'a':
+			o->advisor = true;
 			break;
 		case 'j':
 			o->json = true;

@@ -375,9 +375,10 @@ int kvpd_relieve(struct kvpd_ledger *l, uint64_t bytes, uint64_t *ret_coming)
 	return 0;
 }
 
-int kvpd_limits_check(const char *policy, const struct kvpd_limits *limits, uint64_t *ret_least)
+int kvpd_limits_check(
+	const struct kvpd_config *config, const struct kvpd_limits *limits, uint64_t *ret_least)
 {
-	(void)policy;
+	(void)config;
 	*ret_least = 4 << 20;
 	return limits->share < *ret_least ? -ENOSPC : 0;
 }

@@ -283,8 +283,13 @@ static void the_smallest_share_works(void **state)
 
 	(void)state;
 	for (size_t i = 0; (policy = kvp_evict_names(i, NULL)); i++) {
-		for (size_t k = 0; k < sizeof(tried) / sizeof(tried[0]); k++) {
-			struct kvpd_limits limits = tried[k];
+		/* Each without an advisor, and with one. */
+		for (size_t k = 0; k < 2 * sizeof(tried) / sizeof(tried[0]); k++) {
+			const struct kvpd_config config = {
+				.policy = (char *)(uintptr_t)policy,
+				.advisor = { .on = k % 2, .period_ms = 50, .batch = 256 },
+			};
+			struct kvpd_limits limits = tried[k / 2];
 			struct dp_world w;
 			struct dp_client *c;
 			kvp_token tokens[T];
@@ -294,13 +299,14 @@ static void the_smallest_share_works(void **state)
 			uint64_t least = 0;
 
 			limits.share = 1 << 20;
-			assert_int_equal(kvpd_limits_check(policy, &limits, &least), -ENOSPC);
+			assert_int_equal(kvpd_limits_check(&config, &limits, &least), -ENOSPC);
 			limits.share = least;
-			assert_int_equal(kvpd_limits_check(policy, &limits, &least), 0);
+			assert_int_equal(kvpd_limits_check(&config, &limits, &least), 0);
 			dp_defaults(&w, &limits);
-			limits = tried[k];
+			limits = tried[k / 2];
 			limits.share = least;
-			w.config.policy = (char *)(uintptr_t)policy;
+			w.config.policy = config.policy;
+			w.config.advisor = config.advisor;
 			dp_start(&w, &limits);
 			limits.share -= 1 << 16;
 			assert_int_equal(

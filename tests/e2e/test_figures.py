@@ -42,8 +42,10 @@ class Client:
 
 
 class World(unittest.TestCase):
+    CONFIG = {}
+
     def setUp(self):
-        self.d = Daemon()
+        self.d = Daemon(self.CONFIG)
         self.d.start()
         self.addCleanup(lambda: self.d.__exit__(None, None, None))
 
@@ -167,6 +169,7 @@ def listed():
 
 
 class Names(World):
+    CONFIG = {"advisor": "true"}  # else it has no figures
     NESTED = {"status": {"ledger", "daemon"}, "status.ledger": {"portions"},
               "status.daemon": {"memory", "heap"}, "status.daemon.memory": {"group"}}
 

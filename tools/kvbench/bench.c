@@ -200,6 +200,7 @@ int bench_pool_start(struct bench_pool *p, uint32_t blocks, uint32_t block_token
 	p->client = NULL;
 	p->space = NULL;
 	opts.policy = p->policy;
+	opts.more = p->more;
 	p->block_tokens = block_tokens;
 	p->block_bytes = block_bytes;
 	r = kvt_daemon_start(&opts, &p->daemon, error, sizeof(error));
@@ -300,23 +301,33 @@ static int fill_chain(struct bench_pool *p, const uint32_t *tokens, uint32_t blo
 	return r;
 }
 
+int bench_pool_put(struct bench_pool *p, uint32_t chain, uint32_t blocks)
+{
+	uint32_t n = blocks * p->block_tokens;
+	uint32_t *tokens = malloc((size_t)n * sizeof(*tokens));
+	int r;
+
+	if (!tokens)
+		return -ENOMEM;
+	bench_chain_tokens(chain, tokens, n);
+	r = fill_chain(p, tokens, blocks);
+	free(tokens);
+	return r;
+}
+
 int bench_pool_fill(
 	struct bench_pool *p, uint32_t first, uint32_t chains, uint32_t blocks_per_chain)
 {
-	uint32_t n = blocks_per_chain * p->block_tokens;
-	uint32_t *tokens = malloc((size_t)n * sizeof(*tokens));
 	bool terminal = isatty(STDERR_FILENO);
-	int r = tokens ? 0 : -ENOMEM;
+	int r = 0;
 
 	for (uint32_t c = 0; c < chains && r >= 0; c++) {
-		bench_chain_tokens(first + c, tokens, n);
-		r = fill_chain(p, tokens, blocks_per_chain);
+		r = bench_pool_put(p, first + c, blocks_per_chain);
 		if (terminal && c % 64 == 0)
 			fprintf(stderr, "\rfilling %u of %u chains", c, chains);
 	}
 	if (terminal)
 		fprintf(stderr, "\r\033[K");
-	free(tokens);
 	if (r >= 0)
 		r = kvp_flush(p->client, WAIT_MS);
 	if (r < 0)

@@ -60,7 +60,8 @@ struct bench_pool {
 	struct kvt_daemon daemon;
 	struct kvp_client *client;
 	struct kvp_space *space;
-	const char *policy; /* NULL: the daemon's default; set before the start */
+	const char *policy; /* NULL: the daemon's default; set before the start, */
+	const char *more;   /* as this: further lines of YAML, or NULL */
 	uint32_t block_tokens;
 	uint64_t block_bytes;
 };
@@ -78,6 +79,7 @@ void bench_pool_stop(struct bench_pool *p);
 
 /* Publishes chains first .. first + chains - 1, their tokens bench_chain_tokens(number, ...). */
 void bench_chain_tokens(uint32_t chain, uint32_t *out, uint32_t n);
+int bench_pool_put(struct bench_pool *p, uint32_t chain, uint32_t blocks); /* one, quietly */
 int bench_pool_fill(
 	struct bench_pool *p, uint32_t first, uint32_t chains, uint32_t blocks_per_chain);
 

@@ -7,6 +7,7 @@
 #define KVBENCH_KVBENCH_H
 
 int kvbench_attention(int argc, char **argv);
+int kvbench_background(int argc, char **argv);
 int kvbench_codecs(int argc, char **argv);
 int kvbench_device(int argc, char **argv);
 int kvbench_estimate(int argc, char **argv);

@@ -14,6 +14,8 @@ static const struct {
 } commands[] = {
 	{ "attention", "attention over compressed planes, against decoding first",
 		kvbench_attention },
+	{ "background", "one client, idle and beside what the daemon does in the background",
+		kvbench_background },
 	{ "codecs", "bytes, error and speed of every codec", kvbench_codecs },
 	{ "device", "copies to and from a device, against memcpy", kvbench_device },
 	{ "estimate", "what a cache takes in a codec, and what a budget holds", kvbench_estimate },

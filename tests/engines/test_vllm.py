@@ -24,12 +24,13 @@ import kvpool
 STEPS = 16
 
 
-def worker(socket):
+def worker(socket, ranks="1"):
     os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
-                      VLLM_CPU_OMP_THREADS_BIND="1", VLLM_LOGGING_LEVEL="ERROR")
+                      VLLM_CPU_OMP_THREADS_BIND="1" if ranks == "1" else "0|1",
+                      VLLM_LOGGING_LEVEL="ERROR", VLLM_HOST_IP="127.0.0.1")
     from vllm import LLM, SamplingParams  # pylint: disable=import-outside-toplevel
     from vllm.config import KVTransferConfig  # pylint: disable=import-outside-toplevel
-    more = {}
+    more = {"tensor_parallel_size": int(ranks)}
     if socket != "off":
         more["kv_transfer_config"] = KVTransferConfig(
             kv_connector="KvpoolConnector", kv_connector_module_path="kvpool.connectors.vllm",
@@ -62,6 +63,16 @@ def worker(socket):
     llm.llm_engine.engine_core.shutdown()
 
 
+def check(daemon):
+    """Nothing is left of what has ended."""
+    def clean():
+        r = subprocess.run([os.environ["KVCTL"], "--socket", daemon.socket, "check"],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+                           check=False)
+        return r.returncode == 0 or print(r.stdout)
+    wait_for(clean)
+
+
 class Engines(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -69,14 +80,6 @@ class Engines(unittest.TestCase):
         with Worker("off") as off:
             cls.texts = off.ask(prompts=cls.prompts)["texts"]
             off.end()
-
-    def check(self, daemon):
-        def clean():
-            r = subprocess.run([os.environ["KVCTL"], "--socket", daemon.socket, "check"],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
-                               check=False)
-            return r.returncode == 0 or print(r.stdout)
-        wait_for(clean)
 
     def test_one_is_killed_while_it_stores_another_begins(self):
         with Daemon({"memory": "512MiB"}) as daemon:
@@ -87,7 +90,7 @@ class Engines(unittest.TestCase):
                 a.send(prompts=[prompt(7, 700)], for_ever=True)
                 wait_for(lambda: client.stats()["blocks"] > before + 30)
                 a.kill()
-            self.check(daemon)
+            check(daemon)
             with Worker(daemon.socket) as b:
                 warm = b.ask(prompts=self.prompts)
                 self.assertEqual((warm["hits"], warm["texts"]), ([hit(1900)] * 3, self.texts))
@@ -102,7 +105,7 @@ class Engines(unittest.TestCase):
                     daemon.start()
                 wait_for(lambda: b.ask(prompts=self.prompts)["hits"] == [hit(1900)] * 3, 60)
                 b.end()
-            self.check(daemon)
+            check(daemon)
 
     def test_salts_and_a_daemon_that_stops(self):
         """Requests of equal tokens share under an equal cache_salt, and under no other. While the daemon

@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import tempfile
+import threading
 import types
 import unittest
 import unittest.mock
@@ -19,6 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
 from harness import Daemon, wait_for  # pylint: disable=wrong-import-position
 
+from kvpool import Layer  # pylint: disable=wrong-import-position
 from kvpool.connectors.paged import (  # pylint: disable=wrong-import-position
     Scheduler, Spaces, Worker, halves)
 
@@ -30,16 +32,17 @@ class Engine:
     """Pages, a scheduler's side and a worker's side, and a model: what it computes for a token is a
     digest of all tokens up to there."""
 
-    def __init__(self, socket, model, pages=64, timeout=5):
+    def __init__(self, socket, model, pages=64, timeout=5, ranks=({},), rank=0, **more):
         identity = {"model": model, "layers": LAYERS, "kv_heads": HEADS, "head_dim": DIM,
                     "dtype": "float16", "block_tokens": T, "adapter": "test"}
+        self.rank = rank
         self.memory = [bytearray(pages * 2 * HALF) for _ in range(LAYERS)]
         views = [memoryview(m) for m in self.memory]
         planes = [halves(self.address(v), pages, 2 * HALF, T, HEADS, DIM, 2) for v in views]
-        self.sides = [Spaces("scheduler", identity, socket, timeout),
-                      Spaces("worker", identity, socket, timeout)]
+        self.sides = [Spaces("scheduler", identity, socket, timeout, ranks),
+                      Spaces("worker", identity, socket, timeout, [ranks[rank]])]
         self.scheduler = Scheduler(self.sides[0], T)
-        self.worker = Worker(self.sides[1], T, planes)
+        self.worker = Worker(self.sides[1], T, planes, **more)
 
     @staticmethod
     def address(view):
@@ -57,7 +60,7 @@ class Engine:
     def token(self, ids, t):
         """16 bytes for each half of each layer."""
         key = ids[:t + 1].tobytes()
-        return [hashlib.blake2b(key, digest_size=16, salt=bytes([i])).digest()
+        return [hashlib.blake2b(key, digest_size=16, salt=bytes([i, self.rank])).digest()
                 for i in range(2 * LAYERS)]
 
     def compute(self, ids, pages, first, end):
@@ -287,6 +290,99 @@ class Parts(unittest.TestCase):
         e.close()
 
 
+class Agreement:
+    """Of two workers in threads of their own: the least of what both say."""
+
+    def __init__(self):
+        self.barrier, self.said = threading.Barrier(2), []
+
+    def __call__(self, counts):
+        self.said.append(counts)
+        self.barrier.wait(20)
+        return [min(c) for c in zip(*self.said[-2:])]
+
+
+class Groups(unittest.TestCase):
+    """A tensor-parallel group of two workers, each with a head of two."""
+    RANKS = [{"layers": [Layer(HEADS, DIM, DIM, i, r * HEADS) for i in range(LAYERS)]} for r in range(2)]
+
+    def setUp(self):
+        self.daemon = Daemon({"memory": "256MiB"}).start()
+        self.addCleanup(self.daemon.stop)
+        self.ids = array.array("I", range(5000, 5000 + 4 * T + 3))
+        self.pages = [3, 1, 4, 0, 5]
+
+    def group(self, second=None):
+        """Two engines, the first of which schedules; the second's worker may have another daemon."""
+        agree = Agreement()
+        both = [Engine(s or self.daemon.socket, "group", timeout=1, ranks=self.RANKS, rank=r, agree=agree)
+                for r, s in enumerate((None, second))]
+        for e in both:
+            self.addCleanup(e.close)
+        for side in both[0].sides + ([] if second else both[1].sides):
+            side.group(b"")
+            wait_for(lambda s=side: s.client.stats()["attached"])
+        return both
+
+    def source(self, first):
+        return self.ids[first:]
+
+    def load(self, both, job):
+        threads = [threading.Thread(target=e.worker.load, args=([job],)) for e in both]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+
+    def store(self, e, name="first"):
+        """Computes everything and stores it as this rank's."""
+        e.scheduler.found(name, b"", self.source, 0)
+        job = e.scheduler.step(name, list(range(5)), True, 0, len(self.ids))
+        e.compute(self.ids, list(range(5)), 0, len(self.ids))
+        e.worker.store([job])
+        e.worker.flush()
+        e.scheduler.finished(name)
+
+    def test_found_is_what_all_ranks_have(self):
+        a, b = self.group()
+        self.store(a)
+        own = a.sides[1].get(b"")
+        wait_for(lambda: own.match(self.ids).n_tokens == 4 * T)
+        self.assertEqual(a.scheduler.found("r", b"", self.source, 0), 0)
+        self.store(b)
+        wait_for(lambda: a.scheduler.found("r", b"", self.source, 0) == 4 * T)
+        a.scheduler.allocated("r", 4 * T)
+        job = a.scheduler.step("r", self.pages, True, 4 * T, 3)
+        self.load([a, b], job)
+        for e in (a, b):
+            self.assertEqual(e.worker.take_failed(), set())
+            self.assertTrue(e.right(self.ids, self.pages, 4 * T))
+
+    def test_what_one_rank_cannot_load_all_compute(self):
+        for e in self.group():
+            self.store(e)
+        a, b = self.group("/nonexistent/kvpool.sock")
+        wait_for(lambda: a.scheduler.found("r", b"", self.source, 0) == 4 * T)
+        a.scheduler.allocated("r", 4 * T)
+        self.ids.extend(range(T))
+        job = a.scheduler.step("r", self.pages, True, 4 * T, T)
+        self.assertEqual((job.load, job.store), ((0, 4), (4, 5)))
+        self.load([a, b], job)
+        for e in (a, b):
+            self.assertEqual(e.worker.take_failed(), set(self.pages[:4]))
+            e.compute(self.ids[:1] * len(self.ids), self.pages, 4 * T, 5 * T)  # from what is wrong
+        # The first rank has all that it needs, and still stores nothing that follows.
+        a.worker.store([job])
+        a.worker.flush()
+        self.assertEqual(a.sides[1].get(b"").match(self.ids).n_tokens, 4 * T)
+        # Computed from the beginning, it does.
+        again = a.scheduler.step("r", [], False, 0, 5 * T)
+        a.compute(self.ids, self.pages, 0, 5 * T)
+        a.worker.store([again])
+        a.worker.flush()
+        wait_for(lambda: a.sides[1].get(b"").match(self.ids).n_tokens == 5 * T)
+
+
 def connector_without_an_engine():
     """kvpool.connectors.vllm with names in the place of what it imports."""
     names = {"torch": ("float32", "float16", "bfloat16"), "vllm": (), "vllm.distributed": (),
@@ -294,6 +390,7 @@ def connector_without_an_engine():
              "vllm.distributed.kv_transfer.kv_connector.v1": (),
              "vllm.distributed.kv_transfer.kv_connector.v1.base":
                  ("KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole"),
+             "vllm.distributed.parallel_state": ("get_tp_group",),
              "vllm.platforms": ("current_platform",), "vllm.v1": (), "vllm.v1.attention": (),
              "vllm.v1.attention.backends": (),
              "vllm.v1.attention.backends.cpu_attn": ("_get_attn_isa",)}
@@ -305,6 +402,20 @@ def connector_without_an_engine():
     modules["torch"].Tensor = object
     with unittest.mock.patch.dict(sys.modules, modules):
         return importlib.import_module("kvpool.connectors.vllm")
+
+
+class Ranks(unittest.TestCase):
+    """Which heads each of vLLM's workers has."""
+
+    def test_heads(self):
+        ranks = connector_without_an_engine()._ranks  # pylint: disable=protected-access
+        self.assertEqual(ranks(1, 8, 2, 8, 64), [{}])
+        two = ranks(2, 8, 3, 4, 64)
+        self.assertEqual([[tuple(l) for l in r["layers"]] for r in two],
+                         [[(4, 64, 64, i, 0) for i in range(3)], [(4, 64, 64, i, 4) for i in range(3)]])
+        # Fewer heads than workers: neighbours have the same.
+        four = ranks(4, 2, 1, 1, 64)
+        self.assertEqual([r["layers"][0].first_head for r in four], [0, 0, 1, 1])
 
 
 class Salts(unittest.TestCase):

@@ -33,34 +33,40 @@ class Job(NamedTuple):
 
 class Spaces:
     """The model in this process's client, under the salts of its requests. identity: arguments of
-    Client.space()."""
+    Client.space(). ranks: for each worker of a tensor-parallel group, those in which its part differs; a
+    worker has its own alone, a scheduler all."""
 
     def __init__(self, name: str, identity: Dict[str, Any], socket: Optional[str] = None,
-                 timeout: float = 0.2) -> None:
+                 timeout: float = 0.2, ranks: Sequence[Dict[str, Any]] = ({},)) -> None:
         self.client = Client(socket, name, timeout, lazy=True)
         self.timeout = timeout
-        self._identity = dict(identity)
-        self._space: Optional[Space] = None
+        self._identities = [dict(identity, **rank) for rank in ranks]
+        self._spaces: List[Space] = []
         # Those that were asked for last; a match keeps its own for as long as it is held.
-        self._salted: "collections.OrderedDict[bytes, Space]" = collections.OrderedDict()
+        self._salted: "collections.OrderedDict[bytes, List[Space]]" = collections.OrderedDict()
 
-    def get(self, salt: bytes) -> Optional[Space]:
-        """None: the library cannot take it; such requests are not shared."""
+    def group(self, salt: bytes) -> List[Space]:
+        """A space for each rank. None at all: the library cannot take it; such requests are not shared."""
         try:
-            if self._space is None:
-                self._space = self.client.space(**self._identity, timeout=self.timeout)
+            if not self._spaces:
+                self._spaces = [self.client.space(**i, timeout=self.timeout) for i in self._identities]
             if not salt:
-                return self._space
-            space = self._salted.get(salt)
-            if space is None:
-                space = self._salted[salt] = self._space.salted(salt)
+                return self._spaces
+            spaces = self._salted.get(salt)
+            if spaces is None:
+                spaces = self._salted[salt] = [space.salted(salt) for space in self._spaces]
                 if len(self._salted) > _SALTS:
                     self._salted.popitem(last=False)
             self._salted.move_to_end(salt)
-            return space
+            return spaces
         except KvpoolError as why:
             _log.warning("not shared: %s", why)
-            return None
+            return []
+
+    def get(self, salt: bytes) -> Optional[Space]:
+        """The first rank's, or None."""
+        spaces = self.group(salt)
+        return spaces[0] if spaces else None
 
     def close(self) -> None:
         self.client.close()
@@ -74,14 +80,14 @@ class _Request:
         self.ids = array.array("I")
         self.source: Callable[[int], Iterable[int]] = lambda first: ()
         self.pages: List[int] = []
-        self.match: Optional[Match] = None  # a lease until the workers have read
+        self.matches: List[Match] = []  # of each rank, leases until the workers have read
         self.promised = 0  # tokens that are to be loaded in the next step
         self.stored = -1  # blocks that were stored or loaded; -1: nothing is known yet
 
     def release(self) -> None:
-        if self.match is not None:
-            self.match.release()
-            self.match = None
+        for match in self.matches:
+            match.release()
+        self.matches = []
 
 
 class Scheduler:
@@ -104,23 +110,23 @@ class Scheduler:
         request.source = source
         request.release()
         request.promised = 0
-        space = self._spaces.get(salt)
+        spaces = self._spaces.group(salt)
         self._extend(request)
         whole = max(len(request.ids) - 1, 0) // self._tokens * self._tokens
-        if space is None or whole <= computed:
+        if not spaces or whole <= computed:
             return 0
         try:
-            match = space.match(request.ids[:whole], tail=False)
+            request.matches = self._spaces.client.match_group(spaces, request.ids[:whole], tail=False)
         except Invalid:
             return 0  # such ids are none of a model's text
         except KvpoolError as why:
             _log.info("goes on without kvpool: %s", why)
             return 0
-        if match.n_tokens <= computed:
-            match.release()
+        found = request.matches[0].n_tokens
+        if found <= computed:
+            request.release()
             return 0
-        request.match = match
-        return match.n_tokens - computed
+        return found - computed
 
     def allocated(self, name: str, tokens: int) -> None:
         """Pages for so many of the tokens that were found have been reserved."""
@@ -146,7 +152,7 @@ class Scheduler:
         if request.promised:
             load = ((computed - request.promised) // size, before)
             request.promised = 0
-        elif request.match is not None:
+        else:
             request.release()  # its workers have read, in an earlier step
         # Less is computed than before if a load failed or the request was preempted.
         first = before if request.stored < 0 else min(request.stored, before)
@@ -196,10 +202,18 @@ def halves(address: int, pages: int, page_stride: int, tokens: int, heads: int, 
     return first, second
 
 
-class Worker:
-    """The side that has the pages. planes: for each layer halves(), of memory that stays there."""
+def _alone(counts: List[int]) -> List[int]:
+    return counts
 
-    def __init__(self, spaces: Spaces, block_tokens: int, planes: Sequence[Tuple[Any, Any]]) -> None:
+
+class Worker:
+    """The side that has the pages. planes: for each layer halves(), of memory that stays there. agree:
+    in a tensor-parallel group, the least of what the workers say, for each number; every worker calls
+    it in the same steps. What one of them could not load is wrong in what all compute after it."""
+
+    def __init__(self, spaces: Spaces, block_tokens: int, planes: Sequence[Tuple[Any, Any]],
+                 agree: Callable[[List[int]], List[int]] = _alone) -> None:
+        self._agree = agree
         self._spaces = spaces
         self._tokens = block_tokens
         self._planes = list(planes)
@@ -210,13 +224,15 @@ class Worker:
     def load(self, jobs: Iterable[Job]) -> None:
         """Fills the pages that jobs load. Those that could not be filled: take_failed()."""
         until = time.monotonic() + self._spaces.timeout
-        for job in jobs:
+        loads = [job for job in jobs if job.load[0] < job.load[1]]
+        if not loads:
+            return
+        counts = self._agree([max(self._load(job, *job.load, until), job.load[0]) for job in loads])
+        for job, got in zip(loads, counts):
             first, end = job.load
-            if first < end:
-                got = max(self._load(job, first, end, until), first)
-                self._invalid.difference_update(job.pages[first:got])
-                self._invalid.update(job.pages[got:end])
-                self._failed.update(job.pages[got:end])
+            self._invalid.difference_update(job.pages[first:got])
+            self._invalid.update(job.pages[got:end])
+            self._failed.update(job.pages[got:end])
 
     def _load(self, job: Job, first: int, end: int, until: float) -> int:
         """Returns the block up to which it went."""

@@ -15,9 +15,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole)
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
+from .. import Layer
 from .paged import Job, Scheduler, Spaces, Worker, halves
 from .weights import weight_files
 
@@ -36,9 +38,11 @@ class _Model(NamedTuple):
     identity: Dict[str, Any]
     tokens: int
     layers: int
-    heads: int
+    heads: int  # of one worker
     dim: int
     itemsize: int
+    ranks: List[Dict[str, Any]]  # in what each worker's identity differs
+    rank: int  # of this process, if it is a worker
 
 
 def _weights(model: Any) -> bytes:
@@ -59,8 +63,9 @@ def _model(config: Any, extra: Any, groups: Any) -> _Model:
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     if not current_platform.is_cpu():
         raise ValueError("kvpool: vLLM on the CPU only")
-    if parallel.world_size != 1:
-        raise ValueError("kvpool: one worker; tensor and pipeline parallel engines have several")
+    if parallel.world_size != parallel.tensor_parallel_size \
+            or parallel.decode_context_parallel_size != 1:
+        raise ValueError("kvpool: tensor parallel at most; no pipeline or context parallel engines")
     if groups is not None and len(groups.kv_cache_groups) != 1:
         raise ValueError("kvpool: models whose layers all keep every token in one kind of cache")
     if cache.cache_dtype not in ("auto", str(model.dtype).rpartition(".")[2]) or model.dtype not in _DTYPES:
@@ -79,7 +84,25 @@ def _model(config: Any, extra: Any, groups: Any) -> _Model:
         # What lies where in a page is the attention kernel's affair.
         "adapter": "vllm:cpu_attn:%s" % _get_attn_isa(model.dtype, tokens, dim),
     }
-    return _Model(identity, tokens, layers, heads, dim, model.dtype.itemsize)
+    ranks = _ranks(parallel.tensor_parallel_size, model.get_total_num_kv_heads(), layers, heads, dim)
+    return _Model(identity, tokens, layers, heads, dim, model.dtype.itemsize, ranks, parallel.rank)
+
+
+def _ranks(size: int, total: int, layers: int, heads: int, dim: int) -> List[Dict[str, Any]]:
+    """Which of the model's `total` heads each of `size` workers has, `heads` of them, as vLLM deals them
+    out: in order, each to several workers if there are fewer heads than workers."""
+    if size == 1:
+        return [{}]
+    copies = max(size // total, 1)
+    return [{"layers": [Layer(heads, dim, dim, i, rank // copies * heads) for i in range(layers)]}
+            for rank in range(size)]
+
+
+def _least(counts: List[int]) -> List[int]:
+    """Of each number, the least that a worker of the tensor-parallel group has."""
+    least = torch.tensor(counts)
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, get_tp_group().cpu_group)
+    return [int(n) for n in least.tolist()]
 
 
 class _Salts:
@@ -136,8 +159,11 @@ class KvpoolConnector(KVConnectorBase_V1):
         extra = vllm_config.kv_transfer_config.get_from_extra_config
         self._model = _model(vllm_config, extra, kv_cache_config)
         scheduler = role == KVConnectorRole.SCHEDULER
-        self._spaces = Spaces("vllm scheduler" if scheduler else "vllm worker", self._model.identity,
-                              extra("socket", None), float(extra("timeout", 0.2)))
+        m = self._model
+        mine = [r for i, r in enumerate(m.ranks) if r not in m.ranks[:i]] if scheduler \
+            else [m.ranks[m.rank % len(m.ranks)]]
+        self._spaces = Spaces("vllm scheduler" if scheduler else "vllm worker", m.identity,
+                              extra("socket", None), float(extra("timeout", 0.2)), mine)
         self._scheduler = Scheduler(self._spaces, self._model.tokens) if scheduler else None
         self._worker: Optional[Worker] = None
         self._salts = _Salts()
@@ -198,7 +224,7 @@ class KvpoolConnector(KVConnectorBase_V1):
                                  (name, tuple(t.shape), t.dtype, t.device, page))
             planes.append(halves(t.data_ptr(), t.shape[0], t.stride(0) * m.itemsize, m.tokens, m.heads,
                                  m.dim, m.itemsize))
-        self._worker = Worker(self._spaces, m.tokens, planes)
+        self._worker = Worker(self._spaces, m.tokens, planes, *([_least] if len(m.ranks) > 1 else []))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Loads what the step needs, before it."""

@@ -39,6 +39,24 @@ struct raw_limits {
 	char *arena;
 	char *max_sessions;
 	char *tail_index;
+	struct raw_part *devices;
+	unsigned n_devices;
+};
+
+/* A tenant's part of a device. */
+struct raw_part {
+	char *name;
+	char *share;
+};
+
+struct raw_device {
+	char *name;
+	char *driver;
+	char *faults;
+	char *worker;
+	char *bytes;
+	char *segment;
+	char *copy_rate;
 };
 
 struct raw_tenant {
@@ -75,22 +93,51 @@ struct raw_config {
 	struct raw_limits defaults;
 	struct raw_tenant *tenants;
 	unsigned n_tenants;
+	struct raw_device *devices;
+	unsigned n_devices;
 };
 
 #define TEXT(type, key, member) \
 	CYAML_FIELD_STRING_PTR( \
 		key, CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, type, member, 0, PATH_MAX)
-#define LIMITS(type, prefix)                                                            \
-	TEXT(type, "share", prefix share), TEXT(type, "max_blocks", prefix max_blocks), \
-		TEXT(type, "recipe_blocks", prefix recipe_blocks),                      \
-		TEXT(type, "recipe_tokens", prefix recipe_tokens),                      \
-		TEXT(type, "arena", prefix arena),                                      \
-		TEXT(type, "max_sessions", prefix max_sessions),                        \
-		TEXT(type, "tail_index", prefix tail_index)
+#define LIMITS(type, prefix)                                                                    \
+	TEXT(type, "share", prefix share), TEXT(type, "max_blocks", prefix max_blocks),         \
+		TEXT(type, "recipe_blocks", prefix recipe_blocks),                              \
+		TEXT(type, "recipe_tokens", prefix recipe_tokens),                              \
+		TEXT(type, "arena", prefix arena),                                              \
+		TEXT(type, "max_sessions", prefix max_sessions),                                \
+		TEXT(type, "tail_index", prefix tail_index),                                    \
+		CYAML_FIELD_SEQUENCE_COUNT("devices", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, \
+			type, prefix devices, prefix n_devices, &part_schema, 0, KVP_MAX_DEVICES)
 #define NOTHING /* limits that lie in the struct itself */
 
 static const cyaml_schema_value_t uid_schema = {
 	CYAML_VALUE_STRING(CYAML_FLAG_POINTER, char, 0, PATH_MAX),
+};
+
+static const cyaml_schema_field_t part_fields[] = {
+	TEXT(struct raw_part, "name", name),
+	TEXT(struct raw_part, "share", share),
+	CYAML_FIELD_END,
+};
+
+static const cyaml_schema_value_t part_schema = {
+	CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, struct raw_part, part_fields),
+};
+
+static const cyaml_schema_field_t device_fields[] = {
+	TEXT(struct raw_device, "name", name),
+	TEXT(struct raw_device, "driver", driver),
+	TEXT(struct raw_device, "faults", faults),
+	TEXT(struct raw_device, "worker", worker),
+	TEXT(struct raw_device, "bytes", bytes),
+	TEXT(struct raw_device, "segment", segment),
+	TEXT(struct raw_device, "copy_rate", copy_rate),
+	CYAML_FIELD_END,
+};
+
+static const cyaml_schema_value_t device_schema = {
+	CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, struct raw_device, device_fields),
 };
 
 static const cyaml_schema_field_t limit_fields[] = {
@@ -138,6 +185,8 @@ static const cyaml_schema_field_t top_fields[] = {
 		"defaults", CYAML_FLAG_OPTIONAL, struct raw_config, defaults, limit_fields),
 	CYAML_FIELD_SEQUENCE_COUNT("tenants", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
 		struct raw_config, tenants, n_tenants, &tenant_schema, 0, KVPD_MAX_TENANTS),
+	CYAML_FIELD_SEQUENCE_COUNT("devices", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
+		struct raw_config, devices, n_devices, &device_schema, 0, KVP_MAX_DEVICES),
 	CYAML_FIELD_END,
 };
 
@@ -230,18 +279,85 @@ static int shape_error(struct kvpd_complaint *l, const struct shape *shape, cyam
 
 /* ---- the parts ----------------------------------------------------------------------------- */
 
-static int get_limits(struct kvpd_complaint *l, const char *prefix, const struct raw_limits *raw,
-	uint64_t memory, struct kvpd_limits *limits)
-{
-	char path[64];
-	int r;
-#define AT(key) (snprintf(path, sizeof(path), "%s." key, prefix), path)
 #define GET(call)                 \
 	do {                      \
 		r = (call);       \
 		if (r < 0)        \
 			return r; \
 	} while (0)
+
+static int get_device(struct kvpd_complaint *l, unsigned index, const struct raw_device *raw,
+	const struct kvpd_config *config, struct kvpd_device_entry *d)
+{
+	static const char *const drivers[] = { "host", "fault", NULL };
+	char path[64], a[KVPD_HUMAN_BYTES], b[KVPD_HUMAN_BYTES];
+	unsigned driver = 0;
+	int r;
+
+#define AT(key) (snprintf(path, sizeof(path), "devices.%u" key, index), path)
+	if (!raw->name || !raw->driver || !raw->bytes)
+		return kvpd_wrong(l, AT(""), "a device needs `name`, `driver` and `bytes`");
+	GET(kvpd_value_name(l, AT(".name"), raw->name));
+	if (strlen(raw->name) >= KVPD_DEVICE_NAME_BYTES)
+		return kvpd_wrong(l, AT(".name"), "'%.80s' is longer than %u letters", raw->name,
+			KVPD_DEVICE_NAME_BYTES - 1);
+	for (unsigned i = 0; i < index; i++)
+		if (!strcmp(config->devices[i].name, raw->name))
+			return kvpd_wrong(
+				l, AT(".name"), "there are two devices named '%s'", raw->name);
+	GET(kvpd_value_text(l, AT(".name"), raw->name, &d->name));
+	GET(kvpd_value_word(l, AT(".driver"), raw->driver, drivers, &driver));
+	GET(kvpd_value_text(l, AT(".driver"), drivers[driver], &d->driver));
+	GET(kvpd_value_text(l, AT(".faults"), raw->faults, &d->faults));
+	GET(kvpd_value_text(l, AT(".worker"), raw->worker, &d->worker));
+	if (d->worker && d->worker[0] != '/')
+		return kvpd_wrong(l, AT(".worker"), "'%.80s' is not an absolute path", d->worker);
+	GET(kvpd_value_size(l, AT(".bytes"), raw->bytes, 1 * MIB, 64 * TIB, &d->bytes));
+	d->segment = 256 * MIB < d->bytes ? 256 * MIB : d->bytes / 4096 * 4096;
+	GET(kvpd_value_size(l, AT(".segment"), raw->segment, 64 << 10, 64 * GIB, &d->segment));
+	if (d->segment % 4096)
+		return kvpd_wrong(l, AT(".segment"), "is not a multiple of 4096 bytes");
+	if (d->segment > d->bytes)
+		return kvpd_wrong(l, AT(".segment"), "%s is more than the device's bytes (%s)",
+			kvpd_human(d->segment, a), kvpd_human(d->bytes, b));
+	GET(kvpd_value_size(l, AT(".copy_rate"), raw->copy_rate, 0, TIB, &d->copy_rate));
+	return 0;
+#undef AT
+}
+
+/* A tenant's parts of devices. */
+static int get_parts(struct kvpd_complaint *l, const char *prefix, const struct raw_limits *raw,
+	const struct kvpd_config *config, struct kvpd_limits *limits)
+{
+	char path[96];
+	int r;
+
+	for (unsigned i = 0; i < raw->n_devices; i++) {
+		const struct raw_part *p = &raw->devices[i];
+		unsigned d = 0;
+
+		snprintf(path, sizeof(path), "%s.devices.%u", prefix, i);
+		if (!p->name || !p->share)
+			return kvpd_wrong(l, path, "a part of a device needs `name` and `share`");
+		while (d < config->n_devices && strcmp(config->devices[d].name, p->name))
+			d++;
+		if (d == config->n_devices)
+			return kvpd_wrong(l, path, "there is no device '%.80s'", p->name);
+		snprintf(path, sizeof(path), "%s.devices.%u.share", prefix, i);
+		GET(kvpd_value_size(
+			l, path, p->share, 0, config->devices[d].bytes, &limits->device_share[d]));
+	}
+	return 0;
+}
+
+static int get_limits(struct kvpd_complaint *l, const char *prefix, const struct raw_limits *raw,
+	const struct kvpd_config *config, struct kvpd_limits *limits)
+{
+	const uint64_t memory = config->memory;
+	char path[64];
+	int r;
+
+#define AT(key) (snprintf(path, sizeof(path), "%s." key, prefix), path)
 	GET(kvpd_value_size(l, AT("share"), raw->share, 1 * MIB, memory, &limits->share));
 	GET(kvpd_value_u32(
 		l, AT("max_blocks"), raw->max_blocks, 0, KVP_MAX_BLOCKS, &limits->max_blocks));
@@ -267,7 +383,7 @@ static int get_limits(struct kvpd_complaint *l, const char *prefix, const struct
 		return kvpd_wrong(l, path, "arena (%s) is more than share (%s)",
 			kvpd_human(limits->arena, a), kvpd_human(limits->share, b));
 	}
-	return 0;
+	return get_parts(l, prefix, raw, config, limits);
 }
 
 static int get_tenant(struct kvpd_complaint *l, unsigned index, const struct raw_tenant *raw,
@@ -300,7 +416,7 @@ static int get_tenant(struct kvpd_complaint *l, unsigned index, const struct raw
 		t->n_uids++;
 	}
 	t->limits = config->defaults;
-	return get_limits(l, AT(""), &raw->limits, config->memory, &t->limits);
+	return get_limits(l, AT(""), &raw->limits, config, &t->limits);
 #undef AT
 }
 
@@ -419,15 +535,58 @@ static int get_top(struct kvpd_complaint *l, const struct raw_config *raw, struc
 	GET(kvpd_value_bool(l, "trust_daemon_uid", raw->trust_daemon_uid, &c->trust_daemon_uid));
 	GET(kvpd_value_bool(
 		l, "trust_overflow_uid", raw->trust_overflow_uid, &c->trust_overflow_uid));
-	c->defaults.share = c->memory / 4;
-	return get_limits(l, "defaults", &raw->defaults, c->memory, &c->defaults);
+	return 0;
+}
+
+static int get_devices(
+	struct kvpd_complaint *l, const struct raw_config *raw, struct kvpd_config *c)
+{
+	int r = 0;
+
+	if (raw->n_devices) {
+		c->devices = calloc(raw->n_devices, sizeof(*c->devices));
+		if (!c->devices)
+			return -ENOMEM;
+	}
+	for (unsigned i = 0; r == 0 && i < raw->n_devices; i++) {
+		c->n_devices++;
+		c->defaults.device_share[i] = KVPD_SHARE_DEFAULT;
+		r = get_device(l, i, &raw->devices[i], c, &c->devices[i]);
+	}
+	return r;
 }
 #undef GET
+
+/* What is guaranteed on each device. */
+static int check_devices(struct kvpd_complaint *l, const struct kvpd_config *config)
+{
+	char path[64], a[KVPD_HUMAN_BYTES], b[KVPD_HUMAN_BYTES];
+
+	for (unsigned d = 0; d < config->n_devices; d++) {
+		uint64_t shares = 0;
+
+		for (unsigned i = 0; i < config->n_tenants; i++)
+			shares += kvpd_config_device_share(config, &config->tenants[i].limits, d);
+		if (shares <= config->devices[d].bytes)
+			continue;
+		snprintf(path, sizeof(path), "devices.%u", d);
+		return kvpd_wrong(l, path,
+			"the shares of the tenants (%s) are more than its bytes (%s)",
+			kvpd_human(shares, a), kvpd_human(config->devices[d].bytes, b));
+	}
+	return 0;
+}
 
 static int convert(struct kvpd_complaint *l, const struct raw_config *raw, struct kvpd_config *c)
 {
 	int r = get_top(l, raw, c);
 
+	if (r == 0)
+		r = get_devices(l, raw, c);
+	if (r < 0)
+		return r;
+	c->defaults.share = c->memory / 4;
+	r = get_limits(l, "defaults", &raw->defaults, c, &c->defaults);
 	if (r < 0)
 		return r;
 	if (raw->n_tenants) {
@@ -442,6 +601,8 @@ static int convert(struct kvpd_complaint *l, const struct raw_config *raw, struc
 			return r;
 	}
 	r = check_tenants(l, c);
+	if (r == 0)
+		r = check_devices(l, c);
 	return r < 0 ? r : check_paths(l, c);
 }
 
@@ -636,7 +797,14 @@ struct kvpd_config *kvpd_config_free(struct kvpd_config *config)
 		free(config->tenants[i].uids);
 		free(config->tenants[i].socket);
 	}
+	for (unsigned i = 0; i < config->n_devices; i++) {
+		free(config->devices[i].name);
+		free(config->devices[i].driver);
+		free(config->devices[i].faults);
+		free(config->devices[i].worker);
+	}
 	kvpd_yamlpos_free(config->pos);
+	free(config->devices);
 	free(config->tenants);
 	free(config->path);
 	free(config->runtime_dir);
@@ -646,6 +814,16 @@ struct kvpd_config *kvpd_config_free(struct kvpd_config *config)
 	free(config->policy);
 	free(config);
 	return NULL;
+}
+
+uint64_t kvpd_config_device_share(
+	const struct kvpd_config *config, const struct kvpd_limits *limits, unsigned device)
+{
+	uint64_t bytes = config->devices[device].bytes;
+
+	if (limits->device_share[device] != KVPD_SHARE_DEFAULT)
+		return limits->device_share[device];
+	return bytes / (config->n_tenants ? config->n_tenants : 1) / 4096 * 4096;
 }
 
 bool kvpd_tenant_lists(const struct kvpd_tenant_config *tenant, uid_t uid)

@@ -12,6 +12,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "shm/kvp_abi.h"
+
 #define KVPD_MAX_TENANTS  256u
 #define KVPD_MAX_SESSIONS 4096u
 #define KVPD_MAX_UIDS     1024u      /* of one tenant */
@@ -32,6 +34,26 @@ struct kvpd_limits {
 	uint64_t arena;         /* bytes that one session may hold as arena extents; 0: share / 4 */
 	uint32_t max_sessions;
 	bool tail_index;
+	/*
+	 * Bytes of each device, by its place in the list of devices, that are guaranteed to it;
+	 * KVPD_SHARE_DEFAULT: an equal part, see kvpd_config_device_share(). 0 where there is none.
+	 */
+	uint64_t device_share[KVP_MAX_DEVICES];
+};
+
+#define KVPD_SHARE_DEFAULT UINT64_MAX
+#define KVPD_DEVICE_NAME_BYTES \
+	12u /* of a device's name with its end: a thread's has room for no more */
+
+/* Memory of a device, which blocks are copied to; daemon/device/device.h. */
+struct kvpd_device_entry {
+	char *name;
+	char *driver;       /* "host", "fault" */
+	char *faults;       /* of "fault"; NULL: none */
+	char *worker;       /* path of kvpool-device; NULL: where it was installed */
+	uint64_t bytes;     /* that kvpool may take there */
+	uint64_t segment;   /* size of one extent there; grows to hold one slot of a large block */
+	uint64_t copy_rate; /* bytes a second each way; 0: no limit */
 };
 
 /* The thread that ranks blocks; see daemon/ledger/advisor.h. */
@@ -79,6 +101,8 @@ struct kvpd_config {
 	struct kvpd_limits defaults;
 	struct kvpd_tenant_config *tenants;
 	unsigned n_tenants;
+	struct kvpd_device_entry *devices;
+	unsigned n_devices; /* at most KVP_MAX_DEVICES */
 };
 
 /*
@@ -104,6 +128,12 @@ struct kvpd_config *kvpd_config_free(struct kvpd_config *config);
 const struct kvpd_tenant_config *kvpd_config_by_uid(const struct kvpd_config *config, uid_t uid);
 const struct kvpd_tenant_config *kvpd_config_by_name(
 	const struct kvpd_config *config, const char *name);
+/*
+ * What these limits mean of a device: what they say or, where they do not, the part that would be each
+ * tenant's if those that are listed shared it equally; all of it if none is.
+ */
+uint64_t kvpd_config_device_share(
+	const struct kvpd_config *config, const struct kvpd_limits *limits, unsigned device);
 bool kvpd_tenant_lists(const struct kvpd_tenant_config *tenant, uid_t uid);
 
 #endif

@@ -28,6 +28,36 @@
 #include "daemon/control/tenants.h"
 #include "daemon/log.h"
 
+static bool same_text(const char *a, const char *b)
+{
+	return a && b ? !strcmp(a, b) : a == b;
+}
+
+/* Devices, and what each tenant has of them. */
+static bool same_devices(const struct kvpd_config *a, const struct kvpd_config *b)
+{
+	if (a->n_devices != b->n_devices)
+		return false;
+	for (unsigned i = 0; i < a->n_devices; i++) {
+		const struct kvpd_device_entry *x = &a->devices[i], *y = &b->devices[i];
+
+		if (strcmp(x->name, y->name) || strcmp(x->driver, y->driver) ||
+			!same_text(x->faults, y->faults) || !same_text(x->worker, y->worker) ||
+			x->bytes != y->bytes || x->segment != y->segment ||
+			x->copy_rate != y->copy_rate)
+			return false;
+		for (unsigned t = 0; t < a->n_tenants; t++) {
+			const struct kvpd_tenant_config *o =
+				kvpd_config_by_name(b, a->tenants[t].name);
+
+			if (o && kvpd_config_device_share(a, &a->tenants[t].limits, i) !=
+					 kvpd_config_device_share(b, &o->limits, i))
+				return false;
+		}
+	}
+	return true;
+}
+
 /* What cannot change while running: the first one that did, or NULL. */
 static const char *needs_restart(const struct kvpd_config *a, const struct kvpd_config *b)
 {
@@ -49,6 +79,7 @@ static const char *needs_restart(const struct kvpd_config *a, const struct kvpd_
 		{ "advisor_period_ms", a->advisor.period_ms != b->advisor.period_ms },
 		{ "advisor_batch", a->advisor.batch != b->advisor.batch },
 		{ "peer_pidfd", a->peer_pidfd != b->peer_pidfd },
+		{ "devices", !same_devices(a, b) },
 		/* Wider than what runs: */
 		{ "trust_daemon_uid", !a->trust_daemon_uid && b->trust_daemon_uid },
 		{ "trust_overflow_uid", !a->trust_overflow_uid && b->trust_overflow_uid },
@@ -59,11 +90,6 @@ static const char *needs_restart(const struct kvpd_config *a, const struct kvpd_
 		if (keys[i].changed)
 			return keys[i].key;
 	return NULL;
-}
-
-static bool same_text(const char *a, const char *b)
-{
-	return a && b ? !strcmp(a, b) : a == b;
 }
 
 /* The same people by the same door? */

@@ -120,6 +120,47 @@ static void test_everything(void **state)
 	kvpd_config_free(c);
 }
 
+static void test_devices(void **state)
+{
+	struct kvpd_config *c =
+		good("memory: 1GiB\n"
+		     "devices:\n"
+		     "  - name: one\n"
+		     "    driver: host\n"
+		     "    bytes: 1GiB\n"
+		     "  - {name: two, driver: fault, faults: copy=die, bytes: 64MiB,\n"
+		     "     segment: 1MiB, copy_rate: 2GiB, worker: /usr/libexec/w}\n"
+		     "tenants:\n"
+		     "  - {name: a, uids: [1]}\n"
+		     "  - {name: b, uids: [2], devices: [{name: two, share: 16MiB}]}\n");
+	const struct kvpd_device_entry *d = c->devices;
+
+	(void)state;
+	assert_int_equal(c->n_devices, 2);
+	assert_string_equal(d[0].name, "one");
+	assert_string_equal(d[0].driver, "host");
+	assert_null(d[0].faults);
+	assert_null(d[0].worker);
+	assert_int_equal(d[0].bytes, 1 << 30);
+	assert_int_equal(d[0].segment, 256 << 20);
+	assert_int_equal(d[0].copy_rate, 0);
+	assert_string_equal(d[1].driver, "fault");
+	assert_string_equal(d[1].faults, "copy=die");
+	assert_string_equal(d[1].worker, "/usr/libexec/w");
+	assert_int_equal(d[1].segment, 1 << 20);
+	assert_true(d[1].copy_rate == UINT64_C(2) << 30);
+	/* Who is told nothing has an equal part. */
+	assert_int_equal(kvpd_config_device_share(c, &c->tenants[0].limits, 0), 512 << 20);
+	assert_int_equal(kvpd_config_device_share(c, &c->tenants[0].limits, 1), 32 << 20);
+	assert_int_equal(kvpd_config_device_share(c, &c->tenants[1].limits, 1), 16 << 20);
+	kvpd_config_free(c);
+	c = good("devices:\n  - {name: a, driver: host, bytes: 64MiB}\n");
+	assert_int_equal(c->devices[0].segment, 64 << 20);
+	assert_int_equal(kvpd_config_device_share(c, &c->defaults, 0), 64 << 20);
+	assert_int_equal(c->defaults.device_share[1], 0);
+	kvpd_config_free(c);
+}
+
 static void test_sizes(void **state)
 {
 	static const struct {
@@ -245,6 +286,32 @@ static const struct {
 	{ "memory: 64MiB\ntenants:\n  - name: a\n    uids: [1]\n    share: 40MiB\n"
 	  "  - name: b\n    uids: [2]\n    share: 30MiB\n",
 		"t.yaml:6: tenants.1: ", "more than memory" },
+	{ "devices: 1\n", "t.yaml:1: devices: ", "a single value; a list of mappings" },
+	{ "devices:\n  - name: a\n    driver: host\n", "t.yaml:2: devices.0: ", "`bytes`" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB}\n",
+		"t.yaml:2: devices.0.driver: ", "host, fault" },
+	{ "devices:\n  - {name: twelveletters, driver: host, bytes: 1GiB}\n",
+		"t.yaml:2: devices.0.name: ", "11 letters" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 1GiB}\n"
+	  "  - {name: a, driver: host, bytes: 1GiB}\n",
+		"t.yaml:3: devices.1.name: ", "two devices" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 1KiB}\n",
+		"t.yaml:2: devices.0.bytes: ", "1MiB to" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 4MiB, segment: 5MiB}\n",
+		"t.yaml:2: devices.0.segment: ", "more than the device's bytes" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 4MiB, segment: 65537}\n",
+		"t.yaml:2: devices.0.segment: ", "multiple of 4096" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 4MiB, worker: w}\n",
+		"t.yaml:2: devices.0.worker: ", "absolute path" },
+	{ "defaults:\n  devices:\n    - {name: a, share: 1MiB}\n",
+		"t.yaml:3: defaults.devices.0: ", "no device 'a'" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 4MiB}\n"
+	  "tenants:\n  - name: t\n    uids: [1]\n    devices: [{name: a, share: 5MiB}]\n",
+		"t.yaml:6: tenants.0.devices.0.share: ", "to 4MiB" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 4MiB}\n"
+	  "defaults:\n  share: 16MiB\n  devices: [{name: a, share: 3MiB}]\n"
+	  "tenants:\n  - name: t\n    uids: [1]\n  - name: u\n    uids: [2]\n",
+		"t.yaml:2: devices.0: ", "the shares of the tenants (6MiB) are more" },
 	{ "tenants:\n  - name: a\n    uids: [1]\n    max_sessions: 5000\n",
 		"t.yaml:4: tenants.0.max_sessions: ", "1 to 4096" },
 };
@@ -345,6 +412,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_defaults),
 		cmocka_unit_test(test_everything),
+		cmocka_unit_test(test_devices),
 		cmocka_unit_test(test_sizes),
 		cmocka_unit_test(test_json),
 		cmocka_unit_test(test_refused),

@@ -33,7 +33,7 @@ static void send_extent(void *ctx, const struct kvp_msg_extent *extent, int fd)
 	struct extent_sender *s = ctx;
 	int r = 0;
 
-	if (!s->error)
+	if (!s->error && kvpd_conn_imports(s->conn, extent))
 		r = kvpd_conn_send_extent(s->conn, 0, extent, fd);
 	if (r < 0 && r != -ENOBUFS && r != -ENOMEM)
 		s->error = r;
@@ -240,6 +240,7 @@ void kvpd_attach_hello(struct kvpd_conn *conn, const struct kvp_packet *packet)
 	const struct kvp_msg_hello *h = (const void *)packet->body;
 
 	conn->hello_tag = packet->h.tag;
+	conn->imports = h->imports;
 	memcpy(conn->name, h->name, sizeof(conn->name));
 	/* It is shown to operators and in JSON. */
 	for (char *p = conn->name; *p; p++)

@@ -56,6 +56,7 @@ struct kvpd_conn {
 	int pidfd;
 	uint64_t nonce;
 	uint32_t hello_tag;
+	uint32_t imports; /* KVP_IMPORT_*, as it said */
 	char name[KVP_CLIENT_NAME];
 	struct kvpd_guest *guest;
 	bool showing; /* its tenant's extents, from this one on */
@@ -107,6 +108,8 @@ void kvpd_conn_refuse(struct kvpd_conn *conn, int error, const char *format, ...
  */
 int kvpd_conn_send(struct kvpd_conn *conn, uint16_t type, uint32_t tag, const void *body,
 	size_t len, const int *fds, unsigned n_fds);
+/* Has it said that it can map memory of this kind? */
+bool kvpd_conn_imports(const struct kvpd_conn *conn, const struct kvp_msg_extent *extent);
 /*
  * Shows a client an extent to read; fd: -1 if it is to be asked for when the packet is sent. Left
  * out if the client's uid has too many descriptors in flight: it can ask when it needs it.

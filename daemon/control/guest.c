@@ -308,7 +308,7 @@ static void tell(struct kvpd_guest *g, const struct kvpd_event *e)
 		return;
 	if (e->type == KVPD_EV_RETIRE) {
 		r = kvpd_conn_send(g->conn, KVP_MSG_RETIRE, 0, &id, sizeof(id), NULL, 0);
-	} else if (g->id != e->session) {
+	} else if (g->id != e->session && kvpd_conn_imports(g->conn, &e->extent)) {
 		r = kvpd_conn_send_extent(g->conn, 0, &e->extent, e->fd);
 		if (r == -ENOBUFS || r == -ENOMEM)
 			r = 0; /* it will ask when it needs it */

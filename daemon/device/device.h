@@ -167,6 +167,8 @@ struct kvpd_device_class_figures {
 };
 struct kvpd_device_figures {
 	uint32_t state;
+	uint8_t uuid[16];     /* all zero, */
+	uint64_t granularity; /* and 0, until the first worker has said what it has */
 	uint32_t segments;
 	uint64_t segment_bytes;
 	uint64_t restarts; /* workers that were started after the first */

@@ -507,6 +507,13 @@ static const char *got(struct kvpd_device *d, struct kvpd_p *p)
 			return "it does not greet";
 		d->greeted = true;
 		d->driver_flags = p->u.hello.flags;
+		memcpy(d->figures.uuid, p->u.hello.uuid, sizeof(d->figures.uuid));
+		d->figures.granularity = p->u.hello.granularity;
+		/* Whoever finds the device up finds these. */
+		pthread_mutex_lock(&d->lock);
+		memcpy(d->shown.uuid, d->figures.uuid, sizeof(d->shown.uuid));
+		d->shown.granularity = d->figures.granularity;
+		pthread_mutex_unlock(&d->lock);
 		return NULL;
 	}
 	switch (p->h.type) {

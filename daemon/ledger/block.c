@@ -8,6 +8,8 @@
 #include "daemon/ledger/advice.h"
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/recipe.h"
 #include "daemon/ledger/tenant.h"
 #include "policy/kvp_evict.h"
@@ -344,8 +346,13 @@ void kvpd_block_take(struct kvpd_tenant *t, uint32_t id, bool forget)
 	t->space[kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape))].payloads--;
 	kvp_store_relaxed(&t->view.cat->stats.blocks, t->n_blocks);
 	for (uint32_t tier = 0; tier < KVP_TIER_PAYLOADS; tier++)
-		if (kvpd_block_place(t, id, tier, &place))
+		if (kvpd_block_place(t, id, tier, &place)) {
+			/* Its children went before it, on devices too. */
+			if (place.extent->cls->medium != KVPD_DRAM)
+				(void)kvpd_part_leave(
+					t, place.extent->cls->medium, id, t->ledger->now_ns);
 			take_payload(t, id, place);
+		}
 	if (!t->block[id].children && (forget || !t->limits.recipe_blocks)) {
 		kvpd_block_release(t, id);
 		return;
@@ -354,6 +361,22 @@ void kvpd_block_take(struct kvpd_tenant *t, uint32_t id, bool forget)
 	kvpd_recipe_count(t, 1);
 	if (!t->block[id].children)
 		kvpd_recipe_list(t, id, false);
+}
+
+int kvpd_block_drop_copy(struct kvpd_tenant *t, uint32_t id, uint64_t now)
+{
+	struct kvpd_place place;
+	int r;
+
+	if (!kvpd_block_place(t, id, KVP_TIER_VRAM, &place))
+		return -ENOENT;
+	r = kvpd_part_leave(t, place.extent->cls->medium, id, now);
+	if (r < 0)
+		return r;
+	take_payload(t, id, place);
+	t->part[place.extent->cls->medium - 1].dropped++;
+	kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);
+	return 0;
 }
 
 void kvpd_block_release(struct kvpd_tenant *t, uint32_t block)

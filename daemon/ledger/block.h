@@ -14,7 +14,8 @@
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/tenant.h"
 
-#define KVPD_BLOCK_MOVING 1u         /* a mover reads its payload: neither evicted nor deleted */
+#define KVPD_BLOCK_MOVING \
+	1u /* its payload is copied, or one is about to go: neither evicted nor deleted */
 #define KVPD_BLOCK_HELD   2u         /* its payload's slot is still granted */
 #define KVPD_BLOCK_DOOMED 4u         /* in the list of deletions that wait */
 #define KVPD_BLOCK_KEEP   8u         /* the ledger needs it in this step */
@@ -122,6 +123,11 @@ int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32
  * it becomes a RECIPE or, with `forget` and if it has no children, free.
  */
 void kvpd_block_take(struct kvpd_tenant *t, uint32_t block, bool forget);
+/*
+ * Takes the payload on a device of a block that is EVICTING and unleased, and has one in DRAM: it is
+ * LIVE again. -EBUSY: blocks below it lie there; -ENOENT: it has none. Then nothing has changed.
+ */
+int kvpd_block_drop_copy(struct kvpd_tenant *t, uint32_t block, uint64_t now);
 /* Makes the descriptor free: of an EVICTING or RECIPE block without payload or children. */
 void kvpd_block_release(struct kvpd_tenant *t, uint32_t block);
 

@@ -181,8 +181,9 @@ static void check_slot(struct kvpd_check *c, struct kvpd_place p)
 			kvpd_check_wrong(c,
 				"extent %u slot %u holds block %u, which lies elsewhere",
 				p.extent->id, p.slot, s->block);
-		if (!!(s->flags & KVPD_SLOT_GRANTED) !=
-			!!(c->t->block[s->block].flags & KVPD_BLOCK_HELD))
+		if (p.tier == KVP_TIER_DRAM &&
+			!!(s->flags & KVPD_SLOT_GRANTED) !=
+				!!(c->t->block[s->block].flags & KVPD_BLOCK_HELD))
 			kvpd_check_wrong(c, "block %u: its grant and its slot disagree", s->block);
 	}
 	if (!!(s->flags & KVPD_SLOT_GRANTED) != is_granted(p))
@@ -190,7 +191,7 @@ static void check_slot(struct kvpd_check *c, struct kvpd_place p)
 			p.extent->id, p.slot);
 	if (!!(s->flags & KVPD_SLOT_LIMBO) != in_limbo(c, p))
 		kvpd_check_wrong(c, "extent %u slot %u: in limbo for nobody", p.extent->id, p.slot);
-	if ((s->flags & KVPD_SLOT_TARGET) && !c->t->n_move_jobs)
+	if ((s->flags & KVPD_SLOT_TARGET) && !c->t->n_move_jobs && !c->t->warming.copies)
 		kvpd_check_wrong(c, "extent %u slot %u waits for a copy that nobody makes",
 			p.extent->id, p.slot);
 }
@@ -219,7 +220,10 @@ static void end_extent(struct kvpd_check *c, const struct kvpd_extent *x)
 	size_t k = (size_t)(x->cls - c->t->cls);
 
 	c->sum.all_used += c->sum.used;
-	c->sum.charged += x->bytes;
+	if (x->cls->medium == KVPD_DRAM)
+		c->sum.charged += x->bytes;
+	else
+		c->sum.part[x->cls->medium - 1] += x->bytes;
 	c->sum.arena += x->kind == KVP_EXTENT_ARENA ? x->bytes : 0;
 	if (x->kind == KVP_EXTENT_VAULT && x->state == KVPD_EXTENT_LIVE && !x->draining) {
 		c->sum.slots[k] += x->slots;
@@ -433,6 +437,19 @@ static void compare_memory(struct kvpd_check *c)
 	if (t->charged > t->limits.share && !t->over)
 		kvpd_check_wrong(c, "%" PRIu64 " bytes are charged, the share is %" PRIu64,
 			t->charged, t->limits.share);
+	for (uint32_t i = 0; i < t->ledger->n_media; i++) {
+		const struct kvpd_part *p = &t->part[i];
+
+		if (c->sum.part[i] != p->charged || p->charged > p->share)
+			kvpd_check_wrong(c,
+				"device %u: %" PRIu64 " bytes are held, %" PRIu64
+				" are charged, the share is %" PRIu64,
+				i, c->sum.part[i], p->charged, p->share);
+		if (c->sum.on[i] != p->blocks || (p->evict && kvp_evict_len(p->evict) != p->blocks))
+			kvpd_check_wrong(c,
+				"device %u: %" PRIu64 " blocks lie there, %" PRIu64 " are counted",
+				i, c->sum.on[i], p->blocks);
+	}
 	for (uint32_t k = 0; k < t->n_classes; k++)
 		if (c->sum.slots[k] != t->cls[k].vault_slots ||
 			c->sum.free[k] != t->cls[k].vault_free)

@@ -73,6 +73,14 @@ static void check_recipe(struct kvpd_check *c, uint32_t id)
 			c, "block %u: its key does not follow from its parent and tokens", id);
 }
 
+/* Is this the class for blocks of the space in the extent's medium? */
+static bool is_class(const struct kvpd_tenant *t, const struct kvpd_class *c, uint32_t space)
+{
+	return c->medium == KVPD_DRAM
+		       ? t->space[space].cls == c
+		       : c->slot_bytes == kvpd_device_slot(t->view.spaces[space].block_bytes);
+}
+
 static void check_payload(struct kvpd_check *c, uint32_t id, uint32_t tier)
 {
 	struct kvpd_tenant *t = c->t;
@@ -91,7 +99,7 @@ static void check_payload(struct kvpd_check *c, uint32_t id, uint32_t tier)
 	slot = offset / x->cls->slot_bytes;
 	if (offset % x->cls->slot_bytes || slot >= x->slots ||
 		kvp_where_bytes(where) != t->view.spaces[space].block_bytes ||
-		tier != x->cls->tier || t->space[space].cls != x->cls) {
+		tier != x->cls->tier || !is_class(t, x->cls, space)) {
 		kvpd_check_wrong(c, "block %u: its payload does not lie in a slot of its size", id);
 		return;
 	}
@@ -99,6 +107,12 @@ static void check_payload(struct kvpd_check *c, uint32_t id, uint32_t tier)
 		kvpd_check_wrong(c, "block %u: slot %" PRIu64 " of extent %u does not know of it",
 			id, slot, x->id);
 	c->sum.payload_bytes += kvp_where_bytes(where);
+	if (x->cls->medium == KVPD_DRAM)
+		return;
+	c->sum.on[x->cls->medium - 1]++;
+	if (!kvp_evict_contains(t->part[x->cls->medium - 1].evict, id))
+		kvpd_check_wrong(c, "block %u lies on device %u, whose policy does not know it", id,
+			x->cls->medium - 1);
 }
 
 /* Of a LIVE block, in all tiers. */
@@ -106,6 +120,8 @@ static void check_payloads(struct kvpd_check *c, uint32_t id)
 {
 	if (kvpd_block_tier(c->t, id) == KVP_TIER_RECIPE)
 		kvpd_check_wrong(c, "block %u is live and has no payload", id);
+	else if (!kvp_load_relaxed(&kvpd_block_payload(c->t, id, KVP_TIER_DRAM)->where))
+		kvpd_check_wrong(c, "block %u has a payload on a device and none in DRAM", id);
 	for (uint32_t tier = 0; tier < KVP_TIER_PAYLOADS; tier++)
 		if (kvp_load_relaxed(&kvpd_block_payload(c->t, id, tier)->where))
 			check_payload(c, id, tier);

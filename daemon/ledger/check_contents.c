@@ -21,6 +21,7 @@ static uint32_t next_tier(const struct kvpd_tenant *t, uint32_t block, uint32_t 
 
 	while (tier < KVP_TIER_PAYLOADS &&
 		(!kvpd_block_place(t, block, tier, &place) ||
+			place.extent->cls->medium != KVPD_DRAM ||
 			!kvp_load_relaxed(&kvpd_block_payload(t, block, tier)->checksum)))
 		tier++;
 	return tier;

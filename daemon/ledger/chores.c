@@ -18,6 +18,7 @@
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/tip.h"
 #include "daemon/ledger/wake.h"
+#include "daemon/ledger/warm.h"
 
 #define TICK_NS (1000 * KVPD_MS)
 #define TICK_MS 1000
@@ -38,6 +39,7 @@ static bool (*const steps[KVPD_DUE_KINDS])(struct kvpd_tenant *t, uint64_t now) 
 	kvpd_wake_step,
 	kvpd_stalled_step,
 	kvpd_tip_step,
+	kvpd_warm_step,
 };
 
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds)

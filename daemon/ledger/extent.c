@@ -7,11 +7,12 @@
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/list.h"
-#include "daemon/ledger/pool.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/supply.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/warm.h"
 
 /* ---- making and freeing --------------------------------------------------------------------- */
 
@@ -44,7 +45,11 @@ struct kvpd_extent *kvpd_extent_new(
 	if (id == t->n_extents)
 		t->n_extents++;
 	t->extent[id] = x;
-	t->charged += bytes;
+	c->extents++;
+	if (c->medium == KVPD_DRAM)
+		t->charged += bytes;
+	else
+		t->part[c->medium - 1].charged += bytes;
 	if (kind == KVP_EXTENT_ARENA)
 		t->arena_bytes += bytes;
 	return x;
@@ -55,6 +60,9 @@ error:
 
 static void free_parts(struct kvpd_extent *x)
 {
+	for (uint32_t i = 0; i < KVP_MAX_DEVICES; i++)
+		free(x->hosting[i]);
+	free(x->segment);
 	free(x->unacked);
 	free(x->slot);
 	free(x);
@@ -66,13 +74,18 @@ void kvpd_extent_free(struct kvpd_extent *x)
 
 	kvpd_list_remove(&x->link);
 	t->extent[x->id] = NULL;
-	t->charged -= x->bytes;
+	x->cls->extents--;
+	if (x->cls->medium == KVPD_DRAM)
+		t->charged -= x->bytes;
+	else
+		t->part[x->cls->medium - 1].charged -= x->bytes;
 	if (x->kind == KVP_EXTENT_ARENA)
 		t->arena_bytes -= x->bytes;
 	t->n_draining -= x->draining;
 	t->n_unproven -= x->unproven;
 	kvpd_due(t, KVPD_DUE_EXTENTS);
 	kvpd_supply_again(t);
+	kvpd_warm_again(t);
 	free_parts(x);
 }
 
@@ -109,7 +122,7 @@ void kvpd_extent_free_all(struct kvpd_tenant *t)
 
 		if (!x)
 			continue;
-		kvpd_pool_drop_now(x);
+		kvpd_medium_ops(x)->drop_now(x);
 		free_parts(x);
 	}
 }

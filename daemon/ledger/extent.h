@@ -22,8 +22,11 @@
 #include <sys/types.h>
 
 #include "daemon/ledger/list.h"
+#include "shm/kvp_abi.h"
 
 struct kvpd_class;
+struct kvpd_hosting;
+struct kvpd_segment;
 struct kvpd_session;
 struct kvpd_tenant;
 
@@ -60,9 +63,9 @@ struct kvpd_extent {
 	bool unproven; /* all have unmapped it, they say, but somebody has it still */
 	bool written;  /* and may write there */
 	uid_t uid;     /* of an arena's client */
-	int fd;
-	int watch;  /* of memory that was let go, among ledger->watches_fd; or -1 */
-	void *addr; /* vault: writable; arena: read-only */
+	int fd;        /* of a segment: the device's */
+	int watch;     /* of memory that was let go, among ledger->watches_fd; or -1 */
+	void *addr;    /* vault: writable; arena: read-only */
 	uint64_t bytes;
 	uint32_t slots;
 	uint32_t used;
@@ -73,6 +76,11 @@ struct kvpd_extent {
 	/* RETIRING: a bit for each session (by place) that has not unmapped it. */
 	uint64_t *unacked;
 	uint32_t n_unacked;
+	/* See medium.h. */
+	uint32_t first_slot;                           /* of a device's extent, see kvp_abi.h */
+	struct kvpd_segment *segment;                  /* likewise; NULL in DRAM */
+	struct kvpd_hosting *hosting[KVP_MAX_DEVICES]; /* in DRAM, as devices know it; or NULL */
+	bool leaving; /* to be let go when no device knows it any more */
 };
 
 struct kvpd_place {

@@ -6,6 +6,7 @@
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/relief.h"
 #include "daemon/ledger/retire.h"
@@ -120,19 +121,67 @@ static uint64_t vault_room(const struct kvpd_tenant *t, const struct kvpd_class 
 	return left > keep ? left - keep : 0;
 }
 
+/* What a device's extent measures if there is room for all of it. */
+static uint64_t segment_bytes(const struct kvpd_tenant *t, const struct kvpd_class *c)
+{
+	uint64_t segment = t->ledger->medium[c->medium - 1].segment;
+	uint64_t slots = segment / c->slot_bytes;
+
+	if (slots > KVPD_EXTENT_SLOTS)
+		return KVPD_EXTENT_SLOTS * c->slot_bytes;
+	return slots ? segment : c->slot_bytes;
+}
+
+/* One segment, or a smaller one at the end of the share. 0: there is no room. */
+static uint64_t segment_size(const struct kvpd_tenant *t, const struct kvpd_class *c)
+{
+	const struct kvpd_part *p = &t->part[c->medium - 1];
+	uint64_t bytes = segment_bytes(t, c);
+	uint64_t left = p->share > p->charged ? p->share - p->charged : 0;
+
+	if (bytes > left)
+		bytes = left / 4096 * 4096;
+	return bytes < c->slot_bytes ? 0 : bytes;
+}
+
+/*
+ * Extents of a class lie one after the other in the numbers of its slots, each as if it were whole: the
+ * first place that none of them has.
+ */
+static uint32_t first_slot(const struct kvpd_tenant *t, const struct kvpd_extent *x)
+{
+	uint32_t stride = (uint32_t)(segment_bytes(t, x->cls) / x->cls->slot_bytes);
+	uint64_t taken[KVP_MAX_EXTENTS / 64] = { 0 };
+	uint32_t i = 0;
+
+	for (uint32_t k = 0; k < t->n_extents; k++)
+		if (t->extent[k] && t->extent[k] != x && t->extent[k]->cls == x->cls)
+			taken[t->extent[k]->first_slot / stride / 64] |=
+				UINT64_C(1) << t->extent[k]->first_slot / stride % 64;
+	while (taken[i / 64] >> i % 64 & 1)
+		i++;
+	return i * stride;
+}
+
 static void vault_grow(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now)
 {
-	uint64_t bytes = extent_size(t->ledger, c, extent_wish(t), vault_room(t, c));
+	const bool dram = c->medium == KVPD_DRAM;
 	struct kvpd_extent *x;
+	uint64_t bytes;
 
-	if (!bytes || c->making || now < c->refused_ns || t->abandoned || kvpd_pressed(t, now))
+	if (c->making || now < c->refused_ns || t->abandoned || (dram && kvpd_pressed(t, now)))
+		return;
+	bytes = dram ? extent_size(t->ledger, c, extent_wish(t), vault_room(t, c))
+		     : segment_size(t, c);
+	if (!bytes)
 		return;
 	x = kvpd_extent_new(t, c, KVP_EXTENT_VAULT, bytes);
 	if (!x)
 		return;
 	c->making = 1;
+	x->first_slot = dram ? 0 : first_slot(t, x);
 	kvpd_list_append(&c->vaults, &x->link);
-	if (kvpd_pool_make(x) < 0) {
+	if (kvpd_medium_ops(x)->make(x) < 0) {
 		c->making = 0;
 		kvpd_extent_free(x);
 	}
@@ -189,7 +238,7 @@ static struct kvpd_extent *vault_victim(struct kvpd_tenant *t, const struct kvpd
 	for (uint32_t i = 0; i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
 
-		if (x && x->cls != except && kvpd_extent_counts(x) &&
+		if (x && x->cls->medium == KVPD_DRAM && x->cls != except && kvpd_extent_counts(x) &&
 			(!least || x->used < least->used))
 			least = x;
 	}
@@ -201,7 +250,7 @@ static bool reclaiming(const struct kvpd_tenant *t)
 	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
 		const struct kvpd_extent *x = t->extent[i];
 
-		if (x && x->draining && !x->unproven)
+		if (x && x->draining && !x->unproven && x->cls->medium == KVPD_DRAM)
 			return true;
 	}
 	return false;
@@ -265,7 +314,7 @@ static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t b
 	s->making = true;
 	kvpd_arena_count(s, (int64_t)bytes);
 	kvpd_list_append(&s->arenas, &x->link);
-	if (kvpd_pool_make(x) < 0)
+	if (kvpd_medium_ops(x)->make(x) < 0)
 		kvpd_extent_give_up(x);
 }
 

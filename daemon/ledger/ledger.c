@@ -14,6 +14,7 @@
 #include "daemon/clock.h"
 #include "daemon/dataplane.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/tenant.h"
@@ -83,6 +84,8 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	if (r == 0)
 		r = copy_config(l, params->config);
 	if (r == 0)
+		r = kvpd_media_new(l, params->config);
+	if (r == 0)
 		r = kvpd_turns_reserve(&l->row, KVPD_MAX_TENANTS);
 	if (r == 0)
 		r = open_fds(l);
@@ -112,6 +115,8 @@ int kvpd_ledger_start(struct kvpd_ledger *l)
 		r = kvpd_worker_start(&l->mover, "kvpool-mover");
 	if (r == 0)
 		r = kvpd_advisor_start(&l->advisor);
+	if (r == 0)
+		r = kvpd_media_start(l);
 	if (r == 0) {
 		r = -pthread_create(&l->thread, NULL, kvpd_ledger_main, l);
 		if (r == 0) {
@@ -137,6 +142,7 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_worker_stop(&l->dropper);
 	kvpd_worker_stop(&l->mover);
 	kvpd_advisor_stop(&l->advisor);
+	kvpd_media_stop(l);
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
 		if (l->tenant[i])
 			kvpd_tenant_end_sessions(l->tenant[i]);
@@ -160,6 +166,7 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 		close(l->watches_fd);
 	if (l->epoll_fd >= 0)
 		close(l->epoll_fd);
+	kvpd_media_free(l);
 	free(l->policy);
 	free(l);
 	return NULL;

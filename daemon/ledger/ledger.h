@@ -11,6 +11,7 @@
 #include "daemon/dataplane.h"
 #include "daemon/ledger/advisor.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/portion.h"
 #include "daemon/ledger/worker.h"
 #include "daemon/turns.h"
@@ -31,6 +32,9 @@ struct kvpd_ledger {
 	char *policy;
 	uint32_t claim_ttl_ms;
 	uint32_t max_sessions;
+
+	struct kvpd_medium medium[KVP_MAX_DEVICES]; /* by the number of the device */
+	uint32_t n_media;
 
 	uint64_t epoch;
 	uid_t owner;

@@ -44,4 +44,16 @@ static inline void kvpd_list_remove(struct kvpd_list *item)
 	kvpd_list_init(item);
 }
 
+/* Moves all items of a list to the end of another, in their order. */
+static inline void kvpd_list_take_all(struct kvpd_list *to, struct kvpd_list *from)
+{
+	if (kvpd_list_empty(from))
+		return;
+	from->next->prev = to->prev;
+	to->prev->next = from->next;
+	from->prev->next = to;
+	to->prev = from->prev;
+	kvpd_list_init(from);
+}
+
 #endif

@@ -30,6 +30,7 @@ struct kvpd_move_job {
 	struct kvpd_list link; /* when it has been copied */
 	struct kvpd_tenant *tenant;
 	bool force; /* leased blocks too */
+	bool drop;  /* nothing was copied: payloads on a device are to go, see room.h */
 	uint32_t n;
 	struct kvpd_move move[KVPD_MOVE_BLOCKS];
 };

@@ -12,6 +12,7 @@
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
@@ -36,6 +37,8 @@ static struct kvp_msg_extent describe(const struct kvpd_extent *x)
 		.kind = x->kind,
 		.bytes = x->bytes,
 		.tier = x->cls->tier,
+		.device = x->cls->medium == KVPD_DRAM ? 0 : x->cls->medium - 1,
+		.first_slot = x->first_slot,
 		.slot_bytes = x->cls->slot_bytes,
 	};
 }
@@ -80,6 +83,8 @@ static void go_live(struct kvpd_extent *x)
 	kvp_store_relaxed(&shm->slots, x->slots);
 	kvp_store_relaxed(&shm->used, 0);
 	kvp_store_relaxed(&shm->tier, x->cls->tier);
+	kvp_store_relaxed(&shm->device, x->cls->medium == KVPD_DRAM ? 0 : x->cls->medium - 1);
+	kvp_store_relaxed(&shm->first_slot, x->first_slot);
 	kvp_store_release(&shm->state, KVP_EXTENT_LIVE);
 	/* Clients that do not hear of it ask for it when they meet it. */
 	if (kvp_seg_reopen_ro(x->fd, &fd) == 0)
@@ -96,13 +101,13 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 	if (x->kind == KVP_EXTENT_VAULT)
 		x->cls->making = 0;
 	if (result < 0) {
-		if (result != -ECANCELED)
+		if (result != -ECANCELED && result != -ESHUTDOWN)
 			kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
 				"tenant %s: an extent of %llu MiB could not be made: %s; lower "
-				"`memory` or "
-				"free some",
+				"%s or free some",
 				x->tenant->name, (unsigned long long)x->bytes >> 20,
-				strerror(-result));
+				strerror(-result),
+				x->cls->medium == KVPD_DRAM ? "`memory`" : "the device's `bytes`");
 		if (x->owner)
 			x->owner->refused_ns = again;
 		x->cls->refused_ns = again;

@@ -12,10 +12,11 @@
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/mover.h"
-#include "daemon/ledger/pool.h"
 #include "daemon/ledger/relief.h"
 #include "daemon/ledger/publish.h"
+#include "daemon/ledger/room.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 
@@ -54,7 +55,10 @@ void kvpd_extent_orphan(struct kvpd_extent *x)
 void kvpd_extent_let_go(struct kvpd_extent *x)
 {
 	x->state = KVPD_EXTENT_DROPPING;
-	if (kvpd_pool_drop(x) < 0)
+	/* A device that copies out of it has it mapped. */
+	if (kvpd_hosts_drop(x))
+		return;
+	if (kvpd_medium_ops(x)->drop(x) < 0)
 		x->state = KVPD_EXTENT_RETIRING; /* tried again with the next tick */
 }
 
@@ -162,6 +166,8 @@ static uint32_t step_draining(struct kvpd_tenant *t, struct kvpd_extent *x, uint
 		retire(x);
 	else if (x->state == KVPD_EXTENT_LIVE && !x->used)
 		retire(x);
+	else if (x->state == KVPD_EXTENT_LIVE && x->cls->medium != KVPD_DRAM)
+		return kvpd_room_empty(x, now) > 0;
 	else if (x->state == KVPD_EXTENT_LIVE)
 		return kvpd_move_out(x, KVPD_MOVE_BLOCKS, pressed, now) > 0;
 	return 0;

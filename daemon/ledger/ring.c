@@ -20,6 +20,7 @@
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/touch.h"
 #include "daemon/ledger/wake.h"
+#include "daemon/ledger/warm.h"
 #include "shm/kvp_ring.h"
 
 #define STALLED_PORTION 64u /* sessions, each in a page of its own */
@@ -56,6 +57,8 @@ void kvpd_ring_stall(struct kvpd_session *s, bool stalled)
 	} else {
 		kvpd_list_remove(&s->in_stalled);
 		s->tenant->n_stalled--;
+		if (s->n_tickets)
+			kvpd_warm_again(s->tenant);
 	}
 }
 
@@ -167,6 +170,9 @@ static void serve_one(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_
 		break;
 	case KVP_OP_FLUSH:
 		op_flush(s, sqe);
+		break;
+	case KVP_OP_WARM:
+		kvpd_warm_serve(s, sqe);
 		break;
 	case KVP_OP_NOP:
 		kvpd_ring_answer(s, sqe, 0, 0);

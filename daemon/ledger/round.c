@@ -14,6 +14,7 @@
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -27,8 +28,9 @@
 #define POLL_NS (20 * UINT64_C(1000))
 #define EVENTS  256
 /* Calls of epoll_wait() in a row: a crowd that wakes the ledger hides nobody behind it for long. */
-#define POLLS       8
-#define JOBS_A_TURN 8u
+#define POLLS        8
+#define JOBS_A_TURN  8u
+#define WORKS_A_TURN 8u /* of each device */
 /* Asked of the kernel: longer than the control thread's, which wakes beside a ledger that is busy. */
 #define TURN_NS (1500 * UINT64_C(1000))
 /* It works for so long, then sleeps for so long, until nobody wanted its processor for so long. */
@@ -44,7 +46,7 @@ struct kvpd_call {
 };
 
 /* Something was put where the ledger thread looks when it sees `attention`. */
-static void kick(struct kvpd_ledger *l)
+void kvpd_ledger_kick(struct kvpd_ledger *l)
 {
 	uint64_t one = 1;
 	ssize_t r;
@@ -90,7 +92,7 @@ void kvpd_job_finished(struct kvpd_ledger *l, struct kvpd_job *job)
 	*l->finished_tail = job;
 	l->finished_tail = &job->next;
 	pthread_mutex_unlock(&l->lock);
-	kick(l);
+	kvpd_ledger_kick(l);
 }
 
 static struct kvpd_job *take_job(struct kvpd_ledger *l)
@@ -128,6 +130,16 @@ uint32_t kvpd_ledger_finish_jobs(struct kvpd_ledger *l, uint32_t max)
 	return n;
 }
 
+bool kvpd_ledger_drain(struct kvpd_ledger *l, struct kvpd_device *device)
+{
+	uint64_t began = kvpd_now_ns();
+	bool drained = kvpd_device_drain(device, 1);
+
+	if (drained)
+		pay(l, KVPD_PORTION_JOB, began);
+	return drained;
+}
+
 /* ---- calls ---------------------------------------------------------------------------------- */
 
 static bool take_call(struct kvpd_ledger *l)
@@ -163,6 +175,8 @@ static bool attend(struct kvpd_ledger *l, uint32_t *work)
 	atomic_store(&l->attention, false);
 	*work += take_call(l);
 	*work += kvpd_ledger_finish_jobs(l, JOBS_A_TURN);
+	if (kvpd_media_drain(l, WORKS_A_TURN, work))
+		atomic_store(&l->attention, true);
 	pthread_mutex_lock(&l->lock);
 	stop = l->stop;
 	pthread_mutex_unlock(&l->lock);
@@ -248,7 +262,10 @@ static uint32_t serve_tenant(struct kvpd_tenant *t, uint64_t now)
 /* What time alone makes due; says how soon to look again if nothing else happens. */
 static int look_at_tenants(struct kvpd_ledger *l, uint64_t now)
 {
-	int timeout = kvpd_sessions_tell(l, now);
+	int timeout = kvpd_sessions_tell(l, now), media = kvpd_media_look(l);
+
+	if (media >= 0 && (timeout < 0 || media < timeout))
+		timeout = media;
 
 	l->looked_ns = now;
 	kvpd_portion_tick(&l->portions, now);
@@ -376,7 +393,7 @@ int kvpd_ledger_ask(struct kvpd_ledger *l, int (*fn)(struct kvpd_ledger *, void 
 	pthread_mutex_lock(&l->lock);
 	l->call = &call;
 	pthread_mutex_unlock(&l->lock);
-	kick(l);
+	kvpd_ledger_kick(l);
 	pthread_mutex_lock(&l->lock);
 	while (!call.done)
 		pthread_cond_wait(&l->cond, &l->lock);
@@ -389,5 +406,5 @@ void kvpd_ledger_halt(struct kvpd_ledger *l)
 	pthread_mutex_lock(&l->lock);
 	l->stop = true;
 	pthread_mutex_unlock(&l->lock);
-	kick(l);
+	kvpd_ledger_kick(l);
 }

@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct kvpd_device;
 struct kvpd_job;
 struct kvpd_ledger;
 struct kvpd_tenant;
@@ -42,6 +43,10 @@ bool kvpd_ledger_round(struct kvpd_ledger *l, uint32_t *ret_work, int *ret_timeo
 void *kvpd_ledger_main(void *ledger);
 /* Any thread: has the ledger thread return after its round. */
 void kvpd_ledger_halt(struct kvpd_ledger *l);
+/* Any thread: a device is through with something. */
+void kvpd_ledger_kick(struct kvpd_ledger *l);
+/* What the device is through with, one piece, paid by the tenant that it charges; false: nothing. */
+bool kvpd_ledger_drain(struct kvpd_ledger *l, struct kvpd_device *device);
 /* Any thread: a job has run, or never will; its done() follows on the ledger thread. */
 void kvpd_job_finished(struct kvpd_ledger *l, struct kvpd_job *job);
 /* Calls done() of the oldest finished jobs, at most so many; returns how many. */

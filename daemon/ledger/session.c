@@ -28,6 +28,7 @@
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/tip.h"
 #include "daemon/ledger/touch.h"
+#include "daemon/ledger/warm.h"
 #include "daemon/turns.h"
 #include "shm/kvp_proto.h"
 #include "shm/kvp_ring.h"
@@ -189,6 +190,7 @@ static struct kvpd_session *session_new(const struct kvpd_peer *peer)
 	kvpd_list_init(&s->in_low);
 	kvpd_list_init(&s->in_wakes);
 	kvpd_list_init(&s->arenas);
+	kvpd_list_init(&s->tickets);
 	for (uint32_t i = 0; i < KVP_MAX_GRANTS; i++)
 		s->grant[i].next = i + 1;
 	return s;
@@ -216,6 +218,7 @@ void kvpd_session_end(struct kvpd_session *s)
 	struct kvpd_ledger *l = t->ledger;
 
 	(void)kvpd_touch_apply(s, kvpd_now_ns());
+	kvpd_warm_end(s);
 	kvpd_ring_stall(s, false);
 	kvpd_tip_clear(s);
 	kvpd_claim_end_session(s);

@@ -65,6 +65,8 @@ struct kvpd_session {
 	struct kvpd_grant grant[KVP_MAX_GRANTS];
 	struct kvpd_outcome outcome[KVP_SERIALS];
 	struct kvpd_parked *parked;
+	struct kvpd_list tickets; /* see warm.h */
+	uint32_t n_tickets;
 	kvp_token tokens[KVP_BLOCK_TOKENS_MAX]; /* private copy of a staging row */
 	kvp_token salt[KVP_SALT_TOKENS];        /* and of its salt */
 };

@@ -12,6 +12,7 @@
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lookups.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -285,6 +286,7 @@ void kvpd_space_capacity(struct kvpd_tenant *t)
 	if (!t->capacity)
 		t->capacity = 1;
 	kvp_evict_resize(t->evict, t->capacity, 0);
+	kvpd_parts_capacity(t, least);
 }
 
 static void enter(struct kvpd_tenant *t, uint32_t i, const struct kvp_space_canon *canon,
@@ -355,7 +357,7 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 			return r;
 		if (r < 0)
 			return refuse(c, r, "the tenant has 64 spaces and all are in use");
-		cls = kvpd_class_get(t, KVP_TIER_DRAM, kvpd_slot_bytes(bytes));
+		cls = kvpd_class_get(t, KVPD_DRAM, kvpd_slot_bytes(bytes));
 		if (!cls)
 			return refuse(c, -ENOSPC, "too many different block sizes at once");
 		t->space[i].cls = cls;

@@ -8,10 +8,12 @@
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/warm.h"
 
 /*
  * In one portion: sessions that wait and are looked at, sessions for which slots are made. The
@@ -120,6 +122,10 @@ void kvpd_supply_came(struct kvpd_extent *x)
 {
 	struct kvpd_session *s = x->owner;
 
+	if (x->cls->medium != KVPD_DRAM) {
+		kvpd_warm_again(x->tenant);
+		return;
+	}
 	if (x->kind == KVP_EXTENT_VAULT || x->draining) {
 		kvpd_supply_again(x->tenant);
 	} else if (s && s->reserve.waiting && kvpd_list_empty(&s->in_ready)) {

@@ -8,12 +8,15 @@
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/lease.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/ledger/limbo.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/mover.h"
+#include "daemon/ledger/room.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/supply.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/warm.h"
 #include "shm/kvp_lease.h"
 
 #define PORTION 512u /* slots read and steps walked in one portion: two cache misses a step */
@@ -243,6 +246,13 @@ static void switch_over(struct kvpd_tenant *t, struct kvpd_move *m, struct kvpd_
 	kvp_bump(&t->view.cat->stats.moves, 1);
 }
 
+/* The payload on a device goes, unless a lease protects it. */
+static void drop(struct kvpd_tenant *t, struct kvpd_move *m, bool leased)
+{
+	if (leased || kvpd_block_drop_copy(t, m->block, t->ledger->now_ns) < 0)
+		kvp_block_unmark(&t->view, m->block, m->word);
+}
+
 static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd_move_job *j,
 	struct kvpd_limbo *limbo)
 {
@@ -251,12 +261,16 @@ static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd
 		bool leased = t->block[m->block].flags & KVPD_BLOCK_LEASED;
 
 		t->block[m->block].flags &= ~(KVPD_BLOCK_MOVING | KVPD_BLOCK_LEASED);
-		if (!m->checksum || (leased && (!j->force || !w->forced || !limbo)))
+		if (j->drop)
+			drop(t, m, leased);
+		else if (!m->checksum || (leased && (!j->force || !w->forced || !limbo)))
 			stay(t, m);
 		else
 			switch_over(t, m, leased ? limbo : NULL);
 	}
 	kvpd_list_remove(&j->link);
+	if (j->drop)
+		kvpd_room_dropped(t, j);
 	free(j);
 	t->n_move_jobs--;
 }
@@ -277,6 +291,7 @@ static void finish(struct kvpd_tenant *t, struct kvpd_switch *w)
 	/* Slots are free, or those that wait for them have to look elsewhere. */
 	kvpd_due(t, KVPD_DUE_EXTENTS);
 	kvpd_supply_again(t);
+	kvpd_warm_again(t);
 }
 
 bool kvpd_switch_step(struct kvpd_tenant *t, uint64_t now)

@@ -4,6 +4,9 @@
  * block that a lease protects stays where it is and its copy is dropped; where it must go all the
  * same, its old bytes stay in limbo (limbo.h).
  *
+ * A payload on a device that is to go while the block keeps the one in DRAM is switched in the same way,
+ * over to nothing (room.h).
+ *
  * A lease protects all above its tip, so the scan walks up the chains of all leased tips, and how
  * long that takes is for clients to choose. So it is done in portions, with other turns in between.
  *

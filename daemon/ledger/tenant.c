@@ -79,7 +79,7 @@ static int make_advice(struct kvpd_tenant *t, uint64_t *bytes)
 	return 0;
 }
 
-static int make_state(struct kvpd_tenant *t)
+static int make_state(struct kvpd_tenant *t, const uint64_t device_share[KVP_MAX_DEVICES])
 {
 	struct kvp_evict_params params = {
 		.size = sizeof(params),
@@ -104,6 +104,8 @@ static int make_state(struct kvpd_tenant *t)
 		return r;
 	kvp_evict_memory(t->evict, &memory);
 	r = make_advice(t, &memory.total);
+	if (r == 0)
+		r = kvpd_parts_new(t, device_share, &memory.total);
 	if (r < 0)
 		return r;
 	t->meta_bytes = kvpd_meta_bytes(&t->layout, memory.total);
@@ -120,6 +122,7 @@ static void destroy(struct kvpd_tenant *t)
 		close(t->catalog_fd);
 	kvp_evict_free(t->evict);
 	kvpd_advice_leave(t->advice);
+	kvpd_parts_free(t);
 	kvpd_runs_fini(&t->ids);
 	kvpd_runs_fini(&t->cells);
 	kvpd_turns_fini(&t->row);
@@ -130,7 +133,8 @@ static void destroy(struct kvpd_tenant *t)
 }
 
 static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
-	const struct kvpd_limits *limits, struct kvpd_tenant **ret_tenant)
+	const struct kvpd_limits *limits, const uint64_t device_share[KVP_MAX_DEVICES],
+	struct kvpd_tenant **ret_tenant)
 {
 	struct kvpd_tenant *t = calloc(1, sizeof(*t));
 	int r = -ENOMEM;
@@ -154,6 +158,7 @@ static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
 	kvpd_list_init(&t->low);
 	kvpd_list_init(&t->waking);
 	kvpd_switch_init(t);
+	kvpd_warm_init(t);
 	t->touch_at = &t->sessions;
 	/* What was never looked at carries a 0. */
 	for (uint32_t i = 0; i < KVPD_LOOK_KINDS; i++)
@@ -169,7 +174,7 @@ static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
 		goto error;
 	r = kvpd_limits_plan(&t->limits, &t->layout);
 	if (r == 0)
-		r = make_state(t);
+		r = make_state(t, device_share);
 	if (r == 0 && t->limits.share < t->meta_bytes + KVPD_LEAST_DATA) {
 		kvpd_err("tenant %s: the catalog for %u blocks and %u recipes takes %" PRIu64
 			 " KiB of the share's %" PRIu64 " KiB and leaves less than %" PRIu64
@@ -299,12 +304,16 @@ static void unlink_tenant(struct kvpd_tenant *t)
 
 	if (t->catalog && t->view.cat)
 		kvpd_wake_all(t);
+	kvpd_warm_free_all(t);
+	kvpd_parts_leave(t);
 	kvpd_switch_free_all(t);
 	kvpd_limbo_free_all(t);
 	kvpd_turns_leave(&l->row, &t->turn);
 	if (l->tenant[t->id] == t) {
 		l->tenant[t->id] = NULL;
 		l->shares -= t->limits.share;
+		for (uint32_t i = 0; i < l->n_media; i++)
+			l->medium[i].promised -= t->part[i].share;
 		pass_on(l);
 	}
 	if (l->payer == t)
@@ -341,6 +350,7 @@ bool kvpd_tenant_end(struct kvpd_tenant *t)
 struct tenant_call {
 	const char *name;
 	const struct kvpd_limits *limits;
+	uint64_t device_share[KVP_MAX_DEVICES]; /* of each device, as far as it was not promised */
 	uint32_t id;
 };
 
@@ -364,6 +374,18 @@ static int find_on_ledger(struct kvpd_ledger *l, void *arg)
 			c->name, c->limits->share >> 20, (l->memory - l->shares) >> 20);
 		return -ENOSPC;
 	}
+	for (uint32_t i = 0; i < l->n_media; i++) {
+		const struct kvpd_medium *m = &l->medium[i];
+		uint64_t asked = c->limits->device_share[i], left = m->bytes - m->promised;
+
+		if (asked == KVPD_SHARE_DEFAULT)
+			asked = m->share;
+		c->device_share[i] = asked < left ? asked : left;
+		if (asked > left)
+			kvpd_notice("tenant %s: of device %s only %" PRIu64 " of %" PRIu64
+				    " MiB were not promised to others",
+				c->name, m->name, left >> 20, asked >> 20);
+	}
 	c->id = id;
 	return 0;
 }
@@ -377,6 +399,9 @@ static int enter_on_ledger(struct kvpd_ledger *l, void *arg)
 	if (t->id > l->last_tenant)
 		l->last_tenant = t->id;
 	l->shares += t->limits.share;
+	for (uint32_t i = 0; i < l->n_media; i++)
+		l->medium[i].promised += t->part[i].share;
+	kvpd_parts_show(t);
 	return 0;
 }
 
@@ -392,7 +417,7 @@ int kvpd_tenant_open(struct kvpd_ledger *ledger, const char *name, const struct 
 		return r;
 	if (r == 0) {
 		/* Its catalog takes a while to make: not on the ledger. */
-		r = tenant_new(ledger, c.id, name, limits, &t);
+		r = tenant_new(ledger, c.id, name, limits, c.device_share, &t);
 		if (r < 0)
 			return r;
 		(void)kvpd_ledger_ask(ledger, enter_on_ledger, t);

@@ -8,9 +8,11 @@
 #include "daemon/ledger/class.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/runs.h"
 #include "daemon/ledger/space.h"
 #include "daemon/ledger/switch.h"
+#include "daemon/ledger/warm.h"
 #include "daemon/turns.h"
 #include "shm/kvp_catalog.h"
 
@@ -58,14 +60,16 @@ struct kvpd_tenant {
 	/* spaces and size classes */
 	struct kvpd_space space[KVP_MAX_SPACES];
 	struct kvpd_emptying emptying;
-	struct kvpd_class cls[KVP_MAX_SPACES];
+	struct kvpd_class cls[KVPD_CLASSES];
 	uint32_t n_classes;
 	/* extents */
 	struct kvpd_extent *extent[KVP_MAX_EXTENTS];
 	uint32_t n_extents;       /* ids ever used */
 	struct kvpd_list orphans; /* arenas without a session, extents that retire */
 	uint64_t meta_bytes;      /* catalog and private state */
-	uint64_t charged;         /* meta_bytes and all extents; <= limits.share */
+	uint64_t charged;         /* in DRAM: meta_bytes and all extents; <= limits.share */
+	struct kvpd_part part[KVP_MAX_DEVICES]; /* what it has of each device */
+	struct kvpd_warming warming;
 	uint64_t ceiling;  /* below the share, while the machine is short of memory; 0: none */
 	uint64_t asked_ns; /* when it was last lowered */
 	uint64_t arena_bytes;

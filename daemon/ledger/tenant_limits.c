@@ -88,13 +88,17 @@ static int meta_of(
 	struct kvpd_limits limits = kvpd_limits_settle(given);
 	struct kvp_catalog_layout layout;
 	struct kvpd_advice_size advice;
-	uint64_t own = 0;
+	uint64_t own = 0, policies = 1;
 	int r = kvpd_limits_plan(&limits, &layout);
 
 	if (r == 0)
 		r = policy_bytes(config->policy, &limits, layout.max_blocks, &own);
 	if (r < 0)
 		return r;
+	/* Another instance for each device that it has a part of. */
+	for (uint32_t i = 0; i < KVP_MAX_DEVICES; i++)
+		policies += limits.device_share[i] != 0;
+	own *= policies;
 	advice = kvpd_limits_advice(&limits, &layout, &config->advisor);
 	if (config->advisor.on)
 		own += kvpd_advice_bytes(&advice);

@@ -39,6 +39,14 @@ struct subject {
 	struct kvpd_place place;
 };
 
+static struct kvpd_device_entry device = {
+	.name = (char *)(uintptr_t) "none",
+	.driver = (char *)(uintptr_t) "host",
+	.worker = (char *)(uintptr_t) "/nowhere",
+	.bytes = 4 * MIB,
+	.segment = MIB,
+};
+
 /* One committed block, whose grant has been given back. */
 static void begin(struct subject *s)
 {
@@ -48,6 +56,10 @@ static void begin(struct subject *s)
 
 	dp_defaults(&s->w, &limits);
 	limits.recipe_blocks = 8;
+	/* A device; its worker is never asked for anything. */
+	s->w.config.devices = &device;
+	s->w.config.n_devices = 1;
+	limits.device_share[0] = device.bytes;
 	dp_start(&s->w, &limits);
 	s->c = dp_attach(&s->w, s->w.tenant);
 	s->t = s->w.ledger->tenant[s->w.tenant];
@@ -63,10 +75,10 @@ static uint64_t payload_bytes(const struct kvpd_tenant *t)
 	return kvp_load_relaxed(&t->view.cat->stats.payload_bytes);
 }
 
-/* A LIVE extent of another tier without memory: what go_live() does, and nobody is told. */
-static struct kvpd_extent *other_tier(struct kvpd_tenant *t, uint32_t tier, uint64_t slot_bytes)
+/* A LIVE extent of the device without memory: what go_live() does, and nobody is told. */
+static struct kvpd_extent *other_tier(struct kvpd_tenant *t, uint64_t slot_bytes)
 {
-	struct kvpd_class *c = kvpd_class_get(t, tier, slot_bytes);
+	struct kvpd_class *c = kvpd_class_get(t, KVPD_DRAM + 1, slot_bytes);
 	struct kvpd_extent *x = kvpd_extent_new(t, c, KVP_EXTENT_VAULT, MIB);
 
 	x->state = KVPD_EXTENT_LIVE;
@@ -92,7 +104,7 @@ static int two_tiers_on_ledger(struct kvpd_ledger *l, void *arg)
 	HOLDS(!kvpd_block_place(t, id, KVP_TIER_STORE, &found));
 
 	/* the same size of slot is another class in another tier */
-	x = other_tier(t, KVP_TIER_VRAM, dram.extent->cls->slot_bytes);
+	x = other_tier(t, dram.extent->cls->slot_bytes);
 	HOLDS(x->cls != dram.extent->cls);
 	HOLDS(kvpd_slot_take(x, KVPD_SLOT_TARGET, &slot));
 	HOLDS(kvpd_slot_take(x, KVPD_SLOT_TARGET, &slot));
@@ -101,6 +113,7 @@ static int two_tiers_on_ledger(struct kvpd_ledger *l, void *arg)
 	kvpd_block_lay(t, id, vram, KVP_CODEC_NATIVE, bytes, 0);
 	x->slot[slot].block = id;
 	kvpd_slot_clear(vram, KVPD_SLOT_TARGET);
+	kvpd_part_enter(t, KVPD_DRAM + 1, id, kvpd_now_ns());
 	kvp_bump(&t->view.cat->stats.payload_bytes, bytes);
 
 	HOLDS(kvpd_block_tier(t, id) == KVP_TIER_DRAM);

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices of the ledger, and what a tenant has of them. */
+#include "daemon/ledger/medium.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/clock.h"
+#include "daemon/config.h"
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/evict.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/pool.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/segment.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/log.h"
+#include "policy/kvp_evict.h"
+
+#define LOOK_MS    1000
+#define PAGE       UINT64_C(4096)
+#define LARGE      (UINT64_C(1) << 20)
+#define LARGE_PAGE (UINT64_C(64) << 10)
+
+const struct kvpd_medium_ops *kvpd_medium_ops(const struct kvpd_extent *x)
+{
+	static const struct kvpd_medium_ops dram = { kvpd_pool_make, kvpd_pool_drop,
+		kvpd_pool_drop_now };
+	static const struct kvpd_medium_ops device = { kvpd_segment_make, kvpd_segment_drop,
+		kvpd_segment_drop_now };
+
+	return x->cls->medium == KVPD_DRAM ? &dram : &device;
+}
+
+uint64_t kvpd_device_slot(uint64_t block_bytes)
+{
+	uint64_t page = block_bytes < LARGE ? PAGE : LARGE_PAGE;
+
+	return (block_bytes + page - 1) / page * page;
+}
+
+/* ---- the ledger's --------------------------------------------------------------------------- */
+
+static char *copy_text(const char *text, bool *ok)
+{
+	char *copy = text ? strdup(text) : NULL;
+
+	*ok = *ok && (copy || !text);
+	return copy;
+}
+
+int kvpd_media_new(struct kvpd_ledger *l, const struct kvpd_config *config)
+{
+	struct kvpd_limits unsaid;
+	bool ok = true;
+
+	for (uint32_t i = 0; i < KVP_MAX_DEVICES; i++)
+		unsaid.device_share[i] = KVPD_SHARE_DEFAULT;
+	for (uint32_t i = 0; i < config->n_devices; i++) {
+		const struct kvpd_device_entry *d = &config->devices[i];
+		struct kvpd_medium *m = &l->medium[i];
+
+		l->n_media = i + 1;
+		m->ledger = l;
+		m->number = i;
+		snprintf(m->name, sizeof(m->name), "%s", d->name);
+		m->driver = copy_text(d->driver, &ok);
+		m->faults = copy_text(d->faults, &ok);
+		m->worker = copy_text(d->worker, &ok);
+		m->bytes = d->bytes;
+		m->segment = d->segment;
+		m->copy_rate = d->copy_rate;
+		m->share = kvpd_config_device_share(config, &unsaid, i);
+	}
+	return ok ? 0 : -ENOMEM;
+}
+
+static void wake(void *ctx)
+{
+	kvpd_ledger_kick(ctx);
+}
+
+int kvpd_media_start(struct kvpd_ledger *l)
+{
+	for (uint32_t i = 0; i < l->n_media; i++) {
+		struct kvpd_medium *m = &l->medium[i];
+		struct kvpd_device_config c = {
+			.driver = m->driver,
+			.faults = m->faults,
+			.worker = m->worker,
+			.bytes = m->bytes,
+			.copy_rate = m->copy_rate,
+			.wake = wake,
+			.ctx = l,
+		};
+		int r;
+
+		memcpy(c.name, m->name, sizeof(c.name));
+		r = kvpd_device_new(&c, &m->device);
+		if (r < 0) {
+			kvpd_err("device %s: %s", m->name, strerror(-r));
+			return r;
+		}
+	}
+	return 0;
+}
+
+void kvpd_media_stop(struct kvpd_ledger *l)
+{
+	for (uint32_t i = 0; i < l->n_media; i++) {
+		struct kvpd_device *d = l->medium[i].device;
+
+		/* What is done() then asks for nothing more of it. */
+		l->medium[i].device = NULL;
+		kvpd_device_free(d);
+	}
+}
+
+void kvpd_media_free(struct kvpd_ledger *l)
+{
+	for (uint32_t i = 0; i < l->n_media; i++) {
+		free(l->medium[i].driver);
+		free(l->medium[i].faults);
+		free(l->medium[i].worker);
+	}
+}
+
+bool kvpd_media_drain(struct kvpd_ledger *l, uint32_t max, uint32_t *work)
+{
+	bool more = false;
+
+	for (uint32_t i = 0; i < l->n_media; i++) {
+		uint32_t n = 0;
+
+		while (n < max && l->medium[i].device && kvpd_ledger_drain(l, l->medium[i].device))
+			n++;
+		*work += n;
+		more = more || n == max;
+	}
+	return more;
+}
+
+/* ---- catalogs ------------------------------------------------------------------------------- */
+
+static uint32_t log2_of(uint64_t bytes)
+{
+	return bytes ? 63u - (uint32_t)__builtin_clzll(bytes) : 0;
+}
+
+static void show(struct kvpd_tenant *t, const struct kvpd_medium *m)
+{
+	struct kvp_shm_device *d = &t->view.devices[m->number];
+
+	if (!t->part[m->number].share)
+		return;
+	if (m->shown != KVP_DEVICE_FREE && kvp_load_relaxed(&d->state) == KVP_DEVICE_FREE) {
+		struct kvpd_device_figures f;
+
+		kvpd_device_figures(m->device, &f);
+		d->generation = 1;
+		memcpy(d->uuid, f.uuid, sizeof(d->uuid));
+		d->pool_bytes = m->bytes;
+		d->segment_log2 = log2_of(m->segment);
+		d->granularity_log2 = log2_of(f.granularity);
+	}
+	/* Release: who finds it up or down reads the rest. */
+	kvp_store_release(&d->state, m->shown);
+}
+
+int kvpd_media_look(struct kvpd_ledger *l)
+{
+	for (uint32_t i = 0; i < l->n_media; i++) {
+		struct kvpd_medium *m = &l->medium[i];
+		uint32_t is = m->device ? kvpd_device_state(m->device) : KVPD_DEVICE_DOWN;
+		uint32_t shown = m->shown;
+
+		if (is == KVPD_DEVICE_UP)
+			shown = KVP_DEVICE_UP;
+		else if (is == KVPD_DEVICE_DOWN && m->shown != KVP_DEVICE_FREE)
+			shown = KVP_DEVICE_DOWN;
+		if (shown == m->shown)
+			continue;
+		m->shown = shown;
+		for (uint32_t k = 1; k <= l->last_tenant; k++)
+			if (l->tenant[k])
+				show(l->tenant[k], m);
+	}
+	return l->n_media ? LOOK_MS : -1;
+}
+
+void kvpd_parts_show(struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; i < t->ledger->n_media; i++)
+		if (t->ledger->medium[i].device)
+			show(t, &t->ledger->medium[i]);
+}
+
+/* ---- parts ---------------------------------------------------------------------------------- */
+
+int kvpd_parts_new(struct kvpd_tenant *t, const uint64_t share[KVP_MAX_DEVICES], uint64_t *bytes)
+{
+	for (uint32_t i = 0; i < t->ledger->n_media; i++) {
+		struct kvp_evict_params params = {
+			.size = sizeof(params),
+			.items = t->limits.max_blocks,
+			.max_ids = t->layout.max_blocks,
+			.steps = KVPD_EVICT_STEPS,
+			.seed = t->salt.hi,
+		};
+		struct kvp_evict_memory memory;
+		int r;
+
+		if (!share[i])
+			continue;
+		r = kvp_evict_new(t->ledger->policy, &params, &t->part[i].evict);
+		if (r < 0)
+			return r;
+		t->part[i].share = share[i];
+		kvp_evict_memory(t->part[i].evict, &memory);
+		*bytes += memory.total;
+	}
+	return 0;
+}
+
+void kvpd_parts_leave(struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; t->ledger->n_media && i < t->n_extents; i++)
+		if (t->extent[i])
+			kvpd_segment_leave(t->extent[i]);
+}
+
+void kvpd_parts_free(struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; i < KVP_MAX_DEVICES; i++)
+		kvp_evict_free(t->part[i].evict);
+}
+
+void kvpd_parts_capacity(struct kvpd_tenant *t, uint64_t least)
+{
+	for (uint32_t i = 0; i < t->ledger->n_media; i++) {
+		uint64_t n = t->part[i].share / kvpd_device_slot(least);
+
+		if (n > t->limits.max_blocks)
+			n = t->limits.max_blocks;
+		if (t->part[i].evict)
+			kvp_evict_resize(t->part[i].evict, n ? n : 1, 0);
+	}
+}
+
+/* ---- blocks --------------------------------------------------------------------------------- */
+
+void kvpd_part_enter(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64_t now)
+{
+	struct kvpd_part *p = &t->part[medium - 1];
+	struct kvp_evict_info info;
+	struct kvp_evict_item item = { .parent = KVP_BLOCK_NONE, .key = kvpd_block_key(t, id) };
+	uint32_t parent = kvp_load_relaxed(&t->view.blocks[id].parent);
+
+	if (kvp_evict_peek(t->evict, id, &info) == 0) {
+		item.bytes = info.bytes;
+		item.depth = info.depth;
+		item.flags = info.flags;
+		item.cost = (float)info.cost;
+	}
+	item.tokens = kvp_shape_tokens(kvp_load_relaxed(&t->view.blocks[id].shape));
+	if (parent != KVP_BLOCK_NONE && kvp_evict_contains(p->evict, parent))
+		item.parent = parent;
+	(void)kvp_evict_insert(p->evict, id, &item, now);
+	p->blocks++;
+}
+
+int kvpd_part_leave(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64_t now)
+{
+	struct kvpd_part *p = &t->part[medium - 1];
+	int r = kvp_evict_remove(p->evict, id, 1, now);
+
+	if (r == 0)
+		p->blocks--;
+	return r;
+}
+
+void kvpd_part_touch(struct kvpd_tenant *t, uint32_t id, uint64_t now)
+{
+	uint64_t where = kvp_load_relaxed(&kvpd_block_payload(t, id, KVP_TIER_VRAM)->where);
+
+	if (where)
+		(void)kvp_evict_access(
+			t->part[t->extent[kvp_where_extent(where)]->cls->medium - 1].evict, id,
+			now);
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Media: what extents lie in. Medium 0 is DRAM, medium 1 + n the device of number n in the
+ * configuration. An extent's class says in which medium it lies, and the operations of that make its
+ * memory, drop it, and show it to clients.
+ *
+ * A device's extents are vault extents, one segment each: the daemon alone writes them, by copies out
+ * of DRAM. Whoever has a payload on a device has one in DRAM too, and both go together; a payload on a
+ * device may go alone (warm.h). So nothing is lost with a device, and nothing has to be written back.
+ */
+#ifndef KVPD_MEDIUM_H
+#define KVPD_MEDIUM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/config.h"
+#include "daemon/device/device.h"
+
+struct kvp_evict;
+struct kvpd_config;
+struct kvpd_extent;
+struct kvpd_ledger;
+struct kvpd_tenant;
+
+#define KVPD_DRAM  0u
+#define KVPD_MEDIA (1u + KVP_MAX_DEVICES)
+
+struct kvpd_medium_ops {
+	int (*make)(struct kvpd_extent *x); /* then kvpd_extent_made() */
+	int (*drop)(struct kvpd_extent *x); /* then kvpd_extent_dropped() */
+	/* Any thread, at the tenant's end: in place. What a device has was dropped before. */
+	void (*drop_now)(struct kvpd_extent *x);
+};
+const struct kvpd_medium_ops *kvpd_medium_ops(const struct kvpd_extent *x);
+
+/* A device, as all tenants have it. */
+struct kvpd_medium {
+	struct kvpd_ledger *ledger;
+	uint32_t number; /* of the device; the medium's is one more */
+	char name[KVPD_DEVICE_NAME_BYTES];
+	char *driver, *faults, *worker;
+	uint64_t bytes, segment, copy_rate;
+	uint64_t share;             /* of a tenant that is not told otherwise */
+	uint64_t promised;          /* the shares of all tenants */
+	struct kvpd_device *device; /* NULL before the start and after the end */
+	uint32_t shown;             /* KVP_DEVICE_*, as the catalogs have it */
+};
+
+/* What a tenant has of a device. */
+struct kvpd_part {
+	uint64_t share;   /* guaranteed; 0: nothing */
+	uint64_t charged; /* bytes of its extents there */
+	struct kvp_evict *evict;
+	uint64_t blocks;  /* with a payload there */
+	uint64_t warmed;  /* payloads that came, */
+	uint64_t dropped; /* that went for others' sake, */
+	uint64_t damaged; /* and that did not come, because they are not what their checksum says */
+	bool dropping;    /* a job that takes payloads is under way */
+	uint32_t
+		look; /* leases are looked at for room until this look is over; 0: none is wanted */
+	uint64_t drained_ns; /* when an extent was last emptied for another class */
+};
+
+/* A DRAM extent as a device knows it; see kvpd_host_want(). */
+struct kvpd_hosting;
+
+/* ---- the ledger's --------------------------------------------------------------------------- */
+
+/* Of the configuration, copied. -ENOMEM. */
+int kvpd_media_new(struct kvpd_ledger *l, const struct kvpd_config *config);
+/* After privileges are gone: starts the devices' threads. */
+int kvpd_media_start(struct kvpd_ledger *l);
+/* Stops the devices: done() of all their work is called before it returns. */
+void kvpd_media_stop(struct kvpd_ledger *l);
+void kvpd_media_free(struct kvpd_ledger *l);
+/* What devices are through with, so many pieces at most, each paid by its tenant; false: no more. */
+bool kvpd_media_drain(struct kvpd_ledger *l, uint32_t max, uint32_t *work);
+/* Shows devices that came up or went down in the catalogs. In how many milliseconds to look again; -1. */
+int kvpd_media_look(struct kvpd_ledger *l);
+
+/* ---- a tenant's ----------------------------------------------------------------------------- */
+
+/* Before it is entered: its parts, with room for its blocks. Its policies' bytes are added to *bytes. */
+int kvpd_parts_new(struct kvpd_tenant *t, const uint64_t share[KVP_MAX_DEVICES], uint64_t *bytes);
+/* It has been entered: the devices that are up appear in its catalog. */
+void kvpd_parts_show(struct kvpd_tenant *t);
+/* At its end, none of its work being under way: devices let go of its memory. */
+void kvpd_parts_leave(struct kvpd_tenant *t);
+/* Any thread, after that. */
+void kvpd_parts_free(struct kvpd_tenant *t);
+/* The policies learn for how many blocks there is room: the least block of all spaces has so many bytes. */
+void kvpd_parts_capacity(struct kvpd_tenant *t, uint64_t least);
+/* A slot for blocks of this size on a device measures so much. */
+uint64_t kvpd_device_slot(uint64_t block_bytes);
+
+/*
+ * A block came to lie on the device, or goes from there (-EBUSY: not before those below it, which lie
+ * there too); kvpd_part_touch(): it was used.
+ */
+void kvpd_part_enter(struct kvpd_tenant *t, uint32_t medium, uint32_t block, uint64_t now);
+int kvpd_part_leave(struct kvpd_tenant *t, uint32_t medium, uint32_t block, uint64_t now);
+void kvpd_part_touch(struct kvpd_tenant *t, uint32_t block, uint64_t now);
+
+/*
+ * Has a device know a DRAM extent, for copies. 1: it does; 0: it will, and kvpd_warm_again() follows;
+ * negative: it could not (-ENODEV: it is down, ...).
+ */
+int kvpd_host_want(struct kvpd_extent *x, uint32_t medium);
+/* The device's number of the extent. */
+uint32_t kvpd_host_id(const struct kvpd_extent *x, uint32_t medium);
+/*
+ * No copy names the extent any more: devices forget it. True: that takes a while, and
+ * kvpd_extent_let_go() is called when it is done.
+ */
+bool kvpd_hosts_drop(struct kvpd_extent *x);
+/* The device's number of a device's extent. */
+uint32_t kvpd_segment_id(const struct kvpd_extent *x);
+
+#endif

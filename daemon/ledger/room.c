@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Victims on devices. */
+#include "daemon/ledger/room.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/class.h"
+#include "daemon/ledger/evict.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/grow.h"
+#include "daemon/ledger/lease.h"
+#include "daemon/ledger/medium.h"
+#include "daemon/ledger/mover.h"
+#include "daemon/ledger/retire.h"
+#include "daemon/ledger/switch.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/ledger/warm.h"
+#include "policy/kvp_evict.h"
+
+#define TRIES    16u            /* jobs for one slot: clients may take leases as fast as they end */
+#define DRAIN_NS (50 * KVPD_MS) /* between two extents that are emptied for another class */
+#define REST_NS  (2 * KVPD_MS)  /* as for movers */
+
+/* ---- victims -------------------------------------------------------------------------------- */
+
+struct search {
+	struct kvpd_tenant *t;
+	const struct kvpd_class *cls; /* only a slot of this one is of use, */
+	const struct kvpd_extent
+		*only; /* and of this extent, which drains; NULL: of any that gives */
+	uint32_t refused, leased;
+};
+
+static bool spared(const struct search *q, kvp_block_id id, bool *ret_leased)
+{
+	struct kvpd_place p;
+
+	*ret_leased = false;
+	if (kvpd_block_kept(q->t, id) || !kvpd_block_place(q->t, id, KVP_TIER_VRAM, &p) ||
+		p.extent->cls != q->cls || (q->only ? p.extent != q->only : p.extent->draining))
+		return true;
+	*ret_leased = kvpd_leased(q->t, KVPD_LOOK_CHAINS, id);
+	return *ret_leased;
+}
+
+/* After so many it is given all, and what it then names is left alone; as in evict.c. */
+static int is_protected(void *ctx, kvp_block_id id)
+{
+	struct search *q = ctx;
+	bool leased;
+
+	if (q->refused >= KVPD_EVICT_REFUSED || !spared(q, id, &leased))
+		return 0;
+	q->refused++;
+	q->leased += leased;
+	return 1;
+}
+
+/* A proof serves several victims; of a small device they are not all that lies there. */
+static uint32_t batch(const struct kvpd_part *part)
+{
+	uint64_t n = part->blocks / 64 + 1;
+
+	return n < KVPD_MOVE_BLOCKS ? (uint32_t)n : KVPD_MOVE_BLOCKS;
+}
+
+static uint32_t search(
+	struct search *q, const struct kvpd_part *part, uint64_t now, kvp_block_id *victim)
+{
+	uint32_t good = 0, n = batch(part);
+	bool leased;
+
+	n = (uint32_t)kvp_evict_victims(part->evict, n, 0, is_protected, q, now, victim, n);
+	while (good < n && !spared(q, victim[good], &leased))
+		good++;
+	return good;
+}
+
+static struct kvpd_move_job *job_new(struct kvpd_tenant *t)
+{
+	struct kvpd_move_job *j = calloc(1, sizeof(*j));
+
+	if (!j)
+		return NULL;
+	kvpd_list_init(&j->link);
+	j->tenant = t;
+	j->drop = true;
+	return j;
+}
+
+static void job_add(struct kvpd_move_job *j, uint32_t block)
+{
+	struct kvpd_move *m = &j->move[j->n++];
+
+	m->block = block;
+	(void)kvpd_block_place(j->tenant, block, KVP_TIER_VRAM, &m->from);
+	j->tenant->block[block].flags |= KVPD_BLOCK_MOVING;
+}
+
+static void job_begin(struct kvpd_move_job *j, struct kvpd_part *part)
+{
+	part->dropping = true;
+	j->tenant->n_move_jobs++;
+	kvpd_switch_add(j->tenant, j);
+}
+
+void kvpd_room_dropped(struct kvpd_tenant *t, const struct kvpd_move_job *j)
+{
+	t->part[j->move[0].from.extent->cls->medium - 1].dropping = false;
+	kvpd_warm_again(t);
+}
+
+/* ---- for a block of one class --------------------------------------------------------------- */
+
+static int begin(struct kvpd_tenant *t, struct kvpd_part *part, const kvp_block_id *victim,
+	uint32_t n, struct kvpd_room *room)
+{
+	struct kvpd_move_job *j = room->tries++ < TRIES ? job_new(t) : NULL;
+
+	if (!j)
+		return -ENOSPC;
+	for (uint32_t i = 0; i < n; i++)
+		job_add(j, victim[i]);
+	job_begin(j, part);
+	return 0;
+}
+
+static int evict(struct kvpd_tenant *t, struct kvpd_part *part, const struct kvpd_class *c,
+	uint64_t now, struct kvpd_room *room)
+{
+	struct search q = { .t = t, .cls = c };
+	kvp_block_id victim[KVPD_MOVE_BLOCKS];
+	uint32_t n;
+
+	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
+	n = search(&q, part, now, victim);
+	if (n)
+		return begin(t, part, victim, n, room);
+	room->again = true;
+	if ((q.refused >= KVPD_EVICT_REFUSED || kvp_evict_cut_short(part->evict)) &&
+		room->vain++ <= part->blocks / KVPD_EVICT_REFUSED)
+		return 0;
+	/* It spared what is leased no more, perhaps. */
+	if (!room->looked) {
+		if (!room->look)
+			room->look = kvpd_lease_look_from_now(t, KVPD_LOOK_CHAINS);
+		room->looked = kvpd_lease_look_reached(t, KVPD_LOOK_CHAINS, room->look);
+		room->vain = 0;
+		return 0;
+	}
+	room->again = false;
+	return -ENOSPC;
+}
+
+/* The class has nothing there and others have all: the extent in which least lies is emptied. */
+static int empty_other(struct kvpd_tenant *t, struct kvpd_part *part, uint32_t medium, uint64_t now)
+{
+	struct kvpd_extent *least = NULL;
+	bool leaves = false;
+
+	if (now - part->drained_ns < DRAIN_NS)
+		return -ENOSPC;
+	part->drained_ns = now;
+	for (uint32_t i = 0; i < t->n_extents; i++) {
+		struct kvpd_extent *x = t->extent[i];
+
+		if (!x || x->cls->medium != medium)
+			continue;
+		leaves = leaves || x->draining;
+		if (kvpd_extent_counts(x) && (!least || x->used < least->used))
+			least = x;
+	}
+	if (least && !leaves)
+		kvpd_extent_drain(least);
+	return -ENOSPC;
+}
+
+int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes, uint64_t now,
+	struct kvpd_room *room, struct kvpd_place *ret_place)
+{
+	struct kvpd_class *c = kvpd_class_get(t, medium, kvpd_device_slot(block_bytes));
+	struct kvpd_part *part = &t->part[medium - 1];
+
+	room->again = false;
+	if (!c)
+		return -ENOSPC;
+	if (kvpd_vault_take(t, c, NULL, now, ret_place)) {
+		*room = (struct kvpd_room){ 0 };
+		return 1;
+	}
+	if (c->making || part->dropping)
+		return 0;
+	return c->vault_slots ? evict(t, part, c, now, room) : empty_other(t, part, medium, now);
+}
+
+/* ---- for an extent that drains -------------------------------------------------------------- */
+
+uint32_t kvpd_room_empty(struct kvpd_extent *x, uint64_t now)
+{
+	struct kvpd_tenant *t = x->tenant;
+	struct kvpd_part *part = &t->part[x->cls->medium - 1];
+	struct search q = { .t = t, .cls = x->cls, .only = x };
+	kvp_block_id victim[KVPD_MOVE_BLOCKS];
+	struct kvpd_room room = { 0 };
+	uint32_t n;
+
+	if (part->dropping || now < x->rest_ns)
+		return 0;
+	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
+	n = search(&q, part, now, victim);
+	if (!n) {
+		/* What lies there has children elsewhere on the device, which go before it. */
+		q = (struct search){ .t = t, .cls = x->cls };
+		n = search(&q, part, now, victim);
+	}
+	if (n && begin(t, part, victim, n, &room) == 0)
+		return n;
+	x->rest_ns = now + REST_NS;
+	return 0;
+}

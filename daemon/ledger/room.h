@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Room on devices: slots for blocks that come, made by taking payloads, there alone, of blocks that the
+ * device's policy names and no lease protects. The switch proves the latter (switch.h): it marks them,
+ * scans all leases and their chains in portions, and gives the words back.
+ */
+#ifndef KVPD_ROOM_H
+#define KVPD_ROOM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvpd_extent;
+struct kvpd_move_job;
+struct kvpd_place;
+struct kvpd_tenant;
+
+/* What one who wants a slot has tried so far; all zero at first. */
+struct kvpd_room {
+	bool again;     /* it goes on at once, in another portion; else when something happens */
+	bool looked;    /* leases were looked at for it, */
+	uint32_t look;  /* by this look; 0: none was asked for */
+	uint32_t vain;  /* searches that found nothing */
+	uint32_t tries; /* jobs that were begun */
+};
+
+/*
+ * A slot on the device for a block of so many bytes, flagged TARGET. 1: here it is; 0: not yet, and
+ * kvpd_warm_again() follows when there may be one; -ENOSPC: all that there is stays.
+ */
+int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes, uint64_t now,
+	struct kvpd_room *room, struct kvpd_place *ret_place);
+/* A device's extent that drains: has some of its payloads taken. Returns of how many blocks. */
+uint32_t kvpd_room_empty(struct kvpd_extent *x, uint64_t now);
+/* The switch is through with a job of these. */
+void kvpd_room_dropped(struct kvpd_tenant *t, const struct kvpd_move_job *job);
+
+#endif

@@ -1,0 +1,478 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tickets: runs of blocks on their way to a device. */
+#include "daemon/ledger/warm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/chores.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/grow.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/medium.h"
+#include "daemon/ledger/ring.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/room.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/ledger/wake.h"
+#include "shm/kvp_ring.h"
+
+#define PORTION 256u /* blocks climbed, looked at or counted in one portion: a cache miss each */
+#define COPIES  16u  /* begun in one portion */
+#define LOOKS   32u  /* tickets looked at in one */
+
+enum phase { CLIMB, COPY, COUNT, ANSWER };
+
+struct kvpd_ticket {
+	struct kvpd_list link;        /* in one of the tenant's lists */
+	struct kvpd_list in_session;  /* or an empty list of its own */
+	struct kvpd_session *session; /* NULL: it is gone */
+	struct kvpd_tenant *tenant;
+	struct kvp_sqe sqe;
+	uint32_t medium;
+	uint32_t ahead; /* 1: nobody waits for it */
+	enum phase phase;
+	uint32_t n;         /* blocks of the run */
+	uint32_t at;        /* how far the phase has come: from the top, but for CLIMB */
+	uint32_t under_way; /* copies */
+	uint32_t there;     /* counted */
+	int status;
+	struct kvpd_room room; /* what was tried for room */
+	uint32_t block[];
+};
+
+struct copy {
+	struct kvpd_device_copy c;
+	struct kvpd_ticket *ticket;
+	uint32_t block;
+	struct kvpd_place to;
+};
+
+/* ---- lists ---------------------------------------------------------------------------------- */
+
+void kvpd_warm_init(struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		kvpd_list_init(&t->warming.ready[i]);
+		kvpd_list_init(&t->warming.waiting[i]);
+	}
+}
+
+static void go_on(struct kvpd_ticket *k)
+{
+	kvpd_list_remove(&k->link);
+	kvpd_list_append(&k->tenant->warming.ready[k->ahead], &k->link);
+	kvpd_due(k->tenant, KVPD_DUE_WARM);
+}
+
+static void wait(struct kvpd_ticket *k)
+{
+	kvpd_list_remove(&k->link);
+	kvpd_list_append(&k->tenant->warming.waiting[k->ahead], &k->link);
+}
+
+void kvpd_warm_again(struct kvpd_tenant *t)
+{
+	struct kvpd_warming *w = &t->warming;
+
+	for (uint32_t i = 0; i < 2; i++)
+		kvpd_list_take_all(&w->ready[i], &w->waiting[i]);
+	if (w->tickets)
+		kvpd_due(t, KVPD_DUE_WARM);
+}
+
+/* What may be under way has room: one ticket more may use it. */
+static void room_under_way(struct kvpd_tenant *t)
+{
+	struct kvpd_warming *w = &t->warming;
+	struct kvpd_list *from = kvpd_list_empty(&w->waiting[0]) ? &w->waiting[1] : &w->waiting[0];
+
+	if (!kvpd_list_empty(from))
+		go_on(kvpd_container(from->next, struct kvpd_ticket, link));
+}
+
+static void free_ticket(struct kvpd_ticket *k)
+{
+	if (k->session)
+		k->session->n_tickets--;
+	kvpd_list_remove(&k->in_session);
+	kvpd_list_remove(&k->link);
+	k->tenant->warming.tickets--;
+	free(k);
+}
+
+/* ---- the entry ------------------------------------------------------------------------------ */
+
+static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe, uint32_t *ret_n)
+{
+	const struct kvpd_tenant *t = s->tenant;
+	const struct kvpd_ledger *l = t->ledger;
+	const struct kvp_block *b;
+	uint64_t word;
+
+	if (!l->n_media)
+		return -EOPNOTSUPP;
+	if (sqe->parent_kind != KVP_PARENT_BLOCK || sqe->parent_id >= t->layout.max_blocks ||
+		sqe->count > KVP_WARM_BLOCKS || (sqe->flags & ~KVP_SQE_PREFETCH))
+		return -EINVAL;
+	if (sqe->grant >= l->n_media || !t->part[sqe->grant].share ||
+		!l->medium[sqe->grant].device ||
+		kvpd_device_state(l->medium[sqe->grant].device) == KVPD_DEVICE_DOWN)
+		return -ENODEV;
+	b = &t->view.blocks[sqe->parent_id];
+	word = kvpd_block_word(t, sqe->parent_id);
+	if (kvp_word_birth(word) != sqe->parent_birth || !kvpd_block_lives(t, sqe->parent_id))
+		return -ENOENT;
+	if (!s->opens[kvp_shape_space(kvp_load_relaxed(&b->shape))])
+		return -EACCES;
+	if (s->n_tickets >= KVP_WARM_TICKETS)
+		return -EAGAIN;
+	*ret_n = kvp_load_relaxed(&b->depth) + 1;
+	if (sqe->count && *ret_n > sqe->count)
+		*ret_n = sqe->count;
+	if (*ret_n > KVP_WARM_BLOCKS)
+		*ret_n = KVP_WARM_BLOCKS;
+	return 0;
+}
+
+void kvpd_warm_serve(struct kvpd_session *s, const struct kvp_sqe *sqe)
+{
+	struct kvpd_ticket *k = NULL;
+	uint32_t n = 0;
+	int r = judge(s, sqe, &n);
+
+	if (r == 0) {
+		k = calloc(1, sizeof(*k) + n * sizeof(k->block[0]));
+		r = k ? 0 : -ENOMEM;
+	}
+	if (r < 0) {
+		kvpd_ring_answer(s, sqe, r, 0);
+		return;
+	}
+	k->session = s;
+	k->tenant = s->tenant;
+	k->sqe = *sqe;
+	k->medium = sqe->grant + 1;
+	k->ahead = !!(sqe->flags & KVP_SQE_PREFETCH);
+	k->n = n;
+	kvpd_list_init(&k->link);
+	kvpd_list_init(&k->in_session);
+	kvpd_list_append(&s->tickets, &k->in_session);
+	s->n_tickets++;
+	s->tenant->warming.tickets++;
+	kvpd_ring_answer(s, sqe, 0, KVP_CQE_PARKED);
+	go_on(k);
+}
+
+void kvpd_warm_end(struct kvpd_session *s)
+{
+	while (!kvpd_list_empty(&s->tickets)) {
+		struct kvpd_ticket *k =
+			kvpd_container(s->tickets.next, struct kvpd_ticket, in_session);
+
+		kvpd_list_remove(&k->in_session);
+		k->session = NULL;
+		go_on(k);
+	}
+	s->n_tickets = 0;
+}
+
+/* ---- copies --------------------------------------------------------------------------------- */
+
+static void stop(struct kvpd_ticket *k, int status)
+{
+	if (!k->status)
+		k->status = status;
+	k->at = k->n;
+}
+
+static struct copy *copy_of(struct kvpd_device_work *w)
+{
+	return kvpd_container(kvpd_container(w, struct kvpd_device_copy, work), struct copy, c);
+}
+
+/* The payload is there: it appears, the word staying what it is. */
+static void appear(struct kvpd_tenant *t, const struct copy *c, uint64_t now)
+{
+	const uint64_t where =
+		kvp_load_relaxed(&kvpd_block_payload(t, c->block, KVP_TIER_DRAM)->where);
+	const uint32_t medium = c->to.extent->cls->medium;
+
+	c->to.extent->slot[c->to.slot].block = c->block;
+	kvpd_block_lay(
+		t, c->block, c->to, kvp_where_codec(where), kvp_where_bytes(where), c->c.checksum);
+	kvp_bump(&t->view.cat->stats.payload_bytes, kvp_where_bytes(where));
+	kvp_bump(&t->view.devices[medium - 1].to_device_bytes, c->c.bytes);
+	kvpd_part_enter(t, medium, c->block, now);
+	t->part[medium - 1].warmed++;
+}
+
+static void copied(struct kvpd_device_work *w)
+{
+	struct copy *c = copy_of(w);
+	struct kvpd_ticket *k = c->ticket;
+	struct kvpd_tenant *t = k->tenant;
+
+	kvpd_ledger_charge(t->ledger, t);
+	t->changes++;
+	t->n_jobs--;
+	t->warming.copies--;
+	t->warming.bytes -= c->c.bytes;
+	t->block[c->block].flags &= ~KVPD_BLOCK_MOVING;
+	if (w->status == 0)
+		appear(t, c, kvpd_now_ns());
+	else
+		stop(k, w->status);
+	t->part[k->medium - 1].damaged += w->status == -EBADMSG;
+	kvpd_slot_clear(c->to, KVPD_SLOT_TARGET);
+	/* Another one may wait for the very block, or for what may be under way. */
+	if (--k->under_way == 0)
+		kvpd_warm_again(t);
+	else
+		room_under_way(t);
+	free(c);
+}
+
+static int begin_copy(
+	struct kvpd_ticket *k, uint32_t block, struct kvpd_place from, struct kvpd_place to)
+{
+	struct kvpd_tenant *t = k->tenant;
+	const struct kvp_payload_desc *d = kvpd_block_payload(t, block, KVP_TIER_DRAM);
+	uint64_t sum = kvp_load_relaxed(&d->checksum);
+	struct copy *c = calloc(1, sizeof(*c));
+	int r;
+
+	if (!c)
+		return -ENOMEM;
+	c->ticket = k;
+	c->block = block;
+	c->to = to;
+	c->c = (struct kvpd_device_copy){
+		.work.done = copied,
+		.way = KVPD_TO_DEVICE,
+		.kind = k->ahead ? KVPD_COPY_AHEAD : KVPD_COPY_URGENT,
+		.flags = sum ? KVPD_COPY_CHECK : KVPD_COPY_SUM,
+		.tenant = t->id,
+		.seg = kvpd_segment_id(to.extent),
+		.host = kvpd_host_id(from.extent, k->medium),
+		.seg_off = kvpd_place_offset(to),
+		.host_off = kvpd_place_offset(from),
+		.bytes = kvp_where_bytes(kvp_load_relaxed(&d->where)),
+		.checksum = sum,
+	};
+	r = kvpd_device_copy(t->ledger->medium[k->medium - 1].device, &c->c);
+	if (r < 0) {
+		free(c);
+		return r;
+	}
+	t->block[block].flags |= KVPD_BLOCK_MOVING;
+	t->n_jobs++;
+	t->warming.copies++;
+	t->warming.bytes += c->c.bytes;
+	k->under_way++;
+	return 0;
+}
+
+/* ---- phases: each returns false when the ticket waits --------------------------------------- */
+
+/* Is the chain as it was? See warm.h. */
+static bool stands(const struct kvpd_ticket *k)
+{
+	return kvp_word_birth(kvpd_block_word(k->tenant, k->sqe.parent_id)) ==
+		       k->sqe.parent_birth &&
+	       kvpd_block_lives(k->tenant, k->sqe.parent_id);
+}
+
+static void next_phase(struct kvpd_ticket *k, enum phase phase)
+{
+	k->phase = phase;
+	k->at = 0;
+}
+
+/* From the tip, which goes to the end. */
+static void climb(struct kvpd_ticket *k, uint32_t *work)
+{
+	struct kvpd_tenant *t = k->tenant;
+
+	if (!k->at) {
+		k->block[k->n - 1] = k->sqe.parent_id;
+		k->at = 1;
+	}
+	for (; *work && k->at < k->n; k->at++, (*work)--)
+		k->block[k->n - 1 - k->at] =
+			kvp_load_relaxed(&t->view.blocks[k->block[k->n - k->at]].parent);
+	if (k->at == k->n)
+		next_phase(k, COPY);
+}
+
+static bool under_way_full(const struct kvpd_ticket *k)
+{
+	const struct kvpd_warming *w = &k->tenant->warming;
+	uint32_t part = k->ahead ? 2 : 1; /* of what there may be: others wait for theirs */
+
+	return w->copies >= KVPD_WARM_COPIES / part || w->bytes >= KVPD_WARM_BYTES / part;
+}
+
+/* 1: it is there, or on its way; 0: wait; negative errno. */
+static int bring(struct kvpd_ticket *k, uint32_t block, uint64_t now)
+{
+	struct kvpd_tenant *t = k->tenant;
+	struct kvpd_place from, to;
+	uint64_t bytes;
+	int r;
+
+	k->room.again = false;
+	if (kvpd_block_place(t, block, KVP_TIER_VRAM, &to) &&
+		!(t->block[block].flags & KVPD_BLOCK_MOVING))
+		return to.extent->cls->medium == k->medium ? 1 : -EBUSY;
+	if (t->block[block].flags & KVPD_BLOCK_MOVING)
+		return 0;
+	if (!kvpd_block_place(t, block, KVP_TIER_DRAM, &from))
+		return -ENOENT;
+	r = kvpd_host_want(from.extent, k->medium);
+	if (r <= 0)
+		return r;
+	if (under_way_full(k))
+		return 0;
+	bytes = kvp_where_bytes(
+		kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_DRAM)->where));
+	r = kvpd_room_take(t, k->medium, bytes, now, &k->room, &to);
+	if (r <= 0)
+		return r;
+	r = begin_copy(k, block, from, to);
+	if (r < 0)
+		kvpd_slot_clear(to, KVPD_SLOT_TARGET);
+	return r < 0 ? r : 1;
+}
+
+static bool copy(struct kvpd_ticket *k, uint32_t *work, uint64_t now)
+{
+	uint32_t begun = 0;
+
+	if (k->at < k->n && !k->session)
+		stop(k, -ECANCELED);
+	while (k->at < k->n) {
+		uint32_t before = k->under_way;
+		int r;
+
+		if (!*work || begun == COPIES)
+			return true;
+		(*work)--;
+		r = bring(k, k->block[k->at], now);
+		if (r == 0)
+			return k->room.again; /* what it waits for goes on in portions of its own */
+		if (r < 0)
+			stop(k, r);
+		else
+			k->at++;
+		begun += k->under_way - before;
+	}
+	if (k->under_way)
+		return false;
+	next_phase(k, COUNT);
+	return true;
+}
+
+static void count(struct kvpd_ticket *k, uint32_t *work)
+{
+	struct kvpd_place p;
+
+	for (; *work && k->at < k->n; k->at++, (*work)--) {
+		if (!kvpd_block_place(k->tenant, k->block[k->at], KVP_TIER_VRAM, &p) ||
+			p.extent->cls->medium != k->medium)
+			break;
+		k->there++;
+	}
+	if (*work || k->at == k->n)
+		k->phase = ANSWER;
+}
+
+/* False: its client takes no more answers now. */
+static bool answer(struct kvpd_ticket *k)
+{
+	struct kvpd_session *s = k->session;
+	struct kvp_cqe cqe = {
+		.op = KVP_OP_WARM,
+		.serial = k->sqe.serial,
+		.status = k->status,
+		.flags = KVP_CQE_LATE,
+		.grant = k->sqe.grant,
+		.block = KVP_BLOCK_NONE,
+		.retry_ms = k->status == -EAGAIN || k->status == -ENOSPC ? KVPD_RETRY_MS : 0,
+		.more = k->there,
+	};
+
+	if (s) {
+		if (kvp_cq_room(s->page, s->cq_tail) < KVPD_ROOM_FOR_ONE) {
+			kvpd_ring_stall(s, true);
+			return false;
+		}
+		/* It was whole when it was counted, if nothing went meanwhile. */
+		if (!cqe.status && k->there < k->n)
+			cqe.status = -ENOENT;
+		kvpd_ring_complete(s, &cqe);
+		kvpd_wake_client(s);
+	}
+	free_ticket(k);
+	return true;
+}
+
+/* ---- the chore ------------------------------------------------------------------------------ */
+
+static void ticket_on(struct kvpd_ticket *k, uint32_t *work, uint64_t now)
+{
+	bool on = true;
+
+	if (k->phase < ANSWER && !stands(k)) {
+		/* What is under way is waited for; nothing of the chain is looked at any more. */
+		stop(k, -ENOENT);
+		k->phase = k->under_way ? COPY : ANSWER;
+		k->there = 0;
+	}
+	if (k->phase == CLIMB)
+		climb(k, work);
+	if (k->phase == COPY)
+		on = copy(k, work, now);
+	if (k->phase == COUNT)
+		count(k, work);
+	if (k->phase == ANSWER) {
+		if (!answer(k))
+			wait(k);
+		return;
+	}
+	if (on)
+		go_on(k);
+	else
+		wait(k);
+}
+
+bool kvpd_warm_step(struct kvpd_tenant *t, uint64_t now)
+{
+	struct kvpd_warming *w = &t->warming;
+	uint32_t work = PORTION;
+
+	for (uint32_t i = 0; i < LOOKS && work; i++) {
+		struct kvpd_list *from =
+			kvpd_list_empty(&w->ready[0]) ? &w->ready[1] : &w->ready[0];
+
+		if (kvpd_list_empty(from))
+			return false;
+		work--;
+		ticket_on(kvpd_container(from->next, struct kvpd_ticket, link), &work, now);
+		if (kvpd_now_ns() - now >= KVPD_SLICE_NS)
+			break;
+	}
+	return !kvpd_list_empty(&w->ready[0]) || !kvpd_list_empty(&w->ready[1]);
+}
+
+void kvpd_warm_free_all(struct kvpd_tenant *t)
+{
+	kvpd_warm_again(t);
+	for (uint32_t i = 0; i < 2; i++)
+		while (!kvpd_list_empty(&t->warming.ready[i]))
+			free_ticket(
+				kvpd_container(t->warming.ready[i].next, struct kvpd_ticket, link));
+}

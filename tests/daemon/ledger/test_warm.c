@@ -1,0 +1,600 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blocks on devices: warmed while they are leased, read where they were copied to, taken from there for
+ * others, with workers that die and drivers that fail.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/daemon/ledger/dp_world.h"
+
+#define T     16u
+#define MIB   (UINT64_C(1) << 20)
+#define BLOCK (64u << 10)
+#define MOST  64u /* blocks of a chain here */
+
+struct chain {
+	uint32_t n;
+	kvp_token tokens[MOST * T];
+	struct dp_block block[MOST];
+};
+
+struct pool {
+	struct dp_world w;
+	struct kvpd_device_entry device[2];
+	struct dp_client *c;
+	uint32_t space;
+};
+
+static void defaults(struct pool *p, struct kvpd_limits *limits, uint32_t devices, uint64_t bytes)
+{
+	static const char *const names[2] = { "first", "second" };
+
+	dp_defaults(&p->w, limits);
+	for (uint32_t i = 0; i < devices; i++) {
+		p->device[i] = (struct kvpd_device_entry){
+			.name = (char *)(uintptr_t)names[i],
+			.driver = (char *)(uintptr_t) "host",
+			.worker = getenv("KVPOOL_DEVICE"),
+			.bytes = bytes,
+			.segment = bytes < MIB ? bytes : MIB,
+		};
+		limits->device_share[i] = bytes;
+	}
+	p->w.config.devices = p->device;
+	p->w.config.n_devices = devices;
+}
+
+static void begin(struct pool *p, const struct kvpd_limits *limits)
+{
+	dp_start(&p->w, limits);
+	p->c = dp_attach(&p->w, p->w.tenant);
+	p->space = dp_large_space(p->c, "m", BLOCK);
+}
+
+static void put(struct pool *p, struct dp_client *c, struct chain *k, uint32_t n, uint32_t seed)
+{
+	struct dp_ref parent = dp_root();
+
+	(void)p;
+	k->n = n;
+	for (uint32_t i = 0; i < n * T; i++)
+		k->tokens[i] = seed * 100000 + i;
+	for (uint32_t i = 0; i < n; i++) {
+		assert_int_equal(
+			dp_put(c, p->space, parent, k->tokens + (size_t)i * T, T, &k->block[i]), 0);
+		parent = dp_ref(&k->block[i]);
+	}
+}
+
+static struct kvp_sqe warm_of(const struct chain *k, uint32_t n, uint32_t device)
+{
+	return (struct kvp_sqe){
+		.op = KVP_OP_WARM,
+		.grant = device,
+		.count = n,
+		.parent_kind = KVP_PARENT_BLOCK,
+		.parent_id = k->block[k->n - 1].id,
+		.parent_birth = k->block[k->n - 1].birth,
+	};
+}
+
+/* The completion of this serial; whatever comes before it is passed over. */
+static void answer(struct dp_client *c, uint32_t serial, struct kvp_cqe *ret)
+{
+	do
+		assert_int_equal(dp_next(c, 30000, ret), 0);
+	while (ret->serial != serial);
+	assert_int_equal(ret->op, KVP_OP_WARM);
+}
+
+static void late(struct dp_client *c, uint32_t serial, struct kvp_cqe *ret)
+{
+	answer(c, serial, ret);
+	assert_int_equal(ret->flags, KVP_CQE_PARKED);
+	assert_int_equal(ret->status, 0);
+	answer(c, serial, ret);
+	assert_int_equal(ret->flags, KVP_CQE_LATE);
+}
+
+static int warm(struct dp_client *c, struct kvp_sqe sqe, uint32_t *ret_there)
+{
+	struct kvp_cqe cqe;
+
+	late(c, dp_push(c, &sqe), &cqe);
+	*ret_there = cqe.more;
+	return cqe.status;
+}
+
+/* What is refused at once. */
+static int refused(struct dp_client *c, struct kvp_sqe sqe)
+{
+	struct kvp_cqe cqe;
+
+	answer(c, dp_push(c, &sqe), &cqe);
+	assert_int_equal(cqe.flags, 0);
+	return cqe.status;
+}
+
+static void lease(struct dp_client *c, const struct chain *k, struct kvp_lease *ret)
+{
+	uint32_t id = k->block[k->n - 1].id;
+	uint64_t word = kvp_load_acquire(&c->view.blocks[id].word);
+
+	assert_int_equal(kvp_lease_take(c->page, 0, &c->view.blocks[id], id, word, ret), 0);
+}
+
+/* Does the block have a payload there, and is it what was put? */
+static bool lies(struct dp_client *c, const struct chain *k, uint32_t i, uint32_t tier)
+{
+	const struct kvp_block *b = &c->view.blocks[k->block[i].id];
+	struct kvp_hit hit = {
+		.id = k->block[i].id,
+		.where = kvp_load_acquire(&b->payload[tier].where),
+		.offset = kvp_load_acquire(&b->payload[tier].offset),
+	};
+
+	dp_pump(c->world);
+	if (!hit.where)
+		return false;
+	if (tier == KVP_TIER_VRAM) {
+		const struct kvp_shm_extent *x = &c->view.extents[kvp_where_extent(hit.where)];
+
+		assert_int_equal(kvp_load_acquire(&x->tier), KVP_TIER_VRAM);
+		assert_int_equal(kvp_load_acquire(&x->kind), KVP_EXTENT_VAULT);
+		assert_true(kvp_load_acquire(&b->payload[tier].checksum) != 0);
+	}
+	assert_true(dp_payload_right(c, &hit, k->tokens + (size_t)i * T, T));
+	return true;
+}
+
+static uint32_t count(struct dp_client *c, const struct chain *k, uint32_t tier)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < k->n; i++)
+		n += lies(c, k, i, tier);
+	return n;
+}
+
+static void test_appears(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	const struct kvp_shm_device *d;
+	struct kvp_lease l;
+	struct chain k;
+	uint32_t there;
+	uint64_t word;
+
+	(void)state;
+	defaults(p, &limits, 1, 4 * MIB);
+	begin(p, &limits);
+	put(p, p->c, &k, 20, 1);
+	lease(p->c, &k, &l);
+	word = kvp_load_acquire(&p->c->view.blocks[k.block[3].id].word);
+	/* A run of less than the chain ends at the tip. */
+	assert_int_equal(warm(p->c, warm_of(&k, 5, 0), &there), 0);
+	assert_int_equal(there, 5);
+	assert_int_equal(count(p->c, &k, KVP_TIER_VRAM), 5);
+	assert_true(lies(p->c, &k, 15, KVP_TIER_VRAM));
+	assert_int_equal(warm(p->c, warm_of(&k, 0, 0), &there), 0);
+	assert_int_equal(there, 20);
+	assert_int_equal(count(p->c, &k, KVP_TIER_VRAM), 20);
+	assert_int_equal(count(p->c, &k, KVP_TIER_DRAM), 20);
+	assert_true(word == kvp_load_acquire(&p->c->view.blocks[k.block[3].id].word));
+	d = &p->c->view.devices[0];
+	assert_int_equal(kvp_load_acquire(&d->state), KVP_DEVICE_UP);
+	assert_int_equal(d->pool_bytes, 4 * MIB);
+	assert_int_equal(kvp_load_relaxed(&d->to_device_bytes), 20 * BLOCK);
+	assert_int_equal(kvp_load_relaxed(&p->c->view.devices[1].state), KVP_DEVICE_FREE);
+	/* All of it is there already. */
+	assert_int_equal(warm(p->c, warm_of(&k, 0, 0), &there), 0);
+	assert_int_equal(there, 20);
+	assert_int_equal(kvp_load_relaxed(&d->to_device_bytes), 20 * BLOCK);
+	kvp_lease_drop(&l);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+static void test_refused(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct dp_client *other;
+	struct kvp_sqe sqe;
+	struct chain k;
+
+	(void)state;
+	defaults(p, &limits, 2, 4 * MIB);
+	limits.device_share[1] = 0;
+	begin(p, &limits);
+	put(p, p->c, &k, 3, 1);
+	assert_int_equal(refused(p->c, warm_of(&k, 3, 1)), -ENODEV);
+	assert_int_equal(refused(p->c, warm_of(&k, 3, 2)), -ENODEV);
+	assert_int_equal(refused(p->c, warm_of(&k, 3, UINT32_MAX)), -ENODEV);
+	assert_int_equal(refused(p->c, warm_of(&k, KVP_WARM_BLOCKS + 1, 0)), -EINVAL);
+	sqe = warm_of(&k, 3, 0);
+	sqe.flags = KVP_SQE_RELEASE;
+	assert_int_equal(refused(p->c, sqe), -EINVAL);
+	sqe = warm_of(&k, 3, 0);
+	sqe.parent_kind = KVP_PARENT_SERIAL;
+	assert_int_equal(refused(p->c, sqe), -EINVAL);
+	sqe = warm_of(&k, 3, 0);
+	sqe.parent_id = limits.max_blocks + limits.recipe_blocks;
+	assert_int_equal(refused(p->c, sqe), -EINVAL);
+	sqe = warm_of(&k, 3, 0);
+	sqe.parent_birth++;
+	assert_int_equal(refused(p->c, sqe), -ENOENT);
+	other = dp_attach(&p->w, p->w.tenant);
+	assert_int_equal(refused(other, warm_of(&k, 3, 0)), -EACCES);
+	assert_int_equal(count(p->c, &k, KVP_TIER_VRAM), 0);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+static void test_no_devices(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain k;
+
+	(void)state;
+	defaults(p, &limits, 0, 0);
+	begin(p, &limits);
+	put(p, p->c, &k, 3, 1);
+	assert_int_equal(refused(p->c, warm_of(&k, 3, 0)), -EOPNOTSUPP);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* What is leased stays, on the device too; what is not goes from there and from nowhere else. */
+static void test_room(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain a, b;
+	struct kvp_lease l, m;
+	uint32_t there;
+	uint64_t words[16];
+
+	(void)state;
+	defaults(p, &limits, 1, MIB); /* 16 blocks */
+	begin(p, &limits);
+	put(p, p->c, &a, 12, 1);
+	put(p, p->c, &b, 10, 2);
+	lease(p->c, &a, &l);
+	lease(p->c, &b, &m);
+	assert_int_equal(warm(p->c, warm_of(&a, 0, 0), &there), 0);
+	for (uint32_t i = 0; i < 12; i++)
+		words[i] = kvp_load_acquire(&p->c->view.blocks[a.block[i].id].word);
+	assert_int_equal(warm(p->c, warm_of(&b, 0, 0), &there), -ENOSPC);
+	assert_int_equal(there, 4);
+	assert_int_equal(count(p->c, &a, KVP_TIER_VRAM), 12);
+	for (uint32_t i = 0; i < 12; i++)
+		assert_true(words[i] == kvp_load_acquire(&p->c->view.blocks[a.block[i].id].word));
+	kvp_lease_drop(&l);
+	assert_int_equal(warm(p->c, warm_of(&b, 0, 0), &there), 0);
+	assert_int_equal(there, 10);
+	assert_int_equal(count(p->c, &b, KVP_TIER_VRAM), 10);
+	assert_int_equal(count(p->c, &a, KVP_TIER_VRAM), 6);
+	assert_int_equal(count(p->c, &a, KVP_TIER_DRAM), 12);
+	for (uint32_t i = 0; i < 12; i++)
+		assert_int_equal(
+			kvp_word_state(kvp_load_acquire(&p->c->view.blocks[a.block[i].id].word)),
+			KVP_BLOCK_LIVE);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* The tip that is leased does not lie on the device; what lies above it does, and stays. */
+static void test_leased_below(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain a, upper, b;
+	struct kvp_lease l, m;
+	uint32_t there;
+
+	(void)state;
+	defaults(p, &limits, 1, MIB);
+	begin(p, &limits);
+	put(p, p->c, &a, 20, 1);
+	put(p, p->c, &b, 10, 2);
+	upper = a;
+	upper.n = 12;
+	assert_int_equal(warm(p->c, warm_of(&upper, 0, 0), &there), 0);
+	lease(p->c, &a, &l);
+	lease(p->c, &b, &m);
+	assert_int_equal(warm(p->c, warm_of(&b, 0, 0), &there), -ENOSPC);
+	assert_int_equal(count(p->c, &upper, KVP_TIER_VRAM), 12);
+	kvp_lease_drop(&l);
+	assert_int_equal(warm(p->c, warm_of(&b, 0, 0), &there), 0);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* A block that leaves DRAM leaves the device. */
+static void test_both_go(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain a, b;
+	uint32_t there;
+
+	(void)state;
+	defaults(p, &limits, 1, 2 * MIB);
+	limits.max_blocks = 24;
+	limits.recipe_blocks = 100;
+	begin(p, &limits);
+	put(p, p->c, &a, 16, 1);
+	assert_int_equal(warm(p->c, warm_of(&a, 0, 0), &there), 0);
+	put(p, p->c, &b, 20, 2);
+	for (uint32_t i = 0; i < 16; i++)
+		assert_true(lies(p->c, &a, i, KVP_TIER_DRAM) == lies(p->c, &a, i, KVP_TIER_VRAM));
+	assert_true(count(p->c, &a, KVP_TIER_VRAM) <= 4);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* Whoever has a guaranteed share has it, whatever another tenant does. */
+static void test_shares(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits, others;
+	struct dp_client *other;
+	uint32_t second, space, there;
+	struct chain a, b;
+	struct kvp_lease l;
+
+	(void)state;
+	defaults(p, &limits, 1, 2 * MIB);
+	limits.device_share[0] = MIB;
+	begin(p, &limits);
+	others = limits;
+	/* Asks for more than is left. */
+	others.device_share[0] = 2 * MIB;
+	assert_int_equal(kvpd_tenant_open(p->w.ledger, "two", &others, &second), 0);
+	other = dp_attach(&p->w, second);
+	space = p->space;
+	put(p, p->c, &a, 20, 1);
+	lease(p->c, &a, &l);
+	assert_int_equal(warm(p->c, warm_of(&a, 0, 0), &there), -ENOSPC);
+	assert_int_equal(there, 16);
+	p->space = dp_large_space(other, "m", BLOCK);
+	put(p, other, &b, 16, 2);
+	lease(other, &b, &l);
+	assert_int_equal(warm(other, warm_of(&b, 0, 0), &there), 0);
+	assert_int_equal(there, 16);
+	assert_int_equal(count(other, &b, KVP_TIER_VRAM), 16);
+	p->space = space;
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* Blocks of another size find all segments taken by the first: one is emptied for them. */
+static void test_classes(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain a, b;
+	uint32_t there, first, tries = 0;
+	int r;
+
+	(void)state;
+	defaults(p, &limits, 1, 2 * MIB);
+	begin(p, &limits);
+	put(p, p->c, &a, 32, 1);
+	assert_int_equal(warm(p->c, warm_of(&a, 0, 0), &there), 0);
+	first = p->space;
+	p->space = dp_large_space(p->c, "n", 2 * BLOCK);
+	put(p, p->c, &b, 4, 2);
+	while ((r = warm(p->c, warm_of(&b, 0, 0), &there)) == -ENOSPC && tries++ < 2000)
+		usleep(5000);
+	assert_int_equal(r, 0);
+	assert_int_equal(there, 4);
+	assert_int_equal(count(p->c, &b, KVP_TIER_VRAM), 4);
+	p->space = first;
+	assert_int_equal(count(p->c, &a, KVP_TIER_DRAM), 32);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+static void faults(struct pool *p, const char *what)
+{
+	p->device[0].driver = (char *)(uintptr_t) "fault";
+	p->device[0].faults = (char *)(uintptr_t)what;
+}
+
+/* The worker dies with copies under way; what was there stays, and the rest comes with the next. */
+static void test_worker_dies(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	uint32_t there, tries = 0;
+	struct kvp_lease l;
+	struct chain k;
+	int r;
+
+	(void)state;
+	defaults(p, &limits, 1, 8 * MIB);
+	faults(p, "copy=die@1#1,submit=die@2#0");
+	begin(p, &limits);
+	put(p, p->c, &k, 60, 1);
+	lease(p->c, &k, &l);
+	while ((r = warm(p->c, warm_of(&k, 0, 0), &there)) != 0 && tries++ < 1000) {
+		assert_true(r == -EAGAIN || r == -ENODEV || r == -EIO);
+		assert_int_equal(count(p->c, &k, KVP_TIER_DRAM), 60);
+		usleep(20000);
+	}
+	assert_int_equal(r, 0);
+	assert_int_equal(count(p->c, &k, KVP_TIER_VRAM), 60);
+	kvp_lease_drop(&l);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+static int warm_or_not(struct dp_client *c, struct kvp_sqe sqe)
+{
+	struct kvp_cqe cqe;
+
+	answer(c, dp_push(c, &sqe), &cqe);
+	if (cqe.flags & KVP_CQE_PARKED)
+		answer(c, cqe.serial, &cqe);
+	return cqe.status;
+}
+
+/* No driver's failure is more than an answer. */
+static void test_driver_fails(void **state)
+{
+	static const char *const what[] = { "make=fail:ENOMEM", "make=fail:EIO", "add=fail:EIO",
+		"submit=fail:EIO", "copy=fail:EIO", "copy=die", "open=fail:EIO", "drop=slow:50",
+		"hostdrop=slow:50", "copy=slow:20" };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(what) / sizeof(what[0]); i++) {
+		struct pool *p = calloc(1, sizeof(*p));
+		struct kvpd_limits limits;
+		struct chain k;
+		int r;
+
+		defaults(p, &limits, 1, 8 * MIB);
+		faults(p, what[i]);
+		begin(p, &limits);
+		put(p, p->c, &k, 20, 1);
+		r = warm_or_not(p->c, warm_of(&k, 0, 0));
+		if (strstr(what[i], "slow"))
+			assert_int_equal(r, 0);
+		else
+			assert_true(r < 0);
+		print_message("%-18s %d\n", what[i], r);
+		assert_int_equal(count(p->c, &k, KVP_TIER_DRAM), 20);
+		dp_check(&p->w);
+		dp_stop(&p->w);
+		free(p);
+	}
+}
+
+/* Sessions that end take their tickets with them, wherever these are. */
+static void test_session_ends(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain k;
+
+	(void)state;
+	defaults(p, &limits, 1, 8 * MIB);
+	p->device[0].copy_rate = 16 * MIB;
+	begin(p, &limits);
+	put(p, p->c, &k, 60, 1);
+	for (uint32_t i = 0; i < 30; i++) {
+		struct dp_client *c = dp_attach(&p->w, p->w.tenant);
+		uint32_t n = 1 + i % (KVP_WARM_TICKETS + 2);
+
+		(void)dp_large_space(c, "m", BLOCK);
+		for (uint32_t j = 0; j < n; j++) {
+			struct kvp_sqe sqe = warm_of(&k, 1 + (i * 7 + j) % 60, 0);
+
+			sqe.flags = j % 2 ? KVP_SQE_PREFETCH : 0;
+			dp_push(c, &sqe);
+		}
+		if (i % 3)
+			usleep(1000 * (i % 7));
+		dp_detach(c);
+	}
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* Anything at any time, against what the catalog says and `check` counts. */
+static void test_anything(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct chain *k = calloc(8, sizeof(*k));
+	struct kvpd_limits limits;
+	unsigned seed = 7;
+
+	(void)state;
+	defaults(p, &limits, 1, 2 * MIB);
+	limits.share = 12 * MIB;
+	limits.max_blocks = 100;
+	limits.recipe_blocks = 50;
+	begin(p, &limits);
+	for (uint32_t i = 0; i < 600; i++) {
+		struct chain *one = &k[rand_r(&seed) % 8];
+		uint32_t there = 0;
+
+		switch (rand_r(&seed) % 4) {
+		case 0:
+			put(p, p->c, one, 1 + (uint32_t)rand_r(&seed) % 20, 10 + i);
+			break;
+		case 1: {
+			struct kvp_sqe sqe = { .op = KVP_OP_DELETE,
+				.parent_kind = KVP_PARENT_BLOCK,
+				.parent_id = one->block[one->n ? one->n - 1 : 0].id,
+				.parent_birth = one->block[one->n ? one->n - 1 : 0].birth };
+
+			dp_push(p->c, &sqe);
+			one->n -= one->n > 0;
+			break;
+		}
+		default:
+			if (one->n) {
+				struct kvp_sqe sqe = warm_of(one, (uint32_t)rand_r(&seed) % 20, 0);
+				struct kvp_cqe cqe;
+
+				answer(p->c, dp_push(p->c, &sqe), &cqe);
+				if (cqe.flags & KVP_CQE_PARKED)
+					answer(p->c, cqe.serial, &cqe);
+				there = cqe.more;
+				assert_true(cqe.status == 0 || cqe.status == -ENOENT ||
+					    cqe.status == -ENOSPC);
+				assert_true(there <= 20);
+			}
+		}
+		if (i % 50 == 49)
+			dp_check(&p->w);
+	}
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(k);
+	free(p);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_appears),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_no_devices),
+		cmocka_unit_test(test_room),
+		cmocka_unit_test(test_leased_below),
+		cmocka_unit_test(test_both_go),
+		cmocka_unit_test(test_shares),
+		cmocka_unit_test(test_classes),
+		cmocka_unit_test(test_worker_dies),
+		cmocka_unit_test(test_driver_fails),
+		cmocka_unit_test(test_session_ends),
+		cmocka_unit_test(test_anything),
+	};
+
+	if (getenv("ONLY"))
+		cmocka_set_test_filter(getenv("ONLY"));
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

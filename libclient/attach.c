@@ -183,6 +183,7 @@ void client_detach(struct attachment *att)
 	kvp_store_seq(&att->dead, 1);
 	remember_commits(att);
 	event_attachment(c);
+	warms_end(att);
 	close(kvp_take_fd(&att->sock));
 	pthread_mutex_unlock(&c->ring_lock);
 	for (struct call *call = c->calls; call; call = call->next) {

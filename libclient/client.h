@@ -38,6 +38,7 @@
 
 #define N_ATTACHMENTS     64u /* daemons' lives of which handles may be left at one time */
 #define N_COMMITS         KVP_SERIALS
+#define N_WARMS           64u /* several times as many as the daemon has under way */
 #define AHEAD_MAX         16u /* slots granted ahead of need, per space */
 #define MATCHES_PER_SHARD 8u
 #define MATCHES_PER_CHUNK (KVP_SHARDS * MATCHES_PER_SHARD)
@@ -104,6 +105,17 @@ struct commit {
 	uint64_t put;    /* number of the kvp_put() that made it, else 0 */
 };
 
+/* One of the last N_WARMS requests for copies to a device; at serial mod N_WARMS. ring_lock. */
+struct warm {
+	struct attachment *att;
+	struct kvp_prefix *held; /* of kvp_prefetch(): the library's own, until the answer */
+	uint32_t serial;
+	uint32_t used;
+	uint32_t asked; /* blocks */
+	uint32_t blocks;
+	int outcome;
+};
+
 /*
  * What was committed at the daemon before, the last one at which anything was. Keys are of that
  * daemon: `roots` are those of the client's spaces there.
@@ -168,6 +180,8 @@ struct attachment {
 	uint32_t cq_head;
 	uint32_t commit_serial;
 	uint32_t other_serial;
+	uint32_t warm_serial;
+	uint32_t n_prefetches;        /* warms that hold a prefix */
 	uint64_t puts;                /* so far */
 	uint32_t n_returned;          /* grants in GRANT_RETURNED */
 	uint32_t n_later;             /* in GRANT_LATER */
@@ -181,6 +195,7 @@ struct attachment {
 	uint64_t timeouts;       /* calls so left */
 	struct kvp_grant grants[KVP_MAX_GRANTS];
 	struct commit commits[N_COMMITS];
+	struct warm warms[N_WARMS];
 	/* Extents that a match met and that are not mapped; bits. */
 	KVP_ATOMIC(uint64_t) wanted[KVP_MAX_EXTENTS / 64];
 	uint8_t asked_for[KVP_MAX_EXTENTS]; /* EXTENT_GET is on its way; the library's thread */
@@ -389,6 +404,12 @@ void timelines_carry_on(struct attachment *att);
 /* Any thread. Names the moment, and notes that it is waited for. -EINVAL: see kvp_release_after(). */
 int timeline_moment(struct kvp_timeline *timeline, struct kvp_client *client, uint64_t value,
 	uint64_t *ret_until);
+
+/* ---- device.c -------------------------------------------------------------------------------- */
+
+/* ring_lock held, both. What the ledger says of a WARM, 1: it has ended; none will be answered any more. */
+int warm_answer(struct attachment *att, const struct kvp_cqe *cqe);
+void warms_end(struct attachment *att);
 
 /* ---- references to blocks -------------------------------------------------------------------- */
 

@@ -149,7 +149,7 @@ static void look_around(struct kvp_client *c, struct attachment *att, struct sle
 	add_word(s, &c->event_kick, kvp_load_relaxed(&c->event_kick));
 	if (!att)
 		return;
-	if (c->events & KVP_EVENT_COMMITS) {
+	if (c->events & EVENTS_RING) {
 		/* Read before the ring is emptied: what comes afterwards changes it. */
 		uint32_t seen = kvp_load_seq(&att->page->cq_tail);
 
@@ -186,7 +186,7 @@ static void *event_thread(void *client)
 		struct attachment *att = attachment_get(c);
 		KVP_ATOMIC(uint32_t) *waiters = NULL;
 
-		if (att && c->events & KVP_EVENT_COMMITS && !c->event_polls)
+		if (att && c->events & EVENTS_RING && !c->event_polls)
 			waiters = &att->page->cq_waiters;
 		/* Sequentially consistent: pairs with kvp_cq_push() and kvp_cq_must_wake(). */
 		if (waiters)

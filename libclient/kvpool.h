@@ -814,6 +814,7 @@ KVP_EXPORT int kvp_grant_release_after(
 /* What a descriptor announces, besides that the daemon went or another one was joined. */
 #define KVP_EVENT_COMMITS 1u /* the outcome of a commit of this client is known */
 #define KVP_EVENT_CLAIMS  2u /* kvp_wait() may say something else than -ETIMEDOUT */
+#define KVP_EVENT_WARMS   4u /* a ticket of this client has ended */
 
 /*
  * A descriptor for poll(2), epoll(7) and event loops: it becomes readable when one of `events` has
@@ -823,6 +824,7 @@ KVP_EXPORT int kvp_grant_release_after(
  *
  *   kvp_grant_wait()  -ETIMEDOUT: no outcome yet
  *   kvp_flush_done()  0: not all yet
+ *   kvp_ticket_wait() -ETIMEDOUT: not ended
  *   kvp_wait()        -ETIMEDOUT: not yet; from then on the prefix is watched, until it is released
  *
  * Nothing is missed between the question and the sleep. It may become readable for nothing. A daemon
@@ -833,7 +835,7 @@ KVP_EXPORT int kvp_grant_release_after(
  * loops before. A forked child has it too and must neither read it nor poll it, but close it.
  *
  * The first call starts a thread, which sleeps in the kernel until there is something to announce, and
- * has the daemon wake it for every answer if COMMITS are announced: a microsecond or two of both. Before
+ * has the daemon wake it for every answer if COMMITS or WARMS are announced: a microsecond or two of both. Before
  * Linux 5.16, or where a filter forbids futex_waitv(2), it looks every millisecond instead. A client
  * that never calls this has none of that. -EINVAL; -EMFILE, -ENFILE, -ENOMEM, -EAGAIN: no descriptor, or
  * no thread; -ECHILD.
@@ -850,6 +852,101 @@ KVP_EXPORT int kvp_flush_mark(struct kvp_client *client, uint64_t *ret_mark);
  * the mark has gone; -EINVAL; -ECHILD. Waits for nothing.
  */
 KVP_EXPORT int kvp_flush_done(struct kvp_client *client, uint64_t mark);
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+/*
+ * The daemon may have devices: memory besides DRAM, divided among the tenants as DRAM is, into which blocks
+ * are copied that somebody is to read there. What an engine does with one: match, kvp_warm() the prefix,
+ * go on with something else, kvp_ticket_wait(), read the blocks with kvp_device_payloads(), release.
+ *
+ * A block on a device is in DRAM as well, and a prefix is what it was: nothing of it moves. What has
+ * been copied stays on the device for as long as the prefix is held, and after that until there is no room
+ * for others; then the device's copy goes, the block in DRAM stays. Whether a block lies there now is
+ * read in shared memory, without a system call; one that does not may appear at any time, at the wish of
+ * any client of the tenant.
+ */
+#define KVP_CLIENT_DEVICES     16u   /* numbers of devices are below */
+#define KVP_CLIENT_WARM_BLOCKS 4096u /* of one ticket */
+#define KVP_CLIENT_WARMS       8u    /* tickets under way, of one client */
+
+#define KVP_DEVICE_IS_UP 1u
+
+struct kvp_device_props {
+	size_t size;
+	uint32_t
+		state; /* KVP_DEVICE_IS_UP, or another: nothing is copied now; what lies there can be read */
+	uint8_t uuid[16];
+	uint64_t bytes; /* all that the daemon may take there, for all tenants */
+	/* Copied for this tenant, since the daemon's start. */
+	uint64_t to_device_bytes;
+	uint64_t from_device_bytes;
+};
+
+/* -ENOENT: there is none of this number; -ESHUTDOWN: no daemon; -EINVAL; -ECHILD. No system call. */
+KVP_EXPORT int kvp_device_info(
+	struct kvp_client *client, uint32_t device, struct kvp_device_props *ret_props);
+
+#define KVP_WARM_PREFETCH 1u /* nobody waits for it: after all that somebody waits for */
+
+struct kvp_warm_opts {
+	size_t size;
+	uint32_t device;
+	uint32_t flags;
+	uint32_t first; /* block of the prefix, the tail being block n_blocks */
+	uint32_t
+		n; /* blocks; 0: all from `first`. No more than KVP_CLIENT_WARM_BLOCKS are taken. */
+	uint32_t timeout_ms; /* for the question to be put */
+};
+
+/* Names copies that are under way. A value: copy freely; good for the client that got it. */
+struct kvp_ticket {
+	uint64_t opaque[2];
+};
+
+/*
+ * Asks for blocks of a leased prefix to be copied to a device. Returns when the question is put; what
+ * becomes of it is asked of the ticket. Hold the prefix until then: blocks that are not held are skipped.
+ * opts may be NULL: all of it, to device 0.
+ * -EAGAIN: too many tickets that have not ended, or the daemon does not answer; -ENOENT: `first` is beyond
+ * the prefix; -ENOLCK: it has no lease; -EOPNOTSUPP: it is one of keys; -ESHUTDOWN; -EINVAL; -ECHILD.
+ */
+KVP_EXPORT int kvp_warm(
+	struct kvp_prefix *prefix, const struct kvp_warm_opts *opts, struct kvp_ticket *ret_ticket);
+
+/*
+ * Waits for the end of the copies. Returns how many of the ticket's blocks lie on the device, counted from
+ * its first one without a gap; what lay there before counts too. *ret_why, if not NULL, says why they are
+ * not all: 0: they are; -EAGAIN: KVP_CLIENT_WARMS others are under way, or the device's worker died: ask
+ * again; -ENOSPC: no room on the device in the tenant's share besides what is held; -ENODEV: no such device,
+ * it is down, or this tenant has no share of it; -ENOENT: the prefix was not held; -EBADMSG: a block is
+ * damaged, and was not copied; -EBUSY: one lies on another device; -EOPNOTSUPP: this daemon has no devices;
+ * -EACCES, -ENOMEM, -EIO.
+ * A negative errno: nothing is known. -ETIMEDOUT: they go on; with timeout_ms 0 the call only looks.
+ * -EINVAL: no such ticket, or it ended before 56 later ones; -ESHUTDOWN: the daemon went; -ECHILD.
+ */
+KVP_EXPORT int kvp_ticket_wait(
+	struct kvp_client *client, struct kvp_ticket ticket, uint32_t timeout_ms, int *ret_why);
+
+/*
+ * Has what is cached of a sequence copied to a device, for a request that is likely to come: a match that
+ * counts as no use, and a kvp_warm() with KVP_WARM_PREFETCH of it, which the library holds until it is
+ * over. Returns how many blocks were asked for; 0: none is cached. Errors of kvp_match_ids() and kvp_warm().
+ */
+KVP_EXPORT int kvp_prefetch(
+	struct kvp_space *space, const struct kvp_ids *tokens, const struct kvp_warm_opts *opts);
+
+/*
+ * As kvp_payload(), of the copy on a device: `addr` where its memory is host memory and mapped here.
+ * -ENOENT: no such block, or it does not lie there now; -EAGAIN: it does, in memory that the library is
+ * mapping: again in a moment. Valid until kvp_release(), or the moment of kvp_release_after().
+ */
+KVP_EXPORT int kvp_device_payload(const struct kvp_prefix *prefix, uint32_t i, uint32_t device,
+	struct kvp_payload_info *ret_payload);
+
+/* As kvp_payloads(), of copies on a device: ends before the first block that cannot be read there. */
+KVP_EXPORT int kvp_device_payloads(const struct kvp_prefix *prefix, uint32_t device, uint32_t first,
+	uint32_t n, const void **ret_addrs);
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 

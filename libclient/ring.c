@@ -243,7 +243,7 @@ void ring_drain(struct attachment *att)
 {
 	uint32_t before = att->cq_head;
 	struct kvp_cqe cqe;
-	int outcomes = 0;
+	uint32_t happened = 0;
 
 	if (kvp_load_relaxed(&att->dead))
 		return;
@@ -252,7 +252,9 @@ void ring_drain(struct attachment *att)
 		if (cqe.op == KVP_OP_RESERVE)
 			take_reserve(att, &cqe);
 		else if (cqe.op == KVP_OP_COMMIT)
-			outcomes += take_commit(att, &cqe);
+			happened |= take_commit(att, &cqe) ? KVP_EVENT_COMMITS : 0;
+		else if (cqe.op == KVP_OP_WARM)
+			happened |= warm_answer(att, &cqe) ? KVP_EVENT_WARMS : 0;
 		else
 			take_answer(att, &cqe);
 	}
@@ -260,8 +262,8 @@ void ring_drain(struct attachment *att)
 		att->quiet_since = now_ns();
 		att->stuck = 0;
 	}
-	if (outcomes)
-		event_announce(att->client, KVP_EVENT_COMMITS);
+	if (happened)
+		event_announce(att->client, happened);
 	if (att->n_returned) {
 		push_returned(att);
 		if (att->n_returned)

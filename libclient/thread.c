@@ -31,7 +31,7 @@ static void sweep_stock(struct attachment *att)
 			stock_return(att, b);
 		left += b->n_ahead + b->asking;
 	}
-	att->stocked = left || att->n_returned;
+	att->stocked = left || att->n_returned || att->n_prefetches;
 	pthread_mutex_unlock(&att->client->ring_lock);
 }
 

@@ -47,11 +47,9 @@ static int recipe_fits(const struct kvp_catalog_view *v, uint32_t cell, uint32_t
 	return cell < v->recipe_cells && kvp_recipe_cells(n) <= v->recipe_cells - cell;
 }
 
-/* `where` first: pairs with kvp_block_set_payload(), see kvp_catalog.h. */
 static inline void read_payload(const struct kvp_block *b, uint32_t tier, struct kvp_hit *hit)
 {
-	hit->where = kvp_load_acquire(&b->payload[tier].where);
-	hit->offset = kvp_load_acquire(&b->payload[tier].offset);
+	kvp_payload_read(b, tier, &hit->where, &hit->offset);
 	hit->tier = (uint16_t)tier;
 }
 

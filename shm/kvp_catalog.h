@@ -141,6 +141,14 @@ void kvp_index_prefetch(const struct kvp_bucket *table, uint32_t buckets, uint64
 #define KVP_TIERS_DRAM     KVP_TIERS(KVP_TIER_DRAM, KVP_TIER_RECIPE, KVP_TIER_RECIPE)
 #define KVP_TIERS_NONE     KVP_TIER_RECIPE
 
+/* What a block has in a tier; *ret_where 0: nothing. `where` first: pairs with kvp_block_set_payload(). */
+static inline void kvp_payload_read(
+	const struct kvp_block *b, uint32_t tier, uint64_t *ret_where, uint64_t *ret_offset)
+{
+	*ret_where = kvp_load_acquire(&b->payload[tier].where);
+	*ret_offset = kvp_load_acquire(&b->payload[tier].offset);
+}
+
 /* One block of a match, with one of its payloads as it was under `word`. */
 struct kvp_hit {
 	uint64_t word;

@@ -88,6 +88,23 @@ static void send_extent(
 		close(fd);
 }
 
+static void send_device(struct fake *f, struct fake_session *to, uint32_t tag)
+{
+	struct kvp_shm_extent *x = &f->v.extents[f->device_extent];
+	struct kvp_msg_extent m = {
+		.extent = f->device_extent,
+		.generation = kvp_load_relaxed(&x->generation),
+		.kind = KVP_EXTENT_VAULT,
+		.bytes = f->device_bytes,
+		.tier = KVP_TIER_VRAM,
+	};
+	int fd;
+
+	MUST(kvp_seg_reopen_ro(f->device_fd, &fd));
+	(void)kvp_msg_send(to->sock, KVP_MSG_EXTENT, tag, &m, sizeof(m), &fd, 1);
+	close(fd);
+}
+
 static void make_arena(struct fake *f, struct fake_session *s, uint64_t block_bytes)
 {
 	struct kvp_shm_extent *x;
@@ -330,6 +347,75 @@ static void do_claim(struct fake *f, struct fake_session *s, const struct kvp_sq
 	complete(s, &cqe);
 }
 
+/* Bytes of a block, wherever its arena is. */
+static const uint8_t *bytes_of(struct fake *f, kvp_block_id id, uint32_t *ret_bytes)
+{
+	struct kvp_payload_desc *d = &f->v.blocks[id].payload[KVP_TIER_DRAM];
+	uint64_t where = kvp_load_relaxed(&d->where);
+
+	*ret_bytes = kvp_where_bytes(where);
+	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)
+		if (f->s[i].arena && f->s[i].extent == kvp_where_extent(where))
+			return f->s[i].arena + kvp_load_relaxed(&d->offset);
+	abort();
+}
+
+static void to_device(struct fake *f, kvp_block_id id)
+{
+	uint32_t bytes;
+	const uint8_t *from = bytes_of(f, id, &bytes);
+	uint64_t offset = (uint64_t)f->device_used * bytes;
+
+	if (kvp_load_relaxed(&f->v.blocks[id].payload[KVP_TIER_VRAM].where))
+		return;
+	MUST(offset + bytes <= f->device_bytes ? 0 : -1);
+	memcpy(f->device + offset, from, bytes);
+	f->device_used++;
+	kvp_block_set_payload(&f->v, id, KVP_TIER_VRAM,
+		kvp_where(f->device_extent, KVP_CODEC_NATIVE, bytes), offset, 0);
+}
+
+static void end_warm(struct fake *f, struct fake_session *s, const struct kvp_sqe *e, uint32_t late)
+{
+	struct kvp_cqe cqe = {
+		.op = e->op, .serial = e->serial, .flags = late, .status = f->warm_status
+	};
+	kvp_block_id run[64], id = e->parent_id;
+	uint32_t n = 0;
+
+	for (; n < e->count && id != KVP_BLOCK_NONE; id = kvp_load_relaxed(&f->v.blocks[id].parent))
+		run[n++] = id;
+	MUST(n == e->count ? 0 : -1);
+	for (cqe.more = 0; cqe.more < n && cqe.more < f->warm_at_most; cqe.more++)
+		to_device(f, run[n - 1 - cqe.more]);
+	complete(s, &cqe);
+}
+
+static void do_warm(struct fake *f, struct fake_session *s, const struct kvp_sqe *e)
+{
+	struct kvp_cqe cqe = {
+		.op = e->op, .serial = e->serial, .status = -ENODEV, .flags = KVP_CQE_PARKED
+	};
+	uint32_t i = 0;
+
+	f->warm_flags = e->flags;
+	if (f->device_fd < 0 || e->grant || e->parent_kind != KVP_PARENT_BLOCK) {
+		cqe.flags = 0;
+		complete(s, &cqe);
+		return;
+	}
+	cqe.status = 0;
+	complete(s, &cqe);
+	if (!f->warm_held) {
+		end_warm(f, s, e, KVP_CQE_LATE);
+		return;
+	}
+	while (f->warm[i].s)
+		i++;
+	f->warm[i].s = s;
+	f->warm[i].e = *e;
+}
+
 static void serve_ring(struct fake *f, struct fake_session *s)
 {
 	struct kvp_cqe cqe = { 0 };
@@ -356,6 +442,9 @@ static void serve_ring(struct fake *f, struct fake_session *s)
 			if (kvp_claim_find(&f->v, (struct kvp_key){ e.next_lo, e.next_hi },
 				    now_ns()) == s->id)
 				claim_end(f, (struct kvp_key){ e.next_lo, e.next_hi });
+			break;
+		case KVP_OP_WARM:
+			do_warm(f, s, &e);
 			break;
 		case KVP_OP_DELETE:
 			evict(f, e.parent_id);
@@ -411,6 +500,8 @@ static void welcome(struct fake *f, struct fake_session *s)
 	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)
 		if (&f->s[i] != s && f->s[i].acked && !f->hold_extents)
 			send_extent(f, s, &f->s[i], 0);
+	if (f->device_fd >= 0 && !f->hold_extents)
+		send_device(f, s, 0);
 	(void)kvp_msg_send(s->sock, KVP_MSG_ATTACHED, 0, NULL, 0, NULL, 0);
 }
 
@@ -453,6 +544,10 @@ static void get_extent(struct fake *f, struct fake_session *s, const struct kvp_
 	struct kvp_msg_error e = { .error = -ENOENT, .text = "no such extent" };
 
 	f->extent_gets++;
+	if (f->device_fd >= 0 && id->id == f->device_extent) {
+		send_device(f, s, p->h.tag);
+		return;
+	}
 	for (uint32_t i = 0; i < FAKE_SESSIONS; i++) {
 		if (f->s[i].acked && f->s[i].extent == id->id) {
 			send_extent(f, s, &f->s[i], p->h.tag);
@@ -583,6 +678,8 @@ struct fake *fake_start(const char *path)
 		abort();
 	f->epoch = ++epochs * 1000 + 1;
 	f->room = FAKE_SLOTS;
+	f->device_fd = -1;
+	f->warm_at_most = UINT32_MAX;
 	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)
 		f->s[i].sock = f->s[i].wake = f->s[i].arena_fd = -1;
 	if (path)
@@ -624,11 +721,52 @@ struct fake *fake_stop(struct fake *f)
 		kvp_seg_unmap(s->arena, s->arena_bytes);
 		kvp_seg_unmap(s->page, pages(sizeof(*s->page)));
 	}
+	if (f->device_fd >= 0) {
+		kvp_seg_unmap(f->device, f->device_bytes);
+		close(f->device_fd);
+	}
 	kvp_seg_unmap(f->v.cat, f->catalog_bytes);
 	close(f->catalog_fd);
 	pthread_mutex_destroy(&f->lock);
 	free(f);
 	return NULL;
+}
+
+void fake_device(struct fake *f, uint64_t slot_bytes)
+{
+	struct kvp_shm_device *d = &f->v.devices[0];
+	struct kvp_shm_extent *x;
+	void *base;
+	int fd;
+
+	pthread_mutex_lock(&f->lock);
+	f->device_bytes = pages(slot_bytes * FAKE_SLOTS);
+	f->device_extent = f->last_extent++;
+	MUST(kvp_seg_create("fake-device", f->device_bytes, 0, &fd));
+	MUST(kvp_seg_map(fd, f->device_bytes, KVP_MAP_WRITE, &base));
+	MUST(kvp_seg_seal(fd, KVP_SEALS_VAULT));
+	f->device = base;
+	x = &f->v.extents[f->device_extent];
+	kvp_store_relaxed(&x->generation, 1);
+	kvp_store_relaxed(&x->tier, KVP_TIER_VRAM);
+	kvp_store_release(&x->state, KVP_EXTENT_LIVE);
+	memset(d->uuid, 7, sizeof(d->uuid));
+	d->pool_bytes = f->device_bytes;
+	kvp_store_release(&d->state, KVP_DEVICE_UP);
+	f->device_fd = fd;
+	pthread_mutex_unlock(&f->lock);
+}
+
+void fake_warm_go(struct fake *f)
+{
+	pthread_mutex_lock(&f->lock);
+	for (uint32_t i = 0; i < 64; i++) {
+		if (f->warm[i].s && f->warm[i].s->page)
+			end_warm(f, f->warm[i].s, &f->warm[i].e, KVP_CQE_LATE);
+		f->warm[i].s = NULL;
+	}
+	f->warm_held = false;
+	pthread_mutex_unlock(&f->lock);
 }
 
 void fake_retire(struct fake *f, struct fake_session *owner)

@@ -73,6 +73,19 @@ struct fake {
 	uint32_t extent_gets;
 	uint32_t room;     /* slots that a session may have, at most FAKE_SLOTS */
 	uint32_t pause_us; /* between the slots of one answer */
+	/* fake_device(): device 0, an extent of FAKE_SLOTS slots. */
+	int device_fd; /* -1: there is none */
+	uint8_t *device;
+	uint64_t device_bytes;
+	uint32_t device_extent, device_used;
+	bool warm_held;        /* tickets are under way, and stay so until fake_warm_go() */
+	int warm_status;       /* of the next answers, */
+	uint32_t warm_at_most; /* which copy so many blocks */
+	struct {
+		struct fake_session *s; /* NULL: free */
+		struct kvp_sqe e;
+	} warm[64];
+	uint32_t warm_flags; /* of the last one asked for */
 };
 
 /* Listens at path (a fresh one if NULL). Aborts on error, as everything here. */
@@ -85,6 +98,10 @@ struct fake *fake_stop(struct fake *f);
 void fake_retire(struct fake *f, struct fake_session *owner);
 /* Takes a block out, if no page has a lease on it. Returns whether it went. */
 bool fake_evict(struct fake *f, kvp_block_id id);
+/* Gives it a device whose slots measure so much. Before clients attach. */
+void fake_device(struct fake *f, uint64_t slot_bytes);
+/* Ends the tickets that are under way. */
+void fake_warm_go(struct fake *f);
 uint32_t fake_blocks(struct fake *f);
 uint32_t fake_leases(struct fake *f);
 uint32_t fake_granted(struct fake *f);

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reads a cached prompt on a device: has it copied there, goes on with other work, and reads what has
+ * come in place. Without a device, or where there was no room for all of it, the rest is read in DRAM:
+ * a copy on a device is never the only one.
+ */
+#include <errno.h>
+#include <kvpool.h>
+#include <stdio.h>
+#include <string.h>
+
+#define DIM    16
+#define T      16
+#define BLOCKS 4
+
+static int fail(const char *what, long error)
+{
+	fprintf(stderr, "%s: %s\n", what, strerror((int)-error));
+	return 1;
+}
+
+static int put(struct kvp_client *client, struct kvp_space *space, const uint32_t *tokens)
+{
+	static float kv[BLOCKS * T * 2 * DIM];
+	struct kvp_view_plane plane;
+	struct kvp_view view = { .size = sizeof(view), .planes = &plane };
+	uint64_t bytes;
+	int64_t n;
+
+	for (unsigned i = 0; i < BLOCKS * T * 2 * DIM; i++)
+		kv[i] = 1;
+	kvp_view_dense(space, KVP_VIEW_NCLD, kv, BLOCKS * T, &plane, &bytes);
+	n = kvp_put(space, tokens, BLOCKS * T, 0, &view, NULL, NULL);
+	return n < 0 ? (int)n : kvp_flush(client, KVP_DEFAULT_TIMEOUT);
+}
+
+/* Sums the prompt's blocks, those on device 0 there. Returns how many these were. */
+static int read_prompt(struct kvp_client *client, struct kvp_prefix *prefix, double *sum)
+{
+	const void *there[BLOCKS], *here[BLOCKS];
+	struct kvp_ticket ticket;
+	int n_here, n = 0, r, why = 0;
+
+	r = kvp_warm(prefix, NULL, &ticket);
+	if (r < 0)
+		return r;
+	/* ... whatever else there is to do meanwhile ... */
+	r = kvp_ticket_wait(client, ticket, KVP_DEFAULT_TIMEOUT, &why);
+	if (r < 0)
+		return r;
+	if (why)
+		printf("not all of it is on the device: %s\n", strerror(-why));
+	n = kvp_device_payloads(prefix, 0, 0, BLOCKS, there);
+	n_here = kvp_payloads(prefix, 0, BLOCKS, here);
+	for (int i = 0; i < n_here; i++) {
+		const float *kv = i < n ? there[i] : here[i];
+
+		for (unsigned k = 0; k < T * 2 * DIM; k++)
+			*sum += kv[k];
+	}
+	return n;
+}
+
+int main(void)
+{
+	const struct kvp_layer layer = { .kv_heads = 1, .k_dim = DIM, .v_dim = DIM };
+	const struct kvp_space_desc desc = {
+		.size = sizeof(desc),
+		.model = "example-device",
+		.dtype = KVP_DTYPE_F32,
+		.block_tokens = T,
+		.n_layers = 1,
+		.layers = &layer,
+	};
+	struct kvp_device_props device = { .size = sizeof(device) };
+	uint32_t tokens[BLOCKS * T];
+	struct kvp_client *client;
+	struct kvp_space *space;
+	struct kvp_prefix *prefix;
+	double sum = 0;
+	int r;
+
+	for (unsigned i = 0; i < BLOCKS * T; i++)
+		tokens[i] = 1000 + i;
+	r = kvp_open(NULL, &client);
+	if (r < 0)
+		return fail("no daemon", r);
+	r = kvp_space_open(client, &desc, KVP_DEFAULT_TIMEOUT, &space);
+	if (r < 0)
+		return fail("space", r);
+	r = put(client, space, tokens);
+	if (r < 0)
+		return fail("put", r);
+	if (kvp_device_info(client, 0, &device) < 0)
+		puts("this daemon has no device");
+	r = kvp_match(space, tokens, BLOCKS * T, NULL, &prefix);
+	if (r < 0)
+		return fail("match", r);
+	r = read_prompt(client, prefix, &sum);
+	if (r < 0)
+		return fail("warm", r);
+	printf("%d of %d blocks read on the device, sum %.0f\n", r, BLOCKS, sum);
+	kvp_release(prefix);
+	kvp_space_close(space);
+	kvp_close(client);
+	return sum == BLOCKS * T * 2 * DIM ? 0 : 1;
+}

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies on devices, asked for and read, against a small daemon in a thread of this process. */
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "libclient/match.h"
+#include "tests/libclient/fake.h"
+
+#define T           16u
+#define BLOCKS      8u
+#define TOKENS      (BLOCKS * T + 5)
+#define TOKEN_BYTES (2u * 2 * 16)
+#define BLOCK_BYTES (T * TOKEN_BYTES)
+#define WAIT_MS     5000u
+
+static const struct kvp_layer one_layer = { .kv_heads = 1, .k_dim = 16, .v_dim = 16 };
+
+static const struct kvp_space_desc model = {
+	.size = sizeof(model),
+	.model = "device",
+	.dtype = KVP_DTYPE_F16,
+	.layout = KVP_LAYOUT_LCND,
+	.block_tokens = T,
+	.n_layers = 1,
+	.layers = &one_layer,
+};
+
+struct fixture {
+	struct fake *fake;
+	struct kvp_client *client;
+	struct kvp_space *space;
+	uint32_t tokens[TOKENS];
+	uint8_t kv[TOKENS * TOKEN_BYTES];
+};
+
+/* Sets a field of the fake daemon, which runs meanwhile. */
+#define SET(fake, field, value)                      \
+	do {                                         \
+		pthread_mutex_lock(&(fake)->lock);   \
+		(fake)->field = (value);             \
+		pthread_mutex_unlock(&(fake)->lock); \
+	} while (0)
+
+static int prepare(void **state, int device, int hold_extents)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+	struct kvp_open_opts o = { .size = sizeof(o), .default_timeout_ms = WAIT_MS };
+	struct kvp_put_opts po = {
+		.size = sizeof(po), .flags = KVP_PUT_PARTIAL, .timeout_ms = WAIT_MS
+	};
+	struct kvp_view_plane plane;
+	struct kvp_view v = { .size = sizeof(v), .planes = &plane };
+	uint64_t bytes;
+
+	f->fake = fake_start(NULL);
+	if (device)
+		fake_device(f->fake, BLOCK_BYTES);
+	SET(f->fake, hold_extents, hold_extents);
+	o.socket = f->fake->path;
+	assert_int_equal(kvp_open(&o, &f->client), 0);
+	assert_int_equal(kvp_space_open(f->client, &model, KVP_DEFAULT_TIMEOUT, &f->space), 0);
+	for (uint32_t i = 0; i < TOKENS; i++)
+		f->tokens[i] = 7 + i * 5;
+	for (size_t i = 0; i < sizeof(f->kv); i++)
+		f->kv[i] = (uint8_t)(i * 37 % 251);
+	assert_int_equal(kvp_view_dense(f->space, KVP_VIEW_NCLD, f->kv, TOKENS, &plane, &bytes), 0);
+	assert_int_equal(kvp_put(f->space, f->tokens, TOKENS, 0, &v, &po, NULL), TOKENS);
+	assert_int_equal(kvp_flush(f->client, WAIT_MS), 0);
+	*state = f;
+	return 0;
+}
+
+static int setup(void **state)
+{
+	return prepare(state, 1, 0);
+}
+
+static int setup_unmapped(void **state)
+{
+	return prepare(state, 1, 1);
+}
+
+static int setup_without(void **state)
+{
+	return prepare(state, 0, 0);
+}
+
+static int teardown(void **state)
+{
+	struct fixture *f = *state;
+
+	kvp_space_close(f->space);
+	kvp_close(f->client);
+	fake_stop(f->fake);
+	free(f);
+	return 0;
+}
+
+static struct kvp_prefix *match(struct fixture *f, uint32_t n)
+{
+	struct kvp_prefix *m;
+
+	assert_int_equal(kvp_match(f->space, f->tokens, n, NULL, &m), 0);
+	return m;
+}
+
+/* Blocks [from, to) on the device are those in DRAM, byte for byte, and lie elsewhere. */
+static void same_there(struct kvp_prefix *m, uint32_t from, uint32_t to)
+{
+	const void *there[BLOCKS + 1], *here[BLOCKS + 1];
+
+	assert_int_equal(kvp_device_payloads(m, 0, from, to - from, there), to - from);
+	assert_int_equal(kvp_payloads(m, from, to - from, here), to - from);
+	for (uint32_t i = 0; i < to - from; i++) {
+		struct kvp_payload_info p = { .size = sizeof(p) };
+
+		assert_ptr_not_equal(there[i], here[i]);
+		assert_memory_equal(there[i], here[i], BLOCK_BYTES);
+		assert_int_equal(kvp_device_payload(m, from + i, 0, &p), 0);
+		assert_ptr_equal(p.addr, there[i]);
+		assert_int_equal(p.tier, KVP_TIER_VRAM);
+		assert_int_equal(p.codec, 0);
+		assert_int_equal(p.bytes, BLOCK_BYTES);
+	}
+}
+
+static void warm_and_read(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_warm_opts o = { .size = sizeof(o), .first = 2, .n = 3 };
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_prefix *m = match(f, TOKENS);
+	struct kvp_ticket ticket, all;
+	const void *addrs[BLOCKS + 1];
+	int why = -1;
+
+	assert_int_equal(kvp_device_payload(m, 0, 0, &p), -ENOENT);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, BLOCKS, addrs), 0);
+	assert_int_equal(kvp_warm(m, &o, &ticket), 0);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, &why), 3);
+	assert_int_equal(why, 0);
+	same_there(m, 2, 5);
+	assert_int_equal(kvp_device_payload(m, 1, 0, &p), -ENOENT);
+	assert_int_equal(kvp_device_payload(m, 5, 0, &p), -ENOENT);
+	assert_int_equal(kvp_device_payloads(m, 0, 3, BLOCKS, addrs), 2);
+	assert_int_equal(kvp_device_payloads(m, 1, 3, BLOCKS, addrs), 0);
+	/* All of it, the partial block included; what was there counts. A ticket can be asked again. */
+	assert_int_equal(kvp_warm(m, NULL, &all), 0);
+	assert_int_equal(kvp_ticket_wait(f->client, all, WAIT_MS, NULL), BLOCKS + 1);
+	same_there(m, 0, BLOCKS + 1);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, 0, &why), 3);
+	assert_int_equal(kvp_release(m), 0);
+	assert_int_equal(fake_leases(f->fake), 0);
+}
+
+/* Some of them, with the reason. */
+static void some(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f, BLOCKS * T);
+	struct kvp_ticket ticket;
+	int why = 0;
+
+	SET(f->fake, warm_status, -ENOSPC);
+	SET(f->fake, warm_at_most, 5);
+	assert_int_equal(kvp_warm(m, NULL, &ticket), 0);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, &why), 5);
+	assert_int_equal(why, -ENOSPC);
+	same_there(m, 0, 5);
+	kvp_release(m);
+}
+
+static void refused(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_device_props d = { .size = sizeof(d) };
+	struct kvp_prefix *m = match(f, BLOCKS * T);
+	struct kvp_ticket ticket, none = { { 0 } };
+	int why = 0;
+
+	assert_int_equal(kvp_device_info(f->client, 0, &d), -ENOENT);
+	assert_int_equal(kvp_warm(m, NULL, &ticket), 0);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, &why), 0);
+	assert_int_equal(why, -ENODEV);
+	assert_int_equal(kvp_ticket_wait(f->client, none, WAIT_MS, &why), -EINVAL);
+	ticket.opaque[1]++;
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, &why), -EINVAL);
+	kvp_release(m);
+}
+
+static void wrong_use(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_device_props d = { .size = sizeof(d) };
+	struct kvp_warm_opts o = { .size = sizeof(o) };
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_prefix *m = match(f, BLOCKS * T), *empty;
+	uint32_t other[T] = { 1 };
+	struct kvp_ticket ticket;
+	int ws;
+	pid_t pid;
+
+	assert_int_equal(kvp_device_info(f->client, 0, &d), 0);
+	assert_int_equal(d.state, KVP_DEVICE_IS_UP);
+	assert_int_equal(d.uuid[15], 7);
+	assert_int_equal(d.bytes, f->fake->device_bytes);
+	assert_int_equal(kvp_device_info(f->client, 1, &d), -ENOENT);
+	assert_int_equal(kvp_device_info(f->client, UINT32_MAX, &d), -ENOENT);
+	assert_int_equal(kvp_warm(NULL, &o, &ticket), -EINVAL);
+	assert_int_equal(kvp_warm(m, &o, NULL), -EINVAL);
+	o.flags = 2;
+	assert_int_equal(kvp_warm(m, &o, &ticket), -EINVAL);
+	o = (struct kvp_warm_opts){ .size = sizeof(o), .device = KVP_CLIENT_DEVICES };
+	assert_int_equal(kvp_warm(m, &o, &ticket), -EINVAL);
+	o = (struct kvp_warm_opts){ .size = sizeof(o), .first = BLOCKS };
+	assert_int_equal(kvp_warm(m, &o, &ticket), -ENOENT);
+	o = (struct kvp_warm_opts){ .size = 2 };
+	assert_int_equal(kvp_warm(m, &o, &ticket), -EINVAL);
+	assert_int_equal(kvp_match(f->space, other, T, NULL, &empty), 0);
+	assert_int_equal(kvp_warm(empty, NULL, &ticket), -ENOENT);
+	assert_int_equal(kvp_device_payload(empty, 0, 0, &p), -ENOENT);
+	kvp_release(empty);
+	assert_int_equal(kvp_device_payload(m, 0, 0, NULL), -EINVAL);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, 1, NULL), -EINVAL);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (!pid)
+		_exit(kvp_warm(m, NULL, &ticket) != -ECHILD ||
+			kvp_device_payload(m, 0, 0, &p) != -ECHILD ||
+			kvp_ticket_wait(f->client, ticket, 0, NULL) != -ECHILD);
+	assert_int_equal(waitpid(pid, &ws, 0), pid);
+	assert_int_equal(ws, 0);
+	kvp_release(m);
+	assert_int_equal(kvp_warm(m, NULL, &ticket), -EINVAL);
+}
+
+/* Under way: a call that looks, one that waits, and more than there may be. */
+static void under_way(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f, BLOCKS * T);
+	struct kvp_counters s = { .size = sizeof(s) };
+	struct kvp_ticket ticket[N_WARMS], more;
+	struct pollfd ready;
+	int why = 5, fd;
+
+	SET(f->fake, warm_held, true);
+	for (uint32_t i = 0; i < N_WARMS; i++)
+		assert_int_equal(kvp_warm(m, NULL, &ticket[i]), 0);
+	assert_int_equal(kvp_warm(m, NULL, &more), -EAGAIN);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket[3], 0, &why), -ETIMEDOUT);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket[3], 150, &why), -ETIMEDOUT);
+	assert_int_equal(why, 5);
+	/* What is under way has been answered: the daemon is not taken for stuck. */
+	assert_int_equal(kvp_flush(f->client, WAIT_MS), 0);
+	assert_int_equal(kvp_stats(f->client, &s), 0);
+	assert_int_equal(s.stuck, 0);
+	assert_int_equal(s.timeouts, 0);
+	fd = kvp_event_fd(f->client, KVP_EVENT_WARMS);
+	assert_true(fd >= 0);
+	ready = (struct pollfd){ .fd = fd, .events = POLLIN };
+	assert_int_equal(poll(&ready, 1, 50), 0);
+	fake_warm_go(f->fake);
+	assert_int_equal(poll(&ready, 1, (int)WAIT_MS), 1);
+	for (uint32_t i = 0; i < N_WARMS; i++)
+		assert_int_equal(kvp_ticket_wait(f->client, ticket[i], WAIT_MS, NULL), BLOCKS);
+	/* The places are free again, and the oldest ticket is forgotten. */
+	assert_int_equal(kvp_warm(m, NULL, &more), 0);
+	assert_int_equal(kvp_ticket_wait(f->client, more, WAIT_MS, NULL), BLOCKS);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket[0], WAIT_MS, NULL), -EINVAL);
+	kvp_release(m);
+}
+
+/* In an extent that is not mapped yet: again in a moment. */
+static void unmapped(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_prefix *m = match(f, T);
+	struct kvp_ticket ticket;
+	int r;
+
+	assert_int_equal(kvp_warm(m, NULL, &ticket), 0);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, NULL), 1);
+	r = kvp_device_payload(m, 0, 0, &p);
+	assert_int_equal(r, -EAGAIN);
+	for (uint32_t i = 0; i < 1000 && r == -EAGAIN; i++) {
+		usleep(5000);
+		r = kvp_device_payload(m, 0, 0, &p);
+	}
+	assert_int_equal(r, 0);
+	same_there(m, 0, 1);
+	kvp_release(m);
+}
+
+static void no_leases_soon(struct fixture *f)
+{
+	for (uint32_t i = 0; i < 1000 && fake_leases(f->fake); i++)
+		usleep(5000);
+	assert_int_equal(fake_leases(f->fake), 0);
+}
+
+/* The library holds what is prefetched, and lets go of it without a call of anybody. */
+static void prefetch(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_ids ids = { .ids = f->tokens, .n = TOKENS };
+	struct kvp_warm_opts o = { .size = sizeof(o), .first = 1, .n = 2 };
+	struct kvp_counters before = { .size = sizeof(before) }, after = { .size = sizeof(after) };
+	struct kvp_prefix *m;
+	uint32_t other[T] = { 1 };
+
+	assert_int_equal(kvp_stats(f->client, &before), 0);
+	SET(f->fake, warm_held, true);
+	assert_int_equal(kvp_prefetch(f->space, &ids, NULL), BLOCKS + 1);
+	assert_int_equal(fake_leases(f->fake), 1);
+	fake_warm_go(f->fake);
+	no_leases_soon(f);
+	assert_int_equal(f->fake->warm_flags, KVP_SQE_PREFETCH);
+	m = match(f, TOKENS);
+	same_there(m, 0, BLOCKS + 1);
+	kvp_release(m);
+	assert_int_equal(kvp_prefetch(f->space, &ids, &o), 2);
+	o.first = BLOCKS + 1;
+	assert_int_equal(kvp_prefetch(f->space, &ids, &o), 0);
+	ids = (struct kvp_ids){ .ids = other, .n = T };
+	assert_int_equal(kvp_prefetch(f->space, &ids, NULL), 0);
+	assert_int_equal(kvp_prefetch(f->space, NULL, NULL), -EINVAL);
+	no_leases_soon(f);
+	assert_int_equal(kvp_stats(f->client, &after), 0);
+	assert_int_equal(after.lookups, before.lookups + 1); /* match() */
+}
+
+/* A daemon that goes ends tickets, and what is held for them. */
+static void daemon_goes(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_ids ids = { .ids = f->tokens, .n = TOKENS };
+	struct kvp_prefix *m = match(f, TOKENS);
+	struct kvp_ticket ticket;
+	int why = 0;
+
+	SET(f->fake, warm_held, true);
+	assert_int_equal(kvp_warm(m, NULL, &ticket), 0);
+	assert_int_equal(kvp_prefetch(f->space, &ids, NULL), BLOCKS + 1);
+	fake_stop(f->fake);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, &why), -ESHUTDOWN);
+	assert_int_equal(kvp_warm(m, NULL, &ticket), -ESHUTDOWN);
+	assert_int_equal(kvp_release(m), 0);
+	f->fake = fake_start(NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(warm_and_read, setup, teardown),
+		cmocka_unit_test_setup_teardown(some, setup, teardown),
+		cmocka_unit_test_setup_teardown(refused, setup_without, teardown),
+		cmocka_unit_test_setup_teardown(wrong_use, setup, teardown),
+		cmocka_unit_test_setup_teardown(under_way, setup, teardown),
+		cmocka_unit_test_setup_teardown(unmapped, setup_unmapped, teardown),
+		cmocka_unit_test_setup_teardown(prefetch, setup, teardown),
+		cmocka_unit_test_setup_teardown(daemon_goes, setup, teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -158,6 +158,29 @@ int outlive(kvp_client *client, kvp_prefix *prefix, kvp_grant *grant)
 	return reached + (timeline == nullptr);
 }
 
+int on_device(kvp_client *client, kvp_space *space, kvp_prefix *prefix)
+{
+	kvp_device_props props = {};
+	kvp_warm_opts opts = {};
+	kvp_payload_info payload = {};
+	kvp_ticket ticket = {};
+	kvp_ids tokens = {};
+	const void *addr = nullptr;
+	int why = 0;
+
+	props.size = sizeof(props);
+	opts.size = sizeof(opts);
+	opts.flags = KVP_WARM_PREFETCH;
+	payload.size = sizeof(payload);
+	if (kvp_device_info(client, 0, &props) < 0 || props.state != KVP_DEVICE_IS_UP)
+		return -1;
+	kvp_prefetch(space, &tokens, &opts);
+	kvp_warm(prefix, &opts, &ticket);
+	kvp_ticket_wait(client, ticket, KVP_DEFAULT_TIMEOUT, &why);
+	kvp_device_payload(prefix, 0, 0, &payload);
+	return kvp_device_payloads(prefix, 0, 0, 1, &addr) + why;
+}
+
 int administer(const char *request)
 {
 	kvp_admin *admin = nullptr;
@@ -184,6 +207,7 @@ int from_cxx(const uint32_t *tokens, kvp_view *view, void *base)
 	n += by_keys(space, tokens, base);
 	n += hand_over(space, nullptr);
 	n += outlive(client, nullptr, nullptr);
+	n += on_device(client, space, nullptr);
 	n += kvp_flush(client, 0) + kvp_delete(space, tokens, 64, 0) + administer("{}");
 	space = kvp_space_close(space);
 	client = kvp_close(client);

@@ -48,6 +48,14 @@ static inline struct rows_out kvp_float_out(float *x, uint32_t dim, float scale)
 	return (struct rows_out){ (uint8_t *)x, 0, 1, dim, KVP_DTYPE_F32, scale };
 }
 
+/* ---- plane.c ---- */
+
+/* The memory that a raw plane spans, as integers; -EINVAL if that is not even an address range. */
+int kvp_raw_span(
+	const struct kvp_plane *p, struct kvp_raw_const raw, uintptr_t *ret_lo, uintptr_t *ret_hi);
+/* Whether no two rows have a byte in common, as those that are written must. */
+int kvp_rows_disjoint(const struct kvp_plane *p, struct kvp_raw_const raw);
+
 /* ---- exponent.c ---- */
 
 #define KVP_EXPONENT_MIN (-120)

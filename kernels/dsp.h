@@ -109,6 +109,14 @@ struct running {
  */
 typedef float kvp_softmax_fn(const struct softmax *job, float *s, struct running *run);
 
+/* RoPE at one position, and one row of it, from any dtype to any; rope.h. */
+struct kvp_rope;
+struct rope_turn;
+typedef void kvp_rope_turn_fn(
+	const struct kvp_rope *rope, uint32_t position, uint32_t undo, struct rope_turn *ret_turn);
+typedef void kvp_rope_row_fn(const struct rope_turn *turn, uint32_t dim, const uint8_t *in,
+	uint32_t in_dtype, uint8_t *out, uint32_t out_dtype);
+
 /* n words of 16 bits, rotated left by so many bits, as their high and low bytes, and back: split.h. */
 typedef void kvp_split_fn(
 	uint32_t rotate, const uint8_t *words, uint32_t n, uint8_t *high, uint8_t *low);
@@ -128,6 +136,8 @@ struct dsp {
 	kvp_had_encode_fn *had_encode;
 	kvp_had_decode_fn *had_decode;
 	kvp_softmax_fn *softmax;
+	kvp_rope_turn_fn *rope_turn;
+	kvp_rope_row_fn *rope_row;
 	kvp_split_fn *split;
 	kvp_join_fn *join;
 	kvp_rans_encode_fn *rans_encode;
@@ -150,6 +160,8 @@ kvp_byte_decode_fn kvp_byte_decode_c;
 kvp_had_encode_fn kvp_had_encode_c;
 kvp_had_decode_fn kvp_had_decode_c;
 kvp_softmax_fn kvp_softmax_c;
+kvp_rope_turn_fn kvp_rope_turn_c;
+kvp_rope_row_fn kvp_rope_row_c;
 kvp_split_fn kvp_split_c;
 kvp_join_fn kvp_join_c;
 
@@ -170,8 +182,10 @@ void kvp_attend_init_c(struct kvp_kernels *k);
 #ifdef KVP_HAVE_X86
 void kvp_dsp_init_avx2(struct dsp *dsp);
 void kvp_dsp_init_avx512(struct dsp *dsp);
-void kvp_rans_init_avx2(struct dsp *dsp);
-void kvp_rans_init_avx512(struct dsp *dsp);
+void kvp_rope_slots_avx2(struct dsp *dsp);
+void kvp_rope_slots_avx512(struct dsp *dsp);
+void kvp_rans_slots_avx2(struct dsp *dsp);
+void kvp_rans_slots_avx512(struct dsp *dsp);
 void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 void kvp_attend_init_vbmi(struct kvp_kernels *k);
@@ -184,6 +198,7 @@ float kvp_dot_c(const float *a, const float *b, uint32_t n);
 int kvp_rotation_init(struct rotation *ret_rot, uint32_t kind, uint32_t dim, uint64_t seed,
 	const struct kvp_calib *calib);
 int kvp_hadamard_order(uint32_t dim); /* 1, 12, 20, 28, 36; -EINVAL */
+double kvp_log_portable(double x);    /* the same on every machine; 0 < x <= 1 */
 void kvp_rotate_fwd(const struct rotation *rot, float *x);
 void kvp_rotate_inv(const struct rotation *rot, float *x);
 /* The order-m stage alone: H_m, or its transpose, across blocks of dim / order elements. */

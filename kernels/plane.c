@@ -31,8 +31,7 @@ int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes
 	return 0;
 }
 
-/* The memory that a raw plane spans, as integers; -EINVAL if that is not even an address range. */
-static int raw_span(
+int kvp_raw_span(
 	const struct kvp_plane *p, struct kvp_raw_const raw, uintptr_t *ret_lo, uintptr_t *ret_hi)
 {
 	intptr_t size = (intptr_t)dtype_bytes(p->dtype);
@@ -67,8 +66,8 @@ static uintptr_t distance(ptrdiff_t stride)
 	return stride < 0 ? 0 - (uintptr_t)stride : (uintptr_t)stride;
 }
 
-/* Rows that are written must be disjoint: one of the two strides steps over the other's extent. */
-static int rows_disjoint(const struct kvp_plane *p, struct kvp_raw_const raw)
+/* One of the two strides steps over the other's extent. */
+int kvp_rows_disjoint(const struct kvp_plane *p, struct kvp_raw_const raw)
 {
 	uintptr_t row = (uintptr_t)p->dim * dtype_bytes(p->dtype);
 	uintptr_t head = distance(raw.head_stride), token = distance(raw.token_stride);
@@ -104,7 +103,7 @@ static int check_encode(uint32_t codec, const struct kvp_plane *p,
 		(opts->exponent < KVP_EXPONENT_MIN || opts->exponent > KVP_EXPONENT_MAX ||
 			((kvp_codec_facts(codec) & KVP_FACT_UNSCALED) && opts->exponent)))
 		return -EINVAL;
-	r = raw_span(p, src, &lo, &hi);
+	r = kvp_raw_span(p, src, &lo, &hi);
 	if (r < 0)
 		return r;
 	if (c->bytes) {
@@ -300,10 +299,10 @@ static int check_decode(
 	r = check_payload(j->codec, &j->plane, j->calib, j->in, j->in_size, ret_lay, ret_hdr);
 	if (r < 0)
 		return r;
-	r = raw_span(&j->plane, raw, &lo, &hi);
+	r = kvp_raw_span(&j->plane, raw, &lo, &hi);
 	if (r < 0)
 		return r;
-	if (overlaps(lo, hi, j->in, ret_lay->bytes) || !rows_disjoint(&j->plane, raw))
+	if (overlaps(lo, hi, j->in, ret_lay->bytes) || !kvp_rows_disjoint(&j->plane, raw))
 		return -EINVAL;
 	return 0;
 }

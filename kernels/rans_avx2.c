@@ -93,7 +93,7 @@ static void join(
 	join_words(rotate, high, low, n, words);
 }
 
-void kvp_rans_init_avx2(struct dsp *dsp)
+void kvp_rans_slots_avx2(struct dsp *dsp)
 {
 	dsp->rans_decode = decode;
 	dsp->split = split;

@@ -123,7 +123,7 @@ static void join(
 	join_words(rotate, high, low, n, words);
 }
 
-void kvp_rans_init_avx512(struct dsp *dsp)
+void kvp_rans_slots_avx512(struct dsp *dsp)
 {
 	dsp->rans_encode = encode;
 	dsp->rans_decode = decode;

@@ -224,10 +224,10 @@ void kvp_rotate_inv(const struct rotation *rot, float *x)
 }
 
 /*
- * Natural logarithm of 0 < x < 1 from nothing but exactly rounded operations, so that every machine
+ * Natural logarithm of 0 < x <= 1 from nothing but exactly rounded operations, so that every machine
  * makes the same matrix: x = m 2^e, log m = 2 artanh((m - 1) / (m + 1)).
  */
-static double log_portable(double x)
+double kvp_log_portable(double x)
 {
 	double e = 0.0, t, t2, sum = 0.0;
 
@@ -252,7 +252,7 @@ static double gauss(uint64_t seed, uint64_t *n)
 		v = (double)(splitmix(seed, (*n)++) >> 11) * 0x1p-52 - 1.0;
 		s = u * u + v * v;
 	} while (s >= 1.0 || s == 0.0);
-	return u * sqrt(-2.0 * log_portable(s) / s);
+	return u * sqrt(-2.0 * kvp_log_portable(s) / s);
 }
 
 /* Gram-Schmidt on the rows, every row twice: QR with a positive diagonal, hence Haar. */

@@ -208,7 +208,7 @@ struct kvp_space_desc {
 	uint32_t rope_dim;
 	uint32_t rope_scaling;
 	double rope_theta;
-	double rope_params[4]; /* of the scaling: factor, low, high, original context */
+	double rope_params[4]; /* of the scaling: factor, low, high, original context; kvp_rope.h */
 	/* Not part of the identity: */
 	uint32_t min_cache_tokens; /* kvp_put() of a shorter sequence stores nothing */
 	/*

@@ -11,6 +11,7 @@
 #include "kernels/dsp.h"
 #include "kernels/kvp_attend.h"
 #include "kernels/kvp_haar.h"
+#include "kernels/kvp_rope.h"
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 #include "tests/kernels/ladder.h"
@@ -433,6 +434,44 @@ static void bench_codec(const char *name, size_t set)
 	guard_free(&out);
 }
 
+/* Off keys of 8 heads and 64 tokens, to floats, and on again. */
+static void bench_rope(size_t set)
+{
+	const struct kvp_rope_desc d = {
+		.pairing = KVP_ROPE_HALF_SPLIT, .dim = 128, .theta = 10000.0
+	};
+	struct kvp_plane p = { 64, 8, 128, KVP_DTYPE_BF16, KVP_PLANE_K }, f = p;
+	const size_t n = 64 * 8 * 128;
+	struct guard raw = guard_new(2 * n, 64), wide = guard_new(4 * n, 64);
+	const struct kvp_raw keys = { raw.data, 64 * 256, 256 };
+	const struct kvp_raw floats = { wide.data, 64 * 512, 512 };
+	double undo = 1e9, apply = 1e9;
+	struct kvp_rope rope;
+
+	f.dtype = KVP_DTYPE_F32;
+	if (kvp_rope_init(&d, &rope) < 0)
+		abort();
+	inputs_fill(raw.data, n, p.dtype, INPUT_NORMAL);
+	for (int i = 0; i < 50; i++) {
+		double t0 = now(), t1;
+
+		kvp_rope_undo(isa[set], &rope, &p, 1000,
+			(struct kvp_raw_const){ keys.data, keys.head_stride, keys.token_stride },
+			KVP_DTYPE_F32, floats);
+		t1 = now();
+		kvp_rope_apply(isa[set], &rope, &f, 1000,
+			(struct kvp_raw_const){
+				floats.data, floats.head_stride, floats.token_stride },
+			KVP_DTYPE_BF16, keys);
+		undo = fmin(undo, t1 - t0);
+		apply = fmin(apply, now() - t1);
+	}
+	printf("%-20s %-7s undo   %7.2f GB/s  apply  %7.2f GB/s\n", "rope", ladder[set].name,
+		1e-9 * (double)(2 * n) / undo, 1e-9 * (double)(2 * n) / apply);
+	guard_free(&raw);
+	guard_free(&wide);
+}
+
 int main(int argc, char **argv)
 {
 	int bench = 0;
@@ -472,6 +511,9 @@ int main(int argc, char **argv)
 			if (isa[s])
 				bench_codec(codecs[i], s);
 	}
+	for (size_t s = 0; bench && strstr("rope", filter) && s < LADDER; s++)
+		if (isa[s])
+			bench_rope(s);
 	if (!bench)
 		check_attention();
 	for (size_t i = 0; i < LADDER; i++)

@@ -116,6 +116,7 @@ static uint32_t choose(
 	}
 	if (!found && q.written) {
 		q.any_tip = false;
+		q.advice = NULL; /* which did not say of what was written that it would keep it */
 		found = search(&q, n, victim);
 		*ret_more = *ret_more || looked_enough(&q);
 	}

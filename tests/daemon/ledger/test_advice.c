@@ -393,50 +393,86 @@ static void test_in_a_ledger(void **state)
 	dp_stop(&w);
 }
 
-/* A chain of two blocks is matched. */
-static void use(struct dp_client *c, uint32_t space, uint32_t number)
+/* A chain of up to eight blocks is matched. */
+static void use(struct dp_client *c, uint32_t space, uint32_t number, uint32_t blocks)
 {
-	kvp_token tokens[2 * T];
-	struct kvp_hit hit[2];
+	kvp_token tokens[8 * T];
+	struct kvp_hit hit[8];
 
-	for (uint32_t i = 0; i < 2 * T; i++)
+	for (uint32_t i = 0; i < blocks * T; i++)
 		tokens[i] = number * 1000 + i;
-	assert_int_equal(dp_find(c, space, tokens, 2 * T, hit, 2), 2);
-	kvp_touch_push(c->page, 0, hit[1].id, 2);
+	assert_int_equal(dp_find(c, space, tokens, blocks * T, hit, blocks), blocks);
+	kvp_touch_push(c->page, 0, hit[blocks - 1].id, blocks);
 	dp_flush(c);
+}
+
+/* A tenant of eight blocks and an advisor. */
+static struct dp_client *small(struct dp_world *w, uint32_t *ret_space)
+{
+	struct kvpd_limits limits;
+	struct dp_client *c;
+
+	dp_defaults(w, &limits);
+	limits.max_blocks = 8;
+	w->config.advisor = (struct kvpd_advisor_config){ true, 50, 256 };
+	dp_start(w, &limits);
+	c = dp_attach(w, w->tenant);
+	*ret_space = dp_space(c, "m", 4);
+	return c;
+}
+
+/* All of these chains are used until a ranking that began after that would keep them. */
+static void make_hot(struct dp_client *c, uint32_t space, uint32_t chains, uint32_t blocks)
+{
+	for (uint32_t k = 0; k < 100 * chains; k++)
+		use(c, space, k % chains, blocks);
+	for (uint32_t i = 0; i < 2; i++) {
+		uint64_t seen = of_world(c->world).rankings;
+
+		while (of_world(c->world).rankings == seen)
+			use(c, space, 0, blocks);
+	}
 }
 
 /* Where a ranking would keep everything, what comes finds room all the same. */
 static void test_room_at_last(void **state)
 {
+	struct dp_client *c, *other;
 	struct dp_world w;
-	struct kvpd_limits limits;
-	struct dp_client *c;
 	uint32_t space;
 
 	(void)state;
-	dp_defaults(&w, &limits);
-	limits.max_blocks = 8;
-	w.config.advisor = (struct kvpd_advisor_config){ true, 50, 256 };
-	dp_start(&w, &limits);
-	c = dp_attach(&w, w.tenant);
-	space = dp_space(c, "m", 4);
+	c = small(&w, &space);
 	for (uint32_t i = 0; i < 4; i++)
 		put_chain(c, space, i, 2);
-	for (uint32_t k = 0; k < 400; k++)
-		use(c, space, k % 4);
-	/* One that began when all that had been heard. */
-	for (uint32_t i = 0; i < 2; i++) {
-		uint64_t seen = of_world(&w).rankings;
-
-		while (of_world(&w).rankings == seen)
-			use(c, space, 0);
-	}
+	/* Nobody writes any of these any more. */
+	other = dp_attach(&w, w.tenant);
+	space = dp_space(other, "m", 4);
+	dp_detach(c);
+	dp_await_most(&w, "arena_bytes", 0);
+	make_hot(other, space, 4, 2);
 	for (uint32_t i = 100; i < 140; i++)
-		put_chain(c, space, i, 1);
+		put_chain(other, space, i, 1);
 	assert_int_equal(dp_figure(&w, "evictions_total"), 40);
 	assert_true(of_world(&w).spared > 0);
 	assert_int_equal(dp_figure(&w, "blocks"), 8);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* Nor is there none where the only block that could go is one that its client wrote last. */
+static void test_room_in_one_chain(void **state)
+{
+	struct dp_client *c;
+	struct dp_world w;
+	uint32_t space;
+
+	(void)state;
+	c = small(&w, &space);
+	put_chain(c, space, 0, 8);
+	make_hot(c, space, 1, 8);
+	put_chain(c, space, 1, 4);
+	assert_int_equal(dp_figure(&w, "evictions_total"), 4);
 	dp_check(&w);
 	dp_stop(&w);
 }
@@ -521,6 +557,7 @@ int main(void)
 		cmocka_unit_test(test_leaving),
 		cmocka_unit_test(test_in_a_ledger),
 		cmocka_unit_test(test_room_at_last),
+		cmocka_unit_test(test_room_in_one_chain),
 		cmocka_unit_test(test_cycle),
 	};
 

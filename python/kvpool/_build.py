@@ -1,10 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """_build.py KVPOOL_H OUTPUT_C: writes the C source of kvpool._native, which calls libkvpool, from the
-library's header as it is."""
+library's header as it is, and what would take Python several calls, or a loop."""
 import re
 import sys
 
 from cffi import FFI
+
+# A match and what it says of itself: each call from Python costs as much as a dozen blocks.
+FOUND = """
+struct kvpool_found {
+	struct kvp_prefix *prefix;
+	struct kvp_prefix_info info;
+};
+"""
+MATCH = """
+int kvpool_match(struct kvp_space *space, const void *ids, size_t n, uint32_t type,
+	const struct kvp_match_opts *opts, struct kvpool_found *found)"""
+# Ids as calls take them that take no other kind.
+NARROW = "int kvpool_narrow(const void *ids, size_t n, uint32_t type, uint32_t *out)"
+SOURCE = "#include <errno.h>\n#include <kvpool.h>\n" + FOUND + "static" + MATCH + """
+{
+	const struct kvp_ids tokens = { ids, n, type };
+	int r = kvp_match_ids(space, &tokens, opts, &found->prefix);
+
+	found->info.size = sizeof(found->info);
+	return r < 0 ? r : kvp_match_info(found->prefix, &found->info);
+}
+
+static """ + NARROW + """
+{
+	for (size_t i = 0; i < n; i++) {
+		int64_t id;
+
+		if (type == KVP_IDS_I64)
+			id = ((const int64_t *)ids)[i];
+		else if (type == KVP_IDS_I32)
+			id = ((const int32_t *)ids)[i];
+		else
+			id = ((const uint32_t *)ids)[i];
+		if (id < 0 || id > UINT32_MAX)
+			return -EINVAL;
+		out[i] = (uint32_t)id;
+	}
+	return 0;
+}
+"""
 
 
 def declarations(header: str) -> str:
@@ -21,8 +61,8 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as f:
         header = f.read()
     ffi = FFI()
-    ffi.cdef(declarations(header))
-    ffi.set_source("kvpool._native", "#include <kvpool.h>")
+    ffi.cdef(declarations(header) + FOUND + MATCH + ";" + NARROW + ";")
+    ffi.set_source("kvpool._native", SOURCE)
     ffi.emit_c_code(sys.argv[2])
 
 

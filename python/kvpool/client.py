@@ -20,6 +20,7 @@ _SCALING = {None: 0, "linear": 1, "ntk": 2, "yarn": 3, "llama3": 4}
 
 
 _PREFIX = ffi.typeof("struct kvp_prefix **")
+_FOUND = ffi.typeof("struct kvpool_found *")
 
 
 def _match_opts(flags: int) -> Any:
@@ -288,9 +289,11 @@ class Space:
             opts.claim_ttl_ms = int(claim_ttl * 1000)
             if after is not None:
                 opts.after = after.prefix
-        ids, out = Ids(tokens), ffi.new(_PREFIX)
-        check(lib.kvp_match_ids(self.space, ids.struct, opts, out), "match")
-        return Match(self, out[0])
+        ids, found = Ids(tokens), ffi.new(_FOUND)
+        r = lib.kvpool_match(self.space, ids.address, ids.n, ids.kind, opts, found)
+        if r < 0:
+            check(r, "match")
+        return Match(self, found.prefix, found.info)
 
     def take_over(self, exported: bytes) -> Match:
         """The match that another process of the tenant has exported and still holds, with a lease of
@@ -367,12 +370,9 @@ class Space:
     def _u32(tokens: Any) -> Any:
         """For calls that take 32 bits: a copy. Invalid: an id is none."""
         ids = Ids(tokens)
-        kind = {lib.KVP_IDS_U32: "uint32_t *", lib.KVP_IDS_I32: "int32_t *",
-                lib.KVP_IDS_I64: "int64_t *"}[ids.struct.type]
-        try:
-            return ffi.new("uint32_t[]", ffi.unpack(ffi.cast(kind, ids.struct.ids), len(ids)))
-        except OverflowError:
-            raise error(-errno.EINVAL, "token ids") from None
+        out = ffi.new("uint32_t[]", len(ids))
+        check(lib.kvpool_narrow(ids.address, ids.n, ids.kind, out), "token ids")
+        return out
 
 
 class _Salted(Space):

@@ -79,14 +79,17 @@ class Match(Held):
     claimed: compute what is missing, nobody else does. pending: somebody does, wait().
     """
 
-    def __init__(self, space: "Space", prefix: Any) -> None:
+    __slots__ = ("space", "n_blocks", "n_tokens", "tail_tokens", "_prefix", "_blocks", "_flags", "__weakref__")
+
+    def __init__(self, space: "Space", prefix: Any, info: Any = None) -> None:
         super().__init__(space.client)
         self.space = space
         self._prefix = prefix
         self._blocks: Optional["array.array[int]"] = None  # their addresses, once asked for
-        info = ffi.new(_INFO)
-        info.size = _INFO_BYTES
-        check(lib.kvp_match_info(prefix, info), "kvp_match_info")
+        if info is None:
+            info = ffi.new(_INFO)
+            info.size = _INFO_BYTES
+            check(lib.kvp_match_info(prefix, info), "kvp_match_info")
         self.n_blocks: int = info.n_blocks
         self.n_tokens: int = info.n_tokens
         self.tail_tokens: int = info.tail_tokens

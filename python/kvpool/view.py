@@ -66,36 +66,53 @@ _IDS_KINDS = {("u", 4): lib.KVP_IDS_U32, ("i", 4): lib.KVP_IDS_I32, ("i", 8): li
               ("u", 8): lib.KVP_IDS_I64}
 
 
+# Arrays of the standard library, by what they say of themselves without a buffer being made.
+_ARRAYS = {c: _IDS_KINDS[_KINDS[c], array.array(c).itemsize] for c in "iIlLqQ"}
+
+
 class Ids:
-    """Token ids or page numbers as struct kvp_ids, without a copy of arrays of 32 or 64 bits; a list
+    """Token ids or page numbers as the library takes them, without a copy of arrays of 32 or 64 bits; a list
     of Python's numbers is copied once."""
 
-    __slots__ = ("struct", "_owner", "_n")
+    __slots__ = ("address", "n", "kind", "_owner")
 
     def __init__(self, numbers: Any) -> None:
         if numbers.__class__ in (list, tuple, range):
             numbers = array.array("q", numbers)
+        if numbers.__class__ is array.array:
+            kind, plain = _ARRAYS.get(numbers.typecode), True
+            self.address = self._owner = ffi.from_buffer(numbers)
+            self.n = len(numbers)
+        else:
+            kind, plain = self._describe(numbers)
+        if kind is None or not plain:
+            raise ValueError("ids are a dense array of one dimension, of 32-bit or 64-bit integers")
+        self.kind: int = kind
+
+    def _describe(self, numbers: Any) -> Tuple[Optional[int], bool]:
+        """What is not of the standard library."""
         try:
             buffer = memoryview(numbers)
         except (TypeError, ValueError, BufferError):
             a = describe(numbers)
-            address, self._owner = ffi.cast("void *", a.address), numbers
-            kind = _IDS_KINDS.get((a.kind, a.itemsize))
-            plain = len(a.shape) == 1 and (a.strides == (a.itemsize,) or a.shape[0] < 2)
-            n = a.shape[0] if a.shape else 0
-        else:
-            # the size as it is: that of "l" depends on what stands before it
-            kind = _IDS_KINDS.get((_KINDS.get((buffer.format or "").lstrip("@=<"), ""),
-                                   buffer.itemsize))
-            plain, n = buffer.ndim == 1 and buffer.contiguous, len(buffer) if buffer.ndim else 0
-            address = self._owner = ffi.from_buffer(buffer) if plain else None
-        if kind is None or not plain:
-            raise ValueError("ids are a dense array of one dimension, of 32-bit or 64-bit integers")
-        self._n = n
-        self.struct = ffi.new(_IDS, (address, self._n, kind))
+            self.address, self._owner = ffi.cast("void *", a.address), numbers
+            self.n = a.shape[0] if a.shape else 0
+            return (_IDS_KINDS.get((a.kind, a.itemsize)),
+                    len(a.shape) == 1 and (a.strides == (a.itemsize,) or a.shape[0] < 2))
+        plain = buffer.ndim == 1 and buffer.contiguous
+        self.address = self._owner = ffi.from_buffer(buffer) if plain else None
+        self.n = len(buffer) if buffer.ndim else 0
+        # the size as it is: that of "l" depends on what stands before it
+        return _IDS_KINDS.get((_KINDS.get((buffer.format or "").lstrip("@=<"), ""),
+                               buffer.itemsize)), plain
+
+    @property
+    def struct(self) -> Any:
+        """As struct kvp_ids, which does not keep the array."""
+        return ffi.new(_IDS, (self.address, self.n, self.kind))
 
     def __len__(self) -> int:
-        return self._n
+        return self.n
 
 
 class View:

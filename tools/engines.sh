@@ -82,8 +82,9 @@ llama_library()
 	tar -C "$llama_dir" -xzf "$llama_dir/$llama_source.tar.gz" &&
 		cmake -S "$llama_dir/$llama_source/vendor/llama.cpp" -B "$llama_dir/build" -G Ninja \
 			-DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$llama_dir" \
-			-DCMAKE_INSTALL_LIBDIR=lib -DBUILD_SHARED_LIBS=ON -DLLAMA_BUILD_TESTS=OFF \
-			-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
-			-DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_CURL=OFF >"$llama_dir/log" 2>&1 &&
+			-DCMAKE_INSTALL_LIBDIR=lib "-DCMAKE_INSTALL_RPATH=\$ORIGIN" \
+			-DBUILD_SHARED_LIBS=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+			-DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_COMMON=OFF \
+			-DLLAMA_BUILD_APP=OFF -DLLAMA_CURL=OFF >"$llama_dir/log" 2>&1 &&
 		ninja -C "$llama_dir/build" install >>"$llama_dir/log" 2>&1
 }

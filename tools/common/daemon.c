@@ -30,9 +30,11 @@ static void sleep_ms(long ms)
 	nanosleep(&t, NULL);
 }
 
-static void find_program(char *out, size_t len)
+/* What the variable names, or BUILD/below where this program is BUILD/tools/TOOL/TOOL, or `otherwise`. */
+static void find(
+	char *out, size_t len, const char *variable, const char *below, const char *otherwise)
 {
-	const char *env = getenv("KVPOOLD");
+	const char *env = getenv(variable);
 	char self[512];
 	ssize_t n;
 
@@ -42,12 +44,33 @@ static void find_program(char *out, size_t len)
 	}
 	n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 	self[n > 0 ? n : 0] = 0;
-	/* BUILD/tools/TOOL/TOOL -> BUILD/daemon/kvpoold */
 	for (int up = 0; up < 3 && strrchr(self, '/'); up++)
 		*strrchr(self, '/') = 0;
-	snprintf(out, len, "%s/daemon/kvpoold", self);
+	snprintf(out, len, "%s/%s", self, below);
 	if (access(out, X_OK) < 0)
-		snprintf(out, len, "kvpoold");
+		snprintf(out, len, "%s", otherwise);
+}
+
+static void find_program(char *out, size_t len)
+{
+	find(out, len, "KVPOOLD", "daemon/kvpoold", "kvpoold");
+}
+
+void kvt_find_worker(char *out, size_t len)
+{
+	find(out, len, "KVPOOL_DEVICE", "daemon/device/kvpool-device", "");
+}
+
+static void write_device(FILE *f, const struct kvt_daemon_opts *o)
+{
+	char worker[600];
+
+	kvt_find_worker(worker, sizeof(worker));
+	fprintf(f,
+		"devices:\n  - name: host\n    driver: host\n    bytes: %llu\n    segment: %llu\n",
+		(unsigned long long)o->device_bytes, (unsigned long long)o->device_segment);
+	if (*worker)
+		fprintf(f, "    worker: %s\n", worker);
 }
 
 static int write_config(const struct kvt_daemon *d, const struct kvt_daemon_opts *o)
@@ -65,6 +88,8 @@ static int write_config(const struct kvt_daemon *d, const struct kvt_daemon_opts
 		fprintf(f, "policy: %s\n", o->policy);
 	if (o->max_sessions)
 		fprintf(f, "max_sessions: %u\n", o->max_sessions);
+	if (o->device_bytes)
+		write_device(f, o);
 	fprintf(f, "defaults:\n  share: %llu\n", (unsigned long long)o->share);
 	if (o->max_blocks)
 		fprintf(f, "  max_blocks: %u\n", o->max_blocks);

@@ -31,8 +31,16 @@ struct kvt_daemon_opts {
 	 * limits: as the installed daemon, which is not root. 0: as this process.
 	 */
 	uint32_t files;
+	/* Device 0, of host memory: its bytes and those of its segments; 0: there is none. */
+	uint64_t device_bytes, device_segment;
 	const char *more; /* further lines of YAML for the top level, or NULL */
 };
+
+/*
+ * Path of kvpool-device: $KVPOOL_DEVICE, or the one beside this program in the build folder; "" if there is
+ * none: then kvpoold starts the installed one.
+ */
+void kvt_find_worker(char *out, size_t len);
 
 /* Called in a child: it gets this signal when `parent`, or the thread of it that forked, ends. */
 void kvt_end_with(pid_t parent, int sig);

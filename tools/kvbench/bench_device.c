@@ -11,6 +11,7 @@
 
 #include "daemon/device/device.h"
 #include "shm/kvp_seg.h"
+#include "tools/common/kvt_daemon.h"
 #include "tools/kvbench/bench.h"
 #include "tools/kvbench/kvbench.h"
 
@@ -101,22 +102,6 @@ static int make_areas(struct world *w, uint32_t i)
 	return r;
 }
 
-static void find_worker(char *out, size_t len)
-{
-	char self[512];
-	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-
-	self[n > 0 ? n : 0] = 0;
-	/* BUILD/tools/kvbench/kvbench -> BUILD/daemon/device/kvpool-device */
-	for (int up = 0; up < 3 && strrchr(self, '/'); up++)
-		*strrchr(self, '/') = 0;
-	snprintf(out, len, "%s/daemon/device/kvpool-device", self);
-	if (getenv("KVPOOL_DEVICE"))
-		snprintf(out, len, "%s", getenv("KVPOOL_DEVICE"));
-	else if (access(out, X_OK) < 0)
-		*out = 0;
-}
-
 static int start(struct world *w, const char *driver, uint64_t threads)
 {
 	char worker[600];
@@ -130,7 +115,7 @@ static int start(struct world *w, const char *driver, uint64_t threads)
 	};
 	int r;
 
-	find_worker(worker, sizeof(worker));
+	kvt_find_worker(worker, sizeof(worker));
 	c.worker = *worker ? worker : NULL;
 	w->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	w->copies = calloc(2 * (w->region / LEAST), sizeof(*w->copies));

@@ -23,6 +23,7 @@
 
 #define MAX_CLIENTS        256u
 #define RESERVE_TIMEOUT_MS 20000u
+#define SEGMENTS           8u /* of a device */
 
 struct options {
 	const char *trace;
@@ -34,6 +35,8 @@ struct options {
 	uint32_t clients;
 	uint32_t dim;
 	uint32_t limit;
+	bool device;
+	uint32_t vram_blocks; /* that the device holds */
 	bool advisor;
 	bool json;
 };
@@ -45,6 +48,7 @@ struct tally {
 	uint64_t blocks, hit_blocks, whole_blocks; /* whole_blocks: hits of the whole ones */
 	uint64_t tokens, hit_tokens, tail_tokens;
 	uint64_t verified, corrupt;
+	uint64_t vram_hit_blocks, warmed, unwarmed;
 	uint64_t stored, duplicates, refused, unleased, failed;
 };
 
@@ -129,6 +133,49 @@ static void verify(struct client *c, const struct kvp_prefix *m, const struct kv
 			!derived(c->keys[i], p.addr, p.bytes / 8))
 			c->tally->corrupt++;
 	}
+}
+
+/* Leading blocks of the prefix that lie on the device, each looked at byte by byte. */
+static uint32_t verify_there(
+	struct client *c, const struct kvp_prefix *m, const struct kvp_prefix_info *info)
+{
+	uint32_t i = 0;
+
+	for (; i < info->n_blocks; i++) {
+		struct kvp_payload_info p = { .size = sizeof(p) };
+
+		if (kvp_device_payload(m, i, 0, &p) < 0)
+			break;
+		c->tally->verified++;
+		if (p.bytes != c->run->block_bytes || !derived(c->keys[i], p.addr, p.bytes / 8))
+			c->tally->corrupt++;
+	}
+	return i;
+}
+
+/*
+ * After the request all its blocks are used on the device, as an engine does that reads there: those
+ * that were cached, and those that it has just stored.
+ */
+static void to_device(struct client *c, uint32_t n)
+{
+	struct kvp_match_opts opts = { .size = sizeof(opts), .flags = KVP_MATCH_NO_TOUCH };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_ticket ticket;
+	struct kvp_prefix *m;
+	uint32_t before, after;
+
+	if (kvp_match(c->space, c->tokens, n, &opts, &m) < 0)
+		return;
+	if (kvp_match_info(m, &info) == 0 && info.flags & KVP_MATCHED_LEASED) {
+		before = verify_there(c, m, &info);
+		if (kvp_warm(m, NULL, &ticket) == 0)
+			(void)kvp_ticket_wait(c->kvp, ticket, RESERVE_TIMEOUT_MS, NULL);
+		after = verify_there(c, m, &info);
+		c->tally->warmed += after > before ? after - before : 0;
+		c->tally->unwarmed += info.n_blocks - after;
+	}
+	kvp_release(m);
 }
 
 static int store(struct client *c, struct kvp_prefix *m, uint32_t from, uint32_t blocks, uint32_t n)
@@ -227,6 +274,8 @@ static void one_request(struct client *c, const struct trace_request *req)
 		c->tally->unleased++;
 	else
 		verify(c, m, &info);
+	if (c->run->o->device)
+		c->tally->vram_hit_blocks += verify_there(c, m, &info);
 	r = store(c, m, info.n_blocks, blocks, n);
 	if (r == -EAGAIN || r == -ETIMEDOUT)
 		c->tally->refused++;
@@ -234,6 +283,8 @@ static void one_request(struct client *c, const struct trace_request *req)
 		c->tally->failed++;
 	kvp_release(m);
 	kvp_flush(c->kvp, RESERVE_TIMEOUT_MS);
+	if (c->run->o->device)
+		to_device(c, n);
 	atomic_fetch_add(&c->tally->requests, 1);
 }
 
@@ -395,13 +446,19 @@ static void report(const struct run *run, const struct tally *t, uint64_t evicte
 		       ",\"hit_ratio\":%.4f,\"token_hit_ratio\":%.4f,\"token_tail_ratio\":%.4f,"
 		       "\"verified\":%" PRIu64 ",\"corrupt\":%" PRIu64 ",\"stored\":%" PRIu64
 		       ",\"duplicates\":%" PRIu64 ",\"refused\":%" PRIu64 ",\"failed\":%" PRIu64
-		       ",\"unleased\":%" PRIu64 ",\"evictions\":%" PRIu64 ",\"seconds\":%.2f}\n",
+		       ",\"unleased\":%" PRIu64 ",\"evictions\":%" PRIu64 ",\"seconds\":%.2f",
 			o->policy, o->capacity, o->clients, run->block_tokens,
 			atomic_load(&t->requests), t->whole, t->part, t->blocks, t->hit_blocks,
 			t->whole_blocks, ratio(t->hit_blocks, t->blocks),
 			ratio(t->hit_tokens, t->tokens), ratio(t->tail_tokens, t->tokens),
 			t->verified, t->corrupt, t->stored, t->duplicates, t->refused, t->failed,
 			t->unleased, evicted, took);
+		if (o->device)
+			printf(",\"vram_blocks\":%u,\"vram_hit_ratio\":%.4f,\"warmed\":%" PRIu64
+			       ",\"unwarmed\":%" PRIu64,
+				o->vram_blocks, ratio(t->vram_hit_blocks, t->blocks), t->warmed,
+				t->unwarmed);
+		puts("}");
 		return;
 	}
 	printf("%" PRIu64
@@ -415,6 +472,11 @@ static void report(const struct run *run, const struct tally *t, uint64_t evicte
 		ratio(t->hit_blocks, t->blocks), t->hit_blocks, t->blocks);
 	printf("  hit ratio of tokens   %.4f  (+ %.4f in blocks that match in part)\n",
 		ratio(t->hit_tokens, t->tokens), ratio(t->tail_tokens, t->tokens));
+	if (o->device)
+		printf("  hit ratio on device   %.4f  (room for %u blocks; %" PRIu64
+		       " copied there, %" PRIu64 " had no room)\n",
+			ratio(t->vram_hit_blocks, t->blocks), o->vram_blocks, t->warmed,
+			t->unwarmed);
 	printf("  hits verified         %" PRIu64 ", corrupt %" PRIu64 "\n", t->verified,
 		t->corrupt);
 	printf("  stored %" PRIu64 ", evicted %" PRIu64 ", refused %" PRIu64 ", failed %" PRIu64
@@ -442,6 +504,9 @@ static int replay(struct run *run)
 		sum.hit_tokens += t->hit_tokens;
 		sum.tail_tokens += t->tail_tokens;
 		sum.verified += t->verified;
+		sum.vram_hit_blocks += t->vram_hit_blocks;
+		sum.warmed += t->warmed;
+		sum.unwarmed += t->unwarmed;
 		sum.corrupt += t->corrupt;
 		sum.stored += t->stored;
 		sum.duplicates += t->duplicates;
@@ -470,12 +535,19 @@ static int with_daemon(struct run *run)
 		.more = o->advisor ? "advisor: true\n" : NULL,
 	};
 	struct kvt_daemon d = { 0 };
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	char error[1500];
 	int r;
 
 	if (o->socket) {
 		snprintf(run->socket, sizeof(run->socket), "%s", o->socket);
 		return replay(run);
+	}
+	if (o->device) {
+		/* Segments that are not larger than they have to be: no slot too many. */
+		opts.device_segment = (run->block_bytes + page - 1) / page * page;
+		opts.device_segment *= (o->vram_blocks + SEGMENTS - 1) / SEGMENTS;
+		opts.device_bytes = opts.device_segment * SEGMENTS;
 	}
 	if (kvt_daemon_start(&opts, &d, error, sizeof(error)) < 0) {
 		fprintf(stderr, "kvreplay: %s\n", error);
@@ -498,6 +570,8 @@ static void usage(FILE *f)
 	      "  --capacity N        blocks that the pool holds (default 10000)\n"
 	      "  --policy NAME       eviction policy of the daemon (default lru)\n"
 	      "  --advisor           with the daemon's advisor, which is off otherwise\n"
+	      "  --device host       with a device of host memory, on which each request reads\n"
+	      "  --vram-blocks N     blocks that it holds (default 1000)\n"
 	      "  --clients N         client processes (default 1, at most 256)\n"
 	      "  --block-tokens N    agent: tokens per block, 16..512 (default 64)\n"
 	      "  --dim N             channels of the one key and value head: bytes of a payload "
@@ -540,6 +614,8 @@ static int parse(int argc, char **argv, struct options *o)
 		{ "dim", required_argument, NULL, 'd' },
 		{ "requests", required_argument, NULL, 'r' },
 		{ "socket", required_argument, NULL, 's' },
+		{ "device", required_argument, NULL, 'D' },
+		{ "vram-blocks", required_argument, NULL, 'v' },
 		{ "advisor", no_argument, NULL, 'a' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "help", no_argument, NULL, 'h' },
@@ -562,6 +638,16 @@ static int parse(int argc, char **argv, struct options *o)
 			break;
 		case 'a':
 			o->advisor = true;
+			break;
+		case 'D':
+			o->device = !strcmp(optarg, "host");
+			if (!o->device)
+				fprintf(stderr, "kvreplay: no device '%s'; there is host\n",
+					optarg);
+			r = o->device ? 0 : -1;
+			break;
+		case 'v':
+			r = number("--vram-blocks", optarg, 1, 1u << 24, &o->vram_blocks);
 			break;
 		case 'j':
 			o->json = true;
@@ -608,7 +694,9 @@ static int parse(int argc, char **argv, struct options *o)
 
 int cmd_run(int argc, char **argv)
 {
-	struct options o = { .policy = "lru", .capacity = 10000, .clients = 1, .dim = 4 };
+	struct options o = {
+		.policy = "lru", .capacity = 10000, .vram_blocks = 1000, .clients = 1, .dim = 4
+	};
 	struct trace_options topts = { 0 };
 	struct run run = { .o = &o };
 	struct trace trace;

@@ -47,3 +47,10 @@ for dim in (64, 128):
     assert three["bytes_per_token_head"] == pair["bytes_per_token_head"]
     assert rows["4bit", dim]["bytes_per_token_head"] > three["bytes_per_token_head"]
     assert rows["4bit", dim]["relmse"] < three["relmse"] == pair["relmse"]
+
+# A codec whose size follows from what it holds: every bit comes back from less.
+lossless, = [c for c in json.loads(run("codecs", "--codec", "lossless", "--json")) if c["head_dim"] == 128]
+assert lossless["relmse"] == 0 and 400 < lossless["bytes_per_token_head"] < 450, lossless
+methods = {(r["dtype"], r["method"]): r["ratio"] for r in json.loads(run("lossless", "--json"))}
+assert methods["bf16", "lossless"] > 1.45 and methods["fp16", "lossless"] > 1.15, methods
+assert methods["bf16", "lossless"] > methods.get(("bf16", "zstd-1"), 0), methods

@@ -6,6 +6,7 @@
 #include "kernels/kvp_haar.h"
 #include "tools/kvbench/kbench.h"
 #include "tools/kvbench/kvbench.h"
+#include "tools/kvrun/kvr_half.h"
 
 #include <errno.h>
 #include <math.h>
@@ -22,7 +23,7 @@ static const char *const default_codecs[] = { "native", "fp8", "fp8-e5m2", "int8
 	"kivi4-g64", "kivi2-g64", "kivi2-g128", "asym4", "asym3", "asym2", "asym4-g16", "asym4-g8",
 	"asym4-g8-wide", "sym4", "sym4-g16", "sym4-g8-wide", "tq4", "tq3", "tq2", "tq4-plain",
 	"tq3-plain", "tq2-plain", "tq4-nc", "tq3-nc", "tq2-nc", "tq4-h3", "tq4-sphere", "hadamard4",
-	"hadamard2" };
+	"hadamard2", "lossless" };
 
 struct quality {
 	double relmse, cosine, slope;
@@ -58,26 +59,57 @@ static void inner_products(
 	*ret_coded = coded;
 }
 
+/* A dense plane there and back; *bytes become those that the payload says it has. */
+static int there_and_back(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
+	const struct kvp_calib *calib, const void *from, void *to, size_t *bytes)
+{
+	struct kvp_encode_opts o = { .size = sizeof o, .calib = calib };
+	ptrdiff_t row = (ptrdiff_t)(p->dim * (p->dtype == KVP_DTYPE_F32 ? sizeof(float) : 2));
+	void *payload = kbench_alloc(*bytes);
+	struct kvp_plane_hdr hdr;
+	int r = kvp_plane_encode(k, codec, p, &o,
+		(struct kvp_raw_const){ from, row * p->tokens, row }, payload, *bytes);
+
+	if (!r)
+		r = kvp_plane_decode(k, codec, p, calib, payload, *bytes,
+			(struct kvp_raw){ to, row * p->tokens, row });
+	if (!r && codec != KVP_CODEC_NATIVE) {
+		memcpy(&hdr, payload, sizeof hdr);
+		*bytes = hdr.bytes;
+	}
+	free(payload);
+	return r;
+}
+
+/* In fp32, or in fp16 if the codec takes no fp32: then *ret_bytes is what it took, else unchanged. */
 static int plane_quality(const struct kvp_kernels *k, uint32_t codec, uint32_t dim, uint32_t kind,
-	const struct kvp_calib *calib, double *sum)
+	const struct kvp_calib *calib, double *sum, size_t *ret_bytes)
 {
 	struct kvp_plane p = { 512, HEADS, dim, KVP_DTYPE_F32, kind };
-	struct kvp_encode_opts o = { .size = sizeof o, .calib = calib };
-	ptrdiff_t row = (ptrdiff_t)(dim * sizeof(float));
 	size_t n = (size_t)HEADS * 512 * dim, bytes;
 	float *x = kbench_alloc(n * sizeof *x), *y = kbench_alloc(n * sizeof *y);
-	void *payload;
 	int r = kvp_plane_bytes(codec, &p, &bytes);
 
-	payload = kbench_alloc(r < 0 ? 64 : bytes);
 	for (size_t i = 0; i < n; i++)
 		x[i] = (float)kbench_normal();
-	if (!r)
-		r = kvp_plane_encode(k, codec, &p, &o, (struct kvp_raw_const){ x, 512 * row, row },
-			payload, bytes);
-	if (!r)
-		r = kvp_plane_decode(
-			k, codec, &p, calib, payload, bytes, (struct kvp_raw){ y, 512 * row, row });
+	if (!r) {
+		r = there_and_back(k, codec, &p, calib, x, y, &bytes);
+	} else {
+		void *half = kbench_alloc(2 * n), *back = kbench_alloc(2 * n);
+
+		p.dtype = KVP_DTYPE_F16;
+		kvr_narrow(KVR_F16, x, n, half);
+		r = kvp_plane_bytes(codec, &p, &bytes);
+		if (!r)
+			r = there_and_back(k, codec, &p, calib, half, back, &bytes);
+		if (!r) {
+			kvr_widen(KVR_F16, half, n, x);
+			kvr_widen(KVR_F16, back, n, y);
+			*ret_bytes = bytes;
+		}
+		free(half);
+		free(back);
+	}
 	for (size_t v = 0; !r && v < n; v += dim) {
 		double ee = 0.0, xx = 0.0, yy = 0.0, xy = 0.0, exact, coded;
 
@@ -98,16 +130,12 @@ static int plane_quality(const struct kvp_kernels *k, uint32_t codec, uint32_t d
 	}
 	free(x);
 	free(y);
-	free(payload);
 	return r;
 }
 
-static double payload_bytes(uint32_t codec, const struct kvp_plane *p)
+/* Per token and head, without the header. */
+static double payload_bytes(uint32_t codec, const struct kvp_plane *p, size_t bytes)
 {
-	size_t bytes;
-
-	if (kvp_plane_bytes(codec, p, &bytes) < 0)
-		return 0.0;
 	return (double)(bytes - (codec == KVP_CODEC_NATIVE ? 0 : KVP_PLANE_HDR_BYTES)) /
 	       ((double)p->tokens * p->heads);
 }
@@ -122,14 +150,14 @@ static int measure_quality(const struct kvp_kernels *k, const uint32_t codec[2],
 	ret->bytes = 0.0;
 	for (uint32_t kind = KVP_PLANE_K; kind <= KVP_PLANE_V; kind++) {
 		struct kvp_plane p = { 512, HEADS, dim, KVP_DTYPE_F16, kind };
+		size_t bytes;
+		int r = kvp_plane_bytes(codec[kind], &p, &bytes);
 
-		for (uint32_t done = 0; done < QUALITY_N; done += 512 * HEADS, planes++) {
-			int r = plane_quality(k, codec[kind], dim, kind, calib, sum);
-
-			if (r < 0)
-				return r;
-		}
-		ret->bytes += payload_bytes(codec[kind], &p);
+		for (uint32_t done = 0; done < QUALITY_N && !r; done += 512 * HEADS, planes++)
+			r = plane_quality(k, codec[kind], dim, kind, calib, sum, &bytes);
+		if (r < 0)
+			return r;
+		ret->bytes += payload_bytes(codec[kind], &p, bytes);
 	}
 	ret->relmse = sum[0] / sum[1];
 	ret->cosine = sum[2] / ((double)planes * 512 * HEADS);

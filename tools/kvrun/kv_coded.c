@@ -229,9 +229,9 @@ static int set_codec(struct coded_kv *c, uint32_t value, struct kvr_error *ret_e
 		return r;
 	kvp_codec_name(codec, name);
 	return kvr_fail(ret_error, -EINVAL,
-		"the codec %s cannot hold %s of %u tokens and %u channels, or needs what kvrun "
-		"does not have (a calibration, widths)",
-		name, value ? "values" : "keys", p->tokens, p->dim);
+		"the codec %s cannot hold %s of %u tokens and %u channels in %s, or needs what "
+		"kvrun does not have (a calibration, widths)",
+		name, value ? "values" : "keys", p->tokens, p->dim, kvr_dtype_name(g->dtype));
 }
 
 int kvr_kv_coded_new(const struct kvr_config *config, const struct kvr_geom *geom,

@@ -267,31 +267,31 @@ static void revive_block(struct kvpd_tenant *t, const struct kvpd_new_block *b, 
 	kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);
 }
 
-static void enter_policy(
-	struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t id, uint64_t now)
+/* What the policy may know of a block that comes. */
+static struct kvp_evict_item policy_item(
+	const struct kvpd_tenant *t, const struct kvpd_new_block *b)
 {
-	uint64_t bytes = t->view.spaces[b->space].block_bytes;
-	struct kvp_evict_item item = {
-		.parent = b->parent == KVP_BLOCK_NONE ? b->after : b->parent,
-		.bytes = (uint32_t)bytes,
-		.depth = kvp_load_relaxed(&t->view.blocks[id].depth),
+	const struct kvp_shm_space *space = &t->view.spaces[b->space];
+	uint32_t parent = b->parent;
+
+	return (struct kvp_evict_item){
+		.parent = parent == KVP_BLOCK_NONE ? b->after : parent,
+		.bytes = (uint32_t)space->block_bytes,
+		.depth = parent == KVP_BLOCK_NONE
+				 ? 0
+				 : kvp_load_relaxed(&t->view.blocks[parent].depth) + 1,
 		.tokens = b->n_tokens,
-		.flags = b->n_tokens < t->view.spaces[b->space].canon.block_tokens
-				 ? KVP_EVICT_PARTIAL
-				 : 0,
+		.flags = b->n_tokens < space->canon.block_tokens ? KVP_EVICT_PARTIAL : 0,
 		.cost = (float)b->n_tokens * TOKEN_SECONDS,
 		.key = b->key,
 	};
-	int r = kvp_evict_insert(t->evict, id, &item, now);
-
-	assert(r == 0);
-	(void)r;
 }
 
 int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t revive,
 	uint64_t now, uint32_t *ret_block)
 {
 	struct kvp_catalog_stats *st = &t->view.cat->stats;
+	struct kvp_evict_item item = policy_item(t, b);
 	uint32_t keep = KVPD_BLOCK_KEEP, id = revive;
 	uint32_t up = b->parent == KVP_BLOCK_NONE ? b->after : b->parent;
 	int r = 0;
@@ -300,6 +300,11 @@ int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32
 		t->block[up].flags |= keep;
 	if (revive != KVP_BLOCK_NONE)
 		t->block[revive].flags |= keep;
+	/*
+	 * ARC and S3-FIFO choose victims by what they are for. It is taken in any case: it is there, and
+	 * what follows it in its chain needs it.
+	 */
+	(void)kvp_evict_admit(t->evict, &item, now);
 	if (!make_room(t, now))
 		r = -ENOSPC;
 	else if (revive == KVP_BLOCK_NONE)
@@ -315,7 +320,8 @@ int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32
 
 	b->place.extent->slot[b->place.slot].block = id;
 	t->block[id].flags |= KVPD_BLOCK_HELD;
-	enter_policy(t, b, id, now);
+	r = kvp_evict_insert(t->evict, id, &item, now);
+	assert(r == 0);
 	t->n_blocks++;
 	t->space[b->space].payloads++;
 	kvp_store_relaxed(&st->blocks, t->n_blocks);

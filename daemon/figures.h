@@ -16,8 +16,9 @@
 
 struct kvpd_ledger;
 
-#define KVPD_TENANT_NAME 64u
-#define KVPD_POLICY_TEXT 160u
+#define KVPD_TENANT_NAME     64u
+#define KVPD_POLICY_TEXT     160u
+#define KVPD_DEVICE_ROW_NAME 16u
 
 /* Lookups as clients count them in their pages: figures of theirs, believed for display only. */
 struct kvpd_lookups {
@@ -40,6 +41,30 @@ struct kvpd_advisor_figures {
 		stale;   /* choices of victims; of these without a ranking that is young */
 	uint64_t spared; /* blocks that were not evicted because of it */
 	uint64_t bytes;  /* of graph, rankings and queue; part of metadata_bytes */
+};
+
+/* What a tenant has of a device; counts since the tenant began. */
+struct kvpd_part_figures {
+	uint64_t share_bytes, charged_bytes;
+	uint64_t blocks;
+	uint64_t warmed, dropped, damaged; /* payloads that came, went for room, and were refused */
+};
+
+#define KVPD_FIGURES_CLASSES 5u /* of copies, the first first: see daemon/device/device.h */
+
+/* A device; counts since the daemon began. */
+struct kvpd_device_row {
+	char name[KVPD_DEVICE_ROW_NAME];
+	char driver[KVPD_DEVICE_ROW_NAME];
+	const char *state; /* a word that lives for ever */
+	uint8_t uuid[16];
+	uint64_t bytes, segment_bytes, promised_bytes;
+	uint32_t segments;
+	uint64_t restarts, damaged;
+	uint64_t copied_bytes[2], bytes_per_second[2]; /* to the device, and from there */
+	struct {
+		uint64_t queued, oldest_ns, done, failed;
+	} queue[KVPD_FIGURES_CLASSES];
 };
 
 /* Bytes, and counts since the tenant began where no limit stands beside them; see docs/admin.md. */
@@ -65,6 +90,7 @@ struct kvpd_tenant_figures {
 	uint64_t commits, duplicates, refused;
 	uint64_t evictions, reloads, forgotten, moves;
 	uint64_t claims, waits, deleted;
+	struct kvpd_part_figures part[KVP_MAX_DEVICES]; /* as many as there are devices */
 	struct kvpd_advisor_figures advisor;
 };
 
@@ -134,6 +160,8 @@ struct kvpd_figures {
 	struct kvpd_space_figures *space;
 	struct kvpd_client_figures *client;
 	uint32_t n_tenants, n_spaces, n_clients;
+	struct kvpd_device_row device[KVP_MAX_DEVICES];
+	uint32_t n_devices;
 };
 
 /* Tenants always. Looking at clients reads the slots of their leases. */

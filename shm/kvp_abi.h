@@ -480,7 +480,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
  *	-ENOSPC    the tenant has no more room there: what lies there is leased, or its share is too small
  *	-ENODEV    there is no device of this number, it is down, or the tenant has no share of it
  *	-ENOENT    the block is gone, or one above it: it was not leased
- *	-EBADMSG   a block is not what its checksum says; it and those below it were not copied
+ *	-EBADMSG   a block is not what its checksum says, and was not copied
  *	-EBUSY     a block lies on another device: it has one payload on a device, not one on each
  *	-EACCES    the session has not opened the block's space
  *	-EINVAL    count is too large, there is another flag, or parent_kind is not BLOCK

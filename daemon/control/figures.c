@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The answers to status, tenants, clients and spaces, made from the ledger's figures. */
+/* The answers to status, tenants, clients, spaces and devices, made from the ledger's figures. */
 #include "daemon/control/figures.h"
 
 #include <stdio.h>
@@ -225,6 +225,96 @@ static json_t *space_json(
 	return o;
 }
 
+static json_t *queues_json(const struct kvpd_device_row *d)
+{
+	static const char *const name[KVPD_FIGURES_CLASSES] = { "urgent", "spill", "warm", "behind",
+		"ahead" };
+	json_t *o = json_object();
+
+	for (uint32_t i = 0; i < KVPD_FIGURES_CLASSES; i++) {
+		json_t *q = json_object();
+
+		kvpd_put_int(q, "queued", d->queue[i].queued);
+		kvpd_put_seconds(q, "oldest_seconds", d->queue[i].oldest_ns);
+		kvpd_put_int(q, "done_total", d->queue[i].done);
+		kvpd_put_int(q, "failed_total", d->queue[i].failed);
+		json_object_set_new(o, name[i], q);
+	}
+	return o;
+}
+
+static void put_part(json_t *o, const struct kvpd_part_figures *p)
+{
+	kvpd_put_int(o, "charged_bytes", p->charged_bytes);
+	kvpd_put_int(o, "blocks", p->blocks);
+	kvpd_put_int(o, "warmed_total", p->warmed);
+	kvpd_put_int(o, "dropped_total", p->dropped);
+}
+
+/* What each tenant has of the device; *ret_sum: all of them. */
+static json_t *parts_json(
+	const struct kvpd_figures *f, uint32_t device, struct kvpd_part_figures *ret_sum)
+{
+	json_t *list = json_array();
+
+	*ret_sum = (struct kvpd_part_figures){ 0 };
+	for (uint32_t i = 0; i < f->n_tenants; i++) {
+		const struct kvpd_part_figures *p = &f->tenant[i].part[device];
+		json_t *o = json_object();
+
+		kvpd_put_text(o, "tenant", f->tenant[i].name);
+		kvpd_put_int(o, "share_bytes", p->share_bytes);
+		put_part(o, p);
+		kvpd_put_int(o, "damaged_total", p->damaged);
+		json_array_append_new(list, o);
+		ret_sum->charged_bytes += p->charged_bytes;
+		ret_sum->blocks += p->blocks;
+		ret_sum->warmed += p->warmed;
+		ret_sum->dropped += p->dropped;
+	}
+	return list;
+}
+
+static json_t *device_json(
+	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
+{
+	const struct kvpd_device_row *d = &f->device[row];
+	json_t *o = json_object(), *parts;
+	struct kvpd_part_figures sum;
+	char uuid[2 * sizeof(d->uuid) + 1];
+
+	(void)rates;
+	for (size_t i = 0; i < sizeof(d->uuid); i++)
+		snprintf(uuid + 2 * i, 3, "%02x", d->uuid[i]);
+	parts = parts_json(f, row, &sum);
+	kvpd_put_int(o, "device", row);
+	kvpd_put_text(o, "name", d->name);
+	kvpd_put_text(o, "driver", d->driver);
+	kvpd_put_text(o, "state", d->state);
+	kvpd_put_text(o, "uuid", uuid);
+	kvpd_put_int(o, "memory_bytes", d->bytes);
+	kvpd_put_int(o, "segment_bytes", d->segment_bytes);
+	kvpd_put_int(o, "promised_bytes", d->promised_bytes);
+	put_part(o, &sum);
+	kvpd_put_int(o, "segments", d->segments);
+	kvpd_put_int(o, "restarts_total", d->restarts);
+	kvpd_put_int(o, "damaged_total", d->damaged);
+	kvpd_put_int(o, "to_device_bytes_total", d->copied_bytes[0]);
+	kvpd_put_int(o, "from_device_bytes_total", d->copied_bytes[1]);
+	json_object_set_new(
+		o, "to_device_bytes_per_second", json_real((double)d->bytes_per_second[0]));
+	json_object_set_new(
+		o, "from_device_bytes_per_second", json_real((double)d->bytes_per_second[1]));
+	json_object_set_new(o, "queues", queues_json(d));
+	json_object_set_new(o, "tenants", parts);
+	return o;
+}
+
+static uint32_t n_devices(const struct kvpd_figures *f)
+{
+	return f->n_devices;
+}
+
 static uint32_t n_tenants(const struct kvpd_figures *f)
 {
 	return f->n_tenants;
@@ -250,6 +340,7 @@ static const struct verb {
 	{ "tenants", 0, n_tenants, tenant_json },
 	{ "clients", KVPD_FIGURES_CLIENTS, n_clients, client_json },
 	{ "spaces", KVPD_FIGURES_SPACES, n_spaces, space_json },
+	{ "devices", KVPD_FIGURES_BRIEF, n_devices, device_json },
 };
 
 static const struct verb *verb_of(const char *name)

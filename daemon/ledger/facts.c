@@ -40,6 +40,22 @@ void kvpd_facts_read(const struct kvpd_tenant *t, uint32_t id, struct kvpd_facts
 		ret->offset = kvp_load_relaxed(&d->offset);
 		ret->checksum = kvp_load_relaxed(&d->checksum);
 	}
+	ret->on.where = kvp_load_relaxed(&kvpd_block_payload(t, id, KVP_TIER_VRAM)->where);
+	if (ret->on.where) {
+		const struct kvp_payload_desc *d = kvpd_block_payload(t, id, KVP_TIER_VRAM);
+
+		ret->on.offset = kvp_load_relaxed(&d->offset);
+		ret->on.checksum = kvp_load_relaxed(&d->checksum);
+		ret->on.device = t->extent[kvp_where_extent(ret->on.where)]->cls->medium - 1;
+	}
+}
+
+static void put_place(json_t *o, uint64_t where, uint64_t offset, uint64_t checksum)
+{
+	kvpd_put_int(o, "extent", kvp_where_extent(where));
+	kvpd_put_int(o, "offset", offset);
+	kvpd_put_int(o, "codec", kvp_where_codec(where));
+	kvpd_put_word(o, "checksum", checksum);
 }
 
 json_t *kvpd_facts_json(const struct kvpd_facts *f, const char *tenant)
@@ -63,11 +79,14 @@ json_t *kvpd_facts_json(const struct kvpd_facts *f, const char *tenant)
 	kvpd_put_int(o, "serial", f->serial);
 	kvpd_put_bool(o, "pinned", f->pinned);
 	kvpd_put_int(o, "bytes", f->where ? kvp_where_bytes(f->where) : 0);
-	if (f->where) {
-		kvpd_put_int(o, "extent", kvp_where_extent(f->where));
-		kvpd_put_int(o, "offset", f->offset);
-		kvpd_put_int(o, "codec", kvp_where_codec(f->where));
-		kvpd_put_word(o, "checksum", f->checksum);
+	if (f->where)
+		put_place(o, f->where, f->offset, f->checksum);
+	if (f->on.where) {
+		json_t *on = json_object();
+
+		kvpd_put_int(on, "device", f->on.device);
+		put_place(on, f->on.where, f->on.offset, f->on.checksum);
+		json_object_set_new(o, "on_device", on);
 	}
 	return o;
 }

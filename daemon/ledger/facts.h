@@ -15,6 +15,11 @@ struct kvpd_facts {
 	struct kvp_key key;
 	uint64_t where; /* 0: no payload */
 	uint64_t offset, checksum;
+	struct {
+		uint64_t where; /* 0: no payload on a device */
+		uint64_t offset, checksum;
+		uint32_t device;
+	} on;
 	uint32_t tenant, block;
 	uint32_t state, shape;
 	uint32_t depth, parent, children;

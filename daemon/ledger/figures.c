@@ -12,6 +12,7 @@
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lookups.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -34,6 +35,56 @@ struct kvpd_figures_walk {
 	uint32_t place;  /* of the session that comes next */
 };
 
+static void read_device(struct kvpd_medium *m, struct kvpd_device_row *f)
+{
+	static const char *const states[] = { [KVPD_DEVICE_STARTING] = "starting",
+		[KVPD_DEVICE_UP] = "up",
+		[KVPD_DEVICE_RESTART] = "restarting",
+		[KVPD_DEVICE_DOWN] = "down" };
+	struct kvpd_device_figures d = { .state = KVPD_DEVICE_DOWN };
+
+	if (m->device)
+		kvpd_device_figures(m->device, &d);
+	snprintf(f->name, sizeof(f->name), "%s", m->name);
+	snprintf(f->driver, sizeof(f->driver), "%s", m->driver);
+	f->state = states[d.state];
+	memcpy(f->uuid, d.uuid, sizeof(f->uuid));
+	f->bytes = m->bytes;
+	f->segment_bytes = m->segment;
+	f->promised_bytes = m->promised;
+	f->segments = d.segments;
+	f->restarts = d.restarts;
+	f->damaged = d.damaged;
+	for (uint32_t w = 0; w < KVPD_WAYS; w++) {
+		f->copied_bytes[w] = d.bytes[w];
+		f->bytes_per_second[w] = d.bytes_per_s[w];
+	}
+	for (uint32_t k = 0; k < KVPD_COPY_KINDS; k++) {
+		f->queue[k].queued = d.kind[k].queued;
+		f->queue[k].oldest_ns = d.kind[k].oldest_ns;
+		f->queue[k].done = d.kind[k].done;
+		f->queue[k].failed = d.kind[k].failed;
+	}
+}
+
+_Static_assert(KVPD_COPY_KINDS == KVPD_FIGURES_CLASSES, "classes of copies");
+
+static void read_parts(const struct kvpd_tenant *t, struct kvpd_part_figures *f)
+{
+	for (uint32_t i = 0; i < t->ledger->n_media; i++) {
+		const struct kvpd_part *p = &t->part[i];
+
+		f[i] = (struct kvpd_part_figures){
+			.share_bytes = p->share,
+			.charged_bytes = p->charged,
+			.blocks = p->blocks,
+			.warmed = p->warmed,
+			.dropped = p->dropped,
+			.damaged = p->damaged,
+		};
+	}
+}
+
 static void read_ledger(struct kvpd_ledger *l, struct kvpd_figures *f)
 {
 	f->epoch = l->epoch;
@@ -48,6 +99,9 @@ static void read_ledger(struct kvpd_ledger *l, struct kvpd_figures *f)
 	f->slice_ns = KVPD_SLICE_NS;
 	kvpd_portion_read(&l->portions, f->taken_ns, f->portion);
 	snprintf(f->policy, sizeof(f->policy), "%s", l->policy);
+	f->n_devices = l->n_media;
+	for (uint32_t i = 0; i < l->n_media; i++)
+		read_device(&l->medium[i], &f->device[i]);
 }
 
 static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures *f)
@@ -85,6 +139,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		.deleted = kvp_load_relaxed(&st->deleted),
 	};
 	kvpd_advice_read(t->advice, kvpd_now_ns(), &f->advisor);
+	read_parts(t, f->part);
 	snprintf(f->name, sizeof(f->name), "%s", t->name);
 	snprintf(f->policy, sizeof(f->policy), "%s", kvp_evict_name(t->evict));
 }

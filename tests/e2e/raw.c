@@ -94,6 +94,7 @@ void raw_attach(struct raw *s, const char *socket_path)
 	struct kvp_msg_hello hello = { .abi_min = KVP_ABI_VERSION,
 		.abi_max = KVP_ABI_VERSION,
 		.role = KVP_HELLO_CLIENT,
+		.imports = KVP_IMPORT_MEMFD,
 		.name = "hostile" };
 	struct kvp_msg_welcome w;
 	void *base;

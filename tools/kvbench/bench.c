@@ -201,6 +201,11 @@ int bench_pool_start(struct bench_pool *p, uint32_t blocks, uint32_t block_token
 	p->space = NULL;
 	opts.policy = p->policy;
 	opts.more = p->more;
+	if (p->device_blocks) {
+		opts.device_segment =
+			((block_bytes + 4095) / 4096 * 4096) * ((p->device_blocks + 7) / 8);
+		opts.device_bytes = 8 * opts.device_segment;
+	}
 	p->block_tokens = block_tokens;
 	p->block_bytes = block_bytes;
 	r = kvt_daemon_start(&opts, &p->daemon, error, sizeof(error));

@@ -60,8 +60,9 @@ struct bench_pool {
 	struct kvt_daemon daemon;
 	struct kvp_client *client;
 	struct kvp_space *space;
-	const char *policy; /* NULL: the daemon's default; set before the start, */
-	const char *more;   /* as this: further lines of YAML, or NULL */
+	const char *policy;     /* NULL: the daemon's default; set before the start, */
+	const char *more;       /* as this: further lines of YAML, or NULL */
+	uint32_t device_blocks; /* likewise: device 0 holds so many; 0: there is none */
 	uint32_t block_tokens;
 	uint64_t block_bytes;
 };

@@ -23,11 +23,14 @@
 #define SHORT_BLOCKS 23u  /* 1,472 tokens: what is whole in a prompt of 1,500 */
 #define LONG_TOKENS  131072u
 #define ROUNDS       7u
+#define HOT_PROMPTS  32u /* that lie on the device, with --device */
 
 struct result {
 	_Atomic int done; /* 1: measured, -1: wrong answers */
 	double per_block[ROUNDS], per_block_short[ROUNDS], per_block_cold[ROUNDS];
 	double one_block[ROUNDS], lease_release[ROUNDS], long_us[ROUNDS];
+	/* With addresses in DRAM, and on the device. */
+	double here[ROUNDS], there[ROUNDS];
 };
 
 struct setup {
@@ -37,6 +40,7 @@ struct setup {
 	uint32_t *tokens; /* [prompts][CHAIN_BLOCKS * BLOCK_TOKENS] */
 	uint32_t *long_tokens;
 	struct result *result;
+	bool device;
 };
 
 static const uint32_t *prompt(const struct setup *s, uint64_t i)
@@ -64,6 +68,60 @@ static double time_matches(const struct setup *s, uint32_t tokens, uint32_t coun
 		kvp_release(m);
 	}
 	return (double)(bench_now() - began) / count;
+}
+
+/* ns for a match, the addresses of all its blocks and a release, of prompts that lie on the device. */
+static double time_addresses(const struct setup *s, bool there, uint32_t count, uint64_t *rng)
+{
+	const void *addrs[SHORT_BLOCKS];
+	uint64_t began = bench_now();
+
+	for (uint32_t i = 0; i < count; i++) {
+		const uint32_t *tokens = prompt(s, bench_random(rng) % HOT_PROMPTS);
+		struct kvp_prefix *m;
+		int n;
+
+		if (kvp_match(s->pool.space, tokens, SHORT_BLOCKS * BLOCK_TOKENS, NULL, &m) < 0)
+			return -1;
+		n = there ? kvp_device_payloads(m, 0, 0, SHORT_BLOCKS, addrs)
+			  : kvp_payloads(m, 0, SHORT_BLOCKS, addrs);
+		kvp_release(m);
+		if (n != (int)SHORT_BLOCKS)
+			return -1;
+	}
+	return (double)(bench_now() - began) / count;
+}
+
+/* Copies the hot prompts to the device, and waits until this process can read them there. */
+static int warm_up(const struct setup *s)
+{
+	const void *addrs[SHORT_BLOCKS];
+	int r = 0, why = 0, n = 0;
+
+	for (uint32_t i = 0; i < HOT_PROMPTS && r >= 0; i++) {
+		struct kvp_ticket ticket;
+		struct kvp_prefix *m;
+
+		r = kvp_match(s->pool.space, prompt(s, i), SHORT_BLOCKS * BLOCK_TOKENS, NULL, &m);
+		if (r < 0)
+			break;
+		r = kvp_warm(m, NULL, &ticket);
+		if (r == 0)
+			r = kvp_ticket_wait(s->pool.client, ticket, KVP_DEFAULT_TIMEOUT, &why);
+		for (uint32_t k = 0; r >= 0 && k < 1000; k++) {
+			n = kvp_device_payloads(m, 0, 0, SHORT_BLOCKS, addrs);
+			if (n == (int)SHORT_BLOCKS)
+				break;
+			usleep(1000); /* the library maps what is new */
+		}
+		kvp_release(m);
+		if (r >= 0 && n != (int)SHORT_BLOCKS)
+			r = why < 0 ? why : -ETIMEDOUT;
+	}
+	if (r < 0)
+		fprintf(stderr, "kvbench: nothing could be copied to the device: %s\n",
+			strerror(-r));
+	return r;
 }
 
 static double time_long(const struct setup *s)
@@ -112,6 +170,11 @@ static bool measure(const struct setup *s, struct kvp_session_page *page, uint32
 			SHORT_BLOCKS;
 		r->one_block[i] = time_matches(s, BLOCK_TOKENS, 1000 * scale, &rng);
 		r->lease_release[i] = time_lease(page, 10000 * scale);
+		if (s->device) {
+			r->here[i] = time_addresses(s, false, 100 * scale, &rng) / SHORT_BLOCKS;
+			r->there[i] = time_addresses(s, true, 100 * scale, &rng) / SHORT_BLOCKS;
+			wrong |= r->here[i] < 0 || r->there[i] < 0;
+		}
 		time_long(s);
 		r->long_us[i] = time_long(s);
 		bench_flush_caches();
@@ -149,6 +212,8 @@ static void measured_child(struct setup *s)
 		MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 
 	if (page == MAP_FAILED || bench_pool_attach(&s->pool) < 0)
+		_exit(1);
+	if (s->device && warm_up(s) < 0)
 		_exit(1);
 	bench_flush_caches();
 	if (!measure(s, page, 1) || forbid_system_calls() < 0) {
@@ -198,7 +263,7 @@ static int run_child(struct setup *s)
 	return s->result->done > 0 ? 0 : -EBADMSG;
 }
 
-static void report_json(struct result *r, uint32_t blocks, unsigned page_kib)
+static void report_json(struct result *r, uint32_t blocks, unsigned page_kib, bool device)
 {
 	json_t *o =
 		json_pack("{s:i, s:i}", "blocks", (int)blocks, "block_tokens", (int)BLOCK_TOKENS);
@@ -209,13 +274,17 @@ static void report_json(struct result *r, uint32_t blocks, unsigned page_kib)
 	bench_add(o, "one_block_ns", bench_spread(r->one_block, ROUNDS));
 	bench_add(o, "lease_release_ns", bench_spread(r->lease_release, ROUNDS));
 	bench_add(o, "match_128k_us", bench_spread(r->long_us, ROUNDS));
+	if (device) {
+		bench_add(o, "addresses_ns_per_block_1500", bench_spread(r->here, ROUNDS));
+		bench_add(o, "device_addresses_ns_per_block_1500", bench_spread(r->there, ROUNDS));
+	}
 	json_object_set_new(o, "page_kib", json_integer(page_kib));
 	json_object_set_new(o, "syscalls_in_loop", json_integer(0));
 	bench_print_json(o);
 	json_decref(o);
 }
 
-static void report(struct result *r, uint32_t blocks, unsigned page_kib)
+static void report(struct result *r, uint32_t blocks, unsigned page_kib, bool device)
 {
 	const struct {
 		const char *what;
@@ -237,6 +306,14 @@ static void report(struct result *r, uint32_t blocks, unsigned page_kib)
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
 		printf("  %-28s %s %s\n", rows[i].what,
 			bench_show(bench_spread(rows[i].v, ROUNDS), 1, text), rows[i].unit);
+	if (!device)
+		return;
+	printf("with the addresses of %u blocks of each of %u prompts:\n", SHORT_BLOCKS,
+		HOT_PROMPTS);
+	printf("  %-28s %s ns per block\n", "in DRAM",
+		bench_show(bench_spread(r->here, ROUNDS), 1, text));
+	printf("  %-28s %s ns per block\n", "on a device",
+		bench_show(bench_spread(r->there, ROUNDS), 1, text));
 }
 
 /* Page size under the catalog's mapping of this process, as the kernel tells it. */
@@ -293,6 +370,7 @@ static int fill(struct setup *s)
 int kvbench_hotpath(int argc, char **argv)
 {
 	uint64_t blocks = 1000000;
+	struct setup s = { 0 };
 	bool json = false;
 	const struct bench_option options[] = {
 		{ .name = "blocks",
@@ -300,13 +378,15 @@ int kvbench_hotpath(int argc, char **argv)
 			.value = &blocks,
 			.min = 4096,
 			.max = 8000000 },
+		{ .name = "device",
+			.help = "with a device of host memory, and addresses on it",
+			.flag = &s.device },
 		{ .name = "json", .help = "one JSON object on stdout", .flag = &json },
 	};
-	struct setup s = { 0 };
 	int r = bench_parse(argc, argv,
 		"Match, lease and release under a filter that kills at any "
 		"system call.",
-		options, 2);
+		options, sizeof(options) / sizeof(options[0]));
 
 	if (r <= 0)
 		return r ? 2 : 0;
@@ -319,6 +399,7 @@ int kvbench_hotpath(int argc, char **argv)
 		fprintf(stderr, "kvbench: no memory for the prompts\n");
 		return 1;
 	}
+	s.pool.device_blocks = s.device ? HOT_PROMPTS * SHORT_BLOCKS : 0;
 	r = bench_pool_start(&s.pool, (uint32_t)blocks, BLOCK_TOKENS, 4 * BLOCK_TOKENS, 8);
 	if (r == 0)
 		r = fill(&s);
@@ -327,9 +408,9 @@ int kvbench_hotpath(int argc, char **argv)
 
 		r = run_child(&s);
 		if (r == 0 && json)
-			report_json(s.result, (uint32_t)blocks, page_kib);
+			report_json(s.result, (uint32_t)blocks, page_kib, s.device);
 		else if (r == 0)
-			report(s.result, (uint32_t)blocks, page_kib);
+			report(s.result, (uint32_t)blocks, page_kib, s.device);
 		else
 			fprintf(stderr, "kvbench: the measured process failed: %s\n", strerror(-r));
 	}

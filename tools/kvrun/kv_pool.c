@@ -19,6 +19,7 @@
 #define WAIT_GRANT_MS    250u
 #define WAIT_FLUSH_MS    5000u
 #define WAIT_EXTENT_MS   2000u
+#define WAIT_WARM_MS     5000u
 #define ARRIVAL_PAUSE_NS 500000
 #define ARRIVAL_PAUSES   40
 
@@ -292,16 +293,58 @@ static int copy_matched(struct pool_kv *p, uint32_t from, uint32_t n, void *dst)
 	return kvp_get(p->match, from, n, &view, 0) == (int64_t)n ? 0 : -ESTALE;
 }
 
+/* The device to read on, by its number; KVR_NO_DEVICE: none. */
+static uint32_t device_of(const struct pool_kv *p)
+{
+	struct kvp_device_props props = { .size = sizeof(props) };
+	uint32_t i = p->opts.device, end = i + 1;
+
+	if (i == KVR_NO_DEVICE)
+		return i;
+	if (i == KVR_FIRST_DEVICE) {
+		i = 0;
+		end = KVP_CLIENT_DEVICES;
+	}
+	for (; i < end; i++)
+		if (kvp_device_info(p->client, i, &props) == 0 && props.state == KVP_DEVICE_IS_UP)
+			return i;
+	return KVR_NO_DEVICE;
+}
+
+/* Has the first n blocks of the match copied to the device. Those that do not come are read in DRAM. */
+static void to_device(struct pool_kv *p, uint32_t device, uint32_t n)
+{
+	struct kvp_warm_opts opts = { .size = sizeof(opts), .device = device };
+
+	for (; opts.first < n; opts.first += KVP_CLIENT_WARM_BLOCKS) {
+		struct kvp_ticket ticket;
+
+		opts.n = n - opts.first;
+		if (kvp_warm(p->match, &opts, &ticket) < 0 ||
+			kvp_ticket_wait(p->client, ticket, WAIT_WARM_MS, NULL) < 0)
+			return;
+	}
+}
+
+/* Its bytes as they are, and all of them? */
+static int readable(const struct pool_kv *p, const struct kvp_payload_info *payload)
+{
+	return payload->addr && payload->codec == 0 &&
+	       payload->bytes == kvr_block_bytes(&p->kv.geom);
+}
+
 /* Block `i` of the match as the sequence's next: in place, or a copy where that is not possible. */
-static int take_block(struct pool_kv *p, uint32_t i)
+static int take_block(struct pool_kv *p, uint32_t device, uint32_t i)
 {
 	struct kvp_payload_info payload = { .size = sizeof(payload) };
 	uint32_t size = p->kv.geom.block_tokens;
-	int r = kvp_payload(p->match, i, &payload);
+	int there = device != KVR_NO_DEVICE &&
+		    kvp_device_payload(p->match, i, device, &payload) == 0 && readable(p, &payload);
+	int r = there ? 0 : kvp_payload(p->match, i, &payload);
 
-	if (r == 0 && payload.addr && payload.codec == 0 &&
-		payload.bytes == kvr_block_bytes(&p->kv.geom)) {
+	if (r == 0 && readable(p, &payload)) {
 		p->report.blocks_read++;
+		p->report.blocks_device += (uint32_t)there;
 		return append(p, (struct slot){ .addr = (void *)(uintptr_t)payload.addr });
 	}
 	r = append_private(p);
@@ -367,7 +410,7 @@ static int pool_start(
 {
 	struct pool_kv *p = pool_of(kv);
 	struct kvp_prefix_info info = { .size = sizeof(info) };
-	uint32_t size = kv->geom.block_tokens, reused = 0, usable;
+	uint32_t size = kv->geom.block_tokens, reused = 0, usable, device;
 	int r;
 
 	end_sequence(p);
@@ -379,8 +422,11 @@ static int pool_start(
 		p->publish = p->opts.store;
 		usable = info.n_tokens + info.tail_tokens;
 		usable = usable < limit ? usable : limit;
+		device = device_of(p);
+		if (device != KVR_NO_DEVICE)
+			to_device(p, device, usable / size);
 		for (uint32_t i = 0; i < usable / size; i++) {
-			r = take_block(p, i);
+			r = take_block(p, device, i);
 			if (r == -ENOMEM)
 				return r;
 			if (r < 0)

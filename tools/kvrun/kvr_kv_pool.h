@@ -21,13 +21,19 @@ struct kvr_pool_opts {
 	 * so that blocks are shared only with engines that read them so. NULL: natively.
 	 */
 	const char *variant;
+	/* KVR_NO_DEVICE, or where cached blocks are read: they are copied there first. */
+	uint32_t device;
 };
+
+#define KVR_NO_DEVICE    UINT32_MAX
+#define KVR_FIRST_DEVICE (UINT32_MAX - 1) /* the first one that works */
 
 /* How the last sequence fared, for reports. */
 struct kvr_pool_report {
-	int attached;          /* the daemon answered at the sequence's start */
-	uint32_t blocks_read;  /* cached blocks read in place */
-	uint32_t blocks_slots; /* blocks computed into slots */
+	int attached;           /* the daemon answered at the sequence's start */
+	uint32_t blocks_read;   /* cached blocks read in place, */
+	uint32_t blocks_device; /* of these on the device */
+	uint32_t blocks_slots;  /* blocks computed into slots */
 	uint32_t blocks_private;
 	uint32_t published; /* commits that were accepted */
 	char why[256];      /* not attached: the reason, else ""; KVP_ERROR_TEXT of kvpool.h */

@@ -95,7 +95,7 @@ static int open_native(struct engine *e, const struct kvr_geom *geom)
 {
 	const struct options *o = e->opt;
 	struct kvr_pool_opts pool = { o->socket, o->store, o->reuse_tail,
-		o->codec ? e->codec : NULL };
+		o->codec ? e->codec : NULL, o->device };
 	int r;
 
 	/* the model's own scores are wanted, so nothing is read from a cache */

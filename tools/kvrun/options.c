@@ -2,6 +2,7 @@
 /* kvrun's command line: its options, their bounds, and which of them go together. */
 #include "tools/kvrun/options.h"
 #include "tools/kvrun/kvr_kv.h"
+#include "tools/kvrun/kvr_kv_pool.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -36,6 +37,8 @@ static const char usage[] =
 	"  --no-store           read cached blocks, publish none\n"
 	"  --reuse-tail         go on inside a partly matching block too; the result may then\n"
 	"                       differ in the last bits from a cold run's\n"
+	"  --device host|N      read cached blocks on device N of the daemon, or (host) on the\n"
+	"                       first that works; what does not come there is read in DRAM\n"
 	"  --block-tokens N     16..512 (default 64)\n"
 	"  --kv-dtype f32|f16|bf16\n"
 	"                       of keys and values (default: the model's own)\n"
@@ -65,6 +68,7 @@ enum {
 	OPT_KVPOOL,
 	OPT_NO_STORE,
 	OPT_REUSE_TAIL,
+	OPT_DEVICE,
 	OPT_BLOCK_TOKENS,
 	OPT_KV_DTYPE,
 	OPT_CODEC,
@@ -89,6 +93,7 @@ static const struct option long_options[] = {
 	{ "kvpool", required_argument, NULL, OPT_KVPOOL },
 	{ "no-store", no_argument, NULL, OPT_NO_STORE },
 	{ "reuse-tail", no_argument, NULL, OPT_REUSE_TAIL },
+	{ "device", required_argument, NULL, OPT_DEVICE },
 	{ "block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS },
 	{ "kv-dtype", required_argument, NULL, OPT_KV_DTYPE },
 	{ "codec", required_argument, NULL, OPT_CODEC },
@@ -232,6 +237,12 @@ static int apply(struct options *o, int opt, const char *arg)
 	case OPT_REUSE_TAIL:
 		o->reuse_tail = 1;
 		return 0;
+	case OPT_DEVICE:
+		if (strcmp(arg, "host") == 0) {
+			o->device = KVR_FIRST_DEVICE;
+			return 0;
+		}
+		return parse_u32("device", arg, 0, 15, "host or 0..15", &o->device);
 	case OPT_BLOCK_TOKENS:
 		return parse_u32("block-tokens", arg, KVR_BLOCK_TOKENS_MIN, KVR_BLOCK_TOKENS_MAX,
 			"16..512", &o->block_tokens);
@@ -284,6 +295,7 @@ int options_parse(int argc, char **argv, struct options *ret_options, int *ret_e
 		.seed = 1,
 		.top_p = 0.9f,
 		.store = 1,
+		.device = KVR_NO_DEVICE,
 		.block_tokens = KVR_BLOCK_TOKENS_DEFAULT,
 		.window = 256,
 		.windows = 16,

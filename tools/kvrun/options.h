@@ -27,6 +27,7 @@ struct options {
 	int off;            /* --kvpool off */
 	int store;
 	int reuse_tail;
+	uint32_t device; /* KVR_NO_DEVICE; KVR_FIRST_DEVICE */
 	uint32_t block_tokens;
 	enum kvr_dtype dtype; /* of stored keys and values */
 	int dtype_given;

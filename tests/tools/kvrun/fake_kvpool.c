@@ -226,6 +226,42 @@ int kvp_payload(const struct kvp_prefix *match, uint32_t i, struct kvp_payload_i
 	return 0;
 }
 
+int kvp_device_info(struct kvp_client *client, uint32_t device, struct kvp_device_props *ret)
+{
+	(void)client;
+	if (fake.gone || device > 1)
+		return -ENOENT;
+	ret->state = fake.device && device == 1 ? KVP_DEVICE_IS_UP : KVP_DEVICE_IS_UP + 1;
+	return 0;
+}
+
+int kvp_warm(struct kvp_prefix *match, const struct kvp_warm_opts *opts, struct kvp_ticket *ret)
+{
+	assert_int_equal(opts->device, 1);
+	assert_true(opts->n > 0 && opts->first + opts->n <= match->info.n_blocks);
+	fake.warms++;
+	fake.asked = opts->n;
+	*ret = (struct kvp_ticket){ { 1, fake.warms } };
+	return fake.warm_result;
+}
+
+int kvp_ticket_wait(
+	struct kvp_client *client, struct kvp_ticket ticket, uint32_t timeout_ms, int *ret_why)
+{
+	(void)client;
+	(void)ret_why;
+	assert_int_equal(ticket.opaque[1], fake.warms);
+	assert_true(timeout_ms > 0 && timeout_ms != KVP_DEFAULT_TIMEOUT);
+	return (int)fake.on_device;
+}
+
+int kvp_device_payload(
+	const struct kvp_prefix *match, uint32_t i, uint32_t device, struct kvp_payload_info *ret)
+{
+	assert_int_equal(device, 1);
+	return !fake.warms || i >= fake.on_device ? -ENOENT : kvp_payload(match, i, ret);
+}
+
 int kvp_release(struct kvp_prefix *match)
 {
 	if (!match)

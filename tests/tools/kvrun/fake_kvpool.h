@@ -11,17 +11,21 @@
 
 struct fake_kvpool {
 	/* what it does */
-	int gone;          /* no daemon: as the header says, misses and -ESHUTDOWN */
-	int die_after;     /* this many more reserves and commits, then `gone`; < 0: never */
-	int no_room;       /* kvp_reserve: -EAGAIN */
-	int no_lease;      /* matches carry no lease */
-	int other_codec;   /* payloads are not native: only kvp_get can read them */
-	int get_fails;     /* kvp_get: -ESTALE */
-	uint32_t hidden;   /* blocks that "somebody else" has yet to publish: PENDING */
-	uint32_t unmapped; /* this many matches from now find nothing mapped yet */
-	int wait_result;   /* of kvp_wait; 0 also publishes one of the hidden */
+	int gone;           /* no daemon: as the header says, misses and -ESHUTDOWN */
+	int die_after;      /* this many more reserves and commits, then `gone`; < 0: never */
+	int no_room;        /* kvp_reserve: -EAGAIN */
+	int no_lease;       /* matches carry no lease */
+	int other_codec;    /* payloads are not native: only kvp_get can read them */
+	int get_fails;      /* kvp_get: -ESTALE */
+	uint32_t hidden;    /* blocks that "somebody else" has yet to publish: PENDING */
+	uint32_t unmapped;  /* this many matches from now find nothing mapped yet */
+	int device;         /* 1: device 1 works, others do not */
+	int warm_result;    /* of kvp_warm */
+	uint32_t on_device; /* blocks of a prefix that lie there at most, once asked for */
+	int wait_result;    /* of kvp_wait; 0 also publishes one of the hidden */
 	/* what it saw */
 	uint32_t matches, claims, grants; /* held now; all 0 when a sequence is over */
+	uint32_t warms, asked;            /* tickets, blocks of the last one */
 	uint32_t waits, commits, partial_commits, spaces;
 	char adapter[128]; /* of the space opened last */
 };

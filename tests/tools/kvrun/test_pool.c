@@ -52,10 +52,12 @@ static struct kvr_prefill run(struct kvr_kv *kv, uint32_t n, float *rows)
 	return prefill;
 }
 
+static uint32_t device = KVR_NO_DEVICE; /* that engines read on */
+
 static struct kvr_kv *pool(int store, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL };
+	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL, device };
 	struct kvr_kv *kv;
 
 	assert_int_equal(kvr_kv_pool_new(model, &geom, &opts, &kv), 0);
@@ -108,6 +110,7 @@ static int fresh(void **unused)
 {
 	(void)unused;
 	fake_reset();
+	device = KVR_NO_DEVICE;
 	return 0;
 }
 
@@ -308,7 +311,7 @@ static void tails_are_reused_on_request(void **unused)
 static struct kvr_kv *coded_pool(const char *codec, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_pool_opts pool_opts = { "/nowhere", 1, reuse_tail, codec };
+	struct kvr_pool_opts pool_opts = { "/nowhere", 1, reuse_tail, codec, KVR_NO_DEVICE };
 	struct kvr_coded_opts opts = { .mode = KVR_SHADOW };
 	struct kvr_kv *native, *kv;
 
@@ -378,6 +381,37 @@ static void reused_tails_are_native(void **unused)
 	kvr_kv_free(kv);
 }
 
+/* Where a block is read changes nothing, and one that does not come there is read in DRAM. */
+static void cached_blocks_are_read_on_a_device(void **unused)
+{
+	struct kvr_pool_report r;
+
+	(void)unused;
+	engine(1, &r);
+	assert_int_equal(fake.warms, 0);
+	fake.on_device = 2;
+	device = KVR_FIRST_DEVICE;
+	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+	assert_int_equal(fake.warms + r.blocks_device, 0); /* none works */
+	fake.device = 1;
+	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+	assert_int_equal(fake.warms, 1);
+	assert_int_equal(fake.asked, PROMPT / BLOCK);
+	assert_int_equal(r.blocks_read, PROMPT / BLOCK);
+	assert_int_equal(r.blocks_device, 2);
+	device = 1;
+	engine(1, &r);
+	assert_int_equal(r.blocks_device, 2);
+	device = 0; /* is down */
+	engine(1, &r);
+	assert_int_equal(r.blocks_device, 0);
+	device = 1;
+	fake.on_device = 0;
+	fake.warm_result = -EAGAIN;
+	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+	assert_int_equal(r.blocks_device, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -392,6 +426,7 @@ int main(void)
 		cmocka_unit_test_setup(waits_for_somebody_else, fresh),
 		cmocka_unit_test_setup(waits_for_memory_to_be_mapped, fresh),
 		cmocka_unit_test_setup(tails_are_reused_on_request, fresh),
+		cmocka_unit_test_setup(cached_blocks_are_read_on_a_device, fresh),
 		cmocka_unit_test_setup(engines_of_one_codec_share, fresh),
 		cmocka_unit_test_setup(reused_tails_are_native, fresh),
 	};

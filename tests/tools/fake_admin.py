@@ -47,7 +47,7 @@ class FakeAdmin:
 
     def _answer(self, peer, request, tag):
         self.asked.append(request)
-        answer = self.answers[request["verb"]]
+        answer = self.answers.get(request["verb"], {"error": "there is no such verb"})
         if callable(answer):
             answer = answer(request)
         text = json.dumps(answer).encode()

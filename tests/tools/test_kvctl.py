@@ -85,7 +85,7 @@ class WithoutDaemon(unittest.TestCase):
     def test_help_of_each_command(self):
         commands = [line.split()[0] for line in self.run_kvctl("--help").stdout.split("\n\n")[1]
                     .splitlines()]
-        self.assertEqual(len(commands), 13)
+        self.assertEqual(len(commands), 14)
         for command in commands:
             r = self.run_kvctl(command, "--help")
             self.assertEqual((r.returncode, r.stderr), (0, ""), command)
@@ -262,6 +262,20 @@ class Shown(unittest.TestCase):
         text = self.run_kvctl({"spaces": {"spaces": rows}}, "spaces", columns=80)[0]
         row = dict(zip(text.splitlines()[0].split(), text.splitlines()[1].replace(" MiB", "M").split()))
         self.assertEqual((row["BLOCKS"], row["PAYLOAD"], row["HIT%"]), ("12", "3.0M", "25.0"))
+
+    def test_devices(self):
+        rows = [{"device": 0, "name": "spare", "driver": "host", "state": "up", "blocks": 12, "charged_bytes": 3 << 20,
+                 "memory_bytes": 4 << 30, "warmed_total": 20, "dropped_total": 8}]
+        answers = {"status": STATUS, "tenants": {"tenants": []}, "devices": {"devices": rows}}
+        for verb in ("devices", "status"):
+            lines = self.run_kvctl(answers, verb, columns=100)[0].splitlines()
+            at = [i for i, line in enumerate(lines) if line.startswith(("DEVICE", "NAME"))][0]
+            row = dict(zip(lines[at].split(), re.sub(" (?=[MG]iB)", "", lines[at + 1]).split()))
+            self.assertEqual((row["NAME"], row["STATE"], row["BLOCKS"], row["MEMORY"], row["DROPPED"]),
+                             ("spare", "up", "12", "4.0GiB", "8"))
+        # One that is older has none.
+        del answers["devices"]
+        self.assertNotIn("DEVICE", self.run_kvctl(answers, "status", columns=100)[0])
 
 
 class WithDaemon(unittest.TestCase):

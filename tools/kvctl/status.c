@@ -170,9 +170,23 @@ static json_t *ask_for(struct kvctl *ctl, const char *verb)
 	return answer;
 }
 
+/* A daemon that knows nothing of devices refuses to tell of them: it has none. */
+static void print_devices(struct kvctl *ctl)
+{
+	json_t *answer = NULL;
+	int r = kvctl_ask(ctl, kvctl_request("devices", NULL), &answer);
+	const json_t *list = json_object_get(answer, "devices");
+
+	if (r == 0 && json_array_size(list)) {
+		putchar('\n');
+		kvctl_print_table(stdout, list, kvctl_device_columns, "no devices");
+	}
+	json_decref(answer);
+}
+
 static void show_once(struct kvctl *ctl)
 {
-	json_t *status = ask_for(ctl, "status"), *tenants, *devices;
+	json_t *status = ask_for(ctl, "status"), *tenants;
 
 	if (ctl->json) {
 		kvctl_print_json(status);
@@ -185,13 +199,7 @@ static void show_once(struct kvctl *ctl)
 	putchar('\n');
 	kvctl_print_table(
 		stdout, json_object_get(tenants, "tenants"), kvctl_tenant_columns, "no tenants");
-	devices = ask_for(ctl, "devices");
-	if (json_array_size(json_object_get(devices, "devices"))) {
-		putchar('\n');
-		kvctl_print_table(stdout, json_object_get(devices, "devices"), kvctl_device_columns,
-			"no devices");
-	}
-	json_decref(devices);
+	print_devices(ctl);
 	json_decref(tenants);
 	json_decref(status);
 }

@@ -68,6 +68,9 @@ static void test_everything(void **state)
 				     "mlock: never\n"
 				     "numa_node: 1\n"
 				     "policy: fifo\n"
+				     "advisor: true\n"
+				     "advisor_period_ms: 60000\n"
+				     "advisor_batch: 1\n"
 				     "claim_ttl_ms: 77\n"
 				     "max_sessions: 12\n"
 				     "handshake_ms: 900\n"
@@ -100,6 +103,9 @@ static void test_everything(void **state)
 	assert_int_equal(c->hugepages, KVPD_REQUIRE);
 	assert_int_equal(c->mlock, KVPD_NEVER);
 	assert_int_equal(c->numa_node, 1);
+	assert_true(c->advisor.on);
+	assert_int_equal(c->advisor.period_ms, 60000);
+	assert_int_equal(c->advisor.batch, 1);
 	assert_int_equal(c->claim_ttl_ms, 77);
 	assert_int_equal(c->log_level, 7);
 	assert_false(c->unlisted_uids);
@@ -248,6 +254,9 @@ static const struct {
 	{ "unlisted_uids: 2\n", "t.yaml:1: unlisted_uids: ", "true" },
 	{ "numa_node: 1024\n", "t.yaml:1: numa_node: ", "0 to 1023" },
 	{ "policy: magic\n", "t.yaml:1: policy: ", "lru" },
+	{ "advisor: perhaps\n", "t.yaml:1: advisor: ", "true" },
+	{ "advisor_period_ms: 49\n", "t.yaml:1: advisor_period_ms: ", "50 to" },
+	{ "advisor_batch: 0\n", "t.yaml:1: advisor_batch: ", "1 to" },
 	{ "claim_ttl_ms: 9\n", "t.yaml:1: claim_ttl_ms: ", "10 to" },
 	{ "max_sessions: 4097\n", "t.yaml:1: max_sessions: ", "1 to 4096" },
 	{ "max_sessions: 0\n", "t.yaml:1: max_sessions: ", "1 to 4096" },

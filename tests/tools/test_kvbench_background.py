@@ -20,10 +20,10 @@ def check(out):
     unit = {name: name + ("_ns" if name.startswith("match") else "_us") for name in TIMES}
     for phase in "idle", "busy":
         p = out[phase]
-        assert set(p) == set(unit.values()) | {"client_cpu_wait_ms"}, p
+        assert set(p) == set(unit.values()) | {"client_cpu_wait_ms", "daemon_cpu_wait_ms"}, p
         for kind in "match", "reserve", "commit":
             assert 0 < p[unit[kind + "_p50"]] <= p[unit[kind + "_p99"]], p
-        assert p["client_cpu_wait_ms"] >= 0, p
+        assert p["client_cpu_wait_ms"] >= 0 and p["daemon_cpu_wait_ms"] >= 0, p
     for name in TIMES:
         ratio = out["busy"][unit[name]] / out["idle"][unit[name]]
         assert abs(out["ratio"][name] - ratio) < 1e-4 * ratio, (name, out)

@@ -235,6 +235,20 @@ class Shown(unittest.TestCase):
         answers["status"]["rates"] = dict(rates, hit_ratio=None)
         self.assertNotIn("were cached", self.run_kvctl(answers, "status")[0])
 
+    def test_the_advisor_if_there_is_one(self):
+        advisor = {"age_seconds": 1.25, "cycle_seconds": .0371, "nodes": 100000, "edges": 1000000,
+                   "memory_bytes": 43 << 20, "dropped_total": 17, "spared_total": 5,
+                   "stale_total": 3, "consulted_total": 40}
+        answers = {"status": dict(STATUS, advisor=advisor), "tenants": {"tenants": []}}
+        text = self.run_kvctl(answers, "status")[0]
+        self.assertIn("advisor   ranking 1.2 s old, made in 37.1 ms; 100000 blocks and 1000000 edges in "
+                      "43.0 MiB; dropped events 17\n          spared 5 blocks; without a young ranking "
+                      "3 of 40 choices\n", text)
+        advisor["age_seconds"] = None
+        self.assertIn("advisor   no ranking yet;", self.run_kvctl(answers, "status")[0])
+        answers["status"]["advisor"] = None
+        self.assertNotIn("advisor", self.run_kvctl(answers, "status")[0])
+
     def test_the_view_fits_the_terminal(self):
         answers = {"status": STATUS, "tenants": {"tenants": [tenant(i) for i in range(200)]},
                    "clients": {"clients": [{"session": i, "tenant": "t", "lookups_total": i}

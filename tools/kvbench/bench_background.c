@@ -85,8 +85,9 @@ static double percentile(const struct times *t, double p)
 struct phase {
 	struct times match, reserve, commit;
 	uint64_t hot_matches, hot_misses;
-	uint64_t failed;      /* puts; each counts with the time it took */
-	uint64_t cpu_wait_ns; /* in puts, not counted: ready to run, without a processor */
+	uint64_t failed;       /* puts; each counts with the time it took */
+	double daemon_wait_ms; /* for a processor, all its threads together */
+	uint64_t cpu_wait_ns;  /* in puts, not counted: ready to run, without a processor */
 };
 
 /* ---- loads ---------------------------------------------------------------------------------- */
@@ -326,6 +327,7 @@ static void run_phase(struct world *w, uint64_t seconds, uint64_t least_matches,
 {
 	uint64_t until = bench_now() + seconds * UINT64_C(1000000000), due = bench_now();
 
+	p->daemon_wait_ms = -fair_process_wait_ms(w->pool.daemon.pid);
 	while (bench_now() < until || p->hot_matches < least_matches) {
 		time_put(w, p);
 		time_matches(w, p);
@@ -338,6 +340,7 @@ static void run_phase(struct world *w, uint64_t seconds, uint64_t least_matches,
 		if (atomic_load(&w->control->error))
 			return;
 	}
+	p->daemon_wait_ms += fair_process_wait_ms(w->pool.daemon.pid);
 }
 
 /* ---- what the daemon did ------------------------------------------------------------------- */
@@ -426,6 +429,8 @@ static void report_json(const struct phase *idle, const struct phase *busy, cons
 	}
 	json_object_set_new(a, "client_cpu_wait_ms", json_real((double)idle->cpu_wait_ns / 1e6));
 	json_object_set_new(b, "client_cpu_wait_ms", json_real((double)busy->cpu_wait_ns / 1e6));
+	json_object_set_new(a, "daemon_cpu_wait_ms", json_real(idle->daemon_wait_ms));
+	json_object_set_new(b, "daemon_cpu_wait_ms", json_real(busy->daemon_wait_ms));
 	bench_print_json(o);
 	json_decref(o);
 }
@@ -438,8 +443,9 @@ static void report(const struct phase *idle, const struct phase *busy, const str
 
 		printf("%-16s %12.2f %12.2f %8.2f\n", figures[i].name, x, y, x > 0 ? y / x : 0);
 	}
-	printf("%-16s %12.2f %12.2f\n", "cpu wait, ms", (double)idle->cpu_wait_ns / 1e6,
-		(double)busy->cpu_wait_ns / 1e6);
+	printf("cpu wait, client %12.2f %12.2f ms\ncpu wait, daemon %12.2f %12.2f ms\n",
+		(double)idle->cpu_wait_ns / 1e6, (double)busy->cpu_wait_ns / 1e6,
+		idle->daemon_wait_ms, busy->daemon_wait_ms);
 	printf("%" PRIu64 " matches of the hot set, of which missed %" PRIu64 "; puts %" PRIu64
 	       ", failed %" PRIu64 "\nbeside them %" PRIu64 " evictions, %" PRIu64
 	       " moves, %" PRIu64 " rankings\n",

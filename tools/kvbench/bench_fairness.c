@@ -6,7 +6,6 @@
  */
 #include "tools/kvbench/bench_fairness.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <grp.h>
 #include <signal.h>
@@ -249,25 +248,6 @@ static void end_load(struct run *run)
 		end_process(&run->load_pid[i]);
 }
 
-/* How long a process's threads have waited for a processor. */
-static double cpu_wait_ms(pid_t pid)
-{
-	char path[600];
-	struct dirent *e;
-	uint64_t ns = 0;
-	DIR *d;
-
-	snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
-	d = opendir(path);
-	while (d && (e = readdir(d))) {
-		snprintf(path, sizeof(path), "/proc/%d/task/%s/schedstat", (int)pid, e->d_name);
-		ns += fair_cpu_wait_ns(path);
-	}
-	if (d)
-		closedir(d);
-	return (double)ns / 1e6;
-}
-
 /* ---- one mode ------------------------------------------------------------------------------- */
 
 static int measure_phase(struct run *run, uint32_t phase, uint64_t ns)
@@ -334,10 +314,10 @@ static int measure(struct run *run, struct row *row)
 	/* It begins when it gets the processor. */
 	for (uint32_t waited = 0; !atomic_load(&run->control->ops) && waited < BEGIN_MS; waited++)
 		nap_ms(1);
-	row->daemon_cpu_ms = -cpu_wait_ms(run->daemon.pid);
+	row->daemon_cpu_ms = -fair_process_wait_ms(run->daemon.pid);
 	r = measure_phase(run, FAIR_LOADED, ns);
 	row->client_cpu_ms = (double)run->client->cpu_wait_ns[FAIR_LOADED] / 1e6;
-	row->daemon_cpu_ms += cpu_wait_ms(run->daemon.pid);
+	row->daemon_cpu_ms += fair_process_wait_ms(run->daemon.pid);
 	row->ops = atomic_load(&run->control->ops);
 	row->put = times_of(&run->client->put[FAIR_LOADED]);
 	row->attach = times_of(&run->client->attach[FAIR_LOADED]);

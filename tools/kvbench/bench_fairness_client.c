@@ -2,6 +2,7 @@
 /* The well-behaved client of kvbench fairness; see bench_fairness_client.h. */
 #include "tools/kvbench/bench_fairness_client.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -109,6 +110,24 @@ uint64_t fair_cpu_wait_ns(const char *schedstat)
 	if (f)
 		fclose(f);
 	return waited;
+}
+
+double fair_process_wait_ms(pid_t pid)
+{
+	char path[600];
+	struct dirent *e;
+	uint64_t ns = 0;
+	DIR *d;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+	d = opendir(path);
+	while (d && (e = readdir(d))) {
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/schedstat", (int)pid, e->d_name);
+		ns += fair_cpu_wait_ns(path);
+	}
+	if (d)
+		closedir(d);
+	return (double)ns / 1e6;
 }
 
 /* ---- requests ------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 
 #include <stdatomic.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define FAIR_MAX_SECONDS 30u
 #define FAIR_SAMPLES     (FAIR_MAX_SECONDS * 1000u)
@@ -37,6 +38,8 @@ void fair_pace(struct fair_track *track, uint64_t until_ns, uint64_t period_ns,
 
 /* Nanoseconds that a thread has waited for a processor, by its schedstat file; 0 if not known. */
 uint64_t fair_cpu_wait_ns(const char *schedstat);
+/* Milliseconds that the threads of a process have. */
+double fair_process_wait_ms(pid_t pid);
 
 #define FAIR_IDLE   0u
 #define FAIR_LOADED 1u

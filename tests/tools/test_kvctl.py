@@ -242,7 +242,7 @@ class Shown(unittest.TestCase):
         answers = {"status": dict(STATUS, advisor=advisor), "tenants": {"tenants": []}}
         text = self.run_kvctl(answers, "status")[0]
         self.assertIn("advisor   ranking 1.2 s old, made in 37.1 ms; 100000 blocks and 1000000 edges in "
-                      "43.0 MiB; dropped events 17\n          spared 5 blocks; without a young ranking "
+                      "43 MiB; dropped events 17\n          spared 5 blocks; without a young ranking "
                       "3 of 40 choices\n", text)
         advisor["age_seconds"] = None
         self.assertIn("advisor   no ranking yet;", self.run_kvctl(answers, "status")[0])

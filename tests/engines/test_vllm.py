@@ -130,7 +130,7 @@ class Engines(unittest.TestCase):
                     os.kill(daemon.pid, signal.SIGCONT)
                 wait_for(lambda: b.ask(prompts=self.prompts)["hits"] == [hit(1900)] * 3, 60)
                 b.end()
-            self.check(daemon)
+            check(daemon)
 
     def test_daemon_absent(self):
         with Worker("/nonexistent/kvpool.sock") as a:

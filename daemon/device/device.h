@@ -65,7 +65,8 @@ struct kvpd_device_config {
 	uint32_t
 		restart_ms; /* before a restart, doubled with each failure up to a minute; 0: 1 s */
 	void (*wake)(
-		void *ctx); /* work is done: call _drain(). Any thread but the owner's; must not block */
+		void *ctx); /* work is done: call _drain(); or the state is another. Any thread but
+			       the owner's; must not block */
 	void *ctx;
 };
 

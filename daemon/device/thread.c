@@ -89,7 +89,8 @@ static uint64_t until(const struct kvpd_device *d, uint64_t bytes)
 
 static void set_state(struct kvpd_device *d, uint32_t state)
 {
-	atomic_store_explicit(&d->state, state, memory_order_relaxed);
+	if (atomic_exchange_explicit(&d->state, state, memory_order_relaxed) != state)
+		d->config.wake(d->config.ctx);
 }
 
 static void start_worker(struct kvpd_device *d)

@@ -523,6 +523,53 @@ static void test_driver_fails(void **state)
 	}
 }
 
+/*
+ * A device has the arena mapped out of which it copies. When its client is gone, what lay there moves and
+ * the kernel is asked whether anybody has it still: by then the device has not.
+ */
+static void test_arena_goes(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	uint32_t there, serial;
+	struct kvp_cqe cqe;
+	struct chain k;
+
+	(void)state;
+	defaults(p, &limits, 1, 8 * MIB);
+	p->device[0].copy_rate = 8 * MIB;
+	begin(p, &limits);
+	for (uint32_t i = 0; i < 3; i++) {
+		struct dp_client *writer = dp_attach(&p->w, p->w.tenant);
+		struct kvp_sqe sqe;
+
+		(void)dp_large_space(writer, "m", BLOCK);
+		put(p, writer, &k, 20, 1 + i);
+		sqe = warm_of(&k, 0, 0);
+		serial = dp_push(p->c, &sqe);
+		answer(p->c, serial, &cqe);
+		assert_int_equal(cqe.flags, KVP_CQE_PARKED);
+		/* With copies out of it under way, and after them. */
+		if (i)
+			usleep(1000 * i);
+		else
+			answer(p->c, serial, &cqe);
+		dp_detach(writer);
+		if (i)
+			answer(p->c, serial, &cqe);
+		assert_int_equal(cqe.status, 0);
+		assert_int_equal(cqe.more, 20);
+		dp_await_most(&p->w, "arena_bytes", 0);
+		assert_int_equal(count(p->c, &k, KVP_TIER_VRAM), 20);
+		assert_int_equal(count(p->c, &k, KVP_TIER_DRAM), 20);
+		dp_check(&p->w);
+	}
+	/* Out of the vault it goes as well. */
+	assert_int_equal(warm(p->c, warm_of(&k, 0, 0), &there), 0);
+	dp_stop(&p->w);
+	free(p);
+}
+
 /* What a bit has fallen out of on the way is not shown. */
 static void test_damage(void **state)
 {
@@ -653,6 +700,7 @@ int main(void)
 		cmocka_unit_test(test_classes),
 		cmocka_unit_test(test_worker_dies),
 		cmocka_unit_test(test_driver_fails),
+		cmocka_unit_test(test_arena_goes),
 		cmocka_unit_test(test_damage),
 		cmocka_unit_test(test_session_ends),
 		cmocka_unit_test(test_anything),

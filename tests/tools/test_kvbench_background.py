@@ -43,7 +43,7 @@ def main(tmp):
             break
         print("again, they had no time:", out["background"])
         out = json.loads(run(tmp, "--seconds", "6", "--blocks", "1024", "--json").stdout)
-    assert set(out["background"]) == {"evictions", "moves", "rankings"}, out
+    assert set(out["background"]) == {"evictions", "moves", "rankings", "copies"}, out
     assert all(out["background"].values()), out
     assert not glob.glob(tmp + "/*"), glob.glob(tmp + "/*")
     text = run(tmp, "--seconds", "1", "--blocks", "1024")

@@ -183,6 +183,38 @@ static int load_match(struct world *w)
 }
 
 /*
+ * Has chains copied to the device, which holds an eighth of them, so that others leave it: at full rate,
+ * with as many questions under way as a client may have.
+ */
+static int load_copies(struct world *w)
+{
+	struct kvp_ticket ticket[KVP_CLIENT_WARMS];
+	struct kvp_prefix *m[KVP_CLIENT_WARMS] = { NULL };
+	uint32_t tokens[CHAIN_TOKENS];
+	uint64_t rng = 1181783497276652981u;
+	int r = bench_pool_attach(&w->pool);
+
+	if (r < 0)
+		return r;
+	stand_by(w->control);
+	for (uint32_t i = 0;; i = (i + 1) % KVP_CLIENT_WARMS) {
+		if (m[i]) {
+			(void)kvp_ticket_wait(w->pool.client, ticket[i], WAIT_MS, NULL);
+			kvp_release(m[i]);
+			m[i] = NULL;
+		}
+		bench_chain_tokens((uint32_t)(bench_random(&rng) % (w->blocks / CHAIN_BLOCKS)),
+			tokens, CHAIN_TOKENS);
+		if (kvp_match(w->pool.space, tokens, CHAIN_TOKENS, NULL, &m[i]) < 0) {
+			m[i] = NULL;
+		} else if (kvp_warm(m[i], NULL, &ticket[i]) < 0) {
+			kvp_release(m[i]);
+			m[i] = NULL;
+		}
+	}
+}
+
+/*
  * One process each, all beside one another; they end when they are killed. What the daemon learns to do in
  * the background gets a line here that makes it do that.
  */
@@ -193,6 +225,7 @@ static const struct load {
 	{ "evict", load_evict },
 	{ "moves", load_moves },
 	{ "match", load_match },
+	{ "copies", load_copies },
 };
 
 #define N_LOADS (sizeof(loads) / sizeof(loads[0]))
@@ -346,7 +379,7 @@ static void run_phase(struct world *w, uint64_t seconds, uint64_t least_matches,
 /* ---- what the daemon did ------------------------------------------------------------------- */
 
 struct done {
-	uint64_t evictions, moves, rankings;
+	uint64_t evictions, moves, rankings, copies;
 };
 
 static uint64_t figure(const json_t *o, const char *name)
@@ -361,6 +394,7 @@ static int ask_done(const struct world *w, struct done *ret_done)
 	const struct kvp_open_opts opts = {
 		.size = sizeof(opts), .socket = w->pool.daemon.socket, .default_timeout_ms = WAIT_MS
 	};
+	struct kvp_device_props device = { .size = sizeof(device) };
 	struct kvp_admin *admin = NULL;
 	char *text = NULL;
 	json_t *answer = NULL, *row;
@@ -374,9 +408,14 @@ static int ask_done(const struct world *w, struct done *ret_done)
 	if (r == 0 && !row)
 		r = -EBADMSG;
 	if (r == 0)
-		*ret_done =
-			(struct done){ figure(row, "evictions_total"), figure(row, "moves_total"),
-				figure(json_object_get(row, "advisor"), "rankings_total") };
+		r = kvp_device_info(w->pool.client, 0, &device);
+	if (r == 0)
+		*ret_done = (struct done){
+			.evictions = figure(row, "evictions_total"),
+			.moves = figure(row, "moves_total"),
+			.rankings = figure(json_object_get(row, "advisor"), "rankings_total"),
+			.copies = device.to_device_bytes / BLOCK_BYTES,
+		};
 	json_decref(answer);
 	free(text);
 	kvp_admin_close(admin);
@@ -409,14 +448,15 @@ static double value(const struct phase *p, const struct figure *f)
 static void report_json(const struct phase *idle, const struct phase *busy, const struct done *did)
 {
 	json_t *a = json_object(), *b = json_object(), *c = json_object();
-	json_t *o = json_pack("{s:o, s:o, s:o, s:I, s:I, s:I, s:{s:I, s:I, s:I}}", "idle", a,
-		"busy", b, "ratio", c, "hot_matches",
-		(json_int_t)(idle->hot_matches + busy->hot_matches), "hot_misses",
+	json_t *o = json_pack("{s:o, s:o, s:o, s:I, s:I, s:I}", "idle", a, "busy", b, "ratio", c,
+		"hot_matches", (json_int_t)(idle->hot_matches + busy->hot_matches), "hot_misses",
 		(json_int_t)(idle->hot_misses + busy->hot_misses), "failed_puts",
-		(json_int_t)(idle->failed + busy->failed), "background", "evictions",
-		(json_int_t)did->evictions, "moves", (json_int_t)did->moves, "rankings",
-		(json_int_t)did->rankings);
+		(json_int_t)(idle->failed + busy->failed));
+	json_t *d = json_pack("{s:I, s:I, s:I, s:I}", "evictions", (json_int_t)did->evictions,
+		"moves", (json_int_t)did->moves, "rankings", (json_int_t)did->rankings, "copies",
+		(json_int_t)did->copies);
 
+	json_object_set_new(o, "background", d);
 	for (size_t i = 0; i < N_FIGURES; i++) {
 		double x = value(idle, &figures[i]), y = value(busy, &figures[i]);
 		char name[32];
@@ -448,10 +488,10 @@ static void report(const struct phase *idle, const struct phase *busy, const str
 		idle->daemon_wait_ms, busy->daemon_wait_ms);
 	printf("%" PRIu64 " matches of the hot set, of which missed %" PRIu64 "; puts %" PRIu64
 	       ", failed %" PRIu64 "\nbeside them %" PRIu64 " evictions, %" PRIu64
-	       " moves, %" PRIu64 " rankings\n",
+	       " moves, %" PRIu64 " blocks copied to a device, %" PRIu64 " rankings\n",
 		idle->hot_matches + busy->hot_matches, idle->hot_misses + busy->hot_misses,
 		idle->reserve.n + busy->reserve.n, idle->failed + busy->failed, did->evictions,
-		did->moves, did->rankings);
+		did->moves, did->copies, did->rankings);
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
@@ -485,7 +525,7 @@ static int measure(
 		return r;
 	}
 	*did = (struct done){ did->evictions - before.evictions, did->moves - before.moves,
-		did->rankings - before.rankings };
+		did->rankings - before.rankings, did->copies - before.copies };
 	for (uint32_t i = 0; i < HOT_CHAINS; i++)
 		kvp_release(w->held[i]);
 	return 0;
@@ -515,8 +555,8 @@ int kvbench_background(int argc, char **argv)
 	struct done did = { 0 };
 	char more[96];
 	int r = bench_parse(argc, argv,
-		"Match, reserve and commit of one client, idle and beside evictions, moves and the "
-		"advisor.",
+		"Match, reserve and commit of one client, idle and beside evictions, moves, "
+		"copies to a device and the advisor.",
 		options, sizeof(options) / sizeof(options[0]));
 
 	if (r <= 0 || !idle || !busy) {
@@ -532,6 +572,7 @@ int kvbench_background(int argc, char **argv)
 		snprintf(more, sizeof(more), "advisor: true\nadmin_group: \"%u\"\n",
 			(unsigned)getegid());
 	w.pool.more = more;
+	w.pool.device_blocks = w.blocks / 8;
 	r = w.control == MAP_FAILED
 		    ? -ENOMEM
 		    : bench_pool_start(&w.pool, w.blocks, BLOCK_TOKENS, BLOCK_BYTES, 64);

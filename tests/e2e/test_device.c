@@ -62,19 +62,39 @@ static void open_its_space(struct world *w)
 	fail_msg("the space is not in the catalog");
 }
 
+static void join(struct world *w, const char *socket)
+{
+	assert_int_equal(e2e_attach(&w->e, socket), 0);
+	raw_attach(&w->raw, socket);
+	open_its_space(w);
+}
+
+static void leave(struct world *w)
+{
+	raw_detach(&w->raw);
+	e2e_detach(&w->e);
+}
+
+/* `tenants`: further lines of its configuration. */
+static void start(struct kvt_daemon *d, const char *driver, const char *tenants)
+{
+	char more[800];
+	struct kvt_daemon_opts opts = {
+		.share = 64 << 20, .memory = 256 << 20, .max_blocks = 4000, .more = more
+	};
+
+	snprintf(more, sizeof(more),
+		"devices:\n  - {name: one, bytes: 1MiB, segment: 64KiB, worker: %s, %s}\n%s",
+		getenv("KVPOOL_DEVICE"), driver, tenants);
+	e2e_start(d, &opts);
+}
+
 static struct world *begin(const char *driver)
 {
 	struct world *w = calloc(1, sizeof(*w));
-	char more[400];
-	struct kvt_daemon_opts opts = { .share = 64 << 20, .max_blocks = 4000, .more = more };
 
-	snprintf(more, sizeof(more),
-		"devices:\n  - {name: one, bytes: 1MiB, segment: 64KiB, worker: %s, %s}\n",
-		getenv("KVPOOL_DEVICE"), driver);
-	e2e_start(&w->daemon, &opts);
-	assert_int_equal(e2e_attach(&w->e, w->daemon.socket), 0);
-	raw_attach(&w->raw, w->daemon.socket);
-	open_its_space(w);
+	start(&w->daemon, driver, "");
+	join(w, w->daemon.socket);
 	return w;
 }
 
@@ -226,6 +246,49 @@ static void what_is_warmed_is_there(void **state)
 	end(w);
 }
 
+/* A share is a share: another tenant's warms take nothing of it, and its own go no further. */
+static void tenants_have_their_shares(void **state)
+{
+	struct world *a = calloc(1, sizeof(*a)), *b = calloc(1, sizeof(*b));
+	struct prompt *p = calloc(4, sizeof(*p));
+	struct kvt_daemon d;
+	char path[200];
+	uint32_t there;
+
+	(void)state;
+	start(&d, "driver: host",
+		"tenants:\n"
+		"  - {name: a, socket: a.sock, devices: [{name: one, share: 640KiB}]}\n"
+		"  - {name: b, socket: b.sock, devices: [{name: one, share: 384KiB}]}\n");
+	snprintf(path, sizeof(path), "%s/a.sock", d.dir);
+	join(a, path);
+	snprintf(path, sizeof(path), "%s/b.sock", d.dir);
+	join(b, path);
+	/* 160 slots, and 96. */
+	put(a, &p[0], 1);
+	put(a, &p[1], 2);
+	put(b, &p[2], 1);
+	assert_int_equal(warm(a, &p[0], &there), 0);
+	assert_int_equal(warm(a, &p[1], &there), -ENOSPC);
+	assert_int_equal(there, 60);
+	assert_int_equal(warm(b, &p[2], &there), -ENOSPC);
+	assert_int_equal(there, 96);
+	assert_int_equal(lie(b, &p[2]), 96);
+	kvp_release(p[0].match);
+	assert_int_equal(warm(a, &p[1], &there), 0);
+	assert_int_equal(lie(a, &p[1]), BLOCKS);
+	assert_int_equal(lie(b, &p[2]), 96);
+	kvp_release(p[1].match);
+	kvp_release(p[2].match);
+	leave(a);
+	leave(b);
+	assert_int_equal(e2e_clean(d.socket, 0), 0);
+	kvt_daemon_stop(&d);
+	free(p);
+	free(a);
+	free(b);
+}
+
 /* The process below the daemon that talks to the device; 0: there is none just now. */
 static pid_t worker_of(pid_t daemon)
 {
@@ -319,6 +382,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(what_is_warmed_is_there),
+		cmocka_unit_test(tenants_have_their_shares),
 		cmocka_unit_test(a_killed_worker_loses_nothing),
 		cmocka_unit_test(a_failing_driver_is_an_answer),
 	};

@@ -101,7 +101,7 @@ static void test_arguments(void)
 
 	EQUAL(kvp_event_fd(NULL, KVP_EVENT_COMMITS), -EINVAL);
 	EQUAL(kvp_event_fd(e->client, 0), -EINVAL);
-	EQUAL(kvp_event_fd(e->client, 4), -EINVAL);
+	EQUAL(kvp_event_fd(e->client, 0x80000000u), -EINVAL);
 	EQUAL(kvp_flush_mark(NULL, &mark), -EINVAL);
 	EQUAL(kvp_flush_mark(e->client, NULL), -EINVAL);
 	EQUAL(kvp_flush_done(NULL, 0), -EINVAL);

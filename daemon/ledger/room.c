@@ -156,18 +156,19 @@ static int evict(struct kvpd_tenant *t, struct kvpd_part *part, const struct kvp
 }
 
 /* The class has nothing there and others have all: the extent in which least lies is emptied. */
-static int empty_other(struct kvpd_tenant *t, struct kvpd_part *part, uint32_t medium, uint64_t now)
+static int empty_other(
+	struct kvpd_tenant *t, struct kvpd_part *part, const struct kvpd_class *c, uint64_t now)
 {
 	struct kvpd_extent *least = NULL;
 	bool leaves = false;
 
-	if (now - part->drained_ns < DRAIN_NS)
+	if (c->slot_bytes > part->share || now - part->drained_ns < DRAIN_NS)
 		return -ENOSPC;
 	part->drained_ns = now;
 	for (uint32_t i = 0; i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
 
-		if (!x || x->cls->medium != medium)
+		if (!x || x->cls->medium != c->medium)
 			continue;
 		leaves = leaves || x->draining;
 		if (kvpd_extent_counts(x) && (!least || x->used < least->used))
@@ -193,7 +194,7 @@ int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes,
 	}
 	if (c->making || part->dropping)
 		return 0;
-	return c->vault_slots ? evict(t, part, c, now, room) : empty_other(t, part, medium, now);
+	return c->vault_slots ? evict(t, part, c, now, room) : empty_other(t, part, c, now);
 }
 
 /* ---- for an extent that drains -------------------------------------------------------------- */

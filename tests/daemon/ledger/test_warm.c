@@ -431,6 +431,33 @@ static void test_classes(void **state)
 	free(p);
 }
 
+/* For a block that the share has no room for nothing is emptied. */
+static void test_too_large(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain a, b;
+	uint32_t there;
+
+	(void)state;
+	defaults(p, &limits, 1, MIB);
+	begin(p, &limits);
+	put(p, p->c, &a, 16, 1);
+	assert_int_equal(warm(p->c, warm_of(&a, 0, 0), &there), 0);
+	p->space = dp_large_space(p->c, "n", 2 * MIB);
+	put(p, p->c, &b, 1, 2);
+	for (uint32_t i = 0; i < 20; i++) {
+		assert_int_equal(warm(p->c, warm_of(&b, 0, 0), &there), -ENOSPC);
+		assert_int_equal(there, 0);
+		usleep(5000);
+	}
+	assert_int_equal(count(p->c, &a, KVP_TIER_VRAM), 16);
+	assert_int_equal(device_figure(&p->w, "dropped_total"), 0);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
 static void faults(struct pool *p, const char *what)
 {
 	p->device[0].driver = (char *)(uintptr_t) "fault";
@@ -698,6 +725,7 @@ int main(void)
 		cmocka_unit_test(test_both_go),
 		cmocka_unit_test(test_shares),
 		cmocka_unit_test(test_classes),
+		cmocka_unit_test(test_too_large),
 		cmocka_unit_test(test_worker_dies),
 		cmocka_unit_test(test_driver_fails),
 		cmocka_unit_test(test_arena_goes),

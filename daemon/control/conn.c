@@ -503,6 +503,7 @@ void kvpd_conn_close(struct kvpd_conn *conn)
 
 void kvpd_conn_end(struct kvpd_conn *conn)
 {
+	kvpd_unwatch(conn->control, conn->fd);
 	close(conn->fd);
 	conn->source.payer->n_conns--;
 	TAILQ_INSERT_TAIL(&conn->control->dead_conns, conn, link);

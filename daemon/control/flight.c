@@ -3,7 +3,6 @@
 #include "daemon/control/flight.h"
 
 #include <linux/sockios.h>
-#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -97,7 +96,7 @@ void kvpd_flight_linger(struct kvpd_conn *conn)
 {
 	struct kvpd_control *c = conn->control;
 
-	(void)epoll_ctl(c->epfd, EPOLL_CTL_DEL, conn->fd, NULL);
+	kvpd_unwatch(c, conn->fd);
 	(void)shutdown(conn->fd, SHUT_RDWR);
 	conn->since_ns = kvpd_now_ns();
 	TAILQ_INSERT_TAIL(&c->lingering, conn, link);

@@ -59,6 +59,7 @@ void kvpd_guest_end_here(struct kvpd_guest *g)
 	struct kvpd_conn *conn = g->conn;
 
 	kvpd_source_end(&g->source);
+	kvpd_unwatch(c, g->pidfd);
 	close(g->pidfd);
 	g->tenant->n_guests--;
 	g->tenant->idle_since_ns = kvpd_now_ns();

@@ -66,6 +66,7 @@ void kvpd_listener_remove(struct kvpd_listener *l)
 {
 	struct kvpd_control *c = l->control;
 
+	kvpd_unwatch(c, l->fd);
 	close(l->fd);
 	if (l->name)
 		kvpd_unlisten(c->config->runtime_dir, l->name);

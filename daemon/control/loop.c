@@ -36,6 +36,11 @@ int kvpd_watch(struct kvpd_control *c, int fd, uint32_t events, struct kvpd_sour
 	return epoll_ctl(c->epfd, EPOLL_CTL_ADD, fd, &e) < 0 ? -errno : 0;
 }
 
+void kvpd_unwatch(struct kvpd_control *c, int fd)
+{
+	(void)epoll_ctl(c->epfd, EPOLL_CTL_DEL, fd, NULL);
+}
+
 void kvpd_control_bury(struct kvpd_control *c)
 {
 	struct kvpd_conn *conn;

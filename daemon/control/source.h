@@ -26,7 +26,12 @@ struct kvpd_source {
 	TAILQ_ENTRY(kvpd_source) in_payer;
 };
 
-/* Calls source->ready() for these epoll events of fd, until fd is closed. Negative errno. */
+/* Calls source->ready() for these epoll events of fd, until kvpd_unwatch(). Negative errno. */
 int kvpd_watch(struct kvpd_control *c, int fd, uint32_t events, struct kvpd_source *source);
+/*
+ * Before fd is closed. Closing alone ends nothing while another process has it too, and one that the
+ * daemon starts (a device's worker) has them all until it is the other program.
+ */
+void kvpd_unwatch(struct kvpd_control *c, int fd);
 
 #endif

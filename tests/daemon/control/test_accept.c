@@ -6,12 +6,15 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/control/accept.h"
@@ -29,7 +32,7 @@
 
 _Static_assert(CROWDED < DOORS, "the last door is nobody's yet");
 
-static char dir[] = "/tmp/kvpool-accept-XXXXXX";
+static char dir[64];
 static struct kvpd_control *control;
 static struct kvpd_ledger *ledger;
 
@@ -47,6 +50,7 @@ static int start(void **state)
 		skip();
 	files.rlim_cur = FILES;
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
+	snprintf(dir, sizeof(dir), "/tmp/kvpool-accept-XXXXXX");
 	assert_non_null(mkdtemp(dir));
 	n = snprintf(text, sizeof(text),
 		"user: \"\"\nhugepages: never\nruntime_dir: %s\nlog_level: error\ntenants:\n", dir);
@@ -67,7 +71,7 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-	char path[64];
+	char path[80];
 
 	(void)state;
 	if (!control)
@@ -149,9 +153,53 @@ static void few_come_in_where_many_wait(void **state)
 		close(few[i]);
 }
 
+static struct kvpd_listener *listener_of(const char *tenant)
+{
+	struct kvpd_listener *l;
+
+	TAILQ_FOREACH(l, &control->listeners, link)
+		if (l->tenant && !strcmp(l->tenant, tenant))
+			return l;
+	return NULL;
+}
+
+/*
+ * A process that the daemon starts has all its descriptors until it is the other program, and what the
+ * daemon closes meanwhile is closed for the daemon alone.
+ */
+static void nothing_is_heard_of_what_was_closed(void **state)
+{
+	struct epoll_event e;
+	int fd, door;
+	pid_t child;
+
+	(void)state;
+	fd = come(0);
+	let_in(0);
+	door = come(1);
+	assert_int_equal(control->n_pending, 1);
+	child = fork();
+	assert_true(child >= 0);
+	if (!child) {
+		pause();
+		_exit(0);
+	}
+	kvpd_listener_remove(listener_of("t1"));
+	/* What it has said is no HELLO. */
+	while (control->n_conns)
+		assert_int_equal(kvpd_control_turn(control, 100), 0);
+	assert_int_equal(send(fd, "?", 1, MSG_NOSIGNAL), 1);
+	assert_int_equal(epoll_wait(control->epfd, &e, 1, 0), 0);
+	kill(child, SIGKILL);
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	close(fd);
+	close(door);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(nothing_is_heard_of_what_was_closed, start, stop),
 		cmocka_unit_test_setup_teardown(few_come_in_where_many_wait, start, stop),
 	};
 

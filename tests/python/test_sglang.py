@@ -403,6 +403,32 @@ class Weights(unittest.TestCase):
         self.assertEqual(sglang.weight_files("someone/on-a-hub"), [])
 
 
+    def identity(self, **args):
+        """What names the weights, where the server's arguments are known."""
+        context = types.ModuleType("sglang.srt.runtime_context")
+        context.get_server_args = lambda: types.SimpleNamespace(**args)
+        modules = {"sglang": types.ModuleType("sglang"), "sglang.srt": types.ModuleType("sglang.srt"),
+                   "sglang.srt.runtime_context": context}
+        with unittest.mock.patch.dict(sys.modules, modules):
+            return sglang._weights(config(weights_digest=""))  # pylint: disable=protected-access
+
+    def test_of_the_servers_arguments(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.safetensors")
+            with open(path, "wb") as f:
+                f.write(b"1234")
+            one = self.identity(model_path=folder, revision=None, kv_cache_dtype="auto")
+            self.assertEqual(self.identity(model_path=folder, revision=None, kv_cache_dtype="auto"), one)
+            others = [self.identity(model_path=folder, revision="r", kv_cache_dtype="auto"),
+                      self.identity(model_path=folder, revision=None, kv_cache_dtype="fp8_e5m2"),
+                      self.identity(model_path="someone/on-a-hub", revision=None, kv_cache_dtype="auto")]
+            with open(path, "ab") as f:
+                f.write(b"5")
+            others.append(self.identity(model_path=folder, revision=None, kv_cache_dtype="auto"))
+            self.assertEqual(len(set(others + [one])), 5)
+        self.assertRaises(ValueError, self.identity)
+
+
 class Move(unittest.TestCase):
     def test_parts_and_blocks(self):
         memory = (ctypes.c_char * 48).from_buffer(bytearray(range(48)))

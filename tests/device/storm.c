@@ -1,0 +1,457 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Clients that put, match, have blocks copied to a small device, read them there, compare, hold and delete
+ * them, in a pool that is too small for all, while clients and the device's workers are killed. What is
+ * read under a lease has to be right, and has to stay so until the lease ends; afterwards nothing may be
+ * left of anybody.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/e2e/e2e.h"
+
+#define T           16u
+#define BLOCKS      10u
+#define SHARED      6u /* blocks that the prompts of a family share */
+#define FAMILIES    5u
+#define PROMPTS     400u
+#define DIM         64u
+#define BLOCK_BYTES (T * 2u * 2u * 2u * DIM * 2u) /* K and V, layers, heads, fp16 */
+#define WORDS       (BLOCK_BYTES / 8)
+#define CLIENTS     4u
+#define KEPT        4u /* prompts that one client holds all the time */
+#define WAIT_MS     20000u
+
+struct counts {
+	_Atomic(uint64_t) hazards; /* bytes that were right and changed under the lease */
+	_Atomic(uint64_t) wrong;   /* bytes that were not right when they were first read */
+	_Atomic(uint64_t) there;   /* blocks read on the device */
+	_Atomic(uint64_t) here;    /* and in DRAM */
+	_Atomic(uint64_t) stored;
+};
+
+static struct kvt_daemon daemon_;
+static struct counts *counts;
+
+/* ---- contents ------------------------------------------------------------------------------- */
+
+static void prompt(uint32_t p, uint32_t *tokens)
+{
+	for (uint32_t i = 0; i < BLOCKS * T; i++)
+		tokens[i] =
+			i < SHARED * T ? (p % FAMILIES) * 7919 + i : 1000000 + p * 7919 + i * 31;
+}
+
+static uint64_t digest(const uint32_t *tokens, uint32_t n)
+{
+	uint64_t h = UINT64_C(0xcbf29ce484222325);
+
+	for (uint32_t i = 0; i < n; i++)
+		h = (h ^ tokens[i]) * UINT64_C(0x100000001b3);
+	return h;
+}
+
+static void derive(const uint32_t *tokens, uint32_t blocks, uint64_t *payload)
+{
+	uint64_t h = digest(tokens, blocks * T);
+
+	for (uint32_t i = 0; i < WORDS; i++)
+		payload[i] = h + i * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+static bool derived(const uint32_t *tokens, uint32_t blocks, const uint64_t *payload)
+{
+	uint64_t h = digest(tokens, blocks * T), diff = 0;
+
+	for (uint32_t i = 0; i < WORDS; i++)
+		diff |= payload[i] ^ (h + i * UINT64_C(0x9e3779b97f4a7c15));
+	return !diff;
+}
+
+/* ---- clients -------------------------------------------------------------------------------- */
+
+static int attach(struct e2e *e)
+{
+	struct kvp_open_opts opts = { .size = sizeof(opts),
+		.socket = daemon_.socket,
+		.name = "storm",
+		.default_timeout_ms = WAIT_MS };
+	struct kvp_layer layers[2] = { { .index = 0, .kv_heads = 2, .k_dim = DIM, .v_dim = DIM },
+		{ .index = 1, .kv_heads = 2, .k_dim = DIM, .v_dim = DIM } };
+	struct kvp_space_desc desc = { .size = sizeof(desc),
+		.model = "storm",
+		.dtype = KVP_DTYPE_F16,
+		.layout = KVP_LAYOUT_LCND,
+		.block_tokens = T,
+		.n_layers = 2,
+		.layers = layers };
+	int r = kvp_open(&opts, &e->client);
+
+	if (r < 0)
+		return r;
+	r = kvp_space_open(e->client, &desc, WAIT_MS, &e->space);
+	if (r < 0)
+		e->client = kvp_close(e->client);
+	return r;
+}
+
+/* What is missing of the prompt's first blocks. */
+static int store(struct e2e *e, const uint32_t *tokens, uint32_t blocks)
+{
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_ref parent = kvp_ref_root();
+	struct kvp_grant *last = NULL, *g;
+	struct kvp_prefix *m;
+	int r = kvp_match(e->space, tokens, blocks * T, NULL, &m);
+
+	if (r < 0)
+		return r;
+	kvp_match_info(m, &info);
+	if (info.n_blocks && info.n_blocks < blocks)
+		r = kvp_match_ref(m, info.n_blocks, &parent);
+	for (uint32_t i = info.n_blocks; i < blocks && r >= 0; i++) {
+		r = kvp_reserve(e->space, 1000, NULL, &g);
+		if (r < 0)
+			break;
+		derive(tokens, i + 1, kvp_grant_addr(g));
+		r = kvp_commit(g, parent, tokens + i * T, T, NULL, 0);
+		if (r == 0) {
+			atomic_fetch_add(&counts->stored, 1);
+			r = i + 1 < blocks ? kvp_grant_ref(g, &parent) : 0;
+		}
+		kvp_grant_release(last);
+		last = g;
+	}
+	kvp_grant_release(last);
+	kvp_release(m);
+	return r;
+}
+
+struct reading {
+	const void *there[BLOCKS], *here[BLOCKS];
+	int n_there, n_here;
+};
+
+static void read_on(struct kvp_prefix *m, struct reading *r)
+{
+	r->n_there = kvp_device_payloads(m, 0, 0, BLOCKS, r->there);
+	r->n_here = kvp_payloads(m, 0, BLOCKS, r->here);
+	if (r->n_there > 0)
+		atomic_fetch_add(&counts->there, (uint64_t)r->n_there);
+	if (r->n_here > 0)
+		atomic_fetch_add(&counts->here, (uint64_t)r->n_here);
+}
+
+static void compare(
+	const uint32_t *tokens, const struct reading *r, _Atomic(uint64_t) *count, const char *what)
+{
+	for (int i = 0; i < r->n_there; i++)
+		if (!derived(tokens, (uint32_t)i + 1, r->there[i])) {
+			fprintf(stderr, "%s: block %d on the device\n", what, i);
+			atomic_fetch_add(count, 1);
+		}
+	for (int i = 0; i < r->n_here; i++)
+		if (!derived(tokens, (uint32_t)i + 1, r->here[i])) {
+			fprintf(stderr, "%s: block %d in DRAM\n", what, i);
+			atomic_fetch_add(count, 1);
+		}
+}
+
+static void maybe_warm(struct e2e *e, struct kvp_prefix *m, uint32_t blocks, uint64_t *rng)
+{
+	struct kvp_warm_opts o = { .size = sizeof(o) };
+	struct kvp_ticket ticket;
+
+	o.first = (uint32_t)(e2e_random(rng) % blocks);
+	o.first = e2e_random(rng) % 4 ? 0 : o.first;
+	o.n = e2e_random(rng) % 2 ? 0 : 1 + (uint32_t)(e2e_random(rng) % blocks);
+	o.flags = e2e_random(rng) % 4 ? 0 : KVP_WARM_PREFETCH;
+	if (kvp_warm(m, &o, &ticket) == 0 && e2e_random(rng) % 4)
+		(void)kvp_ticket_wait(
+			e->client, ticket, 1 + (uint32_t)(e2e_random(rng) % 100), NULL);
+}
+
+static void visit(struct e2e *e, const uint32_t *tokens, uint32_t blocks, uint64_t *rng)
+{
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct reading r;
+	struct kvp_prefix *m;
+
+	if (kvp_match(e->space, tokens, blocks * T, NULL, &m) < 0)
+		return;
+	kvp_match_info(m, &info);
+	if (info.n_blocks) {
+		if (e2e_random(rng) % 4)
+			maybe_warm(e, m, info.n_blocks, rng);
+		read_on(m, &r);
+		compare(tokens, &r, &counts->wrong, "wrong");
+		if (e2e_random(rng) % 2)
+			e2e_sleep_us((long)(e2e_random(rng) % 8000));
+		compare(tokens, &r, &counts->hazards, "hazard");
+	}
+	kvp_release(m);
+}
+
+/* For ever. */
+static int life(uint64_t rng)
+{
+	uint32_t tokens[BLOCKS * T];
+	struct e2e e;
+
+	int r = attach(&e);
+
+	if (r < 0) {
+		fprintf(stderr, "a client cannot attach: %s\n", strerror(-r));
+		return 1;
+	}
+	for (;;) {
+		uint32_t blocks =
+			e2e_random(&rng) % 4 ? BLOCKS : 1 + (uint32_t)(e2e_random(&rng) % BLOCKS);
+		struct kvp_ids ids = { .ids = tokens, .n = blocks * T, .type = KVP_IDS_U32 };
+
+		prompt((uint32_t)(e2e_random(&rng) % PROMPTS), tokens);
+		switch (e2e_random(&rng) % 16) {
+		case 0:
+			(void)kvp_delete(e.space, tokens, blocks * T, 100);
+			break;
+		case 1:
+			(void)kvp_prefetch(e.space, &ids, NULL);
+			break;
+		case 2:
+		case 3:
+		case 4:
+		case 5:
+			(void)store(&e, tokens, blocks);
+			break;
+		default:
+			visit(&e, tokens, blocks, &rng);
+		}
+	}
+}
+
+/* ---- one who holds what he has -------------------------------------------------------------- */
+
+struct keeper {
+	struct e2e e;
+	struct kvp_prefix *m[KEPT];
+	struct reading r[KEPT];
+	uint32_t tokens[KEPT][BLOCKS * T];
+};
+
+static int keep(struct keeper *k)
+{
+	struct kvp_warm_opts upper = { .size = sizeof(upper), .n = SHARED };
+	struct kvp_ticket ticket;
+	int why, r = attach(&k->e);
+
+	for (uint32_t i = 0; i < KEPT && r >= 0; i++) {
+		prompt(PROMPTS + i, k->tokens[i]);
+		r = store(&k->e, k->tokens[i], BLOCKS);
+		if (r >= 0)
+			r = kvp_flush(k->e.client, WAIT_MS);
+		if (r >= 0)
+			r = kvp_match(k->e.space, k->tokens[i], BLOCKS * T, NULL, &k->m[i]);
+		/* The upper blocks alone: what protects them there is a lease far below. */
+		if (r >= 0)
+			r = kvp_warm(k->m[i], &upper, &ticket);
+		if (r >= 0)
+			r = kvp_ticket_wait(k->e.client, ticket, WAIT_MS, &why);
+		if (r >= 0)
+			read_on(k->m[i], &k->r[i]);
+		if (r >= 0 && (r != (int)SHARED || k->r[i].n_here != (int)BLOCKS))
+			r = -ENODATA;
+	}
+	return r;
+}
+
+static void kept(struct keeper *k)
+{
+	for (uint32_t i = 0; i < KEPT; i++)
+		compare(k->tokens[i], &k->r[i], &counts->hazards, "hazard, held from the first");
+}
+
+/* Blocks that were held all the time and are not there. */
+static uint32_t lost(struct keeper *k)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < KEPT; i++) {
+		struct reading r;
+		struct kvp_prefix *m;
+		int error = kvp_match(k->e.space, k->tokens[i], BLOCKS * T, NULL, &m);
+
+		if (error < 0) {
+			n += BLOCKS;
+			continue;
+		}
+		read_on(m, &r);
+		compare(k->tokens[i], &r, &counts->wrong, "wrong, held from the first");
+		n += BLOCKS - (uint32_t)(r.n_here > 0 ? r.n_here : 0);
+		kvp_release(m);
+		kvp_release(k->m[i]);
+	}
+	return n;
+}
+
+/* ---- killing -------------------------------------------------------------------------------- */
+
+/* The daemon's child; 0: it has none now. */
+static pid_t find_worker(void)
+{
+	DIR *dir = opendir("/proc");
+	struct dirent *d;
+	pid_t found = 0;
+
+	while (dir && !found && (d = readdir(dir))) {
+		char path[280], name[64];
+		int pid, ppid;
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/%s/stat", d->d_name);
+		f = atoi(d->d_name) > 0 ? fopen(path, "r") : NULL;
+		if (f && fscanf(f, "%d (%63[^)]) %*c %d", &pid, name, &ppid) == 3 &&
+			ppid == daemon_.pid && !strcmp(name, "kvpool-device"))
+			found = pid;
+		if (f)
+			fclose(f);
+	}
+	if (dir)
+		closedir(dir);
+	return found;
+}
+
+static void kill_client(pid_t *pid, uint64_t seed)
+{
+	if (*pid) {
+		int status;
+
+		kill(*pid, SIGKILL);
+		status = e2e_reap(*pid);
+		if (status != 128 + SIGKILL) {
+			fprintf(stderr, "a client ended by itself, status %d\n", status);
+			exit(1);
+		}
+	}
+	*pid = e2e_fork();
+	if (!*pid)
+		_exit(life(seed));
+}
+
+/* Is anything wrong with slots and all else that `check` looks at? */
+static uint32_t check(uint32_t clients)
+{
+	return e2e_clean(daemon_.socket, clients) < 0;
+}
+
+/* Until so many of both were killed. Returns how often something was wrong. */
+static uint32_t storm(struct keeper *k, uint32_t kills, uint32_t worker_kills, uint64_t rng)
+{
+	pid_t pid[CLIENTS] = { 0 };
+	uint32_t done = 0, workers = 0, wrong = 0;
+
+	for (uint32_t i = 0; i < CLIENTS; i++)
+		kill_client(&pid[i], e2e_random(&rng));
+	while (done < kills || workers < worker_kills) {
+		e2e_sleep_us(1000 + (long)(e2e_random(&rng) % 100000));
+		if (done < kills) {
+			kill_client(&pid[e2e_random(&rng) % CLIENTS], e2e_random(&rng));
+			done++;
+		}
+		if (workers < worker_kills && (done >= kills || e2e_random(&rng) % 8 == 0)) {
+			pid_t worker = find_worker();
+
+			if (worker) {
+				kill(worker, SIGKILL);
+				workers++;
+			}
+		}
+		kept(k);
+		if (done % 256 == 255)
+			wrong += check(1 + CLIENTS);
+	}
+	for (uint32_t i = 0; i < CLIENTS; i++) {
+		kill(pid[i], SIGKILL);
+		(void)e2e_reap(pid[i]);
+	}
+	return wrong + check(1);
+}
+
+/* Blocks that something keeps although there is no client any more, and no copy should take so long. */
+static uint32_t left(void)
+{
+	for (uint32_t tries = 0;; tries++) {
+		int status;
+		json_t *answer = e2e_ask(daemon_.socket, "{\"verb\":\"drain\"}", &status);
+		uint32_t n = (uint32_t)json_integer_value(json_object_get(answer, "in_use"));
+
+		n = status < 0 ? 1 : n;
+		if (n && tries == 1000)
+			json_dumpf(answer, stderr, JSON_INDENT(2));
+		json_decref(answer);
+		if (!n || tries == 1000)
+			return n;
+		e2e_sleep_us(10000);
+	}
+}
+
+static uint64_t option(int argc, char **argv, const char *name, uint64_t otherwise)
+{
+	for (int i = 1; i + 1 < argc; i += 2)
+		if (!strcmp(argv[i], name))
+			return strtoull(argv[i + 1], NULL, 0);
+	return otherwise;
+}
+
+static void start(void)
+{
+	static char more[1024];
+	struct kvt_daemon_opts opts = { .share = 12u << 20, .max_blocks = 600, .more = more };
+
+	snprintf(more, sizeof(more),
+		"devices:\n  - {name: d0, driver: host, bytes: 4MiB, segment: 512KiB, worker: "
+		"\"%s\"}\n",
+		getenv("KVPOOL_DEVICE"));
+	e2e_start(&daemon_, &opts);
+}
+
+int main(int argc, char **argv)
+{
+	const uint32_t kills = (uint32_t)option(argc, argv, "--kills", 40);
+	const uint32_t worker_kills = (uint32_t)option(argc, argv, "--worker-kills", 3);
+	uint64_t seed = option(argc, argv, "--seed", 1);
+	uint32_t wrong, n_lost, n_left;
+	static struct keeper k;
+	int r;
+
+	counts = mmap(
+		NULL, sizeof(*counts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (counts == MAP_FAILED || !getenv("KVPOOL_DEVICE"))
+		e2e_die("KVPOOL_DEVICE names the worker", EINVAL);
+	start();
+	r = keep(&k);
+	if (r < 0)
+		e2e_die("the first blocks", r);
+	wrong = storm(&k, kills, worker_kills, seed ? seed : 1);
+	kept(&k);
+	n_lost = lost(&k);
+	e2e_detach(&k.e);
+	wrong += check(0);
+	n_left = left();
+	wrong += check(0);
+	kvt_daemon_stop(&daemon_);
+	printf("%llu blocks stored, %llu read in DRAM, %llu on the device\n",
+		(unsigned long long)counts->stored, (unsigned long long)counts->here,
+		(unsigned long long)counts->there);
+	printf("hazards %llu  wrong blocks %llu  slots returned twice %u  leases left %u  "
+	       "dram blocks lost %u\n",
+		(unsigned long long)counts->hazards, (unsigned long long)counts->wrong, wrong,
+		n_left, n_lost);
+	return counts->hazards || counts->wrong || wrong || n_left || n_lost || !counts->there;
+}

@@ -13,6 +13,7 @@ Calls release the GIL. Errors are subclasses of OSError.
 from ._memory import Payload
 from ._native import ffi as _ffi, lib as _lib
 from .client import Client, Layer, Outcome, Space
+from .devices import Device, Ticket, Warmed
 from .errors import (Forked, Invalid, KvpoolError, NoDaemon, NoRoom, NotLeased, Stale, Timeout)
 from .handles import Grant, Match, Ref
 from .keys import KeyMatch, KeySpace
@@ -20,6 +21,6 @@ from .view import View
 
 __version__: str = _ffi.string(_lib.kvp_version()).decode()
 
-__all__ = ["Client", "Forked", "Grant", "Invalid", "KeyMatch", "KeySpace", "KvpoolError", "Layer",
+__all__ = ["Client", "Device", "Forked", "Grant", "Invalid", "KeyMatch", "KeySpace", "KvpoolError", "Layer",
            "Match", "NoDaemon", "NoRoom", "NotLeased", "Outcome", "Payload", "Ref", "Space", "Stale",
-           "Timeout", "View", "__version__"]
+           "Ticket", "Timeout", "View", "Warmed", "__version__"]

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._memory import Held
 from ._native import ffi, lib
+from .devices import Device, device, warm_opts
 from .errors import NoDaemon, check, error
 from .events import Events
 from .handles import Grant, Match, Ref, milliseconds, no_room, text
@@ -161,6 +162,10 @@ class Client(Held):
             self._events = Events(fd)
         return self._events
 
+    def device(self, number: int = 0) -> Optional[Device]:
+        """A device of the daemon; None: it has none of this number."""
+        return device(self, number)
+
     def stats(self) -> Dict[str, int]:
         """Counters of this client and its tenant, by the names of struct kvp_counters."""
         counters = ffi.new("struct kvp_counters *")
@@ -294,6 +299,13 @@ class Space:
         if r < 0:
             check(r, "match")
         return Match(self, found.prefix, found.info)
+
+    def prefetch(self, tokens: Any, device: int = 0, n: Optional[int] = None) -> int:  # pylint: disable=redefined-outer-name
+        """Has what is cached of the tokens, n blocks of it or all, copied to a device, for a request that is
+        likely to come; the library holds it until that is over. Returns how many blocks were asked for."""
+        ids = Ids(tokens)
+        return check(lib.kvp_prefetch(self.space, ids.struct, warm_opts(device, 0, n, True)),
+                     "prefetch")
 
     def take_over(self, exported: bytes) -> Match:
         """The match that another process of the tenant has exported and still holds, with a lease of

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
 
 from ._memory import Held, Payload
 from ._native import ffi, lib
+from .devices import Ticket, warm_opts
 from .errors import NoRoom, check, error
 from .view import View
 
@@ -179,6 +180,33 @@ class Match(Held):
         out = ffi.new("struct kvp_handover *")
         check(lib.kvp_match_export(self.prefix, out), "export")
         return bytes(ffi.buffer(out))
+
+    def warm(self, device: int = 0, first: int = 0, n: Optional[int] = None,
+             prefetch: bool = False) -> Ticket:
+        """Has blocks [first, first + n), None: all, copied to a device. Returns at once; hold the match until
+        the ticket has ended. prefetch: nobody waits for it. NotLeased; NoRoom: too many are under way;
+        KvpoolError with errno ENOENT: there are no such blocks."""
+        out = ffi.new("struct kvp_ticket *")
+        check(lib.kvp_warm(self.prefix, warm_opts(device, first, n, prefetch), out), "warm")
+        return Ticket(self.space.client, out[0])
+
+    def device_addresses(self, device: int = 0, first: int = 0,
+                         n: Optional[int] = None) -> "array.array[int]":
+        """addresses() on a device: up to the first block that cannot be read there now."""
+        prefix = self.prefix
+        have = max(self.n_blocks + bool(self.tail_tokens) - first, 0)
+        out = array.array("Q", bytes(8 * (have if n is None else min(n, have))))
+        got = check(lib.kvp_device_payloads(prefix, device, first, len(out),
+                                            ffi.cast("void const **", out.buffer_info()[0])),
+                    "device_addresses")
+        return out[:got]
+
+    def device_block(self, i: int, device: int = 0) -> Optional[Payload]:
+        """block() on a device; None: it does not lie there, or its memory has still to be mapped."""
+        addresses = self.device_addresses(device, i, 1)
+        if not addresses:
+            return None
+        return Payload(self, addresses[0], "uint8", (self.space.block_bytes,), (1,), True)
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """After `pending`: until the next block is there; then match again. NoRoom: its claimant is

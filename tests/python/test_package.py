@@ -881,6 +881,86 @@ class Keys(unittest.TestCase):
         wait_for(lambda: self.space.present([self.key(1)]) == 0)
 
 
+class Devices(unittest.TestCase):
+    """Beside a daemon with a device of host memory that holds ROOM blocks."""
+
+    ROOM = (1 << 20) // (2 * LAYERS * TOKEN * T)
+
+    def setUp(self):
+        self.daemon = Daemon({"memory": "64MiB", "defaults": {"max_blocks": 1024}, "devices": [{
+            "name": "d0", "driver": "host", "bytes": 1 << 20, "segment": 1 << 20,
+            "worker": os.environ["KVPOOL_DEVICE"]}]}).start()
+        self.client = kvpool.Client(self.daemon.socket, timeout=20)
+        self.space = self.client.space("device", LAYERS, HEADS, DIM, dtype="float32", block_tokens=T)
+
+    def tearDown(self):
+        self.client.close()
+        self.daemon.stop()
+
+    def store(self, tokens):
+        _, planes = Engine.halves(len(tokens))
+        self.assertEqual(self.space.put(tokens, kvpool.View(self.space, planes)), len(tokens))
+        self.client.flush()
+
+    def found(self, tokens):
+        """Blocks that were moved are a miss until their memory is mapped: at most a moment."""
+        def look():
+            m = self.space.match(tokens)
+            if m.n_tokens == len(tokens):
+                return m
+            m.release()
+            return None
+        return wait_for(look)
+
+    def readable(self, match, i):
+        """The library maps a device's memory when it is first asked for."""
+        return wait_for(lambda: match.device_block(i))
+
+    def test_warm_and_read(self):
+        tokens = array.array("I", range(8 * T))
+        self.store(tokens)
+        self.assertIsNone(self.client.device(1))
+        wait_for(lambda: self.client.device(0).up)
+        with self.found(tokens) as m:
+            self.assertIsNone(m.device_block(3))
+            self.assertEqual(m.warm(first=2, n=3).wait(), kvpool.Warmed(3, 0))
+            self.assertIsNone(m.device_block(1))
+            self.assertEqual(bytes(self.readable(m, 3)), bytes(m.block(3)))
+            self.assertEqual(len(m.device_addresses(0, 2)), 3)
+            ticket = m.warm()
+            self.assertEqual(asyncio.run(ticket.wait_async()), kvpool.Warmed(8, 0))
+            self.assertEqual(ticket.done(), kvpool.Warmed(8, 0))
+            for i in range(8):
+                self.assertEqual(bytes(m.device_block(i)), bytes(m.block(i)))
+            there = m.device_block(0)
+            with self.assertRaises(BufferError):
+                with memoryview(there):
+                    m.release()
+            del there
+            with self.assertRaises(ValueError):
+                m.warm(n=0)
+            with self.assertRaises(kvpool.KvpoolError) as e:
+                m.warm(first=8)
+            self.assertEqual(e.exception.errno, errno.ENOENT)
+            self.assertEqual(m.warm(device=3).wait(), kvpool.Warmed(0, errno.ENODEV))
+        self.assertEqual(self.client.device(0).to_device_bytes, 8 * self.space.block_bytes)
+
+    def test_no_room(self):
+        tokens = array.array("I", range((self.ROOM + 8) * T))
+        self.store(tokens)
+        with self.found(tokens) as m:
+            got = m.warm().wait()
+            self.assertEqual((got.blocks, got.why), (self.ROOM, errno.ENOSPC))
+
+    def test_prefetch(self):
+        tokens = array.array("I", range(500, 500 + 4 * T))
+        self.store(tokens)
+        self.assertEqual(self.space.prefetch(tokens), 4)
+        self.assertEqual(self.space.prefetch(array.array("I", [1] * T)), 0)
+        with self.found(tokens) as m:
+            self.assertEqual(bytes(self.readable(m, 3)), bytes(m.block(3)))
+
+
 class Readme(unittest.TestCase):
     def test_example(self):
         """The example of python/README.md runs as it stands there; the next time it finds what the

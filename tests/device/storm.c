@@ -329,6 +329,8 @@ static pid_t find_worker(void)
 
 static void kill_client(pid_t *pid, uint64_t seed)
 {
+	const pid_t parent = getpid();
+
 	if (*pid) {
 		int status;
 
@@ -340,8 +342,10 @@ static void kill_client(pid_t *pid, uint64_t seed)
 		}
 	}
 	*pid = e2e_fork();
-	if (!*pid)
+	if (!*pid) {
+		kvt_end_with(parent, SIGKILL);
 		_exit(life(seed));
+	}
 }
 
 /* Is anything wrong with slots and all else that `check` looks at? */

@@ -212,8 +212,11 @@ uint32_t kvpd_room_empty(struct kvpd_extent *x, uint64_t now)
 		return 0;
 	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
 	n = search(&q, part, now, victim);
-	if (!n) {
-		/* What lies there has children elsewhere on the device, which go before it. */
+	if (!n && !q.leased) {
+		/*
+		 * What lies there has children elsewhere on the device, which go before it. Where a
+		 * lease is why nothing goes, others would go for nothing.
+		 */
 		q = (struct search){ .t = t, .cls = x->cls };
 		n = search(&q, part, now, victim);
 	}

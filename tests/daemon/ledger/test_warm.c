@@ -431,6 +431,45 @@ static void test_classes(void **state)
 	free(p);
 }
 
+/* An extent that is to be emptied and in which all is leased waits: others are not emptied instead. */
+static void test_leased_drains(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct kvp_lease l;
+	struct chain a, b, large;
+	uint32_t there, first, tries = 0;
+	int r;
+
+	(void)state;
+	defaults(p, &limits, 1, 2 * MIB); /* 16 blocks in each of 2 segments */
+	begin(p, &limits);
+	first = p->space;
+	put(p, p->c, &a, 16, 1);
+	put(p, p->c, &b, 16, 2);
+	assert_int_equal(warm(p->c, warm_of(&a, 0, 0), &there), 0);
+	lease(p->c, &a, &l);
+	assert_int_equal(warm(p->c, warm_of(&b, 0, 0), &there), 0);
+	p->space = dp_large_space(p->c, "n", 2 * BLOCK);
+	put(p, p->c, &large, 4, 3);
+	for (uint32_t i = 0; i < 100; i++) {
+		assert_int_equal(warm(p->c, warm_of(&large, 0, 0), &there), -ENOSPC);
+		usleep(5000);
+	}
+	assert_int_equal(count(p->c, &a, KVP_TIER_VRAM), 16);
+	assert_int_equal(count(p->c, &b, KVP_TIER_VRAM), 16);
+	kvp_lease_drop(&l);
+	while ((r = warm(p->c, warm_of(&large, 0, 0), &there)) == -ENOSPC && tries++ < 2000)
+		usleep(5000);
+	assert_int_equal(r, 0);
+	assert_int_equal(count(p->c, &large, KVP_TIER_VRAM), 4);
+	assert_int_equal(count(p->c, &b, KVP_TIER_VRAM), 16);
+	p->space = first;
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
 /* For a block that the share has no room for nothing is emptied. */
 static void test_too_large(void **state)
 {
@@ -725,6 +764,7 @@ int main(void)
 		cmocka_unit_test(test_both_go),
 		cmocka_unit_test(test_shares),
 		cmocka_unit_test(test_classes),
+		cmocka_unit_test(test_leased_drains),
 		cmocka_unit_test(test_too_large),
 		cmocka_unit_test(test_worker_dies),
 		cmocka_unit_test(test_driver_fails),

@@ -310,28 +310,26 @@ int kvp_ticket_wait(
 /* ---- reading there --------------------------------------------------------------------------- */
 
 /*
- * Where block i lies on the device: a hit of that tier. -ENOENT: it is not there; -EAGAIN: it is, in an
- * extent that is not mapped here yet.
+ * Where block i lies on the device, and where that is in this process. -ENOENT: it is not there; -EAGAIN:
+ * it is, in an extent that is not mapped here yet.
  */
-static int find_there(
-	const struct kvp_prefix *m, uint32_t i, uint32_t device, struct kvp_hit *ret_hit)
+static inline int find_there(const struct kvp_prefix *m, uint32_t i, uint32_t device,
+	struct kvp_hit *ret_hit, const uint8_t **ret_addr)
 {
-	const struct kvp_hit *dram = &m->hits[i];
-	struct kvp_hit hit = *dram;
-	const struct kvp_shm_extent *x;
+	uint32_t extent;
 
 	/* A lease keeps all payloads of the block, so one that has appeared stays. */
-	kvp_payload_read(&m->att->view.blocks[hit.id], KVP_TIER_VRAM, &hit.where, &hit.offset);
-	hit.tier = KVP_TIER_VRAM;
-	if (!hit.where || kvp_where_extent(hit.where) >= KVP_MAX_EXTENTS)
+	kvp_payload_read(&m->att->view.blocks[m->hits[i].id], KVP_TIER_VRAM, &ret_hit->where,
+		&ret_hit->offset);
+	extent = kvp_where_extent(ret_hit->where);
+	if (!ret_hit->where || extent >= KVP_MAX_EXTENTS ||
+		kvp_load_relaxed(&m->att->view.extents[extent].device) != device)
 		return -ENOENT;
-	x = &m->att->view.extents[kvp_where_extent(hit.where)];
-	if (kvp_load_relaxed(&x->device) != device)
-		return -ENOENT;
-	if (!hit_readable(m, &hit))
-		return -EAGAIN;
-	*ret_hit = hit;
-	return 0;
+	*ret_addr = hit_addr(m->att, ret_hit);
+	if (*ret_addr)
+		return 0;
+	extent_want(m->att, extent);
+	return -EAGAIN;
 }
 
 static int may_read(const struct kvp_prefix *m, uint32_t first)
@@ -349,20 +347,21 @@ int kvp_device_payload(const struct kvp_prefix *m, uint32_t i, uint32_t device,
 	struct kvp_payload_info *ret_payload)
 {
 	struct kvp_payload_info p = { 0 };
+	const uint8_t *addr;
 	struct kvp_hit hit;
 	int r = may_read(m, i);
 
 	if (r == 0 && !ret_payload)
 		r = -EINVAL;
 	if (r == 0)
-		r = find_there(m, i, device, &hit);
+		r = find_there(m, i, device, &hit, &addr);
 	if (r < 0)
 		return r;
-	p.addr = hit_addr(m->att, &hit);
+	p.addr = addr;
 	p.bytes = kvp_where_bytes(hit.where);
 	p.codec = kvp_where_codec(hit.where);
 	p.tier = KVP_TIER_VRAM;
-	p.tokens = hit.tokens;
+	p.tokens = m->hits[i].tokens;
 	return result_give(ret_payload, &p, sizeof(p));
 }
 
@@ -379,12 +378,14 @@ int kvp_device_payloads(const struct kvp_prefix *m, uint32_t device, uint32_t fi
 	if (n > all_blocks(m) - first)
 		n = all_blocks(m) - first;
 	for (i = 0; i < n; i++) {
+		const uint8_t *addr;
 		struct kvp_hit hit;
 
-		if (find_there(m, first + i, device, &hit) < 0 ||
-			kvp_where_codec(hit.where) != KVP_CODEC_NATIVE)
+		if (find_there(m, first + i, device, &hit, &addr) < 0 ||
+			kvp_where_codec(hit.where) != KVP_CODEC_NATIVE ||
+			kvp_where_bytes(hit.where) < m->space->geo.block_bytes)
 			break;
-		ret_addrs[i] = hit_addr(m->att, &hit);
+		ret_addrs[i] = addr;
 	}
 	return (int)i;
 }

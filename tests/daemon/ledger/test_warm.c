@@ -4,8 +4,10 @@
  * others, with workers that die and drivers that fail.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -337,6 +339,102 @@ static void test_leased_below(void **state)
 	assert_int_equal(count(p->c, &upper, KVP_TIER_VRAM), 12);
 	kvp_lease_drop(&l);
 	assert_int_equal(warm(p->c, warm_of(&b, 0, 0), &there), 0);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* Leases of a chain, of which only the upper blocks lie on the device, that come and go all the time. */
+struct flicker {
+	struct dp_client *c;
+	const struct chain *chain;
+	uint32_t upper;
+	_Atomic bool stop;
+	_Atomic uint32_t held, wrong; /* leases with blocks there; those under which one went */
+};
+
+#define FLICKER_SPINS 2000u
+
+static uint64_t there_of(const struct flicker *f, uint32_t i)
+{
+	return kvp_load_acquire(
+		&f->c->view.blocks[f->chain->block[i].id].payload[KVP_TIER_VRAM].where);
+}
+
+static uint64_t word_of(const struct flicker *f, uint32_t i)
+{
+	return kvp_load_acquire(&f->c->view.blocks[f->chain->block[i].id].word);
+}
+
+/* As a match does: words, lease, words again. Then what lies on the device stays until it ends. */
+static void flicker_once(struct flicker *f)
+{
+	uint32_t tip = f->chain->n - 1, id = f->chain->block[tip].id, n = 0;
+	uint64_t words[MOST], where[MOST], word = word_of(f, tip);
+	struct kvp_lease lease;
+	bool good = kvp_word_state(word) == KVP_BLOCK_LIVE;
+
+	for (uint32_t i = 0; i < f->upper; i++) {
+		words[i] = word_of(f, i);
+		good = good && kvp_word_state(words[i]) == KVP_BLOCK_LIVE;
+	}
+	if (!good || kvp_lease_take(f->c->page, 1, &f->c->view.blocks[id], id, word, &lease) < 0)
+		return;
+	for (uint32_t i = 0; i < f->upper; i++) {
+		where[i] = there_of(f, i);
+		n += where[i] != 0;
+		good = good && word_of(f, i) == words[i];
+	}
+	for (uint32_t i = 0; good && i < FLICKER_SPINS; i++)
+		kvp_cpu_relax();
+	for (uint32_t i = 0; good && i < f->upper; i++)
+		f->wrong += where[i] && there_of(f, i) != where[i];
+	f->held += good && n;
+	kvp_lease_drop(&lease);
+}
+
+static void *flicker_main(void *arg)
+{
+	struct flicker *f = arg;
+
+	while (!f->stop) {
+		flicker_once(f);
+		for (uint32_t i = 0; i < FLICKER_SPINS; i++)
+			kvp_cpu_relax();
+	}
+	return NULL;
+}
+
+/* A lease may come after leases were looked at and before a copy is taken: the proof sees it. */
+static void test_leased_meanwhile(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain a, upper, b;
+	struct flicker f;
+	pthread_t thread;
+	bool went = false; /* copies of the one chain for those of the other */
+	uint32_t there;
+
+	(void)state;
+	defaults(p, &limits, 1, MIB); /* 16 blocks */
+	begin(p, &limits);
+	put(p, p->c, &a, 20, 1);
+	put(p, p->c, &b, 10, 2);
+	upper = a;
+	upper.n = 12;
+	f = (struct flicker){ .c = p->c, .chain = &a, .upper = upper.n };
+	assert_int_equal(pthread_create(&thread, NULL, flicker_main, &f), 0);
+	for (uint32_t i = 0; i < 20000 && (i < 1000 || !f.held); i++) {
+		(void)warm(p->c, warm_of(&upper, 0, 0), &there);
+		(void)warm(p->c, warm_of(&b, 0, 0), &there);
+		went = went || there > 16 - upper.n;
+	}
+	f.stop = true;
+	pthread_join(thread, NULL);
+	assert_true(f.held > 0);
+	assert_true(went);
+	assert_int_equal(f.wrong, 0);
 	dp_check(&p->w);
 	dp_stop(&p->w);
 	free(p);
@@ -761,6 +859,7 @@ int main(void)
 		cmocka_unit_test(test_no_devices),
 		cmocka_unit_test(test_room),
 		cmocka_unit_test(test_leased_below),
+		cmocka_unit_test(test_leased_meanwhile),
 		cmocka_unit_test(test_both_go),
 		cmocka_unit_test(test_shares),
 		cmocka_unit_test(test_classes),

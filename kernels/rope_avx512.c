@@ -11,41 +11,19 @@ INLINE __m512 number(__m512 x)
 	return clamp16(x, _mm512_set1_ps(ROPE_INPUT_MAX));
 }
 
-/* Whole registers; the rest by elements. */
-static void load(const uint8_t *row, uint32_t dtype, uint32_t n, float *x)
+INLINE __m512 get(const float *x)
 {
-	uint32_t whole = n / LANES;
-
-	for (uint32_t i = 0; i < whole; i++)
-		_mm512_storeu_ps(x + LANES * i, number(load16(row, dtype, i)));
-	rope_load_from(row, dtype, whole * LANES, n, x);
+	return _mm512_loadu_ps(x);
 }
 
-static void store(uint8_t *row, uint32_t dtype, uint32_t n, const float *x)
+INLINE void put(float *x, __m512 v)
 {
-	uint32_t whole = n / LANES;
-
-	for (uint32_t i = 0; i < whole; i++)
-		store16(row, dtype, i, _mm512_loadu_ps(x + LANES * i));
-	rope_store_from(row, dtype, whole * LANES, n, x);
+	_mm512_storeu_ps(x, v);
 }
 
-static void turn(
-	const struct kvp_rope *rope, uint32_t position, uint32_t undo, struct rope_turn *ret_turn)
-{
-	rope_turn_make(rope, position, undo, ret_turn);
-}
-
-static void turn_row(const struct rope_turn *t, uint32_t dim, const uint8_t *in, uint32_t in_dtype,
-	uint8_t *out, uint32_t out_dtype)
-{
-	float x[KVP_PLANE_DIM_MAX], y[KVP_PLANE_DIM_MAX];
-
-	load(in, in_dtype, dim, x);
-	rope_turn_row(t, x, y);
-	memcpy(y + t->dim, x + t->dim, (dim - t->dim) * sizeof *y);
-	store(out, out_dtype, dim, y);
-}
+#define load_lanes  load16
+#define store_lanes store16
+#include "kernels/rope_rows.h"
 
 void kvp_rope_slots_avx512(struct dsp *dsp)
 {

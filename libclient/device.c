@@ -167,6 +167,17 @@ static uint32_t all_blocks(const struct kvp_prefix *m)
 	return m->n_blocks + (m->tail_tokens ? 1 : 0);
 }
 
+/* How many blocks the options mean; 0: none, they begin beyond the prefix. */
+static uint32_t asked_blocks(const struct kvp_prefix *m, const struct kvp_warm_opts *o)
+{
+	uint32_t have = all_blocks(m), n;
+
+	if (o->first >= have)
+		return 0;
+	n = o->n && o->n < have - o->first ? o->n : have - o->first;
+	return n < KVP_CLIENT_WARM_BLOCKS ? n : KVP_CLIENT_WARM_BLOCKS;
+}
+
 /* Is it one whose blocks can be named, and held? */
 static int usable(const struct kvp_prefix *m)
 {
@@ -182,7 +193,7 @@ static int usable(const struct kvp_prefix *m)
 int kvp_warm(struct kvp_prefix *m, const struct kvp_warm_opts *opts, struct kvp_ticket *ret_ticket)
 {
 	struct kvp_warm_opts o = { 0 };
-	uint32_t have, n;
+	uint32_t n;
 	int r = usable(m);
 
 	if (r == 0 && opts)
@@ -191,14 +202,11 @@ int kvp_warm(struct kvp_prefix *m, const struct kvp_warm_opts *opts, struct kvp_
 		return r;
 	if (!ret_ticket || o.flags & ~KVP_WARM_PREFETCH || o.device >= KVP_CLIENT_DEVICES)
 		return -EINVAL;
-	have = all_blocks(m);
-	if (o.first >= have)
+	n = asked_blocks(m, &o);
+	if (!n)
 		return -ENOENT;
 	if (!(m->flags & KVP_MATCHED_LEASED))
 		return -ENOLCK;
-	n = o.n && o.n < have - o.first ? o.n : have - o.first;
-	if (n > KVP_CLIENT_WARM_BLOCKS)
-		n = KVP_CLIENT_WARM_BLOCKS;
 	if (!m->att || kvp_load_seq(&m->att->dead))
 		return -ESHUTDOWN;
 	return ask(m, &o, n, 0, ret_ticket);
@@ -210,7 +218,7 @@ int kvp_prefetch(
 	struct kvp_warm_opts o = { 0 };
 	struct kvp_prefix *m;
 	struct tokens t;
-	uint32_t have, n;
+	uint32_t n;
 	int r;
 
 	if (!space || !tokens)
@@ -228,12 +236,7 @@ int kvp_prefetch(
 	if (r < 0)
 		return r;
 	o.flags |= KVP_WARM_PREFETCH;
-	have = all_blocks(m);
-	n = o.first >= have ? 0 : have - o.first;
-	if (o.n && n > o.n)
-		n = o.n;
-	if (n > KVP_CLIENT_WARM_BLOCKS)
-		n = KVP_CLIENT_WARM_BLOCKS;
+	n = asked_blocks(m, &o);
 	if (n && !(m->flags & KVP_MATCHED_LEASED))
 		r = -ENOLCK;
 	else if (n)

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows of RoPE in registers of any width, included by the file of one instruction set after it has said
+ * LANES, number(), and how a register is loaded and stored: get(), put(), load_lanes(), store_lanes().
+ */
+#ifndef KVP_ROPE_ROWS_H
+#define KVP_ROPE_ROWS_H
+
+/* Whole registers; the rest by elements. */
+static void load(const uint8_t *row, uint32_t dtype, uint32_t n, float *x)
+{
+	uint32_t whole = n / LANES;
+
+	for (uint32_t i = 0; i < whole; i++)
+		put(x + LANES * i, number(load_lanes(row, dtype, i)));
+	rope_load_from(row, dtype, whole * LANES, n, x);
+}
+
+static void store(uint8_t *row, uint32_t dtype, uint32_t n, const float *x)
+{
+	uint32_t whole = n / LANES;
+
+	for (uint32_t i = 0; i < whole; i++)
+		store_lanes(row, dtype, i, get(x + LANES * i));
+	rope_store_from(row, dtype, whole * LANES, n, x);
+}
+
+static void turn(
+	const struct kvp_rope *rope, uint32_t position, uint32_t undo, struct rope_turn *ret_turn)
+{
+	rope_turn_make(rope, position, undo, ret_turn);
+}
+
+static void turn_row(const struct rope_turn *t, uint32_t dim, const uint8_t *in, uint32_t in_dtype,
+	uint8_t *out, uint32_t out_dtype)
+{
+	float x[KVP_PLANE_DIM_MAX], y[KVP_PLANE_DIM_MAX];
+
+	load(in, in_dtype, dim, x);
+	rope_turn_row(t, x, y);
+	memcpy(y + t->dim, x + t->dim, (dim - t->dim) * sizeof *y);
+	store(out, out_dtype, dim, y);
+}
+
+#endif

@@ -47,6 +47,20 @@ void view_from_payload(const struct geometry *geo, const void *payload, uint32_t
 	const struct kvp_view *view, uint64_t user, uint64_t total);
 void view_to_payload(const struct geometry *geo, void *payload, uint32_t n,
 	const struct kvp_view *view, uint64_t user, uint64_t total);
+
+/*
+ * The runs of bytes that such a copy consists of, for somebody else to copy: addresses are worked out, and
+ * nothing is read or written there. Of a checked view in which channels lie side by side. What `run` is
+ * told is dst and src as for memcpy(); VIEW_READ: out of the payload, VIEW_WRITE: into it.
+ */
+struct view_sink {
+	void (*run)(void *ctx, void *dst, const void *src, uint64_t n);
+	void *ctx;
+};
+int view_has_rows(const struct geometry *geo, const struct kvp_view *view);
+void view_runs(const struct geometry *geo, uint64_t payload, uint32_t at, uint32_t n,
+	const struct kvp_view *view, uint64_t user, uint32_t mode, const struct view_sink *sink);
+
 /* First n tokens from one payload to another of the same geometry. */
 void payload_prefix(const struct geometry *geo, void *dst, const void *src, uint32_t n);
 

@@ -320,9 +320,16 @@ static void copied_around(void)
 #define TO_PAYLOAD 1u
 #define AROUND     2u
 
-static void copy_run(uint32_t how, void *dst, const void *src, uint64_t n)
+struct way {
+	uint32_t how;
+	const struct view_sink *sink; /* not NULL: is told of the runs, and copies them itself */
+};
+
+static void copy_run(const struct way *w, void *dst, const void *src, uint64_t n)
 {
-	if (how & AROUND && n >= AROUND_RUN)
+	if (w->sink)
+		w->sink->run(w->sink->ctx, dst, src, n);
+	else if (w->how & AROUND && n >= AROUND_RUN)
 		copy_around(dst, src, n);
 	else
 		memcpy(dst, src, n);
@@ -340,20 +347,20 @@ struct rows {
 	uint64_t row; /* bytes of a head */
 };
 
-static void copy_rows(
-	uint32_t how, struct side dst, struct side src, uint32_t n, uint32_t heads, uint64_t row)
+static void copy_rows(const struct way *w, struct side dst, struct side src, uint32_t n,
+	uint32_t heads, uint64_t row)
 {
 	if (dst.head_stride == row && src.head_stride == row) {
 		row *= heads;
 		heads = 1;
 	}
 	if (heads == 1 && dst.token_stride == row && src.token_stride == row) {
-		copy_run(how, dst.at, src.at, n * row);
+		copy_run(w, dst.at, src.at, n * row);
 		return;
 	}
 	for (uint32_t t = 0; t < n; t++)
 		for (uint32_t h = 0; h < heads; h++)
-			copy_run(how, dst.at + t * dst.token_stride + h * dst.head_stride,
+			copy_run(w, dst.at + t * dst.token_stride + h * dst.head_stride,
 				src.at + t * src.token_stride + h * src.head_stride, row);
 }
 
@@ -402,21 +409,21 @@ static int is_image(const struct geometry *geo, const struct kvp_view *v, uint32
 	return 1;
 }
 
-static void copy_side(
-	uint32_t how, struct side payload, struct side user, uint32_t n, const struct rows *r)
+static void copy_side(const struct way *w, struct side payload, struct side user, uint32_t n,
+	const struct rows *r)
 {
-	struct side dst = how & TO_PAYLOAD ? payload : user;
-	struct side src = how & TO_PAYLOAD ? user : payload;
+	struct side dst = w->how & TO_PAYLOAD ? payload : user;
+	struct side src = w->how & TO_PAYLOAD ? user : payload;
 
 	if (user.channel_stride == r->element)
-		copy_rows(how, dst, src, n, r->heads, r->row);
+		copy_rows(w, dst, src, n, r->heads, r->row);
 	else
 		copy_elements(dst, src, n, r);
 }
 
 /* Page by page; pages that follow one another in the table and in the pool are one piece. */
-static void copy_pages(uint32_t how, struct side payload, const struct half *h, struct side user,
-	uint32_t n, const struct rows *r, const struct kvp_view *v, uint64_t slot)
+static void copy_pages(const struct way *w, struct side payload, const struct half *h,
+	struct side user, uint32_t n, const struct rows *r, const struct kvp_view *v, uint64_t slot)
 {
 	uint64_t i = slot / v->page_tokens;
 	uint32_t in = (uint32_t)(slot % v->page_tokens);
@@ -429,13 +436,13 @@ static void copy_pages(uint32_t how, struct side payload, const struct half *h, 
 		for (; dense && len < n - done && id_at(&v->pages, i) == next; i++, next++)
 			len += v->page_tokens < n - done - len ? v->page_tokens : n - done - len;
 		user.at = h->base + page * h->page_stride + in * h->token_stride;
-		copy_side(how, payload, user, len, r);
+		copy_side(w, payload, user, len, r);
 		payload.at += len * payload.token_stride;
 	}
 }
 
 /* Keys or values of n tokens; `payload` stands at the first of them. */
-static void copy_half(uint32_t how, struct side payload, struct half h, uint32_t n,
+static void copy_half(const struct way *w, struct side payload, struct half h, uint32_t n,
 	const struct rows *r, const struct kvp_view *v, uint64_t user_token)
 {
 	struct side user = { h.base, h.token_stride, h.head_stride,
@@ -446,14 +453,14 @@ static void copy_half(uint32_t how, struct side payload, struct half h, uint32_t
 	if (v->page_tokens == 1)
 		h.token_stride = user.token_stride = h.page_stride;
 	if (v->page_tokens) {
-		copy_pages(how, payload, &h, user, n, r, v, v->first_slot + user_token);
+		copy_pages(w, payload, &h, user, n, r, v, v->first_slot + user_token);
 	} else {
 		user.at += user_token * h.token_stride;
-		copy_side(how, payload, user, n, r);
+		copy_side(w, payload, user, n, r);
 	}
 }
 
-static void copy_layer(uint32_t how, const struct geometry *geo, const struct geo_layer *l,
+static void copy_layer(const struct way *w, const struct geometry *geo, const struct geo_layer *l,
 	uint8_t *payload, uint32_t at, uint32_t n, const struct kvp_view *v,
 	const struct kvp_view_plane *p, uint64_t user)
 {
@@ -461,13 +468,13 @@ static void copy_layer(uint32_t how, const struct geometry *geo, const struct ge
 	uint64_t k = l->k_off + at * l->k_stride + (uint64_t)v->first_head * l->k_row;
 	uint64_t val = l->v_off + at * l->v_stride + (uint64_t)v->first_head * l->v_row;
 
-	copy_half(how, (struct side){ payload + k, l->k_stride, l->k_row, e }, key_half(p), n,
+	copy_half(w, (struct side){ payload + k, l->k_stride, l->k_row, e }, key_half(p), n,
 		&(struct rows){ heads, e, l->k_row }, v, user);
-	copy_half(how, (struct side){ payload + val, l->v_stride, l->v_row, e }, value_half(p), n,
+	copy_half(w, (struct side){ payload + val, l->v_stride, l->v_row, e }, value_half(p), n,
 		&(struct rows){ heads, e, l->v_row }, v, user);
 }
 
-static void copy(uint32_t how, const struct geometry *geo, uint8_t *payload, uint32_t at,
+static void copy(const struct way *w, const struct geometry *geo, uint8_t *payload, uint32_t at,
 	uint32_t n, const struct kvp_view *v, uint64_t user)
 {
 	uint8_t *run;
@@ -475,14 +482,14 @@ static void copy(uint32_t how, const struct geometry *geo, uint8_t *payload, uin
 	if (is_image(geo, v, at, n, user, &run)) {
 		uint8_t *here = payload + at * geo->token_bytes;
 
-		copy_run(how, how & TO_PAYLOAD ? here : run, how & TO_PAYLOAD ? run : here,
+		copy_run(w, w->how & TO_PAYLOAD ? here : run, w->how & TO_PAYLOAD ? run : here,
 			n * geo->token_bytes);
 	} else {
 		for (uint32_t i = 0; i < v->n_layers; i++)
-			copy_layer(how, geo, &geo->layers[view_layer(v, i)], payload, at, n, v,
+			copy_layer(w, geo, &geo->layers[view_layer(v, i)], payload, at, n, v,
 				&v->planes[i], user);
 	}
-	if (how & AROUND)
+	if (w->how & AROUND)
 		copied_around();
 }
 
@@ -494,13 +501,35 @@ static uint32_t around(const struct geometry *geo, uint64_t tokens)
 void view_from_payload(const struct geometry *geo, const void *payload, uint32_t at, uint32_t n,
 	const struct kvp_view *view, uint64_t user, uint64_t total)
 {
-	copy(TO_VIEW | around(geo, total), geo, (uint8_t *)payload, at, n, view, user);
+	copy(&(struct way){ TO_VIEW | around(geo, total), NULL }, geo, (uint8_t *)payload, at, n,
+		view, user);
 }
 
 void view_to_payload(const struct geometry *geo, void *payload, uint32_t n,
 	const struct kvp_view *view, uint64_t user, uint64_t total)
 {
-	copy(TO_PAYLOAD | around(geo, total), geo, payload, 0, n, view, user);
+	copy(&(struct way){ TO_PAYLOAD | around(geo, total), NULL }, geo, payload, 0, n, view,
+		user);
+}
+
+int view_has_rows(const struct geometry *geo, const struct kvp_view *v)
+{
+	for (uint32_t i = 0; i < v->n_layers; i++) {
+		struct half k = key_half(&v->planes[i]), val = value_half(&v->planes[i]);
+
+		if ((k.base && !has_rows(&k, geo->element)) ||
+			(val.base && !has_rows(&val, geo->element)))
+			return 0;
+	}
+	return 1;
+}
+
+void view_runs(const struct geometry *geo, uint64_t payload, uint32_t at, uint32_t n,
+	const struct kvp_view *view, uint64_t user, uint32_t mode, const struct view_sink *sink)
+{
+	const struct way w = { mode == VIEW_WRITE ? TO_PAYLOAD : TO_VIEW, sink };
+
+	copy(&w, geo, (uint8_t *)(uintptr_t)payload, at, n, view, user);
 }
 
 void payload_prefix(const struct geometry *geo, void *dst, const void *src, uint32_t n)

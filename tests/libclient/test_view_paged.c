@@ -276,6 +276,17 @@ static void noise(uint8_t *to, uint64_t n)
 		to[i] = (uint8_t)roll(256);
 }
 
+/* What the library says that somebody else is to copy. */
+static void copy_run(void *ctx, void *dst, const void *src, uint64_t n)
+{
+	assert_true(n);
+	memcpy(dst, src, n);
+	++*(uint64_t *)ctx;
+}
+
+static uint64_t runs_copied;
+static const struct view_sink copier = { copy_run, &runs_copied };
+
 /* Any tokens of four blocks into any view, and not a byte beside them. */
 static void test_get(void **state)
 {
@@ -295,8 +306,14 @@ static void test_get(void **state)
 			uint32_t t = (at + done) % T;
 
 			step = T - t < n - done ? T - t : n - done;
-			view_from_payload(&p->geo, payloads + (at + done) / T * p->geo.block_bytes,
-				t, step, &v, done, total);
+			if (view_has_rows(&p->geo, &v) && roll(2))
+				view_runs(&p->geo,
+					(uintptr_t)payloads + (at + done) / T * p->geo.block_bytes,
+					t, step, &v, done, VIEW_READ, &copier);
+			else
+				view_from_payload(&p->geo,
+					payloads + (at + done) / T * p->geo.block_bytes, t, step,
+					&v, done, total);
 		}
 		for (uint32_t l = 0; l < 3; l++)
 			for (uint32_t h = 0; h < 2; h++)
@@ -333,12 +350,36 @@ static void test_put(void **state)
 		assert_int_equal(view_check(&p->geo, &p->view, VIEW_WRITE, &v), 0);
 		assert_int_equal(view_reaches(&v, n), 0);
 		each(p, 0, n, payload_from_user, want);
-		for (uint32_t at = 0; at < n; at += T)
-			view_to_payload(&p->geo, have + at / T * p->geo.block_bytes,
-				n - at < T ? n - at : T, &v, at, roll(2) ? UINT32_MAX : n);
+		for (uint32_t at = 0; at < n; at += T) {
+			uint8_t *to = have + at / T * p->geo.block_bytes;
+			uint32_t len = n - at < T ? n - at : T;
+
+			if (view_has_rows(&p->geo, &v) && roll(2))
+				view_runs(&p->geo, (uintptr_t)to, 0, len, &v, at, VIEW_WRITE,
+					&copier);
+			else
+				view_to_payload(&p->geo, to, len, &v, at, roll(2) ? UINT32_MAX : n);
+		}
 		assert_memory_equal(have, want, bytes);
 		free(have);
 		free(want);
+		paged_free(p);
+	}
+}
+
+/* Channels that lie apart are for nobody else to copy. */
+static void test_runs(void **state)
+{
+	(void)state;
+	assert_true(runs_copied > ROUNDS);
+	for (uint32_t round = 0, apart = 0; !apart; round++) {
+		struct paged *p = paged_new(T, 1);
+		struct kvp_view v;
+
+		assert_true(round < ROUNDS);
+		assert_int_equal(view_check(&p->geo, &p->view, VIEW_READ, &v), 0);
+		apart = p->m[0][0].channel > p->geo.element || p->m[1][1].channel > p->geo.element;
+		assert_false(apart && view_has_rows(&p->geo, &v));
 		paged_free(p);
 	}
 }
@@ -492,6 +533,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_get),
 		cmocka_unit_test(test_put),
+		cmocka_unit_test(test_runs),
 		cmocka_unit_test(test_large),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_older_view),

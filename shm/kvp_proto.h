@@ -127,7 +127,7 @@ struct kvp_msg_extent {
 	uint32_t tier; /* this and the next three as in struct kvp_shm_extent */
 	uint32_t device;
 	uint32_t first_slot;
-	uint32_t reserved;
+	uint32_t import; /* KVP_IMPORT_*: what its descriptor is; 0: a memfd */
 	uint64_t slot_bytes;
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_msg_extent) == 48, "control protocol");

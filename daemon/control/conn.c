@@ -234,10 +234,10 @@ static int go_without(struct kvpd_conn *conn, uint32_t tag, int error)
 	return try_to_send(conn, KVP_MSG_ERROR, tag, &e, sizeof(e), NULL, 0);
 }
 
-/* The memory of all drivers that there are is host memory, in memfds. */
+/* Can the client use what the descriptor is? */
 bool kvpd_conn_imports(const struct kvpd_conn *conn, const struct kvp_msg_extent *extent)
 {
-	return extent->tier == KVP_TIER_DRAM || conn->imports & KVP_IMPORT_MEMFD;
+	return extent->tier == KVP_TIER_DRAM || conn->imports & extent->import;
 }
 
 int kvpd_conn_send_extent(

@@ -39,6 +39,7 @@ static struct kvp_msg_extent describe(const struct kvpd_extent *x)
 		.tier = x->cls->tier,
 		.device = x->cls->medium == KVPD_DRAM ? 0 : x->cls->medium - 1,
 		.first_slot = x->first_slot,
+		.import = x->cls->medium == KVPD_DRAM ? 0 : KVP_IMPORT_MEMFD,
 		.slot_bytes = x->cls->slot_bytes,
 	};
 }

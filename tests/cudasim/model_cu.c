@@ -2,7 +2,7 @@
 /*
  * The Driver API over the model of a device, so that tests/gpu/check.c itself runs without a GPU:
  * what it allocates, launches, captures and compares is real, its times mean nothing. Stands in for
- * tests/gpu/cu.c.
+ * gpu/cu.c.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include <time.h>
 
 #include "tests/cudasim/sim_device.h"
-#include "tests/gpu/cu.h"
+#include "gpu/kvp_cu.h"
 
 #define BLOCKS_MAX   60 /* the model maps 64 regions */
 #define CAPTURED_MAX 16
@@ -22,11 +22,11 @@
 #define LAUNCH_ERROR 719
 #define CAPTURING    900 /* not permitted now */
 
-struct cu_function {
+struct CUfunc_st {
 	const struct kvp_cuda_kernel *kernel;
 	uint32_t smem; /* granted */
 };
-struct cu_event {
+struct CUevent_st {
 	double ms;
 };
 
@@ -42,7 +42,7 @@ static struct {
 		size_t bytes;
 	} block[BLOCKS_MAX];
 	uint32_t blocks;
-	struct cu_function function[SIM_KERNELS_MAX];
+	struct CUfunc_st function[SIM_KERNELS_MAX];
 	/* the graph that is captured, or was; there is one */
 	struct launch captured[CAPTURED_MAX];
 	uint32_t launches;
@@ -50,7 +50,7 @@ static struct {
 	uint64_t seed;
 } model;
 
-const char *cu_name(const struct cu *cu, int error)
+const char *kvp_cu_name(const struct kvp_cu *cu, int error)
 {
 	static char name[40];
 
@@ -118,7 +118,7 @@ static int copy(uint64_t to, uint64_t from, size_t bytes)
 	return copy_in(to, (const void *)(uintptr_t)from, bytes);
 }
 
-static int copy_async(uint64_t to, uint64_t from, size_t bytes, struct cu_stream *stream)
+static int copy_async(uint64_t to, uint64_t from, size_t bytes, struct CUstream_st *stream)
 {
 	(void)stream;
 	return copy(to, from, bytes);
@@ -132,18 +132,17 @@ static int set(uint64_t to, unsigned char value, size_t bytes)
 
 /* ---- functions and launches ---- */
 
-static int module_load(struct cu_module **module, const void *image)
+static int module_load(struct CUmod_st **module, const void *image)
 {
 	(void)image;
 	*module = NULL;
 	return CU_OK;
 }
 
-static int module_function(
-	struct cu_function **function, struct cu_module *module, const char *name)
+static int module_function(struct CUfunc_st **function, struct CUmod_st *module, const char *name)
 {
 	const struct kvp_cuda_kernel *k;
-	struct cu_function *f;
+	struct CUfunc_st *f;
 
 	(void)module;
 	if (kvp_cuda_kernel_find(name, &k) < 0 || !sim_find(name) || k->param_bytes > PARAM_MAX)
@@ -155,7 +154,7 @@ static int module_function(
 	return CU_OK;
 }
 
-static int function_set(struct cu_function *function, int attribute, int value)
+static int function_set(struct CUfunc_st *function, int attribute, int value)
 {
 	if (attribute != CU_FUNC_MAX_DYNAMIC_SMEM || value > 99 << 10)
 		return BAD_VALUE;
@@ -163,7 +162,7 @@ static int function_set(struct cu_function *function, int attribute, int value)
 	return CU_OK;
 }
 
-static int function_get(int *value, int attribute, struct cu_function *function)
+static int function_get(int *value, int attribute, struct CUfunc_st *function)
 {
 	(void)attribute;
 	(void)function;
@@ -187,9 +186,9 @@ static int run(const struct launch *l)
 	return LAUNCH_ERROR;
 }
 
-static int launch(struct cu_function *f, unsigned int gx, unsigned int gy, unsigned int gz,
+static int launch(struct CUfunc_st *f, unsigned int gx, unsigned int gy, unsigned int gz,
 	unsigned int bx, unsigned int by, unsigned int bz, unsigned int smem,
-	struct cu_stream *stream, void **params, void **extra)
+	struct CUstream_st *stream, void **params, void **extra)
 {
 	struct launch *l = &model.captured[model.launches], direct;
 
@@ -207,20 +206,20 @@ static int launch(struct cu_function *f, unsigned int gx, unsigned int gy, unsig
 
 /* ---- streams, graphs, events ---- */
 
-static int stream_new(struct cu_stream **stream, unsigned int flags)
+static int stream_new(struct CUstream_st **stream, unsigned int flags)
 {
 	(void)flags;
 	*stream = NULL;
 	return CU_OK;
 }
 
-static int stream_wait(struct cu_stream *stream)
+static int stream_wait(struct CUstream_st *stream)
 {
 	(void)stream;
 	return model.capturing ? CAPTURING : CU_OK;
 }
 
-static int capture_begin(struct cu_stream *stream, int mode)
+static int capture_begin(struct CUstream_st *stream, int mode)
 {
 	(void)stream;
 	(void)mode;
@@ -229,23 +228,23 @@ static int capture_begin(struct cu_stream *stream, int mode)
 	return CU_OK;
 }
 
-static int capture_end(struct cu_stream *stream, struct cu_graph **graph)
+static int capture_end(struct CUstream_st *stream, struct CUgraph_st **graph)
 {
 	(void)stream;
 	model.capturing = 0;
-	*graph = (struct cu_graph *)(void *)&model;
+	*graph = (struct CUgraph_st *)(void *)&model;
 	return CU_OK;
 }
 
 static int graph_instantiate(
-	struct cu_graph_exec **exec, struct cu_graph *graph, unsigned long long flags)
+	struct CUgraphExec_st **exec, struct CUgraph_st *graph, unsigned long long flags)
 {
 	(void)flags;
-	*exec = (struct cu_graph_exec *)(void *)graph;
+	*exec = (struct CUgraphExec_st *)(void *)graph;
 	return CU_OK;
 }
 
-static int graph_launch(struct cu_graph_exec *exec, struct cu_stream *stream)
+static int graph_launch(struct CUgraphExec_st *exec, struct CUstream_st *stream)
 {
 	int r = CU_OK;
 
@@ -256,22 +255,22 @@ static int graph_launch(struct cu_graph_exec *exec, struct cu_stream *stream)
 	return r;
 }
 
-static int graph_free(struct cu_graph *graph)
+static int graph_free(struct CUgraph_st *graph)
 {
 	(void)graph;
 	return CU_OK;
 }
 
-static int exec_free(struct cu_graph_exec *exec)
+static int exec_free(struct CUgraphExec_st *exec)
 {
 	(void)exec;
 	model.launches = 0;
 	return CU_OK;
 }
 
-static int event_new(struct cu_event **event, unsigned int flags)
+static int event_new(struct CUevent_st **event, unsigned int flags)
 {
-	static struct cu_event events[64];
+	static struct CUevent_st events[64];
 	static uint32_t n;
 
 	(void)flags;
@@ -279,7 +278,7 @@ static int event_new(struct cu_event **event, unsigned int flags)
 	return CU_OK;
 }
 
-static int event_record(struct cu_event *event, struct cu_stream *stream)
+static int event_record(struct CUevent_st *event, struct CUstream_st *stream)
 {
 	struct timespec t;
 
@@ -289,13 +288,13 @@ static int event_record(struct cu_event *event, struct cu_stream *stream)
 	return CU_OK;
 }
 
-static int event_wait(struct cu_event *event)
+static int event_wait(struct CUevent_st *event)
 {
 	(void)event;
 	return CU_OK;
 }
 
-static int event_elapsed(float *milliseconds, struct cu_event *start, struct cu_event *end)
+static int event_elapsed(float *milliseconds, struct CUevent_st *start, struct CUevent_st *end)
 {
 	*milliseconds = (float)(end->ms - start->ms);
 	return CU_OK;
@@ -323,10 +322,11 @@ static int device_attribute(int *value, int attribute, int device)
 	return CU_OK;
 }
 
-int cu_open(struct cu *ret_cu, char *ret_why)
+int kvp_cu_open(int ordinal, struct kvp_cu *ret_cu, char *ret_why)
 {
+	(void)ordinal;
 	(void)ret_why;
-	*ret_cu = (struct cu){
+	*ret_cu = (struct kvp_cu){
 		.cuDriverGetVersion = driver_version,
 		.cuDeviceGetName = device_name,
 		.cuDeviceGetAttribute = device_attribute,

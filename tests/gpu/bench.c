@@ -16,7 +16,8 @@
 
 static int complain(struct gpu *g, const char *what, int r)
 {
-	printf("%s: %s %s\n", what, r == CU_OK ? "failed" : cu_name(&g->cu, r), g->device.error);
+	printf("%s: %s %s\n", what, r == CU_OK ? "failed" : kvp_cu_name(&g->cu, r),
+		g->device.error);
 	return -1;
 }
 
@@ -76,8 +77,8 @@ static uint64_t take_normal(struct gpu *g, struct arena *a, struct rng *r, size_
 /* ---- timing ---- */
 
 struct clockwork {
-	struct cu_event *start;
-	struct cu_event *stop;
+	struct CUevent_st *start;
+	struct CUevent_st *stop;
 };
 
 static int clock_new(struct gpu *g, struct clockwork *c)
@@ -560,7 +561,7 @@ static int same(struct gpu *g, uint64_t a, uint64_t b, size_t bytes)
 }
 
 static int replay(struct gpu *g, struct rng *r, const struct step *captured,
-	const struct step *direct, struct cu_graph_exec *exec)
+	const struct step *direct, struct CUgraphExec_st *exec)
 {
 	static uint8_t raw[2 * STEP_TOKENS * STEP_ROW], query[STEP_QUERY];
 
@@ -584,9 +585,9 @@ static int replay(struct gpu *g, struct rng *r, const struct step *captured,
 	return 0;
 }
 
-static int capture(struct gpu *g, const struct step *s, struct cu_graph_exec **ret)
+static int capture(struct gpu *g, const struct step *s, struct CUgraphExec_st **ret)
 {
-	struct cu_graph *graph = NULL;
+	struct CUgraph_st *graph = NULL;
 	int r = g->cu.cuStreamBeginCapture_v2(g->stream, CU_CAPTURE_LOCAL), bad;
 
 	if (r != CU_OK)
@@ -602,7 +603,7 @@ static int capture(struct gpu *g, const struct step *s, struct cu_graph_exec **r
 
 static int replay_codec(struct gpu *g, struct rng *r, const char *name, uint32_t codec)
 {
-	struct cu_graph_exec *exec = NULL;
+	struct CUgraphExec_st *exec = NULL;
 	struct step captured, direct;
 	int rc = step_new(g, r, codec, &captured);
 

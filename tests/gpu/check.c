@@ -89,9 +89,9 @@ static int present(void)
 {
 	char why[200] = "";
 	int major = 0;
-	struct cu cu;
+	struct kvp_cu cu;
 
-	if (cu_open(&cu, why) < 0) {
+	if (kvp_cu_open(0, &cu, why) < 0) {
 		printf("skipped, no GPU run: %s\n", why);
 		return EXIT_SKIP;
 	}

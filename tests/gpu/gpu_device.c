@@ -50,7 +50,7 @@ static int gpu_read(struct device *d, uint64_t from, void *to, size_t bytes)
 
 	if (r == CU_OK)
 		return 0;
-	snprintf(d->error, sizeof(d->error), "read: %s", cu_name(&g->cu, r));
+	snprintf(d->error, sizeof(d->error), "read: %s", kvp_cu_name(&g->cu, r));
 	return -1;
 }
 
@@ -107,7 +107,7 @@ int gpu_enqueue(struct gpu *g, const struct kvp_cuda_kernel *k, const void *para
 	if (r == CU_OK)
 		return 0;
 	snprintf(g->device.error, sizeof(g->device.error), "%s: launch: %s", k->name,
-		cu_name(&g->cu, r));
+		kvp_cu_name(&g->cu, r));
 	return -1;
 }
 
@@ -120,7 +120,7 @@ static int gpu_launch(struct device *d, const struct kvp_cuda_kernel *k, const v
 		return -1;
 	r = g->cu.cuStreamSynchronize(g->stream);
 	if (r != CU_OK) {
-		snprintf(d->error, sizeof(d->error), "%s: %s", k->name, cu_name(&g->cu, r));
+		snprintf(d->error, sizeof(d->error), "%s: %s", k->name, kvp_cu_name(&g->cu, r));
 		return -1;
 	}
 	if (heap_intact(g))
@@ -140,7 +140,7 @@ static int load_images(struct gpu *g, char *why)
 		int cr = g->cu.cuModuleLoadData(&g->module[g->modules], image);
 
 		if (cr != CU_OK) {
-			snprintf(why, 200, "image %u: %s", g->modules, cu_name(&g->cu, cr));
+			snprintf(why, 200, "image %u: %s", g->modules, kvp_cu_name(&g->cu, cr));
 			return -EIO;
 		}
 		g->modules++;
@@ -162,7 +162,7 @@ static int find_function(struct gpu *g, uint32_t i, char *why)
 			g->function[i], CU_FUNC_MAX_DYNAMIC_SMEM, (int)k->smem_max);
 	if (r == CU_OK)
 		return 0;
-	snprintf(why, 200, "%s: %s", k->name, cu_name(&g->cu, r));
+	snprintf(why, 200, "%s: %s", k->name, kvp_cu_name(&g->cu, r));
 	return -EIO;
 }
 
@@ -171,7 +171,7 @@ int gpu_open(struct gpu *ret_gpu, char *ret_why)
 	struct gpu g = { .modules = 0 };
 	int r;
 
-	r = cu_open(&g.cu, ret_why);
+	r = kvp_cu_open(0, &g.cu, ret_why);
 	if (r < 0)
 		return r;
 	if (kvp_cuda_kernel_count > GPU_KERNELS_MAX) {

@@ -4,17 +4,17 @@
 #define TESTS_GPU_DEVICE_H
 
 #include "tests/cudasim/checks.h"
-#include "tests/gpu/cu.h"
+#include "gpu/kvp_cu.h"
 
 #define GPU_KERNELS_MAX 64
 
 struct gpu {
 	struct device device; /* first: the checks get this */
-	struct cu cu;
-	struct cu_stream *stream;
+	struct kvp_cu cu;
+	struct CUstream_st *stream;
 	struct kvp_kernels *ref;
-	struct cu_module *module[8];
-	struct cu_function *function[GPU_KERNELS_MAX]; /* in the order of kvp_cuda_kernels[] */
+	struct CUmod_st *module[8];
+	struct CUfunc_st *function[GPU_KERNELS_MAX]; /* in the order of kvp_cuda_kernels[] */
 	uint32_t modules;
 	int quick; /* everything once and small: is the program right? */
 };

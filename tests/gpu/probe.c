@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/gpu/cu.h"
+#include "gpu/kvp_cu.h"
 
 #define EXIT_SKIP  77
 #define LINK_FD    3   /* a child's end of its socket */
@@ -116,7 +116,7 @@ static int hear(int sock, double seconds, struct note *ret_n, int *ret_fd)
 
 /* ---- what the children do with CUDA ---- */
 
-static struct cu cu;
+static struct kvp_cu cu;
 
 /* A CUDA call that has to succeed: else the child says so and ends. */
 __attribute__((format(printf, 2, 3))) static void must(int r, const char *fmt, ...)
@@ -131,7 +131,7 @@ __attribute__((format(printf, 2, 3))) static void must(int r, const char *fmt, .
 	len = vsnprintf(n.text, sizeof(n.text), fmt, ap);
 	va_end(ap);
 	if (len >= 0 && (size_t)len < sizeof(n.text))
-		snprintf(n.text + len, sizeof(n.text) - (size_t)len, ": %s", cu_name(&cu, r));
+		snprintf(n.text + len, sizeof(n.text) - (size_t)len, ": %s", kvp_cu_name(&cu, r));
 	tell(LINK_FD, &n, -1);
 	exit(0);
 }
@@ -201,8 +201,8 @@ static const char kernels_ptx[] =
 
 static void launch(const char *name, uint64_t a, uint64_t b)
 {
-	struct cu_function *f;
-	struct cu_module *m;
+	struct CUfunc_st *f;
+	struct CUmod_st *m;
 	void *args[] = { &a, &b };
 
 	must(cu.cuModuleLoadData(&m, kernels_ptx), "loading PTX");
@@ -341,7 +341,7 @@ static void role_spin(const struct note *job, int fd)
 static void role_wait(const struct note *job, int fd)
 {
 	uint64_t at = seg_map(seg_import(fd), job->v[0], CU_PROT_RW);
-	struct cu_stream *stream;
+	struct CUstream_st *stream;
 	struct note n = { .ok = 1 };
 	double t;
 
@@ -465,7 +465,7 @@ static int run_role(const char *name)
 	alarm(CHILD_LIFE);
 	if (hear(LINK_FD, CHILD_LIFE, &job, &fd) < 0)
 		return 1;
-	if (cu_open(&cu, n.text) < 0) {
+	if (kvp_cu_open(0, &cu, n.text) < 0) {
 		tell(LINK_FD, &n, -1);
 		return 0;
 	}

@@ -14,16 +14,18 @@ MAY = {
     "shm": [r"shm/kvp_\w+\.h"],
     "kernels": [r"kernels/[\w/]+\.h"],
     "policy": [r"policy/\w+\.h", r"shm/kvp_types\.h"],
-    "libclient": [r"libclient/\w+\.h", r"kvpool\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h"],
+    "gpu": [r"gpu/\w+\.h"],
+    "libclient": [r"libclient/\w+\.h", r"kvpool\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"gpu/kvp_\w+\.h"],
     "daemon": [r"daemon/\w+\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h"],
     "daemon/main.c": [r"daemon/control/\w+\.h"],
     "daemon/control": [r"daemon/control/\w+\.h"],
-    "daemon/device": [r"daemon/device/\w+\.h"],
+    "daemon/device": [r"daemon/device/\w+\.h", r"gpu/kvp_\w+\.h"],
     "daemon/ledger": [r"daemon/ledger/\w+\.h", r"daemon/device/device\.h"],
     "tools": [r"libclient/kvpool(_admin)?\.h", r"tools/[\w/]+\.h"],
-    "tools/kvctl": [r"shm/kvp_seg\.h"],
-    "tools/kvrun": [r"kernels/kvp_\w+\.h"],
-    "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_\w+\.h", r"daemon/device/device\.h"],
+    "tools/kvctl": [r"shm/kvp_seg\.h", r"gpu/kvp_\w+\.h"],
+    "tools/kvrun": [r"kernels/kvp_\w+\.h", r"gpu/kvp_\w+\.h"],
+    "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_\w+\.h", r"daemon/device/device\.h",
+                      r"gpu/kvp_\w+\.h"],
     "tools/kvreplay": [r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],
     "examples": [r"libclient/kvpool\.h", r"kernels/kvp_\w+\.h"],
     "examples/llama": [r"(blob|pool)\.h"],  # a user compiles it from its own folder
@@ -119,7 +121,7 @@ def words(root):
 
 def opens(root):
     """Every product file opens with a comment that says what it is for."""
-    folders = ("daemon/", "examples/", "kernels/", "libclient/", "policy/", "python/", "shm/", "tools/")
+    folders = ("daemon/", "examples/", "gpu/", "kernels/", "libclient/", "policy/", "python/", "shm/", "tools/")
     bad = []
     for n in files(root):
         if n.startswith(folders) and n.endswith(CODE):
@@ -130,11 +132,11 @@ def opens(root):
 
 
 def silent(root):
-    """shm/, kernels/, policy/ and libclient/ never log and never exit."""
+    """shm/, kernels/, policy/, gpu/ and libclient/ never log and never exit."""
     bad = []
     rule = re.compile(r"\b(v?f?printf|perror|puts|syslog|abort|exit|_exit)\s*\(")
     for n in files(root):
-        if n.split("/")[0] in ("shm", "kernels", "policy", "libclient") and n.endswith((".c", ".h")):
+        if n.split("/")[0] in ("shm", "kernels", "policy", "gpu", "libclient") and n.endswith((".c", ".h")):
             body = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group(0).count("\n"), text(root, n), flags=re.S)
             for number, line in enumerate(body.splitlines(), 1):
                 if rule.search(line):

@@ -223,6 +223,27 @@ struct kvp_space_desc {
 	 * bytes, see "blocks by key" below. block_tokens is 0 then. 0: by token ids.
 	 */
 	uint32_t key_bytes;
+	/*
+	 * Part of the identity: what blocks of this space may lose when memory is short. floor_k, floor_v:
+	 * the lowest codecs (kvp_codec.h; kvp_codec_parse_pair() reads their names) that are accepted for
+	 * keys and for values, 0: native; both 0, the default: the space is exact, and its blocks are only
+	 * ever the bytes that were committed. Else blocks that are not in use may be coded with fewer bits,
+	 * step by step down to the floor, before any is evicted; see kvp_payload_info.codec. Blocks that an
+	 * engine computes over such ones have lost as much, so spaces with different floors share no blocks,
+	 * and an exact reader never meets a block that was coded, or computed over one.
+	 * A floor is a codec of fixed size without calibration (fp8, int8, kivi, asym, tq without haar,
+	 * hadamard, sym) that takes the planes of all layers; of a layer with v_dim 0 floor_v is 0.
+	 */
+	uint32_t floor_k, floor_v;
+	/*
+	 * Blocks with one of the first native_first tokens of a sequence stay native, and so do those
+	 * after which fewer than native_last tokens are cached. Only whole blocks are ever coded. 0 without
+	 * a floor.
+	 */
+	uint32_t native_first, native_last;
+	/* kvp_layer.index of layers that stay native; NULL and 0 without a floor. */
+	const uint32_t *exact_layers;
+	uint32_t n_exact_layers;
 };
 
 /*

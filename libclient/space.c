@@ -5,6 +5,7 @@
  */
 #include "libclient/match.h"
 #include "libclient/ring.h"
+#include "payload/kvp_payload.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -92,8 +93,37 @@ static int canon_plain(const struct kvp_space_desc *d, struct kvp_space_canon *c
 	return canon_layers(d, canon);
 }
 
+static int except_layer(struct kvp_space_canon *canon, uint32_t index)
+{
+	for (uint32_t i = 0; i < canon->n_layers; i++)
+		if (canon->layers[i].index == index) {
+			canon->layers[i].exact = 1;
+			return 0;
+		}
+	return -EINVAL;
+}
+
+/* What the owner accepts to lose. */
+static int canon_floor(const struct kvp_space_desc *d, struct kvp_space_canon *canon)
+{
+	if (!d->floor_k && !d->floor_v)
+		return d->native_first || d->native_last || d->n_exact_layers ? -EINVAL : 0;
+	if (d->n_exact_layers > d->n_layers || (d->n_exact_layers && !d->exact_layers))
+		return -EINVAL;
+	canon->floor_k = d->floor_k;
+	canon->floor_v = d->floor_v;
+	canon->native_first = d->native_first;
+	canon->native_last = d->native_last;
+	for (uint32_t i = 0; i < d->n_exact_layers; i++)
+		if (except_layer(canon, d->exact_layers[i]) < 0)
+			return -EINVAL;
+	return kvp_payload_judge(canon);
+}
+
 static int canon_of(const struct kvp_space_desc *d, struct kvp_space_canon *canon)
 {
+	int r;
+
 	memset(canon, 0, sizeof(*canon));
 	if (copy_name(canon->model, d->model) < 0 || copy_name(canon->adapter, d->adapter) < 0 ||
 		copy_name(canon->tokenizer, d->tokenizer) < 0)
@@ -102,7 +132,8 @@ static int canon_of(const struct kvp_space_desc *d, struct kvp_space_canon *cano
 	canon->layout = d->layout;
 	canon->block_tokens = d->block_tokens ? d->block_tokens : KVP_BLOCK_TOKENS_DEFAULT;
 	memcpy(canon->weights_digest, d->weights_digest, sizeof(canon->weights_digest));
-	return d->layout == KVP_LAYOUT_OPAQUE ? canon_opaque(d, canon) : canon_plain(d, canon);
+	r = d->layout == KVP_LAYOUT_OPAQUE ? canon_opaque(d, canon) : canon_plain(d, canon);
+	return r < 0 ? r : canon_floor(d, canon);
 }
 
 int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer)

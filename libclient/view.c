@@ -4,6 +4,7 @@
  */
 #include "libclient/client.h"
 #include "libclient/geometry.h"
+#include "payload/kvp_payload.h"
 
 #include <string.h>
 #ifdef __SSE2__
@@ -12,28 +13,16 @@
 
 /* ---- geometry -------------------------------------------------------------------------------- */
 
-/* The formulas of kvpool.h, with e * D as k_width and v_width. */
-static void place_layers(struct geometry *g)
+/* Strides of the space's own layout, as payload/ has it. */
+static void place_layers(struct geometry *g, const struct kvp_block_layout *native)
 {
-	uint64_t t = g->block_tokens, keys = 0, values = 0;
-
 	for (uint32_t i = 0; i < g->n_layers; i++) {
 		struct geo_layer *l = &g->layers[i];
-		uint64_t k_width = (uint64_t)l->heads * l->k_row;
-		uint64_t v_width = (uint64_t)l->heads * l->v_row;
 
-		if (g->layout == KVP_LAYOUT_NCLD) {
-			l->k_off = keys;
-			l->v_off = g->k_token_bytes + values;
-			l->k_stride = l->v_stride = g->token_bytes;
-		} else {
-			l->k_off = t * (keys + values);
-			l->v_off = l->k_off + t * k_width;
-			l->k_stride = k_width;
-			l->v_stride = v_width;
-		}
-		keys += k_width;
-		values += v_width;
+		l->k_off = native->plane[i][KVP_PLANE_K].offset;
+		l->v_off = native->plane[i][KVP_PLANE_V].offset;
+		l->k_stride = native->plane[i][KVP_PLANE_K].token_stride;
+		l->v_stride = native->plane[i][KVP_PLANE_V].token_stride;
 	}
 }
 
@@ -60,19 +49,19 @@ int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo)
 		.homogeneous = 1,
 	};
 	uint32_t e = kvp_dtype_bytes(canon->dtype);
+	struct kvp_block_layout native;
+	int r;
 
 	g.element = e;
 	if (g.layout == KVP_LAYOUT_OPAQUE)
 		return opaque_init(canon, &g, ret_geo);
-	if (!e || g.block_tokens < KVP_BLOCK_TOKENS_MIN || g.block_tokens > KVP_BLOCK_TOKENS_MAX ||
-		!g.n_layers || g.n_layers > KVP_MAX_LAYERS || g.layout > KVP_LAYOUT_LCND)
-		return -EINVAL;
+	r = kvp_block_layout(canon, KVP_CODEC_NATIVE, KVP_CODEC_NATIVE, &native);
+	if (r < 0)
+		return r;
 	for (uint32_t i = 0; i < g.n_layers; i++) {
 		const struct kvp_shm_layer *c = &canon->layers[i];
 		struct geo_layer *l = &g.layers[i];
 
-		if (!c->kv_heads || !c->k_dim)
-			return -EINVAL;
 		l->heads = c->kv_heads;
 		l->k_row = e * c->k_dim;
 		l->v_row = e * c->v_dim;
@@ -82,10 +71,8 @@ int geometry_init(const struct kvp_space_canon *canon, struct geometry *ret_geo)
 		g.k_token_bytes += (uint64_t)l->heads * l->k_row;
 		g.token_bytes += (uint64_t)l->heads * (l->k_row + l->v_row);
 	}
-	g.block_bytes = g.token_bytes * g.block_tokens;
-	if (g.block_bytes > UINT32_MAX)
-		return -E2BIG;
-	place_layers(&g);
+	g.block_bytes = native.bytes;
+	place_layers(&g, &native);
 	*ret_geo = g;
 	return 0;
 }

@@ -36,7 +36,7 @@
 #define KVP_ABI_ASSERT(c, what) _Static_assert(c, what)
 #endif
 
-#define KVP_ABI_VERSION 5u
+#define KVP_ABI_VERSION 6u
 
 #define KVP_MAGIC_CATALOG UINT64_C(0x474c4154434b504b) /* "KPKCTALG" */
 #define KVP_MAGIC_SESSION UINT64_C(0x4e4f49535345504b) /* "KPESSION" */
@@ -108,7 +108,7 @@ static inline uint32_t kvp_word_state(uint64_t w)
 }
 
 /*
- * One payload of a block: extent 16 | codec 16 | bytes 32, all zero if the block has none in that
+ * One payload of a block: extent 16 | width 16 | bytes 32, all zero if the block has none in that
  * tier; offset in the extent; XXH3-64 of the bytes, 0 while it has not been computed (a digest that
  * comes out as 0 is stored as 1).
  */
@@ -208,7 +208,7 @@ struct kvp_shm_layer {
 	uint16_t first_head; /* of the model, where a tensor-parallel shard begins */
 	uint16_t k_dim;      /* channels of one key head */
 	uint16_t v_dim; /* channels of one value head; 0 where keys and values are one latent */
-	uint16_t reserved;
+	uint16_t exact; /* 1: stays native, whatever the space's floor; 0 in a space without one */
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_shm_layer) == 12, "shm ABI");
 
@@ -243,8 +243,15 @@ struct kvp_space_canon {
 	uint32_t key_bytes;
 	uint32_t reserved;
 	char opaque_layout[KVP_SPACE_NAME]; /* what the engine calls it; not empty */
+	/*
+	 * The floor: the lowest codecs (kernels/kvp_codec.h) that the owner accepts for keys and for
+	 * values; both 0: none but native, and the three below are 0 then, too.
+	 */
+	uint32_t floor_k, floor_v;
+	uint32_t native_first; /* tokens at the beginning of a sequence that stay native, */
+	uint32_t native_last;  /* and at its end; multiples of nothing, whole blocks are meant */
 };
-KVP_ABI_ASSERT(sizeof(struct kvp_space_canon) == 3704, "shm ABI");
+KVP_ABI_ASSERT(sizeof(struct kvp_space_canon) == 3720, "shm ABI");
 
 #define KVP_SPACE_FREE 0u
 #define KVP_SPACE_LIVE 1u
@@ -258,7 +265,7 @@ struct kvp_shm_space {
 	uint64_t block_bytes; /* native payload of one block, partial blocks included */
 	uint8_t fingerprint[32];
 	struct kvp_space_canon canon;
-	uint8_t reserved[4096 - 64 - 3704];
+	uint8_t reserved[4096 - 64 - 3720];
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_shm_space) == 4096, "shm ABI");
 

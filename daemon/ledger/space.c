@@ -16,6 +16,7 @@
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
+#include "payload/kvp_payload.h"
 #include "policy/kvp_evict.h"
 #include "shm/kvp_proto.h"
 
@@ -48,7 +49,7 @@ static const char *judge_layers(const struct kvp_space_canon *c, uint64_t *ret_e
 				return "a layer beyond n_layers is not zero";
 			continue;
 		}
-		if (!l->kv_heads || !l->k_dim || l->reserved)
+		if (!l->kv_heads || !l->k_dim || l->exact > 1)
 			return "a layer needs kv_heads and k_dim";
 		if (i && l->index <= c->layers[i - 1].index)
 			return "layers must be in ascending order";
@@ -95,6 +96,20 @@ static const char *judge_plain(const struct kvp_space_canon *c, uint64_t *ret_bl
 	return NULL;
 }
 
+/* What the owner accepts to lose. */
+static const char *judge_floor(const struct kvp_space_canon *c)
+{
+	bool excepted = c->native_first || c->native_last;
+
+	for (uint32_t i = 0; i < KVP_MAX_LAYERS; i++)
+		excepted = excepted || c->layers[i].exact;
+	if (!c->floor_k && !c->floor_v)
+		return excepted ? "what stays native is said in a space with a floor only" : NULL;
+	return kvp_payload_judge(c) < 0 ? "the floor is no codec that blocks of this space can "
+					  "be in with fewer bytes"
+					: NULL;
+}
+
 /* What names a block. */
 static const char *judge_names(const struct kvp_space_canon *c)
 {
@@ -127,10 +142,10 @@ static const char *judge(const struct kvp_space_canon *c, uint64_t *ret_block_by
 		!padded(c->opaque_layout))
 		return "a name is too long or not padded with zeros";
 	wrong = judge_names(c);
-	if (wrong)
-		return wrong;
-	return c->layout == KVP_LAYOUT_OPAQUE ? judge_opaque(c, ret_block_bytes)
-					      : judge_plain(c, ret_block_bytes);
+	if (!wrong)
+		wrong = c->layout == KVP_LAYOUT_OPAQUE ? judge_opaque(c, ret_block_bytes)
+						       : judge_plain(c, ret_block_bytes);
+	return wrong ? wrong : judge_floor(c);
 }
 
 /* 32 bytes: the canonical description digested from two different beginnings. */

@@ -13,10 +13,11 @@ import sys
 MAY = {
     "shm": [r"shm/kvp_\w+\.h"],
     "kernels": [r"kernels/[\w/]+\.h"],
+    "payload": [r"payload/\w+\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h"],
     "policy": [r"policy/\w+\.h", r"shm/kvp_types\.h"],
     "gpu": [r"gpu/\w+\.h"],
-    "libclient": [r"libclient/\w+\.h", r"kvpool\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"gpu/kvp_\w+\.h"],
-    "daemon": [r"daemon/\w+\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h"],
+    "libclient": [r"libclient/\w+\.h", r"kvpool\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"payload/kvp_\w+\.h", r"gpu/kvp_\w+\.h"],
+    "daemon": [r"daemon/\w+\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"payload/kvp_\w+\.h"],
     "daemon/main.c": [r"daemon/control/\w+\.h"],
     "daemon/control": [r"daemon/control/\w+\.h"],
     "daemon/device": [r"daemon/device/\w+\.h", r"gpu/kvp_\w+\.h"],
@@ -121,7 +122,7 @@ def words(root):
 
 def opens(root):
     """Every product file opens with a comment that says what it is for."""
-    folders = ("daemon/", "examples/", "gpu/", "kernels/", "libclient/", "policy/", "python/", "shm/", "tools/")
+    folders = ("daemon/", "examples/", "gpu/", "kernels/", "libclient/", "payload/", "policy/", "python/", "shm/", "tools/")
     bad = []
     for n in files(root):
         if n.startswith(folders) and n.endswith(CODE):
@@ -132,11 +133,11 @@ def opens(root):
 
 
 def silent(root):
-    """shm/, kernels/, policy/, gpu/ and libclient/ never log and never exit."""
+    """shm/, kernels/, payload/, policy/, gpu/ and libclient/ never log and never exit."""
     bad = []
     rule = re.compile(r"\b(v?f?printf|perror|puts|syslog|abort|exit|_exit)\s*\(")
     for n in files(root):
-        if n.split("/")[0] in ("shm", "kernels", "policy", "gpu", "libclient") and n.endswith((".c", ".h")):
+        if n.split("/")[0] in ("shm", "kernels", "payload", "policy", "gpu", "libclient") and n.endswith((".c", ".h")):
             body = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group(0).count("\n"), text(root, n), flags=re.S)
             for number, line in enumerate(body.splitlines(), 1):
                 if rule.search(line):

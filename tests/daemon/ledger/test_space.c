@@ -145,10 +145,15 @@ static void what_is_wrong_is_said(void **state)
 		{ AT(tokenizer[7]), 1, 'x', -EINVAL, "not padded with zeros" },
 		{ AT(layers[0].kv_heads), 2, 0, -EINVAL, "needs kv_heads and k_dim" },
 		{ AT(layers[1].k_dim), 2, 0, -EINVAL, "needs kv_heads and k_dim" },
-		{ AT(layers[1].reserved), 2, 1, -EINVAL, "needs kv_heads and k_dim" },
+		{ AT(layers[1].exact), 2, 2, -EINVAL, "needs kv_heads and k_dim" },
+		{ AT(layers[1].exact), 2, 1, -EINVAL, "in a space with a floor only" },
+		{ AT(native_first), 4, 1, -EINVAL, "in a space with a floor only" },
+		{ AT(native_last), 4, 1, -EINVAL, "in a space with a floor only" },
+		{ AT(floor_k), 4, UINT32_MAX, -EINVAL, "the floor is no codec" },
+		{ AT(floor_v), 4, 14u << 8, -EINVAL, "the floor is no codec" },
 		{ AT(layers[1].index), 2, 0, -EINVAL, "ascending order" },
 		{ AT(layers[2].index), 2, 2, -EINVAL, "beyond n_layers is not zero" },
-		{ AT(layers[KVP_MAX_LAYERS - 1].reserved), 2, 1, -EINVAL, "beyond n_layers" },
+		{ AT(layers[KVP_MAX_LAYERS - 1].exact), 2, 1, -EINVAL, "beyond n_layers" },
 		{ AT(layers[1].kv_heads), 8, UINT64_MAX, -E2BIG,
 			"does not fit the tenant's share" },
 	};
@@ -172,7 +177,7 @@ static void what_is_wrong_is_said(void **state)
 	canon.n_layers = KVP_MAX_LAYERS;
 	for (uint32_t i = 0; i < KVP_MAX_LAYERS; i++) {
 		canon.layers[i].index = (uint16_t)i;
-		canon.layers[i].reserved = 0;
+		canon.layers[i].exact = 0;
 	}
 	assert_int_equal(dp_open(g->c, &canon, reason, sizeof(reason), &space), -E2BIG);
 

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A block's payload: the one place that knows where its planes lie and in which codecs they are, for
+ * both sides of shared memory. Above shm/ (what a space is) and kernels/ (what a codec is), below the
+ * daemon, which codes payloads anew, and the library, which reads them.
+ *
+ * A native payload lies as the space's layout says. A coded one is a row of planes, K and V of the
+ * first layer, of the second and so on, each a payload of its codec (kernels/kvp_codec.h) that begins
+ * at a multiple of 64 bytes. Layers that the space excepts are in it natively, [head][token][channel].
+ * Only whole blocks are coded, and only those of a space with a floor.
+ *
+ * Width: how coded a payload is, the number that its descriptor carries (kvp_where_codec()). It is
+ * that of policy/kvp_width.h: 0 native, then 8, 4, 3 and 2 bits. Which codecs a width means follows
+ * from the space's floor (kvp_payload_codecs()).
+ *
+ * Pure functions, any thread. Errors are negative errno; outputs come last. A layout that could not be made
+ * holds anything; other outputs are untouched on failure.
+ */
+#ifndef KVP_PAYLOAD_H
+#define KVP_PAYLOAD_H
+
+#include "kernels/kvp_codec.h"
+#include "shm/kvp_abi.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVP_PAYLOAD_WIDTHS 5u
+
+struct kvp_block_plane {
+	uint64_t offset; /* of the plane's payload, or of its first element, from the block's */
+	uint64_t bytes;  /* of the payload; native: of the elements, which may not lie together */
+	uint64_t head_stride; /* native only, bytes */
+	uint64_t token_stride;
+	uint32_t codec;
+	uint32_t heads; /* 0: there is no such plane: a latent has no values */
+	uint32_t dim;
+};
+
+struct kvp_block_layout {
+	uint64_t bytes; /* of the block's payload */
+	uint32_t n_layers;
+	uint32_t tokens; /* of a whole block */
+	uint32_t dtype;
+	uint32_t native;                                 /* 1: as the space's layout says */
+	struct kvp_block_plane plane[KVP_MAX_LAYERS][2]; /* KVP_PLANE_K, KVP_PLANE_V */
+};
+
+/*
+ * Where the planes of a block lie that is in these codecs; both native: as the engine wrote it.
+ * -EOPNOTSUPP: of an opaque layout only the engine knows; -EINVAL: a description that no space has, or
+ * a codec that does not take its planes; -E2BIG: a payload of 4 GiB or more.
+ */
+int kvp_block_layout(const struct kvp_space_canon *canon, uint32_t codec_k, uint32_t codec_v,
+	struct kvp_block_layout *ret_layout);
+
+/*
+ * Can blocks of the space be coded as its floor says? 0: yes, or the space is exact. -EINVAL: not a
+ * codec that a floor may be (one of fixed size that needs no calibration), or one that does not take
+ * the space's planes, or needs no fewer bytes than native.
+ */
+int kvp_payload_judge(const struct kvp_space_canon *canon);
+
+/*
+ * The codecs of a width in a space that kvp_payload_judge() accepted: the recommended ones, as long as
+ * they need more bytes than the floor's, which are what all lower widths mean. -EINVAL: no such width.
+ */
+int kvp_payload_codecs(
+	const struct kvp_space_canon *canon, uint32_t width, uint32_t *ret_k, uint32_t *ret_v);
+/* The lowest width, whose codecs are the floor's; 0: the space is exact. */
+uint32_t kvp_payload_lowest(const struct kvp_space_canon *canon);
+/* kvp_block_layout() of a width. */
+int kvp_payload_layout(
+	const struct kvp_space_canon *canon, uint32_t width, struct kvp_block_layout *ret_layout);
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+/* Bytes of scratch, aligned to 64, that the functions below need for one layer of such blocks. */
+size_t kvp_payload_scratch(const struct kvp_block_layout *layout);
+
+/* Elements of a layer, [head][token][channel]; NULL where there is no such plane. */
+struct kvp_payload_layer {
+	const void *k, *v;
+};
+
+/*
+ * Decodes a layer of a coded payload of `bytes` bytes into scratch; what it is in natively is not
+ * copied. The payload may be hostile, as kvp_plane_decode() has it, whose errors these are; -EBADMSG
+ * also where it is too short.
+ */
+int kvp_payload_decode(const struct kvp_kernels *k, const struct kvp_block_layout *layout,
+	uint32_t layer, const void *payload, uint64_t bytes, void *scratch,
+	struct kvp_payload_layer *ret_layer);
+
+/*
+ * Codes a whole block anew: from one layout of a space into another, whose bytes dst has room for
+ * (aligned to 64); `to` is a coded one. Planes whose codec stays keep their bytes; others are coded
+ * from what they decode to. What lies between planes is written as zeros. On failure dst holds anything.
+ */
+int kvp_payload_recode(const struct kvp_kernels *k, const struct kvp_block_layout *from,
+	const void *src, const struct kvp_block_layout *to, void *dst, void *scratch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where planes lie, against a count of elements one by one; what coded blocks hold, against the codecs. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "payload/kvp_payload.h"
+
+static uint64_t state;
+
+static uint32_t below(uint32_t n)
+{
+	state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+	return (uint32_t)((state >> 33) % n);
+}
+
+static struct kvp_space_canon any_space(uint32_t dim_step)
+{
+	struct kvp_space_canon c = {
+		.version = 1,
+		.dtype = 1 + below(3),
+		.layout = below(2),
+		.block_tokens = 16 * (1 + below(4)),
+		.n_layers = 1 + below(5),
+	};
+
+	for (uint32_t i = 0; i < c.n_layers; i++)
+		c.layers[i] = (struct kvp_shm_layer){
+			.index = (uint16_t)i,
+			.kv_heads = (uint16_t)(1 + below(4)),
+			.k_dim = (uint16_t)(dim_step * (1 + below(4))),
+			.v_dim = (uint16_t)(dim_step * below(4)),
+		};
+	return c;
+}
+
+/* ---- native --------------------------------------------------------------------------------- */
+
+static uint64_t place_in(const struct kvp_block_layout *l, uint32_t layer, uint32_t kind,
+	uint32_t token, uint32_t head)
+{
+	const struct kvp_block_plane *p = &l->plane[layer][kind];
+
+	return p->offset + token * p->token_stride + head * p->head_stride;
+}
+
+static uint32_t dim_of(const struct kvp_space_canon *c, uint32_t layer, uint32_t kind)
+{
+	return kind ? c->layers[layer].v_dim : c->layers[layer].k_dim;
+}
+
+/* The rows of one token's keys or values in one layer, as they follow each other. */
+static uint64_t count_heads(const struct kvp_space_canon *c, const struct kvp_block_layout *l,
+	uint32_t layer, uint32_t kind, uint32_t token, uint64_t at)
+{
+	for (uint32_t h = 0; h < c->layers[layer].kv_heads && dim_of(c, layer, kind); h++) {
+		assert_int_equal(place_in(l, layer, kind, token, h), at);
+		at += (uint64_t)dim_of(c, layer, kind) * kvp_dtype_bytes(c->dtype);
+	}
+	return at;
+}
+
+static void native_is_counted(void **s)
+{
+	(void)s;
+	for (int round = 0; round < 400; round++) {
+		struct kvp_space_canon c = any_space(1 + below(9));
+		static struct kvp_block_layout l;
+		uint64_t at = 0;
+
+		assert_int_equal(kvp_block_layout(&c, 0, 0, &l), 0);
+		assert_int_equal(l.native, 1);
+		if (c.layout == KVP_LAYOUT_NCLD) {
+			for (uint32_t t = 0; t < c.block_tokens; t++)
+				for (uint32_t kind = 0; kind < 2; kind++)
+					for (uint32_t i = 0; i < c.n_layers; i++)
+						at = count_heads(&c, &l, i, kind, t, at);
+		} else {
+			for (uint32_t i = 0; i < c.n_layers; i++)
+				for (uint32_t kind = 0; kind < 2; kind++)
+					for (uint32_t t = 0; t < c.block_tokens; t++)
+						at = count_heads(&c, &l, i, kind, t, at);
+		}
+		assert_int_equal(l.bytes, at);
+	}
+}
+
+/* ---- coded ---------------------------------------------------------------------------------- */
+
+static const char *const floors[] = { "tq4", "tq2", "2bit", "3bit", "4bit", "int8", "k8v4",
+	"kivi2-g32", "native/tq3", "tq4/native" };
+
+static int floored(struct kvp_space_canon *c, const char *floor)
+{
+	assert_int_equal(kvp_codec_parse_pair(floor, &c->floor_k, &c->floor_v), 0);
+	return kvp_payload_judge(c);
+}
+
+static struct kvp_space_canon any_coded_space(void)
+{
+	for (;;) {
+		struct kvp_space_canon c = any_space(64);
+
+		for (uint32_t i = 0; i < c.n_layers; i++)
+			c.layers[i].k_dim = c.layers[i].v_dim = (uint16_t)(64 << below(2));
+		if (c.n_layers > 1 && below(2))
+			c.layers[below(c.n_layers)].exact = 1;
+		if (floored(&c, floors[below(sizeof(floors) / sizeof(*floors))]) == 0)
+			return c;
+	}
+}
+
+static void planes_follow_each_other(void **s)
+{
+	(void)s;
+	for (int round = 0; round < 200; round++) {
+		struct kvp_space_canon c = any_coded_space();
+		uint32_t lowest = kvp_payload_lowest(&c);
+		uint64_t before = 0;
+
+		for (uint32_t w = 0; w <= lowest; w++) {
+			static struct kvp_block_layout l;
+			uint64_t end = 0;
+
+			assert_int_equal(kvp_payload_layout(&c, w, &l), 0);
+			for (uint32_t i = 0; w && i < c.n_layers; i++)
+				for (uint32_t kind = 0; kind < 2; kind++) {
+					const struct kvp_block_plane *p = &l.plane[i][kind];
+
+					assert_int_equal(p->offset % 64, 0);
+					assert_true(p->offset >= end && p->offset < end + 64);
+					end = p->offset + p->bytes;
+				}
+			if (w)
+				assert_int_equal(l.bytes, end);
+			assert_true(!w || l.bytes <= before);
+			before = l.bytes;
+		}
+	}
+}
+
+static void the_lowest_width_is_the_floor(void **s)
+{
+	struct kvp_space_canon c;
+	uint32_t k, v;
+
+	(void)s;
+	for (int round = 0; round < 200; round++) {
+		c = any_coded_space();
+		assert_int_equal(kvp_payload_codecs(&c, kvp_payload_lowest(&c), &k, &v), 0);
+		assert_true(k == c.floor_k && v == c.floor_v);
+	}
+	c.floor_k = c.floor_v = 0;
+	assert_int_equal(kvp_payload_lowest(&c), 0);
+	assert_int_equal(kvp_payload_codecs(&c, 5, &k, &v), -EINVAL);
+}
+
+static void what_no_floor_may_be(void **s)
+{
+	struct kvp_space_canon c = { .version = 1,
+		.dtype = KVP_DTYPE_F16,
+		.block_tokens = 64,
+		.n_layers = 1,
+		.layers = { { .kv_heads = 2, .k_dim = 64, .v_dim = 64 } } };
+
+	(void)s;
+	assert_int_equal(floored(&c, "tq4"), 0);
+	assert_int_equal(floored(&c, "lossless"), -EINVAL); /* its size is not known beforehand */
+	assert_int_equal(floored(&c, "tq4-haar"), -EINVAL); /* needs a matrix */
+	c.dtype = KVP_DTYPE_F8;
+	assert_int_equal(floored(&c, "tq4"), -EINVAL); /* no codec knows what the bytes mean */
+	c.dtype = KVP_DTYPE_F16;
+	c.layers[0].k_dim = 63;
+	assert_int_equal(floored(&c, "tq4"), -EINVAL);
+	c.layers[0].k_dim = 64;
+	c.layers[0].v_dim = 0;
+	assert_int_equal(floored(&c, "tq4"), -EINVAL); /* there are no values */
+	assert_int_equal(floored(&c, "tq4/native"), 0);
+	c.layout = KVP_LAYOUT_OPAQUE;
+	assert_int_equal(floored(&c, "tq4/native"), -EINVAL);
+}
+
+static void *room(size_t bytes)
+{
+	void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
+
+	assert_non_null(p);
+	memset(p, 0xa5, (bytes + 127) / 64 * 64);
+	return p;
+}
+
+/* Floats of magnitude 1 or so, of any dtype: halves have their exponents in the upper byte. */
+static void fill(uint8_t *to, const struct kvp_space_canon *c, uint64_t bytes)
+{
+	for (uint64_t i = 0; i < bytes; i += 2) {
+		uint16_t bf16 = (uint16_t)(0x3f00 + below(0x100) + (below(2) << 15));
+		uint16_t f16 = (uint16_t)(0x3800 + below(0x800) + (below(2) << 15));
+		uint16_t x = c->dtype == KVP_DTYPE_F16    ? f16
+			     : c->dtype == KVP_DTYPE_BF16 ? bf16
+			     : i % 4                      ? bf16
+							  : (uint16_t)below(65536);
+
+		memcpy(to + i, &x, 2);
+	}
+}
+
+/* What the codec itself makes of one plane of a native block: the payload in `coded`, decoded in `raw`. */
+static void by_itself(const struct kvp_kernels *k, const struct kvp_block_layout *native,
+	const uint8_t *block, const struct kvp_block_plane *n, uint32_t kind, uint32_t codec,
+	uint8_t *coded, size_t bytes, uint8_t *raw)
+{
+	struct kvp_plane plane = { native->tokens, n->heads, n->dim, native->dtype, kind };
+	ptrdiff_t row = (ptrdiff_t)(n->dim * kvp_dtype_bytes(native->dtype));
+
+	assert_int_equal(kvp_plane_encode(k, codec, &plane, NULL,
+				 (struct kvp_raw_const){ block + n->offset,
+					 (ptrdiff_t)n->head_stride, (ptrdiff_t)n->token_stride },
+				 coded, bytes),
+		0);
+	assert_int_equal(kvp_plane_decode(k, codec, &plane, NULL, coded, bytes,
+				 (struct kvp_raw){ raw, row * native->tokens, row }),
+		0);
+}
+
+/* Native planes of a coded block are the rows that were there. */
+static void same_rows(const struct kvp_block_layout *native, const uint8_t *block,
+	const struct kvp_block_plane *n, const uint8_t *got)
+{
+	size_t row = n->dim * kvp_dtype_bytes(native->dtype);
+
+	for (uint32_t h = 0; h < n->heads; h++)
+		for (uint32_t t = 0; t < native->tokens; t++, got += row)
+			assert_memory_equal(got,
+				block + n->offset + h * n->head_stride + t * n->token_stride, row);
+}
+
+static void recoded_is_the_codecs_own(void **s)
+{
+	struct kvp_kernels *k;
+
+	(void)s;
+	assert_int_equal(kvp_kernels_new(KVP_CPU_ALL, &k), 0);
+	for (int round = 0; round < 40; round++) {
+		struct kvp_space_canon c = any_coded_space();
+		static struct kvp_block_layout native, coded;
+		uint32_t w = 1 + below(kvp_payload_lowest(&c));
+		uint8_t *block, *out, *scratch, *alone, *raw;
+
+		assert_int_equal(kvp_payload_layout(&c, 0, &native), 0);
+		assert_int_equal(kvp_payload_layout(&c, w, &coded), 0);
+		block = room(native.bytes);
+		out = room(coded.bytes);
+		scratch = room(kvp_payload_scratch(&native));
+		alone = room(coded.bytes);
+		raw = room(kvp_payload_scratch(&native));
+		fill(block, &c, native.bytes);
+		assert_int_equal(kvp_payload_recode(k, &native, block, &coded, out, scratch), 0);
+		for (uint32_t i = 0; i < c.n_layers; i++) {
+			struct kvp_payload_layer got;
+
+			assert_int_equal(kvp_payload_decode(
+						 k, &coded, i, out, coded.bytes - 1, scratch, &got),
+				-EBADMSG);
+			assert_int_equal(
+				kvp_payload_decode(k, &coded, i, out, coded.bytes, scratch, &got),
+				0);
+			for (uint32_t kind = 0; kind < 2; kind++) {
+				const struct kvp_block_plane *n = &native.plane[i][kind];
+				const struct kvp_block_plane *p = &coded.plane[i][kind];
+				const void *elements = kind ? got.v : got.k;
+
+				if (p->codec == KVP_CODEC_NATIVE) {
+					same_rows(&native, block, n, elements);
+					continue;
+				}
+				by_itself(k, &native, block, n, kind, p->codec, alone,
+					(size_t)p->bytes, raw);
+				assert_memory_equal(out + p->offset, alone, p->bytes);
+				assert_memory_equal(elements, raw, n->bytes);
+			}
+		}
+		free(block);
+		free(out);
+		free(scratch);
+		free(alone);
+		free(raw);
+	}
+	kvp_kernels_free(k);
+}
+
+/* One step after the other: each is coded from what the one before decodes to. */
+static void steps_compose(void **s)
+{
+	struct kvp_space_canon c = { .version = 1,
+		.dtype = KVP_DTYPE_F16,
+		.layout = KVP_LAYOUT_NCLD,
+		.block_tokens = 64,
+		.n_layers = 2,
+		.layers = { { .index = 0, .kv_heads = 2, .k_dim = 64, .v_dim = 64 },
+			{ .index = 1, .kv_heads = 1, .k_dim = 128, .v_dim = 64 } } };
+	static struct kvp_block_layout l[KVP_PAYLOAD_WIDTHS];
+	uint8_t *block[KVP_PAYLOAD_WIDTHS], *scratch, *again;
+	struct kvp_kernels *k;
+	uint32_t lowest;
+
+	(void)s;
+	assert_int_equal(floored(&c, "2bit"), 0);
+	lowest = kvp_payload_lowest(&c);
+	assert_int_equal(lowest, 4);
+	assert_int_equal(kvp_kernels_new(KVP_CPU_ALL, &k), 0);
+	for (uint32_t w = 0; w <= lowest; w++) {
+		assert_int_equal(kvp_payload_layout(&c, w, &l[w]), 0);
+		block[w] = room(l[w].bytes);
+	}
+	scratch = room(kvp_payload_scratch(&l[0]));
+	again = room(l[0].bytes);
+	fill(block[0], &c, l[0].bytes);
+	for (uint32_t w = 1; w <= lowest; w++) {
+		assert_int_equal(
+			kvp_payload_recode(k, &l[w - 1], block[w - 1], &l[w], block[w], scratch),
+			0);
+		/* Deterministic, the gaps included. */
+		assert_int_equal(
+			kvp_payload_recode(k, &l[w - 1], block[w - 1], &l[w], again, scratch), 0);
+		assert_memory_equal(again, block[w], l[w].bytes);
+	}
+	/* From 4/4 to 4/2 bits the keys are those that were there. */
+	assert_memory_equal(block[3] + l[3].plane[1][0].offset, block[2] + l[2].plane[1][0].offset,
+		l[3].plane[1][0].bytes);
+	assert_int_equal(kvp_payload_recode(k, &l[1], block[1], &l[0], again, scratch), -EINVAL);
+	for (uint32_t w = 0; w <= lowest; w++)
+		free(block[w]);
+	free(scratch);
+	free(again);
+	kvp_kernels_free(k);
+}
+
+int main(void)
+{
+	const char *seed = getenv("KVP_TEST_SEED");
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(native_is_counted),
+		cmocka_unit_test(planes_follow_each_other),
+		cmocka_unit_test(the_lowest_width_is_the_floor),
+		cmocka_unit_test(what_no_floor_may_be),
+		cmocka_unit_test(recoded_is_the_codecs_own),
+		cmocka_unit_test(steps_compose),
+	};
+
+	state = seed ? strtoull(seed, NULL, 0) : 1;
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -2,6 +2,9 @@
 /*
  * The core of eviction, which all policies share: which blocks there are, how they hang together in
  * chains, and what was offered as victims. Which of them goes first is the policy's business.
+ *
+ * The functions of kvp_evict.h are the only ones that know the caller's ids: they pass on places
+ * (evict_impl.h).
  */
 #include "policy/kvp_evict.h"
 
@@ -80,10 +83,17 @@ int evict_new(const struct evict_ops *ops, const struct kvp_evict_params *params
 		return -ENOMEM;
 	e->policy = e->ops = ops;
 	e->params = *params;
+	e->ids = params->max_ids;
+	if (params->max_blocks && params->max_blocks < params->max_ids) {
+		e->params.max_ids = params->max_blocks;
+		e->places = evict_places_new(params->max_blocks, params->seed);
+		if (!e->places)
+			goto error;
+	}
 	e->patience = UINT32_MAX;
 	evict_clear_lists(e);
 	/* calloc, and not malloc with memset: pages of ids never used stay untouched */
-	e->node = calloc(params->max_ids, sizeof(*e->node));
+	e->node = calloc(e->params.max_ids, sizeof(*e->node));
 	if (!e->node)
 		goto error;
 	r = ops->init ? ops->init(e) : 0;
@@ -116,6 +126,7 @@ struct kvp_evict *kvp_evict_free(struct kvp_evict *e)
 	if (e->policy->fini)
 		e->policy->fini(e);
 	evict_ghosts_free(e->ghosts);
+	evict_places_free(e->places);
 	free(e->heap);
 	free(e->node);
 	free(e);
@@ -180,12 +191,28 @@ uint32_t evict_pop_old(struct kvp_evict *e, uint32_t q)
 	return id;
 }
 
-/* ---- chains and offers ---- */
+/* ---- ids and places ---- */
 
-static bool cached(const struct kvp_evict *e, kvp_block_id id)
+#define NOWHERE EVICT_PLACE_NONE
+static_assert(NOWHERE == KVP_BLOCK_NONE, "no block is at no place");
+
+/* The place of a cached block; NOWHERE: it is not cached, or there is no such id. */
+static uint32_t place_of(const struct kvp_evict *e, kvp_block_id id)
 {
-	return id < e->params.max_ids && e->node[id].where != EVICT_OUT;
+	if (id >= e->ids)
+		return NOWHERE;
+	if (e->places)
+		return evict_places_find(e->places, id);
+	return e->node[id].where != EVICT_OUT ? id : NOWHERE;
 }
+
+/* The id of the block at a place; KVP_BLOCK_NONE at NOWHERE. */
+static kvp_block_id id_at(const struct kvp_evict *e, uint32_t place)
+{
+	return e->places && place != NOWHERE ? evict_places_id(e->places, place) : place;
+}
+
+/* ---- chains and offers ---- */
 
 static void tick(struct kvp_evict *e, uint64_t now)
 {
@@ -246,52 +273,60 @@ int kvp_evict_admit(struct kvp_evict *e, const struct kvp_evict_item *item, uint
 int kvp_evict_insert(
 	struct kvp_evict *e, kvp_block_id id, const struct kvp_evict_item *item, uint64_t now)
 {
-	if (id >= e->params.max_ids)
+	uint32_t parent = place_of(e, item->parent), i = id;
+
+	if (id >= e->ids)
 		return -EINVAL;
-	if (e->node[id].where != EVICT_OUT)
+	if (place_of(e, id) != NOWHERE)
 		return -EEXIST;
-	if (item->parent != KVP_BLOCK_NONE && (item->parent == id || !cached(e, item->parent)))
+	if (item->parent != KVP_BLOCK_NONE && parent == NOWHERE)
 		return -EINVAL;
+	if (e->places)
+		i = evict_places_take(e->places, id);
+	if (i == NOWHERE)
+		return -ENOSPC;
 	tick(e, now);
 
-	if (item->parent != KVP_BLOCK_NONE) {
-		restore(e, item->parent);
-		e->node[item->parent].children++;
+	if (parent != NOWHERE) {
+		restore(e, parent);
+		e->node[parent].children++;
 	}
-	e->node[id] = (struct evict_node){
+	e->node[i] = (struct evict_node){
 		.key = fold_key(item->key),
-		.parent = item->parent,
+		.parent = parent,
 		.bytes = item->bytes ? item->bytes : 1,
 		.cost = isfinite(item->cost) && item->cost > 0 ? item->cost : 1,
 		.depth = item->depth < UINT16_MAX ? (uint16_t)item->depth : UINT16_MAX,
 		.flags = item->flags & KVP_EVICT_PARTIAL,
 	};
 	e->items++;
-	e->bytes += e->node[id].bytes;
-	e->policy->insert(e, id, item);
+	e->bytes += e->node[i].bytes;
+	e->policy->insert(e, i, item);
 	if (e->params.hooks.on_put)
 		e->params.hooks.on_put(e->params.hooks.ctx, id);
 	return 0;
 }
 
-static void access_one(struct kvp_evict *e, uint32_t id)
+static void access_one(struct kvp_evict *e, uint32_t i)
 {
-	restore(e, id);
-	e->policy->access(e, id);
-	if ((e->node[id].flags & EVICT_USES) != EVICT_USES)
-		e->node[id].flags += 1u << EVICT_USES_SHIFT;
-	if (e->params.hooks.on_hot_access && e->policy->hot(e, id))
-		e->params.hooks.on_hot_access(e->params.hooks.ctx, id);
+	restore(e, i);
+	e->policy->access(e, i);
+	if ((e->node[i].flags & EVICT_USES) != EVICT_USES)
+		e->node[i].flags += 1u << EVICT_USES_SHIFT;
+	if (e->params.hooks.on_hot_access && e->policy->hot(e, i))
+		e->params.hooks.on_hot_access(e->params.hooks.ctx, id_at(e, i));
 }
 
 int kvp_evict_access(struct kvp_evict *e, kvp_block_id id, uint64_t now)
 {
-	if (!cached(e, id))
+	uint32_t i = place_of(e, id);
+
+	if (i == NOWHERE)
 		return -ENOENT;
 	tick(e, now);
 	if (e->policy->chain)
-		e->policy->chain(e, id, true);
-	access_one(e, id);
+		e->policy->chain(e, i, true);
+	access_one(e, i);
 	return 0;
 }
 
@@ -306,11 +341,13 @@ int kvp_evict_access_chain(struct kvp_evict *e, kvp_block_id tip, uint64_t now)
 int kvp_evict_access_begin(
 	struct kvp_evict *e, kvp_block_id tip, uint64_t now, struct kvp_evict_walk *ret_walk)
 {
-	if (!cached(e, tip))
+	uint32_t i = place_of(e, tip);
+
+	if (i == NOWHERE)
 		return -ENOENT;
 	tick(e, now);
 	if (e->policy->chain)
-		e->policy->chain(e, tip, false);
+		e->policy->chain(e, i, false);
 	*ret_walk = (struct kvp_evict_walk){
 		.next = tip,
 		.request = e->policy->current ? e->policy->current(e) : 0,
@@ -321,38 +358,45 @@ int kvp_evict_access_begin(
 int kvp_evict_access_on(struct kvp_evict *e, struct kvp_evict_walk *w, uint32_t n, uint64_t now)
 {
 	uint32_t others = e->policy->current ? e->policy->current(e) : 0;
+	uint32_t i = place_of(e, w->next);
 
 	if (w->next == KVP_BLOCK_NONE)
 		return 0;
-	if (!cached(e, w->next))
+	if (i == NOWHERE)
 		return -ENOENT;
 	tick(e, now);
 	if (e->policy->resume)
 		e->policy->resume(e, w->request);
-	for (; n && w->next != KVP_BLOCK_NONE; n--) {
-		access_one(e, w->next);
-		w->next = e->node[w->next].parent;
+	for (; n && i != NOWHERE; n--) {
+		access_one(e, i);
+		i = e->node[i].parent;
 	}
 	if (e->policy->resume)
 		e->policy->resume(e, others);
+	w->next = id_at(e, i);
 	return w->next != KVP_BLOCK_NONE;
 }
 
 int kvp_evict_request(struct kvp_evict *e, const struct kvp_evict_request *req, uint64_t now)
 {
-	if (req->matched > req->blocks || (req->tip != KVP_BLOCK_NONE && !cached(e, req->tip)))
+	struct kvp_evict_request there = *req;
+
+	there.tip = place_of(e, req->tip);
+	if (req->matched > req->blocks || (req->tip != KVP_BLOCK_NONE && there.tip == NOWHERE))
 		return -EINVAL;
 	tick(e, now);
 	if (e->policy->request)
-		e->policy->request(e, req);
+		e->policy->request(e, &there);
 	return 0;
 }
 
 int kvp_evict_set_bytes(struct kvp_evict *e, kvp_block_id id, uint32_t bytes)
 {
-	if (!cached(e, id))
+	uint32_t i = place_of(e, id);
+
+	if (i == NOWHERE)
 		return -ENOENT;
-	struct evict_node *n = &e->node[id];
+	struct evict_node *n = &e->node[i];
 	uint32_t was = n->bytes;
 
 	n->bytes = bytes ? bytes : 1;
@@ -362,15 +406,17 @@ int kvp_evict_set_bytes(struct kvp_evict *e, kvp_block_id id, uint32_t bytes)
 	else if (n->where == EVICT_OFFERED)
 		e->list[0].bytes = e->list[0].bytes - was + n->bytes;
 	if (e->policy->resized)
-		e->policy->resized(e, id, was);
+		e->policy->resized(e, i, was);
 	return 0;
 }
 
 int kvp_evict_remove(struct kvp_evict *e, kvp_block_id id, int evicted, uint64_t now)
 {
-	if (!cached(e, id))
+	uint32_t i = place_of(e, id);
+
+	if (i == NOWHERE)
 		return -ENOENT;
-	struct evict_node *n = &e->node[id];
+	struct evict_node *n = &e->node[i];
 
 	if (n->children || n->offered)
 		return -EBUSY;
@@ -378,20 +424,22 @@ int kvp_evict_remove(struct kvp_evict *e, kvp_block_id id, int evicted, uint64_t
 
 	bool was_offered = n->where == EVICT_OFFERED;
 	if (was_offered)
-		offer_unlink(e, id);
+		offer_unlink(e, i);
 	else if (n->where != EVICT_PARKED)
-		e->policy->detach(e, id);
+		e->policy->detach(e, i);
 	n->where = EVICT_OUT;
 	e->items--;
 	e->bytes -= n->bytes;
 	if (e->policy->gone)
-		e->policy->gone(e, id, evicted);
-	if (n->parent != KVP_BLOCK_NONE) {
+		e->policy->gone(e, i, evicted);
+	if (n->parent != NOWHERE) {
 		if (was_offered)
 			e->node[n->parent].offered--;
 		else
 			evict_release_parent(e, n->parent);
 	}
+	if (e->places)
+		evict_places_give(e->places, i);
 	if (evicted && e->params.hooks.on_evict)
 		e->params.hooks.on_evict(e->params.hooks.ctx, id);
 	return 0;
@@ -400,7 +448,7 @@ int kvp_evict_remove(struct kvp_evict *e, kvp_block_id id, int evicted, uint64_t
 size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want_bytes,
 	kvp_evict_protected_fn is_protected, void *ctx, uint64_t now, kvp_block_id *out, size_t max)
 {
-	uint32_t refused = KVP_BLOCK_NONE;
+	uint32_t refused = NOWHERE;
 	uint64_t bytes = 0;
 	uint32_t steps = 0;
 	size_t n = 0;
@@ -420,33 +468,33 @@ size_t kvp_evict_victims(struct kvp_evict *e, uint64_t want_items, uint64_t want
 			e->cut = true;
 			break;
 		}
-		uint32_t id = e->policy->take(e);
-		if (id == KVP_BLOCK_NONE)
+		uint32_t i = e->policy->take(e);
+		if (i == NOWHERE)
 			break;
-		struct evict_node *b = &e->node[id];
+		struct evict_node *b = &e->node[i];
 
 		if (b->children) {
 			b->where = EVICT_PARKED;
 			continue;
 		}
-		if (is_protected && is_protected(ctx, id)) {
+		if (is_protected && is_protected(ctx, id_at(e, i))) {
 			/* kept aside until the end, or one call could meet it for ever */
 			b->link.old = refused;
-			refused = id;
+			refused = i;
 			continue;
 		}
-		offer_push(e, id);
+		offer_push(e, i);
 		if (e->ghosts) /* removing it will want that */
 			evict_ghost_prefetch(e->ghosts, b->key);
 		bytes += b->bytes;
-		out[n++] = id;
-		if (b->parent != KVP_BLOCK_NONE) {
+		out[n++] = id_at(e, i);
+		if (b->parent != NOWHERE) {
 			e->node[b->parent].offered++;
 			evict_release_parent(e, b->parent);
 		}
 	}
 	e->patience = UINT32_MAX;
-	while (refused != KVP_BLOCK_NONE) {
+	while (refused != NOWHERE) {
 		uint32_t next = e->node[refused].link.old;
 		e->policy->back(e, refused, EVICT_BACK_USED);
 		refused = next;
@@ -471,22 +519,24 @@ void kvp_evict_excess(const struct kvp_evict *e, uint64_t *ret_items, uint64_t *
 
 int kvp_evict_contains(const struct kvp_evict *e, kvp_block_id id)
 {
-	return cached(e, id);
+	return place_of(e, id) != NOWHERE;
 }
 
 int kvp_evict_peek(const struct kvp_evict *e, kvp_block_id id, struct kvp_evict_info *ret_info)
 {
-	if (!cached(e, id))
+	uint32_t i = place_of(e, id);
+
+	if (i == NOWHERE)
 		return -ENOENT;
-	const struct evict_node *n = &e->node[id];
+	const struct evict_node *n = &e->node[i];
 
 	*ret_info = (struct kvp_evict_info){
-		.parent = n->parent,
+		.parent = id_at(e, n->parent),
 		.bytes = n->bytes,
 		.depth = n->depth,
 		.flags = n->flags & KVP_EVICT_PARTIAL,
 		.children = n->children + n->offered,
-		.hot = e->policy->hot(e, id),
+		.hot = e->policy->hot(e, i),
 		.cost = (double)n->cost,
 	};
 	return 0;
@@ -494,7 +544,9 @@ int kvp_evict_peek(const struct kvp_evict *e, kvp_block_id id, struct kvp_evict_
 
 int kvp_evict_hot(const struct kvp_evict *e, kvp_block_id id)
 {
-	return cached(e, id) && e->policy->hot(e, id);
+	uint32_t i = place_of(e, id);
+
+	return i != NOWHERE && e->policy->hot(e, i);
 }
 
 uint64_t kvp_evict_len(const struct kvp_evict *e)
@@ -509,8 +561,8 @@ uint64_t kvp_evict_bytes(const struct kvp_evict *e)
 
 kvp_block_id kvp_evict_next(const struct kvp_evict *e, kvp_block_id id)
 {
-	for (id = id == KVP_BLOCK_NONE ? 0 : id + 1; id < e->params.max_ids; id++)
-		if (e->node[id].where != EVICT_OUT)
+	for (id = id == KVP_BLOCK_NONE ? 0 : id + 1; id < e->ids; id++)
+		if (place_of(e, id) != NOWHERE)
 			return id;
 	return KVP_BLOCK_NONE;
 }
@@ -526,6 +578,11 @@ void kvp_evict_memory(const struct kvp_evict *e, struct kvp_evict_memory *ret_me
 		.total = sizeof(*e) + (uint64_t)e->params.max_ids * sizeof(*e->node),
 		.per_block = sizeof(*e->node),
 	};
+	if (e->places) {
+		uint64_t places = evict_places_memory(e->places);
+		ret_memory->total += places;
+		ret_memory->per_block += (uint32_t)(places / e->params.max_ids);
+	}
 	if (e->policy->memory)
 		e->policy->memory(e, ret_memory);
 	if (e->ghosts) {
@@ -576,7 +633,7 @@ static int check_children(const struct kvp_evict *e, uint64_t *parked)
 		*parked += n->where == EVICT_PARKED;
 		if (n->parent == KVP_BLOCK_NONE)
 			continue;
-		if (!cached(e, n->parent))
+		if (n->parent >= e->params.max_ids || e->node[n->parent].where == EVICT_OUT)
 			goto out;
 		kids[2 * (size_t)n->parent + (n->where == EVICT_OFFERED)]++;
 	}
@@ -608,6 +665,8 @@ int kvp_evict_assert_consistency(const struct kvp_evict *e)
 	if (r < 0)
 		return r;
 	if (e->ghosts && evict_ghosts_check(e->ghosts) < 0)
+		return -EIO;
+	if (e->places && evict_places_check(e->places, e->items) < 0)
 		return -EIO;
 	if (e->policy->check)
 		return e->policy->check(e, e->items - parked - listed);

@@ -22,6 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "policy/evict_places.h"
 #include "policy/index_list.h"
 #include "policy/kvp_evict.h"
 
@@ -33,6 +34,11 @@
 #define EVICT_USES_SHIFT 1u
 #define EVICT_USES       (7u << EVICT_USES_SHIFT) /* 7: as many and more */
 
+/*
+ * What is kept of a block lies in arrays, and everything private to policy/ knows the block by its
+ * place there, even where that is called an id. It is the caller's id, or, where ids are many more
+ * than blocks, a place from evict_places.h.
+ */
 struct evict_node {
 	uint64_t key; /* digest folded to 64 bits, for the ghosts; see evict_heap_key() */
 	uint32_t parent;
@@ -117,8 +123,10 @@ struct evict_contest;
 struct kvp_evict {
 	const struct evict_ops *policy; /* what the core calls */
 	const struct evict_ops *ops;    /* in charge; differs from it only in a contest */
-	struct kvp_evict_params params;
-	struct evict_node *node; /* [max_ids] */
+	struct kvp_evict_params params; /* max_ids: places */
+	uint32_t ids;                   /* the caller's are below that */
+	struct evict_places *places;    /* NULL: they are places */
+	struct evict_node *node;        /* [max_ids] */
 	uint64_t items;
 	uint64_t bytes;
 	uint64_t now;

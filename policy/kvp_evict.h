@@ -20,9 +20,10 @@
  * is and counts as used now, so that the next call does not meet it again at once. The ancestors
  * of a leased block need no callback: they have a child.
  *
- * Memory: 64 bytes a block and at most 32 a ghost, allocated once; `hazard` has .4 MB of counts and
- * lists besides. `contest` needs 2.5 to 5 MB more (most with 4,096 to 196,608 ids) for shadows of
- * the algorithms that it may give way to.
+ * Memory: 64 bytes for each block that there may be (params.max_ids; with params.max_blocks these,
+ * and 12 bytes more to find them) and at most 32 a ghost, allocated once; `hazard` has .4 MB of
+ * counts and lists besides. `contest` needs 2.5 to 5 MB more (most with 4,096 to 196,608 blocks) for
+ * shadows of the algorithms that it may give way to.
  *
  * How long one call takes at worst, N blocks being cached (`kvbench policy --worst` measures it):
  *
@@ -102,14 +103,15 @@ struct kvp_evict_hooks {
 };
 
 struct kvp_evict_params {
-	size_t size;       /* sizeof(struct kvp_evict_params) */
-	uint64_t items;    /* capacity in blocks; 0: bounded by bytes alone */
-	uint64_t bytes;    /* capacity in bytes; 0: bounded by items alone */
-	uint32_t max_ids;  /* ids are below this; 1 .. KVP_EVICT_MAX_IDS */
-	uint32_t ghosts;   /* evicted blocks remembered; 0: the policy's own choice */
-	uint32_t evict_by; /* victims wanted when a caller asks for 0; 0 counts as 1 */
-	uint32_t steps;    /* blocks that one victims() looks at, at most; 0: as many as it takes */
-	uint64_t seed;     /* of whatever is sampled; same seed, same decisions */
+	size_t size;         /* sizeof(struct kvp_evict_params) */
+	uint64_t items;      /* capacity in blocks; 0: bounded by bytes alone */
+	uint64_t bytes;      /* capacity in bytes; 0: bounded by items alone */
+	uint32_t max_ids;    /* ids are below this; 1 .. KVP_EVICT_MAX_IDS */
+	uint32_t max_blocks; /* no more are cached at a time; 0: as many as there are ids */
+	uint32_t ghosts;     /* evicted blocks remembered; 0: the policy's own choice */
+	uint32_t evict_by;   /* victims wanted when a caller asks for 0; 0 counts as 1 */
+	uint32_t steps; /* blocks that one victims() looks at, at most; 0: as many as it takes */
+	uint64_t seed;  /* of whatever is sampled; same seed, same decisions */
 	struct kvp_evict_hooks hooks;
 };
 
@@ -135,7 +137,10 @@ int kvp_evict_resize(struct kvp_evict *e, uint64_t items, uint64_t bytes);
  */
 int kvp_evict_admit(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t now);
 
-/* -EEXIST: id is cached. -EINVAL: id out of range, or the parent is not cached. */
+/*
+ * -EEXIST: id is cached. -EINVAL: id out of range, or the parent is not cached. -ENOSPC: as many as
+ * params.max_blocks are cached already.
+ */
 int kvp_evict_insert(
 	struct kvp_evict *e, kvp_block_id id, const struct kvp_evict_item *item, uint64_t now);
 

@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <string.h>
 
 #include "daemon/ledger/advice.h"
 #include "daemon/ledger/evict.h"
@@ -250,7 +251,7 @@ static int publish(
 	}
 	t->serial++;
 	t->space[b->space].blocks++;
-	t->block[id] = (struct kvpd_block){ .prev = KVP_BLOCK_NONE, .next = KVP_BLOCK_NONE };
+	t->block[id] = (struct kvpd_block){ 0 };
 	if (b->parent != KVP_BLOCK_NONE)
 		t->block[b->parent].children++;
 	*ret_block = id;
@@ -263,6 +264,8 @@ static void revive_block(struct kvpd_tenant *t, const struct kvpd_new_block *b, 
 		kvpd_recipe_unlist(t, id);
 	kvpd_recipe_count(t, -1);
 	kvpd_evict_returned(t, id);
+	memset(t->block[id].look, 0, sizeof(t->block[id].look));
+	t->block[id].walked = 0;
 	lay_new(t, id, b);
 	kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);
 }

@@ -23,17 +23,27 @@
 #define KVPD_BLOCK_ASKED  32u        /* kvpd_lease_prove() is asked about it */
 #define KVPD_BLOCK_TIP    (1u << 16) /* times the sessions whose tip it is; the last of the flags */
 
-/* What the ledger keeps of a descriptor besides the catalog and the policy. */
+/*
+ * What the ledger keeps of a descriptor besides the catalog and the policy. A lease may name any block:
+ * what is kept of those with a payload alone is written only where kvpd_block_holds().
+ */
 struct kvpd_block {
 	uint32_t children; /* descriptors that name it as parent */
-	uint32_t look
-		[KVPD_LOOK_KINDS]; /* numbers of the last looks that found it leased (lease.h) */
-	uint32_t walked;           /* number of the last walk that came by (switch.h) */
-	uint32_t prev;             /* RECIPE without children: neighbours in order of age */
-	uint32_t next;
 	uint32_t flags;
-	/* RECIPE: how many payloads had gone for room when its own did; 0: it went otherwise */
-	uint32_t evicted;
+	union {
+		/* With a payload. */
+		struct {
+			uint32_t look
+				[KVPD_LOOK_KINDS]; /* the last looks that found it leased (lease.h) */
+			uint32_t walked;           /* the last walk that came by (switch.h) */
+		};
+		/* RECIPE. */
+		struct {
+			uint32_t prev, next; /* without children: neighbours in order of age */
+			/* how many payloads had gone for room when its own did; 0: it went otherwise */
+			uint32_t evicted;
+		};
+	};
 };
 
 struct kvp_key kvpd_block_key(const struct kvpd_tenant *t, uint32_t block);
@@ -48,6 +58,14 @@ static inline uint64_t kvpd_block_word(const struct kvpd_tenant *t, uint32_t blo
 static inline uint32_t kvpd_block_state(const struct kvpd_tenant *t, uint32_t block)
 {
 	return kvp_word_state(kvpd_block_word(t, block));
+}
+
+/* Does it have a payload? Else it is FREE or RECIPE. */
+static inline bool kvpd_block_holds(const struct kvpd_tenant *t, uint32_t block)
+{
+	uint32_t state = kvpd_block_state(t, block);
+
+	return state == KVP_BLOCK_LIVE || state == KVP_BLOCK_EVICTING;
 }
 
 /*

@@ -220,10 +220,12 @@ static void end_extent(struct kvpd_check *c, const struct kvpd_extent *x)
 	size_t k = (size_t)(x->cls - c->t->cls);
 
 	c->sum.all_used += c->sum.used;
-	if (x->cls->medium == KVPD_DRAM)
+	if (x->cls->medium == KVPD_DRAM) {
 		c->sum.charged += x->bytes;
-	else
+	} else {
 		c->sum.part[x->cls->medium - 1] += x->bytes;
+		c->sum.places[x->cls->medium - 1] += x->slots;
+	}
 	c->sum.arena += x->kind == KVP_EXTENT_ARENA ? x->bytes : 0;
 	if (x->kind == KVP_EXTENT_VAULT && x->state == KVPD_EXTENT_LIVE && !x->draining) {
 		c->sum.slots[k] += x->slots;
@@ -445,6 +447,9 @@ static void compare_memory(struct kvpd_check *c)
 				"device %u: %" PRIu64 " bytes are held, %" PRIu64
 				" are charged, the share is %" PRIu64,
 				i, c->sum.part[i], p->charged, p->share);
+		if (c->sum.places[i] != p->slots || p->slots > p->max_slots)
+			kvpd_check_wrong(c, "device %u: %" PRIu64 " slots, %u are counted of %u", i,
+				c->sum.places[i], p->slots, p->max_slots);
 		if (c->sum.on[i] != p->blocks || (p->evict && kvp_evict_len(p->evict) != p->blocks))
 			kvpd_check_wrong(c,
 				"device %u: %" PRIu64 " blocks lie there, %" PRIu64 " are counted",

@@ -37,6 +37,7 @@ int kvpd_block_drop(struct kvpd_tenant *t, uint32_t id, bool forget, uint64_t no
 		kvp_block_unmark(&t->view, id, word);
 		return r;
 	}
+	t->block[id].evicted = 0; /* not for room */
 	kvpd_block_take(t, id, forget);
 	kvpd_recipe_trim(t);
 	return 0;
@@ -86,6 +87,7 @@ static uint32_t take_marked(struct kvpd_tenant *t, const kvp_block_id *run, cons
 			kvp_block_unmark(&t->view, run[i], word[i]);
 			continue;
 		}
+		t->block[run[i]].evicted = 0;
 		kvpd_block_take(t, run[i], true);
 		gone++;
 	}

@@ -16,22 +16,35 @@
 
 /* ---- making and freeing --------------------------------------------------------------------- */
 
+/* The slots of an extent of so many bytes; on a device no more than there may be in all. */
+static uint32_t slots_in(const struct kvpd_tenant *t, const struct kvpd_class *c, uint64_t *bytes)
+{
+	uint64_t slots = *bytes / c->slot_bytes;
+	const struct kvpd_part *p = c->medium == KVPD_DRAM ? NULL : &t->part[c->medium - 1];
+
+	if (p && slots > p->max_slots - p->slots) {
+		slots = p->max_slots - p->slots;
+		*bytes = slots * c->slot_bytes;
+	}
+	return (uint32_t)slots;
+}
+
 struct kvpd_extent *kvpd_extent_new(
 	struct kvpd_tenant *t, struct kvpd_class *c, uint32_t kind, uint64_t bytes)
 {
 	struct kvpd_extent *x = calloc(1, sizeof(*x));
-	uint32_t id = 0;
+	uint32_t id = 0, slots = slots_in(t, c, &bytes);
 
 	while (id < t->n_extents && t->extent[id])
 		id++;
-	if (!x || id == KVP_MAX_EXTENTS)
+	if (!x || !slots || id == KVP_MAX_EXTENTS)
 		goto error;
 	x->tenant = t;
 	x->cls = c;
 	x->kind = kind;
 	x->id = id;
 	x->bytes = bytes;
-	x->slots = (uint32_t)(bytes / c->slot_bytes);
+	x->slots = slots;
 	x->fd = x->watch = -1;
 	kvpd_list_init(&x->link);
 	x->slot = calloc(x->slots, sizeof(*x->slot));
@@ -46,10 +59,12 @@ struct kvpd_extent *kvpd_extent_new(
 		t->n_extents++;
 	t->extent[id] = x;
 	c->extents++;
-	if (c->medium == KVPD_DRAM)
+	if (c->medium == KVPD_DRAM) {
 		t->charged += bytes;
-	else
+	} else {
 		t->part[c->medium - 1].charged += bytes;
+		t->part[c->medium - 1].slots += slots;
+	}
 	if (kind == KVP_EXTENT_ARENA)
 		t->arena_bytes += bytes;
 	return x;
@@ -75,10 +90,12 @@ void kvpd_extent_free(struct kvpd_extent *x)
 	kvpd_list_remove(&x->link);
 	t->extent[x->id] = NULL;
 	x->cls->extents--;
-	if (x->cls->medium == KVPD_DRAM)
+	if (x->cls->medium == KVPD_DRAM) {
 		t->charged -= x->bytes;
-	else
+	} else {
 		t->part[x->cls->medium - 1].charged -= x->bytes;
+		t->part[x->cls->medium - 1].slots -= x->slots;
+	}
 	if (x->kind == KVP_EXTENT_ARENA)
 		t->arena_bytes -= x->bytes;
 	t->n_draining -= x->draining;

@@ -89,7 +89,10 @@ struct kvpd_place {
 	uint32_t tier; /* KVP_TIER_*, of the extent's class */
 };
 
-/* MAKING, without memory. NULL: no memory for its slots, or the tenant has KVP_MAX_EXTENTS. */
+/*
+ * MAKING, without memory. A device's has no more slots than its part may have still, and is smaller
+ * then. NULL: it may have none, there is no memory for them, or the tenant has KVP_MAX_EXTENTS.
+ */
 struct kvpd_extent *kvpd_extent_new(
 	struct kvpd_tenant *t, struct kvpd_class *c, uint32_t kind, uint64_t bytes);
 /* Its memory is gone already. */

@@ -40,8 +40,8 @@ static void walk_up(struct kvpd_tenant *t, struct kvpd_look *l, uint32_t which)
 	uint32_t b = l->walk;
 
 	l->walk = KVP_BLOCK_NONE;
-	if (b >= t->layout.max_blocks || t->block[b].look[which] == l->number ||
-		kvpd_block_state(t, b) == KVP_BLOCK_FREE)
+	if (b >= t->layout.max_blocks || !kvpd_block_holds(t, b) ||
+		t->block[b].look[which] == l->number)
 		return;
 	t->block[b].look[which] = l->number;
 	if (which == KVPD_LOOK_CHAINS)
@@ -129,6 +129,8 @@ bool kvpd_leased(const struct kvpd_tenant *t, uint32_t which, uint32_t block)
 	const struct kvpd_look *l = &t->look[which];
 	uint32_t found = t->block[block].look[which];
 
+	if (!kvpd_block_holds(t, block))
+		return false;
 	/* What this look has not come to yet is as the one before had it. */
 	return found == l->number || (l->under_way && found == l->number - 1);
 }

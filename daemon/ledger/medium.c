@@ -17,6 +17,7 @@
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/segment.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/tenant_limits.h"
 #include "daemon/log.h"
 #include "policy/kvp_evict.h"
 
@@ -205,8 +206,9 @@ int kvpd_parts_new(struct kvpd_tenant *t, const uint64_t share[KVP_MAX_DEVICES],
 	for (uint32_t i = 0; i < t->ledger->n_media; i++) {
 		struct kvp_evict_params params = {
 			.size = sizeof(params),
-			.items = t->limits.max_blocks,
+			.items = kvpd_limits_part_blocks(&t->limits, share[i]),
 			.max_ids = t->layout.max_blocks,
+			.max_blocks = kvpd_limits_part_blocks(&t->limits, share[i]),
 			.steps = KVPD_EVICT_STEPS,
 			.seed = t->salt.hi,
 		};
@@ -219,6 +221,7 @@ int kvpd_parts_new(struct kvpd_tenant *t, const uint64_t share[KVP_MAX_DEVICES],
 		if (r < 0)
 			return r;
 		t->part[i].share = share[i];
+		t->part[i].max_slots = params.max_blocks;
 		kvp_evict_memory(t->part[i].evict, &memory);
 		*bytes += memory.total;
 	}
@@ -243,8 +246,8 @@ void kvpd_parts_capacity(struct kvpd_tenant *t, uint64_t least)
 	for (uint32_t i = 0; i < t->ledger->n_media; i++) {
 		uint64_t n = t->part[i].share / kvpd_device_slot(least);
 
-		if (n > t->limits.max_blocks)
-			n = t->limits.max_blocks;
+		if (n > t->part[i].max_slots)
+			n = t->part[i].max_slots;
 		if (t->part[i].evict)
 			kvp_evict_resize(t->part[i].evict, n ? n : 1, 0);
 	}

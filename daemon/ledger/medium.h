@@ -49,8 +49,9 @@ struct kvpd_medium {
 
 /* What a tenant has of a device. */
 struct kvpd_part {
-	uint64_t share;   /* guaranteed; 0: nothing */
-	uint64_t charged; /* bytes of its extents there */
+	uint64_t share;            /* guaranteed; 0: nothing */
+	uint64_t charged;          /* bytes of its extents there */
+	uint32_t slots, max_slots; /* of these extents; the policy has places for no more blocks */
 	struct kvp_evict *evict;
 	uint64_t blocks;  /* with a payload there */
 	uint64_t warmed;  /* payloads that came, */

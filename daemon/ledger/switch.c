@@ -52,7 +52,8 @@ static void new_answers(struct kvpd_tenant *t, struct kvpd_switch *w)
 	/* After some 2^31 switches; a number that is met again would be a wrong answer. */
 	if (t->walk >= UINT32_MAX - 2) {
 		for (uint32_t i = 0; i < t->layout.max_blocks; i++)
-			t->block[i].walked = 0;
+			if (kvpd_block_holds(t, i))
+				t->block[i].walked = 0;
 		t->walk = 0;
 	}
 	w->yes = ++t->walk;
@@ -99,12 +100,10 @@ static void walk_to(const struct kvpd_tenant *t, struct kvpd_walk *k, uint32_t b
 
 static bool still_there(const struct kvpd_tenant *t, const struct kvpd_walk *k)
 {
-	uint64_t word = kvpd_block_word(t, k->at);
-
-	return kvp_word_birth(word) == k->birth && kvp_word_state(word) != KVP_BLOCK_FREE;
+	return kvp_word_birth(kvpd_block_word(t, k->at)) == k->birth && kvpd_block_holds(t, k->at);
 }
 
-/* One step up. False: this was the end. */
+/* One step up, from a block that is still there, or from none. False: this was the end. */
 static bool step_up(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd_walk *k)
 {
 	if (k->at >= t->layout.max_blocks || t->block[k->at].walked == w->no)

@@ -7,11 +7,13 @@
 #include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/delete.h"
+#include "daemon/ledger/medium.h"
 #include "policy/kvp_evict.h"
 
 #define BLOCK_GUESS  (UINT64_C(64) << 10) /* bytes of a block, where max_blocks is not given */
 #define TOKENS_GUESS 64u                  /* tokens of a recipe, likewise */
 #define TRIED_IDS    (1u << 16)           /* more of a policy's state follows in proportion */
+#define PART_LEAST   4096u                /* blocks on a device, if there can be so many at all */
 #define TRIES        64u
 
 struct kvpd_limits kvpd_limits_settle(const struct kvpd_limits *given)
@@ -41,6 +43,23 @@ int kvpd_limits_plan(const struct kvpd_limits *limits, struct kvp_catalog_layout
 		limits->recipe_tokens, limits->tail_index, ret_layout);
 }
 
+/*
+ * As many as it holds if they are as small as those that max_blocks supposes in DRAM, or as BLOCK_GUESS
+ * if those are larger: the state of blocks on a device follows from the device's size, not from the
+ * catalog's.
+ */
+uint32_t kvpd_limits_part_blocks(const struct kvpd_limits *limits, uint64_t device_share)
+{
+	uint64_t supposed = limits->share / limits->max_blocks, blocks;
+
+	if (supposed > BLOCK_GUESS)
+		supposed = BLOCK_GUESS;
+	blocks = device_share / kvpd_device_slot(supposed ? supposed : 1);
+	if (blocks < PART_LEAST)
+		blocks = PART_LEAST;
+	return blocks < limits->max_blocks ? (uint32_t)blocks : limits->max_blocks;
+}
+
 struct kvpd_advice_size kvpd_limits_advice(const struct kvpd_limits *limits,
 	const struct kvp_catalog_layout *layout, const struct kvpd_advisor_config *advisor)
 {
@@ -59,15 +78,19 @@ uint64_t kvpd_meta_bytes(const struct kvp_catalog_layout *layout, uint64_t other
 	       KVPD_DOOMED * (uint64_t)sizeof(struct kvpd_doomed);
 }
 
-/* What an instance of the policy takes: one is made, of a large one a part. */
+/*
+ * What an instance of the policy takes, for so many blocks at a time and as many ids or more: one is
+ * made, of a large one a part.
+ */
 static int policy_bytes(
-	const char *policy, const struct kvpd_limits *limits, uint32_t max_ids, uint64_t *ret_bytes)
+	const char *policy, uint32_t items, uint32_t blocks, bool mapped, uint64_t *ret_bytes)
 {
-	uint32_t ids = max_ids < TRIED_IDS ? max_ids : TRIED_IDS;
+	uint32_t some = blocks < TRIED_IDS ? blocks : TRIED_IDS;
 	struct kvp_evict_params params = {
 		.size = sizeof(params),
-		.items = limits->max_blocks < ids ? limits->max_blocks : ids,
-		.max_ids = ids,
+		.items = items < some ? items : some,
+		.max_ids = mapped ? some + 1 : some,
+		.max_blocks = mapped ? some : 0,
 	};
 	struct kvp_evict_memory memory;
 	struct kvp_evict *e;
@@ -77,7 +100,7 @@ static int policy_bytes(
 		return r;
 	kvp_evict_memory(e, &memory);
 	kvp_evict_free(e);
-	*ret_bytes = memory.total + (memory.total / ids + 1) * (max_ids - ids);
+	*ret_bytes += memory.total + (memory.total / some + 1) * (blocks - some);
 	return 0;
 }
 
@@ -88,17 +111,22 @@ static int meta_of(
 	struct kvpd_limits limits = kvpd_limits_settle(given);
 	struct kvp_catalog_layout layout;
 	struct kvpd_advice_size advice;
-	uint64_t own = 0, policies = 1;
+	uint64_t own = 0;
 	int r = kvpd_limits_plan(&limits, &layout);
 
 	if (r == 0)
-		r = policy_bytes(config->policy, &limits, layout.max_blocks, &own);
+		r = policy_bytes(config->policy, limits.max_blocks, layout.max_blocks, false, &own);
+	/* Another instance for each device that it has a part of. */
+	for (uint32_t i = 0; r == 0 && i < config->n_devices; i++) {
+		uint64_t share = kvpd_config_device_share(config, &limits, i);
+		uint32_t blocks = kvpd_limits_part_blocks(&limits, share);
+
+		if (share)
+			r = policy_bytes(
+				config->policy, blocks, blocks, blocks < layout.max_blocks, &own);
+	}
 	if (r < 0)
 		return r;
-	/* Another instance for each device that it has a part of. */
-	for (uint32_t i = 0; i < KVP_MAX_DEVICES; i++)
-		policies += limits.device_share[i] != 0;
-	own *= policies;
 	advice = kvpd_limits_advice(&limits, &layout, &config->advisor);
 	if (config->advisor.on)
 		own += kvpd_advice_bytes(&advice);

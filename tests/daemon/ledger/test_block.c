@@ -279,6 +279,98 @@ static void a_new_prompt_takes_the_place_of_the_last(void **state)
 	dp_stop(&w);
 }
 
+#define RECIPES 5u
+
+struct recipes {
+	struct subject s;
+	struct dp_block block[RECIPES];
+	uint32_t neighbour[2]; /* of one of them, while it is a recipe */
+};
+
+static int drop_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct recipes *r = arg;
+
+	(void)l;
+	for (uint32_t i = 0; i < RECIPES; i++)
+		HOLDS(kvpd_block_drop(r->s.t, r->block[i].id, false, kvpd_now_ns()) == 0);
+	r->neighbour[0] = r->s.t->block[r->block[2].id].prev;
+	r->neighbour[1] = r->s.t->block[r->block[2].id].next;
+	HOLDS(r->neighbour[0] == r->block[1].id);
+	HOLDS(r->neighbour[1] == r->block[3].id);
+	return 0;
+}
+
+/* Looks at all leases, and sees none of a block without a payload. */
+static int look_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct recipes *r = arg;
+
+	(void)l;
+	for (uint32_t which = 0; which < KVPD_LOOK_KINDS; which++) {
+		for (uint32_t i = 0; i < 3; i++)
+			while (!kvpd_lease_look(r->s.t, which, true))
+				;
+		for (uint32_t i = 0; i < RECIPES; i++)
+			HOLDS(!kvpd_leased(r->s.t, which, r->block[i].id));
+	}
+	return 0;
+}
+
+static int unleased_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct recipes *r = arg;
+
+	(void)l;
+	for (uint32_t which = 0; which < KVPD_LOOK_KINDS; which++) {
+		struct kvpd_look *look = &r->s.t->look[which], is = *look;
+
+		for (uint32_t i = 0; i < 2; i++) {
+			look->number = r->neighbour[i];
+			HOLDS(!kvpd_leased(r->s.t, which, r->block[2].id));
+		}
+		*look = is;
+	}
+	return 0;
+}
+
+/* A client's slots may name what they want: that of a recipe changes nothing that is kept of it. */
+static void leases_of_recipes_are_none(void **state)
+{
+	struct recipes r;
+	kvp_token tokens[T];
+	uint32_t space;
+
+	(void)state;
+	begin(&r.s);
+	space = dp_space(r.s.c, "m", 4);
+	for (uint32_t i = 0; i < RECIPES; i++) {
+		for (uint32_t k = 0; k < T; k++)
+			tokens[k] = 100 * (i + 1) + k;
+		assert_int_equal(dp_put(r.s.c, space, dp_root(), tokens, T, &r.block[i]), 0);
+	}
+	dp_flush(r.s.c);
+	assert_int_equal(kvpd_ledger_ask(r.s.w.ledger, drop_on_ledger, &r), 0);
+	for (uint32_t i = 0; i < RECIPES; i++) {
+		uint32_t id = r.block[i].id;
+		uint64_t word = kvp_load_relaxed(&r.s.c->view.blocks[id].word);
+
+		kvp_store_relaxed(&r.s.c->page->lease[0][i], kvp_slot_value(id, word));
+	}
+	kvp_store_release(&r.s.c->page->lease_lines[0], UINT64_MAX);
+	assert_int_equal(kvpd_ledger_ask(r.s.w.ledger, look_on_ledger, &r), 0);
+	dp_check(&r.s.w);
+	/* one comes back, and carries nothing of its time as a recipe */
+	for (uint32_t i = 0; i < RECIPES; i++)
+		kvp_store_relaxed(&r.s.c->page->lease[0][i], 0);
+	for (uint32_t k = 0; k < T; k++)
+		tokens[k] = 300 + k;
+	assert_int_equal(dp_put(r.s.c, space, dp_root(), tokens, T, &r.block[2]), 0);
+	assert_int_equal(kvpd_ledger_ask(r.s.w.ledger, unleased_on_ledger, &r), 0);
+	dp_check(&r.s.w);
+	dp_stop(&r.s.w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -286,6 +378,7 @@ int main(void)
 		cmocka_unit_test(check_misses_a_payload),
 		cmocka_unit_test(an_administrator_is_told_what_keeps_a_block),
 		cmocka_unit_test(a_new_prompt_takes_the_place_of_the_last),
+		cmocka_unit_test(leases_of_recipes_are_none),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

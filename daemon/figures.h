@@ -57,6 +57,9 @@ struct kvpd_device_row {
 	char name[KVPD_DEVICE_ROW_NAME];
 	char driver[KVPD_DEVICE_ROW_NAME];
 	const char *state; /* a word that lives for ever */
+	pid_t pid;         /* of the worker; 0: there is none */
+	char error[96];    /* why the last one ended that did so by itself, or "" */
+	uint64_t error_age_ns;
 	uint8_t uuid[16];
 	uint64_t bytes, segment_bytes, promised_bytes;
 	uint32_t segments;

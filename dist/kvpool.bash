@@ -61,6 +61,21 @@ _kvpool_keys()
 	_kvpool_ask blocks "${pinned[@]}" | grep -o '"key":"[0-9a-f]*"' | cut -d '"' -f 4
 }
 
+# Of "usage: kvctl COMMAND [OPTION]... a|b|c [NAME]" in $1: the words, and after one of them names of devices.
+_kvpool_actions()
+{
+	local actions word
+	actions=$(grep -oE '[a-z]+(\|[a-z]+)+ \[NAME\]$' <<<"${1%%$'\n'*}" | sed 's/ .*//')
+	for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+		if tr '|' '\n' <<<"$actions" | grep -qxF -- "$word"; then
+			[ "$word" = list ] ||
+				_kvpool_ask device list | grep -o '"name":"[^"]*"' | cut -d '"' -f 4
+			return
+		fi
+	done
+	tr '|' '\n' <<<"$actions"
+}
+
 _kvpool()
 {
 	local program=${COMP_WORDS[0]/#\~/$HOME} cur=${COMP_WORDS[COMP_CWORD]} prev='' command='' help word
@@ -89,6 +104,8 @@ _kvpool()
 		words=$commands
 	elif [[ ${help%%$'\n'*} == *KEY* ]]; then
 		words=$(_kvpool_keys "$command")
+	elif [[ ${help%%$'\n'*} == *"[NAME]" ]]; then
+		words=$(_kvpool_actions "$help")
 	else
 		words=$(grep -oE -- '--[a-z][a-z0-9-]*' <<<"$help" | sort -u)
 	fi

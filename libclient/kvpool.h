@@ -940,7 +940,7 @@ KVP_EXPORT int kvp_warm(
  * its first one without a gap; what lay there before counts too. *ret_why, if not NULL, says why they are
  * not all: 0: they are; -EAGAIN: KVP_CLIENT_WARMS others are under way, or the device's worker died: ask
  * again; -ENOSPC: no room on the device in the tenant's share besides what is held; -ENODEV: no such device,
- * it is down, or this tenant has no share of it; -ENOENT: the prefix was not held; -EBADMSG: a block is
+ * it is down or being emptied, or this tenant has no share of it; -ENOENT: the prefix was not held; -EBADMSG: a block is
  * damaged, and was not copied; -EBUSY: one lies on another device; -EOPNOTSUPP: this daemon has no devices;
  * -EACCES, -ENOMEM, -EIO.
  * A negative errno: nothing is known. -ETIMEDOUT: they go on; with timeout_ms 0 the call only looks.

@@ -300,9 +300,10 @@ KVP_ABI_ASSERT(offsetof(struct kvp_shm_extent, tier) == 40, "shm ABI");
 
 #define KVP_MAX_DEVICES 16u
 
-#define KVP_DEVICE_FREE 0u /* there is none of this number */
-#define KVP_DEVICE_UP   1u
-#define KVP_DEVICE_DOWN 2u /* nothing is copied to it or from it until it is up again */
+#define KVP_DEVICE_FREE     0u /* there is none of this number */
+#define KVP_DEVICE_UP       1u
+#define KVP_DEVICE_DOWN     2u /* nothing is copied to it or from it until it is up again */
+#define KVP_DEVICE_DETACHED 3u /* by an administrator: nothing lies there */
 
 /* A device as the tenant's clients see it. All but the words is constant while it is not FREE. */
 struct kvp_shm_device {

@@ -291,6 +291,11 @@ static json_t *device_json(
 	kvpd_put_text(o, "name", d->name);
 	kvpd_put_text(o, "driver", d->driver);
 	kvpd_put_text(o, "state", d->state);
+	if (d->pid)
+		kvpd_put_int(o, "pid", (uint64_t)d->pid);
+	kvpd_put_text(o, "error", d->error);
+	if (*d->error)
+		kvpd_put_seconds(o, "error_seconds", d->error_age_ns);
 	kvpd_put_text(o, "uuid", uuid);
 	kvpd_put_int(o, "memory_bytes", d->bytes);
 	kvpd_put_int(o, "segment_bytes", d->segment_bytes);

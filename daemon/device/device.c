@@ -115,6 +115,32 @@ uint32_t kvpd_device_state(const struct kvpd_device *device)
 	return atomic_load_explicit(&device->state, memory_order_relaxed);
 }
 
+/* ---- away ----------------------------------------------------------------------------------- */
+
+static void set_away(struct kvpd_device *d, bool away)
+{
+	pthread_mutex_lock(&d->lock);
+	d->away = away;
+	pthread_mutex_unlock(&d->lock);
+	(void)eventfd_write(d->event, 1);
+}
+
+int kvpd_device_detach(struct kvpd_device *device)
+{
+	/* A number is taken from the question that makes it until the answer to its DROP. */
+	if (device->own.seg.n_free < KVPD_DEVICE_SEGS || device->own.host.n_free < KVPD_DEVICE_SEGS)
+		return -EBUSY;
+	if (!device->away)
+		set_away(device, true);
+	return 0;
+}
+
+void kvpd_device_attach(struct kvpd_device *device)
+{
+	if (device->away)
+		set_away(device, false);
+}
+
 /* ---- memory --------------------------------------------------------------------------------- */
 
 static struct kvpd_owned *owned(struct kvpd_device *d, uint32_t kind)
@@ -136,7 +162,7 @@ static int check_op(struct kvpd_device *d, const struct kvpd_device_op *op)
 	}
 	if (!op->bytes || op->bytes > INT64_MAX || (op->kind == KVPD_HOST_ADD && op->fd < 0))
 		return -EINVAL;
-	if (d->stop || kvpd_device_state(d) == KVPD_DEVICE_DOWN)
+	if (d->stop || d->away || kvpd_device_state(d) == KVPD_DEVICE_DOWN)
 		return -ENODEV;
 	return o->n_free ? 0 : -ENOSPC;
 }
@@ -190,7 +216,7 @@ static int check_copy(const struct kvpd_device *d, const struct kvpd_device_copy
 		return -EINVAL;
 	if (c->way == KVPD_TO_HOST && !d->own.host.at[c->host].writable)
 		return -EINVAL;
-	return d->stop || kvpd_device_state(d) == KVPD_DEVICE_DOWN ? -ENODEV : 0;
+	return d->stop || d->away || kvpd_device_state(d) == KVPD_DEVICE_DOWN ? -ENODEV : 0;
 }
 
 int kvpd_device_copy(struct kvpd_device *device, struct kvpd_device_copy *copy)

@@ -51,6 +51,7 @@ struct kvpd_device;
 #define KVPD_DEVICE_UP       1u
 #define KVPD_DEVICE_RESTART  2u /* the worker died; what is queued waits */
 #define KVPD_DEVICE_DOWN     3u /* a restart failed, too: work fails, restarts go on */
+#define KVPD_DEVICE_DETACHED 4u /* there is no worker, and nothing of the device is open */
 
 struct kvpd_device_config {
 	char name[KVPD_DEVICE_NAME];
@@ -149,6 +150,14 @@ struct kvpd_device *kvpd_device_free(
 uint32_t kvpd_device_state(const struct kvpd_device *device); /* any thread */
 
 /*
+ * Ends the worker, and leaves it at that: 0; the device is DETACHED a moment later, wake() is called, and
+ * all that is asked for fails with -ENODEV from now on. -EBUSY: memory of it is known, or asked about:
+ * drop that first. kvpd_device_attach(): it is STARTING again, at once. Both are harmless where it is so.
+ */
+int kvpd_device_detach(struct kvpd_device *device);
+void kvpd_device_attach(struct kvpd_device *device);
+
+/*
  * 0, -EINVAL: a number that names nothing, or no bytes; -ENOSPC: KVPD_DEVICE_SEGS; -ENODEV: MAKE or
  * ADD of a device that is down; -EBUSY: DROP of what a copy still names.
  */
@@ -166,10 +175,14 @@ struct kvpd_device_class_figures {
 	uint64_t oldest_ns;    /* age of the oldest of these; 0: none */
 	uint64_t done, failed; /* since the device was made */
 };
+#define KVPD_DEVICE_WHY 96u
 struct kvpd_device_figures {
 	uint32_t state;
-	uint8_t uuid[16];     /* all zero, */
-	uint64_t granularity; /* and 0, until the first worker has said what it has */
+	int32_t pid;               /* of the worker; 0: there is none */
+	char why[KVPD_DEVICE_WHY]; /* the last worker that ended by itself ended, or ""; */
+	uint64_t why_ns;           /* when, on CLOCK_MONOTONIC */
+	uint8_t uuid[16];          /* all zero, */
+	uint64_t granularity;      /* and 0, until the first worker has said what it has */
 	uint32_t segments;
 	uint64_t segment_bytes;
 	uint64_t restarts; /* workers that were started after the first */

@@ -61,6 +61,7 @@ struct kvpd_device {
 	struct kvpd_device_figures shown;
 	uint64_t shown_oldest[KVPD_COPY_KINDS];
 	bool stop;
+	bool away; /* detached, or about to be; written by the owner */
 
 	struct {
 		struct kvpd_owned seg, host;

@@ -179,6 +179,11 @@ static void end_worker(struct kvpd_device *d, const char *why)
 	const uint64_t now = kvpd_now_ns();
 	uint64_t wait = d->config.restart_ms;
 
+	if (why) {
+		snprintf(d->figures.why, sizeof(d->figures.why), "%s", why);
+		d->figures.why_ns = now;
+	}
+
 	kvpd_child_end(&d->child, why ? 0 : GRACE_MS);
 	for (uint32_t i = 0; i < KVPD_FLIGHTS; i++)
 		if (d->flight[i].used)
@@ -573,22 +578,45 @@ static uint64_t due(const struct kvpd_device *d)
 	return t;
 }
 
+/* The owner lets go of the device, of which nothing is known any more, or wants it back. */
+static void go_away(struct kvpd_device *d)
+{
+	end_worker(d, NULL);
+	fail_waiting(d, -ENODEV);
+	set_state(d, KVPD_DEVICE_DETACHED);
+	kvpd_notice("device %s: detached", d->config.name);
+}
+
+static void come_back(struct kvpd_device *d)
+{
+	d->fails = 0;
+	d->start_ns = 0;
+	set_state(d, KVPD_DEVICE_STARTING);
+}
+
 /* True: it is to stop. */
 static bool take_work(struct kvpd_device *d)
 {
 	struct kvpd_copies copies = TAILQ_HEAD_INITIALIZER(copies);
 	const uint64_t now = kvpd_now_ns();
 	struct kvpd_device_copy *c;
-	bool stop;
+	bool stop, away;
 
 	pthread_mutex_lock(&d->lock);
 	stop = d->stop;
+	away = d->away;
 	TAILQ_CONCAT(&copies, &d->in_copies, q.age);
 	TAILQ_CONCAT(&d->ops, &d->in_ops, link);
 	pthread_mutex_unlock(&d->lock);
 	while ((c = TAILQ_FIRST(&copies))) {
 		TAILQ_REMOVE(&copies, c, q.age);
 		kvpd_queue_add(&d->queue, c, now);
+	}
+	if (!stop && away != (kvpd_device_state(d) == KVPD_DEVICE_DETACHED)) {
+		if (away)
+			go_away(d);
+		else
+			come_back(d);
 	}
 	return stop;
 }
@@ -609,6 +637,7 @@ static void show(struct kvpd_device *d)
 				oldest[k] = first->queued_ns;
 		}
 	}
+	d->figures.pid = d->child.pid;
 	pthread_mutex_lock(&d->lock);
 	d->shown = d->figures;
 	memcpy(d->shown_oldest, oldest, sizeof(oldest));
@@ -630,6 +659,8 @@ static void sleep_on(struct kvpd_device *d)
 	struct timespec ts;
 	eventfd_t value;
 
+	if (kvpd_device_state(d) == KVPD_DEVICE_DETACHED)
+		t = UINT64_MAX;
 	for (uint32_t w = 0; kvpd_device_state(d) == KVPD_DEVICE_UP && w < KVPD_WAYS; w++)
 		if (free_flight(d, w))
 			t = sooner(t, kvpd_queue_ready(&d->queue, w));
@@ -642,6 +673,11 @@ static void sleep_on(struct kvpd_device *d)
 
 static void work(struct kvpd_device *d)
 {
+	if (kvpd_device_state(d) == KVPD_DEVICE_DETACHED) {
+		fail_waiting(d, -ENODEV);
+		drop_waiting(d);
+		return;
+	}
 	if (!d->child.pid && kvpd_now_ns() >= d->start_ns) {
 		start_worker(d);
 		if (!d->child.pid)

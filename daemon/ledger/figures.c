@@ -37,17 +37,16 @@ struct kvpd_figures_walk {
 
 static void read_device(struct kvpd_medium *m, struct kvpd_device_row *f)
 {
-	static const char *const states[] = { [KVPD_DEVICE_STARTING] = "starting",
-		[KVPD_DEVICE_UP] = "up",
-		[KVPD_DEVICE_RESTART] = "restarting",
-		[KVPD_DEVICE_DOWN] = "down" };
 	struct kvpd_device_figures d = { .state = KVPD_DEVICE_DOWN };
 
 	if (m->device)
 		kvpd_device_figures(m->device, &d);
 	snprintf(f->name, sizeof(f->name), "%s", m->name);
 	snprintf(f->driver, sizeof(f->driver), "%s", m->driver);
-	f->state = states[d.state];
+	f->state = kvpd_medium_word(m, d.state);
+	f->pid = d.pid;
+	snprintf(f->error, sizeof(f->error), "%s", d.why);
+	f->error_age_ns = *d.why ? kvpd_now_ns() - d.why_ns : 0;
 	memcpy(f->uuid, d.uuid, sizeof(f->uuid));
 	f->bytes = m->bytes;
 	f->segment_bytes = m->segment;

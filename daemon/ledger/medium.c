@@ -144,6 +144,27 @@ bool kvpd_media_drain(struct kvpd_ledger *l, uint32_t max, uint32_t *work)
 	return more;
 }
 
+int kvpd_medium_open(const struct kvpd_ledger *l, uint32_t medium)
+{
+	const struct kvpd_medium *m = &l->medium[medium - 1];
+	uint32_t state =
+		medium <= l->n_media && m->device ? kvpd_device_state(m->device) : KVPD_DEVICE_DOWN;
+
+	return m->draining || state == KVPD_DEVICE_DOWN || state == KVPD_DEVICE_DETACHED ? -ENODEV
+											 : 0;
+}
+
+const char *kvpd_medium_word(const struct kvpd_medium *m, uint32_t state)
+{
+	static const char *const words[] = { [KVPD_DEVICE_STARTING] = "starting",
+		[KVPD_DEVICE_UP] = "up",
+		[KVPD_DEVICE_RESTART] = "restarting",
+		[KVPD_DEVICE_DOWN] = "down",
+		[KVPD_DEVICE_DETACHED] = "detached" };
+
+	return m->draining && state == KVPD_DEVICE_UP ? "draining" : words[state];
+}
+
 /* ---- catalogs ------------------------------------------------------------------------------- */
 
 static uint32_t log2_of(uint64_t bytes)
@@ -179,7 +200,9 @@ int kvpd_media_look(struct kvpd_ledger *l)
 		uint32_t shown = m->shown;
 
 		if (is == KVPD_DEVICE_UP)
-			shown = KVP_DEVICE_UP;
+			shown = m->draining ? KVP_DEVICE_DOWN : KVP_DEVICE_UP;
+		else if (is == KVPD_DEVICE_DETACHED && m->shown != KVP_DEVICE_FREE)
+			shown = KVP_DEVICE_DETACHED;
 		else if (is == KVPD_DEVICE_DOWN && m->shown != KVP_DEVICE_FREE)
 			shown = KVP_DEVICE_DOWN;
 		if (shown == m->shown)

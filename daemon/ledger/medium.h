@@ -43,6 +43,7 @@ struct kvpd_medium {
 	uint64_t bytes, segment, copy_rate;
 	uint64_t share;             /* of a tenant that is not told otherwise */
 	uint64_t promised;          /* the shares of all tenants */
+	bool draining;              /* an administrator empties it: nothing new comes there */
 	struct kvpd_device *device; /* NULL before the start and after the end */
 	uint32_t shown;             /* KVP_DEVICE_*, as the catalogs have it */
 };
@@ -80,6 +81,11 @@ bool kvpd_media_drain(struct kvpd_ledger *l, uint32_t max, uint32_t *work);
 /* Shows devices that came up or went down in the catalogs. In how many milliseconds to look again; -1. */
 int kvpd_media_look(struct kvpd_ledger *l);
 
+/* May something come to lie there? 0; -ENODEV: there is no such device, it is down, or is being emptied. */
+int kvpd_medium_open(const struct kvpd_ledger *l, uint32_t medium);
+/* What an administrator reads of a device in this state (KVPD_DEVICE_*); lives for ever. */
+const char *kvpd_medium_word(const struct kvpd_medium *m, uint32_t state);
+
 /* ---- a tenant's ----------------------------------------------------------------------------- */
 
 /* Before it is entered: its parts, with room for its blocks. Its policies' bytes are added to *bytes. */
@@ -115,6 +121,8 @@ uint32_t kvpd_host_id(const struct kvpd_extent *x, uint32_t medium);
  * kvpd_extent_let_go() is called when it is done.
  */
 bool kvpd_hosts_drop(struct kvpd_extent *x);
+/* Has the device forget the DRAM extent, which no copy names. True: it has not yet. */
+bool kvpd_host_leave(struct kvpd_extent *x, uint32_t medium);
 /* The device's number of a device's extent. */
 uint32_t kvpd_segment_id(const struct kvpd_extent *x);
 

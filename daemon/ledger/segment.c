@@ -87,11 +87,11 @@ static void made(struct kvpd_device_work *w)
 
 int kvpd_segment_make(struct kvpd_extent *x)
 {
-	struct kvpd_segment *s = calloc(1, sizeof(*s));
-	int r;
+	int r = kvpd_medium_open(x->tenant->ledger, x->cls->medium);
+	struct kvpd_segment *s = r == 0 ? calloc(1, sizeof(*s)) : NULL;
 
 	if (!s)
-		return -ENOMEM;
+		return r < 0 ? r : -ENOMEM;
 	x->segment = s;
 	s->extent = x;
 	s->op.kind = KVPD_SEG_MAKE;
@@ -233,6 +233,21 @@ int kvpd_host_want(struct kvpd_extent *x, uint32_t medium)
 	}
 	h->state = COMING;
 	return 0;
+}
+
+bool kvpd_host_leave(struct kvpd_extent *x, uint32_t medium)
+{
+	struct kvpd_hosting *h = x->hosting[medium - 1];
+
+	if (h && h->state == HERE) {
+		h->op = (struct kvpd_device_op){
+			.work.done = host_dropped,
+			.kind = KVPD_HOST_DROP,
+			.id = h->id,
+		};
+		h->state = ask(x->tenant, medium, &h->op) < 0 ? HERE : GOING;
+	}
+	return h && h->state != AWAY;
 }
 
 bool kvpd_hosts_drop(struct kvpd_extent *x)

@@ -119,8 +119,7 @@ static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe, uint32
 		sqe->count > KVP_WARM_BLOCKS || (sqe->flags & ~KVP_SQE_PREFETCH))
 		return -EINVAL;
 	if (sqe->grant >= l->n_media || !t->part[sqe->grant].share ||
-		!l->medium[sqe->grant].device ||
-		kvpd_device_state(l->medium[sqe->grant].device) == KVPD_DEVICE_DOWN)
+		kvpd_medium_open(l, sqe->grant + 1) < 0)
 		return -ENODEV;
 	b = &t->view.blocks[sqe->parent_id];
 	word = kvpd_block_word(t, sqe->parent_id);
@@ -332,7 +331,9 @@ static int bring(struct kvpd_ticket *k, uint32_t block, uint64_t now)
 		return 0;
 	if (!kvpd_block_place(t, block, KVP_TIER_DRAM, &from))
 		return -ENOENT;
-	r = kvpd_host_want(from.extent, k->medium);
+	r = kvpd_medium_open(t->ledger, k->medium);
+	if (r == 0)
+		r = kvpd_host_want(from.extent, k->medium);
 	if (r <= 0)
 		return r;
 	if (under_way_full(k))

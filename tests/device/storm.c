@@ -5,7 +5,6 @@
  * read under a lease has to be right, and has to stay so until the lease ends; afterwards nothing may be
  * left of anybody.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -302,31 +301,6 @@ static uint32_t lost(struct keeper *k)
 
 /* ---- killing -------------------------------------------------------------------------------- */
 
-/* The daemon's child; 0: it has none now. */
-static pid_t find_worker(void)
-{
-	DIR *dir = opendir("/proc");
-	struct dirent *d;
-	pid_t found = 0;
-
-	while (dir && !found && (d = readdir(dir))) {
-		char path[280], name[64];
-		int pid, ppid;
-		FILE *f;
-
-		snprintf(path, sizeof(path), "/proc/%s/stat", d->d_name);
-		f = atoi(d->d_name) > 0 ? fopen(path, "r") : NULL;
-		if (f && fscanf(f, "%d (%63[^)]) %*c %d", &pid, name, &ppid) == 3 &&
-			ppid == daemon_.pid && !strcmp(name, "kvpool-device"))
-			found = pid;
-		if (f)
-			fclose(f);
-	}
-	if (dir)
-		closedir(dir);
-	return found;
-}
-
 static void kill_client(pid_t *pid, uint64_t seed)
 {
 	const pid_t parent = getpid();
@@ -369,7 +343,7 @@ static uint32_t storm(struct keeper *k, uint32_t kills, uint32_t worker_kills, u
 			done++;
 		}
 		if (workers < worker_kills && (done >= kills || e2e_random(&rng) % 8 == 0)) {
-			pid_t worker = find_worker();
+			pid_t worker = e2e_worker(daemon_.pid);
 
 			if (worker) {
 				kill(worker, SIGKILL);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/e2e/e2e.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -282,4 +283,29 @@ uint64_t e2e_random(uint64_t *state)
 	*state ^= *state >> 7;
 	*state ^= *state << 17;
 	return *state;
+}
+
+pid_t e2e_worker(pid_t daemon)
+{
+	DIR *dir = opendir("/proc");
+	struct dirent *d;
+	pid_t found = 0;
+
+	while (dir && !found && (d = readdir(dir))) {
+		char path[300], name[32] = "";
+		int pid = 0, parent = 0;
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/%s/stat", d->d_name);
+		f = d->d_name[0] >= '1' && d->d_name[0] <= '9' ? fopen(path, "r") : NULL;
+		if (!f)
+			continue;
+		if (fscanf(f, "%d (%31[^)]) %*c %d", &pid, name, &parent) == 3 &&
+			parent == daemon && !strcmp(name, "kvpool-device"))
+			found = pid;
+		fclose(f);
+	}
+	if (dir)
+		closedir(dir);
+	return found;
 }

@@ -61,6 +61,8 @@ int e2e_clean(const char *socket, uint32_t expected_clients);
 pid_t e2e_fork(void);
 /* Exit status of a child, or 128 + signal. */
 int e2e_reap(pid_t pid);
+/* The process below the daemon that talks to a device; 0: there is none just now. */
+pid_t e2e_worker(pid_t daemon);
 void e2e_sleep_us(long us);
 uint64_t e2e_seed(void);
 uint64_t e2e_random(uint64_t *state);

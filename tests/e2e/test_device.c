@@ -9,7 +9,6 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -289,32 +288,6 @@ static void tenants_have_their_shares(void **state)
 	free(b);
 }
 
-/* The process below the daemon that talks to the device; 0: there is none just now. */
-static pid_t worker_of(pid_t daemon)
-{
-	DIR *dir = opendir("/proc");
-	struct dirent *d;
-	pid_t found = 0;
-
-	while (dir && (d = readdir(dir))) {
-		char path[300], name[32] = "";
-		int pid = 0, parent = 0;
-		FILE *f;
-
-		snprintf(path, sizeof(path), "/proc/%s/stat", d->d_name);
-		f = d->d_name[0] >= '1' && d->d_name[0] <= '9' ? fopen(path, "r") : NULL;
-		if (!f)
-			continue;
-		if (fscanf(f, "%d (%31[^)]) %*c %d", &pid, name, &parent) == 3 &&
-			parent == daemon && !strcmp(name, "kvpool-device"))
-			found = pid;
-		fclose(f);
-	}
-	if (dir)
-		closedir(dir);
-	return found;
-}
-
 static void a_killed_worker_loses_nothing(void **state)
 {
 	struct world *w = begin("driver: host, copy_rate: 256KiB");
@@ -331,7 +304,7 @@ static void a_killed_worker_loses_nothing(void **state)
 		if (!killer) {
 			pid_t worker = 0;
 
-			while (!(worker = worker_of(w->daemon.pid)))
+			while (!(worker = e2e_worker(w->daemon.pid)))
 				e2e_sleep_us(1000);
 			e2e_sleep_us(20000 * (long)i);
 			kill(worker, SIGKILL);

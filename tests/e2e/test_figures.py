@@ -223,11 +223,11 @@ class Names(World):
         self.compare("status.daemon.memory.group", status["daemon"]["memory"].get("group", {}))
         self.compare("status.daemon.heap", status["daemon"]["heap"])
         for verb in ("tenants", "clients", "spaces", "devices"):
-            rows = self.ask(verb)[verb]
+            rows = self.ask(*("device list" if verb == "devices" else verb).split())[verb]
             self.assertEqual(len(rows), 1)
             self.compare(verb, rows[0])
         self.assertEqual(self.ask("tenants")["tenants"][0]["policy"], "hazard")
-        device = wait_for(lambda: (lambda d: d["state"] == "up" and d)(self.ask("devices")["devices"][0]))
+        device = wait_for(lambda: (lambda d: d["state"] == "up" and d)(self.ask("device", "list")["devices"][0]))
         self.assertEqual((device["memory_bytes"], device["promised_bytes"]), (64 << 20, 64 << 20))
         for queue in device["queues"].values():
             self.compare("devices.queues", queue)

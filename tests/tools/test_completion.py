@@ -60,6 +60,7 @@ same(offered("KVRUN", "--codec-mode", ""), "shadow", "primary")
 same(offered("KVRUN", "--kv-dtype", "b"), "bf16")
 
 with tempfile.TemporaryDirectory() as tmp, FakeAdmin({
+        "devices": {"devices": [{"name": "spare"}, {"name": "fast"}]},
         "tenants": {"tenants": [{"name": "research"}, {"name": "box"}, {"name": "uid-7"}]},
         "blocks": lambda r: {"blocks": [{"key": "abcd" * 8}] + [{"key": "ab12" * 8}] * (
             not r.get("pinned"))}}) as fake:
@@ -72,6 +73,9 @@ with tempfile.TemporaryDirectory() as tmp, FakeAdmin({
     same(offered("KVCTL", "--socket", fake.socket, "pin", "ab"), "abcd" * 8, "ab12" * 8)
     same(offered("KVCTL", "--socket", fake.socket, "unpin", ""), "abcd" * 8)
     same(offered("KVCTL", "tenants", "--tenant", ""))
+    same(offered("KVCTL", "device", "d"), "drain", "detach")
+    same(offered("KVCTL", "--socket", fake.socket, "device", "drain", ""), "spare", "fast")
+    same(offered("KVCTL", "--socket", fake.socket, "device", "list", ""))
     # Sockets where one is wanted, files where a file is.
     open(os.path.join(tmp, "model.json"), "w").close()
     os.mkdir(os.path.join(tmp, "more"))

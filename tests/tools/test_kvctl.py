@@ -49,6 +49,9 @@ class WithoutDaemon(unittest.TestCase):
         (["blocks", "--tenant", "--pinned"], "--tenant NAME"),
         (["blocks", "--limit", "1", "--limit", "2"], "twice"),
         (["clients", "extra"], "extra"), (["clients", "--all"], "--tenant"),
+        (["device"], "list, drain, detach, attach"), (["device", "stop"], "list, drain, detach, attach"),
+        (["device", "drain"], "kvctl device list"), (["device", "drain", "a", "b"], "one device"),
+        (["device", "list", "a"], "no name"),
         (["inspect"], "key"), (["inspect", "abcdef01", "abcdef01"], "one key"),
         (["inspect", "abcdefgh"], "hexadecimal"), (["inspect", "abcdef0"], "first 8 or more"),
         (["pin", "0x12345678"], "hexadecimal"), (["unpin", "0" * 33], "32 hexadecimal digits"),
@@ -281,12 +284,25 @@ class Shown(unittest.TestCase):
         rows = [{"device": 0, "name": "spare", "driver": "host", "state": "up", "blocks": 12, "charged_bytes": 3 << 20,
                  "memory_bytes": 4 << 30, "warmed_total": 20, "dropped_total": 8}]
         answers = {"status": STATUS, "tenants": {"tenants": []}, "devices": {"devices": rows}}
-        for verb in ("devices", "status"):
-            lines = self.run_kvctl(answers, verb, columns=100)[0].splitlines()
+        for words in (("device", "list"), ("status",)):
+            lines = self.run_kvctl(answers, *words, columns=100)[0].splitlines()
             at = [i for i, line in enumerate(lines) if line.startswith(("DEVICE", "NAME"))][0]
             row = dict(zip(lines[at].split(), re.sub(" (?=[MG]iB)", "", lines[at + 1]).split()))
             self.assertEqual((row["NAME"], row["STATE"], row["BLOCKS"], row["MEMORY"], row["DROPPED"]),
                              ("spare", "up", "12", "4.0GiB", "8"))
+        # Details of the list: tenants' parts, classes that copied something, why a worker ended.
+        rows[0].update(error="it hangs\x1b[2J", error_seconds=61.0, tenants=[
+            {"tenant": "a", "blocks": 12, "charged_bytes": 3 << 20, "share_bytes": 1 << 30},
+            {"tenant": "b", "blocks": 0, "charged_bytes": 0, "share_bytes": 0}], queues={
+            "urgent": {"queued": 3, "oldest_seconds": 2.0, "done_total": 20, "failed_total": 1},
+            "behind": {"queued": 0, "oldest_seconds": 0.0, "done_total": 0, "failed_total": 0}})
+        text = self.run_kvctl(answers, "device", "list")[0]
+        lines = {tuple(line.split()[:2]): line for line in text.splitlines() if line}
+        self.assertIn("3.0 MiB  1.0 GiB", lines["spare", "a"])
+        self.assertNotIn(("spare", "b"), lines)
+        self.assertEqual(lines["spare", "urgent"].split()[2:], ["3", "2", "s", "20", "1"])
+        self.assertNotIn(("spare", "behind"), lines)
+        self.assertIn("spare: a worker ended 1 min 1 s ago: it hangs?[2J", text)
         # One that is older has none.
         del answers["devices"]
         self.assertNotIn("DEVICE", self.run_kvctl(answers, "status", columns=100)[0])

@@ -221,9 +221,32 @@ static int take(struct kvctl *ctl, const struct kvctl_command *command,
 	return 0;
 }
 
+/* What is to be done, and perhaps with which device. */
+static int take_action(struct kvctl *ctl, const struct kvctl_command *command, int argc,
+	char **argv, json_t *given)
+{
+	const char *action = optind < argc ? argv[optind++] : "";
+	char words[64], all[128];
+
+	snprintf(words, sizeof(words), "%.*s", (int)strcspn(command->operand, " "),
+		command->operand);
+	if (!is_word_of(words, action))
+		return kvctl_fail(ctl, command->name, KVCTL_USAGE, "one of %s is to be given%s%s%s",
+			listed(words, all, sizeof(all)), *action ? ", not '" : "", action,
+			*action ? "'" : "");
+	json_object_set_new(given, "action", json_string(action));
+	if (optind < argc)
+		json_object_set_new(given, "device", json_string(argv[optind++]));
+	return optind == argc ? 0
+			      : kvctl_fail(ctl, command->name, KVCTL_USAGE,
+					"one device at a time, '%s' is one too many", argv[optind]);
+}
+
 static int take_operand(struct kvctl *ctl, const struct kvctl_command *command, int argc,
 	char **argv, json_t *given)
 {
+	if (command->operand && strchr(command->operand, '|'))
+		return take_action(ctl, command, argc, argv, given);
 	if (command->operand && optind < argc) {
 		const char *key = argv[optind++];
 		size_t digits = strspn(key, "0123456789abcdefABCDEF");

@@ -35,25 +35,6 @@ static const struct kvctl_column space_columns[] = {
 	{ 0 },
 };
 
-const struct kvctl_column kvctl_device_columns[] = {
-	{ "device", "DEVICE", KVCTL_COUNT, 3 },
-	{ "name", "NAME", KVCTL_TEXT, 0 },
-	{ "driver", "DRIVER", KVCTL_TEXT, 6 },
-	{ "state", "STATE", KVCTL_TEXT, 0 },
-	{ "blocks", "BLOCKS", KVCTL_COUNT, 0 },
-	{ "charged_bytes", "CHARGED", KVCTL_BYTES, 0 },
-	{ "promised_bytes", "PROMISED", KVCTL_BYTES, 2 },
-	{ "memory_bytes", "MEMORY", KVCTL_BYTES, 0 },
-	{ "warmed_total", "WARMED", KVCTL_COUNT, 1 },
-	{ "dropped_total", "DROPPED", KVCTL_COUNT, 1 },
-	{ "damaged_total", "DAMAGED", KVCTL_COUNT, 4 },
-	{ "restarts_total", "RESTARTS", KVCTL_COUNT, 4 },
-	{ "to_device_bytes_per_second", "TO/S", KVCTL_BYTES, 2 },
-	{ "from_device_bytes_per_second", "FROM/S", KVCTL_BYTES, 7 },
-	{ "segments", "SEGMENTS", KVCTL_COUNT, 8 },
-	{ 0 },
-};
-
 static const struct kvctl_column block_columns[] = {
 	{ "key", "KEY", KVCTL_KEY, 0 },
 	{ "tenant", "TENANT", KVCTL_TEXT, 0 },
@@ -72,7 +53,6 @@ static const struct kvctl_column *columns_of(const char *list)
 {
 	return !strcmp(list, "blocks")    ? block_columns
 	       : !strcmp(list, "spaces")  ? space_columns
-	       : !strcmp(list, "devices") ? kvctl_device_columns
 	       : !strcmp(list, "clients") ? kvctl_client_columns
 					  : kvctl_tenant_columns;
 }

@@ -49,11 +49,12 @@ struct kvctl_option {
 
 struct kvctl_command {
 	const char *name;
-	const char *operand; /* what may follow the options: "KEY", "[KEY]", or NULL */
+	const char *operand; /* what may follow: "KEY", "[KEY]", "a|b|c [NAME]", or NULL */
 	const char *summary; /* a line */
 	const char *more;    /* further lines for the command's own help, or NULL */
 	const struct kvctl_option *options;
-	/* given: the options by their names and the operand as "key"; borrowed. An exit status. */
+	/* given: the options by their names, operands as "key", or "action" and "device"; borrowed. An
+	 * exit status. */
 	int (*run)(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 };
 
@@ -144,6 +145,7 @@ int kvctl_one_block(struct kvctl *ctl, const struct kvctl_command *command, cons
 int kvctl_evict(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_drain(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_check(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
+int kvctl_device(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_version(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 
@@ -155,5 +157,7 @@ extern const struct kvctl_column kvctl_client_columns[];
  * the members of its "rates".
  */
 void kvctl_add_ratios(json_t *rows);
+/* Likewise of devices: "queued" and "oldest_seconds", of all classes of copies. */
+void kvctl_add_queues(json_t *devices);
 
 #endif

@@ -66,8 +66,16 @@ static const struct kvctl_command commands[] = {
 		kvctl_list },
 	{ "spaces", NULL, "models that blocks are cached for, and what each holds", NULL, of_tenant,
 		kvctl_list },
-	{ "devices", NULL, "memory besides DRAM that blocks are copied to", NULL, of_tenant,
-		kvctl_list },
+	{ "device", "list|drain|detach|attach [NAME]",
+		"memory besides DRAM that blocks are copied to: lists it, empties and detaches it",
+		"list has all devices. drain lets nothing new come to the device NAME, and waits "
+		"until it\n"
+		"is empty: what is leased there goes when its lease ends. detach drains it, ends "
+		"its worker\n"
+		"and closes all that is open of it, so that it can be reset. attach brings it "
+		"back. Exit\n"
+		"status 1 if that is not so within --timeout; it goes on nevertheless.",
+		of_tenant, kvctl_device },
 	{ "tenants", NULL, "sharing domains, what they use of their shares, and their counters",
 		NULL, of_tenant, kvctl_list },
 	{ "blocks", NULL, "cached blocks", NULL, of_blocks, kvctl_list },

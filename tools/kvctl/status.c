@@ -178,6 +178,7 @@ static void print_devices(struct kvctl *ctl)
 	const json_t *list = json_object_get(answer, "devices");
 
 	if (r == 0 && json_array_size(list)) {
+		kvctl_add_queues((json_t *)list);
 		putchar('\n');
 		kvctl_print_table(stdout, list, kvctl_device_columns, "no devices");
 	}

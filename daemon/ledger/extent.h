@@ -69,6 +69,7 @@ struct kvpd_extent {
 	uint64_t bytes;
 	uint32_t slots;
 	uint32_t used;
+	uint32_t moving; /* of these: blocks on their way out, which may come to stay */
 	uint32_t free_head;
 	uint32_t hand;    /* where the search for blocks to move goes on */
 	uint64_t rest_ns; /* it found nothing: not again before */

@@ -71,20 +71,19 @@ static void grant_one(struct kvpd_session *s, struct kvpd_place place, uint32_t 
 
 /* ---- slots of the arenas -------------------------------------------------------------------- */
 
-uint64_t kvpd_arena_free_slots(
-	const struct kvpd_session *s, const struct kvpd_class *c, uint64_t *ret_slots)
+struct kvpd_arena_slots kvpd_arena_slots(const struct kvpd_session *s, const struct kvpd_class *c)
 {
-	uint64_t n = 0, slots = 0;
+	struct kvpd_arena_slots n = { 0, 0, 0 };
 
 	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
 		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
 
 		if (x->cls != c || x->draining || x->state != KVPD_EXTENT_LIVE)
 			continue;
-		slots += x->slots;
-		n += x->slots - x->used;
+		n.all += x->slots;
+		n.free += x->slots - x->used;
+		n.coming += x->moving;
 	}
-	*ret_slots = slots;
 	return n;
 }
 
@@ -109,7 +108,7 @@ static uint32_t grant_some(struct kvpd_session *s, uint32_t space, uint32_t coun
 	struct kvpd_class *c = t->space[space].cls;
 	uint32_t bytes = (uint32_t)t->view.spaces[space].block_bytes;
 	uint32_t room = kvp_cq_room(s->page, s->cq_tail), limit = KVP_MAX_GRANTS - s->n_grants;
-	uint64_t slots, n = kvpd_arena_free_slots(s, c, &slots);
+	uint64_t n = kvpd_arena_slots(s, c).free;
 	struct kvpd_place place;
 
 	if (n > count)
@@ -162,7 +161,7 @@ void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint6
 			 : sqe->count > KVP_MAX_GRANTS ? KVP_MAX_GRANTS
 						       : sqe->count;
 	struct kvpd_class *c;
-	uint64_t slots, n;
+	struct kvpd_arena_slots n;
 	int status = 0;
 
 	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space])
@@ -178,8 +177,8 @@ void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint6
 	s->wants = c = s->tenant->space[sqe->space].cls;
 	if (!grant_some(s, sqe->space, count, sqe->serial))
 		begin_waiting(s, sqe, count, now);
-	n = kvpd_arena_free_slots(s, c, &slots);
-	if (n <= slots / 2)
+	n = kvpd_arena_slots(s, c);
+	if (n.free <= n.all / 2)
 		kvpd_supply_want(s);
 }
 

@@ -45,8 +45,11 @@ bool kvpd_reserve_step(struct kvpd_session *s, uint64_t now);
 void kvpd_reserve_settle(struct kvpd_session *s);
 /* The session waits no longer; harmless if it did not. */
 void kvpd_reserve_end(struct kvpd_session *s);
-/* Free slots of the session's arenas in a class, and how many slots those have in all. */
-uint64_t kvpd_arena_free_slots(
-	const struct kvpd_session *s, const struct kvpd_class *c, uint64_t *ret_slots);
+/* Slots of the session's arenas that give some, in a class. */
+struct kvpd_arena_slots {
+	uint64_t all, free;
+	uint64_t coming; /* their blocks are on their way out, which may come to stay */
+};
+struct kvpd_arena_slots kvpd_arena_slots(const struct kvpd_session *s, const struct kvpd_class *c);
 
 #endif

@@ -118,6 +118,7 @@ static void choose(struct kvpd_move_job *j, struct kvpd_extent *x, uint32_t n, b
 						  &t->view.blocks[m->block].shape))]
 				   .block_bytes;
 		t->block[m->block].flags |= KVPD_BLOCK_MOVING;
+		x->moving++;
 		j->n++;
 		/* Each target may have taken an eviction. */
 		if (kvpd_now_ns() - now >= CHOOSE_NS)

@@ -37,26 +37,43 @@ void kvpd_supply_want(struct kvpd_session *s)
 }
 
 /*
+ * How many slots of a session's arenas should be free, once they are few. Blocks that have to be evicted
+ * for it are worth more than slots that nobody asked for yet: then it is no more than the next
+ * reservations take. Where the vault has room anyhow it costs a copy.
+ */
+static uint64_t free_goal(const struct kvpd_session *s, uint64_t slots, bool urgent)
+{
+	uint64_t goal = slots / (urgent ? 4 : 2);
+
+	return urgent && s->reserve.waiting && goal < s->reserve.count ? s->reserve.count : goal;
+}
+
+/*
  * A larger arena as long as the session may have one, and then room in those it has by moving its
  * blocks to the vault. A session that waits already gets both.
  */
 static void make(struct kvpd_session *s, uint64_t now)
 {
-	bool waits = s->reserve.waiting;
+	bool waits = s->reserve.waiting, urgent;
 	struct kvpd_class *c = s->wants;
-	uint64_t slots, n = kvpd_arena_free_slots(s, c, &slots);
+	struct kvpd_arena_slots n = kvpd_arena_slots(s, c);
+	uint64_t have = n.free + n.coming, goal;
 
-	if (n > slots / 2)
+	if (n.free > n.all / 2)
 		return;
 	kvpd_arena_grow(s, c, now);
 	if (s->making && !waits)
 		return;
+	urgent = waits || n.free < n.all / 8;
+	goal = free_goal(s, n.all, urgent);
 	s->tenant->writer = s;
-	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
+	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas && have < goal;
+		it = it->next) {
 		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
+		uint64_t most = goal - have < KVPD_MOVE_BLOCKS ? goal - have : KVPD_MOVE_BLOCKS;
 
 		if (x->cls == c && kvpd_extent_gives(x))
-			kvpd_move_out(x, KVPD_MOVE_BLOCKS, waits || n < slots / 8, now);
+			have += kvpd_move_out(x, (uint32_t)most, urgent, now);
 	}
 	s->tenant->writer = NULL;
 }

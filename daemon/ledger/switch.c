@@ -260,9 +260,12 @@ static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd
 		bool leased = t->block[m->block].flags & KVPD_BLOCK_LEASED;
 
 		t->block[m->block].flags &= ~(KVPD_BLOCK_MOVING | KVPD_BLOCK_LEASED);
-		if (j->drop)
+		if (j->drop) {
 			drop(t, m, leased);
-		else if (!m->checksum || (leased && (!j->force || !w->forced || !limbo)))
+			continue;
+		}
+		m->from.extent->moving--;
+		if (!m->checksum || (leased && (!j->force || !w->forced || !limbo)))
 			stay(t, m);
 		else
 			switch_over(t, m, leased ? limbo : NULL);

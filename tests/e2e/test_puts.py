@@ -51,6 +51,20 @@ class Puts(unittest.TestCase):
             # It does not keep others out.
             self.assertEqual(client.put(1, 100), [100, 100])
 
+    def test_a_full_share_holds_blocks(self):
+        """Of a share that two clients keep full, what they may write next is a small part."""
+        with Daemon({"memory": "1GiB", "defaults": {"share": "80MiB"}}) as d, \
+                Filler(d, 16) as one, Filler(d, 16) as other:
+            held = []
+            for p in range(40):
+                (one, other)[p % 2].put(p, 45)
+                t = ask(d, "tenants")["tenants"][0]
+                if t["evictions_total"] > 45:
+                    held.append(t["blocks"] * MIB // 4 / (t["share_bytes"] - t["metadata_bytes"]))
+            mean = sum(held) / len(held)
+            print("blocks in a full share of 80MiB: %.3f of it, %.3f at least" % (mean, min(held)))
+            self.assertGreater(mean, .84)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -123,6 +123,18 @@ typedef void kvp_split_fn(
 typedef void kvp_join_fn(
 	uint32_t rotate, const uint8_t *high, const uint8_t *low, uint32_t n, uint8_t *words);
 
+/*
+ * pca.h, pca_rows.h. PCA_ROWS rows of channels, [width_stride], from which the means are taken where they
+ * lie, to as many rows of quotients [rank_stride], over z of the same size; and n rows of lists to channels.
+ */
+struct kvp_pca;
+struct pca_unit;
+struct pca_list;
+typedef void kvp_pca_project_fn(
+	const struct kvp_pca *pca, const struct pca_unit *u, float *x, int32_t *q, float *z);
+typedef void kvp_pca_build_fn(const struct kvp_pca *pca, const struct pca_unit *u,
+	const struct pca_list *list, uint32_t n, float *y);
+
 struct dsp {
 	kvp_amax_fn *amax;
 	kvp_tq_encode_fn *tq_encode;
@@ -142,6 +154,8 @@ struct dsp {
 	kvp_join_fn *join;
 	kvp_rans_encode_fn *rans_encode;
 	kvp_rans_decode_fn *rans_decode;
+	kvp_pca_project_fn *pca_project;
+	kvp_pca_build_fn *pca_build;
 };
 
 /* Reference C; the others fall back on it for dims that they do not handle. */
@@ -164,6 +178,8 @@ kvp_rope_turn_fn kvp_rope_turn_c;
 kvp_rope_row_fn kvp_rope_row_c;
 kvp_split_fn kvp_split_c;
 kvp_join_fn kvp_join_c;
+kvp_pca_project_fn kvp_pca_project_c;
+kvp_pca_build_fn kvp_pca_build_c;
 
 struct kvp_kernels {
 	unsigned int cpu;
@@ -186,6 +202,8 @@ void kvp_rope_slots_avx2(struct dsp *dsp);
 void kvp_rope_slots_avx512(struct dsp *dsp);
 void kvp_rans_slots_avx2(struct dsp *dsp);
 void kvp_rans_slots_avx512(struct dsp *dsp);
+void kvp_pca_slots_avx2(struct dsp *dsp);
+void kvp_pca_slots_avx512(struct dsp *dsp);
 void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 void kvp_attend_init_vbmi(struct kvp_kernels *k);

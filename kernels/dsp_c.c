@@ -433,5 +433,7 @@ void kvp_dsp_init_c(struct dsp *dsp)
 		.join = kvp_join_c,
 		.rans_encode = kvp_rans_encode_c,
 		.rans_decode = kvp_rans_decode_c,
+		.pca_project = kvp_pca_project_c,
+		.pca_build = kvp_pca_build_c,
 	};
 }

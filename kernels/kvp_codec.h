@@ -61,7 +61,8 @@ extern "C" {
 #define KVP_FAMILY_PUB_VLLM   12u /* variant: bits */
 #define KVP_FAMILY_SYM        13u /* variant: see KVP_CODEC_SYM */
 #define KVP_FAMILY_LOSSLESS   14u /* variant: 0 */
-#define KVP_FAMILY_MAX_       15u
+#define KVP_FAMILY_PCA        15u /* variant: 0 */
+#define KVP_FAMILY_MAX_       16u
 
 #define KVP_CODEC(family, variant) ((family) << 8 | (variant))
 #define KVP_CODEC_FAMILY(id)       ((id) >> 8)
@@ -181,6 +182,16 @@ extern "C" {
  */
 #define KVP_CODEC_LOSSLESS KVP_CODEC(KVP_FAMILY_LOSSLESS, 0u)
 
+/*
+ * For archives, .4 to 4 bits an element: keys without their RoPE, and values, in the axes of a
+ * calibration (kvp_calib.h), rounded to its step and entropy-coded with its tables. Needs that
+ * calibration's entry of the plane's layer and kind, to encode and to decode. What a payload takes
+ * follows from the elements and is in its header; a plane that would not shrink, or has components
+ * that the calibration cannot say, is stored bit for bit, so kvp_plane_bytes() is the elements and a
+ * header. Attended by decoding. fp32, fp16, bf16; dim up to 512.
+ */
+#define KVP_CODEC_PCA KVP_CODEC(KVP_FAMILY_PCA, 0u)
+
 /* Seed of the rotation's signs where the caller names none. */
 #define KVP_SEED_DEFAULT UINT64_C(0x6b76706f6f6c3031)
 
@@ -253,27 +264,33 @@ struct kvp_layout {
 	uint32_t bytes;  /* of the payload */
 };
 
+struct kvp_pca;
+
 /*
- * An object that belongs to a space rather than to a plane: today the dense rotation of
- * KVP_ROT_HAAR, later what calibrated codecs learn. Read-only while any call uses it.
+ * An object that belongs to a space rather than to a plane: the dense rotation of KVP_ROT_HAAR, or
+ * what the codec pca knows of a layer's keys or values. Read-only while any call uses it.
  */
 struct kvp_calib {
 	uint32_t dim; /* of the rotation: it is dim x dim */
 	uint32_t reserved;
-	const float *haar; /* row-major, see kvp_haar_init() */
-	uint64_t digest;   /* goes into the header, must match at decode; not 0 */
+	const float *haar;         /* row-major, see kvp_haar_init() */
+	uint64_t digest;           /* goes into the header, must match at decode; not 0 */
+	const struct kvp_pca *pca; /* of kvp_calib_set_find(); NULL where it is a rotation */
 };
 
 /* What a caller may say about one encode. Zero-initialise, then set size. */
 struct kvp_encode_opts {
 	size_t size;                   /* sizeof(struct kvp_encode_opts) */
 	uint64_t seed;                 /* 0 = KVP_SEED_DEFAULT */
-	const struct kvp_calib *calib; /* needed by KVP_ROT_HAAR and aither, else ignored */
+	const struct kvp_calib *calib; /* needed by KVP_ROT_HAAR, aither and pca, else ignored */
 	const uint8_t *widths;         /* smart: bits of each token, 2, 3, 4 or 8; else ignored */
 	int32_t exponent;              /* -120..125, if force_exponent: for planes written in parts;
 					  what is beyond 1024 * 2^exponent saturates */
 	uint32_t force_exponent;
 	const void *queries; /* reserved for codecs that need them; must be NULL */
+	uint32_t position;   /* pca: of the plane's first token, below KVP_ROPE_POSITIONS_MAX less
+				its tokens; else ignored */
+	uint32_t reserved;
 };
 
 /* CPU features. The mask lets tests walk the ladder; bits that the machine lacks are ignored. */
@@ -297,24 +314,25 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels);
 struct kvp_kernels *kvp_kernels_free(struct kvp_kernels *k);
 
 /*
- * Where the parts of a payload lie, and its size in bytes: for smart and lossless the most that it can
- * be (kvp_smart_bytes(); kvp_plane_hdr.bytes of the payload). -EINVAL: unknown codec, or a geometry that the codec cannot hold (a dim or
- * dtype that it does not take, kivi K with fewer tokens than a group).
+ * Where the parts of a payload lie, and its size in bytes: for smart, lossless and pca the
+ * most that it can be (kvp_smart_bytes(); kvp_plane_hdr.bytes of the payload). -EINVAL: unknown codec,
+ * or a geometry that the codec cannot hold (a dim or dtype that it does not take, kivi K with fewer
+ * tokens than a group).
  */
 int kvp_plane_layout(uint32_t codec, const struct kvp_plane *p, struct kvp_layout *ret_layout);
 int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes);
 
 /*
  * Encodes a plane. out must be aligned to 16 bytes, hold the payload's bytes, and not overlap src.
- * opts may be NULL, but for smart and codecs with a matrix. Padding between sections is written as
- * zeros. The same elements give the same bytes, on every machine. lossless may write all bytes of
- * kvp_plane_bytes(), of which those that the payload's header counts are meant.
+ * opts may be NULL, but for smart, pca and codecs with a matrix. Padding between sections is written
+ * as zeros. The same elements give the same bytes, on every machine. lossless and pca may write all
+ * bytes of kvp_plane_bytes(), of which those that the payload's header counts are meant.
  * NaN is encoded as 0 and infinities as the largest magnitude that the plane's exponent or the
  * group's range allows: no other token decodes otherwise because of them. A finite element 2^16
  * times louder than nearly all rows saturates, too, and costs its vector and its group their
  * precision, not the plane (docs/formats.md, "Outlier rows"). native and lossless keep the bits.
  * -EINVAL: codec or plane as for kvp_plane_layout(), options, alignment, strides, overlap;
- * -ENOSPC: out_size; -ENOENT: no calibration of this dim.
+ * -ENOSPC: out_size; -ENOENT: no calibration of this dim, or for pca of these heads and this kind.
  */
 int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_encode_opts *opts, struct kvp_raw_const src, void *out, size_t out_size);
@@ -323,10 +341,10 @@ int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct k
  * Decodes a payload, native ones included aligned to 16 bytes, into dst, which must not overlap it.
  * The payload may be hostile, and written to by others meanwhile: it is validated against codec and
  * p first, its header read once, and whatever its codes and scalars are, nothing outside it is
- * read, nothing outside dst's rows written, and every element written is finite (native, lossless and
- * what kivi keeps native have the bits of what was encoded). -EINVAL: bad arguments; -EPROTONOSUPPORT:
+ * read, nothing outside dst's rows written, and every element written is finite (native, lossless, what
+ * pca stores and what kivi keeps native have the bits of what was encoded). -EINVAL: bad arguments; -EPROTONOSUPPORT:
  * another version; -EBADMSG: not a payload of this codec and geometry; -ENOENT: the calibration object
- * is missing or another. Of lossless only tables and sizes can be judged beforehand: -EBADMSG may also
+ * is missing or another. Of lossless and pca only tables and sizes can be judged beforehand: -EBADMSG may also
  * mean that no encoder wrote these codes, and then dst's rows hold anything.
  */
 int kvp_plane_decode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
@@ -346,7 +364,7 @@ struct kvp_decode_job {
  * Many at once, for instance a layer's blocks, in order. All jobs are checked first: if one is
  * refused nothing has been written and *ret_done, the number of planes decoded, is 0. (It is more
  * only if a destination lies over another job's payload, which the caller should not ask for, or the
- * codes of a lossless payload are wrong.)
+ * codes of a lossless or pca payload are wrong.)
  * Consecutive planes of one tq codec, dim and seed share their rotation: short ones are faster than
  * one by one. Errors are those of the first job that has one.
  */

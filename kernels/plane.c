@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public entry points: everything a caller can get wrong is refused here. */
 #include "kernels/codec_impl.h"
+#include "kernels/kvp_rope.h"
 #include "kernels/numeric.h"
 
 #include <errno.h>
@@ -80,6 +81,10 @@ int kvp_rows_disjoint(const struct kvp_plane *p, struct kvp_raw_const raw)
 
 static int check_calib(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib)
 {
+	if (kvp_codec_facts(codec) & KVP_FACT_CALIBRATED)
+		return calib && calib->pca && calib->digest && kvp_pca_fits(calib->pca, p)
+			       ? 0
+			       : -ENOENT;
 	if (!(kvp_codec_facts(codec) & KVP_FACT_MATRIX))
 		return 0;
 	return calib && calib->haar && calib->dim == p->dim && calib->digest ? 0 : -ENOENT;
@@ -111,6 +116,9 @@ static int check_encode(uint32_t codec, const struct kvp_plane *p,
 		if (r < 0)
 			return r;
 	}
+	if ((kvp_codec_facts(codec) & KVP_FACT_CALIBRATED) &&
+		opts->position > KVP_ROPE_POSITIONS_MAX - p->tokens)
+		return -EINVAL;
 	if (out_size < lay.bytes)
 		return -ENOSPC;
 	if (overlaps(lo, hi, out, lay.bytes))
@@ -150,7 +158,7 @@ static void begin(uint32_t codec, const struct kvp_plane *p, const struct kvp_la
 
 	if (facts & KVP_FACT_SEED)
 		hdr.seed = o->seed ? o->seed : KVP_SEED_DEFAULT;
-	if (facts & KVP_FACT_MATRIX)
+	if (facts & (KVP_FACT_MATRIX | KVP_FACT_CALIBRATED))
 		hdr.calib = o->calib->digest;
 	clear_gaps(lay, out);
 	memcpy(out, &hdr, sizeof hdr);
@@ -240,7 +248,7 @@ static int check_header(uint32_t codec, const struct kvp_plane *p, const struct 
 		return -EBADMSG;
 	if (facts & KVP_FACT_SEED ? !hdr->seed : hdr->seed != 0)
 		return -EBADMSG;
-	if (!(facts & KVP_FACT_MATRIX))
+	if (!(facts & (KVP_FACT_MATRIX | KVP_FACT_CALIBRATED)))
 		return hdr->calib ? -EBADMSG : 0;
 	return hdr->calib == calib->digest ? 0 : -ENOENT;
 }

@@ -821,7 +821,7 @@ static void a078_many_planes(void **state)
 		for (size_t j = 0; i == 6 && j < 128 * 128; j++)
 			other[j] = -t[i].calib.haar[j ^ 1];
 		if (i == 6)
-			t[i].calib = (struct kvp_calib){ 128, 0, other, 77 };
+			t[i].calib = (struct kvp_calib){ .dim = 128, .haar = other, .digest = 77 };
 		o.calib = &t[i].calib;
 		assert_int_equal(kvp_plane_encode(k, t[i].codec, &t[i].p, &o,
 					 (struct kvp_raw_const){ t[i].x, row * 32, row },

@@ -177,8 +177,9 @@ static void decode_refuses(void **state)
 static void seeds_and_matrices(void **state)
 {
 	static float matrix[2 * DIM * DIM];
-	const struct kvp_calib wrong[] = { { DIM / 2, 0, matrix, 7 }, { 2 * DIM, 0, matrix, 7 },
-		{ DIM, 0, NULL, 7 }, { DIM, 0, matrix, 0 } };
+	const struct kvp_calib wrong[] = { { .dim = DIM / 2, .haar = matrix, .digest = 7 },
+		{ .dim = 2 * DIM, .haar = matrix, .digest = 7 }, { .dim = DIM, .digest = 7 },
+		{ .dim = DIM, .haar = matrix } };
 	unsigned int with_seed = 0, with_matrix = 0;
 
 	(void)state;

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a checked calibration is in memory, and the two slots that work on it. Private to kernels/ and
+ * its tests.
+ */
+#ifndef KVP_KERNELS_PCA_H
+#define KVP_KERNELS_PCA_H
+
+#include "kernels/kvp_calib.h"
+#include "kernels/rans.h"
+
+#define PCA_TILE   RANS_LANES /* tokens whose symbols are one group of the entropy coder */
+#define PCA_ROWS   8u         /* tokens that are transformed together; divides PCA_TILE */
+#define PCA_ALIGN  64u        /* ranks and widths in memory are multiples of it */
+#define PCA_SHIFTS (KVP_CALIB_SHIFT_MAX + 1u)
+
+/* A component beyond it is not coded; what fits is exact in a float. */
+#define PCA_QUOTIENT_MAX (1 << 22)
+/* The largest magnitude of an element, before and after. */
+#define PCA_INPUT_MAX 65504.0f
+
+struct pca_table {
+	uint32_t first, count, shift;
+	float offset[2];
+	float value[KVP_CALIB_SYMBOLS]; /* of symbols, where shift is 0 */
+	struct rans_coder coder;
+	struct rans_table slots;
+};
+
+struct pca_unit {
+	uint32_t rank;
+	uint32_t rank_stride; /* floats of a row of forward; what is beyond rank is 0 */
+	uint32_t tables;
+	float *mean;    /* [pca->width_stride] */
+	float *forward; /* [width][rank_stride] */
+	float *inverse; /* [rank][pca->width_stride] */
+	struct pca_table *table;
+};
+
+/* Low bits of a quotient, all alike: one table for each number of them. */
+struct pca_low {
+	struct rans_coder coder;
+	struct rans_table slots;
+};
+
+/* One entry of a file. */
+struct kvp_pca {
+	uint32_t layer, kind, heads, dim, joint;
+	uint32_t width; /* joint * dim */
+	uint32_t width_stride;
+	uint32_t units;
+	float round;
+	const struct kvp_rope *rope; /* turns nothing for values */
+	const struct pca_low *low;   /* [PCA_SHIFTS] */
+	struct pca_unit *unit;
+};
+
+/* Lists of one token's components that are not 0, in ascending order. */
+struct pca_list {
+	uint32_t n;
+	uint16_t at[KVP_CALIB_WIDTH_MAX];
+	float value[KVP_CALIB_WIDTH_MAX];
+};
+
+#endif

@@ -51,7 +51,6 @@
 	X(UNREGISTERED, "unregistered-async")  /* pageable memory in an asynchronous copy */    \
 	X(REGISTER_TWICE, "register-twice")                                                     \
 	X(REGISTER_READ_ONLY, "register-read-only") /* a read-only mapping without READ_ONLY */ \
-	X(REGISTER_SEALED, "register-sealed")       /* a pin that F_SEAL_WRITE collides with */ \
 	X(NOT_REGISTERED, "not-registered") /* unregister or device address of what is not */   \
 	X(BATCH_NULL_STREAM, "batch-null-stream")                                               \
 	X(BATCH_OVERLAP, "batch-overlap")         /* pieces of one batch overlap */             \
@@ -61,8 +60,7 @@
 	X(WAIT_UNREGISTERED, "wait-unregistered") /* stream value operations on other memory */ \
 	X(HAZARD, "hazard")                       /* running operations overlap, one writes */  \
 	X(WRONG_DATA, "wrong-data")               /* check or slow_check found other bytes */   \
-	X(LEAK, "leak")                           /* left at exit */                            \
-	X(STICKY_USE, "use-after-sticky")         /* work enqueued after a sticky error */
+	X(LEAK, "leak")                           /* left at exit */
 
 enum cudadrv_report {
 #define CUDADRV_ENUM(id, name) CUDADRV_##id,

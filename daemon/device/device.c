@@ -214,7 +214,7 @@ static int check_copy(const struct kvpd_device *d, const struct kvpd_device_copy
 		c->bytes > d->own.host.at[c->host].bytes ||
 		c->host_off > d->own.host.at[c->host].bytes - c->bytes)
 		return -EINVAL;
-	if (c->way == KVPD_TO_HOST && !d->own.host.at[c->host].writable)
+	if (!(c->way == KVPD_TO_HOST ? d->own.host.at[c->host] : d->own.seg.at[c->seg]).writable)
 		return -EINVAL;
 	return d->stop || d->away || kvpd_device_state(d) == KVPD_DEVICE_DOWN ? -ENODEV : 0;
 }
@@ -252,7 +252,7 @@ static void back_op(struct kvpd_device *d, struct kvpd_device_op *op)
 		return;
 	}
 	o->at[op->id].bytes = op->bytes;
-	o->at[op->id].writable = op->kind == KVPD_SEG_MAKE || op->writable;
+	o->at[op->id].writable = op->kind == KVPD_SEG_MAKE ? !op->client : op->writable;
 	o->at[op->id].uses = 0;
 }
 

@@ -97,15 +97,17 @@ struct kvpd_device_op {
 	uint32_t id;
 	uint64_t bytes;
 	/*
-	 * MAKE: a memfd with KVP_SEALS_VAULT, all zero, which stays the device's until DROP is done;
-	 * re-open it for whoever is to map it. -1 with drivers whose memory is none.
+	 * MAKE: a memfd, all zero, which stays the device's until DROP is done; re-open it for whoever
+	 * is to map it. Sealed with KVP_SEALS_VAULT, or (`client`) KVP_SEALS_FIXED. -1 with drivers whose
+	 * memory is none.
 	 * ADD: an open file of its own of a memfd (kvp_seg_reopen_*()), never a copy of the descriptor
 	 * that proves; the device takes it if the call returned 0 and closes it, with the worker's
 	 * mapping, before the done() of DROP or of a failed ADD: what is to be proven of the memory
 	 * (kvp_seg_unused()) can be proven then.
 	 */
 	int fd;
-	bool writable;     /* ADD: copies to the host may go there */
+	bool writable; /* ADD: copies to the host may go there */
+	bool client; /* MAKE: a client writes it, and no copy does. The caller may add F_SEAL_FUTURE_WRITE */
 	uint32_t attempts; /* the device's */
 };
 
@@ -163,8 +165,8 @@ void kvpd_device_attach(struct kvpd_device *device);
  */
 int kvpd_device_ask(struct kvpd_device *device, struct kvpd_device_op *op);
 /*
- * 0, -EINVAL: beyond its segment or extent, unaligned, towards an extent that is not writable, of no
- * class or tenant; -ENODEV: the device is down.
+ * 0, -EINVAL: beyond its segment or extent, unaligned, towards an extent that is not writable or a
+ * segment that a client writes, of no class or tenant; -ENODEV: the device is down.
  */
 int kvpd_device_copy(struct kvpd_device *device, struct kvpd_device_copy *copy);
 /* done() of at most `max` pieces of work. Returns how many; `max`: there may be more. */

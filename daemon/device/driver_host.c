@@ -263,7 +263,7 @@ static int host_seg_make(struct kvpd_driver *d, uint32_t id, uint64_t bytes, int
 	if (r == 0)
 		r = kvpd_populate(d->making.addr, bytes, true, &d->making.at);
 	if (r == 0)
-		r = kvp_seg_seal(d->making.fd, KVP_SEALS_VAULT);
+		r = kvp_seg_seal(d->making.fd, KVP_SEALS_FIXED);
 	if (r == -EAGAIN)
 		return r;
 	if (r < 0) {
@@ -277,16 +277,26 @@ static int host_seg_make(struct kvpd_driver *d, uint32_t id, uint64_t bytes, int
 	return 0;
 }
 
+/* What a client writes is sealed against new writers, also this one. */
+static uint32_t take_flags(int fd)
+{
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	return seals >= 0 && seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)
+		       ? MAP_FLAGS & ~KVP_MAP_WRITE
+		       : MAP_FLAGS;
+}
+
 static int host_seg_take(struct kvpd_driver *d, uint32_t id, uint64_t bytes, int fd)
 {
 	void *addr;
-	int r = kvp_seg_check(fd, bytes, KVP_SEALS_VAULT);
+	int r = kvp_seg_check(fd, bytes, KVP_SEALS_FIXED);
 
 	if (r < 0)
 		return r;
 	if (bytes > d->bytes - d->used)
 		return -ENOMEM;
-	r = kvp_seg_map(fd, bytes, MAP_FLAGS, &addr);
+	r = kvp_seg_map(fd, bytes, take_flags(fd), &addr);
 	if (r < 0)
 		return r;
 	d->seg[id] = (struct area){ addr, bytes };

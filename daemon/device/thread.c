@@ -321,6 +321,16 @@ static void keep(struct kvpd_device *d, struct kvpd_device_op *op, struct kvpd_p
 	}
 }
 
+static int seal(int fd, const struct kvpd_device_op *op)
+{
+	const unsigned seals = op->client ? KVP_SEALS_FIXED : KVP_SEALS_VAULT;
+	int r = kvp_seg_check(fd, op->bytes, KVP_SEALS_FIXED);
+
+	if (r == 0 && !op->client)
+		r = kvp_seg_seal(fd, seals);
+	return r == 0 ? kvp_seg_check(fd, op->bytes, seals) : r;
+}
+
 /* What comes with a segment has to be what was asked for, whatever the worker says. */
 static bool answer_ok(const struct kvpd_device *d, const struct kvpd_p *p)
 {
@@ -330,7 +340,7 @@ static bool answer_ok(const struct kvpd_device *d, const struct kvpd_p *p)
 	if (!d->ask.open || p->h.tag != d->ask.tag)
 		return false;
 	if (make && d->driver_flags & KVPD_DRIVER_READABLE)
-		return p->fd >= 0 && kvp_seg_check(p->fd, op->bytes, KVP_SEALS_VAULT) == 0;
+		return p->fd >= 0 && seal(p->fd, op) == 0;
 	return make || p->fd < 0;
 }
 

@@ -94,7 +94,7 @@ static void give_memory(struct kvpd_child *child)
 	receive(child->sock);
 	assert_int_equal(packet.h.tag, 7);
 	assert_int_equal(packet.u.answer.status, 0);
-	assert_int_equal(kvp_seg_check(packet.fd, MIB, KVP_SEALS_VAULT), 0);
+	assert_int_equal(kvp_seg_check(packet.fd, MIB, KVP_SEALS_FIXED), 0);
 	kvpd_p_done_with(&packet);
 	assert_int_equal(kvp_seg_create("test", MIB, 0, &dram), 0);
 	assert_int_equal(kvp_seg_seal(dram, KVP_SEALS_FIXED), 0);

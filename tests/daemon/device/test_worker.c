@@ -117,6 +117,15 @@ static int until_up(int (*f)(struct kvpd_device_copy *), struct kvpd_device_copy
 	return r;
 }
 
+static int until_asked(struct kvpd_device_op *op)
+{
+	int r;
+
+	while ((r = ask(op)) == -ENODEV || r == -EAGAIN)
+		poll(NULL, 0, 1);
+	return r;
+}
+
 struct extent {
 	uint32_t id;
 	uint64_t bytes;
@@ -325,6 +334,41 @@ static pid_t worker_pid(void)
 	}
 	closedir(tasks);
 	return pid;
+}
+
+/* A segment that a client writes: copies come from there and do not go there. */
+static void clients_write_segments(void **state)
+{
+	struct kvpd_device_op op = { .kind = KVPD_SEG_MAKE, .bytes = MIB, .client = true };
+	struct kvpd_device_copy c = { .tenant = 1, .bytes = MIB };
+	struct world world;
+	struct extent host;
+	unsigned char *addr;
+
+	(void)state;
+	open_device(&world, "host", NULL, 0);
+	assert_int_equal(until_asked(&op), 0);
+	assert_int_equal(kvp_seg_check(op.fd, MIB, KVP_SEALS_FIXED), 0);
+	assert_int_equal(kvp_seg_map(op.fd, MIB, KVP_MAP_WRITE, (void **)&addr), 0);
+	assert_int_equal(kvp_seg_seal(op.fd, KVP_SEALS_ARENA), 0);
+	add_extent(&host, MIB, true);
+	pattern(addr, MIB, 1);
+	c.seg = op.id;
+	c.host = host.id;
+	assert_int_equal(kvpd_device_copy(world.device, &c), -EINVAL);
+	c.way = KVPD_TO_HOST;
+	assert_int_equal(until_up(copy, &c), 0);
+	assert_memory_equal(host.addr, addr, MIB);
+	/* The next worker takes it over, although nobody may map it writable any more. */
+	memset(host.addr, 0, MIB);
+	assert_int_equal(kill(worker_pid(), SIGKILL), 0);
+	assert_int_equal(until_up(copy, &c), 0);
+	assert_memory_equal(host.addr, addr, MIB);
+	kvp_seg_unmap(addr, MIB);
+	drop(&host, KVPD_HOST_DROP);
+	op = (struct kvpd_device_op){ .kind = KVPD_SEG_DROP, .id = op.id };
+	assert_int_equal(ask(&op), 0);
+	close_device();
 }
 
 static void round_of_copies(struct kvpd_device_copy *c, const struct extent *seg,
@@ -597,6 +641,7 @@ int main(void)
 		cmocka_unit_test(segments_are_made_and_dropped),
 		cmocka_unit_test(copies_go_both_ways),
 		cmocka_unit_test(nonsense_is_refused),
+		cmocka_unit_test(clients_write_segments),
 		cmocka_unit_test(what_is_left_is_given_back),
 		cmocka_unit_test(each_operation_goes_wrong),
 		cmocka_unit_test(killed_workers_lose_nothing),

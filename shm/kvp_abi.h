@@ -474,6 +474,16 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 #define KVP_OP_MAX_    9u
 
 /*
+ * RESERVE. grant: 0: slots in DRAM; n + 1: on the device of number n, in an extent of kind ARENA and tier
+ * VRAM that this client writes and that was sent to it like an arena in DRAM. What it commits there lies on
+ * that device only, until the daemon copies it. All slots of one RESERVE lie in one medium. Besides the
+ * statuses that it has in DRAM:
+ *	-EAGAIN      also: the session has one RESERVE already that waits, in whichever medium
+ *	-ENODEV      there is no device of this number, it is down, or the tenant has no share of it
+ *	-EOPNOTSUPP  the daemon has no devices at all; one that is older than this gives slots in DRAM
+ * A slot on a device that was granted once is granted to nobody but this session, also when that is over.
+ */
+/*
  * WARM. parent_kind BLOCK, parent_id, parent_birth: the last block of the run, the tip of a match whose
  * lease the client keeps until the answer. count: how many blocks the run has, it and those above it, at
  * most KVP_WARM_BLOCKS; 0: as many as there are, up to that. grant: the number of the device. flags:
@@ -519,7 +529,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 struct kvp_sqe {
 	KVP_ALIGNED(64) uint32_t op;
 	uint32_t serial; /* chosen by the client, counting up; echoed */
-	uint32_t grant;  /* WARM: the device */
+	uint32_t grant;  /* WARM: the device; RESERVE: that + 1, or 0 */
 	uint32_t grant_generation;
 	uint16_t space;
 	uint16_t tokens; /* COMMIT: tokens of the block; RESERVE: unused */

@@ -86,6 +86,17 @@ bool kvpd_block_place(
 	return true;
 }
 
+bool kvpd_block_granted(const struct kvpd_tenant *t, uint32_t block)
+{
+	struct kvpd_place p;
+
+	for (uint32_t tier = 0; tier < KVP_TIER_PAYLOADS; tier++)
+		if (kvpd_block_place(t, block, tier, &p) &&
+			(p.extent->slot[p.slot].flags & KVPD_SLOT_GRANTED))
+			return true;
+	return false;
+}
+
 /* Is it the published block with this id, in any state? */
 static int is_block(const struct kvpd_tenant *t, kvp_block_id id, const struct kvpd_new_block *b)
 {
@@ -290,6 +301,21 @@ static struct kvp_evict_item policy_item(
 	};
 }
 
+/* The policies know the block: a client's slot is its payload's now. */
+static void arrived(
+	struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t id, uint64_t now)
+{
+	uint32_t medium = b->place.extent->cls->medium;
+
+	b->place.extent->slot[b->place.slot].block = id;
+	t->block[id].flags |= KVPD_BLOCK_HELD;
+	kvp_bump(&t->view.cat->stats.payload_bytes, t->view.spaces[b->space].block_bytes);
+	if (medium == KVPD_DRAM)
+		return;
+	kvpd_part_enter(t, medium, id, now);
+	t->part[medium - 1].put++;
+}
+
 int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t revive,
 	uint64_t now, uint32_t *ret_block)
 {
@@ -321,17 +347,26 @@ int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32
 	if (r < 0)
 		return r;
 
-	b->place.extent->slot[b->place.slot].block = id;
-	t->block[id].flags |= KVPD_BLOCK_HELD;
 	r = kvp_evict_insert(t->evict, id, &item, now);
 	assert(r == 0);
+	arrived(t, b, id, now);
 	t->n_blocks++;
 	t->space[b->space].payloads++;
 	kvp_store_relaxed(&st->blocks, t->n_blocks);
-	kvp_bump(&st->payload_bytes, t->view.spaces[b->space].block_bytes);
 	kvp_bump(&st->commits, 1);
 	*ret_block = id;
 	return 0;
+}
+
+void kvpd_block_add_payload(
+	struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t id, uint64_t now)
+{
+	if (kvp_load_relaxed(&kvpd_block_payload(t, id, b->place.tier)->where) ||
+		kvpd_block_state(t, id) != KVP_BLOCK_LIVE ||
+		(t->block[id].flags & KVPD_BLOCK_MOVING))
+		return;
+	lay_new(t, id, b);
+	arrived(t, b, id, now);
 }
 
 /* ---- the end of a payload, and of a block --------------------------------------------------- */
@@ -379,13 +414,18 @@ int kvpd_block_drop_copy(struct kvpd_tenant *t, uint32_t id, uint64_t now)
 
 	if (!kvpd_block_place(t, id, KVP_TIER_VRAM, &place))
 		return -ENOENT;
-	r = kvpd_part_leave(t, place.extent->cls->medium, id, now);
-	if (r < 0)
-		return r;
-	take_payload(t, id, place);
-	t->part[place.extent->cls->medium - 1].dropped++;
-	kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);
-	return 0;
+	if (kvpd_block_in_dram(t, id)) {
+		r = kvpd_part_leave(t, place.extent->cls->medium, id, now);
+		if (r == 0) {
+			take_payload(t, id, place);
+			kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);
+		}
+	} else {
+		r = kvpd_evict_marked(t, id, now);
+	}
+	if (r == 0)
+		t->part[place.extent->cls->medium - 1].dropped++;
+	return r;
 }
 
 void kvpd_block_release(struct kvpd_tenant *t, uint32_t block)

@@ -96,6 +96,13 @@ static inline const struct kvp_payload_desc *kvpd_block_payload(
 
 /* The first tier in which a block has a payload; KVP_TIER_RECIPE: it has none. */
 uint32_t kvpd_block_tier(const struct kvpd_tenant *t, uint32_t block);
+/* Has it a payload in DRAM? */
+static inline bool kvpd_block_in_dram(const struct kvpd_tenant *t, uint32_t block)
+{
+	return kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_DRAM)->where) != 0;
+}
+/* Is the slot of one of its payloads granted? */
+bool kvpd_block_granted(const struct kvpd_tenant *t, uint32_t block);
 /* Where the payload of a block in this tier lies; false: it has none there. */
 bool kvpd_block_place(
 	const struct kvpd_tenant *t, uint32_t block, uint32_t tier, struct kvpd_place *ret_place);
@@ -137,13 +144,20 @@ int kvpd_block_lookup(
 int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t revive,
 	uint64_t now, uint32_t *ret_block);
 /*
+ * What was committed is there already, as this block. If it has no payload in the new one's tier, and is not
+ * just being copied there, that becomes its.
+ */
+void kvpd_block_add_payload(
+	struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t block, uint64_t now);
+/*
  * Takes the payloads, in all tiers, of a block that is EVICTING, unleased, and out of the policy:
  * it becomes a RECIPE or, with `forget` and if it has no children, free.
  */
 void kvpd_block_take(struct kvpd_tenant *t, uint32_t block, bool forget);
 /*
- * Takes the payload on a device of a block that is EVICTING and unleased, and has one in DRAM: it is
- * LIVE again. -EBUSY: blocks below it lie there; -ENOENT: it has none. Then nothing has changed.
+ * Takes the payload on a device of a block that is EVICTING and unleased: it is LIVE again, or a RECIPE if
+ * that was the last. -EBUSY: blocks below it lie there, or would have to go as well; -ENOENT: it has none.
+ * Then nothing has changed.
  */
 int kvpd_block_drop_copy(struct kvpd_tenant *t, uint32_t block, uint64_t now);
 /* Makes the descriptor free: of an EVICTING or RECIPE block without payload or children. */

@@ -181,9 +181,8 @@ static void check_slot(struct kvpd_check *c, struct kvpd_place p)
 			kvpd_check_wrong(c,
 				"extent %u slot %u holds block %u, which lies elsewhere",
 				p.extent->id, p.slot, s->block);
-		if (p.tier == KVP_TIER_DRAM &&
-			!!(s->flags & KVPD_SLOT_GRANTED) !=
-				!!(c->t->block[s->block].flags & KVPD_BLOCK_HELD))
+		if (kvpd_block_granted(c->t, s->block) !=
+			!!(c->t->block[s->block].flags & KVPD_BLOCK_HELD))
 			kvpd_check_wrong(c, "block %u: its grant and its slot disagree", s->block);
 	}
 	if (!!(s->flags & KVPD_SLOT_GRANTED) != is_granted(p))
@@ -226,8 +225,8 @@ static void end_extent(struct kvpd_check *c, const struct kvpd_extent *x)
 		c->sum.part[x->cls->medium - 1] += x->bytes;
 		c->sum.places[x->cls->medium - 1] += x->slots;
 	}
-	c->sum.arena += x->kind == KVP_EXTENT_ARENA ? x->bytes : 0;
-	if (x->kind == KVP_EXTENT_VAULT && x->state == KVPD_EXTENT_LIVE && !x->draining) {
+	c->sum.arena += kvpd_extent_is_dram_arena(x) ? x->bytes : 0;
+	if (kvpd_extent_counts(x)) {
 		c->sum.slots[k] += x->slots;
 		c->sum.free[k] += x->slots - x->used;
 	}

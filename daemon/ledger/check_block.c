@@ -120,8 +120,6 @@ static void check_payloads(struct kvpd_check *c, uint32_t id)
 {
 	if (kvpd_block_tier(c->t, id) == KVP_TIER_RECIPE)
 		kvpd_check_wrong(c, "block %u is live and has no payload", id);
-	else if (!kvp_load_relaxed(&kvpd_block_payload(c->t, id, KVP_TIER_DRAM)->where))
-		kvpd_check_wrong(c, "block %u has a payload on a device and none in DRAM", id);
 	for (uint32_t tier = 0; tier < KVP_TIER_PAYLOADS; tier++)
 		if (kvp_load_relaxed(&kvpd_block_payload(c->t, id, tier)->where))
 			check_payload(c, id, tier);

@@ -43,3 +43,10 @@ struct kvpd_class *kvpd_class_get(struct kvpd_tenant *t, uint32_t medium, uint64
 	}
 	return c;
 }
+
+struct kvpd_class *kvpd_class_of(struct kvpd_tenant *t, uint32_t space, uint32_t medium)
+{
+	if (medium == KVPD_DRAM)
+		return t->space[space].cls;
+	return kvpd_class_get(t, medium, kvpd_device_slot(t->view.spaces[space].block_bytes));
+}

@@ -32,5 +32,7 @@ struct kvpd_class {
 uint64_t kvpd_slot_bytes(uint64_t block_bytes);
 /* The tenant's class of this size, made if need be. NULL: it has KVPD_CLASSES others in use. */
 struct kvpd_class *kvpd_class_get(struct kvpd_tenant *t, uint32_t medium, uint64_t slot_bytes);
+/* That of a space's blocks in a medium; NULL: as above. */
+struct kvpd_class *kvpd_class_of(struct kvpd_tenant *t, uint32_t space, uint32_t medium);
 
 #endif

@@ -101,7 +101,7 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 	if (sqe->until && kvp_until_timeline(sqe->until) >= KVP_TIMELINES)
 		return -EINVAL;
 	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space] ||
-		g->place.extent->cls != t->space[sqe->space].cls)
+		g->place.extent->cls != kvpd_class_of(t, sqe->space, g->place.extent->cls->medium))
 		return -EINVAL;
 	space = &t->view.spaces[sqe->space];
 	if (!b.n_tokens || b.n_tokens > space->canon.block_tokens)
@@ -132,6 +132,7 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 	if (r && kvpd_block_state(t, found) != KVP_BLOCK_RECIPE) {
 		kvp_evict_access(t->evict, found, now);
 		kvp_bump(&t->view.cat->stats.duplicates, 1);
+		kvpd_block_add_payload(t, &b, found, now);
 		*ret_block = found;
 		r = KVP_CQE_DUPLICATE;
 	} else {

@@ -9,6 +9,7 @@
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/lease.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/recipe.h"
 #include "daemon/ledger/relief.h"
@@ -32,6 +33,8 @@ struct search {
 	uint32_t leased;  /* of these, as the last look has it */
 	uint32_t written; /* only because somebody writes the chain */
 	uint32_t advised; /* only because a ranking would keep it */
+	bool in_dram; /* room in DRAM is wanted: what has no payload there stays, while there is other */
+	uint32_t elsewhere; /* only because of that */
 };
 
 /*
@@ -53,6 +56,8 @@ static uint32_t *why_spared(struct search *q, kvp_block_id id)
 		return &otherwise;
 	if (kvpd_leased(q->t, KVPD_LOOK_TIPS, id))
 		return &q->leased;
+	if (q->in_dram && !kvpd_block_in_dram(q->t, id))
+		return &q->elsewhere;
 	if (q->any_tip && kvpd_tip_any(q->t, id))
 		return &q->written;
 	return kvpd_advice_spares(q->advice, id) ? &q->advised : NULL;
@@ -74,7 +79,7 @@ static uint32_t search(struct search *q, uint32_t n, kvp_block_id *victim)
 {
 	uint32_t good = 0;
 
-	q->refused = q->leased = q->written = q->advised = 0;
+	q->refused = q->leased = q->written = q->advised = q->elsewhere = 0;
 	n = (uint32_t)kvp_evict_victims(q->t->evict, n, 0, is_protected, q, q->now, victim, n);
 	if (!enough(q))
 		return n;
@@ -98,6 +103,7 @@ static uint32_t choose(
 		.now = now,
 		.advice = kvpd_advice_consult(t->advice, now) ? t->advice : NULL,
 		.any_tip = t->n_tips != 0,
+		.in_dram = t->ledger->n_media != 0,
 	};
 	bool fresh = kvpd_lease_look(t, KVPD_LOOK_TIPS, false);
 	uint32_t found = search(&q, n, victim);
@@ -110,6 +116,12 @@ static uint32_t choose(
 		*ret_more = *ret_more || looked_enough(&q);
 	}
 	if (!found && q.advised) {
+		q.advice = NULL;
+		found = search(&q, n, victim);
+		*ret_more = *ret_more || looked_enough(&q);
+	}
+	if (!found && q.elsewhere) {
+		q.in_dram = false;
 		q.advice = NULL;
 		found = search(&q, n, victim);
 		*ret_more = *ret_more || looked_enough(&q);
@@ -157,6 +169,26 @@ static uint32_t space_of(const struct kvpd_tenant *t, kvp_block_id id)
 	return kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape));
 }
 
+/* It has left the policy. */
+static void take(struct kvpd_tenant *t, kvp_block_id id)
+{
+	t->space[space_of(t, id)].evictions++;
+	kvp_bump(&t->view.cat->stats.evictions, 1);
+	t->block[id].evicted = (uint32_t)kvp_load_relaxed(&t->view.cat->stats.evictions);
+	kvpd_block_take(t, id, false);
+}
+
+int kvpd_evict_marked(struct kvpd_tenant *t, uint32_t id, uint64_t now)
+{
+	int r = kvp_evict_remove(t->evict, id, 1, now);
+
+	if (r < 0)
+		return r;
+	take(t, id);
+	kvpd_due(t, KVPD_DUE_ROOM); /* there may be too many recipes now */
+	return 0;
+}
+
 int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 {
 	kvp_block_id victim[KVPD_EVICT_MAX];
@@ -177,11 +209,7 @@ int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 			kvp_block_unmark(&t->view, victim[i], word[i]);
 			continue;
 		}
-		t->space[space_of(t, victim[i])].evictions++;
-		kvp_bump(&t->view.cat->stats.evictions, 1);
-		t->block[victim[i]].evicted =
-			(uint32_t)kvp_load_relaxed(&t->view.cat->stats.evictions);
-		kvpd_block_take(t, victim[i], false);
+		take(t, victim[i]);
 		gone++;
 	}
 	kvpd_recipe_trim(t);

@@ -65,7 +65,7 @@ struct kvpd_extent *kvpd_extent_new(
 		t->part[c->medium - 1].charged += bytes;
 		t->part[c->medium - 1].slots += slots;
 	}
-	if (kind == KVP_EXTENT_ARENA)
+	if (kvpd_extent_is_dram_arena(x))
 		t->arena_bytes += bytes;
 	return x;
 error:
@@ -96,7 +96,7 @@ void kvpd_extent_free(struct kvpd_extent *x)
 		t->part[x->cls->medium - 1].charged -= x->bytes;
 		t->part[x->cls->medium - 1].slots -= x->slots;
 	}
-	if (x->kind == KVP_EXTENT_ARENA)
+	if (kvpd_extent_is_dram_arena(x))
 		t->arena_bytes -= x->bytes;
 	t->n_draining -= x->draining;
 	t->n_unproven -= x->unproven;
@@ -111,11 +111,11 @@ static void disown(struct kvpd_extent *x)
 {
 	struct kvpd_session *s = x->owner;
 
-	x->owner = NULL;
 	if (!s)
 		return;
-	s->making = false;
-	kvpd_arena_count(s, -(int64_t)x->bytes);
+	kvpd_arena_counts(x, false);
+	x->owner = NULL;
+	kvpd_supplied(s, x->cls)->making = false;
 }
 
 void kvpd_extent_give_up(struct kvpd_extent *x)
@@ -148,7 +148,12 @@ void kvpd_extent_free_all(struct kvpd_tenant *t)
 
 bool kvpd_extent_gives(const struct kvpd_extent *x)
 {
-	return x->state == KVPD_EXTENT_LIVE && !x->draining;
+	return x->state == KVPD_EXTENT_LIVE && !x->draining && !x->closed;
+}
+
+bool kvpd_extent_is_dram_arena(const struct kvpd_extent *x)
+{
+	return x->kind == KVP_EXTENT_ARENA && x->cls->medium == KVPD_DRAM;
 }
 
 bool kvpd_extent_counts(const struct kvpd_extent *x)
@@ -193,6 +198,8 @@ static void slot_settle(struct kvpd_place p)
 		x->cls->vault_free++;
 		x->tenant->warm |= !x->used;
 	}
+	if (x->closed && !x->used)
+		kvpd_extent_drain(x);
 	if (x->draining)
 		kvpd_due(x->tenant, KVPD_DUE_EXTENTS);
 	kvpd_supply_came(x);

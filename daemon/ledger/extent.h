@@ -60,10 +60,11 @@ struct kvpd_extent {
 	uint32_t generation;
 	uint32_t kind;
 	bool draining; /* gives no more slots; its blocks leave */
+	bool closed;   /* gives no more slots; its blocks stay, see kvpd_extent_orphan() */
 	bool unproven; /* all have unmapped it, they say, but somebody has it still */
 	bool written;  /* and may write there */
 	uid_t uid;     /* of an arena's client */
-	int fd;        /* of a segment: the device's */
+	int fd;        /* of a segment that no client writes: the device's */
 	int watch;     /* of memory that was let go, among ledger->watches_fd; or -1 */
 	void *addr;    /* vault: writable; arena: read-only */
 	uint64_t bytes;
@@ -109,6 +110,8 @@ void kvpd_extent_free_all(struct kvpd_tenant *t);
 
 /* Are slots given out? */
 bool kvpd_extent_gives(const struct kvpd_extent *x);
+/* Has the extent a place in what the sessions' arenas in DRAM may take? */
+bool kvpd_extent_is_dram_arena(const struct kvpd_extent *x);
 /* Do its slots count in the class: is it a vault extent that gives slots? */
 bool kvpd_extent_counts(const struct kvpd_extent *x);
 

@@ -17,7 +17,6 @@ const char *kvpd_state_name(uint32_t state)
 void kvpd_facts_read(const struct kvpd_tenant *t, uint32_t id, struct kvpd_facts *ret)
 {
 	const struct kvp_block *b = &t->view.blocks[id];
-	uint32_t tier = kvpd_block_tier(t, id);
 
 	*ret = (struct kvpd_facts){
 		.key = kvpd_block_key(t, id),
@@ -33,8 +32,8 @@ void kvpd_facts_read(const struct kvpd_tenant *t, uint32_t id, struct kvpd_facts
 		.serial = kvp_load_relaxed(&b->serial),
 		.pinned = kvp_load_relaxed(&b->flags) & KVP_BLOCK_F_PINNED,
 	};
-	if (tier != KVP_TIER_RECIPE) {
-		const struct kvp_payload_desc *d = kvpd_block_payload(t, id, tier);
+	if (kvpd_block_in_dram(t, id)) {
+		const struct kvp_payload_desc *d = kvpd_block_payload(t, id, KVP_TIER_DRAM);
 
 		ret->where = kvp_load_relaxed(&d->where);
 		ret->offset = kvp_load_relaxed(&d->offset);
@@ -78,7 +77,7 @@ json_t *kvpd_facts_json(const struct kvpd_facts *f, const char *tenant)
 	kvpd_put_int(o, "touched_s", f->touched_s);
 	kvpd_put_int(o, "serial", f->serial);
 	kvpd_put_bool(o, "pinned", f->pinned);
-	kvpd_put_int(o, "bytes", f->where ? kvp_where_bytes(f->where) : 0);
+	kvpd_put_int(o, "bytes", kvp_where_bytes(f->where ? f->where : f->on.where));
 	if (f->where)
 		put_place(o, f->where, f->offset, f->checksum);
 	if (f->on.where) {

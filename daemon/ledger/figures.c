@@ -77,6 +77,7 @@ static void read_parts(const struct kvpd_tenant *t, struct kvpd_part_figures *f)
 			.share_bytes = p->share,
 			.charged_bytes = p->charged,
 			.blocks = p->blocks,
+			.put = p->put,
 			.warmed = p->warmed,
 			.dropped = p->dropped,
 			.damaged = p->damaged,

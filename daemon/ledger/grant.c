@@ -35,9 +35,9 @@ void kvpd_grant_release(struct kvpd_session *s, struct kvpd_grant *g)
 	struct kvpd_tenant *t = s->tenant;
 	uint32_t block = g->place.extent->slot[g->place.slot].block;
 
-	if (block != KVP_BLOCK_NONE)
-		t->block[block].flags &= ~KVPD_BLOCK_HELD;
 	kvpd_slot_clear(g->place, KVPD_SLOT_GRANTED);
+	if (block != KVP_BLOCK_NONE && !kvpd_block_granted(t, block))
+		t->block[block].flags &= ~KVPD_BLOCK_HELD;
 	g->state = KVPD_GRANT_FREE;
 	g->generation++;
 	g->next = s->grant_free;
@@ -78,7 +78,7 @@ struct kvpd_arena_slots kvpd_arena_slots(const struct kvpd_session *s, const str
 	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
 		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
 
-		if (x->cls != c || x->draining || x->state != KVPD_EXTENT_LIVE)
+		if (x->cls != c || !kvpd_extent_gives(x))
 			continue;
 		n.all += x->slots;
 		n.free += x->slots - x->used;
@@ -102,10 +102,10 @@ static bool take_slot(struct kvpd_session *s, const struct kvpd_class *c, struct
 }
 
 /* Grants up to `count` slots, as many as there are; returns how many. */
-static uint32_t grant_some(struct kvpd_session *s, uint32_t space, uint32_t count, uint32_t serial)
+static uint32_t grant_some(struct kvpd_session *s, uint32_t space, struct kvpd_class *c,
+	uint32_t count, uint32_t serial)
 {
 	const struct kvpd_tenant *t = s->tenant;
-	struct kvpd_class *c = t->space[space].cls;
 	uint32_t bytes = (uint32_t)t->view.spaces[space].block_bytes;
 	uint32_t room = kvp_cq_room(s->page, s->cq_tail), limit = KVP_MAX_GRANTS - s->n_grants;
 	uint64_t n = kvpd_arena_slots(s, c).free;
@@ -136,6 +136,7 @@ static void begin_waiting(
 		.waiting = true,
 		.serial = sqe->serial,
 		.space = sqe->space,
+		.medium = sqe->grant,
 		.count = count,
 		.until_ns = now + RESERVE_WAIT_NS,
 	};
@@ -162,20 +163,25 @@ void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint6
 						       : sqe->count;
 	struct kvpd_class *c;
 	struct kvpd_arena_slots n;
-	int status = 0;
+	int status;
 
 	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space])
 		status = -EINVAL;
-	else if (s->n_grants == KVP_MAX_GRANTS)
+	else
+		status = sqe->grant ? kvpd_medium_serves(s->tenant, sqe->grant) : 0;
+	if (status == 0 && s->n_grants == KVP_MAX_GRANTS)
 		status = -EDQUOT;
-	else if (s->reserve.waiting)
+	else if (status == 0 && s->reserve.waiting)
+		status = -EAGAIN;
+	c = status ? NULL : kvpd_class_of(s->tenant, sqe->space, sqe->grant);
+	if (status == 0 && !c)
 		status = -EAGAIN;
 	if (status) {
 		kvpd_ring_answer(s, sqe, status, 0);
 		return;
 	}
-	s->wants = c = s->tenant->space[sqe->space].cls;
-	if (!grant_some(s, sqe->space, count, sqe->serial))
+	s->wants = c;
+	if (!grant_some(s, sqe->space, c, count, sqe->serial))
 		begin_waiting(s, sqe, count, now);
 	n = kvpd_arena_slots(s, c);
 	if (n.free <= n.all / 2)
@@ -207,15 +213,17 @@ bool kvpd_reserve_step(struct kvpd_session *s, uint64_t now)
 {
 	struct kvpd_reserve *r = &s->reserve;
 	struct kvp_sqe sqe = { .op = KVP_OP_RESERVE, .serial = r->serial };
+	struct kvpd_class *c =
+		s->opens[r->space] ? kvpd_class_of(s->tenant, r->space, r->medium) : NULL;
 	bool done = true;
 
 	if (s->expelled || !kvp_cq_room(s->page, s->cq_tail)) {
 		done = now >= r->until_ns;
 		if (done && !s->expelled)
 			owe(s);
-	} else if (!s->opens[r->space]) {
+	} else if (!c) {
 		kvpd_ring_answer(s, &sqe, -EINVAL, 0);
-	} else if (!grant_some(s, r->space, r->count, r->serial)) {
+	} else if (!grant_some(s, r->space, c, r->count, r->serial)) {
 		done = now >= r->until_ns;
 		if (done)
 			kvpd_ring_answer(s, &sqe, -EAGAIN, 0);

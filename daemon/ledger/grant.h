@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "daemon/ledger/extent.h"
+#include "daemon/ledger/room.h"
 #include "shm/kvp_abi.h"
 
 struct kvpd_class;
@@ -30,8 +31,10 @@ struct kvpd_reserve {
 	bool owed; /* its time was over when there was no room for the answer */
 	uint32_t serial;
 	uint32_t space;
+	uint32_t medium;
 	uint32_t count;
 	uint64_t until_ns;
+	struct kvpd_room room; /* on a device: what was tried for it */
 };
 
 /* The grant of this number as the client names it; NULL: it has none such. */

@@ -25,6 +25,10 @@
 
 #define EXTENTS 16u /* of one share, at least, if slots are not larger */
 
+#define PAGE         UINT64_C(4096)
+#define ARENAS_THERE 4u /* of one session on a device, at least, if slots are not larger */
+#define DRAIN_NS     (50 * KVPD_MS) /* between two extents of a device that are emptied for others */
+
 /* ---- what there may be ---------------------------------------------------------------------- */
 
 static uint64_t data_bytes(const struct kvpd_tenant *t)
@@ -96,6 +100,22 @@ void kvpd_arena_count(struct kvpd_session *s, int64_t bytes)
 	s->growing = growing;
 }
 
+void kvpd_arena_counts(const struct kvpd_extent *x, bool more)
+{
+	uint32_t medium = x->cls->medium;
+	struct kvpd_session *s = x->owner;
+	uint64_t *there;
+
+	if (medium == KVPD_DRAM) {
+		kvpd_arena_count(s, more ? (int64_t)x->bytes : -(int64_t)x->bytes);
+		return;
+	}
+	there = &s->there[medium - 1];
+	s->tenant->part[medium - 1].owners += more && !*there;
+	*there += more ? x->bytes : -x->bytes;
+	s->tenant->part[medium - 1].owners -= !more && !*there;
+}
+
 /* Sessions with an arena or in want of one share what arenas may take in all. */
 static uint64_t arena_cap(const struct kvpd_session *s, uint64_t slot_bytes)
 {
@@ -132,6 +152,14 @@ static uint64_t segment_bytes(const struct kvpd_tenant *t, const struct kvpd_cla
 	return slots ? segment : c->slot_bytes;
 }
 
+/* Of which the sizes of a device's extents are multiples; pages, until it is known. */
+static uint64_t granularity(const struct kvpd_tenant *t, const struct kvpd_class *c)
+{
+	uint64_t bytes = UINT64_C(1) << t->view.devices[c->medium - 1].granularity_log2;
+
+	return bytes > PAGE ? bytes : PAGE;
+}
+
 /* One segment, or a smaller one at the end of the share. 0: there is no room. */
 static uint64_t segment_size(const struct kvpd_tenant *t, const struct kvpd_class *c)
 {
@@ -140,7 +168,7 @@ static uint64_t segment_size(const struct kvpd_tenant *t, const struct kvpd_clas
 	uint64_t left = p->share > p->charged ? p->share - p->charged : 0;
 
 	if (bytes > left)
-		bytes = left / 4096 * 4096;
+		bytes = left / granularity(t, c) * granularity(t, c);
 	return bytes < c->slot_bytes ? 0 : bytes;
 }
 
@@ -224,7 +252,8 @@ static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd
 	for (struct kvpd_list *it = most->arenas.next; it != &most->arenas; it = it->next) {
 		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
 
-		if (kvpd_extent_gives(x) && (!least || x->used < least->used))
+		if (x->cls->medium == KVPD_DRAM && kvpd_extent_gives(x) &&
+			(!least || x->used < least->used))
 			least = x;
 	}
 	return least && most->arena_bytes > arena_cap(most, least->cls->slot_bytes) ? least : NULL;
@@ -280,6 +309,8 @@ static void trade_class(struct kvpd_session *s, const struct kvpd_class *c)
 	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
 		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
 
+		if (x->cls->medium != KVPD_DRAM)
+			continue;
 		if (x->cls == c || x->draining)
 			return; /* has room of this class, or is at it */
 		if (kvpd_extent_gives(x) && (!least || x->used < least->used))
@@ -311,31 +342,84 @@ static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t b
 		return;
 	x->owner = s;
 	x->uid = s->peer.uid;
-	s->making = true;
-	kvpd_arena_count(s, (int64_t)bytes);
+	x->first_slot = c->medium == KVPD_DRAM ? 0 : first_slot(s->tenant, x);
+	kvpd_supplied(s, c)->making = true;
+	kvpd_arena_counts(x, true);
 	kvpd_list_append(&s->arenas, &x->link);
 	if (kvpd_medium_ops(x)->make(x) < 0)
 		kvpd_extent_give_up(x);
 }
 
-void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
-{
-	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 3);
-	struct kvpd_tenant *t = s->tenant;
-	uint64_t cap, want, total, own, all, bytes;
-	bool kept;
+/* ---- arenas on devices ----------------------------------------------------------------------- */
 
-	if (s->making || s->expelled || now < s->refused_ns || t->abandoned || kvpd_pressed(t, now))
-		return;
-	if (kvpd_arenas_too_many(t, s->peer.uid, &kept)) {
-		if (kept)
-			kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
-				"tenant %s: uid %u gets no more arenas: processes of it keep those "
-				"of clients that have ended; end these processes",
-				t->name, (unsigned)s->peer.uid);
-		s->refused_ns = now + (kept ? KEPT_NS : RECLAIM_NS);
-		return;
+/* The one that is emptied for others: a closed one, else the emptiest that may go. NULL: one goes already. */
+static struct kvpd_extent *victim_there(
+	const struct kvpd_tenant *t, const struct kvpd_session *spared, uint32_t medium)
+{
+	struct kvpd_extent *least = NULL;
+
+	for (uint32_t i = 0; i < t->n_extents; i++) {
+		struct kvpd_extent *x = t->extent[i];
+
+		if (!x || x->cls->medium != medium)
+			continue;
+		if (x->draining && !x->unproven)
+			return NULL;
+		if (x->state != KVPD_EXTENT_LIVE || x->draining || (spared && x->owner == spared))
+			continue;
+		if (!least || x->closed > least->closed ||
+			(x->closed == least->closed && x->used < least->used))
+			least = x;
 	}
+	return least;
+}
+
+void kvpd_reclaim_there(
+	struct kvpd_tenant *t, const struct kvpd_session *spared, uint32_t medium, uint64_t now)
+{
+	struct kvpd_part *p = &t->part[medium - 1];
+	struct kvpd_extent *x;
+
+	if (now - p->drained_ns < DRAIN_NS)
+		return;
+	p->drained_ns = now;
+	x = victim_there(t, spared, medium);
+	if (x)
+		kvpd_extent_drain(x);
+}
+
+/*
+ * Half of the share is for arenas, divided among those who have some; at least a slot each. The rest is for
+ * what is copied there.
+ */
+static void grow_there(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
+{
+	struct kvpd_tenant *t = s->tenant;
+	const struct kvpd_part *p = &t->part[c->medium - 1];
+	uint64_t own = s->there[c->medium - 1], half = p->share / 2;
+	uint64_t cap = half / (p->owners + !own), want = segment_bytes(t, c);
+	uint64_t page = granularity(t, c), left = p->share > p->charged ? p->share - p->charged : 0;
+
+	kvpd_supplied(s, c)->refused_ns = now + RECLAIM_NS;
+	if (want > cap / ARENAS_THERE)
+		want = cap / ARENAS_THERE;
+	if (own && own + want > cap)
+		return; /* room is made in those that it has */
+	want = want / page * page;
+	if (want < c->slot_bytes)
+		want = (c->slot_bytes + page - 1) / page * page;
+	if (want <= left)
+		arena_begin(s, c, want);
+	else
+		kvpd_reclaim_there(t, s, c->medium, now);
+}
+
+static void grow_here(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
+{
+	struct kvpd_tenant *t = s->tenant;
+	struct kvpd_supplied *p = kvpd_supplied(s, c);
+	uint64_t cap, want, total, own, all, bytes;
+
 	cap = arena_cap(s, c->slot_bytes);
 	want = arena_wish(s, c, cap);
 	total = arena_total(t, c->slot_bytes);
@@ -344,7 +428,7 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 	if (!s->arena_bytes && all < kvpd_pool_round(t->ledger, c->slot_bytes))
 		all = kvpd_pool_round(t->ledger, c->slot_bytes); /* a slot for everybody */
 	if (!extent_size(t->ledger, c, want, own)) {
-		s->refused_ns = now + RECLAIM_NS;
+		p->refused_ns = now + RECLAIM_NS;
 		trade_class(s, c);
 		return;
 	}
@@ -359,10 +443,34 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 		arena_begin(s, c, bytes);
 		return;
 	}
-	s->refused_ns = now + RECLAIM_NS;
+	p->refused_ns = now + RECLAIM_NS;
 	/* It looks at all sessions and extents, for whichever session asks. */
 	if (now < t->reclaim_ns)
 		return;
 	t->reclaim_ns = now + RECLAIM_NS;
 	kvpd_reclaim(t, s, c);
+}
+
+void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
+{
+	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 3);
+	struct kvpd_tenant *t = s->tenant;
+	struct kvpd_supplied *p = kvpd_supplied(s, c);
+	bool kept;
+
+	if (p->making || s->expelled || now < p->refused_ns || t->abandoned)
+		return;
+	if (kvpd_arenas_too_many(t, s->peer.uid, &kept)) {
+		if (kept)
+			kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
+				"tenant %s: uid %u gets no more arenas: processes of it keep those "
+				"of clients that have ended; end these processes",
+				t->name, (unsigned)s->peer.uid);
+		p->refused_ns = now + (kept ? KEPT_NS : RECLAIM_NS);
+		return;
+	}
+	if (c->medium != KVPD_DRAM)
+		grow_there(s, c, now);
+	else if (!kvpd_pressed(t, now))
+		grow_here(s, c, now);
 }

@@ -17,7 +17,7 @@ bool kvpd_slot_fits(const struct kvpd_tenant *t, uint64_t slot_bytes);
 /* A vault slot outside of `except`, flagged TARGET; has the vault grown when few are left. */
 bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent *except,
 	uint64_t now, struct kvpd_place *ret_place);
-/* Begins to make more arena for a session, or to make room for that; repeat until there is. */
+/* Begins to make more arena of a class for a session, or to make room for that; repeat until there is. */
 void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now);
 /*
  * Has something emptied and given back, one extent at a time: of the session that has more than its
@@ -31,5 +31,10 @@ void kvpd_reclaim(
  * the sessions among which what arenas may take is divided.
  */
 void kvpd_arena_count(struct kvpd_session *s, int64_t bytes);
+/* Likewise for an extent that has an owner, in any medium: the owner got it, or is about to lose it. */
+void kvpd_arena_counts(const struct kvpd_extent *x, bool more);
+/* Has an extent on a device emptied and given back, closed ones first; arenas of `spared` (or NULL) stay. */
+void kvpd_reclaim_there(
+	struct kvpd_tenant *t, const struct kvpd_session *spared, uint32_t medium, uint64_t now);
 
 #endif

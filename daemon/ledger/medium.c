@@ -222,6 +222,15 @@ void kvpd_parts_show(struct kvpd_tenant *t)
 			show(t, &t->ledger->medium[i]);
 }
 
+int kvpd_medium_serves(const struct kvpd_tenant *t, uint32_t medium)
+{
+	if (!t->ledger->n_media)
+		return -EOPNOTSUPP;
+	if (medium - 1 >= t->ledger->n_media || !t->part[medium - 1].share)
+		return -ENODEV;
+	return kvpd_medium_open(t->ledger, medium);
+}
+
 /* ---- parts ---------------------------------------------------------------------------------- */
 
 int kvpd_parts_new(struct kvpd_tenant *t, const uint64_t share[KVP_MAX_DEVICES], uint64_t *bytes)

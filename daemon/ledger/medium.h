@@ -4,9 +4,12 @@
  * configuration. An extent's class says in which medium it lies, and the operations of that make its
  * memory, drop it, and show it to clients.
  *
- * A device's extents are vault extents, one segment each: the daemon alone writes them, by copies out
- * of DRAM. Whoever has a payload on a device has one in DRAM too, and both go together; a payload on a
- * device may go alone (warm.h). So nothing is lost with a device, and nothing has to be written back.
+ * A device's extents are one segment each. Vault segments are written by copies out of DRAM alone
+ * (warm.h). Arenas are written by one client, which was granted slots there; what it commits lies on the
+ * device only.
+ *
+ * DRAM decides what is cached: a block that is evicted goes in all media. A payload on a device may go
+ * alone (room.h); where it is the block's only one the block becomes a RECIPE.
  */
 #ifndef KVPD_MEDIUM_H
 #define KVPD_MEDIUM_H
@@ -53,15 +56,17 @@ struct kvpd_part {
 	uint64_t share;            /* guaranteed; 0: nothing */
 	uint64_t charged;          /* bytes of its extents there */
 	uint32_t slots, max_slots; /* of these extents; the policy has places for no more blocks */
+	uint32_t owners;           /* sessions that have arenas there */
 	struct kvp_evict *evict;
 	uint64_t blocks;  /* with a payload there */
-	uint64_t warmed;  /* payloads that came, */
+	uint64_t put;     /* payloads that clients wrote there, */
+	uint64_t warmed;  /* that were copied there, */
 	uint64_t dropped; /* that went for others' sake, */
 	uint64_t damaged; /* and that did not come, because they are not what their checksum says */
 	bool dropping;    /* a job that takes payloads is under way */
 	uint32_t
 		look; /* leases are looked at for room until this look is over; 0: none is wanted */
-	uint64_t drained_ns; /* when an extent was last emptied for another class */
+	uint64_t drained_ns; /* when an extent was last emptied for others */
 };
 
 /* A DRAM extent as a device knows it; see kvpd_host_want(). */
@@ -98,6 +103,8 @@ void kvpd_parts_leave(struct kvpd_tenant *t);
 void kvpd_parts_free(struct kvpd_tenant *t);
 /* The policies learn for how many blocks there is room: the least block of all spaces has so many bytes. */
 void kvpd_parts_capacity(struct kvpd_tenant *t, uint64_t least);
+/* Can clients of the tenant have something done there? -EOPNOTSUPP: no devices; -ENODEV. */
+int kvpd_medium_serves(const struct kvpd_tenant *t, uint32_t medium);
 /* A slot for blocks of this size on a device measures so much. */
 uint64_t kvpd_device_slot(uint64_t block_bytes);
 

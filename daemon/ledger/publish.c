@@ -110,7 +110,7 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 				strerror(-result),
 				x->cls->medium == KVPD_DRAM ? "`memory`" : "the device's `bytes`");
 		if (x->owner)
-			x->owner->refused_ns = again;
+			kvpd_supplied(x->owner, x->cls)->refused_ns = again;
 		x->cls->refused_ns = again;
 		kvpd_extent_give_up(x);
 		return;
@@ -131,7 +131,7 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 		kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
 			"tenant %s: an arena cannot be offered: %s%s", x->tenant->name,
 			strerror(-r), r == -EMFILE ? "; raise LimitNOFILE=" : "");
-		x->owner->refused_ns = again;
+		kvpd_supplied(x->owner, x->cls)->refused_ns = again;
 		kvpd_extent_unwanted(x);
 		return;
 	}
@@ -265,7 +265,7 @@ static int arena_ack_on_ledger(struct kvpd_ledger *l, void *arg)
 	r = kvp_seg_seal(x->fd, KVP_SEALS_ARENA);
 	if (kvp_seg_check(x->fd, x->bytes, KVP_SEALS_ARENA) < 0 || has_holes(x))
 		return r < 0 ? r : -EPROTO;
-	s->making = false;
+	kvpd_supplied(s, x->cls)->making = false;
 	go_live(x);
 	return 0;
 }

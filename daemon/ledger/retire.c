@@ -42,10 +42,14 @@ void kvpd_extent_orphan(struct kvpd_extent *x)
 {
 	struct kvpd_tenant *t = x->tenant;
 
+	kvpd_arena_counts(x, false);
 	x->owner = NULL;
 	kvpd_list_remove(&x->link);
 	kvpd_list_append(&t->orphans, &x->link);
-	kvpd_extent_drain(x);
+	if (x->cls->medium != KVPD_DRAM && x->state == KVPD_EXTENT_LIVE && x->used)
+		x->closed = true;
+	else
+		kvpd_extent_drain(x);
 	if (x->state == KVPD_EXTENT_LIVE)
 		kvp_store_relaxed(&t->view.extents[x->id].owner, 0);
 }
@@ -92,7 +96,7 @@ static void retire(struct kvpd_extent *x)
 	}
 	x->state = KVPD_EXTENT_RETIRING;
 	if (x->owner)
-		kvpd_arena_count(x->owner, -(int64_t)x->bytes);
+		kvpd_arena_counts(x, false);
 	x->owner = NULL;
 	kvpd_list_remove(&x->link);
 	kvpd_list_append(&t->orphans, &x->link);

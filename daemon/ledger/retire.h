@@ -16,7 +16,11 @@ struct kvpd_tenant;
 
 /* No more slots of it are given out; blocks are moved out in the next steps. */
 void kvpd_extent_drain(struct kvpd_extent *x);
-/* Its session is gone: it drains, for the tenant. */
+/*
+ * Its session is gone: it drains, for the tenant. On a device its slots are nobody else's ever, since
+ * nothing proves there that the writes of a dead process have ended; what was committed stays where it is
+ * until room is wanted on the device, and the extent goes with the last of it.
+ */
 void kvpd_extent_orphan(struct kvpd_extent *x);
 /* A session unmapped an extent that retires; place: its bit. */
 void kvpd_extent_unmapped(struct kvpd_extent *x, uint32_t place);

@@ -14,25 +14,60 @@
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/mover.h"
-#include "daemon/ledger/retire.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/supply.h"
 #include "daemon/ledger/switch.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/tip.h"
 #include "daemon/ledger/warm.h"
 #include "policy/kvp_evict.h"
 
-#define TRIES    16u            /* jobs for one slot: clients may take leases as fast as they end */
-#define DRAIN_NS (50 * KVPD_MS) /* between two extents that are emptied for another class */
-#define REST_NS  (2 * KVPD_MS)  /* as for movers */
+#define TRIES   16u           /* jobs for one slot: clients may take leases as fast as they end */
+#define REST_NS (2 * KVPD_MS) /* as for movers */
 
 /* ---- victims -------------------------------------------------------------------------------- */
 
 struct search {
 	struct kvpd_tenant *t;
 	const struct kvpd_class *cls; /* only a slot of this one is of use, */
-	const struct kvpd_extent
-		*only; /* and of this extent, which drains; NULL: of any that gives */
+	enum { VAULT, OWN, ONLY, ANY } where;
+	const struct kvpd_session *owner; /* OWN: in its arenas that give slots */
+	const struct kvpd_extent *only;   /* ONLY: in this one, which drains */
+	uint64_t now;
 	uint32_t refused, leased;
 };
+
+static bool of_use(const struct search *q, const struct kvpd_extent *x)
+{
+	if (x->cls != q->cls)
+		return false;
+	switch (q->where) {
+	case VAULT:
+		return kvpd_extent_counts(x);
+	case OWN:
+		return x->owner == q->owner && kvpd_extent_gives(x);
+	case ONLY:
+		return x == q->only;
+	default:
+		return true;
+	}
+}
+
+/* One that lies nowhere else goes altogether, and so it cannot before those below it. */
+static bool has_below(const struct kvpd_tenant *t, kvp_block_id id)
+{
+	struct kvp_evict_info info;
+
+	return !kvpd_block_in_dram(t, id) && kvp_evict_peek(t->evict, id, &info) == 0 &&
+	       info.children;
+}
+
+/* What a session wrote last is what it goes on from: it does not go for its own next block. */
+static bool is_written(const struct search *q, kvp_block_id id)
+{
+	return q->where == OWN && !kvpd_block_in_dram(q->t, id) &&
+	       kvpd_tip_now(q->owner, id, q->now);
+}
 
 static bool spared(const struct search *q, kvp_block_id id, bool *ret_leased)
 {
@@ -40,7 +75,7 @@ static bool spared(const struct search *q, kvp_block_id id, bool *ret_leased)
 
 	*ret_leased = false;
 	if (kvpd_block_kept(q->t, id) || !kvpd_block_place(q->t, id, KVP_TIER_VRAM, &p) ||
-		p.extent->cls != q->cls || (q->only ? p.extent != q->only : p.extent->draining))
+		!of_use(q, p.extent) || has_below(q->t, id) || is_written(q, id))
 		return true;
 	*ret_leased = kvpd_leased(q->t, KVPD_LOOK_CHAINS, id);
 	return *ret_leased;
@@ -111,6 +146,7 @@ void kvpd_room_dropped(struct kvpd_tenant *t, const struct kvpd_move_job *j)
 {
 	t->part[j->move[0].from.extent->cls->medium - 1].dropping = false;
 	kvpd_warm_again(t);
+	kvpd_supply_again(t);
 }
 
 /* ---- for a block of one class --------------------------------------------------------------- */
@@ -128,19 +164,18 @@ static int begin(struct kvpd_tenant *t, struct kvpd_part *part, const kvp_block_
 	return 0;
 }
 
-static int evict(struct kvpd_tenant *t, struct kvpd_part *part, const struct kvpd_class *c,
-	uint64_t now, struct kvpd_room *room)
+static int evict(struct search *q, struct kvpd_part *part, uint64_t now, struct kvpd_room *room)
 {
-	struct search q = { .t = t, .cls = c };
 	kvp_block_id victim[KVPD_MOVE_BLOCKS];
+	struct kvpd_tenant *t = q->t;
 	uint32_t n;
 
 	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
-	n = search(&q, part, now, victim);
+	n = search(q, part, now, victim);
 	if (n)
 		return begin(t, part, victim, n, room);
 	room->again = true;
-	if ((q.refused >= KVPD_EVICT_REFUSED || kvp_evict_cut_short(part->evict)) &&
+	if ((q->refused >= KVPD_EVICT_REFUSED || kvp_evict_cut_short(part->evict)) &&
 		room->vain++ <= part->blocks / KVPD_EVICT_REFUSED)
 		return 0;
 	/* It spared what is leased no more, perhaps. */
@@ -152,30 +187,6 @@ static int evict(struct kvpd_tenant *t, struct kvpd_part *part, const struct kvp
 		return 0;
 	}
 	room->again = false;
-	return -ENOSPC;
-}
-
-/* The class has nothing there and others have all: the extent in which least lies is emptied. */
-static int empty_other(
-	struct kvpd_tenant *t, struct kvpd_part *part, const struct kvpd_class *c, uint64_t now)
-{
-	struct kvpd_extent *least = NULL;
-	bool leaves = false;
-
-	if (c->slot_bytes > part->share || now - part->drained_ns < DRAIN_NS)
-		return -ENOSPC;
-	part->drained_ns = now;
-	for (uint32_t i = 0; i < t->n_extents; i++) {
-		struct kvpd_extent *x = t->extent[i];
-
-		if (!x || x->cls->medium != c->medium)
-			continue;
-		leaves = leaves || x->draining;
-		if (kvpd_extent_counts(x) && (!least || x->used < least->used))
-			least = x;
-	}
-	if (least && !leaves)
-		kvpd_extent_drain(least);
 	return -ENOSPC;
 }
 
@@ -194,7 +205,22 @@ int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes,
 	}
 	if (c->making || part->dropping)
 		return 0;
-	return c->vault_slots ? evict(t, part, c, now, room) : empty_other(t, part, c, now);
+	if (c->vault_slots)
+		return evict(&(struct search){ .t = t, .cls = c }, part, now, room);
+	/* The class has nothing there and others have all. */
+	if (c->slot_bytes <= part->share)
+		kvpd_reclaim_there(t, NULL, medium, now);
+	return -ENOSPC;
+}
+
+int kvpd_room_own(
+	struct kvpd_session *s, struct kvpd_class *c, uint64_t now, struct kvpd_room *room)
+{
+	struct search q = { .t = s->tenant, .cls = c, .where = OWN, .owner = s, .now = now };
+	struct kvpd_part *part = &s->tenant->part[c->medium - 1];
+
+	room->again = false;
+	return part->dropping ? 0 : evict(&q, part, now, room);
 }
 
 /* ---- for an extent that drains -------------------------------------------------------------- */
@@ -203,7 +229,7 @@ uint32_t kvpd_room_empty(struct kvpd_extent *x, uint64_t now)
 {
 	struct kvpd_tenant *t = x->tenant;
 	struct kvpd_part *part = &t->part[x->cls->medium - 1];
-	struct search q = { .t = t, .cls = x->cls, .only = x };
+	struct search q = { .t = t, .cls = x->cls, .where = ONLY, .only = x };
 	kvp_block_id victim[KVPD_MOVE_BLOCKS];
 	struct kvpd_room room = { 0 };
 	uint32_t n;
@@ -217,7 +243,7 @@ uint32_t kvpd_room_empty(struct kvpd_extent *x, uint64_t now)
 		 * What lies there has children elsewhere on the device, which go before it. Where a
 		 * lease is why nothing goes, others would go for nothing.
 		 */
-		q = (struct search){ .t = t, .cls = x->cls };
+		q = (struct search){ .t = t, .cls = x->cls, .where = ANY };
 		n = search(&q, part, now, victim);
 	}
 	if (n && begin(t, part, victim, n, &room) == 0)

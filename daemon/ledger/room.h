@@ -2,7 +2,8 @@
 /*
  * Room on devices: slots for blocks that come, made by taking payloads, there alone, of blocks that the
  * device's policy names and no lease protects. The switch proves the latter (switch.h): it marks them,
- * scans all leases and their chains in portions, and gives the words back.
+ * scans all leases and their chains in portions, and gives the words back. A block that lies nowhere else
+ * becomes a RECIPE.
  */
 #ifndef KVPD_ROOM_H
 #define KVPD_ROOM_H
@@ -10,9 +11,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct kvpd_class;
 struct kvpd_extent;
 struct kvpd_move_job;
 struct kvpd_place;
+struct kvpd_session;
 struct kvpd_tenant;
 
 /* What one who wants a slot has tried so far; all zero at first. */
@@ -30,6 +33,9 @@ struct kvpd_room {
  */
 int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes, uint64_t now,
 	struct kvpd_room *room, struct kvpd_place *ret_place);
+/* Has some payloads taken in the arenas that the session has of the class. As kvpd_room_take(); never 1. */
+int kvpd_room_own(
+	struct kvpd_session *s, struct kvpd_class *c, uint64_t now, struct kvpd_room *room);
 /* A device's extent that drains: has some of its payloads taken. Returns of how many blocks. */
 uint32_t kvpd_room_empty(struct kvpd_extent *x, uint64_t now);
 /* The switch is through with a job of these. */

@@ -11,6 +11,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
+#include "daemon/ledger/pool.h"
 #include "daemon/ledger/publish.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/round.h"
@@ -80,9 +81,13 @@ static void made(struct kvpd_device_work *w)
 	if (w->status == 0) {
 		s->id = s->op.id;
 		s->there = true;
-		x->fd = s->op.fd;
+		x->fd = x->kind == KVP_EXTENT_VAULT ? s->op.fd
+						    : fcntl(s->op.fd, F_DUPFD_CLOEXEC, 0);
 	}
-	kvpd_extent_made(x, w->status);
+	if (w->status == 0 && x->fd < 0)
+		kvpd_extent_unwanted(x);
+	else
+		kvpd_extent_made(x, w->status);
 }
 
 int kvpd_segment_make(struct kvpd_extent *x)
@@ -96,6 +101,7 @@ int kvpd_segment_make(struct kvpd_extent *x)
 	s->extent = x;
 	s->op.kind = KVPD_SEG_MAKE;
 	s->op.bytes = x->bytes;
+	s->op.client = x->kind == KVP_EXTENT_ARENA;
 	s->op.work.done = made;
 	r = ask(x->tenant, x->cls->medium, &s->op);
 	if (r < 0) {
@@ -105,12 +111,36 @@ int kvpd_segment_make(struct kvpd_extent *x)
 	return r;
 }
 
+/*
+ * The device has let go of it: of an arena it remains to be proven that nobody else has it, as of one in
+ * DRAM. The descriptor is a copy of the worker's, who has unmapped it or is dead by now.
+ */
+static void gone(struct kvpd_extent *x)
+{
+	if (x->fd < 0)
+		kvpd_extent_dropped(x, 0);
+	else if (kvpd_pool_drop(x) < 0)
+		kvpd_extent_dropped(x, -EAGAIN);
+}
+
 static void dropped(struct kvpd_device_work *w)
 {
 	struct kvpd_extent *x = segment_of(w)->extent;
 
 	answered(x->tenant);
-	kvpd_extent_dropped(x, 0);
+	gone(x);
+}
+
+static void ask_to_drop(struct kvpd_extent *x)
+{
+	struct kvpd_segment *s = x->segment;
+
+	s->there = false;
+	s->op.kind = KVPD_SEG_DROP;
+	s->op.id = s->id;
+	s->op.work.done = dropped;
+	if (ask(x->tenant, x->cls->medium, &s->op) < 0)
+		gone(x); /* the device is gone, and its worker with it */
 }
 
 /* Whoever says falsely that he has unmapped it keeps no memory that nobody is charged for. */
@@ -132,18 +162,19 @@ static void done_punch(struct kvpd_ledger *l, struct kvpd_job *job)
 	kvpd_ledger_charge(l, x->tenant);
 	x->tenant->n_jobs--;
 	x->fd = -1;
-	s->there = false;
-	s->op.kind = KVPD_SEG_DROP;
-	s->op.id = s->id;
-	s->op.work.done = dropped;
-	if (ask(x->tenant, x->cls->medium, &s->op) < 0)
-		kvpd_extent_dropped(x, 0); /* the device is gone, and its memory with it */
+	ask_to_drop(x);
 }
 
 int kvpd_segment_drop(struct kvpd_extent *x)
 {
 	struct kvpd_tenant *t = x->tenant;
 
+	if (x->kind == KVP_EXTENT_ARENA) {
+		if (!x->segment->there)
+			return kvpd_pool_drop(x); /* asked for before, and not proven then */
+		ask_to_drop(x);
+		return 0;
+	}
 	x->segment->job.tenant = t->id;
 	x->segment->job.run = run_punch;
 	x->segment->job.done = done_punch;
@@ -154,7 +185,9 @@ int kvpd_segment_drop(struct kvpd_extent *x)
 
 void kvpd_segment_drop_now(struct kvpd_extent *x)
 {
-	x->fd = -1; /* the device's, and it was told */
+	if (x->kind == KVP_EXTENT_ARENA && x->fd >= 0)
+		close(x->fd);
+	x->fd = -1; /* else the device's, and it was told */
 }
 
 /* ---- DRAM that takes part in copies --------------------------------------------------------- */

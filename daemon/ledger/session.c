@@ -233,7 +233,6 @@ void kvpd_session_end(struct kvpd_session *s)
 	kvpd_ledger_leave(t, &s->turn);
 	kvpd_list_remove(&s->in_spinning);
 	kvpd_reserve_end(s);
-	kvpd_arena_count(s, -(int64_t)s->arena_bytes);
 	kvpd_list_remove(&s->in_low);
 	kvpd_list_remove(&s->in_wakes);
 	kvpd_lease_forget(s);

@@ -4,10 +4,12 @@
 #define KVPD_SESSION_H
 
 #include "daemon/dataplane.h"
+#include "daemon/ledger/class.h"
 #include "daemon/ledger/commit.h"
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/lookups.h"
+#include "daemon/ledger/medium.h"
 #include "daemon/ledger/parked.h"
 #include "daemon/turns.h"
 #include "policy/kvp_evict.h"
@@ -50,10 +52,14 @@ struct kvpd_session {
 	uint32_t opens[KVP_MAX_SPACES];
 	uint32_t n_claims;
 	struct kvpd_list arenas;
-	uint64_t arena_bytes;
-	bool growing; /* counted in the tenant's n_growing */
-	bool making;  /* an arena of it is MAKING or OFFERED */
-	uint64_t refused_ns;
+	uint64_t arena_bytes;            /* in DRAM, */
+	uint64_t there[KVP_MAX_DEVICES]; /* and on devices */
+	bool growing;                    /* counted in the tenant's n_growing */
+	/* Arenas in DRAM, and on devices: a device that hangs keeps nobody from DRAM. */
+	struct kvpd_supplied {
+		bool making; /* one is MAKING or OFFERED */
+		uint64_t refused_ns;
+	} supplied[2];
 	struct kvpd_class *wants; /* of which it last asked for slots */
 	struct kvpd_reserve reserve;
 	bool has_tip;
@@ -70,6 +76,12 @@ struct kvpd_session {
 	kvp_token tokens[KVP_BLOCK_TOKENS_MAX]; /* private copy of a staging row */
 	kvp_token salt[KVP_SALT_TOKENS];        /* and of its salt */
 };
+
+static inline struct kvpd_supplied *kvpd_supplied(
+	struct kvpd_session *s, const struct kvpd_class *c)
+{
+	return &s->supplied[c->medium != KVPD_DRAM];
+}
 
 struct kvpd_session *kvpd_session_find(struct kvpd_ledger *l, uint32_t id);
 /* It has, or may have, entries to be served: it wants a turn. */

@@ -52,7 +52,7 @@ static uint64_t free_goal(const struct kvpd_session *s, uint64_t slots, bool urg
  * A larger arena as long as the session may have one, and then room in those it has by moving its
  * blocks to the vault. A session that waits already gets both.
  */
-static void make(struct kvpd_session *s, uint64_t now)
+static void make_here(struct kvpd_session *s, uint64_t now)
 {
 	bool waits = s->reserve.waiting, urgent;
 	struct kvpd_class *c = s->wants;
@@ -62,7 +62,7 @@ static void make(struct kvpd_session *s, uint64_t now)
 	if (n.free > n.all / 2)
 		return;
 	kvpd_arena_grow(s, c, now);
-	if (s->making && !waits)
+	if (kvpd_supplied(s, c)->making && !waits)
 		return;
 	urgent = waits || n.free < n.all / 8;
 	goal = free_goal(s, n.all, urgent);
@@ -76,6 +76,25 @@ static void make(struct kvpd_session *s, uint64_t now)
 			have += kvpd_move_out(x, (uint32_t)most, urgent, now);
 	}
 	s->tenant->writer = NULL;
+}
+
+/*
+ * On a device what was written stays where it is: nothing is moved, and a payload is only taken for one who
+ * waits.
+ */
+static void make_there(struct kvpd_session *s, uint64_t now)
+{
+	struct kvpd_class *c = s->wants;
+	struct kvpd_arena_slots n = kvpd_arena_slots(s, c);
+
+	if (n.free > n.all / 4)
+		return;
+	kvpd_arena_grow(s, c, now);
+	if (n.free || !n.all || !s->reserve.waiting || kvpd_supplied(s, c)->making)
+		return;
+	(void)kvpd_room_own(s, c, now, &s->reserve.room);
+	if (s->reserve.room.again)
+		kvpd_supply_want(s);
 }
 
 /* False: it goes on waiting. */
@@ -139,11 +158,9 @@ void kvpd_supply_came(struct kvpd_extent *x)
 {
 	struct kvpd_session *s = x->owner;
 
-	if (x->cls->medium != KVPD_DRAM) {
+	if (x->cls->medium != KVPD_DRAM)
 		kvpd_warm_again(x->tenant);
-		return;
-	}
-	if (x->kind == KVP_EXTENT_VAULT || x->draining) {
+	if (x->kind == KVP_EXTENT_VAULT || !kvpd_extent_gives(x)) {
 		kvpd_supply_again(x->tenant);
 	} else if (s && s->reserve.waiting && kvpd_list_empty(&s->in_ready)) {
 		kvpd_list_append(&x->tenant->ready, &s->in_ready);
@@ -159,7 +176,10 @@ bool kvpd_supply_step(struct kvpd_tenant *t, uint64_t now)
 		struct kvpd_session *s = kvpd_container(t->low.next, struct kvpd_session, in_low);
 
 		kvpd_list_remove(&s->in_low);
-		make(s, now);
+		if (s->wants->medium == KVPD_DRAM)
+			make_here(s, now);
+		else
+			make_there(s, now);
 		if (kvpd_now_ns() - now >= KVPD_SLICE_NS)
 			break;
 	}

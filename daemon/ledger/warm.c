@@ -109,18 +109,18 @@ static void free_ticket(struct kvpd_ticket *k)
 static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe, uint32_t *ret_n)
 {
 	const struct kvpd_tenant *t = s->tenant;
-	const struct kvpd_ledger *l = t->ledger;
 	const struct kvp_block *b;
 	uint64_t word;
+	int r;
 
-	if (!l->n_media)
+	if (!t->ledger->n_media)
 		return -EOPNOTSUPP;
 	if (sqe->parent_kind != KVP_PARENT_BLOCK || sqe->parent_id >= t->layout.max_blocks ||
 		sqe->count > KVP_WARM_BLOCKS || (sqe->flags & ~KVP_SQE_PREFETCH))
 		return -EINVAL;
-	if (sqe->grant >= l->n_media || !t->part[sqe->grant].share ||
-		kvpd_medium_open(l, sqe->grant + 1) < 0)
-		return -ENODEV;
+	r = sqe->grant < KVP_MAX_DEVICES ? kvpd_medium_serves(t, sqe->grant + 1) : -ENODEV;
+	if (r < 0)
+		return r;
 	b = &t->view.blocks[sqe->parent_id];
 	word = kvpd_block_word(t, sqe->parent_id);
 	if (kvp_word_birth(word) != sqe->parent_birth || !kvpd_block_lives(t, sqe->parent_id))

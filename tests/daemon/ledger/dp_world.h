@@ -101,6 +101,9 @@ int dp_next(struct dp_client *c, uint32_t timeout_ms, struct kvp_cqe *ret);
 /* Up to n grants; retries -EAGAIN until timeout_ms. Returns how many, or the last error. */
 int dp_reserve(
 	struct dp_client *c, uint32_t space, uint32_t n, uint32_t timeout_ms, struct dp_grant *out);
+/* The same in a medium: 0: DRAM; n + 1: device n. */
+int dp_reserve_at(struct dp_client *c, uint32_t space, uint32_t medium, uint32_t n,
+	uint32_t timeout_ms, struct dp_grant *out);
 struct dp_ref {
 	uint32_t kind;
 	uint32_t id;
@@ -127,6 +130,10 @@ void dp_flush(struct dp_client *c);
  */
 int dp_put(struct dp_client *c, uint32_t space, struct dp_ref parent, const kvp_token *tokens,
 	uint32_t n, struct dp_block *ret);
+int dp_put_at(struct dp_client *c, uint32_t space, uint32_t medium, struct dp_ref parent,
+	const kvp_token *tokens, uint32_t n, struct dp_block *ret);
+/* What dp_put() writes. */
+void dp_fill(const struct dp_grant *g, const kvp_token *tokens, uint32_t n);
 /* Checks the payload of a hit byte by byte against what dp_put() wrote. */
 bool dp_payload_right(
 	struct dp_client *c, const struct kvp_hit *hit, const kvp_token *tokens, uint32_t n);

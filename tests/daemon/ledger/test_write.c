@@ -1,0 +1,566 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blocks that clients write on a device: granted there, committed there, read there by others, taken from
+ * there for others, with clients that die and workers that do.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/daemon/ledger/dp_world.h"
+
+#define T     16u
+#define MIB   (UINT64_C(1) << 20)
+#define BLOCK (64u << 10)
+#define MOST  64u /* blocks of a chain here */
+
+#define HERE  0u
+#define THERE 1u
+
+#define DEVICE_FIRST KVP_TIERS(KVP_TIER_VRAM, KVP_TIER_DRAM, KVP_TIER_RECIPE)
+
+struct chain {
+	uint32_t n;
+	kvp_token tokens[MOST * T];
+	struct dp_block block[MOST];
+};
+
+struct pool {
+	struct dp_world w;
+	struct kvpd_device_entry device[2];
+	struct dp_client *c;
+	uint32_t space;
+};
+
+static void defaults(struct pool *p, struct kvpd_limits *limits, uint32_t devices, uint64_t bytes)
+{
+	static const char *const names[2] = { "first", "second" };
+
+	dp_defaults(&p->w, limits);
+	for (uint32_t i = 0; i < devices; i++) {
+		p->device[i] = (struct kvpd_device_entry){
+			.name = (char *)(uintptr_t)names[i],
+			.driver = (char *)(uintptr_t) "host",
+			.worker = getenv("KVPOOL_DEVICE"),
+			.bytes = bytes,
+			.segment = bytes < MIB ? bytes : MIB,
+		};
+		limits->device_share[i] = bytes;
+	}
+	p->w.config.devices = p->device;
+	p->w.config.n_devices = devices;
+}
+
+static void faults(struct pool *p, const char *what)
+{
+	p->device[0].driver = (char *)(uintptr_t) "fault";
+	p->device[0].faults = (char *)(uintptr_t)what;
+}
+
+static void begin(struct pool *p, const struct kvpd_limits *limits)
+{
+	dp_start(&p->w, limits);
+	p->c = dp_attach(&p->w, p->w.tenant);
+	p->space = dp_large_space(p->c, "m", BLOCK);
+}
+
+static void end(struct pool *p)
+{
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+static const kvp_token *row(const struct chain *k, uint32_t i)
+{
+	return k->tokens + (size_t)i * T;
+}
+
+static void chain_init(struct chain *k, uint32_t n, uint32_t seed)
+{
+	k->n = n;
+	for (uint32_t i = 0; i < n * T; i++)
+		k->tokens[i] = seed * 100000 + i;
+}
+
+static struct dp_ref above(const struct chain *k, uint32_t i)
+{
+	return i ? dp_ref(&k->block[i - 1]) : dp_root();
+}
+
+/* Blocks [from, n) of the chain, in that medium. */
+static void put_on(
+	struct pool *p, struct dp_client *c, struct chain *k, uint32_t from, uint32_t medium)
+{
+	for (uint32_t i = from; i < k->n; i++)
+		assert_int_equal(
+			dp_put_at(c, p->space, medium, above(k, i), row(k, i), T, &k->block[i]), 0);
+}
+
+static void put(struct pool *p, struct dp_client *c, struct chain *k, uint32_t n, uint32_t seed,
+	uint32_t medium)
+{
+	chain_init(k, n, seed);
+	put_on(p, c, k, 0, medium);
+}
+
+static uint64_t word_of(struct dp_client *c, const struct chain *k, uint32_t i)
+{
+	return kvp_load_acquire(&c->view.blocks[k->block[i].id].word);
+}
+
+static uint64_t where_of(struct dp_client *c, const struct chain *k, uint32_t i, uint32_t tier)
+{
+	return kvp_load_acquire(&c->view.blocks[k->block[i].id].payload[tier].where);
+}
+
+/* How many blocks of the chain a reader finds, each with the right bytes. */
+static uint32_t found(struct pool *p, struct dp_client *c, const struct chain *k, uint32_t tiers)
+{
+	struct kvp_hit hits[MOST];
+	struct kvp_found f;
+
+	dp_pump(&p->w);
+	kvp_find(&c->view, p->space, k->tokens, k->n * T, KVP_FIND_NO_TAIL, tiers, hits, MOST, &f);
+	for (uint32_t i = 0; i < f.n_hits; i++)
+		assert_true(dp_payload_right(c, &hits[i], row(k, i), T));
+	return f.n_hits;
+}
+
+static void lease(struct dp_client *c, const struct chain *k, struct kvp_lease *ret)
+{
+	uint32_t id = k->block[k->n - 1].id;
+	uint64_t word = word_of(c, k, k->n - 1);
+
+	assert_int_equal(kvp_lease_take(c->page, 0, &c->view.blocks[id], id, word, ret), 0);
+}
+
+static uint64_t device_figure(struct dp_world *w, const char *name)
+{
+	json_t *answer, *device;
+	uint64_t n;
+
+	assert_int_equal(dp_admin(w, "{\"verb\": \"devices\"}", &answer), 0);
+	device = json_array_get(json_object_get(answer, "devices"), 0);
+	assert_true(json_is_integer(json_object_get(device, name)));
+	n = (uint64_t)json_integer_value(json_object_get(device, name));
+	json_decref(answer);
+	return n;
+}
+
+/* Waits for something that the ledger does by and by. */
+#define AWAIT(w, condition)                                         \
+	do {                                                        \
+		for (uint32_t tries_ = 0; !(condition); tries_++) { \
+			assert_true(tries_ < 6000);                 \
+			usleep(5000);                               \
+			dp_pump(w);                                 \
+		}                                                   \
+	} while (0)
+
+/* ---- committing ----------------------------------------------------------------------------- */
+
+static void test_there(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct dp_client *other;
+	const struct kvp_shm_extent *x;
+	struct chain k;
+
+	(void)state;
+	defaults(p, &limits, 1, 4 * MIB);
+	begin(p, &limits);
+	other = dp_attach(&p->w, p->w.tenant);
+	(void)dp_large_space(other, "m", BLOCK);
+	put(p, p->c, &k, 8, 1, THERE);
+	assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), 8);
+	assert_int_equal(found(p, other, &k, DEVICE_FIRST), 8);
+	for (uint32_t i = 0; i < 8; i++) {
+		x = &p->c->view.extents[kvp_where_extent(where_of(p->c, &k, i, KVP_TIER_VRAM))];
+		assert_int_equal(kvp_load_acquire(&x->kind), KVP_EXTENT_ARENA);
+		assert_int_equal(kvp_load_acquire(&x->tier), KVP_TIER_VRAM);
+		assert_int_equal(kvp_load_acquire(&x->device), 0);
+		assert_int_equal(kvp_load_acquire(&x->owner), p->c->at.session);
+	}
+	assert_int_equal(device_figure(&p->w, "blocks"), 8);
+	assert_int_equal(device_figure(&p->w, "put_total"), 8);
+	assert_int_equal(device_figure(&p->w, "warmed_total"), 0);
+	end(p);
+}
+
+static void test_refused(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct dp_grant g;
+
+	(void)state;
+	defaults(p, &limits, 2, 4 * MIB);
+	limits.device_share[1] = 0;
+	begin(p, &limits);
+	assert_int_equal(dp_reserve_at(p->c, p->space, 2, 1, 1000, &g), -ENODEV);
+	assert_int_equal(dp_reserve_at(p->c, p->space, 3, 1, 1000, &g), -ENODEV);
+	assert_int_equal(dp_reserve_at(p->c, p->space, UINT32_MAX, 1, 1000, &g), -ENODEV);
+	assert_int_equal(dp_reserve_at(p->c, p->space + 1, 1, 1, 1000, &g), -EINVAL);
+	assert_int_equal(dp_reserve_at(p->c, p->space, 1, 1, 5000, &g), 1);
+	dp_release(p->c, &g);
+	dp_flush(p->c);
+	end(p);
+}
+
+static void test_no_devices(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct dp_grant g;
+
+	(void)state;
+	defaults(p, &limits, 0, 0);
+	begin(p, &limits);
+	assert_int_equal(dp_reserve_at(p->c, p->space, 1, 1, 1000, &g), -EOPNOTSUPP);
+	assert_int_equal(dp_reserve_at(p->c, p->space, 0, 1, 5000, &g), 1);
+	end(p);
+}
+
+/* What is written again where it did not lie lies there from then on. */
+static void test_both(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct dp_block again;
+	struct chain k;
+	uint64_t word;
+
+	(void)state;
+	defaults(p, &limits, 1, 4 * MIB);
+	begin(p, &limits);
+	put(p, p->c, &k, 6, 1, HERE);
+	word = word_of(p->c, &k, 3);
+	assert_int_equal(
+		found(p, p->c, &k, KVP_TIERS(KVP_TIER_VRAM, KVP_TIER_RECIPE, KVP_TIER_RECIPE)), 0);
+	for (uint32_t i = 0; i < 6; i++) {
+		assert_int_equal(
+			dp_put_at(p->c, p->space, THERE, above(&k, i), row(&k, i), T, &again), 0);
+		assert_int_equal(again.id, k.block[i].id);
+		assert_true(again.flags & KVP_CQE_DUPLICATE);
+	}
+	assert_true(word == word_of(p->c, &k, 3));
+	assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), 6);
+	assert_int_equal(
+		found(p, p->c, &k, KVP_TIERS(KVP_TIER_VRAM, KVP_TIER_RECIPE, KVP_TIER_RECIPE)), 6);
+	assert_int_equal(found(p, p->c, &k, KVP_TIERS_DRAM), 6);
+	dp_check(&p->w);
+	/* A third time it is nothing new. */
+	assert_int_equal(dp_put_at(p->c, p->space, THERE, dp_root(), row(&k, 0), T, &again), 0);
+	dp_check(&p->w);
+	put(p, p->c, &k, 6, 2, THERE);
+	for (uint32_t i = 0; i < 6; i++)
+		assert_int_equal(dp_put(p->c, p->space, above(&k, i), row(&k, i), T, &again), 0);
+	assert_int_equal(found(p, p->c, &k, KVP_TIERS_DRAM), 6);
+	assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), 6);
+	end(p);
+}
+
+/* A commit that waits for its moment. */
+static void test_until(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct kvp_sqe sqe = { .op = KVP_OP_COMMIT, .parent_kind = KVP_PARENT_ROOT, .tokens = T };
+	struct dp_grant g;
+	struct kvp_cqe cqe;
+	struct chain k;
+
+	(void)state;
+	defaults(p, &limits, 1, 4 * MIB);
+	begin(p, &limits);
+	chain_init(&k, 1, 1);
+	assert_int_equal(dp_reserve_at(p->c, p->space, THERE, 1, 5000, &g), 1);
+	memcpy(p->c->page->staging[g.index], k.tokens, T * sizeof(k.tokens[0]));
+	sqe.grant = g.index;
+	sqe.grant_generation = g.generation;
+	sqe.space = (uint16_t)p->space;
+	sqe.until = kvp_until(3, 7);
+	sqe.serial = dp_push(p->c, &sqe);
+	assert_int_equal(dp_next(p->c, 30000, &cqe), 0);
+	assert_int_equal(cqe.flags, KVP_CQE_PARKED);
+	assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), 0);
+	/* The device writes until then. */
+	dp_fill(&g, k.tokens, T);
+	kvp_store_seq(&p->c->page->done[3].value, 7);
+	assert_int_equal(write(p->c->at.wake_fd, &(uint64_t){ 1 }, 8), 8);
+	assert_int_equal(dp_next(p->c, 30000, &cqe), 0);
+	assert_int_equal(cqe.flags, KVP_CQE_LATE);
+	assert_int_equal(cqe.status, 0);
+	assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), 1);
+	dp_release(p->c, &g);
+	dp_flush(p->c);
+	end(p);
+}
+
+/* ---- clients that die ----------------------------------------------------------------------- */
+
+/*
+ * What a dead client was granted nobody else is ever granted; what it committed is read where it is, and goes
+ * first when room is wanted.
+ */
+static void test_dies(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct dp_grant lost[4], g[16];
+	struct dp_client *other;
+	struct chain k, own;
+	uint32_t dead = UINT32_MAX;
+	int n;
+
+	(void)state;
+	defaults(p, &limits, 1, 2 * MIB);
+	begin(p, &limits);
+	other = dp_attach(&p->w, p->w.tenant);
+	(void)dp_large_space(other, "m", BLOCK);
+	put(p, other, &k, 2, 1, THERE);
+	n = dp_reserve_at(other, p->space, THERE, 2, 5000, lost);
+	assert_true(n > 0);
+	for (int i = 0; i < n; i++)
+		dead = lost[i].extent;
+	dp_detach(other);
+	/* Its lost slots are not among all that another one can get. */
+	for (uint32_t i = 0; i < 100; i++) {
+		n = dp_reserve_at(p->c, p->space, THERE, 16, 100, g);
+		assert_true(n > 0 || n == -EAGAIN);
+		for (int j = 0; j < n; j++)
+			assert_true(g[j].extent != dead ||
+				    p->c->extent[dead].generation !=
+					    kvp_load_acquire(&p->c->view.extents[dead].generation));
+		for (int j = 0; j < n; j++)
+			dp_release(p->c, &g[j]);
+		dp_flush(p->c);
+	}
+	assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), 2);
+	dp_check(&p->w);
+	/* As much as all of the device: its arena goes, and is charged no more. */
+	for (uint32_t i = 0; i < 10; i++)
+		put(p, p->c, &own, 10, 2 + i, THERE);
+	AWAIT(&p->w, kvp_load_acquire(&p->c->view.extents[dead].state) != KVP_EXTENT_LIVE ||
+			     found(p, p->c, &k, DEVICE_FIRST) == 2);
+	end(p);
+}
+
+/* ---- room ----------------------------------------------------------------------------------- */
+
+/* What is leased stays; the rest goes for what comes. */
+static void test_room(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct kvp_lease l;
+	uint64_t words[4];
+	struct chain a, b;
+
+	(void)state;
+	defaults(p, &limits, 1, 2 * MIB);
+	begin(p, &limits);
+	put(p, p->c, &a, 4, 1, THERE);
+	lease(p->c, &a, &l);
+	for (uint32_t i = 0; i < 4; i++)
+		words[i] = where_of(p->c, &a, i, KVP_TIER_VRAM);
+	for (uint32_t i = 0; i < 8; i++)
+		put(p, p->c, &b, 6, 10 + i, THERE);
+	assert_int_equal(found(p, p->c, &b, DEVICE_FIRST), 6);
+	assert_int_equal(found(p, p->c, &a, DEVICE_FIRST), 4);
+	for (uint32_t i = 0; i < 4; i++)
+		assert_true(words[i] == where_of(p->c, &a, i, KVP_TIER_VRAM));
+	kvp_lease_drop(&l);
+	end(p);
+}
+
+/* What was copied there goes for what is written there, and the reverse. */
+static void test_vault(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct kvp_cqe cqe;
+	struct chain a, b;
+
+	(void)state;
+	defaults(p, &limits, 1, MIB); /* 16 blocks */
+	begin(p, &limits);
+	put(p, p->c, &a, 16, 1, HERE);
+	for (uint32_t i = 0; i < 200; i++) {
+		struct kvp_sqe sqe = {
+			.op = KVP_OP_WARM,
+			.parent_kind = KVP_PARENT_BLOCK,
+			.parent_id = a.block[15].id,
+			.parent_birth = a.block[15].birth,
+		};
+		uint32_t serial = dp_push(p->c, &sqe);
+
+		do
+			assert_int_equal(dp_next(p->c, 30000, &cqe), 0);
+		while (cqe.serial != serial || cqe.flags & KVP_CQE_PARKED);
+		if (cqe.more == 16)
+			break;
+		usleep(5000);
+	}
+	assert_int_equal(cqe.more, 16);
+	/* All of the share is a vault segment now: it is given up. */
+	put(p, p->c, &b, 4, 2, THERE);
+	assert_int_equal(found(p, p->c, &b, DEVICE_FIRST), 4);
+	assert_int_equal(found(p, p->c, &a, KVP_TIERS_DRAM), 16);
+	assert_true(device_figure(&p->w, "charged_bytes") <= MIB);
+	end(p);
+}
+
+/* ---- the device fails ----------------------------------------------------------------------- */
+
+static void test_worker_dies(void **state)
+{
+	static const char *const what[] = { "make=die@1#0", "make=fail:12@1#0", "make=slow:200",
+		"make=die@2#0", "take=slow:100,make=die@2#0" };
+
+	(void)state;
+	for (uint32_t i = 0; i < sizeof(what) / sizeof(what[0]); i++) {
+		struct pool *p = calloc(1, sizeof(*p));
+		struct kvpd_limits limits;
+		struct chain a, b;
+		struct dp_block no;
+		uint32_t tries = 0;
+		int r;
+
+		defaults(p, &limits, 1, 8 * MIB);
+		faults(p, what[i]);
+		begin(p, &limits);
+		chain_init(&a, 60, 1);
+		for (a.n = 0; a.n < 60 && tries < 4000; tries++) {
+			r = dp_put_at(p->c, p->space, THERE, above(&a, a.n), row(&a, a.n), T,
+				&a.block[a.n]);
+			if (r == 0)
+				a.n++;
+			else
+				assert_true(r == -EAGAIN || r == -ENODEV);
+			/* DRAM is there all the time. */
+			if (r < 0) {
+				chain_init(&b, 1, 100 + tries);
+				assert_int_equal(
+					dp_put(p->c, p->space, dp_root(), row(&b, 0), T, &no), 0);
+				usleep(20000);
+			}
+		}
+		assert_int_equal(a.n, 60);
+		assert_true(found(p, p->c, &a, DEVICE_FIRST) > 0);
+		end(p);
+	}
+}
+
+/* ---- anything ------------------------------------------------------------------------------- */
+
+/* Anything at any time, by clients that come and go, against what the catalog says and `check` counts. */
+static void test_anything(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct chain *k = calloc(8, sizeof(*k));
+	struct dp_client *c[3];
+	struct kvpd_limits limits;
+	unsigned seed = 11;
+
+	(void)state;
+	defaults(p, &limits, 1, 3 * MIB);
+	limits.share = 12 * MIB;
+	limits.max_blocks = 100;
+	limits.recipe_blocks = 50;
+	begin(p, &limits);
+	for (uint32_t i = 0; i < 3; i++) {
+		c[i] = dp_attach(&p->w, p->w.tenant);
+		(void)dp_large_space(c[i], "m", BLOCK);
+	}
+	for (uint32_t i = 0; i < 400; i++) {
+		struct chain *one = &k[rand_r(&seed) % 8];
+		struct dp_client **who = &c[rand_r(&seed) % 3];
+		struct dp_grant g[3];
+		struct kvp_cqe cqe;
+		uint32_t n;
+		int r;
+
+		switch (rand_r(&seed) % 6) {
+		case 0:
+		case 1:
+			chain_init(one, 1 + (uint32_t)rand_r(&seed) % 20, 10 + i);
+			n = one->n;
+			for (one->n = 0; one->n < n; one->n++) {
+				r = dp_reserve_at(
+					*who, p->space, (uint32_t)rand_r(&seed) % 2, 1, 60, g);
+				if (r == 1) {
+					dp_fill(g, row(one, one->n), T);
+					r = dp_commit(*who, p->space, g, above(one, one->n),
+						row(one, one->n), T, KVP_SQE_RELEASE,
+						&one->block[one->n]);
+				}
+				assert_true(
+					r == 0 || r == -EAGAIN || r == -ECANCELED || r == -ENOSPC);
+				if (r < 0)
+					break;
+			}
+			break;
+		case 2:
+			if (!one->n)
+				break;
+			one->n--;
+			dp_push(*who, &(struct kvp_sqe){ .op = KVP_OP_DELETE,
+					      .parent_kind = KVP_PARENT_BLOCK,
+					      .parent_id = one->block[one->n].id,
+					      .parent_birth = one->block[one->n].birth });
+			break;
+		case 3:
+			(void)dp_reserve_at(*who, p->space, (uint32_t)rand_r(&seed) % 2, 3, 100, g);
+			dp_detach(*who);
+			*who = dp_attach(&p->w, p->w.tenant);
+			(void)dp_large_space(*who, "m", BLOCK);
+			break;
+		default:
+			if (!one->n)
+				break;
+			n = dp_push(*who, &(struct kvp_sqe){ .op = KVP_OP_WARM,
+						  .parent_kind = KVP_PARENT_BLOCK,
+						  .parent_id = one->block[one->n - 1].id,
+						  .parent_birth = one->block[one->n - 1].birth });
+			do
+				assert_int_equal(dp_next(*who, 30000, &cqe), 0);
+			while (cqe.serial != n || cqe.flags & KVP_CQE_PARKED);
+			assert_true(
+				cqe.status == 0 || cqe.status == -ENOENT || cqe.status == -ENOSPC);
+		}
+		(void)found(p, p->c, one, DEVICE_FIRST);
+		if (i % 20 == 19)
+			dp_check(&p->w);
+	}
+	free(k);
+	end(p);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_there),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_no_devices),
+		cmocka_unit_test(test_both),
+		cmocka_unit_test(test_until),
+		cmocka_unit_test(test_dies),
+		cmocka_unit_test(test_room),
+		cmocka_unit_test(test_vault),
+		cmocka_unit_test(test_worker_dies),
+		cmocka_unit_test(test_anything),
+	};
+
+	if (getenv("ONLY"))
+		cmocka_set_test_filter(getenv("ONLY"));
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -57,6 +57,7 @@ struct raw_device {
 	char *bytes;
 	char *segment;
 	char *copy_rate;
+	char *timeout_ms;
 };
 
 struct raw_tenant {
@@ -133,6 +134,7 @@ static const cyaml_schema_field_t device_fields[] = {
 	TEXT(struct raw_device, "bytes", bytes),
 	TEXT(struct raw_device, "segment", segment),
 	TEXT(struct raw_device, "copy_rate", copy_rate),
+	TEXT(struct raw_device, "timeout_ms", timeout_ms),
 	CYAML_FIELD_END,
 };
 
@@ -321,6 +323,8 @@ static int get_device(struct kvpd_complaint *l, unsigned index, const struct raw
 		return kvpd_wrong(l, AT(".segment"), "%s is more than the device's bytes (%s)",
 			kvpd_human(d->segment, a), kvpd_human(d->bytes, b));
 	GET(kvpd_value_size(l, AT(".copy_rate"), raw->copy_rate, 0, TIB, &d->copy_rate));
+	d->timeout_ms = 10000;
+	GET(kvpd_value_u32(l, AT(".timeout_ms"), raw->timeout_ms, 50, 600000, &d->timeout_ms));
 	return 0;
 #undef AT
 }

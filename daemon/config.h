@@ -48,12 +48,13 @@ struct kvpd_limits {
 /* Memory of a device, which blocks are copied to; daemon/device/device.h. */
 struct kvpd_device_entry {
 	char *name;
-	char *driver;       /* "host", "fault" */
-	char *faults;       /* of "fault"; NULL: none */
-	char *worker;       /* path of kvpool-device; NULL: where it was installed */
-	uint64_t bytes;     /* that kvpool may take there */
-	uint64_t segment;   /* size of one extent there; grows to hold one slot of a large block */
-	uint64_t copy_rate; /* bytes a second each way; 0: no limit */
+	char *driver;        /* "host", "fault" */
+	char *faults;        /* of "fault"; NULL: none */
+	char *worker;        /* path of kvpool-device; NULL: where it was installed */
+	uint64_t bytes;      /* that kvpool may take there */
+	uint64_t segment;    /* size of one extent there; grows to hold one slot of a large block */
+	uint64_t copy_rate;  /* bytes a second each way; 0: no limit */
+	uint32_t timeout_ms; /* a worker that takes longer to answer hangs */
 };
 
 /* The thread that ranks blocks; see daemon/ledger/advisor.h. */

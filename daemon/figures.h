@@ -63,6 +63,7 @@ struct kvpd_device_row {
 	uint64_t error_age_ns;
 	uint8_t uuid[16];
 	uint64_t bytes, segment_bytes, promised_bytes;
+	uint64_t free_bytes, total_bytes; /* as the driver has them; 0: not known */
 	uint32_t segments;
 	uint64_t restarts, damaged;
 	uint64_t copied_bytes[2], bytes_per_second[2]; /* to the device, and from there */

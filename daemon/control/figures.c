@@ -302,6 +302,10 @@ static json_t *device_json(
 	kvpd_put_int(o, "memory_bytes", d->bytes);
 	kvpd_put_int(o, "segment_bytes", d->segment_bytes);
 	kvpd_put_int(o, "promised_bytes", d->promised_bytes);
+	if (d->total_bytes) {
+		kvpd_put_int(o, "total_bytes", d->total_bytes);
+		kvpd_put_int(o, "free_bytes", d->free_bytes);
+	}
 	put_part(o, &sum);
 	kvpd_put_int(o, "segments", d->segments);
 	kvpd_put_int(o, "restarts_total", d->restarts);

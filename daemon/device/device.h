@@ -185,6 +185,7 @@ struct kvpd_device_figures {
 	uint64_t why_ns;           /* when, on CLOCK_MONOTONIC */
 	uint8_t uuid[16];          /* all zero, */
 	uint64_t granularity;      /* and 0, until the first worker has said what it has */
+	uint64_t free, total;      /* of its memory, whoever has the rest; 0: not known */
 	uint32_t segments;
 	uint64_t segment_bytes;
 	uint64_t restarts; /* workers that were started after the first */

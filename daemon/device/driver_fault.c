@@ -12,9 +12,25 @@
 
 #define MAX_RULES 16u
 
-enum op { OPEN, CAPS, MAKE, TAKE, DROP, ADD, HOSTDROP, SUBMIT, POLL, USAGE, COPY, N_OPS };
-static const char *const op_name[] = { "open", "caps", "make", "take", "drop", "add", "hostdrop",
-	"submit", "poll", "usage", "copy" };
+enum op {
+	OPEN,
+	CLOSE,
+	CAPS,
+	MAKE,
+	TAKE,
+	DROP,
+	ADDR,
+	ADD,
+	HOSTDROP,
+	SUBMIT,
+	POLL,
+	EVENT,
+	USAGE,
+	COPY,
+	N_OPS
+};
+static const char *const op_name[] = { "open", "close", "caps", "make", "take", "drop", "addr",
+	"add", "hostdrop", "submit", "poll", "event", "usage", "copy" };
 _Static_assert(sizeof(op_name) / sizeof(op_name[0]) == N_OPS, "name every operation");
 
 enum what { FAIL, SLOW, HANG, DIE, DAMAGE, N_WHATS };
@@ -160,6 +176,7 @@ static int faulty(struct faults *f, uint32_t op)
 static struct kvpd_driver *fault_close(struct kvpd_driver *d)
 {
 	if (d) {
+		(void)faulty(&of(d)->f, CLOSE);
 		kvpd_driver_host.close(of(d)->host);
 		free(of(d));
 	}
@@ -216,7 +233,7 @@ static void fault_seg_drop(struct kvpd_driver *d, uint32_t id)
 
 static const void *fault_seg_addr(struct kvpd_driver *d, uint32_t id)
 {
-	return kvpd_driver_host.seg_addr(of(d)->host, id);
+	return faulty(&of(d)->f, ADDR) ? NULL : kvpd_driver_host.seg_addr(of(d)->host, id);
 }
 
 static int fault_host_add(struct kvpd_driver *d, uint32_t id, void *addr, uint64_t bytes)
@@ -288,7 +305,9 @@ static int fault_poll(struct kvpd_driver *d, struct kvpd_done *out, uint32_t max
 
 static int fault_event(struct kvpd_driver *d)
 {
-	return kvpd_driver_host.event(of(d)->host);
+	int r = faulty(&of(d)->f, EVENT);
+
+	return r ? r : kvpd_driver_host.event(of(d)->host);
 }
 
 static int fault_usage(struct kvpd_driver *d, uint64_t *ret_free, uint64_t *ret_total)

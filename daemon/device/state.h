@@ -80,10 +80,12 @@ struct kvpd_device {
 	uint64_t start_ns, greet_until_ns;
 	struct {
 		bool open;
+		bool usage; /* how much is free there */
 		uint32_t tag;
 		uint64_t until_ns;
-		struct kvpd_device_op *op; /* NULL: a new worker takes over */
+		struct kvpd_device_op *op; /* NULL: a new worker takes over, or `usage` */
 	} ask;
+	uint64_t usage_ns; /* when to ask how much is free there again */
 	uint64_t batch;
 	struct kvpd_flight flight[KVPD_FLIGHTS];
 	struct kvpd_copies to_sum;

@@ -22,6 +22,7 @@
 /* Bringing in memory takes its time: nanoseconds a byte, 100 MB/s. */
 #define NS_PER_BYTE 10u
 #define WINDOW_NS   UINT64_C(1000000000)
+#define USAGE_NS    UINT64_C(5000000000) /* between two questions how much is free there */
 
 /* ---- work goes back ------------------------------------------------------------------------- */
 
@@ -108,6 +109,7 @@ static void start_worker(struct kvpd_device *d)
 		d->figures.restarts++;
 	d->greeted = false;
 	d->taking = 0;
+	d->usage_ns = 0;
 	d->greet_until_ns = until(d, 0);
 	if (r == 0)
 		return;
@@ -234,6 +236,7 @@ static bool ask(struct kvpd_device *d, uint32_t type, uint32_t id, const struct 
 	const struct kvpd_p_memory m = { .id = id, .writable = h->writable, .bytes = h->bytes };
 
 	d->ask.open = true;
+	d->ask.usage = false;
 	d->ask.op = op;
 	d->ask.tag++;
 	d->ask.until_ns = until(d, h->bytes);
@@ -262,6 +265,26 @@ static bool take_over(struct kvpd_device *d)
 	return true;
 }
 
+static bool wants_usage(const struct kvpd_device *d)
+{
+	return kvpd_device_state(d) == KVPD_DEVICE_UP && !d->ask.open && TAILQ_EMPTY(&d->ops);
+}
+
+/* For figures alone: when nothing else is asked. */
+static void ask_usage(struct kvpd_device *d)
+{
+	const uint64_t now = kvpd_now_ns();
+
+	if (now < d->usage_ns)
+		return;
+	d->usage_ns = now + USAGE_NS;
+	d->ask.open = d->ask.usage = true;
+	d->ask.op = NULL;
+	d->ask.tag++;
+	d->ask.until_ns = until(d, 0);
+	(void)say(d, KVPD_P_USAGE, d->ask.tag, NULL, 0, -1);
+}
+
 static void ask_next(struct kvpd_device *d)
 {
 	static const uint32_t type[] = {
@@ -272,8 +295,12 @@ static void ask_next(struct kvpd_device *d)
 	};
 	struct kvpd_device_op *op;
 
-	if (d->ask.open || !d->child.pid || !d->greeted || !take_over(d) || TAILQ_EMPTY(&d->ops))
+	if (d->ask.open || !d->child.pid || !d->greeted || !take_over(d))
 		return;
+	if (TAILQ_EMPTY(&d->ops)) {
+		ask_usage(d);
+		return;
+	}
 	op = op_of(TAILQ_FIRST(&d->ops));
 	TAILQ_REMOVE(&d->ops, &op->work, link);
 	(void)ask(d, type[op->kind], op->id,
@@ -352,6 +379,11 @@ static const char *got_answer(struct kvpd_device *d, struct kvpd_p *p)
 	if (!answer_ok(d, p))
 		return "an answer to nothing";
 	d->ask.open = false;
+	if (d->ask.usage) {
+		d->figures.free = status < 0 ? 0 : p->u.answer.free;
+		d->figures.total = status < 0 ? 0 : p->u.answer.total;
+		return NULL;
+	}
 	if (!op)
 		return status < 0 ? "it cannot take over what another one made" : NULL;
 	d->fails = 0;
@@ -674,6 +706,8 @@ static void sleep_on(struct kvpd_device *d)
 	for (uint32_t w = 0; kvpd_device_state(d) == KVPD_DEVICE_UP && w < KVPD_WAYS; w++)
 		if (free_flight(d, w))
 			t = sooner(t, kvpd_queue_ready(&d->queue, w));
+	if (wants_usage(d))
+		t = sooner(t, d->usage_ns);
 	t = t > now ? t - now : 0;
 	ts.tv_sec = (time_t)(t / UINT64_C(1000000000) % INT32_MAX);
 	ts.tv_nsec = (long)(t % UINT64_C(1000000000));

@@ -51,6 +51,8 @@ static void read_device(struct kvpd_medium *m, struct kvpd_device_row *f)
 	f->bytes = m->bytes;
 	f->segment_bytes = m->segment;
 	f->promised_bytes = m->promised;
+	f->free_bytes = d.free;
+	f->total_bytes = d.total;
 	f->segments = d.segments;
 	f->restarts = d.restarts;
 	f->damaged = d.damaged;

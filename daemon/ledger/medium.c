@@ -75,6 +75,7 @@ int kvpd_media_new(struct kvpd_ledger *l, const struct kvpd_config *config)
 		m->bytes = d->bytes;
 		m->segment = d->segment;
 		m->copy_rate = d->copy_rate;
+		m->timeout_ms = d->timeout_ms;
 		m->share = kvpd_config_device_share(config, &unsaid, i);
 	}
 	return ok ? 0 : -ENOMEM;
@@ -95,6 +96,7 @@ int kvpd_media_start(struct kvpd_ledger *l)
 			.worker = m->worker,
 			.bytes = m->bytes,
 			.copy_rate = m->copy_rate,
+			.timeout_ms = m->timeout_ms,
 			.wake = wake,
 			.ctx = l,
 		};

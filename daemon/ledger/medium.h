@@ -45,6 +45,7 @@ struct kvpd_medium {
 	char name[KVPD_DEVICE_NAME_BYTES];
 	char *driver, *faults, *worker;
 	uint64_t bytes, segment, copy_rate;
+	uint32_t timeout_ms;
 	uint64_t share;             /* of a tenant that is not told otherwise */
 	uint64_t promised;          /* the shares of all tenants */
 	bool draining;              /* an administrator empties it: nothing new comes there */

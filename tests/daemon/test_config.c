@@ -135,7 +135,7 @@ static void test_devices(void **state)
 		     "    driver: host\n"
 		     "    bytes: 1GiB\n"
 		     "  - {name: two, driver: fault, faults: copy=die, bytes: 64MiB,\n"
-		     "     segment: 1MiB, copy_rate: 2GiB, worker: /usr/libexec/w}\n"
+		     "     segment: 1MiB, copy_rate: 2GiB, timeout_ms: 300, worker: /usr/libexec/w}\n"
 		     "tenants:\n"
 		     "  - {name: a, uids: [1]}\n"
 		     "  - {name: b, uids: [2], devices: [{name: two, share: 16MiB}]}\n");
@@ -150,6 +150,8 @@ static void test_devices(void **state)
 	assert_int_equal(d[0].bytes, 1 << 30);
 	assert_int_equal(d[0].segment, 256 << 20);
 	assert_int_equal(d[0].copy_rate, 0);
+	assert_int_equal(d[0].timeout_ms, 10000);
+	assert_int_equal(d[1].timeout_ms, 300);
 	assert_string_equal(d[1].driver, "fault");
 	assert_string_equal(d[1].faults, "copy=die");
 	assert_string_equal(d[1].worker, "/usr/libexec/w");

@@ -94,14 +94,14 @@ bool dev_warm_all(struct dev_world *w, struct dev_prompt *p)
 int dev_read(struct dev_world *w, const struct dev_prompt *p)
 {
 	const void *there[DEV_BLOCKS];
-	int n;
+	int n = 0;
 
 	(void)w;
 	for (int i = 0; i < TRIES; i++) {
 		n = kvp_device_payloads(p->match, 0, 0, DEV_BLOCKS, there);
-		if (n != -EAGAIN)
+		if (n == (int)DEV_BLOCKS)
 			break;
-		e2e_sleep_us(1000); /* it is being mapped */
+		e2e_sleep_us(1000); /* some of it is being mapped, perhaps */
 	}
 	for (int i = 0; i < n; i++)
 		if (!e2e_derived(p->tokens, ((uint32_t)i + 1) * E2E_BT, there[i]))

@@ -128,17 +128,17 @@ static void test_everything(void **state)
 
 static void test_devices(void **state)
 {
-	struct kvpd_config *c =
-		good("memory: 1GiB\n"
-		     "devices:\n"
-		     "  - name: one\n"
-		     "    driver: host\n"
-		     "    bytes: 1GiB\n"
-		     "  - {name: two, driver: fault, faults: copy=die, bytes: 64MiB,\n"
-		     "     segment: 1MiB, copy_rate: 2GiB, timeout_ms: 300, worker: /usr/libexec/w}\n"
-		     "tenants:\n"
-		     "  - {name: a, uids: [1]}\n"
-		     "  - {name: b, uids: [2], devices: [{name: two, share: 16MiB}]}\n");
+	struct kvpd_config *c = good(
+		"memory: 1GiB\n"
+		"devices:\n"
+		"  - name: one\n"
+		"    driver: host\n"
+		"    bytes: 1GiB\n"
+		"  - {name: two, driver: fault, faults: copy=die, bytes: 64MiB,\n"
+		"     segment: 1MiB, copy_rate: 2GiB, timeout_ms: 300, worker: /usr/libexec/w}\n"
+		"tenants:\n"
+		"  - {name: a, uids: [1]}\n"
+		"  - {name: b, uids: [2], devices: [{name: two, share: 16MiB}]}\n");
 	const struct kvpd_device_entry *d = c->devices;
 
 	(void)state;

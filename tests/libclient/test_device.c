@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -340,6 +341,20 @@ static void prefetch(void **state)
 	assert_int_equal(after.lookups, before.lookups + 1); /* match() */
 }
 
+/* Mappings of memory that a daemon made. */
+static uint32_t mapped(void)
+{
+	FILE *f = fopen("/proc/self/maps", "r");
+	char line[400];
+	uint32_t n = 0;
+
+	assert_non_null(f);
+	while (fgets(line, sizeof(line), f))
+		n += strstr(line, "/memfd:") != NULL;
+	fclose(f);
+	return n;
+}
+
 /* A daemon that goes ends tickets, and what is held for them. */
 static void daemon_goes(void **state)
 {
@@ -356,6 +371,10 @@ static void daemon_goes(void **state)
 	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, &why), -ESHUTDOWN);
 	assert_int_equal(kvp_warm(m, NULL, &ticket), -ESHUTDOWN);
 	assert_int_equal(kvp_release(m), 0);
+	/* Nobody has anything of that daemon any more. */
+	for (uint32_t tries = 0; mapped() && tries < 10000; tries++)
+		usleep(1000);
+	assert_int_equal(mapped(), 0);
 	f->fake = fake_start(NULL);
 }
 

@@ -44,7 +44,7 @@ static bool same_devices(const struct kvpd_config *a, const struct kvpd_config *
 		if (strcmp(x->name, y->name) || strcmp(x->driver, y->driver) ||
 			!same_text(x->faults, y->faults) || !same_text(x->worker, y->worker) ||
 			x->bytes != y->bytes || x->segment != y->segment ||
-			x->copy_rate != y->copy_rate)
+			x->copy_rate != y->copy_rate || x->timeout_ms != y->timeout_ms)
 			return false;
 		for (unsigned t = 0; t < a->n_tenants; t++) {
 			const struct kvpd_tenant_config *o =

@@ -9,21 +9,34 @@
 #define TRIES    1500 /* of 20 ms */
 #define SLEEP_US 20000
 
-void dev_begin(struct dev_world *w, const char *device, const char *more)
+void dev_start(struct dev_world *w, const char *device, const char *more)
 {
 	char text[1200];
 	struct kvt_daemon_opts opts = {
 		.share = 64 << 20, .memory = 256 << 20, .max_blocks = 4000, .more = text
 	};
-	int r;
 
 	snprintf(text, sizeof(text),
 		"devices:\n  - {name: one, bytes: 1MiB, segment: 64KiB, worker: \"%s\", %s}\n%s",
 		getenv("KVPOOL_DEVICE"), device, more);
 	e2e_start(&w->daemon, &opts);
-	r = e2e_attach(&w->e, w->daemon.socket);
+}
+
+void dev_attach(struct dev_world *w, const char *socket)
+{
+	char path[200];
+	int r;
+
+	snprintf(path, sizeof(path), "%s/%s", w->daemon.dir, socket ? socket : "kvpool.sock");
+	r = e2e_attach(&w->e, path);
 	if (r < 0)
 		e2e_die("attach", r);
+}
+
+void dev_begin(struct dev_world *w, const char *device, const char *more)
+{
+	dev_start(w, device, more);
+	dev_attach(w, NULL);
 }
 
 void dev_end(struct dev_world *w)

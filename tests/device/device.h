@@ -25,7 +25,11 @@ struct dev_prompt {
 	struct kvp_prefix *match; /* leased */
 };
 
-/* `device`: the rest of its entry in the configuration; `more`: further lines of that. Attached. */
+/* `device`: the rest of its entry in the configuration; `more`: further lines of that. */
+void dev_start(struct dev_world *w, const char *device, const char *more);
+/* To the daemon's socket of this name; NULL: to its main one. */
+void dev_attach(struct dev_world *w, const char *socket);
+/* Both. */
 void dev_begin(struct dev_world *w, const char *device, const char *more);
 /* Nothing may be left of the client. */
 void dev_end(struct dev_world *w);

@@ -4,6 +4,7 @@
  * the attachment, and the end of that.
  */
 #include "libclient/thread.h"
+#include "libclient/cuda.h"
 #include "libclient/events.h"
 #include "libclient/ring.h"
 
@@ -104,6 +105,7 @@ static int publish(struct attachment *att, uint64_t deadline, struct kvp_packet 
 	c->joined++;
 	c->error_text[0] = 0;
 	pthread_mutex_unlock(&c->lock);
+	cuda_notice(c);
 	return 0;
 }
 
@@ -194,4 +196,5 @@ void client_detach(struct attachment *att)
 	pthread_cond_broadcast(&c->changed);
 	pthread_mutex_unlock(&c->lock);
 	word_wake(&att->page->cq_tail);
+	cuda_notice(c);
 }

@@ -3,6 +3,7 @@
  * A client is opened and closed, and says why it is not attached. What all calls need: option and
  * result structs of any size, timeouts, the shard of a thread, a forked child told apart.
  */
+#include "libclient/cuda.h"
 #include "libclient/events.h"
 #include "libclient/match.h"
 #include "libclient/thread.h"
@@ -104,7 +105,7 @@ static int init_locks(struct kvp_client *c)
 	pthread_condattr_t attr;
 
 	if (pthread_mutex_init(&c->lock, NULL) || pthread_mutex_init(&c->ring_lock, NULL) ||
-		pthread_condattr_init(&attr))
+		pthread_mutex_init(&c->cuda_lock, NULL) || pthread_condattr_init(&attr))
 		return -ENOMEM;
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	if (pthread_cond_init(&c->changed, &attr))
@@ -224,14 +225,14 @@ static void client_free(struct kvp_client *c)
 	free(c);
 }
 
-int thread_start(struct kvp_client *c, void *(*run)(void *client), pthread_t *ret_thread)
+int thread_start(void *(*run)(void *arg), void *arg, pthread_t *ret_thread)
 {
 	sigset_t all, old;
 	int r;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = -pthread_create(ret_thread, NULL, run, c);
+	r = -pthread_create(ret_thread, NULL, run, arg);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return r;
 }
@@ -260,7 +261,7 @@ static int client_start(struct kvp_client *c, const struct kvp_open_opts *o)
 	}
 	r = client_attach(c);
 	tell_why(o, c->error_text, r);
-	return r == 0 || c->lazy ? thread_start(c, client_thread, &c->thread) : r;
+	return r == 0 || c->lazy ? thread_start(client_thread, c, &c->thread) : r;
 }
 
 int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **ret_client)
@@ -296,6 +297,7 @@ struct kvp_client *kvp_close(struct kvp_client *c)
 	if (!c)
 		return NULL;
 	if (client_mine(c)) {
+		cudas_close(c);
 		kvp_store_seq(&c->closing, 1);
 		client_kick(c);
 		events_stop(c);

@@ -61,6 +61,7 @@ struct extent_map {
 	KVP_ATOMIC(uint64_t) bytes;
 	KVP_ATOMIC(uint32_t) generation;
 	uint32_t writable; /* this client's arena */
+	uint32_t vault;    /* of the daemon's, sealed */
 	uint32_t grants;   /* in it; ring_lock */
 };
 
@@ -153,9 +154,12 @@ struct ring_waiter {
 	struct kvp_cqe cqe;
 };
 
+struct host_regs; /* cuda.h */
+
 struct attachment {
 	struct kvp_client *client;
-	uint32_t slot; /* in client->attachments */
+	struct host_regs *host; /* what the driver was told of its memory; cuda_lock */
+	uint32_t slot;          /* in client->attachments */
 	uint32_t in_use;
 	uint32_t published; /* has been current: its counters count; ring_lock */
 	uint32_t refs;      /* ring_lock: held grants and calls that wait */
@@ -199,6 +203,8 @@ struct attachment {
 	/* Extents that a match met and that are not mapped; bits. */
 	KVP_ATOMIC(uint64_t) wanted[KVP_MAX_EXTENTS / 64];
 	uint8_t asked_for[KVP_MAX_EXTENTS]; /* EXTENT_GET is on its way; the library's thread */
+	/* Extents that are not host memory: mapped by a kvp_cuda, if any. */
+	KVP_ATOMIC(uint8_t) foreign[KVP_MAX_EXTENTS];
 	struct extent_map extents[KVP_MAX_EXTENTS];
 };
 
@@ -269,7 +275,16 @@ struct kvp_timeline {
 	uint64_t base;                /* where its values begin */
 	KVP_ATOMIC(uint64_t) reached; /* in shared memory's values; changes under ring_lock */
 	KVP_ATOMIC(uint64_t) awaited; /* the last one that anything waits for */
+	/* Who advances it: ring_lock, like `cuda`. */
+	KVP_ATOMIC(uint32_t) kind;   /* LINE_* */
+	KVP_ATOMIC(uint64_t) marked; /* LINE_STREAM, LINE_SLOTS: the last value given out */
+	struct kvp_cuda *cuda;       /* the same, until it is closed */
 };
+
+#define LINE_HOST   0u /* the caller */
+#define LINE_STREAM 1u /* a device, at kvp_cuda_mark() */
+#define LINE_SLOTS  2u /* the library, when bytes have come into slots */
+#define LINE_BROKEN 3u /* nobody any more: its device was lost */
 
 /* A request over the socket that somebody waits for; lock. */
 struct call {
@@ -281,6 +296,7 @@ struct call {
 };
 
 struct retiring; /* extents.c */
+struct kvp_cuda;
 
 struct kvp_client {
 	KVP_ATOMIC(struct attachment *) att; /* NULL: no daemon; changes under ring_lock */
@@ -324,6 +340,12 @@ struct kvp_client {
 	struct retiring *retiring;
 	struct kvp_packet *packet;
 	uint32_t told; /* the daemon has said why it refused */
+
+	/* Those that are open, and what they share; see cuda.h. All under cuda_lock. */
+	pthread_mutex_t cuda_lock;
+	struct kvp_cuda *cudas;
+	uint64_t register_max; /* bytes of vaults; 0: none is registered */
+	uint64_t registered_bytes, refused_bytes;
 };
 
 /* Is this the process that opened the client? A forked child's copy of the page is zero. */
@@ -341,8 +363,8 @@ uint64_t deadline_of(const struct kvp_client *client, uint32_t timeout_ms);
 uint64_t answer_by(uint64_t deadline);
 /* Any thread; one system call. */
 void client_kick(struct kvp_client *client);
-/* A thread that runs run(client), on which no signal is ever delivered: they are the application's. */
-int thread_start(struct kvp_client *client, void *(*run)(void *client), pthread_t *ret_thread);
+/* A thread that runs run(arg), on which no signal is ever delivered: they are the application's. */
+int thread_start(void *(*run)(void *arg), void *arg, pthread_t *ret_thread);
 /* This thread's shard: 0 .. KVP_SHARDS - 1. */
 uint32_t thread_shard(void);
 
@@ -401,6 +423,13 @@ int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp
 void timelines_init(struct kvp_client *client);
 /* ring_lock held. A new daemon's page gets to know how far they are, before it is used. */
 void timelines_carry_on(struct attachment *att);
+/* ring_lock. Whoever advances it says how far it is, in shared memory's values. Never back. */
+void timeline_reach(struct kvp_timeline *timeline, uint64_t value);
+/*
+ * Any thread. Who advances the timeline from now on, where nobody but the caller's host might have:
+ * LINE_STREAM or LINE_SLOTS. -EINVAL: not a timeline of this client, or it is advanced otherwise.
+ */
+int timeline_claim(struct kvp_timeline *timeline, struct kvp_cuda *cuda, uint32_t kind);
 /* Any thread. Names the moment, and notes that it is waited for. -EINVAL: see kvp_release_after(). */
 int timeline_moment(struct kvp_timeline *timeline, struct kvp_client *client, uint64_t value,
 	uint64_t *ret_until);

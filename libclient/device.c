@@ -314,7 +314,7 @@ int kvp_ticket_wait(
 
 /*
  * Where block i lies on the device, and where that is in this process. -ENOENT: it is not there; -EAGAIN:
- * it is, in an extent that is not mapped here yet.
+ * it is, in an extent that is not mapped here yet; -EOPNOTSUPP: it is, in no host memory.
  */
 static inline int find_there(const struct kvp_prefix *m, uint32_t i, uint32_t device,
 	struct kvp_hit *ret_hit, const uint8_t **ret_addr)
@@ -331,6 +331,8 @@ static inline int find_there(const struct kvp_prefix *m, uint32_t i, uint32_t de
 	*ret_addr = hit_addr(m->att, ret_hit);
 	if (*ret_addr)
 		return 0;
+	if (kvp_load_relaxed(&m->att->foreign[extent]))
+		return -EOPNOTSUPP;
 	extent_want(m->att, extent);
 	return -EAGAIN;
 }

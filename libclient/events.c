@@ -211,7 +211,7 @@ static int events_start(struct kvp_client *c)
 	c->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (c->event_fd < 0)
 		return -errno;
-	r = thread_start(c, event_thread, &c->event_thread);
+	r = thread_start(event_thread, c, &c->event_thread);
 	if (r < 0) {
 		close(c->event_fd);
 		c->event_fd = -1;

@@ -4,6 +4,7 @@
  * daemon retires them and the last handle that may look into them is released.
  */
 #include "libclient/thread.h"
+#include "libclient/cuda.h"
 #include "libclient/events.h"
 
 #include <stdlib.h>
@@ -56,11 +57,22 @@ static int map_extent(struct attachment *att, const struct kvp_msg_extent *x, in
 	if (r < 0)
 		return r;
 	em->writable = !!(x->flags & KVP_EXTENT_WRITABLE);
+	em->vault = x->kind == KVP_EXTENT_VAULT && x->tier == KVP_TIER_DRAM;
 	em->grants = 0;
 	kvp_store_relaxed(&em->bytes, x->bytes);
 	kvp_store_relaxed(&em->generation, x->generation);
 	/* Release: pairs with the load in hit_addr(). */
 	kvp_store_seq(&em->base, (uintptr_t)base);
+	return 0;
+}
+
+/* Memory of a device: its descriptor is good for whoever has a context there, and for no mmap(). */
+static int extent_of_device(struct attachment *att, const struct kvp_msg_extent *x, int fd)
+{
+	if (x->extent >= KVP_MAX_EXTENTS || x->tier != KVP_TIER_VRAM)
+		return -EPROTO;
+	kvp_store_relaxed(&att->foreign[x->extent], 1);
+	cuda_extent_came(att, x, fd);
 	return 0;
 }
 
@@ -80,7 +92,7 @@ int extent_take(struct attachment *att, struct kvp_packet *p)
 	struct kvp_msg_id id = { .id = x->extent, .generation = x->generation };
 	int fd = kvp_msg_take_fd(p, 0), r;
 
-	r = map_extent(att, x, fd);
+	r = x->import & KVP_IMPORT_CUDA_FD ? extent_of_device(att, x, fd) : map_extent(att, x, fd);
 	close(fd);
 	if (r == -ENOMEM || r == -EMFILE)
 		return 0; /* its blocks are misses here; others need not suffer */
@@ -91,6 +103,8 @@ int extent_take(struct attachment *att, struct kvp_packet *p)
 	pthread_mutex_lock(&att->client->ring_lock);
 	event_announce(att->client, KVP_EVENT_CLAIMS);
 	pthread_mutex_unlock(&att->client->ring_lock);
+	if (att->extents[id.id].vault)
+		cuda_notice(att->client);
 	if (!(x->flags & KVP_EXTENT_WRITABLE))
 		return 0;
 	KVP_FAULT("arena-ack");
@@ -162,10 +176,15 @@ int extent_retire(struct attachment *att, const struct kvp_msg_id *id)
 	struct retiring *rt;
 	uintptr_t base = kvp_load_relaxed(&em->base);
 	uint32_t room;
+	int there;
 
 	if (id->id >= KVP_MAX_EXTENTS)
 		return -EPROTO;
-	if (!base || kvp_load_relaxed(&em->generation) != id->generation)
+	there = base && kvp_load_relaxed(&em->generation) == id->generation;
+	if (!there && !base)
+		there = cuda_extent_hide(att, id);
+	kvp_store_relaxed(&att->foreign[id->id], 0);
+	if (!there)
 		return packet_send(att, KVP_MSG_RETIRE_ACK, 0, id, sizeof(*id));
 	/*
 	 * Sequentially consistent: pairs with prefix_take(). A handle that is not seen below was
@@ -181,7 +200,7 @@ int extent_retire(struct attachment *att, const struct kvp_msg_id *id)
 	}
 	rt->att = att;
 	rt->id = *id;
-	rt->base = (void *)base;
+	rt->base = (void *)base; /* NULL: memory of a device */
 	rt->bytes = kvp_load_relaxed(&em->bytes);
 	rt->n = room;
 	rt->n = pinned_handles(att, rt);
@@ -203,7 +222,7 @@ static int retiring_held(struct retiring *rt)
 	pthread_mutex_lock(&att->client->ring_lock);
 	grants = att->extents[rt->id.id].grants;
 	pthread_mutex_unlock(&att->client->ring_lock);
-	return n || grants;
+	return n || grants || cuda_extent_held(att, rt->id.id);
 }
 
 int retiring_any(const struct kvp_client *c, const struct attachment *att)

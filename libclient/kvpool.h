@@ -960,7 +960,8 @@ KVP_EXPORT int kvp_prefetch(
 /*
  * As kvp_payload(), of the copy on a device: `addr` where its memory is host memory and mapped here.
  * -ENOENT: no such block, or it does not lie there now; -EAGAIN: it does, in memory that the library is
- * mapping: again in a moment. Valid until kvp_release(), or the moment of kvp_release_after().
+ * mapping: again in a moment; -EOPNOTSUPP: it does, in memory of a GPU, which kvpool_cuda.h is for. Valid
+ * until kvp_release(), or the moment of kvp_release_after().
  */
 KVP_EXPORT int kvp_device_payload(const struct kvp_prefix *prefix, uint32_t i, uint32_t device,
 	struct kvp_payload_info *ret_payload);

@@ -7,6 +7,7 @@
  * evicted to make room for its own next one, going on would only write what nobody can find. It then
  * stops, waits for the answers, and counts what is there.
  */
+#include "libclient/cuda.h"
 #include "libclient/match.h"
 #include "libclient/ring.h"
 
@@ -14,6 +15,14 @@
 
 #define LOST          (-ECANCELED) /* a block of this put is not, or no longer, there */
 #define LOST_RETRY_MS 100u         /* when to try again after all of it was lost */
+
+/* What a kvp_cuda_put() has besides: bytes are there when the timeline has reached a value. */
+struct put_device {
+	struct kvp_cuda *cuda;
+	struct CUstream_st *stream;
+	struct kvp_timeline *line;
+	uint64_t value; /* of the last block that was enqueued, 0: none */
+};
 
 /* Where a kvp_put() stands. */
 struct put {
@@ -34,6 +43,7 @@ struct put {
 	uint32_t settled; /* answers have been looked at up to this serial */
 	kvp_block_id tip; /* the deepest block that it knows to have been stored, or NONE */
 	uint32_t tip_birth;
+	struct put_device *device; /* NULL: the view is host memory */
 };
 
 /* Is the block there, as far as its word says? One that the ledger is looking at still is. */
@@ -113,12 +123,30 @@ static int put_holds(struct put *p)
 	return p->tip == KVP_BLOCK_NONE || is_there(att, p->tip, p->tip_birth);
 }
 
+/* Writes the block's bytes, or has them written until the moment. */
+static int write_block(struct put *p, struct kvp_grant *g, uint32_t n, uint64_t *ret_until)
+{
+	struct put_device *d = p->device;
+	int r;
+
+	*ret_until = 0;
+	if (!d) {
+		view_to_payload(
+			&p->space->geo, g->addr, n, &p->view, p->at - p->from, p->end - p->from);
+		return 0;
+	}
+	r = cuda_block_to_slot(
+		d->cuda, g, n, &p->view, p->at - p->from, d->stream, d->line, &d->value);
+	return r < 0 ? r : timeline_moment(d->line, p->space->client, d->value, ret_until);
+}
+
 static int store_block(struct put *p, const kvp_token *tokens, uint32_t n)
 {
 	struct kvp_client *c = p->space->client;
 	const struct geometry *geo = &p->space->geo;
 	size_t left = (p->end - p->at + geo->block_tokens - 1) / geo->block_tokens;
 	struct kvp_grant *g;
+	uint64_t until;
 	int r;
 
 	KVP_FAULT("put-reserve");
@@ -133,13 +161,14 @@ static int store_block(struct put *p, const kvp_token *tokens, uint32_t n)
 	if (r < 0)
 		return r;
 	KVP_FAULT("put-write");
-	view_to_payload(geo, g->addr, n, &p->view, p->at - p->from, p->end - p->from);
+	r = write_block(p, g, n, &until);
 	KVP_FAULT("put-commit");
 	pthread_mutex_lock(&c->ring_lock);
-	r = grant_commit(g, p->parent, tokens, n, KVP_COMMIT_RELEASE, 0, answer_by(p->deadline),
-		p->number, NO_KEY, &p->parent);
+	if (r == 0)
+		r = grant_commit(g, p->parent, tokens, n, KVP_COMMIT_RELEASE, until,
+			answer_by(p->deadline), p->number, NO_KEY, &p->parent);
 	if (r < 0)
-		grant_drop(g);
+		grant_drop_at(g, until);
 	pthread_mutex_unlock(&c->ring_lock);
 	return r;
 }
@@ -260,10 +289,11 @@ static int64_t put_all(struct put *p)
 	return r;
 }
 
-int64_t kvp_put_ids(struct kvp_space *space, const struct kvp_ids *ids, size_t from,
-	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms)
+static int64_t put_ids(struct kvp_space *space, const struct kvp_ids *ids, size_t from,
+	const struct kvp_view *src, const struct kvp_put_opts *opts, struct put_device *device,
+	uint32_t *ret_retry_ms)
 {
-	struct put p = { .space = space, .from = from };
+	struct put p = { .space = space, .from = from, .device = device };
 	struct kvp_put_opts o;
 	uint32_t t, before;
 	int64_t r;
@@ -277,6 +307,8 @@ int64_t kvp_put_ids(struct kvp_space *space, const struct kvp_ids *ids, size_t f
 	r = tokens_take(ids, &p.tokens);
 	if (r == 0)
 		r = view_check(&space->geo, src, VIEW_WRITE, &p.view);
+	if (r == 0 && device && !view_has_rows(&space->geo, &p.view))
+		r = -EOPNOTSUPP;
 	if (r < 0)
 		return r;
 	if (!client_mine(space->client))
@@ -300,6 +332,35 @@ int64_t kvp_put_ids(struct kvp_space *space, const struct kvp_ids *ids, size_t f
 	if (r < (int64_t)(p.end - from) && p.retry_ms && ret_retry_ms)
 		*ret_retry_ms = p.retry_ms;
 	return r;
+}
+
+int64_t kvp_put_ids(struct kvp_space *space, const struct kvp_ids *ids, size_t from,
+	const struct kvp_view *src, const struct kvp_put_opts *opts, uint32_t *ret_retry_ms)
+{
+	return put_ids(space, ids, from, src, opts, NULL, ret_retry_ms);
+}
+
+int64_t kvp_cuda_put(struct kvp_space *space, struct kvp_cuda *cuda, const uint32_t *tokens,
+	size_t n, size_t from, const struct kvp_view *src, const struct kvp_put_opts *opts,
+	struct CUstream_st *stream, struct kvp_timeline *timeline, uint64_t *ret_value,
+	uint32_t *ret_retry_ms)
+{
+	struct put_device d = { cuda, stream, timeline, 0 };
+	int r = cuda_usable(cuda);
+	int64_t stored;
+
+	if (r < 0)
+		return r;
+	if (!space || space->client != cuda->client || !ret_value)
+		return -EINVAL;
+	r = timeline_claim(timeline, cuda, LINE_SLOTS);
+	if (r < 0)
+		return r;
+	stored = put_ids(space, &(struct kvp_ids){ tokens, n, KVP_IDS_U32 }, from, src, opts, &d,
+		ret_retry_ms);
+	if (d.value)
+		*ret_value = d.value;
+	return stored;
 }
 
 int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,

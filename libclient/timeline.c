@@ -7,6 +7,7 @@
  * A timeline is the client's, not an attachment's: every page that the client still has, those of
  * former daemons included, is told how far it is.
  */
+#include "libclient/cuda.h"
 #include "libclient/match.h"
 #include "libclient/ring.h"
 
@@ -56,8 +57,16 @@ static void grants_end(struct attachment *att)
 	ring_drain(att);
 }
 
-/* ring_lock. A value in shared memory. */
-static void reach(struct kvp_timeline *t, uint64_t value)
+/* The word may be ahead: a device writes it too. */
+static void word_reach(KVP_ATOMIC(uint64_t) *word, uint64_t value)
+{
+	uint64_t was = kvp_load_seq(word);
+
+	while (was < value && !kvp_cas_seq(word, &was, value))
+		;
+}
+
+void timeline_reach(struct kvp_timeline *t, uint64_t value)
 {
 	struct kvp_client *c = t->client;
 
@@ -73,7 +82,7 @@ static void reach(struct kvp_timeline *t, uint64_t value)
 		 * the ledger waits for (daemon/ledger/parked.h). Releases all that came before the
 		 * moment as well.
 		 */
-		kvp_store_seq(&att->page->done[t->index].value, value);
+		word_reach(&att->page->done[t->index].value, value);
 		awaited = kvp_load_seq(&att->page->awaits[t->index]);
 		KVP_FAULT("advanced");
 		if (awaited && awaited <= value && !kvp_load_relaxed(&att->dead))
@@ -103,8 +112,10 @@ int kvp_timeline_new(struct kvp_client *client, struct kvp_timeline **ret_timeli
 	/* A place whose values are used up is none; it takes hundreds of timelines to come there. */
 	if (best && best->base > KVP_UNTIL_VALUE_MAX - KVP_TIMELINE_MAX)
 		best = NULL;
-	if (best)
+	if (best) {
 		best->open = 1;
+		kvp_store_relaxed(&best->kind, LINE_HOST);
+	}
 	pthread_mutex_unlock(&client->ring_lock);
 	if (!best)
 		return -ENOSPC;
@@ -117,11 +128,18 @@ struct kvp_timeline *kvp_timeline_free(struct kvp_timeline *t)
 	if (!t || !client_mine(t->client))
 		return NULL;
 	pthread_mutex_lock(&t->client->ring_lock);
-	if (t->open) {
+	/* What waits for a device that was lost waits for ever, and so does its place. */
+	if (t->open && kvp_load_relaxed(&t->kind) != LINE_BROKEN) {
+		uint64_t last = t->base + kvp_load_relaxed(&t->marked);
+
 		t->base = kvp_load_relaxed(&t->awaited);
 		if (t->base < kvp_load_relaxed(&t->reached))
 			t->base = kvp_load_relaxed(&t->reached);
-		reach(t, t->base);
+		if (t->base < last)
+			t->base = last; /* a stream may still write it */
+		timeline_reach(t, t->base);
+		kvp_store_relaxed(&t->marked, 0);
+		t->cuda = NULL;
 		t->open = 0;
 	}
 	pthread_mutex_unlock(&t->client->ring_lock);
@@ -137,10 +155,32 @@ int kvp_timeline_advance(struct kvp_timeline *t, uint64_t value)
 	if (!client_mine(t->client))
 		return -ECHILD;
 	pthread_mutex_lock(&t->client->ring_lock);
-	if (t->open && value <= KVP_TIMELINE_MAX &&
+	if (t->open && kvp_load_relaxed(&t->kind) == LINE_HOST && value <= KVP_TIMELINE_MAX &&
 		t->base + value >= kvp_load_relaxed(&t->reached)) {
-		reach(t, t->base + value);
+		timeline_reach(t, t->base + value);
 		r = 0;
+	}
+	pthread_mutex_unlock(&t->client->ring_lock);
+	return r;
+}
+
+int timeline_claim(struct kvp_timeline *t, struct kvp_cuda *cuda, uint32_t kind)
+{
+	int r = 0;
+
+	if (!t || t->client != cuda->client)
+		return -EINVAL;
+	pthread_mutex_lock(&t->client->ring_lock);
+	if (!t->open) {
+		r = -EINVAL;
+	} else if (kvp_load_relaxed(&t->kind) == LINE_HOST) {
+		uint64_t reached = kvp_load_relaxed(&t->reached);
+
+		kvp_store_relaxed(&t->marked, reached > t->base ? reached - t->base : 0);
+		t->cuda = cuda;
+		kvp_store_release(&t->kind, kind);
+	} else if (kvp_load_relaxed(&t->kind) != kind || t->cuda != cuda) {
+		r = -EINVAL;
 	}
 	pthread_mutex_unlock(&t->client->ring_lock);
 	return r;
@@ -152,6 +192,11 @@ int kvp_timeline_reached(struct kvp_timeline *t, uint64_t value)
 		return -EINVAL;
 	if (!client_mine(t->client))
 		return -ECHILD;
+	if (kvp_load_acquire(&t->kind) == LINE_STREAM) {
+		pthread_mutex_lock(&t->client->ring_lock);
+		cuda_look(t);
+		pthread_mutex_unlock(&t->client->ring_lock);
+	}
 	/* Acquire: what came before the moment is seen by the caller. */
 	return value <= KVP_TIMELINE_MAX && kvp_load_acquire(&t->reached) >= t->base + value;
 }

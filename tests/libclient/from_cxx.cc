@@ -5,6 +5,7 @@
  */
 #include <kvpool.h>
 #include <kvpool_admin.h>
+#include <kvpool_cuda.h>
 
 namespace
 {
@@ -181,6 +182,44 @@ int on_device(kvp_client *client, kvp_space *space, kvp_prefix *prefix)
 	return kvp_device_payloads(prefix, 0, 0, 1, &addr) + why;
 }
 
+int64_t on_a_gpu(kvp_client *client, kvp_space *space, kvp_prefix *prefix, const kvp_view *view)
+{
+	kvp_cuda_opts opts = {};
+	kvp_cuda_props props = {};
+	kvp_cuda_range range = {};
+	kvp_cuda_piece piece = {};
+	kvp_cuda *cuda = nullptr;
+	kvp_timeline *timeline = nullptr;
+	kvp_ticket ticket = {};
+	kvp_grant *grant = nullptr;
+	CUstream_st *stream = nullptr;
+	const void *host = nullptr;
+	const uint32_t token = 0;
+	uint64_t value = 0, addr = 0;
+	int32_t slot = 0;
+	int64_t n = 0;
+
+	opts.size = sizeof(opts);
+	props.size = sizeof(props);
+	range.size = sizeof(range);
+	if (kvp_cuda_open(client, &opts, &cuda) < 0)
+		return -1;
+	n += kvp_cuda_info(cuda, &props) + kvp_host_register(cuda, 0, KVP_DEFAULT_TIMEOUT);
+	n += kvp_host_payloads(prefix, cuda, 0, 1, &host);
+	n += kvp_cuda_get(prefix, cuda, 0, 1, view, stream);
+	n += kvp_cuda_load(prefix, cuda, &piece, 1, stream);
+	n += kvp_cuda_store(cuda, &grant, 1, &piece, 1, stream, timeline, &value);
+	n += kvp_cuda_put(
+		space, cuda, &token, 1, 0, view, nullptr, stream, timeline, &value, nullptr);
+	n += kvp_cuda_mark(cuda, timeline, stream, &value);
+	n += kvp_cuda_window(cuda, space, &range);
+	n += kvp_cuda_slots(prefix, cuda, 0, 1, &slot) + kvp_cuda_addrs(prefix, cuda, 0, 1, &addr);
+	n += kvp_cuda_warm(prefix, cuda, nullptr, &ticket);
+	n += kvp_cuda_stream_wait(cuda, stream, ticket);
+	cuda = kvp_cuda_close(cuda);
+	return n + (cuda == nullptr);
+}
+
 int administer(const char *request)
 {
 	kvp_admin *admin = nullptr;
@@ -208,6 +247,7 @@ int from_cxx(const uint32_t *tokens, kvp_view *view, void *base)
 	n += hand_over(space, nullptr);
 	n += outlive(client, nullptr, nullptr);
 	n += on_device(client, space, nullptr);
+	n += on_a_gpu(client, space, nullptr, view);
 	n += kvp_flush(client, 0) + kvp_delete(space, tokens, 64, 0) + administer("{}");
 	space = kvp_space_close(space);
 	client = kvp_close(client);

@@ -16,7 +16,7 @@ def read(*path):
 def main():
     root, library = sys.argv[1:3]
     declared = set()
-    for header in ("kvpool.h", "kvpool_admin.h"):
+    for header in ("kvpool.h", "kvpool_admin.h", "kvpool_cuda.h"):
         text = re.sub(r"/\*.*?\*/", "", read(root, "libclient", header), flags=re.S)
         text = re.sub(r"^\s*#.*$", "", text, flags=re.M)
         declared |= set(re.findall(r"KVP_EXPORT[^;(]*?(\w+)\s*\(", text))

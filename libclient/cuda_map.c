@@ -1,0 +1,530 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The daemon's memory on a device: imported and mapped as it comes, at the places that the daemon gave its
+ * slots, and read there.
+ */
+#include "libclient/cuda.h"
+#include "libclient/match.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ACCESS_TRIES 50u /* the driver is not ready while much is under way */
+#define ACCESS_NS    2000000L
+
+/* ---- what comes and goes, on the library's own thread ---------------------------------------- */
+
+void cuda_extent_came(struct attachment *att, const struct kvp_msg_extent *x, int fd)
+{
+	struct kvp_client *c = att->client;
+
+	pthread_mutex_lock(&c->cuda_lock);
+	for (struct kvp_cuda *u = c->cudas; u; u = u->next) {
+		const struct lane *l = lane_of(u, att);
+		struct arrival *a;
+
+		if (!l || l->device != x->device)
+			continue;
+		a = malloc(sizeof(*a));
+		if (!a)
+			continue;
+		a->att = att;
+		a->x = *x;
+		a->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+		if (a->fd < 0) {
+			free(a); /* its blocks are not there for this client until it asks again */
+			continue;
+		}
+		pthread_mutex_lock(&u->lock);
+		a->next = u->arrivals;
+		u->arrivals = a;
+		pthread_mutex_unlock(&u->lock);
+		cuda_rouse(u);
+	}
+	pthread_mutex_unlock(&c->cuda_lock);
+}
+
+int cuda_extent_hide(struct attachment *att, const struct kvp_msg_id *id)
+{
+	struct kvp_client *c = att->client;
+	int there = 0;
+
+	pthread_mutex_lock(&c->cuda_lock);
+	for (struct kvp_cuda *u = c->cudas; u; u = u->next) {
+		struct lane *l = lane_of(u, att);
+		struct cuda_map *map = l ? &l->map[id->id] : NULL;
+		struct arrival **p, *a;
+
+		if (!l)
+			continue;
+		pthread_mutex_lock(&u->lock);
+		for (p = &u->arrivals; (a = *p);) {
+			if (a->att == att && a->x.extent == id->id) {
+				*p = a->next;
+				close(a->fd);
+				free(a);
+			} else {
+				p = &a->next;
+			}
+		}
+		/* Sequentially consistent: as extent_retire() does with the base of host memory. */
+		kvp_store_seq(&map->base, 0);
+		map->drop = 1;
+		there |= map->state != MAP_NONE;
+		pthread_mutex_unlock(&u->lock);
+	}
+	pthread_mutex_unlock(&c->cuda_lock);
+	return there;
+}
+
+int cuda_extent_held(struct attachment *att, uint32_t id)
+{
+	struct kvp_client *c = att->client;
+	int held = 0;
+
+	pthread_mutex_lock(&c->cuda_lock);
+	for (struct kvp_cuda *u = c->cudas; u; u = u->next) {
+		struct lane *l = lane_of(u, att);
+		int mine;
+
+		if (!l)
+			continue;
+		pthread_mutex_lock(&u->lock);
+		mine = l->map[id].state != MAP_NONE;
+		l->map[id].drop = l->map[id].state != MAP_NONE;
+		pthread_mutex_unlock(&u->lock);
+		if (mine)
+			cuda_rouse(u);
+		held |= mine;
+	}
+	held |= host_held(att, id);
+	pthread_mutex_unlock(&c->cuda_lock);
+	return held;
+}
+
+/* ---- addresses ------------------------------------------------------------------------------- */
+
+/* The window of a size of slot, set aside when the first of them comes; NULL: no addresses. */
+static struct cuda_window *window_of(struct kvp_cuda *cuda, uint64_t slot_bytes)
+{
+	struct cuda_window *w = NULL;
+	uint64_t base = 0;
+	uint64_t bytes = cuda->window_bytes / cuda->granularity * cuda->granularity;
+
+	for (uint32_t i = 0; i < CUDA_WINDOWS; i++) {
+		w = &cuda->windows[i];
+		if (w->slot_bytes == slot_bytes)
+			return w;
+		if (!w->slot_bytes)
+			break;
+		w = NULL;
+	}
+	if (!w || !bytes || !slot_bytes ||
+		cuda_error(cuda, cuda->cu.cuMemAddressReserve(&base, bytes, 0, 0, 0)))
+		return NULL;
+	pthread_mutex_lock(&cuda->lock);
+	*w = (struct cuda_window){ .slot_bytes = slot_bytes, .base = base, .bytes = bytes };
+	pthread_mutex_unlock(&cuda->lock);
+	return w;
+}
+
+void windows_free(struct kvp_cuda *cuda)
+{
+	for (uint32_t i = 0; i < CUDA_WINDOWS && cuda->windows[i].slot_bytes; i++)
+		(void)cuda->cu.cuMemAddressFree(cuda->windows[i].base, cuda->windows[i].bytes);
+}
+
+/* Is something mapped there? What a former daemon left may be, while it is leased. */
+static int taken(const struct kvp_cuda *cuda, uint64_t at, uint64_t bytes)
+{
+	for (uint32_t i = 0; i < CUDA_LANES; i++) {
+		const struct lane *l = kvp_load_relaxed(&cuda->lanes[i]);
+
+		for (uint32_t k = 0; l && k < KVP_MAX_EXTENTS; k++)
+			if (l->map[k].state == MAP_THERE && at < l->map[k].at + l->map[k].bytes &&
+				l->map[k].at < at + bytes)
+				return 1;
+	}
+	return 0;
+}
+
+/*
+ * Where the extent goes: to its slots' numbers in the window, or, where that cannot be, to addresses of its
+ * own (first_slot -1).
+ */
+static int place(struct kvp_cuda *cuda, const struct kvp_msg_extent *x, struct cuda_map *map)
+{
+	const struct cuda_window *w = window_of(cuda, x->slot_bytes);
+	uint64_t at = (uint64_t)x->first_slot * x->slot_bytes;
+
+	map->first_slot = -1;
+	if (w && x->first_slot <= INT32_MAX - x->bytes / x->slot_bytes &&
+		at % cuda->granularity == 0 && x->bytes <= w->bytes && at <= w->bytes - x->bytes &&
+		!taken(cuda, w->base + at, x->bytes)) {
+		map->at = w->base + at;
+		map->first_slot = x->first_slot;
+		return 0;
+	}
+	return cuda_error(cuda, cuda->cu.cuMemAddressReserve(&map->at, x->bytes, 0, 0, 0));
+}
+
+static void unplace(struct kvp_cuda *cuda, struct cuda_map *map)
+{
+	if (map->first_slot < 0)
+		(void)cuda_error(cuda, cuda->cu.cuMemAddressFree(map->at, map->bytes));
+}
+
+/* ---- mapping --------------------------------------------------------------------------------- */
+
+static int set_access(struct kvp_cuda *cuda, const struct cuda_map *map, int prot)
+{
+	struct cu_access access = { { CU_LOC_DEVICE, cuda->ordinal }, prot };
+	int error = CU_NOT_READY;
+
+	for (uint32_t i = 0; i < ACCESS_TRIES && error == CU_NOT_READY; i++) {
+		if (i)
+			nanosleep(&(struct timespec){ .tv_nsec = ACCESS_NS }, NULL);
+		error = cuda->cu.cuMemSetAccess(map->at, map->bytes, &access, 1);
+	}
+	return error;
+}
+
+/* For reading alone: nobody but the daemon writes there. Drivers that know no such thing map it all. */
+static int give_access(struct kvp_cuda *cuda, const struct cuda_map *map)
+{
+	int error = set_access(cuda, map, CU_PROT_READ);
+
+	if (error == CU_ERR_INVALID_VALUE || error == CU_ERR_UNSUPPORTED) {
+		error = set_access(cuda, map, CU_PROT_RW);
+		pthread_mutex_lock(&cuda->lock);
+		cuda->unguarded |= error == CU_OK;
+		pthread_mutex_unlock(&cuda->lock);
+	}
+	return cuda_error(cuda, error);
+}
+
+static int map_memory(struct kvp_cuda *cuda, const struct arrival *a, struct cuda_map *map)
+{
+	uint64_t memory;
+	int r = cuda_error(cuda, cuda->cu.cuMemImportFromShareableHandle(
+					 &memory, (void *)(intptr_t)a->fd, CU_HANDLE_FD));
+
+	if (r < 0)
+		return r;
+	map->bytes = a->x.bytes;
+	map->slot_bytes = a->x.slot_bytes;
+	r = place(cuda, &a->x, map);
+	if (r == 0) {
+		r = cuda_error(cuda, cuda->cu.cuMemMap(map->at, map->bytes, 0, memory, 0));
+		if (r == 0) {
+			r = give_access(cuda, map);
+			if (r < 0)
+				(void)cuda->cu.cuMemUnmap(map->at, map->bytes);
+		}
+		if (r < 0)
+			unplace(cuda, map);
+	}
+	/* The mapping keeps the memory. */
+	(void)cuda_error(cuda, cuda->cu.cuMemRelease(memory));
+	return r;
+}
+
+static void map_take(struct kvp_cuda *cuda, struct lane *l, const struct arrival *a)
+{
+	struct cuda_map *map = &l->map[a->x.extent];
+	int r;
+
+	if (map->state != MAP_COMING)
+		return; /* asked for twice; a retired one is let go of first */
+	map->generation = a->x.generation;
+	r = cuda->granularity && a->x.slot_bytes && a->x.bytes ? map_memory(cuda, a, map) : -EPROTO;
+	pthread_mutex_lock(&cuda->lock);
+	map->state = r == 0 ? MAP_THERE : MAP_FAILED;
+	if (r == 0) {
+		cuda->mapped_bytes += map->bytes;
+		/* Release: pairs with the load in map_of(). It may have been hidden meanwhile. */
+		if (!map->drop)
+			kvp_store_seq(&map->base, map->at);
+	}
+	pthread_mutex_unlock(&cuda->lock);
+}
+
+static void map_drop(struct kvp_cuda *cuda, struct cuda_map *map)
+{
+	int there = map->state == MAP_THERE;
+
+	kvp_store_seq(&map->base, 0);
+	if (there) {
+		(void)cuda_error(cuda, cuda->cu.cuMemUnmap(map->at, map->bytes));
+		unplace(cuda, map);
+	}
+	pthread_mutex_lock(&cuda->lock);
+	cuda->mapped_bytes -= there ? map->bytes : 0;
+	map->state = MAP_NONE;
+	map->drop = 0;
+	pthread_mutex_unlock(&cuda->lock);
+}
+
+/* The next that has come. From here on whoever hides its extent knows that it is being mapped. */
+static struct arrival *arrival_next(struct kvp_cuda *cuda)
+{
+	struct arrival *a, **p;
+	struct lane *l;
+
+	pthread_mutex_lock(&cuda->lock);
+	for (p = &cuda->arrivals; *p && (*p)->next; p = &(*p)->next)
+		;
+	a = *p; /* the first that came stands last */
+	*p = NULL;
+	l = a ? lane_of(cuda, a->att) : NULL;
+	if (l && l->map[a->x.extent].state != MAP_THERE) {
+		l->map[a->x.extent].state = MAP_COMING;
+		l->map[a->x.extent].drop = 0;
+	}
+	pthread_mutex_unlock(&cuda->lock);
+	return a;
+}
+
+/* Handles that were made before an extent was hidden are gone when the library's thread asks to let go. */
+static void lane_let_go(struct kvp_cuda *cuda, struct lane *l)
+{
+	uint32_t i = 0;
+
+	do {
+		pthread_mutex_lock(&cuda->lock);
+		while (i < KVP_MAX_EXTENTS && !(l->map[i].state != MAP_NONE && l->map[i].drop))
+			i++;
+		pthread_mutex_unlock(&cuda->lock);
+		if (i < KVP_MAX_EXTENTS)
+			map_drop(cuda, &l->map[i]);
+	} while (i < KVP_MAX_EXTENTS);
+}
+
+void maps_serve(struct kvp_cuda *cuda)
+{
+	struct arrival *a;
+
+	for (uint32_t i = 0; i < CUDA_LANES; i++) {
+		struct lane *l = kvp_load_relaxed(&cuda->lanes[i]);
+
+		if (l && l->device != KVP_CUDA_NO_DEVICE)
+			lane_let_go(cuda, l);
+	}
+	while ((a = arrival_next(cuda))) {
+		struct lane *l = lane_of(cuda, a->att);
+
+		if (l)
+			map_take(cuda, l, a);
+		close(a->fd);
+		free(a);
+	}
+}
+
+static int on_device(const struct lane *l, uint32_t extent)
+{
+	const struct kvp_shm_extent *x = &l->att->view.extents[extent];
+
+	return kvp_load_acquire(&x->state) == KVP_EXTENT_LIVE &&
+	       kvp_load_relaxed(&x->tier) == KVP_TIER_VRAM &&
+	       kvp_load_relaxed(&x->device) == l->device;
+}
+
+void maps_want(struct lane *l)
+{
+	if (l->device == KVP_CUDA_NO_DEVICE)
+		return;
+	for (uint32_t i = 0; i < KVP_MAX_EXTENTS; i++)
+		if (on_device(l, i) && !kvp_load_relaxed(&l->map[i].base))
+			extent_want(l->att, i);
+}
+
+int maps_settled(struct kvp_cuda *cuda)
+{
+	const struct attachment *att = kvp_load_seq(&cuda->client->att);
+	const struct lane *l = att ? lane_of(cuda, att) : NULL;
+
+	if (cuda->arrivals)
+		return 0;
+	for (uint32_t i = 0;
+		l && cuda->granularity && l->device != KVP_CUDA_NO_DEVICE && i < KVP_MAX_EXTENTS;
+		i++)
+		if (on_device(l, i) &&
+			(l->map[i].state == MAP_NONE || l->map[i].state == MAP_COMING))
+			return 0;
+	return 1;
+}
+
+void maps_drop(struct kvp_cuda *cuda, struct lane *l)
+{
+	for (uint32_t i = 0; i < KVP_MAX_EXTENTS; i++)
+		if (l->map[i].state != MAP_NONE)
+			map_drop(cuda, &l->map[i]);
+}
+
+/* ---- where blocks are, for callers ----------------------------------------------------------- */
+
+const struct cuda_map *map_of(const struct kvp_prefix *m, struct lane *l, uint32_t i,
+	struct kvp_hit *ret_hit, uint64_t *ret_addr)
+{
+	const struct cuda_map *map;
+	uint32_t extent, bytes;
+	uint64_t base;
+
+	/* A lease keeps all payloads of the block, so one that has appeared stays. */
+	kvp_payload_read(&m->att->view.blocks[m->hits[i].id], KVP_TIER_VRAM, &ret_hit->where,
+		&ret_hit->offset);
+	extent = kvp_where_extent(ret_hit->where);
+	bytes = kvp_where_bytes(ret_hit->where);
+	if (!ret_hit->where || extent >= KVP_MAX_EXTENTS ||
+		kvp_load_relaxed(&m->att->view.extents[extent].device) != l->device)
+		return NULL;
+	map = &l->map[extent];
+	base = kvp_load_seq(&map->base);
+	if (!base) {
+		/* What the driver refused once is not asked for again. */
+		if (map->state != MAP_FAILED)
+			extent_want(m->att, extent);
+		return NULL;
+	}
+	if (bytes > map->bytes || ret_hit->offset > map->bytes - bytes ||
+		map->generation != kvp_load_acquire(&m->att->view.extents[extent].generation))
+		return NULL;
+	*ret_addr = base + ret_hit->offset;
+	return map;
+}
+
+/* Blocks that are asked for and that the prefix has; negative: why not. */
+static int64_t may_look(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint32_t first,
+	uint32_t n, struct lane **ret_lane)
+{
+	uint32_t have;
+	int r = cuda_usable(cuda);
+
+	if (r < 0)
+		return r;
+	if (!m || !prefix_live(m) || m->client != cuda->client)
+		return -EINVAL;
+	if (m->flags & PREFIX_KEYS)
+		return -EOPNOTSUPP;
+	have = m->n_blocks + (m->tail_tokens ? 1 : 0);
+	if (first >= have || !n)
+		return 0;
+	if (!(m->flags & KVP_MATCHED_LEASED))
+		return -ENOLCK;
+	*ret_lane = lane_of(cuda, m->att);
+	if (!*ret_lane || (*ret_lane)->device == KVP_CUDA_NO_DEVICE)
+		return -ENODEV;
+	return n < have - first ? n : have - first;
+}
+
+int kvp_cuda_slots(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint32_t first, uint32_t n,
+	int32_t *ret_slots)
+{
+	struct lane *l = NULL;
+	int64_t have = n && !ret_slots ? -EINVAL : may_look(m, cuda, first, n, &l);
+	uint32_t leading = 0;
+
+	if (have < 0)
+		return (int)have;
+	for (uint32_t i = 0; i < n; i++) {
+		const struct cuda_map *map = NULL;
+		struct kvp_hit hit;
+		uint64_t addr;
+
+		if (i < have)
+			map = map_of(m, l, first + i, &hit, &addr);
+		ret_slots[i] = map && map->first_slot >= 0
+				       ? (int32_t)(map->first_slot +
+						   (int64_t)(hit.offset / map->slot_bytes))
+				       : -1;
+		leading += leading == i && ret_slots[i] >= 0;
+	}
+	return (int)leading;
+}
+
+int kvp_cuda_addrs(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint32_t first, uint32_t n,
+	uint64_t *ret_addrs)
+{
+	struct lane *l = NULL;
+	int64_t have = n && !ret_addrs ? -EINVAL : may_look(m, cuda, first, n, &l);
+	uint32_t leading = 0;
+
+	if (have < 0)
+		return (int)have;
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvp_hit hit;
+		uint64_t addr = 0;
+
+		ret_addrs[i] = i < have && map_of(m, l, first + i, &hit, &addr) ? addr : 0;
+		leading += leading == i && ret_addrs[i];
+	}
+	return (int)leading;
+}
+
+/* Does a slot of this size hold this space's blocks, as the daemon cuts them? */
+static int holds(const struct cuda_window *w, uint64_t block_bytes)
+{
+	uint64_t unit = block_bytes < UINT64_C(1) << 20 ? 4096 : 65536;
+
+	return w->slot_bytes == (block_bytes + unit - 1) / unit * unit;
+}
+
+int kvp_cuda_window(
+	struct kvp_cuda *cuda, struct kvp_space *space, struct kvp_cuda_range *ret_range)
+{
+	struct kvp_cuda_range range = { 0 };
+	int r = cuda_usable(cuda);
+	struct kvp_client *c;
+	struct attachment *att;
+	const struct lane *l;
+
+	if (r < 0)
+		return r;
+	if (!space || !ret_range || space->client != cuda->client)
+		return -EINVAL;
+	c = cuda->client;
+	pthread_mutex_lock(&c->ring_lock);
+	att = kvp_load_seq(&c->att);
+	l = att ? lane_of(cuda, att) : NULL;
+	if (!att)
+		r = -ESHUTDOWN;
+	else if (!l || l->device == KVP_CUDA_NO_DEVICE)
+		r = -ENODEV;
+	pthread_mutex_unlock(&c->ring_lock);
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&cuda->lock);
+	for (uint32_t i = 0; i < CUDA_WINDOWS && cuda->windows[i].slot_bytes; i++) {
+		const struct cuda_window *w = &cuda->windows[i];
+
+		if (!holds(w, space->geo.block_bytes))
+			continue;
+		range.base = w->base;
+		range.slot_bytes = w->slot_bytes;
+		range.slots = w->bytes / w->slot_bytes;
+	}
+	pthread_mutex_unlock(&cuda->lock);
+	return range.slot_bytes ? result_give(ret_range, &range, sizeof(range)) : -ENOENT;
+}
+
+int kvp_cuda_warm(struct kvp_prefix *m, struct kvp_cuda *cuda, const struct kvp_warm_opts *opts,
+	struct kvp_ticket *ret_ticket)
+{
+	struct kvp_warm_opts o = { .size = sizeof(o) };
+	struct lane *l = NULL;
+	int64_t have = may_look(m, cuda, 0, 1, &l);
+	int r = have < 0 ? (int)have : 0;
+
+	if (r == 0 && opts)
+		r = opts_take(&o, sizeof(o), opts);
+	if (r < 0)
+		return r;
+	if (!l)
+		return -ENOENT; /* an empty prefix */
+	o.size = sizeof(o);
+	o.device = l->device;
+	return kvp_warm(m, &o, ret_ticket);
+}

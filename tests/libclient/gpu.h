@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A simulated machine with a GPU for tests of kvpool_cuda.h, and the engine's side of it: a context, a
+ * stream, memory of its own. Everything here ends the program if it fails.
+ */
+#ifndef TESTS_LIBCLIENT_GPU_H
+#define TESTS_LIBCLIENT_GPU_H
+
+#include "gpu/kvp_cu.h"
+#include "tests/cudadrv/cudadrv.h"
+
+struct gpu {
+	struct cudadrv *sim;
+	struct kvp_cu cu;
+	struct CUstream_st *stream;
+	char folder[64];
+};
+
+/* Makes the machine and the context; its folder goes with gpu_end(), which says whether all was well. */
+void gpu_begin(struct gpu *g, const struct cudadrv_config *config);
+/* No misuse was reported. Returns the exit status. */
+int gpu_end(struct gpu *g);
+
+uint64_t gpu_alloc(struct gpu *g, uint64_t bytes);
+void gpu_write(struct gpu *g, uint64_t to, const void *from, uint64_t bytes);
+/* After all that the stream has. */
+void gpu_read(struct gpu *g, void *to, uint64_t from, uint64_t bytes);
+void gpu_sync(struct gpu *g);
+
+/* All calls of the driver so far, of those that a call on the hot path must not make. */
+uint64_t gpu_slow_calls(struct gpu *g);
+
+#endif

@@ -4,11 +4,13 @@
 those of vLLM without kvpool; logits are not, since vLLM's own depend on how a prompt is cut.
 `test_vllm.py table` prints times to the first token instead."""
 import itertools
+import json
 import os
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -24,13 +26,37 @@ import kvpool
 STEPS = 16
 
 
-def worker(socket, ranks="1"):
+def make_adapter(folder, seed):
+    """Random weights of rank 8 for the projections whose results are cached, in peft's files."""
+    import torch  # pylint: disable=import-outside-toplevel
+    from safetensors.torch import save_file  # pylint: disable=import-outside-toplevel
+    with open(os.path.join(MODEL, "config.json"), encoding="utf-8") as f:
+        config = json.load(f)
+    rows = config["num_key_value_heads"] * config["head_dim"]
+    torch.manual_seed(seed)
+    weights = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name in ("k_proj", "v_proj"):
+            part = "base_model.model.model.layers.%d.self_attn.%s.lora_" % (layer, name)
+            weights[part + "A.weight"] = torch.randn(8, config["hidden_size"]) * .1
+            weights[part + "B.weight"] = torch.randn(rows, 8) * .1
+    os.makedirs(folder, exist_ok=True)
+    save_file(weights, os.path.join(folder, "adapter_model.safetensors"))
+    with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as f:
+        json.dump({"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "bias": "none",
+                   "target_modules": ["k_proj", "v_proj"], "base_model_name_or_path": MODEL}, f)
+
+
+def worker(socket, ranks="1", adapters=""):
     os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
                       VLLM_CPU_OMP_THREADS_BIND="1" if ranks == "1" else "0|1",
                       VLLM_LOGGING_LEVEL="ERROR", VLLM_HOST_IP="127.0.0.1")
     from vllm import LLM, SamplingParams  # pylint: disable=import-outside-toplevel
     from vllm.config import KVTransferConfig  # pylint: disable=import-outside-toplevel
+    from vllm.lora.request import LoRARequest  # pylint: disable=import-outside-toplevel
     more = {"tensor_parallel_size": int(ranks)}
+    if adapters:
+        more.update(enable_lora=True, max_lora_rank=8, max_loras=2)
     if socket != "off":
         more["kv_transfer_config"] = KVTransferConfig(
             kv_connector="KvpoolConnector", kv_connector_module_path="kvpool.connectors.vllm",
@@ -42,19 +68,21 @@ def worker(socket, ranks="1"):
               max_model_len=2048, enforce_eager=True, **more)
     os.dup2(out, 1)
 
-    def generate(prompts, steps, salt=None):
+    def generate(prompts, steps, salt=None, adapter=None):
         more = {"cache_salt": salt} if salt else {}
+        lora = adapter and LoRARequest(adapter, ord(adapter), os.path.join(adapters, adapter))
         return llm.generate([{"prompt_token_ids": p, **more} for p in prompts],
                             SamplingParams(temperature=0, max_tokens=steps, detokenize=False,
-                                           ignore_eos=True), use_tqdm=False)
+                                           ignore_eos=True), use_tqdm=False,
+                            lora_request=lora)
 
     generate([prompt(99, 200)], 2)  # what is done once
 
-    def handle(prompts, steps=STEPS, for_ever=False, salt=None):
+    def handle(prompts, steps=STEPS, for_ever=False, salt=None, adapter=None):
         for i in itertools.count() if for_ever else ():
             generate([[257, i % 256, i // 256] + p for p in prompts], 1)
         start = time.perf_counter()
-        done = generate(prompts, steps, salt)
+        done = generate(prompts, steps, salt, adapter)
         ms = (time.perf_counter() - start) * 1e3
         llm.reset_prefix_cache()  # what it finds then is kvpool's
         return {"ms": ms, "hits": [r.num_cached_tokens for r in done],
@@ -130,6 +158,35 @@ class Engines(unittest.TestCase):
                     os.kill(daemon.pid, signal.SIGCONT)
                 wait_for(lambda: b.ask(prompts=self.prompts)["hits"] == [hit(1900)] * 3, 60)
                 b.end()
+            check(daemon)
+
+    def test_adapters(self):
+        """Requests of equal tokens share what the same adapter computed, and not that of others, nor of
+        the same name when its weights are others."""
+        with tempfile.TemporaryDirectory() as folder, Daemon({"memory": "512MiB"}) as daemon:
+            for seed, name in enumerate("ab"):
+                make_adapter(os.path.join(folder, name), seed)
+            with Worker("off", "1", folder) as off:
+                alone = {a: off.ask(prompts=self.prompts[:2], adapter=a)["texts"] for a in ("a", "b", None)}
+                off.end()
+            self.assertNotEqual(alone["a"], alone["b"])
+            self.assertNotEqual(alone["a"], alone[None])
+            with Worker(daemon.socket, "1", folder) as one:
+                for name in ("a", "b"):
+                    mine = one.ask(prompts=self.prompts[:2], adapter=name)
+                    self.assertEqual((mine["hits"], mine["texts"]), ([0, 0], alone[name]), name)
+                one.end()
+            with Worker(daemon.socket, "1", folder) as other:
+                for name, hits in (("b", hit(1900)), (None, 0), ("a", hit(1900))):
+                    theirs = other.ask(prompts=self.prompts[:2], adapter=name)
+                    self.assertEqual((theirs["hits"], theirs["texts"]), ([hits] * 2, alone[name]), name)
+                other.end()
+            make_adapter(os.path.join(folder, "a"), 7)
+            with Worker(daemon.socket, "1", folder) as new:
+                theirs = new.ask(prompts=self.prompts[:2], adapter="a")
+                self.assertEqual(theirs["hits"], [0, 0])
+                self.assertNotEqual(theirs["texts"], alone["a"])
+                new.end()
             check(daemon)
 
     def test_daemon_absent(self):

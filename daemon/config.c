@@ -5,6 +5,7 @@
  */
 #include "daemon/config.h"
 
+#include <ctype.h>
 #include <cyaml/cyaml.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -52,6 +53,11 @@ struct raw_part {
 struct raw_device {
 	char *name;
 	char *driver;
+	char *uuid;
+	char *index;
+	char *transport;
+	char *copy;
+	char *mps;
 	char *faults;
 	char *worker;
 	char *bytes;
@@ -129,6 +135,11 @@ static const cyaml_schema_value_t part_schema = {
 static const cyaml_schema_field_t device_fields[] = {
 	TEXT(struct raw_device, "name", name),
 	TEXT(struct raw_device, "driver", driver),
+	TEXT(struct raw_device, "uuid", uuid),
+	TEXT(struct raw_device, "index", index),
+	TEXT(struct raw_device, "transport", transport),
+	TEXT(struct raw_device, "copy", copy),
+	TEXT(struct raw_device, "mps", mps),
 	TEXT(struct raw_device, "faults", faults),
 	TEXT(struct raw_device, "worker", worker),
 	TEXT(struct raw_device, "bytes", bytes),
@@ -288,12 +299,76 @@ static int shape_error(struct kvpd_complaint *l, const struct shape *shape, cyam
 			return r; \
 	} while (0)
 
+/* GPU-, MIG- and 32 digits, which dashes may part. */
+static bool is_uuid(const char *text)
+{
+	unsigned digits = 0;
+
+	if (strncmp(text, "GPU-", 4) && strncmp(text, "MIG-", 4))
+		return false;
+	for (text += 4; *text; text++) {
+		if (*text != '-' && !isxdigit((unsigned char)*text))
+			return false;
+		digits += *text != '-';
+	}
+	return digits == 32;
+}
+
+/* What only a GPU has. */
+static int get_gpu(struct kvpd_complaint *l, unsigned index, const struct raw_device *raw,
+	const struct kvpd_config *config, struct kvpd_device_entry *d)
+{
+	static const char *const transports[] = { "auto", "vmm", "ipc", NULL };
+	static const char *const copies[] = { "engine", "none", NULL };
+	static const char *const mps[] = { "avoid", "join", NULL };
+	const char *const only[] = { raw->uuid, raw->index, raw->transport, raw->copy, raw->mps };
+	static const char *const keys[] = { "uuid", "index", "transport", "copy", "mps" };
+	char path[64];
+	unsigned copy = 0, join = 0;
+	uint32_t number = 0;
+	int r;
+
+#define AT(key) (snprintf(path, sizeof(path), "devices.%u" key, index), path)
+	for (unsigned i = 0; strcmp(d->driver, "cuda") && i < sizeof(only) / sizeof(only[0]); i++)
+		if (only[i])
+			return kvpd_wrong(l, AT(""), "`%s` is for the driver cuda", keys[i]);
+	if (strcmp(d->driver, "cuda"))
+		return 0;
+	if (raw->uuid && raw->index)
+		return kvpd_wrong(l, AT(".index"), "`uuid` names the device already");
+	if (raw->uuid && !is_uuid(raw->uuid))
+		return kvpd_wrong(l, AT(".uuid"),
+			"'%.80s' is no UUID of a device; nvidia-smi -L shows them", raw->uuid);
+	GET(kvpd_value_u32(l, AT(".index"), raw->index, 0, 255, &number));
+	GET(kvpd_value_text(l, AT(".uuid"),
+		raw->uuid    ? raw->uuid
+		: raw->index ? raw->index
+			     : "0",
+		&d->unit));
+	for (unsigned i = 0; i < index; i++)
+		if (config->devices[i].unit && !strcasecmp(config->devices[i].unit, d->unit))
+			return kvpd_wrong(l, AT(""), "device '%s' is %s already",
+				config->devices[i].name, d->unit);
+	GET(kvpd_value_word(l, AT(".transport"), raw->transport, transports, &d->transport));
+	GET(kvpd_value_word(l, AT(".copy"), raw->copy, copies, &copy));
+	GET(kvpd_value_word(l, AT(".mps"), raw->mps, mps, &join));
+	d->no_copies = copy == 1;
+	d->mps = join == 1;
+	if (d->no_copies && d->transport == KVPD_TRANSPORT_IPC)
+		return kvpd_wrong(l, AT(".copy"),
+			"`transport: ipc` needs a context in the worker, which `copy: none` "
+			"forbids; take one of them out");
+	return 0;
+#undef AT
+}
+
 static int get_device(struct kvpd_complaint *l, unsigned index, const struct raw_device *raw,
 	const struct kvpd_config *config, struct kvpd_device_entry *d)
 {
-	static const char *const drivers[] = { "host", "fault", NULL };
+	static const char *const drivers[] = { "cuda", "host", "fault", NULL };
 	char path[64], a[KVPD_HUMAN_BYTES], b[KVPD_HUMAN_BYTES];
 	unsigned driver = 0;
+	uint64_t grain;
 	int r;
 
 #define AT(key) (snprintf(path, sizeof(path), "devices.%u" key, index), path)
@@ -315,10 +390,16 @@ static int get_device(struct kvpd_complaint *l, unsigned index, const struct raw
 	if (d->worker && d->worker[0] != '/')
 		return kvpd_wrong(l, AT(".worker"), "'%.80s' is not an absolute path", d->worker);
 	GET(kvpd_value_size(l, AT(".bytes"), raw->bytes, 1 * MIB, 64 * TIB, &d->bytes));
-	d->segment = 256 * MIB < d->bytes ? 256 * MIB : d->bytes / 4096 * 4096;
+	GET(get_gpu(l, index, raw, config, d));
+	grain = kvpd_config_grain(d);
+	if (d->bytes < grain)
+		return kvpd_wrong(l, AT(".bytes"), "memory of a GPU comes in pieces of %s",
+			kvpd_human(grain, a));
+	d->segment = 256 * MIB < d->bytes ? 256 * MIB : d->bytes / grain * grain;
 	GET(kvpd_value_size(l, AT(".segment"), raw->segment, 64 << 10, 64 * GIB, &d->segment));
-	if (d->segment % 4096)
-		return kvpd_wrong(l, AT(".segment"), "is not a multiple of 4096 bytes");
+	if (d->segment % grain)
+		return kvpd_wrong(l, AT(".segment"), "is not a multiple of %llu bytes",
+			(unsigned long long)grain);
 	if (d->segment > d->bytes)
 		return kvpd_wrong(l, AT(".segment"), "%s is more than the device's bytes (%s)",
 			kvpd_human(d->segment, a), kvpd_human(d->bytes, b));
@@ -568,12 +649,24 @@ static int check_devices(struct kvpd_complaint *l, const struct kvpd_config *con
 
 	for (unsigned d = 0; d < config->n_devices; d++) {
 		uint64_t shares = 0;
+		unsigned having = 0;
 
-		for (unsigned i = 0; i < config->n_tenants; i++)
-			shares += kvpd_config_device_share(config, &config->tenants[i].limits, d);
+		for (unsigned i = 0; i < config->n_tenants; i++) {
+			uint64_t share =
+				kvpd_config_device_share(config, &config->tenants[i].limits, d);
+
+			shares += share;
+			having += share != 0;
+		}
+		snprintf(path, sizeof(path), "devices.%u", d);
+		/* Who made no context cannot zero anything. */
+		if (config->devices[d].no_copies && (having > 1 || config->unlisted_uids))
+			return kvpd_wrong(l, path,
+				"with `copy: none` nobody zeroes its memory, so one tenant alone "
+				"may have a share of it; say `copy: engine`, or share: 0 for the "
+				"others and `unlisted_uids: false`");
 		if (shares <= config->devices[d].bytes)
 			continue;
-		snprintf(path, sizeof(path), "devices.%u", d);
 		return kvpd_wrong(l, path,
 			"the shares of the tenants (%s) are more than its bytes (%s)",
 			kvpd_human(shares, a), kvpd_human(config->devices[d].bytes, b));
@@ -804,6 +897,7 @@ struct kvpd_config *kvpd_config_free(struct kvpd_config *config)
 	for (unsigned i = 0; i < config->n_devices; i++) {
 		free(config->devices[i].name);
 		free(config->devices[i].driver);
+		free(config->devices[i].unit);
 		free(config->devices[i].faults);
 		free(config->devices[i].worker);
 	}
@@ -818,6 +912,11 @@ struct kvpd_config *kvpd_config_free(struct kvpd_config *config)
 	free(config->policy);
 	free(config);
 	return NULL;
+}
+
+uint64_t kvpd_config_grain(const struct kvpd_device_entry *device)
+{
+	return strcmp(device->driver, "cuda") ? 4096 : 2 * MIB;
 }
 
 uint64_t kvpd_config_device_share(

@@ -45,10 +45,19 @@ struct kvpd_limits {
 #define KVPD_DEVICE_NAME_BYTES \
 	12u /* of a device's name with its end: a thread's has room for no more */
 
+/* How memory of a GPU is handed to other processes. */
+#define KVPD_TRANSPORT_AUTO 0u /* by descriptors if the device can, else by handles */
+#define KVPD_TRANSPORT_VMM  1u /* by descriptors, which keep the memory alive */
+#define KVPD_TRANSPORT_IPC  2u /* by handles, which end with the worker */
+
 /* Memory of a device, which blocks are copied to; daemon/device/device.h. */
 struct kvpd_device_entry {
 	char *name;
-	char *driver;        /* "host", "fault" */
+	char *driver;        /* "cuda", "host", "fault" */
+	char *unit;          /* of "cuda": its UUID or its number; NULL: the first */
+	uint32_t transport;  /* of "cuda": KVPD_TRANSPORT_* */
+	bool no_copies;      /* of "cuda": clients do all copying */
+	bool mps;            /* of "cuda": the worker joins MPS */
 	char *faults;        /* of "fault"; NULL: none */
 	char *worker;        /* path of kvpool-device; NULL: where it was installed */
 	uint64_t bytes;      /* that kvpool may take there */
@@ -129,6 +138,8 @@ struct kvpd_config *kvpd_config_free(struct kvpd_config *config);
 const struct kvpd_tenant_config *kvpd_config_by_uid(const struct kvpd_config *config, uid_t uid);
 const struct kvpd_tenant_config *kvpd_config_by_name(
 	const struct kvpd_config *config, const char *name);
+/* Memory of the device comes in multiples of this. */
+uint64_t kvpd_config_grain(const struct kvpd_device_entry *device);
 /*
  * What these limits mean of a device: what they say or, where they do not, the part that would be each
  * tenant's if those that are listed shared it equally; all of it if none is.

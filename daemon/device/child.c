@@ -5,6 +5,9 @@
 #include <errno.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -16,7 +19,39 @@
 
 extern char **environ;
 
-static int spawn(const char *path, char *const argv[], int sock, pid_t *ret_pid)
+static bool same_name(const char *a, const char *b)
+{
+	size_t n = strcspn(a, "=");
+
+	return n == strcspn(b, "=") && memcmp(a, b, n) == 0;
+}
+
+/* The array is the caller's, its strings are not. NULL: no memory. */
+static char **environment(const char *const set[])
+{
+	size_t n = 0, m = 0;
+	char **env;
+
+	while (environ[n])
+		n++;
+	while (set[m])
+		m++;
+	env = calloc(n + m + 1, sizeof(*env));
+	if (!env)
+		return NULL;
+	memcpy(env, set, m * sizeof(*env));
+	for (size_t i = 0, end = m; i < n; i++) {
+		bool mine = false;
+
+		for (size_t k = 0; k < m && !mine; k++)
+			mine = same_name(environ[i], set[k]);
+		if (!mine)
+			env[end++] = environ[i];
+	}
+	return env;
+}
+
+static int spawn(const char *path, char *const argv[], char *const env[], int sock, pid_t *ret_pid)
 {
 	posix_spawn_file_actions_t actions;
 	posix_spawnattr_t attr;
@@ -39,20 +74,28 @@ static int spawn(const char *path, char *const argv[], int sock, pid_t *ret_pid)
 	if (!r)
 		r = posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
 	if (!r)
-		r = posix_spawn(ret_pid, path, &actions, &attr, argv, environ);
+		r = posix_spawn(ret_pid, path, &actions, &attr, argv, env);
 	posix_spawnattr_destroy(&attr);
 	posix_spawn_file_actions_destroy(&actions);
 	return -r;
 }
 
-int kvpd_child_start(const char *path, char *const argv[], struct kvpd_child *ret_child)
+int kvpd_child_start(
+	const char *path, char *const argv[], const char *const set[], struct kvpd_child *ret_child)
 {
+	char **env = environment(set);
 	int pair[2], r;
 	pid_t pid;
 
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
-		return -errno;
-	r = spawn(path, argv, pair[1], &pid);
+	if (!env)
+		return -ENOMEM;
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) {
+		r = -errno;
+		free(env);
+		return r;
+	}
+	r = spawn(path, argv, env, pair[1], &pid);
+	free(env);
 	close(pair[1]);
 	if (r < 0) {
 		close(pair[0]);

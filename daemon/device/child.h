@@ -12,10 +12,12 @@ struct kvpd_child {
 };
 
 /*
- * Starts `path` with these arguments (NULL at their end) and one socket. It ends with the thread that
+ * Starts `path` with these arguments (NULL at their end) and one socket, in this process's environment
+ * but for `set` (NULL at its end): NAME=VALUE. It ends with the thread that
  * called, by a signal to itself, or when `sock` is closed. -EMFILE, -ENOMEM, errors of posix_spawn(3).
  */
-int kvpd_child_start(const char *path, char *const argv[], struct kvpd_child *ret_child);
+int kvpd_child_start(const char *path, char *const argv[], const char *const set[],
+	struct kvpd_child *ret_child);
 /*
  * Closes the socket, gives the process so long to go by itself, then SIGKILL; returns when it is reaped:
  * what it had mapped is no longer mapped by it. Harmless without one.

@@ -11,6 +11,7 @@
 #include "daemon/clock.h"
 #include "daemon/device/driver.h"
 #include "daemon/device/state.h"
+#include "shm/kvp_proto.h"
 
 #define TIMEOUT_MS 10000u
 #define RESTART_MS 1000u
@@ -26,6 +27,7 @@ static void config_free(struct kvpd_device_config *c)
 {
 	free((char *)c->driver);
 	free((char *)c->faults);
+	free((char *)c->unit);
 	free((char *)c->worker);
 }
 
@@ -39,7 +41,8 @@ static int config_copy(const struct kvpd_device_config *c, struct kvpd_device_co
 	ret->driver = strdup(c->driver);
 	ret->worker = strdup(c->worker ? c->worker : KVPD_DEVICE_WORKER);
 	ret->faults = c->faults ? strdup(c->faults) : NULL;
-	if (ret->driver && ret->worker && (ret->faults || !c->faults))
+	ret->unit = c->unit ? strdup(c->unit) : NULL;
+	if (ret->driver && ret->worker && (ret->faults || !c->faults) && (ret->unit || !c->unit))
 		return 0;
 	config_free(ret);
 	return -ENOMEM;
@@ -61,8 +64,8 @@ int kvpd_device_new(const struct kvpd_device_config *config, struct kvpd_device 
 	struct kvpd_device *d;
 	int r;
 
-	if (!config->driver || !config->bytes || !config->wake || !*config->name ||
-		!memchr(config->name, 0, sizeof(config->name)))
+	if (!config->driver || !config->bytes || config->transport > KVPD_TRANSPORT_IPC ||
+		!config->wake || !*config->name || !memchr(config->name, 0, sizeof(config->name)))
 		return -EINVAL;
 	if (!kvpd_driver_find(config->driver))
 		return -ENOENT;
@@ -141,6 +144,26 @@ void kvpd_device_attach(struct kvpd_device *device)
 		set_away(device, false);
 }
 
+uint32_t kvpd_device_import(const struct kvpd_device *device)
+{
+	uint32_t flags = atomic_load_explicit(&device->shown_flags, memory_order_relaxed);
+
+	return flags & KVPD_DRIVER_READABLE  ? KVP_IMPORT_MEMFD
+	       : flags & KVPD_DRIVER_HANDLES ? KVP_IMPORT_CUDA_IPC
+					     : KVP_IMPORT_CUDA_FD;
+}
+
+uint32_t kvpd_device_losses(const struct kvpd_device *device)
+{
+	/* Acquire: who finds a new number finds the segments that it counts. */
+	return atomic_load_explicit(&device->losses, memory_order_acquire);
+}
+
+bool kvpd_device_seg_lost(const struct kvpd_device *device, uint32_t seg)
+{
+	return atomic_load_explicit(&device->lost[seg], memory_order_relaxed);
+}
+
 /* ---- memory --------------------------------------------------------------------------------- */
 
 static struct kvpd_owned *owned(struct kvpd_device *d, uint32_t kind)
@@ -216,6 +239,10 @@ static int check_copy(const struct kvpd_device *d, const struct kvpd_device_copy
 		return -EINVAL;
 	if (!(c->way == KVPD_TO_HOST ? d->own.host.at[c->host] : d->own.seg.at[c->seg]).writable)
 		return -EINVAL;
+	if (d->config.no_copies)
+		return -EOPNOTSUPP;
+	if (kvpd_device_seg_lost(d, c->seg))
+		return -ENODEV;
 	return d->stop || d->away || kvpd_device_state(d) == KVPD_DEVICE_DOWN ? -ENODEV : 0;
 }
 

@@ -29,6 +29,8 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+#include "daemon/config.h"
+
 struct kvpd_device;
 
 #define KVPD_DEVICE_NAME 12u    /* with its end; a thread's name has room for no more */
@@ -53,11 +55,18 @@ struct kvpd_device;
 #define KVPD_DEVICE_DOWN     3u /* a restart failed, too: work fails, restarts go on */
 #define KVPD_DEVICE_DETACHED 4u /* there is no worker, and nothing of the device is open */
 
+#define KVPD_HANDLE_BYTES  64u   /* of a legacy handle, */
+#define KVPD_HANDLE_MEMORY 4096u /* which lies at the beginning of a memfd of this size */
+
 struct kvpd_device_config {
 	char name[KVPD_DEVICE_NAME];
-	const char *driver; /* "host", "fault" */
+	const char *driver; /* "cuda", "host", "fault" */
 	const char *faults; /* of "fault": see driver.h; NULL: none */
 	const char *worker; /* path of kvpool-device; NULL: where it was installed */
+	const char *unit;   /* of "cuda": UUID or number; NULL: the first */
+	uint32_t transport; /* of "cuda": KVPD_TRANSPORT_* */
+	bool no_copies;     /* of "cuda": clients do all copying; kvpd_device_copy() does none */
+	bool mps;           /* of "cuda": the worker joins a server of MPS, where there is one */
 	uint64_t bytes;     /* the device's memory; segments fit in it */
 	uint64_t copy_rate; /* bytes a second each way; 0: no limit */
 	uint32_t threads;   /* that copy, each way; 0: one */
@@ -97,9 +106,10 @@ struct kvpd_device_op {
 	uint32_t id;
 	uint64_t bytes;
 	/*
-	 * MAKE: a memfd, all zero, which stays the device's until DROP is done; re-open it for whoever
-	 * is to map it. Sealed with KVP_SEALS_VAULT, or (`client`) KVP_SEALS_FIXED. -1 with drivers whose
-	 * memory is none.
+	 * MAKE: what kvpd_device_import() says, which stays the device's until DROP is done; the memory
+	 * is all zero, but with no_copies. A memfd is sealed with KVP_SEALS_VAULT, or (`client`)
+	 * KVP_SEALS_FIXED; re-open it for whoever is to map it. A CUDA descriptor is to be sent as it
+	 * is.
 	 * ADD: an open file of its own of a memfd (kvp_seg_reopen_*()), never a copy of the descriptor
 	 * that proves; the device takes it if the call returned 0 and closes it, with the worker's
 	 * mapping, before the done() of DROP or of a failed ADD: what is to be proven of the memory
@@ -108,6 +118,8 @@ struct kvpd_device_op {
 	int fd;
 	bool writable; /* ADD: copies to the host may go there */
 	bool client; /* MAKE: a client writes it, and no copy does. The caller may add F_SEAL_FUTURE_WRITE */
+	bool pin; /* ADD: its pages may be pinned by the device: no arena, of which that would have
+			to be disproved */
 	uint32_t attempts; /* the device's */
 };
 
@@ -150,6 +162,16 @@ struct kvpd_device *kvpd_device_free(
 	struct kvpd_device *device); /* NULL is harmless; returns NULL */
 
 uint32_t kvpd_device_state(const struct kvpd_device *device); /* any thread */
+/* What a segment's descriptor is: KVP_IMPORT_*, as clients are told. Valid once one was made. */
+uint32_t kvpd_device_import(const struct kvpd_device *device);
+/*
+ * Segments may be lost with a worker: those behind handles, and all after an error of the hardware or if
+ * another worker cannot take them over. What lies in one is not to be read any more, and no copy names it
+ * (-ENODEV): it is to be dropped. Each time that this may have happened the number of losses grows, and
+ * wake() is called. Any thread.
+ */
+uint32_t kvpd_device_losses(const struct kvpd_device *device);
+bool kvpd_device_seg_lost(const struct kvpd_device *device, uint32_t seg);
 
 /*
  * Ends the worker, and leaves it at that: 0; the device is DETACHED a moment later, wake() is called, and
@@ -166,7 +188,8 @@ void kvpd_device_attach(struct kvpd_device *device);
 int kvpd_device_ask(struct kvpd_device *device, struct kvpd_device_op *op);
 /*
  * 0, -EINVAL: beyond its segment or extent, unaligned, towards an extent that is not writable or a
- * segment that a client writes, of no class or tenant; -ENODEV: the device is down.
+ * segment that a client writes, of no class or tenant; -ENODEV: the device is down, or the segment lost;
+ * -EOPNOTSUPP: the device is not to copy.
  */
 int kvpd_device_copy(struct kvpd_device *device, struct kvpd_device_copy *copy);
 /* done() of at most `max` pieces of work. Returns how many; `max`: there may be more. */
@@ -188,6 +211,12 @@ struct kvpd_device_figures {
 	uint64_t free, total;      /* of its memory, whoever has the rest; 0: not known */
 	uint32_t segments;
 	uint64_t segment_bytes;
+	/*
+	 * What the books say is free and the driver does not have: others' memory, or that of processes
+	 * which are dead but not gone. Known while a segment was refused for it.
+	 */
+	uint64_t owed_bytes;
+	uint64_t losses;   /* times that segments were lost */
 	uint64_t restarts; /* workers that were started after the first */
 	uint64_t damaged;  /* copies that were not what their checksum says */
 	uint64_t bytes[KVPD_WAYS];

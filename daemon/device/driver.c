@@ -6,6 +6,7 @@
 #include <string.h>
 
 static const struct kvpd_driver_ops *const drivers[] = {
+	&kvpd_driver_cuda,
 	&kvpd_driver_host,
 	&kvpd_driver_fault,
 };

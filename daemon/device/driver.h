@@ -16,6 +16,7 @@
 #ifndef KVPD_DRIVER_H
 #define KVPD_DRIVER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define KVPD_DRIVER_BATCH  1024u /* copies of a batch */
@@ -23,14 +24,32 @@
 
 struct kvpd_driver;
 
+/* Why a driver cannot go on, for the log; filled before -ENODEV and by open() before any error. */
+#define KVPD_DRIVER_WHY 200u
+struct kvpd_driver_loss {
+	char why[KVPD_DRIVER_WHY];
+	bool damaged; /* what lies on the device is not to be believed any more */
+};
+
 struct kvpd_driver_opts {
 	uint64_t bytes;     /* of the device */
 	uint32_t threads;   /* that copy, each way */
 	uint32_t life;      /* 0: the first worker of its device; counts restarts */
 	const char *faults; /* of "fault"; NULL: none */
+	const char *unit;   /* of "cuda": which device, its UUID or its number; NULL: the first */
+	uint32_t transport; /* of "cuda": KVPD_TRANSPORT_* */
+	bool no_copies;     /* the device's own processes copy: submit() is not called */
+	struct kvpd_driver_loss *loss; /* never NULL */
 };
 
-#define KVPD_DRIVER_READABLE 1u /* the processor reads segments: seg_addr() */
+/*
+ * What a segment's descriptor is: READABLE: a memfd, its memory; HANDLES: a memfd with the handle that
+ * names it, in KVPD_HANDLE_BYTES; neither: CUDA's, of the memory.
+ */
+#define KVPD_DRIVER_READABLE  1u /* the processor reads segments: seg_addr() */
+#define KVPD_DRIVER_HANDLES   2u /* segments end with the process */
+#define KVPD_DRIVER_NO_COPIES 4u
+#define KVPD_DRIVER_FLAGS     7u
 struct kvpd_driver_caps {
 	uint64_t bytes;       /* of the device */
 	uint64_t granularity; /* segments are multiples of it */
@@ -59,15 +78,17 @@ struct kvpd_driver_ops {
 	/* Waits for copies that are under way. NULL is harmless; returns NULL. */
 	struct kvpd_driver *(*close)(struct kvpd_driver *d);
 	int (*caps)(struct kvpd_driver *d, struct kvpd_driver_caps *ret_caps);
-	/* Zeroed before it returns 0. The descriptor is the caller's. */
+	/* Zeroed before it returns 0, but with no_copies. The descriptor is the caller's. */
 	int (*seg_make)(struct kvpd_driver *d, uint32_t id, uint64_t bytes, int *ret_fd);
-	/* A segment that an earlier process made; the descriptor stays the caller's. */
+	/* A segment that an earlier process made; the descriptor stays the caller's. Not of HANDLES. */
 	int (*seg_take)(struct kvpd_driver *d, uint32_t id, uint64_t bytes, int fd);
 	void (*seg_drop)(struct kvpd_driver *d, uint32_t id);
 	const void *(*seg_addr)(struct kvpd_driver *d, uint32_t id); /* NULL: not READABLE */
-	/* DRAM, mapped by the worker until host_drop(). */
-	int (*host_add)(struct kvpd_driver *d, uint32_t id, void *addr, uint64_t bytes);
-	void (*host_drop)(struct kvpd_driver *d, uint32_t id);
+	/* DRAM, mapped by the worker until host_drop() returned 0. Flags: KVPD_MEMORY_*. */
+	int (*host_add)(
+		struct kvpd_driver *d, uint32_t id, void *addr, uint64_t bytes, uint32_t flags);
+	/* 0 or -EAGAIN. No copy names it. */
+	int (*host_drop)(struct kvpd_driver *d, uint32_t id);
 	/* At most KVPD_DRIVER_FLIGHT under way each way; `copies` is read before it returns. */
 	int (*submit)(struct kvpd_driver *d, uint32_t way, uint64_t batch,
 		const struct kvpd_copy *copies, uint32_t n);
@@ -78,11 +99,17 @@ struct kvpd_driver_ops {
 	int (*usage)(struct kvpd_driver *d, uint64_t *ret_free, uint64_t *ret_total);
 };
 
+#define KVPD_MEMORY_WRITABLE 1u /* copies to the host may go there */
+#define KVPD_MEMORY_PIN      2u /* pages may be pinned: nobody has to prove that none is */
+#define KVPD_MEMORY_FLAGS    3u
+
 /* NULL: there is none of that name. Any thread. */
 const struct kvpd_driver_ops *kvpd_driver_find(const char *name);
 
 /*
  * "host": segments are sealed memfds, copies run in threads.
+ *
+ * "cuda": segments are memory of a GPU; see driver_cuda.h.
  *
  * "fault": wraps host; `faults` says what goes wrong, in rules parted by commas, each
  *	OPERATION=WHAT[:NUMBER][@N[+]][#LIFE]
@@ -92,6 +119,7 @@ const struct kvpd_driver_ops *kvpd_driver_find(const char *name);
  * after it; without: all. #LIFE: only in the worker's life of that number, from 0. The first rule that
  * fits decides. Operations that cannot fail take fail: for nothing.
  */
+extern const struct kvpd_driver_ops kvpd_driver_cuda;
 extern const struct kvpd_driver_ops kvpd_driver_host;
 extern const struct kvpd_driver_ops kvpd_driver_fault;
 

@@ -236,20 +236,21 @@ static const void *fault_seg_addr(struct kvpd_driver *d, uint32_t id)
 	return faulty(&of(d)->f, ADDR) ? NULL : kvpd_driver_host.seg_addr(of(d)->host, id);
 }
 
-static int fault_host_add(struct kvpd_driver *d, uint32_t id, void *addr, uint64_t bytes)
+static int fault_host_add(
+	struct kvpd_driver *d, uint32_t id, void *addr, uint64_t bytes, uint32_t flags)
 {
 	int r = faulty(&of(d)->f, ADD);
 
 	if (r)
 		return r;
 	of(d)->host_addr[id] = addr;
-	return kvpd_driver_host.host_add(of(d)->host, id, addr, bytes);
+	return kvpd_driver_host.host_add(of(d)->host, id, addr, bytes, flags);
 }
 
-static void fault_host_drop(struct kvpd_driver *d, uint32_t id)
+static int fault_host_drop(struct kvpd_driver *d, uint32_t id)
 {
 	(void)faulty(&of(d)->f, HOSTDROP);
-	kvpd_driver_host.host_drop(of(d)->host, id);
+	return kvpd_driver_host.host_drop(of(d)->host, id);
 }
 
 static struct flight *flight_of(struct fault_driver *d, uint64_t batch)

@@ -316,15 +316,18 @@ static const void *host_seg_addr(struct kvpd_driver *d, uint32_t id)
 	return d->seg[id].addr;
 }
 
-static int host_host_add(struct kvpd_driver *d, uint32_t id, void *addr, uint64_t bytes)
+static int host_host_add(
+	struct kvpd_driver *d, uint32_t id, void *addr, uint64_t bytes, uint32_t flags)
 {
+	(void)flags;
 	d->host[id] = (struct area){ addr, bytes };
 	return 0;
 }
 
-static void host_host_drop(struct kvpd_driver *d, uint32_t id)
+static int host_host_drop(struct kvpd_driver *d, uint32_t id)
 {
 	d->host[id] = (struct area){ 0 };
+	return 0;
 }
 
 /* ---- copies --------------------------------------------------------------------------------- */

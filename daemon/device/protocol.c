@@ -28,6 +28,7 @@ static const struct {
 	[KVPD_P_SUM] = { KVPD_TO_WORKER + 1, 0, 0, sizeof(struct kvpd_p_sum) },
 	[KVPD_P_ANSWER] = { KVPD_TO_DAEMON + 1, 0, 1, sizeof(struct kvpd_p_answer) },
 	[KVPD_P_DONE] = { KVPD_TO_DAEMON + 1, 0, 0, sizeof(struct kvpd_p_done) },
+	[KVPD_P_WHY] = { KVPD_TO_DAEMON + 1, 0, 0, sizeof(struct kvpd_p_why) },
 	[KVPD_P_SUMMED] = { KVPD_TO_DAEMON + 1, 0, 0, sizeof(struct kvpd_p_summed) },
 };
 _Static_assert(sizeof(rules) / sizeof(rules[0]) == KVPD_P_MAX_, "a rule for every type");
@@ -56,7 +57,8 @@ static bool memory_ok(const struct kvpd_p_memory *m, uint32_t type)
 {
 	bool drop = type == KVPD_P_SEG_DROP || type == KVPD_P_HOST_DROP;
 
-	return m->id < KVPD_DEVICE_SEGS && m->writable <= (type == KVPD_P_HOST_ADD) &&
+	return m->id < KVPD_DEVICE_SEGS &&
+	       !(m->flags & ~(type == KVPD_P_HOST_ADD ? KVPD_MEMORY_FLAGS : 0u)) &&
 	       (drop ? !m->bytes : m->bytes && m->bytes <= INT64_MAX);
 }
 
@@ -69,7 +71,10 @@ static bool body_ok(const struct kvpd_p *p, unsigned fds)
 {
 	switch (p->h.type) {
 	case KVPD_P_HELLO:
-		return p->u.hello.granularity && p->u.hello.bytes;
+		return p->u.hello.granularity && p->u.hello.bytes &&
+		       !(p->u.hello.flags & ~KVPD_DRIVER_FLAGS) &&
+		       (p->u.hello.flags & (KVPD_DRIVER_READABLE | KVPD_DRIVER_HANDLES)) !=
+			       (KVPD_DRIVER_READABLE | KVPD_DRIVER_HANDLES);
 	case KVPD_P_SEG_MAKE:
 	case KVPD_P_SEG_TAKE:
 	case KVPD_P_SEG_DROP:
@@ -83,6 +88,8 @@ static bool body_ok(const struct kvpd_p *p, unsigned fds)
 		       range_ok(p->u.sum.off, p->u.sum.bytes);
 	case KVPD_P_ANSWER:
 		return status_ok(p->u.answer.status) && (!fds || !p->u.answer.status);
+	case KVPD_P_WHY:
+		return p->u.why.damaged <= 1 && memchr(p->u.why.text, 0, sizeof(p->u.why.text));
 	case KVPD_P_DONE:
 		return status_ok(p->u.done.status);
 	default:

@@ -4,7 +4,7 @@
  * SOCK_SEQPACKET pair, both sides of one build. Neither believes the other: a packet is checked whole
  * before anybody reads it, and whoever gets one that is malformed, or not in place, ends the worker.
  *
- * The worker says HELLO first. Of the control questions (SEG_*, HOST_*, USAGE) one is open at a time,
+ * The worker says HELLO first, or WHY it cannot. Of the control questions (SEG_*, HOST_*, USAGE) one is open at a time,
  * and ANSWER carries its tag. Of copies at most KVPD_DRIVER_FLIGHT batches each way are open, each ended
  * by DONE; of sums at most KVPD_SUMS, each ended by SUMMED. The end of the connection ends the worker.
  */
@@ -37,7 +37,8 @@
 #define KVPD_P_ANSWER    10u /* to the daemon: p_answer */
 #define KVPD_P_DONE      11u /* p_done */
 #define KVPD_P_SUMMED    12u /* p_summed */
-#define KVPD_P_MAX_      13u
+#define KVPD_P_WHY       13u /* p_why: it ends */
+#define KVPD_P_MAX_      14u
 
 struct kvpd_p_hello {
 	uint64_t bytes, granularity;
@@ -48,7 +49,7 @@ struct kvpd_p_hello {
 
 struct kvpd_p_memory {
 	uint32_t id;
-	uint32_t writable; /* HOST_ADD: 1 or 0; else 0 */
+	uint32_t flags; /* HOST_ADD: KVPD_MEMORY_*; else 0 */
 	uint64_t bytes;
 };
 
@@ -84,6 +85,12 @@ struct kvpd_p_summed {
 	uint64_t sum;
 };
 
+struct kvpd_p_why {
+	uint32_t damaged; /* 1: what lies on the device is not to be believed */
+	uint32_t reserved;
+	char text[KVPD_DRIVER_WHY]; /* ends with a zero; may be empty */
+};
+
 struct kvpd_p_head {
 	uint32_t magic;
 	uint16_t type;
@@ -99,6 +106,7 @@ struct kvpd_p {
 		struct kvpd_p_memory memory;
 		struct kvpd_p_answer answer;
 		struct kvpd_p_copy copy;
+		struct kvpd_p_why why;
 		struct kvpd_p_done done;
 		struct kvpd_p_sum sum;
 		struct kvpd_p_summed summed;

@@ -33,7 +33,8 @@ struct kvpd_owned {
 struct kvpd_held {
 	int fd; /* -1: none, or none is needed */
 	bool there;
-	bool writable;
+	bool lost; /* of a segment: no worker has it */
+	bool writable, pin;
 	uint64_t bytes;
 };
 
@@ -53,6 +54,9 @@ struct kvpd_device {
 	pthread_t thread;
 	int event; /* wakes the thread */
 	_Atomic(uint32_t) state;
+	_Atomic(uint32_t) losses;
+	_Atomic(bool) lost[KVPD_DEVICE_SEGS]; /* segments */
+	_Atomic(uint32_t) shown_flags;        /* KVPD_DRIVER_*, once a worker has greeted */
 
 	pthread_mutex_t lock;
 	struct kvpd_copies in_copies;
@@ -73,10 +77,12 @@ struct kvpd_device {
 	struct kvpd_held seg[KVPD_DEVICE_SEGS], host[KVPD_DEVICE_SEGS];
 	struct kvpd_child child;
 	bool greeted; /* HELLO has come */
+	bool lose;    /* segments were lost, and nobody was told */
 	uint32_t driver_flags;
-	uint32_t taking; /* next of segments, then hosts, to tell a new worker */
-	uint32_t life;   /* workers started */
-	uint32_t fails;  /* since one of them did something */
+	struct kvpd_p_why why; /* what the last worker said that said anything */
+	uint32_t taking;       /* next of segments, then hosts, to tell a new worker */
+	uint32_t life;         /* workers started */
+	uint32_t fails;        /* since one of them did something */
 	uint64_t start_ns, greet_until_ns;
 	struct {
 		bool open;

@@ -17,6 +17,7 @@
 #include "shm/kvp_seg.h"
 
 #define GRACE_MS       1000u
+#define OWED_MS        500u
 #define MAX_RESTART_MS 60000u
 #define ATTEMPTS       2u /* workers that a question may cost */
 /* Bringing in memory takes its time: nanoseconds a byte, 100 MB/s. */
@@ -94,17 +95,37 @@ static void set_state(struct kvpd_device *d, uint32_t state)
 		d->config.wake(d->config.ctx);
 }
 
+/*
+ * It sees its own device alone, loads no code before it is needed, and stays out of the server of MPS,
+ * which would be one more process whose end costs everybody's memory.
+ */
+static int start_child(struct kvpd_device *d, char *const argv[])
+{
+	char visible[96];
+	const char *set[] = { "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_MODULE_LOADING=LAZY", visible,
+		d->config.mps ? NULL : "CUDA_MPS_PIPE_DIRECTORY=/nonexistent/kvpool", NULL };
+	const char *nothing[] = { NULL };
+
+	snprintf(visible, sizeof(visible), "CUDA_VISIBLE_DEVICES=%s",
+		d->config.unit ? d->config.unit : "0");
+	return kvpd_child_start(d->config.worker, argv,
+		strcmp(d->config.driver, "cuda") ? nothing : set, &d->child);
+}
+
 static void start_worker(struct kvpd_device *d)
 {
-	char bytes[24], threads[16], life[16];
-	char *argv[] = { (char *)"kvpool-device", (char *)d->config.driver, bytes, threads, life,
-		(char *)d->config.faults, NULL };
+	char bytes[24], threads[16], life[16], transport[16];
+	const struct kvpd_device_config *c = &d->config;
+	char *argv[] = { (char *)"kvpool-device", (char *)c->driver, bytes, threads, life,
+		transport, (char *)(c->no_copies ? "0" : "1"), (char *)(c->unit ? c->unit : ""),
+		(char *)(c->faults ? c->faults : ""), NULL };
 	int r;
 
 	snprintf(bytes, sizeof(bytes), "%llu", (unsigned long long)d->config.bytes);
 	snprintf(threads, sizeof(threads), "%u", d->config.threads);
 	snprintf(life, sizeof(life), "%u", d->life);
-	r = kvpd_child_start(d->config.worker, argv, &d->child);
+	snprintf(transport, sizeof(transport), "%u", c->transport);
+	r = start_child(d, argv);
 	if (d->life++)
 		d->figures.restarts++;
 	d->greeted = false;
@@ -182,7 +203,8 @@ static void end_worker(struct kvpd_device *d, const char *why)
 	uint64_t wait = d->config.restart_ms;
 
 	if (why) {
-		snprintf(d->figures.why, sizeof(d->figures.why), "%s", why);
+		snprintf(d->figures.why, sizeof(d->figures.why), "%.*s",
+			(int)sizeof(d->figures.why) - 1, why);
 		d->figures.why_ns = now;
 	}
 
@@ -228,12 +250,57 @@ static bool say(
 	return false;
 }
 
+/* ---- losses --------------------------------------------------------------------------------- */
+
+static void lose(struct kvpd_device *d, uint32_t id)
+{
+	d->seg[id].lost = true;
+	atomic_store_explicit(&d->lost[id], true, memory_order_relaxed);
+	d->lose = true;
+}
+
+static void lose_all(struct kvpd_device *d)
+{
+	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
+		if (d->seg[i].there && !d->seg[i].lost)
+			lose(d, i);
+}
+
+/* Copies of what is lost are not for the new worker, which does not know it. */
+static void tell_losses(struct kvpd_device *d)
+{
+	if (!d->lose)
+		return;
+	d->lose = false;
+	for (uint32_t w = 0; w < KVPD_WAYS; w++)
+		for (uint32_t k = 0; k < KVPD_COPY_KINDS; k++) {
+			struct kvpd_device_copy *c, *tmp;
+
+			for (c = TAILQ_FIRST(&d->queue.way[w].kind[k].age); c; c = tmp) {
+				tmp = TAILQ_NEXT(c, q.age);
+				if (!d->seg[c->seg].lost)
+					continue;
+				kvpd_queue_remove(&d->queue, c);
+				copy_over(d, c, -ENODEV);
+			}
+		}
+	d->figures.losses++;
+	kvpd_warning("device %s: what lay in its memory is lost", d->config.name);
+	/* Release: with kvpd_device_losses(). */
+	atomic_fetch_add_explicit(&d->losses, 1, memory_order_release);
+	d->config.wake(d->config.ctx);
+}
+
 /* ---- questions ------------------------------------------------------------------------------ */
 
 static bool ask(struct kvpd_device *d, uint32_t type, uint32_t id, const struct kvpd_held *h,
 	struct kvpd_device_op *op)
 {
-	const struct kvpd_p_memory m = { .id = id, .writable = h->writable, .bytes = h->bytes };
+	const struct kvpd_p_memory m = {
+		.id = id,
+		.flags = (h->writable ? KVPD_MEMORY_WRITABLE : 0) | (h->pin ? KVPD_MEMORY_PIN : 0),
+		.bytes = h->bytes,
+	};
 
 	d->ask.open = true;
 	d->ask.usage = false;
@@ -251,12 +318,17 @@ static bool take_over(struct kvpd_device *d)
 		const uint32_t id = d->taking % KVPD_DEVICE_SEGS;
 		const struct kvpd_held *h = host ? &d->host[id] : &d->seg[id];
 
-		if (!h->there)
+		if (!h->there || h->lost)
 			continue;
+		if (!host && d->driver_flags & KVPD_DRIVER_HANDLES) {
+			lose(d, id);
+			continue;
+		}
 		d->taking++;
 		(void)ask(d, host ? KVPD_P_HOST_ADD : KVPD_P_SEG_TAKE, id, h, NULL);
 		return false;
 	}
+	tell_losses(d);
 	if (kvpd_device_state(d) != KVPD_DEVICE_UP) {
 		if (d->life > 1)
 			kvpd_notice("device %s: up again", d->config.name);
@@ -270,6 +342,37 @@ static bool wants_usage(const struct kvpd_device *d)
 	return kvpd_device_state(d) == KVPD_DEVICE_UP && !d->ask.open && TAILQ_EMPTY(&d->ops);
 }
 
+/* ---- memory that the driver does not have though the books say so ---- */
+
+static uint64_t books_free(const struct kvpd_device *d)
+{
+	const uint64_t taken = d->figures.segment_bytes;
+
+	return taken < d->config.bytes ? d->config.bytes - taken : 0;
+}
+
+/* A segment was made, or refused although there should be room. */
+static void owed(struct kvpd_device *d, const struct kvpd_device_op *op, int status)
+{
+	if (status == 0)
+		d->figures.owed_bytes = 0;
+	else if (status == -ENOMEM && op->bytes <= books_free(d)) {
+		if (!d->figures.owed_bytes)
+			d->figures.owed_bytes = op->bytes;
+		d->usage_ns = kvpd_now_ns();
+	}
+}
+
+static void got_usage(struct kvpd_device *d, const struct kvpd_p_answer *a)
+{
+	const uint64_t books = books_free(d);
+
+	d->figures.free = a->status < 0 ? 0 : a->free;
+	d->figures.total = a->status < 0 ? 0 : a->total;
+	if (a->status == 0 && d->figures.owed_bytes)
+		d->figures.owed_bytes = books > a->free ? books - a->free : 0;
+}
+
 /* For figures alone: when nothing else is asked. */
 static void ask_usage(struct kvpd_device *d)
 {
@@ -277,7 +380,7 @@ static void ask_usage(struct kvpd_device *d)
 
 	if (now < d->usage_ns)
 		return;
-	d->usage_ns = now + USAGE_NS;
+	d->usage_ns = now + (d->figures.owed_bytes ? OWED_MS * KVPD_MS : USAGE_NS);
 	d->ask.open = d->ask.usage = true;
 	d->ask.op = NULL;
 	d->ask.tag++;
@@ -303,10 +406,16 @@ static void ask_next(struct kvpd_device *d)
 	}
 	op = op_of(TAILQ_FIRST(&d->ops));
 	TAILQ_REMOVE(&d->ops, &op->work, link);
+	/* The worker never had it. */
+	if (op->kind == KVPD_SEG_DROP && d->seg[op->id].lost) {
+		op_over(d, op, 0);
+		return;
+	}
 	(void)ask(d, type[op->kind], op->id,
 		&(struct kvpd_held){
 			.fd = op->kind == KVPD_HOST_ADD ? op->fd : -1,
 			.writable = op->kind == KVPD_HOST_ADD && op->writable,
+			.pin = op->kind == KVPD_HOST_ADD && op->pin,
 			.bytes = op->kind == KVPD_SEG_MAKE || op->kind == KVPD_HOST_ADD ? op->bytes
 											: 0,
 		},
@@ -335,12 +444,14 @@ static void keep(struct kvpd_device *d, struct kvpd_device_op *op, struct kvpd_p
 		.fd = op->kind == KVPD_SEG_MAKE ? kvp_take_fd(&p->fd) : op->fd,
 		.there = true,
 		.writable = op->kind == KVPD_HOST_ADD && op->writable,
+		.pin = op->kind == KVPD_HOST_ADD && op->pin,
 		.bytes = op->bytes,
 	};
 
 	if (op->kind == KVPD_SEG_MAKE) {
 		op->fd = h.fd;
 		d->seg[op->id] = h;
+		atomic_store_explicit(&d->lost[op->id], false, memory_order_relaxed);
 		d->figures.segments++;
 		d->figures.segment_bytes += h.bytes;
 	} else {
@@ -366,9 +477,26 @@ static bool answer_ok(const struct kvpd_device *d, const struct kvpd_p *p)
 
 	if (!d->ask.open || p->h.tag != d->ask.tag)
 		return false;
-	if (make && d->driver_flags & KVPD_DRIVER_READABLE)
+	if (!make)
+		return p->fd < 0;
+	if (d->driver_flags & KVPD_DRIVER_READABLE)
 		return p->fd >= 0 && seal(p->fd, op) == 0;
-	return make || p->fd < 0;
+	if (d->driver_flags & KVPD_DRIVER_HANDLES)
+		return p->fd >= 0 && kvp_seg_check(p->fd, KVPD_HANDLE_MEMORY, KVP_SEALS_VAULT) == 0;
+	return p->fd >= 0;
+}
+
+/* The last thing that was asked was to take over what stands before `taking`. */
+static const char *got_taken(struct kvpd_device *d, int status)
+{
+	if (status == 0)
+		return NULL;
+	/* A descriptor that the driver does not know any more names nothing. */
+	if (d->taking <= KVPD_DEVICE_SEGS && !(d->driver_flags & KVPD_DRIVER_READABLE)) {
+		lose(d, d->taking - 1);
+		return NULL;
+	}
+	return "it cannot take over what another one made";
 }
 
 static const char *got_answer(struct kvpd_device *d, struct kvpd_p *p)
@@ -380,13 +508,14 @@ static const char *got_answer(struct kvpd_device *d, struct kvpd_p *p)
 		return "an answer to nothing";
 	d->ask.open = false;
 	if (d->ask.usage) {
-		d->figures.free = status < 0 ? 0 : p->u.answer.free;
-		d->figures.total = status < 0 ? 0 : p->u.answer.total;
+		got_usage(d, &p->u.answer);
 		return NULL;
 	}
 	if (!op)
-		return status < 0 ? "it cannot take over what another one made" : NULL;
+		return got_taken(d, status);
 	d->fails = 0;
+	if (op->kind == KVPD_SEG_MAKE)
+		owed(d, op, status);
 	if (status == 0 && (op->kind == KVPD_SEG_MAKE || op->kind == KVPD_HOST_ADD)) {
 		keep(d, op, p);
 		post(d, &op->work, 0);
@@ -548,13 +677,25 @@ static const char *got_sum(struct kvpd_device *d, const struct kvpd_p_summed *s)
 
 /* ---- the loop ------------------------------------------------------------------------------- */
 
+/* It ends, and says for what. */
+static const char *got_why(struct kvpd_device *d, const struct kvpd_p_why *why)
+{
+	d->why = *why;
+	if (why->damaged)
+		lose_all(d);
+	return *d->why.text ? d->why.text : "it gives up";
+}
+
 static const char *got(struct kvpd_device *d, struct kvpd_p *p)
 {
+	if (p->h.type == KVPD_P_WHY)
+		return got_why(d, &p->u.why);
 	if (!d->greeted) {
 		if (p->h.type != KVPD_P_HELLO)
 			return "it does not greet";
 		d->greeted = true;
 		d->driver_flags = p->u.hello.flags;
+		atomic_store_explicit(&d->shown_flags, p->u.hello.flags, memory_order_relaxed);
 		memcpy(d->figures.uuid, p->u.hello.uuid, sizeof(d->figures.uuid));
 		d->figures.granularity = p->u.hello.granularity;
 		/* Whoever finds the device up finds these. */
@@ -652,7 +793,10 @@ static bool take_work(struct kvpd_device *d)
 	pthread_mutex_unlock(&d->lock);
 	while ((c = TAILQ_FIRST(&copies))) {
 		TAILQ_REMOVE(&copies, c, q.age);
-		kvpd_queue_add(&d->queue, c, now);
+		if (d->seg[c->seg].lost)
+			copy_over(d, c, -ENODEV);
+		else
+			kvpd_queue_add(&d->queue, c, now);
 	}
 	if (!stop && away != (kvpd_device_state(d) == KVPD_DEVICE_DETACHED)) {
 		if (away)

@@ -5,7 +5,7 @@
  * sent. Memory is allocated at the start alone.
  *
  * Exit status: 0 the daemon is gone; 2 usage; 3 the device is lost; 4 the daemon said something that
- * makes no sense; 5 the driver could not be opened.
+ * makes no sense; 5 the driver could not be opened. Before 3 and 5 it says why.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -57,6 +57,7 @@ static struct {
 	const struct kvpd_driver_ops *ops;
 	struct kvpd_driver *driver;
 	struct kvpd_driver_caps caps;
+	struct kvpd_driver_loss loss;
 	struct memory seg[KVPD_DEVICE_SEGS], host[KVPD_DEVICE_SEGS];
 	/* The control question that is open. */
 	struct {
@@ -81,6 +82,16 @@ __attribute__((noreturn)) static void end(int status)
 {
 	/* Threads may be in the middle of a copy: nothing is torn down under them. */
 	_exit(status);
+}
+
+/* The daemon may be gone, or not listen: it ends all the same. */
+__attribute__((noreturn)) static void end_saying(int status)
+{
+	struct kvpd_p_why b = { .damaged = w.loss.damaged };
+
+	memcpy(b.text, w.loss.why, sizeof(b.text));
+	(void)kvpd_p_send(w.sock, KVPD_P_WHY, 0, &b, sizeof(b), -1);
+	end(status);
 }
 
 static void say(uint32_t type, uint32_t tag, const void *body, size_t len, int fd)
@@ -198,7 +209,7 @@ static void flight_done(struct flight *f, int status, uint64_t ns)
 	const struct kvpd_p_done b = { .batch = f->c.batch, .status = status, .ns = ns };
 
 	if (status == -ENODEV)
-		end(EXIT_LOST);
+		end_saying(EXIT_LOST);
 	count_uses(&f->c, false);
 	f->used = false;
 	say(KVPD_P_DONE, 0, &b, sizeof(b), -1);
@@ -241,7 +252,7 @@ static void poll_copies(void)
 	int n = w.ops->poll(w.driver, done, FLIGHTS);
 
 	if (n == -ENODEV)
-		end(EXIT_LOST);
+		end_saying(EXIT_LOST);
 	for (int i = 0; i < n; i++)
 		for (uint32_t k = 0; k < FLIGHTS; k++)
 			if (w.flight[k].used && w.flight[k].submitted &&
@@ -258,7 +269,7 @@ static void answer(int status, uint64_t left, uint64_t total, int fd)
 	const struct kvpd_p_answer b = { .status = status, .free = left, .total = total };
 
 	if (status == -ENODEV)
-		end(EXIT_LOST);
+		end_saying(EXIT_LOST);
 	/* Who hears of a failure may go on to prove that nobody has the memory open. */
 	kvp_close_fdp(&w.ask.fd);
 	w.ask.fd = -1;
@@ -292,26 +303,27 @@ static int seg_take(void)
 static int host_add(void)
 {
 	const struct kvpd_p_memory *m = &w.ask.m;
+	const bool writable = m->flags & KVPD_MEMORY_WRITABLE;
 	int r = 0;
 
 	if (!w.ask.addr) {
 		r = kvp_seg_check(w.ask.fd, m->bytes, KVP_SEALS_FIXED);
 		if (r == 0)
 			r = kvp_seg_map(w.ask.fd, m->bytes,
-				(m->writable ? KVP_MAP_WRITE : 0) | KVP_MAP_DONTFORK |
+				(writable ? KVP_MAP_WRITE : 0) | KVP_MAP_DONTFORK |
 					KVP_MAP_DONTDUMP,
 				&w.ask.addr);
 	}
 	if (r == 0)
-		r = kvpd_populate(w.ask.addr, m->bytes, m->writable, &w.ask.at);
+		r = kvpd_populate(w.ask.addr, m->bytes, writable, &w.ask.at);
 	if (r == 0)
-		r = w.ops->host_add(w.driver, m->id, w.ask.addr, m->bytes);
+		r = w.ops->host_add(w.driver, m->id, w.ask.addr, m->bytes, m->flags);
 	if (r == 0)
 		w.host[m->id] = (struct memory){
 			.addr = w.ask.addr,
 			.bytes = m->bytes,
 			.known = true,
-			.writable = m->writable,
+			.writable = writable,
 		};
 	else if (r != -EAGAIN)
 		kvp_seg_unmap(w.ask.addr, m->bytes);
@@ -330,8 +342,10 @@ static int seg_drop(void)
 static int host_drop(void)
 {
 	struct memory *m = &w.host[w.ask.m.id];
+	int r = w.ops->host_drop(w.driver, w.ask.m.id);
 
-	w.ops->host_drop(w.driver, w.ask.m.id);
+	if (r < 0)
+		return r;
 	kvp_seg_unmap(m->addr, m->bytes);
 	*m = (struct memory){ 0 };
 	return 0;
@@ -445,20 +459,25 @@ static bool number(const char *s, uint64_t max, uint64_t *ret)
 	return *s >= '0' && *s <= '9' && !*rest && !errno && *ret <= max;
 }
 
-/* DRIVER BYTES THREADS LIFE [FAULTS] */
+/* DRIVER BYTES THREADS LIFE TRANSPORT COPIES UNIT FAULTS; of the last two an empty one is none. */
 static bool arguments(int argc, char **argv, struct kvpd_driver_opts *ret)
 {
-	uint64_t bytes, threads, life;
+	uint64_t bytes, threads, life, transport, copies;
 
-	if (argc < 5 || argc > 6 || !number(argv[2], INT64_MAX, &bytes) ||
-		!number(argv[3], UINT32_MAX, &threads) || !number(argv[4], UINT32_MAX, &life))
+	if (argc != 9 || !number(argv[2], INT64_MAX, &bytes) ||
+		!number(argv[3], UINT32_MAX, &threads) || !number(argv[4], UINT32_MAX, &life) ||
+		!number(argv[5], KVPD_TRANSPORT_IPC, &transport) || !number(argv[6], 1, &copies))
 		return false;
 	w.ops = kvpd_driver_find(argv[1]);
 	*ret = (struct kvpd_driver_opts){
 		.bytes = bytes,
 		.threads = (uint32_t)threads,
 		.life = (uint32_t)life,
-		.faults = argc == 6 ? argv[5] : NULL,
+		.transport = (uint32_t)transport,
+		.no_copies = !copies,
+		.unit = *argv[7] ? argv[7] : NULL,
+		.faults = *argv[8] ? argv[8] : NULL,
+		.loss = &w.loss,
 	};
 	return w.ops;
 }
@@ -492,7 +511,7 @@ int main(int argc, char **argv)
 	w.sum_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (w.sum_event < 0 || pthread_create(&thread, NULL, summer, NULL) ||
 		w.ops->open(&opts, &w.driver) < 0 || w.ops->caps(w.driver, &w.caps) < 0)
-		return EXIT_OPEN;
+		end_saying(EXIT_OPEN);
 	(void)pthread_setname_np(thread, "kvpool-sums");
 	hello = (struct kvpd_p_hello){
 		.bytes = w.caps.bytes,

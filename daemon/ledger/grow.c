@@ -25,7 +25,6 @@
 
 #define EXTENTS 16u /* of one share, at least, if slots are not larger */
 
-#define PAGE         UINT64_C(4096)
 #define ARENAS_THERE 4u /* of one session on a device, at least, if slots are not larger */
 #define DRAIN_NS     (50 * KVPD_MS) /* between two extents of a device that are emptied for others */
 
@@ -144,31 +143,50 @@ static uint64_t vault_room(const struct kvpd_tenant *t, const struct kvpd_class 
 /* What a device's extent measures if there is room for all of it. */
 static uint64_t segment_bytes(const struct kvpd_tenant *t, const struct kvpd_class *c)
 {
-	uint64_t segment = t->ledger->medium[c->medium - 1].segment;
-	uint64_t slots = segment / c->slot_bytes;
+	const struct kvpd_medium *m = &t->ledger->medium[c->medium - 1];
+	uint64_t slots = m->segment / c->slot_bytes;
 
 	if (slots > KVPD_EXTENT_SLOTS)
-		return KVPD_EXTENT_SLOTS * c->slot_bytes;
-	return slots ? segment : c->slot_bytes;
+		return KVPD_EXTENT_SLOTS * c->slot_bytes / m->grain * m->grain;
+	return slots ? m->segment : (c->slot_bytes + m->grain - 1) / m->grain * m->grain;
 }
 
-/* Of which the sizes of a device's extents are multiples; pages, until it is known. */
+/*
+ * Numbers of slots from one extent to the next: as many as it has, and so many more that every extent
+ * begins at a multiple of the grain in the addresses at which clients map them all.
+ */
+static uint32_t slot_stride(const struct kvpd_tenant *t, const struct kvpd_class *c)
+{
+	const uint64_t grain = t->ledger->medium[c->medium - 1].grain;
+	uint64_t step = grain, rest = c->slot_bytes % grain, slots = segment_bytes(t, c);
+
+	while (rest) { /* the greatest common divisor */
+		uint64_t next = step % rest;
+
+		step = rest;
+		rest = next;
+	}
+	step = grain / step;
+	slots /= c->slot_bytes;
+	return (uint32_t)((slots + step - 1) / step * step);
+}
+
+/* Of which the sizes of a device's extents are multiples. */
 static uint64_t granularity(const struct kvpd_tenant *t, const struct kvpd_class *c)
 {
-	uint64_t bytes = UINT64_C(1) << t->view.devices[c->medium - 1].granularity_log2;
-
-	return bytes > PAGE ? bytes : PAGE;
+	return t->ledger->medium[c->medium - 1].grain;
 }
 
 /* One segment, or a smaller one at the end of the share. 0: there is no room. */
 static uint64_t segment_size(const struct kvpd_tenant *t, const struct kvpd_class *c)
 {
 	const struct kvpd_part *p = &t->part[c->medium - 1];
+	const uint64_t grain = granularity(t, c);
 	uint64_t bytes = segment_bytes(t, c);
 	uint64_t left = p->share > p->charged ? p->share - p->charged : 0;
 
 	if (bytes > left)
-		bytes = left / granularity(t, c) * granularity(t, c);
+		bytes = left / grain * grain;
 	return bytes < c->slot_bytes ? 0 : bytes;
 }
 
@@ -178,7 +196,7 @@ static uint64_t segment_size(const struct kvpd_tenant *t, const struct kvpd_clas
  */
 static uint32_t first_slot(const struct kvpd_tenant *t, const struct kvpd_extent *x)
 {
-	uint32_t stride = (uint32_t)(segment_bytes(t, x->cls) / x->cls->slot_bytes);
+	uint32_t stride = slot_stride(t, x->cls);
 	uint64_t taken[KVP_MAX_EXTENTS / 64] = { 0 };
 	uint32_t i = 0;
 

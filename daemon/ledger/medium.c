@@ -71,6 +71,11 @@ int kvpd_media_new(struct kvpd_ledger *l, const struct kvpd_config *config)
 		m->driver = copy_text(d->driver, &ok);
 		m->faults = copy_text(d->faults, &ok);
 		m->worker = copy_text(d->worker, &ok);
+		m->unit = copy_text(d->unit, &ok);
+		m->transport = d->transport;
+		m->no_copies = d->no_copies;
+		m->mps = d->mps;
+		m->grain = kvpd_config_grain(d);
 		m->bytes = d->bytes;
 		m->segment = d->segment;
 		m->copy_rate = d->copy_rate;
@@ -93,6 +98,10 @@ int kvpd_media_start(struct kvpd_ledger *l)
 			.driver = m->driver,
 			.faults = m->faults,
 			.worker = m->worker,
+			.unit = m->unit,
+			.transport = m->transport,
+			.no_copies = m->no_copies,
+			.mps = m->mps,
 			.bytes = m->bytes,
 			.copy_rate = m->copy_rate,
 			.timeout_ms = m->timeout_ms,
@@ -128,6 +137,7 @@ void kvpd_media_free(struct kvpd_ledger *l)
 		free(l->medium[i].driver);
 		free(l->medium[i].faults);
 		free(l->medium[i].worker);
+		free(l->medium[i].unit);
 	}
 }
 

@@ -42,9 +42,12 @@ struct kvpd_medium {
 	struct kvpd_ledger *ledger;
 	uint32_t number; /* of the device; the medium's is one more */
 	char name[KVPD_DEVICE_NAME_BYTES];
-	char *driver, *faults, *worker;
+	char *driver, *faults, *worker, *unit;
+	uint32_t transport;
+	bool no_copies, mps;
 	uint64_t bytes, segment, copy_rate;
 	uint32_t timeout_ms;
+	uint64_t grain;             /* of which segments are multiples */
 	uint64_t share;             /* of a tenant that is not told otherwise */
 	uint64_t promised;          /* the shares of all tenants */
 	bool draining;              /* an administrator empties it: nothing new comes there */
@@ -131,6 +134,8 @@ uint32_t kvpd_host_id(const struct kvpd_extent *x, uint32_t medium);
 bool kvpd_hosts_drop(struct kvpd_extent *x);
 /* Has the device forget the DRAM extent, which no copy names. True: it has not yet. */
 bool kvpd_host_leave(struct kvpd_extent *x, uint32_t medium);
+/* What the descriptor of a device's extent is: KVP_IMPORT_*. */
+uint32_t kvpd_segment_import(const struct kvpd_extent *x);
 /* The device's number of a device's extent. */
 uint32_t kvpd_segment_id(const struct kvpd_extent *x);
 

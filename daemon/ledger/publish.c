@@ -39,9 +39,29 @@ static struct kvp_msg_extent describe(const struct kvpd_extent *x)
 		.tier = x->cls->tier,
 		.device = x->cls->medium == KVPD_DRAM ? 0 : x->cls->medium - 1,
 		.first_slot = x->first_slot,
-		.import = x->cls->medium == KVPD_DRAM ? 0 : KVP_IMPORT_MEMFD,
+		.import = x->cls->medium == KVPD_DRAM ? 0 : kvpd_segment_import(x),
 		.slot_bytes = x->cls->slot_bytes,
 	};
+}
+
+/* Is its memory a memfd? */
+static bool is_memfd(const struct kvpd_extent *x)
+{
+	return x->cls->medium == KVPD_DRAM || kvpd_segment_import(x) == KVP_IMPORT_MEMFD;
+}
+
+/* For a client to read: an open file of its own of a memfd. CUDA's descriptors are what they are. */
+static int reopen(const struct kvpd_extent *x, int *ret_fd)
+{
+	int fd;
+
+	if (x->cls->medium == KVPD_DRAM || kvpd_segment_import(x) != KVP_IMPORT_CUDA_FD)
+		return kvp_seg_reopen_ro(x->fd, ret_fd);
+	fd = fcntl(x->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return -errno;
+	*ret_fd = fd;
+	return 0;
 }
 
 int kvpd_extent_post(struct kvpd_extent *x, uint32_t type, int fd)
@@ -88,7 +108,7 @@ static void go_live(struct kvpd_extent *x)
 	kvp_store_relaxed(&shm->first_slot, x->first_slot);
 	kvp_store_release(&shm->state, KVP_EXTENT_LIVE);
 	/* Clients that do not hear of it ask for it when they meet it. */
-	if (kvp_seg_reopen_ro(x->fd, &fd) == 0)
+	if (reopen(x, &fd) == 0)
 		kvpd_extent_post(x, KVPD_EV_EXTENT, fd);
 	kvpd_supply_came(x);
 }
@@ -123,8 +143,8 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 		kvpd_extent_unwanted(x);
 		return;
 	}
-	/* An open file of the client's own, which kvp_seg_unused() counts. */
-	r = kvp_seg_reopen_rw(x->fd, &fd);
+	/* Of a memfd an open file of the client's own, which kvp_seg_unused() counts. */
+	r = is_memfd(x) ? kvp_seg_reopen_rw(x->fd, &fd) : reopen(x, &fd);
 	if (r == 0)
 		r = kvpd_extent_post(x, KVPD_EV_ARENA, fd);
 	if (r < 0) {
@@ -147,7 +167,7 @@ static int answer(const struct kvpd_session *s, const struct kvpd_extent *x,
 	if (x->state != KVPD_EXTENT_LIVE || x->owner == s)
 		return -ENOENT;
 	*msg = describe(x);
-	return ret_fd ? kvp_seg_reopen_ro(x->fd, ret_fd) : 0;
+	return ret_fd ? reopen(x, ret_fd) : 0;
 }
 
 #define EXTENTS_A_CALL 64u
@@ -251,6 +271,19 @@ static bool has_holes(const struct kvpd_extent *x)
 	return fstat(x->fd, &st) < 0 || (uint64_t)st.st_blocks * 512 < x->bytes;
 }
 
+/* What is no memfd cannot be sealed: others are told to read it, and it is their word that counts. */
+static int seal_arena(const struct kvpd_extent *x)
+{
+	int r;
+
+	if (!is_memfd(x))
+		return 0;
+	r = kvp_seg_seal(x->fd, KVP_SEALS_ARENA);
+	if (kvp_seg_check(x->fd, x->bytes, KVP_SEALS_ARENA) < 0 || has_holes(x))
+		return r < 0 ? r : -EPROTO;
+	return 0;
+}
+
 static int arena_ack_on_ledger(struct kvpd_ledger *l, void *arg)
 {
 	struct extent_call *c = arg;
@@ -262,9 +295,9 @@ static int arena_ack_on_ledger(struct kvpd_ledger *l, void *arg)
 	if (!x || x->owner != s || x->state != KVPD_EXTENT_OFFERED ||
 		x->generation != c->id.generation)
 		return -EINVAL;
-	r = kvp_seg_seal(x->fd, KVP_SEALS_ARENA);
-	if (kvp_seg_check(x->fd, x->bytes, KVP_SEALS_ARENA) < 0 || has_holes(x))
-		return r < 0 ? r : -EPROTO;
+	r = seal_arena(x);
+	if (r < 0)
+		return r;
 	kvpd_supplied(s, x->cls)->making = false;
 	go_live(x);
 	return 0;

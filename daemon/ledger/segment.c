@@ -18,6 +18,7 @@
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/warm.h"
 #include "daemon/ledger/worker.h"
+#include "shm/kvp_proto.h"
 #include "shm/kvp_seg.h"
 
 struct kvpd_segment {
@@ -25,6 +26,11 @@ struct kvpd_segment {
 	struct kvpd_job job; /* punches it before it is dropped */
 	struct kvpd_extent *extent;
 	uint32_t id;
+	/*
+	 * It has to be proven, when it goes, that nobody else has it: of an arena, which its client could
+	 * write. But of memory of a GPU there is no proof; the driver gives it to nobody before it is free.
+	 */
+	bool proven;
 	bool there; /* it is the device's, and was not asked to be dropped */
 };
 
@@ -67,6 +73,13 @@ static struct kvpd_segment *segment_of(struct kvpd_device_work *w)
 		kvpd_container(w, struct kvpd_device_op, work), struct kvpd_segment, op);
 }
 
+uint32_t kvpd_segment_import(const struct kvpd_extent *x)
+{
+	const struct kvpd_device *d = device_of(x->tenant, x->cls->medium);
+
+	return d ? kvpd_device_import(d) : 0;
+}
+
 uint32_t kvpd_segment_id(const struct kvpd_extent *x)
 {
 	return x->segment->id;
@@ -81,8 +94,9 @@ static void made(struct kvpd_device_work *w)
 	if (w->status == 0) {
 		s->id = s->op.id;
 		s->there = true;
-		x->fd = x->kind == KVP_EXTENT_VAULT ? s->op.fd
-						    : fcntl(s->op.fd, F_DUPFD_CLOEXEC, 0);
+		s->proven =
+			x->kind == KVP_EXTENT_ARENA && kvpd_segment_import(x) == KVP_IMPORT_MEMFD;
+		x->fd = s->proven ? fcntl(s->op.fd, F_DUPFD_CLOEXEC, 0) : s->op.fd;
 	}
 	if (w->status == 0 && x->fd < 0)
 		kvpd_extent_unwanted(x);
@@ -169,7 +183,7 @@ int kvpd_segment_drop(struct kvpd_extent *x)
 {
 	struct kvpd_tenant *t = x->tenant;
 
-	if (x->kind == KVP_EXTENT_ARENA) {
+	if (x->segment->proven) {
 		if (!x->segment->there)
 			return kvpd_pool_drop(x); /* asked for before, and not proven then */
 		ask_to_drop(x);
@@ -185,7 +199,7 @@ int kvpd_segment_drop(struct kvpd_extent *x)
 
 void kvpd_segment_drop_now(struct kvpd_extent *x)
 {
-	if (x->kind == KVP_EXTENT_ARENA && x->fd >= 0)
+	if (x->segment && x->segment->proven && x->fd >= 0)
 		close(x->fd);
 	x->fd = -1; /* else the device's, and it was told */
 }
@@ -258,6 +272,7 @@ int kvpd_host_want(struct kvpd_extent *x, uint32_t medium)
 		.kind = KVPD_HOST_ADD,
 		.bytes = x->bytes,
 		.fd = fd,
+		.pin = x->kind == KVP_EXTENT_VAULT,
 	};
 	r = ask(x->tenant, medium, &h->op);
 	if (r < 0) {

@@ -169,6 +169,34 @@ static void test_devices(void **state)
 	kvpd_config_free(c);
 }
 
+static void test_gpus(void **state)
+{
+	struct kvpd_config *c = good(
+		"devices:\n"
+		"  - {name: a, driver: cuda, bytes: 1GiB}\n"
+		"  - {name: b, driver: cuda, bytes: 511MiB, index: 3, transport: ipc, mps: join}\n"
+		"  - {name: c, driver: cuda, bytes: 4GiB, copy: none, transport: vmm,\n"
+		"     uuid: MIG-01234567-89ab-cdef-0123-456789ABCDEF}\n"
+		"unlisted_uids: false\n"
+		"tenants:\n"
+		"  - {name: t, uids: [1]}\n"
+		"  - {name: u, uids: [2], devices: [{name: c, share: 0}]}\n");
+	const struct kvpd_device_entry *d = c->devices;
+
+	(void)state;
+	assert_string_equal(d[0].unit, "0");
+	assert_int_equal(d[0].transport, KVPD_TRANSPORT_AUTO);
+	assert_false(d[0].no_copies || d[0].mps);
+	assert_int_equal(d[0].segment, 256 << 20);
+	assert_string_equal(d[1].unit, "3");
+	assert_int_equal(d[1].transport, KVPD_TRANSPORT_IPC);
+	assert_true(d[1].mps);
+	assert_string_equal(d[2].unit, "MIG-01234567-89ab-cdef-0123-456789ABCDEF");
+	assert_int_equal(d[2].transport, KVPD_TRANSPORT_VMM);
+	assert_true(d[2].no_copies);
+	kvpd_config_free(c);
+}
+
 static void test_sizes(void **state)
 {
 	static const struct {
@@ -299,8 +327,34 @@ static const struct {
 		"t.yaml:6: tenants.1: ", "more than memory" },
 	{ "devices: 1\n", "t.yaml:1: devices: ", "a single value; a list of mappings" },
 	{ "devices:\n  - name: a\n    driver: host\n", "t.yaml:2: devices.0: ", "`bytes`" },
-	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB}\n",
-		"t.yaml:2: devices.0.driver: ", "host, fault" },
+	{ "devices:\n  - {name: a, driver: rocm, bytes: 1GiB}\n",
+		"t.yaml:2: devices.0.driver: ", "cuda, host, fault" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 1GiB, copy: engine}\n",
+		"t.yaml:2: devices.0: ", "`copy` is for the driver cuda" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB, uuid: GPU-12}\n",
+		"t.yaml:2: devices.0.uuid: ", "nvidia-smi -L" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB, index: 0,\n"
+	  "     uuid: GPU-01234567-89ab-cdef-0123-456789abcdef}\n",
+		"t.yaml:2: devices.0.index: ", "`uuid` names the device already" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB, index: 256}\n",
+		"t.yaml:2: devices.0.index: ", "0 to 255" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB}\n"
+	  "  - {name: b, driver: cuda, bytes: 1GiB, index: 0}\n",
+		"t.yaml:3: devices.1: ", "device 'a' is 0 already" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB, transport: fabric}\n",
+		"t.yaml:2: devices.0.transport: ", "auto, vmm, ipc" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB, copy: none, transport: ipc}\n",
+		"t.yaml:2: devices.0.copy: ", "take one of them out" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1MiB}\n",
+		"t.yaml:2: devices.0.bytes: ", "pieces of 2MiB" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB, segment: 1MiB}\n",
+		"t.yaml:2: devices.0.segment: ", "multiple of 2097152" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB, copy: none}\n",
+		"t.yaml:2: devices.0: ", "say `copy: engine`" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 1GiB, copy: none}\n"
+	  "unlisted_uids: false\n"
+	  "tenants:\n  - {name: t, uids: [1]}\n  - {name: u, uids: [2]}\n",
+		"t.yaml:2: devices.0: ", "one tenant alone" },
 	{ "devices:\n  - {name: twelveletters, driver: host, bytes: 1GiB}\n",
 		"t.yaml:2: devices.0.name: ", "11 letters" },
 	{ "devices:\n  - {name: a, driver: host, bytes: 1GiB}\n"
@@ -424,6 +478,7 @@ int main(void)
 		cmocka_unit_test(test_defaults),
 		cmocka_unit_test(test_everything),
 		cmocka_unit_test(test_devices),
+		cmocka_unit_test(test_gpus),
 		cmocka_unit_test(test_sizes),
 		cmocka_unit_test(test_json),
 		cmocka_unit_test(test_refused),

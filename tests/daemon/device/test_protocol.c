@@ -77,9 +77,10 @@ static void receive(int sock)
 static void start(struct kvpd_child *child)
 {
 	char *argv[] = { (char *)"kvpool-device", (char *)"host", (char *)"4194304", (char *)"1",
-		(char *)"0", NULL };
+		(char *)"0", (char *)"0", (char *)"1", (char *)"", (char *)"", NULL };
+	const char *nothing[] = { NULL };
 
-	assert_int_equal(kvpd_child_start(getenv("KVPOOL_DEVICE"), argv, child), 0);
+	assert_int_equal(kvpd_child_start(getenv("KVPOOL_DEVICE"), argv, nothing, child), 0);
 	receive(child->sock);
 	assert_int_equal(packet.h.type, KVPD_P_HELLO);
 }
@@ -273,8 +274,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(the_daemon_believes_no_worker),
 	};
 
-	if (argc == 6)
-		return lie(argv[5]) < 0;
+	if (argc == 9)
+		return lie(argv[8]) < 0;
 	kvpd_log_init(KVPD_LOG_ERR - 1);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,560 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver cuda with its real worker process, over the simulated CUDA driver: what it does to the
+ * driver's rules is reported there, and every test ends with no report at all.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/device/device.h"
+#include "shm/kvp_catalog.h"
+#include "shm/kvp_proto.h"
+#include "shm/kvp_seg.h"
+#include "tests/cudadrv/cudadrv.h"
+
+#define MIB  (UINT64_C(1) << 20)
+#define ECC  214
+#define FELL 700 /* an illegal address: sticky */
+
+static struct kvpd_device *device;
+static struct cudadrv *sim;
+static int event;
+static uint32_t n_done;
+
+static void wake(void *ctx)
+{
+	(void)ctx;
+	(void)eventfd_write(event, 1);
+}
+
+static void on_done(struct kvpd_device_work *work)
+{
+	(void)work;
+	n_done++;
+}
+
+/* Questions, of which there is one at a time. */
+static bool answered;
+
+static void on_answer(struct kvpd_device_work *work)
+{
+	on_done(work);
+	answered = true;
+}
+
+static void open_device(const struct kvpd_device_config *with)
+{
+	struct kvpd_device_config c = *with;
+
+	memcpy(c.name, "gpu", 4);
+	c.driver = "cuda";
+	c.worker = getenv("KVPOOL_DEVICE");
+	c.bytes = c.bytes ? c.bytes : 512 * MIB;
+	c.restart_ms = 1;
+	c.wake = wake;
+	event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	n_done = 0;
+	assert_int_equal(kvpd_device_new(&c, &device), 0);
+}
+
+static void close_device(void)
+{
+	device = kvpd_device_free(device);
+	close(event);
+	/* Nothing stays behind: the memory was the daemon's and the worker's. */
+	for (uint32_t n = 1, tries = 0; n && tries < 1000; tries++) {
+		assert_int_equal(cudadrv_segments(sim, &n), 0);
+		if (n)
+			poll(NULL, 0, 5);
+		else
+			return;
+	}
+	fail_msg("memory of the device is still held");
+}
+
+static void wait_done(uint32_t n)
+{
+	while (n_done < n) {
+		struct pollfd p = { .fd = event, .events = POLLIN };
+		eventfd_t value;
+
+		if (kvpd_device_drain(device, 3))
+			continue;
+		assert_int_equal(poll(&p, 1, 60000), 1);
+		(void)eventfd_read(event, &value);
+	}
+}
+
+static int ask(struct kvpd_device_op *op)
+{
+	int r;
+
+	op->work.done = on_answer;
+	answered = false;
+	while ((r = kvpd_device_ask(device, op)) == -ENODEV)
+		poll(NULL, 0, 1);
+	if (r < 0)
+		return r;
+	while (!answered)
+		wait_done(n_done + 1);
+	return op->work.status;
+}
+
+/* Again while workers come and go. */
+static int copy(struct kvpd_device_copy *c)
+{
+	int r;
+
+	do {
+		const uint32_t before = n_done;
+
+		c->work.done = on_done;
+		c->tenant = 1;
+		r = kvpd_device_copy(device, c);
+		if (r == 0) {
+			wait_done(before + 1);
+			r = c->work.status;
+		}
+		if (r == -EAGAIN)
+			poll(NULL, 0, 1);
+	} while (r == -EAGAIN);
+	return r;
+}
+
+static struct kvpd_device_figures figures(void)
+{
+	struct kvpd_device_figures f;
+
+	kvpd_device_figures(device, &f);
+	return f;
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+struct extent {
+	uint32_t id;
+	uint64_t bytes;
+	int fd;
+	unsigned char *addr;
+};
+
+static uint32_t make_segment(uint64_t bytes, int *ret_fd)
+{
+	struct kvpd_device_op op = { .kind = KVPD_SEG_MAKE, .bytes = bytes };
+
+	assert_int_equal(ask(&op), 0);
+	assert_true(op.fd >= 0);
+	if (ret_fd)
+		*ret_fd = op.fd;
+	return op.id;
+}
+
+static void drop_segment(uint32_t id)
+{
+	struct kvpd_device_op op = { .kind = KVPD_SEG_DROP, .id = id };
+
+	assert_int_equal(ask(&op), 0);
+}
+
+static void add(struct extent *x, uint64_t bytes, bool writable, bool pin)
+{
+	struct kvpd_device_op op = {
+		.kind = KVPD_HOST_ADD, .bytes = bytes, .writable = writable, .pin = pin
+	};
+
+	*x = (struct extent){ .bytes = bytes };
+	assert_int_equal(kvp_seg_create("test-dram", bytes, 0, &x->fd), 0);
+	assert_int_equal(kvp_seg_seal(x->fd, KVP_SEALS_FIXED), 0);
+	assert_int_equal(kvp_seg_map(x->fd, bytes, KVP_MAP_WRITE, (void **)&x->addr), 0);
+	assert_int_equal((writable ? kvp_seg_reopen_rw : kvp_seg_reopen_ro)(x->fd, &op.fd), 0);
+	assert_int_equal(ask(&op), 0);
+	x->id = op.id;
+}
+
+static void leave(struct extent *x)
+{
+	struct kvpd_device_op op = { .kind = KVPD_HOST_DROP, .id = x->id };
+
+	assert_int_equal(ask(&op), 0);
+	kvp_seg_unmap(x->addr, x->bytes);
+	/* Neither mapped nor pinned any more. */
+	assert_int_equal(kvp_seg_unused(x->fd), 0);
+	assert_int_equal(kvp_seg_seal(x->fd, F_SEAL_WRITE), 0);
+	close(x->fd);
+}
+
+static void pattern(unsigned char *p, uint64_t n, uint64_t key)
+{
+	for (uint64_t i = 0; i < n / 8; i++) {
+		uint64_t v = cudadrv_pattern(key, i);
+
+		memcpy(p + i * 8, &v, 8);
+	}
+}
+
+static bool all_zero(const unsigned char *p, uint64_t n)
+{
+	while (n && !*p)
+		p++, n--;
+	return n == 0;
+}
+
+/* There and back: what comes back is what went, and nothing else was touched. */
+static void there_and_back(uint32_t seg, struct extent *from, struct extent *to, uint64_t seg_off,
+	uint64_t off, uint64_t bytes)
+{
+	struct kvpd_device_copy c = {
+		.seg = seg, .host = from->id, .seg_off = seg_off, .host_off = off, .bytes = bytes
+	};
+
+	memset(to->addr, 0x5a, to->bytes);
+	assert_int_equal(copy(&c), 0);
+	c.way = KVPD_TO_HOST;
+	c.host = to->id;
+	assert_int_equal(copy(&c), 0);
+	assert_memory_equal(to->addr + off, from->addr + off, bytes);
+	assert_true(off == 0 || to->addr[off - 1] == 0x5a);
+	assert_true(off + bytes == to->bytes || to->addr[off + bytes] == 0x5a);
+}
+
+/* ---- tests ---------------------------------------------------------------------------------- */
+
+static void fresh_memory_is_zero(void **state)
+{
+	const struct kvpd_device_config plain = { .transport = KVPD_TRANSPORT_AUTO };
+	struct kvpd_device_op op = { .kind = KVPD_SEG_MAKE, .bytes = 3 * MIB };
+	struct kvpd_device_copy c = { .way = KVPD_TO_HOST, .bytes = 16 * MIB };
+	struct extent host;
+	uint8_t uuid[16];
+
+	(void)state;
+	open_device(&plain);
+	for (uint32_t round = 0; round < 3; round++) {
+		c.seg = make_segment(16 * MIB, NULL);
+		add(&host, 16 * MIB, true, true);
+		memset(host.addr, 0xff, host.bytes);
+		c.host = host.id;
+		assert_int_equal(copy(&c), 0);
+		assert_true(all_zero(host.addr, host.bytes));
+		/* What lies there is not for the next. */
+		pattern(host.addr, host.bytes, round);
+		c.way = KVPD_TO_DEVICE;
+		assert_int_equal(copy(&c), 0);
+		c.way = KVPD_TO_HOST;
+		leave(&host);
+		drop_segment(c.seg);
+	}
+	assert_int_equal(kvpd_device_import(device), KVP_IMPORT_CUDA_FD);
+	assert_int_equal(figures().granularity, 2 * MIB);
+	assert_int_equal(cudadrv_uuid(sim, 0, uuid), 0);
+	assert_memory_equal(figures().uuid, uuid, 16);
+	assert_int_equal(ask(&op), -EINVAL);
+	op.bytes = 514 * MIB;
+	assert_int_equal(ask(&op), -ENOMEM);
+	assert_int_equal(figures().owed_bytes, 0);
+	close_device();
+}
+
+static void all_kinds_of_memory_are_copied(void **state)
+{
+	static const struct {
+		uint64_t seg_off, off, bytes;
+	} at[] = { { 0, 0, 64 }, { 4096, 64, 8 * MIB }, { 0, 0, 80 * MIB },
+		{ 64, 128, 70 * MIB + 24 }, { 79 * MIB, 3 * MIB, MIB },
+		{ 0, 79 * MIB + 64, 4096 } };
+	const struct kvpd_device_config plain = { .transport = KVPD_TRANSPORT_VMM };
+	const int64_t pins = cudadrv_calls(sim, "cuMemHostRegister_v2");
+	const int64_t unpins = cudadrv_calls(sim, "cuMemHostUnregister");
+	struct extent from[2], to[2];
+	uint32_t seg;
+
+	(void)state;
+	open_device(&plain);
+	seg = make_segment(80 * MIB, NULL);
+	for (uint32_t pin = 0; pin < 2; pin++) {
+		add(&from[pin], 80 * MIB, false, pin);
+		add(&to[pin], 80 * MIB, true, pin);
+		pattern(from[pin].addr, from[pin].bytes, pin);
+	}
+	for (uint32_t i = 0; i < sizeof(at) / sizeof(at[0]); i++)
+		for (uint32_t k = 0; k < 4; k++)
+			there_and_back(seg, &from[k & 1], &to[k >> 1], at[i].seg_off, at[i].off,
+				at[i].bytes);
+	for (uint32_t pin = 0; pin < 2; pin++) {
+		leave(&from[pin]);
+		leave(&to[pin]);
+	}
+	/* What may be pinned was, and nothing else. */
+	assert_int_equal(cudadrv_calls(sim, "cuMemHostRegister_v2"), pins + 2);
+	assert_int_equal(cudadrv_calls(sim, "cuMemHostUnregister"), unpins + 2);
+	close_device();
+}
+
+/* Many at once, each way, while extents come and go. */
+static void many_copies_at_once(void **state)
+{
+	const struct kvpd_device_config plain = { .copy_rate = 0 };
+	static struct kvpd_device_copy c[256];
+	struct extent from, to, passing;
+	uint32_t seg, before;
+
+	(void)state;
+	open_device(&plain);
+	seg = make_segment(64 * MIB, NULL);
+	add(&from, 64 * MIB, false, true);
+	add(&to, 64 * MIB, true, false);
+	pattern(from.addr, from.bytes, 9);
+	for (uint32_t way = 0; way < KVPD_WAYS; way++) {
+		before = n_done;
+		for (uint32_t i = 0; i < 256; i++) {
+			c[i] = (struct kvpd_device_copy){
+				.work.done = on_done,
+				.way = way,
+				.kind = i % KVPD_COPY_KINDS,
+				.tenant = 1 + i % 3,
+				.seg = seg,
+				.host = way == KVPD_TO_DEVICE ? from.id : to.id,
+				.seg_off = i * 256 * 1024,
+				.host_off = i * 256 * 1024,
+				.bytes = 256 * 1024,
+			};
+			assert_int_equal(kvpd_device_copy(device, &c[i]), 0);
+		}
+		add(&passing, 4 * MIB, false, true);
+		leave(&passing);
+		wait_done(before + 256 + 2);
+		for (uint32_t i = 0; i < 256; i++)
+			assert_int_equal(c[i].work.status, 0);
+	}
+	assert_memory_equal(from.addr, to.addr, to.bytes);
+	assert_true(cudadrv_calls(sim, "cuMemcpyBatchAsync_v2") > 0);
+	leave(&from);
+	leave(&to);
+	close_device();
+}
+
+static void killed_workers_lose_nothing(void **state)
+{
+	const struct kvpd_device_config plain = { .timeout_ms = 20000 };
+	struct kvpd_device_copy c = { .way = KVPD_TO_HOST, .bytes = 8 * MIB };
+	const uint32_t rounds = 20;
+	struct extent from, to;
+	uint32_t seg;
+
+	(void)state;
+	open_device(&plain);
+	seg = make_segment(8 * MIB, NULL);
+	add(&from, 8 * MIB, false, true);
+	add(&to, 8 * MIB, true, true);
+	pattern(from.addr, from.bytes, 3);
+	there_and_back(seg, &from, &to, 0, 0, 8 * MIB);
+	c.seg = seg;
+	c.host = to.id;
+	for (uint32_t i = 0; i < rounds; i++) {
+		const pid_t pid = figures().pid;
+
+		if (pid)
+			assert_int_equal(kill(pid, SIGKILL), 0);
+		memset(to.addr, 0, to.bytes);
+		assert_int_equal(copy(&c), 0);
+		assert_memory_equal(to.addr, from.addr, to.bytes);
+	}
+	assert_int_equal(figures().losses, 0);
+	assert_true(figures().restarts > 0);
+	assert_false(kvpd_device_seg_lost(device, seg));
+	leave(&from);
+	leave(&to);
+	close_device();
+}
+
+static void handles_end_with_their_worker(void **state)
+{
+	const struct kvpd_device_config ipc = { .transport = KVPD_TRANSPORT_IPC };
+	struct kvpd_device_copy c = { .bytes = MIB };
+	struct extent from, to;
+	uint32_t seg;
+	int fd;
+
+	(void)state;
+	open_device(&ipc);
+	seg = make_segment(8 * MIB, &fd);
+	assert_int_equal(kvpd_device_import(device), KVP_IMPORT_CUDA_IPC);
+	assert_int_equal(kvp_seg_check(fd, KVPD_HANDLE_MEMORY, KVP_SEALS_VAULT | F_SEAL_WRITE), 0);
+	add(&from, 8 * MIB, false, false);
+	add(&to, 8 * MIB, true, true);
+	pattern(from.addr, from.bytes, 3);
+	there_and_back(seg, &from, &to, 0, 0, 8 * MIB);
+	assert_int_equal(kill(figures().pid, SIGKILL), 0);
+	while (!kvpd_device_losses(device))
+		poll(NULL, 0, 1);
+	assert_true(kvpd_device_seg_lost(device, seg));
+	c.seg = seg;
+	c.host = from.id;
+	assert_int_equal(copy(&c), -ENODEV);
+	drop_segment(seg);
+	seg = make_segment(8 * MIB, NULL);
+	assert_false(kvpd_device_seg_lost(device, seg));
+	there_and_back(seg, &from, &to, 0, 0, 8 * MIB);
+	leave(&from);
+	leave(&to);
+	close_device();
+}
+
+/* An error of the process costs the worker, one of the hardware what lies there as well. */
+static void sticky_errors_end_the_worker(void **state)
+{
+	static const struct {
+		int error;
+		const char *name;
+	} errors[] = { { FELL, "ILLEGAL_ADDRESS" }, { ECC, "ECC" } };
+	const struct kvpd_device_config plain = { .timeout_ms = 20000 };
+
+	(void)state;
+	for (uint32_t i = 0; i < 2; i++) {
+		const struct cudadrv_fault fault = {
+			.function = "op:copy",
+			.program = "kvpool-device",
+			.action = CUDADRV_STICKY,
+			.times = 1,
+			.value = (uint64_t)errors[i].error,
+		};
+		struct extent from, to;
+		struct kvpd_device_copy c = { .bytes = 8 * MIB };
+		uint32_t seg, number;
+
+		open_device(&plain);
+		seg = make_segment(8 * MIB, NULL);
+		add(&from, 8 * MIB, false, true);
+		add(&to, 8 * MIB, true, true);
+		pattern(from.addr, from.bytes, 3);
+		there_and_back(seg, &from, &to, 0, 0, 8 * MIB);
+		assert_int_equal(cudadrv_set(sim, &fault, &number), 0);
+		c.seg = seg;
+		c.host = from.id;
+		assert_int_equal(copy(&c), i ? -ENODEV : 0);
+		assert_int_equal(cudadrv_hit(sim, number), 1);
+		assert_non_null(strstr(figures().why, errors[i].name));
+		assert_int_equal(kvpd_device_seg_lost(device, seg), i != 0);
+		while (i && figures().state != KVPD_DEVICE_UP)
+			poll(NULL, 0, 1);
+		assert_int_equal(kvpd_device_losses(device), i);
+		assert_int_equal(cudadrv_clear(sim), 0);
+		drop_segment(seg);
+		leave(&from);
+		leave(&to);
+		close_device();
+	}
+}
+
+static void memory_that_the_driver_owes(void **state)
+{
+	const struct kvpd_device_config plain = { .bytes = UINT64_C(64) << 30 };
+	struct kvpd_device_op op = { .kind = KVPD_SEG_MAKE, .bytes = 32 * MIB };
+	uint32_t seg;
+
+	(void)state;
+	open_device(&plain);
+	seg = make_segment(2 * MIB, NULL);
+	cudadrv_oom_below(sim, UINT64_MAX / 2);
+	assert_int_equal(ask(&op), -ENOMEM);
+	assert_true(figures().owed_bytes >= op.bytes);
+	assert_int_equal(figures().state, KVPD_DEVICE_UP);
+	cudadrv_oom_below(sim, 0);
+	assert_int_equal(ask(&op), 0);
+	assert_int_equal(figures().owed_bytes, 0);
+	drop_segment(op.id);
+	drop_segment(seg);
+	close_device();
+}
+
+static void without_copies_there_is_no_context(void **state)
+{
+	const struct kvpd_device_config none = { .no_copies = true };
+	struct kvpd_device_copy c = { .bytes = MIB };
+	struct extent host;
+
+	(void)state;
+	open_device(&none);
+	c.seg = make_segment(8 * MIB, NULL);
+	add(&host, 8 * MIB, true, true);
+	c.host = host.id;
+	assert_int_equal(copy(&c), -EOPNOTSUPP);
+	/* The descriptor keeps it, also without a worker. */
+	assert_int_equal(kill(figures().pid, SIGKILL), 0);
+	drop_segment(make_segment(8 * MIB, NULL));
+	assert_false(kvpd_device_seg_lost(device, c.seg));
+	assert_int_equal(cudadrv_calls(sim, "cuDevicePrimaryCtxRetain"), 0);
+	drop_segment(c.seg);
+	leave(&host);
+	close_device();
+}
+
+static void a_worker_says_why_it_cannot(void **state)
+{
+	static const struct {
+		const char *library, *unit, *why;
+	} cases[] = { { "/nonexistent/libcuda.so.1", NULL, "/nonexistent/libcuda.so.1" },
+		{ NULL, "7", "no such device: 7" },
+		{ NULL, "GPU-00112233-4455-6677-8899-aabbccddeeff", "no such device" } };
+	char *library = strdup(getenv("KVPOOL_LIBCUDA"));
+
+	(void)state;
+	for (uint32_t i = 0; i < 3; i++) {
+		const struct kvpd_device_config c = { .unit = cases[i].unit };
+
+		setenv("KVPOOL_LIBCUDA", cases[i].library ? cases[i].library : library, 1);
+		open_device(&c);
+		while (kvpd_device_state(device) != KVPD_DEVICE_DOWN)
+			poll(NULL, 0, 1);
+		poll(NULL, 0, 20);
+		if (!strstr(figures().why, cases[i].why))
+			fail_msg("why: '%s'", figures().why);
+		close_device();
+	}
+	setenv("KVPOOL_LIBCUDA", library, 1);
+	free(library);
+}
+
+static int clean(void **state)
+{
+	(void)state;
+	for (uint32_t i = 0; i < CUDADRV_REPORTS_N; i++)
+		if (cudadrv_reports(sim, i)) {
+			printf("%llu of %s\n", (unsigned long long)cudadrv_reports(sim, i),
+				cudadrv_report_name(i));
+			return -1;
+		}
+	return cudadrv_forget(sim);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(without_copies_there_is_no_context, clean),
+		cmocka_unit_test_teardown(fresh_memory_is_zero, clean),
+		cmocka_unit_test_teardown(all_kinds_of_memory_are_copied, clean),
+		cmocka_unit_test_teardown(many_copies_at_once, clean),
+		cmocka_unit_test_teardown(killed_workers_lose_nothing, clean),
+		cmocka_unit_test_teardown(handles_end_with_their_worker, clean),
+		cmocka_unit_test_teardown(sticky_errors_end_the_worker, clean),
+		cmocka_unit_test_teardown(memory_that_the_driver_owes, clean),
+		cmocka_unit_test_teardown(a_worker_says_why_it_cannot, clean),
+	};
+
+	if (cudadrv_open(getenv("KVP_SIM_GPU"), &sim) < 0) {
+		printf("to be run by tests/cudadrv/cudadrv\n");
+		return 1;
+	}
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -40,6 +40,7 @@
 #define N_COMMITS         KVP_SERIALS
 #define N_WARMS           64u /* several times as many as the daemon has under way */
 #define AHEAD_MAX         16u /* slots granted ahead of need, per space */
+#define AHEAD_THERE       4u  /* on a device, where they are dearer */
 #define MATCHES_PER_SHARD 8u
 #define MATCHES_PER_CHUNK (KVP_SHARDS * MATCHES_PER_SHARD)
 #define MAX_TOKENS        (UINT32_C(1) << 30) /* of one sequence */
@@ -126,14 +127,9 @@ struct former {
 	struct commit commits[N_COMMITS];
 };
 
-/* A space in one attachment. `open` is stored last. */
-struct space_bind {
-	KVP_ATOMIC(uint32_t) open;
-	uint64_t tried; /* stamp of the space for which SPACE_OPEN was sent; lock */
-	uint32_t index; /* in the catalog's table */
-	uint32_t generation;
-	struct kvp_key root;
-	/* Grants; ring_lock. */
+/* Slots of a space in one medium; ring_lock. */
+struct stock {
+	uint32_t medium; /* 0: DRAM; n + 1: device n */
 	uint32_t n_ahead;
 	uint8_t ahead[KVP_MAX_GRANTS];
 	uint32_t batch;  /* of the next RESERVE */
@@ -143,6 +139,18 @@ struct space_bind {
 	int refusal;      /* the last one */
 	uint32_t retry_ms;
 	uint64_t used_ns; /* last kvp_reserve() */
+};
+
+#define STOCKS 2u /* DRAM, and the device that was last reserved on */
+
+/* A space in one attachment. `open` is stored last. */
+struct space_bind {
+	KVP_ATOMIC(uint32_t) open;
+	uint64_t tried; /* stamp of the space for which SPACE_OPEN was sent; lock */
+	uint32_t index; /* in the catalog's table */
+	uint32_t generation;
+	struct kvp_key root;
+	struct stock stock[STOCKS];
 };
 
 /* An answer to CLAIM, FLUSH or DELETE that somebody waits for, on the waiter's stack. */
@@ -229,6 +237,7 @@ struct kvp_prefix {
 	uint32_t asked;       /* blocks of the prompt */
 	uint32_t base;        /* blocks taken over from an earlier prefix */
 	uint32_t tiers;       /* it may lie in: KVP_TIERS() */
+	uint32_t device;      /* the one that VRAM means, where they name it */
 	uint32_t cap;         /* room in hits */
 	struct kvp_hit *hits;
 	/* PREFIX_KEYS: of each of n_blocks, `lease` being none. Its hit names no extent where none is. */

@@ -11,16 +11,35 @@
 
 /* ---- slots ahead of need --------------------------------------------------------------------- */
 
+static void give_back(struct attachment *att, struct stock *k)
+{
+	if (!k->n_ahead)
+		return;
+	while (k->n_ahead)
+		grant_return(&att->grants[k->ahead[--k->n_ahead]]);
+	k->batch = 1;
+}
+
 void stock_return(struct attachment *att, struct space_bind *b)
 {
-	while (b->n_ahead)
-		grant_return(&att->grants[b->ahead[--b->n_ahead]]);
-	b->batch = 1;
+	for (uint32_t i = 0; i < STOCKS; i++)
+		give_back(att, &b->stock[i]);
 	ring_drain(att);
 }
 
+void stock_idle(struct attachment *att, struct space_bind *b, uint64_t before)
+{
+	uint32_t n = att->n_returned;
+
+	for (uint32_t i = 0; i < STOCKS; i++)
+		if (b->stock[i].used_ns < before)
+			give_back(att, &b->stock[i]);
+	if (att->n_returned != n)
+		ring_drain(att);
+}
+
 /* The oldest first: slots were handed out in order, and chains are best written in order. */
-static struct kvp_grant *stock_take(struct attachment *att, struct space_bind *b)
+static struct kvp_grant *stock_take(struct attachment *att, struct stock *b)
 {
 	struct kvp_grant *g;
 
@@ -32,19 +51,21 @@ static struct kvp_grant *stock_take(struct attachment *att, struct space_bind *b
 }
 
 static int ask_for_slots(
-	struct attachment *att, struct space_bind *b, uint32_t want, uint64_t deadline)
+	struct attachment *att, uint32_t space, struct stock *b, uint32_t want, uint64_t deadline)
 {
+	const uint32_t most = b->medium ? AHEAD_THERE : AHEAD_MAX;
 	struct kvp_sqe sqe = {
 		.op = KVP_OP_RESERVE,
 		.serial = ++att->other_serial,
-		.space = (uint16_t)b->index,
+		.grant = b->medium,
+		.space = (uint16_t)space,
 		.count = want > b->batch ? want : b->batch,
 	};
 	int r;
 
-	if (sqe.count > AHEAD_MAX)
-		sqe.count = AHEAD_MAX;
-	b->batch = b->batch * 2 > AHEAD_MAX ? AHEAD_MAX : b->batch * 2;
+	if (sqe.count > most)
+		sqe.count = most;
+	b->batch = b->batch * 2 > most ? most : b->batch * 2;
 	b->asking = 1;
 	b->serial = sqe.serial;
 	r = ring_submit(att, &sqe, deadline);
@@ -56,7 +77,7 @@ static int ask_for_slots(
 }
 
 /* The last refusal still holds, or (0) it is time to ask again. */
-static int after_refusal(struct attachment *att, const struct space_bind *b, uint64_t deadline)
+static int after_refusal(struct attachment *att, const struct stock *b, uint64_t deadline)
 {
 	struct kvp_client *c = att->client;
 	uint64_t now = now_ns(), ns = (b->retry_ms ? b->retry_ms : 1) * NS_PER_MS;
@@ -78,10 +99,30 @@ static int after_refusal(struct attachment *att, const struct space_bind *b, uin
 	return 0;
 }
 
+/* The stock of a medium; of one device at a time, since hardly any client writes on two. */
+static struct stock *stock_of(struct attachment *att, struct space_bind *bind, uint32_t medium)
+{
+	struct stock *b = &bind->stock[medium != 0];
+
+	if (b->medium != medium) {
+		give_back(att, b);
+		/* What an earlier question still brings has no stock any more, and goes back. */
+		*b = (struct stock){ .medium = medium, .batch = 1 };
+	}
+	return b;
+}
+
 int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want, uint64_t deadline,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
 {
-	struct space_bind *b = &att->binds[space->number];
+	return grant_reserve_at(att, space, 0, want, deadline, ret_retry_ms, ret_grant);
+}
+
+int grant_reserve_at(struct attachment *att, struct kvp_space *space, uint32_t medium,
+	uint32_t want, uint64_t deadline, uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
+{
+	struct space_bind *bind = &att->binds[space->number];
+	struct stock *b = stock_of(att, bind, medium);
 	uint64_t answer = answer_by(deadline);
 	uint32_t answers = b->answers;
 	struct kvp_grant *g;
@@ -90,7 +131,7 @@ int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want
 	while (!(g = stock_take(att, b))) {
 		int r;
 
-		if (kvp_load_seq(&att->dead) || !kvp_load_relaxed(&b->open))
+		if (kvp_load_seq(&att->dead) || !kvp_load_relaxed(&bind->open))
 			return -ESHUTDOWN;
 		if (b->answers != answers) {
 			r = after_refusal(att, b, deadline);
@@ -105,11 +146,13 @@ int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want
 		*ret_retry_ms = KVP_ANSWER_MS;
 		if (att->stuck)
 			return -EAGAIN;
-		r = b->asking ? 0 : ask_for_slots(att, b, want, answer);
+		r = b->asking ? 0 : ask_for_slots(att, bind->index, b, want, answer);
 		if (r == 0)
 			r = ring_wait(att, answer);
 		if (r < 0)
 			return r;
+		if (b->medium != medium) /* another thread reserves on another device */
+			return -EAGAIN;
 	}
 	b->used_ns = now_ns();
 	g->state = GRANT_HELD;
@@ -120,8 +163,8 @@ int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want
 	return 0;
 }
 
-int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retry_ms,
-	struct kvp_grant **ret_grant)
+static int reserve(struct kvp_space *space, uint32_t medium, uint32_t timeout_ms,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
 {
 	struct kvp_client *c;
 	struct kvp_grant *grant;
@@ -140,7 +183,7 @@ int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retr
 	pthread_mutex_lock(&c->ring_lock);
 	att = attachment_get(c);
 	if (att) {
-		r = grant_reserve(att, space, 1, deadline, &retry_ms, &grant);
+		r = grant_reserve_at(att, space, medium, 1, deadline, &retry_ms, &grant);
 		attachment_put(att);
 	}
 	pthread_mutex_unlock(&c->ring_lock);
@@ -150,6 +193,20 @@ int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retr
 	else if (r == -EAGAIN && ret_retry_ms)
 		*ret_retry_ms = retry_ms;
 	return r;
+}
+
+int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retry_ms,
+	struct kvp_grant **ret_grant)
+{
+	return reserve(space, 0, timeout_ms, ret_retry_ms, ret_grant);
+}
+
+int kvp_reserve_on(struct kvp_space *space, uint32_t device, uint32_t timeout_ms,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
+{
+	if (device >= KVP_CLIENT_DEVICES)
+		return -EINVAL;
+	return reserve(space, device + 1, timeout_ms, ret_retry_ms, ret_grant);
 }
 
 void *kvp_grant_addr(const struct kvp_grant *grant)

@@ -330,10 +330,11 @@ struct kvp_ids {
 
 /* ---- match ----------------------------------------------------------------------------------- */
 
-#define KVP_MATCH_CLAIM    1u /* claim what is missing (asks the daemon): single flight */
-#define KVP_MATCH_NO_TOUCH 2u /* do not count as a use, nor in the statistics */
-#define KVP_MATCH_EXACT    4u /* all of tokens or nothing */
-#define KVP_MATCH_NO_TAIL  8u /* do not look for a match that ends inside a block */
+#define KVP_MATCH_CLAIM    1u  /* claim what is missing (asks the daemon): single flight */
+#define KVP_MATCH_NO_TOUCH 2u  /* do not count as a use, nor in the statistics */
+#define KVP_MATCH_EXACT    4u  /* all of tokens or nothing */
+#define KVP_MATCH_NO_TAIL  8u  /* do not look for a match that ends inside a block */
+#define KVP_MATCH_DEVICE   32u /* also what lies on `device` alone; it is read there first */
 
 struct kvp_match_opts {
 	size_t size;
@@ -352,6 +353,12 @@ struct kvp_match_opts {
 	 * KVP_MATCH_CLAIM (-EINVAL). NULL: none. In statistics only the new tokens count.
 	 */
 	const struct kvp_prefix *after;
+	/*
+	 * KVP_MATCH_DEVICE: a number below KVP_CLIENT_DEVICES. Each block that lies there is read there:
+	 * kvp_payload() says in its `tier` where; others are read in DRAM as ever. Without the flag a
+	 * block that was committed on a device ends the prefix until it is in DRAM as well.
+	 */
+	uint32_t device;
 };
 
 #define KVP_MATCHED_LEASED  1u /* payloads stay where they are until kvp_release() */
@@ -634,6 +641,18 @@ KVP_EXPORT int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_
 KVP_EXPORT int kvp_reserve_run(struct kvp_space *space, uint32_t n, uint32_t timeout_ms,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grants);
 
+/*
+ * As kvp_reserve(), of a slot on a device: what is committed from it lies on that device, for matches with
+ * KVP_MATCH_DEVICE at once, and for all others when the daemon has copied it to DRAM, which follows by itself
+ * as far as there is room. Until then it goes with the device's room. Few slots are granted ahead, and the
+ * client's slots there lie in memory of a part of half the tenant's share of the device. Also -ENODEV: no such
+ * device, it is down or being emptied, or this tenant has no share of it; -EOPNOTSUPP: this daemon has no
+ * devices that can be written to; -EINVAL: `device` is KVP_CLIENT_DEVICES or more.
+ */
+KVP_EXPORT int kvp_reserve_on(struct kvp_space *space, uint32_t device, uint32_t timeout_ms,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
+
+/* NULL: it lies on a device whose memory this process does not address. */
 KVP_EXPORT void *kvp_grant_addr(const struct kvp_grant *grant);
 
 /* Names the block that another one follows. A value; copy freely. */
@@ -881,9 +900,10 @@ KVP_EXPORT int kvp_flush_done(struct kvp_client *client, uint64_t mark);
  * are copied that somebody is to read there. What an engine does with one: match, kvp_warm() the prefix,
  * go on with something else, kvp_ticket_wait(), read the blocks with kvp_device_payloads(), release.
  *
- * A block on a device is in DRAM as well, and a prefix is what it was: nothing of it moves. What has
- * been copied stays on the device for as long as the prefix is held, and after that until there is no room
- * for others; then the device's copy goes, the block in DRAM stays. Whether a block lies there now is
+ * A block that was copied there is in DRAM as well, and a prefix is what it was: nothing of it moves. What
+ * has been copied stays on the device for as long as the prefix is held, and after that until there is no
+ * room for others; then the device's copy goes, the block in DRAM stays. A block can also be written on a
+ * device in the first place, kvp_reserve_on(), and is found there with KVP_MATCH_DEVICE. Whether a block lies there now is
  * read in shared memory, without a system call; one that does not may appear at any time, at the wish of
  * any client of the tenant.
  */

@@ -137,6 +137,33 @@ static void look_up(struct kvp_prefix *m, const struct space_bind *b, const stru
 	ret_found->n_hits += m->base;
 }
 
+/*
+ * The find names the first payload on any device. One that is not on the prefix's device, or not mapped here,
+ * is not it: then the block is read in DRAM, if it lies there, else the prefix ends. The words are compared
+ * after this, so a payload that is read here belongs to the same word as all else.
+ */
+static uint32_t settle_tiers(struct kvp_prefix *m, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvp_hit *h = &m->hits[i], here = *h;
+		uint32_t extent = kvp_where_extent(h->where);
+		int on = h->tier == KVP_TIER_VRAM && extent < KVP_MAX_EXTENTS &&
+			 kvp_load_relaxed(&m->att->view.extents[extent].device) == m->device;
+
+		if (h->tier != KVP_TIER_VRAM || (on && hit_addr(m->att, h)))
+			continue;
+		if (on)
+			extent_want(m->att, extent);
+		kvp_payload_read(
+			&m->att->view.blocks[h->id], KVP_TIER_DRAM, &here.where, &here.offset);
+		here.tier = KVP_TIER_DRAM;
+		if (!here.where)
+			return i;
+		*h = here;
+	}
+	return n;
+}
+
 /* Longest prefix that could be proven. Only in the last round is less than was found accepted. */
 static void find(struct kvp_prefix *m, const struct space_bind *b, const struct tokens *tokens,
 	uint32_t flags)
@@ -151,6 +178,8 @@ static void find(struct kvp_prefix *m, const struct space_bind *b, const struct 
 		total = found.n_hits;
 		if (found.tail_tokens)
 			m->hits[total++] = found.tail;
+		if (m->tiers != KVP_TIERS_DRAM)
+			total = settle_tiers(m, total);
 		KVP_FAULT("found");
 		while (total && (proven = lease_and_prove(m, total)) < total && try >= FIND_TRIES)
 			total = proven;
@@ -304,6 +333,10 @@ int match_make(struct kvp_space *space, const struct tokens *tokens, const struc
 	if (!m)
 		return -ENOMEM;
 	KVP_FAULT("match");
+	if (how >> 8) {
+		m->tiers = KVP_TIERS(KVP_TIER_VRAM, KVP_TIER_DRAM, KVP_TIER_RECIPE);
+		m->device = (how >> 8) - 1;
+	}
 	if (after)
 		r = take_over(m, after);
 	if (r > 0) {
@@ -322,20 +355,24 @@ int match_make(struct kvp_space *space, const struct tokens *tokens, const struc
 	return 0;
 }
 
-#define MATCH_FLAGS (KVP_MATCH_CLAIM | KVP_MATCH_NO_TOUCH | KVP_MATCH_EXACT | KVP_MATCH_NO_TAIL)
+#define MATCH_FLAGS                                                                   \
+	(KVP_MATCH_CLAIM | KVP_MATCH_NO_TOUCH | KVP_MATCH_EXACT | KVP_MATCH_NO_TAIL | \
+		KVP_MATCH_DEVICE)
 
 static int match_with(struct kvp_space *space, const struct tokens *tokens,
 	const struct kvp_match_opts *opts, struct kvp_prefix **ret_match)
 {
 	struct kvp_match_opts o;
 	struct kvp_prefix *m;
+	uint32_t how;
 	int r;
 
 	if (opts_take(&o, sizeof(o), opts) < 0 || o.flags & ~MATCH_FLAGS ||
-		(o.after && o.flags & KVP_MATCH_CLAIM))
+		(o.after && o.flags & KVP_MATCH_CLAIM) || o.device >= KVP_CLIENT_DEVICES)
 		return -EINVAL;
-	r = match_make(
-		space, tokens, o.after, o.flags, o.flags & KVP_MATCH_NO_TOUCH ? 0 : FIND_COUNT, &m);
+	how = (o.flags & KVP_MATCH_NO_TOUCH ? 0 : FIND_COUNT) |
+	      (o.flags & KVP_MATCH_DEVICE ? FIND_ON(o.device) : 0);
+	r = match_make(space, tokens, o.after, o.flags, how, &m);
 	if (r < 0)
 		return r;
 	if (o.flags & KVP_MATCH_CLAIM) {

@@ -81,8 +81,9 @@ static inline const kvp_token *tokens_at(
 
 /* ---- match.c --------------------------------------------------------------------------------- */
 
-#define FIND_COUNT    1u /* in the statistics, and as a use */
-#define FIND_ANYWHERE 2u /* only what is there: in extents that are not mapped too, and no lease */
+#define FIND_COUNT      1u /* in the statistics, and as a use */
+#define FIND_ANYWHERE   2u /* only what is there: in extents that are not mapped too, and no lease */
+#define FIND_ON(device) (((device) + 1u) << 8) /* also what lies on that device, and there first */
 
 /*
  * A prefix without claims, of tokens that follow the whole blocks of `after`, which may be NULL.

@@ -102,12 +102,27 @@ static void push_returned(struct attachment *att)
 	}
 }
 
-static struct space_bind *bind_asking(struct attachment *att, uint32_t serial)
+static struct stock *stock_asking(
+	struct attachment *att, uint32_t serial, struct space_bind **ret_bind)
 {
-	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
-		if (att->binds[i].asking && att->binds[i].serial == serial)
-			return &att->binds[i];
+	for (uint32_t i = 0; i < KVP_MAX_SPACES * STOCKS; i++) {
+		struct stock *k = &att->binds[i / STOCKS].stock[i % STOCKS];
+
+		*ret_bind = &att->binds[i / STOCKS];
+		if (k->asking && k->serial == serial)
+			return k;
+	}
 	return NULL;
+}
+
+/* Does the extent lie in this medium? A daemon that is older than devices to write on answers otherwise. */
+static int lies_in(const struct attachment *att, uint32_t extent, uint32_t medium)
+{
+	const struct kvp_shm_extent *x = &att->view.extents[extent % KVP_MAX_EXTENTS];
+
+	if (!medium || kvp_load_relaxed(&x->tier) != KVP_TIER_VRAM)
+		return !medium;
+	return kvp_load_relaxed(&x->device) == medium - 1;
 }
 
 /* Is the slot one of ours to write: a mapped arena of this client, and within it? */
@@ -126,7 +141,7 @@ static uint8_t *slot_addr(struct attachment *att, const struct kvp_cqe *cqe)
 	return (uint8_t *)kvp_load_seq(&em->base) + cqe->offset;
 }
 
-static void take_slot(struct attachment *att, struct space_bind *b, const struct kvp_cqe *cqe)
+static void take_slot(struct attachment *att, struct stock *b, const struct kvp_cqe *cqe)
 {
 	struct kvp_grant *g;
 
@@ -154,13 +169,15 @@ static void take_slot(struct attachment *att, struct space_bind *b, const struct
 
 static void take_reserve(struct attachment *att, const struct kvp_cqe *cqe)
 {
-	struct space_bind *b = bind_asking(att, cqe->serial);
+	struct space_bind *bind;
+	struct stock *b = stock_asking(att, cqe->serial, &bind);
+	int other = b && !cqe->status && !lies_in(att, cqe->extent, b->medium);
 
-	if (cqe->status == 0) {
-		take_slot(att, b && kvp_load_relaxed(&b->open) ? b : NULL, cqe);
-	} else if (b) {
+	if (cqe->status == 0)
+		take_slot(att, b && !other && kvp_load_relaxed(&bind->open) ? b : NULL, cqe);
+	if (b && (cqe->status || other)) {
 		b->answers++;
-		b->refusal = cqe->status;
+		b->refusal = other ? -EOPNOTSUPP : cqe->status;
 		b->retry_ms = cqe->retry_ms;
 		b->batch = 1;
 	}

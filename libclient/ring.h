@@ -35,11 +35,15 @@ void word_wake(KVP_ATOMIC(uint32_t) *word);
 
 /* ---- grant.c --------------------------------------------------------------------------------- */
 
-/* All of the space's stock goes back. */
+/* All of the space's stock goes back; or what was not asked for since `before`. */
 void stock_return(struct attachment *att, struct space_bind *bind);
+void stock_idle(struct attachment *att, struct space_bind *bind, uint64_t before);
 /* As kvp_reserve(); `want` slots, this one included, are likely to be asked for soon. */
 int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want, uint64_t deadline,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
+/* The same in a medium: 0: DRAM; n + 1: device n. Whatever kvp_reserve_on() returns. */
+int grant_reserve_at(struct attachment *att, struct kvp_space *space, uint32_t medium,
+	uint32_t want, uint64_t deadline, uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
 /* The client of n grants of one attachment; -EINVAL: they are not, or none; -ECHILD. */
 int run_client(struct kvp_grant *const *grants, uint32_t n, struct kvp_client **ret_client);
 /*

@@ -152,8 +152,8 @@ int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp
 	b->index = answer->space;
 	b->generation = answer->generation;
 	b->root = (struct kvp_key){ .lo = s->root_lo, .hi = s->root_hi };
-	b->batch = 1;
-	b->n_ahead = b->asking = b->answers = 0;
+	memset(b->stock, 0, sizeof(b->stock));
+	b->stock[0].batch = 1;
 	memcpy(space->fingerprint, s->fingerprint, sizeof(space->fingerprint));
 	/* Release: pairs with the acquire in bind_of(). */
 	kvp_store_release(&b->open, 1);

@@ -27,9 +27,9 @@ static void sweep_stock(struct attachment *att)
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
 		struct space_bind *b = &att->binds[i];
 
-		if (b->n_ahead && now - b->used_ns > STOCK_IDLE_NS)
-			stock_return(att, b);
-		left += b->n_ahead + b->asking;
+		stock_idle(att, b, now - STOCK_IDLE_NS);
+		for (uint32_t k = 0; k < STOCKS; k++)
+			left += b->stock[k].n_ahead + b->stock[k].asking;
 	}
 	att->stocked = left || att->n_returned || att->n_prefetches;
 	pthread_mutex_unlock(&att->client->ring_lock);

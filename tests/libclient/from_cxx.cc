@@ -98,6 +98,8 @@ int64_t by_keys(kvp_space *space, const void *key, const void *block)
 
 	if (kvp_match_keys(space, key, 1, KVP_MATCH_LEADING, &found, &prefix) == 1)
 		return kvp_release(prefix);
+	if (kvp_reserve_on(space, 0, 0, nullptr, &grant) == 0)
+		kvp_grant_release(grant);
 	if (kvp_reserve(space, 0, nullptr, &grant) == 0)
 		return kvp_commit_keys(&grant, 1, key, 0) +
 		       kvp_commit_keys_under(&grant, 1, key, &block, KVP_COMMIT_RELEASE);

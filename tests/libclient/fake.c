@@ -97,10 +97,16 @@ static void send_device(struct fake *f, struct fake_session *to, uint32_t tag)
 		.kind = KVP_EXTENT_VAULT,
 		.bytes = f->device_bytes,
 		.tier = KVP_TIER_VRAM,
+		.first_slot = f->device_first,
+		.import = f->device_import,
+		.slot_bytes = f->device_slot,
 	};
 	int fd;
 
-	MUST(kvp_seg_reopen_ro(f->device_fd, &fd));
+	if (f->device)
+		MUST(kvp_seg_reopen_ro(f->device_fd, &fd));
+	else
+		MUST((fd = dup(f->device_fd)) < 0 ? -errno : 0);
 	(void)kvp_msg_send(to->sock, KVP_MSG_EXTENT, tag, &m, sizeof(m), &fd, 1);
 	close(fd);
 }
@@ -364,12 +370,15 @@ static void to_device(struct fake *f, kvp_block_id id)
 {
 	uint32_t bytes;
 	const uint8_t *from = bytes_of(f, id, &bytes);
-	uint64_t offset = (uint64_t)f->device_used * bytes;
+	uint64_t offset = (uint64_t)f->device_used * f->device_slot;
 
 	if (kvp_load_relaxed(&f->v.blocks[id].payload[KVP_TIER_VRAM].where))
 		return;
 	MUST(offset + bytes <= f->device_bytes ? 0 : -1);
-	memcpy(f->device + offset, from, bytes);
+	if (f->device)
+		memcpy(f->device + offset, from, bytes);
+	else
+		f->device_copy(f->device_ctx, offset, from, bytes);
 	f->device_used++;
 	kvp_block_set_payload(&f->v, id, KVP_TIER_VRAM,
 		kvp_where(f->device_extent, KVP_CODEC_NATIVE, bytes), offset, 0);
@@ -722,7 +731,8 @@ struct fake *fake_stop(struct fake *f)
 		kvp_seg_unmap(s->page, pages(sizeof(*s->page)));
 	}
 	if (f->device_fd >= 0) {
-		kvp_seg_unmap(f->device, f->device_bytes);
+		if (f->device)
+			kvp_seg_unmap(f->device, f->device_bytes);
 		close(f->device_fd);
 	}
 	kvp_seg_unmap(f->v.cat, f->catalog_bytes);
@@ -732,28 +742,75 @@ struct fake *fake_stop(struct fake *f)
 	return NULL;
 }
 
-void fake_device(struct fake *f, uint64_t slot_bytes)
+/* lock. Its one extent, whose memory is there. */
+static void device_up(struct fake *f, const uint8_t uuid[16])
 {
 	struct kvp_shm_device *d = &f->v.devices[0];
 	struct kvp_shm_extent *x;
-	void *base;
-	int fd;
 
-	pthread_mutex_lock(&f->lock);
-	f->device_bytes = pages(slot_bytes * FAKE_SLOTS);
 	f->device_extent = f->last_extent++;
-	MUST(kvp_seg_create("fake-device", f->device_bytes, 0, &fd));
-	MUST(kvp_seg_map(fd, f->device_bytes, KVP_MAP_WRITE, &base));
-	MUST(kvp_seg_seal(fd, KVP_SEALS_VAULT));
-	f->device = base;
 	x = &f->v.extents[f->device_extent];
 	kvp_store_relaxed(&x->generation, 1);
 	kvp_store_relaxed(&x->tier, KVP_TIER_VRAM);
+	kvp_store_relaxed(&x->first_slot, f->device_first);
 	kvp_store_release(&x->state, KVP_EXTENT_LIVE);
-	memset(d->uuid, 7, sizeof(d->uuid));
+	memcpy(d->uuid, uuid, sizeof(d->uuid));
 	d->pool_bytes = f->device_bytes;
 	kvp_store_release(&d->state, KVP_DEVICE_UP);
+}
+
+void fake_device(struct fake *f, uint64_t slot_bytes)
+{
+	uint8_t uuid[16];
+	void *base;
+
+	memset(uuid, 7, sizeof(uuid));
+	pthread_mutex_lock(&f->lock);
+	f->device_slot = slot_bytes;
+	f->device_bytes = pages(slot_bytes * FAKE_SLOTS);
+	MUST(kvp_seg_create("fake-device", f->device_bytes, 0, &f->device_fd));
+	MUST(kvp_seg_map(f->device_fd, f->device_bytes, KVP_MAP_WRITE, &base));
+	MUST(kvp_seg_seal(f->device_fd, KVP_SEALS_VAULT));
+	f->device = base;
+	device_up(f, uuid);
+	pthread_mutex_unlock(&f->lock);
+}
+
+void fake_device_of(struct fake *f, const uint8_t uuid[16], int fd, uint64_t bytes,
+	uint64_t slot_bytes, uint32_t first,
+	void (*copy)(void *ctx, uint64_t offset, const void *from, uint64_t bytes), void *ctx)
+{
+	pthread_mutex_lock(&f->lock);
+	f->device_slot = slot_bytes;
+	f->device_bytes = bytes;
+	f->device_first = first;
+	f->device_import = KVP_IMPORT_CUDA_FD;
+	f->device_copy = copy;
+	f->device_ctx = ctx;
 	f->device_fd = fd;
+	device_up(f, uuid);
+	pthread_mutex_unlock(&f->lock);
+}
+
+/* lock */
+static void retire(struct fake *f, uint32_t extent)
+{
+	struct kvp_msg_id id = {
+		.id = extent,
+		.generation = kvp_load_relaxed(&f->v.extents[extent].generation),
+	};
+
+	kvp_store_release(&f->v.extents[extent].state, KVP_EXTENT_RETIRED);
+	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)
+		if (f->s[i].sock >= 0 && f->s[i].page)
+			(void)kvp_msg_send(
+				f->s[i].sock, KVP_MSG_RETIRE, 0, &id, sizeof(id), NULL, 0);
+}
+
+void fake_retire_device(struct fake *f)
+{
+	pthread_mutex_lock(&f->lock);
+	retire(f, f->device_extent);
 	pthread_mutex_unlock(&f->lock);
 }
 
@@ -771,17 +828,8 @@ void fake_warm_go(struct fake *f)
 
 void fake_retire(struct fake *f, struct fake_session *owner)
 {
-	struct kvp_msg_id id = {
-		.id = owner->extent,
-		.generation = kvp_load_relaxed(&f->v.extents[owner->extent].generation),
-	};
-
 	pthread_mutex_lock(&f->lock);
-	kvp_store_release(&f->v.extents[owner->extent].state, KVP_EXTENT_RETIRED);
-	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)
-		if (f->s[i].sock >= 0 && f->s[i].page)
-			(void)kvp_msg_send(
-				f->s[i].sock, KVP_MSG_RETIRE, 0, &id, sizeof(id), NULL, 0);
+	retire(f, owner->extent);
 	pthread_mutex_unlock(&f->lock);
 }
 

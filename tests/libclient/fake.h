@@ -74,9 +74,13 @@ struct fake {
 	uint32_t room;     /* slots that a session may have, at most FAKE_SLOTS */
 	uint32_t pause_us; /* between the slots of one answer */
 	/* fake_device(): device 0, an extent of FAKE_SLOTS slots. */
-	int device_fd; /* -1: there is none */
-	uint8_t *device;
+	int device_fd;   /* -1: there is none */
+	uint8_t *device; /* NULL: not host memory */
 	uint64_t device_bytes;
+	uint64_t device_slot;
+	uint32_t device_first, device_import; /* as in kvp_msg_extent */
+	void (*device_copy)(void *ctx, uint64_t offset, const void *from, uint64_t bytes);
+	void *device_ctx;
 	uint32_t device_extent, device_used;
 	bool warm_held;        /* tickets are under way, and stay so until fake_warm_go() */
 	int warm_status;       /* of the next answers, */
@@ -100,6 +104,15 @@ void fake_retire(struct fake *f, struct fake_session *owner);
 bool fake_evict(struct fake *f, kvp_block_id id);
 /* Gives it a device whose slots measure so much. Before clients attach. */
 void fake_device(struct fake *f, uint64_t slot_bytes);
+/*
+ * Gives it one whose only extent is somebody else's memory: a descriptor, which is taken over, that clients
+ * import, and what copies there, on the daemon's thread. Slots are numbered from `first` on.
+ */
+void fake_device_of(struct fake *f, const uint8_t uuid[16], int fd, uint64_t bytes,
+	uint64_t slot_bytes, uint32_t first,
+	void (*copy)(void *ctx, uint64_t offset, const void *from, uint64_t bytes), void *ctx);
+/* Sends RETIRE for it to all; nothing lies there any more. */
+void fake_retire_device(struct fake *f);
 /* Ends the tickets that are under way. */
 void fake_warm_go(struct fake *f);
 uint32_t fake_blocks(struct fake *f);

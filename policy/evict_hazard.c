@@ -169,7 +169,7 @@ void hazard_reset(struct kvp_evict *e)
 	h->announced = NONE;
 	h->expects_root = false;
 	h->begun = e->now;
-	hazard_relearn(h);
+	hazard_relearn(e);
 }
 
 static int hazard_init(struct kvp_evict *e)
@@ -185,7 +185,9 @@ static int hazard_init(struct kvp_evict *e)
 		return r;
 	h->n_groups = e->params.max_ids / 4 + 4 * CLASSES;
 	h->group = e->arena ? e->arena : calloc(h->n_groups, sizeof(*h->group));
-	if (!h->group)
+	h->level = calloc(CELLS, sizeof(*h->level));
+	h->spare = calloc(CELLS, sizeof(*h->spare));
+	if (!h->group || !h->level || !h->spare)
 		return -ENOMEM;
 	hazard_reset(e);
 	return 0;
@@ -195,8 +197,12 @@ static void hazard_fini(struct kvp_evict *e)
 {
 	struct hazard *h = e->self;
 
-	if (h && !e->arena)
+	if (!h)
+		return;
+	if (!e->arena)
 		free(h->group);
+	free(h->level);
+	free(h->spare);
 	free(h);
 }
 
@@ -342,17 +348,11 @@ static void hazard_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evi
 static void hazard_settle(struct kvp_evict *e)
 {
 	struct hazard *h = e->self;
-	uint64_t limit = e->items / 16 > 1024 ? e->items / 16 : 1024;
-
-	/* in the beginning every request teaches much */
-	if (limit > 16 + h->seen / 32)
-		limit = 16 + h->seen / 32;
 
 	hazard_sweep(e);
-	if (h->changes >= limit) {
-		hazard_fade(e);
-		hazard_relearn(h);
-	}
+	/* With a lesson somebody else learns. */
+	if (h->spare && hazard_is_due(e))
+		hazard_relearn(e);
 }
 
 static void hazard_back(struct kvp_evict *e, uint32_t id, enum evict_back how)
@@ -425,7 +425,7 @@ static void hazard_memory(const struct kvp_evict *e, struct kvp_evict_memory *m)
 	const struct hazard *h = e->self;
 	uint64_t groups = e->arena ? 0 : (uint64_t)h->n_groups * sizeof(*h->group);
 
-	m->total += sizeof(*h) + groups;
+	m->total += sizeof(*h) + 2 * CELLS * sizeof(*h->level) + groups;
 	m->per_block += (uint32_t)(groups / e->params.max_ids);
 }
 

@@ -51,7 +51,6 @@ static_assert(sizeof(struct group) == 48, "12 bytes a block at one group for fou
 struct cell {
 	float entries;
 	float events;
-	uint16_t level; /* of blocks of SIZE_MIDDLE */
 };
 
 /*
@@ -86,10 +85,12 @@ struct hazard {
 	uint32_t newest[CLASSES * NEWEST_SIZES];
 	struct index_link timeline[BINS];
 	struct cell cell[CELLS];
+	uint16_t *level; /* of each cell, for blocks of SIZE_MIDDLE: what was learnt */
+	uint16_t *spare; /* for the next ones; NULL: a lesson has it */
 	struct pile pile[PILES];
 	uint16_t free_pile;
-	uint32_t size_base;              /* of blocks of SIZE_MIDDLE; 0: none has come */
-	struct index_link level[LEVELS]; /* piles */
+	uint32_t size_base;                 /* of blocks of SIZE_MIDDLE; 0: none has come */
+	struct index_link in_order[LEVELS]; /* piles */
 	uint64_t bitmap[LEVELS / 64];
 	struct request request[REQUESTS];
 	uint32_t current;
@@ -104,8 +105,17 @@ struct hazard {
 	uint32_t ghost; /* the last one that was counted on */
 	uint64_t begun; /* time of the last request */
 	uint64_t swept;
-	uint64_t changes; /* since the last hazard_relearn() */
-	uint64_t seen;    /* before the last hazard_relearn() */
+	uint64_t changes; /* since it was last learnt from */
+	uint64_t seen;    /* before that */
+};
+
+/* What was counted at a time, and what is learnt from it. */
+struct kvp_evict_lesson {
+	struct cell cell[CELLS];
+	uint64_t seen;
+	double limit; /* of what is counted, see hazard_fade() */
+	bool faded;
+	uint16_t *level;
 };
 
 #define NO_PILE UINT16_MAX
@@ -203,19 +213,28 @@ void hazard_unqueue(struct kvp_evict *e, uint32_t id);
 void hazard_join(struct kvp_evict *e, uint32_t i, uint32_t id, bool young);
 /* The oldest block of the smallest index, out of its group; NONE: no block is queued. */
 uint32_t hazard_pop_least(struct kvp_evict *e);
-void hazard_set_level(struct hazard *h, struct cell *c, double index);
+/* The level of an index. */
+uint16_t hazard_level_of(double index);
+/* From now on these are the levels of all cells, and the former ones are where they were. */
+void hazard_use_levels(struct hazard *h, uint16_t **level);
 int hazard_check(const struct kvp_evict *e, uint64_t in_queues);
 
 /* ---- learning ---- */
 
 /* A block of this group is used again. */
 void hazard_count_hit(struct kvp_evict *e, uint32_t i);
-void hazard_relearn(struct hazard *h);
+/* Enough has changed since then to learn from it. */
+bool hazard_is_due(const struct kvp_evict *e);
+void hazard_relearn(struct kvp_evict *e);
+/* The levels of CELLS cells, of which so many blocks were seen. */
+void hazard_learn(const struct cell *cell, uint64_t seen, uint16_t *ret_level);
 /*
- * Half of what was learnt fades whenever as much again could be: with a memory of a hundred times
- * the cache at least, and of a million blocks.
+ * Half of what was counted fades whenever as much again could be: with a memory of a hundred times
+ * the cache at least, and of a million blocks (limit). Returns whether it did.
  */
-void hazard_fade(struct kvp_evict *e);
+bool hazard_fade(struct cell *cell, double limit);
+double hazard_fade_limit(const struct kvp_evict *e);
+void hazard_halve(struct cell *cell);
 
 /* ---- in a contest (evict_hazard_adopt.c) ---- */
 

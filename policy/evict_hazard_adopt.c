@@ -74,7 +74,7 @@ void hazard_part(struct kvp_evict *e, bool (*wanted)(const struct kvp_evict *e, 
 	}
 	for (uint32_t l = 0; wanted && l < LEVELS; l++) {
 		uint32_t p, next;
-		for (p = h->level[l].young; p != NONE; p = next) {
+		for (p = h->in_order[l].young; p != NONE; p = next) {
 			next = h->pile[p].in_level.old;
 			part_pile(e, &h->pile[p], wanted);
 		}

@@ -23,7 +23,7 @@
  */
 static void level_add(struct hazard *h, struct pile *p)
 {
-	uint32_t older = h->level[p->level].young, younger = NONE;
+	uint32_t older = h->in_order[p->level].young, younger = NONE;
 
 	for (uint32_t k = 0; k < LEVEL_STEPS && older != NONE; k++) {
 		if (h->pile[older].cell % BINS >= p->cell % BINS)
@@ -31,22 +31,23 @@ static void level_add(struct hazard *h, struct pile *p)
 		younger = older;
 		older = h->pile[older].in_level.old;
 	}
-	index_insert_older(INDEX_LINKS(h->pile, in_level), &h->level[p->level],
+	index_insert_older(INDEX_LINKS(h->pile, in_level), &h->in_order[p->level],
 		(uint32_t)(p - h->pile), younger);
 	h->bitmap[p->level / 64] |= UINT64_C(1) << p->level % 64;
 }
 
 static void level_remove(struct hazard *h, struct pile *p)
 {
-	index_remove(INDEX_LINKS(h->pile, in_level), &h->level[p->level], (uint32_t)(p - h->pile));
-	if (index_list_empty(&h->level[p->level]))
+	index_remove(
+		INDEX_LINKS(h->pile, in_level), &h->in_order[p->level], (uint32_t)(p - h->pile));
+	if (index_list_empty(&h->in_order[p->level]))
 		h->bitmap[p->level / 64] &= ~(UINT64_C(1) << p->level % 64);
 }
 
 /* Twice the size, half the index. */
-static uint16_t level_of(const struct cell *c, uint8_t size)
+static uint16_t level_of(const struct hazard *h, uint32_t cell, uint8_t size)
 {
-	int level = c->level - SIZE_LEVELS * (size - SIZE_MIDDLE);
+	int level = h->level[cell] - SIZE_LEVELS * (size - SIZE_MIDDLE);
 
 	return (uint16_t)(level < 0 ? 0 : level < (int)LEVELS ? level : (int)LEVELS - 1);
 }
@@ -91,8 +92,8 @@ static void pile_free(struct hazard *h, struct pile *p)
 static void pile_add(struct hazard *h, uint32_t i)
 {
 	struct group *g = &h->group[i];
-	struct cell *c = cell_of(h, g);
-	struct pile *p = pile_for(h, (uint16_t)(c - h->cell), g->size);
+	uint16_t cell = (uint16_t)(cell_of(h, g) - h->cell);
+	struct pile *p = pile_for(h, cell, g->size);
 
 	bool was_empty = index_list_empty(&p->groups);
 
@@ -103,7 +104,7 @@ static void pile_add(struct hazard *h, uint32_t i)
 	else
 		index_push_old(INDEX_LINKS(h->group, in_pile), &p->groups, i);
 	if (was_empty) {
-		p->level = level_of(c, p->size);
+		p->level = level_of(h, cell, p->size);
 		level_add(h, p);
 	}
 }
@@ -136,28 +137,39 @@ uint8_t hazard_size_of(const struct kvp_evict *e, uint32_t id)
 	return (uint8_t)(size < 0 ? 0 : size < UINT8_MAX ? size : UINT8_MAX);
 }
 
-void hazard_set_level(struct hazard *h, struct cell *c, double index)
+uint16_t hazard_level_of(double index)
 {
 	/* sixteen levels an octave, read off the bits of the float; 2^-64 .. 1 */
 	float f = (float)index;
 	uint32_t bits, base = (127u - 64u) << 4;
+
 	memcpy(&bits, &f, sizeof(bits));
 	bits >>= 19;
-	uint16_t level = (uint16_t)(bits < base            ? 0
-				    : bits - base < LEVELS ? bits - base
-							   : LEVELS - 1);
+	return (uint16_t)(bits < base ? 0 : bits - base < LEVELS ? bits - base : LEVELS - 1);
+}
 
-	if (level == c->level)
-		return;
-	c->level = level;
-	for (uint16_t i = (uint16_t)(c - h->cell); i != NO_PILE; i = h->pile[i].sibling) {
+/* The cell's level has changed. */
+static void order_anew(struct hazard *h, uint32_t cell)
+{
+	for (uint16_t i = (uint16_t)cell; i != NO_PILE; i = h->pile[i].sibling) {
 		struct pile *p = &h->pile[i];
 		if (index_list_empty(&p->groups))
 			continue;
 		level_remove(h, p);
-		p->level = level_of(c, p->size);
+		p->level = level_of(h, cell, p->size);
 		level_add(h, p);
 	}
+}
+
+void hazard_use_levels(struct hazard *h, uint16_t **level)
+{
+	uint16_t *was = h->level;
+
+	h->level = *level;
+	*level = was;
+	for (uint32_t i = 0; i < CELLS; i++)
+		if (h->level[i] != was[i])
+			order_anew(h, i);
 }
 
 /* ---- groups by age ---- */
@@ -234,7 +246,7 @@ void hazard_groups_reset(struct hazard *h)
 	h->n_used = 0;
 	memset(h->newest, 0xff, sizeof(h->newest));
 	memset(h->timeline, 0xff, sizeof(h->timeline));
-	memset(h->level, 0xff, sizeof(h->level));
+	memset(h->in_order, 0xff, sizeof(h->in_order));
 	memset(h->bitmap, 0, sizeof(h->bitmap));
 	for (uint32_t i = 0; i < PILES; i++) {
 		index_list_init(&h->pile[i].groups);
@@ -395,7 +407,7 @@ uint32_t hazard_pop_least(struct kvp_evict *e)
 		if (!h->bitmap[w])
 			continue;
 		uint32_t level = w * 64 + (uint32_t)__builtin_ctzll(h->bitmap[w]);
-		uint32_t id = h->group[h->pile[h->level[level].young].groups.old].blocks.old;
+		uint32_t id = h->group[h->pile[h->in_order[level].young].groups.old].blocks.old;
 		hazard_unqueue(e, id);
 		return id;
 	}

@@ -2,7 +2,9 @@
 /*
  * Hazards from counts, and the index of every cell from hazards.
  */
+#include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "policy/evict_hazard.h"
 
@@ -94,22 +96,22 @@ static void index_class(const double *hazard, uint32_t top, double *ret_index)
 		ret_index[b] = index * (double)bin_begin(top) / (double)bin_begin(b);
 }
 
-static double class_weight(const struct hazard *h)
+static double class_weight(uint64_t seen)
 {
-	double w = WEIGHT_CLASS_MIN + (double)h->seen / WEIGHT_GROWTH;
+	double w = WEIGHT_CLASS_MIN + (double)seen / WEIGHT_GROWTH;
 
 	return w < WEIGHT_CLASS_MAX ? w : WEIGHT_CLASS_MAX;
 }
 
 /* Hazards of all blocks, then of the families. Returns the last bin with data. */
-static uint32_t tally(const struct hazard *h, struct tally t[FAMILIES + 1][BINS])
+static uint32_t tally(const struct cell *cell, double w, struct tally t[FAMILIES + 1][BINS])
 {
 	uint32_t top = 0;
-	double before = HAZARD_PRIOR, w = class_weight(h);
+	double before = HAZARD_PRIOR;
 
 	memset(t, 0, (FAMILIES + 1) * sizeof(t[0]));
 	for (uint32_t code = 0; code < CLASSES; code++) {
-		const struct cell *c = &h->cell[code * BINS];
+		const struct cell *c = &cell[code * BINS];
 		enum hazard_family family = hazard_family(hazard_decode((uint8_t)code));
 
 		for (uint32_t b = 0; b < BINS; b++) {
@@ -168,13 +170,13 @@ static double smoothed(const struct cell *c, uint32_t b, uint32_t top, double as
 }
 
 /* The hazard of what came back often, whatever the mean time between its uses. */
-static void tally_often(const struct hazard *h, struct tally t[2][BINS])
+static void tally_often(const struct cell *cell, struct tally t[2][BINS])
 {
 	memset(t, 0, 2 * sizeof(t[0]));
 	for (uint32_t major = 0; major < GAPS; major++)
 		for (uint32_t minor = 0; minor < 2; minor++) {
 			uint8_t code = hazard_encode((struct hazard_class){ OFTEN, major, minor });
-			const struct cell *c = &h->cell[code * BINS];
+			const struct cell *c = &cell[code * BINS];
 
 			for (uint32_t b = 0; b < BINS; b++) {
 				t[minor][b].entries += (double)c[b].entries;
@@ -183,13 +185,13 @@ static void tally_often(const struct hazard *h, struct tally t[2][BINS])
 		}
 }
 
-static void lesson_begin(const struct hazard *h, struct lesson *ret)
+static void lesson_begin(const struct cell *cell, uint64_t seen, struct lesson *ret)
 {
-	ret->weight = class_weight(h);
-	ret->top = tally(h, ret->family) + PER_OCTAVE;
+	ret->weight = class_weight(seen);
+	ret->top = tally(cell, ret->weight, ret->family) + PER_OCTAVE;
 	if (ret->top >= BINS)
 		ret->top = BINS - 1;
-	tally_often(h, ret->often);
+	tally_often(cell, ret->often);
 }
 
 /* What is assumed of a bin of a class without data of its own. */
@@ -204,9 +206,9 @@ static double assumed(const struct lesson *l, struct hazard_class class, uint32_
 	return (n->events + w * p) / (n->entries + w);
 }
 
-static void learn_class(const struct hazard *h, const struct lesson *l, uint32_t code, double *ret)
+static void learn_class(const struct cell *cell, const struct lesson *l, uint32_t code, double *ret)
 {
-	const struct cell *c = &h->cell[code * BINS];
+	const struct cell *c = &cell[code * BINS];
 	struct hazard_class class = hazard_decode((uint8_t)code);
 	double hazard[BINS], w = l->weight;
 
@@ -228,41 +230,136 @@ static bool has_data(const struct cell *c, uint32_t top)
 }
 
 /* Of most classes nothing is known: those of which the same is assumed are worked out once. */
-void hazard_relearn(struct hazard *h)
+void hazard_learn(const struct cell *cell, uint64_t seen, uint16_t *ret_level)
 {
 	double own[BINS], blank[BLANKS][BINS];
 	bool done[BLANKS] = { false };
 	struct lesson l;
 
-	lesson_begin(h, &l);
+	lesson_begin(cell, seen, &l);
 	for (uint32_t code = 0; code < CLASSES; code++) {
 		struct hazard_class class = hazard_decode((uint8_t)code);
-		struct cell *c = &h->cell[code * BINS];
+		const struct cell *c = &cell[code * BINS];
 		uint32_t k = class.kind == OFTEN ? FAMILIES + class.minor : hazard_family(class);
 		double *index = has_data(c, l.top) ? own : blank[k];
 
 		if (index == own || !done[k])
-			learn_class(h, &l, code, index);
+			learn_class(cell, &l, code, index);
 		if (index != own)
 			done[k] = true;
 		for (uint32_t b = 0; b < BINS; b++)
-			hazard_set_level(h, &c[b], index[b]);
+			ret_level[code * BINS + b] = hazard_level_of(index[b]);
 	}
+}
+
+/* ---- when, and by whom ---- */
+
+bool hazard_is_due(const struct kvp_evict *e)
+{
+	const struct hazard *h = e->self;
+	uint64_t limit = e->items / 16 > 1024 ? e->items / 16 : 1024;
+
+	/* in the beginning every request teaches much */
+	if (limit > 16 + h->seen / 32)
+		limit = 16 + h->seen / 32;
+	return h->changes >= limit;
+}
+
+void hazard_relearn(struct kvp_evict *e)
+{
+	struct hazard *h = e->self;
+
+	(void)hazard_fade(h->cell, hazard_fade_limit(e));
+	hazard_learn(h->cell, h->seen, h->spare);
+	hazard_use_levels(h, &h->spare);
 	h->seen += h->changes;
 	h->changes = 0;
 }
 
-void hazard_fade(struct kvp_evict *e)
+double hazard_fade_limit(const struct kvp_evict *e)
 {
-	struct hazard *h = e->self;
-	double born = 0, limit = 1e6 + 100.0 * e->params.max_ids;
+	return 1e6 + 100.0 * e->params.max_ids;
+}
+
+void hazard_halve(struct cell *cell)
+{
+	for (uint32_t i = 0; i < CELLS; i++) {
+		cell[i].entries *= 0.5f;
+		cell[i].events *= 0.5f;
+	}
+}
+
+bool hazard_fade(struct cell *cell, double limit)
+{
+	double born = 0;
 
 	for (uint32_t code = 0; code < CLASSES; code++)
-		born += (double)h->cell[code * BINS].entries;
+		born += (double)cell[code * BINS].entries;
 	if (born < limit)
-		return;
-	for (uint32_t i = 0; i < CELLS; i++) {
-		h->cell[i].entries *= 0.5f;
-		h->cell[i].events *= 0.5f;
-	}
+		return false;
+	hazard_halve(cell);
+	return true;
+}
+
+/* ---- lessons ---- */
+
+int kvp_evict_lesson_new(struct kvp_evict *e, struct kvp_evict_lesson **ret_lesson)
+{
+	struct hazard *h = e->self;
+	struct kvp_evict_lesson *l;
+
+	if (e->policy != &evict_hazard)
+		return -EOPNOTSUPP;
+	if (!h->spare)
+		return -EBUSY;
+	l = calloc(1, sizeof(*l));
+	if (!l)
+		return -ENOMEM;
+	l->limit = hazard_fade_limit(e);
+	l->level = h->spare;
+	h->spare = NULL;
+	*ret_lesson = l;
+	return 0;
+}
+
+struct kvp_evict_lesson *kvp_evict_lesson_free(struct kvp_evict_lesson *l)
+{
+	if (l)
+		free(l->level);
+	free(l);
+	return NULL;
+}
+
+uint64_t kvp_evict_lesson_memory(const struct kvp_evict_lesson *l)
+{
+	return sizeof(*l); /* its levels are counted with the instance */
+}
+
+int kvp_evict_lesson_ask(struct kvp_evict *e, struct kvp_evict_lesson *l)
+{
+	struct hazard *h = e->self;
+
+	hazard_sweep(e);
+	if (!hazard_is_due(e))
+		return 0;
+	memcpy(l->cell, h->cell, sizeof(l->cell));
+	l->seen = h->seen;
+	h->seen += h->changes;
+	h->changes = 0;
+	return 1;
+}
+
+void kvp_evict_lesson_learn(struct kvp_evict_lesson *l)
+{
+	l->faded = hazard_fade(l->cell, l->limit);
+	hazard_learn(l->cell, l->seen, l->level);
+}
+
+void kvp_evict_lesson_use(struct kvp_evict *e, struct kvp_evict_lesson *l)
+{
+	struct hazard *h = e->self;
+
+	if (l->faded)
+		hazard_halve(h->cell);
+	hazard_use_levels(h, &l->level);
 }

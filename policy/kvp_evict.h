@@ -240,6 +240,32 @@ void kvp_evict_memory(const struct kvp_evict *e, struct kvp_evict_memory *ret_me
 int kvp_evict_assert_consistency(const struct kvp_evict *e);
 
 /*
+ * Learning apart. `hazard` learns from what it counts now and then, in victims(), which takes .15 ms.
+ * With a lesson somebody else does so, from a copy of what was counted, and until then the instance
+ * goes by what it had learnt before:
+ *
+ *	the instance's thread            any thread
+ *	kvp_evict_lesson_ask() == 1  ->  kvp_evict_lesson_learn()
+ *	kvp_evict_lesson_use()       <-
+ *
+ * A lesson has one owner at a time; whoever hands it over sees to the order of memory. ask() may
+ * follow use() at once, or another ask() which returned 0: it is not time to learn. Both take some
+ * microseconds.
+ *
+ * kvp_evict_lesson_new(): from now on the instance learns by this lesson alone, whether or not that
+ * happens. -EOPNOTSUPP: its policy has nothing to learn, or not apart; -EBUSY: it has one; -ENOMEM.
+ * The caller frees it, before or after the instance, with kvp_evict_lesson_free(), which takes NULL
+ * and returns NULL.
+ */
+struct kvp_evict_lesson;
+int kvp_evict_lesson_new(struct kvp_evict *e, struct kvp_evict_lesson **ret_lesson);
+struct kvp_evict_lesson *kvp_evict_lesson_free(struct kvp_evict_lesson *lesson);
+uint64_t kvp_evict_lesson_memory(const struct kvp_evict_lesson *lesson);
+int kvp_evict_lesson_ask(struct kvp_evict *e, struct kvp_evict_lesson *lesson);
+void kvp_evict_lesson_learn(struct kvp_evict_lesson *lesson);
+void kvp_evict_lesson_use(struct kvp_evict *e, struct kvp_evict_lesson *lesson);
+
+/*
  * Ingestion: what goes to the STORE tier. ALL: every block when it is put. HOT: a block when it is
  * used and the policy in use calls it hot. EVICTED: a block when it leaves memory.
  */

@@ -10,6 +10,8 @@
 
 #include "daemon/clock.h"
 #include "daemon/figures.h"
+#include "daemon/ledger/advisor.h"
+#include "daemon/ledger/list.h"
 #include "shm/kvp_atomic.h"
 
 #define GRAPH_IDS   (UINT32_C(1) << 26) /* more than that it does not know */
@@ -33,6 +35,8 @@ struct event {
 };
 
 struct kvpd_advice {
+	struct kvpd_advised advised;
+	struct kvpd_advisor *advisor;
 	/* the ledger's line */
 	alignas(64) _Atomic(uint32_t) tail;
 	uint32_t head_seen; /* there was room up to here behind it */
@@ -42,7 +46,6 @@ struct kvpd_advice {
 	_Atomic(uint64_t) consulted, stale, spared;
 	/* between them */
 	alignas(64) _Atomic(uintptr_t) offer;
-	_Atomic(bool) left;
 	/* the advisor's */
 	alignas(64) _Atomic(uint32_t) head;
 	uint32_t n_together;
@@ -51,7 +54,6 @@ struct kvpd_advice {
 	bool news; /* since the last ranking */
 	uint64_t ranked_ns;
 	struct kvp_graph *graph;
-	struct kvpd_advice *next;
 	_Atomic(uint64_t) made_ns, cycle_ns, cpu_ns, longest_ns, rankings;
 	_Atomic(uint32_t) nodes, edges;
 	/* of both, as they were made */
@@ -141,6 +143,32 @@ struct kvpd_advice *kvpd_advice_free(struct kvpd_advice *a)
 		free(a);
 	}
 	return NULL;
+}
+
+static void take_turn(struct kvpd_advised *advised, struct kvpd_advisor *v)
+{
+	struct kvpd_advice *a = kvpd_container(advised, struct kvpd_advice, advised);
+
+	kvpd_advice_listen(a, v->chain, kvpd_now_ns());
+	kvpd_advice_rank(a, kvpd_now_ns(), v->config.period_ms * KVPD_MS);
+}
+
+static void free_advised(struct kvpd_advised *advised)
+{
+	kvpd_advice_free(kvpd_container(advised, struct kvpd_advice, advised));
+}
+
+void kvpd_advice_join(struct kvpd_advisor *v, struct kvpd_advice *a)
+{
+	a->advised = (struct kvpd_advised){ .turn = take_turn, .free = free_advised };
+	a->advisor = v;
+	kvpd_advisor_join(v, &a->advised);
+}
+
+void kvpd_advice_leave(struct kvpd_advice *a)
+{
+	if (a)
+		kvpd_advisor_leave(a->advisor, &a->advised);
 }
 
 /* ---- the ledger's side ----------------------------------------------------------------------- */
@@ -372,21 +400,4 @@ int kvpd_advice_rank(struct kvpd_advice *a, uint64_t now, uint64_t period_ns)
 	kvp_store_relaxed(&a->edges, edges);
 	kvp_bump(&a->rankings, 1);
 	return 1;
-}
-
-struct kvpd_advice **kvpd_advice_next(struct kvpd_advice *a)
-{
-	return &a->next;
-}
-
-void kvpd_advice_leave(struct kvpd_advice *a)
-{
-	/* release: pairs with acquire in was_left(): the last use came before */
-	if (a)
-		kvp_store_release(&a->left, true);
-}
-
-int kvpd_advice_was_left(const struct kvpd_advice *a)
-{
-	return kvp_load_acquire(&a->left);
 }

@@ -34,6 +34,7 @@
 #include "policy/kvp_graph.h"
 
 struct kvpd_advice;
+struct kvpd_advisor;
 struct kvpd_advisor_figures;
 
 #define KVPD_ADVICE_MAX_AGE_NS UINT64_C(2000000000) /* an older ranking is not used */
@@ -50,7 +51,11 @@ struct kvpd_advice_size {
 uint64_t kvpd_advice_bytes(const struct kvpd_advice_size *size);
 /* Any thread. -ENOMEM. */
 int kvpd_advice_new(const struct kvpd_advice_size *size, struct kvpd_advice **ret_advice);
-/* When neither thread uses it any more; NULL is harmless. Returns NULL. */
+/* From now on the advisor's thread has it, until kvpd_advice_leave(), and frees it then. Any thread. */
+void kvpd_advice_join(struct kvpd_advisor *v, struct kvpd_advice *a);
+/* Any thread: the ledger uses it no more. NULL is harmless. */
+void kvpd_advice_leave(struct kvpd_advice *a);
+/* One that never joined, or when neither thread uses it any more; NULL is harmless. Returns NULL. */
 struct kvpd_advice *kvpd_advice_free(struct kvpd_advice *a);
 
 /* ---- the ledger's side; `a` may be NULL: nobody is advised ------------------------------------ */
@@ -94,10 +99,5 @@ uint32_t kvpd_advice_listen(struct kvpd_advice *a, kvp_block_id *chain, uint64_t
 /* Makes a ranking and offers it; period_ns: not sooner after the last one, and only if something was
  * told since. Returns whether it did. */
 int kvpd_advice_rank(struct kvpd_advice *a, uint64_t now, uint64_t period_ns);
-/* Beside the graph's own: the next of a list of them, the advisor's own. */
-struct kvpd_advice **kvpd_advice_next(struct kvpd_advice *a);
-/* Any thread: the ledger uses it no more. */
-void kvpd_advice_leave(struct kvpd_advice *a);
-int kvpd_advice_was_left(const struct kvpd_advice *a);
 
 #endif

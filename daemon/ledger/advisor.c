@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The advisor's thread: it listens to all tenants often, and ranks each once in a period. */
+/* The advisor's thread: it serves whoever asks, and listens to all tenants often if it is to rank their blocks. */
 #include "daemon/ledger/advisor.h"
 
 #include <errno.h>
@@ -19,57 +19,76 @@
 
 int kvpd_advisor_init(struct kvpd_advisor *v, const struct kvpd_advisor_config *config)
 {
-	pthread_condattr_t monotonic;
-
 	v->config = *config;
-	pthread_mutex_init(&v->lock, NULL);
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&v->cond, &monotonic);
-	pthread_condattr_destroy(&monotonic);
+	sem_init(&v->woken, 0, 0);
 	if (!config->on)
 		return 0;
 	v->chain = calloc(KVPD_ADVICE_CHAIN, sizeof(*v->chain));
 	return v->chain ? 0 : -ENOMEM;
 }
 
-void kvpd_advisor_join(struct kvpd_advisor *v, struct kvpd_advice *advice)
+void kvpd_advisor_join(struct kvpd_advisor *v, struct kvpd_advised *advised)
 {
-	struct kvpd_advice *first = kvp_load_relaxed(&v->joined);
+	struct kvpd_advised *first = kvp_load_relaxed(&v->joined);
 
 	/* The exchange has release in it: pairs with the one in take_joined(). */
 	do
-		*kvpd_advice_next(advice) = first;
-	while (!kvp_cas_seq(&v->joined, &first, advice));
+		advised->next = first;
+	while (!kvp_cas_seq(&v->joined, &first, advised));
+}
+
+void kvpd_advisor_leave(struct kvpd_advisor *v, struct kvpd_advised *advised)
+{
+	/* release: pairs with acquire in turn(): the last use came before */
+	kvp_store_release(&advised->left, true);
+	kvpd_advisor_wake(v);
+}
+
+void kvpd_advisor_wake(struct kvpd_advisor *v)
+{
+	sem_post(&v->woken);
 }
 
 static void take_joined(struct kvpd_advisor *v)
 {
-	struct kvpd_advice *a = kvp_xchg_seq(&v->joined, NULL), *next;
+	struct kvpd_advised *a = kvp_xchg_seq(&v->joined, NULL), *next;
 
 	for (; a; a = next) {
-		next = *kvpd_advice_next(a);
-		*kvpd_advice_next(a) = v->all;
+		next = a->next;
+		a->next = v->all;
 		v->all = a;
 	}
 }
 
 void kvpd_advisor_turn(struct kvpd_advisor *v)
 {
-	const uint64_t period = v->config.period_ms * KVPD_MS;
-	struct kvpd_advice **at = &v->all, *a;
+	struct kvpd_advised **at = &v->all, *a;
 
 	take_joined(v);
 	while ((a = *at)) {
-		if (kvpd_advice_was_left(a)) {
-			*at = *kvpd_advice_next(a);
-			kvpd_advice_free(a);
+		if (kvp_load_acquire(&a->left)) {
+			*at = a->next;
+			a->free(a);
 			continue;
 		}
-		kvpd_advice_listen(a, v->chain, kvpd_now_ns());
-		kvpd_advice_rank(a, kvpd_now_ns(), period);
-		at = kvpd_advice_next(a);
+		a->turn(a, v);
+		at = &a->next;
 	}
+}
+
+/* Until somebody wakes it; with tenants to listen to no longer than a nap. */
+static void wait(struct kvpd_advisor *v)
+{
+	uint64_t due = kvpd_now_ns() + NAP_NS;
+	struct timespec until = { (time_t)(due / 1000000000u), (long)(due % 1000000000u) };
+
+	if (v->config.on)
+		(void)sem_clockwait(&v->woken, CLOCK_MONOTONIC, &until);
+	else
+		(void)sem_wait(&v->woken);
+	/* One turn answers all that was asked before it. */
+	while (sem_trywait(&v->woken) == 0)
+		;
 }
 
 static void *advisor_main(void *arg)
@@ -79,30 +98,17 @@ static void *advisor_main(void *arg)
 	errno = 0;
 	if (nice(ADVISOR_NICE) == -1 && errno)
 		kvpd_info("the advisor stays at the daemon's priority: %s", strerror(errno));
-	pthread_mutex_lock(&v->lock);
-	while (!v->stop) {
-		uint64_t due;
-		struct timespec until;
-
-		pthread_mutex_unlock(&v->lock);
+	while (!kvp_load_acquire(&v->stop)) {
 		kvpd_advisor_turn(v);
-		due = kvpd_now_ns() + NAP_NS;
-		until = (struct timespec){ (time_t)(due / 1000000000u), (long)(due % 1000000000u) };
-		pthread_mutex_lock(&v->lock);
-		if (!v->stop)
-			pthread_cond_timedwait(&v->cond, &v->lock, &until);
+		wait(v);
 	}
-	pthread_mutex_unlock(&v->lock);
 	return NULL;
 }
 
 int kvpd_advisor_start(struct kvpd_advisor *v)
 {
-	int r;
+	int r = -pthread_create(&v->thread, NULL, advisor_main, v);
 
-	if (!v->config.on)
-		return 0;
-	r = -pthread_create(&v->thread, NULL, advisor_main, v);
 	if (r < 0)
 		return r;
 	v->running = true;
@@ -114,24 +120,21 @@ void kvpd_advisor_stop(struct kvpd_advisor *v)
 {
 	if (!v->running)
 		return;
-	pthread_mutex_lock(&v->lock);
-	v->stop = true;
-	pthread_cond_signal(&v->cond);
-	pthread_mutex_unlock(&v->lock);
+	kvp_store_release(&v->stop, true);
+	kvpd_advisor_wake(v);
 	pthread_join(v->thread, NULL);
 	v->running = false;
 }
 
 void kvpd_advisor_fini(struct kvpd_advisor *v)
 {
-	struct kvpd_advice *a;
+	struct kvpd_advised *a;
 
 	take_joined(v);
 	while ((a = v->all)) {
-		v->all = *kvpd_advice_next(a);
-		kvpd_advice_free(a);
+		v->all = a->next;
+		a->free(a);
 	}
 	free(v->chain);
-	pthread_mutex_destroy(&v->lock);
-	pthread_cond_destroy(&v->cond);
+	sem_destroy(&v->woken);
 }

@@ -10,6 +10,7 @@
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/ledger/lesson.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/recipe.h"
 #include "daemon/ledger/relief.h"
@@ -197,6 +198,7 @@ int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 	int gone = 0;
 
 	kvpd_touch_all(t, now);
+	kvpd_lesson_on(t->lesson, t->evict);
 	n = choose(t, n, now, victim, &more);
 	if (!n)
 		return more ? -EAGAIN : 0;

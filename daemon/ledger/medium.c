@@ -13,6 +13,7 @@
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/ledger/lesson.h"
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/segment.h"
@@ -268,6 +269,10 @@ int kvpd_parts_new(struct kvpd_tenant *t, const uint64_t share[KVP_MAX_DEVICES],
 		t->part[i].max_slots = params.max_blocks;
 		kvp_evict_memory(t->part[i].evict, &memory);
 		*bytes += memory.total;
+		r = kvpd_lesson_new(
+			&t->ledger->advisor, t->part[i].evict, bytes, &t->part[i].lesson);
+		if (r < 0)
+			return r;
 	}
 	return 0;
 }
@@ -281,8 +286,10 @@ void kvpd_parts_leave(struct kvpd_tenant *t)
 
 void kvpd_parts_free(struct kvpd_tenant *t)
 {
-	for (uint32_t i = 0; i < KVP_MAX_DEVICES; i++)
+	for (uint32_t i = 0; i < KVP_MAX_DEVICES; i++) {
 		kvp_evict_free(t->part[i].evict);
+		kvpd_lesson_leave(t->part[i].lesson);
+	}
 }
 
 void kvpd_parts_capacity(struct kvpd_tenant *t, uint64_t least)

@@ -24,6 +24,7 @@ struct kvp_evict;
 struct kvpd_config;
 struct kvpd_extent;
 struct kvpd_ledger;
+struct kvpd_lesson;
 struct kvpd_tenant;
 
 #define KVPD_DRAM  0u
@@ -62,10 +63,11 @@ struct kvpd_part {
 	uint32_t slots, max_slots; /* of these extents; the policy has places for no more blocks */
 	uint32_t owners;           /* sessions that have arenas there */
 	struct kvp_evict *evict;
-	uint64_t blocks;  /* with a payload there */
-	uint64_t put;     /* payloads that clients wrote there, */
-	uint64_t warmed;  /* that were copied there, */
-	uint64_t dropped; /* that went for others' sake, */
+	struct kvpd_lesson *lesson; /* of that; NULL: it learns nothing */
+	uint64_t blocks;            /* with a payload there */
+	uint64_t put;               /* payloads that clients wrote there, */
+	uint64_t warmed;            /* that were copied there, */
+	uint64_t dropped;           /* that went for others' sake, */
 	uint64_t damaged; /* and that did not come, because they are not what their checksum says */
 	bool dropping;    /* a job that takes payloads is under way */
 	uint32_t

@@ -12,6 +12,7 @@
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/lease.h"
+#include "daemon/ledger/lesson.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/session.h"
@@ -108,6 +109,7 @@ static uint32_t search(
 	uint32_t good = 0, n = batch(part);
 	bool leased;
 
+	kvpd_lesson_on(part->lesson, part->evict);
 	n = (uint32_t)kvp_evict_victims(part->evict, n, 0, is_protected, q, now, victim, n);
 	while (good < n && !spared(q, victim[good], &leased))
 		good++;

@@ -11,6 +11,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/ledger/advice.h"
+#include "daemon/ledger/lesson.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/delete.h"
@@ -74,7 +75,7 @@ static int make_advice(struct kvpd_tenant *t, uint64_t *bytes)
 	r = kvpd_advice_new(&size, &t->advice);
 	if (r < 0)
 		return r;
-	kvpd_advisor_join(v, t->advice);
+	kvpd_advice_join(v, t->advice);
 	*bytes += kvpd_advice_bytes(&size);
 	return 0;
 }
@@ -103,7 +104,9 @@ static int make_state(struct kvpd_tenant *t, const uint64_t device_share[KVP_MAX
 	if (r < 0)
 		return r;
 	kvp_evict_memory(t->evict, &memory);
-	r = make_advice(t, &memory.total);
+	r = kvpd_lesson_new(&t->ledger->advisor, t->evict, &memory.total, &t->lesson);
+	if (r == 0)
+		r = make_advice(t, &memory.total);
 	if (r == 0)
 		r = kvpd_parts_new(t, device_share, &memory.total);
 	if (r < 0)
@@ -121,6 +124,7 @@ static void destroy(struct kvpd_tenant *t)
 	if (t->catalog_fd >= 0)
 		close(t->catalog_fd);
 	kvp_evict_free(t->evict);
+	kvpd_lesson_leave(t->lesson);
 	kvpd_advice_leave(t->advice);
 	kvpd_parts_free(t);
 	kvpd_runs_fini(&t->ids);

@@ -18,6 +18,7 @@
 
 struct kvp_evict;
 struct kvpd_advice;
+struct kvpd_lesson;
 struct kvpd_block;
 struct kvpd_doomed;
 struct kvpd_extent;
@@ -47,6 +48,7 @@ struct kvpd_tenant {
 	uint32_t recipe_young;
 	uint32_t serial; /* of the next block */
 	struct kvp_evict *evict;
+	struct kvpd_lesson *lesson; /* of `evict`; NULL: it learns nothing, or by itself */
 	struct kvpd_advice *advice; /* NULL: nobody is advised */
 	/* leases, see lease.h */
 	struct kvpd_look look[KVPD_LOOK_KINDS];

@@ -92,6 +92,7 @@ static int policy_bytes(
 		.max_ids = mapped ? some + 1 : some,
 		.max_blocks = mapped ? some : 0,
 	};
+	struct kvp_evict_lesson *lesson = NULL;
 	struct kvp_evict_memory memory;
 	struct kvp_evict *e;
 	int r = kvp_evict_new(policy, &params, &e);
@@ -99,6 +100,9 @@ static int policy_bytes(
 	if (r < 0)
 		return r;
 	kvp_evict_memory(e, &memory);
+	if (kvp_evict_lesson_new(e, &lesson) == 0)
+		*ret_bytes += kvp_evict_lesson_memory(lesson);
+	kvp_evict_lesson_free(lesson);
 	kvp_evict_free(e);
 	*ret_bytes += memory.total + (memory.total / some + 1) * (blocks - some);
 	return 0;

@@ -60,6 +60,9 @@ pid_t child_start(void (*work)(void))
 
 	if (pid == 0) {
 		alarm(LIFE);
+		/* a lock of the parent's description would not keep the parent out */
+		if (machine)
+			cudadrv_open(machine_folder, &machine);
 		signal(SIGSEGV, SIG_DFL); /* the test library's would go on with the next test */
 		work();
 		_exit(0);
@@ -221,6 +224,7 @@ uint64_t read_word(uint64_t at)
 
 int machine_setup(const struct cudadrv_config *config)
 {
+	machine = NULL;
 	snprintf(machine_folder, sizeof(machine_folder), "%s/cudadrv-test.XXXXXX",
 		access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
 	if (!mkdtemp(machine_folder) || setenv("KVP_SIM_GPU", machine_folder, 1) < 0)

@@ -171,7 +171,7 @@ struct sim {
 	uint32_t slot;
 	uint64_t life;
 	int life_fd;
-	uint64_t seed;
+	uint64_t seed, slices;
 	struct CUctx_st ctx[SIM_DEVICES];
 	struct CUstream_st *streams;
 	struct CUevent_st *events;

@@ -264,10 +264,27 @@ static void rest(bool busy)
 	pthread_cond_timedwait(&sim.work, &sim.lock, &t);
 }
 
+/*
+ * One slice of some candidate: the one that the seed and the slices so far draw, or the next that
+ * can go on. How often the runner looked in vain plays no part, so that a run can be repeated.
+ */
+static bool advance_one(struct CUstream_st *const *list, uint32_t n)
+{
+	uint64_t draw = sim.seed + sim.slices;
+	uint32_t first = (uint32_t)(sim_random(&draw) % n);
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (advance(list[(first + i) % n]) == SIM_IDLE)
+			continue;
+		sim.slices++;
+		return true;
+	}
+	return false;
+}
+
 static void *run(void *arg)
 {
 	struct CUstream_st *list[CANDIDATES];
-	uint32_t idle = 0;
 
 	(void)arg;
 	pthread_mutex_lock(&sim.lock);
@@ -278,15 +295,8 @@ static void *run(void *arg)
 		if (sim.sticky != CU_OK)
 			drop_everything();
 		n = candidates(list);
-		if (n == 0 || idle >= n * 2) {
+		if (n == 0 || !advance_one(list, n))
 			rest(pending());
-			idle = 0;
-			continue;
-		}
-		if (advance(list[sim_random(&sim.seed) % n]) == SIM_IDLE)
-			idle++;
-		else
-			idle = 0;
 	}
 	pthread_mutex_unlock(&sim.lock);
 	return NULL;

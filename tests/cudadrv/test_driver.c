@@ -851,6 +851,7 @@ static void capture_joined_right(void)
 static void two_streams(bool ordered)
 {
 	struct CUstream_st *a, *b;
+	int64_t begun;
 	struct CUevent_st *e;
 	uint64_t at, bad;
 
@@ -863,8 +864,11 @@ static void two_streams(bool ordered)
 	a = stream_new();
 	b = stream_new();
 	must(cu.cuEventCreate(&e, CU_EVENT_NO_TIMING));
+	begun = cudadrv_calls(machine, "op:kernel");
 	must(launch(a, "slow_check", at, MIB, 4, bad, SPIN_NS));
 	must(cu.cuEventRecord(e, a));
+	while (cudadrv_calls(machine, "op:kernel") == begun)
+		usleep(100); /* until it runs: the seed might let the other go first */
 	if (ordered)
 		must(cu.cuStreamWaitEvent(b, e, 0));
 	must(launch(b, "fill", at, MIB, 4, 0, 0));

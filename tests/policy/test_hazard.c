@@ -380,6 +380,123 @@ static void test_counts_few_ghosts_on(void **state)
 	kvp_evict_free(e);
 }
 
+/* ---- lessons ---- */
+
+enum { ALONE, IN_TIME, LATE, PUPILS };
+
+/* Instances that are told the same, two of which learn by lessons. */
+struct school {
+	struct kvp_evict *e[PUPILS];
+	struct kvp_evict_lesson *lesson[PUPILS];
+	unsigned lessons;       /* IN_TIME's */
+	bool asked;             /* LATE's is to be worked out */
+	uint64_t order[PUPILS]; /* of all that went so far */
+	unsigned hits[PUPILS];
+};
+
+static void learn_in_time(struct school *s)
+{
+	if (!kvp_evict_lesson_ask(s->e[IN_TIME], s->lesson[IN_TIME]))
+		return;
+	kvp_evict_lesson_learn(s->lesson[IN_TIME]);
+	kvp_evict_lesson_use(s->e[IN_TIME], s->lesson[IN_TIME]);
+	s->lessons++;
+}
+
+static void learn_late(struct school *s, bool now)
+{
+	if (!s->asked)
+		s->asked = kvp_evict_lesson_ask(s->e[LATE], s->lesson[LATE]);
+	if (!s->asked || !now)
+		return;
+	kvp_evict_lesson_learn(s->lesson[LATE]);
+	kvp_evict_lesson_use(s->e[LATE], s->lesson[LATE]);
+	s->asked = false;
+}
+
+static void school_request(struct school *s, int k, kvp_block_id id, uint64_t now)
+{
+	kvp_block_id out;
+
+	if (kvp_evict_contains(s->e[k], id)) {
+		s->hits[k]++;
+		assert_int_equal(kvp_evict_access_chain(s->e[k], id, now), 0);
+	} else {
+		put(s->e[k], id, KVP_BLOCK_NONE, now);
+	}
+	if (kvp_evict_len(s->e[k]) <= ROOM)
+		return;
+	if (k == IN_TIME)
+		learn_in_time(s);
+	assert_int_equal(kvp_evict_victims(s->e[k], 1, 0, NULL, NULL, now, &out, 1), 1);
+	assert_int_equal(kvp_evict_remove(s->e[k], out, 1, now), 0);
+	s->order[k] = s->order[k] * 31 + out;
+}
+
+/*
+ * Who learns from a lesson in time decides as one that learns by itself. While nobody works the
+ * lesson out, what was known before stands; what is learnt late counts from then on.
+ */
+static void test_lesson(void **state)
+{
+	(void)state;
+	enum { REQUESTS_TOLD = 60000, LATE_FROM = REQUESTS_TOLD / 3 };
+	struct school s = { .lessons = 0 };
+	struct kvp_evict_lesson *another = NULL;
+	unsigned before[PUPILS] = { 0 };
+
+	for (int k = 0; k < PUPILS; k++)
+		s.e[k] = make("hazard", ROOM, 0, DOCS);
+	for (int k = IN_TIME; k < PUPILS; k++) {
+		assert_int_equal(kvp_evict_lesson_new(s.e[k], &s.lesson[k]), 0);
+		assert_int_equal(kvp_evict_lesson_new(s.e[k], &another), -EBUSY);
+		assert_int_equal(kvp_evict_lesson_ask(s.e[k], s.lesson[k]), 0);
+	}
+	random_seed(random_print_seed());
+	for (uint64_t i = 0; i < REQUESTS_TOLD; i++) {
+		/* half of them is a scan, which whoever learns leaves to itself */
+		kvp_block_id id = below(2) ? below(ROOM) : ROOM + (kvp_block_id)(i % (DOCS - ROOM));
+
+		for (int k = 0; k < PUPILS; k++)
+			school_request(&s, k, id, i * 1000);
+		assert_true(s.order[IN_TIME] == s.order[ALONE]);
+		learn_late(&s, i > LATE_FROM && i % 100 == 0);
+		if (i == LATE_FROM)
+			memcpy(before, s.hits, sizeof(before));
+		for (int k = 0; i % 1000 == 0 && k < PUPILS; k++)
+			assert_int_equal(kvp_evict_assert_consistency(s.e[k]), 0);
+	}
+	print_message("%u lessons; hits %u, in time %u, late %u; first third %u, %u, %u\n",
+		s.lessons, s.hits[ALONE], s.hits[IN_TIME], s.hits[LATE], before[ALONE],
+		before[IN_TIME], before[LATE]);
+	assert_true(s.lessons > 10);
+	assert_true(before[LATE] < before[IN_TIME]);
+	/* two thirds of the requests, and nearly as many hits as those who always knew */
+	assert_true(s.hits[LATE] - before[LATE] > (s.hits[ALONE] - before[ALONE]) / 20 * 19);
+	for (int k = 0; k < PUPILS; k++) {
+		assert_null(kvp_evict_free(s.e[k]));
+		assert_null(kvp_evict_lesson_free(s.lesson[k]));
+	}
+}
+
+static void test_lesson_of_others(void **state)
+{
+	(void)state;
+	struct kvp_evict_lesson *l = NULL;
+	const char *name;
+
+	for (size_t i = 0; (name = kvp_evict_names(i, NULL)); i++) {
+		struct kvp_evict *e = make(name, ROOM, 0, DOCS);
+		int r = kvp_evict_lesson_new(e, &l);
+
+		assert_int_equal(r, strcmp(name, "hazard") ? -EOPNOTSUPP : 0);
+		kvp_evict_free(e);
+	}
+	assert_in_range(kvp_evict_lesson_memory(l), 1, 100000);
+	kvp_evict_lesson_free(l);
+	kvp_evict_lesson_free(NULL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -393,6 +510,8 @@ int main(void)
 		cmocka_unit_test(test_counts_bytes),
 		cmocka_unit_test(test_long_prompts),
 		cmocka_unit_test(test_clock_cannot_mislead),
+		cmocka_unit_test(test_lesson),
+		cmocka_unit_test(test_lesson_of_others),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

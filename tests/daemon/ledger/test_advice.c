@@ -262,7 +262,7 @@ static void test_two_threads(void **state)
 	(void)state;
 	assert_int_equal(kvpd_advisor_init(&v, &config), 0);
 	assert_int_equal(kvpd_advisor_start(&v), 0);
-	kvpd_advisor_join(&v, a);
+	kvpd_advice_join(&v, a);
 	while (kvpd_now_ns() < until || taken < 3) {
 		const struct kvp_ranking *r;
 
@@ -301,7 +301,7 @@ static void test_leaving(void **state)
 	for (uint32_t i = 0; i < 200; i++) {
 		struct kvpd_advice *a = make(64, 64);
 
-		kvpd_advisor_join(&v, a);
+		kvpd_advice_join(&v, a);
 		kvpd_advice_put(a, 1, KVP_BLOCK_NONE, 0, 64, 1);
 		kvpd_advice_leave(i % 4 ? a : NULL);
 	}
@@ -509,7 +509,7 @@ static void test_cycle(void **state)
 	(void)state;
 	assert_int_equal(kvpd_advisor_init(&v, &config), 0);
 	assert_int_equal(kvpd_advisor_start(&v), 0);
-	kvpd_advisor_join(&v, a);
+	kvpd_advice_join(&v, a);
 	while ((f = figures(a, kvpd_now_ns())).nodes < MANY) {
 		for (uint32_t i = 0; i < MANY; i++, told(&events))
 			kvpd_advice_put(a, i, i % 100 ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1);

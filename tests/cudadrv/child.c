@@ -15,6 +15,7 @@
 
 struct kvp_cu cu;
 static struct CUmod_st *module;
+static struct cudadrv *volatile parents; /* not the child's to close */
 int child_link = -1;
 struct cudadrv *machine;
 char machine_folder[64];
@@ -61,6 +62,7 @@ pid_t child_start(void (*work)(void))
 	if (pid == 0) {
 		alarm(LIFE);
 		/* a lock of the parent's description would not keep the parent out */
+		parents = machine;
 		if (machine)
 			cudadrv_open(machine_folder, &machine);
 		signal(SIGSEGV, SIG_DFL); /* the test library's would go on with the next test */

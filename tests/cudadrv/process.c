@@ -129,7 +129,7 @@ static void at_exit(void)
 /* Is device i one that CUDA_VISIBLE_DEVICES names, by number or by the beginning of its UUID? */
 static bool is_named(uint32_t i, const char *list)
 {
-	char text[40] = "GPU-", number[12];
+	char text[48] = "GPU-", number[12];
 	uint8_t uuid[16];
 	size_t n = 4, len;
 

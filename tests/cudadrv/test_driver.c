@@ -411,13 +411,23 @@ static void vmm_on_alloc_wrong(void)
 
 #define SPIN_NS UINT64_C(100000000)
 
+/* A kernel that surely runs when this returns. */
+static void launch_running(struct CUstream_st *s, const char *name, const uint64_t param[5])
+{
+	int64_t before = cudadrv_calls(machine, "op:kernel");
+
+	must(launch(s, name, param[0], param[1], param[2], param[3], param[4]));
+	while (cudadrv_calls(machine, "op:kernel") == before)
+		usleep(100);
+}
+
 static void unmap_under_work(bool wait)
 {
 	uint64_t handle, at;
 
 	child_open();
 	at = seg_new(SEG, CU_HANDLE_FD, &handle);
-	must(launch(stream_new(), "spin", at, SPIN_NS, 0, 0, 0));
+	launch_running(stream_new(), "spin", (uint64_t[5]){ at, SPIN_NS });
 	if (wait)
 		must(cu.cuCtxSynchronize());
 	must(cu.cuMemUnmap(at, SEG));
@@ -443,7 +453,8 @@ static void free_under_work(bool wait)
 	a = alloc(4096);
 	b = alloc(4096);
 	s = stream_new();
-	must(launch(s, "spin", a, SPIN_NS, 0, 0, 0));
+	/* who does not wait is gone before what is queued runs */
+	must(launch(s, "spin", a, wait ? SPIN_NS : 300 * SPIN_NS, 0, 0, 0));
 	must(cu.cuMemsetD8Async(b, 0, 4096, s));
 	if (wait)
 		must(cu.cuStreamSynchronize(s));
@@ -470,7 +481,7 @@ static void unregister_under_work(bool wait)
 	p = pinned_new();
 	must(cu.cuMemHostGetDevicePointer_v2(&at, p, 0));
 	s = stream_new();
-	must(launch(s, "spin", at, SPIN_NS, 0, 0, 0));
+	launch_running(s, "spin", (uint64_t[5]){ at, SPIN_NS });
 	if (wait)
 		must(cu.cuStreamSynchronize(s));
 	must(cu.cuMemHostUnregister(p));
@@ -851,7 +862,6 @@ static void capture_joined_right(void)
 static void two_streams(bool ordered)
 {
 	struct CUstream_st *a, *b;
-	int64_t begun;
 	struct CUevent_st *e;
 	uint64_t at, bad;
 
@@ -864,11 +874,8 @@ static void two_streams(bool ordered)
 	a = stream_new();
 	b = stream_new();
 	must(cu.cuEventCreate(&e, CU_EVENT_NO_TIMING));
-	begun = cudadrv_calls(machine, "op:kernel");
-	must(launch(a, "slow_check", at, MIB, 4, bad, SPIN_NS));
+	launch_running(a, "slow_check", (uint64_t[5]){ at, MIB, 4, bad, SPIN_NS });
 	must(cu.cuEventRecord(e, a));
-	while (cudadrv_calls(machine, "op:kernel") == begun)
-		usleep(100); /* until it runs: the seed might let the other go first */
 	if (ordered)
 		must(cu.cuStreamWaitEvent(b, e, 0));
 	must(launch(b, "fill", at, MIB, 4, 0, 0));

@@ -396,13 +396,13 @@ static void step_two_streams(void)
 {
 	struct CUstream_st *s[2];
 	uint64_t at[2], seen[2] = { 0, 0 };
-	uint64_t *p;
+	_Atomic uint64_t *p;
 
 	child_open();
-	p = (uint64_t *)(void *)pinned_new();
-	memset(p, 0, 16);
+	p = (_Atomic uint64_t *)(void *)pinned_new();
+	p[0] = p[1] = 0;
 	for (int k = 0; k < 2; k++) {
-		must(cu.cuMemHostGetDevicePointer_v2(&at[k], p + k, 0));
+		must(cu.cuMemHostGetDevicePointer_v2(&at[k], (void *)(p + k), 0));
 		s[k] = stream_new();
 		for (uint64_t i = 1; i <= 8; i++)
 			must(launch(s[k], "poke", at[k], i, 0, 0, 0));

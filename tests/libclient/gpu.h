@@ -16,7 +16,10 @@ struct gpu {
 	char folder[64];
 };
 
-/* Makes the machine and the context; its folder goes with gpu_end(), which says whether all was well. */
+/*
+ * The machine that the environment names, which is somebody else's, or one of its own, whose folder goes with
+ * gpu_end(); and a context there.
+ */
 void gpu_begin(struct gpu *g, const struct cudadrv_config *config);
 /* No misuse was reported. Returns the exit status. */
 int gpu_end(struct gpu *g);

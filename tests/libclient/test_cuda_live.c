@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An engine and a real daemon with memory on one simulated GPU: blocks that the daemon's worker copied there
+ * are read by the engine where they lie, in windows of slots, while it decodes.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "libclient/kvpool_cuda.h"
+#include "tests/libclient/gpu.h"
+#include "tests/libclient/live.h"
+
+#define BLOCK_BYTES (T * TOKEN_BYTES)
+
+static struct gpu gpu;
+
+static struct kvp_cuda *cuda_new(struct engine *e)
+{
+	struct kvp_cuda_opts o = { .size = sizeof(o), .stage_bytes = 4 << 20 };
+	struct kvp_cuda *cuda;
+
+	EQUAL(kvp_cuda_open(e->client, &o, &cuda), 0);
+	return cuda;
+}
+
+static struct kvp_cuda_props props(struct kvp_cuda *cuda)
+{
+	struct kvp_cuda_props p = { .size = sizeof(p) };
+
+	EQUAL(kvp_cuda_info(cuda, &p), 0);
+	return p;
+}
+
+/* The worker may be being started, and an extent made and mapped, before all of it is there. */
+static void warm_all(struct engine *e, struct kvp_cuda *cuda, struct kvp_prefix *m, uint64_t *addrs)
+{
+	for (uint32_t i = 0; i < 1000; i++) {
+		struct kvp_ticket ticket;
+		int why = 0;
+
+		EQUAL(kvp_cuda_warm(m, cuda, NULL, &ticket), 0);
+		CHECK(kvp_ticket_wait(e->client, ticket, WAIT_MS, &why) >= 0);
+		if (!why && kvp_cuda_addrs(m, cuda, 0, BLOCKS, addrs) == BLOCKS)
+			return;
+		CHECK(!why || why == -EAGAIN || why == -ENODEV);
+		usleep(10000);
+	}
+	give_up();
+}
+
+static void same_there(struct engine *e, const uint64_t *addrs)
+{
+	uint64_t at = gpu_alloc(&gpu, BLOCK_BYTES);
+	uint8_t back[BLOCK_BYTES];
+
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		EQUAL(gpu.cu.cuMemcpyDtoDAsync_v2(at, addrs[i], BLOCK_BYTES, gpu.stream), CU_OK);
+		gpu_read(&gpu, back, at, BLOCK_BYTES);
+		CHECK(memcmp(back, e->kv + (size_t)i * BLOCK_BYTES, BLOCK_BYTES) == 0);
+	}
+	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
+}
+
+static void test_read_in_place(void)
+{
+	struct engine *e = engine_new("cuda-live", KVP_LAYOUT_NCLD, 1);
+	struct kvp_cuda_range range = { .size = sizeof(range) };
+	struct kvp_cuda *cuda = cuda_new(e);
+	struct kvp_timeline *line;
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m;
+	uint64_t addrs[BLOCKS], value;
+	int32_t slots[BLOCKS];
+
+	EQUAL(props(cuda).device, 0);
+	EQUAL(kvp_timeline_new(e->client, &line), 0);
+	store(e, N, 0);
+	m = find_soon(e, N, N, &info);
+	warm_all(e, cuda, m, addrs);
+	CHECK(props(cuda).mapped_bytes >= N * TOKEN_BYTES);
+	EQUAL(props(cuda).reads_guarded, 1);
+	EQUAL(kvp_cuda_slots(m, cuda, 0, BLOCKS, slots), BLOCKS);
+	EQUAL(kvp_cuda_window(cuda, e->space, &range), 0);
+	for (uint32_t i = 0; i < BLOCKS; i++)
+		EQUAL(addrs[i], range.base + (uint64_t)slots[i] * range.slot_bytes);
+	same_there(e, addrs);
+	EQUAL(kvp_cuda_mark(cuda, line, gpu.stream, &value), 0);
+	EQUAL(kvp_release_after(m, line, value), 0);
+	gpu_sync(&gpu);
+	EQUAL(kvp_timeline_reached(line, value), 1);
+	engine_free(e);
+}
+
+/* A stream is told to wait before anything is there, and reads what has come. */
+static void test_stream_wait(void)
+{
+	struct engine *e = engine_new("cuda-live-wait", KVP_LAYOUT_NCLD, 2);
+	struct kvp_cuda *cuda = cuda_new(e);
+	uint64_t at = gpu_alloc(&gpu, (uint64_t)N * TOKEN_BYTES), addrs[BLOCKS], bytes;
+	uint8_t *back = malloc((size_t)N * TOKEN_BYTES);
+	struct kvp_view_plane planes[2];
+	struct kvp_view v = { .size = sizeof(v), .planes = planes };
+	struct kvp_prefix_info info;
+	struct kvp_ticket ticket;
+	struct kvp_prefix *m;
+	int why = 1;
+
+	store(e, N, 0);
+	m = find_soon(e, N, N, &info);
+	EQUAL(kvp_cuda_warm(m, cuda, NULL, &ticket), 0);
+	EQUAL(kvp_cuda_stream_wait(cuda, gpu.stream, ticket), 0);
+	gpu_sync(&gpu);
+	CHECK(kvp_ticket_wait(e->client, ticket, 0, &why) >= 0);
+	warm_all(e, cuda, m, addrs);
+	EQUAL(kvp_view_dense(e->space, KVP_VIEW_NCLD, (void *)(uintptr_t)at, N, planes, &bytes), 0);
+	EQUAL(kvp_cuda_get(m, cuda, 0, N, &v, gpu.stream), N);
+	EQUAL(props(cuda).direct_bytes, (uint64_t)N * TOKEN_BYTES);
+	EQUAL(props(cuda).staged_bytes, 0);
+	gpu_read(&gpu, back, at, (uint64_t)N * TOKEN_BYTES);
+	CHECK(memcmp(back, e->kv, (size_t)N * TOKEN_BYTES) == 0);
+	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
+	kvp_release(m);
+	free(back);
+	kvp_cuda_close(cuda);
+	engine_free(e);
+}
+
+int main(void)
+{
+	static const struct live_test tests[] = {
+		{ "read in place", test_read_in_place },
+		{ "a stream waits", test_stream_wait },
+	};
+	int r;
+
+	gpu_begin(&gpu, NULL);
+	r = live_main(tests, sizeof(tests) / sizeof(tests[0]));
+	return gpu_end(&gpu) || r;
+}

@@ -267,6 +267,9 @@ static json_t *parts_json(
 		kvpd_put_int(o, "share_bytes", p->share_bytes);
 		put_part(o, p);
 		kvpd_put_int(o, "damaged_total", p->damaged);
+		kvpd_put_int(o, "verified_total", p->verified);
+		kvpd_put_int(o, "unverified_total", p->unverified);
+		kvpd_put_int(o, "verifying", p->verifying);
 		json_array_append_new(list, o);
 		ret_sum->charged_bytes += p->charged_bytes;
 		ret_sum->blocks += p->blocks;

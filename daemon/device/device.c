@@ -226,6 +226,18 @@ int kvpd_device_ask(struct kvpd_device *device, struct kvpd_device_op *op)
 
 /* ---- copies --------------------------------------------------------------------------------- */
 
+static bool has_ends(const struct kvpd_device *d, const struct kvpd_device_copy *c)
+{
+	return c->bytes <= d->own.host.at[c->host].bytes &&
+	       c->host_off <= d->own.host.at[c->host].bytes - c->bytes &&
+	       (c->way == KVPD_TO_HOST ? d->own.host.at[c->host] : d->own.seg.at[c->seg]).writable;
+}
+
+static bool sums_only(const struct kvpd_device_copy *c)
+{
+	return c->way == KVPD_TO_HOST && c->flags & (KVPD_COPY_SUM | KVPD_COPY_CHECK);
+}
+
 static int check_copy(const struct kvpd_device *d, const struct kvpd_device_copy *c)
 {
 	if (c->way >= KVPD_WAYS || c->kind >= KVPD_COPY_KINDS || !c->tenant ||
@@ -233,11 +245,9 @@ static int check_copy(const struct kvpd_device *d, const struct kvpd_device_copy
 		c->host >= KVPD_DEVICE_SEGS || !c->bytes || c->seg_off % 64 || c->host_off % 64)
 		return -EINVAL;
 	if (c->bytes > d->own.seg.at[c->seg].bytes ||
-		c->seg_off > d->own.seg.at[c->seg].bytes - c->bytes ||
-		c->bytes > d->own.host.at[c->host].bytes ||
-		c->host_off > d->own.host.at[c->host].bytes - c->bytes)
+		c->seg_off > d->own.seg.at[c->seg].bytes - c->bytes)
 		return -EINVAL;
-	if (!(c->way == KVPD_TO_HOST ? d->own.host.at[c->host] : d->own.seg.at[c->seg]).writable)
+	if (c->flags & KVPD_COPY_ONLY ? !sums_only(c) : !has_ends(d, c))
 		return -EINVAL;
 	if (d->config.no_copies)
 		return -EOPNOTSUPP;
@@ -254,7 +264,8 @@ int kvpd_device_copy(struct kvpd_device *device, struct kvpd_device_copy *copy)
 	if (r < 0)
 		return r;
 	device->own.seg.at[copy->seg].uses++;
-	device->own.host.at[copy->host].uses++;
+	if (!(copy->flags & KVPD_COPY_ONLY))
+		device->own.host.at[copy->host].uses++;
 	copy->work.status = 0;
 	copy->work.is_copy = true;
 	copy->queued_ns = kvpd_now_ns();
@@ -286,7 +297,8 @@ static void back_op(struct kvpd_device *d, struct kvpd_device_op *op)
 static void back_copy(struct kvpd_device *d, const struct kvpd_device_copy *c)
 {
 	d->own.seg.at[c->seg].uses--;
-	d->own.host.at[c->host].uses--;
+	if (!(c->flags & KVPD_COPY_ONLY))
+		d->own.host.at[c->host].uses--;
 }
 
 uint32_t kvpd_device_drain(struct kvpd_device *device, uint32_t max)

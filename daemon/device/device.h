@@ -128,6 +128,11 @@ struct kvpd_device_op {
 	1u /* deadline_ns counts: earliest first, while its tenant is at most 64 MiB ahead */
 #define KVPD_COPY_SUM   2u /* checksum: out, kvp_payload_checksum() of what was copied */
 #define KVPD_COPY_CHECK 4u /* checksum: in; -EBADMSG if what was copied has another */
+/*
+ * Together with one of these, of way TO_HOST: nothing is copied, `host` is not looked at, and what lies in
+ * the segment is summed. -EOPNOTSUPP: the driver's memory cannot be read by the worker.
+ */
+#define KVPD_COPY_ONLY 8u
 struct kvpd_device_copy {
 	struct kvpd_device_work work;
 	uint32_t way;

@@ -36,9 +36,9 @@ static void post(struct kvpd_device *d, struct kvpd_device_work *work, int statu
 
 static void copy_over(struct kvpd_device *d, struct kvpd_device_copy *c, int status)
 {
-	if (status < 0)
+	if (status < 0 && !(c->flags & KVPD_COPY_ONLY))
 		d->figures.kind[c->kind].failed++;
-	else
+	else if (!(c->flags & KVPD_COPY_ONLY))
 		d->figures.kind[c->kind].done++;
 	post(d, &c->work, status);
 }
@@ -642,8 +642,13 @@ static void send_sums(struct kvpd_device *d)
 		if (d->sum[i].copy)
 			continue;
 		TAILQ_REMOVE(&d->to_sum, c, q.age);
+		if (c->flags & KVPD_COPY_ONLY && !(d->driver_flags & KVPD_DRIVER_READABLE)) {
+			copy_over(d, c, -EOPNOTSUPP);
+			continue;
+		}
 		/* What arrived, if the processor can read it; else what was sent. */
-		s.host = c->way == KVPD_TO_HOST || !(d->driver_flags & KVPD_DRIVER_READABLE);
+		s.host = !(c->flags & KVPD_COPY_ONLY) &&
+			 (c->way == KVPD_TO_HOST || !(d->driver_flags & KVPD_DRIVER_READABLE));
 		s.seq = ++d->batch;
 		s.id = s.host ? c->host : c->seg;
 		s.off = s.host ? c->host_off : c->seg_off;
@@ -795,6 +800,8 @@ static bool take_work(struct kvpd_device *d)
 		TAILQ_REMOVE(&copies, c, q.age);
 		if (d->seg[c->seg].lost)
 			copy_over(d, c, -ENODEV);
+		else if (c->flags & KVPD_COPY_ONLY)
+			TAILQ_INSERT_TAIL(&d->to_sum, c, q.age);
 		else
 			kvpd_queue_add(&d->queue, c, now);
 	}

@@ -645,6 +645,7 @@ static int finish(struct kvpd_request *q, int result)
 			kvpd_put_int(q->answer, "unsettled", c->unsettled);
 		} else if (q->tenant <= KVPD_MAX_TENANTS) {
 			kvpd_put_int(q->answer, "next", (uint64_t)q->tenant << 32 | q->at);
+			kvpd_put_bool(q->answer, "busy", c->busy);
 		}
 		kvpd_put_bool(q->answer, "clean", !c->wrong);
 		kvpd_put_int(q->answer, "problems_found", c->wrong);

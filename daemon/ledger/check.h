@@ -65,6 +65,8 @@ struct kvpd_check {
 	struct kvp_summing *summing;
 	uint64_t word, read;
 	bool reading;
+	bool asked; /* its payload on a device is being verified, or was */
+	bool busy;  /* no more can be, just now */
 };
 
 __attribute__((format(printf, 2, 3))) void kvpd_check_wrong(

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvctl check --payloads: contents against their checksums. A large block is read in pieces, between
+ * kvctl check --payloads: contents against their checksums; those on devices are asked about, and what comes
+ * of that is among the devices' figures. A large block is read in pieces, between
  * which it may move or go: then what was read of it says nothing, and it is left out.
  */
 #include <errno.h>
@@ -9,6 +10,7 @@
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/check.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/verify.h"
 #include "shm/kvp_catalog.h"
 
 #define ANSWER_BYTES (2u << 20) /* about so many for one request */
@@ -63,6 +65,23 @@ static bool read_on(struct kvpd_check *c, uint32_t block)
 	return true;
 }
 
+static void next_block(struct kvpd_check *c)
+{
+	c->part = 0;
+	c->reading = c->asked = false;
+}
+
+/* False: the answer ends before this block, as no more payloads on devices can be verified just now. */
+static bool ask_device(struct kvpd_check *c, uint32_t block)
+{
+	int64_t r = c->asked ? 0 : kvpd_verify(c->t, block);
+
+	c->asked = true;
+	c->busy = r == -EAGAIN;
+	c->bytes += r > 0 ? (uint64_t)r : 0;
+	return !c->busy;
+}
+
 int kvpd_check_contents(struct kvpd_check *c)
 {
 	struct kvpd_request *q = c->q;
@@ -70,7 +89,7 @@ int kvpd_check_contents(struct kvpd_check *c)
 	for (; (c->t = kvpd_request_tenant(q)); q->tenant++, q->at = 0) {
 		c->reading = c->reading && c->t->number == c->number;
 		c->number = c->t->number;
-		for (; q->at < c->t->layout.max_blocks; q->at++, c->part = 0, c->reading = false) {
+		for (; q->at < c->t->layout.max_blocks; q->at++, next_block(c)) {
 			/* A block is answered for as a whole. */
 			if (!c->reading && !c->part && c->bytes >= ANSWER_BYTES)
 				return 0;
@@ -78,6 +97,8 @@ int kvpd_check_contents(struct kvpd_check *c)
 				return -EINPROGRESS;
 			if (kvpd_check_state(c, q->at) != KVP_BLOCK_LIVE)
 				continue;
+			if (!ask_device(c, q->at))
+				return 0;
 			while (read_on(c, q->at))
 				if (kvpd_request_over(q))
 					return -EINPROGRESS;

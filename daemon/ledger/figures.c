@@ -83,6 +83,9 @@ static void read_parts(const struct kvpd_tenant *t, struct kvpd_part_figures *f)
 			.warmed = p->warmed,
 			.dropped = p->dropped,
 			.damaged = p->damaged,
+			.verified = p->verified,
+			.unverified = p->unverified,
+			.verifying = p->verifying,
 		};
 	}
 }

@@ -69,7 +69,9 @@ struct kvpd_part {
 	uint64_t warmed;            /* that were copied there, */
 	uint64_t dropped;           /* that went for others' sake, */
 	uint64_t damaged; /* and that did not come, because they are not what their checksum says */
-	bool dropping;    /* a job that takes payloads is under way */
+	uint64_t verified, unverified; /* payloads that check asked about; see verify.h */
+	uint32_t verifying;
+	bool dropping; /* a job that takes payloads is under way */
 	uint32_t
 		look; /* leases are looked at for room until this look is over; 0: none is wanted */
 	uint64_t drained_ns; /* when an extent was last emptied for others */

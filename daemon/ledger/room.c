@@ -144,6 +144,19 @@ static void job_begin(struct kvpd_move_job *j, struct kvpd_part *part)
 	kvpd_switch_add(j->tenant, j);
 }
 
+void kvpd_room_damaged(struct kvpd_tenant *t, uint32_t block)
+{
+	struct kvpd_place p;
+	struct kvpd_move_job *j = NULL;
+
+	if (kvpd_block_place(t, block, KVP_TIER_VRAM, &p) && !kvpd_block_kept(t, block))
+		j = job_new(t);
+	if (!j)
+		return;
+	job_add(j, block);
+	job_begin(j, &t->part[p.extent->cls->medium - 1]);
+}
+
 void kvpd_room_dropped(struct kvpd_tenant *t, const struct kvpd_move_job *j)
 {
 	t->part[j->move[0].from.extent->cls->medium - 1].dropping = false;

@@ -38,6 +38,8 @@ int kvpd_room_own(
 	struct kvpd_session *s, struct kvpd_class *c, uint64_t now, struct kvpd_room *room);
 /* A device's extent that drains: has some of its payloads taken. Returns of how many blocks. */
 uint32_t kvpd_room_empty(struct kvpd_extent *x, uint64_t now);
+/* The block's payload there is damaged: it goes, if no lease protects it and nothing is below it there. */
+void kvpd_room_damaged(struct kvpd_tenant *t, uint32_t block);
 /* The switch is through with a job of these. */
 void kvpd_room_dropped(struct kvpd_tenant *t, const struct kvpd_move_job *job);
 

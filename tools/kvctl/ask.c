@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "libclient/kvpool_admin.h"
 
@@ -129,6 +130,11 @@ int kvctl_refused(struct kvctl *ctl, const char *command, int error, const json_
 	const char *text = kvctl_text(answer, "error");
 
 	return kvctl_fail(ctl, command, KVCTL_BAD, "%s", *text ? text : strerror(-error));
+}
+
+void kvctl_nap_ms(uint32_t ms)
+{
+	nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L }, NULL);
 }
 
 void kvctl_print_json(const json_t *document)

@@ -173,6 +173,73 @@ static void add_findings(json_t *sum, const json_t *answer)
 	json_object_set_new(sum, "clean", json_boolean(!found));
 }
 
+/* A figure of all tenants' parts of all devices. */
+static double of_devices(const json_t *answer, const char *name)
+{
+	json_t *device, *part;
+	double sum = 0;
+	size_t i, k;
+
+	json_array_foreach(json_object_get(answer, "devices"), i, device)
+		json_array_foreach(json_object_get(device, "tenants"), k, part)
+			sum += kvctl_number(part, name);
+	return sum;
+}
+
+/* NULL: a daemon that knows nothing of devices. */
+static json_t *ask_devices(struct kvctl *ctl, const json_t *given)
+{
+	json_t *answer = NULL;
+
+	if (kvctl_ask(ctl, kvctl_request("devices", given), &answer) == 0)
+		return answer;
+	json_decref(answer);
+	return NULL;
+}
+
+/* Payloads on devices that do not match their checksums are a problem, too. */
+static void add_damaged(json_t *sum)
+{
+	double n = kvctl_number(sum, "device_damaged");
+	char text[160];
+
+	if (n <= 0)
+		return;
+	snprintf(text, sizeof(text),
+		"%.0f payloads on devices do not match their checksums; the daemon's log names "
+		"them",
+		n);
+	json_array_append_new(json_object_get(sum, "problems"), json_string(text));
+	n += kvctl_number(sum, "problems_found");
+	json_object_set_new(sum, "problems_found", json_integer((json_int_t)n));
+	json_object_set_new(sum, "clean", json_false());
+}
+
+/* What the workers of devices found since `before`, when they are through. True: damage. */
+static bool await_devices(struct kvctl *ctl, const json_t *given, const json_t *before, json_t *sum)
+{
+	static const struct {
+		const char *figure, *member;
+	} what[] = { { "verified_total", "device_verified" },
+		{ "unverified_total", "device_unverified" },
+		{ "damaged_total", "device_damaged" } };
+	json_t *after = before ? ask_devices(ctl, given) : NULL;
+
+	while (after && of_devices(after, "verifying") > 0) {
+		kvctl_nap_ms(20);
+		json_decref(after);
+		after = ask_devices(ctl, given);
+	}
+	for (size_t i = 0; after && i < sizeof(what) / sizeof(what[0]); i++) {
+		double n = of_devices(after, what[i].figure) - of_devices(before, what[i].figure);
+
+		json_object_set_new(sum, what[i].member, json_integer((json_int_t)n));
+	}
+	json_decref(after);
+	add_damaged(sum);
+	return kvctl_number(sum, "device_damaged") > 0;
+}
+
 /*
  * Contents, slice by slice: the daemon serves others in between. 0, -EBADMSG if it found
  * something; else the request was refused, and sum has its "error".
@@ -181,7 +248,7 @@ static int check_payloads(struct kvctl *ctl, const json_t *given, json_t *sum)
 {
 	double whole = kvctl_number(sum, "bytes"), done = 0;
 	bool tty = isatty(STDERR_FILENO) && !ctl->json, found = false;
-	json_t *next = json_integer(0), *answer;
+	json_t *next = json_integer(0), *before = ask_devices(ctl, given), *answer;
 	char a[32], b[32];
 	int r;
 
@@ -199,11 +266,16 @@ static int check_payloads(struct kvctl *ctl, const json_t *given, json_t *sum)
 			json_object_set(sum, "error", json_object_get(answer, "error"));
 		}
 		done += kvctl_number(answer, "bytes");
+		if (json_is_true(json_object_get(answer, "busy")))
+			kvctl_nap_ms(2);
 		if (tty)
 			fprintf(stderr, "\r%s of %s", kvctl_bytes(done, a), kvctl_bytes(whole, b));
 		json_decref(answer);
 	} while (r == 0 && next);
 	json_decref(next);
+	if (r == 0 && await_devices(ctl, given, before, sum))
+		found = true;
+	json_decref(before);
 	if (tty)
 		fputs("\r\033[K", stderr);
 	json_object_set_new(sum, "verified_bytes", json_integer((json_int_t)done));

@@ -195,11 +195,6 @@ static void show(struct waiting *w)
 	w->shown = true;
 }
 
-static void nap(void)
-{
-	nanosleep(&(struct timespec){ .tv_nsec = STEP_MS * 1000000L }, NULL);
-}
-
 static bool is_empty(const struct waiting *w)
 {
 	return json_is_true(json_object_get(w->answer, "empty"));
@@ -212,7 +207,7 @@ static int wait_empty(struct waiting *w, const char *verb)
 
 	while (r == 0 && !is_empty(w) && !late(w)) {
 		show(w);
-		nap();
+		kvctl_nap_ms(STEP_MS);
 		r = ask(w, "device-left", false);
 	}
 	/* What stays, and why. */
@@ -227,7 +222,7 @@ static int wait_detached(struct waiting *w)
 		r = ask(w, "device-detach", false);
 		show(w);
 		if (r == 0 && !in_state(w, "detached"))
-			nap();
+			kvctl_nap_ms(STEP_MS);
 	}
 	return r;
 }
@@ -238,7 +233,7 @@ static int wait_attached(struct waiting *w)
 
 	while (r == 0 && !in_state(w, "up") && !in_state(w, "down") && !late(w)) {
 		show(w);
-		nap();
+		kvctl_nap_ms(STEP_MS);
 		r = ask(w, "device-left", false);
 	}
 	return r;

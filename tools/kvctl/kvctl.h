@@ -134,6 +134,7 @@ const char *kvctl_bytes(double bytes, char *buf);
 const char *kvctl_duration(double seconds, char *buf);
 /* So many a second: one digit after the point where that is much of it. */
 const char *kvctl_rate(double rate, char *buf);
+void kvctl_nap_ms(uint32_t ms);
 double kvctl_number(const json_t *object, const char *key);    /* 0 if it is not there */
 const char *kvctl_text(const json_t *object, const char *key); /* "" if it is not there */
 

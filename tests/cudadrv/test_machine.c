@@ -565,6 +565,8 @@ static void devices(void)
 	must(cu.cuDeviceGetPCIBusId(text, sizeof(text), cu.device));
 	must(cu.cuDeviceTotalMem_v2(&bytes, cu.device));
 	holds(bytes == VRAM);
+	must(cu.cuDeviceGetAttribute(&value, CU_ATTR_POSIX_FD, cu.device));
+	holds(value == 1 && strcmp(kvp_cu_name(&cu, 700), "CUDA_ERROR_ILLEGAL_ADDRESS") == 0);
 	must(cu.cuDriverGetVersion(&version));
 	holds(version == 13000);
 	must(cu.cuDevicePrimaryCtxSetFlags_v2(cu.device, CU_SCHED_BLOCKING));
@@ -660,6 +662,169 @@ static void writes_of_the_dead_linger(void **state)
 		close(link[i]);
 }
 
+/* ---- host memory that two processes registered ---- */
+
+#define POOL_SLOTS 2
+static int pool_fd;
+
+static uint8_t *pool_map(void)
+{
+	void *p = mmap(NULL, POOL_SLOTS * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, pool_fd, 0);
+
+	holds(p != MAP_FAILED);
+	must(cu.cuMemHostRegister_v2(p, POOL_SLOTS * MIB, CU_REG_PORTABLE));
+	return p;
+}
+
+/* A copy from the device into slot 0 that hangs. */
+static void spiller(void)
+{
+	uint64_t at;
+	uint8_t *p;
+
+	child_open();
+	p = pool_map();
+	at = device_alloc(MIB);
+	must(cu.cuMemcpyDtoHAsync_v2(p, at, MIB, stream_new()));
+	while (cudadrv_hit(machine, hanging) == 0)
+		nap_ms(1);
+	child_tell(child_link, 1, -1);
+	pause();
+}
+
+static void warm(uint64_t slot)
+{
+	struct CUstream_st *s;
+	uint8_t *p;
+
+	child_open();
+	p = pool_map();
+	s = stream_new();
+	must(cu.cuMemcpyHtoDAsync_v2(device_alloc(MIB), p + slot * MIB, MIB, s));
+	must(cu.cuStreamSynchronize(s));
+}
+
+static void warm_first(void)
+{
+	warm(0);
+}
+
+static void warm_second(void)
+{
+	warm(1);
+}
+
+/* Each process has the pool at its own address: the file says that the bytes are the same. */
+static void hazards_are_seen_in_shared_host_memory(void **state)
+{
+	const struct cudadrv_fault hang = {
+		.function = "op:copy", .action = CUDADRV_HANG, .times = 1
+	};
+	pid_t spills;
+	int link;
+
+	(void)state;
+	pool_fd = memfd_create("pool", MFD_CLOEXEC);
+	assert_true(pool_fd >= 0 && ftruncate(pool_fd, POOL_SLOTS * MIB) == 0);
+	assert_int_equal(cudadrv_set(machine, &hang, &hanging), 0);
+	spills = child_start_linked(spiller, &link);
+	assert_int_equal(child_hear(link, NULL), 1);
+	assert_int_equal(child_run(warm_second), 0);
+	no_reports();
+	assert_int_equal(child_run(warm_first), 0);
+	assert_int_equal(cudadrv_reports(machine, CUDADRV_HAZARD), 1);
+	kill_child(spills);
+	close(link);
+	close(pool_fd);
+}
+
+/* ---- all of it ---- */
+
+static void ipc_taker(void)
+{
+	struct cu_ipc_handle ipc;
+	uint64_t at;
+	int fd = -1;
+
+	child_open();
+	child_hear(child_link, &fd);
+	holds(pread(fd, &ipc, sizeof(ipc), 0) == (ssize_t)sizeof(ipc));
+	must(cu.cuIpcOpenMemHandle_v2(&at, ipc, CU_IPC_LAZY_PEER));
+	must(cu.cuIpcCloseMemHandle(at));
+}
+
+static void ipc_giver(void)
+{
+	int fd = memfd_create("handle", MFD_CLOEXEC), link;
+	pid_t taker = child_start_linked(ipc_taker, &link);
+	struct cu_ipc_handle ipc;
+
+	child_open();
+	must(cu.cuIpcGetMemHandle(&ipc, device_alloc(4096)));
+	holds(pwrite(fd, &ipc, sizeof(ipc), 0) == (ssize_t)sizeof(ipc));
+	child_tell(link, 1, fd);
+	holds(child_end(taker) == 0);
+}
+
+/* What no other test here calls. */
+static void the_others(void)
+{
+	struct cu_copy_attr attr = { .order = CU_ORDER_STREAM };
+	struct cu_alloc_prop prop;
+	struct CUstream_st *s;
+	struct CUevent_st *e;
+	unsigned int mode = CU_CAPTURE_RELAXED;
+	uint64_t handle, seg, at, host;
+	size_t n = 4096, first = 0, fail;
+	void *p;
+
+	child_open();
+	must(cu.cuThreadExchangeStreamCaptureMode(&mode));
+	holds(mode == CU_CAPTURE_GLOBAL);
+	seg = seg_new(SEG, CU_HANDLE_FD, &handle);
+	must(cu.cuMemGetAllocationPropertiesFromHandle(&prop, handle));
+	must(cu.cuMemUnmap(seg, SEG));
+	must(cu.cuMemRelease(handle));
+	must(cu.cuMemAddressFree(seg, SEG));
+	at = device_alloc(8192);
+	must(cu.cuMemHostAlloc(&p, 8192, CU_REG_PORTABLE));
+	host = (uintptr_t)p;
+	memset(p, 0x42, 8192);
+	s = stream_new();
+	must(cu.cuEventCreate(&e, CU_EVENT_NO_TIMING));
+	must(cu.cuMemcpyHtoD_v2(at, p, 4096));
+	must(cu.cuMemcpyDtoD_v2(at + 4096, at, 4096));
+	must(cu.cuCtxSynchronize());
+	holds(read_word(at + 8184) == UINT64_C(0x4242424242424242));
+	must(cu.cuMemcpyDtoDAsync_v2(at, at + 4096, 4096, s));
+	must(cu.cuMemsetD8Async(at + 4096, 1, 4096, s));
+	must(cu.cuMemcpyBatchAsync(&at, &host, &n, 1, &attr, &first, 1, &fail, s));
+	must(cu.cuMemcpyBatchAsync_v2(&at, &host, &n, 1, &attr, &first, 1, s));
+	must(cu.cuEventRecord(e, s));
+	must(cu.cuStreamWaitEvent(s, e, 0));
+	must(cu.cuMemcpyDtoHAsync_v2(p, at, 4096, s));
+	must(cu.cuStreamSynchronize(s));
+	must(cu.cuEventDestroy_v2(e));
+	must(cu.cuStreamDestroy_v2(s));
+	must(cu.cuMemFreeHost(p));
+	must(cu.cuMemFree_v2(at));
+	must(cu.cuDevicePrimaryCtxRelease_v2(cu.device));
+}
+
+/* The last test: what the driver has has been called, by this program alone. */
+static void every_entry_point_is_called(void **state)
+{
+	(void)state;
+	assert_int_equal(child_run(ipc_giver), 0);
+	assert_int_equal(child_run(the_others), 0);
+	no_reports();
+	for (uint32_t i = 0; cudadrv_function(i); i++)
+		if (cudadrv_calls(machine, cudadrv_function(i)) == 0)
+			print_error("%s is not called\n", cudadrv_function(i));
+	for (uint32_t i = 0; cudadrv_function(i); i++)
+		assert_true(cudadrv_calls(machine, cudadrv_function(i)) > 0);
+}
+
 int main(void)
 {
 #define EACH(test) cmocka_unit_test_setup(test, before_each)
@@ -680,6 +845,8 @@ int main(void)
 		EACH(pointers_say_what_they_are),
 		EACH(devices_say_what_they_are),
 		EACH(writes_of_the_dead_linger),
+		EACH(hazards_are_seen_in_shared_host_memory),
+		EACH(every_entry_point_is_called),
 	};
 	const struct cudadrv_config c = {
 		.vram_bytes = VRAM, .context_bytes = CONTEXT, .linger_ns = UINT64_C(10000000000)

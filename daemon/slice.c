@@ -3,6 +3,7 @@
 #include "daemon/slice.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -23,6 +24,7 @@ struct attributes {
 };
 
 #define NICE_MIN (-20)
+#define LEVELS   5 /* of those that step back */
 
 static bool set(struct attributes a, int sooner)
 {
@@ -49,4 +51,23 @@ void kvpd_slice_ask(uint64_t ns, int sooner)
 		}
 	}
 	kvpd_info("this thread keeps the kernel's slice: %s", strerror(errno));
+}
+
+void kvpd_step_back(void)
+{
+	static const struct sched_param none;
+
+	errno = 0;
+	if (nice(LEVELS) == -1 && errno)
+		kvpd_info("this thread stays at the daemon's priority: %s", strerror(errno));
+	if (sched_setscheduler(0, SCHED_BATCH, &none) < 0)
+		kvpd_info("this thread takes processors as others do: %s", strerror(errno));
+}
+
+void kvpd_step_aside(void)
+{
+	static const struct sched_param none;
+
+	if (sched_setscheduler(0, SCHED_IDLE, &none) < 0)
+		kvpd_step_back();
 }

@@ -20,4 +20,16 @@
  */
 void kvpd_slice_ask(uint64_t ns, int sooner);
 
+/*
+ * The other way round, for threads that work for those: the calling thread, the threads that it makes and
+ * the programs that it starts, take a processor from nobody when they wake (SCHED_BATCH), and are a few
+ * levels nicer, so that a thread of the former kind takes theirs. They may hold locks for a moment.
+ */
+void kvpd_step_back(void);
+/*
+ * A processor is given up at once to whoever wants it (SCHED_IDLE). On a machine that computes without
+ * end such a thread gets next to nothing: nobody may wait for it, and it holds no locks.
+ */
+void kvpd_step_aside(void);
+
 #endif

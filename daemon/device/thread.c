@@ -14,6 +14,7 @@
 #include "daemon/clock.h"
 #include "daemon/device/state.h"
 #include "daemon/log.h"
+#include "daemon/slice.h"
 #include "shm/kvp_seg.h"
 
 #define GRACE_MS       1000u
@@ -901,6 +902,8 @@ void *kvpd_device_run(void *device)
 {
 	struct kvpd_device *d = device;
 
+	/* And the worker with it, which copies for milliseconds. */
+	kvpd_step_back();
 	while (!take_work(d)) {
 		work(d);
 		show(d);

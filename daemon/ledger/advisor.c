@@ -4,16 +4,13 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "daemon/clock.h"
 #include "daemon/ledger/advice.h"
-#include "daemon/log.h"
+#include "daemon/slice.h"
 #include "shm/kvp_atomic.h"
 
-#define ADVISOR_NICE 10
 /* So that the queues, which hold some thousands of events at least, do not run over. */
 #define NAP_NS (20 * KVPD_MS)
 
@@ -95,9 +92,7 @@ static void *advisor_main(void *arg)
 {
 	struct kvpd_advisor *v = arg;
 
-	errno = 0;
-	if (nice(ADVISOR_NICE) == -1 && errno)
-		kvpd_info("the advisor stays at the daemon's priority: %s", strerror(errno));
+	kvpd_step_aside();
 	while (!kvp_load_acquire(&v->stop)) {
 		kvpd_advisor_turn(v);
 		wait(v);

@@ -2,16 +2,11 @@
 /* Threads that do jobs, tenant by tenant. */
 #include "daemon/ledger/worker.h"
 
-#include <errno.h>
 #include <pthread.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/round.h"
-#include "daemon/log.h"
-
-#define WORKER_NICE 5
+#include "daemon/slice.h"
 
 /* ---- queues, in a ring of those tenants that have jobs; under the lock ---------------------- */
 
@@ -57,22 +52,12 @@ static struct kvpd_job *dequeue(struct kvpd_worker *w)
 
 /* ---- the threads ---------------------------------------------------------------------------- */
 
-/*
- * This thread, and those that it makes, have a lower priority than the ledger and the control thread:
- * everybody waits for those two, and they work for microseconds; a copy takes milliseconds.
- */
-static void step_back(void)
-{
-	errno = 0;
-	if (nice(WORKER_NICE) == -1 && errno)
-		kvpd_info("workers stay at the daemon's priority: %s", strerror(errno));
-}
-
 static void *worker_main(void *arg)
 {
 	struct kvpd_worker *w = arg;
 
-	step_back();
+	/* Everybody waits for the ledger, which works for microseconds; a copy takes milliseconds. */
+	kvpd_step_back();
 	pthread_mutex_lock(&w->lock);
 	while (!w->stop) {
 		struct kvpd_job *job = dequeue(w);

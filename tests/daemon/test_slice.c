@@ -2,6 +2,7 @@
 /* A slice is what was asked for where the kernel knows slices, and nothing else changes. */
 #include "daemon/slice.h"
 
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -95,12 +96,40 @@ static void a_thread_may_become_less_nice(void **state)
 	assert_int_equal(ws, 0);
 }
 
+/* What has stepped back stays so in its threads and programs, and takes no processor from others. */
+static void some_give_way(void **state)
+{
+	pid_t pid = fork();
+	int ws;
+	(void)state;
+
+	assert_true(pid >= 0);
+	if (!pid) {
+		struct attributes before = now(), after;
+
+		kvpd_step_back();
+		after = now();
+		if (after.policy != SCHED_BATCH || after.nice != before.nice + 5)
+			_exit(1);
+		pid = fork();
+		if (!pid)
+			_exit(now().policy != SCHED_BATCH || now().nice != after.nice);
+		if (waitpid(pid, &ws, 0) != pid || ws)
+			_exit(2);
+		kvpd_step_aside();
+		_exit(now().policy != SCHED_IDLE);
+	}
+	assert_int_equal(waitpid(pid, &ws, 0), pid);
+	assert_int_equal(ws, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_slice_is_what_was_asked_for),
 		cmocka_unit_test(nothing_else_changes),
 		cmocka_unit_test(a_thread_may_become_less_nice),
+		cmocka_unit_test(some_give_way),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -127,16 +127,22 @@ static int valid_table(const struct kvp_calib_table *t)
 	return t->count && t->count <= KVP_CALIB_WIDTH_MAX && t->shift <= KVP_CALIB_SHIFT_MAX;
 }
 
-/* Copies floats that lie anywhere into rows of `stride`; -EBADMSG if one is beyond max, or a NaN. */
+/*
+ * Copies rows of n floats that lie anywhere to columns of `group`, one group after another: what was at
+ * [r][i] is at [i / group][r][i % group]. -EBADMSG if one is beyond max, or a NaN.
+ */
 static int take_floats(
-	const uint8_t *in, uint32_t rows, uint32_t n, uint32_t stride, float max, float *to)
+	const uint8_t *in, uint32_t rows, uint32_t n, uint32_t group, float max, float *to)
 {
 	int bad = 0;
 
-	for (uint32_t r = 0; r < rows; r++, in += sizeof(float) * n, to += stride) {
-		memcpy(to, in, sizeof(float) * n);
-		for (uint32_t i = 0; i < n; i++)
-			bad |= !(to[i] >= -max && to[i] <= max);
+	for (uint32_t r = 0; r < rows; r++) {
+		for (uint32_t i = 0; i < n; i++, in += sizeof(float)) {
+			float *f = to + ((size_t)(i / group) * rows + r) * group + i % group;
+
+			memcpy(f, in, sizeof *f);
+			bad |= !(*f >= -max && *f <= max);
+		}
 	}
 	return bad ? -EBADMSG : 0;
 }
@@ -212,13 +218,13 @@ static int take_unit(
 	if (!u->mean || !u->forward || !u->inverse || !u->table)
 		return -ENOMEM;
 	at = *in + sizeof hdr;
-	r = take_floats(at, 1, width, 0, MEAN_MAX, u->mean);
+	r = take_floats(at, 1, width, PCA_ALIGN, MEAN_MAX, u->mean);
 	at += sizeof(float) * width;
 	if (!r)
-		r = take_floats(at, width, u->rank, u->rank_stride, MATRIX_MAX, u->forward);
+		r = take_floats(at, width, u->rank, PCA_GROUP, MATRIX_MAX, u->forward);
 	at += sizeof(float) * width * u->rank;
 	if (!r)
-		r = take_floats(at, u->rank, width, pca->width_stride, MATRIX_MAX, u->inverse);
+		r = take_floats(at, u->rank, width, PCA_ALIGN, MATRIX_MAX, u->inverse);
 	at += sizeof(float) * width * u->rank;
 	for (uint32_t i = 0; i < u->tables && !r; i++) {
 		r = take_table(at, first, &u->table[i]);

@@ -347,9 +347,35 @@ static float value_of(const struct unit_in *in, const struct pca_table *table, u
 	return q < 0 ? table->offset[m > 1] - (float)m : (float)m - table->offset[m > 1];
 }
 
-/* Lists of PCA_ROWS tokens from `at` on, of which most components are 0. */
+/* One component of PCA_ROWS tokens, whose symbols are values and no escapes: no branch to mispredict. */
+static void add_values(
+	struct pca_list *list, const float *value, const uint8_t *sym, uint32_t component)
+{
+	for (uint32_t t = 0; t < PCA_ROWS; t++, list++) {
+		const float v = value[sym[t]];
+
+		list->at[list->n] = (uint16_t)component;
+		list->value[list->n] = v;
+		list->n += v != 0.0f;
+	}
+}
+
+static void add_coded(struct unit_in *in, const struct pca_table *table, uint32_t component,
+	uint32_t at, const uint8_t **escape)
+{
+	for (uint32_t t = 0; t < PCA_ROWS; t++) {
+		const float v = value_of(in, table, component * PCA_TILE + at + t, escape);
+
+		if (v != 0.0f)
+			add(&in->list[t], component, v);
+	}
+}
+
+/* Lists of PCA_ROWS tokens from `at` on, of which many components are 0. */
 static void list_rows(struct unit_in *in, uint32_t at, const uint8_t **escape)
 {
+	const uint64_t ones = UINT64_C(0x0101010101010101);
+
 	for (uint32_t t = 0; t < PCA_ROWS; t++)
 		in->list[t].n = 0;
 	for (uint32_t i = 0; i < in->unit->tables; i++) {
@@ -360,16 +386,10 @@ static void list_rows(struct unit_in *in, uint32_t at, const uint8_t **escape)
 			uint64_t word;
 
 			memcpy(&word, sym, sizeof word);
-			if (!table->shift && word == UINT64_C(0x8080808080808080))
-				continue;
-			for (uint32_t t = 0; t < PCA_ROWS; t++) {
-				float v = table->value[sym[t]];
-
-				if (table->shift || sym[t] == KVP_CALIB_ESCAPE)
-					v = value_of(in, table, c * PCA_TILE + at + t, escape);
-				if (v != 0.0f)
-					add(&in->list[t], c, v);
-			}
+			if (table->shift || ((word - ones) & ~word & ones << 7)) /* a byte of 0 */
+				add_coded(in, table, c, at, escape);
+			else if (word != ones * KVP_CALIB_ZERO)
+				add_values(in->list, table->value, sym, c);
 		}
 	}
 }

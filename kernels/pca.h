@@ -12,6 +12,7 @@
 #define PCA_TILE   RANS_LANES /* tokens whose symbols are one group of the entropy coder */
 #define PCA_ROWS   8u         /* tokens that are transformed together; divides PCA_TILE */
 #define PCA_ALIGN  64u        /* ranks and widths in memory are multiples of it */
+#define PCA_GROUP  32u        /* components whose axes lie together; divides PCA_ALIGN */
 #define PCA_SHIFTS (KVP_CALIB_SHIFT_MAX + 1u)
 
 /* A component beyond it is not coded; what fits is exact in a float. */
@@ -29,11 +30,13 @@ struct pca_table {
 
 struct pca_unit {
 	uint32_t rank;
-	uint32_t rank_stride; /* floats of a row of forward; what is beyond rank is 0 */
+	uint32_t rank_stride; /* rank, rounded up; components beyond rank are 0 */
 	uint32_t tables;
-	float *mean;    /* [pca->width_stride] */
-	float *forward; /* [width][rank_stride] */
-	float *inverse; /* [rank][pca->width_stride] */
+	float *mean; /* [pca->width_stride] */
+	/* What one register's work reads lies in one piece: rows a power of two apart share few sets of a
+	 * cache. */
+	float *forward; /* [rank_stride / PCA_GROUP][width][PCA_GROUP] */
+	float *inverse; /* [pca->width_stride / PCA_ALIGN][rank][PCA_ALIGN] */
 	struct pca_table *table;
 };
 

@@ -29,12 +29,12 @@ static inline __attribute__((always_inline)) void vec_store(float *p, vec v)
 
 /* Two registers of components of TOKENS rows. */
 static inline __attribute__((always_inline)) void project_block(const float *x, uint32_t x_stride,
-	uint32_t width, const float *forward, uint32_t stride, float *z)
+	uint32_t width, const float *forward, float *z, uint32_t stride)
 {
 	vec acc[TOKENS][2];
 
 	UNROLL for (uint32_t t = 0; t < TOKENS; t++) acc[t][0] = acc[t][1] = (vec){ 0 };
-	for (uint32_t i = 0; i < width; i++, forward += stride) {
+	for (uint32_t i = 0; i < width; i++, forward += PCA_GROUP) {
 		const vec a = vec_load(forward), b = vec_load(forward + LANES);
 
 		UNROLL for (uint32_t t = 0; t < TOKENS; t++)
@@ -72,20 +72,21 @@ static void project(
 	for (uint32_t t = 0; t < PCA_ROWS; t += TOKENS)
 		for (uint32_t j = 0; j < u->rank_stride; j += 2 * LANES)
 			project_block(x + t * pca->width_stride, pca->width_stride, pca->width,
-				u->forward + j, u->rank_stride, z + t * u->rank_stride + j);
+				u->forward + j / PCA_GROUP * PCA_GROUP * pca->width + j % PCA_GROUP,
+				z + t * u->rank_stride + j, u->rank_stride);
 	quotients(z, PCA_ROWS * u->rank_stride, pca->round, q);
 }
 
 /* REGS registers of channels of one token. */
 #define REGS (PCA_ALIGN / LANES < 4 ? PCA_ALIGN / LANES : 4)
-static inline __attribute__((always_inline)) void build_block(const struct pca_list *list,
-	const float *mean, const float *inverse, uint32_t stride, float *y)
+static inline __attribute__((always_inline)) void build_block(
+	const struct pca_list *list, const float *mean, const float *inverse, float *y)
 {
 	vec acc[REGS];
 
 	UNROLL for (uint32_t r = 0; r < REGS; r++) acc[r] = vec_load(mean + r * LANES);
 	for (uint32_t k = 0; k < list->n; k++) {
-		const float *row = inverse + (size_t)list->at[k] * stride, v = list->value[k];
+		const float *row = inverse + (size_t)list->at[k] * PCA_ALIGN, v = list->value[k];
 
 		UNROLL for (uint32_t r = 0; r < REGS; r++) acc[r] += vec_load(row + r * LANES) * v;
 	}
@@ -97,7 +98,8 @@ static void build(const struct kvp_pca *pca, const struct pca_unit *u, const str
 {
 	for (uint32_t i = 0; i < pca->width_stride; i += REGS * LANES)
 		for (uint32_t t = 0; t < n; t++)
-			build_block(&list[t], u->mean + i, u->inverse + i, pca->width_stride,
+			build_block(&list[t], u->mean + i,
+				u->inverse + i / PCA_ALIGN * PCA_ALIGN * u->rank + i % PCA_ALIGN,
 				y + t * pca->width_stride + i);
 }
 

@@ -364,16 +364,30 @@ int kvbench_codecs(int argc, char **argv)
 
 	r = kbench_parse(argc, argv,
 		"Bytes, error and speed of codecs, beside memcpy() of the same cold bytes (the C\n"
-		"library's, through the caches). Speeds are the best of three rounds.",
-		KBENCH_CODEC | KBENCH_VALIDATE | KBENCH_ISA, &args);
+		"library's, through the caches). Speeds are the best of three rounds. With "
+		"--calib, --model and\n"
+		"--text: of pca instead, on what the model caches of the text.",
+		KBENCH_CODEC | KBENCH_VALIDATE | KBENCH_ISA | KBENCH_CALIB | KBENCH_MODEL |
+			KBENCH_TEXT,
+		&args);
 	if (r)
 		return r < 0 ? 2 : 0;
 	if (args.validate && args.n_codecs) {
 		fprintf(stderr, "kvbench codecs: --validate has codecs of its own, not --codec\n");
 		return 2;
 	}
+	if (!args.n_calibs != !args.model || !args.model != !args.n_texts) {
+		fprintf(stderr,
+			"kvbench codecs: --calib FILE goes with --model DIR and --text FILE\n");
+		return 2;
+	}
 	if (kvp_kernels_new(args.cpu_mask, &k) < 0)
 		return 1;
+	if (args.n_calibs) {
+		r = kbench_codecs_pca(k, &args);
+		kvp_kernels_free(k);
+		return r < 0 ? 1 : 0;
+	}
 	if (args.validate) {
 		r = validate(k);
 		kvp_kernels_free(k);

@@ -4,9 +4,11 @@
  * except that a query sees itself and the 63 tokens before it natively; next-token distributions
  * are compared with those of the native run.
  */
+#include "kernels/kvp_calib.h"
 #include "kernels/kvp_codec.h"
 #include "tools/kvbench/kbench.h"
 #include "tools/kvbench/kvbench.h"
+#include "tools/kvrun/kvr_half.h"
 #include "tools/kvrun/kvr_model.h"
 #include "tools/kvrun/kvr_perplexity.h"
 #include "tools/kvrun/kvr_seq.h"
@@ -39,6 +41,7 @@ static const char *const default_codecs[] = { "native", "fp8", "fp8-e5m2", "int8
 struct scheme {
 	uint32_t codec[2][2];
 	int mixed;
+	struct kvp_calib_set *calib; /* for pca; NULL: none */
 };
 
 /* Tiles that are decoded already, by age class, layer, K or V, head, block. */
@@ -125,23 +128,86 @@ static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *f
 	return r;
 }
 
+/* Where in store.tile K or V of a block is, in one class of age. */
+static float **tile_at(struct store *s, uint32_t old, const struct kvr_plane *plane, uint32_t head)
+{
+	size_t at = (((size_t)old * s->layers + plane->layer) * 2 + plane->value) * s->heads + head;
+
+	return &s->tile[at * s->blocks + plane->block];
+}
+
+/* pca takes all heads of a layer together, and leaves a tile for each. */
+static int code_heads(struct store *s, uint32_t old, const struct kvr_plane *from)
+{
+	const struct kvp_plane p = { from->tokens, s->heads, from->head_dim, KVP_DTYPE_F16,
+		from->value ? KVP_PLANE_V : KVP_PLANE_K };
+	const size_t n = (size_t)p.tokens * p.heads * p.dim, rows = (size_t)p.tokens * p.heads;
+	const uint8_t *first =
+		(const uint8_t *)from->native - (size_t)from->kv_head * p.dim * sizeof(float);
+	const struct kvp_encode_opts o = { .size = sizeof o,
+		.calib = s->scheme->calib
+				 ? kvp_calib_set_find(s->scheme->calib, from->layer, p.kind)
+				 : NULL,
+		.position = from->block * s->block };
+	/* Elements are those of an fp16 cache: what is stored then takes what it would take. */
+	const ptrdiff_t row = 2 * (ptrdiff_t)p.dim;
+	uint8_t *raw = kbench_alloc(2 * n), *payload;
+	struct kvp_plane_hdr hdr;
+	size_t bytes;
+	int r = kvp_plane_bytes(KVP_CODEC_PCA, &p, &bytes);
+
+	payload = kbench_alloc(bytes);
+	for (size_t i = 0; i < rows; i++)
+		kvr_narrow(KVR_F16,
+			(const float *)(const void *)(first + i % p.tokens * from->stride) +
+				i / p.tokens * p.dim,
+			p.dim, raw + i * (size_t)row);
+	if (!r)
+		r = kvp_plane_encode(s->k, KVP_CODEC_PCA, &p, &o,
+			(struct kvp_raw_const){ raw, row * p.tokens, row }, payload, bytes);
+	if (!r)
+		r = kvp_plane_decode(s->k, KVP_CODEC_PCA, &p, o.calib, payload, bytes,
+			(struct kvp_raw){ raw, row * p.tokens, row });
+	for (uint32_t h = 0; h < p.heads && !r; h++) {
+		float **tile = tile_at(s, old, from, h);
+
+		free(*tile);
+		*tile = kbench_alloc((size_t)p.tokens * p.dim * sizeof **tile);
+		kvr_widen(
+			KVR_F16, raw + h * (size_t)row * p.tokens, (size_t)p.tokens * p.dim, *tile);
+	}
+	if (!r) {
+		memcpy(&hdr, payload, sizeof hdr);
+		s->bits += 8.0 * (double)(hdr.bytes - KVP_PLANE_HDR_BYTES);
+		s->values += (double)n;
+	}
+	free(raw);
+	free(payload);
+	return r;
+}
+
 static int substitute_read(void *arg, const struct kvr_plane *plane, float *dst)
 {
 	struct store *s = arg;
 	uint32_t age = plane->query - plane->block * s->block;
 	uint32_t old = s->scheme->mixed && age >= WARM_AGE;
-	size_t at = (((size_t)old * s->layers + plane->layer) * 2 + plane->value) * s->heads +
-		    plane->kv_head;
+	uint32_t codec = s->scheme->codec[old][plane->value];
 	size_t n = (size_t)plane->tokens * plane->head_dim;
-	float **tile = &s->tile[at * s->blocks + plane->block];
+	float **tile = tile_at(s, old, plane, plane->kv_head);
 
 	if (plane->tokens != s->block || plane->dtype != KVR_F32)
 		return -EINVAL;
+	if (!*tile && codec == KVP_CODEC_PCA) {
+		int r = code_heads(s, old, plane);
+
+		if (r < 0)
+			return r;
+	}
 	if (!*tile) {
 		int r;
 
 		*tile = kbench_alloc(n * sizeof **tile);
-		r = code_plane(s, s->scheme->codec[old][plane->value], plane, *tile);
+		r = code_plane(s, codec, plane, *tile);
 		if (r < 0)
 			return r;
 	}
@@ -291,25 +357,29 @@ static uint32_t block_of(const struct scheme *s, uint32_t dim)
 	return NEAR;
 }
 
-static void report(
-	const char *name, const struct score *s, const struct store *store, int json, int first)
+static void report(const char *name, const char *calib, const struct score *s,
+	const struct store *store, int json, int first)
 {
+	const char *slash = calib ? strrchr(calib, '/') : NULL, *file = slash ? slash + 1 : calib;
 	double native = exp(s->nll_native / s->count), ppl = exp(s->nll / s->count);
 	double delta = 100.0 * (ppl / native - 1.0);
 	double bits = store->values > 0.0 ? store->bits / store->values : 16.0;
 	double kl = fmax(s->kl / s->count, 0.0); /* of equal distributions, it may come out below */
 
 	if (json)
-		printf("%s\n{\"codec\":\"%s\",\"ppl_native\":%.5f,\"ppl\":%.5f,\"delta_pct\":%.4f,"
+		printf("%s\n{\"codec\":\"%s\",%s%s%s\"ppl_native\":%.5f,\"ppl\":%.5f,\"delta_pct\":"
+		       "%.4f,"
 		       "\"kl_nats\":%.6f,\"top1_agreement\":%.5f,\"bits_per_value\":%.4f}",
-			first ? "" : ",", name, native, ppl, delta, kl, s->top1 / s->count, bits);
+			first ? "" : ",", name, file ? "\"calib\":\"" : "", file ? file : "",
+			file ? "\"," : "", native, ppl, delta, kl, s->top1 / s->count, bits);
 	else
-		printf("%-14s %6.3f %9.5f %+8.3f %9.6f %8.5f\n", name, bits, ppl, delta, kl,
-			s->top1 / s->count);
+		printf("%-14s %6.3f %9.5f %+8.3f %9.6f %8.5f %s\n", name, bits, ppl, delta, kl,
+			s->top1 / s->count, file ? file : "");
 	fflush(stdout);
 }
 
-static int run_codec(struct quality_job *job, const char *name, int json, int first)
+static int run_codec(
+	struct quality_job *job, const char *name, const char *calib, int json, int first)
 {
 	const struct kvr_config *c = &job->model->config;
 	struct score score = { .vocab = c->vocab };
@@ -325,6 +395,9 @@ static int run_codec(struct quality_job *job, const char *name, int json, int fi
 		fprintf(stderr, "kvbench quality: no codec is called %s\n", name);
 		return r;
 	}
+	r = calib ? kbench_calib_open(calib, &scheme.calib) : 0;
+	if (r < 0)
+		return r;
 	store.block = block_of(&scheme, c->head_dim);
 	store.blocks = WINDOW / store.block + 1;
 	store.tile = calloc(tiles_of(&store), sizeof *store.tile);
@@ -335,10 +408,14 @@ static int run_codec(struct quality_job *job, const char *name, int json, int fi
 		store_clear(&store);
 	}
 	free(store.tile);
-	if (r < 0)
+	if (r == -ENOENT)
+		fprintf(stderr, "kvbench quality: %s: no calibration of this model: --calib\n",
+			name);
+	else if (r < 0)
 		fprintf(stderr, "kvbench quality: %s: %s\n", name, strerror(-r));
 	else
-		report(name, &score, &store, json, first);
+		report(name, calib, &score, &store, json, first);
+	kvp_calib_set_free(scheme.calib);
 	return r;
 }
 
@@ -384,7 +461,7 @@ static int load_text(const char *path, int repeat, struct stretch *out, size_t *
 static int run_all(struct quality_job *job, const struct kbench_args *args)
 {
 	size_t n = args->n_codecs ? args->n_codecs : sizeof default_codecs / sizeof *default_codecs;
-	int list = args->json && n > 1;
+	int list = args->json && (n > 1 || args->n_calibs > 1), first = 1;
 	int r = run_native(job);
 
 	if (list)
@@ -392,9 +469,15 @@ static int run_all(struct quality_job *job, const struct kbench_args *args)
 	else if (!args->json)
 		printf("%-14s %6s %9s %8s %9s %8s\n", "codec", "bits", "ppl", "delta %", "kl nats",
 			"top-1");
-	for (size_t i = 0; i < n && !r; i++)
-		r = run_codec(job, args->n_codecs ? args->codecs[i] : default_codecs[i], args->json,
-			i == 0);
+	for (size_t i = 0; i < n && !r; i++) {
+		const char *name = args->n_codecs ? args->codecs[i] : default_codecs[i];
+		const size_t times = strstr(name, "pca") && args->n_calibs ? args->n_calibs : 1;
+
+		for (size_t j = 0; j < times && !r; j++, first = 0)
+			r = run_codec(job, name,
+				strstr(name, "pca") && args->n_calibs ? args->calibs[j] : NULL,
+				args->json, first);
+	}
 	if (args->json)
 		printf("%s\n", list ? "\n]" : "");
 	return r;
@@ -409,7 +492,9 @@ int kvbench_quality(int argc, char **argv)
 	int r = kbench_parse(argc, argv,
 		"A real model with its cache held in a codec, against the same model natively.\n"
 		"Needs --model and --text.",
-		KBENCH_MODEL | KBENCH_TEXT | KBENCH_CODEC | KBENCH_REPEAT | KBENCH_SEED, &args);
+		KBENCH_MODEL | KBENCH_TEXT | KBENCH_CODEC | KBENCH_REPEAT | KBENCH_SEED |
+			KBENCH_CALIB,
+		&args);
 
 	if (r)
 		return r < 0 ? 2 : 0;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Options, clock and random numbers of the kernel benchmarks. */
 #include "tools/kvbench/kbench.h"
+#include "kernels/kvp_calib.h"
 #include "kernels/kvp_codec.h"
 #include "tools/kvbench/bench.h"
+#include "tools/kvrun/kvr_file.h"
 
 #include <errno.h>
 #include <math.h>
@@ -72,6 +74,25 @@ void kbench_fill_f16(void *data, size_t n)
 	}
 	for (size_t i = 0; i < n; i++)
 		out[i] = values[i % PERIOD];
+}
+
+int kbench_calib_open(const char *path, struct kvp_calib_set **ret_set)
+{
+	struct kvr_error err = { 0 };
+	size_t bytes = 0;
+	char *data = NULL;
+	int r = kvr_file_load(path, KVP_CALIB_BYTES_MAX, &err, &data, &bytes);
+
+	if (!r)
+		r = kvp_calib_set_new(data, bytes, ret_set);
+	if (r < 0)
+		fprintf(stderr, "kvbench: %s: %s\n", path,
+			err.text[0]             ? err.text
+			: r == -EBADMSG         ? "no calibration, or a damaged one"
+			: r == -EPROTONOSUPPORT ? "a calibration of another version"
+						: strerror(-r));
+	free(data);
+	return r;
 }
 
 static int wrong(const char *command, const char *option, const char *right, const char *text)
@@ -190,6 +211,13 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 				       .help = "of the rotations",
 				       .text = &seed,
 				       .takes = "N" } },
+		{ KBENCH_CALIB, { .name = "calib",
+					.help = "a calibration for pca; may be given several "
+						"times: a row each",
+					.text = args.calibs,
+					.takes = "FILE",
+					.max = KBENCH_CALIBS_MAX,
+					.times = &args.n_calibs } },
 		{ ~0u, { .name = "json",
 			       .help = "one JSON document on stdout",
 			       .flag = &args.json } },

@@ -11,6 +11,7 @@
 
 #define KBENCH_CODECS_MAX 64
 #define KBENCH_TEXTS_MAX  8
+#define KBENCH_CALIBS_MAX 16
 
 /* Options that a command takes besides --json; at least one. */
 #define KBENCH_ISA      1u
@@ -22,6 +23,7 @@
 #define KBENCH_REPEAT   64u
 #define KBENCH_VALIDATE 128u
 #define KBENCH_SEED     256u
+#define KBENCH_CALIB    512u
 
 struct kbench_args {
 	bool json;
@@ -38,6 +40,8 @@ struct kbench_args {
 	bool repeat;
 	bool validate;
 	uint64_t seed; /* of rotations; 0: the default */
+	const char *calibs[KBENCH_CALIBS_MAX];
+	size_t n_calibs;
 };
 
 /*
@@ -51,6 +55,12 @@ double kbench_now(void); /* seconds */
 void kbench_seed(uint64_t seed);
 double kbench_normal(void);
 void *kbench_alloc(size_t size); /* 64-byte aligned; exits if there is no memory */
+struct kvp_calib_set;
+/* A calibration's file; a message on stderr and negative errno. */
+int kbench_calib_open(const char *path, struct kvp_calib_set **ret_set);
+struct kvp_kernels;
+/* kvbench codecs with --calib: pca on a model's own keys and values. Says what went wrong. */
+int kbench_codecs_pca(const struct kvp_kernels *k, const struct kbench_args *args);
 /* n values of N(0,1) in fp16. */
 void kbench_fill_f16(void *data, size_t n);
 

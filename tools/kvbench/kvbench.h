@@ -8,6 +8,7 @@
 
 int kvbench_attention(int argc, char **argv);
 int kvbench_background(int argc, char **argv);
+int kvbench_calibrate(int argc, char **argv);
 int kvbench_codecs(int argc, char **argv);
 int kvbench_device(int argc, char **argv);
 int kvbench_estimate(int argc, char **argv);

@@ -16,6 +16,7 @@ static const struct {
 		kvbench_attention },
 	{ "background", "one client, idle and beside what the daemon does in the background",
 		kvbench_background },
+	{ "calibrate", "what the codec pca must know of a model, as a file", kvbench_calibrate },
 	{ "codecs", "bytes, error and speed of every codec", kvbench_codecs },
 	{ "device", "copies to and from a device, against memcpy", kvbench_device },
 	{ "estimate", "what a cache takes in a codec, and what a budget holds", kvbench_estimate },

@@ -22,6 +22,7 @@ struct kvr_pass {
 	float *logits;        /* [n][vocab], or one row until all are asked for */
 	uint32_t logits_rows; /* allocated */
 	float *arena;
+	const struct kvr_watch *watch; /* NULL: nobody */
 };
 
 struct kvr_geom kvr_model_geom(
@@ -96,6 +97,11 @@ struct kvr_pass *kvr_pass_free(struct kvr_pass *p)
 		free(p);
 	}
 	return NULL;
+}
+
+void kvr_pass_watch(struct kvr_pass *p, const struct kvr_watch *watch)
+{
+	p->watch = watch;
 }
 
 static void rms_norm(
@@ -177,6 +183,8 @@ static int run_attention(struct kvr_pass *p, struct kvr_kv *kv,
 	kvr_mul_wt(p->normed, n, l->wq, dim, q_dim, dim, p->q);
 	kvr_mul_wt(p->normed, n, l->wk, dim, kv_dim, dim, p->k);
 	kvr_mul_wt(p->normed, n, l->wv, dim, kv_dim, dim, p->v);
+	if (p->watch)
+		p->watch->queries(p->watch->arg, layer, first, n, p->q);
 	rotate(p, n, c->heads, p->q);
 	rotate(p, n, c->kv_heads, p->k);
 	store(p, kv, layer, first, n);

@@ -57,6 +57,16 @@ int kvr_pass_new(const struct kvr_model *model, uint32_t block_tokens, struct kv
 /* Accepts NULL; returns NULL. */
 struct kvr_pass *kvr_pass_free(struct kvr_pass *pass);
 
+/*
+ * Shows a caller the queries [n][heads * head_dim] of a run, in fp32 and before RoPE, from the pass and on
+ * its thread, once for each layer. They may not be kept. NULL: nobody watches.
+ */
+struct kvr_watch {
+	void (*queries)(void *arg, uint32_t layer, uint32_t first, uint32_t n, const float *q);
+	void *arg;
+};
+void kvr_pass_watch(struct kvr_pass *pass, const struct kvr_watch *watch);
+
 /* Which logits a pass computes: the classifier is a large part of a short pass. */
 enum kvr_logits {
 	KVR_LOGITS_NONE,

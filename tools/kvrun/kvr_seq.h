@@ -37,6 +37,9 @@ int kvr_seq_new(const struct kvr_model *model, struct kvr_kv *kv,
 /* Accepts NULL; returns NULL. */
 struct kvr_seq *kvr_seq_free(struct kvr_seq *seq);
 
+/* kvr_pass_watch() of the sequence's passes; `watch` must outlive it, or be taken back with NULL. */
+void kvr_seq_watch(struct kvr_seq *seq, const struct kvr_watch *watch);
+
 /*
  * Forgets what was there and runs a prompt of `n` tokens. *ret_logits [vocab] are those of the
  * last token, valid until the next call. -E2BIG: n is beyond the model's context; -EINVAL: n is 0

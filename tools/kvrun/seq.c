@@ -50,6 +50,11 @@ struct kvr_seq *kvr_seq_free(struct kvr_seq *s)
 	return NULL;
 }
 
+void kvr_seq_watch(struct kvr_seq *s, const struct kvr_watch *watch)
+{
+	kvr_pass_watch(s->pass, watch);
+}
+
 /*
  * Runs s->tokens[s->n .. s->n + n), inside one block, and seals that block if this completes it.
  * The logits point into the workspace: a pass that only recomputes asks for none and leaves them.

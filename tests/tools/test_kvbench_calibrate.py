@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibrations: of a model that runs here and of another engine's dump, what is refused, and what `pca` makes of
+them. Nothing here looks at how long anything took."""
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kernels"))
+from pca import Calibration  # noqa: E402
+
+KVBENCH, MODEL, TEXT = os.environ["KVBENCH"], os.environ["MODEL"], os.environ["TEXT"]
+work = tempfile.TemporaryDirectory()
+
+
+def path(name):
+    return os.path.join(work.name, name)
+
+
+def run(*args, status=0):
+    done = subprocess.run([KVBENCH, *args], capture_output=True, text=True, timeout=280)
+    assert done.returncode == status, (args, done.returncode, done.stderr)
+    return done.stdout if not status else done.stderr
+
+
+def load(name):
+    with open(path(name), "rb") as f:
+        return Calibration(f.read())
+
+
+def tensors(name, **arrays):
+    """A .safetensors file of fp32 arrays: (shape, values)."""
+    head, body = {}, b""
+    for key, (shape, values) in arrays.items():
+        data = struct.pack(f"<{len(values)}f", *values)
+        head[key.replace("_", ".")] = {"dtype": "F32", "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(head).encode()
+    with open(path(name), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + body)
+    return path(name)
+
+
+def inverts(cal, tolerance):
+    """Each component's axis there and back is that component and no other."""
+    for _, units in cal.entry.values():
+        for rank, _, forward, inverse, _ in units:
+            width = len(inverse) // rank
+            for a in range(rank):
+                for b in range(rank):
+                    dot = sum(inverse[a * width + i] * forward[i * rank + b] for i in range(width))
+                    assert abs(dot - (a == b)) < tolerance, (a, b, dot)
+
+
+# ---- a dump: three directions carry nearly everything, in both heads together ----
+
+rng = random.Random(5)
+TOKENS, HEADS, DIM = 192, 2, 8
+
+
+def samples():
+    axis = [[rng.gauss(0, 1) for _ in range(HEADS * DIM)] for _ in range(3)]
+    out = []
+    for _ in range(TOKENS):
+        weight = [rng.gauss(0, s) for s in (4, 2, 1)]
+        out += [sum(w * a[i] for w, a in zip(weight, axis)) + rng.gauss(0, .01) + 1 for i in range(HEADS * DIM)]
+    return [TOKENS, HEADS, DIM], out
+
+
+keys, values = samples(), samples()
+dump = tensors("plain.safetensors", layers_0_k=keys, layers_0_v=values)
+told = json.loads(run("calibrate", "--dump", dump, "--rope", "none", "--bits", "1", "--out", path("a"), "--json"))
+assert told["layers"] == 1 and told["heads"] == 2 and told["dim"] == 8 and told["joint"] == 2, told
+assert told["model"] == "plain.safetensors" and told["tokens"] == TOKENS, told
+assert told["rank_max"] == 3, told  # what is noise is left out
+assert .9 < (told["bits_k"] + told["bits_v"]) / 2 <= 1.0, told
+inverts(load("a"), 1e-4)
+assert run("calibrate", "--dump", dump, "--rope", "none", "--bits", "6", "--out", path("b"), "--name", "mine")
+cal = load("b")
+assert all(rank == 16 for _, units in cal.entry.values() for rank, *_ in units)
+inverts(cal, 1e-3)
+with open(path("b"), "rb") as f:
+    assert f.read()[112:117] == b"mine\0"
+
+# Queries that look along one channel only: there keys are kept, elsewhere an error costs little.
+quiet = [.05] * DIM
+query = [TOKENS, 4, DIM], [q for _ in range(TOKENS * 4) for q in [8.0] + quiet[1:]]
+project = [16, 4 * DIM], [rng.gauss(0, 1) for _ in range(16 * 4 * DIM)]
+noise = [TOKENS, HEADS, DIM], [rng.gauss(0, 1) for _ in range(TOKENS * HEADS * DIM)]
+both = tensors("cost.safetensors", layers_0_k=noise, layers_0_v=noise, layers_0_q=query, layers_0_o=project)
+run("calibrate", "--dump", both, "--rope", "none", "--joint", "1", "--bits", "1", "--out", path("c"))
+rank, _, forward, _, _ = load("c").entry[0, 0][1][0]
+gain = [max(abs(v) for v in forward[i * rank:(i + 1) * rank]) for i in range(DIM)]
+assert gain[0] > 20 * max(gain[1:]), gain
+
+# Keys with RoPE: it is undone, and the file says which.
+run("calibrate", "--dump", dump, "--rope", "interleaved", "--theta", "500", "--bits", "2", "--out", path("d"))
+assert (load("d").pairing, load("d").turns) == (2, 8)
+
+# ---- what is refused, in words ----
+
+for args, word in (
+        (("--dump", dump, "--rope", "none"), "--out"),
+        (("--dump", dump, "--out", path("x")), "--rope"),
+        (("--dump", dump, "--rope", "none", "--out", path("x"), "--bits", "0"), "--bits"),
+        (("--model", MODEL, "--out", path("x")), "--text")):
+    assert word in run("calibrate", *args, status=2), args
+short = [TOKENS, HEADS, DIM], values[1]
+for bad, word in (
+        (tensors("1", layers_0_k=keys), "lack"),
+        (tensors("2", layers_1_k=keys, layers_1_v=values), "no layers.0.k"),
+        (tensors("3", layers_0_k=keys, layers_0_v=([HEADS, TOKENS, DIM], values[1])), "differ in shape"),
+        (tensors("4", layers_0_k=([TOKENS * HEADS, DIM], keys[1]), layers_0_v=values), "3-dimensional"),
+        (tensors("5", layers_0_k=([TOKENS, HEADS, DIM], [float("nan")] + keys[1][1:]), layers_0_v=values), "not finite"),
+        (tensors("6", layers_0_k=keys, layers_0_v=values, layers_0_q=query), "do not fit"),
+        (tensors("7", layers_0_k=keys, layers_0_v=values, layers_0_q=query, layers_0_o=([32, 16], project[1])),
+         "do not fit")):
+    assert word in run("calibrate", "--dump", bad, "--rope", "none", "--out", path("x"), status=1), (bad, word)
+with open(path("8"), "wb") as f:
+    f.write(struct.pack("<Q", 1 << 40) + b"{}")
+run("calibrate", "--dump", path("8"), "--rope", "none", "--out", path("x"), status=1)
+assert not os.path.exists(path("x"))
+
+# ---- a model ----
+
+model = ("--model", MODEL, "--text", TEXT)
+told = json.loads(run("calibrate", *model, "--tokens", "2048", "--bits", "1.5", "--out", path("m"), "--json"))
+assert (told["layers"], told["heads"], told["dim"], told["joint"]) == (4, 2, 128, 2), told
+assert "calibration" in run("quality", *model, "--codec", "pca", status=1)
+assert "--model" in run("codecs", "--calib", path("m"), status=2)
+with open(path("m"), "rb") as f:
+    whole = f.read()
+with open(path("cut"), "wb") as f:
+    f.write(whole[:-1])
+assert "damaged" in run("quality", *model, "--codec", "pca", "--calib", path("cut"), status=1)
+assert "no calibration of this model" in run("quality", *model, "--codec", "pca", "--calib", path("a"), status=1)
+row, = json.loads(run("codecs", *model, "--calib", path("m"), "--json"))
+assert 1.3 < row["bits_per_value"] < 1.9 and row["relmse"] < .02, row
+rows = {r["codec"]: r for r in json.loads(run("quality", *model, "--codec", "2bit,pca", "--calib", path("m"), "--json"))}
+# Fewer bits, and a fraction of the error. (On its own text: docs/quality.md has it on others.)
+assert rows["pca"]["bits_per_value"] < 1.9 < rows["2bit"]["bits_per_value"], rows
+assert rows["pca"]["kl_nats"] < rows["2bit"]["kl_nats"] / 3, rows
+work.cleanup()

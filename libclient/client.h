@@ -59,6 +59,8 @@
 /* A mapped extent. Written by the library's thread; base is stored last and cleared first. */
 struct extent_map {
 	KVP_ATOMIC(uintptr_t) base; /* 0: not mapped */
+	/* Memory that is none of the host's: its address on the device; a kvp_cuda's thread writes it. */
+	KVP_ATOMIC(uint64_t) there;
 	KVP_ATOMIC(uint64_t) bytes;
 	KVP_ATOMIC(uint32_t) generation;
 	uint32_t writable; /* this client's arena */
@@ -79,7 +81,8 @@ struct extent_map {
 struct kvp_grant {
 	struct attachment *att;
 	struct kvp_space *space;
-	void *addr;
+	void *addr;     /* NULL: it lies on a device, */
+	uint64_t there; /* at this address of it */
 	uint32_t id;
 	uint32_t generation;
 	uint32_t extent;

@@ -403,7 +403,7 @@ static int pieces_of_grants(struct kvp_cuda *cuda, struct kvp_grant *const *gran
 		return r < 0 ? r : -EINVAL;
 	pthread_mutex_lock(&c->ring_lock);
 	for (uint32_t i = 0; r == 0 && i < n_grants; i++)
-		r = grants[i]->state == GRANT_HELD ? 0 : -EINVAL;
+		r = grants[i]->state == GRANT_HELD && grants[i]->addr ? 0 : -EINVAL;
 	for (uint32_t i = 0; r == 0 && i < n; i++) {
 		const struct kvp_cuda_piece *p = &pieces[i];
 		uint64_t bytes;

@@ -5,6 +5,7 @@
  */
 #include "libclient/cuda.h"
 #include "libclient/match.h"
+#include "libclient/thread.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -14,6 +15,8 @@
 
 #define ACCESS_TRIES 50u /* the driver is not ready while much is under way */
 #define ACCESS_NS    2000000L
+#define ACK_TRIES    100u /* the daemon does not read just now */
+#define ACK_NS       10000000L
 
 /* ---- what comes and goes, on the library's own thread ---------------------------------------- */
 
@@ -72,6 +75,7 @@ int cuda_extent_hide(struct attachment *att, const struct kvp_msg_id *id)
 		}
 		/* Sequentially consistent: as extent_retire() does with the base of host memory. */
 		kvp_store_seq(&map->base, 0);
+		kvp_store_seq(&att->extents[id->id].there, 0);
 		map->drop = 1;
 		there |= map->state != MAP_NONE;
 		pthread_mutex_unlock(&u->lock);
@@ -192,10 +196,16 @@ static int set_access(struct kvp_cuda *cuda, const struct cuda_map *map, int pro
 	return error;
 }
 
-/* For reading alone: nobody but the daemon writes there. Drivers that know no such thing map it all. */
-static int give_access(struct kvp_cuda *cuda, const struct cuda_map *map)
+/*
+ * For reading alone, but for what this client is to write: nobody else's blocks can be damaged by mistake.
+ * Drivers that know no such thing map all.
+ */
+static int give_access(struct kvp_cuda *cuda, const struct cuda_map *map, int writable)
 {
-	int error = set_access(cuda, map, CU_PROT_READ);
+	int error = set_access(cuda, map, writable ? CU_PROT_RW : CU_PROT_READ);
+
+	if (writable)
+		return cuda_error(cuda, error);
 
 	if (error == CU_ERR_INVALID_VALUE || error == CU_ERR_UNSUPPORTED) {
 		error = set_access(cuda, map, CU_PROT_RW);
@@ -220,7 +230,7 @@ static int map_memory(struct kvp_cuda *cuda, const struct arrival *a, struct cud
 	if (r == 0) {
 		r = cuda_error(cuda, cuda->cu.cuMemMap(map->at, map->bytes, 0, memory, 0));
 		if (r == 0) {
-			r = give_access(cuda, map);
+			r = give_access(cuda, map, a->x.flags & KVP_EXTENT_WRITABLE);
 			if (r < 0)
 				(void)cuda->cu.cuMemUnmap(map->at, map->bytes);
 		}
@@ -232,10 +242,46 @@ static int map_memory(struct kvp_cuda *cuda, const struct arrival *a, struct cud
 	return r;
 }
 
+/* lock. The rest of the library finds it from here on. Of several of a client the first that mapped it. */
+static void publish(
+	struct attachment *att, const struct kvp_msg_extent *x, const struct cuda_map *map)
+{
+	struct extent_map *em = &att->extents[x->extent];
+
+	if (kvp_load_seq(&em->there))
+		return;
+	em->writable = !!(x->flags & KVP_EXTENT_WRITABLE);
+	em->vault = 0;
+	em->grants = 0;
+	kvp_store_relaxed(&em->bytes, map->bytes);
+	kvp_store_relaxed(&em->generation, map->generation);
+	/* Release: pairs with the load in hit_there(). */
+	kvp_store_seq(&em->there, map->at);
+}
+
+/* This client writes there: the daemon waits for that before it grants slots. */
+static void acknowledge(struct attachment *att, const struct kvp_msg_extent *x)
+{
+	const struct kvp_msg_id id = { .id = x->extent, .generation = x->generation };
+	struct kvp_client *c = att->client;
+	int r = -EAGAIN;
+
+	for (uint32_t i = 0; i < ACK_TRIES && r == -EAGAIN; i++) {
+		if (i)
+			nanosleep(&(struct timespec){ .tv_nsec = ACK_NS }, NULL);
+		/* With the lock the socket stays open. */
+		pthread_mutex_lock(&c->ring_lock);
+		r = kvp_load_seq(&att->dead)
+			    ? -ESHUTDOWN
+			    : packet_try(att, KVP_MSG_ARENA_ACK, 0, &id, sizeof(id));
+		pthread_mutex_unlock(&c->ring_lock);
+	}
+}
+
 static void map_take(struct kvp_cuda *cuda, struct lane *l, const struct arrival *a)
 {
 	struct cuda_map *map = &l->map[a->x.extent];
-	int r;
+	int r, mine = 0;
 
 	if (map->state != MAP_COMING)
 		return; /* asked for twice; a retired one is let go of first */
@@ -246,17 +292,26 @@ static void map_take(struct kvp_cuda *cuda, struct lane *l, const struct arrival
 	if (r == 0) {
 		cuda->mapped_bytes += map->bytes;
 		/* Release: pairs with the load in map_of(). It may have been hidden meanwhile. */
-		if (!map->drop)
+		if (!map->drop) {
 			kvp_store_seq(&map->base, map->at);
+			publish(l->att, &a->x, map);
+			mine = a->x.flags & KVP_EXTENT_WRITABLE;
+		}
 	}
 	pthread_mutex_unlock(&cuda->lock);
+	if (mine)
+		acknowledge(l->att, &a->x);
 }
 
-static void map_drop(struct kvp_cuda *cuda, struct cuda_map *map)
+static void map_drop(struct kvp_cuda *cuda, struct lane *l, uint32_t extent)
 {
+	struct cuda_map *map = &l->map[extent];
 	int there = map->state == MAP_THERE;
+	uint64_t mine = map->at;
 
 	kvp_store_seq(&map->base, 0);
+	if (there)
+		(void)kvp_cas_seq(&l->att->extents[extent].there, &mine, 0);
 	if (there) {
 		(void)cuda_error(cuda, cuda->cu.cuMemUnmap(map->at, map->bytes));
 		unplace(cuda, map);
@@ -299,7 +354,7 @@ static void lane_let_go(struct kvp_cuda *cuda, struct lane *l)
 			i++;
 		pthread_mutex_unlock(&cuda->lock);
 		if (i < KVP_MAX_EXTENTS)
-			map_drop(cuda, &l->map[i]);
+			map_drop(cuda, l, i);
 	} while (i < KVP_MAX_EXTENTS);
 }
 
@@ -361,7 +416,7 @@ void maps_drop(struct kvp_cuda *cuda, struct lane *l)
 {
 	for (uint32_t i = 0; i < KVP_MAX_EXTENTS; i++)
 		if (l->map[i].state != MAP_NONE)
-			map_drop(cuda, &l->map[i]);
+			map_drop(cuda, l, i);
 }
 
 /* ---- where blocks are, for callers ----------------------------------------------------------- */
@@ -508,6 +563,36 @@ int kvp_cuda_window(
 	}
 	pthread_mutex_unlock(&cuda->lock);
 	return range.slot_bytes ? result_give(ret_range, &range, sizeof(range)) : -ENOENT;
+}
+
+int kvp_cuda_reserve(struct kvp_space *space, struct kvp_cuda *cuda, uint32_t timeout_ms,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
+{
+	uint32_t device = KVP_CUDA_NO_DEVICE;
+	const struct attachment *att;
+	int r = cuda_usable(cuda);
+	const struct lane *l;
+
+	if (r < 0)
+		return r;
+	if (!space || !ret_grant || space->client != cuda->client)
+		return -EINVAL;
+	pthread_mutex_lock(&cuda->client->ring_lock);
+	att = kvp_load_seq(&cuda->client->att);
+	l = att ? lane_of(cuda, att) : NULL;
+	if (!att)
+		r = -ESHUTDOWN;
+	else if (l && cuda->granularity)
+		device = l->device;
+	pthread_mutex_unlock(&cuda->client->ring_lock);
+	if (r == 0 && device == KVP_CUDA_NO_DEVICE)
+		r = -ENODEV;
+	return r < 0 ? r : kvp_reserve_on(space, device, timeout_ms, ret_retry_ms, ret_grant);
+}
+
+uint64_t kvp_grant_device_addr(const struct kvp_grant *grant)
+{
+	return grant ? grant->there : 0;
 }
 
 int kvp_cuda_warm(struct kvp_prefix *m, struct kvp_cuda *cuda, const struct kvp_warm_opts *opts,

@@ -23,8 +23,19 @@ static int get_block(const struct kvp_prefix *m, uint32_t i, uint32_t at, uint32
 {
 	const struct kvp_hit *h = &m->hits[i];
 	const uint8_t *payload = hit_addr(m->att, h);
+	struct kvp_hit dram = *h;
 	int r = 0;
 
+	/* On a device that the host cannot read; in DRAM as well, unless it was written there just now. */
+	if (!payload && h->tier == KVP_TIER_VRAM) {
+		dram.tier = KVP_TIER_DRAM;
+		kvp_payload_read(
+			&m->att->view.blocks[h->id], KVP_TIER_DRAM, &dram.where, &dram.offset);
+		payload = dram.where ? hit_addr(m->att, &dram) : NULL;
+		if (!payload)
+			return -EOPNOTSUPP;
+		h = &dram;
+	}
 	if (!payload)
 		return -ESTALE;
 	if (kvp_where_codec(h->where) != KVP_CODEC_NATIVE)
@@ -126,7 +137,7 @@ int kvp_fork(const struct kvp_prefix *m, struct kvp_grant *grant)
 		return -ECHILD;
 	if (grant->state != GRANT_HELD || !space_same(grant->space, m->space))
 		return -EINVAL;
-	if (m->space->geo.layout == KVP_LAYOUT_OPAQUE)
+	if (m->space->geo.layout == KVP_LAYOUT_OPAQUE || !grant->addr)
 		return -EOPNOTSUPP;
 	if (!m->tail_tokens)
 		return 0;
@@ -134,7 +145,7 @@ int kvp_fork(const struct kvp_prefix *m, struct kvp_grant *grant)
 	unleased = unleased_begin(m);
 	src = hit_addr(m->att, h);
 	if (!src)
-		r = -ESTALE;
+		r = h->tier == KVP_TIER_VRAM ? -EOPNOTSUPP : -ESTALE;
 	else if (kvp_where_codec(h->where) != KVP_CODEC_NATIVE)
 		r = -EOPNOTSUPP;
 	else

@@ -225,6 +225,17 @@ KVP_EXPORT int kvp_cuda_slots(const struct kvp_prefix *prefix, struct kvp_cuda *
 KVP_EXPORT int kvp_cuda_addrs(const struct kvp_prefix *prefix, struct kvp_cuda *cuda,
 	uint32_t first, uint32_t n, uint64_t *ret_addrs);
 
+/*
+ * A slot on the device, to compute a block into: as kvp_reserve_on(), which says what becomes of it.
+ * kvp_grant_device_addr() says where it is, which is the caller's to write until the grant is released. Have
+ * the stream that writes it mark a timeline, and publish it with kvp_commit_after() at that value. Also -ENODEV:
+ * the daemon has no such device; -ESHUTDOWN; -EINVAL; -ECHILD.
+ */
+KVP_EXPORT int kvp_cuda_reserve(struct kvp_space *space, struct kvp_cuda *cuda, uint32_t timeout_ms,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
+/* 0: the slot is host memory, see kvp_grant_addr(). */
+KVP_EXPORT uint64_t kvp_grant_device_addr(const struct kvp_grant *grant);
+
 /* As kvp_warm() to this device; opts->device is not looked at. -ENODEV: the daemon has no such device. */
 KVP_EXPORT int kvp_cuda_warm(struct kvp_prefix *prefix, struct kvp_cuda *cuda,
 	const struct kvp_warm_opts *opts, struct kvp_ticket *ret_ticket);

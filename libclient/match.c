@@ -29,6 +29,19 @@ const uint8_t *hit_addr(struct attachment *att, const struct kvp_hit *hit)
 	return (const uint8_t *)base + hit->offset;
 }
 
+uint64_t hit_there(struct attachment *att, const struct kvp_hit *hit)
+{
+	uint32_t id = kvp_where_extent(hit->where), bytes = kvp_where_bytes(hit->where);
+	const struct extent_map *em = &att->extents[id % KVP_MAX_EXTENTS];
+	uint64_t there = kvp_load_seq(&em->there), mapped = kvp_load_relaxed(&em->bytes);
+
+	if (id >= KVP_MAX_EXTENTS || !there || bytes > mapped || hit->offset > mapped - bytes ||
+		kvp_load_relaxed(&em->generation) !=
+			kvp_load_acquire(&att->view.extents[id].generation))
+		return 0;
+	return there + hit->offset;
+}
+
 void extent_want(struct attachment *att, uint32_t id)
 {
 	uint64_t bit = UINT64_C(1) << id % 64;
@@ -41,7 +54,7 @@ void extent_want(struct attachment *att, uint32_t id)
 
 int hit_readable(const struct kvp_prefix *m, const struct kvp_hit *h)
 {
-	if (!hit_addr(m->att, h)) {
+	if (!hit_addr(m->att, h) && !(h->tier == KVP_TIER_VRAM && hit_there(m->att, h))) {
 		extent_want(m->att, kvp_where_extent(h->where));
 		return 0;
 	}
@@ -150,9 +163,11 @@ static uint32_t settle_tiers(struct kvp_prefix *m, uint32_t n)
 		int on = h->tier == KVP_TIER_VRAM && extent < KVP_MAX_EXTENTS &&
 			 kvp_load_relaxed(&m->att->view.extents[extent].device) == m->device;
 
-		if (h->tier != KVP_TIER_VRAM || (on && hit_addr(m->att, h)))
+		if (h->tier != KVP_TIER_VRAM ||
+			(on && (hit_addr(m->att, h) || hit_there(m->att, h))))
 			continue;
-		if (on)
+		/* What is no host memory comes by itself where somebody can map it. */
+		if (on && !kvp_load_relaxed(&m->att->foreign[extent]))
 			extent_want(m->att, extent);
 		kvp_payload_read(
 			&m->att->view.blocks[h->id], KVP_TIER_DRAM, &here.where, &here.offset);
@@ -439,7 +454,9 @@ int kvp_payload(const struct kvp_prefix *m, uint32_t i, struct kvp_payload_info 
 		return -ENOLCK;
 	h = &m->hits[i];
 	p.addr = hit_addr(m->att, h);
-	if (!p.addr)
+	if (!p.addr && h->tier == KVP_TIER_VRAM)
+		p.device_addr = hit_there(m->att, h);
+	if (!p.addr && !p.device_addr)
 		return -ENOENT;
 	p.bytes = kvp_where_bytes(h->where);
 	p.codec = kvp_where_codec(h->where);

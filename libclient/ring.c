@@ -141,6 +141,18 @@ static uint8_t *slot_addr(struct attachment *att, const struct kvp_cqe *cqe)
 	return (uint8_t *)kvp_load_seq(&em->base) + cqe->offset;
 }
 
+/* The same of memory that a device alone addresses. */
+static uint64_t slot_there(struct attachment *att, const struct kvp_cqe *cqe)
+{
+	const struct extent_map *em = &att->extents[cqe->extent % KVP_MAX_EXTENTS];
+	uint64_t there = kvp_load_seq(&em->there), bytes = kvp_load_relaxed(&em->bytes);
+
+	if (cqe->extent >= KVP_MAX_EXTENTS || !there || !em->writable || cqe->bytes > bytes ||
+		cqe->offset > bytes - cqe->bytes)
+		return 0;
+	return there + cqe->offset;
+}
+
 static void take_slot(struct attachment *att, struct stock *b, const struct kvp_cqe *cqe)
 {
 	struct kvp_grant *g;
@@ -156,10 +168,11 @@ static void take_slot(struct attachment *att, struct stock *b, const struct kvp_
 		.generation = cqe->grant_generation,
 		.extent = cqe->extent % KVP_MAX_EXTENTS,
 		.addr = slot_addr(att, cqe),
+		.there = slot_there(att, cqe),
 	};
 	att->extents[g->extent].grants++;
 	/* Asked for by a space that is closed by now, or not usable: back it goes. */
-	if (!b || !g->addr) {
+	if (!b || (!g->addr && !g->there)) {
 		grant_return(g);
 		return;
 	}

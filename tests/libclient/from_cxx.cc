@@ -216,6 +216,8 @@ int64_t on_a_gpu(kvp_client *client, kvp_space *space, kvp_prefix *prefix, const
 	n += kvp_cuda_mark(cuda, timeline, stream, &value);
 	n += kvp_cuda_window(cuda, space, &range);
 	n += kvp_cuda_slots(prefix, cuda, 0, 1, &slot) + kvp_cuda_addrs(prefix, cuda, 0, 1, &addr);
+	n += kvp_cuda_reserve(space, cuda, 0, nullptr, &grant);
+	n += static_cast<int64_t>(kvp_grant_device_addr(grant));
 	n += kvp_cuda_warm(prefix, cuda, nullptr, &ticket);
 	n += kvp_cuda_stream_wait(cuda, stream, ticket);
 	cuda = kvp_cuda_close(cuda);

@@ -127,11 +127,103 @@ static void test_stream_wait(void)
 	engine_free(e);
 }
 
+/* Blocks that the device computes into slots of its own, published when its stream has come there. */
+static void compute(struct engine *e, struct kvp_cuda *cuda, uint64_t from, uint32_t blocks)
+{
+	struct kvp_ref parent = kvp_ref_root();
+	struct kvp_timeline *line;
+	uint64_t value = 0;
+
+	EQUAL(kvp_timeline_new(e->client, &line), 0);
+	for (uint32_t i = 0; i < blocks; i++) {
+		struct kvp_grant *g;
+		int r;
+
+		/* A first extent is made, mapped and acknowledged meanwhile. */
+		for (uint32_t tries = 0; tries < 1000; tries++) {
+			r = kvp_cuda_reserve(e->space, cuda, WAIT_MS, NULL, &g);
+			if (r != -EAGAIN && r != -ENODEV)
+				break;
+			usleep(10000);
+		}
+		EQUAL(r, 0);
+		CHECK(!kvp_grant_addr(g));
+		CHECK(kvp_grant_device_addr(g));
+		EQUAL(gpu.cu.cuMemcpyDtoDAsync_v2(kvp_grant_device_addr(g),
+			      from + (uint64_t)i * BLOCK_BYTES, BLOCK_BYTES, gpu.stream),
+			CU_OK);
+		EQUAL(kvp_cuda_mark(cuda, line, gpu.stream, &value), 0);
+		EQUAL(kvp_commit_after(
+			      g, parent, e->tokens + (size_t)i * T, T, NULL, 0, line, value),
+			0);
+		EQUAL(kvp_grant_ref(g, &parent), 0);
+		EQUAL(kvp_grant_release_after(g, line, value), 0);
+	}
+	EQUAL(kvp_flush(e->client, WAIT_MS), 0);
+	EQUAL(kvp_timeline_reached(line, value), 1);
+	kvp_timeline_free(line);
+}
+
+#define SOME 6u
+
+static void test_computed_there(void)
+{
+	struct engine *e = engine_new("cuda-live-compute", KVP_LAYOUT_NCLD, 3);
+	struct engine *other = engine_new("cuda-live-compute", KVP_LAYOUT_NCLD, 3);
+	struct kvp_cuda *cuda = cuda_new(e), *theirs = cuda_new(other);
+	uint64_t at = gpu_alloc(&gpu, SOME * BLOCK_BYTES), addrs[SOME];
+	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_DEVICE };
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_view_plane planes[2];
+	struct kvp_view v = { .size = sizeof(v), .planes = planes };
+	uint8_t back[BLOCK_BYTES];
+	struct kvp_prefix *m = NULL;
+	uint64_t bytes;
+
+	gpu_write(&gpu, at, e->kv, SOME * BLOCK_BYTES);
+	compute(e, cuda, at, SOME);
+	for (uint32_t i = 0; i < 1000; i++) {
+		EQUAL(kvp_match(other->space, e->tokens, SOME * T, &o, &m), 0);
+		EQUAL(kvp_match_info(m, &info), 0);
+		if (info.n_blocks == SOME)
+			break;
+		kvp_release(m);
+		usleep(5000);
+	}
+	EQUAL(info.n_blocks, SOME);
+	EQUAL(kvp_cuda_addrs(m, theirs, 0, SOME, addrs), SOME);
+	for (uint32_t i = 0; i < SOME; i++) {
+		EQUAL(kvp_payload(m, i, &p), 0);
+		EQUAL(p.tier, KVP_TIER_VRAM);
+		CHECK(!p.addr);
+		EQUAL(p.device_addr, addrs[i]);
+		EQUAL(gpu.cu.cuMemcpyDtoDAsync_v2(at, addrs[i], BLOCK_BYTES, gpu.stream), CU_OK);
+		gpu_read(&gpu, back, at, BLOCK_BYTES);
+		CHECK(memcmp(back, e->kv + (size_t)i * BLOCK_BYTES, BLOCK_BYTES) == 0);
+	}
+	/* Copied there, into memory of the reader's own. */
+	EQUAL(kvp_view_dense(
+		      other->space, KVP_VIEW_NCLD, (void *)(uintptr_t)at, SOME * T, planes, &bytes),
+		0);
+	EQUAL(kvp_cuda_get(m, theirs, T, T, &v, gpu.stream), T);
+	gpu_read(&gpu, back, at, BLOCK_BYTES);
+	CHECK(memcmp(back, e->kv + BLOCK_BYTES, BLOCK_BYTES) == 0);
+	EQUAL(props(theirs).staged_bytes, 0);
+	kvp_release(m);
+	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
+	kvp_cuda_close(theirs);
+	kvp_cuda_close(cuda);
+	engine_free(other);
+	engine_free(e);
+}
+
 int main(void)
 {
 	static const struct live_test tests[] = {
 		{ "read in place", test_read_in_place },
 		{ "a stream waits", test_stream_wait },
+		{ "computed there", test_computed_there },
 	};
 	int r;
 

@@ -250,6 +250,8 @@ static void put_part(json_t *o, const struct kvpd_part_figures *p)
 	kvpd_put_int(o, "put_total", p->put);
 	kvpd_put_int(o, "warmed_total", p->warmed);
 	kvpd_put_int(o, "dropped_total", p->dropped);
+	kvpd_put_int(o, "prefetched_total", p->ahead);
+	kvpd_put_int(o, "prefetched_used_total", p->ahead_used);
 }
 
 /* What each tenant has of the device; *ret_sum: all of them. */
@@ -276,6 +278,8 @@ static json_t *parts_json(
 		ret_sum->put += p->put;
 		ret_sum->warmed += p->warmed;
 		ret_sum->dropped += p->dropped;
+		ret_sum->ahead += p->ahead;
+		ret_sum->ahead_used += p->ahead_used;
 	}
 	return list;
 }

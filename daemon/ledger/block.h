@@ -16,11 +16,12 @@
 
 #define KVPD_BLOCK_MOVING \
 	1u /* its payload is copied, or one is about to go: neither evicted nor deleted */
-#define KVPD_BLOCK_HELD   2u         /* its payload's slot is still granted */
-#define KVPD_BLOCK_DOOMED 4u         /* in the list of deletions that wait */
-#define KVPD_BLOCK_KEEP   8u         /* the ledger needs it in this step */
-#define KVPD_BLOCK_LEASED 16u        /* it is about to be switched over, and a lease protects it */
-#define KVPD_BLOCK_ASKED  32u        /* kvpd_lease_prove() is asked about it */
+#define KVPD_BLOCK_HELD   2u  /* its payload's slot is still granted */
+#define KVPD_BLOCK_DOOMED 4u  /* in the list of deletions that wait */
+#define KVPD_BLOCK_KEEP   8u  /* the ledger needs it in this step */
+#define KVPD_BLOCK_LEASED 16u /* it is about to be switched over, and a lease protects it */
+#define KVPD_BLOCK_ASKED  32u /* kvpd_lease_prove() is asked about it */
+#define KVPD_BLOCK_AHEAD  64u /* it came to its device ahead of need, and nobody used it since */
 #define KVPD_BLOCK_TIP    (1u << 16) /* times the sessions whose tip it is; the last of the flags */
 
 /*

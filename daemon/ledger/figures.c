@@ -83,6 +83,8 @@ static void read_parts(const struct kvpd_tenant *t, struct kvpd_part_figures *f)
 			.warmed = p->warmed,
 			.dropped = p->dropped,
 			.damaged = p->damaged,
+			.ahead = p->ahead,
+			.ahead_used = p->ahead_used,
 			.verified = p->verified,
 			.unverified = p->unverified,
 			.verifying = p->verifying,

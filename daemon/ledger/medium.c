@@ -339,9 +339,12 @@ int kvpd_part_leave(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64_
 void kvpd_part_touch(struct kvpd_tenant *t, uint32_t id, uint64_t now)
 {
 	uint64_t where = kvp_load_relaxed(&kvpd_block_payload(t, id, KVP_TIER_VRAM)->where);
+	struct kvpd_part *p;
 
-	if (where)
-		(void)kvp_evict_access(
-			t->part[t->extent[kvp_where_extent(where)]->cls->medium - 1].evict, id,
-			now);
+	if (!where)
+		return;
+	p = &t->part[t->extent[kvp_where_extent(where)]->cls->medium - 1];
+	(void)kvp_evict_access(p->evict, id, now);
+	p->ahead_used += !!(t->block[id].flags & KVPD_BLOCK_AHEAD);
+	t->block[id].flags &= ~KVPD_BLOCK_AHEAD;
 }

@@ -69,6 +69,7 @@ struct kvpd_part {
 	uint64_t warmed;            /* that were copied there, */
 	uint64_t dropped;           /* that went for others' sake, */
 	uint64_t damaged; /* and that did not come, because they are not what their checksum says */
+	uint64_t ahead, ahead_used;    /* payloads that came ahead of need; of these used since */
 	uint64_t verified, unverified; /* payloads that check asked about; see verify.h */
 	uint32_t verifying;
 	bool dropping; /* a job that takes payloads is under way */

@@ -207,6 +207,9 @@ static void appear(struct kvpd_tenant *t, const struct copy *c, uint64_t now)
 	kvp_bump(&t->view.devices[medium - 1].to_device_bytes, c->c.bytes);
 	kvpd_part_enter(t, medium, c->block, now);
 	t->part[medium - 1].warmed++;
+	t->part[medium - 1].ahead += c->ticket->ahead;
+	t->block[c->block].flags &= ~KVPD_BLOCK_AHEAD;
+	t->block[c->block].flags |= c->ticket->ahead ? KVPD_BLOCK_AHEAD : 0;
 }
 
 static void copied(struct kvpd_device_work *w)

@@ -270,6 +270,7 @@ static int keep(struct keeper *k)
 	return r;
 }
 
+/* At the addresses of the first time: what others do moves nothing of it (row A-074). */
 static void kept(struct keeper *k)
 {
 	for (uint32_t i = 0; i < KEPT; i++)

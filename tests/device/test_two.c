@@ -66,10 +66,45 @@ static void a_block_lies_on_one(void **state)
 	free(p);
 }
 
+/* What came ahead of need, and whether it was worth it. */
+static void prefetched_and_used(void **state)
+{
+	struct kvp_warm_opts ahead = { .size = sizeof(ahead), .flags = KVP_WARM_PREFETCH };
+	struct dev_world w = { 0 };
+	struct dev_prompt *p = calloc(2, sizeof(*p));
+	struct kvp_ticket ticket;
+	int why, i;
+
+	(void)state;
+	begin(&w);
+	for (i = 0; i < 2; i++) {
+		dev_put(&w, &p[i], (uint32_t)i + 1);
+		assert_int_equal(kvp_warm(p[i].match, &ahead, &ticket), 0);
+		assert_int_equal(
+			kvp_ticket_wait(w.e.client, ticket, E2E_WAIT_MS, &why), DEV_BLOCKS);
+		dev_release(&p[i]);
+	}
+	assert_int_equal(dev_figure(&w, "prefetched_total"), 2 * DEV_BLOCKS);
+	/* A match is a use; it is heard of a moment later. */
+	for (i = 0; i < 1500 && !dev_figure(&w, "prefetched_used_total"); i++) {
+		dev_put(&w, &p[0], 1);
+		dev_release(&p[0]);
+		e2e_sleep_us(20000);
+	}
+	for (i = 0; i < 1500 && dev_figure(&w, "prefetched_used_total") < DEV_BLOCKS; i++)
+		e2e_sleep_us(20000);
+	/* The match before the copy may be heard of after it, too. */
+	assert_in_range(dev_figure(&w, "prefetched_used_total"), DEV_BLOCKS, 2 * DEV_BLOCKS);
+	assert_int_equal(dev_figure(&w, "warmed_total"), 2 * DEV_BLOCKS);
+	dev_end(&w);
+	free(p);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_block_lies_on_one),
+		cmocka_unit_test(prefetched_and_used),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

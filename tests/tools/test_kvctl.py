@@ -290,6 +290,11 @@ class Shown(unittest.TestCase):
             row = dict(zip(lines[at].split(), re.sub(" (?=[MG]iB)", "", lines[at + 1]).split()))
             self.assertEqual((row["NAME"], row["STATE"], row["BLOCKS"], row["MEMORY"], row["DROPPED"]),
                              ("spare", "up", "12", "4.0GiB", "8"))
+        # Every payload of a block.
+        block = {"key": "ab" * 16, "extent": 1, "offset": 4096,
+                 "on_device": {"device": 0, "extent": 7, "offset": 0, "codec": 0, "checksum": "12345"}}
+        text = self.run_kvctl({"inspect": {"block": block}}, "inspect", "ab" * 16)[0]
+        self.assertRegex(text, "on_device +device 0, extent 7, offset 0, codec 0, checksum 12345\n")
         # Details of the list: tenants' parts, classes that copied something, why a worker ended.
         rows[0].update(error="it hangs\x1b[2J", error_seconds=61.0, tenants=[
             {"tenant": "a", "blocks": 12, "charged_bytes": 3 << 20, "share_bytes": 1 << 30},

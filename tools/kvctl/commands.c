@@ -98,6 +98,26 @@ static void print_counts(const char *name, const json_t *counts)
 	puts(*comma ? "" : "none");
 }
 
+/* Where a payload lies: "device 0, extent 3, offset 4096, ..." */
+static void print_place(const char *name, const json_t *place)
+{
+	const char *what, *comma = "";
+	json_t *v;
+
+	printf("%-14s ", name);
+	json_object_foreach((json_t *)place, what, v) {
+		char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
+
+		printf("%s%s %s", comma, what,
+			json_is_string(v) ? json_string_value(v)
+			: text            ? text
+					  : "");
+		free(text);
+		comma = ", ";
+	}
+	puts("");
+}
+
 /* Prints a member per line, for a person to read. */
 static void print_object(const json_t *object)
 {
@@ -111,6 +131,8 @@ static void print_object(const json_t *object)
 			kvctl_printable(
 				json_string_value(value), (int)sizeof(shown), shown, sizeof(shown));
 			printf("%-14s %s\n", key, shown);
+		} else if (json_object_get(value, "extent")) {
+			print_place(key, value);
 		} else if (json_is_object(value)) {
 			print_counts(key, value);
 		} else {

@@ -68,6 +68,17 @@ static bool look(const struct sim_op *op, const struct sim_run *run, bool write,
 	return false;
 }
 
+void sim_hazard_sweep(void)
+{
+	struct sim_state *s = sim.shared.s;
+
+	for (uint32_t i = 0; i < s->running; i++)
+		if (atomic_load(&s->interval[i].used) != 0)
+			still_runs(&s->interval[i]);
+	while (s->running > 0 && atomic_load(&s->interval[s->running - 1].used) == 0)
+		s->running--;
+}
+
 static struct sim_interval *place(struct sim_state *s)
 {
 	for (uint32_t i = 0; i < SIM_RUNNING; i++)

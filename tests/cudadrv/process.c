@@ -173,6 +173,7 @@ static int join_machine(void)
 	r = sim_process_join(&sim.shared, &sim.slot, &sim.life_fd);
 	if (r == 0)
 		sim.life = sim.shared.s->process[sim.slot].life;
+	sim_hazard_sweep();
 	sim_unlock(&sim.shared);
 	if (r < 0)
 		return SIM_OUT_OF_SLOTS;

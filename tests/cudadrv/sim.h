@@ -274,6 +274,8 @@ void sim_op_end(struct sim_op *op);
 
 void sim_hazard_begin(struct sim_op *op);
 void sim_hazard_end(struct sim_op *op);
+/* Forgets what the dead have left; the shared state is locked. Every process does so as it begins. */
+void sim_hazard_sweep(void);
 const char *sim_op_name(const struct sim_op *op);
 
 /* ---- kernels.c ---- */

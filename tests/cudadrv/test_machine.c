@@ -662,6 +662,68 @@ static void writes_of_the_dead_linger(void **state)
 		close(link[i]);
 }
 
+/* ---- killed anywhere ---- */
+
+#define KILLS 60
+
+/* Something of everything, until somebody ends it. */
+static void busy(void)
+{
+	struct CUstream_st *s;
+	uint8_t *p;
+	uint64_t bad;
+
+	child_open();
+	p = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	must(cu.cuMemHostRegister_v2(p, MIB, CU_REG_PORTABLE | CU_REG_DEVICEMAP));
+	bad = device_alloc(8);
+	s = stream_new();
+	must(cu.cuMemsetD8Async(bad, 0, 8, s));
+	for (;;) {
+		uint64_t made, taken, a, b;
+		int fd;
+
+		a = seg_new(4 * MIB, CU_HANDLE_FD, &made);
+		fd = seg_export(made);
+		taken = seg_import(fd);
+		b = seg_map(taken, 4 * MIB, CU_PROT_READ);
+		close(fd);
+		must(launch(s, "fill", a, 4 * MIB, 3, 0, 0));
+		must(launch(s, "check", b, 4 * MIB, 3, bad, 0));
+		must(cu.cuMemcpyDtoHAsync_v2(p, b, MIB, s));
+		must(cu.cuMemcpyHtoDAsync_v2(a, p, MIB, s));
+		must(cu.cuStreamSynchronize(s));
+		must(cu.cuMemUnmap(b, 4 * MIB));
+		must(cu.cuMemAddressFree(b, 4 * MIB));
+		must(cu.cuMemUnmap(a, 4 * MIB));
+		must(cu.cuMemAddressFree(a, 4 * MIB));
+		must(cu.cuMemRelease(taken));
+		must(cu.cuMemRelease(made));
+	}
+}
+
+/* Wherever they die: no lock stays, no memory, nobody else's work is harmed. */
+static void the_killed_leave_nothing(void **state)
+{
+	pid_t pid[3];
+	uint32_t n = 0;
+
+	(void)state;
+	for (int i = 0; i < 3; i++)
+		pid[i] = child_start(busy);
+	for (int i = 0; i < KILLS; i++) {
+		nap_ms(3 + i * 7 % 23);
+		kill_child(pid[i % 3]);
+		pid[i % 3] = child_start(busy);
+	}
+	for (int i = 0; i < 3; i++)
+		kill_child(pid[i]);
+	assert_int_equal(free_now(), VRAM);
+	assert_int_equal(cudadrv_segments(machine, &n), 0);
+	assert_int_equal(n, 0);
+	no_reports();
+}
+
 /* ---- host memory that two processes registered ---- */
 
 #define POOL_SLOTS 2
@@ -845,6 +907,7 @@ int main(void)
 		EACH(pointers_say_what_they_are),
 		EACH(devices_say_what_they_are),
 		EACH(writes_of_the_dead_linger),
+		EACH(the_killed_leave_nothing),
 		EACH(hazards_are_seen_in_shared_host_memory),
 		EACH(every_entry_point_is_called),
 	};

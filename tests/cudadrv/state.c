@@ -301,12 +301,14 @@ static struct sim_segment *free_segment(struct sim_shared *sh)
 int sim_segment_make(struct sim_shared *sh, const struct sim_meta *like, struct sim_ref *ret_ref)
 {
 	struct sim_segment *g = free_segment(sh);
-	uint64_t id = sh->s->next_segment;
 	struct stat st;
+	uint64_t id;
 	int fd, r = 0;
 
 	if (!g)
 		return -ENOMEM;
+	/* first of all: who is killed here leaves a file without memory, not a name that is taken */
+	id = sh->s->next_segment++;
 	fd = open_segment(sh, id, O_CREAT | O_EXCL);
 	if (fd < 0)
 		return fd;
@@ -329,7 +331,6 @@ int sim_segment_make(struct sim_shared *sh, const struct sim_meta *like, struct 
 			.ino = st.st_ino };
 		g->used = 1;
 	}
-	sh->s->next_segment++;
 	close(fd);
 	return r;
 }

@@ -39,6 +39,7 @@ struct raw_limits {
 	char *recipe_tokens;
 	char *arena;
 	char *max_sessions;
+	char *least_bits;
 	char *tail_index;
 	struct raw_part *devices;
 	unsigned n_devices;
@@ -113,6 +114,7 @@ struct raw_config {
 		TEXT(type, "recipe_tokens", prefix recipe_tokens),                              \
 		TEXT(type, "arena", prefix arena),                                              \
 		TEXT(type, "max_sessions", prefix max_sessions),                                \
+		TEXT(type, "least_bits", prefix least_bits),                                    \
 		TEXT(type, "tail_index", prefix tail_index),                                    \
 		CYAML_FIELD_SEQUENCE_COUNT("devices", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, \
 			type, prefix devices, prefix n_devices, &part_schema, 0, KVP_MAX_DEVICES)
@@ -453,6 +455,7 @@ static int get_limits(struct kvpd_complaint *l, const char *prefix, const struct
 	GET(kvpd_value_size(l, AT("arena"), raw->arena, 0, memory, &limits->arena));
 	GET(kvpd_value_u32(l, AT("max_sessions"), raw->max_sessions, 1, KVPD_MAX_SESSIONS,
 		&limits->max_sessions));
+	GET(kvpd_value_u32(l, AT("least_bits"), raw->least_bits, 2, 16, &limits->least_bits));
 	GET(kvpd_value_bool(l, AT("tail_index"), raw->tail_index, &limits->tail_index));
 #undef AT
 	snprintf(path, sizeof(path), "%s", prefix);

@@ -33,6 +33,8 @@ struct kvpd_limits {
 	uint64_t recipe_tokens; /* tokens that all recipes hold together; 0: 64 per block */
 	uint64_t arena;         /* bytes that one session may hold as arena extents; 0: share / 4 */
 	uint32_t max_sessions;
+	uint32_t least_bits; /* that an element of a coded block may have, whatever its space
+				accepts; 16: no block is coded; 0: 2 */
 	bool tail_index;
 	/*
 	 * Bytes of each device, by its place in the list of devices, that are guaranteed to it;

@@ -61,6 +61,7 @@ const char *kvpd_value_wanted(const char *path)
 		{ "max_blocks", NUMBER },
 		{ "recipe_blocks", NUMBER },
 		{ "recipe_tokens", NUMBER },
+		{ "least_bits", "a number from 2 to 16" },
 		{ "numa_node", "the number of a node, or any" },
 		{ "hugepages", TRISTATE },
 		{ "mlock", TRISTATE },

@@ -74,6 +74,14 @@ struct kvpd_device_row {
 	} queue[KVPD_FIGURES_CLASSES];
 };
 
+#define KVPD_FIGURES_WIDTHS 5u /* of payloads, native first: see payload/kvp_payload.h */
+
+/* Payloads in DRAM of one width; steps to it, and what they freed, since the tenant began. */
+struct kvpd_width_figures {
+	uint64_t blocks, bytes;
+	uint64_t steps, freed;
+};
+
 /* Bytes, and counts since the tenant began where no limit stands beside them; see docs/admin.md. */
 struct kvpd_tenant_figures {
 	uint32_t id;
@@ -97,6 +105,8 @@ struct kvpd_tenant_figures {
 	uint64_t commits, duplicates, refused;
 	uint64_t evictions, reloads, forgotten, moves;
 	uint64_t claims, waits, deleted;
+	struct kvpd_width_figures width[KVPD_FIGURES_WIDTHS];
+	uint64_t uncoded;                               /* coded for nothing */
 	struct kvpd_part_figures part[KVP_MAX_DEVICES]; /* as many as there are devices */
 	struct kvpd_advisor_figures advisor;
 };

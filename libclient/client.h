@@ -274,6 +274,7 @@ struct kvp_space {
 	uint8_t fingerprint[32];   /* of a base; lock */
 	struct kvp_space_canon canon;
 	struct geometry geo;
+	struct space_codecs *codecs; /* of a base, whose salted ones borrow it; NULL: exact */
 };
 
 /*
@@ -346,6 +347,8 @@ struct kvp_client {
 	uint32_t event_polls; /* no futex_waitv() here; the thread alone */
 	pthread_t event_thread;
 	/* Lookups made without a daemon, or before it has opened their space. */
+	/* Blocks that kvp_get() and kvp_fork() decoded, and those that they could not. */
+	KVP_ATOMIC(uint64_t) decoded, undecoded;
 	KVP_ATOMIC(uint64_t) blind_lookups;
 	KVP_ATOMIC(uint64_t) blind_tokens;
 	/* The library's thread alone. */

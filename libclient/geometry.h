@@ -61,6 +61,17 @@ int view_has_rows(const struct geometry *geo, const struct kvp_view *view);
 void view_runs(const struct geometry *geo, uint64_t payload, uint32_t at, uint32_t n,
 	const struct kvp_view *view, uint64_t user, uint32_t mode, const struct view_sink *sink);
 
+/* The layer of the space that the view's i-th plane stands for. */
+static inline uint32_t view_layer(const struct kvp_view *view, uint32_t i)
+{
+	return view->layers ? view->layers[i] : i;
+}
+/*
+ * Copies tokens [at, at + n) of one layer, whose keys and values lie as [head][token][channel] of a whole
+ * block, to tokens [user, user + n) of the i-th planes of a checked view. v: NULL if the layer has none.
+ */
+void view_from_layer(const struct geometry *geo, const void *k, const void *v, uint32_t at,
+	uint32_t n, const struct kvp_view *view, uint32_t i, uint64_t user);
 /* First n tokens from one payload to another of the same geometry. */
 void payload_prefix(const struct geometry *geo, void *dst, const void *src, uint32_t n);
 

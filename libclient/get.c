@@ -3,8 +3,11 @@
  * Copies out of the cache: into a caller's view, and of a tail into a slot of the caller's. What no
  * lease holds in place is copied and looked at once more afterwards.
  */
+#include "libclient/coded.h"
 #include "libclient/geometry.h"
 #include "libclient/match.h"
+
+#include <stdlib.h>
 
 /* The daemon may compute the checksum later; while it has not there is nothing to compare with. */
 static int verify(const struct kvp_prefix *m, const struct kvp_hit *h, const uint8_t *payload)
@@ -17,9 +20,20 @@ static int verify(const struct kvp_prefix *m, const struct kvp_hit *h, const uin
 	return kvp_payload_checksum(payload, kvp_where_bytes(h->where)) == sum ? 0 : -EBADMSG;
 }
 
+/* Counted, so that somebody can see that a cache is decoded rather than read in place. */
+static int decode(const struct kvp_prefix *m, const struct kvp_hit *h, const uint8_t *payload,
+	uint32_t at, uint32_t n, const struct kvp_view *v, uint64_t user, void **scratch)
+{
+	int r = coded_to_view(m->space->codecs, &m->space->geo, kvp_where_codec(h->where), payload,
+		kvp_where_bytes(h->where), at, n, v, user, scratch);
+
+	kvp_add_relaxed(r < 0 ? &m->client->undecoded : &m->client->decoded, 1);
+	return r;
+}
+
 /* Tokens [at, at + n) of hit i. */
 static int get_block(const struct kvp_prefix *m, uint32_t i, uint32_t at, uint32_t n,
-	const struct kvp_view *v, uint64_t user, uint64_t total, uint32_t flags)
+	const struct kvp_view *v, uint64_t user, uint64_t total, uint32_t flags, void **scratch)
 {
 	const struct kvp_hit *h = &m->hits[i];
 	const uint8_t *payload = hit_addr(m->att, h);
@@ -38,11 +52,11 @@ static int get_block(const struct kvp_prefix *m, uint32_t i, uint32_t at, uint32
 	}
 	if (!payload)
 		return -ESTALE;
-	if (kvp_where_codec(h->where) != KVP_CODEC_NATIVE)
-		return -EOPNOTSUPP;
 	if (flags & KVP_GET_VERIFY)
 		r = verify(m, h, payload);
-	if (r == 0)
+	if (r == 0 && kvp_where_codec(h->where) != KVP_CODEC_NATIVE)
+		r = decode(m, h, payload, at, n, v, user, scratch);
+	else if (r == 0)
 		view_from_payload(&m->space->geo, payload, at, n, v, user, total);
 	return r;
 }
@@ -52,6 +66,7 @@ static int get_range(const struct kvp_prefix *m, uint32_t from, uint32_t n,
 	const struct kvp_view *v, uint32_t flags)
 {
 	uint32_t t = m->space->geo.block_tokens, done = 0;
+	void *scratch = NULL;
 	int r = 0;
 
 	while (r == 0 && done < n) {
@@ -59,9 +74,10 @@ static int get_range(const struct kvp_prefix *m, uint32_t from, uint32_t n,
 
 		if (step > n - done)
 			step = n - done;
-		r = get_block(m, (from + done) / t, at, step, v, done, n, flags);
+		r = get_block(m, (from + done) / t, at, step, v, done, n, flags, &scratch);
 		done += step;
 	}
+	free(scratch);
 	return r;
 }
 
@@ -125,6 +141,37 @@ int64_t kvp_get(const struct kvp_prefix *m, uint32_t from, uint32_t n, const str
 	return r < 0 ? r : (int64_t)n;
 }
 
+/* The tail's tokens into native memory of the space. */
+static int fork_tail(
+	const struct kvp_prefix *m, const struct kvp_hit *h, const uint8_t *src, uint8_t *dst)
+{
+	const struct geometry *geo = &m->space->geo;
+	struct kvp_view_plane planes[KVP_MAX_LAYERS];
+	struct kvp_view v = { .size = sizeof(v), .n_layers = geo->n_layers, .planes = planes };
+	void *scratch = NULL;
+	int r;
+
+	if (kvp_where_codec(h->where) == KVP_CODEC_NATIVE) {
+		payload_prefix(geo, dst, src, m->tail_tokens);
+		return 0;
+	}
+	for (uint32_t i = 0; i < geo->n_layers; i++) {
+		const struct geo_layer *l = &geo->layers[i];
+
+		planes[i] = (struct kvp_view_plane){
+			.k = dst + l->k_off,
+			.v = l->v_row ? dst + l->v_off : NULL,
+			.k_token_stride = l->k_stride,
+			.v_token_stride = l->v_stride,
+			.k_head_stride = l->k_row,
+			.v_head_stride = l->v_row,
+		};
+	}
+	r = decode(m, h, src, 0, m->tail_tokens, &v, 0, &scratch);
+	free(scratch);
+	return r;
+}
+
 int kvp_fork(const struct kvp_prefix *m, struct kvp_grant *grant)
 {
 	const struct kvp_hit *h;
@@ -146,10 +193,8 @@ int kvp_fork(const struct kvp_prefix *m, struct kvp_grant *grant)
 	src = hit_addr(m->att, h);
 	if (!src)
 		r = h->tier == KVP_TIER_VRAM ? -EOPNOTSUPP : -ESTALE;
-	else if (kvp_where_codec(h->where) != KVP_CODEC_NATIVE)
-		r = -EOPNOTSUPP;
 	else
-		payload_prefix(&m->space->geo, grant->addr, src, m->tail_tokens);
+		r = fork_tail(m, h, src, grant->addr);
 	KVP_FAULT("forked");
 	if (unleased) {
 		int stale = unleased_end(m, h, 1);

@@ -228,7 +228,7 @@ struct kvp_space_desc {
 	 * the lowest codecs (kvp_codec.h; kvp_codec_parse_pair() reads their names) that are accepted for
 	 * keys and for values, 0: native; both 0, the default: the space is exact, and its blocks are only
 	 * ever the bytes that were committed. Else blocks that are not in use may be coded with fewer bits,
-	 * step by step down to the floor, before any is evicted; see kvp_payload_info.codec. Blocks that an
+	 * down to the floor, before any is evicted; see kvp_payload_info.codec. Blocks that an
 	 * engine computes over such ones have lost as much, so spaces with different floors share no blocks,
 	 * and an exact reader never meets a block that was coded, or computed over one.
 	 * A floor is a codec of fixed size without calibration (fp8, int8, kivi, asym, tq without haar,
@@ -237,8 +237,8 @@ struct kvp_space_desc {
 	uint32_t floor_k, floor_v;
 	/*
 	 * Blocks with one of the first native_first tokens of a sequence stay native, and so do those
-	 * after which fewer than native_last tokens are cached. Only whole blocks are ever coded. 0 without
-	 * a floor.
+	 * after which there were never native_last tokens cached, at most 15 blocks of them. Only whole blocks
+	 * are ever coded. 0 without a floor.
 	 */
 	uint32_t native_first, native_last;
 	/* kvp_layer.index of layers that stay native; NULL and 0 without a floor. */
@@ -298,7 +298,7 @@ struct kvp_space_props {
 
 KVP_EXPORT int kvp_space_info(struct kvp_space *space, struct kvp_space_props *ret_props);
 
-/* Bytes of one block's payload in a codec; -EOPNOTSUPP if this build has no such codec. */
+/* Bytes of one block's payload, by kvp_payload_info.codec; -EOPNOTSUPP: the space has none such. */
 KVP_EXPORT int kvp_space_block_bytes(struct kvp_space *space, uint32_t codec, uint64_t *ret_bytes);
 
 struct kvp_digest {
@@ -436,9 +436,15 @@ struct kvp_payload_info {
 	const void *addr; /* in this process; NULL if it lies on a device */
 	uint64_t device_addr;
 	uint64_t bytes;
-	uint32_t codec; /* 0: native */
+	/*
+	 * 0: native; in a space with a floor also 1 to 4: coded with about 8, 4, 3 or 2 bits, the number
+	 * that kvp_space_block_bytes() knows the size of. kvp_payload_planes() says where what is.
+	 */
+	uint32_t codec;
 	uint32_t tier;
 	uint32_t tokens; /* valid in it; for the tail, the block's own count */
+	/* What that means for keys and for values: ids of kvp_codec.h, 0: native. */
+	uint32_t codec_k, codec_v;
 };
 
 /*
@@ -458,6 +464,28 @@ KVP_EXPORT int kvp_payload(
  */
 KVP_EXPORT int kvp_payloads(
 	const struct kvp_prefix *prefix, uint32_t first, uint32_t n, const void **ret_addrs);
+
+/* The keys or the values of one layer in a payload. */
+struct kvp_payload_half {
+	const void *addr;                 /* NULL: the layer has none */
+	uint64_t bytes;                   /* of the plane; native ones need not lie in a row */
+	uint32_t codec;                   /* of kvp_codec.h; 0: native, head h of token t lies at */
+	size_t token_stride, head_stride; /* addr + t * token_stride + h * head_stride */
+};
+
+struct kvp_payload_layer_info {
+	size_t size;
+	uint32_t tokens; /* as in kvp_payload_info; coded planes hold block_tokens of them */
+	struct kvp_payload_half k, v;
+};
+
+/*
+ * Where the keys and values of one layer (its position in the space's list) lie in the payload of block i,
+ * and in which codec: what kvp_attend() needs for a part of a context, so that native, 4-bit and 2-bit
+ * blocks of one prefix are attended to in place and in one call (kernels/kvp_attend.h). Errors as kvp_payload(), and -EINVAL: no such layer; -EOPNOTSUPP: an opaque layout.
+ */
+KVP_EXPORT int kvp_payload_planes(const struct kvp_prefix *prefix, uint32_t i, uint32_t layer,
+	struct kvp_payload_layer_info *ret_planes);
 
 /* Counts as one more use (long decodes keep their prefix warm with it). No system call. */
 KVP_EXPORT int kvp_touch(struct kvp_prefix *prefix);
@@ -563,7 +591,9 @@ KVP_EXPORT int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *ba
 /*
  * Copies matched tokens [from, from + n) into the caller's view, the tail's agreeing tokens
  * included. Returns the number of tokens copied: less than n if the prefix ends before. Never a
- * hole. -ESTALE: the prefix was not leased and something moved meanwhile; match again.
+ * hole. Coded blocks (spaces with a floor) are decoded, a layer at a time. -ESTALE: the prefix was not
+ * leased and something moved meanwhile; match again. -EBADMSG: a coded block is damaged: take it for a miss;
+ * -ENOMEM: no memory to decode with.
  */
 KVP_EXPORT int64_t kvp_get(const struct kvp_prefix *prefix, uint32_t from, uint32_t n,
 	const struct kvp_view *dst, uint32_t flags);
@@ -724,8 +754,8 @@ KVP_EXPORT int kvp_grant_release(struct kvp_grant *grant);
 /*
  * Copy-on-write: copies the first tail_tokens tokens of the prefix's tail into a grant, so that the
  * caller can go on writing after them. The cached block is untouched. Returns the tokens copied, 0
- * if the prefix has no tail. -ESTALE: as kvp_get(); -EINVAL: the grant is committed, or released;
- * -EOPNOTSUPP: the tail is in a codec, after which nobody can go on writing.
+ * if the prefix has no tail. A tail that is coded is decoded. -ESTALE, -EBADMSG, -ENOMEM: as kvp_get();
+ * -EINVAL: the grant is committed, or released.
  */
 KVP_EXPORT int kvp_fork(const struct kvp_prefix *prefix, struct kvp_grant *grant);
 
@@ -1021,6 +1051,8 @@ struct kvp_counters {
 	uint64_t
 		timeouts; /* calls that the daemon left without an answer until their time was up */
 	uint32_t stuck;   /* 1: the last of them found it silent, and it has not answered since */
+	uint64_t decoded_blocks;  /* coded blocks that kvp_get() and kvp_fork() have decoded */
+	uint64_t decode_failures; /* and those that they could not, see kvp_get() */
 };
 
 /* This client's counters since kvp_open(), and the tenant's. No system call. */

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "libclient/coded.h"
 #include "libclient/events.h"
 #include "libclient/geometry.h"
 
@@ -58,8 +59,13 @@ int hit_readable(const struct kvp_prefix *m, const struct kvp_hit *h)
 		extent_want(m->att, kvp_where_extent(h->where));
 		return 0;
 	}
-	return kvp_where_codec(h->where) != KVP_CODEC_NATIVE ||
-	       kvp_where_bytes(h->where) >= m->space->geo.block_bytes;
+	if (kvp_where_codec(h->where) != KVP_CODEC_NATIVE) {
+		const struct kvp_block_layout *l =
+			coded_layout(m->space->codecs, kvp_where_codec(h->where));
+
+		return l && kvp_where_bytes(h->where) >= l->bytes;
+	}
+	return kvp_where_bytes(h->where) >= m->space->geo.block_bytes;
 }
 
 /* How many of the first n hits have bytes that this process can read. */
@@ -462,6 +468,68 @@ int kvp_payload(const struct kvp_prefix *m, uint32_t i, struct kvp_payload_info 
 	p.codec = kvp_where_codec(h->where);
 	p.tier = h->tier;
 	p.tokens = h->tokens;
+	(void)kvp_payload_codecs(&m->space->canon, p.codec, &p.codec_k, &p.codec_v);
+	return result_give(ret, &p, sizeof(p));
+}
+
+/* One half of a layer in a payload. */
+static struct kvp_payload_half half_of(
+	const struct kvp_block_layout *l, const uint8_t *payload, uint32_t layer, uint32_t kind)
+{
+	const struct kvp_block_plane *p = &l->plane[layer][kind];
+
+	if (!p->heads)
+		return (struct kvp_payload_half){ 0 };
+	return (struct kvp_payload_half){
+		.addr = payload + p->offset,
+		.bytes = p->bytes,
+		.codec = p->codec,
+		.token_stride = (size_t)p->token_stride,
+		.head_stride = (size_t)p->head_stride,
+	};
+}
+
+static struct kvp_payload_half native_half(const uint8_t *at, uint64_t stride, uint32_t row,
+	const struct geometry *geo, uint32_t heads)
+{
+	if (!row)
+		return (struct kvp_payload_half){ 0 };
+	return (struct kvp_payload_half){
+		.addr = at,
+		.bytes = (uint64_t)geo->block_tokens * heads * row,
+		.token_stride = (size_t)stride,
+		.head_stride = row,
+	};
+}
+
+int kvp_payload_planes(
+	const struct kvp_prefix *m, uint32_t i, uint32_t layer, struct kvp_payload_layer_info *ret)
+{
+	struct kvp_payload_layer_info p = { 0 };
+	struct kvp_payload_info payload = { .size = sizeof(payload) };
+	int r = ret ? kvp_payload(m, i, &payload) : -EINVAL;
+	const struct kvp_block_layout *coded;
+	const struct geometry *geo;
+
+	if (r < 0)
+		return r;
+	geo = &m->space->geo;
+	if (geo->layout == KVP_LAYOUT_OPAQUE)
+		return -EOPNOTSUPP;
+	if (layer >= geo->n_layers)
+		return -EINVAL;
+	p.tokens = payload.tokens;
+	coded = payload.codec ? coded_layout(m->space->codecs, payload.codec) : NULL;
+	if (coded) {
+		p.k = half_of(coded, payload.addr, layer, KVP_PLANE_K);
+		p.v = half_of(coded, payload.addr, layer, KVP_PLANE_V);
+	} else {
+		const struct geo_layer *l = &geo->layers[layer];
+		const uint8_t *at = payload.addr;
+
+		p.k = native_half(at + l->k_off, l->k_stride, l->k_row, geo, l->heads);
+		p.v = native_half(at + l->v_off, l->v_stride, l->v_row, geo, l->heads);
+	}
 	return result_give(ret, &p, sizeof(p));
 }
 

@@ -3,9 +3,9 @@
  * Spaces: what a caller says of its model in the canonical form that is compared, opening and closing
  * it at the daemon, and what follows from it (sizes, keys).
  */
+#include "libclient/coded.h"
 #include "libclient/match.h"
 #include "libclient/ring.h"
-#include "payload/kvp_payload.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -217,6 +217,8 @@ int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 	r = canon_of(&d, &space->canon);
 	if (r == 0)
 		r = geometry_init(&space->canon, &space->geo);
+	if (r == 0)
+		r = coded_new(&space->canon, &space->codecs);
 	if (r < 0) {
 		free(space);
 		return r;
@@ -233,7 +235,7 @@ int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 	}
 	pthread_mutex_unlock(&client->lock);
 	if (r < 0) {
-		free(space);
+		space_free(space);
 		return r;
 	}
 	*ret_space = space;
@@ -291,6 +293,8 @@ void space_free(struct kvp_space *space)
 		space->salteds = salted->next;
 		free(salted);
 	}
+	if (space)
+		coded_free(space->codecs);
 	free(space);
 }
 
@@ -366,9 +370,10 @@ int kvp_space_block_bytes(struct kvp_space *space, uint32_t codec, uint64_t *ret
 		return -EINVAL;
 	if (!client_mine(space->client))
 		return -ECHILD;
-	if (codec != KVP_CODEC_NATIVE)
+	if (codec != KVP_CODEC_NATIVE && !coded_layout(space->codecs, codec))
 		return -EOPNOTSUPP;
-	*ret_bytes = space->geo.block_bytes;
+	*ret_bytes = codec == KVP_CODEC_NATIVE ? space->geo.block_bytes
+					       : coded_layout(space->codecs, codec)->bytes;
 	return 0;
 }
 

@@ -14,6 +14,8 @@ static void sum_up(struct kvp_client *c, struct kvp_counters *s)
 			attachment_count(c->attachments[i], s);
 	s->misses += blind;
 	s->tokens_asked += kvp_load_relaxed(&c->blind_tokens);
+	s->decoded_blocks = kvp_load_relaxed(&c->decoded);
+	s->decode_failures = kvp_load_relaxed(&c->undecoded);
 	s->lookups = s->hits + s->partial_hits + s->misses;
 	s->reattached = c->joined ? c->joined - 1 : 0;
 	if (att) {

@@ -117,11 +117,6 @@ static int half_ok(
 	       (h.page_stride >= least || !v->page_tokens || v->pool_pages == 1);
 }
 
-static uint32_t view_layer(const struct kvp_view *view, uint32_t i)
-{
-	return view->layers ? view->layers[i] : i;
-}
-
 static int view_layer_ok(const struct geometry *geo, const struct kvp_view *v, uint32_t i)
 {
 	const struct geo_layer *l;
@@ -497,6 +492,29 @@ void view_to_payload(const struct geometry *geo, void *payload, uint32_t n,
 {
 	copy(&(struct way){ TO_PAYLOAD | around(geo, total), NULL }, geo, payload, 0, n, view,
 		user);
+}
+
+void view_from_layer(const struct geometry *geo, const void *k, const void *v, uint32_t at,
+	uint32_t n, const struct kvp_view *view, uint32_t i, uint64_t user)
+{
+	const struct geo_layer *l = &geo->layers[view_layer(view, i)];
+	const struct way w = { TO_VIEW, NULL };
+	uint32_t heads = view->n_heads ? view->n_heads : l->heads - view->first_head;
+	uint32_t e = geo->element;
+	const void *from[2] = { k, v };
+	const uint64_t row[2] = { l->k_row, l->v_row };
+
+	for (uint32_t kind = 0; kind < 2; kind++) {
+		uint64_t head = row[kind] * geo->block_tokens;
+		uint8_t *first = (uint8_t *)(uintptr_t)from[kind];
+		struct half h = kind ? value_half(&view->planes[i]) : key_half(&view->planes[i]);
+
+		if (first)
+			copy_half(&w,
+				(struct side){ first + view->first_head * head + at * row[kind],
+					row[kind], head, e },
+				h, n, &(struct rows){ heads, e, row[kind] }, view, user);
+	}
 }
 
 int view_has_rows(const struct geometry *geo, const struct kvp_view *v)

@@ -27,6 +27,8 @@ extern "C" {
 #endif
 
 #define KVP_PAYLOAD_WIDTHS 5u
+/* At the end of a sequence at most so many blocks stay native by kvp_space_canon.native_last. */
+#define KVP_PAYLOAD_NATIVE_LAST 15u
 
 struct kvp_block_plane {
 	uint64_t offset; /* of the plane's payload, or of its first element, from the block's */

@@ -205,7 +205,9 @@ int kvp_payload_judge(const struct kvp_space_canon *c)
 {
 	if (!c->floor_k && !c->floor_v)
 		return 0;
-	if (c->layout == KVP_LAYOUT_OPAQUE || judge_shape(c) < 0 || (c->floor_v && !has_values(c)))
+	if (c->layout == KVP_LAYOUT_OPAQUE || judge_shape(c) < 0 ||
+		(c->floor_v && !has_values(c)) ||
+		c->native_last > (uint64_t)KVP_PAYLOAD_NATIVE_LAST * c->block_tokens)
 		return -EINVAL;
 	if (judge_half(c, c->floor_k, KVP_PLANE_K) < 0)
 		return -EINVAL;

@@ -133,6 +133,38 @@ static void put_lookups(json_t *o, const struct kvpd_lookups *n)
 	kvpd_put_int(o, "matched_tokens_total", n->tokens_matched);
 }
 
+/* Blocks by precision: how many there are, and what coding them with fewer bits has freed. */
+static void put_widths(json_t *o, const struct kvpd_tenant_figures *t)
+{
+	static const uint32_t bits[KVPD_FIGURES_WIDTHS] = { 16, 8, 4, 3, 2 };
+	struct kvpd_width_figures sum = { 0 };
+	json_t *rows = json_array();
+
+	for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++) {
+		const struct kvpd_width_figures *f = &t->width[w];
+		json_t *row = json_object();
+
+		kvpd_put_int(row, "bits", bits[w]);
+		kvpd_put_int(row, "blocks", f->blocks);
+		kvpd_put_int(row, "bytes", f->bytes);
+		kvpd_put_int(row, "steps_total", f->steps);
+		kvpd_put_int(row, "freed_bytes_total", f->freed);
+		json_array_append_new(rows, row);
+		if (!w)
+			continue;
+		sum.blocks += f->blocks;
+		sum.bytes += f->bytes;
+		sum.steps += f->steps;
+		sum.freed += f->freed;
+	}
+	kvpd_put_int(o, "coded_blocks", sum.blocks);
+	kvpd_put_int(o, "coded_bytes", sum.bytes);
+	kvpd_put_int(o, "coded_total", sum.steps);
+	kvpd_put_int(o, "coded_freed_bytes_total", sum.freed);
+	kvpd_put_int(o, "uncoded_total", t->uncoded);
+	json_object_set_new(o, "precision", rows);
+}
+
 static json_t *tenant_json(
 	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
@@ -168,6 +200,7 @@ static json_t *tenant_json(
 	kvpd_put_int(o, "claims_total", t->claims);
 	kvpd_put_int(o, "waits_total", t->waits);
 	kvpd_put_int(o, "deleted_total", t->deleted);
+	put_widths(o, t);
 	json_object_set_new(o, "advisor", advisor_json(&t->advisor));
 	json_object_set_new(o, "rates", kvpd_rates_of_tenant(rates, t));
 	return o;

@@ -11,6 +11,7 @@
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/medium.h"
+#include "daemon/ledger/precision.h"
 #include "daemon/ledger/recipe.h"
 #include "daemon/ledger/tenant.h"
 #include "policy/kvp_evict.h"
@@ -216,6 +217,13 @@ static bool take_descriptor(struct kvpd_tenant *t, const struct kvpd_new_block *
 void kvpd_block_lay(struct kvpd_tenant *t, uint32_t id, struct kvpd_place place, uint32_t codec,
 	uint32_t bytes, uint64_t checksum)
 {
+	if (place.tier == KVP_TIER_DRAM) {
+		uint64_t old = kvp_load_relaxed(&kvpd_block_payload(t, id, place.tier)->where);
+
+		if (old)
+			kvpd_precision_count(t, old, -1);
+		kvpd_precision_count(t, kvp_where(place.extent->id, codec, bytes), 1);
+	}
 	kvp_block_set_payload(&t->view, id, place.tier, kvp_where(place.extent->id, codec, bytes),
 		kvpd_place_offset(place), checksum);
 }
@@ -256,6 +264,11 @@ static int publish(
 	lay_new(t, id, b);
 	r = kvp_block_publish(&t->view, id, init.parent_key);
 	if (r < 0) {
+		if (b->place.tier == KVP_TIER_DRAM)
+			kvpd_precision_count(t,
+				kvp_where(b->place.extent->id, KVP_CODEC_NATIVE,
+					(uint32_t)t->view.spaces[b->space].block_bytes),
+				-1);
 		kvpd_runs_give(&t->cells, cell, new_cells(b));
 		kvpd_runs_give(&t->ids, id, 1);
 		return r;
@@ -352,6 +365,8 @@ int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32
 	arrived(t, b, id, now);
 	t->n_blocks++;
 	t->space[b->space].payloads++;
+	if (t->space[b->space].codes)
+		kvpd_precision_came(t, id);
 	kvp_store_relaxed(&st->blocks, t->n_blocks);
 	kvp_bump(&st->commits, 1);
 	*ret_block = id;
@@ -376,6 +391,8 @@ static void take_payload(struct kvpd_tenant *t, uint32_t id, struct kvpd_place p
 	const struct kvp_payload_desc *d = kvpd_block_payload(t, id, place.tier);
 	uint64_t bytes = kvp_where_bytes(kvp_load_relaxed(&d->where));
 
+	if (place.tier == KVP_TIER_DRAM)
+		kvpd_precision_count(t, kvp_load_relaxed(&d->where), -1);
 	kvp_bump(&t->view.cat->stats.payload_bytes, -bytes);
 	kvp_block_set_payload(&t->view, id, place.tier, 0, 0, 0);
 	kvpd_slot_unblock(place);

@@ -22,7 +22,12 @@
 #define KVPD_BLOCK_LEASED 16u /* it is about to be switched over, and a lease protects it */
 #define KVPD_BLOCK_ASKED  32u /* kvpd_lease_prove() is asked about it */
 #define KVPD_BLOCK_AHEAD  64u /* it came to its device ahead of need, and nobody used it since */
-#define KVPD_BLOCK_TIP    (1u << 16) /* times the sessions whose tip it is; the last of the flags */
+/* In spaces with a floor, see precision.h: when it was last used, and blocks below it. */
+#define KVPD_BLOCK_USED       (1u << 8) /* times a number of 6 bits */
+#define KVPD_BLOCK_USED_MASK  (63u * KVPD_BLOCK_USED)
+#define KVPD_BLOCK_BELOW      (1u << 14) /* times one of 4 bits */
+#define KVPD_BLOCK_BELOW_MASK (15u * KVPD_BLOCK_BELOW)
+#define KVPD_BLOCK_TIP        (1u << 18) /* times the sessions whose tip it is; the last of the flags */
 
 /*
  * What the ledger keeps of a descriptor besides the catalog and the policy. A lease may name any block:

@@ -410,6 +410,11 @@ static void compare_blocks(struct kvpd_check *c)
 	if (c->sum.payload_bytes != kvp_load_relaxed(&st->payload_bytes))
 		kvpd_check_wrong(c, "%" PRIu64 " bytes of payload, %" PRIu64 " are counted",
 			c->sum.payload_bytes, kvp_load_relaxed(&st->payload_bytes));
+	for (uint32_t w = 0; w < KVP_PAYLOAD_WIDTHS; w++)
+		if (c->sum.width[w] != t->precision.blocks[w])
+			kvpd_check_wrong(c,
+				"%" PRIu64 " blocks in DRAM of width %u, %" PRIu64 " are counted",
+				c->sum.width[w], w, t->precision.blocks[w]);
 	if ((t->n_blocks > t->limits.max_blocks && !t->over) ||
 		(t->n_recipes > t->limits.recipe_blocks && !(t->due & KVPD_DUE_ROOM)))
 		kvpd_check_wrong(c, "more blocks or recipes than the limits allow");

@@ -74,11 +74,22 @@ static void check_recipe(struct kvpd_check *c, uint32_t id)
 }
 
 /* Is this the class for blocks of the space in the extent's medium? */
-static bool is_class(const struct kvpd_tenant *t, const struct kvpd_class *c, uint32_t space)
+static bool is_class(
+	const struct kvpd_tenant *t, const struct kvpd_class *c, uint32_t space, uint32_t width)
 {
-	return c->medium == KVPD_DRAM
-		       ? t->space[space].cls == c
-		       : c->slot_bytes == kvpd_device_slot(t->view.spaces[space].block_bytes);
+	uint64_t bytes = kvpd_width_bytes(t, space, width);
+
+	if (c->medium == KVPD_DRAM)
+		return width ? c->slot_bytes == kvpd_slot_bytes(bytes) : t->space[space].cls == c;
+	return c->slot_bytes == kvpd_device_slot(bytes);
+}
+
+/* May a payload of the space have this width? */
+static bool is_width(const struct kvpd_tenant *t, uint32_t space, uint32_t width)
+{
+	const struct kvpd_codes *codes = t->space[space].codes;
+
+	return !width || (codes && width <= codes->lowest);
 }
 
 static void check_payload(struct kvpd_check *c, uint32_t id, uint32_t tier)
@@ -89,6 +100,7 @@ static void check_payload(struct kvpd_check *c, uint32_t id, uint32_t tier)
 	uint64_t where = kvp_load_relaxed(&d->where), offset = kvp_load_relaxed(&d->offset);
 	struct kvpd_extent *x =
 		kvp_where_extent(where) < t->n_extents ? t->extent[kvp_where_extent(where)] : NULL;
+	uint32_t width = kvp_where_codec(where);
 	uint64_t slot;
 
 	if (!x || x->state != KVPD_EXTENT_LIVE) {
@@ -97,9 +109,9 @@ static void check_payload(struct kvpd_check *c, uint32_t id, uint32_t tier)
 		return;
 	}
 	slot = offset / x->cls->slot_bytes;
-	if (offset % x->cls->slot_bytes || slot >= x->slots ||
-		kvp_where_bytes(where) != t->view.spaces[space].block_bytes ||
-		tier != x->cls->tier || !is_class(t, x->cls, space)) {
+	if (offset % x->cls->slot_bytes || slot >= x->slots || !is_width(t, space, width) ||
+		kvp_where_bytes(where) != kvpd_width_bytes(t, space, width) ||
+		tier != x->cls->tier || !is_class(t, x->cls, space, width)) {
 		kvpd_check_wrong(c, "block %u: its payload does not lie in a slot of its size", id);
 		return;
 	}
@@ -107,6 +119,8 @@ static void check_payload(struct kvpd_check *c, uint32_t id, uint32_t tier)
 		kvpd_check_wrong(c, "block %u: slot %" PRIu64 " of extent %u does not know of it",
 			id, slot, x->id);
 	c->sum.payload_bytes += kvp_where_bytes(where);
+	if (tier == KVP_TIER_DRAM)
+		c->sum.width[width]++;
 	if (x->cls->medium == KVPD_DRAM)
 		return;
 	c->sum.on[x->cls->medium - 1]++;
@@ -143,6 +157,7 @@ static void check_policy(struct kvpd_check *c, uint32_t id)
 	const struct kvp_block *b = &c->t->view.blocks[id];
 	uint32_t space = kvp_shape_space(kvp_load_relaxed(&b->shape)), parent;
 	struct kvp_evict_info info;
+	uint64_t where;
 
 	if (kvp_evict_peek(c->t->evict, id, &info) < 0)
 		return;
@@ -154,7 +169,9 @@ static void check_policy(struct kvpd_check *c, uint32_t id)
 		parent = info.parent;
 		c->live[parent]++;
 	}
-	if (info.parent != parent || info.bytes != c->t->view.spaces[space].block_bytes)
+	where = kvp_load_relaxed(&kvpd_block_payload(c->t, id, KVP_TIER_DRAM)->where);
+	if (info.parent != parent || info.bytes != (where ? kvp_where_bytes(where)
+							  : c->t->view.spaces[space].block_bytes))
 		kvpd_check_wrong(c, "block %u: the policy has another parent or size of it", id);
 }
 
@@ -184,8 +201,8 @@ void kvpd_check_block(struct kvpd_check *c, uint32_t id)
 	if (state == KVP_BLOCK_LIVE) {
 		c->sum.blocks++;
 		c->sum.payloads[space]++;
-		check_policy(c, id);
 		check_payloads(c, id);
+		check_policy(c, id);
 	} else if (state == KVP_BLOCK_RECIPE) {
 		c->sum.recipes++;
 		if (kvpd_block_tier(t, id) != KVP_TIER_RECIPE)

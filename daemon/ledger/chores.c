@@ -9,6 +9,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/limbo.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/precision.h"
 #include "daemon/ledger/relief.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/ring.h"
@@ -40,6 +41,7 @@ static bool (*const steps[KVPD_DUE_KINDS])(struct kvpd_tenant *t, uint64_t now) 
 	kvpd_stalled_step,
 	kvpd_tip_step,
 	kvpd_warm_step,
+	kvpd_precision_step,
 };
 
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds)
@@ -104,6 +106,7 @@ int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
 		kvpd_supply_look(t);
 		due |= t->n_limbo ? KVPD_DUE_LIMBO : 0;
 		due |= t->n_draining ? KVPD_DUE_EXTENTS : 0;
+		due |= t->precision.want ? KVPD_DUE_PRECISION : 0;
 	}
 	if (waits)
 		ms = t->room_came ? 1 : HURRY_MS;

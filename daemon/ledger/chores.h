@@ -12,18 +12,19 @@
 struct kvpd_tenant;
 
 /* In the order in which they are begun. */
-#define KVPD_DUE_SWITCH  (1u << 0)  /* blocks that were copied wait to be switched over */
-#define KVPD_DUE_LIMBO   (1u << 1)  /* leases on moved blocks may have ended */
-#define KVPD_DUE_SUPPLY  (1u << 2)  /* sessions wait for slots, or are about to run out of them */
-#define KVPD_DUE_EXTENTS (1u << 3)  /* extents drain, or are to */
-#define KVPD_DUE_ROOM    (1u << 4)  /* blocks are to be evicted, recipes forgotten */
-#define KVPD_DUE_DOOMED  (1u << 5)  /* deletions that wait are tried */
-#define KVPD_DUE_CLAIMS  (1u << 6)  /* claims may be over */
-#define KVPD_DUE_WAKES   (1u << 7)  /* more clients wait for a claim than were woken so far */
-#define KVPD_DUE_STALLED (1u << 8)  /* sessions whose completion ring was full may have room */
-#define KVPD_DUE_TIPS    (1u << 9)  /* sessions may have ceased to write */
-#define KVPD_DUE_WARM    (1u << 10) /* blocks are on their way to a device */
-#define KVPD_DUE_KINDS   11u
+#define KVPD_DUE_SWITCH    (1u << 0)  /* blocks that were copied wait to be switched over */
+#define KVPD_DUE_LIMBO     (1u << 1)  /* leases on moved blocks may have ended */
+#define KVPD_DUE_SUPPLY    (1u << 2)  /* sessions wait for slots, or are about to run out of them */
+#define KVPD_DUE_EXTENTS   (1u << 3)  /* extents drain, or are to */
+#define KVPD_DUE_ROOM      (1u << 4)  /* blocks are to be evicted, recipes forgotten */
+#define KVPD_DUE_DOOMED    (1u << 5)  /* deletions that wait are tried */
+#define KVPD_DUE_CLAIMS    (1u << 6)  /* claims may be over */
+#define KVPD_DUE_WAKES     (1u << 7)  /* more clients wait for a claim than were woken so far */
+#define KVPD_DUE_STALLED   (1u << 8)  /* sessions whose completion ring was full may have room */
+#define KVPD_DUE_TIPS      (1u << 9)  /* sessions may have ceased to write */
+#define KVPD_DUE_WARM      (1u << 10) /* blocks are on their way to a device */
+#define KVPD_DUE_PRECISION (1u << 11) /* blocks are to be coded with fewer bits */
+#define KVPD_DUE_KINDS     12u
 
 /* Something of these kinds is due. */
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds);

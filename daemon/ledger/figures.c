@@ -92,6 +92,8 @@ static void read_parts(const struct kvpd_tenant *t, struct kvpd_part_figures *f)
 	}
 }
 
+_Static_assert(KVPD_FIGURES_WIDTHS == KVP_PAYLOAD_WIDTHS, "widths of payloads");
+
 static void read_ledger(struct kvpd_ledger *l, struct kvpd_figures *f)
 {
 	f->epoch = l->epoch;
@@ -145,6 +147,14 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		.waits = kvp_load_relaxed(&st->waits),
 		.deleted = kvp_load_relaxed(&st->deleted),
 	};
+	for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++)
+		f->width[w] = (struct kvpd_width_figures){
+			.blocks = t->precision.blocks[w],
+			.bytes = t->precision.bytes[w],
+			.steps = t->precision.steps[w],
+			.freed = t->precision.freed[w],
+		};
+	f->uncoded = t->precision.refused;
 	kvpd_advice_read(t->advice, kvpd_now_ns(), &f->advisor);
 	read_parts(t, f->part);
 	snprintf(f->name, sizeof(f->name), "%s", t->name);

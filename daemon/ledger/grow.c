@@ -8,6 +8,7 @@
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/pool.h"
+#include "daemon/ledger/precision.h"
 #include "daemon/ledger/relief.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/session.h"
@@ -137,6 +138,7 @@ static uint64_t vault_room(const struct kvpd_tenant *t, const struct kvpd_class 
 	if (keep > t->limits.arena)
 		keep = t->limits.arena;
 	keep = keep > t->arena_bytes ? keep - t->arena_bytes : 0;
+	keep += kvpd_precision_keep(t, c, kvpd_pool_round(t->ledger, extent_wish(t)));
 	return left > keep ? left - keep : 0;
 }
 
@@ -225,6 +227,8 @@ static void vault_grow(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now
 	if (!x)
 		return;
 	c->making = 1;
+	if (t->precision.hungry == c)
+		t->precision.hungry = NULL;
 	x->first_slot = dram ? 0 : first_slot(t, x);
 	kvpd_list_append(&c->vaults, &x->link);
 	if (kvpd_medium_ops(x)->make(x) < 0) {
@@ -292,7 +296,30 @@ static struct kvpd_extent *vault_victim(struct kvpd_tenant *t, const struct kvpd
 	return least;
 }
 
-static bool reclaiming(const struct kvpd_tenant *t)
+bool kvpd_vault_trade(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_class *from)
+{
+	struct kvpd_extent *least = NULL;
+
+	if (kvpd_reclaiming(t) || extent_size(t->ledger, c, extent_wish(t), vault_room(t, c)))
+		return false;
+	for (uint32_t i = 0; i < t->n_extents; i++) {
+		struct kvpd_extent *x = t->extent[i];
+
+		if (!x || x->cls->medium != KVPD_DRAM || x->cls->slot_bytes <= c->slot_bytes ||
+			!kvpd_extent_counts(x) || x->cls->vault_slots <= x->slots)
+			continue;
+		if (!least || (x->cls == from && least->cls != from) ||
+			((x->cls == from) == (least->cls == from) && x->used < least->used))
+			least = x;
+	}
+	/* What lies there goes into slots that c still has. */
+	if (!least || (c->vault_free > c->vault_slots / 4 && c->vault_free > least->used))
+		return false;
+	kvpd_extent_drain(least);
+	return true;
+}
+
+bool kvpd_reclaiming(const struct kvpd_tenant *t)
 {
 	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
 		const struct kvpd_extent *x = t->extent[i];
@@ -308,7 +335,7 @@ void kvpd_reclaim(
 {
 	struct kvpd_extent *x;
 
-	if (reclaiming(t))
+	if (kvpd_reclaiming(t))
 		return;
 	x = arena_victim(t, spared);
 	if (!x)

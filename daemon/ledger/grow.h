@@ -17,6 +17,11 @@ bool kvpd_slot_fits(const struct kvpd_tenant *t, uint64_t slot_bytes);
 /* A vault slot outside of `except`, flagged TARGET; has the vault grown when few are left. */
 bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent *except,
 	uint64_t now, struct kvpd_place *ret_place);
+/*
+ * Class c is nearly full and the tenant has no room for another extent: has one with larger slots emptied,
+ * of `from` if it can be, and never the last one of its class. True: one is being emptied for it now.
+ */
+bool kvpd_vault_trade(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_class *from);
 /* Begins to make more arena of a class for a session, or to make room for that; repeat until there is. */
 void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now);
 /*
@@ -26,6 +31,8 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
  */
 void kvpd_reclaim(
 	struct kvpd_tenant *t, const struct kvpd_session *spared, const struct kvpd_class *c);
+/* Is an extent in DRAM being emptied, that nobody keeps? */
+bool kvpd_reclaiming(const struct kvpd_tenant *t);
 /*
  * The session's arenas measure so many bytes more, or it began or ceased to wait for slots: counts
  * the sessions among which what arenas may take is divided.

@@ -18,6 +18,7 @@
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/precision.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/supply.h"
 #include "daemon/ledger/switch.h"
@@ -33,6 +34,10 @@ static void run_move(struct kvpd_job *job)
 {
 	struct kvpd_move_job *j = kvpd_container(job, struct kvpd_move_job, job);
 
+	if (j->codes) {
+		kvpd_precision_run(j);
+		return;
+	}
 	for (uint32_t i = 0; i < j->n; i++) {
 		struct kvpd_move *m = &j->move[i];
 
@@ -47,6 +52,8 @@ static void done_move(struct kvpd_ledger *l, struct kvpd_job *job)
 
 	kvpd_ledger_charge(l, j->tenant);
 	j->tenant->n_jobs--;
+	if (j->codes)
+		kvpd_precision_done(j);
 	kvpd_switch_add(j->tenant, j);
 }
 
@@ -73,8 +80,8 @@ static bool take_target(struct kvpd_extent *x, bool urgent, uint64_t now, struct
 
 	if (kvpd_vault_take(t, x->cls, x, now, ret))
 		return true;
-	/* A vault extent in the making is waited for. */
-	if (!urgent || x->cls->making)
+	/* A vault extent in the making is waited for, and so is what is coded with fewer bits. */
+	if (x->cls->making || kvpd_precision_first(t, x->cls, now) || !urgent)
 		return false;
 	r = kvpd_evict_some(t, kvpd_evict_batch(t), now);
 	if (r == -EAGAIN)
@@ -96,6 +103,7 @@ static void choose(struct kvpd_move_job *j, struct kvpd_extent *x, uint32_t n, b
 		uint32_t slot = x->hand;
 		struct kvpd_move *m = &j->move[j->n];
 		struct kvpd_place to;
+		uint64_t where;
 
 		if (!movable(x, slot, leased_too)) {
 			x->hand = (slot + 1) % x->slots;
@@ -114,9 +122,9 @@ static void choose(struct kvpd_move_job *j, struct kvpd_extent *x, uint32_t n, b
 		m->to = to;
 		m->src = kvpd_place_addr(m->from);
 		m->dst = kvpd_place_addr(m->to);
-		m->bytes = t->view.spaces[kvp_shape_space(kvp_load_relaxed(
-						  &t->view.blocks[m->block].shape))]
-				   .block_bytes;
+		where = kvp_load_relaxed(&kvpd_block_payload(t, m->block, m->from.tier)->where);
+		m->bytes = kvp_where_bytes(where);
+		m->from_width = m->width = kvp_where_codec(where);
 		t->block[m->block].flags |= KVPD_BLOCK_MOVING;
 		x->moving++;
 		j->n++;
@@ -124,6 +132,27 @@ static void choose(struct kvpd_move_job *j, struct kvpd_extent *x, uint32_t n, b
 		if (kvpd_now_ns() - now >= CHOOSE_NS)
 			return;
 	}
+}
+
+struct kvpd_move_job *kvpd_move_job_new(struct kvpd_tenant *t)
+{
+	struct kvpd_move_job *j = calloc(1, sizeof(*j));
+
+	if (!j)
+		return NULL;
+	kvpd_list_init(&j->link);
+	j->tenant = t;
+	j->job.tenant = t->id;
+	j->job.run = run_move;
+	j->job.done = done_move;
+	return j;
+}
+
+void kvpd_move_job_begin(struct kvpd_move_job *j)
+{
+	j->tenant->n_jobs++;
+	j->tenant->n_move_jobs++;
+	kvpd_worker_submit(&j->tenant->ledger->mover, &j->job);
 }
 
 uint32_t kvpd_move_out(struct kvpd_extent *x, uint32_t n, bool urgent, uint64_t now)
@@ -134,7 +163,7 @@ uint32_t kvpd_move_out(struct kvpd_extent *x, uint32_t n, bool urgent, uint64_t 
 
 	if (t->n_move_jobs >= KVPD_MOVE_JOBS || !x->used || now < x->rest_ns)
 		return 0;
-	j = calloc(1, sizeof(*j));
+	j = kvpd_move_job_new(t);
 	if (!j)
 		return 0;
 	if (n > KVPD_MOVE_BLOCKS)
@@ -143,12 +172,7 @@ uint32_t kvpd_move_out(struct kvpd_extent *x, uint32_t n, bool urgent, uint64_t 
 		n = (uint32_t)(KVPD_MOVE_BYTES / x->cls->slot_bytes);
 	if (!n)
 		n = 1;
-	kvpd_list_init(&j->link);
-	j->tenant = t;
 	j->force = urgent || x->draining;
-	j->job.tenant = t->id;
-	j->job.run = run_move;
-	j->job.done = done_move;
 	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
 	choose(j, x, n, false, urgent, now);
 	if (!j->n && j->force)
@@ -161,8 +185,6 @@ uint32_t kvpd_move_out(struct kvpd_extent *x, uint32_t n, bool urgent, uint64_t 
 		free(j);
 		return 0;
 	}
-	t->n_jobs++;
-	t->n_move_jobs++;
-	kvpd_worker_submit(&t->ledger->mover, &j->job);
+	kvpd_move_job_begin(j);
 	return n;
 }

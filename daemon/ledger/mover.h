@@ -14,15 +14,18 @@
 #define KVPD_MOVE_BYTES  (UINT64_C(4) << 20) /* about, likewise */
 #define KVPD_MOVE_JOBS   4u                  /* of one tenant under way, the switch included */
 
+struct kvpd_codes;
+
 struct kvpd_move {
 	uint32_t block;
 	struct kvpd_place from;
 	struct kvpd_place to;
 	const void *src;
 	void *dst;
-	uint64_t bytes;
-	uint64_t checksum; /* 0: not copied */
-	uint64_t word;     /* before it was marked */
+	uint64_t bytes;             /* of the payload there */
+	uint32_t from_width, width; /* here, and there: kvp_where_codec() */
+	uint64_t checksum;          /* 0: not copied */
+	uint64_t word;              /* before it was marked */
 };
 
 struct kvpd_move_job {
@@ -31,6 +34,8 @@ struct kvpd_move_job {
 	struct kvpd_tenant *tenant;
 	bool force; /* leased blocks too */
 	bool drop;  /* nothing was copied: payloads on a device are to go, see room.h */
+	const struct kvpd_codes *codes; /* coded anew, see precision.h; NULL: copied as they are */
+	uint64_t ran_ns;                /* the mover took so long for that */
 	uint32_t n;
 	struct kvpd_move move[KVPD_MOVE_BLOCKS];
 };
@@ -43,5 +48,10 @@ struct kvpd_move_job {
 uint32_t kvpd_move_out(struct kvpd_extent *x, uint32_t n, bool urgent, uint64_t now);
 
 #define KVPD_MOVE_LOOK 2048u
+
+/* An empty job of the tenant, to be freed or begun; NULL: no memory. */
+struct kvpd_move_job *kvpd_move_job_new(struct kvpd_tenant *t);
+/* Its blocks are MOVING, their targets taken. */
+void kvpd_move_job_begin(struct kvpd_move_job *j);
 
 #endif

@@ -13,6 +13,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lookups.h"
 #include "daemon/ledger/medium.h"
+#include "daemon/ledger/precision.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -283,6 +284,9 @@ static int free_entry(struct kvpd_tenant *t, uint64_t now, uint32_t *ret_space)
 	e->tries = 0;
 	kvp_store_release(&shm_space(t, e->space)->state, KVP_SPACE_FREE);
 	t->space[e->space].cls = NULL;
+	t->precision.floors -= t->space[e->space].codes != NULL;
+	kvpd_codes_free(t->space[e->space].codes);
+	t->space[e->space].codes = NULL;
 	*ret_space = e->space;
 	return 0;
 }
@@ -296,12 +300,18 @@ void kvpd_space_capacity(struct kvpd_tenant *t)
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
 		if (t->space[i].cls && t->space[i].cls->slot_bytes < least)
 			least = t->space[i].cls->slot_bytes;
+	kvpd_parts_capacity(t, least);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		uint64_t slot = kvpd_slot_bytes(kvpd_width_bytes(t, i, kvpd_width_lowest(t, i)));
+
+		if (t->space[i].cls && slot < least)
+			least = slot;
+	}
 	t->capacity = data / least < t->limits.max_blocks ? (uint32_t)(data / least)
 							  : t->limits.max_blocks;
 	if (!t->capacity)
 		t->capacity = 1;
 	kvp_evict_resize(t->evict, t->capacity, 0);
-	kvpd_parts_capacity(t, least);
 }
 
 static void enter(struct kvpd_tenant *t, uint32_t i, const struct kvp_space_canon *canon,
@@ -375,6 +385,10 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 		cls = kvpd_class_get(t, KVPD_DRAM, kvpd_slot_bytes(bytes));
 		if (!cls)
 			return refuse(c, -ENOSPC, "too many different block sizes at once");
+		r = kvpd_codes_new(c->canon, &t->space[i].codes);
+		if (r < 0)
+			return refuse(c, r, "no memory");
+		t->precision.floors += t->space[i].codes != NULL;
 		t->space[i].cls = cls;
 		enter(t, i, c->canon, bytes);
 	}

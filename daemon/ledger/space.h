@@ -7,14 +7,16 @@
 #include <stdint.h>
 
 struct kvpd_class;
+struct kvpd_codes;
 struct kvpd_session;
 struct kvpd_tenant;
 
 /* What the ledger keeps of a space besides the catalog. */
 struct kvpd_space {
 	struct kvpd_class *cls;
-	uint32_t blocks; /* in any state but FREE */
-	uint32_t opens;  /* by all sessions */
+	struct kvpd_codes *codes; /* how its blocks are coded; NULL: it is exact. See precision.h */
+	uint32_t blocks;          /* in any state but FREE */
+	uint32_t opens;           /* by all sessions */
 	uint64_t opened;
 	uint32_t payloads;                     /* blocks of it that have one */
 	uint64_t tokens_put;                   /* of blocks published since it was made */

@@ -12,6 +12,7 @@
 #include "daemon/ledger/limbo.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/mover.h"
+#include "daemon/ledger/precision.h"
 #include "daemon/ledger/room.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/supply.h"
@@ -232,10 +233,11 @@ static void stay(struct kvpd_tenant *t, struct kvpd_move *m)
 
 static void switch_over(struct kvpd_tenant *t, struct kvpd_move *m, struct kvpd_limbo *limbo)
 {
-	uint64_t where = kvp_load_relaxed(&kvpd_block_payload(t, m->block, m->from.tier)->where);
+	const struct kvp_payload_desc *d = kvpd_block_payload(t, m->block, m->from.tier);
+	uint64_t where = kvp_load_relaxed(&d->where);
 
-	kvpd_block_lay(
-		t, m->block, m->to, kvp_where_codec(where), kvp_where_bytes(where), m->checksum);
+	kvpd_block_lay(t, m->block, m->to, m->width, (uint32_t)m->bytes, m->checksum);
+	kvpd_precision_switched(t, m->block, where, kvp_load_relaxed(&d->where));
 	kvp_block_moved(&t->view, m->block, KVP_BLOCK_LIVE);
 	m->to.extent->slot[m->to.slot].block = m->block;
 	kvpd_slot_clear(m->to, KVPD_SLOT_TARGET);
@@ -265,9 +267,10 @@ static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd
 			continue;
 		}
 		m->from.extent->moving--;
-		if (!m->checksum || (leased && (!j->force || !w->forced || !limbo)))
+		if (!m->checksum || (leased && (!j->force || !w->forced || !limbo))) {
+			t->precision.refused += j->codes != NULL;
 			stay(t, m);
-		else
+		} else
 			switch_over(t, m, leased ? limbo : NULL);
 	}
 	kvpd_list_remove(&j->link);

@@ -125,6 +125,8 @@ static void destroy(struct kvpd_tenant *t)
 		close(t->catalog_fd);
 	kvp_evict_free(t->evict);
 	kvpd_lesson_leave(t->lesson);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		kvpd_codes_free(t->space[i].codes);
 	kvpd_advice_leave(t->advice);
 	kvpd_parts_free(t);
 	kvpd_runs_fini(&t->ids);

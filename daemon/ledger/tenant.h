@@ -9,6 +9,7 @@
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
+#include "daemon/ledger/precision.h"
 #include "daemon/ledger/runs.h"
 #include "daemon/ledger/space.h"
 #include "daemon/ledger/switch.h"
@@ -85,6 +86,7 @@ struct kvpd_tenant {
 	uint32_t limbo_left;     /* of them, in the look that is under way */
 	struct kvpd_list copied; /* move jobs that wait to be switched over */
 	struct kvpd_switch switching;
+	struct kvpd_precision precision;
 	uint32_t n_move_jobs;       /* with those that wait and those that are switched */
 	uint32_t n_jobs;            /* of all workers */
 	struct kvpd_doomed *doomed; /* [KVPD_DOOMED] */

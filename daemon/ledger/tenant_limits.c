@@ -30,6 +30,8 @@ struct kvpd_limits kvpd_limits_settle(const struct kvpd_limits *given)
 		l.recipe_blocks = KVP_EVICT_MAX_IDS / 2;
 	if (!l.recipe_tokens)
 		l.recipe_tokens = (uint64_t)TOKENS_GUESS * (blocks + l.recipe_blocks);
+	if (!l.least_bits)
+		l.least_bits = 2;
 	if (!l.arena)
 		l.arena = l.share / 4;
 	if (!l.max_sessions || l.max_sessions > KVPD_MAX_SESSIONS)

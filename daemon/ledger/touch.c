@@ -7,6 +7,7 @@
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
+#include "daemon/ledger/precision.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "policy/kvp_evict.h"
@@ -58,6 +59,8 @@ static void walk_on(struct kvpd_session *s, uint64_t now)
 		struct kvp_block *b = &t->view.blocks[id];
 
 		kvp_bump(&b->hits, 1);
+		if (t->space[kvp_shape_space(kvp_load_relaxed(&b->shape))].codes)
+			kvpd_precision_used(t, id);
 		kvpd_part_touch(t, id, now);
 		kvp_store_relaxed(&b->touched_s, (uint32_t)(now / (1000 * KVPD_MS)));
 		id = kvp_load_relaxed(&b->parent);

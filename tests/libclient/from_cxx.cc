@@ -41,6 +41,7 @@ int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)
 	kvp_prefix *prefix = nullptr;
 	kvp_prefix_info info = {};
 	kvp_payload_info payload = {};
+	kvp_payload_layer_info layer = {};
 	kvp_digest digest = {};
 	const void *addr = nullptr;
 	kvp_view_plane plane = {};
@@ -62,7 +63,7 @@ int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)
 	if (info.flags & KVP_MATCHED_PENDING && kvp_wait(prefix, 0) < 0)
 		return kvp_release(prefix);
 	if (kvp_payloads(prefix, 0, 1, &addr) < 0 || kvp_payload(prefix, 0, &payload) < 0 ||
-		kvp_touch(prefix) < 0)
+		kvp_payload_planes(prefix, 0, 0, &layer) < 0 || kvp_touch(prefix) < 0)
 		return -1;
 	kvp_view_dense(space, KVP_VIEW_LCND, base, n, &plane, &bytes);
 	return kvp_get(prefix, 0, static_cast<uint32_t>(n), &view, KVP_GET_VERIFY);

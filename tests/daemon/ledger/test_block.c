@@ -162,8 +162,9 @@ static int payload_again_on_ledger(struct kvpd_ledger *l, void *arg)
 	struct subject *s = arg;
 
 	(void)l;
-	kvpd_block_lay(
-		s->t, s->block.id, s->place, KVP_CODEC_NATIVE, (uint32_t)payload_bytes(s->t), 0);
+	kvp_block_set_payload(&s->t->view, s->block.id, KVP_TIER_DRAM,
+		kvp_where(s->place.extent->id, KVP_CODEC_NATIVE, (uint32_t)payload_bytes(s->t)),
+		kvpd_place_offset(s->place), 0);
 	return 0;
 }
 

@@ -1,0 +1,541 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Choosing blocks to be coded with fewer bits, and coding them. */
+#include "daemon/ledger/precision.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/chores.h"
+#include "daemon/ledger/class.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/grow.h"
+#include "daemon/ledger/lease.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/list.h"
+#include "daemon/ledger/mover.h"
+#include "daemon/ledger/tenant.h"
+#include "policy/kvp_evict.h"
+#include "policy/kvp_ladder.h"
+
+_Static_assert(KVP_PAYLOAD_WIDTHS == KVP_WIDTHS, "a payload's width is that of policy/");
+
+#define VIEW      64u   /* candidates that are weighed against each other */
+#define LOOK      2048u /* what one portion looks at: a free descriptor is 1 of it, */
+#define LOOK_LIVE 8u    /* another one so many */
+/* Somebody who waits for a slot evicts after so long without progress. */
+#define PATIENCE_NS  (20 * KVPD_MS)
+#define VAIN_BATCHES 16u /* evictions after nothing was found that could be coded */
+#define FEW_SLOTS    8u  /* coded ones: with fewer others evict */
+#define WANT_BLOCKS  8u  /* of the wanted slots, so many at a time */
+/* As in block.c: seconds that a token is worth that has to be recomputed. */
+#define TOKEN_SECONDS 1e-4
+/* To the ladder a block is worth more than any precision: the space's owner said what that may come to. */
+#define BLOCK_SECONDS 1e6
+
+/* ---- what a space's floor means ------------------------------------------------------------- */
+
+int kvpd_codes_new(const struct kvp_space_canon *canon, struct kvpd_codes **ret_codes)
+{
+	uint32_t lowest = kvp_payload_lowest(canon);
+	struct kvpd_codes *c;
+	int r = 0;
+
+	*ret_codes = NULL;
+	if (!lowest)
+		return 0;
+	c = calloc(1, sizeof(*c));
+	if (!c)
+		return -ENOMEM;
+	c->lowest = lowest;
+	for (uint32_t w = 0; r == 0 && w <= lowest; w++)
+		r = kvp_payload_layout(canon, w, &c->width[w]);
+	if (r == 0)
+		r = kvp_kernels_new(KVP_CPU_ALL, &c->kernels);
+	if (r < 0) {
+		kvpd_codes_free(c);
+		return r;
+	}
+	c->scratch = kvp_payload_scratch(&c->width[0]);
+	*ret_codes = c;
+	return 0;
+}
+
+void kvpd_codes_free(struct kvpd_codes *c)
+{
+	if (c)
+		kvp_kernels_free(c->kernels);
+	free(c);
+}
+
+uint64_t kvpd_width_bytes(const struct kvpd_tenant *t, uint32_t space, uint32_t width)
+{
+	const struct kvpd_codes *c = t->space[space].codes;
+
+	return c && width && width <= c->lowest ? c->width[width].bytes
+						: t->view.spaces[space].block_bytes;
+}
+
+uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space)
+{
+	const struct kvpd_codes *c = t->space[space].codes;
+	uint32_t width = c ? c->lowest : 0;
+
+	while (width && kvp_width_bits(width) < t->limits.least_bits)
+		width--;
+	return width;
+}
+
+/* ---- counting ------------------------------------------------------------------------------- */
+
+void kvpd_precision_count(struct kvpd_tenant *t, uint64_t where, int n)
+{
+	uint32_t width = kvp_where_codec(where) % KVP_PAYLOAD_WIDTHS;
+
+	t->precision.blocks[width] += (uint64_t)(int64_t)n;
+	t->precision.bytes[width] += (uint64_t)((int64_t)n * (int64_t)kvp_where_bytes(where));
+}
+
+void kvpd_precision_switched(struct kvpd_tenant *t, uint32_t block, uint64_t from, uint64_t to)
+{
+	uint64_t old = kvp_where_bytes(from), new = kvp_where_bytes(to);
+	uint32_t width = kvp_where_codec(to) % KVP_PAYLOAD_WIDTHS;
+
+	if (kvp_where_codec(from) == kvp_where_codec(to))
+		return;
+	kvp_bump(&t->view.cat->stats.payload_bytes, new - old);
+	(void)kvp_evict_set_bytes(t->evict, block, (uint32_t) new);
+	t->precision.steps[width]++;
+	t->precision.freed[width] += old - new;
+	t->precision.since_ns = 0;
+}
+
+/* ---- age ------------------------------------------------------------------------------------ */
+
+#define AGES 16.0 /* in the time in which as many blocks are published as there is room for */
+
+/* Where the time stands: 6 bits, so that what was not used for four times that long looks young again. */
+static uint32_t era(const struct kvpd_tenant *t)
+{
+	return (uint32_t)(t->serial / (t->capacity / AGES + 1)) & 63u;
+}
+
+static uint32_t age(const struct kvpd_tenant *t, uint32_t block)
+{
+	uint32_t used = (t->block[block].flags & KVPD_BLOCK_USED_MASK) / KVPD_BLOCK_USED;
+
+	return (era(t) - used) & 63u;
+}
+
+static uint32_t below(const struct kvpd_tenant *t, uint32_t block)
+{
+	return (t->block[block].flags & KVPD_BLOCK_BELOW_MASK) / KVPD_BLOCK_BELOW;
+}
+
+void kvpd_precision_used(struct kvpd_tenant *t, uint32_t block)
+{
+	uint32_t *flags = &t->block[block].flags;
+
+	*flags = (*flags & ~KVPD_BLOCK_USED_MASK) | era(t) * KVPD_BLOCK_USED;
+}
+
+/* Blocks that have to follow one that may be coded. */
+static uint32_t native_below(const struct kvp_space_canon *c)
+{
+	return (uint32_t)(((uint64_t)c->native_last + c->block_tokens - 1) / c->block_tokens);
+}
+
+void kvpd_precision_came(struct kvpd_tenant *t, uint32_t block)
+{
+	const struct kvp_block *b = &t->view.blocks[block];
+	uint32_t space = kvp_shape_space(kvp_load_relaxed(&b->shape));
+	uint32_t most = native_below(&t->view.spaces[space].canon);
+	uint32_t up = kvp_load_relaxed(&b->parent);
+
+	kvpd_precision_used(t, block);
+	for (uint32_t n = 1; n <= most && up != KVP_BLOCK_NONE && below(t, up) < n; n++) {
+		t->block[up].flags += (n - below(t, up)) * KVPD_BLOCK_BELOW;
+		up = kvp_load_relaxed(&t->view.blocks[up].parent);
+	}
+}
+
+/* ---- asking --------------------------------------------------------------------------------- */
+
+/* Could blocks that lie in such slots be coded further down? */
+static bool helps(const struct kvpd_tenant *t, const struct kvpd_class *c)
+{
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		uint32_t lowest = kvpd_width_lowest(t, i);
+
+		for (uint32_t w = 0; w < lowest; w++)
+			if (kvpd_slot_bytes(kvpd_width_bytes(t, i, w)) == c->slot_bytes)
+				return true;
+	}
+	return false;
+}
+
+/* Is an extent being made, or emptied for another one? */
+static bool coming(const struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; i < t->n_classes; i++)
+		if (t->cls[i].medium == KVPD_DRAM && t->cls[i].making)
+			return true;
+	return t->precision.hungry || kvpd_reclaiming(t);
+}
+
+/* Slots that blocks can be coded into. */
+static uint64_t coded_free(const struct kvpd_tenant *t)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		uint32_t lowest = kvpd_width_lowest(t, i);
+		uint64_t slot = kvpd_slot_bytes(kvpd_width_bytes(t, i, lowest));
+
+		for (uint32_t k = 0; lowest && k < t->n_classes; k++)
+			if (t->cls[k].medium == KVPD_DRAM && t->cls[k].slot_bytes == slot)
+				n += t->cls[k].vault_free;
+	}
+	return n;
+}
+
+bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now)
+{
+	struct kvpd_precision *p = &t->precision;
+
+	if (!p->floors || c->medium != KVPD_DRAM || !helps(t, c))
+		return false;
+	/* Nothing could be coded: some evictions, then it is looked for again. */
+	if (p->grace) {
+		p->grace--;
+		return false;
+	}
+	if (!p->want)
+		p->looked = 0;
+	p->want = c;
+	kvpd_due(t, KVPD_DUE_PRECISION);
+	if (p->n_jobs)
+		return true;
+	/* What goes then leaves slots for others to be coded into. */
+	if (!coming(t) && coded_free(t) < FEW_SLOTS)
+		return false;
+	if (!p->since_ns)
+		p->since_ns = now;
+	if (now - p->since_ns < PATIENCE_NS)
+		return true;
+	p->since_ns = 0;
+	return false;
+}
+
+static bool has_extents(const struct kvpd_tenant *t, uint64_t slot_bytes)
+{
+	for (uint32_t i = 0; i < t->n_classes; i++)
+		if (t->cls[i].medium == KVPD_DRAM && t->cls[i].slot_bytes == slot_bytes &&
+			t->cls[i].extents)
+			return true;
+	return false;
+}
+
+uint64_t kvpd_precision_keep(
+	const struct kvpd_tenant *t, const struct kvpd_class *c, uint64_t extent)
+{
+	const struct kvpd_precision *p = &t->precision;
+
+	if (!p->floors)
+		return 0;
+	if (p->hungry)
+		return p->hungry == c ? 0 : extent;
+	/* The first one comes out of what others leave. */
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+		uint32_t lowest = kvpd_width_lowest(t, i);
+		uint64_t slot = kvpd_slot_bytes(kvpd_width_bytes(t, i, lowest));
+
+		if (lowest && slot < c->slot_bytes && !has_extents(t, slot))
+			return extent;
+	}
+	return 0;
+}
+
+/* ---- choosing ------------------------------------------------------------------------------- */
+
+struct view {
+	const struct kvpd_class *cls; /* in whose slots all of them lie */
+	uint32_t space;               /* of all of them; KVP_MAX_SPACES: none yet */
+	uint32_t n;
+	struct kvp_ladder_block block[VIEW];
+};
+
+/* Is it whole, in the middle of its sequence, and nobody's at the moment? */
+static bool codable(const struct kvpd_tenant *t, uint32_t id, uint32_t space, uint64_t where)
+{
+	const struct kvp_block *b = &t->view.blocks[id];
+	const struct kvp_space_canon *c = &t->view.spaces[space].canon;
+	uint64_t first = (uint64_t)kvp_load_relaxed(&b->depth) * c->block_tokens;
+
+	return where && kvp_where_codec(where) < kvpd_width_lowest(t, space) &&
+	       kvp_shape_tokens(kvp_load_relaxed(&b->shape)) == c->block_tokens &&
+	       first >= c->native_first && below(t, id) >= native_below(c) &&
+	       !kvpd_block_kept(t, id) && !kvpd_leased(t, KVPD_LOOK_CHAINS, id);
+}
+
+/* How likely it is used again while there is room for it: half, if as much came since as there is room for. */
+static double reuse(const struct kvpd_tenant *t, uint32_t id)
+{
+	return AGES / (AGES + age(t, id));
+}
+
+static void look_at(struct kvpd_tenant *t, uint32_t id, struct view *v)
+{
+	const struct kvp_block *b = &t->view.blocks[id];
+	uint32_t space = kvp_shape_space(kvp_load_relaxed(&b->shape));
+	uint64_t where = kvp_load_relaxed(&b->payload[KVP_TIER_DRAM].where);
+	struct kvpd_place place;
+
+	if ((v->n && space != v->space) || !t->space[space].codes ||
+		!codable(t, id, space, where) || !kvpd_block_place(t, id, KVP_TIER_DRAM, &place) ||
+		place.extent->cls != v->cls)
+		return;
+	v->space = space;
+	v->block[v->n++] = (struct kvp_ladder_block){
+		.block = id,
+		.parent = KVP_BLOCK_NONE,
+		.tokens = t->view.spaces[space].canon.block_tokens,
+		.native_bytes = t->view.spaces[space].block_bytes,
+		.bytes = { [KVP_TIER_DRAM] = kvp_where_bytes(where) },
+		.width = { [KVP_TIER_DRAM] = (uint8_t)kvp_where_codec(where) },
+		.reuse = reuse(t, id),
+		.recompute_seconds = BLOCK_SECONDS,
+	};
+}
+
+/* An extent that is being emptied, so that a class of smaller slots can grow; or NULL. */
+static struct kvpd_extent *emptied(const struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
+		struct kvpd_extent *x = t->extent[i];
+
+		if (x && x->draining && x->used && x->kind == KVP_EXTENT_VAULT &&
+			x->state == KVPD_EXTENT_LIVE && x->cls->medium == KVPD_DRAM &&
+			helps(t, x->cls))
+			return x;
+	}
+	return NULL;
+}
+
+/*
+ * Its blocks go first, and nobody else's meanwhile: they need the slots that are left, and what they lie in
+ * is of use only when all have gone.
+ */
+static void look_into(struct kvpd_tenant *t, struct kvpd_extent *x, struct view *v)
+{
+	uint32_t n = x->slots < LOOK / LOOK_LIVE ? x->slots : LOOK / LOOK_LIVE;
+
+	for (; n && v->n < VIEW; n--) {
+		uint32_t block = x->slot[x->hand].block;
+
+		x->hand = (x->hand + 1) % x->slots;
+		if (block != KVP_BLOCK_NONE && kvpd_block_state(t, block) == KVP_BLOCK_LIVE)
+			look_at(t, block, v);
+	}
+}
+
+/* Some descriptors on. */
+static void look(struct kvpd_tenant *t, struct view *v)
+{
+	struct kvpd_precision *p = &t->precision;
+	struct kvpd_extent *x = emptied(t);
+
+	if (x) {
+		v->cls = x->cls;
+		look_into(t, x, v);
+	}
+	if (v->n)
+		return;
+	v->cls = p->want;
+
+	for (uint32_t work = 0; work < LOOK && v->n < VIEW && p->looked < t->layout.max_blocks;
+		p->looked++) {
+		uint32_t id = p->hand % t->layout.max_blocks;
+		bool live = kvpd_block_state(t, id) == KVP_BLOCK_LIVE;
+
+		work += live ? LOOK_LIVE : 1;
+		p->hand = id + 1;
+		if (live)
+			look_at(t, id, v);
+	}
+}
+
+/* What a step costs in this space. */
+static void costs(const struct kvpd_tenant *t, uint32_t space, struct kvp_ladder_opts *o)
+{
+	const struct kvpd_codes *c = t->space[space].codes;
+	uint32_t lowest = kvpd_width_lowest(t, space);
+
+	kvp_ladder_opts_init(o, VIEW);
+	o->widths = 1u << lowest;
+	for (uint32_t w = 1; w < KVP_WIDTHS; w++) {
+		double ratio =
+			w <= c->lowest ? (double)c->width[w].bytes / (double)c->width[0].bytes : 0;
+
+		/* What is not allowed only has to be in order. */
+		o->ratio[w] = ratio > 0 && ratio < o->ratio[w - 1] ? ratio : o->ratio[w - 1] / 2;
+	}
+	/* Who accepts a floor would rather have what it makes of a token than compute that again. */
+	o->error_seconds = TOKEN_SECONDS / 2 / o->distortion[lowest];
+	if (t->precision.encode_seconds > 0)
+		o->encode_seconds = t->precision.encode_seconds;
+}
+
+/* The steps that free `bytes` at the least cost; of all rungs. */
+static uint32_t plan(const struct kvpd_tenant *t, const struct view *v, uint64_t bytes,
+	struct kvp_ladder_step *ret_step)
+{
+	struct kvp_ladder_tier tier[KVP_LADDER_TIERS] = { 0 };
+	struct kvp_ladder_tier *dram = &tier[KVP_TIER_DRAM];
+	struct kvp_ladder_result result;
+	struct kvp_ladder_opts opts;
+	struct kvp_ladder *ladder;
+	uint64_t all = 0;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < v->n; i++)
+		all += v->block[i].bytes[KVP_TIER_DRAM];
+	bytes = bytes < all / 4 ? bytes : all / 4;
+	/* A tier that is that much above the low mark, and holds nothing else. */
+	dram->capacity = all + all / 4;
+	dram->high = (double)(all - 1) / (double)dram->capacity;
+	dram->low = (double)(all - bytes) / (double)dram->capacity;
+	dram->rise = dram->low / 2;
+	dram->used = all;
+	costs(t, v->space, &opts);
+	if (kvp_ladder_new(&opts, &ladder) < 0)
+		return 0;
+	if (kvp_ladder_plan(ladder, tier, v->block, v->n, ret_step, &n, &result) < 0)
+		n = 0;
+	kvp_ladder_free(ladder);
+	return n;
+}
+
+/* ---- a job ---------------------------------------------------------------------------------- */
+
+/* A slot for a block of this width; false: there is none, and what may bring one is begun. */
+static bool take_slot(
+	struct kvpd_tenant *t, uint32_t space, uint32_t width, uint64_t now, struct kvpd_place *ret)
+{
+	struct kvpd_class *c =
+		kvpd_class_get(t, KVPD_DRAM, kvpd_slot_bytes(kvpd_width_bytes(t, space, width)));
+	struct kvpd_precision *p = &t->precision;
+	bool taken;
+
+	if (!c)
+		return false;
+	taken = kvpd_vault_take(t, c, NULL, now, ret);
+	/* It grows while there is room; else, before it is full, out of what has larger slots. */
+	if (!c->making && kvpd_vault_trade(t, c, p->want))
+		p->hungry = c;
+	return taken;
+}
+
+static void job_add(struct kvpd_move_job *j, uint32_t block, uint32_t width, struct kvpd_place to)
+{
+	struct kvpd_tenant *t = j->tenant;
+	struct kvpd_move *m = &j->move[j->n++];
+
+	m->block = block;
+	(void)kvpd_block_place(t, m->block, KVP_TIER_DRAM, &m->from);
+	m->to = to;
+	m->src = kvpd_place_addr(m->from);
+	m->dst = kvpd_place_addr(m->to);
+	m->from_width = kvp_where_codec(
+		kvp_load_relaxed(&kvpd_block_payload(t, m->block, KVP_TIER_DRAM)->where));
+	m->width = width;
+	m->bytes = j->codes->width[width].bytes;
+	t->block[m->block].flags |= KVPD_BLOCK_MOVING;
+	m->from.extent->moving++;
+}
+
+/* As many of the plan's blocks as there are slots for. False: none. */
+static bool begin(struct kvpd_tenant *t, const struct view *v, uint64_t now)
+{
+	const uint64_t slot = v->cls->slot_bytes, most = KVPD_MOVE_BYTES / slot * slot;
+	struct kvp_ladder_step step[VIEW];
+	uint32_t n = plan(t, v, WANT_BLOCKS * slot, step);
+	uint64_t bytes = 0;
+	struct kvpd_move_job *j = n ? kvpd_move_job_new(t) : NULL;
+	struct kvpd_place to;
+
+	if (!j)
+		return false;
+	j->codes = t->space[v->space].codes;
+	for (uint32_t i = 0; i < n && j->n < KVPD_MOVE_BLOCKS && bytes <= most; i++) {
+		if (step[i].rung != KVP_LADDER_REQUANTISE)
+			continue;
+		if (!take_slot(t, v->space, step[i].width, now, &to))
+			break;
+		job_add(j, step[i].block, step[i].width, to);
+		bytes += slot;
+	}
+	if (!j->n) {
+		free(j);
+		return false;
+	}
+	t->precision.n_jobs++;
+	kvpd_move_job_begin(j);
+	return true;
+}
+
+bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now)
+{
+	struct kvpd_precision *p = &t->precision;
+	struct kvpd_class *want = p->want;
+	struct view v = { .space = KVP_MAX_SPACES };
+
+	if (!want || p->n_jobs >= KVPD_PRECISION_JOBS || t->n_move_jobs >= KVPD_MOVE_JOBS)
+		return false;
+	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
+	look(t, &v);
+	if (v.n && begin(t, &v, now)) {
+		p->want = NULL; /* until somebody asks again */
+		p->looked = 0;
+		return false;
+	}
+	if (!v.n && p->looked < t->layout.max_blocks)
+		return true;
+	/* There are no slots for it: soon, or when others have evicted. */
+	if (v.n)
+		return false;
+	/* Nothing can be coded. */
+	p->want = p->hungry = NULL;
+	p->grace = VAIN_BATCHES;
+	p->since_ns = 0;
+	kvpd_due(t, KVPD_DUE_EXTENTS);
+	return false;
+}
+
+void kvpd_precision_run(struct kvpd_move_job *j)
+{
+	const struct kvpd_codes *c = j->codes;
+	void *scratch = aligned_alloc(64, (c->scratch + 63) / 64 * 64);
+	uint64_t began = kvpd_now_ns();
+
+	for (uint32_t i = 0; scratch && i < j->n; i++) {
+		struct kvpd_move *m = &j->move[i];
+
+		if (kvp_payload_recode(c->kernels, &c->width[m->from_width], m->src,
+			    &c->width[m->width], m->dst, scratch) == 0)
+			m->checksum = kvp_payload_checksum(m->dst, m->bytes);
+	}
+	free(scratch);
+	j->ran_ns = kvpd_now_ns() - began;
+}
+
+void kvpd_precision_done(struct kvpd_move_job *j)
+{
+	struct kvpd_precision *p = &j->tenant->precision;
+	double tokens = (double)j->n * j->codes->width[0].tokens;
+	double seconds = (double)j->ran_ns / 1e9 / tokens;
+
+	p->n_jobs--;
+	p->encode_seconds = p->encode_seconds > 0 ? .9 * p->encode_seconds + .1 * seconds : seconds;
+}

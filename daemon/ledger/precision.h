@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Precision goes before blocks: where a tenant's vault has no slot left, blocks of spaces that accept it
+ * (kvp_space_canon.floor_k) are coded with fewer bits into smaller slots, before any block is evicted.
+ *
+ * Nothing is coded but on demand: who needs a slot and finds none asks (kvpd_precision_first()), and
+ * waits a little instead of evicting. A portion of the chore then looks at some hundred descriptors,
+ * policy/kvp_ladder says which of those that may be coded cost least for the bytes that are wanted, and a
+ * mover codes them into the vault, while they stay readable where they are. They are switched over like
+ * blocks that move (switch.h): marked, and put back if a lease protects them. So a load that stays the
+ * same changes nothing, and what is in use stays as it is.
+ *
+ * Coded slots are a size class of their own, which grows out of the tenant's room; where there is none, an
+ * extent of larger slots is emptied for it, whose blocks are coded first. A block goes to the lowest width
+ * that space and tenant allow, in one step. Steps in between were tried: each needs extents of its own size,
+ * which have to be emptied for those of the next, and a small share evicted twice as many blocks on the way
+ * as it saved.
+ */
+#ifndef KVPD_PRECISION_H
+#define KVPD_PRECISION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "payload/kvp_payload.h"
+
+struct kvpd_class;
+struct kvpd_move_job;
+struct kvpd_tenant;
+
+#define KVPD_PRECISION_JOBS 2u /* of one tenant under way; of KVPD_MOVE_JOBS */
+
+/* How blocks of a space with a floor are coded; constant as long as the space is there. */
+struct kvpd_codes {
+	struct kvp_kernels *kernels;
+	size_t scratch;
+	uint32_t lowest; /* width */
+	struct kvp_block_layout width[KVP_PAYLOAD_WIDTHS];
+};
+
+/* *ret_codes NULL: the space is exact. -ENOMEM. */
+int kvpd_codes_new(const struct kvp_space_canon *canon, struct kvpd_codes **ret_codes);
+void kvpd_codes_free(struct kvpd_codes *codes);
+
+struct kvpd_precision {
+	uint32_t floors; /* spaces that have one */
+	uint32_t n_jobs;
+	struct kvpd_class *want;   /* whose slots are wanted; NULL: none are */
+	struct kvpd_class *hungry; /* an extent was emptied for it */
+	uint32_t hand;             /* descriptor that is looked at next */
+	uint32_t looked;           /* since something was found */
+	uint64_t since_ns;     /* somebody waits, without anything having been coded; 0: nobody */
+	uint32_t grace;        /* evictions before anything is looked for again */
+	double encode_seconds; /* a token, as measured; 0: not yet */
+	/* In DRAM, by width. */
+	uint64_t blocks[KVP_PAYLOAD_WIDTHS], bytes[KVP_PAYLOAD_WIDTHS];
+	/* Steps to a width so far, and bytes that they freed. */
+	uint64_t steps[KVP_PAYLOAD_WIDTHS], freed[KVP_PAYLOAD_WIDTHS];
+	uint64_t refused; /* coded for nothing: a lease came, or the codec failed */
+};
+
+/* Bytes of a block's payload in a width that its space has. */
+uint64_t kvpd_width_bytes(const struct kvpd_tenant *t, uint32_t space, uint32_t width);
+/* The lowest width that space and tenant allow. */
+uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space);
+
+/*
+ * There is no slot of this class: may coding make one soon? Asks for that. True: the caller does not evict
+ * now, but tries again.
+ */
+bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now);
+/* Room that the class leaves to those of coded blocks, `extent` being the size of one. */
+uint64_t kvpd_precision_keep(
+	const struct kvpd_tenant *t, const struct kvpd_class *c, uint64_t extent);
+/* A chore. */
+bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now);
+
+/* On a mover's thread: codes what the job names. */
+void kvpd_precision_run(struct kvpd_move_job *j);
+/* On the ledger's: the mover is done with it. */
+void kvpd_precision_done(struct kvpd_move_job *j);
+/* A payload in DRAM, as its descriptor has it, came (1) or went (-1). */
+void kvpd_precision_count(struct kvpd_tenant *t, uint64_t where, int n);
+/* A block was switched over from one payload to another. */
+void kvpd_precision_switched(struct kvpd_tenant *t, uint32_t block, uint64_t from, uint64_t to);
+/* Of a space with a floor: a block was published, or matched. */
+void kvpd_precision_came(struct kvpd_tenant *t, uint32_t block);
+void kvpd_precision_used(struct kvpd_tenant *t, uint32_t block);
+
+#endif

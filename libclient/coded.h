@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reading coded payloads: what a space with a floor needs for that, made when it is opened. Read-only
+ * from then on; any thread, no lock.
+ */
+#ifndef KVP_CODED_H
+#define KVP_CODED_H
+
+#include "libclient/geometry.h"
+#include "payload/kvp_payload.h"
+
+struct space_codecs {
+	struct kvp_kernels *kernels;
+	uint32_t lowest;
+	size_t scratch; /* bytes */
+	struct kvp_block_layout width[KVP_PAYLOAD_WIDTHS];
+};
+
+/* *ret_codecs NULL: the space is exact. -ENOMEM. */
+int coded_new(const struct kvp_space_canon *canon, struct space_codecs **ret_codecs);
+struct space_codecs *coded_free(struct space_codecs *codecs);
+
+/* The layout of payloads of this width; NULL: the space has none such. */
+static inline const struct kvp_block_layout *coded_layout(
+	const struct space_codecs *codecs, uint32_t width)
+{
+	return codecs && width <= codecs->lowest ? &codecs->width[width] : NULL;
+}
+
+/*
+ * Decodes tokens [at, at + n) of a coded payload into tokens [user, user + n) of a checked view, through
+ * *scratch, which is allocated when it is first needed and the caller's to free. -ENOMEM, -EBADMSG.
+ */
+int coded_to_view(const struct space_codecs *codecs, const struct geometry *geo, uint32_t width,
+	const void *payload, uint64_t bytes, uint32_t at, uint32_t n, const struct kvp_view *view,
+	uint64_t user, void **scratch);
+
+#endif

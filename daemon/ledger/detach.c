@@ -32,6 +32,7 @@ struct detaching {
 	bool drain; /* extents are told to drain, not only counted */
 	uint64_t blocks, bytes;
 	uint32_t extents; /* there, */
+	uint64_t slots;   /* of them in use: a block lies there, or a client is about to write it */
 	uint32_t mapped;  /* of these empty, but mapped by clients still */
 	uint32_t known;   /* DRAM extents that the device knows */
 	const char *state;
@@ -81,6 +82,7 @@ static void look_at_extent(struct detaching *d, struct kvpd_extent *x)
 		return;
 	d->extents++;
 	d->mapped += x->n_unacked > 0;
+	d->slots += x->used;
 	if (d->drain)
 		kvpd_extent_drain(x);
 }
@@ -218,6 +220,8 @@ static int finish(struct kvpd_request *q, int result)
 		kvpd_put_int(q->answer, "blocks", d->blocks);
 		kvpd_put_int(q->answer, "charged_bytes", d->bytes);
 		kvpd_put_int(q->answer, "extents", d->extents);
+		kvpd_put_int(q->answer, "granted_slots",
+			d->slots > d->blocks ? d->slots - d->blocks : 0);
 		kvpd_put_int(q->answer, "mapped_extents", d->mapped);
 		json_object_set_new(q->answer, "empty", json_boolean(!d->extents));
 	}

@@ -194,12 +194,57 @@ static void called_off(void **state)
 	free(p);
 }
 
+/*
+ * Blocks that a client wrote there, and a slot that it is about to write: the device is not taken away under
+ * it, and is as soon as it has committed or given up.
+ */
+static void written_there(void **state)
+{
+	struct dev_world w = { 0 };
+	struct kvp_ref parent = kvp_ref_root();
+	uint32_t tokens[8 * E2E_BT];
+	struct kvp_grant *g, *last = NULL;
+	json_t *left;
+
+	(void)state;
+	dev_begin(&w, "driver: host", "");
+	assert_true(dev_await(&w, "devices", "up"));
+	for (uint32_t i = 0; i < 8; i++) {
+		for (uint32_t k = 0; k < E2E_BT; k++)
+			tokens[i * E2E_BT + k] = 1000 + i * E2E_BT + k;
+		assert_int_equal(kvp_reserve_on(w.e.space, 0, E2E_WAIT_MS, NULL, &g), 0);
+		e2e_derive(tokens, (i + 1) * E2E_BT, kvp_grant_addr(g));
+		assert_int_equal(kvp_commit(g, parent, tokens + i * E2E_BT, E2E_BT, NULL, 0), 0);
+		assert_int_equal(kvp_grant_ref(g, &parent), 0);
+		kvp_grant_release(last);
+		last = g;
+	}
+	assert_int_equal(kvp_flush(w.e.client, E2E_WAIT_MS), 0);
+	kvp_grant_release(last);
+	assert_int_equal(dev_figure(&w, "blocks"), 8);
+	assert_int_equal(kvp_reserve_on(w.e.space, 0, E2E_WAIT_MS, NULL, &g), 0);
+
+	json_decref(dev_ask(&w, "device-drain"));
+	assert_true(await_blocks(&w, 0));
+	left = dev_ask(&w, "device-left");
+	assert_false(json_is_true(json_object_get(left, "empty")));
+	assert_true(number(left, "granted_slots") > 0);
+	json_decref(left);
+	assert_int_equal(kvctl(&w, "--timeout 1 device detach one"), 1);
+	assert_int_equal(kvp_reserve_on(w.e.space, 0, 100, NULL, &last), -ENODEV);
+	kvp_grant_release(g);
+	assert_int_equal(kvctl(&w, "device detach one"), 0);
+	assert_int_equal(open_segments(w.daemon.pid), 0);
+	dev_end(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(leases_first),
 		cmocka_unit_test(again_and_again),
 		cmocka_unit_test(called_off),
+		cmocka_unit_test(written_there),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

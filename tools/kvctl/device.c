@@ -261,6 +261,7 @@ static void print_kept(const json_t *answer)
 static void print_outcome(const struct waiting *w, bool done)
 {
 	double mapped = kvctl_number(w->answer, "mapped_extents");
+	double granted = kvctl_number(w->answer, "granted_slots");
 	const char *name = kvctl_text(w->answer, "device");
 
 	if (is_empty(w) || done) {
@@ -270,6 +271,8 @@ static void print_outcome(const struct waiting *w, bool done)
 	}
 	printf("%s is not empty yet: %.0f blocks stay", name, kvctl_number(w->answer, "blocks"));
 	print_kept(w->answer);
+	if (granted > 0)
+		printf("; clients hold %.0f slots to write", granted);
 	if (mapped > 0)
 		printf("; clients have yet to unmap %.0f extents", mapped);
 	printf("\nit goes on; nothing new comes there until kvctl device attach %s\n", name);

@@ -17,8 +17,8 @@
 /* A component that is not 0 in fewer of the samples is left out. */
 #define SELDOM (1.0 / 2048.0)
 /* Components share a table while their deviation is this much of the first's. */
-#define ALIKE      0.88
-#define TABLES     40u
+#define ALIKE      0.7
+#define TABLES     16u
 #define DEVIATION  24.0 /* of symbols; what is wider has low bits by themselves */
 #define BISECTIONS 18
 

@@ -24,6 +24,7 @@
 #define KBENCH_VALIDATE 128u
 #define KBENCH_SEED     256u
 #define KBENCH_CALIB    512u
+#define KBENCH_RECALL   1024u
 
 struct kbench_args {
 	bool json;
@@ -42,6 +43,7 @@ struct kbench_args {
 	uint64_t seed; /* of rotations; 0: the default */
 	const char *calibs[KBENCH_CALIBS_MAX];
 	size_t n_calibs;
+	uint64_t recall; /* cases; 0: windows of text instead */
 };
 
 /*
@@ -59,6 +61,10 @@ struct kvp_calib_set;
 /* A calibration's file; a message on stderr and negative errno. */
 int kbench_calib_open(const char *path, struct kvp_calib_set **ret_set);
 struct kvp_kernels;
+struct kvr_model;
+/* kvbench quality with --recall. Says what went wrong. */
+int kbench_recall(
+	const struct kvp_kernels *k, const struct kvr_model *model, const struct kbench_args *args);
 /* kvbench codecs with --calib: pca on a model's own keys and values. Says what went wrong. */
 int kbench_codecs_pca(const struct kvp_kernels *k, const struct kbench_args *args);
 /* n values of N(0,1) in fp16. */

@@ -47,7 +47,8 @@ struct kvpd_advisor_figures {
 struct kvpd_part_figures {
 	uint64_t share_bytes, charged_bytes;
 	uint64_t blocks;
-	uint64_t put, warmed; /* payloads that clients wrote there, and that were copied there */
+	uint64_t put, behind; /* payloads that clients wrote there, and of these copied to DRAM */
+	uint64_t warmed;      /* that were copied there */
 	uint64_t dropped, damaged;  /* that went for room, and were refused */
 	uint64_t ahead, ahead_used; /* that came ahead of need, and of these used since */
 	uint64_t verified, unverified, verifying; /* payloads that check asked about */

@@ -281,6 +281,7 @@ static void put_part(json_t *o, const struct kvpd_part_figures *p)
 	kvpd_put_int(o, "charged_bytes", p->charged_bytes);
 	kvpd_put_int(o, "blocks", p->blocks);
 	kvpd_put_int(o, "put_total", p->put);
+	kvpd_put_int(o, "behind_total", p->behind);
 	kvpd_put_int(o, "warmed_total", p->warmed);
 	kvpd_put_int(o, "dropped_total", p->dropped);
 	kvpd_put_int(o, "prefetched_total", p->ahead);
@@ -309,6 +310,7 @@ static json_t *parts_json(
 		ret_sum->charged_bytes += p->charged_bytes;
 		ret_sum->blocks += p->blocks;
 		ret_sum->put += p->put;
+		ret_sum->behind += p->behind;
 		ret_sum->warmed += p->warmed;
 		ret_sum->dropped += p->dropped;
 		ret_sum->ahead += p->ahead;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/ledger/advice.h"
+#include "daemon/ledger/behind.h"
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
@@ -58,7 +59,7 @@ unsigned kvpd_block_kept(const struct kvpd_tenant *t, uint32_t block)
 	bool pinned = kvp_load_relaxed(&t->view.blocks[block].flags) & KVP_BLOCK_F_PINNED;
 
 	return (flags & KVPD_BLOCK_HELD ? KVPD_KEPT_GRANTED : 0) | (pinned ? KVPD_KEPT_PINNED : 0) |
-	       (flags & KVPD_BLOCK_MOVING ? KVPD_KEPT_MOVING : 0) |
+	       (flags & (KVPD_BLOCK_MOVING | KVPD_BLOCK_BEHIND) ? KVPD_KEPT_MOVING : 0) |
 	       (flags & KVPD_BLOCK_KEEP ? KVPD_KEPT_STEP : 0);
 }
 
@@ -323,10 +324,16 @@ static void arrived(
 	b->place.extent->slot[b->place.slot].block = id;
 	t->block[id].flags |= KVPD_BLOCK_HELD;
 	kvp_bump(&t->view.cat->stats.payload_bytes, t->view.spaces[b->space].block_bytes);
-	if (medium == KVPD_DRAM)
+	if (medium == KVPD_DRAM) {
+		/* Of one that is there already: it lay on a device alone. */
+		t->n_only -=
+			kvp_load_relaxed(&kvpd_block_payload(t, id, KVP_TIER_VRAM)->where) != 0;
 		return;
+	}
 	kvpd_part_enter(t, medium, id, now);
 	t->part[medium - 1].put++;
+	t->n_only += !kvpd_block_in_dram(t, id);
+	kvpd_behind_again(t);
 }
 
 int kvpd_block_add(struct kvpd_tenant *t, const struct kvpd_new_block *b, uint32_t revive,
@@ -403,6 +410,7 @@ void kvpd_block_take(struct kvpd_tenant *t, uint32_t id, bool forget)
 	struct kvpd_place place;
 
 	kvpd_advice_gone(t->advice, id);
+	t->n_only -= kvpd_block_only_there(t, id);
 	t->n_blocks--;
 	t->space[kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape))].payloads--;
 	kvp_store_relaxed(&t->view.cat->stats.blocks, t->n_blocks);

@@ -16,12 +16,13 @@
 
 #define KVPD_BLOCK_MOVING \
 	1u /* its payload is copied, or one is about to go: neither evicted nor deleted */
-#define KVPD_BLOCK_HELD   2u  /* its payload's slot is still granted */
-#define KVPD_BLOCK_DOOMED 4u  /* in the list of deletions that wait */
-#define KVPD_BLOCK_KEEP   8u  /* the ledger needs it in this step */
-#define KVPD_BLOCK_LEASED 16u /* it is about to be switched over, and a lease protects it */
-#define KVPD_BLOCK_ASKED  32u /* kvpd_lease_prove() is asked about it */
-#define KVPD_BLOCK_AHEAD  64u /* it came to its device ahead of need, and nobody used it since */
+#define KVPD_BLOCK_HELD   2u   /* its payload's slot is still granted */
+#define KVPD_BLOCK_DOOMED 4u   /* in the list of deletions that wait */
+#define KVPD_BLOCK_KEEP   8u   /* the ledger needs it in this step */
+#define KVPD_BLOCK_LEASED 16u  /* it is about to be switched over, and a lease protects it */
+#define KVPD_BLOCK_ASKED  32u  /* kvpd_lease_prove() is asked about it */
+#define KVPD_BLOCK_AHEAD  64u  /* it came to its device ahead of need, and nobody used it since */
+#define KVPD_BLOCK_BEHIND 128u /* its payload on a device is copied to DRAM (behind.h) */
 /* In spaces with a floor, see precision.h: when it was last used, and blocks below it. */
 #define KVPD_BLOCK_USED       (1u << 8) /* times a number of 6 bits */
 #define KVPD_BLOCK_USED_MASK  (63u * KVPD_BLOCK_USED)
@@ -106,6 +107,12 @@ uint32_t kvpd_block_tier(const struct kvpd_tenant *t, uint32_t block);
 static inline bool kvpd_block_in_dram(const struct kvpd_tenant *t, uint32_t block)
 {
 	return kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_DRAM)->where) != 0;
+}
+/* Has it a payload on a device and none in DRAM? */
+static inline bool kvpd_block_only_there(const struct kvpd_tenant *t, uint32_t block)
+{
+	return !kvpd_block_in_dram(t, block) &&
+	       kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_VRAM)->where);
 }
 /* Is the slot of one of its payloads granted? */
 bool kvpd_block_granted(const struct kvpd_tenant *t, uint32_t block);

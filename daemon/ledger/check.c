@@ -190,7 +190,8 @@ static void check_slot(struct kvpd_check *c, struct kvpd_place p)
 			p.extent->id, p.slot);
 	if (!!(s->flags & KVPD_SLOT_LIMBO) != in_limbo(c, p))
 		kvpd_check_wrong(c, "extent %u slot %u: in limbo for nobody", p.extent->id, p.slot);
-	if ((s->flags & KVPD_SLOT_TARGET) && !c->t->n_move_jobs && !c->t->warming.copies)
+	if ((s->flags & KVPD_SLOT_TARGET) && !c->t->n_move_jobs && !c->t->warming.copies &&
+		!c->t->behind.copies && !c->t->behind.held)
 		kvpd_check_wrong(c, "extent %u slot %u waits for a copy that nobody makes",
 			p.extent->id, p.slot);
 }
@@ -398,6 +399,9 @@ static void compare_blocks(struct kvpd_check *c)
 	const struct kvp_catalog_stats *st = &t->view.cat->stats;
 	uint32_t published = c->sum.blocks + c->sum.recipes;
 
+	if (c->sum.only != t->n_only)
+		kvpd_check_wrong(c, "%u blocks lie on devices alone, %u are counted", c->sum.only,
+			t->n_only);
 	if (c->sum.blocks != t->n_blocks || c->sum.blocks != kvp_load_relaxed(&st->blocks) ||
 		c->sum.blocks != kvp_evict_len(t->evict))
 		kvpd_check_wrong(c, "%u blocks, %u are counted", c->sum.blocks, t->n_blocks);

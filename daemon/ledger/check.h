@@ -28,6 +28,7 @@ struct kvpd_tenant;
 /* The sums of one tenant, counted from its parts. */
 struct kvpd_check_sums {
 	uint32_t blocks, recipes, childless, lost_cells;
+	uint32_t only; /* blocks on devices alone */
 	uint64_t payload_bytes;
 	uint64_t width[KVP_PAYLOAD_WIDTHS]; /* payloads in DRAM */
 	uint32_t payloads[KVP_MAX_SPACES];  /* blocks with one, of each space */

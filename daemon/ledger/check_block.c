@@ -203,6 +203,7 @@ void kvpd_check_block(struct kvpd_check *c, uint32_t id)
 		c->sum.payloads[space]++;
 		check_payloads(c, id);
 		check_policy(c, id);
+		c->sum.only += kvpd_block_only_there(t, id);
 	} else if (state == KVP_BLOCK_RECIPE) {
 		c->sum.recipes++;
 		if (kvpd_block_tier(t, id) != KVP_TIER_RECIPE)

@@ -3,6 +3,7 @@
 #include "daemon/ledger/chores.h"
 
 #include "daemon/clock.h"
+#include "daemon/ledger/behind.h"
 #include "daemon/ledger/claim.h"
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/evict.h"
@@ -42,6 +43,7 @@ static bool (*const steps[KVPD_DUE_KINDS])(struct kvpd_tenant *t, uint64_t now) 
 	kvpd_tip_step,
 	kvpd_warm_step,
 	kvpd_precision_step,
+	kvpd_behind_step,
 };
 
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds)
@@ -80,7 +82,7 @@ static uint32_t ticking(const struct kvpd_tenant *t)
 	       (t->n_doomed ? KVPD_DUE_DOOMED : 0) | (t->n_stalled ? KVPD_DUE_STALLED : 0) |
 	       (t->n_limbo ? KVPD_DUE_LIMBO : 0) |
 	       (t->n_draining || t->n_unproven || t->warm || t->over ? KVPD_DUE_EXTENTS : 0) |
-	       (t->n_tips ? KVPD_DUE_TIPS : 0);
+	       (t->n_tips ? KVPD_DUE_TIPS : 0) | (t->n_only ? KVPD_DUE_BEHIND : 0);
 }
 
 int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)

@@ -24,7 +24,8 @@ struct kvpd_tenant;
 #define KVPD_DUE_TIPS      (1u << 9)  /* sessions may have ceased to write */
 #define KVPD_DUE_WARM      (1u << 10) /* blocks are on their way to a device */
 #define KVPD_DUE_PRECISION (1u << 11) /* blocks are to be coded with fewer bits */
-#define KVPD_DUE_KINDS     12u
+#define KVPD_DUE_BEHIND    (1u << 12) /* blocks that lie on a device alone are to be copied */
+#define KVPD_DUE_KINDS     13u
 
 /* Something of these kinds is due. */
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds);

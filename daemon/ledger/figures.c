@@ -80,6 +80,7 @@ static void read_parts(const struct kvpd_tenant *t, struct kvpd_part_figures *f)
 			.charged_bytes = p->charged,
 			.blocks = p->blocks,
 			.put = p->put,
+			.behind = p->behind,
 			.warmed = p->warmed,
 			.dropped = p->dropped,
 			.damaged = p->damaged,

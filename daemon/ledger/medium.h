@@ -6,7 +6,7 @@
  *
  * A device's extents are one segment each. Vault segments are written by copies out of DRAM alone
  * (warm.h). Arenas are written by one client, which was granted slots there; what it commits lies on the
- * device only.
+ * device only until it has been copied (behind.h).
  *
  * DRAM decides what is cached: a block that is evicted goes in all media. A payload on a device may go
  * alone (room.h); where it is the block's only one the block becomes a RECIPE.
@@ -66,6 +66,7 @@ struct kvpd_part {
 	struct kvpd_lesson *lesson; /* of that; NULL: it learns nothing */
 	uint64_t blocks;            /* with a payload there */
 	uint64_t put;               /* payloads that clients wrote there, */
+	uint64_t behind;            /* of these, that were copied to DRAM; */
 	uint64_t warmed;            /* that were copied there, */
 	uint64_t dropped;           /* that went for others' sake, */
 	uint64_t damaged; /* and that did not come, because they are not what their checksum says */
@@ -126,10 +127,10 @@ int kvpd_part_leave(struct kvpd_tenant *t, uint32_t medium, uint32_t block, uint
 void kvpd_part_touch(struct kvpd_tenant *t, uint32_t block, uint64_t now);
 
 /*
- * Has a device know a DRAM extent, for copies. 1: it does; 0: it will, and kvpd_warm_again() follows;
+ * Has a device know a DRAM extent, for copies; `writable`: for copies that go there, too. 1: it does; 0: it will, and kvpd_warm_again() follows;
  * negative: it could not (-ENODEV: it is down, ...).
  */
-int kvpd_host_want(struct kvpd_extent *x, uint32_t medium);
+int kvpd_host_want(struct kvpd_extent *x, uint32_t medium, bool writable);
 /* The device's number of the extent. */
 uint32_t kvpd_host_id(const struct kvpd_extent *x, uint32_t medium);
 /*

@@ -6,12 +6,14 @@
 #include <stdlib.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/behind.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/class.h"
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/lease.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lesson.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/mover.h"
@@ -36,6 +38,10 @@ struct search {
 	const struct kvpd_extent *only;   /* ONLY: in this one, which drains */
 	uint64_t now;
 	uint32_t refused, leased;
+	/* Those that lie there alone, and could go if they were in DRAM as well; unless `any_way`. */
+	bool any_way;
+	kvp_block_id only_there[KVPD_MOVE_BLOCKS];
+	uint32_t n_only;
 };
 
 static bool of_use(const struct search *q, const struct kvpd_extent *x)
@@ -59,27 +65,31 @@ static bool has_below(const struct kvpd_tenant *t, kvp_block_id id)
 {
 	struct kvp_evict_info info;
 
-	return !kvpd_block_in_dram(t, id) && kvp_evict_peek(t->evict, id, &info) == 0 &&
-	       info.children;
+	return kvp_evict_peek(t->evict, id, &info) == 0 && info.children;
 }
 
 /* What a session wrote last is what it goes on from: it does not go for its own next block. */
 static bool is_written(const struct search *q, kvp_block_id id)
 {
-	return q->where == OWN && !kvpd_block_in_dram(q->t, id) &&
-	       kvpd_tip_now(q->owner, id, q->now);
+	return q->where == OWN && kvpd_tip_now(q->owner, id, q->now);
 }
 
-static bool spared(const struct search *q, kvp_block_id id, bool *ret_leased)
+static bool spared(struct search *q, kvp_block_id id, bool *ret_leased)
 {
 	struct kvpd_place p;
 
 	*ret_leased = false;
 	if (kvpd_block_kept(q->t, id) || !kvpd_block_place(q->t, id, KVP_TIER_VRAM, &p) ||
-		!of_use(q, p.extent) || has_below(q->t, id) || is_written(q, id))
+		!of_use(q, p.extent))
 		return true;
 	*ret_leased = kvpd_leased(q->t, KVPD_LOOK_CHAINS, id);
-	return *ret_leased;
+	if (*ret_leased || kvpd_block_in_dram(q->t, id))
+		return *ret_leased;
+	if (q->any_way)
+		return has_below(q->t, id) || is_written(q, id);
+	if (q->n_only < KVPD_MOVE_BLOCKS)
+		q->only_there[q->n_only++] = id;
+	return true;
 }
 
 /* After so many it is given all, and what it then names is left alone; as in evict.c. */
@@ -114,6 +124,32 @@ static uint32_t search(
 	while (good < n && !spared(q, victim[good], &leased))
 		good++;
 	return good;
+}
+
+/* A worker that died is back soon: nothing is given up for want of it. */
+static bool is_restarting(const struct search *q)
+{
+	const struct kvpd_device *d = q->t->ledger->medium[q->cls->medium - 1].device;
+	uint32_t state = d ? kvpd_device_state(d) : KVPD_DEVICE_DOWN;
+
+	return state == KVPD_DEVICE_STARTING || state == KVPD_DEVICE_RESTART;
+}
+
+/*
+ * What is in DRAM too comes first. Where nothing else is left, blocks that lie there alone are copied to DRAM
+ * (*ret_wait: they come with the next search), or if that cannot be they go altogether.
+ */
+static uint32_t search_all(struct search *q, const struct kvpd_part *part, uint64_t now,
+	kvp_block_id *victim, bool *ret_wait)
+{
+	uint32_t n = search(q, part, now, victim);
+
+	*ret_wait = !n && q->n_only && kvpd_behind_hurry(q->t, q->only_there, q->n_only, now);
+	if (n || !q->n_only || *ret_wait || is_restarting(q))
+		return n;
+	q->any_way = true;
+	q->refused = q->leased = 0;
+	return search(q, part, now, victim);
 }
 
 static struct kvpd_move_job *job_new(struct kvpd_tenant *t)
@@ -183,12 +219,15 @@ static int evict(struct search *q, struct kvpd_part *part, uint64_t now, struct 
 {
 	kvp_block_id victim[KVPD_MOVE_BLOCKS];
 	struct kvpd_tenant *t = q->t;
+	bool wait;
 	uint32_t n;
 
 	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
-	n = search(q, part, now, victim);
+	n = search_all(q, part, now, victim, &wait);
 	if (n)
 		return begin(t, part, victim, n, room);
+	if (wait)
+		return 0;
 	room->again = true;
 	if ((q->refused >= KVPD_EVICT_REFUSED || kvp_evict_cut_short(part->evict)) &&
 		room->vain++ <= part->blocks / KVPD_EVICT_REFUSED)
@@ -248,18 +287,19 @@ uint32_t kvpd_room_empty(struct kvpd_extent *x, uint64_t now)
 	kvp_block_id victim[KVPD_MOVE_BLOCKS];
 	struct kvpd_room room = { 0 };
 	uint32_t n;
+	bool wait;
 
 	if (part->dropping || now < x->rest_ns)
 		return 0;
 	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
-	n = search(&q, part, now, victim);
-	if (!n && !q.leased) {
+	n = search_all(&q, part, now, victim, &wait);
+	if (!n && !wait && !q.leased) {
 		/*
 		 * What lies there has children elsewhere on the device, which go before it. Where a
 		 * lease is why nothing goes, others would go for nothing.
 		 */
 		q = (struct search){ .t = t, .cls = x->cls, .where = ANY };
-		n = search(&q, part, now, victim);
+		n = search_all(&q, part, now, victim, &wait);
 	}
 	if (n && begin(t, part, victim, n, &room) == 0)
 		return n;

@@ -3,7 +3,7 @@
  * Room on devices: slots for blocks that come, made by taking payloads, there alone, of blocks that the
  * device's policy names and no lease protects. The switch proves the latter (switch.h): it marks them,
  * scans all leases and their chains in portions, and gives the words back. A block that lies nowhere else
- * becomes a RECIPE.
+ * is copied to DRAM first (behind.h); if that cannot be it becomes a RECIPE.
  */
 #ifndef KVPD_ROOM_H
 #define KVPD_ROOM_H

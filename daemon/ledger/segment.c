@@ -39,6 +39,7 @@ struct kvpd_hosting {
 	struct kvpd_extent *extent;
 	enum { AWAY, COMING, HERE, GOING } state;
 	uint32_t id;
+	bool writable;
 	int error; /* of the last ADD, to be told once */
 };
 
@@ -228,9 +229,12 @@ static void host_dropped(struct kvpd_device_work *w)
 {
 	struct kvpd_hosting *h = hosting_of(w);
 
-	answered(h->extent->tenant);
+	struct kvpd_tenant *t = h->extent->tenant;
+
+	answered(t);
 	h->state = AWAY;
 	leave_on(h->extent);
+	kvpd_warm_again(t);
 }
 
 static void host_added(struct kvpd_device_work *w)
@@ -246,7 +250,7 @@ static void host_added(struct kvpd_device_work *w)
 	kvpd_warm_again(t);
 }
 
-int kvpd_host_want(struct kvpd_extent *x, uint32_t medium)
+int kvpd_host_want(struct kvpd_extent *x, uint32_t medium, bool writable)
 {
 	struct kvpd_hosting *h = x->hosting[medium - 1];
 	int fd, r;
@@ -257,21 +261,26 @@ int kvpd_host_want(struct kvpd_extent *x, uint32_t medium)
 			return -ENOMEM;
 		h->extent = x;
 	}
+	/* It is told anew, when no copy names it. */
+	if (h->state == HERE && writable && !h->writable)
+		(void)kvpd_host_leave(x, medium);
 	if (h->state != AWAY)
-		return h->state == HERE;
+		return h->state == HERE && (h->writable || !writable);
 	r = h->error;
 	h->error = 0;
 	if (r < 0)
 		return r;
 	/* An open file of its own, as kvp_seg_unused() wants it. */
-	r = kvp_seg_reopen_ro(x->fd, &fd);
+	r = writable ? kvp_seg_reopen_rw(x->fd, &fd) : kvp_seg_reopen_ro(x->fd, &fd);
 	if (r < 0)
 		return r;
+	h->writable = writable;
 	h->op = (struct kvpd_device_op){
 		.work.done = host_added,
 		.kind = KVPD_HOST_ADD,
 		.bytes = x->bytes,
 		.fd = fd,
+		.writable = writable,
 		.pin = x->kind == KVP_EXTENT_VAULT,
 	};
 	r = ask(x->tenant, medium, &h->op);

@@ -3,6 +3,7 @@
 #include "daemon/ledger/supply.h"
 
 #include "daemon/clock.h"
+#include "daemon/ledger/behind.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/grant.h"
@@ -160,6 +161,8 @@ void kvpd_supply_came(struct kvpd_extent *x)
 
 	if (x->cls->medium != KVPD_DRAM)
 		kvpd_warm_again(x->tenant);
+	else if (x->kind == KVP_EXTENT_VAULT)
+		kvpd_behind_again(x->tenant);
 	if (x->kind == KVP_EXTENT_VAULT || !kvpd_extent_gives(x)) {
 		kvpd_supply_again(x->tenant);
 	} else if (s && s->reserve.waiting && kvpd_list_empty(&s->in_ready)) {

@@ -5,6 +5,7 @@
 
 #include "daemon/config.h"
 #include "daemon/figures.h"
+#include "daemon/ledger/behind.h"
 #include "daemon/ledger/class.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/list.h"
@@ -73,6 +74,8 @@ struct kvpd_tenant {
 	uint64_t charged;         /* in DRAM: meta_bytes and all extents; <= limits.share */
 	struct kvpd_part part[KVP_MAX_DEVICES]; /* what it has of each device */
 	struct kvpd_warming warming;
+	uint32_t n_only; /* blocks with a payload on a device and none in DRAM */
+	struct kvpd_behind behind;
 	uint64_t ceiling;  /* below the share, while the machine is short of memory; 0: none */
 	uint64_t asked_ns; /* when it was last lowered */
 	uint64_t arena_bytes;

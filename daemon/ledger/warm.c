@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/behind.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/extent.h"
@@ -82,6 +83,7 @@ void kvpd_warm_again(struct kvpd_tenant *t)
 		kvpd_list_take_all(&w->ready[i], &w->waiting[i]);
 	if (w->tickets)
 		kvpd_due(t, KVPD_DUE_WARM);
+	kvpd_behind_again(t);
 }
 
 /* What may be under way has room: one ticket more may use it. */
@@ -336,7 +338,7 @@ static int bring(struct kvpd_ticket *k, uint32_t block, uint64_t now)
 		return -ENOENT;
 	r = kvpd_medium_open(t->ledger, k->medium);
 	if (r == 0)
-		r = kvpd_host_want(from.extent, k->medium);
+		r = kvpd_host_want(from.extent, k->medium, false);
 	if (r <= 0)
 		return r;
 	if (under_way_full(k))

@@ -195,6 +195,102 @@ static void test_there(void **state)
 	end(p);
 }
 
+/* What is written there comes to DRAM by itself, as it is, without a word that changes. */
+static void test_behind(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	uint64_t words[40], where[40];
+	struct chain k;
+
+	(void)state;
+	defaults(p, &limits, 1, 16 * MIB);
+	begin(p, &limits);
+	put(p, p->c, &k, 40, 1, THERE);
+	for (uint32_t i = 0; i < 40; i++) {
+		words[i] = word_of(p->c, &k, i);
+		where[i] = where_of(p->c, &k, i, KVP_TIER_VRAM);
+	}
+	AWAIT(&p->w, found(p, p->c, &k, KVP_TIERS_DRAM) == 40);
+	for (uint32_t i = 0; i < 40; i++) {
+		const struct kvp_block *b = &p->c->view.blocks[k.block[i].id];
+
+		assert_true(words[i] == word_of(p->c, &k, i));
+		assert_true(where[i] == where_of(p->c, &k, i, KVP_TIER_VRAM));
+		assert_true(kvp_load_acquire(&b->payload[KVP_TIER_DRAM].checksum) != 0);
+	}
+	assert_int_equal(device_figure(&p->w, "behind_total"), 40);
+	assert_int_equal(kvp_load_relaxed(&p->c->view.devices[0].from_device_bytes), 40 * BLOCK);
+	assert_int_equal(dp_figure(&p->w, "recipes"), 0);
+	end(p);
+}
+
+/* More than the device holds: what makes room has been copied, nothing is lost. */
+static void test_spill(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain k[6];
+
+	(void)state;
+	defaults(p, &limits, 1, 2 * MIB); /* 16 slots for arenas */
+	begin(p, &limits);
+	for (uint32_t i = 0; i < 6; i++)
+		put(p, p->c, &k[i], 40, 1 + i, THERE);
+	for (uint32_t i = 0; i < 6; i++)
+		assert_int_equal(found(p, p->c, &k[i], DEVICE_FIRST), 40);
+	AWAIT(&p->w, found(p, p->c, &k[5], KVP_TIERS_DRAM) == 40);
+	assert_int_equal(dp_figure(&p->w, "recipes"), 0);
+	assert_true(device_figure(&p->w, "dropped_total") > 0);
+	end(p);
+}
+
+/* Copies to DRAM that fail, hang, are slow: what is written there is there, and DRAM serves. */
+static void test_behind_fails(void **state)
+{
+	static const char *const what[] = { "copy=fail:5", "copy=die@1#0,copy=die@3#1",
+		"add=fail:12@1", "add=die@1#0", "copy=slow:30", "submit=fail:5@2",
+		"hostdrop=die@1#0" };
+
+	(void)state;
+	for (uint32_t i = 0; i < sizeof(what) / sizeof(what[0]); i++) {
+		struct pool *p = calloc(1, sizeof(*p));
+		struct kvpd_limits limits;
+		struct chain k, here;
+		struct dp_block no;
+		uint32_t tries = 0;
+		int r;
+
+		defaults(p, &limits, 1, 2 * MIB);
+		faults(p, what[i]);
+		begin(p, &limits);
+		chain_init(&k, 12, 1);
+		for (k.n = 0; k.n < 12 && tries < 4000; tries++) {
+			r = dp_put_at(p->c, p->space, THERE, above(&k, k.n), row(&k, k.n), T,
+				&k.block[k.n]);
+			assert_true(r == 0 || r == -EAGAIN || r == -ENODEV);
+			k.n += r == 0;
+			if (r < 0)
+				usleep(20000);
+		}
+		assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), 12);
+		if (i)
+			AWAIT(&p->w, found(p, p->c, &k, KVP_TIERS_DRAM) == 12);
+		/* Room is had there, if need be by giving up what cannot be copied. */
+		for (uint32_t j = 0; j < 24; j++) {
+			chain_init(&here, 1, 100 + j);
+			do
+				r = dp_put_at(
+					p->c, p->space, THERE, dp_root(), row(&here, 0), T, &no);
+			while ((r == -EAGAIN || r == -ENODEV) && tries++ < 4000 &&
+				usleep(5000) == 0);
+			assert_int_equal(r, 0);
+			assert_int_equal(dp_put(p->c, p->space, dp_root(), row(&k, 0), T, &no), 0);
+		}
+		end(p);
+	}
+}
+
 static void test_refused(void **state)
 {
 	struct pool *p = calloc(1, sizeof(*p));
@@ -347,8 +443,8 @@ static void test_dies(void **state)
 	assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), 2);
 	dp_check(&p->w);
 	/* As much as all of the device: its arena goes, and is charged no more. */
-	for (uint32_t i = 0; i < 10; i++)
-		put(p, p->c, &own, 10, 2 + i, THERE);
+	for (uint32_t i = 0; i < 5; i++)
+		put(p, p->c, &own, 40, 2 + i, THERE);
 	AWAIT(&p->w, kvp_load_acquire(&p->c->view.extents[dead].state) != KVP_EXTENT_LIVE ||
 			     found(p, p->c, &k, DEVICE_FIRST) == 2);
 	end(p);
@@ -549,6 +645,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_there),
+		cmocka_unit_test(test_behind),
+		cmocka_unit_test(test_spill),
+		cmocka_unit_test(test_behind_fails),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_no_devices),
 		cmocka_unit_test(test_both),

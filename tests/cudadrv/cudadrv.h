@@ -60,6 +60,7 @@
 	X(WAIT_UNREGISTERED, "wait-unregistered") /* stream value operations on other memory */ \
 	X(HAZARD, "hazard")                       /* running operations overlap, one writes */  \
 	X(WRONG_DATA, "wrong-data")               /* check or slow_check found other bytes */   \
+	X(KERNEL, "kernel")                       /* what tests/cudasim saw within a kernel */  \
 	X(LEAK, "leak")                           /* left at exit */
 
 enum cudadrv_report {
@@ -176,5 +177,10 @@ static inline uint64_t cudadrv_pattern(uint64_t key, uint64_t i)
  *	spin(at, ns)                       counts in memory until ns nanoseconds have passed
  */
 extern const char cudadrv_ptx[];
+/*
+ * An image that has all kernels of kernels/cuda for the simulated driver, which runs their model; it
+ * takes nvcc's images as well, but a build without nvcc has none.
+ */
+extern const char cudadrv_project_image[];
 
 #endif

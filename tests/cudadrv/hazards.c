@@ -15,7 +15,9 @@ const char *sim_op_name(const struct sim_op *op)
 	static const char *const names[] = { "copy", "set", "kernel", "write", "wait", "record",
 		"nothing" };
 
-	return op->kind == SIM_KERNEL ? op->kernel->name : names[op->kind];
+	if (op->kind != SIM_KERNEL)
+		return names[op->kind];
+	return op->project ? op->project->name : op->kernel->name;
 }
 
 /* Does the other side's operation still run? A dead one's is forgotten here once it cannot. */

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels that tests launch, by name. Their PTX, for real drivers, is in ptx.c. */
+/*
+ * Modules, functions, launches, and the kernels that tests launch by name; their PTX, for real
+ * drivers, is in ptx.c. Those of the project itself are project.c's.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -135,26 +138,40 @@ enum sim_slice sim_kernel_slice(struct sim_op *op)
 
 /* ---- modules and functions ---- */
 
+#define FATBIN_MAGIC 0xba55ed50u
+#define PROJECT_MARK "// all of kernels/cuda"
+#define SMEM_PLAIN   (48u << 10) /* that a launch may have without asking */
+#define SMEM_MOST    (227u << 10)
+#define FUNCTIONS    128
+
 struct CUmod_st {
 	struct CUmod_st *next;
-	char *ptx;
+	char *ptx; /* NULL: a fatbin of the project's */
 };
 
 struct CUfunc_st {
 	const struct sim_kernel *kernel;
+	const struct kvp_cuda_kernel *project;
+	uint32_t smem; /* granted */
 };
 
 static struct CUmod_st *modules;
-static struct CUfunc_st functions[sizeof(kernels) / sizeof(kernels[0])];
+static struct CUfunc_st functions[FUNCTIONS];
+static uint32_t n_functions;
 
 static int module_load(struct CUmod_st **ret_module, const char *image)
 {
+	uint32_t magic = 0;
 	struct CUmod_st *m;
+	bool ptx;
 
-	if (!image || strncmp(image, ".version", 8) != 0)
-		return sim_refuse(SIM_ERR_BAD_IMAGE, CUDADRV_BAD_VALUE, "an image that is no PTX");
+	if (image)
+		memcpy(&magic, image, sizeof(magic));
+	ptx = image && magic != FATBIN_MAGIC;
+	if (!image || (ptx && strncmp(image, ".version", 8) != 0))
+		return sim_refuse(SIM_ERR_BAD_IMAGE, CUDADRV_BAD_VALUE, "an image of neither kind");
 	m = calloc(1, sizeof(*m));
-	if (!m || !(m->ptx = strdup(image))) {
+	if (!m || (ptx && !(m->ptx = strdup(image)))) {
 		free(m);
 		return CU_ERR_NO_MEMORY;
 	}
@@ -209,19 +226,36 @@ static bool has_entry(const char *ptx, const char *name)
 	return false;
 }
 
+/* One for each kernel, whichever module asks. */
+static struct CUfunc_st *function_for(
+	const struct sim_kernel *kernel, const struct kvp_cuda_kernel *project)
+{
+	for (uint32_t i = 0; i < n_functions; i++)
+		if (functions[i].kernel == kernel && functions[i].project == project)
+			return &functions[i];
+	if (n_functions == FUNCTIONS)
+		return NULL;
+	functions[n_functions] = (struct CUfunc_st){ kernel, project, SMEM_PLAIN };
+	return &functions[n_functions++];
+}
+
 static int module_function(
 	struct CUfunc_st **ret_function, const struct CUmod_st *module, const char *name)
 {
 	struct CUmod_st **p = module_of(module);
-	const struct sim_kernel *k = sim_kernel_find(name);
+	const struct sim_kernel *kernel = NULL;
+	const struct kvp_cuda_kernel *project = NULL;
 
 	if (!p)
 		return CU_ERR_BAD_HANDLE;
-	if (!k || !has_entry(module->ptx, name))
+	if (!module->ptx || strstr(module->ptx, PROJECT_MARK))
+		project = sim_project_find(name);
+	else if (has_entry(module->ptx, name))
+		kernel = sim_kernel_find(name);
+	if (!kernel && !project)
 		return SIM_ERR_NOT_FOUND;
-	functions[k - kernels].kernel = k;
-	*ret_function = &functions[k - kernels];
-	return CU_OK;
+	*ret_function = function_for(kernel, project);
+	return *ret_function ? CU_OK : CU_ERR_NO_MEMORY;
 }
 
 SIM_EXPORT int cuModuleGetFunction(
@@ -232,22 +266,25 @@ SIM_EXPORT int cuModuleGetFunction(
 
 static bool is_function(const struct CUfunc_st *f)
 {
-	for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++)
-		if (f == &functions[i] && f->kernel)
-			return true;
+	if (f >= functions && f < functions + n_functions)
+		return true;
 	sim_says(CUDADRV_BAD_HANDLE, "no such function");
 	return false;
 }
 
-static int function_set(const struct CUfunc_st *f, int value)
+static int function_set(struct CUfunc_st *f, int attribute, int value)
 {
-	return is_function(f) && value >= 0 && value <= 99 << 10 ? CU_OK : CU_ERR_INVALID_VALUE;
+	if (!is_function(f))
+		return CU_ERR_BAD_HANDLE;
+	if (attribute != CU_FUNC_MAX_DYNAMIC_SMEM || value < 0 || (uint32_t)value > SMEM_MOST)
+		return CU_ERR_INVALID_VALUE;
+	f->smem = (uint32_t)value;
+	return CU_OK;
 }
 
 SIM_EXPORT int cuFuncSetAttribute(struct CUfunc_st *function, int attribute, int value)
 {
-	(void)attribute;
-	SIM_CALL(cuFuncSetAttribute, SIM_INIT | SIM_CTX, function_set(function, value));
+	SIM_CALL(cuFuncSetAttribute, SIM_INIT | SIM_CTX, function_set(function, attribute, value));
 }
 
 static int function_get(int *value, const struct CUfunc_st *f)
@@ -264,7 +301,26 @@ SIM_EXPORT int cuFuncGetAttribute(int *value, int attribute, struct CUfunc_st *f
 	SIM_CALL(cuFuncGetAttribute, SIM_INIT | SIM_CTX, function_get(value, function));
 }
 
-static int launch(const struct CUfunc_st *f, struct CUstream_st *stream, void **params)
+/* ---- launches ---- */
+
+static int take_params(struct sim_op *op, const struct CUfunc_st *f, void **params)
+{
+	op->kernel = f->kernel;
+	op->project = f->project;
+	if (f->kernel) {
+		for (uint32_t i = 0; i < f->kernel->params; i++)
+			memcpy(&op->param[i], params[i], 8);
+		return CU_OK;
+	}
+	op->params = aligned_alloc(16, (f->project->param_bytes + 15) / 16 * 16);
+	if (!op->params)
+		return CU_ERR_NO_MEMORY;
+	memcpy(op->params, params[0], f->project->param_bytes);
+	return CU_OK;
+}
+
+static int launch(const struct CUfunc_st *f, const struct kvp_cuda_shape *shape,
+	struct CUstream_st *stream, void **params)
 {
 	int r = CU_OK;
 	struct CUstream_st *s = sim_stream(stream, &r);
@@ -272,24 +328,31 @@ static int launch(const struct CUfunc_st *f, struct CUstream_st *stream, void **
 
 	if (!s)
 		return r;
-	if (!is_function(f) || !params)
-		return CU_ERR_INVALID_VALUE;
+	if (!is_function(f))
+		return CU_ERR_BAD_HANDLE;
+	if (!params || shape->threads == 0 || shape->grid[0] == 0 || shape->grid[1] == 0 ||
+		shape->grid[2] == 0 || shape->smem_bytes > f->smem)
+		return sim_refuse(CU_ERR_INVALID_VALUE, CUDADRV_BAD_VALUE,
+			"a launch of %u threads with %u bytes of shared memory, granted are %u",
+			shape->threads, shape->smem_bytes, f->smem);
 	op = sim_op_new(SIM_KERNEL, 0);
 	if (!op)
 		return CU_ERR_NO_MEMORY;
-	op->kernel = f->kernel;
-	for (uint32_t i = 0; i < f->kernel->params; i++)
-		memcpy(&op->param[i], params[i], 8);
-	return sim_enqueue(s, op);
+	op->shape = *shape;
+	r = take_params(op, f, params);
+	if (r == CU_OK)
+		return sim_enqueue(s, op);
+	sim_op_free(op);
+	return r;
 }
 
+/* Blocks of kernels here have one dimension. */
 SIM_EXPORT int cuLaunchKernel(struct CUfunc_st *function, unsigned int gx, unsigned int gy,
 	unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, unsigned int smem,
 	struct CUstream_st *stream, void **params, void **extra)
 {
-	(void)smem;
+	const struct kvp_cuda_shape shape = { { gx, gy, gz }, by == 1 && bz == 1 ? bx : 0, smem };
+
 	(void)extra;
-	SIM_CALL(cuLaunchKernel, SIM_INIT | SIM_CTX,
-		gx && gy && gz && bx && by && bz ? launch(function, stream, params)
-						 : CU_ERR_INVALID_VALUE);
+	SIM_CALL(cuLaunchKernel, SIM_INIT | SIM_CTX, launch(function, &shape, stream, params));
 }

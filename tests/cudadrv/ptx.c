@@ -49,3 +49,5 @@ const char cudadrv_ptx[] =
 	"again:\n	add.u64 c, c, 1;\n	st.volatile.global.u64 [a], c;\n"
 	"	mov.u64 t, %globaltimer;\n	sub.u64 t, t, s;\n"
 	"	setp.lt.u64 p, t, n;\n	@p bra again;\n	ret;\n}\n";
+
+const char cudadrv_project_image[] = ".version 7.0\n// all of kernels/cuda\n";

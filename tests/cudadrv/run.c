@@ -228,7 +228,7 @@ static int resolve_all(struct sim_op *op)
 			r = begin_copy(op, &op->copy[i]);
 		break;
 	case SIM_KERNEL:
-		r = begin_kernel(op);
+		r = op->project ? sim_project_begin(op) : begin_kernel(op);
 		break;
 	case SIM_WRITE:
 	case SIM_WAIT:
@@ -260,6 +260,7 @@ int sim_op_begin(struct sim_op *op)
 void sim_op_end(struct sim_op *op)
 {
 	sim_hazard_end(op);
+	sim_project_end(op);
 	for (size_t i = 0; i < op->runs; i++) {
 		let_go(&op->to[i]);
 		let_go(&op->from[i]);
@@ -331,7 +332,12 @@ enum sim_slice sim_op_slice(struct sim_op *op)
 			return when_due(op);
 		return stalled(op, op->next_run) ? SIM_IDLE : move_bytes(op);
 	case SIM_KERNEL:
-		return sim_now() < op->until_ns ? SIM_IDLE : sim_kernel_slice(op);
+		if (sim_now() < op->until_ns)
+			return SIM_IDLE;
+		if (!op->project)
+			return sim_kernel_slice(op);
+		op->error = sim_project_run(op);
+		return op->error == CU_OK ? SIM_DONE : SIM_FAILED;
 	case SIM_WRITE:
 		if (sim_now() < op->until_ns)
 			return SIM_IDLE;

@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 
+#include "kernels/cuda/kvp_cuda_kernels.h"
 #include "tests/cudadrv/state.h"
 
 #define SIM_EXPORT __attribute__((visibility("default")))
@@ -82,6 +83,7 @@ struct sim_map {
 	bool ipc; /* opened from a legacy handle */
 	uint32_t opened;
 	uint32_t running;
+	uint32_t reachable; /* by kernels that run and say only while they do what they touch */
 	int ipc_fd;
 };
 
@@ -92,7 +94,7 @@ struct sim_host {
 	uint64_t bytes, device_at;
 	unsigned int flags;
 	bool own;
-	uint32_t running;
+	uint32_t running, reachable;
 	uint64_t space, offset; /* for hazards: the file behind it, or 0 */
 	int pin[2];
 };
@@ -149,8 +151,18 @@ struct sim_op {
 	const struct sim_kernel *kernel;
 	uint64_t param[SIM_PARAMS];
 	struct CUevent_st *event;
+	/* a kernel of the project's: its parameters are a copy */
+	const struct kvp_cuda_kernel *project;
+	struct kvp_cuda_shape shape;
+	void *params;
+	struct sim_held {
+		struct sim_map *map;
+		struct sim_host *host;
+	} * held;
+	uint32_t helds;
 	/* once it runs */
 	bool begun;
+	int error;
 	const struct sim_fault *hangs_by; /* as long as it is set */
 	uint64_t begun_ns, until_ns;
 	struct sim_run *to, *from;
@@ -263,8 +275,8 @@ bool sim_work_at(uint64_t at, uint64_t bytes);
 
 /* ---- run.c: what the runner does with an operation, in slices ---- */
 
-/* Everything that a slice gives back. */
-enum sim_slice { SIM_MORE, SIM_IDLE, SIM_DONE };
+/* FAILED: with op->error, which becomes the sticky one. */
+enum sim_slice { SIM_MORE, SIM_IDLE, SIM_DONE, SIM_FAILED };
 /* Resolves addresses, takes intervals and the engine. An error is the process's sticky one. */
 int sim_op_begin(struct sim_op *op);
 enum sim_slice sim_op_slice(struct sim_op *op);
@@ -289,5 +301,12 @@ struct sim_kernel {
 };
 const struct sim_kernel *sim_kernel_find(const char *name);
 enum sim_slice sim_kernel_slice(struct sim_op *op);
+
+/* ---- project.c: kernels of kernels/cuda ---- */
+
+const struct kvp_cuda_kernel *sim_project_find(const char *name);
+int sim_project_begin(struct sim_op *op);
+int sim_project_run(struct sim_op *op);
+void sim_project_end(struct sim_op *op);
 
 #endif

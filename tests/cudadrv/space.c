@@ -175,7 +175,7 @@ void sim_quiesce_map(struct sim_map *map, const char *what)
 	if (map->running > 0 || sim_work_at(map->at, map->bytes))
 		sim_says(CUDADRV_RUNNING, "%s of 0x%llx while work there is not done", what,
 			(unsigned long long)map->at);
-	while (map->running > 0)
+	while (map->running > 0 || map->reachable > 0)
 		wait_done();
 }
 
@@ -185,6 +185,6 @@ void sim_quiesce_host(struct sim_host *host, const char *what)
 		(host->device_at && sim_work_at(host->device_at, host->bytes)))
 		sim_says(CUDADRV_RUNNING, "%s of %p while work there is not done", what,
 			(void *)host->p);
-	while (host->running > 0)
+	while (host->running > 0 || host->reachable > 0)
 		wait_done();
 }

@@ -41,6 +41,16 @@ struct sim_op *sim_op_clone(const struct sim_op *op)
 		return NULL;
 	if (op->n)
 		memcpy(copy->copy, op->copy, op->n * sizeof(*op->copy));
+	if (op->project) {
+		copy->project = op->project;
+		copy->shape = op->shape;
+		copy->params = aligned_alloc(16, (op->project->param_bytes + 15) / 16 * 16);
+		if (!copy->params) {
+			sim_op_free(copy);
+			return NULL;
+		}
+		memcpy(copy->params, op->params, op->project->param_bytes);
+	}
 	copy->value = op->value;
 	copy->at = op->at;
 	copy->flags = op->flags;
@@ -58,6 +68,8 @@ void sim_op_free(struct sim_op *op)
 	free(op->to);
 	free(op->from);
 	free(op->interval);
+	free(op->params);
+	free(op->held);
 	free(op);
 }
 
@@ -142,7 +154,7 @@ bool sim_work_at(uint64_t at, uint64_t bytes)
 		for (struct sim_op *op = s->first; op; op = op->next) {
 			if ((op->kind == SIM_WRITE || op->kind == SIM_WAIT) && op->at - at < bytes)
 				return true;
-			if (op->kind == SIM_KERNEL && op->param[0] - at < bytes)
+			if (op->kind == SIM_KERNEL && op->kernel && op->param[0] - at < bytes)
 				return true;
 			for (size_t i = 0; i < op->n; i++) {
 				const struct sim_copy *c = &op->copy[i];
@@ -237,6 +249,10 @@ static enum sim_slice advance(struct CUstream_st *s)
 	pthread_mutex_unlock(&sim.lock);
 	slice = sim_op_slice(op);
 	pthread_mutex_lock(&sim.lock);
+	if (slice == SIM_FAILED) {
+		sim_break(op->error);
+		return SIM_MORE;
+	}
 	if (slice == SIM_DONE) {
 		bool step = counts_as_step(op);
 

@@ -15,11 +15,11 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "kernels/cuda/kvp_cuda_kernels.h"
 #include "tests/cudadrv/child.h"
 
-#define SEG      (4 * MIB)
-#define LAUNCHED 719
-#define ADDRESS  700
+#define SEG     (4 * MIB)
+#define ADDRESS 700
 
 /* Host memory, 1 MiB, page by page zero. */
 static uint8_t *host_new(void)
@@ -917,6 +917,50 @@ static void data_right(void)
 	contents(4, false);
 }
 
+/* ---- the project's own kernels ---- */
+
+/* kvp_cu_copy of one run of 512 bytes, from the end of an allocation or from beyond it. */
+static void project_copy(uint64_t beyond, int result)
+{
+	struct kvp_cuda_copy p = {
+		.count = 1, .n = { 1, 1, 1 }, .run_bytes = 512, .src_offset = (int64_t)beyond
+	};
+	uint64_t from, to, list[2];
+	const struct kvp_cuda_kernel *k;
+	struct kvp_cuda_shape s;
+	struct CUfunc_st *f;
+	struct CUmod_st *m;
+	void *args[] = { &p };
+
+	child_open();
+	from = alloc(4096);
+	to = alloc(512);
+	list[0] = from + 4096 - 512;
+	list[1] = to;
+	p.src = alloc(16);
+	p.dst = p.src + 8;
+	must(cu.cuMemcpyHtoD_v2(p.src, list, sizeof(list)));
+	must(launch(NULL, "fill", from, 4096, 6, 0, 0));
+	holds(kvp_cuda_kernel_find("kvp_cu_copy", &k) == 0 && k->shape(&p, &s) == 0);
+	must(cu.cuModuleLoadData(&m, cudadrv_project_image));
+	must(cu.cuModuleGetFunction(&f, m, k->name));
+	must(cu.cuLaunchKernel(f, s.grid[0], s.grid[1], s.grid[2], s.threads, 1, 1, s.smem_bytes,
+		NULL, args, NULL));
+	gives(result, cu.cuCtxSynchronize());
+	if (result == CU_OK)
+		holds(read_word(to + 504) == cudadrv_pattern(6, 511));
+}
+
+static void project_wrong(void)
+{
+	project_copy(16, ADDRESS);
+}
+
+static void project_right(void)
+{
+	project_copy(0, CU_OK);
+}
+
 /* ---- the end ---- */
 
 static void leak_wrong(void)
@@ -1007,6 +1051,7 @@ static const struct misuse {
 	TWIN(WAIT_UNREGISTERED, wait),
 	TWIN(HAZARD, hazard),
 	TWIN(WRONG_DATA, data),
+	TWIN(KERNEL, project),
 	TWIN(LEAK, leak),
 };
 #define MISUSES (sizeof(misuses) / sizeof(misuses[0]))

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "kernels/cuda/kvp_cuda_prims.h"
 #include "tests/cudasim/cudasim.h"
@@ -13,7 +14,7 @@
 #define MAX_THREADS 1024u
 #define MAX_WARPS   (MAX_THREADS / 32u)
 #define MAX_SMEM    (227u << 10) /* the largest opt-in size of any device we compile for */
-#define MAX_REGIONS 64u
+#define MAX_REGIONS 1024u
 #define MAX_COPIES  256u /* cp.async under way per thread; more is a bug in a kernel */
 #define NOBODY      0xffffffffu
 
@@ -57,7 +58,8 @@ struct thread {
 };
 
 struct region {
-	const unsigned char *p;
+	const unsigned char *p; /* where kernels see it */
+	unsigned char *at;      /* where it lies */
 	size_t bytes;
 	int writable;
 	uint32_t *toucher; /* per byte: 1 + the thread that wrote it in this launch */
@@ -65,6 +67,7 @@ struct region {
 
 static struct region regions[MAX_REGIONS];
 static uint32_t n_regions;
+static void (*on_touch)(const void *p, uint32_t size);
 static uint32_t skip_barrier = CUDASIM_WHOLE;
 
 static struct {
@@ -315,6 +318,11 @@ static void run_block(void)
 		hazard(CUDASIM_DIVERGE, "%u of %u threads wait for ever", n - sim.done, n);
 }
 
+static size_t toucher_bytes(const struct region *r)
+{
+	return (r->bytes + 1) * sizeof(uint32_t);
+}
+
 extern "C" int cudasim_launch(void (*fn)(const void *params), const void *params,
 	const struct kvp_cuda_shape *shape, uint64_t seed, struct cudasim_report *ret)
 {
@@ -332,7 +340,7 @@ extern "C" int cudasim_launch(void (*fn)(const void *params), const void *params
 	}
 	for (uint32_t i = 0; i < n_regions; i++)
 		if (regions[i].toucher)
-			memset(regions[i].toucher, 0, regions[i].bytes * sizeof(uint32_t));
+			madvise(regions[i].toucher, toucher_bytes(&regions[i]), MADV_DONTNEED);
 	sim.fn = fn;
 	sim.params = params;
 	sim.shape = *shape;
@@ -630,28 +638,44 @@ extern "C" void kvp_sts_f32(uint32_t at, float v)
 
 /* ---- global memory ---- */
 
-extern "C" void cudasim_map(const void *p, size_t bytes, int writable)
+extern "C" void cudasim_map_at(const void *p, void *at, size_t bytes, int writable)
 {
 	struct region *r = &regions[n_regions];
+	void *t;
 
 	if (n_regions == MAX_REGIONS)
 		abort();
 	n_regions++;
 	r->p = static_cast<const unsigned char *>(p);
+	r->at = static_cast<unsigned char *>(at);
 	r->bytes = bytes;
 	r->writable = writable;
 	r->toucher = NULL;
 	if (writable) {
-		r->toucher = static_cast<uint32_t *>(calloc(bytes + 1, sizeof(uint32_t)));
-		if (r->toucher == NULL)
+		/* pages that nobody touches cost nothing, and are zero again once given back */
+		t = mmap(NULL, toucher_bytes(r), PROT_READ | PROT_WRITE,
+			MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (t == MAP_FAILED)
 			abort();
+		r->toucher = static_cast<uint32_t *>(t);
 	}
+}
+
+extern "C" void cudasim_map(const void *p, size_t bytes, int writable)
+{
+	cudasim_map_at(p, const_cast<void *>(p), bytes, writable);
+}
+
+extern "C" void cudasim_on_touch(void (*touch)(const void *p, uint32_t size))
+{
+	on_touch = touch;
 }
 
 extern "C" void cudasim_unmap_all(void)
 {
 	for (uint32_t i = 0; i < n_regions; i++)
-		free(regions[i].toucher);
+		if (regions[i].toucher)
+			munmap(regions[i].toucher, toucher_bytes(&regions[i]));
 	n_regions = 0;
 }
 
@@ -672,6 +696,8 @@ static struct region *in_global(const void *p, uint32_t size, uint32_t align)
 
 		if (a >= base && a - base <= r->bytes && size <= r->bytes - (a - base)) {
 			last = i;
+			if (on_touch)
+				on_touch(p, size);
 			return r;
 		}
 	}
@@ -697,7 +723,7 @@ static void global_read(const void *p, void *to, uint32_t size, uint32_t align)
 			}
 		}
 	}
-	memcpy(to, p, size);
+	memcpy(to, r->at + (static_cast<const unsigned char *>(p) - r->p), size);
 }
 
 static void global_write(void *p, const void *from, uint32_t size)
@@ -720,7 +746,7 @@ static void global_write(void *p, const void *from, uint32_t size)
 	}
 	for (uint32_t i = 0; i < size; i++)
 		w[i] = me;
-	memcpy(p, from, size);
+	memcpy(r->at + (static_cast<unsigned char *>(p) - r->p), from, size);
 }
 
 extern "C" uint32_t kvp_ldg_u8(const void *p)

@@ -45,10 +45,14 @@ struct cudasim_report {
 };
 
 /*
- * Makes [p, p + bytes) visible to kernels; writable or not. At most 64 regions; one more aborts
- * the test. Regions must not overlap. The memory stays the caller's.
+ * Makes [p, p + bytes) visible to kernels; writable or not. At most 1,024 regions; one more
+ * aborts the test. Regions must not overlap. The memory stays the caller's.
  */
 void cudasim_map(const void *p, size_t bytes, int writable);
+/* The same of memory that kernels see at p and that lies at `at`. */
+void cudasim_map_at(const void *p, void *at, size_t bytes, int writable);
+/* Is told of each access to a region before it happens; NULL: nobody is. */
+void cudasim_on_touch(void (*touch)(const void *p, uint32_t size));
 /* Forgets all regions. */
 void cudasim_unmap_all(void);
 

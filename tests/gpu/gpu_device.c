@@ -203,4 +203,8 @@ void gpu_close(struct gpu *g)
 {
 	g->device.reset(&g->device);
 	g->ref = kvp_kernels_free(g->ref);
+	g->cu.cuStreamDestroy_v2(g->stream);
+	while (g->modules > 0)
+		g->cu.cuModuleUnload(g->module[--g->modules]);
+	g->cu.cuDevicePrimaryCtxRelease_v2(g->cu.device);
 }

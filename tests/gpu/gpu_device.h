@@ -22,7 +22,7 @@ struct gpu {
 /* Opens device 0 and loads all images. -ENODEV: no GPU; other negative errno: anything else.
  * ret_why (at least 200 bytes) has the reason. */
 int gpu_open(struct gpu *ret_gpu, char *ret_why);
-/* What the device allocated and the reference library; the driver's goes with the process. */
+/* What the device allocated, the reference library, the context. */
 void gpu_close(struct gpu *g);
 
 /* Puts a launch into gpu->stream without waiting. 0, or -1 with the reason in device.error. */

@@ -349,8 +349,10 @@ static json_t *device_json(
 		kvpd_put_int(o, "free_bytes", d->free_bytes);
 	}
 	put_part(o, &sum);
+	kvpd_put_int(o, "owed_bytes", d->owed_bytes);
 	kvpd_put_int(o, "segments", d->segments);
 	kvpd_put_int(o, "restarts_total", d->restarts);
+	kvpd_put_int(o, "losses_total", d->losses);
 	kvpd_put_int(o, "damaged_total", d->damaged);
 	kvpd_put_int(o, "to_device_bytes_total", d->copied_bytes[0]);
 	kvpd_put_int(o, "from_device_bytes_total", d->copied_bytes[1]);

@@ -53,6 +53,8 @@ static void read_device(struct kvpd_medium *m, struct kvpd_device_row *f)
 	f->promised_bytes = m->promised;
 	f->free_bytes = d.free;
 	f->total_bytes = d.total;
+	f->owed_bytes = d.owed_bytes;
+	f->losses = d.losses;
 	f->segments = d.segments;
 	f->restarts = d.restarts;
 	f->damaged = d.damaged;

@@ -15,6 +15,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lesson.h"
 #include "daemon/ledger/pool.h"
+#include "daemon/ledger/retire.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/segment.h"
 #include "daemon/ledger/tenant.h"
@@ -205,6 +206,23 @@ static void show(struct kvpd_tenant *t, const struct kvpd_medium *m)
 	kvp_store_release(&d->state, m->shown);
 }
 
+/* What lies in a segment that was lost goes, as leases allow, and so does the extent. */
+static void leave_lost(struct kvpd_ledger *l, struct kvpd_medium *m)
+{
+	const uint32_t losses = m->device ? kvpd_device_losses(m->device) : m->losses;
+
+	if (losses == m->losses)
+		return;
+	m->losses = losses;
+	for (uint32_t k = 1; k <= l->last_tenant; k++)
+		for (uint32_t i = 0; l->tenant[k] && i < l->tenant[k]->n_extents; i++) {
+			struct kvpd_extent *x = l->tenant[k]->extent[i];
+
+			if (x && x->cls->medium == m->number + 1 && kvpd_segment_lost(x))
+				kvpd_extent_drain(x);
+		}
+}
+
 int kvpd_media_look(struct kvpd_ledger *l)
 {
 	for (uint32_t i = 0; i < l->n_media; i++) {
@@ -212,6 +230,7 @@ int kvpd_media_look(struct kvpd_ledger *l)
 		uint32_t is = m->device ? kvpd_device_state(m->device) : KVPD_DEVICE_DOWN;
 		uint32_t shown = m->shown;
 
+		leave_lost(l, m);
 		if (is == KVPD_DEVICE_UP)
 			shown = m->draining ? KVP_DEVICE_DOWN : KVP_DEVICE_UP;
 		else if (is == KVPD_DEVICE_DETACHED && m->shown != KVP_DEVICE_FREE)

@@ -48,6 +48,7 @@ struct kvpd_medium {
 	bool no_copies, mps;
 	uint64_t bytes, segment, copy_rate;
 	uint32_t timeout_ms;
+	uint32_t losses; /* of the device, that were seen to */
 	uint64_t grain;             /* of which segments are multiples */
 	uint64_t share;             /* of a tenant that is not told otherwise */
 	uint64_t promised;          /* the shares of all tenants */
@@ -140,6 +141,8 @@ uint32_t kvpd_host_id(const struct kvpd_extent *x, uint32_t medium);
 bool kvpd_hosts_drop(struct kvpd_extent *x);
 /* Has the device forget the DRAM extent, which no copy names. True: it has not yet. */
 bool kvpd_host_leave(struct kvpd_extent *x, uint32_t medium);
+/* Was what lies in a device's extent lost with a worker? */
+bool kvpd_segment_lost(const struct kvpd_extent *x);
 /* What the descriptor of a device's extent is: KVP_IMPORT_*. */
 uint32_t kvpd_segment_import(const struct kvpd_extent *x);
 /* The device's number of a device's extent. */

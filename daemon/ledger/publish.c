@@ -27,6 +27,8 @@
 
 /* How long not to try again after the system had no memory. */
 #define NO_MEMORY_NS (1000 * KVPD_MS)
+/* Or a device: what others hold there goes when their processes do. */
+#define NO_MEMORY_THERE_NS (500 * KVPD_MS)
 
 /* As clients are told of it. */
 static struct kvp_msg_extent describe(const struct kvpd_extent *x)
@@ -116,7 +118,8 @@ static void go_live(struct kvpd_extent *x)
 void kvpd_extent_made(struct kvpd_extent *x, int result)
 {
 	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 3);
-	uint64_t again = kvpd_now_ns() + NO_MEMORY_NS;
+	uint64_t again =
+		kvpd_now_ns() + (x->cls->medium == KVPD_DRAM ? NO_MEMORY_NS : NO_MEMORY_THERE_NS);
 	int fd, r;
 
 	if (x->kind == KVP_EXTENT_VAULT)
@@ -124,11 +127,14 @@ void kvpd_extent_made(struct kvpd_extent *x, int result)
 	if (result < 0) {
 		if (result != -ECANCELED && result != -ESHUTDOWN)
 			kvpd_log_limited(&limit, KVPD_LOG_WARNING, NULL,
-				"tenant %s: an extent of %llu MiB could not be made: %s; lower "
-				"%s or free some",
+				"tenant %s: an extent of %llu MiB could not be made: %s; free "
+				"some, or lower %s",
 				x->tenant->name, (unsigned long long)x->bytes >> 20,
 				strerror(-result),
-				x->cls->medium == KVPD_DRAM ? "`memory`" : "the device's `bytes`");
+				x->cls->medium == KVPD_DRAM
+					? "`memory`"
+					: "the device's `bytes`; kvctl doctor shows who holds "
+					  "memory there");
 		if (x->owner)
 			kvpd_supplied(x->owner, x->cls)->refused_ns = again;
 		x->cls->refused_ns = again;

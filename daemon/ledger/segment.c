@@ -74,6 +74,13 @@ static struct kvpd_segment *segment_of(struct kvpd_device_work *w)
 		kvpd_container(w, struct kvpd_device_op, work), struct kvpd_segment, op);
 }
 
+bool kvpd_segment_lost(const struct kvpd_extent *x)
+{
+	const struct kvpd_device *d = device_of(x->tenant, x->cls->medium);
+
+	return d && x->segment && x->segment->there && kvpd_device_seg_lost(d, x->segment->id);
+}
+
 uint32_t kvpd_segment_import(const struct kvpd_extent *x)
 {
 	const struct kvpd_device *d = device_of(x->tenant, x->cls->medium);

@@ -118,6 +118,29 @@ class WithoutDaemon(unittest.TestCase):
         for f in found["findings"]:
             self.assertIn(f["finding"], ("good", "note", "problem"))
 
+    def test_doctor_says_how_gpus_stand(self):
+        r = subprocess.run([KVCTL, "doctor", "--json"], capture_output=True, text=True, timeout=60,
+                           env=dict(os.environ, KVPOOL_SOCKET="/nonexistent/kvpool.sock",
+                                    KVPOOL_LIBNVML=os.environ["STUB_NVML"],
+                                    CUDA_MPS_PIPE_DIRECTORY="/nonexistent"))
+        found = {f["text"]: f["finding"] for f in json.loads(r.stdout)["findings"] if f["topic"] == "GPU"}
+        gpu = "0 (unknown, GPU-01234567-89ab-cdef-0123-456789abcdef): "
+        self.assertEqual(found["driver 580.65.06, CUDA 13.0"], "good")
+        self.assertEqual(found["MPS does not run at /nonexistent/control"], "good")
+        self.assertEqual(found["confidential computing unknown"], "good")
+        self.assertEqual(found[gpu + "compute mode exclusive process: a worker and engines cannot both use it; "
+                               "run nvidia-smi -c DEFAULT"], "problem")
+        self.assertEqual(found[gpu + "persistence unknown"], "note")
+        self.assertEqual(found[gpu + "MIG unknown, as on devices without it"], "good")
+        held = [t for t in found if "is held by" in t][0]
+        self.assertRegex(held, r"16384 of 81920 MiB free; memory is held by kvctl \d+ \(3072 MiB\), "
+                               r"unknown 0 \(unknown\)$")
+        # Without the library what it would have said is unknown, and nothing else.
+        r = subprocess.run([KVCTL, "doctor", "--json"], capture_output=True, text=True, timeout=60,
+                           env=dict(os.environ, KVPOOL_SOCKET="/nonexistent/kvpool.sock",
+                                    KVPOOL_LIBNVML="/nonexistent/libnvidia-ml.so.1"))
+        self.assertTrue(any(f["topic"] == "GPU" for f in json.loads(r.stdout)["findings"]))
+
     def test_full_disk(self):
         with open("/dev/full", "wb") as full:
             for args in (["--help"], ["--version"], ["version"]):

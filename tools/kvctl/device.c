@@ -18,6 +18,7 @@ const struct kvctl_column kvctl_device_columns[] = {
 	{ "charged_bytes", "CHARGED", KVCTL_BYTES, 0 },
 	{ "promised_bytes", "PROMISED", KVCTL_BYTES, 2 },
 	{ "memory_bytes", "MEMORY", KVCTL_BYTES, 0 },
+	{ "owed_bytes", "OWED", KVCTL_BYTES, 5 },
 	{ "warmed_total", "WARMED", KVCTL_COUNT, 1 },
 	{ "dropped_total", "DROPPED", KVCTL_COUNT, 1 },
 	{ "prefetched_total", "AHEAD", KVCTL_COUNT, 5 },

@@ -3,7 +3,7 @@
  * kvctl doctor: looks at the machine, and at the daemon if there is one, and says what will not
  * work, what will be slow, and what to do. Changes nothing.
  */
-#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/doctor.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -22,21 +22,9 @@
 #include "libclient/kvpool_admin.h"
 #include "shm/kvp_seg.h"
 
-enum finding { GOOD, NOTE, PROBLEM };
-
 static const char *const finding_names[] = { "good", "note", "problem" };
 
-struct doctor {
-	json_t *findings;
-	unsigned problems;
-	json_t *status; /* the daemon's, or NULL */
-	pid_t pid;      /* of the daemon; 0: none */
-	uid_t uid;
-	bool uid_known;
-};
-
-__attribute__((format(printf, 4, 5))) static void say(
-	struct doctor *d, enum finding f, const char *topic, const char *format, ...)
+void kvctl_say(struct doctor *d, enum finding f, const char *topic, const char *format, ...)
 {
 	char text[512];
 	va_list ap;
@@ -49,7 +37,7 @@ __attribute__((format(printf, 4, 5))) static void say(
 						   finding_names[f], "text", text));
 }
 
-static bool read_line(const char *path, char *line, size_t bytes)
+bool kvctl_read_line(const char *path, char *line, size_t bytes)
 {
 	FILE *f = fopen(path, "re");
 	bool got = f && fgets(line, (int)bytes, f);
@@ -85,18 +73,18 @@ static void kernel(struct doctor *d)
 	struct utsname u;
 
 	if (uname(&u) < 0 || sscanf(u.release, "%u.%u", &major, &minor) != 2) {
-		say(d, NOTE, "kernel", "its version is unknown");
+		kvctl_say(d, NOTE, "kernel", "its version is unknown");
 		return;
 	}
 	if (major < 5 || (major == 5 && minor < 4))
-		say(d, PROBLEM, "kernel",
+		kvctl_say(d, PROBLEM, "kernel",
 			"Linux %s: kvpoold needs 5.4 or newer (sealed memfds, pidfds)", u.release);
 	else if (major < 6 || (major == 6 && minor < 5))
-		say(d, GOOD, "kernel",
+		kvctl_say(d, GOOD, "kernel",
 			"Linux %s; pidfds of clients come by a longer way than from 6.5 on",
 			u.release);
 	else
-		say(d, GOOD, "kernel", "Linux %s", u.release);
+		kvctl_say(d, GOOD, "kernel", "Linux %s", u.release);
 }
 
 /* Tries the seals that protect a tenant's memory from its readers. */
@@ -111,18 +99,18 @@ static void seals(struct doctor *d)
 	if (r == 0)
 		r = kvp_seg_seal(fd, KVP_SEALS_CATALOG & ~(unsigned)KVP_SEALS_FIXED);
 	if (r < 0) {
-		say(d, PROBLEM, "seals", "memfds cannot be sealed here: %s", strerror(-r));
+		kvctl_say(d, PROBLEM, "seals", "memfds cannot be sealed here: %s", strerror(-r));
 		return;
 	}
 	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (p != MAP_FAILED) {
 		munmap(p, bytes);
-		say(d, PROBLEM, "seals",
+		kvctl_say(d, PROBLEM, "seals",
 			"a memfd sealed against writing was mapped writable: this kernel does not "
 			"protect shared memory");
 		return;
 	}
-	say(d, GOOD, "seals", "memfds sealed against writing cannot be mapped writable");
+	kvctl_say(d, GOOD, "seals", "memfds sealed against writing cannot be mapped writable");
 }
 
 static void huge_pages(struct doctor *d)
@@ -131,37 +119,37 @@ static void huge_pages(struct doctor *d)
 	int r = kvp_seg_hugeinfo(&info);
 
 	if (r < 0) {
-		say(d, NOTE, "huge pages", "unknown: %s", strerror(-r));
+		kvctl_say(d, NOTE, "huge pages", "unknown: %s", strerror(-r));
 		return;
 	}
 	if (info.hugetlb_total)
-		say(d, GOOD, "huge pages",
+		kvctl_say(d, GOOD, "huge pages",
 			"%" PRIu64 " of %" PRIu64 " pages of 2 MiB are free (hugetlb)",
 			info.hugetlb_free, info.hugetlb_total);
 	else
-		say(d, NOTE, "huge pages",
+		kvctl_say(d, NOTE, "huge pages",
 			"no hugetlb pages: matching large caches is slower; sysctl "
 			"vm.nr_hugepages=N sets aside N times 2 MiB, as many as `memory` needs");
 	if (!strcmp(info.shmem_thp, "never") || !strcmp(info.shmem_thp, "none") ||
 		!strcmp(info.shmem_thp, "deny"))
-		say(d, info.hugetlb_free ? GOOD : NOTE, "THP for shmem",
+		kvctl_say(d, info.hugetlb_free ? GOOD : NOTE, "THP for shmem",
 			"is '%s'; echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled "
 			"gives pools huge pages without setting any aside",
 			info.shmem_thp);
 	else
-		say(d, GOOD, "THP for shmem", "is '%s'", info.shmem_thp);
+		kvctl_say(d, GOOD, "THP for shmem", "is '%s'", info.shmem_thp);
 }
 
 static void numa(struct doctor *d)
 {
 	char nodes[64];
 
-	if (!read_line("/sys/devices/system/node/online", nodes, sizeof(nodes)))
-		say(d, GOOD, "NUMA", "this kernel has no NUMA");
+	if (!kvctl_read_line("/sys/devices/system/node/online", nodes, sizeof(nodes)))
+		kvctl_say(d, GOOD, "NUMA", "this kernel has no NUMA");
 	else if (!strcmp(nodes, "0"))
-		say(d, GOOD, "NUMA", "one node");
+		kvctl_say(d, GOOD, "NUMA", "one node");
 	else
-		say(d, NOTE, "NUMA",
+		kvctl_say(d, NOTE, "NUMA",
 			"nodes %s: `numa_node` should be the one that the GPU (or the engines) "
 			"hang on",
 			nodes);
@@ -175,16 +163,16 @@ static void memory(struct doctor *d)
 	char a[32], b[32];
 
 	if (!read_field("/proc/meminfo", "MemAvailable", &available_kib)) {
-		say(d, NOTE, "memory", "how much is available is unknown");
+		kvctl_say(d, NOTE, "memory", "how much is available is unknown");
 		return;
 	}
 	kvctl_bytes((double)available_kib * 1024, a);
 	if (wanted - charged > (double)available_kib * 1024)
-		say(d, PROBLEM, "memory",
+		kvctl_say(d, PROBLEM, "memory",
 			"%s is available, but kvpoold may still take %s: lower `memory`", a,
 			kvctl_bytes(wanted - charged, b));
 	else
-		say(d, GOOD, "memory", "%s is available", a);
+		kvctl_say(d, GOOD, "memory", "%s is available", a);
 }
 
 /* As the daemon sees it: whoever asks may be in another control group, or may not look. */
@@ -199,23 +187,24 @@ static void cgroup(struct doctor *d)
 	if (!d->pid)
 		return;
 	if (!group) {
-		say(d, GOOD, "cgroup", "no control group limits the daemon's memory");
+		kvctl_say(d, GOOD, "cgroup", "no control group limits the daemon's memory");
 		return;
 	}
 	kvctl_bytes(kvctl_number(group, "limit_bytes"), limit);
 	kvctl_bytes(kvctl_number(group, "left_bytes"), left);
 	if (!huge && wanted > kvctl_number(memory, "most_bytes"))
-		say(d, PROBLEM, "cgroup",
+		kvctl_say(d, PROBLEM, "cgroup",
 			"%s allows %s, too little for `memory`, which may be %s at most: lower it, "
 			"or "
 			"raise the limit (MemoryMax=), else the kernel may kill the daemon",
 			kvctl_text(group, "path"), limit,
 			kvctl_bytes(kvctl_number(memory, "most_bytes"), most));
 	else
-		say(d, GOOD, "cgroup", "%s allows %s, of which %s are left: enough for `memory`",
+		kvctl_say(d, GOOD, "cgroup",
+			"%s allows %s, of which %s are left: enough for `memory`",
 			kvctl_text(group, "path"), limit, left);
 	if (!huge && kvctl_number(memory, "missing_bytes") > 0)
-		say(d, PROBLEM, "cgroup",
+		kvctl_say(d, PROBLEM, "cgroup",
 			"%s are missing now: tenants give memory back; see who else takes it",
 			kvctl_bytes(kvctl_number(memory, "missing_bytes"), most));
 }
@@ -252,37 +241,20 @@ static void limits(struct doctor *d)
 	char a[32];
 
 	if (!limit_of(d->pid, "Max locked memory", &n))
-		say(d, NOTE, "memlock", "the daemon's limits cannot be read by this user");
+		kvctl_say(d, NOTE, "memlock", "the daemon's limits cannot be read by this user");
 	else if (n == UINT64_MAX)
-		say(d, GOOD, "memlock", "%s may lock as much memory as there is", whose);
+		kvctl_say(d, GOOD, "memlock", "%s may lock as much memory as there is", whose);
 	else if (d->pid && (double)n >= wanted)
-		say(d, GOOD, "memlock", "the daemon may lock %s", kvctl_bytes((double)n, a));
+		kvctl_say(d, GOOD, "memlock", "the daemon may lock %s", kvctl_bytes((double)n, a));
 	else
-		say(d, NOTE, "memlock",
+		kvctl_say(d, NOTE, "memlock",
 			"%s may lock %s: pools can be swapped out, and `mlock: require` fails; set "
 			"LimitMEMLOCK=infinity in its unit",
 			whose, kvctl_bytes((double)n, a));
 	if (limit_of(d->pid, "Max open files", &n))
-		say(d, d->pid && n < 4096 ? PROBLEM : GOOD, "open files",
+		kvctl_say(d, d->pid && n < 4096 ? PROBLEM : GOOD, "open files",
 			n == UINT64_MAX ? "%s has no limit" : "%s may have %" PRIu64 " open files",
 			whose, n);
-}
-
-static void gpu(struct doctor *d)
-{
-	char version[256];
-
-	if (access("/dev/nvidiactl", F_OK) < 0) {
-		say(d, GOOD, "GPU", "no NVIDIA device; kvpoold does not need one");
-		return;
-	}
-	if (!read_line("/proc/driver/nvidia/version", version, sizeof(version)))
-		snprintf(version, sizeof(version), "driver version unknown");
-	say(d, GOOD, "GPU", "%s", version);
-	if (d->pid && access("/run/nvidia-persistenced/socket", F_OK) < 0)
-		say(d, NOTE, "GPU",
-			"nvidia-persistenced does not run: the device is set up anew whenever its "
-			"last user goes");
 }
 
 /* ---- the daemon ---------------------------------------------------------------------------- */
@@ -300,20 +272,25 @@ static void find_daemon(struct doctor *d, struct kvctl *ctl)
 			d->uid = pw->pw_uid;
 			d->uid_known = true;
 		}
-		say(d, NOTE, "daemon",
+		kvctl_say(d, NOTE, "daemon",
 			"none answers this user: what follows is about the machine alone");
 		return;
 	}
 	d->status = answer;
-	daemon = json_object_get(answer, "daemon");
+	answer = NULL;
+	if (kvctl_try(ctl, json_pack("{s:s}", "verb", "devices"), &answer) == 0)
+		d->devices = json_incref(json_object_get(answer, "devices"));
+	json_decref(answer);
+	daemon = json_object_get(d->status, "daemon");
 	d->pid = (pid_t)kvctl_number(daemon, "pid");
 	d->uid = (uid_t)kvctl_number(daemon, "uid");
 	d->uid_known = true;
 	if (strcmp(kvctl_text(daemon, "version"), kvp_version()))
-		say(d, PROBLEM, "daemon", "is release %s, this kvctl %s: install the same of both",
+		kvctl_say(d, PROBLEM, "daemon",
+			"is release %s, this kvctl %s: install the same of both",
 			kvctl_text(daemon, "version"), kvp_version());
 	else
-		say(d, GOOD, "daemon", "kvpoold %s, process %d", kvp_version(), (int)d->pid);
+		kvctl_say(d, GOOD, "daemon", "kvpoold %s, process %d", kvp_version(), (int)d->pid);
 }
 
 /*
@@ -328,7 +305,7 @@ static void same_uid(struct doctor *d)
 	DIR *proc;
 
 	if (!d->uid_known) {
-		say(d, NOTE, "same uid",
+		kvctl_say(d, NOTE, "same uid",
 			"there is no user 'kvpool': let systemd-sysusers make it, so that no other "
 			"program runs as the daemon's user");
 		return;
@@ -346,17 +323,18 @@ static void same_uid(struct doctor *d)
 			continue;
 		n++;
 		snprintf(path, sizeof(path), "/proc/%s/comm", e->d_name);
-		if (read_line(path, comm, sizeof(comm)) && used + strlen(comm) + 32 < sizeof(names))
+		if (kvctl_read_line(path, comm, sizeof(comm)) &&
+			used + strlen(comm) + 32 < sizeof(names))
 			snprintf(names + used, sizeof(names) - used, "%s%s (%d)", used ? ", " : "",
 				comm, (int)pid);
 	}
 	if (proc)
 		closedir(proc);
 	if (!n)
-		say(d, GOOD, "same uid", "no other process runs as uid %u, the daemon's",
+		kvctl_say(d, GOOD, "same uid", "no other process runs as uid %u, the daemon's",
 			(unsigned)d->uid);
 	else
-		say(d, d->pid ? PROBLEM : NOTE, "same uid",
+		kvctl_say(d, d->pid ? PROBLEM : NOTE, "same uid",
 			"%u process(es) run as uid %u, the daemon's, and could write all cached "
 			"memory: %s. Give kvpoold a user of its own",
 			n, (unsigned)d->uid, names);
@@ -371,13 +349,13 @@ static void refusals(struct doctor *d)
 	if (!d->pid)
 		return;
 	if (refused > 0 || broken > 0)
-		say(d, NOTE, "clients",
+		kvctl_say(d, NOTE, "clients",
 			"%.0f connections were refused and %.0f broke the protocol since the "
 			"start; "
 			"the daemon's log says why",
 			refused, broken);
 	else
-		say(d, GOOD, "clients", "none was refused since the start");
+		kvctl_say(d, GOOD, "clients", "none was refused since the start");
 }
 
 /* What one client may have to wait for another, or for an administrator's request. */
@@ -403,10 +381,10 @@ static void ledger(struct doctor *d)
 		     "recent_seconds") *
 	     1000;
 	if (ms < LEDGER_FAR_MS)
-		say(d, GOOD, "ledger", "no client waited for more than %.1f ms of others' work",
-			ms);
+		kvctl_say(d, GOOD, "ledger",
+			"no client waited for more than %.1f ms of others' work", ms);
 	else
-		say(d, NOTE, "ledger",
+		kvctl_say(d, NOTE, "ledger",
 			"clients waited for up to %.0f ms of others' work in the last minute or "
 			"two, of "
 			"which one %s took %.0f ms instead of %.2f: all processors were taken by "
@@ -452,9 +430,10 @@ int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const j
 	same_uid(&d);
 	refusals(&d);
 	ledger(&d);
-	gpu(&d);
+	kvctl_doctor_gpus(&d);
 	print(ctl, &d);
 	json_decref(d.findings);
 	json_decref(d.status);
+	json_decref(d.devices);
 	return d.problems ? KVCTL_BAD : KVCTL_OK;
 }

@@ -18,11 +18,11 @@ const char *kvp_cu_name(const struct kvp_cu *cu, int error)
 bool kvp_cu_lost(int error)
 {
 	switch (error) {
-	case 4: /* the driver is shutting down */
+	case CU_ERR_SHUTDOWN:
 	case CU_ERR_ECC:
 	case 220: /* NVLink */
 	case CU_ERR_CONTAINED:
-	case 709: /* the context was destroyed */
+	case CU_ERR_NO_CONTEXT:
 	case 710: /* an assertion of a kernel */
 	case 911: /* another device of a shared context */
 	case 999: /* unknown */
@@ -30,7 +30,7 @@ bool kvp_cu_lost(int error)
 	default:
 		/* addresses, instructions, time: faults of kernels and copies */
 		return error == 700 || error == 702 || (error >= 714 && error <= 719) ||
-		       (error >= 805 && error <= 810);
+		       (error >= CU_ERR_MPS_FIRST && error <= CU_ERR_MPS_LAST);
 	}
 }
 

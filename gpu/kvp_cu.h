@@ -29,6 +29,7 @@ struct CUgraphExec_st;
 #define CU_ERR_INVALID_VALUE 1
 #define CU_ERR_NO_MEMORY     2
 #define CU_ERR_NOT_INIT      3
+#define CU_ERR_SHUTDOWN      4  /* the driver is going */
 #define CU_ERR_UNAVAILABLE   46 /* another process has the device to itself */
 #define CU_ERR_NO_DEVICE     100
 #define CU_ERR_BAD_CONTEXT   201
@@ -36,6 +37,9 @@ struct CUgraphExec_st;
 #define CU_ERR_CONTAINED     226 /* memory of this process was lost to an error of the hardware */
 #define CU_ERR_BAD_HANDLE    400
 #define CU_NOT_READY         600
+#define CU_ERR_NO_CONTEXT    709 /* it was destroyed */
+#define CU_ERR_MPS_FIRST     805
+#define CU_ERR_MPS_LAST      810
 #define CU_ERR_REGISTERED    712 /* host memory is registered already */
 #define CU_ERR_UNREGISTERED  713
 #define CU_ERR_NOT_PERMITTED 800

@@ -35,7 +35,9 @@ static int lost(struct kvpd_driver *d)
 	if (error == CU_OK)
 		return 0;
 	snprintf(d->loss->why, sizeof(d->loss->why), "%s", kvp_cu_name(&d->cu, error));
-	d->loss->damaged = error == CU_ERR_ECC || error == CU_ERR_CONTAINED;
+	/* Nobody can tell what the others did to memory. */
+	d->loss->damaged = error != CU_ERR_SHUTDOWN && error != CU_ERR_NO_CONTEXT &&
+			   !(error >= CU_ERR_MPS_FIRST && error <= CU_ERR_MPS_LAST);
 	return -ENODEV;
 }
 

@@ -48,7 +48,7 @@ struct kvpd_medium {
 	bool no_copies, mps;
 	uint64_t bytes, segment, copy_rate;
 	uint32_t timeout_ms;
-	uint32_t losses; /* of the device, that were seen to */
+	uint32_t losses;            /* of the device, that were seen to */
 	uint64_t grain;             /* of which segments are multiples */
 	uint64_t share;             /* of a tenant that is not told otherwise */
 	uint64_t promised;          /* the shares of all tenants */

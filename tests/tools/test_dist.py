@@ -57,7 +57,7 @@ with tempfile.TemporaryDirectory() as t:
     r = subprocess.run([KVPOOLD, "--check-config", "--config", path], capture_output=True, text=True)
     if "at most 512 tokens" not in r.stdout or "memory 256MiB;" not in r.stdout:
         bad.append("64 MiB are 512 tokens of 128 KiB: " + r.stdout + r.stderr)
-    if full.count("\n  - name:") != 3:
+    if full.count("\n  - name:") != 4:
         bad.append("kvpoold.yaml: its examples were not found")
 
 directory = re.search(r"ListenSequentialPacket=(.*)/kvpool\.sock", text("kvpoold.socket")).group(1)

@@ -146,12 +146,12 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
 		if (l->tenant[i])
 			kvpd_tenant_end_sessions(l->tenant[i]);
-	while (kvpd_ledger_finish_jobs(l, UINT32_MAX))
+	while (kvpd_ledger_finish_jobs(l))
 		;
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
 		if (l->tenant[i])
 			kvpd_tenant_free(l->tenant[i]);
-	while (kvpd_ledger_finish_jobs(l, UINT32_MAX))
+	while (kvpd_ledger_finish_jobs(l))
 		;
 	kvpd_worker_fini(&l->pool);
 	kvpd_worker_fini(&l->dropper);

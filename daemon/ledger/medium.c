@@ -143,17 +143,18 @@ void kvpd_media_free(struct kvpd_ledger *l)
 	}
 }
 
-bool kvpd_media_drain(struct kvpd_ledger *l, uint32_t max, uint32_t *work)
+bool kvpd_media_drain(struct kvpd_ledger *l, uint64_t until_ns, uint32_t *work)
 {
 	bool more = false;
 
 	for (uint32_t i = 0; i < l->n_media; i++) {
-		uint32_t n = 0;
+		bool late = false;
 
-		while (n < max && l->medium[i].device && kvpd_ledger_drain(l, l->medium[i].device))
-			n++;
-		*work += n;
-		more = more || n == max;
+		while (!late && l->medium[i].device && kvpd_ledger_drain(l, l->medium[i].device)) {
+			late = kvpd_now_ns() >= until_ns;
+			*work += 1;
+		}
+		more = more || late;
 	}
 	return more;
 }

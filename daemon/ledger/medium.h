@@ -92,8 +92,8 @@ int kvpd_media_start(struct kvpd_ledger *l);
 /* Stops the devices: done() of all their work is called before it returns. */
 void kvpd_media_stop(struct kvpd_ledger *l);
 void kvpd_media_free(struct kvpd_ledger *l);
-/* What devices are through with, so many pieces at most, each paid by its tenant; false: no more. */
-bool kvpd_media_drain(struct kvpd_ledger *l, uint32_t max, uint32_t *work);
+/* What devices are through with, until then, but a piece of each, paid by its tenant; false: no more. */
+bool kvpd_media_drain(struct kvpd_ledger *l, uint64_t until_ns, uint32_t *work);
 /* Shows devices that came up or went down in the catalogs. In how many milliseconds to look again; -1. */
 int kvpd_media_look(struct kvpd_ledger *l);
 

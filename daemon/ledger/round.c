@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,14 +29,13 @@
 #define POLL_NS (20 * UINT64_C(1000))
 #define EVENTS  256
 /* Calls of epoll_wait() in a row: a crowd that wakes the ledger hides nobody behind it for long. */
-#define POLLS        8
-#define JOBS_A_TURN  8u
-#define WORKS_A_TURN 8u /* of each device */
+#define POLLS     8
+#define ATTEND_NS (KVPD_SLICE_NS / 2) /* finished jobs and devices' work before a turn */
 /* Asked of the kernel: longer than the control thread's, which wakes beside a ledger that is busy. */
 #define TURN_NS (1500 * UINT64_C(1000))
 /* It works for so long, then sleeps for so long, until nobody wanted its processor for so long. */
 #define WORK_NS    (500 * UINT64_C(1000))
-#define REST_NS    (100 * 1000)
+#define REST_NS    (150 * UINT64_C(1000))
 #define CROWDED_NS (100 * KVPD_MS)
 
 struct kvpd_call {
@@ -110,24 +110,31 @@ static struct kvpd_job *take_job(struct kvpd_ledger *l)
 	return job;
 }
 
-uint32_t kvpd_ledger_finish_jobs(struct kvpd_ledger *l, uint32_t max)
+/* Until then, but at least one. *ret_more: there may be more. */
+static uint32_t finish_jobs(struct kvpd_ledger *l, uint64_t until_ns, bool *ret_more)
 {
-	struct kvpd_job *job;
+	struct kvpd_job *job = NULL;
+	uint64_t began = kvpd_now_ns();
 	uint32_t n = 0;
 
-	while (n < max && (job = take_job(l))) {
-		uint64_t began = kvpd_now_ns();
+	while ((!n || began < until_ns) && (job = take_job(l))) {
 
 		if (l->tenant[job->tenant])
 			l->tenant[job->tenant]->changes++;
 		job->done(l, job);
 		pay(l, KVPD_PORTION_JOB, began);
 		n++;
+		began = kvpd_now_ns();
 	}
-	/* There may be more: not before somebody else had a turn. */
-	if (n == max)
-		atomic_store(&l->attention, true);
+	*ret_more = job != NULL;
 	return n;
+}
+
+uint32_t kvpd_ledger_finish_jobs(struct kvpd_ledger *l)
+{
+	bool more;
+
+	return finish_jobs(l, UINT64_MAX, &more);
 }
 
 bool kvpd_ledger_drain(struct kvpd_ledger *l, struct kvpd_device *device)
@@ -168,14 +175,17 @@ static bool take_call(struct kvpd_ledger *l)
 /* Calls and finished jobs; false when it is time to stop. */
 static bool attend(struct kvpd_ledger *l, uint32_t *work)
 {
-	bool stop;
+	const uint64_t until = kvpd_now_ns() + ATTEND_NS;
+	bool stop, jobs, works;
 
 	if (!kvpd_ledger_is_wanted(l))
 		return true;
 	atomic_store(&l->attention, false);
 	*work += take_call(l);
-	*work += kvpd_ledger_finish_jobs(l, JOBS_A_TURN);
-	if (kvpd_media_drain(l, WORKS_A_TURN, work))
+	*work += finish_jobs(l, until, &jobs);
+	works = kvpd_media_drain(l, until, work);
+	/* What is left comes after somebody's turn. */
+	if (jobs || works)
 		atomic_store(&l->attention, true);
 	pthread_mutex_lock(&l->lock);
 	stop = l->stop;
@@ -305,22 +315,33 @@ bool kvpd_ledger_round(struct kvpd_ledger *l, uint32_t *ret_work, int *ret_timeo
 
 /* ---- the thread ----------------------------------------------------------------------------- */
 
+/* Returns whether sessions are among those that woke it. */
+static bool take_events(struct kvpd_ledger *l, const struct epoll_event *ev, int n)
+{
+	bool sessions = false;
+	uint64_t n_kicks;
+
+	for (int i = 0; i < n; i++) {
+		uint32_t place = ev[i].data.u32;
+
+		if (place == KVPD_MAX_SESSIONS) {
+			(void)!read(l->kick_fd, &n_kicks, sizeof(n_kicks));
+		} else if (l->session[place]) {
+			kvpd_session_activate(l->session[place]);
+			sessions = true;
+		}
+	}
+	return sessions;
+}
+
 static void poll_events(struct kvpd_ledger *l, int timeout_ms)
 {
 	struct epoll_event ev[EVENTS];
-	uint64_t n_kicks;
 	int n = EVENTS;
 
 	for (uint32_t k = 0; k < POLLS && n == EVENTS; k++) {
 		n = epoll_wait(l->epoll_fd, ev, EVENTS, k ? 0 : timeout_ms);
-		for (int i = 0; i < n; i++) {
-			uint32_t place = ev[i].data.u32;
-
-			if (place == KVPD_MAX_SESSIONS)
-				(void)!read(l->kick_fd, &n_kicks, sizeof(n_kicks));
-			else if (l->session[place])
-				kvpd_session_activate(l->session[place]);
-		}
+		(void)take_events(l, ev, n);
 	}
 	l->polled_ns = l->now_ns;
 }
@@ -330,23 +351,39 @@ static void poll_events(struct kvpd_ledger *l, int timeout_ms)
  * these than processors it is taken off at a tick for as long as each of the others runs, and
  * whoever was woken on its processor waits for that tick as well. So a ledger that has work without
  * end, and whose processor others want, sleeps for a moment now and then of its own accord. Then it
- * is owed time when it wakes, and gets it at once. What it loses is a tenth to a fifth of its time,
- * while it has none to lose for anybody but those that keep it busy.
+ * is owed time when it wakes, and gets it at once. What it loses is a fifth of its time, while it has
+ * none to lose for anybody but those that keep it busy: the first session that had nothing to do and
+ * wakes it is served with one turn, and then it rests on, whoever else comes. A crowd that wakes it all
+ * the time would else have it work through all its rests.
  */
 static void rest(struct kvpd_ledger *l)
 {
-	const struct timespec nap = { .tv_nsec = REST_NS };
+	struct epoll_event ev[EVENTS];
 	struct rusage u;
+	uint64_t now = l->now_ns;
 
-	if (l->now_ns - l->rested_ns < WORK_NS)
-		return;
-	if (getrusage(RUSAGE_THREAD, &u) == 0 && u.ru_nivcsw != l->n_taken_off) {
-		l->n_taken_off = u.ru_nivcsw;
-		l->crowded_ns = l->now_ns;
+	if (!l->rest_until_ns) {
+		if (now - l->rested_ns < WORK_NS)
+			return;
+		if (getrusage(RUSAGE_THREAD, &u) == 0 && u.ru_nivcsw != l->n_taken_off) {
+			l->n_taken_off = u.ru_nivcsw;
+			l->crowded_ns = now;
+		}
+		l->rest_until_ns = now - l->crowded_ns < CROWDED_NS ? now + REST_NS : now;
+		l->rest_was_cut = false;
 	}
-	if (l->now_ns - l->crowded_ns < CROWDED_NS)
-		clock_nanosleep(CLOCK_MONOTONIC, 0, &nap, NULL);
-	l->rested_ns = kvpd_now_ns();
+	for (; now < l->rest_until_ns; now = kvpd_now_ns()) {
+		struct timespec left = { .tv_nsec = (long)(l->rest_until_ns - now) };
+		int n = l->rest_was_cut ? 0 : epoll_pwait2(l->epoll_fd, ev, EVENTS, &left, NULL);
+
+		l->rest_was_cut = l->rest_was_cut || take_events(l, ev, n);
+		if (n > 0 && l->rest_was_cut)
+			return;
+		if (n < 0 || l->rest_was_cut) /* negative: before Linux 5.11, or a signal */
+			clock_nanosleep(CLOCK_MONOTONIC, 0, &left, NULL);
+	}
+	l->rest_until_ns = 0;
+	l->rested_ns = now;
 }
 
 void *kvpd_ledger_main(void *arg)
@@ -356,6 +393,8 @@ void *kvpd_ledger_main(void *arg)
 	int timeout;
 
 	kvpd_slice_ask(TURN_NS, 0);
+	/* A rest is as long as it is meant to be. */
+	(void)prctl(PR_SET_TIMERSLACK, 1UL);
 	while (kvpd_ledger_round(l, &work, &timeout)) {
 		kvp_store_relaxed(&l->rounds, kvp_load_relaxed(&l->rounds) + 1);
 		if (kvpd_turns_next(&l->row) || kvpd_ledger_is_wanted(l)) {
@@ -371,6 +410,7 @@ void *kvpd_ledger_main(void *arg)
 		} else {
 			quiet = 0;
 			poll_events(l, timeout);
+			l->rest_until_ns = 0;
 			l->rested_ns = kvpd_now_ns();
 		}
 	}

@@ -49,7 +49,7 @@ void kvpd_ledger_kick(struct kvpd_ledger *l);
 bool kvpd_ledger_drain(struct kvpd_ledger *l, struct kvpd_device *device);
 /* Any thread: a job has run, or never will; its done() follows on the ledger thread. */
 void kvpd_job_finished(struct kvpd_ledger *l, struct kvpd_job *job);
-/* Calls done() of the oldest finished jobs, at most so many; returns how many. */
-uint32_t kvpd_ledger_finish_jobs(struct kvpd_ledger *l, uint32_t max);
+/* Calls done() of all finished jobs; returns how many. */
+uint32_t kvpd_ledger_finish_jobs(struct kvpd_ledger *l);
 
 #endif

@@ -6,9 +6,11 @@
 #include <sched.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
 #include "daemon/log.h"
 
 /* struct sched_attr, version 0 (sched_setattr(2)): <linux/sched/types.h> and <sched.h> exclude each other. */
@@ -23,8 +25,9 @@ struct attributes {
 	uint64_t period;
 };
 
-#define NICE_MIN (-20)
-#define LEVELS   5 /* of those that step back */
+#define NICE_MIN   (-20)
+#define CROWDED_NS (100 * KVPD_MS)
+#define LEVELS     5 /* of those that step back */
 
 static bool set(struct attributes a, int sooner)
 {
@@ -70,4 +73,15 @@ void kvpd_step_aside(void)
 
 	if (sched_setscheduler(0, SCHED_IDLE, &none) < 0)
 		kvpd_step_back();
+}
+
+bool kvpd_crowded(struct kvpd_crowd *c, uint64_t now_ns)
+{
+	struct rusage u;
+
+	if (getrusage(RUSAGE_THREAD, &u) == 0 && u.ru_nivcsw != c->n_taken_off) {
+		c->n_taken_off = u.ru_nivcsw;
+		c->seen_ns = now_ns;
+	}
+	return now_ns - c->seen_ns < CROWDED_NS;
 }

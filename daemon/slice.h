@@ -10,6 +10,7 @@
 #ifndef KVPD_SLICE_H
 #define KVPD_SLICE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /*
@@ -26,6 +27,16 @@ void kvpd_slice_ask(uint64_t ns, int sooner);
  * levels nicer, so that a thread of the former kind takes theirs. They may hold locks for a moment.
  */
 void kvpd_step_back(void);
+/*
+ * For a thread that works for long: has the kernel taken its processor away for others within the last
+ * tenth of a second, as far as this was asked? Then it should sleep for a moment now and then of its own
+ * accord, so that these others need not wait for a tick. One for each thread, zeroed at first.
+ */
+struct kvpd_crowd {
+	int64_t n_taken_off; /* times that it was */
+	uint64_t seen_ns;    /* when that had grown */
+};
+bool kvpd_crowded(struct kvpd_crowd *c, uint64_t now_ns);
 /*
  * A processor is given up at once to whoever wants it (SCHED_IDLE). On a machine that computes without
  * end such a thread gets next to nothing: nobody may wait for it, and it holds no locks.

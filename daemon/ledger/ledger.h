@@ -14,6 +14,7 @@
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/portion.h"
 #include "daemon/ledger/worker.h"
+#include "daemon/slice.h"
 #include "daemon/turns.h"
 
 struct kvpd_call;
@@ -61,11 +62,10 @@ struct kvpd_ledger {
 	uint64_t looked_ns; /* when tenants were last asked what time makes due */
 	uint64_t polled_ns; /* when wake-ups were last asked for */
 	/* see rest() */
-	uint64_t rested_ns;     /* when the thread last slept or looked whether it should */
-	uint64_t rest_until_ns; /* 0: it does not rest */
-	bool rest_was_cut;      /* for a session */
-	uint64_t crowded_ns;    /* when it last saw that others want its processor */
-	int64_t n_taken_off;    /* times that the kernel has taken the processor from it */
+	uint64_t rested_ns; /* when the thread last slept or looked whether it should */
+	uint64_t rest_ns;   /* of a rest, still to be slept; 0: it does not rest */
+	uint32_t rest_cuts; /* times that it was woken from it */
+	struct kvpd_crowd crowd;
 	/* The machine is short of memory: nothing grows until then. Read by the pool thread. */
 	_Atomic(uint64_t) pressed_until_ns;
 

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/clock.h"
@@ -31,6 +32,7 @@
 #include "daemon/ledger/worker.h"
 #include "daemon/log.h"
 #include "daemon/memory.h"
+#include "daemon/slice.h"
 #include "shm/kvp_seg.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -45,6 +47,7 @@
  * and whoever maps something (the control thread, for a client that attaches) waits for the piece.
  */
 #define PIECE        (2 * MIB)
+#define SMALL_PIECE  (MIB / 2)
 #define PER_THREAD   (32 * MIB) /* first touch of less than this takes no thread more */
 #define MAX_THREADS  64u
 #define PROGRESS_NS  (2 * UINT64_C(1000000000))
@@ -169,17 +172,25 @@ static int touch(struct populate *p, uint64_t at, uint64_t n)
 	return r == ENOSPC || r == EFAULT ? ENOMEM : r;
 }
 
-/* Returns 0 when there is nothing left to touch. */
+/*
+ * Returns 0 when there is nothing left to touch. The kernel clears pages for a tick's 4 ms, whoever waits
+ * for the processor: where others do, they get it between small pieces.
+ */
 static int touch_next(struct populate *p)
 {
-	uint64_t at = atomic_fetch_add(&p->next, PIECE);
+	static _Thread_local struct kvpd_crowd crowd;
+	const struct timespec nap = { .tv_nsec = 50000 };
+	bool crowded = kvpd_crowded(&crowd, kvpd_now_ns());
+	uint64_t piece = crowded ? SMALL_PIECE : PIECE, at = atomic_fetch_add(&p->next, piece);
 	int r;
 
 	if (at >= p->bytes || atomic_load(&p->error))
 		return 0;
-	r = touch(p, at, p->bytes - at < PIECE ? p->bytes - at : PIECE);
+	r = touch(p, at, p->bytes - at < piece ? p->bytes - at : piece);
 	if (r)
 		atomic_store(&p->error, r);
+	if (crowded)
+		clock_nanosleep(CLOCK_MONOTONIC, 0, &nap, NULL);
 	return 1;
 }
 

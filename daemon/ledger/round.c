@@ -7,7 +7,6 @@
 #include <stdatomic.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,9 +33,9 @@
 /* Asked of the kernel: longer than the control thread's, which wakes beside a ledger that is busy. */
 #define TURN_NS (1500 * UINT64_C(1000))
 /* It works for so long, then sleeps for so long, until nobody wanted its processor for so long. */
-#define WORK_NS    (500 * UINT64_C(1000))
-#define REST_NS    (150 * UINT64_C(1000))
-#define CROWDED_NS (100 * KVPD_MS)
+#define WORK_NS   (500 * UINT64_C(1000))
+#define REST_NS   (150 * UINT64_C(1000))
+#define REST_CUTS 4u /* in one sleep, for sessions that wake it */
 
 struct kvpd_call {
 	int (*fn)(struct kvpd_ledger *ledger, void *arg);
@@ -346,44 +345,68 @@ static void poll_events(struct kvpd_ledger *l, int timeout_ms)
 	l->polled_ns = l->now_ns;
 }
 
+/* Sessions that are looked at without a wake-up ask for one. True: some have something already. */
+static bool hush_spinning(struct kvpd_ledger *l)
+{
+	struct kvpd_list *it, *tmp;
+	bool wanted = false;
+
+	kvpd_each(it, tmp, &l->spinning) {
+		struct kvpd_session *s = kvpd_container(it, struct kvpd_session, in_spinning);
+
+		kvpd_session_sleep(s);
+		wanted = wanted || s->turn.at;
+	}
+	return wanted;
+}
+
+/* False: it does not, or not before those that have something are served. */
+static bool rest_begins(struct kvpd_ledger *l, uint64_t now)
+{
+	if (now - l->rested_ns < WORK_NS)
+		return false;
+	if (!kvpd_crowded(&l->crowd, now)) {
+		l->rested_ns = now;
+		return false;
+	}
+	l->rest_ns = REST_NS;
+	l->rest_cuts = hush_spinning(l);
+	return !l->rest_cuts;
+}
+
 /*
  * A thread that never sleeps is to the kernel one more program that computes: where there are more of
  * these than processors it is taken off at a tick for as long as each of the others runs, and
  * whoever was woken on its processor waits for that tick as well. So a ledger that has work without
  * end, and whose processor others want, sleeps for a moment now and then of its own accord. Then it
  * is owed time when it wakes, and gets it at once. What it loses is a fifth of its time, while it has
- * none to lose for anybody but those that keep it busy: the first session that had nothing to do and
- * wakes it is served with one turn, and then it rests on, whoever else comes. A crowd that wakes it all
- * the time would else have it work through all its rests.
+ * none to lose for anybody but those that keep it busy: the first sessions that had nothing to do and
+ * wake it are served with a turn each before it rests on. It sleeps no less for that, and no crowd that
+ * wakes it all the time has it work through its rests.
  */
 static void rest(struct kvpd_ledger *l)
 {
 	struct epoll_event ev[EVENTS];
-	struct rusage u;
-	uint64_t now = l->now_ns;
+	uint64_t began, now;
+	bool woken = false;
 
-	if (!l->rest_until_ns) {
-		if (now - l->rested_ns < WORK_NS)
-			return;
-		if (getrusage(RUSAGE_THREAD, &u) == 0 && u.ru_nivcsw != l->n_taken_off) {
-			l->n_taken_off = u.ru_nivcsw;
-			l->crowded_ns = now;
-		}
-		l->rest_until_ns = now - l->crowded_ns < CROWDED_NS ? now + REST_NS : now;
-		l->rest_was_cut = false;
-	}
-	for (; now < l->rest_until_ns; now = kvpd_now_ns()) {
-		struct timespec left = { .tv_nsec = (long)(l->rest_until_ns - now) };
-		int n = l->rest_was_cut ? 0 : epoll_pwait2(l->epoll_fd, ev, EVENTS, &left, NULL);
+	if (!l->rest_ns && !rest_begins(l, l->now_ns))
+		return;
+	for (began = kvpd_now_ns(); l->rest_ns && !woken; began = now) {
+		struct timespec left = { .tv_nsec = (long)l->rest_ns };
+		bool whole = l->rest_cuts >= REST_CUTS;
+		int n = whole ? -1 : epoll_pwait2(l->epoll_fd, ev, EVENTS, &left, NULL);
 
-		l->rest_was_cut = l->rest_was_cut || take_events(l, ev, n);
-		if (n > 0 && l->rest_was_cut)
-			return;
-		if (n < 0 || l->rest_was_cut) /* negative: before Linux 5.11, or a signal */
+		if (n < 0) /* or before Linux 5.11 */
 			clock_nanosleep(CLOCK_MONOTONIC, 0, &left, NULL);
+		else
+			woken = take_events(l, ev, n);
+		now = kvpd_now_ns();
+		l->rest_ns -= now - began < l->rest_ns ? now - began : l->rest_ns;
 	}
-	l->rest_until_ns = 0;
-	l->rested_ns = now;
+	l->rest_cuts += woken;
+	if (!l->rest_ns)
+		l->rested_ns = began;
 }
 
 void *kvpd_ledger_main(void *arg)
@@ -410,7 +433,7 @@ void *kvpd_ledger_main(void *arg)
 		} else {
 			quiet = 0;
 			poll_events(l, timeout);
-			l->rest_until_ns = 0;
+			l->rest_ns = 0;
 			l->rested_ns = kvpd_now_ns();
 		}
 	}

@@ -123,6 +123,26 @@ static void some_give_way(void **state)
 	assert_int_equal(ws, 0);
 }
 
+/* It follows from what the kernel counts, and is forgotten after a tenth of a second. */
+static void a_crowd_is_noticed(void **state)
+{
+	const uint64_t second = 1000000 * US, now_ns = 5 * second;
+	struct kvpd_crowd c = { 0 };
+	struct rusage u;
+	(void)state;
+
+	assert_int_equal(getrusage(RUSAGE_THREAD, &u), 0);
+	(void)kvpd_crowded(&c, now_ns);
+	assert_true(c.n_taken_off >= u.ru_nivcsw);
+	c.n_taken_off = -1; /* as if it had just been taken off */
+	assert_true(kvpd_crowded(&c, now_ns + second));
+	assert_true(c.seen_ns == now_ns + second);
+	/* unless that happens once more, meanwhile */
+	if (c.n_taken_off == u.ru_nivcsw)
+		(void)kvpd_crowded(&c, now_ns + 2 * second);
+	assert_true(c.seen_ns == now_ns + second || c.n_taken_off > u.ru_nivcsw);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -130,6 +150,7 @@ int main(void)
 		cmocka_unit_test(nothing_else_changes),
 		cmocka_unit_test(a_thread_may_become_less_nice),
 		cmocka_unit_test(some_give_way),
+		cmocka_unit_test(a_crowd_is_noticed),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

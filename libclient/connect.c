@@ -127,7 +127,7 @@ static int hello(struct attachment *att, uint64_t deadline, struct kvp_packet *p
 		.abi_min = KVP_ABI_VERSION,
 		.abi_max = KVP_ABI_VERSION,
 		.role = KVP_HELLO_CLIENT,
-		.imports = KVP_IMPORT_MEMFD | KVP_IMPORT_CUDA_FD,
+		.imports = KVP_IMPORT_MEMFD | KVP_IMPORT_CUDA_FD | KVP_IMPORT_CUDA_IPC,
 	};
 	int r;
 

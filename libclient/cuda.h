@@ -69,6 +69,7 @@ struct cuda_map {
 	uint64_t bytes;
 	uint64_t slot_bytes;
 	int64_t first_slot; /* of the window; -1: it lies outside */
+	uint32_t legacy;    /* opened by a handle */
 	uint32_t generation;
 	uint32_t state;
 	uint32_t drop;

@@ -216,16 +216,42 @@ static int give_access(struct kvp_cuda *cuda, const struct cuda_map *map, int wr
 	return cuda_error(cuda, error);
 }
 
+/* The driver says where, and everybody may write: it knows no other way. */
+static int open_legacy(struct kvp_cuda *cuda, const struct arrival *a, struct cuda_map *map)
+{
+	struct cu_ipc_handle handle;
+	int r;
+
+	if (pread(a->fd, &handle, sizeof(handle), 0) != (ssize_t)sizeof(handle))
+		return -EPROTO;
+	r = cuda_error(cuda, cuda->cu.cuIpcOpenMemHandle_v2(&map->at, handle, CU_IPC_LAZY_PEER));
+	if (r < 0)
+		return r;
+	map->first_slot = -1;
+	map->legacy = 1;
+	pthread_mutex_lock(&cuda->lock);
+	cuda->unguarded = 1;
+	pthread_mutex_unlock(&cuda->lock);
+	return 0;
+}
+
 static int map_memory(struct kvp_cuda *cuda, const struct arrival *a, struct cuda_map *map)
 {
 	uint64_t memory;
-	int r = cuda_error(cuda, cuda->cu.cuMemImportFromShareableHandle(
-					 &memory, (void *)(intptr_t)a->fd, CU_HANDLE_FD));
+	int r;
+
+	map->bytes = a->x.bytes;
+	map->slot_bytes = a->x.slot_bytes;
+	map->legacy = 0;
+	if (a->x.import & KVP_IMPORT_CUDA_IPC)
+		return open_legacy(cuda, a, map);
+	if (!cuda->granularity)
+		return -EOPNOTSUPP;
+	r = cuda_error(cuda, cuda->cu.cuMemImportFromShareableHandle(
+				     &memory, (void *)(intptr_t)a->fd, CU_HANDLE_FD));
 
 	if (r < 0)
 		return r;
-	map->bytes = a->x.bytes;
-	map->slot_bytes = a->x.slot_bytes;
 	r = place(cuda, &a->x, map);
 	if (r == 0) {
 		r = cuda_error(cuda, cuda->cu.cuMemMap(map->at, map->bytes, 0, memory, 0));
@@ -286,7 +312,7 @@ static void map_take(struct kvp_cuda *cuda, struct lane *l, const struct arrival
 	if (map->state != MAP_COMING)
 		return; /* asked for twice; a retired one is let go of first */
 	map->generation = a->x.generation;
-	r = cuda->granularity && a->x.slot_bytes && a->x.bytes ? map_memory(cuda, a, map) : -EPROTO;
+	r = a->x.slot_bytes && a->x.bytes ? map_memory(cuda, a, map) : -EPROTO;
 	pthread_mutex_lock(&cuda->lock);
 	map->state = r == 0 ? MAP_THERE : MAP_FAILED;
 	if (r == 0) {
@@ -312,7 +338,9 @@ static void map_drop(struct kvp_cuda *cuda, struct lane *l, uint32_t extent)
 	kvp_store_seq(&map->base, 0);
 	if (there)
 		(void)kvp_cas_seq(&l->att->extents[extent].there, &mine, 0);
-	if (there) {
+	if (there && map->legacy) {
+		(void)cuda_error(cuda, cuda->cu.cuIpcCloseMemHandle(map->at));
+	} else if (there) {
 		(void)cuda_error(cuda, cuda->cu.cuMemUnmap(map->at, map->bytes));
 		unplace(cuda, map);
 	}
@@ -403,9 +431,7 @@ int maps_settled(struct kvp_cuda *cuda)
 
 	if (cuda->arrivals)
 		return 0;
-	for (uint32_t i = 0;
-		l && cuda->granularity && l->device != KVP_CUDA_NO_DEVICE && i < KVP_MAX_EXTENTS;
-		i++)
+	for (uint32_t i = 0; l && l->device != KVP_CUDA_NO_DEVICE && i < KVP_MAX_EXTENTS; i++)
 		if (on_device(l, i) &&
 			(l->map[i].state == MAP_NONE || l->map[i].state == MAP_COMING))
 			return 0;
@@ -582,7 +608,7 @@ int kvp_cuda_reserve(struct kvp_space *space, struct kvp_cuda *cuda, uint32_t ti
 	l = att ? lane_of(cuda, att) : NULL;
 	if (!att)
 		r = -ESHUTDOWN;
-	else if (l && cuda->granularity)
+	else if (l)
 		device = l->device;
 	pthread_mutex_unlock(&cuda->client->ring_lock);
 	if (r == 0 && device == KVP_CUDA_NO_DEVICE)

@@ -92,7 +92,8 @@ int extent_take(struct attachment *att, struct kvp_packet *p)
 	struct kvp_msg_id id = { .id = x->extent, .generation = x->generation };
 	int fd = kvp_msg_take_fd(p, 0), r;
 
-	r = x->import & KVP_IMPORT_CUDA_FD ? extent_of_device(att, x, fd) : map_extent(att, x, fd);
+	r = x->import & (KVP_IMPORT_CUDA_FD | KVP_IMPORT_CUDA_IPC) ? extent_of_device(att, x, fd)
+								   : map_extent(att, x, fd);
 	close(fd);
 	if (r == -ENOMEM || r == -EMFILE)
 		return 0; /* its blocks are misses here; others need not suffer */

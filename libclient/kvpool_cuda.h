@@ -208,7 +208,8 @@ struct kvp_cuda_range {
  * The space's range of addresses, in which all of its blocks on the device lie, those that come later
  * included: what a kernel with a base and a table of numbers takes. Stable until kvp_cuda_close().
  * -ENODEV: the daemon has no such device; -ENOENT: the space has nothing there yet, ask again after
- * kvp_cuda_warm(); -ENOMEM: no addresses; -EINVAL; -ESHUTDOWN; -ECHILD.
+ * kvp_cuda_warm(), or the device's memory comes by legacy handles (`transport: ipc`), which have addresses of
+ * their own, and kvp_cuda_addrs() alone says which; -ENOMEM: no addresses; -EINVAL; -ESHUTDOWN; -ECHILD.
  */
 KVP_EXPORT int kvp_cuda_window(
 	struct kvp_cuda *cuda, struct kvp_space *space, struct kvp_cuda_range *ret_range);

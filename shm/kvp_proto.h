@@ -74,7 +74,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_msg) == 16, "control protocol");
 
 /* Memory that a client can map besides DRAM; who names none is sent no extents of it. */
 #define KVP_IMPORT_CUDA_FD  1u /* device memory behind a CUDA descriptor */
-#define KVP_IMPORT_CUDA_IPC 2u /* behind a legacy CUDA handle */
+#define KVP_IMPORT_CUDA_IPC 2u /* behind a legacy CUDA handle, the first bytes of a memfd */
 #define KVP_IMPORT_MEMFD    4u /* of a device whose memory is host memory */
 
 struct kvp_msg_hello {

@@ -290,14 +290,15 @@ struct kvp_timeline {
 	KVP_ATOMIC(uint64_t) awaited; /* the last one that anything waits for */
 	/* Who advances it: ring_lock, like `cuda`. */
 	KVP_ATOMIC(uint32_t) kind;   /* LINE_* */
-	KVP_ATOMIC(uint64_t) marked; /* LINE_STREAM, LINE_SLOTS: the last value given out */
+	KVP_ATOMIC(uint64_t) marked; /* of a device: the last value given out */
 	struct kvp_cuda *cuda;       /* the same, until it is closed */
 };
 
 #define LINE_HOST   0u /* the caller */
 #define LINE_STREAM 1u /* a device, at kvp_cuda_mark() */
 #define LINE_SLOTS  2u /* the library, when bytes have come into slots */
-#define LINE_BROKEN 3u /* nobody any more: its device was lost */
+#define LINE_EVENTS 3u /* a device that writes no words, with an event at kvp_cuda_mark() */
+#define LINE_BROKEN 4u /* nobody any more: its device was lost */
 
 /* A request over the socket that somebody waits for; lock. */
 struct call {
@@ -442,7 +443,7 @@ void timelines_carry_on(struct attachment *att);
 void timeline_reach(struct kvp_timeline *timeline, uint64_t value);
 /*
  * Any thread. Who advances the timeline from now on, where nobody but the caller's host might have:
- * LINE_STREAM or LINE_SLOTS. -EINVAL: not a timeline of this client, or it is advanced otherwise.
+ * a LINE_* of a device. -EINVAL: not a timeline of this client, or it is advanced otherwise.
  */
 int timeline_claim(struct kvp_timeline *timeline, struct kvp_cuda *cuda, uint32_t kind);
 /* Any thread. Names the moment, and notes that it is waited for. -EINVAL: see kvp_release_after(). */

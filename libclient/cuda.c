@@ -91,6 +91,17 @@ static uint32_t device_number(const struct kvp_cuda *cuda, const struct attachme
 	return KVP_CUDA_NO_DEVICE;
 }
 
+uint32_t lane_device(const struct kvp_cuda *cuda, struct lane *l)
+{
+	uint32_t device = kvp_load_relaxed(&l->device);
+
+	if (device == KVP_CUDA_NO_DEVICE) {
+		device = device_number(cuda, l->att);
+		kvp_store_relaxed(&l->device, device);
+	}
+	return device;
+}
+
 /* A lane for the current attachment, if it has none. The thread's, and kvp_cuda_open()'s before that. */
 static void lane_make(struct kvp_cuda *cuda)
 {
@@ -113,7 +124,7 @@ static void lane_make(struct kvp_cuda *cuda)
 	l = calloc(1, sizeof(*l));
 	if (l) {
 		l->att = att;
-		l->device = device_number(cuda, att);
+		kvp_store_relaxed(&l->device, device_number(cuda, att));
 	}
 	if (l && host_begin(cuda, l) == 0) {
 		kvp_store_release(&cuda->lanes[i], l);
@@ -607,7 +618,7 @@ int kvp_cuda_info(struct kvp_cuda *cuda, struct kvp_cuda_props *ret_props)
 	att = kvp_load_seq(&cuda->client->att);
 	l = att ? lane_of(cuda, att) : NULL;
 	if (l)
-		p.device = l->device;
+		p.device = lane_device(cuda, l);
 	pthread_mutex_unlock(&cuda->client->ring_lock);
 	pthread_mutex_lock(&cuda->client->cuda_lock);
 	p.registered_bytes = cuda->client->registered_bytes;

@@ -77,7 +77,8 @@ struct cuda_map {
 
 struct lane {
 	struct attachment *att;
-	uint32_t device;    /* the daemon's number, or KVP_CUDA_NO_DEVICE */
+	KVP_ATOMIC(uint32_t)
+	device;             /* the daemon's number, or KVP_CUDA_NO_DEVICE; see lane_device() */
 	uint64_t done_page; /* its timelines as the device sees them; 0: it does not */
 	struct host_regs *host;
 	struct cuda_map map[KVP_MAX_EXTENTS];
@@ -165,6 +166,7 @@ struct kvp_cuda {
 	uint64_t stage_bytes;
 	uint64_t stage_head, stage_begun, stage_tail; /* counted on; begun: of the batch to come */
 	uint64_t batch_head, batch_tail;
+	uint32_t followed; /* batches that the thread has to see the end of */
 	uint64_t landing_head, landing_begun, landing_tail; /* begun: of the batch to come */
 	struct batch batches[CUDA_BATCHES];
 	struct landing landings[CUDA_LANDINGS];
@@ -192,6 +194,8 @@ static inline struct lane *lane_of(const struct kvp_cuda *cuda, const struct att
 
 /* ---- cuda.c ---------------------------------------------------------------------------------- */
 
+/* The daemon's number of the device, which it may come to know late: its worker has to tell first. */
+uint32_t lane_device(const struct kvp_cuda *cuda, struct lane *lane);
 /* Notes an error of the driver and says it in errno's numbers; 0 for CU_OK. */
 int cuda_error(struct kvp_cuda *cuda, int error);
 /*

@@ -168,7 +168,7 @@ static int find_source(
 	struct kvp_hit there;
 
 	*ret_source = (struct source){ .kind = ON_DEVICE };
-	if (l && l->device != KVP_CUDA_NO_DEVICE && !(m->flags & PREFIX_KEYS) &&
+	if (l && kvp_load_relaxed(&l->device) != KVP_CUDA_NO_DEVICE && !(m->flags & PREFIX_KEYS) &&
 		map_of(m, l, i, &there, &ret_source->at) &&
 		(uint32_t)there.where == (uint32_t)h->where &&
 		kvp_where_codec(there.where) == kvp_where_codec(h->where)) {

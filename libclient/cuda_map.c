@@ -26,10 +26,10 @@ void cuda_extent_came(struct attachment *att, const struct kvp_msg_extent *x, in
 
 	pthread_mutex_lock(&c->cuda_lock);
 	for (struct kvp_cuda *u = c->cudas; u; u = u->next) {
-		const struct lane *l = lane_of(u, att);
+		struct lane *l = lane_of(u, att);
 		struct arrival *a;
 
-		if (!l || l->device != x->device)
+		if (!l || lane_device(u, l) != x->device)
 			continue;
 		a = malloc(sizeof(*a));
 		if (!a)
@@ -393,7 +393,7 @@ void maps_serve(struct kvp_cuda *cuda)
 	for (uint32_t i = 0; i < CUDA_LANES; i++) {
 		struct lane *l = kvp_load_relaxed(&cuda->lanes[i]);
 
-		if (l && l->device != KVP_CUDA_NO_DEVICE)
+		if (l && kvp_load_relaxed(&l->device) != KVP_CUDA_NO_DEVICE)
 			lane_let_go(cuda, l);
 	}
 	while ((a = arrival_next(cuda))) {
@@ -412,12 +412,12 @@ static int on_device(const struct lane *l, uint32_t extent)
 
 	return kvp_load_acquire(&x->state) == KVP_EXTENT_LIVE &&
 	       kvp_load_relaxed(&x->tier) == KVP_TIER_VRAM &&
-	       kvp_load_relaxed(&x->device) == l->device;
+	       kvp_load_relaxed(&x->device) == kvp_load_relaxed(&l->device);
 }
 
 void maps_want(struct lane *l)
 {
-	if (l->device == KVP_CUDA_NO_DEVICE)
+	if (kvp_load_relaxed(&l->device) == KVP_CUDA_NO_DEVICE)
 		return;
 	for (uint32_t i = 0; i < KVP_MAX_EXTENTS; i++)
 		if (on_device(l, i) && !kvp_load_relaxed(&l->map[i].base))
@@ -431,7 +431,8 @@ int maps_settled(struct kvp_cuda *cuda)
 
 	if (cuda->arrivals)
 		return 0;
-	for (uint32_t i = 0; l && l->device != KVP_CUDA_NO_DEVICE && i < KVP_MAX_EXTENTS; i++)
+	for (uint32_t i = 0;
+		l && kvp_load_relaxed(&l->device) != KVP_CUDA_NO_DEVICE && i < KVP_MAX_EXTENTS; i++)
 		if (on_device(l, i) &&
 			(l->map[i].state == MAP_NONE || l->map[i].state == MAP_COMING))
 			return 0;
@@ -460,7 +461,8 @@ const struct cuda_map *map_of(const struct kvp_prefix *m, struct lane *l, uint32
 	extent = kvp_where_extent(ret_hit->where);
 	bytes = kvp_where_bytes(ret_hit->where);
 	if (!ret_hit->where || extent >= KVP_MAX_EXTENTS ||
-		kvp_load_relaxed(&m->att->view.extents[extent].device) != l->device)
+		kvp_load_relaxed(&m->att->view.extents[extent].device) !=
+			kvp_load_relaxed(&l->device))
 		return NULL;
 	map = &l->map[extent];
 	base = kvp_load_seq(&map->base);
@@ -496,7 +498,7 @@ static int64_t may_look(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint3
 	if (!(m->flags & KVP_MATCHED_LEASED))
 		return -ENOLCK;
 	*ret_lane = lane_of(cuda, m->att);
-	if (!*ret_lane || (*ret_lane)->device == KVP_CUDA_NO_DEVICE)
+	if (!*ret_lane || lane_device(cuda, *ret_lane) == KVP_CUDA_NO_DEVICE)
 		return -ENODEV;
 	return n < have - first ? n : have - first;
 }
@@ -560,7 +562,7 @@ int kvp_cuda_window(
 	int r = cuda_usable(cuda);
 	struct kvp_client *c;
 	struct attachment *att;
-	const struct lane *l;
+	struct lane *l;
 
 	if (r < 0)
 		return r;
@@ -572,7 +574,7 @@ int kvp_cuda_window(
 	l = att ? lane_of(cuda, att) : NULL;
 	if (!att)
 		r = -ESHUTDOWN;
-	else if (!l || l->device == KVP_CUDA_NO_DEVICE)
+	else if (!l || lane_device(cuda, l) == KVP_CUDA_NO_DEVICE)
 		r = -ENODEV;
 	pthread_mutex_unlock(&c->ring_lock);
 	if (r < 0)
@@ -597,7 +599,7 @@ int kvp_cuda_reserve(struct kvp_space *space, struct kvp_cuda *cuda, uint32_t ti
 	uint32_t device = KVP_CUDA_NO_DEVICE;
 	const struct attachment *att;
 	int r = cuda_usable(cuda);
-	const struct lane *l;
+	struct lane *l;
 
 	if (r < 0)
 		return r;
@@ -609,7 +611,7 @@ int kvp_cuda_reserve(struct kvp_space *space, struct kvp_cuda *cuda, uint32_t ti
 	if (!att)
 		r = -ESHUTDOWN;
 	else if (l)
-		device = l->device;
+		device = lane_device(cuda, l);
 	pthread_mutex_unlock(&cuda->client->ring_lock);
 	if (r == 0 && device == KVP_CUDA_NO_DEVICE)
 		r = -ENODEV;
@@ -636,6 +638,6 @@ int kvp_cuda_warm(struct kvp_prefix *m, struct kvp_cuda *cuda, const struct kvp_
 	if (!l)
 		return -ENOENT; /* an empty prefix */
 	o.size = sizeof(o);
-	o.device = l->device;
+	o.device = kvp_load_relaxed(&l->device);
 	return kvp_warm(m, &o, ret_ticket);
 }

@@ -63,13 +63,19 @@ static int oldest_done(struct kvp_cuda *cuda)
 	return error == CU_OK;
 }
 
+/* Is somebody told of its end? The thread alone takes such a one from the ring. */
+static int is_followed(const struct batch *b)
+{
+	return b->landings || b->line;
+}
+
 /* stage_lock. What has gone to the device needs no copying on: its room is free. */
 static void reclaim(struct kvp_cuda *cuda)
 {
 	while (cuda->batch_tail != cuda->batch_head) {
 		struct batch *b = &cuda->batches[cuda->batch_tail % CUDA_BATCHES];
 
-		if (b->landings || !oldest_done(cuda))
+		if (is_followed(b) || !oldest_done(cuda))
 			return;
 		cuda->stage_tail = b->end;
 		cuda->batch_tail++;
@@ -148,11 +154,12 @@ int stage_end(struct kvp_cuda *cuda, struct CUstream_st *stream, struct attachme
 		kvp_store_relaxed(&line->marked, *ret_value);
 		b->value = line->base + *ret_value;
 	}
+	cuda->followed += is_followed(b) ? 1 : 0;
 	cuda->batch_head++;
 	return 0;
 }
 
-/* The oldest batch has bytes for slots, and they have come. */
+/* The oldest batch has come to its end, and its bytes for slots with it. */
 static void land(struct kvp_cuda *cuda, struct batch *b)
 {
 	struct kvp_client *c = cuda->client;
@@ -177,10 +184,10 @@ int stage_serve(struct kvp_cuda *cuda)
 
 		pthread_mutex_lock(&cuda->stage_lock);
 		reclaim(cuda);
-		left = cuda->landing_begun != cuda->landing_tail;
+		left = cuda->followed != 0;
 		if (cuda->batch_tail != cuda->batch_head)
 			b = &cuda->batches[cuda->batch_tail % CUDA_BATCHES];
-		done = b && b->landings && oldest_done(cuda);
+		done = b && is_followed(b) && oldest_done(cuda);
 		pthread_mutex_unlock(&cuda->stage_lock);
 		if (!done)
 			return left && !kvp_load_relaxed(&cuda->lost);
@@ -189,6 +196,8 @@ int stage_serve(struct kvp_cuda *cuda)
 		cuda->stage_tail = b->end;
 		cuda->landing_tail += b->landings;
 		b->landings = 0;
+		b->line = NULL;
+		cuda->followed--;
 		cuda->batch_tail++;
 		pthread_mutex_unlock(&cuda->stage_lock);
 	}

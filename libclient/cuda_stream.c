@@ -118,7 +118,7 @@ int kvp_cuda_mark(struct kvp_cuda *cuda, struct kvp_timeline *timeline, struct C
 		return r;
 	if (!ret_value)
 		return -EINVAL;
-	r = timeline_claim(timeline, cuda, cuda->words_work ? LINE_STREAM : LINE_SLOTS);
+	r = timeline_claim(timeline, cuda, cuda->words_work ? LINE_STREAM : LINE_EVENTS);
 	if (r < 0)
 		return r;
 	r = cuda_enter(cuda, &pushed);

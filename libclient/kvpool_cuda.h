@@ -83,7 +83,8 @@ KVP_EXPORT struct kvp_cuda *kvp_cuda_close(struct kvp_cuda *cuda);
 struct kvp_cuda_props {
 	size_t size;
 	uint8_t uuid[16];
-	uint32_t device;       /* the daemon's number of it, or KVP_CUDA_NO_DEVICE */
+	/* The daemon's number of it, or KVP_CUDA_NO_DEVICE, also while its worker has not come up yet. */
+	uint32_t device;
 	uint32_t stream_words; /* 1: streams write and wait for words; 0: this driver's cannot */
 	uint64_t mapped_bytes; /* of the daemon's device memory, now */
 	uint64_t registered_bytes; /* of DRAM vaults, now */
@@ -158,7 +159,8 @@ KVP_EXPORT int kvp_cuda_load(const struct kvp_prefix *prefix, struct kvp_cuda *c
  * is advanced by the library alone, and by no other means.
  * Returns how many leading pieces were enqueued; *ret_value is of them. Keep the grants until the value is
  * reached, or give them back at it (KVP_COMMIT_RELEASE of kvp_commit_after(), kvp_grant_release_after()).
- * If the device is lost before, the value is never reached, and what was to be published at it never is.
+ * If the device is lost before, the value is never reached, and what was to be published at it never is;
+ * kvp_flush() of this client waits for it in vain.
  * -EAGAIN: no room in the library's memory; -EINVAL: also if a grant is another client's or a timeline is
  * advanced otherwise; -EBUSY; -EIO; -ENODEV; -ECHILD.
  */
@@ -187,7 +189,8 @@ KVP_EXPORT int64_t kvp_cuda_put(struct kvp_space *space, struct kvp_cuda *cuda,
  * looks. One timeline for each stream, since values must come in order; a timeline that this has been called
  * with is advanced by the device alone (kvp_timeline_advance() is -EINVAL). What was released after the
  * value ends when the device writes; what was committed after it is published a moment later, when the
- * library's thread has looked. kvp_timeline_reached() looks itself.
+ * library's thread has looked. kvp_timeline_reached() looks itself. Without stream_words all of it is a moment
+ * later: an event stands in, and the thread looks.
  * -EINVAL: not a timeline of this client, or one that is advanced otherwise; -EAGAIN: without stream_words,
  * too many are under way; -EBUSY; -EIO; -ENODEV; -ECHILD.
  */

@@ -16,6 +16,8 @@
 #define BLOCK_BYTES (T * TOKEN_BYTES)
 
 static struct gpu gpu;
+/* What the simulated driver can do, and what it does is asked of nobody. */
+static struct cudadrv_config machine;
 
 static struct kvp_cuda *cuda_new(struct engine *e, uint64_t stage_bytes)
 {
@@ -101,7 +103,7 @@ static void test_get_staged(void)
 	store(e, N, 0);
 	cuda = cuda_new(e, 2 * BLOCK_BYTES);
 	EQUAL(props(cuda).device, KVP_CUDA_NO_DEVICE);
-	EQUAL(props(cuda).stream_words, 1);
+	EQUAL(props(cuda).stream_words, !machine.no_mem_ops);
 	m = all(e);
 	get_and_compare(e, cuda, m, 0, N);
 	get_and_compare(e, cuda, m, 5, T);
@@ -120,15 +122,24 @@ static struct kvp_prefix *all_registered(struct engine *e, struct kvp_cuda *cuda
 
 	for (uint32_t i = 0; i < 1000; i++) {
 		struct kvp_prefix *m = all(e);
-		int r = kvp_host_register(cuda, 0, WAIT_MS);
-
-		EQUAL(r, 0);
+		EQUAL(kvp_host_register(cuda, 0, WAIT_MS), 0);
 		if (kvp_host_payloads(m, cuda, 0, BLOCKS, addrs) == BLOCKS)
 			return m;
 		kvp_release(m);
 		usleep(5000);
 	}
 	give_up();
+}
+
+/* Without words it is the library's thread that sees the end of a stream's work. */
+static void soon_reached(struct kvp_timeline *line, uint64_t value)
+{
+	for (uint32_t i = 0; machine.no_mem_ops && i < 1000; i++) {
+		if (kvp_timeline_reached(line, value))
+			break;
+		usleep(1000);
+	}
+	EQUAL(kvp_timeline_reached(line, value), 1);
 }
 
 static void leave_blocks(const char *name, uint32_t layout, uint32_t seed)
@@ -152,6 +163,17 @@ static void test_get_registered(void)
 	leave_blocks("cuda-registered", KVP_LAYOUT_LCND, 2);
 	e = engine_new("cuda-registered", KVP_LAYOUT_LCND, 2);
 	cuda = cuda_new(e, 0);
+	if (machine.no_read_only) {
+		EQUAL(kvp_host_register(cuda, 0, WAIT_MS), -EOPNOTSUPP);
+		m = all(e);
+		EQUAL(kvp_host_payloads(m, cuda, 0, BLOCKS, addrs), 0);
+		get_and_compare(e, cuda, m, 0, N);
+		EQUAL(props(cuda).direct_bytes, 0);
+		kvp_release(m);
+		engine_free(e);
+		EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
+		return;
+	}
 	m = all(e);
 	EQUAL(kvp_host_payloads(m, cuda, 0, BLOCKS, addrs), 0);
 	kvp_release(m);
@@ -338,8 +360,9 @@ static void test_mark(void)
 	EQUAL(kvp_cuda_mark(cuda, line, gpu.stream, &value), 0);
 	EQUAL(value, 1);
 	gpu_sync(&gpu);
-	EQUAL(kvp_timeline_reached(line, value), 1);
+	soon_reached(line, value);
 	EQUAL(kvp_timeline_reached(line, value + 1), 0);
+	EQUAL(kvp_timeline_advance(line, 100), -EINVAL);
 	cudadrv_stall(gpu.sim, 0, 1, 1);
 	store(e, T, 0);
 	m = find_soon(e, T, T, &info);
@@ -407,7 +430,7 @@ static void test_quick(void)
 	EQUAL(kvp_flush(e->client, WAIT_MS), 0);
 	EQUAL(gpu_slow_calls(&gpu), before);
 	gpu_sync(&gpu);
-	EQUAL(kvp_timeline_reached(line, value), 1);
+	soon_reached(line, value);
 	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
 	kvp_close(e->client); /* with what is left open */
 	free(e->kv);
@@ -484,7 +507,76 @@ static void test_refused(void)
 	engine_free(e);
 }
 
-int main(void)
+/*
+ * The device is lost while bytes are on their way: what was to be published then never is, calls say so,
+ * and all can be closed. In a process of its own, which gets nothing but errors from then on.
+ */
+static void lose(void)
+{
+	struct engine *e = engine_new("cuda-lost", KVP_LAYOUT_NCLD, 9);
+	struct kvp_cuda *cuda = cuda_new(e, 0);
+	uint64_t at = gpu_alloc(&gpu, BLOCK_BYTES), value = 0, marked = 0;
+	const struct cudadrv_fault fault = { .function = "op:copy",
+		.program = "test_client_cuda",
+		.action = CUDADRV_STICKY,
+		.value = 700 };
+	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = WAIT_MS };
+	struct kvp_view_plane planes[2];
+	struct kvp_view v = device_view(e, KVP_VIEW_NCLD, at, T, planes);
+	struct kvp_timeline *puts, *marks;
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m;
+	int64_t r = T;
+
+	EQUAL(kvp_timeline_new(e->client, &puts), 0);
+	EQUAL(kvp_timeline_new(e->client, &marks), 0);
+	EQUAL(cudadrv_set(gpu.sim, &fault, NULL), 0);
+	EQUAL(kvp_cuda_put(e->space, cuda, e->tokens, T, 0, &v, &o, gpu.stream, puts, &value, NULL),
+		T);
+	for (uint32_t i = 0; i < 1000 && r != -ENODEV; i++) {
+		usleep(1000);
+		r = kvp_cuda_mark(cuda, marks, gpu.stream, &marked);
+	}
+	EQUAL(r, -ENODEV);
+	EQUAL(kvp_cuda_put(
+		      e->space, cuda, e->tokens + T, T, 0, &v, &o, gpu.stream, puts, &value, NULL),
+		-ENODEV);
+	CHECK(props(cuda).driver_error != 0);
+	usleep(20000);
+	EQUAL(kvp_timeline_reached(puts, value), 0);
+	m = find(e, T, 0, &info);
+	EQUAL(info.n_blocks, 0);
+	kvp_release(m);
+	kvp_cuda_close(cuda);
+	kvp_timeline_free(puts);
+	/* What needs no device goes on; what waits for it is waited for in vain. */
+	EQUAL(kvp_flush(e->client, 50), -ETIMEDOUT);
+	EQUAL(kvp_put(e->space, e->tokens + T, T, 0, &e->view, &o, NULL), T);
+	for (uint32_t i = 0; i < 1000; i++) {
+		EQUAL(kvp_match(e->space, e->tokens + T, T, NULL, &m), 0);
+		EQUAL(kvp_match_info(m, &info), 0);
+		kvp_release(m);
+		if (info.n_blocks)
+			break;
+		usleep(5000);
+	}
+	EQUAL(info.n_blocks, 1);
+	engine_free(e);
+	_exit(0);
+}
+
+static int machine_of(const char *name)
+{
+	cudadrv_defaults(&machine);
+	machine.no_mem_ops = strcmp(name, "no-words") == 0;
+	machine.no_read_only = strcmp(name, "no-read-only") == 0;
+	machine.same_address = strcmp(name, "same-address") == 0;
+	if (strcmp(name, "old") == 0)
+		machine.driver_version = 12040;
+	return strcmp(name, "lost") == 0;
+}
+
+int main(int argc, char **argv)
 {
 	static const struct live_test tests[] = {
 		{ "get through the library's memory", test_get_staged },
@@ -496,9 +588,11 @@ int main(void)
 		{ "no slow call", test_quick },
 		{ "refused", test_refused },
 	};
-	int r;
+	int r, lost = machine_of(argc > 1 ? argv[1] : "");
 
-	gpu_begin(&gpu, NULL);
+	gpu_begin(&gpu, &machine);
+	if (lost)
+		lose();
 	r = live_main(tests, sizeof(tests) / sizeof(tests[0]));
 	return gpu_end(&gpu) || r;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Clients that put, match, have blocks copied to a small device, read them there, compare, hold and delete
- * them, in a pool that is too small for all, while clients and the device's workers are killed. What is
+ * Clients that put, into DRAM and on a small device, match, have blocks copied there, read, compare, hold and
+ * delete them, in a pool that is too small for all, while clients and the device's workers are killed. What is
  * read under a lease has to be right, and has to stay so until the lease ends; afterwards nothing may be
  * left of anybody.
  */
@@ -34,6 +34,7 @@ struct counts {
 	_Atomic(uint64_t) there;   /* blocks read on the device */
 	_Atomic(uint64_t) here;    /* and in DRAM */
 	_Atomic(uint64_t) stored;
+	_Atomic(uint64_t) stored_there; /* of these on the device */
 };
 
 static struct kvt_daemon daemon_;
@@ -101,14 +102,24 @@ static int attach(struct e2e *e)
 	return r;
 }
 
-/* What is missing of the prompt's first blocks. */
-static int store(struct e2e *e, const uint32_t *tokens, uint32_t blocks)
+static int reserve(struct e2e *e, bool there, struct kvp_grant **ret_grant)
 {
+	return there ? kvp_reserve_on(e->space, 0, 100, NULL, ret_grant)
+		     : kvp_reserve(e->space, 1000, NULL, ret_grant);
+}
+
+/* What is missing of the prompt's first blocks. */
+static int store(struct e2e *e, const uint32_t *tokens, uint32_t blocks, bool there)
+{
+	struct kvp_match_opts opts = {
+		.size = sizeof(opts),
+		.flags = there ? KVP_MATCH_DEVICE : 0,
+	};
 	struct kvp_prefix_info info = { .size = sizeof(info) };
 	struct kvp_ref parent = kvp_ref_root();
 	struct kvp_grant *last = NULL, *g;
 	struct kvp_prefix *m;
-	int r = kvp_match(e->space, tokens, blocks * T, NULL, &m);
+	int r = kvp_match(e->space, tokens, blocks * T, &opts, &m);
 
 	if (r < 0)
 		return r;
@@ -116,13 +127,14 @@ static int store(struct e2e *e, const uint32_t *tokens, uint32_t blocks)
 	if (info.n_blocks && info.n_blocks < blocks)
 		r = kvp_match_ref(m, info.n_blocks, &parent);
 	for (uint32_t i = info.n_blocks; i < blocks && r >= 0; i++) {
-		r = kvp_reserve(e->space, 1000, NULL, &g);
+		r = reserve(e, there, &g);
 		if (r < 0)
 			break;
 		derive(tokens, i + 1, kvp_grant_addr(g));
 		r = kvp_commit(g, parent, tokens + i * T, T, NULL, 0);
 		if (r == 0) {
 			atomic_fetch_add(&counts->stored, 1);
+			atomic_fetch_add(&counts->stored_there, there);
 			r = i + 1 < blocks ? kvp_grant_ref(g, &parent) : 0;
 		}
 		kvp_grant_release(last);
@@ -180,10 +192,14 @@ static void maybe_warm(struct e2e *e, struct kvp_prefix *m, uint32_t blocks, uin
 static void visit(struct e2e *e, const uint32_t *tokens, uint32_t blocks, uint64_t *rng)
 {
 	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_match_opts opts = {
+		.size = sizeof(opts),
+		.flags = e2e_random(rng) % 2 ? KVP_MATCH_DEVICE : 0,
+	};
 	struct reading r;
 	struct kvp_prefix *m;
 
-	if (kvp_match(e->space, tokens, blocks * T, NULL, &m) < 0)
+	if (kvp_match(e->space, tokens, blocks * T, &opts, &m) < 0)
 		return;
 	kvp_match_info(m, &info);
 	if (info.n_blocks) {
@@ -227,7 +243,7 @@ static int life(uint64_t rng)
 		case 3:
 		case 4:
 		case 5:
-			(void)store(&e, tokens, blocks);
+			(void)store(&e, tokens, blocks, e2e_random(&rng) % 2);
 			break;
 		default:
 			visit(&e, tokens, blocks, &rng);
@@ -252,7 +268,7 @@ static int keep(struct keeper *k)
 
 	for (uint32_t i = 0; i < KEPT && r >= 0; i++) {
 		prompt(PROMPTS + i, k->tokens[i]);
-		r = store(&k->e, k->tokens[i], BLOCKS);
+		r = store(&k->e, k->tokens[i], BLOCKS, false);
 		if (r >= 0)
 			r = kvp_flush(k->e.client, WAIT_MS);
 		if (r >= 0)
@@ -425,12 +441,14 @@ int main(int argc, char **argv)
 	n_left = left();
 	wrong += check(0);
 	kvt_daemon_stop(&daemon_);
-	printf("%llu blocks stored, %llu read in DRAM, %llu on the device\n",
-		(unsigned long long)counts->stored, (unsigned long long)counts->here,
-		(unsigned long long)counts->there);
+	printf("%llu blocks stored, %llu of them on the device, %llu read in DRAM, %llu on the "
+	       "device\n",
+		(unsigned long long)counts->stored, (unsigned long long)counts->stored_there,
+		(unsigned long long)counts->here, (unsigned long long)counts->there);
 	printf("hazards %llu  wrong blocks %llu  slots returned twice %u  leases left %u  "
 	       "dram blocks lost %u\n",
 		(unsigned long long)counts->hazards, (unsigned long long)counts->wrong, wrong,
 		n_left, n_lost);
-	return counts->hazards || counts->wrong || wrong || n_left || n_lost || !counts->there;
+	return counts->hazards || counts->wrong || wrong || n_left || n_lost || !counts->there ||
+	       !counts->stored_there;
 }

@@ -132,6 +132,10 @@ static void what_is_written_is_read(void **state)
 	assert_int_equal(fetch(&a, tokens, MOST, KVP_MATCH_DEVICE, &there), MOST);
 	assert_int_equal(there, MOST);
 	assert_int_equal(fetch_all(&b, tokens, MOST, KVP_MATCH_DEVICE), MOST);
+	/* It comes to DRAM by itself, for those who read nothing else. */
+	assert_int_equal(fetch_all(&b, tokens, MOST, 0), MOST);
+	assert_int_equal(fetch(&b, tokens, MOST, 0, &there), MOST);
+	assert_int_equal(there, 0);
 	/* Of another device it is not. */
 	wrong.flags = KVP_MATCH_DEVICE;
 	assert_int_equal(kvp_match(a.space, tokens, E2E_BT, &wrong, &m), -EINVAL);
@@ -204,6 +208,34 @@ static void dead_clients_cost_nothing(void **state)
 
 /* ---- workers that die ----------------------------------------------------------------------- */
 
+/* Copies that fail, or take long, cost nobody what is on the device, and DRAM serves all the while. */
+static void a_failing_driver_keeps_blocks_there(void **state)
+{
+	static const char *const faults[] = { "copy=fail:5", "copy=slow:20", "copy=die@2#0" };
+
+	(void)state;
+	for (uint32_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+		uint32_t tokens[MOST * E2E_BT], here[MOST * E2E_BT];
+		char driver[100];
+		struct kvt_daemon d;
+		struct e2e e;
+
+		snprintf(driver, sizeof(driver), "driver: fault, faults: \"%s\"", faults[i]);
+		start(&d, driver);
+		assert_int_equal(e2e_attach(&e, d.socket), 0);
+		prompt(1, MOST, tokens);
+		prompt(2, MOST, here);
+		assert_int_equal(store(&e, tokens, MOST), 0);
+		assert_int_equal(fetch_all(&e, tokens, MOST, KVP_MATCH_DEVICE), MOST);
+		assert_int_equal(e2e_store(&e, here, MOST * E2E_BT, E2E_WAIT_MS, false), (int)MOST);
+		assert_int_equal(fetch_all(&e, here, MOST, 0), MOST);
+		if (i)
+			assert_int_equal(fetch_all(&e, tokens, MOST, 0), MOST);
+		e2e_detach(&e);
+		kvt_daemon_stop(&d);
+	}
+}
+
 static void a_killed_worker_loses_nothing(void **state)
 {
 	uint32_t tokens[MOST * E2E_BT];
@@ -235,6 +267,7 @@ int main(void)
 		cmocka_unit_test(what_is_written_is_read),
 		cmocka_unit_test(dead_clients_cost_nothing),
 		cmocka_unit_test(a_killed_worker_loses_nothing),
+		cmocka_unit_test(a_failing_driver_keeps_blocks_there),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reads a cached prompt on a device: has it copied there, goes on with other work, and reads what has
- * come in place. Without a device, or where there was no room for all of it, the rest is read in DRAM:
- * a copy on a device is never the only one.
+ * come in place. Without a device, or where there was no room for all of it, the rest is read in DRAM. Then
+ * the next block is written on the device, as one would that computes there, and found again.
  */
 #include <errno.h>
 #include <kvpool.h>
@@ -61,6 +61,37 @@ static int read_prompt(struct kvp_client *client, struct kvp_prefix *prefix, dou
 	return n;
 }
 
+/* Writes the block after the prefix on device 0. 1: it is found there; 0: there is no device. */
+static int write_next(struct kvp_space *space, const struct kvp_prefix *prefix, uint32_t *tokens)
+{
+	struct kvp_match_opts opts = { .size = sizeof(opts), .flags = KVP_MATCH_DEVICE };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_prefix *longer;
+	struct kvp_grant *grant;
+	struct kvp_ref after;
+	int r = kvp_match_ref(prefix, BLOCKS, &after);
+
+	if (r == 0)
+		r = kvp_reserve_on(space, 0, KVP_DEFAULT_TIMEOUT, NULL, &grant);
+	if (r < 0)
+		return r == -EOPNOTSUPP || r == -ENODEV ? 0 : r;
+	for (unsigned i = 0; i < T * 2 * DIM; i++)
+		((float *)kvp_grant_addr(grant))[i] = 2;
+	for (unsigned i = 0; i < T; i++)
+		tokens[BLOCKS * T + i] = 2000 + i;
+	r = kvp_commit(grant, after, tokens + BLOCKS * T, T, NULL, 0);
+	if (r == 0)
+		r = kvp_grant_wait(grant, KVP_DEFAULT_TIMEOUT);
+	kvp_grant_release(grant);
+	if (r >= 0)
+		r = kvp_match(space, tokens, (BLOCKS + 1) * T, &opts, &longer);
+	if (r < 0)
+		return r;
+	kvp_match_info(longer, &info);
+	kvp_release(longer);
+	return info.n_blocks == BLOCKS + 1 ? 1 : -ENOENT;
+}
+
 int main(void)
 {
 	const struct kvp_layer layer = { .kv_heads = 1, .k_dim = DIM, .v_dim = DIM };
@@ -73,7 +104,7 @@ int main(void)
 		.layers = &layer,
 	};
 	struct kvp_device_props device = { .size = sizeof(device) };
-	uint32_t tokens[BLOCKS * T];
+	uint32_t tokens[(BLOCKS + 1) * T];
 	struct kvp_client *client;
 	struct kvp_space *space;
 	struct kvp_prefix *prefix;
@@ -100,6 +131,11 @@ int main(void)
 	if (r < 0)
 		return fail("warm", r);
 	printf("%d of %d blocks read on the device, sum %.0f\n", r, BLOCKS, sum);
+	r = write_next(space, prefix, tokens);
+	if (r < 0)
+		return fail("write there", r);
+	printf("%s\n",
+		r ? "the next block was written on the device" : "and no block written there");
 	kvp_release(prefix);
 	kvp_space_close(space);
 	kvp_close(client);

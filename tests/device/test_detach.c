@@ -238,6 +238,28 @@ static void written_there(void **state)
 	dev_end(&w);
 }
 
+/* Slots that came too late for the call that wanted them are nobody's reason to keep a device. */
+static void granted_late(void **state)
+{
+	struct dev_world w = { 0 };
+	struct kvp_grant *g = NULL;
+	int i, r;
+
+	(void)state;
+	dev_begin(&w, "driver: fault, faults: 'make=slow:700'", "");
+	assert_true(dev_await(&w, "devices", "up"));
+	r = kvp_reserve_on(w.e.space, 0, 100, NULL, &g);
+	assert_true(r == -EAGAIN || r == -ETIMEDOUT);
+	for (i = 0; i < 1500 && !dev_figure(&w, "segments"); i++)
+		e2e_sleep_us(20000);
+	assert_true(i < 1500);
+	assert_int_equal(kvctl(&w, "device detach one"), 0);
+	assert_int_equal(kvctl(&w, "device attach one"), 0);
+	assert_int_equal(kvp_reserve_on(w.e.space, 0, E2E_WAIT_MS, NULL, &g), 0);
+	kvp_grant_release(g);
+	dev_end(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -245,6 +267,7 @@ int main(void)
 		cmocka_unit_test(again_and_again),
 		cmocka_unit_test(called_off),
 		cmocka_unit_test(written_there),
+		cmocka_unit_test(granted_late),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

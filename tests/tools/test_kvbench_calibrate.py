@@ -75,9 +75,9 @@ dump = tensors("plain.safetensors", layers_0_k=keys, layers_0_v=values)
 told = json.loads(run("calibrate", "--dump", dump, "--rope", "none", "--bits", "1", "--out", path("a"), "--json"))
 assert told["layers"] == 1 and told["heads"] == 2 and told["dim"] == 8 and told["joint"] == 2, told
 assert told["model"] == "plain.safetensors" and told["tokens"] == TOKENS, told
-assert told["rank_max"] == 3, told  # what is noise is left out
+assert told["rank_min"] == 16, told  # another text may have what these have not
 assert .9 < (told["bits_k"] + told["bits_v"]) / 2 <= 1.0, told
-inverts(load("a"), 1e-4)
+inverts(load("a"), 1e-3)
 assert run("calibrate", "--dump", dump, "--rope", "none", "--bits", "6", "--out", path("b"), "--name", "mine")
 cal = load("b")
 assert all(rank == 16 for _, units in cal.entry.values() for rank, *_ in units)

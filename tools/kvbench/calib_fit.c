@@ -14,8 +14,6 @@
 
 /* A metric's axis below this of its largest is taken for as much: its inverse must be a number. */
 #define METRIC_FLOOR 1e-4
-/* A component that is not 0 in fewer of the samples is left out. */
-#define SELDOM (1.0 / 2048.0)
 /* Components share a table while their deviation is this much of the first's. */
 #define ALIKE      0.7
 #define TABLES     16u
@@ -210,24 +208,6 @@ static int32_t quotient(const struct axes *a, size_t t, uint32_t c, double step,
 	return z < 0.0 ? -q : q;
 }
 
-static uint32_t rank_of(const struct axes *a, double step, float round)
-{
-	uint32_t c = a->width;
-
-	for (; c > 1; c--) {
-		size_t not0 = 0;
-
-		/* Most components that are left out are far below a step. */
-		if (a->deviation[c - 1] < 0.05 * step)
-			continue;
-		for (size_t t = 0; t < a->tokens; t++)
-			not0 += quotient(a, t, c - 1, step, round) != 0;
-		if ((double)not0 > SELDOM * (double)a->tokens)
-			break;
-	}
-	return c;
-}
-
 /* What samples between these symbols and the ends might have been, had there been more of them. */
 static void smooth(uint32_t *count)
 {
@@ -286,7 +266,7 @@ static int fit_axes(const struct axes *a, double step, float round, struct fitte
 	uint32_t tables;
 	int r = 0;
 
-	ret->rank = rank_of(a, step, round);
+	ret->rank = a->width; /* what samples have nothing of, another text may have */
 	ret->tables = 0;
 	ret->bits = 0.0;
 	for (;; alike *= 0.97) {

@@ -912,6 +912,11 @@ class Devices(unittest.TestCase):
             return None
         return wait_for(look)
 
+    def device_is_up(self):
+        """A device that was never up is shown to nobody: its worker has just been started."""
+        device = self.client.device(0)
+        return device is not None and device.up
+
     def readable(self, match, i):
         """The library maps a device's memory when it is first asked for."""
         return wait_for(lambda: match.device_block(i))
@@ -920,7 +925,7 @@ class Devices(unittest.TestCase):
         tokens = array.array("I", range(8 * T))
         self.store(tokens)
         self.assertIsNone(self.client.device(1))
-        wait_for(lambda: self.client.device(0).up)
+        wait_for(self.device_is_up)
         with self.found(tokens) as m:
             self.assertIsNone(m.device_block(3))
             self.assertEqual(m.warm(first=2, n=3).wait(), kvpool.Warmed(3, 0))

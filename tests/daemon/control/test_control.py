@@ -173,8 +173,8 @@ class Attaching(Control):
                 self.assertIn("install the same release of both", refusal.text)
             self.assertIsNone(r.receive())
             r.close()
-        self.assertEqual(self.client().do("r.append(Raw(path)) or r[0].hello(0, 0, 5) or "
-                                          "(lambda p: p.close() or p.type)(r[0].receive())"),
+        self.assertEqual(self.client().do("r.append(Raw(path)) or r[0].hello(0, 0, %d) or "
+                                          "(lambda p: p.close() or p.type)(r[0].receive())" % rawclient.ABI),
                          rawclient.WELCOME)
 
     def test_own_uid_is_refused(self):

@@ -7,6 +7,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
+#include "daemon/ledger/mover.h"
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/precision.h"
 #include "daemon/ledger/relief.h"
@@ -221,7 +222,8 @@ static void vault_grow(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now
 		return;
 	bytes = dram ? extent_size(t->ledger, c, extent_wish(t), vault_room(t, c))
 		     : segment_size(t, c);
-	if (!bytes)
+	/* What is being emptied for it is larger than what is left at the end of the share. */
+	if (!bytes || (t->precision.hungry == c && bytes < extent_wish(t) / 2))
 		return;
 	x = kvpd_extent_new(t, c, KVP_EXTENT_VAULT, bytes);
 	if (!x)
@@ -296,11 +298,14 @@ static struct kvpd_extent *vault_victim(struct kvpd_tenant *t, const struct kvpd
 	return least;
 }
 
+static bool reclaiming(const struct kvpd_tenant *t);
+
 bool kvpd_vault_trade(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_class *from)
 {
 	struct kvpd_extent *least = NULL;
 
-	if (kvpd_reclaiming(t) || extent_size(t->ledger, c, extent_wish(t), vault_room(t, c)))
+	/* A piece of an extent at the end of the share would put off what has to be begun now. */
+	if (reclaiming(t) || vault_room(t, c) >= extent_wish(t) / 2)
 		return false;
 	for (uint32_t i = 0; i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
@@ -312,14 +317,15 @@ bool kvpd_vault_trade(struct kvpd_tenant *t, struct kvpd_class *c, const struct 
 			((x->cls == from) == (least->cls == from) && x->used < least->used))
 			least = x;
 	}
-	/* What lies there goes into slots that c still has. */
-	if (!least || (c->vault_free > c->vault_slots / 4 && c->vault_free > least->used))
+	/* What lies there goes into slots that c still has, besides those of jobs under way. */
+	if (!least || (c->vault_free > c->vault_slots / 4 &&
+			      c->vault_free > least->used + KVPD_MOVE_JOBS * KVPD_MOVE_BLOCKS))
 		return false;
 	kvpd_extent_drain(least);
 	return true;
 }
 
-bool kvpd_reclaiming(const struct kvpd_tenant *t)
+static bool reclaiming(const struct kvpd_tenant *t)
 {
 	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
 		const struct kvpd_extent *x = t->extent[i];
@@ -335,7 +341,7 @@ void kvpd_reclaim(
 {
 	struct kvpd_extent *x;
 
-	if (kvpd_reclaiming(t))
+	if (reclaiming(t))
 		return;
 	x = arena_victim(t, spared);
 	if (!x)
@@ -377,6 +383,12 @@ static uint64_t arena_wish(const struct kvpd_session *s, const struct kvpd_class
 	if (want > most)
 		want = most;
 	return want > cap / 2 ? cap / 2 : want;
+}
+
+/* What was emptied for coded blocks is theirs, except for a session that has nothing. */
+static uint64_t arena_room(const struct kvpd_session *s)
+{
+	return s->tenant->precision.hungry && s->arena_bytes ? 0 : room(s->tenant);
 }
 
 static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t bytes)
@@ -478,8 +490,8 @@ static void grow_here(struct kvpd_session *s, struct kvpd_class *c, uint64_t now
 		return;
 	}
 	bytes = extent_size(t->ledger, c, want, own < all ? own : all);
-	if (bytes > room(t)) {
-		uint64_t less = extent_size(t->ledger, c, want, room(t));
+	if (bytes > arena_room(s)) {
+		uint64_t less = extent_size(t->ledger, c, want, arena_room(s));
 
 		/* A session that has an arena already can wait for a whole one. */
 		bytes = less >= bytes / 2 || !s->arena_bytes ? less : 0;

@@ -31,8 +31,6 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
  */
 void kvpd_reclaim(
 	struct kvpd_tenant *t, const struct kvpd_session *spared, const struct kvpd_class *c);
-/* Is an extent in DRAM being emptied, that nobody keeps? */
-bool kvpd_reclaiming(const struct kvpd_tenant *t);
 /*
  * The session's arenas measure so many bytes more, or it began or ceased to wait for slots: counts
  * the sessions among which what arenas may take is divided.

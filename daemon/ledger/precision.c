@@ -9,6 +9,7 @@
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/class.h"
+#include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/lease.h"
@@ -175,13 +176,13 @@ static bool helps(const struct kvpd_tenant *t, const struct kvpd_class *c)
 	return false;
 }
 
-/* Is an extent being made, or emptied for another one? */
+/* Is an extent being made? */
 static bool coming(const struct kvpd_tenant *t)
 {
 	for (uint32_t i = 0; i < t->n_classes; i++)
 		if (t->cls[i].medium == KVPD_DRAM && t->cls[i].making)
 			return true;
-	return t->precision.hungry || kvpd_reclaiming(t);
+	return false;
 }
 
 /* Slots that blocks can be coded into. */
@@ -218,7 +219,7 @@ bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t 
 	if (p->n_jobs)
 		return true;
 	/* What goes then leaves slots for others to be coded into. */
-	if (!coming(t) && coded_free(t) < FEW_SLOTS)
+	if (p->full && !coming(t) && coded_free(t) < FEW_SLOTS)
 		return false;
 	if (!p->since_ns)
 		p->since_ns = now;
@@ -340,8 +341,8 @@ static void look_into(struct kvpd_tenant *t, struct kvpd_extent *x, struct view 
 	}
 }
 
-/* Some descriptors on. */
-static void look(struct kvpd_tenant *t, struct view *v)
+/* Some descriptors on. False: blocks are on their way that others have to wait for. */
+static bool look(struct kvpd_tenant *t, struct view *v)
 {
 	struct kvpd_precision *p = &t->precision;
 	struct kvpd_extent *x = emptied(t);
@@ -350,8 +351,8 @@ static void look(struct kvpd_tenant *t, struct view *v)
 		v->cls = x->cls;
 		look_into(t, x, v);
 	}
-	if (v->n)
-		return;
+	if (v->n || (x && x->moving))
+		return v->n != 0;
 	v->cls = p->want;
 
 	for (uint32_t work = 0; work < LOOK && v->n < VIEW && p->looked < t->layout.max_blocks;
@@ -364,6 +365,7 @@ static void look(struct kvpd_tenant *t, struct view *v)
 		if (live)
 			look_at(t, id, v);
 	}
+	return true;
 }
 
 /* What a step costs in this space. */
@@ -485,6 +487,20 @@ static bool begin(struct kvpd_tenant *t, const struct view *v, uint64_t now)
 	return true;
 }
 
+/*
+ * There is no slot for what is left in an extent that is being emptied: blocks are evicted until it is empty.
+ * Those few give the whole extent, and all others wait for it. False: nothing went.
+ */
+static bool make_way(struct kvpd_tenant *t, uint64_t now)
+{
+	struct kvpd_extent *x = emptied(t);
+
+	if (!x || kvpd_evict_some(t, kvpd_evict_batch(t), now) <= 0)
+		return false;
+	(void)kvpd_move_out(x, KVPD_MOVE_BLOCKS, false, now);
+	return true;
+}
+
 bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now)
 {
 	struct kvpd_precision *p = &t->precision;
@@ -494,17 +510,20 @@ bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now)
 	if (!want || p->n_jobs >= KVPD_PRECISION_JOBS || t->n_move_jobs >= KVPD_MOVE_JOBS)
 		return false;
 	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
-	look(t, &v);
+	if (!look(t, &v))
+		return false;
 	if (v.n && begin(t, &v, now)) {
 		p->want = NULL; /* until somebody asks again */
+		p->full = false;
 		p->looked = 0;
 		return false;
 	}
 	if (!v.n && p->looked < t->layout.max_blocks)
 		return true;
 	/* There are no slots for it: soon, or when others have evicted. */
+	p->full = v.n != 0;
 	if (v.n)
-		return false;
+		return !coming(t) && make_way(t, now);
 	/* Nothing can be coded. */
 	p->want = p->hungry = NULL;
 	p->grace = VAIN_BATCHES;

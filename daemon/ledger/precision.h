@@ -51,6 +51,7 @@ struct kvpd_precision {
 	uint32_t hand;             /* descriptor that is looked at next */
 	uint32_t looked;           /* since something was found */
 	uint64_t since_ns;     /* somebody waits, without anything having been coded; 0: nobody */
+	bool full;             /* there was no slot for what could be coded */
 	uint32_t grace;        /* evictions before anything is looked for again */
 	double encode_seconds; /* a token, as measured; 0: not yet */
 	/* In DRAM, by width. */

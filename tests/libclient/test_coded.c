@@ -1,0 +1,496 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blocks that a real kvpoold has coded under pressure, read by libkvpool: every byte is what the codecs
+ * themselves make of what was stored, whatever the view; attention goes over them in place; writers that
+ * are killed meanwhile change none of that.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kernels/kvp_attend.h"
+#include "libclient/kvpool_admin.h"
+#include "tests/libclient/live.h"
+
+#define L         2u
+#define HEADS     2u
+#define DIM       64u
+#define ROW       (DIM * 2u)        /* bytes: fp16 */
+#define PLANE     (HEADS * T * ROW) /* of a block */
+#define BLOCK     (L * 2u * PLANE)  /* LCND: [layer][K,V][token][head * dim] */
+#define CHAIN     8u                /* blocks of a sequence */
+#define SEQUENCES 96u
+
+static struct kvp_kernels *kernels;
+static struct kvp_client *client;
+
+static struct kvp_space *open_space(struct kvp_client *c, uint32_t codec_k, uint32_t codec_v)
+{
+	static const struct kvp_layer all[L] = { { 0, HEADS, 0, DIM, DIM },
+		{ 1, HEADS, 0, DIM, DIM } };
+	struct kvp_space_desc d = { .size = sizeof(d),
+		.model = "coded",
+		.dtype = KVP_DTYPE_F16,
+		.layout = KVP_LAYOUT_LCND,
+		.block_tokens = T,
+		.n_layers = L,
+		.layers = all,
+		.floor_k = codec_k,
+		.floor_v = codec_v };
+	struct kvp_space *s;
+
+	EQUAL(kvp_space_open(c, &d, WAIT_MS, &s), 0);
+	return s;
+}
+
+/* ---- what is stored ------------------------------------------------------------------------- */
+
+static void tokens_of(uint32_t seed, uint32_t *tokens)
+{
+	for (uint32_t i = 0; i < CHAIN * T; i++)
+		tokens[i] = seed * 100000 + i;
+}
+
+/* Halves between 1/2 and 2 of both signs. */
+static void native_of(uint32_t seed, uint32_t block, uint16_t *out)
+{
+	uint64_t x = (seed * CHAIN + block) * UINT64_C(0x9e3779b97f4a7c15) + 1;
+
+	for (uint32_t i = 0; i < BLOCK / 2; i++) {
+		x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+		out[i] = (uint16_t)(0x3800 + (x >> 40 & 0x7ff) + (x >> 60 & 1) * 0x8000);
+	}
+}
+
+static void planes_of(void *block, struct kvp_view_plane *planes)
+{
+	for (uint32_t l = 0; l < L; l++)
+		planes[l] = (struct kvp_view_plane){
+			.k = (uint8_t *)block + 2 * l * PLANE,
+			.v = (uint8_t *)block + (2 * l + 1) * PLANE,
+			.k_token_stride = HEADS * ROW,
+			.v_token_stride = HEADS * ROW,
+			.k_head_stride = ROW,
+			.v_head_stride = ROW,
+		};
+}
+
+/* Stores a sequence block by block; returns how many there were room for. */
+static uint32_t store_sequence(struct kvp_space *s, uint32_t seed)
+{
+	static uint16_t block[BLOCK / 2];
+	uint32_t tokens[CHAIN * T], n = 0;
+	struct kvp_ref parent = kvp_ref_root();
+
+	tokens_of(seed, tokens);
+	for (; n < CHAIN; n++) {
+		struct kvp_grant *g;
+
+		if (kvp_reserve(s, WAIT_MS, NULL, &g) < 0)
+			return n;
+		native_of(seed, n, block);
+		memcpy(kvp_grant_addr(g), block, BLOCK);
+		if (kvp_commit_run(&g, 1, parent, tokens + n * T, T, NULL, KVP_COMMIT_RELEASE,
+			    &parent) != 1) {
+			kvp_grant_release(g);
+			return n;
+		}
+	}
+	return n;
+}
+
+/* ---- what is read ---------------------------------------------------------------------------- */
+
+/* What the codec makes of one plane of a native block, put back where it was. */
+static void through_codec(uint8_t *plane, uint32_t codec, uint32_t kind)
+{
+	const struct kvp_plane p = { T, HEADS, DIM, KVP_DTYPE_F16, kind };
+	const struct kvp_raw raw = { plane, ROW, HEADS * ROW };
+	static _Alignas(64) uint8_t coded[2 * PLANE];
+	size_t bytes;
+
+	if (codec == 0)
+		return;
+	EQUAL(kvp_plane_bytes(codec, &p, &bytes), 0);
+	CHECK(bytes < PLANE);
+	EQUAL(kvp_plane_encode(kernels, codec, &p, NULL,
+		      (struct kvp_raw_const){ raw.data, raw.head_stride, raw.token_stride }, coded,
+		      bytes),
+		0);
+	EQUAL(kvp_plane_decode(kernels, codec, &p, NULL, coded, bytes, raw), 0);
+}
+
+/* The block as whoever decodes its payload has to see it. */
+static void expected(const struct kvp_payload_info *p, uint32_t seed, uint32_t block, uint8_t *out)
+{
+	native_of(seed, block, (uint16_t *)(void *)out);
+	for (uint32_t l = 0; l < L; l++) {
+		through_codec(out + 2 * l * PLANE, p->codec_k, KVP_PLANE_K);
+		through_codec(out + (2 * l + 1) * PLANE, p->codec_v, KVP_PLANE_V);
+	}
+}
+
+static struct kvp_prefix *find_sequence(
+	struct kvp_space *s, uint32_t seed, uint32_t n, struct kvp_prefix_info *ret_info)
+{
+	struct kvp_prefix *m;
+	uint32_t tokens[CHAIN * T];
+
+	tokens_of(seed, tokens);
+	ret_info->size = sizeof(*ret_info);
+	EQUAL(kvp_match(s, tokens, n, NULL, &m), 0);
+	EQUAL(kvp_match_info(m, ret_info), 0);
+	return m;
+}
+
+struct tally {
+	uint32_t native, coded, mixed; /* blocks; sequences of both */
+};
+
+static void check_block(struct kvp_prefix *m, uint32_t seed, uint32_t i, struct tally *t)
+{
+	static _Alignas(64) uint8_t want[BLOCK], got[BLOCK];
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_view_plane planes[L];
+	struct kvp_view v = { .size = sizeof(v), .planes = planes };
+
+	EQUAL(kvp_payload(m, i, &p), 0);
+	expected(&p, seed, i, want);
+	planes_of(got, planes);
+	EQUAL(kvp_get(m, i * T, T, &v, KVP_GET_VERIFY), T);
+	EQUAL(memcmp(got, want, BLOCK), 0);
+	t->native += p.codec == 0;
+	t->coded += p.codec != 0;
+}
+
+/* All that is there of a sequence. */
+static void check_sequence(struct kvp_space *s, uint32_t seed, struct tally *t)
+{
+	struct tally before = *t;
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m = find_sequence(s, seed, CHAIN * T, &info);
+
+	for (uint32_t i = 0; i < info.n_blocks; i++)
+		check_block(m, seed, i, t);
+	t->mixed += t->native > before.native && t->coded > before.coded;
+	EQUAL(kvp_release(m), 0);
+}
+
+static struct kvp_space *crowded(void)
+{
+	struct kvp_space *s = open_space(client, KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+
+	for (uint32_t i = 0; i < SEQUENCES; i++)
+		EQUAL(store_sequence(s, i), CHAIN);
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	return s;
+}
+
+static void test_every_byte(void)
+{
+	struct kvp_space *s = crowded();
+	struct tally t = { 0 };
+
+	for (uint32_t i = 0; i < SEQUENCES; i++)
+		check_sequence(s, i, &t);
+	printf("  %u blocks native, %u coded, %u sequences of both\n", t.native, t.coded, t.mixed);
+	/* 32 MiB hold fewer than 448 blocks of 64 KiB: the tenant's catalog takes more than 4 of them. */
+	CHECK(t.coded > 0);
+	CHECK(t.native + t.coded > 448);
+	{
+		struct kvp_counters c = { .size = sizeof(c) };
+
+		EQUAL(kvp_stats(client, &c), 0);
+		EQUAL(c.decoded_blocks, t.coded);
+		EQUAL(c.decode_failures, 0);
+	}
+	kvp_space_close(s);
+}
+
+/* A piece that begins and ends inside blocks, into pages, one head of one layer, keys alone. */
+static void test_pieces(void)
+{
+	struct kvp_space *s = crowded();
+	static _Alignas(64) uint8_t want[CHAIN][BLOCK];
+	static uint8_t pool[8 * 16 * ROW];
+	const uint32_t table[8] = { 5, 2, 7, 0, 3, 1, 6, 4 }, layer = 1;
+	struct kvp_view_plane plane = {
+		.k = pool, .k_page_stride = 16 * ROW, .k_token_stride = ROW, .k_head_stride = ROW
+	};
+	struct kvp_view v = { .size = sizeof(v),
+		.n_layers = 1,
+		.layers = &layer,
+		.first_head = 1,
+		.n_heads = 1,
+		.planes = &plane,
+		.page_tokens = 16,
+		.pool_pages = 8,
+		.pages = { table, 8, KVP_IDS_U32 },
+		.first_slot = 3 };
+	uint32_t looked = 0;
+
+	for (uint32_t seed = 0; seed < SEQUENCES; seed++) {
+		struct kvp_payload_info p = { .size = sizeof(p) };
+		struct kvp_prefix_info info;
+		struct kvp_prefix *m = find_sequence(s, seed, CHAIN * T, &info);
+
+		for (uint32_t i = 0; i < info.n_blocks; i++) {
+			EQUAL(kvp_payload(m, i, &p), 0);
+			expected(&p, seed, i, want[i]);
+		}
+		if (info.n_blocks >= 3) {
+			EQUAL(kvp_get(m, T - 20, 100, &v, 0), 100);
+			for (uint32_t k = 0; k < 100; k++) {
+				uint32_t t = T - 20 + k, slot = 3 + k;
+
+				EQUAL(memcmp(pool + table[slot / 16] * 16 * ROW + slot % 16 * ROW,
+					      want[t / T] + 2 * PLANE + t % T * HEADS * ROW + ROW,
+					      ROW),
+					0);
+			}
+			looked++;
+		}
+		EQUAL(kvp_release(m), 0);
+	}
+	CHECK(looked > 0);
+	kvp_space_close(s);
+}
+
+static struct kvp_attend_plane attend_half(const struct kvp_payload_half *h)
+{
+	return (struct kvp_attend_plane){ .codec = h->codec,
+		.dtype = KVP_DTYPE_F16,
+		.data = h->addr,
+		.bytes = h->bytes,
+		.head_stride = (ptrdiff_t)h->head_stride,
+		.token_stride = (ptrdiff_t)h->token_stride };
+}
+
+static void attend(const struct kvp_attend_part *parts, uint32_t n, const float *q, float *out)
+{
+	struct kvp_attention a = { .size = sizeof(a),
+		.queries = 1,
+		.q_heads = HEADS,
+		.kv_heads = HEADS,
+		.k_dim = DIM,
+		.v_dim = DIM,
+		.scale = .125f,
+		.q = q,
+		.parts = parts,
+		.n_parts = n,
+		.n_splits = 1 };
+	struct kvp_attend_result r = { .out = out };
+	void *room;
+	size_t bytes;
+
+	EQUAL(kvp_attend_workspace(&a, &bytes), 0);
+	EQUAL(posix_memalign(&room, 64, bytes), 0);
+	a.workspace = room;
+	a.workspace_size = bytes;
+	EQUAL(kvp_attend(kernels, &a, &r), 0);
+	free(room);
+}
+
+/* One call over native and coded blocks in place gives what it gives over what they decode to. */
+static void test_attention_in_place(void)
+{
+	struct kvp_space *s = crowded();
+	static _Alignas(64) uint8_t want[CHAIN][BLOCK];
+	float q[HEADS * DIM], here[HEADS * DIM], there[HEADS * DIM];
+	uint32_t coded = 0;
+
+	for (uint32_t i = 0; i < HEADS * DIM; i++)
+		q[i] = (float)((i * 37) % 19) / 19 - .5f;
+	for (uint32_t seed = 0; seed < SEQUENCES; seed++) {
+		struct kvp_attend_part in[CHAIN], decoded[CHAIN];
+		struct kvp_payload_info p = { .size = sizeof(p) };
+		struct kvp_payload_layer_info l = { .size = sizeof(l) };
+		struct kvp_prefix_info info;
+		struct kvp_prefix *m = find_sequence(s, seed, CHAIN * T, &info);
+
+		for (uint32_t i = 0; i < info.n_blocks; i++) {
+			EQUAL(kvp_payload(m, i, &p), 0);
+			expected(&p, seed, i, want[i]);
+			EQUAL(kvp_payload_planes(m, i, 1, &l), 0);
+			EQUAL(l.k.codec, p.codec_k);
+			in[i] = (struct kvp_attend_part){
+				.tokens = T, .k = attend_half(&l.k), .v = attend_half(&l.v)
+			};
+			l.k = (struct kvp_payload_half){ want[i] + 2 * PLANE, PLANE, 0, HEADS * ROW,
+				ROW };
+			l.v = (struct kvp_payload_half){ want[i] + 3 * PLANE, PLANE, 0, HEADS * ROW,
+				ROW };
+			decoded[i] = (struct kvp_attend_part){
+				.tokens = T, .k = attend_half(&l.k), .v = attend_half(&l.v)
+			};
+			coded += p.codec != 0;
+		}
+		EQUAL(kvp_payload_planes(m, 0, L, &l), info.n_blocks ? -EINVAL : -ENOENT);
+		if (info.n_blocks) {
+			attend(in, info.n_blocks, q, here);
+			attend(decoded, info.n_blocks, q, there);
+			for (uint32_t i = 0; i < HEADS * DIM; i++)
+				CHECK(fabsf(here[i] - there[i]) < 4e-3f);
+		}
+		EQUAL(kvp_release(m), 0);
+	}
+	CHECK(coded > 0);
+	kvp_space_close(s);
+}
+
+/* A match that ends inside a coded block goes on from what it decodes to. */
+static void test_fork(void)
+{
+	struct kvp_space *s = crowded();
+	static _Alignas(64) uint8_t want[BLOCK];
+	uint32_t forked = 0;
+
+	for (uint32_t seed = 0; seed < SEQUENCES; seed++) {
+		struct kvp_payload_info p = { .size = sizeof(p) };
+		struct kvp_prefix_info info;
+		struct kvp_prefix *m = find_sequence(s, seed, 2 * T - 24, &info);
+		struct kvp_grant *g;
+		const uint8_t *got;
+
+		if (info.n_blocks == 1 && info.tail_tokens && kvp_payload(m, 1, &p) == 0 &&
+			p.codec) {
+			EQUAL(info.tail_tokens, T - 24);
+			EQUAL(kvp_reserve(s, WAIT_MS, NULL, &g), 0);
+			EQUAL(kvp_fork(m, g), T - 24);
+			expected(&p, seed, 1, want);
+			got = kvp_grant_addr(g);
+			for (uint32_t i = 0; i < 2 * L; i++)
+				EQUAL(memcmp(got + i * PLANE, want + i * PLANE,
+					      (T - 24) * HEADS * ROW),
+					0);
+			EQUAL(kvp_grant_release(g), 0);
+			forked++;
+		}
+		EQUAL(kvp_release(m), 0);
+	}
+	CHECK(forked > 0);
+	kvp_space_close(s);
+}
+
+/* An exact reader beside lossy ones: the same model, and nothing in common. */
+static void test_exact_beside(void)
+{
+	struct kvp_space *lossy = crowded(), *exact = open_space(client, 0, 0);
+	struct kvp_prefix_info info;
+	struct tally t = { 0 };
+	struct kvp_prefix *m;
+	uint64_t bytes;
+
+	m = find_sequence(exact, SEQUENCES - 1, CHAIN * T, &info);
+	EQUAL(info.n_tokens, 0);
+	EQUAL(kvp_release(m), 0);
+	for (uint32_t i = 0; i < 8; i++)
+		EQUAL(store_sequence(exact, i), CHAIN);
+	for (uint32_t i = 0; i < 40; i++)
+		EQUAL(store_sequence(lossy, 1000 + i), CHAIN);
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	for (uint32_t i = 0; i < 8; i++)
+		check_sequence(exact, i, &t);
+	EQUAL(t.coded, 0);
+	EQUAL(kvp_space_block_bytes(exact, 2, &bytes), -EOPNOTSUPP);
+	EQUAL(kvp_space_block_bytes(lossy, 2, &bytes), 0);
+	CHECK(bytes < BLOCK / 3);
+	kvp_space_close(lossy);
+	kvp_space_close(exact);
+}
+
+/* ---- kills ----------------------------------------------------------------------------------- */
+
+static pid_t writer(uint32_t seed)
+{
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		struct kvp_client *c;
+		struct kvp_space *s;
+
+		if (kvp_open(NULL, &c) < 0)
+			_exit(1);
+		s = open_space(c, KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+		for (uint32_t i = 0;; i++)
+			(void)store_sequence(s, 5000 + (seed * 16 + i % 16) % 64);
+	}
+	return pid;
+}
+
+static void clean(void)
+{
+	struct kvp_admin *admin;
+	char *text;
+
+	EQUAL(kvp_admin_open(NULL, &admin), 0);
+	EQUAL(kvp_admin_request(admin, "{\"verb\":\"check\",\"payloads\":true}", WAIT_MS, 0, &text),
+		0);
+	free(text);
+	kvp_admin_close(admin);
+}
+
+static void test_kills(void)
+{
+	struct kvp_space *s = crowded();
+	struct tally t = { 0 };
+
+	for (uint32_t round = 0; round < 24; round++) {
+		pid_t pid[2] = { writer(2 * round), writer(2 * round + 1) };
+
+		usleep(30000 + round * 7919 % 50000);
+		for (uint32_t i = 0; i < 16; i++)
+			check_sequence(s, i % 2 ? i : 5000 + (round * 16 + i) % 64, &t);
+		for (uint32_t i = 0; i < 2; i++) {
+			CHECK(pid[i] > 0);
+			EQUAL(kill(pid[i], SIGKILL), 0);
+			EQUAL(waitpid(pid[i], NULL, 0), pid[i]);
+		}
+	}
+	printf("  %u blocks native, %u coded were right\n", t.native, t.coded);
+	CHECK(t.native + t.coded > 0);
+	clean();
+	kvp_space_close(s);
+}
+
+static void with_client(void (*run)(void))
+{
+	EQUAL(kvp_open(NULL, &client), 0);
+	run();
+	clean();
+	client = kvp_close(client);
+}
+
+#define TEST(name)                        \
+	static void run_##name(void)      \
+	{                                 \
+		with_client(test_##name); \
+	}
+TEST(every_byte)
+TEST(pieces)
+TEST(attention_in_place)
+TEST(fork)
+TEST(exact_beside)
+TEST(kills)
+
+int main(void)
+{
+	static const struct live_test tests[] = {
+		{ "every byte", run_every_byte },
+		{ "pieces", run_pieces },
+		{ "attention in place", run_attention_in_place },
+		{ "fork", run_fork },
+		{ "exact beside", run_exact_beside },
+		{ "kills", run_kills },
+	};
+	int status;
+
+	if (kvp_kernels_new(KVP_CPU_ALL, &kernels) < 0)
+		return 1;
+	status = live_main(tests, sizeof(tests) / sizeof(tests[0]));
+	kvp_kernels_free(kernels);
+	return status;
+}

@@ -406,11 +406,18 @@ void maps_serve(struct kvp_cuda *cuda)
 	}
 }
 
+/* The daemon sends a client its own extent once, to write there, and never again. */
+static int is_own(const struct attachment *att, uint32_t extent)
+{
+	return kvp_load_relaxed(&att->view.extents[extent].owner) == att->session;
+}
+
+/* Is it one that can be asked for? */
 static int on_device(const struct lane *l, uint32_t extent)
 {
 	const struct kvp_shm_extent *x = &l->att->view.extents[extent];
 
-	return kvp_load_acquire(&x->state) == KVP_EXTENT_LIVE &&
+	return kvp_load_acquire(&x->state) == KVP_EXTENT_LIVE && !is_own(l->att, extent) &&
 	       kvp_load_relaxed(&x->tier) == KVP_TIER_VRAM &&
 	       kvp_load_relaxed(&x->device) == kvp_load_relaxed(&l->device);
 }
@@ -468,7 +475,7 @@ const struct cuda_map *map_of(const struct kvp_prefix *m, struct lane *l, uint32
 	base = kvp_load_seq(&map->base);
 	if (!base) {
 		/* What the driver refused once is not asked for again. */
-		if (map->state != MAP_FAILED)
+		if (map->state != MAP_FAILED && !is_own(m->att, extent))
 			extent_want(m->att, extent);
 		return NULL;
 	}

@@ -128,8 +128,8 @@ KVP_EXPORT int kvp_host_payloads(const struct kvp_prefix *prefix, struct kvp_cud
  * whose tokens lie side by side make long ones.
  * Returns the tokens enqueued: fewer than asked for where the prefix ends, or the library's memory has no
  * room left. -EAGAIN: it had none from the beginning: again when a stream has gone on; -ENOLCK: the prefix is not leased;
- * -EOPNOTSUPP: channels of the view do not lie side by side, or a block is in a codec; -EBUSY; -EIO; -ENODEV;
- * -EINVAL; -ECHILD.
+ * -EOPNOTSUPP: channels of the view do not lie side by side, or a block is in a codec; -E2BIG: a block is larger
+ * than the library's memory (kvp_cuda_opts.stage_bytes); -EBUSY; -EIO; -ENODEV; -EINVAL; -ECHILD.
  */
 KVP_EXPORT int64_t kvp_cuda_get(const struct kvp_prefix *prefix, struct kvp_cuda *cuda,
 	uint32_t from, uint32_t n, const struct kvp_view *dst, struct CUstream_st *stream);
@@ -161,7 +161,7 @@ KVP_EXPORT int kvp_cuda_load(const struct kvp_prefix *prefix, struct kvp_cuda *c
  * reached, or give them back at it (KVP_COMMIT_RELEASE of kvp_commit_after(), kvp_grant_release_after()).
  * If the device is lost before, the value is never reached, and what was to be published at it never is;
  * kvp_flush() of this client waits for it in vain.
- * -EAGAIN: no room in the library's memory; -EINVAL: also if a grant is another client's or a timeline is
+ * -EAGAIN: no room in the library's memory; -E2BIG: there never is as much as a piece needs; -EINVAL: also if a grant is another client's or a timeline is
  * advanced otherwise; -EBUSY; -EIO; -ENODEV; -ECHILD.
  */
 KVP_EXPORT int kvp_cuda_store(struct kvp_cuda *cuda, struct kvp_grant *const *grants,

@@ -199,6 +199,38 @@ static void the_daemon_ends(void **state)
 	}
 }
 
+/* What it wrote there stays as long as it is wanted; then its memory there is given back. */
+static void a_client_that_wrote_there(void **state)
+{
+	struct dev_world w = { 0 };
+	uint32_t tokens[E2E_BT];
+	struct kvp_grant *g;
+	int i;
+
+	(void)state;
+	dev_begin(&w, "driver: host", "");
+	assert_true(dev_await(&w, "devices", "up"));
+	for (i = 0; i < (int)E2E_BT; i++)
+		tokens[i] = 1000 + (uint32_t)i;
+	assert_int_equal(kvp_reserve_on(w.e.space, 0, E2E_WAIT_MS, NULL, &g), 0);
+	e2e_derive(tokens, E2E_BT, kvp_grant_addr(g));
+	assert_int_equal(kvp_commit(g, kvp_ref_root(), tokens, E2E_BT, NULL, 0), 0);
+	assert_int_equal(kvp_flush(w.e.client, E2E_WAIT_MS), 0);
+	kvp_grant_release(g);
+	e2e_detach(&w.e);
+	assert_int_equal(dev_figure(&w, "blocks"), 1);
+	assert_true(dev_figure(&w, "charged_bytes") > 0);
+	for (i = 0; i < TRIES && dev_figure(&w, "charged_bytes"); i++) {
+		int status;
+
+		json_decref(e2e_ask(w.daemon.socket, "{\"verb\": \"drain\"}", &status));
+		e2e_sleep_us(20000);
+	}
+	assert_true(i < TRIES);
+	assert_int_equal(e2e_clean(w.daemon.socket, 0), 0);
+	kvt_daemon_stop(&w.daemon);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -206,6 +238,7 @@ int main(void)
 		cmocka_unit_test(a_tenant_that_is_no_more),
 		cmocka_unit_test(a_tenant_without_a_share),
 		cmocka_unit_test(the_daemon_ends),
+		cmocka_unit_test(a_client_that_wrote_there),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

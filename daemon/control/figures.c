@@ -136,22 +136,27 @@ static void put_lookups(json_t *o, const struct kvpd_lookups *n)
 /* Blocks by precision: how many there are, and what coding them with fewer bits has freed. */
 static void put_widths(json_t *o, const struct kvpd_tenant_figures *t)
 {
-	static const uint32_t bits[KVPD_FIGURES_WIDTHS] = { 16, 8, 4, 3, 2 };
+	static const struct {
+		const char *blocks, *bytes, *steps, *freed;
+	} name[KVPD_FIGURES_WIDTHS] = {
+		[1] = { "blocks_8_bits", "bytes_8_bits", "coded_8_bits_total",
+			"freed_8_bits_bytes_total" },
+		[2] = { "blocks_4_bits", "bytes_4_bits", "coded_4_bits_total",
+			"freed_4_bits_bytes_total" },
+		[3] = { "blocks_3_bits", "bytes_3_bits", "coded_3_bits_total",
+			"freed_3_bits_bytes_total" },
+		[4] = { "blocks_2_bits", "bytes_2_bits", "coded_2_bits_total",
+			"freed_2_bits_bytes_total" },
+	};
 	struct kvpd_width_figures sum = { 0 };
-	json_t *rows = json_array();
 
-	for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++) {
+	for (uint32_t w = 1; w < KVPD_FIGURES_WIDTHS; w++) {
 		const struct kvpd_width_figures *f = &t->width[w];
-		json_t *row = json_object();
 
-		kvpd_put_int(row, "bits", bits[w]);
-		kvpd_put_int(row, "blocks", f->blocks);
-		kvpd_put_int(row, "bytes", f->bytes);
-		kvpd_put_int(row, "steps_total", f->steps);
-		kvpd_put_int(row, "freed_bytes_total", f->freed);
-		json_array_append_new(rows, row);
-		if (!w)
-			continue;
+		kvpd_put_int(o, name[w].blocks, f->blocks);
+		kvpd_put_int(o, name[w].bytes, f->bytes);
+		kvpd_put_int(o, name[w].steps, f->steps);
+		kvpd_put_int(o, name[w].freed, f->freed);
 		sum.blocks += f->blocks;
 		sum.bytes += f->bytes;
 		sum.steps += f->steps;
@@ -162,7 +167,6 @@ static void put_widths(json_t *o, const struct kvpd_tenant_figures *t)
 	kvpd_put_int(o, "coded_total", sum.steps);
 	kvpd_put_int(o, "coded_freed_bytes_total", sum.freed);
 	kvpd_put_int(o, "uncoded_total", t->uncoded);
-	json_object_set_new(o, "precision", rows);
 }
 
 static json_t *tenant_json(

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "libclient/kvpool_cuda.h"
+#include "shm/kvp_atomic.h"
 #include "tests/libclient/gpu.h"
 #include "tests/libclient/live.h"
 
@@ -515,7 +516,8 @@ static void lose(void)
 {
 	struct engine *e = engine_new("cuda-lost", KVP_LAYOUT_NCLD, 9);
 	struct kvp_cuda *cuda = cuda_new(e, 0);
-	uint64_t at = gpu_alloc(&gpu, BLOCK_BYTES), value = 0, marked = 0;
+	uint64_t at = gpu_alloc(&gpu, BLOCK_BYTES), value = 0, marked = 0, gate_there;
+	void *gate;
 	const struct cudadrv_fault fault = { .function = "op:copy",
 		.program = "test_client_cuda",
 		.action = CUDADRV_STICKY,
@@ -530,9 +532,15 @@ static void lose(void)
 
 	EQUAL(kvp_timeline_new(e->client, &puts), 0);
 	EQUAL(kvp_timeline_new(e->client, &marks), 0);
-	EQUAL(cudadrv_set(gpu.sim, &fault, NULL), 0);
+	/* The stream waits until all of the put is enqueued. */
+	EQUAL(gpu.cu.cuMemHostAlloc(&gate, 4096, CU_REG_DEVICEMAP), CU_OK);
+	kvp_store_relaxed((_Atomic(uint64_t) *)gate, 0);
+	EQUAL(gpu.cu.cuMemHostGetDevicePointer_v2(&gate_there, gate, 0), CU_OK);
+	EQUAL(gpu.cu.cuStreamWaitValue64_v2(gpu.stream, gate_there, 1, CU_WAIT_GEQ), CU_OK);
 	EQUAL(kvp_cuda_put(e->space, cuda, e->tokens, T, 0, &v, &o, gpu.stream, puts, &value, NULL),
 		T);
+	EQUAL(cudadrv_set(gpu.sim, &fault, NULL), 0);
+	kvp_store_release((_Atomic(uint64_t) *)gate, 1);
 	for (uint32_t i = 0; i < 1000 && r != -ENODEV; i++) {
 		usleep(1000);
 		r = kvp_cuda_mark(cuda, marks, gpu.stream, &marked);

@@ -226,14 +226,15 @@ static void test_behind(void **state)
 }
 
 /* More than the device holds: what makes room has been copied, nothing is lost. */
-static void test_spill(void **state)
+static void spill(const char *what)
 {
 	struct pool *p = calloc(1, sizeof(*p));
 	struct kvpd_limits limits;
 	struct chain k[6];
 
-	(void)state;
 	defaults(p, &limits, 1, 2 * MIB); /* 16 slots for arenas */
+	if (what)
+		faults(p, what);
 	begin(p, &limits);
 	for (uint32_t i = 0; i < 6; i++)
 		put(p, p->c, &k[i], 40, 1 + i, THERE);
@@ -242,6 +243,42 @@ static void test_spill(void **state)
 	AWAIT(&p->w, found(p, p->c, &k[5], KVP_TIERS_DRAM) == 40);
 	assert_int_equal(dp_figure(&p->w, "recipes"), 0);
 	assert_true(device_figure(&p->w, "dropped_total") > 0);
+	end(p);
+}
+
+static void test_spill(void **state)
+{
+	(void)state;
+	spill(NULL);
+	spill("copy=slow:60"); /* what is written comes faster than it is copied */
+}
+
+/* Blocks are deleted while they are copied: they go when that is over, and nothing of them is left. */
+static void test_deleted(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain first, k;
+
+	(void)state;
+	defaults(p, &limits, 1, 8 * MIB);
+	faults(p, "copy=slow:100");
+	begin(p, &limits);
+	/* There is room in DRAM from then on, which the device knows. */
+	put(p, p->c, &first, 1, 9, THERE);
+	AWAIT(&p->w, found(p, p->c, &first, KVP_TIERS_DRAM) == 1);
+	put(p, p->c, &k, 8, 1, THERE);
+	for (uint32_t i = 8; i-- > 0;)
+		dp_push(p->c, &(struct kvp_sqe){ .op = KVP_OP_DELETE,
+				      .parent_kind = KVP_PARENT_BLOCK,
+				      .parent_id = k.block[i].id,
+				      .parent_birth = k.block[i].birth });
+	dp_flush(p->c);
+	AWAIT(&p->w, !found(p, p->c, &k, DEVICE_FIRST));
+	dp_await_most(&p->w, "blocks", 1);
+	dp_check(&p->w);
+	put(p, p->c, &k, 8, 2, THERE);
+	AWAIT(&p->w, found(p, p->c, &k, KVP_TIERS_DRAM) == 8);
 	end(p);
 }
 
@@ -647,6 +684,7 @@ int main(void)
 		cmocka_unit_test(test_there),
 		cmocka_unit_test(test_behind),
 		cmocka_unit_test(test_spill),
+		cmocka_unit_test(test_deleted),
 		cmocka_unit_test(test_behind_fails),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_no_devices),

@@ -23,6 +23,7 @@ with tempfile.TemporaryDirectory() as t:
     for name, content in (("kvpoold.service", unit), ("kvpoold.socket", text("kvpoold.socket"))):
         with open(os.path.join(t, name), "w", encoding="utf-8") as f:
             f.write(content)
+    os.mkdir(os.path.join(t, "kvpoold.service.d"))
     if shutil.which("systemd-analyze"):
         r = subprocess.run(["systemd-analyze", "verify", "--man=no",
                             os.path.join(t, "kvpoold.service"), os.path.join(t, "kvpoold.socket")],
@@ -34,6 +35,14 @@ with tempfile.TemporaryDirectory() as t:
                             os.path.join(t, "kvpoold.service")], capture_output=True, text=True)
         if r.returncode:
             bad.append("systemd-analyze security: exposure above 2.0\n" + r.stdout[-600:])
+        # With GPUs as well: the units are good together, and no less is shut than has to be open.
+        shutil.copy(os.path.join(DIST, "kvpoold-gpu.conf"), os.path.join(t, "kvpoold.service.d", "gpu.conf"))
+        r = subprocess.run(["systemd-analyze", "verify", "--man=no", os.path.join(t, "kvpoold.service"),
+                            os.path.join(t, "kvpoold.socket")],
+                           capture_output=True, text=True, env=dict(os.environ, SYSTEMD_LOG_LEVEL="warning"))
+        ours = [line for line in r.stderr.splitlines() if "kvpool" in line or "gpu.conf" in line]
+        if r.returncode or ours:
+            bad.append("systemd-analyze verify with kvpoold-gpu.conf: %s" % (r.stderr or r.returncode))
     else:
         print("systemd-analyze is not here: units were not verified")
 

@@ -389,6 +389,20 @@ static void ask_usage(struct kvpd_device *d)
 	(void)say(d, KVPD_P_USAGE, d->ask.tag, NULL, 0, -1);
 }
 
+/* No worker has what was lost: nobody is asked to drop it. */
+static void drop_lost(struct kvpd_device *d)
+{
+	struct kvpd_device_op *op;
+
+	while (!TAILQ_EMPTY(&d->ops)) {
+		op = op_of(TAILQ_FIRST(&d->ops));
+		if (op->kind != KVPD_SEG_DROP || !d->seg[op->id].lost)
+			return;
+		TAILQ_REMOVE(&d->ops, &op->work, link);
+		op_over(d, op, 0);
+	}
+}
+
 static void ask_next(struct kvpd_device *d)
 {
 	static const uint32_t type[] = {
@@ -401,17 +415,13 @@ static void ask_next(struct kvpd_device *d)
 
 	if (d->ask.open || !d->child.pid || !d->greeted || !take_over(d))
 		return;
+	drop_lost(d);
 	if (TAILQ_EMPTY(&d->ops)) {
 		ask_usage(d);
 		return;
 	}
 	op = op_of(TAILQ_FIRST(&d->ops));
 	TAILQ_REMOVE(&d->ops, &op->work, link);
-	/* The worker never had it. */
-	if (op->kind == KVPD_SEG_DROP && d->seg[op->id].lost) {
-		op_over(d, op, 0);
-		return;
-	}
 	(void)ask(d, type[op->kind], op->id,
 		&(struct kvpd_held){
 			.fd = op->kind == KVPD_HOST_ADD ? op->fd : -1,

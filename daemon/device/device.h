@@ -20,7 +20,8 @@
  *	-EIO        the driver refused it, or it killed workers twice
  *	-ESHUTDOWN  the device was freed first
  * When done() is called no worker touches the memory named in the work any more, whatever the status:
- * a worker that died has been reaped before.
+ * a worker that died has been reaped before. That a GPU's copy engine has stopped by then is likely, but
+ * nothing proves it (docs/gpu.md).
  */
 #ifndef KVPD_DEVICE_H
 #define KVPD_DEVICE_H

@@ -510,6 +510,18 @@ static int64_t may_look(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint3
 	return n < have - first ? n : have - first;
 }
 
+/* What kernels may read there as it is: what the precision of a block in DRAM came to be was copied with it. */
+static const struct cuda_map *native_map_of(const struct kvp_prefix *m, struct lane *l, uint32_t i,
+	struct kvp_hit *ret_hit, uint64_t *ret_addr)
+{
+	const struct cuda_map *map = map_of(m, l, i, ret_hit, ret_addr);
+
+	return map && kvp_where_codec(ret_hit->where) == KVP_CODEC_NATIVE &&
+			       kvp_where_bytes(ret_hit->where) >= m->space->geo.block_bytes
+		       ? map
+		       : NULL;
+}
+
 int kvp_cuda_slots(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint32_t first, uint32_t n,
 	int32_t *ret_slots)
 {
@@ -525,7 +537,7 @@ int kvp_cuda_slots(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint32_t f
 		uint64_t addr;
 
 		if (i < have)
-			map = map_of(m, l, first + i, &hit, &addr);
+			map = native_map_of(m, l, first + i, &hit, &addr);
 		ret_slots[i] = map && map->first_slot >= 0
 				       ? (int32_t)(map->first_slot +
 						   (int64_t)(hit.offset / map->slot_bytes))
@@ -548,7 +560,7 @@ int kvp_cuda_addrs(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint32_t f
 		struct kvp_hit hit;
 		uint64_t addr = 0;
 
-		ret_addrs[i] = i < have && map_of(m, l, first + i, &hit, &addr) ? addr : 0;
+		ret_addrs[i] = i < have && native_map_of(m, l, first + i, &hit, &addr) ? addr : 0;
 		leading += leading == i && ret_addrs[i];
 	}
 	return (int)leading;

@@ -221,7 +221,7 @@ KVP_EXPORT int kvp_cuda_window(
  * Blocks [first, first + n) of a leased prefix on the device: numbers in the space's window, or -1; or
  * addresses, or 0. Writes n of them. Returns how many leading ones are there. They stay there until
  * kvp_release(), or the moment of kvp_release_after(). A block whose memory the library is still mapping is
- * not there yet. No system call, no call of the driver. -ENODEV: the daemon has no such device; -ENOLCK;
+ * not there yet, and one that lies there with fewer bits (kvp_payload_info.codec) never is. No system call, no call of the driver. -ENODEV: the daemon has no such device; -ENOLCK;
  * -EOPNOTSUPP: a prefix of keys; -EINVAL; -ECHILD.
  */
 KVP_EXPORT int kvp_cuda_slots(const struct kvp_prefix *prefix, struct kvp_cuda *cuda,

@@ -232,6 +232,36 @@ static void read_in_place(void **state)
 	kvp_release(m);
 }
 
+/* Coded bytes are nothing for kernels that take native ones. */
+static void coded_is_not_there(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f);
+	uint64_t addrs[BLOCKS];
+	int32_t slots[BLOCKS];
+
+	cuda_open(f, 0);
+	warm_all(f, m);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), BLOCKS);
+	pthread_mutex_lock(&f->fake->lock);
+	for (uint32_t i = 0; i < f->fake->n_blocks; i++) {
+		struct kvp_payload_desc *there = &f->fake->v.blocks[i].payload[KVP_TIER_VRAM];
+		uint64_t where = kvp_load_relaxed(&there->where);
+
+		if (where)
+			kvp_store_relaxed(&there->where,
+				kvp_where(kvp_where_extent(where), 2, BLOCK_BYTES / 4));
+	}
+	pthread_mutex_unlock(&f->fake->lock);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), 0);
+	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, slots), 0);
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		assert_int_equal(addrs[i], 0);
+		assert_int_equal(slots[i], -1);
+	}
+	kvp_release(m);
+}
+
 /* What lies on the device is copied there, and not across the bus. */
 static void get_on_device(void **state)
 {
@@ -416,6 +446,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(read_in_place, setup, teardown),
+		cmocka_unit_test_setup_teardown(coded_is_not_there, setup, teardown),
 		cmocka_unit_test_setup_teardown(get_on_device, setup, teardown),
 		cmocka_unit_test_setup_teardown(asked_for, setup_asked, teardown),
 		cmocka_unit_test_setup_teardown(outside_the_window, setup_odd, teardown),

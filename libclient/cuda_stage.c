@@ -82,6 +82,14 @@ static void reclaim(struct kvp_cuda *cuda)
 	}
 }
 
+/* stage_lock. Nothing has room: there is no end to go round. Marks that have none begin there as well. */
+static void rewind_ring(struct kvp_cuda *cuda)
+{
+	for (uint64_t i = cuda->batch_tail; i != cuda->batch_head; i++)
+		cuda->batches[i % CUDA_BATCHES].end = 0;
+	cuda->stage_head = cuda->stage_begun = cuda->stage_tail = 0;
+}
+
 int stage_take(struct kvp_cuda *cuda, uint64_t bytes, uint8_t **ret_at)
 {
 	uint64_t at, skip;
@@ -95,8 +103,8 @@ int stage_take(struct kvp_cuda *cuda, uint64_t bytes, uint8_t **ret_at)
 	skip = bytes > cuda->stage_bytes - at ? cuda->stage_bytes - at : 0;
 	if (cuda->stage_head + skip + bytes - cuda->stage_tail > cuda->stage_bytes) {
 		reclaim(cuda);
-		if (cuda->stage_head == cuda->stage_tail) { /* empty: no end to go round */
-			cuda->stage_head = cuda->stage_begun = cuda->stage_tail = 0;
+		if (cuda->stage_head == cuda->stage_tail) {
+			rewind_ring(cuda);
 			skip = 0;
 		}
 	}

@@ -402,6 +402,67 @@ static void test_mark(void)
 	engine_free(e);
 }
 
+/*
+ * Without words a mark is an event in the same row as the library's memory, of which it has none: when it
+ * comes late, room that was given out meanwhile is not free for that.
+ */
+static void test_mark_late(void)
+{
+	struct engine *e = engine_new("cuda-mark-late", KVP_LAYOUT_LCND, 10);
+	struct kvp_cuda *cuda = cuda_new(e, BLOCK_BYTES);
+	uint64_t at = gpu_alloc(&gpu, 3 * BLOCK_BYTES), value = 0;
+	uint8_t back[BLOCK_BYTES], want[BLOCK_BYTES];
+	struct kvp_view_plane planes[2], rest[2], host[2];
+	struct kvp_view v = device_view(e, KVP_VIEW_LCND, at, T, planes);
+	struct kvp_view r = device_view(e, KVP_VIEW_LCND, at + BLOCK_BYTES, T, rest);
+	struct kvp_view h = device_view(e, KVP_VIEW_LCND, (uintptr_t)want, T, host);
+	struct kvp_prefix_info info;
+	struct CUstream_st *late;
+	struct kvp_timeline *line;
+	struct kvp_prefix *m;
+	int64_t got = 0;
+	void *pinned;
+
+	store(e, 2 * T, 0);
+	m = find_soon(e, 2 * T, 2 * T, &info);
+	EQUAL(kvp_timeline_new(e->client, &line), 0);
+	EQUAL(gpu.cu.cuStreamCreate(&late, CU_STREAM_ASYNC), CU_OK);
+	EQUAL(gpu.cu.cuMemHostAlloc(&pinned, 4096, 0), CU_OK);
+	EQUAL(kvp_cuda_get(m, cuda, 0, T / 4, &r, gpu.stream), T / 4);
+	gpu_sync(&gpu);
+	cudadrv_stall(gpu.sim, 0, 1, 1);
+	EQUAL(gpu.cu.cuMemcpyDtoHAsync_v2(pinned, at + 2 * BLOCK_BYTES, 4096, late), CU_OK);
+	EQUAL(kvp_cuda_mark(cuda, line, late, &value), 0);
+	cudadrv_stall(gpu.sim, 0, 0, 1);
+	/* All of the memory, once what the first one had is free. */
+	for (uint32_t i = 0; i < 1000 && got <= 0; i++) {
+		got = kvp_cuda_get(m, cuda, 0, T, &v, gpu.stream);
+		CHECK(got == T || got == -EAGAIN);
+		usleep(got < 0 ? 1000 : 0);
+	}
+	if (got == T) {
+		cudadrv_stall(gpu.sim, 0, 1, 0);
+		EQUAL(gpu.cu.cuStreamSynchronize(late), CU_OK);
+		soon_reached(line, value);
+		usleep(20000);
+		EQUAL(kvp_cuda_get(m, cuda, T, T / 4, &r, gpu.stream), -EAGAIN);
+	}
+	cudadrv_stall(gpu.sim, 0, 1, 0);
+	cudadrv_stall(gpu.sim, 0, 0, 0);
+	gpu_read(&gpu, back, at, sizeof(back));
+	EQUAL(kvp_get(m, 0, T, &h, 0), T);
+	EQUAL(got, T);
+	CHECK(memcmp(back, want, sizeof(back)) == 0);
+	kvp_release(m);
+	EQUAL(gpu.cu.cuStreamSynchronize(late), CU_OK);
+	EQUAL(gpu.cu.cuStreamDestroy_v2(late), CU_OK);
+	EQUAL(gpu.cu.cuMemFreeHost(pinned), CU_OK);
+	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
+	kvp_timeline_free(line);
+	kvp_cuda_close(cuda);
+	engine_free(e);
+}
+
 /* What a step of an engine calls costs no call of the driver that might wait, map or allocate. */
 static void test_quick(void)
 {
@@ -593,6 +654,7 @@ int main(int argc, char **argv)
 		{ "put", test_put },
 		{ "store", test_store },
 		{ "mark", test_mark },
+		{ "a mark that comes late", test_mark_late },
 		{ "no slow call", test_quick },
 		{ "refused", test_refused },
 	};

@@ -240,7 +240,6 @@ static uint64_t look_around(struct kvp_cuda *cuda)
 		us = SWEEP_US;
 	if (stage_serve(cuda))
 		us = sooner(us, BUSY_US);
-	us = sooner(us, waits_serve(cuda));
 	return sooner(us, marks_serve(cuda));
 }
 
@@ -486,6 +485,7 @@ static void cuda_free(struct kvp_cuda *cuda)
 	pthread_mutex_destroy(&cuda->lock);
 	pthread_mutex_destroy(&cuda->stage_lock);
 	pthread_cond_destroy(&cuda->changed);
+	pthread_cond_destroy(&cuda->waiting);
 	/* The driver's library stays: the caller, and its context, use it too. */
 	free(cuda);
 }
@@ -498,7 +498,7 @@ static int cuda_init(struct kvp_cuda *cuda)
 	if (cuda->kick < 0)
 		return -errno;
 	if (pthread_mutex_init(&cuda->lock, NULL) || pthread_mutex_init(&cuda->stage_lock, NULL) ||
-		pthread_condattr_init(&attr))
+		pthread_cond_init(&cuda->waiting, NULL) || pthread_condattr_init(&attr))
 		return -ENOMEM;
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	if (pthread_cond_init(&cuda->changed, &attr))
@@ -523,7 +523,12 @@ static int cuda_start(struct kvp_cuda *cuda, const struct kvp_cuda_opts *o)
 	for (uint32_t i = 0; i < CUDA_LANES; i++)
 		if (kvp_load_relaxed(&cuda->lanes[i]))
 			maps_want(kvp_load_relaxed(&cuda->lanes[i]));
-	r = thread_start(cuda_thread, cuda, &cuda->thread);
+	r = thread_start(waits_thread, cuda, &cuda->waiter);
+	if (r == 0) {
+		r = thread_start(cuda_thread, cuda, &cuda->thread);
+		if (r < 0)
+			waits_stop(cuda);
+	}
 	if (r < 0)
 		list_remove(cuda);
 	return r;
@@ -591,7 +596,7 @@ struct kvp_cuda *kvp_cuda_close(struct kvp_cuda *cuda)
 		return NULL;
 	list_remove(cuda);
 	waits_end(cuda);
-	kvp_store_seq(&cuda->closing, 1);
+	waits_stop(cuda);
 	(void)!write(cuda->kick, &(uint64_t){ 1 }, 8);
 	pthread_join(cuda->thread, NULL);
 	timelines_leave(cuda);

@@ -4,8 +4,9 @@
  *
  * Its thread does all that is slow or has to be followed: it makes a lane for each attachment, in which that
  * one's device memory is mapped, its vaults are registered and its page's timelines are known to the device;
- * it lets go of what the daemon retires; it follows streams whose bytes are on their way to slots, marks and
- * tickets. Callers' threads look things up in lanes and enqueue.
+ * it lets go of what the daemon retires; it follows streams whose bytes are on their way to slots, and marks.
+ * A second one sees to streams that wait for tickets, and makes no call of the driver: the driver may wait for
+ * such a stream while the first maps or unmaps. Callers' threads look things up in lanes and enqueue.
  *
  * Which lanes a caller may look into: that of the attachment of a prefix that it holds. A lane counts among
  * its attachment's refs, and goes when the attachment is dead and no handle and no lease is left of it.
@@ -153,6 +154,7 @@ struct kvp_cuda {
 
 	pthread_mutex_t lock;
 	pthread_cond_t changed; /* with lock: the thread has done something */
+	pthread_cond_t waiting; /* with lock: a stream waits, or it is closed */
 	struct arrival *arrivals;
 	uint64_t mapped_bytes;
 	uint32_t unguarded; /* an extent could not be mapped for reading alone */
@@ -175,6 +177,7 @@ struct kvp_cuda {
 	uint64_t words_dev;
 
 	pthread_t thread;
+	pthread_t waiter; /* waits_thread() */
 	int kick;
 	KVP_ATOMIC(uint32_t) closing;
 	KVP_ATOMIC(uint32_t) asleep; /* the thread sleeps until it is kicked */
@@ -269,7 +272,9 @@ int stage_serve(struct kvp_cuda *cuda);
 
 /* The thread's. How long it may sleep for their sake, in microseconds; 0: nobody waits. */
 uint32_t marks_serve(struct kvp_cuda *cuda);
-uint32_t waits_serve(struct kvp_cuda *cuda);
+/* The other thread, until waits_stop(), after which there is none. */
+void *waits_thread(void *cuda);
+void waits_stop(struct kvp_cuda *cuda);
 /* Streams that still wait go on. */
 void waits_end(struct kvp_cuda *cuda);
 

@@ -10,10 +10,11 @@
 #include "libclient/ring.h"
 
 #include <stddef.h>
+#include <time.h>
 
 #define AWAITED_US 100u  /* somebody waits for the moment */
 #define MARKED_US  2000u /* nobody but whoever looks at the timeline, and that looks itself */
-#define WAIT_US    50u
+#define WAIT_NS    50000L
 
 /* ---- marks ----------------------------------------------------------------------------------- */
 
@@ -152,7 +153,8 @@ static void let_go(struct kvp_cuda *cuda, uint32_t i)
 	cuda->waits[i].used = 0;
 }
 
-uint32_t waits_serve(struct kvp_cuda *cuda)
+/* Returns how many go on waiting. */
+static uint32_t waits_serve(struct kvp_cuda *cuda)
 {
 	struct cuda_wait waits[CUDA_WAITS];
 	uint32_t left = 0;
@@ -173,7 +175,43 @@ uint32_t waits_serve(struct kvp_cuda *cuda)
 		let_go(cuda, i);
 		pthread_mutex_unlock(&cuda->lock);
 	}
-	return left ? WAIT_US : 0;
+	return left;
+}
+
+/* lock */
+static int waits_any(const struct kvp_cuda *cuda)
+{
+	uint32_t i = 0;
+
+	while (i < CUDA_WAITS && !cuda->waits[i].used)
+		i++;
+	return i < CUDA_WAITS;
+}
+
+void *waits_thread(void *arg)
+{
+	struct kvp_cuda *cuda = arg;
+
+	pthread_setname_np(pthread_self(), "kvpool-waits");
+	for (;;) {
+		pthread_mutex_lock(&cuda->lock);
+		while (!waits_any(cuda) && !kvp_load_relaxed(&cuda->closing))
+			pthread_cond_wait(&cuda->waiting, &cuda->lock);
+		pthread_mutex_unlock(&cuda->lock);
+		if (kvp_load_relaxed(&cuda->closing))
+			return NULL;
+		if (waits_serve(cuda))
+			nanosleep(&(struct timespec){ .tv_nsec = WAIT_NS }, NULL);
+	}
+}
+
+void waits_stop(struct kvp_cuda *cuda)
+{
+	pthread_mutex_lock(&cuda->lock);
+	kvp_store_seq(&cuda->closing, 1);
+	pthread_cond_signal(&cuda->waiting);
+	pthread_mutex_unlock(&cuda->lock);
+	pthread_join(cuda->waiter, NULL);
 }
 
 void waits_end(struct kvp_cuda *cuda)
@@ -204,6 +242,7 @@ static int wait_begin(
 		w->used = 1;
 		*ret_word = i;
 		*ret_value = w->value;
+		pthread_cond_signal(&cuda->waiting); /* the word is let go of in any case */
 	}
 	pthread_mutex_unlock(&cuda->lock);
 	return i < CUDA_WAITS ? 0 : -EAGAIN;
@@ -234,7 +273,6 @@ int kvp_cuda_stream_wait(
 		     word * sizeof(struct kvp_timeline_word);
 		r = cuda_error(
 			cuda, cuda->cu.cuStreamWaitValue64_v2(stream, at, value, CU_WAIT_GEQ));
-		cuda_stir(cuda); /* the word is let go of in any case */
 	}
 	cuda_leave(cuda, pushed);
 	return r;

@@ -64,8 +64,8 @@ struct kvp_cuda_opts {
 
 /*
  * Opens the context's device for the client. opts may be NULL. Allocates pinned memory and starts a thread,
- * which from then on does all that is slow: it maps and registers what comes, and follows streams. Works
- * without a daemon, and with one that has no such device.
+ * which from then on does all that is slow: it maps and registers what comes, and follows streams; and one
+ * more for streams that wait for tickets. Works without a daemon, and with one that has no such device.
  * -ENODEV: no driver, or it lacks something; -EINVAL: no context is current, or an option is wrong; -EMFILE:
  * the client has KVP_CLIENT_CUDAS; -ENOMEM; -EIO; -ECHILD.
  */

@@ -442,6 +442,39 @@ static void stream_goes_on(void **state)
 	f->fake = fake_start(NULL);
 }
 
+/*
+ * The driver may wait for all of the device's streams while it maps or unmaps memory, also for one that waits
+ * for a ticket.
+ */
+static void stream_goes_on_while_unmapping(void **state)
+{
+	const struct cudadrv_fault hangs = { .function = "cuMemUnmap", .action = CUDADRV_HANG };
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f);
+	struct kvp_timeline *line;
+	struct kvp_ticket ticket;
+	uint64_t value;
+	uint32_t fault;
+	int there;
+
+	cuda_open(f, 100);
+	assert_int_equal(kvp_timeline_new(f->client, &line), 0);
+	SET(f->fake, warm_held, true);
+	assert_int_equal(cudadrv_set(gpu.sim, &hangs, &fault), 0);
+	fake_retire_device(f->fake);
+	for (uint32_t i = 0; i < 1000 && !cudadrv_hit(gpu.sim, fault); i++)
+		usleep(5000);
+	assert_true(cudadrv_hit(gpu.sim, fault) > 0);
+	assert_int_equal(kvp_cuda_warm(m, f->cuda, NULL, &ticket), 0);
+	assert_int_equal(kvp_cuda_stream_wait(f->cuda, gpu.stream, ticket), 0);
+	assert_int_equal(kvp_cuda_mark(f->cuda, line, gpu.stream, &value), 0);
+	there = behind(f, line, value, WAIT_MS);
+	assert_int_equal(cudadrv_clear(gpu.sim), 0);
+	assert_int_equal(there, 1);
+	gpu_sync(&gpu);
+	kvp_release(m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -454,6 +487,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(daemon_goes, setup, teardown),
 		cmocka_unit_test_setup_teardown(stream_waits, setup, teardown),
 		cmocka_unit_test_setup_teardown(stream_goes_on, setup, teardown),
+		cmocka_unit_test_setup_teardown(stream_goes_on_while_unmapping, setup, teardown),
 	};
 	int r;
 

@@ -64,13 +64,16 @@ static int context(struct kvpd_driver *d)
 		r = said(d, d->cu.cuDevicePrimaryCtxRetain(&ctx, d->device));
 	if (r == 0)
 		r = said(d, d->cu.cuCtxSetCurrent(ctx));
-	if (r == 0 && !d->making.stream)
+	if (r == 0)
 		r = said(d, d->cu.cuStreamCreate(&d->making.stream, CU_STREAM_ASYNC));
-	if (r == 0 && !d->making.event)
+	if (r == 0)
 		r = said(d, d->cu.cuEventCreate(&d->making.event, EVENT_FLAGS));
 	if (r < 0) {
+		/* The stream goes with the context; the next one has another. */
 		if (ctx)
 			(void)d->cu.cuDevicePrimaryCtxRelease_v2(d->device);
+		d->making.stream = NULL;
+		d->making.event = NULL;
 		return r;
 	}
 	pthread_mutex_lock(&d->pinner.lock);

@@ -568,8 +568,10 @@ static int primary_release(int device)
 	if (sim.ctx[device].retained == 0)
 		return sim_refuse(CU_ERR_BAD_CONTEXT, CUDADRV_BAD_HANDLE,
 			"the primary context of device %d is not retained", device);
-	if (--sim.ctx[device].retained == 0)
+	if (--sim.ctx[device].retained == 0) {
+		sim_stream_end(&sim.ctx[device]);
 		sim_ref_drop(&sim.ctx[device].cost);
+	}
 	return CU_OK;
 }
 

@@ -271,6 +271,8 @@ int sim_enqueue(struct CUstream_st *stream, struct sim_op *op);
 /* Until the stream has come so far. Gives the lock away meanwhile; the sticky error, if one came. */
 int sim_wait(struct CUstream_st *stream, uint64_t seq);
 struct CUstream_st *sim_stream_new(struct CUctx_st *ctx, unsigned int flags);
+/* The context is destroyed: its streams, but the default one, and its events are no more. */
+void sim_stream_end(struct CUctx_st *ctx);
 bool sim_work_at(uint64_t at, uint64_t bytes);
 
 /* ---- run.c: what the runner does with an operation, in slices ---- */

@@ -87,6 +87,14 @@ struct CUstream_st *sim_stream_new(struct CUctx_st *ctx, unsigned int flags)
 	return s;
 }
 
+void sim_stream_end(struct CUctx_st *ctx)
+{
+	for (struct CUstream_st *s = sim.streams; s; s = s->next)
+		s->live = s->live && (s->ctx != ctx || s == ctx->null_stream);
+	for (struct CUevent_st *e = sim.events; e; e = e->next)
+		e->live = e->live && e->ctx != ctx;
+}
+
 struct CUstream_st *sim_stream(struct CUstream_st *stream, int *ret_error)
 {
 	struct CUctx_st *ctx = sim_current();

@@ -160,6 +160,35 @@ static void handle_right(void)
 	must(cu.cuStreamDestroy_v2(s));
 }
 
+/* A context that nobody retains any more takes its streams and events along. */
+static void of_context(bool kept)
+{
+	struct CUstream_st *s;
+	struct CUctx_st *again;
+
+	child_open();
+	s = stream_new();
+	if (kept)
+		must(cu.cuDevicePrimaryCtxRetain(&again, cu.device));
+	must(cu.cuDevicePrimaryCtxRelease_v2(cu.device));
+	if (!kept)
+		must(cu.cuDevicePrimaryCtxRetain(&again, cu.device));
+	must(cu.cuCtxSetCurrent(again));
+	gives(kept ? CU_OK : CU_ERR_BAD_HANDLE, cu.cuStreamSynchronize(s));
+	if (kept)
+		must(cu.cuStreamDestroy_v2(s));
+}
+
+static void of_context_wrong(void)
+{
+	of_context(false);
+}
+
+static void of_context_right(void)
+{
+	of_context(true);
+}
+
 static void value_wrong(void)
 {
 	struct CUevent_st *e;
@@ -1011,6 +1040,7 @@ static const struct misuse {
 	TWIN(NO_CONTEXT, context),
 	TWIN(WRONG_CONTEXT, other_context),
 	TWIN(BAD_HANDLE, handle),
+	TWIN(BAD_HANDLE, of_context),
 	TWIN(BAD_VALUE, value),
 	TWIN(UNMAPPED, unmapped),
 	ONLY(UNMAPPED, unmapped_copy, unmapped_right),

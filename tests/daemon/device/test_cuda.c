@@ -489,6 +489,35 @@ static void memory_that_the_driver_owes(void **state)
 	close_device();
 }
 
+/* What was made for a context that could not be finished went with it. */
+static void a_context_in_the_second_try(void **state)
+{
+	static const char *const functions[] = { "cuStreamCreate", "cuEventCreate" };
+	const struct kvpd_device_config plain = { .transport = KVPD_TRANSPORT_AUTO };
+
+	(void)state;
+	for (uint32_t i = 0; i < 2; i++) {
+		const struct cudadrv_fault fault = {
+			.function = functions[i],
+			.program = "kvpool-device",
+			.action = CUDADRV_RETURN,
+			.times = 1,
+			.value = 2,
+		};
+		struct kvpd_device_op op = { .kind = KVPD_SEG_MAKE, .bytes = 8 * MIB };
+		uint32_t number;
+
+		open_device(&plain);
+		assert_int_equal(cudadrv_set(sim, &fault, &number), 0);
+		assert_int_equal(ask(&op), -ENOMEM);
+		assert_int_equal(cudadrv_hit(sim, number), 1);
+		assert_int_equal(ask(&op), 0);
+		assert_int_equal(cudadrv_clear(sim), 0);
+		drop_segment(op.id);
+		close_device();
+	}
+}
+
 static void without_copies_there_is_no_context(void **state)
 {
 	const struct kvpd_device_config none = { .no_copies = true };
@@ -560,6 +589,7 @@ int main(void)
 		cmocka_unit_test_teardown(handles_end_with_their_worker, clean),
 		cmocka_unit_test_teardown(sticky_errors_end_the_worker, clean),
 		cmocka_unit_test_teardown(memory_that_the_driver_owes, clean),
+		cmocka_unit_test_teardown(a_context_in_the_second_try, clean),
 		cmocka_unit_test_teardown(a_worker_says_why_it_cannot, clean),
 	};
 

@@ -24,6 +24,7 @@ bool kvp_cu_lost(int error)
 	case CU_ERR_CONTAINED:
 	case CU_ERR_NO_CONTEXT:
 	case 710: /* an assertion of a kernel */
+	case 721: /* tensor memory that a kernel left behind */
 	case 911: /* another device of a shared context */
 	case 999: /* unknown */
 		return true;

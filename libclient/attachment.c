@@ -3,6 +3,7 @@
  * An attachment's memory: its catalog and session page are mapped here, its counters read, and all
  * of it emptied when the daemon is gone and nothing points into it any more.
  */
+#include "libclient/cuda.h"
 #include "libclient/thread.h"
 
 #include <poll.h>
@@ -190,6 +191,7 @@ void attachment_free(struct attachment *att, int mapped)
 		say_goodbye(att);
 	}
 	closes_forget(att);
+	cuda_owns_free(att);
 	if (att->wake >= 0)
 		close(att->wake);
 	if (att->sock >= 0)

@@ -81,8 +81,9 @@ struct extent_map {
 struct kvp_grant {
 	struct attachment *att;
 	struct kvp_space *space;
-	void *addr;     /* NULL: it lies on a device, */
-	uint64_t there; /* at this address of it */
+	void *addr;      /* NULL: it lies on a device, */
+	uint64_t there;  /* at this address of it */
+	uint64_t offset; /* in its extent */
 	uint32_t id;
 	uint32_t generation;
 	uint32_t extent;
@@ -170,6 +171,7 @@ struct host_regs; /* cuda.h */
 struct attachment {
 	struct kvp_client *client;
 	struct host_regs *host; /* what the driver was told of its memory; cuda_lock */
+	struct arrival *owns;   /* memory of devices that this client writes; cuda_lock */
 	uint32_t slot;          /* in client->attachments */
 	uint32_t in_use;
 	uint32_t published; /* has been current: its counters count; ring_lock */

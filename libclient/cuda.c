@@ -128,7 +128,7 @@ static void lane_make(struct kvp_cuda *cuda)
 	}
 	if (l && host_begin(cuda, l) == 0) {
 		kvp_store_release(&cuda->lanes[i], l);
-		maps_want(l);
+		maps_want(cuda, l);
 		return;
 	}
 	free(l);
@@ -522,7 +522,7 @@ static int cuda_start(struct kvp_cuda *cuda, const struct kvp_cuda_opts *o)
 	/* Descriptors that came before it stood in the list went to nobody: asked for once more. */
 	for (uint32_t i = 0; i < CUDA_LANES; i++)
 		if (kvp_load_relaxed(&cuda->lanes[i]))
-			maps_want(kvp_load_relaxed(&cuda->lanes[i]));
+			maps_want(cuda, kvp_load_relaxed(&cuda->lanes[i]));
 	r = thread_start(waits_thread, cuda, &cuda->waiter);
 	if (r == 0) {
 		r = thread_start(cuda_thread, cuda, &cuda->thread);

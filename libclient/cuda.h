@@ -220,8 +220,8 @@ void cuda_rouse(struct kvp_cuda *cuda);
 
 /* The thread's: takes what has arrived, lets go of what is to go. */
 void maps_serve(struct kvp_cuda *cuda);
-/* Asks for all that lies on the lane's device. */
-void maps_want(struct lane *lane);
+/* Asks for all that lies on the lane's device; what this client writes there has come already. */
+void maps_want(struct kvp_cuda *cuda, struct lane *lane);
 /* The lane goes, and what it maps. */
 void maps_drop(struct kvp_cuda *cuda, struct lane *lane);
 /* lock. Is all mapped that can be? */
@@ -282,6 +282,8 @@ void waits_end(struct kvp_cuda *cuda);
 
 /* The library's thread. The daemon has sent an extent of a device; the descriptor stays the caller's. */
 void cuda_extent_came(struct attachment *att, const struct kvp_msg_extent *x, int fd);
+/* The attachment goes. */
+void cuda_owns_free(struct attachment *att);
 /* The library's thread. Nobody finds it any more. 1: it is mapped somewhere. */
 int cuda_extent_hide(struct attachment *att, const struct kvp_msg_id *id);
 /* The library's thread. Has it let go, in a while. 1: it is still mapped or registered. */

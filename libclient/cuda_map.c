@@ -5,6 +5,7 @@
  */
 #include "libclient/cuda.h"
 #include "libclient/match.h"
+#include "libclient/ring.h"
 #include "libclient/thread.h"
 
 #include <fcntl.h>
@@ -20,30 +21,78 @@
 
 /* ---- what comes and goes, on the library's own thread ---------------------------------------- */
 
+/* NULL: no memory, or no descriptor. */
+static struct arrival *arrival_new(struct attachment *att, const struct kvp_msg_extent *x, int fd)
+{
+	struct arrival *a = malloc(sizeof(*a));
+
+	if (!a)
+		return NULL;
+	*a = (struct arrival){ .att = att, .x = *x, .fd = fcntl(fd, F_DUPFD_CLOEXEC, 0) };
+	if (a->fd < 0) {
+		free(a); /* its blocks are not there for this client until it asks again */
+		return NULL;
+	}
+	return a;
+}
+
+static void arrival_push(struct arrival **list, struct arrival *a)
+{
+	a->next = *list;
+	*list = a;
+}
+
+/* Those of this extent, or all for KVP_MAX_EXTENTS. */
+static void arrivals_remove(struct arrival **p, const struct attachment *att, uint32_t extent)
+{
+	struct arrival *a;
+
+	while ((a = *p)) {
+		if (a->att == att && (extent == KVP_MAX_EXTENTS || a->x.extent == extent)) {
+			*p = a->next;
+			close(a->fd);
+			free(a);
+		} else {
+			p = &a->next;
+		}
+	}
+}
+
+/* cuda_lock. The daemon sends a client its own extent once: it is kept for those that open later. */
+static void own_keep(struct attachment *att, const struct kvp_msg_extent *x, int fd)
+{
+	struct arrival *a;
+
+	if (!(x->flags & KVP_EXTENT_WRITABLE))
+		return;
+	a = arrival_new(att, x, fd);
+	arrivals_remove(&att->owns, att, x->extent);
+	if (a)
+		arrival_push(&att->owns, a);
+}
+
+void cuda_owns_free(struct attachment *att)
+{
+	arrivals_remove(&att->owns, att, KVP_MAX_EXTENTS);
+}
+
 void cuda_extent_came(struct attachment *att, const struct kvp_msg_extent *x, int fd)
 {
 	struct kvp_client *c = att->client;
 
 	pthread_mutex_lock(&c->cuda_lock);
+	own_keep(att, x, fd);
 	for (struct kvp_cuda *u = c->cudas; u; u = u->next) {
 		struct lane *l = lane_of(u, att);
 		struct arrival *a;
 
 		if (!l || lane_device(u, l) != x->device)
 			continue;
-		a = malloc(sizeof(*a));
+		a = arrival_new(att, x, fd);
 		if (!a)
 			continue;
-		a->att = att;
-		a->x = *x;
-		a->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-		if (a->fd < 0) {
-			free(a); /* its blocks are not there for this client until it asks again */
-			continue;
-		}
 		pthread_mutex_lock(&u->lock);
-		a->next = u->arrivals;
-		u->arrivals = a;
+		arrival_push(&u->arrivals, a);
 		pthread_mutex_unlock(&u->lock);
 		cuda_rouse(u);
 	}
@@ -56,23 +105,15 @@ int cuda_extent_hide(struct attachment *att, const struct kvp_msg_id *id)
 	int there = 0;
 
 	pthread_mutex_lock(&c->cuda_lock);
+	arrivals_remove(&att->owns, att, id->id);
 	for (struct kvp_cuda *u = c->cudas; u; u = u->next) {
 		struct lane *l = lane_of(u, att);
 		struct cuda_map *map = l ? &l->map[id->id] : NULL;
-		struct arrival **p, *a;
 
 		if (!l)
 			continue;
 		pthread_mutex_lock(&u->lock);
-		for (p = &u->arrivals; (a = *p);) {
-			if (a->att == att && a->x.extent == id->id) {
-				*p = a->next;
-				close(a->fd);
-				free(a);
-			} else {
-				p = &a->next;
-			}
-		}
+		arrivals_remove(&u->arrivals, att, id->id);
 		/* Sequentially consistent: as extent_retire() does with the base of host memory. */
 		kvp_store_seq(&map->base, 0);
 		kvp_store_seq(&att->extents[id->id].there, 0);
@@ -278,7 +319,6 @@ static void publish(
 		return;
 	em->writable = !!(x->flags & KVP_EXTENT_WRITABLE);
 	em->vault = 0;
-	em->grants = 0;
 	kvp_store_relaxed(&em->bytes, map->bytes);
 	kvp_store_relaxed(&em->generation, map->generation);
 	/* Release: pairs with the load in hit_there(). */
@@ -329,15 +369,30 @@ static void map_take(struct kvp_cuda *cuda, struct lane *l, const struct arrival
 		acknowledge(l->att, &a->x);
 }
 
+/* Where the rest of the library found it another of the client's has it, or nobody. */
+static void unpublish(struct attachment *att, uint32_t extent, uint64_t mine)
+{
+	struct kvp_client *c = att->client;
+	uint64_t other = 0;
+
+	pthread_mutex_lock(&c->cuda_lock);
+	for (struct kvp_cuda *u = c->cudas; u && !other; u = u->next) {
+		const struct lane *l = lane_of(u, att);
+
+		other = l ? kvp_load_seq(&l->map[extent].base) : 0;
+	}
+	(void)kvp_cas_seq(&att->extents[extent].there, &mine, other);
+	pthread_mutex_unlock(&c->cuda_lock);
+}
+
 static void map_drop(struct kvp_cuda *cuda, struct lane *l, uint32_t extent)
 {
 	struct cuda_map *map = &l->map[extent];
 	int there = map->state == MAP_THERE;
-	uint64_t mine = map->at;
 
 	kvp_store_seq(&map->base, 0);
 	if (there)
-		(void)kvp_cas_seq(&l->att->extents[extent].there, &mine, 0);
+		unpublish(l->att, extent, map->at);
 	if (there && map->legacy) {
 		(void)cuda_error(cuda, cuda->cu.cuIpcCloseMemHandle(map->at));
 	} else if (there) {
@@ -406,7 +461,7 @@ void maps_serve(struct kvp_cuda *cuda)
 	}
 }
 
-/* The daemon sends a client its own extent once, to write there, and never again. */
+/* The daemon sends a client its own extent once, and never again: maps_own() has it. */
 static int is_own(const struct attachment *att, uint32_t extent)
 {
 	return kvp_load_relaxed(&att->view.extents[extent].owner) == att->session;
@@ -422,10 +477,35 @@ static int on_device(const struct lane *l, uint32_t extent)
 	       kvp_load_relaxed(&x->device) == kvp_load_relaxed(&l->device);
 }
 
-void maps_want(struct lane *l)
+/* What this client writes, and was sent before. */
+static void maps_own(struct kvp_cuda *cuda, const struct lane *l)
+{
+	struct kvp_client *c = cuda->client;
+	const struct kvp_cuda *u;
+
+	pthread_mutex_lock(&c->cuda_lock);
+	/* Before it stands in the list nobody would tell it that one goes. */
+	for (u = c->cudas; u && u != cuda; u = u->next)
+		;
+	for (const struct arrival *own = u ? l->att->owns : NULL; own; own = own->next) {
+		struct arrival *a = NULL;
+
+		if (own->x.device == kvp_load_relaxed(&l->device))
+			a = arrival_new(l->att, &own->x, own->fd);
+		if (!a)
+			continue;
+		pthread_mutex_lock(&cuda->lock);
+		arrival_push(&cuda->arrivals, a);
+		pthread_mutex_unlock(&cuda->lock);
+	}
+	pthread_mutex_unlock(&c->cuda_lock);
+}
+
+void maps_want(struct kvp_cuda *cuda, struct lane *l)
 {
 	if (kvp_load_relaxed(&l->device) == KVP_CUDA_NO_DEVICE)
 		return;
+	maps_own(cuda, l);
 	for (uint32_t i = 0; i < KVP_MAX_EXTENTS; i++)
 		if (on_device(l, i) && !kvp_load_relaxed(&l->map[i].base))
 			extent_want(l->att, i);
@@ -612,11 +692,30 @@ int kvp_cuda_window(
 	return range.slot_bytes ? result_give(ret_range, &range, sizeof(range)) : -ENOENT;
 }
 
+/* Where this one has the slot, which another of the client's may have elsewhere. -EAGAIN: not yet. */
+static int grant_here(struct kvp_cuda *cuda, struct kvp_grant *g)
+{
+	const struct lane *l;
+	uint64_t base = 0;
+
+	pthread_mutex_lock(&cuda->client->ring_lock);
+	l = lane_of(cuda, g->att);
+	if (l)
+		base = kvp_load_seq(&l->map[g->extent].base);
+	if (base)
+		g->there = base + g->offset;
+	else
+		grant_drop(g);
+	pthread_mutex_unlock(&cuda->client->ring_lock);
+	return base ? 0 : -EAGAIN;
+}
+
 int kvp_cuda_reserve(struct kvp_space *space, struct kvp_cuda *cuda, uint32_t timeout_ms,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
 {
 	uint32_t device = KVP_CUDA_NO_DEVICE;
 	const struct attachment *att;
+	struct kvp_grant *g = NULL;
 	int r = cuda_usable(cuda);
 	struct lane *l;
 
@@ -634,7 +733,16 @@ int kvp_cuda_reserve(struct kvp_space *space, struct kvp_cuda *cuda, uint32_t ti
 	pthread_mutex_unlock(&cuda->client->ring_lock);
 	if (r == 0 && device == KVP_CUDA_NO_DEVICE)
 		r = -ENODEV;
-	return r < 0 ? r : kvp_reserve_on(space, device, timeout_ms, ret_retry_ms, ret_grant);
+	if (r == 0)
+		r = kvp_reserve_on(space, device, timeout_ms, ret_retry_ms, &g);
+	if (r < 0)
+		return r;
+	r = grant_here(cuda, g);
+	if (r == 0)
+		*ret_grant = g;
+	else if (ret_retry_ms)
+		*ret_retry_ms = 1;
+	return r;
 }
 
 uint64_t kvp_grant_device_addr(const struct kvp_grant *grant)

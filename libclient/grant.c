@@ -41,13 +41,18 @@ void stock_idle(struct attachment *att, struct space_bind *b, uint64_t before)
 /* The oldest first: slots were handed out in order, and chains are best written in order. */
 static struct kvp_grant *stock_take(struct attachment *att, struct stock *b)
 {
-	struct kvp_grant *g;
+	while (b->n_ahead) {
+		struct kvp_grant *g = &att->grants[b->ahead[0]];
+		uint64_t there = kvp_load_seq(&att->extents[g->extent].there);
 
-	if (!b->n_ahead)
-		return NULL;
-	g = &att->grants[b->ahead[0]];
-	memmove(b->ahead, b->ahead + 1, --b->n_ahead);
-	return g;
+		memmove(b->ahead, b->ahead + 1, --b->n_ahead);
+		/* What lies on a device may be mapped elsewhere since, or not any more. */
+		g->there = g->addr || !there ? 0 : there + g->offset;
+		if (g->addr || g->there)
+			return g;
+		grant_return(g);
+	}
+	return NULL;
 }
 
 static int ask_for_slots(

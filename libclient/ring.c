@@ -169,6 +169,7 @@ static void take_slot(struct attachment *att, struct stock *b, const struct kvp_
 		.extent = cqe->extent % KVP_MAX_EXTENTS,
 		.addr = slot_addr(att, cqe),
 		.there = slot_there(att, cqe),
+		.offset = cqe->offset,
 	};
 	att->extents[g->extent].grants++;
 	/* Asked for by a space that is closed by now, or not usable: back it goes. */

@@ -226,6 +226,46 @@ static void test_computed_there(void)
 	engine_free(e);
 }
 
+/* What a client writes on the device it can write as long as that one is open by which it reserved. */
+static void test_computed_by_the_other(void)
+{
+	struct engine *e = engine_new("cuda-live-other", KVP_LAYOUT_NCLD, 4);
+	struct kvp_cuda *cuda = cuda_new(e), *other = cuda_new(e);
+	uint64_t at = gpu_alloc(&gpu, BLOCK_BYTES);
+	struct kvp_grant *g;
+
+	gpu_write(&gpu, at, e->kv, BLOCK_BYTES);
+	compute(e, cuda, at, 1);
+	EQUAL(kvp_cuda_reserve(e->space, cuda, WAIT_MS, NULL, &g), 0);
+	kvp_cuda_close(other);
+	CHECK(kvp_grant_device_addr(g));
+	EQUAL(gpu.cu.cuMemcpyDtoDAsync_v2(kvp_grant_device_addr(g), at, BLOCK_BYTES, gpu.stream),
+		CU_OK);
+	gpu_sync(&gpu);
+	kvp_grant_release(g);
+	compute(e, cuda, at, 1);
+	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
+	kvp_cuda_close(cuda);
+	engine_free(e);
+}
+
+/* Closed and opened again: it gets slots as before. */
+static void test_computed_again(void)
+{
+	struct engine *e = engine_new("cuda-live-again", KVP_LAYOUT_NCLD, 5);
+	uint64_t at = gpu_alloc(&gpu, BLOCK_BYTES);
+	struct kvp_cuda *cuda;
+
+	gpu_write(&gpu, at, e->kv, BLOCK_BYTES);
+	for (uint32_t i = 0; i < 3; i++) {
+		cuda = cuda_new(e);
+		compute(e, cuda, at, 1);
+		kvp_cuda_close(cuda);
+	}
+	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
+	engine_free(e);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_test tests[] = {
@@ -233,10 +273,17 @@ int main(int argc, char **argv)
 		{ "a stream waits", test_stream_wait },
 		{ "computed there", test_computed_there },
 	};
+	static const struct live_test again[] = {
+		{ "computed again", test_computed_again },
+		{ "computed by the other", test_computed_by_the_other },
+	};
 	int r;
 
 	legacy = argc > 1 && strcmp(argv[1], "legacy") == 0;
 	gpu_begin(&gpu, NULL);
-	r = live_main(tests, sizeof(tests) / sizeof(tests[0]));
+	if (argc > 1 && strcmp(argv[1], "again") == 0)
+		r = live_main(again, sizeof(again) / sizeof(again[0]));
+	else
+		r = live_main(tests, sizeof(tests) / sizeof(tests[0]));
 	return gpu_end(&gpu) || r;
 }

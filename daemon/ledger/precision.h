@@ -12,9 +12,9 @@
  *
  * Coded slots are a size class of their own, which grows out of the tenant's room; where there is none, an
  * extent of larger slots is emptied for it, whose blocks are coded first. A block goes to the lowest width
- * that space and tenant allow, in one step. Steps in between were tried: each needs extents of its own size,
- * which have to be emptied for those of the next, and a small share evicted twice as many blocks on the way
- * as it saved.
+ * that space and tenant allow, in one step. Steps in between were tried, before extents were emptied ahead of
+ * need: each needs extents of its own size, which have to be emptied for those of the next, and in bad runs a
+ * small share evicted two thirds of what was put.
  */
 #ifndef KVPD_PRECISION_H
 #define KVPD_PRECISION_H

@@ -140,8 +140,8 @@ static bool take_target(struct kvpd_tenant *t, uint32_t block, uint64_t now, str
 
 	if (kvpd_vault_take(t, c, NULL, now, ret))
 		return true;
-	/* A vault extent in the making is waited for. */
-	if (c->making || kvpd_evict_some(t, kvpd_evict_batch(t), now) <= 0)
+	/* A vault extent in the making is waited for. No block goes that would be copied next. */
+	if (c->making || kvpd_evict_in_dram(t, kvpd_evict_batch(t), now) <= 0)
 		return false;
 	return kvpd_vault_take(t, c, NULL, now, ret);
 }
@@ -222,7 +222,7 @@ static bool go_on_held(struct kvpd_tenant *t, uint64_t now)
 
 static bool waits(const struct kvpd_tenant *t, uint32_t block)
 {
-	return block != KVP_BLOCK_NONE && !kvpd_block_in_dram(t, block) &&
+	return block != KVP_BLOCK_NONE && kvpd_block_only_there(t, block) &&
 	       !(t->block[block].flags & (KVPD_BLOCK_BEHIND | KVPD_BLOCK_MOVING));
 }
 

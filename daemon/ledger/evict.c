@@ -31,10 +31,10 @@ struct search {
 	struct kvpd_advice *advice; /* NULL: not asked, or not any more */
 	bool any_tip; /* no chain that is being written loses blocks, while there are others */
 	uint32_t refused;
-	uint32_t leased;  /* of these, as the last look has it */
-	uint32_t written; /* only because somebody writes the chain */
-	uint32_t advised; /* only because a ranking would keep it */
-	bool in_dram; /* room in DRAM is wanted: what has no payload there stays, while there is other */
+	uint32_t leased;    /* of these, as the last look has it */
+	uint32_t written;   /* only because somebody writes the chain */
+	uint32_t advised;   /* only because a ranking would keep it */
+	bool in_dram;       /* what has no payload in DRAM stays, while there is other */
 	uint32_t elsewhere; /* only because of that */
 };
 
@@ -96,8 +96,8 @@ static bool looked_enough(const struct search *q)
 }
 
 /* Writes at most n victims; returns how many. *ret_more: not all that there is was looked at. */
-static uint32_t choose(
-	struct kvpd_tenant *t, uint32_t n, uint64_t now, kvp_block_id *victim, bool *ret_more)
+static uint32_t choose(struct kvpd_tenant *t, uint32_t n, bool in_dram, uint64_t now,
+	kvp_block_id *victim, bool *ret_more)
 {
 	struct search q = {
 		.t = t,
@@ -121,7 +121,7 @@ static uint32_t choose(
 		found = search(&q, n, victim);
 		*ret_more = *ret_more || looked_enough(&q);
 	}
-	if (!found && q.elsewhere) {
+	if (!found && q.elsewhere && !in_dram) {
 		q.in_dram = false;
 		q.advice = NULL;
 		found = search(&q, n, victim);
@@ -190,7 +190,7 @@ int kvpd_evict_marked(struct kvpd_tenant *t, uint32_t id, uint64_t now)
 	return 0;
 }
 
-int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
+static int evict(struct kvpd_tenant *t, uint32_t n, bool in_dram, uint64_t now)
 {
 	kvp_block_id victim[KVPD_EVICT_MAX];
 	uint64_t word[KVPD_EVICT_MAX], leased;
@@ -199,7 +199,7 @@ int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 
 	kvpd_touch_all(t, now);
 	kvpd_lesson_on(t->lesson, t->evict);
-	n = choose(t, n, now, victim, &more);
+	n = choose(t, n, in_dram, now, victim, &more);
 	if (!n)
 		return more ? -EAGAIN : 0;
 	for (uint32_t i = 0; i < n; i++)
@@ -217,6 +217,17 @@ int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 	kvpd_recipe_trim(t);
 	return gone ? gone : -EAGAIN;
 }
+
+int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
+{
+	return evict(t, n, false, now);
+}
+
+int kvpd_evict_in_dram(struct kvpd_tenant *t, uint32_t n, uint64_t now)
+{
+	return evict(t, n, true, now);
+}
+
 bool kvpd_room_step(struct kvpd_tenant *t, uint64_t now)
 {
 	int gone = 0;

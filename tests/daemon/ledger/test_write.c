@@ -362,6 +362,63 @@ static void test_no_devices(void **state)
 	end(p);
 }
 
+/* DRAM is full of what is leased. */
+static void fill_dram(struct pool *p, struct chain *here, uint32_t n, struct kvp_lease *l)
+{
+	for (uint32_t i = 0; i < n; i++)
+		put(p, p->c, &here[i], 4, 100 + i, HERE);
+	usleep(200000);
+	for (uint32_t i = 0; i < n; i++) {
+		here[i].n = found(p, p->c, &here[i], KVP_TIERS_DRAM);
+		if (here[i].n)
+			lease(p->c, &here[i], &l[i]);
+	}
+}
+
+/* What waits on a device for room in DRAM is not given up for that room, but for what is written there. */
+static void test_behind_waits(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct chain here[64], *k = calloc(200, sizeof(*k));
+	struct kvp_lease in_dram[64], l[200];
+	struct kvpd_limits limits;
+	struct dp_grant g;
+	uint64_t evicted;
+	uint32_t n = 0;
+
+	(void)state;
+	defaults(p, &limits, 1, 4 * MIB);
+	limits.share = 6 * MIB;
+	begin(p, &limits);
+	fill_dram(p, here, 64, in_dram);
+	evicted = kvp_load_acquire(&p->c->view.cat->stats.evictions);
+	for (; n < 8; n++)
+		put(p, p->c, &k[n], 1, 1 + n, THERE);
+	/* It is tried once a second. */
+	usleep(2500000);
+	for (uint32_t i = 0; i < n; i++)
+		assert_int_equal(found(p, p->c, &k[i], DEVICE_FIRST), 1);
+	assert_int_equal(kvp_load_acquire(&p->c->view.cat->stats.evictions), evicted);
+	for (uint32_t i = 0; i < n; i++)
+		lease(p->c, &k[i], &l[i]);
+	for (; n < 200; n++) {
+		chain_init(&k[n], 1, 1 + n);
+		if (dp_put_at(p->c, p->space, THERE, dp_root(), row(&k[n], 0), T, &k[n].block[0]))
+			break;
+		lease(p->c, &k[n], &l[n]);
+	}
+	assert_in_range(n, 16, 199);
+	/* All of them could go, to DRAM if there was room: one does, and no more than one. */
+	for (uint32_t i = 0; i < n; i++)
+		kvp_lease_drop(&l[i]);
+	assert_int_equal(dp_reserve_at(p->c, p->space, THERE, 1, 5000, &g), 1);
+	assert_true(kvp_load_acquire(&p->c->view.cat->stats.evictions) <= evicted + 2);
+	dp_release(p->c, &g);
+	dp_flush(p->c);
+	free(k);
+	end(p);
+}
+
 /* What is written again where it did not lie lies there from then on. */
 static void test_both(void **state)
 {
@@ -686,6 +743,7 @@ int main(void)
 		cmocka_unit_test(test_spill),
 		cmocka_unit_test(test_deleted),
 		cmocka_unit_test(test_behind_fails),
+		cmocka_unit_test(test_behind_waits),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_no_devices),
 		cmocka_unit_test(test_both),

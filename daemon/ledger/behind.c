@@ -146,14 +146,11 @@ static bool take_target(struct kvpd_tenant *t, uint32_t block, uint64_t now, str
 	return kvpd_vault_take(t, c, NULL, now, ret);
 }
 
-static bool is_up(const struct kvpd_tenant *t, uint32_t block)
+static bool is_up(const struct kvpd_tenant *t, const struct kvpd_extent *x)
 {
-	struct kvpd_place from;
+	const struct kvpd_device *d = t->ledger->medium[x->cls->medium - 1].device;
 
-	(void)kvpd_block_place(t, block, KVP_TIER_VRAM, &from);
-	return t->ledger->medium[from.extent->cls->medium - 1].device &&
-	       kvpd_device_state(t->ledger->medium[from.extent->cls->medium - 1].device) ==
-		       KVPD_DEVICE_UP;
+	return d && kvpd_device_state(d) == KVPD_DEVICE_UP;
 }
 
 /* 1: it is under way; 0: not now; negative errno. `to`: its slot. */
@@ -175,10 +172,11 @@ static int go(struct kvpd_tenant *t, uint32_t block, struct kvpd_place to, uint3
 static int begin(struct kvpd_tenant *t, uint32_t block, uint32_t kind, uint64_t now)
 {
 	struct kvpd_behind *b = &t->behind;
-	struct kvpd_place to;
+	struct kvpd_place from, to;
 	int r;
 
-	if (b->held || full(b) || !is_up(t, block))
+	if (b->held || full(b) || !kvpd_block_place(t, block, KVP_TIER_VRAM, &from) ||
+		!is_up(t, from.extent))
 		return 0;
 	t->block[block].flags |= KVPD_BLOCK_BEHIND; /* it does not go for its own slot */
 	if (!take_target(t, block, now, &to)) {
@@ -237,27 +235,38 @@ bool kvpd_behind_hurry(struct kvpd_tenant *t, const kvp_block_id *block, uint32_
 	return some || t->behind.held;
 }
 
-/* The next block that waits, within *work slots; KVP_BLOCK_NONE: there was none among these. */
-static uint32_t next(struct kvpd_tenant *t, uint32_t *work)
+/* May something that waits be copied from there now? What lies on a device that is down waits until it is up. */
+static bool gives(const struct kvpd_tenant *t, const struct kvpd_extent *x)
+{
+	return x && x->kind == KVP_EXTENT_ARENA && x->cls->medium != KVPD_DRAM &&
+	       x->state == KVPD_EXTENT_LIVE && is_up(t, x);
+}
+
+/* The next block that waits, within *work slots; KVP_BLOCK_NONE: none among these, *ret_all: none at all. */
+static uint32_t next(struct kvpd_tenant *t, uint32_t *work, bool *ret_all)
 {
 	struct kvpd_behind *b = &t->behind;
 
-	for (; *work; (*work)--) {
+	for (; *work && b->vain <= t->n_extents; (*work)--) {
 		const struct kvpd_extent *x =
 			b->extent < t->n_extents ? t->extent[b->extent] : NULL;
 
 		if (b->extent >= t->n_extents) {
 			b->extent = b->slot = 0;
-		} else if (!x || x->kind != KVP_EXTENT_ARENA || x->cls->medium == KVPD_DRAM ||
-			   x->state != KVPD_EXTENT_LIVE || b->slot >= x->slots) {
+		} else if (!gives(t, x) || b->slot >= x->slots) {
 			b->extent++;
 			b->slot = 0;
+			b->vain++;
 		} else if (waits(t, x->slot[b->slot].block)) {
+			b->vain = 0;
 			return x->slot[b->slot++].block;
 		} else {
 			b->slot++;
 		}
 	}
+	*ret_all = b->vain > t->n_extents;
+	if (*ret_all)
+		b->vain = 0;
 	return KVP_BLOCK_NONE;
 }
 
@@ -265,13 +274,14 @@ bool kvpd_behind_step(struct kvpd_tenant *t, uint64_t now)
 {
 	struct kvpd_behind *b = &t->behind;
 	uint32_t work = PORTION, block;
+	bool all = false;
 
 	if (!go_on_held(t, now) || now < b->rest_ns)
 		return false;
 	for (uint32_t i = 0; i < BEGUN && t->n_only > b->copies && !full(b); i++) {
-		block = next(t, &work);
+		block = next(t, &work, &all);
 		if (block == KVP_BLOCK_NONE)
-			return true; /* there is one: further on */
+			return !all; /* further on, or with the next tick */
 		if (begin(t, block, KVPD_COPY_BEHIND, now) <= 0) {
 			b->slot -= b->slot > 0; /* the same again */
 			return false;

@@ -28,6 +28,7 @@ struct kvpd_behind {
 	uint32_t copies; /* under way */
 	uint64_t bytes;
 	uint32_t extent, slot; /* where the search goes on */
+	uint32_t vain;         /* extents without anything, one after the other */
 	uint64_t rest_ns;      /* a copy failed: nothing is begun before */
 	/* A block for which there is a slot, in an extent that the device is being told of. */
 	bool held;

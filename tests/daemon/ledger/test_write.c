@@ -419,6 +419,28 @@ static void test_behind_waits(void **state)
 	end(p);
 }
 
+/* What lies on a device that is not there keeps nothing on another one from being copied. */
+static void test_behind_two(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain stays, k[4];
+
+	(void)state;
+	defaults(p, &limits, 2, 4 * MIB);
+	faults(p, "copy=die@1#0,open=die@1#1,open=die@1#2,open=die@1#3,open=die@1#4,open=die@1#5,"
+		  "open=die@1#6");
+	begin(p, &limits);
+	put(p, p->c, &stays, 2, 9, THERE);
+	AWAIT(&p->w, kvp_load_acquire(&p->c->view.devices[0].state) == KVP_DEVICE_DOWN);
+	for (uint32_t i = 0; i < 4; i++)
+		put(p, p->c, &k[i], 2, 1 + i, THERE + 1);
+	for (uint32_t i = 0; i < 4; i++)
+		AWAIT(&p->w, found(p, p->c, &k[i], KVP_TIERS_DRAM) == 2);
+	assert_int_equal(found(p, p->c, &stays, KVP_TIERS_DRAM), 0);
+	end(p);
+}
+
 /* What is written again where it did not lie lies there from then on. */
 static void test_both(void **state)
 {
@@ -744,6 +766,7 @@ int main(void)
 		cmocka_unit_test(test_deleted),
 		cmocka_unit_test(test_behind_fails),
 		cmocka_unit_test(test_behind_waits),
+		cmocka_unit_test(test_behind_two),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_no_devices),
 		cmocka_unit_test(test_both),

@@ -263,7 +263,8 @@ static void test_two_threads(void **state)
 	assert_int_equal(kvpd_advisor_init(&v, &config), 0);
 	assert_int_equal(kvpd_advisor_start(&v), 0);
 	kvpd_advice_join(&v, a);
-	while (kvpd_now_ns() < until || taken < 3) {
+	/* The thread takes no processor that others want: it gets there when it gets there. */
+	while (kvpd_now_ns() < until || taken < 3 || figures(a, kvpd_now_ns()).rankings < 3) {
 		const struct kvp_ranking *r;
 
 		for (uint32_t i = 0; i < 20; i++) {
@@ -283,7 +284,6 @@ static void test_two_threads(void **state)
 			taken++;
 		}
 	}
-	assert_true(figures(a, kvpd_now_ns()).rankings > 2);
 	kvpd_advice_leave(a);
 	kvpd_advisor_stop(&v);
 	kvpd_advisor_fini(&v);

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "shm/kvp_atomic.h"
+
 #define MUST(x)                                                                            \
 	do {                                                                               \
 		int must_ = (x);                                                           \
@@ -15,6 +17,13 @@
 		}                                                                          \
 	} while (0)
 
+bool gpu_is_real(void)
+{
+	const char *which = getenv("KVP_TEST_GPU");
+
+	return which && !strcmp(which, "real");
+}
+
 void gpu_begin(struct gpu *g, const struct cudadrv_config *config)
 {
 	char why[KVP_CU_WHY];
@@ -23,7 +32,9 @@ void gpu_begin(struct gpu *g, const struct cudadrv_config *config)
 	const char *there = getenv("KVP_SIM_GPU");
 
 	memset(g, 0, sizeof(*g));
-	if (there) {
+	if (gpu_is_real()) {
+		/* Nothing to make. */
+	} else if (there) {
 		MUST(cudadrv_open(there, &g->sim));
 	} else {
 		cudadrv_defaults(&c);
@@ -37,6 +48,29 @@ void gpu_begin(struct gpu *g, const struct cudadrv_config *config)
 		_exit(1);
 	}
 	MUST(g->cu.cuStreamCreate(&g->stream, CU_STREAM_ASYNC));
+	if (!gpu_is_real())
+		return;
+	MUST(g->cu.cuMemHostAlloc((void **)&g->gate, 4096, CU_REG_DEVICEMAP));
+	MUST(g->cu.cuMemHostGetDevicePointer_v2(&g->gate_there, g->gate, 0));
+}
+
+/* A real device's engines cannot be stopped, but a stream can be told to wait. */
+void gpu_hold(struct gpu *g)
+{
+	if (g->sim) {
+		cudadrv_stall(g->sim, 0, 1, 1);
+		return;
+	}
+	kvp_store_relaxed((_Atomic(uint64_t) *)g->gate, 0);
+	MUST(g->cu.cuStreamWaitValue64_v2(g->stream, g->gate_there, 1, CU_WAIT_GEQ));
+}
+
+void gpu_go(struct gpu *g)
+{
+	if (g->sim)
+		cudadrv_stall(g->sim, 0, 1, 0);
+	else
+		kvp_store_release((_Atomic(uint64_t) *)g->gate, 1);
 }
 
 int gpu_end(struct gpu *g)
@@ -46,7 +80,11 @@ int gpu_end(struct gpu *g)
 
 	gpu_sync(g);
 	MUST(g->cu.cuStreamDestroy_v2(g->stream));
+	if (g->gate)
+		MUST(g->cu.cuMemFreeHost(g->gate));
 	MUST(g->cu.cuDevicePrimaryCtxRelease_v2(g->cu.device));
+	if (!g->sim)
+		return 0;
 	for (uint32_t i = 0; i < CUDADRV_REPORTS_N; i++) {
 		uint64_t n = cudadrv_reports(g->sim, (enum cudadrv_report)i);
 
@@ -97,7 +135,7 @@ uint64_t gpu_slow_calls(struct gpu *g)
 		"cuStreamWaitValue64_v2" };
 	uint64_t sum = 0;
 
-	for (uint32_t i = 0; cudadrv_function(i); i++) {
+	for (uint32_t i = 0; g->sim && cudadrv_function(i); i++) {
 		const char *name = cudadrv_function(i);
 		size_t k = 0;
 

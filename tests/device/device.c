@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TRIES    1500 /* of 20 ms */
+#define TRIES    3000 /* of 20 ms */
 #define SLEEP_US 20000
 
 void dev_start(struct dev_world *w, const char *device, const char *more)
@@ -60,7 +60,7 @@ static void lease(struct dev_world *w, struct dev_prompt *p)
 		if (info.n_blocks == DEV_BLOCKS)
 			return;
 		kvp_release(p->match);
-		e2e_sleep_us(1000);
+		e2e_sleep_us(SLEEP_US);
 	}
 	e2e_die("blocks that were stored are not found", ENOENT);
 }
@@ -114,7 +114,7 @@ int dev_read(struct dev_world *w, const struct dev_prompt *p)
 		n = kvp_device_payloads(p->match, 0, 0, DEV_BLOCKS, there);
 		if (n == (int)DEV_BLOCKS)
 			break;
-		e2e_sleep_us(1000); /* some of it is being mapped, perhaps */
+		e2e_sleep_us(SLEEP_US); /* some of it is being mapped, perhaps */
 	}
 	for (int i = 0; i < n; i++)
 		if (!e2e_derived(p->tokens, ((uint32_t)i + 1) * E2E_BT, there[i]))

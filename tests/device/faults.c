@@ -73,19 +73,6 @@ static const char *errno_name(int error)
 	return "something else";
 }
 
-/* Blocks may lie where the library's thread has yet to look. */
-static bool is_found(struct dev_world *w, const uint32_t *tokens)
-{
-	for (uint32_t tries = 0; tries < 5000; tries++) {
-		int r = e2e_fetch(&w->e, tokens, 4 * E2E_BT);
-
-		if (r == 4 * E2E_BT || r < 0)
-			return r > 0;
-		e2e_sleep_us(1000);
-	}
-	return false;
-}
-
 /* What an engine that knows nothing of devices does meanwhile. */
 static uint32_t serve(struct dev_world *w, uint32_t base)
 {
@@ -96,7 +83,8 @@ static uint32_t serve(struct dev_world *w, uint32_t base)
 			tokens[i] = base + n * 1000 + i;
 		if (e2e_store(&w->e, tokens, 4 * E2E_BT, E2E_WAIT_MS, false) != 4)
 			wrong("a prompt cannot be stored in DRAM meanwhile");
-		if (kvp_flush(w->e.client, E2E_WAIT_MS) != 0 || !is_found(w, tokens))
+		if (kvp_flush(w->e.client, E2E_WAIT_MS) != 0 ||
+			e2e_fetch_all(&w->e, tokens, 4 * E2E_BT) != 4 * E2E_BT)
 			wrong("what was stored in DRAM is not found");
 	}
 	return n;

@@ -129,7 +129,7 @@ static void a_tenant_without_a_share(void **state)
 	assert_true(dev_await(&w, "devices", "up"));
 	assert_int_equal(dev_warm(&w, p, &why), 0);
 	assert_int_equal(why, -ENODEV);
-	assert_int_equal(e2e_fetch(&w.e, p->tokens, DEV_TOKENS), DEV_TOKENS);
+	assert_int_equal(e2e_fetch_all(&w.e, p->tokens, DEV_TOKENS), DEV_TOKENS);
 	assert_int_equal(dev_figure(&w, "charged_bytes"), 0);
 	dev_release(p);
 	dev_end(&w);

@@ -112,7 +112,7 @@ static void damaged_at_rest(void **state)
 		e2e_sleep_us(20000);
 	assert_true(i < 1500);
 	expect(&w, 0, DEV_BLOCKS - 1, 0, 0);
-	assert_int_equal(e2e_fetch(&w.e, p->tokens, DEV_TOKENS), DEV_TOKENS);
+	assert_int_equal(e2e_fetch_all(&w.e, p->tokens, DEV_TOKENS), DEV_TOKENS);
 	dev_put(&w, p, 1);
 	assert_true(dev_warm_all(&w, p));
 	assert_int_equal(dev_read(&w, p), DEV_BLOCKS);

@@ -158,6 +158,19 @@ int e2e_fetch(struct e2e *e, const uint32_t *tokens, uint32_t n)
 	return r < 0 ? r : (int)info.n_tokens;
 }
 
+int e2e_fetch_all(struct e2e *e, const uint32_t *tokens, uint32_t n)
+{
+	int r = 0;
+
+	for (uint32_t ms = 0; ms < E2E_LONG_MS; ms += 5) {
+		r = e2e_fetch(e, tokens, n);
+		if (r < 0 || r >= (int)n)
+			return r;
+		e2e_sleep_us(5000);
+	}
+	return r;
+}
+
 json_t *e2e_ask(const char *socket, const char *request, int *ret_status)
 {
 	struct kvp_open_opts opts = {
@@ -220,7 +233,7 @@ int e2e_clean(const char *socket, uint32_t expected_clients)
 	json_t *answer;
 	int status = 0;
 
-	for (int i = 0; i < 1000; i++) {
+	for (uint32_t ms = 0; ms < E2E_LONG_MS; ms += 10) {
 		clients = attached_clients(socket);
 		if (clients == expected_clients)
 			break;

@@ -111,7 +111,7 @@ static uint32_t find(struct kvp_space *space, uint32_t p, uint32_t blocks)
 	const struct timespec pause = { .tv_nsec = 5000000 };
 	uint32_t best = 0;
 
-	for (uint32_t i = 0; i < 20 && best < blocks; i++) {
+	for (uint32_t i = 0; i < 200 && best < blocks; i++) {
 		uint32_t n = find_once(space, p, blocks);
 
 		best = n > best ? n : best;

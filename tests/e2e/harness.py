@@ -65,7 +65,7 @@ def others_may_run(path):
     return True
 
 
-def wait_for(what, seconds=20.0):
+def wait_for(what, seconds=60.0):
     """Waits until what() is true and returns its value. Fails if it never is."""
     end = time.monotonic() + seconds
     while True:

@@ -33,19 +33,19 @@ int raw_dial(const char *socket_path)
 	return fd;
 }
 
-uint64_t raw_soon(void)
+uint64_t raw_in(uint32_t ms)
 {
 	struct timespec t;
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec + 10000000000u;
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec + ms * UINT64_C(1000000);
 }
 
 /* The next packet of a type; answers arenas on the way. */
 int raw_await(struct raw *s, uint16_t type)
 {
 	for (;;) {
-		int r = kvp_msg_poll(s->sock, POLLIN, raw_soon());
+		int r = kvp_msg_poll(s->sock, POLLIN, raw_in(E2E_LONG_MS));
 
 		if (r < 0)
 			return r;
@@ -118,10 +118,11 @@ void raw_attach(struct raw *s, const char *socket_path)
 	open_raw_space(s);
 }
 
-int raw_arena(struct raw *s, unsigned seals, bool late, int *ret_fd, void **ret_addr)
+int raw_arena(
+	struct raw *s, unsigned seals, bool late, uint32_t timeout_ms, int *ret_fd, void **ret_addr)
 {
 	struct kvp_sqe sqe = { .op = KVP_OP_RESERVE, .space = (uint16_t)s->space, .count = 1 };
-	uint64_t deadline = raw_soon() - UINT64_C(7000000000);
+	uint64_t deadline = raw_in(timeout_ms);
 	struct kvp_msg_extent e;
 	struct kvp_msg_id id;
 

@@ -7,6 +7,7 @@
 
 #include "shm/kvp_catalog.h"
 #include "shm/kvp_msg.h"
+#include "tests/e2e/e2e.h"
 
 /* A session without the library. */
 struct raw {
@@ -22,13 +23,16 @@ struct raw {
 
 /* -1: nobody listens. */
 int raw_dial(const char *socket_path);
-/* When to be through with what should not take long, on the clock of kvp_msg_poll(). */
-uint64_t raw_soon(void);
+/* So many milliseconds from now, on the clock of kvp_msg_poll(). */
+uint64_t raw_in(uint32_t ms);
 /*
  * Has the daemon make it an arena; maps it, keeps the descriptor, and acknowledges it when the
- * seals have been added: before that or (`late`) after. 0, or -ETIMEDOUT if there is none soon.
+ * seals have been added: before that or (`late`) after. 0, or -ETIMEDOUT if there is none in that time:
+ * RAW_IS_DUE, if it has to come.
  */
-int raw_arena(struct raw *s, unsigned seals, bool late, int *ret_fd, void **ret_addr);
+int raw_arena(struct raw *s, unsigned seals, bool late, uint32_t timeout_ms, int *ret_fd,
+	void **ret_addr);
+#define RAW_IS_DUE E2E_LONG_MS
 /* The next packet of a type, which is s->packet then; acknowledges arenas on the way. */
 int raw_await(struct raw *s, uint16_t type);
 /* Attaches and opens a small space; the test fails if that fails. */

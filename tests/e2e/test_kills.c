@@ -210,7 +210,7 @@ static void waiter_proceeds(void **state)
 	assert_int_equal(e2e_reap(pid), 128 + SIGKILL);
 	assert_true(e2e_store(&e, tokens, MAX_TOKENS, E2E_WAIT_MS, true) >= 0);
 	assert_int_equal(kvp_flush(e.client, E2E_WAIT_MS), 0);
-	assert_int_equal(e2e_fetch(&e, tokens, MAX_TOKENS), MAX_TOKENS);
+	assert_int_equal(e2e_fetch_all(&e, tokens, MAX_TOKENS), MAX_TOKENS);
 	e2e_detach(&e);
 	close(pipefd[0]);
 	close(pipefd[1]);
@@ -326,7 +326,7 @@ static void random_kills(void **state)
 		assert_true(e2e_store(&e, tokens, MAX_TOKENS, E2E_WAIT_MS, false) > 0);
 	}
 	assert_int_equal(kvp_flush(e.client, E2E_WAIT_MS), 0);
-	assert_int_equal(e2e_fetch(&e, tokens, MAX_TOKENS), MAX_TOKENS);
+	assert_int_equal(e2e_fetch_all(&e, tokens, MAX_TOKENS), MAX_TOKENS);
 	e2e_detach(&e);
 	assert_int_equal(e2e_clean(daemon_.socket, 0), 0);
 }

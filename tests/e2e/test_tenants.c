@@ -59,7 +59,7 @@ static int store_prompt(void)
 		return 1;
 	if (e2e_store(&e, tokens, TOKENS, E2E_WAIT_MS, false) != 6)
 		return 2;
-	if (kvp_flush(e.client, E2E_WAIT_MS) < 0 || e2e_fetch(&e, tokens, TOKENS) != TOKENS)
+	if (kvp_flush(e.client, E2E_WAIT_MS) < 0 || e2e_fetch_all(&e, tokens, TOKENS) != TOKENS)
 		return 3;
 	e2e_detach(&e);
 	return 0;
@@ -143,8 +143,8 @@ static pid_t resident(uid_t uid, int ready)
 	e2e_prompt(1, tokens, TOKENS);
 	if (e2e_attach(&e, daemon_.socket) < 0 ||
 		e2e_store(&e, tokens, TOKENS, E2E_WAIT_MS, false) < 0 ||
-		kvp_flush(e.client, E2E_WAIT_MS) < 0 || e2e_fetch(&e, tokens, TOKENS) != TOKENS ||
-		write(ready, "x", 1) != 1)
+		kvp_flush(e.client, E2E_WAIT_MS) < 0 ||
+		e2e_fetch_all(&e, tokens, TOKENS) != TOKENS || write(ready, "x", 1) != 1)
 		_exit(1);
 	for (;;)
 		pause();
@@ -192,7 +192,7 @@ static int try_to_write(void)
 	int mem;
 
 	e2e_prompt(1, tokens, TOKENS);
-	if (e2e_attach(&e, daemon_.socket) < 0 || e2e_fetch(&e, tokens, TOKENS) != TOKENS)
+	if (e2e_attach(&e, daemon_.socket) < 0 || e2e_fetch_all(&e, tokens, TOKENS) != TOKENS)
 		return 1;
 	mem = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
 	f = fopen("/proc/self/maps", "re");

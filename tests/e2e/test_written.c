@@ -45,7 +45,7 @@ static int reserve(const struct e2e *e, struct kvp_grant **ret)
 	uint32_t retry_ms;
 	int r;
 
-	for (uint32_t tries = 0; tries < 3000; tries++) {
+	for (uint32_t tries = 0; tries < 6000; tries++) {
 		r = kvp_reserve_on(e->space, 0, E2E_WAIT_MS, &retry_ms, ret);
 		/* The worker may be being started. */
 		if (r != -EAGAIN && r != -ENODEV)
@@ -106,7 +106,7 @@ static uint32_t fetch_all(
 {
 	uint32_t n = 0, there;
 
-	for (uint32_t tries = 0; tries < 5000 && n < blocks; tries++) {
+	for (uint32_t tries = 0; tries < 60000 && n < blocks; tries++) {
 		n = fetch(e, tokens, blocks, flags, &there);
 		if (n < blocks)
 			e2e_sleep_us(1000);

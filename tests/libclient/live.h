@@ -63,9 +63,14 @@ void engine_free(struct engine *e);
 void store(struct engine *e, uint32_t n, uint32_t flags);
 struct kvp_prefix *find(
 	struct engine *e, uint32_t n, uint32_t flags, struct kvp_prefix_info *ret_info);
-/* A new extent is a miss until the library has mapped it: at most a moment. */
+/* A new extent is a miss until the library has mapped it: a moment, if its thread gets the processor. */
 struct kvp_prefix *find_soon(
 	struct engine *e, uint32_t n, uint32_t want_tokens, struct kvp_prefix_info *ret_info);
+/*
+ * How many of the first n tokens are found: as many as are wanted, or, if that never comes, what was found in the
+ * end. So may be a miss for a moment what the daemon has moved: for what is there, not for what must not be.
+ */
+uint32_t found_soon(struct engine *e, uint32_t n, uint32_t flags, uint32_t want_tokens);
 /* The first n tokens of the prefix are those of the engine's kv. */
 void same_bytes(struct engine *e, struct kvp_prefix *m, uint32_t n);
 

@@ -75,7 +75,7 @@ static int setup(void **state)
 	uint64_t bytes;
 
 	f->fake = fake_start(NULL);
-	f->client = open_client(f->fake, 3000);
+	f->client = open_client(f->fake, 20000);
 	assert_int_equal(kvp_space_open(f->client, &model, KVP_DEFAULT_TIMEOUT, &f->space), 0);
 	for (uint32_t i = 0; i < TOKENS; i++)
 		f->tokens[i] = 100 + i * 3;
@@ -102,7 +102,7 @@ static int teardown(void **state)
 
 static int64_t put(struct fixture *f, size_t n, uint32_t flags)
 {
-	struct kvp_put_opts o = { .size = sizeof(o), .flags = flags, .timeout_ms = 2000 };
+	struct kvp_put_opts o = { .size = sizeof(o), .flags = flags, .timeout_ms = 20000 };
 
 	return kvp_put(f->space, f->tokens, n, 0, &f->view, &o, NULL);
 }
@@ -152,7 +152,7 @@ static void test_put_match_get(void **state)
 	m = match(f->space, f->tokens, TOKENS, 0, &i);
 	assert_int_equal(i.n_tokens + i.tail_tokens + i.flags, 0);
 	assert_int_equal(kvp_release(m), 0);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	assert_int_equal(fake_blocks(f->fake), 0);
 
 	/* C-030: whole blocks only, the rest is ignored. */
@@ -328,7 +328,7 @@ static void test_reserve_commit(void **state)
 	uint32_t retry = 0;
 
 	for (uint32_t b = 0; b < 3; b++) {
-		assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g[b]), 0);
+		assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g[b]), 0);
 		assert_int_equal(kvp_grant_ref(g[b], &ref), -EINVAL);
 		memset(kvp_grant_addr(g[b]), 0x10 + (int)b, T * TOKEN_BYTES);
 		if (b)
@@ -336,7 +336,7 @@ static void test_reserve_commit(void **state)
 		assert_int_equal(kvp_commit(g[b], ref, f->tokens + b * T, T, NULL, 0), 0);
 		assert_int_equal(kvp_commit(g[b], ref, f->tokens + b * T, T, NULL, 0), -EALREADY);
 	}
-	assert_int_equal(kvp_grant_wait(g[2], 2000), 0);
+	assert_int_equal(kvp_grant_wait(g[2], 20000), 0);
 	m = match(f->space, f->tokens, 3 * T, 0, &i);
 	assert_int_equal(i.n_blocks, 3);
 	for (uint32_t b = 0; b < 3; b++) {
@@ -347,9 +347,9 @@ static void test_reserve_commit(void **state)
 		assert_int_equal(((const uint8_t *)p.addr)[5], 0x10 + b);
 	}
 	/* The same again is a duplicate; the slot stays readable all the same. */
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g[3]), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g[3]), 0);
 	assert_int_equal(kvp_commit(g[3], kvp_ref_root(), f->tokens, T, NULL, 0), 0);
-	assert_int_equal(kvp_grant_wait(g[3], 2000), KVP_COMMITTED_DUPLICATE);
+	assert_int_equal(kvp_grant_wait(g[3], 20000), KVP_COMMITTED_DUPLICATE);
 	assert_int_equal(kvp_grant_release(g[3]), 0);
 	assert_int_equal(kvp_grant_release(g[3]), -EALREADY);
 	kvp_release(m);
@@ -357,13 +357,13 @@ static void test_reserve_commit(void **state)
 		assert_int_equal(kvp_grant_release(g[b]), 0);
 
 	for (uint32_t b = 0; b < FAKE_SLOTS - 3; b++)
-		assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g[b]), 0);
+		assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g[b]), 0);
 	assert_int_equal(kvp_reserve(f->space, 20, &retry, &g[FAKE_SLOTS]), -EAGAIN);
 	assert_int_equal(retry, 3);
 	assert_int_equal(kvp_reserve(f->space, 0, &retry, &g[FAKE_SLOTS]), -EAGAIN);
 	for (uint32_t b = 0; b < FAKE_SLOTS - 3; b++)
 		assert_int_equal(kvp_grant_release(g[b]), 0);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	assert_int_equal(fake_granted(f->fake), 0);
 }
 
@@ -381,13 +381,13 @@ static void test_orphan_commit(void **state)
 	assert_int_equal(kvp_match_ref(m, 2, &ref), 0);
 	kvp_release(m);
 	assert_true(fake_evict(f->fake, 1));
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g2), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g2), 0);
 	assert_int_equal(kvp_commit(g, ref, f->tokens + 2 * T, T, NULL, 0), 0);
 	assert_int_equal(kvp_grant_ref(g, &ref), 0);
 	assert_int_equal(kvp_commit(g2, ref, f->tokens + 3 * T, T, NULL, 0), 0);
-	assert_int_equal(kvp_grant_wait(g, 2000), -ECANCELED);
-	assert_int_equal(kvp_grant_wait(g2, 2000), -ECANCELED);
+	assert_int_equal(kvp_grant_wait(g, 20000), -ECANCELED);
+	assert_int_equal(kvp_grant_wait(g2, 20000), -ECANCELED);
 	kvp_grant_release(g);
 	kvp_grant_release(g2);
 }
@@ -403,7 +403,7 @@ static void test_put_copies(void **state)
 	memcpy(kept, f->kv, sizeof(f->kv));
 	assert_int_equal(put(f, 8 * T, 0), 8 * T);
 	memset(f->kv, 0, sizeof(f->kv));
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	memcpy(f->kv, kept, sizeof(f->kv));
 	m = match(f->space, f->tokens, 8 * T, 0, &i);
 	assert_int_equal(i.n_blocks, 8);
@@ -419,7 +419,7 @@ static void test_put_copies(void **state)
 static void test_put_from(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 2000 };
+	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 20000 };
 	struct kvp_view_plane planes[2];
 	struct kvp_view v = { .size = sizeof(v), .planes = planes };
 	struct kvp_prefix_info i;
@@ -435,14 +435,14 @@ static void test_put_from(void **state)
 	assert_int_equal(kvp_put(f->space, f->tokens, 8 * T, 3 * T, &v, &o, NULL), 5 * T);
 	assert_int_equal(kvp_put(f->space, f->tokens, 8 * T, 3 * T + 1, &v, &o, NULL), -EINVAL);
 	assert_int_equal(kvp_put(f->space, f->tokens, 2 * T, 3 * T, &v, &o, NULL), -EINVAL);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	m = match(f->space, f->tokens, 8 * T, 0, &i);
 	assert_int_equal(i.n_blocks, 8);
 	check_content(f, m, 8 * T);
 	kvp_release(m);
 	assert_int_equal(fake_blocks(f->fake), 8);
 	assert_int_equal(put(f, 8 * T, 0), 8 * T);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	assert_int_equal(fake_blocks(f->fake), 8);
 	assert_int_equal(kvp_put(f->space, f->tokens, 8 * T, 8 * T, &v, &o, NULL), 0);
 }
@@ -457,7 +457,7 @@ static void test_put_full(void **state)
 
 	SET(f->fake, room, 3);
 	assert_int_equal(kvp_put(f->space, f->tokens, 8 * T, 0, &f->view, &o, &retry), 3 * T);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	kvp_release(match(f->space, f->tokens, 8 * T, KVP_MATCH_NO_TAIL, &i));
 	assert_int_equal(i.n_blocks, 3);
 	f->tokens[0]++;
@@ -484,14 +484,14 @@ static void test_min_cache_tokens(void **state)
 {
 	struct fixture *f = *state;
 	struct kvp_space_desc d = model;
-	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 2000 };
+	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 20000 };
 	struct kvp_space *space;
 
 	d.min_cache_tokens = 50;
-	assert_int_equal(kvp_space_open(f->client, &d, 2000, &space), 0);
+	assert_int_equal(kvp_space_open(f->client, &d, 20000, &space), 0);
 	assert_int_equal(kvp_put(space, f->tokens, 49, 0, &f->view, &o, NULL), 0);
 	assert_int_equal(kvp_put(space, f->tokens, 50, 0, &f->view, &o, NULL), 3 * T);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	kvp_space_close(space);
 }
 
@@ -504,13 +504,13 @@ static void test_delete(void **state)
 
 	put_and_flush(f, 3 * T, 0);
 	m = match(f->space, f->tokens, 3 * T, 0, &i);
-	assert_int_equal(kvp_delete(f->space, f->tokens, 3 * T, 2000), 3);
+	assert_int_equal(kvp_delete(f->space, f->tokens, 3 * T, 20000), 3);
 	check_content(f, m, 3 * T);
 	kvp_release(m);
-	assert_int_equal(kvp_delete(f->space, f->tokens, 3 * T, 2000), 3);
+	assert_int_equal(kvp_delete(f->space, f->tokens, 3 * T, 20000), 3);
 	kvp_release(match(f->space, f->tokens, 3 * T, 0, &i));
 	assert_int_equal(i.n_blocks, 0);
-	assert_int_equal(kvp_delete(f->space, f->tokens, 3 * T, 2000), 0);
+	assert_int_equal(kvp_delete(f->space, f->tokens, 3 * T, 20000), 0);
 }
 
 /* C-034, C-035: chained keys, one per block, and one for the rest. */
@@ -544,7 +544,7 @@ static void test_empty(void **state)
 	assert_int_equal(kvp_release(m), 0);
 	assert_int_equal(kvp_put(f->space, NULL, 0, 0, &f->view, NULL, NULL), 0);
 	assert_int_equal(kvp_chunk_keys(f->space, NULL, 0, NULL, 0), 0);
-	assert_int_equal(kvp_delete(f->space, NULL, 0, 2000), 0);
+	assert_int_equal(kvp_delete(f->space, NULL, 0, 20000), 0);
 	assert_int_equal(fake_leases(f->fake), 0);
 }
 
@@ -565,13 +565,13 @@ static void test_fork_copies(void **state)
 	m = match(f->space, other, 2 * T, 0, &i);
 	assert_int_equal(i.n_blocks, 1);
 	assert_int_equal(i.tail_tokens, 10);
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
 	memset(kvp_grant_addr(g), 0xdd, T * TOKEN_BYTES);
 	assert_int_equal(kvp_fork(m, g), 10);
 	assert_int_equal(kvp_match_ref(m, 1, &ref), 0);
 	assert_int_equal(kvp_commit(g, ref, other + T, T, NULL, 0), 0);
 	assert_int_equal(kvp_fork(m, g), -EINVAL);
-	assert_int_equal(kvp_grant_wait(g, 2000), 0);
+	assert_int_equal(kvp_grant_wait(g, 20000), 0);
 	kvp_grant_release(g);
 	kvp_release(m);
 	again = match(f->space, other, 2 * T, 0, &i);
@@ -583,7 +583,7 @@ static void test_fork_copies(void **state)
 	kvp_release(again);
 	/* Without a tail there is nothing to copy. */
 	m = match(f->space, f->tokens, T, 0, &i);
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
 	assert_int_equal(kvp_fork(m, g), 0);
 	kvp_grant_release(g);
 	kvp_release(m);
@@ -591,21 +591,21 @@ static void test_fork_copies(void **state)
 
 static void *wait_for(void *arg)
 {
-	return (void *)(intptr_t)kvp_wait(arg, 5000);
+	return (void *)(intptr_t)kvp_wait(arg, 20000);
 }
 
 /* Single flight: one claims, the other sees it, and is woken by the commit. */
 static void test_single_flight(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_client *other = open_client(f->fake, 3000);
+	struct kvp_client *other = open_client(f->fake, 20000);
 	struct kvp_prefix_info i;
 	struct kvp_prefix *mine, *theirs;
 	struct kvp_space *space;
 	pthread_t thread;
 	void *result;
 
-	assert_int_equal(kvp_space_open(other, &model, 2000, &space), 0);
+	assert_int_equal(kvp_space_open(other, &model, 20000, &space), 0);
 	mine = match(f->space, f->tokens, 3 * T, KVP_MATCH_CLAIM, &i);
 	assert_int_equal(i.flags, KVP_MATCHED_CLAIMED);
 	theirs = match(space, f->tokens, 3 * T, KVP_MATCH_CLAIM, &i);
@@ -650,9 +650,9 @@ static void test_claim_by_commit(void **state)
 
 	m = match(f->space, f->tokens, 3 * T, KVP_MATCH_CLAIM, &i);
 	for (uint32_t b = 0; b < 3; b++) {
-		assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g[b]), 0);
+		assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g[b]), 0);
 		assert_int_equal(kvp_commit(g[b], ref, f->tokens + b * T, T, m, 0), 0);
-		assert_int_equal(kvp_grant_wait(g[b], 2000), 0);
+		assert_int_equal(kvp_grant_wait(g[b], 20000), 0);
 		assert_int_equal(kvp_grant_ref(g[b], &ref), 0);
 		if (b == 2)
 			continue;
@@ -696,7 +696,7 @@ static void test_space_info(void **state)
 	assert_int_equal(kvp_space_block_bytes(f->space, 9, &bytes), -EOPNOTSUPP);
 
 	put_and_flush(f, 2 * T, 0);
-	assert_int_equal(kvp_space_open(f->client, &model, 2000, &same), 0);
+	assert_int_equal(kvp_space_open(f->client, &model, 20000, &same), 0);
 	assert_int_equal(kvp_space_info(same, &i), 0);
 	assert_memory_equal(i.fingerprint, fingerprint, 32);
 	kvp_release(match(same, f->tokens, 2 * T, 0, &mi));
@@ -707,7 +707,7 @@ static void test_space_info(void **state)
 	/* The second pipeline stage holds one layer of its own. */
 	d.layers = two_layers + 1;
 	d.n_layers = 1;
-	assert_int_equal(kvp_space_open(f->client, &d, 2000, &other), 0);
+	assert_int_equal(kvp_space_open(f->client, &d, 20000, &other), 0);
 	assert_int_equal(kvp_space_info(other, &i), 0);
 	assert_memory_not_equal(i.fingerprint, fingerprint, 32);
 	kvp_release(match(other, f->tokens, 2 * T, 0, &mi));
@@ -734,14 +734,14 @@ static void test_space_refused(void **state)
 
 	memset(name, 'x', sizeof(name) - 1);
 	name[sizeof(name) - 1] = 0;
-#define REFUSED(change, error)                                                      \
-	do {                                                                        \
-		d = model;                                                          \
-		memcpy(layers, two_layers, sizeof(layers));                         \
-		d.layers = layers;                                                  \
-		change;                                                             \
-		assert_int_equal(kvp_space_open(f->client, &d, 2000, &s), (error)); \
-		assert_null(s);                                                     \
+#define REFUSED(change, error)                                                       \
+	do {                                                                         \
+		d = model;                                                           \
+		memcpy(layers, two_layers, sizeof(layers));                          \
+		d.layers = layers;                                                   \
+		change;                                                              \
+		assert_int_equal(kvp_space_open(f->client, &d, 20000, &s), (error)); \
+		assert_null(s);                                                      \
 	} while (0)
 	REFUSED(d.size = 2, -EINVAL);
 	REFUSED(d.dtype = 0, -EINVAL);
@@ -768,7 +768,7 @@ static void test_stats_and_close(void **state)
 	struct fixture *f = *state;
 	struct kvp_counters s = { .size = sizeof(s) };
 	struct kvp_prefix_info i;
-	struct kvp_client *c = open_client(f->fake, 1000);
+	struct kvp_client *c = open_client(f->fake, 20000);
 
 	assert_null(kvp_close(c));
 	assert_null(kvp_close(NULL));
@@ -793,7 +793,7 @@ static void wait_attached(struct kvp_client *c, uint32_t want)
 {
 	struct kvp_counters s = { .size = sizeof(s) };
 
-	for (uint32_t i = 0; i < 1000; i++) {
+	for (uint32_t i = 0; i < 12000; i++) {
 		assert_int_equal(kvp_stats(c, &s), 0);
 		if (s.attached == want)
 			return;
@@ -817,7 +817,7 @@ static void test_daemon_dies(void **state)
 	put_and_flush(f, 3 * T, 0);
 	m = match(f->space, f->tokens, 3 * T, 0, &i);
 	assert_int_equal(i.n_blocks, 3);
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
 	memset(kvp_grant_addr(g), 1, T * TOKEN_BYTES);
 	strcpy(path, f->fake->path);
 	f->fake = fake_stop(f->fake);
@@ -854,7 +854,7 @@ static void test_daemon_dies(void **state)
 	assert_int_equal(kvp_release(m), 0);
 	/* With the last handle the old mappings go. */
 	for (uint32_t n = 0, in_use = 2; in_use != 1; n++) {
-		assert_true(n < 400);
+		assert_true(n < 12000);
 		usleep(10000);
 		client_kick(f->client);
 		pthread_mutex_lock(&f->client->ring_lock);
@@ -870,7 +870,7 @@ static void test_daemon_dies(void **state)
 /* It has answered again when a question gets through. */
 static void wait_well(struct kvp_client *client)
 {
-	for (uint32_t n = 0; n < 4000 && kvp_flush(client, 20000) < 0; n++)
+	for (uint32_t n = 0; n < 120000 && kvp_flush(client, 20000) < 0; n++)
 		usleep(5000);
 	assert_int_equal(kvp_flush(client, 20000), 0);
 }
@@ -888,7 +888,7 @@ static void test_silent_daemon(void **state)
 	struct kvp_grant *g, *g2;
 	struct kvp_prefix *m;
 
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
 	SET(f->fake, mute, true);
 	assert_int_equal(kvp_commit(g, kvp_ref_root(), f->tokens, T, NULL, 0), 0);
 	assert_int_equal(kvp_grant_wait(g, 0), -ETIMEDOUT);
@@ -908,9 +908,9 @@ static void test_silent_daemon(void **state)
 	/* It wakes up: what was asked for has been done, the late claim included. */
 	SET(f->fake, mute, false);
 	wait_well(f->client);
-	assert_int_equal(kvp_grant_wait(g, 2000), 0);
+	assert_int_equal(kvp_grant_wait(g, 20000), 0);
 	kvp_grant_release(g);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	pthread_mutex_lock(&f->fake->lock);
 	for (uint32_t n = 0; n < KVP_MAX_CLAIMS; n++)
 		assert_int_equal(kvp_load_relaxed(&f->fake->v.claims[n].session), 0);
@@ -925,14 +925,14 @@ static void test_grant_of_the_dead(void **state)
 	char path[64];
 
 	strcpy(path, f->fake->path);
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
 	SET(f->fake, mute, true);
 	assert_int_equal(kvp_commit(g, kvp_ref_root(), f->tokens, T, NULL, 0), 0);
 	assert_int_equal(kvp_grant_wait(g, 0), -ETIMEDOUT);
 	f->fake = fake_stop(f->fake);
 	wait_attached(f->client, 0);
 	assert_int_equal(kvp_grant_wait(g, 0), -ESHUTDOWN);
-	assert_int_equal(kvp_grant_wait(g, 2000), -ESHUTDOWN);
+	assert_int_equal(kvp_grant_wait(g, 20000), -ESHUTDOWN);
 	kvp_grant_release(g);
 	f->fake = fake_start(path);
 }
@@ -969,8 +969,8 @@ static void test_put_of_the_dead(void **state)
 
 	strcpy(path, f->fake->path);
 	/* the second time more is asked for than one: slots are left for the put, not for all of it */
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g[0]), 0);
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g[1]), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g[0]), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g[1]), 0);
 	SET(f->fake, mute, true);
 	assert_int_equal(pthread_create(&thread, NULL, stop_after_a_commit, f), 0);
 	assert_int_equal(put(f, 8 * T, 0), -ESHUTDOWN);
@@ -993,16 +993,16 @@ static void test_outcome_after_another_daemon(void **state)
 	wait_attached(f->client, 0);
 	f->fake = fake_start(path);
 	wait_attached(f->client, 1);
-	assert_int_equal(kvp_put_outcome(f->space, f->tokens, 3 * T, 0, 2000, &why), 0);
+	assert_int_equal(kvp_put_outcome(f->space, f->tokens, 3 * T, 0, 20000, &why), 0);
 	assert_int_equal(why, -ESHUTDOWN);
-	assert_int_equal(kvp_put_outcome(f->space, f->tokens + 1, 3 * T, 0, 2000, &why), 0);
+	assert_int_equal(kvp_put_outcome(f->space, f->tokens + 1, 3 * T, 0, 20000, &why), 0);
 	assert_int_equal(why, 0);
 	/* A part of it is stored again: the first block that is not is still one of those. */
 	put_and_flush(f, 2 * T, 0);
-	assert_int_equal(kvp_put_outcome(f->space, f->tokens, 3 * T, 0, 2000, &why), 2 * T);
+	assert_int_equal(kvp_put_outcome(f->space, f->tokens, 3 * T, 0, 20000, &why), 2 * T);
 	assert_int_equal(why, -ESHUTDOWN);
 	put_and_flush(f, 3 * T, 0);
-	assert_int_equal(kvp_put_outcome(f->space, f->tokens, 3 * T, 0, 2000, &why), 3 * T);
+	assert_int_equal(kvp_put_outcome(f->space, f->tokens, 3 * T, 0, 20000, &why), 3 * T);
 	assert_int_equal(why, 0);
 }
 
@@ -1036,11 +1036,11 @@ static void test_stopped_control(void **state)
 	pthread_mutex_unlock(&f->fake->lock);
 	/* The late answer says that it is well again; what it opened has no user and is closed. */
 	for (uint32_t n = 0; s.stuck || opens_of(f->fake) != 1; n++) {
-		assert_true(n < 4000);
+		assert_true(n < 120000);
 		usleep(1000);
 		assert_int_equal(kvp_stats(f->client, &s), 0);
 	}
-	assert_int_equal(kvp_space_open(f->client, &d, 2000, &space), 0);
+	assert_int_equal(kvp_space_open(f->client, &d, 20000, &space), 0);
 	kvp_space_close(space);
 }
 
@@ -1056,13 +1056,13 @@ static void test_full_socket(void **state)
 	char name[16];
 
 	SET(f->fake, hold_extents, true);
-	other = open_client(f->fake, 2000);
-	assert_int_equal(kvp_space_open(other, &model, 2000, &theirs), 0);
+	other = open_client(f->fake, 20000);
+	assert_int_equal(kvp_space_open(other, &model, 20000, &theirs), 0);
 	put_and_flush(f, 2 * T, 0);
 	d.model = name;
 	for (uint32_t k = 0; k < ARRAY_SIZE(space); k++) {
 		snprintf(name, sizeof(name), "model-%u", k);
-		assert_int_equal(kvp_space_open(other, &d, 2000, &space[k]), 0);
+		assert_int_equal(kvp_space_open(other, &d, 20000, &space[k]), 0);
 	}
 	assert_int_equal(setsockopt(kvp_load_seq(&other->att)->sock, SOL_SOCKET, SO_SNDBUF, &least,
 				 sizeof(least)),
@@ -1076,7 +1076,7 @@ static void test_full_socket(void **state)
 	usleep(20000);
 	pthread_mutex_unlock(&f->fake->lock);
 	for (uint32_t n = 0; opens_of(f->fake) != 2 || !i.n_blocks; n++) {
-		assert_true(n < 4000);
+		assert_true(n < 120000);
 		usleep(1000);
 		kvp_release(match(theirs, f->tokens, 2 * T, 0, &i));
 	}
@@ -1096,13 +1096,13 @@ static void test_full_ring(void **state)
 	struct kvp_grant *g[2];
 	uint64_t bytes;
 
-	assert_int_equal(kvp_space_open(other, &model, 2000, &space), 0);
+	assert_int_equal(kvp_space_open(other, &model, 20000, &space), 0);
 	kvp_view_dense(space, KVP_VIEW_NCLD, data, 8 * T, planes, &bytes);
 	assert_int_equal(kvp_put(space, f->tokens + T, 8 * T, 0, &v, NULL, NULL), 8 * T);
 	assert_int_equal(kvp_flush(other, 20000), 0);
 	/* the second time more is asked for than one: a slot is left for the put */
-	assert_int_equal(kvp_reserve(space, 2000, NULL, &g[0]), 0);
-	assert_int_equal(kvp_reserve(space, 2000, NULL, &g[1]), 0);
+	assert_int_equal(kvp_reserve(space, 20000, NULL, &g[0]), 0);
+	assert_int_equal(kvp_reserve(space, 20000, NULL, &g[1]), 0);
 	SET(f->fake, mute, true);
 	assert_int_equal(kvp_flush(other, 0), -ETIMEDOUT);
 	for (uint32_t n = 0; n < KVP_SQ_ENTRIES / 8 + 2; n++)
@@ -1127,13 +1127,13 @@ static void test_unknown_extent(void **state)
 	struct kvp_prefix *m;
 
 	SET(f->fake, hold_extents, true);
-	other = open_client(f->fake, 2000);
-	assert_int_equal(kvp_space_open(other, &model, 2000, &space), 0);
+	other = open_client(f->fake, 20000);
+	assert_int_equal(kvp_space_open(other, &model, 20000, &space), 0);
 	put_and_flush(f, 2 * T, 0);
 	kvp_release(match(space, f->tokens, 2 * T, 0, &i));
 	assert_int_equal(i.n_blocks, 0);
 	assert_int_equal(i.flags, 0);
-	for (uint32_t n = 0; n < 400 && !i.n_blocks; n++) {
+	for (uint32_t n = 0; n < 12000 && !i.n_blocks; n++) {
 		usleep(5000);
 		m = match(space, f->tokens, 2 * T, 0, &i);
 		if (i.n_blocks)
@@ -1153,17 +1153,17 @@ static void test_unknown_extent(void **state)
 static void test_retire(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_client *other = open_client(f->fake, 2000);
+	struct kvp_client *other = open_client(f->fake, 20000);
 	struct fake_session *mine = &f->fake->s[0], *theirs = &f->fake->s[1];
 	struct kvp_space *space;
 	struct kvp_prefix_info i;
 	struct kvp_prefix *m;
 	struct kvp_grant *g;
 
-	assert_int_equal(kvp_space_open(other, &model, 2000, &space), 0);
+	assert_int_equal(kvp_space_open(other, &model, 20000, &space), 0);
 	put_and_flush(f, 2 * T, 0);
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
-	for (uint32_t n = 0; n < 400; n++) {
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
+	for (uint32_t n = 0; n < 12000; n++) {
 		m = match(space, f->tokens, 2 * T, 0, &i);
 		if (i.n_blocks == 2)
 			break;
@@ -1181,7 +1181,7 @@ static void test_retire(void **state)
 	memset(kvp_grant_addr(g), 3, T * TOKEN_BYTES);
 	prefix_unpin(m);
 	kvp_grant_release(g);
-	for (uint32_t n = 0; n < 400; n++) {
+	for (uint32_t n = 0; n < 12000; n++) {
 		uint32_t acks;
 
 		pthread_mutex_lock(&f->fake->lock);
@@ -1189,7 +1189,7 @@ static void test_retire(void **state)
 		pthread_mutex_unlock(&f->fake->lock);
 		if (acks == 2)
 			break;
-		assert_true(n < 399);
+		assert_true(n < 11999);
 		usleep(5000);
 	}
 	kvp_release(m);
@@ -1206,10 +1206,10 @@ static void reserve_and_wait(struct fixture *f, uint32_t times)
 	uint32_t granted = 1; /* the first loop leaves some ahead */
 
 	for (uint32_t n = 0; n < times; n++) {
-		assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+		assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
 		assert_int_equal(kvp_grant_release(g), 0);
 	}
-	for (uint32_t n = 0; n < 600 && granted; n++) {
+	for (uint32_t n = 0; n < 6000 && granted; n++) {
 		usleep(10000);
 		granted = fake_granted(f->fake);
 	}
@@ -1333,7 +1333,7 @@ static void test_open_errors(void **state)
 	o.flags = KVP_OPEN_LAZY;
 	assert_int_equal(kvp_open(&o, &c), 0);
 	assert_string_equal(why, "not today");
-	for (uint32_t n = 0; n < 400; n++) {
+	for (uint32_t n = 0; n < 12000; n++) {
 		assert_int_equal(kvp_last_error(c, text, sizeof(text)), 0);
 		if (text[0])
 			break;
@@ -1370,7 +1370,7 @@ static void test_timeout_0(void **state)
 	struct kvp_put_opts put = { .size = sizeof(put) };
 	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_CLAIM };
 	struct kvp_prefix_info i = { .size = sizeof(i) };
-	struct kvp_client *other = open_client(f->fake, 3000);
+	struct kvp_client *other = open_client(f->fake, 20000);
 	struct kvp_space *s, *theirs;
 	struct kvp_prefix *m, *m2;
 	struct kvp_grant *g;
@@ -1420,7 +1420,7 @@ static void test_lazy(void **state)
 	strcpy(path, fake->path);
 	fake_stop(fake);
 	assert_int_equal(kvp_open(&o, &c), 0);
-	assert_int_equal(kvp_space_open(c, &model, 1000, &s), 0);
+	assert_int_equal(kvp_space_open(c, &model, 20000, &s), 0);
 	assert_int_equal(kvp_space_info(s, &i), 0);
 	assert_int_equal(i.attached, 0);
 	fake = fake_start(path);

@@ -121,7 +121,7 @@ static struct kvp_prefix *all_registered(struct engine *e, struct kvp_cuda *cuda
 {
 	const void *addrs[BLOCKS];
 
-	for (uint32_t i = 0; i < 1000; i++) {
+	for (uint32_t i = 0; i < 12000; i++) {
 		struct kvp_prefix *m = all(e);
 		EQUAL(kvp_host_register(cuda, 0, WAIT_MS), 0);
 		if (kvp_host_payloads(m, cuda, 0, BLOCKS, addrs) == BLOCKS)
@@ -135,7 +135,7 @@ static struct kvp_prefix *all_registered(struct engine *e, struct kvp_cuda *cuda
 /* Without words it is the library's thread that sees the end of a stream's work. */
 static void soon_reached(struct kvp_timeline *line, uint64_t value)
 {
-	for (uint32_t i = 0; machine.no_mem_ops && i < 1000; i++) {
+	for (uint32_t i = 0; machine.no_mem_ops && i < 60000; i++) {
 		if (kvp_timeline_reached(line, value))
 			break;
 		usleep(1000);
@@ -253,7 +253,7 @@ static void test_put(void)
 		struct kvp_view_plane rest[2];
 		int64_t n;
 
-		CHECK(tries < 10000);
+		CHECK(tries < 60000);
 		memcpy(rest, planes, sizeof(rest));
 		for (uint32_t i = 0; i < 2; i++) {
 			rest[i].k = (char *)planes[i].k + from * planes[i].k_token_stride;
@@ -435,7 +435,7 @@ static void test_mark_late(void)
 	EQUAL(kvp_cuda_mark(cuda, line, late, &value), 0);
 	cudadrv_stall(gpu.sim, 0, 0, 1);
 	/* All of the memory, once what the first one had is free. */
-	for (uint32_t i = 0; i < 1000 && got <= 0; i++) {
+	for (uint32_t i = 0; i < 60000 && got <= 0; i++) {
 		got = kvp_cuda_get(m, cuda, 0, T, &v, gpu.stream);
 		CHECK(got == T || got == -EAGAIN);
 		usleep(got < 0 ? 1000 : 0);
@@ -602,7 +602,7 @@ static void lose(void)
 		T);
 	EQUAL(cudadrv_set(gpu.sim, &fault, NULL), 0);
 	kvp_store_release((_Atomic(uint64_t) *)gate, 1);
-	for (uint32_t i = 0; i < 1000 && r != -ENODEV; i++) {
+	for (uint32_t i = 0; i < 60000 && r != -ENODEV; i++) {
 		usleep(1000);
 		r = kvp_cuda_mark(cuda, marks, gpu.stream, &marked);
 	}
@@ -621,7 +621,7 @@ static void lose(void)
 	/* What needs no device goes on; what waits for it is waited for in vain. */
 	EQUAL(kvp_flush(e->client, 50), -ETIMEDOUT);
 	EQUAL(kvp_put(e->space, e->tokens + T, T, 0, &e->view, &o, NULL), T);
-	for (uint32_t i = 0; i < 1000; i++) {
+	for (uint32_t i = 0; i < 12000; i++) {
 		EQUAL(kvp_match(e->space, e->tokens + T, T, NULL, &m), 0);
 		EQUAL(kvp_match_info(m, &info), 0);
 		kvp_release(m);

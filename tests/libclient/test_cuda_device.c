@@ -322,7 +322,7 @@ static void outside_the_window(void **state)
 
 static void soon_mapped(struct fixture *f, uint64_t bytes)
 {
-	for (uint32_t i = 0; i < 1000 && props(f).mapped_bytes != bytes; i++)
+	for (uint32_t i = 0; i < 12000 && props(f).mapped_bytes != bytes; i++)
 		usleep(5000);
 	assert_int_equal(props(f).mapped_bytes, bytes);
 }
@@ -336,7 +336,7 @@ static void given_back(void **state)
 	cuda_open(f, 0);
 	assert_int_equal(props(f).mapped_bytes, SEGMENT);
 	fake_retire_device(f->fake);
-	for (uint32_t i = 0; i < 1000 && !acks; i++) {
+	for (uint32_t i = 0; i < 12000 && !acks; i++) {
 		usleep(5000);
 		pthread_mutex_lock(&f->fake->lock);
 		acks = f->fake->s[0].retire_acks;
@@ -462,7 +462,7 @@ static void stream_goes_on_while_unmapping(void **state)
 	SET(f->fake, warm_held, true);
 	assert_int_equal(cudadrv_set(gpu.sim, &hangs, &fault), 0);
 	fake_retire_device(f->fake);
-	for (uint32_t i = 0; i < 1000 && !cudadrv_hit(gpu.sim, fault); i++)
+	for (uint32_t i = 0; i < 12000 && !cudadrv_hit(gpu.sim, fault); i++)
 		usleep(5000);
 	assert_true(cudadrv_hit(gpu.sim, fault) > 0);
 	assert_int_equal(kvp_cuda_warm(m, f->cuda, NULL, &ticket), 0);

@@ -32,7 +32,7 @@ static struct kvp_cuda *cuda_new(struct engine *e)
 
 	EQUAL(kvp_cuda_open(e->client, &o, &cuda), 0);
 	/* A daemon that has just been started does not know its devices yet. */
-	for (uint32_t i = 0; i < 2000 && props(cuda).device == KVP_CUDA_NO_DEVICE; i++)
+	for (uint32_t i = 0; i < 12000 && props(cuda).device == KVP_CUDA_NO_DEVICE; i++)
 		usleep(5000);
 	EQUAL(props(cuda).device, 0);
 	return cuda;
@@ -41,7 +41,7 @@ static struct kvp_cuda *cuda_new(struct engine *e)
 /* The worker may be being started, and an extent made and mapped, before all of it is there. */
 static void warm_all(struct engine *e, struct kvp_cuda *cuda, struct kvp_prefix *m, uint64_t *addrs)
 {
-	for (uint32_t i = 0; i < 1000; i++) {
+	for (uint32_t i = 0; i < 6000; i++) {
 		struct kvp_ticket ticket;
 		int why = 0;
 
@@ -144,7 +144,7 @@ static void compute(struct engine *e, struct kvp_cuda *cuda, uint64_t from, uint
 		int r;
 
 		/* A first extent is made, mapped and acknowledged meanwhile. */
-		for (uint32_t tries = 0; tries < 1000; tries++) {
+		for (uint32_t tries = 0; tries < 6000; tries++) {
 			r = kvp_cuda_reserve(e->space, cuda, WAIT_MS, NULL, &g);
 			if (r != -EAGAIN && r != -ENODEV)
 				break;
@@ -187,7 +187,7 @@ static void test_computed_there(void)
 
 	gpu_write(&gpu, at, e->kv, SOME * BLOCK_BYTES);
 	compute(e, cuda, at, SOME);
-	for (uint32_t i = 0; i < 1000; i++) {
+	for (uint32_t i = 0; i < 6000; i++) {
 		EQUAL(kvp_match(other->space, e->tokens, SOME * T, &o, &m), 0);
 		EQUAL(kvp_match_info(m, &info), 0);
 		if (info.n_blocks == SOME)

@@ -294,7 +294,7 @@ static void unmapped(void **state)
 	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, NULL), 1);
 	r = kvp_device_payload(m, 0, 0, &p);
 	assert_int_equal(r, -EAGAIN);
-	for (uint32_t i = 0; i < 1000 && r == -EAGAIN; i++) {
+	for (uint32_t i = 0; i < 12000 && r == -EAGAIN; i++) {
 		usleep(5000);
 		r = kvp_device_payload(m, 0, 0, &p);
 	}
@@ -305,7 +305,7 @@ static void unmapped(void **state)
 
 static void no_leases_soon(struct fixture *f)
 {
-	for (uint32_t i = 0; i < 1000 && fake_leases(f->fake); i++)
+	for (uint32_t i = 0; i < 12000 && fake_leases(f->fake); i++)
 		usleep(5000);
 	assert_int_equal(fake_leases(f->fake), 0);
 }
@@ -372,7 +372,7 @@ static void daemon_goes(void **state)
 	assert_int_equal(kvp_warm(m, NULL, &ticket), -ESHUTDOWN);
 	assert_int_equal(kvp_release(m), 0);
 	/* Nobody has anything of that daemon any more. */
-	for (uint32_t tries = 0; mapped() && tries < 10000; tries++)
+	for (uint32_t tries = 0; mapped() && tries < 60000; tries++)
 		usleep(1000);
 	assert_int_equal(mapped(), 0);
 	f->fake = fake_start(NULL);

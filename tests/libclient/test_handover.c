@@ -16,7 +16,7 @@ static int take_over(struct engine *e, const struct kvp_handover *h, struct kvp_
 {
 	int r = -EAGAIN;
 
-	for (int i = 0; i < 5000 && r == -EAGAIN; i++) {
+	for (int i = 0; i < 60000 && r == -EAGAIN; i++) {
 		r = kvp_match_import(e->space, h, ret);
 		if (r == -EAGAIN)
 			usleep(1000);

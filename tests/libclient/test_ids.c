@@ -49,7 +49,7 @@ struct fixture {
 static int setup(void **state)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
-	struct kvp_open_opts o = { .size = sizeof(o), .default_timeout_ms = 3000 };
+	struct kvp_open_opts o = { .size = sizeof(o), .default_timeout_ms = 20000 };
 	uint64_t bytes;
 
 	f->fake = fake_start(NULL);
@@ -101,7 +101,7 @@ static struct kvp_prefix *match(struct fixture *f, struct kvp_ids tokens, uint32
 static void put(struct fixture *f, struct kvp_ids tokens)
 {
 	assert_int_equal(kvp_put_ids(f->space, &tokens, 0, &f->view, NULL, NULL), tokens.n);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 }
 
 /* The prefix's first n tokens have the bytes that were put. */
@@ -168,7 +168,7 @@ static void test_refused(void **state)
 {
 	static const int64_t bad[] = { -1, INT64_MIN, INT64_C(1) << 32, INT64_MAX };
 	struct kvp_match_opts o = {
-		.size = sizeof(o), .flags = KVP_MATCH_CLAIM, .timeout_ms = 2000
+		.size = sizeof(o), .flags = KVP_MATCH_CLAIM, .timeout_ms = 20000
 	};
 	struct fixture *f = *state;
 	struct kvp_prefix *m = NULL;
@@ -281,14 +281,14 @@ static void test_after_refused(void **state)
 {
 	struct fixture *f = *state;
 	struct kvp_match_opts o = { .size = sizeof(o) };
-	struct kvp_put_opts po = { .size = sizeof(po), .timeout_ms = 2000 };
+	struct kvp_put_opts po = { .size = sizeof(po), .timeout_ms = 20000 };
 	struct kvp_space_desc d = model;
 	struct kvp_prefix *first, *m = NULL;
 	struct kvp_prefix_info i;
 	struct kvp_space *other;
 
 	d.model = "other";
-	assert_int_equal(kvp_space_open(f->client, &d, 2000, &other), 0);
+	assert_int_equal(kvp_space_open(f->client, &d, 20000, &other), 0);
 	put(f, ids(f, KVP_IDS_U32, 0, 3 * T));
 	first = match(f, ids(f, KVP_IDS_U32, 0, 2 * T), 0, NULL, &i);
 	o.after = po.after = first;
@@ -308,7 +308,7 @@ static void test_after_refused(void **state)
 static void test_after_unleased(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_put_opts po = { .size = sizeof(po), .timeout_ms = 2000 };
+	struct kvp_put_opts po = { .size = sizeof(po), .timeout_ms = 20000 };
 	struct kvp_prefix *held[KVP_CLIENT_LEASES], *loose, *m;
 	struct kvp_prefix_info i;
 	uint32_t n;
@@ -328,10 +328,10 @@ static void test_after_unleased(void **state)
 	kvp_release(m);
 	assert_true(fake_evict(f->fake, 3));
 	assert_int_equal(kvp_put(f->space, f->u32 + 3 * T, T, 0, &f->view, &po, NULL), T);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	kvp_release(match(f, ids(f, KVP_IDS_U32, 0, 4 * T), 0, NULL, &i));
 	assert_int_equal(i.n_blocks, 4);
-	assert_int_equal(kvp_delete(f->space, f->u32, 4 * T, 2000), 4);
+	assert_int_equal(kvp_delete(f->space, f->u32, 4 * T, 20000), 4);
 	kvp_release(match(f, ids(f, KVP_IDS_U32, 0, 4 * T), 0, NULL, &i));
 	assert_int_equal(i.n_blocks, 1); /* the others hold it */
 	m = match(f, ids(f, KVP_IDS_U32, 3 * T, T), 0, loose, &i);
@@ -348,7 +348,7 @@ static void wait_attached(struct kvp_client *c, uint32_t want)
 {
 	struct kvp_counters s = { .size = sizeof(s) };
 
-	for (uint32_t i = 0; i < 4000; i++) {
+	for (uint32_t i = 0; i < 12000; i++) {
 		assert_int_equal(kvp_stats(c, &s), 0);
 		if (s.attached == want)
 			return;
@@ -361,7 +361,7 @@ static void wait_attached(struct kvp_client *c, uint32_t want)
 static void test_after_the_dead(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_put_opts po = { .size = sizeof(po), .timeout_ms = 2000 };
+	struct kvp_put_opts po = { .size = sizeof(po), .timeout_ms = 20000 };
 	struct kvp_prefix *first, *empty, *m;
 	struct kvp_prefix_info i;
 	char path[64];

@@ -143,7 +143,7 @@ static void what_is_put_is_found(void)
 		for (uint32_t i = 0; i < 4; i++)
 			make_key(keys + 1 + i * sizes[k], sizes[k], i + 1);
 		/* A new extent is a miss until the library has mapped it. */
-		for (int i = 0; i < 5000; i++) {
+		for (int i = 0; i < 60000; i++) {
 			EQUAL(kvp_match_keys(s, keys + 1, 4, 0, found, &m) >= 0, 1);
 			if (found[0] == 0xb)
 				break;
@@ -280,7 +280,7 @@ static void more_than_can_be_leased(void)
 	EQUAL(kvp_put_keys(s, keys, MANY, src, WAIT_MS, NULL), MANY);
 	EQUAL(kvp_flush(client, WAIT_MS), 0);
 	EQUAL(kvp_match_keys(s, keys, MANY, 0, NULL, NULL), MANY);
-	for (int i = 0; i < 5000; i++) {
+	for (int i = 0; i < 60000; i++) {
 		n = (uint32_t)kvp_match_keys(s, keys, MANY, 0, found, &m);
 		if (n == KVP_CLIENT_LEASES)
 			break;
@@ -340,7 +340,7 @@ static void the_first_keys_count_as_used(void)
 		make_key(keys + 16 * i, 16, i);
 	}
 	EQUAL(kvp_flush(client, WAIT_MS), 0);
-	for (int i = 0; i < 5000 && r < (int)USED; i++) {
+	for (int i = 0; i < 60000 && r < (int)USED; i++) {
 		r = kvp_match_keys(s, keys, USED, KVP_MATCH_NO_TOUCH, NULL, &m);
 		EQUAL(kvp_release(m), 0);
 		usleep(r < (int)USED ? 1000 : 0);
@@ -383,7 +383,7 @@ static void a_leased_block_stays(void)
 	usleep(100000);
 	EQUAL(look(s, 16, 2), 1);
 	EQUAL(kvp_timeline_advance(line, 5), 0);
-	for (int i = 0; i < 5000 && look(s, 16, 1) + look(s, 16, 2); i++)
+	for (int i = 0; i < 60000 && look(s, 16, 1) + look(s, 16, 2); i++)
 		usleep(1000);
 	EQUAL(look(s, 16, 1) + look(s, 16, 2), 0);
 	kvp_timeline_free(line);

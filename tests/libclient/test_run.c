@@ -42,7 +42,7 @@ struct fixture {
 static int setup(void **state)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
-	struct kvp_open_opts o = { .size = sizeof(o), .default_timeout_ms = 3000 };
+	struct kvp_open_opts o = { .size = sizeof(o), .default_timeout_ms = 20000 };
 
 	f->fake = fake_start(NULL);
 	o.socket = f->fake->path;
@@ -82,7 +82,7 @@ static void set_room(struct fixture *f, uint32_t room)
 /* n grants, the i-th filled with `first + i`. */
 static void take(struct fixture *f, uint32_t n, struct kvp_grant **grants, uint32_t first)
 {
-	assert_int_equal(kvp_reserve_run(f->space, n, 2000, NULL, grants), n);
+	assert_int_equal(kvp_reserve_run(f->space, n, 20000, NULL, grants), n);
 	for (uint32_t i = 0; i < n; i++)
 		memset(kvp_grant_addr(grants[i]), (int)(first + i), BYTES);
 }
@@ -131,10 +131,10 @@ static void test_two_runs(void **state)
 	/* nothing follows a partial block: the last whole one is named */
 	assert_int_equal(kvp_grant_ref(g[2], &before), 0);
 	assert_memory_equal(&before, &last, sizeof(last));
-	assert_int_equal(kvp_grant_wait(g[3], 2000), 0);
+	assert_int_equal(kvp_grant_wait(g[3], 20000), 0);
 	check(f, 6 * T + 5, 1);
 	drop(4, g);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	assert_int_equal(fake_blocks(f->fake), 7);
 
 	/* One block that is partial names nothing. */
@@ -144,7 +144,7 @@ static void test_two_runs(void **state)
 				 KVP_COMMIT_RELEASE, &last),
 		1);
 	assert_int_equal(last.opaque[0], 7);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 }
 
 /* As many as there is room for, then none, and a hint when to ask again. */
@@ -173,7 +173,7 @@ static void test_reserve(void **state)
 		for (uint32_t k = 0; k < i; k++)
 			assert_ptr_not_equal(kvp_grant_addr(g[i]), kvp_grant_addr(g[k]));
 	drop(FAKE_SLOTS, g);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	assert_int_equal(fake_granted(f->fake), 0);
 }
 
@@ -187,10 +187,10 @@ static void test_refused(void **state)
 	struct kvp_space *other;
 
 	d.model = "other";
-	assert_int_equal(kvp_space_open(f->client, &d, 2000, &other), 0);
+	assert_int_equal(kvp_space_open(f->client, &d, 20000, &other), 0);
 	take(f, 3, g, 1);
-	assert_int_equal(kvp_reserve(other, 2000, NULL, &elsewhere), 0);
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &done), 0);
+	assert_int_equal(kvp_reserve(other, 20000, NULL, &elsewhere), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &done), 0);
 	assert_int_equal(kvp_commit(done, root, f->tokens + 1, T, NULL, 0), 0);
 
 #define REFUSED(error, ...) assert_int_equal(kvp_commit_run(__VA_ARGS__, NULL, 0, &last), (error))
@@ -220,11 +220,11 @@ static void test_refused(void **state)
 		f->tokens, 3 * T);
 #undef REFUSED
 	assert_int_equal(last.opaque[0], 7);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	assert_int_equal(fake_blocks(f->fake), 1);
 	/* They are as they were. */
 	assert_int_equal(kvp_commit_run(g, 3, root, f->tokens, 3 * T, NULL, 0, NULL), 3);
-	assert_int_equal(kvp_grant_wait(g[2], 2000), 0);
+	assert_int_equal(kvp_grant_wait(g[2], 20000), 0);
 	check(f, 3 * T, 1);
 	drop(3, g);
 	kvp_grant_release(elsewhere);
@@ -268,7 +268,7 @@ static void test_full_ring(void **state)
 				 KVP_COMMIT_RELEASE, NULL),
 		-EAGAIN);
 	set_mute(f, false);
-	for (uint32_t n = 0; n < 4000 && kvp_flush(f->client, 20000) < 0; n++)
+	for (uint32_t n = 0; n < 12000 && kvp_flush(f->client, 20000) < 0; n++)
 		usleep(5000);
 	assert_int_equal(
 		kvp_commit_run(g + 3, 2, last, f->tokens + 3 * T, 2 * T, NULL, 0, NULL), 2);
@@ -291,18 +291,18 @@ static void test_daemon_dies(void **state)
 	fill_ring(f, 3);
 	assert_int_equal(kvp_commit_run(g, 5, last, f->tokens, 5 * T, NULL, 0, &last), 3);
 	f->fake = fake_stop(f->fake);
-	for (uint32_t n = 0; n < 4000 && (kvp_stats(f->client, &s) < 0 || s.attached); n++)
+	for (uint32_t n = 0; n < 12000 && (kvp_stats(f->client, &s) < 0 || s.attached); n++)
 		usleep(5000);
 	assert_int_equal(s.attached, 0);
 	assert_int_equal(kvp_commit_run(g + 3, 2, last, f->tokens + 3 * T, 2 * T, NULL, 0, &last),
 		-ESHUTDOWN);
 	assert_int_equal(kvp_commit_run(g, 5, last, f->tokens, 5 * T, NULL, 0, NULL), -EALREADY);
-	assert_int_equal(kvp_reserve_run(f->space, 2, 1000, NULL, &none), -ESHUTDOWN);
+	assert_int_equal(kvp_reserve_run(f->space, 2, 20000, NULL, &none), -ESHUTDOWN);
 	for (uint32_t i = 0; i < 3; i++)
-		assert_int_equal(kvp_grant_wait(g[i], 1000), -ESHUTDOWN);
+		assert_int_equal(kvp_grant_wait(g[i], 20000), -ESHUTDOWN);
 	drop(5, g);
 	f->fake = fake_start(path);
-	for (uint32_t n = 0; n < 4000 && (kvp_stats(f->client, &s) < 0 || !s.attached); n++)
+	for (uint32_t n = 0; n < 12000 && (kvp_stats(f->client, &s) < 0 || !s.attached); n++)
 		usleep(5000);
 	/* what was named at the former daemon names nothing at this one */
 	take(f, 1, g, 1);
@@ -314,7 +314,7 @@ static void test_daemon_dies(void **state)
 static void test_claim(void **state)
 {
 	struct kvp_match_opts o = {
-		.size = sizeof(o), .flags = KVP_MATCH_CLAIM, .timeout_ms = 2000
+		.size = sizeof(o), .flags = KVP_MATCH_CLAIM, .timeout_ms = 20000
 	};
 	struct fixture *f = *state;
 	struct kvp_prefix *m;
@@ -323,7 +323,7 @@ static void test_claim(void **state)
 	assert_int_equal(kvp_match(f->space, f->tokens, 4 * T, &o, &m), 0);
 	take(f, 4, g, 1);
 	assert_int_equal(kvp_commit_run(g, 4, kvp_ref_root(), f->tokens, 4 * T, m, 0, NULL), 4);
-	assert_int_equal(kvp_grant_wait(g[3], 2000), 0);
+	assert_int_equal(kvp_grant_wait(g[3], 20000), 0);
 	for (uint32_t b = 0; b < 4; b++)
 		assert_int_equal(kvp_claim_find(&f->fake->v, m->chain[b], now_ns()), 0);
 	kvp_release(m);
@@ -343,7 +343,7 @@ static void test_payloads(void **state)
 
 	take(f, 4, g, 1);
 	assert_int_equal(kvp_commit_run(g, 4, kvp_ref_root(), f->tokens, 4 * T, NULL, 0, NULL), 4);
-	assert_int_equal(kvp_grant_wait(g[3], 2000), 0);
+	assert_int_equal(kvp_grant_wait(g[3], 20000), 0);
 	drop(4, g);
 	assert_int_equal(kvp_match(f->space, f->tokens, 3 * T + 9, NULL, &m), 0);
 	assert_int_equal(kvp_payloads(m, 0, 6, addrs), 4);

@@ -210,7 +210,7 @@ static void test_threads(void **state)
 	struct shared s = { .seed = toy_seed() };
 	struct fake *f = fake_start(NULL);
 	struct kvp_open_opts o = {
-		.size = sizeof(o), .socket = f->path, .default_timeout_ms = 3000
+		.size = sizeof(o), .socket = f->path, .default_timeout_ms = 20000
 	};
 	struct kvp_counters st = { .size = sizeof(st) };
 	struct worker w[THREADS];
@@ -221,7 +221,7 @@ static void test_threads(void **state)
 	(void)state;
 	strcpy(path, f->path);
 	assert_int_equal(kvp_open(&o, &s.client), 0);
-	assert_int_equal(kvp_space_open(s.client, &model, 3000, &s.space), 0);
+	assert_int_equal(kvp_space_open(s.client, &model, 20000, &s.space), 0);
 	for (uint32_t i = 0; i < THREADS; i++) {
 		w[i] = (struct worker){ .s = &s, .rnd = s.seed + i * 977 };
 		assert_int_equal(pthread_create(&thread[i], NULL, work, &w[i]), 0);
@@ -286,7 +286,7 @@ static void test_hot_path(void **state)
 	struct shared s = { .seed = 1 };
 	struct fake *f = fake_start(NULL);
 	struct kvp_open_opts o = { .size = sizeof(o), .socket = f->path };
-	struct kvp_put_opts po = { .size = sizeof(po), .timeout_ms = 2000 };
+	struct kvp_put_opts po = { .size = sizeof(po), .timeout_ms = 20000 };
 	struct kvp_counters st = { .size = sizeof(st) };
 	uint32_t tokens[BLOCKS * T];
 	uint8_t kv[BLOCKS * T * TOKEN_BYTES];
@@ -298,11 +298,11 @@ static void test_hot_path(void **state)
 
 	(void)state;
 	assert_int_equal(kvp_open(&o, &s.client), 0);
-	assert_int_equal(kvp_space_open(s.client, &model, 3000, &s.space), 0);
+	assert_int_equal(kvp_space_open(s.client, &model, 20000, &s.space), 0);
 	make_prompt(&rnd, tokens, kv);
 	kvp_view_dense(s.space, KVP_VIEW_NCLD, kv, BLOCKS * T, &plane, &bytes);
 	assert_int_equal(kvp_put(s.space, tokens, BLOCKS * T, 0, &v, &po, NULL), BLOCKS * T);
-	assert_int_equal(kvp_flush(s.client, 2000), 0);
+	assert_int_equal(kvp_flush(s.client, 20000), 0);
 	for (uint32_t i = 0; i < 40; i++)
 		assert_int_equal(pthread_create(&thread[i], NULL, match_release, &hot), 0);
 	for (uint32_t i = 0; i < 40; i++)

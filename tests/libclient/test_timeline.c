@@ -42,7 +42,7 @@ struct fixture {
 static int setup(void **state)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
-	struct kvp_open_opts o = { .size = sizeof(o), .default_timeout_ms = 3000 };
+	struct kvp_open_opts o = { .size = sizeof(o), .default_timeout_ms = 20000 };
 
 	f->fake = fake_start(NULL);
 	o.socket = f->fake->path;
@@ -70,13 +70,13 @@ static void store(struct fixture *f)
 {
 	struct kvp_grant *g[TOKENS / T];
 
-	assert_int_equal(kvp_reserve_run(f->space, TOKENS / T, 2000, NULL, g), TOKENS / T);
+	assert_int_equal(kvp_reserve_run(f->space, TOKENS / T, 20000, NULL, g), TOKENS / T);
 	for (uint32_t i = 0; i < TOKENS / T; i++)
 		memset(kvp_grant_addr(g[i]), 0x10 + (int)i, BYTES);
 	assert_int_equal(kvp_commit_run(g, TOKENS / T, kvp_ref_root(), f->tokens, TOKENS, NULL,
 				 KVP_COMMIT_RELEASE, NULL),
 		TOKENS / T);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 }
 
 /* All of it, leased; *ret_addr: where its last block is. */
@@ -85,7 +85,7 @@ static struct kvp_prefix *match(struct fixture *f, const uint8_t **ret_addr)
 	struct kvp_prefix_info info = { .size = sizeof(info) };
 	struct kvp_prefix *m;
 
-	for (int i = 0; i < 1000; i++) {
+	for (int i = 0; i < 12000; i++) {
 		const void *addr = NULL;
 
 		assert_int_equal(kvp_match(f->space, f->tokens, TOKENS, NULL, &m), 0);
@@ -238,7 +238,7 @@ static void test_grants(void **state)
 	struct kvp_timeline *t = timeline(f);
 	struct kvp_grant *g[3], *all[FAKE_SLOTS];
 
-	assert_int_equal(kvp_reserve_run(f->space, 3, 2000, NULL, g), 3);
+	assert_int_equal(kvp_reserve_run(f->space, 3, 20000, NULL, g), 3);
 	assert_int_equal(kvp_commit(g[1], kvp_ref_root(), f->tokens, T, NULL, 0), 0);
 	assert_int_equal(kvp_grant_release_after(g[0], t, 1), 0);
 	assert_int_equal(kvp_grant_release_after(g[0], t, 1), -EALREADY);
@@ -256,7 +256,7 @@ static void test_grants(void **state)
 	assert_int_equal(kvp_grant_release(g[0]), 0);
 	for (uint32_t i = 0; i < FAKE_SLOTS - 2; i++)
 		assert_int_equal(kvp_grant_release(all[i]), 0);
-	assert_int_equal(kvp_flush(f->client, 2000), 0);
+	assert_int_equal(kvp_flush(f->client, 20000), 0);
 	assert_int_equal(fake_granted(f->fake), 0);
 	assert_int_equal(fake_blocks(f->fake), 1);
 }
@@ -269,9 +269,9 @@ static void commit_again(struct fixture *f, uint32_t n)
 	for (uint32_t i = 0; i < n; i++) {
 		struct kvp_grant *g;
 
-		assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+		assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
 		assert_int_equal(kvp_commit(g, kvp_ref_root(), tokens, T, NULL, 0), 0);
-		assert_int_equal(kvp_grant_wait(g, 2000), i ? KVP_COMMITTED_DUPLICATE : 0);
+		assert_int_equal(kvp_grant_wait(g, 20000), i ? KVP_COMMITTED_DUPLICATE : 0);
 		assert_int_equal(kvp_grant_release(g), 0);
 	}
 }
@@ -280,7 +280,7 @@ static void commit_again(struct fixture *f, uint32_t n)
 static void test_put_past_a_commit_that_waits(void **state)
 {
 	struct fixture *f = *state;
-	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 2000 };
+	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 20000 };
 	const uint32_t tokens[T] = { 8 };
 	uint8_t kv[TOKENS / T * BYTES] = { 0 };
 	struct kvp_view_plane plane;
@@ -295,7 +295,7 @@ static void test_put_past_a_commit_that_waits(void **state)
 	pthread_mutex_lock(&f->fake->lock);
 	f->fake->room = 3;
 	pthread_mutex_unlock(&f->fake->lock);
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
 	assert_int_equal(kvp_commit_after(g, kvp_ref_root(), tokens, T, NULL, 0, t, 1), 0);
 	commit_again(f, N_COMMITS - 1);
 	pthread_mutex_lock(&f->fake->lock);
@@ -358,7 +358,7 @@ static void test_daemon_goes(void **state)
 	strcpy(path, f->fake->path);
 	fake_stop(f->fake);
 	f->fake = fake_start(path);
-	for (int i = 0; i < 2000 && (kvp_stats(f->client, &s) < 0 || !s.reattached); i++)
+	for (int i = 0; i < 12000 && (kvp_stats(f->client, &s) < 0 || !s.reattached); i++)
 		usleep(5000);
 	assert_int_equal(s.reattached, 1);
 	/* The library's thread looks for what nobody needs, again and again. */
@@ -374,7 +374,7 @@ static void test_daemon_goes(void **state)
 	assert_int_equal(fake_leases(f->fake), 0);
 	assert_int_equal(kvp_release_after(match(f, &next), t, 3), 0);
 	assert_int_equal(kvp_timeline_advance(t, 2), 0);
-	for (int i = 0; i < 2000 && is_mapped(addr); i++)
+	for (int i = 0; i < 12000 && is_mapped(addr); i++)
 		usleep(5000);
 	assert_false(is_mapped(addr));
 	assert_int_equal(fake_leases(f->fake), 1);
@@ -394,7 +394,7 @@ static void test_forked_child(void **state)
 
 	store(f);
 	m = match(f, &addr);
-	assert_int_equal(kvp_reserve(f->space, 2000, NULL, &g), 0);
+	assert_int_equal(kvp_reserve(f->space, 20000, NULL, &g), 0);
 	pid = fork();
 	if (!pid)
 		_exit(kvp_timeline_new(f->client, &more) != -ECHILD ||

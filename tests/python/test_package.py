@@ -548,7 +548,7 @@ class Errors(unittest.TestCase):
 
     def test_daemon_dies(self):
         with Daemon({"memory": "256MiB"}) as other:
-            with kvpool.Client(other.socket, timeout=5) as client:
+            with kvpool.Client(other.socket, timeout=20) as client:
                 space = client.space("dies", LAYERS, HEADS, DIM, dtype="float32", block_tokens=T)
                 raw, planes = Engine.halves(T)
                 space.put(numbers(1, T), kvpool.View(space, planes))

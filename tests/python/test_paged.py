@@ -32,7 +32,7 @@ class Engine:
     """Pages, a scheduler's side and a worker's side, and a model: what it computes for a token is a
     digest of all tokens up to there."""
 
-    def __init__(self, socket, model, pages=64, timeout=5, ranks=({},), rank=0, **more):
+    def __init__(self, socket, model, pages=64, timeout=20, ranks=({},), rank=0, **more):
         identity = {"model": model, "layers": LAYERS, "kv_heads": HEADS, "head_dim": DIM,
                     "dtype": "float16", "block_tokens": T, "adapter": "test"}
         self.rank = rank
@@ -278,7 +278,7 @@ class Parts(unittest.TestCase):
         wait_for(lambda: space.delete(self.ids) >= 0 and space.match(self.ids).n_tokens == 0)
         a.worker.store([job])
         a.worker.flush()
-        self.assertEqual(space.match(self.ids[:6 * T]).n_tokens, 6 * T)
+        wait_for(lambda: space.match(self.ids[:6 * T]).n_tokens == 6 * T)
 
     def test_no_daemon(self):
         e = Engine("/nonexistent/kvpool.sock", "nobody", timeout=.05)
@@ -298,7 +298,7 @@ class Agreement:
 
     def __call__(self, counts):
         self.said.append(counts)
-        self.barrier.wait(20)
+        self.barrier.wait(60)
         return [min(c) for c in zip(*self.said[-2:])]
 
 
@@ -315,7 +315,7 @@ class Groups(unittest.TestCase):
     def group(self, second=None):
         """Two engines, the first of which schedules; the second's worker may have another daemon."""
         agree = Agreement()
-        both = [Engine(s or self.daemon.socket, "group", timeout=1, ranks=self.RANKS, rank=r, agree=agree)
+        both = [Engine(s or self.daemon.socket, "group", timeout=5, ranks=self.RANKS, rank=r, agree=agree)
                 for r, s in enumerate((None, second))]
         for e in both:
             self.addCleanup(e.close)

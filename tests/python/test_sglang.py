@@ -159,7 +159,7 @@ def config(model="model", rank=0, size=1, mla=False, **extra):
     return types.SimpleNamespace(
         tp_rank=rank, tp_size=size, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1,
         is_mla_model=mla, model_name=model,
-        extra_config=dict({"backend_name": "kvpool", "weights_digest": "w", "timeout": 5,
+        extra_config=dict({"backend_name": "kvpool", "weights_digest": "w", "timeout": 20,
                            "socket": daemon.socket, "interface_v1": 1}, **extra))
 
 

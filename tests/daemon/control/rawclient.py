@@ -46,7 +46,7 @@ class Packet:
 
 
 class Raw:
-    def __init__(self, path, timeout=10.0):
+    def __init__(self, path, timeout=60.0):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(timeout)
         while True:

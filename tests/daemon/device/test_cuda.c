@@ -96,7 +96,7 @@ static void close_device(void)
 	device = kvpd_device_free(device);
 	close(event);
 	/* Nothing stays behind: the memory was the daemon's and the worker's. */
-	for (uint32_t tries = 0; tries < 1000; tries++) {
+	for (uint32_t tries = 0; tries < 12000; tries++) {
 		if (!memory_is_held())
 			return;
 		poll(NULL, 0, 5);

@@ -54,7 +54,7 @@ void dp_defaults(struct dp_world *w, struct kvpd_limits *limits)
 		.mlock = KVPD_NEVER,
 		.numa_node = -1,
 		.policy = (char *)(uintptr_t) "lru",
-		.claim_ttl_ms = 500,
+		.claim_ttl_ms = 60000, /* none ends because the machine is slow */
 		.max_sessions = 64,
 	};
 	*limits = (struct kvpd_limits){
@@ -292,7 +292,7 @@ uint32_t dp_large_space(struct dp_client *c, const char *model, uint32_t block_b
 
 uint32_t dp_push(struct dp_client *c, struct kvp_sqe *sqe)
 {
-	uint64_t one = 1, until = now_ms() + 20000;
+	uint64_t one = 1, until = now_ms() + DP_WAIT_MS;
 
 	sqe->serial = ++c->serial;
 	while (kvp_sq_push(c->page, &c->sq_tail, sqe) < 0) {
@@ -324,7 +324,7 @@ int dp_next(struct dp_client *c, uint32_t timeout_ms, struct kvp_cqe *ret)
 static void next_of(struct dp_client *c, uint32_t serial, struct kvp_cqe *ret)
 {
 	do
-		assert_int_equal(dp_next(c, 20000, ret), 0);
+		assert_int_equal(dp_next(c, DP_WAIT_MS, ret), 0);
 	while (ret->serial != serial);
 }
 
@@ -443,7 +443,7 @@ int dp_put_at(struct dp_client *c, uint32_t space, uint32_t medium, struct dp_re
 	const kvp_token *tokens, uint32_t n, struct dp_block *ret)
 {
 	struct dp_grant g;
-	int r = dp_reserve_at(c, space, medium, 1, 5000, &g);
+	int r = dp_reserve_at(c, space, medium, 1, DP_WAIT_MS, &g);
 
 	if (r < 0)
 		return r;
@@ -619,7 +619,7 @@ uint64_t dp_figure(struct dp_world *w, const char *name)
 
 void dp_await_most(struct dp_world *w, const char *name, uint64_t most)
 {
-	uint64_t until = now_ms() + 20000;
+	uint64_t until = now_ms() + DP_WAIT_MS;
 
 	while (dp_figure(w, name) > most) {
 		assert_true(now_ms() < until);

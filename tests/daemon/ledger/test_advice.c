@@ -331,7 +331,7 @@ static struct kvpd_advisor_figures await_nodes(struct dp_world *w, uint64_t node
 	struct kvpd_advisor_figures f;
 
 	for (uint32_t i = 0; (f = of_world(w)).nodes != nodes; i++) {
-		assert_true(i < 4000);
+		assert_true(i < 12000);
 		nanosleep(&pause, NULL);
 	}
 	return f;

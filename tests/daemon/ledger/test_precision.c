@@ -85,7 +85,7 @@ static int put(struct dp_client *c, uint32_t space, struct dp_ref parent, uint32
 {
 	kvp_token tokens[T];
 	struct dp_grant g;
-	int r = dp_reserve(c, space, 1, 20000, &g);
+	int r = dp_reserve(c, space, 1, DP_WAIT_MS, &g);
 
 	if (r < 0)
 		return r;

@@ -431,7 +431,7 @@ static void put_key(
 	struct kvp_cqe cqe;
 	uint32_t serial;
 
-	assert_int_equal(dp_reserve(c, space, 1, 20000, &grant), 1);
+	assert_int_equal(dp_reserve(c, space, 1, DP_WAIT_MS, &grant), 1);
 	memcpy(c->page->staging[grant.index], key, sizeof(key));
 	sqe.grant = grant.index;
 	sqe.grant_generation = grant.generation;
@@ -444,7 +444,7 @@ static void put_key(
 	}
 	serial = dp_push(c, &sqe);
 	do
-		assert_int_equal(dp_next(c, 20000, &cqe), 0);
+		assert_int_equal(dp_next(c, DP_WAIT_MS, &cqe), 0);
 	while (cqe.serial != serial);
 	assert_int_equal(cqe.status, 0);
 	*ret = cqe.block;

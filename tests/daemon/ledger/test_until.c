@@ -120,7 +120,7 @@ static void limbo_until_a_moment(void **state)
 	assert_int_equal(dp_find(b, space, chain, 3 * T, hit, 3), 3);
 	lease_until(b, hit, 3, 31, 1);
 	dp_detach(a);
-	for (int i = 0; i < 400 && dp_figure(&w, "moves_total") < 3; i++) {
+	for (int i = 0; i < 6000 && dp_figure(&w, "moves_total") < 3; i++) {
 		dp_pump(&w);
 		usleep(10000);
 	}
@@ -137,7 +137,7 @@ static void limbo_until_a_moment(void **state)
 	}
 	dp_check(&w);
 	advance(b, 31, 1);
-	for (int i = 0; i < 400 && dp_figure(&w, "arena_bytes"); i++) {
+	for (int i = 0; i < 6000 && dp_figure(&w, "arena_bytes"); i++) {
 		dp_pump(&w);
 		usleep(10000);
 	}
@@ -191,7 +191,7 @@ static void answered(struct dp_client *c, uint32_t op, uint32_t number, int stat
 {
 	struct kvp_cqe cqe;
 
-	assert_int_equal(dp_next(c, 20000, &cqe), 0);
+	assert_int_equal(dp_next(c, DP_WAIT_MS, &cqe), 0);
 	assert_int_equal(cqe.op, op);
 	assert_int_equal(cqe.serial, number);
 	assert_int_equal(cqe.status, status);
@@ -232,7 +232,7 @@ static void begin(struct parked_world *p, uint32_t grants)
 	p->c = dp_attach(&p->w, p->w.tenant);
 	p->space = dp_space(p->c, "m", 4);
 	for (uint32_t n = 0; n < grants;) {
-		int r = dp_reserve(p->c, p->space, grants - n, 20000, p->g + n);
+		int r = dp_reserve(p->c, p->space, grants - n, DP_WAIT_MS, p->g + n);
 
 		assert_true(r > 0);
 		n += (uint32_t)r;
@@ -392,7 +392,7 @@ static void released_while_it_waits(void **state)
 	answered(p.c, KVP_OP_COMMIT, s, 0, KVP_CQE_LATE);
 	assert_int_equal(found(&p), 1);
 	s = commit_at(p.c, p.space, &p.g[0], dp_root(), p.chain, 0, 0);
-	assert_int_equal(dp_next(p.c, 20000, &cqe), 0);
+	assert_int_equal(dp_next(p.c, DP_WAIT_MS, &cqe), 0);
 	assert_int_equal(cqe.status, -EINVAL);
 	assert_int_equal(cqe.serial, s);
 	end(&p);
@@ -437,7 +437,7 @@ static void as_many_as_can_wait(void **state)
 		bring(p.c, i, 4);
 	dp_check(&p.w);
 	while (late + nops + flushed < KVP_MAX_GRANTS / 2 + KVP_CQ_ENTRIES + KVP_MAX_GRANTS) {
-		assert_int_equal(dp_next(p.c, 20000, &cqe), 0);
+		assert_int_equal(dp_next(p.c, DP_WAIT_MS, &cqe), 0);
 		assert_int_equal(cqe.status, 0);
 		nops += cqe.op == KVP_OP_NOP;
 		late += cqe.op == KVP_OP_COMMIT && cqe.flags == KVP_CQE_LATE;
@@ -521,7 +521,7 @@ static void what_waits_costs_nothing(void **state)
 	p.c = b;
 	assert_int_equal(dp_space(b, "m", 4), p.space);
 	assert_int_equal(dp_figure(&p.w, "blocks"), 0);
-	for (int i = 0; i < 400 && dp_figure(&p.w, "arena_bytes"); i++) {
+	for (int i = 0; i < 6000 && dp_figure(&p.w, "arena_bytes"); i++) {
 		dp_pump(&p.w);
 		usleep(10000);
 	}

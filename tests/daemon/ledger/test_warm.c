@@ -92,7 +92,7 @@ static struct kvp_sqe warm_of(const struct chain *k, uint32_t n, uint32_t device
 static void answer(struct dp_client *c, uint32_t serial, struct kvp_cqe *ret)
 {
 	do
-		assert_int_equal(dp_next(c, 30000, ret), 0);
+		assert_int_equal(dp_next(c, DP_WAIT_MS, ret), 0);
 	while (ret->serial != serial);
 	assert_int_equal(ret->op, KVP_OP_WARM);
 }
@@ -517,7 +517,7 @@ static void test_classes(void **state)
 	first = p->space;
 	p->space = dp_large_space(p->c, "n", 2 * BLOCK);
 	put(p, p->c, &b, 4, 2);
-	while ((r = warm(p->c, warm_of(&b, 0, 0), &there)) == -ENOSPC && tries++ < 2000)
+	while ((r = warm(p->c, warm_of(&b, 0, 0), &there)) == -ENOSPC && tries++ < 12000)
 		usleep(5000);
 	assert_int_equal(r, 0);
 	assert_int_equal(there, 4);
@@ -557,7 +557,7 @@ static void test_leased_drains(void **state)
 	assert_int_equal(count(p->c, &a, KVP_TIER_VRAM), 16);
 	assert_int_equal(count(p->c, &b, KVP_TIER_VRAM), 16);
 	kvp_lease_drop(&l);
-	while ((r = warm(p->c, warm_of(&large, 0, 0), &there)) == -ENOSPC && tries++ < 2000)
+	while ((r = warm(p->c, warm_of(&large, 0, 0), &there)) == -ENOSPC && tries++ < 12000)
 		usleep(5000);
 	assert_int_equal(r, 0);
 	assert_int_equal(count(p->c, &large, KVP_TIER_VRAM), 4);
@@ -617,7 +617,7 @@ static void test_worker_dies(void **state)
 	begin(p, &limits);
 	put(p, p->c, &k, 60, 1);
 	lease(p->c, &k, &l);
-	while ((r = warm(p->c, warm_of(&k, 0, 0), &there)) != 0 && tries++ < 1000) {
+	while ((r = warm(p->c, warm_of(&k, 0, 0), &there)) != 0 && tries++ < 3000) {
 		assert_true(r == -EAGAIN || r == -ENODEV || r == -EIO);
 		assert_int_equal(count(p->c, &k, KVP_TIER_DRAM), 60);
 		usleep(20000);

@@ -158,7 +158,7 @@ static uint64_t device_figure(struct dp_world *w, const char *name)
 #define AWAIT(w, condition)                                         \
 	do {                                                        \
 		for (uint32_t tries_ = 0; !(condition); tries_++) { \
-			assert_true(tries_ < 6000);                 \
+			assert_true(tries_ < 12000);                \
 			usleep(5000);                               \
 			dp_pump(w);                                 \
 		}                                                   \
@@ -302,7 +302,7 @@ static void test_behind_fails(void **state)
 		faults(p, what[i]);
 		begin(p, &limits);
 		chain_init(&k, 12, 1);
-		for (k.n = 0; k.n < 12 && tries < 4000; tries++) {
+		for (k.n = 0; k.n < 12 && tries < 6000; tries++) {
 			r = dp_put_at(p->c, p->space, THERE, above(&k, k.n), row(&k, k.n), T,
 				&k.block[k.n]);
 			assert_true(r == 0 || r == -EAGAIN || r == -ENODEV);
@@ -319,7 +319,7 @@ static void test_behind_fails(void **state)
 			do
 				r = dp_put_at(
 					p->c, p->space, THERE, dp_root(), row(&here, 0), T, &no);
-			while ((r == -EAGAIN || r == -ENODEV) && tries++ < 4000 &&
+			while ((r == -EAGAIN || r == -ENODEV) && tries++ < 12000 &&
 				usleep(5000) == 0);
 			assert_int_equal(r, 0);
 			assert_int_equal(dp_put(p->c, p->space, dp_root(), row(&k, 0), T, &no), 0);
@@ -342,7 +342,7 @@ static void test_refused(void **state)
 	assert_int_equal(dp_reserve_at(p->c, p->space, 3, 1, 1000, &g), -ENODEV);
 	assert_int_equal(dp_reserve_at(p->c, p->space, UINT32_MAX, 1, 1000, &g), -ENODEV);
 	assert_int_equal(dp_reserve_at(p->c, p->space + 1, 1, 1, 1000, &g), -EINVAL);
-	assert_int_equal(dp_reserve_at(p->c, p->space, 1, 1, 5000, &g), 1);
+	assert_int_equal(dp_reserve_at(p->c, p->space, 1, 1, DP_WAIT_MS, &g), 1);
 	dp_release(p->c, &g);
 	dp_flush(p->c);
 	end(p);
@@ -358,7 +358,7 @@ static void test_no_devices(void **state)
 	defaults(p, &limits, 0, 0);
 	begin(p, &limits);
 	assert_int_equal(dp_reserve_at(p->c, p->space, 1, 1, 1000, &g), -EOPNOTSUPP);
-	assert_int_equal(dp_reserve_at(p->c, p->space, 0, 1, 5000, &g), 1);
+	assert_int_equal(dp_reserve_at(p->c, p->space, 0, 1, DP_WAIT_MS, &g), 1);
 	end(p);
 }
 
@@ -403,15 +403,19 @@ static void test_behind_waits(void **state)
 		lease(p->c, &k[i], &l[i]);
 	for (; n < 200; n++) {
 		chain_init(&k[n], 1, 1 + n);
-		if (dp_put_at(p->c, p->space, THERE, dp_root(), row(&k[n], 0), T, &k[n].block[0]))
+		if (dp_reserve_at(p->c, p->space, THERE, 1, 5000, &g) != 1)
 			break;
+		dp_fill(&g, row(&k[n], 0), T);
+		assert_int_equal(dp_commit(p->c, p->space, &g, dp_root(), row(&k[n], 0), T,
+					 KVP_SQE_RELEASE, &k[n].block[0]),
+			0);
 		lease(p->c, &k[n], &l[n]);
 	}
 	assert_in_range(n, 16, 199);
 	/* All of them could go, to DRAM if there was room: one does, and no more than one. */
 	for (uint32_t i = 0; i < n; i++)
 		kvp_lease_drop(&l[i]);
-	assert_int_equal(dp_reserve_at(p->c, p->space, THERE, 1, 5000, &g), 1);
+	assert_int_equal(dp_reserve_at(p->c, p->space, THERE, 1, DP_WAIT_MS, &g), 1);
 	assert_true(kvp_load_acquire(&p->c->view.cat->stats.evictions) <= evicted + 2);
 	dp_release(p->c, &g);
 	dp_flush(p->c);
@@ -494,21 +498,21 @@ static void test_until(void **state)
 	defaults(p, &limits, 1, 4 * MIB);
 	begin(p, &limits);
 	chain_init(&k, 1, 1);
-	assert_int_equal(dp_reserve_at(p->c, p->space, THERE, 1, 5000, &g), 1);
+	assert_int_equal(dp_reserve_at(p->c, p->space, THERE, 1, DP_WAIT_MS, &g), 1);
 	memcpy(p->c->page->staging[g.index], k.tokens, T * sizeof(k.tokens[0]));
 	sqe.grant = g.index;
 	sqe.grant_generation = g.generation;
 	sqe.space = (uint16_t)p->space;
 	sqe.until = kvp_until(3, 7);
 	sqe.serial = dp_push(p->c, &sqe);
-	assert_int_equal(dp_next(p->c, 30000, &cqe), 0);
+	assert_int_equal(dp_next(p->c, DP_WAIT_MS, &cqe), 0);
 	assert_int_equal(cqe.flags, KVP_CQE_PARKED);
 	assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), 0);
 	/* The device writes until then. */
 	dp_fill(&g, k.tokens, T);
 	kvp_store_seq(&p->c->page->done[3].value, 7);
 	assert_int_equal(write(p->c->at.wake_fd, &(uint64_t){ 1 }, 8), 8);
-	assert_int_equal(dp_next(p->c, 30000, &cqe), 0);
+	assert_int_equal(dp_next(p->c, DP_WAIT_MS, &cqe), 0);
 	assert_int_equal(cqe.flags, KVP_CQE_LATE);
 	assert_int_equal(cqe.status, 0);
 	assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), 1);
@@ -539,7 +543,7 @@ static void test_dies(void **state)
 	other = dp_attach(&p->w, p->w.tenant);
 	(void)dp_large_space(other, "m", BLOCK);
 	put(p, other, &k, 2, 1, THERE);
-	n = dp_reserve_at(other, p->space, THERE, 2, 5000, lost);
+	n = dp_reserve_at(other, p->space, THERE, 2, DP_WAIT_MS, lost);
 	assert_true(n > 0);
 	for (int i = 0; i < n; i++)
 		dead = lost[i].extent;
@@ -616,7 +620,7 @@ static void test_vault(void **state)
 		uint32_t serial = dp_push(p->c, &sqe);
 
 		do
-			assert_int_equal(dp_next(p->c, 30000, &cqe), 0);
+			assert_int_equal(dp_next(p->c, DP_WAIT_MS, &cqe), 0);
 		while (cqe.serial != serial || cqe.flags & KVP_CQE_PARKED);
 		if (cqe.more == 16)
 			break;
@@ -651,7 +655,7 @@ static void test_worker_dies(void **state)
 		faults(p, what[i]);
 		begin(p, &limits);
 		chain_init(&a, 60, 1);
-		for (a.n = 0; a.n < 60 && tries < 4000; tries++) {
+		for (a.n = 0; a.n < 60 && tries < 6000; tries++) {
 			r = dp_put_at(p->c, p->space, THERE, above(&a, a.n), row(&a, a.n), T,
 				&a.block[a.n]);
 			if (r == 0)
@@ -744,7 +748,7 @@ static void test_anything(void **state)
 						  .parent_id = one->block[one->n - 1].id,
 						  .parent_birth = one->block[one->n - 1].birth });
 			do
-				assert_int_equal(dp_next(*who, 30000, &cqe), 0);
+				assert_int_equal(dp_next(*who, DP_WAIT_MS, &cqe), 0);
 			while (cqe.serial != n || cqe.flags & KVP_CQE_PARKED);
 			assert_true(
 				cqe.status == 0 || cqe.status == -ENOENT || cqe.status == -ENOSPC);

@@ -641,5 +641,5 @@ int main(void)
 		return 1;
 	}
 	return cmocka_run_group_tests(tests, NULL, NULL) +
-		cmocka_run_group_tests(faults, NULL, NULL);
+	       cmocka_run_group_tests(faults, NULL, NULL);
 }

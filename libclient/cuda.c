@@ -3,6 +3,7 @@
  * A client on a CUDA device: opened and closed, its thread and its lanes.
  */
 #include "libclient/cuda.h"
+#include "kernels/cuda/kvp_cuda_kernels.h"
 #include "libclient/match.h"
 #include "libclient/thread.h"
 
@@ -380,6 +381,22 @@ static int words_open(struct kvp_cuda *cuda)
 	return cuda_error(cuda, cuda->cu.cuMemHostGetDevicePointer_v2(&cuda->words_dev, at, 0));
 }
 
+/*
+ * Blocks on the device are many short pieces, of which the driver copies one after the other: a kernel copies them
+ * all at once. Where this library was built without it, or the device takes no such image, the driver copies.
+ */
+static void kernel_open(struct kvp_cuda *cuda)
+{
+	const void *image = kvp_cuda_layout_image();
+
+	if (!image || cuda->cu.cuModuleLoadData(&cuda->module, image) != CU_OK) {
+		cuda->module = NULL;
+		return;
+	}
+	if (cuda->cu.cuModuleGetFunction(&cuda->runs, cuda->module, "kvp_cu_runs") != CU_OK)
+		cuda->runs = NULL;
+}
+
 /* Has the driver, or says why not. The context of the options, or the current one. */
 static int driver_open(struct kvp_cuda *cuda, const struct kvp_cuda_opts *o)
 {
@@ -418,8 +435,10 @@ static int device_open(struct kvp_cuda *cuda, const struct kvp_cuda_opts *o)
 		r = words_open(cuda);
 	if (r == 0)
 		r = stage_open(cuda, o->stage_bytes ? o->stage_bytes : STAGE_BYTES);
-	if (r == 0)
+	if (r == 0) {
+		kernel_open(cuda);
 		lane_make(cuda);
+	}
 	cuda_leave(cuda, pushed);
 	if (r < 0)
 		tell_why(&tell, kvp_cu_name(&cuda->cu, kvp_load_relaxed(&cuda->driver_error)), r);
@@ -470,6 +489,8 @@ static void cuda_free(struct kvp_cuda *cuda)
 				lane_drop(cuda, i);
 		windows_free(cuda);
 		stage_close(cuda);
+		if (cuda->module)
+			(void)cuda->cu.cuModuleUnload(cuda->module);
 		if (cuda->words)
 			(void)cuda->cu.cuMemFreeHost(cuda->words);
 		if (pushed)

@@ -163,6 +163,10 @@ struct kvp_cuda {
 	struct cuda_wait waits[CUDA_WAITS];
 	struct cuda_window windows[CUDA_WINDOWS];
 
+	/* The kernel that copies from one place of the device to another; NULL: the driver does. */
+	struct CUmod_st *module;
+	struct CUfunc_st *runs;
+
 	pthread_mutex_t stage_lock;
 	uint8_t *stage;
 	uint64_t stage_bytes;

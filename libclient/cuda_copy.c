@@ -5,12 +5,13 @@
  * through which all goes that is written.
  */
 #include "libclient/cuda.h"
+#include "kernels/cuda/kvp_cuda_kernels.h"
 #include "libclient/match.h"
 #include "libclient/ring.h"
 
 #include <string.h>
 
-#define QUEUE 128u
+#define QUEUE KVP_CUDA_RUNS /* what a launch takes */
 
 #define TO_DEVICE   0u
 #define FROM_DEVICE 1u
@@ -47,6 +48,33 @@ static int copy_one(struct queue *q, uint32_t i)
 	}
 }
 
+/* All in one launch, if they are pieces of 16 bytes. */
+static int copy_kernel(struct queue *q)
+{
+	struct kvp_cuda_runs p = { .count = q->n };
+	union {
+		const void *in;
+		void *arg;
+	} args[1] = { { .in = &p } };
+	const struct kvp_cuda_kernel *k;
+	struct kvp_cuda_shape s;
+
+	if (q->kind != ON_DEVICE || !q->cuda->runs)
+		return CU_ERR_UNSUPPORTED;
+	for (uint32_t i = 0; i < q->n; i++) {
+		if (q->bytes[i] > UINT32_MAX)
+			return CU_ERR_UNSUPPORTED;
+		p.to[i] = q->to[i];
+		p.from[i] = q->from[i];
+		p.bytes[i] = (uint32_t)q->bytes[i];
+		p.most = p.bytes[i] > p.most ? p.bytes[i] : p.most;
+	}
+	if (kvp_cuda_kernel_find("kvp_cu_runs", &k) < 0 || k->shape(&p, &s) < 0)
+		return CU_ERR_UNSUPPORTED;
+	return q->cuda->cu.cuLaunchKernel(q->cuda->runs, s.grid[0], s.grid[1], s.grid[2], s.threads,
+		1, 1, s.smem_bytes, q->stream, &args[0].arg, NULL);
+}
+
 /* All in one call, where the driver has one. It takes no default stream, whose handles are small numbers. */
 static int copy_batch(struct queue *q)
 {
@@ -67,8 +95,10 @@ static int copy_batch(struct queue *q)
 
 static void flush(struct queue *q)
 {
-	int error = q->n && !q->error ? copy_batch(q) : CU_OK;
+	int error = q->n && !q->error ? copy_kernel(q) : CU_OK;
 
+	if (error == CU_ERR_UNSUPPORTED)
+		error = copy_batch(q);
 	if (error == CU_ERR_UNSUPPORTED)
 		error = CU_OK;
 	else if (q->n && !q->error)

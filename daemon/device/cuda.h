@@ -25,6 +25,12 @@
 #include "gpu/kvp_cu.h"
 
 #define CUDA_PIN_PIECE   (UINT64_C(256) << 20)
+/*
+ * On an H100 a batch takes .15 ms from its end to the beginning of the next one (its thread wakes, the daemon is
+ * told and answers) and 4 MiB .08 ms to be copied: with batches of 4 MiB two of them leave the link idle for a
+ * third of the time (docs/gpu-results.md).
+ */
+#define CUDA_BATCH_BYTES (UINT64_C(16) << 20)
 #define CUDA_STAGE_BYTES (UINT64_C(32) << 20)
 #define CUDA_STAGES      2u                /* each way */
 #define CUDA_RUN         KVPD_DRIVER_BATCH /* pieces that are handed to the driver at once */

@@ -2,7 +2,8 @@
 /*
  * Copies between a GPU and DRAM: a thread and a stream for each way, so that no way waits for the other
  * and no question to the worker for either. A thread hands its two batches over one after the other and
- * then waits for the older one.
+ * then waits for the older one. While one alone is under way it looks out for both its end and the next batch:
+ * a thread that slept until the end would leave the link idle for as long as it takes to wake up.
  *
  * What is pinned goes directly, in batches where the driver takes them. What is not goes through two
  * staging buffers, one of which is filled, or emptied, while the other is under way. Nothing on a
@@ -11,11 +12,14 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <time.h>
 
 #include "daemon/clock.h"
 #include "daemon/device/cuda.h"
 
 #define EVENT_FLAGS (CU_EVENT_BLOCKING | CU_EVENT_NO_TIMING)
+#define LOOK_NS     20000u
 
 /* ---- what is pinned ------------------------------------------------------------------------- */
 
@@ -279,10 +283,38 @@ static void batch_done(struct cuda_way *w, struct cuda_batch *b, int status)
 	(void)eventfd_write(w->d->event, 1);
 }
 
+static bool may_get_more(const struct cuda_way *w)
+{
+	for (uint32_t i = 0; i < KVPD_DRIVER_FLIGHT; i++)
+		if (w->batch[i].state == CUDA_FREE)
+			return true;
+	return false;
+}
+
+/* lock. Has it arrived, or failed? Else waits a moment for another one. */
+static bool over(struct cuda_way *w, const struct cuda_batch *b)
+{
+	struct timespec at;
+	bool is_over;
+
+	pthread_mutex_unlock(&w->lock);
+	is_over = b->status < 0 || w->d->cu.cuEventQuery(b->event) != CU_NOT_READY;
+	pthread_mutex_lock(&w->lock);
+	if (!is_over && !oldest(w, CUDA_QUEUED)) {
+		const uint64_t ns = kvpd_now_ns() + LOOK_NS;
+
+		at = (struct timespec){ .tv_sec = (time_t)(ns / 1000000000u),
+			.tv_nsec = (long)(ns % 1000000000u) };
+		(void)pthread_cond_timedwait(&w->cond, &w->lock, &at);
+	}
+	return is_over;
+}
+
 static void *copier(void *arg)
 {
 	struct cuda_way *w = arg;
 
+	(void)prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
 	pthread_mutex_lock(&w->lock);
 	for (;;) {
 		struct cuda_batch *b;
@@ -295,6 +327,8 @@ static void *copier(void *arg)
 			b->status = r;
 			b->state = CUDA_ISSUED;
 		} else if ((b = oldest(w, CUDA_ISSUED))) {
+			if (may_get_more(w) && !over(w, b))
+				continue;
 			pthread_mutex_unlock(&w->lock);
 			r = finish(w, b);
 			pthread_mutex_lock(&w->lock);
@@ -313,12 +347,16 @@ static void *copier(void *arg)
 
 int kvpd_cuda_copy_start(struct cuda_way *w, struct kvpd_driver *d, uint32_t way)
 {
+	pthread_condattr_t attr;
 	int r;
 
 	w->d = d;
 	w->way = way;
 	pthread_mutex_init(&w->lock, NULL);
-	pthread_cond_init(&w->cond, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&w->cond, &attr);
+	pthread_condattr_destroy(&attr);
 	r = -pthread_create(&w->thread, NULL, copier, w);
 	w->started = r == 0;
 	if (r == 0)

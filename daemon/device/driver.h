@@ -56,7 +56,15 @@ struct kvpd_driver_caps {
 	uint32_t flags;
 	int32_t numa_node; /* -1: none */
 	uint8_t uuid[16];
+	/*
+	 * Bytes of a batch, about: what the device copies in twice the time that a batch's end takes to be
+	 * heard of and the next one to come. An urgent copy waits for so much, KVPD_DRIVER_FLIGHT times.
+	 */
+	uint64_t batch;
 };
+
+#define KVPD_DRIVER_LEAST (UINT64_C(64) << 10) /* bytes of a batch, */
+#define KVPD_DRIVER_MOST  (UINT64_C(1) << 30)
 
 struct kvpd_copy {
 	uint32_t seg, host;

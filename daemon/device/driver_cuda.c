@@ -268,6 +268,7 @@ static int cuda_caps(struct kvpd_driver *d, struct kvpd_driver_caps *ret_caps)
 		.flags = (d->ipc ? KVPD_DRIVER_HANDLES : 0) |
 			 (d->copies ? 0 : KVPD_DRIVER_NO_COPIES),
 		.numa_node = d->numa_node,
+		.batch = CUDA_BATCH_BYTES,
 	};
 	memcpy(ret_caps->uuid, d->uuid, sizeof(d->uuid));
 	return 0;

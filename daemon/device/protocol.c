@@ -73,6 +73,8 @@ static bool body_ok(const struct kvpd_p *p, unsigned fds)
 	case KVPD_P_HELLO:
 		return p->u.hello.granularity && p->u.hello.bytes &&
 		       !(p->u.hello.flags & ~KVPD_DRIVER_FLAGS) &&
+		       p->u.hello.batch >= KVPD_DRIVER_LEAST &&
+		       p->u.hello.batch <= KVPD_DRIVER_MOST &&
 		       (p->u.hello.flags & (KVPD_DRIVER_READABLE | KVPD_DRIVER_HANDLES)) !=
 			       (KVPD_DRIVER_READABLE | KVPD_DRIVER_HANDLES);
 	case KVPD_P_SEG_MAKE:

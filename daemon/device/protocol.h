@@ -45,6 +45,7 @@ struct kvpd_p_hello {
 	uint32_t flags; /* KVPD_DRIVER_* */
 	int32_t numa_node;
 	uint8_t uuid[16];
+	uint64_t batch; /* KVPD_DRIVER_LEAST .. KVPD_DRIVER_MOST */
 };
 
 struct kvpd_p_memory {

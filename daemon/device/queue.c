@@ -45,6 +45,7 @@ void kvpd_queue_init(struct kvpd_copy_queue *q, uint64_t rate)
 {
 	memset(q, 0, sizeof(*q));
 	q->rate = rate;
+	q->batch = KVPD_QUEUE_BATCH;
 	for (uint32_t w = 0; w < KVPD_WAYS; w++)
 		for (uint32_t k = 0; k < KVPD_COPY_KINDS; k++)
 			TAILQ_INIT(&q->way[w].kind[k].age);
@@ -186,9 +187,9 @@ static uint32_t fill(struct kvpd_copy_queue *q, struct kvpd_queue_class *k,
 	uint64_t bytes = 0;
 	uint32_t n = 0;
 
-	while (k->n && n < KVPD_DRIVER_BATCH && bytes < KVPD_QUEUE_BATCH) {
+	while (k->n && n < KVPD_DRIVER_BATCH && bytes < q->batch) {
 		struct kvpd_device_copy *c = pick(k);
-		uint64_t part = cut(c->bytes - c->q.cut, KVPD_QUEUE_BATCH - bytes);
+		uint64_t part = cut(c->bytes - c->q.cut, q->batch - bytes);
 
 		if (!part)
 			break;

@@ -518,6 +518,7 @@ int main(int argc, char **argv)
 		.granularity = w.caps.granularity,
 		.flags = w.caps.flags,
 		.numa_node = w.caps.numa_node,
+		.batch = w.caps.batch,
 	};
 	memcpy(hello.uuid, w.caps.uuid, sizeof(hello.uuid));
 	say(KVPD_P_HELLO, 0, &hello, sizeof(hello), -1);

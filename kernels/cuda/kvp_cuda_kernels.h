@@ -254,6 +254,20 @@ struct kvp_cuda_copy {
 	uint32_t reserved;
 };
 
+/*
+ * Parameters of kvp_cu_runs: `count` runs of bytes[i] from from[i] to to[i], which may be any in number: whoever has
+ * more launches again. The table goes with the launch, so nothing has to be kept until it has run. Addresses and
+ * bytes are multiples of 16, runs do not overlap; `most` is the largest of the bytes.
+ */
+#define KVP_CUDA_RUNS 128u
+struct kvp_cuda_runs {
+	uint64_t to[KVP_CUDA_RUNS];
+	uint64_t from[KVP_CUDA_RUNS];
+	uint32_t bytes[KVP_CUDA_RUNS];
+	uint32_t count;
+	uint32_t most;
+};
+
 /* Does the codec rotate? Then attention needs kvp_cu_rotate for K, a domain of its own for V. */
 int kvp_cuda_rotates(const struct kvp_cuda_codec *c);
 
@@ -286,6 +300,8 @@ int kvp_cuda_attend_kernel(const struct kvp_cuda_codec *k, const struct kvp_cuda
  * cuModuleLoadData. A kernel is in one of them. -ENOTSUP: built without nvcc; -ENOENT: no more.
  */
 int kvp_cuda_image(uint32_t index, const void **ret_image, size_t *ret_bytes);
+/* The image of kvp_cu_copy and kvp_cu_runs alone, for who needs no more. NULL: built without nvcc. */
+const void *kvp_cuda_layout_image(void);
 
 #ifdef __cplusplus
 }

@@ -295,6 +295,31 @@ static int shape_copy(const void *params, struct kvp_cuda_shape *ret)
 	return 0;
 }
 
+static int shape_runs(const void *params, struct kvp_cuda_shape *ret)
+{
+	const struct kvp_cuda_runs *p = params;
+	uint64_t all = 0;
+	uint32_t most = 0, blocks;
+
+	if (!p->count || p->count > KVP_CUDA_RUNS)
+		return -EINVAL;
+	for (uint32_t i = 0; i < p->count; i++) {
+		if (!p->to[i] || !p->from[i] || !p->bytes[i])
+			return -EINVAL;
+		all |= p->to[i] | p->from[i] | p->bytes[i];
+		most = p->bytes[i] > most ? p->bytes[i] : most;
+	}
+	if (all % 16 || most != p->most)
+		return -EINVAL;
+	/* as many as keep four loads of a thread under way at once */
+	blocks = (most / 16 + 4 * COPY_THREADS - 1) / (4 * COPY_THREADS);
+	*ret = (struct kvp_cuda_shape){
+		.grid = { blocks, p->count, 1 },
+		.threads = COPY_THREADS,
+	};
+	return 0;
+}
+
 /* The kind of a plane for the tuned kernels of attention; -ENOTSUP. */
 static int attend_kind(const struct kvp_cuda_codec *c)
 {
@@ -506,6 +531,7 @@ const struct kvp_cuda_kernel kvp_cuda_kernels[] = {
 	KERNEL("kvp_cu_chan_encode", kvp_cuda_rows, KVP_PLANE_DIM_MAX / 2, 0, shape_chan_encode),
 	ROWS("kvp_cu_affine_decode", 0, shape_affine_decode),
 	KERNEL("kvp_cu_copy", kvp_cuda_copy, COPY_THREADS, 0, shape_copy),
+	KERNEL("kvp_cu_runs", kvp_cuda_runs, COPY_THREADS, 0, shape_runs),
 	ATTEND("f16", "f16"),
 	ATTEND("bf16", "bf16"),
 	ATTEND("e4m3", "e4m3"),

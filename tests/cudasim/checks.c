@@ -423,6 +423,46 @@ int check_slots(struct device *d, struct rng *r)
 
 /* ---- copies ---- */
 
+/* Runs of odd lengths, shuffled, out of one piece of memory into another. */
+int check_runs(struct device *d, struct rng *r)
+{
+	const uint32_t count = 1 + rng_below(r, KVP_CUDA_RUNS);
+	struct kvp_cuda_runs p = { .count = count };
+	uint32_t from[KVP_CUDA_RUNS], to[KVP_CUDA_RUNS], order[KVP_CUDA_RUNS];
+	const struct kvp_cuda_kernel *k;
+	size_t src_bytes = 0, dst_bytes = 0, at;
+	struct twin src, dst;
+
+	for (uint32_t i = 0; i < count; i++) {
+		p.bytes[i] = 16 * (1 + rng_below(r, rng_below(r, 16) ? 9 : 3000));
+		p.most = p.bytes[i] > p.most ? p.bytes[i] : p.most;
+		from[i] = (uint32_t)src_bytes;
+		src_bytes += p.bytes[i] + 16 * rng_below(r, 3);
+	}
+	shuffle(r, order, count);
+	for (uint32_t i = 0; i < count; i++) {
+		to[order[i]] = (uint32_t)dst_bytes;
+		dst_bytes += p.bytes[order[i]] + 16 * rng_below(r, 3);
+	}
+	if (twin_new(d, r, src_bytes, &src) < 0 || twin_new(d, r, dst_bytes, &dst) < 0)
+		return -1;
+	for (uint32_t i = 0; i < count; i++) {
+		p.from[i] = src.device + from[i];
+		p.to[i] = dst.device + to[i];
+		memcpy(dst.host + to[i], src.host + from[i], p.bytes[i]);
+	}
+	if (kvp_cuda_kernel_find("kvp_cu_runs", &k) < 0 || d->launch(d, k, &p) < 0)
+		return -1;
+	at = twin_compare(d, &dst);
+	free(src.host);
+	free(dst.host);
+	d->reset(d);
+	if (at == dst.bytes)
+		return 0;
+	snprintf(d->error, sizeof(d->error), "runs differ at byte %zu: %u of them", at, count);
+	return -1;
+}
+
 int check_copy(struct device *d, struct rng *r)
 {
 	struct kvp_cuda_copy p = { .run_bytes = 16 * (1 + rng_below(r, 9)) };

@@ -47,6 +47,7 @@ int check_slots(struct device *d, struct rng *r);
 int check_hostile(struct device *d, struct rng *r);
 /* Strided copies. */
 int check_copy(struct device *d, struct rng *r);
+int check_runs(struct device *d, struct rng *r);
 /* Attention over one or two tiers, and the merge, against softmax in double precision. */
 int check_attend(struct device *d, struct rng *r);
 

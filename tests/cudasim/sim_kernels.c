@@ -39,6 +39,7 @@
 	X(chan_encode) \
 	X(affine_decode) \
 	X(copy) \
+	X(runs) \
 	X(attend_any) \
 	X(rotate) \
 	X(mass) \

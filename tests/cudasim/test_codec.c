@@ -51,6 +51,7 @@ static void test_copy(void **state)
 {
 	(void)state;
 	repeat(check_copy, rounds);
+	repeat(check_runs, rounds);
 }
 
 /* All but those of attention, of which the next program knows. */
@@ -63,7 +64,8 @@ static void test_every_kernel_ran(void **state)
 		const struct kvp_cuda_kernel *k = &kvp_cuda_kernels[i];
 
 		if (k->param_bytes != sizeof(struct kvp_cuda_rows) &&
-			k->param_bytes != sizeof(struct kvp_cuda_copy))
+			k->param_bytes != sizeof(struct kvp_cuda_copy) &&
+			k->param_bytes != sizeof(struct kvp_cuda_runs))
 			continue;
 		if (!sim_device_launches(k))
 			fail_msg("%s was never launched", k->name);

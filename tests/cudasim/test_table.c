@@ -376,6 +376,36 @@ static void test_copy_shapes(void **state)
 	assert_int_equal(k->shape(&p, &s), -EINVAL);
 }
 
+static void test_runs_shapes(void **state)
+{
+	struct kvp_cuda_runs p = { .count = 2,
+		.to = { 256, 4096 },
+		.from = { 512, 8192 },
+		.bytes = { 16, 1 << 20 },
+		.most = 1 << 20 };
+	const struct kvp_cuda_kernel *k;
+	struct kvp_cuda_shape s;
+
+	(void)state;
+	assert_int_equal(kvp_cuda_kernel_find("kvp_cu_runs", &k), 0);
+	assert_int_equal(k->shape(&p, &s), 0);
+	assert_int_equal(s.grid[0], 64);
+	assert_int_equal(s.grid[1], 2);
+	p.most = 16;
+	assert_int_equal(k->shape(&p, &s), -EINVAL);
+	p.most = 1 << 20;
+	p.from[0] = 520;
+	assert_int_equal(k->shape(&p, &s), -EINVAL);
+	p.from[0] = 512;
+	p.bytes[0] = 0;
+	assert_int_equal(k->shape(&p, &s), -EINVAL);
+	p.bytes[0] = 16;
+	p.count = KVP_CUDA_RUNS + 1;
+	assert_int_equal(k->shape(&p, &s), -EINVAL);
+	p.count = 0;
+	assert_int_equal(k->shape(&p, &s), -EINVAL);
+}
+
 /* With nvcc there are images and they begin as fatbins do; without it the library says so. */
 static void test_images(void **state)
 {
@@ -411,6 +441,7 @@ int main(void)
 		cmocka_unit_test(test_rotate_and_merge_shapes),
 		cmocka_unit_test(test_attend_memory),
 		cmocka_unit_test(test_copy_shapes),
+		cmocka_unit_test(test_runs_shapes),
 		cmocka_unit_test(test_images),
 	};
 

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/cudasim/planes.h"
 #include "tests/gpu/bench.h"
@@ -458,6 +459,66 @@ int bench_attention(struct gpu *g, struct rng *r)
 	if (bench_context(g, r, 1, 8192) < 0 || bench_context(g, r, 1, 131072) < 0)
 		return -1;
 	return bench_context(g, r, seqs, 8192);
+}
+
+static int by_value(const void *a, const void *b)
+{
+	const float x = *(const float *)a, y = *(const float *)b;
+
+	return (x > y) - (x < y);
+}
+
+#define DECODES 20000u
+
+/* Launches one after the other, each timed by the device; `ms` has room for DECODES. */
+static int decode_for(struct gpu *g, struct clockwork *c, const struct attention *t, double seconds,
+	float *ms, uint32_t *ret_n)
+{
+	struct timespec began, now;
+	uint32_t n = 0;
+
+	clock_gettime(CLOCK_MONOTONIC, &began);
+	do {
+		g->cu.cuEventRecord(c->start, g->stream);
+		if (enqueue_attention(g, t) < 0)
+			return -1;
+		g->cu.cuEventRecord(c->stop, g->stream);
+		if (g->cu.cuEventSynchronize(c->stop) != CU_OK ||
+			g->cu.cuEventElapsedTime(&ms[n++], c->start, c->stop) != CU_OK)
+			return -1;
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (n < DECODES &&
+		(double)(now.tv_sec - began.tv_sec) + (double)(now.tv_nsec - began.tv_nsec) * 1e-9 <
+			seconds);
+	*ret_n = n;
+	return 0;
+}
+
+int bench_decode(struct gpu *g, struct rng *r, double seconds)
+{
+	const uint32_t seqs = g->quick ? 1 : 16, tokens = g->quick ? PAGE_TOKENS : 8192;
+	float *ms = malloc(DECODES * sizeof(*ms));
+	struct arena a = { .n = 0 };
+	struct clockwork clock;
+	struct attention t;
+	uint32_t n = 0;
+	int rc = ms ? clock_new(g, &clock) : -1;
+
+	if (rc == 0)
+		rc = attention_new(g, &a, r, KVP_CODEC_NATIVE, seqs, tokens, &t);
+	if (rc == 0)
+		rc = decode_for(g, &clock, &t, seconds, ms, &n);
+	drop(g, &a);
+	if (rc < 0) {
+		free(ms);
+		return complain(g, "decode", CU_OK);
+	}
+	qsort(ms, n, sizeof(*ms), by_value);
+	printf("attention of a decode step, %u sequences of %u tokens, native fp16: %u launches, "
+	       "ms p50 %.4f p99 %.4f worst %.4f\n",
+		seqs, tokens, n, (double)ms[n / 2], (double)ms[n - 1 - n / 100], (double)ms[n - 1]);
+	free(ms);
+	return 0;
 }
 
 /* ---- graphs ---- */

@@ -17,4 +17,8 @@ int bench_codecs(struct gpu *g, struct rng *r);
 /* Attention in tokens of context per second beside native fp16. */
 int bench_attention(struct gpu *g, struct rng *r);
 
+/* One launch of native attention after the other for so long, and how its time spreads: to be run beside
+ * what else uses the device. */
+int bench_decode(struct gpu *g, struct rng *r, double seconds);
+
 #endif

@@ -2,6 +2,9 @@
 /*
  * All CUDA kernels on a real GPU: correct, capturable, and how fast. Exit status: 0 all is well, 1
  * something differs, 77 there is no GPU (or no nvcc made the kernels).
+ *
+ *	gpu_check [--quick]			everything
+ *	gpu_check --decode SECONDS [--quick]	only how long one launch after the other takes
  */
 #include <errno.h>
 #include <stdio.h>
@@ -22,6 +25,7 @@ static const struct {
 	{ "encode and store, load: scattered tokens", check_slots, 200 },
 	{ "decode of hostile payloads", check_hostile, 100 },
 	{ "strided copies", check_copy, 100 },
+	{ "runs", check_runs, 100 },
 	{ "attention and merge", check_attend, 250 },
 };
 
@@ -133,6 +137,12 @@ int main(int argc, char **argv)
 	}
 	g.quick = argc > 1 && strcmp(argv[1], "--quick") == 0;
 	print_device(&g);
+	if (argc > 2 && strcmp(argv[1], "--decode") == 0) {
+		g.quick = argc > 3 && strcmp(argv[3], "--quick") == 0;
+		bad = bench_decode(&g, &r, strtod(argv[2], NULL)) < 0;
+		gpu_close(&g);
+		return bad;
+	}
 	print_functions(&g);
 	printf("KVP_TEST_SEED=%llu\n", (unsigned long long)seed);
 	bad = run_checks(&g, seed);

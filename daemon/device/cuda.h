@@ -26,11 +26,11 @@
 
 #define CUDA_PIN_PIECE   (UINT64_C(256) << 20)
 /*
- * On an H100 a batch takes .15 ms from its end to the beginning of the next one (its thread wakes, the daemon is
- * told and answers) and 4 MiB .08 ms to be copied: with batches of 4 MiB two of them leave the link idle for a
+ * On an H100 it takes up to .3 ms from the end of a batch until the next one has come (a thread wakes, the daemon is
+ * told, and answers), and .15 ms to copy 8 MiB: three batches bridge that. With two of 4 MiB the link was idle for a
  * third of the time (docs/gpu-results.md).
  */
-#define CUDA_BATCH_BYTES (UINT64_C(16) << 20)
+#define CUDA_BATCH_BYTES (UINT64_C(8) << 20)
 #define CUDA_STAGE_BYTES (UINT64_C(32) << 20)
 #define CUDA_STAGES      2u                /* each way */
 #define CUDA_RUN         KVPD_DRIVER_BATCH /* pieces that are handed to the driver at once */

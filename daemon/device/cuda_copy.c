@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Copies between a GPU and DRAM: a thread and a stream for each way, so that no way waits for the other
- * and no question to the worker for either. A thread hands its two batches over one after the other and
- * then waits for the older one. While one alone is under way it looks out for both its end and the next batch:
+ * and no question to the worker for either. A thread hands its batches over one after the other and
+ * then waits for the oldest. While one alone is under way it looks out for both its end and the next batch:
  * a thread that slept until the end would leave the link idle for as long as it takes to wake up.
  *
  * What is pinned goes directly, in batches where the driver takes them. What is not goes through two
@@ -283,12 +283,13 @@ static void batch_done(struct cuda_way *w, struct cuda_batch *b, int status)
 	(void)eventfd_write(w->d->event, 1);
 }
 
-static bool may_get_more(const struct cuda_way *w)
+static bool alone(const struct cuda_way *w)
 {
+	uint32_t n = 0;
+
 	for (uint32_t i = 0; i < KVPD_DRIVER_FLIGHT; i++)
-		if (w->batch[i].state == CUDA_FREE)
-			return true;
-	return false;
+		n += w->batch[i].state == CUDA_ISSUED;
+	return n == 1;
 }
 
 /* lock. Has it arrived, or failed? Else waits a moment for another one. */
@@ -327,7 +328,7 @@ static void *copier(void *arg)
 			b->status = r;
 			b->state = CUDA_ISSUED;
 		} else if ((b = oldest(w, CUDA_ISSUED))) {
-			if (may_get_more(w) && !over(w, b))
+			if (alone(w) && !over(w, b))
 				continue;
 			pthread_mutex_unlock(&w->lock);
 			r = finish(w, b);

@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define KVPD_DRIVER_BATCH  1024u /* copies of a batch */
-#define KVPD_DRIVER_FLIGHT 2u    /* batches under way each way */
+#define KVPD_DRIVER_FLIGHT 4u    /* batches under way each way */
 
 struct kvpd_driver;
 
@@ -57,8 +57,8 @@ struct kvpd_driver_caps {
 	int32_t numa_node; /* -1: none */
 	uint8_t uuid[16];
 	/*
-	 * Bytes of a batch, about: what the device copies in twice the time that a batch's end takes to be
-	 * heard of and the next one to come. An urgent copy waits for so much, KVPD_DRIVER_FLIGHT times.
+	 * Bytes of a batch, about: all but one of KVPD_DRIVER_FLIGHT last for as long as the end of one takes to
+	 * be heard of and the next one to come. An urgent copy waits for all of them.
 	 */
 	uint64_t batch;
 };

@@ -270,9 +270,9 @@ static void warm(struct user *u, struct kvp_prefix *m)
 	}
 	for (uint32_t i = 0; i < n; i++)
 		if (!addrs[i])
-			printf("block %u has no address\n", i);
+			fprintf(stderr, "block %u has no address\n", i);
 	if (kvp_cuda_addrs(m, u->cuda, 0, n, addrs) != (int)n)
-		printf("driver error %d, %llu MiB mapped\n", props(u->cuda).driver_error,
+		fprintf(stderr, "driver error %d, %llu MiB mapped\n", props(u->cuda).driver_error,
 			(unsigned long long)(props(u->cuda).mapped_bytes >> 20));
 	EQUAL(kvp_cuda_addrs(m, u->cuda, 0, n, addrs), n);
 	printf("%-58s %8.1f ms\n", "    and mapped here, from the first question on",

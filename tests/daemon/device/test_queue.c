@@ -164,10 +164,10 @@ static uint64_t check_batch(
 		m.served[way][kind][c->tenant] += piece[i].bytes;
 		bytes += piece[i].bytes;
 	}
-	assert_true(bytes <= 4 * MIB);
+	assert_true(bytes <= KVPD_QUEUE_BATCH);
 	/* It ended because it was full, or there was no more. */
 	if (n < KVPD_DRIVER_BATCH && has(way, kind, 0))
-		assert_true(bytes > 4 * MIB - 128 * KIB);
+		assert_true(bytes > KVPD_QUEUE_BATCH - 128 * KIB);
 	m.passed[way][kind] = 0;
 	for (uint32_t k = 0; k < KVPD_COPY_KINDS; k++) {
 		if (k > kind && has(way, k, 0))
@@ -266,7 +266,7 @@ static void rate_is_kept(void **state)
 		assert_int_equal(kvpd_queue_next(&queue, KVPD_TO_DEVICE, now - 1, piece, &kind), 0);
 	}
 	assert_true(sent == 150 * MIB);
-	assert_true(now - 1000 >= (sent - 4 * MIB) * 1000000000 / rate - 1000);
+	assert_true(now - 1000 >= (sent - KVPD_QUEUE_BATCH) * 1000000000 / rate - 1000);
 	assert_true(now - 1000 <= sent * 1000000000 / rate);
 	/* The other way is free all the while. */
 	copies[0] = (struct kvpd_device_copy){ .tenant = 1, .bytes = MIB, .way = KVPD_TO_HOST };
@@ -316,11 +316,11 @@ static void a_deadline_buys_no_more_than_64_mib(void **state)
 		};
 		kvpd_queue_add(&queue, &copies[i], 1);
 	}
-	for (uint32_t i = 0; i < 100; i++) {
+	for (uint32_t i = 0; i < 400 * MIB / KVPD_QUEUE_BATCH; i++) {
 		assert_int_equal(kvpd_queue_next(&queue, KVPD_TO_DEVICE, 0, piece, &kind), 1);
 		*(piece[0].copy->tenant == 1 ? &mine : &other) += piece[0].bytes;
 		assert_true(mine <= other + 68 * MIB);
-		if (i < 17)
+		if (i <= 64 * MIB / KVPD_QUEUE_BATCH)
 			assert_true(other == 0);
 	}
 	assert_true(other >= 160 * MIB);

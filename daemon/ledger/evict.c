@@ -8,6 +8,7 @@
 #include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
+#include "daemon/ledger/extent.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lesson.h"
@@ -36,6 +37,8 @@ struct search {
 	uint32_t advised;   /* only because a ranking would keep it */
 	bool in_dram;       /* what has no payload in DRAM stays, while there is other */
 	uint32_t elsewhere; /* only because of that */
+	bool no_arenas;     /* likewise what lies in an arena: only its client gets that place */
+	uint32_t theirs;
 };
 
 /*
@@ -46,6 +49,15 @@ struct search {
 static bool enough(const struct search *q)
 {
 	return q->refused >= KVPD_EVICT_REFUSED;
+}
+
+/* Does its payload lie where its client goes on writing? */
+static bool in_arena(const struct kvpd_tenant *t, kvp_block_id id)
+{
+	struct kvpd_place p;
+
+	return kvpd_block_place(t, id, KVP_TIER_DRAM, &p) && kvpd_extent_is_dram_arena(p.extent) &&
+	       kvpd_extent_gives(p.extent);
 }
 
 /* Why a block is left alone; NULL: it is not. */
@@ -59,6 +71,8 @@ static uint32_t *why_spared(struct search *q, kvp_block_id id)
 		return &q->leased;
 	if (q->in_dram && !kvpd_block_in_dram(q->t, id))
 		return &q->elsewhere;
+	if (q->no_arenas && in_arena(q->t, id))
+		return &q->theirs;
 	if (q->any_tip && kvpd_tip_any(q->t, id))
 		return &q->written;
 	return kvpd_advice_spares(q->advice, id) ? &q->advised : NULL;
@@ -80,7 +94,7 @@ static uint32_t search(struct search *q, uint32_t n, kvp_block_id *victim)
 {
 	uint32_t good = 0;
 
-	q->refused = q->leased = q->written = q->advised = q->elsewhere = 0;
+	q->refused = q->leased = q->written = q->advised = q->elsewhere = q->theirs = 0;
 	n = (uint32_t)kvp_evict_victims(q->t->evict, n, 0, is_protected, q, q->now, victim, n);
 	if (!enough(q))
 		return n;
@@ -95,8 +109,25 @@ static bool looked_enough(const struct search *q)
 	return enough(q) || kvp_evict_cut_short(q->t->evict);
 }
 
+/*
+ * Is it time to give up what lies in arenas? When there is nothing else: the search met all that there is, or as
+ * many in a row, piece by piece.
+ */
+static bool only_arenas(struct search *q)
+{
+	q->t->spared += q->theirs;
+	return q->theirs && (!looked_enough(q) || q->t->spared >= q->t->n_blocks);
+}
+
+/* For whom room is made. */
+enum purpose {
+	FOR_ANY,   /* a descriptor, or a slot wherever */
+	FOR_DRAM,  /* what lies on a device alone stays, and so does what is above */
+	FOR_VAULT, /* an extent that goes: blocks in arenas stay, while there are others */
+};
+
 /* Writes at most n victims; returns how many. *ret_more: not all that there is was looked at. */
-static uint32_t choose(struct kvpd_tenant *t, uint32_t n, bool in_dram, uint64_t now,
+static uint32_t choose(struct kvpd_tenant *t, uint32_t n, enum purpose purpose, uint64_t now,
 	kvp_block_id *victim, bool *ret_more)
 {
 	struct search q = {
@@ -105,6 +136,7 @@ static uint32_t choose(struct kvpd_tenant *t, uint32_t n, bool in_dram, uint64_t
 		.advice = kvpd_advice_consult(t->advice, now) ? t->advice : NULL,
 		.any_tip = t->n_tips != 0,
 		.in_dram = t->ledger->n_media != 0,
+		.no_arenas = purpose == FOR_VAULT,
 	};
 	bool fresh = kvpd_lease_look(t, KVPD_LOOK_TIPS, false);
 	uint32_t found = search(&q, n, victim);
@@ -121,7 +153,15 @@ static uint32_t choose(struct kvpd_tenant *t, uint32_t n, bool in_dram, uint64_t
 		found = search(&q, n, victim);
 		*ret_more = *ret_more || looked_enough(&q);
 	}
-	if (!found && q.elsewhere && !in_dram) {
+	if (found && q.no_arenas)
+		t->spared = 0;
+	if (!found && q.no_arenas && only_arenas(&q)) {
+		q.no_arenas = false;
+		q.advice = NULL;
+		found = search(&q, n, victim);
+		*ret_more = *ret_more || looked_enough(&q);
+	}
+	if (!found && q.elsewhere && purpose != FOR_DRAM) {
 		q.in_dram = false;
 		q.advice = NULL;
 		found = search(&q, n, victim);
@@ -190,7 +230,7 @@ int kvpd_evict_marked(struct kvpd_tenant *t, uint32_t id, uint64_t now)
 	return 0;
 }
 
-static int evict(struct kvpd_tenant *t, uint32_t n, bool in_dram, uint64_t now)
+static int evict(struct kvpd_tenant *t, uint32_t n, enum purpose purpose, uint64_t now)
 {
 	kvp_block_id victim[KVPD_EVICT_MAX];
 	uint64_t word[KVPD_EVICT_MAX], leased;
@@ -199,7 +239,7 @@ static int evict(struct kvpd_tenant *t, uint32_t n, bool in_dram, uint64_t now)
 
 	kvpd_touch_all(t, now);
 	kvpd_lesson_on(t->lesson, t->evict);
-	n = choose(t, n, in_dram, now, victim, &more);
+	n = choose(t, n, purpose, now, victim, &more);
 	if (!n)
 		return more ? -EAGAIN : 0;
 	for (uint32_t i = 0; i < n; i++)
@@ -220,12 +260,17 @@ static int evict(struct kvpd_tenant *t, uint32_t n, bool in_dram, uint64_t now)
 
 int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 {
-	return evict(t, n, false, now);
+	return evict(t, n, FOR_ANY, now);
 }
 
 int kvpd_evict_in_dram(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 {
-	return evict(t, n, true, now);
+	return evict(t, n, FOR_DRAM, now);
+}
+
+int kvpd_evict_for_vault(struct kvpd_tenant *t, uint32_t n, uint64_t now)
+{
+	return evict(t, n, FOR_VAULT, now);
 }
 
 bool kvpd_room_step(struct kvpd_tenant *t, uint64_t now)

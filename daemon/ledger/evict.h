@@ -23,6 +23,11 @@ uint32_t kvpd_evict_batch(const struct kvpd_tenant *t);
 int kvpd_evict_some(struct kvpd_tenant *t, uint32_t n, uint64_t now);
 /* The same, of those with a payload in DRAM alone: what lies on a device only stays, and so does what is above. */
 int kvpd_evict_in_dram(struct kvpd_tenant *t, uint32_t n, uint64_t now);
+/*
+ * The same, to empty an extent that is given back: what lies in an arena whose client goes on writing there stays as
+ * long as there is other, since its place would be nobody else's. -EAGAIN also while such blocks are passed over.
+ */
+int kvpd_evict_for_vault(struct kvpd_tenant *t, uint32_t n, uint64_t now);
 /* Evicts one that is EVICTING and unleased. -EBUSY: those below it are cached; nothing has changed. */
 int kvpd_evict_marked(struct kvpd_tenant *t, uint32_t block, uint64_t now);
 /* A RECIPE gets its payload back; counts it if that is soon after it was evicted. */

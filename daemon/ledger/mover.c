@@ -19,6 +19,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/precision.h"
+#include "daemon/ledger/relief.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/supply.h"
 #include "daemon/ledger/switch.h"
@@ -83,7 +84,10 @@ static bool take_target(struct kvpd_extent *x, bool urgent, uint64_t now, struct
 	/* A vault extent in the making is waited for, and so is what is coded with fewer bits. */
 	if (x->cls->making || kvpd_precision_first(t, x->cls, now) || !urgent)
 		return false;
-	r = kvpd_evict_some(t, kvpd_evict_batch(t), now);
+	if (x->draining && t->charged > kvpd_share_now(t))
+		r = kvpd_evict_for_vault(t, kvpd_evict_batch(t), now);
+	else
+		r = kvpd_evict_some(t, kvpd_evict_batch(t), now);
 	if (r == -EAGAIN)
 		kvpd_supply_soon(t); /* the search goes on */
 	if (r <= 0)

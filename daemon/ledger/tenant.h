@@ -120,6 +120,7 @@ struct kvpd_tenant {
 	uint64_t reloads;            /* blocks that came back soon, see evict.h */
 	bool over;                   /* beyond a limit that was lowered */
 	uint32_t room_vain;          /* evictions for that without a victim in a row */
+	uint32_t spared;             /* blocks in arenas, in a row: kvpd_evict_for_vault() */
 	bool warm;                   /* a vault extent may be wholly free */
 	/* turns */
 	struct kvpd_turn turn;   /* in the ledger's row */

@@ -85,6 +85,32 @@ static uint32_t ticking(const struct kvpd_tenant *t)
 	       (t->n_tips ? KVPD_DUE_TIPS : 0) | (t->n_only ? KVPD_DUE_BEHIND : 0);
 }
 
+/*
+ * Is it time to go on with emptying extents beyond a share that was lowered? Leases end, and blocks are coded, without
+ * anybody telling it, and where nobody waits for slots nothing else asks. As often as for those who wait, as
+ * long as something comes of it; more and more seldom where nothing does. *ret_ms: when to look again.
+ */
+static bool reach_on(struct kvpd_tenant *t, uint64_t now, int *ret_ms)
+{
+	const struct kvp_catalog_stats *s = &t->view.cat->stats;
+	uint64_t done;
+
+	if (!t->n_draining || t->charged <= kvpd_share_now(t))
+		return false;
+	done = kvp_load_relaxed(&s->evictions) + kvp_load_relaxed(&s->moves) + t->spared -
+	       t->charged;
+	if (done != t->reach_done || !t->reach_ns)
+		t->reach_ns = HURRY_MS * KVPD_MS;
+	*ret_ms = t->reach_ns < TICK_NS ? (int)(t->reach_ns / KVPD_MS) : TICK_MS;
+	if (now - t->reach_at < t->reach_ns)
+		return false;
+	if (done == t->reach_done && t->reach_ns < TICK_NS)
+		t->reach_ns *= 2;
+	t->reach_done = done;
+	t->reach_at = now;
+	return true;
+}
+
 int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
 {
 	bool wakes = t->wakes || !kvpd_list_empty(&t->waking), waits = t->n_wanting != 0;
@@ -108,6 +134,10 @@ int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
 		kvpd_supply_look(t);
 		due |= t->n_limbo ? KVPD_DUE_LIMBO : 0;
 		due |= t->n_draining ? KVPD_DUE_EXTENTS : 0;
+		due |= t->precision.want ? KVPD_DUE_PRECISION : 0;
+	}
+	if (reach_on(t, now, &ms)) {
+		due |= KVPD_DUE_EXTENTS | (t->n_limbo ? KVPD_DUE_LIMBO : 0);
 		due |= t->precision.want ? KVPD_DUE_PRECISION : 0;
 	}
 	if (waits)

@@ -121,6 +121,8 @@ struct kvpd_tenant {
 	bool over;                   /* beyond a limit that was lowered */
 	uint32_t room_vain;          /* evictions for that without a victim in a row */
 	uint32_t spared;             /* blocks in arenas, in a row: kvpd_evict_for_vault() */
+	uint64_t reach_done;         /* what has been done for the share that was lowered, and */
+	uint64_t reach_ns, reach_at; /* how long it is left alone, since when: see chores.c */
 	bool warm;                   /* a vault extent may be wholly free */
 	/* turns */
 	struct kvpd_turn turn;   /* in the ledger's row */

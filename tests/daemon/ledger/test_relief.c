@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernels/kvp_codec.h"
 #include "shm/kvp_abi.h"
 #include "tests/daemon/ledger/dp_world.h"
 
@@ -139,11 +140,79 @@ static void tips_in_arenas_hold_up_nothing(void **state)
 	dp_stop(&w);
 }
 
+/* ---- a share that was lowered ---------------------------------------------------------------- */
+
+/* The arenas of sessions that do nothing. */
+static void idle_arenas_are_emptied(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_client *c[12];
+	struct dp_block b[40];
+	struct dp_world w;
+	uint64_t least;
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	for (uint32_t i = 0; i < 12; i++) {
+		c[i] = dp_attach(&w, w.tenant);
+		space = dp_large_space(c[i], "m", BLOCK);
+		put_many(c[i], space, 100 * i, 40, b);
+	}
+	least = dp_figure(&w, "metadata_bytes") + 6 * MIB;
+	assert_true(dp_figure(&w, "arena_bytes") > 12 * MIB);
+	lower_share(&w, &limits, least);
+	dp_await_most(&w, "charged_bytes", least);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+#define MANY 16000u
+
+/* Blocks that may be coded are coded first; where that does not come to it they are evicted. */
+static void coded_blocks_hold_up_nothing(void **state)
+{
+	struct dp_block *b = calloc(MANY, sizeof(*b));
+	struct kvp_space_canon canon;
+	struct kvp_msg_space space;
+	struct kvpd_limits limits;
+	char why[KVP_MSG_TEXT];
+	struct dp_client *c;
+	struct dp_world w;
+	uint64_t least;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.share = 128 * MIB;
+	limits.max_blocks = 20000;
+	limits.recipe_tokens = 20000 * T;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	dp_canon(&canon, "m", 2);
+	for (uint32_t i = 0; i < 2; i++) {
+		canon.layers[i].kv_heads = 2;
+		canon.layers[i].k_dim = canon.layers[i].v_dim = 64;
+	}
+	assert_int_equal(kvp_codec_parse_pair("tq4", &canon.floor_k, &canon.floor_v), 0);
+	assert_int_equal(dp_open(c, &canon, why, sizeof(why), &space), 0);
+	put_many(c, space.space, 0, MANY, b);
+	assert_true(dp_figure(&w, "coded_blocks") > 100);
+	least = dp_figure(&w, "metadata_bytes") + 4 * MIB;
+	lower_share(&w, &limits, least);
+	dp_await_most(&w, "charged_bytes", least);
+	dp_check(&w);
+	dp_stop(&w);
+	free(b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(what_lies_in_arenas_stays),
 		cmocka_unit_test(tips_in_arenas_hold_up_nothing),
+		cmocka_unit_test(idle_arenas_are_emptied),
+		cmocka_unit_test(coded_blocks_hold_up_nothing),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

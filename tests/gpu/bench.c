@@ -445,6 +445,40 @@ static int bench_context(struct gpu *g, struct rng *r, uint32_t seqs, uint32_t t
 	return rc;
 }
 
+/* One layer of one sequence of 16,384 tokens, all of it in one split, and in as many as the device can use. */
+static int bench_splits(struct gpu *g, struct rng *r)
+{
+	static const struct {
+		const char *name;
+		uint32_t codec;
+	} rows[] = { { "native fp16", KVP_CODEC_NATIVE }, { "tq4", KVP_CODEC_TQ4 } };
+	struct clockwork clock;
+	int rc = clock_new(g, &clock);
+
+	printf("one layer at 16384 tokens, 8 KV heads, 32 query heads, dim 128\n");
+	for (size_t i = 0; rc == 0 && i < sizeof(rows) / sizeof(rows[0]); i++) {
+		struct arena a = { .n = 0 };
+		struct attention t;
+		double many = -1, one = -1;
+		uint32_t splits = 0;
+
+		rc = attention_new(g, &a, r, rows[i].codec, 1, 16384, &t);
+		if (rc == 0) {
+			splits = t.attend.splits;
+			many = seconds(g, &clock, rows[i].name, enqueue_attention, &t);
+			t.attend.splits = t.attend.split_total = t.merge.split_total = 1;
+			t.merge.domain[0].split_end = 1;
+			one = seconds(g, &clock, rows[i].name, enqueue_attention, &t);
+		}
+		drop(g, &a);
+		if (many < 0 || one < 0)
+			return complain(g, rows[i].name, CU_OK);
+		printf("  %-14s 1 split %8.1f us, %u splits %6.1f us: %.1f times\n", rows[i].name,
+			one * 1e6, splits, many * 1e6, one / many);
+	}
+	return rc;
+}
+
 int bench_attention(struct gpu *g, struct rng *r)
 {
 	size_t free_bytes = 0, total = 0;
@@ -456,7 +490,7 @@ int bench_attention(struct gpu *g, struct rng *r)
 		return bench_context(g, r, 2, PAGE_TOKENS);
 	while (seqs > 1 && (size_t)seqs * 8192 / PAGE_TOKENS * 2 * PLANE_BYTES * 2 > free_bytes)
 		seqs /= 2;
-	if (bench_context(g, r, 1, 8192) < 0 || bench_context(g, r, 1, 131072) < 0)
+	if (bench_splits(g, r) < 0 || bench_context(g, r, 1, 8192) < 0 || bench_context(g, r, 1, 131072) < 0)
 		return -1;
 	return bench_context(g, r, seqs, 8192);
 }
@@ -705,4 +739,92 @@ int graph_replays(struct gpu *g, struct rng *r)
 	for (size_t i = 0; rc == 0 && i < sizeof(steps) / sizeof(steps[0]); i++)
 		rc = replay_codec(g, r, steps[i].name, steps[i].codec);
 	return rc;
+}
+
+/* ---- a graph of each shape ---- */
+
+#define SHAPE_PAGES 16u /* of a sequence, at most */
+#define SHAPE_SEQS  6u
+
+/* Attention over sequences of all lengths, of a codec and in a number of splits that chance chose. */
+static int shape_new(struct gpu *g, struct arena *a, struct rng *r, struct attention *t)
+{
+	static const uint32_t codecs[] = { KVP_CODEC_NATIVE, KVP_CODEC_FP8_E4M3, KVP_CODEC_INT8,
+		KVP_CODEC_KIVI(4u, 5u), KVP_CODEC_KIVI(2u, 5u), KVP_CODEC_TQ4, KVP_CODEC_TQ3,
+		KVP_CODEC_TQ2 };
+	const uint32_t codec = codecs[rng_below(r, sizeof(codecs) / sizeof(codecs[0]))];
+	const uint32_t seqs = 1 + rng_below(r, g->quick ? 2 : SHAPE_SEQS), pages = 1 + rng_below(r, g->quick ? 1 : SHAPE_PAGES);
+	uint32_t lengths[SHAPE_SEQS], splits;
+
+	if (attention_new(g, a, r, codec, seqs, pages * PAGE_TOKENS, t) < 0)
+		return -1;
+	for (uint32_t i = 0; i < seqs; i++)
+		lengths[i] = 1 + rng_below(r, pages * PAGE_TOKENS);
+	splits = 1 + rng_below(r, t->attend.splits);
+	t->attend.splits = t->attend.split_total = t->merge.split_total = splits;
+	t->merge.domain[0].split_end = splits;
+	return g->cu.cuMemcpyHtoD_v2(t->attend.lengths, lengths, seqs * sizeof(*lengths)) == CU_OK
+		       ? 0
+		       : -1;
+}
+
+static int capture_attention(struct gpu *g, const struct attention *t, struct CUgraphExec_st **ret)
+{
+	struct CUgraph_st *graph = NULL;
+	int r = g->cu.cuStreamBeginCapture_v2(g->stream, CU_CAPTURE_LOCAL), bad;
+
+	if (r != CU_OK)
+		return -1;
+	bad = enqueue_attention(g, t);
+	r = g->cu.cuStreamEndCapture(g->stream, &graph);
+	if (bad < 0 || r != CU_OK)
+		return -1;
+	r = g->cu.cuGraphInstantiateWithFlags(ret, graph, 0);
+	g->cu.cuGraphDestroy(graph);
+	return r == CU_OK ? 0 : -1;
+}
+
+/* 0: what the graph computes is what direct launches do; 1: it differs; -1. */
+static int shape_differs(struct gpu *g, struct rng *r)
+{
+	struct arena a = { .n = 0 };
+	struct CUgraphExec_st *exec = NULL;
+	struct attention t;
+	size_t bytes = 0;
+	uint8_t *x = NULL, *y = NULL;
+	int rc = shape_new(g, &a, r, &t);
+
+	if (rc == 0) {
+		bytes = t.attend.seqs * STEP_QUERY;
+		x = malloc(bytes);
+		y = malloc(bytes);
+		rc = x && y ? capture_attention(g, &t, &exec) : -1;
+	}
+	if (rc == 0 && (enqueue_attention(g, &t) < 0 ||
+			       g->cu.cuStreamSynchronize(g->stream) != CU_OK ||
+			       g->cu.cuMemcpyDtoH_v2(x, t.merge.out, bytes) != CU_OK ||
+			       g->cu.cuMemsetD8_v2(t.merge.out, 0xee, bytes) != CU_OK ||
+			       g->cu.cuGraphLaunch(exec, g->stream) != CU_OK ||
+			       g->cu.cuStreamSynchronize(g->stream) != CU_OK ||
+			       g->cu.cuMemcpyDtoH_v2(y, t.merge.out, bytes) != CU_OK))
+		rc = -1;
+	if (rc == 0)
+		rc = memcmp(x, y, bytes) != 0;
+	if (exec)
+		g->cu.cuGraphExecDestroy(exec);
+	drop(g, &a);
+	free(x);
+	free(y);
+	return rc;
+}
+
+int graph_shapes(struct gpu *g, struct rng *r)
+{
+	const uint32_t n = g->quick ? 4 : 1000;
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < n; i++)
+		rc = shape_differs(g, r);
+	printf("captured attention of %u shapes %*s %s\n", n, 11, "", rc == 0 ? "ok" : "FAILED");
+	return rc == 0 ? 0 : complain(g, rc > 0 ? "graph: a shape differs" : "graph: a shape", CU_OK);
 }

@@ -11,6 +11,9 @@
  * launches give. */
 int graph_replays(struct gpu *g, struct rng *r);
 
+/* D-066: attention of a thousand shapes, captured and replayed, bit by bit what direct launches give. */
+int graph_shapes(struct gpu *g, struct rng *r);
+
 /* Encode and decode in GB/s of raw fp16 beside a device-to-device copy of the same bytes. */
 int bench_codecs(struct gpu *g, struct rng *r);
 

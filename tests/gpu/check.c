@@ -147,6 +147,7 @@ int main(int argc, char **argv)
 	printf("KVP_TEST_SEED=%llu\n", (unsigned long long)seed);
 	bad = run_checks(&g, seed);
 	bad |= graph_replays(&g, &r) < 0;
+	bad |= graph_shapes(&g, &r) < 0;
 	bad |= bench_codecs(&g, &r) < 0;
 	bad |= bench_attention(&g, &r) < 0;
 	gpu_close(&g);

@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "daemon/device/device.h"
+#include "gpu/kvp_cu.h"
 #include "gpu/kvp_nvml.h"
 #include "shm/kvp_catalog.h"
 #include "shm/kvp_proto.h"
@@ -521,6 +522,38 @@ static void memory_that_the_driver_owes(void **state)
 	close_device();
 }
 
+/* D-067: others hold all of a real device's memory; what the worker is asked for is refused, and comes later. */
+static void memory_that_others_hold(void **state)
+{
+	const struct kvpd_device_config plain = { .bytes = UINT64_C(4) << 30 };
+	struct kvpd_device_op op = { .kind = KVPD_SEG_MAKE, .bytes = 1024 * MIB };
+	char why[KVP_CU_WHY];
+	uint64_t held[64], n = 0;
+	struct kvp_cu cu;
+	uint32_t seg;
+
+	(void)state;
+	open_device(&plain);
+	seg = make_segment(2 * MIB, NULL);
+	assert_int_equal(kvp_cu_open(0, &cu, why), 0);
+	for (uint64_t bytes = UINT64_C(16) << 30; bytes >= 64 * MIB && n < 64;)
+		if (cu.cuMemAlloc_v2(&held[n], bytes) == CU_OK)
+			n++;
+		else
+			bytes /= 2;
+	assert_int_equal(ask(&op), -ENOMEM);
+	assert_true(figures().owed_bytes >= op.bytes);
+	assert_int_equal(figures().state, KVPD_DEVICE_UP);
+	while (n)
+		assert_int_equal(cu.cuMemFree_v2(held[--n]), CU_OK);
+	assert_int_equal(ask(&op), 0);
+	assert_int_equal(figures().owed_bytes, 0);
+	drop_segment(op.id);
+	drop_segment(seg);
+	assert_int_equal(cu.cuDevicePrimaryCtxRelease_v2(cu.device), CU_OK);
+	close_device();
+}
+
 /* What was made for a context that could not be finished went with it. */
 static void a_context_in_the_second_try(void **state)
 {
@@ -623,6 +656,9 @@ int main(void)
 		cmocka_unit_test_teardown(killed_workers_lose_nothing, clean),
 		cmocka_unit_test_teardown(handles_end_with_their_worker, clean),
 	};
+	const struct CMUnitTest full[] = {
+		cmocka_unit_test_teardown(memory_that_others_hold, clean),
+	};
 	const struct CMUnitTest faults[] = {
 		cmocka_unit_test_teardown(sticky_errors_end_the_worker, clean),
 		cmocka_unit_test_teardown(memory_that_the_driver_owes, clean),
@@ -634,7 +670,8 @@ int main(void)
 		if (kvp_nvml_open(&nvml) < 0)
 			return 77;
 		used_before = used_bytes();
-		return cmocka_run_group_tests(tests, NULL, NULL);
+		return cmocka_run_group_tests(tests, NULL, NULL) +
+			cmocka_run_group_tests(full, NULL, NULL);
 	}
 	if (cudadrv_open(getenv("KVP_SIM_GPU"), &sim) < 0) {
 		printf("to be run by tests/cudadrv/cudadrv\n");

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvctl against a real daemon with a real client: $KVPOOLD, $KVCTL, $KVCTL_CLIENT."""
+"""kvctl against a real daemon with a real client: $KVPOOLD, $KVPOOL_DEVICE, $KVCTL, $KVCTL_CLIENT."""
 import contextlib
 import fcntl
 import json
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -459,6 +460,40 @@ class WithDaemon(unittest.TestCase):
                            extra_groups=[], capture_output=True, text=True, timeout=60)
         self.assertEqual(r.returncode, 3, r.stderr)
         self.assertIn("admin_group", r.stderr)
+
+
+class DaemonsUser(unittest.TestCase):
+    """Who else runs as the daemon's user. A uid of its own, which no daemon beside this one has."""
+
+    UID = 60777
+
+    def same_uid(self):
+        r = subprocess.run([KVCTL, "--socket", self.d.socket, "doctor", "--json"], capture_output=True,
+                           text=True, timeout=60)
+        return [(f["finding"], f["text"]) for f in json.loads(r.stdout)["findings"] if f["topic"] == "same uid"]
+
+    def start_as_the_daemons_user(self, path):
+        stranger = subprocess.Popen([path, "600"], preexec_fn=lambda: os.setresuid(*[self.UID] * 3))
+        self.addCleanup(lambda: (stranger.kill(), stranger.wait()))
+
+    @unittest.skipIf(os.geteuid() != 0, "daemons of this user share its uid")
+    def test_its_own_workers_are_no_strangers(self):
+        self.d = Daemon({"user": str(self.UID), "devices": [{
+            "name": "d0", "driver": "host", "bytes": 1 << 20, "segment": 1 << 20,
+            "worker": os.environ["KVPOOL_DEVICE"]}]})
+        os.chown(self.d.runtime_dir, self.UID, self.UID)
+        with self.d:
+            wait_for(lambda: json.loads(subprocess.run(
+                [KVCTL, "--socket", self.d.socket, "device", "list", "--json"], capture_output=True,
+                text=True, timeout=60).stdout)["devices"][0]["state"] == "up")
+            self.assertEqual(self.same_uid(),
+                             [("good", "no other process runs as uid %d, the daemon's" % self.UID)])
+            # One that only has the worker's name is one, though.
+            path = os.path.join(self.d.dir, "kvpool-device")
+            shutil.copy(shutil.which("sleep"), path)
+            self.start_as_the_daemons_user(path)
+            wait_for(lambda: self.same_uid()[0][0] == "problem")
+            self.assertRegex(self.same_uid()[0][1], r"^1 process\(es\) run as uid %d.*: kvpool-device \(" % self.UID)
 
 
 class Kept(unittest.TestCase):

@@ -294,6 +294,34 @@ static void find_daemon(struct doctor *d, struct kvctl *ctl)
 }
 
 /*
+ * Is it a worker that the daemon has started for a device? Its parent says so, which no process chooses, and its
+ * program: by the name of the file, or, where this user may not see that, by the process's.
+ */
+static bool is_worker(const struct doctor *d, pid_t pid)
+{
+	static const char program[] = "kvpool-device";
+	char path[64], name[300];
+	uint64_t parent = 0;
+	ssize_t n;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	if (!d->pid || !read_field(path, "PPid", &parent) || parent != (uint64_t)d->pid)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%d/exe", (int)pid);
+	n = readlink(path, name, sizeof(name) - 1);
+	if (n > 0) {
+		const char *last;
+
+		name[n] = 0;
+		last = strrchr(name, '/');
+		/* " (deleted)" may follow: a newer one has been installed. */
+		return last && !strncmp(last + 1, program, strlen(program));
+	}
+	snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+	return kvctl_read_line(path, name, sizeof(name)) && !strcmp(name, program);
+}
+
+/*
  * A process with the daemon's uid can open its memfds through /proc, writable: seals keep out
  * writers of the catalog, but not of the extents that the daemon writes itself.
  */
@@ -319,7 +347,7 @@ static void same_uid(struct doctor *d)
 		snprintf(path, sizeof(path), "/proc/%s/task", e->d_name);
 		/* A directory that everybody may read shows its uid, also of processes that are not dumpable. */
 		if (pid <= 0 || pid == d->pid || pid == getpid() || stat(path, &st) < 0 ||
-			st.st_uid != d->uid)
+			st.st_uid != d->uid || is_worker(d, pid))
 			continue;
 		n++;
 		snprintf(path, sizeof(path), "/proc/%s/comm", e->d_name);

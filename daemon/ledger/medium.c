@@ -169,6 +169,11 @@ int kvpd_medium_open(const struct kvpd_ledger *l, uint32_t medium)
 											 : 0;
 }
 
+bool kvpd_medium_pins(const struct kvpd_medium *m)
+{
+	return !strcmp(m->driver, "cuda") && !m->no_copies;
+}
+
 const char *kvpd_medium_word(const struct kvpd_medium *m, uint32_t state)
 {
 	static const char *const words[] = { [KVPD_DEVICE_STARTING] = "starting",

@@ -99,6 +99,8 @@ int kvpd_media_look(struct kvpd_ledger *l);
 
 /* May something come to lie there? 0; -ENODEV: there is no such device, it is down, or is being emptied. */
 int kvpd_medium_open(const struct kvpd_ledger *l, uint32_t medium);
+/* Does the device pin DRAM that it copies from and to? */
+bool kvpd_medium_pins(const struct kvpd_medium *m);
 /* What an administrator reads of a device in this state (KVPD_DEVICE_*); lives for ever. */
 const char *kvpd_medium_word(const struct kvpd_medium *m, uint32_t state);
 
@@ -132,6 +134,11 @@ void kvpd_part_touch(struct kvpd_tenant *t, uint32_t block, uint64_t now);
  * negative: it could not (-ENODEV: it is down, ...).
  */
 int kvpd_host_want(struct kvpd_extent *x, uint32_t medium, bool writable);
+/*
+ * Has devices that pin DRAM know a vault from its beginning: pinning takes a while, and the first copies would
+ * go through other memory meanwhile. No error: it is asked for again when a copy needs it.
+ */
+void kvpd_hosts_want(struct kvpd_extent *x);
 /* The device's number of the extent. */
 uint32_t kvpd_host_id(const struct kvpd_extent *x, uint32_t medium);
 /*

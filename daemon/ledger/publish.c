@@ -113,6 +113,7 @@ static void go_live(struct kvpd_extent *x)
 	if (reopen(x, &fd) == 0)
 		kvpd_extent_post(x, KVPD_EV_EXTENT, fd);
 	kvpd_supply_came(x);
+	kvpd_hosts_want(x);
 }
 
 void kvpd_extent_made(struct kvpd_extent *x, int result)

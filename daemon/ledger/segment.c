@@ -299,6 +299,18 @@ int kvpd_host_want(struct kvpd_extent *x, uint32_t medium, bool writable)
 	return 0;
 }
 
+void kvpd_hosts_want(struct kvpd_extent *x)
+{
+	const struct kvpd_ledger *l = x->tenant->ledger;
+
+	if (x->cls->medium != KVPD_DRAM || x->kind != KVP_EXTENT_VAULT)
+		return;
+	for (uint32_t m = 1; m <= l->n_media; m++)
+		if (x->tenant->part[m - 1].share && kvpd_medium_pins(&l->medium[m - 1]) &&
+			kvpd_medium_open(l, m) == 0)
+			(void)kvpd_host_want(x, m, true); /* else when a copy needs it */
+}
+
 bool kvpd_host_leave(struct kvpd_extent *x, uint32_t medium)
 {
 	struct kvpd_hosting *h = x->hosting[medium - 1];

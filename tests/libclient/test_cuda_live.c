@@ -171,6 +171,27 @@ static void compute(struct engine *e, struct kvp_cuda *cuda, uint64_t from, uint
 	kvp_timeline_free(line);
 }
 
+/* DRAM is pinned when it is made, not when the first copy asks for it. */
+static void test_pinned_early(void)
+{
+	const int64_t before = gpu.sim ? cudadrv_calls(gpu.sim, "cuMemHostRegister_v2") : 0;
+	struct engine *e = engine_new("cuda-live-pinned", KVP_LAYOUT_NCLD, 7);
+
+	if (!gpu.sim) {
+		engine_free(e);
+		return; /* nobody counts calls */
+	}
+	store(e, N, 0);
+	engine_free(e);
+	/* What a client leaves comes to a vault; nothing was asked to be on the device. */
+	for (uint32_t i = 0; i < 4000; i++) {
+		if (cudadrv_calls(gpu.sim, "cuMemHostRegister_v2") > before)
+			return;
+		usleep(5000);
+	}
+	give_up();
+}
+
 #define SOME 6u
 
 static void test_computed_there(void)
@@ -277,6 +298,7 @@ int main(int argc, char **argv)
 		{ "computed there", test_computed_there },
 	};
 	static const struct live_test again[] = {
+		{ "pinned early", test_pinned_early },
 		{ "computed again", test_computed_again },
 		{ "computed by the other", test_computed_by_the_other },
 	};

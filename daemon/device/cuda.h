@@ -24,7 +24,7 @@
 #include "daemon/device/driver.h"
 #include "gpu/kvp_cu.h"
 
-#define CUDA_PIN_PIECE   (UINT64_C(256) << 20)
+#define CUDA_PIN_PIECE (UINT64_C(256) << 20)
 /*
  * On an H100 it takes up to .3 ms from the end of a batch until the next one has come (a thread wakes, the daemon is
  * told, and answers), and .15 ms to copy 8 MiB: three batches bridge that. With two of 4 MiB the link was idle for a

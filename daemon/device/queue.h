@@ -17,7 +17,8 @@
 #include "daemon/device/device.h"
 #include "daemon/device/driver.h"
 
-#define KVPD_QUEUE_BATCH  (UINT64_C(2) << 20)  /* bytes of a batch until a driver has said otherwise */
+#define KVPD_QUEUE_BATCH \
+	(UINT64_C(2) << 20) /* bytes of a batch until a driver has said otherwise */
 #define KVPD_QUEUE_PIECE  (UINT64_C(64) << 10) /* no piece of a larger copy is smaller */
 #define KVPD_QUEUE_AHEAD  (UINT64_C(64) << 20)
 #define KVPD_QUEUE_PASSED (UINT64_C(1) << 30)

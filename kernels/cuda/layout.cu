@@ -40,7 +40,8 @@ KVP_KERNEL(kvp_cu_runs, kvp_cuda_runs, 256, 1)
 		KVP_UNROLL
 		for (int k = 0; k < AHEAD; k++)
 			if (i + (uint64_t)k * step < pieces)
-				v[k] = kvp_ldg_v4(at_const(src, (int64_t)(i + (uint64_t)k * step) * 16));
+				v[k] = kvp_ldg_v4(
+					at_const(src, (int64_t)(i + (uint64_t)k * step) * 16));
 		KVP_UNROLL
 		for (int k = 0; k < AHEAD; k++)
 			if (i + (uint64_t)k * step < pieces)

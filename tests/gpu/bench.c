@@ -490,7 +490,8 @@ int bench_attention(struct gpu *g, struct rng *r)
 		return bench_context(g, r, 2, PAGE_TOKENS);
 	while (seqs > 1 && (size_t)seqs * 8192 / PAGE_TOKENS * 2 * PLANE_BYTES * 2 > free_bytes)
 		seqs /= 2;
-	if (bench_splits(g, r) < 0 || bench_context(g, r, 1, 8192) < 0 || bench_context(g, r, 1, 131072) < 0)
+	if (bench_splits(g, r) < 0 || bench_context(g, r, 1, 8192) < 0 ||
+		bench_context(g, r, 1, 131072) < 0)
 		return -1;
 	return bench_context(g, r, seqs, 8192);
 }
@@ -521,9 +522,9 @@ static int decode_for(struct gpu *g, struct clockwork *c, const struct attention
 			g->cu.cuEventElapsedTime(&ms[n++], c->start, c->stop) != CU_OK)
 			return -1;
 		clock_gettime(CLOCK_MONOTONIC, &now);
-	} while (n < DECODES &&
-		(double)(now.tv_sec - began.tv_sec) + (double)(now.tv_nsec - began.tv_nsec) * 1e-9 <
-			seconds);
+	} while (n < DECODES && (double)(now.tv_sec - began.tv_sec) +
+						(double)(now.tv_nsec - began.tv_nsec) * 1e-9 <
+					seconds);
 	*ret_n = n;
 	return 0;
 }
@@ -753,7 +754,8 @@ static int shape_new(struct gpu *g, struct arena *a, struct rng *r, struct atten
 		KVP_CODEC_KIVI(4u, 5u), KVP_CODEC_KIVI(2u, 5u), KVP_CODEC_TQ4, KVP_CODEC_TQ3,
 		KVP_CODEC_TQ2 };
 	const uint32_t codec = codecs[rng_below(r, sizeof(codecs) / sizeof(codecs[0]))];
-	const uint32_t seqs = 1 + rng_below(r, g->quick ? 2 : SHAPE_SEQS), pages = 1 + rng_below(r, g->quick ? 1 : SHAPE_PAGES);
+	const uint32_t seqs = 1 + rng_below(r, g->quick ? 2 : SHAPE_SEQS),
+		       pages = 1 + rng_below(r, g->quick ? 1 : SHAPE_PAGES);
 	uint32_t lengths[SHAPE_SEQS], splits;
 
 	if (attention_new(g, a, r, codec, seqs, pages * PAGE_TOKENS, t) < 0)
@@ -800,13 +802,13 @@ static int shape_differs(struct gpu *g, struct rng *r)
 		y = malloc(bytes);
 		rc = x && y ? capture_attention(g, &t, &exec) : -1;
 	}
-	if (rc == 0 && (enqueue_attention(g, &t) < 0 ||
-			       g->cu.cuStreamSynchronize(g->stream) != CU_OK ||
-			       g->cu.cuMemcpyDtoH_v2(x, t.merge.out, bytes) != CU_OK ||
-			       g->cu.cuMemsetD8_v2(t.merge.out, 0xee, bytes) != CU_OK ||
-			       g->cu.cuGraphLaunch(exec, g->stream) != CU_OK ||
-			       g->cu.cuStreamSynchronize(g->stream) != CU_OK ||
-			       g->cu.cuMemcpyDtoH_v2(y, t.merge.out, bytes) != CU_OK))
+	if (rc == 0 &&
+		(enqueue_attention(g, &t) < 0 || g->cu.cuStreamSynchronize(g->stream) != CU_OK ||
+			g->cu.cuMemcpyDtoH_v2(x, t.merge.out, bytes) != CU_OK ||
+			g->cu.cuMemsetD8_v2(t.merge.out, 0xee, bytes) != CU_OK ||
+			g->cu.cuGraphLaunch(exec, g->stream) != CU_OK ||
+			g->cu.cuStreamSynchronize(g->stream) != CU_OK ||
+			g->cu.cuMemcpyDtoH_v2(y, t.merge.out, bytes) != CU_OK))
 		rc = -1;
 	if (rc == 0)
 		rc = memcmp(x, y, bytes) != 0;
@@ -826,5 +828,6 @@ int graph_shapes(struct gpu *g, struct rng *r)
 	for (uint32_t i = 0; rc == 0 && i < n; i++)
 		rc = shape_differs(g, r);
 	printf("captured attention of %u shapes %*s %s\n", n, 11, "", rc == 0 ? "ok" : "FAILED");
-	return rc == 0 ? 0 : complain(g, rc > 0 ? "graph: a shape differs" : "graph: a shape", CU_OK);
+	return rc == 0 ? 0
+		       : complain(g, rc > 0 ? "graph: a shape differs" : "graph: a shape", CU_OK);
 }

@@ -136,7 +136,8 @@ static struct kvp_view view_at(
 {
 	uint64_t bytes;
 
-	EQUAL(kvp_view_dense(u->space, KVP_VIEW_LCND, (void *)(uintptr_t)at, n_tokens, planes, &bytes),
+	EQUAL(kvp_view_dense(
+		      u->space, KVP_VIEW_LCND, (void *)(uintptr_t)at, n_tokens, planes, &bytes),
 		0);
 	for (uint32_t i = 0; i < LAYERS; i++) {
 		planes[i].k = (char *)planes[i].k + from * planes[i].k_token_stride;
@@ -150,8 +151,8 @@ static void fill_device(uint64_t at)
 	const uint64_t bytes = n_tokens * TOKEN;
 
 	for (uint64_t off = 0, i = 1; off < bytes; off += FILL, i++)
-		EQUAL(gpu.cu.cuMemsetD8Async(at + off, (unsigned char)(i * 37 + i / 256), FILL,
-			      gpu.stream),
+		EQUAL(gpu.cu.cuMemsetD8Async(
+			      at + off, (unsigned char)(i * 37 + i / 256), FILL, gpu.stream),
 			CU_OK);
 	gpu_sync(&gpu);
 }
@@ -331,11 +332,12 @@ static void commits(struct user *u, struct user *other)
 			usleep(1000);
 		EQUAL(r, 0);
 		gpu_hold(&gpu);
-		EQUAL(gpu.cu.cuMemsetD8Async(kvp_grant_device_addr(g), (unsigned char)i, BLOCK,
-			      gpu.stream),
+		EQUAL(gpu.cu.cuMemsetD8Async(
+			      kvp_grant_device_addr(g), (unsigned char)i, BLOCK, gpu.stream),
 			CU_OK);
 		EQUAL(kvp_cuda_mark(u->cuda, line, gpu.stream, &value), 0);
-		EQUAL(kvp_commit_after(g, kvp_ref_root(), own, T, NULL, KVP_COMMIT_RELEASE, line, value),
+		EQUAL(kvp_commit_after(
+			      g, kvp_ref_root(), own, T, NULL, KVP_COMMIT_RELEASE, line, value),
 			0);
 		usleep(2000);
 		began = now_us();
@@ -368,8 +370,7 @@ static void attach(void)
 	}
 	printf("%-58s %8.1f ms; %.1f ms until all of the prompt has addresses, %llu MiB mapped\n",
 		"a new client: open, space, CUDA", (opened - began) * 1e-3,
-		(now_us() - began) * 1e-3,
-		(unsigned long long)(props(u.cuda).mapped_bytes >> 20));
+		(now_us() - began) * 1e-3, (unsigned long long)(props(u.cuda).mapped_bytes >> 20));
 	kvp_release(m);
 	free(addrs);
 	user_free(&u);

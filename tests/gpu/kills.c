@@ -183,8 +183,8 @@ static void victim(uint32_t seed)
 	compute(e, cuda, at, THEIRS);
 	g = reserve(e, cuda);
 	for (uint32_t i = 0;; i++) {
-		EQUAL(gpu.cu.cuMemsetD8Async(kvp_grant_device_addr(g), (unsigned char)i, BLOCK_BYTES,
-			      gpu.stream),
+		EQUAL(gpu.cu.cuMemsetD8Async(
+			      kvp_grant_device_addr(g), (unsigned char)i, BLOCK_BYTES, gpu.stream),
 			CU_OK);
 		if (i == 16)
 			EQUAL(write(STDOUT_FILENO, "r", 1), 1);
@@ -288,7 +288,8 @@ int main(int argc, char **argv)
 		engine_free(dead);
 	}
 	qsort(back, rounds, sizeof(*back), by_value);
-	printf("killed %u, lost blocks 0, wrong blocks 0, %u of their %u blocks on the device still; memory "
+	printf("killed %u, lost blocks 0, wrong blocks 0, %u of their %u blocks on the device "
+	       "still; memory "
 	       "back after ms p50 %.1f worst %.1f\n",
 		rounds, stayed, rounds * THEIRS, back[rounds / 2], back[rounds - 1]);
 	snprintf(command, sizeof(command), "'%s' check", kvctl ? kvctl : "kvctl");

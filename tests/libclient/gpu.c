@@ -131,8 +131,8 @@ uint64_t gpu_slow_calls(struct gpu *g)
 	static const char *const quick[] = { "cuCtxGetCurrent", "cuCtxPushCurrent_v2",
 		"cuCtxPopCurrent_v2", "cuStreamIsCapturing", "cuMemcpyHtoDAsync_v2",
 		"cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyBatchAsync",
-		"cuMemcpyBatchAsync_v2", "cuLaunchKernel", "cuEventRecord", "cuEventQuery", "cuStreamWriteValue64_v2",
-		"cuStreamWaitValue64_v2" };
+		"cuMemcpyBatchAsync_v2", "cuLaunchKernel", "cuEventRecord", "cuEventQuery",
+		"cuStreamWriteValue64_v2", "cuStreamWaitValue64_v2" };
 	uint64_t sum = 0;
 
 	for (uint32_t i = 0; g->sim && cudadrv_function(i); i++) {

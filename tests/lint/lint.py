@@ -16,7 +16,7 @@ MAY = {
     "payload": [r"payload/\w+\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h"],
     "policy": [r"policy/\w+\.h", r"shm/kvp_types\.h"],
     "gpu": [r"gpu/\w+\.h"],
-    "libclient": [r"libclient/\w+\.h", r"kvpool\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"payload/kvp_\w+\.h", r"gpu/kvp_\w+\.h"],
+    "libclient": [r"libclient/\w+\.h", r"kvpool\.h", r"shm/kvp_\w+\.h", r"kernels/(cuda/)?kvp_\w+\.h", r"payload/kvp_\w+\.h", r"gpu/kvp_\w+\.h"],
     "daemon": [r"daemon/\w+\.h", r"shm/kvp_\w+\.h", r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"payload/kvp_\w+\.h"],
     "daemon/main.c": [r"daemon/control/\w+\.h"],
     "daemon/control": [r"daemon/control/\w+\.h"],

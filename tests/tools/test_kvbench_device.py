@@ -20,7 +20,16 @@ def main():
     for row in rows:
         for name in ("warm_ratio", "spill_ratio", "both_ratio"):
             assert 0 < row[name + "_min"] <= row[name] <= row[name + "_max"], row
-    for bad in (["copy", "--block", "16M", "--mib", "8"], ["copy", "--block", "-1"], ["copy", "--block", "100"],
+    r = run("demand", "--driver", "host", "--block", "1M,256K", "--mib", "16", "--json")
+    assert r.returncode == 0, r.stderr
+    rows = json.loads(r.stdout)
+    assert [row["block_bytes"] for row in rows] == [1 << 20, 256 << 10], rows
+    for row in rows:
+        assert 0 < row["idle_p50_ms"] <= row["idle_p99_ms"] and 0 < row["busy_p50_ms"] <= row["busy_p99_ms"], row
+    r = run("load", "--driver", "host", "--mib", "16", "--seconds", "1", "--json")
+    assert r.returncode == 0, r.stderr
+    assert all(json.loads(r.stdout)[way] > 0 for way in ("warm_gbps", "spill_gbps")), r.stdout
+    for bad in (["load", "--seconds", "0"], ["copy", "--block", "16M", "--mib", "8"], ["copy", "--block", "-1"], ["copy", "--block", "100"],
                 ["copy", "--block", "64K;"], ["copy", "--block", ""], ["move"]):
         r = run(*bad)
         assert r.returncode == 2 and r.stderr, (bad, r)

@@ -261,7 +261,8 @@ static int measure(struct bench_device *w, uint64_t block, struct figures *f)
 	/* What was timed was done. */
 	if (w->gpu)
 		return bench_gpu_same(w->gpu, 0, w->host_addr[0], w->region / block * block) < 0 ||
-				       bench_gpu_same(w->gpu, 1, w->host_addr[1], w->region / block * block) < 0
+				       bench_gpu_same(w->gpu, 1, w->host_addr[1],
+					       w->region / block * block) < 0
 			       ? -EIO
 			       : 0;
 	return memcmp(w->seg_addr[0], w->host_addr[0], w->region / block * block) ||
@@ -328,7 +329,8 @@ static int measure_all(const uint64_t *block, int n, bool json)
 	int r = 0;
 
 	if (!json && world.gpu)
-		printf("shared memory registered for reading at %.2f GB/s; a segment of %llu MiB taken in "
+		printf("shared memory registered for reading at %.2f GB/s; a segment of %llu MiB "
+		       "taken in "
 		       "%.0f us\n",
 			bench_gpu_pin_gbps(world.gpu, world.region),
 			(unsigned long long)(world.region >> 20), world.map_us);
@@ -372,7 +374,8 @@ static int which(int argc, char **argv, enum what *ret_what)
 			*ret_what = (enum what)i;
 			return 1;
 		}
-	fprintf(stderr, "kvbench device: no '%s'; there are 'copy', 'demand' and 'load'\n", argv[1]);
+	fprintf(stderr, "kvbench device: no '%s'; there are 'copy', 'demand' and 'load'\n",
+		argv[1]);
 	return -1;
 }
 
@@ -415,9 +418,11 @@ int kvbench_device(int argc, char **argv)
 	r = bench_parse(argc - named, argv + named,
 		"device copy: blocks to a device and from it by its worker process, in bulk, "
 		"against\n"
-		"memcpy() between the same areas, or a GPU's plain copy of pinned memory; one way, and\n"
+		"memcpy() between the same areas, or a GPU's plain copy of pinned memory; one way, "
+		"and\n"
 		"both at once.\n"
-		"device demand: how long one block takes that somebody waits for, alone and beside\n"
+		"device demand: how long one block takes that somebody waits for, alone and "
+		"beside\n"
 		"bulk copies both ways.\n"
 		"device load: bulk copies both ways, for what else is measured beside them.",
 		options, 6);

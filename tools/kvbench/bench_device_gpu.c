@@ -107,8 +107,8 @@ int bench_gpu_map(struct bench_gpu *g, uint32_t i, int fd, uint64_t bytes, doubl
 		g->cu.cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fd, CU_HANDLE_FD));
 	if (r < 0)
 		return r;
-	r = refused(g, "cuMemAddressReserve",
-		g->cu.cuMemAddressReserve(&g->seg[i].at, bytes, 0, 0, 0));
+	r = refused(
+		g, "cuMemAddressReserve", g->cu.cuMemAddressReserve(&g->seg[i].at, bytes, 0, 0, 0));
 	if (r == 0)
 		r = refused(g, "cuMemMap", g->cu.cuMemMap(g->seg[i].at, bytes, 0, memory, 0));
 	(void)g->cu.cuMemRelease(memory);

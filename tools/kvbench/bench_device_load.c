@@ -172,10 +172,11 @@ int bench_device_demand(struct bench_device *w, const uint64_t *block, int n, bo
 		if (r < 0)
 			break;
 		if (json)
-			json_array_append_new(all,
-				json_pack("{s:I, s:f, s:f, s:f, s:f}", "block_bytes",
-					(json_int_t)block[i], "idle_p50_ms", idle.p50, "idle_p99_ms",
-					idle.p99, "busy_p50_ms", busy.p50, "busy_p99_ms", busy.p99));
+			json_array_append_new(
+				all, json_pack("{s:I, s:f, s:f, s:f, s:f}", "block_bytes",
+					     (json_int_t)block[i], "idle_p50_ms", idle.p50,
+					     "idle_p99_ms", idle.p99, "busy_p50_ms", busy.p50,
+					     "busy_p99_ms", busy.p99));
 		else
 			printf("%7llu KiB  %.3f  %.3f           %.3f  %.3f\n",
 				(unsigned long long)(block[i] >> 10), idle.p50, idle.p99, busy.p50,
@@ -202,8 +203,8 @@ int bench_device_load(struct bench_device *w, uint64_t seconds, bool json)
 	if (r < 0 || ended < 0)
 		return r < 0 ? r : ended;
 	if (json) {
-		json_t *o = json_pack(
-			"{s:f, s:f}", "warm_gbps", gbps[KVPD_TO_DEVICE], "spill_gbps", gbps[KVPD_TO_HOST]);
+		json_t *o = json_pack("{s:f, s:f}", "warm_gbps", gbps[KVPD_TO_DEVICE], "spill_gbps",
+			gbps[KVPD_TO_HOST]);
 
 		bench_print_json(o);
 		json_decref(o);

@@ -671,7 +671,7 @@ int main(void)
 			return 77;
 		used_before = used_bytes();
 		return cmocka_run_group_tests(tests, NULL, NULL) +
-			cmocka_run_group_tests(full, NULL, NULL);
+		       cmocka_run_group_tests(full, NULL, NULL);
 	}
 	if (cudadrv_open(getenv("KVP_SIM_GPU"), &sim) < 0) {
 		printf("to be run by tests/cudadrv/cudadrv\n");

@@ -193,7 +193,9 @@ static void on_done(struct kvpd_device_work *work)
 static int lie(const char *what)
 {
 	const int sock = KVPD_WORKER_SOCKET;
-	const struct kvpd_p_hello hello = { .bytes = MIB, .granularity = 4096, .flags = 1, .batch = MIB };
+	const struct kvpd_p_hello hello = {
+		.bytes = MIB, .granularity = 4096, .flags = 1, .batch = MIB
+	};
 	const struct kvpd_p_answer answer = { 0 };
 	const struct kvpd_p_done done = { .batch = 99 };
 	const struct kvpd_p_summed summed = { .seq = 99 };

@@ -445,38 +445,46 @@ static int bench_context(struct gpu *g, struct rng *r, uint32_t seqs, uint32_t t
 	return rc;
 }
 
-/* One layer of one sequence of 16,384 tokens, all of it in one split, and in as many as the device can use. */
-static int bench_splits(struct gpu *g, struct rng *r)
+static double split_into(struct gpu *g, struct clockwork *c, struct attention *t, uint32_t splits)
 {
-	static const struct {
-		const char *name;
-		uint32_t codec;
-	} rows[] = { { "native fp16", KVP_CODEC_NATIVE }, { "tq4", KVP_CODEC_TQ4 } };
+	t->attend.splits = t->attend.split_total = t->merge.split_total = splits;
+	t->merge.domain[0].split_end = splits;
+	return seconds(g, c, "splits", enqueue_attention, t);
+}
+
+/* One layer of one sequence, in one split, in the number that split_count() chose, and in parts and multiples of it. */
+static int bench_splits(
+	struct gpu *g, struct rng *r, uint32_t codec, const char *name, uint32_t tokens)
+{
+	struct arena a = { .n = 0 };
 	struct clockwork clock;
+	struct attention t;
+	uint32_t chosen = 0;
+	double one = -1;
 	int rc = clock_new(g, &clock);
 
-	printf("one layer at 16384 tokens, 8 KV heads, 32 query heads, dim 128\n");
-	for (size_t i = 0; rc == 0 && i < sizeof(rows) / sizeof(rows[0]); i++) {
-		struct arena a = { .n = 0 };
-		struct attention t;
-		double many = -1, one = -1;
-		uint32_t splits = 0;
-
-		rc = attention_new(g, &a, r, rows[i].codec, 1, 16384, &t);
-		if (rc == 0) {
-			splits = t.attend.splits;
-			many = seconds(g, &clock, rows[i].name, enqueue_attention, &t);
-			t.attend.splits = t.attend.split_total = t.merge.split_total = 1;
-			t.merge.domain[0].split_end = 1;
-			one = seconds(g, &clock, rows[i].name, enqueue_attention, &t);
-		}
-		drop(g, &a);
-		if (many < 0 || one < 0)
-			return complain(g, rows[i].name, CU_OK);
-		printf("  %-14s 1 split %8.1f us, %u splits %6.1f us: %.1f times\n", rows[i].name,
-			one * 1e6, splits, many * 1e6, one / many);
+	/* Room for the partial results of the most splits. */
+	if (rc == 0)
+		rc = attention_new(g, &a, r, codec, 1, tokens, &t);
+	if (rc == 0) {
+		chosen = t.attend.splits;
+		t.attend.partial = t.merge.partial =
+			take(g, &a, NULL, (size_t)HEADS * GROUP * chosen * 4 * (DIM + 2) * 4);
+		rc = t.attend.partial ? 0 : -1;
 	}
-	return rc;
+	if (rc == 0)
+		one = split_into(g, &clock, &t, 1);
+	printf("  %-12s %6u tokens: 1 split %8.1f us", name, tokens, one * 1e6);
+	for (uint32_t k = 1; rc == 0 && k <= 16; k *= 2) {
+		uint32_t splits = chosen * k / 4 ? chosen * k / 4 : 1;
+		double s = split_into(g, &clock, &t, splits);
+
+		rc = s < 0 ? -1 : 0;
+		printf(", %u%s %.1f", splits, k == 4 ? " (chosen)" : "", s * 1e6);
+	}
+	printf("\n");
+	drop(g, &a);
+	return rc < 0 || one < 0 ? complain(g, name, CU_OK) : 0;
 }
 
 int bench_attention(struct gpu *g, struct rng *r)
@@ -490,8 +498,13 @@ int bench_attention(struct gpu *g, struct rng *r)
 		return bench_context(g, r, 2, PAGE_TOKENS);
 	while (seqs > 1 && (size_t)seqs * 8192 / PAGE_TOKENS * 2 * PLANE_BYTES * 2 > free_bytes)
 		seqs /= 2;
-	if (bench_splits(g, r) < 0 || bench_context(g, r, 1, 8192) < 0 ||
-		bench_context(g, r, 1, 131072) < 0)
+	printf("one layer, 8 KV heads, 32 query heads, dim 128, by the number of splits\n");
+	if (bench_splits(g, r, KVP_CODEC_NATIVE, "native fp16", 16384) < 0 ||
+		bench_splits(g, r, KVP_CODEC_NATIVE, "native fp16", 131072) < 0 ||
+		bench_splits(g, r, KVP_CODEC_TQ4, "tq4", 16384) < 0 ||
+		bench_splits(g, r, KVP_CODEC_TQ4, "tq4", 131072) < 0)
+		return -1;
+	if (bench_context(g, r, 1, 8192) < 0 || bench_context(g, r, 1, 131072) < 0)
 		return -1;
 	return bench_context(g, r, seqs, 8192);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A cache in kvpool: matched blocks are read in place, new ones are written where they stay. */
 #include "tools/kvrun/kvr_kv_pool.h"
-
-#include "libclient/kvpool.h"
+#include "tools/kvrun/kvr_link.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -34,10 +33,8 @@ struct pool_kv {
 	struct kvr_kv kv; /* first: the engine's handle */
 	const struct kvr_model *model;
 	struct kvr_pool_opts opts;
-	char *socket, *variant;
-	struct kvp_client *client; /* NULL: could not even be made */
-	struct kvp_space *space;   /* NULL: no daemon so far */
-	char why[KVP_ERROR_TEXT];  /* the last attempt to attach failed; "": it did not */
+	char *variant;
+	struct kvr_link link;
 
 	/* of the sequence */
 	struct kvp_prefix *match; /* holds the lease on the blocks that are read in place */
@@ -62,15 +59,15 @@ static uint32_t space_dtype(enum kvr_dtype dtype)
 }
 
 /*
- * What makes blocks exchangeable: the digest covers the configuration and every weight; the adapter
- * is how earlier blocks were read when later ones were computed.
+ * Joins the daemon if there is one by now. What makes blocks exchangeable: the digest covers the
+ * configuration and every weight; the adapter is how earlier blocks were read when later ones were
+ * computed.
  */
-static int open_space(struct pool_kv *p)
+static int attach(struct pool_kv *p)
 {
 	const struct kvr_config *c = &p->model->config;
 	const struct kvr_geom *g = &p->kv.geom;
 	struct kvp_layer layers[KVR_MAX_LAYERS];
-	struct kvp_space_props info = { .size = sizeof(info) };
 	struct kvp_space_desc desc = {
 		.size = sizeof(desc),
 		.model = p->model->name,
@@ -85,68 +82,12 @@ static int open_space(struct pool_kv *p)
 		.rope_dim = c->head_dim,
 		.rope_theta = c->rope_theta,
 	};
-	struct kvp_space *space;
-	int r;
 
 	memcpy(desc.weights_digest, &p->model->digest_lo, 8);
 	memcpy(desc.weights_digest + 8, &p->model->digest_hi, 8);
 	for (uint32_t i = 0; i < g->layers; i++)
 		layers[i] = (struct kvp_layer){ i, c->kv_heads, 0, c->head_dim, c->head_dim };
-	r = kvp_space_open(p->client, &desc, KVP_DEFAULT_TIMEOUT, &space);
-	if (r < 0)
-		return r;
-	r = kvp_space_info(space, &info);
-	if (r == 0 && info.block_bytes != kvr_block_bytes(g))
-		r = -EPROTO;
-	if (r < 0) {
-		kvp_space_close(space);
-		return r;
-	}
-	p->space = space;
-	return 0;
-}
-
-/*
- * Waits for the daemon's answer if there is a daemon; else leaves it to the library to find one
- * later.
- */
-static int open_client(struct pool_kv *p)
-{
-	struct kvp_open_opts opts = { .size = sizeof(opts),
-		.socket = p->socket,
-		.name = "kvrun",
-		.error = p->why,
-		.error_bytes = sizeof(p->why) };
-	int r = kvp_open(&opts, &p->client);
-
-	if (r == 0)
-		return 0;
-	opts.flags = KVP_OPEN_LAZY;
-	return kvp_open(&opts, &p->client);
-}
-
-/* Joins the daemon if there is one by now, or remembers why not. */
-static int attach(struct pool_kv *p)
-{
-	struct kvp_space_props info = { .size = sizeof(info) };
-	char why[sizeof(p->why)] = "";
-	int r = 0;
-
-	if (!p->client)
-		r = open_client(p);
-	if (r == 0 && !p->space)
-		r = open_space(p);
-	if (r == 0)
-		r = kvp_space_info(p->space, &info);
-	if (r == 0 && info.attached) {
-		p->why[0] = '\0';
-		return 1;
-	}
-	if (p->client && kvp_last_error(p->client, why, sizeof(why)) == 0 && why[0])
-		memcpy(p->why, why, sizeof(why));
-	else if (!p->why[0])
-		snprintf(p->why, sizeof(p->why), "%s", r < 0 ? strerror(-r) : "the daemon is gone");
-	return 0;
+	return kvr_link_join(&p->link, &desc, kvr_block_bytes(g));
 }
 
 /*
@@ -212,7 +153,7 @@ static int match(struct pool_kv *p, const uint32_t *tokens, uint32_t n, uint32_t
 
 	if (!p->opts.reuse_tail)
 		opts.flags |= KVP_MATCH_NO_TAIL;
-	r = kvp_match(p->space, tokens, n, &opts, &m);
+	r = kvp_match(p->link.space, tokens, n, &opts, &m);
 	if (r < 0)
 		return r;
 	r = kvp_match_info(m, &info);
@@ -285,7 +226,8 @@ static int copy_matched(struct pool_kv *p, uint32_t from, uint32_t n, void *dst)
 	uint64_t bytes;
 	int r;
 
-	r = kvp_view_dense(p->space, KVP_VIEW_LCND, dst, p->kv.geom.block_tokens, planes, &bytes);
+	r = kvp_view_dense(
+		p->link.space, KVP_VIEW_LCND, dst, p->kv.geom.block_tokens, planes, &bytes);
 	if (r < 0)
 		return r;
 	if (bytes != kvr_block_bytes(&p->kv.geom))
@@ -306,7 +248,8 @@ static uint32_t device_of(const struct pool_kv *p)
 		end = KVP_CLIENT_DEVICES;
 	}
 	for (; i < end; i++)
-		if (kvp_device_info(p->client, i, &props) == 0 && props.state == KVP_DEVICE_IS_UP)
+		if (kvp_device_info(p->link.client, i, &props) == 0 &&
+			props.state == KVP_DEVICE_IS_UP)
 			return i;
 	return KVR_NO_DEVICE;
 }
@@ -321,7 +264,7 @@ static void to_device(struct pool_kv *p, uint32_t device, uint32_t n)
 
 		opts.n = n - opts.first;
 		if (kvp_warm(p->match, &opts, &ticket) < 0 ||
-			kvp_ticket_wait(p->client, ticket, WAIT_WARM_MS, NULL) < 0)
+			kvp_ticket_wait(p->link.client, ticket, WAIT_WARM_MS, NULL) < 0)
 			return;
 	}
 }
@@ -361,7 +304,7 @@ static int take_block(struct pool_kv *p, uint32_t device, uint32_t i)
 static int reserve_slot(struct pool_kv *p)
 {
 	struct kvp_grant *grant;
-	int r = kvp_reserve(p->space, WAIT_GRANT_MS, NULL, &grant);
+	int r = kvp_reserve(p->link.space, WAIT_GRANT_MS, NULL, &grant);
 
 	if (r < 0)
 		return r;
@@ -418,7 +361,7 @@ static int pool_start(
 	/* without partial blocks nobody can gain from a claim on one: ask for whole blocks only */
 	if (!p->opts.reuse_tail)
 		n -= n % size;
-	if (p->space && find_prefix(p, tokens, n, &info) == 0) {
+	if (p->link.space && find_prefix(p, tokens, n, &info) == 0) {
 		p->publish = p->opts.store;
 		usable = info.n_tokens + info.tail_tokens;
 		usable = usable < limit ? usable : limit;
@@ -479,7 +422,7 @@ static void pool_seal(struct kvr_kv *kv, uint32_t index, const uint32_t *tokens,
 static void flush(struct pool_kv *p)
 {
 	if (p->dirty)
-		kvp_flush(p->client, WAIT_FLUSH_MS);
+		kvp_flush(p->link.client, WAIT_FLUSH_MS);
 	p->dirty = 0;
 }
 
@@ -494,10 +437,8 @@ static void pool_free(struct kvr_kv *kv)
 
 	flush(p);
 	end_sequence(p);
-	kvp_space_close(p->space);
-	kvp_close(p->client);
+	kvr_link_done(&p->link);
 	free(p->slot);
-	free(p->socket);
 	free(p->variant);
 	free(p);
 }
@@ -519,7 +460,7 @@ static void warm_up(struct pool_kv *p)
 {
 	struct kvp_grant *grant;
 
-	if (p->opts.store && kvp_reserve(p->space, WAIT_EXTENT_MS, NULL, &grant) == 0)
+	if (p->opts.store && kvp_reserve(p->link.space, WAIT_EXTENT_MS, NULL, &grant) == 0)
 		kvp_grant_release(grant);
 }
 
@@ -536,10 +477,9 @@ int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
 	p->kv = (struct kvr_kv){ .ops = &pool_ops, .geom = *geom };
 	p->model = model;
 	p->opts = *opts;
-	p->socket = opts->socket ? strdup(opts->socket) : NULL;
 	p->variant = opts->variant ? strdup(opts->variant) : NULL;
-	if (!p->socket != !opts->socket || !p->variant != !opts->variant) {
-		free(p->socket);
+	if (kvr_link_init(&p->link, opts->socket) < 0 || !p->variant != !opts->variant) {
+		kvr_link_done(&p->link);
 		free(p->variant);
 		free(p);
 		return -ENOMEM;
@@ -556,5 +496,5 @@ void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report)
 
 	flush(p);
 	*ret_report = p->report;
-	snprintf(ret_report->why, sizeof(ret_report->why), "%s", p->why);
+	snprintf(ret_report->why, sizeof(ret_report->why), "%s", p->link.why);
 }

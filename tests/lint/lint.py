@@ -24,7 +24,7 @@ MAY = {
     "daemon/ledger": [r"daemon/ledger/\w+\.h", r"daemon/device/device\.h"],
     "tools": [r"libclient/kvpool(_admin)?\.h", r"tools/[\w/]+\.h"],
     "tools/kvctl": [r"shm/kvp_seg\.h", r"gpu/kvp_\w+\.h"],
-    "tools/kvrun": [r"kernels/kvp_\w+\.h", r"gpu/kvp_\w+\.h"],
+    "tools/kvrun": [r"kernels/(cuda/)?kvp_\w+\.h", r"gpu/kvp_\w+\.h", r"libclient/kvpool_cuda\.h"],
     "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_\w+\.h", r"daemon/device/device\.h",
                       r"gpu/kvp_\w+\.h"],
     "tools/kvreplay": [r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],

@@ -187,8 +187,12 @@ static int run_attention(struct kvr_pass *p, struct kvr_kv *kv,
 		p->watch->queries(p->watch->arg, layer, first, n, p->q);
 	rotate(p, n, c->heads, p->q);
 	rotate(p, n, c->kv_heads, p->k);
-	store(p, kv, layer, first, n);
-	r = kvr_attend_run(&p->attend, kv, substitute, layer, first, n, p->q, p->q);
+	if (kv->ops->attend) {
+		r = kv->ops->attend(kv, layer, first, n, p->q, p->k, p->v, p->q);
+	} else {
+		store(p, kv, layer, first, n);
+		r = kvr_attend_run(&p->attend, kv, substitute, layer, first, n, p->q, p->q);
+	}
 	if (r < 0)
 		return r;
 	kvr_mul_wt(p->q, n, l->wo, q_dim, dim, q_dim, p->normed);
@@ -238,7 +242,7 @@ static int check_run(const struct kvr_pass *p, const struct kvr_kv *kv,
 	const struct kvr_config *c = &p->model->config;
 	const struct kvr_geom *g = &kv->geom;
 
-	if (kv->coding && substitute)
+	if ((kv->coding || kv->ops->attend) && substitute)
 		return -EINVAL;
 	if (g->block_tokens != p->block_tokens || g->layers != c->layers ||
 		g->kv_dim != c->kv_heads * c->head_dim)

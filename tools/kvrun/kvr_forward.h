@@ -77,9 +77,9 @@ enum kvr_logits {
 /*
  * Runs tokens[0..n) at positions first..first + n of the sequence in `kv`, all of them in block
  * first / block_tokens, which must be present and writable, as all before it must be readable.
- * Writes their K and V. `substitute` may be NULL, and must be for a store with coding. *ret_logits,
- * if logits were asked for, points into the workspace until the next call. -EINVAL: the run does
- * not fit block, context or vocabulary; what substitute->read returned.
+ * Writes their K and V. `substitute` may be NULL, and must be for a store with coding or an attend
+ * of its own. *ret_logits, if logits were asked for, points into the workspace until the next call. -EINVAL: the run does
+ * not fit block, context or vocabulary; what substitute->read or the store's attend returned.
  */
 int kvr_pass_run(struct kvr_pass *pass, struct kvr_kv *kv, const struct kvr_substitute *substitute,
 	uint32_t first, const uint32_t *tokens, uint32_t n, enum kvr_logits want,

@@ -69,19 +69,32 @@ struct kvr_kv_ops {
 	 * Starts a new sequence, dropping the previous one. Of the `n` tokens of the prompt the
 	 * first *ret_reused, at most `limit`, need not be computed: their blocks can be read at
 	 * once. A multiple of block_tokens, unless partial blocks were asked for at creation; then
-	 * the last block holds the remainder and goes on to be written. -ENOMEM.
+	 * the last block holds the remainder and goes on to be written. -ENOMEM; errors of attend.
 	 */
 	int (*start)(struct kvr_kv *kv, const uint32_t *tokens, uint32_t n, uint32_t limit,
 		uint32_t *ret_reused);
 
-	/* Makes block `index` (the next one) present and writable until it is sealed. -ENOMEM. */
+	/*
+	 * Makes block `index` (the next one) present and writable until it is sealed. -ENOMEM;
+	 * errors of attend.
+	 */
 	int (*grow)(struct kvr_kv *kv, uint32_t index);
 
 	/*
 	 * Base address of a present block, valid until the sequence ends. NULL: the block is there
-	 * in a codec only, which no block is before it is sealed.
+	 * in a codec only, which no block is before it is sealed, or the store has `attend`.
 	 */
 	void *(*block)(struct kvr_kv *kv, uint32_t index);
+
+	/*
+	 * NULL, or the store's blocks are no memory of this process, and it attends over them
+	 * itself: puts k and v [n][kv_dim] of positions first..first + n, which lie in one present
+	 * block, there, rounded to the stored type, and attends causally with q [n][heads *
+	 * head_dim] over all up to there, into `out`, which may be q. With head_dim^-1/2 as the
+	 * scale. -ENODEV: what they lie on is lost; -EIO, -ENOMEM: it refused.
+	 */
+	int (*attend)(struct kvr_kv *kv, uint32_t layer, uint32_t first, uint32_t n, const float *q,
+		const float *k, const float *v, float *out);
 
 	/*
 	 * The payload of K (`value` 0) or V (1) of a layer of a sealed block, aligned to 64 bytes,

@@ -2,6 +2,7 @@
 /* kvrun: runs prompts through a model with its KV cache in kvpool, and reports the savings. */
 #include "tools/kvrun/kvr_file.h"
 #include "tools/kvrun/kvr_kv_coded.h"
+#include "tools/kvrun/kvr_kv_cuda.h"
 #include "tools/kvrun/kvr_kv_pool.h"
 #include "tools/kvrun/kvr_model.h"
 #include "tools/kvrun/kvr_perplexity.h"
@@ -30,6 +31,7 @@ struct engine {
 	struct kvr_kv *kv;
 	struct kvr_kv *pool;                    /* of `kv` or the same; NULL: not used */
 	struct kvr_kv *coded;                   /* the same as `kv`; NULL: blocks are native */
+	struct kvr_kv *cuda;                    /* the same as `kv`; NULL: not on a GPU */
 	char codec[2 * KVP_CODEC_NAME_MAX + 1]; /* canonical names of keys' and values' */
 	struct kvr_seq *seq;
 	XXH3_state_t *digest;
@@ -41,8 +43,10 @@ static int say(int exit_status, const char *what)
 	return exit_status;
 }
 
-static int failed(int r)
+static int failed(const struct engine *e, int r)
 {
+	if (e->cuda && kvr_kv_cuda_why(e->cuda)[0])
+		return say(EXIT_FAILED, kvr_kv_cuda_why(e->cuda));
 	return say(EXIT_FAILED, r == -EIO ? "standard output cannot be written" : strerror(-r));
 }
 
@@ -107,6 +111,19 @@ static int open_native(struct engine *e, const struct kvr_geom *geom)
 	return r;
 }
 
+static int open_cuda(struct engine *e, const struct kvr_geom *geom)
+{
+	const struct options *o = e->opt;
+	struct kvr_cuda_opts cuda = { o->ordinal, o->off || o->perplexity, o->socket, o->store,
+		o->reuse_tail };
+	struct kvr_error err;
+
+	if (kvr_kv_cuda_new(e->model, geom, &cuda, &err, &e->kv) < 0)
+		return say(EXIT_FAILED, err.text);
+	e->cuda = e->kv;
+	return 0;
+}
+
 static void name_codecs(struct engine *e)
 {
 	size_t n;
@@ -125,6 +142,8 @@ static int open_store(struct engine *e)
 	struct kvr_error err;
 	int r = 0;
 
+	if (o->cuda)
+		return open_cuda(e, &geom);
 	if (o->codec)
 		name_codecs(e);
 	if (!o->codec || o->coded.mode == KVR_SHADOW)
@@ -249,6 +268,8 @@ static int report(struct engine *e, struct result *res)
 	res->off = e->opt->off;
 	if (e->pool)
 		kvr_kv_pool_report(e->pool, &res->pool);
+	if (e->cuda)
+		kvr_kv_cuda_report(e->cuda, &res->pool);
 	if (e->coded) {
 		res->codec = e->codec;
 		res->mode = e->opt->coded.mode;
@@ -293,7 +314,7 @@ static int run_tokens(struct engine *e, const uint32_t *tokens, size_t n, double
 	}
 	free(res.tokens);
 	free(res.text);
-	return r < 0 ? failed(r) : 0;
+	return r < 0 ? failed(e, r) : 0;
 }
 
 static int run_text(struct engine *e, const char *text, size_t bytes)
@@ -374,7 +395,7 @@ static int run_score(struct engine *e)
 	free(tokens);
 	if (r == 0)
 		r = output_score(e->model, &s, o->json);
-	return r < 0 ? failed(r) : 0;
+	return r < 0 ? failed(e, r) : 0;
 }
 
 int main(int argc, char **argv)

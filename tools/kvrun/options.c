@@ -19,7 +19,7 @@ static const char usage[] =
 	"usage: kvrun --model PATH [--prompt TEXT | --prompt-file FILE]... [option]...\n"
 	"       kvrun --model PATH --perplexity FILE [--window N] [--windows N] [--json]\n"
 	"\n"
-	"Runs a Llama-family model on the CPU with its KV cache in kvpool.\n"
+	"Runs a Llama-family model on the CPU with its KV cache in kvpool, on the CPU or a GPU.\n"
 	"\n"
 	"  --model PATH         directory with config.json and model.safetensors, or a llama2.c\n"
 	"                       \"v0\" file\n"
@@ -39,6 +39,8 @@ static const char usage[] =
 	"                       differ in the last bits from a cold run's\n"
 	"  --device host|N      read cached blocks on device N of the daemon, or (host) on the\n"
 	"                       first that works; what does not come there is read in DRAM\n"
+	"  --device cuda:N      keep keys and values on GPU N, in the daemon's memory there, and\n"
+	"                       attend on it over blocks where they lie\n"
 	"  --block-tokens N     16..512 (default 64)\n"
 	"  --kv-dtype f32|f16|bf16\n"
 	"                       of keys and values (default: the model's own)\n"
@@ -185,6 +187,23 @@ static int parse_mode(const char *text, struct options *o)
 		       : complain("codec-mode", text, "shadow or primary");
 }
 
+static int parse_device(const char *text, struct options *o)
+{
+	static const char right[] = "host, 0..15 or cuda:0..cuda:63";
+
+	o->cuda = strncmp(text, "cuda:", 5) == 0;
+	o->device = KVR_NO_DEVICE;
+	if (o->cuda)
+		return text[5] >= '0' && text[5] <= '9'
+			       ? parse_u32("device cuda:", text + 5, 0, 63, right, &o->ordinal)
+			       : complain("device", text, right);
+	if (strcmp(text, "host") == 0) {
+		o->device = KVR_FIRST_DEVICE;
+		return 0;
+	}
+	return parse_u32("device", text, 0, 15, right, &o->device);
+}
+
 static int add_prompt(struct options *o, const char *text, const char *path)
 {
 	struct prompt_source *p;
@@ -238,11 +257,7 @@ static int apply(struct options *o, int opt, const char *arg)
 		o->reuse_tail = 1;
 		return 0;
 	case OPT_DEVICE:
-		if (strcmp(arg, "host") == 0) {
-			o->device = KVR_FIRST_DEVICE;
-			return 0;
-		}
-		return parse_u32("device", arg, 0, 15, "host or 0..15", &o->device);
+		return parse_device(arg, o);
 	case OPT_BLOCK_TOKENS:
 		return parse_u32("block-tokens", arg, KVR_BLOCK_TOKENS_MIN, KVR_BLOCK_TOKENS_MAX,
 			"16..512", &o->block_tokens);
@@ -278,6 +293,11 @@ static int check(const struct options *o)
 	if (o->codec && o->coded.mode == KVR_PRIMARY && !o->off && !o->perplexity) {
 		fprintf(stderr, "kvrun: --codec-mode primary keeps no native blocks, and these are "
 				"what kvpool shares: add --kvpool off, or use shadow\n");
+		return -EINVAL;
+	}
+	if (o->codec && o->cuda) {
+		fprintf(stderr, "kvrun: --codec attends on the CPU: leave out --device cuda:%u\n",
+			o->ordinal);
 		return -EINVAL;
 	}
 	if (!o->perplexity && !o->n_prompts && !o->lines) {

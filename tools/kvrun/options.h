@@ -28,6 +28,8 @@ struct options {
 	int store;
 	int reuse_tail;
 	uint32_t device; /* KVR_NO_DEVICE; KVR_FIRST_DEVICE */
+	int cuda;        /* --device cuda:N: */
+	uint32_t ordinal;
 	uint32_t block_tokens;
 	enum kvr_dtype dtype; /* of stored keys and values */
 	int dtype_given;

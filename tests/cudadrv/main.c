@@ -9,7 +9,8 @@
  *	cudadrv reports FOLDER		name and count of what was reported
  *	cudadrv forget FOLDER		as if nothing had been
  *	cudadrv set FOLDER FUNCTION return|kill|sleep|sticky|hang [NAME=VALUE...]
- *					a fault: value, skip, times, program
+ *					a fault: value, skip, times, program; prints its number
+ *	cudadrv hit FOLDER NUMBER	how often it has struck
  *	cudadrv oom FOLDER BYTES	cudadrv stall FOLDER DEVICE in|out on|off
  *	cudadrv ecc FOLDER DEVICE	cudadrv gone FOLDER DEVICE on|off
  *	cudadrv clear FOLDER		no faults any more
@@ -236,6 +237,8 @@ static int act(struct cudadrv *sim, const char *verb, int argc, char **argv)
 		return cudadrv_forget(sim) < 0;
 	else if (strcmp(verb, "set") == 0)
 		return set_fault(sim, argc, argv);
+	else if (strcmp(verb, "hit") == 0 && argc == 1)
+		printf("%u\n", cudadrv_hit(sim, device));
 	else if (strcmp(verb, "clear") == 0)
 		return cudadrv_clear(sim) < 0;
 	else if (strcmp(verb, "calls") == 0)

@@ -457,6 +457,47 @@ int dp_put(struct dp_client *c, uint32_t space, struct dp_ref parent, const kvp_
 	return dp_put_at(c, space, 0, parent, tokens, n, ret);
 }
 
+/* Whose bytes are these? dp_fill() made the word of a seed, of which only its own block has this one. */
+static uint64_t seed_of(uint64_t word, uint64_t i)
+{
+	return word * UINT64_C(0xf1de83e19937733d) - i;
+}
+
+/* All that tells one cause of wrong bytes from another. */
+static void tell_wrong(const struct dp_client *c, const struct kvp_hit *hit, uint64_t seed,
+	const uint64_t *p, uint64_t first)
+{
+	const uint32_t id = kvp_where_extent(hit->where);
+	const struct kvp_shm_extent *x = &c->view.extents[id];
+	const struct kvp_block *b = &c->view.blocks[hit->id];
+	uint64_t n = kvp_where_bytes(hit->where) / 8, wrong = 0, where, offset;
+
+	kvp_payload_read(b, hit->tier, &where, &offset);
+	print_error("round %u, block %u, tier %u, checksum %#llx\n", c->world->round, hit->id,
+		hit->tier, (unsigned long long)kvp_load_acquire(&b->payload[hit->tier].checksum));
+	print_error("found: word %#llx, where %#llx at %#llx\n", (unsigned long long)hit->word,
+		(unsigned long long)hit->where, (unsigned long long)hit->offset);
+	print_error("now:   word %#llx, where %#llx at %#llx\n",
+		(unsigned long long)kvp_load_acquire(&b->word), (unsigned long long)where,
+		(unsigned long long)offset);
+	print_error(
+		"extent %u: kind %u, state %u, owner %u, device %u, generation %u; mapped here: "
+		"%u\n",
+		id, kvp_load_acquire(&x->kind), kvp_load_acquire(&x->state),
+		kvp_load_acquire(&x->owner), kvp_load_acquire(&x->device),
+		kvp_load_acquire(&x->generation), c->extent[id].generation);
+	if (!p)
+		return;
+	for (uint64_t i = first; i < n; i++)
+		wrong += p[i] != word_at(seed, i);
+	print_error(
+		"%llu of %llu words are wrong; %llu: %#llx, of seed %#llx; last: of seed %#llx; "
+		"right: %#llx\n",
+		(unsigned long long)wrong, (unsigned long long)n, (unsigned long long)first,
+		(unsigned long long)p[first], (unsigned long long)seed_of(p[first], first),
+		(unsigned long long)seed_of(p[n - 1], n - 1), (unsigned long long)seed);
+}
+
 bool dp_payload_right(
 	struct dp_client *c, const struct kvp_hit *hit, const kvp_token *tokens, uint32_t n)
 {
@@ -465,13 +506,59 @@ bool dp_payload_right(
 	const uint64_t *p;
 
 	dp_pump(c->world);
-	if (!m->addr || hit->offset + bytes > m->bytes)
+	if (!m->addr || hit->offset + bytes > m->bytes) {
+		tell_wrong(c, hit, seed, NULL, 0);
 		return false;
+	}
 	p = (const uint64_t *)(const void *)(m->addr + hit->offset);
 	for (uint64_t i = 0; i < bytes / 8; i++)
-		if (p[i] != word_at(seed, i))
+		if (p[i] != word_at(seed, i)) {
+			tell_wrong(c, hit, seed, p, i);
 			return false;
+		}
 	return true;
+}
+
+bool dp_lease(
+	struct dp_client *c, const struct kvp_hit *hits, uint32_t n, struct kvp_lease *ret_lease)
+{
+	const struct kvp_hit *tip = &hits[n - 1];
+	int r = kvp_lease_take(c->page, 0, &c->view.blocks[tip->id], tip->id, tip->word, ret_lease);
+
+	assert_int_not_equal(r, -ENOBUFS);
+	if (r < 0)
+		return false;
+	if (kvp_revalidate(&c->view, hits, n) == n)
+		return true;
+	kvp_lease_drop(ret_lease);
+	return false;
+}
+
+uint32_t dp_read(struct dp_client *c, uint32_t space, const kvp_token *tokens, uint32_t n,
+	uint32_t tiers, struct kvp_hit *hits, uint32_t max)
+{
+	struct dp_world *w = c->world;
+	uint64_t until = now_ms() + DP_WAIT_MS;
+	struct kvp_found f;
+	struct kvp_lease lease;
+
+	for (;;) {
+		dp_pump(w);
+		kvp_find(&c->view, space, tokens, n, KVP_FIND_NO_TAIL, tiers, hits, max, &f);
+		if (w->between)
+			w->between(w->between_ctx);
+		if (!f.n_hits)
+			return 0;
+		if (dp_lease(c, hits, f.n_hits, &lease))
+			break;
+		/* Something of it has moved or gone since. */
+		assert_true(now_ms() < until);
+	}
+	for (uint32_t i = 0; i < f.n_hits; i++)
+		if (!dp_payload_right(c, &hits[i], tokens + (size_t)i * 16, hits[i].tokens))
+			fail_msg("block %u of %u, under a lease", i, f.n_hits);
+	kvp_lease_drop(&lease);
+	return f.n_hits;
 }
 
 uint32_t dp_find(struct dp_client *c, uint32_t space, const kvp_token *tokens, uint32_t n,

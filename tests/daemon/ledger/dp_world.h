@@ -54,6 +54,10 @@ struct dp_world {
 	uint32_t lose[KVPD_EV_EXPEL + 1]; /* so many events of a type find no memory; lock */
 	struct dp_client *client[DP_CLIENTS];
 	uint32_t tenant;
+	/* NULL, or what happens whenever dp_read() has found something and has not leased it yet. */
+	void (*between)(void *ctx);
+	void *between_ctx;
+	uint32_t round; /* of a random test: printed with wrong bytes */
 };
 
 struct dp_grant {
@@ -136,9 +140,22 @@ int dp_put_at(struct dp_client *c, uint32_t space, uint32_t medium, struct dp_re
 	const kvp_token *tokens, uint32_t n, struct dp_block *ret);
 /* What dp_put() writes. */
 void dp_fill(const struct dp_grant *g, const kvp_token *tokens, uint32_t n);
-/* Checks the payload of a hit byte by byte against what dp_put() wrote. */
+/*
+ * Checks the payload of a hit byte by byte against what dp_put() wrote, and prints what is there if it is
+ * something else. Of a hit that is not leased it may be right at one moment and not at the next: its block moves
+ * or goes, its slot is written again, its extent is unmapped.
+ */
 bool dp_payload_right(
 	struct dp_client *c, const struct kvp_hit *hit, const kvp_token *tokens, uint32_t n);
+/* A lease on the last of n hits, and proof of all; false: something of them has changed, nothing is held. */
+bool dp_lease(
+	struct dp_client *c, const struct kvp_hit *hits, uint32_t n, struct kvp_lease *ret_lease);
+/*
+ * The chain as a reader has it, from the root with 16 tokens a block: found, leased, and each payload as
+ * dp_put() wrote it, or the test fails. Returns how many blocks that was, in hits as they were under the lease.
+ */
+uint32_t dp_read(struct dp_client *c, uint32_t space, const kvp_token *tokens, uint32_t n,
+	uint32_t tiers, struct kvp_hit *hits, uint32_t max);
 /* kvp_find() from the root with 16 tokens a block. */
 uint32_t dp_find(struct dp_client *c, uint32_t space, const kvp_token *tokens, uint32_t n,
 	struct kvp_hit *hits, uint32_t max);

@@ -257,11 +257,7 @@ static void bytes_never_exceed_the_share(void **state)
 	assert_true(dp_figure(&w, "blocks") > 300);
 	for (uint32_t i = 0; i < 400; i++) {
 		make_tokens(tokens, 4 * T, 1000 + i);
-		uint32_t n = dp_find(c, space, tokens, 4 * T, hit, 4);
-
-		for (uint32_t k = 0; k < n; k++)
-			assert_true(dp_payload_right(c, &hit[k], tokens + k * T, T));
-		found += n;
+		found += dp_read(c, space, tokens, 4 * T, KVP_TIERS_DRAM, hit, 4);
 	}
 	assert_int_equal(found, dp_figure(&w, "blocks"));
 	dp_check(&w);
@@ -316,8 +312,8 @@ static void the_smallest_share_works(void **state)
 			for (uint32_t n = 0; n < 4; n++) {
 				make_tokens(tokens, T, n);
 				assert_int_equal(dp_put(c, space, dp_root(), tokens, T, &block), 0);
-				assert_int_equal(dp_find(c, space, tokens, T, &hit, 1), 1);
-				assert_true(dp_payload_right(c, &hit, tokens, T));
+				assert_int_equal(
+					dp_read(c, space, tokens, T, KVP_TIERS_DRAM, &hit, 1), 1);
 				assert_true(dp_figure(&w, "charged_bytes") <= least);
 			}
 			assert_int_equal(dp_figure(&w, "blocks"), 1);
@@ -791,8 +787,7 @@ static void size_classes_trade_room(void **state)
 	for (uint32_t i = 0; i < 300; i++) {
 		make_tokens(tokens, T, i);
 		assert_int_equal(dp_put(c, large, dp_root(), tokens, T, &block), 0);
-		assert_int_equal(dp_find(c, large, tokens, T, &hit, 1), 1);
-		assert_true(dp_payload_right(c, &hit, tokens, T));
+		assert_int_equal(dp_read(c, large, tokens, T, KVP_TIERS_DRAM, &hit, 1), 1);
 	}
 	assert_true(dp_figure(&w, "charged_bytes") <= limits.share);
 	dp_check(&w);

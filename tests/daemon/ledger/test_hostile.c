@@ -158,8 +158,7 @@ static void random_entries(void **state)
 		for (uint32_t k = 0; k < T; k++)
 			tokens[k] = 7000 + i + k;
 		assert_int_equal(dp_put(honest, space[0], dp_root(), tokens, T, &block), 0);
-		assert_int_equal(dp_find(honest, space[0], tokens, T, &hit, 1), 1);
-		assert_true(dp_payload_right(honest, &hit, tokens, T));
+		assert_int_equal(dp_read(honest, space[0], tokens, T, KVP_TIERS_DRAM, &hit, 1), 1);
 	}
 	dp_check(&w);
 	dp_stop(&w);

@@ -133,19 +133,19 @@ static void lease(struct dp_client *c, const struct chain *k, struct kvp_lease *
 	assert_int_equal(kvp_lease_take(c->page, 0, &c->view.blocks[id], id, word, ret), 0);
 }
 
-/* Does the block have a payload there, and is it what was put? */
+/* Does the block have a payload there, and is it what was put? As a reader sees it, under a lease. */
 static bool lies(struct dp_client *c, const struct chain *k, uint32_t i, uint32_t tier)
 {
 	const struct kvp_block *b = &c->view.blocks[k->block[i].id];
-	struct kvp_hit hit = {
-		.id = k->block[i].id,
-		.where = kvp_load_acquire(&b->payload[tier].where),
-		.offset = kvp_load_acquire(&b->payload[tier].offset),
-	};
+	struct kvp_hit hit = { .id = k->block[i].id, .tier = (uint16_t)tier };
+	struct kvp_lease lease;
 
-	dp_pump(c->world);
-	if (!hit.where)
-		return false;
+	do {
+		hit.word = kvp_load_acquire(&b->word);
+		kvp_payload_read(b, tier, &hit.where, &hit.offset);
+		if (kvp_word_birth(hit.word) != k->block[i].birth || !hit.where)
+			return false;
+	} while (kvp_word_state(hit.word) != KVP_BLOCK_LIVE || !dp_lease(c, &hit, 1, &lease));
 	if (tier == KVP_TIER_VRAM) {
 		const struct kvp_shm_extent *x = &c->view.extents[kvp_where_extent(hit.where)];
 
@@ -154,6 +154,7 @@ static bool lies(struct dp_client *c, const struct chain *k, uint32_t i, uint32_
 		assert_true(kvp_load_acquire(&b->payload[tier].checksum) != 0);
 	}
 	assert_true(dp_payload_right(c, &hit, k->tokens + (size_t)i * T, T));
+	kvp_lease_drop(&lease);
 	return true;
 }
 

@@ -87,6 +87,8 @@ static void chain_init(struct chain *k, uint32_t n, uint32_t seed)
 	k->n = n;
 	for (uint32_t i = 0; i < n * T; i++)
 		k->tokens[i] = seed * 100000 + i;
+	for (uint32_t i = 0; i < n; i++)
+		k->block[i].id = KVP_BLOCK_NONE;
 }
 
 static struct dp_ref above(const struct chain *k, uint32_t i)
@@ -120,17 +122,25 @@ static uint64_t where_of(struct dp_client *c, const struct chain *k, uint32_t i,
 	return kvp_load_acquire(&c->view.blocks[k->block[i].id].payload[tier].where);
 }
 
+/* One that is being moved, which no reader finds meanwhile. */
+static bool is_marked(struct dp_client *c, const struct chain *k, uint32_t i)
+{
+	uint64_t word = k->block[i].id == KVP_BLOCK_NONE ? 0 : word_of(c, k, i);
+
+	return kvp_word_state(word) == KVP_BLOCK_EVICTING &&
+	       kvp_word_birth(word) == k->block[i].birth;
+}
+
 /* How many blocks of the chain a reader finds, each with the right bytes. */
 static uint32_t found(struct pool *p, struct dp_client *c, const struct chain *k, uint32_t tiers)
 {
 	struct kvp_hit hits[MOST];
-	struct kvp_found f;
+	uint32_t n;
 
-	dp_pump(&p->w);
-	kvp_find(&c->view, p->space, k->tokens, k->n * T, KVP_FIND_NO_TAIL, tiers, hits, MOST, &f);
-	for (uint32_t i = 0; i < f.n_hits; i++)
-		assert_true(dp_payload_right(c, &hits[i], row(k, i), T));
-	return f.n_hits;
+	do
+		n = dp_read(c, p->space, k->tokens, k->n * T, tiers, hits, MOST);
+	while (n < k->n && is_marked(c, k, n));
+	return n;
 }
 
 static void lease(struct dp_client *c, const struct chain *k, struct kvp_lease *ret)
@@ -676,89 +686,190 @@ static void test_worker_dies(void **state)
 	}
 }
 
+/* ---- what a reader has found and not leased yet ---------------------------------------------- */
+
+struct meanwhile {
+	struct pool *p;
+	struct dp_client *writer;
+	struct chain *k, other;
+	uint32_t times; /* something was found */
+};
+
+/* The writer's arena is emptied and goes: what was found there is not mapped any more. */
+static void writer_goes(void *ctx)
+{
+	struct meanwhile *m = ctx;
+
+	if (m->times++)
+		return;
+	dp_detach(m->writer);
+	dp_await_most(&m->p->w, "arena_bytes", 0);
+}
+
+/* The last block goes, and another one is written into its slot. */
+static void slot_is_used(void *ctx)
+{
+	struct meanwhile *m = ctx;
+	struct dp_block *last = &m->k->block[m->k->n - 1];
+	uint64_t where = where_of(m->p->c, m->k, m->k->n - 1, KVP_TIER_VRAM);
+	uint64_t offset =
+		kvp_load_acquire(&m->p->c->view.blocks[last->id].payload[KVP_TIER_VRAM].offset);
+
+	if (m->times++)
+		return;
+	dp_push(m->p->c, &(struct kvp_sqe){ .op = KVP_OP_DELETE,
+				 .parent_kind = KVP_PARENT_BLOCK,
+				 .parent_id = last->id,
+				 .parent_birth = last->birth });
+	dp_flush(m->p->c);
+	dp_await_most(&m->p->w, "blocks", m->k->n - 1);
+	put(m->p, m->p->c, &m->other, 1, 2, THERE);
+	assert_true(where_of(m->p->c, &m->other, 0, KVP_TIER_VRAM) == where);
+	assert_true(kvp_load_acquire(&m->p->c->view.blocks[m->other.block[0].id]
+					      .payload[KVP_TIER_VRAM]
+					      .offset) == offset);
+}
+
+/* It is found anew: bytes count under a lease alone. */
+static void test_meanwhile(void **state)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		struct pool *p = calloc(1, sizeof(*p));
+		struct meanwhile m = { .p = p };
+		struct kvpd_limits limits;
+		struct chain k;
+
+		(void)state;
+		defaults(p, &limits, 1, 4 * MIB);
+		begin(p, &limits);
+		m.k = &k;
+		m.writer = i ? p->c : dp_attach(&p->w, p->w.tenant);
+		(void)dp_large_space(m.writer, "m", BLOCK);
+		put(p, m.writer, &k, 4, 1, i ? THERE : HERE);
+		/* A block that is being copied is deleted later. */
+		AWAIT(&p->w, found(p, p->c, &k, KVP_TIERS_DRAM) == 4);
+		p->w.between = i ? slot_is_used : writer_goes;
+		p->w.between_ctx = &m;
+		assert_int_equal(found(p, p->c, &k, DEVICE_FIRST), i ? 3 : 4);
+		assert_int_equal(m.times, 2);
+		p->w.between = NULL;
+		end(p);
+	}
+}
+
 /* ---- anything ------------------------------------------------------------------------------- */
 
-/* Anything at any time, by clients that come and go, against what the catalog says and `check` counts. */
-static void test_anything(void **state)
+/* A new chain, as far as there is room. */
+static void put_some(struct pool *p, struct dp_client *c, struct chain *k, unsigned *seed)
+{
+	struct dp_grant g;
+	uint32_t n = k->n;
+	int r = 0;
+
+	for (k->n = 0; r == 0 && k->n < n; k->n += r == 0) {
+		r = dp_reserve_at(c, p->space, (uint32_t)rand_r(seed) % 2, 1, 60, &g);
+		if (r == 1) {
+			dp_fill(&g, row(k, k->n), T);
+			r = dp_commit(c, p->space, &g, above(k, k->n), row(k, k->n), T,
+				KVP_SQE_RELEASE, &k->block[k->n]);
+		}
+		assert_true(
+			r == 0 || r == -EAGAIN || r == -ECANCELED || r == -ENOSPC || r == -ENODEV);
+	}
+}
+
+static int warm_all(struct dp_client *c, const struct chain *k)
+{
+	const struct dp_block *tip = &k->block[k->n - 1];
+	struct kvp_cqe cqe;
+	uint32_t n = dp_push(c, &(struct kvp_sqe){ .op = KVP_OP_WARM,
+					.parent_kind = KVP_PARENT_BLOCK,
+					.parent_id = tip->id,
+					.parent_birth = tip->birth });
+
+	do
+		assert_int_equal(dp_next(c, DP_WAIT_MS, &cqe), 0);
+	while (cqe.serial != n || cqe.flags & KVP_CQE_PARKED);
+	return cqe.status;
+}
+
+static void delete_last(struct dp_client *c, struct chain *k)
+{
+	k->n--;
+	dp_push(c, &(struct kvp_sqe){ .op = KVP_OP_DELETE,
+			   .parent_kind = KVP_PARENT_BLOCK,
+			   .parent_id = k->block[k->n].id,
+			   .parent_birth = k->block[k->n].birth });
+}
+
+static struct dp_client *attach(struct pool *p)
+{
+	struct dp_client *c = dp_attach(&p->w, p->w.tenant);
+
+	(void)dp_large_space(c, "m", BLOCK);
+	return c;
+}
+
+static void any_round(struct pool *p, struct dp_client **who, struct chain *k, unsigned *seed)
+{
+	struct dp_grant g[3];
+	int r;
+
+	switch (rand_r(seed) % 6) {
+	case 0:
+	case 1:
+		chain_init(k, 1 + (uint32_t)rand_r(seed) % 20, 10 + p->w.round);
+		put_some(p, *who, k, seed);
+		break;
+	case 2:
+		if (k->n)
+			delete_last(*who, k);
+		break;
+	case 3:
+		(void)dp_reserve_at(*who, p->space, (uint32_t)rand_r(seed) % 2, 3, 100, g);
+		dp_detach(*who);
+		*who = attach(p);
+		break;
+	default:
+		r = k->n ? warm_all(*who, k) : 0;
+		assert_true(r == 0 || r == -ENOENT || r == -ENOSPC);
+	}
+	(void)found(p, p->c, k, DEVICE_FIRST);
+}
+
+static void anything(void)
 {
 	struct pool *p = calloc(1, sizeof(*p));
 	struct chain *k = calloc(8, sizeof(*k));
-	struct dp_client *c[3];
+	const char *text = getenv("KVP_TEST_SEED");
+	unsigned seed = text ? (unsigned)strtoul(text, NULL, 0) : 11;
 	struct kvpd_limits limits;
-	unsigned seed = 11;
+	struct dp_client *c[3];
 
-	(void)state;
+	print_message("KVP_TEST_SEED=%u\n", seed);
 	defaults(p, &limits, 1, 3 * MIB);
 	limits.share = 12 * MIB;
 	limits.max_blocks = 100;
 	limits.recipe_blocks = 50;
 	begin(p, &limits);
-	for (uint32_t i = 0; i < 3; i++) {
-		c[i] = dp_attach(&p->w, p->w.tenant);
-		(void)dp_large_space(c[i], "m", BLOCK);
-	}
-	for (uint32_t i = 0; i < 400; i++) {
+	for (uint32_t i = 0; i < 3; i++)
+		c[i] = attach(p);
+	for (p->w.round = 0; p->w.round < 400; p->w.round++) {
 		struct chain *one = &k[rand_r(&seed) % 8];
-		struct dp_client **who = &c[rand_r(&seed) % 3];
-		struct dp_grant g[3];
-		struct kvp_cqe cqe;
-		uint32_t n;
-		int r;
 
-		switch (rand_r(&seed) % 6) {
-		case 0:
-		case 1:
-			chain_init(one, 1 + (uint32_t)rand_r(&seed) % 20, 10 + i);
-			n = one->n;
-			for (one->n = 0; one->n < n; one->n++) {
-				r = dp_reserve_at(
-					*who, p->space, (uint32_t)rand_r(&seed) % 2, 1, 60, g);
-				if (r == 1) {
-					dp_fill(g, row(one, one->n), T);
-					r = dp_commit(*who, p->space, g, above(one, one->n),
-						row(one, one->n), T, KVP_SQE_RELEASE,
-						&one->block[one->n]);
-				}
-				assert_true(
-					r == 0 || r == -EAGAIN || r == -ECANCELED || r == -ENOSPC);
-				if (r < 0)
-					break;
-			}
-			break;
-		case 2:
-			if (!one->n)
-				break;
-			one->n--;
-			dp_push(*who, &(struct kvp_sqe){ .op = KVP_OP_DELETE,
-					      .parent_kind = KVP_PARENT_BLOCK,
-					      .parent_id = one->block[one->n].id,
-					      .parent_birth = one->block[one->n].birth });
-			break;
-		case 3:
-			(void)dp_reserve_at(*who, p->space, (uint32_t)rand_r(&seed) % 2, 3, 100, g);
-			dp_detach(*who);
-			*who = dp_attach(&p->w, p->w.tenant);
-			(void)dp_large_space(*who, "m", BLOCK);
-			break;
-		default:
-			if (!one->n)
-				break;
-			n = dp_push(*who, &(struct kvp_sqe){ .op = KVP_OP_WARM,
-						  .parent_kind = KVP_PARENT_BLOCK,
-						  .parent_id = one->block[one->n - 1].id,
-						  .parent_birth = one->block[one->n - 1].birth });
-			do
-				assert_int_equal(dp_next(*who, DP_WAIT_MS, &cqe), 0);
-			while (cqe.serial != n || cqe.flags & KVP_CQE_PARKED);
-			assert_true(
-				cqe.status == 0 || cqe.status == -ENOENT || cqe.status == -ENOSPC);
-		}
-		(void)found(p, p->c, one, DEVICE_FIRST);
-		if (i % 20 == 19)
+		any_round(p, &c[rand_r(&seed) % 3], one, &seed);
+		if (p->w.round % 20 == 19)
 			dp_check(&p->w);
 	}
 	free(k);
 	end(p);
+}
+
+/* Anything at any time, by clients that come and go, against what the catalog says and `check` counts. */
+static void test_anything(void **state)
+{
+	(void)state;
+	anything();
 }
 
 int main(void)
@@ -779,6 +890,7 @@ int main(void)
 		cmocka_unit_test(test_room),
 		cmocka_unit_test(test_vault),
 		cmocka_unit_test(test_worker_dies),
+		cmocka_unit_test(test_meanwhile),
 		cmocka_unit_test(test_anything),
 	};
 

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +37,7 @@ struct pool {
 	struct kvpd_device_entry device[2];
 	struct dp_client *c;
 	uint32_t space;
+	pid_t killed; /* the worker that was last */
 };
 
 static void defaults(struct pool *p, struct kvpd_limits *limits, uint32_t devices, uint64_t bytes)
@@ -759,6 +761,20 @@ static void test_meanwhile(void **state)
 
 /* ---- anything ------------------------------------------------------------------------------- */
 
+/* 0: it is not up. */
+static pid_t worker(struct dp_world *w)
+{
+	json_t *answer, *device;
+	pid_t pid = 0;
+
+	assert_int_equal(dp_admin(w, "{\"verb\": \"devices\"}", &answer), 0);
+	device = json_array_get(json_object_get(answer, "devices"), 0);
+	if (!strcmp(json_string_value(json_object_get(device, "state")), "up"))
+		pid = (pid_t)json_integer_value(json_object_get(device, "pid"));
+	json_decref(answer);
+	return pid;
+}
+
 /* A new chain, as far as there is room. */
 static void put_some(struct pool *p, struct dp_client *c, struct chain *k, unsigned *seed)
 {
@@ -810,9 +826,12 @@ static struct dp_client *attach(struct pool *p)
 	return c;
 }
 
-static void any_round(struct pool *p, struct dp_client **who, struct chain *k, unsigned *seed)
+/* `kills`: the worker too, while it copies. */
+static void any_round(
+	struct pool *p, struct dp_client **who, struct chain *k, unsigned *seed, bool kills)
 {
 	struct dp_grant g[3];
+	pid_t pid;
 	int r;
 
 	switch (rand_r(seed) % 6) {
@@ -832,12 +851,19 @@ static void any_round(struct pool *p, struct dp_client **who, struct chain *k, u
 		break;
 	default:
 		r = k->n ? warm_all(*who, k) : 0;
-		assert_true(r == 0 || r == -ENOENT || r == -ENOSPC);
+		assert_true(r == 0 || r == -ENOENT || r == -ENOSPC ||
+			    (kills && (r == -EAGAIN || r == -ENODEV || r == -EIO)));
+	}
+	pid = kills && rand_r(seed) % 8 == 0 ? worker(&p->w) : 0;
+	/* One that was killed may not be known to be gone yet. */
+	if (pid && pid != p->killed) {
+		assert_int_equal(kill(pid, SIGKILL), 0);
+		p->killed = pid;
 	}
 	(void)found(p, p->c, k, DEVICE_FIRST);
 }
 
-static void anything(void)
+static void anything(bool kills)
 {
 	struct pool *p = calloc(1, sizeof(*p));
 	struct chain *k = calloc(8, sizeof(*k));
@@ -854,13 +880,15 @@ static void anything(void)
 	begin(p, &limits);
 	for (uint32_t i = 0; i < 3; i++)
 		c[i] = attach(p);
-	for (p->w.round = 0; p->w.round < 400; p->w.round++) {
+	AWAIT(&p->w, worker(&p->w) > 0);
+	for (p->w.round = 0; p->w.round < (kills ? 120 : 400); p->w.round++) {
 		struct chain *one = &k[rand_r(&seed) % 8];
 
-		any_round(p, &c[rand_r(&seed) % 3], one, &seed);
+		any_round(p, &c[rand_r(&seed) % 3], one, &seed, kills);
 		if (p->w.round % 20 == 19)
 			dp_check(&p->w);
 	}
+	assert_true(!kills == !p->killed);
 	free(k);
 	end(p);
 }
@@ -869,7 +897,13 @@ static void anything(void)
 static void test_anything(void **state)
 {
 	(void)state;
-	anything();
+	anything(false);
+}
+
+static void test_anything_killed(void **state)
+{
+	(void)state;
+	anything(true);
 }
 
 int main(void)
@@ -892,6 +926,7 @@ int main(void)
 		cmocka_unit_test(test_worker_dies),
 		cmocka_unit_test(test_meanwhile),
 		cmocka_unit_test(test_anything),
+		cmocka_unit_test(test_anything_killed),
 	};
 
 	if (getenv("ONLY"))

@@ -271,6 +271,14 @@ struct kvp_cuda_runs {
 /* Does the codec rotate? Then attention needs kvp_cu_rotate for K, a domain of its own for V. */
 int kvp_cuda_rotates(const struct kvp_cuda_codec *c);
 
+/*
+ * How many splits decoding takes best: `rows` sequences times KV heads, of so many tokens, on a device of `sms`
+ * multiprocessors. At least 1. By what an H100 measured (docs/gpu-results.md): one block and a half for each
+ * multiprocessor where a few long sequences are all there is, each split with 1,024 tokens or more; three where
+ * sequences alone fill the device.
+ */
+uint32_t kvp_cuda_splits(uint32_t sms, uint32_t rows, uint32_t tokens);
+
 struct kvp_cuda_kernel {
 	const char *name; /* of the function in the image */
 	uint32_t param_bytes;

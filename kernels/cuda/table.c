@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -512,6 +513,17 @@ static int shape_merge(const void *params, struct kvp_cuda_shape *ret)
 		shape_attend),                                                                   \
 		KERNEL("kvp_cu_attend_" k "_" v "_128", kvp_cuda_attend, ATTEND_THREADS,         \
 			ATTEND_SMEM_MAX, shape_attend)
+
+uint32_t kvp_cuda_splits(uint32_t sms, uint32_t rows, uint32_t tokens)
+{
+	const bool full = rows >= sms;
+	uint64_t blocks = full ? (uint64_t)sms * 3 : (uint64_t)sms + sms / 2;
+	uint64_t want = rows ? (blocks + rows - 1) / rows : 1;
+	uint32_t most = tokens / (full ? 512 : 1024);
+
+	want = want < most ? want : most;
+	return want ? (uint32_t)want : 1;
+}
 
 const struct kvp_cuda_kernel kvp_cuda_kernels[] = {
 	ROWS("kvp_cu_plane_begin", BEGIN_SMEM, shape_begin),

@@ -376,6 +376,18 @@ static void test_copy_shapes(void **state)
 	assert_int_equal(k->shape(&p, &s), -EINVAL);
 }
 
+static void test_splits(void **state)
+{
+	(void)state;
+	assert_int_equal(kvp_cuda_splits(132, 8, 131072), 25);
+	assert_int_equal(kvp_cuda_splits(132, 8, 16384), 16);
+	assert_int_equal(kvp_cuda_splits(132, 8, 100), 1);
+	assert_int_equal(kvp_cuda_splits(132, 256, 8192), 2);
+	assert_int_equal(kvp_cuda_splits(132, 100000, 8192), 1);
+	assert_int_equal(kvp_cuda_splits(132, 0, 0), 1);
+	assert_int_equal(kvp_cuda_splits(UINT32_MAX, 1, UINT32_MAX), UINT32_MAX / 1024);
+}
+
 static void test_runs_shapes(void **state)
 {
 	struct kvp_cuda_runs p = { .count = 2,
@@ -442,6 +454,7 @@ int main(void)
 		cmocka_unit_test(test_attend_memory),
 		cmocka_unit_test(test_copy_shapes),
 		cmocka_unit_test(test_runs_shapes),
+		cmocka_unit_test(test_splits),
 		cmocka_unit_test(test_images),
 	};
 

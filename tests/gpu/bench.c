@@ -280,12 +280,9 @@ static int enqueue_attention(struct gpu *g, const void *arg)
 static uint32_t split_count(struct gpu *g, uint32_t seqs, uint32_t tokens)
 {
 	int sms = 0;
-	uint32_t want, most = tokens / (16 * 4 * 8);
 
 	g->cu.cuDeviceGetAttribute(&sms, CU_ATTR_SM_COUNT, g->cu.device);
-	want = ((uint32_t)sms * 3 + seqs * HEADS - 1) / (seqs * HEADS);
-	want = want < most ? want : most;
-	return want ? want : 1;
+	return kvp_cuda_splits((uint32_t)sms, seqs * HEADS, tokens);
 }
 
 static int encode_pages(struct gpu *g, struct attention *t, uint64_t raw)

@@ -832,7 +832,7 @@ static int shape_differs(struct gpu *g, struct rng *r)
 
 int graph_shapes(struct gpu *g, struct rng *r)
 {
-	const uint32_t n = g->quick ? 4 : 1000;
+	const uint32_t n = g->quick ? 3 : 1000;
 	int rc = 0;
 
 	for (uint32_t i = 0; rc == 0 && i < n; i++)

@@ -58,8 +58,10 @@ static int copy_kernel(struct queue *q)
 	} args[1] = { { .in = &p } };
 	const struct kvp_cuda_kernel *k;
 	struct kvp_cuda_shape s;
+	int r;
 
-	if (q->kind != ON_DEVICE || !q->cuda->runs)
+	/* One piece is as fast by the driver, and leaves the multiprocessors alone. */
+	if (q->kind != ON_DEVICE || !q->cuda->runs || q->n == 1)
 		return CU_ERR_UNSUPPORTED;
 	for (uint32_t i = 0; i < q->n; i++) {
 		if (q->bytes[i] > UINT32_MAX)
@@ -71,8 +73,10 @@ static int copy_kernel(struct queue *q)
 	}
 	if (kvp_cuda_kernel_find("kvp_cu_runs", &k) < 0 || k->shape(&p, &s) < 0)
 		return CU_ERR_UNSUPPORTED;
-	return q->cuda->cu.cuLaunchKernel(q->cuda->runs, s.grid[0], s.grid[1], s.grid[2], s.threads,
-		1, 1, s.smem_bytes, q->stream, &args[0].arg, NULL);
+	r = q->cuda->cu.cuLaunchKernel(q->cuda->runs, s.grid[0], s.grid[1], s.grid[2], s.threads, 1,
+		1, s.smem_bytes, q->stream, &args[0].arg, NULL);
+	/* A stream of another context may copy, but not launch what was loaded into this one. */
+	return r == CU_ERR_BAD_CONTEXT || r == CU_ERR_BAD_HANDLE ? CU_ERR_UNSUPPORTED : r;
 }
 
 /* All in one call, where the driver has one. It takes no default stream, whose handles are small numbers. */

@@ -124,7 +124,8 @@ KVP_EXPORT int kvp_host_payloads(const struct kvp_prefix *prefix, struct kvp_cud
 /*
  * Copies matched tokens [from, from + n) to where dst's planes say, which are addresses of the device. As
  * kvp_get(), enqueued: blocks are read where they lie, on the device first, then registered DRAM, else
- * through the library's memory. Runs shorter than some 32 KiB are slow over PCIe: KVP_LAYOUT_LCND and views
+ * through the library's memory. What lies on the device is copied by a kernel, where this library was built with it:
+ * dst must be memory of the same device, and pieces of it must not overlap. Runs shorter than some 32 KiB are slow over PCIe: KVP_LAYOUT_LCND and views
  * whose tokens lie side by side make long ones.
  * Returns the tokens enqueued: fewer than asked for where the prefix ends, or the library's memory has no
  * room left. -EAGAIN: it had none from the beginning: again when a stream has gone on; -ENOLCK: the prefix is not leased;

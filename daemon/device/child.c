@@ -89,8 +89,8 @@ int kvpd_child_start(
 
 	if (!env)
 		return -ENOMEM;
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) {
-		r = -errno;
+	r = kvpd_p_pair(pair);
+	if (r < 0) {
 		free(env);
 		return r;
 	}

@@ -56,8 +56,8 @@ struct cuda_stage {
 	char *buf; /* NULL until it is needed */
 	struct CUevent_st *event;
 	uint64_t fill;
-	bool under_way;                 /* `event` was recorded after its last copy */
-	const struct cuda_batch *batch; /* whose bytes are in it; NULL: nobody's */
+	bool under_way;           /* `event` was recorded after its last copy */
+	struct cuda_batch *batch; /* whose bytes are in it; NULL: nobody's */
 	/* To the host: what is to be taken out once it is there. */
 	uint32_t n_out;
 	struct {
@@ -73,6 +73,7 @@ struct cuda_batch {
 	uint64_t began_ns;
 	uint32_t n;
 	int status;
+	uint32_t looks; /* at its end, while nothing else was under way */
 	struct CUevent_st *event;
 	struct kvpd_copy copy[KVPD_DRIVER_BATCH];
 };

@@ -20,6 +20,7 @@
 
 #define EVENT_FLAGS (CU_EVENT_BLOCKING | CU_EVENT_NO_TIMING)
 #define LOOK_NS     20000u
+#define LOOKS       100u
 
 /* ---- what is pinned ------------------------------------------------------------------------- */
 
@@ -158,14 +159,15 @@ static int stage_piece(
 		r = copy_one(w, (uintptr_t)place, dev, n);
 		s->out[s->n_out].to = host;
 		s->out[s->n_out].off = s->fill;
-		s->out[s->n_out++].bytes = n;
+		s->out[s->n_out].bytes = n;
+		s->n_out += r == CU_OK;
 	}
 	s->fill += (n + 255) / 256 * 256;
 	return kvpd_cuda_check(w->d, r);
 }
 
 static int copy_staged(
-	struct cuda_way *w, const struct cuda_batch *b, uint64_t dev, char *host, uint64_t bytes)
+	struct cuda_way *w, struct cuda_batch *b, uint64_t dev, char *host, uint64_t bytes)
 {
 	int r = 0;
 
@@ -175,8 +177,14 @@ static int copy_staged(
 
 		if (!s->buf)
 			r = stage_new(w, s);
-		if (r == 0 && s->under_way)
+		if (r == 0 && s->under_way) {
+			struct cuda_batch *owner = s->batch;
+
 			r = stage_empty(w, s);
+			/* Its bytes did not come, whatever its own event says. */
+			if (r < 0 && owner != b)
+				owner->status = r;
+		}
 		if (r < 0)
 			break;
 		s->batch = b;
@@ -211,6 +219,19 @@ static int way_ready(struct cuda_way *w)
 	return r;
 }
 
+/*
+ * Nothing of a batch that failed is under way any more, nor in a stage: who asked for it is told, and gives its
+ * places to others, before the next batch has come to an end.
+ */
+static void give_up(struct cuda_way *w, const struct cuda_batch *b)
+{
+	if (w->stream)
+		(void)kvpd_cuda_check(w->d, w->d->cu.cuStreamSynchronize(w->stream));
+	for (uint32_t i = 0; i < CUDA_STAGES; i++)
+		if (w->stage[i].batch == b)
+			stage_reset(&w->stage[i]);
+}
+
 static int issue(struct cuda_way *w, struct cuda_batch *b)
 {
 	int r = way_ready(w);
@@ -234,6 +255,8 @@ static int issue(struct cuda_way *w, struct cuda_batch *b)
 	w->n_run = 0;
 	if (r == 0)
 		r = kvpd_cuda_check(w->d, w->d->cu.cuEventRecord(b->event, w->stream));
+	if (r < 0)
+		give_up(w, b);
 	return r;
 }
 
@@ -244,18 +267,11 @@ static int finish(struct cuda_way *w, const struct cuda_batch *b)
 
 	if (r == 0)
 		r = kvpd_cuda_check(w->d, w->d->cu.cuEventSynchronize(b->event));
-	else if (w->stream)
-		(void)kvpd_cuda_check(w->d, w->d->cu.cuStreamSynchronize(w->stream));
-	for (uint32_t i = 0; i < CUDA_STAGES; i++) {
-		struct cuda_stage *s = &w->stage[i];
-
-		if (s->batch != b)
-			continue;
-		if (r == 0)
-			r = stage_empty(w, s);
-		else
-			stage_reset(s);
-	}
+	for (uint32_t i = 0; r == 0 && i < CUDA_STAGES; i++)
+		if (w->stage[i].batch == b)
+			r = stage_empty(w, &w->stage[i]);
+	if (r < 0)
+		give_up(w, b);
 	return r;
 }
 
@@ -292,14 +308,18 @@ static bool alone(const struct cuda_way *w)
 	return n == 1;
 }
 
-/* lock. Has it arrived, or failed? Else waits a moment for another one. */
-static bool over(struct cuda_way *w, const struct cuda_batch *b)
+/*
+ * lock. Has it arrived, or failed? Else waits a moment for another one. After a while the thread sleeps until its
+ * end all the same: a device that is held up is not asked all the time.
+ */
+static bool over(struct cuda_way *w, struct cuda_batch *b)
 {
 	struct timespec at;
 	bool is_over;
 
 	pthread_mutex_unlock(&w->lock);
-	is_over = b->status < 0 || w->d->cu.cuEventQuery(b->event) != CU_NOT_READY;
+	is_over = b->status < 0 || ++b->looks > LOOKS ||
+		  w->d->cu.cuEventQuery(b->event) != CU_NOT_READY;
 	pthread_mutex_lock(&w->lock);
 	if (!is_over && !oldest(w, CUDA_QUEUED)) {
 		const uint64_t ns = kvpd_now_ns() + LOOK_NS;
@@ -413,6 +433,7 @@ int kvpd_cuda_copy_submit(
 		b->n = n;
 		b->seq = w->seq++;
 		b->status = 0;
+		b->looks = 0;
 		b->began_ns = kvpd_now_ns();
 		b->state = CUDA_QUEUED;
 		pthread_cond_signal(&w->cond);

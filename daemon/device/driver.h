@@ -19,8 +19,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define KVPD_DRIVER_BATCH  1024u /* copies of a batch */
-#define KVPD_DRIVER_FLIGHT 4u    /* batches under way each way */
+#define KVPD_DRIVER_BATCH  512u /* copies of a batch */
+#define KVPD_DRIVER_FLIGHT 4u   /* batches under way each way */
 
 struct kvpd_driver;
 
@@ -63,7 +63,7 @@ struct kvpd_driver_caps {
 	uint64_t batch;
 };
 
-#define KVPD_DRIVER_LEAST (UINT64_C(64) << 10) /* bytes of a batch, */
+#define KVPD_DRIVER_LEAST (UINT64_C(128) << 10) /* bytes of a batch, */
 #define KVPD_DRIVER_MOST  (UINT64_C(1) << 30)
 
 struct kvpd_copy {

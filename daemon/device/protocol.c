@@ -177,6 +177,18 @@ void kvpd_p_done_with(struct kvpd_p *p)
 	p->fd = -1;
 }
 
+int kvpd_p_pair(int ret_pair[2])
+{
+	/* The kernel counts what it allocates, which is up to twice what is sent, and doubles what it is asked for. */
+	const int bytes = (int)(KVPD_WAYS * KVPD_DRIVER_FLIGHT * sizeof(struct kvpd_p_copy));
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ret_pair) < 0)
+		return -errno;
+	for (uint32_t i = 0; i < 2; i++)
+		(void)setsockopt(ret_pair[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+	return 0;
+}
+
 int kvpd_p_send(int sock, uint32_t type, uint32_t tag, const void *body, size_t len, int fd)
 {
 	struct kvpd_p_head h = {

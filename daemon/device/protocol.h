@@ -130,6 +130,11 @@ int kvpd_p_recv(int sock, uint32_t side, struct kvpd_p *ret_packet);
 void kvpd_p_done_with(struct kvpd_p *p); /* closes the descriptor that nobody took */
 
 /* fd -1: none; it stays the caller's. Does not wait: -EAGAIN: no room; -EPIPE, -ECONNRESET. */
+/*
+ * The daemon's end and the worker's. Either has room for all that may be under way to it, so that one that is full is
+ * one that nobody reads: the kernel's own bound is for fewer batches.
+ */
+int kvpd_p_pair(int ret_pair[2]);
 int kvpd_p_send(int sock, uint32_t type, uint32_t tag, const void *body, size_t len, int fd);
 /* The same, but waits for room. */
 int kvpd_p_send_wait(int sock, uint32_t type, uint32_t tag, const void *body, size_t len, int fd);

@@ -8,6 +8,9 @@
 #include <stdbool.h>
 #include <string.h>
 
+/* Of a copy that is larger than a batch at least one piece goes into it: see cut(). */
+_Static_assert(KVPD_DRIVER_LEAST >= 2 * KVPD_QUEUE_PIECE, "a batch may be too small for any piece");
+
 static bool before(const struct kvpd_device_copy *a, const struct kvpd_device_copy *b)
 {
 	if (a->q.deadline != b->q.deadline)

@@ -97,8 +97,9 @@ static bool reach_on(struct kvpd_tenant *t, uint64_t now, int *ret_ms)
 
 	if (!t->n_draining || t->charged <= kvpd_share_now(t))
 		return false;
-	done = kvp_load_relaxed(&s->evictions) + kvp_load_relaxed(&s->moves) + t->spared -
-	       t->charged;
+	/* What is spared grows with each look; as many as there are blocks, and nothing else came of it. */
+	done = kvp_load_relaxed(&s->evictions) + kvp_load_relaxed(&s->moves) +
+	       (t->spared < t->n_blocks ? t->spared : t->n_blocks) - t->charged;
 	if (done != t->reach_done || !t->reach_ns)
 		t->reach_ns = HURRY_MS * KVPD_MS;
 	*ret_ms = t->reach_ns < TICK_NS ? (int)(t->reach_ns / KVPD_MS) : TICK_MS;

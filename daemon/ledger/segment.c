@@ -40,7 +40,8 @@ struct kvpd_hosting {
 	enum { AWAY, COMING, HERE, GOING } state;
 	uint32_t id;
 	bool writable;
-	int error; /* of the last ADD, to be told once */
+	bool ahead; /* nobody waits for it: it may fail without a word */
+	int error;  /* of the last ADD, to be told once */
 };
 
 static struct kvpd_device *device_of(const struct kvpd_tenant *t, uint32_t medium)
@@ -252,7 +253,7 @@ static void host_added(struct kvpd_device_work *w)
 	answered(t);
 	h->id = h->op.id;
 	h->state = w->status < 0 ? AWAY : HERE;
-	h->error = w->status;
+	h->error = h->ahead ? 0 : w->status;
 	leave_on(h->extent);
 	kvpd_warm_again(t);
 }
@@ -268,6 +269,7 @@ int kvpd_host_want(struct kvpd_extent *x, uint32_t medium, bool writable)
 			return -ENOMEM;
 		h->extent = x;
 	}
+	h->ahead = false;
 	/* It is told anew, when no copy names it. */
 	if (h->state == HERE && writable && !h->writable)
 		(void)kvpd_host_leave(x, medium);
@@ -307,8 +309,8 @@ void kvpd_hosts_want(struct kvpd_extent *x)
 		return;
 	for (uint32_t m = 1; m <= l->n_media; m++)
 		if (x->tenant->part[m - 1].share && kvpd_medium_pins(&l->medium[m - 1]) &&
-			kvpd_medium_open(l, m) == 0)
-			(void)kvpd_host_want(x, m, true); /* else when a copy needs it */
+			kvpd_medium_open(l, m) == 0 && kvpd_host_want(x, m, true) == 0)
+			x->hosting[m - 1]->ahead = true;
 }
 
 bool kvpd_host_leave(struct kvpd_extent *x, uint32_t medium)

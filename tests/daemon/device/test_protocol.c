@@ -267,9 +267,31 @@ static void the_daemon_believes_no_worker(void **state)
 	}
 }
 
+/* All batches that may be under way fit into the socket while nobody reads. */
+static void a_socket_has_room_for_all_batches(void **state)
+{
+	static struct kvpd_p_copy copy = { .n = KVPD_DRIVER_BATCH };
+	int pair[2];
+
+	(void)state;
+	assert_int_equal(kvpd_p_pair(pair), 0);
+	for (uint32_t i = 0; i < KVPD_WAYS * KVPD_DRIVER_FLIGHT; i++) {
+		copy.batch = i + 1;
+		copy.way = i % KVPD_WAYS;
+		assert_int_equal(
+			kvpd_p_send(pair[0], KVPD_P_COPY, 0, &copy, kvpd_p_copy_len(copy.n), -1),
+			0);
+	}
+	/* And for a question beside them. */
+	assert_int_equal(kvpd_p_send(pair[0], KVPD_P_USAGE, 1, NULL, 0, -1), 0);
+	close(pair[0]);
+	close(pair[1]);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_socket_has_room_for_all_batches),
 		cmocka_unit_test(malformed_packets_are_refused),
 		cmocka_unit_test(a_worker_ends_at_nonsense),
 		cmocka_unit_test(a_worker_ends_with_its_socket),

@@ -326,10 +326,32 @@ static void a_deadline_buys_no_more_than_64_mib(void **state)
 	assert_true(other >= 160 * MIB);
 }
 
+/* A driver that wants the smallest batches gets something of every copy, whatever its length. */
+static void the_least_batch_takes_every_copy(void **state)
+{
+	uint32_t kind;
+
+	(void)state;
+	kvpd_queue_init(&queue, 0);
+	queue.batch = KVPD_DRIVER_LEAST;
+	for (uint64_t bytes = 64; bytes < 3 * KVPD_DRIVER_LEAST; bytes += 64) {
+		uint64_t left = bytes;
+
+		copies[0] = (struct kvpd_device_copy){ .tenant = 1, .bytes = bytes };
+		kvpd_queue_add(&queue, &copies[0], 1);
+		while (left) {
+			assert_int_equal(
+				kvpd_queue_next(&queue, KVPD_TO_DEVICE, 0, piece, &kind), 1);
+			left -= piece[0].bytes;
+		}
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(order_is_the_models),
+		cmocka_unit_test(the_least_batch_takes_every_copy),
 		cmocka_unit_test(rate_is_kept),
 		cmocka_unit_test(who_is_passed_over_gets_a_batch),
 		cmocka_unit_test(a_deadline_buys_no_more_than_64_mib),

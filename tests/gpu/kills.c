@@ -17,14 +17,11 @@
 #include <unistd.h>
 
 #include "gpu/kvp_nvml.h"
-#include "libclient/kvpool_cuda.h"
-#include "tests/libclient/gpu.h"
-#include "tests/libclient/live.h"
+#include "tests/libclient/gpu_live.h"
 
-#define BLOCK_BYTES (T * TOKEN_BYTES)
-#define MINE        8u /* blocks that the keeper reads all the time */
-#define THEIRS      4u /* that each victim publishes */
-#define MIB         (UINT64_C(1) << 20)
+#define MINE   8u /* blocks that the keeper reads all the time */
+#define THEIRS 4u /* that each victim publishes */
+#define MIB    (UINT64_C(1) << 20)
 
 static struct gpu gpu;
 static struct kvp_nvml nvml;
@@ -57,63 +54,6 @@ static uint64_t free_bytes(void)
 	EQUAL(nvml.nvmlDeviceGetHandleByIndex_v2(0, &first), NVML_OK);
 	EQUAL(nvml.nvmlDeviceGetMemoryInfo(first, &m), NVML_OK);
 	return m.free;
-}
-
-static struct kvp_cuda *cuda_new(struct engine *e)
-{
-	struct kvp_cuda_opts o = { .size = sizeof(o), .stage_bytes = 4 << 20 };
-	struct kvp_cuda_props p = { .size = sizeof(p) };
-	struct kvp_cuda *cuda;
-
-	EQUAL(kvp_cuda_open(e->client, &o, &cuda), 0);
-	for (uint32_t i = 0; i < 2000; i++) {
-		EQUAL(kvp_cuda_info(cuda, &p), 0);
-		if (p.device != KVP_CUDA_NO_DEVICE)
-			return cuda;
-		usleep(5000);
-	}
-	give_up();
-}
-
-static struct kvp_grant *reserve(struct engine *e, struct kvp_cuda *cuda)
-{
-	struct kvp_grant *g;
-	int r = -EAGAIN;
-
-	for (uint32_t i = 0; i < 2000; i++) {
-		r = kvp_cuda_reserve(e->space, cuda, WAIT_MS, NULL, &g);
-		if (r != -EAGAIN && r != -ENODEV)
-			break;
-		usleep(5000);
-	}
-	EQUAL(r, 0);
-	return g;
-}
-
-/* The engine's first blocks, from its own memory at `from` on the device into slots there. */
-static void compute(struct engine *e, struct kvp_cuda *cuda, uint64_t from, uint32_t n)
-{
-	struct kvp_ref parent = kvp_ref_root();
-	struct kvp_timeline *line;
-	uint64_t value;
-
-	EQUAL(kvp_timeline_new(e->client, &line), 0);
-	gpu_write(&gpu, from, e->kv, (uint64_t)n * BLOCK_BYTES);
-	for (uint32_t i = 0; i < n; i++) {
-		struct kvp_grant *g = reserve(e, cuda);
-
-		EQUAL(gpu.cu.cuMemcpyDtoDAsync_v2(kvp_grant_device_addr(g),
-			      from + (uint64_t)i * BLOCK_BYTES, BLOCK_BYTES, gpu.stream),
-			CU_OK);
-		EQUAL(kvp_cuda_mark(cuda, line, gpu.stream, &value), 0);
-		EQUAL(kvp_commit_after(
-			      g, parent, e->tokens + (size_t)i * T, T, NULL, 0, line, value),
-			0);
-		EQUAL(kvp_grant_ref(g, &parent), 0);
-		EQUAL(kvp_grant_release_after(g, line, value), 0);
-	}
-	EQUAL(kvp_flush(e->client, WAIT_MS), 0);
-	kvp_timeline_free(line);
 }
 
 /*
@@ -178,10 +118,11 @@ static void victim(uint32_t seed)
 
 	gpu_begin(&gpu, NULL);
 	e = engine_new("gpu-kills", KVP_LAYOUT_NCLD, seed);
-	cuda = cuda_new(e);
+	cuda = gpu_live_open(e);
 	at = gpu_alloc(&gpu, THEIRS * BLOCK_BYTES);
-	compute(e, cuda, at, THEIRS);
-	g = reserve(e, cuda);
+	gpu_write(&gpu, at, e->kv, THEIRS * BLOCK_BYTES);
+	gpu_live_compute(&gpu, e, cuda, at, THEIRS);
+	g = gpu_live_reserve(e, cuda);
 	for (uint32_t i = 0;; i++) {
 		EQUAL(gpu.cu.cuMemsetD8Async(
 			      kvp_grant_device_addr(g), (unsigned char)i, BLOCK_BYTES, gpu.stream),
@@ -269,17 +210,19 @@ int main(int argc, char **argv)
 	if (!gpu.sim)
 		EQUAL(kvp_nvml_open(&nvml), 0);
 	e = engine_new("gpu-kills", KVP_LAYOUT_NCLD, 1);
-	cuda = cuda_new(e);
+	cuda = gpu_live_open(e);
 	at = gpu_alloc(&gpu, MINE * BLOCK_BYTES);
-	compute(e, cuda, at, MINE);
+	gpu_write(&gpu, at, e->kv, MINE * BLOCK_BYTES);
+	gpu_live_compute(&gpu, e, cuda, at, MINE);
 	for (uint32_t i = 0; i < rounds; i++) {
 		struct engine *fresh = engine_new("gpu-kills", KVP_LAYOUT_NCLD, 1000 + 2 * i);
 		struct engine *dead = engine_new("gpu-kills", KVP_LAYOUT_NCLD, 1001 + 2 * i);
-		struct kvp_cuda *theirs = cuda_new(fresh);
+		struct kvp_cuda *theirs = gpu_live_open(fresh);
 
 		back[i] = kill_one(argv[0], 1001 + 2 * i, e, cuda);
 		/* At once into slots that are free now, while the device may still write for the dead. */
-		compute(fresh, theirs, at, MINE);
+		gpu_write(&gpu, at, fresh->kv, MINE * BLOCK_BYTES);
+		gpu_live_compute(&gpu, fresh, theirs, at, MINE);
 		stayed += verify(e, dead, cuda, THEIRS);
 		(void)verify(e, fresh, cuda, MINE);
 		(void)verify(e, e, cuda, MINE);

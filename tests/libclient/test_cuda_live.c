@@ -8,11 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "libclient/kvpool_cuda.h"
-#include "tests/libclient/gpu.h"
-#include "tests/libclient/live.h"
-
-#define BLOCK_BYTES (T * TOKEN_BYTES)
+#include "tests/libclient/gpu_live.h"
 
 static struct gpu gpu;
 static int legacy; /* memory comes by handles, which know no windows and no reading alone */
@@ -23,19 +19,6 @@ static struct kvp_cuda_props props(struct kvp_cuda *cuda)
 
 	EQUAL(kvp_cuda_info(cuda, &p), 0);
 	return p;
-}
-
-static struct kvp_cuda *cuda_new(struct engine *e)
-{
-	struct kvp_cuda_opts o = { .size = sizeof(o), .stage_bytes = 4 << 20 };
-	struct kvp_cuda *cuda;
-
-	EQUAL(kvp_cuda_open(e->client, &o, &cuda), 0);
-	/* A daemon that has just been started does not know its devices yet. */
-	for (uint32_t i = 0; i < 12000 && props(cuda).device == KVP_CUDA_NO_DEVICE; i++)
-		usleep(5000);
-	EQUAL(props(cuda).device, 0);
-	return cuda;
 }
 
 /* The worker may be being started, and an extent made and mapped, before all of it is there. */
@@ -72,7 +55,7 @@ static void test_read_in_place(void)
 {
 	struct engine *e = engine_new("cuda-live", KVP_LAYOUT_NCLD, 1);
 	struct kvp_cuda_range range = { .size = sizeof(range) };
-	struct kvp_cuda *cuda = cuda_new(e);
+	struct kvp_cuda *cuda = gpu_live_open(e);
 	struct kvp_timeline *line;
 	struct kvp_prefix_info info;
 	struct kvp_prefix *m;
@@ -101,7 +84,7 @@ static void test_read_in_place(void)
 static void test_stream_wait(void)
 {
 	struct engine *e = engine_new("cuda-live-wait", KVP_LAYOUT_NCLD, 2);
-	struct kvp_cuda *cuda = cuda_new(e);
+	struct kvp_cuda *cuda = gpu_live_open(e);
 	uint64_t at = gpu_alloc(&gpu, (uint64_t)N * TOKEN_BYTES), addrs[BLOCKS], bytes;
 	uint8_t *back = malloc((size_t)N * TOKEN_BYTES);
 	struct kvp_view_plane planes[2];
@@ -134,43 +117,6 @@ static void test_stream_wait(void)
 	engine_free(e);
 }
 
-/* Blocks that the device computes into slots of its own, published when its stream has come there. */
-static void compute(struct engine *e, struct kvp_cuda *cuda, uint64_t from, uint32_t blocks)
-{
-	struct kvp_ref parent = kvp_ref_root();
-	struct kvp_timeline *line;
-	uint64_t value = 0;
-
-	EQUAL(kvp_timeline_new(e->client, &line), 0);
-	for (uint32_t i = 0; i < blocks; i++) {
-		struct kvp_grant *g;
-		int r;
-
-		/* A first extent is made, mapped and acknowledged meanwhile. */
-		for (uint32_t tries = 0; tries < 6000; tries++) {
-			r = kvp_cuda_reserve(e->space, cuda, WAIT_MS, NULL, &g);
-			if (r != -EAGAIN && r != -ENODEV)
-				break;
-			usleep(10000);
-		}
-		EQUAL(r, 0);
-		CHECK(!kvp_grant_addr(g));
-		CHECK(kvp_grant_device_addr(g));
-		EQUAL(gpu.cu.cuMemcpyDtoDAsync_v2(kvp_grant_device_addr(g),
-			      from + (uint64_t)i * BLOCK_BYTES, BLOCK_BYTES, gpu.stream),
-			CU_OK);
-		EQUAL(kvp_cuda_mark(cuda, line, gpu.stream, &value), 0);
-		EQUAL(kvp_commit_after(
-			      g, parent, e->tokens + (size_t)i * T, T, NULL, 0, line, value),
-			0);
-		EQUAL(kvp_grant_ref(g, &parent), 0);
-		EQUAL(kvp_grant_release_after(g, line, value), 0);
-	}
-	EQUAL(kvp_flush(e->client, WAIT_MS), 0);
-	EQUAL(kvp_timeline_reached(line, value), 1);
-	kvp_timeline_free(line);
-}
-
 /* DRAM is pinned when it is made, not when the first copy asks for it. */
 static void test_pinned_early(void)
 {
@@ -198,7 +144,7 @@ static void test_computed_there(void)
 {
 	struct engine *e = engine_new("cuda-live-compute", KVP_LAYOUT_NCLD, 3);
 	struct engine *other = engine_new("cuda-live-compute", KVP_LAYOUT_NCLD, 3);
-	struct kvp_cuda *cuda = cuda_new(e), *theirs = cuda_new(other);
+	struct kvp_cuda *cuda = gpu_live_open(e), *theirs = gpu_live_open(other);
 	uint64_t at = gpu_alloc(&gpu, SOME * BLOCK_BYTES), addrs[SOME];
 	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_DEVICE };
 	struct kvp_payload_info p = { .size = sizeof(p) };
@@ -210,7 +156,7 @@ static void test_computed_there(void)
 	uint64_t bytes;
 
 	gpu_write(&gpu, at, e->kv, SOME * BLOCK_BYTES);
-	compute(e, cuda, at, SOME);
+	gpu_live_compute(&gpu, e, cuda, at, SOME);
 	for (uint32_t i = 0; i < 6000; i++) {
 		EQUAL(kvp_match(other->space, e->tokens, SOME * T, &o, &m), 0);
 		EQUAL(kvp_match_info(m, &info), 0);
@@ -254,12 +200,12 @@ static void test_computed_there(void)
 static void test_computed_by_the_other(void)
 {
 	struct engine *e = engine_new("cuda-live-other", KVP_LAYOUT_NCLD, 4);
-	struct kvp_cuda *cuda = cuda_new(e), *other = cuda_new(e);
+	struct kvp_cuda *cuda = gpu_live_open(e), *other = gpu_live_open(e);
 	uint64_t at = gpu_alloc(&gpu, BLOCK_BYTES);
 	struct kvp_grant *g;
 
 	gpu_write(&gpu, at, e->kv, BLOCK_BYTES);
-	compute(e, cuda, at, 1);
+	gpu_live_compute(&gpu, e, cuda, at, 1);
 	EQUAL(kvp_cuda_reserve(e->space, cuda, WAIT_MS, NULL, &g), 0);
 	kvp_cuda_close(other);
 	CHECK(kvp_grant_device_addr(g));
@@ -267,7 +213,7 @@ static void test_computed_by_the_other(void)
 		CU_OK);
 	gpu_sync(&gpu);
 	kvp_grant_release(g);
-	compute(e, cuda, at, 1);
+	gpu_live_compute(&gpu, e, cuda, at, 1);
 	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
 	kvp_cuda_close(cuda);
 	engine_free(e);
@@ -282,8 +228,8 @@ static void test_computed_again(void)
 
 	gpu_write(&gpu, at, e->kv, BLOCK_BYTES);
 	for (uint32_t i = 0; i < 3; i++) {
-		cuda = cuda_new(e);
-		compute(e, cuda, at, 1);
+		cuda = gpu_live_open(e);
+		gpu_live_compute(&gpu, e, cuda, at, 1);
 		kvp_cuda_close(cuda);
 	}
 	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);

@@ -30,14 +30,14 @@ static void wake(void *ctx)
 	(void)eventfd_write(*(int *)ctx, 1);
 }
 
-void bench_device_on_done(struct kvpd_device_work *work)
+static void on_done(struct kvpd_device_work *work)
 {
 	world.over++;
 	if (work->status < 0)
 		world.failed = work->status;
 }
 
-int bench_device_wait(struct bench_device *w, uint32_t n)
+static int wait_over(struct bench_device *w, uint32_t n)
 {
 	while (w->over < n) {
 		struct pollfd p = { .fd = w->event, .events = POLLIN };
@@ -56,10 +56,10 @@ static int ask(struct bench_device *w, struct kvpd_device_op *op)
 {
 	int r;
 
-	op->work.done = bench_device_on_done;
+	op->work.done = on_done;
 	w->over = 0;
 	r = kvpd_device_ask(w->device, op);
-	return r < 0 ? r : bench_device_wait(w, 1);
+	return r < 0 ? r : wait_over(w, 1);
 }
 
 static int make_areas(struct bench_device *w, uint32_t i)
@@ -105,7 +105,7 @@ static int submit(struct bench_device *w, uint32_t n, uint32_t way, uint32_t are
 	struct kvpd_device_copy *c = &w->copies[n];
 
 	*c = (struct kvpd_device_copy){
-		.work = { .done = bench_device_on_done },
+		.work = { .done = on_done },
 		.way = way,
 		.kind = way == KVPD_TO_DEVICE ? KVPD_COPY_WARM : KVPD_COPY_SPILL,
 		.tenant = 1,
@@ -118,7 +118,8 @@ static int submit(struct bench_device *w, uint32_t n, uint32_t way, uint32_t are
 	return kvpd_device_copy(w->device, c);
 }
 
-double bench_device_gbps(struct bench_device *w, uint64_t block, uint32_t ways)
+/* All of an area, in blocks; ways as bits. GB/s; negative: a copy failed. */
+static double device_gbps(struct bench_device *w, uint64_t block, uint32_t ways)
 {
 	const uint64_t began = bench_now();
 	uint32_t n = 0;
@@ -128,7 +129,7 @@ double bench_device_gbps(struct bench_device *w, uint64_t block, uint32_t ways)
 		for (uint32_t way = 0; way < KVPD_WAYS; way++)
 			if (ways & 1u << way && submit(w, n++, way, way, off, block) < 0)
 				return -1;
-	if (bench_device_wait(w, n) < 0)
+	if (wait_over(w, n) < 0)
 		return -1;
 	return (double)n * (double)block / (double)(bench_now() - began);
 }
@@ -142,7 +143,7 @@ static double fill(struct bench_device *w)
 	for (uint32_t area = 0; area < 2; area++)
 		if (submit(w, area, KVPD_TO_DEVICE, area, 0, w->region) < 0)
 			return -1;
-	if (bench_device_wait(w, 2) < 0)
+	if (wait_over(w, 2) < 0)
 		return -1;
 	return 2 * (double)w->region / (double)(bench_now() - began);
 }
@@ -253,7 +254,7 @@ static int measure(struct bench_device *w, uint64_t block, struct figures *f)
 		for (uint32_t k = 0; k < 3; k++) {
 			f->plain[k][i] = w->gpu ? bench_gpu_gbps(w->gpu, k + 1)
 						: memcpy_gbps(w, block, k + 1);
-			f->gbps[k][i] = bench_device_gbps(w, block, k + 1);
+			f->gbps[k][i] = device_gbps(w, block, k + 1);
 			if (f->plain[k][i] < 0 || f->gbps[k][i] < 0)
 				return -EIO;
 			f->ratio[k][i] = f->gbps[k][i] / f->plain[k][i];

@@ -24,12 +24,6 @@ struct bench_device {
 	double map_us;         /* what importing and mapping a segment took there */
 };
 
-/* Waits until `n` pieces of work are over. 0, the status of one that failed, -ETIMEDOUT. */
-int bench_device_wait(struct bench_device *w, uint32_t n);
-void bench_device_on_done(struct kvpd_device_work *work);
-/* All of an area, in blocks; ways as bits. GB/s; negative: a copy failed. */
-double bench_device_gbps(struct bench_device *w, uint64_t block, uint32_t ways);
-
 /*
  * One block on demand, on an idle device and on one that copies in bulk both ways, and how much those
  * copies move. Prints; 0 or negative errno.

@@ -90,6 +90,7 @@ struct raw_config {
 	char *advisor;
 	char *advisor_period_ms;
 	char *advisor_batch;
+	char *realtime;
 	char *claim_ttl_ms;
 	char *max_sessions;
 	char *handshake_ms;
@@ -188,6 +189,7 @@ static const cyaml_schema_field_t top_fields[] = {
 	TEXT(struct raw_config, "advisor", advisor),
 	TEXT(struct raw_config, "advisor_period_ms", advisor_period_ms),
 	TEXT(struct raw_config, "advisor_batch", advisor_batch),
+	TEXT(struct raw_config, "realtime", realtime),
 	TEXT(struct raw_config, "claim_ttl_ms", claim_ttl_ms),
 	TEXT(struct raw_config, "max_sessions", max_sessions),
 	TEXT(struct raw_config, "handshake_ms", handshake_ms),
@@ -612,6 +614,7 @@ static int get_top(struct kvpd_complaint *l, const struct raw_config *raw, struc
 		l, "advisor_period_ms", raw->advisor_period_ms, 50, 60000, &c->advisor.period_ms));
 	GET(kvpd_value_u32(
 		l, "advisor_batch", raw->advisor_batch, 1, KVP_MAX_BLOCKS, &c->advisor.batch));
+	GET(kvpd_value_bool(l, "realtime", raw->realtime, &c->realtime));
 	GET(kvpd_value_u32(l, "claim_ttl_ms", raw->claim_ttl_ms, 10, 3600000, &c->claim_ttl_ms));
 	GET(kvpd_value_u32(
 		l, "max_sessions", raw->max_sessions, 1, KVPD_MAX_SESSIONS, &c->max_sessions));

@@ -102,6 +102,7 @@ struct kvpd_config {
 	int numa_node; /* -1: wherever */
 	char *policy;  /* name in policy/'s table */
 	struct kvpd_advisor_config advisor;
+	bool realtime; /* the ledger thread goes ahead of all that computes; see daemon/slice.h */
 	uint32_t claim_ttl_ms;
 	uint32_t max_sessions;         /* of all tenants */
 	uint32_t handshake_ms;         /* a connection that has not attached by then is closed */

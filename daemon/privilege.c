@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/slice.h"
 
 /* Descriptors: sessions hold three each, and what is queued for clients that are slow to read. */
 #define WANT_FILES 262144u
@@ -120,7 +121,7 @@ static void allow_nicer(void)
 	(void)setrlimit(RLIMIT_NICE, &new);
 }
 
-void kvpd_raise_limits(void)
+void kvpd_raise_limits(bool realtime)
 {
 	raise_limit(RLIMIT_NOFILE, "the limit of open files", WANT_FILES,
 		"enough for a few thousand extents and sessions; raise LimitNOFILE for more");
@@ -128,6 +129,9 @@ void kvpd_raise_limits(void)
 		"what exceeds it is not locked; raise LimitMEMLOCK, or start with "
 		"CAP_SYS_RESOURCE");
 	allow_nicer();
+	if (realtime)
+		raise_limit(RLIMIT_RTPRIO, "the limit of real-time priority", KVPD_REALTIME,
+			"the ledger stays in the ordinary class; raise LimitRTPRIO");
 	size_table();
 }
 

@@ -28,10 +28,10 @@ int kvpd_account_find(const char *user, struct kvpd_account *ret_account);
 /*
  * Descriptors for every session, and room for them in the process's table; memory to lock. A limit
  * that cannot be raised is only a notice. A thread may become KVPD_NICER levels less nice than the
- * process is now, if root says so (slice.h).
+ * process is now, if root says so (slice.h); `realtime`: or of the class that goes ahead of all niceness.
  */
 #define KVPD_NICER 5
-void kvpd_raise_limits(void);
+void kvpd_raise_limits(bool realtime);
 
 /*
  * Becomes the account, for good: groups, uid, no capabilities, no way to new ones by exec, no core

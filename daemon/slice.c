@@ -56,6 +56,32 @@ void kvpd_slice_ask(uint64_t ns, int sooner)
 	kvpd_info("this thread keeps the kernel's slice: %s", strerror(errno));
 }
 
+bool kvpd_realtime_ask(void)
+{
+	static const struct sched_param lowest = { .sched_priority = KVPD_REALTIME };
+
+	if (sched_setscheduler(0, SCHED_RR | SCHED_RESET_ON_FORK, &lowest) == 0)
+		return true;
+	kvpd_notice("the ledger stays in the ordinary class, against `realtime: true`: %s; under "
+		    "systemd it "
+		    "takes RestrictRealtime=no and LimitRTPRIO=1, in a control group a real-time "
+		    "budget",
+		strerror(errno));
+	return false;
+}
+
+void kvpd_lock_init(pthread_mutex_t *lock)
+{
+	pthread_mutexattr_t a;
+
+	pthread_mutexattr_init(&a);
+	/* A kernel without such locks refuses this; then it is an ordinary one. */
+	(void)pthread_mutexattr_setprotocol(&a, PTHREAD_PRIO_INHERIT);
+	if (pthread_mutex_init(lock, &a) != 0)
+		pthread_mutex_init(lock, NULL);
+	pthread_mutexattr_destroy(&a);
+}
+
 void kvpd_step_back(void)
 {
 	static const struct sched_param none;

@@ -10,6 +10,7 @@
 #ifndef KVPD_SLICE_H
 #define KVPD_SLICE_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -20,6 +21,17 @@
  * than an earlier deadline where the thread has just worked: the kernel then owes it nothing.
  */
 void kvpd_slice_ask(uint64_t ns, int sooner);
+
+/*
+ * For the calling thread alone: the lowest priority of the real-time class, which takes a processor from
+ * whoever is in an ordinary one at once, whatever the kernel owes each of them. True if it got that. Such a
+ * thread is never taken off for them: it has to rest of its own accord, as if it were always in a crowd.
+ */
+#define KVPD_REALTIME 1
+bool kvpd_realtime_ask(void);
+
+/* A lock that such a thread takes: whoever holds it is as urgent meanwhile as who waits for it. */
+void kvpd_lock_init(pthread_mutex_t *lock);
 
 /*
  * The other way round, for threads that work for those: the calling thread, the threads that it makes and

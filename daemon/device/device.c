@@ -11,6 +11,7 @@
 #include "daemon/clock.h"
 #include "daemon/device/driver.h"
 #include "daemon/device/state.h"
+#include "daemon/slice.h"
 #include "shm/kvp_proto.h"
 
 #define TIMEOUT_MS 10000u
@@ -77,7 +78,7 @@ int kvpd_device_new(const struct kvpd_device_config *config, struct kvpd_device 
 		free(d);
 		return r;
 	}
-	pthread_mutex_init(&d->lock, NULL);
+	kvpd_lock_init(&d->lock);
 	TAILQ_INIT(&d->in_copies);
 	TAILQ_INIT(&d->in_ops);
 	TAILQ_INIT(&d->posted);

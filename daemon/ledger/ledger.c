@@ -20,6 +20,7 @@
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/worker.h"
 #include "daemon/log.h"
+#include "daemon/slice.h"
 #include "policy/kvp_evict.h"
 #include "shm/kvp_seg.h"
 
@@ -74,7 +75,8 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	l->started_ns = l->now_ns = l->portions.since_ns = kvpd_now_ns();
 	l->finished_tail = &l->finished;
 	kvpd_list_init(&l->spinning);
-	pthread_mutex_init(&l->lock, NULL);
+	l->realtime = params->config->realtime;
+	kvpd_lock_init(&l->lock);
 	pthread_cond_init(&l->cond, NULL);
 	kvpd_worker_init(&l->pool, l);
 	kvpd_worker_init(&l->dropper, l);

@@ -66,6 +66,7 @@ struct kvpd_ledger {
 	uint64_t rest_ns;   /* of a rest, still to be slept; 0: it does not rest */
 	uint32_t rest_cuts; /* times that it was woken from it */
 	struct kvpd_crowd crowd;
+	bool realtime; /* wanted, and from the thread's start on: got */
 	/* The machine is short of memory: nothing grows until then. Read by the pool thread. */
 	_Atomic(uint64_t) pressed_until_ns;
 

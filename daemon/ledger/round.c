@@ -365,7 +365,7 @@ static bool rest_begins(struct kvpd_ledger *l, uint64_t now)
 {
 	if (now - l->rested_ns < WORK_NS)
 		return false;
-	if (!kvpd_crowded(&l->crowd, now)) {
+	if (!l->realtime && !kvpd_crowded(&l->crowd, now)) {
 		l->rested_ns = now;
 		return false;
 	}
@@ -415,7 +415,10 @@ void *kvpd_ledger_main(void *arg)
 	uint32_t quiet = 0, work;
 	int timeout;
 
-	kvpd_slice_ask(TURN_NS, 0);
+	if (l->realtime)
+		l->realtime = kvpd_realtime_ask();
+	if (!l->realtime)
+		kvpd_slice_ask(TURN_NS, 0);
 	/* A rest is as long as it is meant to be. */
 	(void)prctl(PR_SET_TIMERSLACK, 1UL);
 	while (kvpd_ledger_round(l, &work, &timeout)) {

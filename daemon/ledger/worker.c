@@ -118,7 +118,7 @@ void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job)
 void kvpd_worker_init(struct kvpd_worker *w, struct kvpd_ledger *l)
 {
 	w->ledger = l;
-	pthread_mutex_init(&w->lock, NULL);
+	kvpd_lock_init(&w->lock);
 	pthread_cond_init(&w->cond, NULL);
 }
 

@@ -2,6 +2,7 @@
 /* A slice is what was asked for where the kernel knows slices, and nothing else changes. */
 #include "daemon/slice.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -96,6 +97,44 @@ static void a_thread_may_become_less_nice(void **state)
 	assert_int_equal(ws, 0);
 }
 
+/* Whoever may not is told and stays what it is; threads and programs of one that may are ordinary ones. */
+static void a_thread_may_go_ahead_of_all_others(void **state)
+{
+	const struct rlimit none = { 0, 0 }, one = { KVPD_REALTIME, KVPD_REALTIME };
+	pid_t pid;
+	int ws;
+	(void)state;
+
+	if (geteuid() != 0) {
+		print_message("only root can try both\n");
+		skip();
+	}
+	for (int may = 0; may < 2; may++) {
+		pid = fork();
+		assert_true(pid >= 0);
+		if (!pid) {
+			if (setrlimit(RLIMIT_RTPRIO, may ? &one : &none) < 0)
+				_exit(errno == EPERM ? 77 : 2);
+			if (setresuid(65534, 65534, 65534) < 0)
+				_exit(2);
+			if (kvpd_realtime_ask() != may ||
+				now().policy != (may ? SCHED_RR : SCHED_OTHER) ||
+				now().priority != (may ? KVPD_REALTIME : 0u))
+				_exit(1);
+			pid = fork();
+			if (!pid)
+				_exit(now().policy != SCHED_OTHER);
+			_exit(waitpid(pid, &ws, 0) != pid || ws);
+		}
+		assert_int_equal(waitpid(pid, &ws, 0), pid);
+		if (may && WIFEXITED(ws) && WEXITSTATUS(ws) == 77) {
+			print_message("CAP_SYS_RESOURCE is missing\n");
+			skip();
+		}
+		assert_int_equal(ws, 0);
+	}
+}
+
 /* What has stepped back stays so in its threads and programs, and takes no processor from others. */
 static void some_give_way(void **state)
 {
@@ -149,6 +188,7 @@ int main(void)
 		cmocka_unit_test(a_slice_is_what_was_asked_for),
 		cmocka_unit_test(nothing_else_changes),
 		cmocka_unit_test(a_thread_may_become_less_nice),
+		cmocka_unit_test(a_thread_may_go_ahead_of_all_others),
 		cmocka_unit_test(some_give_way),
 		cmocka_unit_test(a_crowd_is_noticed),
 	};

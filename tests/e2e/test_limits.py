@@ -3,6 +3,7 @@
 reload alike; the least that can be works: $KVPOOLD, $KVCTL, $FILL (fill.c)."""
 import os
 import re
+import resource
 import shutil
 import subprocess
 import unittest
@@ -58,6 +59,29 @@ class Limits(unittest.TestCase):
             with open("/proc/%d/limits" % d.pid, encoding="ascii") as f:
                 limit = int(re.search(r"^Max open files\s+(\d+)", f.read(), re.M).group(1))
         self.assertGreaterEqual(room, min(limit, 262144))
+
+    @staticmethod
+    def classes(pid):
+        """The scheduling class of each thread of a process, by the thread's name."""
+        found = {}
+        for tid in os.listdir("/proc/%d/task" % pid):
+            with open("/proc/%d/task/%s/comm" % (pid, tid), encoding="ascii") as f:
+                found[f.read().strip()] = os.sched_getscheduler(int(tid))
+        return found
+
+    def test_the_ledger_alone_is_of_the_real_time_class(self):
+        """Where it is asked for; where it is not allowed the daemon says so and serves."""
+        limit = resource.getrlimit(resource.RLIMIT_RTPRIO)
+        for realtime in False, True:
+            with Daemon({"memory": "64MiB", "realtime": realtime}) as d:
+                with Filler(d, 1) as f:
+                    self.assertEqual(f.put(0, 8), [8, 8])
+                found = self.classes(d.pid)
+                refused = "stays in the ordinary class" in d.log()
+            ledger = found.pop("kvpool-ledger") & ~os.SCHED_RESET_ON_FORK
+            self.assertIn(ledger, [os.SCHED_RR] if realtime and not refused else [os.SCHED_OTHER])
+            self.assertFalse({os.SCHED_RR, os.SCHED_FIFO} & set(found.values()), found)
+            self.assertFalse(refused and (not realtime or limit[0] > 0))
 
     def test_check_and_start_refuse_the_same(self):
         for config, text in self.IMPOSSIBLE:

@@ -46,7 +46,7 @@ def main(tmp):
     assert set(out["background"]) == {"evictions", "moves", "rankings", "copies"}, out
     assert all(out["background"].values()), out
     assert not glob.glob(tmp + "/*"), glob.glob(tmp + "/*")
-    text = run(tmp, "--seconds", "1", "--blocks", "1024")
+    text = run(tmp, "--seconds", "1", "--blocks", "1024", "--realtime")
     assert text.returncode == 0 and "of which missed 0" in text.stdout, text
     for args in ["--seconds", "0"], ["--seconds"], ["--blocks", "7"], ["--nonsense"]:
         done = run(tmp, *args)

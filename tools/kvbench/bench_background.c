@@ -358,7 +358,7 @@ static void time_matches(struct world *w, struct phase *p)
 
 static void run_phase(struct world *w, uint64_t seconds, uint64_t least_matches, struct phase *p)
 {
-	uint64_t until = bench_now() + seconds * UINT64_C(1000000000), due = bench_now();
+	uint64_t now = bench_now(), until = now + seconds * UINT64_C(1000000000), due = now;
 
 	p->daemon_wait_ms = -fair_process_wait_ms(w->pool.daemon.pid);
 	while (bench_now() < until || p->hot_matches < least_matches) {
@@ -366,10 +366,11 @@ static void run_phase(struct world *w, uint64_t seconds, uint64_t least_matches,
 		time_matches(w, p);
 		/* What is late is not made up for: one request at a time, as an engine has them. */
 		due += PERIOD_NS;
-		if (due < bench_now())
-			due = bench_now();
+		now = bench_now();
+		if (due < now)
+			due = now;
 		else
-			nap_us((long)((due - bench_now()) / 1000));
+			nap_us((long)((due - now) / 1000));
 		if (atomic_load(&w->control->error))
 			return;
 	}
@@ -534,7 +535,7 @@ static int measure(
 int kvbench_background(int argc, char **argv)
 {
 	uint64_t blocks = 8192, seconds = 0;
-	bool json = false;
+	bool json = false, realtime = false;
 	const struct bench_option options[] = {
 		{ .name = "blocks",
 			.help = "blocks that the cache holds (default 8192)",
@@ -548,12 +549,16 @@ int kvbench_background(int argc, char **argv)
 			.value = &seconds,
 			.min = 1,
 			.max = 3600 },
+		{ .name = "realtime",
+			.help = "the ledger in the real-time class (`realtime: true`)",
+			.flag = &realtime },
 		{ .name = "json", .help = "one JSON object on stdout", .flag = &json },
 	};
 	struct phase *idle = calloc(1, sizeof(*idle)), *busy = calloc(1, sizeof(*busy));
 	struct world w = { 0 };
 	struct done did = { 0 };
 	char more[96];
+	int n;
 	int r = bench_parse(argc, argv,
 		"Match, reserve and commit of one client, idle and beside evictions, moves, "
 		"copies to a device and the advisor.",
@@ -567,9 +572,10 @@ int kvbench_background(int argc, char **argv)
 	w.blocks = (uint32_t)blocks / CHAIN_BLOCKS * CHAIN_BLOCKS;
 	w.control = mmap(NULL, sizeof(*w.control), PROT_READ | PROT_WRITE,
 		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	snprintf(more, sizeof(more), "advisor: true\n");
+	n = snprintf(
+		more, sizeof(more), "advisor: true\nrealtime: %s\n", realtime ? "true" : "false");
 	if (geteuid())
-		snprintf(more, sizeof(more), "advisor: true\nadmin_group: \"%u\"\n",
+		snprintf(more + n, sizeof(more) - (size_t)n, "admin_group: \"%u\"\n",
 			(unsigned)getegid());
 	w.pool.more = more;
 	w.pool.device_blocks = w.blocks / 8;

@@ -40,6 +40,10 @@ struct raw_limits {
 	char *arena;
 	char *max_sessions;
 	char *least_bits;
+	char *precision;
+	char *budget;
+	char *hot_tokens;
+	char *stale_tokens;
 	char *tail_index;
 	struct raw_part *devices;
 	unsigned n_devices;
@@ -116,6 +120,9 @@ struct raw_config {
 		TEXT(type, "arena", prefix arena),                                              \
 		TEXT(type, "max_sessions", prefix max_sessions),                                \
 		TEXT(type, "least_bits", prefix least_bits),                                    \
+		TEXT(type, "precision", prefix precision), TEXT(type, "budget", prefix budget), \
+		TEXT(type, "hot_tokens", prefix hot_tokens),                                    \
+		TEXT(type, "stale_tokens", prefix stale_tokens),                                \
 		TEXT(type, "tail_index", prefix tail_index),                                    \
 		CYAML_FIELD_SEQUENCE_COUNT("devices", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, \
 			type, prefix devices, prefix n_devices, &part_schema, 0, KVP_MAX_DEVICES)
@@ -439,6 +446,33 @@ static int get_parts(struct kvpd_complaint *l, const char *prefix, const struct 
 	return 0;
 }
 
+const char *const kvpd_rule_words[] = { "pressure", "budget", "zones", NULL };
+
+/* What is to be coded when, of spaces that accept it. */
+static int get_rule(struct kvpd_complaint *l, const char *prefix, const struct raw_limits *raw,
+	struct kvpd_rule *rule)
+{
+	unsigned policy = rule->policy;
+	char path[64];
+	int r;
+
+#define AT(key) (snprintf(path, sizeof(path), "%s." key, prefix), path)
+	GET(kvpd_value_word(l, AT("precision"), raw->precision, kvpd_rule_words, &policy));
+	rule->policy = policy;
+	GET(kvpd_value_share(
+		l, AT("budget"), raw->budget, KVPD_BUDGET_LEAST, KVPD_BUDGET_MOST, &rule->budget));
+	GET(kvpd_value_u32(
+		l, AT("hot_tokens"), raw->hot_tokens, 1, KVPD_ZONE_MOST, &rule->hot_tokens));
+	GET(kvpd_value_u32(
+		l, AT("stale_tokens"), raw->stale_tokens, 1, KVPD_ZONE_MOST, &rule->stale_tokens));
+	if (rule->hot_tokens > rule->stale_tokens)
+		return kvpd_wrong(l, AT("hot_tokens"),
+			"hot_tokens (%u) is more than stale_tokens (%u)", rule->hot_tokens,
+			rule->stale_tokens);
+#undef AT
+	return 0;
+}
+
 static int get_limits(struct kvpd_complaint *l, const char *prefix, const struct raw_limits *raw,
 	const struct kvpd_config *config, struct kvpd_limits *limits)
 {
@@ -460,6 +494,9 @@ static int get_limits(struct kvpd_complaint *l, const char *prefix, const struct
 	GET(kvpd_value_u32(l, AT("least_bits"), raw->least_bits, 2, 16, &limits->least_bits));
 	GET(kvpd_value_bool(l, AT("tail_index"), raw->tail_index, &limits->tail_index));
 #undef AT
+	r = get_rule(l, prefix, raw, &limits->rule);
+	if (r < 0)
+		return r;
 	snprintf(path, sizeof(path), "%s", prefix);
 	if (limits->max_blocks > KVP_MAX_BLOCKS - limits->recipe_blocks)
 		return kvpd_wrong(
@@ -731,7 +768,7 @@ static struct kvpd_config *new_default(const char *path, uint64_t memory)
 		.handshake_ms = 5000,
 		.log_level = KVPD_LOG_INFO,
 		.unlisted_uids = true,
-		.defaults = { .max_sessions = 256, .tail_index = true },
+		.defaults = { .max_sessions = 256, .tail_index = true, .rule = KVPD_RULE_DEFAULT },
 	};
 	if ((path && !c->path) || !c->runtime_dir || !c->socket || !c->user || !c->admin_group ||
 		!c->policy)

@@ -24,6 +24,27 @@
 
 enum kvpd_tristate { KVPD_AUTO, KVPD_NEVER, KVPD_REQUIRE };
 
+/* When blocks of a space with a floor are coded; daemon/ledger/budget.h. */
+#define KVPD_RULE_PRESSURE 0u /* where there is no room */
+#define KVPD_RULE_BUDGET   1u /* so that they take so much of what they would take natively */
+#define KVPD_RULE_ZONES    2u /* by age */
+
+#define KVPD_BUDGET_LEAST 10000u /* millionths, */
+#define KVPD_BUDGET_MOST  1000000u
+#define KVPD_ZONE_MOST    (1u << 20) /* tokens */
+
+struct kvpd_rule {
+	uint32_t policy;                   /* KVPD_RULE_* */
+	uint32_t budget;                   /* millionths of the native bytes */
+	uint32_t hot_tokens, stale_tokens; /* the newest that stay native; the age of the archive */
+};
+
+extern const char *const kvpd_rule_words[]; /* by policy; NULL ends them */
+#define KVPD_RULE_DEFAULT                            \
+	{                                            \
+		KVPD_RULE_PRESSURE, 400000u, 64, 512 \
+	}
+
 /* Limits of one tenant; the config's `defaults` give what a tenant does not say. */
 struct kvpd_limits {
 	uint64_t share;         /* bytes of DRAM guaranteed to it: extents, arenas and catalog */
@@ -36,6 +57,7 @@ struct kvpd_limits {
 	uint32_t least_bits; /* that an element of a coded block may have, whatever its space
 				accepts; 16: no block is coded; 0: 2 */
 	bool tail_index;
+	struct kvpd_rule rule; /* of its spaces, unless an administrator gives them another */
 	/*
 	 * Bytes of each device, by its place in the list of devices, that are guaranteed to it;
 	 * KVPD_SHARE_DEFAULT: an equal part, see kvpd_config_device_share(). 0 where there is none.

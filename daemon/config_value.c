@@ -62,6 +62,10 @@ const char *kvpd_value_wanted(const char *path)
 		{ "recipe_blocks", NUMBER },
 		{ "recipe_tokens", NUMBER },
 		{ "least_bits", "a number from 2 to 16" },
+		{ "precision", "pressure, budget or zones" },
+		{ "budget", "a share, e.g. 0.4 or 40%" },
+		{ "hot_tokens", NUMBER },
+		{ "stale_tokens", NUMBER },
 		{ "numa_node", "the number of a node, or any" },
 		{ "hugepages", TRISTATE },
 		{ "mlock", TRISTATE },
@@ -198,6 +202,33 @@ int kvpd_value_size(struct kvpd_complaint *to, const char *path, const char *tex
 	}
 	return kvpd_wrong(to, path,
 		"'%s' has no unit that kvpoold knows; write bytes, KiB, MiB, GiB or TiB", text);
+}
+
+int kvpd_value_share(struct kvpd_complaint *to, const char *path, const char *text, uint32_t min,
+	uint32_t max, uint32_t *ret_millionths)
+{
+	const uint64_t million = 1000000;
+	const char *rest;
+	uint64_t v, more = 0;
+
+	if (!text)
+		return 0;
+	if (!digits(text, &v, &rest))
+		return not_a(to, path, text);
+	if (*rest == '.' && isdigit((unsigned char)rest[1]))
+		more = fraction(&rest, million);
+	v = v > million ? million * million : v * million + more;
+	if (*rest == '%') {
+		v /= 100;
+		rest++;
+	}
+	if (*rest)
+		return not_a(to, path, text);
+	if (v < min || v > max)
+		return kvpd_wrong(to, path, "%s is out of range; %.4g to %.4g are possible", text,
+			min / (double)million, max / (double)million);
+	*ret_millionths = (uint32_t)v;
+	return 0;
 }
 
 int kvpd_value_number(struct kvpd_complaint *to, const char *path, const char *text, uint64_t min,

@@ -47,6 +47,9 @@ int kvpd_value_size(struct kvpd_complaint *to, const char *path, const char *tex
 	uint64_t max, uint64_t *ret_bytes);
 int kvpd_value_number(struct kvpd_complaint *to, const char *path, const char *text, uint64_t min,
 	uint64_t max, uint64_t *ret_value);
+/* Of a whole, as "0.4" or "40%". */
+int kvpd_value_share(struct kvpd_complaint *to, const char *path, const char *text, uint32_t min,
+	uint32_t max, uint32_t *ret_millionths);
 int kvpd_value_u32(struct kvpd_complaint *to, const char *path, const char *text, uint32_t min,
 	uint32_t max, uint32_t *ret_value);
 /* One of several words; the first one's value is 0, and so on. */

@@ -128,6 +128,11 @@ struct kvpd_space_figures {
 	uint64_t tokens_put;
 	uint64_t tokens_asked, tokens_matched;
 	uint64_t evictions;
+	const char *precision; /* its rule, a word that lives for ever */
+	uint32_t budget;       /* millionths */
+	uint32_t hot_tokens, stale_tokens;
+	uint64_t in_width[KVPD_FIGURES_WIDTHS]; /* payloads in DRAM, */
+	uint64_t dram_bytes, native_bytes;      /* theirs, and if all were native */
 };
 
 struct kvpd_client_figures {

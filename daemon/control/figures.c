@@ -234,6 +234,22 @@ static json_t *client_json(
 	return o;
 }
 
+/* The rule by which a space's blocks are coded, and what it has come to. */
+static void put_rule(json_t *o, const struct kvpd_space_figures *s)
+{
+	static const char *const blocks[KVPD_FIGURES_WIDTHS] = { "blocks_native", "blocks_8_bits",
+		"blocks_4_bits", "blocks_3_bits", "blocks_2_bits" };
+
+	kvpd_put_text(o, "precision", s->precision);
+	json_object_set_new(o, "budget", json_real(s->budget / 1e6));
+	kvpd_put_int(o, "hot_tokens", s->hot_tokens);
+	kvpd_put_int(o, "stale_tokens", s->stale_tokens);
+	for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++)
+		kvpd_put_int(o, blocks[w], s->in_width[w]);
+	kvpd_put_int(o, "dram_bytes", s->dram_bytes);
+	kvpd_put_int(o, "native_bytes", s->native_bytes);
+}
+
 static json_t *space_json(
 	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
@@ -258,6 +274,7 @@ static json_t *space_json(
 	kvpd_put_int(o, "blocks", s->blocks);
 	kvpd_put_int(o, "payload_bytes", s->blocks * s->block_bytes);
 	kvpd_put_int(o, "evictions_total", s->evictions);
+	put_rule(o, s);
 	json_object_set_new(o, "rates", kvpd_rates_of_space(rates, &f->tenant[s->tenant], s));
 	return o;
 }

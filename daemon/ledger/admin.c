@@ -23,6 +23,7 @@ static const struct kvpd_verb *const verbs[] = {
 	&kvpd_verb_evict,
 	&kvpd_verb_drain,
 	&kvpd_verb_check,
+	&kvpd_verb_space_set,
 	&kvpd_verb_device_drain,
 	&kvpd_verb_device_detach,
 	&kvpd_verb_device_attach,

@@ -222,8 +222,8 @@ void kvpd_block_lay(struct kvpd_tenant *t, uint32_t id, struct kvpd_place place,
 		uint64_t old = kvp_load_relaxed(&kvpd_block_payload(t, id, place.tier)->where);
 
 		if (old)
-			kvpd_precision_count(t, old, -1);
-		kvpd_precision_count(t, kvp_where(place.extent->id, codec, bytes), 1);
+			kvpd_precision_count(t, id, old, -1);
+		kvpd_precision_count(t, id, kvp_where(place.extent->id, codec, bytes), 1);
 	}
 	kvp_block_set_payload(&t->view, id, place.tier, kvp_where(place.extent->id, codec, bytes),
 		kvpd_place_offset(place), checksum);
@@ -266,7 +266,7 @@ static int publish(
 	r = kvp_block_publish(&t->view, id, init.parent_key);
 	if (r < 0) {
 		if (b->place.tier == KVP_TIER_DRAM)
-			kvpd_precision_count(t,
+			kvpd_precision_count(t, id,
 				kvp_where(b->place.extent->id, KVP_CODEC_NATIVE,
 					(uint32_t)t->view.spaces[b->space].block_bytes),
 				-1);
@@ -399,7 +399,7 @@ static void take_payload(struct kvpd_tenant *t, uint32_t id, struct kvpd_place p
 	uint64_t bytes = kvp_where_bytes(kvp_load_relaxed(&d->where));
 
 	if (place.tier == KVP_TIER_DRAM)
-		kvpd_precision_count(t, kvp_load_relaxed(&d->where), -1);
+		kvpd_precision_count(t, id, kvp_load_relaxed(&d->where), -1);
 	kvp_bump(&t->view.cat->stats.payload_bytes, -bytes);
 	kvp_block_set_payload(&t->view, id, place.tier, 0, 0, 0);
 	kvpd_slot_unblock(place);

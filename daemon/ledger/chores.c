@@ -4,6 +4,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/ledger/behind.h"
+#include "daemon/ledger/budget.h"
 #include "daemon/ledger/claim.h"
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/evict.h"
@@ -44,6 +45,7 @@ static bool (*const steps[KVPD_DUE_KINDS])(struct kvpd_tenant *t, uint64_t now) 
 	kvpd_warm_step,
 	kvpd_precision_step,
 	kvpd_behind_step,
+	kvpd_budget_step,
 };
 
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds)
@@ -141,6 +143,7 @@ int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
 		due |= KVPD_DUE_EXTENTS | (t->n_limbo ? KVPD_DUE_LIMBO : 0);
 		due |= t->precision.want ? KVPD_DUE_PRECISION : 0;
 	}
+	due |= kvpd_budget_look(t, now, &ms) ? KVPD_DUE_BUDGET : 0;
 	if (waits)
 		ms = t->room_came ? 1 : HURRY_MS;
 	if (wakes)

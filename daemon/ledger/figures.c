@@ -183,6 +183,12 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	f->tokens_matched = t->space[i].tokens_matched;
 	f->evictions = t->space[i].evictions;
 	f->generation = s->generation;
+	f->precision = kvpd_rule_words[t->space[i].rule.policy];
+	f->budget = t->space[i].rule.budget;
+	f->hot_tokens = t->space[i].rule.hot_tokens;
+	f->stale_tokens = t->space[i].rule.stale_tokens;
+	memcpy(f->in_width, t->space[i].in_width, sizeof(f->in_width));
+	kvpd_budget_bytes(t, i, &f->dram_bytes, &f->native_bytes);
 }
 
 static void read_client(struct kvpd_session *s, struct kvpd_client_figures *f)

@@ -7,6 +7,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
+#include "daemon/ledger/budget.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/class.h"
 #include "daemon/ledger/evict.h"
@@ -90,10 +91,12 @@ uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space)
 
 /* ---- counting ------------------------------------------------------------------------------- */
 
-void kvpd_precision_count(struct kvpd_tenant *t, uint64_t where, int n)
+void kvpd_precision_count(struct kvpd_tenant *t, uint32_t block, uint64_t where, int n)
 {
 	uint32_t width = kvp_where_codec(where) % KVP_PAYLOAD_WIDTHS;
+	uint32_t space = kvp_shape_space(kvp_load_relaxed(&t->view.blocks[block].shape));
 
+	t->space[space].in_width[width] += (uint64_t)(int64_t)n;
 	t->precision.blocks[width] += (uint64_t)(int64_t)n;
 	t->precision.bytes[width] += (uint64_t)((int64_t)n * (int64_t)kvp_where_bytes(where));
 }
@@ -129,11 +132,6 @@ static uint32_t age(const struct kvpd_tenant *t, uint32_t block)
 	return (era(t) - used) & 63u;
 }
 
-static uint32_t below(const struct kvpd_tenant *t, uint32_t block)
-{
-	return (t->block[block].flags & KVPD_BLOCK_BELOW_MASK) / KVPD_BLOCK_BELOW;
-}
-
 void kvpd_precision_used(struct kvpd_tenant *t, uint32_t block)
 {
 	uint32_t *flags = &t->block[block].flags;
@@ -150,15 +148,15 @@ static uint32_t native_below(const struct kvp_space_canon *c)
 void kvpd_precision_came(struct kvpd_tenant *t, uint32_t block)
 {
 	const struct kvp_block *b = &t->view.blocks[block];
-	uint32_t space = kvp_shape_space(kvp_load_relaxed(&b->shape));
-	uint32_t most = native_below(&t->view.spaces[space].canon);
 	uint32_t up = kvp_load_relaxed(&b->parent);
 
 	kvpd_precision_used(t, block);
-	for (uint32_t n = 1; n <= most && up != KVP_BLOCK_NONE && below(t, up) < n; n++) {
-		t->block[up].flags += (n - below(t, up)) * KVPD_BLOCK_BELOW;
+	for (uint32_t n = 1; n <= KVPD_BELOW_MOST && up != KVP_BLOCK_NONE && t->block[up].below < n;
+		n++) {
+		t->block[up].below = (uint16_t)n;
 		up = kvp_load_relaxed(&t->view.blocks[up].parent);
 	}
+	kvpd_budget_stir(t, kvp_shape_space(kvp_load_relaxed(&b->shape)));
 }
 
 /* ---- asking --------------------------------------------------------------------------------- */
@@ -267,23 +265,37 @@ struct view {
 	struct kvp_ladder_block block[VIEW];
 };
 
-/* Is it whole, in the middle of its sequence, and nobody's at the moment? */
-static bool codable(const struct kvpd_tenant *t, uint32_t id, uint32_t space, uint64_t where)
+bool kvpd_precision_may(const struct kvpd_tenant *t, uint32_t id, uint32_t space)
 {
 	const struct kvp_block *b = &t->view.blocks[id];
 	const struct kvp_space_canon *c = &t->view.spaces[space].canon;
 	uint64_t first = (uint64_t)kvp_load_relaxed(&b->depth) * c->block_tokens;
+	uint64_t where = kvp_load_relaxed(&b->payload[KVP_TIER_DRAM].where);
 
 	return where && kvp_where_codec(where) < kvpd_width_lowest(t, space) &&
 	       kvp_shape_tokens(kvp_load_relaxed(&b->shape)) == c->block_tokens &&
-	       first >= c->native_first && below(t, id) >= native_below(c) &&
-	       !kvpd_block_kept(t, id) && !kvpd_leased(t, KVPD_LOOK_CHAINS, id);
+	       first >= c->native_first && t->block[id].below >= native_below(c);
 }
 
-/* How likely it is used again while there is room for it: half, if as much came since as there is room for. */
-static double reuse(const struct kvpd_tenant *t, uint32_t id)
+bool kvpd_precision_idle(const struct kvpd_tenant *t, uint32_t id)
+{
+	return !kvpd_block_kept(t, id) && !kvpd_leased(t, KVPD_LOOK_CHAINS, id);
+}
+
+double kvpd_precision_recency(const struct kvpd_tenant *t, uint32_t id)
 {
 	return AGES / (AGES + age(t, id));
+}
+
+/*
+ * How likely it is used again while there is room for it: half, if as much came since as there is room for;
+ * odds that what engines report of it raises or lowers.
+ */
+static double reuse(const struct kvpd_tenant *t, uint32_t id)
+{
+	double recent = kvpd_precision_recency(t, id), i = (double)kvpd_block_importance(t, id);
+
+	return recent * i / (recent * i + 1 - recent);
 }
 
 static void look_at(struct kvpd_tenant *t, uint32_t id, struct view *v)
@@ -294,8 +306,8 @@ static void look_at(struct kvpd_tenant *t, uint32_t id, struct view *v)
 	struct kvpd_place place;
 
 	if ((v->n && space != v->space) || !t->space[space].codes ||
-		!codable(t, id, space, where) || !kvpd_block_place(t, id, KVP_TIER_DRAM, &place) ||
-		place.extent->cls != v->cls)
+		!kvpd_precision_may(t, id, space) || !kvpd_precision_idle(t, id) ||
+		!kvpd_block_place(t, id, KVP_TIER_DRAM, &place) || place.extent->cls != v->cls)
 		return;
 	v->space = space;
 	v->block[v->n++] = (struct kvp_ladder_block){
@@ -457,34 +469,54 @@ static void job_add(struct kvpd_move_job *j, uint32_t block, uint32_t width, str
 	m->from.extent->moving++;
 }
 
-/* As many of the plan's blocks as there are slots for. False: none. */
-static bool begin(struct kvpd_tenant *t, const struct view *v, uint64_t now)
+uint64_t kvpd_precision_frees(const struct kvpd_move *m, const struct kvpd_codes *codes)
 {
-	const uint64_t slot = v->cls->slot_bytes, most = KVPD_MOVE_BYTES / slot * slot;
-	struct kvp_ladder_step step[VIEW];
-	uint32_t n = plan(t, v, WANT_BLOCKS * slot, step);
-	uint64_t bytes = 0;
+	return codes->width[m->from_width].bytes - m->bytes;
+}
+
+bool kvpd_precision_busy(const struct kvpd_tenant *t)
+{
+	return t->precision.n_jobs >= KVPD_PRECISION_JOBS || t->n_move_jobs >= KVPD_MOVE_JOBS;
+}
+
+uint32_t kvpd_precision_code(struct kvpd_tenant *t, uint32_t space,
+	const struct kvpd_coding *coding, uint32_t n, uint64_t now)
+{
 	struct kvpd_move_job *j = n ? kvpd_move_job_new(t) : NULL;
+	uint64_t bytes = 0;
 	struct kvpd_place to;
+	uint32_t done = 0;
 
 	if (!j)
-		return false;
-	j->codes = t->space[v->space].codes;
-	for (uint32_t i = 0; i < n && j->n < KVPD_MOVE_BLOCKS && bytes <= most; i++) {
-		if (step[i].rung != KVP_LADDER_REQUANTISE)
-			continue;
-		if (!take_slot(t, v->space, step[i].width, now, &to))
+		return 0;
+	j->codes = t->space[space].codes;
+	for (; done < n && j->n < KVPD_MOVE_BLOCKS && bytes < KVPD_MOVE_BYTES; done++) {
+		if (!take_slot(t, space, coding[done].width, now, &to))
 			break;
-		job_add(j, step[i].block, step[i].width, to);
-		bytes += slot;
+		job_add(j, coding[done].block, coding[done].width, to);
+		bytes += j->codes->width[j->move[j->n - 1].from_width].bytes;
+		t->space[space].pending += kvpd_precision_frees(&j->move[j->n - 1], j->codes);
 	}
-	if (!j->n) {
+	if (!done) {
 		free(j);
-		return false;
+		return 0;
 	}
 	t->precision.n_jobs++;
 	kvpd_move_job_begin(j);
-	return true;
+	return done;
+}
+
+/* As many of the plan's blocks as there are slots for. False: none. */
+static bool begin(struct kvpd_tenant *t, const struct view *v, uint64_t now)
+{
+	struct kvpd_coding coding[VIEW];
+	struct kvp_ladder_step step[VIEW];
+	uint32_t steps = plan(t, v, WANT_BLOCKS * v->cls->slot_bytes, step), n = 0;
+
+	for (uint32_t i = 0; i < steps; i++)
+		if (step[i].rung == KVP_LADDER_REQUANTISE)
+			coding[n++] = (struct kvpd_coding){ step[i].block, step[i].width };
+	return kvpd_precision_code(t, v->space, coding, n, now) != 0;
 }
 
 /*
@@ -507,7 +539,7 @@ bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now)
 	struct kvpd_class *want = p->want;
 	struct view v = { .space = KVP_MAX_SPACES };
 
-	if (!want || p->n_jobs >= KVPD_PRECISION_JOBS || t->n_move_jobs >= KVPD_MOVE_JOBS)
+	if (!want || kvpd_precision_busy(t))
 		return false;
 	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
 	if (!look(t, &v))
@@ -557,4 +589,5 @@ void kvpd_precision_done(struct kvpd_move_job *j)
 
 	p->n_jobs--;
 	p->encode_seconds = p->encode_seconds > 0 ? .9 * p->encode_seconds + .1 * seconds : seconds;
+	kvpd_budget_again(j->tenant);
 }

@@ -3,7 +3,7 @@
  * Precision goes before blocks: where a tenant's vault has no slot left, blocks of spaces that accept it
  * (kvp_space_canon.floor_k) are coded with fewer bits into smaller slots, before any block is evicted.
  *
- * Nothing is coded but on demand: who needs a slot and finds none asks (kvpd_precision_first()), and
+ * Nothing is coded here but on demand (budget.h is for spaces whose operator says more): who needs a slot and finds none asks (kvpd_precision_first()), and
  * waits a little instead of evicting. A portion of the chore then looks at some hundred descriptors,
  * policy/kvp_ladder says which of those that may be coded cost least for the bytes that are wanted, and a
  * mover codes them into the vault, while they stay readable where they are. They are switched over like
@@ -26,10 +26,12 @@
 #include "payload/kvp_payload.h"
 
 struct kvpd_class;
+struct kvpd_move;
 struct kvpd_move_job;
 struct kvpd_tenant;
 
-#define KVPD_PRECISION_JOBS 2u /* of one tenant under way; of KVPD_MOVE_JOBS */
+#define KVPD_PRECISION_JOBS 2u  /* of one tenant under way; of KVPD_MOVE_JOBS */
+#define KVPD_BELOW_MOST     64u /* kvpd_block.below: blocks that follow are counted up to that */
 
 /* How blocks of a space with a floor are coded; constant as long as the space is there. */
 struct kvpd_codes {
@@ -81,12 +83,31 @@ bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now);
 void kvpd_precision_run(struct kvpd_move_job *j);
 /* On the ledger's: the mover is done with it. */
 void kvpd_precision_done(struct kvpd_move_job *j);
-/* A payload in DRAM, as its descriptor has it, came (1) or went (-1). */
-void kvpd_precision_count(struct kvpd_tenant *t, uint64_t where, int n);
+/* A payload in DRAM of this block, as its descriptor has it, came (1) or went (-1). */
+void kvpd_precision_count(struct kvpd_tenant *t, uint32_t block, uint64_t where, int n);
+/* What a move frees that codes a block, and `pending` of its space counts until it is switched over or not. */
+uint64_t kvpd_precision_frees(const struct kvpd_move *move, const struct kvpd_codes *codes);
 /* A block was switched over from one payload to another. */
 void kvpd_precision_switched(struct kvpd_tenant *t, uint32_t block, uint64_t from, uint64_t to);
 /* Of a space with a floor: a block was published, or matched. */
 void kvpd_precision_came(struct kvpd_tenant *t, uint32_t block);
 void kvpd_precision_used(struct kvpd_tenant *t, uint32_t block);
+
+/* ---- for budget.c */
+
+/* May its space's floor have it coded further down: is it whole, and in the middle of its sequence? */
+bool kvpd_precision_may(const struct kvpd_tenant *t, uint32_t block, uint32_t space);
+/* Is it nobody's at the moment, as far as the last look at the leases knows? */
+bool kvpd_precision_idle(const struct kvpd_tenant *t, uint32_t block);
+/* 1 for what was just used; half, if as much came since as there is room for. */
+double kvpd_precision_recency(const struct kvpd_tenant *t, uint32_t block);
+/* Are as many jobs under way as may be? */
+bool kvpd_precision_busy(const struct kvpd_tenant *t);
+struct kvpd_coding {
+	uint32_t block, width;
+};
+/* Has the first of these blocks coded, as many as there are slots for and as are one job; returns how many. */
+uint32_t kvpd_precision_code(struct kvpd_tenant *t, uint32_t space,
+	const struct kvpd_coding *coding, uint32_t n, uint64_t now);
 
 #endif

@@ -6,6 +6,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/config.h"
+#include "payload/kvp_payload.h"
+
 struct kvpd_class;
 struct kvpd_codes;
 struct kvpd_session;
@@ -15,8 +18,12 @@ struct kvpd_tenant;
 struct kvpd_space {
 	struct kvpd_class *cls;
 	struct kvpd_codes *codes; /* how its blocks are coded; NULL: it is exact. See precision.h */
-	uint32_t blocks;          /* in any state but FREE */
-	uint32_t opens;           /* by all sessions */
+	struct kvpd_rule rule;    /* see budget.h, */
+	bool ruled;               /* and an administrator gave it: reloading changes nothing */
+	uint64_t in_width[KVP_PAYLOAD_WIDTHS]; /* payloads in DRAM */
+	uint64_t pending;                      /* bytes that coding is about to free */
+	uint32_t blocks;                       /* in any state but FREE */
+	uint32_t opens;                        /* by all sessions */
 	uint64_t opened;
 	uint32_t payloads;                     /* blocks of it that have one */
 	uint64_t tokens_put;                   /* of blocks published since it was made */

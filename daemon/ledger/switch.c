@@ -267,6 +267,9 @@ static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd
 			continue;
 		}
 		m->from.extent->moving--;
+		if (j->codes)
+			t->space[kvp_shape_space(kvp_load_relaxed(&t->view.blocks[m->block].shape))]
+				.pending -= kvpd_precision_frees(m, j->codes);
 		if (!m->checksum || (leased && (!j->force || !w->forced || !limbo))) {
 			t->precision.refused += j->codes != NULL;
 			stay(t, m);

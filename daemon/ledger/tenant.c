@@ -247,6 +247,9 @@ static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given)
 	if (n.recipe_blocks > t->layout.max_blocks - n.max_blocks)
 		n.recipe_blocks = t->layout.max_blocks - n.max_blocks;
 	t->limits = n;
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		if (t->space[i].codes && !t->space[i].ruled)
+			kvpd_budget_rule(t, i, &n.rule);
 	kvpd_space_capacity(t);
 	kvpd_recipe_trim(t);
 	t->over = t->n_blocks > t->limits.max_blocks || t->charged > kvpd_share_now(t);

@@ -6,6 +6,7 @@
 #include "daemon/config.h"
 #include "daemon/figures.h"
 #include "daemon/ledger/behind.h"
+#include "daemon/ledger/budget.h"
 #include "daemon/ledger/class.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/list.h"
@@ -90,6 +91,7 @@ struct kvpd_tenant {
 	struct kvpd_list copied; /* move jobs that wait to be switched over */
 	struct kvpd_switch switching;
 	struct kvpd_precision precision;
+	struct kvpd_budget budget;
 	uint32_t n_move_jobs;       /* with those that wait and those that are switched */
 	uint32_t n_jobs;            /* of all workers */
 	struct kvpd_doomed *doomed; /* [KVPD_DOOMED] */

@@ -82,6 +82,8 @@ static void test_everything(void **state)
 				     "defaults:\n"
 				     "  share: 16MiB\n"
 				     "  max_blocks: 1000\n"
+				     "  precision: zones\n"
+				     "  stale_tokens: 256\n"
 				     "tenants:\n"
 				     "  - name: a\n"
 				     "    uids: [root, 1001]\n"
@@ -92,6 +94,9 @@ static void test_everything(void **state)
 				     "    arena: 64MiB\n"
 				     "    max_sessions: 3\n"
 				     "    tail_index: false\n"
+				     "    precision: budget\n"
+				     "    budget: 37.5%\n"
+				     "    hot_tokens: 128\n"
 				     "  - name: b\n"
 				     "    socket: b.sock\n");
 
@@ -116,6 +121,12 @@ static void test_everything(void **state)
 	assert_int_equal(c->tenants[0].limits.max_blocks, 2000);
 	assert_int_equal(c->tenants[0].limits.recipe_tokens, 128000);
 	assert_false(c->tenants[0].limits.tail_index);
+	assert_int_equal(c->tenants[0].limits.rule.policy, KVPD_RULE_BUDGET);
+	assert_int_equal(c->tenants[0].limits.rule.budget, 375000);
+	assert_int_equal(c->tenants[0].limits.rule.hot_tokens, 128);
+	assert_int_equal(c->tenants[0].limits.rule.stale_tokens, 256);
+	assert_int_equal(c->tenants[1].limits.rule.policy, KVPD_RULE_ZONES);
+	assert_int_equal(c->tenants[1].limits.rule.budget, 400000);
 	/* What a tenant does not say, the defaults do. */
 	assert_int_equal(c->tenants[1].limits.max_blocks, 1000);
 	assert_int_equal(c->tenants[1].limits.share, 16 << 20);
@@ -288,6 +299,14 @@ static const struct {
 	{ "advisor_period_ms: 49\n", "t.yaml:1: advisor_period_ms: ", "50 to" },
 	{ "advisor_batch: 0\n", "t.yaml:1: advisor_batch: ", "1 to" },
 	{ "claim_ttl_ms: 9\n", "t.yaml:1: claim_ttl_ms: ", "10 to" },
+	{ "defaults: {budget: 0.005}\n", "t.yaml:1: defaults.budget: ", "0.01 to 1" },
+	{ "defaults: {budget: 101%}\n", "t.yaml:1: defaults.budget: ", "0.01 to 1" },
+	{ "defaults: {budget: half}\n", "t.yaml:1: defaults.budget: ", "0.4 or 40%" },
+	{ "defaults: {budget: 0.4%%}\n", "t.yaml:1: defaults.budget: ", "0.4 or 40%" },
+	{ "defaults: {precision: high}\n",
+		"t.yaml:1: defaults.precision: ", "pressure, budget, zones" },
+	{ "defaults: {hot_tokens: 513}\n",
+		"t.yaml:1: defaults.hot_tokens: ", "stale_tokens (512)" },
 	{ "max_sessions: 4097\n", "t.yaml:1: max_sessions: ", "1 to 4096" },
 	{ "max_sessions: 0\n", "t.yaml:1: max_sessions: ", "1 to 4096" },
 	{ "socket: ../x\n", "t.yaml:1: socket: ", "letters, digits" },

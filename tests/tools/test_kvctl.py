@@ -53,6 +53,10 @@ class WithoutDaemon(unittest.TestCase):
         (["device"], "list, drain, detach, attach"), (["device", "stop"], "list, drain, detach, attach"),
         (["device", "drain"], "kvctl device list"), (["device", "drain", "a", "b"], "one device"),
         (["device", "list", "a"], "no name"),
+        (["space"], "space set NAME"), (["space", "set", "m"], "KEY=VALUE"),
+        (["space", "get", "m", "budget=1"], "space set NAME"),
+        (["space", "set", "m", "colour=1"], "precision="), (["space", "set", "m", "budget"], "budget="),
+        (["space", "set", "m", "budget=1", "budget=1"], "twice"),
         (["inspect"], "key"), (["inspect", "abcdef01", "abcdef01"], "one key"),
         (["inspect", "abcdefgh"], "hexadecimal"), (["inspect", "abcdef0"], "first 8 or more"),
         (["pin", "0x12345678"], "hexadecimal"), (["unpin", "0" * 33], "32 hexadecimal digits"),
@@ -89,7 +93,7 @@ class WithoutDaemon(unittest.TestCase):
     def test_help_of_each_command(self):
         commands = [line.split()[0] for line in self.run_kvctl("--help").stdout.split("\n\n")[1]
                     .splitlines()]
-        self.assertEqual(len(commands), 14)
+        self.assertEqual(len(commands), 15)
         for command in commands:
             r = self.run_kvctl(command, "--help")
             self.assertEqual((r.returncode, r.stderr), (0, ""), command)
@@ -371,6 +375,21 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual(self.json("status")["blocks"], BLOCKS)
         for verb in ("clients", "spaces", "tenants", "blocks", "status"):
             self.assertIn("TENANT", self.kvctl(verb))
+
+    def test_rules_of_spaces(self):
+        model = self.json("spaces")["spaces"][0]["model"]
+
+        def why(*args):
+            return self.json("space", "set", *args, status=1)["error"]
+
+        self.assertIn("says no floor", why(model, "precision=budget", "budget=40%"))
+        self.assertIn("0.4 or 40%", why(model, "budget=none"))
+        self.assertIn("no space is called nobodys", why("nobodys", "budget=1"))
+        rule = self.json("space", "set", model, "hot_tokens=32", "stale_tokens=100")["space"]
+        self.assertEqual((rule["precision"], rule["hot_tokens"], rule["stale_tokens"]), ("pressure", 32, 100))
+        shown = self.json("spaces")["spaces"][0]
+        self.assertEqual((shown["hot_tokens"], shown["stale_tokens"]), (32, 100))
+        self.assertEqual(shown["dram_bytes"], shown["native_bytes"])
 
     def test_blocks(self):
         all_blocks = self.json("blocks", "--sort", "depth")

@@ -242,9 +242,43 @@ static int take_action(struct kvctl *ctl, const struct kvctl_command *command, i
 					"one device at a time, '%s' is one too many", argv[optind]);
 }
 
+/* What is to be done with which space, and what it is given: NAME, and any number of KEY=VALUE. */
+static int take_settings(struct kvctl *ctl, const struct kvctl_command *command, int argc,
+	char **argv, json_t *given)
+{
+	static const char *const keys[] = { "precision", "budget", "hot_tokens", "stale_tokens" };
+
+	if (argc - optind < 3 || strcmp(argv[optind], "set") != 0)
+		return kvctl_fail(ctl, command->name, KVCTL_USAGE, "usage: kvctl %s %s",
+			command->name, command->operand);
+	json_object_set_new(given, "space", json_string(argv[optind + 1]));
+	for (optind += 2; optind < argc; optind++) {
+		const char *text = argv[optind], *value = strchr(text, '=');
+		char key[32] = "";
+		size_t i = 0;
+
+		if (value)
+			snprintf(key, sizeof(key), "%.*s", (int)(value - text), text);
+		while (i < sizeof(keys) / sizeof(keys[0]) && strcmp(key, keys[i]) != 0)
+			i++;
+		if (i == sizeof(keys) / sizeof(keys[0]))
+			return kvctl_fail(ctl, command->name, KVCTL_USAGE,
+				"precision=, budget=, hot_tokens= and stale_tokens= can be set, "
+				"not '%s'",
+				text);
+		if (json_object_get(given, key))
+			return kvctl_fail(
+				ctl, command->name, KVCTL_USAGE, "%s= is given twice", key);
+		json_object_set_new(given, key, json_string(value + 1));
+	}
+	return 0;
+}
+
 static int take_operand(struct kvctl *ctl, const struct kvctl_command *command, int argc,
 	char **argv, json_t *given)
 {
+	if (command->operand && strchr(command->operand, '='))
+		return take_settings(ctl, command, argc, argv, given);
 	if (command->operand && strchr(command->operand, '|'))
 		return take_action(ctl, command, argc, argv, given);
 	if (command->operand && optind < argc) {

@@ -27,6 +27,13 @@ static const struct kvctl_column space_columns[] = {
 	{ "put_rate", "PUT/S", KVCTL_RATE, 9 },
 	{ "evictions_rate", "EVICTED/S", KVCTL_RATE, 9 },
 	{ "bytes_rate", "PAYLOAD/S", KVCTL_BYTES, 9 },
+	{ "precision", "PRECISION", KVCTL_TEXT, 4 },
+	{ "dram_bytes", "DRAM", KVCTL_BYTES, 5 },
+	{ "blocks_native", "NATIVE", KVCTL_COUNT, 9 },
+	{ "blocks_8_bits", "8BIT", KVCTL_COUNT, 9 },
+	{ "blocks_4_bits", "4BIT", KVCTL_COUNT, 9 },
+	{ "blocks_3_bits", "3BIT", KVCTL_COUNT, 9 },
+	{ "blocks_2_bits", "2BIT", KVCTL_COUNT, 9 },
 	{ "opens", "OPEN", KVCTL_COUNT, 2 },
 	{ "layers", "LAYERS", KVCTL_COUNT, 7 },
 	{ "block_tokens", "TOKENS", KVCTL_COUNT, 5 },
@@ -181,6 +188,13 @@ int kvctl_evict(struct kvctl *ctl, const struct kvctl_command *command, const js
 int kvctl_drain(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given)
 {
 	return request_and_print(ctl, command->name, kvctl_request(command->name, given), NULL);
+}
+
+/* ---- a space's rule ------------------------------------------------------------------------- */
+
+int kvctl_space(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given)
+{
+	return request_and_print(ctl, command->name, kvctl_request("space-set", given), "space");
 }
 
 /* ---- check --------------------------------------------------------------------------------- */

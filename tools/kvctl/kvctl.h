@@ -146,6 +146,7 @@ int kvctl_one_block(struct kvctl *ctl, const struct kvctl_command *command, cons
 int kvctl_evict(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_drain(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_check(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
+int kvctl_space(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_device(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_version(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);

@@ -66,6 +66,20 @@ static const struct kvctl_command commands[] = {
 		kvctl_list },
 	{ "spaces", NULL, "models that blocks are cached for, and what each holds", NULL, of_tenant,
 		kvctl_list },
+	{ "space", "set NAME KEY=VALUE...",
+		"says when blocks of a model that accepts it are coded with fewer bits",
+		"NAME is that of the model, or the first 8 digits or more of its fingerprint. "
+		"KEY=VALUE:\n"
+		"precision=pressure     where there is no room (the default)\n"
+		"precision=budget       so that they take budget= of what they would natively; "
+		"the\n"
+		"                       least important go first\n"
+		"precision=zones        by age in tokens: native below hot_tokens=, 4 bits below\n"
+		"                       stale_tokens=, beyond as few as the model accepts\n"
+		"It holds until the model is dropped or the daemon ends; kvpoold.yaml(5) has the "
+		"same "
+		"keys.",
+		of_tenant, kvctl_space },
 	{ "device", "list|drain|detach|attach [NAME]",
 		"memory besides DRAM that blocks are copied to: lists it, empties and detaches it",
 		"list has all devices. drain lets nothing new come to the device NAME, and waits "

@@ -84,6 +84,15 @@ struct kvpd_width_figures {
 	uint64_t steps, freed;
 };
 
+/* Recomputation, see daemon/ledger/remat.h; counts since the tenant began. */
+struct kvpd_remat_figures {
+	uint32_t offers;       /* that stand now */
+	uint64_t wants, unmet; /* chains asked for, and of these not brought in time, or refused */
+	uint64_t demands;      /* ranges that providers were asked for, and of these */
+	uint64_t met, returned, late;
+	uint64_t tokens, ns; /* of those that were met */
+};
+
 /* Bytes, and counts since the tenant began where no limit stands beside them; see docs/admin.md. */
 struct kvpd_tenant_figures {
 	uint32_t id;
@@ -111,6 +120,7 @@ struct kvpd_tenant_figures {
 	uint64_t uncoded;                               /* coded for nothing */
 	struct kvpd_part_figures part[KVP_MAX_DEVICES]; /* as many as there are devices */
 	struct kvpd_advisor_figures advisor;
+	struct kvpd_remat_figures remat;
 };
 
 struct kvpd_space_figures {

@@ -471,7 +471,9 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 #define KVP_OP_FLUSH   6u /* completes when all before it has */
 #define KVP_OP_DELETE  7u /* forget block (parent_kind BLOCK) once nothing protects it */
 #define KVP_OP_WARM    8u /* have a run of blocks copied to a device */
-#define KVP_OP_MAX_    9u
+#define KVP_OP_WANT    9u /* have what is missing of a chain brought to DRAM: loaded or computed */
+#define KVP_OP_SERVE   10u /* offer to compute it, and wait for the next demand */
+#define KVP_OP_MAX_    11u
 
 /*
  * RESERVE. grant: 0: slots in DRAM; n + 1: on the device of number n, in an extent of kind ARENA and tier
@@ -511,7 +513,51 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 #define KVP_WARM_BLOCKS  4096u
 #define KVP_WARM_TICKETS 8u /* of one session, under way */
 
-/* How a submission names a parent (or, for DELETE and WARM, the block itself). */
+/*
+ * WANT. parent_kind BLOCK, parent_id, parent_birth: the last block of a chain, which may be a RECIPE. count:
+ * within how many milliseconds it is of use, 0: KVP_WANT_MS. flags: KVP_SQE_PREFETCH or 0. All other members
+ * are 0. Answered like WARM: once if it is refused, else with PARKED and then with LATE. In LATE `more` says
+ * how many blocks of the chain, from its first one on, lay in DRAM then, and status:
+ *	0          all of them
+ *	-ENODEV    nobody offers to compute for this space now
+ *	-ETIME     it would take longer than `count` says, or, with `more` short of all, it has taken longer
+ *	           than the one that computed had said
+ *	-EAGAIN    the session has KVP_WANTS of them, or the tenant too many; or who computed gave up
+ *	-ENOENT    the block is gone
+ *	-E2BIG     more than KVP_WANT_BLOCKS are missing
+ *	-EOPNOTSUPP  blocks of a salt or of keys: nobody but its owner knows what they are made of
+ *	-EACCES, -EINVAL, -ENOMEM, as of WARM
+ */
+#define KVP_WANT_BLOCKS 4096u
+#define KVP_WANT_MS     60000u
+#define KVP_WANT_MS_MAX 3600000u
+#define KVP_WANTS       8u /* of one session */
+/*
+ * SERVE: the session offers to compute missing blocks of `space`, and asks for the next demand. What it
+ * says of n tokens at positions [s, e) is that they take until + n * next_lo + n * (s + e) / 2 * next_hi:
+ * until: nanoseconds before the first token, next_lo: picoseconds of a token, next_hi: femtoseconds of a
+ * token and a position before it. count: tokens a second that it may be asked for, 0: no limit. parent_id:
+ * the longest chain in tokens that it computes. flags: KVP_SQE_IDLE or 0; KVP_SQE_WITHDRAW: the offer ends,
+ * and is answered once; a demand that was not over is given back.
+ *
+ * Else it is refused with one completion, or answered with PARKED and, when there is a demand, LATE: status
+ * 0; block, birth: the last block of the range; more: its blocks, that one and those above it; offset: the
+ * nanoseconds that it may take by what was said. It is met when all blocks of the range are there, whoever
+ * committed them. The next SERVE of the space says that the session is through with it, met or not. An offer
+ * stands from the first SERVE to the end of the session, or until it is withdrawn or lost. A SERVE takes the
+ * place of one that waits, which is not answered any more.
+ *	-ETIME     the offer is lost, for retry_ms: a demand was not met in the time that it should have
+ *	           taken, or several were given back
+ *	-EAGAIN    the session or the tenant has too many offers
+ *	-EOPNOTSUPP  a space of keys; or the daemon is older than this
+ *	-EACCES, -EINVAL, -ENOMEM
+ */
+#define KVP_OFFERS          8u                         /* of one session */
+#define KVP_TOKEN_PS_MAX    UINT64_C(10000000000000)   /* 10 s */
+#define KVP_POSITION_FS_MAX UINT64_C(1000000000000000) /* 1 s */
+#define KVP_LAUNCH_NS_MAX   UINT64_C(60000000000)      /* 60 s */
+
+/* How a submission names a parent (or, for DELETE, WARM and WANT, the block itself). */
 #define KVP_PARENT_ROOT   0u /* first block of a chain */
 #define KVP_PARENT_BLOCK  1u /* parent_id, parent_birth: proven by a match or a completion */
 #define KVP_PARENT_SERIAL 2u /* what the commit with serial parent_id became */
@@ -521,7 +567,9 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 #define KVP_SQE_BEFORE 4u
 #define KVP_SQE_SALTED 2u /* COMMIT, parent ROOT: under the salt in the page's row of its grant */
 #define KVP_SQE_PREFETCH \
-	8u /* WARM: nobody waits for it; it goes after all that somebody waits for */
+	8u /* WARM, WANT: nobody waits for it; it goes after all that somebody waits for */
+#define KVP_SQE_IDLE     16u /* SERVE: the offer is none while no SERVE waits */
+#define KVP_SQE_WITHDRAW 32u
 
 /*
  * 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant.
@@ -533,14 +581,15 @@ struct kvp_sqe {
 	uint32_t grant_generation;
 	uint16_t space;
 	uint16_t tokens; /* COMMIT: tokens of the block; RESERVE: unused */
-	uint32_t count;  /* RESERVE: slots; CLAIM: how many milliseconds it lasts; WARM: blocks */
+	uint32_t
+		count; /* RESERVE: slots; CLAIM, WANT: milliseconds; WARM: blocks; SERVE: tokens/s */
 	uint32_t flags;
 	uint32_t parent_kind;
 	uint32_t parent_id;
 	uint32_t parent_birth;
 	uint64_t next_lo; /* CLAIM, UNCLAIM: the key. COMMIT: where the claim moves, 0 = nowhere */
 	uint64_t next_hi;
-	uint64_t until; /* COMMIT: kvp_until(), 0 = at once */
+	uint64_t until; /* COMMIT: kvp_until(), 0 = at once. SERVE: these three are what it takes */
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_sqe) == 64, "shm ABI");
 
@@ -558,7 +607,7 @@ struct kvp_cqe {
 	uint32_t block; /* COMMIT: the block that stands for the key now */
 	uint32_t birth;
 	uint32_t retry_ms; /* with -EAGAIN: when to ask again */
-	uint32_t more; /* RESERVE: further completions that follow for this serial; WARM: blocks */
+	uint32_t more; /* RESERVE: further completions that follow for this serial; else blocks */
 	uint64_t reserved;
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_cqe) == 64, "shm ABI");
@@ -568,7 +617,8 @@ KVP_ABI_ASSERT(sizeof(struct kvp_cqe) == 64, "shm ABI");
 #define KVP_CQE_PRESENT   4u /* CLAIM: it has been committed meanwhile; match again */
 /*
  * COMMIT, FLUSH: no answer yet, it waits for a moment; the answer comes with LATE. Also a COMMIT whose
- * parent waits so, and a FLUSH that comes after one that does. WARM: it is under way. No FLUSH waits for it.
+ * parent waits so, and a FLUSH that comes after one that does. WARM, WANT: it is under way; SERVE: no
+ * demand yet. No FLUSH waits for these.
  */
 #define KVP_CQE_PARKED 8u
 #define KVP_CQE_LATE   16u

@@ -88,11 +88,48 @@ static struct kvpd_advisor_figures advisor_of_all(const struct kvpd_figures *f)
 	return sum;
 }
 
+static json_t *remat_json(const struct kvpd_remat_figures *r)
+{
+	json_t *o = json_object();
+
+	kvpd_put_int(o, "offers", r->offers);
+	kvpd_put_int(o, "wants_total", r->wants);
+	kvpd_put_int(o, "unmet_total", r->unmet);
+	kvpd_put_int(o, "asked_total", r->demands);
+	kvpd_put_int(o, "met_total", r->met);
+	kvpd_put_int(o, "returned_total", r->returned);
+	kvpd_put_int(o, "late_total", r->late);
+	kvpd_put_int(o, "met_tokens_total", r->tokens);
+	kvpd_put_seconds(o, "token_seconds", r->tokens ? r->ns / r->tokens : 0);
+	return o;
+}
+
+static struct kvpd_remat_figures remat_of_all(const struct kvpd_figures *f)
+{
+	struct kvpd_remat_figures sum = { 0 };
+
+	for (uint32_t i = 0; i < f->n_tenants; i++) {
+		const struct kvpd_remat_figures *r = &f->tenant[i].remat;
+
+		sum.offers += r->offers;
+		sum.wants += r->wants;
+		sum.unmet += r->unmet;
+		sum.demands += r->demands;
+		sum.met += r->met;
+		sum.returned += r->returned;
+		sum.late += r->late;
+		sum.tokens += r->tokens;
+		sum.ns += r->ns;
+	}
+	return sum;
+}
+
 static json_t *status_json(
 	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
 	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0, reloads = 0;
 	struct kvpd_advisor_figures advisor = advisor_of_all(f);
+	struct kvpd_remat_figures remat = remat_of_all(f);
 	json_t *o = json_object();
 
 	(void)row;
@@ -119,6 +156,7 @@ static json_t *status_json(
 	kvpd_put_text(o, "policy", f->policy);
 	json_object_set_new(o, "ledger", portions_json(f));
 	json_object_set_new(o, "advisor", advisor_json(&advisor));
+	json_object_set_new(o, "remat", remat_json(&remat));
 	json_object_set_new(o, "rates", kvpd_rates_of_all(rates, f));
 	return o;
 }
@@ -206,6 +244,7 @@ static json_t *tenant_json(
 	kvpd_put_int(o, "deleted_total", t->deleted);
 	put_widths(o, t);
 	json_object_set_new(o, "advisor", advisor_json(&t->advisor));
+	json_object_set_new(o, "remat", remat_json(&t->remat));
 	json_object_set_new(o, "rates", kvpd_rates_of_tenant(rates, t));
 	return o;
 }

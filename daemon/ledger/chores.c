@@ -13,6 +13,7 @@
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/precision.h"
 #include "daemon/ledger/relief.h"
+#include "daemon/ledger/remat.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/round.h"
@@ -46,6 +47,7 @@ static bool (*const steps[KVPD_DUE_KINDS])(struct kvpd_tenant *t, uint64_t now) 
 	kvpd_precision_step,
 	kvpd_behind_step,
 	kvpd_budget_step,
+	kvpd_remat_step,
 };
 
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds)
@@ -119,7 +121,7 @@ int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
 	bool wakes = t->wakes || !kvpd_list_empty(&t->waking), waits = t->n_wanting != 0;
 	uint64_t hurry = t->room_came ? KVPD_CHORES_NS : HURRY_MS * KVPD_MS;
 	uint32_t tick = ticking(t), due = 0;
-	int ms = tick || t->ceiling ? TICK_MS : -1;
+	int ms = tick || t->ceiling ? TICK_MS : -1, remat;
 
 	kvpd_relief_tick(t, now);
 	if (tick && now - t->tick_ns >= TICK_NS) {
@@ -148,6 +150,9 @@ int kvpd_chores_look(struct kvpd_tenant *t, uint64_t now)
 		ms = t->room_came ? 1 : HURRY_MS;
 	if (wakes)
 		ms = WAKE_MS;
+	remat = kvpd_remat_look(t, now);
+	if (remat >= 0 && (ms < 0 || remat < ms))
+		ms = remat;
 	if (due)
 		kvpd_due(t, due);
 	return t->due ? 0 : ms;

@@ -26,7 +26,8 @@ struct kvpd_tenant;
 #define KVPD_DUE_PRECISION (1u << 11) /* blocks are to be coded with fewer bits */
 #define KVPD_DUE_BEHIND    (1u << 12) /* blocks that lie on a device alone are to be copied */
 #define KVPD_DUE_BUDGET    (1u << 13) /* rules of spaces are to be carried out */
-#define KVPD_DUE_KINDS     14u
+#define KVPD_DUE_REMAT     (1u << 14) /* chains are wanted of which something is missing */
+#define KVPD_DUE_KINDS     15u
 
 /* Something of these kinds is due. */
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds);

@@ -9,6 +9,7 @@
 #include "daemon/ledger/claim.h"
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/parked.h"
+#include "daemon/ledger/remat.h"
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -150,6 +151,8 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 		kvpd_tip_set(s, *ret_block, now);
 		g->state = KVPD_GRANT_COMMITTED;
 		kvpd_claim_committed(s, b.key, next, now);
+		if (t->remat.wants)
+			kvpd_remat_again(t);
 	}
 	return r;
 }

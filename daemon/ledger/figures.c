@@ -159,6 +159,17 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		};
 	f->uncoded = t->precision.refused;
 	kvpd_advice_read(t->advice, kvpd_now_ns(), &f->advisor);
+	f->remat = (struct kvpd_remat_figures){
+		.offers = kvpd_remat_offers(t, kvpd_now_ns()),
+		.wants = t->remat.wanted,
+		.unmet = t->remat.unmet,
+		.demands = t->remat.demands,
+		.met = t->remat.met,
+		.returned = t->remat.returned,
+		.late = t->remat.late,
+		.tokens = t->remat.tokens,
+		.ns = t->remat.met_ns,
+	};
 	read_parts(t, f->part);
 	snprintf(f->name, sizeof(f->name), "%s", t->name);
 	snprintf(f->policy, sizeof(f->policy), "%s", kvp_evict_name(t->evict));

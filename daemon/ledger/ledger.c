@@ -81,6 +81,7 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	kvpd_worker_init(&l->pool, l);
 	kvpd_worker_init(&l->dropper, l);
 	kvpd_worker_init(&l->mover, l);
+	kvpd_worker_init(&l->planner, l);
 
 	r = kvpd_advisor_init(&l->advisor, &params->config->advisor);
 	if (r == 0)
@@ -110,6 +111,8 @@ int kvpd_ledger_start(struct kvpd_ledger *l)
 
 	if (r == 0)
 		r = kvpd_worker_start(&l->dropper, "kvpool-dropper");
+	if (r == 0)
+		r = kvpd_worker_start(&l->planner, "kvpool-remat");
 
 	/* A copy uses the memory's bandwidth more than the core: one mover for four cores. */
 	for (long i = 0; r == 0 && i < (cores < 8 ? 1 : cores / 4) && i < (long)KVPD_WORKER_THREADS;
@@ -143,6 +146,7 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_worker_stop(&l->pool);
 	kvpd_worker_stop(&l->dropper);
 	kvpd_worker_stop(&l->mover);
+	kvpd_worker_stop(&l->planner);
 	kvpd_advisor_stop(&l->advisor);
 	kvpd_media_stop(l);
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
@@ -158,6 +162,7 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_worker_fini(&l->pool);
 	kvpd_worker_fini(&l->dropper);
 	kvpd_worker_fini(&l->mover);
+	kvpd_worker_fini(&l->planner);
 	kvpd_advisor_fini(&l->advisor);
 	kvpd_turns_fini(&l->row);
 	pthread_mutex_destroy(&l->lock);

@@ -86,6 +86,7 @@ struct kvpd_ledger {
 	struct kvpd_worker pool;
 	struct kvpd_worker dropper;
 	struct kvpd_worker mover;
+	struct kvpd_worker planner; /* of recomputation, see remat.h */
 	struct kvpd_advisor advisor;
 };
 

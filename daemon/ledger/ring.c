@@ -15,6 +15,7 @@
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/parked.h"
+#include "daemon/ledger/remat.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -59,6 +60,8 @@ void kvpd_ring_stall(struct kvpd_session *s, bool stalled)
 		s->tenant->n_stalled--;
 		if (s->n_tickets)
 			kvpd_warm_again(s->tenant);
+		if (s->n_asks || s->n_offers)
+			kvpd_remat_again(s->tenant);
 	}
 }
 
@@ -173,6 +176,12 @@ static void serve_one(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_
 		break;
 	case KVP_OP_WARM:
 		kvpd_warm_serve(s, sqe);
+		break;
+	case KVP_OP_WANT:
+		kvpd_want_serve(s, sqe, now);
+		break;
+	case KVP_OP_SERVE:
+		kvpd_offer_serve(s, sqe, now);
 		break;
 	case KVP_OP_NOP:
 		kvpd_ring_answer(s, sqe, 0, 0);

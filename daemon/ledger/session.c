@@ -191,6 +191,8 @@ static struct kvpd_session *session_new(const struct kvpd_peer *peer)
 	kvpd_list_init(&s->in_wakes);
 	kvpd_list_init(&s->arenas);
 	kvpd_list_init(&s->tickets);
+	kvpd_list_init(&s->asks);
+	kvpd_list_init(&s->offers);
 	for (uint32_t i = 0; i < KVP_MAX_GRANTS; i++)
 		s->grant[i].next = i + 1;
 	return s;
@@ -219,6 +221,7 @@ void kvpd_session_end(struct kvpd_session *s)
 
 	(void)kvpd_touch_apply(s, kvpd_now_ns());
 	kvpd_warm_end(s);
+	kvpd_remat_end(s);
 	kvpd_ring_stall(s, false);
 	kvpd_tip_clear(s);
 	kvpd_claim_end_session(s);

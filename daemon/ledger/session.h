@@ -11,6 +11,7 @@
 #include "daemon/ledger/lookups.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/parked.h"
+#include "daemon/ledger/remat.h"
 #include "daemon/turns.h"
 #include "policy/kvp_evict.h"
 
@@ -73,6 +74,8 @@ struct kvpd_session {
 	struct kvpd_parked *parked;
 	struct kvpd_list tickets; /* see warm.h */
 	uint32_t n_tickets;
+	struct kvpd_list asks, offers; /* see remat.h */
+	uint32_t n_asks, n_offers;
 	kvp_token tokens[KVP_BLOCK_TOKENS_MAX]; /* private copy of a staging row */
 	kvp_token salt[KVP_SALT_TOKENS];        /* and of its salt */
 };

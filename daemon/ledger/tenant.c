@@ -165,6 +165,7 @@ static int tenant_new(struct kvpd_ledger *l, uint32_t id, const char *name,
 	kvpd_list_init(&t->waking);
 	kvpd_switch_init(t);
 	kvpd_warm_init(t);
+	kvpd_remat_init(t);
 	t->touch_at = &t->sessions;
 	/* What was never looked at carries a 0. */
 	for (uint32_t i = 0; i < KVPD_LOOK_KINDS; i++)
@@ -314,6 +315,7 @@ static void unlink_tenant(struct kvpd_tenant *t)
 	if (t->catalog && t->view.cat)
 		kvpd_wake_all(t);
 	kvpd_warm_free_all(t);
+	kvpd_remat_free_all(t);
 	kvpd_parts_leave(t);
 	kvpd_switch_free_all(t);
 	kvpd_limbo_free_all(t);

@@ -12,6 +12,7 @@
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/precision.h"
+#include "daemon/ledger/remat.h"
 #include "daemon/ledger/runs.h"
 #include "daemon/ledger/space.h"
 #include "daemon/ledger/switch.h"
@@ -75,6 +76,7 @@ struct kvpd_tenant {
 	uint64_t charged;         /* in DRAM: meta_bytes and all extents; <= limits.share */
 	struct kvpd_part part[KVP_MAX_DEVICES]; /* what it has of each device */
 	struct kvpd_warming warming;
+	struct kvpd_remat remat;
 	uint32_t n_only; /* blocks with a payload on a device and none in DRAM */
 	struct kvpd_behind behind;
 	uint64_t ceiling;  /* below the share, while the machine is short of memory; 0: none */

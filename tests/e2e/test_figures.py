@@ -189,7 +189,7 @@ class Names(World):
                 self.assertTrue(kind.endswith("?"), (where, name))
                 continue
             kind = kind.rstrip("?")
-            if kind in ("rates", "advisor"):
+            if kind in ("rates", "advisor", "remat"):
                 self.compare(kind, v)
             elif kind == "text":
                 self.assertIsInstance(v, str, name)
@@ -205,7 +205,7 @@ class Names(World):
         for table in self.tables.values():
             for name, kind in table.items():
                 self.assertIn(kind.rstrip("?"),
-                              ("counter", "gauge", "id", "text", "flag", "rates", "advisor"), name)
+                              ("counter", "gauge", "id", "text", "flag", "rates", "advisor", "remat"), name)
                 self.assertEqual(kind == "counter", name.endswith("_total"), name)
                 if kind == "counter":
                     self.assertNotRegex(name, "seconds|ratio|tokens_put|bytes$")

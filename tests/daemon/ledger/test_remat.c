@@ -1,0 +1,649 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Recomputation: chains of which something is missing are wanted, and clients that have offered to compute
+ * are asked for it, or not. A-043: the ranges are exact. D-045: a miss everywhere becomes a plan.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/delete.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/round.h"
+#include "tests/daemon/ledger/dp_world.h"
+
+#define T    16u
+#define MOST 64u
+/* What an offer says of a token that the test commits at once, and of one that it never computes. */
+#define SLOW_PS UINT64_C(1000000000000) /* 1 s */
+#define FAST_PS UINT64_C(1000000)       /* 1 us */
+
+struct chain {
+	uint32_t n;
+	kvp_token tokens[MOST * T];
+	struct dp_block block[MOST];
+};
+
+struct world {
+	struct dp_world w;
+	struct dp_client *a, *b; /* who wants, who computes */
+	uint32_t space, space_b;
+	struct chain k;
+};
+
+static void begin(struct world *x)
+{
+	struct kvpd_limits limits;
+
+	dp_defaults(&x->w, &limits);
+	limits.recipe_blocks = 512;
+	dp_start(&x->w, &limits);
+	x->a = dp_attach(&x->w, x->w.tenant);
+	x->b = dp_attach(&x->w, x->w.tenant);
+	x->space = dp_space(x->a, "m", 4);
+	x->space_b = dp_space(x->b, "m", 4);
+	assert_int_equal(x->space, x->space_b);
+}
+
+static void end(struct world *x)
+{
+	dp_check(&x->w);
+	dp_stop(&x->w);
+}
+
+/* Blocks [from, to) of the chain, as an engine computes them. */
+static void compute(
+	struct dp_client *c, uint32_t space, struct chain *k, uint32_t from, uint32_t to)
+{
+	for (uint32_t i = from; i < to; i++)
+		assert_int_equal(dp_put(c, space, i ? dp_ref(&k->block[i - 1]) : dp_root(),
+					 k->tokens + (size_t)i * T, T, &k->block[i]),
+			0);
+}
+
+static void put(struct world *x, struct chain *k, uint32_t n, uint32_t seed)
+{
+	k->n = n;
+	for (uint32_t i = 0; i < n * T; i++)
+		k->tokens[i] = seed * 100000 + i;
+	compute(x->a, x->space, k, 0, n);
+	dp_flush(x->a);
+}
+
+struct dropping {
+	struct world *x;
+	const struct chain *k;
+	uint32_t keep;
+};
+
+static int drop_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	const struct dropping *d = arg;
+	struct kvpd_tenant *t = l->tenant[d->x->w.tenant];
+
+	for (uint32_t i = d->k->n; i > d->keep; i--)
+		if (kvpd_block_drop(t, d->k->block[i - 1].id, false, kvpd_now_ns()) < 0)
+			return -EBUSY;
+	return 0;
+}
+
+/* All but the first blocks lose their payload. */
+static void drop(struct world *x, const struct chain *k, uint32_t keep)
+{
+	struct dropping d = { x, k, keep };
+
+	assert_int_equal(kvpd_ledger_ask(x->w.ledger, drop_on_ledger, &d), 0);
+}
+
+/* ---- entries -------------------------------------------------------------------------------- */
+
+static struct kvp_sqe want_of(const struct chain *k, uint32_t ms, uint32_t flags)
+{
+	return (struct kvp_sqe){
+		.op = KVP_OP_WANT,
+		.count = ms ? ms : KVP_WANT_MS_MAX,
+		.flags = flags,
+		.parent_kind = KVP_PARENT_BLOCK,
+		.parent_id = k->block[k->n - 1].id,
+		.parent_birth = k->block[k->n - 1].birth,
+	};
+}
+
+static struct kvp_sqe serve_of(uint32_t space, uint64_t token_ps, uint32_t flags)
+{
+	return (struct kvp_sqe){
+		.op = KVP_OP_SERVE,
+		.space = (uint16_t)space,
+		.flags = flags,
+		.next_lo = token_ps,
+		.parent_id = 1u << 20,
+	};
+}
+
+/* The next completion is of this serial and op. */
+static struct kvp_cqe next(struct dp_client *c, uint32_t op, uint32_t serial)
+{
+	struct kvp_cqe cqe;
+
+	assert_int_equal(dp_next(c, DP_WAIT_MS, &cqe), 0);
+	assert_int_equal(cqe.op, op);
+	assert_int_equal(cqe.serial, serial);
+	return cqe;
+}
+
+static uint32_t ask(struct dp_client *c, struct kvp_sqe sqe)
+{
+	uint32_t serial = dp_push(c, &sqe);
+	struct kvp_cqe cqe = next(c, sqe.op, serial);
+
+	assert_int_equal(cqe.status, 0);
+	assert_int_equal(cqe.flags, KVP_CQE_PARKED);
+	return serial;
+}
+
+static int refused(struct dp_client *c, struct kvp_sqe sqe)
+{
+	struct kvp_cqe cqe = next(c, sqe.op, dp_push(c, &sqe));
+
+	assert_int_equal(cqe.flags, 0);
+	return cqe.status;
+}
+
+static int answered(struct dp_client *c, uint32_t want, uint32_t *ret_there)
+{
+	struct kvp_cqe cqe = next(c, KVP_OP_WANT, want);
+
+	assert_int_equal(cqe.flags, KVP_CQE_LATE);
+	*ret_there = cqe.more;
+	return cqe.status;
+}
+
+/* The client of this SERVE is asked for exactly blocks [from, to) of the chain. */
+static uint64_t asked_for(
+	struct dp_client *c, uint32_t serve, const struct chain *k, uint32_t from, uint32_t to)
+{
+	struct kvp_cqe cqe = next(c, KVP_OP_SERVE, serve);
+
+	assert_int_equal(cqe.flags, KVP_CQE_LATE);
+	assert_int_equal(cqe.status, 0);
+	assert_int_equal(cqe.block, k->block[to - 1].id);
+	assert_int_equal(cqe.birth, k->block[to - 1].birth);
+	assert_int_equal(cqe.more, to - from);
+	return cqe.offset;
+}
+
+static struct kvpd_remat_figures figures(struct world *x)
+{
+	struct kvpd_remat_figures r;
+	struct kvpd_figures f;
+
+	assert_int_equal(dp_figures(&x->w, "one", 0, &f), 0);
+	r = f.tenant[0].remat;
+	kvpd_figures_fini(&f);
+	return r;
+}
+
+/* ---- what is met ---------------------------------------------------------------------------- */
+
+static void exact_ranges_are_computed(void **state)
+{
+	struct kvpd_remat_figures f;
+	uint32_t want, serve, there;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 10, 1);
+	/* Nothing is missing: nobody needs to be asked. */
+	assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 0, 0)), &there), 0);
+	assert_int_equal(there, 10);
+	for (uint32_t keep = 0; keep < 10; keep += 3) {
+		drop(&x, &x.k, keep);
+		serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+		want = ask(x.a, want_of(&x.k, 0, 0));
+		asked_for(x.b, serve, &x.k, keep, 10);
+		compute(x.b, x.space_b, &x.k, keep, 10);
+		assert_int_equal(answered(x.a, want, &there), 0);
+		assert_int_equal(there, 10);
+	}
+	f = figures(&x);
+	assert_int_equal(f.wants, 5);
+	assert_int_equal(f.demands, 4);
+	assert_int_equal(f.met, 4);
+	assert_int_equal(f.tokens, (10 + 7 + 4 + 1) * T);
+	assert_int_equal(f.unmet + f.returned + f.late, 0);
+	end(&x);
+}
+
+static void a_part_of_a_block_is_computed_as_what_it_was(void **state)
+{
+	uint32_t want, serve, there;
+	struct world x;
+	kvp_token rest[5] = { 7, 7, 7, 7, 7 };
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 2, 1);
+	assert_int_equal(dp_put(x.a, x.space, dp_ref(&x.k.block[1]), rest, 5, &x.k.block[2]), 0);
+	x.k.n = 3;
+	dp_flush(x.a);
+	drop(&x, &x.k, 1);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	/* 16 + 5 tokens at a second each. */
+	assert_int_equal(asked_for(x.b, serve, &x.k, 1, 3), UINT64_C(21000000000));
+	compute(x.b, x.space_b, &x.k, 1, 2);
+	assert_int_equal(dp_put(x.b, x.space_b, dp_ref(&x.k.block[1]), rest, 5, &x.k.block[2]), 0);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	assert_int_equal(there, 3);
+	end(&x);
+}
+
+static void whoever_commits_it_meets_it(void **state)
+{
+	uint32_t want, serve, there;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 6, 1);
+	drop(&x, &x.k, 2);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 2, 6);
+	compute(x.a, x.space, &x.k, 2, 4);
+	compute(x.b, x.space_b, &x.k, 4, 6);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	assert_int_equal(there, 6);
+	assert_int_equal(figures(&x).met, 1);
+	end(&x);
+}
+
+/* Three wants come while the provider computes a fourth; the nearest is next, what nobody waits for last. */
+static void the_nearest_demand_is_next(void **state)
+{
+	uint32_t want[4], serve, there;
+	struct chain k[4];
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	for (uint32_t i = 0; i < 4; i++) {
+		put(&x, &k[i], 3, i + 1);
+		drop(&x, &k[i], 0);
+	}
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want[0] = ask(x.a, want_of(&k[0], 0, 0));
+	asked_for(x.b, serve, &k[0], 0, 3);
+	want[1] = ask(x.a, want_of(&k[1], 2000000, KVP_SQE_PREFETCH));
+	want[2] = ask(x.a, want_of(&k[2], 3000000, 0));
+	want[3] = ask(x.a, want_of(&k[3], 2500000, 0));
+	for (uint32_t i = 0; i < 4; i++) {
+		static const uint32_t order[] = { 0, 3, 2, 1 };
+		struct chain *c = &k[order[i]];
+
+		if (i) {
+			serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+			asked_for(x.b, serve, c, 0, 3);
+		}
+		compute(x.b, x.space_b, c, 0, 3);
+		assert_int_equal(answered(x.a, want[order[i]], &there), 0);
+		assert_int_equal(there, 3);
+	}
+	end(&x);
+}
+
+/* ---- decided by cost ------------------------------------------------------------------------ */
+
+static void what_would_take_too_long_is_refused_at_once(void **state)
+{
+	struct kvp_sqe sqe;
+	uint32_t there, serve, want;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 8, 1);
+	drop(&x, &x.k, 4);
+	/* Nobody offers. */
+	assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 0, 0)), &there), -ENODEV);
+	assert_int_equal(there, 4);
+	/* 64 tokens at a second each, within 63 seconds. */
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 63000, 0)), &there), -ETIME);
+	/* Longer than it computes. */
+	sqe = serve_of(x.space, FAST_PS, KVP_SQE_WITHDRAW);
+	assert_int_equal(refused(x.b, sqe), 0);
+	sqe = serve_of(x.space, SLOW_PS, 0);
+	sqe.parent_id = 8 * T - 1;
+	serve = ask(x.b, sqe);
+	assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 0, 0)), &there), -ENODEV);
+	sqe.flags = KVP_SQE_WITHDRAW;
+	assert_int_equal(refused(x.b, sqe), 0);
+	/* One token a second: what comes after these 64 has to wait for a minute. */
+	sqe = serve_of(x.space, SLOW_PS, 0);
+	sqe.count = 1;
+	serve = ask(x.b, sqe);
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 4, 8);
+	compute(x.b, x.space_b, &x.k, 4, 8);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	drop(&x, &x.k, 7);
+	serve = ask(x.b, sqe);
+	assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 1000, 0)), &there), -ETIME);
+	assert_int_equal(figures(&x).demands, 1);
+	end(&x);
+}
+
+/* Of two who say the same, the one that was quicker is asked; and of two, the one that says less. */
+static void the_quicker_provider_is_asked(void **state)
+{
+	uint32_t serve_a, serve_b, want, there;
+	struct dp_client *c;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	c = dp_attach(&x.w, x.w.tenant);
+	assert_int_equal(dp_space(c, "m", 4), x.space);
+	put(&x, &x.k, 4, 1);
+	drop(&x, &x.k, 0);
+	serve_a = ask(c, serve_of(x.space, SLOW_PS, 0));
+	want = ask(x.a, want_of(&x.k, 300000, 0));
+	asked_for(c, serve_a, &x.k, 0, 4);
+	compute(c, x.space, &x.k, 0, 4);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	drop(&x, &x.k, 0);
+	serve_b = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	serve_a = ask(c, serve_of(x.space, SLOW_PS, 0));
+	/* Four blocks within 30 seconds: by their word alone, nobody would be asked. */
+	want = ask(x.a, want_of(&x.k, 30000, 0));
+	asked_for(c, serve_a, &x.k, 0, 4);
+	compute(c, x.space, &x.k, 0, 4);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	(void)serve_b;
+	end(&x);
+}
+
+static void an_idle_offer_is_one_while_it_waits(void **state)
+{
+	uint32_t serve, want, there;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 4, 1);
+	drop(&x, &x.k, 0);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, KVP_SQE_IDLE));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 0, 4);
+	compute(x.b, x.space_b, &x.k, 0, 4);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	drop(&x, &x.k, 0);
+	assert_int_equal(figures(&x).offers, 0);
+	assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 0, 0)), &there), -ENODEV);
+	/* One that is always there is asked when it comes by. */
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 0, 4);
+	compute(x.b, x.space_b, &x.k, 0, 4);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	drop(&x, &x.k, 2);
+	assert_int_equal(figures(&x).offers, 1);
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	asked_for(x.b, serve, &x.k, 2, 4);
+	compute(x.b, x.space_b, &x.k, 2, 4);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	end(&x);
+}
+
+/* ---- providers that fail -------------------------------------------------------------------- */
+
+/* At each block: what it has computed stays, and the next provider is asked for the rest alone. */
+static void a_provider_that_dies_is_replaced(void **state)
+{
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 4, 1);
+	for (uint32_t at = 0; at <= 4; at++) {
+		struct dp_client *c = dp_attach(&x.w, x.w.tenant);
+		uint32_t serve, want, there;
+
+		assert_int_equal(dp_space(c, "m", 4), x.space);
+		drop(&x, &x.k, 0);
+		serve = ask(c, serve_of(x.space, SLOW_PS / 2, 0));
+		want = ask(x.a, want_of(&x.k, 600000, 0));
+		asked_for(c, serve, &x.k, 0, 4);
+		compute(c, x.space, &x.k, 0, at);
+		serve = at < 4 ? ask(x.b, serve_of(x.space, SLOW_PS, 0)) : 0;
+		dp_detach(c);
+		if (at < 4) {
+			asked_for(x.b, serve, &x.k, at, 4);
+			compute(x.b, x.space_b, &x.k, at, 4);
+		}
+		assert_int_equal(answered(x.a, want, &there), 0);
+		assert_int_equal(there, 4);
+	}
+	end(&x);
+}
+
+static void without_another_one_nobody_waits_for_a_dead_provider(void **state)
+{
+	uint32_t serve, want, there;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 4, 1);
+	drop(&x, &x.k, 0);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 0, 4);
+	compute(x.b, x.space_b, &x.k, 0, 1);
+	x.b = dp_detach(x.b);
+	assert_int_equal(answered(x.a, want, &there), -EAGAIN);
+	assert_int_equal(there, 1);
+	assert_int_equal(figures(&x).offers, 0);
+	end(&x);
+}
+
+/* It says a microsecond a token and does nothing: whoever waits is told, and it is not asked again. */
+static void a_provider_that_lies_loses_its_offer(void **state)
+{
+	uint32_t serve, want, there;
+	struct kvpd_remat_figures f;
+	struct kvp_sqe sqe;
+	struct kvp_cqe cqe;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 4, 1);
+	drop(&x, &x.k, 0);
+	sqe = serve_of(x.space, FAST_PS, 0);
+	serve = ask(x.b, sqe);
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 0, 4);
+	assert_int_equal(answered(x.a, want, &there), -ETIME);
+	assert_int_equal(there, 0);
+	f = figures(&x);
+	assert_int_equal(f.late, 1);
+	assert_int_equal(f.offers, 0);
+	assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 0, 0)), &there), -ENODEV);
+	/* It hears for how long when it comes, and forgetting the offer does not help. */
+	cqe = next(x.b, KVP_OP_SERVE, dp_push(x.b, &sqe));
+	assert_int_equal(cqe.status, -ETIME);
+	assert_in_range(cqe.retry_ms, 1, 10001);
+	sqe.flags = KVP_SQE_WITHDRAW;
+	assert_int_equal(refused(x.b, sqe), 0);
+	sqe.flags = 0;
+	assert_int_equal(refused(x.b, sqe), -ETIME);
+	end(&x);
+}
+
+static void who_gives_back_is_asked_a_few_times(void **state)
+{
+	uint32_t want, there, serve;
+	struct kvp_cqe cqe;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 4, 1);
+	drop(&x, &x.k, 0);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 0, 4);
+	for (uint32_t i = 0; i < 2; i++) {
+		serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+		asked_for(x.b, serve, &x.k, 0, 4);
+	}
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	cqe = next(x.b, KVP_OP_SERVE, serve);
+	assert_int_equal(cqe.status, -ETIME);
+	assert_int_equal(answered(x.a, want, &there), -EAGAIN);
+	assert_int_equal(figures(&x).returned, 3);
+	end(&x);
+}
+
+/* An engine that has claimed the chain computes it anyway: nobody else is asked. */
+static void what_is_claimed_is_not_asked_for(void **state)
+{
+	uint32_t serve, want, there;
+	struct kvp_key key;
+	struct kvp_cqe cqe;
+	struct kvp_sqe claim;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 2, 1);
+	drop(&x, &x.k, 1);
+	key.lo = kvp_load_relaxed(&x.a->view.blocks[x.k.block[1].id].key_lo);
+	key.hi = kvp_load_relaxed(&x.a->view.blocks[x.k.block[1].id].key_hi);
+	claim = (struct kvp_sqe){ .op = KVP_OP_CLAIM, .next_lo = key.lo, .next_hi = key.hi };
+	cqe = next(x.b, KVP_OP_CLAIM, dp_push(x.b, &claim));
+	assert_int_equal(cqe.status | (int)cqe.flags, 0);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	compute(x.b, x.space_b, &x.k, 1, 2);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	assert_int_equal(figures(&x).demands, 0);
+	(void)serve;
+	end(&x);
+}
+
+/* ---- entries that are wrong ----------------------------------------------------------------- */
+
+static void wrong_entries_are_refused(void **state)
+{
+	struct kvp_sqe good, sqe;
+	uint32_t want[KVP_WANTS], serve, there;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 2, 1);
+	drop(&x, &x.k, 0);
+	good = want_of(&x.k, 0, 0);
+#define WRONG(field, value, error) \
+	sqe = good;                \
+	sqe.field = value;         \
+	assert_int_equal(refused(x.a, sqe), error)
+	WRONG(parent_kind, KVP_PARENT_SERIAL, -EINVAL);
+	WRONG(parent_id, UINT32_MAX, -EINVAL);
+	WRONG(count, KVP_WANT_MS_MAX + 1, -EINVAL);
+	WRONG(flags, KVP_SQE_IDLE, -EINVAL);
+	WRONG(parent_birth, good.parent_birth + 1, -ENOENT);
+	WRONG(parent_id, good.parent_id + 500, -ENOENT);
+	good = serve_of(x.space, FAST_PS, 0);
+	WRONG(space, KVP_MAX_SPACES, -EACCES);
+	WRONG(space, 5, -EACCES);
+	WRONG(next_lo, 0, -EINVAL);
+	WRONG(next_lo, KVP_TOKEN_PS_MAX + 1, -EINVAL);
+	WRONG(next_hi, KVP_POSITION_FS_MAX + 1, -EINVAL);
+	WRONG(until, KVP_LAUNCH_NS_MAX + 1, -EINVAL);
+	WRONG(parent_id, 0, -EINVAL);
+	WRONG(flags, KVP_SQE_PREFETCH, -EINVAL);
+	/* Another one takes its place. */
+	ask(x.a, serve_of(x.space, FAST_PS, 0));
+	serve = ask(x.a, serve_of(x.space, SLOW_PS, 0));
+	want[0] = ask(x.b, want_of(&x.k, 0, 0));
+	asked_for(x.a, serve, &x.k, 0, 2);
+	for (uint32_t i = 1; i < KVP_WANTS; i++)
+		want[i] = ask(x.b, want_of(&x.k, 0, 0));
+	assert_int_equal(refused(x.b, want_of(&x.k, 0, 0)), -EAGAIN);
+	compute(x.a, x.space, &x.k, 0, 2);
+	for (uint32_t i = 0; i < KVP_WANTS; i++)
+		assert_int_equal(answered(x.b, want[i], &there), 0);
+	assert_int_equal(figures(&x).demands, 1);
+	end(&x);
+}
+
+/* A chain under a salt: only who has the salt knows what it means. */
+static void salted_chains_are_not_recomputed(void **state)
+{
+	kvp_token tokens[T];
+	struct kvp_sqe sqe;
+	struct dp_grant g;
+	struct kvp_cqe cqe;
+	uint32_t there;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	for (uint32_t i = 0; i < T; i++)
+		tokens[i] = i;
+	assert_int_equal(dp_reserve(x.a, x.space, 1, DP_WAIT_MS, &g), 1);
+	dp_fill(&g, tokens, T);
+	memcpy(x.a->page->staging[g.index], tokens, sizeof(tokens));
+	x.a->page->salt[g.index][0] = 1;
+	sqe = (struct kvp_sqe){ .op = KVP_OP_COMMIT,
+		.grant = g.index,
+		.grant_generation = g.generation,
+		.space = (uint16_t)x.space,
+		.tokens = T,
+		.flags = KVP_SQE_RELEASE | KVP_SQE_SALTED };
+	cqe = next(x.a, KVP_OP_COMMIT, dp_push(x.a, &sqe));
+	assert_int_equal(cqe.status, 0);
+	x.k.n = 1;
+	x.k.block[0] = (struct dp_block){ .id = cqe.block, .birth = cqe.birth };
+	drop(&x, &x.k, 0);
+	ask(x.b, serve_of(x.space, FAST_PS, 0));
+	assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 0, 0)), &there), -EOPNOTSUPP);
+	end(&x);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(exact_ranges_are_computed),
+		cmocka_unit_test(a_part_of_a_block_is_computed_as_what_it_was),
+		cmocka_unit_test(whoever_commits_it_meets_it),
+		cmocka_unit_test(the_nearest_demand_is_next),
+		cmocka_unit_test(what_would_take_too_long_is_refused_at_once),
+		cmocka_unit_test(the_quicker_provider_is_asked),
+		cmocka_unit_test(an_idle_offer_is_one_while_it_waits),
+		cmocka_unit_test(a_provider_that_dies_is_replaced),
+		cmocka_unit_test(without_another_one_nobody_waits_for_a_dead_provider),
+		cmocka_unit_test(a_provider_that_lies_loses_its_offer),
+		cmocka_unit_test(who_gives_back_is_asked_a_few_times),
+		cmocka_unit_test(what_is_claimed_is_not_asked_for),
+		cmocka_unit_test(wrong_entries_are_refused),
+		cmocka_unit_test(salted_chains_are_not_recomputed),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -147,6 +147,17 @@ struct stock {
 
 #define STOCKS 2u /* DRAM, and the device that was last reserved on */
 
+#define SERVE_NONE     0u
+#define SERVE_ASKED    1u /* the next demand was asked for */
+#define SERVE_ANSWERED 2u
+
+/* kvp_serve_remat() of a space; ring_lock. */
+struct serve {
+	uint32_t state; /* SERVE_* */
+	uint32_t serial;
+	struct kvp_cqe cqe;
+};
+
 /* A space in one attachment. `open` is stored last. */
 struct space_bind {
 	KVP_ATOMIC(uint32_t) open;
@@ -155,6 +166,7 @@ struct space_bind {
 	uint32_t generation;
 	struct kvp_key root;
 	struct stock stock[STOCKS];
+	struct serve serve;
 };
 
 /* An answer to CLAIM, FLUSH or DELETE that somebody waits for, on the waiter's stack. */
@@ -457,6 +469,17 @@ int timeline_moment(struct kvp_timeline *timeline, struct kvp_client *client, ui
 /* ring_lock held, both. What the ledger says of a WARM, 1: it has ended; none will be answered any more. */
 int warm_answer(struct attachment *att, const struct kvp_cqe *cqe);
 void warms_end(struct attachment *att);
+/*
+ * ring_lock. Puts a WARM or WANT of n blocks, whose ticket holds `keep` (NULL: nothing) until it ends if this
+ * returns 0. -EAGAIN, -ESHUTDOWN. Fills in the serial.
+ */
+int warm_submit(struct attachment *att, struct kvp_sqe *sqe, uint32_t n, struct kvp_prefix *keep,
+	uint64_t deadline, struct kvp_ticket *ret_ticket);
+
+/* ---- remat.c --------------------------------------------------------------------------------- */
+
+/* ring_lock. What the ledger says to a SERVE; 1: a call may go on. */
+int serve_answer(struct attachment *att, const struct kvp_cqe *cqe);
 
 /* ---- references to blocks -------------------------------------------------------------------- */
 

@@ -117,6 +117,31 @@ static int warm_undo(struct warm *w, int error)
 	return error;
 }
 
+int warm_submit(struct attachment *att, struct kvp_sqe *sqe, uint32_t n, struct kvp_prefix *keep,
+	uint64_t deadline, struct kvp_ticket *ret_ticket)
+{
+	struct kvp_ticket ticket;
+	struct warm *w;
+	int r;
+
+	ring_drain(att);
+	w = att->stuck || kvp_load_seq(&att->dead) ? NULL : warm_begin(att, n);
+	if (!w)
+		return -EAGAIN;
+	ticket = ticket_make(att, w);
+	sqe->serial = w->serial;
+	w->held = keep;
+	att->n_prefetches += keep != NULL;
+	r = ring_submit(att, sqe, deadline);
+	if (r < 0)
+		r = warm_undo(w, r);
+	if (r == 0 && keep)
+		ask_sweep(att); /* for the answer, if no call comes by */
+	if (r == 0 && ret_ticket)
+		*ret_ticket = ticket;
+	return r;
+}
+
 /*
  * Asks for blocks [first, first + n) of a leased prefix. `keep`: it is the library's, and ends with the
  * ticket if this returns 0.
@@ -125,7 +150,6 @@ static int ask(struct kvp_prefix *m, const struct kvp_warm_opts *o, uint32_t n, 
 	struct kvp_ticket *ret_ticket)
 {
 	const struct kvp_hit *last = &m->hits[o->first + n - 1];
-	struct attachment *att = m->att;
 	struct kvp_client *c = m->client;
 	struct kvp_sqe sqe = {
 		.op = KVP_OP_WARM,
@@ -137,27 +161,11 @@ static int ask(struct kvp_prefix *m, const struct kvp_warm_opts *o, uint32_t n, 
 		.parent_birth = kvp_word_birth(last->word),
 	};
 	uint64_t deadline = deadline_of(c, o->timeout_ms);
-	struct kvp_ticket ticket;
-	struct warm *w;
-	int r = -EAGAIN;
+	int r;
 
 	pthread_mutex_lock(&c->ring_lock);
-	ring_drain(att);
-	w = att->stuck || kvp_load_seq(&att->dead) ? NULL : warm_begin(att, n);
-	if (w) {
-		ticket = ticket_make(att, w);
-		sqe.serial = w->serial;
-		w->held = keep ? m : NULL;
-		att->n_prefetches += keep != 0;
-		r = ring_submit(att, &sqe, deadline);
-	}
-	if (w && r < 0)
-		r = warm_undo(w, r);
-	if (r == 0 && keep)
-		ask_sweep(att); /* for the answer, if no call comes by */
+	r = warm_submit(m->att, &sqe, n, keep ? m : NULL, deadline, ret_ticket);
 	pthread_mutex_unlock(&c->ring_lock);
-	if (r == 0 && ret_ticket)
-		*ret_ticket = ticket;
 	return r;
 }
 

@@ -9,9 +9,10 @@
 
 #include "libclient/client.h"
 
-#define EVENTS_ALL (KVP_EVENT_COMMITS | KVP_EVENT_CLAIMS | KVP_EVENT_WARMS)
+#define EVENTS_ALL (EVENTS_RING | KVP_EVENT_CLAIMS)
 
-#define EVENTS_RING (KVP_EVENT_COMMITS | KVP_EVENT_WARMS) /* come through the ring */
+/* These come through the ring. */
+#define EVENTS_RING (KVP_EVENT_COMMITS | KVP_EVENT_WARMS | KVP_EVENT_DEMANDS)
 
 /* The descriptor becomes readable, if one of these KVP_EVENT_* was asked for. */
 void event_announce(struct kvp_client *client, uint32_t what);

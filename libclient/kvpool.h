@@ -885,6 +885,7 @@ KVP_EXPORT int kvp_grant_release_after(
 #define KVP_EVENT_COMMITS 1u /* the outcome of a commit of this client is known */
 #define KVP_EVENT_CLAIMS  2u /* kvp_wait() may say something else than -ETIMEDOUT */
 #define KVP_EVENT_WARMS   4u /* a ticket of this client has ended */
+#define KVP_EVENT_DEMANDS 8u /* kvp_serve_remat() may say something else than -ETIMEDOUT */
 
 /*
  * A descriptor for poll(2), epoll(7) and event loops: it becomes readable when one of `events` has
@@ -896,6 +897,7 @@ KVP_EXPORT int kvp_grant_release_after(
  *   kvp_flush_done()  0: not all yet
  *   kvp_ticket_wait() -ETIMEDOUT: not ended
  *   kvp_wait()        -ETIMEDOUT: not yet; from then on the prefix is watched, until it is released
+ *   kvp_serve_remat() -ETIMEDOUT: no demand
  *
  * Nothing is missed between the question and the sleep. It may become readable for nothing. A daemon
  * that hangs announces nothing, as nothing is ready: sleep with a time limit.
@@ -905,7 +907,7 @@ KVP_EXPORT int kvp_grant_release_after(
  * loops before. A forked child has it too and must neither read it nor poll it, but close it.
  *
  * The first call starts a thread, which sleeps in the kernel until there is something to announce, and
- * has the daemon wake it for every answer if COMMITS or WARMS are announced: a microsecond or two of both. Before
+ * has the daemon wake it for every answer if any but CLAIMS is announced: a microsecond or two of both. Before
  * Linux 5.16, or where a filter forbids futex_waitv(2), it looks every millisecond instead. A client
  * that never calls this has none of that. -EINVAL; -EMFILE, -ENFILE, -ENOMEM, -EAGAIN: no descriptor, or
  * no thread; -ECHILD.
@@ -994,7 +996,7 @@ KVP_EXPORT int kvp_warm(
  * damaged, and was not copied; -EBUSY: one lies on another device; -EOPNOTSUPP: this daemon has no devices;
  * -EACCES, -ENOMEM, -EIO.
  * A negative errno: nothing is known. -ETIMEDOUT: they go on; with timeout_ms 0 the call only looks.
- * -EINVAL: no such ticket, or it ended before 56 later ones; -ESHUTDOWN: the daemon went; -ECHILD.
+ * -EINVAL: no such ticket, or it ended before 48 later ones; -ESHUTDOWN: the daemon went; -ECHILD.
  */
 KVP_EXPORT int kvp_ticket_wait(
 	struct kvp_client *client, struct kvp_ticket ticket, uint32_t timeout_ms, int *ret_why);
@@ -1019,6 +1021,95 @@ KVP_EXPORT int kvp_device_payload(const struct kvp_prefix *prefix, uint32_t i, u
 /* As kvp_payloads(), of copies on a device: ends before the first block that cannot be read there. */
 KVP_EXPORT int kvp_device_payloads(const struct kvp_prefix *prefix, uint32_t device, uint32_t first,
 	uint32_t n, const void **ret_addrs);
+
+/* ---- recomputation --------------------------------------------------------------------------- */
+
+/*
+ * What was evicted is known for a while by its token ids (`recipe_blocks` of kvpoold.yaml(5)), and an engine may
+ * offer to compute it again when somebody wants it. Both sides: examples/remat.c.
+ */
+#define KVP_CLIENT_WANTS    8u    /* tickets of kvp_want() under way, of one client */
+#define KVP_CLIENT_OFFERS   8u    /* spaces that one client offers to compute in */
+#define KVP_WANT_BLOCKS_MAX 4096u /* missing, of one want */
+
+#define KVP_WANT_AHEAD 1u /* nobody waits for it: after all that somebody waits for */
+
+struct kvp_want_opts {
+	size_t size;
+	uint32_t flags;
+	/*
+	 * It is of no use later than this: what the caller would take to compute it, say. If nobody is likely to
+	 * be so quick, the ticket ends at once. 0: a minute; at most an hour.
+	 */
+	uint32_t within_ms;
+	uint32_t timeout_ms; /* for the question to be put */
+};
+
+/*
+ * Wants what the daemon knows of a sequence to be cached: its longest chain of blocks that are cached or whose
+ * token ids are kept. What lies on a device alone is loaded, what is known by its token ids is computed by an
+ * engine that offers to, whichever is quicker, by what has been measured. Returns how many blocks that chain
+ * has: 0: nothing is known of the sequence, and there is no ticket. opts may be NULL.
+ *
+ * kvp_ticket_wait() returns how many blocks from the beginning were cached when the ticket ended; match then.
+ * *ret_why: 0: all of them; -ENODEV: nobody offers to compute in this space; -ETIME: it would take longer than
+ * within_ms, or has taken longer than who computed it had said; -EAGAIN: KVP_CLIENT_WANTS are under way, too
+ * many of the tenant's, or who computed it has gone and there is no other; -ENOENT: the token ids are not known
+ * any more; -E2BIG: more than KVP_WANT_BLOCKS_MAX blocks are missing; -EOPNOTSUPP: this daemon does not know
+ * of it; -EACCES, -ENOMEM. Nothing is kept in place by it.
+ * Do not hold a claim on the chain: who computes it would wait for that.
+ * -EAGAIN: as of kvp_warm(); -EOPNOTSUPP: a space of keys, or one with a salt, whose meaning only its engine
+ * knows; -ESHUTDOWN; -EINVAL; -ENOMEM; -ECHILD.
+ */
+KVP_EXPORT int kvp_want(struct kvp_space *space, const struct kvp_ids *tokens,
+	const struct kvp_want_opts *opts, struct kvp_ticket *ret_ticket);
+
+/*
+ * The offer stands during the calls only, for engines that compute for others when they have nothing else to do.
+ * Without it, it stands from the first call on, and demands are counted on that come while one is computed.
+ */
+#define KVP_SERVE_IDLE 1u
+
+struct kvp_serve_opts {
+	size_t size;
+	uint32_t flags;
+	/*
+	 * What the engine takes for n tokens at positions s to e of a sequence whose earlier tokens are cached: at
+	 * most launch + n * token + n * (s + e) / 2 * position seconds, commits included. Who is not through
+	 * by then loses the offer for 10 s, the next time for 20 s, and so on, and nobody waits any longer. Who says
+	 * too much is not asked before it is measured: what demands took is what later ones are expected to.
+	 */
+	double launch_seconds;      /* at most 60 */
+	double token_seconds;       /* 1 ps to 10 s */
+	double position_seconds;    /* of a token and a position before it; at most 1 */
+	uint32_t max_tokens;        /* the longest sequence that it computes; room in `tokens` */
+	uint32_t tokens_per_second; /* that it may be asked for, on average; 0: any */
+};
+
+struct kvp_demand {
+	size_t size;
+	uint32_t n_tokens; /* of the sequence, in `tokens` */
+	uint32_t first;    /* of them: cached up to there, to be computed from there on */
+	uint32_t within_ms;
+};
+
+/*
+ * Offers to compute missing blocks of the space, without a salt, and waits for a demand: tokens[0..n_tokens)
+ * and what is to be computed of them. Computing is what an engine does with any prompt of these tokens: match
+ * it, compute the rest, commit. The last block may be a partial one. The next call says that it is through.
+ *
+ * -ETIMEDOUT: no demand so far; without KVP_SERVE_IDLE the offer stands and may be asked at any time from then
+ * on, so call again soon, or kvp_serve_end(). -ETIME: the offer is lost, and may be made again after
+ * *ret_retry_ms (may be NULL): a demand took longer than was said, or three in a row came back undone.
+ * -EAGAIN: the client offers in KVP_CLIENT_OFFERS spaces, or the tenant's clients in too many; -EOPNOTSUPP: a
+ * space of keys or with a salt, or this daemon does not know of it; -ESHUTDOWN: no daemon now; -EINVAL; -ECHILD.
+ * One thread at a time for each space.
+ */
+KVP_EXPORT int kvp_serve_remat(struct kvp_space *space, const struct kvp_serve_opts *opts,
+	uint32_t timeout_ms, uint32_t *tokens, uint32_t *ret_retry_ms,
+	struct kvp_demand *ret_demand);
+/* The offer ends; a demand that was not met is given to others. Without a daemon there is none. */
+KVP_EXPORT int kvp_serve_end(struct kvp_space *space);
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 

@@ -284,8 +284,10 @@ void ring_drain(struct attachment *att)
 			take_reserve(att, &cqe);
 		else if (cqe.op == KVP_OP_COMMIT)
 			happened |= take_commit(att, &cqe) ? KVP_EVENT_COMMITS : 0;
-		else if (cqe.op == KVP_OP_WARM)
+		else if (cqe.op == KVP_OP_WARM || cqe.op == KVP_OP_WANT)
 			happened |= warm_answer(att, &cqe) ? KVP_EVENT_WARMS : 0;
+		else if (cqe.op == KVP_OP_SERVE && serve_answer(att, &cqe))
+			happened |= KVP_EVENT_DEMANDS;
 		else
 			take_answer(att, &cqe);
 	}

@@ -153,6 +153,7 @@ int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp
 	b->generation = answer->generation;
 	b->root = (struct kvp_key){ .lo = s->root_lo, .hi = s->root_hi };
 	memset(b->stock, 0, sizeof(b->stock));
+	b->serve.state = SERVE_NONE;
 	b->stock[0].batch = 1;
 	memcpy(space->fingerprint, s->fingerprint, sizeof(space->fingerprint));
 	/* Release: pairs with the acquire in bind_of(). */

@@ -185,6 +185,22 @@ int on_device(kvp_client *client, kvp_space *space, kvp_prefix *prefix)
 	return kvp_device_payloads(prefix, 0, 0, 1, &addr) + why;
 }
 
+int recompute(kvp_space *space, const kvp_ids *ids, uint32_t *tokens)
+{
+	kvp_want_opts want = {};
+	kvp_serve_opts serve = {};
+	kvp_demand demand = {};
+	kvp_ticket ticket = {};
+	uint32_t retry_ms = 0;
+
+	want.size = sizeof(want);
+	serve.size = sizeof(serve);
+	demand.size = sizeof(demand);
+	kvp_want(space, ids, &want, &ticket);
+	kvp_serve_remat(space, &serve, KVP_DEFAULT_TIMEOUT, tokens, &retry_ms, &demand);
+	return kvp_serve_end(space);
+}
+
 int64_t on_a_gpu(kvp_client *client, kvp_space *space, kvp_prefix *prefix, const kvp_view *view)
 {
 	kvp_cuda_opts opts = {};

@@ -74,6 +74,10 @@ struct kvpd_extent {
 	uint32_t free_head;
 	uint32_t hand;    /* where the search for blocks to move goes on */
 	uint64_t rest_ns; /* it found nothing: not again before */
+	/* `draining`: how many were here when that last changed, and when; see kvpd_extent_stuck(). */
+	uint32_t left;
+	uint64_t left_ns;
+	uint64_t kept_ns; /* when it was given up to empty it; 0: never */
 	struct kvpd_slot *slot;
 	/* RETIRING: a bit for each session (by place) that has not unmapped it. */
 	uint64_t *unacked;

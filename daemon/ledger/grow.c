@@ -292,6 +292,7 @@ static struct kvpd_extent *vault_victim(struct kvpd_tenant *t, const struct kvpd
 		struct kvpd_extent *x = t->extent[i];
 
 		if (x && x->cls->medium == KVPD_DRAM && x->cls != except && kvpd_extent_counts(x) &&
+			!kvpd_extent_kept(x, t->ledger->now_ns) &&
 			(!least || x->used < least->used))
 			least = x;
 	}
@@ -330,7 +331,8 @@ static bool reclaiming(const struct kvpd_tenant *t)
 	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
 		const struct kvpd_extent *x = t->extent[i];
 
-		if (x && x->draining && !x->unproven && x->cls->medium == KVPD_DRAM)
+		if (x && x->draining && !x->unproven && x->cls->medium == KVPD_DRAM &&
+			!kvpd_extent_stuck(x, t->ledger->now_ns))
 			return true;
 	}
 	return false;

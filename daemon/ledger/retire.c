@@ -11,6 +11,7 @@
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/grow.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/mover.h"
@@ -18,10 +19,14 @@
 #include "daemon/ledger/publish.h"
 #include "daemon/ledger/room.h"
 #include "daemon/ledger/session.h"
+#include "daemon/ledger/supply.h"
 #include "daemon/ledger/tenant.h"
 
 /* A fully free vault extent stays for so long after its class was last used. */
 #define WARM_NS (1000 * KVPD_MS)
+/* One from which nothing leaves for so long is kept, for so long at least: under leases, or in nobody's way. */
+#define STUCK_NS (500 * KVPD_MS)
+#define KEPT_NS  (5000 * KVPD_MS)
 
 /* ---- draining ------------------------------------------------------------------------------- */
 
@@ -34,8 +39,34 @@ void kvpd_extent_drain(struct kvpd_extent *x)
 		x->cls->vault_free -= x->slots - x->used;
 	}
 	x->draining = true;
+	x->left = x->used;
+	x->left_ns = x->tenant->ledger->now_ns;
 	x->tenant->n_draining++;
 	kvpd_due(x->tenant, KVPD_DUE_EXTENTS);
+}
+
+bool kvpd_extent_stuck(const struct kvpd_extent *x, uint64_t now)
+{
+	return x->state == KVPD_EXTENT_LIVE && x->used == x->left && !x->moving &&
+	       now - x->left_ns >= STUCK_NS;
+}
+
+bool kvpd_extent_kept(const struct kvpd_extent *x, uint64_t now)
+{
+	return x->kept_ns && now - x->kept_ns < KEPT_NS;
+}
+
+/* Gives slots again: what somebody reads there for long stays, and another extent is emptied in its place. */
+static void keep(struct kvpd_extent *x, uint64_t now)
+{
+	x->draining = false;
+	x->kept_ns = now;
+	x->tenant->n_draining--;
+	if (kvpd_extent_counts(x)) {
+		x->cls->vault_slots += x->slots;
+		x->cls->vault_free += x->slots - x->used;
+	}
+	kvpd_supply_came(x);
 }
 
 void kvpd_extent_orphan(struct kvpd_extent *x)
@@ -166,14 +197,21 @@ static uint32_t step_draining(struct kvpd_tenant *t, struct kvpd_extent *x, uint
 {
 	bool pressed = t->n_wanting || t->over;
 
+	if (x->used != x->left) {
+		x->left = x->used;
+		x->left_ns = now;
+	}
 	if (x->state == KVPD_EXTENT_OFFERED && !x->owner)
 		retire(x);
 	else if (x->state == KVPD_EXTENT_LIVE && !x->used)
 		retire(x);
 	else if (x->state == KVPD_EXTENT_LIVE && x->cls->medium != KVPD_DRAM)
 		return kvpd_room_empty(x, now) > 0;
-	else if (x->state == KVPD_EXTENT_LIVE)
-		return kvpd_move_out(x, KVPD_MOVE_BLOCKS, pressed, now) > 0;
+	else if (x->state == KVPD_EXTENT_LIVE &&
+		 kvpd_move_out(x, KVPD_MOVE_BLOCKS, pressed, now) > 0)
+		return 1;
+	else if (x->kind == KVP_EXTENT_VAULT && kvpd_extent_stuck(x, now))
+		keep(x, now);
 	return 0;
 }
 

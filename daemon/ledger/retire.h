@@ -17,6 +17,12 @@ struct kvpd_tenant;
 /* No more slots of it are given out; blocks are moved out in the next steps. */
 void kvpd_extent_drain(struct kvpd_extent *x);
 /*
+ * It drains, and nothing has left it for long: what lies there is leased, or has nowhere to go. One of the vault
+ * then gives slots again, so that another can be emptied, and is not chosen once more for some seconds (kept).
+ */
+bool kvpd_extent_stuck(const struct kvpd_extent *x, uint64_t now);
+bool kvpd_extent_kept(const struct kvpd_extent *x, uint64_t now);
+/*
  * Its session is gone: it drains, for the tenant. On a device its slots are nobody else's ever, since
  * nothing proves there that the writes of a dead process have ended; what was committed stays where it is
  * until room is wanted on the device, and the extent goes with the last of it.

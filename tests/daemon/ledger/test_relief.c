@@ -206,6 +206,64 @@ static void coded_blocks_hold_up_nothing(void **state)
 	free(b);
 }
 
+#define HELD 6u
+
+/*
+ * Leases that last hold up the extents that they are on and no others: one that cannot be emptied is given up
+ * for a while, and another is.
+ */
+static void leases_hold_up_their_extents_alone(void **state)
+{
+	struct dp_block *b = calloc(700, sizeof(*b));
+	bool *holds = calloc(KVP_MAX_EXTENTS, sizeof(*holds));
+	struct kvp_lease lease[HELD];
+	struct kvpd_limits limits;
+	struct dp_client *a, *c;
+	kvp_token tokens[T];
+	struct kvp_hit hit;
+	struct dp_world w;
+	uint32_t space, held = 0, x;
+	uint64_t least, bytes = 0;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	space = dp_large_space(a, "m", BLOCK);
+	put_many(a, space, 0, 700, b);
+	dp_detach(a); /* they are moved into the vault */
+	dp_await_most(&w, "arena_bytes", 0);
+	c = dp_attach(&w, w.tenant);
+	assert_int_equal(dp_large_space(c, "m", BLOCK), space);
+	/* One block in each of some extents, whichever of them is chosen first. */
+	for (uint32_t i = 0; i < 700 && held < HELD; i++) {
+		tokens_of(i, tokens);
+		if (dp_find(c, space, tokens, T, &hit, 1) != 1)
+			continue;
+		x = kvp_where_extent(hit.where);
+		if (holds[x])
+			continue;
+		assert_true(dp_lease(c, &hit, 1, &lease[held++]));
+		holds[x] = true;
+		bytes += kvp_load_relaxed(&c->view.extents[x].bytes);
+	}
+	assert_int_equal(held, HELD);
+	print_message("%llu KiB are held in %u extents\n", (unsigned long long)(bytes >> 10), held);
+	least = dp_figure(&w, "metadata_bytes") + bytes + 8 * MIB;
+	assert_true(dp_figure(&w, "charged_bytes") > least + 8 * MIB);
+	lower_share(&w, &limits, least);
+	dp_await_most(&w, "charged_bytes", least);
+	for (uint32_t i = 0; i < HELD; i++)
+		kvp_lease_drop(&lease[i]);
+	least -= bytes;
+	lower_share(&w, &limits, least);
+	dp_await_most(&w, "charged_bytes", least);
+	dp_check(&w);
+	dp_stop(&w);
+	free(holds);
+	free(b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -213,6 +271,7 @@ int main(void)
 		cmocka_unit_test(tips_in_arenas_hold_up_nothing),
 		cmocka_unit_test(idle_arenas_are_emptied),
 		cmocka_unit_test(coded_blocks_hold_up_nothing),
+		cmocka_unit_test(leases_hold_up_their_extents_alone),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -131,6 +131,18 @@ static void print_advisor(const json_t *status)
 
 /* ---- printing ------------------------------------------------------------------------------ */
 
+static void print_remat(const json_t *s)
+{
+	const json_t *r = json_object_get(s, "remat");
+
+	printf("remat     offers %.0f; wanted %.0f, not met %.0f; asked %.0f, met %.0f, given back "
+	       "%.0f, late %.0f\n",
+		kvctl_number(r, "offers"), kvctl_number(r, "wants_total"),
+		kvctl_number(r, "unmet_total"), kvctl_number(r, "asked_total"),
+		kvctl_number(r, "met_total"), kvctl_number(r, "returned_total"),
+		kvctl_number(r, "late_total"));
+}
+
 static void print_daemon(const json_t *s)
 {
 	const json_t *d = json_object_get(s, "daemon"), *heap = json_object_get(d, "heap");
@@ -156,6 +168,7 @@ static void print_daemon(const json_t *s)
 		kvctl_bytes(kvctl_number(heap, "allocated_bytes"), a),
 		kvctl_bytes(kvctl_number(heap, "resident_bytes"), b),
 		kvctl_text(heap, "allocator"));
+	print_remat(s);
 	print_advisor(s);
 	print_rates(s);
 }

@@ -348,6 +348,25 @@ static int take_tail(struct pool_kv *p, uint32_t n, uint32_t *ret_reused)
 	return r; /* a copy that failed leaves a block to compute, present already */
 }
 
+/* Has others compute what was evicted of the prompt. Whatever comes of it: what is there is found after it. */
+static void want(struct pool_kv *p, const uint32_t *tokens, uint32_t n)
+{
+	struct kvp_want_opts opts = {
+		.size = sizeof(opts), .within_ms = p->opts.want_ms, .timeout_ms = WAIT_GRANT_MS
+	};
+	const struct kvp_ids ids = { .ids = tokens, .n = n, .type = KVP_IDS_U32 };
+	struct kvp_ticket ticket;
+	int r = kvp_want(p->link.space, &ids, &opts, &ticket);
+
+	p->report.want_why = r < 0 ? r : 0;
+	if (r <= 0)
+		return;
+	p->report.wanted = (uint32_t)r;
+	r = kvp_ticket_wait(p->link.client, ticket, p->opts.want_ms, &p->report.want_why);
+	if (r < 0)
+		p->report.want_why = r;
+}
+
 static int pool_start(
 	struct kvr_kv *kv, const uint32_t *tokens, uint32_t n, uint32_t limit, uint32_t *ret_reused)
 {
@@ -361,6 +380,8 @@ static int pool_start(
 	/* without partial blocks nobody can gain from a claim on one: ask for whole blocks only */
 	if (!p->opts.reuse_tail)
 		n -= n % size;
+	if (p->link.space && p->opts.want_ms)
+		want(p, tokens, n);
 	if (p->link.space && find_prefix(p, tokens, n, &info) == 0) {
 		p->publish = p->opts.store;
 		usable = info.n_tokens + info.tail_tokens;
@@ -488,6 +509,13 @@ int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
 		warm_up(p);
 	*ret_kv = &p->kv;
 	return 0;
+}
+
+struct kvp_space *kvr_kv_pool_space(struct kvr_kv *kv)
+{
+	struct pool_kv *p = pool_of(kv);
+
+	return attach(p) ? p->link.space : NULL;
 }
 
 void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report)

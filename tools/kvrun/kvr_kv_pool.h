@@ -23,6 +23,11 @@ struct kvr_pool_opts {
 	const char *variant;
 	/* KVR_NO_DEVICE, or where cached blocks are read: they are copied there first. */
 	uint32_t device;
+	/*
+	 * Not 0: what is known of a prompt by its token ids is wanted first, to be computed by another engine
+	 * (kvp_want()), if that takes no longer.
+	 */
+	uint32_t want_ms;
 };
 
 #define KVR_NO_DEVICE    UINT32_MAX
@@ -36,12 +41,17 @@ struct kvr_pool_report {
 	uint32_t blocks_slots;  /* blocks computed into slots */
 	uint32_t blocks_private;
 	uint32_t published; /* commits that were accepted */
+	uint32_t wanted;    /* blocks that were known of the prompt, and wanted */
+	int want_why;       /* why they are not all cached: as of kvp_ticket_wait() */
 	char why[256];      /* not attached: the reason, else ""; KVP_ERROR_TEXT of kvpool.h */
 };
 
 /* Without a daemon this succeeds all the same. -EINVAL (geometry), -ENOMEM. */
 int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
 	const struct kvr_pool_opts *opts, struct kvr_kv **ret_kv);
+
+/* The space that its blocks are in, as long as there is a daemon; NULL: none so far. */
+struct kvp_space *kvr_kv_pool_space(struct kvr_kv *kv);
 
 /* `kv` must come from kvr_kv_pool_new. Waits until its published blocks are visible (bounded). */
 void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report);

@@ -11,6 +11,7 @@
 #include "tools/kvrun/kvr_tokenizer.h"
 #include "tools/kvrun/options.h"
 #include "tools/kvrun/output.h"
+#include "tools/kvrun/serve.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -99,7 +100,7 @@ static int open_native(struct engine *e, const struct kvr_geom *geom)
 {
 	const struct options *o = e->opt;
 	struct kvr_pool_opts pool = { o->socket, o->store, o->reuse_tail,
-		o->codec ? e->codec : NULL, o->device };
+		o->codec ? e->codec : NULL, o->device, o->want_ms };
 	int r;
 
 	/* the model's own scores are wanted, so nothing is read from a cache */
@@ -398,6 +399,15 @@ static int run_score(struct engine *e)
 	return r < 0 ? failed(e, r) : 0;
 }
 
+static int run_serve(struct engine *e)
+{
+	const struct options *o = e->opt;
+	const struct serve_opts opts = { o->serve_idle, o->serve_rate, o->json };
+	int r = serve_others(e->model, e->pool, e->seq, &opts);
+
+	return r < 0 ? failed(e, r) : 0;
+}
+
 int main(int argc, char **argv)
 {
 	struct options opt;
@@ -414,6 +424,8 @@ int main(int argc, char **argv)
 			status = run_prompt(&e, &opt.prompt[i]);
 		if (status == 0 && opt.lines)
 			status = run_lines(&e);
+		if (status == 0 && opt.serve)
+			status = run_serve(&e);
 	}
 	engine_close(&e);
 	options_done(&opt);

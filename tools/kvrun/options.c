@@ -37,6 +37,13 @@ static const char usage[] =
 	"  --no-store           read cached blocks, publish none\n"
 	"  --reuse-tail         go on inside a partly matching block too; the result may then\n"
 	"                       differ in the last bits from a cold run's\n"
+	"  --want-ms N          have blocks of a prompt that were evicted computed by other\n"
+	"                       processes first, if they need no longer; at most 3600000\n"
+	"  --serve-remat always|idle\n"
+	"                       when the prompts are done, compute blocks that other processes\n"
+	"                       want, until SIGINT or SIGTERM; idle: what is wanted meanwhile\n"
+	"                       is left to others\n"
+	"  --serve-rate N       at most so many tokens a second (default 0: any)\n"
 	"  --device host|N      read cached blocks on device N of the daemon, or (host) on the\n"
 	"                       first that works; what does not come there is read in DRAM\n"
 	"  --device cuda:N      keep keys and values on GPU N, in the daemon's memory there, and\n"
@@ -70,6 +77,9 @@ enum {
 	OPT_KVPOOL,
 	OPT_NO_STORE,
 	OPT_REUSE_TAIL,
+	OPT_WANT_MS,
+	OPT_SERVE_REMAT,
+	OPT_SERVE_RATE,
 	OPT_DEVICE,
 	OPT_BLOCK_TOKENS,
 	OPT_KV_DTYPE,
@@ -95,6 +105,9 @@ static const struct option long_options[] = {
 	{ "kvpool", required_argument, NULL, OPT_KVPOOL },
 	{ "no-store", no_argument, NULL, OPT_NO_STORE },
 	{ "reuse-tail", no_argument, NULL, OPT_REUSE_TAIL },
+	{ "want-ms", required_argument, NULL, OPT_WANT_MS },
+	{ "serve-remat", required_argument, NULL, OPT_SERVE_REMAT },
+	{ "serve-rate", required_argument, NULL, OPT_SERVE_RATE },
 	{ "device", required_argument, NULL, OPT_DEVICE },
 	{ "block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS },
 	{ "kv-dtype", required_argument, NULL, OPT_KV_DTYPE },
@@ -204,6 +217,15 @@ static int parse_device(const char *text, struct options *o)
 	return parse_u32("device", text, 0, 15, right, &o->device);
 }
 
+static int parse_serve(const char *text, struct options *o)
+{
+	o->serve = 1;
+	o->serve_idle = strcmp(text, "idle") == 0;
+	return o->serve_idle || strcmp(text, "always") == 0
+		       ? 0
+		       : complain("serve-remat", text, "always or idle");
+}
+
 static int add_prompt(struct options *o, const char *text, const char *path)
 {
 	struct prompt_source *p;
@@ -256,6 +278,12 @@ static int apply(struct options *o, int opt, const char *arg)
 	case OPT_REUSE_TAIL:
 		o->reuse_tail = 1;
 		return 0;
+	case OPT_WANT_MS:
+		return parse_u32("want-ms", arg, 1, 3600000, "1..3600000", &o->want_ms);
+	case OPT_SERVE_REMAT:
+		return parse_serve(arg, o);
+	case OPT_SERVE_RATE:
+		return parse_u32("serve-rate", arg, 0, 1u << 30, "0..1073741824", &o->serve_rate);
 	case OPT_DEVICE:
 		return parse_device(arg, o);
 	case OPT_BLOCK_TOKENS:
@@ -280,6 +308,24 @@ static int apply(struct options *o, int opt, const char *arg)
 	}
 }
 
+/* Both are about blocks of kvpool in memory of the CPU. */
+static int check_remat(const struct options *o)
+{
+	if (o->serve && (o->off || o->perplexity || !o->store || o->cuda)) {
+		fprintf(stderr,
+			"kvrun: --serve-remat publishes blocks in the CPU's memory: leave out "
+			"--kvpool off, --perplexity, --no-store and --device cuda:N\n");
+		return -EINVAL;
+	}
+	if (o->want_ms && (o->off || o->perplexity || o->cuda)) {
+		fprintf(stderr,
+			"kvrun: --want-ms is about cached blocks in the CPU's memory: leave "
+			"out --kvpool off, --perplexity and --device cuda:N\n");
+		return -EINVAL;
+	}
+	return 0;
+}
+
 static int check(const struct options *o)
 {
 	if (!o->model) {
@@ -300,12 +346,12 @@ static int check(const struct options *o)
 			o->ordinal);
 		return -EINVAL;
 	}
-	if (!o->perplexity && !o->n_prompts && !o->lines) {
-		fprintf(stderr, "kvrun: nothing to run: give --prompt, --prompt-file, --lines or "
-				"--perplexity\n");
+	if (!o->perplexity && !o->n_prompts && !o->lines && !o->serve) {
+		fprintf(stderr, "kvrun: nothing to run: give --prompt, --prompt-file, --lines, "
+				"--perplexity or --serve-remat\n");
 		return -EINVAL;
 	}
-	return 0;
+	return check_remat(o);
 }
 
 int options_parse(int argc, char **argv, struct options *ret_options, int *ret_exit)

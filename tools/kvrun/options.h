@@ -27,8 +27,12 @@ struct options {
 	int off;            /* --kvpool off */
 	int store;
 	int reuse_tail;
-	uint32_t device; /* KVR_NO_DEVICE; KVR_FIRST_DEVICE */
-	int cuda;        /* --device cuda:N: */
+	uint32_t want_ms;    /* 0: nothing is wanted */
+	int serve;           /* compute for others, when the prompts are done; */
+	int serve_idle;      /* only while it waits for that */
+	uint32_t serve_rate; /* tokens a second; 0: any */
+	uint32_t device;     /* KVR_NO_DEVICE; KVR_FIRST_DEVICE */
+	int cuda;            /* --device cuda:N: */
 	uint32_t ordinal;
 	uint32_t block_tokens;
 	enum kvr_dtype dtype; /* of stored keys and values */

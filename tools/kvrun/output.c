@@ -113,6 +113,11 @@ int output_json(const struct kvr_model *model, uint32_t block_tokens, const stru
 				      (int)r->pool.blocks_slots, "private",
 				      (int)r->pool.blocks_private, "published",
 				      (int)r->pool.published)) == 0;
+	if (root && r->pool.wanted)
+		ok &= json_object_set_new(root, "wanted",
+			      json_pack("{s:i, s:s}", "blocks", (int)r->pool.wanted, "outcome",
+				      r->pool.want_why ? strerror(-r->pool.want_why) : "cached")) ==
+		      0;
 	if (root && r->codec)
 		ok &= json_object_set_new(root, "codec", json_coded(r)) == 0;
 	return print_json(root, ok);

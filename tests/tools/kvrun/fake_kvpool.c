@@ -245,6 +245,19 @@ int kvp_warm(struct kvp_prefix *match, const struct kvp_warm_opts *opts, struct 
 	return fake.warm_result;
 }
 
+/* Nothing is known of any sequence. */
+int kvp_want(struct kvp_space *space, const struct kvp_ids *tokens,
+	const struct kvp_want_opts *opts, struct kvp_ticket *ret)
+{
+	(void)space;
+	(void)tokens;
+	(void)ret;
+	assert_int_equal(opts->within_ms, 7);
+	assert_int_equal(fake.matches, 0);
+	fake.wants++;
+	return fake.want_result;
+}
+
 int kvp_ticket_wait(
 	struct kvp_client *client, struct kvp_ticket ticket, uint32_t timeout_ms, int *ret_why)
 {

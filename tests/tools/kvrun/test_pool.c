@@ -53,11 +53,12 @@ static struct kvr_prefill run(struct kvr_kv *kv, uint32_t n, float *rows)
 }
 
 static uint32_t device = KVR_NO_DEVICE; /* that engines read on */
+static uint32_t want_ms;                /* for which they have others compute */
 
 static struct kvr_kv *pool(int store, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL, device };
+	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL, device, want_ms };
 	struct kvr_kv *kv;
 
 	assert_int_equal(kvr_kv_pool_new(model, &geom, &opts, &kv), 0);
@@ -311,7 +312,7 @@ static void tails_are_reused_on_request(void **unused)
 static struct kvr_kv *coded_pool(const char *codec, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_pool_opts pool_opts = { "/nowhere", 1, reuse_tail, codec, KVR_NO_DEVICE };
+	struct kvr_pool_opts pool_opts = { "/nowhere", 1, reuse_tail, codec, KVR_NO_DEVICE, 0 };
 	struct kvr_coded_opts opts = { .mode = KVR_SHADOW };
 	struct kvr_kv *native, *kv;
 
@@ -382,6 +383,25 @@ static void reused_tails_are_native(void **unused)
 }
 
 /* Where a block is read changes nothing, and one that does not come there is read in DRAM. */
+/* Before it is looked up; and what comes of it changes nothing but what is found. */
+static void what_was_evicted_is_wanted_first(void **unused)
+{
+	struct kvr_pool_report r;
+
+	(void)unused;
+	engine(1, &r);
+	assert_int_equal(fake.wants + r.wanted, 0);
+	want_ms = 7;
+	engine(1, &r);
+	assert_int_equal(fake.wants, 1);
+	assert_int_equal(r.wanted + (uint32_t)r.want_why, 0);
+	fake.want_result = -EAGAIN;
+	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+	assert_int_equal(r.want_why, -EAGAIN);
+	assert_int_equal(fake.wants, 2);
+	want_ms = 0;
+}
+
 static void cached_blocks_are_read_on_a_device(void **unused)
 {
 	struct kvr_pool_report r;
@@ -426,6 +446,7 @@ int main(void)
 		cmocka_unit_test_setup(waits_for_somebody_else, fresh),
 		cmocka_unit_test_setup(waits_for_memory_to_be_mapped, fresh),
 		cmocka_unit_test_setup(tails_are_reused_on_request, fresh),
+		cmocka_unit_test_setup(what_was_evicted_is_wanted_first, fresh),
 		cmocka_unit_test_setup(cached_blocks_are_read_on_a_device, fresh),
 		cmocka_unit_test_setup(engines_of_one_codec_share, fresh),
 		cmocka_unit_test_setup(reused_tails_are_native, fresh),

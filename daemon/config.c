@@ -44,6 +44,7 @@ struct raw_limits {
 	char *budget;
 	char *hot_tokens;
 	char *stale_tokens;
+	char *quality_target;
 	char *tail_index;
 	struct raw_part *devices;
 	unsigned n_devices;
@@ -123,6 +124,7 @@ struct raw_config {
 		TEXT(type, "precision", prefix precision), TEXT(type, "budget", prefix budget), \
 		TEXT(type, "hot_tokens", prefix hot_tokens),                                    \
 		TEXT(type, "stale_tokens", prefix stale_tokens),                                \
+		TEXT(type, "quality_target", prefix quality_target),                            \
 		TEXT(type, "tail_index", prefix tail_index),                                    \
 		CYAML_FIELD_SEQUENCE_COUNT("devices", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, \
 			type, prefix devices, prefix n_devices, &part_schema, 0, KVP_MAX_DEVICES)
@@ -492,6 +494,8 @@ static int get_limits(struct kvpd_complaint *l, const char *prefix, const struct
 	GET(kvpd_value_u32(l, AT("max_sessions"), raw->max_sessions, 1, KVPD_MAX_SESSIONS,
 		&limits->max_sessions));
 	GET(kvpd_value_u32(l, AT("least_bits"), raw->least_bits, 2, 16, &limits->least_bits));
+	GET(kvpd_value_u32(
+		l, AT("quality_target"), raw->quality_target, 0, 90, &limits->quality_target));
 	GET(kvpd_value_bool(l, AT("tail_index"), raw->tail_index, &limits->tail_index));
 #undef AT
 	r = get_rule(l, prefix, raw, &limits->rule);
@@ -768,7 +772,10 @@ static struct kvpd_config *new_default(const char *path, uint64_t memory)
 		.handshake_ms = 5000,
 		.log_level = KVPD_LOG_INFO,
 		.unlisted_uids = true,
-		.defaults = { .max_sessions = 256, .tail_index = true, .rule = KVPD_RULE_DEFAULT },
+		.defaults = { .max_sessions = 256,
+			.quality_target = 90,
+			.tail_index = true,
+			.rule = KVPD_RULE_DEFAULT },
 	};
 	if ((path && !c->path) || !c->runtime_dir || !c->socket || !c->user || !c->admin_group ||
 		!c->policy)

@@ -66,6 +66,7 @@ const char *kvpd_value_wanted(const char *path)
 		{ "budget", "a share, e.g. 0.4 or 40%" },
 		{ "hot_tokens", NUMBER },
 		{ "stale_tokens", NUMBER },
+		{ "quality_target", "percent, from 0 to 90" },
 		{ "numa_node", "the number of a node, or any" },
 		{ "hugepages", TRISTATE },
 		{ "mlock", TRISTATE },

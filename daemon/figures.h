@@ -93,6 +93,33 @@ struct kvpd_remat_figures {
 	uint64_t tokens, ns; /* of those that were met */
 };
 
+/* Scores of what is coded with fewer bits, of a space or of all of a tenant's; see daemon/ledger/quality.h. */
+struct kvpd_quality_figures {
+	uint32_t spaces,
+		raised; /* that are not exact; of them those coded with more than their floor */
+	uint32_t floor_bits,
+		coding_bits; /* of one space: the fewest allowed, and those of next blocks */
+	uint32_t samples;    /* in the windows */
+	double mean;         /* of the newest of them, the lowest of all; below 0: none */
+	double worst; /* head of the last block that was checked, as a multiple of the limit; likewise */
+	uint64_t checked, reported, changes;
+};
+
+static inline void kvpd_quality_add(
+	struct kvpd_quality_figures *sum, const struct kvpd_quality_figures *f)
+{
+	sum->spaces += f->spaces;
+	sum->raised += f->raised;
+	sum->samples += f->samples;
+	if (f->mean >= 0 && (sum->mean < 0 || f->mean < sum->mean))
+		sum->mean = f->mean;
+	if (f->worst > sum->worst)
+		sum->worst = f->worst;
+	sum->checked += f->checked;
+	sum->reported += f->reported;
+	sum->changes += f->changes;
+}
+
 /* Bytes, and counts since the tenant began where no limit stands beside them; see docs/admin.md. */
 struct kvpd_tenant_figures {
 	uint32_t id;
@@ -117,7 +144,8 @@ struct kvpd_tenant_figures {
 	uint64_t evictions, reloads, forgotten, moves;
 	uint64_t claims, waits, deleted;
 	struct kvpd_width_figures width[KVPD_FIGURES_WIDTHS];
-	uint64_t uncoded;                               /* coded for nothing */
+	uint64_t uncoded; /* coded for nothing */
+	struct kvpd_quality_figures quality;
 	struct kvpd_part_figures part[KVP_MAX_DEVICES]; /* as many as there are devices */
 	struct kvpd_advisor_figures advisor;
 	struct kvpd_remat_figures remat;
@@ -143,6 +171,7 @@ struct kvpd_space_figures {
 	uint32_t hot_tokens, stale_tokens;
 	uint64_t in_width[KVPD_FIGURES_WIDTHS]; /* payloads in DRAM, */
 	uint64_t dram_bytes, native_bytes;      /* theirs, and if all were native */
+	struct kvpd_quality_figures quality;
 };
 
 struct kvpd_client_figures {

@@ -103,6 +103,35 @@ int kvp_payload_decode(const struct kvp_kernels *k, const struct kvp_block_layou
 int kvp_payload_recode(const struct kvp_kernels *k, const struct kvp_block_layout *from,
 	const void *src, const struct kvp_block_layout *to, void *dst, void *scratch);
 
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+/* The error of a head is the sum of (x - x')^2 over its tokens and channels, divided by that of x^2. */
+struct kvp_payload_error {
+	uint32_t heads;  /* that were compared: coded ones, of keys and of values */
+	uint32_t within; /* of them, those whose error is at most the limit of their kind */
+	double worst;    /* the largest error, as a multiple of that limit */
+};
+
+/*
+ * Decodes a layer of a coded payload and compares it with the native one that it was coded from. limit:
+ * of keys and of values, > 0. Elements that are not finite count for nothing, and so does a head that
+ * is all zeros. Errors as kvp_payload_decode(); -EINVAL also for layouts that do not go together.
+ */
+int kvp_payload_compare(const struct kvp_kernels *k, const struct kvp_block_layout *from,
+	const void *src, const struct kvp_block_layout *to, const void *coded, uint32_t layer,
+	void *scratch, const double limit[2], struct kvp_payload_error *ret_error);
+
+/* Bytes of scratch, aligned to 64, that kvp_payload_golden() needs. */
+size_t kvp_payload_golden_scratch(const struct kvp_block_layout *layout);
+
+/*
+ * The golden value of a coded layout's keys or values: the mean error of a head of (nearly) normal
+ * numbers, in the first plane of that kind that is coded. The same whenever it is asked for. -ENOENT:
+ * none is coded; -ENOSPC: a plane's payload is larger than its elements.
+ */
+int kvp_payload_golden(const struct kvp_kernels *k, const struct kvp_block_layout *layout,
+	uint32_t kind, void *scratch, double *ret_error);
+
 #ifdef __cplusplus
 }
 #endif

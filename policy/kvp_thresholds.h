@@ -49,23 +49,26 @@ int kvp_quality_mean(const struct kvp_quality *q, uint32_t n, double *ret_mean);
 struct kvp_threshold {
 	uint32_t hot_tokens;    /* native zone, KVP_THRESHOLD_HOT_MIN .. stale_tokens */
 	uint32_t stale_tokens;  /* age at which the archive begins; not turned */
-	uint32_t archive_width; /* KVP_WIDTH_4 .. KVP_WIDTH_2 */
+	uint32_t archive_width; /* within kvp_adapt_opts.most_bits .. least_bits */
 };
 
 struct kvp_adapt_opts {
 	uint32_t size;   /* sizeof(struct kvp_adapt_opts) */
 	double target;   /* wanted mean score, > 0 */
 	uint32_t period; /* samples between decisions, 1..KVP_QUALITY_RECENT; default 4 */
+	/* Bounds of the archive's bits: a width's, 16, 8, 4, 3 or 2. Default 4 and 2. */
+	uint32_t most_bits;
+	uint32_t least_bits;
 };
 
 /*
  * The controller. Every `period` samples it looks at the mean of the scores since the last change
  * (at most KVP_QUALITY_RECENT), so that a change is judged by what came after it:
  *
- *	mean < target		degraded: hot = floor(hot * 1.2), bits + 1 (at most 4)
- *	mean > target * 1.1	good:	  hot = floor(hot * 0.9), bits - 1 (at least 2)
+ *	mean < target		degraded: hot = floor(hot * 1.2), bits up a width (at most most_bits)
+ *	mean > target * 1.1	good:	  hot = floor(hot * 0.9), bits down one (at least least_bits)
  *
- * hot stays within [32, stale_tokens]. When a relaxation turns out to have been too much, it is
+ * hot stays within [32, stale_tokens]: where these are equal only the bits are turned. When a relaxation turns out to have been too much, it is
  * taken back and none is tried again for KVP_QUALITY_WINDOW samples, or until the target changes:
  * without that, two settings on the two sides of the band would alternate for ever.
  */
@@ -85,6 +88,12 @@ int kvp_adapt_init(
 
 /* Adds one score; 1 when `a->now` changed, 0 when not, -EINVAL for a score that is not finite. */
 int kvp_adapt_sample(struct kvp_adapt *a, float score);
+
+/*
+ * For a setting of which there can be no scores, because nothing is archived at it: relaxes at once, as
+ * good scores would, and what comes then decides. 1 when `a->now` changed, 0 when it is at its bounds.
+ */
+int kvp_adapt_retry(struct kvp_adapt *a);
 
 /* A new target may relax again at once; the setting stays. -EINVAL unless target > 0. */
 int kvp_adapt_retarget(struct kvp_adapt *a, double target);

@@ -47,19 +47,30 @@ int kvp_quality_mean(const struct kvp_quality *q, uint32_t n, double *ret_mean)
 static int threshold_valid(const struct kvp_threshold *t)
 {
 	return t->hot_tokens >= KVP_THRESHOLD_HOT_MIN && t->hot_tokens <= t->stale_tokens &&
-	       t->stale_tokens <= KVP_ZONE_TOKENS_MAX && t->archive_width >= KVP_WIDTH_4 &&
-	       t->archive_width <= KVP_WIDTH_2;
+	       t->stale_tokens <= KVP_ZONE_TOKENS_MAX && t->archive_width < KVP_WIDTHS;
 }
 
 int kvp_adapt_init(
 	struct kvp_adapt *a, const struct kvp_adapt_opts *opts, const struct kvp_threshold *start)
 {
+	struct kvp_adapt new = { .now = *start };
+	struct kvp_adapt_opts *o = &new.opts;
+
 	if (opts->size != sizeof(*opts) || !(opts->target > 0) || !isfinite(opts->target) ||
 		opts->period > KVP_QUALITY_RECENT || !threshold_valid(start))
 		return -EINVAL;
-	*a = (struct kvp_adapt){ .opts = *opts, .now = *start };
-	if (!a->opts.period)
-		a->opts.period = 4;
+	*o = *opts;
+	if (!o->period)
+		o->period = 4;
+	if (!o->most_bits)
+		o->most_bits = 4;
+	if (!o->least_bits)
+		o->least_bits = 2;
+	if (kvp_width_of_bits(o->most_bits) > start->archive_width ||
+		kvp_width_of_bits(o->least_bits) < start->archive_width ||
+		kvp_width_of_bits(o->least_bits) == KVP_WIDTHS)
+		return -EINVAL;
+	*a = new;
 	return 0;
 }
 
@@ -73,25 +84,47 @@ int kvp_adapt_retarget(struct kvp_adapt *a, double target)
 	return 0;
 }
 
-static struct kvp_threshold tighter(struct kvp_threshold t)
+static struct kvp_threshold tighter(const struct kvp_adapt *a)
 {
+	struct kvp_threshold t = a->now;
 	/* In 64 bits: 1.2 as 6/5 and 0.9 as 9/10 are exact where a float product is not. */
 	uint64_t hot = (uint64_t)t.hot_tokens * 6 / 5;
 
 	t.hot_tokens = hot < t.stale_tokens ? (uint32_t)hot : t.stale_tokens;
-	if (t.archive_width > KVP_WIDTH_4)
+	if (t.archive_width > kvp_width_of_bits(a->opts.most_bits))
 		t.archive_width--;
 	return t;
 }
 
-static struct kvp_threshold looser(struct kvp_threshold t)
+static struct kvp_threshold looser(const struct kvp_adapt *a)
 {
+	struct kvp_threshold t = a->now;
 	uint32_t hot = (uint32_t)((uint64_t)t.hot_tokens * 9 / 10);
 
 	t.hot_tokens = hot > KVP_THRESHOLD_HOT_MIN ? hot : KVP_THRESHOLD_HOT_MIN;
-	if (t.archive_width < KVP_WIDTH_2)
+	if (t.archive_width < kvp_width_of_bits(a->opts.least_bits))
 		t.archive_width++;
 	return t;
+}
+
+/* 1: that is another setting. */
+static int change(struct kvp_adapt *a, const struct kvp_threshold *next, int32_t direction)
+{
+	if (next->hot_tokens == a->now.hot_tokens && next->archive_width == a->now.archive_width)
+		return 0;
+	a->now = *next;
+	a->last = direction;
+	a->since_change = 0;
+	a->changes++;
+	return 1;
+}
+
+int kvp_adapt_retry(struct kvp_adapt *a)
+{
+	struct kvp_threshold next = looser(a);
+
+	a->hold = 0;
+	return change(a, &next, -1);
 }
 
 int kvp_adapt_sample(struct kvp_adapt *a, float score)
@@ -115,20 +148,14 @@ int kvp_adapt_sample(struct kvp_adapt *a, float score)
 		return r;
 	if (mean < a->opts.target) {
 		direction = 1;
-		next = tighter(a->now);
+		next = tighter(a);
 		if (a->last < 0)
 			a->hold = KVP_QUALITY_WINDOW;
 	} else if (mean > a->opts.target * 1.1 && !a->hold) {
 		direction = -1;
-		next = looser(a->now);
+		next = looser(a);
 	}
-	if (next.hot_tokens == a->now.hot_tokens && next.archive_width == a->now.archive_width)
-		return 0;
-	a->now = next;
-	a->last = direction;
-	a->since_change = 0;
-	a->changes++;
-	return 1;
+	return change(a, &next, direction);
 }
 
 struct kvp_threshold_store {

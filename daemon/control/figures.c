@@ -124,12 +124,37 @@ static struct kvpd_remat_figures remat_of_all(const struct kvpd_figures *f)
 	return sum;
 }
 
+static void put_ratio(json_t *o, const char *name, double ratio)
+{
+	json_object_set_new(o, name, ratio < 0 ? json_null() : json_real(ratio));
+}
+
+/* What is counted in the same way of a space, a tenant, and all. */
+static void put_quality(json_t *o, const struct kvpd_quality_figures *q)
+{
+	kvpd_put_int(o, "quality_samples", q->samples);
+	put_ratio(o, "quality_ratio", q->mean);
+	put_ratio(o, "quality_error_ratio", q->worst);
+	kvpd_put_int(o, "quality_checked_total", q->checked);
+	kvpd_put_int(o, "quality_reported_total", q->reported);
+	kvpd_put_int(o, "quality_changes_total", q->changes);
+}
+
+/* Of a tenant, or of all. */
+static void put_qualities(json_t *o, const struct kvpd_quality_figures *q)
+{
+	kvpd_put_int(o, "quality_spaces", q->spaces);
+	kvpd_put_int(o, "quality_raised_spaces", q->raised);
+	put_quality(o, q);
+}
+
 static json_t *status_json(
 	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
 	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0, reloads = 0;
 	struct kvpd_advisor_figures advisor = advisor_of_all(f);
 	struct kvpd_remat_figures remat = remat_of_all(f);
+	struct kvpd_quality_figures quality = { .mean = -1, .worst = -1 };
 	json_t *o = json_object();
 
 	(void)row;
@@ -139,6 +164,7 @@ static json_t *status_json(
 		recipes += f->tenant[i].recipes;
 		evictions += f->tenant[i].evictions;
 		reloads += f->tenant[i].reloads;
+		kvpd_quality_add(&quality, &f->tenant[i].quality);
 	}
 	kvpd_put_word(o, "epoch", f->epoch);
 	kvpd_put_seconds(o, "uptime_seconds", f->uptime_ns);
@@ -154,6 +180,7 @@ static json_t *status_json(
 	kvpd_put_int(o, "reloads_total", reloads);
 	kvpd_put_text(o, "pages", f->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
 	kvpd_put_text(o, "policy", f->policy);
+	put_qualities(o, &quality);
 	json_object_set_new(o, "ledger", portions_json(f));
 	json_object_set_new(o, "advisor", advisor_json(&advisor));
 	json_object_set_new(o, "remat", remat_json(&remat));
@@ -205,6 +232,7 @@ static void put_widths(json_t *o, const struct kvpd_tenant_figures *t)
 	kvpd_put_int(o, "coded_total", sum.steps);
 	kvpd_put_int(o, "coded_freed_bytes_total", sum.freed);
 	kvpd_put_int(o, "uncoded_total", t->uncoded);
+	put_qualities(o, &t->quality);
 }
 
 static json_t *tenant_json(
@@ -314,6 +342,9 @@ static json_t *space_json(
 	kvpd_put_int(o, "payload_bytes", s->blocks * s->block_bytes);
 	kvpd_put_int(o, "evictions_total", s->evictions);
 	put_rule(o, s);
+	kvpd_put_int(o, "floor_bits", s->quality.floor_bits);
+	kvpd_put_int(o, "coding_bits", s->quality.coding_bits);
+	put_quality(o, &s->quality);
 	json_object_set_new(o, "rates", kvpd_rates_of_space(rates, &f->tenant[s->tenant], s));
 	return o;
 }

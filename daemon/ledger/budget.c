@@ -37,7 +37,7 @@ void kvpd_budget_bytes(
 uint32_t kvpd_budget_least(const struct kvpd_tenant *t, uint32_t space)
 {
 	uint64_t native = kvpd_width_bytes(t, space, 0);
-	uint64_t least = kvpd_width_bytes(t, space, kvpd_width_lowest(t, space));
+	uint64_t least = kvpd_width_bytes(t, space, kvpd_width_floor(t, space));
 
 	return (uint32_t)((least * MILLION + native - 1) / native);
 }

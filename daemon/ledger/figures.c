@@ -13,6 +13,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lookups.h"
 #include "daemon/ledger/medium.h"
+#include "daemon/ledger/quality.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -158,6 +159,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 			.freed = t->precision.freed[w],
 		};
 	f->uncoded = t->precision.refused;
+	kvpd_quality_sum(t, &f->quality);
 	kvpd_advice_read(t->advice, kvpd_now_ns(), &f->advisor);
 	f->remat = (struct kvpd_remat_figures){
 		.offers = kvpd_remat_offers(t, kvpd_now_ns()),
@@ -200,6 +202,7 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	f->stale_tokens = t->space[i].rule.stale_tokens;
 	memcpy(f->in_width, t->space[i].in_width, sizeof(f->in_width));
 	kvpd_budget_bytes(t, i, &f->dram_bytes, &f->native_bytes);
+	kvpd_quality_read(t, i, &f->quality);
 }
 
 static void read_client(struct kvpd_session *s, struct kvpd_client_figures *f)

@@ -14,6 +14,7 @@
 #define KVPD_MOVE_BYTES  (UINT64_C(4) << 20) /* about, likewise */
 #define KVPD_MOVE_JOBS   4u                  /* of one tenant under way, the switch included */
 
+struct kvpd_check;
 struct kvpd_codes;
 
 struct kvpd_move {
@@ -35,7 +36,9 @@ struct kvpd_move_job {
 	bool force; /* leased blocks too */
 	bool drop;  /* nothing was copied: payloads on a device are to go, see room.h */
 	const struct kvpd_codes *codes; /* coded anew, see precision.h; NULL: copied as they are */
-	uint64_t ran_ns;                /* the mover took so long for that */
+	uint32_t space;                 /* whose all of them are, then, */
+	struct kvpd_check *check;       /* and what is looked at afterwards; NULL: nothing */
+	uint64_t ran_ns;                /* the mover took so long for coding */
 	uint32_t n;
 	struct kvpd_move move[KVPD_MOVE_BLOCKS];
 };

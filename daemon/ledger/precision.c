@@ -17,6 +17,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/mover.h"
+#include "daemon/ledger/quality.h"
 #include "daemon/ledger/tenant.h"
 #include "policy/kvp_evict.h"
 #include "policy/kvp_ladder.h"
@@ -38,37 +39,43 @@ _Static_assert(KVP_PAYLOAD_WIDTHS == KVP_WIDTHS, "a payload's width is that of p
 
 /* ---- what a space's floor means ------------------------------------------------------------- */
 
-int kvpd_codes_new(const struct kvp_space_canon *canon, struct kvpd_codes **ret_codes)
+int kvpd_precision_enter(struct kvpd_tenant *t, uint32_t space, const struct kvp_space_canon *canon)
 {
 	uint32_t lowest = kvp_payload_lowest(canon);
 	struct kvpd_codes *c;
 	int r = 0;
 
-	*ret_codes = NULL;
 	if (!lowest)
 		return 0;
-	c = calloc(1, sizeof(*c));
+	c = t->space[space].codes = calloc(1, sizeof(*c));
 	if (!c)
 		return -ENOMEM;
+	t->precision.floors++;
 	c->lowest = lowest;
 	for (uint32_t w = 0; r == 0 && w <= lowest; w++)
 		r = kvp_payload_layout(canon, w, &c->width[w]);
 	if (r == 0)
 		r = kvp_kernels_new(KVP_CPU_ALL, &c->kernels);
-	if (r < 0) {
-		kvpd_codes_free(c);
-		return r;
-	}
 	c->scratch = kvp_payload_scratch(&c->width[0]);
-	*ret_codes = c;
-	return 0;
+	if (r == 0)
+		r = kvpd_quality_new(c, &t->space[space].quality);
+	if (r < 0)
+		kvpd_precision_leave(t, space);
+	return r;
 }
 
-void kvpd_codes_free(struct kvpd_codes *c)
+void kvpd_precision_leave(struct kvpd_tenant *t, uint32_t space)
 {
-	if (c)
-		kvp_kernels_free(c->kernels);
+	struct kvpd_codes *c = t->space[space].codes;
+
+	if (!c)
+		return;
+	t->precision.floors--;
+	kvp_kernels_free(c->kernels);
 	free(c);
+	free(t->space[space].quality);
+	t->space[space].codes = NULL;
+	t->space[space].quality = NULL;
 }
 
 uint64_t kvpd_width_bytes(const struct kvpd_tenant *t, uint32_t space, uint32_t width)
@@ -79,7 +86,7 @@ uint64_t kvpd_width_bytes(const struct kvpd_tenant *t, uint32_t space, uint32_t 
 						: t->view.spaces[space].block_bytes;
 }
 
-uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space)
+uint32_t kvpd_width_floor(const struct kvpd_tenant *t, uint32_t space)
 {
 	const struct kvpd_codes *c = t->space[space].codes;
 	uint32_t width = c ? c->lowest : 0;
@@ -87,6 +94,11 @@ uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space)
 	while (width && kvp_width_bits(width) < t->limits.least_bits)
 		width--;
 	return width;
+}
+
+uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space)
+{
+	return kvpd_quality_width(t, space, kvpd_width_floor(t, space));
 }
 
 /* ---- counting ------------------------------------------------------------------------------- */
@@ -203,7 +215,10 @@ bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t 
 {
 	struct kvpd_precision *p = &t->precision;
 
-	if (!p->floors || c->medium != KVPD_DRAM || !helps(t, c))
+	if (!p->floors || c->medium != KVPD_DRAM)
+		return false;
+	kvpd_quality_wanted(t, c);
+	if (!helps(t, c))
 		return false;
 	/* Nothing could be coded: some evictions, then it is looked for again. */
 	if (p->grace) {
@@ -479,6 +494,32 @@ bool kvpd_precision_busy(const struct kvpd_tenant *t)
 	return t->precision.n_jobs >= KVPD_PRECISION_JOBS || t->n_move_jobs >= KVPD_MOVE_JOBS;
 }
 
+/*
+ * Which of its blocks is to be looked at again: one that goes from its native bytes to the lowest width, which is
+ * the one that is judged; NULL: none.
+ */
+static struct kvpd_check *check_of(const struct kvpd_move_job *j)
+{
+	const struct kvpd_tenant *t = j->tenant;
+	uint32_t tokens = t->view.spaces[j->space].canon.block_tokens, natives = 0, first = 0;
+	uint32_t lowest = kvpd_width_lowest(t, j->space);
+	struct kvpd_check *check;
+
+	for (uint32_t i = j->n; i-- > 0;)
+		if (!j->move[i].from_width && j->move[i].width == lowest) {
+			first = i;
+			natives++;
+		}
+	check = natives ? kvpd_check_new(j->tenant, j->space, natives) : NULL;
+	if (check) {
+		uint64_t depth = kvp_load_relaxed(&t->view.blocks[j->move[first].block].depth);
+
+		check->move = first;
+		check->tokens = (uint32_t)((depth + 1) * tokens);
+	}
+	return check;
+}
+
 uint32_t kvpd_precision_code(struct kvpd_tenant *t, uint32_t space,
 	const struct kvpd_coding *coding, uint32_t n, uint64_t now)
 {
@@ -501,6 +542,8 @@ uint32_t kvpd_precision_code(struct kvpd_tenant *t, uint32_t space,
 		free(j);
 		return 0;
 	}
+	j->space = space;
+	j->check = check_of(j);
 	t->precision.n_jobs++;
 	kvpd_move_job_begin(j);
 	return done;
@@ -579,6 +622,8 @@ void kvpd_precision_run(struct kvpd_move_job *j)
 	}
 	free(scratch);
 	j->ran_ns = kvpd_now_ns() - began;
+	if (j->check && j->move[j->check->move].checksum)
+		kvpd_check_run(c, &j->move[j->check->move], j->check);
 }
 
 void kvpd_precision_done(struct kvpd_move_job *j)
@@ -587,6 +632,11 @@ void kvpd_precision_done(struct kvpd_move_job *j)
 	double tokens = (double)j->n * j->codes->width[0].tokens;
 	double seconds = (double)j->ran_ns / 1e9 / tokens;
 
+	/* Its blocks are on their way, so the space is still the same. */
+	if (j->check)
+		kvpd_quality_checked(j->tenant, j->space, j->check);
+	free(j->check);
+	j->check = NULL;
 	p->n_jobs--;
 	p->encode_seconds = p->encode_seconds > 0 ? .9 * p->encode_seconds + .1 * seconds : seconds;
 	kvpd_budget_again(j->tenant);

@@ -12,9 +12,10 @@
  *
  * Coded slots are a size class of their own, which grows out of the tenant's room; where there is none, an
  * extent of larger slots is emptied for it, whose blocks are coded first. A block goes to the lowest width
- * that space and tenant allow, in one step. Steps in between were tried, before extents were emptied ahead of
+ * that space, tenant and quality allow, in one step. Steps in between were tried, before extents were emptied ahead of
  * need: each needs extents of its own size, which have to be emptied for those of the next, and in bad runs a
- * small share evicted two thirds of what was put.
+ * small share evicted two thirds of what was put. Where quality suffers the width is another (quality.h), but
+ * seldom, and for next blocks only.
  */
 #ifndef KVPD_PRECISION_H
 #define KVPD_PRECISION_H
@@ -41,9 +42,10 @@ struct kvpd_codes {
 	struct kvp_block_layout width[KVP_PAYLOAD_WIDTHS];
 };
 
-/* *ret_codes NULL: the space is exact. -ENOMEM. */
-int kvpd_codes_new(const struct kvp_space_canon *canon, struct kvpd_codes **ret_codes);
-void kvpd_codes_free(struct kvpd_codes *codes);
+/* A space of this number comes, which may be exact (-ENOMEM), and goes. */
+int kvpd_precision_enter(
+	struct kvpd_tenant *t, uint32_t space, const struct kvp_space_canon *canon);
+void kvpd_precision_leave(struct kvpd_tenant *t, uint32_t space);
 
 struct kvpd_precision {
 	uint32_t floors; /* spaces that have one */
@@ -66,6 +68,8 @@ struct kvpd_precision {
 /* Bytes of a block's payload in a width that its space has. */
 uint64_t kvpd_width_bytes(const struct kvpd_tenant *t, uint32_t space, uint32_t width);
 /* The lowest width that space and tenant allow. */
+uint32_t kvpd_width_floor(const struct kvpd_tenant *t, uint32_t space);
+/* The lowest that blocks are coded to now: that, unless their quality suffers (quality.h). */
 uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space);
 
 /*

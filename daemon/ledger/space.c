@@ -284,9 +284,7 @@ static int free_entry(struct kvpd_tenant *t, uint64_t now, uint32_t *ret_space)
 	e->tries = 0;
 	kvp_store_release(&shm_space(t, e->space)->state, KVP_SPACE_FREE);
 	t->space[e->space].cls = NULL;
-	t->precision.floors -= t->space[e->space].codes != NULL;
-	kvpd_codes_free(t->space[e->space].codes);
-	t->space[e->space].codes = NULL;
+	kvpd_precision_leave(t, e->space);
 	*ret_space = e->space;
 	return 0;
 }
@@ -302,7 +300,7 @@ void kvpd_space_capacity(struct kvpd_tenant *t)
 			least = t->space[i].cls->slot_bytes;
 	kvpd_parts_capacity(t, least);
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
-		uint64_t slot = kvpd_slot_bytes(kvpd_width_bytes(t, i, kvpd_width_lowest(t, i)));
+		uint64_t slot = kvpd_slot_bytes(kvpd_width_bytes(t, i, kvpd_width_floor(t, i)));
 
 		if (t->space[i].cls && slot < least)
 			least = slot;
@@ -387,10 +385,9 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 		cls = kvpd_class_get(t, KVPD_DRAM, kvpd_slot_bytes(bytes));
 		if (!cls)
 			return refuse(c, -ENOSPC, "too many different block sizes at once");
-		r = kvpd_codes_new(c->canon, &t->space[i].codes);
+		r = kvpd_precision_enter(t, i, c->canon);
 		if (r < 0)
 			return refuse(c, r, "no memory");
-		t->precision.floors += t->space[i].codes != NULL;
 		t->space[i].cls = cls;
 		enter(t, i, c->canon, bytes);
 	}

@@ -11,6 +11,7 @@
 
 struct kvpd_class;
 struct kvpd_codes;
+struct kvpd_quality;
 struct kvpd_session;
 struct kvpd_tenant;
 
@@ -18,8 +19,9 @@ struct kvpd_tenant;
 struct kvpd_space {
 	struct kvpd_class *cls;
 	struct kvpd_codes *codes; /* how its blocks are coded; NULL: it is exact. See precision.h */
-	struct kvpd_rule rule;    /* see budget.h, */
-	bool ruled;               /* and an administrator gave it: reloading changes nothing */
+	struct kvpd_quality *quality; /* of what is coded; NULL: likewise. See quality.h */
+	struct kvpd_rule rule;        /* see budget.h, */
+	bool ruled;                   /* and an administrator gave it: reloading changes nothing */
 	uint64_t in_width[KVP_PAYLOAD_WIDTHS]; /* payloads in DRAM */
 	uint64_t pending;                      /* bytes that coding is about to free */
 	uint32_t blocks;                       /* in any state but FREE */

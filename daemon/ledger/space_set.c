@@ -158,7 +158,7 @@ static int step(struct kvpd_request *q)
 	r = read_rule(q, &rule);
 	if (r < 0)
 		return r;
-	if (rule.policy != KVPD_RULE_PRESSURE && !kvpd_width_lowest(t, n->space))
+	if (rule.policy != KVPD_RULE_PRESSURE && !kvpd_width_floor(t, n->space))
 		return kvpd_request_fail(q, -EOPNOTSUPP,
 			"its blocks stay native: its engine says no floor, or the tenant's "
 			"least_bits are 16");

@@ -126,7 +126,7 @@ static void destroy(struct kvpd_tenant *t)
 	kvp_evict_free(t->evict);
 	kvpd_lesson_leave(t->lesson);
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
-		kvpd_codes_free(t->space[i].codes);
+		kvpd_precision_leave(t, i);
 	kvpd_advice_leave(t->advice);
 	kvpd_parts_free(t);
 	kvpd_runs_fini(&t->ids);

@@ -44,6 +44,7 @@ static void test_defaults(void **state)
 	assert_false(c->trust_daemon_uid);
 	assert_false(c->trust_overflow_uid);
 	assert_int_equal(c->n_tenants, 0);
+	assert_int_equal(c->defaults.quality_target, 90);
 	/* Without a file: the same. */
 	assert_int_equal(kvpd_config_load(NULL, MEMORY, error, sizeof(error), &d), 0);
 	assert_null(d->path);
@@ -93,6 +94,7 @@ static void test_everything(void **state)
 				     "    recipe_tokens: 128000\n"
 				     "    arena: 64MiB\n"
 				     "    max_sessions: 3\n"
+				     "    quality_target: 75\n"
 				     "    tail_index: false\n"
 				     "    precision: budget\n"
 				     "    budget: 37.5%\n"
@@ -127,6 +129,8 @@ static void test_everything(void **state)
 	assert_int_equal(c->tenants[0].limits.rule.stale_tokens, 256);
 	assert_int_equal(c->tenants[1].limits.rule.policy, KVPD_RULE_ZONES);
 	assert_int_equal(c->tenants[1].limits.rule.budget, 400000);
+	assert_int_equal(c->tenants[0].limits.quality_target, 75);
+	assert_int_equal(c->tenants[1].limits.quality_target, 90);
 	/* What a tenant does not say, the defaults do. */
 	assert_int_equal(c->tenants[1].limits.max_blocks, 1000);
 	assert_int_equal(c->tenants[1].limits.share, 16 << 20);
@@ -294,6 +298,7 @@ static const struct {
 	{ "hugepages: maybe\n", "t.yaml:1: hugepages: ", "auto, never, require" },
 	{ "unlisted_uids: 2\n", "t.yaml:1: unlisted_uids: ", "true" },
 	{ "numa_node: 1024\n", "t.yaml:1: numa_node: ", "0 to 1023" },
+	{ "defaults:\n  quality_target: 91\n", "t.yaml:2: defaults.quality_target: ", "0 to 90" },
 	{ "policy: magic\n", "t.yaml:1: policy: ", "lru" },
 	{ "advisor: perhaps\n", "t.yaml:1: advisor: ", "true" },
 	{ "advisor_period_ms: 49\n", "t.yaml:1: advisor_period_ms: ", "50 to" },

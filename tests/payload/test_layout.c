@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where planes lie, against a count of elements one by one; what coded blocks hold, against the codecs. */
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -342,6 +343,86 @@ static void steps_compose(void **s)
 	kvp_kernels_free(k);
 }
 
+/* Errors as the codec's golden value has them, a head that is lost found among others, hostile payloads refused. */
+static void errors_are_those_of_heads(void **s)
+{
+	struct kvp_space_canon c = { .version = 1,
+		.dtype = KVP_DTYPE_F16,
+		.layout = KVP_LAYOUT_NCLD,
+		.block_tokens = 64,
+		.n_layers = 2,
+		.layers = { { .index = 0, .kv_heads = 3, .k_dim = 128, .v_dim = 128 },
+			{ .index = 1, .kv_heads = 3, .k_dim = 128, .exact = 1 } } };
+	static struct kvp_block_layout native, coded;
+	double golden[2], limit[2] = { 1, 1 };
+	uint8_t *block, *payload, *scratch;
+	struct kvp_payload_error e;
+	struct kvp_kernels *k;
+
+	(void)s;
+	assert_int_equal(kvp_kernels_new(KVP_CPU_ALL, &k), 0);
+	for (uint32_t dtype = KVP_DTYPE_F32; dtype <= KVP_DTYPE_BF16; dtype++) {
+		c.dtype = dtype;
+		assert_int_equal(floored(&c, "kivi2"), 0);
+		assert_int_equal(kvp_payload_layout(&c, 0, &native), 0);
+		assert_int_equal(kvp_payload_layout(&c, kvp_payload_lowest(&c), &coded), 0);
+		scratch = room(kvp_payload_golden_scratch(&coded));
+		for (uint32_t kind = 0; kind < 2; kind++) {
+			assert_int_equal(
+				kvp_payload_golden(k, &coded, kind, scratch, &golden[kind]), 0);
+			/* That of tests/kernels/test_codec.c; 192 vectors are not 20,480. */
+			assert_true(fabs(golden[kind] / .1539 - 1) < .05);
+		}
+		assert_int_equal(kvp_payload_golden(k, &native, 0, scratch, &golden[0]), -ENOENT);
+		free(scratch);
+	}
+	/* Numbers of magnitude 1 or so, in bf16. */
+	block = room(native.bytes);
+	payload = room(coded.bytes);
+	scratch = room(kvp_payload_scratch(&native));
+	fill(block, &c, native.bytes);
+	assert_int_equal(kvp_payload_recode(k, &native, block, &coded, payload, scratch), 0);
+	assert_int_equal(
+		kvp_payload_compare(k, &native, block, &coded, payload, 0, scratch, limit, &e), 0);
+	assert_int_equal(e.heads, 6);
+	assert_int_equal(e.within, 6);
+	assert_true(e.worst > 0 && e.worst < 1);
+	limit[0] = e.worst / 1000;
+	limit[1] = e.worst * 1.001;
+	assert_int_equal(
+		kvp_payload_compare(k, &native, block, &coded, payload, 0, scratch, limit, &e), 0);
+	assert_int_equal(e.within, 3);
+	/* Another block's codes. */
+	limit[0] = limit[1] = .5;
+	for (uint32_t t = 0; t < 64; t++)
+		for (uint32_t i = 0; i < 128; i++) {
+			uint16_t *x = (uint16_t *)(void *)(block + native.plane[0][1].offset +
+							   native.plane[0][1].head_stride +
+							   t * native.plane[0][1].token_stride) +
+				      i;
+
+			*x ^= 0x8000;
+		}
+	assert_int_equal(
+		kvp_payload_compare(k, &native, block, &coded, payload, 0, scratch, limit, &e), 0);
+	assert_int_equal(e.within, 5);
+	assert_true(e.worst > 4);
+	/* The exact layer has nothing to compare. */
+	assert_int_equal(
+		kvp_payload_compare(k, &native, block, &coded, payload, 1, scratch, limit, &e), 0);
+	assert_int_equal(e.heads, 0);
+	memset(payload, 0, 64);
+	assert_true(
+		kvp_payload_compare(k, &native, block, &coded, payload, 0, scratch, limit, &e) < 0);
+	assert_int_equal(
+		kvp_payload_compare(k, &coded, block, &coded, payload, 0, scratch, limit, &e),
+		-EINVAL);
+	free(block);
+	free(payload);
+	free(scratch);
+	kvp_kernels_free(k);
+}
+
 int main(void)
 {
 	const char *seed = getenv("KVP_TEST_SEED");
@@ -352,6 +433,7 @@ int main(void)
 		cmocka_unit_test(what_no_floor_may_be),
 		cmocka_unit_test(recoded_is_the_codecs_own),
 		cmocka_unit_test(steps_compose),
+		cmocka_unit_test(errors_are_those_of_heads),
 	};
 
 	state = seed ? strtoull(seed, NULL, 0) : 1;

@@ -8,7 +8,7 @@ static const struct kvp_threshold start = { 64, 512, KVP_WIDTH_2 };
 
 static struct kvp_adapt controller(double target, uint32_t period)
 {
-	struct kvp_adapt_opts o = { sizeof(o), target, period };
+	struct kvp_adapt_opts o = { .size = sizeof(o), .target = target, .period = period };
 	struct kvp_adapt a;
 
 	assert_int_equal(kvp_adapt_init(&a, &o, &start), 0);
@@ -86,7 +86,7 @@ static void test_degraded_series(void **state)
 static void test_good_series(void **state)
 {
 	static const uint32_t hot[] = { 57, 51, 45, 40, 36, 32 };
-	struct kvp_adapt_opts o = { sizeof(o), .5, 4 };
+	struct kvp_adapt_opts o = { .size = sizeof(o), .target = .5, .period = 4 };
 	struct kvp_threshold from = { 64, 512, KVP_WIDTH_4 };
 	struct kvp_adapt a;
 	uint32_t i;
@@ -105,7 +105,7 @@ static void test_good_series(void **state)
 /* A score on either side of the band, and what was never relaxed is not held back. */
 static void test_band(void **state)
 {
-	struct kvp_adapt_opts o = { sizeof(o), 5, 4 };
+	struct kvp_adapt_opts o = { .size = sizeof(o), .target = 5, .period = 4 };
 	struct kvp_threshold from = { KVP_THRESHOLD_HOT_MIN, 512, KVP_WIDTH_2 };
 	struct kvp_adapt a;
 
@@ -124,6 +124,44 @@ static void test_band(void **state)
 	assert_int_equal(kvp_adapt_retarget(&a, INFINITY), -EINVAL);
 	assert_int_equal(kvp_adapt_retarget(&a, 5), 0); /* but a new target is a new try */
 	assert_int_equal(until_change(&a, 6, 100), 4);
+}
+
+/* Bits alone, between bounds of the owner's; what is never archived is tried again; a constant score changes nothing. */
+static void test_bits_alone(void **state)
+{
+	struct kvp_adapt_opts o = {
+		.size = sizeof(o), .target = .9, .period = 20, .most_bits = 16, .least_bits = 3
+	};
+	struct kvp_threshold from = { 32, 32, KVP_WIDTH_3 };
+	struct kvp_adapt a;
+	uint32_t width;
+
+	(void)state;
+	assert_int_equal(kvp_adapt_init(&a, &o, &from), 0);
+	assert_int_equal(until_change(&a, 1, 10000), 0);    /* the owner's floor */
+	assert_int_equal(until_change(&a, .95f, 10000), 0); /* in between */
+	assert_int_equal(kvp_adapt_retry(&a), 0);
+	/* The first decision still averages what was good. */
+	for (width = KVP_WIDTH_4; width != KVP_WIDTH_NATIVE; width--) {
+		assert_in_range(until_change(&a, .2f, 100), 1, 100);
+		assert_int_equal(a.now.archive_width, width);
+	}
+	assert_int_equal(until_change(&a, .2f, 100), 20);
+	assert_int_equal(a.now.archive_width, KVP_WIDTH_NATIVE);
+	assert_int_equal(until_change(&a, .2f, 10000), 0);
+	assert_int_equal(kvp_adapt_retry(&a), 1);
+	assert_int_equal(a.now.archive_width, KVP_WIDTH_8);
+	assert_int_equal(until_change(&a, .2f, 100), 20); /* too early: taken back, */
+	assert_int_equal(a.now.archive_width, KVP_WIDTH_NATIVE);
+	assert_int_equal(until_change(&a, 1, 900), 0); /* and good scores wait their time */
+	assert_in_range(until_change(&a, 1, 200), 1, 200);
+	assert_int_equal(a.now.archive_width, KVP_WIDTH_8);
+	assert_int_equal(a.now.hot_tokens, 32);
+
+	o.least_bits = 5;
+	assert_int_equal(kvp_adapt_init(&a, &o, &from), -EINVAL);
+	o.least_bits = 4; /* the start lies below */
+	assert_int_equal(kvp_adapt_init(&a, &o, &from), -EINVAL);
 }
 
 /* How good a synthetic model's output is at a setting. */
@@ -168,7 +206,7 @@ static void test_convergence_without_oscillation(void **state)
 
 static void test_bad_options(void **state)
 {
-	struct kvp_adapt_opts o = { sizeof(o), .9, 4 };
+	struct kvp_adapt_opts o = { .size = sizeof(o), .target = .9, .period = 4 };
 	struct kvp_threshold t = start;
 	struct kvp_adapt a;
 
@@ -410,6 +448,7 @@ int main(void)
 		cmocka_unit_test(test_degraded_series),
 		cmocka_unit_test(test_good_series),
 		cmocka_unit_test(test_band),
+		cmocka_unit_test(test_bits_alone),
 		cmocka_unit_test(test_convergence_without_oscillation),
 		cmocka_unit_test(test_bad_options),
 		cmocka_unit_test(test_nearest),

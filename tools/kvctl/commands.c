@@ -23,6 +23,8 @@ static const struct kvctl_column space_columns[] = {
 	{ "hit_ratio", "HIT%", KVCTL_PERCENT, 1 },
 	{ "hit_ratio_now", "NOW%", KVCTL_PERCENT, 1 },
 	{ "evictions_total", "EVICTIONS", KVCTL_COUNT, 3 },
+	{ "coding_bits", "BITS", KVCTL_COUNT, 5 },
+	{ "quality_ratio", "QUALITY%", KVCTL_PERCENT, 5 },
 	{ "asked_rate", "ASKED/S", KVCTL_RATE, 9 },
 	{ "put_rate", "PUT/S", KVCTL_RATE, 9 },
 	{ "evictions_rate", "EVICTED/S", KVCTL_RATE, 9 },

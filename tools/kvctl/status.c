@@ -129,6 +129,27 @@ static void print_advisor(const json_t *status)
 		kvctl_number(a, "stale_total"), kvctl_number(a, "consulted_total"));
 }
 
+/* Only where something may be coded. */
+static void print_quality(const json_t *status)
+{
+	const json_t *mean = json_object_get(status, "quality_ratio");
+	char text[96] = "no scores yet";
+
+	if (kvctl_number(status, "quality_spaces") < 1)
+		return;
+	if (json_is_number(mean))
+		snprintf(text, sizeof(text), "%.3f at the lowest, windows of %.0f scores",
+			json_number_value(mean), kvctl_number(status, "quality_samples"));
+	printf("quality   %s; checked %.0f, reported %.0f\n"
+	       "          of %.0f spaces that accept less than native, %.0f keep more bits than "
+	       "they have to; changes %.0f\n",
+		text, kvctl_number(status, "quality_checked_total"),
+		kvctl_number(status, "quality_reported_total"),
+		kvctl_number(status, "quality_spaces"),
+		kvctl_number(status, "quality_raised_spaces"),
+		kvctl_number(status, "quality_changes_total"));
+}
+
 /* ---- printing ------------------------------------------------------------------------------ */
 
 static void print_remat(const json_t *s)
@@ -168,6 +189,7 @@ static void print_daemon(const json_t *s)
 		kvctl_bytes(kvctl_number(heap, "allocated_bytes"), a),
 		kvctl_bytes(kvctl_number(heap, "resident_bytes"), b),
 		kvctl_text(heap, "allocator"));
+	print_quality(s);
 	print_remat(s);
 	print_advisor(s);
 	print_rates(s);

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How far a coded payload is from what it was coded from. */
+#include "payload/kvp_payload.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* ---- elements -------------------------------------------------------------------------------- */
+
+static float bits_float(uint32_t bits)
+{
+	float f;
+
+	memcpy(&f, &bits, sizeof(f));
+	return f;
+}
+
+static float half_float(uint16_t h)
+{
+	uint32_t sign = (uint32_t)(h & 0x8000u) << 16, e = h >> 10 & 31u, m = h & 1023u;
+
+	if (!e) /* zero or subnormal: m * 2^-24 */
+		return sign ? -(float)m / 16777216.f : (float)m / 16777216.f;
+	if (e == 31u)
+		return bits_float(sign | 0x7f800000u | m << 13);
+	return bits_float(sign | (e + 112u) << 23 | m << 13);
+}
+
+static float load(uint32_t dtype, const uint8_t *at)
+{
+	uint32_t word;
+	uint16_t half;
+
+	if (dtype == KVP_DTYPE_F32) {
+		memcpy(&word, at, sizeof(word));
+		return bits_float(word);
+	}
+	memcpy(&half, at, sizeof(half));
+	return dtype == KVP_DTYPE_F16 ? half_float(half) : bits_float((uint32_t)half << 16);
+}
+
+/* Of a number whose magnitude is below 16: bits that do not fit are dropped, halves below 2^-14 are 0. */
+static void store(uint32_t dtype, float value, uint8_t *at)
+{
+	uint32_t word, e;
+	uint16_t half;
+
+	memcpy(&word, &value, sizeof(word));
+	if (dtype == KVP_DTYPE_F32) {
+		memcpy(at, &word, sizeof(word));
+		return;
+	}
+	e = word >> 23 & 255u;
+	if (dtype == KVP_DTYPE_BF16)
+		half = (uint16_t)(word >> 16);
+	else
+		half = (uint16_t)((word >> 16 & 0x8000u) |
+				  (e > 112u ? (e - 112u) << 10 | (word >> 13 & 1023u) : 0u));
+	memcpy(at, &half, sizeof(half));
+}
+
+/* ---- comparing ------------------------------------------------------------------------------- */
+
+static int finite(float x)
+{
+	return x - x == 0;
+}
+
+/* Sum of (x - y)^2 / sum of x^2 over one head; 0 where there is nothing to lose. */
+static double head_error(const struct kvp_block_layout *l, const struct kvp_block_plane *p,
+	struct kvp_raw_const src, const uint8_t *decoded, uint32_t head)
+{
+	size_t e = kvp_dtype_bytes(l->dtype);
+	double lost = 0, all = 0;
+
+	for (uint32_t t = 0; t < l->tokens; t++) {
+		const uint8_t *x = (const uint8_t *)src.data + (ptrdiff_t)head * src.head_stride +
+				   (ptrdiff_t)t * src.token_stride;
+		const uint8_t *y = decoded + ((size_t)head * l->tokens + t) * p->dim * e;
+
+		for (uint32_t c = 0; c < p->dim; c++) {
+			float a = load(l->dtype, x + c * e), b = load(l->dtype, y + c * e);
+
+			/* What is not finite has no error; codecs make numbers of it. */
+			if (!finite(a))
+				continue;
+			lost += ((double)a - b) * ((double)a - b);
+			all += (double)a * a;
+		}
+	}
+	return all > 0 ? lost / all : 0;
+}
+
+static void compare_plane(const struct kvp_block_layout *l, const struct kvp_block_plane *p,
+	struct kvp_raw_const src, const uint8_t *decoded, double limit, struct kvp_payload_error *e)
+{
+	for (uint32_t h = 0; h < p->heads; h++) {
+		double error = head_error(l, p, src, decoded, h);
+
+		e->heads++;
+		e->within += error <= limit;
+		if (error / limit > e->worst)
+			e->worst = error / limit;
+	}
+}
+
+int kvp_payload_compare(const struct kvp_kernels *k, const struct kvp_block_layout *from,
+	const void *src, const struct kvp_block_layout *to, const void *coded, uint32_t layer,
+	void *scratch, const double limit[2], struct kvp_payload_error *ret_error)
+{
+	struct kvp_payload_error e = { 0 };
+	struct kvp_payload_layer decoded;
+	int r;
+
+	if (!from->native || from->n_layers != to->n_layers || from->tokens != to->tokens ||
+		from->dtype != to->dtype)
+		return -EINVAL;
+	r = kvp_payload_decode(k, to, layer, coded, to->bytes, scratch, &decoded);
+	if (r < 0)
+		return r;
+	for (uint32_t kind = 0; kind < 2; kind++) {
+		const struct kvp_block_plane *f = &from->plane[layer][kind];
+		const struct kvp_block_plane *t = &to->plane[layer][kind];
+		struct kvp_raw_const raw = { (const uint8_t *)src + f->offset,
+			(ptrdiff_t)f->head_stride, (ptrdiff_t)f->token_stride };
+
+		if (t->heads && t->codec != KVP_CODEC_NATIVE)
+			compare_plane(to, t, raw, kind == KVP_PLANE_K ? decoded.k : decoded.v,
+				limit[kind], &e);
+	}
+	*ret_error = e;
+	return 0;
+}
+
+/* ---- golden values --------------------------------------------------------------------------- */
+
+/* Nearly normal: the sum of twelve numbers between 0 and 1, less 6. The same ones every time. */
+static float nearly_normal(uint64_t *state)
+{
+	float sum = -6;
+
+	for (uint32_t i = 0; i < 12; i++) {
+		*state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+		sum += (float)(*state >> 40) / 16777216.f;
+	}
+	return sum;
+}
+
+size_t kvp_payload_golden_scratch(const struct kvp_block_layout *l)
+{
+	return 3 * kvp_payload_scratch(l);
+}
+
+int kvp_payload_golden(const struct kvp_kernels *k, const struct kvp_block_layout *l, uint32_t kind,
+	void *scratch, double *ret_error)
+{
+	size_t size = kvp_payload_scratch(l), e = kvp_dtype_bytes(l->dtype), n;
+	uint8_t *raw = scratch, *coded = raw + size, *decoded = coded + size;
+	const struct kvp_block_plane *p = NULL;
+	struct kvp_plane plane;
+	struct kvp_raw_const src;
+	uint64_t state = 1;
+	double sum = 0;
+	int r;
+
+	for (uint32_t i = 0; i < l->n_layers && !p; i++)
+		if (l->plane[i][kind].heads && l->plane[i][kind].codec != KVP_CODEC_NATIVE)
+			p = &l->plane[i][kind];
+	if (!p)
+		return -ENOENT;
+	plane = (struct kvp_plane){ l->tokens, p->heads, p->dim, l->dtype, kind };
+	n = (size_t)p->heads * l->tokens * p->dim;
+	for (size_t i = 0; i < n; i++)
+		store(l->dtype, nearly_normal(&state), raw + i * e);
+	src = (struct kvp_raw_const){ raw, (ptrdiff_t)(l->tokens * p->dim * e),
+		(ptrdiff_t)(p->dim * e) };
+	r = kvp_plane_encode(k, p->codec, &plane, NULL, src, coded, size);
+	if (r == 0)
+		r = kvp_plane_decode(k, p->codec, &plane, NULL, coded, p->bytes,
+			(struct kvp_raw){ decoded, src.head_stride, src.token_stride });
+	if (r < 0)
+		return r;
+	for (uint32_t h = 0; h < p->heads; h++)
+		sum += head_error(l, p, src, decoded, h);
+	*ret_error = sum / p->heads;
+	return 0;
+}

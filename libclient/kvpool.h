@@ -298,6 +298,17 @@ struct kvp_space_props {
 
 KVP_EXPORT int kvp_space_info(struct kvp_space *space, struct kvp_space_props *ret_props);
 
+/*
+ * Says how good the engine's output is over blocks of a space with a floor: a share, 0 to 1, 1 being that of
+ * native blocks; for instance the share of tokens that a check with native ones would have chosen too. Once
+ * a request or a step. Where the mean of such scores and of the daemon's own is below the tenant's
+ * `quality_target` (kvpoold.yaml(5)), next blocks are coded with more bits, where it is well above with
+ * fewer, never with fewer than the floor. Waits for nothing and is answered by nobody. -EINVAL: not a
+ * number of that range; -EOPNOTSUPP: the space is exact; -EAGAIN: the daemon has many questions before
+ * it, and this score is lost; -ESHUTDOWN: there is no daemon; -ECHILD.
+ */
+KVP_EXPORT int kvp_report_quality(struct kvp_space *space, double score);
+
 /* Bytes of one block's payload, by kvp_payload_info.codec; -EOPNOTSUPP: the space has none such. */
 KVP_EXPORT int kvp_space_block_bytes(struct kvp_space *space, uint32_t codec, uint64_t *ret_bytes);
 

@@ -378,6 +378,38 @@ int kvp_space_block_bytes(struct kvp_space *space, uint32_t codec, uint64_t *ret
 	return 0;
 }
 
+int kvp_report_quality(struct kvp_space *space, double score)
+{
+	struct kvp_sqe sqe = { .op = KVP_OP_QUALITY };
+	const struct space_bind *b;
+	struct attachment *att;
+	struct kvp_client *c;
+	int r;
+
+	/* Not a number is not within. */
+	if (!space || !(score >= 0 && score <= 1))
+		return -EINVAL;
+	c = space->client;
+	if (!client_mine(c))
+		return -ECHILD;
+	if (!space->codecs)
+		return -EOPNOTSUPP;
+	pthread_mutex_lock(&c->ring_lock);
+	att = kvp_load_seq(&c->att);
+	b = att && !kvp_load_seq(&att->dead) ? bind_of(att, space) : NULL;
+	r = b ? 0 : -ESHUTDOWN;
+	if (b) {
+		sqe.serial = ++att->other_serial;
+		sqe.space = (uint16_t)b->index;
+		sqe.count = (uint32_t)(score * KVP_QUALITY_WHOLE + .5);
+		r = kvp_sq_push(att->page, &att->sq_tail, &sqe) < 0 ? -EAGAIN : 0;
+		if (kvp_sq_must_wake(att->page))
+			ledger_wake(att);
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	return r;
+}
+
 int space_root(struct kvp_space *space, struct kvp_key *ret_root)
 {
 	struct kvp_client *c = space->client;

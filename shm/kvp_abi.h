@@ -473,7 +473,8 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 #define KVP_OP_WARM    8u /* have a run of blocks copied to a device */
 #define KVP_OP_WANT    9u /* have what is missing of a chain brought to DRAM: loaded or computed */
 #define KVP_OP_SERVE   10u /* offer to compute it, and wait for the next demand */
-#define KVP_OP_MAX_    11u
+#define KVP_OP_QUALITY 11u /* a score of what was read of `space`; no completion */
+#define KVP_OP_MAX_    12u
 
 /*
  * RESERVE. grant: 0: slots in DRAM; n + 1: on the device of number n, in an extent of kind ARENA and tier
@@ -556,6 +557,13 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 #define KVP_TOKEN_PS_MAX    UINT64_C(10000000000000)   /* 10 s */
 #define KVP_POSITION_FS_MAX UINT64_C(1000000000000000) /* 1 s */
 #define KVP_LAUNCH_NS_MAX   UINT64_C(60000000000)      /* 60 s */
+
+/*
+ * QUALITY. count: how good the client's output is, in millionths: KVP_QUALITY_WHOLE is nothing lost. It is
+ * dropped without a word where it is more, where the session has not opened the space, where that is exact,
+ * and where the tenant wants no scores. A daemon that is older than this answers -EOPNOTSUPP.
+ */
+#define KVP_QUALITY_WHOLE 1000000u
 
 /* How a submission names a parent (or, for DELETE, WARM and WANT, the block itself). */
 #define KVP_PARENT_ROOT   0u /* first block of a chain */

@@ -15,6 +15,7 @@
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/parked.h"
+#include "daemon/ledger/quality.h"
 #include "daemon/ledger/remat.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
@@ -150,6 +151,13 @@ static int delete_block(struct kvpd_session *s, const struct kvp_sqe *sqe, uint6
 	return r;
 }
 
+static void op_quality(struct kvpd_session *s, const struct kvp_sqe *sqe)
+{
+	if (sqe->space < KVP_MAX_SPACES && s->opens[sqe->space] && sqe->count <= KVP_QUALITY_WHOLE)
+		(void)kvpd_quality_reported(
+			s->tenant, sqe->space, (float)sqe->count / (float)KVP_QUALITY_WHOLE);
+}
+
 static void serve_one(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
 {
 	switch (sqe->op) {
@@ -182,6 +190,9 @@ static void serve_one(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_
 		break;
 	case KVP_OP_SERVE:
 		kvpd_offer_serve(s, sqe, now);
+		break;
+	case KVP_OP_QUALITY:
+		op_quality(s, sqe);
 		break;
 	case KVP_OP_NOP:
 		kvpd_ring_answer(s, sqe, 0, 0);

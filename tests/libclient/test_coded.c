@@ -27,12 +27,13 @@
 static struct kvp_kernels *kernels;
 static struct kvp_client *client;
 
-static struct kvp_space *open_space(struct kvp_client *c, uint32_t codec_k, uint32_t codec_v)
+static struct kvp_space *open_model(
+	struct kvp_client *c, const char *model, uint32_t codec_k, uint32_t codec_v)
 {
 	static const struct kvp_layer all[L] = { { 0, HEADS, 0, DIM, DIM },
 		{ 1, HEADS, 0, DIM, DIM } };
 	struct kvp_space_desc d = { .size = sizeof(d),
-		.model = "coded",
+		.model = model,
 		.dtype = KVP_DTYPE_F16,
 		.layout = KVP_LAYOUT_LCND,
 		.block_tokens = T,
@@ -44,6 +45,11 @@ static struct kvp_space *open_space(struct kvp_client *c, uint32_t codec_k, uint
 
 	EQUAL(kvp_space_open(c, &d, WAIT_MS, &s), 0);
 	return s;
+}
+
+static struct kvp_space *open_space(struct kvp_client *c, uint32_t codec_k, uint32_t codec_v)
+{
+	return open_model(c, "coded", codec_k, codec_v);
 }
 
 /* ---- what is stored ------------------------------------------------------------------------- */
@@ -456,6 +462,93 @@ static void test_kills(void)
 	kvp_space_close(s);
 }
 
+/* ---- quality -------------------------------------------------------------------------------- */
+
+/* Of the space of this test alone; null is -1. */
+static double space_figure(const char *name)
+{
+	struct kvp_admin *admin;
+	const char *at;
+	char *text, key[64];
+	double x;
+
+	/* What was reported before has been dealt with. */
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	EQUAL(kvp_admin_open(NULL, &admin), 0);
+	EQUAL(kvp_admin_request(admin, "{\"verb\":\"spaces\"}", WAIT_MS, 0, &text), 0);
+	snprintf(key, sizeof(key), "\"%s\":", name);
+	/* Members are in the order of their names; a row begins with the adapter's. */
+	at = strstr(text, "\"model\":\"quality\"");
+	while (at && at > text && strncmp(at, "{\"adapter\"", 10) != 0)
+		at--;
+	at = at ? strstr(at, key) : NULL;
+	CHECK(at);
+	x = strncmp(at + strlen(key), "null", 4) ? strtod(at + strlen(key), NULL) : -1;
+	free(text);
+	kvp_admin_close(admin);
+	return x;
+}
+
+static void report(struct kvp_space *s, double score, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		int r;
+
+		while ((r = kvp_report_quality(s, score)) == -EAGAIN)
+			EQUAL(kvp_flush(client, WAIT_MS), 0);
+		EQUAL(r, 0);
+	}
+}
+
+/*
+ * A-061: scores of a client raise and lower the bits of next blocks; A-050: within 100 of them; A-049: the
+ * same score changes nothing, however often.
+ */
+static void test_quality(void)
+{
+	static const double wrong[] = { -1e-9, 1 + 1e-9, NAN, INFINITY, -INFINITY, 1e300 };
+	struct kvp_space *s = open_model(client, "quality", KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+	struct kvp_space *exact = open_space(client, KVP_CODEC_NATIVE, KVP_CODEC_NATIVE);
+
+	EQUAL(kvp_report_quality(exact, 1), -EOPNOTSUPP);
+	kvp_space_close(exact);
+	EQUAL(kvp_report_quality(NULL, 1), -EINVAL);
+	for (uint32_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+		EQUAL(kvp_report_quality(s, wrong[i]), -EINVAL);
+	EQUAL(space_figure("quality_reported_total"), 0);
+	EQUAL(space_figure("floor_bits"), 4);
+	EQUAL(space_figure("coding_bits"), 4);
+	CHECK(space_figure("quality_ratio") < 0);
+
+	report(s, .95, 10000);
+	EQUAL(space_figure("quality_reported_total"), 10000);
+	EQUAL(space_figure("quality_samples"), 1000);
+	EQUAL(space_figure("quality_changes_total"), 0);
+	CHECK(fabs(space_figure("quality_ratio") - .95) < 1e-6);
+
+	report(s, .2, 100);
+	EQUAL(space_figure("coding_bits"), 16);
+	EQUAL(space_figure("quality_changes_total"), 2); /* by 8 */
+	/* Nothing is coded now, so nothing is checked: when room is wanted for long it is tried again. */
+	for (uint32_t i = 0; space_figure("coding_bits") == 16; i++) {
+		CHECK(i < 20 * SEQUENCES);
+		EQUAL(space_figure("quality_checked_total"), 0);
+		(void)store_sequence(s, i);
+	}
+	EQUAL(space_figure("coding_bits"), 8);
+	EQUAL(space_figure("quality_changes_total"), 3);
+
+	report(s, 1, 100);
+	EQUAL(space_figure("coding_bits"), 4);
+	report(s, 1, 10000);
+	EQUAL(space_figure("coding_bits"), 4); /* the owner's floor */
+	EQUAL(space_figure("quality_changes_total"), 4);
+	for (uint32_t i = 30 * SEQUENCES; i < 31 * SEQUENCES; i++)
+		(void)store_sequence(s, i);
+	CHECK(space_figure("quality_checked_total") > 0);
+	kvp_space_close(s);
+}
+
 static void with_client(void (*run)(void))
 {
 	EQUAL(kvp_open(NULL, &client), 0);
@@ -475,6 +568,7 @@ TEST(attention_in_place)
 TEST(fork)
 TEST(exact_beside)
 TEST(kills)
+TEST(quality)
 
 int main(void)
 {
@@ -485,6 +579,7 @@ int main(void)
 		{ "fork", run_fork },
 		{ "exact beside", run_exact_beside },
 		{ "kills", run_kills },
+		{ "quality", run_quality },
 	};
 	int status;
 

@@ -248,6 +248,42 @@ static void what_is_not_finite_counts_for_nothing(void **unused)
 	end(&s);
 }
 
+/* What no library sends: scores beyond the whole, for spaces that are not open, exact, or none. */
+static void hostile_scores_are_dropped(void **unused)
+{
+	struct kvp_space_canon exact;
+	struct kvp_msg_space other;
+	char why[KVP_MSG_TEXT] = "";
+	struct dp_client *stranger;
+	struct scene s;
+
+	(void)unused;
+	begin(&s, "kivi2", 90);
+	stranger = dp_attach(&s.w, s.w.tenant);
+	exact = s.canon;
+	exact.floor_k = exact.floor_v = 0;
+	assert_int_equal(dp_open(s.c, &exact, why, sizeof(why), &other), 0);
+	for (uint32_t i = 0; i < 400; i++) {
+		struct kvp_sqe sqe = { .op = KVP_OP_QUALITY, .space = (uint16_t)s.space };
+		struct dp_client *c = s.c;
+
+		if (i % 4 == 0)
+			sqe.count = i % 8 ? KVP_QUALITY_WHOLE + 1 : UINT32_MAX;
+		else if (i % 4 == 1)
+			sqe.space = i % 8 == 1 ? UINT16_MAX : KVP_MAX_SPACES;
+		else if (i % 4 == 2)
+			sqe.space = (uint16_t)other.space;
+		else
+			c = stranger; /* has not opened it */
+		dp_push(c, &sqe);
+	}
+	dp_flush(s.c);
+	dp_flush(stranger);
+	assert_int_equal(dp_figure(&s.w, "quality_reported_total"), 0);
+	assert_int_equal(dp_figure(&s.w, "quality_samples"), 0);
+	end(&s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -255,6 +291,7 @@ int main(void)
 		cmocka_unit_test(precision_does_not_swing),
 		cmocka_unit_test(without_a_target_nobody_looks),
 		cmocka_unit_test(what_is_not_finite_counts_for_nothing),
+		cmocka_unit_test(hostile_scores_are_dropped),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -54,7 +54,7 @@ struct kvpd_limits {
 	uint64_t recipe_tokens; /* tokens that all recipes hold together; 0: 64 per block */
 	uint64_t arena;         /* bytes that one session may hold as arena extents; 0: share / 4 */
 	uint32_t max_sessions;
-	uint32_t least_bits; /* that an element of a coded block may have, whatever its space
+	uint32_t least_bits;     /* that an element of a coded block may have, whatever its space
 				accepts; 16: no block is coded; 0: 2 */
 	uint32_t quality_target; /* percent, see ledger/quality.h; 0: nobody looks at quality */
 	bool tail_index;

@@ -32,7 +32,8 @@ int open_and_describe(kvp_client **client, kvp_space **space)
 	if (kvp_space_open(*client, &desc, KVP_DEFAULT_TIMEOUT, space) < 0)
 		return -1;
 	return kvp_space_info(*space, &props) + kvp_stats(*client, &counters) +
-	       kvp_space_block_bytes(*space, 0, &bytes) + (kvp_version() != nullptr);
+	       kvp_space_block_bytes(*space, 0, &bytes) + kvp_report_quality(*space, 1) +
+	       (kvp_version() != nullptr);
 }
 
 int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)

@@ -308,7 +308,7 @@ static void put_rule(json_t *o, const struct kvpd_space_figures *s)
 		"blocks_4_bits", "blocks_3_bits", "blocks_2_bits" };
 
 	kvpd_put_text(o, "precision", s->precision);
-	json_object_set_new(o, "budget", json_real(s->budget / 1e6));
+	json_object_set_new(o, "budget_ratio", json_real(s->budget / 1e6));
 	kvpd_put_int(o, "hot_tokens", s->hot_tokens);
 	kvpd_put_int(o, "stale_tokens", s->stale_tokens);
 	for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++)

@@ -6,7 +6,7 @@
 # Words of a help text's first column: its commands.
 _kvpool_commands()
 {
-	"$1" --help 2>/dev/null | sed -n 's/^  \([a-z][a-z]*\) .*/\1/p'
+	"$1" --help 2>/dev/null | sed -n 's/^  \([a-z][a-z-]*\) .*/\1/p'
 }
 
 # What stands for the value of option $2 in the help text $1: NAME, a|b|c, ... or nothing.

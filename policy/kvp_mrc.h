@@ -54,9 +54,10 @@ double kvp_mrc_hit_ratio(const struct kvp_mrc *m, uint64_t blocks);
 /* Forgets half of what was counted, so that the curve follows a changing workload. */
 void kvp_mrc_decay(struct kvp_mrc *m);
 
-/* Share of the keys now followed: 1 at first, falling. Bytes allocated. */
+/* Share of the keys now followed: 1 at first, falling. */
 double kvp_mrc_rate(const struct kvp_mrc *m);
-uint64_t kvp_mrc_memory(const struct kvp_mrc *m);
+/* Bytes that an instance of such parameters allocates, which are in range. */
+uint64_t kvp_mrc_bytes(const struct kvp_mrc_params *params);
 
 #ifdef __cplusplus
 }

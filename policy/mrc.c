@@ -43,12 +43,19 @@ struct kvp_mrc {
 	double far_sampled; /* of these followed, by 1 / rate */
 };
 
-static int keys_init(struct keys *k, uint32_t n)
+static uint32_t table_size(uint32_t n)
 {
 	uint32_t size = 64;
 
 	while (size < n)
 		size *= 2;
+	return size;
+}
+
+static int keys_init(struct keys *k, uint32_t n)
+{
+	uint32_t size = table_size(n);
+
 	k->mask = size - 1;
 	k->root = NONE;
 	k->sample = calloc(n, sizeof(*k->sample));
@@ -343,14 +350,13 @@ void kvp_mrc_decay(struct kvp_mrc *m)
 	m->far_sampled /= 2;
 }
 
-static uint64_t keys_memory(const struct keys *k, uint32_t n)
+static uint64_t keys_bytes(uint32_t n)
 {
-	return n * sizeof(*k->sample) + ((uint64_t)k->mask + 1) * sizeof(*k->table);
+	return n * sizeof(struct sample) + table_size(n) * sizeof(uint32_t);
 }
 
-uint64_t kvp_mrc_memory(const struct kvp_mrc *m)
+uint64_t kvp_mrc_bytes(const struct kvp_mrc_params *params)
 {
-	return sizeof(*m) + keys_memory(&m->front, KVP_MRC_FRONT) +
-	       keys_memory(&m->followed, m->params.samples) +
-	       (uint64_t)m->params.buckets * sizeof(*m->far);
+	return sizeof(struct kvp_mrc) + keys_bytes(KVP_MRC_FRONT) + keys_bytes(params->samples) +
+	       params->buckets * sizeof(double);
 }

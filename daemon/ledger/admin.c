@@ -28,6 +28,7 @@ static const struct kvpd_verb *const verbs[] = {
 	&kvpd_verb_device_detach,
 	&kvpd_verb_device_attach,
 	&kvpd_verb_device_left,
+	&kvpd_verb_what_if,
 };
 
 /* ---- what verbs use ------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/claim.h"
+#include "daemon/ledger/curve.h"
 #include "daemon/ledger/grant.h"
 #include "daemon/ledger/parked.h"
 #include "daemon/ledger/remat.h"
@@ -74,7 +75,6 @@ static int take_salt(struct kvpd_session *s, const struct kvp_sqe *sqe, const kv
 	return 0;
 }
 
-/* 0 or KVP_CQE_DUPLICATE, or why not. */
 /* The advisor hears of a block that has a payload now. */
 static void advise(const struct kvpd_session *s, const struct kvpd_new_block *b, uint32_t block)
 {
@@ -85,6 +85,7 @@ static void advise(const struct kvpd_session *s, const struct kvpd_new_block *b,
 		depth * t->view.spaces[b->space].canon.block_tokens, b->n_tokens, s->id);
 }
 
+/* 0 or KVP_CQE_DUPLICATE, or why not. */
 static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd_grant *g,
 	uint64_t now, uint32_t *ret_block)
 {
@@ -148,6 +149,7 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 		}
 	}
 	if (r >= 0) {
+		kvpd_curve_put(t->curve, b.key, s->id);
 		kvpd_tip_set(s, *ret_block, now);
 		g->state = KVPD_GRANT_COMMITTED;
 		kvpd_claim_committed(s, b.key, next, now);

@@ -88,6 +88,7 @@ struct kvpd_ledger {
 	struct kvpd_worker mover;
 	struct kvpd_worker planner; /* of recomputation, see remat.h */
 	struct kvpd_advisor advisor;
+	uint64_t curves; /* number of the last question for tenants' curves */
 };
 
 #endif

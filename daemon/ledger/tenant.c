@@ -11,6 +11,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/ledger/advice.h"
+#include "daemon/ledger/curve.h"
 #include "daemon/ledger/lesson.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
@@ -80,6 +81,12 @@ static int make_advice(struct kvpd_tenant *t, uint64_t *bytes)
 	return 0;
 }
 
+static int make_curve(struct kvpd_tenant *t, uint64_t *bytes)
+{
+	*bytes += kvpd_curve_bytes(t->limits.max_blocks);
+	return kvpd_curve_new(&t->ledger->advisor, t->limits.max_blocks, t->salt.hi, &t->curve);
+}
+
 static int make_state(struct kvpd_tenant *t, const uint64_t device_share[KVP_MAX_DEVICES])
 {
 	struct kvp_evict_params params = {
@@ -108,6 +115,8 @@ static int make_state(struct kvpd_tenant *t, const uint64_t device_share[KVP_MAX
 	if (r == 0)
 		r = make_advice(t, &memory.total);
 	if (r == 0)
+		r = make_curve(t, &memory.total);
+	if (r == 0)
 		r = kvpd_parts_new(t, device_share, &memory.total);
 	if (r < 0)
 		return r;
@@ -128,6 +137,7 @@ static void destroy(struct kvpd_tenant *t)
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
 		kvpd_precision_leave(t, i);
 	kvpd_advice_leave(t->advice);
+	kvpd_curve_leave(t->curve);
 	kvpd_parts_free(t);
 	kvpd_runs_fini(&t->ids);
 	kvpd_runs_fini(&t->cells);

@@ -22,6 +22,7 @@
 
 struct kvp_evict;
 struct kvpd_advice;
+struct kvpd_curve;
 struct kvpd_lesson;
 struct kvpd_block;
 struct kvpd_doomed;
@@ -54,6 +55,7 @@ struct kvpd_tenant {
 	struct kvp_evict *evict;
 	struct kvpd_lesson *lesson; /* of `evict`; NULL: it learns nothing, or by itself */
 	struct kvpd_advice *advice; /* NULL: nobody is advised */
+	struct kvpd_curve *curve;   /* what other sizes would have hit */
 	/* leases, see lease.h */
 	struct kvpd_look look[KVPD_LOOK_KINDS];
 	uint64_t proof_ns;          /* how long the last proof took */

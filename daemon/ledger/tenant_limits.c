@@ -6,6 +6,7 @@
 
 #include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
+#include "daemon/ledger/curve.h"
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/medium.h"
 #include "policy/kvp_evict.h"
@@ -136,6 +137,7 @@ static int meta_of(
 	advice = kvpd_limits_advice(&limits, &layout, &config->advisor);
 	if (config->advisor.on)
 		own += kvpd_advice_bytes(&advice);
+	own += kvpd_curve_bytes(limits.max_blocks);
 	*ret_bytes = kvpd_meta_bytes(&layout, own);
 	return 0;
 }

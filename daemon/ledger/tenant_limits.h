@@ -22,7 +22,7 @@ struct kvpd_advice_size kvpd_limits_advice(const struct kvpd_limits *limits,
 	const struct kvp_catalog_layout *layout, const struct kvpd_advisor_config *advisor);
 /* Blocks for which there is room on a device, whatever their size: see tenant_limits.c. */
 uint32_t kvpd_limits_part_blocks(const struct kvpd_limits *limits, uint64_t device_share);
-/* Bytes of a catalog and of the ledger's own state; other_bytes: the policy's, and the advisor's. */
+/* Bytes of a catalog and of the ledger's own state; other_bytes: the policy's, and what the advisor keeps. */
 uint64_t kvpd_meta_bytes(const struct kvp_catalog_layout *layout, uint64_t other_bytes);
 
 #endif

@@ -5,6 +5,7 @@
 #include "daemon/clock.h"
 #include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
+#include "daemon/ledger/curve.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/precision.h"
@@ -38,6 +39,7 @@ static void touched(struct kvpd_session *s, uint64_t entry, uint64_t now)
 		return; /* gone meanwhile, or nonsense */
 	}
 	kvp_evict_request(t->evict, &req, now);
+	kvpd_curve_begin(t->curve, s->id);
 	if (req.tip != KVP_BLOCK_NONE)
 		kvpd_advice_used(t->advice, tip, s->id);
 	if (req.tip != KVP_BLOCK_NONE && kvp_evict_access_begin(t->evict, tip, now, &s->touch) == 0)
@@ -59,6 +61,7 @@ static void walk_on(struct kvpd_session *s, uint64_t now)
 		struct kvp_block *b = &t->view.blocks[id];
 
 		kvp_bump(&b->hits, 1);
+		kvpd_curve_used(t->curve, kvpd_block_key(t, id), s->id);
 		if (t->space[kvp_shape_space(kvp_load_relaxed(&b->shape))].codes)
 			kvpd_precision_used(t, id);
 		kvpd_part_touch(t, id, now);

@@ -228,7 +228,7 @@ static void test_bad_parameters(void **state)
 	assert_null(m);
 	assert_int_equal(kvp_mrc_new(&p, &m), 0);
 	assert_true(kvp_mrc_hit_ratio(m, 10) < 1e-9);
-	assert_true(kvp_mrc_memory(m) >= 64 * sizeof(uint64_t));
+	assert_true(kvp_mrc_bytes(&p) >= 64 * sizeof(uint64_t));
 	assert_null(kvp_mrc_free(m));
 	assert_null(kvp_mrc_free(NULL));
 }

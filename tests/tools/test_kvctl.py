@@ -66,6 +66,9 @@ class WithoutDaemon(unittest.TestCase):
         (["evict", "--count", "0"], "1 to"), (["drain", "now"], "now"),
         (["status", "extra"], "extra"), (["status", "--watch=0"], "0.1 to 3600"),
         (["status", "--count", "3"], "--watch"), (["status", "--watch", "--count=x"], "whole number"),
+        (["what-if", "--memory", "much"], "512MiB or 8G"), (["what-if", "--memory", "0"], "up to 1024 TiB"),
+        (["what-if", "--memory", "2000T"], "up to 1024 TiB"), (["what-if", "--memory", "1GB"], "512MiB or 8G"),
+        (["what-if", "--floor"], "--floor CODEC"), (["what-if", "8G"], "takes options only"),
         (["doctor", "me"], "me"), (["version", "--tenant", "x"], "--tenant"))
 
     def test_wrong_use(self):
@@ -79,7 +82,7 @@ class WithoutDaemon(unittest.TestCase):
     def test_errors_are_json_too(self):
         for args, word in self.WRONG:
             r = self.run_kvctl(*args, "--json")
-            if args[-1:] in (["--tenant"], ["--socket"], ["--sort"], ["--limit"]):
+            if args[-1:] in (["--tenant"], ["--socket"], ["--sort"], ["--limit"], ["--floor"]):
                 continue  # the value of the option is what is missing
             self.assertEqual((r.returncode, r.stderr), (2, ""), args)
             error = json.loads(r.stdout)

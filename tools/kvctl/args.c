@@ -67,11 +67,31 @@ static int wrong_value(
 	case KVCTL_TAKES_TEXT:
 		return kvctl_fail(ctl, command, KVCTL_USAGE, "--%s needs a value: --%s %s", o->name,
 			o->name, o->value);
+	case KVCTL_TAKES_BYTES:
+		return kvctl_fail(ctl, command, KVCTL_USAGE,
+			"--%s takes bytes, such as 512MiB or 8G, up to %.0f TiB%s", o->name,
+			o->max / (double)(UINT64_C(1) << 40), given);
 	default:
 		return kvctl_fail(ctl, command, KVCTL_USAGE, "--%s takes %s from %.15g to %.15g%s",
 			o->name, o->takes == KVCTL_TAKES_NUMBER ? "a whole number" : "seconds",
 			o->min, o->max, given);
 	}
+}
+
+/* "512", "8G", "8GiB": powers of 1024. NULL: not that, or out of range. */
+static json_t *bytes_of(const struct kvctl_option *o, const char *text)
+{
+	static const char units[] = "KMGT";
+	size_t digits = strspn(text, "0123456789");
+	const char *unit = text[digits] ? strchr(units, text[digits]) : NULL;
+	double n = strtod(text, NULL);
+
+	if (!digits || (text[digits] && !unit) ||
+		(unit && text[digits + 1] && strcmp(text + digits + 1, "iB")))
+		return NULL;
+	for (const char *u = units; unit && u <= unit; u++)
+		n *= 1024;
+	return n >= o->min && n <= o->max ? json_integer((json_int_t)n) : NULL;
 }
 
 /* The option's value as JSON; NULL: not possible. */
@@ -87,6 +107,8 @@ static json_t *value_of(const struct kvctl_option *o, const char *text)
 		return *text ? json_string(text) : NULL;
 	case KVCTL_TAKES_WORD:
 		return is_word_of(o->value, text) ? json_string(text) : NULL;
+	case KVCTL_TAKES_BYTES:
+		return bytes_of(o, text);
 	default:
 		break;
 	}

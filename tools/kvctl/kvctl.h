@@ -36,6 +36,7 @@ enum kvctl_takes {
 	KVCTL_TAKES_WORD,    /* one of those in `value`, which are separated by | */
 	KVCTL_TAKES_NUMBER,  /* a whole one, from min to max */
 	KVCTL_TAKES_SECONDS, /* from min to max, and fractions */
+	KVCTL_TAKES_BYTES, /* a whole number of bytes, or of KiB, MiB, GiB or TiB, from min to max */
 };
 
 struct kvctl_option {
@@ -148,6 +149,7 @@ int kvctl_drain(struct kvctl *ctl, const struct kvctl_command *command, const js
 int kvctl_check(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_space(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_device(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
+int kvctl_what_if(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_version(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 

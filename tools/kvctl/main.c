@@ -10,8 +10,9 @@
 #include "tools/common/kvt_output.h"
 
 #define TIMEOUT_DEFAULT_MS 30000u
-#define BLOCKS_MAX         100000  /* of one answer */
-#define COUNT_MAX          1048576 /* more blocks than a tenant may have */
+#define BLOCKS_MAX         100000             /* of one answer */
+#define MEMORY_MAX         1125899906842624.0 /* of a share */
+#define COUNT_MAX          1048576            /* more blocks than a tenant may have */
 
 #define TENANT                                                                                     \
 	{                                                                                          \
@@ -52,6 +53,15 @@ static const struct kvctl_option of_check[] = {
 	TENANT,
 	{ "payloads", NULL, "compare contents with their checksums too", KVCTL_TAKES_NOTHING, 0, 0,
 		0 },
+	{ 0 },
+};
+
+static const struct kvctl_option of_what_if[] = {
+	TENANT,
+	{ "memory", "BYTES", "with this share, 8G say; without: a quarter to four times the share",
+		KVCTL_TAKES_BYTES, 1, MEMORY_MAX, 0 },
+	{ "floor", "CODEC", "with blocks coded so, tq4 say; without: as their spaces' floors allow",
+		KVCTL_TAKES_TEXT, 0, 0, 0 },
 	{ 0 },
 };
 
@@ -107,6 +117,12 @@ static const struct kvctl_command commands[] = {
 		of_tenant, kvctl_drain },
 	{ "check", NULL, "verify every invariant while the daemon serves",
 		"Exit status 1 if anything contradicts anything.", of_check, kvctl_check },
+	{ "what-if", NULL, "what tenants would hit, and hold, with another share or floor",
+		"From what was asked for so far, for a cache that evicts what was not used for "
+		"longest\n"
+		"(docs/policies.md). SHARE is a tenant's share, metadata included; HIT% is of "
+		"blocks.",
+		of_what_if, kvctl_what_if },
 	{ "doctor", NULL, "is this machine set up well? Works without a daemon",
 		"Exit status 1 if there is a problem; notes are none.", none, kvctl_doctor },
 	{ "version", NULL, "of kvctl and of the daemon", NULL, none, kvctl_version },

@@ -19,6 +19,7 @@ struct kvpd_ledger;
 #define KVPD_TENANT_NAME     64u
 #define KVPD_POLICY_TEXT     160u
 #define KVPD_DEVICE_ROW_NAME 16u
+#define KVPD_FLOOR_TEXT      80u
 
 /* Lookups as clients count them in their pages: figures of theirs, believed for display only. */
 struct kvpd_lookups {
@@ -78,7 +79,7 @@ struct kvpd_device_row {
 
 #define KVPD_FIGURES_WIDTHS 5u /* of payloads, native first: see payload/kvp_payload.h */
 
-/* Payloads in DRAM of one width; steps to it, and what they freed, since the tenant began. */
+/* Payloads in DRAM of one width, of a tenant or a space; of a tenant also steps to it, and what they freed, since the tenant began. */
 struct kvpd_width_figures {
 	uint64_t blocks, bytes;
 	uint64_t steps, freed;
@@ -163,14 +164,16 @@ struct kvpd_space_figures {
 	uint64_t block_bytes;
 	uint32_t opens;
 	uint64_t blocks; /* with a payload */
+	uint64_t payload_bytes;
+	struct kvpd_width_figures width[KVPD_FIGURES_WIDTHS];
+	char floor[KVPD_FLOOR_TEXT]; /* codecs of keys and of values, or "" */
 	uint64_t tokens_put;
 	uint64_t tokens_asked, tokens_matched;
 	uint64_t evictions;
 	const char *precision; /* its rule, a word that lives for ever */
 	uint32_t budget;       /* millionths */
 	uint32_t hot_tokens, stale_tokens;
-	uint64_t in_width[KVPD_FIGURES_WIDTHS]; /* payloads in DRAM, */
-	uint64_t dram_bytes, native_bytes;      /* theirs, and if all were native */
+	uint64_t dram_bytes, native_bytes; /* of payloads in DRAM, and if all were native */
 	struct kvpd_quality_figures quality;
 };
 

@@ -198,8 +198,9 @@ static void put_lookups(json_t *o, const struct kvpd_lookups *n)
 	kvpd_put_int(o, "matched_tokens_total", n->tokens_matched);
 }
 
-/* Blocks by precision: how many there are, and what coding them with fewer bits has freed. */
-static void put_widths(json_t *o, const struct kvpd_tenant_figures *t)
+/* Blocks in DRAM by precision; of_tenant: also what coding them with fewer bits has freed. */
+static void put_widths(
+	json_t *o, const struct kvpd_width_figures width[KVPD_FIGURES_WIDTHS], bool of_tenant)
 {
 	static const struct {
 		const char *blocks, *bytes, *steps, *freed;
@@ -216,12 +217,14 @@ static void put_widths(json_t *o, const struct kvpd_tenant_figures *t)
 	struct kvpd_width_figures sum = { 0 };
 
 	for (uint32_t w = 1; w < KVPD_FIGURES_WIDTHS; w++) {
-		const struct kvpd_width_figures *f = &t->width[w];
+		const struct kvpd_width_figures *f = &width[w];
 
 		kvpd_put_int(o, name[w].blocks, f->blocks);
 		kvpd_put_int(o, name[w].bytes, f->bytes);
-		kvpd_put_int(o, name[w].steps, f->steps);
-		kvpd_put_int(o, name[w].freed, f->freed);
+		if (of_tenant) {
+			kvpd_put_int(o, name[w].steps, f->steps);
+			kvpd_put_int(o, name[w].freed, f->freed);
+		}
 		sum.blocks += f->blocks;
 		sum.bytes += f->bytes;
 		sum.steps += f->steps;
@@ -229,10 +232,10 @@ static void put_widths(json_t *o, const struct kvpd_tenant_figures *t)
 	}
 	kvpd_put_int(o, "coded_blocks", sum.blocks);
 	kvpd_put_int(o, "coded_bytes", sum.bytes);
-	kvpd_put_int(o, "coded_total", sum.steps);
-	kvpd_put_int(o, "coded_freed_bytes_total", sum.freed);
-	kvpd_put_int(o, "uncoded_total", t->uncoded);
-	put_qualities(o, &t->quality);
+	if (of_tenant) {
+		kvpd_put_int(o, "coded_total", sum.steps);
+		kvpd_put_int(o, "coded_freed_bytes_total", sum.freed);
+	}
 }
 
 static json_t *tenant_json(
@@ -270,7 +273,9 @@ static json_t *tenant_json(
 	kvpd_put_int(o, "claims_total", t->claims);
 	kvpd_put_int(o, "waits_total", t->waits);
 	kvpd_put_int(o, "deleted_total", t->deleted);
-	put_widths(o, t);
+	put_widths(o, t->width, true);
+	kvpd_put_int(o, "uncoded_total", t->uncoded);
+	put_qualities(o, &t->quality);
 	json_object_set_new(o, "advisor", advisor_json(&t->advisor));
 	json_object_set_new(o, "remat", remat_json(&t->remat));
 	json_object_set_new(o, "rates", kvpd_rates_of_tenant(rates, t));
@@ -304,15 +309,10 @@ static json_t *client_json(
 /* The rule by which a space's blocks are coded, and what it has come to. */
 static void put_rule(json_t *o, const struct kvpd_space_figures *s)
 {
-	static const char *const blocks[KVPD_FIGURES_WIDTHS] = { "blocks_native", "blocks_8_bits",
-		"blocks_4_bits", "blocks_3_bits", "blocks_2_bits" };
-
 	kvpd_put_text(o, "precision", s->precision);
 	json_object_set_new(o, "budget_ratio", json_real(s->budget / 1e6));
 	kvpd_put_int(o, "hot_tokens", s->hot_tokens);
 	kvpd_put_int(o, "stale_tokens", s->stale_tokens);
-	for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++)
-		kvpd_put_int(o, blocks[w], s->in_width[w]);
 	kvpd_put_int(o, "dram_bytes", s->dram_bytes);
 	kvpd_put_int(o, "native_bytes", s->native_bytes);
 }
@@ -328,6 +328,7 @@ static json_t *space_json(
 		snprintf(digest + 2 * i, 3, "%02x", s->fingerprint[i]);
 	kvpd_put_int(o, "space", s->space);
 	kvpd_put_text(o, "tenant", f->tenant[s->tenant].name);
+	kvpd_put_int(o, "tenant_id", f->tenant[s->tenant].id);
 	kvpd_put_text(o, "model", s->model);
 	kvpd_put_text(o, "adapter", s->adapter);
 	kvpd_put_text(o, "fingerprint", digest);
@@ -339,7 +340,11 @@ static json_t *space_json(
 	kvpd_put_int(o, "matched_tokens_total", s->tokens_matched);
 	kvpd_put_int(o, "put_tokens_total", s->tokens_put);
 	kvpd_put_int(o, "blocks", s->blocks);
-	kvpd_put_int(o, "payload_bytes", s->blocks * s->block_bytes);
+	kvpd_put_int(o, "payload_bytes", s->payload_bytes);
+	kvpd_put_text(o, "floor", s->floor);
+	kvpd_put_int(o, "blocks_native", s->width[0].blocks);
+	kvpd_put_int(o, "bytes_native", s->width[0].bytes);
+	put_widths(o, s->width, false);
 	kvpd_put_int(o, "evictions_total", s->evictions);
 	put_rule(o, s);
 	kvpd_put_int(o, "floor_bits", s->quality.floor_bits);

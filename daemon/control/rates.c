@@ -116,8 +116,7 @@ static struct counted of_space(
 		.matched = grown(now->tokens_matched, then->tokens_matched),
 		.put = grown(now->tokens_put, then->tokens_put),
 		.evictions = grown(now->evictions, then->evictions),
-		.bytes = (int64_t)(now->blocks * now->block_bytes -
-				   then->blocks * then->block_bytes),
+		.bytes = (int64_t)(now->payload_bytes - then->payload_bytes),
 	};
 }
 

@@ -58,7 +58,6 @@ static void appear(struct kvpd_tenant *t, const struct copy *c)
 		t, c->block, c->to, kvp_where_codec(where), kvp_where_bytes(where), c->c.checksum);
 	/* They are the same bytes. */
 	kvp_store_release(&t->view.blocks[c->block].payload[KVP_TIER_VRAM].checksum, c->c.checksum);
-	kvp_bump(&t->view.cat->stats.payload_bytes, kvp_where_bytes(where));
 	kvp_bump(&t->view.devices[c->medium - 1].from_device_bytes, c->c.bytes);
 	t->part[c->medium - 1].behind++;
 	t->n_only--;

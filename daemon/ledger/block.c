@@ -215,18 +215,33 @@ static bool take_descriptor(struct kvpd_tenant *t, const struct kvpd_new_block *
 	return true;
 }
 
+/* A payload, as its descriptor has it, came (1) or went (-1); 0: there is none. */
+static void count(struct kvpd_tenant *t, uint32_t id, uint32_t tier, uint64_t where, int64_t n)
+{
+	struct kvpd_space *s =
+		&t->space[kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape))];
+	struct kvpd_payloads *width = &s->width[kvp_where_codec(where) % KVP_PAYLOAD_WIDTHS];
+	uint64_t bytes = (uint64_t)(n * (int64_t)kvp_where_bytes(where));
+
+	if (!where)
+		return;
+	kvp_bump(&t->view.cat->stats.payload_bytes, bytes);
+	s->payload_bytes += bytes;
+	if (tier != KVP_TIER_DRAM)
+		return;
+	width->blocks += (uint64_t)n;
+	width->bytes += bytes;
+}
+
 void kvpd_block_lay(struct kvpd_tenant *t, uint32_t id, struct kvpd_place place, uint32_t codec,
 	uint32_t bytes, uint64_t checksum)
 {
-	if (place.tier == KVP_TIER_DRAM) {
-		uint64_t old = kvp_load_relaxed(&kvpd_block_payload(t, id, place.tier)->where);
+	uint64_t where = kvp_where(place.extent->id, codec, bytes);
 
-		if (old)
-			kvpd_precision_count(t, id, old, -1);
-		kvpd_precision_count(t, id, kvp_where(place.extent->id, codec, bytes), 1);
-	}
-	kvp_block_set_payload(&t->view, id, place.tier, kvp_where(place.extent->id, codec, bytes),
-		kvpd_place_offset(place), checksum);
+	count(t, id, place.tier, kvp_load_relaxed(&kvpd_block_payload(t, id, place.tier)->where),
+		-1);
+	count(t, id, place.tier, where, 1);
+	kvp_block_set_payload(&t->view, id, place.tier, where, kvpd_place_offset(place), checksum);
 }
 
 /* As its client wrote it; a mover computes the checksum when it copies. */
@@ -265,11 +280,8 @@ static int publish(
 	lay_new(t, id, b);
 	r = kvp_block_publish(&t->view, id, init.parent_key);
 	if (r < 0) {
-		if (b->place.tier == KVP_TIER_DRAM)
-			kvpd_precision_count(t, id,
-				kvp_where(b->place.extent->id, KVP_CODEC_NATIVE,
-					(uint32_t)t->view.spaces[b->space].block_bytes),
-				-1);
+		count(t, id, b->place.tier,
+			kvp_load_relaxed(&kvpd_block_payload(t, id, b->place.tier)->where), -1);
 		kvpd_runs_give(&t->cells, cell, new_cells(b));
 		kvpd_runs_give(&t->ids, id, 1);
 		return r;
@@ -323,7 +335,6 @@ static void arrived(
 
 	b->place.extent->slot[b->place.slot].block = id;
 	t->block[id].flags |= KVPD_BLOCK_HELD;
-	kvp_bump(&t->view.cat->stats.payload_bytes, t->view.spaces[b->space].block_bytes);
 	if (medium == KVPD_DRAM) {
 		/* Of one that is there already: it lay on a device alone. */
 		t->n_only -=
@@ -395,12 +406,8 @@ void kvpd_block_add_payload(
 
 static void take_payload(struct kvpd_tenant *t, uint32_t id, struct kvpd_place place)
 {
-	const struct kvp_payload_desc *d = kvpd_block_payload(t, id, place.tier);
-	uint64_t bytes = kvp_where_bytes(kvp_load_relaxed(&d->where));
-
-	if (place.tier == KVP_TIER_DRAM)
-		kvpd_precision_count(t, id, kvp_load_relaxed(&d->where), -1);
-	kvp_bump(&t->view.cat->stats.payload_bytes, -bytes);
+	count(t, id, place.tier, kvp_load_relaxed(&kvpd_block_payload(t, id, place.tier)->where),
+		-1);
 	kvp_block_set_payload(&t->view, id, place.tier, 0, 0, 0);
 	kvpd_slot_unblock(place);
 }

@@ -25,12 +25,12 @@
 void kvpd_budget_bytes(
 	const struct kvpd_tenant *t, uint32_t space, uint64_t *ret_bytes, uint64_t *ret_native)
 {
-	const uint64_t *n = t->space[space].in_width;
+	const struct kvpd_payloads *n = t->space[space].width;
 
 	*ret_bytes = *ret_native = 0;
 	for (uint32_t w = 0; w < KVP_PAYLOAD_WIDTHS; w++) {
-		*ret_bytes += n[w] * kvpd_width_bytes(t, space, w);
-		*ret_native += n[w] * kvpd_width_bytes(t, space, 0);
+		*ret_bytes += n[w].bytes;
+		*ret_native += n[w].blocks * kvpd_width_bytes(t, space, 0);
 	}
 }
 

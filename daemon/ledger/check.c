@@ -393,6 +393,26 @@ static bool sum_free_slots(struct kvpd_check *c)
 	return true;
 }
 
+static void compare_space(struct kvpd_check *c, uint32_t i)
+{
+	const struct kvpd_space *s = &c->t->space[i];
+
+	if (c->sum.payloads[i] != s->payloads || c->sum.bytes[i] != s->payload_bytes)
+		kvpd_check_wrong(c,
+			"space %u has %u blocks of %" PRIu64 " bytes, %u of %" PRIu64
+			" are counted",
+			i, c->sum.payloads[i], c->sum.bytes[i], s->payloads, s->payload_bytes);
+	for (uint32_t w = 0; w < KVP_PAYLOAD_WIDTHS; w++) {
+		const struct kvpd_payloads *n = &c->sum.width[i][w];
+
+		if (n->blocks != s->width[w].blocks || n->bytes != s->width[w].bytes)
+			kvpd_check_wrong(c,
+				"space %u has %" PRIu64 " blocks in DRAM of width %u, %" PRIu64
+				" are counted, or other bytes",
+				i, n->blocks, w, s->width[w].blocks);
+	}
+}
+
 static void compare_blocks(struct kvpd_check *c)
 {
 	const struct kvpd_tenant *t = c->t;
@@ -406,19 +426,12 @@ static void compare_blocks(struct kvpd_check *c)
 		c->sum.blocks != kvp_evict_len(t->evict))
 		kvpd_check_wrong(c, "%u blocks, %u are counted", c->sum.blocks, t->n_blocks);
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
-		if (c->sum.payloads[i] != t->space[i].payloads)
-			kvpd_check_wrong(c, "space %u has %u blocks, %u are counted", i,
-				c->sum.payloads[i], t->space[i].payloads);
+		compare_space(c, i);
 	if (c->sum.recipes != t->n_recipes || c->sum.recipes != kvp_load_relaxed(&st->recipes))
 		kvpd_check_wrong(c, "%u recipes, %u are counted", c->sum.recipes, t->n_recipes);
 	if (c->sum.payload_bytes != kvp_load_relaxed(&st->payload_bytes))
 		kvpd_check_wrong(c, "%" PRIu64 " bytes of payload, %" PRIu64 " are counted",
 			c->sum.payload_bytes, kvp_load_relaxed(&st->payload_bytes));
-	for (uint32_t w = 0; w < KVP_PAYLOAD_WIDTHS; w++)
-		if (c->sum.width[w] != t->precision.blocks[w])
-			kvpd_check_wrong(c,
-				"%" PRIu64 " blocks in DRAM of width %u, %" PRIu64 " are counted",
-				c->sum.width[w], w, t->precision.blocks[w]);
 	if ((t->n_blocks > t->limits.max_blocks && !t->over) ||
 		(t->n_recipes > t->limits.recipe_blocks && !(t->due & KVPD_DUE_ROOM)))
 		kvpd_check_wrong(c, "more blocks or recipes than the limits allow");

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "daemon/ledger/class.h"
+#include "daemon/ledger/space.h"
 #include "payload/kvp_payload.h"
 #include "shm/kvp_abi.h"
 
@@ -30,9 +31,11 @@ struct kvpd_check_sums {
 	uint32_t blocks, recipes, childless, lost_cells;
 	uint32_t only; /* blocks on devices alone */
 	uint64_t payload_bytes;
-	uint64_t width[KVP_PAYLOAD_WIDTHS]; /* payloads in DRAM */
-	uint32_t payloads[KVP_MAX_SPACES];  /* blocks with one, of each space */
-	uint32_t entries[2];                /* of the index and of the tail index */
+	/* of each space: blocks with a payload, bytes of these, and those in DRAM by width */
+	uint32_t payloads[KVP_MAX_SPACES];
+	uint64_t bytes[KVP_MAX_SPACES];
+	struct kvpd_payloads width[KVP_MAX_SPACES][KVP_PAYLOAD_WIDTHS];
+	uint32_t entries[2]; /* of the index and of the tail index */
 	uint64_t charged, arena;
 	/* bytes, slots and blocks of each device */
 	uint64_t part[KVP_MAX_DEVICES], places[KVP_MAX_DEVICES], on[KVP_MAX_DEVICES];

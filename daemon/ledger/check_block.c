@@ -119,8 +119,11 @@ static void check_payload(struct kvpd_check *c, uint32_t id, uint32_t tier)
 		kvpd_check_wrong(c, "block %u: slot %" PRIu64 " of extent %u does not know of it",
 			id, slot, x->id);
 	c->sum.payload_bytes += kvp_where_bytes(where);
-	if (tier == KVP_TIER_DRAM)
-		c->sum.width[width]++;
+	c->sum.bytes[space] += kvp_where_bytes(where);
+	if (tier == KVP_TIER_DRAM) {
+		c->sum.width[space][width].blocks++;
+		c->sum.width[space][width].bytes += kvp_where_bytes(where);
+	}
 	if (x->cls->medium == KVPD_DRAM)
 		return;
 	c->sum.on[x->cls->medium - 1]++;

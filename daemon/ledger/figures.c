@@ -17,6 +17,7 @@
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
+#include "kernels/kvp_codec.h"
 #include "policy/kvp_evict.h"
 #include "shm/kvp_lease.h"
 
@@ -151,13 +152,14 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		.waits = kvp_load_relaxed(&st->waits),
 		.deleted = kvp_load_relaxed(&st->deleted),
 	};
-	for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++)
-		f->width[w] = (struct kvpd_width_figures){
-			.blocks = t->precision.blocks[w],
-			.bytes = t->precision.bytes[w],
-			.steps = t->precision.steps[w],
-			.freed = t->precision.freed[w],
-		};
+	for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++) {
+		f->width[w].steps = t->precision.steps[w];
+		f->width[w].freed = t->precision.freed[w];
+		for (uint32_t i = 0; i < KVP_MAX_SPACES; i++) {
+			f->width[w].blocks += t->space[i].width[w].blocks;
+			f->width[w].bytes += t->space[i].width[w].bytes;
+		}
+	}
 	f->uncoded = t->precision.refused;
 	kvpd_quality_sum(t, &f->quality);
 	kvpd_advice_read(t->advice, kvpd_now_ns(), &f->advisor);
@@ -177,6 +179,21 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 	snprintf(f->policy, sizeof(f->policy), "%s", kvp_evict_name(t->evict));
 }
 
+/* "tq4/tq2", or nothing if the space is exact. */
+static void read_floor(const struct kvp_space_canon *canon, char floor[KVPD_FLOOR_TEXT])
+{
+	char k[KVP_CODEC_NAME_MAX] = "", v[KVP_CODEC_NAME_MAX] = "";
+
+	*floor = 0;
+	if (!canon->floor_k)
+		return;
+	(void)kvp_codec_name(canon->floor_k, k);
+	(void)kvp_codec_name(canon->floor_v, v);
+	snprintf(floor, KVPD_FLOOR_TEXT, "%s/%s", k, v);
+}
+
+_Static_assert(KVPD_FLOOR_TEXT >= 2 * KVP_CODEC_NAME_MAX, "names of two codecs");
+
 static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_space_figures *f)
 {
 	const struct kvp_shm_space *s = &t->view.spaces[i];
@@ -191,6 +208,13 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	f->block_bytes = s->block_bytes;
 	f->opens = t->space[i].opens;
 	f->blocks = t->space[i].payloads;
+	f->payload_bytes = t->space[i].payload_bytes;
+	for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++)
+		f->width[w] = (struct kvpd_width_figures){
+			.blocks = t->space[i].width[w].blocks,
+			.bytes = t->space[i].width[w].bytes,
+		};
+	read_floor(&s->canon, f->floor);
 	f->tokens_put = t->space[i].tokens_put;
 	f->tokens_asked = t->space[i].tokens_asked;
 	f->tokens_matched = t->space[i].tokens_matched;
@@ -200,7 +224,6 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	f->budget = t->space[i].rule.budget;
 	f->hot_tokens = t->space[i].rule.hot_tokens;
 	f->stale_tokens = t->space[i].rule.stale_tokens;
-	memcpy(f->in_width, t->space[i].in_width, sizeof(f->in_width));
 	kvpd_budget_bytes(t, i, &f->dram_bytes, &f->native_bytes);
 	kvpd_quality_read(t, i, &f->quality);
 }

@@ -103,16 +103,6 @@ uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space)
 
 /* ---- counting ------------------------------------------------------------------------------- */
 
-void kvpd_precision_count(struct kvpd_tenant *t, uint32_t block, uint64_t where, int n)
-{
-	uint32_t width = kvp_where_codec(where) % KVP_PAYLOAD_WIDTHS;
-	uint32_t space = kvp_shape_space(kvp_load_relaxed(&t->view.blocks[block].shape));
-
-	t->space[space].in_width[width] += (uint64_t)(int64_t)n;
-	t->precision.blocks[width] += (uint64_t)(int64_t)n;
-	t->precision.bytes[width] += (uint64_t)((int64_t)n * (int64_t)kvp_where_bytes(where));
-}
-
 void kvpd_precision_switched(struct kvpd_tenant *t, uint32_t block, uint64_t from, uint64_t to)
 {
 	uint64_t old = kvp_where_bytes(from), new = kvp_where_bytes(to);
@@ -120,7 +110,6 @@ void kvpd_precision_switched(struct kvpd_tenant *t, uint32_t block, uint64_t fro
 
 	if (kvp_where_codec(from) == kvp_where_codec(to))
 		return;
-	kvp_bump(&t->view.cat->stats.payload_bytes, new - old);
 	(void)kvp_evict_set_bytes(t->evict, block, (uint32_t) new);
 	t->precision.steps[width]++;
 	t->precision.freed[width] += old - new;

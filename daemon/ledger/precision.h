@@ -58,8 +58,6 @@ struct kvpd_precision {
 	bool full;             /* there was no slot for what could be coded */
 	uint32_t grace;        /* evictions before anything is looked for again */
 	double encode_seconds; /* a token, as measured; 0: not yet */
-	/* In DRAM, by width. */
-	uint64_t blocks[KVP_PAYLOAD_WIDTHS], bytes[KVP_PAYLOAD_WIDTHS];
 	/* Steps to a width so far, and bytes that they freed. */
 	uint64_t steps[KVP_PAYLOAD_WIDTHS], freed[KVP_PAYLOAD_WIDTHS];
 	uint64_t refused; /* coded for nothing: a lease came, or the codec failed */
@@ -87,8 +85,6 @@ bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now);
 void kvpd_precision_run(struct kvpd_move_job *j);
 /* On the ledger's: the mover is done with it. */
 void kvpd_precision_done(struct kvpd_move_job *j);
-/* A payload in DRAM of this block, as its descriptor has it, came (1) or went (-1). */
-void kvpd_precision_count(struct kvpd_tenant *t, uint32_t block, uint64_t where, int n);
 /* What a move frees that codes a block, and `pending` of its space counts until it is switched over or not. */
 uint64_t kvpd_precision_frees(const struct kvpd_move *move, const struct kvpd_codes *codes);
 /* A block was switched over from one payload to another. */

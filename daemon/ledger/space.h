@@ -15,6 +15,10 @@ struct kvpd_quality;
 struct kvpd_session;
 struct kvpd_tenant;
 
+struct kvpd_payloads {
+	uint64_t blocks, bytes;
+};
+
 /* What the ledger keeps of a space besides the catalog. */
 struct kvpd_space {
 	struct kvpd_class *cls;
@@ -22,15 +26,16 @@ struct kvpd_space {
 	struct kvpd_quality *quality; /* of what is coded; NULL: likewise. See quality.h */
 	struct kvpd_rule rule;        /* see budget.h, */
 	bool ruled;                   /* and an administrator gave it: reloading changes nothing */
-	uint64_t in_width[KVP_PAYLOAD_WIDTHS]; /* payloads in DRAM */
-	uint64_t pending;                      /* bytes that coding is about to free */
-	uint32_t blocks;                       /* in any state but FREE */
-	uint32_t opens;                        /* by all sessions */
+	uint64_t pending;             /* bytes that coding is about to free */
+	uint32_t blocks;              /* in any state but FREE */
+	uint32_t opens;               /* by all sessions */
 	uint64_t opened;
-	uint32_t payloads;                     /* blocks of it that have one */
-	uint64_t tokens_put;                   /* of blocks published since it was made */
-	uint64_t tokens_asked, tokens_matched; /* as clients count them, since then too */
-	uint64_t evictions;                    /* likewise since it was made */
+	uint32_t payloads;                              /* blocks of it that have one */
+	uint64_t payload_bytes;                         /* in all media */
+	struct kvpd_payloads width[KVP_PAYLOAD_WIDTHS]; /* in DRAM */
+	uint64_t tokens_put;                            /* of blocks published since it was made */
+	uint64_t tokens_asked, tokens_matched;          /* as clients count them, since then too */
+	uint64_t evictions;                             /* likewise since it was made */
 };
 
 /* A space that nobody has open is emptied to make room for another. */

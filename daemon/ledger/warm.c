@@ -205,7 +205,6 @@ static void appear(struct kvpd_tenant *t, const struct copy *c, uint64_t now)
 	c->to.extent->slot[c->to.slot].block = c->block;
 	kvpd_block_lay(
 		t, c->block, c->to, kvp_where_codec(where), kvp_where_bytes(where), c->c.checksum);
-	kvp_bump(&t->view.cat->stats.payload_bytes, kvp_where_bytes(where));
 	kvp_bump(&t->view.devices[medium - 1].to_device_bytes, c->c.bytes);
 	kvpd_part_enter(t, medium, c->block, now);
 	t->part[medium - 1].warmed++;

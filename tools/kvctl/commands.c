@@ -18,6 +18,8 @@ static const struct kvctl_column space_columns[] = {
 	{ "adapter", "ADAPTER", KVCTL_TEXT, 6 },
 	{ "blocks", "BLOCKS", KVCTL_COUNT, 0 },
 	{ "payload_bytes", "PAYLOAD", KVCTL_BYTES, 0 },
+	{ "coded_blocks", "CODED", KVCTL_COUNT, 4 },
+	{ "floor", "FLOOR", KVCTL_TEXT, 5 },
 	{ "put_tokens_total", "PUT", KVCTL_COUNT, 3 },
 	{ "asked_tokens_total", "ASKED", KVCTL_COUNT, 3 },
 	{ "hit_ratio", "HIT%", KVCTL_PERCENT, 1 },

@@ -39,7 +39,7 @@ static struct kvpd_space_figures space(
 		.tokens_put = asked / 2,
 		.evictions = asked / 100,
 		.blocks = blocks,
-		.block_bytes = 1000,
+		.payload_bytes = blocks * 1000,
 	};
 }
 

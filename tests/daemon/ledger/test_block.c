@@ -114,7 +114,6 @@ static int two_tiers_on_ledger(struct kvpd_ledger *l, void *arg)
 	x->slot[slot].block = id;
 	kvpd_slot_clear(vram, KVPD_SLOT_TARGET);
 	kvpd_part_enter(t, KVPD_DRAM + 1, id, kvpd_now_ns());
-	kvp_bump(&t->view.cat->stats.payload_bytes, bytes);
 
 	HOLDS(kvpd_block_tier(t, id) == KVP_TIER_DRAM);
 	HOLDS(kvpd_block_place(t, id, KVP_TIER_VRAM, &found));

@@ -64,7 +64,7 @@ static void await_within(struct dp_world *w, uint32_t space, double budget)
 /* Until there are so many blocks of the space in a width. */
 static void await_blocks(struct dp_world *w, uint32_t space, uint32_t width, uint64_t n)
 {
-	for (uint32_t ms = 0; figures(w, space).in_width[width] != n; ms++) {
+	for (uint32_t ms = 0; figures(w, space).width[width].blocks != n; ms++) {
 		assert_true(ms < DP_WAIT_MS);
 		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 		dp_pump(w);
@@ -322,9 +322,9 @@ static void zones_follow_age(void **state)
 	f = figures(&w, space);
 	for (uint32_t i = 0; i < n; i++)
 		native += (zone_of(n - 1 - i) == 0) + (i < 10 && zone_of(9 - i) == 0);
-	assert_int_equal(f.in_width[0], native);
-	assert_int_equal(f.in_width[0] + f.in_width[2] + f.in_width[4], 30);
-	assert_true(f.in_width[2] && f.in_width[4]);
+	assert_int_equal(f.width[0].blocks, native);
+	assert_int_equal(f.width[0].blocks + f.width[2].blocks + f.width[4].blocks, 30);
+	assert_true(f.width[2].blocks && f.width[4].blocks);
 	/* the 64 newest tokens, and at most a group more. */
 	assert_true(native / 2 * T >= HOT && native / 2 * T <= HOT + T);
 	for (uint32_t i = 0; i < n; i++)
@@ -389,9 +389,9 @@ static void a_million_tokens(void **state)
 	await_blocks(&w, open.space, 4, LONG_BLOCKS - 16384 / LONG_TOKENS - 1);
 	await_rest(&w);
 	f = figures(&w, open.space);
-	assert_int_equal(f.in_width[0], 4096 / LONG_TOKENS + 1);
-	assert_int_equal(f.in_width[2], (16384 - 4096) / LONG_TOKENS);
-	assert_int_equal(f.in_width[4], LONG_BLOCKS - 16384 / LONG_TOKENS - 1);
+	assert_int_equal(f.width[0].blocks, 4096 / LONG_TOKENS + 1);
+	assert_int_equal(f.width[2].blocks, (16384 - 4096) / LONG_TOKENS);
+	assert_int_equal(f.width[4].blocks, LONG_BLOCKS - 16384 / LONG_TOKENS - 1);
 	set_rule(&w, "long", "\"precision\":\"budget\",\"budget\":0.4");
 	await_within(&w, open.space, .4);
 	assert_int_equal(

@@ -14,6 +14,80 @@
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
+static const struct kvpd_space_figures *space_in(
+	const struct kvpd_figures *f, const char *tenant, const char *floor)
+{
+	for (uint32_t i = 0; i < f->n_spaces; i++)
+		if (!strcmp(f->tenant[f->space[i].tenant].name, tenant) &&
+			!strcmp(f->space[i].floor, floor))
+			return &f->space[i];
+	fail_msg("no space of tenant %s with floor '%s'", tenant, floor);
+	return NULL;
+}
+
+static void widths_are(const struct kvpd_space_figures *s, uint64_t native, uint64_t coded)
+{
+	uint64_t bytes = 0;
+
+	assert_int_equal(s->width[0].blocks, native);
+	assert_int_equal(s->width[0].bytes, native * BLOCK);
+	for (uint32_t w = 1; w < KVPD_FIGURES_WIDTHS; w++)
+		if (w != 2)
+			assert_int_equal(s->width[w].blocks + s->width[w].bytes, 0);
+	assert_int_equal(s->width[2].blocks, coded);
+	for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++)
+		bytes += s->width[w].bytes;
+	assert_int_equal(s->payload_bytes, bytes);
+	assert_int_equal(s->blocks, native + coded);
+}
+
+/* Another tenant that may have as much. */
+static struct dp_client *another(struct dp_world *w, const char *name)
+{
+	struct kvpd_limits limits;
+	struct dp_world defaults;
+	uint32_t tenant;
+
+	dp_defaults(&defaults, &limits);
+	limits.share = SHARE;
+	limits.max_blocks = 4096;
+	limits.recipe_tokens = 4096 * T;
+	assert_int_equal(kvpd_tenant_open(w->ledger, name, &limits, &tenant), 0);
+	return dp_attach(w, tenant);
+}
+
+/* Two spaces of one model and two tenants of equal spaces: each has what was put there, by codec. */
+static void each_space_says_what_it_holds(void **state)
+{
+	struct kvp_space_canon coded = coded_model("m", "tq4"), exact = coded_model("m", NULL);
+	const struct kvpd_space_figures *s;
+	struct kvpd_figures f;
+	struct dp_client *a, *b;
+	struct dp_world w;
+	uint64_t seen;
+
+	(void)state;
+	a = coded_world(&w, 0);
+	b = another(&w, "two");
+	coded_put_many(a, coded_open(a, &exact), 0, 10);
+	coded_put_many(a, coded_open(a, &coded), 0, 1000);
+	coded_put_many(b, coded_open(b, &coded), 0, 20);
+	coded_put_many(b, coded_open(b, &exact), 0, 30);
+	assert_int_equal(dp_figures(&w, NULL, KVPD_FIGURES_SPACES, &f), 0);
+	assert_int_equal(f.n_spaces, 4);
+	s = space_in(&f, "one", "tq4/tq4");
+	seen = s->width[2].blocks;
+	assert_true(seen > 300);
+	assert_true(s->width[2].bytes > seen * BLOCK / 5 && s->width[2].bytes < seen * BLOCK / 3);
+	widths_are(s, s->width[0].blocks, seen);
+	widths_are(space_in(&f, "one", ""), 10, 0);
+	widths_are(space_in(&f, "two", "tq4/tq4"), 20, 0);
+	widths_are(space_in(&f, "two", ""), 30, 0);
+	kvpd_figures_fini(&f);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 static void precision_goes_before_blocks(void **state)
 {
 	struct kvp_space_canon canon = coded_model("m", "tq4");
@@ -199,6 +273,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(precision_goes_before_blocks),
+		cmocka_unit_test(each_space_says_what_it_holds),
 		cmocka_unit_test(constant_load_changes_nothing),
 		cmocka_unit_test(exact_spaces_stay_exact),
 		cmocka_unit_test(leased_blocks_stay),

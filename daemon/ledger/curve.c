@@ -91,7 +91,8 @@ static struct kvp_mrc_params mrc_params(uint32_t max_blocks, uint64_t seed)
 
 	return (struct kvp_mrc_params){
 		.size = sizeof(struct kvp_mrc_params),
-		.samples = power_from(KVP_MRC_FRONT, SAMPLES_MAX, max_blocks),
+		.samples = power_from(KVP_MRC_FRONT, SAMPLES_MAX,
+			reach < SAMPLES_MAX ? (uint32_t)reach : SAMPLES_MAX),
 		.buckets = buckets,
 		.bucket_size = (reach + buckets - 1) / buckets,
 		.seed = seed,

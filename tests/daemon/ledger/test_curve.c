@@ -31,7 +31,7 @@ static void begin(struct subject *s)
 	*s = (struct subject){ 0 };
 	assert_int_equal(kvpd_advisor_init(&s->v, &config), 0);
 	assert_int_equal(kvpd_curve_new(&s->v, BLOCKS, 7, &s->c), 0);
-	assert_true(kvpd_curve_bytes(BLOCKS) < 400000);
+	assert_true(kvpd_curve_bytes(BLOCKS) < 500000);
 }
 
 static void end(struct subject *s)

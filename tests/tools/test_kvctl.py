@@ -96,7 +96,7 @@ class WithoutDaemon(unittest.TestCase):
     def test_help_of_each_command(self):
         commands = [line.split()[0] for line in self.run_kvctl("--help").stdout.split("\n\n")[1]
                     .splitlines()]
-        self.assertEqual(len(commands), 15)
+        self.assertEqual(len(commands), 16)
         for command in commands:
             r = self.run_kvctl(command, "--help")
             self.assertEqual((r.returncode, r.stderr), (0, ""), command)

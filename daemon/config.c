@@ -645,8 +645,10 @@ static int get_top(struct kvpd_complaint *l, const struct raw_config *raw, struc
 		l, "populate_threads", raw->populate_threads, 0, 256, &c->populate_threads));
 	GET(kvpd_value_tristate(l, "hugepages", raw->hugepages, &c->hugepages));
 	GET(kvpd_value_tristate(l, "mlock", raw->mlock, &c->mlock));
-	if (raw->numa_node && strcmp(raw->numa_node, "any")) {
-		GET(kvpd_value_number(l, "numa_node", raw->numa_node, 0, 1023, &node));
+	if (raw->numa_node && !strcmp(raw->numa_node, "auto")) {
+		c->numa_node = KVPD_NODE_AUTO;
+	} else if (raw->numa_node && strcmp(raw->numa_node, "any")) {
+		GET(kvpd_value_number(l, "numa_node", raw->numa_node, 0, KVPD_NODES - 1, &node));
 		c->numa_node = (int)node;
 	}
 	GET(get_policy(l, raw->policy, &c->policy));
@@ -764,7 +766,7 @@ static struct kvpd_config *new_default(const char *path, uint64_t memory)
 		.admin_group = strdup(""),
 		.memory = memory,
 		.extent = 64 * MIB,
-		.numa_node = -1,
+		.numa_node = KVPD_NODE_ANY,
 		.policy = strdup(KVP_EVICT_DEFAULT),
 		.advisor = { .period_ms = 500, .batch = 256 },
 		.claim_ttl_ms = 10000,

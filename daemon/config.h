@@ -15,6 +15,9 @@
 #include "shm/kvp_abi.h"
 
 #define KVPD_MAX_TENANTS  256u
+#define KVPD_NODE_ANY     (-1) /* of memory: wherever */
+#define KVPD_NODE_AUTO    (-2) /* of vaults: that of a device of the tenant's */
+#define KVPD_NODES        1024
 #define KVPD_MAX_SESSIONS 4096u
 #define KVPD_MAX_UIDS     1024u      /* of one tenant */
 #define KVPD_CONFIG_BYTES (1u << 20) /* a larger file is refused unread */
@@ -122,7 +125,7 @@ struct kvpd_config {
 	uint32_t populate_threads; /* first touch; 0: one per core, at most 8 */
 	enum kvpd_tristate hugepages;
 	enum kvpd_tristate mlock;
-	int numa_node; /* -1: wherever */
+	int numa_node; /* or KVPD_NODE_* */
 	char *policy;  /* name in policy/'s table */
 	struct kvpd_advisor_config advisor;
 	bool realtime; /* the ledger thread goes ahead of all that computes; see daemon/slice.h */

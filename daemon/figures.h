@@ -65,6 +65,8 @@ struct kvpd_device_row {
 	pid_t pid;         /* of the worker; 0: there is none */
 	char error[96];    /* why the last one ended that did so by itself, or "" */
 	uint64_t error_age_ns;
+	int numa_node,
+		bound_node; /* as its driver has it, and to which vaults are bound for it; -1 */
 	uint8_t uuid[16];
 	uint64_t bytes, segment_bytes, promised_bytes;
 	uint64_t free_bytes, total_bytes; /* as the driver has them; 0: not known */

@@ -437,6 +437,10 @@ static json_t *device_json(
 	if (*d->error)
 		kvpd_put_seconds(o, "error_seconds", d->error_age_ns);
 	kvpd_put_text(o, "uuid", uuid);
+	if (d->numa_node >= 0)
+		kvpd_put_int(o, "numa_node", (uint64_t)d->numa_node);
+	if (d->bound_node >= 0)
+		kvpd_put_int(o, "bound_node", (uint64_t)d->bound_node);
 	kvpd_put_int(o, "memory_bytes", d->bytes);
 	kvpd_put_int(o, "segment_bytes", d->segment_bytes);
 	kvpd_put_int(o, "promised_bytes", d->promised_bytes);

@@ -45,6 +45,10 @@ static int fit_node(const struct kvpd_config *config, struct kvpd_complaint *to)
 {
 	int node = config->numa_node;
 
+	if (node == KVPD_NODE_AUTO && !config->n_devices)
+		return kvpd_wrong(to, "numa_node",
+			"auto is the node of a device, and there are no `devices`; write any or a "
+			"number");
 	if (node < 0)
 		return 0;
 	if (numa_available() < 0)

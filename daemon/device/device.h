@@ -214,7 +214,8 @@ struct kvpd_device_figures {
 	uint64_t why_ns;           /* when, on CLOCK_MONOTONIC */
 	uint8_t uuid[16];          /* all zero, */
 	uint64_t granularity;      /* and 0, until the first worker has said what it has */
-	uint64_t free, total;      /* of its memory, whoever has the rest; 0: not known */
+	int32_t numa_node;    /* of the machine, that the device is nearest to; -1: not known */
+	uint64_t free, total; /* of its memory, whoever has the rest; 0: not known */
 	uint32_t segments;
 	uint64_t segment_bytes;
 	/*

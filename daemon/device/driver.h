@@ -123,7 +123,7 @@ const struct kvpd_driver_ops *kvpd_driver_find(const char *name);
  *	OPERATION=WHAT[:NUMBER][@N[+]][#LIFE]
  * OPERATION: open close caps make take drop addr add hostdrop submit poll event usage, or copy: a
  * batch's own outcome. WHAT: fail:ERRNO, slow:MILLISECONDS, hang, die (the process ends), and of a copy damage
- * (one bit of the first piece is wrong afterwards). @N: the N-th call alone, from 1; @N+: and all
+ * (one bit of the first piece is wrong afterwards); of caps node:NUMBER (the device is near that NUMA node). @N: the N-th call alone, from 1; @N+: and all
  * after it; without: all. #LIFE: only in the worker's life of that number, from 0. The first rule that
  * fits decides. Operations that cannot fail take fail: for nothing.
  */

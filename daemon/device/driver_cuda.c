@@ -181,6 +181,28 @@ static int transport(struct kvpd_driver *d, const struct kvpd_driver_opts *opts)
 	return 0;
 }
 
+/* As the kernel has it: drivers before 12.2 do not say. */
+static int32_t node_of_bus(const struct kvpd_driver *d)
+{
+	char bus[16] = "", path[80];
+	int node = -1;
+	FILE *f;
+
+	if (d->cu.cuDeviceGetPCIBusId(bus, sizeof(bus), d->device) != CU_OK)
+		return -1;
+	for (char *c = bus; *c; c++)
+		if (*c >= 'A' && *c <= 'F')
+			*c = (char)(*c - 'A' + 'a');
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/numa_node", bus);
+	f = fopen(path, "re");
+	if (f) {
+		if (fscanf(f, "%d", &node) != 1)
+			node = -1;
+		fclose(f);
+	}
+	return node;
+}
+
 static void describe(struct kvpd_driver *d, const struct kvpd_driver_opts *opts)
 {
 	struct cu_uuid uuid;
@@ -190,9 +212,9 @@ static void describe(struct kvpd_driver *d, const struct kvpd_driver_opts *opts)
 	d->bytes = opts->bytes;
 	if (d->cu.cuDeviceTotalMem_v2(&total, d->device) == CU_OK && total < d->bytes)
 		d->bytes = total;
-	d->numa_node = -1;
-	if (d->cu.cuDeviceGetAttribute(&node, CU_ATTR_HOST_NUMA_ID, d->device) == CU_OK)
-		d->numa_node = node;
+	if (d->cu.cuDeviceGetAttribute(&node, CU_ATTR_HOST_NUMA_ID, d->device) != CU_OK)
+		node = node_of_bus(d);
+	d->numa_node = node >= 0 && node < KVPD_NODES ? node : -1;
 	if (d->cu.cuDeviceGetUuid_v2(&uuid, d->device) == CU_OK)
 		memcpy(d->uuid, uuid.bytes, sizeof(d->uuid));
 }

@@ -33,8 +33,8 @@ static const char *const op_name[] = { "open", "close", "caps", "make", "take", 
 	"add", "hostdrop", "submit", "poll", "event", "usage", "copy" };
 _Static_assert(sizeof(op_name) / sizeof(op_name[0]) == N_OPS, "name every operation");
 
-enum what { FAIL, SLOW, HANG, DIE, DAMAGE, N_WHATS };
-static const char *const what_name[] = { "fail", "slow", "hang", "die", "damage" };
+enum what { FAIL, SLOW, HANG, DIE, DAMAGE, NODE, N_WHATS };
+static const char *const what_name[] = { "fail", "slow", "hang", "die", "damage", "node" };
 _Static_assert(sizeof(what_name) / sizeof(what_name[0]) == N_WHATS, "name whatever goes wrong");
 
 struct rule {
@@ -119,7 +119,7 @@ static bool take_rule(const char **s, struct rule *r)
 		if (!take_number(s, &r->life))
 			return false;
 	}
-	return (r->what == DAMAGE) <= (r->op == COPY);
+	return (r->what == DAMAGE) <= (r->op == COPY) && (r->what == NODE) <= (r->op == CAPS);
 }
 
 static int parse(struct faults *f, const char *s)
@@ -142,7 +142,7 @@ static void sleep_ms(uint32_t ms)
 		;
 }
 
-/* 0: the operation goes on. Negative: it fails so. 1: its bytes are damaged. */
+/* 0: the operation goes on. Negative: it fails so. 1: its bytes are damaged; of caps: 1 + the node. */
 static int faulty(struct faults *f, uint32_t op)
 {
 	uint32_t nth = ++f->calls[op];
@@ -164,6 +164,8 @@ static int faulty(struct faults *f, uint32_t op)
 				pause();
 		case DIE:
 			_exit(9);
+		case NODE:
+			return 1 + (int)r->number;
 		default:
 			return 1;
 		}
@@ -206,9 +208,13 @@ static int fault_open(const struct kvpd_driver_opts *opts, struct kvpd_driver **
 
 static int fault_caps(struct kvpd_driver *d, struct kvpd_driver_caps *ret_caps)
 {
-	int r = faulty(&of(d)->f, CAPS);
+	int r = faulty(&of(d)->f, CAPS), node = r - 1;
 
-	return r ? r : kvpd_driver_host.caps(of(d)->host, ret_caps);
+	if (r >= 0)
+		r = kvpd_driver_host.caps(of(d)->host, ret_caps);
+	if (r == 0 && node >= 0)
+		ret_caps->numa_node = node;
+	return r;
 }
 
 static int fault_seg_make(struct kvpd_driver *d, uint32_t id, uint64_t bytes, int *ret_fd)

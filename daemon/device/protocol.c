@@ -71,7 +71,8 @@ static bool body_ok(const struct kvpd_p *p, unsigned fds)
 {
 	switch (p->h.type) {
 	case KVPD_P_HELLO:
-		return p->u.hello.granularity && p->u.hello.bytes &&
+		return p->u.hello.granularity && p->u.hello.bytes && p->u.hello.numa_node >= -1 &&
+		       p->u.hello.numa_node < KVPD_NODES &&
 		       !(p->u.hello.flags & ~KVPD_DRIVER_FLAGS) &&
 		       p->u.hello.batch >= KVPD_DRIVER_LEAST &&
 		       p->u.hello.batch <= KVPD_DRIVER_MOST &&

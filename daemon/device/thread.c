@@ -714,11 +714,13 @@ static const char *got(struct kvpd_device *d, struct kvpd_p *p)
 		atomic_store_explicit(&d->shown_flags, p->u.hello.flags, memory_order_relaxed);
 		memcpy(d->figures.uuid, p->u.hello.uuid, sizeof(d->figures.uuid));
 		d->figures.granularity = p->u.hello.granularity;
+		d->figures.numa_node = p->u.hello.numa_node;
 		d->queue.batch = p->u.hello.batch;
 		/* Whoever finds the device up finds these. */
 		pthread_mutex_lock(&d->lock);
 		memcpy(d->shown.uuid, d->figures.uuid, sizeof(d->shown.uuid));
 		d->shown.granularity = d->figures.granularity;
+		d->shown.numa_node = d->figures.numa_node;
 		pthread_mutex_unlock(&d->lock);
 		return NULL;
 	}

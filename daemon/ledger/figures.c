@@ -50,6 +50,8 @@ static void read_device(struct kvpd_medium *m, struct kvpd_device_row *f)
 	snprintf(f->error, sizeof(f->error), "%s", d.why);
 	f->error_age_ns = *d.why ? kvpd_now_ns() - d.why_ns : 0;
 	memcpy(f->uuid, d.uuid, sizeof(f->uuid));
+	f->numa_node = d.granularity ? d.numa_node : -1;
+	f->bound_node = m->node;
 	f->bytes = m->bytes;
 	f->segment_bytes = m->segment;
 	f->promised_bytes = m->promised;

@@ -3,6 +3,7 @@
 #include "daemon/ledger/medium.h"
 
 #include <errno.h>
+#include <numa.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,6 +70,8 @@ int kvpd_media_new(struct kvpd_ledger *l, const struct kvpd_config *config)
 		l->n_media = i + 1;
 		m->ledger = l;
 		m->number = i;
+		m->node = -1;
+		m->said_node = -2; /* it has not been asked */
 		snprintf(m->name, sizeof(m->name), "%s", d->name);
 		m->driver = copy_text(d->driver, &ok);
 		m->faults = copy_text(d->faults, &ok);
@@ -229,6 +232,44 @@ static void leave_lost(struct kvpd_ledger *l, struct kvpd_medium *m)
 		}
 }
 
+/* It came up: where is it? What has been made stays where it lies. */
+static void look_node(struct kvpd_ledger *l, struct kvpd_medium *m)
+{
+	struct kvpd_device_figures d;
+	int said;
+
+	kvpd_device_figures(m->device, &d);
+	said = d.numa_node;
+	if (l->numa_node != KVPD_NODE_AUTO || said == m->said_node)
+		return;
+	m->said_node = said;
+	m->node = -1;
+	if (said < 0)
+		kvpd_notice("device %s: its driver knows no NUMA node of it; numa_node: auto "
+			    "binds nothing for it",
+			m->name);
+	else if (numa_available() < 0 || said > numa_max_node() ||
+		 !numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)said))
+		kvpd_warning(
+			"device %s: it is on NUMA node %d, which has no memory that the daemon "
+			"may take (numactl -H, cpuset.mems of its control group); numa_node: "
+			"auto binds nothing for it",
+			m->name, said);
+	else
+		m->node = said;
+	if (m->node >= 0)
+		kvpd_info("device %s: vaults of its tenants are bound to NUMA node %d from now on",
+			m->name, m->node);
+}
+
+int kvpd_parts_node(const struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; i < t->ledger->n_media; i++)
+		if (t->part[i].share && t->ledger->medium[i].node >= 0)
+			return t->ledger->medium[i].node;
+	return -1;
+}
+
 int kvpd_media_look(struct kvpd_ledger *l)
 {
 	for (uint32_t i = 0; i < l->n_media; i++) {
@@ -246,6 +287,8 @@ int kvpd_media_look(struct kvpd_ledger *l)
 		if (shown == m->shown)
 			continue;
 		m->shown = shown;
+		if (shown == KVP_DEVICE_UP)
+			look_node(l, m);
 		for (uint32_t k = 1; k <= l->last_tenant; k++)
 			if (l->tenant[k])
 				show(l->tenant[k], m);

@@ -48,11 +48,13 @@ struct kvpd_medium {
 	bool no_copies, mps;
 	uint64_t bytes, segment, copy_rate;
 	uint32_t timeout_ms;
-	uint32_t losses;            /* of the device, that were seen to */
-	uint64_t grain;             /* of which segments are multiples */
-	uint64_t share;             /* of a tenant that is not told otherwise */
-	uint64_t promised;          /* the shares of all tenants */
-	bool draining;              /* an administrator empties it: nothing new comes there */
+	int said_node;     /* as the device says, when it was last looked at; -1 */
+	int node;          /* to which vaults are bound for it: numa_node: auto; -1: none */
+	uint32_t losses;   /* of the device, that were seen to */
+	uint64_t grain;    /* of which segments are multiples */
+	uint64_t share;    /* of a tenant that is not told otherwise */
+	uint64_t promised; /* the shares of all tenants */
+	bool draining;     /* an administrator empties it: nothing new comes there */
 	struct kvpd_device *device; /* NULL before the start and after the end */
 	uint32_t shown;             /* KVP_DEVICE_*, as the catalogs have it */
 };
@@ -79,6 +81,12 @@ struct kvpd_part {
 		look; /* leases are looked at for room until this look is over; 0: none is wanted */
 	uint64_t drained_ns; /* when an extent was last emptied for others */
 };
+
+/*
+ * With numa_node: auto, the node to which vaults of the tenant that are made now are bound: that of the first
+ * device that it has a share of and that says one on which the daemon may allocate; -1: to none.
+ */
+int kvpd_parts_node(const struct kvpd_tenant *t);
 
 /* A DRAM extent as a device knows it; see kvpd_host_want(). */
 struct kvpd_hosting;

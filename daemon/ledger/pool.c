@@ -232,17 +232,17 @@ static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t by
 	return -atomic_load(&p.error);
 }
 
-static int bind_node(const struct kvpd_ledger *l, void *addr, uint64_t bytes)
+static int bind_node(int node, void *addr, uint64_t bytes)
 {
 	struct bitmask *nodes;
 	int r;
 
-	if (l->numa_node < 0)
+	if (node < 0)
 		return 0;
 	nodes = numa_allocate_nodemask();
 	if (!nodes)
 		return -ENOMEM;
-	numa_bitmask_setbit(nodes, (unsigned)l->numa_node);
+	numa_bitmask_setbit(nodes, (unsigned)node);
 	r = mbind(addr, bytes, MPOL_BIND, nodes->maskp, nodes->size + 1, 0) < 0 ? -errno : 0;
 	numa_bitmask_free(nodes);
 	return r;
@@ -275,8 +275,8 @@ static int create(const struct kvpd_ledger *l, const char *name, uint64_t bytes,
 	return 0;
 }
 
-int kvpd_pool_segment(const struct kvpd_ledger *l, const char *name, uint64_t bytes, bool populated,
-	int *ret_fd, void **ret_addr)
+int kvpd_pool_segment(const struct kvpd_ledger *l, int node, const char *name, uint64_t bytes,
+	bool populated, int *ret_fd, void **ret_addr)
 {
 	kvp_autoclose int fd = -1;
 	void *addr;
@@ -290,7 +290,7 @@ int kvpd_pool_segment(const struct kvpd_ledger *l, const char *name, uint64_t by
 		&addr);
 	if (r < 0)
 		return r;
-	r = bind_node(l, addr, bytes);
+	r = bind_node(node, addr, bytes);
 	if (r == 0 && populated)
 		r = populate(l, addr, fd, bytes);
 	if (r < 0) {
@@ -308,6 +308,7 @@ struct extent_job {
 	struct kvpd_job job;
 	struct kvpd_extent *extent;
 	bool arena;
+	int node;
 	int result;
 };
 
@@ -342,8 +343,8 @@ static void run_make(struct kvpd_job *job)
 	struct extent_job *j = kvpd_container(job, struct extent_job, job);
 	struct kvpd_extent *x = j->extent;
 	const struct kvpd_ledger *l = x->tenant->ledger;
-	int r = kvpd_pool_segment(
-		l, j->arena ? "kvpool-arena" : "kvpool-vault", x->bytes, true, &x->fd, &x->addr);
+	int r = kvpd_pool_segment(l, j->node, j->arena ? "kvpool-arena" : "kvpool-vault", x->bytes,
+		true, &x->fd, &x->addr);
 
 	if (r == 0 && j->arena)
 		r = remap_read_only(x);
@@ -446,6 +447,9 @@ static int submit(struct kvpd_worker *worker, struct kvpd_extent *x, void (*run)
 		return -ENOMEM;
 	j->extent = x;
 	j->arena = x->kind == KVP_EXTENT_ARENA;
+	j->node = x->tenant->ledger->numa_node;
+	if (j->node == KVPD_NODE_AUTO && !j->arena)
+		j->node = kvpd_parts_node(x->tenant);
 	j->result = -ECANCELED; /* stays so if the thread is stopped before */
 	j->job.tenant = x->tenant->id;
 	j->job.run = run;

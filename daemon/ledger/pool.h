@@ -18,8 +18,8 @@ int kvpd_pool_check(struct kvpd_ledger *l);
  * Any thread. A segment that belongs to the owner, mapped writable, bound to the configured node;
  * `populated`: all of it touched.
  */
-int kvpd_pool_segment(const struct kvpd_ledger *l, const char *name, uint64_t bytes, bool populated,
-	int *ret_fd, void **ret_addr);
+int kvpd_pool_segment(const struct kvpd_ledger *l, int node, const char *name, uint64_t bytes,
+	bool populated, int *ret_fd, void **ret_addr);
 /* Any thread. Bytes that a segment of this size really takes. */
 uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes);
 /* Have a pool thread make or drop the memory; kvpd_extent_made() or _dropped() follows. */

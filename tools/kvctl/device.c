@@ -31,6 +31,7 @@ const struct kvctl_column kvctl_device_columns[] = {
 	{ "oldest_seconds", "OLDEST", KVCTL_SECONDS, 3 },
 	{ "pid", "PID", KVCTL_COUNT, 7 },
 	{ "segments", "SEGMENTS", KVCTL_COUNT, 8 },
+	{ "numa_node", "NODE", KVCTL_COUNT, 8 },
 	{ 0 },
 };
 

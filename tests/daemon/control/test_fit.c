@@ -94,6 +94,7 @@ static void test_who_and_where(void **state)
 	expect(ME "admin_group: no-such-group\n", &m, "t:3: admin_group: there is no group");
 	expect(ME "admin_group: \"0\"\n", &m, "");
 	expect(ME "numa_node: 1000\n", &m, "t:3: numa_node: ");
+	expect(ME "numa_node: auto\n", &m, "t:3: numa_node: auto is the node of a device");
 }
 
 static void test_shares(void **state)

@@ -38,6 +38,13 @@ assert hot["syscalls_in_loop"] == 0
 text = run("hotpath", "--blocks", "4096")
 assert "medians of 7 rounds" in text and text.count(" to ") == 7, text
 
+# D-051: blocks of 16 tokens on their way to a device; how long that takes is for people to judge.
+warm, = json.loads(run("warm", "--block-kib", "64", "--warms", "100", "--json"))
+assert (warm["block_bytes"], warm["block_tokens"], warm["warms"]) == (65536, 16, 100), warm
+assert 0 < warm["median_us"] <= warm["p99_us"] <= warm["max_us"], warm
+text = run("warm", "--block-kib", "64", "--warms", "20")
+assert "64 KiB       20" in text and "compared with the block" in text, text
+
 # Presets are names of codecs too: keys and values in codecs of their own.
 rows = {(c["codec"], c["head_dim"]): c
         for c in json.loads(run("codecs", "--codec", "4bit,3bit,tq4-nc,tq4-nc/tq2-nc", "--json"))}

@@ -29,6 +29,7 @@ static const struct {
 	{ "quality", "a real model with its KV held in a codec", kvbench_quality },
 	{ "scale", "1 to 1,000 attached clients", kvbench_scale },
 	{ "versus", "the same blocks from Redis and memcached", kvbench_versus },
+	{ "warm", "how long until a block can be read on a device", kvbench_warm },
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))

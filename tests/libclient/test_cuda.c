@@ -124,6 +124,7 @@ static struct kvp_prefix *all_registered(struct engine *e, struct kvp_cuda *cuda
 	for (uint32_t i = 0; i < 12000; i++) {
 		struct kvp_prefix *m = all(e);
 		EQUAL(kvp_host_register(cuda, 0, WAIT_MS), 0);
+		EQUAL(props(cuda).refused_bytes, 0);
 		if (kvp_host_payloads(m, cuda, 0, BLOCKS, addrs) == BLOCKS)
 			return m;
 		kvp_release(m);
@@ -198,6 +199,40 @@ static void test_get_registered(void)
 	kvp_cuda_close(cuda);
 	engine_free(e);
 	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
+}
+
+/* What the driver does not take is read through the library's memory, and counted. */
+static void test_registering_refused(void)
+{
+	const struct cudadrv_fault refuses = { .function = "cuMemHostRegister_v2",
+		.program = "test_client_cuda",
+		.action = CUDADRV_RETURN,
+		.value = 2 };
+	const void *addrs[BLOCKS];
+	struct engine *e;
+	struct kvp_cuda *cuda;
+	struct kvp_prefix *m;
+
+	if (machine.no_read_only || gpu_is_real())
+		return;
+	leave_blocks("cuda-unregistered", KVP_LAYOUT_LCND, 11);
+	e = engine_new("cuda-unregistered", KVP_LAYOUT_LCND, 11);
+	cuda = cuda_new(e, 0);
+	EQUAL(cudadrv_set(gpu.sim, &refuses, NULL), 0);
+	m = all(e);
+	for (uint32_t i = 0; i < 12000 && !props(cuda).refused_bytes; i++) {
+		EQUAL(kvp_host_register(cuda, 0, WAIT_MS), 0);
+		EQUAL(kvp_host_payloads(m, cuda, 0, BLOCKS, addrs), 0);
+		usleep(5000);
+	}
+	CHECK(props(cuda).refused_bytes >= N * TOKEN_BYTES);
+	EQUAL(props(cuda).registered_bytes, 0);
+	get_and_compare(e, cuda, m, 0, N);
+	EQUAL(props(cuda).direct_bytes, 0);
+	kvp_release(m);
+	kvp_cuda_close(cuda);
+	EQUAL(cudadrv_clear(gpu.sim), 0);
+	engine_free(e);
 }
 
 static void test_pieces_wrong(void)
@@ -650,6 +685,7 @@ int main(int argc, char **argv)
 	static const struct live_test tests[] = {
 		{ "get through the library's memory", test_get_staged },
 		{ "get from registered vaults", test_get_registered },
+		{ "registering is refused", test_registering_refused },
 		{ "pieces that are wrong", test_pieces_wrong },
 		{ "put", test_put },
 		{ "store", test_store },

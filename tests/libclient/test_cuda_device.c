@@ -262,6 +262,32 @@ static void coded_is_not_there(void **state)
 	kvp_release(m);
 }
 
+/* What is mapped is not what stands under the extent's number by now. */
+static void another_generation(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f);
+	_Atomic(uint32_t) *generation;
+	uint64_t addrs[BLOCKS];
+	int32_t slots[BLOCKS];
+
+	cuda_open(f, 0);
+	warm_all(f, m);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), BLOCKS);
+	pthread_mutex_lock(&f->fake->lock);
+	for (uint32_t i = 0; i < KVP_MAX_EXTENTS; i++) {
+		generation = &f->fake->v.extents[i].generation;
+		if (kvp_load_relaxed(&f->fake->v.extents[i].tier) == KVP_TIER_VRAM)
+			kvp_store_release(generation, kvp_load_relaxed(generation) + 1);
+	}
+	pthread_mutex_unlock(&f->fake->lock);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), 0);
+	assert_int_equal(addrs[0], 0);
+	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, slots), 0);
+	assert_int_equal(slots[0], -1);
+	kvp_release(m);
+}
+
 /* What lies on the device is copied there, and not across the bus. */
 static void get_on_device(void **state)
 {
@@ -327,20 +353,36 @@ static void soon_mapped(struct fixture *f, uint64_t bytes)
 	assert_int_equal(props(f).mapped_bytes, bytes);
 }
 
+static uint32_t retire_acks(struct fixture *f)
+{
+	uint32_t acks;
+
+	pthread_mutex_lock(&f->fake->lock);
+	acks = f->fake->s[0].retire_acks;
+	pthread_mutex_unlock(&f->fake->lock);
+	return acks;
+}
+
 /* The daemon hears that it is given back when it is unmapped, and not before. */
 static void given_back(void **state)
 {
+	const struct cudadrv_fault hangs = { .function = "cuMemUnmap", .action = CUDADRV_HANG };
 	struct fixture *f = *state;
-	uint32_t acks = 0;
+	uint32_t acks = 0, fault, early;
 
 	cuda_open(f, 0);
 	assert_int_equal(props(f).mapped_bytes, SEGMENT);
+	assert_int_equal(cudadrv_set(gpu.sim, &hangs, &fault), 0);
 	fake_retire_device(f->fake);
+	for (uint32_t i = 0; i < 12000 && !cudadrv_hit(gpu.sim, fault); i++)
+		usleep(5000);
+	usleep(20000);
+	early = retire_acks(f);
+	assert_int_equal(cudadrv_clear(gpu.sim), 0);
+	assert_int_equal(early, 0);
 	for (uint32_t i = 0; i < 12000 && !acks; i++) {
 		usleep(5000);
-		pthread_mutex_lock(&f->fake->lock);
-		acks = f->fake->s[0].retire_acks;
-		pthread_mutex_unlock(&f->fake->lock);
+		acks = retire_acks(f);
 	}
 	assert_int_equal(acks, 1);
 	assert_int_equal(props(f).mapped_bytes, 0);
@@ -480,6 +522,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(read_in_place, setup, teardown),
 		cmocka_unit_test_setup_teardown(coded_is_not_there, setup, teardown),
+		cmocka_unit_test_setup_teardown(another_generation, setup, teardown),
 		cmocka_unit_test_setup_teardown(get_on_device, setup, teardown),
 		cmocka_unit_test_setup_teardown(asked_for, setup_asked, teardown),
 		cmocka_unit_test_setup_teardown(outside_the_window, setup_odd, teardown),

@@ -257,11 +257,24 @@ static void there_and_back(uint32_t seg, struct extent *from, struct extent *to,
 	assert_true(off + bytes == to->bytes || to->addr[off + bytes] == 0x5a);
 }
 
+/* All of a segment, by way of DRAM. */
+static void there_is(struct extent *to, uint32_t seg, const void *expected)
+{
+	struct kvpd_device_copy c = {
+		.way = KVPD_TO_HOST, .seg = seg, .host = to->id, .bytes = to->bytes
+	};
+
+	assert_int_equal(copy(&c), 0);
+	assert_memory_equal(to->addr, expected, to->bytes);
+}
+
 /* ---- tests ---------------------------------------------------------------------------------- */
 
 static void fresh_memory_is_zero(void **state)
 {
-	const struct kvpd_device_config plain = { .transport = KVPD_TRANSPORT_AUTO };
+	/* Two segments; the third round has what was dropped before. */
+	const struct kvpd_device_config plain = { .transport = KVPD_TRANSPORT_AUTO,
+		.bytes = 32 * MIB };
 	struct kvpd_device_op op = { .kind = KVPD_SEG_MAKE, .bytes = 3 * MIB };
 	struct kvpd_device_copy c = { .way = KVPD_TO_HOST, .bytes = 16 * MIB };
 	struct extent host;
@@ -291,7 +304,7 @@ static void fresh_memory_is_zero(void **state)
 		assert_memory_equal(figures().uuid, uuid, 16);
 	}
 	assert_int_equal(ask(&op), -EINVAL);
-	op.bytes = 514 * MIB;
+	op.bytes = 34 * MIB;
 	assert_int_equal(ask(&op), -ENOMEM);
 	assert_int_equal(figures().owed_bytes, 0);
 	close_device();
@@ -331,6 +344,50 @@ static void all_kinds_of_memory_are_copied(void **state)
 		assert_int_equal(calls("cuMemHostUnregister"), unpins + 2);
 	}
 	close_device();
+}
+
+/* DRAM is pinned in pieces, as far as the driver takes them; what is copied lies across the first border. */
+static void pinned_in_pieces(void **state)
+{
+	const uint64_t border = 256 * MIB, bytes = 4 * MIB;
+	const struct kvpd_device_config plain = { .timeout_ms = 20000 };
+	struct kvpd_device_copy c = { .host_off = border - bytes / 2, .bytes = bytes };
+	struct extent from, to;
+
+	(void)state;
+	for (uint32_t pieces = 0; pieces < 3; pieces++) {
+		const struct cudadrv_fault refuses = {
+			.function = "cuMemHostRegister_v2",
+			.program = "kvpool-device",
+			.action = CUDADRV_RETURN,
+			.skip = pieces,
+			.value = 2,
+		};
+		const int64_t tries = calls("cuMemHostRegister_v2") + (pieces ? 2 : 1);
+		const int64_t unpins = calls("cuMemHostUnregister");
+
+		open_device(&plain);
+		assert_int_equal(cudadrv_set(sim, &refuses, NULL), 0);
+		c.seg = make_segment(bytes, NULL);
+		add(&from, border + bytes, false, true);
+		add(&to, bytes, true, false);
+		pattern(from.addr + c.host_off, bytes, pieces);
+		/* Two of them, or what was refused, and no more after that. */
+		for (uint32_t i = 0; i < 12000 && calls("cuMemHostRegister_v2") < tries; i++)
+			poll(NULL, 0, 1);
+		assert_int_equal(calls("cuMemHostRegister_v2"), tries);
+		c.way = KVPD_TO_DEVICE;
+		c.host = from.id;
+		assert_int_equal(copy(&c), 0);
+		there_is(&to, c.seg, from.addr + c.host_off);
+		leave(&from);
+		leave(&to);
+		assert_int_equal(calls("cuMemHostRegister_v2"), tries);
+		assert_int_equal(calls("cuMemHostUnregister"), unpins + pieces);
+		assert_int_equal(cudadrv_clear(sim), 0);
+		drop_segment(c.seg);
+		close_device();
+	}
 }
 
 /* Many at once, each way, while extents come and go. */
@@ -661,6 +718,13 @@ static void a_worker_says_why_it_cannot(void **state)
 static int clean(void **state)
 {
 	(void)state;
+	/* A test that failed leaves nothing that the next one would wait for. */
+	if (device) {
+		if (sim)
+			(void)cudadrv_clear(sim);
+		device = kvpd_device_free(device);
+		close(event);
+	}
 	if (!sim)
 		return 0;
 	for (uint32_t i = 0; i < CUDADRV_REPORTS_N; i++)
@@ -688,6 +752,7 @@ int main(void)
 	};
 	const struct CMUnitTest faults[] = {
 		cmocka_unit_test_teardown(sticky_errors_end_the_worker, clean),
+		cmocka_unit_test_teardown(pinned_in_pieces, clean),
 		cmocka_unit_test_teardown(memory_that_the_driver_owes, clean),
 		cmocka_unit_test_teardown(a_context_in_the_second_try, clean),
 		cmocka_unit_test_teardown(a_worker_says_why_it_cannot, clean),

@@ -196,7 +196,7 @@ class Names(World):
             elif kind == "flag":
                 self.assertIsInstance(v, bool, name)
             else:
-                fraction = re.search("_(seconds|second|ratio)$|^budget$", name)
+                fraction = re.search("_(seconds|second|ratio)$", name)
                 self.assertIsInstance(v, float if fraction else int, name)
                 self.assertTrue(v >= 0 or name.endswith("bytes_per_second"), name)
 

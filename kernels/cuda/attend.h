@@ -3,10 +3,9 @@
  * How the attention kernels lay out shared memory: read by attend.cu and by the shape functions in
  * table.c, so that both sides count the same bytes. Private to kernels/cuda.
  *
- *	Q	16 rows of fp16 (bf16: high parts, then low parts), then 16 row factors
  *	LUT	K codes -> pairs of fp16; V codes likewise, unless it is the same table
- *	stages	per warp, a ring of tiles of 16 tokens
- * After the last tile everything from 0 on is reused: sums of each warp, then maxima and weights.
+ *	stages	per warp, a ring of steps of one tile of 16 tokens or two
+ * After the last step everything from 0 on is reused: sums of each warp, then maxima and weights.
  */
 #ifndef KVP_CUDA_ATTEND_H
 #define KVP_CUDA_ATTEND_H
@@ -14,15 +13,27 @@
 #include <stdint.h>
 
 #if defined(__CUDACC__)
-#define ATTEND_FN static __host__ __device__ __forceinline__
+#define ATTEND_FN static constexpr __host__ __device__ __forceinline__
+#define ATTEND_ZERO \
+	{           \
+	}
+#elif defined(__cplusplus)
+#define ATTEND_FN static constexpr inline
+#define ATTEND_ZERO \
+	{           \
+	}
 #else
 #define ATTEND_FN static inline
+#define ATTEND_ZERO \
+	{           \
+		0   \
+	}
 #endif
 
-#define ATTEND_WARPS   4
-#define ATTEND_THREADS (32 * ATTEND_WARPS)
-#define ATTEND_TILE    16 /* tokens of one step of a warp */
-#define ATTEND_ROWS    16 /* queries x heads of one block */
+#define ATTEND_WARPS_MAX 8
+#define ATTEND_TILE      16 /* tokens of one product of matrices */
+#define ATTEND_TILES_MAX 2  /* of one step of a warp */
+#define ATTEND_ROWS      8  /* queries x heads of one block */
 
 /* What every device that we compile for grants a block; sm_120 has the least. */
 #define ATTEND_SMEM_MAX (99u << 10)
@@ -82,18 +93,19 @@ ATTEND_FN uint32_t ak_row(int kind, uint32_t dim)
 	return dim * ak_bits(kind) / 8;
 }
 
-/* Distance of rows in a stage: padded so that the lanes of one load hit different banks. */
+/* Distance of rows in a tile: padded so that the lanes of one load hit different banks. */
 ATTEND_FN uint32_t ak_k_stride(int kind, uint32_t dim)
 {
 	uint32_t row = ak_row(kind, dim);
 
 	return row >= 128 ? row + 64 : row;
 }
+/* Rows of 64 bytes of V are not padded but permuted: see v_place(). */
 ATTEND_FN uint32_t ak_v_stride(int kind, uint32_t dim)
 {
 	uint32_t row = ak_row(kind, dim);
 
-	return row % 32 == 0 ? row + 16 : row;
+	return row % 32 == 0 && row != 64 ? row + 16 : row;
 }
 
 /* Bytes of the scalars of a tile; affine V may have a group per 16 channels. */
@@ -106,6 +118,24 @@ ATTEND_FN uint32_t ak_v_scalars(int kind, uint32_t dim)
 	return ak_native(kind)   ? 0
 	       : ak_affine(kind) ? 4 * ATTEND_TILE * (dim / 16)
 				 : 2 * ATTEND_TILE;
+}
+
+/* Bytes of a plane's header in a tile: the part with the exponent. */
+ATTEND_FN uint32_t ak_header(int kind)
+{
+	return ak_native(kind) ? 0 : 16;
+}
+
+/* Tiles of one step: what a step costs beside its tokens is shared by two where both are small. */
+ATTEND_FN uint32_t ak_tiles(int k, int v)
+{
+	return ak_tq(k) && ak_tq(v) ? 2 : 1;
+}
+
+/* Blocks that shall fit a multiprocessor at once, with their registers. */
+ATTEND_FN uint32_t ak_blocks(int k, int v)
+{
+	return ak_affine(k) || ak_affine(v) ? 1 : 2;
 }
 
 /* Entries of the table from a pair of codes to a pair of numbers; each has a word per lane. */
@@ -121,37 +151,44 @@ ATTEND_FN int ak_lut_shared(int k, int v)
 }
 
 struct attend_smem {
-	uint32_t factors;
 	uint32_t k_lut;
 	uint32_t v_lut;
 	uint32_t stages;      /* of warp 0 */
 	uint32_t stage_count; /* per warp */
 	uint32_t stage;       /* bytes of one */
-	uint32_t v_codes;     /* in a stage, which begins with the codes of K */
+	uint32_t tile;        /* bytes of a tile in a stage, which begins with the codes of K */
 	uint32_t k_scalars;
+	uint32_t k_header;
+	uint32_t v_codes;
 	uint32_t v_scalars;
-	uint32_t headers;
+	uint32_t v_header;
+	uint32_t warps; /* of a block */
 	uint32_t bytes;
 };
 
+/* As many warps as get two stages; and a third stage where there is room. */
 ATTEND_FN struct attend_smem attend_smem_of(int k, int v, uint32_t dim)
 {
-	struct attend_smem s;
-	uint32_t end, sums = ATTEND_WARPS * ATTEND_ROWS * (dim + 2) * 4;
+	struct attend_smem s = ATTEND_ZERO;
+	uint32_t sums = 0;
 
 	s.k_lut = 0;
-	end = ak_lut_entries(k) * 128;
-	s.v_lut = ak_lut_shared(k, v) ? 0 : end;
-	end += ak_lut_shared(k, v) ? 0 : ak_lut_entries(v) * 128;
-	s.factors = end + ATTEND_ROWS * dim * (k == AK_BF16 ? 4 : 2);
-	s.stages = s.factors + ATTEND_ROWS * 4;
-	s.v_codes = ATTEND_TILE * ak_k_stride(k, dim);
-	s.k_scalars = s.v_codes + ATTEND_TILE * ak_v_stride(v, dim);
-	s.v_scalars = s.k_scalars + ak_k_scalars(k, dim);
-	s.headers = s.v_scalars + ak_v_scalars(v, dim);
-	s.stage = s.headers + 32;
-	s.stage_count = s.stages + ATTEND_WARPS * 3 * s.stage > ATTEND_SMEM_MAX ? 2 : 3;
-	s.bytes = s.stages + ATTEND_WARPS * s.stage_count * s.stage;
+	s.stages = ak_lut_entries(k) * 128;
+	s.v_lut = ak_lut_shared(k, v) ? 0 : s.stages;
+	s.stages += ak_lut_shared(k, v) ? 0 : ak_lut_entries(v) * 128;
+	s.k_scalars = ATTEND_TILE * ak_k_stride(k, dim);
+	s.k_header = s.k_scalars + ak_k_scalars(k, dim);
+	s.v_codes = s.k_header + ak_header(k);
+	s.v_scalars = s.v_codes + ATTEND_TILE * ak_v_stride(v, dim);
+	s.v_header = s.v_scalars + ak_v_scalars(v, dim);
+	s.tile = s.v_header + ak_header(v);
+	s.stage = ak_tiles(k, v) * s.tile;
+	s.warps = ATTEND_WARPS_MAX;
+	if (s.stages + s.warps * 2 * s.stage > ATTEND_SMEM_MAX)
+		s.warps /= 2;
+	s.stage_count = s.stages + s.warps * 3 * s.stage > ATTEND_SMEM_MAX ? 2 : 3;
+	s.bytes = s.stages + s.warps * s.stage_count * s.stage;
+	sums = s.warps * ATTEND_ROWS * (dim + 2) * 4;
 	s.bytes = s.bytes > sums ? s.bytes : sums;
 	return s;
 }
@@ -167,7 +204,7 @@ struct attend_any_smem {
 
 ATTEND_FN struct attend_any_smem attend_any_smem_of(uint32_t k_dim, uint32_t v_dim)
 {
-	struct attend_any_smem s;
+	struct attend_any_smem s = ATTEND_ZERO;
 
 	s.queries = 0;
 	s.weights = 4 * ANY_ROWS * k_dim;

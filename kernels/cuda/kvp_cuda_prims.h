@@ -12,10 +12,10 @@
  *  - a thread block is one-dimensional; its size is a multiple of 32;
  *  - shared memory is one array of bytes per block, addressed by byte offset;
  *  - every load and store is aligned to its own size (16 for v4), as the hardware demands;
- *  - warp collectives (shfl, syncwarp, mma) are reached by all 32 lanes;
+ *  - warp collectives (shfl, ballot, syncwarp, transpose, mma) are reached by all 32 lanes;
  *  - all arithmetic that decides stored bytes is plain C (+ - * on float) or one of the _rn
  *    functions: with -fmad=false and no -ftz both compute the same IEEE results as the CPU does.
- *    kvp_fma, kvp_exp2 and kvp_log2 are for attention only, where 1e-3 is the promise.
+ *    kvp_fma, kvp_max, kvp_exp2 and kvp_log2 are for attention only, where 1e-3 is the promise.
  */
 #ifndef KVP_CUDA_PRIMS_H
 #define KVP_CUDA_PRIMS_H
@@ -237,6 +237,11 @@ KVP_DEV float kvp_fma(float a, float b, float c)
 {
 	return __fmaf_rn(a, b, c);
 }
+/* The larger one; of a number and a NaN the number. */
+KVP_DEV float kvp_max(float a, float b)
+{
+	return fmaxf(a, b);
+}
 /* 2^a and log2(a), about 22 good bits. */
 KVP_DEV float kvp_exp2(float a)
 {
@@ -311,6 +316,18 @@ KVP_DEV uint32_t kvp_h2_fma(uint32_t a, uint32_t b, uint32_t c)
 KVP_DEV uint32_t kvp_prmt(uint32_t a, uint32_t b, uint32_t sel)
 {
 	return __byte_perm(a, b, sel);
+}
+
+/*
+ * A matrix of 8 x 8 numbers of 16 bits, transposed. Lane 4 r + c has columns 2 c (low half) and
+ * 2 c + 1 of row r, before and after.
+ */
+KVP_DEV uint32_t kvp_transpose(uint32_t a)
+{
+	uint32_t r;
+
+	asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(a));
+	return r;
 }
 
 /*
@@ -399,6 +416,7 @@ float kvp_div_rn(float a, float b);
 float kvp_sqrt_rn(float a);
 float kvp_rint(float a);
 float kvp_fma(float a, float b, float c);
+float kvp_max(float a, float b);
 float kvp_exp2(float a);
 float kvp_log2(float a);
 uint32_t kvp_f32_bits(float a);
@@ -411,6 +429,7 @@ uint32_t kvp_h2_mul(uint32_t a, uint32_t b);
 uint32_t kvp_h2_fma(uint32_t a, uint32_t b, uint32_t c);
 uint32_t kvp_prmt(uint32_t a, uint32_t b, uint32_t sel);
 
+uint32_t kvp_transpose(uint32_t a);
 void kvp_mma_f16(float c[4], const uint32_t a[4], const uint32_t b[2]);
 void kvp_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2]);
 }

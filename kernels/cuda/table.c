@@ -403,14 +403,15 @@ static int shape_attend_blocks(const struct kvp_cuda_attend *p, uint32_t block_r
 static int shape_attend(const void *params, struct kvp_cuda_shape *ret)
 {
 	const struct kvp_cuda_attend *p = params;
+	struct attend_smem s;
 	int k, v;
 
 	if (attend_tuned(&p->k, &p->v, &k, &v) < 0)
 		return -ENOTSUP;
 	if (!attend_valid(p, ATTEND_ROWS))
 		return -EINVAL;
-	return shape_attend_blocks(
-		p, ATTEND_ROWS, ATTEND_THREADS, attend_smem_of(k, v, p->k.dim).bytes, ret);
+	s = attend_smem_of(k, v, p->k.dim);
+	return shape_attend_blocks(p, ATTEND_ROWS, 32 * s.warps, s.bytes, ret);
 }
 
 /* Bytes of any type cannot be attended over. */
@@ -508,11 +509,9 @@ static int shape_merge(const void *params, struct kvp_cuda_shape *ret)
 #define ROWS(name, smem, shape) KERNEL(name, kvp_cuda_rows, 32 * ROW_WARPS, smem, shape)
 #define ANY(name, shape) \
 	KERNEL(name, kvp_cuda_rows, 32 * ANY_WARPS, ANY_WARPS * 8 * KVP_PLANE_DIM_MAX, shape)
-#define ATTEND(k, v)                                                                             \
-	KERNEL("kvp_cu_attend_" k "_" v "_64", kvp_cuda_attend, ATTEND_THREADS, ATTEND_SMEM_MAX, \
-		shape_attend),                                                                   \
-		KERNEL("kvp_cu_attend_" k "_" v "_128", kvp_cuda_attend, ATTEND_THREADS,         \
-			ATTEND_SMEM_MAX, shape_attend)
+#define TUNED(name) \
+	KERNEL(name, kvp_cuda_attend, 32 * ATTEND_WARPS_MAX, ATTEND_SMEM_MAX, shape_attend)
+#define ATTEND(k, v) TUNED("kvp_cu_attend_" k "_" v "_64"), TUNED("kvp_cu_attend_" k "_" v "_128")
 
 uint32_t kvp_cuda_splits(uint32_t sms, uint32_t rows, uint32_t tokens)
 {

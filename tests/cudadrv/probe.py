@@ -23,9 +23,23 @@ ANSWERS = [
     r"Q7  HOST_NUMA on node 0: .*CPU read right",
     r"Q8  WaitValue64 on a slot whose signaller was killed: still waits after 3 s, no error",
     r"Q8  a third process stores the value for the dead: stored; the waiter woke",
+    r"Q9  copies both ways at once: .* each way alone, .* beside another process's kernel .* counts \d\.\d\d",
+    r"Q10 a stream writes a registered page, another process sees it: p50 .*has gone on: p50",
+    r"Q11 SIGKILL of the last holder of 512 MiB: free again after",
+    r"Q11 .*forked child lives on: free again not in 2 s, once the child is killed too after",
+    r"Q12 fresh memory of cuMemCreate, bytes that are not 0 of 64 MiB: 67108864 at first, ",
+    r"Q13 a context of another process without a module: 128\.0 MiB",
+    r"Q14 idle: 1 TiB reserved in .*1, 64, 256 segments of 16 MiB",
+    r"Q14 beside a running kernel: .*; the kernel still ran",
+    r"Q14 beside a capture .* global mode: cuMemMap CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.* CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+    r"Q14 beside a capture .* relaxed mode: cuMemMap works, cuMemSetAccess works, the capture ends well",
+    r"Q15 256 MiB to the device.*; 8192 KiB \d",
+    r"Q16 pinning memory of 4 KiB pages in pieces of 512 MiB: \d.* worst .* meanwhile",
+    r"Q17 .* the same uid: content intact; 1 s after its maker was killed: content intact",
+    r"Q17 .* another uid: (content intact;|not answered, needs root)",
 ]
 # What the questions provoke on purpose; anything else is a fault of the probe or of the model.
-REPORTS = {"read-only-access", "unregistered-async", "register-read-only", "hazard", "leak"}
+REPORTS = {"read-only-access", "unregistered-async", "register-read-only", "hazard", "leak", "capture"}
 
 
 def main():

@@ -446,6 +446,15 @@ extern "C" uint32_t kvp_ballot(int predicate)
 {
 	return shuffle(AT_BALLOT, predicate != 0, 0);
 }
+/* Row g of the result is column g of what the lanes 4 r + g / 2 hold. */
+extern "C" uint32_t kvp_transpose(uint32_t a)
+{
+	uint32_t lane = sim.current % 32, g = lane / 4, q = lane % 4, half = g % 2 * 16;
+	uint32_t even = kvp_shfl_u32(a, 4 * (2 * q) + g / 2);
+	uint32_t odd = kvp_shfl_u32(a, 4 * (2 * q + 1) + g / 2);
+
+	return (even >> half & 0xffffu) | (odd >> half & 0xffffu) << 16;
+}
 static void mma(float *c, const uint32_t *a, const uint32_t *b, int bf16)
 {
 	struct thread *th = &threads[sim.current];
@@ -892,6 +901,10 @@ extern "C" float kvp_rint(float a)
 extern "C" float kvp_fma(float a, float b, float c)
 {
 	return fmaf(a, b, c);
+}
+extern "C" float kvp_max(float a, float b)
+{
+	return fmaxf(a, b);
 }
 extern "C" float kvp_exp2(float a)
 {

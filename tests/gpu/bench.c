@@ -449,9 +449,9 @@ static double split_into(struct gpu *g, struct clockwork *c, struct attention *t
 	return seconds(g, c, "splits", enqueue_attention, t);
 }
 
-/* One layer of one sequence, in one split, in the number that split_count() chose, and in parts and multiples of it. */
-static int bench_splits(
-	struct gpu *g, struct rng *r, uint32_t codec, const char *name, uint32_t tokens)
+/* One layer in one split, in the number that split_count() chose, and in parts and multiples of it. */
+static int bench_splits(struct gpu *g, struct rng *r, uint32_t codec, const char *name,
+	uint32_t seqs, uint32_t tokens)
 {
 	struct arena a = { .n = 0 };
 	struct clockwork clock;
@@ -462,16 +462,16 @@ static int bench_splits(
 
 	/* Room for the partial results of the most splits. */
 	if (rc == 0)
-		rc = attention_new(g, &a, r, codec, 1, tokens, &t);
+		rc = attention_new(g, &a, r, codec, seqs, tokens, &t);
 	if (rc == 0) {
 		chosen = t.attend.splits;
-		t.attend.partial = t.merge.partial =
-			take(g, &a, NULL, (size_t)HEADS * GROUP * chosen * 4 * (DIM + 2) * 4);
+		t.attend.partial = t.merge.partial = take(
+			g, &a, NULL, (size_t)seqs * HEADS * GROUP * chosen * 4 * (DIM + 2) * 4);
 		rc = t.attend.partial ? 0 : -1;
 	}
 	if (rc == 0)
 		one = split_into(g, &clock, &t, 1);
-	printf("  %-12s %6u tokens: 1 split %8.1f us", name, tokens, one * 1e6);
+	printf("  %-12s %2u x %6u tokens: 1 split %8.1f us", name, seqs, tokens, one * 1e6);
 	for (uint32_t k = 1; rc == 0 && k <= 16; k *= 2) {
 		uint32_t splits = chosen * k / 4 ? chosen * k / 4 : 1;
 		double s = split_into(g, &clock, &t, splits);
@@ -486,6 +486,11 @@ static int bench_splits(
 
 int bench_attention(struct gpu *g, struct rng *r)
 {
+	static const struct {
+		const char *name;
+		uint32_t codec;
+	} codecs[] = { { "native fp16", KVP_CODEC_NATIVE }, { "int8", KVP_CODEC_INT8 },
+		{ "tq4", KVP_CODEC_TQ4 } };
 	size_t free_bytes = 0, total = 0;
 	uint32_t seqs = 32;
 
@@ -496,11 +501,12 @@ int bench_attention(struct gpu *g, struct rng *r)
 	while (seqs > 1 && (size_t)seqs * 8192 / PAGE_TOKENS * 2 * PLANE_BYTES * 2 > free_bytes)
 		seqs /= 2;
 	printf("one layer, 8 KV heads, 32 query heads, dim 128, by the number of splits\n");
-	if (bench_splits(g, r, KVP_CODEC_NATIVE, "native fp16", 16384) < 0 ||
-		bench_splits(g, r, KVP_CODEC_NATIVE, "native fp16", 131072) < 0 ||
-		bench_splits(g, r, KVP_CODEC_TQ4, "tq4", 16384) < 0 ||
-		bench_splits(g, r, KVP_CODEC_TQ4, "tq4", 131072) < 0)
-		return -1;
+	for (size_t i = 0; i < sizeof(codecs) / sizeof(codecs[0]); i++) {
+		if (bench_splits(g, r, codecs[i].codec, codecs[i].name, 1, 16384) < 0 ||
+			bench_splits(g, r, codecs[i].codec, codecs[i].name, 1, 131072) < 0 ||
+			bench_splits(g, r, codecs[i].codec, codecs[i].name, seqs, 8192) < 0)
+			return -1;
+	}
 	if (bench_context(g, r, 1, 8192) < 0 || bench_context(g, r, 1, 131072) < 0)
 		return -1;
 	return bench_context(g, r, seqs, 8192);

@@ -4,6 +4,8 @@
  * something differs, 77 there is no GPU (or no nvcc made the kernels).
  *
  *	gpu_check [--quick]			everything
+ *	gpu_check --attention [--quick]		attention alone: checks, graphs, speed
+ *	gpu_check --speed [--quick]		only how fast attention is
  *	gpu_check --decode SECONDS [--quick]	only how long one launch after the other takes
  */
 #include <errno.h>
@@ -29,12 +31,15 @@ static const struct {
 	{ "attention and merge", check_attend, 250 },
 };
 
-static int run_checks(struct gpu *g, uint64_t seed)
+static int run_checks(struct gpu *g, uint64_t seed, int attention_alone)
 {
 	int bad = 0;
 
 	for (size_t c = 0; c < sizeof(checks) / sizeof(checks[0]); c++) {
 		unsigned int i;
+
+		if (attention_alone && checks[c].check != check_attend)
+			continue;
 
 		unsigned int rounds = g->quick ? 2 : checks[c].rounds;
 
@@ -119,8 +124,8 @@ int main(int argc, char **argv)
 	uint64_t seed = env ? strtoull(env, NULL, 0) : (uint64_t)time(NULL);
 	struct rng r = { seed, 0 };
 	char why[200] = "";
+	int rc, bad = 0, attention, speed;
 	struct gpu g;
-	int rc, bad;
 
 	if (argc > 1 && strcmp(argv[1], "--present") == 0)
 		return present();
@@ -135,20 +140,24 @@ int main(int argc, char **argv)
 		printf("cannot use the GPU: %s\n", why);
 		return 1;
 	}
-	g.quick = argc > 1 && strcmp(argv[1], "--quick") == 0;
+	attention = argc > 1 && strcmp(argv[1], "--attention") == 0;
+	speed = argc > 1 && strcmp(argv[1], "--speed") == 0;
+	g.quick = argc > 1 && strcmp(argv[argc - 1], "--quick") == 0;
 	print_device(&g);
 	if (argc > 2 && strcmp(argv[1], "--decode") == 0) {
-		g.quick = argc > 3 && strcmp(argv[3], "--quick") == 0;
 		bad = bench_decode(&g, &r, strtod(argv[2], NULL)) < 0;
 		gpu_close(&g);
 		return bad;
 	}
 	print_functions(&g);
 	printf("KVP_TEST_SEED=%llu\n", (unsigned long long)seed);
-	bad = run_checks(&g, seed);
-	bad |= graph_replays(&g, &r) < 0;
-	bad |= graph_shapes(&g, &r) < 0;
-	bad |= bench_codecs(&g, &r) < 0;
+	if (!speed) {
+		bad = run_checks(&g, seed, attention);
+		bad |= graph_replays(&g, &r) < 0;
+		bad |= graph_shapes(&g, &r) < 0;
+	}
+	if (!speed && !attention)
+		bad |= bench_codecs(&g, &r) < 0;
 	bad |= bench_attention(&g, &r) < 0;
 	gpu_close(&g);
 	printf("%s\n", bad ? "SOMETHING FAILED" : "all is well");

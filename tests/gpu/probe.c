@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the design of the CUDA backend has to know and no document says: eight questions to the
- * driver, each answered by what was seen. Several processes, since the questions are about sharing;
+ * What the design of the CUDA backend has to know and no document says: questions to the driver,
+ * each answered by what was seen; 9 and later are in probe_more.c. Several processes, since the questions are about sharing;
  * the parent never touches CUDA itself, so that it can fork.
  *
- *	probe [1..8]...		all questions, or only these; root answers more of them
+ *	probe [1..17]...	all questions, or only these; root answers more of them
  *
  * Exit status: 0 the questions were put (their answers may be "no"), 1 the program failed, 77 there
  * is no GPU. Uses up to 64 GiB of video memory (never more than half of what is free) for seconds.
@@ -25,25 +25,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "gpu/kvp_cu.h"
+#include "tests/gpu/probe.h"
 
-#define EXIT_SKIP  77
-#define LINK_FD    3   /* a child's end of its socket */
-#define CHILD_LIFE 120 /* seconds; nothing hangs for ever */
-#define MIB        (UINT64_C(1) << 20)
-#define GIB        (UINT64_C(1) << 30)
-#define PATTERN    0x5aU
-#define NOBODY     65534
+#define EXIT_SKIP 77
+#define NOBODY    65534
 
-/* What parent and child tell each other; a file descriptor may come with it. */
-struct note {
-	int32_t ok;
-	uint32_t reserved;
-	uint64_t v[4];
-	char text[200];
-};
-
-static double now(void)
+double now(void)
 {
 	struct timespec t;
 
@@ -51,7 +38,7 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static void nap(double s)
+void nap(double s)
 {
 	struct timespec t = { (time_t)s, (long)((s - (double)(time_t)s) * 1e9) };
 
@@ -60,7 +47,7 @@ static void nap(double s)
 
 /* ---- notes ---- */
 
-static int tell(int sock, const struct note *n, int fd)
+int tell(int sock, const struct note *n, int fd)
 {
 	struct iovec io = { .iov_base = (void *)(uintptr_t)n, .iov_len = sizeof(*n) };
 	union {
@@ -80,8 +67,7 @@ static int tell(int sock, const struct note *n, int fd)
 	return sendmsg(sock, &m, MSG_NOSIGNAL) == (ssize_t)sizeof(*n) ? 0 : -errno;
 }
 
-/* -ETIMEDOUT after `seconds`, -EPIPE if the other side is gone. *ret_fd is -1 if none came. */
-static int hear(int sock, double seconds, struct note *ret_n, int *ret_fd)
+int hear(int sock, double seconds, struct note *ret_n, int *ret_fd)
 {
 	struct pollfd p = { .fd = sock, .events = POLLIN };
 	struct iovec io = { .iov_base = ret_n, .iov_len = sizeof(*ret_n) };
@@ -116,10 +102,9 @@ static int hear(int sock, double seconds, struct note *ret_n, int *ret_fd)
 
 /* ---- what the children do with CUDA ---- */
 
-static struct kvp_cu cu;
+struct kvp_cu cu;
 
-/* A CUDA call that has to succeed: else the child says so and ends. */
-__attribute__((format(printf, 2, 3))) static void must(int r, const char *fmt, ...)
+void must(int r, const char *fmt, ...)
 {
 	struct note n = { .ok = 0 };
 	va_list ap;
@@ -136,17 +121,17 @@ __attribute__((format(printf, 2, 3))) static void must(int r, const char *fmt, .
 	exit(0);
 }
 
-static void report(const struct note *n)
+void report(const struct note *n)
 {
 	tell(LINK_FD, n, -1);
 }
 
-static struct cu_location device_location(void)
+struct cu_location device_location(void)
 {
 	return (struct cu_location){ CU_LOC_DEVICE, cu.device };
 }
 
-static uint64_t seg_create(uint64_t bytes, struct cu_location where)
+uint64_t seg_create(uint64_t bytes, struct cu_location where)
 {
 	struct cu_alloc_prop prop = { .type = 1, .handle_types = CU_HANDLE_FD, .location = where };
 	uint64_t mem;
@@ -156,7 +141,7 @@ static uint64_t seg_create(uint64_t bytes, struct cu_location where)
 	return mem;
 }
 
-static int seg_export(uint64_t mem)
+int seg_export(uint64_t mem)
 {
 	int fd = -1;
 
@@ -164,7 +149,7 @@ static int seg_export(uint64_t mem)
 	return fd;
 }
 
-static uint64_t seg_import(int fd)
+uint64_t seg_import(int fd)
 {
 	uint64_t mem;
 
@@ -173,7 +158,7 @@ static uint64_t seg_import(int fd)
 	return mem;
 }
 
-static uint64_t seg_map(uint64_t mem, uint64_t bytes, int prot)
+uint64_t seg_map(uint64_t mem, uint64_t bytes, int prot)
 {
 	struct cu_access access = { device_location(), prot };
 	uint64_t at;
@@ -199,7 +184,7 @@ static const char kernels_ptx[] =
 	"	mov.u64 t, %globaltimer;\n	sub.u64 t, t, t0;\n"
 	"	setp.lt.u64 p, t, n;\n	@p bra again;\n	ret;\n}\n";
 
-static void launch(const char *name, uint64_t a, uint64_t b)
+void launch(const char *name, uint64_t a, uint64_t b)
 {
 	struct CUfunc_st *f;
 	struct CUmod_st *m;
@@ -210,7 +195,7 @@ static void launch(const char *name, uint64_t a, uint64_t b)
 	must(cu.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, args, NULL), "launch of %s", name);
 }
 
-static uint64_t read_word(uint64_t at)
+uint64_t read_word(uint64_t at)
 {
 	uint64_t word = 0;
 
@@ -314,8 +299,7 @@ static void role_import(const struct note *job, int fd)
 		break;
 	}
 	n.v[1] = read_word(at);
-	n.v[0] = n.v[1] == PATTERN * UINT64_C(0x0101010101010101) &&
-		 read_word(at + job->v[0] - 8) == n.v[1];
+	n.v[0] = n.v[1] == PATTERN64 && read_word(at + job->v[0] - 8) == n.v[1];
 	report(&n);
 	if (job->v[2] == DO_STAY)
 		pause();
@@ -392,7 +376,7 @@ static void role_register(const struct note *job, int fd)
 	must(cu.cuMemcpyHtoDAsync_v2(at, map, bytes, NULL), "copy");
 	must(cu.cuCtxSynchronize(), "copy");
 	n.v[1] = (uint64_t)((double)bytes * 1e-6 / (now() - t));
-	n.v[2] = read_word(at) == PATTERN * UINT64_C(0x0101010101010101);
+	n.v[2] = read_word(at) == PATTERN64;
 	report(&n);
 }
 
@@ -442,10 +426,7 @@ static void role_hello(const struct note *job, int fd)
 	report(&n);
 }
 
-static const struct {
-	const char *name;
-	void (*run)(const struct note *job, int fd);
-} roles[] = {
+static const struct role roles[] = {
 	{ "hello", role_hello },
 	{ "export", role_export },
 	{ "export-many", role_export_many },
@@ -472,21 +453,13 @@ static int run_role(const char *name)
 	for (size_t i = 0; i < sizeof(roles) / sizeof(roles[0]); i++)
 		if (strcmp(roles[i].name, name) == 0)
 			roles[i].run(&job, fd);
+	for (size_t i = 0; i < more_roles_count; i++)
+		if (strcmp(more_roles[i].name, name) == 0)
+			more_roles[i].run(&job, fd);
 	return 0;
 }
 
 /* ---- the parent ---- */
-
-struct child {
-	pid_t pid;
-	int pidfd;
-	int sock;
-};
-
-struct where {
-	int other_uid;
-	int other_pids;
-};
 
 static int self_fd = -1;
 
@@ -515,7 +488,7 @@ static void become(const char *role, int sock, const struct where *w)
 	_exit(1);
 }
 
-static struct child spawn(const char *role, const struct where *w)
+struct child spawn(const char *role, const struct where *w)
 {
 	static const struct where here;
 	struct child c = { .pid = -1, .pidfd = -1, .sock = -1 };
@@ -533,7 +506,7 @@ static struct child spawn(const char *role, const struct where *w)
 	return c;
 }
 
-static void finish(struct child *c)
+void finish(struct child *c)
 {
 	if (c->pid > 0) {
 		kill(c->pid, SIGKILL);
@@ -546,8 +519,7 @@ static void finish(struct child *c)
 	*c = (struct child){ -1, -1, -1 };
 }
 
-/* Gives a child its job and hears its first answer; a silent child's answer says why. */
-static struct note ask(
+struct note ask(
 	struct child *c, int fd, uint64_t a, uint64_t b, uint64_t d, uint64_t e, int *ret_fd)
 {
 	struct note n = { .ok = 1, .v = { a, b, d, e } };
@@ -582,8 +554,7 @@ static const char *held(const struct note *n)
 	return n->ok != 1 ? n->text : n->v[0] ? "content intact" : "content CHANGED";
 }
 
-/* A segment of 64 MiB whose exporter lives on in *ret_owner. -1 after a line that says why not. */
-static int segment(struct child *ret_owner, int question)
+int segment(struct child *ret_owner, int question)
 {
 	struct note n;
 	int fd = -1;
@@ -633,9 +604,9 @@ static void q1_outlives(void)
 	if (n.ok == 1)
 		n = ask(&reader, -1, 0, 0, 0, 0, NULL);
 	printf("Q1  VRAM by an importer's mapping, exporter killed, fd closed: %s\n",
-		n.ok != 1                                          ? n.text
-		: n.v[1] == PATTERN * UINT64_C(0x0101010101010101) ? "content intact"
-								   : "content CHANGED");
+		n.ok != 1             ? n.text
+		: n.v[1] == PATTERN64 ? "content intact"
+				      : "content CHANGED");
 	finish(&reader);
 }
 
@@ -969,5 +940,8 @@ int main(int argc, char **argv)
 		q7_host_numa(&hello);
 	if (wanted(argc, argv, 8))
 		q8_dead_signaller();
+	for (int q = MORE_FIRST; q <= MORE_LAST; q++)
+		if (wanted(argc, argv, q))
+			ask_more(q);
 	return 0;
 }

@@ -42,9 +42,8 @@ struct running {
 	int32_t shift;   /* sums are in units of 2^shift */
 };
 
-/* Which steps a warp takes, and where the pages of the next one to be copied lie. */
+/* Where the pages of the step lie that is to be copied next. */
 struct cursor {
-	uint32_t step;
 	uint32_t page; /* of the step's first tile, and which of the page's tiles that is */
 	uint32_t tile;
 	uint32_t pages; /* from a step to the warp's next one */
@@ -513,17 +512,17 @@ KVP_DEV void copy_tile(const struct kvp_cuda_attend *p, const int KK, const int 
 }
 
 /* Addresses of the step's pages. A tile that the sequence does not have repeats the one before. */
-KVP_DEV void cursor_look(
-	const struct kvp_cuda_attend *p, const int T, const struct job *j, struct cursor *c)
+KVP_DEV void cursor_look(const struct kvp_cuda_attend *p, const int T, const struct job *j,
+	uint32_t step, struct cursor *c)
 {
 	uint64_t row = (uint64_t)kvp_block_z() * p->table_stride + c->page;
 	uint32_t in_page = p->k.tokens / ATTEND_TILE;
 
-	if (c->step >= j->tile_end)
+	if (step >= j->tile_end)
 		return;
 	c->base[0] = kvp_ldg_u64(at_const(p->tables, (int64_t)(row * 8)));
 	c->base[1] = c->base[0];
-	if (T == 2 && c->tile + 1 == in_page && (2 * c->step + 1) * ATTEND_TILE < j->tokens)
+	if (T == 2 && c->tile + 1 == in_page && (2 * step + 1) * ATTEND_TILE < j->tokens)
 		c->base[1] = kvp_ldg_u64(at_const(p->tables, (int64_t)(row * 8 + 8)));
 }
 
@@ -531,31 +530,32 @@ KVP_DEV struct cursor cursor_of(
 	const struct kvp_cuda_attend *p, const int T, const uint32_t warps, const struct job *j)
 {
 	uint32_t in_page = p->k.tokens / ATTEND_TILE;
+	uint32_t step = j->tile + kvp_tid() / 32;
 	struct cursor c;
 
-	c.step = j->tile + kvp_tid() / 32;
-	c.page = T * c.step / in_page;
-	c.tile = T * c.step % in_page;
+	c.page = T * step / in_page;
+	c.tile = T * step % in_page;
 	c.pages = T * warps / in_page;
 	c.tiles = T * warps % in_page;
 	c.base[0] = 0;
 	c.base[1] = 0;
-	cursor_look(p, T, j, &c);
+	cursor_look(p, T, j, step, &c);
 	return c;
 }
 
-/* Starts copying the cursor's step and moves it on; commits a group even if there is no step, so
+/* Starts copying a step, the cursor's, and moves that on; commits a group even if there is no step, so
  * that groups can be counted. */
 KVP_DEV void start_step(const struct kvp_cuda_attend *p, const int KK, const int VK, const int D,
-	const struct job *j, const struct attend_smem *s, struct cursor *c, uint32_t stage)
+	const struct job *j, const struct attend_smem *s, uint32_t step, struct cursor *c,
+	uint32_t stage)
 {
 	const int T = ak_tiles(KK, VK);
 	uint32_t in_page = p->k.tokens / ATTEND_TILE;
 
-	if (c->step < j->tile_end) {
+	if (step < j->tile_end) {
 		KVP_UNROLL
 		for (int i = 0; i < T; i++) {
-			uint32_t first = (T * c->step + i) * ATTEND_TILE;
+			uint32_t first = (T * step + i) * ATTEND_TILE;
 			uint32_t tile = c->tile + i < in_page ? c->tile + i : 0;
 			uint32_t to = stage + i * s->tile;
 
@@ -567,14 +567,13 @@ KVP_DEV void start_step(const struct kvp_cuda_attend *p, const int KK, const int
 				copy_tile(p, KK, VK, D, s, c->base[i], j->head, tile * ATTEND_TILE,
 					first < j->tokens ? j->tokens - first : 0, to);
 		}
-		c->step += s->warps;
 		c->page += c->pages;
 		c->tile += c->tiles;
 		if (c->tile >= in_page) {
 			c->tile -= in_page;
 			c->page++;
 		}
-		cursor_look(p, T, j, c);
+		cursor_look(p, T, j, step + s->warps, c);
 	}
 	kvp_cp_async_commit();
 }
@@ -937,7 +936,7 @@ KVP_DEV void run_steps(const struct kvp_cuda_attend *p, const int KK, const int 
 			kvp_cp_async_wait(0);
 		/* all lanes' copies have landed, and all lanes are done with the slot before */
 		kvp_syncwarp();
-		start_step(p, KK, VK, D, j, s, next,
+		start_step(p, KK, VK, D, j, s, step + (s->stage_count - 1) * s->warps, next,
 			ring + (slot ? slot - 1 : s->stage_count - 1) * s->stage);
 		slot = slot + 1 == s->stage_count ? 0 : slot + 1;
 		compute_step(p, KK, VK, D, j, s, stage, q_hi, q_lo,
@@ -1022,7 +1021,8 @@ KVP_DEV void attend(const struct kvp_cuda_attend *p, const int KK, const int VK,
 	struct running run;
 
 	for (uint32_t i = 0; i + 1 < s.stage_count; i++)
-		start_step(p, KK, VK, D, &j, &s, &next, ring + i * s.stage);
+		start_step(p, KK, VK, D, &j, &s, j.tile + kvp_tid() / 32 + i * s.warps, &next,
+			ring + i * s.stage);
 	fill_lut(KK, s.k_lut, &p->k, s.warps);
 	if (!ak_lut_shared(KK, VK))
 		fill_lut(VK, s.v_lut, &p->v, s.warps);

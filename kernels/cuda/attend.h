@@ -35,6 +35,14 @@
 #define ATTEND_TILES_MAX 2  /* of one step of a warp */
 #define ATTEND_ROWS      8  /* queries x heads of one block */
 
+/* Blocks that a multiprocessor runs at once, and shares its registers among: as shared memory allows,
+ * of which sm_90 and sm_100 have 228 KiB, the others for one block alone. */
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
+#define ATTEND_BLOCKS 1
+#else
+#define ATTEND_BLOCKS 2
+#endif
+
 /* What every device that we compile for grants a block; sm_120 has the least. */
 #define ATTEND_SMEM_MAX (99u << 10)
 
@@ -132,10 +140,10 @@ ATTEND_FN uint32_t ak_tiles(int k, int v)
 	return ak_tq(k) && ak_tq(v) ? 2 : 1;
 }
 
-/* Blocks that shall fit a multiprocessor at once, with their registers. */
+/* As many blocks as there is room for; the kernels that take the most registers run alone. */
 ATTEND_FN uint32_t ak_blocks(int k, int v)
 {
-	return ak_affine(k) || ak_affine(v) ? 1 : 2;
+	return ak_affine(k) || ak_affine(v) ? 1 : ATTEND_BLOCKS;
 }
 
 /* Entries of the table from a pair of codes to a pair of numbers; each has a word per lane. */

@@ -308,7 +308,7 @@ static void test_attend_shapes(void **state)
 	assert_string_equal(k->name, "kvp_cu_attend_tq4_tq4_128");
 	assert_int_equal(k->shape(&p, &s), 0);
 	assert_int_equal(s.grid[0], 4);
-	assert_int_equal(s.grid[1], 8 * 2);
+	assert_int_equal(s.grid[1], 8 * 3);
 	assert_int_equal(s.grid[2], 2);
 	p.split_first = 1;
 	assert_int_equal(k->shape(&p, &s), -EINVAL);

@@ -61,6 +61,8 @@ KVP_DEV uint32_t k_channel(const int KK, const int D, uint32_t q, uint32_t pair,
 		return 16 * (4 * (pair / 8) + q) + 2 * (pair % 8) + half;
 	if (ak_bits(KK) == 4)
 		return D / 8 * q + pair + half * D / 2;
+	if (ak_bits(KK) == 3)
+		return D / 16 * q + pair / 2 + pair % 2 * D / 4 + half * D / 2;
 	return D / 16 * q + pair / 2 + pair % 2 * D / 2 + half * D / 4;
 }
 
@@ -74,6 +76,8 @@ KVP_DEV uint32_t v_channel(const int VK, const int D, uint32_t g, uint32_t tile)
 		return D / 8 * g + 2 * pair + half;
 	if (ak_bits(VK) == 4)
 		return D / 16 * g + pair + half * D / 2;
+	if (ak_bits(VK) == 3)
+		return D / 32 * g + pair / 2 + pair % 2 * D / 4 + half * D / 2;
 	return D / 32 * g + pair / 2 + pair % 2 * D / 2 + half * D / 4;
 }
 
@@ -101,13 +105,7 @@ KVP_DEV void byte_word(const int kind, uint32_t w, uint32_t *out)
 	out[1] = fp8_pair(kind, kvp_prmt(w, 0, 0x3424));
 }
 
-/* Entry of a table at lut, in the lane's column. */
-KVP_DEV uint32_t look_up(uint32_t lut, uint32_t entry)
-{
-	return kvp_lds_u32(lut + (entry * 128 | kvp_tid() % 32 * 4));
-}
-
-/* The same for the entry that is the field of `bits` bits at bit `at` of a word. */
+/* Of a table at lut, in the lane's column, the entry that is the field of `bits` bits at bit `at` of a word. */
 KVP_DEV uint32_t look_up_field(uint32_t lut, uint32_t w, const uint32_t at, const uint32_t bits)
 {
 	uint32_t offset = at < 7 ? w << (7 - at) : w >> (at - 7);
@@ -123,33 +121,12 @@ KVP_DEV void nibbles(uint32_t lut, const uint32_t *w, const int n, uint32_t *out
 		out[i] = look_up_field(lut, w[i / 4], 8 * (i % 4), 8);
 }
 
-/* `n` bytes of 2-bit codes give 2 n pairs; of 3-bit codes too, high[] holding the third bits of the
- * four channels of byte i in bit `bit` + i. */
-KVP_DEV void crumbs(const int bits, uint32_t lut, const uint32_t *w, const uint32_t *high,
-	uint32_t bit, const int n, uint32_t *out)
+/* `n` bytes of 2-bit codes give 2 n pairs. */
+KVP_DEV void crumbs(uint32_t lut, const uint32_t *w, const int n, uint32_t *out)
 {
 	KVP_UNROLL
-	for (int i = 0; i < n; i++) {
-		uint32_t byte = w[i / 4] >> (8 * (i % 4)), lo = byte & 15u, hi = byte >> 4 & 15u;
-
-		if (bits == 2) {
-			out[2 * i] = look_up_field(lut, w[i / 4], 8 * (i % 4), 4);
-			out[2 * i + 1] = look_up_field(lut, w[i / 4], 8 * (i % 4) + 4, 4);
-			continue;
-		}
-		lo |= (high[0] >> (bit + i) & 1u) << 4 | (high[1] >> (bit + i) & 1u) << 5;
-		hi |= (high[2] >> (bit + i) & 1u) << 4 | (high[3] >> (bit + i) & 1u) << 5;
-		out[2 * i] = look_up(lut, lo);
-		out[2 * i + 1] = look_up(lut, hi);
-	}
-}
-
-/* The four bytes of third bits that hold the channels first, first + D/4, ... */
-KVP_DEV void high_bits(const int bits, const int D, uint32_t row, uint32_t first, uint32_t *high)
-{
-	KVP_UNROLL
-	for (int k = 0; k < 4; k++)
-		high[k] = bits == 3 ? kvp_lds_u8(row + D / 4 + first / 8 + k * (D / 32)) : 0;
+	for (int i = 0; i < 2 * n; i++)
+		out[i] = look_up_field(lut, w[i / 8], 4 * (i % 8), 4);
 }
 
 /* n words (1, 2 or 4) from shared memory. */
@@ -170,11 +147,53 @@ KVP_DEV void load_words(uint32_t at, const int n, uint32_t *w)
 	}
 }
 
+/*
+ * `n` bytes of 3-bit codes at `row` become twice as many of 4-bit fields: words of the first and the
+ * third quarter of the channels, then words of the second and the fourth. `first` is the lane's
+ * first channel of the first quarter; third bits lie behind the others, a bit a channel.
+ */
+KVP_DEV void spread_thirds(const int D, uint32_t row, uint32_t first, const int n, uint32_t *out)
+{
+	uint32_t w[2], third[4];
+
+	if (n == 2)
+		w[0] = kvp_lds_u16(row + first);
+	else
+		load_words(row + first, n / 4, w);
+	load_words(row + D / 4, D / 32, third);
+	KVP_UNROLL
+	for (int i = 0; i < (n + 3) / 4; i++) {
+		KVP_UNROLL
+		for (int half = 0; half < 2; half++) {
+			const int lo = D / 4 * half, hi = D / 4 * (half + 2);
+			/* four bits, to bit 2 and to bit 6 of each byte */
+			uint32_t a = third[lo / 32] >> (lo % 32 + first) >> 4 * i & 15u;
+			uint32_t b = third[hi / 32] >> (hi % 32 + first) >> 4 * i & 15u;
+
+			out[(n + 3) / 4 * half + i] = (w[i] >> 2 * half & 0x33333333u) |
+						      (a * 0x00810204u & 0x04040404u) |
+						      (b * 0x08102040u & 0x40404040u);
+		}
+	}
+}
+
+/* 3-bit codes of n bytes, spread: pairs of one half, then of the other, alternate. */
+KVP_DEV void thirds(uint32_t lut, const uint32_t *spread, const int n, uint32_t *out)
+{
+	KVP_UNROLL
+	for (int i = 0; i < n; i++) {
+		KVP_UNROLL
+		for (int half = 0; half < 2; half++)
+			out[2 * i + half] = look_up_field(
+				lut, spread[(n + 3) / 4 * half + i / 4], 8 * (i % 4), 8);
+	}
+}
+
 /* The lane's channels of one token of K, in the order of k_channel(). */
 KVP_DEV void k_pairs(
 	const int KK, const int D, uint32_t row, uint32_t q, uint32_t lut, uint32_t *out)
 {
-	uint32_t w[4], high[4], bit = 0;
+	uint32_t w[4];
 
 	if (ak_native(KK)) {
 		KVP_UNROLL
@@ -191,11 +210,12 @@ KVP_DEV void k_pairs(
 	} else if (ak_bits(KK) == 4) {
 		load_words(row + D / 8 * q, D / 32, w);
 		nibbles(lut, w, D / 8, out);
+	} else if (ak_bits(KK) == 3) {
+		spread_thirds(D, row, D / 16 * q, D / 16, w);
+		thirds(lut, w, D / 16, out);
 	} else {
 		load_words(row + D / 16 * q, D / 64, w);
-		high_bits(ak_bits(KK), D, row, D / 16 * q, high);
-		bit = D / 16 * q % 8;
-		crumbs(ak_bits(KK), lut, w, high, bit, D / 16, out);
+		crumbs(lut, w, D / 16, out);
 	}
 }
 
@@ -216,13 +236,14 @@ KVP_DEV uint32_t v_place(const int VK, const int D, uint32_t token, uint32_t at)
 /* Are values looked up by pairs of tokens? Else by pairs of channels. */
 KVP_DEV int v_by_tokens(const int VK)
 {
-	return VK == AK_TQ4 || VK == AK_TQ2;
+	return ak_tq(VK);
 }
 
 /* Codes of two tokens: those of pair i of one half of its channels become field i. */
 KVP_DEV uint32_t token_codes(const int VK, uint32_t even, uint32_t odd, const int half)
 {
-	const uint32_t bits = ak_bits(VK), mask = bits == 4 ? 0x0f0f0f0fu : 0x33333333u;
+	const uint32_t bits = ak_bits(VK) == 2 ? 2 : 4;
+	const uint32_t mask = bits == 4 ? 0x0f0f0f0fu : 0x33333333u;
 
 	return half ? (even >> bits & mask) | (odd & ~mask) : (even & mask) | (odd << bits & ~mask);
 }
@@ -232,12 +253,16 @@ KVP_DEV uint32_t token_codes(const int VK, uint32_t even, uint32_t odd, const in
 KVP_DEV void v_token_pairs(const int VK, const int D, uint32_t codes, uint32_t lut,
 	const int second, uint32_t lo[8], uint32_t hi[8])
 {
-	const uint32_t bits = 2 * ak_bits(VK), bytes = ak_row(VK, D) / 8;
+	const uint32_t bits = ak_bits(VK) == 2 ? 4 : 8, bytes = ak_row(VK, D) / 8;
 	uint32_t g = kvp_tid() % 32 / 4, q = kvp_tid() % 4, even[4], odd[4];
-	uint32_t at = codes + v_place(VK, D, 2 * q + 8 * second, bytes * g);
-	uint32_t next = codes + v_place(VK, D, 2 * q + 1 + 8 * second, bytes * g);
+	uint32_t token = 2 * q + 8 * second;
+	uint32_t at = codes + v_place(VK, D, token, bytes * g);
+	uint32_t next = codes + v_place(VK, D, token + 1, bytes * g);
 
-	if (bytes == 2) {
+	if (ak_bits(VK) == 3) {
+		spread_thirds(D, codes + token * ak_v_stride(VK, D), D / 32 * g, D / 32, even);
+		spread_thirds(D, codes + (token + 1) * ak_v_stride(VK, D), D / 32 * g, D / 32, odd);
+	} else if (bytes == 2) {
 		even[0] = kvp_lds_u16(at);
 		odd[0] = kvp_lds_u16(next);
 	} else {
@@ -246,7 +271,9 @@ KVP_DEV void v_token_pairs(const int VK, const int D, uint32_t codes, uint32_t l
 	}
 	KVP_UNROLL
 	for (int i = 0; i < D / 16; i++) {
-		const uint32_t word = i * bits / 32, field = i * bits % 32;
+		/* of 3 bits, pairs are in turn of one half and of the other */
+		const uint32_t word = ak_bits(VK) == 3 ? i % 2 : i * bits / 32;
+		const uint32_t field = ak_bits(VK) == 3 ? i / 2 * 8 : i * bits % 32;
 
 		lo[i] = look_up_field(lut, token_codes(VK, even[word], odd[word], 0), field, bits);
 		hi[i] = look_up_field(lut, token_codes(VK, even[word], odd[word], 1), field, bits);
@@ -257,7 +284,7 @@ KVP_DEV void v_token_pairs(const int VK, const int D, uint32_t codes, uint32_t l
 KVP_DEV void v_pairs(const int VK, const int D, uint32_t codes, uint32_t token, uint32_t g,
 	uint32_t lut, uint32_t *out)
 {
-	uint32_t w[4], high[4], bit = 0, row = codes + token * ak_v_stride(VK, D);
+	uint32_t w[4], row = codes + token * ak_v_stride(VK, D);
 
 	if (ak_native(VK)) {
 		KVP_UNROLL
@@ -271,11 +298,12 @@ KVP_DEV void v_pairs(const int VK, const int D, uint32_t codes, uint32_t token, 
 	} else if (ak_bits(VK) == 4) {
 		load_words(codes + v_place(VK, D, token, D / 16 * g), D / 64, w);
 		nibbles(lut, w, D / 16, out);
+	} else if (ak_bits(VK) == 3) {
+		spread_thirds(D, row, D / 32 * g, D / 32, w);
+		thirds(lut, w, D / 32, out);
 	} else {
 		w[0] = D == 128 ? kvp_lds_u32(row + 4 * g) : kvp_lds_u16(row + 2 * g);
-		high_bits(ak_bits(VK), D, row, D / 32 * g, high);
-		bit = D / 32 * g % 8;
-		crumbs(ak_bits(VK), lut, w, high, bit, D / 32, out);
+		crumbs(lut, w, D / 32, out);
 	}
 }
 
@@ -299,8 +327,9 @@ KVP_DEV void k_scalar_pairs(const int KK, const int D, uint32_t base, uint32_t q
 	for (int m = 0; m < 2; m++) {
 		KVP_UNROLL
 		for (int i = 0; i < D / 16; i += 4) {
-			uint32_t at = base + 2 * (D / 16 * q + i + m * D / 2);
-			struct kvp_v2 lo = kvp_lds_v2(at), hi = kvp_lds_v2(at + D / 2);
+			const uint32_t half = ak_bits(KK) == 3 ? D / 2 : D / 4;
+			uint32_t at = base + 2 * (D / 16 * q + i + m * (3 * D / 4 - half));
+			struct kvp_v2 lo = kvp_lds_v2(at), hi = kvp_lds_v2(at + 2 * half);
 
 			KVP_UNROLL
 			for (int k = 0; k < 4; k++)
@@ -326,8 +355,7 @@ KVP_DEV void fill_lut(
 			lo = e & 3u;
 			hi = e >> 2;
 		} else if (bits == 3) {
-			lo = (e & 3u) | (e >> 4 & 1u) << 2;
-			hi = (e >> 2 & 3u) | (e >> 5 & 1u) << 2;
+			lo = e & 7u; /* bit 3 is never set */
 		}
 		a = ak_tq(kind) ? c->cent[lo] : (float)lo;
 		b = ak_tq(kind) ? c->cent[hi] : (float)hi;

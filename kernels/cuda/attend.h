@@ -143,13 +143,13 @@ ATTEND_FN uint32_t ak_tiles(int k, int v)
 /* As many blocks as there is room for; the kernels that take the most registers run alone. */
 ATTEND_FN uint32_t ak_blocks(int k, int v)
 {
-	return ak_affine(k) || ak_affine(v) ? 1 : ATTEND_BLOCKS;
+	return k == AK_AFF3 || v == AK_AFF3 ? 1 : ATTEND_BLOCKS;
 }
 
-/* Entries of the table from a pair of codes to a pair of numbers; each has a word per lane. */
+/* Entries of the table from a pair of codes (of 3 bits in fields of 4) to a pair of numbers; each has a word per lane. */
 ATTEND_FN uint32_t ak_lut_entries(int kind)
 {
-	return ak_bits(kind) > 4 ? 0 : 1u << 2 * ak_bits(kind);
+	return ak_bits(kind) > 4 ? 0 : ak_bits(kind) == 3 ? 128 : 1u << 2 * ak_bits(kind);
 }
 
 /* Do both planes read one table? tq planes of one kind must then have the same centroids. */

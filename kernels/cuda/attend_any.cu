@@ -330,20 +330,54 @@ KVP_DEV float part_fade(const struct parts *r, uint32_t split)
 	return kvp_exp2(part_value(r, split, r->dim) - r->max);
 }
 
-/* The sums of splits [first, end) to shared memory, rotated back. */
+/* The row's maximum, or NaN: each lane looks at some of the splits. */
+KVP_DEV float parts_max(const struct parts *r, uint32_t splits, uint32_t lane)
+{
+	float max = NEG_INF;
+
+	for (uint32_t s = lane; s < splits; s += 32)
+		max = max_or_nan(max, part_value(r, s, r->dim));
+	KVP_UNROLL
+	for (uint32_t m = 16; m > 0; m /= 2)
+		max = max_or_nan(max, kvp_shfl_xor_f32(max, m));
+	return max;
+}
+
+KVP_DEV float parts_weight(const struct parts *r, uint32_t splits, uint32_t lane)
+{
+	float weight = 0.0f;
+
+	for (uint32_t s = lane; s < splits; s += 32)
+		weight += part_value(r, s, r->dim + 1) * part_fade(r, s);
+	return warp_sum(weight);
+}
+
+/* The sums of splits [first, end) to shared memory, rotated back. All lanes want the same fades:
+ * each makes one of 32 at a time. No load waits for another. */
 KVP_DEV void merge_domain(const struct parts *r, const struct kvp_cuda_domain *d, uint32_t first,
 	struct mem_row m, uint32_t lane)
 {
-	for (uint32_t i = lane; i < r->dim; i += 32) {
-		float sum = 0.0f;
+	for (uint32_t i = lane; i < r->dim; i += 32)
+		kvp_sts_f32(mem_x(m, i), 0.0f);
+	for (; first < d->split_end; first += 32) {
+		uint32_t n = d->split_end - first < 32 ? d->split_end - first : 32;
+		uint32_t fade = kvp_f32_bits(lane < n ? part_fade(r, first + lane) : 0.0f);
 
-		for (uint32_t s = first; s < d->split_end; s++) {
-			float fade = part_fade(r, s);
+		for (uint32_t i = 0; i < r->dim; i += 32) {
+			uint32_t c = i + lane < r->dim ? i + lane : i;
+			float sum = 0.0f;
 
-			/* a part that counts for nothing may hold anything */
-			sum += fade != 0.0f ? part_value(r, s, i) * fade : 0.0f;
+			KVP_UNROLL_BY(8)
+			for (uint32_t s = 0; s < n; s++) {
+				float f = kvp_bits_f32(kvp_shfl_u32(fade, s));
+				float v = part_value(r, first + s, c);
+
+				/* a part that counts for nothing may hold anything */
+				sum += f != 0.0f ? v * f : 0.0f;
+			}
+			if (i + lane < r->dim)
+				kvp_sts_f32(mem_x(m, c), kvp_lds_f32(mem_x(m, c)) + sum);
 		}
-		kvp_sts_f32(mem_x(m, i), sum);
 	}
 	mem_unrotate(&d->rot, m, lane);
 }
@@ -363,13 +397,11 @@ KVP_KERNEL(kvp_cu_merge, kvp_cuda_merge, 32 * MERGE_WARPS, 1)
 		return;
 	parts.at = at_const(p.partial, (int64_t)(row * p.split_total * (p.dim + 2) * 4));
 	parts.dim = p.dim;
-	parts.max = NEG_INF;
-	for (uint32_t s = 0; s < p.split_total; s++)
-		parts.max = max_or_nan(parts.max, part_value(&parts, s, p.dim));
+	parts.max = parts_max(&parts, p.split_total, lane);
 	for (uint32_t i = lane; i < p.dim; i += 32)
 		kvp_sts_f32(total + 4 * i, 0.0f);
-	for (uint32_t s = 0; s < p.split_total && parts.max != NEG_INF; s++)
-		weight += part_value(&parts, s, p.dim + 1) * part_fade(&parts, s);
+	if (parts.max != NEG_INF)
+		weight = parts_weight(&parts, p.split_total, lane);
 	for (uint32_t d = 0; d < p.domains && parts.max != NEG_INF; d++) {
 		merge_domain(&parts, &p.domain[d], first, m, lane);
 		for (uint32_t i = lane; i < p.dim; i += 32)

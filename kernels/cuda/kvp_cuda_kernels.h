@@ -273,9 +273,9 @@ int kvp_cuda_rotates(const struct kvp_cuda_codec *c);
 
 /*
  * How many splits decoding takes best: `rows` sequences times KV heads, of so many tokens, on a device of `sms`
- * multiprocessors. At least 1. By what an H100 measured (docs/gpu-results.md): one block and a half for each
- * multiprocessor where a few long sequences are all there is, each split with 1,024 tokens or more; three where
- * sequences alone fill the device.
+ * multiprocessors. At least 1. By what an H100 measured (docs/gpu-results.md): a block for each multiprocessor where a
+ * few long sequences are all there is, each split with 1,024 tokens or more; where sequences alone fill the device, the
+ * fewest with which the last blocks have company, two for each multiprocessor.
  */
 uint32_t kvp_cuda_splits(uint32_t sms, uint32_t rows, uint32_t tokens);
 

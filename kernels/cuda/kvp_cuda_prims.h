@@ -33,8 +33,10 @@ struct kvp_v2 {
 
 #if defined(__CUDACC__)
 
-#define KVP_DEV    static __device__ __forceinline__
-#define KVP_UNROLL _Pragma("unroll")
+#define KVP_DEV          static __device__ __forceinline__
+#define KVP_UNROLL       _Pragma("unroll")
+#define KVP_PRAGMA(x)    _Pragma(#x)
+#define KVP_UNROLL_BY(n) KVP_PRAGMA(unroll n)
 
 /* A kernel with one parameter struct, visible in its body as `p`, launched with `threads` threads
  * per block; `blocks` is how many of them should fit one multiprocessor. */
@@ -356,6 +358,7 @@ KVP_DEV void kvp_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2])
 
 #define KVP_DEV static inline
 #define KVP_UNROLL
+#define KVP_UNROLL_BY(n)
 
 #define KVP_KERNEL(name, type, threads, blocks)                         \
 	static void name##_body(const struct type &p);                  \

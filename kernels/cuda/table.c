@@ -515,13 +515,27 @@ static int shape_merge(const void *params, struct kvp_cuda_shape *ret)
 
 uint32_t kvp_cuda_splits(uint32_t sms, uint32_t rows, uint32_t tokens)
 {
-	const bool full = rows >= sms;
-	uint64_t blocks = full ? (uint64_t)sms * 3 : (uint64_t)sms + sms / 2;
-	uint64_t want = rows ? (blocks + rows - 1) / rows : 1;
-	uint32_t most = tokens / (full ? 512 : 1024);
+	const uint64_t room = (uint64_t)sms * 2; /* blocks that run at once */
+	uint32_t best = 1, most = tokens / 1024;
+	double best_full = 0;
 
-	want = want < most ? want : most;
-	return want ? (uint32_t)want : 1;
+	if (!rows || !sms)
+		return 1;
+	if (rows < sms) {
+		best = sms / rows < most ? sms / rows : most;
+		return best ? best : 1;
+	}
+	/* the last blocks shall not be alone */
+	for (uint32_t s = 1; s <= 8 && (s == 1 || s <= most) && best_full < .9; s++) {
+		uint64_t blocks = (uint64_t)rows * s, turns = (blocks + room - 1) / room;
+		double full = (double)blocks / (double)(turns * room);
+
+		if (full > best_full) {
+			best_full = full;
+			best = s;
+		}
+	}
+	return best;
 }
 
 const struct kvp_cuda_kernel kvp_cuda_kernels[] = {

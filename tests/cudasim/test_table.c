@@ -379,12 +379,17 @@ static void test_copy_shapes(void **state)
 static void test_splits(void **state)
 {
 	(void)state;
-	assert_int_equal(kvp_cuda_splits(132, 8, 131072), 25);
+	assert_int_equal(kvp_cuda_splits(132, 8, 131072), 16);
 	assert_int_equal(kvp_cuda_splits(132, 8, 16384), 16);
 	assert_int_equal(kvp_cuda_splits(132, 8, 100), 1);
-	assert_int_equal(kvp_cuda_splits(132, 256, 8192), 2);
+	assert_int_equal(kvp_cuda_splits(132, 131, 1 << 20), 1);
+	assert_int_equal(kvp_cuda_splits(132, 256, 8192), 1);
+	assert_int_equal(kvp_cuda_splits(132, 300, 65536), 4);
+	assert_int_equal(kvp_cuda_splits(132, 300, 4096), 4);
+	assert_int_equal(kvp_cuda_splits(132, 300, 100), 1);
 	assert_int_equal(kvp_cuda_splits(132, 100000, 8192), 1);
 	assert_int_equal(kvp_cuda_splits(132, 0, 0), 1);
+	assert_int_equal(kvp_cuda_splits(0, 8, 8192), 1);
 	assert_int_equal(kvp_cuda_splits(UINT32_MAX, 1, UINT32_MAX), UINT32_MAX / 1024);
 }
 

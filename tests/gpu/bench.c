@@ -276,7 +276,6 @@ static int enqueue_attention(struct gpu *g, const void *arg)
 	return gpu_enqueue(g, t->merge_kernel, &t->merge);
 }
 
-/* Enough blocks for three on every multiprocessor, but no split below eight tiles per warp. */
 static uint32_t split_count(struct gpu *g, uint32_t seqs, uint32_t tokens)
 {
 	int sms = 0;

@@ -238,7 +238,7 @@ static uint32_t look(struct kvpd_tenant *t, struct kvpd_coding *coding, uint32_t
 			continue;
 		/* What is in use is no reason to code others in its place. */
 		if (!kvpd_precision_idle(t, b->at)) {
-			b->passed_over |= !b->counting;
+			b->passed_over = true;
 			continue;
 		}
 		width = judge(t, b, b->at);
@@ -257,7 +257,7 @@ bool kvpd_budget_step(struct kvpd_tenant *t, uint64_t now)
 
 	if (!b->under_way && !begin(t))
 		return false;
-	/* Their end has it go on: kvpd_budget_again(). */
+	/* That a mover is done, or a switch, has it go on: kvpd_budget_again(). */
 	if (!b->counting && kvpd_precision_busy(t))
 		return false;
 	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);

@@ -272,6 +272,9 @@ static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd
 				.pending -= kvpd_precision_frees(m, j->codes);
 		if (!m->checksum || (leased && (!j->force || !w->forced || !limbo))) {
 			t->precision.refused += j->codes != NULL;
+			if (j->codes)
+				kvpd_budget_stir(t, kvp_shape_space(kvp_load_relaxed(
+							    &t->view.blocks[m->block].shape)));
 			stay(t, m);
 		} else
 			switch_over(t, m, leased ? limbo : NULL);
@@ -300,6 +303,7 @@ static void finish(struct kvpd_tenant *t, struct kvpd_switch *w)
 	kvpd_due(t, KVPD_DUE_EXTENTS);
 	kvpd_supply_again(t);
 	kvpd_warm_again(t);
+	kvpd_budget_again(t);
 }
 
 bool kvpd_switch_step(struct kvpd_tenant *t, uint64_t now)

@@ -310,7 +310,8 @@ void kvpd_want_planned(
 		load(w, seconds, now);
 		return;
 	}
-	w->front = begin;
+	w->there = w->front;
+	w->begin = w->front = begin;
 	w->end = end;
 	kvpd_want_tokens(w, begin, end, &first, &last);
 	if (!kvpd_offer_best(w, first, last, now, &likely, &most)) {
@@ -325,6 +326,13 @@ void kvpd_want_planned(
 	}
 }
 
+/* What was on its way when it was planned may be there, or not. */
+static void look_again(struct kvpd_want *w)
+{
+	w->front = w->begin = w->there = 0;
+	go_on(w, KVPD_WANT_LOOK);
+}
+
 void kvpd_want_return(struct kvpd_want *w)
 {
 	w->offer = NULL;
@@ -333,7 +341,7 @@ void kvpd_want_return(struct kvpd_want *w)
 	else if (++w->tries >= TRIES)
 		answer_with(w, -EAGAIN);
 	else
-		go_on(w, KVPD_WANT_LOOK);
+		look_again(w);
 }
 
 /* ---- wants that are computed, loaded, or wait for that ---------------------------------------- */
@@ -356,7 +364,7 @@ static void judge_asked(struct kvpd_want *w, uint32_t *work, uint64_t now)
 		m->tokens += w->tokens;
 		w->offer = NULL;
 		w->tries = 0;
-		go_on(w, KVPD_WANT_LOOK);
+		look_again(w);
 	} else if (now >= w->until_ns) {
 		m->late++;
 		kvpd_offer_lose(o, now);
@@ -402,10 +410,15 @@ static void judge_all(struct kvpd_tenant *t, uint32_t *work, uint64_t now)
 static void hand(struct kvpd_want *w, uint64_t now)
 {
 	struct kvpd_tenant *t = w->tenant;
+	uint64_t again;
 
+	look_by(t, w->until_ns);
+	if (kvpd_want_is_computed(w, now, &again)) {
+		look_by(t, again);
+		return;
+	}
 	for (struct kvpd_list *it = t->remat.offers.next; it != &t->remat.offers; it = it->next) {
 		struct kvpd_offer *o = kvpd_container(it, struct kvpd_offer, in_tenant);
-		uint64_t again;
 
 		if (kvpd_offer_takes(o, w, now, &again)) {
 			kvpd_list_remove(&w->link);
@@ -415,10 +428,8 @@ static void hand(struct kvpd_want *w, uint64_t now)
 			look_by(t, w->until_ns);
 			return;
 		}
-		if (again)
-			look_by(t, again);
+		look_by(t, again);
 	}
-	look_by(t, w->until_ns);
 }
 
 static void hand_out(struct kvpd_tenant *t, uint32_t *work, uint64_t now)
@@ -433,7 +444,7 @@ static void hand_out(struct kvpd_tenant *t, uint32_t *work, uint64_t now)
 		} else if (!advance(w, w->end, work)) {
 			kvpd_due(t, KVPD_DUE_REMAT);
 		} else if (w->front == w->end) {
-			go_on(w, KVPD_WANT_LOOK);
+			look_again(w);
 		} else if (now >= w->until_ns) {
 			kvpd_offer_missed(w, now);
 			answer_with(w, -ETIME);
@@ -455,7 +466,9 @@ static void answer(struct kvpd_want *w)
 		.flags = KVP_CQE_LATE,
 		.block = KVP_BLOCK_NONE,
 		.retry_ms = w->status == -EAGAIN ? KVPD_RETRY_MS : 0,
-		.more = w->status == -ENOENT ? 0 : w->depth + w->front,
+		.more = w->status == -ENOENT  ? 0
+			: w->begin > w->there ? w->depth + w->there
+					      : w->depth + w->front,
 	};
 
 	if (kvp_cq_room(s->page, s->cq_tail) < KVPD_ROOM_FOR_ONE) {

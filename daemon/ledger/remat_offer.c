@@ -59,11 +59,15 @@ static uint64_t free_at(const struct kvpd_offer *o, uint64_t now)
 	return at;
 }
 
-/* Seconds that offers need for what is nearer in the queue of that space; *ret_most: at most. */
-static double backlog(const struct kvpd_want *w, const struct kvpd_offer *o, double *ret_most)
+/* What is nearer in the queue of a space, in the terms that offers have. */
+struct backlog {
+	double demands, tokens, products; /* these of tokens and the positions before them */
+};
+
+static struct backlog backlog_of(const struct kvpd_want *w)
 {
 	const struct kvpd_remat *m = &w->tenant->remat;
-	double seconds = 0;
+	struct backlog sum = { 0 };
 
 	for (const struct kvpd_list *it = m->queued.next; it != &m->queued; it = it->next) {
 		const struct kvpd_want *q = kvpd_container(it, struct kvpd_want, link);
@@ -75,33 +79,41 @@ static double backlog(const struct kvpd_want *w, const struct kvpd_offer *o, dou
 		if (q->space != w->space)
 			continue;
 		kvpd_want_tokens(q, q->front, q->end, &begin, &end);
-		seconds += kvpd_offer_seconds(o, begin, end);
+		sum.demands++;
+		sum.tokens += (double)(end - begin);
+		sum.products += (double)(end - begin) * ((double)begin + (double)end) / 2;
 	}
-	*ret_most = seconds;
-	return seconds * o->part;
+	return sum;
+}
+
+static double backlog_seconds(const struct kvpd_offer *o, const struct backlog *b)
+{
+	return b->demands * o->launch + b->tokens * o->token + b->products * o->position;
 }
 
 struct kvpd_offer *kvpd_offer_best(const struct kvpd_want *w, uint64_t begin, uint64_t end,
 	uint64_t now, double *ret_seconds, double *ret_most)
 {
 	struct kvpd_remat *m = &w->tenant->remat;
+	struct backlog nearer = backlog_of(w);
 	struct kvpd_offer *best = NULL;
 	double least = 0;
 
 	for (struct kvpd_list *it = m->offers.next; it != &m->offers; it = it->next) {
 		struct kvpd_offer *o = kvpd_container(it, struct kvpd_offer, in_tenant);
-		double before, behind, most;
+		double before, said, likely;
 
 		if (o->space != w->space || end > o->longest || !stands(o, now))
 			continue;
 		before = (double)(free_at(o, now) - now) * 1e-9;
-		behind = backlog(w, o, &most);
-		if (best && before + behind + o->part * kvpd_offer_seconds(o, begin, end) >= least)
+		said = backlog_seconds(o, &nearer) + kvpd_offer_seconds(o, begin, end);
+		likely = before + o->part * said;
+		if (best && likely >= least)
 			continue;
 		best = o;
-		least = before + behind + o->part * kvpd_offer_seconds(o, begin, end);
-		*ret_seconds = least;
-		*ret_most = before / o->part + most + kvpd_offer_seconds(o, begin, end);
+		least = likely;
+		*ret_seconds = likely;
+		*ret_most = before / o->part + said;
 	}
 	return best;
 }
@@ -123,27 +135,33 @@ static bool under_way(const struct kvpd_want *w, uint32_t id, uint32_t depth)
 	return false;
 }
 
+bool kvpd_want_is_computed(const struct kvpd_want *w, uint64_t now, uint64_t *ret_again_ns)
+{
+	const struct kvpd_tenant *t = w->tenant;
+	uint32_t id = w->block[w->front], claimant;
+
+	*ret_again_ns = UINT64_MAX;
+	if (under_way(w, id, w->depth + w->front))
+		return true;
+	/* An engine computes it for itself, and does not need to be asked. */
+	claimant = kvp_claim_find(&t->view, kvpd_block_key(t, id), now);
+	*ret_again_ns = now + CLAIMED_NS;
+	return claimant && (!w->session || claimant != w->session->id);
+}
+
 bool kvpd_offer_takes(
 	struct kvpd_offer *o, const struct kvpd_want *w, uint64_t now, uint64_t *ret_again_ns)
 {
-	const struct kvpd_tenant *t = w->tenant;
 	uint64_t begin, end;
-	uint32_t claimant;
 
-	*ret_again_ns = 0;
+	*ret_again_ns = UINT64_MAX;
+	if (o->want || !o->parked || o->space != w->space || !stands(o, now))
+		return false;
 	kvpd_want_tokens(w, w->front, w->end, &begin, &end);
-	if (o->want || !o->parked || o->space != w->space || end > o->longest || !stands(o, now))
+	if (end > o->longest)
 		return false;
 	if (now < o->ready_ns) {
 		*ret_again_ns = o->ready_ns;
-		return false;
-	}
-	if (under_way(w, w->block[w->front], w->depth + w->front))
-		return false;
-	/* An engine computes it for itself, and does not need to be asked. */
-	claimant = kvp_claim_find(&t->view, kvpd_block_key(t, w->block[w->front]), now);
-	if (claimant && (!w->session || claimant != w->session->id)) {
-		*ret_again_ns = now + CLAIMED_NS;
 		return false;
 	}
 	if (kvp_cq_room(o->session->page, o->session->cq_tail) < KVPD_ROOM_FOR_ONE) {

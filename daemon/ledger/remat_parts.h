@@ -36,8 +36,10 @@ struct kvpd_want {
 	kvp_block_id up;
 	uint32_t at;    /* how far LOOK has come */
 	uint32_t depth; /* of block[0] */
-	uint32_t front; /* so many of them are in DRAM, from the top */
-	uint32_t end;   /* of the range that is computed now */
+	uint32_t
+		front; /* blocks from the top that are in DRAM; or, while a range is computed, up to there */
+	uint32_t there;      /* that were when it was planned */
+	uint32_t begin, end; /* the range that is computed now */
 	uint32_t tries;
 	struct kvpd_offer *offer;
 	struct kvpd_plan *plan;
@@ -55,7 +57,9 @@ double kvpd_offer_seconds(const struct kvpd_offer *o, uint64_t begin, uint64_t e
  */
 struct kvpd_offer *kvpd_offer_best(const struct kvpd_want *w, uint64_t begin, uint64_t end,
 	uint64_t now, double *ret_seconds, double *ret_most);
-/* Can it be told of the want now? false: *ret_again_ns is when to look again, 0: something will happen. */
+/* Is somebody computing it already? *ret_again_ns: when to look again; UINT64_MAX: something will happen. */
+bool kvpd_want_is_computed(const struct kvpd_want *w, uint64_t now, uint64_t *ret_again_ns);
+/* Can the offer be told of the want now? If not, likewise. */
 bool kvpd_offer_takes(
 	struct kvpd_offer *o, const struct kvpd_want *w, uint64_t now, uint64_t *ret_again_ns);
 void kvpd_offer_hand(struct kvpd_offer *o, struct kvpd_want *w, uint64_t now);

@@ -35,23 +35,39 @@ struct chain {
 
 struct world {
 	struct dp_world w;
+	struct kvpd_device_entry device;
 	struct dp_client *a, *b; /* who wants, who computes */
 	uint32_t space, space_b;
 	struct chain k;
 };
 
-static void begin(struct world *x)
+static void begin_with(struct world *x, uint32_t devices)
 {
 	struct kvpd_limits limits;
 
 	dp_defaults(&x->w, &limits);
 	limits.recipe_blocks = 512;
+	x->device = (struct kvpd_device_entry){
+		.name = (char *)(uintptr_t) "first",
+		.driver = (char *)(uintptr_t) "host",
+		.worker = getenv("KVPOOL_DEVICE"),
+		.bytes = UINT64_C(16) << 20,
+		.segment = UINT64_C(1) << 20,
+	};
+	limits.device_share[0] = devices ? x->device.bytes : 0;
+	x->w.config.devices = &x->device;
+	x->w.config.n_devices = devices;
 	dp_start(&x->w, &limits);
 	x->a = dp_attach(&x->w, x->w.tenant);
 	x->b = dp_attach(&x->w, x->w.tenant);
 	x->space = dp_space(x->a, "m", 4);
 	x->space_b = dp_space(x->b, "m", 4);
 	assert_int_equal(x->space, x->space_b);
+}
+
+static void begin(struct world *x)
+{
+	begin_with(x, 0);
 }
 
 static void end(struct world *x)
@@ -407,6 +423,36 @@ static void an_idle_offer_is_one_while_it_waits(void **state)
 	end(&x);
 }
 
+/* Copies are quicker than a provider that says a second for each token: it is asked for what is lost alone. */
+static void what_lies_on_a_device_is_loaded(void **state)
+{
+	uint32_t serve, want, there;
+	struct world x;
+
+	(void)state;
+	begin_with(&x, 1);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	for (uint32_t round = 0; round < 8; round++) {
+		x.k.n = 8;
+		for (uint32_t i = 0; i < 8 * T; i++)
+			x.k.tokens[i] = 1000000 * (round + 1) + i;
+		compute(x.a, x.space, &x.k, 0, 3);
+		for (uint32_t i = 3; i < 8; i++)
+			assert_int_equal(dp_put_at(x.a, x.space, 1, dp_ref(&x.k.block[i - 1]),
+						 x.k.tokens + (size_t)i * T, T, &x.k.block[i]),
+				0);
+		assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 0, 0)), &there), 0);
+		assert_int_equal(there, 8);
+	}
+	assert_int_equal(figures(&x).demands, 0);
+	drop(&x, &x.k, 6);
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 6, 8);
+	compute(x.b, x.space_b, &x.k, 6, 8);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	end(&x);
+}
+
 /* ---- providers that fail -------------------------------------------------------------------- */
 
 /* At each block: what it has computed stays, and the next provider is asked for the rest alone. */
@@ -636,6 +682,7 @@ int main(void)
 		cmocka_unit_test(what_would_take_too_long_is_refused_at_once),
 		cmocka_unit_test(the_quicker_provider_is_asked),
 		cmocka_unit_test(an_idle_offer_is_one_while_it_waits),
+		cmocka_unit_test(what_lies_on_a_device_is_loaded),
 		cmocka_unit_test(a_provider_that_dies_is_replaced),
 		cmocka_unit_test(without_another_one_nobody_waits_for_a_dead_provider),
 		cmocka_unit_test(a_provider_that_lies_loses_its_offer),

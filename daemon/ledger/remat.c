@@ -367,7 +367,11 @@ static void judge_asked(struct kvpd_want *w, uint32_t *work, uint64_t now)
 		look_again(w);
 	} else if (now >= w->until_ns) {
 		m->late++;
-		kvpd_offer_lose(o, now);
+		/* One whose own time is not over keeps its offer, and goes on for nobody. */
+		if (now >= o->due_ns)
+			kvpd_offer_lose(o, now);
+		else
+			o->want = NULL;
 		w->offer = NULL;
 		answer_with(w, -ETIME);
 	} else if (o->parked) {

@@ -50,6 +50,7 @@ struct kvpd_offer {
 	double launch, token, position; /* seconds, as it said */
 	double part;                    /* of that, as measured: 1 at first */
 	struct kvpd_want *want;         /* that it computes; NULL: none */
+	uint64_t due_ns;                /* by its own word it is through with that by then */
 	uint64_t ready_ns;              /* not before, by its rate */
 	uint64_t lost_ns;               /* it is none until then */
 	uint64_t penalty_ns;            /* how long it would be lost next time */
@@ -84,6 +85,8 @@ bool kvpd_remat_step(struct kvpd_tenant *t, uint64_t now);
 int kvpd_remat_look(struct kvpd_tenant *t, uint64_t now);
 /* Offers that stand. */
 uint32_t kvpd_remat_offers(const struct kvpd_tenant *t, uint64_t now);
+/* The session has closed the space: it does not offer to compute there any more. */
+void kvpd_offers_closed(struct kvpd_session *s, uint32_t space);
 /* At the tenant's end. */
 void kvpd_remat_free_all(struct kvpd_tenant *t);
 

@@ -43,7 +43,8 @@ static bool stands(const struct kvpd_offer *o, uint64_t now)
 
 static uint64_t ns_of(double seconds)
 {
-	return (uint64_t)(seconds * 1e9);
+	/* Thirty years stand for all that is more, so that a sum with a moment is a moment. */
+	return seconds < 1e9 ? (uint64_t)(seconds * 1e9) : (uint64_t)1e18;
 }
 
 /* When it can begin with something else, as far as can be told. */
@@ -158,7 +159,8 @@ bool kvpd_offer_takes(
 	if (o->want || !o->parked || o->space != w->space || !stands(o, now))
 		return false;
 	kvpd_want_tokens(w, w->front, w->end, &begin, &end);
-	if (end > o->longest)
+	if (end > o->longest ||
+		now + ns_of(o->part * kvpd_offer_seconds(o, begin, end)) > w->need_ns)
 		return false;
 	if (now < o->ready_ns) {
 		*ret_again_ns = o->ready_ns;
@@ -192,7 +194,8 @@ void kvpd_offer_hand(struct kvpd_offer *o, struct kvpd_want *w, uint64_t now)
 	w->offer = o;
 	w->asked_ns = now;
 	w->tokens = end - begin;
-	w->until_ns = now + most;
+	o->due_ns = now + most;
+	w->until_ns = o->due_ns < w->need_ns ? o->due_ns : w->need_ns;
 	if (o->rate)
 		o->ready_ns = now + (end - begin) * (1000 * KVPD_MS) / o->rate;
 	w->tenant->remat.demands++;
@@ -209,7 +212,7 @@ void kvpd_offer_hand(struct kvpd_offer *o, struct kvpd_want *w, uint64_t now)
 void kvpd_offer_met(struct kvpd_offer *o, const struct kvpd_want *w, uint64_t now)
 {
 	struct kvpd_remat *m = &o->session->tenant->remat;
-	double said = (double)(w->until_ns - w->asked_ns), took = (double)(now - w->asked_ns);
+	double said = (double)(o->due_ns - w->asked_ns), took = (double)(now - w->asked_ns);
 	double part = said > 0 ? took / said : 1;
 
 	part = part > 1 ? 1 : part < LEAST_PART ? LEAST_PART : part;
@@ -296,6 +299,25 @@ void kvpd_offers_end(struct kvpd_session *s)
 		offer_free(kvpd_container(s->offers.next, struct kvpd_offer, in_session));
 }
 
+static struct kvpd_offer *offer_of(struct kvpd_session *s, uint32_t space)
+{
+	for (struct kvpd_list *it = s->offers.next; it != &s->offers; it = it->next) {
+		struct kvpd_offer *o = kvpd_container(it, struct kvpd_offer, in_session);
+
+		if (o->space == space)
+			return o;
+	}
+	return NULL;
+}
+
+void kvpd_offers_closed(struct kvpd_session *s, uint32_t space)
+{
+	struct kvpd_offer *o = offer_of(s, space);
+
+	if (o)
+		offer_free(o);
+}
+
 uint32_t kvpd_remat_offers(const struct kvpd_tenant *t, uint64_t now)
 {
 	const struct kvpd_list *it;
@@ -307,17 +329,6 @@ uint32_t kvpd_remat_offers(const struct kvpd_tenant *t, uint64_t now)
 }
 
 /* ---- the entry ------------------------------------------------------------------------------ */
-
-static struct kvpd_offer *offer_of(struct kvpd_session *s, uint32_t space)
-{
-	for (struct kvpd_list *it = s->offers.next; it != &s->offers; it = it->next) {
-		struct kvpd_offer *o = kvpd_container(it, struct kvpd_offer, in_session);
-
-		if (o->space == space)
-			return o;
-	}
-	return NULL;
-}
 
 static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe)
 {
@@ -338,25 +349,11 @@ static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe)
 	return 0;
 }
 
-/* Offers of spaces that the session has closed. */
-static void drop_closed(struct kvpd_session *s)
-{
-	struct kvpd_list *it, *tmp;
-
-	kvpd_each(it, tmp, &s->offers) {
-		struct kvpd_offer *o = kvpd_container(it, struct kvpd_offer, in_session);
-
-		if (!s->opens[o->space] && !o->want)
-			offer_free(o);
-	}
-}
-
 static int offer_new(struct kvpd_session *s, uint32_t space, struct kvpd_offer **ret_offer)
 {
 	struct kvpd_remat *m = &s->tenant->remat;
 	struct kvpd_offer *o;
 
-	drop_closed(s);
 	if (s->n_offers >= KVP_OFFERS || m->n_offers >= KVPD_REMAT_OFFERS)
 		return -EAGAIN;
 	o = calloc(1, sizeof(*o));

@@ -14,6 +14,7 @@
 #include "daemon/ledger/lookups.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/precision.h"
+#include "daemon/ledger/remat.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
@@ -426,6 +427,9 @@ void kvpd_space_leave(struct kvpd_session *s, uint32_t space, uint32_t times)
 	kvpd_use_take(s, space);
 	s->opens[space] -= times;
 	s->tenant->space[space].opens -= times;
+	/* Whoever opens another model by this number is not offered what was meant for this one. */
+	if (times && !s->opens[space])
+		kvpd_offers_closed(s, space);
 }
 
 static int close_on_ledger(struct kvpd_ledger *l, void *arg)

@@ -390,6 +390,61 @@ static void the_quicker_provider_is_asked(void **state)
 	end(&x);
 }
 
+/* What is wanted soon waits for the quick one, which is busy, and does not go to one that would be too late. */
+static void a_slow_provider_is_not_handed_what_is_near(void **state)
+{
+	uint32_t serve_c, slow, first, second, there;
+	struct dp_client *c;
+	struct chain *other = calloc(1, sizeof(*other));
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	c = dp_attach(&x.w, x.w.tenant);
+	assert_int_equal(dp_space(c, "m", 4), x.space);
+	put(&x, &x.k, 4, 1);
+	put(&x, other, 4, 2);
+	drop(&x, &x.k, 0);
+	drop(&x, other, 0);
+	serve_c = ask(c, serve_of(x.space, SLOW_PS / 4, 0)); /* 16 s for four blocks */
+	first = ask(x.a, want_of(&x.k, 60000, 0));
+	asked_for(c, serve_c, &x.k, 0, 4);
+	slow = ask(x.b, serve_of(x.space, SLOW_PS, 0)); /* 64 s */
+	second = ask(x.a, want_of(other, 60000, 0));
+	compute(c, x.space, &x.k, 0, 4);
+	assert_int_equal(answered(x.a, first, &there), 0);
+	serve_c = ask(c, serve_of(x.space, SLOW_PS / 4, 0));
+	asked_for(c, serve_c, other, 0, 4);
+	compute(c, x.space, other, 0, 4);
+	assert_int_equal(answered(x.a, second, &there), 0);
+	assert_int_equal(figures(&x).demands, 2);
+	(void)slow;
+	end(&x);
+	free(other);
+}
+
+/* It ends with the session's use of the space: its number may be another model's afterwards. */
+static void an_offer_ends_with_its_space(void **state)
+{
+	uint32_t serve, want, there;
+	struct kvp_msg_id id;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 4, 1);
+	drop(&x, &x.k, 0);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 0, 4);
+	assert_int_equal(figures(&x).offers, 1);
+	id = (struct kvp_msg_id){ x.space_b, x.b->view.spaces[x.space_b].generation };
+	assert_int_equal(kvpd_space_close(x.w.ledger, x.b->at.session, &id), 0);
+	assert_int_equal(answered(x.a, want, &there), -EAGAIN);
+	assert_int_equal(figures(&x).offers, 0);
+	end(&x);
+}
+
 static void an_idle_offer_is_one_while_it_waits(void **state)
 {
 	uint32_t serve, want, there;
@@ -681,6 +736,8 @@ int main(void)
 		cmocka_unit_test(the_nearest_demand_is_next),
 		cmocka_unit_test(what_would_take_too_long_is_refused_at_once),
 		cmocka_unit_test(the_quicker_provider_is_asked),
+		cmocka_unit_test(a_slow_provider_is_not_handed_what_is_near),
+		cmocka_unit_test(an_offer_ends_with_its_space),
 		cmocka_unit_test(an_idle_offer_is_one_while_it_waits),
 		cmocka_unit_test(what_lies_on_a_device_is_loaded),
 		cmocka_unit_test(a_provider_that_dies_is_replaced),

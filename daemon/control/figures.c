@@ -199,8 +199,8 @@ static void put_lookups(json_t *o, const struct kvpd_lookups *n)
 }
 
 /* Blocks in DRAM by precision; of_tenant: also what coding them with fewer bits has freed. */
-static void put_widths(
-	json_t *o, const struct kvpd_width_figures width[KVPD_FIGURES_WIDTHS], bool of_tenant)
+static void put_widths(json_t *o,
+	const struct kvpd_width_figures *width /* [KVPD_FIGURES_WIDTHS] */, bool of_tenant)
 {
 	static const struct {
 		const char *blocks, *bytes, *steps, *freed;

@@ -10,8 +10,6 @@
 #ifndef KVPD_BLOCK_H
 #define KVPD_BLOCK_H
 
-#include <string.h>
-
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/tenant.h"
@@ -25,10 +23,12 @@
 #define KVPD_BLOCK_ASKED  32u  /* kvpd_lease_prove() is asked about it */
 #define KVPD_BLOCK_AHEAD  64u  /* it came to its device ahead of need, and nobody used it since */
 #define KVPD_BLOCK_BEHIND 128u /* its payload on a device is copied to DRAM (behind.h) */
-/* In spaces with a floor, see precision.h: when it was last used. */
-#define KVPD_BLOCK_USED      (1u << 8) /* times a number of 6 bits */
-#define KVPD_BLOCK_USED_MASK (63u * KVPD_BLOCK_USED)
-#define KVPD_BLOCK_TIP       (1u << 14) /* times the sessions whose tip it is; the last of the flags */
+/* In spaces with a floor, see precision.h: when it was last used, and blocks that follow it. */
+#define KVPD_BLOCK_USED       (1u << 8) /* times a number of 6 bits */
+#define KVPD_BLOCK_USED_MASK  (63u * KVPD_BLOCK_USED)
+#define KVPD_BLOCK_BELOW      (1u << 14) /* times one of 5 bits */
+#define KVPD_BLOCK_BELOW_MASK (31u * KVPD_BLOCK_BELOW)
+#define KVPD_BLOCK_TIP        (1u << 19) /* times the sessions whose tip it is; the last of the flags */
 
 /*
  * What the ledger keeps of a descriptor besides the catalog and the policy. A lease may name any block:
@@ -37,8 +37,6 @@
 struct kvpd_block {
 	uint32_t children; /* descriptors that name it as parent */
 	uint32_t flags;
-	/* In spaces with a floor: blocks that follow it, and what it is worth, see budget.h. */
-	uint16_t below, importance;
 	union {
 		/* With a payload. */
 		struct {
@@ -54,24 +52,6 @@ struct kvpd_block {
 		};
 	};
 };
-
-/* An importance in 16 bits: a float without its sign and its lower half; 0: nothing is known. */
-static inline float kvpd_block_importance(const struct kvpd_tenant *t, uint32_t block)
-{
-	uint32_t bits = (uint32_t)t->block[block].importance << 15;
-	float value;
-
-	memcpy(&value, &bits, sizeof(value));
-	return bits ? value : 1;
-}
-
-static inline void kvpd_block_set_importance(struct kvpd_tenant *t, uint32_t block, float value)
-{
-	uint32_t bits;
-
-	memcpy(&bits, &value, sizeof(bits));
-	t->block[block].importance = (uint16_t)((bits + (1u << 14)) >> 15);
-}
 
 struct kvp_key kvpd_block_key(const struct kvpd_tenant *t, uint32_t block);
 /* The parent's key, or the root of the block's space, under its salt if it has one. */

@@ -69,7 +69,7 @@ static bool wants(const struct kvpd_tenant *t, uint32_t space)
 
 static float worth(const struct kvpd_tenant *t, uint32_t id)
 {
-	return kvpd_block_importance(t, id) * (float)kvpd_precision_recency(t, id);
+	return (float)kvpd_precision_recency(t, id);
 }
 
 /*
@@ -79,7 +79,8 @@ static float worth(const struct kvpd_tenant *t, uint32_t id)
 static uint32_t zone_width(const struct kvpd_tenant *t, uint32_t space, uint32_t id)
 {
 	const uint32_t whole = t->view.spaces[space].canon.block_tokens;
-	const uint32_t after = t->block[id].below, most = (KVPD_BELOW_MOST - 1) * whole + 1;
+	const uint32_t after = kvpd_precision_below(t, id),
+		       most = (KVPD_BELOW_MOST - 1) * whole + 1;
 	const struct kvpd_rule *r = rule_of(t, space);
 	struct kvp_graduation change[KVP_GRADUATIONS_MAX];
 	struct kvp_zone_rule rule = {

@@ -10,8 +10,7 @@
  *	zones     the newest tokens of a sequence stay native, older ones have 4 bits, those beyond the second
  *		  boundary what the floor allows (policy/kvp_zones.h)
  *
- * How much a block matters: what engines report of the attention that was paid to it, smoothed, times
- * its recency. A block of which nothing was reported counts as one of average importance.
+ * How much a block matters is its recency.
  *
  * A rule is carried out in rounds, a portion at a time: a budget takes one over all descriptors that
  * counts, and one that codes; zones take one. A round begins when blocks came or the rule changed, and again

@@ -133,6 +133,11 @@ static uint32_t age(const struct kvpd_tenant *t, uint32_t block)
 	return (era(t) - used) & 63u;
 }
 
+uint32_t kvpd_precision_below(const struct kvpd_tenant *t, uint32_t block)
+{
+	return (t->block[block].flags & KVPD_BLOCK_BELOW_MASK) / KVPD_BLOCK_BELOW;
+}
+
 void kvpd_precision_used(struct kvpd_tenant *t, uint32_t block)
 {
 	uint32_t *flags = &t->block[block].flags;
@@ -152,9 +157,12 @@ void kvpd_precision_came(struct kvpd_tenant *t, uint32_t block)
 	uint32_t up = kvp_load_relaxed(&b->parent);
 
 	kvpd_precision_used(t, block);
-	for (uint32_t n = 1; n <= KVPD_BELOW_MOST && up != KVP_BLOCK_NONE && t->block[up].below < n;
+	for (uint32_t n = 1;
+		n <= KVPD_BELOW_MOST && up != KVP_BLOCK_NONE && kvpd_precision_below(t, up) < n;
 		n++) {
-		t->block[up].below = (uint16_t)n;
+		uint32_t *flags = &t->block[up].flags;
+
+		*flags = (*flags & ~KVPD_BLOCK_BELOW_MASK) | n * KVPD_BLOCK_BELOW;
 		up = kvp_load_relaxed(&t->view.blocks[up].parent);
 	}
 	kvpd_budget_stir(t, kvp_shape_space(kvp_load_relaxed(&b->shape)));
@@ -278,7 +286,7 @@ bool kvpd_precision_may(const struct kvpd_tenant *t, uint32_t id, uint32_t space
 
 	return where && kvp_where_codec(where) < kvpd_width_lowest(t, space) &&
 	       kvp_shape_tokens(kvp_load_relaxed(&b->shape)) == c->block_tokens &&
-	       first >= c->native_first && t->block[id].below >= native_below(c);
+	       first >= c->native_first && kvpd_precision_below(t, id) >= native_below(c);
 }
 
 bool kvpd_precision_idle(const struct kvpd_tenant *t, uint32_t id)
@@ -289,17 +297,6 @@ bool kvpd_precision_idle(const struct kvpd_tenant *t, uint32_t id)
 double kvpd_precision_recency(const struct kvpd_tenant *t, uint32_t id)
 {
 	return AGES / (AGES + age(t, id));
-}
-
-/*
- * How likely it is used again while there is room for it: half, if as much came since as there is room for;
- * odds that what engines report of it raises or lowers.
- */
-static double reuse(const struct kvpd_tenant *t, uint32_t id)
-{
-	double recent = kvpd_precision_recency(t, id), i = (double)kvpd_block_importance(t, id);
-
-	return recent * i / (recent * i + 1 - recent);
 }
 
 static void look_at(struct kvpd_tenant *t, uint32_t id, struct view *v)
@@ -321,7 +318,7 @@ static void look_at(struct kvpd_tenant *t, uint32_t id, struct view *v)
 		.native_bytes = t->view.spaces[space].block_bytes,
 		.bytes = { [KVP_TIER_DRAM] = kvp_where_bytes(where) },
 		.width = { [KVP_TIER_DRAM] = (uint8_t)kvp_where_codec(where) },
-		.reuse = reuse(t, id),
+		.reuse = kvpd_precision_recency(t, id),
 		.recompute_seconds = BLOCK_SECONDS,
 	};
 }

@@ -32,7 +32,7 @@ struct kvpd_move_job;
 struct kvpd_tenant;
 
 #define KVPD_PRECISION_JOBS 2u  /* of one tenant under way; of KVPD_MOVE_JOBS */
-#define KVPD_BELOW_MOST     64u /* kvpd_block.below: blocks that follow are counted up to that */
+#define KVPD_BELOW_MOST     31u /* blocks that follow one are counted up to that */
 
 /* How blocks of a space with a floor are coded; constant as long as the space is there. */
 struct kvpd_codes {
@@ -99,6 +99,8 @@ void kvpd_precision_used(struct kvpd_tenant *t, uint32_t block);
 bool kvpd_precision_may(const struct kvpd_tenant *t, uint32_t block, uint32_t space);
 /* Is it nobody's at the moment, as far as the last look at the leases knows? */
 bool kvpd_precision_idle(const struct kvpd_tenant *t, uint32_t block);
+/* Blocks that follow it, in the longest sequence that goes on from it; KVPD_BELOW_MOST: or more. */
+uint32_t kvpd_precision_below(const struct kvpd_tenant *t, uint32_t block);
 /* 1 for what was just used; half, if as much came since as there is room for. */
 double kvpd_precision_recency(const struct kvpd_tenant *t, uint32_t block);
 /* Are as many jobs under way as may be? */

@@ -368,7 +368,7 @@ static void a_million_tokens(void **state)
 	canon.layers[0].k_dim = canon.layers[0].v_dim = 16;
 	assert_int_equal(kvp_codec_parse_pair("2bit", &canon.floor_k, &canon.floor_v), 0);
 	assert_int_equal(dp_open(c, &canon, why, sizeof(why), &open), 0);
-	set_rule(&w, "long", "\"precision\":\"zones\",\"hot_tokens\":4096,\"stale_tokens\":16384");
+	set_rule(&w, "long", "\"precision\":\"zones\",\"hot_tokens\":4096,\"stale_tokens\":12288");
 	for (uint32_t i = 0; i < LONG_TOKENS * LONG_BLOCKS; i++)
 		tokens[i] = i * 7 + 1;
 	for (uint32_t i = 0; i < LONG_BLOCKS; i++) {
@@ -384,14 +384,14 @@ static void a_million_tokens(void **state)
 		parent = dp_ref(&b);
 	}
 	dp_flush(c);
-	/* Blocks after which (n - 1) * 512 + 1 tokens or more come: 8 are hot, 24 more are not stale. */
+	/* Blocks after which (n - 1) * 512 + 1 tokens or more come: 8 are hot, 16 more are not stale. */
 	await_blocks(&w, open.space, 0, 4096 / LONG_TOKENS + 1);
-	await_blocks(&w, open.space, 4, LONG_BLOCKS - 16384 / LONG_TOKENS - 1);
+	await_blocks(&w, open.space, 4, LONG_BLOCKS - 12288 / LONG_TOKENS - 1);
 	await_rest(&w);
 	f = figures(&w, open.space);
 	assert_int_equal(f.width[0].blocks, 4096 / LONG_TOKENS + 1);
-	assert_int_equal(f.width[2].blocks, (16384 - 4096) / LONG_TOKENS);
-	assert_int_equal(f.width[4].blocks, LONG_BLOCKS - 16384 / LONG_TOKENS - 1);
+	assert_int_equal(f.width[2].blocks, (12288 - 4096) / LONG_TOKENS);
+	assert_int_equal(f.width[4].blocks, LONG_BLOCKS - 12288 / LONG_TOKENS - 1);
 	set_rule(&w, "long", "\"precision\":\"budget\",\"budget\":0.4");
 	await_within(&w, open.space, .4);
 	assert_int_equal(

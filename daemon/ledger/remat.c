@@ -3,6 +3,7 @@
 #include "daemon/ledger/remat_parts.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,9 +17,10 @@
 #include "daemon/ledger/wake.h"
 #include "shm/kvp_ring.h"
 
-#define PORTION    256u          /* blocks looked at in one portion: a cache miss each */
-#define TRIES      3u            /* offers that a want is given to, one after the other */
-#define LOADED_NS  (5 * KVPD_MS) /* what is loaded is looked at so often */
+#define PORTION    256u            /* blocks looked at in one portion: a cache miss each */
+#define TRIES      3u              /* offers that a want is given to, one after the other */
+#define LOADED_NS  (5 * KVPD_MS)   /* what is loaded is looked at so often */
+#define QUEUED_NS  (100 * KVPD_MS) /* an offer that stands is waited for so long, at least */
 #define LOAD_MORE  2.0 /* times what loading should take, and at least this, is waited for */
 #define LOAD_LEAST 1.0 /* seconds */
 
@@ -319,7 +321,8 @@ void kvpd_want_planned(
 	} else if (likely * 1e9 > (double)(w->need_ns > now ? w->need_ns - now : 0)) {
 		answer_with(w, -ETIME);
 	} else {
-		uint64_t until = now + (uint64_t)(most * 1e9);
+		/* However little it takes: its provider may just be on its way to the next SERVE. */
+		uint64_t until = now + (uint64_t)(fmin(most, 1e9) * 1e9) + QUEUED_NS;
 
 		w->until_ns = until < w->need_ns && !w->ahead ? until : w->need_ns;
 		enqueue(w);

@@ -255,6 +255,15 @@ void kvpd_offer_returned(struct kvpd_offer *o, uint64_t now)
 		kvpd_offer_lose(o, now);
 }
 
+/* Is the want one of those that it offers to compute? */
+static bool could(const struct kvpd_offer *o, const struct kvpd_want *w)
+{
+	uint64_t begin, end;
+
+	kvpd_want_tokens(w, w->front, w->end, &begin, &end);
+	return end <= o->longest;
+}
+
 void kvpd_offer_missed(const struct kvpd_want *w, uint64_t now)
 {
 	struct kvpd_list *it, *tmp;
@@ -262,7 +271,8 @@ void kvpd_offer_missed(const struct kvpd_want *w, uint64_t now)
 	kvpd_each(it, tmp, &w->tenant->remat.offers) {
 		struct kvpd_offer *o = kvpd_container(it, struct kvpd_offer, in_tenant);
 
-		if (o->space == w->space && stands(o, now) && !o->parked && !o->want)
+		if (o->space == w->space && stands(o, now) && !o->parked && !o->want &&
+			o->ready_ns <= now && could(o, w))
 			kvpd_offer_lose(o, now);
 	}
 }

@@ -77,7 +77,8 @@ struct kvpd_extent {
 	/* `draining`: how many were here when that last changed, and when; see kvpd_extent_stuck(). */
 	uint32_t left;
 	uint64_t left_ns;
-	uint64_t kept_ns; /* when it was given up to empty it; 0: never */
+	uint64_t kept_ns; /* it was given up to empty it: not again before; 0: it never was */
+	uint32_t keeps;   /* times in a row */
 	struct kvpd_slot *slot;
 	/* RETIRING: a bit for each session (by place) that has not unmapped it. */
 	uint64_t *unacked;

@@ -25,8 +25,9 @@
 /* A fully free vault extent stays for so long after its class was last used. */
 #define WARM_NS (1000 * KVPD_MS)
 /* One from which nothing leaves for so long is kept, for so long at least: under leases, or in nobody's way. */
-#define STUCK_NS (500 * KVPD_MS)
-#define KEPT_NS  (5000 * KVPD_MS)
+#define STUCK_NS   (500 * KVPD_MS)
+#define KEPT_NS    (5000 * KVPD_MS)
+#define KEEPS_MOST 2u
 
 /* ---- draining ------------------------------------------------------------------------------- */
 
@@ -53,14 +54,16 @@ bool kvpd_extent_stuck(const struct kvpd_extent *x, uint64_t now)
 
 bool kvpd_extent_kept(const struct kvpd_extent *x, uint64_t now)
 {
-	return x->kept_ns && now - x->kept_ns < KEPT_NS;
+	return now < x->kept_ns;
 }
 
 /* Gives slots again: what somebody reads there for long stays, and another extent is emptied in its place. */
 static void keep(struct kvpd_extent *x, uint64_t now)
 {
 	x->draining = false;
-	x->kept_ns = now;
+	/* Twice as long each time: a reader that stays takes less and less of what is to be emptied. */
+	x->kept_ns = now + (KEPT_NS << x->keeps);
+	x->keeps += x->keeps < KEEPS_MOST;
 	x->tenant->n_draining--;
 	if (kvpd_extent_counts(x)) {
 		x->cls->vault_slots += x->slots;

@@ -206,7 +206,7 @@ static void coded_blocks_hold_up_nothing(void **state)
 	free(b);
 }
 
-#define HELD 6u
+#define HELD 3u
 
 /*
  * Leases that last hold up the extents that they are on and no others: one that cannot be emptied is given up

@@ -78,7 +78,7 @@ struct kvpd_extent {
 	uint32_t left;
 	uint64_t left_ns;
 	uint64_t kept_ns; /* it was given up to empty it: not again before; 0: it never was */
-	uint32_t keeps;   /* times in a row */
+	uint32_t keeps;   /* times that it was */
 	struct kvpd_slot *slot;
 	/* RETIRING: a bit for each session (by place) that has not unmapped it. */
 	uint64_t *unacked;

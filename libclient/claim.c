@@ -189,14 +189,15 @@ void claim_advance(struct attachment *att, struct kvp_key key)
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-#define MISSING  1
-#define UNMAPPED 2 /* it is there, in an extent that is being mapped */
+#define MISSING 1
+#define UNMAPPED \
+	2 /* it is there, in an extent that is being mapped, or not yet where the prefix looks */
 
 /* Is the block after the match there? 0: yes, and readable. */
 static int look_for_next(struct kvp_prefix *m, struct kvp_hit *scratch, uint32_t room)
 {
 	const struct space_bind *b = bind_of(m->att, m->space);
-	const struct kvp_hit *h = &scratch[room - 1];
+	struct kvp_hit *h = &scratch[room - 1];
 	struct kvp_found found;
 
 	if (!b)
@@ -205,7 +206,9 @@ static int look_for_next(struct kvp_prefix *m, struct kvp_hit *scratch, uint32_t
 		KVP_FIND_NO_TAIL, m->tiers, scratch, room, &found);
 	if (found.n_hits < room)
 		return MISSING;
-	if (hit_addr(m->att, h))
+	if (!hit_settle(m, h))
+		return UNMAPPED;
+	if (hit_addr(m->att, h) || (h->tier == KVP_TIER_VRAM && hit_there(m->att, h)))
 		return 0;
 	extent_want(m->att, kvp_where_extent(h->where));
 	return UNMAPPED;

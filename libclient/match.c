@@ -158,30 +158,35 @@ static void look_up(struct kvp_prefix *m, const struct space_bind *b, const stru
 
 /*
  * The find names the first payload on any device. One that is not on the prefix's device, or not mapped here,
- * is not it: then the block is read in DRAM, if it lies there, else the prefix ends. The words are compared
- * after this, so a payload that is read here belongs to the same word as all else.
+ * is not it: then the block is read in DRAM, if it lies there. The words are compared after this, so a payload
+ * that is read here belongs to the same word as all else.
  */
+int hit_settle(const struct kvp_prefix *m, struct kvp_hit *h)
+{
+	uint32_t extent = kvp_where_extent(h->where);
+	struct kvp_hit here = *h;
+	int on = h->tier == KVP_TIER_VRAM && extent < KVP_MAX_EXTENTS &&
+		 kvp_load_relaxed(&m->att->view.extents[extent].device) == m->device;
+
+	if (h->tier != KVP_TIER_VRAM || (on && (hit_addr(m->att, h) || hit_there(m->att, h))))
+		return 1;
+	/* What is no host memory comes by itself where somebody can map it. */
+	if (on && !kvp_load_relaxed(&m->att->foreign[extent]))
+		extent_want(m->att, extent);
+	kvp_payload_read(&m->att->view.blocks[h->id], KVP_TIER_DRAM, &here.where, &here.offset);
+	here.tier = KVP_TIER_DRAM;
+	if (!here.where)
+		return 0;
+	*h = here;
+	return 1;
+}
+
+/* The prefix ends before a block that lies where it does not look. */
 static uint32_t settle_tiers(struct kvp_prefix *m, uint32_t n)
 {
-	for (uint32_t i = 0; i < n; i++) {
-		struct kvp_hit *h = &m->hits[i], here = *h;
-		uint32_t extent = kvp_where_extent(h->where);
-		int on = h->tier == KVP_TIER_VRAM && extent < KVP_MAX_EXTENTS &&
-			 kvp_load_relaxed(&m->att->view.extents[extent].device) == m->device;
-
-		if (h->tier != KVP_TIER_VRAM ||
-			(on && (hit_addr(m->att, h) || hit_there(m->att, h))))
-			continue;
-		/* What is no host memory comes by itself where somebody can map it. */
-		if (on && !kvp_load_relaxed(&m->att->foreign[extent]))
-			extent_want(m->att, extent);
-		kvp_payload_read(
-			&m->att->view.blocks[h->id], KVP_TIER_DRAM, &here.where, &here.offset);
-		here.tier = KVP_TIER_DRAM;
-		if (!here.where)
+	for (uint32_t i = 0; i < n; i++)
+		if (!hit_settle(m, &m->hits[i]))
 			return i;
-		*h = here;
-	}
 	return n;
 }
 

@@ -104,6 +104,8 @@ static inline uint32_t match_base(const struct kvp_prefix *m)
 const uint8_t *hit_addr(struct attachment *att, const struct kvp_hit *hit);
 /* Where they are on a device whose memory only the device addresses; 0: they are not, or not mapped. */
 uint64_t hit_there(struct attachment *att, const struct kvp_hit *hit);
+/* Turns a hit into the payload that the prefix reads, of those that the block has. 0: it has no such. */
+int hit_settle(const struct kvp_prefix *m, struct kvp_hit *hit);
 /* Can this process read it? Asks for its extent where that is what lacks. */
 int hit_readable(const struct kvp_prefix *m, const struct kvp_hit *hit);
 /* Asks the library's thread for an extent, once. */

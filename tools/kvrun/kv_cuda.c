@@ -2,6 +2,7 @@
 /* A cache on a GPU: pages are leased blocks, slots of kvpool's, or memory of our own. */
 #include "tools/kvrun/kvr_kv_cuda.h"
 #include "tools/kvrun/kvr_attend_cuda.h"
+#include "tools/kvrun/kvr_flight.h"
 #include "tools/kvrun/kvr_link.h"
 
 #include "libclient/kvpool_cuda.h"
@@ -44,6 +45,7 @@ struct cuda_kv {
 
 	/* of the sequence */
 	struct kvp_prefix *match; /* holds the lease on the blocks that are read in place */
+	struct kvp_prefix *claim; /* the right to compute the missing blocks; given up on its own */
 	uint32_t matched;         /* whole blocks in the match */
 	int publish;              /* the chain up to the last block is published or will be */
 	int dirty;                /* commits since the last flush */
@@ -224,6 +226,17 @@ static int append_slot(struct cuda_kv *c)
 	return append(c, p);
 }
 
+/*
+ * Blocks after the last published one can no longer be published. An engine that waits for our claim must not
+ * wait in vain.
+ */
+static void stop_publishing(struct cuda_kv *c)
+{
+	c->publish = 0;
+	kvp_release(c->claim);
+	c->claim = NULL;
+}
+
 /* The stream has come to its end, or the device is lost: nothing here is read or written any more. */
 static void end_sequence(struct cuda_kv *c)
 {
@@ -240,7 +253,7 @@ static void end_sequence(struct cuda_kv *c)
 			c->spare[c->n_spare++] = p->at;
 	}
 	c->n_pages = 0;
-	c->publish = 0;
+	stop_publishing(c);
 	kvp_release(c->match);
 	c->match = NULL;
 	c->matched = 0;
@@ -248,19 +261,21 @@ static void end_sequence(struct cuda_kv *c)
 
 /* ---- what is cached ---- */
 
-static int match(
+static int find_prefix(
 	struct cuda_kv *c, const uint32_t *tokens, uint32_t n, struct kvp_prefix_info *ret_info)
 {
-	struct kvp_match_opts opts = { .size = sizeof(opts),
+	const struct kvr_flight_opts opts = {
+		.space = c->link.space,
 		.flags = KVP_MATCH_DEVICE | (c->opts.reuse_tail ? 0 : KVP_MATCH_NO_TAIL),
-		.device = device_number(c) };
+		.device = device_number(c),
+		.claim = c->opts.store,
+		.attached = 1,
+	};
 	int r;
 
 	if (opts.device >= KVP_CLIENT_DEVICES)
 		return -ENODEV;
-	r = kvp_match(c->link.space, tokens, n, &opts, &c->match);
-	if (r == 0)
-		r = kvp_match_info(c->match, ret_info);
+	r = kvr_flight_match(&opts, tokens, n, &c->match, &c->claim, ret_info);
 	if (r == 0)
 		c->matched = ret_info->n_tokens / c->kv.geom.block_tokens;
 	return r;
@@ -342,7 +357,7 @@ static int cuda_grow(struct kvr_kv *kv, uint32_t index)
 
 		if (r == 0 || c->gpu->why.text[0])
 			return r;
-		c->publish = 0;
+		stop_publishing(c);
 	}
 	return append_own(c);
 }
@@ -390,7 +405,7 @@ static int cuda_start(
 	c->report = (struct kvr_pool_report){ .attached = join(c) };
 	if (!c->opts.reuse_tail)
 		n -= n % size;
-	if (c->report.attached && match(c, tokens, n, &info) == 0) {
+	if (c->report.attached && find_prefix(c, tokens, n, &info) == 0) {
 		c->publish = c->opts.store;
 		usable = info.n_tokens + info.tail_tokens;
 		r = take(c, usable < limit ? usable : limit, &reused);
@@ -429,7 +444,7 @@ static int commit(struct cuda_kv *c, uint32_t index, const uint32_t *tokens, uin
 	if (r == 0)
 		r = kvp_cuda_mark(c->cuda, c->line, c->gpu->stream, &value);
 	if (r == 0)
-		r = kvp_commit_after(p->grant, parent, tokens, n, NULL, 0, c->line, value);
+		r = kvp_commit_after(p->grant, parent, tokens, n, c->claim, 0, c->line, value);
 	if (r == 0)
 		p->published = value;
 	return r;
@@ -442,7 +457,7 @@ static void cuda_seal(struct kvr_kv *kv, uint32_t index, const uint32_t *tokens,
 	if (!c->publish || index < c->matched)
 		return;
 	if (!c->page[index].grant || commit(c, index, tokens, n) < 0) {
-		c->publish = 0;
+		stop_publishing(c);
 		return;
 	}
 	c->report.published++;

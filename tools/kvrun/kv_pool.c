@@ -1,26 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A cache in kvpool: matched blocks are read in place, new ones are written where they stay. */
 #include "tools/kvrun/kvr_kv_pool.h"
+#include "tools/kvrun/kvr_flight.h"
 #include "tools/kvrun/kvr_link.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /*
- * How long a sequence stands still for others before it computes on its own. A claimant that is
- * alive commits its next block far sooner; grants are refilled within a millisecond, but the first
- * one has to wait for a whole extent to be populated.
+ * Grants are refilled within a millisecond, but the first one has to wait for a whole extent to be
+ * populated.
  */
-#define WAIT_CLAIMANT_MS 5000u
-#define WAIT_GRANT_MS    250u
-#define WAIT_FLUSH_MS    5000u
-#define WAIT_EXTENT_MS   2000u
-#define WAIT_WARM_MS     5000u
-#define ARRIVAL_PAUSE_NS 500000
-#define ARRIVAL_PAUSES   40
+#define WAIT_GRANT_MS  250u
+#define WAIT_FLUSH_MS  5000u
+#define WAIT_EXTENT_MS 2000u
+#define WAIT_WARM_MS   5000u
 
 /* One block of the sequence. Exactly one of: payload read in place, grant, private memory. */
 struct slot {
@@ -141,78 +137,17 @@ static int append_private(struct pool_kv *p)
 	return 0;
 }
 
-static int match(struct pool_kv *p, const uint32_t *tokens, uint32_t n, uint32_t flags,
-	struct kvp_prefix **ret_match, struct kvp_prefix_info *ret_info)
-{
-	struct kvp_match_opts opts = {
-		.size = sizeof(opts), .flags = flags, .timeout_ms = WAIT_GRANT_MS
-	};
-	struct kvp_prefix_info info = { .size = sizeof(info) };
-	struct kvp_prefix *m;
-	int r;
-
-	if (!p->opts.reuse_tail)
-		opts.flags |= KVP_MATCH_NO_TAIL;
-	r = kvp_match(p->link.space, tokens, n, &opts, &m);
-	if (r < 0)
-		return r;
-	r = kvp_match_info(m, &info);
-	if (r < 0) {
-		kvp_release(m);
-		return r;
-	}
-	*ret_match = m;
-	*ret_info = info;
-	return 0;
-}
-
-/*
- * Blocks are missing, yet the claim is neither ours nor somebody else's: the next block is there by
- * now, in memory that the library is about to map. That takes it about a millisecond.
- */
-static int arriving(const struct pool_kv *p, uint32_t n, const struct kvp_prefix_info *info)
-{
-	return p->opts.store && p->report.attached && info->n_tokens < n &&
-	       !(info->flags & (KVP_MATCHED_CLAIMED | KVP_MATCHED_PENDING));
-}
-
-/*
- * Single flight: while somebody else computes our next block, follow them. A round that found no
- * more than the one before costs patience, so this ends.
- */
 static int find_prefix(
 	struct pool_kv *p, const uint32_t *tokens, uint32_t n, struct kvp_prefix_info *ret_info)
 {
-	static const struct timespec pause = { .tv_nsec = ARRIVAL_PAUSE_NS };
-	uint32_t flags = p->opts.store ? KVP_MATCH_CLAIM : 0, before;
-	int r = match(p, tokens, n, flags, &p->match, ret_info);
-	int pauses = ARRIVAL_PAUSES, waits = 2;
+	const struct kvr_flight_opts opts = {
+		.space = p->link.space,
+		.flags = p->opts.reuse_tail ? 0 : KVP_MATCH_NO_TAIL,
+		.claim = p->opts.store,
+		.attached = p->report.attached,
+	};
+	int r = kvr_flight_match(&opts, tokens, n, &p->match, &p->claim, ret_info);
 
-	while (r == 0) {
-		if ((ret_info->flags & KVP_MATCHED_PENDING) && waits > 0) {
-			int e = kvp_wait(p->match, WAIT_CLAIMANT_MS);
-
-			if (e < 0 && e != -EAGAIN)
-				break;
-			waits--;
-		} else if (arriving(p, n, ret_info) && pauses > 0) {
-			nanosleep(&pause, NULL);
-			pauses--;
-		} else {
-			break;
-		}
-		before = ret_info->n_blocks;
-		kvp_release(p->match);
-		p->match = NULL;
-		r = match(p, tokens, n, flags, &p->match, ret_info);
-		if (r == 0 && ret_info->n_blocks > before)
-			waits = 2;
-	}
-	if (r == 0 && (ret_info->flags & KVP_MATCHED_CLAIMED)) {
-		p->claim = p->match;
-		p->match = NULL;
-		r = match(p, tokens, n, KVP_MATCH_NO_TOUCH, &p->match, ret_info);
-	}
 	if (r == 0)
 		p->matched = ret_info->n_tokens / p->kv.geom.block_tokens;
 	return r;

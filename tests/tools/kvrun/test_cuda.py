@@ -98,6 +98,23 @@ def wait_behind():
     raise AssertionError(out)
 
 
+def test_single_flight():
+    """Engines with the same new prompt at the same time: one computes it, the others take it where it lies."""
+    folder, prompt = os.environ["KVP_SIM_GPU"], "All at once. " + TEXT
+    # None is through before the last one begins.
+    subprocess.run([CUDADRV, "set", folder, "op:kernel", "sleep", "value=200000", "program=kvrun_sim"], check=True,
+                   stdout=subprocess.DEVNULL)
+    engines = [subprocess.Popen([KVRUN, "--model", MODEL, "--prompt", prompt, "--steps", "6", "--block-tokens", str(SIZE),
+                                 "--json", "--device", "cuda:0"], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    results = [json.loads(e.communicate(timeout=240)[0]) for e in engines]
+    subprocess.run([CUDADRV, "clear", folder], check=True)
+    reused = sorted(r["reused_tokens"] for r in results)
+    assert reused == [0] + 2 * [len(prompt) // SIZE * SIZE], results  # a BOS and the bytes
+    for r in results[1:]:
+        same_bits(r, results[0])
+    same_text(results[0], run("--kvpool", "off", prompt=prompt)[0])
+
+
 def test_lost():
     """A device that faults ends the engine with its error; the next one finds all of it."""
     fault = ["op:kernel", "sticky", "value=700", "skip=20", "times=1", "program=kvrun_sim"]
@@ -130,6 +147,7 @@ def main():
     test_shared(alone)
     test_from_dram(alone)
     if CUDADRV:
+        test_single_flight()
         test_lost()
     subprocess.run([KVCTL, "check"], check=True)
 

@@ -77,6 +77,8 @@ static int attach(struct pool_kv *p)
 								     : KVP_ROPE_INTERLEAVED,
 		.rope_dim = c->head_dim,
 		.rope_theta = c->rope_theta,
+		.floor_k = p->opts.floor[0],
+		.floor_v = p->opts.floor[1],
 	};
 
 	memcpy(desc.weights_digest, &p->model->digest_lo, 8);
@@ -219,12 +221,14 @@ static int take_block(struct pool_kv *p, uint32_t device, uint32_t i)
 	int there = device != KVR_NO_DEVICE &&
 		    kvp_device_payload(p->match, i, device, &payload) == 0 && readable(p, &payload);
 	int r = there ? 0 : kvp_payload(p->match, i, &payload);
+	uint32_t coded;
 
 	if (r == 0 && readable(p, &payload)) {
 		p->report.blocks_read++;
 		p->report.blocks_device += (uint32_t)there;
 		return append(p, (struct slot){ .addr = (void *)(uintptr_t)payload.addr });
 	}
+	coded = r == 0 && payload.codec != 0;
 	r = append_private(p);
 	if (r < 0)
 		return r;
@@ -233,6 +237,7 @@ static int take_block(struct pool_kv *p, uint32_t device, uint32_t i)
 		p->report.blocks_private--;
 		return -ESTALE;
 	}
+	p->report.blocks_coded += coded;
 	return 0;
 }
 

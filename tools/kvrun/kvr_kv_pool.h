@@ -28,6 +28,11 @@ struct kvr_pool_opts {
 	 * (kvp_want()), if that takes no longer.
 	 */
 	uint32_t want_ms;
+	/*
+	 * The floor of the space for keys and for values (struct kvp_space_desc), both 0: none. Blocks that the
+	 * daemon has coded are decoded into private memory.
+	 */
+	uint32_t floor[2];
 };
 
 #define KVR_NO_DEVICE    UINT32_MAX
@@ -38,6 +43,7 @@ struct kvr_pool_report {
 	int attached;           /* the daemon answered at the sequence's start */
 	uint32_t blocks_read;   /* cached blocks read in place, */
 	uint32_t blocks_device; /* of these on the device */
+	uint32_t blocks_coded;  /* cached blocks that were coded, decoded into private memory */
 	uint32_t blocks_slots;  /* blocks computed into slots */
 	uint32_t blocks_private;
 	uint32_t published; /* commits that were accepted */

@@ -36,6 +36,7 @@ struct engine {
 	char codec[2 * KVP_CODEC_NAME_MAX + 1]; /* canonical names of keys' and values' */
 	struct kvr_seq *seq;
 	XXH3_state_t *digest;
+	FILE *logits; /* NULL: nobody asked */
 };
 
 static int say(int exit_status, const char *what)
@@ -48,6 +49,8 @@ static int failed(const struct engine *e, int r)
 {
 	if (e->cuda && kvr_kv_cuda_why(e->cuda)[0])
 		return say(EXIT_FAILED, kvr_kv_cuda_why(e->cuda));
+	if (r == -EIO && e->logits && ferror(e->logits))
+		return say(EXIT_FAILED, "the file of --logits cannot be written");
 	return say(EXIT_FAILED, r == -EIO ? "standard output cannot be written" : strerror(-r));
 }
 
@@ -100,7 +103,7 @@ static int open_native(struct engine *e, const struct kvr_geom *geom)
 {
 	const struct options *o = e->opt;
 	struct kvr_pool_opts pool = { o->socket, o->store, o->reuse_tail,
-		o->codec ? e->codec : NULL, o->device, o->want_ms };
+		o->codec ? e->codec : NULL, o->device, o->want_ms, { o->floor[0], o->floor[1] } };
 	int r;
 
 	/* the model's own scores are wanted, so nothing is read from a cache */
@@ -166,6 +169,13 @@ static int engine_open(const struct options *opt, struct engine *e)
 	int r;
 
 	*e = (struct engine){ .opt = opt };
+	if (opt->logits) {
+		e->logits = fopen(opt->logits, "wb");
+		if (!e->logits) {
+			fprintf(stderr, "kvrun: %s: %s\n", opt->logits, strerror(errno));
+			return EXIT_FAILED;
+		}
+	}
 	if (kvr_model_open(opt->model, &err, &e->model) < 0)
 		return say(EXIT_INPUT, err.text);
 	r = open_tokenizer(e);
@@ -180,6 +190,8 @@ static int engine_open(const struct options *opt, struct engine *e)
 
 static void engine_close(struct engine *e)
 {
+	if (e->logits)
+		fclose(e->logits); /* all of it was flushed with the last result */
 	kvr_seq_free(e->seq);
 	kvr_kv_free(e->kv);
 	XXH3_freeState(e->digest);
@@ -195,10 +207,15 @@ static int is_eos(const struct kvr_config *c, uint32_t token)
 	return 0;
 }
 
-static uint32_t choose(struct engine *e, struct kvr_sampler *s, const float *logits)
+static int choose(struct engine *e, struct kvr_sampler *s, const float *logits, uint32_t *ret_token)
 {
-	XXH3_128bits_update(e->digest, logits, e->model->config.vocab * sizeof(*logits));
-	return kvr_sample(s, logits);
+	uint32_t n = e->model->config.vocab;
+
+	XXH3_128bits_update(e->digest, logits, n * sizeof(*logits));
+	if (e->logits && fwrite(logits, sizeof(*logits), n, e->logits) != n)
+		return -EIO;
+	*ret_token = kvr_sample(s, logits);
+	return 0;
 }
 
 static int emit(struct engine *e, struct result *res, uint32_t prev, uint32_t token)
@@ -232,8 +249,11 @@ static int generate(
 		return r;
 	res->stop = "steps";
 	for (uint32_t i = 0; r == 0 && i < o->steps; i++) {
-		uint32_t token = choose(e, &sampler, logits);
+		uint32_t token;
 
+		r = choose(e, &sampler, logits, &token);
+		if (r < 0)
+			break;
 		if (i == 0) {
 			first = now_ms();
 			res->ttft_ms = first - started;
@@ -276,6 +296,8 @@ static int report(struct engine *e, struct result *res)
 		res->mode = e->opt->coded.mode;
 		kvr_kv_coded_report(e->coded, &res->coded);
 	}
+	if (e->logits && fflush(e->logits) != 0)
+		return -EIO;
 	if (!res->off && !res->pool.attached)
 		fprintf(stderr, "kvrun: running without kvpool: %s\n", res->pool.why);
 	if (e->opt->json)

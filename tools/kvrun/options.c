@@ -51,6 +51,8 @@ static const char usage[] =
 	"  --block-tokens N     16..512 (default 64)\n"
 	"  --kv-dtype f32|f16|bf16\n"
 	"                       of keys and values (default: the model's own)\n"
+	"  --floor NAME         let the daemon code cached blocks down to this codec when memory\n"
+	"                       is short; they are decoded when they are read\n"
 	"  --codec NAME         attend over earlier blocks in this codec: tq4, kivi2-g64, fp8,\n"
 	"                       tq4/tq2 (keys/values), 4bit, ...; see kvbench codecs\n"
 	"  --codec-mode shadow|primary\n"
@@ -59,6 +61,7 @@ static const char usage[] =
 	"  --perplexity FILE    score a text instead of generating\n"
 	"  --window N           tokens scored at a time (default 256)\n"
 	"  --windows N          how many windows (default 16)\n"
+	"  --logits FILE        writes what each token was chosen from: rows of 32-bit floats\n"
 	"  --json               one JSON object per result on standard output\n"
 	"  --help, --version\n"
 	"\n"
@@ -83,11 +86,13 @@ enum {
 	OPT_DEVICE,
 	OPT_BLOCK_TOKENS,
 	OPT_KV_DTYPE,
+	OPT_FLOOR,
 	OPT_CODEC,
 	OPT_CODEC_MODE,
 	OPT_PERPLEXITY,
 	OPT_WINDOW,
 	OPT_WINDOWS,
+	OPT_LOGITS,
 	OPT_JSON,
 	OPT_VERSION,
 };
@@ -111,11 +116,13 @@ static const struct option long_options[] = {
 	{ "device", required_argument, NULL, OPT_DEVICE },
 	{ "block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS },
 	{ "kv-dtype", required_argument, NULL, OPT_KV_DTYPE },
+	{ "floor", required_argument, NULL, OPT_FLOOR },
 	{ "codec", required_argument, NULL, OPT_CODEC },
 	{ "codec-mode", required_argument, NULL, OPT_CODEC_MODE },
 	{ "perplexity", required_argument, NULL, OPT_PERPLEXITY },
 	{ "window", required_argument, NULL, OPT_WINDOW },
 	{ "windows", required_argument, NULL, OPT_WINDOWS },
+	{ "logits", required_argument, NULL, OPT_LOGITS },
 	{ "json", no_argument, NULL, OPT_JSON },
 	{ "help", no_argument, NULL, 'h' },
 	{ "version", no_argument, NULL, OPT_VERSION },
@@ -187,6 +194,15 @@ static int parse_codec(const char *text, struct options *o)
 		       : complain("codec", text,
 				 "a codec, two for keys/values, or a preset: tq4, tq3-nc, fp8, "
 				 "kivi4-g64, tq4/tq2, 4bit, k8v4; docs/formats.md has all");
+}
+
+static int parse_floor(const char *text, struct options *o)
+{
+	/* Which codecs can be a floor is the daemon's affair: it says so when the space is opened. */
+	return kvp_codec_parse_pair(text, &o->floor[0], &o->floor[1]) == 0 &&
+			       (o->floor[0] || o->floor[1])
+		       ? 0
+		       : complain("floor", text, "a codec, or two for keys/values: tq4, tq4/tq2");
 }
 
 static int parse_mode(const char *text, struct options *o)
@@ -291,6 +307,8 @@ static int apply(struct options *o, int opt, const char *arg)
 			"16..512", &o->block_tokens);
 	case OPT_KV_DTYPE:
 		return parse_dtype(arg, o);
+	case OPT_FLOOR:
+		return parse_floor(arg, o);
 	case OPT_CODEC:
 		return parse_codec(arg, o);
 	case OPT_CODEC_MODE:
@@ -302,6 +320,9 @@ static int apply(struct options *o, int opt, const char *arg)
 		return parse_u32("window", arg, 1, 1u << 24, "1..16777216", &o->window);
 	case OPT_WINDOWS:
 		return parse_u32("windows", arg, 1, 1u << 24, "1..16777216", &o->windows);
+	case OPT_LOGITS:
+		o->logits = arg;
+		return 0;
 	default:
 		o->json = 1;
 		return 0;
@@ -321,6 +342,23 @@ static int check_remat(const struct options *o)
 		fprintf(stderr,
 			"kvrun: --want-ms is about cached blocks in the CPU's memory: leave "
 			"out --kvpool off, --perplexity and --device cuda:N\n");
+		return -EINVAL;
+	}
+	return 0;
+}
+
+/* Blocks of a space with a floor are decoded into this process' own memory, and attended there natively. */
+static int check_floor(const struct options *o)
+{
+	if ((o->floor[0] || o->floor[1]) && (o->off || o->perplexity || o->cuda || o->codec)) {
+		fprintf(stderr,
+			"kvrun: --floor is about cached blocks in the CPU's memory: leave out "
+			"--kvpool off, --perplexity, --codec and --device cuda:N\n");
+		return -EINVAL;
+	}
+	if (o->logits && o->perplexity) {
+		fprintf(stderr, "kvrun: --logits is about tokens that are generated: leave out "
+				"--perplexity\n");
 		return -EINVAL;
 	}
 	return 0;
@@ -351,7 +389,7 @@ static int check(const struct options *o)
 				"--perplexity or --serve-remat\n");
 		return -EINVAL;
 	}
-	return check_remat(o);
+	return check_floor(o) < 0 ? -EINVAL : check_remat(o);
 }
 
 int options_parse(int argc, char **argv, struct options *ret_options, int *ret_exit)

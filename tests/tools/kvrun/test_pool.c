@@ -58,7 +58,7 @@ static uint32_t want_ms;                /* for which they have others compute */
 static struct kvr_kv *pool(int store, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL, device, want_ms };
+	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL, device, want_ms, { 0 } };
 	struct kvr_kv *kv;
 
 	assert_int_equal(kvr_kv_pool_new(model, &geom, &opts, &kv), 0);
@@ -312,7 +312,8 @@ static void tails_are_reused_on_request(void **unused)
 static struct kvr_kv *coded_pool(const char *codec, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_pool_opts pool_opts = { "/nowhere", 1, reuse_tail, codec, KVR_NO_DEVICE, 0 };
+	struct kvr_pool_opts pool_opts = { "/nowhere", 1, reuse_tail, codec, KVR_NO_DEVICE, 0,
+		{ 0 } };
 	struct kvr_coded_opts opts = { .mode = KVR_SHADOW };
 	struct kvr_kv *native, *kv;
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kvrun says of blocks that were coded, and tools/demo --tiers: $KVPOOLD, $KVRUN, $KVCTL, $ROOT, $BUILD."""
+import array
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import Daemon, wait_for  # noqa: E402
+
+KVRUN, KVCTL, ROOT = os.environ["KVRUN"], os.environ["KVCTL"], os.environ["ROOT"]
+MODEL = os.path.join(ROOT, "share/models/bytes-4m")
+T = 64
+with open(os.path.join(ROOT, "share/demo/handbook.txt"), encoding="utf-8") as f:
+    PROMPT = f.read()[:5 * T - 20]
+STEPS = 2
+
+
+def probabilities(logits):
+    most = max(logits)
+    e = [math.exp(x - most) for x in logits]
+    return [x / sum(e) for x in e]
+
+
+def kvrun(where, *more):
+    """Its report, and the distributions that the new tokens were chosen from."""
+    with tempfile.NamedTemporaryFile() as logits:
+        r = subprocess.run([KVRUN, "--model", MODEL, "--prompt", PROMPT, "--steps", str(STEPS), "--json", "--kvpool",
+                            where, "--logits", logits.name, *more], capture_output=True, timeout=120)
+        assert r.returncode == 0, r.stderr.decode()
+        rows = array.array("f")
+        rows.frombytes(logits.read())
+    n = len(rows) // STEPS
+    return json.loads(r.stdout), [probabilities(rows[i * n:(i + 1) * n]) for i in range(STEPS)]
+
+
+class Floor(unittest.TestCase):
+    def test_coded_blocks_are_decoded(self):
+        off, native = kvrun("off")
+        self.assertEqual([p.index(max(p)) for p in native], off["tokens"])
+        with Daemon({"defaults": {"precision": "budget", "budget": 0.15}}) as d:
+            def spaces():
+                r = subprocess.run([KVCTL, "--socket", d.socket, "--json", "spaces"], stdout=subprocess.PIPE,
+                                   check=True, timeout=60)
+                return {s["floor"]: s for s in json.loads(r.stdout)["spaces"]}
+
+            cold, same = kvrun(d.socket, "--floor", "tq2")
+            self.assertEqual((cold["reused_tokens"], cold["blocks"]["coded"]), (0, 0))
+            self.assertEqual((cold["logits_xxh3"], same), (off["logits_xxh3"], native))
+            wait_for(lambda: spaces()["tq2/tq2"]["coded_blocks"] == 4)
+            warm, coded = kvrun(d.socket, "--floor", "tq2/tq2", "--no-store")
+            self.assertEqual((warm["reused_tokens"], warm["blocks"]["coded"], warm["blocks"]["read"]), (4 * T, 4, 0))
+            self.assertNotEqual(warm["logits_xxh3"], off["logits_xxh3"])
+            kl = sum(p * math.log(p / q) for p, q in zip(native[0], coded[0]))
+            self.assertTrue(0 < kl < .1, kl)
+            # Whoever is exact, or accepts less, meets none of them.
+            for floor in ((), ("--floor", "tq4")):
+                other, _ = kvrun(d.socket, *floor)
+                self.assertEqual((other["reused_tokens"], other["logits_xxh3"]), (0, off["logits_xxh3"]))
+
+    def test_command_line(self):
+        for wrong, says in ((("--floor", "x"), b"a codec"), (("--floor", "0"), b"a codec"),
+                            (("--floor", "tq4", "--kvpool", "off"), b"leave out"),
+                            (("--floor", "tq4", "--codec", "tq4"), b"leave out")):
+            r = subprocess.run([KVRUN, "--model", MODEL, "--prompt", "x", *wrong], capture_output=True, timeout=60)
+            self.assertEqual(r.returncode, 2, wrong)
+            self.assertIn(says, r.stderr)
+        for wrong, says in (("/nowhere/x", b"No such file"), ("/dev/full", b"--logits cannot be written")):
+            r = subprocess.run([KVRUN, "--model", MODEL, "--prompt", "x", "--steps", "1", "--kvpool", "off", "--logits",
+                                wrong], capture_output=True, timeout=60)
+            self.assertEqual(r.returncode, 1, wrong)
+            self.assertIn(says, r.stderr)
+
+
+class Demo(unittest.TestCase):
+    """The smallest one; it says itself whether all tokens are accounted for, and whether all is as it should be."""
+
+    def test_rows(self):
+        r = subprocess.run([sys.executable, os.path.join(ROOT, "tools/demo_tiers.py"), os.environ["BUILD"], "--json",
+                            "--prompts", "3"], cwd=ROOT, stdout=subprocess.PIPE, timeout=240)
+        self.assertEqual(r.returncode, 0)
+        rows = json.loads(r.stdout)["engines"]
+        self.assertEqual([e["name"] for e in rows], ["off", "exact", "vram", "tq4", "tq2", "recomputed"])
+        self.assertEqual([e["floor"] for e in rows], ["exact"] * 3 + ["tq4", "tq2", "exact"])
+        tokens = [k + "_tokens" for k in ("vram", "native", "coded", "recomputed", "computed")]
+        for e in rows:
+            self.assertEqual(set(e), {"name", "floor", "ttft_ms", "identical", "mean_kl", *tokens})
+            self.assertEqual(sum(e[k] for k in tokens), sum(rows[0][k] for k in tokens))
+            self.assertGreater(e["ttft_ms"], 0)
+            if e["floor"] == "exact":
+                self.assertEqual((e["identical"], e["mean_kl"], e["coded_tokens"]), (True, 0, 0), e)
+            self.assertTrue(e["identical"] or e["coded_tokens"], e)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -25,6 +25,8 @@
 #define FIRST_ARENA (UINT64_C(8) << 20)
 #define FIRST_SLOTS 16u
 
+#define NURSERY_PART 16u /* of the share is for arenas where blocks may be coded */
+
 #define EXTENTS 16u /* of one share, at least, if slots are not larger */
 
 #define ARENAS_THERE 4u /* of one session on a device, at least, if slots are not larger */
@@ -117,15 +119,34 @@ void kvpd_arena_counts(const struct kvpd_extent *x, bool more)
 	s->tenant->part[medium - 1].owners -= !more && !*there;
 }
 
+/*
+ * What one of so many sessions may have of it. A slot of an arena is a native one, and what is new goes there: where
+ * older blocks are coded, arenas beyond what clients need to write into would be the largest part of what is not.
+ */
+static uint64_t arena_most(const struct kvpd_tenant *t, uint64_t slot_bytes, uint32_t sessions)
+{
+	uint64_t nursery = data_bytes(t) / NURSERY_PART / (sessions ? sessions : 1);
+
+	if (!t->precision.floors)
+		return t->limits.arena;
+	if (nursery < FIRST_ARENA)
+		nursery = FIRST_ARENA;
+	if (nursery < FIRST_SLOTS * slot_bytes)
+		nursery = FIRST_SLOTS * slot_bytes;
+	return nursery < t->limits.arena ? nursery : t->limits.arena;
+}
+
 /* Sessions with an arena or in want of one share what arenas may take in all. */
 static uint64_t arena_cap(const struct kvpd_session *s, uint64_t slot_bytes)
 {
 	const struct kvpd_tenant *t = s->tenant;
 	uint64_t one = kvpd_pool_round(t->ledger, slot_bytes);
-	uint64_t cap = arena_total(t, slot_bytes) / (t->n_growing + !s->growing);
+	uint32_t sessions = t->n_growing + !s->growing;
+	uint64_t cap = arena_total(t, slot_bytes) / sessions;
+	uint64_t most = arena_most(t, slot_bytes, sessions);
 
-	if (cap > t->limits.arena)
-		cap = t->limits.arena;
+	if (cap > most)
+		cap = most;
 	return cap < one ? one : cap;
 }
 
@@ -135,9 +156,10 @@ static uint64_t arena_cap(const struct kvpd_session *s, uint64_t slot_bytes)
 static uint64_t vault_room(const struct kvpd_tenant *t, const struct kvpd_class *c)
 {
 	uint64_t keep = arena_total(t, c->slot_bytes), left = room(t);
+	uint64_t most = arena_most(t, c->slot_bytes, 1);
 
-	if (keep > t->limits.arena)
-		keep = t->limits.arena;
+	if (keep > most)
+		keep = most;
 	keep = keep > t->arena_bytes ? keep - t->arena_bytes : 0;
 	keep += kvpd_precision_keep(t, c, kvpd_pool_round(t->ledger, extent_wish(t)));
 	return left > keep ? left - keep : 0;

@@ -113,6 +113,43 @@ static void precision_goes_before_blocks(void **state)
 	dp_stop(&w);
 }
 
+/*
+ * An arena's slots are native ones, so a client of a space with a floor gets fewer: what it put lies in the
+ * vault, where it can be coded, and nothing of it is coded or lost as long as there is room.
+ */
+static void arenas_are_small_where_blocks_may_be_coded(void **state)
+{
+	const char *const floor[] = { NULL, "tq4" };
+	uint64_t arena[2];
+
+	(void)state;
+	for (uint32_t i = 0; i < 2; i++) {
+		struct kvp_space_canon canon = coded_model("m", floor[i]);
+		struct kvpd_limits limits;
+		struct dp_client *c;
+		struct dp_world w;
+		struct seen seen;
+		uint32_t space;
+
+		dp_defaults(&w, &limits);
+		limits.share = 80 * MIB;
+		limits.max_blocks = 4096;
+		limits.recipe_tokens = 4096 * T;
+		dp_start(&w, &limits);
+		c = dp_attach(&w, w.tenant);
+		space = coded_open(c, &canon);
+		coded_put_many(c, space, 0, 2000);
+		seen = coded_look(c, space, &canon, 0, 2000);
+		assert_int_equal(seen.width[0], 2000);
+		arena[i] = dp_figure(&w, "arena_bytes");
+		assert_int_equal(dp_figure(&w, "coded_total"), 0);
+		dp_check(&w);
+		dp_stop(&w);
+	}
+	assert_true(arena[0] > 16 * MIB);
+	assert_true(arena[1] <= 8 * MIB);
+}
+
 /* As long as there is room nothing is lost, and what nobody adds to stays as it is. */
 static void constant_load_changes_nothing(void **state)
 {
@@ -276,6 +313,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(precision_goes_before_blocks),
+		cmocka_unit_test(arenas_are_small_where_blocks_may_be_coded),
 		cmocka_unit_test(each_space_says_what_it_holds),
 		cmocka_unit_test(constant_load_changes_nothing),
 		cmocka_unit_test(exact_spaces_stay_exact),

@@ -27,7 +27,7 @@ MAY = {
     "tools/kvrun": [r"kernels/(cuda/)?kvp_\w+\.h", r"gpu/kvp_\w+\.h", r"libclient/kvpool_cuda\.h"],
     "tools/kvbench": [r"kernels/kvp_\w+\.h", r"policy/kvp_\w+\.h", r"shm/kvp_\w+\.h", r"daemon/device/device\.h",
                       r"gpu/kvp_\w+\.h"],
-    "tools/kvreplay": [r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],
+    "tools/kvreplay": [r"kernels/kvp_codec\.h", r"policy/kvp_\w+\.h", r"shm/kvp_types\.h"],
     "examples": [r"libclient/kvpool\.h", r"kernels/kvp_\w+\.h"],
     "examples/llama": [r"(blob|pool)\.h"],  # a user compiles it from its own folder
 }

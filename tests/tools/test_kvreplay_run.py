@@ -33,6 +33,25 @@ def simulated(trace, capacity, policy):
     return json.loads(done.stdout)["results"][0]["hit_ratio"]
 
 
+def coded(trace):
+    """Room for the bytes of 1,000 native blocks of 32 KiB: more are held, and what is found is what the codec makes."""
+    done = subprocess.run(
+        [KVREPLAY, "run", "--trace", trace, "--format", "mooncake", "--capacity", "1000", "--dim", "16",
+         "--floor", "tq4/tq2", "--policy", "hazard", "--requests", "1000", "--clients", "2", "--json"],
+        stdout=subprocess.PIPE, check=True)
+    r = json.loads(done.stdout)
+    print(f"tq4/tq2: {r['held_blocks']} blocks in {r['held_bytes']} of {r['room_bytes']} bytes, "
+          f"{r['coded_verified']} of {r['verified']} hits coded")
+    assert r["corrupt"] == r["failed"] == r["refused"] == r["unleased"] == 0, r
+    assert r["room_bytes"] == 1000 * r["block_bytes"] == 1000 * 512 * 16 * 4, r
+    assert r["held_bytes"] <= r["room_bytes"] and r["held_blocks"] > 1500, r
+    assert r["coded_verified"] > r["verified"] / 10, r
+    for args in ["--floor", "tq4", "--dim", "4"], ["--floor", "tq5"], \
+            ["--floor", "tq4", "--dim", "16", "--device", "host"]:
+        assert subprocess.run([KVREPLAY, "run", "--trace", trace, "--format", "mooncake", *args],
+                              stderr=subprocess.PIPE).returncode == 2, args
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         trace = os.path.join(folder, "trace")
@@ -57,6 +76,7 @@ def main():
                 assert real["evictions"] > 0
                 assert abs(real["hit_ratio"] - should) < .01, (policy, capacity)
         replay(trace, 5000, "--policy", "hazard", "--clients", "4")
+        coded(trace)
         # On a device: as much hits there as in a cache of its size alone, and no less in all.
         alone, small = replay(trace, 5000), replay(trace, 500)
         both = replay(trace, 5000, "--device", "host", "--vram-blocks", "500")

@@ -16,8 +16,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "libclient/kvpool.h"
+#include <jansson.h>
+
+#include "kernels/kvp_codec.h"
+#include "libclient/kvpool_admin.h"
 #include "tools/common/kvt_daemon.h"
+#include "tools/kvreplay/content.h"
 #include "tools/kvreplay/kvreplay.h"
 #include "tools/kvreplay/trace.h"
 
@@ -37,6 +41,8 @@ struct options {
 	uint32_t limit;
 	bool device;
 	uint32_t vram_blocks; /* that the device holds */
+	const char *floor;    /* NULL: the space is exact; else of */
+	uint32_t floor_k, floor_v;
 	bool advisor;
 	bool json;
 };
@@ -48,6 +54,7 @@ struct tally {
 	uint64_t blocks, hit_blocks, whole_blocks; /* whole_blocks: hits of the whole ones */
 	uint64_t tokens, hit_tokens, tail_tokens;
 	uint64_t verified, corrupt;
+	uint64_t coded; /* of those that were verified */
 	uint64_t vram_hit_blocks, warmed, unwarmed;
 	uint64_t stored, duplicates, refused, unleased, failed;
 };
@@ -66,6 +73,7 @@ struct run {
 	char socket[160];
 	uint32_t block_tokens;
 	uint64_t block_bytes;
+	uint64_t room_bytes; /* with a floor: of the private daemon's share, what is not metadata */
 };
 
 struct client {
@@ -73,6 +81,7 @@ struct client {
 	struct tally *tally;
 	struct kvp_client *kvp;
 	struct kvp_space *space;
+	struct content *content;
 	uint32_t *tokens;
 	struct kvp_digest *keys;
 	uint32_t max_blocks;
@@ -85,21 +94,6 @@ static uint64_t mix(uint64_t x)
 	x ^= x >> 27;
 	x *= UINT64_C(0x94d049bb133111eb);
 	return x ^ x >> 31;
-}
-
-static void derive(struct kvp_digest key, uint64_t *out, uint64_t words)
-{
-	for (uint64_t i = 0; i < words; i++)
-		out[i] = mix(key.lo + i * UINT64_C(0x9e3779b97f4a7c15)) ^ key.hi;
-}
-
-static bool derived(struct kvp_digest key, const uint64_t *have, uint64_t words)
-{
-	uint64_t diff = 0;
-
-	for (uint64_t i = 0; i < words; i++)
-		diff |= have[i] ^ mix(key.lo + i * UINT64_C(0x9e3779b97f4a7c15)) ^ key.hi;
-	return !diff;
 }
 
 /* The prompt of a request: token ids from block ids, or the bytes of its text. */
@@ -129,8 +123,10 @@ static void verify(struct client *c, const struct kvp_prefix *m, const struct kv
 		int r = kvp_payload(m, i, &p);
 
 		c->tally->verified++;
-		if (r < 0 || !p.addr || p.bytes != c->run->block_bytes ||
-			!derived(c->keys[i], p.addr, p.bytes / 8))
+		c->tally->coded += r == 0 && p.codec;
+		if (r < 0 || !p.addr ||
+			!(p.codec ? content_is_coded(c->content, c->keys[i], m, i)
+				  : content_is(c->content, c->keys[i], p.addr, p.bytes)))
 			c->tally->corrupt++;
 	}
 }
@@ -147,7 +143,7 @@ static uint32_t verify_there(
 		if (kvp_device_payload(m, i, 0, &p) < 0)
 			break;
 		c->tally->verified++;
-		if (p.bytes != c->run->block_bytes || !derived(c->keys[i], p.addr, p.bytes / 8))
+		if (!content_is(c->content, c->keys[i], p.addr, p.bytes))
 			c->tally->corrupt++;
 	}
 	return i;
@@ -194,7 +190,7 @@ static int store(struct client *c, struct kvp_prefix *m, uint32_t from, uint32_t
 		r = kvp_reserve(c->space, RESERVE_TIMEOUT_MS, NULL, &g);
 		if (r < 0)
 			break;
-		derive(c->keys[b], kvp_grant_addr(g), c->run->block_bytes / 8);
+		content_write(c->content, c->keys[b], kvp_grant_addr(g));
 		r = kvp_commit(g, parent, c->tokens + (size_t)b * bt, count, NULL, 0);
 		if (r < 0) {
 			kvp_grant_release(g);
@@ -306,7 +302,9 @@ static int open_space(struct client *c, char *why, size_t bytes)
 		.layout = KVP_LAYOUT_LCND,
 		.block_tokens = c->run->block_tokens,
 		.n_layers = 1,
-		.layers = &layer };
+		.layers = &layer,
+		.floor_k = c->run->o->floor_k,
+		.floor_v = c->run->o->floor_v };
 	int r = kvp_open(&open_opts, &c->kvp);
 
 	return r < 0 ? r : kvp_space_open(c->kvp, &desc, KVP_DEFAULT_TIMEOUT, &c->space);
@@ -347,7 +345,8 @@ static int client_main(const struct run *run, uint32_t number)
 	c.max_blocks = (uint32_t)(most / run->block_tokens + 1);
 	c.tokens = malloc((most + 1) * sizeof(*c.tokens));
 	c.keys = malloc(c.max_blocks * sizeof(*c.keys));
-	if (!c.tokens || !c.keys) {
+	if (!c.tokens || !c.keys ||
+		content_new(run->block_tokens, run->o->dim, run->o->floor, &c.content) < 0) {
 		fprintf(stderr, "kvreplay: no memory for a prompt of %" PRIu64 " tokens\n", most);
 		return 1;
 	}
@@ -363,6 +362,7 @@ static int client_main(const struct run *run, uint32_t number)
 		replay_requests(&c);
 	kvp_space_close(c.space);
 	kvp_close(c.kvp);
+	content_free(c.content);
 	free(c.tokens);
 	free(c.keys);
 	return 0;
@@ -415,18 +415,18 @@ static unsigned run_clients(const struct run *run)
 	return bad;
 }
 
-/* The tenant's count of evictions. Needs a client, since the trace's own have gone. */
-static uint64_t evictions(const struct run *run)
+/* The tenant's counts in the end. Needs a client, since the trace's own have gone. */
+static struct kvp_counters tenant_counts(const struct run *run)
 {
 	struct kvp_open_opts opts = { .size = sizeof(opts), .socket = run->socket };
 	struct kvp_counters stats = { .size = sizeof(stats) };
 	struct kvp_client *c;
 
 	if (kvp_open(&opts, &c) < 0)
-		return 0;
+		return stats;
 	kvp_stats(c, &stats);
 	kvp_close(c);
-	return stats.evictions;
+	return stats;
 }
 
 static double ratio(uint64_t a, uint64_t b)
@@ -434,7 +434,8 @@ static double ratio(uint64_t a, uint64_t b)
 	return b ? (double)a / (double)b : 0;
 }
 
-static void report(const struct run *run, const struct tally *t, uint64_t evicted, double took)
+static void report(const struct run *run, const struct tally *t, const struct kvp_counters *tenant,
+	double took)
 {
 	const struct options *o = run->o;
 
@@ -452,12 +453,18 @@ static void report(const struct run *run, const struct tally *t, uint64_t evicte
 			t->whole_blocks, ratio(t->hit_blocks, t->blocks),
 			ratio(t->hit_tokens, t->tokens), ratio(t->tail_tokens, t->tokens),
 			t->verified, t->corrupt, t->stored, t->duplicates, t->refused, t->failed,
-			t->unleased, evicted, took);
+			t->unleased, tenant->evictions, took);
 		if (o->device)
 			printf(",\"vram_blocks\":%u,\"vram_hit_ratio\":%.4f,\"warmed\":%" PRIu64
 			       ",\"unwarmed\":%" PRIu64,
 				o->vram_blocks, ratio(t->vram_hit_blocks, t->blocks), t->warmed,
 				t->unwarmed);
+		if (o->floor)
+			printf(",\"floor\":\"%s\",\"block_bytes\":%" PRIu64
+			       ",\"room_bytes\":%" PRIu64 ",\"coded_verified\":%" PRIu64
+			       ",\"held_blocks\":%" PRIu64 ",\"held_bytes\":%" PRIu64,
+				o->floor, run->block_bytes, run->room_bytes, t->coded,
+				tenant->blocks, tenant->payload_bytes);
 		puts("}");
 		return;
 	}
@@ -479,14 +486,19 @@ static void report(const struct run *run, const struct tally *t, uint64_t evicte
 			t->unwarmed);
 	printf("  hits verified         %" PRIu64 ", corrupt %" PRIu64 "\n", t->verified,
 		t->corrupt);
+	if (o->floor)
+		printf("  of them coded         %" PRIu64 "  (%s); in the end %" PRIu64
+		       " blocks in %" PRIu64 " bytes of %" PRIu64 "\n",
+			t->coded, o->floor, tenant->blocks, tenant->payload_bytes, run->room_bytes);
 	printf("  stored %" PRIu64 ", evicted %" PRIu64 ", refused %" PRIu64 ", failed %" PRIu64
 	       "\n",
-		t->stored, evicted, t->refused, t->failed);
+		t->stored, tenant->evictions, t->refused, t->failed);
 }
 
 static int replay(struct run *run)
 {
 	struct tally sum = { 0 };
+	struct kvp_counters tenant;
 	double began = seconds();
 	unsigned bad = run_clients(run);
 	double took = seconds() - began;
@@ -508,16 +520,94 @@ static int replay(struct run *run)
 		sum.warmed += t->warmed;
 		sum.unwarmed += t->unwarmed;
 		sum.corrupt += t->corrupt;
+		sum.coded += t->coded;
 		sum.stored += t->stored;
 		sum.duplicates += t->duplicates;
 		sum.refused += t->refused;
 		sum.unleased += t->unleased;
 		sum.failed += t->failed;
 	}
-	report(run, &sum, evictions(run), took);
+	tenant = tenant_counts(run);
+	report(run, &sum, &tenant, took);
 	if (bad)
 		fprintf(stderr, "kvreplay: %u clients ended early\n", bad);
 	return bad || sum.corrupt || sum.failed ? 1 : 0;
+}
+
+/* Bytes of the tenant's metadata in this daemon. */
+static int ask_metadata(const char *socket, uint64_t *ret_bytes)
+{
+	struct kvp_open_opts opts = {
+		.size = sizeof(opts), .socket = socket, .default_timeout_ms = 30000
+	};
+	struct kvp_client *c = NULL; /* without one there is no tenant */
+	struct kvp_admin *admin = NULL;
+	json_t *answer = NULL, *bytes;
+	char *text = NULL;
+	int r = kvp_open(&opts, &c);
+
+	if (r == 0)
+		r = kvp_admin_open(&opts, &admin);
+	if (r == 0)
+		r = kvp_admin_request(admin, "{\"verb\":\"tenants\"}", 30000, 0, &text);
+	if (r >= 0)
+		answer = json_loads(text, 0, NULL);
+	bytes = json_object_get(
+		json_array_get(json_object_get(answer, "tenants"), 0), "metadata_bytes");
+	if (r >= 0)
+		r = json_is_integer(bytes) ? 0 : -EBADMSG;
+	if (r == 0)
+		*ret_bytes = (uint64_t)json_integer_value(bytes);
+	json_decref(answer);
+	free(text);
+	kvp_admin_close(admin);
+	kvp_close(c);
+	return r;
+}
+
+/*
+ * A floor: room for the bytes of so many native blocks, whatever they are coded to, and nothing more. The daemon
+ * says what its metadata takes; with a share of so much and those bytes it is started again.
+ */
+static int limit_bytes(struct run *run, struct kvt_daemon_opts *opts)
+{
+	struct kvt_daemon d = { 0 };
+	uint64_t metadata;
+	char error[1500];
+	int r = kvt_daemon_start(opts, &d, error, sizeof(error));
+
+	if (r < 0) {
+		fprintf(stderr, "kvreplay: %s\n", error);
+		return r;
+	}
+	r = ask_metadata(d.socket, &metadata);
+	kvt_daemon_stop(&d);
+	if (r < 0) {
+		fprintf(stderr, "kvreplay: cannot ask the daemon for its metadata: %s\n",
+			strerror(-r));
+		return r;
+	}
+	run->room_bytes = run->o->capacity * run->block_bytes;
+	opts->share = metadata + run->room_bytes;
+	return 0;
+}
+
+/* Blocks that fit the bytes of so many native ones, if all are at the floor. */
+static uint32_t most_blocks(const struct run *run)
+{
+	const uint32_t codec[2] = { run->o->floor_k, run->o->floor_v };
+	uint64_t coded = 0, n;
+
+	for (uint32_t kind = 0; kind < 2; kind++) {
+		struct kvp_plane p = { run->block_tokens, 1, run->o->dim, KVP_DTYPE_F16, kind };
+		size_t bytes = 0;
+
+		if (kvp_plane_bytes(codec[kind], &p, &bytes) == 0)
+			coded += (bytes + 63) / 64 * 64;
+	}
+	n = coded && coded < run->block_bytes ? run->o->capacity * run->block_bytes / coded
+					      : run->o->capacity;
+	return n < UINT32_C(1) << 28 ? (uint32_t)n : UINT32_C(1) << 28;
 }
 
 static int with_daemon(struct run *run)
@@ -525,29 +615,37 @@ static int with_daemon(struct run *run)
 	const struct options *o = run->o;
 	/* Room for the blocks, their slots' padding, grants ahead and the catalog. */
 	uint64_t slots = (uint64_t)o->capacity + o->clients * 160u + 1024;
+	uint32_t blocks = o->floor ? most_blocks(run) : o->capacity;
 	struct kvt_daemon_opts opts = {
 		.share = slots * (run->block_bytes + 64 + run->block_tokens * 4 + 512) * 3 / 2 +
 			 (UINT64_C(256) << 20),
-		.max_blocks = o->capacity,
-		.recipe_tokens = (uint64_t)o->capacity * run->block_tokens,
+		.max_blocks = blocks,
+		.recipe_tokens = (uint64_t)blocks * run->block_tokens,
 		.policy = o->policy,
 		.max_sessions = o->clients + 8,
-		.more = o->advisor ? "advisor: true\n" : NULL,
 	};
 	struct kvt_daemon d = { 0 };
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-	char error[1500];
+	char error[1500], more[96];
 	int r;
 
 	if (o->socket) {
 		snprintf(run->socket, sizeof(run->socket), "%s", o->socket);
 		return replay(run);
 	}
+	snprintf(more, sizeof(more), "admin_group: \"%u\"\n%s", (unsigned)getegid(),
+		o->advisor ? "advisor: true\n" : "");
+	opts.more = more;
 	if (o->device) {
 		/* Segments that are not larger than they have to be: no slot too many. */
 		opts.device_segment = (run->block_bytes + page - 1) / page * page;
 		opts.device_segment *= (o->vram_blocks + SEGMENTS - 1) / SEGMENTS;
 		opts.device_bytes = opts.device_segment * SEGMENTS;
+	}
+	if (o->floor) {
+		opts.share += (uint64_t)blocks * (run->block_tokens * 4 + 1024);
+		if (limit_bytes(run, &opts) < 0)
+			return 1;
 	}
 	if (kvt_daemon_start(&opts, &d, error, sizeof(error)) < 0) {
 		fprintf(stderr, "kvreplay: %s\n", error);
@@ -577,6 +675,12 @@ static void usage(FILE *f)
 	      "  --dim N             channels of the one key and value head: bytes of a payload "
 	      "are\n"
 	      "                      4 * N * block tokens (default 4, at most 1024)\n"
+	      "  --floor CODEC       blocks may be coded down to it (tq4, tq4/tq2, ...; needs "
+	      "--dim 8 or\n"
+	      "                      more): payloads are numbers, there is room for the bytes of "
+	      "--capacity\n"
+	      "                      native blocks, and coded hits are compared with the codec's "
+	      "own result\n"
 	      "  --requests N        only the first N requests\n"
 	      "  --socket PATH       use the daemon there instead of a private one\n"
 	      "  --json              one JSON object on stdout\n"
@@ -612,6 +716,7 @@ static int parse(int argc, char **argv, struct options *o)
 		{ "clients", required_argument, NULL, 'n' },
 		{ "block-tokens", required_argument, NULL, 'b' },
 		{ "dim", required_argument, NULL, 'd' },
+		{ "floor", required_argument, NULL, 'F' },
 		{ "requests", required_argument, NULL, 'r' },
 		{ "socket", required_argument, NULL, 's' },
 		{ "device", required_argument, NULL, 'D' },
@@ -667,6 +772,12 @@ static int parse(int argc, char **argv, struct options *o)
 		case 'r':
 			r = number("--requests", optarg, 1, UINT32_MAX, &o->limit);
 			break;
+		case 'F':
+			o->floor = optarg;
+			r = kvp_codec_parse_pair(optarg, &o->floor_k, &o->floor_v);
+			if (r < 0)
+				fprintf(stderr, "kvreplay: no codec is called %s\n", optarg);
+			break;
 		case 'f':
 			have_format = true;
 			r = trace_format_parse(optarg, &o->format);
@@ -687,6 +798,11 @@ static int parse(int argc, char **argv, struct options *o)
 	if (!o->trace || !have_format || optind != argc || o->format == TRACE_ORACLE) {
 		fprintf(stderr, "kvreplay: run needs --trace and --format mooncake or agent\n");
 		usage(stderr);
+		return -1;
+	}
+	if (o->floor && (o->device || o->dim < 8)) {
+		fprintf(stderr,
+			"kvreplay: --floor goes with --dim of 8 or more, and with no --device\n");
 		return -1;
 	}
 	return 0;

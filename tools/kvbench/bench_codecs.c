@@ -226,6 +226,18 @@ static int measure_speed(const struct kvp_kernels *k, const uint32_t codec[2], u
 	return 0;
 }
 
+int kbench_encode_speed(
+	const struct kvp_kernels *k, const uint32_t codec[2], uint32_t dim, double *ret_speed)
+{
+	const struct kvp_calib none = { 0 };
+	struct speed s = { 0 };
+	int r = measure_speed(k, codec, dim, &none, &s);
+
+	if (r == 0)
+		*ret_speed = s.encode;
+	return r;
+}
+
 /*
  * What the error must be within TOLERANCE of, at head_dim 64 (0: not known) and 128: figures of an
  * independent implementation. bits: 4^-bits is what no code of so many bits per element undercuts,

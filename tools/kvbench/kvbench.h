@@ -16,6 +16,7 @@ int kvbench_fairness(int argc, char **argv);
 int kvbench_hotpath(int argc, char **argv);
 int kvbench_lossless(int argc, char **argv);
 int kvbench_policy(int argc, char **argv);
+int kvbench_precision(int argc, char **argv);
 int kvbench_put(int argc, char **argv);
 int kvbench_quality(int argc, char **argv);
 int kvbench_scale(int argc, char **argv);

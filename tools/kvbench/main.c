@@ -25,6 +25,8 @@ static const struct {
 	{ "hotpath", "match, lease and release, proven to make no system call", kvbench_hotpath },
 	{ "lossless", "the codec that keeps every bit, beside zstd", kvbench_lossless },
 	{ "policy", "cost of eviction decisions, and memory for them", kvbench_policy },
+	{ "precision", "blocks coded anew by the daemon, and a client beside it",
+		kvbench_precision },
 	{ "put", "storing blocks, against memcpy", kvbench_put },
 	{ "quality", "a real model with its KV held in a codec", kvbench_quality },
 	{ "scale", "1 to 1,000 attached clients", kvbench_scale },

@@ -343,6 +343,109 @@ static void steps_compose(void **s)
 	kvp_kernels_free(k);
 }
 
+static double number(uint32_t dtype, const uint8_t *at)
+{
+	uint32_t word = 0;
+	float f;
+
+	if (dtype != KVP_DTYPE_F16) {
+		uint8_t *to = (uint8_t *)&word + (dtype == KVP_DTYPE_BF16 ? 2 : 0);
+
+		memcpy(to, at, kvp_dtype_bytes(dtype));
+		memcpy(&f, &word, sizeof(f));
+		return (double)f;
+	}
+	memcpy(&word, at, 2);
+	if ((word & 0x7c00) == 0x7c00)
+		return NAN;
+	return (word & 0x8000 ? -1 : 1) *
+	       (word & 0x7c00 ? ldexp(1024 + (word & 1023), (int)(word >> 10 & 31) - 25)
+			      : ldexp(word & 1023, -24));
+}
+
+/* The definition, number by number. */
+static double error_of(uint32_t dtype, const uint8_t *x, const uint8_t *y, uint32_t n)
+{
+	double lost = 0, all = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		double a = number(dtype, x + (size_t)i * kvp_dtype_bytes(dtype));
+		double b = number(dtype, y + (size_t)i * kvp_dtype_bytes(dtype));
+
+		if (!isfinite(a))
+			continue;
+		lost += (a - b) * (a - b);
+		all += a * a;
+	}
+	return lost / all;
+}
+
+/* All dtypes; numbers of which some are not finite, and magnitudes whose squares no float holds. */
+static void errors_are_as_defined(void **s)
+{
+	static const int power[] = { 0, 80, -80 };
+	struct kvp_space_canon c = { .version = 1,
+		.layout = KVP_LAYOUT_NCLD,
+		.block_tokens = 16,
+		.n_layers = 1,
+		.layers = { { .kv_heads = 1, .k_dim = 72, .v_dim = 72 } } };
+	static struct kvp_block_layout native, coded;
+	struct kvp_kernels *k;
+
+	(void)s;
+	assert_int_equal(kvp_kernels_new(KVP_CPU_ALL, &k), 0);
+	for (uint32_t i = 0; i < 9; i++) {
+		const uint32_t dtype = KVP_DTYPE_F32 + i % 3, bytes = kvp_dtype_bytes(dtype);
+		const double limit[2] = { 1, 1e9 };
+		uint8_t *block, *payload, *scratch, *rows;
+		struct kvp_payload_layer got;
+		struct kvp_payload_error e;
+
+		if (dtype == KVP_DTYPE_F16 && power[i / 3])
+			continue;
+		c.dtype = dtype;
+		assert_int_equal(floored(&c, "asym2"), 0);
+		assert_int_equal(kvp_payload_layout(&c, 0, &native), 0);
+		assert_int_equal(kvp_payload_layout(&c, kvp_payload_lowest(&c), &coded), 0);
+		block = room(native.bytes);
+		payload = room(coded.bytes);
+		scratch = room(kvp_payload_scratch(&native));
+		rows = room(native.bytes);
+		for (uint32_t n = 0; n < native.bytes / bytes; n++) {
+			float f = ldexpf((float)below(2000) - 1000, power[i / 3] - 9);
+			uint32_t word = 0x3800 | (below(2) << 15) | below(1024);
+
+			if (dtype != KVP_DTYPE_F16)
+				memcpy(&word, &f, sizeof(f));
+			if (dtype == KVP_DTYPE_BF16)
+				word >>= 16;
+			memcpy(block + (size_t)n * bytes, &word, bytes);
+		}
+		assert_int_equal(
+			kvp_payload_recode(k, &native, block, &coded, payload, scratch), 0);
+		/* After the codec saw numbers: the codes say nothing of these two. */
+		memset(block + native.plane[0][0].offset + 3 * bytes, 0xff, 2 * bytes);
+		assert_int_equal(kvp_payload_compare(
+					 k, &native, block, &coded, payload, 0, scratch, limit, &e),
+			0);
+		assert_int_equal(
+			kvp_payload_decode(k, &coded, 0, payload, coded.bytes, scratch, &got), 0);
+		for (uint32_t t = 0; t < 16; t++)
+			memcpy(rows + (size_t)t * 72 * bytes,
+				block + native.plane[0][0].offset +
+					t * native.plane[0][0].token_stride,
+				(size_t)72 * bytes);
+		assert_int_equal(e.heads, 2);
+		assert_true(e.worst > 0);
+		assert_true(fabs(e.worst / error_of(dtype, rows, got.k, 16 * 72) - 1) < 1e-5);
+		free(block);
+		free(payload);
+		free(scratch);
+		free(rows);
+	}
+	kvp_kernels_free(k);
+}
+
 /* Errors as the codec's golden value has them, a head that is lost found among others, hostile payloads refused. */
 static void errors_are_those_of_heads(void **s)
 {
@@ -433,6 +536,7 @@ int main(void)
 		cmocka_unit_test(what_no_floor_may_be),
 		cmocka_unit_test(recoded_is_the_codecs_own),
 		cmocka_unit_test(steps_compose),
+		cmocka_unit_test(errors_are_as_defined),
 		cmocka_unit_test(errors_are_those_of_heads),
 	};
 

@@ -44,6 +44,8 @@ struct world {
 	uint64_t blocks; /* in a round */
 	uint64_t coded;  /* bytes of a coded one */
 	uint8_t *source; /* PLANES payloads */
+	struct kvp_kernels *kernels;
+	uint32_t codec[2]; /* of keys and values */
 	struct bench_phase *idle, *busy;
 };
 
@@ -54,6 +56,7 @@ struct spent {
 
 struct rounds {
 	double seconds;
+	double codec; /* seconds of the codec by itself, for a byte of each round */
 	struct spent spent;
 };
 
@@ -129,7 +132,7 @@ static int set_rule(struct world *w, const char *precision)
 	return ask(w, request);
 }
 
-static int open_space(struct world *w, const uint32_t codec[2])
+static int open_space(struct world *w)
 {
 	struct kvp_layer layer = { .kv_heads = HEADS, .k_dim = DIM, .v_dim = DIM };
 	struct kvp_space_desc desc = { .size = sizeof(desc),
@@ -139,8 +142,8 @@ static int open_space(struct world *w, const uint32_t codec[2])
 		.block_tokens = TOKENS,
 		.n_layers = 1,
 		.layers = &layer,
-		.floor_k = codec[0],
-		.floor_v = codec[1] };
+		.floor_k = w->codec[0],
+		.floor_v = w->codec[1] };
 	int r = kvp_space_open(w->pool.client, &desc, WAIT_MS, &w->space);
 
 	w->coded = NATIVE;
@@ -153,7 +156,7 @@ static int open_space(struct world *w, const uint32_t codec[2])
 	return r == 0 && w->coded == NATIVE ? -EOPNOTSUPP : r;
 }
 
-static int start(struct world *w, const uint32_t codec[2], char *more, size_t bytes)
+static int start(struct world *w, char *more, size_t bytes)
 {
 	uint32_t blocks = (uint32_t)(w->blocks * (NATIVE / CLIENT_BYTES)) + CLIENT_PUTS;
 	struct kvp_open_opts opts = { .size = sizeof(opts), .default_timeout_ms = WAIT_MS };
@@ -169,7 +172,7 @@ static int start(struct world *w, const uint32_t codec[2], char *more, size_t by
 	opts.socket = w->pool.daemon.socket;
 	r = kvp_admin_open(&opts, &w->admin);
 	if (r == 0)
-		r = open_space(w, codec);
+		r = open_space(w);
 	if (r == 0)
 		r = bench_pool_fill(&w->pool, 0, BENCH_HOT_CHAINS, BENCH_CHAIN_BLOCKS);
 	if (r >= 0)
@@ -235,8 +238,12 @@ static int run_round(struct world *w, uint32_t number, struct rounds *sum)
 	struct span s = { .w = w, .puts = w->busy->commit.n };
 	struct spent before, after;
 	uint64_t began, took;
-	int r = fill(w, number);
+	double encode = 1;
+	int r = kbench_encode_speed(w->kernels, w->codec, DIM, &encode);
 
+	sum->codec += 1 / encode;
+	if (r == 0)
+		r = fill(w, number);
 	if (r < 0)
 		return r;
 	/* About as long with nothing beside it: as long as the rounds before were. */
@@ -267,10 +274,11 @@ static int run_round(struct world *w, uint32_t number, struct rounds *sum)
 	return r < 0 ? r : ask(w, "{\"verb\":\"evict\",\"all\":true}");
 }
 
-static void report(const struct world *w, uint64_t rounds, const char *codec, double encode,
+static void report(const struct world *w, uint64_t rounds, const char *codec,
 	const struct rounds *sum, bool json)
 {
-	double blocks = (double)(rounds * w->blocks), codec_blocks = encode / (double)NATIVE;
+	double blocks = (double)(rounds * w->blocks);
+	double codec_blocks = (double)rounds / sum->codec / (double)NATIVE;
 	double core = blocks / sum->spent.movers;
 	json_t *o;
 
@@ -297,16 +305,10 @@ static void report(const struct world *w, uint64_t rounds, const char *codec, do
 	json_decref(o);
 }
 
-static int measure(struct world *w, const uint32_t codec[2], uint64_t rounds, double *ret_encode,
-	struct rounds *sum)
+static int measure(struct world *w, uint64_t rounds, struct rounds *sum)
 {
-	struct kvp_kernels *k;
-	int r = kvp_kernels_new(KVP_CPU_ALL, &k);
+	int r = kvp_kernels_new(KVP_CPU_ALL, &w->kernels);
 
-	if (r < 0)
-		return r;
-	r = kbench_encode_speed(k, codec, DIM, ret_encode);
-	kvp_kernels_free(k);
 	for (uint32_t i = 0; i < rounds && r == 0; i++)
 		r = run_round(w, i, sum);
 	if (r == 0 && sum->spent.movers <= 0) {
@@ -321,10 +323,8 @@ static int measure(struct world *w, const uint32_t codec[2], uint64_t rounds, do
 static int bench(struct world *w, const char *name, uint64_t rounds, bool json)
 {
 	struct rounds sum = { 0 };
-	uint32_t codec[2];
-	double encode = 0;
 	char more[64];
-	int r = kvp_codec_parse_pair(name, &codec[0], &codec[1]);
+	int r = kvp_codec_parse_pair(name, &w->codec[0], &w->codec[1]);
 
 	if (r < 0) {
 		fprintf(stderr, "kvbench precision: no codec is called %s\n", name);
@@ -333,13 +333,14 @@ static int bench(struct world *w, const char *name, uint64_t rounds, bool json)
 	w->source = kbench_alloc(PLANES * NATIVE);
 	kbench_seed(11);
 	kbench_fill_f16(w->source, PLANES * NATIVE / 2);
-	r = start(w, codec, more, sizeof(more));
+	r = start(w, more, sizeof(more));
 	if (r == 0)
-		r = measure(w, codec, rounds, &encode, &sum);
+		r = measure(w, rounds, &sum);
 	if (r == 0)
-		report(w, rounds, name, encode, &sum, json);
+		report(w, rounds, name, &sum, json);
 	else
 		fprintf(stderr, "kvbench precision: %s\n", strerror(-r));
+	kvp_kernels_free(w->kernels);
 	bench_client_release(&w->client);
 	kvp_admin_close(w->admin);
 	kvp_space_close(w->space);

@@ -67,7 +67,8 @@ int kbench_recall(
 	const struct kvp_kernels *k, const struct kvr_model *model, const struct kbench_args *args);
 /* kvbench codecs with --calib: pca on a model's own keys and values. Says what went wrong. */
 int kbench_codecs_pca(const struct kvp_kernels *k, const struct kbench_args *args);
-/* Raw bytes a second that one thread encodes, as kvbench codecs measures it. Negative errno. */
+/* Raw bytes that one thread encodes in a second of its processor time, as kvbench codecs does; the median of
+ * three passes. Negative errno. */
 int kbench_encode_speed(
 	const struct kvp_kernels *k, const uint32_t codec[2], uint32_t dim, double *ret_speed);
 /* n values of N(0,1) in fp16. */

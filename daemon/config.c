@@ -95,6 +95,7 @@ struct raw_config {
 	char *advisor;
 	char *advisor_period_ms;
 	char *advisor_batch;
+	char *advisor_prefetch;
 	char *realtime;
 	char *claim_ttl_ms;
 	char *max_sessions;
@@ -198,6 +199,7 @@ static const cyaml_schema_field_t top_fields[] = {
 	TEXT(struct raw_config, "advisor", advisor),
 	TEXT(struct raw_config, "advisor_period_ms", advisor_period_ms),
 	TEXT(struct raw_config, "advisor_batch", advisor_batch),
+	TEXT(struct raw_config, "advisor_prefetch", advisor_prefetch),
 	TEXT(struct raw_config, "realtime", realtime),
 	TEXT(struct raw_config, "claim_ttl_ms", claim_ttl_ms),
 	TEXT(struct raw_config, "max_sessions", max_sessions),
@@ -657,6 +659,10 @@ static int get_top(struct kvpd_complaint *l, const struct raw_config *raw, struc
 		l, "advisor_period_ms", raw->advisor_period_ms, 50, 60000, &c->advisor.period_ms));
 	GET(kvpd_value_u32(
 		l, "advisor_batch", raw->advisor_batch, 1, KVP_MAX_BLOCKS, &c->advisor.batch));
+	GET(kvpd_value_u32(
+		l, "advisor_prefetch", raw->advisor_prefetch, 0, 64, &c->advisor.prefetch));
+	if (c->advisor.prefetch && !c->advisor.on)
+		return kvpd_wrong(l, "advisor_prefetch", "needs advisor: true");
 	GET(kvpd_value_bool(l, "realtime", raw->realtime, &c->realtime));
 	GET(kvpd_value_u32(l, "claim_ttl_ms", raw->claim_ttl_ms, 10, 3600000, &c->claim_ttl_ms));
 	GET(kvpd_value_u32(

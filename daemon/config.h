@@ -99,6 +99,7 @@ struct kvpd_advisor_config {
 	bool on;
 	uint32_t period_ms; /* between two rankings of a tenant */
 	uint32_t batch;     /* blocks that a ranking names as the first to go */
+	uint32_t prefetch;  /* that it names for one use, to be fetched to a device; 0: none */
 };
 
 struct kvpd_tenant_config {

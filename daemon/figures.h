@@ -39,9 +39,11 @@ struct kvpd_advisor_figures {
 	uint64_t nodes, edges;
 	uint64_t dropped; /* events, for want of room in the queue */
 	uint64_t consulted,
-		stale;   /* choices of victims; of these without a ranking that is young */
-	uint64_t spared; /* blocks that were not evicted because of it */
-	uint64_t bytes;  /* of graph, rankings and queue; part of metadata_bytes */
+		stale;      /* choices of victims; of these without a ranking that is young */
+	uint64_t spared;    /* blocks that were not evicted because of it */
+	uint64_t suggested; /* for devices, and of these */
+	uint64_t fetched, fetched_used; /* copied there, and used there since */
+	uint64_t bytes;                 /* of graph, rankings and queue; part of metadata_bytes */
 };
 
 /* What a tenant has of a device; counts since the tenant began. */

@@ -53,6 +53,9 @@ static json_t *advisor_json(const struct kvpd_advisor_figures *a)
 	kvpd_put_int(o, "consulted_total", a->consulted);
 	kvpd_put_int(o, "stale_total", a->stale);
 	kvpd_put_int(o, "spared_total", a->spared);
+	kvpd_put_int(o, "suggested_total", a->suggested);
+	kvpd_put_int(o, "prefetched_total", a->fetched);
+	kvpd_put_int(o, "prefetched_used_total", a->fetched_used);
 	kvpd_put_int(o, "memory_bytes", a->bytes);
 	return o;
 }
@@ -83,6 +86,9 @@ static struct kvpd_advisor_figures advisor_of_all(const struct kvpd_figures *f)
 		sum.consulted += a->consulted;
 		sum.stale += a->stale;
 		sum.spared += a->spared;
+		sum.suggested += a->suggested;
+		sum.fetched += a->fetched;
+		sum.fetched_used += a->fetched_used;
 		sum.bytes += a->bytes;
 	}
 	return sum;

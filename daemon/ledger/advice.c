@@ -24,12 +24,12 @@
 #define FRESH       ((uintptr_t)1) /* in the word: the ledger has not had it */
 #define RANKING(w)  ((struct kvp_ranking *)((w) & ~FRESH))
 
-enum { EVENT_PUT, EVENT_GONE, EVENT_USED, EVENT_LEASED };
+enum { EVENT_PUT, EVENT_GONE, EVENT_USED, EVENT_LEASED, EVENT_PLACE };
 
 struct event {
 	uint32_t kind;
 	uint32_t block;
-	uint32_t other; /* PUT: the parent; LEASED: the look */
+	uint32_t other; /* PUT: the parent; LEASED: the look; PLACE: is it cold? */
 	uint32_t session;
 	uint32_t first_token, tokens; /* PUT */
 };
@@ -44,6 +44,8 @@ struct kvpd_advice {
 	uint32_t spares; /* of that one, so far */
 	_Atomic(uint64_t) dropped;
 	_Atomic(uint64_t) consulted, stale, spared;
+	uint64_t *brought; /* a bit for each id: advice brought it to its device; NULL: none does */
+	_Atomic(uint64_t) suggested, fetched, fetched_used;
 	/* between them */
 	alignas(64) _Atomic(uintptr_t) offer;
 	/* the advisor's */
@@ -59,7 +61,7 @@ struct kvpd_advice {
 	/* of both, as they were made */
 	alignas(64) struct event *event;
 	uint32_t mask;
-	uint32_t batch;
+	uint32_t ids, batch, ahead;
 	uint64_t bytes;
 };
 
@@ -84,6 +86,12 @@ static uint32_t batch_of(const struct kvpd_advice_size *size)
 	return size->batch < ids_of(size) ? size->batch : ids_of(size);
 }
 
+/* Words of the bits that say what advice brought. */
+static uint64_t brought_words(const struct kvpd_advice_size *size)
+{
+	return size->ahead ? (ids_of(size) + UINT64_C(63)) / 64 : 0;
+}
+
 static struct kvp_graph_opts graph_opts(const struct kvpd_advice_size *size)
 {
 	uint64_t edges = size->blocks * (uint64_t)EDGES;
@@ -102,7 +110,8 @@ uint64_t kvpd_advice_bytes(const struct kvpd_advice_size *size)
 	struct kvp_graph_opts o = graph_opts(size);
 
 	return sizeof(struct kvpd_advice) + queue_room(size) * (uint64_t)sizeof(struct event) +
-	       kvp_graph_bytes(&o) + 2 * kvp_ranking_bytes(ids_of(size), batch_of(size));
+	       kvp_graph_bytes(&o) + 2 * kvp_ranking_bytes(ids_of(size), batch_of(size)) +
+	       brought_words(size) * sizeof(uint64_t);
 }
 
 int kvpd_advice_new(const struct kvpd_advice_size *size, struct kvpd_advice **ret_advice)
@@ -116,14 +125,18 @@ int kvpd_advice_new(const struct kvpd_advice_size *size, struct kvpd_advice **re
 		return -ENOMEM;
 	memset(a, 0, sizeof(*a));
 	a->mask = queue_room(size) - 1;
+	a->ids = ids_of(size);
 	a->batch = batch_of(size);
+	a->ahead = size->ahead < KVPD_ADVICE_AHEAD ? size->ahead : KVPD_ADVICE_AHEAD;
+	if (a->ahead)
+		a->brought = calloc(brought_words(size), sizeof(*a->brought));
 	a->bytes = kvpd_advice_bytes(size);
 	a->event = calloc(a->mask + 1, sizeof(*a->event));
 	a->held = kvp_ranking_new(ids_of(size), batch_of(size));
 	first = kvp_ranking_new(ids_of(size), batch_of(size));
 	atomic_init(&a->offer, (uintptr_t)first);
 	r = kvp_graph_new(&o, &a->graph);
-	if (r == 0 && (!a->event || !a->held || !first))
+	if (r == 0 && (!a->event || !a->held || !first || (a->ahead && !a->brought)))
 		r = -ENOMEM;
 	if (r < 0) {
 		kvpd_advice_free(a);
@@ -139,6 +152,7 @@ struct kvpd_advice *kvpd_advice_free(struct kvpd_advice *a)
 		kvp_graph_free(a->graph);
 		kvp_ranking_free(a->held);
 		kvp_ranking_free(RANKING(kvp_load_relaxed(&a->offer)));
+		free(a->brought);
 		free(a->event);
 		free(a);
 	}
@@ -199,6 +213,12 @@ void kvpd_advice_put(struct kvpd_advice *a, kvp_block_id block, kvp_block_id par
 	tell(a, &(struct event){ EVENT_PUT, block, parent, session, first_token, tokens });
 }
 
+void kvpd_advice_place(struct kvpd_advice *a, kvp_block_id block, bool cold)
+{
+	if (kvpd_advice_fetches(a))
+		tell(a, &(struct event){ .kind = EVENT_PLACE, .block = block, .other = cold });
+}
+
 void kvpd_advice_gone(struct kvpd_advice *a, kvp_block_id block)
 {
 	tell(a, &(struct event){ .kind = EVENT_GONE, .block = block });
@@ -214,20 +234,25 @@ void kvpd_advice_leased(struct kvpd_advice *a, kvp_block_id block, uint32_t sess
 	tell(a, &(struct event){ EVENT_LEASED, block, look, session, 0, 0 });
 }
 
-const struct kvp_ranking *kvpd_advice_consult(struct kvpd_advice *a, uint64_t now)
+/* Takes the newest ranking; is it young enough? */
+static bool take_newest(struct kvpd_advice *a, uint64_t now)
 {
-	uintptr_t seen;
+	uintptr_t seen = kvp_load_relaxed(&a->offer);
 
-	if (!a)
-		return NULL;
-	seen = kvp_load_relaxed(&a->offer);
 	/* acquire: pairs with the store in rank(); release: with its exchange */
 	if (seen & FRESH && kvp_cas_seq(&a->offer, &seen, (uintptr_t)a->held)) {
 		a->held = RANKING(seen);
 		a->spares = 0;
 	}
+	return !kvp_ranking_stale(a->held, now, KVPD_ADVICE_MAX_AGE_NS);
+}
+
+const struct kvp_ranking *kvpd_advice_consult(struct kvpd_advice *a, uint64_t now)
+{
+	if (!a)
+		return NULL;
 	kvp_bump(&a->consulted, 1);
-	if (!kvp_ranking_stale(a->held, now, KVPD_ADVICE_MAX_AGE_NS))
+	if (take_newest(a, now))
 		return a->held;
 	kvp_bump(&a->stale, 1);
 	return NULL;
@@ -240,6 +265,61 @@ bool kvpd_advice_spares(struct kvpd_advice *a, kvp_block_id block)
 	a->spares++;
 	kvp_bump(&a->spared, 1);
 	return true;
+}
+
+bool kvpd_advice_fetches(const struct kvpd_advice *a)
+{
+	return a && a->ahead;
+}
+
+uint32_t kvpd_advice_suggest(struct kvpd_advice *a, const kvp_block_id *active, uint32_t n,
+	uint64_t now, kvp_block_id *ret_blocks)
+{
+	int found = 0;
+
+	if (kvpd_advice_fetches(a) && take_newest(a, now))
+		found = kvp_ranking_prefetch(
+			a->held, now, KVPD_ADVICE_MAX_AGE_NS, active, n, a->ahead, ret_blocks);
+	if (found <= 0)
+		return 0;
+	kvp_bump(&a->suggested, (uint64_t)found);
+	return (uint32_t)found;
+}
+
+uint32_t kvpd_advice_lowest(
+	struct kvpd_advice *a, uint64_t now, uint32_t n, kvp_block_id *ret_blocks)
+{
+	int found = 0;
+
+	if (kvpd_advice_fetches(a) && take_newest(a, now))
+		found = kvp_ranking_evict(a->held, now, KVPD_ADVICE_MAX_AGE_NS, n, ret_blocks);
+	return found > 0 ? (uint32_t)found : 0;
+}
+
+bool kvpd_advice_below(const struct kvpd_advice *a, kvp_block_id low, kvp_block_id block)
+{
+	float score = kvp_ranking_score(a->held, low);
+
+	return score >= 0 && score < kvp_ranking_score(a->held, block);
+}
+
+void kvpd_advice_came(struct kvpd_advice *a, kvp_block_id block, bool advised)
+{
+	const uint64_t bit = UINT64_C(1) << block % 64;
+
+	if (!kvpd_advice_fetches(a) || block >= a->ids)
+		return;
+	a->brought[block / 64] &= ~bit;
+	if (!advised)
+		return;
+	a->brought[block / 64] |= bit;
+	kvp_bump(&a->fetched, 1);
+}
+
+void kvpd_advice_paid(struct kvpd_advice *a, kvp_block_id block)
+{
+	if (kvpd_advice_fetches(a) && block < a->ids && a->brought[block / 64] >> block % 64 & 1)
+		kvp_bump(&a->fetched_used, 1);
 }
 
 void kvpd_advice_read(
@@ -265,6 +345,9 @@ void kvpd_advice_read(
 		.consulted = kvp_load_relaxed(&a->consulted),
 		.stale = kvp_load_relaxed(&a->stale),
 		.spared = kvp_load_relaxed(&a->spared),
+		.suggested = kvp_load_relaxed(&a->suggested),
+		.fetched = kvp_load_relaxed(&a->fetched),
+		.fetched_used = kvp_load_relaxed(&a->fetched_used),
 	};
 }
 
@@ -345,6 +428,9 @@ static uint32_t enter(
 		break;
 	case EVENT_GONE:
 		(void)kvp_graph_remove(a->graph, e->block);
+		break;
+	case EVENT_PLACE:
+		(void)kvp_graph_spill(a->graph, e->block, (int)e->other, now);
 		break;
 	case EVENT_USED:
 		work += enter_used(a, e, chain, now);

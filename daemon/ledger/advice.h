@@ -45,6 +45,8 @@ struct kvpd_advice_size {
 	uint32_t blocks;
 	uint32_t
 		batch; /* blocks that a ranking names as the first to go, and as many may it spare */
+	uint32_t
+		ahead; /* that it names for one use to be fetched to a device; 0: it is not asked */
 };
 
 /* Memory for a tenant of that size: graph, rankings and queue; exact. Any thread. */
@@ -63,6 +65,8 @@ struct kvpd_advice *kvpd_advice_free(struct kvpd_advice *a);
 /* A block has a payload now. parent: as the policy has it, or KVP_BLOCK_NONE. */
 void kvpd_advice_put(struct kvpd_advice *a, kvp_block_id block, kvp_block_id parent,
 	uint32_t first_token, uint32_t tokens, uint32_t session);
+/* It came to a device, or none has it any more (cold). Told where devices are filled by advice. */
+void kvpd_advice_place(struct kvpd_advice *a, kvp_block_id block, bool cold);
 /* It has none any more. */
 void kvpd_advice_gone(struct kvpd_advice *a, kvp_block_id block);
 /* A session has used the chain that ends with this block. */
@@ -81,6 +85,28 @@ const struct kvp_ranking *kvpd_advice_consult(struct kvpd_advice *a, uint64_t no
  * is of the block before. `a` may be NULL: no.
  */
 bool kvpd_advice_spares(struct kvpd_advice *a, kvp_block_id block);
+
+/*
+ * What is fetched to devices ahead of need (ahead.h), by the newest ranking, if it is young. A block has a payload on
+ * one device at most, so one graph says of all devices what is cold; for which of them something is fetched is a
+ * matter of where its neighbours lie.
+ */
+
+/* Is it asked for that? */
+bool kvpd_advice_fetches(const struct kvpd_advice *a);
+#define KVPD_ADVICE_AHEAD 64u /* blocks that are named at once, at most */
+/* Cold blocks near these, the nearest first, KVPD_ADVICE_AHEAD at most; how many. */
+uint32_t kvpd_advice_suggest(struct kvpd_advice *a, const kvp_block_id *active, uint32_t n,
+	uint64_t now, kvp_block_id *ret_blocks);
+/* At most n of those on devices, the first to go first; how many. */
+uint32_t kvpd_advice_lowest(
+	struct kvpd_advice *a, uint64_t now, uint32_t n, kvp_block_id *ret_blocks);
+/* Does the ranking that was taken know both, and score `low` less? */
+bool kvpd_advice_below(const struct kvpd_advice *a, kvp_block_id low, kvp_block_id block);
+/* The block has come to a device, by advice or not. */
+void kvpd_advice_came(struct kvpd_advice *a, kvp_block_id block, bool advised);
+/* One that came ahead of need is used for the first time. */
+void kvpd_advice_paid(struct kvpd_advice *a, kvp_block_id block);
 void kvpd_advice_read(
 	const struct kvpd_advice *a, uint64_t now, struct kvpd_advisor_figures *ret_figures);
 

@@ -3,6 +3,7 @@
 #include "daemon/ledger/chores.h"
 
 #include "daemon/clock.h"
+#include "daemon/ledger/ahead.h"
 #include "daemon/ledger/behind.h"
 #include "daemon/ledger/budget.h"
 #include "daemon/ledger/claim.h"
@@ -48,6 +49,7 @@ static bool (*const steps[KVPD_DUE_KINDS])(struct kvpd_tenant *t, uint64_t now) 
 	kvpd_behind_step,
 	kvpd_budget_step,
 	kvpd_remat_step,
+	kvpd_ahead_step,
 };
 
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds)

@@ -9,6 +9,7 @@
 #include "daemon/ledger/claim.h"
 #include "daemon/ledger/curve.h"
 #include "daemon/ledger/grant.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/ledger/parked.h"
 #include "daemon/ledger/remat.h"
 #include "daemon/ledger/ring.h"
@@ -83,6 +84,9 @@ static void advise(const struct kvpd_session *s, const struct kvpd_new_block *b,
 
 	kvpd_advice_put(t->advice, block, b->parent == KVP_BLOCK_NONE ? b->after : b->parent,
 		depth * t->view.spaces[b->space].canon.block_tokens, b->n_tokens, s->id);
+	if (t->ledger->n_media &&
+		!kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_VRAM)->where))
+		kvpd_advice_place(t->advice, block, true);
 }
 
 /* 0 or KVP_CQE_DUPLICATE, or why not. */

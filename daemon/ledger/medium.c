@@ -10,6 +10,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/config.h"
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
@@ -392,6 +393,7 @@ void kvpd_part_enter(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64
 		item.parent = parent;
 	(void)kvp_evict_insert(p->evict, id, &item, now);
 	p->blocks++;
+	kvpd_advice_place(t->advice, id, false);
 }
 
 int kvpd_part_leave(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64_t now)
@@ -399,8 +401,10 @@ int kvpd_part_leave(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64_
 	struct kvpd_part *p = &t->part[medium - 1];
 	int r = kvp_evict_remove(p->evict, id, 1, now);
 
-	if (r == 0)
+	if (r == 0) {
 		p->blocks--;
+		kvpd_advice_place(t->advice, id, true);
+	}
 	return r;
 }
 
@@ -413,6 +417,9 @@ void kvpd_part_touch(struct kvpd_tenant *t, uint32_t id, uint64_t now)
 		return;
 	p = &t->part[t->extent[kvp_where_extent(where)]->cls->medium - 1];
 	(void)kvp_evict_access(p->evict, id, now);
-	p->ahead_used += !!(t->block[id].flags & KVPD_BLOCK_AHEAD);
+	if (!(t->block[id].flags & KVPD_BLOCK_AHEAD))
+		return;
+	p->ahead_used++;
+	kvpd_advice_paid(t->advice, id);
 	t->block[id].flags &= ~KVPD_BLOCK_AHEAD;
 }

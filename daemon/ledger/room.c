@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/behind.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/class.h"
@@ -25,6 +26,7 @@
 #include "daemon/ledger/warm.h"
 #include "policy/kvp_evict.h"
 
+#define LOWEST  64u           /* blocks that the ranking would give up and that are looked at */
 #define TRIES   16u           /* jobs for one slot: clients may take leases as fast as they end */
 #define REST_NS (2 * KVPD_MS) /* as for movers */
 
@@ -265,6 +267,46 @@ int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes,
 	if (c->slot_bytes <= part->share)
 		kvpd_reclaim_there(t, NULL, medium, now);
 	return -ENOSPC;
+}
+
+/*
+ * The first of those that the ranking would give up. The policy is not asked: what it names and what then stays
+ * counts as used, and this would be many times in vain.
+ */
+static kvp_block_id lower(struct search *q, const struct kvpd_part *part, uint32_t block)
+{
+	kvp_block_id first[LOWEST];
+	uint32_t n = kvpd_advice_lowest(q->t->advice, q->now, LOWEST, first);
+	struct kvp_evict_info info;
+	bool leased;
+
+	for (uint32_t i = 0; i < n && kvpd_advice_below(q->t->advice, first[i], block); i++)
+		if (kvp_evict_peek(part->evict, first[i], &info) == 0 && !info.children &&
+			!spared(q, first[i], &leased))
+			return first[i];
+	return KVP_BLOCK_NONE;
+}
+
+int kvpd_room_below(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes, uint32_t block,
+	uint64_t now, struct kvpd_room *room, struct kvpd_place *ret_place)
+{
+	struct kvpd_class *c = kvpd_class_get(t, medium, kvpd_device_slot(block_bytes));
+	struct kvpd_part *part = &t->part[medium - 1];
+	struct search q = { .t = t, .cls = c, .now = now };
+	kvp_block_id victim;
+
+	room->again = false;
+	if (!c)
+		return -ENOSPC;
+	if (kvpd_vault_take(t, c, NULL, now, ret_place)) {
+		*room = (struct kvpd_room){ 0 };
+		return 1;
+	}
+	if (c->making || part->dropping)
+		return 0;
+	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
+	victim = lower(&q, part, block);
+	return victim == KVP_BLOCK_NONE ? -ENOSPC : begin(t, part, &victim, 1, room);
 }
 
 int kvpd_room_own(

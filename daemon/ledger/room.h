@@ -33,6 +33,12 @@ struct kvpd_room {
  */
 int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes, uint64_t now,
 	struct kvpd_room *room, struct kvpd_place *ret_place);
+/*
+ * The same for this block of which the advisor alone thinks that it is wanted there: only what its ranking knows and
+ * scores lower than the block goes, one block, and nothing else has to make way.
+ */
+int kvpd_room_below(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes, uint32_t block,
+	uint64_t now, struct kvpd_room *room, struct kvpd_place *ret_place);
 /* Has some payloads taken in the arenas that the session has of the class. As kvpd_room_take(); never 1. */
 int kvpd_room_own(
 	struct kvpd_session *s, struct kvpd_class *c, uint64_t now, struct kvpd_room *room);

@@ -5,6 +5,7 @@
 
 #include "daemon/config.h"
 #include "daemon/figures.h"
+#include "daemon/ledger/ahead.h"
 #include "daemon/ledger/behind.h"
 #include "daemon/ledger/budget.h"
 #include "daemon/ledger/class.h"
@@ -78,6 +79,7 @@ struct kvpd_tenant {
 	uint64_t charged;         /* in DRAM: meta_bytes and all extents; <= limits.share */
 	struct kvpd_part part[KVP_MAX_DEVICES]; /* what it has of each device */
 	struct kvpd_warming warming;
+	struct kvpd_ahead ahead;
 	struct kvpd_remat remat;
 	uint32_t n_only; /* blocks with a payload on a device and none in DRAM */
 	struct kvpd_behind behind;

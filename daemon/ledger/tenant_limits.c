@@ -70,6 +70,7 @@ struct kvpd_advice_size kvpd_limits_advice(const struct kvpd_limits *limits,
 		.ids = layout->max_blocks,
 		.blocks = limits->max_blocks,
 		.batch = advisor->batch,
+		.ahead = advisor->prefetch,
 	};
 }
 

@@ -4,6 +4,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/ledger/advice.h"
+#include "daemon/ledger/ahead.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/curve.h"
 #include "daemon/ledger/list.h"
@@ -40,8 +41,10 @@ static void touched(struct kvpd_session *s, uint64_t entry, uint64_t now)
 	}
 	kvp_evict_request(t->evict, &req, now);
 	kvpd_curve_begin(t->curve, s->id);
-	if (req.tip != KVP_BLOCK_NONE)
+	if (req.tip != KVP_BLOCK_NONE) {
 		kvpd_advice_used(t->advice, tip, s->id);
+		kvpd_ahead_used(t, tip);
+	}
 	if (req.tip != KVP_BLOCK_NONE && kvp_evict_access_begin(t->evict, tip, now, &s->touch) == 0)
 		s->touch_birth = kvp_word_birth(kvpd_block_word(t, tip));
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/advice.h"
 #include "daemon/ledger/behind.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
@@ -34,7 +35,7 @@ struct kvpd_ticket {
 	struct kvpd_tenant *tenant;
 	struct kvp_sqe sqe;
 	uint32_t medium;
-	uint32_t ahead; /* 1: nobody waits for it */
+	uint32_t ahead; /* KVPD_WARM_*: for what */
 	enum phase phase;
 	uint32_t n;         /* blocks of the run */
 	uint32_t at;        /* how far the phase has come: from the top, but for CLIMB */
@@ -56,7 +57,7 @@ struct copy {
 
 void kvpd_warm_init(struct kvpd_tenant *t)
 {
-	for (uint32_t i = 0; i < 2; i++) {
+	for (uint32_t i = 0; i < KVPD_WARM_KINDS; i++) {
 		kvpd_list_init(&t->warming.ready[i]);
 		kvpd_list_init(&t->warming.waiting[i]);
 	}
@@ -79,20 +80,36 @@ void kvpd_warm_again(struct kvpd_tenant *t)
 {
 	struct kvpd_warming *w = &t->warming;
 
-	for (uint32_t i = 0; i < 2; i++)
+	for (uint32_t i = 0; i < KVPD_WARM_KINDS; i++)
 		kvpd_list_take_all(&w->ready[i], &w->waiting[i]);
 	if (w->tickets)
 		kvpd_due(t, KVPD_DUE_WARM);
 	kvpd_behind_again(t);
 }
 
+/* The first of the lists that has something; NULL. */
+static struct kvpd_list *first_list(struct kvpd_list *lists)
+{
+	for (uint32_t i = 0; i < KVPD_WARM_KINDS; i++)
+		if (!kvpd_list_empty(&lists[i]))
+			return &lists[i];
+	return NULL;
+}
+
+bool kvpd_warm_is_wanted(const struct kvpd_tenant *t)
+{
+	const struct kvpd_warming *w = &t->warming;
+
+	return !kvpd_list_empty(&w->ready[KVPD_WARM_NEED]) ||
+	       !kvpd_list_empty(&w->waiting[KVPD_WARM_NEED]);
+}
+
 /* What may be under way has room: one ticket more may use it. */
 static void room_under_way(struct kvpd_tenant *t)
 {
-	struct kvpd_warming *w = &t->warming;
-	struct kvpd_list *from = kvpd_list_empty(&w->waiting[0]) ? &w->waiting[1] : &w->waiting[0];
+	struct kvpd_list *from = first_list(t->warming.waiting);
 
-	if (!kvpd_list_empty(from))
+	if (from)
 		go_on(kvpd_container(from->next, struct kvpd_ticket, link));
 }
 
@@ -103,6 +120,7 @@ static void free_ticket(struct kvpd_ticket *k)
 	kvpd_list_remove(&k->in_session);
 	kvpd_list_remove(&k->link);
 	k->tenant->warming.tickets--;
+	k->tenant->warming.advised -= k->ahead == KVPD_WARM_ADVISED;
 	free(k);
 }
 
@@ -139,6 +157,22 @@ static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe, uint32
 	return 0;
 }
 
+static struct kvpd_ticket *new_ticket(struct kvpd_tenant *t, const struct kvp_sqe *sqe, uint32_t n)
+{
+	struct kvpd_ticket *k = calloc(1, sizeof(*k) + n * sizeof(k->block[0]));
+
+	if (!k)
+		return NULL;
+	k->tenant = t;
+	k->sqe = *sqe;
+	k->medium = sqe->grant + 1;
+	k->n = n;
+	kvpd_list_init(&k->link);
+	kvpd_list_init(&k->in_session);
+	t->warming.tickets++;
+	return k;
+}
+
 void kvpd_warm_serve(struct kvpd_session *s, const struct kvp_sqe *sqe)
 {
 	struct kvpd_ticket *k = NULL;
@@ -146,7 +180,7 @@ void kvpd_warm_serve(struct kvpd_session *s, const struct kvp_sqe *sqe)
 	int r = judge(s, sqe, &n);
 
 	if (r == 0) {
-		k = calloc(1, sizeof(*k) + n * sizeof(k->block[0]));
+		k = new_ticket(s->tenant, sqe, n);
 		r = k ? 0 : -ENOMEM;
 	}
 	if (r < 0) {
@@ -154,18 +188,36 @@ void kvpd_warm_serve(struct kvpd_session *s, const struct kvp_sqe *sqe)
 		return;
 	}
 	k->session = s;
-	k->tenant = s->tenant;
-	k->sqe = *sqe;
-	k->medium = sqe->grant + 1;
-	k->ahead = !!(sqe->flags & KVP_SQE_PREFETCH);
-	k->n = n;
-	kvpd_list_init(&k->link);
-	kvpd_list_init(&k->in_session);
+	k->ahead = sqe->flags & KVP_SQE_PREFETCH ? KVPD_WARM_AHEAD : KVPD_WARM_NEED;
 	kvpd_list_append(&s->tickets, &k->in_session);
 	s->n_tickets++;
-	s->tenant->warming.tickets++;
 	kvpd_ring_answer(s, sqe, 0, KVP_CQE_PARKED);
 	go_on(k);
+}
+
+bool kvpd_warm_advised(struct kvpd_tenant *t, uint32_t medium, uint32_t block)
+{
+	struct kvp_sqe sqe = { .grant = medium - 1, .parent_id = block };
+	struct kvpd_ticket *k;
+	struct kvpd_place p;
+	uint32_t n;
+
+	if (t->warming.advised >= KVPD_WARM_MOST_ADVISED || kvpd_medium_serves(t, medium) < 0)
+		return false;
+	/* The ranking is of a while ago. */
+	if (block >= t->layout.max_blocks || !kvpd_block_lives(t, block) ||
+		!kvpd_block_in_dram(t, block) || kvpd_block_place(t, block, KVP_TIER_VRAM, &p) ||
+		t->block[block].flags & KVPD_BLOCK_MOVING)
+		return true;
+	sqe.parent_birth = kvp_word_birth(kvpd_block_word(t, block));
+	n = kvp_load_relaxed(&t->view.blocks[block].depth) + 1;
+	k = new_ticket(t, &sqe, n < KVPD_WARM_RUN_ADVISED ? n : KVPD_WARM_RUN_ADVISED);
+	if (!k)
+		return false;
+	k->ahead = KVPD_WARM_ADVISED;
+	t->warming.advised++;
+	go_on(k);
+	return true;
 }
 
 void kvpd_warm_end(struct kvpd_session *s)
@@ -208,7 +260,8 @@ static void appear(struct kvpd_tenant *t, const struct copy *c, uint64_t now)
 	kvp_bump(&t->view.devices[medium - 1].to_device_bytes, c->c.bytes);
 	kvpd_part_enter(t, medium, c->block, now);
 	t->part[medium - 1].warmed++;
-	t->part[medium - 1].ahead += c->ticket->ahead;
+	t->part[medium - 1].ahead += c->ticket->ahead != KVPD_WARM_NEED;
+	kvpd_advice_came(t->advice, c->block, c->ticket->ahead == KVPD_WARM_ADVISED);
 	t->block[c->block].flags &= ~KVPD_BLOCK_AHEAD;
 	t->block[c->block].flags |= c->ticket->ahead ? KVPD_BLOCK_AHEAD : 0;
 }
@@ -314,7 +367,7 @@ static void climb(struct kvpd_ticket *k, uint32_t *work)
 static bool under_way_full(const struct kvpd_ticket *k)
 {
 	const struct kvpd_warming *w = &k->tenant->warming;
-	uint32_t part = k->ahead ? 2 : 1; /* of what there may be: others wait for theirs */
+	uint32_t part = 1u << k->ahead; /* of what there may be: others wait for theirs */
 
 	return w->copies >= KVPD_WARM_COPIES / part || w->bytes >= KVPD_WARM_BYTES / part;
 }
@@ -344,7 +397,9 @@ static int bring(struct kvpd_ticket *k, uint32_t block, uint64_t now)
 		return 0;
 	bytes = kvp_where_bytes(
 		kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_DRAM)->where));
-	r = kvpd_room_take(t, k->medium, bytes, now, &k->room, &to);
+	r = k->ahead == KVPD_WARM_ADVISED
+		    ? kvpd_room_below(t, k->medium, bytes, k->sqe.parent_id, now, &k->room, &to)
+		    : kvpd_room_take(t, k->medium, bytes, now, &k->room, &to);
 	if (r <= 0)
 		return r;
 	r = begin_copy(k, block, from, to);
@@ -357,7 +412,7 @@ static bool copy(struct kvpd_ticket *k, uint32_t *work, uint64_t now)
 {
 	uint32_t begun = 0;
 
-	if (k->at < k->n && !k->session)
+	if (k->at < k->n && !k->session && k->ahead != KVPD_WARM_ADVISED)
 		stop(k, -ECANCELED);
 	while (k->at < k->n) {
 		uint32_t before = k->under_way;
@@ -456,28 +511,24 @@ static void ticket_on(struct kvpd_ticket *k, uint32_t *work, uint64_t now)
 
 bool kvpd_warm_step(struct kvpd_tenant *t, uint64_t now)
 {
-	struct kvpd_warming *w = &t->warming;
 	uint32_t work = PORTION;
 
 	for (uint32_t i = 0; i < LOOKS && work; i++) {
-		struct kvpd_list *from =
-			kvpd_list_empty(&w->ready[0]) ? &w->ready[1] : &w->ready[0];
+		struct kvpd_list *from = first_list(t->warming.ready);
 
-		if (kvpd_list_empty(from))
+		if (!from)
 			return false;
 		work--;
 		ticket_on(kvpd_container(from->next, struct kvpd_ticket, link), &work, now);
 		if (kvpd_now_ns() - now >= KVPD_SLICE_NS)
 			break;
 	}
-	return !kvpd_list_empty(&w->ready[0]) || !kvpd_list_empty(&w->ready[1]);
+	return first_list(t->warming.ready) != NULL;
 }
 
 void kvpd_warm_free_all(struct kvpd_tenant *t)
 {
 	kvpd_warm_again(t);
-	for (uint32_t i = 0; i < 2; i++)
-		while (!kvpd_list_empty(&t->warming.ready[i]))
-			free_ticket(
-				kvpd_container(t->warming.ready[i].next, struct kvpd_ticket, link));
+	for (struct kvpd_list *from; (from = first_list(t->warming.ready));)
+		free_ticket(kvpd_container(from->next, struct kvpd_ticket, link));
 }

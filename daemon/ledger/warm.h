@@ -32,11 +32,21 @@ struct kvpd_tenant;
 #define KVPD_WARM_COPIES 256u                  /* of one tenant under way */
 #define KVPD_WARM_BYTES  (UINT64_C(128) << 20) /* about, likewise */
 
-/* Tickets of a tenant; the first of each pair are those that somebody waits for. */
+/* What a ticket is for, and in this order they are served. */
+#define KVPD_WARM_NEED    0u /* somebody waits for it */
+#define KVPD_WARM_AHEAD   1u /* a client asked for it ahead of need (KVP_SQE_PREFETCH) */
+#define KVPD_WARM_ADVISED 2u /* nobody did: the advisor named it (ahead.h) */
+#define KVPD_WARM_KINDS   3u
+
+#define KVPD_WARM_MOST_ADVISED 8u /* of the latter, of a tenant */
+#define KVPD_WARM_RUN_ADVISED \
+	64u /* blocks of one of these at most: the one that was named, and what is above it */
+
+/* Tickets of a tenant. */
 struct kvpd_warming {
-	struct kvpd_list ready[2];   /* may go on */
-	struct kvpd_list waiting[2]; /* may not */
-	uint32_t tickets;
+	struct kvpd_list ready[KVPD_WARM_KINDS];   /* may go on */
+	struct kvpd_list waiting[KVPD_WARM_KINDS]; /* may not */
+	uint32_t tickets, advised;
 	uint32_t copies; /* under way */
 	uint64_t bytes;  /* likewise */
 };
@@ -44,6 +54,13 @@ struct kvpd_warming {
 void kvpd_warm_init(struct kvpd_tenant *t);
 /* Serves an entry WARM. */
 void kvpd_warm_serve(struct kvpd_session *s, const struct kvp_sqe *sqe);
+/*
+ * The block is to come there by advice, with what is above it. False: no more are taken now. One that cannot come is
+ * passed over.
+ */
+bool kvpd_warm_advised(struct kvpd_tenant *t, uint32_t medium, uint32_t block);
+/* Does somebody wait for copies? */
+bool kvpd_warm_is_wanted(const struct kvpd_tenant *t);
 /* All tickets that wait are looked at again: something changed that may let them go on. */
 void kvpd_warm_again(struct kvpd_tenant *t);
 /* The session is gone: nobody is answered. */

@@ -72,6 +72,7 @@ static void test_everything(void **state)
 				     "advisor: true\n"
 				     "advisor_period_ms: 60000\n"
 				     "advisor_batch: 1\n"
+				     "advisor_prefetch: 64\n"
 				     "claim_ttl_ms: 77\n"
 				     "max_sessions: 12\n"
 				     "handshake_ms: 900\n"
@@ -113,6 +114,7 @@ static void test_everything(void **state)
 	assert_true(c->advisor.on);
 	assert_int_equal(c->advisor.period_ms, 60000);
 	assert_int_equal(c->advisor.batch, 1);
+	assert_int_equal(c->advisor.prefetch, 64);
 	assert_int_equal(c->claim_ttl_ms, 77);
 	assert_int_equal(c->log_level, 7);
 	assert_false(c->unlisted_uids);
@@ -304,6 +306,8 @@ static const struct {
 	{ "advisor: perhaps\n", "t.yaml:1: advisor: ", "true" },
 	{ "advisor_period_ms: 49\n", "t.yaml:1: advisor_period_ms: ", "50 to" },
 	{ "advisor_batch: 0\n", "t.yaml:1: advisor_batch: ", "1 to" },
+	{ "advisor: true\nadvisor_prefetch: 65\n", "t.yaml:2: advisor_prefetch: ", "0 to 64" },
+	{ "advisor_prefetch: 8\n", "t.yaml:1: advisor_prefetch: ", "needs advisor: true" },
 	{ "claim_ttl_ms: 9\n", "t.yaml:1: claim_ttl_ms: ", "10 to" },
 	{ "defaults: {budget: 0.005}\n", "t.yaml:1: defaults.budget: ", "0.01 to 1" },
 	{ "defaults: {budget: 101%}\n", "t.yaml:1: defaults.budget: ", "0.01 to 1" },

@@ -278,6 +278,10 @@ class Shown(unittest.TestCase):
         self.assertIn("advisor   ranking 1.2 s old, made in 37.1 ms; 100000 blocks and 1000000 edges in "
                       "43 MiB; dropped events 17\n          spared 5 blocks; without a young ranking "
                       "3 of 40 choices\n", text)
+        self.assertNotIn("for devices", text)
+        advisor.update(suggested_total=90, prefetched_total=12, prefetched_used_total=3)
+        self.assertIn("          named 90 blocks for devices; fetched 12, and of these used 3\n",
+                      self.run_kvctl(answers, "status")[0])
         advisor["age_seconds"] = None
         self.assertIn("advisor   no ranking yet;", self.run_kvctl(answers, "status")[0])
         answers["status"]["advisor"] = None

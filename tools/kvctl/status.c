@@ -127,6 +127,11 @@ static void print_advisor(const json_t *status)
 		kvctl_bytes(kvctl_number(a, "memory_bytes"), bytes),
 		kvctl_number(a, "dropped_total"), kvctl_number(a, "spared_total"),
 		kvctl_number(a, "stale_total"), kvctl_number(a, "consulted_total"));
+	if (kvctl_number(a, "suggested_total") > 0)
+		printf("          named %.0f blocks for devices; fetched %.0f, and of these used "
+		       "%.0f\n",
+			kvctl_number(a, "suggested_total"), kvctl_number(a, "prefetched_total"),
+			kvctl_number(a, "prefetched_used_total"));
 }
 
 /* Only where something may be coded. */

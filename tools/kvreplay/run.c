@@ -27,6 +27,7 @@
 
 #define MAX_CLIENTS        256u
 #define RESERVE_TIMEOUT_MS 20000u
+#define ADMIN_TIMEOUT_MS   20000u
 #define SEGMENTS           8u /* of a device */
 
 struct options {
@@ -44,6 +45,9 @@ struct options {
 	const char *floor;    /* NULL: the space is exact; else of */
 	uint32_t floor_k, floor_v;
 	bool advisor;
+	bool ranks; /* every 50 ms, and names so many blocks for each use */
+	uint32_t prefetch;
+	uint32_t pace_ms; /* a client rests so long after each request */
 	bool json;
 };
 
@@ -242,6 +246,13 @@ static void count_hit(struct client *c, const struct trace_request *req, uint32_
 	}
 }
 
+static void rest(uint32_t ms)
+{
+	const struct timespec pause = { ms / 1000, ms % 1000 * 1000000L };
+
+	nanosleep(&pause, NULL);
+}
+
 static void one_request(struct client *c, const struct trace_request *req)
 {
 	struct kvp_prefix_info info = { .size = sizeof(info) };
@@ -281,6 +292,8 @@ static void one_request(struct client *c, const struct trace_request *req)
 	kvp_flush(c->kvp, RESERVE_TIMEOUT_MS);
 	if (c->run->o->device)
 		to_device(c, n);
+	if (c->run->o->pace_ms)
+		rest(c->run->o->pace_ms);
 	atomic_fetch_add(&c->tally->requests, 1);
 }
 
@@ -429,6 +442,28 @@ static struct kvp_counters tenant_counts(const struct run *run)
 	return stats;
 }
 
+/* Blocks that came to devices by the advisor's word, and of these used there. False: the daemon does not say. */
+static bool ask_advised(const struct run *run, uint64_t *ret_came, uint64_t *ret_used)
+{
+	struct kvp_open_opts opts = { .size = sizeof(opts), .socket = run->socket };
+	struct kvp_admin *admin = NULL;
+	char *text = NULL;
+	json_t *status = NULL, *a;
+	bool said;
+
+	if (kvp_admin_open(&opts, &admin) == 0 &&
+		kvp_admin_request(admin, "{\"verb\":\"status\"}", ADMIN_TIMEOUT_MS, 0, &text) == 0)
+		status = json_loads(text, 0, NULL);
+	a = json_object_get(status, "advisor");
+	said = json_is_object(a);
+	*ret_came = (uint64_t)json_integer_value(json_object_get(a, "prefetched_total"));
+	*ret_used = (uint64_t)json_integer_value(json_object_get(a, "prefetched_used_total"));
+	json_decref(status);
+	free(text);
+	kvp_admin_close(admin);
+	return said;
+}
+
 static double ratio(uint64_t a, uint64_t b)
 {
 	return b ? (double)a / (double)b : 0;
@@ -438,6 +473,8 @@ static void report(const struct run *run, const struct tally *t, const struct kv
 	double took)
 {
 	const struct options *o = run->o;
+	uint64_t came = 0, used = 0;
+	bool advised = o->prefetch && ask_advised(run, &came, &used);
 
 	if (o->json) {
 		printf("{\"policy\":\"%s\",\"capacity\":%u,\"clients\":%u,\"block_tokens\":%u,"
@@ -465,6 +502,9 @@ static void report(const struct run *run, const struct tally *t, const struct kv
 			       ",\"held_blocks\":%" PRIu64 ",\"held_bytes\":%" PRIu64,
 				o->floor, run->block_bytes, run->room_bytes, t->coded,
 				tenant->blocks, tenant->payload_bytes);
+		if (advised)
+			printf(",\"prefetched\":%" PRIu64 ",\"prefetched_used\":%" PRIu64, came,
+				used);
 		puts("}");
 		return;
 	}
@@ -484,6 +524,8 @@ static void report(const struct run *run, const struct tally *t, const struct kv
 		       " copied there, %" PRIu64 " had no room)\n",
 			ratio(t->vram_hit_blocks, t->blocks), o->vram_blocks, t->warmed,
 			t->unwarmed);
+	if (advised)
+		printf("  prefetched            %" PRIu64 ", and used %" PRIu64 "\n", came, used);
 	printf("  hits verified         %" PRIu64 ", corrupt %" PRIu64 "\n", t->verified,
 		t->corrupt);
 	if (o->floor)
@@ -626,15 +668,18 @@ static int with_daemon(struct run *run)
 	};
 	struct kvt_daemon d = { 0 };
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-	char error[1500], more[96];
+	char error[1500], more[160], ranks[80] = "";
 	int r;
 
 	if (o->socket) {
 		snprintf(run->socket, sizeof(run->socket), "%s", o->socket);
 		return replay(run);
 	}
-	snprintf(more, sizeof(more), "admin_group: \"%u\"\n%s", (unsigned)getegid(),
-		o->advisor ? "advisor: true\n" : "");
+	if (o->ranks)
+		snprintf(ranks, sizeof(ranks), "advisor_period_ms: 50\nadvisor_prefetch: %u\n",
+			o->prefetch);
+	snprintf(more, sizeof(more), "admin_group: \"%u\"\n%s%s", (unsigned)getegid(),
+		o->advisor ? "advisor: true\n" : "", ranks);
 	opts.more = more;
 	if (o->device) {
 		/* Segments that are not larger than they have to be: no slot too many. */
@@ -668,6 +713,9 @@ static void usage(FILE *f)
 	      "  --capacity N        blocks that the pool holds (default 10000)\n"
 	      "  --policy NAME       eviction policy of the daemon (default lru)\n"
 	      "  --advisor           with the daemon's advisor, which is off otherwise\n"
+	      "  --prefetch N        with the advisor, which ranks every 50 ms and names N blocks\n"
+	      "                      for each use that are fetched to the device; 0..64\n"
+	      "  --pace MS           each client rests so long after a request (default 0)\n"
 	      "  --device host       with a device of host memory, on which each request reads\n"
 	      "  --vram-blocks N     blocks that it holds (default 1000)\n"
 	      "  --clients N         client processes (default 1, at most 256)\n"
@@ -722,6 +770,8 @@ static int parse(int argc, char **argv, struct options *o)
 		{ "device", required_argument, NULL, 'D' },
 		{ "vram-blocks", required_argument, NULL, 'v' },
 		{ "advisor", no_argument, NULL, 'a' },
+		{ "prefetch", required_argument, NULL, 'P' },
+		{ "pace", required_argument, NULL, 'w' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
@@ -753,6 +803,13 @@ static int parse(int argc, char **argv, struct options *o)
 			break;
 		case 'v':
 			r = number("--vram-blocks", optarg, 1, 1u << 24, &o->vram_blocks);
+			break;
+		case 'w':
+			r = number("--pace", optarg, 0, 60000, &o->pace_ms);
+			break;
+		case 'P':
+			r = number("--prefetch", optarg, 0, 64, &o->prefetch);
+			o->advisor = o->ranks = true;
 			break;
 		case 'j':
 			o->json = true;

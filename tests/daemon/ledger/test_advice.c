@@ -24,7 +24,7 @@ static kvp_block_id chain[KVPD_ADVICE_CHAIN];
 
 static struct kvpd_advice *make(uint32_t ids, uint32_t blocks)
 {
-	const struct kvpd_advice_size size = { ids, blocks, 256 };
+	const struct kvpd_advice_size size = { ids, blocks, 256, 4 };
 	struct kvpd_advice *a = NULL;
 
 	assert_int_equal(kvpd_advice_new(&size, &a), 0);
@@ -148,7 +148,7 @@ static void test_edges(void **state)
 /* What is used often and by several is spared, but no more of it than the batch says, a ranking. */
 static void test_spares(void **state)
 {
-	const struct kvpd_advice_size size = { 64, 64, 2 };
+	const struct kvpd_advice_size size = { 64, 64, 2, 0 };
 	struct kvpd_advice *a = NULL;
 	uint64_t now = 100 * SEC;
 
@@ -175,6 +175,56 @@ static void test_spares(void **state)
 		assert_false(kvpd_advice_spares(a, 1)); /* the same ranking */
 		assert_int_equal(figures(a, now).spared, 2 * (round + 1));
 	}
+	kvpd_advice_free(a);
+}
+
+/* D-079: cold neighbours alone are named, by a ranking that is young, and their scores say who may make way. */
+static void test_suggests(void **state)
+{
+	const struct kvpd_advice_size none = { 64, 64, 256, 0 };
+	struct kvpd_advice *a = make(64, 64), *b = NULL;
+	const kvp_block_id active[2] = { 1, 0 };
+	uint64_t now = 100 * SEC;
+	kvp_block_id got[KVPD_ADVICE_AHEAD];
+
+	(void)state;
+	assert_false(kvpd_advice_fetches(NULL));
+	assert_true(kvpd_advice_fetches(a));
+	for (uint32_t i = 0; i < 6; i++)
+		kvpd_advice_put(a, i, i ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1);
+	kvpd_advice_used(a, 1, 2);
+	kvpd_advice_listen(a, chain, now);
+	kvpd_advice_rank(a, now, 0);
+	assert_int_equal(kvpd_advice_suggest(a, active, 2, now, got), 0); /* all are there */
+	for (uint32_t i = 2; i < 6; i++)
+		kvpd_advice_place(a, i, true);
+	kvpd_advice_used(a, 1, 2);
+	kvpd_advice_listen(a, chain, now);
+	kvpd_advice_rank(a, now, 0);
+	assert_int_equal(kvpd_advice_suggest(a, active, 2, now, got), 1);
+	assert_int_equal(got[0], 2);
+	assert_true(kvpd_advice_below(a, 2, 1));
+	assert_false(kvpd_advice_below(a, 1, 2));
+	assert_false(kvpd_advice_below(a, 63, 1)); /* not known: it came since */
+	assert_int_equal(
+		kvpd_advice_lowest(a, now, 64, got), 2); /* what lies there, children first */
+	assert_true(got[0] == 1 && got[1] == 0);
+	assert_int_equal(kvpd_advice_suggest(a, active, 2, now + KVPD_ADVICE_MAX_AGE_NS, got), 1);
+	assert_int_equal(
+		kvpd_advice_suggest(a, active, 2, now + KVPD_ADVICE_MAX_AGE_NS + 1, got), 0);
+	assert_int_equal(kvpd_advice_lowest(a, now + KVPD_ADVICE_MAX_AGE_NS + 1, 64, got), 0);
+	kvpd_advice_came(a, 2, true);
+	kvpd_advice_came(a, 3, true);
+	kvpd_advice_came(a, 3, false); /* it went, and a client brought it */
+	kvpd_advice_came(a, 64, true); /* not known, and not counted */
+	kvpd_advice_paid(a, 2);
+	kvpd_advice_paid(a, 3);
+	assert_int_equal(figures(a, now).suggested, 2);
+	assert_int_equal(figures(a, now).fetched, 2);
+	assert_int_equal(figures(a, now).fetched_used, 1);
+	assert_int_equal(kvpd_advice_new(&none, &b), 0);
+	assert_int_equal(figures(a, now).bytes - figures(b, now).bytes, 8); /* a bit for each */
+	kvpd_advice_free(b);
 	kvpd_advice_free(a);
 }
 
@@ -372,7 +422,7 @@ static void test_in_a_ledger(void **state)
 
 	dp_defaults(&w, &limits);
 	limits.max_blocks = 40;
-	w.config.advisor = (struct kvpd_advisor_config){ true, 50, 8 };
+	w.config.advisor = (struct kvpd_advisor_config){ true, 50, 8, 0 };
 	dp_start(&w, &limits);
 	f = of_world(&w);
 	assert_true(f.on && !f.made);
@@ -414,7 +464,7 @@ static struct dp_client *small(struct dp_world *w, uint32_t *ret_space)
 
 	dp_defaults(w, &limits);
 	limits.max_blocks = 8;
-	w->config.advisor = (struct kvpd_advisor_config){ true, 50, 256 };
+	w->config.advisor = (struct kvpd_advisor_config){ true, 50, 256, 0 };
 	dp_start(w, &limits);
 	c = dp_attach(w, w->tenant);
 	*ret_space = dp_space(c, "m", 4);
@@ -551,6 +601,7 @@ int main(void)
 		cmocka_unit_test(test_not_taken),
 		cmocka_unit_test(test_edges),
 		cmocka_unit_test(test_spares),
+		cmocka_unit_test(test_suggests),
 		cmocka_unit_test(test_dropped),
 		cmocka_unit_test(test_portions),
 		cmocka_unit_test(test_two_threads),

@@ -3,7 +3,7 @@
 # shellcheck shell=bash disable=SC2034
 
 kvpool_packages_build="build-essential meson ninja-build pkg-config python3 libnuma-dev libjemalloc-dev
-libsystemd-dev libcyaml-dev libyaml-dev libjansson-dev libxxhash-dev libopenblas-dev libseccomp-dev
+libsystemd-dev libcyaml-dev libyaml-dev libjansson-dev libsqlite3-dev libxxhash-dev libopenblas-dev libseccomp-dev
 libcmocka-dev"
 kvpool_packages_check="clang clang-format libclang-rt-14-dev g++ systemd mandoc shellcheck valgrind
 redis-server memcached git python3-cffi python3-dev python3-numpy"

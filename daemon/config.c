@@ -82,6 +82,7 @@ struct raw_tenant {
 
 struct raw_config {
 	char *runtime_dir;
+	char *state_dir;
 	char *socket;
 	char *user;
 	char *admin_group;
@@ -186,6 +187,7 @@ static const cyaml_schema_value_t tenant_schema = {
 
 static const cyaml_schema_field_t top_fields[] = {
 	TEXT(struct raw_config, "runtime_dir", runtime_dir),
+	TEXT(struct raw_config, "state_dir", state_dir),
 	TEXT(struct raw_config, "socket", socket),
 	TEXT(struct raw_config, "user", user),
 	TEXT(struct raw_config, "admin_group", admin_group),
@@ -598,6 +600,9 @@ static int check_paths(struct kvpd_complaint *l, const struct kvpd_config *confi
 	const size_t room = sizeof(((struct sockaddr_un *)0)->sun_path) - 1;
 	size_t longest = strlen(config->socket);
 
+	if (config->state_dir && config->state_dir[0] != '/')
+		return kvpd_wrong(
+			l, "state_dir", "'%.80s' is not an absolute path", config->state_dir);
 	if (config->runtime_dir[0] != '/')
 		return kvpd_wrong(
 			l, "runtime_dir", "'%.80s' is not an absolute path", config->runtime_dir);
@@ -635,6 +640,7 @@ static int get_top(struct kvpd_complaint *l, const struct raw_config *raw, struc
 	int r;
 
 	GET(kvpd_value_text(l, "runtime_dir", raw->runtime_dir, &c->runtime_dir));
+	GET(kvpd_value_text(l, "state_dir", raw->state_dir, &c->state_dir));
 	GET(kvpd_value_file_name(l, "socket", raw->socket, &c->socket));
 	GET(kvpd_value_text(l, "user", raw->user, &c->user));
 	GET(kvpd_value_text(l, "admin_group", raw->admin_group, &c->admin_group));
@@ -964,6 +970,7 @@ struct kvpd_config *kvpd_config_free(struct kvpd_config *config)
 	free(config->tenants);
 	free(config->path);
 	free(config->runtime_dir);
+	free(config->state_dir);
 	free(config->socket);
 	free(config->user);
 	free(config->admin_group);

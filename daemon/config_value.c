@@ -78,6 +78,7 @@ const char *kvpd_value_wanted(const char *path)
 		{ "log_level", "error, warning, notice, info or debug" },
 		{ "policy", "the name of a policy" },
 		{ "runtime_dir", "an absolute path" },
+		{ "state_dir", "an absolute path" },
 		{ "socket", "the name of a file" },
 		{ "name", "a name" },
 		{ "user", USER },

@@ -141,7 +141,7 @@ int kvpd_arena_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kv
 int kvpd_retire_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id);
 
 /*
- * Data-plane verbs of administration: blocks, inspect, pin, unpin, evict, drain, check. What is
+ * Data-plane verbs of administration: blocks, inspect, pin, unpin, evict, drain, check and others. What is
  * counted is in daemon/figures.h. Each is done in steps, of a slice on the ledger, and both threads
  * serve others between them, so what is asked about may change meanwhile; docs/admin.md says what an
  * answer means then.

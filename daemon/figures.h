@@ -174,8 +174,9 @@ struct kvpd_space_figures {
 	uint64_t tokens_put;
 	uint64_t tokens_asked, tokens_matched;
 	uint64_t evictions;
-	const char *precision; /* its rule, a word that lives for ever */
-	uint32_t budget;       /* millionths */
+	const char *quality_start; /* where the bits that it began with are from, and */
+	const char *precision;     /* its rule: words that live for ever */
+	uint32_t budget;           /* millionths */
 	uint32_t hot_tokens, stale_tokens;
 	uint64_t dram_bytes, native_bytes; /* of payloads in DRAM, and if all were native */
 	struct kvpd_quality_figures quality;

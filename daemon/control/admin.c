@@ -203,7 +203,7 @@ void kvpd_admin_drop(struct kvpd_conn *conn)
 static bool changes_something(const char *verb)
 {
 	static const char *const verbs[] = { "pin", "unpin", "evict", "drain", "device-drain",
-		"device-detach", "device-attach", "space-set" };
+		"device-detach", "device-attach", "space-set", "thresholds-import" };
 
 	for (unsigned i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
 		if (!strcmp(verb, verbs[i]))

@@ -355,6 +355,7 @@ static json_t *space_json(
 	put_rule(o, s);
 	kvpd_put_int(o, "floor_bits", s->quality.floor_bits);
 	kvpd_put_int(o, "coding_bits", s->quality.coding_bits);
+	kvpd_put_text(o, "quality_start", s->quality_start);
 	put_quality(o, &s->quality);
 	json_object_set_new(o, "rates", kvpd_rates_of_space(rates, &f->tenant[s->tenant], s));
 	return o;

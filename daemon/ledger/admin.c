@@ -29,6 +29,8 @@ static const struct kvpd_verb *const verbs[] = {
 	&kvpd_verb_device_attach,
 	&kvpd_verb_device_left,
 	&kvpd_verb_what_if,
+	&kvpd_verb_thresholds,
+	&kvpd_verb_thresholds_import,
 };
 
 /* ---- what verbs use ------------------------------------------------------------------------- */
@@ -91,7 +93,7 @@ static int step_on_ledger(struct kvpd_ledger *l, void *arg)
 
 	q->l = l;
 	q->until_ns = kvpd_now_ns() + KVPD_SLICE_NS;
-	if (!q->begun && q->only && !kvpd_tenant_find(l, q->only))
+	if (!q->begun && q->only && !q->verb->absent && !kvpd_tenant_find(l, q->only))
 		return kvpd_request_fail(q, -ENOENT, "there is no tenant '%s'", q->only);
 	q->begun = true;
 	return q->verb->step(q);

@@ -53,6 +53,7 @@ struct kvpd_request {
 
 struct kvpd_verb {
 	const char *name;
+	bool absent; /* the tenant that is named need not be there */
 	/* Optional; before every step. -EINPROGRESS: there is more to do before it; others end it. */
 	int (*prepare)(struct kvpd_request *q);
 	int (*step)(struct kvpd_request *q);
@@ -68,7 +69,7 @@ struct kvpd_verb {
 extern const struct kvpd_verb kvpd_verb_blocks, kvpd_verb_inspect, kvpd_verb_pin, kvpd_verb_unpin,
 	kvpd_verb_evict, kvpd_verb_drain, kvpd_verb_check, kvpd_verb_space_set,
 	kvpd_verb_device_drain, kvpd_verb_device_detach, kvpd_verb_device_attach,
-	kvpd_verb_device_left, kvpd_verb_what_if;
+	kvpd_verb_device_left, kvpd_verb_what_if, kvpd_verb_thresholds, kvpd_verb_thresholds_import;
 
 /* The error in words; returns it. */
 __attribute__((format(printf, 3, 4))) int kvpd_request_fail(

@@ -9,6 +9,7 @@
 #include "daemon/ledger/claim.h"
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/evict.h"
+#include "daemon/ledger/learnt.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/limbo.h"
 #include "daemon/ledger/list.h"
@@ -50,6 +51,7 @@ static bool (*const steps[KVPD_DUE_KINDS])(struct kvpd_tenant *t, uint64_t now) 
 	kvpd_budget_step,
 	kvpd_remat_step,
 	kvpd_ahead_step,
+	kvpd_learnt_step,
 };
 
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds)
@@ -88,7 +90,8 @@ static uint32_t ticking(const struct kvpd_tenant *t)
 	       (t->n_doomed ? KVPD_DUE_DOOMED : 0) | (t->n_stalled ? KVPD_DUE_STALLED : 0) |
 	       (t->n_limbo ? KVPD_DUE_LIMBO : 0) |
 	       (t->n_draining || t->n_unproven || t->warm || t->over ? KVPD_DUE_EXTENTS : 0) |
-	       (t->n_tips ? KVPD_DUE_TIPS : 0) | (t->n_only ? KVPD_DUE_BEHIND : 0);
+	       (t->n_tips ? KVPD_DUE_TIPS : 0) | (t->n_only ? KVPD_DUE_BEHIND : 0) |
+	       (t->learner.changed ? KVPD_DUE_LEARNT : 0);
 }
 
 /*

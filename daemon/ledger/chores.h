@@ -28,7 +28,8 @@ struct kvpd_tenant;
 #define KVPD_DUE_BUDGET    (1u << 13) /* rules of spaces are to be carried out */
 #define KVPD_DUE_REMAT     (1u << 14) /* chains are wanted of which something is missing */
 #define KVPD_DUE_AHEAD     (1u << 15) /* blocks near those that were used may be fetched to a device */
-#define KVPD_DUE_KINDS     16u
+#define KVPD_DUE_LEARNT    (1u << 16) /* quality windows have something to be kept */
+#define KVPD_DUE_KINDS     17u
 
 /* Something of these kinds is due. */
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds);

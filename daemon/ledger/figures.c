@@ -228,6 +228,7 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	f->stale_tokens = t->space[i].rule.stale_tokens;
 	kvpd_budget_bytes(t, i, &f->dram_bytes, &f->native_bytes);
 	kvpd_quality_read(t, i, &f->quality);
+	f->quality_start = kvpd_quality_origin(t, i);
 }
 
 static void read_client(struct kvpd_session *s, struct kvpd_client_figures *f)

@@ -37,7 +37,7 @@ static const char schema[] =
 
 struct kvpd_learnt_file {
 	sqlite3 *db;
-	char tenant[64];
+	char tenant[KVPD_LEARNT_NAME];
 	char path[PATH_MAX];
 };
 
@@ -47,8 +47,7 @@ bool kvpd_learnt_name_good(const char *tenant)
 {
 	size_t n = strlen(tenant);
 
-	return n && n < sizeof(((struct kvpd_learnt_file *)0)->tenant) && tenant[0] != '.' &&
-	       tenant[0] != '-' &&
+	return n && n < KVPD_LEARNT_NAME && tenant[0] != '.' && tenant[0] != '-' &&
 	       strspn(tenant,
 		       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == n;
 }
@@ -654,16 +653,22 @@ static int load(struct kvpd_learnt_file *f, const char *sql, const char *id,
 	return r < 0 ? r : judge(f, code);
 }
 
+/* Rows whose context is not known are the nearest to none. */
 static int find_own(struct kvpd_learnt_file *f, const struct kvpd_learnt *want,
 	struct kvp_threshold_store *store, struct kvp_threshold_record *ret)
 {
-	struct kvp_threshold_record last = { 0 };
-	int r = load(f,
+	static const char *const sql[] = {
+		"SELECT " COLUMNS " FROM learnt WHERE id = ? AND layer = 256 AND origin = 0 "
+		"AND context > 0 ORDER BY serial",
 		"SELECT " COLUMNS
 		" FROM learnt WHERE id = ? AND layer = 256 AND origin = 0 ORDER BY serial",
-		want->id, store, &last);
+	};
+	struct kvp_threshold_record last = { 0 };
+	int r = 0;
 
 	_Static_assert(KVPD_LEARNT_ALL == 256, "in SQL, here and below");
+	for (int i = want->context_tokens ? 0 : 1; r == 0 && i < 2 && !last.model[0]; i++)
+		r = load(f, sql[i], want->id, store, &last);
 	if (r < 0)
 		return r;
 	if (!last.model[0])

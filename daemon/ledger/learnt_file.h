@@ -34,6 +34,7 @@
 #define KVPD_LEARNT_BYTES (UINT64_C(16) << 20)
 #define KVPD_LEARNT_ID    33u /* hexadecimal digits and a NUL */
 #define KVPD_LEARNT_WHY   192u
+#define KVPD_LEARNT_NAME  64u /* of a tenant, with a NUL */
 
 struct kvpd_learnt {
 	char id[KVPD_LEARNT_ID];        /* of all by which what coding does to a model may differ */
@@ -76,7 +77,8 @@ int kvpd_learnt_save(struct kvpd_learnt_file *f, const struct kvpd_learnt *rows,
 
 /*
  * What a space should begin with, by the rows of layer KVPD_LEARNT_ALL that were measured: of those of this id the
- * one of the nearest context length (kvp_threshold_nearest()), or where the context is not known (0) that which was
+ * one of the nearest context length (kvp_threshold_nearest(); one without, 0, only if there is no other), or where the
+ * context is not known (0) that which was
  * written last; else of the newest KVPD_LEARNT_NEIGHBOURS rows of other models the nearest
  * (kvp_threshold_bootstrap()), whose width becomes a row with origin INHERITED for this id. Of `want` id, model, shape,
  * context_tokens and width count, this being the lowest that the answer may have. -ENOENT: nothing is known.

@@ -82,6 +82,7 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	kvpd_worker_init(&l->dropper, l);
 	kvpd_worker_init(&l->mover, l);
 	kvpd_worker_init(&l->planner, l);
+	kvpd_worker_init(&l->store, l);
 
 	r = kvpd_advisor_init(&l->advisor, &params->config->advisor);
 	if (r == 0)
@@ -100,6 +101,7 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 		kvpd_ledger_free(l);
 		return r;
 	}
+	kvpd_learnt_begin(l, params->config);
 	*ret_ledger = l;
 	return 0;
 }
@@ -113,6 +115,8 @@ int kvpd_ledger_start(struct kvpd_ledger *l)
 		r = kvpd_worker_start(&l->dropper, "kvpool-dropper");
 	if (r == 0)
 		r = kvpd_worker_start(&l->planner, "kvpool-remat");
+	if (r == 0)
+		r = kvpd_worker_start(&l->store, "kvpool-store");
 
 	/* A copy uses the memory's bandwidth more than the core: one mover for four cores. */
 	for (long i = 0; r == 0 && i < (cores < 8 ? 1 : cores / 4) && i < (long)KVPD_WORKER_THREADS;
@@ -147,11 +151,17 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_worker_stop(&l->dropper);
 	kvpd_worker_stop(&l->mover);
 	kvpd_worker_stop(&l->planner);
+	kvpd_worker_stop(&l->store);
 	kvpd_advisor_stop(&l->advisor);
 	kvpd_media_stop(l);
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
 		if (l->tenant[i])
 			kvpd_tenant_end_sessions(l->tenant[i]);
+	while (kvpd_ledger_finish_jobs(l))
+		;
+	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
+		if (l->tenant[i])
+			kvpd_learnt_flush(l->tenant[i]);
 	while (kvpd_ledger_finish_jobs(l))
 		;
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
@@ -163,6 +173,8 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_worker_fini(&l->dropper);
 	kvpd_worker_fini(&l->mover);
 	kvpd_worker_fini(&l->planner);
+	kvpd_worker_fini(&l->store);
+	kvpd_learnt_question_fini(&l->question);
 	kvpd_advisor_fini(&l->advisor);
 	kvpd_turns_fini(&l->row);
 	pthread_mutex_destroy(&l->lock);
@@ -175,6 +187,7 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 		close(l->epoll_fd);
 	kvpd_media_free(l);
 	free(l->policy);
+	free(l->state_dir);
 	free(l);
 	return NULL;
 }

@@ -10,6 +10,7 @@
 
 #include "daemon/dataplane.h"
 #include "daemon/ledger/advisor.h"
+#include "daemon/ledger/learnt.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/portion.h"
@@ -31,6 +32,7 @@ struct kvpd_ledger {
 	enum kvpd_tristate mlock;
 	int numa_node;
 	char *policy;
+	char *state_dir; /* NULL: nothing is kept, see learnt.h */
 	uint32_t claim_ttl_ms;
 	uint32_t max_sessions;
 
@@ -87,6 +89,8 @@ struct kvpd_ledger {
 	struct kvpd_worker dropper;
 	struct kvpd_worker mover;
 	struct kvpd_worker planner; /* of recomputation, see remat.h */
+	struct kvpd_worker store;   /* of what was learnt, see learnt.h */
+	struct kvpd_learnt_question question;
 	struct kvpd_advisor advisor;
 	uint64_t curves; /* number of the last question for tenants' curves */
 };

@@ -40,8 +40,33 @@ int kvpd_quality_new(const struct kvpd_codes *codes, struct kvpd_quality **ret_q
 	}
 	for (uint32_t i = 0; i < KVP_MAX_LAYERS; i++)
 		q->layer[i] = -1;
+	q->start.origin = KVP_ORIGIN_DEFAULT;
 	*ret_quality = q;
 	return 0;
+}
+
+void kvpd_quality_start(struct kvpd_tenant *t, uint32_t space, uint32_t width, uint32_t origin)
+{
+	struct kvpd_quality *q = t->space[space].quality;
+	uint32_t lowest = t->space[space].codes->lowest;
+
+	if (q->adapt.changes)
+		return;
+	q->adapt.now.archive_width = width < lowest ? width : lowest;
+	q->adapt.since_change = 0;
+	q->start.origin = origin;
+}
+
+const char *kvpd_quality_origin(const struct kvpd_tenant *t, uint32_t space)
+{
+	static const char *const words[] = {
+		[KVP_ORIGIN_MEASURED] = "measured",
+		[KVP_ORIGIN_INHERITED] = "inherited",
+		[KVP_ORIGIN_DEFAULT] = "default",
+	};
+	const struct kvpd_quality *q = t->space[space].quality;
+
+	return q ? words[q->start.origin] : "";
 }
 
 uint32_t kvpd_quality_width(const struct kvpd_tenant *t, uint32_t space, uint32_t floor)
@@ -70,7 +95,7 @@ static void add(struct kvpd_tenant *t, uint32_t space, struct kvpd_quality *q, f
 		(void)kvp_adapt_retarget(&q->adapt, target(t));
 	if (q->adapt.now.archive_width > floor)
 		q->adapt.now.archive_width = floor;
-	(void)kvp_adapt_sample(&q->adapt, score);
+	kvpd_learnt_scored(t, space, kvp_adapt_sample(&q->adapt, score) > 0);
 	q->idle = 0;
 }
 
@@ -117,7 +142,8 @@ void kvpd_quality_wanted(struct kvpd_tenant *t, const struct kvpd_class *c)
 			++q->idle < KVP_QUALITY_WINDOW)
 			continue;
 		q->idle = 0;
-		(void)kvp_adapt_retry(&q->adapt);
+		if (kvp_adapt_retry(&q->adapt) > 0)
+			kvpd_learnt_scored(t, i, true);
 	}
 }
 

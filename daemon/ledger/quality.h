@@ -15,7 +15,8 @@
  *
  * Below the tenant's `quality_target` blocks are coded with a width more, from 1.1 times that on with one
  * less; what is coded already stays. A space that has come to native codes nothing, and has no checks
- * that could bring it back: when room was wanted so often that a window would be full, it tries.
+ * that could bring it back: when room was wanted so often that a window would be full, it tries. learnt.h says what
+ * of that is kept when the daemon ends.
  */
 #ifndef KVPD_QUALITY_H
 #define KVPD_QUALITY_H
@@ -24,6 +25,7 @@
 #include <stdint.h>
 
 #include "daemon/figures.h"
+#include "daemon/ledger/learnt.h"
 #include "payload/kvp_payload.h"
 #include "policy/kvp_thresholds.h"
 
@@ -55,12 +57,18 @@ struct kvpd_quality {
 	uint32_t idle;          /* times that room was wanted while the width was native */
 	uint32_t tokens;        /* the longest sequence of which a block was checked */
 	uint64_t checked, reported;
+	struct kvpd_learnt_start start;
 	double worst;                /* of the last check */
 	float layer[KVP_MAX_LAYERS]; /* running mean of checks; below 0: none */
 };
 
 /* For a space whose blocks are coded so. -ENOMEM. */
 int kvpd_quality_new(const struct kvpd_codes *codes, struct kvpd_quality **ret_quality);
+
+/* Its window goes on from a width that was learnt before, unless it has decided something by now. */
+void kvpd_quality_start(struct kvpd_tenant *t, uint32_t space, uint32_t width, uint32_t origin);
+/* Where the width came from that it began with, a word that lives for ever; "" for an exact space. */
+const char *kvpd_quality_origin(const struct kvpd_tenant *t, uint32_t space);
 
 /* The width that next blocks of the space are coded to, if `floor` is the lowest that is allowed. */
 uint32_t kvpd_quality_width(const struct kvpd_tenant *t, uint32_t space, uint32_t floor);

@@ -10,6 +10,7 @@
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/grow.h"
+#include "daemon/ledger/learnt.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lookups.h"
 #include "daemon/ledger/medium.h"
@@ -285,6 +286,7 @@ static int free_entry(struct kvpd_tenant *t, uint64_t now, uint32_t *ret_space)
 	e->tries = 0;
 	kvp_store_release(&shm_space(t, e->space)->state, KVP_SPACE_FREE);
 	t->space[e->space].cls = NULL;
+	kvpd_learnt_leave(t, e->space);
 	kvpd_precision_leave(t, e->space);
 	*ret_space = e->space;
 	return 0;
@@ -391,6 +393,7 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 			return refuse(c, r, "no memory");
 		t->space[i].cls = cls;
 		enter(t, i, c->canon, bytes);
+		kvpd_learnt_enter(t, i);
 	}
 	if (s->opens[i] == MAX_OPENS)
 		return refuse(c, -EMFILE, "this client has the space open too often");

@@ -170,8 +170,14 @@ static void the_nearest_context_is_found(void **unused)
 
 	(void)unused;
 	assert_int_equal(find('a', 1024, &found), -ENOENT);
+	r = row('a', KVPD_LEARNT_ALL, 0, KVP_WIDTH_3);
+	save(&r, 1);
+	assert_int_equal(find('a', 16, &found), 0);
+	assert_int_equal(found.width, KVP_WIDTH_3); /* better than nothing */
 	r = row('a', KVPD_LEARNT_ALL, 256, KVP_WIDTH_2);
 	save(&r, 1);
+	assert_int_equal(find('a', 16, &found), 0);
+	assert_int_equal(found.width, KVP_WIDTH_2);
 	r = row('a', KVPD_LEARNT_ALL, 65536, KVP_WIDTH_8);
 	save(&r, 1);
 	r = row('a', KVPD_LEARNT_ALL, 8192, KVP_WIDTH_4);

@@ -69,6 +69,9 @@ class WithoutDaemon(unittest.TestCase):
         (["what-if", "--memory", "much"], "512MiB or 8G"), (["what-if", "--memory", "0"], "up to 1024 TiB"),
         (["what-if", "--memory", "2000T"], "up to 1024 TiB"), (["what-if", "--memory", "1GB"], "512MiB or 8G"),
         (["what-if", "--floor"], "--floor CODEC"), (["what-if", "8G"], "takes options only"),
+        (["thresholds"], "list, export, import"), (["thresholds", "forget"], "list, export, import"),
+        (["thresholds", "list", "f"], "no file"), (["thresholds", "export"], "export FILE"),
+        (["thresholds", "import", "f"], "--tenant NAME"), (["thresholds", "import", "f", "g"], "one file"),
         (["doctor", "me"], "me"), (["version", "--tenant", "x"], "--tenant"))
 
     def test_wrong_use(self):
@@ -96,7 +99,7 @@ class WithoutDaemon(unittest.TestCase):
     def test_help_of_each_command(self):
         commands = [line.split()[0] for line in self.run_kvctl("--help").stdout.split("\n\n")[1]
                     .splitlines()]
-        self.assertEqual(len(commands), 16)
+        self.assertEqual(len(commands), 17)
         for command in commands:
             r = self.run_kvctl(command, "--help")
             self.assertEqual((r.returncode, r.stderr), (0, ""), command)

@@ -243,11 +243,12 @@ static int take(struct kvctl *ctl, const struct kvctl_command *command,
 	return 0;
 }
 
-/* What is to be done, and perhaps with which device. */
+/* What is to be done, and perhaps with which device, or file. */
 static int take_action(struct kvctl *ctl, const struct kvctl_command *command, int argc,
 	char **argv, json_t *given)
 {
 	const char *action = optind < argc ? argv[optind++] : "";
+	bool file = strstr(command->operand, "[FILE]") != NULL;
 	char words[64], all[128];
 
 	snprintf(words, sizeof(words), "%.*s", (int)strcspn(command->operand, " "),
@@ -258,10 +259,11 @@ static int take_action(struct kvctl *ctl, const struct kvctl_command *command, i
 			*action ? "'" : "");
 	json_object_set_new(given, "action", json_string(action));
 	if (optind < argc)
-		json_object_set_new(given, "device", json_string(argv[optind++]));
+		json_object_set_new(given, file ? "file" : "device", json_string(argv[optind++]));
 	return optind == argc ? 0
 			      : kvctl_fail(ctl, command->name, KVCTL_USAGE,
-					"one device at a time, '%s' is one too many", argv[optind]);
+					"one %s at a time, '%s' is one too many",
+					file ? "file" : "device", argv[optind]);
 }
 
 /* What is to be done with which space, and what it is given: NAME, and any number of KEY=VALUE. */

@@ -54,7 +54,7 @@ struct kvctl_command {
 	const char *summary; /* a line */
 	const char *more;    /* further lines for the command's own help, or NULL */
 	const struct kvctl_option *options;
-	/* given: the options by their names, operands as "key", or "action" and "device"; borrowed. An
+	/* given: the options by their names, operands as "key", or "action" and "device" or "file"; borrowed. An
 	 * exit status. */
 	int (*run)(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 };
@@ -150,6 +150,7 @@ int kvctl_check(struct kvctl *ctl, const struct kvctl_command *command, const js
 int kvctl_space(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_device(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_what_if(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
+int kvctl_thresholds(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_version(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 

@@ -123,6 +123,14 @@ static const struct kvctl_command commands[] = {
 		"(docs/policies.md). SHARE is a tenant's share, metadata included; HIT% is of "
 		"blocks.",
 		of_what_if, kvctl_what_if },
+	{ "thresholds", "list|export|import [FILE]",
+		"what was learnt of the bits that models bear, which outlives the daemon",
+		"list has a row for each model, context length and layer that scores came of. "
+		"export\n"
+		"writes those of --tenant to FILE, import adds those of FILE to what --tenant has: "
+		"all\n"
+		"of them, or none if anything is wrong with one. kvpoold.yaml(5): state_dir.",
+		of_tenant, kvctl_thresholds },
 	{ "doctor", NULL, "is this machine set up well? Works without a daemon",
 		"Exit status 1 if there is a problem; notes are none.", none, kvctl_doctor },
 	{ "version", NULL, "of kvctl and of the daemon", NULL, none, kvctl_version },

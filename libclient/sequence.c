@@ -259,6 +259,23 @@ static int put_begin(struct put *p, const struct space_bind *b)
 	return 0;
 }
 
+/*
+ * A lease on what was found would keep all of it as it is, perhaps all that could be coded with fewer bits where
+ * there is no room, and a put reads none of it. It goes on without: put_holds() looks whether the deepest block
+ * stays.
+ */
+static void let_go(struct put *p)
+{
+	const struct kvp_prefix *m = p->match;
+	const struct kvp_hit *tip = &m->hits[m->n_blocks - 1];
+
+	if (!m->lease.slot)
+		return;
+	p->tip = tip->id;
+	p->tip_birth = kvp_word_birth(tip->word);
+	kvp_lease_drop(&p->match->lease);
+}
+
 static int64_t put_all(struct put *p)
 {
 	const struct space_bind *b = p->att ? bind_of(p->att, p->space) : NULL;
@@ -270,6 +287,7 @@ static int64_t put_all(struct put *p)
 	r = put_begin(p, b);
 	if (r < 0)
 		return r;
+	let_go(p);
 	pthread_mutex_lock(&c->ring_lock);
 	p->number = ++p->att->puts;
 	p->settled = p->att->commit_serial;

@@ -336,6 +336,9 @@ bool kvpd_vault_trade(struct kvpd_tenant *t, struct kvpd_class *c, const struct 
 		if (!x || x->cls->medium != KVPD_DRAM || x->cls->slot_bytes <= c->slot_bytes ||
 			!kvpd_extent_counts(x) || x->cls->vault_slots <= x->slots)
 			continue;
+		/* A piece from the end of the share makes no room for an extent, see vault_grow(). */
+		if (x->bytes < extent_wish(t) / 2)
+			continue;
 		if (!least || (x->cls == from && least->cls != from) ||
 			((x->cls == from) == (least->cls == from) && x->used < least->used))
 			least = x;

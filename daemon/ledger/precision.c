@@ -233,7 +233,7 @@ bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t 
 		return false;
 	if (!p->since_ns)
 		p->since_ns = now;
-	if (now - p->since_ns < PATIENCE_NS)
+	if (now < p->since_ns + PATIENCE_NS)
 		return true;
 	p->since_ns = 0;
 	return false;

@@ -48,8 +48,9 @@ void kvpd_extent_drain(struct kvpd_extent *x)
 
 bool kvpd_extent_stuck(const struct kvpd_extent *x, uint64_t now)
 {
+	/* Who asks may have looked at the clock before it was written. */
 	return x->state == KVPD_EXTENT_LIVE && x->used == x->left && !x->moving &&
-	       now - x->left_ns >= STUCK_NS;
+	       now >= x->left_ns + STUCK_NS;
 }
 
 bool kvpd_extent_kept(const struct kvpd_extent *x, uint64_t now)

@@ -28,7 +28,7 @@ static bool is_tip(const struct kvpd_session *s, uint32_t block)
 
 bool kvpd_tip_now(const struct kvpd_session *s, uint32_t block, uint64_t now)
 {
-	return s && is_tip(s, block) && now - s->tip_ns < WRITING_NS;
+	return s && is_tip(s, block) && now < s->tip_ns + WRITING_NS;
 }
 
 void kvpd_tip_clear(struct kvpd_session *s)

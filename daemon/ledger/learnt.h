@@ -7,7 +7,7 @@
  * its window has not decided anything meanwhile, it goes on from there. Only of checks does it learn how long its
  * sequences are: until the window's first decision it asks anew whenever that is another power of two. The ledger
  * hands over what a window has come to, once a second at most and for KVPD_LEARNT_JOBS spaces of a tenant at a time: after
- * each change, each twenty scores, when the space goes, and at the daemon's end. A job that the disk holds up holds
+ * each change, each twenty scores, when space or tenant go, and at the daemon's end. A job that the disk holds up holds
  * up later ones alone, and what is not written goes with the daemon.
  *
  * A space's window is one for all its layers, and so is what is turned by it. Rows of layers have that width, and
@@ -56,7 +56,10 @@ void kvpd_learnt_leave(struct kvpd_tenant *t, uint32_t space);
 void kvpd_learnt_scored(struct kvpd_tenant *t, uint32_t space, bool changed);
 /* A chore: hands over what has changed, a space at a time. */
 bool kvpd_learnt_step(struct kvpd_tenant *t, uint64_t now);
-/* At the daemon's end, when the thread has been joined: writes what there is to be handed over, in place. */
+/*
+ * All that there is to be handed over, at a tenant's end; and at the daemon's, when the thread has been joined: then it is
+ * written in place.
+ */
 void kvpd_learnt_flush(struct kvpd_tenant *t);
 
 /* ---- what administrators ask of the files: one question at a time, see learnt_admin.c */

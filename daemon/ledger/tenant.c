@@ -363,6 +363,7 @@ bool kvpd_tenant_end(struct kvpd_tenant *t)
 {
 	if (!t->abandoned || t->n_sessions || t->n_jobs)
 		return false;
+	kvpd_learnt_flush(t);
 	kvpd_tenant_free(t);
 	return true;
 }

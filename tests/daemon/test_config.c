@@ -33,6 +33,7 @@ static void test_defaults(void **state)
 
 	(void)state;
 	assert_string_equal(c->runtime_dir, "/run/kvpool");
+	assert_null(c->state_dir);
 	assert_string_equal(c->socket, "kvpool.sock");
 	assert_string_equal(c->user, "kvpool");
 	assert_string_equal(c->admin_group, "");
@@ -59,6 +60,7 @@ static void test_defaults(void **state)
 static void test_everything(void **state)
 {
 	struct kvpd_config *c = good("runtime_dir: /var/tmp/x\n"
+				     "state_dir: /var/tmp/y\n"
 				     "socket: s.sock\n"
 				     "user: \"\"\n"
 				     "admin_group: wheel\n"
@@ -104,6 +106,7 @@ static void test_everything(void **state)
 				     "    socket: b.sock\n");
 
 	(void)state;
+	assert_string_equal(c->state_dir, "/var/tmp/y");
 	assert_string_equal(c->path, "t.yaml");
 	assert_string_equal(c->user, "");
 	assert_true(c->memory == UINT64_C(3) << 30);
@@ -323,6 +326,8 @@ static const struct {
 	{ "socket: kvpoold.lock\n", "t.yaml:1: socket: ", "lock file" },
 	{ "socket: \"\"\n", "t.yaml:1: socket: ", "letters, digits" },
 	{ "runtime_dir: run\n", "t.yaml:1: runtime_dir: ", "absolute path" },
+	{ "state_dir: state\n", "t.yaml:1: state_dir: ", "absolute path" },
+	{ "state_dir: \"\"\n", "t.yaml:1: state_dir: ", "absolute path" },
 	{ "user: \"a\\nb\"\n", "t.yaml:1: user: ", "control characters" },
 	{ "# a\nmemery: 1\n", "t.yaml:2: ", "unknown key 'memery'" },
 	{ "memory: 1GiB\ndefaults:\n  share: 32MiB\n  shore: 1\n", "t.yaml:4: ", "'shore'" },

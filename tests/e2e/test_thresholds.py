@@ -148,6 +148,13 @@ class Thresholds(unittest.TestCase):
             self.assertEqual(r.returncode, 1)
             self.assertIn(word, r.stderr)
             self.assertEqual(len(self.rows("--tenant", "two")), 101)
+        # Layers, under their keys, after a crash as before it.
+        layers = [dict(row, id="%032x" % 5000, layers=4, layer=i) for i in range(4)]
+        self.write(there, dict(document, thresholds=layers))
+        self.assertEqual(self.kvctl("thresholds", "import", there, "--tenant", "one"), {"imported": 4})
+        self.killed()
+        self.assertEqual([r["key"] for r in self.rows("--tenant", "one") if r["layer"] is not None],
+                         ["kv_threshold:%032x:%d" % (5000, i) for i in (3, 2, 1, 0)])
         for text, word in (("{", "is no file"), ('{"kvpool_thresholds": 2, "thresholds": []}', "is no file")):
             with open(there, "w", encoding="utf-8") as f:
                 f.write(text)

@@ -270,6 +270,9 @@ static void tenants_learn_nothing_of_each_other(void **unused)
 	c = dp_attach(&w, other);
 	theirs = open_model(c, "m");
 	report(c, theirs, 1, 20);
+	/* It ends, and what it has learnt does not. */
+	dp_detach(c);
+	assert_int_equal(kvpd_tenant_abandon(w.ledger, other), 0);
 	/* One thread serves all in turn: what was asked first has been answered when this is there. */
 	snprintf(at, sizeof(at), "%s/two.db", folder);
 	for (uint32_t ms = 0; access(at, F_OK); ms += 2) {

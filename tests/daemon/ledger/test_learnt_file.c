@@ -197,6 +197,28 @@ static void the_nearest_context_is_found(void **unused)
 	assert_int_equal(found.width, KVP_WIDTH_8);
 }
 
+/* of ten candidates, whatever their order, the nearest; of a model without any, none. */
+static void the_nearest_of_ten_is_found(void **unused)
+{
+	static const uint32_t order[] = { 7, 2, 9, 0, 4, 1, 8, 3, 6, 5 };
+	struct kvpd_learnt found = { 0 };
+
+	(void)unused;
+	for (uint32_t i = 0; i < 10; i++) {
+		struct kvpd_learnt r =
+			row('a', KVPD_LEARNT_ALL, 16u << order[i], order[i] % KVP_WIDTHS);
+
+		save(&r, 1);
+	}
+	for (uint32_t i = 0; i < 13; i++) {
+		assert_int_equal(find('a', 4u << i, &found), 0);
+		assert_int_equal(found.context_tokens, i < 2 ? 16u : i > 11 ? 16u << 9 : 4u << i);
+		assert_int_equal(found.width, (i < 2 ? 0 : i > 11 ? 9 : i - 2) % KVP_WIDTHS);
+	}
+	assert_int_equal(forget(NULL), 0);
+	assert_int_equal(find('a', 16, &found), -ENOENT);
+}
+
 /* a model that nobody has run begins as its nearest neighbour, and is recorded as such. */
 static void a_new_model_begins_as_its_neighbour(void **unused)
 {
@@ -661,6 +683,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(what_was_learnt_is_kept, forget),
 		cmocka_unit_test_teardown(the_nearest_context_is_found, forget),
+		cmocka_unit_test_teardown(the_nearest_of_ten_is_found, forget),
 		cmocka_unit_test_teardown(a_new_model_begins_as_its_neighbour, forget),
 		cmocka_unit_test_teardown(tenants_learn_nothing_of_each_other, forget),
 		cmocka_unit_test_teardown(rows_out_of_bounds_are_refused, forget),

@@ -468,7 +468,8 @@ static int next_serial(struct kvpd_learnt_file *f, int64_t *ret_serial)
 
 	if (r == 0 && (last < 0 || last > SERIAL_MAX))
 		r = move_aside(f, "counts beyond what kvpoold can have written");
-	*ret_serial = last + 1;
+	if (r == 0)
+		*ret_serial = last + 1;
 	return r;
 }
 

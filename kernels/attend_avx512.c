@@ -320,19 +320,23 @@ INLINE __m512 score_usual_tile(
 	return sum_tokens(c);
 }
 
+/* Rows are fetched and converted for four queries, and for the next four they are in the first cache. */
 INLINE void score_usual(const struct kvp_rows *r, uint32_t format, const struct kvp_queries *q,
 	float *s, size_t s_stride)
 {
 	const uint8_t *row[TILE];
 	const float *tile[TILE];
 
-	tile_queries(q, USUAL_DIM, 0, tile);
 	for (uint32_t t = 0; t < r->n; t += TILE) {
 		struct fetch f = fetch_both(r, t, 2 * USUAL_DIM);
 
 		tile_rows(r, t, row);
-		store_tile(score_usual_tile(row, format, tile, &f), s + t, s_stride,
-			least(r->n - t, TILE), q->n);
+		for (uint32_t i = 0; i < q->n; i += TILE) {
+			tile_queries(q, USUAL_DIM, i, tile);
+			store_tile(score_usual_tile(row, format, tile, &f), s + i * s_stride + t,
+				s_stride, least(r->n - t, TILE), least(q->n - i, TILE));
+			f = (struct fetch){ 0 };
+		}
 	}
 }
 
@@ -359,7 +363,7 @@ INLINE void add_row(const uint8_t *row, uint32_t format, const struct block_weig
 
 /* n rows of r from `first` on, 64 channels from c on; acc and fade: of each query. */
 INLINE void add_block(const struct kvp_rows *r, uint32_t format, uint32_t first, uint32_t n,
-	uint32_t c, const struct block_weights *b, const float *fade, float *const *acc)
+	uint32_t c, const struct block_weights *b, const float *fade, int fetch, float *const *acc)
 {
 	const uint8_t *row = r->codes + (ptrdiff_t)first * r->stride + 2 * (size_t)c;
 	uint32_t ahead = first + c / 64 * (BLOCK_ROWS / 2);
@@ -371,8 +375,10 @@ INLINE void add_block(const struct kvp_rows *r, uint32_t format, uint32_t first,
 			v[i][k] = _mm512_mul_ps(_mm512_loadu_ps(acc[i] + c + 16 * (size_t)k),
 				_mm512_set1_ps(fade[i]));
 	for (; t + FETCH_PARTS <= n; t += FETCH_PARTS, ahead += TILE) {
-		struct fetch f = fetch_both(r, ahead, 2 * USUAL_DIM);
+		struct fetch f = { 0 };
 
+		if (fetch)
+			f = fetch_both(r, ahead, 2 * USUAL_DIM);
 #pragma GCC unroll 8
 		for (uint32_t j = 0; j < FETCH_PARTS; j++, row += r->stride) {
 			fetch_part(&f, j);
@@ -386,34 +392,40 @@ INLINE void add_block(const struct kvp_rows *r, uint32_t format, uint32_t first,
 			_mm512_storeu_ps(acc[i] + c + 16 * (size_t)k, v[i][k]);
 }
 
-/* Beyond the last query the last one again: it is computed twice, with one result. */
+/*
+ * A block of rows with the weights of four queries from i on; beyond the last query the last one
+ * again: it is computed twice, with one result.
+ */
+INLINE void accumulate_block(const struct kvp_rows *r, uint32_t format, const struct kvp_weights *w,
+	uint32_t t, uint32_t i, float *acc)
+{
+	uint32_t n = least(BLOCK_ROWS, r->n - t);
+	float fade[TILE], *a[TILE];
+	struct block_weights b;
+
+	for (uint32_t j = 0; j < TILE; j++) {
+		uint32_t at = least(i + j, w->nq - 1);
+
+		fade[j] = t ? 1.0f : w->fade[at];
+		a[j] = acc + at * (size_t)USUAL_DIM;
+		_mm512_store_ps(
+			b.w[j], _mm512_maskz_loadu_ps(first16(n), w->w + at * w->stride + t));
+	}
+	for (uint32_t c = 0; c < USUAL_DIM; c += 64)
+		add_block(r, format, t, n, c, &b, fade, i == 0, a);
+}
+
 INLINE void accumulate_usual(
 	const struct kvp_rows *r, uint32_t format, const struct kvp_weights *w, float *acc)
 {
-	float fade[TILE], *a[TILE];
-
-	for (uint32_t i = 0; i < TILE; i++) {
-		fade[i] = w->fade[least(i, w->nq - 1)];
-		a[i] = acc + least(i, w->nq - 1) * (size_t)USUAL_DIM;
-	}
-	for (uint32_t t = 0; t < r->n; t += BLOCK_ROWS) {
-		uint32_t n = least(BLOCK_ROWS, r->n - t);
-		struct block_weights b;
-
-		for (uint32_t i = 0; i < TILE; i++)
-			_mm512_store_ps(
-				b.w[i], _mm512_maskz_loadu_ps(first16(n),
-						w->w + least(i, w->nq - 1) * w->stride + t));
-		for (uint32_t c = 0; c < USUAL_DIM; c += 64)
-			add_block(r, format, t, n, c, &b, fade, a);
-		for (uint32_t i = 0; i < TILE; i++)
-			fade[i] = 1.0f;
-	}
+	for (uint32_t t = 0; t < r->n; t += BLOCK_ROWS)
+		for (uint32_t i = 0; i < w->nq; i += TILE)
+			accumulate_block(r, format, w, t, i, acc);
 }
 
 static int usual(const struct kvp_rows *r, uint32_t nq)
 {
-	return r->dim == USUAL_DIM && nq > 1 && nq <= TILE && r->form == KVP_FORM_NATIVE &&
+	return r->dim == USUAL_DIM && nq > 1 && r->form == KVP_FORM_NATIVE &&
 	       r->format != KVP_DTYPE_F32;
 }
 

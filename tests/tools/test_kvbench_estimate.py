@@ -158,6 +158,8 @@ with open("/dev/full", "wb") as full:
         assert done.returncode == 1 and b"cannot write" in done.stderr, args
 for args, word in ((("policy", "--policy", "mru"), b"usage"), (("policy", "mru"), b"usage"),
                    (("codecs", "--codec", ""), b"--codec takes"), (("attention", "--ctx", ","), b"--ctx takes"),
+                   (("attention", "--queries", "0"), b"--queries takes up to 8 numbers from 1 to 64"),
+                   (("attention", "--queries", "1,2,3,4,5,6,7,8,9"), b"--queries takes"),
                    (("codecs", "--ctx", "64"), b"--codec"), (("quality",), b"--model DIR"),
                    (("codecs", "--validate", "--codec", "tq4"), b"--validate"),
                    (("attention", "--isa", "sse"), b"c, avx2, avx512 or vbmi"),

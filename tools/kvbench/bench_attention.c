@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kvbench attention: one decode step over a compressed context, three ways: native fp16, the codec
- * decoded to fp16 and attended natively, and attended where it lies. Beside them the floor, which
- * is the time that reading the native bytes takes, and the cosine of the fused result with
+ * decoded to fp16 and attended natively, and attended where it lies. Beside them the share of the
+ * first and the last that merely reading their bytes takes, and the cosine of the fused result with
  * attention in double precision over what the codec decodes to.
  */
 #include "kernels/kvp_attend.h"
@@ -15,9 +15,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define KV_HEADS 8u
-#define Q_HEADS  32u
+#define QUERIES  4u /* of a KV head, if --queries does not say it */
 #define DIM      128u
 #define TOKENS   64u
 
@@ -29,10 +30,12 @@ struct context {
 	struct kvp_attend_part *parts;
 	uint32_t n_parts;
 	uint8_t *data;
+	size_t bytes;
 };
 
 struct job {
 	const struct kvp_kernels *k;
+	uint32_t group; /* query heads of a KV head */
 	struct kvp_attention a;
 	float *q;
 	float *out;
@@ -56,7 +59,8 @@ static struct context context_native(uint32_t ctx, uint32_t dtype)
 	struct context c = { .n_parts = (ctx + TOKENS - 1) / TOKENS };
 
 	c.parts = kbench_alloc(c.n_parts * sizeof *c.parts);
-	c.data = kbench_alloc(c.n_parts * 2 * plane);
+	c.bytes = c.n_parts * 2 * plane;
+	c.data = kbench_alloc(c.bytes);
 	memset(c.parts, 0, c.n_parts * sizeof *c.parts);
 	for (uint32_t i = 0; i < c.n_parts; i++) {
 		uint32_t left = ctx - i * TOKENS;
@@ -107,7 +111,8 @@ static int context_encode(const struct kvp_kernels *k, const struct context *nat
 	kb = (kb + 63) & ~(size_t)63;
 	vb = (vb + 63) & ~(size_t)63;
 	c.parts = kbench_alloc(c.n_parts * sizeof *c.parts);
-	c.data = kbench_alloc(c.n_parts * (kb + vb));
+	c.bytes = c.n_parts * (kb + vb);
+	c.data = kbench_alloc(c.bytes);
 	for (uint32_t i = 0; i < c.n_parts && !r; i++) {
 		uint8_t *at = c.data + i * (kb + vb);
 
@@ -140,6 +145,20 @@ static int decode_part(const struct kvp_kernels *k, const struct kvp_attend_part
 }
 
 /* ---- the three ways ---- */
+
+/*
+ * Seconds. One thread's are those in which it ran, so that other load of the machine counts less:
+ * it costs caches, not turns.
+ */
+static double seconds(uint32_t threads)
+{
+	struct timespec t;
+
+	if (threads > 1)
+		return kbench_now();
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 struct range {
 	const struct job *job;
@@ -179,7 +198,7 @@ static double attend(struct job *job, const struct context *c, float *out)
 
 	job->a.parts = c->parts;
 	job->a.n_parts = c->n_parts;
-	t = kbench_now();
+	t = seconds(job->a.n_splits);
 	r = kvp_attend_prepare(job->k, &job->a);
 	for (uint32_t i = 0; i < job->a.n_splits; i++)
 		range[i] = (struct range){ job, i, 0 };
@@ -191,16 +210,22 @@ static double attend(struct job *job, const struct context *c, float *out)
 		fprintf(stderr, "kvbench attention: %s\n", strerror(-r));
 		exit(1);
 	}
-	return kbench_now() - t;
+	return seconds(job->a.n_splits) - t;
 }
 
-static double best_of(struct job *job, const struct context *c, float *out, int rounds)
-{
-	double best = INFINITY;
+#define ROUNDS 11
 
-	for (int i = 0; i < rounds; i++)
-		best = fmin(best, attend(job, c, out));
-	return best;
+static int compare_doubles(const void *a, const void *b)
+{
+	const double *x = a, *y = b;
+
+	return (*x > *y) - (*x < *y);
+}
+
+static double median(double *x, size_t n)
+{
+	qsort(x, n, sizeof *x, compare_doubles);
+	return x[n / 2];
 }
 
 /* ---- the floor ---- */
@@ -244,10 +269,10 @@ static double read_all(const uint8_t *data, size_t n, uint32_t threads)
 		for (uint32_t i = 0; i < threads; i++)
 			share[i] = (struct reading){ data + n / threads / 64 * 64 * i,
 				n / threads / 64 * 64, streams, 0 };
-		t = kbench_now();
+		t = seconds(threads);
 		if (fan_out(reading_main, share, sizeof *share, threads))
 			exit(1);
-		best = fmin(best, kbench_now() - t);
+		best = fmin(best, seconds(threads) - t);
 		for (uint32_t i = 0; i < threads; i++)
 			sink = sink ^ share[i].sum;
 	}
@@ -324,17 +349,22 @@ static void attend_wide(const struct job *job, uint32_t head, const float *k, co
 	}
 }
 
+static uint32_t q_heads(const struct job *job)
+{
+	return job->group * KV_HEADS;
+}
+
 /* Attention in double precision over a native context after codecs kc and vc. */
 static int reference(
 	const struct job *job, const struct context *native, uint32_t kc, uint32_t vc, float *ret)
 {
 	size_t plane = (size_t)KV_HEADS * TOKENS * DIM;
-	struct head_sum *h = kbench_alloc(Q_HEADS * sizeof *h);
+	struct head_sum *h = kbench_alloc(q_heads(job) * sizeof *h);
 	float *k = kbench_alloc(plane * sizeof *k), *v = kbench_alloc(plane * sizeof *v);
 	int r = 0;
 
-	memset(h, 0, Q_HEADS * sizeof *h);
-	for (uint32_t i = 0; i < Q_HEADS; i++)
+	memset(h, 0, q_heads(job) * sizeof *h);
+	for (uint32_t i = 0; i < q_heads(job); i++)
 		h[i].max = -INFINITY;
 	for (uint32_t i = 0; i < native->n_parts && !r; i++) {
 		const struct kvp_attend_part *part = &native->parts[i];
@@ -342,13 +372,13 @@ static int reference(
 		r = decode_wide(job->k, kc, &part->k, part->tokens, KVP_PLANE_K, k);
 		if (!r)
 			r = decode_wide(job->k, vc, &part->v, part->tokens, KVP_PLANE_V, v);
-		for (uint32_t j = 0; j < Q_HEADS && !r; j++) {
-			size_t at = (size_t)(j / (Q_HEADS / KV_HEADS)) * part->tokens * DIM;
+		for (uint32_t j = 0; j < q_heads(job) && !r; j++) {
+			size_t at = (size_t)(j / job->group) * part->tokens * DIM;
 
 			attend_wide(job, j, k + at, v + at, part->tokens, &h[j]);
 		}
 	}
-	for (uint32_t i = 0; i < Q_HEADS * DIM; i++)
+	for (uint32_t i = 0; i < q_heads(job) * DIM; i++)
 		ret[i] = (float)(h[i / DIM].out[i % DIM] / h[i / DIM].sum);
 	free(h);
 	free(k);
@@ -369,65 +399,109 @@ static double cosine(const float *a, const float *b, size_t n)
 }
 
 struct result {
-	double decode, fused, cosine;
-	double share; /* of decode-then-attend that decoding takes */
+	double native, floor; /* native attention, and reading the native bytes */
+	double decode;        /* and attending natively */
+	double share;         /* of that which decoding takes */
+	double fused, own;    /* over codes, and reading these */
+	double cosine;
 };
 
-static int bench_one(struct job *job, const char *name, const struct context *native,
-	struct context *scratch, double native_s, struct result *ret)
+/* In turn, so that other load of the machine hits all of them. */
+static void time_all(struct job *job, const struct context *native, const struct context *coded,
+	uint32_t threads, int rounds, struct result *ret)
 {
-	size_t n = (size_t)Q_HEADS * DIM;
-	float *ref = kbench_alloc(n * sizeof *ref);
-	int rounds = native_s > 0.05 ? 3 : 10;
-	uint32_t kc, vc;
-	struct context coded = { 0 };
-	double decode = INFINITY;
-	int r = kvp_codec_parse_pair(name, &kc, &vc);
+	double n[ROUNDS], f[ROUNDS], c[ROUNDS], o[ROUNDS];
+
+	attend(job, native, job->out);
+	for (int i = 0; i < rounds; i++) {
+		n[i] = attend(job, native, job->out);
+		f[i] = read_all(native->data, native->bytes, threads);
+		c[i] = attend(job, coded, job->out);
+		o[i] = read_all(coded->data, coded->bytes, threads);
+	}
+	ret->native = median(n, (size_t)rounds);
+	ret->floor = median(f, (size_t)rounds);
+	ret->fused = median(c, (size_t)rounds);
+	ret->own = median(o, (size_t)rounds);
+}
+
+static int time_decoding(
+	const struct job *job, const struct context *coded, const struct context *to, double *ret)
+{
+	double best = INFINITY;
+	int r = 0;
+
+	for (int i = 0; i < 3; i++) {
+		double t = seconds(1);
+
+		for (uint32_t j = 0; j < coded->n_parts && !r; j++)
+			r = decode_part(job->k, &coded->parts[j], &to->parts[j]);
+		best = fmin(best, seconds(1) - t);
+	}
+	*ret = best;
+	return r;
+}
+
+static int encode_named(const struct job *job, const char *name, const struct context *native,
+	uint32_t *ret_kc, uint32_t *ret_vc, struct context *ret)
+{
+	int r = kvp_codec_parse_pair(name, ret_kc, ret_vc);
 
 	if (r < 0) {
 		fprintf(stderr, "kvbench attention: no codec is called %s\n", name);
-	} else {
-		r = context_encode(job->k, native, kc, vc, &coded);
-		if (r < 0)
-			fprintf(stderr, "kvbench attention: %s: %s\n", name,
-				r == -ENOENT ? "needs a matrix, which this benchmark does not make"
-					     : strerror(-r));
-	}
-	if (r < 0) {
-		free(ref);
 		return r;
 	}
-	for (int i = 0; i < 3; i++) {
-		double t = kbench_now();
+	r = context_encode(job->k, native, *ret_kc, *ret_vc, ret);
+	if (r < 0)
+		fprintf(stderr, "kvbench attention: %s: %s\n", name,
+			r == -ENOENT ? "needs a matrix, which this benchmark does not make"
+				     : strerror(-r));
+	return r;
+}
 
-		for (uint32_t j = 0; j < coded.n_parts && !r; j++)
-			r = decode_part(job->k, &coded.parts[j], &scratch->parts[j]);
-		decode = fmin(decode, kbench_now() - t);
-	}
-	ret->decode = decode + native_s;
-	ret->share = decode / ret->decode;
-	ret->fused = best_of(job, &coded, job->out, rounds);
+static int bench_one(struct job *job, const char *name, const struct context *native,
+	const struct context *scratch, uint32_t threads, int rounds, struct result *ret)
+{
+	size_t n = (size_t)q_heads(job) * DIM;
+	float *ref = kbench_alloc(n * sizeof *ref);
+	struct context coded = { 0 };
+	double decode = 0.0;
+	uint32_t kc, vc;
+	int r = encode_named(job, name, native, &kc, &vc, &coded);
+
 	if (!r)
+		r = time_decoding(job, &coded, scratch, &decode);
+	if (!r) {
+		time_all(job, native, &coded, threads, rounds, ret);
+		ret->decode = decode + ret->native;
+		ret->share = decode / ret->decode;
+		attend(job, &coded, job->out);
 		r = reference(job, native, kc, vc, ref);
-	ret->cosine = cosine(ref, job->out, n);
+		ret->cosine = cosine(ref, job->out, n);
+	}
 	context_free(&coded);
 	free(ref);
 	return r;
 }
 
-static void print_result(const struct kbench_args *args, uint32_t ctx, const char *name,
-	double native_s, double floor_s, const struct result *res)
+static void print_result(const struct kbench_args *args, const struct job *job, uint32_t ctx,
+	const char *name, const struct result *res)
 {
+	double gain = res->native / res->fused, bound = res->own / res->fused;
+
 	if (args->json)
-		printf("{\"ctx\":%u,\"codec\":\"%s\",\"native_ms\":%.4f,\"floor_ms\":%.4f,"
-		       "\"decode_then_attend_ms\":%.4f,\"decode_share\":%.3f,\"fused_ms\":%.4f,"
+		printf("{\"ctx\":%u,\"queries\":%u,\"codec\":\"%s\",\"native_ms\":%.4f,"
+		       "\"floor_ms\":%.4f,\"decode_then_attend_ms\":%.4f,\"decode_share\":%.3f,"
+		       "\"fused_ms\":%.4f,\"gain\":%.3f,\"fused_floor_ms\":%.4f,"
 		       "\"cosine\":%.10f,\"isa\":\"%s\",\"threads\":%u}",
-			ctx, name, native_s * 1e3, floor_s * 1e3, res->decode * 1e3, res->share,
-			res->fused * 1e3, res->cosine, args->isa, (unsigned int)args->threads);
+			ctx, job->group, name, res->native * 1e3, res->floor * 1e3,
+			res->decode * 1e3, res->share, res->fused * 1e3, gain, res->own * 1e3,
+			res->cosine, args->isa, (unsigned int)args->threads);
 	else
-		printf("%8u %-10s %10.3f %10.3f %10.3f %5.0f%% %10.3f %6.2f %12.10f\n", ctx, name,
-			native_s * 1e3, floor_s * 1e3, res->decode * 1e3, 100.0 * res->share,
-			res->fused * 1e3, native_s / res->fused, res->cosine);
+		printf("%8u %3u %-10s %9.3f %5.0f%% %10.3f %5.0f%% %9.3f %5.0f%% %6.2f %12.10f\n",
+			ctx, job->group, name, res->native * 1e3, 100.0 * res->floor / res->native,
+			res->decode * 1e3, 100.0 * res->share, res->fused * 1e3, 100.0 * bound,
+			gain, res->cosine);
 	fflush(stdout);
 }
 
@@ -436,34 +510,59 @@ static int bench_context(struct job *job, const struct kbench_args *args, uint32
 	struct context native = context_native(ctx, KVP_DTYPE_F16);
 	struct context scratch = context_native(ctx, KVP_DTYPE_F16);
 	size_t n = args->n_codecs ? args->n_codecs : sizeof default_codecs / sizeof *default_codecs;
-	size_t elements = (size_t)native.n_parts * 2 * TOKENS * KV_HEADS * DIM;
-	double native_s = INFINITY, floor_s = INFINITY;
 	int r = 0;
 
-	kbench_fill_f16(native.data, elements);
-	memset(scratch.data, 0, elements * 2);
+	kbench_fill_f16(native.data, native.bytes / 2);
+	memset(scratch.data, 0, scratch.bytes);
 	job->a.position = ctx - 1;
 	job->a.n_splits = kvp_attend_splits(ctx, KV_HEADS, (uint32_t)args->threads);
-	attend(job, &native, job->out);
-	/* In turn, so that other load of the machine hits both. */
-	for (int i = 0; i < (ctx > 50000 ? 3 : 10); i++) {
-		native_s = fmin(native_s, attend(job, &native, job->out));
-		floor_s =
-			fmin(floor_s, read_all(native.data, elements * 2, (uint32_t)args->threads));
-	}
 	for (size_t i = 0; i < n && !r; i++) {
 		const char *name = args->n_codecs ? args->codecs[i] : default_codecs[i];
-		struct result res;
+		struct result res = { 0 };
 
-		r = bench_one(job, name, &native, &scratch, native_s, &res);
+		r = bench_one(job, name, &native, &scratch, (uint32_t)args->threads,
+			ctx > 50000 ? 3 : ROUNDS, &res);
 		if (r < 0)
 			break;
 		if (args->json)
 			printf("%s\n", first && !i ? "" : ",");
-		print_result(args, ctx, name, native_s, floor_s, &res);
+		print_result(args, job, ctx, name, &res);
 	}
 	context_free(&native);
 	context_free(&scratch);
+	return r;
+}
+
+/* All contexts with so many queries of a KV head. */
+static int bench_queries(
+	const struct kvp_kernels *k, const struct kbench_args *args, uint32_t group, int first)
+{
+	struct job job = { .k = k, .group = group };
+	size_t bytes, n = (size_t)q_heads(&job) * DIM;
+	int r;
+
+	job.q = kbench_alloc(n * sizeof *job.q);
+	job.out = kbench_alloc(n * sizeof *job.out);
+	kbench_seed(11);
+	for (size_t i = 0; i < n; i++)
+		job.q[i] = (float)kbench_normal();
+	job.a = (struct kvp_attention){ .size = sizeof job.a,
+		.queries = 1,
+		.q_heads = q_heads(&job),
+		.kv_heads = KV_HEADS,
+		.k_dim = DIM,
+		.v_dim = DIM,
+		.scale = 1.0f / sqrtf(DIM),
+		.q = job.q,
+		.n_splits = (uint32_t)args->threads };
+	r = kvp_attend_workspace(&job.a, &bytes);
+	job.a.workspace = kbench_alloc(bytes);
+	job.a.workspace_size = bytes;
+	for (size_t i = 0; i < args->n_ctx && !r; i++)
+		r = bench_context(&job, args, args->ctx[i], first && i == 0);
+	free(job.q);
+	free(job.out);
+	free(job.a.workspace);
 	return r;
 }
 
@@ -471,14 +570,12 @@ int kvbench_attention(int argc, char **argv)
 {
 	struct kbench_args args = { 0 };
 	struct kvp_kernels *k;
-	struct job job;
-	size_t bytes;
 	int r;
 
 	r = kbench_parse(argc, argv,
 		"One decode step over a compressed context, beside native attention and the time\n"
-		"in which the native bytes can be read at all. Times are the best of several.",
-		KBENCH_CTX | KBENCH_CODEC | KBENCH_ISA | KBENCH_THREADS, &args);
+		"in which the bytes can be read at all. Times are medians of several.",
+		KBENCH_CTX | KBENCH_CODEC | KBENCH_ISA | KBENCH_THREADS | KBENCH_QUERIES, &args);
 	if (r)
 		return r < 0 ? 2 : 0;
 	if (!args.n_ctx) {
@@ -487,38 +584,20 @@ int kvbench_attention(int argc, char **argv)
 		memcpy(args.ctx, ctx, sizeof ctx);
 		args.n_ctx = 4;
 	}
+	if (!args.n_queries)
+		args.queries[args.n_queries++] = QUERIES;
 	if (kvp_kernels_new(args.cpu_mask, &k) < 0)
 		return 1;
-	job = (struct job){ .k = k };
-	job.q = kbench_alloc(sizeof(float) * Q_HEADS * DIM);
-	job.out = kbench_alloc(sizeof(float) * Q_HEADS * DIM);
-	kbench_seed(11);
-	for (size_t i = 0; i < Q_HEADS * DIM; i++)
-		job.q[i] = (float)kbench_normal();
-	job.a = (struct kvp_attention){ .size = sizeof job.a,
-		.queries = 1,
-		.q_heads = Q_HEADS,
-		.kv_heads = KV_HEADS,
-		.k_dim = DIM,
-		.v_dim = DIM,
-		.scale = 1.0f / sqrtf(DIM),
-		.q = job.q,
-		.n_splits = (uint32_t)args.threads };
-	r = kvp_attend_workspace(&job.a, &bytes);
-	job.a.workspace = kbench_alloc(bytes);
-	job.a.workspace_size = bytes;
 	if (args.json)
 		printf("[");
 	else
-		printf("%8s %-10s %10s %10s %10s %6s %10s %6s %12s\n", "ctx", "codec", "native_ms",
-			"floor_ms", "dec+att_ms", "dec", "fused_ms", "gain", "cosine");
-	for (size_t i = 0; i < args.n_ctx && !r; i++)
-		r = bench_context(&job, &args, args.ctx[i], i == 0);
+		printf("%8s %3s %-10s %9s %6s %10s %6s %9s %6s %6s %12s\n", "ctx", "q", "codec",
+			"native_ms", "floor", "dec+att_ms", "dec", "fused_ms", "floor", "gain",
+			"cosine");
+	for (size_t i = 0; i < args.n_queries && !r; i++)
+		r = bench_queries(k, &args, args.queries[i], i == 0);
 	if (args.json)
 		printf("\n]\n");
-	free(job.q);
-	free(job.out);
-	free(job.a.workspace);
 	kvp_kernels_free(k);
 	return r < 0 ? 1 : 0;
 }

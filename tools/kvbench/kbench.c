@@ -142,6 +142,22 @@ static int parse_contexts(const char *command, char *list, struct kbench_args *a
 	return args->n_ctx ? 0 : wrong(command, "ctx", right, list);
 }
 
+static int parse_queries(const char *command, char *list, struct kbench_args *args)
+{
+	static const char right[] = "up to 8 numbers from 1 to 64, separated by commas";
+
+	for (char *save, *s = strtok_r(list, ",", &save); s; s = strtok_r(NULL, ",", &save)) {
+		char *end;
+		unsigned long v = strtoul(s, &end, 10);
+
+		if (*end || !v || v > 64 ||
+			args->n_queries == sizeof args->queries / sizeof *args->queries)
+			return wrong(command, "queries", right, s);
+		args->queries[args->n_queries++] = (uint32_t)v;
+	}
+	return args->n_queries ? 0 : wrong(command, "queries", right, list);
+}
+
 static int parse_codecs(const char *command, char *list, struct kbench_args *args)
 {
 	static const char right[] = "names of up to 64 codecs, separated by commas";
@@ -166,7 +182,7 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 	struct kbench_args *ret_args)
 {
 	struct kbench_args args = { .cpu_mask = KVP_CPU_ALL, .threads = 1 };
-	const char *isa = NULL, *codecs = NULL, *ctx = NULL, *seed = NULL;
+	const char *isa = NULL, *codecs = NULL, *ctx = NULL, *seed = NULL, *queries = NULL;
 	const struct {
 		unsigned int bit;
 		struct bench_option option;
@@ -184,6 +200,10 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 				      .help = "tokens of context",
 				      .text = &ctx,
 				      .takes = "N[,N...]" } },
+		{ KBENCH_QUERIES, { .name = "queries",
+					  .help = "query heads per KV head (default 4)",
+					  .text = &queries,
+					  .takes = "N[,N...]" } },
 		{ KBENCH_ISA, { .name = "isa",
 				      .help = "the highest instruction set to use (default: all)",
 				      .text = &isa,
@@ -244,6 +264,8 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 		r = parse_codecs(argv[0], (char *)(uintptr_t)codecs, &args);
 	if (!r && ctx)
 		r = parse_contexts(argv[0], (char *)(uintptr_t)ctx, &args);
+	if (!r && queries)
+		r = parse_queries(argv[0], (char *)(uintptr_t)queries, &args);
 	if (!r && seed)
 		r = parse_seed(argv[0], seed, &args);
 	if (r < 0)

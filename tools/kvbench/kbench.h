@@ -25,6 +25,7 @@
 #define KBENCH_SEED     256u
 #define KBENCH_CALIB    512u
 #define KBENCH_RECALL   1024u
+#define KBENCH_QUERIES  2048u
 
 struct kbench_args {
 	bool json;
@@ -34,6 +35,8 @@ struct kbench_args {
 	size_t n_codecs; /* 0: the default list */
 	uint32_t ctx[16];
 	size_t n_ctx;
+	uint32_t queries[8]; /* per KV head */
+	size_t n_queries;
 	uint64_t threads; /* at least 1 */
 	const char *model;
 	const char *texts[KBENCH_TEXTS_MAX];

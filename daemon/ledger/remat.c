@@ -10,6 +10,7 @@
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
+#include "daemon/ledger/parked.h"
 #include "daemon/ledger/recipe.h"
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/session.h"
@@ -324,6 +325,7 @@ void kvpd_want_planned(
 		/* However little it takes: its provider may just be on its way to the next SERVE. */
 		uint64_t until = now + (uint64_t)(fmin(most, 1e9) * 1e9) + QUEUED_NS;
 
+		w->asked_ns = now;
 		w->until_ns = until < w->need_ns && !w->ahead ? until : w->need_ns;
 		enqueue(w);
 	}
@@ -357,7 +359,7 @@ static void judge_asked(struct kvpd_want *w, uint32_t *work, uint64_t now)
 
 	if (!remains(w)) {
 		/* Not the provider's fault; if it goes on, the next SERVE ends that. */
-		o->want = NULL;
+		kvpd_offer_drop(o);
 		w->offer = NULL;
 		answer_with(w, -ENOENT);
 	} else if (!advance(w, w->end, work)) {
@@ -374,10 +376,11 @@ static void judge_asked(struct kvpd_want *w, uint32_t *work, uint64_t now)
 		if (now >= o->due_ns)
 			kvpd_offer_lose(o, now);
 		else
-			o->want = NULL;
+			kvpd_offer_drop(o);
 		w->offer = NULL;
 		answer_with(w, -ETIME);
-	} else if (o->parked) {
+	} else if (o->parked && !kvpd_parked_commits(o->session)) {
+		/* It is through, and not because its commits wait for a device that still writes. */
 		kvpd_offer_returned(o, now);
 		kvpd_want_return(w);
 	} else {
@@ -422,6 +425,10 @@ static void hand(struct kvpd_want *w, uint64_t now)
 	look_by(t, w->until_ns);
 	if (kvpd_want_is_computed(w, now, &again)) {
 		look_by(t, again);
+		return;
+	}
+	if (!kvpd_offer_hoped(w, now)) {
+		answer_with(w, w->tries ? -EAGAIN : -ENODEV);
 		return;
 	}
 	for (struct kvpd_list *it = t->remat.offers.next; it != &t->remat.offers; it = it->next) {

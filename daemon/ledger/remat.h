@@ -37,24 +37,34 @@ struct kvpd_want;
 #define KVPD_REMAT_WANTS  64u /* of one tenant */
 #define KVPD_REMAT_OFFERS 32u
 
+/* What an offer says of itself. */
+struct kvpd_terms {
+	uint32_t longest;               /* chain, in tokens */
+	uint32_t rate;                  /* tokens a second; 0: any */
+	bool idle;                      /* it is none while no SERVE waits */
+	double launch, token, position; /* seconds */
+};
+
 /* A session's word that it computes blocks of a space. Lives as long as the session, or until withdrawn. */
 struct kvpd_offer {
 	struct kvpd_list in_tenant, in_session;
 	struct kvpd_session *session;
 	uint32_t space;
-	uint32_t longest; /* chain, in tokens */
-	uint32_t rate;    /* tokens a second; 0: any */
-	bool idle;        /* it is none while no SERVE waits */
-	bool parked;      /* a SERVE waits, with this serial */
+	struct kvpd_terms terms;
+	struct kvpd_terms
+		next; /* what the last SERVE said: the terms as soon as its demand is over */
+	bool parked;  /* a SERVE waits, with this serial */
 	uint32_t serial;
-	double launch, token, position; /* seconds, as it said */
-	double part;                    /* of that, as measured: 1 at first */
-	struct kvpd_want *want;         /* that it computes; NULL: none */
-	uint64_t due_ns;                /* by its own word it is through with that by then */
-	uint64_t ready_ns;              /* not before, by its rate */
-	uint64_t lost_ns;               /* it is none until then */
-	uint64_t penalty_ns;            /* how long it would be lost next time */
-	uint32_t given_back;            /* demands in a row */
+	double part;            /* of what it said it takes, as measured: 1 at first */
+	struct kvpd_want *want; /* that it computes; NULL: none */
+	uint64_t said_ns;       /* what that takes by its own word, */
+	uint64_t due_ns;        /* so that it is through with it by then */
+	uint64_t ready_ns;      /* not before, by its rate */
+	uint64_t lost_ns;       /* it is none until then */
+	uint64_t penalty_ns;    /* how long it would be lost next time */
+	uint64_t
+		missed_ns; /* when something waited for its SERVE in vain; 0: not since the last one */
+	uint32_t given_back; /* demands in a row */
 };
 
 /* Of a tenant. */

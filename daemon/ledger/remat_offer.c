@@ -20,6 +20,8 @@
 #define LEARN          .25            /* weight of the last demand in what is measured */
 #define LEAST_PART     1e-4           /* of what was said that an offer is believed to take */
 #define CLAIMED_NS     (20 * KVPD_MS) /* until somebody else's claim is looked at again */
+/* Whatever an offer says: its process may have to wait for a processor, and not be to blame for it. */
+#define DUE_LEAST_NS (100 * KVPD_MS)
 
 /* ---- what it takes -------------------------------------------------------------------------- */
 
@@ -27,7 +29,7 @@ double kvpd_offer_seconds(const struct kvpd_offer *o, uint64_t begin, uint64_t e
 {
 	double n = (double)(end - begin), mid = ((double)begin + (double)end) / 2;
 
-	return o->launch + n * (o->token + mid * o->position);
+	return o->terms.launch + n * (o->terms.token + mid * o->terms.position);
 }
 
 static bool lost(const struct kvpd_offer *o, uint64_t now)
@@ -38,7 +40,8 @@ static bool lost(const struct kvpd_offer *o, uint64_t now)
 /* May a want count on it? */
 static bool stands(const struct kvpd_offer *o, uint64_t now)
 {
-	return !lost(o, now) && o->session->opens[o->space] && (o->parked || o->want || !o->idle);
+	return !lost(o, now) && o->session->opens[o->space] &&
+	       (o->parked || o->want || !o->terms.idle);
 }
 
 static uint64_t ns_of(double seconds)
@@ -89,7 +92,8 @@ static struct backlog backlog_of(const struct kvpd_want *w)
 
 static double backlog_seconds(const struct kvpd_offer *o, const struct backlog *b)
 {
-	return b->demands * o->launch + b->tokens * o->token + b->products * o->position;
+	return b->demands * o->terms.launch + b->tokens * o->terms.token +
+	       b->products * o->terms.position;
 }
 
 struct kvpd_offer *kvpd_offer_best(const struct kvpd_want *w, uint64_t begin, uint64_t end,
@@ -104,7 +108,7 @@ struct kvpd_offer *kvpd_offer_best(const struct kvpd_want *w, uint64_t begin, ui
 		struct kvpd_offer *o = kvpd_container(it, struct kvpd_offer, in_tenant);
 		double before, said, likely;
 
-		if (o->space != w->space || end > o->longest || !stands(o, now))
+		if (o->space != w->space || end > o->terms.longest || !stands(o, now))
 			continue;
 		before = (double)(free_at(o, now) - now) * 1e-9;
 		said = backlog_seconds(o, &nearer) + kvpd_offer_seconds(o, begin, end);
@@ -159,7 +163,7 @@ bool kvpd_offer_takes(
 	if (o->want || !o->parked || o->space != w->space || !stands(o, now))
 		return false;
 	kvpd_want_tokens(w, w->front, w->end, &begin, &end);
-	if (end > o->longest ||
+	if (end > o->terms.longest ||
 		now + ns_of(o->part * kvpd_offer_seconds(o, begin, end)) > w->need_ns)
 		return false;
 	if (now < o->ready_ns) {
@@ -189,15 +193,16 @@ void kvpd_offer_hand(struct kvpd_offer *o, struct kvpd_want *w, uint64_t now)
 	uint64_t begin, end, most;
 
 	kvpd_want_tokens(w, w->front, w->end, &begin, &end);
-	most = ns_of(kvpd_offer_seconds(o, begin, end));
+	o->said_ns = ns_of(kvpd_offer_seconds(o, begin, end));
+	most = o->said_ns > DUE_LEAST_NS ? o->said_ns : DUE_LEAST_NS;
 	o->want = w;
 	w->offer = o;
 	w->asked_ns = now;
 	w->tokens = end - begin;
 	o->due_ns = now + most;
 	w->until_ns = o->due_ns < w->need_ns ? o->due_ns : w->need_ns;
-	if (o->rate)
-		o->ready_ns = now + (end - begin) * (1000 * KVPD_MS) / o->rate;
+	if (o->terms.rate)
+		o->ready_ns = now + (end - begin) * (1000 * KVPD_MS) / o->terms.rate;
 	w->tenant->remat.demands++;
 	tell(o, (struct kvp_cqe){
 			.block = tip,
@@ -209,16 +214,32 @@ void kvpd_offer_hand(struct kvpd_offer *o, struct kvpd_want *w, uint64_t now)
 
 /* ---- how it ends ---------------------------------------------------------------------------- */
 
+/* What was measured is a part of what was said, so another word begins anew. */
+static void take_terms(struct kvpd_offer *o)
+{
+	const struct kvpd_terms *a = &o->terms, *b = &o->next;
+
+	if (a->launch != b->launch || a->token != b->token || a->position != b->position)
+		o->part = 1;
+	o->terms = o->next;
+}
+
+void kvpd_offer_drop(struct kvpd_offer *o)
+{
+	o->want = NULL;
+	take_terms(o);
+}
+
 void kvpd_offer_met(struct kvpd_offer *o, const struct kvpd_want *w, uint64_t now)
 {
 	struct kvpd_remat *m = &o->session->tenant->remat;
-	double said = (double)(o->due_ns - w->asked_ns), took = (double)(now - w->asked_ns);
+	double said = (double)o->said_ns, took = (double)(now - w->asked_ns);
 	double part = said > 0 ? took / said : 1;
 
 	part = part > 1 ? 1 : part < LEAST_PART ? LEAST_PART : part;
 	/* The first one says all that is known; what it said itself was a bound. */
 	o->part = o->part == 1 ? part : o->part + LEARN * (part - o->part);
-	o->want = NULL;
+	kvpd_offer_drop(o);
 	o->given_back = 0;
 	o->penalty_ns = PENALTY_NS;
 	m->met++;
@@ -239,17 +260,19 @@ static void tell_lost(struct kvpd_offer *o, uint64_t now)
 
 void kvpd_offer_lose(struct kvpd_offer *o, uint64_t now)
 {
-	o->want = NULL;
+	kvpd_offer_drop(o);
 	o->given_back = 0;
+	o->missed_ns = 0;
 	o->lost_ns = now + o->penalty_ns;
 	o->penalty_ns = 2 * o->penalty_ns < PENALTY_MAX_NS ? 2 * o->penalty_ns : PENALTY_MAX_NS;
 	if (o->parked)
 		tell_lost(o, now);
+	kvpd_due(o->session->tenant, KVPD_DUE_REMAT); /* for what hoped for it */
 }
 
 void kvpd_offer_returned(struct kvpd_offer *o, uint64_t now)
 {
-	o->want = NULL;
+	kvpd_offer_drop(o);
 	o->session->tenant->remat.returned++;
 	if (++o->given_back >= GIVEN_BACK)
 		kvpd_offer_lose(o, now);
@@ -261,7 +284,20 @@ static bool could(const struct kvpd_offer *o, const struct kvpd_want *w)
 	uint64_t begin, end;
 
 	kvpd_want_tokens(w, w->front, w->end, &begin, &end);
-	return end <= o->longest;
+	return end <= o->terms.longest;
+}
+
+bool kvpd_offer_hoped(const struct kvpd_want *w, uint64_t now)
+{
+	const struct kvpd_list *head = &w->tenant->remat.offers;
+
+	for (const struct kvpd_list *it = head->next; it != head; it = it->next) {
+		const struct kvpd_offer *o = kvpd_container(it, struct kvpd_offer, in_tenant);
+
+		if (o->space == w->space && !lost(o, now) && could(o, w))
+			return true;
+	}
+	return false;
 }
 
 void kvpd_offer_missed(const struct kvpd_want *w, uint64_t now)
@@ -271,8 +307,12 @@ void kvpd_offer_missed(const struct kvpd_want *w, uint64_t now)
 	kvpd_each(it, tmp, &w->tenant->remat.offers) {
 		struct kvpd_offer *o = kvpd_container(it, struct kvpd_offer, in_tenant);
 
-		if (o->space == w->space && stands(o, now) && !o->parked && !o->want &&
-			o->ready_ns <= now && could(o, w))
+		if (o->space != w->space || !stands(o, now) || o->parked || o->want ||
+			o->ready_ns > now || !could(o, w))
+			continue;
+		if (!o->missed_ns)
+			o->missed_ns = now;
+		else if (w->asked_ns > o->missed_ns) /* not what waited at the same time */
 			kvpd_offer_lose(o, now);
 	}
 }
@@ -294,6 +334,7 @@ static void offer_free(struct kvpd_offer *o)
 	struct kvpd_want *w = o->want;
 
 	o->want = NULL;
+	kvpd_due(o->session->tenant, KVPD_DUE_REMAT);
 	kvpd_list_remove(&o->in_tenant);
 	kvpd_list_remove(&o->in_session);
 	o->session->tenant->remat.n_offers--;
@@ -381,20 +422,16 @@ static int offer_new(struct kvpd_session *s, uint32_t space, struct kvpd_offer *
 	return 0;
 }
 
-/* What was measured is a part of what was said, so another word begins anew. */
-static void take_terms(struct kvpd_offer *o, const struct kvp_sqe *sqe)
+static struct kvpd_terms terms_of(const struct kvp_sqe *sqe)
 {
-	double launch = (double)sqe->until * 1e-9, token = (double)sqe->next_lo * 1e-12;
-	double position = (double)sqe->next_hi * 1e-15;
-
-	if (launch != o->launch || token != o->token || position != o->position)
-		o->part = 1;
-	o->launch = launch;
-	o->token = token;
-	o->position = position;
-	o->longest = sqe->parent_id;
-	o->rate = sqe->count;
-	o->idle = sqe->flags & KVP_SQE_IDLE;
+	return (struct kvpd_terms){
+		.launch = (double)sqe->until * 1e-9,
+		.token = (double)sqe->next_lo * 1e-12,
+		.position = (double)sqe->next_hi * 1e-15,
+		.longest = sqe->parent_id,
+		.rate = sqe->count,
+		.idle = sqe->flags & KVP_SQE_IDLE,
+	};
 }
 
 /* One that is lost is remembered: who offers anew has not become any better by that. */
@@ -435,8 +472,10 @@ void kvpd_offer_serve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_
 		kvpd_ring_complete(s, &cqe);
 		return;
 	}
+	o->next = terms_of(sqe);
 	if (!o->want)
-		take_terms(o, sqe);
+		take_terms(o);
+	o->missed_ns = 0;
 	o->parked = true;
 	o->serial = sqe->serial;
 	kvpd_ring_answer(s, sqe, 0, KVP_CQE_PARKED);

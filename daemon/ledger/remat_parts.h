@@ -29,7 +29,7 @@ struct kvpd_want {
 	uint32_t ahead;    /* 1: nobody waits for it */
 	uint64_t need_ns;  /* it is of no use afterwards */
 	uint64_t until_ns; /* nor is it waited for: what was said for it is over */
-	uint64_t asked_ns; /* when it was handed to its offer, */
+	uint64_t asked_ns; /* when it was handed to its offer, or began to wait for one, */
 	uint64_t tokens;   /* and how much */
 	uint32_t cap, n;   /* room in `block`; blocks there, the tip last */
 	bool top;          /* CLIMB has come by a block that is there; and where it has come */
@@ -67,7 +67,14 @@ void kvpd_offer_hand(struct kvpd_offer *o, struct kvpd_want *w, uint64_t now);
 void kvpd_offer_met(struct kvpd_offer *o, const struct kvpd_want *w, uint64_t now);
 void kvpd_offer_lose(struct kvpd_offer *o, uint64_t now);
 void kvpd_offer_returned(struct kvpd_offer *o, uint64_t now);
-/* A want waited in vain: offers of its space that are said to stand and did not ask are lost. */
+/* Who computed a want gave no result, and goes on for nobody if it does. */
+void kvpd_offer_drop(struct kvpd_offer *o);
+/* Could an offer take the want some time, its next SERVE being on its way? */
+bool kvpd_offer_hoped(const struct kvpd_want *w, uint64_t now);
+/*
+ * A want waited in vain: offers of its space that are said to stand and did not ask are lost, if that is so for
+ * the second time. Once is what happens to a provider that the machine was too busy for.
+ */
 void kvpd_offer_missed(const struct kvpd_want *w, uint64_t now);
 /* Those that were lost while their SERVE waited hear of it as soon as there is room. */
 void kvpd_offers_tell(struct kvpd_tenant *t, uint64_t now);

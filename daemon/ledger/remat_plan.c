@@ -74,7 +74,7 @@ void kvpd_plan_add(struct kvpd_plan *p, uint32_t tokens, uint32_t tier, uint64_t
 /* An offer's figures are those of the model's formula, divided by its speed: any speed will do. */
 static struct kvp_remat_model model_of(const struct kvpd_offer *o)
 {
-	double token = o->token * o->part, position = o->position * o->part;
+	double token = o->terms.token * o->part, position = o->terms.position * o->part;
 	double least = token * 1e-12; /* a token of 0 parameters there is not, nor of 1e18 */
 	double speed = 4 / (position > least ? position : least);
 
@@ -84,7 +84,7 @@ static struct kvp_remat_model model_of(const struct kvpd_offer *o)
 		.q_heads = 1,
 		.head_dim = 1,
 		.flops_per_second = speed,
-		.launch_seconds = o->launch * o->part,
+		.launch_seconds = o->terms.launch * o->part,
 	};
 }
 

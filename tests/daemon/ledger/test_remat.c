@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -594,6 +595,147 @@ static void a_provider_that_lies_loses_its_offer(void **state)
 	end(&x);
 }
 
+/* What it says with a SERVE counts from then on, also if a demand was under way when that came. */
+static void new_terms_count_at_once(void **state)
+{
+	uint32_t serve, want, there;
+	struct kvp_sqe sqe;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 4, 1);
+	drop(&x, &x.k, 0);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 0, 4);
+	/* It gives it back, because such a chain is too long for it. */
+	sqe = serve_of(x.space, SLOW_PS, 0);
+	sqe.parent_id = 3 * T;
+	serve = ask(x.b, sqe);
+	assert_int_equal(answered(x.a, want, &there), -EAGAIN);
+	compute(x.a, x.space, &x.k, 0, 4);
+	drop(&x, &x.k, 2);
+	x.k.n = 3;
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 2, 3);
+	compute(x.b, x.space_b, &x.k, 2, 3);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	end(&x);
+}
+
+/* Who is through says so before its device is: nothing was given back. */
+static void commits_that_wait_are_not_given_back(void **state)
+{
+	uint32_t serve, want, there, commit;
+	uint64_t one = 1;
+	struct kvp_sqe sqe;
+	struct dp_grant g;
+	struct kvp_cqe cqe;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 1, 1);
+	drop(&x, &x.k, 0);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 0, 1);
+	assert_int_equal(dp_reserve(x.b, x.space_b, 1, DP_WAIT_MS, &g), 1);
+	dp_fill(&g, x.k.tokens, T);
+	memcpy(x.b->page->staging[g.index], x.k.tokens, T * sizeof(x.k.tokens[0]));
+	sqe = (struct kvp_sqe){ .op = KVP_OP_COMMIT,
+		.grant = g.index,
+		.grant_generation = g.generation,
+		.space = (uint16_t)x.space_b,
+		.tokens = T,
+		.flags = KVP_SQE_RELEASE,
+		.until = kvp_until(3, 1) };
+	commit = dp_push(x.b, &sqe);
+	assert_int_equal(next(x.b, KVP_OP_COMMIT, commit).flags, KVP_CQE_PARKED);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	/* Whatever is to be done about it has been done when the ledger has been asked twice. */
+	assert_int_equal(figures(&x).returned, 0);
+	assert_int_equal(figures(&x).returned, 0);
+	kvp_store_seq(&x.b->page->done[3].value, 1);
+	assert_int_equal(write(x.b->at.wake_fd, &one, sizeof(one)), sizeof(one));
+	cqe = next(x.b, KVP_OP_COMMIT, commit);
+	assert_int_equal(cqe.status, 0);
+	assert_int_equal(cqe.flags & KVP_CQE_LATE, KVP_CQE_LATE);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	assert_int_equal(figures(&x).met, 1);
+	/* The SERVE waits still, for the next one. */
+	drop(&x, &x.k, 0);
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 0, 1);
+	compute(x.b, x.space_b, &x.k, 0, 1);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	end(&x);
+}
+
+/* Also who was not handed out yet hears that nobody offers any more. */
+static void who_waits_hears_that_the_last_offer_went(void **state)
+{
+	uint32_t serve, want[2];
+	struct chain *other = calloc(1, sizeof(*other));
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 4, 1);
+	put(&x, other, 4, 2);
+	drop(&x, &x.k, 0);
+	drop(&x, other, 0);
+	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
+	want[0] = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 0, 4);
+	want[1] = ask(x.a, want_of(other, 0, KVP_SQE_PREFETCH));
+	x.b = dp_detach(x.b);
+	for (uint32_t i = 0; i < 2; i++) {
+		struct kvp_cqe cqe;
+
+		assert_int_equal(dp_next(x.a, DP_WAIT_MS, &cqe), 0);
+		assert_int_equal(cqe.status, cqe.serial == want[0] ? -EAGAIN : -ENODEV);
+		assert_true(cqe.serial == want[0] || cqe.serial == want[1]);
+	}
+	end(&x);
+	free(other);
+}
+
+/* It says a microsecond a token, and is as quick when it has a processor; it is given the time to get one. */
+static void nobody_is_late_for_want_of_a_processor(void **state)
+{
+	uint32_t serve, want, there;
+	struct world x;
+
+	(void)state;
+	begin(&x);
+	put(&x, &x.k, 4, 1);
+	drop(&x, &x.k, 0);
+	serve = ask(x.b, serve_of(x.space, FAST_PS, 0));
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	assert_true(asked_for(x.b, serve, &x.k, 0, 4) >= 50 * KVPD_MS);
+	compute(x.b, x.space_b, &x.k, 0, 4);
+	(void)answered(x.a, want, &there);
+	end(&x);
+	/* Nor is it lost when its next SERVE is late once; but when it does not come. */
+	begin(&x);
+	put(&x, &x.k, 4, 1);
+	serve = ask(x.b, serve_of(x.space, FAST_PS, 0));
+	drop(&x, &x.k, 3);
+	want = ask(x.a, want_of(&x.k, 0, 0));
+	asked_for(x.b, serve, &x.k, 3, 4);
+	compute(x.a, x.space, &x.k, 3, 4);
+	assert_int_equal(answered(x.a, want, &there), 0);
+	drop(&x, &x.k, 0);
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(figures(&x).offers, 1);
+		assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 0, 0)), &there), -ETIME);
+	}
+	assert_int_equal(figures(&x).offers, 0);
+	end(&x);
+}
+
 static void who_gives_back_is_asked_a_few_times(void **state)
 {
 	uint32_t want, there, serve;
@@ -743,6 +885,10 @@ int main(void)
 		cmocka_unit_test(a_provider_that_dies_is_replaced),
 		cmocka_unit_test(without_another_one_nobody_waits_for_a_dead_provider),
 		cmocka_unit_test(a_provider_that_lies_loses_its_offer),
+		cmocka_unit_test(new_terms_count_at_once),
+		cmocka_unit_test(commits_that_wait_are_not_given_back),
+		cmocka_unit_test(who_waits_hears_that_the_last_offer_went),
+		cmocka_unit_test(nobody_is_late_for_want_of_a_processor),
 		cmocka_unit_test(who_gives_back_is_asked_a_few_times),
 		cmocka_unit_test(what_is_claimed_is_not_asked_for),
 		cmocka_unit_test(wrong_entries_are_refused),

@@ -29,6 +29,8 @@ static const struct {
 		kvbench_precision },
 	{ "put", "storing blocks, against memcpy", kvbench_put },
 	{ "quality", "a real model with its KV held in a codec", kvbench_quality },
+	{ "restore", "a cached prefix loaded, decoded or computed again, and the daemon's choice",
+		kvbench_restore },
 	{ "scale", "1 to 1,000 attached clients", kvbench_scale },
 	{ "versus", "the same blocks from Redis and memcached", kvbench_versus },
 	{ "warm", "how long until a block can be read on a device", kvbench_warm },

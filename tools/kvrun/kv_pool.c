@@ -458,6 +458,13 @@ struct kvp_space *kvr_kv_pool_space(struct kvr_kv *kv)
 	return attach(p) ? p->link.space : NULL;
 }
 
+struct kvp_client *kvr_kv_pool_client(struct kvr_kv *kv)
+{
+	struct pool_kv *p = pool_of(kv);
+
+	return attach(p) ? p->link.client : NULL;
+}
+
 void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report)
 {
 	struct pool_kv *p = pool_of(kv);

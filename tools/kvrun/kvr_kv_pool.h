@@ -58,6 +58,8 @@ int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
 
 /* The space that its blocks are in, as long as there is a daemon; NULL: none so far. */
 struct kvp_space *kvr_kv_pool_space(struct kvr_kv *kv);
+/* Likewise the client that has opened it, for tickets. */
+struct kvp_client *kvr_kv_pool_client(struct kvr_kv *kv);
 
 /* `kv` must come from kvr_kv_pool_new. Waits until its published blocks are visible (bounded). */
 void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report);

@@ -8,10 +8,10 @@
 #include "tools/kvrun/kvr_perplexity.h"
 #include "tools/kvrun/kvr_sample.h"
 #include "tools/kvrun/kvr_seq.h"
+#include "tools/kvrun/kvr_serve.h"
 #include "tools/kvrun/kvr_tokenizer.h"
 #include "tools/kvrun/options.h"
 #include "tools/kvrun/output.h"
-#include "tools/kvrun/serve.h"
 
 #include <errno.h>
 #include <stdio.h>

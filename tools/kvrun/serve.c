@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Demands, one after the other; what is said of their length is measured first. */
-#include "tools/kvrun/serve.h"
+#include "tools/kvrun/kvr_serve.h"
 #include "tools/kvrun/kvr_kv_pool.h"
 
 #include "libclient/kvpool.h"

@@ -49,7 +49,7 @@ struct kvpd_advisor_figures {
 /* What a tenant has of a device; counts since the tenant began. */
 struct kvpd_part_figures {
 	uint64_t share_bytes, charged_bytes;
-	uint64_t blocks;
+	uint64_t blocks, payload_bytes;
 	uint64_t put, behind; /* payloads that clients wrote there, and of these copied to DRAM */
 	uint64_t warmed;      /* that were copied there */
 	uint64_t dropped, damaged;  /* that went for room, and were refused */
@@ -155,6 +155,28 @@ struct kvpd_tenant_figures {
 	struct kvpd_advisor_figures advisor;
 	struct kvpd_remat_figures remat;
 };
+
+/*
+ * Of the memory that is held for payloads the part that holds none: slots that are free, in whichever size, what lies
+ * between them, and extents that drain. 0 where nothing is held. In DRAM:
+ */
+static inline double kvpd_fragmentation(const struct kvpd_tenant_figures *f)
+{
+	const uint64_t held = f->charged_bytes - f->metadata_bytes;
+	uint64_t used = 0;
+
+	for (uint32_t i = 0; i < KVPD_FIGURES_WIDTHS; i++)
+		used += f->width[i].bytes;
+	return used < held ? 1 - (double)used / (double)held : 0;
+}
+
+/* And on a device. */
+static inline double kvpd_part_fragmentation(const struct kvpd_part_figures *f)
+{
+	return f->payload_bytes < f->charged_bytes
+		       ? 1 - (double)f->payload_bytes / (double)f->charged_bytes
+		       : 0;
+}
 
 struct kvpd_space_figures {
 	uint32_t tenant; /* index in `tenant` of the figures */

@@ -261,6 +261,7 @@ static json_t *tenant_json(
 	kvpd_put_seconds(o, "lease_scan_seconds", t->lease_scan_ns);
 	kvpd_put_int(o, "arena_bytes", t->arena_bytes);
 	kvpd_put_int(o, "payload_bytes", t->payload_bytes);
+	json_object_set_new(o, "fragmentation_ratio", json_real(kvpd_fragmentation(t)));
 	kvpd_put_int(o, "blocks", t->blocks);
 	kvpd_put_int(o, "max_blocks", t->max_blocks);
 	kvpd_put_int(o, "recipes", t->recipes);
@@ -383,6 +384,7 @@ static void put_part(json_t *o, const struct kvpd_part_figures *p)
 {
 	kvpd_put_int(o, "charged_bytes", p->charged_bytes);
 	kvpd_put_int(o, "blocks", p->blocks);
+	json_object_set_new(o, "fragmentation_ratio", json_real(kvpd_part_fragmentation(p)));
 	kvpd_put_int(o, "put_total", p->put);
 	kvpd_put_int(o, "behind_total", p->behind);
 	kvpd_put_int(o, "warmed_total", p->warmed);
@@ -412,6 +414,7 @@ static json_t *parts_json(
 		json_array_append_new(list, o);
 		ret_sum->charged_bytes += p->charged_bytes;
 		ret_sum->blocks += p->blocks;
+		ret_sum->payload_bytes += p->payload_bytes;
 		ret_sum->put += p->put;
 		ret_sum->behind += p->behind;
 		ret_sum->warmed += p->warmed;

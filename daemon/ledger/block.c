@@ -215,7 +215,7 @@ static bool take_descriptor(struct kvpd_tenant *t, const struct kvpd_new_block *
 	return true;
 }
 
-/* A payload, as its descriptor has it, came (1) or went (-1); 0: there is none. */
+/* A payload, as its descriptor has it, came (1) or went (-1); 0: there is none. Its extent is there still. */
 static void count(struct kvpd_tenant *t, uint32_t id, uint32_t tier, uint64_t where, int64_t n)
 {
 	struct kvpd_space *s =
@@ -227,8 +227,10 @@ static void count(struct kvpd_tenant *t, uint32_t id, uint32_t tier, uint64_t wh
 		return;
 	kvp_bump(&t->view.cat->stats.payload_bytes, bytes);
 	s->payload_bytes += bytes;
-	if (tier != KVP_TIER_DRAM)
+	if (tier != KVP_TIER_DRAM) {
+		t->part[t->extent[kvp_where_extent(where)]->cls->medium - 1].payload_bytes += bytes;
 		return;
+	}
 	width->blocks += (uint64_t)n;
 	width->bytes += bytes;
 }

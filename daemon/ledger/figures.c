@@ -84,6 +84,7 @@ static void read_parts(const struct kvpd_tenant *t, struct kvpd_part_figures *f)
 		f[i] = (struct kvpd_part_figures){
 			.share_bytes = p->share,
 			.charged_bytes = p->charged,
+			.payload_bytes = p->payload_bytes,
 			.blocks = p->blocks,
 			.put = p->put,
 			.behind = p->behind,

@@ -67,7 +67,8 @@ struct kvpd_part {
 	uint32_t owners;           /* sessions that have arenas there */
 	struct kvp_evict *evict;
 	struct kvpd_lesson *lesson; /* of that; NULL: it learns nothing */
-	uint64_t blocks;            /* with a payload there */
+	uint64_t blocks;            /* with a payload there, */
+	uint64_t payload_bytes;     /* theirs */
 	uint64_t put;               /* payloads that clients wrote there, */
 	uint64_t behind;            /* of these, that were copied to DRAM; */
 	uint64_t warmed;            /* that were copied there, */

@@ -42,6 +42,7 @@ static const struct kvctl_column part_columns[] = {
 	{ "put_total", "PUT", KVCTL_COUNT, 3 },
 	{ "charged_bytes", "CHARGED", KVCTL_BYTES, 0 },
 	{ "share_bytes", "SHARE", KVCTL_BYTES, 0 },
+	{ "fragmentation_ratio", "UNUSED%", KVCTL_PERCENT, 4 },
 	{ "warmed_total", "WARMED", KVCTL_COUNT, 1 },
 	{ "dropped_total", "DROPPED", KVCTL_COUNT, 1 },
 	{ "prefetched_total", "AHEAD", KVCTL_COUNT, 3 },

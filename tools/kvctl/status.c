@@ -19,6 +19,7 @@ const struct kvctl_column kvctl_tenant_columns[] = {
 	{ "payload_bytes", "PAYLOAD", KVCTL_BYTES, 7 },
 	{ "charged_bytes", "CHARGED", KVCTL_BYTES, 0 },
 	{ "share_bytes", "SHARE", KVCTL_BYTES, 0 },
+	{ "fragmentation_ratio", "UNUSED%", KVCTL_PERCENT, 6 },
 	{ "lookups_total", "LOOKUPS", KVCTL_COUNT, 3 },
 	{ "hit_ratio", "HIT%", KVCTL_PERCENT, 0 },
 	{ "hit_ratio_now", "NOW%", KVCTL_PERCENT, 1 },

@@ -143,6 +143,18 @@ static struct kvpd_advisor_figures advisor(struct pool *p)
 	return a;
 }
 
+/* Of the memory that is held there the part that holds nothing. */
+static double fragmentation(struct pool *p)
+{
+	struct kvpd_figures f;
+	double part;
+
+	assert_int_equal(dp_figures(&p->w, NULL, 0, &f), 0);
+	part = kvpd_part_fragmentation(&f.tenant[0].part[0]);
+	kvpd_figures_fini(&f);
+	return part;
+}
+
 static uint64_t dropped(struct pool *p)
 {
 	struct kvpd_figures f;
@@ -244,7 +256,9 @@ static void test_lower_ranks_go(void **state)
 	put(p, &a, 6, 1);
 	put(p, &b, 8, 2);
 	assert_int_equal(warm(p, &a, 4), 0);
+	assert_true(fragmentation(p) == .5); /* */
 	assert_int_equal(warm(p, &b, 4), 0);
+	assert_true(fragmentation(p) == 0);
 	/* So often that they are neighbours, as blocks that are used together. */
 	for (uint32_t i = 0; i < 20; i++)
 		use(p, &a, 6);
@@ -253,6 +267,7 @@ static void test_lower_ranks_go(void **state)
 	assert_int_equal(dropped(p), 2);
 	assert_int_equal(there(p, &b, 2), 2); /* those below went first */
 	assert_int_equal(advisor(p).fetched, 2);
+	assert_true(fragmentation(p) == 0);
 	end(p);
 }
 

@@ -8,6 +8,7 @@
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/lease.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/tenant.h"
 #include "policy/kvp_zones.h"
@@ -126,6 +127,24 @@ void kvpd_budget_again(struct kvpd_tenant *t)
 		kvpd_due(t, KVPD_DUE_BUDGET);
 }
 
+/* As long as after any round. */
+static uint64_t rest_after(const struct kvpd_budget *b)
+{
+	uint64_t rest = b->spent_ns * (PART - 1);
+
+	return rest > REST_NS ? rest : REST_NS;
+}
+
+void kvpd_budget_room(struct kvpd_tenant *t)
+{
+	struct kvpd_budget *b = &t->budget;
+	uint64_t soon = t->ledger->now_ns + rest_after(b);
+
+	b->vain_ns = 0;
+	if (b->next_ns > soon)
+		b->next_ns = soon;
+}
+
 bool kvpd_budget_look(struct kvpd_tenant *t, uint64_t now, int *ret_ms)
 {
 	const struct kvpd_budget *b = &t->budget;
@@ -174,7 +193,7 @@ static bool begin(struct kvpd_tenant *t)
 static void end(struct kvpd_tenant *t, uint64_t now)
 {
 	struct kvpd_budget *b = &t->budget;
-	uint64_t rest = b->spent_ns * (PART - 1);
+	uint64_t rest = rest_after(b);
 
 	b->under_way = false;
 	b->rounds++;
@@ -184,7 +203,6 @@ static void end(struct kvpd_tenant *t, uint64_t now)
 		b->vain_ns = b->vain_ns ? 2 * b->vain_ns : REST_NS;
 	if (b->vain_ns > TIRED_NS)
 		b->vain_ns = TIRED_NS;
-	rest = rest > REST_NS ? rest : REST_NS;
 	b->next_ns = now + (rest > b->vain_ns ? rest : b->vain_ns);
 	if (b->passed_over || (b->coded && beyond(t, b->space)))
 		b->stirred |= UINT64_C(1) << b->space;

@@ -10,7 +10,8 @@
  *	zones     the newest tokens of a sequence stay native, older ones have 4 bits, those beyond the second
  *		  boundary what the floor allows (policy/kvp_zones.h)
  *
- * How much a block matters is its recency.
+ * How much a block matters is its recency. Where a budget would have a width for which there is no slot, and none
+ * can be made, blocks get the next lower one for which there is.
  *
  * A rule is carried out in rounds, a portion at a time: a budget takes one over all descriptors that
  * counts, and one that codes; zones take one. A round begins when blocks came or the rule changed, and again
@@ -54,6 +55,8 @@ uint32_t kvpd_budget_least(const struct kvpd_tenant *t, uint32_t space);
 void kvpd_budget_rule(struct kvpd_tenant *t, uint32_t space, const struct kvpd_rule *rule);
 /* Blocks of the space came. */
 void kvpd_budget_stir(struct kvpd_tenant *t, uint32_t space);
+/* There are new slots: the next round need not wait for as long as nothing has come of the last ones. */
+void kvpd_budget_room(struct kvpd_tenant *t);
 /* The movers may have room for what a round found. */
 void kvpd_budget_again(struct kvpd_tenant *t);
 /* Is it time for a round? *ret_ms: in how many milliseconds to look again, if before. */

@@ -452,6 +452,31 @@ static bool take_slot(
 	return taken;
 }
 
+/*
+ * A slot for a block that a budget would have in this width: where no extent of it can be made, a slot of fewer bits
+ * that is there, since what the rule says is bytes.
+ */
+static bool take_slot_below(struct kvpd_tenant *t, uint32_t space, uint32_t *width, uint64_t now,
+	struct kvpd_place *ret)
+{
+	if (t->space[space].rule.policy != KVPD_RULE_BUDGET || t->precision.hungry || coming(t))
+		return false;
+	for (uint32_t w = *width + 1; w <= kvpd_width_lowest(t, space); w++) {
+		uint64_t slot = kvpd_slot_bytes(kvpd_width_bytes(t, space, w));
+
+		for (uint32_t i = 0; i < t->n_classes; i++) {
+			struct kvpd_class *c = &t->cls[i];
+
+			if (c->medium != KVPD_DRAM || c->slot_bytes != slot || !c->vault_free ||
+				!kvpd_vault_take(t, c, NULL, now, ret))
+				continue;
+			*width = w;
+			return true;
+		}
+	}
+	return false;
+}
+
 static void job_add(struct kvpd_move_job *j, uint32_t block, uint32_t width, struct kvpd_place to)
 {
 	struct kvpd_tenant *t = j->tenant;
@@ -510,29 +535,37 @@ uint32_t kvpd_precision_code(struct kvpd_tenant *t, uint32_t space,
 	const struct kvpd_coding *coding, uint32_t n, uint64_t now)
 {
 	struct kvpd_move_job *j = n ? kvpd_move_job_new(t) : NULL;
+	uint32_t without = 0; /* widths that have no slot, a bit each */
 	uint64_t bytes = 0;
 	struct kvpd_place to;
-	uint32_t done = 0;
 
 	if (!j)
 		return 0;
 	j->codes = t->space[space].codes;
-	for (; done < n && j->n < KVPD_MOVE_BLOCKS && bytes < KVPD_MOVE_BYTES; done++) {
-		if (!take_slot(t, space, coding[done].width, now, &to))
-			break;
-		job_add(j, coding[done].block, coding[done].width, to);
+	for (uint32_t i = 0; i < n && j->n < KVPD_MOVE_BLOCKS && bytes < KVPD_MOVE_BYTES; i++) {
+		uint32_t width = coding[i].width;
+
+		if (without >> width & 1)
+			continue;
+		if (!take_slot(t, space, width, now, &to) &&
+			!take_slot_below(t, space, &width, now, &to)) {
+			without |= 1u << coding[i].width;
+			continue;
+		}
+		job_add(j, coding[i].block, width, to);
 		bytes += j->codes->width[j->move[j->n - 1].from_width].bytes;
 		t->space[space].pending += kvpd_precision_frees(&j->move[j->n - 1], j->codes);
 	}
-	if (!done) {
+	if (!j->n) {
 		free(j);
 		return 0;
 	}
+	n = j->n;
 	j->space = space;
 	j->check = check_of(j);
 	t->precision.n_jobs++;
 	kvpd_move_job_begin(j);
-	return done;
+	return n;
 }
 
 /* As many of the plan's blocks as there are slots for. False: none. */

@@ -108,7 +108,7 @@ bool kvpd_precision_busy(const struct kvpd_tenant *t);
 struct kvpd_coding {
 	uint32_t block, width;
 };
-/* Has the first of these blocks coded, as many as there are slots for and as are one job; returns how many. */
+/* Has these blocks coded, as many as there are slots for, of each width, and as are one job; returns how many. */
 uint32_t kvpd_precision_code(struct kvpd_tenant *t, uint32_t space,
 	const struct kvpd_coding *coding, uint32_t n, uint64_t now);
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/budget.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
@@ -112,6 +113,11 @@ static void go_live(struct kvpd_extent *x)
 	/* Clients that do not hear of it ask for it when they meet it. */
 	if (reopen(x, &fd) == 0)
 		kvpd_extent_post(x, KVPD_EV_EXTENT, fd);
+	if (x->kind == KVP_EXTENT_VAULT) {
+		/* Who it was made for may come a little later. */
+		x->cls->last_take_ns = kvpd_now_ns();
+		kvpd_budget_room(x->tenant);
+	}
 	kvpd_supply_came(x);
 	kvpd_hosts_want(x);
 }

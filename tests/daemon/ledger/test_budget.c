@@ -137,6 +137,48 @@ static void a_budget_is_kept(void **state)
 	dp_stop(&w);
 }
 
+/*
+ * A pool without room whose blocks are in use for so long that rounds have become seldom. The extents that blocks are
+ * coded into have to be made out of others then, and are there for the next round, however long that is.
+ */
+#define N 640u
+static void a_full_pool_keeps_a_budget(void **state)
+{
+	static kvp_token tokens[N * T];
+	static struct kvp_hit hit[N];
+	struct dp_ref parent = dp_root();
+	struct kvp_lease lease;
+	struct kvp_space_canon canon = coded_model("m", "2bit");
+	struct dp_world w;
+	struct dp_client *c = coded_world(&w, 0);
+	uint32_t space = coded_open(c, &canon);
+
+	(void)state;
+	for (uint32_t i = 0; i < N; i++) {
+		struct dp_block b;
+
+		coded_tokens(i, tokens + (size_t)i * T);
+		assert_int_equal(coded_put(c, space, parent, i, T, &b), 0);
+		parent = dp_ref(&b);
+	}
+	dp_flush(c);
+	assert_int_equal(dp_find(c, space, tokens, N * T, hit, N), N);
+	assert_int_equal(kvp_lease_take(c->page, 0, &c->view.blocks[hit[N - 1].id], hit[N - 1].id,
+				 hit[N - 1].word, &lease),
+		0);
+	assert_true(!within(&w, space, .5));
+	set_rule(&w, "m", "\"precision\":\"budget\",\"budget\":0.5");
+	for (uint32_t i = 0; i < 60; i++) {
+		nanosleep(&(struct timespec){ .tv_nsec = 50000000 }, NULL);
+		dp_pump(&w);
+	}
+	assert_true(!within(&w, space, .5));
+	kvp_lease_drop(&lease);
+	await_within(&w, space, .5);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 /* What a lease protects stays, bit for bit, and follows when the lease ends. */
 static void a_budget_is_cut_while_it_is_read(void **state)
 {
@@ -405,6 +447,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_budget_is_kept),
+		cmocka_unit_test(a_full_pool_keeps_a_budget),
 		cmocka_unit_test(a_budget_is_cut_while_it_is_read),
 		cmocka_unit_test(exact_spaces_stay_exact),
 		cmocka_unit_test(what_cannot_be_is_refused),

@@ -23,7 +23,7 @@
 #define LOADED_NS  (5 * KVPD_MS)   /* what is loaded is looked at so often */
 #define QUEUED_NS  (100 * KVPD_MS) /* an offer that stands is waited for so long, at least */
 #define LOAD_MORE  2.0 /* times what loading should take, and at least this, is waited for */
-#define LOAD_LEAST 1.0 /* seconds */
+#define LOAD_LEAST 1.0 /* seconds; as much again whenever something has come */
 
 /* ---- lists ---------------------------------------------------------------------------------- */
 
@@ -388,11 +388,28 @@ static void judge_asked(struct kvpd_want *w, uint32_t *work, uint64_t now)
 	}
 }
 
+/* How long it takes may not be known: what gets on is waited for, as long as it is of use. */
+static void extend(struct kvpd_want *w, uint64_t now)
+{
+	uint64_t until = now + (uint64_t)(LOAD_LEAST * 1e9);
+
+	until = until < w->need_ns ? until : w->need_ns;
+	w->until_ns = until > w->until_ns ? until : w->until_ns;
+}
+
 static void judge_loaded(struct kvpd_want *w, uint32_t *work, uint64_t now)
 {
-	if (!remains(w))
+	uint32_t before = w->front;
+	bool all;
+
+	if (!remains(w)) {
 		answer_with(w, -ENOENT);
-	else if (!advance(w, w->n, work))
+		return;
+	}
+	all = advance(w, w->n, work);
+	if (w->front > before)
+		extend(w, now);
+	if (!all)
 		kvpd_due(w->tenant, KVPD_DUE_REMAT);
 	else if (w->front == w->n)
 		answer_with(w, 0);

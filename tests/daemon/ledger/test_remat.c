@@ -42,7 +42,7 @@ struct world {
 	struct chain k;
 };
 
-static void begin_with(struct world *x, uint32_t devices)
+static void begin_with(struct world *x, uint32_t devices, uint64_t copy_rate)
 {
 	struct kvpd_limits limits;
 
@@ -54,6 +54,7 @@ static void begin_with(struct world *x, uint32_t devices)
 		.worker = getenv("KVPOOL_DEVICE"),
 		.bytes = UINT64_C(16) << 20,
 		.segment = UINT64_C(1) << 20,
+		.copy_rate = copy_rate,
 	};
 	limits.device_share[0] = devices ? x->device.bytes : 0;
 	x->w.config.devices = &x->device;
@@ -68,7 +69,7 @@ static void begin_with(struct world *x, uint32_t devices)
 
 static void begin(struct world *x)
 {
-	begin_with(x, 0);
+	begin_with(x, 0, 0);
 }
 
 static void end(struct world *x)
@@ -486,7 +487,7 @@ static void what_lies_on_a_device_is_loaded(void **state)
 	struct world x;
 
 	(void)state;
-	begin_with(&x, 1);
+	begin_with(&x, 1, 0);
 	serve = ask(x.b, serve_of(x.space, SLOW_PS, 0));
 	for (uint32_t round = 0; round < 8; round++) {
 		x.k.n = 8;
@@ -506,6 +507,27 @@ static void what_lies_on_a_device_is_loaded(void **state)
 	asked_for(x.b, serve, &x.k, 6, 8);
 	compute(x.b, x.space_b, &x.k, 6, 8);
 	assert_int_equal(answered(x.a, want, &there), 0);
+	end(&x);
+}
+
+/* Nobody computes it, and it takes longer than a second: as long as it gets on, it is waited for. */
+static void a_slow_device_is_waited_for(void **state)
+{
+	uint32_t space, there;
+	struct world x;
+
+	(void)state;
+	begin_with(&x, 1, UINT64_C(1) << 20);
+	space = dp_large_space(x.a, "large", 64 << 10);
+	x.k.n = 48;
+	for (uint32_t i = 0; i < x.k.n * T; i++)
+		x.k.tokens[i] = i;
+	for (uint32_t i = 0; i < x.k.n; i++)
+		assert_int_equal(dp_put_at(x.a, space, 1, i ? dp_ref(&x.k.block[i - 1]) : dp_root(),
+					 x.k.tokens + (size_t)i * T, T, &x.k.block[i]),
+			0);
+	assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 0, 0)), &there), 0);
+	assert_int_equal(there, x.k.n);
 	end(&x);
 }
 
@@ -882,6 +904,7 @@ int main(void)
 		cmocka_unit_test(an_offer_ends_with_its_space),
 		cmocka_unit_test(an_idle_offer_is_one_while_it_waits),
 		cmocka_unit_test(what_lies_on_a_device_is_loaded),
+		cmocka_unit_test(a_slow_device_is_waited_for),
 		cmocka_unit_test(a_provider_that_dies_is_replaced),
 		cmocka_unit_test(without_another_one_nobody_waits_for_a_dead_provider),
 		cmocka_unit_test(a_provider_that_lies_loses_its_offer),

@@ -43,12 +43,14 @@ def main(tmp):
             break
         print("again, they had no time:", out["background"])
         out = json.loads(run(tmp, "--seconds", "6", "--blocks", "1024", "--json").stdout)
-    assert set(out["background"]) == {"evictions", "moves", "rankings", "copies"}, out
+    assert set(out["background"]) == {"evictions", "moves", "rankings", "copies", "behind"}, out
     assert all(out["background"].values()), out
     assert not glob.glob(tmp + "/*"), glob.glob(tmp + "/*")
     text = run(tmp, "--seconds", "1", "--blocks", "1024", "--realtime")
     assert text.returncode == 0 and "of which missed 0" in text.stdout, text
-    for args in ["--seconds", "0"], ["--seconds"], ["--blocks", "7"], ["--nonsense"]:
+    only = json.loads(run(tmp, "--seconds", "1", "--blocks", "1024", "--only", "match", "--json").stdout)["background"]
+    assert not only["moves"] and not only["copies"] and not only["behind"], only
+    for args in ["--seconds", "0"], ["--seconds"], ["--blocks", "7"], ["--nonsense"], ["--only", "all"]:
         done = run(tmp, *args)
         assert done.returncode == 2 and done.stderr and not done.stdout, done
 

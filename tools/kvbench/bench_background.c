@@ -44,7 +44,8 @@ struct world {
 	struct control *control; /* shared with the loads */
 	uint32_t blocks;
 	struct bench_client client;
-	uint32_t chain; /* the next that a load puts */
+	uint32_t chain;   /* the next that a load puts */
+	const char *only; /* the load that runs by itself; NULL: all do */
 };
 
 static void nap_us(long us)
@@ -154,6 +155,31 @@ static int load_copies(struct world *w)
 	}
 }
 
+/* Stores on the device, from where the daemon copies it to DRAM behind all that somebody waits for. */
+static int load_behind(struct world *w)
+{
+	uint32_t tokens[BLOCK_TOKENS];
+	int r = bench_pool_attach(&w->pool);
+
+	if (r < 0)
+		return r;
+	stand_by(w->control);
+	for (;;) {
+		struct kvp_grant *g;
+
+		r = kvp_reserve_on(w->pool.space, 0, WAIT_MS, NULL, &g);
+		if (r == -EAGAIN || r == -ETIMEDOUT || r == -ENOSPC)
+			continue;
+		if (r < 0)
+			return r;
+		bench_chain_tokens(w->chain++, tokens, BLOCK_TOKENS);
+		memset(kvp_grant_addr(g), (int)w->chain, BLOCK_BYTES);
+		r = kvp_commit(g, kvp_ref_root(), tokens, BLOCK_TOKENS, NULL, KVP_COMMIT_RELEASE);
+		if (r < 0)
+			return r;
+	}
+}
+
 /*
  * One process each, all beside one another; they end when they are killed. What the daemon learns to do in
  * the background gets a line here that makes it do that.
@@ -166,15 +192,26 @@ static const struct load {
 	{ "moves", load_moves },
 	{ "match", load_match },
 	{ "copies", load_copies },
+	{ "behind", load_behind },
 };
 
 #define N_LOADS (sizeof(loads) / sizeof(loads[0]))
+
+static bool is_load(const char *name)
+{
+	for (uint32_t i = 0; i < N_LOADS; i++)
+		if (!strcmp(loads[i].name, name))
+			return true;
+	return false;
+}
 
 static int start_loads(struct world *w, pid_t *pids)
 {
 	pid_t parent = getpid();
 
 	for (uint32_t i = 0; i < N_LOADS; i++) {
+		if (w->only && strcmp(loads[i].name, w->only) != 0)
+			continue;
 		pids[i] = fork();
 		if (pids[i] < 0)
 			return -errno;
@@ -190,7 +227,8 @@ static int start_loads(struct world *w, pid_t *pids)
 			_exit(1);
 		}
 	}
-	while (atomic_load(&w->control->ready) < N_LOADS && !atomic_load(&w->control->error))
+	while (atomic_load(&w->control->ready) < (w->only ? 1 : N_LOADS) &&
+		!atomic_load(&w->control->error))
 		nap_us(1000);
 	atomic_store(&w->control->go, 1);
 	return atomic_load(&w->control->error);
@@ -209,7 +247,7 @@ static void stop_loads(pid_t *pids)
 /* ---- what the daemon did ------------------------------------------------------------------- */
 
 struct done {
-	uint64_t evictions, moves, rankings, copies;
+	uint64_t evictions, moves, rankings, copies, behind;
 };
 
 static uint64_t figure(const json_t *o, const char *name)
@@ -245,6 +283,7 @@ static int ask_done(const struct world *w, struct done *ret_done)
 			.moves = figure(row, "moves_total"),
 			.rankings = figure(json_object_get(row, "advisor"), "rankings_total"),
 			.copies = device.to_device_bytes / BLOCK_BYTES,
+			.behind = device.from_device_bytes / BLOCK_BYTES,
 		};
 	json_decref(answer);
 	free(text);
@@ -296,15 +335,16 @@ static void report(const struct bench_phase *idle, const struct bench_phase *bus
 	if (!json) {
 		bench_client_print(idle, busy);
 		printf("beside them %" PRIu64 " evictions, %" PRIu64 " moves, %" PRIu64
-		       " blocks copied to a device, %" PRIu64 " rankings\n",
-			did->evictions, did->moves, did->copies, did->rankings);
+		       " blocks copied to a device, %" PRIu64
+		       " written there and copied from there, %" PRIu64 " rankings\n",
+			did->evictions, did->moves, did->copies, did->behind, did->rankings);
 		return;
 	}
 	o = json_object();
 	bench_client_json(o, idle, busy);
-	d = json_pack("{s:I, s:I, s:I, s:I}", "evictions", (json_int_t)did->evictions, "moves",
+	d = json_pack("{s:I, s:I, s:I, s:I, s:I}", "evictions", (json_int_t)did->evictions, "moves",
 		(json_int_t)did->moves, "rankings", (json_int_t)did->rankings, "copies",
-		(json_int_t)did->copies);
+		(json_int_t)did->copies, "behind", (json_int_t)did->behind);
 	json_object_set_new(o, "background", d);
 	bench_print_json(o);
 	json_decref(o);
@@ -338,7 +378,8 @@ static int measure(struct world *w, uint64_t seconds, struct bench_phase *idle,
 		return r;
 	}
 	*did = (struct done){ did->evictions - before.evictions, did->moves - before.moves,
-		did->rankings - before.rankings, did->copies - before.copies };
+		did->rankings - before.rankings, did->copies - before.copies,
+		did->behind - before.behind };
 	return 0;
 }
 
@@ -346,6 +387,7 @@ int kvbench_background(int argc, char **argv)
 {
 	uint64_t blocks = 8192, seconds = 0;
 	bool json = false, realtime = false;
+	struct world w = { 0 };
 	const struct bench_option options[] = {
 		{ .name = "blocks",
 			.help = "blocks that the cache holds (default 8192)",
@@ -362,18 +404,24 @@ int kvbench_background(int argc, char **argv)
 		{ .name = "realtime",
 			.help = "the ledger in the real-time class (`realtime: true`)",
 			.flag = &realtime },
+		{ .name = "only",
+			.help = "one of the loads by itself: evict, moves, match, copies, behind",
+			.text = &w.only },
 		{ .name = "json", .help = "one JSON object on stdout", .flag = &json },
 	};
 	struct bench_phase *idle = calloc(1, sizeof(*idle)), *busy = calloc(1, sizeof(*busy));
-	struct world w = { 0 };
 	struct done did = { 0 };
 	char more[96];
 	int n;
 	int r = bench_parse(argc, argv,
 		"Match, reserve and commit of one client, idle and beside evictions, moves, "
-		"copies to a device and the advisor.",
+		"copies to a device and from there, and the advisor.",
 		options, sizeof(options) / sizeof(options[0]));
 
+	if (r > 0 && w.only && !is_load(w.only)) {
+		fprintf(stderr, "kvbench background: there is no load %s\n", w.only);
+		r = -1;
+	}
 	if (r <= 0 || !idle || !busy) {
 		free(idle);
 		free(busy);

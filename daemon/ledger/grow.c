@@ -400,11 +400,16 @@ static void trade_class(struct kvpd_session *s, const struct kvpd_class *c)
 
 /* ---- arenas --------------------------------------------------------------------------------- */
 
-/* What the next arena of the session should measure, if there were room for anything. */
+/*
+ * What the next arena of the session should measure, if there were room for anything: as much as it has, so
+ * that one that has just begun to write does not wait for memory that it may never need.
+ */
 static uint64_t arena_wish(const struct kvpd_session *s, const struct kvpd_class *c, uint64_t cap)
 {
-	uint64_t most = extent_wish(s->tenant), want = s->arena_bytes ? most : FIRST_ARENA;
+	uint64_t most = extent_wish(s->tenant), want = s->arena_bytes;
 
+	if (want < FIRST_ARENA)
+		want = FIRST_ARENA;
 	if (want < FIRST_SLOTS * c->slot_bytes)
 		want = FIRST_SLOTS * c->slot_bytes;
 	if (want > most)

@@ -51,7 +51,8 @@ static uint64_t free_goal(const struct kvpd_session *s, uint64_t slots, bool urg
 
 /*
  * A larger arena as long as the session may have one, and then room in those it has by moving its
- * blocks to the vault. A session that waits already gets both.
+ * blocks to the vault. A session that waits already gets both, unless the vault would have to grow for it
+ * as well: that is made by the same threads, and a copy takes time besides.
  */
 static void make_here(struct kvpd_session *s, uint64_t now)
 {
@@ -63,7 +64,7 @@ static void make_here(struct kvpd_session *s, uint64_t now)
 	if (n.free > n.all / 2)
 		return;
 	kvpd_arena_grow(s, c, now);
-	if (kvpd_supplied(s, c)->making && !waits)
+	if (kvpd_supplied(s, c)->making && (!waits || !c->vault_free))
 		return;
 	urgent = waits || n.free < n.all / 8;
 	goal = free_goal(s, n.all, urgent);

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a session's memory grows while it writes. */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "tests/daemon/ledger/dp_world.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define T   16u
+
+struct grown {
+	struct dp_world w;
+	struct dp_client *c;
+	uint64_t before; /* charged */
+};
+
+/* A session in a share whose extents measure 64 MiB puts n blocks of half a MiB without a pause. */
+static void begin_and_put(struct grown *g, uint32_t n)
+{
+	struct kvpd_limits limits;
+	kvp_token tokens[T];
+	struct dp_block block;
+	uint32_t space;
+
+	dp_defaults(&g->w, &limits);
+	g->w.config.memory = 1024 * MIB;
+	g->w.config.extent = 64 * MIB;
+	limits.share = 1024 * MIB;
+	dp_start(&g->w, &limits);
+	g->c = dp_attach(&g->w, g->w.tenant);
+	space = dp_large_space(g->c, "m", MIB / 2);
+	g->before = dp_figure(&g->w, "charged_bytes");
+	for (uint32_t i = 0; i < n; i++) {
+		for (uint32_t k = 0; k < T; k++)
+			tokens[k] = 1000 * i + k;
+		assert_int_equal(dp_put(g->c, space, dp_root(), tokens, T, &block), 0);
+	}
+	assert_int_equal(dp_figure(&g->w, "blocks"), n);
+}
+
+static void end(struct grown *g)
+{
+	dp_check(&g->w);
+	dp_stop(&g->w);
+}
+
+/*
+ * 24 blocks take 12 MiB: the session is given 8, 8 and ahead of need 16, and does not wait for memory that it may
+ * never use. Nothing is moved into a vault that would have to be made for that as well.
+ */
+static void a_first_burst_waits_for_no_more_than_it_needs(void **state)
+{
+	struct grown g;
+
+	(void)state;
+	begin_and_put(&g, 24);
+	assert_in_range(dp_figure(&g.w, "arena_bytes"), 16 * MIB, 32 * MIB);
+	assert_in_range(dp_figure(&g.w, "charged_bytes") - g.before, 16 * MIB, 32 * MIB);
+	assert_int_equal(dp_figure(&g.w, "moves_total"), 0);
+	end(&g);
+}
+
+/* 50 MiB: arenas of 8, 8, 16 and 32 MiB, and one of 64, which is an extent, ahead of need. */
+static void arenas_double(void **state)
+{
+	struct grown g;
+
+	(void)state;
+	begin_and_put(&g, 100);
+	assert_in_range(g.c->n_arenas, 4, 5);
+	assert_in_range(dp_figure(&g.w, "arena_bytes"), 64 * MIB, 128 * MIB);
+	assert_int_equal(dp_figure(&g.w, "moves_total"), 0);
+	end(&g);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_first_burst_waits_for_no_more_than_it_needs),
+		cmocka_unit_test(arenas_double),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

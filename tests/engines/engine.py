@@ -67,7 +67,7 @@ class Worker:
     def end(self):
         """Ends as engines do, and with all that it stored visible or refused."""
         self.process.stdin.close()
-        assert self.process.wait(60) == 0
+        assert self.process.wait(300) == 0
         self.process.stdout.close()
 
     def kill(self):

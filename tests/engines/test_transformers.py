@@ -194,7 +194,7 @@ class Engines(unittest.TestCase):
         def kvrun(text, *more):
             r = subprocess.run([os.environ["KVRUN"], "--model", MODEL, "--prompt", text, "--steps",
                                 str(STEPS), "--kv-dtype", "f32", "--json", *more],
-                               stdout=subprocess.PIPE, timeout=120, check=True)
+                               stdout=subprocess.PIPE, timeout=600, check=True)
             return json.loads(r.stdout)
         pool = ("--kvpool", self.daemon.socket)
         first = kvrun(text, *pool)

@@ -151,6 +151,7 @@ struct kvpd_tenant_figures {
 	struct kvpd_width_figures width[KVPD_FIGURES_WIDTHS];
 	uint64_t uncoded; /* coded for nothing */
 	struct kvpd_quality_figures quality;
+	uint64_t attention_reported; /* blocks that reports were about, of all spaces */
 	struct kvpd_part_figures part[KVP_MAX_DEVICES]; /* as many as there are devices */
 	struct kvpd_advisor_figures advisor;
 	struct kvpd_remat_figures remat;
@@ -200,6 +201,8 @@ struct kvpd_space_figures {
 	const char *precision;     /* its rule: words that live for ever */
 	uint32_t budget;           /* millionths */
 	uint32_t hot_tokens, stale_tokens;
+	bool by_attention;                 /* its budget goes by what clients report, too */
+	uint64_t attention_reported;       /* blocks that reports were about */
 	uint64_t dram_bytes, native_bytes; /* of payloads in DRAM, and if all were native */
 	struct kvpd_quality_figures quality;
 };

@@ -286,6 +286,11 @@ const float *kvp_importance_layer(const struct kvp_importance *imp, uint32_t lay
 	return imp->ema + (size_t)layer * imp->opts.max_tokens;
 }
 
+float kvp_importance_recency(float age, float recency)
+{
+	return recency > 0 ? expf(-age / recency) : 1;
+}
+
 void kvp_importance_read(const struct kvp_importance *imp, uint64_t step, float *ret)
 {
 	const struct kvp_importance_opts *o = &imp->opts;
@@ -308,8 +313,7 @@ void kvp_importance_read(const struct kvp_importance *imp, uint64_t step, float 
 
 		ret[i] =
 			(1 - o->blend) * ret[i] / (float)o->layers + o->blend * share * weighted[i];
-		if (o->recency > 0)
-			ret[i] *= expf(-(float)age / o->recency);
+		ret[i] *= kvp_importance_recency((float)age, o->recency);
 		sum += ret[i];
 	}
 	if (!o->normalise || !imp->tokens)

@@ -105,6 +105,9 @@ const float *kvp_importance_layer(const struct kvp_importance *imp, uint32_t lay
 /* w_h, heads floats with mean 1. */
 void kvp_importance_head_weights(const struct kvp_importance *imp, float *ret_weights);
 
+/* The weight of what was last used `age` steps ago: exp(-age / T); 1 where T is 0. */
+float kvp_importance_recency(float age, float recency);
+
 /* The final importance at `step`, tokens() floats. */
 void kvp_importance_read(const struct kvp_importance *imp, uint64_t step, float *ret);
 

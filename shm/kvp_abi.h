@@ -462,19 +462,20 @@ KVP_ABI_ASSERT(offsetof(struct kvp_shard, touch_head) == 64, "shm ABI");
 KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_SPACES, "shm ABI");
 
 /* What a client asks of the ledger. */
-#define KVP_OP_NOP     0u
-#define KVP_OP_RESERVE 1u /* up to `count` slots for `space`; a completion for each, at least one */
-#define KVP_OP_COMMIT  2u /* publish grant `grant`, when the moment `until` has come */
-#define KVP_OP_RELEASE 3u /* give grant `grant` back; no completion */
-#define KVP_OP_CLAIM   4u /* claim the chain whose first missing block has key `next` */
-#define KVP_OP_UNCLAIM 5u /* drop the claim on key `next`; no completion */
-#define KVP_OP_FLUSH   6u /* completes when all before it has */
-#define KVP_OP_DELETE  7u /* forget block (parent_kind BLOCK) once nothing protects it */
-#define KVP_OP_WARM    8u /* have a run of blocks copied to a device */
-#define KVP_OP_WANT    9u /* have what is missing of a chain brought to DRAM: loaded or computed */
-#define KVP_OP_SERVE   10u /* offer to compute it, and wait for the next demand */
-#define KVP_OP_QUALITY 11u /* a score of what was read of `space`; no completion */
-#define KVP_OP_MAX_    12u
+#define KVP_OP_NOP       0u
+#define KVP_OP_RESERVE   1u /* up to `count` slots for `space`; a completion for each, at least one */
+#define KVP_OP_COMMIT    2u /* publish grant `grant`, when the moment `until` has come */
+#define KVP_OP_RELEASE   3u /* give grant `grant` back; no completion */
+#define KVP_OP_CLAIM     4u /* claim the chain whose first missing block has key `next` */
+#define KVP_OP_UNCLAIM   5u /* drop the claim on key `next`; no completion */
+#define KVP_OP_FLUSH     6u /* completes when all before it has */
+#define KVP_OP_DELETE    7u /* forget block (parent_kind BLOCK) once nothing protects it */
+#define KVP_OP_WARM      8u /* have a run of blocks copied to a device */
+#define KVP_OP_WANT      9u /* have what is missing of a chain brought to DRAM: loaded or computed */
+#define KVP_OP_SERVE     10u /* offer to compute it, and wait for the next demand */
+#define KVP_OP_QUALITY   11u /* a score of what was read of `space`; no completion */
+#define KVP_OP_ATTENTION 12u /* what a run of blocks was attended to; no completion */
+#define KVP_OP_MAX_      13u
 
 /*
  * RESERVE. grant: 0: slots in DRAM; n + 1: on the device of number n, in an extent of kind ARENA and tier
@@ -565,7 +566,20 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
  */
 #define KVP_QUALITY_WHOLE 1000000u
 
-/* How a submission names a parent (or, for DELETE, WARM and WANT, the block itself). */
+/*
+ * ATTENTION. parent_kind BLOCK, parent_id, parent_birth: the last block of a run in `space`. count: how many
+ * blocks the run has, it and those above it, 1 to KVP_ATTENTION_BLOCKS. The last 24 bytes, next_lo, next_hi and
+ * until, are a byte for each, the last block's first: what attention it got as a multiple of the mean over all
+ * blocks of the sequence that the client reports, as a logarithm. All other members are 0.
+ * It is dropped without a word where the session has not opened the space, where the block is gone or another
+ * space's, and where the space has no budget. A daemon that is older than this answers -EOPNOTSUPP.
+ */
+#define KVP_ATTENTION_BLOCKS 24u
+#define KVP_ATTENTION_NONE   0u   /* nothing is said of the block */
+#define KVP_ATTENTION_MEAN   128u /* as much as the mean; KVP_ATTENTION_OCTAVE more: twice as much */
+#define KVP_ATTENTION_OCTAVE 16u  /* hence from 2^-8 to 2^8 times it, to 2 percent */
+
+/* How a submission names a parent (or, for DELETE, WARM, WANT and ATTENTION, the block itself). */
 #define KVP_PARENT_ROOT   0u /* first block of a chain */
 #define KVP_PARENT_BLOCK  1u /* parent_id, parent_birth: proven by a match or a completion */
 #define KVP_PARENT_SERIAL 2u /* what the commit with serial parent_id became */
@@ -590,7 +604,7 @@ struct kvp_sqe {
 	uint16_t space;
 	uint16_t tokens; /* COMMIT: tokens of the block; RESERVE: unused */
 	uint32_t
-		count; /* RESERVE: slots; CLAIM, WANT: milliseconds; WARM: blocks; SERVE: tokens/s */
+		count; /* RESERVE: slots; CLAIM, WANT: milliseconds; WARM, ATTENTION: blocks; SERVE: tokens/s */
 	uint32_t flags;
 	uint32_t parent_kind;
 	uint32_t parent_id;
@@ -600,6 +614,14 @@ struct kvp_sqe {
 	uint64_t until; /* COMMIT: kvp_until(), 0 = at once. SERVE: these three are what it takes */
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_sqe) == 64, "shm ABI");
+KVP_ABI_ASSERT(offsetof(struct kvp_sqe, next_lo) + KVP_ATTENTION_BLOCKS == sizeof(struct kvp_sqe),
+	"shm ABI");
+
+/* ATTENTION: where its bytes begin. */
+static inline uint8_t *kvp_sqe_attention(struct kvp_sqe *sqe)
+{
+	return (uint8_t *)sqe + offsetof(struct kvp_sqe, next_lo);
+}
 
 /* status: 0 or negative errno. */
 struct kvp_cqe {

@@ -157,7 +157,7 @@ static void put_qualities(json_t *o, const struct kvpd_quality_figures *q)
 static json_t *status_json(
 	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
-	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0, reloads = 0;
+	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0, reloads = 0, attention = 0;
 	struct kvpd_advisor_figures advisor = advisor_of_all(f);
 	struct kvpd_remat_figures remat = remat_of_all(f);
 	struct kvpd_quality_figures quality = { .mean = -1, .worst = -1 };
@@ -171,6 +171,7 @@ static json_t *status_json(
 		evictions += f->tenant[i].evictions;
 		reloads += f->tenant[i].reloads;
 		kvpd_quality_add(&quality, &f->tenant[i].quality);
+		attention += f->tenant[i].attention_reported;
 	}
 	kvpd_put_word(o, "epoch", f->epoch);
 	kvpd_put_seconds(o, "uptime_seconds", f->uptime_ns);
@@ -187,6 +188,7 @@ static json_t *status_json(
 	kvpd_put_text(o, "pages", f->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
 	kvpd_put_text(o, "policy", f->policy);
 	put_qualities(o, &quality);
+	kvpd_put_int(o, "attention_reported_total", attention);
 	json_object_set_new(o, "ledger", portions_json(f));
 	json_object_set_new(o, "advisor", advisor_json(&advisor));
 	json_object_set_new(o, "remat", remat_json(&remat));
@@ -283,6 +285,7 @@ static json_t *tenant_json(
 	put_widths(o, t->width, true);
 	kvpd_put_int(o, "uncoded_total", t->uncoded);
 	put_qualities(o, &t->quality);
+	kvpd_put_int(o, "attention_reported_total", t->attention_reported);
 	json_object_set_new(o, "advisor", advisor_json(&t->advisor));
 	json_object_set_new(o, "remat", remat_json(&t->remat));
 	json_object_set_new(o, "rates", kvpd_rates_of_tenant(rates, t));
@@ -318,6 +321,8 @@ static void put_rule(json_t *o, const struct kvpd_space_figures *s)
 {
 	kvpd_put_text(o, "precision", s->precision);
 	json_object_set_new(o, "budget_ratio", json_real(s->budget / 1e6));
+	kvpd_put_text(o, "budget_by", s->by_attention ? "attention" : "recency");
+	kvpd_put_int(o, "attention_reported_total", s->attention_reported);
 	kvpd_put_int(o, "hot_tokens", s->hot_tokens);
 	kvpd_put_int(o, "stale_tokens", s->stale_tokens);
 	kvpd_put_int(o, "dram_bytes", s->dram_bytes);

@@ -7,10 +7,12 @@
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
+#include "daemon/ledger/importance.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/tenant.h"
+#include "policy/kvp_importance.h"
 #include "policy/kvp_zones.h"
 
 #define LOOK      2048u /* what one portion looks at: a free descriptor is 1 of it, */
@@ -70,7 +72,10 @@ static bool wants(const struct kvpd_tenant *t, uint32_t space)
 
 static float worth(const struct kvpd_tenant *t, uint32_t id)
 {
-	return (float)kvpd_precision_recency(t, id);
+	if (!t->budget.attention)
+		return (float)kvpd_precision_recency(t, id);
+	return kvpd_importance_of(t, id) *
+	       kvp_importance_recency((float)kvpd_precision_age(t, id), 1);
 }
 
 /*
@@ -108,6 +113,7 @@ void kvpd_budget_rule(struct kvpd_tenant *t, uint32_t space, const struct kvpd_r
 	struct kvpd_budget *b = &t->budget;
 
 	t->space[space].rule = *rule;
+	kvpd_importance_trim(t);
 	if (b->under_way && b->space == space)
 		b->under_way = false;
 	b->vain_ns = 0;
@@ -176,8 +182,10 @@ static bool begin(struct kvpd_tenant *t)
 			continue;
 		b->under_way = true;
 		b->counting = rule_of(t, b->space)->policy == KVPD_RULE_BUDGET;
+		b->attention = kvpd_importance_known(t, b->space);
 		b->passed_over = false;
 		b->coded = 0;
+		b->left = 0;
 		b->at = 0;
 		b->spent_ns = 0;
 		memset(&b->counts, 0, sizeof(b->counts));
@@ -187,8 +195,8 @@ static bool begin(struct kvpd_tenant *t)
 }
 
 /*
- * What was passed over is tried again, and so is a budget that does not hold yet; more and more seldom while
- * nothing comes of it.
+ * What was passed over is tried again, and so is a budget that does not hold yet, also where the second pass
+ * found blocks more important than the first had counted them; more and more seldom while nothing comes of it.
  */
 static void end(struct kvpd_tenant *t, uint64_t now)
 {
@@ -204,7 +212,7 @@ static void end(struct kvpd_tenant *t, uint64_t now)
 	if (b->vain_ns > TIRED_NS)
 		b->vain_ns = TIRED_NS;
 	b->next_ns = now + (rest > b->vain_ns ? rest : b->vain_ns);
-	if (b->passed_over || (b->coded && beyond(t, b->space)))
+	if (b->passed_over || ((b->coded || b->left) && beyond(t, b->space)))
 		b->stirred |= UINT64_C(1) << b->space;
 }
 
@@ -212,12 +220,12 @@ static void end(struct kvpd_tenant *t, uint64_t now)
 static void cut(struct kvpd_tenant *t)
 {
 	struct kvpd_budget *b = &t->budget;
-	uint64_t bytes[KVP_WIDTHS], freed;
+	uint64_t bytes[KVP_WIDTHS];
 
 	for (uint32_t w = 0; w < KVP_WIDTHS; w++)
 		bytes[w] = kvpd_width_bytes(t, b->space, w);
 	kvp_allot_cut(&b->counts, bytes, kvpd_width_lowest(t, b->space), beyond(t, b->space),
-		&b->cut, &freed);
+		&b->cut, &b->left);
 	b->counting = false;
 	b->at = 0;
 }
@@ -227,6 +235,8 @@ static uint32_t judge(struct kvpd_tenant *t, struct kvpd_budget *b, uint32_t id)
 {
 	uint32_t now =
 		kvp_where_codec(kvp_load_relaxed(&kvpd_block_payload(t, id, KVP_TIER_DRAM)->where));
+	uint64_t frees;
+	uint32_t width;
 
 	if (b->counting) {
 		b->counts.blocks[now][kvp_allot_bucket(worth(t, id))]++;
@@ -234,7 +244,11 @@ static uint32_t judge(struct kvpd_tenant *t, struct kvpd_budget *b, uint32_t id)
 	}
 	if (rule_of(t, b->space)->policy == KVPD_RULE_ZONES)
 		return zone_width(t, b->space, id);
-	return kvp_allot_width(&b->cut, now, worth(t, id));
+	/* Reports that come between the passes may move all of them below the cut. */
+	width = b->left ? kvp_allot_width(&b->cut, now, worth(t, id)) : now;
+	frees = kvpd_width_bytes(t, b->space, now) - kvpd_width_bytes(t, b->space, width);
+	b->left -= frees < b->left ? frees : b->left;
+	return width;
 }
 
 /* Some descriptors on. Returns how many blocks of them are to be coded. */

@@ -10,7 +10,9 @@
  *	zones     the newest tokens of a sequence stay native, older ones have 4 bits, those beyond the second
  *		  boundary what the floor allows (policy/kvp_zones.h)
  *
- * How much a block matters is its recency. Where a budget would have a width for which there is no slot, and none
+ * How much a block matters is its recency. In a space whose clients report attention (importance.h) it is that
+ * importance, with the recency of policy/kvp_importance.h: times exp(-age), 1 being the age of what was not used
+ * while as much came as there is room for. Where a budget would have a width for which there is no slot, and none
  * can be made, blocks get the next lower one for which there is.
  *
  * A rule is carried out in rounds, a portion at a time: a budget takes one over all descriptors that
@@ -35,10 +37,12 @@ struct kvpd_budget {
 	uint64_t stirred; /* spaces that something may have to be done for, a bit each */
 	bool under_way;
 	bool counting;    /* the first pass of two */
+	bool attention;   /* this round goes by it */
 	bool passed_over; /* what would be coded is in use, or there was no slot for it */
 	uint32_t space;
 	uint32_t at;                /* descriptor that is looked at next */
 	uint32_t coded;             /* blocks, in this round */
+	uint64_t left;              /* bytes that the second pass may still free */
 	uint64_t spent_ns, next_ns; /* on this round, and when the next one may begin */
 	uint64_t vain_ns; /* how long rounds are left alone because nothing comes of them */
 	uint64_t rounds;  /* so far */

@@ -165,6 +165,8 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 	}
 	f->uncoded = t->precision.refused;
 	kvpd_quality_sum(t, &f->quality);
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		f->attention_reported += t->importance.reported[i];
 	kvpd_advice_read(t->advice, kvpd_now_ns(), &f->advisor);
 	f->remat = (struct kvpd_remat_figures){
 		.offers = kvpd_remat_offers(t, kvpd_now_ns()),
@@ -227,6 +229,8 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	f->budget = t->space[i].rule.budget;
 	f->hot_tokens = t->space[i].rule.hot_tokens;
 	f->stale_tokens = t->space[i].rule.stale_tokens;
+	f->by_attention = kvpd_importance_known(t, i) && kvpd_importance_budget(t, i);
+	f->attention_reported = t->importance.reported[i];
 	kvpd_budget_bytes(t, i, &f->dram_bytes, &f->native_bytes);
 	kvpd_quality_read(t, i, &f->quality);
 	f->quality_start = kvpd_quality_origin(t, i);

@@ -126,11 +126,11 @@ static uint32_t era(const struct kvpd_tenant *t)
 	return (uint32_t)(t->serial / (t->capacity / AGES + 1)) & 63u;
 }
 
-static uint32_t age(const struct kvpd_tenant *t, uint32_t block)
+double kvpd_precision_age(const struct kvpd_tenant *t, uint32_t block)
 {
 	uint32_t used = (t->block[block].flags & KVPD_BLOCK_USED_MASK) / KVPD_BLOCK_USED;
 
-	return (era(t) - used) & 63u;
+	return ((era(t) - used) & 63u) / AGES;
 }
 
 uint32_t kvpd_precision_below(const struct kvpd_tenant *t, uint32_t block)
@@ -157,6 +157,7 @@ void kvpd_precision_came(struct kvpd_tenant *t, uint32_t block)
 	uint32_t up = kvp_load_relaxed(&b->parent);
 
 	kvpd_precision_used(t, block);
+	kvpd_importance_forget(t, block);
 	for (uint32_t n = 1;
 		n <= KVPD_BELOW_MOST && up != KVP_BLOCK_NONE && kvpd_precision_below(t, up) < n;
 		n++) {
@@ -296,7 +297,7 @@ bool kvpd_precision_idle(const struct kvpd_tenant *t, uint32_t id)
 
 double kvpd_precision_recency(const struct kvpd_tenant *t, uint32_t id)
 {
-	return AGES / (AGES + age(t, id));
+	return 1 / (1 + kvpd_precision_age(t, id));
 }
 
 static void look_at(struct kvpd_tenant *t, uint32_t id, struct view *v)

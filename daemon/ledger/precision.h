@@ -101,6 +101,8 @@ bool kvpd_precision_may(const struct kvpd_tenant *t, uint32_t block, uint32_t sp
 bool kvpd_precision_idle(const struct kvpd_tenant *t, uint32_t block);
 /* Blocks that follow it, in the longest sequence that goes on from it; KVPD_BELOW_MOST: or more. */
 uint32_t kvpd_precision_below(const struct kvpd_tenant *t, uint32_t block);
+/* Since it was last used: 1 is as much as there is room for came since. */
+double kvpd_precision_age(const struct kvpd_tenant *t, uint32_t block);
 /* 1 for what was just used; half, if as much came since as there is room for. */
 double kvpd_precision_recency(const struct kvpd_tenant *t, uint32_t block);
 /* Are as many jobs under way as may be? */

@@ -13,6 +13,7 @@
 #include "daemon/ledger/commit.h"
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/grant.h"
+#include "daemon/ledger/importance.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/parked.h"
 #include "daemon/ledger/quality.h"
@@ -158,7 +159,7 @@ static void op_quality(struct kvpd_session *s, const struct kvp_sqe *sqe)
 			s->tenant, sqe->space, (float)sqe->count / (float)KVP_QUALITY_WHOLE);
 }
 
-static void serve_one(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
+static void serve_one(struct kvpd_session *s, struct kvp_sqe *sqe, uint64_t now)
 {
 	switch (sqe->op) {
 	case KVP_OP_RESERVE:
@@ -193,6 +194,9 @@ static void serve_one(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_
 		break;
 	case KVP_OP_QUALITY:
 		op_quality(s, sqe);
+		break;
+	case KVP_OP_ATTENTION:
+		kvpd_importance_report(s, sqe);
 		break;
 	case KVP_OP_NOP:
 		kvpd_ring_answer(s, sqe, 0, 0);

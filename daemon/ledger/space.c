@@ -288,6 +288,7 @@ static int free_entry(struct kvpd_tenant *t, uint64_t now, uint32_t *ret_space)
 	t->space[e->space].cls = NULL;
 	kvpd_learnt_leave(t, e->space);
 	kvpd_precision_leave(t, e->space);
+	kvpd_importance_leave(t, e->space);
 	*ret_space = e->space;
 	return 0;
 }

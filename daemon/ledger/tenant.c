@@ -137,6 +137,7 @@ static void destroy(struct kvpd_tenant *t)
 	kvpd_lesson_leave(t->lesson);
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
 		kvpd_precision_leave(t, i);
+	kvpd_importance_free(t);
 	kvpd_advice_leave(t->advice);
 	kvpd_curve_leave(t->curve);
 	kvpd_parts_free(t);

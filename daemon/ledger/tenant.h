@@ -9,6 +9,7 @@
 #include "daemon/ledger/behind.h"
 #include "daemon/ledger/budget.h"
 #include "daemon/ledger/class.h"
+#include "daemon/ledger/importance.h"
 #include "daemon/ledger/learnt.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/list.h"
@@ -99,6 +100,7 @@ struct kvpd_tenant {
 	struct kvpd_switch switching;
 	struct kvpd_precision precision;
 	struct kvpd_budget budget;
+	struct kvpd_importance importance;
 	struct kvpd_learner learner;
 	uint32_t n_move_jobs;       /* with those that wait and those that are switched */
 	uint32_t n_jobs;            /* of all workers */

@@ -156,6 +156,15 @@ static void print_quality(const json_t *status)
 		kvctl_number(status, "quality_changes_total"));
 }
 
+/* Only where something was reported. */
+static void print_attention(const json_t *status)
+{
+	double n = kvctl_number(status, "attention_reported_total");
+
+	if (n > 0)
+		printf("attention reported of %.0f blocks: budgets of their spaces go by it\n", n);
+}
+
 /* ---- printing ------------------------------------------------------------------------------ */
 
 static void print_remat(const json_t *s)
@@ -196,6 +205,7 @@ static void print_daemon(const json_t *s)
 		kvctl_bytes(kvctl_number(heap, "resident_bytes"), b),
 		kvctl_text(heap, "allocator"));
 	print_quality(s);
+	print_attention(s);
 	print_remat(s);
 	print_advisor(s);
 	print_rates(s);

@@ -3,8 +3,10 @@
 #include "tests/daemon/ledger/coded.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static struct kvp_kernels *kernels;
 
@@ -184,6 +186,74 @@ bool coded_there(struct dp_client *c, const struct dp_block *b)
 	uint64_t word = kvp_load_acquire(&c->view.blocks[b->id].word);
 
 	return kvp_word_birth(word) == b->birth && kvp_word_state(word) == KVP_BLOCK_LIVE;
+}
+
+/* ---- rules ------------------------------------------------------------------------------------ */
+
+int coded_set(struct dp_world *w, const char *name, const char *members, json_t **ret)
+{
+	char request[256];
+
+	snprintf(request, sizeof(request), "{\"verb\":\"space-set\",\"space\":\"%s\",%s}", name,
+		members);
+	return dp_admin(w, request, ret);
+}
+
+void coded_rule(struct dp_world *w, const char *name, const char *members)
+{
+	json_t *answer;
+	int r = coded_set(w, name, members, &answer);
+
+	if (r < 0)
+		fail_msg("%s", json_string_value(json_object_get(answer, "error")));
+	json_decref(answer);
+}
+
+struct kvpd_space_figures coded_figures(struct dp_world *w, uint32_t space)
+{
+	struct kvpd_space_figures found = { 0 };
+	struct kvpd_figures f;
+	bool there = false;
+
+	assert_int_equal(dp_figures(w, NULL, KVPD_FIGURES_SPACES, &f), 0);
+	for (uint32_t i = 0; i < f.n_spaces; i++)
+		if (f.space[i].space == space) {
+			found = f.space[i];
+			there = true;
+		}
+	kvpd_figures_fini(&f);
+	assert_true(there);
+	return found;
+}
+
+bool coded_within(struct dp_world *w, uint32_t space, double budget)
+{
+	struct kvpd_space_figures f = coded_figures(w, space);
+
+	return (double)f.dram_bytes <= budget * (double)f.native_bytes;
+}
+
+void coded_await_within(struct dp_world *w, uint32_t space, double budget)
+{
+	for (uint32_t ms = 0; !coded_within(w, space, budget); ms++) {
+		assert_true(ms < DP_WAIT_MS);
+		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+		dp_pump(w);
+	}
+}
+
+void coded_await_rest(struct dp_world *w)
+{
+	uint64_t before, now = dp_figure(w, "coded_total");
+
+	do {
+		before = now;
+		for (uint32_t i = 0; i < 60; i++) {
+			nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
+			dp_pump(w);
+		}
+		now = dp_figure(w, "coded_total");
+	} while (now != before);
 }
 
 int coded_run(const char *name, const struct CMUnitTest *tests, size_t n)

@@ -47,6 +47,16 @@ struct seen coded_look(struct dp_client *c, uint32_t space, const struct kvp_spa
 uint32_t coded_width(struct dp_client *c, const struct dp_block *b);
 bool coded_there(struct dp_client *c, const struct dp_block *b);
 
+/* space-set of the space that is called so, with further members; its status. */
+int coded_set(struct dp_world *w, const char *name, const char *members, json_t **ret);
+/* The same; fails the test if that fails. */
+void coded_rule(struct dp_world *w, const char *name, const char *members);
+struct kvpd_space_figures coded_figures(struct dp_world *w, uint32_t space);
+bool coded_within(struct dp_world *w, uint32_t space, double budget);
+void coded_await_within(struct dp_world *w, uint32_t space, double budget);
+/* For a while, in which rounds have come to an end unless the machine is very busy: then it proves less. */
+void coded_await_rest(struct dp_world *w);
+
 /* cmocka_run_group_tests(), with kernels. */
 int coded_run(const char *name, const struct CMUnitTest *tests, size_t n);
 

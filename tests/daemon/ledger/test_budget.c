@@ -7,83 +7,14 @@
 #include <string.h>
 #include <time.h>
 
-/* space-set of the space that is called so, with further members; its status. */
-static int set(struct dp_world *w, const char *name, const char *members, json_t **ret)
-{
-	char request[256];
-
-	snprintf(request, sizeof(request), "{\"verb\":\"space-set\",\"space\":\"%s\",%s}", name,
-		members);
-	return dp_admin(w, request, ret);
-}
-
-static void set_rule(struct dp_world *w, const char *name, const char *members)
-{
-	json_t *answer;
-	int r = set(w, name, members, &answer);
-
-	if (r < 0)
-		fail_msg("%s", json_string_value(json_object_get(answer, "error")));
-	json_decref(answer);
-}
-
-/* The figures of a space. */
-static struct kvpd_space_figures figures(struct dp_world *w, uint32_t space)
-{
-	struct kvpd_space_figures found = { 0 };
-	struct kvpd_figures f;
-	bool there = false;
-
-	assert_int_equal(dp_figures(w, NULL, KVPD_FIGURES_SPACES, &f), 0);
-	for (uint32_t i = 0; i < f.n_spaces; i++)
-		if (f.space[i].space == space) {
-			found = f.space[i];
-			there = true;
-		}
-	kvpd_figures_fini(&f);
-	assert_true(there);
-	return found;
-}
-
-static bool within(struct dp_world *w, uint32_t space, double budget)
-{
-	struct kvpd_space_figures f = figures(w, space);
-
-	return (double)f.dram_bytes <= budget * (double)f.native_bytes;
-}
-
-static void await_within(struct dp_world *w, uint32_t space, double budget)
-{
-	for (uint32_t ms = 0; !within(w, space, budget); ms++) {
-		assert_true(ms < DP_WAIT_MS);
-		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
-		dp_pump(w);
-	}
-}
-
 /* Until there are so many blocks of the space in a width. */
 static void await_blocks(struct dp_world *w, uint32_t space, uint32_t width, uint64_t n)
 {
-	for (uint32_t ms = 0; figures(w, space).width[width].blocks != n; ms++) {
+	for (uint32_t ms = 0; coded_figures(w, space).width[width].blocks != n; ms++) {
 		assert_true(ms < DP_WAIT_MS);
 		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 		dp_pump(w);
 	}
-}
-
-/* For a while, in which rounds have come to an end unless the machine is very busy: then it proves less. */
-static void await_rest(struct dp_world *w)
-{
-	uint64_t before, now = dp_figure(w, "coded_total");
-
-	do {
-		before = now;
-		for (uint32_t i = 0; i < 60; i++) {
-			nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
-			dp_pump(w);
-		}
-		now = dp_figure(w, "coded_total");
-	} while (now != before);
 }
 
 /* ---- budget ---------------------------------------------------------------------------------- */
@@ -102,11 +33,11 @@ static void a_budget_is_kept(void **state)
 	coded_put_many(c, space, 0, 300);
 	seen = coded_look(c, space, &canon, 0, 300);
 	assert_int_equal(seen.width[0], 300);
-	set_rule(&w, "m", "\"precision\":\"budget\",\"budget\":0.4");
-	await_within(&w, space, .4);
-	await_rest(&w);
+	coded_rule(&w, "m", "\"precision\":\"budget\",\"budget\":0.4");
+	coded_await_within(&w, space, .4);
+	coded_await_rest(&w);
 	/* A sixteenth below, and no further: what is in less than 8 bits is not more than has to be. */
-	assert_true(!within(&w, space, .4 * 14 / 16));
+	assert_true(!coded_within(&w, space, .4 * 14 / 16));
 	seen = coded_look(c, space, &canon, 0, 300);
 	assert_int_equal(seen.found, 300);
 	assert_int_equal(dp_figure(&w, "evictions_total"), 0);
@@ -125,11 +56,11 @@ static void a_budget_is_kept(void **state)
 		kvp_touch_push(c->page, 0, h.id, 1);
 	}
 	dp_flush(c);
-	await_rest(&w);
+	coded_await_rest(&w);
 	assert_int_equal(dp_figure(&w, "coded_total"), coded);
 	/* What comes is coded as well. */
 	coded_put_many(c, space, 300, 200);
-	await_within(&w, space, .4);
+	coded_await_within(&w, space, .4);
 	seen = coded_look(c, space, &canon, 0, 500);
 	assert_int_equal(seen.found, 500);
 	assert_int_equal(dp_figure(&w, "evictions_total"), 0);
@@ -166,15 +97,15 @@ static void a_full_pool_keeps_a_budget(void **state)
 	assert_int_equal(kvp_lease_take(c->page, 0, &c->view.blocks[hit[N - 1].id], hit[N - 1].id,
 				 hit[N - 1].word, &lease),
 		0);
-	assert_true(!within(&w, space, .5));
-	set_rule(&w, "m", "\"precision\":\"budget\",\"budget\":0.5");
+	assert_true(!coded_within(&w, space, .5));
+	coded_rule(&w, "m", "\"precision\":\"budget\",\"budget\":0.5");
 	for (uint32_t i = 0; i < 60; i++) {
 		nanosleep(&(struct timespec){ .tv_nsec = 50000000 }, NULL);
 		dp_pump(&w);
 	}
-	assert_true(!within(&w, space, .5));
+	assert_true(!coded_within(&w, space, .5));
 	kvp_lease_drop(&lease);
-	await_within(&w, space, .5);
+	coded_await_within(&w, space, .5);
 	dp_check(&w);
 	dp_stop(&w);
 }
@@ -193,9 +124,9 @@ static void a_budget_is_cut_while_it_is_read(void **state)
 
 	(void)state;
 	coded_put_many(c, space, 0, 300);
-	set_rule(&w, "m", "\"precision\":\"budget\",\"budget\":\"90%\"");
-	await_within(&w, space, .9);
-	await_rest(&w);
+	coded_rule(&w, "m", "\"precision\":\"budget\",\"budget\":\"90%\"");
+	coded_await_within(&w, space, .9);
+	coded_await_rest(&w);
 	for (uint32_t i = 0; i < 100; i++) {
 		coded_tokens(i, tokens);
 		assert_int_equal(dp_find(c, space, tokens, T, &hit[i], 1), 1);
@@ -203,16 +134,16 @@ static void a_budget_is_cut_while_it_is_read(void **state)
 					 hit[i].id, hit[i].word, &lease[i]),
 			0);
 	}
-	set_rule(&w, "m", "\"budget\":0.25");
-	await_rest(&w);
+	coded_rule(&w, "m", "\"budget\":0.25");
+	coded_await_rest(&w);
 	/* All others are as low as they may be, and a third of all is what it was. */
-	assert_true(!within(&w, space, .25));
+	assert_true(!coded_within(&w, space, .25));
 	for (uint32_t i = 0; i < 100; i++) {
 		assert_true(kvp_load_relaxed(&c->view.blocks[hit[i].id].word) == hit[i].word);
 		coded_right(c, &canon, &hit[i], i);
 		kvp_lease_drop(&lease[i]);
 	}
-	await_within(&w, space, .25);
+	coded_await_within(&w, space, .25);
 	seen = coded_look(c, space, &canon, 0, 300);
 	assert_int_equal(seen.found, 300);
 	assert_int_equal(dp_figure(&w, "evictions_total"), 0);
@@ -233,12 +164,12 @@ static void exact_spaces_stay_exact(void **state)
 	(void)state;
 	coded_put_many(c, a, 0, 150);
 	coded_put_many(c, b, 0, 150);
-	set_rule(&w, "lossy", "\"precision\":\"budget\",\"budget\":0.3");
-	await_within(&w, b, .3);
-	await_rest(&w);
+	coded_rule(&w, "lossy", "\"precision\":\"budget\",\"budget\":0.3");
+	coded_await_within(&w, b, .3);
+	coded_await_rest(&w);
 	seen = coded_look(c, a, &exact, 0, 150);
 	assert_int_equal(seen.width[0], 150);
-	assert_int_equal(figures(&w, a).dram_bytes, figures(&w, a).native_bytes);
+	assert_int_equal(coded_figures(&w, a).dram_bytes, coded_figures(&w, a).native_bytes);
 	seen = coded_look(c, b, &lossy, 0, 150);
 	assert_int_equal(seen.found, 150);
 	dp_check(&w);
@@ -278,21 +209,22 @@ static void what_cannot_be_is_refused(void **state)
 	(void)coded_open(c, &two);
 	space = coded_open(c, &lossy);
 	coded_put_many(c, space, 0, 50);
-	set_rule(&w, "lossy", "\"hot_tokens\":32,\"stale_tokens\":64");
+	coded_rule(&w, "lossy", "\"hot_tokens\":32,\"stale_tokens\":64");
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		json_t *answer = NULL;
 		const char *why;
 
-		assert_int_equal(set(&w, wrong[i].name, wrong[i].members, &answer), wrong[i].error);
+		assert_int_equal(
+			coded_set(&w, wrong[i].name, wrong[i].members, &answer), wrong[i].error);
 		why = json_string_value(json_object_get(answer, "error"));
 		assert_non_null(why);
 		if (!strstr(why, wrong[i].word))
 			fail_msg("%zu: %s", i, why);
 		json_decref(answer);
-		assert_string_equal(figures(&w, space).precision, "pressure");
-		assert_int_equal(figures(&w, space).hot_tokens, 32);
+		assert_string_equal(coded_figures(&w, space).precision, "pressure");
+		assert_int_equal(coded_figures(&w, space).hot_tokens, 32);
 	}
-	await_rest(&w);
+	coded_await_rest(&w);
 	assert_int_equal(dp_figure(&w, "coded_total"), 0);
 	dp_stop(&w);
 }
@@ -344,7 +276,7 @@ static void zones_follow_age(void **state)
 	uint32_t native = 0;
 
 	(void)state;
-	set_rule(&w, "m", "\"precision\":\"zones\",\"hot_tokens\":64,\"stale_tokens\":128");
+	coded_rule(&w, "m", "\"precision\":\"zones\",\"hot_tokens\":64,\"stale_tokens\":128");
 	for (uint32_t i = 0; i < n; i++) {
 		for (uint32_t k = 0; k < 2; k++) {
 			/* The second one ends sooner. */
@@ -359,9 +291,9 @@ static void zones_follow_age(void **state)
 	}
 	await_zones(&w, c, b[0], n);
 	await_zones(&w, c, b[1], 10);
-	await_rest(&w);
+	coded_await_rest(&w);
 	await_zones(&w, c, b[0], n);
-	f = figures(&w, space);
+	f = coded_figures(&w, space);
 	for (uint32_t i = 0; i < n; i++)
 		native += (zone_of(n - 1 - i) == 0) + (i < 10 && zone_of(9 - i) == 0);
 	assert_int_equal(f.width[0].blocks, native);
@@ -410,7 +342,8 @@ static void a_million_tokens(void **state)
 	canon.layers[0].k_dim = canon.layers[0].v_dim = 16;
 	assert_int_equal(kvp_codec_parse_pair("2bit", &canon.floor_k, &canon.floor_v), 0);
 	assert_int_equal(dp_open(c, &canon, why, sizeof(why), &open), 0);
-	set_rule(&w, "long", "\"precision\":\"zones\",\"hot_tokens\":4096,\"stale_tokens\":12288");
+	coded_rule(
+		&w, "long", "\"precision\":\"zones\",\"hot_tokens\":4096,\"stale_tokens\":12288");
 	for (uint32_t i = 0; i < LONG_TOKENS * LONG_BLOCKS; i++)
 		tokens[i] = i * 7 + 1;
 	for (uint32_t i = 0; i < LONG_BLOCKS; i++) {
@@ -429,13 +362,13 @@ static void a_million_tokens(void **state)
 	/* Blocks after which (n - 1) * 512 + 1 tokens or more come: 8 are hot, 16 more are not stale. */
 	await_blocks(&w, open.space, 0, 4096 / LONG_TOKENS + 1);
 	await_blocks(&w, open.space, 4, LONG_BLOCKS - 12288 / LONG_TOKENS - 1);
-	await_rest(&w);
-	f = figures(&w, open.space);
+	coded_await_rest(&w);
+	f = coded_figures(&w, open.space);
 	assert_int_equal(f.width[0].blocks, 4096 / LONG_TOKENS + 1);
 	assert_int_equal(f.width[2].blocks, (12288 - 4096) / LONG_TOKENS);
 	assert_int_equal(f.width[4].blocks, LONG_BLOCKS - 12288 / LONG_TOKENS - 1);
-	set_rule(&w, "long", "\"precision\":\"budget\",\"budget\":0.4");
-	await_within(&w, open.space, .4);
+	coded_rule(&w, "long", "\"precision\":\"budget\",\"budget\":0.4");
+	coded_await_within(&w, open.space, .4);
 	assert_int_equal(
 		dp_find(c, open.space, tokens, LONG_TOKENS * LONG_BLOCKS, hit, LONG_BLOCKS),
 		LONG_BLOCKS);

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention that clients report, kept as an average for each block; see importance.h. */
+#include "daemon/ledger/importance.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "daemon/ledger/block.h"
+#include "daemon/ledger/chores.h"
+#include "daemon/ledger/relief.h"
+#include "daemon/ledger/session.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/ledger/tenant_limits.h"
+#include "policy/kvp_allot.h"
+
+/* Logarithms of 16 bits, from 2^-8 to 2^8 as in policy/kvp_allot.h: finer than a step of the average. */
+#define LEAST      (-8.0f)
+#define PER_OCTAVE 4095.0f
+
+static uint16_t pack(float importance)
+{
+	float at = (log2f(importance) - LEAST) * PER_OCTAVE + 1.5f;
+
+	if (!(at > 1))
+		return 1;
+	return at < UINT16_MAX ? (uint16_t)at : UINT16_MAX;
+}
+
+float kvpd_importance_of(const struct kvpd_tenant *t, uint32_t block)
+{
+	uint16_t at = t->importance.of ? t->importance.of[block] : 0;
+
+	return at ? exp2f((float)(at - 1) / PER_OCTAVE + LEAST) : 1;
+}
+
+/* What a byte of a report says, as a multiple of the mean. */
+static float said(uint8_t code)
+{
+	return exp2f(((float)code - KVP_ATTENTION_MEAN) / KVP_ATTENTION_OCTAVE);
+}
+
+bool kvpd_importance_budget(const struct kvpd_tenant *t, uint32_t space)
+{
+	return t->space[space].codes && t->space[space].rule.policy == KVPD_RULE_BUDGET;
+}
+
+/*
+ * Is there memory for it? It is charged first: what the tenant has in extents shrinks for it as if its share
+ * had been lowered, and nothing is taken that others are promised.
+ */
+static bool ready(struct kvpd_tenant *t)
+{
+	struct kvpd_importance *p = &t->importance;
+	uint64_t bytes = t->layout.max_blocks * (uint64_t)sizeof(*p->of);
+
+	if (p->of)
+		return true;
+	if (!p->charged) {
+		if (t->limits.share < t->meta_bytes + bytes + KVPD_LEAST_DATA)
+			return false;
+		p->charged = bytes;
+		t->meta_bytes += bytes;
+		t->charged += bytes;
+		t->over |= t->charged > kvpd_share_now(t);
+		kvpd_due(t, KVPD_DUE_ROOM | KVPD_DUE_EXTENTS);
+	}
+	if (t->charged > kvpd_share_now(t))
+		return false;
+	p->of = calloc(t->layout.max_blocks, sizeof(*p->of));
+	return p->of != NULL;
+}
+
+static bool names(const struct kvpd_session *s, const struct kvp_sqe *sqe)
+{
+	const struct kvpd_tenant *t = s->tenant;
+	uint32_t id = sqe->parent_id;
+	uint64_t word;
+
+	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space] ||
+		!kvpd_importance_budget(t, sqe->space) || sqe->parent_kind != KVP_PARENT_BLOCK ||
+		id >= t->layout.max_blocks || sqe->count > KVP_ATTENTION_BLOCKS)
+		return false;
+	word = kvpd_block_word(t, id);
+	return kvp_word_birth(word) == sqe->parent_birth && kvpd_block_lives(t, id) &&
+	       kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape)) == sqe->space;
+}
+
+void kvpd_importance_report(struct kvpd_session *s, struct kvp_sqe *sqe)
+{
+	struct kvpd_tenant *t = s->tenant;
+	struct kvpd_importance *p = &t->importance;
+	const uint8_t *code = kvp_sqe_attention(sqe);
+	uint32_t id = sqe->parent_id;
+
+	if (!names(s, sqe) || !ready(t))
+		return;
+	/* Those above a block with a payload have one, and are of its space. */
+	for (uint32_t i = 0; i < sqe->count && id != KVP_BLOCK_NONE; i++) {
+		if (code[i] != KVP_ATTENTION_NONE) {
+			p->of[id] = pack(kvp_allot_learn(kvpd_importance_of(t, id), said(code[i])));
+			p->reported[sqe->space]++;
+		}
+		id = kvp_load_relaxed(&t->view.blocks[id].parent);
+	}
+}
+
+bool kvpd_importance_known(const struct kvpd_tenant *t, uint32_t space)
+{
+	return t->importance.of && t->importance.reported[space];
+}
+
+void kvpd_importance_forget(struct kvpd_tenant *t, uint32_t block)
+{
+	if (t->importance.of)
+		t->importance.of[block] = 0;
+}
+
+/* ---- ending ---------------------------------------------------------------------------------- */
+
+void kvpd_importance_free(struct kvpd_tenant *t)
+{
+	struct kvpd_importance *p = &t->importance;
+
+	free(p->of);
+	t->meta_bytes -= p->charged;
+	t->charged -= p->charged;
+	*p = (struct kvpd_importance){ 0 };
+}
+
+void kvpd_importance_trim(struct kvpd_tenant *t)
+{
+	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
+		if (kvpd_importance_budget(t, i))
+			return;
+	kvpd_importance_free(t);
+}
+
+void kvpd_importance_leave(struct kvpd_tenant *t, uint32_t space)
+{
+	t->importance.reported[space] = 0;
+	kvpd_importance_trim(t);
+}

@@ -502,6 +502,24 @@ KVP_EXPORT int kvp_payload_planes(const struct kvp_prefix *prefix, uint32_t i, u
 KVP_EXPORT int kvp_touch(struct kvp_prefix *prefix);
 
 /*
+ * Says what attention the engine's queries paid to the blocks of a prefix in a space with a floor: attention[i]
+ * to block i < n, n at most n_blocks, in any unit: a good one is the mean over layers and heads of the softmax
+ * weights that the block's tokens got, from kvp_attend()'s `mass` for instance, since the last report. Once in
+ * some decode steps. Where the space has a budget (`precision`, kvpoold.yaml(5)), blocks that are attended to
+ * more keep their bits for longer: of each a smoothed average is kept, as a multiple of the mean of the report,
+ * from 1/256 to 256, which counts for less the longer the block has not been matched. It says nothing of other
+ * spaces and tenants, and takes nobody below the floor. Elsewhere it is dropped.
+ *
+ * Waits for nothing and is answered by nobody. Of a long sequence one call says no more than leaves half of the
+ * client's ring to other calls: it begins with block `from` < n, and returns with which one the next call goes on,
+ * n: all was said. The mean is that of all n in each of them. -EAGAIN: there was no room for any; go on in a later
+ * step, or leave it. -EINVAL: released, n or `from` out of range, one of the n is below 0 or not finite, or all are 0;
+ * -EOPNOTSUPP: the space is exact, or one of keys; -ESHUTDOWN: there is no daemon; -ECHILD.
+ */
+KVP_EXPORT int kvp_report_attention(
+	const struct kvp_prefix *prefix, const float *attention, uint32_t n, uint32_t from);
+
+/*
  * Ends the lease, and the claim if the prefix holds one that no commit has used up. -EALREADY: it
  * was released before (detected as long as the handle was not given out again). NULL is harmless.
  */

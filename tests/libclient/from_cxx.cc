@@ -38,6 +38,7 @@ int open_and_describe(kvp_client **client, kvp_space **space)
 
 int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)
 {
+	const float attention[1] = { 1 };
 	kvp_match_opts opts = {};
 	kvp_prefix *prefix = nullptr;
 	kvp_prefix_info info = {};
@@ -66,6 +67,7 @@ int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)
 	if (kvp_payloads(prefix, 0, 1, &addr) < 0 || kvp_payload(prefix, 0, &payload) < 0 ||
 		kvp_payload_planes(prefix, 0, 0, &layer) < 0 || kvp_touch(prefix) < 0)
 		return -1;
+	kvp_report_attention(prefix, attention, 1, 0);
 	kvp_view_dense(space, KVP_VIEW_LCND, base, n, &plane, &bytes);
 	return kvp_get(prefix, 0, static_cast<uint32_t>(n), &view, KVP_GET_VERIFY);
 }

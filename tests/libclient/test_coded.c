@@ -464,12 +464,12 @@ static void test_kills(void)
 
 /* ---- quality -------------------------------------------------------------------------------- */
 
-/* Of the space of this test alone; null is -1. */
-static double space_figure(const char *name)
+/* Of the space of the model that is called so; null is -1. */
+static double figure_of(const char *model, const char *name)
 {
 	struct kvp_admin *admin;
 	const char *at;
-	char *text, key[64];
+	char *text, key[64], of[64];
 	double x;
 
 	/* What was reported before has been dealt with. */
@@ -478,7 +478,8 @@ static double space_figure(const char *name)
 	EQUAL(kvp_admin_request(admin, "{\"verb\":\"spaces\"}", WAIT_MS, 0, &text), 0);
 	snprintf(key, sizeof(key), "\"%s\":", name);
 	/* Members are in the order of their names; a row begins with the adapter's. */
-	at = strstr(text, "\"model\":\"quality\"");
+	snprintf(of, sizeof(of), "\"model\":\"%s\"", model);
+	at = strstr(text, of);
 	while (at && at > text && strncmp(at, "{\"adapter\"", 10) != 0)
 		at--;
 	at = at ? strstr(at, key) : NULL;
@@ -487,6 +488,11 @@ static double space_figure(const char *name)
 	free(text);
 	kvp_admin_close(admin);
 	return x;
+}
+
+static double space_figure(const char *name)
+{
+	return figure_of("quality", name);
 }
 
 static void report(struct kvp_space *s, double score, uint32_t n)
@@ -549,6 +555,121 @@ static void test_quality(void)
 	kvp_space_close(s);
 }
 
+/* ---- attention ------------------------------------------------------------------------------- */
+
+static void set_rule(const char *members)
+{
+	struct kvp_admin *admin;
+	char request[256], *text;
+
+	snprintf(request, sizeof(request), "{\"verb\":\"space-set\",\"space\":\"attention\",%s}",
+		members);
+	EQUAL(kvp_admin_open(NULL, &admin), 0);
+	EQUAL(kvp_admin_request(admin, request, WAIT_MS, 0, &text), 0);
+	free(text);
+	kvp_admin_close(admin);
+}
+
+/* Widths of the even blocks of a sequence, and of the odd ones, added up. */
+static void widths(struct kvp_space *s, uint32_t seed, uint32_t *ret_even, uint32_t *ret_odd)
+{
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m = find_sequence(s, seed, CHAIN * T, &info);
+
+	EQUAL(info.n_blocks, CHAIN);
+	for (uint32_t i = 0; i < CHAIN; i++) {
+		EQUAL(kvp_payload(m, i, &p), 0);
+		*(i % 2 ? ret_odd : ret_even) += p.codec;
+	}
+	EQUAL(kvp_release(m), 0);
+}
+
+/* What no report may be, and where none is taken. */
+static void test_wrong_attention(struct kvp_space *s)
+{
+	static const float wrong[] = { -1e-9f, NAN, INFINITY, -INFINITY };
+	float attention[CHAIN] = { 1, 1, 1, 1, 1, 1, 1, 1 };
+	struct kvp_space *exact = open_space(client, KVP_CODEC_NATIVE, KVP_CODEC_NATIVE);
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m;
+
+	EQUAL(store_sequence(exact, 0), CHAIN);
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	m = find_sequence(exact, 0, CHAIN * T, &info);
+	EQUAL(kvp_report_attention(m, attention, CHAIN, 0), -EOPNOTSUPP);
+	EQUAL(kvp_release(m), 0);
+	kvp_space_close(exact);
+
+	m = find_sequence(s, 0, CHAIN * T, &info);
+	EQUAL(kvp_report_attention(NULL, attention, CHAIN, 0), -EINVAL);
+	EQUAL(kvp_report_attention(m, NULL, CHAIN, 0), -EINVAL);
+	EQUAL(kvp_report_attention(m, attention, 0, 0), -EINVAL);
+	EQUAL(kvp_report_attention(m, attention, CHAIN + 1, 0), -EINVAL);
+	EQUAL(kvp_report_attention(m, attention, CHAIN, CHAIN), -EINVAL);
+	for (uint32_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		attention[CHAIN - 1] = wrong[i];
+		EQUAL(kvp_report_attention(m, attention, CHAIN, 0), -EINVAL);
+	}
+	memset(attention, 0, sizeof(attention));
+	EQUAL(kvp_report_attention(m, attention, CHAIN, 0), -EINVAL);
+	EQUAL(kvp_release(m), 0);
+	EQUAL(figure_of("attention", "attention_reported_total"), 0);
+}
+
+#define ATTENDED 12u /* sequences; there is room for that many, natively */
+#define REPORTS  40u
+
+/* B-054: what an engine reports decides which blocks a budget takes; the unit of a report is its own. */
+static void test_attention(void)
+{
+	struct kvp_space *s = open_model(client, "attention", KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+	float attention[CHAIN];
+	uint32_t even = 0, odd = 0, pauses = 0;
+
+	for (uint32_t i = 0; i < ATTENDED; i++)
+		EQUAL(store_sequence(s, i), CHAIN);
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	set_rule("\"precision\":\"budget\",\"budget\":1.0");
+	test_wrong_attention(s);
+	for (uint32_t i = 0; i < ATTENDED; i++) {
+		struct kvp_prefix_info info;
+		struct kvp_prefix *m = find_sequence(s, i, CHAIN * T, &info);
+
+		EQUAL(info.n_blocks, CHAIN);
+		for (uint32_t k = 0; k < CHAIN; k++)
+			attention[k] = powf(10, (float)i - 6) * (k % 2 ? 40 : k ? 1 : 0);
+		for (uint32_t k = 0; k < REPORTS; k++) {
+			int r;
+
+			/* Never waits: with half of the ring full it says so. */
+			while ((r = kvp_report_attention(m, attention, CHAIN, 0)) == -EAGAIN) {
+				pauses++;
+				EQUAL(kvp_flush(client, WAIT_MS), 0);
+			}
+			EQUAL(r, (int)CHAIN);
+		}
+		EQUAL(kvp_report_attention(m, attention, CHAIN, CHAIN - 1), (int)CHAIN);
+		EQUAL(kvp_release(m), 0);
+	}
+	EQUAL(figure_of("attention", "attention_reported_total"), ATTENDED * (CHAIN * REPORTS + 1));
+	set_rule("\"budget\":0.45");
+	for (uint32_t i = 0;
+		figure_of("attention", "dram_bytes") > .45 * figure_of("attention", "native_bytes");
+		i++) {
+		CHECK(i < 2000);
+		usleep(5000);
+	}
+	for (uint32_t i = 0; i < ATTENDED; i++)
+		widths(s, i, &even, &odd);
+	printf("widths %u and %u; the ring had no room %u times\n", even, odd, pauses);
+	/* All odd ones have eight bits or more, most of the others four. */
+	CHECK(odd <= ATTENDED * CHAIN / 2);
+	CHECK(even > ATTENDED * CHAIN / 2);
+	set_rule("\"precision\":\"pressure\"");
+	kvp_space_close(s);
+}
+
 static void with_client(void (*run)(void))
 {
 	EQUAL(kvp_open(NULL, &client), 0);
@@ -569,10 +690,12 @@ TEST(fork)
 TEST(exact_beside)
 TEST(kills)
 TEST(quality)
+TEST(attention)
 
 int main(void)
 {
 	static const struct live_test tests[] = {
+		{ "attention", run_attention }, /* while there is room */
 		{ "every byte", run_every_byte },
 		{ "pieces", run_pieces },
 		{ "attention in place", run_attention_in_place },

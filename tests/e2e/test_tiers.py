@@ -62,10 +62,35 @@ class Floor(unittest.TestCase):
                 other, _ = kvrun(d.socket, *floor)
                 self.assertEqual((other["reused_tokens"], other["logits_xxh3"]), (0, off["logits_xxh3"]))
 
+    def test_attention_is_reported(self):
+        """B-054: what tokens attend to reaches the daemon, and changes no bit of the result."""
+        with Daemon({"defaults": {"precision": "budget", "budget": 1.0}}) as d:
+            def space():
+                r = subprocess.run([KVCTL, "--socket", d.socket, "--json", "spaces"], stdout=subprocess.PIPE,
+                                   check=True, timeout=60)
+                return json.loads(r.stdout)["spaces"][0]
+
+            cold, _ = kvrun(d.socket, "--floor", "tq2", "--report-attention", "1", "--steps", "8")
+            self.assertNotIn("attention_reports", cold)  # nothing was cached when it began
+            self.assertEqual((space()["budget_by"], space()["attention_reported_total"]), ("recency", 0))
+            plain, same = kvrun(d.socket, "--floor", "tq2", "--steps", "8")
+            warm, told = kvrun(d.socket, "--floor", "tq2", "--report-attention", "1", "--steps", "8")
+            self.assertEqual((warm["logits_xxh3"], told), (plain["logits_xxh3"], same))
+            # The last of eight tokens is not run.
+            self.assertEqual((plain.get("attention_reports"), warm["attention_reports"]), (None, 7))
+            wait_for(lambda: space()["attention_reported_total"] == 7 * 4)
+            self.assertEqual(space()["budget_by"], "attention")
+            seldom, _ = kvrun(d.socket, "--floor", "tq2", "--report-attention", "4", "--steps", "9")
+            self.assertEqual(seldom["attention_reports"], 2)
+            status = subprocess.run([KVCTL, "--socket", d.socket, "status"], stdout=subprocess.PIPE, check=True, timeout=60)
+            self.assertIn(b"attention reported of 36 blocks", status.stdout)
+
     def test_command_line(self):
         for wrong, says in ((("--floor", "x"), b"a codec"), (("--floor", "0"), b"a codec"),
                             (("--floor", "tq4", "--kvpool", "off"), b"leave out"),
-                            (("--floor", "tq4", "--codec", "tq4"), b"leave out")):
+                            (("--floor", "tq4", "--codec", "tq4"), b"leave out"),
+                            (("--report-attention", "1"), b"add --floor"),
+                            (("--floor", "tq4", "--report-attention", "0"), b"1..65536")):
             r = subprocess.run([KVRUN, "--model", MODEL, "--prompt", "x", *wrong], capture_output=True, timeout=60)
             self.assertEqual(r.returncode, 2, wrong)
             self.assertIn(says, r.stderr)

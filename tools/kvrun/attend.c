@@ -71,6 +71,8 @@ void kvr_attend_done(struct kvr_attend *a)
 	free(a->decoded[1]);
 	free(a->parts);
 	free(a->fused);
+	free(a->mass);
+	kvp_kernels_free(a->kernels);
 	*a = (struct kvr_attend){ 0 };
 }
 
@@ -346,6 +348,8 @@ int kvr_attend_run(struct kvr_attend *a, struct kvr_kv *kv, const struct kvr_sub
 	struct run r = { a, kv, substitute, layer, first, n, .group = a->heads / a->kv_heads };
 	int e = 0;
 
+	if (n == 1 && kv->ops->asks && kv->ops->asks(kv, first))
+		(void)kvr_attend_shares(a, kv, layer, first, q);
 	/* a kernel that refuses one payload may take the others: block by block, below */
 	if (kv->coding && n == 1 && first >= a->block_tokens &&
 		kvr_attend_fused(a, kv, layer, first, q, out) == 0)

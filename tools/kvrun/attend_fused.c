@@ -42,7 +42,7 @@ static struct kvp_attend_plane coded_plane(
 static struct kvp_attend_part part_of(const struct kvr_attend *a, struct kvr_kv *kv, uint32_t block,
 	uint32_t layer, uint32_t tokens)
 {
-	const void *k = kv->ops->payload(kv, block, layer, 0);
+	const void *k = kv->coding ? kv->ops->payload(kv, block, layer, 0) : NULL;
 	struct kvp_attend_part part = { .tokens = tokens };
 
 	if (k) {
@@ -89,8 +89,9 @@ static int workspace_for(struct kvr_attend *a, struct kvp_attention *job)
 	return 0;
 }
 
-int kvr_attend_fused(struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, uint32_t position,
-	const float *q, float *out)
+/* One query over all up to its position. */
+static int job_of(struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, uint32_t position,
+	const float *q, struct kvp_attention *ret_job)
 {
 	struct kvp_attention job = {
 		.size = sizeof(job),
@@ -104,7 +105,6 @@ int kvr_attend_fused(struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, ui
 		.n_parts = position / a->block_tokens + 1,
 		.n_splits = 1,
 	};
-	struct kvp_attend_result result = { .out = out };
 	int r = room_for(a, job.n_parts);
 
 	if (r < 0)
@@ -117,5 +117,67 @@ int kvr_attend_fused(struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, ui
 	}
 	job.parts = a->parts;
 	r = workspace_for(a, &job);
+	*ret_job = job;
+	return r;
+}
+
+int kvr_attend_fused(struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, uint32_t position,
+	const float *q, float *out)
+{
+	struct kvp_attend_result result = { .out = out };
+	struct kvp_attention job;
+	int r = job_of(a, kv, layer, position, q, &job);
+
 	return r < 0 ? r : kvp_attend(kv->coding->kernels, &job, &result);
+}
+
+static int mass_for(struct kvr_attend *a, uint32_t tokens)
+{
+	uint32_t room = 2 * tokens;
+	float *p;
+	int r = a->kernels ? 0 : kvp_kernels_new(KVP_CPU_ALL, &a->kernels);
+
+	if (r < 0 || tokens <= a->mass_tokens)
+		return r;
+	p = malloc(((size_t)a->kv_heads * room + (size_t)a->heads * a->head_dim) * sizeof(*p));
+	if (!p)
+		return -ENOMEM;
+	free(a->mass);
+	a->mass = p;
+	a->mass_tokens = room;
+	return 0;
+}
+
+int kvr_attend_shares(
+	struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, uint32_t position, const float *q)
+{
+	struct kvp_attention job;
+	uint32_t tokens = position + 1, size = a->block_tokens;
+	int r = mass_for(a, tokens);
+
+	if (r == 0)
+		r = job_of(a, kv, layer, position, q, &job);
+	if (r == 0) {
+		struct kvp_attend_result result = {
+			.out = a->mass + (size_t)a->kv_heads * a->mass_tokens,
+			.mass = a->mass,
+			.mass_stride = a->mass_tokens,
+		};
+
+		r = kvp_attend(a->kernels, &job, &result);
+	}
+	if (r < 0)
+		return r;
+	/* In place: block b takes the first of its tokens' places, or one before them. */
+	for (uint32_t b = 0; b < job.n_parts; b++) {
+		uint32_t end = (b + 1) * size < tokens ? (b + 1) * size : tokens;
+		float sum = 0;
+
+		for (uint32_t h = 0; h < a->kv_heads; h++)
+			for (uint32_t t = b * size; t < end; t++)
+				sum += a->mass[(size_t)h * a->mass_tokens + t];
+		a->mass[b] = sum / (float)a->heads;
+	}
+	kv->ops->attended(kv, layer, a->mass, job.n_parts);
+	return 0;
 }

@@ -41,6 +41,10 @@ struct pool_kv {
 	struct slot *slot;
 	uint32_t n_slots;
 	uint32_t room;
+	uint32_t shares_room, shares_n;
+	float *shares; /* of the token that is reported, of each block, added up over layers */
+	uint32_t
+		report_next; /* the block with which the last report ended that was cut short; 0: none */
 	struct kvr_pool_report report;
 };
 
@@ -110,6 +114,7 @@ static void end_sequence(struct pool_kv *p)
 	kvp_release(p->match);
 	p->match = NULL;
 	p->matched = 0;
+	p->report_next = 0;
 }
 
 static int append(struct pool_kv *p, struct slot s)
@@ -387,6 +392,45 @@ static void flush(struct pool_kv *p)
 	p->dirty = 0;
 }
 
+static int pool_asks(struct kvr_kv *kv, uint32_t position)
+{
+	const struct pool_kv *p = pool_of(kv);
+
+	return p->opts.report_every && p->matched && position % p->opts.report_every == 0;
+}
+
+/* The layers come in their order; with the last one the token's report is complete. */
+static void pool_attended(struct kvr_kv *kv, uint32_t layer, const float *share, uint32_t n)
+{
+	struct pool_kv *p = pool_of(kv);
+	int r;
+
+	n = n < p->matched ? n : p->matched;
+	if (n > p->shares_room) {
+		float *room = realloc(p->shares, n * sizeof(*room));
+
+		if (!room)
+			return;
+		p->shares = room;
+		p->shares_room = n;
+	}
+	if (layer == 0)
+		p->shares_n = n;
+	if (n != p->shares_n)
+		return; /* a layer is missing */
+	for (uint32_t i = 0; i < n; i++)
+		p->shares[i] = (layer ? p->shares[i] : 0) + share[i];
+	if (layer + 1 < kv->geom.layers)
+		return;
+	if (p->report_next >= n)
+		p->report_next = 0;
+	r = kvp_report_attention(p->match, p->shares, n, p->report_next);
+	if (r > 0) {
+		p->report_next = (uint32_t)r;
+		p->report.attention++;
+	}
+}
+
 static void pool_end(struct kvr_kv *kv)
 {
 	end_sequence(pool_of(kv));
@@ -400,6 +444,7 @@ static void pool_free(struct kvr_kv *kv)
 	end_sequence(p);
 	kvr_link_done(&p->link);
 	free(p->slot);
+	free(p->shares);
 	free(p->variant);
 	free(p);
 }
@@ -408,6 +453,8 @@ static const struct kvr_kv_ops pool_ops = {
 	.start = pool_start,
 	.grow = pool_grow,
 	.block = pool_block,
+	.asks = pool_asks,
+	.attended = pool_attended,
 	.seal = pool_seal,
 	.end = pool_end,
 	.free = pool_free,

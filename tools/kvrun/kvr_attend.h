@@ -23,6 +23,10 @@ struct kvr_attend {
 	uint32_t parts_room;
 	void *fused; /* workspace of kvp_attend() */
 	size_t fused_bytes;
+	/* for stores that ask what is attended to; likewise */
+	struct kvp_kernels *kernels;
+	float *mass; /* [kv_head][mass_tokens], then [heads * head_dim] */
+	uint32_t mass_tokens;
 };
 
 /* -ENOMEM. kvr_attend_done accepts a failed or zeroed one. */
@@ -43,5 +47,12 @@ int kvr_attend_run(struct kvr_attend *a, struct kvr_kv *kv, const struct kvr_sub
 /* The same of one query by kvp_attend(), for a store with coding. Its errors too. */
 int kvr_attend_fused(struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, uint32_t position,
 	const float *q, float *out);
+
+/*
+ * Tells a store that asks what share of the weights of one query its blocks get. By kvp_attend(), whose result
+ * is dropped. Its errors and -ENOMEM: the store hears nothing.
+ */
+int kvr_attend_shares(
+	struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, uint32_t position, const float *q);
 
 #endif

@@ -103,6 +103,14 @@ struct kvr_kv_ops {
 	const void *(*payload)(struct kvr_kv *kv, uint32_t index, uint32_t layer, uint32_t value);
 
 	/*
+	 * NULL, or 1: the store wants to know what the query at `position`, which is one alone, attends to. Then it
+	 * hears for each layer what share of the weights each of the n blocks up to there got, the mean over
+	 * heads. Asked and told before the query attends; what comes of it changes no result.
+	 */
+	int (*asks)(struct kvr_kv *kv, uint32_t position);
+	void (*attended)(struct kvr_kv *kv, uint32_t layer, const float *share, uint32_t n);
+
+	/*
 	 * Block `index` is complete, its `n` token ids are `tokens`, and it is not written again:
 	 * a shared store publishes it. Fewer than block_tokens only in the sequence's last call.
 	 */

@@ -33,6 +33,11 @@ struct kvr_pool_opts {
 	 * daemon has coded are decoded into private memory.
 	 */
 	uint32_t floor[2];
+	/*
+	 * Not 0, with a floor: of every so many tokens that are generated one after another, what it attends to of the
+	 * blocks that its prompt was found to have cached is reported (kvp_report_attention()).
+	 */
+	uint32_t report_every;
 };
 
 #define KVR_NO_DEVICE    UINT32_MAX
@@ -48,6 +53,7 @@ struct kvr_pool_report {
 	uint32_t blocks_private;
 	uint32_t published; /* commits that were accepted */
 	uint32_t wanted;    /* blocks that were known of the prompt, and wanted */
+	uint32_t attention; /* reports of what was attended to */
 	int want_why;       /* why they are not all cached: as of kvp_ticket_wait() */
 	char why[256];      /* not attached: the reason, else ""; KVP_ERROR_TEXT of kvpool.h */
 };

@@ -103,7 +103,8 @@ static int open_native(struct engine *e, const struct kvr_geom *geom)
 {
 	const struct options *o = e->opt;
 	struct kvr_pool_opts pool = { o->socket, o->store, o->reuse_tail,
-		o->codec ? e->codec : NULL, o->device, o->want_ms, { o->floor[0], o->floor[1] } };
+		o->codec ? e->codec : NULL, o->device, o->want_ms, { o->floor[0], o->floor[1] },
+		o->report_every };
 	int r;
 
 	/* the model's own scores are wanted, so nothing is read from a cache */

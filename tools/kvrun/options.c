@@ -53,6 +53,9 @@ static const char usage[] =
 	"                       of keys and values (default: the model's own)\n"
 	"  --floor NAME         let the daemon code cached blocks down to this codec when memory\n"
 	"                       is short; they are decoded when they are read\n"
+	"  --report-attention N of every N-th generated token, tell the daemon which cached "
+	"blocks\n"
+	"                       it attends to: a budget spares these; with --floor\n"
 	"  --codec NAME         attend over earlier blocks in this codec: tq4, kivi2-g64, fp8,\n"
 	"                       tq4/tq2 (keys/values), 4bit, ...; see kvbench codecs\n"
 	"  --codec-mode shadow|primary\n"
@@ -87,6 +90,7 @@ enum {
 	OPT_BLOCK_TOKENS,
 	OPT_KV_DTYPE,
 	OPT_FLOOR,
+	OPT_REPORT_ATTENTION,
 	OPT_CODEC,
 	OPT_CODEC_MODE,
 	OPT_PERPLEXITY,
@@ -117,6 +121,7 @@ static const struct option long_options[] = {
 	{ "block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS },
 	{ "kv-dtype", required_argument, NULL, OPT_KV_DTYPE },
 	{ "floor", required_argument, NULL, OPT_FLOOR },
+	{ "report-attention", required_argument, NULL, OPT_REPORT_ATTENTION },
 	{ "codec", required_argument, NULL, OPT_CODEC },
 	{ "codec-mode", required_argument, NULL, OPT_CODEC_MODE },
 	{ "perplexity", required_argument, NULL, OPT_PERPLEXITY },
@@ -309,6 +314,8 @@ static int apply(struct options *o, int opt, const char *arg)
 		return parse_dtype(arg, o);
 	case OPT_FLOOR:
 		return parse_floor(arg, o);
+	case OPT_REPORT_ATTENTION:
+		return parse_u32("report-attention", arg, 1, 65536, "1..65536", &o->report_every);
 	case OPT_CODEC:
 		return parse_codec(arg, o);
 	case OPT_CODEC_MODE:
@@ -354,6 +361,11 @@ static int check_floor(const struct options *o)
 		fprintf(stderr,
 			"kvrun: --floor is about cached blocks in the CPU's memory: leave out "
 			"--kvpool off, --perplexity, --codec and --device cuda:N\n");
+		return -EINVAL;
+	}
+	if (o->report_every && !o->floor[0] && !o->floor[1]) {
+		fprintf(stderr, "kvrun: --report-attention is about blocks that may be coded: add "
+				"--floor\n");
 		return -EINVAL;
 	}
 	if (o->logits && o->perplexity) {

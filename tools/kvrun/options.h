@@ -37,9 +37,10 @@ struct options {
 	uint32_t block_tokens;
 	enum kvr_dtype dtype; /* of stored keys and values */
 	int dtype_given;
-	uint32_t floor[2];  /* of keys and values, codecs of kvp_codec.h; both 0: exact */
-	const char *logits; /* a file for what tokens were chosen from; NULL: none */
-	const char *codec;  /* as given; NULL: native */
+	uint32_t report_every; /* 0: nothing is reported */
+	uint32_t floor[2];     /* of keys and values, codecs of kvp_codec.h; both 0: exact */
+	const char *logits;    /* a file for what tokens were chosen from; NULL: none */
+	const char *codec;     /* as given; NULL: native */
 	struct kvr_coded_opts coded;
 	int mode_given;
 	const char *perplexity; /* a text file; then the prompts are not looked at */

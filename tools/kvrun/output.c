@@ -118,6 +118,9 @@ int output_json(const struct kvr_model *model, uint32_t block_tokens, const stru
 			      json_pack("{s:i, s:s}", "blocks", (int)r->pool.wanted, "outcome",
 				      r->pool.want_why ? strerror(-r->pool.want_why) : "cached")) ==
 		      0;
+	if (root && r->pool.attention)
+		ok &= json_object_set_new(root, "attention_reports",
+			      json_integer((json_int_t)r->pool.attention)) == 0;
 	if (root && r->codec)
 		ok &= json_object_set_new(root, "codec", json_coded(r)) == 0;
 	return print_json(root, ok);

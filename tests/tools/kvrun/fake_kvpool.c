@@ -258,6 +258,23 @@ int kvp_want(struct kvp_space *space, const struct kvp_ids *tokens,
 	return fake.want_result;
 }
 
+int kvp_report_attention(
+	const struct kvp_prefix *match, const float *attention, uint32_t n, uint32_t from)
+{
+	float sum = 0;
+
+	assert_true(n > 0 && n <= match->info.n_blocks && from < n);
+	for (uint32_t i = 0; i < n; i++) {
+		assert_true(attention[i] >= 0);
+		sum += attention[i];
+	}
+	if (!fake.reports++)
+		fake.least = fake.most = sum;
+	fake.least = sum < fake.least ? sum : fake.least;
+	fake.most = sum > fake.most ? sum : fake.most;
+	return fake.report_result ? fake.report_result : (int)n;
+}
+
 int kvp_ticket_wait(
 	struct kvp_client *client, struct kvp_ticket ticket, uint32_t timeout_ms, int *ret_why)
 {

@@ -53,12 +53,14 @@ static struct kvr_prefill run(struct kvr_kv *kv, uint32_t n, float *rows)
 }
 
 static uint32_t device = KVR_NO_DEVICE; /* that engines read on */
+static uint32_t report_every;           /* of which tokens they report what these attend to */
 static uint32_t want_ms;                /* for which they have others compute */
 
 static struct kvr_kv *pool(int store, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL, device, want_ms, { 0 } };
+	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL, device, want_ms, { 0 },
+		report_every };
 	struct kvr_kv *kv;
 
 	assert_int_equal(kvr_kv_pool_new(model, &geom, &opts, &kv), 0);
@@ -313,7 +315,7 @@ static struct kvr_kv *coded_pool(const char *codec, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
 	struct kvr_pool_opts pool_opts = { "/nowhere", 1, reuse_tail, codec, KVR_NO_DEVICE, 0,
-		{ 0 } };
+		{ 0 }, 0 };
 	struct kvr_coded_opts opts = { .mode = KVR_SHADOW };
 	struct kvr_kv *native, *kv;
 
@@ -403,6 +405,33 @@ static void what_was_evicted_is_wanted_first(void **unused)
 	want_ms = 0;
 }
 
+/* Of tokens that are generated over cached blocks; and whatever the daemon says, the bits are the same. */
+static void what_is_attended_to_is_reported(void **unused)
+{
+	struct kvr_pool_report r;
+
+	(void)unused;
+	report_every = 1;
+	engine(1, &r);
+	assert_int_equal(fake.reports + r.attention, 0); /* none of them was cached */
+	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
+	assert_int_equal(fake.reports, STEPS);
+	assert_int_equal(r.attention, STEPS);
+	/* A share of the weights of each layer, and not all: there are newer blocks. */
+	assert_true(fake.least > .1f && fake.most < .999f * (float)config.layers);
+	fake.report_result = -EAGAIN;
+	engine(1, &r);
+	assert_int_equal(r.attention, 0);
+	fake.report_result = 2; /* there was room for so many blocks */
+	engine(1, &r);
+	assert_int_equal(r.attention, STEPS);
+	report_every = 5;
+	fake.reports = 0;
+	engine(1, &r);
+	assert_true(fake.reports >= STEPS / 5 && fake.reports <= STEPS / 5 + 1);
+	report_every = 0;
+}
+
 static void cached_blocks_are_read_on_a_device(void **unused)
 {
 	struct kvr_pool_report r;
@@ -448,6 +477,7 @@ int main(void)
 		cmocka_unit_test_setup(waits_for_memory_to_be_mapped, fresh),
 		cmocka_unit_test_setup(tails_are_reused_on_request, fresh),
 		cmocka_unit_test_setup(what_was_evicted_is_wanted_first, fresh),
+		cmocka_unit_test_setup(what_is_attended_to_is_reported, fresh),
 		cmocka_unit_test_setup(cached_blocks_are_read_on_a_device, fresh),
 		cmocka_unit_test_setup(engines_of_one_codec_share, fresh),
 		cmocka_unit_test_setup(reused_tails_are_native, fresh),

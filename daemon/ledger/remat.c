@@ -23,7 +23,8 @@
 #define LOADED_NS  (5 * KVPD_MS)   /* what is loaded is looked at so often */
 #define QUEUED_NS  (100 * KVPD_MS) /* an offer that stands is waited for so long, at least */
 #define LOAD_MORE  2.0 /* times what loading should take, and at least this, is waited for */
-#define LOAD_LEAST 1.0 /* seconds; as much again whenever something has come */
+#define LOAD_LEAST 1.0 /* seconds */
+#define LOAD_GOES  5.0 /* seconds more whenever something has come: copies come in batches */
 
 /* ---- lists ---------------------------------------------------------------------------------- */
 
@@ -391,7 +392,7 @@ static void judge_asked(struct kvpd_want *w, uint32_t *work, uint64_t now)
 /* How long it takes may not be known: what gets on is waited for, as long as it is of use. */
 static void extend(struct kvpd_want *w, uint64_t now)
 {
-	uint64_t until = now + (uint64_t)(LOAD_LEAST * 1e9);
+	uint64_t until = now + (uint64_t)(LOAD_GOES * 1e9);
 
 	until = until < w->need_ns ? until : w->need_ns;
 	w->until_ns = until > w->until_ns ? until : w->until_ns;

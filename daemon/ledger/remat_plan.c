@@ -10,7 +10,7 @@
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/worker.h"
 
-/* Before a device has copied anything, it is believed to be slow. */
+/* Until a device was seen to be quicker, or said to be slower (copy_rate). */
 #define LOAD_LATENCY 1e-4
 #define LOAD_BYTES_S 1e9
 
@@ -88,23 +88,30 @@ static struct kvp_remat_model model_of(const struct kvpd_offer *o)
 	};
 }
 
-/* As the devices of the tenant are measured: the slowest one that has copied something. */
+/*
+ * A device's figure is of a second, in which it may have had little to do: it is as quick as that at least. The
+ * slowest one of those that the tenant has a share of counts.
+ */
 static struct kvp_remat_source source_of(const struct kvpd_tenant *t)
 {
 	double slowest = 0;
 
 	for (uint32_t i = 0; i < t->ledger->n_media; i++) {
+		const struct kvpd_medium *m = &t->ledger->medium[i];
 		struct kvpd_device_figures f = { 0 };
+		double speed = LOAD_BYTES_S;
 
-		if (!t->ledger->medium[i].device || !t->part[i].blocks)
+		if (!m->device || !t->part[i].blocks)
 			continue;
-		kvpd_device_figures(t->ledger->medium[i].device, &f);
-		if (f.bytes_per_s[KVPD_TO_HOST] > 0 &&
-			(!slowest || f.bytes_per_s[KVPD_TO_HOST] < slowest))
-			slowest = (double)f.bytes_per_s[KVPD_TO_HOST];
+		kvpd_device_figures(m->device, &f);
+		if (m->copy_rate && (double)m->copy_rate < speed)
+			speed = (double)m->copy_rate;
+		if ((double)f.bytes_per_s[KVPD_TO_HOST] > speed)
+			speed = (double)f.bytes_per_s[KVPD_TO_HOST];
+		slowest = slowest > 0 && slowest < speed ? slowest : speed;
 	}
 	return (struct kvp_remat_source){ .latency = LOAD_LATENCY,
-		.seconds_per_byte = 1 / (slowest ? slowest : LOAD_BYTES_S) };
+		.seconds_per_byte = 1 / (slowest > 0 ? slowest : LOAD_BYTES_S) };
 }
 
 /* The piece that begins at this position. */

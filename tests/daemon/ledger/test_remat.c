@@ -119,6 +119,12 @@ static void drop(struct world *x, const struct chain *k, uint32_t keep)
 {
 	struct dropping d = { x, k, keep };
 
+	/* What lies in the memory of a client that has gone is being moved, for a while. */
+	for (uint32_t i = 0; i < 1000 && kvpd_ledger_ask(x->w.ledger, drop_on_ledger, &d) < 0;
+		i++) {
+		dp_pump(&x->w);
+		usleep(10000);
+	}
 	assert_int_equal(kvpd_ledger_ask(x->w.ledger, drop_on_ledger, &d), 0);
 }
 
@@ -510,6 +516,31 @@ static void what_lies_on_a_device_is_loaded(void **state)
 	end(&x);
 }
 
+/* A device that has little to do is not a slow one. */
+static void a_device_is_not_slow_for_being_idle(void **state)
+{
+	uint32_t there;
+	struct world x;
+
+	(void)state;
+	begin_with(&x, 1, 0);
+	ask(x.b, serve_of(x.space, SLOW_PS / 100000, 0)); /* 1.3 ms for eight blocks */
+	for (uint32_t round = 0; round < 3; round++) {
+		x.k.n = 8;
+		for (uint32_t i = 0; i < 8 * T; i++)
+			x.k.tokens[i] = 1000000 * (round + 1) + i;
+		for (uint32_t i = 0; i < 8; i++)
+			assert_int_equal(dp_put_at(x.a, x.space, 1,
+						 i ? dp_ref(&x.k.block[i - 1]) : dp_root(),
+						 x.k.tokens + (size_t)i * T, T, &x.k.block[i]),
+				0);
+		assert_int_equal(answered(x.a, ask(x.a, want_of(&x.k, 10000, 0)), &there), 0);
+		usleep(round < 2 ? 1100000 : 0); /* a second in which hardly anything is copied */
+	}
+	assert_int_equal(figures(&x).demands, 0);
+	end(&x);
+}
+
 /* Nobody computes it, and it takes longer than a second: as long as it gets on, it is waited for. */
 static void a_slow_device_is_waited_for(void **state)
 {
@@ -517,8 +548,8 @@ static void a_slow_device_is_waited_for(void **state)
 	struct world x;
 
 	(void)state;
-	begin_with(&x, 1, UINT64_C(1) << 20);
-	space = dp_large_space(x.a, "large", 64 << 10);
+	begin_with(&x, 1, UINT64_C(3) << 20);
+	space = dp_large_space(x.a, "large", 128 << 10);
 	x.k.n = 48;
 	for (uint32_t i = 0; i < x.k.n * T; i++)
 		x.k.tokens[i] = i;
@@ -904,6 +935,7 @@ int main(void)
 		cmocka_unit_test(an_offer_ends_with_its_space),
 		cmocka_unit_test(an_idle_offer_is_one_while_it_waits),
 		cmocka_unit_test(what_lies_on_a_device_is_loaded),
+		cmocka_unit_test(a_device_is_not_slow_for_being_idle),
 		cmocka_unit_test(a_slow_device_is_waited_for),
 		cmocka_unit_test(a_provider_that_dies_is_replaced),
 		cmocka_unit_test(without_another_one_nobody_waits_for_a_dead_provider),

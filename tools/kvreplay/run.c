@@ -614,7 +614,7 @@ static int ask_metadata(const char *socket, uint64_t *ret_bytes)
 static int limit_bytes(struct run *run, struct kvt_daemon_opts *opts)
 {
 	struct kvt_daemon d = { 0 };
-	uint64_t metadata;
+	uint64_t metadata = 0;
 	char error[1500];
 	int r = kvt_daemon_start(opts, &d, error, sizeof(error));
 

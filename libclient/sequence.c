@@ -260,16 +260,16 @@ static int put_begin(struct put *p, const struct space_bind *b)
 }
 
 /*
- * A lease on what was found would keep all of it as it is, perhaps all that could be coded with fewer bits where
- * there is no room, and a put reads none of it. It goes on without: put_holds() looks whether the deepest block
- * stays.
+ * A lease on what was found keeps all of it as it is. In a space whose blocks may be coded with fewer bits that
+ * may be all that could make room, and a put reads none of it: it goes on without, and put_holds() looks whether
+ * the deepest block stays.
  */
 static void let_go(struct put *p)
 {
 	const struct kvp_prefix *m = p->match;
 	const struct kvp_hit *tip = &m->hits[m->n_blocks - 1];
 
-	if (!m->lease.slot)
+	if (!m->lease.slot || !p->space->codecs)
 		return;
 	p->tip = tip->id;
 	p->tip_birth = kvp_word_birth(tip->word);

@@ -649,6 +649,7 @@ static void test_attention(void)
 			}
 			EQUAL(r, (int)CHAIN);
 		}
+		EQUAL(kvp_flush(client, WAIT_MS), 0);
 		EQUAL(kvp_report_attention(m, attention, CHAIN, CHAIN - 1), (int)CHAIN);
 		EQUAL(kvp_release(m), 0);
 	}

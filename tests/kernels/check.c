@@ -4,9 +4,9 @@
  * inputs biased to the ugly, odd sizes, guard pages around every buffer, poisoned outputs. Encoded
  * and decoded bytes must be equal (A-068); attention must agree within 1e-3 of the result's length,
  * and its log-sum-exp within 1e-4 (B-040); no byte beside a buffer is touched (A-071). `--bench` prints
- * cycles and GB/s instead.
+ * cycles and GB/s instead; `--few` takes a third of the planes, which a sanitizer makes ten times slower.
  *
- *   check [--bench] [--seed N] [--filter TEXT]
+ *   check [--bench] [--few] [--seed N] [--filter TEXT]
  */
 #include "kernels/dsp.h"
 #include "kernels/kvp_attend.h"
@@ -26,6 +26,7 @@ static struct kvp_kernels *isa[LADDER]; /* NULL: not on this machine */
 /* Whether a set codes with functions of its own: else it is the set before, by the same pointers. */
 static int codes_itself[LADDER];
 static const char *filter = "";
+static int rounds = 9; /* planes of each codec and dim, a multiple of 3: each dtype */
 static unsigned long failed, passed;
 
 static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3",
@@ -180,7 +181,7 @@ static void check_codec(const char *name)
 		/* The dense rotation costs dim^2 a row: large ones only where they are cheap. */
 		if (needs_matrix(name) && dims[d] > 192)
 			continue;
-		for (int i = 0; i < 9; i++) {
+		for (int i = 0; i < rounds; i++) {
 			struct kvp_plane p = {
 				.tokens =
 					token_counts[inputs_random() %
@@ -192,8 +193,8 @@ static void check_codec(const char *name)
 			};
 
 			check_plane(name, codec, &p,
-				i < 3 ? INPUT_NORMAL
-				      : (enum input_kind)(inputs_random() % INPUT_MAX_));
+				i < rounds / 3 ? INPUT_NORMAL
+					       : (enum input_kind)(inputs_random() % INPUT_MAX_));
 		}
 	}
 }
@@ -484,8 +485,11 @@ int main(int argc, char **argv)
 			inputs_reseed(strtoull(argv[++i], NULL, 0));
 		} else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc) {
 			filter = argv[++i];
+		} else if (strcmp(argv[i], "--few") == 0) {
+			rounds = 3;
 		} else {
-			fprintf(stderr, "usage: check [--bench] [--seed N] [--filter TEXT]\n");
+			fprintf(stderr,
+				"usage: check [--bench] [--few] [--seed N] [--filter TEXT]\n");
 			return 2;
 		}
 	}

@@ -112,8 +112,9 @@ static int warm(struct pool *p, const struct chain *k, uint32_t n)
 static uint32_t there(struct pool *p, const struct chain *k, uint32_t n)
 {
 	struct kvp_hit hit[MOST];
-	uint32_t count = 0, found = dp_read(p->c, p->space, k->tokens, n * T,
-				    (1u << KVP_TIER_VRAM) | (1u << KVP_TIER_DRAM), hit, n);
+	uint32_t count = 0,
+		 found = dp_read(p->c, p->space, k->tokens, n * T,
+			 KVP_TIERS(KVP_TIER_VRAM, KVP_TIER_DRAM, KVP_TIER_RECIPE), hit, n);
 
 	for (uint32_t i = 0; i < found; i++)
 		count += kvp_load_relaxed(
@@ -348,7 +349,7 @@ static void test_among_others(void **state)
 		}
 		if (there(p, one, MOST) > MOST)
 			fail();
-		if (dp_read(p->c, p->space, one->tokens, n * T, 1u << KVP_TIER_DRAM,
+		if (dp_read(p->c, p->space, one->tokens, n * T, KVP_TIERS_DRAM,
 			    (struct kvp_hit[MOST]){ 0 }, n) < n) {
 			one->n = 0;
 			continue;

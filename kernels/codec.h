@@ -67,6 +67,8 @@ struct kvp_codec {
 	/* Where tokens have widths: what the payload takes. -EINVAL. */
 	int (*bytes)(
 		uint32_t id, const struct kvp_plane *p, const uint8_t *widths, uint32_t *ret_bytes);
+	/* Where facts say CALIBRATED: whether that calibration is one for such planes. */
+	int (*fits)(uint32_t id, const struct kvp_calib *calib, const struct kvp_plane *p);
 	/* What a payload says beyond its header, of which hdr is a copy: -EBADMSG. May be NULL. */
 	int (*check)(const struct kvp_plane *p, const struct kvp_layout *lay,
 		const struct kvp_plane_hdr *hdr, const uint8_t *in, size_t in_size);
@@ -106,6 +108,6 @@ struct kvp_in_place kvp_codec_in_place(uint32_t id, uint32_t kind);
 extern const struct kvp_codec kvp_codec_native, kvp_codec_fp8, kvp_codec_int8, kvp_codec_kivi,
 	kvp_codec_asym, kvp_codec_tq, kvp_codec_hadamard, kvp_codec_tqprod, kvp_codec_hybrid,
 	kvp_codec_smart, kvp_codec_pub_kivi, kvp_codec_pub_aither, kvp_codec_pub_vllm,
-	kvp_codec_sym, kvp_codec_lossless, kvp_codec_pca;
+	kvp_codec_sym, kvp_codec_lossless, kvp_codec_pca, kvp_codec_kvquant;
 
 #endif

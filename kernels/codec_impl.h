@@ -116,9 +116,4 @@ int kvp_smart_requantize_checked(const struct kvp_kernels *k, uint32_t codec,
 	const struct kvp_plane *p, const struct kvp_layout *lay, const void *in, size_t in_size,
 	const uint8_t *widths, void *out, size_t out_size);
 
-/* ---- codec_pca.c ---- */
-
-/* Whether a calibration's entry is one for planes of this geometry and kind. */
-int kvp_pca_fits(const struct kvp_pca *pca, const struct kvp_plane *p);
-
 #endif

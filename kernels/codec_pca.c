@@ -45,9 +45,12 @@ static int layout_pca(uint32_t id, const struct kvp_plane *p, struct kvp_layout 
 	return 0;
 }
 
-int kvp_pca_fits(const struct kvp_pca *pca, const struct kvp_plane *p)
+static int fits_pca(uint32_t id, const struct kvp_calib *calib, const struct kvp_plane *p)
 {
-	return pca->heads == p->heads && pca->dim == p->dim && pca->kind == p->kind;
+	const struct kvp_pca *pca = calib->pca;
+
+	(void)id;
+	return pca && pca->heads == p->heads && pca->dim == p->dim && pca->kind == p->kind;
 }
 
 /* ---- encoding ---- */
@@ -529,6 +532,7 @@ const struct kvp_codec kvp_codec_pca = {
 	.name = "pca",
 	.facts = KVP_FACT_VARIES | KVP_FACT_UNSCALED | KVP_FACT_CALIBRATED,
 	.layout = layout_pca,
+	.fits = fits_pca,
 	.check = check_pca,
 	.encode = encode_pca,
 	.decode = decode_pca,

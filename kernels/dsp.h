@@ -135,6 +135,17 @@ typedef void kvp_pca_project_fn(
 typedef void kvp_pca_build_fn(const struct kvp_pca *pca, const struct pca_unit *u,
 	const struct pca_list *list, uint32_t n, float *y);
 
+/*
+ * kvquant, nuq.h: one row of floats to a row of codes and back. A code is the number of the book's
+ * boundaries that (x - middle) * factor exceeds; what is decoded is middle + factor * signpost.
+ */
+struct nuq_book;
+struct nuq_row;
+typedef void kvp_nuq_encode_fn(uint32_t bits, const struct nuq_book *book, const struct nuq_row *at,
+	const float *x, uint32_t dim, uint8_t *row);
+typedef void kvp_nuq_decode_fn(uint32_t bits, const struct nuq_book *book, const struct nuq_row *at,
+	const uint8_t *row, uint32_t dim, float *x);
+
 struct dsp {
 	kvp_amax_fn *amax;
 	kvp_tq_encode_fn *tq_encode;
@@ -156,6 +167,8 @@ struct dsp {
 	kvp_rans_decode_fn *rans_decode;
 	kvp_pca_project_fn *pca_project;
 	kvp_pca_build_fn *pca_build;
+	kvp_nuq_encode_fn *nuq_encode;
+	kvp_nuq_decode_fn *nuq_decode;
 };
 
 /* Reference C; the others fall back on it for dims that they do not handle. */
@@ -180,6 +193,8 @@ kvp_split_fn kvp_split_c;
 kvp_join_fn kvp_join_c;
 kvp_pca_project_fn kvp_pca_project_c;
 kvp_pca_build_fn kvp_pca_build_c;
+kvp_nuq_encode_fn kvp_nuq_encode_c;
+kvp_nuq_decode_fn kvp_nuq_decode_c;
 
 struct kvp_kernels {
 	unsigned int cpu;
@@ -204,6 +219,8 @@ void kvp_rans_slots_avx2(struct dsp *dsp);
 void kvp_rans_slots_avx512(struct dsp *dsp);
 void kvp_pca_slots_avx2(struct dsp *dsp);
 void kvp_pca_slots_avx512(struct dsp *dsp);
+void kvp_nuq_slots_avx2(struct dsp *dsp);
+void kvp_nuq_slots_avx512(struct dsp *dsp);
 void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 void kvp_attend_init_vbmi(struct kvp_kernels *k);

@@ -435,5 +435,7 @@ void kvp_dsp_init_c(struct dsp *dsp)
 		.rans_decode = kvp_rans_decode_c,
 		.pca_project = kvp_pca_project_c,
 		.pca_build = kvp_pca_build_c,
+		.nuq_encode = kvp_nuq_encode_c,
+		.nuq_decode = kvp_nuq_decode_c,
 	};
 }

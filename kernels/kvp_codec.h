@@ -62,7 +62,8 @@ extern "C" {
 #define KVP_FAMILY_SYM        13u /* variant: see KVP_CODEC_SYM */
 #define KVP_FAMILY_LOSSLESS   14u /* variant: 0 */
 #define KVP_FAMILY_PCA        15u /* variant: 0 */
-#define KVP_FAMILY_MAX_       16u
+#define KVP_FAMILY_KVQUANT    16u /* variant: bits | KVP_KVQUANT_* */
+#define KVP_FAMILY_MAX_       17u
 
 #define KVP_CODEC(family, variant) ((family) << 8 | (variant))
 #define KVP_CODEC_FAMILY(id)       ((id) >> 8)
@@ -192,6 +193,21 @@ extern "C" {
  */
 #define KVP_CODEC_PCA KVP_CODEC(KVP_FAMILY_PCA, 0u)
 
+/*
+ * KVQuant (arXiv 2401.18079): non-uniform codes of 2, 3 or 4 bits, whose meaning a calibration
+ * (kvp_nuq.h) says, and the one in a hundred of a token's channels, of all heads together, that lie
+ * furthest outside the usual range, in fp16 beside their number. Keys are coded before their RoPE by
+ * the calibrated range of each channel, values by that of the rest of their token. UNIFORM: signposts
+ * at even distances instead; POST: keys as they stand, by a calibration of such keys; DENSE: no
+ * outliers beside the codes. Needs the calibration's entry of the plane's layer and form, to encode and
+ * to decode. heads * dim up to 16384; magnitudes beyond 65504 saturate. Attended by decoding.
+ */
+#define KVP_KVQUANT_BITS        7u
+#define KVP_KVQUANT_UNIFORM     8u
+#define KVP_KVQUANT_POST        16u
+#define KVP_KVQUANT_DENSE       32u
+#define KVP_CODEC_KVQUANT(bits) KVP_CODEC(KVP_FAMILY_KVQUANT, (bits))
+
 /* Seed of the rotation's signs where the caller names none. */
 #define KVP_SEED_DEFAULT UINT64_C(0x6b76706f6f6c3031)
 
@@ -265,30 +281,34 @@ struct kvp_layout {
 };
 
 struct kvp_pca;
+struct kvp_nuq;
 
 /*
  * An object that belongs to a space rather than to a plane: the dense rotation of KVP_ROT_HAAR, or
- * what the codec pca knows of a layer's keys or values. Read-only while any call uses it.
+ * what the codecs pca and kvquant know of a layer's keys or values. Read-only while any call uses it.
  */
 struct kvp_calib {
 	uint32_t dim; /* of the rotation: it is dim x dim */
 	uint32_t reserved;
 	const float *haar;         /* row-major, see kvp_haar_init() */
 	uint64_t digest;           /* goes into the header, must match at decode; not 0 */
-	const struct kvp_pca *pca; /* of kvp_calib_set_find(); NULL where it is a rotation */
+	const struct kvp_pca *pca; /* of kvp_calib_set_find(); NULL where it is another */
+	const struct kvp_nuq *nuq; /* of kvp_nuq_set_find(); likewise */
 };
 
 /* What a caller may say about one encode. Zero-initialise, then set size. */
 struct kvp_encode_opts {
-	size_t size;                   /* sizeof(struct kvp_encode_opts) */
-	uint64_t seed;                 /* 0 = KVP_SEED_DEFAULT */
-	const struct kvp_calib *calib; /* needed by KVP_ROT_HAAR, aither and pca, else ignored */
-	const uint8_t *widths;         /* smart: bits of each token, 2, 3, 4 or 8; else ignored */
-	int32_t exponent;              /* -120..125, if force_exponent: for planes written in parts;
+	size_t size;   /* sizeof(struct kvp_encode_opts) */
+	uint64_t seed; /* 0 = KVP_SEED_DEFAULT */
+	const struct kvp_calib
+		*calib;        /* needed by KVP_ROT_HAAR, aither, pca, kvquant; else ignored */
+	const uint8_t *widths; /* smart: bits of each token, 2, 3, 4 or 8; else ignored */
+	int32_t exponent;      /* -120..125, if force_exponent: for planes written in parts;
 					  what is beyond 1024 * 2^exponent saturates */
 	uint32_t force_exponent;
 	const void *queries; /* reserved for codecs that need them; must be NULL */
-	uint32_t position;   /* pca: of the plane's first token, below KVP_ROPE_POSITIONS_MAX less
+	uint32_t
+		position; /* pca, kvquant: of the plane's first token, below KVP_ROPE_POSITIONS_MAX less
 				its tokens; else ignored */
 	uint32_t reserved;
 };
@@ -324,7 +344,7 @@ int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes
 
 /*
  * Encodes a plane. out must be aligned to 16 bytes, hold the payload's bytes, and not overlap src.
- * opts may be NULL, but for smart, pca and codecs with a matrix. Padding between sections is written
+ * opts may be NULL, but for smart, pca, kvquant and codecs with a matrix. Padding between sections is written
  * as zeros. The same elements give the same bytes, on every machine. lossless and pca may write all
  * bytes of kvp_plane_bytes(), of which those that the payload's header counts are meant.
  * NaN is encoded as 0 and infinities as the largest magnitude that the plane's exponent or the
@@ -332,7 +352,7 @@ int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes
  * times louder than nearly all rows saturates, too, and costs its vector and its group their
  * precision, not the plane (docs/formats.md, "Outlier rows"). native and lossless keep the bits.
  * -EINVAL: codec or plane as for kvp_plane_layout(), options, alignment, strides, overlap;
- * -ENOSPC: out_size; -ENOENT: no calibration of this dim, or for pca of these heads and this kind.
+ * -ENOSPC: out_size; -ENOENT: no calibration of this dim, or for pca and kvquant of these heads and this kind.
  */
 int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_encode_opts *opts, struct kvp_raw_const src, void *out, size_t out_size);

@@ -82,7 +82,8 @@ int kvp_rows_disjoint(const struct kvp_plane *p, struct kvp_raw_const raw)
 static int check_calib(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib)
 {
 	if (kvp_codec_facts(codec) & KVP_FACT_CALIBRATED)
-		return calib && calib->pca && calib->digest && kvp_pca_fits(calib->pca, p)
+		return calib && calib->digest &&
+				       kvp_codec_row(KVP_CODEC_FAMILY(codec))->fits(codec, calib, p)
 			       ? 0
 			       : -ENOENT;
 	if (!(kvp_codec_facts(codec) & KVP_FACT_MATRIX))

@@ -6,6 +6,7 @@
  */
 #include "kernels/kvp_attend.h"
 #include "kernels/kvp_codec.h"
+#include "kernels/nuq.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -30,13 +31,43 @@ static const char *const names[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3"
 	"hybrid-25-prod-calibrated", "smart", "smart-asym", "smart-sym", "smart-keys3",
 	"smart-sym-g8-wide", "smart-asym-g16", "smart-asym-g8-wide", "asym2-g8", "asym4-g16-wide",
 	"sym2-wide", "sym3-g8", "sym4-g16-wide", "sym8-g8", "pub-kivi2", "pub-kivi4-g64",
-	"pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8" };
+	"pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8",
+	"kvquant2", "kvquant3-uniform", "kvquant4-post", "kvquant3", "kvquant2-dense" };
 
 #define DIM_MAX  256u
 #define WORK_MAX (1u << 20)
 
+#define HEADS_MAX 4u
+
+/* Any ranges and signposts that a file may have. */
+static const struct kvp_nuq *nuq_of(uint32_t codec, const struct kvp_plane *p)
+{
+	static float middle[HEADS_MAX * DIM_MAX], range[HEADS_MAX * DIM_MAX];
+	static struct kvp_rope rope, none = { .gain = 1.0 };
+	static struct kvp_nuq nuq = { .middle = middle, .range = range, .inverse = range };
+	const struct kvp_rope_desc desc = {
+		.pairing = KVP_ROPE_HALF_SPLIT, .dim = p->dim, .theta = 10000.0
+	};
+
+	for (uint32_t i = 0; i < HEADS_MAX * DIM_MAX; i++) {
+		middle[i] = (float)(i % 7) - 3.0f;
+		range[i] = i % 11 ? NUQ_INPUT_MAX : NUQ_RANGE_MIN;
+	}
+	if (p->dim && kvp_rope_init(&desc, &rope) < 0)
+		abort();
+	for (uint32_t bits = NUQ_BITS_MIN; bits <= NUQ_BITS_MAX; bits++)
+		kvp_nuq_book_even(bits, &nuq.book[bits - NUQ_BITS_MIN]);
+	nuq.heads = p->heads;
+	nuq.dim = p->dim;
+	nuq.form = p->kind == KVP_PLANE_V                        ? KVP_NUQ_V
+		   : KVP_CODEC_VARIANT(codec) & KVP_KVQUANT_POST ? KVP_NUQ_K_POST
+								 : KVP_NUQ_K;
+	nuq.rope = nuq.form == KVP_NUQ_K ? &rope : &none;
+	return &nuq;
+}
+
 /* Any finite matrix will do. */
-static const struct kvp_calib *calib_of(uint32_t dim)
+static const struct kvp_calib *calib_of(uint32_t codec, const struct kvp_plane *p)
 {
 	static float matrix[DIM_MAX * DIM_MAX];
 	static struct kvp_calib calib = { .haar = matrix, .digest = 1 };
@@ -44,7 +75,8 @@ static const struct kvp_calib *calib_of(uint32_t dim)
 	if (matrix[0] == 0.0f)
 		for (uint32_t i = 0; i < DIM_MAX * DIM_MAX; i++)
 			matrix[i] = (float)(i * 2654435761u % 1000 + 1) / 1000.0f - 0.5f;
-	calib.dim = dim;
+	calib.dim = p->dim;
+	calib.nuq = nuq_of(codec, p);
 	return &calib;
 }
 
@@ -87,6 +119,14 @@ static size_t fix_sections(
 
 		memset(payload + bytes - maps, (int)ones, maps);
 	}
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KVQUANT) {
+		uint32_t own[2];
+
+		memcpy(own, payload + KVP_PLANE_HDR_BYTES, sizeof own);
+		own[0] = p->kind == KVP_PLANE_K ? own[0] % (1u << 26) : 0;
+		own[1] = p->kind == KVP_PLANE_K && !(variant & KVP_KVQUANT_POST);
+		memcpy(payload + KVP_PLANE_HDR_BYTES, own, sizeof own);
+	}
 	return bytes;
 }
 
@@ -111,7 +151,7 @@ static void fix_header(uint32_t codec, const struct kvp_plane *p, size_t bytes, 
 			       : 0;
 	hdr.reserved1 = 0;
 	hdr.seed = needs_seed(codec) ? hdr.seed | 1 : 0;
-	hdr.calib = needs_matrix(codec);
+	hdr.calib = needs_matrix(codec) || KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KVQUANT;
 	memset(hdr.reserved2, 0, sizeof hdr.reserved2);
 	memcpy(payload, &hdr, sizeof hdr);
 }
@@ -123,7 +163,7 @@ static void attend(const struct kvp_kernels *k, uint32_t codec, const struct kvp
 		.dtype = p->dtype,
 		.data = payload,
 		.bytes = bytes,
-		.calib = calib_of(p->dim) };
+		.calib = calib_of(codec, p) };
 	struct kvp_attend_part part = { .tokens = p->tokens, .k = plane, .v = plane };
 	struct kvp_attention a = { .size = sizeof a,
 		.queries = 1,
@@ -180,7 +220,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	size -= sizeof c;
 	codec = c.codec;
 	p.tokens = c.tokens;
-	p.heads = c.heads % 4;
+	p.heads = c.heads % HEADS_MAX;
 	p.dim = 8u * (c.dim8 % (DIM_MAX / 8 + 1));
 	p.dtype = KVP_DTYPE_F32;
 	p.kind = c.kind & 1;
@@ -211,7 +251,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (posix_memalign((void **)&exact, 16, bytes))
 		abort();
 	memcpy(exact, payload, bytes);
-	r = kvp_plane_decode(*k, codec, &p, calib_of(p.dim), exact, bytes,
+	r = kvp_plane_decode(*k, codec, &p, calib_of(codec, &p), exact, bytes,
 		(struct kvp_raw){ out, (ptrdiff_t)(4 * p.tokens * p.dim), (ptrdiff_t)(4 * p.dim) });
 	for (size_t i = 0; !r && i < n; i++) {
 		/* What kivi keeps native may be anything. */

@@ -15,6 +15,7 @@
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 #include "tests/kernels/ladder.h"
+#include "tests/kernels/nuq_make.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -37,7 +38,8 @@ static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi
 	"smart-asym", "smart-sym", "smart-sym-g8", "smart-sym-g16-wide", "smart-asym-g8-wide",
 	"smart-asym-g16", "asym4-g8", "asym3-g8-wide", "asym2-wide", "sym2-g16-wide", "sym3-g8",
 	"sym4", "sym8-g8-wide", "sym8", "pub-kivi2", "pub-kivi4-g64", "pub-aither2", "pub-aither3",
-	"pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8", "lossless" };
+	"pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8", "lossless", "kvquant2", "kvquant3",
+	"kvquant4", "kvquant3-uniform", "kvquant2-post", "kvquant4-dense" };
 
 static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 104, 112, 128, 144, 160,
 	192, 224, 256, 288, 512, 576, 1024 };
@@ -116,6 +118,8 @@ static void check_plane(
 	}
 	if (needs_matrix(name))
 		calib = calib_for(p->dim);
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KVQUANT)
+		calib = *nuq_calib_for(codec, p);
 	inputs_fill(src.data, raw_bytes / esize, p->dtype, kind);
 	used = bytes;
 	for (size_t i = 0; i < LADDER; i++) {
@@ -145,6 +149,8 @@ static void check_plane(
 		head = bytes; /* and so are maps that are none */
 	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_LOSSLESS)
 		head = used - used / 8; /* of the last head's stream; it may be found out */
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KVQUANT)
+		head += KVP_SECTION_ALIGN; /* a position that is none is refused */
 	inputs_noise(out[0].data + head, used - head);
 	for (size_t i = 0; i < LADDER; i++) {
 		int r;
@@ -251,6 +257,8 @@ static void plane_random(struct kvp_attend_plane *ap, struct guard *data, const 
 	/* Not every codec holds any number of tokens, or keys and values alike. */
 	if (kvp_plane_bytes(codec, &p, &bytes) < 0)
 		codec = KVP_CODEC_NATIVE;
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KVQUANT)
+		calib = nuq_calib_for(codec, &p);
 	*data = encode_random(name, codec, &p, calib);
 	*ap = (struct kvp_attend_plane){ .codec = codec,
 		.dtype = p.dtype,
@@ -411,6 +419,8 @@ static void bench_codec(const char *name, size_t set)
 		return;
 	if (needs_matrix(name))
 		calib = calib_for(128);
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KVQUANT)
+		calib = *nuq_calib_for(codec, &p);
 	memset(widths, 4, sizeof widths);
 	out = guard_new(bytes, 64);
 	inputs_fill(src.data, raw / 2, p.dtype, INPUT_NORMAL);

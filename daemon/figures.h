@@ -201,8 +201,8 @@ struct kvpd_space_figures {
 	const char *precision;     /* its rule: words that live for ever */
 	uint32_t budget;           /* millionths */
 	uint32_t hot_tokens, stale_tokens;
-	bool by_attention;                 /* its budget goes by what clients report, too */
-	uint64_t attention_reported;       /* blocks that reports were about */
+	bool by_attention;           /* what is coded first goes by what clients report, too */
+	uint64_t attention_reported; /* blocks that reports were about */
 	uint64_t dram_bytes, native_bytes; /* of payloads in DRAM, and if all were native */
 	struct kvpd_quality_figures quality;
 };

@@ -505,8 +505,8 @@ KVP_EXPORT int kvp_touch(struct kvp_prefix *prefix);
  * Says what attention the engine's queries paid to the blocks of a prefix in a space with a floor: attention[i]
  * to block i < n, n at most n_blocks, in any unit: a good one is the mean over layers and heads of the softmax
  * weights that the block's tokens got, from kvp_attend()'s `mass` for instance, since the last report. Once in
- * some decode steps. Where the space has a budget (`precision`, kvpoold.yaml(5)), blocks that are attended to
- * more keep their bits for longer: of each a smoothed average is kept, as a multiple of the mean of the report,
+ * some decode steps. Blocks that are attended to more keep their bits for longer, where room is short and under a
+ * budget (`precision`, kvpoold.yaml(5)): of each a smoothed average is kept, as a multiple of the mean of the report,
  * from 1/256 to 256, which counts for less the longer the block has not been matched. It says nothing of other
  * spaces and tenants, and takes nobody below the floor. Elsewhere it is dropped.
  *

@@ -572,7 +572,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
  * until, are a byte for each, the last block's first: what attention it got as a multiple of the mean over all
  * blocks of the sequence that the client reports, as a logarithm. All other members are 0.
  * It is dropped without a word where the session has not opened the space, where the block is gone or another
- * space's, and where the space has no budget. A daemon that is older than this answers -EOPNOTSUPP.
+ * space's, and where the space is exact. A daemon that is older than this answers -EOPNOTSUPP.
  */
 #define KVP_ATTENTION_BLOCKS 24u
 #define KVP_ATTENTION_NONE   0u   /* nothing is said of the block */

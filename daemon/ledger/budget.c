@@ -12,7 +12,6 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/tenant.h"
-#include "policy/kvp_importance.h"
 #include "policy/kvp_zones.h"
 
 #define LOOK      2048u /* what one portion looks at: a free descriptor is 1 of it, */
@@ -74,8 +73,7 @@ static float worth(const struct kvpd_tenant *t, uint32_t id)
 {
 	if (!t->budget.attention)
 		return (float)kvpd_precision_recency(t, id);
-	return kvpd_importance_of(t, id) *
-	       kvp_importance_recency((float)kvpd_precision_age(t, id), 1);
+	return kvpd_importance_worth(t, id);
 }
 
 /*
@@ -113,7 +111,6 @@ void kvpd_budget_rule(struct kvpd_tenant *t, uint32_t space, const struct kvpd_r
 	struct kvpd_budget *b = &t->budget;
 
 	t->space[space].rule = *rule;
-	kvpd_importance_trim(t);
 	if (b->under_way && b->space == space)
 		b->under_way = false;
 	b->vain_ns = 0;

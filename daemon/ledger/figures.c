@@ -229,7 +229,7 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	f->budget = t->space[i].rule.budget;
 	f->hot_tokens = t->space[i].rule.hot_tokens;
 	f->stale_tokens = t->space[i].rule.stale_tokens;
-	f->by_attention = kvpd_importance_known(t, i) && kvpd_importance_budget(t, i);
+	f->by_attention = kvpd_importance_known(t, i);
 	f->attention_reported = t->importance.reported[i];
 	kvpd_budget_bytes(t, i, &f->dram_bytes, &f->native_bytes);
 	kvpd_quality_read(t, i, &f->quality);

@@ -305,18 +305,24 @@ static struct kvpd_extent *arena_victim(struct kvpd_tenant *t, const struct kvpd
 	return least && most->arena_bytes > arena_cap(most, least->cls->slot_bytes) ? least : NULL;
 }
 
-/* The emptiest vault extent; of another class than `except`. */
+/* The vault extent in which least lies, also by attention; of another class than `except`. */
 static struct kvpd_extent *vault_victim(struct kvpd_tenant *t, const struct kvpd_class *except)
 {
 	struct kvpd_extent *least = NULL;
+	double lost = 0;
 
 	for (uint32_t i = 0; i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
+		double would;
 
-		if (x && x->cls->medium == KVPD_DRAM && x->cls != except && kvpd_extent_counts(x) &&
-			!kvpd_extent_kept(x, t->ledger->now_ns) &&
-			(!least || x->used < least->used))
+		if (!x || x->cls->medium != KVPD_DRAM || x->cls == except ||
+			!kvpd_extent_counts(x) || kvpd_extent_kept(x, t->ledger->now_ns))
+			continue;
+		would = kvpd_precision_worth(t, x);
+		if (!least || would < lost) {
 			least = x;
+			lost = would;
+		}
 	}
 	return least;
 }
@@ -326,12 +332,14 @@ static bool reclaiming(const struct kvpd_tenant *t);
 bool kvpd_vault_trade(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_class *from)
 {
 	struct kvpd_extent *least = NULL;
+	double lost = 0;
 
 	/* A piece of an extent at the end of the share would put off what has to be begun now. */
 	if (reclaiming(t) || vault_room(t, c) >= extent_wish(t) / 2)
 		return false;
 	for (uint32_t i = 0; i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
+		double would;
 
 		if (!x || x->cls->medium != KVPD_DRAM || x->cls->slot_bytes <= c->slot_bytes ||
 			!kvpd_extent_counts(x) || x->cls->vault_slots <= x->slots)
@@ -339,9 +347,12 @@ bool kvpd_vault_trade(struct kvpd_tenant *t, struct kvpd_class *c, const struct 
 		/* A piece from the end of the share makes no room for an extent, see vault_grow(). */
 		if (x->bytes < extent_wish(t) / 2)
 			continue;
+		would = kvpd_precision_worth(t, x);
 		if (!least || (x->cls == from && least->cls != from) ||
-			((x->cls == from) == (least->cls == from) && x->used < least->used))
+			((x->cls == from) == (least->cls == from) && would < lost)) {
 			least = x;
+			lost = would;
+		}
 	}
 	/* What lies there goes into slots that c still has, besides those of jobs under way. */
 	if (!least || (c->vault_free > c->vault_slots / 4 &&

@@ -7,11 +7,13 @@
 
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/chores.h"
+#include "daemon/ledger/precision.h"
 #include "daemon/ledger/relief.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/tenant_limits.h"
 #include "policy/kvp_allot.h"
+#include "policy/kvp_importance.h"
 
 /* Logarithms of 16 bits, from 2^-8 to 2^8 as in policy/kvp_allot.h: finer than a step of the average. */
 #define LEAST      (-8.0f)
@@ -39,9 +41,10 @@ static float said(uint8_t code)
 	return exp2f(((float)code - KVP_ATTENTION_MEAN) / KVP_ATTENTION_OCTAVE);
 }
 
-bool kvpd_importance_budget(const struct kvpd_tenant *t, uint32_t space)
+float kvpd_importance_worth(const struct kvpd_tenant *t, uint32_t block)
 {
-	return t->space[space].codes && t->space[space].rule.policy == KVPD_RULE_BUDGET;
+	return kvpd_importance_of(t, block) *
+	       kvp_importance_recency((float)kvpd_precision_age(t, block), 1);
 }
 
 /*
@@ -76,9 +79,9 @@ static bool names(const struct kvpd_session *s, const struct kvp_sqe *sqe)
 	uint32_t id = sqe->parent_id;
 	uint64_t word;
 
-	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space] ||
-		!kvpd_importance_budget(t, sqe->space) || sqe->parent_kind != KVP_PARENT_BLOCK ||
-		id >= t->layout.max_blocks || sqe->count > KVP_ATTENTION_BLOCKS)
+	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space] || !t->space[sqe->space].codes ||
+		sqe->parent_kind != KVP_PARENT_BLOCK || id >= t->layout.max_blocks ||
+		sqe->count > KVP_ATTENTION_BLOCKS)
 		return false;
 	word = kvpd_block_word(t, id);
 	return kvp_word_birth(word) == sqe->parent_birth && kvpd_block_lives(t, id) &&
@@ -127,16 +130,9 @@ void kvpd_importance_free(struct kvpd_tenant *t)
 	*p = (struct kvpd_importance){ 0 };
 }
 
-void kvpd_importance_trim(struct kvpd_tenant *t)
-{
-	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
-		if (kvpd_importance_budget(t, i))
-			return;
-	kvpd_importance_free(t);
-}
-
 void kvpd_importance_leave(struct kvpd_tenant *t, uint32_t space)
 {
 	t->importance.reported[space] = 0;
-	kvpd_importance_trim(t);
+	if (!t->precision.floors)
+		kvpd_importance_free(t);
 }

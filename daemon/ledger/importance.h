@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much the blocks of a space with a budget matter, by the attention that its clients report
- * (KVP_OP_ATTENTION, kvp_report_attention()): what budget.h weighs them by, beside how long ago they were used.
+ * How much the blocks of a space with a floor matter, by the attention that its clients report
+ * (KVP_OP_ATTENTION, kvp_report_attention()): what precision.h and budget.h weigh them by, beside how long ago they
+ * were used.
  *
  * Kept are two bytes for each of a tenant's descriptors, from the first report on and as long as any of its
- * spaces has a budget; they are charged to the tenant like its catalog, and a report that comes before there is
+ * spaces has a floor; they are charged to the tenant like its catalog, and a report that comes before there is
  * room for them is lost. A block begins at 1, what it is worth if nothing is known, and each report moves it by
  * a tenth of the way to what the report says (kvp_allot_learn()), so that a single one that is out of line
  * changes little. It stays at that until the next report: that it counts for less when the block has not been
@@ -40,14 +41,13 @@ struct kvpd_importance {
 void kvpd_importance_report(struct kvpd_session *s, struct kvp_sqe *sqe);
 /* Has anything been reported of the space's blocks? */
 bool kvpd_importance_known(const struct kvpd_tenant *t, uint32_t space);
-/* Has the space a budget, so that reports are of use? */
-bool kvpd_importance_budget(const struct kvpd_tenant *t, uint32_t space);
 /* Of a block: about 1 on the mean of those that are reported, and if nothing is known. */
 float kvpd_importance_of(const struct kvpd_tenant *t, uint32_t block);
+/* What it is worth: that, and less the longer it has not been used, e times for as long as precision.h's age of 1. */
+float kvpd_importance_worth(const struct kvpd_tenant *t, uint32_t block);
 /* The descriptor is another block's now. */
 void kvpd_importance_forget(struct kvpd_tenant *t, uint32_t block);
-/* A space has another rule, or goes: nothing is kept if none has a budget. */
-void kvpd_importance_trim(struct kvpd_tenant *t);
+/* A space goes: nothing is kept if none is left that has a floor. */
 void kvpd_importance_leave(struct kvpd_tenant *t, uint32_t space);
 void kvpd_importance_free(struct kvpd_tenant *t);
 

@@ -13,12 +13,14 @@
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/grow.h"
+#include "daemon/ledger/importance.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/quality.h"
 #include "daemon/ledger/tenant.h"
+#include "policy/kvp_allot.h"
 #include "policy/kvp_evict.h"
 #include "policy/kvp_ladder.h"
 
@@ -32,6 +34,10 @@ _Static_assert(KVP_PAYLOAD_WIDTHS == KVP_WIDTHS, "a payload's width is that of p
 #define VAIN_BATCHES 16u /* evictions after nothing was found that could be coded */
 #define FEW_SLOTS    8u  /* coded ones: with fewer others evict */
 #define WANT_BLOCKS  8u  /* of the wanted slots, so many at a time */
+#define BAND         8u /* an octave: what is as much above the least important is not told from it */
+#define FIRST_BAR    .37f  /* what nothing is known of, when as much came as there is room for */
+#define SAMPLES      1024u /* blocks that say what extents are worth, of all of them, */
+#define SAMPLES_MOST 16u   /* and of one */
 /* As in block.c: seconds that a token is worth that has to be recomputed. */
 #define TOKEN_SECONDS 1e-4
 /* To the ladder a block is worth more than any precision: the space's owner said what that may come to. */
@@ -50,7 +56,10 @@ int kvpd_precision_enter(struct kvpd_tenant *t, uint32_t space, const struct kvp
 	c = t->space[space].codes = calloc(1, sizeof(*c));
 	if (!c)
 		return -ENOMEM;
-	t->precision.floors++;
+	if (!t->precision.floors++) {
+		t->precision.bar = kvp_allot_bucket(FIRST_BAR);
+		t->precision.least = KVP_ALLOT_BUCKETS;
+	}
 	c->lowest = lowest;
 	for (uint32_t w = 0; r == 0 && w <= lowest; w++)
 		r = kvp_payload_layout(canon, w, &c->width[w]);
@@ -223,8 +232,10 @@ bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t 
 		p->grace--;
 		return false;
 	}
-	if (!p->want)
+	if (!p->want) {
 		p->looked = 0;
+		p->spared = false;
+	}
 	p->want = c;
 	kvpd_due(t, KVPD_DUE_PRECISION);
 	if (p->n_jobs)
@@ -238,6 +249,26 @@ bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t 
 		return true;
 	p->since_ns = 0;
 	return false;
+}
+
+double kvpd_precision_worth(const struct kvpd_tenant *t, const struct kvpd_extent *x)
+{
+	uint32_t n = SAMPLES / (t->n_extents + 1), known = 0;
+	double sum = 0;
+
+	if (!t->importance.of)
+		return x->used;
+	n = n < 1 ? 1 : n > SAMPLES_MOST ? SAMPLES_MOST : n;
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t block = x->slot[(uint64_t)i * x->slots / n].block, space;
+
+		if (block == KVP_BLOCK_NONE)
+			continue;
+		space = kvp_shape_space(kvp_load_relaxed(&t->view.blocks[block].shape));
+		sum += kvpd_importance_known(t, space) ? kvpd_importance_worth(t, block) : 1;
+		known++;
+	}
+	return known ? x->used * sum / known : x->used;
 }
 
 static bool has_extents(const struct kvpd_tenant *t, uint64_t slot_bytes)
@@ -300,16 +331,59 @@ double kvpd_precision_recency(const struct kvpd_tenant *t, uint32_t id)
 	return 1 / (1 + kvpd_precision_age(t, id));
 }
 
-static void look_at(struct kvpd_tenant *t, uint32_t id, struct view *v)
+/*
+ * Is it among the least important, as far as the last round knows? A round over all descriptors says where the bar
+ * lies in the next one, so that what is coded does not depend on where the hand happens to be.
+ */
+static bool below_bar(struct kvpd_tenant *t, uint32_t id)
+{
+	uint32_t at = kvp_allot_bucket(kvpd_importance_worth(t, id));
+	struct kvpd_precision *p = &t->precision;
+
+	if (at < p->least)
+		p->least = at;
+	p->spared |= at > p->bar;
+	return at <= p->bar;
+}
+
+static void sweep_on(const struct kvpd_tenant *t, struct kvpd_precision *p)
+{
+	if (++p->swept < t->layout.max_blocks)
+		return;
+	if (p->least < KVP_ALLOT_BUCKETS)
+		p->bar = p->least + BAND;
+	p->least = KVP_ALLOT_BUCKETS;
+	p->swept = 0;
+}
+
+/* Has the hand been everywhere? Twice more, if all that could be coded was above the bar, which sinks and rises with a round. */
+static bool looked_everywhere(const struct kvpd_tenant *t)
+{
+	const struct kvpd_precision *p = &t->precision;
+
+	return p->looked >= (p->spared ? 3 : 1) * (uint64_t)t->layout.max_blocks;
+}
+
+/* To the ladder a number from 0 to 1. */
+static double weight(double worth)
+{
+	return worth / (1 + worth);
+}
+
+/* spare: not if it is more important than others. */
+static void look_at(struct kvpd_tenant *t, uint32_t id, bool spare, struct view *v)
 {
 	const struct kvp_block *b = &t->view.blocks[id];
 	uint32_t space = kvp_shape_space(kvp_load_relaxed(&b->shape));
 	uint64_t where = kvp_load_relaxed(&b->payload[KVP_TIER_DRAM].where);
+	bool known = kvpd_importance_known(t, space);
 	struct kvpd_place place;
 
 	if ((v->n && space != v->space) || !t->space[space].codes ||
 		!kvpd_precision_may(t, id, space) || !kvpd_precision_idle(t, id) ||
 		!kvpd_block_place(t, id, KVP_TIER_DRAM, &place) || place.extent->cls != v->cls)
+		return;
+	if (known && spare && !below_bar(t, id))
 		return;
 	v->space = space;
 	v->block[v->n++] = (struct kvp_ladder_block){
@@ -319,7 +393,8 @@ static void look_at(struct kvpd_tenant *t, uint32_t id, struct view *v)
 		.native_bytes = t->view.spaces[space].block_bytes,
 		.bytes = { [KVP_TIER_DRAM] = kvp_where_bytes(where) },
 		.width = { [KVP_TIER_DRAM] = (uint8_t)kvp_where_codec(where) },
-		.reuse = kvpd_precision_recency(t, id),
+		.reuse = known ? weight(kvpd_importance_worth(t, id))
+			       : kvpd_precision_recency(t, id),
 		.recompute_seconds = BLOCK_SECONDS,
 	};
 }
@@ -351,7 +426,7 @@ static void look_into(struct kvpd_tenant *t, struct kvpd_extent *x, struct view 
 
 		x->hand = (x->hand + 1) % x->slots;
 		if (block != KVP_BLOCK_NONE && kvpd_block_state(t, block) == KVP_BLOCK_LIVE)
-			look_at(t, block, v);
+			look_at(t, block, false, v);
 	}
 }
 
@@ -369,15 +444,15 @@ static bool look(struct kvpd_tenant *t, struct view *v)
 		return v->n != 0;
 	v->cls = p->want;
 
-	for (uint32_t work = 0; work < LOOK && v->n < VIEW && p->looked < t->layout.max_blocks;
-		p->looked++) {
+	for (uint32_t work = 0; work < LOOK && v->n < VIEW && !looked_everywhere(t); p->looked++) {
 		uint32_t id = p->hand % t->layout.max_blocks;
 		bool live = kvpd_block_state(t, id) == KVP_BLOCK_LIVE;
 
 		work += live ? LOOK_LIVE : 1;
 		p->hand = id + 1;
 		if (live)
-			look_at(t, id, v);
+			look_at(t, id, true, v);
+		sweep_on(t, p);
 	}
 	return true;
 }
@@ -611,9 +686,10 @@ bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now)
 		p->want = NULL; /* until somebody asks again */
 		p->full = false;
 		p->looked = 0;
+		p->spared = false;
 		return false;
 	}
-	if (!v.n && p->looked < t->layout.max_blocks)
+	if (!v.n && !looked_everywhere(t))
 		return true;
 	/* There are no slots for it: soon, or when others have evicted. */
 	p->full = v.n != 0;

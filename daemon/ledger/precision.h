@@ -4,7 +4,9 @@
  * (kvp_space_canon.floor_k) are coded with fewer bits into smaller slots, before any block is evicted.
  *
  * Nothing is coded here but on demand (budget.h is for spaces whose operator says more): who needs a slot and finds none asks (kvpd_precision_first()), and
- * waits a little instead of evicting. A portion of the chore then looks at some hundred descriptors,
+ * waits a little instead of evicting. A portion of the chore then looks at some hundred descriptors, in
+ * spaces whose clients report attention (importance.h) at those up to a bar that is an octave above the least
+ * important block of the last round over all of them;
  * policy/kvp_ladder says which of those that may be coded cost least for the bytes that are wanted, and a
  * mover codes them into the vault, while they stay readable where they are. They are switched over like
  * blocks that move (switch.h): marked, and put back if a lease protects them. So a load that stays the
@@ -27,6 +29,7 @@
 #include "payload/kvp_payload.h"
 
 struct kvpd_class;
+struct kvpd_extent;
 struct kvpd_move;
 struct kvpd_move_job;
 struct kvpd_tenant;
@@ -53,7 +56,12 @@ struct kvpd_precision {
 	struct kvpd_class *want;   /* whose slots are wanted; NULL: none are */
 	struct kvpd_class *hungry; /* an extent was emptied for it */
 	uint32_t hand;             /* descriptor that is looked at next */
-	uint32_t looked;           /* since something was found */
+	uint64_t looked;           /* since something was found */
+	/* Where clients report attention, in buckets of kvp_allot_bucket(): */
+	uint32_t bar;   /* what is above is left alone */
+	uint32_t least; /* of what might have been coded, in the last `swept` descriptors */
+	uint32_t swept;
+	bool spared;           /* something was above the bar, since something was found */
 	uint64_t since_ns;     /* somebody waits, without anything having been coded; 0: nobody */
 	bool full;             /* there was no slot for what could be coded */
 	uint32_t grace;        /* evictions before anything is looked for again */
@@ -75,6 +83,8 @@ uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space);
  * now, but tries again.
  */
 bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now);
+/* What is lost with what lies in this extent, in blocks of ordinary worth: from a sample of them. */
+double kvpd_precision_worth(const struct kvpd_tenant *t, const struct kvpd_extent *x);
 /* Room that the class leaves to those of coded blocks, `extent` being the size of one. */
 uint64_t kvpd_precision_keep(
 	const struct kvpd_tenant *t, const struct kvpd_class *c, uint64_t extent);

@@ -620,25 +620,19 @@ static void test_wrong_attention(struct kvp_space *s)
 #define ATTENDED 12u /* sequences; there is room for that many, natively */
 #define REPORTS  40u
 
-/* B-054: what an engine reports decides which blocks a budget takes; the unit of a report is its own. */
-static void test_attention(void)
+/* Of n sequences, each in a unit of its own, that the odd blocks get all but all attention; returns how often it waited. */
+static uint32_t attend_to_odd(struct kvp_space *s, uint32_t n)
 {
-	struct kvp_space *s = open_model(client, "attention", KVP_CODEC_TQ4, KVP_CODEC_TQ4);
 	float attention[CHAIN];
-	uint32_t even = 0, odd = 0, pauses = 0;
+	uint32_t pauses = 0;
 
-	for (uint32_t i = 0; i < ATTENDED; i++)
-		EQUAL(store_sequence(s, i), CHAIN);
-	EQUAL(kvp_flush(client, WAIT_MS), 0);
-	set_rule("\"precision\":\"budget\",\"budget\":1.0");
-	test_wrong_attention(s);
-	for (uint32_t i = 0; i < ATTENDED; i++) {
+	for (uint32_t i = 0; i < n; i++) {
 		struct kvp_prefix_info info;
 		struct kvp_prefix *m = find_sequence(s, i, CHAIN * T, &info);
 
 		EQUAL(info.n_blocks, CHAIN);
 		for (uint32_t k = 0; k < CHAIN; k++)
-			attention[k] = powf(10, (float)i - 6) * (k % 2 ? 40 : k ? 1 : 0);
+			attention[k] = powf(10, (float)(i % 12) - 6) * (k % 2 ? 40 : k ? 1 : 0);
 		for (uint32_t k = 0; k < REPORTS; k++) {
 			int r;
 
@@ -653,6 +647,21 @@ static void test_attention(void)
 		EQUAL(kvp_report_attention(m, attention, CHAIN, CHAIN - 1), (int)CHAIN);
 		EQUAL(kvp_release(m), 0);
 	}
+	return pauses;
+}
+
+/* B-054: what an engine reports decides which blocks a budget takes; the unit of a report is its own. */
+static void test_attention(void)
+{
+	struct kvp_space *s = open_model(client, "attention", KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+	uint32_t even = 0, odd = 0, pauses;
+
+	for (uint32_t i = 0; i < ATTENDED; i++)
+		EQUAL(store_sequence(s, i), CHAIN);
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	set_rule("\"precision\":\"budget\",\"budget\":1.0");
+	test_wrong_attention(s);
+	pauses = attend_to_odd(s, ATTENDED);
 	EQUAL(figure_of("attention", "attention_reported_total"), ATTENDED * (CHAIN * REPORTS + 1));
 	set_rule("\"budget\":0.45");
 	for (uint32_t i = 0;
@@ -668,6 +677,32 @@ static void test_attention(void)
 	CHECK(odd <= ATTENDED * CHAIN / 2);
 	CHECK(even > ATTENDED * CHAIN / 2);
 	set_rule("\"precision\":\"pressure\"");
+	kvp_space_close(s);
+}
+
+#define PRESSED 24u /* sequences that are equally cold */
+
+/*
+ * And it decides which blocks are coded first where there is no room: of sequences that were stored and matched alike
+ * those to which nobody attends. Where extents are emptied for coded blocks the others go as well.
+ */
+static void test_attention_under_pressure(void)
+{
+	struct kvp_space *s = open_model(client, "pressed", KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+	uint32_t even = 0, odd = 0;
+
+	for (uint32_t i = 0; i < PRESSED; i++)
+		EQUAL(store_sequence(s, i), CHAIN);
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	(void)attend_to_odd(s, PRESSED);
+	for (uint32_t i = 0; figure_of("pressed", "blocks_4_bits") < PRESSED * CHAIN / 3; i++) {
+		CHECK(i < 200);
+		EQUAL(store_sequence(s, 1000 + i), CHAIN);
+	}
+	for (uint32_t i = 0; i < PRESSED; i++)
+		widths(s, i, &even, &odd);
+	printf("coded: %u of the odd, %u of the even\n", odd / 2, even / 2);
+	CHECK(even > 2 * odd);
 	kvp_space_close(s);
 }
 
@@ -692,11 +727,13 @@ TEST(exact_beside)
 TEST(kills)
 TEST(quality)
 TEST(attention)
+TEST(attention_under_pressure)
 
 int main(void)
 {
 	static const struct live_test tests[] = {
 		{ "attention", run_attention }, /* while there is room */
+		{ "attention under pressure", run_attention_under_pressure },
 		{ "every byte", run_every_byte },
 		{ "pieces", run_pieces },
 		{ "attention in place", run_attention_in_place },

@@ -169,7 +169,7 @@ static bool is_mount(const char *line, size_t n, bool v1, struct kvpd_group_plac
 	char *part, size_t part_bytes)
 {
 	const char *kind = v1 ? "cgroup" : "cgroup2", *dash = NULL, *type, *options, *root, *mount;
-	size_t type_n, options_n, root_n, mount_n;
+	size_t type_n = 0, options_n = 0, root_n = 0, mount_n = 0;
 
 	for (size_t i = 0; i + 3 <= n && !dash; i++)
 		if (!memcmp(line + i, " - ", 3))

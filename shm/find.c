@@ -53,14 +53,15 @@ static inline void read_payload(const struct kvp_block *b, uint32_t tier, struct
 	hit->tier = (uint16_t)tier;
 }
 
-/* Where the block lies in the first of the tiers that has it; `where` is 0 if none has. */
+/* Where the block lies in the first of the tiers that has it; all 0 if none has. */
 static inline void read_place(const struct kvp_block *b, uint32_t tiers, struct kvp_hit *hit)
 {
 	if (tiers == KVP_TIERS_DRAM) { /* nearly always: no index, no loop */
 		read_payload(b, KVP_TIER_DRAM, hit);
 		return;
 	}
-	hit->where = 0;
+	hit->where = hit->offset = 0;
+	hit->tier = 0;
 	for (; !hit->where && (tiers & 3) != KVP_TIER_RECIPE; tiers >>= 2)
 		read_payload(b, tiers & 3, hit);
 }

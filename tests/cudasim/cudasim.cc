@@ -839,13 +839,13 @@ extern "C" void kvp_cp_async16(uint32_t at, const void *from, uint32_t bytes)
 		hazard(CUDASIM_PENDING, "more than %u copies under way", MAX_COPIES);
 		return;
 	}
-	for (uint32_t i = at; i < at + 16; i++)
-		if (shadows[i].pending == sim.current)
-			hazard(CUDASIM_PENDING, "copies twice to shared offset %u", i);
+	for (uint32_t i = 0; i < 16; i++)
+		if (shadows[at + i].pending == sim.current)
+			hazard(CUDASIM_PENDING, "copies twice to shared offset %u", at + i);
 	note_write(at, 16);
 	memset(smem + at, 0xdb, 16);
-	for (uint32_t i = at; i < at + 16; i++)
-		shadows[i].pending = sim.current;
+	for (uint32_t i = 0; i < 16; i++)
+		shadows[at + i].pending = sim.current;
 	c->at = at;
 	c->from = from;
 	c->bytes = bytes;

@@ -468,7 +468,7 @@ static void *serve_prompts(void *arg)
 
 static int run_honest(struct fair_load *load)
 {
-	struct engine *e;
+	struct engine *e = NULL;
 	int r = engines_attach(load, BLOCK_TOKENS, BLOCK_TOKENS * 4 * DIM, &e);
 
 	if (r < 0)
@@ -500,7 +500,7 @@ static void *reserve_for_ever(void *arg)
 
 static int run_starved(struct fair_load *load)
 {
-	struct engine *e;
+	struct engine *e = NULL;
 	int r = engines_attach(load, LARGE_TOKENS, LARGE_TOKENS * 4 * LARGE_DIM, &e);
 
 	if (r < 0)

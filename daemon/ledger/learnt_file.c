@@ -2,6 +2,7 @@
 /* A tenant's file of what was learnt: who may have written it, what is in it, and SQL. */
 #include "daemon/ledger/learnt_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -83,8 +84,41 @@ static int refuse_folder(char *why, const char *path, const char *what, int erro
 	return error;
 }
 
+static bool is_empty(int folder)
+{
+	int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	bool empty = dir != NULL;
+	struct dirent *e;
+
+	if (!dir && fd >= 0)
+		close(fd);
+	while (empty && (e = readdir(dir)))
+		empty = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..");
+	if (dir)
+		closedir(dir);
+	return empty;
+}
+
+/* NULL: it is the owner's by now, and nobody else may write there. */
+static const char *judge_folder(int fd, struct stat *st, uid_t owner)
+{
+	if (st->st_mode & (S_IWGRP | S_IWOTH))
+		return "may be written by others; chmod 700";
+	if (st->st_uid == owner)
+		return NULL;
+	if (st->st_uid || geteuid())
+		return "is not the user's that kvpoold runs as";
+	/* A slip in the configuration must not give away what is there for something else. */
+	if (!is_empty(fd))
+		return "is root's and has something in it; chown it to the user that kvpoold runs "
+		       "as";
+	return fchown(fd, owner, (gid_t)-1) == 0 ? NULL : "cannot be given to kvpoold's user";
+}
+
 int kvpd_learnt_folder(const char *path, uid_t owner, char *why, char **ret_folder)
 {
+	const char *wrong;
 	struct stat st;
 	char *real;
 
@@ -99,14 +133,10 @@ int kvpd_learnt_folder(const char *path, uid_t owner, char *why, char **ret_fold
 		free(real);
 		return refuse_folder(why, path, strerror(-r), r);
 	}
-	if (st.st_uid != owner && !st.st_uid && !geteuid() && fchown(fd, owner, (gid_t)-1) == 0)
-		st.st_uid = owner;
-	if (st.st_uid != owner || st.st_mode & (S_IWGRP | S_IWOTH)) {
+	wrong = judge_folder(fd, &st, owner);
+	if (wrong) {
 		free(real);
-		return refuse_folder(why, path,
-			st.st_uid != owner ? "is not the user's that kvpoold runs as"
-					   : "may be written by others; chmod 700",
-			-EINVAL);
+		return refuse_folder(why, path, wrong, -EINVAL);
 	}
 	*ret_folder = real;
 	return 0;
@@ -336,6 +366,9 @@ static int open_file(struct kvpd_learnt_file *f, bool make)
 	sqlite3_hard_heap_limit64(HEAP_BYTES);
 	if (r == 0)
 		r = judge(f, sqlite3_open_v2(f->path, &f->db, flags, "unix"));
+	/* What makes it impossible to write may be the file's own fault, or not: judge(). */
+	if (r == 0)
+		r = judge(f, sqlite3_extended_result_codes(f->db, 1));
 	if (r == 0)
 		r = check_file(f);
 	if (r < 0) {
@@ -477,7 +510,7 @@ static int next_serial(struct kvpd_learnt_file *f, int64_t *ret_serial)
 static int write_rows(
 	struct kvpd_learnt_file *f, const struct kvpd_learnt *rows, size_t n, bool whole)
 {
-	char sql[160];
+	char sql[192];
 	int64_t serial = 0;
 	uint64_t now = 0;
 	int r = run(f, "BEGIN IMMEDIATE");
@@ -493,9 +526,9 @@ static int write_rows(
 	if (r == 0 && now > KVPD_LEARNT_ROWS && whole)
 		r = -ENOSPC;
 	snprintf(sql, sizeof(sql),
-		"DELETE FROM learnt WHERE serial <= "
-		"(SELECT serial FROM learnt ORDER BY serial DESC LIMIT 1 OFFSET %u)",
-		KVPD_LEARNT_ROWS);
+		"DELETE FROM learnt WHERE (id, layer, context) IN (SELECT id, layer, context "
+		"FROM learnt ORDER BY serial, layer, id, context LIMIT %u)",
+		now > KVPD_LEARNT_ROWS ? (unsigned)(now - KVPD_LEARNT_ROWS) : 0);
 	if (r == 0 && now > KVPD_LEARNT_ROWS)
 		r = run(f, sql);
 	if (r == 0)

@@ -29,8 +29,9 @@
 #include "policy/kvp_thresholds.h"
 #include "shm/kvp_abi.h"
 
-#define KVPD_LEARNT_ALL   KVP_MAX_LAYERS /* instead of a layer: the space as a whole */
-#define KVPD_LEARNT_ROWS  16384u /* of one tenant; beyond, what was written longest ago goes */
+#define KVPD_LEARNT_ALL KVP_MAX_LAYERS /* instead of a layer: the space as a whole */
+/* Of one tenant; beyond, what was written longest ago goes, of what was written at once single layers first. */
+#define KVPD_LEARNT_ROWS  16384u
 #define KVPD_LEARNT_BYTES (UINT64_C(16) << 20)
 #define KVPD_LEARNT_ID    33u /* hexadecimal digits and a NUL */
 #define KVPD_LEARNT_WHY   192u
@@ -56,9 +57,9 @@ bool kvpd_learnt_name_good(const char *tenant);
 uint32_t kvpd_learnt_context(uint32_t tokens);
 
 /*
- * The folder, made if it is not there, and given to `owner` if it is root's and this process is: to be called
- * while privileged. *ret_folder: its real path, to be freed. -EINVAL: another user's, or others may write there;
- * why[KVPD_LEARNT_WHY] says it, as it does for the errors of open(2).
+ * The folder, made if it is not there, and given to `owner` if it is empty and root's and this process is: to be
+ * called while privileged. *ret_folder: its real path, to be freed. -EINVAL: another user's, root's with something
+ * in it, or others may write there; why[KVPD_LEARNT_WHY] says it, as it does for the errors of open(2).
  */
 int kvpd_learnt_folder(const char *path, uid_t owner, char *why, char **ret_folder);
 

@@ -337,10 +337,10 @@ static void a_full_file_forgets_what_is_oldest(void **unused)
 	assert_int_equal(kvpd_learnt_import(f, rows, KVPD_LEARNT_ROWS), 0); /* in place */
 	kvpd_learnt_close(f);
 	assert_int_equal(rows_there(), KVPD_LEARNT_ROWS);
-	/* What was imported is of one age: all of it goes when there are more. */
+	/* What was imported is of one age; of that, too, no more goes than has to. */
 	more[0].layer = KVPD_LEARNT_ALL;
 	save(more, 1);
-	assert_int_equal(rows_there(), 1);
+	assert_int_equal(rows_there(), KVPD_LEARNT_ROWS);
 	snprintf(found.id, sizeof(found.id), "%s", more[0].id);
 	f = open_one();
 	assert_int_equal(kvpd_learnt_find(f, &more[0], &found), 0);
@@ -478,6 +478,29 @@ static void what_is_no_file_of_ours_is_refused(void **unused)
 	assert_int_equal(rows_there(), 1);
 }
 
+/* What an administrator puts there while the file is open has done nothing wrong. */
+static void a_file_that_comes_instead_is_left_alone(void **unused)
+{
+	struct kvpd_learnt r = row('a', KVPD_LEARNT_ALL, 256, KVP_WIDTH_8), found;
+	struct kvpd_learnt_file *f;
+	char other[160];
+
+	(void)unused;
+	save(&r, 1);
+	snprintf(other, sizeof(other), "%s.2", path);
+	assert_int_equal(rename(path, other), 0);
+	r.width = KVP_WIDTH_2;
+	save(&r, 1);
+	f = open_one();
+	assert_int_equal(rename(other, path), 0);
+	r.width = KVP_WIDTH_4;
+	assert_int_equal(kvpd_learnt_save(f, &r, 1), -EACCES);
+	kvpd_learnt_close(f);
+	assert_int_not_equal(access(aside, F_OK), 0);
+	assert_int_equal(find('a', 256, &found), 0);
+	assert_int_equal(found.width, KVP_WIDTH_8);
+}
+
 /* Rows that a sound file has and kvpoold never writes. */
 static void rows_that_are_not_ours_are_refused(void **unused)
 {
@@ -577,6 +600,44 @@ static void damaged_files_do_no_harm(void **unused)
 	assert_int_equal(rows_there(), 0);
 	assert_int_not_equal(access(aside, F_OK), 0);
 	free(data);
+}
+
+static uid_t owner_of(const char *at)
+{
+	struct stat st;
+
+	assert_int_equal(stat(at, &st), 0);
+	return st.st_uid;
+}
+
+/* Root's is given to whom it is for; but no folder that has another use, as that of a slip in the configuration has. */
+static void only_a_folder_for_it_is_given(void **unused)
+{
+	char why[KVPD_LEARNT_WHY], at[80], inside[96], *real = NULL;
+
+	(void)unused;
+	if (geteuid() != 0)
+		skip();
+	snprintf(at, sizeof(at), "%s/given", folder);
+	snprintf(inside, sizeof(inside), "%s/something", at);
+	assert_int_equal(mkdir(at, 0700), 0);
+	assert_int_equal(mkdir(inside, 0700), 0);
+	assert_int_equal(kvpd_learnt_folder(at, 8, why, &real), -EINVAL);
+	assert_non_null(strstr(why, "chown"));
+	assert_int_equal(owner_of(at), 0);
+	assert_int_equal(rmdir(inside), 0);
+	/* As /tmp is: it stays root's. */
+	assert_int_equal(chmod(at, 01777), 0);
+	assert_int_equal(kvpd_learnt_folder(at, 8, why, &real), -EINVAL);
+	assert_int_equal(owner_of(at), 0);
+	assert_int_equal(chmod(at, 0700), 0);
+	assert_int_equal(kvpd_learnt_folder(at, 8, why, &real), 0);
+	free(real);
+	assert_int_equal(owner_of(at), 8);
+	/* What it has by then is its own. */
+	assert_int_equal(mkdir(inside, 0700), 0);
+	assert_int_equal(kvpd_learnt_folder(at, 8, why, &real), 0);
+	free(real);
 }
 
 static void a_folder_of_others_is_refused(void **unused)
@@ -690,8 +751,10 @@ int main(void)
 		cmocka_unit_test_teardown(a_full_file_forgets_what_is_oldest, forget),
 		cmocka_unit_test_teardown(an_import_is_all_or_nothing, forget),
 		cmocka_unit_test_teardown(what_is_no_file_of_ours_is_refused, forget),
+		cmocka_unit_test_teardown(a_file_that_comes_instead_is_left_alone, forget),
 		cmocka_unit_test_teardown(rows_that_are_not_ours_are_refused, forget),
 		cmocka_unit_test_teardown(damaged_files_do_no_harm, forget),
+		cmocka_unit_test_teardown(only_a_folder_for_it_is_given, forget),
 		cmocka_unit_test_teardown(a_folder_of_others_is_refused, forget),
 		cmocka_unit_test_teardown(who_holds_the_file_is_not_waited_for_long, forget),
 		cmocka_unit_test_teardown(a_killed_writer_leaves_what_was_whole, forget),

@@ -164,7 +164,7 @@ static void done(struct kvpd_ledger *l, struct kvpd_job *job)
 		kvpd_ledger_charge(l, t);
 		if (j->save) {
 			t->learner.saving--;
-			/* At the daemon's end: kvpd_learnt_flush() writes it. */
+			/* At the daemon's end: it is lost. */
 			if (j->status == -ECANCELED)
 				t->learner.changed |= UINT64_C(1) << j->space;
 		} else {
@@ -285,4 +285,26 @@ void kvpd_learnt_flush(struct kvpd_tenant *t)
 {
 	while (t->learner.changed)
 		(void)hand_over(t, (uint32_t)__builtin_ctzll(t->learner.changed));
+}
+
+bool kvpd_learnt_end(struct kvpd_ledger *l)
+{
+	uint32_t lost = 0;
+	bool stored;
+
+	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
+		if (l->tenant[i])
+			kvpd_learnt_flush(l->tenant[i]);
+	stored = kvpd_worker_stop_within(&l->store, l->store_ns);
+	while (kvpd_ledger_finish_jobs(l))
+		;
+	for (uint32_t i = 1; !stored && i <= KVPD_MAX_TENANTS; i++)
+		if (l->tenant[i])
+			lost += l->tenant[i]->learner.saving +
+				(uint32_t)__builtin_popcountll(l->tenant[i]->learner.changed);
+	if (!stored)
+		kvpd_warning("`state_dir`: the disk of %s has not answered for %u seconds; what "
+			     "%u spaces have learnt of precision since it was last written is lost",
+			l->state_dir, (unsigned)(l->store_ns / 1000000000), lost);
+	return stored;
 }

@@ -8,7 +8,7 @@
  * sequences are: until the window's first decision it asks anew whenever that is another power of two. The ledger
  * hands over what a window has come to, once a second at most and for KVPD_LEARNT_JOBS spaces of a tenant at a time: after
  * each change, each twenty scores, when space or tenant go, and at the daemon's end. A job that the disk holds up holds
- * up later ones alone, and what is not written goes with the daemon.
+ * up later ones alone, and the daemon's end for some seconds; what is not written goes with the daemon.
  *
  * A space's window is one for all its layers, and so is what is turned by it. Rows of layers have that width, and
  * the mean of what checks found of that layer.
@@ -56,11 +56,15 @@ void kvpd_learnt_leave(struct kvpd_tenant *t, uint32_t space);
 void kvpd_learnt_scored(struct kvpd_tenant *t, uint32_t space, bool changed);
 /* A chore: hands over what has changed, a space at a time. */
 bool kvpd_learnt_step(struct kvpd_tenant *t, uint64_t now);
-/*
- * All that there is to be handed over, at a tenant's end; and at the daemon's, when the thread has been joined: then it is
- * written in place.
- */
+/* All that there is to be handed over, at a tenant's end. */
 void kvpd_learnt_flush(struct kvpd_tenant *t);
+/*
+ * At the daemon's end, when its sessions have ended: the same of all tenants, and waits until it is written, for
+ * l->store_ns at most. False: the disk has not answered, what is lost is in the log, and the store's thread may still be
+ * at it (kvpd_worker_stop_within()).
+ */
+#define KVPD_LEARNT_END_NS UINT64_C(10000000000)
+bool kvpd_learnt_end(struct kvpd_ledger *l);
 
 /* ---- what administrators ask of the files: one question at a time, see learnt_admin.c */
 
@@ -74,6 +78,7 @@ struct kvpd_learnt_question {
 	uint32_t imported;
 	/* What is to be imported, as far as it has come, and for whom; "": all has come. */
 	struct kvpd_learnt_part *parts;
+	uint32_t n_parts, rows;
 	char tenant[KVPD_LEARNT_NAME];
 };
 

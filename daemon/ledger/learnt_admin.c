@@ -24,6 +24,7 @@
 
 #define ROWS_MOST 65536u /* of an answer */
 #define PART_MOST 1024u  /* of a part of an import */
+#define PARTS     1024u  /* of an import */
 #define FILES     1024u  /* looked into */
 
 /* An answer: rows of one tenant after the other. */
@@ -53,21 +54,13 @@ static struct kvpd_learnt_part *parts_free(struct kvpd_learnt_part *p)
 	return NULL;
 }
 
-static uint32_t parts_count(const struct kvpd_learnt_part *p)
-{
-	uint32_t n = 0;
-
-	for (; p; p = p->next)
-		n += p->n;
-	return n;
-}
-
 /* What the last question has left there. */
 static void clear(struct kvpd_learnt_question *q)
 {
 	free(q->answer);
 	q->answer = NULL;
 	q->parts = parts_free(q->parts);
+	q->n_parts = q->rows = 0;
 	q->tenant[0] = 0;
 }
 
@@ -84,6 +77,7 @@ struct question_job {
 	char tenant[KVPD_LEARNT_NAME]; /* "": all */
 	bool import;
 	struct kvpd_learnt_part *parts;
+	uint32_t rows; /* of these */
 	uint32_t imported;
 	struct kvpd_learnt_answer *answer;
 	int status;
@@ -173,7 +167,7 @@ static int read_all(struct question_job *j)
 /* In one piece. */
 static int import_all(struct question_job *j)
 {
-	uint32_t n = parts_count(j->parts), at = 0;
+	uint32_t n = j->rows, at = 0;
 	struct kvpd_learnt *all = calloc(n + 1, sizeof(*all));
 	struct kvpd_learnt_file *f = NULL;
 	int r = all ? kvpd_learnt_open(j->folder, j->tenant, true, &f) : -ENOMEM;
@@ -283,6 +277,7 @@ static int start_job(struct kvpd_request *q)
 		.folder = q->l->state_dir,
 		.import = now->import,
 		.parts = now->parts,
+		.rows = now->rows,
 		.status = -ECANCELED,
 	};
 	snprintf(j->tenant, sizeof(j->tenant), "%s", q->only ? q->only : "");
@@ -450,7 +445,7 @@ static int import_prepare(struct kvpd_request *q)
 	return a->number ? 0 : kvpd_request_fail(q, -EINVAL, "rows says what is to be imported");
 }
 
-/* One part more. Parts are few, since a tenant has no more rows than KVPD_LEARNT_ROWS and none is empty. */
+/* One part more. How many there are and what they have is counted: nobody walks along them here. */
 static int add_part(struct kvpd_request *q, struct asked *a)
 {
 	struct kvpd_learnt_question *now = &q->l->question;
@@ -462,9 +457,14 @@ static int add_part(struct kvpd_request *q, struct asked *a)
 	if (strcmp(now->tenant, q->only))
 		return kvpd_request_fail(q, -ESTALE, "no import goes by that number");
 	a->given = now->number;
-	if (parts_count(now->parts) + a->part->n > KVPD_LEARNT_ROWS)
+	if (now->rows + a->part->n > KVPD_LEARNT_ROWS)
 		return kvpd_request_fail(
 			q, -ENOSPC, "a tenant has at most %u rows", KVPD_LEARNT_ROWS);
+	if (now->n_parts == PARTS)
+		return kvpd_request_fail(
+			q, -E2BIG, "an import has at most %u parts; put more rows in each", PARTS);
+	now->n_parts++;
+	now->rows += a->part->n;
 	if (a->part->n) {
 		a->part->next = now->parts;
 		now->parts = a->part;

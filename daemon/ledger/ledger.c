@@ -83,6 +83,7 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	kvpd_worker_init(&l->mover, l);
 	kvpd_worker_init(&l->planner, l);
 	kvpd_worker_init(&l->store, l);
+	l->store_ns = KVPD_LEARNT_END_NS;
 
 	r = kvpd_advisor_init(&l->advisor, &params->config->advisor);
 	if (r == 0)
@@ -138,8 +139,22 @@ int kvpd_ledger_start(struct kvpd_ledger *l)
 	return r;
 }
 
+/* What the store's thread uses. */
+static void free_rest(struct kvpd_ledger *l)
+{
+	kvpd_worker_fini(&l->store);
+	pthread_mutex_destroy(&l->lock);
+	pthread_cond_destroy(&l->cond);
+	if (l->kick_fd >= 0)
+		close(l->kick_fd);
+	free(l->state_dir);
+	free(l);
+}
+
 struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 {
+	bool stored;
+
 	if (!l)
 		return NULL;
 	if (l->running) {
@@ -151,7 +166,6 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_worker_stop(&l->dropper);
 	kvpd_worker_stop(&l->mover);
 	kvpd_worker_stop(&l->planner);
-	kvpd_worker_stop(&l->store);
 	kvpd_advisor_stop(&l->advisor);
 	kvpd_media_stop(l);
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
@@ -159,11 +173,7 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 			kvpd_tenant_end_sessions(l->tenant[i]);
 	while (kvpd_ledger_finish_jobs(l))
 		;
-	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
-		if (l->tenant[i])
-			kvpd_learnt_flush(l->tenant[i]);
-	while (kvpd_ledger_finish_jobs(l))
-		;
+	stored = kvpd_learnt_end(l);
 	for (uint32_t i = 1; i <= KVPD_MAX_TENANTS; i++)
 		if (l->tenant[i])
 			kvpd_tenant_free(l->tenant[i]);
@@ -173,21 +183,17 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_worker_fini(&l->dropper);
 	kvpd_worker_fini(&l->mover);
 	kvpd_worker_fini(&l->planner);
-	kvpd_worker_fini(&l->store);
 	kvpd_learnt_question_fini(&l->question);
 	kvpd_advisor_fini(&l->advisor);
 	kvpd_turns_fini(&l->row);
-	pthread_mutex_destroy(&l->lock);
-	pthread_cond_destroy(&l->cond);
-	if (l->kick_fd >= 0)
-		close(l->kick_fd);
 	if (l->watches_fd >= 0)
 		close(l->watches_fd);
 	if (l->epoll_fd >= 0)
 		close(l->epoll_fd);
 	kvpd_media_free(l);
 	free(l->policy);
-	free(l->state_dir);
-	free(l);
+	/* Else its thread may come back from the disk, and finds all that it uses. */
+	if (stored)
+		free_rest(l);
 	return NULL;
 }

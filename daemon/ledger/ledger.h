@@ -90,6 +90,7 @@ struct kvpd_ledger {
 	struct kvpd_worker mover;
 	struct kvpd_worker planner; /* of recomputation, see remat.h */
 	struct kvpd_worker store;   /* of what was learnt, see learnt.h */
+	uint64_t store_ns;          /* it may take so long to its end */
 	struct kvpd_learnt_question question;
 	struct kvpd_advisor advisor;
 	uint64_t curves; /* number of the last question for tenants' curves */

@@ -3,7 +3,9 @@
 #include "daemon/ledger/worker.h"
 
 #include <pthread.h>
+#include <time.h>
 
+#include "daemon/clock.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/round.h"
 #include "daemon/slice.h"
@@ -66,10 +68,13 @@ static void *worker_main(void *arg)
 			pthread_cond_wait(&w->cond, &w->lock);
 			continue;
 		}
+		w->busy++;
 		pthread_mutex_unlock(&w->lock);
 		job->run(job);
 		kvpd_job_finished(w->ledger, job);
 		pthread_mutex_lock(&w->lock);
+		w->busy--;
+		pthread_cond_signal(&w->idle);
 	}
 	pthread_mutex_unlock(&w->lock);
 	return NULL;
@@ -101,6 +106,36 @@ void kvpd_worker_stop(struct kvpd_worker *w)
 		kvpd_job_finished(w->ledger, job);
 }
 
+/* Under the lock: until all jobs have run, or until then. */
+static bool wait_idle(struct kvpd_worker *w, uint64_t until_ns)
+{
+	const struct timespec until = { .tv_sec = (time_t)(until_ns / 1000000000),
+		.tv_nsec = (long)(until_ns % 1000000000) };
+
+	while (w->busy || w->last)
+		if (pthread_cond_timedwait(&w->idle, &w->lock, &until))
+			return !w->busy && !w->last;
+	return true;
+}
+
+bool kvpd_worker_stop_within(struct kvpd_worker *w, uint64_t ns)
+{
+	struct kvpd_job *job;
+	bool idle;
+
+	pthread_mutex_lock(&w->lock);
+	idle = wait_idle(w, kvpd_now_ns() + ns);
+	w->stop = true;
+	while (!idle && (job = dequeue(w)))
+		kvpd_job_finished(w->ledger, job);
+	while (!idle && w->n_threads)
+		pthread_detach(w->thread[--w->n_threads]);
+	pthread_mutex_unlock(&w->lock);
+	if (idle)
+		kvpd_worker_stop(w);
+	return idle;
+}
+
 void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job)
 {
 	/* Before the threads are started and after they were joined: in place. */
@@ -117,13 +152,20 @@ void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job)
 
 void kvpd_worker_init(struct kvpd_worker *w, struct kvpd_ledger *l)
 {
+	pthread_condattr_t by_clock;
+
 	w->ledger = l;
 	kvpd_lock_init(&w->lock);
 	pthread_cond_init(&w->cond, NULL);
+	pthread_condattr_init(&by_clock);
+	pthread_condattr_setclock(&by_clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&w->idle, &by_clock);
+	pthread_condattr_destroy(&by_clock);
 }
 
 void kvpd_worker_fini(struct kvpd_worker *w)
 {
 	pthread_mutex_destroy(&w->lock);
 	pthread_cond_destroy(&w->cond);
+	pthread_cond_destroy(&w->idle);
 }

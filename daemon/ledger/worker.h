@@ -36,6 +36,8 @@ struct kvpd_worker {
 		uint32_t next;         /* tenant with jobs, in a ring */
 	} queue[KVPD_MAX_TENANTS + 1]; /* by tenant */
 	uint32_t last;                 /* tenant whose turn was last; 0: there are no jobs */
+	uint32_t busy;                 /* threads that run a job */
+	pthread_cond_t idle;           /* one has run its job */
 	bool stop;
 };
 
@@ -46,6 +48,11 @@ void kvpd_worker_fini(struct kvpd_worker *w);
 int kvpd_worker_start(struct kvpd_worker *w, const char *name);
 /* Joins the threads. Jobs that none of them had begun are finished without having run. */
 void kvpd_worker_stop(struct kvpd_worker *w);
+/*
+ * The same when all jobs have run. False: that takes longer than this; what none had begun is finished without having
+ * run, and threads that are still at a job are left alone: worker and ledger must stay as they are for ever.
+ */
+bool kvpd_worker_stop_within(struct kvpd_worker *w, uint64_t ns);
 /* Without a thread (before the start, after the stop) the job runs in place. */
 void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job);
 

@@ -12,13 +12,39 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "daemon/ledger/learnt_file.h"
+#include "daemon/ledger/ledger.h"
 #include "tests/daemon/ledger/coded.h"
 
 static char folder[64], path[96];
+
+/* 1: a disk that hangs from now on, as SQLite sees it; 2: somebody waits for it, and does so for ever. */
+static _Atomic(int) disk_hangs;
+
+static void reach_disk(void)
+{
+	if (!disk_hangs)
+		return;
+	disk_hangs = 2;
+	for (;;)
+		pause();
+}
+
+__attribute__((visibility("default"))) int fdatasync(int fd)
+{
+	reach_disk();
+	return (int)syscall(SYS_fdatasync, fd);
+}
+
+__attribute__((visibility("default"))) int fsync(int fd)
+{
+	reach_disk();
+	return (int)syscall(SYS_fsync, fd);
+}
 
 static int begin(void **unused)
 {
@@ -470,6 +496,62 @@ static void questions_do_not_mix(void **unused)
 	dp_stop(&w);
 }
 
+/* However small the parts are: the ledger has to let go of all of them at once. */
+static void an_import_has_not_too_many_parts(void **unused)
+{
+	char request[160];
+	json_t *answer;
+	struct dp_world w;
+	int number = 0, r = 0;
+	uint32_t parts = 0;
+
+	(void)unused;
+	(void)start(&w, folder);
+	for (; r == 0 && parts < 2000; parts++) {
+		snprintf(request, sizeof(request),
+			"{\"verb\": \"thresholds-import\", \"tenant\": \"one\", "
+			"\"rows\": [], \"asked\": %d}",
+			number);
+		r = dp_admin(&w, request, &answer);
+		number = (int)json_integer_value(json_object_get(answer, "asked"));
+		json_decref(answer);
+	}
+	assert_int_equal(r, -E2BIG);
+	assert_int_equal(parts, 1025);
+	dp_stop(&w);
+}
+
+/* A disk that hangs is waited for, and not for ever: neither while it runs nor when it ends. */
+static void a_disk_that_hangs_holds_up_no_end(void **unused)
+{
+	static const char list[] = "{\"verb\": \"thresholds\", \"tenant\": \"one\"}";
+	struct dp_world w;
+	struct dp_client *c = start(&w, folder);
+	uint32_t m = open_model(c, "m"), n;
+	json_t *answer;
+
+	(void)unused;
+	report(c, m, 0, 20);
+	wait_row(&w, "m");
+	disk_hangs = 1;
+	report(c, m, 0, 20);
+	for (uint32_t ms = 0; disk_hangs == 1; ms += 2) {
+		assert_true(ms < DP_WAIT_MS);
+		nap();
+	}
+	/* Spaces are opened and learn, and administrators are answered. */
+	n = open_model(c, "n");
+	report(c, n, 0, 20);
+	assert_int_equal(bits(&w, n), 3);
+	assert_int_equal(dp_admin(&w, list, &answer), 0);
+	json_decref(answer);
+	assert_int_equal(dp_admin(&w, list, &answer), -EBUSY);
+	json_decref(answer);
+	w.ledger->store_ns = 20000000;
+	dp_stop(&w);
+	disk_hangs = 0;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -480,6 +562,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_damaged_file_is_moved_aside, begin, end),
 		cmocka_unit_test_setup_teardown(imports_are_checked, begin, end),
 		cmocka_unit_test_setup_teardown(questions_do_not_mix, begin, end),
+		cmocka_unit_test_setup_teardown(an_import_has_not_too_many_parts, begin, end),
+		cmocka_unit_test_setup_teardown(a_disk_that_hangs_holds_up_no_end, begin, end),
 	};
 
 	return coded_run("learnt", tests, sizeof(tests) / sizeof(tests[0]));

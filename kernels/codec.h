@@ -108,6 +108,6 @@ struct kvp_in_place kvp_codec_in_place(uint32_t id, uint32_t kind);
 extern const struct kvp_codec kvp_codec_native, kvp_codec_fp8, kvp_codec_int8, kvp_codec_kivi,
 	kvp_codec_asym, kvp_codec_tq, kvp_codec_hadamard, kvp_codec_tqprod, kvp_codec_hybrid,
 	kvp_codec_smart, kvp_codec_pub_kivi, kvp_codec_pub_aither, kvp_codec_pub_vllm,
-	kvp_codec_sym, kvp_codec_lossless, kvp_codec_pca, kvp_codec_kvquant;
+	kvp_codec_sym, kvp_codec_lossless, kvp_codec_pca, kvp_codec_kvquant, kvp_codec_spectral;
 
 #endif

@@ -63,7 +63,8 @@ extern "C" {
 #define KVP_FAMILY_LOSSLESS   14u /* variant: 0 */
 #define KVP_FAMILY_PCA        15u /* variant: 0 */
 #define KVP_FAMILY_KVQUANT    16u /* variant: bits | KVP_KVQUANT_* */
-#define KVP_FAMILY_MAX_       17u
+#define KVP_FAMILY_SPECTRAL   17u /* variant: KVP_SPECTRAL_* */
+#define KVP_FAMILY_MAX_       18u
 
 #define KVP_CODEC(family, variant) ((family) << 8 | (variant))
 #define KVP_CODEC_FAMILY(id)       ((id) >> 8)
@@ -207,6 +208,21 @@ extern "C" {
 #define KVP_KVQUANT_POST        16u
 #define KVP_KVQUANT_DENSE       32u
 #define KVP_CODEC_KVQUANT(bits) KVP_CODEC(KVP_FAMILY_KVQUANT, (bits))
+
+/*
+ * Of each key the 12 RoPE pairs that have most energy, or as many as a name says (8, 10, 14, 16, 24, 32),
+ * as codes of 4 bits, or of 8 or 16, under one fp16 scale; all else is 0. Opt-in: it is good for keys whose
+ * energy is in few pairs, and encoding refuses a plane, -ERANGE, whose kept pairs do not hold 85 % of it,
+ * but for ANY (kvp_spectral.h has the measure, and scores by what is kept; arXiv 2604.04921 is another
+ * TriAttention than the one this codec comes from). Pairs are (i, i + dim/2), or (2i, 2i + 1) if
+ * INTERLEAVED. Keys only, with RoPE or without; dim up to 512; magnitudes beyond 65504 saturate. C only,
+ * attended by decoding.
+ */
+#define KVP_SPECTRAL_PAIRS       7u        /* 0..6: 8, 10, 12, 14, 16, 24, 32 */
+#define KVP_SPECTRAL_BITS        (3u << 3) /* 0..2: 4, 8, 16 */
+#define KVP_SPECTRAL_INTERLEAVED 32u
+#define KVP_SPECTRAL_ANY         64u
+#define KVP_CODEC_SPECTRAL       KVP_CODEC(KVP_FAMILY_SPECTRAL, 2u)
 
 /* Seed of the rotation's signs where the caller names none. */
 #define KVP_SEED_DEFAULT UINT64_C(0x6b76706f6f6c3031)
@@ -352,7 +368,8 @@ int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes
  * times louder than nearly all rows saturates, too, and costs its vector and its group their
  * precision, not the plane (docs/formats.md, "Outlier rows"). native and lossless keep the bits.
  * -EINVAL: codec or plane as for kvp_plane_layout(), options, alignment, strides, overlap;
- * -ENOSPC: out_size; -ENOENT: no calibration of this dim, or for pca and kvquant of these heads and this kind.
+ * -ENOSPC: out_size; -ENOENT: no calibration of this dim, or for pca and kvquant of these heads and this kind; -ERANGE: spectral
+ * would keep too little, and what out holds then means nothing.
  */
 int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_encode_opts *opts, struct kvp_raw_const src, void *out, size_t out_size);

@@ -32,7 +32,8 @@ static const char *const names[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3"
 	"smart-sym-g8-wide", "smart-asym-g16", "smart-asym-g8-wide", "asym2-g8", "asym4-g16-wide",
 	"sym2-wide", "sym3-g8", "sym4-g16-wide", "sym8-g8", "pub-kivi2", "pub-kivi4-g64",
 	"pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8",
-	"kvquant2", "kvquant3-uniform", "kvquant4-post", "kvquant3", "kvquant2-dense" };
+	"kvquant2", "kvquant3-uniform", "kvquant4-post", "kvquant3", "kvquant2-dense", "spectral",
+	"spectral-f8-i8-interleaved", "spectral-f16-i16" };
 
 #define DIM_MAX  256u
 #define WORK_MAX (1u << 20)

@@ -39,7 +39,8 @@ static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi
 	"smart-asym-g16", "asym4-g8", "asym3-g8-wide", "asym2-wide", "sym2-g16-wide", "sym3-g8",
 	"sym4", "sym8-g8-wide", "sym8", "pub-kivi2", "pub-kivi4-g64", "pub-aither2", "pub-aither3",
 	"pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8", "lossless", "kvquant2", "kvquant3",
-	"kvquant4", "kvquant3-uniform", "kvquant2-post", "kvquant4-dense" };
+	"kvquant4", "kvquant3-uniform", "kvquant2-post", "kvquant4-dense", "spectral-any",
+	"spectral-f8-i8-interleaved-any" };
 
 static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 104, 112, 128, 144, 160,
 	192, 224, 256, 288, 512, 576, 1024 };

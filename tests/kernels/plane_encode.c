@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plane_encode CODEC DTYPE TOKENS HEADS DIM ISA: a dense plane of 16-bit elements from standard input,
- * its payload to standard output; for implementations in other languages to compare with.
+ * plane_encode CODEC DTYPE TOKENS HEADS DIM ISA [back]: a dense plane of 16-bit elements from standard
+ * input, its payload to standard output, and then, if asked, what that decodes to; for implementations in other languages to compare with.
  */
 #include "kernels/kvp_codec.h"
 #include "tests/kernels/ladder.h"
@@ -20,7 +20,7 @@ int main(int argc, char **argv)
 	uint8_t *in, *out;
 	ptrdiff_t row;
 
-	if (argc != 7 || kvp_codec_parse(argv[1], &codec) < 0)
+	if (argc < 7 || kvp_codec_parse(argv[1], &codec) < 0)
 		return 2;
 	p.dtype = strcmp(argv[2], "bf16") == 0 ? KVP_DTYPE_BF16 : KVP_DTYPE_F16;
 	p.tokens = (uint32_t)atoi(argv[3]);
@@ -41,6 +41,12 @@ int main(int argc, char **argv)
 		return 1;
 	memcpy(&hdr, out, sizeof hdr);
 	fwrite(out, 1, hdr.bytes, stdout);
+	if (argc > 7) {
+		if (kvp_plane_decode(k, codec, &p, NULL, out, hdr.bytes,
+			    (struct kvp_raw){ in, row * (ptrdiff_t)p.tokens, row }) < 0)
+			return 1;
+		fwrite(in, 1, raw, stdout);
+	}
 	free(in);
 	free(out);
 	kvp_kernels_free(k);

@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kernels"))
+import kvquant  # noqa: E402
 from pca import Calibration  # noqa: E402
 
 KVBENCH, MODEL, TEXT = os.environ["KVBENCH"], os.environ["MODEL"], os.environ["TEXT"]
@@ -124,6 +125,27 @@ with open(path("8"), "wb") as f:
 run("calibrate", "--dump", path("8"), "--rope", "none", "--out", path("x"), status=1)
 assert not os.path.exists(path("x"))
 
+# ---- kvquant: ranges without one sample in 200 on either side, signposts where there is most ----
+
+wide = [1000, HEADS, DIM], [rng.gauss(0, 1) for _ in range(1000 * HEADS * DIM)]
+loud = tensors("loud.safetensors", layers_0_k=wide, layers_0_v=wide)
+told = json.loads(run("calibrate", "--dump", loud, "--rope", "none", "--codec", "kvquant", "--out", path("n"), "--json"))
+assert told["layers"] == 1 and told["tokens"] == 1000 and told["outside"] == .01, told
+with open(path("n"), "rb") as f:
+    nuq = kvquant.Calibration(f.read())
+for form in (0, 2):  # without RoPE they are the same
+    posts, channels = nuq.entry[0, form]
+    for c, (middle, half, _) in enumerate(channels):
+        inside = [abs(wide[1][t * HEADS * DIM + c] - middle) <= half * 1.00001 for t in range(1000)]
+        assert sum(inside) == 990, (c, sum(inside))
+    for bits, post in posts.items():
+        assert list(post) == sorted(post) and len(post) == 2 ** bits, post
+        # Gaussians: the middle is dense, and the outer ones are not at the ends.
+        gap = [b - a for a, b in zip(post, post[1:])]
+        assert gap[0] > 1.05 * gap[len(gap) // 2] and gap[-1] > 1.05 * gap[len(gap) // 2] and post[0] > -1, post
+assert "tokens" in run("calibrate", "--dump", dump, "--rope", "none", "--codec", "kvquant", "--out", path("x"), status=1)
+assert "--codec" in run("calibrate", "--dump", dump, "--rope", "none", "--codec", "tq4", "--out", path("x"), status=2)
+
 # ---- a model ----
 
 model = ("--model", MODEL, "--text", TEXT)
@@ -143,4 +165,9 @@ rows = {r["codec"]: r for r in json.loads(run("quality", *model, "--codec", "2bi
 # Fewer bits, and a fraction of the error. (On its own text: docs/quality.md has it on others.)
 assert rows["pca"]["bits_per_value"] < 1.9 < rows["2bit"]["bits_per_value"], rows
 assert rows["pca"]["kl_nats"] < rows["2bit"]["kl_nats"] / 3, rows
+run("calibrate", *model, "--tokens", "2048", "--codec", "kvquant", "--out", path("q"))
+rows = {r["codec"]: r for r in json.loads(run("codecs", *model, "--calib", path("q"), "--json"))}
+assert 3.3 < rows["kvquant3"]["bits_per_value"] < 3.6, rows
+assert rows["kvquant4"]["relmse"] < rows["kvquant3"]["relmse"] / 2 < rows["kvquant2"]["relmse"] / 4, rows
+assert "no calibration of this model" in run("quality", *model, "--codec", "kvquant3", "--calib", path("m"), status=1)
 work.cleanup()

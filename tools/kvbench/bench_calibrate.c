@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvbench calibrate: a calibration for the codec pca, of the keys, values, queries and output
+ * kvbench calibrate: a calibration for the codecs pca or kvquant, of the keys, values, queries and output
  * projections of a model that runs here, or of what another engine dumped.
  */
 #include "tools/kvbench/bench.h"
 #include "tools/kvbench/calib_fit.h"
 #include "tools/kvbench/calib_samples.h"
 #include "tools/kvbench/kvbench.h"
+#include "tools/kvbench/nuq_fit.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +21,7 @@
 #define ROUND     0.4f
 
 struct args {
-	const char *model, *dump, *out, *bits, *name, *theta, *pairing;
+	const char *model, *dump, *out, *bits, *name, *theta, *pairing, *codec;
 	const char *texts[TEXTS_MAX];
 	size_t n_texts;
 	uint64_t tokens, joint;
@@ -53,6 +54,11 @@ static int check(struct args *a)
 					       strcmp(a->pairing, "interleaved")))) {
 		fprintf(stderr, "kvbench calibrate: --dump needs --rope none, half or interleaved: "
 				"what the keys have on\n");
+		return -EINVAL;
+	}
+	if (strcmp(a->codec, "pca") != 0 && strcmp(a->codec, "kvquant") != 0) {
+		fprintf(stderr, "kvbench calibrate: --codec takes pca or kvquant, not '%s'\n",
+			a->codec);
 		return -EINVAL;
 	}
 	return parse_number("bits", a->bits, 0.1, 8.0, &a->rate) ||
@@ -90,8 +96,12 @@ static int parse(int argc, char **argv, struct args *a)
 			.help = "of the model (default: of its folder or file)",
 			.text = &a->name,
 			.takes = "NAME" },
+		{ .name = "codec",
+			.help = "that it is for (default pca)",
+			.text = &a->codec,
+			.takes = "pca|kvquant" },
 		{ .name = "bits",
-			.help = "an element, that payloads should take (default 1.5)",
+			.help = "pca: an element, that payloads should take (default 1.5)",
 			.text = &a->bits,
 			.takes = "X" },
 		{ .name = "tokens",
@@ -100,7 +110,7 @@ static int parse(int argc, char **argv, struct args *a)
 			.min = 64,
 			.max = 1u << 20 },
 		{ .name = "joint",
-			.help = "heads to transform together (default: up to 512 channels)",
+			.help = "pca: heads to transform together (default: up to 512 channels)",
 			.value = &a->joint,
 			.min = 1,
 			.max = 64 },
@@ -109,7 +119,7 @@ static int parse(int argc, char **argv, struct args *a)
 	};
 	int r = bench_parse(argc, argv,
 		"A calibration for the codec pca: axes, step and tables of each layer's keys and "
-		"values.",
+		"values;\nor for kvquant: channels' ranges and signposts.",
 		options, sizeof options / sizeof *options);
 
 	if (r <= 0)
@@ -202,9 +212,31 @@ static int fit(const struct args *a, const struct samples *s)
 	return r;
 }
 
+static int fit_nuq(const struct args *a, const struct samples *s)
+{
+	const char *line = a->json ? "{\"file\":\"%s\",\"model\":\"%s\",\"layers\":%u,\"heads\":%u,"
+				     "\"dim\":%u,\"tokens\":%zu,\"outside\":%.4f,\"bytes\":%zu}\n"
+				   : "%s: %s, %u layers of %u heads of %u channels; %zu tokens; "
+				     "%.4f of keys outside their ranges; %zu bytes\n";
+	struct nuq_result result;
+	int r = kvbench_nuq_fit(s, &result);
+
+	if (r < 0) {
+		fprintf(stderr, "kvbench calibrate: %s\n",
+			r == -EINVAL ? "too few tokens, or no keys and values" : strerror(-r));
+		return r;
+	}
+	r = save(a->out, result.file, result.bytes);
+	if (!r)
+		printf(line, a->out, s->info.model, s->info.layers, s->info.heads, s->info.dim,
+			s->tokens, result.outside, result.bytes);
+	free(result.file);
+	return r;
+}
+
 int kvbench_calibrate(int argc, char **argv)
 {
-	struct args a = { .bits = "1.5", .theta = "10000", .tokens = 16384 };
+	struct args a = { .codec = "pca", .bits = "1.5", .theta = "10000", .tokens = 16384 };
 	struct samples s = { 0 };
 	int r = parse(argc, argv, &a);
 
@@ -227,7 +259,7 @@ int kvbench_calibrate(int argc, char **argv)
 		strncpy(s.info.model, a.name, sizeof s.info.model - 1);
 	}
 	if (!r)
-		r = fit(&a, &s);
+		r = strcmp(a.codec, "kvquant") == 0 ? fit_nuq(&a, &s) : fit(&a, &s);
 	kvbench_samples_done(&s);
 	return r < 0 ? 1 : 0;
 }

@@ -407,7 +407,7 @@ int kvbench_codecs(int argc, char **argv)
 		"Bytes, error and speed of codecs, beside memcpy() of the same cold bytes (the C\n"
 		"library's, through the caches). Speeds are the best of three rounds. With "
 		"--calib, --model and\n"
-		"--text: of pca instead, on what the model caches of the text.",
+		"--text: of pca or kvquant instead, on what the model caches of the text.",
 		KBENCH_CODEC | KBENCH_VALIDATE | KBENCH_ISA | KBENCH_CALIB | KBENCH_MODEL |
 			KBENCH_TEXT,
 		&args);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvbench codecs, the row of pca: it is for a model's own keys and values, so it is measured on them, in
+ * kvbench codecs, the rows of pca and kvquant: they are for a model's own keys and values, so they are measured on them, in
  * blocks of 64 tokens as an fp16 cache holds them.
  */
 #include "tools/kvbench/calib_samples.h"
@@ -19,7 +19,8 @@
 
 /* K and V of all layers of all blocks, in the order layer, kind, block. */
 struct planes {
-	const struct kvp_calib_set *calib;
+	const struct kbench_calib *calib;
+	uint32_t codec;
 	uint32_t heads, dim, layers, blocks;
 	size_t n, bytes; /* of a plane */
 	uint8_t *raw;
@@ -38,7 +39,8 @@ static struct kvp_plane plane_of(const struct planes *s, size_t i)
 
 static const struct kvp_calib *calib_of(const struct planes *s, size_t i)
 {
-	return kvp_calib_set_find(s->calib, (uint32_t)(i / s->blocks / 2), i / s->blocks % 2);
+	return kbench_calib_find(
+		s->calib, s->codec, (uint32_t)(i / s->blocks / 2), i / s->blocks % 2);
 }
 
 static struct kvp_raw raw_of(const struct planes *s, uint8_t *data)
@@ -85,7 +87,7 @@ static int encode(
 		.calib = calib_of(s, i),
 		.position = (uint32_t)(i % s->blocks) * BLOCK };
 
-	return kvp_plane_encode(k, KVP_CODEC_PCA, &p, &o,
+	return kvp_plane_encode(k, s->codec, &p, &o,
 		(struct kvp_raw_const){ raw.data, raw.head_stride, raw.token_stride }, out, slot);
 }
 
@@ -94,7 +96,7 @@ static int decode(const struct kvp_kernels *k, const struct planes *s, size_t i,
 {
 	const struct kvp_plane p = plane_of(s, i);
 
-	return kvp_plane_decode(k, KVP_CODEC_PCA, &p, calib_of(s, i), in, slot, raw_of(s, to));
+	return kvp_plane_decode(k, s->codec, &p, calib_of(s, i), in, slot, raw_of(s, to));
 }
 
 static double error_of(const struct planes *s, const uint8_t *back)
@@ -156,32 +158,46 @@ static int measure(const struct kvp_kernels *k, const struct planes *s, struct r
 	return r;
 }
 
-static int row(const struct kvp_kernels *k, struct planes *s, const char *path,
+static int row(const struct kvp_kernels *k, struct planes *s, const char *name, const char *path,
 	const struct kbench_args *args, int first)
 {
-	struct kvp_calib_set *set;
 	struct result q;
-	int r = kbench_calib_open(path, &set);
+	int r = kvp_codec_parse(name, &s->codec);
 
+	if (!r)
+		r = measure(k, s, &q);
 	if (r < 0)
-		return r;
-	s->calib = set;
-	r = measure(k, s, &q);
-	if (r < 0)
-		fprintf(stderr, "kvbench codecs: pca with %s: %s\n", path,
+		fprintf(stderr, "kvbench codecs: %s with %s: %s\n", name, path,
 			r == -ENOENT ? "it is of another model" : strerror(-r));
 	else if (args->json)
-		printf("%s\n{\"codec\":\"pca\",\"calib\":\"%s\",\"head_dim\":%u,\"bits_per_value\":"
+		printf("%s\n{\"codec\":\"%s\",\"calib\":\"%s\",\"head_dim\":%u,\"bits_per_value\":"
 		       "%.4f,"
 		       "\"relmse\":%.6g,\"encode_gbps\":%.3f,\"decode_gbps\":%.3f,\"memcpy_gbps\":%"
 		       ".3f,"
 		       "\"isa\":\"%s\"}",
-			first ? "" : ",", path, s->dim, q.bits, q.relmse, q.encode * 1e-9,
+			first ? "" : ",", name, path, s->dim, q.bits, q.relmse, q.encode * 1e-9,
 			q.decode * 1e-9, q.copy * 1e-9, args->isa);
 	else
-		printf("%-16s %4u %8.3f %10.5g %7.3f %7.3f %7.2f %s\n", "pca", s->dim, q.bits,
+		printf("%-16s %4u %8.3f %10.5g %7.3f %7.3f %7.2f %s\n", name, s->dim, q.bits,
 			q.relmse, q.encode * 1e-9, q.decode * 1e-9, q.copy * 1e-9, path);
-	kvp_calib_set_free(set);
+	return r;
+}
+
+/* What the calibration in a file is for. */
+static int rows(const struct kvp_kernels *k, struct planes *s, const char *path,
+	const struct kbench_args *args, int first)
+{
+	static const char *const of_pca[] = { "pca", NULL };
+	static const char *const of_nuq[] = { "kvquant4", "kvquant3", "kvquant2", "kvquant3-post",
+		NULL };
+	struct kbench_calib calib = { 0 };
+	int r = kbench_calib_open(path, &calib);
+
+	s->calib = &calib;
+	for (const char *const *name = calib.nuq ? of_nuq : of_pca; *name && !r; name++, first = 0)
+		r = row(k, s, *name, path, args, first);
+	s->calib = NULL;
+	kbench_calib_done(&calib);
 	return r;
 }
 
@@ -208,7 +224,7 @@ int kbench_codecs_pca(const struct kvp_kernels *k, const struct kbench_args *arg
 		printf("%-16s %4s %8s %10s %7s %7s %7s\n", "codec", "dim", "bits", "relmse", "enc",
 			"dec", "memcpy");
 	for (size_t i = 0; i < args->n_calibs && !r; i++)
-		r = row(k, &s, args->calibs[i], args, i == 0);
+		r = rows(k, &s, args->calibs[i], args, i == 0);
 	if (args->json)
 		printf("\n]\n");
 	free(s.raw);

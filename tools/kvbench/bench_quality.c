@@ -232,12 +232,11 @@ static int run_all(struct quality_job *job, const struct kbench_args *args)
 			"top-1");
 	for (size_t i = 0; i < n && !r; i++) {
 		const char *name = args->n_codecs ? args->codecs[i] : default_codecs[i];
-		const size_t times = strstr(name, "pca") && args->n_calibs ? args->n_calibs : 1;
+		const size_t calibs = kbench_names_calibrated(name) ? args->n_calibs : 0;
 
-		for (size_t j = 0; j < times && !r; j++, first = 0)
-			r = run_codec(job, name,
-				strstr(name, "pca") && args->n_calibs ? args->calibs[j] : NULL,
-				args->json, first);
+		for (size_t j = 0; j < (calibs ? calibs : 1) && !r; j++, first = 0)
+			r = run_codec(
+				job, name, calibs ? args->calibs[j] : NULL, args->json, first);
 	}
 	if (args->json)
 		printf("%s\n", list ? "\n]" : "");

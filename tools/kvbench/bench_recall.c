@@ -215,11 +215,12 @@ static int run_all(struct recall *job, const struct kbench_args *args)
 		printf("%-18s %8s %6s %16s %16s\n", "codec", "distance", "bits", "forced", "free");
 	for (size_t i = 0; i < n * far && !r; i++) {
 		const char *name = args->n_codecs ? args->codecs[i / far] : codecs[i / far];
-		const size_t pca = strstr(name, "pca") ? args->n_calibs : 0;
+		const size_t calibs = kbench_names_calibrated(name) ? args->n_calibs : 0;
 
 		job->distance = args->n_ctx ? args->ctx[i % far] : distances[i % far];
-		for (size_t j = 0; j < (pca ? pca : 1) && !r; j++, first = 0)
-			r = run_codec(job, name, pca ? args->calibs[j] : NULL, args->json, first);
+		for (size_t j = 0; j < (calibs ? calibs : 1) && !r; j++, first = 0)
+			r = run_codec(
+				job, name, calibs ? args->calibs[j] : NULL, args->json, first);
 	}
 	if (args->json)
 		printf("\n]\n");

@@ -3,6 +3,7 @@
 #include "tools/kvbench/kbench.h"
 #include "kernels/kvp_calib.h"
 #include "kernels/kvp_codec.h"
+#include "kernels/kvp_nuq.h"
 #include "tools/kvbench/bench.h"
 #include "tools/kvrun/kvr_file.h"
 
@@ -76,15 +77,20 @@ void kbench_fill_f16(void *data, size_t n)
 		out[i] = values[i % PERIOD];
 }
 
-int kbench_calib_open(const char *path, struct kvp_calib_set **ret_set)
+int kbench_calib_open(const char *path, struct kbench_calib *ret)
 {
 	struct kvr_error err = { 0 };
 	size_t bytes = 0;
 	char *data = NULL;
+	uint32_t magic = 0;
 	int r = kvr_file_load(path, KVP_CALIB_BYTES_MAX, &err, &data, &bytes);
 
+	*ret = (struct kbench_calib){ 0 };
+	if (!r && bytes >= sizeof magic)
+		memcpy(&magic, data, sizeof magic);
 	if (!r)
-		r = kvp_calib_set_new(data, bytes, ret_set);
+		r = magic == KVP_NUQ_MAGIC ? kvp_nuq_set_new(data, bytes, &ret->nuq)
+					   : kvp_calib_set_new(data, bytes, &ret->pca);
 	if (r < 0)
 		fprintf(stderr, "kvbench: %s: %s\n", path,
 			err.text[0]             ? err.text
@@ -93,6 +99,39 @@ int kbench_calib_open(const char *path, struct kvp_calib_set **ret_set)
 						: strerror(-r));
 	free(data);
 	return r;
+}
+
+void kbench_calib_done(struct kbench_calib *c)
+{
+	c->pca = kvp_calib_set_free(c->pca);
+	c->nuq = kvp_nuq_set_free(c->nuq);
+}
+
+const struct kvp_calib *kbench_calib_find(
+	const struct kbench_calib *c, uint32_t codec, uint32_t layer, uint32_t kind)
+{
+	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_PCA)
+		return c->pca ? kvp_calib_set_find(c->pca, layer, kind) : NULL;
+	if (!c->nuq)
+		return NULL;
+	return kvp_nuq_set_find(c->nuq, layer,
+		kind == KVP_PLANE_V                           ? KVP_NUQ_V
+		: KVP_CODEC_VARIANT(codec) & KVP_KVQUANT_POST ? KVP_NUQ_K_POST
+							      : KVP_NUQ_K);
+}
+
+int kbench_is_calibrated(uint32_t codec)
+{
+	return KVP_CODEC_FAMILY(codec) == KVP_FAMILY_PCA ||
+	       KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KVQUANT;
+}
+
+int kbench_names_calibrated(const char *name)
+{
+	uint32_t k, v;
+
+	return kvp_codec_parse_pair(name, &k, &v) == 0 &&
+	       (kbench_is_calibrated(k) || kbench_is_calibrated(v));
 }
 
 static int wrong(const char *command, const char *option, const char *right, const char *text)
@@ -232,8 +271,8 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 				       .text = &seed,
 				       .takes = "N" } },
 		{ KBENCH_CALIB, { .name = "calib",
-					.help = "a calibration for pca; may be given several "
-						"times: a row each",
+					.help = "a calibration for pca or kvquant; may be given "
+						"several times: a row each",
 					.text = args.calibs,
 					.takes = "FILE",
 					.max = KBENCH_CALIBS_MAX,

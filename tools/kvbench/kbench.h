@@ -60,15 +60,29 @@ double kbench_now(void); /* seconds */
 void kbench_seed(uint64_t seed);
 double kbench_normal(void);
 void *kbench_alloc(size_t size); /* 64-byte aligned; exits if there is no memory */
+struct kvp_calib;
 struct kvp_calib_set;
-/* A calibration's file; a message on stderr and negative errno. */
-int kbench_calib_open(const char *path, struct kvp_calib_set **ret_set);
+struct kvp_nuq_set;
+/* A calibration, for pca or for kvquant; the other is NULL. */
+struct kbench_calib {
+	struct kvp_calib_set *pca;
+	struct kvp_nuq_set *nuq;
+};
+/* Of a file; a message on stderr and negative errno. kbench_calib_done() in any case. */
+int kbench_calib_open(const char *path, struct kbench_calib *ret);
+void kbench_calib_done(struct kbench_calib *c);
+/* What the codec needs of a layer's keys or values; NULL: it is not there. */
+const struct kvp_calib *kbench_calib_find(
+	const struct kbench_calib *c, uint32_t codec, uint32_t layer, uint32_t kind);
+/* Whether a codec takes all heads together and needs a calibration; of a name, whether one of a pair does. */
+int kbench_is_calibrated(uint32_t codec);
+int kbench_names_calibrated(const char *name);
 struct kvp_kernels;
 struct kvr_model;
 /* kvbench quality with --recall. Says what went wrong. */
 int kbench_recall(
 	const struct kvp_kernels *k, const struct kvr_model *model, const struct kbench_args *args);
-/* kvbench codecs with --calib: pca on a model's own keys and values. Says what went wrong. */
+/* kvbench codecs with --calib: pca or kvquant on a model's own keys and values. Says what went wrong. */
 int kbench_codecs_pca(const struct kvp_kernels *k, const struct kbench_args *args);
 /* Raw bytes that one thread encodes in a second of its processor time, as kvbench codecs does; the median of
  * three passes. Negative errno. */

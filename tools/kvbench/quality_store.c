@@ -93,8 +93,8 @@ static float **tile_at(struct store *s, uint32_t old, const struct kvr_plane *pl
 	return &s->tile[at * s->blocks + plane->block];
 }
 
-/* pca takes all heads of a layer together, and leaves a tile for each. */
-static int code_heads(struct store *s, uint32_t old, const struct kvr_plane *from)
+/* What is calibrated takes all heads of a layer together, and leaves a tile for each. */
+static int code_heads(struct store *s, uint32_t codec, uint32_t old, const struct kvr_plane *from)
 {
 	const struct kvp_plane p = { from->tokens, s->heads, from->head_dim, KVP_DTYPE_F16,
 		from->value ? KVP_PLANE_V : KVP_PLANE_K };
@@ -102,16 +102,14 @@ static int code_heads(struct store *s, uint32_t old, const struct kvr_plane *fro
 	const uint8_t *first =
 		(const uint8_t *)from->native - (size_t)from->kv_head * p.dim * sizeof(float);
 	const struct kvp_encode_opts o = { .size = sizeof o,
-		.calib = s->scheme->calib
-				 ? kvp_calib_set_find(s->scheme->calib, from->layer, p.kind)
-				 : NULL,
+		.calib = kbench_calib_find(&s->scheme->calib, codec, from->layer, p.kind),
 		.position = from->block * s->block };
 	/* Elements are those of an fp16 cache: what is stored then takes what it would take. */
 	const ptrdiff_t row = 2 * (ptrdiff_t)p.dim;
 	uint8_t *raw = kbench_alloc(2 * n), *payload;
 	struct kvp_plane_hdr hdr;
 	size_t bytes;
-	int r = kvp_plane_bytes(KVP_CODEC_PCA, &p, &bytes);
+	int r = kvp_plane_bytes(codec, &p, &bytes);
 
 	payload = kbench_alloc(bytes);
 	for (size_t i = 0; i < rows; i++)
@@ -120,10 +118,10 @@ static int code_heads(struct store *s, uint32_t old, const struct kvr_plane *fro
 				i / p.tokens * p.dim,
 			p.dim, raw + i * (size_t)row);
 	if (!r)
-		r = kvp_plane_encode(s->k, KVP_CODEC_PCA, &p, &o,
+		r = kvp_plane_encode(s->k, codec, &p, &o,
 			(struct kvp_raw_const){ raw, row * p.tokens, row }, payload, bytes);
 	if (!r)
-		r = kvp_plane_decode(s->k, KVP_CODEC_PCA, &p, o.calib, payload, bytes,
+		r = kvp_plane_decode(s->k, codec, &p, o.calib, payload, bytes,
 			(struct kvp_raw){ raw, row * p.tokens, row });
 	for (uint32_t h = 0; h < p.heads && !r; h++) {
 		float **tile = tile_at(s, old, from, h);
@@ -154,8 +152,8 @@ int store_read(void *arg, const struct kvr_plane *plane, float *dst)
 
 	if (plane->tokens != s->block || plane->dtype != KVR_F32)
 		return -EINVAL;
-	if (!*tile && codec == KVP_CODEC_PCA) {
-		int r = code_heads(s, old, plane);
+	if (!*tile && kbench_is_calibrated(codec)) {
+		int r = code_heads(s, codec, old, plane);
 
 		if (r < 0)
 			return r;
@@ -224,7 +222,7 @@ int scheme_open(const char *name, const char *calib, struct scheme *ret)
 
 void scheme_done(struct scheme *s)
 {
-	s->calib = kvp_calib_set_free(s->calib);
+	kbench_calib_done(&s->calib);
 }
 
 void scheme_complain(const char *name, int error)

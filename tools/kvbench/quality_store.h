@@ -6,7 +6,7 @@
 #ifndef KVBENCH_QUALITY_STORE_H
 #define KVBENCH_QUALITY_STORE_H
 
-#include "kernels/kvp_calib.h"
+#include "tools/kvbench/kbench.h"
 #include "tools/kvrun/kvr_seq.h"
 
 #include <stddef.h>
@@ -19,7 +19,7 @@
 struct scheme {
 	uint32_t codec[2][2];
 	int mixed;
-	struct kvp_calib_set *calib; /* for pca; NULL: none */
+	struct kbench_calib calib; /* for pca or kvquant */
 };
 
 /* Tiles that are decoded already, by age class, layer, K or V, head, block. */

@@ -368,8 +368,8 @@ int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes
  * times louder than nearly all rows saturates, too, and costs its vector and its group their
  * precision, not the plane (docs/formats.md, "Outlier rows"). native and lossless keep the bits.
  * -EINVAL: codec or plane as for kvp_plane_layout(), options, alignment, strides, overlap;
- * -ENOSPC: out_size; -ENOENT: no calibration of this dim, or for pca and kvquant of these heads and this kind; -ERANGE: spectral
- * would keep too little, and what out holds then means nothing.
+ * -ENOSPC: out_size; -ENOENT: no calibration of this dim, or for pca and kvquant of these heads and this
+ * kind; -ERANGE: spectral would keep too little, and what out holds then means nothing.
  */
 int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_encode_opts *opts, struct kvp_raw_const src, void *out, size_t out_size);

@@ -170,4 +170,11 @@ rows = {r["codec"]: r for r in json.loads(run("codecs", *model, "--calib", path(
 assert 3.3 < rows["kvquant3"]["bits_per_value"] < 3.6, rows
 assert rows["kvquant4"]["relmse"] < rows["kvquant3"]["relmse"] / 2 < rows["kvquant2"]["relmse"] / 4, rows
 assert "no calibration of this model" in run("quality", *model, "--codec", "kvquant3", "--calib", path("m"), status=1)
+
+# ---- spectral: what its gate measures is told, and a plane that it refuses ----
+
+rows = json.loads(run("quality", *model, "--codec", "spectral-f8-any/tq4,spectral-f32-any/tq4", "--json"))
+assert 0 < rows[0]["energy_min"] <= rows[0]["energy"] < rows[1]["energy"] <= 1, rows
+assert "energy" not in json.loads(run("quality", *model, "--codec", "tq4", "--json"))
+assert rows[0]["energy_min"] < .85 and "85 %" in run("quality", *model, "--codec", "spectral-f8/tq4", status=1)
 work.cleanup()

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvbench codecs, the rows of pca and kvquant: they are for a model's own keys and values, so they are measured on them, in
- * blocks of 64 tokens as an fp16 cache holds them.
+ * kvbench codecs, the rows of pca and kvquant: they are for a model's own keys and values, so they are
+ * measured on them, in blocks of 64 tokens as an fp16 cache holds them.
  */
 #include "tools/kvbench/calib_samples.h"
 #include "tools/kvbench/kbench.h"
@@ -161,7 +161,7 @@ static int measure(const struct kvp_kernels *k, const struct planes *s, struct r
 static int row(const struct kvp_kernels *k, struct planes *s, const char *name, const char *path,
 	const struct kbench_args *args, int first)
 {
-	struct result q;
+	struct result q = { 0 };
 	int r = kvp_codec_parse(name, &s->codec);
 
 	if (!r)

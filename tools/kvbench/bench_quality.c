@@ -142,17 +142,25 @@ static void report(const char *name, const char *calib, const struct score *s,
 	double native = exp(s->nll_native / s->count), ppl = exp(s->nll / s->count);
 	double delta = 100.0 * (ppl / native - 1.0);
 	double bits = store->values > 0.0 ? store->bits / store->values : 16.0;
+	char energy[64] = "";
 	double kl = fmax(s->kl / s->count, 0.0); /* of equal distributions, it may come out below */
 
+	if (json && store->energies > 0.0)
+		snprintf(energy, sizeof energy, ",\"energy\":%.4f,\"energy_min\":%.4f",
+			store->energy / store->energies, store->energy_min);
+	else if (store->energies > 0.0)
+		snprintf(energy, sizeof energy, "keeps %.3f of keys' energy, %.3f at least",
+			store->energy / store->energies, store->energy_min);
 	if (json)
 		printf("%s\n{\"codec\":\"%s\",%s%s%s\"ppl_native\":%.5f,\"ppl\":%.5f,\"delta_pct\":"
 		       "%.4f,"
-		       "\"kl_nats\":%.6f,\"top1_agreement\":%.5f,\"bits_per_value\":%.4f}",
+		       "\"kl_nats\":%.6f,\"top1_agreement\":%.5f,\"bits_per_value\":%.4f%s}",
 			first ? "" : ",", name, file ? "\"calib\":\"" : "", file ? file : "",
-			file ? "\"," : "", native, ppl, delta, kl, s->top1 / s->count, bits);
+			file ? "\"," : "", native, ppl, delta, kl, s->top1 / s->count, bits,
+			energy);
 	else
-		printf("%-14s %6.3f %9.5f %+8.3f %9.6f %8.5f %s\n", name, bits, ppl, delta, kl,
-			s->top1 / s->count, file ? file : "");
+		printf("%-14s %6.3f %9.5f %+8.3f %9.6f %8.5f %s%s\n", name, bits, ppl, delta, kl,
+			s->top1 / s->count, file ? file : "", energy);
 	fflush(stdout);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keys and values as codecs leave them, in the place of a model's own. */
 #include "tools/kvbench/quality_store.h"
+#include "kernels/kvp_spectral.h"
 #include "tools/kvbench/kbench.h"
 #include "tools/kvrun/kvr_half.h"
 
@@ -50,6 +51,20 @@ static void choose_widths(const struct kvr_plane *from, uint8_t *widths)
 	}
 }
 
+/* Of keys that spectral codes: what its gate looks at. */
+static void add_energy(
+	struct store *s, uint32_t codec, const struct kvp_plane *p, struct kvp_raw_const src)
+{
+	double share;
+
+	if (KVP_CODEC_FAMILY(codec) != KVP_FAMILY_SPECTRAL ||
+		kvp_spectral_energy(codec, p, src, &share) < 0)
+		return;
+	s->energy_min = s->energies > 0.0 && s->energy_min < share ? s->energy_min : share;
+	s->energy += share;
+	s->energies += 1.0;
+}
+
 static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *from, float *to)
 {
 	struct kvp_plane p = { from->tokens, 1, from->head_dim, KVP_DTYPE_F32,
@@ -69,6 +84,7 @@ static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *f
 
 	if (r < 0)
 		return r;
+	add_energy(s, codec, &p, src);
 	payload = kbench_alloc(bytes);
 	r = kvp_plane_encode(s->k, codec, &p, &o, src, payload, bytes);
 	if (!r)
@@ -228,7 +244,9 @@ void scheme_done(struct scheme *s)
 void scheme_complain(const char *name, int error)
 {
 	fprintf(stderr, "kvbench quality: %s: %s\n", name,
-		error == -ENOENT ? "no calibration of this model: --calib" : strerror(-error));
+		error == -ENOENT   ? "no calibration of this model: --calib"
+		: error == -ERANGE ? "its pairs do not hold 85 % of these keys: -any codes them"
+				   : strerror(-error));
 }
 
 int store_init(struct store *s, const struct kvr_model *model)

@@ -31,6 +31,9 @@ struct store {
 	uint32_t layers, heads, blocks;
 	float **tile; /* NULL: not decoded yet */
 	double bits, values;
+	double energy,
+		energies;  /* of keys, in what spectral keeps: sum over planes, and how many */
+	double energy_min; /* of the plane that loses most */
 };
 
 /*

@@ -92,6 +92,7 @@ struct kvpd_width_figures {
 /* Recomputation, see daemon/ledger/remat.h; counts since the tenant began. */
 struct kvpd_remat_figures {
 	uint32_t offers;       /* that stand now */
+	uint64_t charged;      /* bytes, for wants and their plans */
 	uint64_t wants, unmet; /* chains asked for, and of these not brought in time, or refused */
 	uint64_t demands;      /* ranges that providers were asked for, and of these */
 	uint64_t met, returned, late;

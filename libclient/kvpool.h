@@ -1083,7 +1083,9 @@ struct kvp_want_opts {
  * kvp_ticket_wait() returns how many blocks from the beginning were cached when the ticket ended; match then.
  * *ret_why: 0: all of them; -ENODEV: nobody offers to compute in this space; -ETIME: it would take longer than
  * within_ms, or has taken longer than who computed it had said; -EAGAIN: KVP_CLIENT_WANTS are under way, too
- * many of the tenant's, or who computed it has gone and there is no other; -ENOENT: the token ids are not known
+ * many of the tenant's or no memory for it yet, or who computed it has gone and there is no other; -EDQUOT: what
+ * the tenant's share has for wants, a 64th, is too little for so many blocks: want a shorter beginning, then the
+ * rest, or have it given a larger share; -ENOENT: the token ids are not known
  * any more; -E2BIG: more than KVP_WANT_BLOCKS_MAX blocks are missing; -EOPNOTSUPP: this daemon does not know
  * of it; -EACCES, -ENOMEM. Nothing is kept in place by it.
  * Do not hold a claim on the chain: who computes it would wait for that.
@@ -1126,6 +1128,8 @@ struct kvp_demand {
  * Offers to compute missing blocks of the space, without a salt, and waits for a demand: tokens[0..n_tokens)
  * and what is to be computed of them. Computing is what an engine does with any prompt of these tokens: match
  * it, compute the rest, commit. The last block may be a partial one. The next call says that it is through.
+ *
+ * A demand that was over before anybody looked, met by others or of no use any more, is passed over.
  *
  * -ETIMEDOUT: no demand so far; without KVP_SERVE_IDLE the offer stands and may be asked at any time from then
  * on, so call again soon, or kvp_serve_end(). -ETIME: the offer is lost, and may be made again after

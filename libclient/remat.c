@@ -136,6 +136,21 @@ static int read_block(const struct kvp_catalog_view *v, kvp_block_id id, uint32_
 	return -ESTALE;
 }
 
+/* Has it a payload in DRAM? A demand is over when all of its blocks have, whoever committed them. */
+static int is_there(const struct kvp_block *b)
+{
+	uint32_t state = kvp_word_state(kvp_load_acquire(&b->word));
+
+	return (state == KVP_BLOCK_LIVE || state == KVP_BLOCK_EVICTING) &&
+	       kvp_load_relaxed(&b->payload[KVP_TIER_DRAM].where) != 0;
+}
+
+/* Is it over by the daemon's word? It came while nobody waited, and was met by others or is of no use any more. */
+static int is_over(const struct kvp_cqe *cqe)
+{
+	return cqe->until_ns && now_ns() >= cqe->until_ns;
+}
+
 /*
  * The token ids of the chain down to the demand's block. No descriptor is used again while a block names it as
  * its parent: if the last one is still the block of that birth when all has been read, so was all above it.
@@ -144,22 +159,27 @@ static int read_chain(const struct kvp_catalog_view *v, const struct kvp_cqe *cq
 	uint32_t block_tokens, uint32_t *tokens, uint32_t max, struct kvp_demand *ret_demand)
 {
 	kvp_block_id id = cqe->block, parent = KVP_BLOCK_NONE;
-	uint32_t depth, n = 0;
+	uint32_t depth, missing, n = 0;
 
 	if (id >= v->max_blocks)
 		return -ESTALE;
 	depth = kvp_load_acquire(&v->blocks[id].depth);
+	missing = 0;
 	if (depth >= max / block_tokens + 1 || cqe->more > depth + 1)
 		return -ESTALE;
 	for (uint32_t i = depth + 1; i--; id = parent) {
 		uint32_t at = i * block_tokens;
+		kvp_block_id at_id = id;
 		int r = read_block(v, id, tokens + at, max - at, &parent);
 
 		if (r < 0 || (i < depth && (uint32_t)r != block_tokens) ||
 			(i == 0) != (parent == KVP_BLOCK_NONE))
 			return -ESTALE;
 		n = i == depth ? at + (uint32_t)r : n;
+		missing += i + cqe->more > depth && !is_there(&v->blocks[at_id]);
 	}
+	if (!missing)
+		return -ESTALE;
 	/* All loads above are acquire loads, so none of them happens after this one. */
 	if (kvp_word_birth(kvp_load_relaxed(&v->blocks[cqe->block].word)) != cqe->birth)
 		return -ESTALE;
@@ -250,13 +270,15 @@ int kvp_serve_remat(struct kvp_space *space, const struct kvp_serve_opts *opts, 
 			r = cqe.status;
 			if (ret_retry_ms)
 				*ret_retry_ms = cqe.retry_ms;
+		} else if (r == 0 && is_over(&cqe)) {
+			r = -ESTALE;
 		} else if (r == 0) {
 			pthread_mutex_unlock(&c->ring_lock);
 			r = read_chain(&att->view, &cqe, space->geo.block_tokens, tokens,
 				o.max_tokens, &demand);
 			pthread_mutex_lock(&c->ring_lock);
 		}
-	} while (r == -ESTALE); /* forgotten meanwhile: the next one */
+	} while (r == -ESTALE); /* over or forgotten meanwhile: the next one */
 	attachment_put(att);
 	pthread_mutex_unlock(&c->ring_lock);
 	return r < 0 ? r : result_give(ret_demand, &demand, sizeof(demand));

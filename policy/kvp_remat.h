@@ -16,7 +16,7 @@
  * chains is a tree of runs. Only the end of a run can be given up or be missing (leaf-first), and
  * only when everything behind it is.
  *
- * Memory is fixed at creation: 22 bytes a piece and 3.3 KiB a run. One owner per object, no locks,
+ * Memory is fixed at creation: KVP_REMAT_PIECE_BYTES a piece and at most KVP_REMAT_RUN_BYTES a run. One owner per object, no locks,
  * no clock. Errors are negative errno; outputs come last and are untouched on failure.
  */
 #ifndef KVP_REMAT_H
@@ -30,6 +30,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#define KVP_REMAT_PIECE_BYTES 22u
+#define KVP_REMAT_RUN_BYTES   4096u
 
 struct kvp_remat_model {
 	double params; /* P; 8e9 for an 8B dense model; at most 1e18 */

@@ -524,7 +524,9 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
  *	-ENODEV    nobody offers to compute for this space now
  *	-ETIME     it would take longer than `count` says, or, with `more` short of all, it has taken longer
  *	           than the one that computed had said
- *	-EAGAIN    the session has KVP_WANTS of them, or the tenant too many; or who computed gave up
+ *	-EAGAIN    the session has KVP_WANTS of them, or the tenant too many or no memory for it yet; or who
+ *	           computed gave up
+ *	-EDQUOT    the tenant's share has no room for a want of so many blocks: want the first ones, then more
  *	-ENOENT    the block is gone
  *	-E2BIG     more than KVP_WANT_BLOCKS are missing
  *	-EOPNOTSUPP  blocks of a salt or of keys: nobody but its owner knows what they are made of
@@ -544,7 +546,8 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
  *
  * Else it is refused with one completion, or answered with PARKED and, when there is a demand, LATE: status
  * 0; block, birth: the last block of the range; more: its blocks, that one and those above it; offset: the
- * nanoseconds that it may take by what was said. It is met when all blocks of the range are there, whoever
+ * nanoseconds that it may take by what was said; until_ns: the moment at which it is over, met or not, which is
+ * earlier than that where it is of no use any more. It is met when all blocks of the range are there, whoever
  * committed them. The next SERVE of the space says that the session is through with it, met or not. An offer
  * stands from the first SERVE to the end of the session, or until it is withdrawn or lost. A SERVE takes the
  * place of one that waits, which is not answered any more.
@@ -638,7 +641,8 @@ struct kvp_cqe {
 	uint32_t birth;
 	uint32_t retry_ms; /* with -EAGAIN: when to ask again */
 	uint32_t more; /* RESERVE: further completions that follow for this serial; else blocks */
-	uint64_t reserved;
+	uint64_t
+		until_ns; /* SERVE: by CLOCK_MONOTONIC; 0: a daemon that does not say it, and else */
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_cqe) == 64, "shm ABI");
 

@@ -99,6 +99,7 @@ static json_t *remat_json(const struct kvpd_remat_figures *r)
 	json_t *o = json_object();
 
 	kvpd_put_int(o, "offers", r->offers);
+	kvpd_put_int(o, "charged_bytes", r->charged);
 	kvpd_put_int(o, "wants_total", r->wants);
 	kvpd_put_int(o, "unmet_total", r->unmet);
 	kvpd_put_int(o, "asked_total", r->demands);
@@ -118,6 +119,7 @@ static struct kvpd_remat_figures remat_of_all(const struct kvpd_figures *f)
 		const struct kvpd_remat_figures *r = &f->tenant[i].remat;
 
 		sum.offers += r->offers;
+		sum.charged += r->charged;
 		sum.wants += r->wants;
 		sum.unmet += r->unmet;
 		sum.demands += r->demands;

@@ -170,6 +170,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 	kvpd_advice_read(t->advice, kvpd_now_ns(), &f->advisor);
 	f->remat = (struct kvpd_remat_figures){
 		.offers = kvpd_remat_offers(t, kvpd_now_ns()),
+		.charged = t->remat.charged,
 		.wants = t->remat.wanted,
 		.unmet = t->remat.unmet,
 		.demands = t->remat.demands,

@@ -6,12 +6,9 @@
 #include <stdlib.h>
 
 #include "daemon/ledger/block.h"
-#include "daemon/ledger/chores.h"
 #include "daemon/ledger/precision.h"
-#include "daemon/ledger/relief.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
-#include "daemon/ledger/tenant_limits.h"
 #include "policy/kvp_allot.h"
 #include "policy/kvp_importance.h"
 
@@ -47,10 +44,7 @@ float kvpd_importance_worth(const struct kvpd_tenant *t, uint32_t block)
 	       kvp_importance_recency((float)kvpd_precision_age(t, block), 1);
 }
 
-/*
- * Is there memory for it? It is charged first: what the tenant has in extents shrinks for it as if its share
- * had been lowered, and nothing is taken that others are promised.
- */
+/* Is there memory for it? It is charged first. */
 static bool ready(struct kvpd_tenant *t)
 {
 	struct kvpd_importance *p = &t->importance;
@@ -59,15 +53,11 @@ static bool ready(struct kvpd_tenant *t)
 	if (p->of)
 		return true;
 	if (!p->charged) {
-		if (t->limits.share < t->meta_bytes + bytes + KVPD_LEAST_DATA)
+		if (!kvpd_meta_charge(t, bytes))
 			return false;
 		p->charged = bytes;
-		t->meta_bytes += bytes;
-		t->charged += bytes;
-		t->over |= t->charged > kvpd_share_now(t);
-		kvpd_due(t, KVPD_DUE_ROOM | KVPD_DUE_EXTENTS);
 	}
-	if (t->charged > kvpd_share_now(t))
+	if (!kvpd_meta_fits(t))
 		return false;
 	p->of = calloc(t->layout.max_blocks, sizeof(*p->of));
 	return p->of != NULL;
@@ -125,8 +115,7 @@ void kvpd_importance_free(struct kvpd_tenant *t)
 	struct kvpd_importance *p = &t->importance;
 
 	free(p->of);
-	t->meta_bytes -= p->charged;
-	t->charged -= p->charged;
+	kvpd_meta_discharge(t, p->charged);
 	*p = (struct kvpd_importance){ 0 };
 }
 

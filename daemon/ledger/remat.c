@@ -3,6 +3,7 @@
 #include "daemon/ledger/remat_parts.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/wake.h"
+#include "daemon/log.h"
 #include "shm/kvp_ring.h"
 
 #define PORTION    256u            /* blocks looked at in one portion: a cache miss each */
@@ -76,6 +78,53 @@ static void look_by(struct kvpd_tenant *t, uint64_t at)
 		t->remat.look_ns = at;
 }
 
+/* ---- what it takes --------------------------------------------------------------------------- */
+
+#define PAGE UINT64_C(4096)
+
+static uint64_t bytes_of(uint32_t cap)
+{
+	const struct kvpd_want *w = NULL;
+
+	return sizeof(*w) + cap * (uint64_t)sizeof(w->block[0]) + kvpd_plan_bytes(cap);
+}
+
+/* What all wants of the tenant may take at a time. */
+static uint64_t bytes_most(const struct kvpd_tenant *t)
+{
+	uint64_t part = t->limits.share / KVPD_REMAT_PART;
+
+	return part > KVPD_REMAT_LEAST ? part : KVPD_REMAT_LEAST;
+}
+
+/* Charges the tenant for a want of so many bytes. */
+static int charge(struct kvpd_tenant *t, uint64_t bytes)
+{
+	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 3);
+	struct kvpd_remat *m = &t->remat;
+	uint64_t more;
+
+	if (bytes > bytes_most(t)) {
+		kvpd_log_limited(&limit, KVPD_LOG_NOTICE, NULL,
+			"tenant %s: a want needs %" PRIu64 " KiB, and its share has %" PRIu64
+			" for wants; want a shorter beginning first, or give it a larger share",
+			t->name, (bytes >> 10) + 1, bytes_most(t) >> 10);
+		return -EDQUOT;
+	}
+	if (m->bytes + bytes > bytes_most(t))
+		return -EAGAIN;
+	if (m->bytes + bytes > m->charged) {
+		more = (m->bytes + bytes - m->charged + PAGE - 1) / PAGE * PAGE;
+		if (!kvpd_meta_charge(t, more))
+			return -EDQUOT;
+		m->charged += more;
+	}
+	if (!kvpd_meta_fits(t))
+		return -EAGAIN;
+	m->bytes += bytes;
+	return 0;
+}
+
 static void want_free(struct kvpd_want *w)
 {
 	kvpd_list_remove(&w->link);
@@ -83,6 +132,7 @@ static void want_free(struct kvpd_want *w)
 	if (w->session)
 		w->session->n_asks--;
 	w->tenant->remat.wants--;
+	w->tenant->remat.bytes -= bytes_of(w->cap);
 	kvpd_plan_free(w->plan);
 	free(w);
 }
@@ -168,9 +218,12 @@ void kvpd_want_serve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t
 
 	if (cap > KVP_WANT_BLOCKS)
 		cap = KVP_WANT_BLOCKS;
+	if (r == 0)
+		r = charge(t, bytes_of(cap));
 	if (r == 0) {
 		w = calloc(1, sizeof(*w) + cap * sizeof(w->block[0]));
 		r = w ? 0 : -ENOMEM;
+		t->remat.bytes -= w ? 0 : bytes_of(cap);
 	}
 	if (r < 0) {
 		kvpd_ring_answer(s, sqe, r, 0);

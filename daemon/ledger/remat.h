@@ -18,6 +18,10 @@
  * is the same block, all that was found above it is there, with or without payload. A want's tip counts as
  * the youngest RECIPE when it comes, so that it is not forgotten meanwhile.
  *
+ * What wants take, and their plans, is charged to the tenant that asked: in whole pages, as much as they ever took
+ * at a time, and at most a 64th of its share (KVPD_REMAT_PART). A want that is larger than that by itself is refused
+ * (-EDQUOT), one for which there is no room beside others, or not yet, is to be asked again.
+ *
  * Bounds: wants and offers of a session (kvp_abi.h), of a tenant (below), blocks of a want, one demand under
  * way for an offer. A tenant's wants are served by its own sessions alone.
  */
@@ -36,6 +40,8 @@ struct kvpd_want;
 
 #define KVPD_REMAT_WANTS  64u /* of one tenant */
 #define KVPD_REMAT_OFFERS 32u
+#define KVPD_REMAT_PART   64u                 /* of its share, and */
+#define KVPD_REMAT_LEAST  (UINT64_C(1) << 16) /* at least so much is for wants */
 
 /* What an offer says of itself. */
 struct kvpd_terms {
@@ -75,7 +81,8 @@ struct kvpd_remat {
 	struct kvpd_list queued; /* that wait for an offer, the nearest first */
 	struct kvpd_list asked;  /* that are computed, or loaded */
 	uint32_t wants, n_offers;
-	uint64_t look_ns; /* when time alone makes something due */
+	uint64_t bytes, charged; /* that wants take at most; and what is charged for them */
+	uint64_t look_ns;        /* when time alone makes something due */
 	/* counts: wants; of these refused or late; demands, of these met, given back, late; tokens met */
 	uint64_t wanted, unmet, demands, met, returned, late, tokens;
 	uint64_t met_ns; /* that the demands that were met took, altogether */

@@ -209,6 +209,7 @@ void kvpd_offer_hand(struct kvpd_offer *o, struct kvpd_want *w, uint64_t now)
 			.birth = kvp_word_birth(kvpd_block_word(w->tenant, tip)),
 			.more = w->end - w->front,
 			.offset = most,
+			.until_ns = w->until_ns,
 		});
 }
 

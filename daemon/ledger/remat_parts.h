@@ -94,6 +94,8 @@ void kvpd_want_planned(
 
 /* ---- remat_plan.c ---------------------------------------------------------------------------- */
 
+/* What a plan for n blocks takes, also while it is made. */
+uint64_t kvpd_plan_bytes(uint32_t n);
 /* A plan for blocks [first, n) of the want. -ENOMEM. */
 int kvpd_plan_new(struct kvpd_want *w, uint32_t first);
 /* The next block: present, on a device alone, or a RECIPE. */

@@ -30,6 +30,15 @@ struct kvpd_plan {
 	struct kvp_remat_piece piece[];
 };
 
+uint64_t kvpd_plan_bytes(uint32_t n)
+{
+	const struct kvpd_plan *p = NULL;
+
+	return sizeof(*p) + KVP_REMAT_RUN_BYTES +
+	       n * (uint64_t)(sizeof(p->piece[0]) + sizeof(*p->action) + sizeof(*p->range) +
+			      KVP_REMAT_PIECE_BYTES);
+}
+
 int kvpd_plan_new(struct kvpd_want *w, uint32_t first)
 {
 	uint32_t n = w->n - first;

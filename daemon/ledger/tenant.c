@@ -126,6 +126,28 @@ static int make_state(struct kvpd_tenant *t, const uint64_t device_share[KVP_MAX
 	return 0;
 }
 
+bool kvpd_meta_charge(struct kvpd_tenant *t, uint64_t bytes)
+{
+	if (t->limits.share < t->meta_bytes + bytes + KVPD_LEAST_DATA)
+		return false;
+	t->meta_bytes += bytes;
+	t->charged += bytes;
+	t->over |= t->charged > kvpd_share_now(t);
+	kvpd_due(t, KVPD_DUE_ROOM | KVPD_DUE_EXTENTS);
+	return true;
+}
+
+void kvpd_meta_discharge(struct kvpd_tenant *t, uint64_t bytes)
+{
+	t->meta_bytes -= bytes;
+	t->charged -= bytes;
+}
+
+bool kvpd_meta_fits(const struct kvpd_tenant *t)
+{
+	return t->charged <= kvpd_share_now(t);
+}
+
 /* What needs the ledger no more: unmapping and freeing take the kernel long. */
 static void destroy(struct kvpd_tenant *t)
 {

@@ -156,6 +156,15 @@ struct kvpd_tenant {
 	struct kvpd_list waking; /* sessions */
 };
 
+/*
+ * Private state that the tenant needs now, besides what it began with, is charged to it like its catalog: what it has
+ * in extents shrinks for that, as if its share had been lowered. False: then its share would be too small.
+ */
+bool kvpd_meta_charge(struct kvpd_tenant *t, uint64_t bytes);
+void kvpd_meta_discharge(struct kvpd_tenant *t, uint64_t bytes);
+/* Is there room for what was charged? Before that nothing is allocated that others are promised. */
+bool kvpd_meta_fits(const struct kvpd_tenant *t);
+
 struct kvpd_tenant *kvpd_tenant_find(struct kvpd_ledger *l, const char *name);
 /* At the daemon's end. An extent that only these sessions kept is dropped: that is a job. */
 void kvpd_tenant_end_sessions(struct kvpd_tenant *t);

@@ -263,6 +263,53 @@ static void test_a_loop_hears_of_demands(void)
 	engine_free(e);
 }
 
+/* Waits until a demand has come, without asking for it. */
+static void await_demand(struct pollfd *p)
+{
+	uint64_t n;
+
+	EQUAL(poll(p, 1, (int)WAIT_MS), 1);
+	CHECK(read(p->fd, &n, 8) == 8);
+}
+
+/* A demand that came while nobody looked, and that others met or nobody waits for any more, is not returned. */
+static void test_what_is_over_is_passed_over(void)
+{
+	struct engine *e = engine_new("remat", KVP_LAYOUT_LCND, 1);
+	struct engine *others = engine_new("remat", KVP_LAYOUT_LCND, 2);
+	const struct kvp_ids ids = { e->tokens, N, KVP_IDS_U32 };
+	struct kvp_want_opts soon = { .size = sizeof(soon), .within_ms = 60000 };
+	struct kvp_serve_opts o = terms(ENDLESS), quick = terms(1e-6);
+	struct kvp_demand d = { .size = sizeof(d) };
+	uint32_t tokens[N + T];
+	struct pollfd p = { .events = POLLIN };
+	struct kvp_ticket t;
+	int why;
+
+	put(e, 0, N);
+	evict(e, others);
+	p.fd = kvp_event_fd(e->client, KVP_EVENT_DEMANDS);
+	CHECK(p.fd >= 0);
+	EQUAL(kvp_serve_remat(e->space, &o, 0, tokens, NULL, &d), -ETIMEDOUT);
+	EQUAL(kvp_want(e->space, &ids, NULL, &t), BLOCKS);
+	await_demand(&p);
+	put(e, 0, N);
+	EQUAL(kvp_ticket_wait(e->client, t, WAIT_MS, &why), BLOCKS);
+	EQUAL(why, 0);
+	EQUAL(kvp_serve_remat(e->space, &o, 0, tokens, NULL, &d), -ETIMEDOUT);
+	EQUAL(kvp_serve_end(e->space), 0);
+	evict(e, others);
+	EQUAL(kvp_serve_remat(e->space, &quick, 0, tokens, NULL, &d), -ETIMEDOUT);
+	EQUAL(kvp_want(e->space, &ids, &soon, &t), BLOCKS);
+	await_demand(&p);
+	CHECK(kvp_ticket_wait(e->client, t, WAIT_MS, &why) < (int)BLOCKS);
+	EQUAL(why, -ETIME);
+	/* By its own word it should have been there: the offer is lost, and that is what it hears first. */
+	EQUAL(kvp_serve_remat(e->space, &quick, WAIT_MS, tokens, NULL, &d), -ETIME);
+	engine_free(others);
+	engine_free(e);
+}
+
 static void test_wrong_arguments(void)
 {
 	struct engine *e = engine_new("remat", KVP_LAYOUT_LCND, 1);
@@ -306,6 +353,7 @@ int main(void)
 		{ "what was evicted comes back", test_what_was_evicted_comes_back },
 		{ "providers die at each step", test_providers_die_at_each_step },
 		{ "a loop hears of demands", test_a_loop_hears_of_demands },
+		{ "what is over is passed over", test_what_is_over_is_passed_over },
 		{ "wrong arguments", test_wrong_arguments },
 	};
 

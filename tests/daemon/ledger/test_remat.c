@@ -843,6 +843,97 @@ static void what_is_claimed_is_not_asked_for(void **state)
 
 /* ---- entries that are wrong ----------------------------------------------------------------- */
 
+#define LONG  1650u /* blocks: more than a share of SMALL has room to want at a time */
+#define SMALL (UINT64_C(6) << 20)
+
+/* A chain of n blocks that is there; returns its last one. */
+static struct dp_block long_chain(struct world *x, uint32_t n)
+{
+	struct dp_ref parent = dp_root();
+	struct dp_block b = { 0 };
+	kvp_token tokens[T];
+
+	for (uint32_t i = 0; i < n; i++) {
+		for (uint32_t k = 0; k < T; k++)
+			tokens[k] = i * T + k;
+		assert_int_equal(dp_put(x->a, x->space, parent, tokens, T, &b), 0);
+		parent = dp_ref(&b);
+	}
+	dp_flush(x->a);
+	return b;
+}
+
+/*
+ * What wants and their plans take is the tenant's that asked, and bounded: what is too long by itself is refused for
+ * good, what is too much beside others for the moment, and nothing of that is charged twice.
+ */
+static void wants_are_charged(void **state)
+{
+	struct kvp_sqe much, more;
+	struct kvpd_limits limits;
+	uint32_t want[KVP_WANTS], there;
+	uint64_t metadata, charged;
+	struct dp_block b;
+	struct world x;
+
+	(void)state;
+	dp_defaults(&x.w, &limits);
+	limits.share = SMALL;
+	limits.max_blocks = 2048;
+	limits.recipe_blocks = 512;
+	dp_start(&x.w, &limits);
+	x.a = dp_attach(&x.w, x.w.tenant);
+	x.b = dp_attach(&x.w, x.w.tenant);
+	x.space = dp_space(x.a, "m", 4);
+	x.space_b = dp_space(x.b, "m", 4);
+	metadata = dp_figure(&x.w, "metadata_bytes");
+	b = long_chain(&x, LONG);
+	much = (struct kvp_sqe){
+		.op = KVP_OP_WANT,
+		.count = KVP_WANT_MS_MAX,
+		.parent_kind = KVP_PARENT_BLOCK,
+		.parent_id = b.id,
+		.parent_birth = b.birth,
+	};
+	assert_int_equal(refused(x.a, much), -EDQUOT);
+	assert_int_equal(dp_figure(&x.w, "metadata_bytes"), metadata);
+	/* Those of which the last block is missing are under way as long as nobody computes it. */
+	put(&x, &x.k, MOST, 2);
+	drop(&x, &x.k, MOST - 1);
+	assert_int_equal(ask(x.b, serve_of(x.space, SLOW_PS, 0)) != 0, true);
+	more = want_of(&x.k, 0, 0);
+	for (uint32_t i = 0; i < KVP_WANTS; i++)
+		want[i] = ask(x.a, more);
+	charged = figures(&x).charged;
+	assert_int_equal(dp_figure(&x.w, "metadata_bytes"), metadata + charged);
+	assert_true(charged > KVP_WANTS * MOST * sizeof(uint32_t));
+	assert_true(charged <= SMALL / 64);
+	/* Its own session has as many as it may; another one of the tenant's meets what they may take. */
+	{
+		struct dp_client *c = dp_attach(&x.w, x.w.tenant);
+
+		assert_int_equal(dp_space(c, "m", 4), x.space);
+		for (there = 0; there < KVP_WANTS; there++) {
+			struct kvp_cqe cqe = next(c, KVP_OP_WANT, dp_push(c, &more));
+
+			if (cqe.status < 0) {
+				assert_int_equal(cqe.status, -EAGAIN);
+				break;
+			}
+		}
+		assert_true(there < KVP_WANTS);
+		assert_true(figures(&x).charged <= SMALL / 64);
+		dp_detach(c);
+	}
+	compute(x.b, x.space_b, &x.k, MOST - 1, MOST);
+	for (uint32_t i = 0; i < KVP_WANTS; i++)
+		assert_int_equal(answered(x.a, want[i], &there), 0);
+	charged = figures(&x).charged;
+	assert_int_equal(answered(x.a, ask(x.a, more), &there), 0);
+	assert_int_equal(figures(&x).charged, charged);
+	end(&x);
+}
+
 static void wrong_entries_are_refused(void **state)
 {
 	struct kvp_sqe good, sqe;
@@ -946,6 +1037,7 @@ int main(void)
 		cmocka_unit_test(nobody_is_late_for_want_of_a_processor),
 		cmocka_unit_test(who_gives_back_is_asked_a_few_times),
 		cmocka_unit_test(what_is_claimed_is_not_asked_for),
+		cmocka_unit_test(wants_are_charged),
 		cmocka_unit_test(wrong_entries_are_refused),
 		cmocka_unit_test(salted_chains_are_not_recomputed),
 	};

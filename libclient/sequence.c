@@ -267,10 +267,11 @@ static int put_begin(struct put *p, const struct space_bind *b)
 static void let_go(struct put *p)
 {
 	const struct kvp_prefix *m = p->match;
-	const struct kvp_hit *tip = &m->hits[m->n_blocks - 1];
+	const struct kvp_hit *tip;
 
 	if (!m->lease.slot || !p->space->codecs)
 		return;
+	tip = &m->hits[m->n_blocks - 1];
 	p->tip = tip->id;
 	p->tip_birth = kvp_word_birth(tip->word);
 	kvp_lease_drop(&p->match->lease);

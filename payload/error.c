@@ -129,7 +129,8 @@ INLINE void add_row(uint32_t dtype, size_t element, const uint8_t *x, const uint
 		row[0] += (double)s.lost[i];
 		row[1] += (double)s.all[i];
 	}
-	if (!(row[1] > 1e-25 && row[1] < 1e30)) {
+	/* Keys of other tokens may be so much louder that this one's are lost by more than a float can square. */
+	if (!(row[1] > 1e-25 && row[1] < 1e30 && row[0] < 1e30)) {
 		row[0] = row[1] = 0;
 		for (size_t i = 0; i < n; i += LANES)
 			add_exactly(dtype, x + i * element, y + i * element, &row[0], &row[1]);

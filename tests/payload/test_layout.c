@@ -446,6 +446,48 @@ static void errors_are_as_defined(void **s)
 	kvp_kernels_free(k);
 }
 
+/* Every second token is louder by 2^100: what is lost of the others is so, too, and its square is no float. */
+static void loud_errors_are_finite(void **s)
+{
+	struct kvp_space_canon c = { .version = 1,
+		.dtype = KVP_DTYPE_F32,
+		.layout = KVP_LAYOUT_NCLD,
+		.block_tokens = 32,
+		.n_layers = 1,
+		.layers = { { .kv_heads = 1, .k_dim = 64, .v_dim = 64 } } };
+	static struct kvp_block_layout native, coded;
+	static float x[32 * 64];
+	const double limit[2] = { 1, 1e9 };
+	uint8_t *block, *payload, *scratch;
+	struct kvp_payload_layer got;
+	struct kvp_payload_error e;
+	struct kvp_kernels *k;
+
+	(void)s;
+	assert_int_equal(kvp_kernels_new(KVP_CPU_ALL, &k), 0);
+	assert_int_equal(floored(&c, "kivi2"), 0);
+	assert_int_equal(kvp_payload_layout(&c, 0, &native), 0);
+	assert_int_equal(kvp_payload_layout(&c, kvp_payload_lowest(&c), &coded), 0);
+	block = room(native.bytes);
+	payload = room(coded.bytes);
+	scratch = room(kvp_payload_scratch(&native));
+	for (uint32_t i = 0; i < 32 * 64; i++)
+		x[i] = ldexpf((float)below(2000) - 1000, i / 64 % 2 ? 90 : -10);
+	for (uint32_t t = 0; t < 32; t++)
+		memcpy(block + native.plane[0][0].offset + t * native.plane[0][0].token_stride,
+			x + t * 64, 64 * sizeof(float));
+	assert_int_equal(kvp_payload_recode(k, &native, block, &coded, payload, scratch), 0);
+	assert_int_equal(
+		kvp_payload_compare(k, &native, block, &coded, payload, 0, scratch, limit, &e), 0);
+	assert_int_equal(kvp_payload_decode(k, &coded, 0, payload, coded.bytes, scratch, &got), 0);
+	assert_true(
+		fabs(e.worst / error_of(c.dtype, (const uint8_t *)x, got.k, 32 * 64) - 1) < 1e-5);
+	free(block);
+	free(payload);
+	free(scratch);
+	kvp_kernels_free(k);
+}
+
 /* Errors as the codec's golden value has them, a head that is lost found among others, hostile payloads refused. */
 static void errors_are_those_of_heads(void **s)
 {
@@ -537,6 +579,7 @@ int main(void)
 		cmocka_unit_test(recoded_is_the_codecs_own),
 		cmocka_unit_test(steps_compose),
 		cmocka_unit_test(errors_are_as_defined),
+		cmocka_unit_test(loud_errors_are_finite),
 		cmocka_unit_test(errors_are_those_of_heads),
 	};
 

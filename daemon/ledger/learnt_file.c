@@ -506,7 +506,7 @@ static int next_serial(struct kvpd_learnt_file *f, int64_t *ret_serial)
 	return r;
 }
 
-/* `whole`: more rows than there may be are an error; else the oldest go. */
+/* `whole`: more rows than there may be are an error; else guesses go, and then the oldest. */
 static int write_rows(
 	struct kvpd_learnt_file *f, const struct kvpd_learnt *rows, size_t n, bool whole)
 {
@@ -527,7 +527,7 @@ static int write_rows(
 		r = -ENOSPC;
 	snprintf(sql, sizeof(sql),
 		"DELETE FROM learnt WHERE (id, layer, context) IN (SELECT id, layer, context "
-		"FROM learnt ORDER BY serial, layer, id, context LIMIT %u)",
+		"FROM learnt ORDER BY origin = 0, serial, layer, id, context LIMIT %u)",
 		now > KVPD_LEARNT_ROWS ? (unsigned)(now - KVPD_LEARNT_ROWS) : 0);
 	if (r == 0 && now > KVPD_LEARNT_ROWS)
 		r = run(f, sql);

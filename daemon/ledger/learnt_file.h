@@ -30,7 +30,10 @@
 #include "shm/kvp_abi.h"
 
 #define KVPD_LEARNT_ALL KVP_MAX_LAYERS /* instead of a layer: the space as a whole */
-/* Of one tenant; beyond, what was written longest ago goes, of what was written at once single layers first. */
+/*
+ * Of one tenant; beyond, guesses go and then what was written longest ago, of what was written at once single layers
+ * first.
+ */
 #define KVPD_LEARNT_ROWS  16384u
 #define KVPD_LEARNT_BYTES (UINT64_C(16) << 20)
 #define KVPD_LEARNT_ID    33u /* hexadecimal digits and a NUL */

@@ -349,6 +349,33 @@ static void a_full_file_forgets_what_is_oldest(void **unused)
 	free(more);
 }
 
+/* Who opens spaces of ever new models has guesses made, and nothing that was measured forgotten for them. */
+static void guesses_go_first(void **unused)
+{
+	struct kvpd_learnt *rows = many(1000), found, *got;
+	struct kvpd_learnt_file *f = open_one();
+	size_t n = 0, measured = 0;
+
+	(void)unused;
+	rows[0].layer = KVPD_LEARNT_ALL;
+	for (uint32_t i = 0; i < 64; i++)
+		assert_int_equal(kvpd_learnt_save(f, rows + i * 256, i < 63 ? 256 : 254), 0);
+	kvpd_learnt_close(f);
+	for (char model = 'p'; model < 'z'; model++) {
+		assert_int_equal(find(model, 256, &found), 0);
+		assert_int_equal(found.origin, KVP_ORIGIN_INHERITED);
+	}
+	f = open_one();
+	assert_int_equal(kvpd_learnt_read(f, KVPD_LEARNT_ROWS, &got, &n), 0);
+	kvpd_learnt_close(f);
+	assert_int_equal(n, KVPD_LEARNT_ROWS);
+	for (size_t i = 0; i < n; i++)
+		measured += got[i].origin == KVP_ORIGIN_MEASURED;
+	assert_int_equal(measured, KVPD_LEARNT_ROWS - 2);
+	free(got);
+	free(rows);
+}
+
 static void an_import_is_all_or_nothing(void **unused)
 {
 	struct kvpd_learnt r = row('a', KVPD_LEARNT_ALL, 256, KVP_WIDTH_8),
@@ -749,6 +776,7 @@ int main(void)
 		cmocka_unit_test_teardown(tenants_learn_nothing_of_each_other, forget),
 		cmocka_unit_test_teardown(rows_out_of_bounds_are_refused, forget),
 		cmocka_unit_test_teardown(a_full_file_forgets_what_is_oldest, forget),
+		cmocka_unit_test_teardown(guesses_go_first, forget),
 		cmocka_unit_test_teardown(an_import_is_all_or_nothing, forget),
 		cmocka_unit_test_teardown(what_is_no_file_of_ours_is_refused, forget),
 		cmocka_unit_test_teardown(a_file_that_comes_instead_is_left_alone, forget),

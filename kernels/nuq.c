@@ -271,8 +271,13 @@ int kvp_nuq_bytes(const struct kvp_nuq_info *info, const struct kvp_nuq_entry *e
 
 	if (!valid_info(info, &rope) || !n || n > KVP_NUQ_FORMS * (size_t)info->layers)
 		return -EINVAL;
-	for (size_t i = 0; i < n; i++)
-		bytes += entry_bytes(info, entries[i].form);
+	for (size_t i = 0; i < n; i++) {
+		const struct kvp_nuq_entry *e = &entries[i];
+
+		if (e->form >= KVP_NUQ_FORMS || (e->form != KVP_NUQ_V && (!e->low || !e->high)))
+			return -EINVAL;
+		bytes += entry_bytes(info, e->form);
+	}
 	*ret_bytes = bytes;
 	return 0;
 }

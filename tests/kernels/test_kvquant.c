@@ -182,6 +182,13 @@ static void writing_refuses(void **state)
 	assert_int_equal(kvp_nuq_write(&info, e, 2, out, sizeof out), -EINVAL);
 	e[1] = (struct kvp_nuq_entry){ .form = KVP_NUQ_V, .signpost = { 2.0f } };
 	assert_int_equal(kvp_nuq_write(&info, e, 2, out, sizeof out), -EINVAL);
+	/* Keys without bounds, and what no entry is for: nothing is read of them. */
+	e[1] = (struct kvp_nuq_entry){ .form = KVP_NUQ_K_POST };
+	assert_int_equal(kvp_nuq_bytes(&info, e, 2, &bytes), -EINVAL);
+	assert_int_equal(kvp_nuq_write(&info, e, 2, out, sizeof out), -EINVAL);
+	e[1].form = KVP_NUQ_FORMS;
+	assert_int_equal(kvp_nuq_bytes(&info, e, 2, &bytes), -EINVAL);
+	assert_int_equal(kvp_nuq_write(&info, e, 2, out, sizeof out), -EINVAL);
 	info.heads = 0;
 	assert_int_equal(kvp_nuq_bytes(&info, e, 1, &bytes), -EINVAL);
 }

@@ -246,25 +246,39 @@ static int evict(struct search *q, struct kvpd_part *part, uint64_t now, struct 
 	return -ENOSPC;
 }
 
-int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes, uint64_t now,
+/*
+ * A slot of the class, which is the search's from then on, that is free there. 1: here it is; 0: there is one soon;
+ * -EAGAIN: it has to be made; -ENOSPC: there is no such class.
+ */
+static int take_free(struct search *q, uint32_t medium, uint64_t block_bytes,
 	struct kvpd_room *room, struct kvpd_place *ret_place)
 {
-	struct kvpd_class *c = kvpd_class_get(t, medium, kvpd_device_slot(block_bytes));
-	struct kvpd_part *part = &t->part[medium - 1];
+	struct kvpd_class *c = kvpd_class_get(q->t, medium, kvpd_device_slot(block_bytes));
 
+	q->cls = c;
 	room->again = false;
 	if (!c)
 		return -ENOSPC;
-	if (kvpd_vault_take(t, c, NULL, now, ret_place)) {
+	if (kvpd_vault_take(q->t, c, NULL, q->now, ret_place)) {
 		*room = (struct kvpd_room){ 0 };
 		return 1;
 	}
-	if (c->making || part->dropping)
-		return 0;
-	if (c->vault_slots)
-		return evict(&(struct search){ .t = t, .cls = c }, part, now, room);
+	return c->making || q->t->part[medium - 1].dropping ? 0 : -EAGAIN;
+}
+
+int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes, uint64_t now,
+	struct kvpd_room *room, struct kvpd_place *ret_place)
+{
+	struct kvpd_part *part = &t->part[medium - 1];
+	struct search q = { .t = t, .now = now };
+	int r = take_free(&q, medium, block_bytes, room, ret_place);
+
+	if (r != -EAGAIN)
+		return r;
+	if (q.cls->vault_slots)
+		return evict(&q, part, now, room);
 	/* The class has nothing there and others have all. */
-	if (c->slot_bytes <= part->share)
+	if (q.cls->slot_bytes <= part->share)
 		kvpd_reclaim_there(t, NULL, medium, now);
 	return -ENOSPC;
 }
@@ -290,20 +304,13 @@ static kvp_block_id lower(struct search *q, const struct kvpd_part *part, uint32
 int kvpd_room_below(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes, uint32_t block,
 	uint64_t now, struct kvpd_room *room, struct kvpd_place *ret_place)
 {
-	struct kvpd_class *c = kvpd_class_get(t, medium, kvpd_device_slot(block_bytes));
 	struct kvpd_part *part = &t->part[medium - 1];
-	struct search q = { .t = t, .cls = c, .now = now };
+	struct search q = { .t = t, .now = now };
 	kvp_block_id victim;
+	int r = take_free(&q, medium, block_bytes, room, ret_place);
 
-	room->again = false;
-	if (!c)
-		return -ENOSPC;
-	if (kvpd_vault_take(t, c, NULL, now, ret_place)) {
-		*room = (struct kvpd_room){ 0 };
-		return 1;
-	}
-	if (c->making || part->dropping)
-		return 0;
+	if (r != -EAGAIN)
+		return r;
 	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
 	victim = lower(&q, part, block);
 	return victim == KVP_BLOCK_NONE ? -ENOSPC : begin(t, part, &victim, 1, room);

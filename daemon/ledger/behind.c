@@ -139,8 +139,9 @@ static bool take_target(struct kvpd_tenant *t, uint32_t block, uint64_t now, str
 
 	if (kvpd_vault_take(t, c, NULL, now, ret))
 		return true;
-	/* A vault extent in the making is waited for. No block goes that would be copied next. */
-	if (c->making || kvpd_evict_in_dram(t, kvpd_evict_batch(t), now) <= 0)
+	/* A vault extent in the making or on its way is waited for. No block goes that would be copied next. */
+	if (c->making || kvpd_vault_awaited(t, c, now) ||
+		kvpd_evict_in_dram(t, kvpd_evict_batch(t), now) <= 0)
 		return false;
 	return kvpd_vault_take(t, c, NULL, now, ret);
 }

@@ -100,6 +100,8 @@ void kvpd_extent_free(struct kvpd_extent *x)
 		t->arena_bytes -= x->bytes;
 	t->n_draining -= x->draining;
 	t->n_unproven -= x->unproven;
+	if (t->handed == x)
+		t->handed = NULL;
 	kvpd_due(t, KVPD_DUE_EXTENTS);
 	kvpd_supply_again(t);
 	kvpd_warm_again(t);

@@ -4,6 +4,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/ledger/extent.h"
+#include "daemon/ledger/grant.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
@@ -18,6 +19,8 @@
 
 /* How long not to try again after work for room was begun. */
 #define RECLAIM_NS (5 * KVPD_MS)
+/* What another class gives is waited for so long: a session that says nothing does not unmap it. */
+#define AWAITED_NS (50 * KVPD_MS)
 /* Likewise while processes keep too many arenas. */
 #define KEPT_NS (1000 * KVPD_MS)
 
@@ -77,11 +80,11 @@ static uint64_t extent_wish(const struct kvpd_tenant *t)
 	return part < t->ledger->extent_bytes ? part : t->ledger->extent_bytes;
 }
 
-static uint64_t room(const struct kvpd_tenant *t)
+static uint64_t room(const struct kvpd_tenant *t, uint64_t back)
 {
-	uint64_t share = kvpd_share_now(t);
+	uint64_t share = kvpd_share_now(t), charged = t->charged - back;
 
-	return share > t->charged ? share - t->charged : 0;
+	return share > charged ? share - charged : 0;
 }
 
 static uint64_t arena_total(const struct kvpd_tenant *t, uint64_t slot_bytes)
@@ -152,10 +155,10 @@ static uint64_t arena_cap(const struct kvpd_session *s, uint64_t slot_bytes)
 
 /* ---- the vault ------------------------------------------------------------------------------ */
 
-/* The vault leaves room for the first arena. */
-static uint64_t vault_room(const struct kvpd_tenant *t, const struct kvpd_class *c)
+/* The vault leaves room for the first arena. `back`: of what is charged, so much will be given back. */
+static uint64_t vault_room(const struct kvpd_tenant *t, const struct kvpd_class *c, uint64_t back)
 {
-	uint64_t keep = arena_total(t, c->slot_bytes), left = room(t);
+	uint64_t keep = arena_total(t, c->slot_bytes), left = room(t, back);
 	uint64_t most = arena_most(t, c->slot_bytes, 1);
 
 	if (keep > most)
@@ -234,6 +237,57 @@ static uint32_t first_slot(const struct kvpd_tenant *t, const struct kvpd_extent
 	return i * stride;
 }
 
+/*
+ * What a class does not need of its vault: the emptiest of several extents, if what lies there has room in the
+ * others and some of their slots stay free besides, so that it does not want another one at once. No block goes for that.
+ */
+static struct kvpd_extent *needless(const struct kvpd_tenant *t, const struct kvpd_class *c)
+{
+	struct kvpd_extent *least = NULL;
+
+	for (uint32_t i = 0; i < t->n_extents; i++) {
+		struct kvpd_extent *x = t->extent[i];
+		uint64_t others, keep;
+
+		if (!x || x->cls == c || x->cls->medium != KVPD_DRAM || !kvpd_extent_counts(x) ||
+			kvpd_extent_kept(x, t->ledger->now_ns))
+			continue;
+		others = x->cls->vault_slots - x->slots;
+		keep = others / 2 < x->slots ? others / 2 : x->slots;
+		if (others && x->cls->vault_free >= x->slots + keep &&
+			extent_size(t->ledger, c, extent_wish(t), vault_room(t, c, x->bytes)) &&
+			(!least || x->used < least->used))
+			least = x;
+	}
+	return least;
+}
+
+/*
+ * Blocks go in the order in which they were used, whatever their size: where others are put than were put before,
+ * the slots of those that went are of no use to those that come. So what one class has beyond its need goes to the one
+ * that has nothing left, an extent at a time. Where blocks may be coded, precision.h has a rule of its own.
+ */
+static void hand_over(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now)
+{
+	struct kvpd_extent *x;
+
+	if (t->handed || t->precision.floors || now < t->handed_ns + RECLAIM_NS ||
+		c->vault_free > extent_wish(t) / c->slot_bytes / 4)
+		return;
+	t->handed_ns = now;
+	x = needless(t, c);
+	if (!x)
+		return;
+	t->handed = x;
+	t->heir = c;
+	kvpd_extent_drain(x);
+}
+
+bool kvpd_vault_awaited(const struct kvpd_tenant *t, const struct kvpd_class *c, uint64_t now)
+{
+	return t->handed && t->heir == c && now < t->handed_ns + AWAITED_NS;
+}
+
 static void vault_grow(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now)
 {
 	const bool dram = c->medium == KVPD_DRAM;
@@ -242,8 +296,10 @@ static void vault_grow(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t now
 
 	if (c->making || now < c->refused_ns || t->abandoned || (dram && kvpd_pressed(t, now)))
 		return;
-	bytes = dram ? extent_size(t->ledger, c, extent_wish(t), vault_room(t, c))
+	bytes = dram ? extent_size(t->ledger, c, extent_wish(t), vault_room(t, c, 0))
 		     : segment_size(t, c);
+	if (!bytes && dram)
+		hand_over(t, c, now);
 	/* What is being emptied for it is larger than what is left at the end of the share. */
 	if (!bytes || (t->precision.hungry == c && bytes < extent_wish(t) / 2))
 		return;
@@ -335,7 +391,7 @@ bool kvpd_vault_trade(struct kvpd_tenant *t, struct kvpd_class *c, const struct 
 	double lost = 0;
 
 	/* A piece of an extent at the end of the share would put off what has to be begun now. */
-	if (reclaiming(t) || vault_room(t, c) >= extent_wish(t) / 2)
+	if (reclaiming(t) || vault_room(t, c, 0) >= extent_wish(t) / 2)
 		return false;
 	for (uint32_t i = 0; i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
@@ -390,22 +446,36 @@ void kvpd_reclaim(
 		kvpd_extent_drain(x);
 }
 
-/* A session that turned to blocks of another size gives up an arena of the former. */
+/* Its class needs it no more: half of the others' slots are free, and the vault has room for what lies there. */
+static bool is_spare(const struct kvpd_session *s, const struct kvpd_extent *x)
+{
+	struct kvpd_arena_slots n = kvpd_arena_slots(s, x->cls);
+	uint64_t others = n.all - x->slots;
+
+	return others && n.free >= x->slots + others / 2 && x->used <= x->cls->vault_free;
+}
+
+/*
+ * A session that turned to blocks of another size gives up an arena of the former, and one that has some of both
+ * what it has beyond its need.
+ */
 static void trade_class(struct kvpd_session *s, const struct kvpd_class *c)
 {
 	struct kvpd_extent *least = NULL;
+	bool has = false;
 
 	for (struct kvpd_list *it = s->arenas.next; it != &s->arenas; it = it->next) {
 		struct kvpd_extent *x = kvpd_container(it, struct kvpd_extent, link);
 
 		if (x->cls->medium != KVPD_DRAM)
 			continue;
-		if (x->cls == c || x->draining)
-			return; /* has room of this class, or is at it */
-		if (kvpd_extent_gives(x) && (!least || x->used < least->used))
+		if (x->draining)
+			return; /* is at it */
+		has = has || x->cls == c;
+		if (x->cls != c && kvpd_extent_gives(x) && (!least || x->used < least->used))
 			least = x;
 	}
-	if (least)
+	if (least && (!has || is_spare(s, least)))
 		kvpd_extent_drain(least);
 }
 
@@ -431,7 +501,7 @@ static uint64_t arena_wish(const struct kvpd_session *s, const struct kvpd_class
 /* What was emptied for coded blocks is theirs, except for a session that has nothing. */
 static uint64_t arena_room(const struct kvpd_session *s)
 {
-	return s->tenant->precision.hungry && s->arena_bytes ? 0 : room(s->tenant);
+	return s->tenant->precision.hungry && s->arena_bytes ? 0 : room(s->tenant, 0);
 }
 
 static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t bytes)

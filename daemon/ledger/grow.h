@@ -17,6 +17,8 @@ bool kvpd_slot_fits(const struct kvpd_tenant *t, uint64_t slot_bytes);
 /* A vault slot outside of `except`, flagged TARGET; has the vault grown when few are left. */
 bool kvpd_vault_take(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_extent *except,
 	uint64_t now, struct kvpd_place *ret_place);
+/* Another class is giving an extent to this one: there is soon room for one, and nothing has to go for it. */
+bool kvpd_vault_awaited(const struct kvpd_tenant *t, const struct kvpd_class *c, uint64_t now);
 /*
  * Class c is nearly full and the tenant has no room for another extent: has one with larger slots emptied,
  * of `from` if it can be, and never the last one of its class. True: one is being emptied for it now.

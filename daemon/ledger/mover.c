@@ -81,8 +81,9 @@ static bool take_target(struct kvpd_extent *x, bool urgent, uint64_t now, struct
 
 	if (kvpd_vault_take(t, x->cls, x, now, ret))
 		return true;
-	/* A vault extent in the making is waited for, and so is what is coded with fewer bits. */
-	if (x->cls->making || kvpd_precision_first(t, x->cls, now) || !urgent)
+	/* A vault extent in the making or on its way is waited for, and so is what is coded with fewer bits. */
+	if (x->cls->making || kvpd_vault_awaited(t, x->cls, now) ||
+		kvpd_precision_first(t, x->cls, now) || !urgent)
 		return false;
 	if (x->draining && t->charged > kvpd_share_now(t))
 		r = kvpd_evict_for_vault(t, kvpd_evict_batch(t), now);

@@ -66,6 +66,8 @@ static void keep(struct kvpd_extent *x, uint64_t now)
 	x->kept_ns = now + (KEPT_NS << x->keeps);
 	x->keeps += x->keeps < KEEPS_MOST;
 	x->tenant->n_draining--;
+	if (x->tenant->handed == x)
+		x->tenant->handed = NULL;
 	if (kvpd_extent_counts(x)) {
 		x->cls->vault_slots += x->slots;
 		x->cls->vault_free += x->slots - x->used;

@@ -91,8 +91,12 @@ struct kvpd_tenant {
 	uint32_t n_draining;
 	uint32_t n_unproven;
 	uint64_t reclaim_ns; /* nothing more is emptied for others before */
-	uint32_t extent_at;  /* which is looked at next, in a chore */
-	uint32_t prove;      /* extent that is looked at first when one waits for its proof */
+	/* A vault extent that its class does not need is on its way to another one, see grow.c. */
+	const struct kvpd_extent *handed; /* NULL: none */
+	const struct kvpd_class *heir;
+	uint64_t handed_ns; /* when that began, or when there was last none to be had */
+	uint32_t extent_at; /* which is looked at next, in a chore */
+	uint32_t prove;     /* extent that is looked at first when one waits for its proof */
 	struct kvpd_list limbo;
 	uint32_t n_limbo;
 	uint32_t limbo_left;     /* of them, in the look that is under way */

@@ -2,7 +2,7 @@
 /*
  * A day of churn, scaled: what is asked for is blocks of one size for some time, and then of another, so that memory that
  * was cut for one is wanted for the next again and again, while blocks go and are deleted. What is held and holds nothing
- * must come down to the same each time.
+ * must come down to the same each time. And the same with all sizes at a time, of which one prevails.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,9 @@
 #define SHARE  (16 * MIB) /* with 1.7 MiB of metadata, and arenas of all sizes */
 #define PUTS   20000u     /* in an hour at most */
 /* Arenas of the sizes before hold nothing, and are a quarter of the share at most; slots that are free come to that. */
-#define MOST .4
+#define MOST        .4
+#define MIXED_SHARE (20 * MIB)
+#define MIXED_PUTS  1000u
 
 static const uint32_t block_bytes[SIZES] = { 32u << 10, 136u << 10, 72u << 10 };
 
@@ -36,13 +38,13 @@ struct day {
 	unsigned seed;
 };
 
-static struct day *begin(void)
+static struct day *begin(uint64_t share)
 {
 	struct day *d = calloc(1, sizeof(*d));
 	struct kvpd_limits limits;
 
 	dp_defaults(&d->w, &limits);
-	limits.share = SHARE;
+	limits.share = share;
 	limits.max_blocks = 1024;
 	d->seed = 5;
 	dp_start(&d->w, &limits);
@@ -87,7 +89,7 @@ static double look(struct day *d)
 	double part;
 
 	assert_int_equal(dp_figures(&d->w, NULL, 0, &f), 0);
-	assert_true(f.tenant[0].charged_bytes <= SHARE);
+	assert_true(f.tenant[0].charged_bytes <= f.tenant[0].share_bytes);
 	part = kvpd_fragmentation(&f.tenant[0]);
 	kvpd_figures_fini(&f);
 	return part;
@@ -117,7 +119,7 @@ static void hour(struct day *d, uint32_t size)
 /* */
 static void test_a_day(void **state)
 {
-	struct day *d = begin();
+	struct day *d = begin(SHARE);
 
 	(void)state;
 	for (uint32_t i = 0; i < HOURS; i++)
@@ -128,9 +130,46 @@ static void test_a_day(void **state)
 	free(d);
 }
 
+/* Of ten blocks eight are of this size, or nine. Returns which part of the memory holds nothing, on average, in the second half. */
+static double mixed_hour(struct day *d, uint32_t size)
+{
+	double sum = 0;
+
+	for (uint32_t n = 0; n < MIXED_PUTS; n++) {
+		uint32_t any = (uint32_t)rand_r(&d->seed) / 7;
+
+		put(d, any % 10 < 8 ? size : any / 10 % SIZES);
+		if (n >= MIXED_PUTS / 2)
+			sum += look(d);
+	}
+	return sum / (MIXED_PUTS - MIXED_PUTS / 2);
+}
+
+/* blocks go by use, whatever their size, and what they leave is of use to those that come in their place. */
+static void test_a_mixed_day(void **state)
+{
+	struct day *d = begin(MIXED_SHARE);
+
+	(void)state;
+	for (uint32_t i = 0; i < HOURS; i++) {
+		double part = mixed_hour(d, i % SIZES);
+
+		print_message("mostly %3u KiB: of the memory %.2f holds nothing\n",
+			block_bytes[i % SIZES] >> 10, part);
+		assert_true(part < MOST);
+	}
+	dp_flush(d->c);
+	dp_check(&d->w);
+	dp_stop(&d->w);
+	free(d);
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(test_a_day) };
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_day),
+		cmocka_unit_test(test_a_mixed_day),
+	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

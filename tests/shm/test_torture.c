@@ -28,7 +28,9 @@
 #define READERS    3u
 #define PAGES      2u
 #define WORDS      4u
-#define AWAY       12u /* slots of the second tier; the first one is never used */
+#define TAKES      1500000u /* of each thread */
+#define LOOKS      20u      /* at a lease while it stands */
+#define AWAY       12u      /* slots of the second tier; the first one is never used */
 
 struct arena {
 	KVP_ATOMIC(uint64_t) payload[MAX_BLOCKS][WORDS];
@@ -304,11 +306,71 @@ static void in_processes(void **state)
 	torture_fini(&t);
 }
 
+struct taker {
+	struct kvp_session_page *page;
+	const struct kvp_block *block;
+	pthread_barrier_t *all;
+	uint32_t number;
+	uint32_t taken, lost;
+};
+
+static void *taker_main(void *arg)
+{
+	struct taker *t = arg;
+	uint64_t word = kvp_load_relaxed(&t->block->word);
+
+	pthread_barrier_wait(t->all);
+	for (uint32_t i = 0; i < TAKES; i++) {
+		kvp_block_id id = t->number * TAKES + i; /* nobody else's */
+		struct kvp_lease lease;
+
+		if (kvp_lease_take(t->page, 0, t->block, id, word, &lease) < 0)
+			continue;
+		t->taken++;
+		for (uint32_t k = 0; k < LOOKS; k++)
+			if (kvp_load_relaxed(lease.slot) != kvp_slot_value(id, word)) {
+				t->lost++;
+				break;
+			}
+		kvp_lease_drop_at(t->page, &lease, kvp_until(t->number, i + 1));
+		kvp_store_release(&t->page->done[t->number].value, i + 1);
+	}
+	return NULL;
+}
+
+/* A slot whose moment has come is taken over by one of those that want it, whose lease stays there until it ends. */
+static void a_slot_is_taken_over_once(void **state)
+{
+	struct kvp_session_page *page = shared(sizeof(*page));
+	struct taker taker[READERS];
+	pthread_t thread[READERS];
+	pthread_barrier_t all;
+	struct kvp_block block;
+	(void)state;
+
+	memset(&block, 0, sizeof(block));
+	kvp_store_relaxed(&block.word, kvp_word(3, 4, KVP_BLOCK_LIVE));
+	pthread_barrier_init(&all, NULL, READERS);
+	for (uint32_t i = 0; i < READERS; i++) {
+		taker[i] =
+			(struct taker){ .page = page, .block = &block, .all = &all, .number = i };
+		assert_int_equal(pthread_create(&thread[i], NULL, taker_main, &taker[i]), 0);
+	}
+	for (uint32_t i = 0; i < READERS; i++) {
+		pthread_join(thread[i], NULL);
+		assert_true(taker[i].taken > 0);
+		assert_int_equal(taker[i].lost, 0);
+	}
+	pthread_barrier_destroy(&all);
+	munmap(page, sizeof(*page));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(in_threads),
 		cmocka_unit_test(in_processes),
+		cmocka_unit_test(a_slot_is_taken_over_once),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

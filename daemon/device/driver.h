@@ -70,13 +70,16 @@ struct kvpd_copy {
 	uint32_t seg, host;
 	uint64_t seg_off, host_off;
 	uint64_t bytes;
+	uint32_t sum; /* 1: the only one of its batch, and the sum of what arrives is of use */
+	uint32_t reserved;
 };
 
 struct kvpd_done {
 	uint64_t batch;
 	int32_t status;
 	uint32_t reserved;
-	uint64_t ns; /* that it took */
+	uint64_t ns;  /* that it took */
+	uint64_t sum; /* if it was asked for and is to be had on the way; else 0 */
 };
 
 struct kvpd_driver_ops {

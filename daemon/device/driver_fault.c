@@ -302,8 +302,10 @@ static int fault_poll(struct kvpd_driver *d, struct kvpd_done *out, uint32_t max
 
 		if (outcome < 0)
 			out[i].status = outcome;
-		else if (outcome && f)
+		else if (outcome && f) {
 			damage(of(d), f);
+			out[i].sum = 0; /* that was of what was there before */
+		}
 		if (f)
 			f->used = false;
 	}

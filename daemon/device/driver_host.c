@@ -17,10 +17,12 @@
 #include "daemon/clock.h"
 #include "daemon/device/device.h"
 #include "daemon/device/populate.h"
+#include "shm/kvp_catalog.h"
 #include "shm/kvp_seg.h"
 
 #define MAX_THREADS 16u
-#define CHUNK       (UINT64_C(256) << 10) /* that one thread copies before it looks again */
+#define CHUNK \
+	(UINT64_C(256) << 10) /* that one thread copies before it looks again; caches hold it */
 /* A processor copies them in less than a millisecond. */
 #define BATCH_BYTES (UINT64_C(2) << 20)
 #define PAGE        UINT64_C(4096)
@@ -39,6 +41,8 @@ struct batch {
 	uint64_t off;     /* in it */
 	uint32_t running; /* chunks */
 	bool used;
+	bool sums; /* its one piece, a chunk at a time and in order */
+	struct kvp_summing *summing;
 	struct piece piece[KVPD_DRIVER_BATCH];
 };
 
@@ -83,7 +87,8 @@ static struct batch *to_begin(struct way *w)
 	for (uint32_t i = 0; i < KVPD_DRIVER_FLIGHT; i++) {
 		struct batch *b = &w->batch[i];
 
-		if (b->used && b->at < b->n && (!first || b->began_ns < first->began_ns))
+		if (b->used && b->at < b->n && !(b->sums && b->running) &&
+			(!first || b->began_ns < first->began_ns))
 			first = b;
 	}
 	return first;
@@ -92,8 +97,11 @@ static struct batch *to_begin(struct way *w)
 static void batch_done(struct way *w, struct batch *b)
 {
 	b->used = false;
-	w->done[w->n_done++] =
-		(struct kvpd_done){ .batch = b->id, .ns = kvpd_now_ns() - b->began_ns };
+	w->done[w->n_done++] = (struct kvpd_done){
+		.batch = b->id,
+		.ns = kvpd_now_ns() - b->began_ns,
+		.sum = b->sums ? kvp_summing_end(b->summing) : 0,
+	};
 	(void)eventfd_write(w->d->event, 1);
 }
 
@@ -116,6 +124,8 @@ static void copy_chunk(struct way *w, struct batch *b)
 	 * took 1.4 times as long (kvbench device copy).
 	 */
 	memcpy(p.dst + off, p.src + off, n);
+	if (b->sums)
+		kvp_summing_add(b->summing, p.dst + off, n);
 	pthread_mutex_lock(&w->lock);
 	if (--b->running == 0 && b->at == b->n)
 		batch_done(w, b);
@@ -145,6 +155,11 @@ static int way_start(struct way *w, struct kvpd_driver *d, uint32_t threads)
 	w->d = d;
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_cond_init(&w->cond, NULL);
+	for (uint32_t i = 0; i < KVPD_DRIVER_FLIGHT; i++) {
+		w->batch[i].summing = kvp_summing_new();
+		if (!w->batch[i].summing)
+			return -ENOMEM;
+	}
 	for (; w->n_threads < threads; w->n_threads++) {
 		int r = -pthread_create(&w->thread[w->n_threads], NULL, copier, w);
 
@@ -166,6 +181,8 @@ static void way_stop(struct way *w)
 	pthread_mutex_unlock(&w->lock);
 	for (uint32_t i = 0; i < w->n_threads; i++)
 		pthread_join(w->thread[i], NULL);
+	for (uint32_t i = 0; i < KVPD_DRIVER_FLIGHT; i++)
+		w->batch[i].summing = kvp_summing_free(w->batch[i].summing);
 	pthread_cond_destroy(&w->cond);
 	pthread_mutex_destroy(&w->lock);
 }
@@ -369,6 +386,9 @@ static int host_submit(struct kvpd_driver *d, uint32_t way, uint64_t batch,
 		b->at = 0;
 		b->off = 0;
 		b->running = 0;
+		b->sums = copies[0].sum;
+		if (b->sums)
+			kvp_summing_begin(b->summing);
 		b->began_ns = kvpd_now_ns();
 		b->used = true;
 		pthread_cond_broadcast(&w->cond);

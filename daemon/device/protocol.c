@@ -47,7 +47,8 @@ static bool copy_ok(const struct kvpd_p_copy *c, uint32_t len)
 		const struct kvpd_copy *k = &c->copy[i];
 
 		if (k->seg >= KVPD_DEVICE_SEGS || k->host >= KVPD_DEVICE_SEGS ||
-			!range_ok(k->seg_off, k->bytes) || !range_ok(k->host_off, k->bytes))
+			!range_ok(k->seg_off, k->bytes) || !range_ok(k->host_off, k->bytes) ||
+			k->sum > (c->n == 1) || k->reserved)
 			return false;
 	}
 	return true;

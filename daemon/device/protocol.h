@@ -72,6 +72,7 @@ struct kvpd_p_done {
 	int32_t status;
 	uint32_t reserved;
 	uint64_t ns;
+	uint64_t sum; /* of kvpd_done */
 };
 
 struct kvpd_p_sum {

@@ -44,6 +44,7 @@ struct kvpd_flight {
 	uint64_t batch;
 	uint32_t way;
 	uint32_t n;
+	bool sums; /* its end may say the sum of its one copy */
 	uint64_t bytes;
 	uint64_t until_ns; /* then it hangs */
 	struct kvpd_queue_piece piece[KVPD_DRIVER_BATCH];

@@ -44,8 +44,19 @@ static void copy_over(struct kvpd_device *d, struct kvpd_device_copy *c, int sta
 	post(d, &c->work, status);
 }
 
-/* The last of its pieces has come back, or it will not be sent. */
-static void copy_settled(struct kvpd_device *d, struct kvpd_device_copy *c, uint64_t now)
+static void copy_summed(struct kvpd_device *d, struct kvpd_device_copy *c, uint64_t sum)
+{
+	const bool bad = c->flags & KVPD_COPY_CHECK && c->checksum != sum;
+
+	d->figures.damaged += bad;
+	if (!bad)
+		c->checksum = sum;
+	copy_over(d, c, bad ? -EBADMSG : 0);
+}
+
+/* The last of its pieces has come back, or it will not be sent. `sum`: of what arrived; 0: nobody knows. */
+static void copy_settled(
+	struct kvpd_device *d, struct kvpd_device_copy *c, uint64_t sum, uint64_t now)
 {
 	if (c->q.status < 0) {
 		kvpd_queue_remove(&d->queue, c);
@@ -53,7 +64,9 @@ static void copy_settled(struct kvpd_device *d, struct kvpd_device_copy *c, uint
 		return;
 	}
 	c->copied_ns = now;
-	if (c->flags & (KVPD_COPY_SUM | KVPD_COPY_CHECK))
+	if (sum)
+		copy_summed(d, c, sum);
+	else if (c->flags & (KVPD_COPY_SUM | KVPD_COPY_CHECK))
 		TAILQ_INSERT_TAIL(&d->to_sum, c, q.age);
 	else
 		copy_over(d, c, 0);
@@ -148,7 +161,7 @@ static void fail_flight(struct kvpd_device *d, struct kvpd_flight *f, uint64_t n
 
 		c->q.status = -EAGAIN;
 		if (!--c->q.pieces)
-			copy_settled(d, c, now);
+			copy_settled(d, c, 0, now);
 	}
 	f->used = false;
 }
@@ -555,6 +568,7 @@ static bool send_batch(struct kvpd_device *d, struct kvpd_flight *f)
 			.seg_off = p->copy->seg_off + p->off,
 			.host_off = p->copy->host_off + p->off,
 			.bytes = p->bytes,
+			.sum = f->sums,
 		};
 	}
 	return say(d, KVPD_P_COPY, 0, out, kvpd_p_copy_len(f->n), -1);
@@ -571,6 +585,22 @@ static struct kvpd_flight *free_flight(struct kvpd_device *d, uint32_t way)
 		else
 			there += d->flight[i].way == way;
 	return there < KVPD_DRIVER_FLIGHT ? f : NULL;
+}
+
+/*
+ * A whole copy behind which nothing waits: then its sum is worked out piece by piece while it is copied, which is sooner
+ * than to read it all again, and its end is the end. Otherwise the next copy is made meanwhile.
+ */
+static bool sums_at_once(const struct kvpd_device *d, const struct kvpd_flight *f)
+{
+	const struct kvpd_device_copy *c = f->piece[0].copy;
+	uint32_t there = 0;
+
+	for (uint32_t i = 0; i < KVPD_FLIGHTS; i++)
+		there += d->flight[i].used && d->flight[i].way == f->way;
+	return f->n == 1 && f->piece[0].bytes == c->bytes && there == 1 &&
+	       c->flags & (KVPD_COPY_SUM | KVPD_COPY_CHECK) &&
+	       kvpd_queue_ready(&d->queue, f->way) == UINT64_MAX;
 }
 
 static void send_copies(struct kvpd_device *d)
@@ -590,6 +620,7 @@ static void send_copies(struct kvpd_device *d)
 			f->bytes = 0;
 			for (uint32_t i = 0; i < f->n; i++)
 				f->bytes += f->piece[i].bytes;
+			f->sums = sums_at_once(d, f);
 			f->until_ns = until(d, f->bytes);
 			if (!send_batch(d, f))
 				return;
@@ -635,7 +666,7 @@ static const char *got_done(struct kvpd_device *d, const struct kvpd_p_done *don
 		if (c->q.status < 0)
 			kvpd_queue_remove(&d->queue, c);
 		if (!--c->q.pieces && (c->q.status < 0 || c->q.cut == c->bytes))
-			copy_settled(d, c, now);
+			copy_settled(d, c, f->sums ? done->sum : 0, now);
 	}
 	return NULL;
 }
@@ -676,16 +707,11 @@ static const char *got_sum(struct kvpd_device *d, const struct kvpd_p_summed *s)
 {
 	for (uint32_t i = 0; i < KVPD_SUMS; i++) {
 		struct kvpd_device_copy *c = d->sum[i].copy;
-		bool bad;
 
 		if (!c || d->sum[i].seq != s->seq)
 			continue;
 		d->sum[i].copy = NULL;
-		bad = c->flags & KVPD_COPY_CHECK && c->checksum != s->sum;
-		d->figures.damaged += bad;
-		if (!bad)
-			c->checksum = s->sum;
-		copy_over(d, c, bad ? -EBADMSG : 0);
+		copy_summed(d, c, s->sum);
 		return NULL;
 	}
 	return "a sum that nobody asked for";

@@ -204,9 +204,11 @@ static void take_copy(const struct kvpd_p_copy *c)
 	count_uses(&f->c, true);
 }
 
-static void flight_done(struct flight *f, int status, uint64_t ns)
+static void flight_done(struct flight *f, int status, uint64_t ns, uint64_t sum)
 {
-	const struct kvpd_p_done b = { .batch = f->c.batch, .status = status, .ns = ns };
+	const struct kvpd_p_done b = {
+		.batch = f->c.batch, .status = status, .ns = ns, .sum = sum
+	};
 
 	if (status == -ENODEV)
 		end_saying(EXIT_LOST);
@@ -241,7 +243,7 @@ static bool submit_all(void)
 			}
 			f->submitted = true;
 			if (r < 0)
-				flight_done(f, r, 0);
+				flight_done(f, r, 0, 0);
 		}
 	return all;
 }
@@ -257,7 +259,7 @@ static void poll_copies(void)
 		for (uint32_t k = 0; k < FLIGHTS; k++)
 			if (w.flight[k].used && w.flight[k].submitted &&
 				w.flight[k].c.batch == done[i].batch) {
-				flight_done(&w.flight[k], done[i].status, done[i].ns);
+				flight_done(&w.flight[k], done[i].status, done[i].ns, done[i].sum);
 				break;
 			}
 }

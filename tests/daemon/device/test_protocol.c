@@ -18,6 +18,7 @@
 #include "daemon/device/child.h"
 #include "daemon/device/protocol.h"
 #include "daemon/log.h"
+#include "shm/kvp_catalog.h"
 #include "shm/kvp_seg.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -133,6 +134,8 @@ static void a_worker_ends_at_nonsense(void **state)
 		{ .type = KVPD_P_COPY, .c = { .bytes = MIB, .seg_off = 64 } },
 		{ .type = KVPD_P_COPY, .c = { .bytes = 64, .host_off = MIB } },
 		{ .type = KVPD_P_COPY, .c = { .bytes = 64, .seg = 1 } },
+		{ .type = KVPD_P_COPY, .c = { .bytes = 64, .sum = 2 } },
+		{ .type = KVPD_P_COPY, .c = { .bytes = 64, .reserved = 1 } },
 		{ .type = KVPD_P_COPY, .way = KVPD_TO_HOST, .c = good }, /* which is read-only */
 	};
 
@@ -155,6 +158,33 @@ static void a_worker_ends_at_nonsense(void **state)
 				0);
 		ends_with(&child, 4);
 	}
+}
+
+/* Of the one copy of a batch, if it is asked for. */
+static void a_worker_says_the_sum_with_the_end(void **state)
+{
+	uint8_t *nothing = calloc(1, MIB);
+	struct kvpd_child child;
+
+	(void)state;
+	start(&child);
+	give_memory(&child);
+	for (uint32_t sum = 0; sum < 2; sum++) {
+		const struct kvpd_p_copy c = {
+			.batch = 1, .n = 1, .copy = { { .bytes = MIB - 64, .sum = sum } }
+		};
+
+		assert_int_equal(
+			kvpd_p_send(child.sock, KVPD_P_COPY, 0, &c, kvpd_p_copy_len(1), -1), 0);
+		receive(child.sock);
+		assert_int_equal(packet.h.type, KVPD_P_DONE);
+		assert_int_equal(packet.u.done.status, 0);
+		assert_true(
+			packet.u.done.sum == (sum ? kvp_payload_checksum(nothing, MIB - 64) : 0));
+	}
+	shutdown(child.sock, SHUT_RDWR);
+	ends_with(&child, 0);
+	free(nothing);
 }
 
 static void a_worker_ends_with_its_socket(void **state)
@@ -294,6 +324,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_socket_has_room_for_all_batches),
 		cmocka_unit_test(malformed_packets_are_refused),
 		cmocka_unit_test(a_worker_ends_at_nonsense),
+		cmocka_unit_test(a_worker_says_the_sum_with_the_end),
 		cmocka_unit_test(a_worker_ends_with_its_socket),
 		cmocka_unit_test(the_daemon_believes_no_worker),
 	};

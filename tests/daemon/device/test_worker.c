@@ -221,6 +221,45 @@ static void segments_are_made_and_dropped(void **state)
 	assert_int_equal(count_fds(), fds);
 }
 
+/* A copy alone is summed on the way, chunk by chunk. */
+static void sums_are_of_what_arrived(void **state)
+{
+	static const uint64_t bytes[] = { 64, 4096, 256u << 10, (256u << 10) + 64, MIB + 192,
+		2 * MIB };
+	struct world world;
+	struct extent seg, host;
+
+	(void)state;
+	open_device(&world, "host", NULL, 0);
+	make_segment(&seg, 4 * MIB);
+	add_extent(&host, 4 * MIB, true);
+	pattern(host.addr, host.bytes, 1);
+	for (uint32_t i = 0; i < 2 * sizeof(bytes) / sizeof(bytes[0]); i++) {
+		struct kvpd_device_copy c = {
+			.tenant = 1,
+			.flags = KVPD_COPY_SUM,
+			.way = i % 2 ? KVPD_TO_HOST : KVPD_TO_DEVICE,
+			.seg = seg.id,
+			.host = host.id,
+			.seg_off = 128,
+			.host_off = 64,
+			.bytes = bytes[i / 2],
+		};
+		uint64_t sum = kvp_payload_checksum(host.addr + 64, c.bytes);
+
+		assert_int_equal(copy(&c), 0);
+		assert_true(c.checksum == sum);
+		c.flags = KVPD_COPY_CHECK;
+		assert_int_equal(copy(&c), 0);
+		c.checksum ^= 2;
+		assert_int_equal(copy(&c), -EBADMSG);
+		assert_memory_equal(seg.addr + 128, host.addr + 64, c.bytes);
+	}
+	drop(&host, KVPD_HOST_DROP);
+	drop(&seg, KVPD_SEG_DROP);
+	close_device();
+}
+
 static void copies_go_both_ways(void **state)
 {
 	struct kvpd_device_copy c = { .tenant = 1, .flags = KVPD_COPY_SUM };
@@ -640,6 +679,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(segments_are_made_and_dropped),
 		cmocka_unit_test(copies_go_both_ways),
+		cmocka_unit_test(sums_are_of_what_arrived),
 		cmocka_unit_test(nonsense_is_refused),
 		cmocka_unit_test(clients_write_segments),
 		cmocka_unit_test(what_is_left_is_given_back),

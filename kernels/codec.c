@@ -42,6 +42,7 @@ static const struct kvp_codec *const codecs[KVP_FAMILY_MAX_] = {
 	[KVP_FAMILY_PCA] = &kvp_codec_pca,
 	[KVP_FAMILY_KVQUANT] = &kvp_codec_kvquant,
 	[KVP_FAMILY_SPECTRAL] = &kvp_codec_spectral,
+	[KVP_FAMILY_SQUAT] = &kvp_codec_squat,
 };
 
 const struct kvp_codec *kvp_codec_row(uint32_t family)

@@ -41,7 +41,8 @@ extern const struct kvp_name_option kvp_names_groups[], kvp_names_any_groups[], 
 #define KVP_FACT_VARIES    32u /* the header says how long the payload is; layout() is a bound */
 
 #define KVP_FACT_CALIBRATED \
-	64u /* works with a calibration's entry, whose digest is in the header */
+	64u                   /* works with a calibration's entry, whose digest is in the header */
+#define KVP_FACT_QUERIES 128u /* keys are encoded with struct kvp_encode_opts.queries */
 
 /* What attention must know to take codes as they lie. */
 #define KVP_ROT_NONE UINT32_MAX
@@ -108,6 +109,7 @@ struct kvp_in_place kvp_codec_in_place(uint32_t id, uint32_t kind);
 extern const struct kvp_codec kvp_codec_native, kvp_codec_fp8, kvp_codec_int8, kvp_codec_kivi,
 	kvp_codec_asym, kvp_codec_tq, kvp_codec_hadamard, kvp_codec_tqprod, kvp_codec_hybrid,
 	kvp_codec_smart, kvp_codec_pub_kivi, kvp_codec_pub_aither, kvp_codec_pub_vllm,
-	kvp_codec_sym, kvp_codec_lossless, kvp_codec_pca, kvp_codec_kvquant, kvp_codec_spectral;
+	kvp_codec_sym, kvp_codec_lossless, kvp_codec_pca, kvp_codec_kvquant, kvp_codec_spectral,
+	kvp_codec_squat;
 
 #endif

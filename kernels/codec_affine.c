@@ -111,7 +111,7 @@ static int layout_kivi(uint32_t id, const struct kvp_plane *p, struct kvp_layout
 }
 
 /* Keys' last, incomplete group stays as it was. */
-static void kivi_tail(const struct kvp_plane *p, const struct kvp_layout *lay,
+void kvp_kivi_tail(const struct kvp_plane *p, const struct kvp_layout *lay,
 	struct kvp_raw_const src, uint8_t *out)
 {
 	size_t row = (size_t)p->dim * dtype_bytes(p->dtype);
@@ -148,7 +148,7 @@ static int encode_kivi(const struct kvp_kernels *k, const struct kvp_plane *p,
 				out + lay->minimum + at * p->dim * 2);
 		}
 	}
-	kivi_tail(p, lay, src, out + lay->native);
+	kvp_kivi_tail(p, lay, src, out + lay->native);
 	return 0;
 }
 

@@ -86,6 +86,11 @@ void kvp_sym_encode(const struct kvp_sym *s, const float *x, uint8_t *codes, uin
 void kvp_sym_decode(const struct kvp_sym *s, const uint8_t *codes, const uint8_t *scale,
 	float factor, float *x);
 
+/* ---- codec_affine.c: kivi's keys that fill no group, which squat has, too ---- */
+
+void kvp_kivi_tail(const struct kvp_plane *p, const struct kvp_layout *lay,
+	struct kvp_raw_const src, uint8_t *out);
+
 /* ---- codec_prod.c: tq and one bit for the residual, which hybrid has, too ---- */
 
 /* Codes of bits - 1, one sign per channel, two scalars. */

@@ -53,6 +53,7 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		kvp_rope_slots_avx2(&k->dsp);
 		kvp_pca_slots_avx2(&k->dsp);
 		kvp_nuq_slots_avx2(&k->dsp);
+		kvp_squat_slots_avx2(&k->dsp);
 		kvp_attend_init_avx2(k);
 	}
 	if (k->cpu & KVP_CPU_AVX512) {
@@ -61,6 +62,7 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		kvp_rope_slots_avx512(&k->dsp);
 		kvp_pca_slots_avx512(&k->dsp);
 		kvp_nuq_slots_avx512(&k->dsp);
+		kvp_squat_slots_avx512(&k->dsp);
 		kvp_attend_init_avx512(k);
 	}
 	if (k->cpu & KVP_CPU_VBMI)

@@ -146,6 +146,19 @@ typedef void kvp_nuq_encode_fn(uint32_t bits, const struct nuq_book *book, const
 typedef void kvp_nuq_decode_fn(uint32_t bits, const struct nuq_book *book, const struct nuq_row *at,
 	const uint8_t *row, uint32_t dim, float *x);
 
+/*
+ * squat.h, of one token. Its channels as they are read, but for what is not finite, which has no part in its
+ * group's range; a block of them less what they owe to the axes' sums, in the order of axes; what the block's
+ * errors add to the sums, in the order of channels; and a row of its codes alone as part of a row of all.
+ */
+struct squat_part;
+typedef void kvp_squat_bend_fn(const struct squat_part *p, const float *sum, float *x);
+typedef void kvp_squat_see_fn(
+	const struct squat_part *p, const float *x, const float *coded, float *sum);
+typedef void kvp_squat_load_fn(const struct rows_in *in, uint32_t t, float *x);
+typedef void kvp_squat_place_fn(
+	uint32_t bits, const struct squat_part *p, uint32_t at, const uint8_t *own, uint8_t *row);
+
 struct dsp {
 	kvp_amax_fn *amax;
 	kvp_tq_encode_fn *tq_encode;
@@ -169,6 +182,10 @@ struct dsp {
 	kvp_pca_build_fn *pca_build;
 	kvp_nuq_encode_fn *nuq_encode;
 	kvp_nuq_decode_fn *nuq_decode;
+	kvp_squat_bend_fn *squat_bend;
+	kvp_squat_see_fn *squat_see;
+	kvp_squat_load_fn *squat_load;
+	kvp_squat_place_fn *squat_place;
 };
 
 /* Reference C; the others fall back on it for dims that they do not handle. */
@@ -195,6 +212,10 @@ kvp_pca_project_fn kvp_pca_project_c;
 kvp_pca_build_fn kvp_pca_build_c;
 kvp_nuq_encode_fn kvp_nuq_encode_c;
 kvp_nuq_decode_fn kvp_nuq_decode_c;
+kvp_squat_bend_fn kvp_squat_bend_c;
+kvp_squat_see_fn kvp_squat_see_c;
+kvp_squat_load_fn kvp_squat_load_c;
+kvp_squat_place_fn kvp_squat_place_c;
 
 struct kvp_kernels {
 	unsigned int cpu;
@@ -221,6 +242,8 @@ void kvp_pca_slots_avx2(struct dsp *dsp);
 void kvp_pca_slots_avx512(struct dsp *dsp);
 void kvp_nuq_slots_avx2(struct dsp *dsp);
 void kvp_nuq_slots_avx512(struct dsp *dsp);
+void kvp_squat_slots_avx2(struct dsp *dsp);
+void kvp_squat_slots_avx512(struct dsp *dsp);
 void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 void kvp_attend_init_vbmi(struct kvp_kernels *k);

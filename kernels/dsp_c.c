@@ -437,5 +437,9 @@ void kvp_dsp_init_c(struct dsp *dsp)
 		.pca_build = kvp_pca_build_c,
 		.nuq_encode = kvp_nuq_encode_c,
 		.nuq_decode = kvp_nuq_decode_c,
+		.squat_bend = kvp_squat_bend_c,
+		.squat_see = kvp_squat_see_c,
+		.squat_load = kvp_squat_load_c,
+		.squat_place = kvp_squat_place_c,
 	};
 }

@@ -64,7 +64,8 @@ extern "C" {
 #define KVP_FAMILY_PCA        15u /* variant: 0 */
 #define KVP_FAMILY_KVQUANT    16u /* variant: bits | KVP_KVQUANT_* */
 #define KVP_FAMILY_SPECTRAL   17u /* variant: KVP_SPECTRAL_* */
-#define KVP_FAMILY_MAX_       18u
+#define KVP_FAMILY_SQUAT      18u /* variant: bits | log2(group) << 4 */
+#define KVP_FAMILY_MAX_       19u
 
 #define KVP_CODEC(family, variant) ((family) << 8 | (variant))
 #define KVP_CODEC_FAMILY(id)       ((id) >> 8)
@@ -224,6 +225,14 @@ extern "C" {
 #define KVP_SPECTRAL_ANY         64u
 #define KVP_CODEC_SPECTRAL       KVP_CODEC(KVP_FAMILY_SPECTRAL, 2u)
 
+/*
+ * SQuat (arXiv 2503.24358): payloads of kivi, to the byte but for the id, and decoded and attended as those
+ * are. Only encoding differs: keys' errors are kept out of the directions that queries look in, which the
+ * caller brings (struct kvp_encode_opts.queries, kvp_squat.h) and no reader needs. Values are kivi's. bits 2,
+ * 3 or 4; log2_group 4..7.
+ */
+#define KVP_CODEC_SQUAT(bits, log2_group) KVP_CODEC(KVP_FAMILY_SQUAT, (bits) | (log2_group) << 4)
+
 /* Seed of the rotation's signs where the caller names none. */
 #define KVP_SEED_DEFAULT UINT64_C(0x6b76706f6f6c3031)
 
@@ -298,6 +307,7 @@ struct kvp_layout {
 
 struct kvp_pca;
 struct kvp_nuq;
+struct kvp_squat;
 
 /*
  * An object that belongs to a space rather than to a plane: the dense rotation of KVP_ROT_HAAR, or
@@ -322,7 +332,7 @@ struct kvp_encode_opts {
 	int32_t exponent;      /* -120..125, if force_exponent: for planes written in parts;
 					  what is beyond 1024 * 2^exponent saturates */
 	uint32_t force_exponent;
-	const void *queries; /* reserved for codecs that need them; must be NULL */
+	const struct kvp_squat *queries; /* needed by squat's keys; else ignored */
 	uint32_t
 		position; /* pca, kvquant: of the plane's first token, below KVP_ROPE_POSITIONS_MAX less
 				its tokens; else ignored */
@@ -360,7 +370,7 @@ int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes
 
 /*
  * Encodes a plane. out must be aligned to 16 bytes, hold the payload's bytes, and not overlap src.
- * opts may be NULL, but for smart, pca, kvquant and codecs with a matrix. Padding between sections is written
+ * opts may be NULL, but for smart, pca, kvquant, squat's keys and codecs with a matrix. Padding between sections is written
  * as zeros. The same elements give the same bytes, on every machine. lossless and pca may write all
  * bytes of kvp_plane_bytes(), of which those that the payload's header counts are meant.
  * NaN is encoded as 0 and infinities as the largest magnitude that the plane's exponent or the
@@ -369,7 +379,8 @@ int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes
  * precision, not the plane (docs/formats.md, "Outlier rows"). native and lossless keep the bits.
  * -EINVAL: codec or plane as for kvp_plane_layout(), options, alignment, strides, overlap;
  * -ENOSPC: out_size; -ENOENT: no calibration of this dim, or for pca and kvquant of these heads and this
- * kind; -ERANGE: spectral would keep too little, and what out holds then means nothing.
+ * kind, or for squat's keys no queries of these heads and this dim; -ERANGE: spectral would keep too little,
+ * and what out holds then means nothing.
  */
 int kvp_plane_encode(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_encode_opts *opts, struct kvp_raw_const src, void *out, size_t out_size);

@@ -2,6 +2,7 @@
 /* The public entry points: everything a caller can get wrong is refused here. */
 #include "kernels/codec_impl.h"
 #include "kernels/kvp_rope.h"
+#include "kernels/kvp_squat.h"
 #include "kernels/numeric.h"
 
 #include <errno.h>
@@ -91,6 +92,16 @@ static int check_calib(uint32_t codec, const struct kvp_plane *p, const struct k
 	return calib && calib->haar && calib->dim == p->dim && calib->digest ? 0 : -ENOENT;
 }
 
+static int check_queries(uint32_t codec, const struct kvp_plane *p, const struct kvp_squat *queries)
+{
+	if (!(kvp_codec_facts(codec) & KVP_FACT_QUERIES) || p->kind != KVP_PLANE_K)
+		return 0;
+	return queries && kvp_squat_options(queries)->heads == p->heads &&
+			       kvp_squat_options(queries)->dim == p->dim
+		       ? 0
+		       : -ENOENT;
+}
+
 static int check_encode(uint32_t codec, const struct kvp_plane *p,
 	const struct kvp_encode_opts *opts, struct kvp_raw_const src, const void *out,
 	size_t out_size, struct kvp_layout *ret_lay)
@@ -103,7 +114,7 @@ static int check_encode(uint32_t codec, const struct kvp_plane *p,
 	r = kvp_plane_layout(codec, p, &lay);
 	if (r < 0)
 		return r;
-	if (opts->size != sizeof *opts || opts->queries || !out || (uintptr_t)out % PAYLOAD_ALIGN)
+	if (opts->size != sizeof *opts || !out || (uintptr_t)out % PAYLOAD_ALIGN)
 		return -EINVAL;
 	if (opts->force_exponent &&
 		(opts->exponent < KVP_EXPONENT_MIN || opts->exponent > KVP_EXPONENT_MAX ||
@@ -125,6 +136,8 @@ static int check_encode(uint32_t codec, const struct kvp_plane *p,
 	if (overlaps(lo, hi, out, lay.bytes))
 		return -EINVAL;
 	r = check_calib(codec, p, opts->calib);
+	if (!r)
+		r = check_queries(codec, p, opts->queries);
 	if (r < 0)
 		return r;
 	*ret_lay = lay;

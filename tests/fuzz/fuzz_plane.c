@@ -33,7 +33,7 @@ static const char *const names[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3"
 	"sym2-wide", "sym3-g8", "sym4-g16-wide", "sym8-g8", "pub-kivi2", "pub-kivi4-g64",
 	"pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8",
 	"kvquant2", "kvquant3-uniform", "kvquant4-post", "kvquant3", "kvquant2-dense", "spectral",
-	"spectral-f8-i8-interleaved", "spectral-f16-i16" };
+	"spectral-f8-i8-interleaved", "spectral-f16-i16", "squat2", "squat3-g16", "squat4-g64" };
 
 #define DIM_MAX  256u
 #define WORK_MAX (1u << 20)
@@ -147,7 +147,8 @@ static void fix_header(uint32_t codec, const struct kvp_plane *p, size_t bytes, 
 	hdr.dtype = (uint8_t)p->dtype;
 	hdr.kind = (uint8_t)p->kind;
 	hdr.exponent = KVP_CODEC_FAMILY(codec) < KVP_FAMILY_PUB_KIVI ||
-				       KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SYM
+				       KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SYM ||
+				       KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SQUAT
 			       ? hdr.exponent % 120
 			       : 0;
 	hdr.reserved1 = 0;
@@ -255,8 +256,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	r = kvp_plane_decode(*k, codec, &p, calib_of(codec, &p), exact, bytes,
 		(struct kvp_raw){ out, (ptrdiff_t)(4 * p.tokens * p.dim), (ptrdiff_t)(4 * p.dim) });
 	for (size_t i = 0; !r && i < n; i++) {
-		/* What kivi keeps native may be anything. */
-		uint32_t native = KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KIVI && !p.kind;
+		/* What kivi and squat keep native may be anything. */
+		uint32_t family = KVP_CODEC_FAMILY(codec);
+		uint32_t native =
+			(family == KVP_FAMILY_KIVI || family == KVP_FAMILY_SQUAT) && !p.kind;
 
 		if (!native && !isfinite(out[i]))
 			abort();

@@ -12,6 +12,7 @@
 #include "kernels/kvp_attend.h"
 #include "kernels/kvp_haar.h"
 #include "kernels/kvp_rope.h"
+#include "kernels/kvp_squat.h"
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 #include "tests/kernels/ladder.h"
@@ -40,7 +41,7 @@ static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi
 	"sym4", "sym8-g8-wide", "sym8", "pub-kivi2", "pub-kivi4-g64", "pub-aither2", "pub-aither3",
 	"pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8", "lossless", "kvquant2", "kvquant3",
 	"kvquant4", "kvquant3-uniform", "kvquant2-post", "kvquant4-dense", "spectral-any",
-	"spectral-f8-i8-interleaved-any" };
+	"spectral-f8-i8-interleaved-any", "squat2", "squat3-g16", "squat4-g64" };
 
 static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 104, 112, 128, 144, 160,
 	192, 224, 256, 288, 512, 576, 1024 };
@@ -65,6 +66,36 @@ static struct kvp_calib calib_for(uint32_t dim)
 static int needs_matrix(const char *name)
 {
 	return strstr(name, "haar") || strstr(name, "aither");
+}
+
+/* Axes at random, for so many heads of such a dim. */
+static const struct kvp_squat *squat_for(const struct kvp_plane *p)
+{
+	static struct kvp_squat *cache[9][KVP_PLANE_DIM_MAX / 8 + 1];
+	struct kvp_squat **s = &cache[p->heads][p->dim / 8];
+	const struct kvp_squat_opts o = { .size = sizeof o,
+		.heads = p->heads,
+		.dim = p->dim,
+		.rank = p->dim < 21 ? p->dim : 21 };
+	const size_t n = (size_t)o.heads * o.rank * o.dim;
+	float *axes;
+
+	if (*s)
+		return *s;
+	axes = malloc(n * sizeof *axes);
+	if (!axes)
+		abort();
+	for (size_t i = 0; i < n; i++)
+		axes[i] = 10.0f * (float)inputs_normal();
+	if (kvp_squat_of_axes(&o, axes, s) < 0)
+		abort();
+	free(axes);
+	return *s;
+}
+
+static int needs_queries(uint32_t codec)
+{
+	return KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SQUAT;
 }
 
 static void verdict(int ok, const char *what, const char *codec, const struct kvp_plane *p,
@@ -121,6 +152,8 @@ static void check_plane(
 		calib = calib_for(p->dim);
 	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KVQUANT)
 		calib = *nuq_calib_for(codec, p);
+	if (needs_queries(codec))
+		o.queries = squat_for(p);
 	inputs_fill(src.data, raw_bytes / esize, p->dtype, kind);
 	used = bytes;
 	for (size_t i = 0; i < LADDER; i++) {
@@ -226,6 +259,8 @@ static struct guard encode_random(
 
 	for (uint32_t t = 0; t < p->tokens; t++)
 		widths[t] = "\2\3\4\10"[inputs_random() % 4];
+	if (needs_queries(codec))
+		o.queries = squat_for(p);
 	inputs_fill(raw.data, raw.size / esize, p->dtype, INPUT_NORMAL);
 	if (codec == KVP_CODEC_NATIVE)
 		return raw;
@@ -422,6 +457,8 @@ static void bench_codec(const char *name, size_t set)
 		calib = calib_for(128);
 	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_KVQUANT)
 		calib = *nuq_calib_for(codec, &p);
+	if (needs_queries(codec))
+		o.queries = squat_for(&p);
 	memset(widths, 4, sizeof widths);
 	out = guard_new(bytes, 64);
 	inputs_fill(src.data, raw / 2, p.dtype, INPUT_NORMAL);

@@ -16,7 +16,8 @@ import tempfile
 
 INSTALLED = ["kvpool.h", "kvpool_admin.h", "kvpool_cuda.h"]
 INSTALLED_KERNELS = ["kernels/kvp_attend.h", "kernels/kvp_calib.h", "kernels/kvp_codec.h", "kernels/kvp_haar.h",
-                     "kernels/kvp_nuq.h", "kernels/kvp_rope.h", "kernels/kvp_spectral.h"]
+                     "kernels/kvp_nuq.h", "kernels/kvp_rope.h", "kernels/kvp_spectral.h",
+                     "kernels/kvp_squat.h"]
 ALSO_CXX = ["shm/kvp_types.h", "shm/kvp_abi.h", "shm/kvp_proto.h"]
 CUDA_ONLY = "kernels/cuda/"
 

@@ -171,6 +171,12 @@ assert 3.3 < rows["kvquant3"]["bits_per_value"] < 3.6, rows
 assert rows["kvquant4"]["relmse"] < rows["kvquant3"]["relmse"] / 2 < rows["kvquant2"]["relmse"] / 4, rows
 assert "no calibration of this model" in run("quality", *model, "--codec", "kvquant3", "--calib", path("m"), status=1)
 
+# ---- squat: as large as kivi, with the queries that a text begins with, and not kivi ----
+
+rows = {r["codec"]: r for r in json.loads(run("quality", *model, "--codec", "kivi2,squat2,squat2/tq4", "--json"))}
+assert rows["squat2"]["bits_per_value"] == rows["kivi2"]["bits_per_value"] == 3, rows
+assert 0 < rows["squat2"]["kl_nats"] != rows["kivi2"]["kl_nats"] > rows["squat2/tq4"]["kl_nats"], rows
+
 # ---- spectral: what its gate measures is told, and a plane that it refuses ----
 
 rows = json.loads(run("quality", *model, "--codec", "spectral-f8-any/tq4,spectral-f32-any/tq4", "--json"))

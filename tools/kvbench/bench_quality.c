@@ -176,7 +176,10 @@ static int run_codec(
 		return r;
 	r = store_init(&store, job->model);
 	for (size_t i = 0; i < job->n && !r; i++) {
-		r = run_stretch(job, i, &store, &score);
+		r = store_queries(
+			&store, job->model, job->stretch[i].tokens, job->stretch[i].first);
+		if (!r)
+			r = run_stretch(job, i, &store, &score);
 		store_clear(&store);
 	}
 	store_done(&store);

@@ -146,6 +146,8 @@ static int run_case(const struct recall *job, uint32_t i, struct store *store, s
 	make_case(job, i, tokens);
 	if (!r)
 		r = kvr_seq_new(job->model, kv, &sub, &seq);
+	if (!r)
+		r = store_queries(store, job->model, tokens, start);
 	for (int free_running = 0; free_running < 2 && !r; free_running++) {
 		r = (free_running ? run_free : run_told)(seq, tokens, start, vocab, &right);
 		count(&shares[free_running], right);

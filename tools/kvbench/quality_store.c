@@ -72,7 +72,10 @@ static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *f
 	ptrdiff_t row = (ptrdiff_t)(from->head_dim * sizeof(float));
 	struct kvp_raw_const src = { from->native, row * from->tokens, (ptrdiff_t)from->stride };
 	uint8_t widths[BLOCK_MAX];
-	struct kvp_encode_opts o = { .size = sizeof o, .seed = s->seed, .widths = widths };
+	struct kvp_encode_opts o = { .size = sizeof o,
+		.seed = s->seed,
+		.widths = widths,
+		.queries = s->squat ? s->squat[from->layer * s->heads + from->kv_head] : NULL };
 	int smart = KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART;
 	struct kvp_plane half = p;
 	size_t bytes, wire;
@@ -263,5 +266,6 @@ void store_done(struct store *s)
 {
 	if (s->tile)
 		store_clear(s);
+	store_queries_done(s);
 	free(s->tile);
 }

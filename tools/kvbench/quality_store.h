@@ -29,7 +29,8 @@ struct store {
 	uint64_t seed;  /* of rotations */
 	uint32_t block; /* tokens */
 	uint32_t layers, heads, blocks;
-	float **tile; /* NULL: not decoded yet */
+	float **tile;             /* NULL: not decoded yet */
+	struct kvp_squat **squat; /* by layer and KV head; NULL: no queries are known */
 	double bits, values;
 	double energy,
 		energies;  /* of keys, in what spectral keeps: sum over planes, and how many */
@@ -48,6 +49,14 @@ int store_init(struct store *s, const struct kvr_model *model);
 /* Forgets the sequence's blocks, but not the bits that they took. */
 void store_clear(struct store *s);
 void store_done(struct store *s);
+
+/*
+ * quality_queries.c: for squat, the queries of a sequence's first n tokens, of a native pass over these; for
+ * other codecs nothing. What was known of another sequence is forgotten. Negative errno.
+ */
+int store_queries(
+	struct store *s, const struct kvr_model *model, const uint32_t *tokens, uint32_t n);
+void store_queries_done(struct store *s);
 
 /* The `read` of struct kvr_substitute, whose window is s->block: a block is coded once it is complete. */
 int store_read(void *arg, const struct kvr_plane *plane, float *dst);

@@ -28,7 +28,8 @@
 #define FIRST_ARENA (UINT64_C(8) << 20)
 #define FIRST_SLOTS 16u
 
-#define NURSERY_PART 16u /* of the share is for arenas where blocks may be coded */
+#define NURSERY_PART 16u /* of the share is for arenas where blocks may be coded, */
+#define NURSERY_MOST 8u  /* of a small one so much at most */
 
 #define EXTENTS 16u /* of one share, at least, if slots are not larger */
 
@@ -133,7 +134,8 @@ static uint64_t arena_most(const struct kvpd_tenant *t, uint64_t slot_bytes, uin
 	if (!t->precision.floors)
 		return t->limits.arena;
 	if (nursery < FIRST_ARENA)
-		nursery = FIRST_ARENA;
+		nursery = data_bytes(t) / NURSERY_MOST < FIRST_ARENA ? data_bytes(t) / NURSERY_MOST
+								     : FIRST_ARENA;
 	if (nursery < FIRST_SLOTS * slot_bytes)
 		nursery = FIRST_SLOTS * slot_bytes;
 	return nursery < t->limits.arena ? nursery : t->limits.arena;
@@ -498,10 +500,21 @@ static uint64_t arena_wish(const struct kvpd_session *s, const struct kvpd_class
 	return want > cap / 2 ? cap / 2 : want;
 }
 
-/* What was emptied for coded blocks is theirs, except for a session that has nothing. */
-static uint64_t arena_room(const struct kvpd_session *s)
+/*
+ * What was emptied for coded blocks is theirs, and so is what their first extent needs, or blocks would have to be
+ * evicted for it; except for a session that has nothing.
+ */
+static uint64_t arena_room(const struct kvpd_session *s, const struct kvpd_class *c)
 {
-	return s->tenant->precision.hungry && s->arena_bytes ? 0 : room(s->tenant, 0);
+	const struct kvpd_tenant *t = s->tenant;
+	uint64_t left = room(t, 0), keep;
+
+	if (!s->arena_bytes)
+		return left;
+	if (t->precision.hungry)
+		return 0;
+	keep = kvpd_precision_keep(t, c, kvpd_pool_round(t->ledger, extent_wish(t)));
+	return left > keep ? left - keep : 0;
 }
 
 static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t bytes)
@@ -603,8 +616,8 @@ static void grow_here(struct kvpd_session *s, struct kvpd_class *c, uint64_t now
 		return;
 	}
 	bytes = extent_size(t->ledger, c, want, own < all ? own : all);
-	if (bytes > arena_room(s)) {
-		uint64_t less = extent_size(t->ledger, c, want, arena_room(s));
+	if (bytes > arena_room(s, c)) {
+		uint64_t less = extent_size(t->ledger, c, want, arena_room(s, c));
 
 		/* A session that has an arena already can wait for a whole one. */
 		bytes = less >= bytes / 2 || !s->arena_bytes ? less : 0;

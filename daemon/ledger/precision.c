@@ -227,11 +227,12 @@ bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t 
 	kvpd_quality_wanted(t, c);
 	if (!helps(t, c))
 		return false;
-	/* Nothing could be coded: some evictions, then it is looked for again. */
-	if (p->grace) {
+	/* Nothing could be coded: some evictions, or as many blocks that came since, then it is looked for again. */
+	if (p->grace && t->serial - p->vain_serial < VAIN_BATCHES * kvpd_evict_batch(t)) {
 		p->grace--;
 		return false;
 	}
+	p->grace = 0;
 	if (!p->want) {
 		p->looked = 0;
 		p->spared = false;
@@ -691,13 +692,17 @@ bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now)
 	}
 	if (!v.n && !looked_everywhere(t))
 		return true;
-	/* There are no slots for it: soon, or when others have evicted. */
 	p->full = v.n != 0;
-	if (v.n)
+	if (v.n) {
+		/* There are no slots for it: soon, or when others have evicted. It is still there then. */
+		p->looked = 0;
+		p->spared = false;
 		return !coming(t) && make_way(t, now);
+	}
 	/* Nothing can be coded. */
 	p->want = p->hungry = NULL;
 	p->grace = VAIN_BATCHES;
+	p->vain_serial = t->serial;
 	p->since_ns = 0;
 	kvpd_due(t, KVPD_DUE_EXTENTS);
 	return false;

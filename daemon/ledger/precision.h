@@ -64,7 +64,8 @@ struct kvpd_precision {
 	bool spared;           /* something was above the bar, since something was found */
 	uint64_t since_ns;     /* somebody waits, without anything having been coded; 0: nobody */
 	bool full;             /* there was no slot for what could be coded */
-	uint32_t grace;        /* evictions before anything is looked for again */
+	uint32_t grace;        /* evictions before anything is looked for again, */
+	uint32_t vain_serial;  /* unless much has come since this block */
 	double encode_seconds; /* a token, as measured; 0: not yet */
 	/* Steps to a width so far, and bytes that they freed. */
 	uint64_t steps[KVP_PAYLOAD_WIDTHS], freed[KVP_PAYLOAD_WIDTHS];

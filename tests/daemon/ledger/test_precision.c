@@ -309,10 +309,53 @@ static void the_operator_bounds_it(void **state)
 	dp_stop(&w);
 }
 
+/* A tenant of so many MiB, in which chains of 64 blocks are put until one is evicted; the most that may be. */
+static void fill_small(uint32_t mib, uint32_t native_last)
+{
+	struct kvp_space_canon canon = coded_model("m", "tq4");
+	struct dp_ref parent = dp_root();
+	struct kvpd_limits limits;
+	struct dp_client *c;
+	struct dp_world w;
+	struct dp_block b;
+	uint32_t space;
+
+	dp_defaults(&w, &limits);
+	limits.share = mib * MIB;
+	limits.max_blocks = 1024;
+	limits.recipe_tokens = 1024 * T;
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	canon.native_last = native_last;
+	space = coded_open(c, &canon);
+	for (uint32_t i = 0; !dp_figure(&w, "evictions_total"); i++) {
+		assert_true(i < 1024);
+		assert_int_equal(coded_put(c, space, parent, i, T, &b), 0);
+		parent = i % 64 == 63 ? dp_root() : dp_ref(&b);
+	}
+	print_message("%u MiB: %u of %u blocks are coded\n", mib,
+		(unsigned)dp_figure(&w, "coded_blocks"), (unsigned)dp_figure(&w, "blocks"));
+	/* What is not is in the arena, at an end of its chain, or in the last native extent. */
+	assert_true(dp_figure(&w, "coded_blocks") * 4 > dp_figure(&w, "blocks") * 3);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
+/* Also where an extent has 16 slots and the vault three: nothing is evicted while it could be coded instead. */
+static void in_a_small_pool_too(void **state)
+{
+	(void)state;
+	for (uint32_t mib = 4; mib <= 6; mib++) {
+		fill_small(mib, 0);
+		fill_small(mib, 2 * T);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(precision_goes_before_blocks),
+		cmocka_unit_test(in_a_small_pool_too),
 		cmocka_unit_test(arenas_are_small_where_blocks_may_be_coded),
 		cmocka_unit_test(each_space_says_what_it_holds),
 		cmocka_unit_test(constant_load_changes_nothing),

@@ -12,6 +12,7 @@
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/medium.h"
+#include "daemon/ledger/remat.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/supply.h"
 #include "daemon/ledger/tenant.h"
@@ -82,6 +83,7 @@ static void copied(struct kvpd_device_work *w)
 		t->behind.rest_ns = now + REST_NS;
 	let_go(t, c->block, c->to);
 	kvpd_behind_again(t);
+	kvpd_remat_again(t); /* for what waits until it is there */
 	/* It may go from the device now. */
 	kvpd_warm_again(t);
 	kvpd_supply_again(t);

@@ -27,6 +27,9 @@
 static struct kvp_kernels *kernels;
 static struct kvp_client *client;
 
+/* The layer that stays native in spaces that are opened now; L: none. */
+static uint32_t excepted = L;
+
 static struct kvp_space *open_model(
 	struct kvp_client *c, const char *model, uint32_t codec_k, uint32_t codec_v)
 {
@@ -40,7 +43,9 @@ static struct kvp_space *open_model(
 		.n_layers = L,
 		.layers = all,
 		.floor_k = codec_k,
-		.floor_v = codec_v };
+		.floor_v = codec_v,
+		.exact_layers = &excepted,
+		.n_exact_layers = excepted < L };
 	struct kvp_space *s;
 
 	EQUAL(kvp_space_open(c, &d, WAIT_MS, &s), 0);
@@ -134,6 +139,8 @@ static void expected(const struct kvp_payload_info *p, uint32_t seed, uint32_t b
 {
 	native_of(seed, block, (uint16_t *)(void *)out);
 	for (uint32_t l = 0; l < L; l++) {
+		if (l == excepted)
+			continue;
 		through_codec(out + 2 * l * PLANE, p->codec_k, KVP_PLANE_K);
 		through_codec(out + (2 * l + 1) * PLANE, p->codec_v, KVP_PLANE_V);
 	}
@@ -406,6 +413,75 @@ static void test_exact_beside(void)
 	CHECK(bytes < BLOCK / 3);
 	kvp_space_close(lossy);
 	kvp_space_close(exact);
+}
+
+/* Where the planes of both layers lie: of the excepted one as they were stored, of the other one coded. */
+static void check_layers(struct kvp_prefix *m, uint32_t seed, uint32_t i)
+{
+	static uint16_t native[BLOCK / 2];
+	struct kvp_payload_layer_info l = { .size = sizeof(l) };
+
+	native_of(seed, i, native);
+	EQUAL(kvp_payload_planes(m, i, excepted, &l), 0);
+	EQUAL(l.k.codec, KVP_CODEC_NATIVE);
+	EQUAL(l.v.codec, KVP_CODEC_NATIVE);
+	for (uint32_t t = 0; t < T; t++)
+		for (uint32_t h = 0; h < HEADS; h++) {
+			size_t at = 2 * excepted * PLANE + (t * HEADS + h) * ROW;
+
+			EQUAL(memcmp((const uint8_t *)l.k.addr + t * l.k.token_stride +
+					      h * l.k.head_stride,
+				      (const uint8_t *)native + at, ROW),
+				0);
+			EQUAL(memcmp((const uint8_t *)l.v.addr + t * l.v.token_stride +
+					      h * l.v.head_stride,
+				      (const uint8_t *)native + at + PLANE, ROW),
+				0);
+		}
+	EQUAL(kvp_payload_planes(m, i, L - 1 - excepted, &l), 0);
+	EQUAL(l.k.codec, KVP_CODEC_TQ4);
+	EQUAL(l.v.codec, KVP_CODEC_TQ4);
+}
+
+/* A layer that the space's owner excepts stays native in blocks that are coded, and is part of the space's name. */
+static void test_excepted_layers(void)
+{
+	struct kvp_space *all, *s;
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m;
+	uint64_t bytes[2];
+
+	for (uint32_t layer = 0; layer < L; layer++) {
+		struct tally t = { 0 };
+		uint32_t looked = 0;
+
+		excepted = layer;
+		s = crowded();
+		for (uint32_t i = 0; i < SEQUENCES; i++) {
+			struct kvp_payload_info p = { .size = sizeof(p) };
+
+			check_sequence(s, i, &t);
+			m = find_sequence(s, i, CHAIN * T, &info);
+			for (uint32_t k = 0; k < info.n_blocks; k++) {
+				EQUAL(kvp_payload(m, k, &p), 0);
+				if (p.codec) {
+					check_layers(m, i, k);
+					looked++;
+				}
+			}
+			EQUAL(kvp_release(m), 0);
+		}
+		printf("  %u blocks native, %u coded but for layer %u\n", t.native, t.coded, layer);
+		CHECK(looked > 0);
+		EQUAL(kvp_space_block_bytes(s, 2, &bytes[0]), 0);
+		excepted = L;
+		all = open_space(client, KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+		EQUAL(kvp_space_block_bytes(all, 2, &bytes[1]), 0);
+		/* Half of a block is not coded. */
+		CHECK(bytes[0] > BLOCK / 2 && bytes[1] < BLOCK / 3);
+		kvp_space_close(all);
+		kvp_space_close(s);
+	}
 }
 
 /* ---- kills ----------------------------------------------------------------------------------- */
@@ -724,6 +800,7 @@ TEST(pieces)
 TEST(attention_in_place)
 TEST(fork)
 TEST(exact_beside)
+TEST(excepted_layers)
 TEST(kills)
 TEST(quality)
 TEST(attention)
@@ -739,6 +816,7 @@ int main(void)
 		{ "attention in place", run_attention_in_place },
 		{ "fork", run_fork },
 		{ "exact beside", run_exact_beside },
+		{ "excepted layers", run_excepted_layers },
 		{ "kills", run_kills },
 		{ "quality", run_quality },
 	};

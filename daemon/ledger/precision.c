@@ -31,9 +31,10 @@ _Static_assert(KVP_PAYLOAD_WIDTHS == KVP_WIDTHS, "a payload's width is that of p
 #define LOOK_LIVE 8u    /* another one so many */
 /* Somebody who waits for a slot evicts after so long without progress. */
 #define PATIENCE_NS  (20 * KVPD_MS)
-#define VAIN_BATCHES 16u /* evictions after nothing was found that could be coded */
-#define FEW_SLOTS    8u  /* coded ones: with fewer others evict */
-#define WANT_BLOCKS  8u  /* of the wanted slots, so many at a time */
+#define COMING_NS    (500 * KVPD_MS) /* while an extent is made, which a busy machine is slow at */
+#define VAIN_BATCHES 16u             /* evictions after nothing was found that could be coded */
+#define FEW_SLOTS    8u              /* coded ones: with fewer others evict */
+#define WANT_BLOCKS  8u              /* of the wanted slots, so many at a time */
 #define BAND         8u /* an octave: what is as much above the least important is not told from it */
 #define FIRST_BAR    .37f  /* what nothing is known of, when as much came as there is room for */
 #define SAMPLES      1024u /* blocks that say what extents are worth, of all of them, */
@@ -246,7 +247,7 @@ bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t 
 		return false;
 	if (!p->since_ns)
 		p->since_ns = now;
-	if (now < p->since_ns + PATIENCE_NS)
+	if (now < p->since_ns + (coming(t) ? COMING_NS : PATIENCE_NS))
 		return true;
 	p->since_ns = 0;
 	return false;

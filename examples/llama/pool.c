@@ -12,7 +12,9 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-#define PROBE 3u /* tokens that are decoded to see a state */
+/* llama.cpp decodes a few tokens slower than many, one by one: half a block of them after each hit. */
+#define BLOCK_TOKENS 32u
+#define PROBE        3u /* tokens that are decoded to see a state */
 
 struct kvl_pool {
 	struct llama_context *ctx;
@@ -221,7 +223,7 @@ static int open_space(struct kvl_pool *pool, const struct llama_model *model,
 		.model = o->name ? o->name : name,
 		.adapter = o->adapter,
 		.tokenizer = "llama.cpp",
-		.block_tokens = o->block_tokens ? o->block_tokens : 64,
+		.block_tokens = o->block_tokens ? o->block_tokens : BLOCK_TOKENS,
 	};
 	char layout[128];
 	int r = digest(model, params, o->model_file, desc.weights_digest);

@@ -22,7 +22,7 @@ struct kvl_opts {
 	const char *model_file; /* its size and time of change are part of what names the weights */
 	const char *name;       /* of the model; NULL: the last part of model_file */
 	const char *adapter;    /* names what was attached to the context; NULL: nothing */
-	uint32_t block_tokens;  /* 0: 64 */
+	uint32_t block_tokens;  /* 0: 32; what does not fill one is decoded again */
 	uint32_t timeout_ms; /* that a store waits for room, and a hanging daemon costs; 0: 200 */
 };
 

@@ -38,9 +38,9 @@ def prompt(number, tokens=1900):
     return [256] + list((b"%d. " % number + text[at:] + text)[:tokens - 1])
 
 
-def hit(tokens):
+def hit(tokens, block=T):
     """What another process finds of so many tokens: whole blocks, and never all."""
-    return (tokens - 1) // T * T
+    return (tokens - 1) // block * block
 
 
 class Worker:

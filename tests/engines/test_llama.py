@@ -14,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-from engine import MODEL, T, hit, needs, prompt
+from engine import MODEL, hit, needs, prompt
 from harness import SKIP
 
 needs("gguf", "safetensors", "cffi")
@@ -29,6 +29,7 @@ from harness import Daemon, wait_for
 import kvpool
 
 STEPS = 16
+B = 32  # tokens in a block, unless said otherwise
 
 folder = None
 
@@ -112,17 +113,17 @@ class Engines(unittest.TestCase):
                 for p, text in zip(self.prompts[:3], texts):
                     cold = a.ask(p)
                     self.assertEqual((cold["hit"], cold["stored"], cold["text"]),
-                                     (0, (len(p) + STEPS - 1) // T * T, text))
+                                     (0, (len(p) + STEPS - 1) // B * B, text))
                 warm = [a.ask(p) for p in self.prompts[:3]]
                 a.end()
             with Server(daemon.socket, kind) as b:
                 for p, before in zip(self.prompts, warm):
                     again = b.ask(p)
-                    self.assertEqual(again["hit"], hit(len(p)))
+                    self.assertEqual(again["hit"], hit(len(p), B))
                     self.assertEqual((again["text"], again["logits"]),
                                      (before["text"], before["logits"]))
                 branch = b.ask(self.prompts[3])
-                self.assertEqual(branch["hit"], 1300 // T * T)
+                self.assertEqual(branch["hit"], 1300 // B * B)
                 b.end()
             self.check(daemon)
             return texts, [w["text"] for w in warm] + [branch["text"]]
@@ -161,7 +162,7 @@ class Engines(unittest.TestCase):
                     a.kill()
                 self.check(daemon)
                 with Server(daemon.socket, kind) as b:
-                    self.assertEqual(b.ask(prompt(20, 400))["hit"], hit(400))
+                    self.assertEqual(b.ask(prompt(20, 400))["hit"], hit(400, B))
                     b.end()
 
     def test_daemon_killed_and_restarted(self):
@@ -180,7 +181,7 @@ class Engines(unittest.TestCase):
                         time.sleep(.03 * i)
                         daemon.start()
                         self.assertEqual(a.answer()["text"], texts[i])
-                    wait_for(lambda: a.ask(self.prompts[0])["hit"] == hit(1900))
+                    wait_for(lambda: a.ask(self.prompts[0])["hit"] == hit(1900, B))
                     a.end()
                 self.check(daemon)
 
@@ -200,7 +201,7 @@ class Engines(unittest.TestCase):
                         self.assertEqual(a.ask(self.prompts[i])["text"], self.texts[i])
                 finally:
                     os.kill(daemon.pid, signal.SIGCONT)
-                wait_for(lambda: a.ask(self.prompts[1])["hit"] == hit(1900))
+                wait_for(lambda: a.ask(self.prompts[1])["hit"] == hit(1900, B))
                 a.end()
             self.check(daemon)
 
@@ -236,23 +237,24 @@ def table():
     """Medians of five prompts of 1,900 tokens on one thread, five times; both engines take turns."""
     setUpModule()
     prompts = [prompt(40 + i) for i in range(5)]
-    print("cache  without kvpool  blocks of a dead process  reused of 1900  ratio")
-    for kind in ("f16", "q8_0", "q4_0"):
+    print("cache  tokens a block  without kvpool  blocks of a dead process  reused of 1900  ratio")
+    for kind, block in (("f16", 16), ("f16", 32), ("f16", 64), ("q8_0", 32), ("q4_0", 32)):
+        more = ("--block-tokens", str(block))
         with Daemon({"memory": "512MiB"}) as daemon:
-            with Server(daemon.socket, kind) as first:
+            with Server(daemon.socket, kind, *more) as first:
                 for p in prompts:
                     first.ask(p, 1)
                 first.end()
-            with Server("off", kind) as off, Server(daemon.socket, kind) as on:
+            with Server("off", kind) as off, Server(daemon.socket, kind, *more) as on:
                 off.ask(prompts[0], 1)
                 on.ask(prompts[0], 1)
                 done = [(off.ask(p, 1), on.ask(p, 1)) for p in prompts * 5]
                 off.end()
                 on.end()
         cold, warm = (statistics.median(d[i]["ms"] for d in done) for i in (0, 1))
-        print("%-5s %12.1f ms %22.1f ms %15d %6.1f" %
-              (kind, cold, warm, min(d[1]["hit"] for d in done),
-               statistics.median(d[0]["ms"] / d[1]["ms"] for d in done)))
+        print("%-5s %15d %12.1f ms %22.1f ms %15d %6.1f" %
+              (kind, block, cold, warm, min(d[1]["hit"] for d in done),
+               statistics.median(d[0]["ms"] / d[1]["ms"] for d in done)), flush=True)
     tearDownModule()
 
 

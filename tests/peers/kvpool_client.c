@@ -14,6 +14,7 @@
 #define BLOCKS 30u
 #define BYTES  (512u << 10)
 #define KEY    32u
+#define TRIES  1000u
 
 static uint8_t keys[BLOCKS * KEY + 1], data[BYTES];
 
@@ -31,6 +32,11 @@ static int read_blocks(struct kvp_space *space, uint8_t *into)
 	struct kvp_prefix *prefix;
 	int n = kvp_match_keys(space, keys, BLOCKS, 0, NULL, &prefix);
 
+	/* What the daemon moves at the moment is missing for so long. */
+	for (unsigned i = 0; i < TRIES && n >= 0 && n < (int)BLOCKS; i++) {
+		kvp_release(prefix);
+		n = kvp_match_keys(space, keys, BLOCKS, 0, NULL, &prefix);
+	}
 	if (n < 0)
 		return n;
 	n = kvp_payloads(prefix, 0, BLOCKS, at);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calibrations: of a model that runs here and of another engine's dump, what is refused, and what `pca` makes of
-them. Nothing here looks at how long anything took."""
+them; with the argument "model" what it and the codecs make of one that runs, too, which takes a minute and more. Nothing
+here looks at how long anything took."""
 import json
 import os
 import random
@@ -145,6 +146,10 @@ for form in (0, 2):  # without RoPE they are the same
         assert gap[0] > 1.05 * gap[len(gap) // 2] and gap[-1] > 1.05 * gap[len(gap) // 2] and post[0] > -1, post
 assert "tokens" in run("calibrate", "--dump", dump, "--rope", "none", "--codec", "kvquant", "--out", path("x"), status=1)
 assert "--codec" in run("calibrate", "--dump", dump, "--rope", "none", "--codec", "tq4", "--out", path("x"), status=2)
+
+if sys.argv[1:] != ["model"]:
+    work.cleanup()
+    sys.exit()
 
 # ---- a model ----
 

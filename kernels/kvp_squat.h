@@ -5,7 +5,8 @@
  * their energy; errors of keys are then pushed out of it. docs/formats.md, "squat", has the arithmetic.
  *
  * Nothing here locks, logs or keeps state; every function may be called by any thread, and any number of
- * encoders may use one object at a time. Errors are negative errno values, and nothing has been written then.
+ * encoders may use one object at a time; each takes 100 KiB of its stack. Errors are negative errno values,
+ * and nothing has been written then.
  */
 #ifndef KVP_SQUAT_H
 #define KVP_SQUAT_H

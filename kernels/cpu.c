@@ -54,6 +54,7 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		kvp_pca_slots_avx2(&k->dsp);
 		kvp_nuq_slots_avx2(&k->dsp);
 		kvp_squat_slots_avx2(&k->dsp);
+		kvp_lost_slots_avx2(&k->dsp);
 		kvp_attend_init_avx2(k);
 	}
 	if (k->cpu & KVP_CPU_AVX512) {
@@ -63,6 +64,7 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		kvp_pca_slots_avx512(&k->dsp);
 		kvp_nuq_slots_avx512(&k->dsp);
 		kvp_squat_slots_avx512(&k->dsp);
+		kvp_lost_slots_avx512(&k->dsp);
 		kvp_attend_init_avx512(k);
 	}
 	if (k->cpu & KVP_CPU_VBMI)

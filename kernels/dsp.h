@@ -159,6 +159,10 @@ typedef void kvp_squat_load_fn(const struct rows_in *in, uint32_t t, float *x);
 typedef void kvp_squat_place_fn(
 	uint32_t bits, const struct squat_part *p, uint32_t at, const uint8_t *own, uint8_t *row);
 
+/* lost.h: what rows of one head lost, y being what they were decoded to, in rows of their own stride. */
+typedef void kvp_lost_fn(const struct rows_in *x, const uint8_t *y, ptrdiff_t stride,
+	double *ret_lost, double *ret_all);
+
 struct dsp {
 	kvp_amax_fn *amax;
 	kvp_tq_encode_fn *tq_encode;
@@ -186,6 +190,7 @@ struct dsp {
 	kvp_squat_see_fn *squat_see;
 	kvp_squat_load_fn *squat_load;
 	kvp_squat_place_fn *squat_place;
+	kvp_lost_fn *lost;
 };
 
 /* Reference C; the others fall back on it for dims that they do not handle. */
@@ -216,6 +221,7 @@ kvp_squat_bend_fn kvp_squat_bend_c;
 kvp_squat_see_fn kvp_squat_see_c;
 kvp_squat_load_fn kvp_squat_load_c;
 kvp_squat_place_fn kvp_squat_place_c;
+kvp_lost_fn kvp_lost_c;
 
 struct kvp_kernels {
 	unsigned int cpu;
@@ -244,6 +250,8 @@ void kvp_nuq_slots_avx2(struct dsp *dsp);
 void kvp_nuq_slots_avx512(struct dsp *dsp);
 void kvp_squat_slots_avx2(struct dsp *dsp);
 void kvp_squat_slots_avx512(struct dsp *dsp);
+void kvp_lost_slots_avx2(struct dsp *dsp);
+void kvp_lost_slots_avx512(struct dsp *dsp);
 void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 void kvp_attend_init_vbmi(struct kvp_kernels *k);

@@ -441,5 +441,6 @@ void kvp_dsp_init_c(struct dsp *dsp)
 		.squat_see = kvp_squat_see_c,
 		.squat_load = kvp_squat_load_c,
 		.squat_place = kvp_squat_place_c,
+		.lost = kvp_lost_c,
 	};
 }

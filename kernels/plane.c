@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public entry points: everything a caller can get wrong is refused here. */
+#include "kernels/kvp_lost.h"
 #include "kernels/codec_impl.h"
 #include "kernels/kvp_rope.h"
 #include "kernels/kvp_squat.h"
@@ -392,4 +393,20 @@ int kvp_planes_decode(
 		*ret_done += !r;
 	}
 	return r;
+}
+
+void kvp_head_lost(const struct kvp_kernels *k, const struct kvp_plane *p, uint32_t head,
+	struct kvp_raw_const src, struct kvp_raw_const decoded, double *ret_lost, double *ret_all)
+{
+	const struct rows_in rows = {
+		.data = (const uint8_t *)src.data + (ptrdiff_t)head * src.head_stride,
+		.stride = src.token_stride,
+		.n = p->tokens,
+		.dim = p->dim,
+		.dtype = p->dtype,
+		.scale = 1,
+	};
+
+	k->dsp.lost(&rows, (const uint8_t *)decoded.data + (ptrdiff_t)head * decoded.head_stride,
+		decoded.token_stride, ret_lost, ret_all);
 }

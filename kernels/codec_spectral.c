@@ -339,7 +339,6 @@ int kvp_spectral_scores(uint32_t codec, const struct kvp_plane *p, const void *i
 	const float *q, float scale, float *ret)
 {
 	const double gain = rope ? rope->gain * rope->gain : 1.0;
-	float c[PAIRS_MAX], s[PAIRS_MAX];
 	struct kvp_layout lay;
 	struct kept_key key;
 	int r;
@@ -356,15 +355,14 @@ int kvp_spectral_scores(uint32_t codec, const struct kvp_plane *p, const void *i
 
 		take_key(codec, p, &lay, in, (size_t)head * p->tokens + t, &key);
 		for (uint32_t i = 0; i < key.n; i++) {
+			float c = 1.0f, s = 0.0f;
 			uint32_t a, b;
 
-			c[i] = 1.0f;
-			s[i] = 0.0f;
 			if (rope)
 				rope_angles(&rope->freq[key.pair[i]], 1,
-					(double)position - (double)(first + t), gain, &c[i], &s[i]);
+					(double)position - (double)(first + t), gain, &c, &s);
 			place_of(codec, p->dim, key.pair[i], &a, &b);
-			sum += pair_score(q, a, b, &key, i, c[i], s[i]);
+			sum += pair_score(q, a, b, &key, i, c, s);
 		}
 		ret[t] = sum * scale;
 	}

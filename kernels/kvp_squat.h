@@ -31,8 +31,8 @@ struct kvp_squat_opts {
 	uint32_t heads; /* KV heads, 1..256 */
 	uint32_t group; /* query heads of each; 0 = 1; up to 64 */
 	uint32_t dim;   /* 8..1024, a multiple of 8 */
-	uint32_t
-		rank; /* of the subspace, up to KVP_SQUAT_RANK_MAX and dim; 0 = KVP_SQUAT_RANK, or dim if less */
+	/* Of the subspace, up to KVP_SQUAT_RANK_MAX and dim; 0 = KVP_SQUAT_RANK, or dim if less. */
+	uint32_t rank;
 	/* Channels that are rounded together, after which the next ones make up for them: a multiple of 8 up to
 	 * 64; 0 = KVP_SQUAT_BLOCK, of dim 64 and less half of it. Fewer are better along queries, and slower. */
 	uint32_t block;

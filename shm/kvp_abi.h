@@ -641,8 +641,8 @@ struct kvp_cqe {
 	uint32_t birth;
 	uint32_t retry_ms; /* with -EAGAIN: when to ask again */
 	uint32_t more; /* RESERVE: further completions that follow for this serial; else blocks */
-	uint64_t
-		until_ns; /* SERVE: by CLOCK_MONOTONIC; 0: a daemon that does not say it, and else */
+	/* SERVE: by CLOCK_MONOTONIC; 0: a daemon that does not say it, and else. */
+	uint64_t until_ns;
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_cqe) == 64, "shm ABI");
 

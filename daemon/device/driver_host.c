@@ -21,8 +21,8 @@
 #include "shm/kvp_seg.h"
 
 #define MAX_THREADS 16u
-#define CHUNK \
-	(UINT64_C(256) << 10) /* that one thread copies before it looks again; caches hold it */
+/* That one thread copies before it looks again; caches hold it. */
+#define CHUNK (UINT64_C(256) << 10)
 /* A processor copies them in less than a millisecond. */
 #define BATCH_BYTES (UINT64_C(2) << 20)
 #define PAGE        UINT64_C(4096)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -568,6 +569,94 @@ int bench_decode(struct gpu *g, struct rng *r, double seconds)
 	       "ms p50 %.4f p99 %.4f worst %.4f\n",
 		seqs, tokens, n, (double)ms[n / 2], (double)ms[n - 1 - n / 100], (double)ms[n - 1]);
 	free(ms);
+	return 0;
+}
+
+/* ---- copies, and nothing else ---- */
+
+#define LINK_BYTES (UINT64_C(64) << 20) /* of one copy */
+#define LINK_DEPTH 4u                   /* copies each way under way */
+
+/* [0] to the device, [1] from it. */
+struct link {
+	struct CUstream_st *stream[2];
+	struct CUevent_st *event[2][LINK_DEPTH];
+	void *host[2];
+	uint64_t device[2], bytes[2];
+};
+
+static bool link_new(struct gpu *g, struct arena *a, struct link *l)
+{
+	for (uint32_t way = 0; way < 2; way++) {
+		if (g->cu.cuStreamCreate(&l->stream[way], CU_STREAM_ASYNC) != CU_OK ||
+			g->cu.cuMemHostAlloc(&l->host[way], LINK_BYTES, 0) != CU_OK)
+			return false;
+		memset(l->host[way], 1, LINK_BYTES);
+		l->device[way] = take(g, a, NULL, LINK_BYTES);
+		for (uint32_t i = 0; i < LINK_DEPTH; i++)
+			if (g->cu.cuEventCreate(&l->event[way][i], 0) != CU_OK)
+				return false;
+		if (!l->device[way])
+			return false;
+	}
+	return true;
+}
+
+static bool link_copy(struct gpu *g, struct link *l, uint32_t way, uint32_t i)
+{
+	const int r =
+		way ? g->cu.cuMemcpyDtoHAsync_v2(l->host[1], l->device[1], LINK_BYTES, l->stream[1])
+		    : g->cu.cuMemcpyHtoDAsync_v2(
+			      l->device[0], l->host[0], LINK_BYTES, l->stream[0]);
+
+	l->bytes[way] += LINK_BYTES;
+	return r == CU_OK && g->cu.cuEventRecord(l->event[way][i], l->stream[way]) == CU_OK;
+}
+
+static void link_free(struct gpu *g, struct link *l)
+{
+	for (uint32_t way = 0; way < 2; way++) {
+		for (uint32_t i = 0; i < LINK_DEPTH; i++)
+			if (l->event[way][i])
+				g->cu.cuEventDestroy_v2(l->event[way][i]);
+		if (l->stream[way]) {
+			g->cu.cuStreamSynchronize(l->stream[way]);
+			g->cu.cuStreamDestroy_v2(l->stream[way]);
+		}
+		if (l->host[way])
+			g->cu.cuMemFreeHost(l->host[way]);
+	}
+}
+
+int bench_copies(struct gpu *g, double seconds)
+{
+	struct link l = { .bytes = { 0 } };
+	struct arena a = { .n = 0 };
+	struct timespec began, now;
+	/* The streams do not wait for what the default one was told to set. */
+	bool ok = link_new(g, &a, &l) && g->cu.cuCtxSynchronize() == CU_OK;
+	double took = 0;
+
+	clock_gettime(CLOCK_MONOTONIC, &began);
+	for (uint32_t i = 0; ok && i < LINK_DEPTH; i++)
+		ok = link_copy(g, &l, 0, i) && link_copy(g, &l, 1, i);
+	for (uint32_t i = 0; ok && took < seconds; i = (i + 1) % LINK_DEPTH) {
+		for (uint32_t way = 0; ok && way < 2; way++)
+			ok = g->cu.cuEventSynchronize(l.event[way][i]) == CU_OK &&
+			     link_copy(g, &l, way, i);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		took = (double)(now.tv_sec - began.tv_sec) +
+		       (double)(now.tv_nsec - began.tv_nsec) * 1e-9;
+	}
+	link_free(g, &l);
+	drop(g, &a);
+	if (!ok)
+		return complain(g, "plain copies", CU_OK);
+	/* Those that were under way at the end are left out. */
+	for (uint32_t way = 0; way < 2; way++)
+		printf("%s %.2f GB/s%s", way ? ", from it" : "plain copies to the device",
+			(double)(l.bytes[way] - LINK_DEPTH * LINK_BYTES) / took * 1e-9,
+			way ? "\n" : "");
 	return 0;
 }
 

@@ -24,4 +24,7 @@ int bench_attention(struct gpu *g, struct rng *r);
  * what else uses the device. */
 int bench_decode(struct gpu *g, struct rng *r, double seconds);
 
+/* Plain copies of pinned memory both ways for so long: what the link itself takes from others. */
+int bench_copies(struct gpu *g, double seconds);
+
 #endif

@@ -7,6 +7,7 @@
  *	gpu_check --attention [--quick]		attention alone: checks, graphs, speed
  *	gpu_check --speed [--quick]		only how fast attention is
  *	gpu_check --decode SECONDS [--quick]	only how long one launch after the other takes
+ *	gpu_check --copies SECONDS	only plain copies both ways, for what is measured beside them
  */
 #include <errno.h>
 #include <stdio.h>
@@ -144,8 +145,11 @@ int main(int argc, char **argv)
 	speed = argc > 1 && strcmp(argv[1], "--speed") == 0;
 	g.quick = argc > 1 && strcmp(argv[argc - 1], "--quick") == 0;
 	print_device(&g);
-	if (argc > 2 && strcmp(argv[1], "--decode") == 0) {
-		bad = bench_decode(&g, &r, strtod(argv[2], NULL)) < 0;
+	if (argc > 2 && (!strcmp(argv[1], "--decode") || !strcmp(argv[1], "--copies"))) {
+		const double seconds = strtod(argv[2], NULL);
+
+		bad = (argv[1][2] == 'd' ? bench_decode(&g, &r, seconds)
+					 : bench_copies(&g, seconds)) < 0;
 		gpu_close(&g);
 		return bad;
 	}

@@ -171,7 +171,7 @@ static int settle(struct bench_device *w)
 	return 0;
 }
 
-static int start(struct bench_device *w, const char *driver, uint64_t threads)
+static int start(struct bench_device *w, const char *driver, uint64_t threads, uint64_t rate)
 {
 	char worker[600];
 	struct kvpd_device_config c = {
@@ -179,6 +179,7 @@ static int start(struct bench_device *w, const char *driver, uint64_t threads)
 		.driver = driver,
 		.bytes = 2 * w->region,
 		.threads = (uint32_t)threads,
+		.copy_rate = rate,
 		.wake = wake,
 		.ctx = &w->event,
 	};
@@ -383,7 +384,7 @@ static int which(int argc, char **argv, enum what *ret_what)
 int kvbench_device(int argc, char **argv)
 {
 	const char *driver = "host", *block = "8M,2M,256K,64K";
-	uint64_t mib = 256, threads = 1, seconds = 10, list[MAX_SIZES];
+	uint64_t mib = 256, threads = 1, seconds = 10, rate = 0, list[MAX_SIZES];
 	enum what what = COPY;
 	bool json = false;
 	const struct bench_option options[] = {
@@ -407,6 +408,10 @@ int kvbench_device(int argc, char **argv)
 			.value = &seconds,
 			.min = 1,
 			.max = 3600 },
+		{ .name = "rate",
+			.help = "MiB a second that copies each way may take (default 0: no limit)",
+			.value = &rate,
+			.max = 1 << 20 },
 		{ .name = "json", .help = "one JSON value on stdout", .flag = &json },
 	};
 	const int named = which(argc, argv, &what);
@@ -426,7 +431,7 @@ int kvbench_device(int argc, char **argv)
 		"beside\n"
 		"bulk copies both ways.\n"
 		"device load: bulk copies both ways, for what else is measured beside them.",
-		options, 6);
+		options, sizeof(options) / sizeof(options[0]));
 	if (r <= 0)
 		return r ? 2 : 0;
 	world.region = mib << 20;
@@ -436,7 +441,7 @@ int kvbench_device(int argc, char **argv)
 			(unsigned long long)mib, block);
 		return 2;
 	}
-	r = start(&world, driver, threads);
+	r = start(&world, driver, threads, rate << 20);
 	if (r == 0)
 		r = run(what, list, n, seconds, json);
 	if (r < 0)

@@ -151,6 +151,11 @@ static int take_floats(
 
 static void done_unit(struct pca_unit *u)
 {
+	free(u->offset[0]);
+	free(u->offset[1]);
+	free(u->shift);
+	free(u->least);
+	free(u->most);
 	free(u->mean);
 	free(u->forward);
 	free(u->inverse);
@@ -192,6 +197,38 @@ static int take_table(const uint8_t *in, uint32_t first, struct pca_table *ret)
 	return kvp_rans_table(t.freq, &ret->slots);
 }
 
+/* What a table says, for each of its components. */
+static void spread_table(const struct pca_table *t, struct pca_unit *u)
+{
+	const int32_t zero = KVP_CALIB_ZERO, end = KVP_CALIB_SYMBOLS - KVP_CALIB_ZERO;
+	int32_t least = 1, most = 0; /* none */
+
+	if (t->coder.word[zero] & 0xffffu) {
+		for (least = 0; least > 1 - zero && t->coder.word[zero + least - 1] & 0xffffu;)
+			least--;
+		while (most < end - 1 && t->coder.word[zero + most + 1] & 0xffffu)
+			most++;
+	}
+	for (uint32_t c = t->first; c < t->first + t->count; c++) {
+		u->offset[0][c] = t->offset[0];
+		u->offset[1][c] = t->offset[1];
+		u->shift[c] = (int32_t)t->shift;
+		u->least[c] = least;
+		u->most[c] = most;
+	}
+	u->shifts |= t->shift != 0;
+}
+
+static int components_new(struct pca_unit *u)
+{
+	u->offset[0] = floats_new(u->rank_stride);
+	u->offset[1] = floats_new(u->rank_stride);
+	u->shift = calloc(u->rank_stride, sizeof *u->shift);
+	u->least = calloc(u->rank_stride, sizeof *u->least);
+	u->most = calloc(u->rank_stride, sizeof *u->most);
+	return u->offset[0] && u->offset[1] && u->shift && u->least && u->most ? 0 : -ENOMEM;
+}
+
 /* Takes a unit from the front of [*in, end). -EBADMSG, -ENOMEM. */
 static int take_unit(
 	const struct kvp_pca *pca, const uint8_t **in, const uint8_t *end, struct pca_unit *u)
@@ -215,7 +252,7 @@ static int take_unit(
 	u->forward = floats_new((size_t)width * u->rank_stride);
 	u->inverse = floats_new((size_t)u->rank * pca->width_stride);
 	u->table = calloc(u->tables, sizeof *u->table);
-	if (!u->mean || !u->forward || !u->inverse || !u->table)
+	if (!u->mean || !u->forward || !u->inverse || !u->table || components_new(u) < 0)
 		return -ENOMEM;
 	at = *in + sizeof hdr;
 	r = take_floats(at, 1, width, PCA_ALIGN, MEAN_MAX, u->mean);
@@ -228,6 +265,10 @@ static int take_unit(
 	at += sizeof(float) * width * u->rank;
 	for (uint32_t i = 0; i < u->tables && !r; i++) {
 		r = take_table(at, first, &u->table[i]);
+		if (!r && u->table[i].count > u->rank - first)
+			r = -EBADMSG;
+		if (!r)
+			spread_table(&u->table[i], u);
 		first += u->table[i].count;
 		at += sizeof(struct kvp_calib_table);
 	}

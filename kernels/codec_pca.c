@@ -8,6 +8,7 @@
 #include "kernels/pca.h"
 #include "kernels/rope.h"
 
+#include <assert.h>
 #include <errno.h>
 
 /* What follows the payload's header: where the plane is, and which form it has. */
@@ -18,8 +19,7 @@ struct pca_hdr {
 #define FORM_STORED 0u
 #define FORM_CODED  1u
 
-#define BODY        (KVP_PLANE_HDR_BYTES + (uint32_t)sizeof(struct pca_hdr))
-#define SYMBOLS_MAX (KVP_CALIB_WIDTH_MAX * PCA_TILE)
+#define BODY (KVP_PLANE_HDR_BYTES + (uint32_t)sizeof(struct pca_hdr))
 
 /* The sizes of a unit's parts: escapes, then the stream. */
 struct unit_size {
@@ -60,7 +60,7 @@ struct unit_out {
 	const struct pca_unit *unit;
 	uint8_t *escape;
 	struct rans_writer w;
-	uint8_t sym[SYMBOLS_MAX], low[SYMBOLS_MAX]; /* of a tile: [component][token] */
+	struct pca_tile tile;
 };
 
 /* Tokens [first, first + n) of a unit's heads, before RoPE, to rows of channels; the rest is 0. */
@@ -79,8 +79,6 @@ static void load_rows(const struct kvp_kernels *k, const struct kvp_pca *pca,
 			k->dsp.rope_row(&turn, p->dim,
 				kvp_rows_in(p, src, unit * pca->joint + h, first + t, 1, 0).data,
 				p->dtype, (uint8_t *)(row + h * p->dim), KVP_DTYPE_F32);
-		for (uint32_t i = 0; i < pca->width; i++)
-			row[i] = clampf(row[i], PCA_INPUT_MAX);
 	}
 }
 
@@ -97,31 +95,49 @@ static int put_escape(struct unit_out *o, int32_t high)
 	return 0;
 }
 
+/* Components [c, end) of one table, of which some may have to be escapes. */
+static int put_components(struct unit_out *o, const struct pca_table *table, uint32_t c,
+	uint32_t end, uint32_t at, uint32_t n, const int32_t *q)
+{
+	const uint32_t stride = o->unit->rank_stride, shift = table->shift;
+
+	for (; c < end; c++) {
+		uint8_t *sym = o->tile.sym + c * PCA_TILE + at,
+			*low = o->tile.low + c * PCA_TILE + at;
+
+		for (uint32_t t = 0; t < PCA_ROWS; t++) {
+			const int32_t v = t < n ? q[t * stride + c] : 0;
+			const int32_t high = v >> shift;
+			const uint32_t s = (uint32_t)(high + (int32_t)KVP_CALIB_ZERO);
+
+			low[t] = (uint8_t)(v & ((1 << shift) - 1));
+			sym[t] = (uint8_t)s;
+			if (s - 1 < KVP_CALIB_SYMBOLS - 1 && table->coder.word[s] & 0xffffu)
+				continue;
+			sym[t] = KVP_CALIB_ESCAPE;
+			if (put_escape(o, high) < 0)
+				return -ENOSPC;
+		}
+	}
+	return 0;
+}
+
 /* Quotients of n of PCA_ROWS tokens to symbols; tokens that are none have components of 0. */
 static int put_symbols(
-	struct unit_out *o, uint32_t stride, uint32_t at, uint32_t n, const int32_t *q)
+	const struct kvp_kernels *k, struct unit_out *o, uint32_t at, uint32_t n, const int32_t *q)
 {
+	uint8_t odd[PCA_BLOCKS];
+
+	k->dsp.pca_symbols(o->unit, q, n, at, &o->tile, odd);
 	for (uint32_t i = 0; i < o->unit->tables; i++) {
 		const struct pca_table *table = &o->unit->table[i];
-		const uint32_t shift = table->shift;
+		const uint32_t end = table->first + table->count;
 
-		for (uint32_t c = table->first; c < table->first + table->count; c++) {
-			uint8_t *sym = o->sym + c * PCA_TILE + at,
-				*low = o->low + c * PCA_TILE + at;
-
-			for (uint32_t t = 0; t < PCA_ROWS; t++) {
-				const int32_t v = t < n ? q[t * stride + c] : 0;
-				const int32_t high = v >> shift;
-				const uint32_t s = (uint32_t)(high + (int32_t)KVP_CALIB_ZERO);
-
-				low[t] = (uint8_t)(v & ((1 << shift) - 1));
-				sym[t] = (uint8_t)s;
-				if (s - 1 < KVP_CALIB_SYMBOLS - 1 && table->coder.word[s] & 0xffffu)
-					continue;
-				sym[t] = KVP_CALIB_ESCAPE;
-				if (put_escape(o, high) < 0)
-					return -ENOSPC;
-			}
+		for (uint32_t c = table->first, next; c < end; c = next) {
+			next = (c / PCA_BLOCK + 1) * PCA_BLOCK;
+			next = next < end ? next : end;
+			if (odd[c / PCA_BLOCK] && put_components(o, table, c, next, at, n, q) < 0)
+				return -ENOSPC;
 		}
 	}
 	return 0;
@@ -137,9 +153,10 @@ static int code_tile(const struct kvp_kernels *k, const struct kvp_pca *pca, str
 		const size_t first = t->first * PCA_TILE, n = t->count * PCA_TILE;
 
 		if (t->shift)
-			r = k->dsp.rans_encode(&pca->low[t->shift].coder, o->low + first, n, &o->w);
+			r = k->dsp.rans_encode(
+				&pca->low[t->shift].coder, o->tile.low + first, n, &o->w);
 		if (!r)
-			r = k->dsp.rans_encode(&t->coder, o->sym + first, n, &o->w);
+			r = k->dsp.rans_encode(&t->coder, o->tile.sym + first, n, &o->w);
 	}
 	return r;
 }
@@ -166,7 +183,7 @@ static int encode_unit(const struct kvp_kernels *k, const struct kvp_pca *pca,
 				load_rows(k, pca, p, src, unit, position, first, n, x);
 				k->dsp.pca_project(pca, o.unit, x, q, z);
 			}
-			r = put_symbols(&o, o.unit->rank_stride, at, n, q);
+			r = put_symbols(k, &o, at, n, q);
 		}
 		if (!r)
 			r = code_tile(k, pca, &o);
@@ -291,16 +308,25 @@ struct unit_in {
 	struct rans_reader reader;
 	const uint8_t *escapes;
 	uint32_t left; /* escapes of this tile and those that follow */
-	uint8_t sym[SYMBOLS_MAX], low[SYMBOLS_MAX];
+	struct pca_tile tile;
 	struct pca_list list[PCA_ROWS];
 };
 
+/* n: a multiple of 8. */
 static uint32_t count_escapes(const uint8_t *sym, uint32_t n)
 {
+	const uint64_t low = UINT64_C(0x7f7f7f7f7f7f7f7f);
 	uint32_t count = 0;
 
-	for (uint32_t i = 0; i < n; i++)
-		count += sym[i] == KVP_CALIB_ESCAPE;
+	static_assert(KVP_CALIB_ESCAPE == 0, "bytes of 0 are counted");
+	for (uint32_t i = 0; i < n; i += 8) {
+		uint64_t x;
+
+		memcpy(&x, sym + i, sizeof x);
+		x = ~(((x & low) + low) | x | low); /* the top bit of bytes that are 0 */
+		if (x)
+			count += (uint32_t)__builtin_popcountll(x);
+	}
 	return count;
 }
 
@@ -313,88 +339,16 @@ static int read_tile(const struct kvp_kernels *k, const struct kvp_pca *pca, str
 		const struct pca_table *t = &in->unit->table[i];
 		const size_t first = t->first * PCA_TILE, n = t->count * PCA_TILE;
 
-		k->dsp.rans_decode(&t->slots, &in->reader, in->sym + first, n);
+		k->dsp.rans_decode(&t->slots, &in->reader, in->tile.sym + first, n);
 		if (t->shift)
 			k->dsp.rans_decode(
-				&pca->low[t->shift].slots, &in->reader, in->low + first, n);
+				&pca->low[t->shift].slots, &in->reader, in->tile.low + first, n);
 	}
-	escapes = count_escapes(in->sym, in->unit->rank * PCA_TILE);
+	escapes = count_escapes(in->tile.sym, in->unit->rank * PCA_TILE);
 	if (escapes > in->left)
 		return -EBADMSG;
 	in->left -= escapes;
 	return 0;
-}
-
-static void add(struct pca_list *list, uint32_t component, float value)
-{
-	list->at[list->n] = (uint16_t)component;
-	list->value[list->n++] = value;
-}
-
-/* A component that is not simply what its symbol says; takes its escape. */
-static float value_of(const struct unit_in *in, const struct pca_table *table, uint32_t at,
-	const uint8_t **escape)
-{
-	int32_t high = (int32_t)in->sym[at] - (int32_t)KVP_CALIB_ZERO, q, m;
-	int16_t v;
-
-	if (in->sym[at] == KVP_CALIB_ESCAPE) {
-		memcpy(&v, *escape, sizeof v);
-		*escape += sizeof v;
-		high = v;
-	}
-	q = high * (1 << table->shift) + (table->shift ? in->low[at] : 0);
-	if (!q)
-		return 0.0f;
-	m = q < 0 ? -q : q;
-	return q < 0 ? table->offset[m > 1] - (float)m : (float)m - table->offset[m > 1];
-}
-
-/* One component of PCA_ROWS tokens, whose symbols are values and no escapes: no branch to mispredict. */
-static void add_values(
-	struct pca_list *list, const float *value, const uint8_t *sym, uint32_t component)
-{
-	for (uint32_t t = 0; t < PCA_ROWS; t++, list++) {
-		const float v = value[sym[t]];
-
-		list->at[list->n] = (uint16_t)component;
-		list->value[list->n] = v;
-		list->n += v != 0.0f;
-	}
-}
-
-static void add_coded(struct unit_in *in, const struct pca_table *table, uint32_t component,
-	uint32_t at, const uint8_t **escape)
-{
-	for (uint32_t t = 0; t < PCA_ROWS; t++) {
-		const float v = value_of(in, table, component * PCA_TILE + at + t, escape);
-
-		if (v != 0.0f)
-			add(&in->list[t], component, v);
-	}
-}
-
-/* Lists of PCA_ROWS tokens from `at` on, of which many components are 0. */
-static void list_rows(struct unit_in *in, uint32_t at, const uint8_t **escape)
-{
-	const uint64_t ones = UINT64_C(0x0101010101010101);
-
-	for (uint32_t t = 0; t < PCA_ROWS; t++)
-		in->list[t].n = 0;
-	for (uint32_t i = 0; i < in->unit->tables; i++) {
-		const struct pca_table *table = &in->unit->table[i];
-
-		for (uint32_t c = table->first; c < table->first + table->count; c++) {
-			const uint8_t *sym = in->sym + c * PCA_TILE + at;
-			uint64_t word;
-
-			memcpy(&word, sym, sizeof word);
-			if (table->shift || ((word - ones) & ~word & ones << 7)) /* a byte of 0 */
-				add_coded(in, table, c, at, escape);
-			else if (word != ones * KVP_CALIB_ZERO)
-				add_values(in->list, table->value, sym, c);
-		}
-	}
 }
 
 /* Rows of a tile that are wanted. */
@@ -445,7 +399,7 @@ static int decode_unit(const struct kvp_kernels *k, const struct kvp_pca *pca,
 		for (uint32_t t = tile; t < stop && !r; t += PCA_ROWS) {
 			const uint32_t n = stop - t < PCA_ROWS ? stop - t : PCA_ROWS;
 
-			list_rows(&in, t - tile, &escape);
+			k->dsp.pca_lists(in.unit, &in.tile, t - tile, &escape, in.list);
 			if (t + n <= to->first)
 				continue;
 			k->dsp.pca_build(pca, in.unit, in.list, n, y);

@@ -124,8 +124,8 @@ typedef void kvp_join_fn(
 	uint32_t rotate, const uint8_t *high, const uint8_t *low, uint32_t n, uint8_t *words);
 
 /*
- * pca.h, pca_rows.h. PCA_ROWS rows of channels, [width_stride], from which the means are taken where they
- * lie, to as many rows of quotients [rank_stride], over z of the same size; and n rows of lists to channels.
+ * pca.h, pca_rows.h. PCA_ROWS rows of channels, [width_stride], which are clamped and rid of their means
+ * where they lie, to as many rows of quotients [rank_stride], over z of the same size; and n rows of lists to channels.
  */
 struct kvp_pca;
 struct pca_unit;
@@ -134,6 +134,17 @@ typedef void kvp_pca_project_fn(
 	const struct kvp_pca *pca, const struct pca_unit *u, float *x, int32_t *q, float *z);
 typedef void kvp_pca_build_fn(const struct kvp_pca *pca, const struct pca_unit *u,
 	const struct pca_list *list, uint32_t n, float *y);
+/*
+ * Quotients of n of PCA_ROWS tokens to symbols of the tile's tokens from `at` on; tokens beyond n have
+ * components of 0. Blocks of PCA_BLOCK components in which there may be an escape are marked as odd, and
+ * theirs are still to be made. And back: lists of PCA_ROWS tokens, with the escapes from *escape on, which
+ * are as many as the symbols say.
+ */
+struct pca_tile;
+typedef void kvp_pca_symbols_fn(const struct pca_unit *u, const int32_t *q, uint32_t n, uint32_t at,
+	struct pca_tile *tile, uint8_t *ret_odd);
+typedef void kvp_pca_lists_fn(const struct pca_unit *u, const struct pca_tile *tile, uint32_t at,
+	const uint8_t **escape, struct pca_list *list);
 
 /*
  * kvquant, nuq.h: one row of floats to a row of codes and back. A code is the number of the book's
@@ -184,6 +195,8 @@ struct dsp {
 	kvp_rans_decode_fn *rans_decode;
 	kvp_pca_project_fn *pca_project;
 	kvp_pca_build_fn *pca_build;
+	kvp_pca_symbols_fn *pca_symbols;
+	kvp_pca_lists_fn *pca_lists;
 	kvp_nuq_encode_fn *nuq_encode;
 	kvp_nuq_decode_fn *nuq_decode;
 	kvp_squat_bend_fn *squat_bend;
@@ -215,6 +228,8 @@ kvp_split_fn kvp_split_c;
 kvp_join_fn kvp_join_c;
 kvp_pca_project_fn kvp_pca_project_c;
 kvp_pca_build_fn kvp_pca_build_c;
+kvp_pca_symbols_fn kvp_pca_symbols_c;
+kvp_pca_lists_fn kvp_pca_lists_c;
 kvp_nuq_encode_fn kvp_nuq_encode_c;
 kvp_nuq_decode_fn kvp_nuq_decode_c;
 kvp_squat_bend_fn kvp_squat_bend_c;

@@ -435,6 +435,8 @@ void kvp_dsp_init_c(struct dsp *dsp)
 		.rans_decode = kvp_rans_decode_c,
 		.pca_project = kvp_pca_project_c,
 		.pca_build = kvp_pca_build_c,
+		.pca_symbols = kvp_pca_symbols_c,
+		.pca_lists = kvp_pca_lists_c,
 		.nuq_encode = kvp_nuq_encode_c,
 		.nuq_decode = kvp_nuq_decode_c,
 		.squat_bend = kvp_squat_bend_c,

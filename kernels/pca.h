@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a checked calibration is in memory, and the two slots that work on it. Private to kernels/ and
+ * What a checked calibration is in memory, and the slots that work on it. Private to kernels/ and
  * its tests.
  */
 #ifndef KVP_KERNELS_PCA_H
@@ -13,6 +13,8 @@
 #define PCA_ROWS   8u         /* tokens that are transformed together; divides PCA_TILE */
 #define PCA_ALIGN  64u        /* ranks and widths in memory are multiples of it */
 #define PCA_GROUP  32u        /* components whose axes lie together; divides PCA_ALIGN */
+#define PCA_BLOCK  16u        /* components whose symbols are made together; divides PCA_ALIGN */
+#define PCA_BLOCKS (KVP_CALIB_WIDTH_MAX / PCA_BLOCK)
 #define PCA_SHIFTS (KVP_CALIB_SHIFT_MAX + 1u)
 
 /* A component beyond it is not coded; what fits is exact in a float. */
@@ -32,6 +34,11 @@ struct pca_unit {
 	uint32_t rank;
 	uint32_t rank_stride; /* rank, rounded up; components beyond rank are 0 */
 	uint32_t tables;
+	uint32_t shifts; /* whether some table's is not 0 */
+	/* Of each component, [rank_stride]: what its table says, and the quotients, shifted, that lie
+	 * between this and that and all have symbols. */
+	float *offset[2];
+	int32_t *shift, *least, *most;
 	float *mean; /* [pca->width_stride] */
 	/* What one register's work reads lies in one piece: rows a power of two apart share few sets of a
 	 * cache. */
@@ -58,11 +65,22 @@ struct kvp_pca {
 	struct pca_unit *unit;
 };
 
-/* Lists of one token's components that are not 0, in ascending order. */
+/* The symbols of a tile: [component][token]. */
+struct pca_tile {
+	uint8_t sym[KVP_CALIB_WIDTH_MAX * PCA_TILE];
+	uint8_t low[KVP_CALIB_WIDTH_MAX *
+		    PCA_TILE]; /* only where the component's table has a shift */
+};
+
+/*
+ * Lists of one token's components that are not 0, in ascending order. Who writes them may write
+ * up to PCA_SLACK elements more than there are.
+ */
+#define PCA_SLACK 16u
 struct pca_list {
 	uint32_t n;
-	uint16_t at[KVP_CALIB_WIDTH_MAX];
-	float value[KVP_CALIB_WIDTH_MAX];
+	uint16_t at[KVP_CALIB_WIDTH_MAX + PCA_SLACK];
+	float value[KVP_CALIB_WIDTH_MAX + PCA_SLACK];
 };
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "kernels/attend_unroll.h"
 #include "kernels/dsp.h"
+#include "kernels/numeric.h"
 
 #include <string.h>
 
@@ -63,12 +64,18 @@ static void quotients(const float *z, uint32_t n, float round, int32_t *q)
 	}
 }
 
+/* Channels, no larger than they may be, without their means; no NaN is among them. */
+static void centre(float *restrict x, const float *restrict mean, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		x[i] = clampf(x[i], PCA_INPUT_MAX) - mean[i];
+}
+
 static void project(
 	const struct kvp_pca *pca, const struct pca_unit *u, float *x, int32_t *q, float *z)
 {
 	for (uint32_t t = 0; t < PCA_ROWS; t++)
-		for (uint32_t i = 0; i < pca->width; i++)
-			x[t * pca->width_stride + i] -= u->mean[i];
+		centre(x + t * pca->width_stride, u->mean, pca->width);
 	for (uint32_t t = 0; t < PCA_ROWS; t += TOKENS)
 		for (uint32_t j = 0; j < u->rank_stride; j += 2 * LANES)
 			project_block(x + t * pca->width_stride, pca->width_stride, pca->width,

@@ -25,6 +25,7 @@ struct kvpd_class {
 	uint64_t vault_free;
 	uint32_t making;       /* vault extents under way */
 	uint64_t last_take_ns; /* when a vault slot was last taken */
+	uint64_t came_ns;      /* when it last got a vault extent */
 	uint64_t refused_ns;   /* growth failed for lack of memory: not again before */
 };
 

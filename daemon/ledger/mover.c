@@ -160,13 +160,19 @@ void kvpd_move_job_begin(struct kvpd_move_job *j)
 	kvpd_worker_submit(&j->tenant->ledger->mover, &j->job);
 }
 
+/* Not from a search that lacked the room which has come since. */
+static bool rests(const struct kvpd_extent *x, uint64_t now)
+{
+	return now < x->rest_ns && x->cls->came_ns + REST_NS < x->rest_ns;
+}
+
 uint32_t kvpd_move_out(struct kvpd_extent *x, uint32_t n, bool urgent, uint64_t now)
 {
 	struct kvpd_tenant *t = x->tenant;
 	uint64_t evicted = kvp_load_relaxed(&t->view.cat->stats.evictions);
 	struct kvpd_move_job *j;
 
-	if (t->n_move_jobs >= KVPD_MOVE_JOBS || !x->used || now < x->rest_ns)
+	if (t->n_move_jobs >= KVPD_MOVE_JOBS || !x->used || rests(x, now))
 		return 0;
 	j = kvpd_move_job_new(t);
 	if (!j)

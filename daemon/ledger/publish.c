@@ -96,7 +96,8 @@ static void go_live(struct kvpd_extent *x)
 	if (kvpd_extent_counts(x)) {
 		x->cls->vault_slots += x->slots;
 		x->cls->vault_free += x->slots;
-		x->cls->last_take_ns = kvpd_now_ns();
+		/* Who it was made for may come a little later. */
+		x->cls->last_take_ns = x->cls->came_ns = kvpd_now_ns();
 		x->tenant->warm = true;
 	}
 	kvp_store_relaxed(&shm->generation, x->generation);
@@ -114,9 +115,9 @@ static void go_live(struct kvpd_extent *x)
 	if (reopen(x, &fd) == 0)
 		kvpd_extent_post(x, KVPD_EV_EXTENT, fd);
 	if (x->kind == KVP_EXTENT_VAULT) {
-		/* Who it was made for may come a little later. */
-		x->cls->last_take_ns = kvpd_now_ns();
 		kvpd_budget_room(x->tenant);
+		/* What drains had nowhere to go, and nothing else may tell it. */
+		kvpd_due(x->tenant, x->tenant->n_draining ? KVPD_DUE_EXTENTS : 0);
 	}
 	kvpd_supply_came(x);
 	kvpd_hosts_want(x);

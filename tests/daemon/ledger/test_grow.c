@@ -4,8 +4,10 @@
 #include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <unistd.h>
 #include <cmocka.h>
 
+#include "daemon/clock.h"
 #include "tests/daemon/ledger/dp_world.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -17,8 +19,8 @@ struct grown {
 	uint64_t before; /* charged */
 };
 
-/* A session in a share whose extents measure 64 MiB puts n blocks of half a MiB without a pause. */
-static void begin_and_put(struct grown *g, uint32_t n)
+/* A session in a share whose extents measure so many MiB puts n blocks of half a MiB without a pause. */
+static void begin_and_put(struct grown *g, uint64_t extent_mib, uint32_t n)
 {
 	struct kvpd_limits limits;
 	kvp_token tokens[T];
@@ -27,7 +29,7 @@ static void begin_and_put(struct grown *g, uint32_t n)
 
 	dp_defaults(&g->w, &limits);
 	g->w.config.memory = 1024 * MIB;
-	g->w.config.extent = 64 * MIB;
+	g->w.config.extent = extent_mib * MIB;
 	limits.share = 1024 * MIB;
 	dp_start(&g->w, &limits);
 	g->c = dp_attach(&g->w, g->w.tenant);
@@ -56,7 +58,7 @@ static void a_first_burst_waits_for_no_more_than_it_needs(void **state)
 	struct grown g;
 
 	(void)state;
-	begin_and_put(&g, 24);
+	begin_and_put(&g, 64, 24);
 	assert_in_range(dp_figure(&g.w, "arena_bytes"), 16 * MIB, 32 * MIB);
 	assert_in_range(dp_figure(&g.w, "charged_bytes") - g.before, 16 * MIB, 32 * MIB);
 	assert_int_equal(dp_figure(&g.w, "moves_total"), 0);
@@ -69,10 +71,37 @@ static void arenas_double(void **state)
 	struct grown g;
 
 	(void)state;
-	begin_and_put(&g, 100);
+	begin_and_put(&g, 64, 100);
 	assert_in_range(g.c->n_arenas, 4, 5);
 	assert_in_range(dp_figure(&g.w, "arena_bytes"), 64 * MIB, 128 * MIB);
 	assert_int_equal(dp_figure(&g.w, "moves_total"), 0);
+	end(&g);
+}
+
+/*
+ * What a client leaves goes on into the vault as fast as that grows: an extent of it is made while others are filled,
+ * and none waits for the look once a second, of which these 20 would take as many.
+ */
+static void what_is_left_does_not_wait_for_a_tick(void **state)
+{
+	const uint64_t second = UINT64_C(1000) * KVPD_MS;
+	struct dp_client *other;
+	struct grown g;
+	uint64_t began;
+
+	(void)state;
+	begin_and_put(&g, 8, 320);
+	other = dp_attach(&g.w, g.w.tenant);
+	g.c = dp_detach(g.c);
+	began = kvpd_now_ns();
+	while (dp_figure(&g.w, "arena_bytes")) {
+		assert_true(kvpd_now_ns() - began < 10 * second);
+		dp_pump(&g.w);
+		usleep(1000);
+	}
+	assert_int_equal(dp_figure(&g.w, "blocks"), 320);
+	assert_int_equal(dp_figure(&g.w, "moves_total"), 320);
+	dp_detach(other);
 	end(&g);
 }
 
@@ -81,6 +110,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_first_burst_waits_for_no_more_than_it_needs),
 		cmocka_unit_test(arenas_double),
+		cmocka_unit_test(what_is_left_does_not_wait_for_a_tick),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -388,6 +388,8 @@ int main(int argc, char **argv)
 	tokens = calloc(n_tokens, sizeof(*tokens));
 	for (uint32_t i = 0; i < n_tokens; i++)
 		tokens[i] = i * 7 + 11;
+	/* A check that fails ends the process: what was found out before it is to be read. */
+	setvbuf(stdout, NULL, _IOLBF, 0);
 	gpu_begin(&gpu, NULL);
 	a = gpu_alloc(&gpu, n_tokens * TOKEN);
 	b = gpu_alloc(&gpu, n_tokens * TOKEN);

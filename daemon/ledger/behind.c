@@ -135,15 +135,20 @@ static struct kvpd_class *class_of(const struct kvpd_tenant *t, uint32_t block)
 	return t->space[kvp_shape_space(kvp_load_relaxed(&t->view.blocks[block].shape))].cls;
 }
 
+/* A vault extent is in the making or on its way, and is waited for. */
+static bool is_coming(const struct kvpd_tenant *t, const struct kvpd_class *c, uint64_t now)
+{
+	return c->making || kvpd_vault_awaited(t, c, now);
+}
+
 static bool take_target(struct kvpd_tenant *t, uint32_t block, uint64_t now, struct kvpd_place *ret)
 {
 	struct kvpd_class *c = class_of(t, block);
 
 	if (kvpd_vault_take(t, c, NULL, now, ret))
 		return true;
-	/* A vault extent in the making or on its way is waited for. No block goes that would be copied next. */
-	if (c->making || kvpd_vault_awaited(t, c, now) ||
-		kvpd_evict_in_dram(t, kvpd_evict_batch(t), now) <= 0)
+	/* No block goes that would be copied next. */
+	if (is_coming(t, c, now) || kvpd_evict_in_dram(t, kvpd_evict_batch(t), now) <= 0)
 		return false;
 	return kvpd_vault_take(t, c, NULL, now, ret);
 }
@@ -233,7 +238,7 @@ bool kvpd_behind_hurry(struct kvpd_tenant *t, const kvp_block_id *block, uint32_
 	for (uint32_t i = 0; i < n && now >= t->behind.rest_ns; i++)
 		if (waits(t, block[i]))
 			some = begin(t, block[i], KVPD_COPY_SPILL, now) > 0 || some ||
-			       class_of(t, block[i])->making;
+			       is_coming(t, class_of(t, block[i]), now);
 	return some || t->behind.held;
 }
 

@@ -39,8 +39,8 @@ struct kvpd_behind {
 /* A block lies on a device alone, or something changed that may let one of these go on. */
 void kvpd_behind_again(struct kvpd_tenant *t);
 /*
- * Room is wanted where these lie: they are copied before others of their kind. True: some are under way, and
- * kvpd_warm_again() and kvpd_supply_again() follow. False: nothing can be copied now.
+ * Room is wanted where these lie: they are copied before others of their kind. True: some are under way, or memory
+ * for them is, and kvpd_warm_again() and kvpd_supply_again() follow. False: nothing can be copied now.
  */
 bool kvpd_behind_hurry(struct kvpd_tenant *t, const kvp_block_id *block, uint32_t n, uint64_t now);
 /* A chore. */

@@ -162,6 +162,14 @@ static void delete_block(struct dp_client *c, const struct dp_block *b)
 			   .parent_birth = b->birth });
 }
 
+static uint64_t now_ms(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
+}
+
 static uint64_t device_figure(struct dp_world *w, const char *name)
 {
 	json_t *answer, *device;
@@ -441,6 +449,78 @@ static void test_behind_waits(void **state)
 	end(p);
 }
 
+/* DRAM full of another space's blocks, twice as large, of which every fourth is leased and the others are deleted. */
+static uint32_t thin_out_dram(struct pool *p, struct kvp_lease ret_lease[35])
+{
+	uint32_t other = dp_large_space(p->c, "other", 2 * BLOCK), n = 0;
+	struct chain *k = calloc(140, sizeof(*k));
+
+	for (uint32_t i = 0; i < 140; i++) {
+		chain_init(&k[i], 1, 5000 + i);
+		assert_int_equal(
+			dp_put_at(p->c, other, HERE, dp_root(), row(&k[i], 0), T, &k[i].block[0]),
+			0);
+	}
+	for (uint32_t i = 0; i < 140; i++) {
+		uint32_t id = k[i].block[0].id;
+
+		if (i % 4)
+			delete_block(p->c, &k[i].block[0]);
+		else if (kvp_word_birth(word_of(p->c, &k[i], 0)) == k[i].block[0].birth)
+			n += !kvp_lease_take(p->c->page, 0, &p->c->view.blocks[id], id,
+				word_of(p->c, &k[i], 0), &ret_lease[n]);
+	}
+	dp_flush(p->c);
+	dp_await_most(&p->w, "blocks", n);
+	free(k);
+	return n;
+}
+
+/*
+ * What lies on the device alone does not go for what is written there while memory of another class is on its way to
+ * where it can be copied. That is waited for 50 ms: an answer that took as long proves nothing.
+ */
+static void test_behind_awaits(void **state)
+{
+	uint32_t proven = 0;
+
+	(void)state;
+	for (uint32_t tries = 0; tries < 20 && !proven; tries++) {
+		struct pool *p = calloc(1, sizeof(*p));
+		struct chain *k = calloc(4, sizeof(*k));
+		struct kvpd_limits limits;
+		struct kvp_lease l[35];
+		uint32_t leased, n = 0;
+		uint64_t began;
+
+		defaults(p, &limits, 1, UINT64_C(4) * BLOCK);
+		limits.share = 16 * MIB;
+		begin(p, &limits);
+		leased = thin_out_dram(p, l);
+		usleep(20000); /* what was looked for in vain is looked for again */
+		began = now_ms();
+		for (uint32_t i = 0; i < 4; i++)
+			put(p, p->c, &k[i], 1, 1 + i, THERE);
+		dp_push(p->c, &(struct kvp_sqe){ .op = KVP_OP_RESERVE,
+				      .grant = THERE,
+				      .space = (uint16_t)p->space,
+				      .count = 1 });
+		usleep(10000);
+		for (uint32_t i = 0; i < 4; i++)
+			n += found(p, p->c, &k[i], DEVICE_FIRST);
+		if (now_ms() - began < 40) {
+			assert_int_equal(n, 4);
+			proven++;
+		}
+		for (uint32_t i = 0; i < leased; i++)
+			kvp_lease_drop(&l[i]);
+		dp_flush(p->c);
+		free(k);
+		end(p);
+	}
+	assert_int_equal(proven, 1);
+}
+
 /* What lies on a device that is not there keeps nothing on another one from being copied. */
 static void test_behind_two(void **state)
 {
@@ -654,14 +734,6 @@ static void test_vault(void **state)
 }
 
 /* ---- room where nothing can be copied --------------------------------------------------------- */
-
-static uint64_t now_ms(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
-}
 
 /*
  * A chain fills the device, and nothing can be copied: its end does not go for its own next block while the session
@@ -1020,6 +1092,7 @@ int main(void)
 		cmocka_unit_test(test_deleted),
 		cmocka_unit_test(test_behind_fails),
 		cmocka_unit_test(test_behind_waits),
+		cmocka_unit_test(test_behind_awaits),
 		cmocka_unit_test(test_behind_two),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_no_devices),

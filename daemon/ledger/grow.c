@@ -31,6 +31,8 @@
 #define NURSERY_PART 16u /* of the share is for arenas where blocks may be coded, */
 #define NURSERY_MOST 8u  /* of a small one so much at most */
 
+#define HELD_PART 2u
+
 #define EXTENTS 16u /* of one share, at least, if slots are not larger */
 
 #define ARENAS_THERE 4u /* of one session on a device, at least, if slots are not larger */
@@ -123,9 +125,25 @@ void kvpd_arena_counts(const struct kvpd_extent *x, bool more)
 	s->tenant->part[medium - 1].owners -= !more && !*there;
 }
 
+/* Bytes in DRAM that the session has published and not let go of: they stay where they are, see grant.h. */
+static uint64_t held_bytes(const struct kvpd_session *s)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; s->n_grants && i < KVP_MAX_GRANTS; i++) {
+		const struct kvpd_grant *g = &s->grant[i];
+
+		if ((g->state == KVPD_GRANT_COMMITTED || g->state == KVPD_GRANT_PARKED) &&
+			g->place.extent->cls->medium == KVPD_DRAM)
+			sum += g->place.extent->cls->slot_bytes;
+	}
+	return sum;
+}
+
 /*
- * What one of so many sessions may have of it. A slot of an arena is a native one, and what is new goes there: where
- * older blocks are coded, arenas beyond what clients need to write into would be the largest part of what is not.
+ * What one of so many sessions may have of it to write into. A slot of an arena is a native one, and what is new goes
+ * there: where older blocks are coded, arenas beyond what clients need to write into would be the largest part of
+ * what is not.
  */
 static uint64_t arena_most(const struct kvpd_tenant *t, uint64_t slot_bytes, uint32_t sessions)
 {
@@ -150,6 +168,11 @@ static uint64_t arena_cap(const struct kvpd_session *s, uint64_t slot_bytes)
 	uint64_t cap = arena_total(t, slot_bytes) / sessions;
 	uint64_t most = arena_most(t, slot_bytes, sessions);
 
+	/* What it holds is no room to write into, counted in halves of that: else each block brought an extent. */
+	if (most < t->limits.arena) {
+		most += held_bytes(s) / (most / HELD_PART) * (most / HELD_PART);
+		most = most < t->limits.arena ? most : t->limits.arena;
+	}
 	if (cap > most)
 		cap = most;
 	return cap < one ? one : cap;
@@ -395,6 +418,13 @@ bool kvpd_vault_trade(struct kvpd_tenant *t, struct kvpd_class *c, const struct 
 	/* A piece of an extent at the end of the share would put off what has to be begun now. */
 	if (reclaiming(t) || vault_room(t, c, 0) >= extent_wish(t) / 2)
 		return false;
+	/* Slots that a session does not write into any more go before blocks have to be coded for it. */
+	least = arena_victim(t, NULL);
+	if (least && least->used <= least->cls->vault_free) {
+		kvpd_extent_drain(least);
+		return true;
+	}
+	least = NULL;
 	for (uint32_t i = 0; i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
 		double would;

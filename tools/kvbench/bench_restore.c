@@ -24,7 +24,7 @@
 #include "tools/kvrun/kvr_serve.h"
 
 #define T         64u
-#define SIZES     3u
+#define SIZES     4u
 #define MOST      8192u
 #define WAIT_MS   600000u
 #define WITHIN_MS 3600000u
@@ -33,7 +33,7 @@
 #define COPY_MIB \
 	256u /* a second: a link that is slower than memory, and quicker than this model's computing */
 
-static const uint32_t sizes[SIZES] = { 512, 2048, MOST };
+static const uint32_t sizes[SIZES] = { 512, 2048, 4096, MOST };
 
 struct result {
 	uint32_t tokens;
@@ -423,6 +423,7 @@ static int decode(struct world *w, double *ret_ms)
 
 static int measure(struct world *w, uint32_t n, uint64_t copy_mib, struct result *ret)
 {
+	const char *step = "starting the daemon";
 	uint64_t random = n;
 	int r;
 
@@ -432,16 +433,25 @@ static int measure(struct world *w, uint32_t n, uint64_t copy_mib, struct result
 		w->tokens[i] = (uint32_t)(bench_random(&random) % 256);
 	w->blocks = calloc(n / T, w->block_bytes);
 	r = w->blocks ? start(w, copy_mib) : -ENOMEM;
-	if (r == 0)
+	if (r == 0) {
+		step = "loading";
 		r = load(w, &ret->load_ms);
-	if (r == 0)
+	}
+	if (r == 0) {
+		step = "computing";
 		r = recompute(w, &ret->recompute_ms);
-	if (r == 0)
+	}
+	if (r == 0) {
+		step = "what the daemon chose";
 		r = choose(w, ret);
-	if (r == 0)
+	}
+	if (r == 0) {
+		step = "decoding";
 		r = decode(w, &ret->decode_ms);
+	}
 	if (r < 0)
-		fprintf(stderr, "kvbench: %u tokens were not restored: %s\n", n, strerror(-r));
+		fprintf(stderr, "kvbench: %u tokens were not restored: %s: %s\n", n, step,
+			strerror(-r));
 	stop(w);
 	free(w->blocks);
 	return r;
@@ -506,7 +516,8 @@ int kvbench_restore(int argc, char **argv)
 			.text = &model,
 			.takes = "PATH" },
 		{ .name = "tokens",
-			.help = "of the prefix, whole blocks of 64 (default: 512, 2048, 8192)",
+			.help = "of the prefix, whole blocks of 64 (default: 512, 2048, 4096, "
+				"8192)",
 			.value = &tokens,
 			.min = T,
 			.max = MOST },

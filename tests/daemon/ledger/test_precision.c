@@ -150,6 +150,60 @@ static void arenas_are_small_where_blocks_may_be_coded(void **state)
 	assert_true(arena[1] <= 8 * MIB);
 }
 
+/*
+ * An engine that reads its sequence where it wrote it holds all of its grants: arenas that it may have to write
+ * into do not count what it holds, or nothing more of it would be cached. When it has let go they are given back
+ * for what others put.
+ */
+static void what_is_held_is_no_room_to_write(void **state)
+{
+	struct kvp_space_canon canon = coded_model("m", "tq4");
+	struct dp_grant held[80]; /* 20 MiB */
+	struct dp_ref parent = dp_root();
+	struct kvpd_limits limits;
+	struct dp_client *a, *b;
+	kvp_token tokens[T];
+	struct dp_world w;
+	uint32_t large, coded;
+	json_t *answer;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	w.config.memory = 128 * MIB;
+	limits.share = 96 * MIB;
+	limits.max_blocks = 16384;
+	limits.recipe_tokens = 16384 * T;
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	b = dp_attach(&w, w.tenant);
+	coded = coded_open(b, &canon);
+	large = dp_large_space(a, "large", MIB / 4);
+	for (uint32_t i = 0; i < 80; i++) {
+		struct dp_block block;
+
+		coded_tokens(i, tokens);
+		assert_int_equal(dp_reserve(a, large, 1, DP_WAIT_MS, &held[i]), 1);
+		dp_fill(&held[i], tokens, T);
+		assert_int_equal(dp_commit(a, large, &held[i], parent, tokens, T, 0, &block), 0);
+		parent = dp_ref(&block);
+	}
+	assert_true(dp_figure(&w, "arena_bytes") >= 80 * MIB / 4);
+	assert_int_equal(dp_figure(&w, "evictions_total"), 0);
+	for (uint32_t i = 0; i < 80; i++)
+		dp_release(a, &held[i]);
+	dp_flush(a);
+	assert_int_equal(dp_admin(&w, "{\"verb\":\"evict\",\"all\":true}", &answer), 0);
+	json_decref(answer);
+	dp_await_most(&w, "blocks", 0);
+	for (uint32_t i = 0; dp_figure(&w, "arena_bytes") > 18 * MIB; i++) {
+		assert_true(i < 40);
+		coded_put_many(b, coded, 500 * i, 500);
+	}
+	assert_int_equal(dp_figure(&w, "evictions_total"), 80);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 /* As long as there is room nothing is lost, and what nobody adds to stays as it is. */
 static void constant_load_changes_nothing(void **state)
 {
@@ -357,6 +411,7 @@ int main(void)
 		cmocka_unit_test(precision_goes_before_blocks),
 		cmocka_unit_test(in_a_small_pool_too),
 		cmocka_unit_test(arenas_are_small_where_blocks_may_be_coded),
+		cmocka_unit_test(what_is_held_is_no_room_to_write),
 		cmocka_unit_test(each_space_says_what_it_holds),
 		cmocka_unit_test(constant_load_changes_nothing),
 		cmocka_unit_test(exact_spaces_stay_exact),

@@ -1084,7 +1084,7 @@ struct kvp_want_opts {
  * *ret_why: 0: all of them; -ENODEV: nobody offers to compute in this space; -ETIME: it would take longer than
  * within_ms, or has taken longer than who computed it had said; -EAGAIN: KVP_CLIENT_WANTS are under way, too
  * many of the tenant's or no memory for it yet, or who computed it has gone and there is no other; -EDQUOT: what
- * the tenant's share has for wants, a 64th, is too little for so many blocks: want a shorter beginning, then the
+ * the tenant's share has for wants, a 64th, is too little for so many missing blocks: want a shorter beginning, then the
  * rest, or have it given a larger share; -ENOENT: the token ids are not known
  * any more; -E2BIG: more than KVP_WANT_BLOCKS_MAX blocks are missing; -EOPNOTSUPP: this daemon does not know
  * of it; -EACCES, -ENOMEM. Nothing is kept in place by it.

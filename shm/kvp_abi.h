@@ -526,7 +526,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
  *	           than the one that computed had said
  *	-EAGAIN    the session has KVP_WANTS of them, or the tenant too many or no memory for it yet; or who
  *	           computed gave up
- *	-EDQUOT    the tenant's share has no room for a want of so many blocks: want the first ones, then more
+ *	-EDQUOT    the tenant's share has no room for so many missing blocks: want the first ones, then more
  *	-ENOENT    the block is gone
  *	-E2BIG     more than KVP_WANT_BLOCKS are missing
  *	-EOPNOTSUPP  blocks of a salt or of keys: nobody but its owner knows what they are made of

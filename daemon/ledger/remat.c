@@ -97,8 +97,8 @@ static uint64_t bytes_most(const struct kvpd_tenant *t)
 	return part > KVPD_REMAT_LEAST ? part : KVPD_REMAT_LEAST;
 }
 
-/* Charges the tenant for a want of so many bytes. */
-static int charge(struct kvpd_tenant *t, uint64_t bytes)
+/* Charges the tenant for a want of so many bytes, `had` of which it has already. */
+static int charge(struct kvpd_tenant *t, uint64_t had, uint64_t bytes)
 {
 	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 3);
 	struct kvpd_remat *m = &t->remat;
@@ -111,6 +111,7 @@ static int charge(struct kvpd_tenant *t, uint64_t bytes)
 			t->name, (bytes >> 10) + 1, bytes_most(t) >> 10);
 		return -EDQUOT;
 	}
+	bytes -= had;
 	if (m->bytes + bytes > bytes_most(t))
 		return -EAGAIN;
 	if (m->bytes + bytes > m->charged) {
@@ -132,8 +133,9 @@ static void want_free(struct kvpd_want *w)
 	if (w->session)
 		w->session->n_asks--;
 	w->tenant->remat.wants--;
-	w->tenant->remat.bytes -= bytes_of(w->cap);
+	w->tenant->remat.bytes -= w->bytes;
 	kvpd_plan_free(w->plan);
+	free(w->block);
 	free(w);
 }
 
@@ -184,6 +186,16 @@ static bool advance(struct kvpd_want *w, uint32_t end, uint32_t *work)
 	return true;
 }
 
+/* To the tip, for a walk up the chain. */
+static void from_tip(struct kvpd_want *w, enum kvpd_want_phase phase)
+{
+	w->n = 0;
+	w->top = false;
+	w->up = w->sqe.parent_id;
+	w->depth = kvp_load_relaxed(&w->tenant->view.blocks[w->up].depth) + 1;
+	go_on(w, phase);
+}
+
 /* ---- the entry ------------------------------------------------------------------------------ */
 
 static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe)
@@ -211,19 +223,16 @@ static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe)
 void kvpd_want_serve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t now)
 {
 	struct kvpd_tenant *t = s->tenant;
-	const struct kvp_block *b = &t->view.blocks[sqe->parent_id % t->layout.max_blocks];
-	uint32_t id = sqe->parent_id, cap = kvp_load_relaxed(&b->depth) + 1;
+	uint32_t id = sqe->parent_id;
 	struct kvpd_want *w = NULL;
 	int r = judge(s, sqe);
 
-	if (cap > KVP_WANT_BLOCKS)
-		cap = KVP_WANT_BLOCKS;
 	if (r == 0)
-		r = charge(t, bytes_of(cap));
+		r = charge(t, 0, sizeof(*w));
 	if (r == 0) {
-		w = calloc(1, sizeof(*w) + cap * sizeof(w->block[0]));
+		w = calloc(1, sizeof(*w));
 		r = w ? 0 : -ENOMEM;
-		t->remat.bytes -= w ? 0 : bytes_of(cap);
+		t->remat.bytes -= w ? 0 : sizeof(*w);
 	}
 	if (r < 0) {
 		kvpd_ring_answer(s, sqe, r, 0);
@@ -232,13 +241,11 @@ void kvpd_want_serve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t
 	w->session = s;
 	w->tenant = t;
 	w->sqe = *sqe;
-	w->space = kvp_shape_space(kvp_load_relaxed(&b->shape));
+	w->space = kvp_shape_space(kvp_load_relaxed(&t->view.blocks[id].shape));
 	w->ahead = !!(sqe->flags & KVP_SQE_PREFETCH);
 	w->need_ns = now + (sqe->count ? sqe->count : KVP_WANT_MS) * KVPD_MS;
 	w->until_ns = w->need_ns;
-	w->cap = cap;
-	w->up = id;
-	w->depth = kvp_load_relaxed(&b->depth) + 1;
+	w->bytes = sizeof(*w);
 	kvpd_list_init(&w->link);
 	kvpd_list_init(&w->in_session);
 	kvpd_list_append(&s->asks, &w->in_session);
@@ -250,36 +257,90 @@ void kvpd_want_serve(struct kvpd_session *s, const struct kvp_sqe *sqe, uint64_t
 		kvpd_recipe_list(t, id, false);
 	}
 	kvpd_ring_answer(s, sqe, 0, KVP_CQE_PARKED);
-	go_on(w, KVPD_WANT_CLIMB);
+	from_tip(w, KVPD_WANT_COUNT);
 }
 
 /* ---- phases --------------------------------------------------------------------------------- */
 
+/* Room for the blocks that were counted, which is what the want is charged for. */
+static int make_room(struct kvpd_want *w)
+{
+	int r = charge(w->tenant, w->bytes, bytes_of(w->n));
+
+	if (r < 0)
+		return r;
+	w->bytes = bytes_of(w->n);
+	w->block = calloc(w->n, sizeof(w->block[0]));
+	w->cap = w->n;
+	return w->block ? 0 : -ENOMEM;
+}
+
+/* More are missing than there is room for. */
+static void count_again(struct kvpd_want *w)
+{
+	w->tenant->remat.bytes -= w->bytes - sizeof(*w);
+	w->bytes = sizeof(*w);
+	free(w->block);
+	w->block = NULL;
+	w->cap = 0;
+	if (++w->counts < TRIES)
+		from_tip(w, KVPD_WANT_COUNT);
+	else
+		answer_with(w, -EAGAIN);
+}
+
 /*
- * From the tip, into the end of the array, up to the first block that is there; and on to the beginning of the
- * chain, where its salt stands if it has one.
+ * From the tip up to the first block that is there, and on to the beginning of the chain, where its salt stands if
+ * it has one.
  */
-static void climb(struct kvpd_want *w, uint32_t *work)
+static void count(struct kvpd_want *w, uint32_t *work)
 {
 	struct kvpd_tenant *t = w->tenant;
+	int r;
 
 	for (; *work && w->up != KVP_BLOCK_NONE; (*work)--) {
 		const struct kvp_block *b = &t->view.blocks[w->up];
 
 		w->top = w->top || is_there(t, w->up);
-		if (kvp_load_relaxed(&b->shape) & KVP_SHAPE_SALTED || (!w->top && w->n == w->cap)) {
+		if (kvp_load_relaxed(&b->shape) & KVP_SHAPE_SALTED ||
+			(!w->top && w->n == KVP_WANT_BLOCKS)) {
 			answer_with(w, kvp_load_relaxed(&b->shape) & KVP_SHAPE_SALTED ? -EOPNOTSUPP
 										      : -E2BIG);
 			return;
 		}
 		if (!w->top) {
-			w->block[w->cap - ++w->n] = w->up;
+			w->n++;
 			w->depth = kvp_load_relaxed(&b->depth);
 		}
 		w->up = kvp_load_relaxed(&b->parent);
 	}
 	if (w->up != KVP_BLOCK_NONE)
 		return;
+	r = w->n ? make_room(w) : 0;
+	if (r < 0)
+		answer_with(w, r);
+	else if (w->n)
+		from_tip(w, KVPD_WANT_CLIMB);
+	else
+		answer_with(w, 0);
+}
+
+/* Those that were counted into the array, from its end. More of them may have gone meanwhile. */
+static void climb(struct kvpd_want *w, uint32_t *work)
+{
+	struct kvpd_tenant *t = w->tenant;
+
+	for (; w->up != KVP_BLOCK_NONE && !is_there(t, w->up); (*work)--) {
+		if (!*work)
+			return;
+		if (w->n == w->cap) {
+			count_again(w);
+			return;
+		}
+		w->block[w->cap - ++w->n] = w->up;
+		w->depth = kvp_load_relaxed(&t->view.blocks[w->up].depth);
+		w->up = kvp_load_relaxed(&t->view.blocks[w->up].parent);
+	}
 	memmove(w->block, w->block + w->cap - w->n, w->n * sizeof(w->block[0]));
 	go_on(w, KVPD_WANT_LOOK);
 }
@@ -579,6 +640,9 @@ static void want_on(struct kvpd_want *w, uint32_t *work, uint64_t now)
 	if (w->phase < KVPD_WANT_PLAN && !remains(w))
 		answer_with(w, -ENOENT);
 	switch (w->phase) {
+	case KVPD_WANT_COUNT:
+		count(w, work);
+		break;
 	case KVPD_WANT_CLIMB:
 		climb(w, work);
 		break;

@@ -3,8 +3,8 @@
  * Recomputation: what is missing of a chain that somebody wants (KVP_OP_WANT) is loaded, or computed by a
  * session that has offered to (KVP_OP_SERVE).
  *
- * A want climbs its chain from the tip to the first block that lies in DRAM, a portion at a time, and is
- * planned on a thread of its own by policy/kvp_remat.h: what lies on a device alone is loaded, which it is
+ * A want climbs its chain from the tip to the first block that lies in DRAM, a portion at a time, twice: first it
+ * counts what is missing, which is what it takes room for. Then it is planned on a thread of its own by policy/kvp_remat.h: what lies on a device alone is loaded, which it is
  * anyway (behind.h), or computed if that is quicker; a RECIPE can only be computed. Then it waits for an offer,
  * those that are needed first before the others, and the offer's session hears of one range at a time: its last
  * block and how many there are. The token ids are in the catalog, which it reads. Results are ordinary commits:
@@ -18,8 +18,8 @@
  * is the same block, all that was found above it is there, with or without payload. A want's tip counts as
  * the youngest RECIPE when it comes, so that it is not forgotten meanwhile.
  *
- * What wants take, and their plans, is charged to the tenant that asked: in whole pages, as much as they ever took
- * at a time, and at most a 64th of its share (KVPD_REMAT_PART). A want that is larger than that by itself is refused
+ * What wants take, and their plans, is charged to the tenant that asked, for the blocks that are missing: in whole
+ * pages, as much as they ever took at a time, and at most a 64th of its share (KVPD_REMAT_PART). A want that is larger than that by itself is refused
  * (-EDQUOT), one for which there is no room beside others, or not yet, is to be asked again.
  *
  * Bounds: wants and offers of a session (kvp_abi.h), of a tenant (below), blocks of a want, one demand under

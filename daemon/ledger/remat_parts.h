@@ -7,8 +7,9 @@
 #include "policy/kvp_remat.h"
 
 enum kvpd_want_phase {
-	KVPD_WANT_CLIMB,
-	KVPD_WANT_LOOK, /* where each missing block is */
+	KVPD_WANT_COUNT, /* how many blocks are missing */
+	KVPD_WANT_CLIMB, /* which */
+	KVPD_WANT_LOOK,  /* where each missing block is */
 	KVPD_WANT_PLAN,
 	KVPD_WANT_QUEUED,
 	KVPD_WANT_ASKED,
@@ -32,7 +33,9 @@ struct kvpd_want {
 	uint64_t asked_ns; /* when it was handed to its offer, or began to wait for one, */
 	uint64_t tokens;   /* and how much */
 	uint32_t cap, n;   /* room in `block`; blocks there, the tip last */
-	bool top;          /* CLIMB has come by a block that is there; and where it has come */
+	uint64_t bytes;    /* that are charged for it */
+	uint32_t counts;   /* how often it was counted */
+	bool top; /* COUNT has come by a block that is there; and where that or CLIMB has come */
 	kvp_block_id up;
 	uint32_t at;    /* how far LOOK has come */
 	uint32_t depth; /* of block[0] */
@@ -44,7 +47,7 @@ struct kvpd_want {
 	struct kvpd_offer *offer;
 	struct kvpd_plan *plan;
 	int status;
-	uint32_t block[];
+	uint32_t *block;
 };
 
 /* ---- remat_offer.c --------------------------------------------------------------------------- */

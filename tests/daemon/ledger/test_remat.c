@@ -863,6 +863,33 @@ static struct dp_block long_chain(struct world *x, uint32_t n)
 	return b;
 }
 
+/* All blocks of the tenant become RECIPEs, or go if there are too many of these. */
+static void forget_all(struct world *x)
+{
+	json_t *answer;
+
+	assert_int_equal(dp_admin(&x->w, "{\"verb\":\"evict\",\"all\":true}", &answer), 0);
+	json_decref(answer);
+	dp_await_most(&x->w, "blocks", 0);
+}
+
+/* Of so many wants there is no room for all: one is answered so, and none otherwise. */
+static void some_are_too_much(struct dp_client *c, struct kvp_sqe want, uint32_t n)
+{
+	struct kvp_cqe cqe;
+
+	for (uint32_t i = 0; i < n; i++)
+		dp_push(c, &want);
+	do {
+		assert_int_equal(dp_next(c, DP_WAIT_MS, &cqe), 0);
+		assert_int_equal(cqe.op, KVP_OP_WANT);
+		if (cqe.status < 0)
+			assert_int_equal(cqe.status, -EAGAIN);
+		else
+			assert_int_equal(cqe.flags, KVP_CQE_PARKED);
+	} while (!cqe.status);
+}
+
 /*
  * What wants and their plans take is the tenant's that asked, and bounded: what is too long by itself is refused for
  * good, what is too much beside others for the moment, and nothing of that is charged twice.
@@ -880,7 +907,7 @@ static void wants_are_charged(void **state)
 	dp_defaults(&x.w, &limits);
 	limits.share = SMALL;
 	limits.max_blocks = 2048;
-	limits.recipe_blocks = 512;
+	limits.recipe_blocks = 2048;
 	dp_start(&x.w, &limits);
 	x.a = dp_attach(&x.w, x.w.tenant);
 	x.b = dp_attach(&x.w, x.w.tenant);
@@ -895,12 +922,21 @@ static void wants_are_charged(void **state)
 		.parent_id = b.id,
 		.parent_birth = b.birth,
 	};
-	assert_int_equal(refused(x.a, much), -EDQUOT);
-	assert_int_equal(dp_figure(&x.w, "metadata_bytes"), metadata);
-	/* Those of which the last block is missing are under way as long as nobody computes it. */
+	/* Nothing of it is missing, so it takes a page. */
+	assert_int_equal(answered(x.a, ask(x.a, much), &there), 0);
+	assert_int_equal(there, LONG);
+	assert_int_equal(dp_figure(&x.w, "metadata_bytes"), metadata + 4096);
+	/* All of it: too much for the share, once and again. */
+	forget_all(&x);
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(answered(x.a, ask(x.a, much), &there), -EDQUOT);
+		assert_int_equal(there, 0);
+		assert_int_equal(dp_figure(&x.w, "metadata_bytes"), metadata + 4096);
+	}
+	/* Those of which blocks are missing are under way as long as nobody computes them. */
 	put(&x, &x.k, MOST, 2);
-	drop(&x, &x.k, MOST - 1);
-	assert_int_equal(ask(x.b, serve_of(x.space, SLOW_PS, 0)) != 0, true);
+	drop(&x, &x.k, 1);
+	assert_int_equal(ask(x.b, serve_of(x.space, SLOW_PS / MOST, 0)) != 0, true);
 	more = want_of(&x.k, 0, 0);
 	for (uint32_t i = 0; i < KVP_WANTS; i++)
 		want[i] = ask(x.a, more);
@@ -913,19 +949,11 @@ static void wants_are_charged(void **state)
 		struct dp_client *c = dp_attach(&x.w, x.w.tenant);
 
 		assert_int_equal(dp_space(c, "m", 4), x.space);
-		for (there = 0; there < KVP_WANTS; there++) {
-			struct kvp_cqe cqe = next(c, KVP_OP_WANT, dp_push(c, &more));
-
-			if (cqe.status < 0) {
-				assert_int_equal(cqe.status, -EAGAIN);
-				break;
-			}
-		}
-		assert_true(there < KVP_WANTS);
+		some_are_too_much(c, more, KVP_WANTS);
 		assert_true(figures(&x).charged <= SMALL / 64);
 		dp_detach(c);
 	}
-	compute(x.b, x.space_b, &x.k, MOST - 1, MOST);
+	compute(x.b, x.space_b, &x.k, 1, MOST);
 	for (uint32_t i = 0; i < KVP_WANTS; i++)
 		assert_int_equal(answered(x.a, want[i], &there), 0);
 	charged = figures(&x).charged;

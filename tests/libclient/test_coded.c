@@ -631,20 +631,76 @@ static void test_quality(void)
 	kvp_space_close(s);
 }
 
-/* ---- attention ------------------------------------------------------------------------------- */
+/* ---- budgets --------------------------------------------------------------------------------- */
 
-static void set_rule(const char *members)
+static void set_rule(const char *model, const char *members)
 {
 	struct kvp_admin *admin;
 	char request[256], *text;
 
-	snprintf(request, sizeof(request), "{\"verb\":\"space-set\",\"space\":\"attention\",%s}",
+	snprintf(request, sizeof(request), "{\"verb\":\"space-set\",\"space\":\"%s\",%s}", model,
 		members);
 	EQUAL(kvp_admin_open(NULL, &admin), 0);
 	EQUAL(kvp_admin_request(admin, request, WAIT_MS, 0, &text), 0);
 	free(text);
 	kvp_admin_close(admin);
 }
+
+#define CUT 12u /* sequences; there is room for that many, natively */
+
+static void await_coded(const char *model, uint32_t n)
+{
+	for (uint32_t i = 0; figure_of(model, "blocks_4_bits") < n; i++) {
+		CHECK(i < 2000);
+		usleep(5000);
+	}
+}
+
+/*
+ * B-028: a budget that is cut while a sequence is read: all others go as far as they may, what the reader holds stays,
+ * bit for bit, and follows when it has let go. Then 10,000 matches change nothing.
+ */
+static void test_cut_while_read(void)
+{
+	struct kvp_space *s = open_model(client, "cut", KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+	struct tally held = { 0 }, all = { 0 };
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m;
+	double coded;
+
+	for (uint32_t i = 0; i < CUT; i++)
+		EQUAL(store_sequence(s, i), CHAIN);
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	set_rule("cut", "\"precision\":\"budget\",\"budget\":1.0");
+	m = find_sequence(s, CUT / 2, CHAIN * T, &info);
+	EQUAL(info.n_blocks, CHAIN);
+	set_rule("cut", "\"budget\":0.3");
+	await_coded("cut", (CUT - 1) * CHAIN);
+	for (uint32_t i = 0; i < CHAIN; i++)
+		check_block(m, CUT / 2, i, &held);
+	EQUAL(held.native, CHAIN);
+	EQUAL(kvp_release(m), 0);
+	await_coded("cut", (CUT - 1) * CHAIN + 1);
+	for (uint32_t i = 0; i < CUT; i++)
+		check_sequence(s, i, &all);
+	EQUAL(all.native + all.coded, CUT * CHAIN);
+	for (uint32_t i = 0; figure_of("cut", "dram_bytes") > .3 * figure_of("cut", "native_bytes");
+		i++) {
+		CHECK(i < 2000);
+		usleep(5000);
+	}
+	coded = figure_of("cut", "blocks_4_bits");
+	for (uint32_t i = 0; i < 10000; i++) {
+		m = find_sequence(s, i % CUT, CHAIN * T, &info);
+		EQUAL(info.n_blocks, CHAIN);
+		EQUAL(kvp_release(m), 0);
+	}
+	EQUAL(figure_of("cut", "blocks_4_bits"), coded);
+	set_rule("cut", "\"precision\":\"pressure\"");
+	kvp_space_close(s);
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
 
 /* Widths of the even blocks of a sequence, and of the odd ones, added up. */
 static void widths(struct kvp_space *s, uint32_t seed, uint32_t *ret_even, uint32_t *ret_odd)
@@ -735,11 +791,11 @@ static void test_attention(void)
 	for (uint32_t i = 0; i < ATTENDED; i++)
 		EQUAL(store_sequence(s, i), CHAIN);
 	EQUAL(kvp_flush(client, WAIT_MS), 0);
-	set_rule("\"precision\":\"budget\",\"budget\":1.0");
+	set_rule("attention", "\"precision\":\"budget\",\"budget\":1.0");
 	test_wrong_attention(s);
 	pauses = attend_to_odd(s, ATTENDED);
 	EQUAL(figure_of("attention", "attention_reported_total"), ATTENDED * (CHAIN * REPORTS + 1));
-	set_rule("\"budget\":0.45");
+	set_rule("attention", "\"budget\":0.45");
 	for (uint32_t i = 0;
 		figure_of("attention", "dram_bytes") > .45 * figure_of("attention", "native_bytes");
 		i++) {
@@ -752,7 +808,7 @@ static void test_attention(void)
 	/* All odd ones have eight bits or more, most of the others four. */
 	CHECK(odd <= ATTENDED * CHAIN / 2);
 	CHECK(even > ATTENDED * CHAIN / 2);
-	set_rule("\"precision\":\"pressure\"");
+	set_rule("attention", "\"precision\":\"pressure\"");
 	kvp_space_close(s);
 }
 
@@ -803,13 +859,15 @@ TEST(exact_beside)
 TEST(excepted_layers)
 TEST(kills)
 TEST(quality)
+TEST(cut_while_read)
 TEST(attention)
 TEST(attention_under_pressure)
 
 int main(void)
 {
 	static const struct live_test tests[] = {
-		{ "attention", run_attention }, /* while there is room */
+		{ "cut while read", run_cut_while_read }, /* while there is room */
+		{ "attention", run_attention },           /* likewise */
 		{ "attention under pressure", run_attention_under_pressure },
 		{ "every byte", run_every_byte },
 		{ "pieces", run_pieces },

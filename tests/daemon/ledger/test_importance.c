@@ -101,17 +101,25 @@ static uint32_t precise(const struct scene *s, const struct dp_block *b, uint32_
  * Chains of one age after the other, with a budget that takes most of them; of the oldest it is said that they
  * matter, of the others that they do not.
  */
-static void make_old_and_young(struct scene *s, struct dp_block b[CHAINS][CHAIN], bool reports)
+static void make_old_and_young_with(
+	struct scene *s, struct dp_block b[CHAINS][CHAIN], bool reports, uint32_t blips)
 {
 	coded_rule(&s->w, "m", "\"precision\":\"budget\",\"budget\":1.0");
 	for (uint32_t i = 0; i < CHAINS; i++)
 		put_chain(s, 1000 * i, b[i]);
 	for (uint32_t i = 0; reports && i < CHAINS; i++)
 		report(s, b[i], i < 2 ? HEAVY : LIGHT, TIMES);
+	for (uint32_t i = 0; i < CHAINS; i++)
+		report(s, b[i], i < 2 ? LIGHT : HEAVY, blips);
 	dp_flush(s->c);
 	coded_rule(&s->w, "m", "\"budget\":0.4");
 	coded_await_within(&s->w, s->space, .4);
 	coded_await_rest(&s->w);
+}
+
+static void make_old_and_young(struct scene *s, struct dp_block b[CHAINS][CHAIN], bool reports)
+{
+	make_old_and_young_with(s, b, reports, 0);
 }
 
 /* B-014, B-054 and the task of a budget: what is attended to keeps its bits, however old it is. */
@@ -131,6 +139,87 @@ static void heavy_blocks_keep_their_bits(void **state)
 	assert_true(coded_figures(&s.w, s.space).by_attention);
 	assert_int_equal(coded_figures(&s.w, s.space).attention_reported, CHAINS * CHAIN * TIMES);
 	assert_int_equal(dp_figure(&s.w, "attention_reported_total"), CHAINS * CHAIN * TIMES);
+	end(&s);
+}
+
+/* B-031: a report that says the contrary once changes nothing, many of them all. */
+static void a_blip_changes_nothing(void **state)
+{
+	(void)state;
+	for (uint32_t blips = 1; blips <= TIMES; blips += TIMES - 1) {
+		struct dp_block b[CHAINS][CHAIN];
+		uint32_t old;
+		struct scene s;
+
+		begin(&s);
+		make_old_and_young_with(&s, b, true, blips);
+		old = precise(&s, b[0], CHAIN) + precise(&s, b[1], CHAIN);
+		assert_int_equal(old, blips == 1 ? 2 * CHAIN : 0);
+		end(&s);
+	}
+}
+
+struct copied {
+	uint32_t width;
+	uint8_t bytes[BLOCK];
+};
+
+/* The payloads of a chain as they are. */
+static void copy_chain(struct scene *s, uint32_t seed, struct copied *out)
+{
+	struct kvp_hit hit[CHAIN];
+	kvp_token tokens[CHAIN * T];
+	struct kvp_lease lease;
+
+	for (uint32_t i = 0; i < CHAIN; i++)
+		coded_tokens(seed + i, tokens + i * T);
+	dp_pump(&s->w);
+	assert_int_equal(dp_find(s->c, s->space, tokens, CHAIN * T, hit, CHAIN), CHAIN);
+	assert_true(dp_lease(s->c, hit, CHAIN, &lease));
+	dp_pump(&s->w);
+	for (uint32_t i = 0; i < CHAIN; i++) {
+		out[i].width = kvp_where_codec(hit[i].where);
+		memcpy(out[i].bytes,
+			s->c->extent[kvp_where_extent(hit[i].where)].addr + hit[i].offset,
+			kvp_where_bytes(hit[i].where));
+	}
+	kvp_lease_drop(&lease);
+}
+
+/* B-035: a second cut codes some blocks further down, none up, and leaves each byte of all others alone. */
+static void only_what_changes_is_coded_again(void **state)
+{
+	static struct copied before[CHAINS][CHAIN], after[CHAINS][CHAIN];
+	struct dp_block b[CHAINS][CHAIN];
+	uint32_t same = 0, further = 0;
+	struct scene s;
+
+	(void)state;
+	begin(&s);
+	make_old_and_young(&s, b, true);
+	for (uint32_t i = 0; i < CHAINS; i++)
+		copy_chain(&s, 1000 * i, before[i]);
+	coded_rule(&s.w, "m", "\"budget\":0.3");
+	coded_await_within(&s.w, s.space, .3);
+	coded_await_rest(&s.w);
+	for (uint32_t i = 0; i < CHAINS; i++) {
+		copy_chain(&s, 1000 * i, after[i]);
+		for (uint32_t k = 0; k < CHAIN; k++) {
+			struct copied *was = &before[i][k], *is = &after[i][k];
+
+			assert_true(is->width >= was->width);
+			further += is->width > was->width;
+			if (is->width > was->width)
+				continue;
+			assert_memory_equal(is->bytes, was->bytes,
+				kvp_where_bytes(kvp_load_relaxed(&s.c->view.blocks[b[i][k].id]
+									  .payload[KVP_TIER_DRAM]
+									  .where)));
+			same++;
+		}
+	}
+	print_message("%u blocks went further down, %u stayed\n", further, same);
+	assert_true(further > CHAIN && same > CHAIN);
 	end(&s);
 }
 
@@ -498,6 +587,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(heavy_blocks_keep_their_bits),
+		cmocka_unit_test(a_blip_changes_nothing),
+		cmocka_unit_test(only_what_changes_is_coded_again),
 		cmocka_unit_test(without_reports_the_oldest_go_first),
 		cmocka_unit_test(pressure_takes_what_matters_least),
 		cmocka_unit_test(pressure_without_reports_costs_nothing),

@@ -143,6 +143,7 @@ struct kvpd_tenant_figures {
 	uint64_t payload_bytes;
 	uint64_t blocks, max_blocks;
 	uint64_t recipes, max_recipes;
+	uint32_t quality_target; /* percent; 0: none */
 	uint32_t open_claims;
 	struct kvpd_lookups lookups; /* of clients that are there and that were */
 	uint64_t tokens_put;
@@ -189,6 +190,7 @@ struct kvpd_space_figures {
 	uint8_t fingerprint[32];
 	uint32_t block_tokens;
 	uint32_t layers;
+	uint32_t kv_heads, head_dim; /* of the first one, its keys */
 	uint64_t block_bytes;
 	uint32_t opens;
 	uint64_t blocks; /* with a payload */

@@ -270,6 +270,7 @@ static json_t *tenant_json(
 	kvpd_put_int(o, "max_blocks", t->max_blocks);
 	kvpd_put_int(o, "recipes", t->recipes);
 	kvpd_put_int(o, "max_recipes", t->max_recipes);
+	json_object_set_new(o, "quality_target_ratio", json_real(t->quality_target / 100.));
 	kvpd_put_int(o, "open_claims", t->open_claims);
 	kvpd_put_text(o, "policy", t->policy);
 	put_lookups(o, &t->lookups);
@@ -349,6 +350,8 @@ static json_t *space_json(
 	kvpd_put_int(o, "block_tokens", s->block_tokens);
 	kvpd_put_int(o, "block_bytes", s->block_bytes);
 	kvpd_put_int(o, "layers", s->layers);
+	kvpd_put_int(o, "kv_heads", s->kv_heads);
+	kvpd_put_int(o, "head_dim", s->head_dim);
 	kvpd_put_int(o, "opens", s->opens);
 	kvpd_put_int(o, "asked_tokens_total", s->tokens_asked);
 	kvpd_put_int(o, "matched_tokens_total", s->tokens_matched);

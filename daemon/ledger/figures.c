@@ -141,6 +141,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		.max_blocks = t->limits.max_blocks,
 		.recipes = t->n_recipes,
 		.max_recipes = t->limits.recipe_blocks,
+		.quality_target = t->limits.quality_target,
 		.open_claims = t->n_claims,
 		.lookups = t->lookups,
 		.tokens_put = t->tokens_put,
@@ -211,6 +212,8 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	memcpy(f->fingerprint, s->fingerprint, sizeof(f->fingerprint));
 	f->block_tokens = s->canon.block_tokens;
 	f->layers = s->canon.n_layers;
+	f->kv_heads = s->canon.layers[0].kv_heads;
+	f->head_dim = s->canon.layers[0].k_dim;
 	f->block_bytes = s->block_bytes;
 	f->opens = t->space[i].opens;
 	f->blocks = t->space[i].payloads;

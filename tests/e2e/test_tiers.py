@@ -62,6 +62,24 @@ class Floor(unittest.TestCase):
                 other, _ = kvrun(d.socket, *floor)
                 self.assertEqual((other["reused_tokens"], other["logits_xxh3"]), (0, off["logits_xxh3"]))
 
+    def test_every_parameter_can_be_read(self):
+        """A-064: what the configuration and the space's owner said, all of it."""
+        config = json.load(open(os.path.join(MODEL, "config.json"), encoding="utf-8"))
+        with Daemon({"defaults": {"precision": "zones", "hot_tokens": 128, "stale_tokens": 1024, "quality_target": 75,
+                                  "recipe_blocks": 96, "max_blocks": 512}}) as d:
+            def ask(what):
+                r = subprocess.run([KVCTL, "--socket", d.socket, "--json", what], stdout=subprocess.PIPE, check=True,
+                                   timeout=60)
+                return json.loads(r.stdout)[what][0]
+
+            kvrun(d.socket, "--floor", "tq4/tq2")
+            space, tenant = ask("spaces"), ask("tenants")
+            self.assertEqual([space[k] for k in ("layers", "kv_heads", "head_dim", "precision", "hot_tokens",
+                                                 "stale_tokens", "floor")],
+                             [config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"], "zones", 128,
+                              1024, "tq4/tq2"])
+            self.assertEqual([tenant[k] for k in ("quality_target_ratio", "max_recipes", "max_blocks")], [.75, 96, 512])
+
     def test_attention_is_reported(self):
         """B-054: what tokens attend to reaches the daemon, and changes no bit of the result."""
         with Daemon({"defaults": {"precision": "budget", "budget": 1.0}}) as d:

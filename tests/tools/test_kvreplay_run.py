@@ -67,14 +67,15 @@ def main():
             if kind == "mixed":  # E-034: what partial matches add
                 gain = r["hit_blocks"] / r["whole_hit_blocks"] - 1
                 assert .2 < gain < .3, gain
-        # of the mixed workload, still there: a cache that evicts, under both of our policies
-        for policy in "hazard", "contest":
+        # of the mixed workload, still there: a cache that evicts, under both of our policies. What hazard has learnt
+        # comes from a thread of its own, later where a sanitizer or another process has the processor.
+        for policy, within in ("lru", .01), ("hazard", .03), ("contest", .01):
             for capacity in 1000, 5000:
                 real = replay(trace, capacity, "--policy", policy)
                 should = simulated(trace, capacity, policy)
                 print(f"{policy}, {capacity}: {real['hit_ratio']:.4f}, simulated {should:.4f}")
                 assert real["evictions"] > 0
-                assert abs(real["hit_ratio"] - should) < .01, (policy, capacity)
+                assert abs(real["hit_ratio"] - should) < within, (policy, capacity)
         replay(trace, 5000, "--policy", "hazard", "--clients", "4")
         coded(trace)
         # On a device: as much hits there as in a cache of its size alone, and no less in all.

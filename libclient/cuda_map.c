@@ -543,8 +543,8 @@ const struct cuda_map *map_of(const struct kvp_prefix *m, struct lane *l, uint32
 	uint64_t base;
 
 	/* A lease keeps all payloads of the block, so one that has appeared stays. */
-	kvp_payload_read(&m->att->view.blocks[m->hits[i].id], KVP_TIER_VRAM, &ret_hit->where,
-		&ret_hit->offset);
+	kvp_payload_read(&m->att->view.blocks[m->hits[i].id], m->hits[i].word, KVP_TIER_VRAM,
+		&ret_hit->where, &ret_hit->offset);
 	extent = kvp_where_extent(ret_hit->where);
 	bytes = kvp_where_bytes(ret_hit->where);
 	if (!ret_hit->where || extent >= KVP_MAX_EXTENTS ||

@@ -330,8 +330,8 @@ static inline int find_there(const struct kvp_prefix *m, uint32_t i, uint32_t de
 	uint32_t extent;
 
 	/* A lease keeps all payloads of the block, so one that has appeared stays. */
-	kvp_payload_read(&m->att->view.blocks[m->hits[i].id], KVP_TIER_VRAM, &ret_hit->where,
-		&ret_hit->offset);
+	kvp_payload_read(&m->att->view.blocks[m->hits[i].id], m->hits[i].word, KVP_TIER_VRAM,
+		&ret_hit->where, &ret_hit->offset);
 	extent = kvp_where_extent(ret_hit->where);
 	if (!ret_hit->where || extent >= KVP_MAX_EXTENTS ||
 		kvp_load_relaxed(&m->att->view.extents[extent].device) != device)

@@ -9,11 +9,13 @@
 
 #include <stdlib.h>
 
+#define MOVE_TRIES 4u /* before a block that keeps moving is not there */
+
 /* The daemon may compute the checksum later; while it has not there is nothing to compare with. */
 static int verify(const struct kvp_prefix *m, const struct kvp_hit *h, const uint8_t *payload)
 {
 	const struct kvp_block *block = &m->att->view.blocks[h->id];
-	uint64_t sum = kvp_load_acquire(&block->payload[h->tier].checksum);
+	uint64_t sum = kvp_load_acquire(&kvp_payload_at(block, h->word, h->tier)->checksum);
 
 	if (!sum || kvp_load_acquire(&block->word) != h->word)
 		return 0;
@@ -31,6 +33,15 @@ static int decode(const struct kvp_prefix *m, const struct kvp_hit *h, const uin
 	return r;
 }
 
+/* Where the hit's block lies in DRAM: it may have moved there since it was found, and may move meanwhile. */
+static int in_dram(const struct kvp_prefix *m, struct kvp_hit *hit)
+{
+	for (uint32_t try = 0; try < MOVE_TRIES; try++)
+		if (kvp_hit_renew(&m->att->view, KVP_TIERS_DRAM, hit) == 0)
+			return 1;
+	return 0;
+}
+
 /* Tokens [at, at + n) of hit i. */
 static int get_block(const struct kvp_prefix *m, uint32_t i, uint32_t at, uint32_t n,
 	const struct kvp_view *v, uint64_t user, uint64_t total, uint32_t flags, void **scratch)
@@ -42,10 +53,7 @@ static int get_block(const struct kvp_prefix *m, uint32_t i, uint32_t at, uint32
 
 	/* On a device that the host cannot read; in DRAM as well, unless it was written there just now. */
 	if (!payload && h->tier == KVP_TIER_VRAM) {
-		dram.tier = KVP_TIER_DRAM;
-		kvp_payload_read(
-			&m->att->view.blocks[h->id], KVP_TIER_DRAM, &dram.where, &dram.offset);
-		payload = dram.where ? hit_addr(m->att, &dram) : NULL;
+		payload = in_dram(m, &dram) ? hit_addr(m->att, &dram) : NULL;
 		if (!payload)
 			return -EOPNOTSUPP;
 		h = &dram;

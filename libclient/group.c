@@ -25,10 +25,17 @@ static void shorten(struct kvp_prefix *m, uint32_t keep)
 	}
 	KVP_FAULT("group-shorten");
 	tip = m->n_blocks - (m->tail_tokens ? 0 : 1);
-	/* Where there is no slot left, the lease on the deeper block goes on protecting this one. */
+	/*
+	 * Where there is no slot left, the lease on the deeper block goes on protecting this one. It alone protects
+	 * the old place of a block that has moved since it was found.
+	 */
 	if (kvp_lease_take(m->att->page, m->shard, &m->att->view.blocks[m->hits[tip].id],
 		    m->hits[tip].id, m->hits[tip].word, &shorter) < 0)
 		return;
+	if (kvp_revalidate(&m->att->view, m->hits, tip + 1) < tip + 1) {
+		kvp_lease_drop(&shorter);
+		return;
+	}
 	kvp_lease_drop(&m->lease);
 	m->lease = shorter;
 }

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Matches handed to other processes of the tenant. What is handed over names the deepest block by
- * everything that makes it that block: its word, and its key, which is digested from the tenant's
- * salt, the space and all tokens before. The process that takes it over leases the block by that very
- * word, while the other one's lease keeps it in place, and walks up the chain.
+ * everything that makes it that block: its birth, and its key, which is digested from the tenant's
+ * salt, the space and all tokens before. The process that takes it over leases the block of that birth, while
+ * the other one's lease keeps it, and walks up the chain.
  */
 #include "libclient/match.h"
 
 #include <string.h>
 
+#define TRIES 4u /* before a block that keeps moving is not there */
+
 /* kvp_handover.opaque */
-enum { AT_EPOCH, AT_TIP, AT_WORD, AT_KEY_LO, AT_KEY_HI };
+enum { AT_EPOCH, AT_TIP, AT_BIRTH, AT_KEY_LO, AT_KEY_HI };
 
 int kvp_match_export(const struct kvp_prefix *m, struct kvp_handover *ret)
 {
@@ -30,7 +32,7 @@ int kvp_match_export(const struct kvp_prefix *m, struct kvp_handover *ret)
 	block = &m->att->view.blocks[tip->id];
 	h.opaque[AT_EPOCH] = m->att->epoch;
 	h.opaque[AT_TIP] = (uint64_t)m->tail_tokens << 32 | tip->id;
-	h.opaque[AT_WORD] = tip->word;
+	h.opaque[AT_BIRTH] = kvp_word_birth(tip->word);
 	h.opaque[AT_KEY_LO] = kvp_load_acquire(&block->key_lo);
 	h.opaque[AT_KEY_HI] = kvp_load_acquire(&block->key_hi);
 	*ret = h;
@@ -63,13 +65,16 @@ static int walk_up(struct kvp_prefix *m, const struct space_bind *b, const uint6
 		return -ESTALE;
 	if (array_grow((void **)&m->hits, &m->cap, n, sizeof(m->hits[0])) < 0)
 		return -ENOMEM;
-	if (kvp_find_chain(v, b->index, id, m->tiers, m->hits, n) < 0 ||
-		kvp_revalidate(v, m->hits, n) < n)
-		return -ESTALE;
+	/* What is leased may move, and is found where it is now. */
+	for (uint32_t try = 1; kvp_find_chain(v, b->index, id, m->tiers, m->hits, n) < 0 ||
+			       kvp_revalidate(v, m->hits, n) < n;
+		try++)
+		if (try == TRIES)
+			return -ESTALE;
 	tip = &m->hits[n - 1];
 	if (!salt_fits(v, &m->hits[0], m->space))
 		return -ESTALE;
-	if (tip->word != h[AT_WORD] || tail > tip->tokens)
+	if (kvp_word_birth(tip->word) != h[AT_BIRTH] || tail > tip->tokens)
 		return -ESTALE;
 	for (uint32_t i = 0; i < n; i++)
 		if (!hit_readable(m, &m->hits[i]))
@@ -86,15 +91,22 @@ static int take(struct kvp_prefix *m, const uint64_t *h)
 {
 	const struct space_bind *b = m->att ? bind_of(m->att, m->space) : NULL;
 	kvp_block_id id = (kvp_block_id)h[AT_TIP];
-	int r;
+	const struct kvp_block *block;
+	int r = -ESTALE;
 
 	if (!b)
 		return -ESHUTDOWN;
-	if (h[AT_EPOCH] != m->att->epoch || id >= m->att->view.max_blocks ||
-		kvp_word_state(h[AT_WORD]) != KVP_BLOCK_LIVE)
+	if (h[AT_EPOCH] != m->att->epoch || id >= m->att->view.max_blocks)
 		return -ESTALE;
-	r = kvp_lease_take(
-		m->att->page, m->shard, &m->att->view.blocks[id], id, h[AT_WORD], &m->lease);
+	block = &m->att->view.blocks[id];
+	/* It may have moved since, and may move meanwhile. */
+	for (uint32_t try = 0; try < TRIES && r == -ESTALE; try++) {
+		uint64_t word = kvp_load_acquire(&block->word);
+
+		if (kvp_word_birth(word) != h[AT_BIRTH] || !kvp_word_lives(word))
+			return -ESTALE;
+		r = kvp_lease_take(m->att->page, m->shard, block, id, word, &m->lease);
+	}
 	if (r < 0)
 		return r == -ENOBUFS ? -ENOLCK : r;
 	KVP_FAULT("taken-over");

@@ -12,7 +12,8 @@
 #include "libclient/geometry.h"
 
 #define WINDOW     2048u /* ids of 64 bits that are narrowed at a time: 4 blocks at least */
-#define FIND_TRIES 4u    /* before a moving catalog is answered with what is proven of it */
+#define FIND_TRIES 4u    /* before a changing catalog is answered with what is proven of it */
+#define MOVE_TRIES 4u    /* before a block that keeps moving is not followed any further */
 
 /* ---- finding --------------------------------------------------------------------------------- */
 
@@ -78,20 +79,68 @@ static uint32_t readable(struct kvp_prefix *m, uint32_t n)
 }
 
 /*
+ * The find names the first payload on any device. One that is not on the prefix's device, or not mapped here,
+ * is not it: then the block is read in DRAM, if it lies there. The words are compared after this, so a payload
+ * that is read here belongs to the same word as all else.
+ */
+int hit_settle(const struct kvp_prefix *m, struct kvp_hit *h)
+{
+	uint32_t extent = kvp_where_extent(h->where);
+	struct kvp_hit here = *h;
+	int on = h->tier == KVP_TIER_VRAM && extent < KVP_MAX_EXTENTS &&
+		 kvp_load_relaxed(&m->att->view.extents[extent].device) == m->device;
+
+	if (h->tier != KVP_TIER_VRAM || (on && (hit_addr(m->att, h) || hit_there(m->att, h))))
+		return 1;
+	/* What is no host memory comes by itself where somebody can map it. */
+	if (on && !kvp_load_relaxed(&m->att->foreign[extent]))
+		extent_want(m->att, extent);
+	kvp_payload_read(
+		&m->att->view.blocks[h->id], h->word, KVP_TIER_DRAM, &here.where, &here.offset);
+	here.tier = KVP_TIER_DRAM;
+	if (!here.where)
+		return 0;
+	*h = here;
+	return 1;
+}
+
+/* A block that moved since it was found is the same block elsewhere. */
+static int follow(struct kvp_prefix *m, struct kvp_hit *hit)
+{
+	return kvp_hit_renew(&m->att->view, m->tiers, hit) == 0 &&
+	       (m->tiers == KVP_TIERS_DRAM || hit_settle(m, hit));
+}
+
+/*
+ * How many of the first n hits are proven, after a lease was taken on the last of them. What moved before that is
+ * followed, and proven where it is now.
+ */
+static uint32_t prove(struct kvp_prefix *m, uint32_t n)
+{
+	uint32_t i = kvp_revalidate(&m->att->view, m->hits, n);
+
+	for (uint32_t moves = 0; i < n && moves < n + MOVE_TRIES && follow(m, &m->hits[i]); moves++)
+		i += kvp_revalidate(&m->att->view, m->hits + i, n - i);
+	return i;
+}
+
+/*
  * A lease on hits[n - 1], and proof of all n. Returns how many are proven: n, or less and no lease.
  */
 static uint32_t lease_and_prove(struct kvp_prefix *m, uint32_t n)
 {
-	const struct kvp_hit *tip = &m->hits[n - 1];
-	uint32_t proven;
+	struct kvp_hit *tip = &m->hits[n - 1];
+	const struct kvp_block *block = &m->att->view.blocks[tip->id];
+	uint32_t proven, moves = 0;
 	int r;
 
-	r = kvp_lease_take(m->att->page, m->shard, &m->att->view.blocks[tip->id], tip->id,
-		tip->word, &m->lease);
+	do
+		r = kvp_lease_take(m->att->page, m->shard, block, tip->id, tip->word, &m->lease);
+	while (r == -ESTALE && ++moves < MOVE_TRIES && follow(m, tip));
 	if (r == -ESTALE)
 		return kvp_revalidate(&m->att->view, m->hits, n - 1);
 	KVP_FAULT("leased");
-	proven = kvp_revalidate(&m->att->view, m->hits, n);
+	proven = prove(m, n);
 	if (proven < n)
 		kvp_lease_drop(&m->lease);
 	return proven;
@@ -154,31 +203,6 @@ static void look_up(struct kvp_prefix *m, const struct space_bind *b, const stru
 	else
 		look_after(m, b, m->base, tokens->plain, tokens->n, flags, ret_found);
 	ret_found->n_hits += m->base;
-}
-
-/*
- * The find names the first payload on any device. One that is not on the prefix's device, or not mapped here,
- * is not it: then the block is read in DRAM, if it lies there. The words are compared after this, so a payload
- * that is read here belongs to the same word as all else.
- */
-int hit_settle(const struct kvp_prefix *m, struct kvp_hit *h)
-{
-	uint32_t extent = kvp_where_extent(h->where);
-	struct kvp_hit here = *h;
-	int on = h->tier == KVP_TIER_VRAM && extent < KVP_MAX_EXTENTS &&
-		 kvp_load_relaxed(&m->att->view.extents[extent].device) == m->device;
-
-	if (h->tier != KVP_TIER_VRAM || (on && (hit_addr(m->att, h) || hit_there(m->att, h))))
-		return 1;
-	/* What is no host memory comes by itself where somebody can map it. */
-	if (on && !kvp_load_relaxed(&m->att->foreign[extent]))
-		extent_want(m->att, extent);
-	kvp_payload_read(&m->att->view.blocks[h->id], KVP_TIER_DRAM, &here.where, &here.offset);
-	here.tier = KVP_TIER_DRAM;
-	if (!here.where)
-		return 0;
-	*h = here;
-	return 1;
 }
 
 /* The prefix ends before a block that lies where it does not look. */

@@ -139,9 +139,7 @@ static int read_block(const struct kvp_catalog_view *v, kvp_block_id id, uint32_
 /* Has it a payload in DRAM? A demand is over when all of its blocks have, whoever committed them. */
 static int is_there(const struct kvp_block *b)
 {
-	uint32_t state = kvp_word_state(kvp_load_acquire(&b->word));
-
-	return (state == KVP_BLOCK_LIVE || state == KVP_BLOCK_EVICTING) &&
+	return kvp_word_holds(kvp_load_acquire(&b->word)) &&
 	       kvp_load_relaxed(&b->payload[KVP_TIER_DRAM].where) != 0;
 }
 

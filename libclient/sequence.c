@@ -54,8 +54,7 @@ static int is_there(const struct attachment *att, kvp_block_id id, uint32_t birt
 	if (id >= att->view.max_blocks)
 		return 0;
 	word = kvp_load_acquire(&att->view.blocks[id].word);
-	return kvp_word_birth(word) == birth && (kvp_word_state(word) == KVP_BLOCK_LIVE ||
-							kvp_word_state(word) == KVP_BLOCK_EVICTING);
+	return kvp_word_birth(word) == birth && kvp_word_holds(word);
 }
 
 /* The newest of these commits, of which `last` is the last, that is of this block of the space. */

@@ -181,6 +181,21 @@ void kvp_block_unmark(const struct kvp_catalog_view *v, kvp_block_id id, uint64_
 	kvp_store_release(&v->blocks[id].word, word);
 }
 
+void kvp_block_move(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t where,
+	uint64_t offset, uint64_t checksum)
+{
+	struct kvp_block *b = &v->blocks[id];
+	uint64_t word = kvp_load_relaxed(&b->word);
+	uint32_t birth = kvp_word_birth(word), move = kvp_word_move(word) + 1;
+
+	kvp_block_set_payload(v, id, KVP_TIER_MOVED, where, offset, checksum);
+	/* Sequentially consistent, as in kvp_block_mark(): the old word is gone before leases are looked for. */
+	kvp_store_seq(&b->word, kvp_word(birth, move, KVP_BLOCK_MOVED));
+	kvp_block_set_payload(v, id, KVP_TIER_DRAM, where, offset, checksum);
+	kvp_store_seq(&b->word, kvp_word(birth, move, KVP_BLOCK_LIVE));
+	kvp_block_set_payload(v, id, KVP_TIER_MOVED, 0, 0, 0);
+}
+
 void kvp_block_moved(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t state)
 {
 	struct kvp_block *b = &v->blocks[id];

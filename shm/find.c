@@ -49,11 +49,11 @@ static int recipe_fits(const struct kvp_catalog_view *v, uint32_t cell, uint32_t
 
 static inline void read_payload(const struct kvp_block *b, uint32_t tier, struct kvp_hit *hit)
 {
-	kvp_payload_read(b, tier, &hit->where, &hit->offset);
+	kvp_payload_read(b, hit->word, tier, &hit->where, &hit->offset);
 	hit->tier = (uint16_t)tier;
 }
 
-/* Where the block lies in the first of the tiers that has it; all 0 if none has. */
+/* Where the block lies, under the hit's word, in the first of the tiers that has it; all 0 if none has. */
 static inline void read_place(const struct kvp_block *b, uint32_t tiers, struct kvp_hit *hit)
 {
 	if (tiers == KVP_TIERS_DRAM) { /* nearly always: no index, no loop */
@@ -86,23 +86,30 @@ static int same_salt(
 	return !diff;
 }
 
-/* The shape says whether the block has a salt; which one is not looked at. */
-static int block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t shape,
+/* What a reader found of a descriptor whose word was another one afterwards. */
+#define CHANGED (-1)
+/*
+ * A block that moves has two changes of its word behind it at once, and the next ones come after milliseconds.
+ * So whoever met one looks again.
+ */
+#define LOOKS 8u
+
+/* The shape says whether the block has a salt; which one is not looked at. 1, 0, or CHANGED. */
+static inline int block_now(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t shape,
 	kvp_block_id parent, const kvp_token *tokens, uint32_t n, uint32_t tiers,
 	struct kvp_hit *ret_hit)
 {
 	const struct kvp_block *b;
 	int any_state = tiers == KVP_TIERS_NONE;
 	struct kvp_hit hit;
-	uint32_t state, cell;
+	uint32_t cell;
 
 	if (id >= v->max_blocks)
 		return 0;
 	b = &v->blocks[id];
 	/* Acquire: pairs with the release in kvp_block_publish(). */
 	hit.word = kvp_load_acquire(&b->word);
-	state = kvp_word_state(hit.word);
-	if (state != KVP_BLOCK_LIVE && (!any_state || state == KVP_BLOCK_FREE))
+	if (!kvp_word_lives(hit.word) && (!any_state || kvp_word_state(hit.word) == KVP_BLOCK_FREE))
 		return 0;
 	if (kvp_load_acquire(&b->shape) != shape || kvp_load_acquire(&b->parent) != parent)
 		return 0;
@@ -114,11 +121,22 @@ static int block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t 
 	hit.tokens = (uint16_t)n;
 	/* All loads above are acquire loads, so none of them happens after this one. */
 	if (kvp_load_relaxed(&b->word) != hit.word)
-		return 0;
+		return CHANGED;
 	if (!any_state && !hit.where)
 		return 0;
 	*ret_hit = hit;
 	return 1;
+}
+
+static int block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t shape,
+	kvp_block_id parent, const kvp_token *tokens, uint32_t n, uint32_t tiers,
+	struct kvp_hit *ret_hit)
+{
+	int r = block_now(v, id, shape, parent, tokens, n, tiers, ret_hit);
+
+	for (uint32_t looks = 1; r == CHANGED && looks < LOOKS; looks++)
+		r = block_now(v, id, shape, parent, tokens, n, tiers, ret_hit);
+	return r > 0;
 }
 
 int kvp_block_is(const struct kvp_catalog_view *v, kvp_block_id id, uint32_t space,
@@ -133,16 +151,14 @@ int kvp_block_salted_is(const struct kvp_catalog_view *v, kvp_block_id id, uint3
 	struct kvp_hit *ret_hit)
 {
 	uint32_t shape = kvp_shape(space, n) | KVP_SHAPE_SALTED;
-	struct kvp_hit hit;
+	uint64_t word;
 
-	if (!block_is(v, id, shape, KVP_BLOCK_NONE, tokens, n, tiers, &hit) ||
+	if (!block_is(v, id, shape, KVP_BLOCK_NONE, tokens, n, tiers, ret_hit) ||
 		!same_salt(v, kvp_load_acquire(&v->blocks[id].recipe), shape, salt))
 		return 0;
-	/* All loads above are acquire loads: under one word all of it belongs together. */
-	if (kvp_load_relaxed(&v->blocks[id].word) != hit.word)
-		return 0;
-	*ret_hit = hit;
-	return 1;
+	/* All loads above are acquire loads: under one birth all but the place belongs together. */
+	word = kvp_load_relaxed(&v->blocks[id].word);
+	return kvp_word_birth(word) == kvp_word_birth(ret_hit->word);
 }
 
 /* Keys of the blocks to come, so that their cache lines travel while earlier ones are compared. */
@@ -247,7 +263,7 @@ static int by_index(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
 	return 0;
 }
 
-/* Stands at a block, if it is still the one that was found. */
+/* Stands at a block, if it is still the one that was found: its key is the same wherever it moved. */
 static int stand_at(struct walk *w, const struct kvp_hit *hit)
 {
 	const struct kvp_block *b = &w->v->blocks[hit->id];
@@ -255,7 +271,7 @@ static int stand_at(struct walk *w, const struct kvp_hit *hit)
 
 	key.lo = kvp_load_acquire(&b->key_lo);
 	key.hi = kvp_load_acquire(&b->key_hi);
-	if (kvp_load_relaxed(&b->word) != hit->word)
+	if (kvp_word_birth(kvp_load_relaxed(&b->word)) != kvp_word_birth(hit->word))
 		return 0;
 	w->parent = hit->id;
 	w->parent_key = key;
@@ -277,9 +293,9 @@ static int advance(struct walk *w, uint32_t n, struct kvp_hit *ret_hit)
 
 /*
  * How many leading tokens of a child of the walk's parent agree with what is left. salt: that of the
- * chain, where the walk stands at its beginning, or NULL.
+ * chain, where the walk stands at its beginning, or NULL. Or CHANGED.
  */
-static uint32_t agreeing(
+static int agreeing(
 	const struct walk *w, kvp_block_id id, const kvp_token *salt, struct kvp_hit *ret_hit)
 {
 	const struct kvp_catalog_view *v = w->v;
@@ -290,7 +306,7 @@ static uint32_t agreeing(
 		return 0;
 	b = &v->blocks[id];
 	ret_hit->word = kvp_load_acquire(&b->word);
-	if (kvp_word_state(ret_hit->word) != KVP_BLOCK_LIVE)
+	if (!kvp_word_lives(ret_hit->word))
 		return 0;
 	shape = kvp_load_acquire(&b->shape);
 	cell = kvp_load_acquire(&b->recipe);
@@ -311,9 +327,9 @@ static uint32_t agreeing(
 	}
 	read_place(b, w->tiers, ret_hit);
 	ret_hit->id = id;
-	if (!ret_hit->where || kvp_load_relaxed(&b->word) != ret_hit->word)
-		return 0;
-	return same;
+	if (kvp_load_relaxed(&b->word) != ret_hit->word)
+		return CHANGED;
+	return ret_hit->where ? (int)same : 0;
 }
 
 static void find_tail(const struct walk *w, const kvp_token *salt, struct kvp_found *found)
@@ -326,10 +342,12 @@ static void find_tail(const struct walk *w, const kvp_token *salt, struct kvp_fo
 
 	for (uint32_t i = 0; i < n; i++) {
 		struct kvp_hit hit;
-		uint32_t same = agreeing(w, cand[i], salt, &hit);
+		int same = agreeing(w, cand[i], salt, &hit);
 
-		if (same >= KVP_TAIL_PREFIX && same > found->tail_tokens) {
-			found->tail_tokens = same;
+		for (uint32_t looks = 1; same == CHANGED && looks < LOOKS; looks++)
+			same = agreeing(w, cand[i], salt, &hit);
+		if (same >= (int)KVP_TAIL_PREFIX && same > (int)found->tail_tokens) {
+			found->tail_tokens = (uint32_t)same;
 			found->tail = hit;
 		}
 	}
@@ -451,7 +469,7 @@ int kvp_find_chain(const struct kvp_catalog_view *v, uint32_t space, kvp_block_i
 		b = &v->blocks[id];
 		hit->word = kvp_load_acquire(&b->word);
 		shape = kvp_load_acquire(&b->shape);
-		if (kvp_word_state(hit->word) != KVP_BLOCK_LIVE || kvp_shape_space(shape) != space)
+		if (!kvp_word_lives(hit->word) || kvp_shape_space(shape) != space)
 			return -ESTALE;
 		hit->id = id;
 		hit->tokens = (uint16_t)kvp_shape_tokens(shape);
@@ -474,6 +492,28 @@ uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *
 		if (kvp_load_seq(&v->blocks[hits[i].id].word) != hits[i].word)
 			return i;
 	return n;
+}
+
+int kvp_hit_renew(const struct kvp_catalog_view *v, uint32_t tiers, struct kvp_hit *hit)
+{
+	const struct kvp_block *b = &v->blocks[hit->id];
+	struct kvp_hit now = *hit;
+
+	for (uint32_t looks = 0; looks < LOOKS; looks++) {
+		now.word = kvp_load_acquire(&b->word);
+		if (kvp_word_birth(now.word) != kvp_word_birth(hit->word) ||
+			!kvp_word_lives(now.word))
+			return -ESTALE;
+		read_place(b, tiers, &now);
+		/* All loads above are acquire loads, so none of them happens after this one. */
+		if (kvp_load_relaxed(&b->word) != now.word)
+			continue;
+		if (!now.where)
+			return -ESTALE;
+		*hit = now;
+		return 0;
+	}
+	return -ESTALE;
 }
 
 int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word,

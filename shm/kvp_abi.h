@@ -87,8 +87,15 @@ KVP_ABI_ASSERT(sizeof(struct kvp_seg_header) == 64, "shm ABI");
  */
 #define KVP_BLOCK_FREE     0u
 #define KVP_BLOCK_LIVE     1u /* published, has a payload, may be leased */
-#define KVP_BLOCK_EVICTING 2u /* the ledger is about to take or move it: no new lease */
+#define KVP_BLOCK_EVICTING 2u /* the ledger is about to take it or a payload of it: no new lease */
 #define KVP_BLOCK_RECIPE   3u /* published, recipe only: known, but has to be recomputed */
+#define KVP_BLOCK_MOVED    4u /* as LIVE; where it lies in DRAM, payload[KVP_TIER_MOVED] says */
+
+/*
+ * While a block changes its place in DRAM, for as long as the ledger takes for some stores, this one of its
+ * payload descriptors has the new place. A reader that does not know of it finds a block that is not LIVE.
+ */
+#define KVP_TIER_MOVED KVP_TIER_STORE
 
 static inline uint64_t kvp_word(uint32_t birth, uint32_t move, uint32_t state)
 {
@@ -105,6 +112,16 @@ static inline uint32_t kvp_word_move(uint64_t w)
 static inline uint32_t kvp_word_state(uint64_t w)
 {
 	return (uint32_t)w & 0xffu;
+}
+/* May it be leased and read? */
+static inline int kvp_word_lives(uint64_t w)
+{
+	return kvp_word_state(w) == KVP_BLOCK_LIVE || kvp_word_state(w) == KVP_BLOCK_MOVED;
+}
+/* Has it a payload? */
+static inline int kvp_word_holds(uint64_t w)
+{
+	return kvp_word_lives(w) || kvp_word_state(w) == KVP_BLOCK_EVICTING;
 }
 
 /*

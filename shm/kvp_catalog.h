@@ -29,6 +29,19 @@
  * away: the lease on the block names the block, and to remove any of its payloads the ledger has
  * to mark its word and find no lease. tests/shm/appear_model.py goes through every execution.
  *
+ * How a payload changes its place while the block stays a hit
+ * -----------------------------------------------------------
+ * kvp_block_move(): the bytes at the new place are complete. Under the LIVE word W the writer
+ *   1. stores where they are in payload[KVP_TIER_MOVED], which nobody looks at under W;
+ *   2. stores MOVED with the next move count: whoever loads that word reads DRAM's place there;
+ *   3. stores the same in payload[KVP_TIER_DRAM], which nobody looks at under that word;
+ *   4. stores LIVE with that count.
+ * At no moment is the word one that a match passes over, and under each of the three words the fields that a
+ * reader takes the place from were all stored before the word, and are next stored after it went: by the
+ * argument above what it read belongs together. So W means the old place, both later words the new one.
+ * That words differ is enough for leases (kvp_lease.h): who still goes by W takes its lease before the
+ * writer's fence, or finds that W has gone. tests/shm/switch_model.py goes through every execution.
+ *
  * A hit is proven: space, parent and token ids of the descriptor must equal what is looked for. The
  * key only finds the candidate.
  */
@@ -141,12 +154,26 @@ void kvp_index_prefetch(const struct kvp_bucket *table, uint32_t buckets, uint64
 #define KVP_TIERS_DRAM     KVP_TIERS(KVP_TIER_DRAM, KVP_TIER_RECIPE, KVP_TIER_RECIPE)
 #define KVP_TIERS_NONE     KVP_TIER_RECIPE
 
-/* What a block has in a tier; *ret_where 0: nothing. `where` first: pairs with kvp_block_set_payload(). */
-static inline void kvp_payload_read(
-	const struct kvp_block *b, uint32_t tier, uint64_t *ret_where, uint64_t *ret_offset)
+/* What describes a block's payload in a tier while its word is `word`. */
+static inline const struct kvp_payload_desc *kvp_payload_at(
+	const struct kvp_block *b, uint64_t word, uint32_t tier)
 {
-	*ret_where = kvp_load_acquire(&b->payload[tier].where);
-	*ret_offset = kvp_load_acquire(&b->payload[tier].offset);
+	if (tier == KVP_TIER_DRAM && kvp_word_state(word) == KVP_BLOCK_MOVED)
+		tier = KVP_TIER_MOVED;
+	return &b->payload[tier];
+}
+
+/*
+ * What a block has in a tier while its word is `word`; *ret_where 0: nothing. `where` first: pairs with
+ * kvp_block_set_payload().
+ */
+static inline void kvp_payload_read(const struct kvp_block *b, uint64_t word, uint32_t tier,
+	uint64_t *ret_where, uint64_t *ret_offset)
+{
+	const struct kvp_payload_desc *d = kvp_payload_at(b, word, tier);
+
+	*ret_where = kvp_load_acquire(&d->where);
+	*ret_offset = kvp_load_acquire(&d->offset);
 }
 
 /* One block of a match, with one of its payloads as it was under `word`. */
@@ -210,6 +237,13 @@ int kvp_find_chain(const struct kvp_catalog_view *v, uint32_t space, kvp_block_i
  * the last of them this is the proof that all of them stay: see kvp_lease.h.
  */
 uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *hits, uint32_t n);
+
+/*
+ * What a hit is by now whose block may have moved since: the same block, under the word and at the place that it
+ * has. For a caller whose lease, or whose caller's, keeps the block; kvp_revalidate() as ever. -ESTALE: it is
+ * another block, or in none of the tiers; the hit is as it was.
+ */
+int kvp_hit_renew(const struct kvp_catalog_view *v, uint32_t tiers, struct kvp_hit *hit);
 
 /*
  * Copies a block's token ids, at most max, if its word is still `word`. Returns the count, or
@@ -302,6 +336,13 @@ void kvp_block_retire(const struct kvp_catalog_view *v, kvp_block_id id, struct 
 uint64_t kvp_block_mark(const struct kvp_catalog_view *v, kvp_block_id id);
 /* EVICTING -> the very word that kvp_block_mark() returned. */
 void kvp_block_unmark(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word);
+/*
+ * LIVE at another place in DRAM, where the bytes are: LIVE with the next move count, without a moment in between in
+ * which it is not. Of a block with nothing in KVP_TIER_MOVED. The old place is read under leases from before the
+ * kvp_lease_fence() that has to follow.
+ */
+void kvp_block_move(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t where,
+	uint64_t offset, uint64_t checksum);
 /*
  * After a mark found no lease, and after the payload fields were changed: -> `state` with the next
  * move count (LIVE at its new place, or RECIPE when the last payload went).

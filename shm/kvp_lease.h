@@ -8,7 +8,7 @@
  *   1. puts the tip's id into a slot by a sequentially consistent exchange,
  *   2. loads the words of the tip and of every ancestor that it matched, sequentially consistent
  *      too (kvp_lease_take(), kvp_revalidate()), and reads nothing unless all are as it found them.
- * The ledger, to evict or move a block,
+ * The ledger, to evict a block or take a payload of it,
  *   3. stores EVICTING in its word (kvp_block_mark(), sequentially consistent),
  *   4. passes kvp_lease_fence(),
  *   5. loads the slots, sequentially consistent, and puts the word back if the block is the tip that
@@ -16,6 +16,11 @@
  * All of these stand in one total order. If 1 comes before 5, the ledger sees the slot. Else 3, 4, 5
  * come before 1, and so before 2: the client sees EVICTING, or what became of it, and clears its
  * slot. It is the same for the tip and for each ancestor, whichever of them is marked.
+ *
+ * A block that moves is not marked: for 3 the ledger stores a word with the next move count, under which
+ * readers find the new place (kvp_block_move()), and does not put it back in 5. What 5 finds may read the
+ * old place, and keeps that from being used again; what it does not find has not the old word in 2, and that
+ * never comes back.
  *
  * The loads of the ancestors' words have to be sequentially consistent as well: an acquire load is
  * not in the total order, and the language lets it return the word from before 3 although the tip's

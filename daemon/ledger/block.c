@@ -235,15 +235,33 @@ static void count(struct kvpd_tenant *t, uint32_t id, uint32_t tier, uint64_t wh
 	width->bytes += bytes;
 }
 
-void kvpd_block_lay(struct kvpd_tenant *t, uint32_t id, struct kvpd_place place, uint32_t codec,
-	uint32_t bytes, uint64_t checksum)
+/* The payload there is counted instead of the one that the block has in its tier; what it will be called. */
+static uint64_t count_instead(
+	struct kvpd_tenant *t, uint32_t id, struct kvpd_place place, uint32_t codec, uint32_t bytes)
 {
 	uint64_t where = kvp_where(place.extent->id, codec, bytes);
 
 	count(t, id, place.tier, kvp_load_relaxed(&kvpd_block_payload(t, id, place.tier)->where),
 		-1);
 	count(t, id, place.tier, where, 1);
+	return where;
+}
+
+void kvpd_block_lay(struct kvpd_tenant *t, uint32_t id, struct kvpd_place place, uint32_t codec,
+	uint32_t bytes, uint64_t checksum)
+{
+	uint64_t where = count_instead(t, id, place, codec, bytes);
+
 	kvp_block_set_payload(&t->view, id, place.tier, where, kvpd_place_offset(place), checksum);
+}
+
+void kvpd_block_move(struct kvpd_tenant *t, uint32_t id, struct kvpd_place place, uint32_t codec,
+	uint32_t bytes, uint64_t checksum)
+{
+	uint64_t where = count_instead(t, id, place, codec, bytes);
+
+	assert(place.tier == KVP_TIER_DRAM);
+	kvp_block_move(&t->view, id, where, kvpd_place_offset(place), checksum);
 }
 
 /* As its client wrote it; a mover computes the checksum when it copies. */

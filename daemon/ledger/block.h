@@ -76,8 +76,8 @@ static inline bool kvpd_block_holds(const struct kvpd_tenant *t, uint32_t block)
 }
 
 /*
- * Does it have a payload that stays? So has a block that is being switched over from one
- * place to another: it is EVICTING for that time, so that nobody takes a lease on the old place.
+ * Does it have a payload that stays? So has a block that is coded anew or loses a copy on a device: it is EVICTING
+ * while leases are looked for.
  */
 static inline bool kvpd_block_lives(const struct kvpd_tenant *t, uint32_t block)
 {
@@ -124,6 +124,9 @@ bool kvpd_block_place(
  * the block is published or its word changes. Slots are the caller's business.
  */
 void kvpd_block_lay(struct kvpd_tenant *t, uint32_t block, struct kvpd_place place, uint32_t codec,
+	uint32_t bytes, uint64_t checksum);
+/* The same of a LIVE block that lies elsewhere in DRAM: it is LIVE there, see kvp_block_move(). */
+void kvpd_block_move(struct kvpd_tenant *t, uint32_t block, struct kvpd_place place, uint32_t codec,
 	uint32_t bytes, uint64_t checksum);
 
 /* The key above the first block of a chain; salt: NULL: none. */

@@ -150,16 +150,20 @@ static bool is_granted(struct kvpd_place p)
 	return false;
 }
 
+static bool is_among(const struct kvpd_limbo *l, struct kvpd_place p)
+{
+	for (uint32_t i = 0; l && i < l->n_places; i++)
+		if (l->place[i].extent == p.extent && l->place[i].slot == p.slot)
+			return true;
+	return false;
+}
+
 static bool in_limbo(const struct kvpd_check *c, struct kvpd_place p)
 {
-	for (struct kvpd_list *it = c->t->limbo.next; it != &c->t->limbo; it = it->next) {
-		struct kvpd_limbo *l = kvpd_container(it, struct kvpd_limbo, link);
-
-		for (uint32_t i = 0; i < l->n_places; i++)
-			if (l->place[i].extent == p.extent && l->place[i].slot == p.slot)
-				return true;
-	}
-	return false;
+	for (struct kvpd_list *it = c->t->limbo.next; it != &c->t->limbo; it = it->next)
+		if (is_among(kvpd_container(it, struct kvpd_limbo, link), p))
+			return true;
+	return is_among(c->t->switching.limbo, p);
 }
 
 static void check_slot(struct kvpd_check *c, struct kvpd_place p)

@@ -88,7 +88,7 @@ static uint32_t ticking(const struct kvpd_tenant *t)
 {
 	return (t->over ? KVPD_DUE_ROOM : 0) | (t->n_claims ? KVPD_DUE_CLAIMS : 0) |
 	       (t->n_doomed ? KVPD_DUE_DOOMED : 0) | (t->n_stalled ? KVPD_DUE_STALLED : 0) |
-	       (t->n_limbo ? KVPD_DUE_LIMBO : 0) |
+	       (t->n_limbo ? KVPD_DUE_LIMBO : 0) | (t->switching.under_way ? KVPD_DUE_SWITCH : 0) |
 	       (t->n_draining || t->n_unproven || t->warm || t->over ? KVPD_DUE_EXTENTS : 0) |
 	       (t->n_tips ? KVPD_DUE_TIPS : 0) | (t->n_only ? KVPD_DUE_BEHIND : 0) |
 	       (t->learner.changed ? KVPD_DUE_LEARNT : 0);

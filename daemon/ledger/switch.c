@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Marking what was copied, finding the leases that protect it, and switching it over. */
+/* Switching over what was copied, and finding the leases that protect what was there before. */
 #include "daemon/ledger/switch.h"
 
 #include <stdlib.h>
@@ -50,21 +50,56 @@ void kvpd_switch_forget(struct kvpd_session *s)
 /* Numbers that no block carries. */
 static void new_answers(struct kvpd_tenant *t, struct kvpd_switch *w)
 {
-	/* After some 2^31 switches; a number that is met again would be a wrong answer. */
-	if (t->walk >= UINT32_MAX - 2) {
+	/* After some 2^30 switches; a number that is met again would be a wrong answer. */
+	if (t->walk >= UINT32_MAX - 3) {
 		for (uint32_t i = 0; i < t->layout.max_blocks; i++)
 			if (kvpd_block_holds(t, i))
 				t->block[i].walked = 0;
 		t->walk = 0;
 	}
+	w->here = ++t->walk;
 	w->yes = ++t->walk;
 	w->no = ++t->walk;
+}
+
+/* The block lies at its new place from now on. */
+static void arrived(struct kvpd_tenant *t, struct kvpd_move *m)
+{
+	m->to.extent->slot[m->to.slot].block = m->block;
+	kvpd_slot_clear(m->to, KVPD_SLOT_TARGET);
+	kvpd_slot_unblock(m->from);
+	kvp_bump(&t->view.cat->stats.moves, 1);
+}
+
+static void switch_first(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd_move *m)
+{
+	kvpd_block_move(t, m->block, m->to, m->width, (uint32_t)m->bytes, m->checksum);
+	kvpd_limbo_add(w->limbo, m->from);
+	arrived(t, m);
+}
+
+/* Is there a limbo for the old places of the job's blocks? What must go has all of them, other moves a half. */
+static bool can_be_first(
+	const struct kvpd_tenant *t, struct kvpd_switch *w, const struct kvpd_move_job *j)
+{
+	if (j->drop || j->codes)
+		return false;
+	if (!w->limbo && t->n_limbo < (j->force ? KVPD_LIMBOS : KVPD_LIMBOS / 2))
+		w->limbo = kvpd_limbo_new();
+	return w->limbo;
+}
+
+static void scan_begin(const struct kvpd_tenant *t, struct kvpd_switch *w)
+{
+	w->blind = false;
+	w->next = t->sessions.next;
+	w->slot = 0;
+	w->walk.under_way = false;
 }
 
 static void begin(struct kvpd_tenant *t, struct kvpd_switch *w)
 {
 	w->under_way = true;
-	w->forced = false;
 	new_answers(t, w);
 	while (!kvpd_list_empty(&t->copied)) {
 		struct kvpd_move_job *j =
@@ -72,25 +107,20 @@ static void begin(struct kvpd_tenant *t, struct kvpd_switch *w)
 
 		kvpd_list_remove(&j->link);
 		kvpd_list_append(&w->jobs, &j->link);
-		j->force = j->force && t->n_limbo < KVPD_LIMBOS;
-		w->forced = w->forced || j->force;
-		for (uint32_t i = 0; i < j->n; i++)
-			j->move[i].word = kvp_block_mark(&t->view, j->move[i].block);
+		j->first = can_be_first(t, w, j);
+		for (uint32_t i = 0; i < j->n; i++) {
+			t->block[j->move[i].block].walked = w->here;
+			if (j->first)
+				switch_first(t, w, &j->move[i]);
+			else
+				j->move[i].word = kvp_block_mark(&t->view, j->move[i].block);
+		}
 	}
 	kvp_lease_fence();
-	w->next = t->sessions.next;
-	w->slot = 0;
-	w->walk.under_way = false;
+	scan_begin(t, w);
 }
 
 /* ---- scanning ------------------------------------------------------------------------------- */
-
-/* Is it one of those that are switched? */
-static bool is_switched(const struct kvpd_tenant *t, uint32_t block)
-{
-	return kvpd_block_state(t, block) == KVP_BLOCK_EVICTING &&
-	       (t->block[block].flags & KVPD_BLOCK_MOVING);
-}
 
 static void walk_to(const struct kvpd_tenant *t, struct kvpd_walk *k, uint32_t block)
 {
@@ -114,7 +144,7 @@ static bool step_up(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd_wa
 		return false;
 	}
 	k->steps++;
-	if (is_switched(t, k->at)) {
+	if (t->block[k->at].walked == w->here) {
 		t->block[k->at].flags |= KVPD_BLOCK_LEASED;
 		k->below = k->steps;
 	}
@@ -141,7 +171,7 @@ static void add_holder(struct kvpd_switch *w, const struct kvpd_session *s)
 		void *p = realloc(w->holder, room * sizeof(*w->holder));
 
 		if (!p) {
-			w->forced = false; /* then what is leased stays */
+			w->blind = true;
 			return;
 		}
 		w->holder = p;
@@ -169,7 +199,7 @@ static bool walk_on(
 		if (k->at < t->layout.max_blocks && !still_there(t, k))
 			break;
 		if (!k->back && !step_up(t, w, k)) {
-			if (w->forced && (k->above || k->below))
+			if (w->limbo && (k->above || k->below))
 				add_holder(w, s);
 			k->back = true;
 			walk_to(t, k, tip);
@@ -223,7 +253,7 @@ static bool scan(struct kvpd_tenant *t, struct kvpd_switch *w)
 	return true;
 }
 
-/* ---- switching over ------------------------------------------------------------------------- */
+/* ---- the end -------------------------------------------------------------------------------- */
 
 static void stay(struct kvpd_tenant *t, struct kvpd_move *m)
 {
@@ -231,7 +261,7 @@ static void stay(struct kvpd_tenant *t, struct kvpd_move *m)
 	kvpd_slot_clear(m->to, KVPD_SLOT_TARGET);
 }
 
-static void switch_over(struct kvpd_tenant *t, struct kvpd_move *m, struct kvpd_limbo *limbo)
+static void switch_over(struct kvpd_tenant *t, struct kvpd_move *m)
 {
 	const struct kvp_payload_desc *d = kvpd_block_payload(t, m->block, m->from.tier);
 	uint64_t where = kvp_load_relaxed(&d->where);
@@ -239,12 +269,7 @@ static void switch_over(struct kvpd_tenant *t, struct kvpd_move *m, struct kvpd_
 	kvpd_block_lay(t, m->block, m->to, m->width, (uint32_t)m->bytes, m->checksum);
 	kvpd_precision_switched(t, m->block, where, kvp_load_relaxed(&d->where));
 	kvp_block_moved(&t->view, m->block, KVP_BLOCK_LIVE);
-	m->to.extent->slot[m->to.slot].block = m->block;
-	kvpd_slot_clear(m->to, KVPD_SLOT_TARGET);
-	if (limbo)
-		kvpd_limbo_add(limbo, m->from);
-	kvpd_slot_unblock(m->from);
-	kvp_bump(&t->view.cat->stats.moves, 1);
+	arrived(t, m);
 }
 
 /* The payload on a device goes, unless a lease protects it. */
@@ -254,30 +279,50 @@ static void drop(struct kvpd_tenant *t, struct kvpd_move *m, bool leased)
 		kvp_block_unmark(&t->view, m->block, m->word);
 }
 
-static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd_move_job *j,
-	struct kvpd_limbo *limbo)
+/* What was switched first leaves its old place, or that to limbo. */
+static void leave(struct kvpd_switch *w, struct kvpd_move *m, bool leased)
+{
+	m->from.extent->moving--;
+	if (leased)
+		kvpd_limbo_add(w->limbo, m->from);
+	else
+		kvpd_slot_clear(m->from, KVPD_SLOT_LIMBO);
+}
+
+/* What was marked is switched over, unless a lease protects it or the copy came to nothing. */
+static void go_or_stay(
+	struct kvpd_tenant *t, const struct kvpd_move_job *j, struct kvpd_move *m, bool leased)
+{
+	uint32_t space = kvp_shape_space(kvp_load_relaxed(&t->view.blocks[m->block].shape));
+	bool stays = leased || !m->checksum;
+
+	m->from.extent->moving--;
+	if (j->codes) {
+		t->space[space].pending -= kvpd_precision_frees(m, j->codes);
+		if (stays) {
+			t->precision.refused++;
+			kvpd_budget_stir(t, space);
+		}
+	}
+	if (stays)
+		stay(t, m);
+	else
+		switch_over(t, m);
+}
+
+static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd_move_job *j)
 {
 	for (uint32_t i = 0; i < j->n; i++) {
 		struct kvpd_move *m = &j->move[i];
 		bool leased = t->block[m->block].flags & KVPD_BLOCK_LEASED;
 
 		t->block[m->block].flags &= ~(KVPD_BLOCK_MOVING | KVPD_BLOCK_LEASED);
-		if (j->drop) {
+		if (j->drop)
 			drop(t, m, leased);
-			continue;
-		}
-		m->from.extent->moving--;
-		if (j->codes)
-			t->space[kvp_shape_space(kvp_load_relaxed(&t->view.blocks[m->block].shape))]
-				.pending -= kvpd_precision_frees(m, j->codes);
-		if (!m->checksum || (leased && (!j->force || !w->forced || !limbo))) {
-			t->precision.refused += j->codes != NULL;
-			if (j->codes)
-				kvpd_budget_stir(t, kvp_shape_space(kvp_load_relaxed(
-							    &t->view.blocks[m->block].shape)));
-			stay(t, m);
-		} else
-			switch_over(t, m, leased ? limbo : NULL);
+		else if (j->first)
+			leave(w, m, leased);
+		else
+			go_or_stay(t, j, m, leased);
 	}
 	kvpd_list_remove(&j->link);
 	if (j->drop)
@@ -288,15 +333,16 @@ static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd
 
 static void finish(struct kvpd_tenant *t, struct kvpd_switch *w)
 {
-	struct kvpd_limbo *limbo = w->forced && w->n_holders ? kvpd_limbo_new() : NULL;
-
 	w->under_way = false;
+	if (w->limbo)
+		w->limbo->n_places = 0; /* those that leases protect come in again */
 	while (!kvpd_list_empty(&w->jobs))
-		finish_job(t, w, kvpd_container(w->jobs.next, struct kvpd_move_job, link), limbo);
-	if (limbo)
-		kvpd_limbo_enter(t, limbo, w->holder, w->n_holders);
+		finish_job(t, w, kvpd_container(w->jobs.next, struct kvpd_move_job, link));
+	if (w->limbo)
+		kvpd_limbo_enter(t, w->limbo, w->holder, w->n_holders);
 	else
 		free(w->holder);
+	w->limbo = NULL;
 	w->holder = NULL;
 	w->n_holders = w->room = 0;
 	/* Slots are free, or those that wait for them have to look elsewhere. */
@@ -304,6 +350,15 @@ static void finish(struct kvpd_tenant *t, struct kvpd_switch *w)
 	kvpd_supply_again(t);
 	kvpd_warm_again(t);
 	kvpd_budget_again(t);
+}
+
+/* Not every lease was found room for: all slots are read once more. */
+static void scan_again(const struct kvpd_tenant *t, struct kvpd_switch *w)
+{
+	free(w->holder);
+	w->holder = NULL;
+	w->n_holders = w->room = 0;
+	scan_begin(t, w);
 }
 
 bool kvpd_switch_step(struct kvpd_tenant *t, uint64_t now)
@@ -318,6 +373,10 @@ bool kvpd_switch_step(struct kvpd_tenant *t, uint64_t now)
 	}
 	if (!scan(t, w))
 		return true;
+	if (w->blind) {
+		scan_again(t, w); /* with the next tick: see kvpd_chores_look() */
+		return false;
+	}
 	finish(t, w);
 	return !kvpd_list_empty(&t->copied);
 }
@@ -336,4 +395,5 @@ void kvpd_switch_free_all(struct kvpd_tenant *t)
 		}
 	}
 	free(t->switching.holder);
+	free(t->switching.limbo);
 }

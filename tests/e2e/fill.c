@@ -105,7 +105,7 @@ static uint32_t find_once(struct kvp_space *space, uint32_t p, uint32_t blocks)
 	return info.n_blocks;
 }
 
-/* A block that is just being moved is a miss for a moment: then it is looked for again. */
+/* A block in an extent that is not mapped here yet is a miss for a moment: then it is looked for again. */
 static uint32_t find(struct kvp_space *space, uint32_t p, uint32_t blocks)
 {
 	const struct timespec pause = { .tv_nsec = 5000000 };

@@ -91,7 +91,7 @@ static uint32_t put(struct engine *e, uint32_t n)
 }
 
 /* Blocks that are there once all is settled. */
-/* As a match finds it now. A block that is just being moved is a miss for that moment. */
+/* As a match finds it now. A block in an extent that is not mapped here yet is a miss for that moment. */
 static uint32_t found(struct engine *e, uint32_t n)
 {
 	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_NO_TOUCH };

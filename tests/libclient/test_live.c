@@ -324,7 +324,7 @@ static void test_more_than_fits(void)
 		fill(e, 1000 + seed);
 		said = kvp_put(e->space, e->tokens, N, 0, &e->view, &o, NULL);
 		CHECK(said > 0 || said == -EAGAIN);
-		/* A block that is being moved is a miss for a moment, to either of the two: they agree in the end. */
+		/* A block in an extent that is not mapped here yet is a miss for a moment: they agree in the end. */
 		for (uint32_t tries = 0;; tries++) {
 			there = kvp_put_outcome(e->space, e->tokens, N, 0, WAIT_MS, NULL);
 			m = find(e, N, 0, &i);

@@ -150,7 +150,7 @@ static void test_million(void)
 	s = open_space(client);
 	put_all(s);
 	EQUAL(kvp_flush(client, WAIT_MS), 0);
-	/* A block that is being moved is a miss for a moment. */
+	/* A block that is being coded is a miss for a moment. */
 	for (uint32_t tries = 0; info.n_tokens + info.tail_tokens < TOKENS; tries++) {
 		CHECK(tries < 2000);
 		kvp_release(m);

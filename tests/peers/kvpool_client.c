@@ -32,7 +32,7 @@ static int read_blocks(struct kvp_space *space, uint8_t *into)
 	struct kvp_prefix *prefix;
 	int n = kvp_match_keys(space, keys, BLOCKS, 0, NULL, &prefix);
 
-	/* What the daemon moves at the moment is missing for so long. */
+	/* What lies in memory that is new is missing until it is mapped here. */
 	for (unsigned i = 0; i < TRIES && n >= 0 && n < (int)BLOCKS; i++) {
 		kvp_release(prefix);
 		n = kvp_match_keys(space, keys, BLOCKS, 0, NULL, &prefix);

@@ -150,7 +150,12 @@ static void check_after(struct toy *t, const kvp_token *tokens, uint32_t n,
 	if (from) {
 		struct kvp_hit gone = all[from - 1];
 
-		gone.word ^= 1; /* it has been moved */
+		gone.word += kvp_word(0, 1, 0); /* it has been moved, and is what it was */
+		kvp_find_after(&t->v, 0, &gone, tokens + from * BT, n - from * BT, 0,
+			KVP_TIERS_DRAM, hits, SEQ_MAX / BT + 2, &f);
+		assert_int_equal(f.n_hits, whole->n_hits - from);
+		assert_int_equal(f.tail_tokens, whole->tail_tokens);
+		gone.word += kvp_word(1, 0, 0); /* it is another block */
 		kvp_find_after(&t->v, 0, &gone, tokens + from * BT, n - from * BT, 0,
 			KVP_TIERS_DRAM, hits, SEQ_MAX / BT + 2, &f);
 		assert_int_equal(f.n_hits + f.n_tokens + f.tail_tokens, 0);

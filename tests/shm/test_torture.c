@@ -3,8 +3,8 @@
  * One writer that inserts and evicts as fast as it can, and readers that match, lease, read the
  * payload and release, or release at a moment and read, as a device would, before it has come: in
  * threads (for ThreadSanitizer) and in processes, two of them in one page. A payload is four words
- * derived from the block's tokens; an evicted one is overwritten at once, so that a lease that
- * does not protect shows as wrong bytes.
+ * derived from the block's tokens; an evicted one is overwritten at once, and so is the place that a block
+ * moved from when the leases of then have ended, so that a lease that does not protect shows as wrong bytes.
  */
 #include <stdarg.h>
 #include <setjmp.h>
@@ -31,9 +31,12 @@
 #define TAKES      1500000u /* of each thread */
 #define LOOKS      20u      /* at a lease while it stands */
 #define AWAY       12u      /* slots of the second tier; the first one is never used */
+#define SLOTS      (MAX_BLOCKS + 8u)
+#define LIMBOS     4u
+#define HOLDERS    64u
 
 struct arena {
-	KVP_ATOMIC(uint64_t) payload[MAX_BLOCKS][WORDS];
+	KVP_ATOMIC(uint64_t) payload[SLOTS][WORDS];
 	KVP_ATOMIC(uint64_t) away[AWAY][WORDS];
 	KVP_ATOMIC(uint32_t) stop;
 	KVP_ATOMIC(uint32_t) wrong;
@@ -41,6 +44,14 @@ struct arena {
 	KVP_ATOMIC(uint64_t) away_reads; /* of these, in the second tier */
 	KVP_ATOMIC(uint64_t) late;       /* leases that were over at a moment */
 	KVP_ATOMIC(uint64_t) stale;
+	KVP_ATOMIC(uint64_t) followed; /* blocks that moved between being found and being leased */
+};
+
+/* The old place of a block that was moved under leases. */
+struct limbo {
+	uint32_t slot;
+	uint32_t n; /* 0: none */
+	struct toy_holder holder[HOLDERS];
 };
 
 struct torture {
@@ -48,7 +59,9 @@ struct torture {
 	struct arena *arena;
 	struct kvp_session_page *page[PAGES];
 	kvp_block_id away[AWAY]; /* whose payload lies there; KVP_BLOCK_NONE: nobody's */
-	uint64_t appeared, faded;
+	uint32_t free_slot[SLOTS], n_free;
+	struct limbo limbo[LIMBOS];
+	uint64_t appeared, faded, moved, kept;
 	uint64_t seed;
 	uint32_t rounds;
 };
@@ -87,6 +100,21 @@ static void read_leased(
 	kvp_add_relaxed(&t->arena->leased_reads, n);
 }
 
+/* A lease on the last of n hits, and proof of all; what moved meanwhile is followed. */
+static bool lease_all(struct torture *t, struct kvp_session_page *page, uint32_t tiers,
+	struct kvp_hit *hits, uint32_t n, struct kvp_lease *lease)
+{
+	const struct kvp_catalog_view *v = &t->toy.v;
+	uint32_t i;
+
+	if (kvp_lease_take(page, 0, &v->blocks[hits[n - 1].id], hits[n - 1].id, hits[n - 1].word,
+		    lease) < 0)
+		return false;
+	while ((i = kvp_revalidate(v, hits, n)) < n && kvp_hit_renew(v, tiers, &hits[i]) == 0)
+		kvp_add_relaxed(&t->arena->followed, 1);
+	return i == n;
+}
+
 static void *reader_main(void *arg)
 {
 	struct reader *r = arg;
@@ -102,17 +130,13 @@ static void *reader_main(void *arg)
 
 	while (!kvp_load_relaxed(&t->arena->stop)) {
 		struct kvp_lease lease = { NULL };
-		uint32_t tip;
 
 		prompt((uint32_t)(toy_random(&rng) % 10), tokens);
 		kvp_find(
 			&t->toy.v, 0, tokens, CHAIN * BT, KVP_FIND_NO_TAIL, tiers, hits, CHAIN, &f);
 		if (!f.n_hits)
 			continue;
-		tip = f.n_hits - 1;
-		if (kvp_lease_take(page, 0, &t->toy.v.blocks[hits[tip].id], hits[tip].id,
-			    hits[tip].word, &lease) < 0 ||
-			kvp_revalidate(&t->toy.v, hits, f.n_hits) != f.n_hits) {
+		if (!lease_all(t, page, tiers, hits, f.n_hits, &lease)) {
 			kvp_lease_drop(&lease);
 			kvp_add_relaxed(&t->arena->stale, 1);
 			continue;
@@ -142,12 +166,74 @@ static void scribble(void *ctx, kvp_block_id id, uint64_t offset)
 	struct torture *t = ctx;
 
 	poison(t->arena->payload[offset]);
+	t->free_slot[t->n_free++] = (uint32_t)offset;
 	for (uint32_t i = 1; i < AWAY; i++) {
 		if (t->away[i] != id)
 			continue;
 		poison(t->arena->away[i]);
 		t->away[i] = KVP_BLOCK_NONE;
 	}
+}
+
+static uint64_t place_of(const struct torture *t, kvp_block_id id)
+{
+	return kvp_load_relaxed(&t->toy.v.blocks[id].payload[KVP_TIER_DRAM].offset);
+}
+
+static void copy(KVP_ATOMIC(uint64_t) *to, KVP_ATOMIC(uint64_t) *from)
+{
+	for (uint32_t k = 0; k < WORDS; k++)
+		kvp_store_relaxed(&to[k], kvp_load_relaxed(&from[k]));
+}
+
+/* Old places whose leases have all ended are overwritten, and free. */
+static void limbo_turn(struct torture *t)
+{
+	for (uint32_t i = 0; i < LIMBOS; i++) {
+		struct limbo *l = &t->limbo[i];
+		uint32_t had = l->n, n = 0;
+
+		for (uint32_t k = 0; k < had; k++)
+			if (toy_holds(&t->toy, &l->holder[k]))
+				l->holder[n++] = l->holder[k];
+		l->n = n;
+		if (!had || n)
+			continue;
+		poison(t->arena->payload[l->slot]);
+		t->free_slot[t->n_free++] = l->slot;
+	}
+}
+
+/* Moves a block, whoever reads it. */
+static void move_turn(struct torture *t, uint64_t *rng)
+{
+	kvp_block_id id = (kvp_block_id)(toy_random(rng) % MAX_BLOCKS);
+	uint64_t from = place_of(t, id);
+	struct limbo *l = t->limbo;
+	uint32_t n, to;
+
+	limbo_turn(t);
+	while (l < t->limbo + LIMBOS && l->n)
+		l++;
+	if (l == t->limbo + LIMBOS || !t->n_free || from >= SLOTS)
+		return;
+	to = t->free_slot[t->n_free - 1];
+	copy(t->arena->payload[to], t->arena->payload[from]);
+	n = toy_move(&t->toy, id, to, l->holder, HOLDERS);
+	if (n == UINT32_MAX) {
+		poison(t->arena->payload[to]);
+		return;
+	}
+	t->n_free--;
+	t->moved++;
+	if (n) {
+		l->slot = (uint32_t)from;
+		l->n = n;
+		t->kept++;
+		return;
+	}
+	poison(t->arena->payload[from]);
+	t->free_slot[t->n_free++] = (uint32_t)from;
 }
 
 /* Empties one slot of the second tier if it can, and fills one if it is empty. */
@@ -164,9 +250,7 @@ static void tier_turn(struct torture *t, uint64_t *rng)
 		t->faded++;
 	}
 	/* A block that is not LIVE has no bytes that anybody wants: they are overwritten. */
-	for (uint32_t k = 0; k < WORDS; k++)
-		kvp_store_relaxed(
-			&t->arena->away[i][k], kvp_load_relaxed(&t->arena->payload[id][k]));
+	copy(t->arena->away[i], t->arena->payload[place_of(t, id)]);
 	if (toy_appear(&t->toy, id, KVP_TIER_VRAM, kvp_where(1, KVP_CODEC_NATIVE, 64), i)) {
 		t->away[i] = id;
 		t->appeared++;
@@ -187,14 +271,13 @@ static void write_chain(struct torture *t, uint32_t p, uint32_t depth)
 	kvp_find(&t->toy.v, 0, tokens, depth * BT, KVP_FIND_NO_TAIL, KVP_TIERS_DRAM, hits, CHAIN,
 		&f);
 	parent = f.n_hits ? hits[f.n_hits - 1].id : KVP_BLOCK_NONE;
-	for (uint32_t b = f.n_hits; b < depth && t->toy.n_free; b++) {
-		/* The slot of a block is its descriptor's number. */
-		kvp_block_id id = t->toy.free_ids[t->toy.n_free - 1];
+	for (uint32_t b = f.n_hits; b < depth && t->toy.n_free && t->n_free; b++) {
+		uint32_t slot = t->free_slot[--t->n_free];
 
 		for (uint32_t i = 0; i < WORDS; i++)
 			kvp_store_relaxed(
-				&t->arena->payload[id][i], payload_word(tokens + b * BT, BT, i));
-		if (toy_insert(&t->toy, parent, tokens + b * BT, BT, none, id, &parent) < 0)
+				&t->arena->payload[slot][i], payload_word(tokens + b * BT, BT, i));
+		if (toy_insert(&t->toy, parent, tokens + b * BT, BT, none, slot, &parent) < 0)
 			abort();
 	}
 }
@@ -213,6 +296,8 @@ static void writer_main(struct torture *t)
 		toy_evict(&t->toy, batch, 8, scribble, t);
 		tier_turn(t, &rng);
 		tier_turn(t, &rng);
+		move_turn(t, &rng);
+		move_turn(t, &rng);
 	}
 	kvp_store_release(&t->arena->stop, 1);
 }
@@ -236,6 +321,8 @@ static void torture_init(struct torture *t, uint32_t rounds)
 		t->away[i] = KVP_BLOCK_NONE;
 		poison(t->arena->away[i]);
 	}
+	for (uint32_t i = 0; i < SLOTS; i++)
+		t->free_slot[t->n_free++] = i;
 	for (uint32_t i = 0; i < PAGES; i++)
 		t->page[i] = shared(sizeof(*t->page[i]));
 	t->toy.pages = t->page;
@@ -245,16 +332,18 @@ static void torture_init(struct torture *t, uint32_t rounds)
 static void torture_fini(struct torture *t)
 {
 	printf("leased block reads %llu (%llu of a second payload), stale matches %llu, appeared "
-	       "%llu, faded %llu\n",
+	       "%llu, faded %llu, moved %llu (%llu leased), followed %llu\n",
 		(unsigned long long)kvp_load_relaxed(&t->arena->leased_reads),
 		(unsigned long long)kvp_load_relaxed(&t->arena->away_reads),
 		(unsigned long long)kvp_load_relaxed(&t->arena->stale),
-		(unsigned long long)t->appeared, (unsigned long long)t->faded);
+		(unsigned long long)t->appeared, (unsigned long long)t->faded,
+		(unsigned long long)t->moved, (unsigned long long)t->kept,
+		(unsigned long long)kvp_load_relaxed(&t->arena->followed));
 	assert_int_equal(kvp_load_relaxed(&t->arena->wrong), 0);
 	assert_true(kvp_load_relaxed(&t->arena->leased_reads) > 0);
 	assert_true(kvp_load_relaxed(&t->arena->away_reads) > 0);
 	assert_true(kvp_load_relaxed(&t->arena->late) > 0);
-	assert_true(t->appeared > 0 && t->faded > 0);
+	assert_true(t->appeared > 0 && t->faded > 0 && t->moved > 0);
 	for (uint32_t i = 0; i < PAGES; i++)
 		munmap(t->page[i], sizeof(*t->page[i]));
 	munmap(t->arena, sizeof(*t->arena));

@@ -118,21 +118,56 @@ static bool leased(const struct toy *t, kvp_block_id id)
 	return false;
 }
 
-/* Is it the tip of a lease or above one? */
-static bool leased_below(const struct toy *t, kvp_block_id id)
+static bool is_above(const struct toy *t, kvp_block_id tip, kvp_block_id id)
 {
-	kvp_block_id named[KVP_LEASES];
+	while (tip < t->v.max_blocks && tip != id)
+		tip = kvp_load_relaxed(&t->v.blocks[tip].parent);
+	return tip == id;
+}
+
+/* Leases whose tip it is or that it is above: at most max, and how many. */
+static uint32_t leases_below(
+	const struct toy *t, kvp_block_id id, struct toy_holder *holder, uint32_t max)
+{
+	uint32_t n = 0;
 
 	for (uint32_t p = 0; p < t->n_pages; p++) {
-		uint32_t n = kvp_lease_scan(t->pages[p], named, NULL, KVP_LEASES);
+		uint32_t lines = 0;
 
-		for (uint32_t i = 0; i < n; i++)
-			for (kvp_block_id at = named[i]; at < t->v.max_blocks;
-				at = kvp_load_relaxed(&t->v.blocks[at].parent))
-				if (at == id)
-					return true;
+		for (uint32_t slot = 0; n < max; slot++) {
+			uint64_t value = kvp_lease_next(t->pages[p], &slot, &lines);
+
+			if (!value)
+				break;
+			if (is_above(t, kvp_slot_block(value), id))
+				holder[n++] = (struct toy_holder){ p, slot, value };
+		}
 	}
-	return false;
+	return n;
+}
+
+static bool leased_below(const struct toy *t, kvp_block_id id)
+{
+	struct toy_holder one;
+
+	return leases_below(t, id, &one, 1) > 0;
+}
+
+uint32_t toy_move(
+	struct toy *t, kvp_block_id id, uint64_t offset, struct toy_holder *holder, uint32_t max)
+{
+	struct kvp_block *b = &t->v.blocks[id];
+
+	if (kvp_word_state(kvp_load_relaxed(&b->word)) != KVP_BLOCK_LIVE)
+		return UINT32_MAX;
+	kvp_block_move(&t->v, id, kvp_load_relaxed(&b->payload[KVP_TIER_DRAM].where), offset, 0);
+	kvp_lease_fence();
+	return leases_below(t, id, holder, max);
+}
+
+bool toy_holds(const struct toy *t, const struct toy_holder *h)
+{
+	return kvp_lease_slot(t->pages[h->page], h->slot) == h->value;
 }
 
 bool toy_appear(struct toy *t, kvp_block_id id, uint32_t tier, uint64_t where, uint64_t offset)

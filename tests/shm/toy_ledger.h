@@ -50,6 +50,20 @@ bool toy_appear(struct toy *t, kvp_block_id id, uint32_t tier, uint64_t where, u
  */
 bool toy_fade(struct toy *t, kvp_block_id id, uint32_t tier);
 
+/* Where a lease stands that keeps something. */
+struct toy_holder {
+	uint32_t page, slot;
+	uint64_t value;
+};
+
+/*
+ * Moves a LIVE block to another offset in DRAM, where its bytes are: switched first, then fence and scan. The
+ * leases that protect the old place, at most max, and how many; UINT32_MAX: it is not LIVE.
+ */
+uint32_t toy_move(
+	struct toy *t, kvp_block_id id, uint64_t offset, struct toy_holder *holder, uint32_t max);
+bool toy_holds(const struct toy *t, const struct toy_holder *h);
+
 /* xorshift: every test prints its seed, KVP_TEST_SEED repeats one. */
 uint64_t toy_seed(void);
 uint64_t toy_random(uint64_t *state);

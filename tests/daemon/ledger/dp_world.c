@@ -472,7 +472,7 @@ static void tell_wrong(const struct dp_client *c, const struct kvp_hit *hit, uin
 	const struct kvp_block *b = &c->view.blocks[hit->id];
 	uint64_t n = kvp_where_bytes(hit->where) / 8, wrong = 0, where, offset;
 
-	kvp_payload_read(b, hit->tier, &where, &offset);
+	kvp_payload_read(b, kvp_load_acquire(&b->word), hit->tier, &where, &offset);
 	print_error("round %u, block %u, tier %u, checksum %#llx\n", c->world->round, hit->id,
 		hit->tier, (unsigned long long)kvp_load_acquire(&b->payload[hit->tier].checksum));
 	print_error("found: word %#llx, where %#llx at %#llx\n", (unsigned long long)hit->word,

@@ -142,7 +142,7 @@ static bool lies(struct dp_client *c, const struct chain *k, uint32_t i, uint32_
 
 	do {
 		hit.word = kvp_load_acquire(&b->word);
-		kvp_payload_read(b, tier, &hit.where, &hit.offset);
+		kvp_payload_read(b, hit.word, tier, &hit.where, &hit.offset);
 		if (kvp_word_birth(hit.word) != k->block[i].birth || !hit.where)
 			return false;
 	} while (kvp_word_state(hit.word) != KVP_BLOCK_LIVE || !dp_lease(c, &hit, 1, &lease));

@@ -33,12 +33,25 @@ static int decode(const struct kvp_prefix *m, const struct kvp_hit *h, const uin
 	return r;
 }
 
-/* Where the hit's block lies in DRAM: it may have moved there since it was found, and may move meanwhile. */
+/*
+ * Where the hit's block lies in DRAM: it may have moved there since it was found, and may move meanwhile. While the
+ * ledger looks for leases it is EVICTING; what is leased lies where it did then, and comes to stay. Without a lease
+ * the hit's own word says afterwards whether anything has changed.
+ */
 static int in_dram(const struct kvp_prefix *m, struct kvp_hit *hit)
 {
-	for (uint32_t try = 0; try < MOVE_TRIES; try++)
-		if (kvp_hit_renew(&m->att->view, KVP_TIERS_DRAM, hit) == 0)
-			return 1;
+	const struct kvp_block *b = &m->att->view.blocks[hit->id];
+	uint32_t birth = kvp_word_birth(hit->word);
+
+	hit->tier = KVP_TIER_DRAM;
+	for (uint32_t try = 0; try < MOVE_TRIES; try++) {
+		hit->word = kvp_load_acquire(&b->word);
+		if (kvp_word_birth(hit->word) != birth || !kvp_word_holds(hit->word))
+			return 0;
+		kvp_payload_read(b, hit->word, KVP_TIER_DRAM, &hit->where, &hit->offset);
+		if (kvp_load_relaxed(&b->word) == hit->word)
+			return hit->where != 0;
+	}
 	return 0;
 }
 

@@ -232,6 +232,54 @@ static void read_in_place(void **state)
 	kvp_release(m);
 }
 
+/*
+ * What a prefix has on a device only is read in DRAM by the host: wherever it is moved there under the lease, and
+ * while the ledger looks whether there is one.
+ */
+static void host_reads_dram(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_DEVICE };
+	struct kvp_payload_info p = { .size = sizeof(p) };
+	uint8_t got[TOKENS * TOKEN_BYTES];
+	struct kvp_prefix *first = match(f), *m;
+	const struct kvp_catalog_view *v = &f->fake->v;
+	struct kvp_view_plane plane;
+	struct kvp_view dst = { .size = sizeof(dst), .planes = &plane };
+	uint64_t word[BLOCKS], bytes;
+
+	cuda_open(f, 0);
+	warm_all(f, first);
+	kvp_release(first);
+	assert_int_equal(kvp_match(f->space, f->tokens, TOKENS, &o, &m), 0);
+	assert_int_equal(kvp_payload(m, 0, &p), 0);
+	assert_int_equal(p.tier, KVP_TIER_VRAM);
+	assert_null(p.addr);
+	assert_int_equal(kvp_view_dense(f->space, KVP_VIEW_NCLD, got, TOKENS, &plane, &bytes), 0);
+	for (uint32_t moved = 0; moved < 2; moved++) {
+		memset(got, 0, sizeof(got));
+		assert_int_equal(kvp_get(m, 0, TOKENS, &dst, KVP_GET_VERIFY), TOKENS);
+		assert_memory_equal(got, f->kv, sizeof(got));
+		pthread_mutex_lock(&f->fake->lock);
+		for (uint32_t i = 0; i < BLOCKS; i++)
+			word[i] = kvp_block_mark(v, i);
+		pthread_mutex_unlock(&f->fake->lock);
+		memset(got, 0, sizeof(got));
+		assert_int_equal(kvp_get(m, 0, TOKENS, &dst, KVP_GET_VERIFY), TOKENS);
+		assert_memory_equal(got, f->kv, sizeof(got));
+		pthread_mutex_lock(&f->fake->lock);
+		for (uint32_t i = 0; i < BLOCKS; i++) {
+			const struct kvp_payload_desc *d = &v->blocks[i].payload[KVP_TIER_DRAM];
+
+			kvp_block_unmark(v, i, word[i]);
+			kvp_block_move(v, i, kvp_load_relaxed(&d->where),
+				kvp_load_relaxed(&d->offset), kvp_load_relaxed(&d->checksum));
+		}
+		pthread_mutex_unlock(&f->fake->lock);
+	}
+	kvp_release(m);
+}
+
 /* Coded bytes are nothing for kernels that take native ones. */
 static void coded_is_not_there(void **state)
 {
@@ -521,6 +569,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(read_in_place, setup, teardown),
+		cmocka_unit_test_setup_teardown(host_reads_dram, setup, teardown),
 		cmocka_unit_test_setup_teardown(coded_is_not_there, setup, teardown),
 		cmocka_unit_test_setup_teardown(another_generation, setup, teardown),
 		cmocka_unit_test_setup_teardown(get_on_device, setup, teardown),

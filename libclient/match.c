@@ -111,11 +111,7 @@ static int follow(struct kvp_prefix *m, struct kvp_hit *hit)
 	       (m->tiers == KVP_TIERS_DRAM || hit_settle(m, hit));
 }
 
-/*
- * How many of the first n hits are proven, after a lease was taken on the last of them. What moved before that is
- * followed, and proven where it is now.
- */
-static uint32_t prove(struct kvp_prefix *m, uint32_t n)
+uint32_t hits_prove(struct kvp_prefix *m, uint32_t n)
 {
 	uint32_t i = kvp_revalidate(&m->att->view, m->hits, n);
 
@@ -140,7 +136,7 @@ static uint32_t lease_and_prove(struct kvp_prefix *m, uint32_t n)
 	if (r == -ESTALE)
 		return kvp_revalidate(&m->att->view, m->hits, n - 1);
 	KVP_FAULT("leased");
-	proven = prove(m, n);
+	proven = hits_prove(m, n);
 	if (proven < n)
 		kvp_lease_drop(&m->lease);
 	return proven;

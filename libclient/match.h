@@ -106,6 +106,11 @@ const uint8_t *hit_addr(struct attachment *att, const struct kvp_hit *hit);
 uint64_t hit_there(struct attachment *att, const struct kvp_hit *hit);
 /* Turns a hit into the payload that the prefix reads, of those that the block has. 0: it has no such. */
 int hit_settle(const struct kvp_prefix *m, struct kvp_hit *hit);
+/*
+ * How many of the first n hits are proven, after a lease was taken on the last of them. What moved before that is
+ * followed, and proven where it is now.
+ */
+uint32_t hits_prove(struct kvp_prefix *m, uint32_t n);
 /* Can this process read it? Asks for its extent where that is what lacks. */
 int hit_readable(const struct kvp_prefix *m, const struct kvp_hit *hit);
 /* Asks the library's thread for an extent, once. */

@@ -516,6 +516,12 @@ int kvp_hit_renew(const struct kvp_catalog_view *v, uint32_t tiers, struct kvp_h
 	return -ESTALE;
 }
 
+/* After acquire loads: was all that they loaded, but where the payload lies, that of one block? */
+static int same_birth(const struct kvp_block *b, uint64_t word)
+{
+	return kvp_word_birth(kvp_load_relaxed(&b->word)) == kvp_word_birth(word);
+}
+
 int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word,
 	kvp_token *out, uint32_t max)
 {
@@ -537,7 +543,7 @@ int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t 
 
 		out[i] = (kvp_token)(pair >> (i % 2 * 32));
 	}
-	return kvp_load_relaxed(&b->word) == word ? (int)n : -ESTALE;
+	return same_birth(b, word) ? (int)n : -ESTALE;
 }
 
 int kvp_recipe_salt(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word,
@@ -559,7 +565,7 @@ int kvp_recipe_salt(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t 
 	have = salt_at(v, cell, n);
 	for (uint32_t i = 0; shape & KVP_SHAPE_SALTED && i < KVP_SALT_TOKENS; i++)
 		salt[i] = (kvp_token)(kvp_load_acquire(&have[i / 2]) >> (i % 2 * 32));
-	if (kvp_load_relaxed(&b->word) != word)
+	if (!same_birth(b, word))
 		return -ESTALE;
 	if (!(shape & KVP_SHAPE_SALTED))
 		return 0;

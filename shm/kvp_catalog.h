@@ -246,15 +246,15 @@ uint32_t kvp_revalidate(const struct kvp_catalog_view *v, const struct kvp_hit *
 int kvp_hit_renew(const struct kvp_catalog_view *v, uint32_t tiers, struct kvp_hit *hit);
 
 /*
- * Copies a block's token ids, at most max, if its word is still `word`. Returns the count, or
- * -ESTALE.
+ * Copies the token ids, at most max, of the block that had this word, wherever it has moved since. Returns the
+ * count; -ESTALE: it is another block.
  */
 int kvp_recipe_read(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word,
 	kvp_token *out, uint32_t max);
 
 /*
- * Copies a block's salt if its word is still `word`. 1: it has one; 0: it has none, and *out is as it
- * was; -ESTALE.
+ * Copies the salt of the block that had this word, wherever it has moved since. 1: it has one; 0: it has none, and
+ * *out is as it was; -ESTALE.
  */
 int kvp_recipe_salt(const struct kvp_catalog_view *v, kvp_block_id id, uint64_t word,
 	kvp_token out[KVP_SALT_TOKENS]);

@@ -249,7 +249,8 @@ struct kvpd_figures {
 	uint32_t sessions, max_sessions;
 	uint64_t memory_bytes;
 	uint64_t promised_bytes;
-	bool hugetlb; /* pools are made of 2 MiB pages that were set aside */
+	uint64_t stock_bytes; /* made ahead of arenas, of what is not promised */
+	bool hugetlb;         /* pools are made of 2 MiB pages that were set aside */
 	char policy[KVPD_POLICY_TEXT];
 	uint64_t rounds;   /* of the ledger's loop */
 	uint64_t slice_ns; /* what a portion should end within */

@@ -182,6 +182,7 @@ static json_t *status_json(
 	kvpd_put_int(o, "tenants", f->n_tenants);
 	kvpd_put_int(o, "memory_bytes", f->memory_bytes);
 	kvpd_put_int(o, "promised_bytes", f->promised_bytes);
+	kvpd_put_int(o, "stock_bytes", f->stock_bytes);
 	kvpd_put_int(o, "charged_bytes", charged);
 	kvpd_put_int(o, "blocks", blocks);
 	kvpd_put_int(o, "recipes", recipes);

@@ -111,6 +111,7 @@ static void read_ledger(struct kvpd_ledger *l, struct kvpd_figures *f)
 	f->max_sessions = l->max_sessions;
 	f->memory_bytes = l->memory;
 	f->promised_bytes = l->shares;
+	f->stock_bytes = l->stock.bytes;
 	f->hugetlb = l->hugetlb;
 	f->rounds = kvp_load_relaxed(&l->rounds);
 	f->slice_ns = KVPD_SLICE_NS;

@@ -103,7 +103,7 @@ static bool take_slot(struct kvpd_session *s, const struct kvpd_class *c, struct
 
 /* Grants up to `count` slots, as many as there are; returns how many. */
 static uint32_t grant_some(struct kvpd_session *s, uint32_t space, struct kvpd_class *c,
-	uint32_t count, uint32_t serial)
+	uint32_t count, uint32_t serial, uint64_t now)
 {
 	const struct kvpd_tenant *t = s->tenant;
 	uint32_t bytes = (uint32_t)t->view.spaces[space].block_bytes;
@@ -124,6 +124,8 @@ static uint32_t grant_some(struct kvpd_session *s, uint32_t space, struct kvpd_c
 		(void)taken;
 		grant_one(s, place, serial, bytes, (uint32_t)(i - 1));
 	}
+	if (c->medium == KVPD_DRAM)
+		kvpd_pace_note(&s->pace, n * c->slot_bytes, now);
 	return (uint32_t)n;
 }
 
@@ -162,7 +164,6 @@ void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint6
 			 : sqe->count > KVP_MAX_GRANTS ? KVP_MAX_GRANTS
 						       : sqe->count;
 	struct kvpd_class *c;
-	struct kvpd_arena_slots n;
 	int status;
 
 	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space])
@@ -181,11 +182,9 @@ void kvpd_reserve_begin(struct kvpd_session *s, const struct kvp_sqe *sqe, uint6
 		return;
 	}
 	s->wants = c;
-	if (!grant_some(s, sqe->space, c, count, sqe->serial))
+	if (!grant_some(s, sqe->space, c, count, sqe->serial, now))
 		begin_waiting(s, sqe, count, now);
-	n = kvpd_arena_slots(s, c);
-	if (n.free <= n.all / 2)
-		kvpd_supply_want(s);
+	kvpd_supply_note(s);
 }
 
 /*
@@ -223,7 +222,7 @@ bool kvpd_reserve_step(struct kvpd_session *s, uint64_t now)
 			owe(s);
 	} else if (!c) {
 		kvpd_ring_answer(s, &sqe, -EINVAL, 0);
-	} else if (!grant_some(s, r->space, c, r->count, r->serial)) {
+	} else if (!grant_some(s, r->space, c, r->count, r->serial, now)) {
 		done = now >= r->until_ns;
 		if (done)
 			kvpd_ring_answer(s, &sqe, -EAGAIN, 0);

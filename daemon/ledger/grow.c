@@ -11,9 +11,11 @@
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/precision.h"
+#include "daemon/ledger/publish.h"
 #include "daemon/ledger/relief.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/session.h"
+#include "daemon/ledger/stock.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/log.h"
 
@@ -27,6 +29,11 @@
 /* A session's first arena is small, so that its first slots are there soon. */
 #define FIRST_ARENA (UINT64_C(8) << 20)
 #define FIRST_SLOTS 16u
+
+#define BURSTS_AHEAD 2u /* for so much of what a session wrote at once there are free slots, */
+#define AHEAD_PART   8u /* but of the share no more than this */
+#define STOCK_ARENAS \
+	16u /* of one session that come out of the stock: each is looked at when it asks for slots */
 
 #define NURSERY_PART 16u /* of the share is for arenas where blocks may be coded, */
 #define NURSERY_MOST 8u  /* of a small one so much at most */
@@ -514,12 +521,13 @@ static void trade_class(struct kvpd_session *s, const struct kvpd_class *c)
 /* ---- arenas --------------------------------------------------------------------------------- */
 
 /*
- * What the next arena of the session should measure, if there were room for anything: as much as it has, so
- * that one that has just begun to write does not wait for memory that it may never need.
+ * What the next arena of the session should measure, if there were room for anything: a quarter of what it has, so
+ * that one that has just begun to write does not wait for memory that it may never need, and one that writes without a
+ * pause has some of it soon.
  */
 static uint64_t arena_wish(const struct kvpd_session *s, const struct kvpd_class *c, uint64_t cap)
 {
-	uint64_t most = extent_wish(s->tenant), want = s->arena_bytes;
+	uint64_t most = extent_wish(s->tenant), want = s->arena_bytes / 4;
 
 	if (want < FIRST_ARENA)
 		want = FIRST_ARENA;
@@ -547,6 +555,14 @@ static uint64_t arena_room(const struct kvpd_session *s, const struct kvpd_class
 	return left > keep ? left - keep : 0;
 }
 
+/* Is there an arena in stock, large enough beside what the session has, and would little of it be lost? */
+static bool is_stocked(const struct kvpd_session *s, const struct kvpd_class *c)
+{
+	return kvpd_stock_has(s->tenant->ledger) &&
+	       s->arena_bytes < STOCK_ARENAS * KVPD_STOCK_SEGMENT &&
+	       c->slot_bytes <= KVPD_STOCK_SEGMENT / FIRST_SLOTS;
+}
+
 static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t bytes)
 {
 	struct kvpd_extent *x = kvpd_extent_new(s->tenant, c, KVP_EXTENT_ARENA, bytes);
@@ -559,7 +575,9 @@ static void arena_begin(struct kvpd_session *s, struct kvpd_class *c, uint64_t b
 	kvpd_supplied(s, c)->making = true;
 	kvpd_arena_counts(x, true);
 	kvpd_list_append(&s->arenas, &x->link);
-	if (kvpd_medium_ops(x)->make(x) < 0)
+	if (c->medium == KVPD_DRAM && kvpd_stock_take(x))
+		kvpd_extent_made(x, 0);
+	else if (kvpd_medium_ops(x)->make(x) < 0)
 		kvpd_extent_give_up(x);
 }
 
@@ -627,7 +645,7 @@ static void grow_there(struct kvpd_session *s, struct kvpd_class *c, uint64_t no
 		kvpd_reclaim_there(t, s, c->medium, now);
 }
 
-static void grow_here(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
+static void grow_here(struct kvpd_session *s, struct kvpd_class *c, uint64_t now, bool ahead)
 {
 	struct kvpd_tenant *t = s->tenant;
 	struct kvpd_supplied *p = kvpd_supplied(s, c);
@@ -640,12 +658,21 @@ static void grow_here(struct kvpd_session *s, struct kvpd_class *c, uint64_t now
 	all = total > t->arena_bytes ? total - t->arena_bytes : 0;
 	if (!s->arena_bytes && all < kvpd_pool_round(t->ledger, c->slot_bytes))
 		all = kvpd_pool_round(t->ledger, c->slot_bytes); /* a slot for everybody */
-	if (!extent_size(t->ledger, c, want, own)) {
+	if (!ahead && !extent_size(t->ledger, c, want, own)) {
 		p->refused_ns = now + RECLAIM_NS;
 		trade_class(s, c);
 		return;
 	}
+	if (is_stocked(s, c) && KVPD_STOCK_SEGMENT <= (own < all ? own : all) &&
+		KVPD_STOCK_SEGMENT <= arena_room(s, c)) {
+		arena_begin(s, c, KVPD_STOCK_SEGMENT);
+		return;
+	}
 	bytes = extent_size(t->ledger, c, want, own < all ? own : all);
+	if (ahead && (!bytes || bytes > arena_room(s, c))) {
+		p->ahead_ns = now + RECLAIM_NS;
+		return;
+	}
 	if (bytes > arena_room(s, c)) {
 		uint64_t less = extent_size(t->ledger, c, want, arena_room(s, c));
 
@@ -664,7 +691,17 @@ static void grow_here(struct kvpd_session *s, struct kvpd_class *c, uint64_t now
 	kvpd_reclaim(t, s, c);
 }
 
-void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
+uint64_t kvpd_arena_ahead(const struct kvpd_session *s, const struct kvpd_class *c)
+{
+	uint64_t want = BURSTS_AHEAD * s->pace.burst, part = s->tenant->limits.share / AHEAD_PART;
+	uint64_t cap = arena_cap(s, c->slot_bytes);
+
+	if (want > part)
+		want = part;
+	return want > cap / 2 ? cap / 2 : want;
+}
+
+void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now, bool ahead)
 {
 	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 3);
 	struct kvpd_tenant *t = s->tenant;
@@ -672,6 +709,8 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 	bool kept;
 
 	if (p->making || s->expelled || now < p->refused_ns || t->abandoned)
+		return;
+	if (ahead && now < p->ahead_ns)
 		return;
 	if (kvpd_arenas_too_many(t, s->peer.uid, &kept)) {
 		if (kept)
@@ -685,5 +724,5 @@ void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now)
 	if (c->medium != KVPD_DRAM)
 		grow_there(s, c, now);
 	else if (!kvpd_pressed(t, now))
-		grow_here(s, c, now);
+		grow_here(s, c, now, ahead);
 }

@@ -24,8 +24,16 @@ bool kvpd_vault_awaited(const struct kvpd_tenant *t, const struct kvpd_class *c,
  * of `from` if it can be, and never the last one of its class. True: one is being emptied for it now.
  */
 bool kvpd_vault_trade(struct kvpd_tenant *t, struct kvpd_class *c, const struct kvpd_class *from);
-/* Begins to make more arena of a class for a session, or to make room for that; repeat until there is. */
-void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now);
+/*
+ * Bytes of slots that should be free before a session asks for them, by what it wrote at once lately: memory
+ * that is made only then is what it would wait for.
+ */
+uint64_t kvpd_arena_ahead(const struct kvpd_session *s, const struct kvpd_class *c);
+/*
+ * Begins to make more arena of a class for a session, or to make room for that; repeat until there is. `ahead`:
+ * of what is free alone, since nothing has to go for what nobody asked for yet.
+ */
+void kvpd_arena_grow(struct kvpd_session *s, struct kvpd_class *c, uint64_t now, bool ahead);
 /*
  * Has something emptied and given back, one extent at a time: of the session that has more than its
  * part, else of the vault. Arenas of `spared` stay, and unless there is nothing else the vault of

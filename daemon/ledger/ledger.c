@@ -17,6 +17,7 @@
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/pool.h"
 #include "daemon/ledger/round.h"
+#include "daemon/ledger/stock.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/worker.h"
 #include "daemon/log.h"
@@ -75,6 +76,7 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	l->started_ns = l->now_ns = l->portions.since_ns = kvpd_now_ns();
 	l->finished_tail = &l->finished;
 	kvpd_list_init(&l->spinning);
+	kvpd_stock_init(l);
 	l->realtime = params->config->realtime;
 	kvpd_lock_init(&l->lock);
 	pthread_cond_init(&l->cond, NULL);
@@ -179,6 +181,7 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 			kvpd_tenant_free(l->tenant[i]);
 	while (kvpd_ledger_finish_jobs(l))
 		;
+	kvpd_stock_free_all(l);
 	kvpd_worker_fini(&l->pool);
 	kvpd_worker_fini(&l->dropper);
 	kvpd_worker_fini(&l->mover);

@@ -14,6 +14,7 @@
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/portion.h"
+#include "daemon/ledger/stock.h"
 #include "daemon/ledger/worker.h"
 #include "daemon/slice.h"
 #include "daemon/turns.h"
@@ -44,11 +45,12 @@ struct kvpd_ledger {
 	int (*post)(void *ctx, const struct kvpd_event *event);
 	void *ctx;
 
-	struct kvpd_tenant *tenant[KVPD_MAX_TENANTS + 1]; /* by id; [0] stays empty */
-	uint32_t last_tenant;                             /* highest id in use so far */
-	uint64_t tenants;                                 /* made so far */
-	uint64_t shares;                                  /* of all tenants */
-	struct kvpd_session *session[KVPD_MAX_SESSIONS];  /* by id % KVPD_MAX_SESSIONS */
+	struct kvpd_tenant *tenant[KVPD_NOBODY + 1]; /* by id; the first and the last stay empty */
+	uint32_t last_tenant;                        /* highest id in use so far */
+	uint64_t tenants;                            /* made so far */
+	uint64_t shares;                             /* of all tenants */
+	struct kvpd_stock stock;                     /* of what is promised to none */
+	struct kvpd_session *session[KVPD_MAX_SESSIONS]; /* by id % KVPD_MAX_SESSIONS */
 	uint32_t n_sessions;
 	uint32_t last_session; /* id */
 	uint32_t n_untold;     /* sessions, see kvpd_sessions_tell() */

@@ -316,17 +316,38 @@ struct extent_job {
  * The daemon reads arenas through a read-only descriptor: a mapping made through a writable one
  * counts as a possible writer and would make F_SEAL_WRITE fail.
  */
-static int remap_read_only(struct kvpd_extent *x)
+static int remap_read_only(int fd, uint64_t bytes, void **addr)
 {
 	kvp_autoclose int ro = -1;
 	int r;
 
-	kvp_seg_unmap(x->addr, x->bytes);
-	x->addr = NULL;
-	r = kvp_seg_reopen_ro(x->fd, &ro);
+	kvp_seg_unmap(*addr, bytes);
+	*addr = NULL;
+	r = kvp_seg_reopen_ro(fd, &ro);
 	if (r < 0)
 		return r;
-	return kvp_seg_map(ro, x->bytes, KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP, &x->addr);
+	return kvp_seg_map(ro, bytes, KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP, addr);
+}
+
+int kvpd_pool_arena(
+	const struct kvpd_ledger *l, int node, uint64_t bytes, int *ret_fd, void **ret_addr)
+{
+	kvp_autoclose int fd = -1;
+	void *addr;
+	int r = kvpd_pool_segment(l, node, "kvpool-arena", bytes, true, &fd, &addr);
+
+	if (r < 0)
+		return r;
+	r = remap_read_only(fd, bytes, &addr);
+	if (r == 0)
+		r = lock_memory(l, addr, bytes);
+	if (r < 0) {
+		kvp_seg_unmap(addr, bytes);
+		return r;
+	}
+	*ret_fd = kvp_take_fd(&fd);
+	*ret_addr = addr;
+	return 0;
 }
 
 static void unmake(struct kvpd_extent *x)
@@ -343,12 +364,14 @@ static void run_make(struct kvpd_job *job)
 	struct extent_job *j = kvpd_container(job, struct extent_job, job);
 	struct kvpd_extent *x = j->extent;
 	const struct kvpd_ledger *l = x->tenant->ledger;
-	int r = kvpd_pool_segment(l, j->node, j->arena ? "kvpool-arena" : "kvpool-vault", x->bytes,
-		true, &x->fd, &x->addr);
+	int r;
 
-	if (r == 0 && j->arena)
-		r = remap_read_only(x);
-	if (r == 0 && !j->arena)
+	if (j->arena) {
+		j->result = kvpd_pool_arena(l, j->node, x->bytes, &x->fd, &x->addr);
+		return;
+	}
+	r = kvpd_pool_segment(l, j->node, "kvpool-vault", x->bytes, true, &x->fd, &x->addr);
+	if (r == 0)
 		r = kvp_seg_seal(x->fd, KVP_SEALS_VAULT);
 	if (r == 0)
 		r = lock_memory(l, x->addr, x->bytes);

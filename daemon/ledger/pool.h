@@ -20,6 +20,9 @@ int kvpd_pool_check(struct kvpd_ledger *l);
  */
 int kvpd_pool_segment(const struct kvpd_ledger *l, int node, const char *name, uint64_t bytes,
 	bool populated, int *ret_fd, void **ret_addr);
+/* Any thread. Likewise for an arena, populated and mapped read-only. */
+int kvpd_pool_arena(
+	const struct kvpd_ledger *l, int node, uint64_t bytes, int *ret_fd, void **ret_addr);
 /* Any thread. Bytes that a segment of this size really takes. */
 uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes);
 /* Have a pool thread make or drop the memory; kvpd_extent_made() or _dropped() follows. */

@@ -314,6 +314,7 @@ static int arena_ack_on_ledger(struct kvpd_ledger *l, void *arg)
 		return r;
 	kvpd_supplied(s, x->cls)->making = false;
 	go_live(x);
+	kvpd_supply_note(s);
 	return 0;
 }
 

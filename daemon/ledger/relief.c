@@ -10,6 +10,7 @@
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/round.h"
+#include "daemon/ledger/stock.h"
 #include "daemon/ledger/supply.h"
 #include "daemon/ledger/tenant.h"
 
@@ -62,6 +63,7 @@ void kvpd_relief_tick(struct kvpd_tenant *t, uint64_t now)
 	if (!t->ceiling || kvpd_pressed(t, now))
 		return;
 	t->ceiling = 0;
+	kvpd_stock_look(t->ledger);
 	kvpd_due(t, KVPD_DUE_ROOM | KVPD_DUE_EXTENTS);
 	kvpd_supply_again(t);
 }
@@ -80,6 +82,8 @@ static int relieve_on_ledger(struct kvpd_ledger *l, void *arg)
 	if (l->hugetlb)
 		return 0;
 	l->pressed_until_ns = now + PRESSED_NS;
+	r->coming += l->stock.bytes;
+	kvpd_stock_look(l);
 	for (uint32_t i = 1; i <= l->last_tenant; i++) {
 		r->coming += l->tenant[i] ? coming(l->tenant[i], now) : 0;
 		all += l->tenant[i] ? spare(l->tenant[i]) : 0;

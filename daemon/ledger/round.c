@@ -421,6 +421,7 @@ void *kvpd_ledger_main(void *arg)
 		kvpd_slice_ask(TURN_NS, 0);
 	/* A rest is as long as it is meant to be. */
 	(void)prctl(PR_SET_TIMERSLACK, 1UL);
+	kvpd_stock_run(l, true);
 	while (kvpd_ledger_round(l, &work, &timeout)) {
 		kvp_store_relaxed(&l->rounds, kvp_load_relaxed(&l->rounds) + 1);
 		if (kvpd_turns_next(&l->row) || kvpd_ledger_is_wanted(l)) {
@@ -440,6 +441,7 @@ void *kvpd_ledger_main(void *arg)
 			l->rested_ns = kvpd_now_ns();
 		}
 	}
+	kvpd_stock_run(l, false);
 	return NULL;
 }
 

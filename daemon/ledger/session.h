@@ -10,6 +10,7 @@
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/lookups.h"
 #include "daemon/ledger/medium.h"
+#include "daemon/ledger/pace.h"
 #include "daemon/ledger/parked.h"
 #include "daemon/ledger/remat.h"
 #include "daemon/turns.h"
@@ -60,7 +61,9 @@ struct kvpd_session {
 	struct kvpd_supplied {
 		bool making; /* one is MAKING or OFFERED */
 		uint64_t refused_ns;
+		uint64_t ahead_ns; /* likewise, to what nobody waits for */
 	} supplied[2];
+	struct kvpd_pace pace;    /* of what it takes in DRAM */
 	struct kvpd_class *wants; /* of which it last asked for slots */
 	struct kvpd_reserve reserve;
 	bool has_tip;

@@ -37,6 +37,20 @@ void kvpd_supply_want(struct kvpd_session *s)
 	kvpd_due(s->tenant, KVPD_DUE_SUPPLY);
 }
 
+/* Half of its arenas, and what it is likely to want at once. */
+static bool has_plenty(const struct kvpd_session *s, struct kvpd_arena_slots n)
+{
+	return n.free > n.all / 2 &&
+	       (s->wants->medium != KVPD_DRAM ||
+		       n.free * s->wants->slot_bytes >= kvpd_arena_ahead(s, s->wants));
+}
+
+void kvpd_supply_note(struct kvpd_session *s)
+{
+	if (s->wants && !has_plenty(s, kvpd_arena_slots(s, s->wants)))
+		kvpd_supply_want(s);
+}
+
 /*
  * How many slots of a session's arenas should be free, once they are few. Blocks that have to be evicted
  * for it are worth more than slots that nobody asked for yet: then it is no more than the next
@@ -61,9 +75,11 @@ static void make_here(struct kvpd_session *s, uint64_t now)
 	struct kvpd_arena_slots n = kvpd_arena_slots(s, c);
 	uint64_t have = n.free + n.coming, goal;
 
+	if (has_plenty(s, n))
+		return;
+	kvpd_arena_grow(s, c, now, n.free > n.all / 2);
 	if (n.free > n.all / 2)
 		return;
-	kvpd_arena_grow(s, c, now);
 	if (kvpd_supplied(s, c)->making && (!waits || !c->vault_free))
 		return;
 	urgent = waits || n.free < n.all / 8;
@@ -91,7 +107,7 @@ static void make_there(struct kvpd_session *s, uint64_t now)
 
 	if (n.free > n.all / 4)
 		return;
-	kvpd_arena_grow(s, c, now);
+	kvpd_arena_grow(s, c, now, false);
 	if (n.free || !n.all || !s->reserve.waiting || kvpd_supplied(s, c)->making)
 		return;
 	(void)kvpd_room_own(s, c, now, &s->reserve.room);

@@ -20,6 +20,8 @@ struct kvpd_tenant;
 
 /* The session is about to run out of slots, or has none: more are made, as a chore. */
 void kvpd_supply_want(struct kvpd_session *s);
+/* Likewise, if it is: slots were granted to it, or came. */
+void kvpd_supply_note(struct kvpd_session *s);
 /* The extent has a free slot that it did not have. */
 void kvpd_supply_came(struct kvpd_extent *x);
 /* There may be room now for those that wait. */

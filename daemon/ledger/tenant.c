@@ -29,6 +29,7 @@
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/space.h"
+#include "daemon/ledger/stock.h"
 #include "daemon/ledger/switch.h"
 #include "daemon/ledger/wake.h"
 #include "daemon/ledger/worker.h"
@@ -274,6 +275,7 @@ static void set_limits(struct kvpd_tenant *t, const struct kvpd_limits *given)
 		n.share = t->limits.share;
 	}
 	l->shares = others + n.share;
+	kvpd_stock_look(l);
 	if (n.max_blocks > t->layout.max_blocks) {
 		kvpd_notice("tenant %s: its catalog has room for %u blocks; more after a restart",
 			t->name, t->layout.max_blocks);
@@ -357,6 +359,7 @@ static void unlink_tenant(struct kvpd_tenant *t)
 	if (l->tenant[t->id] == t) {
 		l->tenant[t->id] = NULL;
 		l->shares -= t->limits.share;
+		kvpd_stock_look(l);
 		for (uint32_t i = 0; i < l->n_media; i++)
 			l->medium[i].promised -= t->part[i].share;
 		pass_on(l);
@@ -445,6 +448,7 @@ static int enter_on_ledger(struct kvpd_ledger *l, void *arg)
 	if (t->id > l->last_tenant)
 		l->last_tenant = t->id;
 	l->shares += t->limits.share;
+	kvpd_stock_look(l);
 	for (uint32_t i = 0; i < l->n_media; i++)
 		l->medium[i].promised += t->part[i].share;
 	kvpd_parts_show(t);
@@ -541,6 +545,7 @@ static int reconfigure_on_ledger(struct kvpd_ledger *l, void *arg)
 			l->max_sessions = c->max_sessions;
 		if (c->memory >= l->shares)
 			l->memory = c->memory;
+		kvpd_stock_look(l);
 		call->begun = true;
 	}
 	/* First those that give something up, for those that get more. */

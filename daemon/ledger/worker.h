@@ -16,11 +16,12 @@
 struct kvpd_ledger;
 
 #define KVPD_WORKER_THREADS 4u
+#define KVPD_NOBODY         (KVPD_MAX_TENANTS + 1) /* whose jobs have their turn like a tenant's */
 
 /* run() on the worker's thread, then done() on the ledger's. done() frees the job. */
 struct kvpd_job {
 	struct kvpd_job *next;
-	uint32_t tenant; /* id */
+	uint32_t tenant; /* id, or KVPD_NOBODY */
 	void (*run)(struct kvpd_job *job);
 	void (*done)(struct kvpd_ledger *ledger, struct kvpd_job *job);
 };
@@ -33,11 +34,11 @@ struct kvpd_worker {
 	pthread_cond_t cond;
 	struct kvpd_queue {
 		struct kvpd_job *head, **tail;
-		uint32_t next;         /* tenant with jobs, in a ring */
-	} queue[KVPD_MAX_TENANTS + 1]; /* by tenant */
-	uint32_t last;                 /* tenant whose turn was last; 0: there are no jobs */
-	uint32_t busy;                 /* threads that run a job */
-	pthread_cond_t idle;           /* one has run its job */
+		uint32_t next;    /* tenant with jobs, in a ring */
+	} queue[KVPD_NOBODY + 1]; /* by tenant */
+	uint32_t last;            /* tenant whose turn was last; 0: there are no jobs */
+	uint32_t busy;            /* threads that run a job */
+	pthread_cond_t idle;      /* one has run its job */
 	bool stop;
 };
 

@@ -561,6 +561,7 @@ static void pressure_shrinks_the_cache(void **state)
 
 	(void)state;
 	dp_defaults(&w, &limits);
+	w.config.memory = limits.share; /* nothing is in stock, which would go first */
 	dp_start(&w, &limits);
 	a = dp_attach(&w, w.tenant);
 	space = dp_space(a, "m", 256);
@@ -627,6 +628,8 @@ static void all_tenants_give_their_part(void **state)
 
 	(void)state;
 	dp_defaults(&w, &limits);
+	w.config.memory = (share[0] + share[1] + share[2]) *
+			  mib; /* and nothing in stock, which would go first */
 	dp_start(&w, &limits);
 	tenant[0] = w.tenant;
 	for (uint32_t k = 0; k < 3; k++) {

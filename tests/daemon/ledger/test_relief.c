@@ -80,6 +80,7 @@ static void what_lies_in_arenas_stays(void **state)
 
 	(void)state;
 	dp_defaults(&w, &limits);
+	w.config.memory = limits.share; /* nothing is in stock, which would go first */
 	dp_start(&w, &limits);
 	a = dp_attach(&w, w.tenant);
 	b = dp_attach(&w, w.tenant);

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of arenas, made ahead. */
+#include "daemon/ledger/stock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/pool.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/tenant.h"
+#include "daemon/ledger/worker.h"
+#include "shm/kvp_seg.h"
+
+#define MOST         (8 * KVPD_STOCK_SEGMENT)
+#define PART         8u /* of `memory` it is at most */
+#define NO_MEMORY_NS (1000 * KVPD_MS)
+
+struct segment {
+	struct kvpd_job job;
+	struct kvpd_list link;
+	struct kvpd_ledger *ledger;
+	int fd;
+	void *addr; /* read-only */
+	int result;
+};
+
+void kvpd_stock_init(struct kvpd_ledger *l)
+{
+	kvpd_list_init(&l->stock.there);
+}
+
+void kvpd_stock_run(struct kvpd_ledger *l, bool on)
+{
+	l->stock.on = on;
+	kvpd_stock_look(l);
+}
+
+bool kvpd_stock_has(const struct kvpd_ledger *l)
+{
+	return !kvpd_list_empty(&l->stock.there);
+}
+
+static struct segment *take_first(struct kvpd_ledger *l)
+{
+	struct segment *s = kvpd_container(l->stock.there.next, struct segment, link);
+
+	kvpd_list_remove(&s->link);
+	return s;
+}
+
+bool kvpd_stock_take(struct kvpd_extent *x)
+{
+	struct kvpd_ledger *l = x->tenant->ledger;
+	struct segment *s;
+
+	if (!kvpd_stock_has(l) || x->bytes != KVPD_STOCK_SEGMENT)
+		return false;
+	s = take_first(l);
+	x->fd = s->fd;
+	x->addr = s->addr;
+	free(s);
+	l->stock.bytes -= KVPD_STOCK_SEGMENT;
+	kvpd_stock_look(l);
+	return true;
+}
+
+/* ---- how much ------------------------------------------------------------------------------- */
+
+/* What there may be now. */
+static uint64_t target(const struct kvpd_ledger *l, uint64_t now)
+{
+	uint64_t most = l->memory / PART < MOST ? l->memory / PART : MOST;
+	uint64_t left = l->memory > l->shares ? l->memory - l->shares : 0;
+
+	return now < l->pressed_until_ns ? 0 : most < left ? most : left;
+}
+
+static void make(struct kvpd_ledger *l);
+static void drop(struct kvpd_ledger *l);
+
+void kvpd_stock_look(struct kvpd_ledger *l)
+{
+	struct kvpd_stock *k = &l->stock;
+	uint64_t now = kvpd_now_ns(), most = target(l, now);
+
+	if (!k->on)
+		return;
+	while (kvpd_stock_has(l) && k->bytes > most)
+		drop(l);
+	if (!k->making && now >= k->refused_ns && k->bytes + KVPD_STOCK_SEGMENT <= most)
+		make(l);
+}
+
+/* ---- jobs ----------------------------------------------------------------------------------- */
+
+static void run_make(struct kvpd_job *job)
+{
+	struct segment *s = kvpd_container(job, struct segment, job);
+
+	s->result = kvpd_pool_arena(
+		s->ledger, s->ledger->numa_node, KVPD_STOCK_SEGMENT, &s->fd, &s->addr);
+}
+
+static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)
+{
+	struct segment *s = kvpd_container(job, struct segment, job);
+
+	kvpd_ledger_charge(l, NULL);
+	l->stock.making = false;
+	if (s->result < 0) {
+		l->stock.refused_ns = kvpd_now_ns() + NO_MEMORY_NS;
+		l->stock.bytes -= KVPD_STOCK_SEGMENT;
+		free(s);
+		return;
+	}
+	kvpd_list_append(&l->stock.there, &s->link);
+	kvpd_stock_look(l);
+}
+
+static void make(struct kvpd_ledger *l)
+{
+	struct segment *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return;
+	s->ledger = l;
+	s->result = -ECANCELED; /* stays so if the thread is stopped before */
+	s->job.tenant = KVPD_NOBODY;
+	s->job.run = run_make;
+	s->job.done = done_make;
+	l->stock.making = true;
+	l->stock.bytes += KVPD_STOCK_SEGMENT;
+	kvpd_worker_submit(&l->pool, &s->job);
+}
+
+static void let_go(struct segment *s)
+{
+	kvp_seg_unmap(s->addr, KVPD_STOCK_SEGMENT);
+	close(s->fd);
+	s->fd = -1;
+}
+
+static void run_drop(struct kvpd_job *job)
+{
+	let_go(kvpd_container(job, struct segment, job));
+}
+
+static void done_drop(struct kvpd_ledger *l, struct kvpd_job *job)
+{
+	struct segment *s = kvpd_container(job, struct segment, job);
+
+	kvpd_ledger_charge(l, NULL);
+	if (s->fd >= 0) /* the thread was stopped before */
+		let_go(s);
+	free(s);
+}
+
+/* It counts no more: its memory comes back within moments. */
+static void drop(struct kvpd_ledger *l)
+{
+	struct segment *s = take_first(l);
+
+	s->job.run = run_drop;
+	s->job.done = done_drop;
+	l->stock.bytes -= KVPD_STOCK_SEGMENT;
+	kvpd_worker_submit(&l->dropper, &s->job);
+}
+
+void kvpd_stock_free_all(struct kvpd_ledger *l)
+{
+	while (kvpd_stock_has(l)) {
+		struct segment *s = take_first(l);
+
+		let_go(s);
+		free(s);
+	}
+}

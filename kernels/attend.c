@@ -14,22 +14,27 @@
 #define CACHE_LINE 64u
 
 #define HEADERS_AHEAD 8u
+#define TILES_FROM    3u
 
 /*
  * The workspace: this header; the queries as [domain][kv_head][row][k_dim], where row is
- * query * group + head in the group; the sums of each; one area per split.
+ * query * group + head in the group; the sums of each; the queries as tiles, where they may be of
+ * use; one area per split.
  */
 struct workspace {
 	struct domains k;
 	struct domains v;
 	uint32_t rotations;
+	uint32_t tiles; /* whether queries are there as tiles */
 };
 
 struct shape {
-	uint32_t rows;   /* queries of one KV head */
-	size_t q;        /* offset of the queries */
-	size_t q_domain; /* floats per domain */
-	size_t sums;     /* [domain][kv_head][row] */
+	uint32_t rows;     /* queries of one KV head */
+	size_t q;          /* offset of the queries */
+	size_t q_domain;   /* floats per domain */
+	size_t sums;       /* [domain][kv_head][row] */
+	size_t tiles;      /* [domain][kv_head] */
+	size_t tiles_head; /* bytes of a KV head's; 0: never used */
 	size_t split0;
 	size_t split; /* bytes per split */
 	size_t bytes;
@@ -77,7 +82,11 @@ static int shape_init(const struct kvp_attention *a, struct shape *ret)
 	heads = (size_t)a->kv_heads * s.rows;
 	s.q_domain = heads * a->k_dim;
 	s.sums = s.q + align(DOMAINS * s.q_domain * esize);
-	s.split0 = s.sums + align(DOMAINS * heads * esize);
+	s.tiles = s.sums + align(DOMAINS * heads * esize);
+	if (a->k_dim % 64 == 0)
+		s.tiles_head = (s.rows + KVP_TILE_QUERIES - 1) / KVP_TILE_QUERIES *
+			       kvp_tiles_bytes(a->k_dim);
+	s.split0 = s.tiles + DOMAINS * a->kv_heads * s.tiles_head;
 	s.split = align((size_t)s.rows * ATTEND_CHUNK * esize) + rows_bytes(a) +
 		  align(heads * sizeof(struct running)) + align(DOMAINS * heads * esize) +
 		  align(DOMAINS * heads * a->v_dim * esize);
@@ -162,16 +171,32 @@ static struct query_place query_place(const struct kvp_attention *a, const struc
 	};
 }
 
+static void *tiles_place(
+	const struct kvp_attention *a, const struct shape *s, uint32_t domain, uint32_t head)
+{
+	return (uint8_t *)a->workspace + s->tiles +
+	       ((size_t)domain * a->kv_heads + head) * s->tiles_head;
+}
+
 static struct kvp_queries queries_of(
 	const struct kvp_attention *a, const struct shape *s, uint32_t domain, uint32_t head)
 {
+	const struct workspace *ws = a->workspace;
 	struct query_place p = query_place(a, s, domain, head, 0);
 
-	return (struct kvp_queries){ s->rows, p.f, p.sum };
+	return (struct kvp_queries){ s->rows, p.f, p.sum,
+		ws->tiles ? tiles_place(a, s, domain, head) : NULL };
 }
 
-static void gather_queries(
-	const struct kvp_attention *a, const struct shape *s, struct workspace *ws)
+/* As many queries of a KV head as tiles are configured for; 0: none are. Of few, vectors are as quick. */
+static uint32_t tiles_for(const struct kvp_kernels *k, const struct shape *s)
+{
+	return k->tiles.begin && s->rows >= TILES_FROM ? s->rows : 0;
+}
+
+/* Queries in all their domains, and what matrix tiles take of them. */
+static void gather_queries(const struct kvp_kernels *k, const struct kvp_attention *a,
+	const struct shape *s, struct workspace *ws)
 {
 	uint32_t group = a->q_heads / a->kv_heads;
 
@@ -192,6 +217,11 @@ static void gather_queries(
 		}
 	}
 	ws->rotations = ws->k.n;
+	ws->tiles = s->tiles_head && tiles_for(k, s);
+	for (uint32_t h = 0; ws->tiles && h < a->kv_heads; h++)
+		for (uint32_t d = 0; d <= ws->k.n; d++)
+			k->tiles.queries(query_place(a, s, d, h, 0).f, s->rows, a->k_dim,
+				tiles_place(a, s, d, h));
 }
 
 int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *a)
@@ -202,7 +232,6 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *
 	struct shape s;
 	int r;
 
-	(void)k; /* what is done once is done by reference C */
 	r = shape_init(a, &s);
 	if (r < 0)
 		return r;
@@ -229,7 +258,7 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *
 	}
 	if (a->mask && a->mask_stride < tokens)
 		return -EINVAL;
-	gather_queries(a, &s, ws);
+	gather_queries(k, a, &s, ws);
 	return 0;
 }
 
@@ -352,6 +381,7 @@ static int accumulate_run(const struct kvp_kernels *k, const struct kvp_attentio
 		return r;
 	if (next->pv)
 		fetch_while(&rows, &next->k);
+	rows.tiles = tiles_for(k, s);
 	k->attend[rows.form].accumulate(&rows, &w, area->acc + at * a->v_dim);
 	for (uint32_t i = 0; i < s->rows; i++)
 		area->fade[at + i] = 1.0f;
@@ -447,6 +477,8 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attention *a,
 	last = (uint32_t)((uint64_t)a->n_parts * (split + 1) / a->n_splits);
 	area = split_area(a, &s, split);
 	split_begin(a, &s, &area);
+	if (tiles_for(k, &s))
+		k->tiles.begin(s.rows);
 	for (uint32_t i = 0; i < first; i++)
 		at += a->parts[i].tokens;
 	if (first < last)
@@ -463,6 +495,8 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attention *a,
 		if (!r)
 			r = attend_part(k, a, &s, &area, pv, after);
 	}
+	if (tiles_for(k, &s))
+		k->tiles.end();
 	split_end(a, &s, ws->v.n + 1, &area);
 	return r;
 }
@@ -594,7 +628,14 @@ int kvp_attend_finish(
 		}
 	}
 	res->rotations = ws->rotations + ws->v.n;
-	return res->mass ? attend_mass(k, a, &s, res) : 0;
+	if (!res->mass)
+		return 0;
+	if (tiles_for(k, &s))
+		k->tiles.begin(s.rows);
+	r = attend_mass(k, a, &s, res);
+	if (tiles_for(k, &s))
+		k->tiles.end();
+	return r;
 }
 
 int kvp_attend(

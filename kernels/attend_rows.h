@@ -43,7 +43,19 @@ struct kvp_rows {
 	ptrdiff_t next_stride;
 	uint32_t next_n;
 	uint32_t next_bytes; /* of a row */
+	uint32_t tiles; /* the queries that this thread's tiles are configured for; 0: none are */
 };
+
+/* Up to so many queries as the bytes of matrix tiles, dim / 128 of them rounded up, twice. */
+#define KVP_TILE_QUERIES 8u
+struct kvp_tiles {
+	float unit[2 * KVP_TILE_QUERIES]; /* of a query's 1 */
+	int8_t b[];
+};
+static inline size_t kvp_tiles_bytes(uint32_t dim)
+{
+	return sizeof(struct kvp_tiles) + (size_t)((dim + 127) / 128) * 2048;
+}
 
 /* The queries of one KV head. */
 struct kvp_queries {
@@ -51,6 +63,8 @@ struct kvp_queries {
 	const float *f; /* [n][dim] */
 	const float
 		*sum; /* [n]: of a query's floats, which is what a minimum of keys is added times */
+	const void
+		*tiles; /* struct kvp_tiles for every KVP_TILE_QUERIES; NULL: none are configured */
 };
 
 /*

@@ -6,6 +6,31 @@
 #include <stdlib.h>
 #ifdef KVP_HAVE_X86
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LEAF7_AMX      (1u << 24 | 1u << 25) /* edx: tiles, and int8 in them */
+#define OSXSAVE        (1u << 27)
+#define XCR0_TILES     (3u << 17)
+#define ASK_PERMISSION 0x1023 /* ARCH_REQ_XCOMP_PERM */
+#define TILE_DATA      18
+
+/* Whether processor and kernel know tiles; not whether this process may use them. */
+static int tiles_there(void)
+{
+	unsigned int a, b, c, d, low, high;
+
+	if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE) ||
+		!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & LEAF7_AMX) != LEAF7_AMX)
+		return 0;
+	__asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+	return (low & XCR0_TILES) == XCR0_TILES;
+}
+
+static int tiles_granted(void)
+{
+	return syscall(SYS_arch_prctl, ASK_PERMISSION, TILE_DATA) == 0;
+}
 #endif
 
 unsigned int kvp_cpu_detect(void)
@@ -26,6 +51,8 @@ unsigned int kvp_cpu_detect(void)
 		cpu |= KVP_CPU_AVX512;
 	if ((cpu & KVP_CPU_AVX512) && __builtin_cpu_supports("avx512vbmi"))
 		cpu |= KVP_CPU_VBMI;
+	if ((cpu & KVP_CPU_VBMI) && tiles_there())
+		cpu |= KVP_CPU_TILES;
 #endif
 	return cpu;
 }
@@ -41,6 +68,8 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		k->cpu = 0;
 	if (!(k->cpu & KVP_CPU_AVX512))
 		k->cpu &= KVP_CPU_AVX2;
+	if (!(k->cpu & KVP_CPU_VBMI))
+		k->cpu &= ~KVP_CPU_TILES;
 	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++)
 		if (kvp_codec_row(f))
 			k->codec[f] = *kvp_codec_row(f);
@@ -69,6 +98,8 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 	}
 	if (k->cpu & KVP_CPU_VBMI)
 		kvp_attend_init_vbmi(k);
+	if ((k->cpu & KVP_CPU_TILES) && tiles_granted())
+		kvp_attend_init_tiles(k);
 #endif
 	*ret_kernels = k;
 	return 0;

@@ -247,6 +247,15 @@ struct kvp_kernels {
 		kvp_score_fn *score;
 		kvp_accumulate_fn *accumulate;
 	} attend[KVP_FORMS];
+	/*
+	 * Matrix tiles, where there are any: a thread configures its own for so many queries of a KV
+	 * head, and lets go of them; queries [rows][dim] become bytes.
+	 */
+	struct {
+		void (*begin)(uint32_t rows);
+		void (*end)(void);
+		void (*queries)(const float *f, uint32_t rows, uint32_t dim, void *ret_tiles);
+	} tiles;
 };
 
 /* Each instruction set overrides what it does better; C fills everything. */
@@ -270,6 +279,7 @@ void kvp_lost_slots_avx512(struct dsp *dsp);
 void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 void kvp_attend_init_vbmi(struct kvp_kernels *k);
+void kvp_attend_init_tiles(struct kvp_kernels *k);
 #endif
 
 /* dsp_c.c: the sum tree of products. */

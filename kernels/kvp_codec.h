@@ -343,7 +343,13 @@ struct kvp_encode_opts {
 #define KVP_CPU_AVX2   1u /* AVX2, FMA, F16C */
 #define KVP_CPU_AVX512 2u /* F, BW, VL, DQ, VNNI; only with AVX2 */
 #define KVP_CPU_VBMI   4u /* AVX-512 VBMI; only with KVP_CPU_AVX512 */
-#define KVP_CPU_ALL    7u
+#define KVP_CPU_ALL    7u /* the above */
+/*
+ * Matrix tiles (AMX int8), only with KVP_CPU_VBMI: for attention over tq in 4 bits. Not among "all", because
+ * a process has to ask its kernel for them (arch_prctl), for good: kvp_kernels_new() does so when the
+ * mask has this bit, and goes on without where the answer is no.
+ */
+#define KVP_CPU_TILES 8u
 
 /* What this processor has: some of KVP_CPU_*, and 0 on machines that are not x86. */
 unsigned int kvp_cpu_detect(void);

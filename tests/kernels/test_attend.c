@@ -21,6 +21,7 @@
 
 static struct kvp_kernels *kernels[LADDER];
 static size_t n_kernels;
+static struct kvp_kernels *tiles; /* NULL: not on this machine, or not for this process */
 
 /* A job with everything it owns, and the decoded planes that the reference reads. */
 struct rig {
@@ -1120,7 +1121,7 @@ static void compare_scores(const struct kvp_kernels *k, struct row_rig *g, const
 	uint32_t dim = g->r.dim;
 	float *s = alloc((size_t)nq * ATTEND_CHUNK * sizeof *s), sum[9] = { 0 };
 	float *q = alloc((size_t)nq * dim * sizeof *q);
-	struct kvp_queries kq = { nq, q, sum };
+	struct kvp_queries kq = { nq, q, sum, NULL };
 
 	memcpy(q, g->q, (size_t)nq * dim * sizeof *q);
 	for (uint32_t i = 0; i < nq * dim; i++)
@@ -1227,6 +1228,127 @@ static void rows_of_any_geometry(void **state)
 	free(g);
 }
 
+/* ---- matrix tiles ---- */
+
+/* A part in memory that ends with it. */
+static void part_in_guards(struct rig *g, uint32_t i, struct guard *ret)
+{
+	struct kvp_attend_plane *plane[] = { &g->part[i].k, &g->part[i].v };
+
+	for (size_t j = 0; j < 2; j++) {
+		ret[j] = guard_new(plane[j]->bytes, 16);
+		memcpy(ret[j].data, plane[j]->data, plane[j]->bytes);
+		plane[j]->data = ret[j].data;
+	}
+}
+
+/* A centroid is a byte: so much is a result off, where four bits cost a tenth of its length. */
+static const struct tolerance of_tiles = { 2e-2, 1.5e-2, 1e-2 };
+
+static void compare_tiles(struct rig *g, const char *what)
+{
+	struct kvp_attend_result res = { 0 };
+	struct guard part[2 * PARTS_MAX], out = guard_new(g->n * sizeof *g->out, 4);
+	float *mass = alloc((size_t)g->a.kv_heads * g->total * sizeof *mass), *own = g->out;
+	double sum = 0.0;
+
+	for (uint32_t i = 0; i < g->a.n_parts; i++)
+		part_in_guards(g, i, part + 2 * i);
+	g->out = (float *)(void *)out.data;
+	res.mass = mass;
+	res.mass_stride = g->total;
+	reference(g);
+	run(g, tiles, &res);
+	assert_true(guard_intact(&out));
+	for (size_t row = 0; row < g->n / g->a.v_dim; row++)
+		compare_row(g, row, &of_tiles, "tiles", what);
+	for (size_t i = 0; i < (size_t)g->a.kv_heads * g->total; i++)
+		sum += (double)mass[i];
+	assert_true(fabs(sum / (g->a.queries * g->a.q_heads) - 1.0) < 1e-2);
+	for (uint32_t i = 0; i < 2 * g->a.n_parts; i++)
+		guard_free(&part[i]);
+	guard_free(&out);
+	free(mass);
+	g->out = own;
+}
+
+/* From few queries to more than one pass; dims that fill pieces of 128 channels and do not; tails. */
+static void tiles_of_any_size(void **state)
+{
+	static const uint32_t dims[] = { 64, 128, 192, 256, 320, 512 };
+	static const uint32_t groups[] = { 1, 3, 4, 5, 8, 9, 12 };
+	static const char *const names[] = { "tq4", "tq4-nc", "tq4-h3-sphere", "tq4-plain-wide" };
+
+	(void)state;
+	if (!tiles)
+		skip();
+	for (uint32_t i = 0; i < 6 * 7 * 4; i++) {
+		struct rig *g = rig_new(1 + i % 4, 2 * groups[i % 7], 2, dims[i % 6]);
+		const char *name = names[i / 7 % 4];
+		char what[80];
+
+		for (uint32_t t = 0; t < 4; t++)
+			add_part(g, name, name,
+				t < 2 ? 64 + 67 * t : 1 + (uint32_t)(inputs_random() % 40));
+		g->a.position = g->total - g->a.queries;
+		g->a.causal = 1;
+		g->a.window = i % 3 ? 0 : 100;
+		g->a.n_splits = 1 + i % 3;
+		snprintf(what, sizeof what, "%s dim %u queries %u of %u heads", name, g->a.k_dim,
+			g->a.queries, g->a.q_heads);
+		compare_tiles(g, what);
+		rig_free(g);
+	}
+}
+
+/* Beside what tiles do not know, with masks, and without anything to see. */
+static void tiles_among_others(void **state)
+{
+	(void)state;
+	if (!tiles)
+		skip();
+	for (uint32_t i = 0; i < 12; i++) {
+		struct rig *g = rig_new(2, 8, 2, 128);
+
+		add_part(g, "tq4", "kivi2", 64);
+		add_part(g, "kivi4", "tq4", 100);
+		add_part(g, "tq4", "tq4", 90);
+		add_part(g, "tq3", "tq4-nc", 64);
+		add_part(g, "native", "native", 33);
+		g->a.mask_stride = g->total;
+		g->mask = alloc(2 * (size_t)g->total * sizeof *g->mask);
+		for (uint32_t t = 0; t < 2 * g->total; t++)
+			g->mask[t] = inputs_random() % 3 ? 0.25f * (float)(t % 5) : -INFINITY;
+		g->a.mask = i % 2 ? g->mask : NULL;
+		if (!g->a.mask) {
+			free(g->mask);
+			g->mask = NULL;
+		}
+		compare_tiles(g, "among others");
+		rig_free(g);
+	}
+}
+
+/* A query that is no number, or endless, stays so, and no other becomes it. */
+static void tiles_and_nan(void **state)
+{
+	(void)state;
+	if (!tiles)
+		skip();
+	for (int i = 0; i < 2; i++) {
+		struct rig *g = rig_new(1, 8, 2, 128);
+		struct kvp_attend_result res = { 0 };
+
+		add_part(g, "tq4", "tq4", 64);
+		g->q[5 * 128 + 3] = i ? NAN : INFINITY;
+		run(g, tiles, &res);
+		for (uint32_t h = 0; h < 8; h++)
+			for (uint32_t c = 0; c < 128; c++)
+				assert_true(isfinite(g->out[h * 128 + c]) == (h != 5));
+		rig_free(g);
+	}
+}
+
 static int setup(void **state)
 {
 	(void)state;
@@ -1237,6 +1359,10 @@ static int setup(void **state)
 			return -1;
 	for (size_t i = n_kernels; i < LADDER; i++)
 		printf("%s: not on this machine, skipped\n", ladder[i].name);
+	if (kvp_kernels_new(KVP_CPU_ALL | KVP_CPU_TILES, &tiles) < 0)
+		return -1;
+	if (!tiles->tiles.begin)
+		tiles = kvp_kernels_free(tiles);
 	return 0;
 }
 
@@ -1245,6 +1371,7 @@ static int teardown(void **state)
 	(void)state;
 	for (size_t i = 0; i < n_kernels; i++)
 		kvp_kernels_free(kernels[i]);
+	kvp_kernels_free(tiles);
 	return 0;
 }
 
@@ -1274,6 +1401,9 @@ int main(void)
 		cmocka_unit_test(queries_groups_dims),
 		cmocka_unit_test(refusals),
 		cmocka_unit_test(rows_of_any_geometry),
+		cmocka_unit_test(tiles_of_any_size),
+		cmocka_unit_test(tiles_among_others),
+		cmocka_unit_test(tiles_and_nan),
 	};
 
 	return cmocka_run_group_tests(tests, setup, teardown);

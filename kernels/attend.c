@@ -14,7 +14,6 @@
 #define CACHE_LINE 64u
 
 #define HEADERS_AHEAD 8u
-#define TILES_FROM    3u
 
 /*
  * The workspace: this header; the queries as [domain][kv_head][row][k_dim], where row is
@@ -188,10 +187,10 @@ static struct kvp_queries queries_of(
 		ws->tiles ? tiles_place(a, s, domain, head) : NULL };
 }
 
-/* As many queries of a KV head as tiles are configured for; 0: none are. Of few, vectors are as quick. */
+/* As many queries of a KV head as tiles are configured for; 0: none are. */
 static uint32_t tiles_for(const struct kvp_kernels *k, const struct shape *s)
 {
-	return k->tiles.begin && s->rows >= TILES_FROM ? s->rows : 0;
+	return k->tiles.begin ? s->rows : 0;
 }
 
 /* Queries in all their domains, and what matrix tiles take of them. */

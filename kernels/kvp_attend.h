@@ -25,8 +25,8 @@
  *   tqprod, hybrid, smart,     decoded into the workspace, a chunk at a time, then as native fp32:
  *   lossless, layouts of       what they save is memory, not time. lossless decodes all tokens of a
  *   others                     head before a chunk, too.
- * With KVP_CPU_TILES tq in 4 bits, dims that are multiples of 64, from three queries of a KV head on: matrix
- * tiles, in which a centroid is a byte and a query's or weight's number two.
+ * With KVP_CPU_TILES tq in 4 bits, of dims that are multiples of 64: matrix tiles, in which a centroid is a
+ * byte and a query's or weight's number two.
  * While a chunk is worked on, the rows of the next are fetched into the second cache.
  *
  * Three phases, so that threads can share the work (split-K):

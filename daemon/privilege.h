@@ -30,7 +30,7 @@ int kvpd_account_find(const char *user, struct kvpd_account *ret_account);
  * that cannot be raised is only a notice. A thread may become KVPD_NICER levels less nice than the
  * process is now, if root says so (slice.h); `realtime`: or of the class that goes ahead of all niceness.
  */
-#define KVPD_NICER 5
+#define KVPD_NICER 10
 void kvpd_raise_limits(bool realtime);
 
 /*

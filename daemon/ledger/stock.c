@@ -57,6 +57,9 @@ bool kvpd_stock_take(struct kvpd_extent *x)
 	struct kvpd_ledger *l = x->tenant->ledger;
 	struct segment *s;
 
+	/* That there is memory again nothing else says. It comes too late for this one. */
+	if (!kvpd_stock_has(l))
+		kvpd_stock_look(l);
 	if (!kvpd_stock_has(l) || x->bytes != KVPD_STOCK_SEGMENT)
 		return false;
 	s = take_first(l);

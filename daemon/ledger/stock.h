@@ -20,8 +20,8 @@ struct kvpd_ledger;
 
 struct kvpd_stock {
 	struct kvpd_list there; /* segments */
-	uint64_t bytes; /* of these, of the one that is made, and of those that are dropped */
-	bool on;        /* there are threads that work for it */
+	uint64_t bytes;         /* of these, and of the one that is made */
+	bool on;                /* there are threads that work for it */
 	bool making;
 	uint64_t refused_ns; /* none is made before */
 };

@@ -8,6 +8,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/round.h"
 #include "daemon/ledger/stock.h"
 #include "tests/daemon/ledger/dp_world.h"
 
@@ -144,6 +146,37 @@ static void it_goes_first_when_memory_is_short(void **state)
 	dp_stop(&w);
 }
 
+static int memory_is_there_again(struct kvpd_ledger *l, void *arg)
+{
+	(void)arg;
+	l->pressed_until_ns = l->stock.refused_ns = 0;
+	return 0;
+}
+
+/*
+ * Once the machine has memory again the next arena that is made says so: no tenant had to give anything, and the
+ * stock was empty.
+ */
+static void it_comes_back(void **state)
+{
+	struct dp_world w;
+	struct dp_client *c;
+	uint64_t coming = 0;
+
+	(void)state;
+	begin(&w, 512 * MIB, 128 * MIB);
+	await_stock(&w, 64 * MIB);
+	assert_int_equal(kvpd_relieve(w.ledger, 48 * MIB, &coming), 0);
+	await_stock(&w, 0);
+	assert_int_equal(kvpd_ledger_ask(w.ledger, memory_is_there_again, NULL), 0);
+	assert_int_equal(stock(&w), 0);
+	c = dp_attach(&w, w.tenant);
+	put(c, dp_large_space(c, "m", MIB / 2), 1);
+	await_stock(&w, 64 * MIB);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -152,6 +185,7 @@ int main(void)
 		cmocka_unit_test(what_is_promised_is_not_stocked),
 		cmocka_unit_test(a_small_memory_has_none),
 		cmocka_unit_test(it_goes_first_when_memory_is_short),
+		cmocka_unit_test(it_comes_back),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -73,11 +73,25 @@ bool kvpd_stock_take(struct kvpd_extent *x)
 
 /* ---- how much ------------------------------------------------------------------------------- */
 
+/* What tenants may take, and what one whose share was lowered has beyond it until that is given back. */
+static uint64_t spoken_for(const struct kvpd_ledger *l)
+{
+	uint64_t bytes = l->shares;
+
+	for (uint32_t i = 0; i < KVPD_NOBODY; i++) {
+		const struct kvpd_tenant *t = l->tenant[i];
+
+		if (t && t->charged > t->limits.share)
+			bytes += t->charged - t->limits.share;
+	}
+	return bytes;
+}
+
 /* What there may be now. */
 static uint64_t target(const struct kvpd_ledger *l, uint64_t now)
 {
 	uint64_t most = l->memory / PART < MOST ? l->memory / PART : MOST;
-	uint64_t left = l->memory > l->shares ? l->memory - l->shares : 0;
+	uint64_t taken = spoken_for(l), left = l->memory > taken ? l->memory - taken : 0;
 
 	return now < l->pressed_until_ns ? 0 : most < left ? most : left;
 }

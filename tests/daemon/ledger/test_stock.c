@@ -11,6 +11,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/stock.h"
+#include "daemon/ledger/tenant.h"
 #include "tests/daemon/ledger/dp_world.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -111,6 +112,40 @@ static void what_is_promised_is_not_stocked(void **state)
 	dp_stop(&w);
 }
 
+/* *arg: MiB of the first tenant's share that are taken from it while it has them all; given back where negative. */
+static int lower(struct kvpd_ledger *l, void *arg)
+{
+	const int64_t bytes = *(int64_t *)arg * (int64_t)MIB;
+	struct kvpd_tenant *t = l->tenant[1];
+
+	t->charged += bytes > 0 ? t->limits.share - t->charged : 0;
+	t->limits.share -= (uint64_t)bytes;
+	l->shares -= (uint64_t)bytes;
+	kvpd_stock_look(l);
+	return 0;
+}
+
+/* What a tenant has beyond a share that was lowered is not there a second time. */
+static void what_is_not_given_back_is_not_stocked(void **state)
+{
+	struct dp_world w;
+	uint64_t charged;
+	int64_t mib = 100;
+
+	(void)state;
+	begin(&w, 512 * MIB, 504 * MIB);
+	await_stock(&w, 8 * MIB);
+	charged = w.ledger->tenant[1]->charged;
+	assert_int_equal(kvpd_ledger_ask(w.ledger, lower, &mib), 0);
+	usleep(50000);
+	assert_int_equal(stock(&w), 8 * MIB);
+	mib = -100;
+	assert_int_equal(kvpd_ledger_ask(w.ledger, lower, &mib), 0);
+	w.ledger->tenant[1]->charged = charged;
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 static void a_small_memory_has_none(void **state)
 {
 	struct dp_world w;
@@ -183,6 +218,7 @@ int main(void)
 		cmocka_unit_test(an_arena_comes_out_of_it),
 		cmocka_unit_test(large_blocks_get_arenas_of_their_own),
 		cmocka_unit_test(what_is_promised_is_not_stocked),
+		cmocka_unit_test(what_is_not_given_back_is_not_stocked),
 		cmocka_unit_test(a_small_memory_has_none),
 		cmocka_unit_test(it_goes_first_when_memory_is_short),
 		cmocka_unit_test(it_comes_back),

@@ -116,14 +116,20 @@ static int open_native(struct engine *e, const struct kvr_geom *geom)
 	return r;
 }
 
+/* -ENODEV: there is no GPU to be used, and none has to be. */
 static int open_cuda(struct engine *e, const struct kvr_geom *geom)
 {
 	const struct options *o = e->opt;
 	struct kvr_cuda_opts cuda = { o->ordinal, o->off || o->perplexity, o->socket, o->store,
 		o->reuse_tail };
 	struct kvr_error err;
+	int r = kvr_kv_cuda_new(e->model, geom, &cuda, &err, &e->kv);
 
-	if (kvr_kv_cuda_new(e->model, geom, &cuda, &err, &e->kv) < 0)
+	if (o->cuda_or_cpu && (r == -ENODEV || r == -ENOTSUP)) {
+		fprintf(stderr, "kvrun: computed on the CPU: %s\n", err.text);
+		return -ENODEV;
+	}
+	if (r < 0)
 		return say(EXIT_FAILED, err.text);
 	e->cuda = e->kv;
 	return 0;
@@ -147,8 +153,11 @@ static int open_store(struct engine *e)
 	struct kvr_error err;
 	int r = 0;
 
-	if (o->cuda)
-		return open_cuda(e, &geom);
+	if (o->cuda) {
+		r = open_cuda(e, &geom);
+		if (r != -ENODEV)
+			return r;
+	}
 	if (o->codec)
 		name_codecs(e);
 	if (!o->codec || o->coded.mode == KVR_SHADOW)

@@ -48,6 +48,7 @@ static const char usage[] =
 	"                       first that works; what does not come there is read in DRAM\n"
 	"  --device cuda:N      keep keys and values on GPU N, in the daemon's memory there, and\n"
 	"                       attend on it over blocks where they lie\n"
+	"  --device auto        cuda:0 if there is one that can be used, else none\n"
 	"  --block-tokens N     16..512 (default 64)\n"
 	"  --kv-dtype f32|f16|bf16\n"
 	"                       of keys and values (default: the model's own)\n"
@@ -223,10 +224,14 @@ static int parse_mode(const char *text, struct options *o)
 
 static int parse_device(const char *text, struct options *o)
 {
-	static const char right[] = "host, 0..15 or cuda:0..cuda:63";
+	static const char right[] = "host, 0..15, cuda:0..cuda:63 or auto";
 
-	o->cuda = strncmp(text, "cuda:", 5) == 0;
+	o->cuda_or_cpu = strcmp(text, "auto") == 0;
+	o->cuda = o->cuda_or_cpu || strncmp(text, "cuda:", 5) == 0;
 	o->device = KVR_NO_DEVICE;
+	o->ordinal = 0;
+	if (o->cuda_or_cpu)
+		return 0;
 	if (o->cuda)
 		return text[5] >= '0' && text[5] <= '9'
 			       ? parse_u32("device cuda:", text + 5, 0, 63, right, &o->ordinal)

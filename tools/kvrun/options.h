@@ -33,6 +33,7 @@ struct options {
 	uint32_t serve_rate; /* tokens a second; 0: any */
 	uint32_t device;     /* KVR_NO_DEVICE; KVR_FIRST_DEVICE */
 	int cuda;            /* --device cuda:N: */
+	int cuda_or_cpu;     /* --device auto: that, if it can be used */
 	uint32_t ordinal;
 	uint32_t block_tokens;
 	enum kvr_dtype dtype; /* of stored keys and values */

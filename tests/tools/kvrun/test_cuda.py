@@ -136,9 +136,28 @@ def test_refused():
     assert "--codec" in error, error
 
 
+def test_auto(alone):
+    """A GPU that is there is taken, with the same bits; where there is none, the CPU, with its bits (D-017)."""
+    taken, error = run("--kvpool", "off", "--device", "auto")
+    assert "CPU" not in error, error
+    same_bits(taken, alone)
+    os.environ["KVPOOL_LIBCUDA"], kept = "/nonexistent", os.environ.get("KVPOOL_LIBCUDA")
+    try:
+        left, error = run("--kvpool", "off", "--device", "auto")
+        assert "computed on the CPU: no device cuda:0: " in error, error
+        same_bits(left, run("--kvpool", "off")[0])
+        assert "cuda:0" in run("--device", "cuda:0", status=1)[1]
+    finally:
+        if kept is None:
+            del os.environ["KVPOOL_LIBCUDA"]
+        else:
+            os.environ["KVPOOL_LIBCUDA"] = kept
+
+
 def main():
     alone = test_without_daemon()
     test_refused()
+    test_auto(alone)
     if not KVCTL:
         bare, error = run("--device", "cuda:0")
         assert bare["kvpool"] == "detached" and "no memory on cuda:0" in error, error

@@ -20,9 +20,12 @@
 static uint64_t stock(struct dp_world *w)
 {
 	struct kvpd_figures f;
+	uint64_t bytes;
 
 	assert_int_equal(dp_figures(w, NULL, 0, &f), 0);
-	return f.stock_bytes;
+	bytes = f.stock_bytes;
+	kvpd_figures_fini(&f);
+	return bytes;
 }
 
 static void await_stock(struct dp_world *w, uint64_t bytes)

@@ -47,7 +47,8 @@
  * and whoever maps something (the control thread, for a client that attaches) waits for the piece.
  */
 #define PIECE        (2 * MIB)
-#define SMALL_PIECE  (MIB / 2)
+#define SMALL_PIECE  (MIB / 8)
+#define NAP_PIECES   4u         /* small ones after which others are let in for certain */
 #define PER_THREAD   (32 * MIB) /* first touch of less than this takes no thread more */
 #define MAX_THREADS  64u
 #define PROGRESS_NS  (2 * UINT64_C(1000000000))
@@ -174,11 +175,13 @@ static int touch(struct populate *p, uint64_t at, uint64_t n)
 
 /*
  * Returns 0 when there is nothing left to touch. The kernel clears pages for a tick's 4 ms, whoever waits
- * for the processor: where others do, they get it between small pieces.
+ * for the processor: where others do, they get it between small pieces, each of which returns to this
+ * process, and for certain while it naps.
  */
 static int touch_next(struct populate *p)
 {
 	static _Thread_local struct kvpd_crowd crowd;
+	static _Thread_local uint32_t small;
 	const struct timespec nap = { .tv_nsec = 50000 };
 	bool crowded = kvpd_crowded(&crowd, kvpd_now_ns());
 	uint64_t piece = crowded ? SMALL_PIECE : PIECE, at = atomic_fetch_add(&p->next, piece);
@@ -189,7 +192,7 @@ static int touch_next(struct populate *p)
 	r = touch(p, at, p->bytes - at < piece ? p->bytes - at : piece);
 	if (r)
 		atomic_store(&p->error, r);
-	if (crowded)
+	if (crowded && ++small % NAP_PIECES == 0)
 		clock_nanosleep(CLOCK_MONOTONIC, 0, &nap, NULL);
 	return 1;
 }

@@ -110,7 +110,6 @@ for args, word in (
         (("--dump", dump, "--rope", "none", "--out", path("x"), "--bits", "0"), "--bits"),
         (("--model", MODEL, "--out", path("x")), "--text")):
     assert word in run("calibrate", *args, status=2), args
-short = [TOKENS, HEADS, DIM], values[1]
 for bad, word in (
         (tensors("1", layers_0_k=keys), "lack"),
         (tensors("2", layers_1_k=keys, layers_1_v=values), "no layers.0.k"),
@@ -154,6 +153,9 @@ if sys.argv[1:] != ["model"]:
 # ---- a model ----
 
 model = ("--model", MODEL, "--text", TEXT)
+with open(TEXT, "rb") as f, open(path("few"), "wb") as few:
+    few.write(f.read(12000))
+short = ("--model", MODEL, "--text", path("few"))
 told = json.loads(run("calibrate", *model, "--tokens", "2048", "--bits", "1.5", "--out", path("m"), "--json"))
 assert (told["layers"], told["heads"], told["dim"], told["joint"]) == (4, 2, 128, 2), told
 assert "calibration" in run("quality", *model, "--codec", "pca", status=1)
@@ -166,7 +168,7 @@ assert "damaged" in run("quality", *model, "--codec", "pca", "--calib", path("cu
 assert "no calibration of this model" in run("quality", *model, "--codec", "pca", "--calib", path("a"), status=1)
 row, = json.loads(run("codecs", *model, "--calib", path("m"), "--json"))
 assert 1.3 < row["bits_per_value"] < 1.9 and row["relmse"] < .02, row
-rows = {r["codec"]: r for r in json.loads(run("quality", *model, "--codec", "2bit,pca", "--calib", path("m"), "--json"))}
+rows = {r["codec"]: r for r in json.loads(run("quality", *short, "--codec", "2bit,pca", "--calib", path("m"), "--json"))}
 # Fewer bits, and a fraction of the error. (On its own text: docs/quality.md has it on others.)
 assert rows["pca"]["bits_per_value"] < 1.9 < rows["2bit"]["bits_per_value"], rows
 assert rows["pca"]["kl_nats"] < rows["2bit"]["kl_nats"] / 3, rows
@@ -178,7 +180,7 @@ assert "no calibration of this model" in run("quality", *model, "--codec", "kvqu
 
 # ---- squat: as large as kivi, with the queries that a text begins with, and not kivi ----
 
-told = json.loads(run("quality", *model, "--codec", "kivi2,squat2,squat2/tq4,spectral-f8-any/tq4,spectral-f32-any/tq4", "--json"))
+told = json.loads(run("quality", *short, "--codec", "kivi2,squat2,squat2/tq4,spectral-f8-any/tq4,spectral-f32-any/tq4", "--json"))
 rows = {r["codec"]: r for r in told}
 assert rows["squat2"]["bits_per_value"] == rows["kivi2"]["bits_per_value"] == 3, rows
 assert 0 < rows["squat2"]["kl_nats"] != rows["kivi2"]["kl_nats"] > rows["squat2/tq4"]["kl_nats"], rows

@@ -654,8 +654,8 @@ struct kvp_put_opts {
  * Fewer than asked for: there was no room for more (*ret_retry_ms, if not NULL, says when to try
  * again); 0: the sequence is shorter than min_cache_tokens.
  *
- * -ENOENT: the block before `from` is not cached; -EAGAIN: no room now, and nothing is stored
- * (*ret_retry_ms as above); -ETIMEDOUT: the daemon took none of it in time; -EINVAL; -ESHUTDOWN: no
+ * -ENOENT: the block before `from` is not cached; -EAGAIN: no room now, or the daemon is about to move, code
+ * or evict a block before `from`, and nothing is stored (*ret_retry_ms as above); -ETIMEDOUT: the daemon took none of it in time; -EINVAL; -ESHUTDOWN: no
  * daemon, or it went meanwhile, and all that was stored with it.
  */
 KVP_EXPORT int64_t kvp_put(struct kvp_space *space, const uint32_t *tokens, size_t n, size_t from,

@@ -13,8 +13,9 @@
 
 #include <string.h>
 
-#define LOST          (-ECANCELED) /* a block of this put is not, or no longer, there */
-#define LOST_RETRY_MS 100u         /* when to try again after all of it was lost */
+#define LOST               (-ECANCELED) /* a block of this put is not, or no longer, there */
+#define LOST_RETRY_MS      100u         /* when to try again after all of it was lost */
+#define LOOKED_AT_RETRY_MS 2u /* when the ledger has decided about a block before, mostly */
 
 /* What a kvp_cuda_put() has besides: bytes are there when the timeline has reached a value. */
 struct put_device {
@@ -172,6 +173,30 @@ static int store_block(struct put *p, const kvp_token *tokens, uint32_t n)
 	return r;
 }
 
+/*
+ * No match found the block of this key. Has the ledger marked it, and says in a moment whether it stays, with
+ * fewer bits say, or did it stay since? A hint for when to ask again, so the key alone is looked at.
+ */
+static int undecided(const struct attachment *att, struct kvp_key key)
+{
+	const struct kvp_catalog_view *v = &att->view;
+	kvp_block_id ids[8];
+	uint32_t n = kvp_index_candidates(v->index, v->index_buckets, key.lo, ids, 8);
+
+	for (uint32_t i = 0; i < n; i++) {
+		const struct kvp_block *b = ids[i] < v->max_blocks ? &v->blocks[ids[i]] : NULL;
+		uint64_t word = b ? kvp_load_acquire(&b->word) : 0, where, offset;
+
+		if (!b || !kvp_word_holds(word) || kvp_load_acquire(&b->key_lo) != key.lo ||
+			kvp_load_acquire(&b->key_hi) != key.hi)
+			continue;
+		kvp_payload_read(b, word, KVP_TIER_DRAM, &where, &offset);
+		if (where || kvp_word_state(word) == KVP_BLOCK_EVICTING)
+			return 1;
+	}
+	return 0;
+}
+
 /* One block on: found, on its way, or stored now. */
 static int put_block(struct put *p)
 {
@@ -192,8 +217,12 @@ static int put_block(struct put *p)
 		there = committed_lately(p, key, &p->parent);
 		pthread_mutex_unlock(&p->space->client->ring_lock);
 	}
-	if (!there && p->at < p->from)
-		return -ENOENT;
+	if (!there && p->at < p->from) {
+		if (!undecided(p->att, key))
+			return -ENOENT;
+		p->retry_ms = LOOKED_AT_RETRY_MS;
+		return -EAGAIN;
+	}
 	r = there ? 0 : store_block(p, tokens, n);
 	if (r < 0)
 		return r;

@@ -447,6 +447,41 @@ static void test_put_from(void **state)
 	assert_int_equal(kvp_put(f->space, f->tokens, 8 * T, 8 * T, &v, &o, NULL), 0);
 }
 
+/* What the daemon looks at just now is there or not in a moment; a put that begins after it is to ask again. */
+static void test_put_after_marked(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_client *other = open_client(f->fake, 20000);
+	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = 20000 };
+	struct kvp_space *space;
+	struct kvp_prefix_info i;
+	uint32_t retry_ms = 0;
+	struct kvp_prefix *m;
+	kvp_block_id id;
+	uint64_t word;
+
+	put_and_flush(f, 3 * T, 0);
+	assert_int_equal(kvp_space_open(other, &model, KVP_DEFAULT_TIMEOUT, &space), 0);
+	m = match(space, f->tokens, 3 * T, 0, &i);
+	id = m->hits[2].id;
+	kvp_release(m);
+	pthread_mutex_lock(&f->fake->lock);
+	word = kvp_block_mark(&f->fake->v, id);
+	pthread_mutex_unlock(&f->fake->lock);
+	assert_true(word);
+	assert_int_equal(kvp_put(space, f->tokens, 8 * T, 3 * T, &f->view, &o, &retry_ms), -EAGAIN);
+	assert_true(retry_ms > 0);
+	pthread_mutex_lock(&f->fake->lock);
+	kvp_block_unmark(&f->fake->v, id, word);
+	pthread_mutex_unlock(&f->fake->lock);
+	assert_int_equal(kvp_put(space, f->tokens, 8 * T, 3 * T, &f->view, &o, NULL), 5 * T);
+	assert_int_equal(kvp_flush(other, 20000), 0);
+	assert_true(f->tokens[0]++);
+	assert_int_equal(kvp_put(space, f->tokens, 8 * T, 3 * T, &f->view, &o, NULL), -ENOENT);
+	kvp_space_close(space);
+	kvp_close(other);
+}
+
 /* No room: as much as fits, then -EAGAIN with a hint; what was stored is whole. */
 static void test_put_full(void **state)
 {
@@ -1447,6 +1482,7 @@ int main(void)
 		WITH_DAEMON(test_orphan_commit),
 		WITH_DAEMON(test_put_copies),
 		WITH_DAEMON(test_put_from),
+		WITH_DAEMON(test_put_after_marked),
 		WITH_DAEMON(test_put_full),
 		WITH_DAEMON(test_put_refused),
 		WITH_DAEMON(test_min_cache_tokens),

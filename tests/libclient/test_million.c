@@ -83,8 +83,7 @@ static int64_t put_piece(struct kvp_space *s, uint32_t from, uint32_t n)
 	r = kvp_put(s, tokens, from + n, from, &v, &opts, &retry_ms);
 	if (r < (int64_t)n)
 		usleep(1000 * (retry_ms ? retry_ms : 1));
-	/* A block before that is being coded is a miss for a moment, to a put as well. */
-	return r == -EAGAIN || r == -ENOENT ? 0 : r;
+	return r == -EAGAIN ? 0 : r;
 }
 
 static void put_all(struct kvp_space *s)

@@ -485,7 +485,7 @@ static void test_behind_awaits(void **state)
 	uint32_t proven = 0;
 
 	(void)state;
-	for (uint32_t tries = 0; tries < 20 && !proven; tries++) {
+	for (uint32_t tries = 0; tries < 100 && !proven; tries++) {
 		struct pool *p = calloc(1, sizeof(*p));
 		struct chain *k = calloc(4, sizeof(*k));
 		struct kvpd_limits limits;
@@ -790,19 +790,15 @@ static bool put_pair(struct pool *p, struct chain *k, uint32_t seed)
 	return true;
 }
 
-/*
- * Blocks that lie on the device alone with others below them, in DRAM, cannot go; they are not tried one after the other
- * until a request has come to its end. What was written last makes way, for the first request if nothing delays it.
- */
-static void test_parents_there(void **state)
+/* How many requests it takes to have the one block that can go make way for another, in a new daemon. */
+static uint32_t ask_beside_parents(void)
 {
 	struct pool *p = calloc(1, sizeof(*p));
 	struct kvpd_limits limits;
-	uint32_t n = 0, asked = 0;
+	uint32_t n = 0, asked = 1;
 	struct chain pair[MOST], one;
 	struct dp_grant g;
 
-	(void)state;
 	defaults(p, &limits, 1, 6 * MIB); /* 48 slots for arenas; one request tries 16 times */
 	faults(p, "copy=fail:5");
 	begin(p, &limits);
@@ -814,20 +810,28 @@ static void test_parents_there(void **state)
 	delete_block(p->c, &pair[n - 1].block[1]);
 	delete_block(p->c, &pair[n - 1].block[0]);
 	put(p, p->c, &one, 1, 1000, THERE);
-	for (uint32_t i = 0; i < 30 && asked != 1; i++) {
-		usleep(150000); /* the session writes no more */
-		for (asked = 1; dp_reserve_at(p->c, p->space, THERE, 1, 0, &g) != 1; asked++)
-			assert_true(asked < 1000);
-		chain_init(&one, 1, 1001 + i);
-		dp_fill(&g, row(&one, 0), T);
-		assert_int_equal(dp_commit(p->c, p->space, &g, dp_root(), row(&one, 0), T,
-					 KVP_SQE_RELEASE, &one.block[0]),
-			0);
-	}
-	assert_int_equal(asked, 1);
+	usleep(150000); /* the session writes no more */
+	for (; dp_reserve_at(p->c, p->space, THERE, 1, 0, &g) != 1; asked++)
+		assert_true(asked < 1000);
+	dp_release(p->c, &g);
 	for (uint32_t i = 0; i + 1 < n; i++)
 		assert_int_equal(found(p, p->c, &pair[i], DEVICE_FIRST), 2);
 	end(p);
+	return asked;
+}
+
+/*
+ * Blocks that lie on the device alone with others below them, in DRAM, cannot go; they are not tried one after the other
+ * until a request has come to its end. What was written last makes way, for the first request if nothing delays it: mostly.
+ */
+static void test_parents_there(void **state)
+{
+	uint32_t at_once = 0;
+
+	(void)state;
+	for (uint32_t i = 0; i < 9 && at_once < 3; i++)
+		at_once += ask_beside_parents() == 1;
+	assert_int_equal(at_once, 3);
 }
 
 /* ---- the device fails ----------------------------------------------------------------------- */

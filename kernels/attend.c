@@ -412,6 +412,55 @@ static int accumulate_chunk(const struct kvp_kernels *k, const struct kvp_attent
 	return r;
 }
 
+/* Whether each query sees every token of the chunk. */
+static int all_visible(const struct kvp_attention *a, const struct chunk *c)
+{
+	uint64_t at = c->pv->at + c->t;
+
+	if (a->mask)
+		return 0;
+	for (uint32_t i = 0; i < a->queries; i++) {
+		struct softmax job = { .n = c->n };
+
+		visible(a, i, at, &job);
+		if (job.lo > 0 || job.hi < c->n)
+			return 0;
+	}
+	return 1;
+}
+
+/* The chunk from scores to sums in one go. Returns whether there is such a kernel for it. */
+static int step_chunk(const struct kvp_kernels *k, const struct kvp_attention *a,
+	const struct shape *s, const struct chunk *c, const struct split *area,
+	const struct chunk *next)
+{
+	const struct workspace *ws = a->workspace;
+	size_t head = (size_t)c->head * DOMAINS * s->rows;
+	size_t own = (size_t)c->pv->v.domain * s->rows;
+	struct kvp_queries q = queries_of(a, s, c->pv->k.domain, c->head);
+	float grown[KVP_ATTEND_Q_HEADS_MAX], *fade = area->fade + head;
+	struct kvp_rows keys = c->k, values = c->v;
+	struct kvp_step step = { &keys, &values, &q, a->scale,
+		area->run + (size_t)c->head * s->rows, fade + own, grown,
+		area->acc + (head + own) * a->v_dim };
+
+	if (!k->tiles.step || s->rows > KVP_ATTEND_Q_HEADS_MAX || keys.form != KVP_FORM_BOOK ||
+		values.form != KVP_FORM_BOOK || !all_visible(a, c))
+		return 0;
+	if (next->pv) {
+		fetch_while(&keys, &next->k);
+		fetch_while(&values, &next->v);
+	}
+	if (!k->tiles.step(&step))
+		return 0;
+	for (uint32_t d = 0; d <= ws->v.n; d++)
+		for (uint32_t i = 0; i < s->rows; i++)
+			fade[(size_t)d * s->rows + i] *= grown[i];
+	for (uint32_t i = 0; i < s->rows; i++)
+		fade[own + i] = 1.0f;
+	return 1;
+}
+
 static int attend_part(const struct kvp_kernels *k, const struct kvp_attention *a,
 	const struct shape *s, const struct split *area, const struct part_view *pv,
 	const struct part_view *after)
@@ -421,11 +470,14 @@ static int attend_part(const struct kvp_kernels *k, const struct kvp_attention *
 
 	while (c.pv == pv) {
 		struct chunk next = kvp_attend_chunk_next(a, &c, after);
-		int r = score_chunk(k, a, s, &c, area);
+		int r = 0;
 
-		if (!r)
-			r = accumulate_chunk(
-				k, a, s, &c, area, weigh(k, a, s, &ws->v, area, &c), &next);
+		if (!step_chunk(k, a, s, &c, area, &next)) {
+			r = score_chunk(k, a, s, &c, area);
+			if (!r)
+				r = accumulate_chunk(
+					k, a, s, &c, area, weigh(k, a, s, &ws->v, area, &c), &next);
+		}
 		if (r < 0)
 			return r;
 		c = next;

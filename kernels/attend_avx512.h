@@ -112,6 +112,27 @@ INLINE __m256i load256(const void *p)
 	return _mm256_loadu_si256(p);
 }
 
+/* e^x for x <= 0, 0 below -87; as exp_nonpositive() of reference C. */
+INLINE __m512 exp16(__m512 x)
+{
+	__mmask16 tiny = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_LE_OQ);
+	__m512 n, f, p;
+
+	n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(0x1.715476p0f)),
+		_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+	f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.62e43p-1f), x);
+	f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-0x1.05c61p-29f), f);
+	p = _mm512_set1_ps(0x1.6c16c2p-10f);
+	p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.111112p-7f));
+	p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.555556p-5f));
+	p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.555556p-3f));
+	p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.5f));
+	p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+	p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+	p = _mm512_scalef_ps(p, n);
+	return _mm512_mask_mov_ps(p, tiny, _mm512_setzero_ps());
+}
+
 /* ---- rows of codes ---- */
 
 /* Whether a function is compiled for this dim alone: the usual one, whose loops are unrolled. */

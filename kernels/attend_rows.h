@@ -85,6 +85,23 @@ struct kvp_weights {
 typedef void kvp_accumulate_fn(
 	const struct kvp_rows *r, const struct kvp_weights *w, float *acc /* [nq][dim] */);
 
+/*
+ * Keys and values of the same tokens, all of which all queries see, from scores to sums in one go.
+ * run and acc as in softmax and kvp_accumulate_fn; grown[i] is what sums of other domains still have
+ * to be multiplied by. Returns 0, with nothing done, where forms or geometry are not its.
+ */
+struct running;
+struct kvp_step {
+	const struct kvp_rows *k, *v;
+	const struct kvp_queries *q;
+	float scale;
+	struct running *run;
+	const float *fade;
+	float *grown;
+	float *acc; /* [q->n][v->dim] */
+};
+typedef int kvp_step_fn(const struct kvp_step *step);
+
 kvp_score_fn kvp_score_c;
 kvp_accumulate_fn kvp_accumulate_c;
 

@@ -255,6 +255,7 @@ struct kvp_kernels {
 		void (*begin)(uint32_t rows);
 		void (*end)(void);
 		void (*queries)(const float *f, uint32_t rows, uint32_t dim, void *ret_tiles);
+		kvp_step_fn *step; /* scores, softmax and sums of rows in one go */
 	} tiles;
 };
 

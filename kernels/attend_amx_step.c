@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attention by matrix tiles from scores to sums in one go, where keys and values are both rows of 4-bit
+ * codes and every query sees all of them: no score and no weight is written as a float. What the tiles
+ * leave is [row][query], so that one register has four rows of four queries, or two of eight, and the
+ * softmax of all queries takes as many instructions as that of one would by rows of scores.
+ */
+#include "kernels/attend_amx.h"
+
+#include <math.h>
+
+#define FEW     3u /* so many queries are worth it: the lanes of four are worked on */
+#define LANES   16u
+#define VECTORS (ROWS * KVP_TILE_QUERIES / LANES) /* at most, of ROWS rows */
+
+/* What is fetched beside the softmax: so many lines for every vector, twice. */
+struct ahead {
+	const uint8_t *at;
+	uint32_t lines;
+};
+
+/* What a pass of up to m queries takes along over its rows, a query in every m-th lane. */
+struct pass {
+	const struct kvp_step *job;
+	const struct kvp_tiles *q;
+	uint32_t at, nq; /* of the job's queries */
+	__m512 unit;     /* of a sum of scores, but for the row's scale */
+	struct bytes k, v;
+	struct scales ks, vs;
+	struct kvp_rows keys, values;
+	struct ahead ahead;
+};
+
+INLINE void fetch_ahead(struct ahead *a)
+{
+	for (uint32_t i = 0; i < a->lines; i++, a->at += 64)
+		_mm_prefetch(a->at, _MM_HINT_T0);
+}
+
+/*
+ * Requests come evenly: too many at once hold up the loads behind them. The next keys are fetched
+ * beside looking up keys and values, half and half, the next values beside the softmax.
+ */
+static void share_fetching(struct pass *p, uint32_t m)
+{
+	struct kvp_rows *k = &p->keys, *v = &p->values;
+	const uint32_t half = k->next_n / 2;
+	const size_t slots = (k->n + ROWS - 1) / ROWS * 2 * (ROWS * m / LANES);
+
+	p->ahead = (struct ahead){ NULL, 0 };
+	if (v->next_stride != (ptrdiff_t)v->next_bytes ||
+		k->next_stride != (ptrdiff_t)k->next_bytes)
+		return;
+	p->ahead.at = v->next;
+	p->ahead.lines = (uint32_t)(((size_t)v->next_n * v->next_bytes / 64 + slots - 1) / slots);
+	v->next = k->next + (ptrdiff_t)half * k->next_stride;
+	v->next_n = k->next_n - half;
+	v->next_bytes = k->next_bytes;
+	v->next_stride = k->next_stride;
+	k->next_n = half;
+}
+
+/* Lane i % m of x to lane i. */
+INLINE __m512 repeat(__m512 x, uint32_t m)
+{
+	return m == 4 ? _mm512_shuffle_f32x4(x, x, 0) : _mm512_shuffle_f32x4(x, x, 0x44);
+}
+
+/* The scales of the rows that vector i has, from row 0 on. */
+INLINE __m512 scales_of(const float *scale, uint32_t m, uint32_t i)
+{
+	const __m512i lane =
+		_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+	const uint32_t rows = LANES / m, at = i * rows;
+
+	return _mm512_permutexvar_ps(_mm512_add_epi32(_mm512_srli_epi32(lane, m == 4 ? 2 : 3),
+					     _mm512_set1_epi32((int)(at % LANES))),
+		_mm512_loadu_ps(scale + at / LANES * LANES));
+}
+
+/* Sums of the tiles, [row][high of m queries, low of m queries]: those of vector i, joined. */
+INLINE __m512 sums_of(const int32_t *sum, uint32_t m, uint32_t i)
+{
+	const __m512i a = _mm512_load_si512(sum + 2 * LANES * i);
+	const __m512i b = _mm512_load_si512(sum + 2 * LANES * i + LANES);
+
+	if (m == 4)
+		return joined(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+	return joined(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xee));
+}
+
+/* Over the rows that a vector has, to all its lanes. */
+INLINE __m512 max_of_rows(__m512 x, uint32_t m)
+{
+	x = _mm512_max_ps(x, _mm512_shuffle_f32x4(x, x, 0x4e));
+	return m == 4 ? _mm512_max_ps(x, _mm512_shuffle_f32x4(x, x, 0xb1)) : x;
+}
+
+INLINE __m512 sum_of_rows(__m512 x, uint32_t m)
+{
+	x = _mm512_add_ps(x, _mm512_shuffle_f32x4(x, x, 0x4e));
+	return m == 4 ? _mm512_add_ps(x, _mm512_shuffle_f32x4(x, x, 0xb1)) : x;
+}
+
+/* Lanes of vector i whose rows are among n. */
+INLINE __mmask16 rows_in(uint32_t n, uint32_t m, uint32_t i)
+{
+	const uint32_t rows = LANES / m, at = i * rows;
+
+	return n <= at ? 0 : first16((n - at) * m);
+}
+
+/* Where bytes of the weights of vectors that were packed lie: [query][row], 16 or 8 rows of each. */
+#define FOUR(x) (x), 16 + (x), 32 + (x), 48 + (x)
+#define OF_4(q) FOUR(q), FOUR(4 + (q)), FOUR(8 + (q)), FOUR(12 + (q))
+#define PAIR(x) (x), 32 + (x)
+#define OF_8(q) PAIR(q), PAIR(4 + (q)), PAIR(8 + (q)), PAIR(12 + (q))
+static const uint8_t order4[64]
+	__attribute__((aligned(64))) = { OF_4(0), OF_4(1), OF_4(2), OF_4(3) };
+static const uint8_t order8[64] __attribute__((aligned(64))) = { OF_8(0), OF_8(1), OF_8(2), OF_8(3),
+	OF_8(16), OF_8(17), OF_8(18), OF_8(19) };
+
+/* Four vectors of weights as bytes in that order: high and low. */
+INLINE void pack(const __m512 *x, __m512 inv, __m512i order, __m512i *high, __m512i *low)
+{
+	const __m512i seven = _mm512_set1_epi16(127);
+	__m512i w[4], a, b;
+
+	UNROLL for (uint32_t i = 0; i < 4; i++) w[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inv));
+	a = _mm512_packs_epi32(w[0], w[1]);
+	b = _mm512_packs_epi32(w[2], w[3]);
+	*high = _mm512_permutexvar_epi8(
+		order, _mm512_packs_epi16(_mm512_srai_epi16(a, 7), _mm512_srai_epi16(b, 7)));
+	*low = _mm512_permutexvar_epi8(
+		order, _mm512_packs_epi16(_mm512_and_si512(a, seven), _mm512_and_si512(b, seven)));
+}
+
+/* Sixteen rows of four queries, of which each is `apart` queries behind the one before. */
+INLINE void put_four(__m512i x, uint32_t apart, int8_t *to)
+{
+	_mm_store_si128((void *)to, _mm512_castsi512_si128(x));
+	_mm_store_si128((void *)(to + apart * ROWS), _mm512_extracti32x4_epi32(x, 1));
+	_mm_store_si128((void *)(to + 2 * apart * ROWS), _mm512_extracti32x4_epi32(x, 2));
+	_mm_store_si128((void *)(to + 3 * apart * ROWS), _mm512_extracti32x4_epi32(x, 3));
+}
+
+/* Weights times the values' scales to bytes; top: of each query the largest. */
+INLINE void put_weights(
+	const __m512 *x, __m512 top, uint32_t m, float value, struct byte_weights *ret)
+{
+	const __m512 inv = _mm512_maskz_div_ps(
+		_mm512_cmp_ps_mask(top, _mm512_setzero_ps(), _CMP_GT_OQ), _mm512_set1_ps(TOP), top);
+	const __m512i order = _mm512_load_si512(m == 4 ? order4 : order8);
+	int8_t *low = ret->byte + m * ROWS;
+	float unit[LANES] __attribute__((aligned(64)));
+
+	_mm512_store_ps(unit, _mm512_mul_ps(top, _mm512_set1_ps(value / TOP)));
+	memcpy(ret->unit, unit, m * sizeof *unit);
+	if (m == 4) {
+		UNROLL for (uint32_t j = 0; j < 4; j++)
+		{
+			__m512i h, l;
+
+			pack(x + 4 * j, inv, order, &h, &l);
+			put_four(h, 1, ret->byte + 16 * j);
+			put_four(l, 1, low + 16 * j);
+		}
+		return;
+	}
+	UNROLL for (uint32_t j = 0; j < 4; j++)
+	{
+		__m512i h[2], l[2];
+
+		pack(x + 8 * j, inv, order, h, l);
+		pack(x + 8 * j + 4, inv, order, h + 1, l + 1);
+		UNROLL for (uint32_t odd = 0; odd < 2; odd++)
+		{
+			/* Queries 0, 2, 4 and 6, or 1, 3, 5 and 7. */
+			const __m512i a = odd ? _mm512_unpackhi_epi64(h[0], h[1])
+					      : _mm512_unpacklo_epi64(h[0], h[1]);
+			const __m512i b = odd ? _mm512_unpackhi_epi64(l[0], l[1])
+					      : _mm512_unpacklo_epi64(l[0], l[1]);
+
+			put_four(a, 2, ret->byte + odd * ROWS + 16 * j);
+			put_four(b, 2, low + odd * ROWS + 16 * j);
+		}
+	}
+}
+
+/* Of a pass's queries: maxima and sums, each in every m-th lane. What is beyond nq is 0. */
+INLINE void running_load(const struct pass *p, uint32_t m, __m512 *max, __m512 *sum)
+{
+	const __m512i even =
+		_mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+	const __m512 x = _mm512_maskz_loadu_ps(first16(2 * p->nq), p->job->run + p->at);
+
+	*max = repeat(_mm512_permutexvar_ps(even, x), m);
+	*sum = repeat(_mm512_permutexvar_ps(_mm512_or_si512(even, _mm512_set1_epi32(1)), x), m);
+}
+
+INLINE void running_store(const struct pass *p, __m512 max, __m512 sum)
+{
+	const __m512i turn =
+		_mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+
+	_mm512_mask_storeu_ps(
+		p->job->run + p->at, first16(2 * p->nq), _mm512_permutex2var_ps(max, turn, sum));
+}
+
+/*
+ * Scores to weights. Sets what sums so far are multiplied by, and returns the largest weight of each
+ * query, times its row's scale, in all its lanes.
+ */
+INLINE __m512 soften(struct pass *p, const int32_t *sum, uint32_t m, uint32_t first, uint32_t n,
+	__m512 *x, float *grown)
+{
+	const uint32_t vectors = ROWS * m / LANES;
+	const __m512 minus_inf = _mm512_set1_ps(-INFINITY);
+	__m512 was, was_sum, max, shift, fade, total = _mm512_setzero_ps(), top = total;
+
+	running_load(p, m, &was, &was_sum);
+	max = was;
+	UNROLL for (uint32_t i = 0; i < vectors; i++)
+	{
+		x[i] = _mm512_mul_ps(sums_of(sum, m, i),
+			_mm512_mul_ps(scales_of(p->ks.scale + first, m, i), p->unit));
+		if (n < ROWS)
+			x[i] = _mm512_mask_mov_ps(minus_inf, rows_in(n, m, i), x[i]);
+		max = _mm512_max_ps(max, x[i]);
+		fetch_ahead(&p->ahead);
+	}
+	max = max_of_rows(max, m);
+	shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(max, minus_inf, _CMP_NEQ_UQ), max);
+	fade = exp16(_mm512_sub_ps(was, shift));
+	UNROLL for (uint32_t i = 0; i < vectors; i++)
+	{
+		const __m512 e = exp16(_mm512_sub_ps(x[i], shift));
+
+		total = _mm512_add_ps(total, e);
+		x[i] = _mm512_mul_ps(e, scales_of(p->vs.scale + first, m, i));
+		top = _mm512_max_ps(_mm512_abs_ps(x[i]), top);
+		fetch_ahead(&p->ahead);
+	}
+	_mm512_store_ps(grown, fade);
+	running_store(p, max, _mm512_fmadd_ps(was_sum, fade, sum_of_rows(total, m)));
+	return max_of_rows(top, m);
+}
+
+/* Rows [first, first + n), n <= ROWS. */
+INLINE void step_rows(
+	struct pass *p, uint32_t m, uint32_t first, uint32_t n, float *fade, float *grown)
+{
+	const struct kvp_rows *k = &p->keys, *v = &p->values;
+	int8_t keys[KEYS_BYTES] __attribute__((aligned(64)));
+	int8_t values[8 * TILE_BYTES] __attribute__((aligned(64)));
+	int32_t sum[ROWS * 2 * KVP_TILE_QUERIES] __attribute__((aligned(64)));
+	struct byte_weights w __attribute__((aligned(64)));
+	float *acc = p->job->acc + (size_t)p->at * v->dim;
+	float now[LANES] __attribute__((aligned(64)));
+	__m512 x[VECTORS], top;
+
+	if (n < ROWS) {
+		memset(values, 0, sizeof values);
+		memset(sum, 0, sizeof sum);
+	}
+	load_queries(p->q, m, 0);
+	UNROLL for (uint32_t g = 0; g < ROWS; g += GROUP)
+	{
+		const uint32_t end = least(n, g + GROUP);
+
+		look_up_keys(k, first, g, end, 0, p->k.book, !p->at, keys);
+		look_up_values(v, first, g, end, 0, p->v.book, !p->at, values);
+		if (g)
+			multiply_keys(keys, m, g - GROUP, least(n, g), 0, sum);
+	}
+	multiply_keys(keys, m, ROWS - GROUP, n, 0, sum);
+	for (uint32_t piece = 1; 2 * piece * CODES < k->dim; piece++) {
+		look_up_keys(k, first, 0, n, piece, p->k.book, 0, keys);
+		load_queries(p->q, m, piece);
+		multiply_keys(keys, m, 0, n, piece, sum);
+	}
+	top = soften(p, sum, m, first, n, x, now);
+	put_weights(x, top, m, p->v.value, &w);
+	for (uint32_t i = 0; i < p->nq; i++) {
+		fade[i] *= now[i];
+		grown[i] *= now[i];
+	}
+	for (uint32_t piece = 0; 2 * piece * CODES < v->dim; piece++) {
+		if (piece)
+			look_up_values(v, first, 0, n, piece, p->v.book, 0, values);
+		add_piece(&w, values, v->dim, piece, m, p->nq, fade, acc);
+	}
+}
+
+/* All rows with the queries of one pass. */
+INLINE void step_pass(struct pass *p, uint32_t m)
+{
+	const struct kvp_step *job = p->job;
+	float fade[KVP_TILE_QUERIES], grown[KVP_TILE_QUERIES];
+
+	p->unit = _mm512_mul_ps(
+		repeat(_mm512_loadu_ps(p->q->unit), m), _mm512_set1_ps(p->k.value * job->scale));
+	for (uint32_t i = 0; i < p->nq; i++) {
+		fade[i] = job->fade[p->at + i];
+		grown[i] = 1.0f;
+	}
+	for (uint32_t t = 0; t < job->k->n; t += ROWS) {
+		step_rows(p, m, t, least(job->k->n - t, ROWS), fade, grown);
+		for (uint32_t i = 0; i < p->nq; i++)
+			fade[i] = 1.0f;
+	}
+	memcpy(job->grown + p->at, grown, p->nq * sizeof *grown);
+}
+
+int kvp_step_tiles(const struct kvp_step *job)
+{
+	const uint8_t *tiles = job->q->tiles;
+	struct pass p;
+
+	if (!tiles || job->q->n < FEW || !fits(job->k) || !fits(job->v))
+		return 0;
+	p.job = job;
+	p.k = bytes_init(job->k);
+	p.v = bytes_init(job->v);
+	p.keys = *job->k;
+	p.values = *job->v;
+	share_fetching(&p, columns_of(job->q->n));
+	scales_init(job->k, &p.ks);
+	scales_init(job->v, &p.vs);
+	for (p.at = 0; p.at < job->q->n; p.at += KVP_TILE_QUERIES) {
+		p.nq = least(job->q->n - p.at, KVP_TILE_QUERIES);
+		p.q = (const void *)(tiles +
+				     p.at / KVP_TILE_QUERIES * kvp_tiles_bytes(job->k->dim));
+		if (columns_of(job->q->n) == 4)
+			step_pass(&p, 4);
+		else
+			step_pass(&p, KVP_TILE_QUERIES);
+		p.ahead.lines = 0;
+	}
+	return 1;
+}

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kvbench attention: one decode step over a compressed context, three ways: native fp16, the codec
- * decoded to fp16 and attended natively, and attended where it lies. Beside them the share of the
- * first and the last that merely reading their bytes takes, and the cosine of the fused result with
- * attention in double precision over what the codec decodes to.
+ * decoded to fp16 and attended natively, and attended where it lies, by vectors and, where the
+ * processor has them, by matrix tiles. Beside them the share of native and of fused attention that
+ * merely reading their bytes takes, and the cosine of the fused result with attention in double
+ * precision over what the codec decodes to.
  */
 #include "kernels/kvp_attend.h"
 #include "tools/kvbench/kbench.h"
@@ -35,7 +36,8 @@ struct context {
 
 struct job {
 	const struct kvp_kernels *k;
-	uint32_t group; /* query heads of a KV head */
+	const struct kvp_kernels *tiles; /* with matrix tiles besides; NULL: not timed */
+	uint32_t group;                  /* query heads of a KV head */
 	struct kvp_attention a;
 	float *q;
 	float *out;
@@ -162,6 +164,7 @@ static double seconds(uint32_t threads)
 
 struct range {
 	const struct job *job;
+	const struct kvp_kernels *k;
 	uint32_t split;
 	int r;
 };
@@ -170,7 +173,7 @@ static void *range_main(void *arg)
 {
 	struct range *range = arg;
 
-	range->r = kvp_attend_range(range->job->k, &range->job->a, range->split);
+	range->r = kvp_attend_range(range->k, &range->job->a, range->split);
 	return NULL;
 }
 
@@ -189,7 +192,8 @@ static int fan_out(void *(*main)(void *), void *array, size_t size, uint32_t n)
 }
 
 /* Seconds of one attention over c. */
-static double attend(struct job *job, const struct context *c, float *out)
+static double attend(
+	struct job *job, const struct kvp_kernels *k, const struct context *c, float *out)
 {
 	struct kvp_attend_result res = { .out = out };
 	struct range range[64];
@@ -199,13 +203,13 @@ static double attend(struct job *job, const struct context *c, float *out)
 	job->a.parts = c->parts;
 	job->a.n_parts = c->n_parts;
 	t = seconds(job->a.n_splits);
-	r = kvp_attend_prepare(job->k, &job->a);
+	r = kvp_attend_prepare(k, &job->a);
 	for (uint32_t i = 0; i < job->a.n_splits; i++)
-		range[i] = (struct range){ job, i, 0 };
+		range[i] = (struct range){ job, k, i, 0 };
 	r |= fan_out(range_main, range, sizeof *range, job->a.n_splits);
 	for (uint32_t i = 0; i < job->a.n_splits; i++)
 		r |= range[i].r;
-	r |= kvp_attend_finish(job->k, &job->a, &res);
+	r |= kvp_attend_finish(k, &job->a, &res);
 	if (r) {
 		fprintf(stderr, "kvbench attention: %s\n", strerror(-r));
 		exit(1);
@@ -404,25 +408,32 @@ struct result {
 	double share;         /* of that which decoding takes */
 	double fused, own;    /* over codes, and reading these */
 	double cosine;
+	double tiles, tiles_cosine; /* the fused one again, by matrix tiles; 0: not timed */
 };
 
 /* In turn, so that other load of the machine hits all of them. */
 static void time_all(struct job *job, const struct context *native, const struct context *coded,
 	uint32_t threads, int rounds, struct result *ret)
 {
-	double n[ROUNDS], f[ROUNDS], c[ROUNDS], o[ROUNDS];
+	double n[ROUNDS], f[ROUNDS], c[ROUNDS], o[ROUNDS], t[ROUNDS] = { 0 };
 
-	attend(job, native, job->out);
+	attend(job, job->k, native, job->out);
 	for (int i = 0; i < rounds; i++) {
-		n[i] = attend(job, native, job->out);
+		n[i] = attend(job, job->k, native, job->out);
 		f[i] = read_all(native->data, native->bytes, threads);
-		c[i] = attend(job, coded, job->out);
+		c[i] = attend(job, job->k, coded, job->out);
 		o[i] = read_all(coded->data, coded->bytes, threads);
+		if (job->tiles) {
+			/* After the native bytes, as the other one. */
+			read_all(native->data, native->bytes, threads);
+			t[i] = attend(job, job->tiles, coded, job->out);
+		}
 	}
 	ret->native = median(n, (size_t)rounds);
 	ret->floor = median(f, (size_t)rounds);
 	ret->fused = median(c, (size_t)rounds);
 	ret->own = median(o, (size_t)rounds);
+	ret->tiles = median(t, (size_t)rounds);
 }
 
 static int time_decoding(
@@ -475,13 +486,30 @@ static int bench_one(struct job *job, const char *name, const struct context *na
 		time_all(job, native, &coded, threads, rounds, ret);
 		ret->decode = decode + ret->native;
 		ret->share = decode / ret->decode;
-		attend(job, &coded, job->out);
+		attend(job, job->k, &coded, job->out);
 		r = reference(job, native, kc, vc, ref);
 		ret->cosine = cosine(ref, job->out, n);
+		if (job->tiles) {
+			attend(job, job->tiles, &coded, job->out);
+			ret->tiles_cosine = cosine(ref, job->out, n);
+		}
 	}
 	context_free(&coded);
 	free(ref);
 	return r;
+}
+
+/* Beside the vectors' results those of matrix tiles. */
+static void print_tiles(const struct kbench_args *args, const struct result *res)
+{
+	double gain = res->native / res->tiles, bound = res->own / res->tiles;
+
+	if (args->json)
+		printf(",\"tiles_ms\":%.4f,\"tiles_gain\":%.3f,\"tiles_cosine\":%.10f",
+			res->tiles * 1e3, gain, res->tiles_cosine);
+	else
+		printf(" %9.3f %5.0f%% %6.2f %12.10f", res->tiles * 1e3, 100.0 * bound, gain,
+			res->tiles_cosine);
 }
 
 static void print_result(const struct kbench_args *args, const struct job *job, uint32_t ctx,
@@ -493,15 +521,18 @@ static void print_result(const struct kbench_args *args, const struct job *job, 
 		printf("{\"ctx\":%u,\"queries\":%u,\"codec\":\"%s\",\"native_ms\":%.4f,"
 		       "\"floor_ms\":%.4f,\"decode_then_attend_ms\":%.4f,\"decode_share\":%.3f,"
 		       "\"fused_ms\":%.4f,\"gain\":%.3f,\"fused_floor_ms\":%.4f,"
-		       "\"cosine\":%.10f,\"isa\":\"%s\",\"threads\":%u}",
+		       "\"cosine\":%.10f,\"isa\":\"%s\",\"threads\":%u",
 			ctx, job->group, name, res->native * 1e3, res->floor * 1e3,
 			res->decode * 1e3, res->share, res->fused * 1e3, gain, res->own * 1e3,
 			res->cosine, args->isa, (unsigned int)args->threads);
 	else
-		printf("%8u %3u %-10s %9.3f %5.0f%% %10.3f %5.0f%% %9.3f %5.0f%% %6.2f %12.10f\n",
+		printf("%8u %3u %-10s %9.3f %5.0f%% %10.3f %5.0f%% %9.3f %5.0f%% %6.2f %12.10f",
 			ctx, job->group, name, res->native * 1e3, 100.0 * res->floor / res->native,
 			res->decode * 1e3, 100.0 * res->share, res->fused * 1e3, 100.0 * bound,
 			gain, res->cosine);
+	if (job->tiles)
+		print_tiles(args, res);
+	printf("%s", args->json ? "}" : "\n");
 	fflush(stdout);
 }
 
@@ -534,10 +565,10 @@ static int bench_context(struct job *job, const struct kbench_args *args, uint32
 }
 
 /* All contexts with so many queries of a KV head. */
-static int bench_queries(
-	const struct kvp_kernels *k, const struct kbench_args *args, uint32_t group, int first)
+static int bench_queries(const struct kvp_kernels *k, const struct kvp_kernels *tiles,
+	const struct kbench_args *args, uint32_t group, int first)
 {
-	struct job job = { .k = k, .group = group };
+	struct job job = { .k = k, .tiles = tiles, .group = group };
 	size_t bytes, n = (size_t)q_heads(&job) * DIM;
 	int r;
 
@@ -566,10 +597,28 @@ static int bench_queries(
 	return r;
 }
 
+/* Without --isa, matrix tiles are timed beside the vectors. Whether there are none is an answer, too. */
+static int tiles_beside(const struct kbench_args *args, struct kvp_kernels **ret)
+{
+	*ret = NULL;
+	if (args->cpu_mask != KVP_CPU_ALL || !(kvp_cpu_detect() & KVP_CPU_TILES))
+		return 0;
+	return kvp_kernels_new(KVP_CPU_ALL | KVP_CPU_TILES, ret);
+}
+
+static void print_head(int tiles)
+{
+	printf("%8s %3s %-10s %9s %6s %10s %6s %9s %6s %6s %12s", "ctx", "q", "codec", "native_ms",
+		"floor", "dec+att_ms", "dec", "fused_ms", "floor", "gain", "cosine");
+	if (tiles)
+		printf(" %9s %6s %6s %12s", "tiles_ms", "floor", "gain", "cosine");
+	printf("\n");
+}
+
 int kvbench_attention(int argc, char **argv)
 {
 	struct kbench_args args = { 0 };
-	struct kvp_kernels *k;
+	struct kvp_kernels *k, *tiles;
 	int r;
 
 	r = kbench_parse(argc, argv,
@@ -588,16 +637,19 @@ int kvbench_attention(int argc, char **argv)
 		args.queries[args.n_queries++] = QUERIES;
 	if (kvp_kernels_new(args.cpu_mask, &k) < 0)
 		return 1;
+	if (tiles_beside(&args, &tiles) < 0) {
+		kvp_kernels_free(k);
+		return 1;
+	}
 	if (args.json)
 		printf("[");
 	else
-		printf("%8s %3s %-10s %9s %6s %10s %6s %9s %6s %6s %12s\n", "ctx", "q", "codec",
-			"native_ms", "floor", "dec+att_ms", "dec", "fused_ms", "floor", "gain",
-			"cosine");
+		print_head(tiles != NULL);
 	for (size_t i = 0; i < args.n_queries && !r; i++)
-		r = bench_queries(k, &args, args.queries[i], i == 0);
+		r = bench_queries(k, tiles, &args, args.queries[i], i == 0);
 	if (args.json)
 		printf("\n]\n");
+	kvp_kernels_free(tiles);
 	kvp_kernels_free(k);
 	return r < 0 ? 1 : 0;
 }

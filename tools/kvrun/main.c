@@ -30,10 +30,11 @@ struct engine {
 	struct kvr_model *model;
 	struct kvr_tokenizer *tokenizer;
 	struct kvr_kv *kv;
-	struct kvr_kv *pool;                    /* of `kv` or the same; NULL: not used */
-	struct kvr_kv *coded;                   /* the same as `kv`; NULL: blocks are native */
-	struct kvr_kv *cuda;                    /* the same as `kv`; NULL: not on a GPU */
-	char codec[2 * KVP_CODEC_NAME_MAX + 1]; /* canonical names of keys' and values' */
+	struct kvr_kv *pool;                      /* of `kv` or the same; NULL: not used */
+	struct kvr_kv *coded;                     /* the same as `kv`; NULL: blocks are native */
+	struct kvr_kv *cuda;                      /* the same as `kv`; NULL: not on a GPU */
+	char codec[2 * KVP_CODEC_NAME_MAX + 1];   /* canonical names of keys' and values' */
+	char adapter[2 * KVP_CODEC_NAME_MAX + 8]; /* that, and whether by tiles */
 	struct kvr_seq *seq;
 	XXH3_state_t *digest;
 	FILE *logits; /* NULL: nobody asked */
@@ -103,7 +104,7 @@ static int open_native(struct engine *e, const struct kvr_geom *geom)
 {
 	const struct options *o = e->opt;
 	struct kvr_pool_opts pool = { o->socket, o->store, o->reuse_tail,
-		o->codec ? e->codec : NULL, o->device, o->want_ms, { o->floor[0], o->floor[1] },
+		o->codec ? e->adapter : NULL, o->device, o->want_ms, { o->floor[0], o->floor[1] },
 		o->report_every };
 	int r;
 
@@ -143,6 +144,9 @@ static void name_codecs(struct engine *e)
 	n = strlen(e->codec);
 	e->codec[n] = '/';
 	kvp_codec_name(e->opt->coded.codec[1], e->codec + n + 1);
+	/* Tiles are less exact, so what they make of later tokens is not for those without them. */
+	snprintf(e->adapter, sizeof e->adapter, "%s%s", e->codec,
+		e->opt->coded.tiles ? "+tiles" : "");
 }
 
 static int open_store(struct engine *e)

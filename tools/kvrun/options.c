@@ -62,6 +62,9 @@ static const char usage[] =
 	"  --codec-mode shadow|primary\n"
 	"                       shadow: beside the native blocks (default); primary: instead\n"
 	"                       of them, which needs --kvpool off\n"
+	"  --tiles              attend over tq in 4 bits by matrix tiles (AMX), where there are "
+	"any:\n"
+	"                       quicker and a little less exact; with --codec\n"
 	"  --perplexity FILE    score a text instead of generating\n"
 	"  --window N           tokens scored at a time (default 256)\n"
 	"  --windows N          how many windows (default 16)\n"
@@ -94,6 +97,7 @@ enum {
 	OPT_REPORT_ATTENTION,
 	OPT_CODEC,
 	OPT_CODEC_MODE,
+	OPT_TILES,
 	OPT_PERPLEXITY,
 	OPT_WINDOW,
 	OPT_WINDOWS,
@@ -125,6 +129,7 @@ static const struct option long_options[] = {
 	{ "report-attention", required_argument, NULL, OPT_REPORT_ATTENTION },
 	{ "codec", required_argument, NULL, OPT_CODEC },
 	{ "codec-mode", required_argument, NULL, OPT_CODEC_MODE },
+	{ "tiles", no_argument, NULL, OPT_TILES },
 	{ "perplexity", required_argument, NULL, OPT_PERPLEXITY },
 	{ "window", required_argument, NULL, OPT_WINDOW },
 	{ "windows", required_argument, NULL, OPT_WINDOWS },
@@ -325,6 +330,9 @@ static int apply(struct options *o, int opt, const char *arg)
 		return parse_codec(arg, o);
 	case OPT_CODEC_MODE:
 		return parse_mode(arg, o);
+	case OPT_TILES:
+		o->coded.tiles = 1;
+		return 0;
 	case OPT_PERPLEXITY:
 		o->perplexity = arg;
 		return 0;
@@ -389,6 +397,11 @@ static int check(const struct options *o)
 	}
 	if (o->mode_given && !o->codec) {
 		fprintf(stderr, "kvrun: --codec-mode without --codec: name a codec\n");
+		return -EINVAL;
+	}
+	if (o->coded.tiles && !o->codec) {
+		fprintf(stderr,
+			"kvrun: --tiles without --codec: tiles are for blocks in a codec\n");
 		return -EINVAL;
 	}
 	if (o->codec && o->coded.mode == KVR_PRIMARY && !o->off && !o->perplexity) {

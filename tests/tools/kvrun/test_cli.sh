@@ -43,6 +43,7 @@ expect 2 "--block-tokens 8: must be" --model "$model" --prompt a --block-tokens 
 expect 2 "--codec tq9: must be" --model "$model" --prompt a --codec tq9
 expect 2 "--codec : must be" --model "$model" --prompt a --codec ""
 expect 2 "--codec-mode both: must be" --model "$model" --prompt a --codec tq4 --codec-mode both
+expect 2 "tiles without --codec" --model "$model" --prompt a --tiles
 expect 2 "codec-mode without --codec" --model "$model" --prompt a --codec-mode shadow
 expect 2 "add --kvpool off" --model "$model" --prompt a --codec tq4 --codec-mode primary
 expect 3 "kivi4-g128 cannot hold keys of 64 tokens" --model "$model" --kvpool off --prompt a --codec kivi4-g128
@@ -105,6 +106,8 @@ for mode in shadow primary; do
 	field codec >"$work/codec.$mode"
 	grep -q "'errors': 0" "$work/codec.$mode" || fail "--json: $(cat "$work/codec.$mode")"
 done
+expect 0 "4 blocks in tq4-nc/tq4-nc" --model "$model" --kvpool off --steps 9 --codec 4bit --tiles \
+	--prompt "$(head -c 300 "$work/long")"
 cmp "$work/bits.shadow" "$work/bits.primary" || fail "shadow and primary differ"
 grep -q "'native_bytes': 262144," "$work/codec.primary" || fail "$(cat "$work/codec.primary")"
 expect 0 "" --model "$model" --perplexity "$work/long" --window 512 --windows 2 --codec tq2 --json

@@ -332,7 +332,7 @@ static int step_past_damage(struct kvr_kv *kv, float *ret_logits)
 static void unreadable_payloads(void **unused)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_coded_opts opts = { { KVP_CODEC_FP8_E4M3, KVP_CODEC_TQ4 }, KVR_SHADOW };
+	struct kvr_coded_opts opts = { { KVP_CODEC_FP8_E4M3, KVP_CODEC_TQ4 }, KVR_SHADOW, 0 };
 	struct kvr_kv *native = heap(KVR_F16), *kv;
 	struct kvr_pass *pass;
 	const float *want;

@@ -119,4 +119,12 @@ uint32_t fake_blocks(struct fake *f);
 uint32_t fake_leases(struct fake *f);
 uint32_t fake_granted(struct fake *f);
 
+/* Sets a field of the fake daemon, which runs meanwhile. */
+#define SET(fake, field, value)                      \
+	do {                                         \
+		pthread_mutex_lock(&(fake)->lock);   \
+		(fake)->field = (value);             \
+		pthread_mutex_unlock(&(fake)->lock); \
+	} while (0)
+
 #endif

@@ -51,13 +51,6 @@ struct fixture {
 	uint8_t kv[TOKENS * TOKEN_BYTES];
 };
 
-#define SET(fake, field, value)                      \
-	do {                                         \
-		pthread_mutex_lock(&(fake)->lock);   \
-		(fake)->field = (value);             \
-		pthread_mutex_unlock(&(fake)->lock); \
-	} while (0)
-
 static void copy_there(void *ctx, uint64_t offset, const void *from, uint64_t bytes)
 {
 	struct fixture *f = ctx;

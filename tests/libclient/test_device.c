@@ -43,14 +43,6 @@ struct fixture {
 	uint8_t kv[TOKENS * TOKEN_BYTES];
 };
 
-/* Sets a field of the fake daemon, which runs meanwhile. */
-#define SET(fake, field, value)                      \
-	do {                                         \
-		pthread_mutex_lock(&(fake)->lock);   \
-		(fake)->field = (value);             \
-		pthread_mutex_unlock(&(fake)->lock); \
-	} while (0)
-
 static int prepare(void **state, int device, int hold_extents)
 {
 	struct fixture *f = calloc(1, sizeof(*f));

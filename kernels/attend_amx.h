@@ -6,7 +6,7 @@
 #include "kernels/attend_avx512.h"
 #include "kernels/attend_unroll.h"
 
-/* attend_amx_step.c */
+/* attend_step_amx.c */
 int kvp_step_tiles(const struct kvp_step *job);
 
 #define GROUP      16u /* rows of a tile of keys */

@@ -34,7 +34,7 @@ struct pass {
 INLINE void fetch_ahead(struct ahead *a)
 {
 	for (uint32_t i = 0; i < a->lines; i++, a->at += 64)
-		_mm_prefetch(a->at, _MM_HINT_T0);
+		_mm_prefetch(a->at, _MM_HINT_T1);
 }
 
 /*

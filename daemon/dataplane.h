@@ -71,6 +71,9 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *ledger);
 int kvpd_limits_check(
 	const struct kvpd_config *config, const struct kvpd_limits *limits, uint64_t *ret_least);
 
+/* Are these well-formed `faults` of a device with the driver "fault"? Any thread. */
+bool kvpd_faults_check(const char *faults);
+
 /*
  * The tenant of this name, made with these limits if it does not exist. -ENOSPC: the shares of all
  * tenants would exceed `memory`; -EUSERS: KVPD_MAX_TENANTS. ids begin at 1.

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "daemon/config_value.h"
 #include "daemon/dataplane.h"
@@ -92,6 +93,53 @@ static int fit_memory(
 		(unsigned long long)most, g ? ", or raise the group's limit" : "");
 }
 
+/* A worker that is named, and rules of things that go wrong, for what they are. */
+static int fit_worker(const struct kvpd_device_entry *d, unsigned index, struct kvpd_complaint *to)
+{
+	struct stat st;
+	char path[64];
+
+	if (d->worker &&
+		(stat(d->worker, &st) < 0 || !S_ISREG(st.st_mode) || !(st.st_mode & 0111))) {
+		snprintf(path, sizeof(path), "devices.%u.worker", index);
+		return kvpd_wrong(to, path,
+			"there is no program '%.80s': name where kvpool-device is, or leave this "
+			"out if it is installed",
+			d->worker);
+	}
+	if (!strcmp(d->driver, "fault") && !kvpd_faults_check(d->faults)) {
+		snprintf(path, sizeof(path), "devices.%u.faults", index);
+		return kvpd_wrong(to, path,
+			"'%.80s' is no list of OPERATION=WHAT[:NUMBER][@N[+]][#LIFE], parted by "
+			"commas",
+			d->faults);
+	}
+	return 0;
+}
+
+/* Devices of host memory have no more of it than `memory` may be. */
+static int fit_devices(
+	const struct kvpd_config *config, const struct kvpd_memory *m, struct kvpd_complaint *to)
+{
+	char path[64], asked[KVPD_HUMAN_BYTES];
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < config->n_devices; i++) {
+		const struct kvpd_device_entry *d = &config->devices[i];
+
+		r = fit_worker(d, i, to);
+		if (r < 0 || !strcmp(d->driver, "cuda") || d->bytes <= kvpd_memory_most(m))
+			continue;
+		snprintf(path, sizeof(path), "devices.%u.bytes", i);
+		r = kvpd_wrong(to, path,
+			"%s of host memory is more than there is: at most %lluMiB can be had here, "
+			"as the daemon and others need some too",
+			kvpd_human(d->bytes, asked),
+			(unsigned long long)(kvpd_memory_most(m) / MIB));
+	}
+	return r;
+}
+
 int kvpd_fit_machine(const struct kvpd_config *config, const struct kvpd_memory *memory,
 	char *error, size_t error_bytes)
 {
@@ -100,7 +148,9 @@ int kvpd_fit_machine(const struct kvpd_config *config, const struct kvpd_memory 
 
 	if (r == 0)
 		r = fit_node(config, &to);
-	return r < 0 ? r : fit_memory(config, memory, &to);
+	if (r == 0)
+		r = fit_memory(config, memory, &to);
+	return r < 0 ? r : fit_devices(config, memory, &to);
 }
 
 /* `where`: the tenant, or `defaults`. */

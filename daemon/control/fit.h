@@ -13,7 +13,8 @@
 #include "daemon/memory.h"
 
 /*
- * The user, the group of administrators, the NUMA node, and as much memory as is asked for. -EINVAL:
+ * The user, the group of administrators, the NUMA node, as much memory as is asked for, devices' workers, rules and
+ * host memory. -EINVAL:
  * `error` says "file:line: key: what is wrong and what would be right".
  */
 int kvpd_fit_machine(const struct kvpd_config *config, const struct kvpd_memory *memory,

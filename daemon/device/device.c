@@ -32,6 +32,16 @@ static void config_free(struct kvpd_device_config *c)
 	free((char *)c->worker);
 }
 
+bool kvpd_device_driver_known(const char *driver)
+{
+	return kvpd_driver_find(driver);
+}
+
+bool kvpd_device_faults_valid(const char *faults)
+{
+	return kvpd_fault_rules_valid(faults);
+}
+
 /* Strings of one's own, defaults for zeros. */
 static int config_copy(const struct kvpd_device_config *c, struct kvpd_device_config *ret)
 {

@@ -157,6 +157,12 @@ struct kvpd_device_copy {
 	} q;
 };
 
+/* Is there a driver of this name? Any thread. */
+bool kvpd_device_driver_known(const char *driver);
+
+/* Are these rules of what goes wrong, of the driver "fault", well-formed? NULL and "": no rules. Any thread. */
+bool kvpd_device_faults_valid(const char *faults);
+
 /*
  * Starts the thread, which starts the worker. -EINVAL: the configuration makes no sense; -ENOENT: no
  * such driver; -ENOMEM, -EMFILE, errors of pthread_create(). A worker that cannot be started is not

@@ -130,6 +130,9 @@ const struct kvpd_driver_ops *kvpd_driver_find(const char *name);
  * after it; without: all. #LIFE: only in the worker's life of that number, from 0. The first rule that
  * fits decides. Operations that cannot fail take fail: for nothing.
  */
+/* Are these rules of "fault" well-formed? NULL and "": no rules. Any thread. */
+bool kvpd_fault_rules_valid(const char *faults);
+
 extern const struct kvpd_driver_ops kvpd_driver_cuda;
 extern const struct kvpd_driver_ops kvpd_driver_host;
 extern const struct kvpd_driver_ops kvpd_driver_fault;

@@ -134,6 +134,13 @@ static int parse(struct faults *f, const char *s)
 	return 0;
 }
 
+bool kvpd_fault_rules_valid(const char *faults)
+{
+	struct faults f = { 0 };
+
+	return parse(&f, faults) == 0;
+}
+
 static void sleep_ms(uint32_t ms)
 {
 	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };

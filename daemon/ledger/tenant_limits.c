@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "daemon/device/device.h"
 #include "daemon/ledger/advice.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/curve.h"
@@ -149,6 +150,11 @@ static uint64_t round_up(uint64_t bytes)
 	uint64_t unit = UINT64_C(1) << (bytes >> 26 ? 20 : 16);
 
 	return (bytes + unit - 1) / unit * unit;
+}
+
+bool kvpd_faults_check(const char *faults)
+{
+	return kvpd_device_faults_valid(faults);
 }
 
 int kvpd_limits_check(

@@ -34,7 +34,7 @@ def main():
         r = run(*bad)
         assert r.returncode == 2 and r.stderr, (bad, r)
     r = run("copy", "--driver", "none")
-    assert r.returncode == 1 and r.stderr, r
+    assert r.returncode == 2 and r.stderr == "kvbench device: --driver: 'none' is not one of cuda, host, fault\n", r
 
 
 main()

@@ -441,6 +441,11 @@ int kvbench_device(int argc, char **argv)
 			(unsigned long long)mib, block);
 		return 2;
 	}
+	if (!kvpd_device_driver_known(driver)) {
+		fprintf(stderr, "kvbench device: --driver: '%s' is not one of cuda, host, fault\n",
+			driver);
+		return 2;
+	}
 	r = start(&world, driver, threads, rate << 20);
 	if (r == 0)
 		r = run(what, list, n, seconds, json);

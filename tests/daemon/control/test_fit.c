@@ -116,6 +116,43 @@ static void test_shares(void **state)
 		"t:3: defaults: no catalog can be");
 }
 
+static void test_devices(void **state)
+{
+	static const char *const bad_faults[] = { "copy", "copy=die,,", "copy=what", "make=damage",
+		"walk=die", "copy=fail:x", "copy=die;make=die" };
+	struct kvpd_memory m = { .total = 16 * GIB, .available = 4 * GIB };
+	char text[256];
+
+	(void)state;
+	expect(ME "devices: [{name: a, driver: host, bytes: 4MiB}]\n", &m, "");
+	expect(ME "devices: [{name: a, driver: host, bytes: 4MiB, worker: /bin/sh}]\n", &m, "");
+	expect(ME "devices:\n - {name: a, driver: host, bytes: 4MiB}\n"
+		  " - {name: b, driver: host, bytes: 4MiB, worker: /nowhere/kvpool-device}\n",
+		&m, "t:5: devices.1.worker: there is no program '/nowhere/kvpool-device'");
+	expect(ME "devices: [{name: a, driver: host, bytes: 4MiB, worker: /dev}]\n", &m,
+		"devices.0.worker: there is no program '/dev'");
+	expect(ME "devices: [{name: a, driver: host, bytes: 4MiB, worker: /dev/null}]\n", &m,
+		"devices.0.worker: there is no program '/dev/null'");
+	expect(ME "devices: [{name: a, driver: fault, bytes: 4MiB}]\n", &m, "");
+	expect(ME "devices: [{name: a, driver: fault, bytes: 4MiB, faults: '"
+		  "copy=fail:5@2+#1,make=slow:3,caps=node:1'}]\n",
+		&m, "");
+	for (size_t i = 0; i < sizeof(bad_faults) / sizeof(bad_faults[0]); i++) {
+		snprintf(text, sizeof(text),
+			ME "devices: [{name: a, driver: fault, bytes: 4MiB, faults: '%s'}]\n",
+			bad_faults[i]);
+		expect(text, &m, "t:3: devices.0.faults: '");
+	}
+	expect(ME "devices: [{name: a, driver: host, bytes: 15GiB}]\n", &m, "");
+	expect(ME "devices: [{name: a, driver: host, bytes: 900GiB}]\n", &m,
+		"t:3: devices.0.bytes: 900GiB of host memory is more than there is: at most "
+		"15360MiB");
+	expect(ME "devices: [{name: a, driver: fault, bytes: 16GiB}]\n", &m,
+		"devices.0.bytes: 16GiB");
+	/* A GPU's memory is none of the machine's. */
+	expect(ME "devices: [{name: a, driver: cuda, bytes: 900GiB}]\n", &m, "");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -123,6 +160,7 @@ int main(void)
 		cmocka_unit_test(test_huge_pages),
 		cmocka_unit_test(test_who_and_where),
 		cmocka_unit_test(test_shares),
+		cmocka_unit_test(test_devices),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

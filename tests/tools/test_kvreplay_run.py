@@ -86,6 +86,9 @@ def main():
         assert both["hit_ratio"] > alone["hit_ratio"] - .003
         assert both["vram_hit_ratio"] > small["hit_ratio"] - .003
         assert both["warmed"] > 0
+        # What goes from the device for room is in DRAM already: nothing has to be copied there.
+        assert both["spilled"] == 0 and 0 < both["dropped"] <= both["warmed"], both
+        assert "spilled" not in alone and "dropped" not in alone, alone
         replay(trace, 5000, "--device", "host", "--vram-blocks", "500", "--clients", "4")
 
 

@@ -464,13 +464,46 @@ static bool ask_advised(const struct run *run, uint64_t *ret_came, uint64_t *ret
 	return said;
 }
 
+/* What the daemon says of the device that the run uses. */
+struct on_device {
+	bool known; /* it says */
+	uint64_t spilled, dropped;
+};
+
+/* The counters are the daemon's own: of a daemon that was there before, what it had counted is taken off. */
+static struct on_device ask_device(const struct run *run)
+{
+	struct kvp_open_opts opts = { .size = sizeof(opts), .socket = run->socket };
+	struct kvp_admin *admin = NULL;
+	struct on_device got = { 0 };
+	char *text = NULL;
+	json_t *answer = NULL, *d;
+
+	if (kvp_admin_open(&opts, &admin) == 0 &&
+		kvp_admin_request(admin, "{\"verb\":\"devices\"}", ADMIN_TIMEOUT_MS, 0, &text) == 0)
+		answer = json_loads(text, 0, NULL);
+	d = json_array_get(json_object_get(answer, "devices"), 0);
+	got.known = json_is_object(d);
+	got.spilled = (uint64_t)json_integer_value(json_object_get(d, "behind_total"));
+	got.dropped = (uint64_t)json_integer_value(json_object_get(d, "dropped_total"));
+	json_decref(answer);
+	free(text);
+	kvp_admin_close(admin);
+	return got;
+}
+
+static uint64_t since(uint64_t now, uint64_t then)
+{
+	return now > then ? now - then : 0;
+}
+
 static double ratio(uint64_t a, uint64_t b)
 {
 	return b ? (double)a / (double)b : 0;
 }
 
 static void report(const struct run *run, const struct tally *t, const struct kvp_counters *tenant,
-	double took)
+	const struct on_device *device, double took)
 {
 	const struct options *o = run->o;
 	uint64_t came = 0, used = 0;
@@ -496,6 +529,9 @@ static void report(const struct run *run, const struct tally *t, const struct kv
 			       ",\"unwarmed\":%" PRIu64,
 				o->vram_blocks, ratio(t->vram_hit_blocks, t->blocks), t->warmed,
 				t->unwarmed);
+		if (device->known)
+			printf(",\"spilled\":%" PRIu64 ",\"dropped\":%" PRIu64, device->spilled,
+				device->dropped);
 		if (o->floor)
 			printf(",\"floor\":\"%s\",\"block_bytes\":%" PRIu64
 			       ",\"room_bytes\":%" PRIu64 ",\"coded_verified\":%" PRIu64
@@ -524,6 +560,10 @@ static void report(const struct run *run, const struct tally *t, const struct kv
 		       " copied there, %" PRIu64 " had no room)\n",
 			ratio(t->vram_hit_blocks, t->blocks), o->vram_blocks, t->warmed,
 			t->unwarmed);
+	if (device->known)
+		printf("  from the device       %" PRIu64 " copied to DRAM, %" PRIu64
+		       " dropped for room\n",
+			device->spilled, device->dropped);
 	if (advised)
 		printf("  prefetched            %" PRIu64 ", and used %" PRIu64 "\n", came, used);
 	printf("  hits verified         %" PRIu64 ", corrupt %" PRIu64 "\n", t->verified,
@@ -541,9 +581,15 @@ static int replay(struct run *run)
 {
 	struct tally sum = { 0 };
 	struct kvp_counters tenant;
-	double began = seconds();
-	unsigned bad = run_clients(run);
-	double took = seconds() - began;
+	struct on_device before = { 0 }, device = { 0 };
+	double began, took;
+	unsigned bad;
+
+	if (run->o->device)
+		before = ask_device(run);
+	began = seconds();
+	bad = run_clients(run);
+	took = seconds() - began;
 
 	for (uint32_t i = 0; i < run->o->clients; i++) {
 		const struct tally *t = &run->shared->tally[i];
@@ -569,8 +615,12 @@ static int replay(struct run *run)
 		sum.unleased += t->unleased;
 		sum.failed += t->failed;
 	}
+	if (before.known)
+		device = ask_device(run);
+	device.spilled = since(device.spilled, before.spilled);
+	device.dropped = since(device.dropped, before.dropped);
 	tenant = tenant_counts(run);
-	report(run, &sum, &tenant, took);
+	report(run, &sum, &tenant, &device, took);
 	if (bad)
 		fprintf(stderr, "kvreplay: %u clients ended early\n", bad);
 	return bad || sum.corrupt || sum.failed ? 1 : 0;

@@ -327,11 +327,13 @@ static int pool_start(
 		n -= n % size;
 	if (p->link.space && p->opts.want_ms)
 		want(p, tokens, n);
+	device = p->link.space ? device_of(p) : KVR_NO_DEVICE;
+	p->report.no_device =
+		p->link.space && p->opts.device != KVR_NO_DEVICE && device == KVR_NO_DEVICE;
 	if (p->link.space && find_prefix(p, tokens, n, &info) == 0) {
 		p->publish = p->opts.store;
 		usable = info.n_tokens + info.tail_tokens;
 		usable = usable < limit ? usable : limit;
-		device = device_of(p);
 		if (device != KVR_NO_DEVICE)
 			to_device(p, device, usable / size);
 		for (uint32_t i = 0; i < usable / size; i++) {

@@ -54,8 +54,9 @@ struct kvr_pool_report {
 	uint32_t published; /* commits that were accepted */
 	uint32_t wanted;    /* blocks that were known of the prompt, and wanted */
 	uint32_t attention; /* reports of what was attended to */
-	int want_why;       /* why they are not all cached: as of kvp_ticket_wait() */
-	char why[256];      /* not attached: the reason, else ""; KVP_ERROR_TEXT of kvpool.h */
+	int no_device; /* one was asked for, and there is none that works: all is read in DRAM */
+	int want_why;  /* why they are not all cached: as of kvp_ticket_wait() */
+	char why[256]; /* not attached: the reason, else ""; KVP_ERROR_TEXT of kvpool.h */
 };
 
 /* Without a daemon this succeeds all the same. -EINVAL (geometry), -ENOMEM. */

@@ -314,6 +314,14 @@ static int report(struct engine *e, struct result *res)
 		return -EIO;
 	if (!res->off && !res->pool.attached)
 		fprintf(stderr, "kvrun: running without kvpool: %s\n", res->pool.why);
+	if (res->pool.no_device && e->opt->device == KVR_FIRST_DEVICE)
+		fprintf(stderr, "kvrun: --device host: the daemon has no device that is up; cached "
+				"blocks are read in DRAM\n");
+	else if (res->pool.no_device)
+		fprintf(stderr,
+			"kvrun: --device %u: the daemon has no such device that is up; cached "
+			"blocks are read in DRAM\n",
+			e->opt->device);
 	if (e->opt->json)
 		return output_json(e->model, e->opt->block_tokens, res);
 	if (res->text_bytes && (putchar('\n') == EOF || fflush(stdout) != 0))

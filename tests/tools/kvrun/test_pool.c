@@ -443,6 +443,7 @@ static void cached_blocks_are_read_on_a_device(void **unused)
 	device = KVR_FIRST_DEVICE;
 	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
 	assert_int_equal(fake.warms + r.blocks_device, 0); /* none works */
+	assert_true(r.no_device);
 	fake.device = 1;
 	assert_int_equal(engine(1, &r).reused, PROMPT / BLOCK * BLOCK);
 	assert_int_equal(fake.warms, 1);
@@ -452,9 +453,11 @@ static void cached_blocks_are_read_on_a_device(void **unused)
 	device = 1;
 	engine(1, &r);
 	assert_int_equal(r.blocks_device, 2);
+	assert_false(r.no_device);
 	device = 0; /* is down */
 	engine(1, &r);
 	assert_int_equal(r.blocks_device, 0);
+	assert_true(r.no_device);
 	device = 1;
 	fake.on_device = 0;
 	fake.warm_result = -EAGAIN;

@@ -3,6 +3,7 @@
 #include "daemon/ledger/facts.h"
 
 #include "daemon/answer.h"
+#include "daemon/clock.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/find.h"
 #include "daemon/ledger/tenant.h"
@@ -57,6 +58,16 @@ static void put_place(json_t *o, uint64_t where, uint64_t offset, uint64_t check
 	kvpd_put_word(o, "checksum", checksum);
 }
 
+/* Since it was used; null: it was not. */
+static json_t *idle_json(uint32_t touched_s)
+{
+	const json_int_t now_s = (json_int_t)(kvpd_now_ns() / (1000 * KVPD_MS));
+
+	if (!touched_s)
+		return json_null();
+	return json_integer(now_s > touched_s ? now_s - touched_s : 0);
+}
+
 json_t *kvpd_facts_json(const struct kvpd_facts *f, const char *tenant)
 {
 	json_t *o = json_object();
@@ -75,6 +86,7 @@ json_t *kvpd_facts_json(const struct kvpd_facts *f, const char *tenant)
 	kvpd_put_int(o, "children", f->children);
 	kvpd_put_int(o, "hits", f->hits);
 	kvpd_put_int(o, "touched_s", f->touched_s);
+	json_object_set_new(o, "idle_seconds", idle_json(f->touched_s));
 	kvpd_put_int(o, "serial", f->serial);
 	kvpd_put_bool(o, "pinned", f->pinned);
 	kvpd_put_int(o, "bytes", kvp_where_bytes(f->where ? f->where : f->on.where));

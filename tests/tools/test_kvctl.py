@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
@@ -320,14 +321,14 @@ class Shown(unittest.TestCase):
 
     def test_devices(self):
         rows = [{"device": 0, "name": "spare", "driver": "host", "state": "up", "blocks": 12, "charged_bytes": 3 << 20,
-                 "memory_bytes": 4 << 30, "warmed_total": 20, "dropped_total": 8}]
-        answers = {"status": STATUS, "tenants": {"tenants": []}, "devices": {"devices": rows}}
-        for words in (("device", "list"), ("status",)):
+                 "memory_bytes": 4 << 30, "warmed_total": 20, "behind_total": 5, "dropped_total": 8}]
+        answers = {"status": STATUS, "tenants": {"tenants": []}, "clients": {"clients": []}, "devices": {"devices": rows}}
+        for words in (("device", "list"), ("status",), ("status", "--watch=0.1", "--count=1")):
             lines = self.run_kvctl(answers, *words, columns=100)[0].splitlines()
             at = [i for i, line in enumerate(lines) if line.startswith(("DEVICE", "NAME"))][0]
             row = dict(zip(lines[at].split(), re.sub(" (?=[MG]iB)", "", lines[at + 1]).split()))
-            self.assertEqual((row["NAME"], row["STATE"], row["BLOCKS"], row["MEMORY"], row["DROPPED"]),
-                             ("spare", "up", "12", "4.0GiB", "8"))
+            self.assertEqual((row["NAME"], row["STATE"], row["BLOCKS"], row["MEMORY"], row["SPILLED"], row["DROPPED"]),
+                             ("spare", "up", "12", "4.0GiB", "5", "8"))
         # Every payload of a block.
         block = {"key": "ab" * 16, "extent": 1, "offset": 4096,
                  "on_device": {"device": 0, "extent": 7, "offset": 0, "codec": 0, "checksum": "12345"}}
@@ -346,6 +347,19 @@ class Shown(unittest.TestCase):
         self.assertEqual(lines["spare", "urgent"].split()[2:], ["3", "2", "s", "20", "1"])
         self.assertNotIn(("spare", "behind"), lines)
         self.assertIn("spare: a worker ended 1 min 1 s ago: it hangs?[2J", text)
+        # What waits of each class, in the view of status, too.
+        rows[0]["queues"]["spill"] = {"queued": 1, "oldest_seconds": 61.0}
+        for words in (("status",), ("status", "--watch=0.1", "--count=1")):
+            self.assertIn("\nspare: 3 urgent, the oldest 2 s; 1 spill, the oldest 1 min 1 s\n",
+                          self.run_kvctl(answers, *words)[0])
+        # To drain one that is down is no success.
+        left = {"device": "spare", "state": "down", "blocks": 0, "charged_bytes": 0, "empty": True}
+        answers["device-drain"] = left
+        text, r = self.run_kvctl(answers, "device", "drain", "spare")
+        self.assertEqual((text, r.returncode), ("spare is down\n", 1))
+        left["state"] = "draining"
+        text, r = self.run_kvctl(answers, "device", "drain", "spare")
+        self.assertEqual((text, r.returncode), ("spare is empty\n", 0))
         # One that is older has none.
         del answers["devices"]
         self.assertNotIn("DEVICE", self.run_kvctl(answers, "status", columns=100)[0])
@@ -422,6 +436,11 @@ class WithDaemon(unittest.TestCase):
         first, tip = (self.json("blocks", "--sort", "depth")["blocks"][i] for i in (-1, 0))
         seen = self.json("inspect", tip["key"])["block"]
         self.assertTrue(seen["leased"])
+        # When it was used is a time since boot; how long ago that was says more.
+        since_boot = int(time.clock_gettime(time.CLOCK_MONOTONIC))
+        self.assertEqual(seen["idle_seconds"] is None, seen["touched_s"] == 0)
+        if seen["touched_s"]:
+            self.assertLessEqual(seen["touched_s"] + seen["idle_seconds"], since_boot)
         self.assertEqual(seen["token_ids"], list(range(81, 97)))
         self.assertEqual(seen["ancestors"][-1], first["key"])
         self.assertIn("token_ids", self.kvctl("inspect", tip["key"][:16]))

@@ -20,6 +20,7 @@ const struct kvctl_column kvctl_device_columns[] = {
 	{ "memory_bytes", "MEMORY", KVCTL_BYTES, 0 },
 	{ "owed_bytes", "OWED", KVCTL_BYTES, 5 },
 	{ "warmed_total", "WARMED", KVCTL_COUNT, 1 },
+	{ "behind_total", "SPILLED", KVCTL_COUNT, 2 },
 	{ "dropped_total", "DROPPED", KVCTL_COUNT, 1 },
 	{ "prefetched_total", "AHEAD", KVCTL_COUNT, 5 },
 	{ "prefetched_used_total", "USED", KVCTL_COUNT, 5 },
@@ -44,6 +45,7 @@ static const struct kvctl_column part_columns[] = {
 	{ "share_bytes", "SHARE", KVCTL_BYTES, 0 },
 	{ "fragmentation_ratio", "UNUSED%", KVCTL_PERCENT, 4 },
 	{ "warmed_total", "WARMED", KVCTL_COUNT, 1 },
+	{ "behind_total", "SPILLED", KVCTL_COUNT, 2 },
 	{ "dropped_total", "DROPPED", KVCTL_COUNT, 1 },
 	{ "prefetched_total", "AHEAD", KVCTL_COUNT, 3 },
 	{ "prefetched_used_total", "USED", KVCTL_COUNT, 3 },
@@ -300,7 +302,8 @@ int kvctl_device(struct kvctl *ctl, const struct kvctl_command *command, const j
 	w.given = given;
 	if (!strcmp(action, "drain")) {
 		r = wait_empty(&w, "device-drain");
-		done = r == 0 && is_empty(&w);
+		/* Of one that is down nobody can say what becomes of it: it was not emptied by this. */
+		done = r == 0 && is_empty(&w) && !in_state(&w, "down");
 	} else if (!strcmp(action, "detach")) {
 		r = wait_detached(&w);
 		done = r == 0 && in_state(&w, "detached");

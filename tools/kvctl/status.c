@@ -221,19 +221,61 @@ static json_t *ask_for(struct kvctl *ctl, const char *verb)
 	return answer;
 }
 
-/* A daemon that knows nothing of devices refuses to tell of them: it has none. */
-static void print_devices(struct kvctl *ctl)
+/* "spare: 3 urgent, the oldest 2 s; 1 behind, the oldest 10 ms", of what waits there now. */
+static bool print_waiting(const json_t *device)
 {
-	json_t *answer = NULL;
-	int r = kvctl_ask(ctl, kvctl_request("devices", NULL), &answer);
-	const json_t *list = json_object_get(answer, "devices");
+	const char *class, *comma = ": ";
+	json_t *queue;
+	bool any = false;
+	char name[64], age[32];
 
-	if (r == 0 && json_array_size(list)) {
-		kvctl_add_queues((json_t *)list);
+	json_object_foreach(json_object_get(device, "queues"), class, queue) {
+		double queued = kvctl_number(queue, "queued");
+
+		if (queued <= 0)
+			continue;
+		if (!any) {
+			kvctl_printable(kvctl_text(device, "name"), 32, name, sizeof(name));
+			fputs(name, stdout);
+		}
+		printf("%s%.0f %s, the oldest %s", comma, queued, class,
+			kvctl_duration(kvctl_number(queue, "oldest_seconds"), age));
+		comma = "; ";
+		any = true;
+	}
+	if (any)
+		putchar('\n');
+	return any;
+}
+
+/*
+ * A daemon that knows nothing of devices refuses to tell of them: it has none. Takes the answer. How many lines
+ * were printed, at most.
+ */
+static size_t print_devices(json_t *answer)
+{
+	json_t *list = json_object_get(answer, "devices"), *device;
+	size_t lines = 0, i;
+
+	if (json_array_size(list)) {
+		kvctl_add_queues(list);
 		putchar('\n');
 		kvctl_print_table(stdout, list, kvctl_device_columns, "no devices");
+		/* With the title, what has no room, and a blank line. */
+		lines = json_array_size(list) + 3;
+		json_array_foreach(list, i, device)
+			lines += print_waiting(device);
 	}
 	json_decref(answer);
+	return lines;
+}
+
+static json_t *ask_devices(struct kvctl *ctl)
+{
+	json_t *answer = NULL;
+
+	(void)kvctl_ask(ctl, kvctl_request("devices", NULL), &answer);
+	return answer;
 }
 
 static void show_once(struct kvctl *ctl)
@@ -251,7 +293,7 @@ static void show_once(struct kvctl *ctl)
 	putchar('\n');
 	kvctl_print_table(
 		stdout, json_object_get(tenants, "tenants"), kvctl_tenant_columns, "no tenants");
-	print_devices(ctl);
+	print_devices(ask_devices(ctl));
 	json_decref(tenants);
 	json_decref(status);
 }
@@ -289,14 +331,15 @@ static size_t smaller(size_t a, size_t b)
 	return a < b ? a : b;
 }
 
-/* As many rows as fit below the figures: tenants get the half of them, and those that clients leave. */
-static void print_tables(const json_t *tenants, const json_t *clients)
+/*
+ * As many rows as fit below the figures and `taken` lines of devices: tenants get the half of them, and those that
+ * clients leave.
+ */
+static void print_tables(const json_t *tenants, const json_t *clients, size_t taken)
 {
 	size_t n_tenants = json_array_size(tenants), n_clients = json_array_size(clients);
-	int lines = kvctl_terminal_lines();
-	size_t rows = lines > VIEW_LINES + 4 ? (size_t)(lines - VIEW_LINES)
-		      : lines > 0            ? 4
-					     : 2 * WATCH_ROWS;
+	int lines = kvctl_terminal_lines(), used = VIEW_LINES + (int)taken;
+	size_t rows = lines > used + 4 ? (size_t)(lines - used) : lines > 0 ? 4 : 2 * WATCH_ROWS;
 	size_t for_clients = smaller(n_clients, rows / 2);
 	size_t for_tenants = smaller(n_tenants, rows - for_clients);
 
@@ -308,7 +351,8 @@ static void print_tables(const json_t *tenants, const json_t *clients)
 static void paint(struct kvctl *ctl)
 {
 	json_t *status = ask_for(ctl, "status"), *tenants = ask_for(ctl, "tenants");
-	json_t *clients = ask_for(ctl, "clients");
+	json_t *clients = ask_for(ctl, "clients"), *devices = ask_devices(ctl);
+	size_t taken;
 
 	/* Home, and clear: only on a terminal. */
 	if (isatty(STDOUT_FILENO))
@@ -316,8 +360,10 @@ static void paint(struct kvctl *ctl)
 	print_daemon(status);
 	kvctl_add_ratios(json_object_get(tenants, "tenants"));
 	kvctl_add_ratios(json_object_get(clients, "clients"));
+	taken = print_devices(devices);
 	putchar('\n');
-	print_tables(json_object_get(tenants, "tenants"), json_object_get(clients, "clients"));
+	print_tables(
+		json_object_get(tenants, "tenants"), json_object_get(clients, "clients"), taken);
 	json_decref(clients);
 	json_decref(tenants);
 	json_decref(status);

@@ -45,6 +45,7 @@ struct raw_limits {
 	char *hot_tokens;
 	char *stale_tokens;
 	char *quality_target;
+	char *min_materialized;
 	char *tail_index;
 	struct raw_part *devices;
 	unsigned n_devices;
@@ -127,6 +128,7 @@ struct raw_config {
 		TEXT(type, "hot_tokens", prefix hot_tokens),                                    \
 		TEXT(type, "stale_tokens", prefix stale_tokens),                                \
 		TEXT(type, "quality_target", prefix quality_target),                            \
+		TEXT(type, "min_materialized", prefix min_materialized),                        \
 		TEXT(type, "tail_index", prefix tail_index),                                    \
 		CYAML_FIELD_SEQUENCE_COUNT("devices", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, \
 			type, prefix devices, prefix n_devices, &part_schema, 0, KVP_MAX_DEVICES)
@@ -500,6 +502,8 @@ static int get_limits(struct kvpd_complaint *l, const char *prefix, const struct
 	GET(kvpd_value_u32(l, AT("least_bits"), raw->least_bits, 2, 16, &limits->least_bits));
 	GET(kvpd_value_u32(
 		l, AT("quality_target"), raw->quality_target, 0, 90, &limits->quality_target));
+	GET(kvpd_value_u32(l, AT("min_materialized"), raw->min_materialized, 0, KVPD_ZONE_MOST,
+		&limits->min_materialized));
 	GET(kvpd_value_bool(l, AT("tail_index"), raw->tail_index, &limits->tail_index));
 #undef AT
 	r = get_rule(l, prefix, raw, &limits->rule);
@@ -788,6 +792,7 @@ static struct kvpd_config *new_default(const char *path, uint64_t memory)
 		.unlisted_uids = true,
 		.defaults = { .max_sessions = 256,
 			.quality_target = 90,
+			.min_materialized = 512,
 			.tail_index = true,
 			.rule = KVPD_RULE_DEFAULT },
 	};

@@ -60,6 +60,8 @@ struct kvpd_limits {
 	uint32_t least_bits;     /* that an element of a coded block may have, whatever its space
 				accepts; 16: no block is coded; 0: 2 */
 	uint32_t quality_target; /* percent, see ledger/quality.h; 0: nobody looks at quality */
+	uint32_t
+		min_materialized; /* first tokens that a running sequence keeps, see ledger/evict.h */
 	bool tail_index;
 	struct kvpd_rule rule; /* of its spaces, unless an administrator gives them another */
 	/*

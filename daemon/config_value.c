@@ -67,6 +67,7 @@ const char *kvpd_value_wanted(const char *path)
 		{ "hot_tokens", NUMBER },
 		{ "stale_tokens", NUMBER },
 		{ "quality_target", "percent, from 0 to 90" },
+		{ "min_materialized", NUMBER },
 		{ "numa_node", "the number of a node, auto or any" },
 		{ "hugepages", TRISTATE },
 		{ "mlock", TRISTATE },

@@ -144,11 +144,13 @@ struct kvpd_tenant_figures {
 	uint64_t blocks, max_blocks;
 	uint64_t recipes, max_recipes;
 	uint32_t quality_target; /* percent; 0: none */
+	uint32_t min_materialized;
 	uint32_t open_claims;
 	struct kvpd_lookups lookups; /* of clients that are there and that were */
 	uint64_t tokens_put;
 	uint64_t commits, duplicates, refused;
 	uint64_t evictions, reloads, forgotten, moves;
+	uint64_t yielded; /* blocks that went although min_materialized protects them */
 	uint64_t claims, waits, deleted;
 	struct kvpd_width_figures width[KVPD_FIGURES_WIDTHS];
 	uint64_t uncoded; /* coded for nothing */

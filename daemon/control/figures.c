@@ -272,6 +272,7 @@ static json_t *tenant_json(
 	kvpd_put_int(o, "recipes", t->recipes);
 	kvpd_put_int(o, "max_recipes", t->max_recipes);
 	json_object_set_new(o, "quality_target_ratio", json_real(t->quality_target / 100.));
+	kvpd_put_int(o, "min_materialized_tokens", t->min_materialized);
 	kvpd_put_int(o, "open_claims", t->open_claims);
 	kvpd_put_text(o, "policy", t->policy);
 	put_lookups(o, &t->lookups);
@@ -280,6 +281,7 @@ static json_t *tenant_json(
 	kvpd_put_int(o, "duplicates_total", t->duplicates);
 	kvpd_put_int(o, "refused_total", t->refused);
 	kvpd_put_int(o, "evictions_total", t->evictions);
+	kvpd_put_int(o, "yielded_total", t->yielded);
 	kvpd_put_int(o, "reloads_total", t->reloads);
 	kvpd_put_int(o, "forgotten_total", t->forgotten);
 	kvpd_put_int(o, "moves_total", t->moves);

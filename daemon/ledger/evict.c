@@ -26,6 +26,12 @@
 
 /* ---- victims -------------------------------------------------------------------------------- */
 
+/* While a batch is chosen: blocks above those of running sequences that go in it, and so the ends of what is left. */
+struct ends {
+	uint32_t n;
+	uint32_t block[KVPD_EVICT_MAX];
+};
+
 struct search {
 	struct kvpd_tenant *t;
 	uint64_t now;
@@ -39,6 +45,9 @@ struct search {
 	uint32_t elsewhere; /* only because of that */
 	bool no_arenas;     /* likewise what lies in an arena: only its client gets that place */
 	uint32_t theirs;
+	bool least; /* a running sequence keeps its first tokens */
+	uint32_t floored;
+	struct ends ends;
 };
 
 /*
@@ -60,6 +69,49 @@ static bool in_arena(const struct kvpd_tenant *t, kvp_block_id id)
 	       kvpd_extent_gives(p.extent);
 }
 
+/* Is it among the first tokens of a sequence, of which each running one keeps a number? */
+static bool is_first(const struct kvpd_tenant *t, kvp_block_id id)
+{
+	const struct kvp_block *b = &t->view.blocks[id];
+	uint32_t space = kvp_shape_space(kvp_load_relaxed(&b->shape));
+
+	return (uint64_t)kvp_load_relaxed(&b->depth) * t->view.spaces[space].canon.block_tokens <
+	       t->limits.min_materialized;
+}
+
+/* The end of a running sequence, if what came before in this batch goes? */
+static bool is_end(const struct kvpd_tenant *t, const struct ends *e, kvp_block_id id)
+{
+	for (uint32_t i = 0; i < e->n; i++)
+		if (e->block[i] == id)
+			return true;
+	return kvpd_tip_any(t, id);
+}
+
+/* Such a block goes. */
+static void end_goes(const struct kvpd_tenant *t, struct ends *e, kvp_block_id id)
+{
+	uint32_t up = kvp_load_relaxed(&t->view.blocks[id].parent), i = 0;
+
+	while (i < e->n && e->block[i] != id)
+		i++;
+	if (i == KVPD_EVICT_MAX)
+		return;
+	e->block[i] = up;
+	e->n += i == e->n;
+}
+
+/* Is it the least that a running sequence keeps? If not it may go. */
+static bool is_least(struct search *q, kvp_block_id id)
+{
+	if (!is_end(q->t, &q->ends, id))
+		return false;
+	if (q->least && is_first(q->t, id))
+		return true;
+	end_goes(q->t, &q->ends, id);
+	return false;
+}
+
 /* Why a block is left alone; NULL: it is not. */
 static uint32_t *why_spared(struct search *q, kvp_block_id id)
 {
@@ -75,7 +127,9 @@ static uint32_t *why_spared(struct search *q, kvp_block_id id)
 		return &q->theirs;
 	if (q->any_tip && kvpd_tip_any(q->t, id))
 		return &q->written;
-	return kvpd_advice_spares(q->advice, id) ? &q->advised : NULL;
+	if (kvpd_advice_spares(q->advice, id))
+		return &q->advised;
+	return !q->any_tip && is_least(q, id) ? &q->floored : NULL;
 }
 
 static int is_protected(void *ctx, kvp_block_id id)
@@ -95,9 +149,11 @@ static uint32_t search(struct search *q, uint32_t n, kvp_block_id *victim)
 	uint32_t good = 0;
 
 	q->refused = q->leased = q->written = q->advised = q->elsewhere = q->theirs = 0;
+	q->floored = q->ends.n = 0;
 	n = (uint32_t)kvp_evict_victims(q->t->evict, n, 0, is_protected, q, q->now, victim, n);
 	if (!enough(q))
 		return n;
+	q->ends.n = 0;
 	while (good < n && !why_spared(q, victim[good]))
 		good++;
 	return good;
@@ -117,6 +173,16 @@ static bool only_arenas(struct search *q)
 {
 	q->t->spared += q->theirs;
 	return q->theirs && (!looked_enough(q) || q->t->spared >= q->t->n_blocks);
+}
+
+/*
+ * Is it time to take first tokens of running sequences? When there is nothing else: the search met all that there is,
+ * or as many in a row as there are such sequences.
+ */
+static bool only_first(struct search *q)
+{
+	q->t->floored += q->floored;
+	return q->floored && (!looked_enough(q) || q->t->floored >= q->t->n_tips);
 }
 
 /* For whom room is made. */
@@ -170,9 +236,17 @@ static uint32_t choose(struct kvpd_tenant *t, uint32_t n, enum purpose purpose, 
 	if (!found && q.written) {
 		q.any_tip = false;
 		q.advice = NULL; /* which did not say of what was written that it would keep it */
+		q.least = true;
 		found = search(&q, n, victim);
 		*ret_more = *ret_more || looked_enough(&q);
 	}
+	if (!found && only_first(&q)) {
+		q.least = false;
+		found = search(&q, n, victim);
+		*ret_more = *ret_more || looked_enough(&q);
+	}
+	if (found)
+		t->floored = 0;
 	return found;
 }
 
@@ -230,10 +304,31 @@ int kvpd_evict_marked(struct kvpd_tenant *t, uint32_t id, uint64_t now)
 	return 0;
 }
 
+/*
+ * Marked blocks go but for those that are leased: running sequences end above them. Returns which of them were among
+ * the first tokens of one.
+ */
+static uint64_t shorten(
+	struct kvpd_tenant *t, const kvp_block_id *victim, uint32_t n, uint64_t leased)
+{
+	struct ends ends = { 0 };
+	uint64_t first = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (leased >> i & 1 || !is_end(t, &ends, victim[i]))
+			continue;
+		end_goes(t, &ends, victim[i]);
+		first |= (uint64_t)is_first(t, victim[i]) << i;
+	}
+	if (ends.n)
+		kvpd_tip_up(t);
+	return first;
+}
+
 static int evict(struct kvpd_tenant *t, uint32_t n, enum purpose purpose, uint64_t now)
 {
 	kvp_block_id victim[KVPD_EVICT_MAX];
-	uint64_t word[KVPD_EVICT_MAX], leased;
+	uint64_t word[KVPD_EVICT_MAX], leased, first;
 	bool more = false;
 	int gone = 0;
 
@@ -245,12 +340,19 @@ static int evict(struct kvpd_tenant *t, uint32_t n, enum purpose purpose, uint64
 	for (uint32_t i = 0; i < n; i++)
 		word[i] = kvp_block_mark(&t->view, victim[i]);
 	leased = kvpd_lease_prove(t, victim, n);
+	for (uint32_t i = 0; i < n; i++)
+		if (leased >> i & 1)
+			kvp_block_unmark(&t->view, victim[i], word[i]);
+	first = shorten(t, victim, n, leased);
 	for (uint32_t i = 0; i < n; i++) {
+		if (leased >> i & 1)
+			continue;
 		/* -EBUSY: a child of it in this batch stayed. */
-		if ((leased >> i & 1) || kvp_evict_remove(t->evict, victim[i], 1, now) < 0) {
+		if (kvp_evict_remove(t->evict, victim[i], 1, now) < 0) {
 			kvp_block_unmark(&t->view, victim[i], word[i]);
 			continue;
 		}
+		t->yielded += first >> i & 1;
 		take(t, victim[i]);
 		gone++;
 	}
@@ -275,11 +377,14 @@ int kvpd_evict_for_vault(struct kvpd_tenant *t, uint32_t n, uint64_t now)
 
 bool kvpd_room_step(struct kvpd_tenant *t, uint64_t now)
 {
+	uint32_t beyond;
 	int gone = 0;
 
 	kvpd_recipe_trim(t);
-	if (t->n_blocks > t->limits.max_blocks)
-		gone = kvpd_evict_some(t, KVPD_EVICT_MAX, now);
+	if (t->n_blocks > t->limits.max_blocks) {
+		beyond = t->n_blocks - t->limits.max_blocks;
+		gone = kvpd_evict_some(t, beyond < KVPD_EVICT_MAX ? beyond : KVPD_EVICT_MAX, now);
+	}
 	t->room_vain = gone == -EAGAIN ? t->room_vain + 1 : 0;
 	t->over = t->n_blocks > t->limits.max_blocks || t->charged > kvpd_share_now(t);
 	/* Where much is protected the next tick goes on. */

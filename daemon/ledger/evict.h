@@ -10,6 +10,12 @@
 
 struct kvpd_tenant;
 
+/*
+ * A running sequence, one that a session has gone on writing within the last ten seconds, keeps its first
+ * limits.min_materialized tokens, in any precision, as long as anything else could go: what was written and its end,
+ * too. After that they yield, since nobody waits for them, and are counted. What is leased stays in any case.
+ */
+
 #define KVPD_EVICT_MAX     KVPD_PROOF /* victims in one batch */
 #define KVPD_EVICT_STEPS   512u       /* blocks that one search looks at, at most, */
 #define KVPD_EVICT_REFUSED 128u       /* and protected ones, for each of which it asks around */

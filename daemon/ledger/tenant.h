@@ -133,7 +133,9 @@ struct kvpd_tenant {
 	uint64_t born_ns;
 	struct kvpd_lookups lookups; /* of all its sessions, as of when each was last asked */
 	uint64_t tokens_put;         /* of blocks published */
-	uint64_t reloads;            /* blocks that came back soon, see evict.h */
+	uint64_t reloads;            /* blocks that came back soon, see evict.h, */
+	uint64_t yielded;            /* and that went although a running sequence keeps them; */
+	uint32_t floored;            /* searches met so many of these in a row, and nothing else */
 	bool over;                   /* beyond a limit that was lowered */
 	uint32_t room_vain;          /* evictions for that without a victim in a row */
 	uint32_t spared;             /* blocks in arenas, in a row: kvpd_evict_for_vault() */

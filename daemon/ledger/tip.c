@@ -59,6 +59,38 @@ void kvpd_tip_set(struct kvpd_session *s, uint32_t block, uint64_t now)
 	t->n_tips++;
 }
 
+/* The session's tip goes, and others of its chain with it: the first one that stays. */
+static void move_up(struct kvpd_session *s)
+{
+	struct kvpd_tenant *t = s->tenant;
+	uint32_t up = s->tip;
+
+	while (up != KVP_BLOCK_NONE && !kvpd_block_lives(t, up))
+		up = kvp_load_relaxed(&t->view.blocks[up].parent);
+	if (up == KVP_BLOCK_NONE) {
+		kvpd_tip_clear(s);
+		return;
+	}
+	t->block[s->tip].flags -= KVPD_BLOCK_TIP;
+	t->block[up].flags += KVPD_BLOCK_TIP;
+	s->tip = up;
+	s->tip_birth = kvp_word_birth(kvpd_block_word(t, up));
+}
+
+void kvpd_tip_up(struct kvpd_tenant *t)
+{
+	struct kvpd_list *i = t->tips.next, *next;
+
+	for (; i != &t->tips; i = next) {
+		struct kvpd_session *s = kvpd_container(i, struct kvpd_session, in_tips);
+
+		next = i->next;
+		if (is_tip(s, s->tip) && kvpd_tip_any(t, s->tip) && kvpd_block_holds(t, s->tip) &&
+			!kvpd_block_lives(t, s->tip))
+			move_up(s);
+	}
+}
+
 bool kvpd_tip_step(struct kvpd_tenant *t, uint64_t now)
 {
 	for (uint32_t i = 0; !kvpd_list_empty(&t->tips); i++) {

@@ -20,6 +20,11 @@ void kvpd_tip_set(struct kvpd_session *s, uint32_t block, uint64_t now);
 void kvpd_tip_clear(struct kvpd_session *s);
 /* A chore, once a second: a session that has been silent writes nothing. */
 bool kvpd_tip_step(struct kvpd_tenant *t, uint64_t now);
+/*
+ * Blocks without a lease are EVICTING and about to go for room: a session whose tip is one of them has what stays
+ * above it as its tip. What it wrote meanwhile is no reason to take the rest of its chain before that of others.
+ */
+void kvpd_tip_up(struct kvpd_tenant *t);
 /* Is the block the tip of some session's chain? */
 bool kvpd_tip_any(const struct kvpd_tenant *t, uint32_t block);
 /*

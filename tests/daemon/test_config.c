@@ -46,6 +46,7 @@ static void test_defaults(void **state)
 	assert_false(c->trust_overflow_uid);
 	assert_int_equal(c->n_tenants, 0);
 	assert_int_equal(c->defaults.quality_target, 90);
+	assert_int_equal(c->defaults.min_materialized, 512);
 	/* Without a file: the same. */
 	assert_int_equal(kvpd_config_load(NULL, MEMORY, error, sizeof(error), &d), 0);
 	assert_null(d->path);
@@ -98,6 +99,7 @@ static void test_everything(void **state)
 				     "    arena: 64MiB\n"
 				     "    max_sessions: 3\n"
 				     "    quality_target: 75\n"
+				     "    min_materialized: 0\n"
 				     "    tail_index: false\n"
 				     "    precision: budget\n"
 				     "    budget: 37.5%\n"
@@ -136,6 +138,8 @@ static void test_everything(void **state)
 	assert_int_equal(c->tenants[1].limits.rule.budget, 400000);
 	assert_int_equal(c->tenants[0].limits.quality_target, 75);
 	assert_int_equal(c->tenants[1].limits.quality_target, 90);
+	assert_int_equal(c->tenants[0].limits.min_materialized, 0);
+	assert_int_equal(c->tenants[1].limits.min_materialized, 512);
 	/* What a tenant does not say, the defaults do. */
 	assert_int_equal(c->tenants[1].limits.max_blocks, 1000);
 	assert_int_equal(c->tenants[1].limits.share, 16 << 20);
@@ -304,6 +308,8 @@ static const struct {
 	{ "unlisted_uids: 2\n", "t.yaml:1: unlisted_uids: ", "true" },
 	{ "numa_node: 1024\n", "t.yaml:1: numa_node: ", "0 to 1023" },
 	{ "defaults:\n  quality_target: 91\n", "t.yaml:2: defaults.quality_target: ", "0 to 90" },
+	{ "defaults:\n  min_materialized: 2000000\n",
+		"t.yaml:2: defaults.min_materialized: ", "0 to 1048576" },
 	{ "numa_node: automatic\n", "t.yaml:1: numa_node: ", "the number of a node, auto or any" },
 	{ "policy: magic\n", "t.yaml:1: policy: ", "lru" },
 	{ "advisor: perhaps\n", "t.yaml:1: advisor: ", "true" },

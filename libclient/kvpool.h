@@ -232,7 +232,7 @@ struct kvp_space_desc {
 	 * engine computes over such ones have lost as much, so spaces with different floors share no blocks,
 	 * and an exact reader never meets a block that was coded, or computed over one.
 	 * A floor is a codec of fixed size without calibration (fp8, int8, kivi, asym, tq without haar,
-	 * hadamard, sym) that takes the planes of all layers; of a layer with v_dim 0 floor_v is 0.
+	 * hadamard, sym, spectral with -any) that takes the planes of all layers; of a layer with v_dim 0 floor_v is 0.
 	 */
 	uint32_t floor_k, floor_v;
 	/*

@@ -145,7 +145,7 @@ int kvp_block_layout(const struct kvp_space_canon *c, uint32_t codec_k, uint32_t
 
 /* ---- floors ---------------------------------------------------------------------------------- */
 
-/* Of a size that the geometry says, and decoded without anything that is not in the payload. */
+/* Of a size that the geometry says, refuses no plane, and is decoded without anything that is not in the payload. */
 static int may_be_floor(uint32_t codec)
 {
 	switch (KVP_CODEC_FAMILY(codec)) {
@@ -159,6 +159,8 @@ static int may_be_floor(uint32_t codec)
 		return 1;
 	case KVP_FAMILY_TQ:
 		return (KVP_CODEC_VARIANT(codec) >> 4 & 3u) != KVP_ROT_HAAR;
+	case KVP_FAMILY_SPECTRAL:
+		return (KVP_CODEC_VARIANT(codec) & KVP_SPECTRAL_ANY) != 0;
 	default:
 		return 0;
 	}
@@ -221,6 +223,9 @@ static uint32_t codec_of(const struct kvp_space_canon *c, uint32_t width, uint32
 
 	if (!width || !floor)
 		return KVP_CODEC_NATIVE;
+	/* It may need fewer bytes than any that is recommended. */
+	if (width == KVP_PAYLOAD_WIDTHS - 1)
+		return floor;
 	return half_bytes(c, codec, kind) > half_bytes(c, floor, kind) ? codec : floor;
 }
 

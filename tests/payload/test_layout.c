@@ -96,7 +96,7 @@ static void native_is_counted(void **s)
 /* ---- coded ---------------------------------------------------------------------------------- */
 
 static const char *const floors[] = { "tq4", "tq2", "2bit", "3bit", "4bit", "int8", "k8v4",
-	"kivi2-g32", "native/tq3", "tq4/native" };
+	"kivi2-g32", "native/tq3", "tq4/native", "spectral-any/tq4-nc", "spectral-f8-any/tq2" };
 
 static int floored(struct kvp_space_canon *c, const char *floor)
 {
@@ -175,6 +175,9 @@ static void what_no_floor_may_be(void **s)
 	assert_int_equal(floored(&c, "tq4"), 0);
 	assert_int_equal(floored(&c, "lossless"), -EINVAL); /* its size is not known beforehand */
 	assert_int_equal(floored(&c, "tq4-haar"), -EINVAL); /* needs a matrix */
+	assert_int_equal(
+		floored(&c, "spectral/tq4"), -EINVAL); /* refuses keys whose energy is spread */
+	assert_int_equal(floored(&c, "spectral-any/tq4"), 0);
 	c.dtype = KVP_DTYPE_F8;
 	assert_int_equal(floored(&c, "tq4"), -EINVAL); /* no codec knows what the bytes mean */
 	c.dtype = KVP_DTYPE_F16;

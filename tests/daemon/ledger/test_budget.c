@@ -310,6 +310,44 @@ static void zones_follow_age(void **state)
 	dp_stop(&w);
 }
 
+/* D-095: recent blocks by one codec and cold ones by another: keys of these by their strongest frequencies alone. */
+static void cold_keys_are_spectral(void **state)
+{
+	struct kvp_space_canon canon = coded_model("m", "spectral-any/tq4-nc");
+	struct dp_world w;
+	struct dp_client *c = coded_world(&w, 0);
+	uint32_t space = coded_open(c, &canon), n = 20, codec[2];
+	struct dp_ref parent = dp_root();
+	struct kvpd_space_figures f;
+	kvp_token tokens[20 * T];
+	struct dp_block b[20];
+	struct kvp_hit hit[20];
+
+	(void)state;
+	coded_rule(&w, "m", "\"precision\":\"zones\",\"hot_tokens\":64,\"stale_tokens\":128");
+	for (uint32_t i = 0; i < n; i++) {
+		assert_int_equal(coded_put(c, space, parent, i, T, &b[i]), 0);
+		parent = dp_ref(&b[i]);
+	}
+	await_zones(&w, c, b, n);
+	coded_await_rest(&w);
+	f = coded_figures(&w, space);
+	assert_true(f.width[0].blocks && f.width[2].blocks && f.width[4].blocks);
+	assert_int_equal(f.width[0].blocks + f.width[2].blocks + f.width[4].blocks, n);
+	assert_int_equal(kvp_payload_codecs(&canon, 2, &codec[0], &codec[1]), 0);
+	assert_int_equal(KVP_CODEC_FAMILY(codec[0]), KVP_FAMILY_TQ);
+	assert_int_equal(kvp_payload_codecs(&canon, 4, &codec[0], &codec[1]), 0);
+	assert_int_equal(KVP_CODEC_FAMILY(codec[0]), KVP_FAMILY_SPECTRAL);
+	assert_int_equal(KVP_CODEC_FAMILY(codec[1]), KVP_FAMILY_TQ);
+	for (uint32_t i = 0; i < n; i++)
+		coded_tokens(i, tokens + (size_t)i * T);
+	assert_int_equal(dp_find(c, space, tokens, n * T, hit, n), n);
+	for (uint32_t i = 0; i < n; i++)
+		coded_right(c, &canon, &hit[i], i);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 /* ---- a long one ------------------------------------------------------------------------------ */
 
 #define LONG_TOKENS 512u
@@ -385,6 +423,7 @@ int main(void)
 		cmocka_unit_test(exact_spaces_stay_exact),
 		cmocka_unit_test(what_cannot_be_is_refused),
 		cmocka_unit_test(zones_follow_age),
+		cmocka_unit_test(cold_keys_are_spectral),
 		cmocka_unit_test(a_million_tokens),
 	};
 

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "libclient/kvpool.h"
 #include "shm/kvp_lease.h"
 #include "shm/kvp_ring.h"
 #include "shm/kvp_seg.h"
@@ -876,4 +877,18 @@ uint32_t fake_granted(struct fake *f)
 			n += f->s[i].slot[j].granted;
 	pthread_mutex_unlock(&f->lock);
 	return n;
+}
+
+bool fake_await_attached(struct kvp_client *c, uint32_t want)
+{
+	struct kvp_counters s = { .size = sizeof(s) };
+
+	for (uint32_t i = 0; i < 12000; i++) {
+		if (kvp_stats(c, &s) < 0)
+			return false;
+		if (s.attached == want)
+			return true;
+		usleep(5000);
+	}
+	return false;
 }

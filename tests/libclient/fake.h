@@ -24,6 +24,8 @@
 #define FAKE_LIE_GARBAGE 4u /* WELCOME is no packet */
 #define FAKE_LIE_EPOCH   5u /* the page is another epoch's */
 
+struct kvp_client;
+
 struct fake_session {
 	int sock; /* -1: free */
 	int wake;
@@ -115,6 +117,8 @@ void fake_device_of(struct fake *f, const uint8_t uuid[16], int fd, uint64_t byt
 void fake_retire_device(struct fake *f);
 /* Ends the tickets that are under way. */
 void fake_warm_go(struct fake *f);
+/* Waits until the client says that it is attached (1), or is not (0). False: it did not within a minute. */
+bool fake_await_attached(struct kvp_client *c, uint32_t want);
 uint32_t fake_blocks(struct fake *f);
 uint32_t fake_leases(struct fake *f);
 uint32_t fake_granted(struct fake *f);

@@ -816,19 +816,6 @@ static void test_stats_and_close(void **state)
 	assert_int_equal(s.epoch, f->fake->epoch);
 }
 
-static void wait_attached(struct kvp_client *c, uint32_t want)
-{
-	struct kvp_counters s = { .size = sizeof(s) };
-
-	for (uint32_t i = 0; i < 12000; i++) {
-		assert_int_equal(kvp_stats(c, &s), 0);
-		if (s.attached == want)
-			return;
-		usleep(5000);
-	}
-	fail_msg("attached stays %u", s.attached);
-}
-
 /* The daemon dies: what is held stays readable, calls miss; the next daemon is joined. */
 static void test_daemon_dies(void **state)
 {
@@ -848,7 +835,7 @@ static void test_daemon_dies(void **state)
 	memset(kvp_grant_addr(g), 1, T * TOKEN_BYTES);
 	strcpy(path, f->fake->path);
 	f->fake = fake_stop(f->fake);
-	wait_attached(f->client, 0);
+	assert_true(fake_await_attached(f->client, 0));
 
 	check_content(f, m, 3 * T);
 	blind = match(f->space, f->tokens, 3 * T, KVP_MATCH_CLAIM, &i);
@@ -863,7 +850,7 @@ static void test_daemon_dies(void **state)
 	assert_int_equal(kvp_chunk_keys(f->space, f->tokens, T, &key, 1), -ESHUTDOWN);
 
 	f->fake = fake_start(path);
-	wait_attached(f->client, 1);
+	assert_true(fake_await_attached(f->client, 1));
 	assert_int_equal(kvp_stats(f->client, &s), 0);
 	assert_int_equal(s.reattached, 1);
 	assert_int_equal(s.lookups, 2);
@@ -957,7 +944,7 @@ static void test_grant_of_the_dead(void **state)
 	assert_int_equal(kvp_commit(g, kvp_ref_root(), f->tokens, T, NULL, 0), 0);
 	assert_int_equal(kvp_grant_wait(g, 0), -ETIMEDOUT);
 	f->fake = fake_stop(f->fake);
-	wait_attached(f->client, 0);
+	assert_true(fake_await_attached(f->client, 0));
 	assert_int_equal(kvp_grant_wait(g, 0), -ESHUTDOWN);
 	assert_int_equal(kvp_grant_wait(g, 20000), -ESHUTDOWN);
 	kvp_grant_release(g);
@@ -1017,9 +1004,9 @@ static void test_outcome_after_another_daemon(void **state)
 	put_and_flush(f, 3 * T, 0);
 	strcpy(path, f->fake->path);
 	f->fake = fake_stop(f->fake);
-	wait_attached(f->client, 0);
+	assert_true(fake_await_attached(f->client, 0));
 	f->fake = fake_start(path);
-	wait_attached(f->client, 1);
+	assert_true(fake_await_attached(f->client, 1));
 	assert_int_equal(kvp_put_outcome(f->space, f->tokens, 3 * T, 0, 20000, &why), 0);
 	assert_int_equal(why, -ESHUTDOWN);
 	assert_int_equal(kvp_put_outcome(f->space, f->tokens + 1, 3 * T, 0, 20000, &why), 0);
@@ -1379,7 +1366,7 @@ static void test_lazy(void **state)
 	assert_int_equal(kvp_space_info(s, &i), 0);
 	assert_int_equal(i.attached, 0);
 	fake = fake_start(path);
-	wait_attached(c, 1);
+	assert_true(fake_await_attached(c, 1));
 	assert_int_equal(kvp_space_info(s, &i), 0);
 	assert_int_equal(i.attached, 1);
 	kvp_space_close(s);

@@ -344,19 +344,6 @@ static void test_after_unleased(void **state)
 		kvp_release(held[--n]);
 }
 
-static void wait_attached(struct kvp_client *c, uint32_t want)
-{
-	struct kvp_counters s = { .size = sizeof(s) };
-
-	for (uint32_t i = 0; i < 12000; i++) {
-		assert_int_equal(kvp_stats(c, &s), 0);
-		if (s.attached == want)
-			return;
-		usleep(5000);
-	}
-	fail_msg("attached stays %u", s.attached);
-}
-
 /* A prefix of a former daemon's: an empty match, and a put that says so. */
 static void test_after_the_dead(void **state)
 {
@@ -372,7 +359,7 @@ static void test_after_the_dead(void **state)
 	assert_int_equal(i.n_tokens, 0);
 	strcpy(path, f->fake->path);
 	f->fake = fake_stop(f->fake);
-	wait_attached(f->client, 0);
+	assert_true(fake_await_attached(f->client, 0));
 	po.after = first;
 	for (uint32_t joined = 0; joined < 2; joined++) {
 		kvp_release(match(f, ids(f, KVP_IDS_I64, 2 * T, T), 0, first, &i));
@@ -384,7 +371,7 @@ static void test_after_the_dead(void **state)
 		if (joined)
 			break;
 		f->fake = fake_start(path);
-		wait_attached(f->client, 1);
+		assert_true(fake_await_attached(f->client, 1));
 		put(f, ids(f, KVP_IDS_U32, 2 * T, 2 * T));
 	}
 	/* one that has no blocks has nothing of the former daemon's */

@@ -13,19 +13,6 @@
 #include "libclient/kvpool.h"
 #include "tests/libclient/fake.h"
 
-static void wait_attached(struct kvp_client *c, uint32_t want)
-{
-	struct kvp_counters s = { .size = sizeof(s) };
-
-	for (uint32_t i = 0; i < 12000; i++) {
-		assert_int_equal(kvp_stats(c, &s), 0);
-		if (s.attached == want)
-			return;
-		usleep(5000);
-	}
-	fail_msg("attached stays %u", s.attached);
-}
-
 /* What kvp_open() says of daemons that are not there, refuse or lie. */
 static void test_open_errors(void **state)
 {
@@ -91,7 +78,7 @@ static void test_open_errors(void **state)
 	}
 	assert_string_equal(text, "not today");
 	SET(fake, refuse, 0);
-	wait_attached(c, 1);
+	assert_true(fake_await_attached(c, 1));
 	assert_int_equal(kvp_last_error(c, text, sizeof(text)), 0);
 	assert_string_equal(text, "");
 	kvp_close(c);

@@ -153,7 +153,8 @@ struct kvpd_tenant_figures {
 	uint64_t yielded; /* blocks that went although min_materialized protects them */
 	uint64_t claims, waits, deleted;
 	struct kvpd_width_figures width[KVPD_FIGURES_WIDTHS];
-	uint64_t uncoded; /* coded for nothing */
+	uint64_t uncoded;   /* coded for nothing */
+	uint64_t coding_ns; /* of processors */
 	struct kvpd_quality_figures quality;
 	uint64_t attention_reported; /* blocks that reports were about, of all spaces */
 	struct kvpd_part_figures part[KVP_MAX_DEVICES]; /* as many as there are devices */

@@ -168,6 +168,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		}
 	}
 	f->uncoded = t->precision.refused;
+	f->coding_ns = t->precision.cpu_ns;
 	kvpd_quality_sum(t, &f->quality);
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
 		f->attention_reported += t->importance.reported[i];

@@ -39,7 +39,8 @@ struct kvpd_move_job {
 	const struct kvpd_codes *codes; /* coded anew, see precision.h; NULL: copied as they are */
 	uint32_t space;                 /* whose all of them are, then, */
 	struct kvpd_check *check;       /* and what is looked at afterwards; NULL: nothing */
-	uint64_t ran_ns;                /* the mover took so long for coding */
+	uint64_t ran_ns;                /* the mover took so long for coding, */
+	uint64_t cpu_ns;                /* and so much of a processor, `check` included */
 	uint32_t n;
 	struct kvpd_move move[KVPD_MOVE_BLOCKS];
 };

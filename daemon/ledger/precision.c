@@ -713,7 +713,7 @@ void kvpd_precision_run(struct kvpd_move_job *j)
 {
 	const struct kvpd_codes *c = j->codes;
 	void *scratch = aligned_alloc(64, (c->scratch + 63) / 64 * 64);
-	uint64_t began = kvpd_now_ns(), checked = 0;
+	uint64_t began = kvpd_now_ns(), had = kvpd_thread_ns(), checked = 0;
 
 	for (uint32_t i = 0; scratch && i < j->n; i++) {
 		struct kvpd_move *m = &j->move[i];
@@ -731,6 +731,7 @@ void kvpd_precision_run(struct kvpd_move_job *j)
 	}
 	free(scratch);
 	j->ran_ns = kvpd_now_ns() - began - checked;
+	j->cpu_ns = kvpd_thread_ns() - had;
 }
 
 void kvpd_precision_done(struct kvpd_move_job *j)
@@ -745,6 +746,7 @@ void kvpd_precision_done(struct kvpd_move_job *j)
 	free(j->check);
 	j->check = NULL;
 	p->n_jobs--;
+	p->cpu_ns += j->cpu_ns;
 	p->encode_seconds = p->encode_seconds > 0 ? .9 * p->encode_seconds + .1 * seconds : seconds;
 	kvpd_budget_again(j->tenant);
 }

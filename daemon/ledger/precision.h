@@ -70,6 +70,7 @@ struct kvpd_precision {
 	/* Steps to a width so far, and bytes that they freed. */
 	uint64_t steps[KVP_PAYLOAD_WIDTHS], freed[KVP_PAYLOAD_WIDTHS];
 	uint64_t refused; /* coded for nothing: a lease came, or the codec failed */
+	uint64_t cpu_ns;  /* of processors, for coding and for looking at what was lost */
 };
 
 /* Bytes of a block's payload in a width that its space has. */

@@ -23,11 +23,13 @@ def main(tmp):
     assert out["native_bytes"] == 64 * 8 * 128 * 4, out
     assert out["native_bytes"] / 4 < out["coded_bytes"] < out["native_bytes"] / 3.8, out
     assert out["seconds"] > 0 and 0 < out["mover_cpu_seconds"] < out["daemon_cpu_seconds"], out
+    assert 0 < out["coding_cpu_seconds"] < out["daemon_cpu_seconds"], out
     for whole, part in ("blocks_per_second", "seconds"), \
+            ("blocks_per_coding_second", "coding_cpu_seconds"), \
             ("blocks_per_mover_second", "mover_cpu_seconds"), \
             ("blocks_per_daemon_second", "daemon_cpu_seconds"):
         assert abs(out[whole] * out[part] / 128 - 1) < 1e-3, (whole, out)
-    ratio = out["blocks_per_mover_second"] / out["codec_blocks_per_second"]
+    ratio = out["blocks_per_coding_second"] / out["codec_blocks_per_second"]
     assert abs(out["ratio_to_codec"] / ratio - 1) < 1e-3, out
     for phase in "idle", "busy":
         assert 0 < out[phase]["match_p50_ns"] <= out[phase]["match_p99_ns"], out

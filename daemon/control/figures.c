@@ -290,7 +290,7 @@ static json_t *tenant_json(
 	kvpd_put_int(o, "deleted_total", t->deleted);
 	put_widths(o, t->width, true);
 	kvpd_put_int(o, "uncoded_total", t->uncoded);
-	kvpd_put_seconds(o, "coding_cpu_seconds_total", t->coding_ns);
+	kvpd_put_seconds(o, "coding_cpu_seconds", t->coding_ns);
 	put_qualities(o, &t->quality);
 	kvpd_put_int(o, "attention_reported_total", t->attention_reported);
 	json_object_set_new(o, "advisor", advisor_json(&t->advisor));

@@ -169,6 +169,7 @@ void kvp_catalog_init(void *base, const struct kvp_catalog_layout *l, uint64_t e
 
 	cat->h.magic = KVP_MAGIC_CATALOG;
 	cat->h.abi_version = KVP_ABI_VERSION;
+	cat->h.compat = KVP_COMPAT_EARLY;
 	cat->h.header_bytes = sizeof(*cat);
 	cat->h.size = l->bytes;
 	cat->h.epoch = epoch;

@@ -43,6 +43,8 @@
 
 #define KVP_INCOMPAT_KNOWN 0u
 
+#define KVP_COMPAT_EARLY 1u /* the catalog's daemon knows KVP_SQE_EARLY */
+
 #define KVP_CACHE_LINE 64u
 
 /* First 64 bytes of every segment that has a structure. Immutable once the descriptor is sent. */
@@ -508,7 +510,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
  * WARM. parent_kind BLOCK, parent_id, parent_birth: the last block of the run, the tip of a match whose
  * lease the client keeps until the answer. count: how many blocks the run has, it and those above it, at
  * most KVP_WARM_BLOCKS; 0: as many as there are, up to that. grant: the number of the device. flags:
- * KVP_SQE_PREFETCH or 0. All other members are 0.
+ * KVP_SQE_PREFETCH and KVP_SQE_EARLY, or 0. All other members are 0.
  *
  * It is refused at once, with one completion without KVP_CQE_PARKED; else there are two, PARKED at once
  * and LATE when it is over. In LATE `more` says how many blocks of the run have a payload on the device,
@@ -528,9 +530,20 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
  * What the answer counts stays on the device as long as a lease from before the answer protects it; what
  * is not leased goes when there is no room for others. A block appears on the device (see the payload rule)
  * as soon as it is copied, not only with the answer. A session that ends takes its tickets with it.
+ *
+ * With KVP_SQE_EARLY the run has at most KVP_WARM_EARLY_BLOCKS, and between PARKED and LATE there is a completion
+ * with KVP_CQE_PLACE for each block, in the order of the run from its top, as soon as it is known where on the
+ * device the block comes to lie, or lies already: extent, offset, bytes; grant_generation: the codec, as of
+ * kvp_where_codec(); block, birth; more: how many of the run are above it; grant: the device. That is the block's
+ * place from then on as far as LATE counts it; of a block that it does not count nothing is to be read there, and
+ * what was read was not the block. A ticket that fails has places for some of the run, those of blocks
+ * that it counts among them. No completions come while the ring has no room, nor further copies for that
+ * ticket. A daemon whose catalog does not say KVP_COMPAT_EARLY answers -EINVAL.
  */
-#define KVP_WARM_BLOCKS  4096u
-#define KVP_WARM_TICKETS 8u /* of one session, under way */
+#define KVP_WARM_BLOCKS       4096u
+#define KVP_WARM_TICKETS      8u  /* of one session, under way */
+#define KVP_WARM_EARLY_BLOCKS 64u /* so that the ring has room for those of all tickets */
+KVP_ABI_ASSERT(KVP_WARM_TICKETS *KVP_WARM_EARLY_BLOCKS <= KVP_CQ_ENTRIES / 2, "shm ABI");
 
 /*
  * WANT. parent_kind BLOCK, parent_id, parent_birth: the last block of a chain, which may be a RECIPE. count:
@@ -612,6 +625,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 	8u /* WARM, WANT: nobody waits for it; it goes after all that somebody waits for */
 #define KVP_SQE_IDLE     16u /* SERVE: the offer is none while no SERVE waits */
 #define KVP_SQE_WITHDRAW 32u
+#define KVP_SQE_EARLY    64u /* WARM: says where blocks come to lie before they do */
 
 /*
  * 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant.
@@ -651,7 +665,7 @@ struct kvp_cqe {
 	uint32_t flags; /* KVP_CQE_* */
 	uint32_t grant; /* RESERVE */
 	uint32_t grant_generation;
-	uint32_t extent; /* RESERVE: where the slot is; COMMIT: unused */
+	uint32_t extent; /* RESERVE, PLACE: where the slot is; COMMIT: unused */
 	uint32_t bytes;
 	uint64_t offset;
 	uint32_t block; /* COMMIT: the block that stands for the key now */
@@ -673,6 +687,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_cqe) == 64, "shm ABI");
  */
 #define KVP_CQE_PARKED 8u
 #define KVP_CQE_LATE   16u
+#define KVP_CQE_PLACE  32u /* WARM: one of its blocks comes to lie there */
 
 struct kvp_session_page {
 	struct kvp_seg_header h;

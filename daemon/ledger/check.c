@@ -195,7 +195,7 @@ static void check_slot(struct kvpd_check *c, struct kvpd_place p)
 	if (!!(s->flags & KVPD_SLOT_LIMBO) != in_limbo(c, p))
 		kvpd_check_wrong(c, "extent %u slot %u: in limbo for nobody", p.extent->id, p.slot);
 	if ((s->flags & KVPD_SLOT_TARGET) && !c->t->n_move_jobs && !c->t->warming.copies &&
-		!c->t->behind.copies && !c->t->behind.held)
+		!c->t->warming.held && !c->t->behind.copies && !c->t->behind.held)
 		kvpd_check_wrong(c, "extent %u slot %u waits for a copy that nobody makes",
 			p.extent->id, p.slot);
 }

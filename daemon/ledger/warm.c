@@ -23,7 +23,7 @@
 #include "shm/kvp_ring.h"
 
 #define PORTION 256u /* blocks climbed, looked at or counted in one portion: a cache miss each */
-#define COPIES  16u  /* begun in one portion */
+#define COPIES  16u  /* begun in one portion, and slots taken for as many */
 #define LOOKS   32u  /* tickets looked at in one */
 
 enum phase { CLIMB, COPY, COUNT, ANSWER };
@@ -43,12 +43,15 @@ struct kvpd_ticket {
 	uint32_t there;     /* counted */
 	int status;
 	struct kvpd_room room; /* what was tried for room */
+	/* Slots are taken for these, in the order of the run; their copies have not begun. */
+	struct copy *held, **held_end;
 	uint32_t block[];
 };
 
 struct copy {
 	struct kvpd_device_copy c;
 	struct kvpd_ticket *ticket;
+	struct copy *next; /* held */
 	uint32_t block;
 	struct kvpd_place to;
 };
@@ -113,8 +116,33 @@ static void room_under_way(struct kvpd_tenant *t)
 		go_on(kvpd_container(from->next, struct kvpd_ticket, link));
 }
 
+/* Is its client told where blocks come to lie before they do? */
+static bool is_early(const struct kvpd_ticket *k)
+{
+	return k->sqe.flags & KVP_SQE_EARLY;
+}
+
+/* Nothing is copied to the slots that are held: they and their blocks are anybody's again. False: there were none. */
+static bool drop_held(struct kvpd_ticket *k)
+{
+	struct copy *c = k->held, *next;
+
+	for (; c; c = next) {
+		next = c->next;
+		k->tenant->block[c->block].flags &= ~KVPD_BLOCK_MOVING;
+		kvpd_slot_clear(c->to, KVPD_SLOT_TARGET);
+		k->tenant->warming.held--;
+		free(c);
+	}
+	c = k->held;
+	k->held = NULL;
+	k->held_end = &k->held;
+	return c;
+}
+
 static void free_ticket(struct kvpd_ticket *k)
 {
+	(void)drop_held(k);
 	if (k->session)
 		k->session->n_tickets--;
 	kvpd_list_remove(&k->in_session);
@@ -129,6 +157,7 @@ static void free_ticket(struct kvpd_ticket *k)
 static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe, uint32_t *ret_n)
 {
 	const struct kvpd_tenant *t = s->tenant;
+	const uint32_t most = sqe->flags & KVP_SQE_EARLY ? KVP_WARM_EARLY_BLOCKS : KVP_WARM_BLOCKS;
 	const struct kvp_block *b;
 	uint64_t word;
 	int r;
@@ -136,7 +165,7 @@ static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe, uint32
 	if (!t->ledger->n_media)
 		return -EOPNOTSUPP;
 	if (sqe->parent_kind != KVP_PARENT_BLOCK || sqe->parent_id >= t->layout.max_blocks ||
-		sqe->count > KVP_WARM_BLOCKS || (sqe->flags & ~KVP_SQE_PREFETCH))
+		sqe->count > most || (sqe->flags & ~(KVP_SQE_PREFETCH | KVP_SQE_EARLY)))
 		return -EINVAL;
 	r = sqe->grant < KVP_MAX_DEVICES ? kvpd_medium_serves(t, sqe->grant + 1) : -ENODEV;
 	if (r < 0)
@@ -152,8 +181,8 @@ static int judge(const struct kvpd_session *s, const struct kvp_sqe *sqe, uint32
 	*ret_n = kvp_load_relaxed(&b->depth) + 1;
 	if (sqe->count && *ret_n > sqe->count)
 		*ret_n = sqe->count;
-	if (*ret_n > KVP_WARM_BLOCKS)
-		*ret_n = KVP_WARM_BLOCKS;
+	if (*ret_n > most)
+		*ret_n = most;
 	return 0;
 }
 
@@ -167,6 +196,7 @@ static struct kvpd_ticket *new_ticket(struct kvpd_tenant *t, const struct kvp_sq
 	k->sqe = *sqe;
 	k->medium = sqe->grant + 1;
 	k->n = n;
+	k->held_end = &k->held;
 	kvpd_list_init(&k->link);
 	kvpd_list_init(&k->in_session);
 	t->warming.tickets++;
@@ -266,6 +296,20 @@ static void appear(struct kvpd_tenant *t, const struct copy *c, uint64_t now)
 	t->block[c->block].flags |= c->ticket->ahead ? KVPD_BLOCK_AHEAD : 0;
 }
 
+/* What comes after a block that failed would not be counted: it is not copied. */
+static void fail(struct kvpd_ticket *k, int status)
+{
+	stop(k, status);
+	if (drop_held(k))
+		kvpd_warm_again(k->tenant);
+}
+
+/*
+ * A slot whose copy failed goes back although its client may have been told of it, and a kernel there may be
+ * reading it: what it reads are bytes of its own tenant, mapped for reading alone, and it asks what has become of the
+ * ticket before it believes in them. That the memory stays mapped under the reader is up to its library, which
+ * lets go of no extent that it gave addresses in before these are given up.
+ */
 static void copied(struct kvpd_device_work *w)
 {
 	struct copy *c = copy_of(w);
@@ -281,7 +325,7 @@ static void copied(struct kvpd_device_work *w)
 	if (w->status == 0)
 		appear(t, c, kvpd_now_ns());
 	else
-		stop(k, w->status);
+		fail(k, w->status);
 	t->part[k->medium - 1].damaged += w->status == -EBADMSG;
 	kvpd_slot_clear(c->to, KVPD_SLOT_TARGET);
 	/* Another one may wait for the very block, or for what may be under way. */
@@ -292,44 +336,92 @@ static void copied(struct kvpd_device_work *w)
 	free(c);
 }
 
-static int begin_copy(
-	struct kvpd_ticket *k, uint32_t block, struct kvpd_place from, struct kvpd_place to)
+/*
+ * The slot is the block's: nobody else begins to copy the block, and its source stays. 0, or -ENOMEM: the slot is
+ * free again.
+ */
+static int hold(struct kvpd_ticket *k, uint32_t block, struct kvpd_place to)
 {
-	struct kvpd_tenant *t = k->tenant;
-	const struct kvp_payload_desc *d = kvpd_block_payload(t, block, KVP_TIER_DRAM);
-	uint64_t sum = kvp_load_relaxed(&d->checksum);
 	struct copy *c = calloc(1, sizeof(*c));
-	int r;
 
-	if (!c)
+	if (!c) {
+		kvpd_slot_clear(to, KVPD_SLOT_TARGET);
 		return -ENOMEM;
+	}
 	c->ticket = k;
 	c->block = block;
 	c->to = to;
+	*k->held_end = c;
+	k->held_end = &c->next;
+	k->tenant->warming.held++;
+	k->tenant->block[block].flags |= KVPD_BLOCK_MOVING;
+	return 0;
+}
+
+static int begin_copy(struct kvpd_ticket *k, struct copy *c, struct kvpd_place from)
+{
+	struct kvpd_tenant *t = k->tenant;
+	const struct kvp_payload_desc *d = kvpd_block_payload(t, c->block, KVP_TIER_DRAM);
+	uint64_t sum = kvp_load_relaxed(&d->checksum);
+	int r;
+
 	c->c = (struct kvpd_device_copy){
 		.work.done = copied,
 		.way = KVPD_TO_DEVICE,
 		.kind = k->ahead ? KVPD_COPY_AHEAD : KVPD_COPY_URGENT,
 		.flags = sum ? KVPD_COPY_CHECK : KVPD_COPY_SUM,
 		.tenant = t->id,
-		.seg = kvpd_segment_id(to.extent),
+		.seg = kvpd_segment_id(c->to.extent),
 		.host = kvpd_host_id(from.extent, k->medium),
-		.seg_off = kvpd_place_offset(to),
+		.seg_off = kvpd_place_offset(c->to),
 		.host_off = kvpd_place_offset(from),
 		.bytes = kvp_where_bytes(kvp_load_relaxed(&d->where)),
 		.checksum = sum,
 	};
 	r = kvpd_device_copy(t->ledger->medium[k->medium - 1].device, &c->c);
-	if (r < 0) {
-		free(c);
+	if (r < 0)
 		return r;
-	}
-	t->block[block].flags |= KVPD_BLOCK_MOVING;
+	k->held = c->next;
+	if (!k->held)
+		k->held_end = &k->held;
+	t->warming.held--;
 	t->n_jobs++;
 	t->warming.copies++;
 	t->warming.bytes += c->c.bytes;
 	k->under_way++;
 	return 0;
+}
+
+static bool under_way_full(const struct kvpd_ticket *k)
+{
+	const struct kvpd_warming *w = &k->tenant->warming;
+	uint32_t part = 1u << k->ahead; /* of what there may be: others wait for theirs */
+
+	return w->copies >= KVPD_WARM_COPIES / part || w->bytes >= KVPD_WARM_BYTES / part;
+}
+
+/* Begins copies to slots that are held, as many as may be under way, `most` at most. Returns how many. */
+static uint32_t begin_held(struct kvpd_ticket *k, uint32_t most)
+{
+	uint32_t n = 0;
+
+	while (k->held && n < most && !under_way_full(k)) {
+		struct kvpd_place from;
+		/* The block is kept, but the device may have to be told of its extent anew. */
+		int r = kvpd_block_place(k->tenant, k->held->block, KVP_TIER_DRAM, &from)
+				? kvpd_host_want(from.extent, k->medium, false)
+				: -ENOENT;
+
+		if (r > 0)
+			r = begin_copy(k, k->held, from);
+		else if (r == 0)
+			break;
+		if (r < 0)
+			fail(k, r);
+		else
+			n++;
+	}
+	return n;
 }
 
 /* ---- phases: each returns false when the ticket waits --------------------------------------- */
@@ -364,26 +456,18 @@ static void climb(struct kvpd_ticket *k, uint32_t *work)
 		next_phase(k, COPY);
 }
 
-static bool under_way_full(const struct kvpd_ticket *k)
-{
-	const struct kvpd_warming *w = &k->tenant->warming;
-	uint32_t part = 1u << k->ahead; /* of what there may be: others wait for theirs */
-
-	return w->copies >= KVPD_WARM_COPIES / part || w->bytes >= KVPD_WARM_BYTES / part;
-}
-
-/* 1: it is there, or on its way; 0: wait; negative errno. */
-static int bring(struct kvpd_ticket *k, uint32_t block, uint64_t now)
+/* 1: it is there, or this is its slot; 0: wait; negative errno. */
+static int bring(struct kvpd_ticket *k, uint32_t block, uint64_t now, struct kvpd_place *to)
 {
 	struct kvpd_tenant *t = k->tenant;
-	struct kvpd_place from, to;
+	struct kvpd_place from;
 	uint64_t bytes;
 	int r;
 
 	k->room.again = false;
-	if (kvpd_block_place(t, block, KVP_TIER_VRAM, &to) &&
+	if (kvpd_block_place(t, block, KVP_TIER_VRAM, to) &&
 		!(t->block[block].flags & KVPD_BLOCK_MOVING))
-		return to.extent->cls->medium == k->medium ? 1 : -EBUSY;
+		return to->extent->cls->medium == k->medium ? 1 : -EBUSY;
 	if (t->block[block].flags & KVPD_BLOCK_MOVING)
 		return 0;
 	if (!kvpd_block_place(t, block, KVP_TIER_DRAM, &from))
@@ -393,47 +477,100 @@ static int bring(struct kvpd_ticket *k, uint32_t block, uint64_t now)
 		r = kvpd_host_want(from.extent, k->medium, false);
 	if (r <= 0)
 		return r;
-	if (under_way_full(k))
+	/* Whoever is told has a slot for all of it at once; what is copied at a time is the same for all. */
+	if (!is_early(k) && under_way_full(k))
 		return 0;
 	bytes = kvp_where_bytes(
 		kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_DRAM)->where));
 	r = k->ahead == KVPD_WARM_ADVISED
-		    ? kvpd_room_below(t, k->medium, bytes, k->sqe.parent_id, now, &k->room, &to)
-		    : kvpd_room_take(t, k->medium, bytes, now, &k->room, &to);
-	if (r <= 0)
-		return r;
-	r = begin_copy(k, block, from, to);
-	if (r < 0)
-		kvpd_slot_clear(to, KVPD_SLOT_TARGET);
-	return r < 0 ? r : 1;
+		    ? kvpd_room_below(t, k->medium, bytes, k->sqe.parent_id, now, &k->room, to)
+		    : kvpd_room_take(t, k->medium, bytes, now, &k->room, to);
+	if (r > 0 && hold(k, block, *to) < 0)
+		r = -ENOMEM;
+	return r;
+}
+
+/* Can its client be told of one more? */
+static bool may_tell(struct kvpd_ticket *k)
+{
+	struct kvpd_session *s = k->session;
+
+	if (!is_early(k) || kvp_cq_room(s->page, s->cq_tail) >= KVPD_ROOM_FOR_ONE)
+		return true;
+	kvpd_ring_stall(s, true);
+	return false;
+}
+
+/* Of the block at k->at: it lies there, or is what was held last. */
+static void tell(struct kvpd_ticket *k, struct kvpd_place p)
+{
+	const uint32_t block = k->block[k->at];
+	const uint32_t tier = p.extent->slot[p.slot].block == block ? KVP_TIER_VRAM : KVP_TIER_DRAM;
+	/* The copy is of the same width and as long as what it is made of. */
+	const uint64_t where = kvp_load_relaxed(&kvpd_block_payload(k->tenant, block, tier)->where);
+	const struct kvp_cqe cqe = {
+		.op = KVP_OP_WARM,
+		.serial = k->sqe.serial,
+		.flags = KVP_CQE_PLACE,
+		.grant = k->sqe.grant,
+		.grant_generation = kvp_where_codec(where),
+		.extent = p.extent->id,
+		.bytes = kvp_where_bytes(where),
+		.offset = kvpd_place_offset(p),
+		.block = block,
+		.birth = kvp_word_birth(kvpd_block_word(k->tenant, block)),
+		.more = k->at,
+	};
+
+	kvpd_ring_complete(k->session, &cqe);
+}
+
+/* Slots for what comes next of the run, and copies there. False: it waits. */
+static bool take(struct kvpd_ticket *k, uint32_t *work, uint64_t now)
+{
+	uint32_t slots = COPIES, begun = begin_held(k, COPIES);
+
+	while (k->at < k->n) {
+		struct kvpd_place to;
+		int r;
+
+		if (!*work || !slots)
+			return true;
+		if (!may_tell(k))
+			return false;
+		(*work)--;
+		r = bring(k, k->block[k->at], now, &to);
+		if (r == 0)
+			/* What it waits for goes on in portions of its own. */
+			return k->room.again || (k->held && begun == COPIES);
+		if (r < 0) {
+			stop(k, r);
+			break;
+		}
+		if (is_early(k))
+			tell(k, to);
+		k->at++;
+		slots--;
+		begun += begin_held(k, COPIES - begun);
+	}
+	/* What is held still goes on when there is room in what may be under way. */
+	return k->held ? begun == COPIES : !k->under_way;
 }
 
 static bool copy(struct kvpd_ticket *k, uint32_t *work, uint64_t now)
 {
-	uint32_t begun = 0;
+	struct kvpd_session *s = k->session;
+	uint32_t told = s ? s->cq_tail : 0;
+	bool on;
 
-	if (k->at < k->n && !k->session && k->ahead != KVPD_WARM_ADVISED)
-		stop(k, -ECANCELED);
-	while (k->at < k->n) {
-		uint32_t before = k->under_way;
-		int r;
-
-		if (!*work || begun == COPIES)
-			return true;
-		(*work)--;
-		r = bring(k, k->block[k->at], now);
-		if (r == 0)
-			return k->room.again; /* what it waits for goes on in portions of its own */
-		if (r < 0)
-			stop(k, r);
-		else
-			k->at++;
-		begun += k->under_way - before;
-	}
-	if (k->under_way)
-		return false;
-	next_phase(k, COUNT);
-	return true;
+	if ((k->at < k->n || k->held) && !s && k->ahead != KVPD_WARM_ADVISED)
+		fail(k, -ECANCELED);
+	on = take(k, work, now);
+	if (s && s->cq_tail != told)
+		kvpd_wake_client(s);
+	if (k->at == k->n && !k->held && !k->under_way)
+		next_phase(k, COUNT);
+	return on;
 }
 
 static void count(struct kvpd_ticket *k, uint32_t *work)
@@ -488,7 +625,7 @@ static void ticket_on(struct kvpd_ticket *k, uint32_t *work, uint64_t now)
 
 	if (k->phase < ANSWER && !stands(k)) {
 		/* What is under way is waited for; nothing of the chain is looked at any more. */
-		stop(k, -ENOENT);
+		fail(k, -ENOENT);
 		k->phase = k->under_way ? COPY : ANSWER;
 		k->there = 0;
 	}

@@ -12,6 +12,10 @@
  * was found above it is there, has one, and has it in DRAM. A block that is being copied is
  * KVPD_BLOCK_MOVING: neither evicted nor deleted nor moved.
  *
+ * A client may ask to be told where its blocks come to lie before they do (KVP_SQE_EARLY). Then slots are taken for all of
+ * the run as far as there are any, while copies begin in the same portions as of any other ticket; a slot so held is its
+ * block's until the copy is over, as if that had begun, and whoever else wants the block there waits for it.
+ *
  * Room on a device is made by taking payloads there, and nothing but these, of blocks that no lease
  * protects. A lease on a tip protects a payload on a device as any other of its chain, and the tip need
  * not lie there itself; so what is to go is handed to the switch (switch.h), which finds the leases on
@@ -48,7 +52,8 @@ struct kvpd_warming {
 	struct kvpd_list waiting[KVPD_WARM_KINDS]; /* may not */
 	uint32_t tickets, advised;
 	uint32_t copies; /* under way */
-	uint64_t bytes;  /* likewise */
+	uint32_t held;   /* slots, for copies that are not yet */
+	uint64_t bytes;  /* of copies under way */
 };
 
 void kvpd_warm_init(struct kvpd_tenant *t);

@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "shm/kvp_ring.h"
 #include "tests/daemon/ledger/dp_world.h"
 
 #define T     16u
@@ -97,11 +98,18 @@ static void answer(struct dp_client *c, uint32_t serial, struct kvp_cqe *ret)
 	assert_int_equal(ret->op, KVP_OP_WARM);
 }
 
+static void parked(struct dp_client *c, uint32_t serial)
+{
+	struct kvp_cqe cqe;
+
+	answer(c, serial, &cqe);
+	assert_int_equal(cqe.flags, KVP_CQE_PARKED);
+	assert_int_equal(cqe.status, 0);
+}
+
 static void late(struct dp_client *c, uint32_t serial, struct kvp_cqe *ret)
 {
-	answer(c, serial, ret);
-	assert_int_equal(ret->flags, KVP_CQE_PARKED);
-	assert_int_equal(ret->status, 0);
+	parked(c, serial);
 	answer(c, serial, ret);
 	assert_int_equal(ret->flags, KVP_CQE_LATE);
 }
@@ -244,6 +252,9 @@ static void test_refused(void **state)
 	assert_int_equal(refused(p->c, warm_of(&k, KVP_WARM_BLOCKS + 1, 0)), -EINVAL);
 	sqe = warm_of(&k, 3, 0);
 	sqe.flags = KVP_SQE_RELEASE;
+	assert_int_equal(refused(p->c, sqe), -EINVAL);
+	sqe = warm_of(&k, KVP_WARM_EARLY_BLOCKS + 1, 0);
+	sqe.flags = KVP_SQE_EARLY;
 	assert_int_equal(refused(p->c, sqe), -EINVAL);
 	sqe = warm_of(&k, 3, 0);
 	sqe.parent_kind = KVP_PARENT_SERIAL;
@@ -636,7 +647,7 @@ static int warm_or_not(struct dp_client *c, struct kvp_sqe sqe)
 	struct kvp_cqe cqe;
 
 	answer(c, dp_push(c, &sqe), &cqe);
-	if (cqe.flags & KVP_CQE_PARKED)
+	while (cqe.flags & (KVP_CQE_PARKED | KVP_CQE_PLACE))
 		answer(c, cqe.serial, &cqe);
 	return cqe.status;
 }
@@ -669,6 +680,7 @@ static void test_driver_fails(void **state)
 	for (size_t i = 0; i < sizeof(each) / sizeof(each[0]); i++) {
 		struct pool *p = calloc(1, sizeof(*p));
 		struct kvpd_limits limits;
+		struct kvp_sqe sqe;
 		struct chain k;
 		int r;
 
@@ -676,7 +688,9 @@ static void test_driver_fails(void **state)
 		faults(p, each[i].what);
 		begin(p, &limits);
 		put(p, p->c, &k, 20, 1);
-		r = warm_or_not(p->c, warm_of(&k, 0, 0));
+		sqe = warm_of(&k, 0, 0);
+		sqe.flags = i % 2 ? KVP_SQE_EARLY : 0;
+		r = warm_or_not(p->c, sqe);
 		print_message("%-18s %s\n", each[i].what, r ? strerror(-r) : "done");
 		assert_true(r == each[i].status || r == each[i].or_status);
 		if (!r)
@@ -785,13 +799,300 @@ static void test_session_ends(void **state)
 		for (uint32_t j = 0; j < n; j++) {
 			struct kvp_sqe sqe = warm_of(&k, 1 + (i * 7 + j) % 60, 0);
 
-			sqe.flags = j % 2 ? KVP_SQE_PREFETCH : 0;
+			sqe.flags = (j % 2 ? KVP_SQE_PREFETCH : 0) | (j % 3 ? 0 : KVP_SQE_EARLY);
 			dp_push(c, &sqe);
 		}
 		if (i % 3)
 			usleep(1000 * (i % 7));
 		dp_detach(c);
 	}
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* ---- told where blocks come to lie ---------------------------------------------------------- */
+
+static uint32_t push_early(struct dp_client *c, const struct chain *k, uint32_t n)
+{
+	struct kvp_sqe sqe = warm_of(k, n, 0);
+
+	sqe.flags = KVP_SQE_EARLY;
+	return dp_push(c, &sqe);
+}
+
+/* The next completion of the ticket says where block i of the chain comes to lie, `above` blocks of the run being above. */
+static struct kvp_cqe place(
+	struct dp_client *c, uint32_t serial, const struct chain *k, uint32_t i, uint32_t above)
+{
+	struct kvp_cqe cqe;
+
+	answer(c, serial, &cqe);
+	assert_int_equal(cqe.flags, KVP_CQE_PLACE);
+	assert_int_equal(cqe.status, 0);
+	assert_int_equal(cqe.more, above);
+	assert_int_equal(cqe.block, k->block[i].id);
+	assert_int_equal(cqe.birth, k->block[i].birth);
+	assert_int_equal(cqe.bytes, BLOCK);
+	assert_int_equal(cqe.grant, 0);
+	assert_int_equal(cqe.grant_generation, 0); /* native */
+	return cqe;
+}
+
+/* Does the block lie where the completion says? */
+static bool lies_at(struct dp_client *c, const struct chain *k, uint32_t i, struct kvp_cqe at)
+{
+	const struct kvp_block *b = &c->view.blocks[k->block[i].id];
+	uint64_t where, offset;
+
+	kvp_payload_read(b, kvp_load_acquire(&b->word), KVP_TIER_VRAM, &where, &offset);
+	return where && kvp_where_extent(where) == at.extent && offset == at.offset &&
+	       kvp_where_bytes(where) == at.bytes;
+}
+
+static int ended(struct dp_client *c, uint32_t serial, uint32_t *ret_there)
+{
+	struct kvp_cqe cqe;
+
+	answer(c, serial, &cqe);
+	assert_int_equal(cqe.flags, KVP_CQE_LATE);
+	*ret_there = cqe.more;
+	return cqe.status;
+}
+
+/* Places are known while the copies still go on, also of what is there; and there the blocks come to lie. */
+static void test_early(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct kvp_cqe at[24];
+	struct chain k, upper;
+	uint32_t there, serial;
+	struct kvp_lease l;
+
+	(void)state;
+	defaults(p, &limits, 1, 4 * MIB);
+	faults(p, "copy=slow:30");
+	begin(p, &limits);
+	put(p, p->c, &k, 24, 1);
+	lease(p->c, &k, &l);
+	upper = k;
+	upper.n = 6;
+	assert_int_equal(warm(p->c, warm_of(&upper, 4, 0), &there), 0); /* blocks 2 to 5 */
+	serial = push_early(p->c, &k, 0);
+	parked(p->c, serial);
+	for (uint32_t i = 0; i < 24; i++)
+		at[i] = place(p->c, serial, &k, i, i);
+	for (uint32_t i = 2; i < 6; i++)
+		assert_true(lies_at(p->c, &k, i, at[i]));
+	assert_false(lies(p->c, &k, 23, KVP_TIER_VRAM));
+	assert_int_equal(ended(p->c, serial, &there), 0);
+	assert_int_equal(there, 24);
+	for (uint32_t i = 0; i < 24; i++)
+		assert_true(lies_at(p->c, &k, i, at[i]));
+	assert_int_equal(count(p->c, &k, KVP_TIER_VRAM), 24);
+	/* All is there: the places are what they were. */
+	serial = push_early(p->c, &k, 3);
+	parked(p->c, serial);
+	for (uint32_t i = 21; i < 24; i++)
+		assert_true(lies_at(p->c, &k, i, place(p->c, serial, &k, i, i - 21)));
+	assert_int_equal(ended(p->c, serial, &there), 0);
+	assert_int_equal(there, 3);
+	kvp_lease_drop(&l);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* More than may be under way at a time: slots are taken all the same, and nobody else brings these blocks meanwhile. */
+static void test_early_beyond(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain *full = calloc(5, sizeof(*full)), k;
+	uint32_t serial, plain, there;
+	struct dp_client *other;
+	struct kvp_cqe at[20];
+	struct kvp_sqe sqe;
+
+	(void)state;
+	defaults(p, &limits, 1, 32 * MIB);
+	p->device[0].copy_rate = 24 * MIB;
+	begin(p, &limits);
+	for (uint32_t i = 0; i < 5; i++)
+		put(p, p->c, &full[i], MOST, 1 + i);
+	put(p, p->c, &k, 20, 9);
+	other = dp_attach(&p->w, p->w.tenant);
+	(void)dp_large_space(other, "m", BLOCK);
+	for (uint32_t i = 0; i < 5; i++) {
+		sqe = warm_of(&full[i], 0, 0);
+		parked(other, dp_push(other, &sqe));
+	}
+	serial = push_early(p->c, &k, 0);
+	parked(p->c, serial);
+	for (uint32_t i = 0; i < 20; i++)
+		at[i] = place(p->c, serial, &k, i, i);
+	assert_int_equal(count(p->c, &k, KVP_TIER_VRAM), 0);
+	dp_check(&p->w);
+	sqe = warm_of(&k, 0, 0);
+	plain = dp_push(other, &sqe);
+	parked(other, plain);
+	assert_int_equal(ended(p->c, serial, &there), 0);
+	assert_int_equal(there, 20);
+	assert_int_equal(ended(other, plain, &there), 0);
+	assert_int_equal(there, 20);
+	for (uint32_t i = 0; i < 20; i++)
+		assert_true(lies_at(p->c, &k, i, at[i]));
+	assert_int_equal(count(p->c, &k, KVP_TIER_VRAM), 20);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(full);
+	free(p);
+}
+
+/* Its client dies when slots are held for copies that have not begun: they and the blocks are anybody's again. */
+static void test_early_killed(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain *full = calloc(5, sizeof(*full)), k;
+	struct dp_client *other, *dies;
+	uint32_t serial, there;
+	struct kvp_sqe sqe;
+
+	(void)state;
+	defaults(p, &limits, 1, 32 * MIB);
+	p->device[0].copy_rate = 24 * MIB;
+	begin(p, &limits);
+	for (uint32_t i = 0; i < 5; i++)
+		put(p, p->c, &full[i], MOST, 1 + i);
+	put(p, p->c, &k, 20, 9);
+	other = dp_attach(&p->w, p->w.tenant);
+	(void)dp_large_space(other, "m", BLOCK);
+	dies = dp_attach(&p->w, p->w.tenant);
+	(void)dp_large_space(dies, "m", BLOCK);
+	for (uint32_t i = 0; i < 5; i++) {
+		sqe = warm_of(&full[i], 0, 0);
+		parked(other, dp_push(other, &sqe));
+	}
+	serial = push_early(dies, &k, 0);
+	parked(dies, serial);
+	for (uint32_t i = 0; i < 20; i++)
+		(void)place(dies, serial, &k, i, i);
+	dp_detach(dies);
+	assert_int_equal(warm(p->c, warm_of(&k, 0, 0), &there), 0);
+	assert_int_equal(there, 20);
+	dp_check(&p->w);
+	/* And at once with the tenant. */
+	serial = push_early(p->c, &k, 0);
+	parked(p->c, serial);
+	dp_stop(&p->w);
+	free(full);
+	free(p);
+}
+
+/* Places for as many as there is room for, which are what the end counts. */
+static void test_early_no_room(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct kvp_cqe at[16];
+	uint32_t serial, there;
+	struct kvp_lease l;
+	struct chain k;
+
+	(void)state;
+	defaults(p, &limits, 1, MIB); /* 16 blocks */
+	begin(p, &limits);
+	put(p, p->c, &k, 20, 1);
+	lease(p->c, &k, &l);
+	serial = push_early(p->c, &k, 0);
+	parked(p->c, serial);
+	for (uint32_t i = 0; i < 16; i++)
+		at[i] = place(p->c, serial, &k, i, i);
+	assert_int_equal(ended(p->c, serial, &there), -ENOSPC);
+	assert_int_equal(there, 16);
+	for (uint32_t i = 0; i < 16; i++)
+		assert_true(lies_at(p->c, &k, i, at[i]));
+	kvp_lease_drop(&l);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* A copy fails whose slot is known: the end does not count it, and the slot is free for others. */
+static void test_early_fails(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	uint32_t serial, there;
+	struct kvp_cqe cqe;
+	struct chain k;
+	uint32_t places = 0;
+
+	(void)state;
+	defaults(p, &limits, 1, MIB); /* 16 blocks: all of them */
+	faults(p, "copy=fail:5@1");
+	begin(p, &limits);
+	put(p, p->c, &k, 16, 1);
+	serial = push_early(p->c, &k, 0);
+	parked(p->c, serial);
+	for (answer(p->c, serial, &cqe); cqe.flags == KVP_CQE_PLACE; places++)
+		answer(p->c, serial, &cqe);
+	assert_int_equal(cqe.flags, KVP_CQE_LATE);
+	assert_int_equal(cqe.status, -EIO);
+	assert_true(cqe.more < 16 && cqe.more <= places);
+	dp_check(&p->w);
+	serial = push_early(p->c, &k, 0);
+	parked(p->c, serial);
+	for (uint32_t i = 0; i < 16; i++)
+		(void)place(p->c, serial, &k, i, i);
+	assert_int_equal(ended(p->c, serial, &there), 0);
+	assert_int_equal(there, 16);
+	assert_int_equal(count(p->c, &k, KVP_TIER_VRAM), 16);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(p);
+}
+
+/* A client that does not read its ring is told of no more than that has room for, and of the rest when it has read. */
+static void test_early_ring_full(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	uint32_t serial, there;
+	struct dp_client *c;
+	struct kvp_lease l;
+	struct chain k;
+
+	(void)state;
+	defaults(p, &limits, 1, 4 * MIB);
+	begin(p, &limits);
+	put(p, p->c, &k, 20, 1);
+	c = dp_attach(&p->w, p->w.tenant);
+	(void)dp_large_space(c, "m", BLOCK);
+	lease(c, &k, &l);
+	while (kvp_cq_room(c->page, kvp_load_acquire(&c->page->cq_tail)) > 8) {
+		struct kvp_sqe nop = { .op = KVP_OP_NOP };
+		uint32_t tail = kvp_load_acquire(&c->page->cq_tail);
+
+		dp_push(c, &nop);
+		while (kvp_load_acquire(&c->page->cq_tail) == tail)
+			usleep(10);
+	}
+	serial = push_early(c, &k, 0);
+	/* PARKED and six places: the last completions that there is room for. */
+	while (kvp_cq_room(c->page, kvp_load_acquire(&c->page->cq_tail)) > 1)
+		usleep(100);
+	/* Others are served meanwhile, and find what has come so far. */
+	assert_int_equal(warm(p->c, warm_of(&k, 0, 0), &there), 0);
+	assert_int_equal(kvp_cq_room(c->page, kvp_load_acquire(&c->page->cq_tail)), 1);
+	parked(c, serial);
+	for (uint32_t i = 0; i < 20; i++)
+		assert_true(lies_at(c, &k, i, place(c, serial, &k, i, i)));
+	assert_int_equal(ended(c, serial, &there), 0);
+	assert_int_equal(there, 20);
+	kvp_lease_drop(&l);
 	dp_check(&p->w);
 	dp_stop(&p->w);
 	free(p);
@@ -834,8 +1135,9 @@ static void test_anything(void **state)
 				struct kvp_sqe sqe = warm_of(one, (uint32_t)rand_r(&seed) % 20, 0);
 				struct kvp_cqe cqe;
 
+				sqe.flags = rand_r(&seed) % 2 ? KVP_SQE_EARLY : 0;
 				answer(p->c, dp_push(p->c, &sqe), &cqe);
-				if (cqe.flags & KVP_CQE_PARKED)
+				while (cqe.flags & (KVP_CQE_PARKED | KVP_CQE_PLACE))
 					answer(p->c, cqe.serial, &cqe);
 				there = cqe.more;
 				assert_true(cqe.status == 0 || cqe.status == -ENOENT ||
@@ -871,6 +1173,12 @@ int main(void)
 		cmocka_unit_test(test_arena_goes),
 		cmocka_unit_test(test_damage),
 		cmocka_unit_test(test_session_ends),
+		cmocka_unit_test(test_early),
+		cmocka_unit_test(test_early_beyond),
+		cmocka_unit_test(test_early_killed),
+		cmocka_unit_test(test_early_no_room),
+		cmocka_unit_test(test_early_fails),
+		cmocka_unit_test(test_early_ring_full),
 		cmocka_unit_test(test_anything),
 	};
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads a cached prompt on a device: has it copied there, goes on with other work, and reads what has
- * come in place. Without a device, or where there was no room for all of it, the rest is read in DRAM. Then
+ * Reads a cached prompt on a device: has it copied there, sets up the work that is to read it while that goes on, since
+ * it is told at once where the blocks come to lie, and reads what has come in place. Without a device, or where there was no room for all of it, the rest is read in DRAM. Then
  * the next block is written on the device, as one would that computes there, and found again.
  */
 #include <errno.h>
@@ -37,20 +37,26 @@ static int put(struct kvp_client *client, struct kvp_space *space, const uint32_
 /* Sums the prompt's blocks, those on device 0 there. Returns how many these were. */
 static int read_prompt(struct kvp_client *client, struct kvp_prefix *prefix, double *sum)
 {
+	struct kvp_warm_opts opts = { .size = sizeof(opts), .flags = KVP_WARM_EARLY };
 	const void *there[BLOCKS], *here[BLOCKS];
 	struct kvp_ticket ticket;
 	int n_here, n = 0, r, why = 0;
 
-	r = kvp_warm(prefix, NULL, &ticket);
+	r = kvp_warm(prefix, &opts, &ticket);
+	if (r == 0)
+		r = kvp_ticket_placed(client, ticket, KVP_DEFAULT_TIMEOUT);
+	if (r >= 0)
+		r = n = kvp_device_payloads(prefix, 0, 0, BLOCKS, KVP_DEVICE_PENDING, there);
 	if (r < 0)
 		return r;
-	/* ... whatever else there is to do meanwhile ... */
+	/* ... the table is filled, whatever else there is to do is done; nothing is read yet ... */
 	r = kvp_ticket_wait(client, ticket, KVP_DEFAULT_TIMEOUT, &why);
 	if (r < 0)
 		return r;
 	if (why)
 		printf("not all of it is on the device: %s\n", strerror(-why));
-	n = kvp_device_payloads(prefix, 0, 0, BLOCKS, there);
+	if (n > r)
+		n = r; /* the others have not come to where they were to lie */
 	n_here = kvp_payloads(prefix, 0, BLOCKS, here);
 	for (int i = 0; i < n_here; i++) {
 		const float *kv = i < n ? there[i] : here[i];

@@ -191,6 +191,8 @@ void attachment_free(struct attachment *att, int mapped)
 		say_goodbye(att);
 	}
 	closes_forget(att);
+	for (struct warm *w = att->early; w; w = w->next_early)
+		free(w->places);
 	cuda_owns_free(att);
 	if (att->wake >= 0)
 		close(att->wake);

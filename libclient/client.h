@@ -111,10 +111,24 @@ struct commit {
 	uint64_t put;    /* number of the kvp_put() that made it, else 0 */
 };
 
+/* Where a block comes to lie on a device. */
+struct place {
+	uint64_t where; /* kvp_where() */
+	uint64_t offset;
+	kvp_block_id block;
+	uint32_t birth;
+};
+
 /* One of the last N_WARMS requests for copies to a device; at serial mod N_WARMS. ring_lock. */
 struct warm {
 	struct attachment *att;
 	struct kvp_prefix *held; /* of kvp_prefetch(): the library's own, until the answer */
+	/* KVP_WARM_EARLY, until the answer: of the first `placed` blocks, in attachment.early; else NULL. */
+	struct place *places;
+	struct warm *next_early;
+	uint32_t placed;
+	uint32_t first; /* block of the prefix */
+	uint32_t device;
 	uint32_t serial;
 	uint32_t used;
 	uint32_t asked; /* blocks */
@@ -210,7 +224,13 @@ struct attachment {
 	uint32_t commit_serial;
 	uint32_t other_serial;
 	uint32_t warm_serial;
-	uint32_t n_prefetches;        /* warms that hold a prefix */
+	uint32_t n_prefetches; /* warms that hold a prefix */
+	struct warm *early;    /* that have places */
+	/*
+	 * For each timeline the last moment, kvp_until(), at which a handle ended that was given places which
+	 * were not a block's yet. No lock: written before the handle goes, read after.
+	 */
+	KVP_ATOMIC(uint64_t) early_until[KVP_TIMELINES];
 	uint64_t puts;                /* so far */
 	uint32_t n_returned;          /* grants in GRANT_RETURNED */
 	uint32_t n_later;             /* in GRANT_LATER */
@@ -466,14 +486,22 @@ int timeline_moment(struct kvp_timeline *timeline, struct kvp_client *client, ui
 
 /* ---- device.c -------------------------------------------------------------------------------- */
 
-/* ring_lock held, both. What the ledger says of a WARM, 1: it has ended; none will be answered any more. */
+/*
+ * ring_lock held, both. What the ledger says of a WARM, 1: it has ended, or the places of all blocks are known; none
+ * will be answered any more.
+ */
 int warm_answer(struct attachment *att, const struct kvp_cqe *cqe);
 void warms_end(struct attachment *att);
-/*
- * ring_lock. Puts a WARM or WANT of n blocks, whose ticket holds `keep` (NULL: nothing) until it ends if this
- * returns 0. -EAGAIN, -ESHUTDOWN. Fills in the serial.
- */
-int warm_submit(struct attachment *att, struct kvp_sqe *sqe, uint32_t n, struct kvp_prefix *keep,
+/* What a WARM or WANT has besides the entry. */
+struct warm_how {
+	uint32_t n; /* blocks */
+	struct kvp_prefix
+		*keep;        /* the ticket holds it until it ends, if it is put; NULL: nothing */
+	struct place *places; /* room for as many; likewise the ticket's, which frees it */
+	uint32_t first;       /* with places: of the prefix */
+};
+/* ring_lock. Puts a WARM or WANT. -EAGAIN, -ESHUTDOWN. Fills in the serial. */
+int warm_submit(struct attachment *att, struct kvp_sqe *sqe, const struct warm_how *how,
 	uint64_t deadline, struct kvp_ticket *ret_ticket);
 
 /* ---- remat.c --------------------------------------------------------------------------------- */

@@ -63,7 +63,7 @@ struct host_regs {
 #define MAP_THERE  2u
 #define MAP_FAILED 3u
 
-/* An extent on the device. `state` and `drop` change under lock, the rest before `base` is stored. */
+/* An extent on the device. `state`, `hidden` and `drop` change under lock, the rest before `base` is stored. */
 struct cuda_map {
 	KVP_ATOMIC(uint64_t) base; /* 0: not to be used */
 	uint64_t at;
@@ -73,7 +73,8 @@ struct cuda_map {
 	uint32_t legacy;    /* opened by a handle */
 	uint32_t generation;
 	uint32_t state;
-	uint32_t drop;
+	uint32_t hidden; /* the daemon wants it back: nobody is told of it any more, */
+	uint32_t drop;   /* and nobody is left who may be reading there */
 };
 
 struct lane {

@@ -117,7 +117,7 @@ int cuda_extent_hide(struct attachment *att, const struct kvp_msg_id *id)
 		/* Sequentially consistent: as extent_retire() does with the base of host memory. */
 		kvp_store_seq(&map->base, 0);
 		kvp_store_seq(&att->extents[id->id].there, 0);
-		map->drop = 1;
+		map->hidden = 1;
 		there |= map->state != MAP_NONE;
 		pthread_mutex_unlock(&u->lock);
 	}
@@ -358,7 +358,7 @@ static void map_take(struct kvp_cuda *cuda, struct lane *l, const struct arrival
 	if (r == 0) {
 		cuda->mapped_bytes += map->bytes;
 		/* Release: pairs with the load in map_of(). It may have been hidden meanwhile. */
-		if (!map->drop) {
+		if (!map->hidden) {
 			kvp_store_seq(&map->base, map->at);
 			publish(l->att, &a->x, map);
 			mine = a->x.flags & KVP_EXTENT_WRITABLE;
@@ -402,7 +402,7 @@ static void map_drop(struct kvp_cuda *cuda, struct lane *l, uint32_t extent)
 	pthread_mutex_lock(&cuda->lock);
 	cuda->mapped_bytes -= there ? map->bytes : 0;
 	map->state = MAP_NONE;
-	map->drop = 0;
+	map->hidden = map->drop = 0;
 	pthread_mutex_unlock(&cuda->lock);
 }
 
@@ -420,7 +420,7 @@ static struct arrival *arrival_next(struct kvp_cuda *cuda)
 	l = a ? lane_of(cuda, a->att) : NULL;
 	if (l && l->map[a->x.extent].state != MAP_THERE) {
 		l->map[a->x.extent].state = MAP_COMING;
-		l->map[a->x.extent].drop = 0;
+		l->map[a->x.extent].hidden = l->map[a->x.extent].drop = 0;
 	}
 	pthread_mutex_unlock(&cuda->lock);
 	return a;
@@ -535,19 +535,15 @@ void maps_drop(struct kvp_cuda *cuda, struct lane *l)
 
 /* ---- where blocks are, for callers ----------------------------------------------------------- */
 
-const struct cuda_map *map_of(const struct kvp_prefix *m, struct lane *l, uint32_t i,
-	struct kvp_hit *ret_hit, uint64_t *ret_addr)
+/* The mapping in which the hit lies; NULL: it is not on this device, or not mapped here yet. */
+static const struct cuda_map *map_at(
+	const struct kvp_prefix *m, struct lane *l, const struct kvp_hit *hit, uint64_t *ret_addr)
 {
+	const uint32_t extent = kvp_where_extent(hit->where), bytes = kvp_where_bytes(hit->where);
 	const struct cuda_map *map;
-	uint32_t extent, bytes;
 	uint64_t base;
 
-	/* A lease keeps all payloads of the block, so one that has appeared stays. */
-	kvp_payload_read(&m->att->view.blocks[m->hits[i].id], m->hits[i].word, KVP_TIER_VRAM,
-		&ret_hit->where, &ret_hit->offset);
-	extent = kvp_where_extent(ret_hit->where);
-	bytes = kvp_where_bytes(ret_hit->where);
-	if (!ret_hit->where || extent >= KVP_MAX_EXTENTS ||
+	if (!hit->where || extent >= KVP_MAX_EXTENTS ||
 		kvp_load_relaxed(&m->att->view.extents[extent].device) !=
 			kvp_load_relaxed(&l->device))
 		return NULL;
@@ -559,11 +555,25 @@ const struct cuda_map *map_of(const struct kvp_prefix *m, struct lane *l, uint32
 			extent_want(m->att, extent);
 		return NULL;
 	}
-	if (bytes > map->bytes || ret_hit->offset > map->bytes - bytes ||
+	if (bytes > map->bytes || hit->offset > map->bytes - bytes ||
 		map->generation != kvp_load_acquire(&m->att->view.extents[extent].generation))
 		return NULL;
-	*ret_addr = base + ret_hit->offset;
+	*ret_addr = base + hit->offset;
 	return map;
+}
+
+static void hit_of(const struct kvp_prefix *m, uint32_t i, struct kvp_hit *ret_hit)
+{
+	/* A lease keeps all payloads of the block, so one that has appeared stays. */
+	kvp_payload_read(&m->att->view.blocks[m->hits[i].id], m->hits[i].word, KVP_TIER_VRAM,
+		&ret_hit->where, &ret_hit->offset);
+}
+
+const struct cuda_map *map_of(const struct kvp_prefix *m, struct lane *l, uint32_t i,
+	struct kvp_hit *ret_hit, uint64_t *ret_addr)
+{
+	hit_of(m, i, ret_hit);
+	return map_at(m, l, ret_hit, ret_addr);
 }
 
 /* Blocks that are asked for and that the prefix has; negative: why not. */
@@ -590,23 +600,61 @@ static int64_t may_look(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint3
 	return n < have - first ? n : have - first;
 }
 
-/* What kernels may read there as it is: what the precision of a block in DRAM came to be was copied with it. */
-static const struct cuda_map *native_map_of(const struct kvp_prefix *m, struct lane *l, uint32_t i,
-	struct kvp_hit *ret_hit, uint64_t *ret_addr)
-{
-	const struct cuda_map *map = map_of(m, l, i, ret_hit, ret_addr);
+/* What finds blocks for kernels. */
+struct lookup {
+	struct kvp_prefix *m;
+	struct lane *l;
+	uint32_t flags; /* KVP_DEVICE_PENDING: between pending_begin() and pending_end() */
+	int was_given, given;
+};
 
-	return map && kvp_where_codec(ret_hit->where) == KVP_CODEC_NATIVE &&
-			       kvp_where_bytes(ret_hit->where) >= m->space->geo.block_bytes
-		       ? map
-		       : NULL;
+/* 0 blocks or more that can be looked for until lookup_end(); negative: why not, and it has ended. */
+static int64_t lookup_begin(struct lookup *k, const struct kvp_prefix *m, struct kvp_cuda *cuda,
+	uint32_t first, uint32_t n, uint32_t flags)
+{
+	int64_t have = flags & ~KVP_DEVICE_PENDING ? -EINVAL : may_look(m, cuda, first, n, &k->l);
+
+	if (have < 0)
+		return have;
+	/* Handles are const to callers; the pin is the library's own affair. */
+	k->m = (struct kvp_prefix *)m;
+	k->flags = have ? flags : 0;
+	if (k->flags & KVP_DEVICE_PENDING) {
+		k->was_given = prefix_pinned(m);
+		pending_begin(k->m);
+	}
+	return have;
+}
+
+static void lookup_end(struct lookup *k)
+{
+	if (k->flags & KVP_DEVICE_PENDING)
+		pending_end(k->m, k->was_given || k->given);
+}
+
+/* What kernels may read there as it is: what the precision of a block in DRAM came to be was copied with it. */
+static const struct cuda_map *native_map_of(
+	struct lookup *k, uint32_t i, struct kvp_hit *ret_hit, uint64_t *ret_addr)
+{
+	const struct cuda_map *map;
+	int pending = 0;
+
+	hit_of(k->m, i, ret_hit);
+	if (!ret_hit->where && k->flags & KVP_DEVICE_PENDING)
+		pending = pending_find(k->m, i, kvp_load_relaxed(&k->l->device), ret_hit);
+	map = map_at(k->m, k->l, ret_hit, ret_addr);
+	if (!map || kvp_where_codec(ret_hit->where) != KVP_CODEC_NATIVE ||
+		kvp_where_bytes(ret_hit->where) < k->m->space->geo.block_bytes)
+		return NULL;
+	k->given |= pending;
+	return map;
 }
 
 int kvp_cuda_slots(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint32_t first, uint32_t n,
-	int32_t *ret_slots)
+	uint32_t flags, int32_t *ret_slots)
 {
-	struct lane *l = NULL;
-	int64_t have = n && !ret_slots ? -EINVAL : may_look(m, cuda, first, n, &l);
+	struct lookup look = { 0 };
+	int64_t have = n && !ret_slots ? -EINVAL : lookup_begin(&look, m, cuda, first, n, flags);
 	uint32_t leading = 0;
 
 	if (have < 0)
@@ -617,21 +665,22 @@ int kvp_cuda_slots(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint32_t f
 		uint64_t addr;
 
 		if (i < have)
-			map = native_map_of(m, l, first + i, &hit, &addr);
+			map = native_map_of(&look, first + i, &hit, &addr);
 		ret_slots[i] = map && map->first_slot >= 0
 				       ? (int32_t)(map->first_slot +
 						   (int64_t)(hit.offset / map->slot_bytes))
 				       : -1;
 		leading += leading == i && ret_slots[i] >= 0;
 	}
+	lookup_end(&look);
 	return (int)leading;
 }
 
 int kvp_cuda_addrs(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint32_t first, uint32_t n,
-	uint64_t *ret_addrs)
+	uint32_t flags, uint64_t *ret_addrs)
 {
-	struct lane *l = NULL;
-	int64_t have = n && !ret_addrs ? -EINVAL : may_look(m, cuda, first, n, &l);
+	struct lookup look = { 0 };
+	int64_t have = n && !ret_addrs ? -EINVAL : lookup_begin(&look, m, cuda, first, n, flags);
 	uint32_t leading = 0;
 
 	if (have < 0)
@@ -640,9 +689,10 @@ int kvp_cuda_addrs(const struct kvp_prefix *m, struct kvp_cuda *cuda, uint32_t f
 		struct kvp_hit hit;
 		uint64_t addr = 0;
 
-		ret_addrs[i] = i < have && native_map_of(m, l, first + i, &hit, &addr) ? addr : 0;
+		ret_addrs[i] = i < have && native_map_of(&look, first + i, &hit, &addr) ? addr : 0;
 		leading += leading == i && ret_addrs[i];
 	}
+	lookup_end(&look);
 	return (int)leading;
 }
 

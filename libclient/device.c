@@ -10,12 +10,14 @@
 #include "libclient/ring.h"
 
 #include <assert.h>
+#include <stdlib.h>
 #include <string.h>
 
 static_assert(KVP_CLIENT_DEVICES == KVP_MAX_DEVICES, "kvpool.h tells the limit");
 static_assert(KVP_CLIENT_WARM_BLOCKS == KVP_WARM_BLOCKS, "kvpool.h tells the limit");
 static_assert(KVP_DEVICE_IS_UP == KVP_DEVICE_UP, "kvpool.h gives the state");
 static_assert(KVP_CLIENT_WARMS == KVP_WARM_TICKETS, "kvpool.h tells the limit");
+static_assert(KVP_CLIENT_EARLY_BLOCKS == KVP_WARM_EARLY_BLOCKS, "kvpool.h tells the limit");
 
 /* ---- which there are ------------------------------------------------------------------------- */
 
@@ -58,15 +60,52 @@ static struct kvp_ticket ticket_make(const struct attachment *att, const struct 
 	return (struct kvp_ticket){ { att->epoch, w->serial } };
 }
 
+/* It says no more where blocks come to lie: those that lie there have a payload that does. */
+static void forget_places(struct warm *w)
+{
+	struct warm **p = &w->att->early;
+
+	if (!w->places)
+		return;
+	while (*p != w)
+		p = &(*p)->next_early;
+	*p = w->next_early;
+	free(w->places);
+	w->places = NULL;
+}
+
 static void warm_end(struct warm *w, int outcome, uint32_t blocks)
 {
 	w->outcome = outcome;
 	w->blocks = blocks;
+	forget_places(w);
 	if (w->held) {
 		prefix_drop(w->held);
 		w->held = NULL;
 		w->att->n_prefetches--;
 	}
+}
+
+/* 1: the place of each of its blocks is known now. */
+static int take_place(struct warm *w, const struct kvp_cqe *cqe)
+{
+	struct attachment *att = w->att;
+
+	if (!w->places || w->placed == w->asked || cqe->more != w->placed ||
+		cqe->extent >= KVP_MAX_EXTENTS)
+		return 0;
+	w->places[w->placed++] = (struct place){
+		.where = kvp_where(cqe->extent, cqe->grant_generation, cqe->bytes),
+		.offset = cqe->offset,
+		.block = cqe->block,
+		.birth = cqe->birth,
+	};
+	/* So that it is mapped when somebody asks; what this client writes it was sent before. */
+	if (!kvp_load_seq(&att->extents[cqe->extent].base) &&
+		!kvp_load_seq(&att->extents[cqe->extent].there) &&
+		kvp_load_relaxed(&att->view.extents[cqe->extent].owner) != att->session)
+		extent_want(att, cqe->extent);
+	return w->placed == w->asked;
 }
 
 int warm_answer(struct attachment *att, const struct kvp_cqe *cqe)
@@ -76,6 +115,8 @@ int warm_answer(struct attachment *att, const struct kvp_cqe *cqe)
 	if (!w->used || w->serial != cqe->serial || w->outcome != OUTCOME_UNKNOWN ||
 		cqe->flags & KVP_CQE_PARKED)
 		return 0;
+	if (cqe->flags & KVP_CQE_PLACE)
+		return take_place(w, cqe);
 	warm_end(w, cqe->status, cqe->more < w->asked ? cqe->more : w->asked);
 	return 1;
 }
@@ -88,7 +129,7 @@ void warms_end(struct attachment *att)
 }
 
 /* ring_lock. A place for one more; NULL: the one that had it is not over. */
-static struct warm *warm_begin(struct attachment *att, uint32_t n)
+static struct warm *warm_begin(struct attachment *att, const struct warm_how *how, uint32_t device)
 {
 	struct warm *w = &att->warms[(att->warm_serial + 1) % N_WARMS];
 
@@ -99,8 +140,17 @@ static struct warm *warm_begin(struct attachment *att, uint32_t n)
 		.serial = ++att->warm_serial,
 		.used = 1,
 		.outcome = OUTCOME_UNKNOWN,
-		.asked = n,
+		.asked = how->n,
+		.held = how->keep,
+		.places = how->places,
+		.first = how->first,
+		.device = device,
 	};
+	att->n_prefetches += how->keep != NULL;
+	if (how->places) {
+		w->next_early = att->early;
+		att->early = w;
+	}
 	return w;
 }
 
@@ -113,11 +163,12 @@ static int warm_undo(struct warm *w, int error)
 	if (w->outcome != OUTCOME_UNKNOWN)
 		return 0;
 	w->att->n_prefetches -= w->held != NULL;
+	forget_places(w);
 	*w = (struct warm){ 0 };
 	return error;
 }
 
-int warm_submit(struct attachment *att, struct kvp_sqe *sqe, uint32_t n, struct kvp_prefix *keep,
+int warm_submit(struct attachment *att, struct kvp_sqe *sqe, const struct warm_how *how,
 	uint64_t deadline, struct kvp_ticket *ret_ticket)
 {
 	struct kvp_ticket ticket;
@@ -125,17 +176,17 @@ int warm_submit(struct attachment *att, struct kvp_sqe *sqe, uint32_t n, struct 
 	int r;
 
 	ring_drain(att);
-	w = att->stuck || kvp_load_seq(&att->dead) ? NULL : warm_begin(att, n);
-	if (!w)
+	w = att->stuck || kvp_load_seq(&att->dead) ? NULL : warm_begin(att, how, sqe->grant);
+	if (!w) {
+		free(how->places);
 		return -EAGAIN;
+	}
 	ticket = ticket_make(att, w);
 	sqe->serial = w->serial;
-	w->held = keep;
-	att->n_prefetches += keep != NULL;
 	r = ring_submit(att, sqe, deadline);
 	if (r < 0)
 		r = warm_undo(w, r);
-	if (r == 0 && keep)
+	if (r == 0 && how->keep)
 		ask_sweep(att); /* for the answer, if no call comes by */
 	if (r == 0 && ret_ticket)
 		*ret_ticket = ticket;
@@ -150,6 +201,7 @@ static int ask(struct kvp_prefix *m, const struct kvp_warm_opts *o, uint32_t n, 
 	struct kvp_ticket *ret_ticket)
 {
 	const struct kvp_hit *last = &m->hits[o->first + n - 1];
+	struct warm_how how = { .n = n, .keep = keep ? m : NULL, .first = o->first };
 	struct kvp_client *c = m->client;
 	struct kvp_sqe sqe = {
 		.op = KVP_OP_WARM,
@@ -163,8 +215,15 @@ static int ask(struct kvp_prefix *m, const struct kvp_warm_opts *o, uint32_t n, 
 	uint64_t deadline = deadline_of(c, o->timeout_ms);
 	int r;
 
+	/* A daemon that knows no places is asked for the copies alone. */
+	if (o->flags & KVP_WARM_EARLY && m->att->view.cat->h.compat & KVP_COMPAT_EARLY) {
+		sqe.flags |= KVP_SQE_EARLY;
+		how.places = calloc(n, sizeof(*how.places));
+		if (!how.places)
+			return -ENOMEM;
+	}
 	pthread_mutex_lock(&c->ring_lock);
-	r = warm_submit(m->att, &sqe, n, keep ? m : NULL, deadline, ret_ticket);
+	r = warm_submit(m->att, &sqe, &how, deadline, ret_ticket);
 	pthread_mutex_unlock(&c->ring_lock);
 	return r;
 }
@@ -178,12 +237,14 @@ static uint32_t all_blocks(const struct kvp_prefix *m)
 /* How many blocks the options mean; 0: none, they begin beyond the prefix. */
 static uint32_t asked_blocks(const struct kvp_prefix *m, const struct kvp_warm_opts *o)
 {
+	uint32_t most =
+		o->flags & KVP_WARM_EARLY ? KVP_CLIENT_EARLY_BLOCKS : KVP_CLIENT_WARM_BLOCKS;
 	uint32_t have = all_blocks(m), n;
 
 	if (o->first >= have)
 		return 0;
 	n = o->n && o->n < have - o->first ? o->n : have - o->first;
-	return n < KVP_CLIENT_WARM_BLOCKS ? n : KVP_CLIENT_WARM_BLOCKS;
+	return n < most ? n : most;
 }
 
 /* Is it one whose blocks can be named, and held? */
@@ -208,7 +269,8 @@ int kvp_warm(struct kvp_prefix *m, const struct kvp_warm_opts *opts, struct kvp_
 		r = opts_take(&o, sizeof(o), opts);
 	if (r < 0)
 		return r;
-	if (!ret_ticket || o.flags & ~KVP_WARM_PREFETCH || o.device >= KVP_CLIENT_DEVICES)
+	if (!ret_ticket || o.flags & ~(KVP_WARM_PREFETCH | KVP_WARM_EARLY) ||
+		o.device >= KVP_CLIENT_DEVICES)
 		return -EINVAL;
 	n = asked_blocks(m, &o);
 	if (!n)
@@ -274,13 +336,23 @@ static struct warm *warm_of(struct attachment *att, uint64_t serial)
 	return w->used && w->serial == serial ? w : NULL;
 }
 
-int kvp_ticket_wait(
-	struct kvp_client *c, struct kvp_ticket ticket, uint32_t timeout_ms, int *ret_why)
+static int has_ended(const struct warm *w)
+{
+	return w->outcome != OUTCOME_UNKNOWN;
+}
+
+static int is_placed(const struct warm *w)
+{
+	return has_ended(w) || (w->places && w->placed == w->asked);
+}
+
+/* Waits until it is ready, and copies what is known of it then. */
+static int ticket_await(struct kvp_client *c, struct kvp_ticket ticket, uint32_t timeout_ms,
+	int (*ready)(const struct warm *w), struct warm *ret)
 {
 	struct attachment *att;
-	struct warm *w = NULL;
 	uint64_t deadline;
-	int r = 0, why = 0;
+	int r = 0;
 
 	if (!c)
 		return -EINVAL;
@@ -296,49 +368,117 @@ int kvp_ticket_wait(
 		ring_drain(att);
 	}
 	while (r == 0) {
-		w = warm_of(att, ticket.opaque[1]);
+		const struct warm *w = warm_of(att, ticket.opaque[1]);
+
+		if (w && ready(w)) {
+			*ret = *w;
+			break;
+		}
 		if (!w)
 			r = -EINVAL;
-		else if (w->outcome != OUTCOME_UNKNOWN)
-			break;
 		else
 			r = timeout_ms ? ring_wait(att, deadline) : -ETIMEDOUT;
-	}
-	if (r == 0) {
-		r = (int)w->blocks;
-		why = w->outcome;
 	}
 	if (att)
 		att->refs--;
 	pthread_mutex_unlock(&c->ring_lock);
-	if (r == 0 && why == -ESHUTDOWN)
-		return why;
-	if (r >= 0 && ret_why)
-		*ret_why = why;
-	return r;
+	return r == 0 && ret->outcome == -ESHUTDOWN ? -ESHUTDOWN : r;
+}
+
+int kvp_ticket_wait(
+	struct kvp_client *c, struct kvp_ticket ticket, uint32_t timeout_ms, int *ret_why)
+{
+	struct warm w;
+	int r = ticket_await(c, ticket, timeout_ms, has_ended, &w);
+
+	if (r < 0)
+		return r;
+	if (ret_why)
+		*ret_why = w.outcome;
+	return (int)w.blocks;
+}
+
+int kvp_ticket_placed(struct kvp_client *c, struct kvp_ticket ticket, uint32_t timeout_ms)
+{
+	struct warm w;
+	int r = ticket_await(c, ticket, timeout_ms, is_placed, &w);
+
+	if (r < 0)
+		return r;
+	return (int)(has_ended(&w) ? w.blocks : w.placed);
+}
+
+/* ---- places that are no block's yet ---------------------------------------------------------- */
+
+void pending_begin(struct kvp_prefix *m)
+{
+	/* Before extents are looked at. One that was given such a place before stays pinned. */
+	if (!prefix_pinned(m))
+		prefix_pin(m);
+	pthread_mutex_lock(&m->client->ring_lock);
+	ring_drain(m->att);
+}
+
+void pending_end(struct kvp_prefix *m, int given)
+{
+	pthread_mutex_unlock(&m->client->ring_lock);
+	if (!given)
+		prefix_unpin(m);
+}
+
+int pending_find(const struct kvp_prefix *m, uint32_t i, uint32_t device, struct kvp_hit *ret_hit)
+{
+	/* A chain has one block of each depth, so a ticket of any prefix counts as this one does. */
+	for (const struct warm *w = m->att->early; w; w = w->next_early) {
+		const struct place *p;
+
+		if (w->device != device || i < w->first || i - w->first >= w->placed)
+			continue;
+		p = &w->places[i - w->first];
+		if (p->block != m->hits[i].id || p->birth != kvp_word_birth(m->hits[i].word))
+			continue;
+		ret_hit->where = p->where;
+		ret_hit->offset = p->offset;
+		return 1;
+	}
+	return 0;
 }
 
 /* ---- reading there --------------------------------------------------------------------------- */
+
+/* What finds an address on a device. */
+struct lookup {
+	const struct kvp_prefix *m;
+	uint32_t device;
+	uint32_t flags; /* KVP_DEVICE_PENDING: between pending_begin() and pending_end() */
+	int given;      /* a place that is no block's yet */
+};
 
 /*
  * Where block i lies on the device, and where that is in this process. -ENOENT: it is not there; -EAGAIN:
  * it is, in an extent that is not mapped here yet; -EOPNOTSUPP: it is, in no host memory.
  */
-static inline int find_there(const struct kvp_prefix *m, uint32_t i, uint32_t device,
-	struct kvp_hit *ret_hit, const uint8_t **ret_addr)
+static inline int find_there(
+	struct lookup *k, uint32_t i, struct kvp_hit *ret_hit, const uint8_t **ret_addr)
 {
+	const struct kvp_prefix *m = k->m;
+	int pending = 0;
 	uint32_t extent;
 
 	/* A lease keeps all payloads of the block, so one that has appeared stays. */
 	kvp_payload_read(&m->att->view.blocks[m->hits[i].id], m->hits[i].word, KVP_TIER_VRAM,
 		&ret_hit->where, &ret_hit->offset);
+	if (!ret_hit->where && k->flags & KVP_DEVICE_PENDING)
+		pending = pending_find(m, i, k->device, ret_hit);
 	extent = kvp_where_extent(ret_hit->where);
 	if (!ret_hit->where || extent >= KVP_MAX_EXTENTS ||
-		kvp_load_relaxed(&m->att->view.extents[extent].device) != device)
+		kvp_load_relaxed(&m->att->view.extents[extent].device) != k->device)
 		return -ENOENT;
 	*ret_addr = hit_addr(m->att, ret_hit);
-	if (*ret_addr)
+	if (*ret_addr) {
+		k->given |= pending;
 		return 0;
+	}
 	if (kvp_load_relaxed(&m->att->foreign[extent]))
 		return -EOPNOTSUPP;
 	extent_want(m->att, extent);
@@ -359,6 +499,7 @@ static int may_read(const struct kvp_prefix *m, uint32_t first)
 int kvp_device_payload(const struct kvp_prefix *m, uint32_t i, uint32_t device,
 	struct kvp_payload_info *ret_payload)
 {
+	struct lookup look = { .m = m, .device = device };
 	struct kvp_payload_info p = { 0 };
 	const uint8_t *addr;
 	struct kvp_hit hit;
@@ -367,7 +508,7 @@ int kvp_device_payload(const struct kvp_prefix *m, uint32_t i, uint32_t device,
 	if (r == 0 && !ret_payload)
 		r = -EINVAL;
 	if (r == 0)
-		r = find_there(m, i, device, &hit, &addr);
+		r = find_there(&look, i, &hit, &addr);
 	if (r < 0)
 		return r;
 	p.addr = addr;
@@ -378,27 +519,42 @@ int kvp_device_payload(const struct kvp_prefix *m, uint32_t i, uint32_t device,
 	return result_give(ret_payload, &p, sizeof(p));
 }
 
-int kvp_device_payloads(const struct kvp_prefix *m, uint32_t device, uint32_t first, uint32_t n,
-	const void **ret_addrs)
+static uint32_t find_run(struct lookup *k, uint32_t first, uint32_t n, const void **ret_addrs)
 {
 	uint32_t i;
-	int r = may_read(m, first);
 
-	if (r == -ENOENT)
-		return 0;
-	if (r < 0 || (n && !ret_addrs))
-		return r < 0 ? r : -EINVAL;
-	if (n > all_blocks(m) - first)
-		n = all_blocks(m) - first;
 	for (i = 0; i < n; i++) {
 		const uint8_t *addr;
 		struct kvp_hit hit;
 
-		if (find_there(m, first + i, device, &hit, &addr) < 0 ||
+		if (find_there(k, first + i, &hit, &addr) < 0 ||
 			kvp_where_codec(hit.where) != KVP_CODEC_NATIVE ||
-			kvp_where_bytes(hit.where) < m->space->geo.block_bytes)
+			kvp_where_bytes(hit.where) < k->m->space->geo.block_bytes)
 			break;
 		ret_addrs[i] = addr;
 	}
-	return (int)i;
+	return i;
+}
+
+int kvp_device_payloads(const struct kvp_prefix *m, uint32_t device, uint32_t first, uint32_t n,
+	uint32_t flags, const void **ret_addrs)
+{
+	struct lookup look = { .m = m, .device = device, .flags = flags };
+	/* Handles are const to callers; the pin is the library's own affair. */
+	struct kvp_prefix *mine = (struct kvp_prefix *)m;
+	int r = may_read(m, first), was_given;
+
+	if (r == -ENOENT)
+		return 0;
+	if (r < 0 || (n && !ret_addrs) || flags & ~KVP_DEVICE_PENDING)
+		return r < 0 ? r : -EINVAL;
+	if (n > all_blocks(m) - first)
+		n = all_blocks(m) - first;
+	if (!flags)
+		return (int)find_run(&look, first, n, ret_addrs);
+	was_given = prefix_pinned(m);
+	pending_begin(mine);
+	n = find_run(&look, first, n, ret_addrs);
+	pending_end(mine, was_given || look.given);
+	return (int)n;
 }

@@ -25,6 +25,8 @@ struct retiring {
 	struct kvp_msg_id id;
 	void *base;
 	uint64_t bytes;
+	/* Moments at which handles ended that may have been given places in it; see pending_begin(). */
+	uint64_t until[KVP_TIMELINES];
 	uint32_t n;
 	struct {
 		struct kvp_prefix *match;
@@ -170,6 +172,20 @@ static uint32_t pinned_handles(struct attachment *att, struct retiring *rt)
 	return n;
 }
 
+static void note_moments(struct retiring *rt)
+{
+	for (uint32_t i = 0; i < KVP_TIMELINES; i++)
+		rt->until[i] = kvp_load_seq(&rt->att->early_until[i]);
+}
+
+static int moments_left(const struct retiring *rt)
+{
+	for (uint32_t i = 0; i < KVP_TIMELINES; i++)
+		if (rt->until[i] && !kvp_until_come(rt->att->page, rt->until[i]))
+			return 1;
+	return 0;
+}
+
 int extent_retire(struct attachment *att, const struct kvp_msg_id *id)
 {
 	struct extent_map *em = &att->extents[id->id % KVP_MAX_EXTENTS];
@@ -205,6 +221,7 @@ int extent_retire(struct attachment *att, const struct kvp_msg_id *id)
 	rt->bytes = kvp_load_relaxed(&em->bytes);
 	rt->n = room;
 	rt->n = pinned_handles(att, rt);
+	note_moments(rt); /* of those that were released before */
 	rt->next = c->retiring;
 	c->retiring = rt;
 	return 0;
@@ -219,11 +236,13 @@ static int retiring_held(struct retiring *rt)
 	for (uint32_t i = 0; i < rt->n; i++)
 		if (kvp_load_seq(&rt->seen[i].match->state) == rt->seen[i].state)
 			rt->seen[n++] = rt->seen[i];
+	if (n < rt->n)
+		note_moments(rt); /* they may have been released after a moment */
 	rt->n = n;
 	pthread_mutex_lock(&att->client->ring_lock);
 	grants = att->extents[rt->id.id].grants;
 	pthread_mutex_unlock(&att->client->ring_lock);
-	return n || grants || cuda_extent_held(att, rt->id.id);
+	return n || grants || moments_left(rt) || cuda_extent_held(att, rt->id.id);
 }
 
 int retiring_any(const struct kvp_client *c, const struct attachment *att)

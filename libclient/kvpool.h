@@ -913,7 +913,7 @@ KVP_EXPORT int kvp_grant_release_after(
 /* What a descriptor announces, besides that the daemon went or another one was joined. */
 #define KVP_EVENT_COMMITS 1u /* the outcome of a commit of this client is known */
 #define KVP_EVENT_CLAIMS  2u /* kvp_wait() may say something else than -ETIMEDOUT */
-#define KVP_EVENT_WARMS   4u /* a ticket of this client has ended */
+#define KVP_EVENT_WARMS   4u /* a ticket of this client has ended, or all its blocks are placed */
 #define KVP_EVENT_DEMANDS 8u /* kvp_serve_remat() may say something else than -ETIMEDOUT */
 
 /*
@@ -924,7 +924,7 @@ KVP_EXPORT int kvp_grant_release_after(
  *
  *   kvp_grant_wait()  -ETIMEDOUT: no outcome yet
  *   kvp_flush_done()  0: not all yet
- *   kvp_ticket_wait() -ETIMEDOUT: not ended
+ *   kvp_ticket_wait() -ETIMEDOUT: not ended; likewise kvp_ticket_placed()
  *   kvp_wait()        -ETIMEDOUT: not yet; from then on the prefix is watched, until it is released
  *   kvp_serve_remat() -ETIMEDOUT: no demand
  *
@@ -968,9 +968,10 @@ KVP_EXPORT int kvp_flush_done(struct kvp_client *client, uint64_t mark);
  * read in shared memory, without a system call; one that does not may appear at any time, at the wish of
  * any client of the tenant.
  */
-#define KVP_CLIENT_DEVICES     16u   /* numbers of devices are below */
-#define KVP_CLIENT_WARM_BLOCKS 4096u /* of one ticket */
-#define KVP_CLIENT_WARMS       8u    /* tickets under way, of one client */
+#define KVP_CLIENT_DEVICES      16u   /* numbers of devices are below */
+#define KVP_CLIENT_WARM_BLOCKS  4096u /* of one ticket */
+#define KVP_CLIENT_WARMS        8u    /* tickets under way, of one client */
+#define KVP_CLIENT_EARLY_BLOCKS 64u   /* of one ticket with KVP_WARM_EARLY */
 
 #define KVP_DEVICE_IS_UP 1u
 
@@ -990,14 +991,22 @@ KVP_EXPORT int kvp_device_info(
 	struct kvp_client *client, uint32_t device, struct kvp_device_props *ret_props);
 
 #define KVP_WARM_PREFETCH 1u /* nobody waits for it: after all that somebody waits for */
+/*
+ * It is told where blocks come to lie before they do, see kvp_ticket_placed(). A daemon that is older than this
+ * copies as without it: then places are known when the ticket has ended.
+ */
+#define KVP_WARM_EARLY 2u
 
 struct kvp_warm_opts {
 	size_t size;
 	uint32_t device;
 	uint32_t flags;
 	uint32_t first; /* block of the prefix, the tail being block n_blocks */
-	uint32_t
-		n; /* blocks; 0: all from `first`. No more than KVP_CLIENT_WARM_BLOCKS are taken. */
+	/*
+	 * Blocks; 0: all from `first`. No more than KVP_CLIENT_WARM_BLOCKS are taken, with KVP_WARM_EARLY
+	 * KVP_CLIENT_EARLY_BLOCKS: for a longer prefix ask for what comes after these with another ticket.
+	 */
+	uint32_t n;
 	uint32_t timeout_ms; /* for the question to be put */
 };
 
@@ -1011,7 +1020,7 @@ struct kvp_ticket {
  * becomes of it is asked of the ticket. Hold the prefix until then: blocks that are not held are skipped.
  * opts may be NULL: all of it, to device 0.
  * -EAGAIN: too many tickets that have not ended, or the daemon does not answer; -ENOENT: `first` is beyond
- * the prefix; -ENOLCK: it has no lease; -EOPNOTSUPP: it is one of keys; -ESHUTDOWN; -EINVAL; -ECHILD.
+ * the prefix; -ENOLCK: it has no lease; -EOPNOTSUPP: it is one of keys; -ENOMEM; -ESHUTDOWN; -EINVAL; -ECHILD.
  */
 KVP_EXPORT int kvp_warm(
 	struct kvp_prefix *prefix, const struct kvp_warm_opts *opts, struct kvp_ticket *ret_ticket);
@@ -1031,9 +1040,23 @@ KVP_EXPORT int kvp_ticket_wait(
 	struct kvp_client *client, struct kvp_ticket ticket, uint32_t timeout_ms, int *ret_why);
 
 /*
+ * Waits until the places of all blocks of a ticket with KVP_WARM_EARLY are known, which is long before they are
+ * copied, or the ticket has ended. Returns how many of its blocks have one, counted from its first one without a gap.
+ * kvp_device_payloads() and kvp_cuda_addrs() with KVP_DEVICE_PENDING say where they are, so that work can be enqueued
+ * that reads them once they have come (kvp_cuda_stream_wait()). What is read there before the ticket has ended is not
+ * the block, and if kvp_ticket_wait() then counts fewer blocks, what was read of the others never was: results
+ * of it are to be thrown away. Such places stay mapped, and are nobody's but this tenant's, until the prefix
+ * by which the address was asked for is released, or the moment of kvp_release_after(). Of a ticket without the flag: as
+ * kvp_ticket_wait(), whose errors this has. -ETIMEDOUT: some are not known yet; with timeout_ms 0 the call only looks.
+ */
+KVP_EXPORT int kvp_ticket_placed(
+	struct kvp_client *client, struct kvp_ticket ticket, uint32_t timeout_ms);
+
+/*
  * Has what is cached of a sequence copied to a device, for a request that is likely to come: a match that
  * counts as no use, and a kvp_warm() with KVP_WARM_PREFETCH of it, which the library holds until it is
- * over. Returns how many blocks were asked for; 0: none is cached. Errors of kvp_match_ids() and kvp_warm().
+ * over. Returns how many blocks were asked for; 0: none is cached. Errors of kvp_match_ids() and kvp_warm();
+ * -EINVAL: also KVP_WARM_EARLY, since there is no ticket.
  */
 KVP_EXPORT int kvp_prefetch(
 	struct kvp_space *space, const struct kvp_ids *tokens, const struct kvp_warm_opts *opts);
@@ -1047,9 +1070,17 @@ KVP_EXPORT int kvp_prefetch(
 KVP_EXPORT int kvp_device_payload(const struct kvp_prefix *prefix, uint32_t i, uint32_t device,
 	struct kvp_payload_info *ret_payload);
 
-/* As kvp_payloads(), of copies on a device: ends before the first block that cannot be read there. */
+/* kvp_device_payloads(), kvp_cuda_slots(), kvp_cuda_addrs(): also those that a ticket of this client is filling */
+#define KVP_DEVICE_PENDING 1u
+
+/*
+ * As kvp_payloads(), of copies on a device: ends before the first block that cannot be read there. flags: 0, or
+ * KVP_DEVICE_PENDING: ends before the first that neither lies there nor has a place in a ticket that has not ended, see
+ * kvp_ticket_placed(), or whose memory is not mapped here yet: again in a moment. Whether a block that it gives lies
+ * there already, is not said.
+ */
 KVP_EXPORT int kvp_device_payloads(const struct kvp_prefix *prefix, uint32_t device, uint32_t first,
-	uint32_t n, const void **ret_addrs);
+	uint32_t n, uint32_t flags, const void **ret_addrs);
 
 /* ---- recomputation --------------------------------------------------------------------------- */
 

@@ -222,13 +222,17 @@ KVP_EXPORT int kvp_cuda_window(
  * Blocks [first, first + n) of a leased prefix on the device: numbers in the space's window, or -1; or
  * addresses, or 0. Writes n of them. Returns how many leading ones are there. They stay there until
  * kvp_release(), or the moment of kvp_release_after(). A block whose memory the library is still mapping is
- * not there yet, and one that lies there with fewer bits (kvp_payload_info.codec) never is. No system call, no call of the driver. -ENODEV: the daemon has no such device; -ENOLCK;
- * -EOPNOTSUPP: a prefix of keys; -EINVAL; -ECHILD.
+ * not there yet, and one that lies there with fewer bits (kvp_payload_info.codec) never is. No system call, no call of the driver.
+ * flags: 0, or KVP_DEVICE_PENDING: also those that a ticket of this client is filling (KVP_WARM_EARLY). So a step is
+ * enqueued before its blocks have come: kvp_cuda_warm() with KVP_WARM_EARLY, kvp_ticket_placed(), this,
+ * kvp_cuda_stream_wait(), the kernels, kvp_cuda_mark(), kvp_release_after(); and kvp_ticket_wait() before their results
+ * are believed. kvp_ticket_placed() has what may be read when.
+ * -ENODEV: the daemon has no such device; -ENOLCK; -EOPNOTSUPP: a prefix of keys; -EINVAL; -ECHILD.
  */
 KVP_EXPORT int kvp_cuda_slots(const struct kvp_prefix *prefix, struct kvp_cuda *cuda,
-	uint32_t first, uint32_t n, int32_t *ret_slots);
+	uint32_t first, uint32_t n, uint32_t flags, int32_t *ret_slots);
 KVP_EXPORT int kvp_cuda_addrs(const struct kvp_prefix *prefix, struct kvp_cuda *cuda,
-	uint32_t first, uint32_t n, uint64_t *ret_addrs);
+	uint32_t first, uint32_t n, uint32_t flags, uint64_t *ret_addrs);
 
 /*
  * A slot on the device, to compute a block into: as kvp_reserve_on(), which says what becomes of it.

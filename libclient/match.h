@@ -43,6 +43,8 @@ void prefix_drop(struct kvp_prefix *m);
 /* Around every look into extents on behalf of a prefix that has no lease. */
 void prefix_pin(struct kvp_prefix *m);
 void prefix_unpin(struct kvp_prefix *m);
+/* Is it? One that is leased and the caller's: it was given places that no lease protects, see pending_begin(). */
+int prefix_pinned(const struct kvp_prefix *m);
 static inline int prefix_live(const struct kvp_prefix *m)
 {
 	return (uint32_t)kvp_load_relaxed(&m->state) != 0;
@@ -115,6 +117,19 @@ uint32_t hits_prove(struct kvp_prefix *m, uint32_t n);
 int hit_readable(const struct kvp_prefix *m, const struct kvp_hit *hit);
 /* Asks the library's thread for an extent, once. */
 void extent_want(struct attachment *att, uint32_t id);
+
+/* ---- device.c -------------------------------------------------------------------------------- */
+
+/*
+ * Around pending_find() of a leased prefix's blocks; takes ring_lock and lets go of it. `given`: the caller hands out an
+ * address that was found so. Such a place is not the block's yet, and if its copy fails nothing keeps the extent, while
+ * kernels that were enqueued with the address may run still. So the handle stays pinned, as those are that look into
+ * any extent, and kvp_release_after() leaves its moment for those that are retired (attachment.early_until).
+ */
+void pending_begin(struct kvp_prefix *m);
+void pending_end(struct kvp_prefix *m, int given);
+/* Where a ticket of this client is about to have block i on the device. 0: none is. */
+int pending_find(const struct kvp_prefix *m, uint32_t i, uint32_t device, struct kvp_hit *ret_hit);
 
 /* ---- keys.c ---------------------------------------------------------------------------------- */
 

@@ -116,6 +116,11 @@ void prefix_unpin(struct kvp_prefix *m)
 	kvp_store_release(&m->state, kvp_load_relaxed(&m->state) & ~(uint64_t)PINNED);
 }
 
+int prefix_pinned(const struct kvp_prefix *m)
+{
+	return (kvp_load_relaxed(&m->state) & PINNED) != 0;
+}
+
 int prefix_any(struct kvp_client *client, const struct attachment *att)
 {
 	for (struct prefix_chunk *k = client->matches; k; k = kvp_load_acquire(&k->next))

@@ -42,7 +42,7 @@ static int ask(
 	int r;
 
 	pthread_mutex_lock(&c->ring_lock);
-	r = warm_submit(m->att, &sqe, m->n_blocks, NULL, deadline, ret_ticket);
+	r = warm_submit(m->att, &sqe, &(struct warm_how){ .n = m->n_blocks }, deadline, ret_ticket);
 	pthread_mutex_unlock(&c->ring_lock);
 	return r;
 }

@@ -266,7 +266,7 @@ int ring_stuck(struct attachment *att)
 static void note_answer(struct attachment *att, const struct kvp_cqe *cqe)
 {
 	if (att->open_questions && !(cqe->op == KVP_OP_RESERVE && cqe->more) &&
-		!(cqe->flags & KVP_CQE_LATE))
+		!(cqe->flags & (KVP_CQE_LATE | KVP_CQE_PLACE)))
 		att->open_questions--;
 }
 

@@ -217,12 +217,21 @@ int kvp_release_after(struct kvp_prefix *m, struct kvp_timeline *timeline, uint6
 		return r;
 	/*
 	 * The mappings need no handle: the ledger retires no extent in which a leased block is, or
-	 * its old bytes in limbo, and sweep_dead() looks for leases of a daemon that has gone.
+	 * its old bytes in limbo, and sweep_dead() looks for leases of a daemon that has gone. But
+	 * for places that were no block's when they were given: these are the library's to keep.
 	 */
 	if (m->flags & PREFIX_KEYS)
 		keys_drop(m, until);
 	else if (m->att)
 		kvp_lease_drop_at(m->att->page, &m->lease, until);
+	if (m->att && prefix_pinned(m)) {
+		KVP_ATOMIC(uint64_t) *last = &m->att->early_until[kvp_until_timeline(until)];
+		uint64_t was = kvp_load_relaxed(last);
+
+		/* Before the handle goes: retiring_held() looks at the handle first. */
+		while (was < until && !kvp_cas_seq(last, &was, until))
+			;
+	}
 	KVP_FAULT("release-after");
 	return kvp_release(m);
 }

@@ -39,14 +39,14 @@ def device(client: "Client", number: int) -> Optional[Device]:
                   props.to_device_bytes, props.from_device_bytes)
 
 
-def warm_opts(number: int, first: int, n: Optional[int], prefetch: bool) -> Any:
+def warm_opts(number: int, first: int, n: Optional[int], prefetch: bool, early: bool = False) -> Any:
     """What kvp_warm() and kvp_prefetch() take."""
     if n is not None and n < 1 or first < 0 or number < 0:
         raise ValueError("no such blocks, or no such device")
     opts = ffi.new("struct kvp_warm_opts *")
     opts.size = ffi.sizeof("struct kvp_warm_opts")
     opts.device, opts.first, opts.n = number, first, n or 0
-    opts.flags = lib.KVP_WARM_PREFETCH if prefetch else 0
+    opts.flags = (lib.KVP_WARM_PREFETCH if prefetch else 0) | (lib.KVP_WARM_EARLY if early else 0)
     opts.timeout_ms = DEFAULT_TIMEOUT
     return opts
 
@@ -77,6 +77,13 @@ class Ticket:
         done = self._ask(max(ms, 1))
         assert done is not None
         return done
+
+    def placed(self, timeout: Optional[float] = None) -> int:
+        """Of a ticket with early=True: until it is known where its blocks come to lie, or it has ended. How many of the
+        first ones have a place, which Match.device_addresses(pending=True) gives; what is read there before the ticket
+        has ended is not the block. Timeout: some are not known yet."""
+        ms = DEFAULT_TIMEOUT if timeout is None else min(int(timeout * 1000 + .999), DEFAULT_TIMEOUT - 1)
+        return check(lib.kvp_ticket_placed(self.client.client, self._struct, max(ms, 1)), "kvp_ticket_placed")
 
     async def wait_async(self, timeout: Optional[float] = None) -> Warmed:
         """wait() in an event loop."""

@@ -182,21 +182,24 @@ class Match(Held):
         return bytes(ffi.buffer(out))
 
     def warm(self, device: int = 0, first: int = 0, n: Optional[int] = None,
-             prefetch: bool = False) -> Ticket:
+             prefetch: bool = False, early: bool = False) -> Ticket:
         """Has blocks [first, first + n), None: all, copied to a device. Returns at once; hold the match until
-        the ticket has ended. prefetch: nobody waits for it. NotLeased; NoRoom: too many are under way;
+        the ticket has ended. prefetch: nobody waits for it. early: at most 64 blocks, whose places are known
+        before they are copied, see Ticket.placed(). NotLeased; NoRoom: too many are under way;
         KvpoolError with errno ENOENT: there are no such blocks."""
         out = ffi.new("struct kvp_ticket *")
-        check(lib.kvp_warm(self.prefix, warm_opts(device, first, n, prefetch), out), "warm")
+        check(lib.kvp_warm(self.prefix, warm_opts(device, first, n, prefetch, early), out), "warm")
         return Ticket(self.space.client, out[0])
 
-    def device_addresses(self, device: int = 0, first: int = 0,
-                         n: Optional[int] = None) -> "array.array[int]":
-        """addresses() on a device: up to the first block that cannot be read there now."""
+    def device_addresses(self, device: int = 0, first: int = 0, n: Optional[int] = None,
+                         pending: bool = False) -> "array.array[int]":
+        """addresses() on a device: up to the first block that cannot be read there now. pending: also where blocks
+        come to lie that a ticket of warm(early=True) is copying."""
         prefix = self.prefix
         have = max(self.n_blocks + bool(self.tail_tokens) - first, 0)
         out = array.array("Q", bytes(8 * (have if n is None else min(n, have))))
         got = check(lib.kvp_device_payloads(prefix, device, first, len(out),
+                                            lib.KVP_DEVICE_PENDING if pending else 0,
                                             ffi.cast("void const **", out.buffer_info()[0])),
                     "device_addresses")
         return out[:got]

@@ -111,7 +111,7 @@ int dev_read(struct dev_world *w, const struct dev_prompt *p)
 
 	(void)w;
 	for (int i = 0; i < TRIES; i++) {
-		n = kvp_device_payloads(p->match, 0, 0, DEV_BLOCKS, there);
+		n = kvp_device_payloads(p->match, 0, 0, DEV_BLOCKS, 0, there);
 		if (n == (int)DEV_BLOCKS)
 			break;
 		e2e_sleep_us(SLEEP_US); /* some of it is being mapped, perhaps */

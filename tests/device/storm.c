@@ -152,7 +152,7 @@ struct reading {
 
 static void read_on(struct kvp_prefix *m, struct reading *r)
 {
-	r->n_there = kvp_device_payloads(m, 0, 0, BLOCKS, r->there);
+	r->n_there = kvp_device_payloads(m, 0, 0, BLOCKS, 0, r->there);
 	r->n_here = kvp_payloads(m, 0, BLOCKS, r->here);
 	if (r->n_there > 0)
 		atomic_fetch_add(&counts->there, (uint64_t)r->n_there);

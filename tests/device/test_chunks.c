@@ -33,7 +33,7 @@ static void read_chunk(const struct dev_prompt *p, uint32_t chunk)
 	const void *there[CHUNK];
 
 	/* The library may still be mapping the segment. */
-	while (kvp_device_payloads(p->match, 0, first, CHUNK, there) != (int)CHUNK)
+	while (kvp_device_payloads(p->match, 0, first, CHUNK, 0, there) != (int)CHUNK)
 		e2e_sleep_us(1000);
 	for (uint32_t i = 0; i < CHUNK; i++)
 		assert_true(e2e_derived(p->tokens, (first + i + 1) * E2E_BT, there[i]));

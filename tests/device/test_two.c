@@ -50,8 +50,8 @@ static void a_block_lies_on_one(void **state)
 	assert_int_equal(why, 0);
 	assert_int_equal(dev_read(&w, &p[0]), DEV_BLOCKS);
 	/* Nothing of the other one is found on this. */
-	assert_true(kvp_device_payloads(p[1].match, 0, 0, DEV_BLOCKS, there) <= 0);
-	assert_true(kvp_device_payloads(p[0].match, 1, 0, DEV_BLOCKS, there) <= 0);
+	assert_true(kvp_device_payloads(p[1].match, 0, 0, DEV_BLOCKS, 0, there) <= 0);
+	assert_true(kvp_device_payloads(p[0].match, 1, 0, DEV_BLOCKS, 0, there) <= 0);
 
 	/* What is taken from one can go to the other, which that does not touch. */
 	dev_release(&p[0]);

@@ -99,7 +99,8 @@ static void damaged_at_rest(void **state)
 	assert_true(dev_warm_all(&w, p));
 	assert_int_equal(dev_read(&w, p), DEV_BLOCKS);
 	expect(&w, 0, DEV_BLOCKS, 0, 0);
-	assert_int_equal(kvp_device_payloads(p->match, 0, 0, DEV_BLOCKS, there), (int)DEV_BLOCKS);
+	assert_int_equal(
+		kvp_device_payloads(p->match, 0, 0, DEV_BLOCKS, 0, there), (int)DEV_BLOCKS);
 	damage(e2e_worker(w.daemon.pid), there[DEV_BLOCKS - 1], E2E_BLOCK_BYTES);
 	assert_int_equal(dev_read(&w, p), -1);
 	/* As long as it is leased it stays, and is found each time. */

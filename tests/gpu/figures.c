@@ -265,17 +265,17 @@ static void warm(struct user *u, struct kvp_prefix *m)
 	}
 	rate("warm: DRAM to the daemon's device memory, by the worker", now_us() - began);
 	for (uint32_t i = 0; i < 100000; i++) {
-		if ((uint32_t)kvp_cuda_addrs(m, u->cuda, 0, n, addrs) == n)
+		if ((uint32_t)kvp_cuda_addrs(m, u->cuda, 0, n, 0, addrs) == n)
 			break;
 		usleep(100);
 	}
 	for (uint32_t i = 0; i < n; i++)
 		if (!addrs[i])
 			fprintf(stderr, "block %u has no address\n", i);
-	if (kvp_cuda_addrs(m, u->cuda, 0, n, addrs) != (int)n)
+	if (kvp_cuda_addrs(m, u->cuda, 0, n, 0, addrs) != (int)n)
 		fprintf(stderr, "driver error %d, %llu MiB mapped\n", props(u->cuda).driver_error,
 			(unsigned long long)(props(u->cuda).mapped_bytes >> 20));
-	EQUAL(kvp_cuda_addrs(m, u->cuda, 0, n, addrs), n);
+	EQUAL(kvp_cuda_addrs(m, u->cuda, 0, n, 0, addrs), n);
 	printf("%-58s %8.1f ms\n", "    and mapped here, from the first question on",
 		(now_us() - began) * 1e-3);
 	free(addrs);
@@ -295,7 +295,7 @@ static void steps(struct user *u)
 		double a = now_us(), b;
 		struct kvp_prefix *m = match_of(u, 0, &info);
 
-		EQUAL(kvp_cuda_addrs(m, u->cuda, 0, n, addrs), n);
+		EQUAL(kvp_cuda_addrs(m, u->cuda, 0, n, 0, addrs), n);
 		b = now_us();
 		EQUAL(kvp_cuda_mark(u->cuda, line, gpu.stream, &value), 0);
 		EQUAL(kvp_release_after(m, line, value), 0);
@@ -364,7 +364,7 @@ static void attach(void)
 	struct kvp_prefix *m = all_of(&u);
 	uint64_t *addrs = calloc(n_tokens / T, sizeof(*addrs));
 
-	while ((uint32_t)kvp_cuda_addrs(m, u.cuda, 0, n_tokens / T, addrs) < n_tokens / T) {
+	while ((uint32_t)kvp_cuda_addrs(m, u.cuda, 0, n_tokens / T, 0, addrs) < n_tokens / T) {
 		CHECK(now_us() - began < 2e7);
 		usleep(50);
 	}

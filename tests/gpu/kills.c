@@ -77,7 +77,7 @@ static uint32_t verify(
 
 		EQUAL(kvp_match(reader->space, what->tokens, n * T, &o, &m), 0);
 		EQUAL(kvp_match_info(m, &info), 0);
-		there = (uint32_t)kvp_cuda_addrs(m, cuda, 0, n, addrs);
+		there = (uint32_t)kvp_cuda_addrs(m, cuda, 0, n, 0, addrs);
 		for (uint32_t k = 0; k < info.n_blocks && readable; k++)
 			readable = addrs[k] || (kvp_payload(m, k, &p) == 0 && p.addr);
 		if (info.n_blocks == n && readable)

@@ -367,22 +367,62 @@ static const uint8_t *bytes_of(struct fake *f, kvp_block_id id, uint32_t *ret_by
 	abort();
 }
 
+static uint64_t slot_of(struct fake *f, kvp_block_id id)
+{
+	if (!f->placed[id])
+		f->placed[id] = ++f->device_used;
+	return f->placed[id] - 1;
+}
+
 static void to_device(struct fake *f, kvp_block_id id)
 {
 	uint32_t bytes;
 	const uint8_t *from = bytes_of(f, id, &bytes);
-	uint64_t offset = (uint64_t)f->device_used * f->device_slot;
+	uint64_t offset;
 
 	if (kvp_load_relaxed(&f->v.blocks[id].payload[KVP_TIER_VRAM].where))
 		return;
+	offset = slot_of(f, id) * f->device_slot;
+	f->placed[id] = 0;
 	MUST(offset + bytes <= f->device_bytes ? 0 : -1);
 	if (f->device)
 		memcpy(f->device + offset, from, bytes);
 	else
 		f->device_copy(f->device_ctx, offset, from, bytes);
-	f->device_used++;
 	kvp_block_set_payload(&f->v, id, KVP_TIER_VRAM,
 		kvp_where(f->device_extent, KVP_CODEC_NATIVE, bytes), offset, 0);
+}
+
+/* Its blocks, from the last one up. */
+static uint32_t run_of(const struct fake *f, const struct kvp_sqe *e, kvp_block_id run[64])
+{
+	kvp_block_id id = e->parent_id;
+	uint32_t n = 0;
+
+	for (; n < e->count && id != KVP_BLOCK_NONE; id = kvp_load_relaxed(&f->v.blocks[id].parent))
+		run[n++] = id;
+	MUST(n == e->count ? 0 : -1);
+	return n;
+}
+
+static void tell_places(struct fake *f, struct fake_session *s, const struct kvp_sqe *e)
+{
+	struct kvp_cqe cqe = { .op = e->op, .serial = e->serial, .flags = KVP_CQE_PLACE };
+	kvp_block_id run[64];
+	uint32_t n = run_of(f, e, run);
+
+	for (cqe.more = 0; cqe.more < n; cqe.more++) {
+		kvp_block_id id = run[n - 1 - cqe.more];
+		const struct kvp_payload_desc *d = &f->v.blocks[id].payload[KVP_TIER_VRAM];
+
+		(void)bytes_of(f, id, &cqe.bytes);
+		cqe.extent = f->device_extent;
+		cqe.offset = kvp_load_relaxed(&d->where) ? kvp_load_relaxed(&d->offset)
+							 : slot_of(f, id) * f->device_slot;
+		cqe.block = id;
+		cqe.birth = kvp_word_birth(kvp_load_relaxed(&f->v.blocks[id].word));
+		complete(s, &cqe);
+	}
 }
 
 static void end_warm(struct fake *f, struct fake_session *s, const struct kvp_sqe *e, uint32_t late)
@@ -390,12 +430,9 @@ static void end_warm(struct fake *f, struct fake_session *s, const struct kvp_sq
 	struct kvp_cqe cqe = {
 		.op = e->op, .serial = e->serial, .flags = late, .status = f->warm_status
 	};
-	kvp_block_id run[64], id = e->parent_id;
-	uint32_t n = 0;
+	kvp_block_id run[64];
+	uint32_t n = run_of(f, e, run);
 
-	for (; n < e->count && id != KVP_BLOCK_NONE; id = kvp_load_relaxed(&f->v.blocks[id].parent))
-		run[n++] = id;
-	MUST(n == e->count ? 0 : -1);
 	for (cqe.more = 0; cqe.more < n && cqe.more < f->warm_at_most; cqe.more++)
 		to_device(f, run[n - 1 - cqe.more]);
 	complete(s, &cqe);
@@ -416,6 +453,8 @@ static void do_warm(struct fake *f, struct fake_session *s, const struct kvp_sqe
 	}
 	cqe.status = 0;
 	complete(s, &cqe);
+	if (e->flags & KVP_SQE_EARLY)
+		tell_places(f, s, e);
 	if (!f->warm_held) {
 		end_warm(f, s, e, KVP_CQE_LATE);
 		return;

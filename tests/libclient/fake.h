@@ -92,6 +92,8 @@ struct fake {
 		struct kvp_sqe e;
 	} warm[64];
 	uint32_t warm_flags; /* of the last one asked for */
+	uint32_t placed
+		[FAKE_BLOCKS]; /* slot + 1 that an early ticket was told for the block; 0: none */
 };
 
 /* Listens at path (a fresh one if NULL). Aborts on error, as everything here. */

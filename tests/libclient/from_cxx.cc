@@ -183,9 +183,10 @@ int on_device(kvp_client *client, kvp_space *space, kvp_prefix *prefix)
 		return -1;
 	kvp_prefetch(space, &tokens, &opts);
 	kvp_warm(prefix, &opts, &ticket);
+	kvp_ticket_placed(client, ticket, KVP_DEFAULT_TIMEOUT);
 	kvp_ticket_wait(client, ticket, KVP_DEFAULT_TIMEOUT, &why);
 	kvp_device_payload(prefix, 0, 0, &payload);
-	return kvp_device_payloads(prefix, 0, 0, 1, &addr) + why;
+	return kvp_device_payloads(prefix, 0, 0, 1, KVP_DEVICE_PENDING, &addr) + why;
 }
 
 int recompute(kvp_space *space, const kvp_ids *ids, uint32_t *tokens)
@@ -235,7 +236,8 @@ int64_t on_a_gpu(kvp_client *client, kvp_space *space, kvp_prefix *prefix, const
 		space, cuda, &token, 1, 0, view, nullptr, stream, timeline, &value, nullptr);
 	n += kvp_cuda_mark(cuda, timeline, stream, &value);
 	n += kvp_cuda_window(cuda, space, &range);
-	n += kvp_cuda_slots(prefix, cuda, 0, 1, &slot) + kvp_cuda_addrs(prefix, cuda, 0, 1, &addr);
+	n += kvp_cuda_slots(prefix, cuda, 0, 1, 0, &slot) +
+	     kvp_cuda_addrs(prefix, cuda, 0, 1, 0, &addr);
 	n += kvp_cuda_reserve(space, cuda, 0, nullptr, &grant);
 	n += static_cast<int64_t>(kvp_grant_device_addr(grant));
 	n += kvp_cuda_warm(prefix, cuda, nullptr, &ticket);

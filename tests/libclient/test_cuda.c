@@ -577,7 +577,7 @@ static void test_refused(void)
 	EQUAL(gpu.cu.cuCtxSetCurrent(gpu.cu.ctx), CU_OK);
 
 	EQUAL(kvp_timeline_new(e->client, &line), 0);
-	EQUAL(kvp_cuda_slots(m, cuda, 0, 1, &slot), -ENODEV);
+	EQUAL(kvp_cuda_slots(m, cuda, 0, 1, 0, &slot), -ENODEV);
 	EQUAL(kvp_cuda_warm(m, cuda, NULL, &(struct kvp_ticket){ { 0 } }), -ENODEV);
 	EQUAL(kvp_cuda_stream_wait(cuda, gpu.stream, (struct kvp_ticket){ { 0 } }), -EINVAL);
 	EQUAL(kvp_cuda_get(m, cuda, T, 1, &v, gpu.stream), 0);

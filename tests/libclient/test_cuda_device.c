@@ -202,11 +202,11 @@ static void read_in_place(void **state)
 	assert_int_equal(props(f).device, 0);
 	assert_int_equal(props(f).mapped_bytes, SEGMENT);
 	assert_int_equal(props(f).reads_guarded, 1);
-	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, slots), 0);
+	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, 0, slots), 0);
 	assert_int_equal(slots[0], -1);
 	warm_all(f, m);
-	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS + 2, slots), BLOCKS);
-	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS + 2, addrs), BLOCKS);
+	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS + 2, 0, slots), BLOCKS);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS + 2, 0, addrs), BLOCKS);
 	assert_int_equal(kvp_cuda_window(f->cuda, f->space, &range), 0);
 	assert_int_equal(range.slot_bytes, SLOT_BYTES);
 	for (uint32_t i = 0; i < BLOCKS; i++) {
@@ -216,7 +216,7 @@ static void read_in_place(void **state)
 	}
 	assert_int_equal(slots[BLOCKS], -1);
 	assert_int_equal(addrs[BLOCKS + 1], 0);
-	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 3, 2, addrs), 2);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 3, 2, 0, addrs), 2);
 	assert_int_equal(addrs[0], range.base + (uint64_t)slots[3] * SLOT_BYTES);
 	/* A kernel that writes there by mistake is stopped. */
 	assert_int_equal(gpu.cu.cuMemGetAccess(&access, &here, addrs[0]), CU_OK);
@@ -283,7 +283,7 @@ static void coded_is_not_there(void **state)
 
 	cuda_open(f, 0);
 	warm_all(f, m);
-	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), BLOCKS);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 0, addrs), BLOCKS);
 	pthread_mutex_lock(&f->fake->lock);
 	for (uint32_t i = 0; i < f->fake->n_blocks; i++) {
 		struct kvp_payload_desc *there = &f->fake->v.blocks[i].payload[KVP_TIER_VRAM];
@@ -294,8 +294,8 @@ static void coded_is_not_there(void **state)
 				kvp_where(kvp_where_extent(where), 2, BLOCK_BYTES / 4));
 	}
 	pthread_mutex_unlock(&f->fake->lock);
-	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), 0);
-	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, slots), 0);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 0, addrs), 0);
+	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, 0, slots), 0);
 	for (uint32_t i = 0; i < BLOCKS; i++) {
 		assert_int_equal(addrs[i], 0);
 		assert_int_equal(slots[i], -1);
@@ -314,7 +314,7 @@ static void another_generation(void **state)
 
 	cuda_open(f, 0);
 	warm_all(f, m);
-	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), BLOCKS);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 0, addrs), BLOCKS);
 	pthread_mutex_lock(&f->fake->lock);
 	for (uint32_t i = 0; i < KVP_MAX_EXTENTS; i++) {
 		generation = &f->fake->v.extents[i].generation;
@@ -322,9 +322,9 @@ static void another_generation(void **state)
 			kvp_store_release(generation, kvp_load_relaxed(generation) + 1);
 	}
 	pthread_mutex_unlock(&f->fake->lock);
-	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), 0);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 0, addrs), 0);
 	assert_int_equal(addrs[0], 0);
-	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, slots), 0);
+	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, 0, slots), 0);
 	assert_int_equal(slots[0], -1);
 	kvp_release(m);
 }
@@ -367,7 +367,7 @@ static void asked_for(void **state)
 	assert_int_equal(props(f).mapped_bytes, SEGMENT);
 	assert_true(f->fake->extent_gets > 0);
 	warm_all(f, m);
-	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), BLOCKS);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 0, addrs), BLOCKS);
 	same_bytes(m, 5, addrs[5]);
 	kvp_release(m);
 }
@@ -381,8 +381,8 @@ static void outside_the_window(void **state)
 
 	cuda_open(f, 0);
 	warm_all(f, m);
-	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, slots), 0);
-	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), BLOCKS);
+	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, 0, slots), 0);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 0, addrs), BLOCKS);
 	same_bytes(m, 7, addrs[7]);
 	kvp_release(m);
 }
@@ -440,7 +440,7 @@ static void daemon_goes(void **state)
 	warm_all(f, m);
 	fake_stop(f->fake);
 	usleep(200000);
-	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), BLOCKS);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 0, addrs), BLOCKS);
 	same_bytes(m, 2, addrs[2]);
 	assert_int_equal(props(f).mapped_bytes, SEGMENT);
 	kvp_release(m);
@@ -488,10 +488,104 @@ static void stream_waits(void **state)
 		assert_int_equal(kvp_ticket_wait(f->client, ticket, 0, &why), BLOCKS);
 		assert_int_equal(why, 0);
 	}
-	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, addrs), BLOCKS);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 0, addrs), BLOCKS);
 	same_bytes(m, 0, addrs[0]);
 	kvp_release(m);
 	gpu_sync(&gpu);
+}
+
+/* A step is enqueued with addresses at which nothing lies yet, and reads what has come. */
+static void enqueued_early(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_warm_opts o = { .size = sizeof(o), .flags = KVP_WARM_EARLY };
+	uint64_t addrs[BLOCKS], then[BLOCKS], value, mine = gpu_alloc(&gpu, TOKENS * TOKEN_BYTES);
+	struct kvp_cuda_range range = { .size = sizeof(range) };
+	uint8_t back[TOKENS * TOKEN_BYTES];
+	struct kvp_prefix *m = match(f);
+	int32_t slots[BLOCKS + 1];
+	struct kvp_timeline *line;
+	struct kvp_ticket ticket;
+	int why = 1;
+
+	cuda_open(f, 0);
+	assert_int_equal(kvp_timeline_new(f->client, &line), 0);
+	SET(f->fake, warm_held, true);
+	assert_int_equal(kvp_cuda_warm(m, f->cuda, &o, &ticket), 0);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, WAIT_MS), BLOCKS);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 0, addrs), 0);
+	assert_int_equal(kvp_cuda_slots(m, f->cuda, 0, BLOCKS, 0, slots), 0);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 2, addrs), -EINVAL);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, KVP_DEVICE_PENDING, addrs), BLOCKS);
+	assert_int_equal(
+		kvp_cuda_slots(m, f->cuda, 0, BLOCKS + 1, KVP_DEVICE_PENDING, slots), BLOCKS);
+	assert_int_equal(slots[BLOCKS], -1);
+	assert_int_equal(kvp_cuda_window(f->cuda, f->space, &range), 0);
+	assert_int_equal(kvp_cuda_stream_wait(f->cuda, gpu.stream, ticket), 0);
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		assert_int_equal(addrs[i], range.base + (uint64_t)slots[i] * range.slot_bytes);
+		assert_int_equal(gpu.cu.cuMemcpyDtoDAsync_v2(mine + (uint64_t)i * BLOCK_BYTES,
+					 addrs[i], BLOCK_BYTES, gpu.stream),
+			CU_OK);
+	}
+	assert_int_equal(kvp_cuda_mark(f->cuda, line, gpu.stream, &value), 0);
+	assert_int_equal(behind(f, line, value, 20), 0);
+	fake_warm_go(f->fake);
+	assert_int_equal(behind(f, line, value, WAIT_MS), 1);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, 0, &why), BLOCKS);
+	assert_int_equal(why, 0);
+	gpu_read(&gpu, back, mine, sizeof(back));
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		const void *here;
+
+		assert_int_equal(kvp_payloads(m, i, 1, &here), 1);
+		assert_memory_equal(back + (size_t)i * BLOCK_BYTES, here, BLOCK_BYTES);
+	}
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, 0, then), BLOCKS);
+	assert_memory_equal(then, addrs, sizeof(addrs));
+	kvp_release(m);
+	assert_int_equal(gpu.cu.cuMemFree_v2(mine), CU_OK);
+}
+
+/* The ticket fails, and its memory is given back, while what was enqueued may still read there. */
+static void early_stays_mapped(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_warm_opts o = { .size = sizeof(o), .flags = KVP_WARM_EARLY };
+	struct kvp_prefix *m = match(f);
+	uint64_t addrs[BLOCKS], value;
+	struct kvp_timeline *line;
+	struct kvp_ticket ticket;
+	uint32_t acks = 0;
+	void *mine;
+
+	cuda_open(f, 0);
+	assert_int_equal(kvp_timeline_new(f->client, &line), 0);
+	SET(f->fake, warm_held, true);
+	SET(f->fake, warm_status, -EIO);
+	SET(f->fake, warm_at_most, 0);
+	assert_int_equal(kvp_cuda_warm(m, f->cuda, &o, &ticket), 0);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, WAIT_MS), BLOCKS);
+	assert_int_equal(kvp_cuda_addrs(m, f->cuda, 0, BLOCKS, KVP_DEVICE_PENDING, addrs), BLOCKS);
+	assert_int_equal(gpu.cu.cuMemHostAlloc(&mine, BLOCK_BYTES, 0), CU_OK);
+	gpu_hold(&gpu);
+	assert_int_equal(
+		gpu.cu.cuMemcpyDtoHAsync_v2(mine, addrs[3], BLOCK_BYTES, gpu.stream), CU_OK);
+	assert_int_equal(kvp_cuda_mark(f->cuda, line, gpu.stream, &value), 0);
+	assert_int_equal(kvp_release_after(m, line, value), 0);
+	fake_warm_go(f->fake);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, NULL), 0);
+	fake_retire_device(f->fake);
+	usleep(100000);
+	assert_int_equal(retire_acks(f), 0);
+	gpu_go(&gpu);
+	for (uint32_t i = 0; i < 12000 && !acks; i++) {
+		usleep(5000);
+		acks = retire_acks(f);
+	}
+	assert_int_equal(acks, 1);
+	gpu_sync(&gpu);
+	assert_int_equal(gpu.cu.cuMemFreeHost(mine), CU_OK);
 }
 
 /* The ticket never ends: the time is over, the daemon goes, or it is closed. */
@@ -571,6 +665,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(given_back, setup, teardown),
 		cmocka_unit_test_setup_teardown(daemon_goes, setup, teardown),
 		cmocka_unit_test_setup_teardown(stream_waits, setup, teardown),
+		cmocka_unit_test_setup_teardown(enqueued_early, setup, teardown),
+		cmocka_unit_test_setup_teardown(early_stays_mapped, setup, teardown),
 		cmocka_unit_test_setup_teardown(stream_goes_on, setup, teardown),
 		cmocka_unit_test_setup_teardown(stream_goes_on_while_unmapping, setup, teardown),
 	};

@@ -4,6 +4,7 @@
  * are read by the engine where they lie, in windows of slots, while it decodes.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -30,7 +31,7 @@ static void warm_all(struct engine *e, struct kvp_cuda *cuda, struct kvp_prefix 
 
 		EQUAL(kvp_cuda_warm(m, cuda, NULL, &ticket), 0);
 		CHECK(kvp_ticket_wait(e->client, ticket, WAIT_MS, &why) >= 0);
-		if (!why && kvp_cuda_addrs(m, cuda, 0, BLOCKS, addrs) == BLOCKS)
+		if (!why && kvp_cuda_addrs(m, cuda, 0, BLOCKS, 0, addrs) == BLOCKS)
 			return;
 		CHECK(!why || why == -EAGAIN || why == -ENODEV);
 		usleep(10000);
@@ -68,7 +69,7 @@ static void test_read_in_place(void)
 	warm_all(e, cuda, m, addrs);
 	CHECK(props(cuda).mapped_bytes >= N * TOKEN_BYTES);
 	EQUAL(props(cuda).reads_guarded, !legacy);
-	EQUAL(kvp_cuda_slots(m, cuda, 0, BLOCKS, slots), legacy ? 0 : BLOCKS);
+	EQUAL(kvp_cuda_slots(m, cuda, 0, BLOCKS, 0, slots), legacy ? 0 : BLOCKS);
 	EQUAL(kvp_cuda_window(cuda, e->space, &range), legacy ? -ENOENT : 0);
 	for (uint32_t i = 0; !legacy && i < BLOCKS; i++)
 		EQUAL(addrs[i], range.base + (uint64_t)slots[i] * range.slot_bytes);
@@ -112,6 +113,67 @@ static void test_stream_wait(void)
 	CHECK(memcmp(back, e->kv, (size_t)N * TOKEN_BYTES) == 0);
 	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
 	kvp_release(m);
+	free(back);
+	kvp_cuda_close(cuda);
+	engine_free(e);
+}
+
+/*
+ * A step enqueued with the places of blocks that have not come. Whatever comes of the ticket, the stream goes on; its
+ * results are good if all of it is there. The first tickets find a worker that starts, or memory that is mapped still.
+ */
+static bool step_early(
+	struct engine *e, struct kvp_cuda *cuda, uint64_t mine, uint32_t *ret_pending)
+{
+	struct kvp_warm_opts o = { .size = sizeof(o), .flags = KVP_WARM_EARLY };
+	uint64_t addrs[BLOCKS], now[BLOCKS];
+	struct kvp_prefix_info info;
+	struct kvp_ticket ticket;
+	struct kvp_prefix *m = find_soon(e, N, N, &info);
+	int why = 1, n, there = 0;
+
+	EQUAL(kvp_cuda_warm(m, cuda, &o, &ticket), 0);
+	n = kvp_ticket_placed(e->client, ticket, WAIT_MS);
+	CHECK(n >= 0 && n <= (int)BLOCKS);
+	n = kvp_cuda_addrs(m, cuda, 0, BLOCKS, KVP_DEVICE_PENDING, addrs);
+	CHECK(n >= 0);
+	EQUAL(kvp_cuda_stream_wait(cuda, gpu.stream, ticket), 0);
+	for (int i = 0; i < n; i++)
+		EQUAL(gpu.cu.cuMemcpyDtoDAsync_v2(
+			      mine + (uint64_t)i * BLOCK_BYTES, addrs[i], BLOCK_BYTES, gpu.stream),
+			CU_OK);
+	*ret_pending = (uint32_t)(n - kvp_cuda_addrs(m, cuda, 0, BLOCKS, 0, now));
+	gpu_sync(&gpu);
+	there = kvp_ticket_wait(e->client, ticket, WAIT_MS, &why);
+	CHECK(there >= 0 && (!why || why == -EAGAIN || why == -ENODEV));
+	if (!why && n == (int)BLOCKS) {
+		EQUAL(kvp_cuda_addrs(m, cuda, 0, BLOCKS, 0, now), BLOCKS);
+		CHECK(memcmp(now, addrs, sizeof(now)) == 0);
+	}
+	kvp_release(m);
+	return !why && n == (int)BLOCKS;
+}
+
+static void test_step_early(void)
+{
+	struct engine *e = engine_new("cuda-live-early", KVP_LAYOUT_NCLD, 6);
+	uint64_t mine = gpu_alloc(&gpu, (uint64_t)N * TOKEN_BYTES);
+	struct kvp_cuda *cuda = gpu_live_open(e);
+	uint8_t *back = malloc((size_t)N * TOKEN_BYTES);
+	uint32_t tries = 0, pending;
+
+	store(e, N, 0);
+	while (!step_early(e, cuda, mine, &pending)) {
+		CHECK(tries++ < 6000);
+		usleep(10000);
+	}
+	fprintf(stderr, "after %u tries, %u blocks not there when it was enqueued\n", tries,
+		pending);
+	gpu_read(&gpu, back, mine, (uint64_t)N * TOKEN_BYTES);
+	for (uint32_t i = 0; i < BLOCKS; i++)
+		CHECK(memcmp(back + (size_t)i * BLOCK_BYTES, e->kv + (size_t)i * BLOCK_BYTES,
+			      BLOCK_BYTES) == 0);
+	EQUAL(gpu.cu.cuMemFree_v2(mine), CU_OK);
 	free(back);
 	kvp_cuda_close(cuda);
 	engine_free(e);
@@ -166,7 +228,7 @@ static void test_computed_there(void)
 		usleep(5000);
 	}
 	EQUAL(info.n_blocks, SOME);
-	EQUAL(kvp_cuda_addrs(m, theirs, 0, SOME, addrs), SOME);
+	EQUAL(kvp_cuda_addrs(m, theirs, 0, SOME, 0, addrs), SOME);
 	for (uint32_t i = 0; i < SOME; i++) {
 		EQUAL(kvp_payload(m, i, &p), 0);
 		EQUAL(p.tier, KVP_TIER_VRAM);
@@ -241,6 +303,7 @@ int main(int argc, char **argv)
 	static const struct live_test tests[] = {
 		{ "read in place", test_read_in_place },
 		{ "a stream waits", test_stream_wait },
+		{ "a step is enqueued early", test_step_early },
 		{ "computed there", test_computed_there },
 	};
 	static const struct live_test again[] = {

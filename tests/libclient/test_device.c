@@ -111,7 +111,7 @@ static void same_there(struct kvp_prefix *m, uint32_t from, uint32_t to)
 {
 	const void *there[BLOCKS + 1], *here[BLOCKS + 1];
 
-	assert_int_equal(kvp_device_payloads(m, 0, from, to - from, there), to - from);
+	assert_int_equal(kvp_device_payloads(m, 0, from, to - from, 0, there), to - from);
 	assert_int_equal(kvp_payloads(m, from, to - from, here), to - from);
 	for (uint32_t i = 0; i < to - from; i++) {
 		struct kvp_payload_info p = { .size = sizeof(p) };
@@ -137,15 +137,15 @@ static void warm_and_read(void **state)
 	int why = -1;
 
 	assert_int_equal(kvp_device_payload(m, 0, 0, &p), -ENOENT);
-	assert_int_equal(kvp_device_payloads(m, 0, 0, BLOCKS, addrs), 0);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, BLOCKS, 0, addrs), 0);
 	assert_int_equal(kvp_warm(m, &o, &ticket), 0);
 	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, &why), 3);
 	assert_int_equal(why, 0);
 	same_there(m, 2, 5);
 	assert_int_equal(kvp_device_payload(m, 1, 0, &p), -ENOENT);
 	assert_int_equal(kvp_device_payload(m, 5, 0, &p), -ENOENT);
-	assert_int_equal(kvp_device_payloads(m, 0, 3, BLOCKS, addrs), 2);
-	assert_int_equal(kvp_device_payloads(m, 1, 3, BLOCKS, addrs), 0);
+	assert_int_equal(kvp_device_payloads(m, 0, 3, BLOCKS, 0, addrs), 2);
+	assert_int_equal(kvp_device_payloads(m, 1, 3, BLOCKS, 0, addrs), 0);
 	/* All of it, the partial block included; what was there counts. A ticket can be asked again. */
 	assert_int_equal(kvp_warm(m, NULL, &all), 0);
 	assert_int_equal(kvp_ticket_wait(f->client, all, WAIT_MS, NULL), BLOCKS + 1);
@@ -210,7 +210,7 @@ static void wrong_use(void **state)
 	assert_int_equal(kvp_device_info(f->client, UINT32_MAX, &d), -ENOENT);
 	assert_int_equal(kvp_warm(NULL, &o, &ticket), -EINVAL);
 	assert_int_equal(kvp_warm(m, &o, NULL), -EINVAL);
-	o.flags = 2;
+	o.flags = 4;
 	assert_int_equal(kvp_warm(m, &o, &ticket), -EINVAL);
 	o = (struct kvp_warm_opts){ .size = sizeof(o), .device = KVP_CLIENT_DEVICES };
 	assert_int_equal(kvp_warm(m, &o, &ticket), -EINVAL);
@@ -223,7 +223,11 @@ static void wrong_use(void **state)
 	assert_int_equal(kvp_device_payload(empty, 0, 0, &p), -ENOENT);
 	kvp_release(empty);
 	assert_int_equal(kvp_device_payload(m, 0, 0, NULL), -EINVAL);
-	assert_int_equal(kvp_device_payloads(m, 0, 0, 1, NULL), -EINVAL);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, 1, 0, NULL), -EINVAL);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, 1, KVP_DEVICE_PENDING, NULL), -EINVAL);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, 1, 2, (const void **)&other), -EINVAL);
+	assert_int_equal(kvp_ticket_placed(NULL, ticket, 0), -EINVAL);
+	assert_int_equal(kvp_ticket_placed(f->client, (struct kvp_ticket){ { 0 } }, 0), -EINVAL);
 	pid = fork();
 	assert_true(pid >= 0);
 	if (!pid)
@@ -328,9 +332,225 @@ static void prefetch(void **state)
 	ids = (struct kvp_ids){ .ids = other, .n = T };
 	assert_int_equal(kvp_prefetch(f->space, &ids, NULL), 0);
 	assert_int_equal(kvp_prefetch(f->space, NULL, NULL), -EINVAL);
+	o.flags = KVP_WARM_EARLY;
+	assert_int_equal(kvp_prefetch(f->space, &ids, &o), -EINVAL);
 	no_leases_soon(f);
 	assert_int_equal(kvp_stats(f->client, &after), 0);
 	assert_int_equal(after.lookups, before.lookups + 1); /* match() */
+}
+
+/* ---- places that are known before the blocks are there --------------------------------------- */
+
+#define ALL (BLOCKS + 1)
+
+static uint32_t asked_flags(struct fixture *f)
+{
+	uint32_t flags;
+
+	pthread_mutex_lock(&f->fake->lock);
+	flags = f->fake->warm_flags;
+	pthread_mutex_unlock(&f->fake->lock);
+	return flags;
+}
+
+static struct kvp_ticket early_of(struct kvp_prefix *m, uint32_t first, uint32_t n)
+{
+	struct kvp_warm_opts o = {
+		.size = sizeof(o), .flags = KVP_WARM_EARLY, .first = first, .n = n
+	};
+	struct kvp_ticket ticket;
+
+	assert_int_equal(kvp_warm(m, &o, &ticket), 0);
+	return ticket;
+}
+
+/* Their memory may be being mapped. */
+static uint32_t pending_soon(struct kvp_prefix *m, uint32_t first, uint32_t n, const void **addrs)
+{
+	int got = 0;
+
+	for (uint32_t i = 0; i < 12000 && got < (int)n; i++) {
+		got = kvp_device_payloads(m, 0, first, n, KVP_DEVICE_PENDING, addrs);
+		assert_true(got >= 0);
+		if (got < (int)n)
+			usleep(5000);
+	}
+	return (uint32_t)got;
+}
+
+/* An address that is given early is that at which the block lies when it has come. */
+static void early(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f, TOKENS), *shorter;
+	const void *addrs[ALL], *then[ALL];
+	uint32_t other[T] = { 1 };
+	struct kvp_ticket ticket;
+	struct kvp_prefix *empty;
+	int why = 1;
+
+	SET(f->fake, warm_held, true);
+	ticket = early_of(m, 0, 0);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, WAIT_MS), ALL);
+	assert_int_equal(asked_flags(f), KVP_SQE_EARLY);
+	assert_int_equal(pending_soon(m, 0, ALL, addrs), ALL);
+	/* Not without the flag, not on another device, not beyond the prefix; but of any prefix that has the block. */
+	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, 0, then), 0);
+	assert_int_equal(kvp_device_payloads(m, 1, 0, ALL, KVP_DEVICE_PENDING, then), 0);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, 0, NULL), -ETIMEDOUT);
+	shorter = match(f, 3 * T);
+	assert_int_equal(kvp_device_payloads(shorter, 0, 1, ALL, KVP_DEVICE_PENDING, then), 2);
+	assert_ptr_equal(then[0], addrs[1]);
+	kvp_release(shorter);
+	assert_int_equal(kvp_match(f->space, other, T, NULL, &empty), 0);
+	assert_int_equal(kvp_device_payloads(empty, 0, 0, 1, KVP_DEVICE_PENDING, then), 0);
+	kvp_release(empty);
+	fake_warm_go(f->fake);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, &why), ALL);
+	assert_int_equal(why, 0);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, 0), ALL);
+	same_there(m, 0, ALL);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, 0, then), ALL);
+	assert_memory_equal(then, addrs, sizeof(addrs));
+	kvp_release(m);
+}
+
+/* Of a run that begins within the prefix, and of which some lie there already; by several tickets. */
+static void early_parts(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_warm_opts o = { .size = sizeof(o), .first = 3, .n = 2 };
+	struct kvp_prefix *m = match(f, TOKENS);
+	struct kvp_ticket there, upper, lower;
+	const void *addrs[ALL], *then[ALL];
+
+	assert_int_equal(kvp_warm(m, &o, &there), 0);
+	assert_int_equal(kvp_ticket_wait(f->client, there, WAIT_MS, NULL), 2);
+	SET(f->fake, warm_held, true);
+	lower = early_of(m, 2, 4);
+	assert_int_equal(kvp_ticket_placed(f->client, lower, WAIT_MS), 4);
+	assert_int_equal(pending_soon(m, 2, 4, addrs + 2), 4);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, KVP_DEVICE_PENDING, addrs), 0);
+	upper = early_of(m, 0, 2);
+	assert_int_equal(kvp_ticket_placed(f->client, upper, WAIT_MS), 2);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, KVP_DEVICE_PENDING, addrs), 6);
+	fake_warm_go(f->fake);
+	assert_int_equal(kvp_ticket_wait(f->client, upper, WAIT_MS, NULL), 2);
+	assert_int_equal(kvp_ticket_wait(f->client, lower, WAIT_MS, NULL), 4);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, KVP_DEVICE_PENDING, then), 6);
+	assert_memory_equal(then, addrs, 6 * sizeof(addrs[0]));
+	same_there(m, 0, 6);
+	kvp_release(m);
+}
+
+/* A ticket that fails takes the places with it that it did not fill. */
+static void early_fails(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f, TOKENS);
+	const void *addrs[ALL];
+	struct kvp_ticket ticket;
+	int why = 0;
+
+	SET(f->fake, warm_held, true);
+	SET(f->fake, warm_status, -EIO);
+	SET(f->fake, warm_at_most, 5);
+	ticket = early_of(m, 0, 0);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, WAIT_MS), ALL);
+	fake_warm_go(f->fake);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, &why), 5);
+	assert_int_equal(why, -EIO);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, 0), 5);
+	assert_int_equal(pending_soon(m, 0, 5, addrs), 5);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, KVP_DEVICE_PENDING, addrs), 5);
+	kvp_release(m);
+}
+
+/* A daemon that knows no places copies, and they are known when it has. */
+static void early_unknown(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f, TOKENS);
+	struct kvp_ticket ticket;
+
+	((struct kvp_catalog *)f->fake->v.cat)->h.compat = 0;
+	SET(f->fake, warm_held, true);
+	ticket = early_of(m, 0, 0);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, 20), -ETIMEDOUT);
+	fake_warm_go(f->fake);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, WAIT_MS), ALL);
+	assert_int_equal(asked_flags(f), 0);
+	same_there(m, 0, ALL);
+	kvp_release(m);
+}
+
+/* Not known yet; and what says so when they are. */
+static void early_awaited(void **state)
+{
+	struct fixture *f = *state;
+	int fd = kvp_event_fd(f->client, KVP_EVENT_WARMS);
+	struct kvp_prefix *m = match(f, TOKENS);
+	struct pollfd ready = { .fd = fd, .events = POLLIN };
+	struct kvp_ticket ticket;
+
+	assert_true(fd >= 0);
+	SET(f->fake, warm_held, true);
+	SET(f->fake, mute, true);
+	ticket = early_of(m, 0, 0);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, 0), -ETIMEDOUT);
+	SET(f->fake, mute, false);
+	assert_int_equal(poll(&ready, 1, (int)WAIT_MS), 1);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, 0), ALL);
+	kvp_release(m);
+	/* It is under way when the client is closed. */
+}
+
+static uint32_t retire_acks(struct fixture *f)
+{
+	uint32_t acks;
+
+	pthread_mutex_lock(&f->fake->lock);
+	acks = f->fake->s[0].retire_acks;
+	pthread_mutex_unlock(&f->fake->lock);
+	return acks;
+}
+
+/*
+ * Of a ticket that fails nothing keeps the memory at the daemon; but work that was enqueued with its places may still
+ * read there, until the moment after which the prefix was released.
+ */
+static void early_stays_mapped(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f, TOKENS);
+	struct kvp_timeline *line;
+	struct kvp_ticket ticket;
+	const void *addrs[ALL];
+	uint32_t acks = 0;
+
+	assert_int_equal(kvp_timeline_new(f->client, &line), 0);
+	SET(f->fake, warm_held, true);
+	SET(f->fake, warm_status, -EIO);
+	SET(f->fake, warm_at_most, 0);
+	ticket = early_of(m, 0, 0);
+	assert_int_equal(kvp_ticket_placed(f->client, ticket, WAIT_MS), ALL);
+	assert_int_equal(pending_soon(m, 0, ALL, addrs), ALL);
+	fake_warm_go(f->fake);
+	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, NULL), 0);
+	fake_retire_device(f->fake);
+	usleep(100000);
+	assert_int_equal(retire_acks(f), 0);
+	assert_int_equal(((const volatile uint8_t *)addrs[ALL - 1])[0], 0);
+	assert_int_equal(kvp_release_after(m, line, 1), 0);
+	usleep(100000);
+	assert_int_equal(retire_acks(f), 0);
+	assert_int_equal(((const volatile uint8_t *)addrs[ALL - 1])[0], 0);
+	assert_int_equal(kvp_timeline_advance(line, 1), 0);
+	for (uint32_t i = 0; i < 12000 && !acks; i++) {
+		usleep(5000);
+		acks = retire_acks(f);
+	}
+	assert_int_equal(acks, 1);
 }
 
 /* Mappings of memory that a daemon made. */
@@ -353,14 +573,20 @@ static void daemon_goes(void **state)
 	struct fixture *f = *state;
 	struct kvp_ids ids = { .ids = f->tokens, .n = TOKENS };
 	struct kvp_prefix *m = match(f, TOKENS);
-	struct kvp_ticket ticket;
+	struct kvp_ticket ticket, placed;
+	const void *addrs[ALL];
 	int why = 0;
 
 	SET(f->fake, warm_held, true);
+	placed = early_of(m, 0, 0);
 	assert_int_equal(kvp_warm(m, NULL, &ticket), 0);
 	assert_int_equal(kvp_prefetch(f->space, &ids, NULL), BLOCKS + 1);
+	assert_int_equal(kvp_ticket_placed(f->client, placed, WAIT_MS), ALL);
+	assert_int_equal(pending_soon(m, 0, ALL, addrs), ALL);
 	fake_stop(f->fake);
 	assert_int_equal(kvp_ticket_wait(f->client, ticket, WAIT_MS, &why), -ESHUTDOWN);
+	assert_int_equal(kvp_ticket_placed(f->client, placed, WAIT_MS), -ESHUTDOWN);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, KVP_DEVICE_PENDING, addrs), 0);
 	assert_int_equal(kvp_warm(m, NULL, &ticket), -ESHUTDOWN);
 	assert_int_equal(kvp_release(m), 0);
 	/* Nobody has anything of that daemon any more. */
@@ -380,6 +606,13 @@ int main(void)
 		cmocka_unit_test_setup_teardown(under_way, setup, teardown),
 		cmocka_unit_test_setup_teardown(unmapped, setup_unmapped, teardown),
 		cmocka_unit_test_setup_teardown(prefetch, setup, teardown),
+		cmocka_unit_test_setup_teardown(early, setup, teardown),
+		cmocka_unit_test_setup_teardown(early, setup_unmapped, teardown),
+		cmocka_unit_test_setup_teardown(early_parts, setup, teardown),
+		cmocka_unit_test_setup_teardown(early_fails, setup, teardown),
+		cmocka_unit_test_setup_teardown(early_unknown, setup, teardown),
+		cmocka_unit_test_setup_teardown(early_awaited, setup, teardown),
+		cmocka_unit_test_setup_teardown(early_stays_mapped, setup, teardown),
 		cmocka_unit_test_setup_teardown(daemon_goes, setup, teardown),
 	};
 

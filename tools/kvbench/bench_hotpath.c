@@ -83,7 +83,7 @@ static double time_addresses(const struct setup *s, bool there, uint32_t count, 
 
 		if (kvp_match(s->pool.space, tokens, SHORT_BLOCKS * BLOCK_TOKENS, NULL, &m) < 0)
 			return -1;
-		n = there ? kvp_device_payloads(m, 0, 0, SHORT_BLOCKS, addrs)
+		n = there ? kvp_device_payloads(m, 0, 0, SHORT_BLOCKS, 0, addrs)
 			  : kvp_payloads(m, 0, SHORT_BLOCKS, addrs);
 		kvp_release(m);
 		if (n != (int)SHORT_BLOCKS)
@@ -109,7 +109,7 @@ static int warm_up(const struct setup *s)
 		if (r == 0)
 			r = kvp_ticket_wait(s->pool.client, ticket, KVP_DEFAULT_TIMEOUT, &why);
 		for (uint32_t k = 0; r >= 0 && k < 1000; k++) {
-			n = kvp_device_payloads(m, 0, 0, SHORT_BLOCKS, addrs);
+			n = kvp_device_payloads(m, 0, 0, SHORT_BLOCKS, 0, addrs);
 			if (n == (int)SHORT_BLOCKS)
 				break;
 			usleep(1000); /* the library maps what is new */

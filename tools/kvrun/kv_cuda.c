@@ -291,7 +291,7 @@ static int to_device(struct cuda_kv *c, uint32_t n)
 	struct kvp_ticket ticket;
 
 	for (uint32_t tries = 0;; tries++) {
-		int there = kvp_cuda_addrs(c->match, c->cuda, 0, n, c->found), why = 0;
+		int there = kvp_cuda_addrs(c->match, c->cuda, 0, n, 0, c->found), why = 0;
 
 		if (there < 0 || (uint32_t)there == n || tries == WARM_TRIES)
 			return there < 0 ? there : 0;

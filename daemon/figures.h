@@ -53,6 +53,7 @@ struct kvpd_part_figures {
 	uint64_t put, behind; /* payloads that clients wrote there, and of these copied to DRAM */
 	uint64_t warmed;      /* that were copied there */
 	uint64_t dropped, damaged;  /* that went for room, and were refused */
+	uint64_t reloads;           /* that came back soon after they had gone for room */
 	uint64_t ahead, ahead_used; /* that came ahead of need, and of these used since */
 	uint64_t verified, unverified, verifying; /* payloads that check asked about */
 };

@@ -33,9 +33,10 @@
 #include <stdlib.h>
 
 #define GHOSTS_EXTRA   20000u
-#define GHOSTS_AT_ONCE 32u  /* counted on by one eviction, at most */
-#define GHOST_UNIT     14u  /* log2; a ghost's birth is kept in 32 bits */
-#define COLD_MEMORY    16.0 /* requests */
+#define GHOSTS_FEW     4096u /* and a quarter of its blocks, where a cache is a part of another */
+#define GHOSTS_AT_ONCE 32u   /* counted on by one eviction, at most */
+#define GHOST_UNIT     14u   /* log2; a ghost's birth is kept in 32 bits */
+#define COLD_MEMORY    16.0  /* requests */
 #define GAP_USES       8u
 #define GAP_MEMORY     16384.0 /* gaps between requests, that their mean remembers */
 #define GAP_MAX        16.0    /* longest gap, in mean ones */
@@ -172,6 +173,17 @@ void hazard_reset(struct kvp_evict *e)
 	hazard_relearn(e);
 }
 
+/*
+ * Ghosts beyond the capacity. A cache of few of its ids is a device's, beside one that has all of them and remembers
+ * them: there fewer do, and their memory is what the device costs.
+ */
+static uint64_t extra_ghosts(const struct kvp_evict *e, uint64_t capacity)
+{
+	uint64_t few = GHOSTS_FEW + capacity / 4;
+
+	return e->params.max_blocks && few < GHOSTS_EXTRA ? few : GHOSTS_EXTRA;
+}
+
 static int hazard_init(struct kvp_evict *e)
 {
 	struct hazard *h = calloc(1, sizeof(*h));
@@ -180,7 +192,7 @@ static int hazard_init(struct kvp_evict *e)
 	e->self = h;
 	if (!h)
 		return -ENOMEM;
-	int r = evict_ghosts_init(e, c + GHOSTS_EXTRA);
+	int r = evict_ghosts_init(e, c + extra_ghosts(e, c));
 	if (r < 0)
 		return r;
 	h->n_groups = e->params.max_ids / 4 + 4 * CLASSES;

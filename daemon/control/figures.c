@@ -403,6 +403,7 @@ static void put_part(json_t *o, const struct kvpd_part_figures *p)
 	kvpd_put_int(o, "behind_total", p->behind);
 	kvpd_put_int(o, "warmed_total", p->warmed);
 	kvpd_put_int(o, "dropped_total", p->dropped);
+	kvpd_put_int(o, "reloads_total", p->reloads);
 	kvpd_put_int(o, "prefetched_total", p->ahead);
 	kvpd_put_int(o, "prefetched_used_total", p->ahead_used);
 }
@@ -433,6 +434,7 @@ static json_t *parts_json(
 		ret_sum->behind += p->behind;
 		ret_sum->warmed += p->warmed;
 		ret_sum->dropped += p->dropped;
+		ret_sum->reloads += p->reloads;
 		ret_sum->ahead += p->ahead;
 		ret_sum->ahead_used += p->ahead_used;
 	}

@@ -446,7 +446,7 @@ void kvpd_block_take(struct kvpd_tenant *t, uint32_t id, bool forget)
 			/* Its children went before it, on devices too. */
 			if (place.extent->cls->medium != KVPD_DRAM)
 				(void)kvpd_part_leave(
-					t, place.extent->cls->medium, id, t->ledger->now_ns);
+					t, place.extent->cls->medium, id, false, t->ledger->now_ns);
 			take_payload(t, id, place);
 		}
 	if (!t->block[id].children && (forget || !t->limits.recipe_blocks)) {
@@ -467,7 +467,7 @@ int kvpd_block_drop_copy(struct kvpd_tenant *t, uint32_t id, uint64_t now)
 	if (!kvpd_block_place(t, id, KVP_TIER_VRAM, &place))
 		return -ENOENT;
 	if (kvpd_block_in_dram(t, id)) {
-		r = kvpd_part_leave(t, place.extent->cls->medium, id, now);
+		r = kvpd_part_leave(t, place.extent->cls->medium, id, true, now);
 		if (r == 0) {
 			take_payload(t, id, place);
 			kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);

@@ -90,6 +90,7 @@ static void read_parts(const struct kvpd_tenant *t, struct kvpd_part_figures *f)
 			.behind = p->behind,
 			.warmed = p->warmed,
 			.dropped = p->dropped,
+			.reloads = p->reloads,
 			.damaged = p->damaged,
 			.ahead = p->ahead,
 			.ahead_used = p->ahead_used,

@@ -11,6 +11,7 @@
 #include "daemon/clock.h"
 #include "daemon/config.h"
 #include "daemon/ledger/advice.h"
+#include "daemon/ledger/again.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
@@ -338,6 +339,10 @@ int kvpd_parts_new(struct kvpd_tenant *t, const uint64_t share[KVP_MAX_DEVICES],
 		t->part[i].max_slots = params.max_blocks;
 		kvp_evict_memory(t->part[i].evict, &memory);
 		*bytes += memory.total;
+		t->part[i].again = kvpd_again_new(params.max_blocks, !memory.ghosts);
+		if (!t->part[i].again)
+			return -ENOMEM;
+		*bytes += kvpd_again_bytes(params.max_blocks);
 		r = kvpd_lesson_new(
 			&t->ledger->advisor, t->part[i].evict, bytes, &t->part[i].lesson);
 		if (r < 0)
@@ -357,6 +362,7 @@ void kvpd_parts_free(struct kvpd_tenant *t)
 {
 	for (uint32_t i = 0; i < KVP_MAX_DEVICES; i++) {
 		kvp_evict_free(t->part[i].evict);
+		kvpd_again_free(t->part[i].again);
 		kvpd_lesson_leave(t->part[i].lesson);
 	}
 }
@@ -375,9 +381,10 @@ void kvpd_parts_capacity(struct kvpd_tenant *t, uint64_t least)
 
 /* ---- blocks --------------------------------------------------------------------------------- */
 
-void kvpd_part_enter(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64_t now)
+/* What the device's policy may know of a block. */
+static struct kvp_evict_item item_of(
+	const struct kvpd_tenant *t, const struct kvpd_part *p, uint32_t id)
 {
-	struct kvpd_part *p = &t->part[medium - 1];
 	struct kvp_evict_info info;
 	struct kvp_evict_item item = { .parent = KVP_BLOCK_NONE, .key = kvpd_block_key(t, id) };
 	uint32_t parent = kvp_load_relaxed(&t->view.blocks[id].parent);
@@ -391,21 +398,51 @@ void kvpd_part_enter(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64
 	item.tokens = kvp_shape_tokens(kvp_load_relaxed(&t->view.blocks[id].shape));
 	if (parent != KVP_BLOCK_NONE && kvp_evict_contains(p->evict, parent))
 		item.parent = parent;
+	return item;
+}
+
+void kvpd_part_expect(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64_t now)
+{
+	struct kvpd_part *p = &t->part[medium - 1];
+	struct kvp_evict_item item = item_of(t, p, id);
+
+	/* As in DRAM it is taken in any case; some choose victims by what they are for. */
+	(void)kvp_evict_admit(p->evict, &item, now);
+}
+
+void kvpd_part_enter(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64_t now)
+{
+	struct kvpd_part *p = &t->part[medium - 1];
+	struct kvp_evict_item item = item_of(t, p, id);
+
 	(void)kvp_evict_insert(p->evict, id, &item, now);
+	p->reloads += kvpd_again_came(p->again, item.key, p->slots);
 	p->blocks++;
 	kvpd_advice_place(t->advice, id, false);
 }
 
-int kvpd_part_leave(struct kvpd_tenant *t, uint32_t medium, uint32_t id, uint64_t now)
+int kvpd_part_leave(
+	struct kvpd_tenant *t, uint32_t medium, uint32_t id, bool for_room, uint64_t now)
 {
 	struct kvpd_part *p = &t->part[medium - 1];
 	int r = kvp_evict_remove(p->evict, id, 1, now);
 
-	if (r == 0) {
-		p->blocks--;
-		kvpd_advice_place(t->advice, id, true);
-	}
-	return r;
+	if (r < 0)
+		return r;
+	if (for_room)
+		kvpd_again_left(p->again, kvpd_block_key(t, id));
+	else
+		kvpd_again_forget(p->again, kvpd_block_key(t, id));
+	p->blocks--;
+	kvpd_advice_place(t->advice, id, true);
+	return 0;
+}
+
+bool kvpd_part_spares(const struct kvpd_tenant *t, uint32_t medium, uint32_t id)
+{
+	const struct kvpd_part *p = &t->part[medium - 1];
+
+	return kvpd_again_spare(p->again, kvpd_block_key(t, id));
 }
 
 void kvpd_part_touch(struct kvpd_tenant *t, uint32_t id, uint64_t now)
@@ -417,6 +454,7 @@ void kvpd_part_touch(struct kvpd_tenant *t, uint32_t id, uint64_t now)
 		return;
 	p = &t->part[t->extent[kvp_where_extent(where)]->cls->medium - 1];
 	(void)kvp_evict_access(p->evict, id, now);
+	kvpd_again_used(p->again, kvpd_block_key(t, id), p->slots);
 	if (!(t->block[id].flags & KVPD_BLOCK_AHEAD))
 		return;
 	p->ahead_used++;

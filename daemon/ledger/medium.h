@@ -21,6 +21,7 @@
 #include "daemon/device/device.h"
 
 struct kvp_evict;
+struct kvpd_again;
 struct kvpd_config;
 struct kvpd_extent;
 struct kvpd_ledger;
@@ -67,12 +68,14 @@ struct kvpd_part {
 	uint32_t owners;           /* sessions that have arenas there */
 	struct kvp_evict *evict;
 	struct kvpd_lesson *lesson; /* of that; NULL: it learns nothing */
+	struct kvpd_again *again;   /* what went from there of late */
 	uint64_t blocks;            /* with a payload there, */
 	uint64_t payload_bytes;     /* theirs */
 	uint64_t put;               /* payloads that clients wrote there, */
 	uint64_t behind;            /* of these, that were copied to DRAM; */
 	uint64_t warmed;            /* that were copied there, */
 	uint64_t dropped;           /* that went for others' sake, */
+	uint64_t reloads;           /* of these back soon (again.h), */
 	uint64_t damaged; /* and that did not come, because they are not what their checksum says */
 	uint64_t ahead, ahead_used;    /* payloads that came ahead of need; of these used since */
 	uint64_t verified, unverified; /* payloads that check asked about; see verify.h */
@@ -132,11 +135,16 @@ uint64_t kvpd_device_slot(uint64_t block_bytes);
 
 /*
  * A block came to lie on the device, or goes from there (-EBUSY: not before those below it, which lie
- * there too); kvpd_part_touch(): it was used.
+ * there too), `for_room`: while it stays in DRAM; kvpd_part_touch(): it was used.
  */
 void kvpd_part_enter(struct kvpd_tenant *t, uint32_t medium, uint32_t block, uint64_t now);
-int kvpd_part_leave(struct kvpd_tenant *t, uint32_t medium, uint32_t block, uint64_t now);
+int kvpd_part_leave(
+	struct kvpd_tenant *t, uint32_t medium, uint32_t block, bool for_room, uint64_t now);
 void kvpd_part_touch(struct kvpd_tenant *t, uint32_t block, uint64_t now);
+/* It is about to come there: to be called once, before room is made for it. */
+void kvpd_part_expect(struct kvpd_tenant *t, uint32_t medium, uint32_t block, uint64_t now);
+/* It lies there, and came back soon so often that others are to go first, this time. */
+bool kvpd_part_spares(const struct kvpd_tenant *t, uint32_t medium, uint32_t block);
 
 /*
  * Has a device know a DRAM extent, for copies; `writable`: for copies that go there, too. 1: it does; 0: it will, and kvpd_warm_again() follows;

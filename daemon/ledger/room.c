@@ -40,6 +40,8 @@ struct search {
 	const struct kvpd_extent *only;   /* ONLY: in this one, which drains */
 	uint64_t now;
 	uint32_t refused, leased;
+	bool keeps;    /* what came back soon so often stays, while there is other */
+	uint32_t kept; /* only because of that */
 	/* Those that lie there alone, and could go if they were in DRAM as well; unless `any_way`. */
 	bool any_way;
 	kvp_block_id only_there[KVPD_MOVE_BLOCKS];
@@ -85,8 +87,14 @@ static bool spared(struct search *q, kvp_block_id id, bool *ret_leased)
 		!of_use(q, p.extent))
 		return true;
 	*ret_leased = kvpd_leased(q->t, KVPD_LOOK_CHAINS, id);
-	if (*ret_leased || kvpd_block_in_dram(q->t, id))
-		return *ret_leased;
+	if (*ret_leased)
+		return true;
+	if (q->keeps && kvpd_part_spares(q->t, q->cls->medium, id)) {
+		q->kept++;
+		return true;
+	}
+	if (kvpd_block_in_dram(q->t, id))
+		return false;
 	if (q->any_way)
 		return has_below(q->t, id) || is_written(q, id);
 	if (q->n_only < KVPD_MOVE_BLOCKS)
@@ -138,7 +146,7 @@ static bool is_restarting(const struct search *q)
 }
 
 /*
- * What is in DRAM too comes first. Where nothing else is left, blocks that lie there alone are copied to DRAM
+ * What is in DRAM too comes first, and of that what is not kept for having come back so often. Where nothing else is left, blocks that lie there alone are copied to DRAM
  * (*ret_wait: they come with the next search), or if that cannot be they go altogether.
  */
 static uint32_t search_all(struct search *q, const struct kvpd_part *part, uint64_t now,
@@ -146,6 +154,11 @@ static uint32_t search_all(struct search *q, const struct kvpd_part *part, uint6
 {
 	uint32_t n = search(q, part, now, victim);
 
+	if (!n && q->kept) {
+		q->keeps = false;
+		q->refused = q->leased = q->n_only = 0;
+		n = search(q, part, now, victim);
+	}
 	*ret_wait = !n && q->n_only && kvpd_behind_hurry(q->t, q->only_there, q->n_only, now);
 	if (n || !q->n_only || *ret_wait || is_restarting(q))
 		return n;
@@ -270,7 +283,7 @@ int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes,
 	struct kvpd_room *room, struct kvpd_place *ret_place)
 {
 	struct kvpd_part *part = &t->part[medium - 1];
-	struct search q = { .t = t, .now = now };
+	struct search q = { .t = t, .keeps = true, .now = now };
 	int r = take_free(&q, medium, block_bytes, room, ret_place);
 
 	if (r != -EAGAIN)
@@ -305,7 +318,7 @@ int kvpd_room_below(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes
 	uint64_t now, struct kvpd_room *room, struct kvpd_place *ret_place)
 {
 	struct kvpd_part *part = &t->part[medium - 1];
-	struct search q = { .t = t, .now = now };
+	struct search q = { .t = t, .keeps = true, .now = now };
 	kvp_block_id victim;
 	int r = take_free(&q, medium, block_bytes, room, ret_place);
 
@@ -319,7 +332,9 @@ int kvpd_room_below(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes
 int kvpd_room_own(
 	struct kvpd_session *s, struct kvpd_class *c, uint64_t now, struct kvpd_room *room)
 {
-	struct search q = { .t = s->tenant, .cls = c, .where = OWN, .owner = s, .now = now };
+	struct search q = {
+		.t = s->tenant, .cls = c, .where = OWN, .owner = s, .keeps = true, .now = now
+	};
 	struct kvpd_part *part = &s->tenant->part[c->medium - 1];
 
 	room->again = false;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Room on devices: slots for blocks that come, made by taking payloads, there alone, of blocks that the
- * device's policy names and no lease protects. The switch proves the latter (switch.h): it marks them,
+ * device's policy names and no lease protects; what came back soon twice goes after all others (again.h). The switch proves the latter (switch.h): it marks them,
  * scans all leases and their chains in portions, and gives the words back. A block that lies nowhere else
  * is copied to DRAM first (behind.h); if that cannot be it becomes a RECIPE.
  */

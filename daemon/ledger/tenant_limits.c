@@ -6,6 +6,7 @@
 
 #include "daemon/device/device.h"
 #include "daemon/ledger/advice.h"
+#include "daemon/ledger/again.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/curve.h"
 #include "daemon/ledger/delete.h"
@@ -133,6 +134,8 @@ static int meta_of(
 		if (share)
 			r = policy_bytes(
 				config->policy, blocks, blocks, blocks < layout.max_blocks, &own);
+		if (share)
+			own += kvpd_again_bytes(blocks);
 	}
 	if (r < 0)
 		return r;

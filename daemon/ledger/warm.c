@@ -40,6 +40,7 @@ struct kvpd_ticket {
 	uint32_t n;         /* blocks of the run */
 	uint32_t at;        /* how far the phase has come: from the top, but for CLIMB */
 	uint32_t under_way; /* copies */
+	uint32_t expected;  /* likewise of COPY: the policy was told of what is before */
 	uint32_t there;     /* counted */
 	int status;
 	struct kvpd_room room; /* what was tried for room */
@@ -482,6 +483,10 @@ static int bring(struct kvpd_ticket *k, uint32_t block, uint64_t now, struct kvp
 		return 0;
 	bytes = kvp_where_bytes(
 		kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_DRAM)->where));
+	if (k->expected == k->at) {
+		kvpd_part_expect(t, k->medium, block, now);
+		k->expected++;
+	}
 	r = k->ahead == KVPD_WARM_ADVISED
 		    ? kvpd_room_below(t, k->medium, bytes, k->sqe.parent_id, now, &k->room, to)
 		    : kvpd_room_take(t, k->medium, bytes, now, &k->room, to);
@@ -549,7 +554,7 @@ static bool take(struct kvpd_ticket *k, uint32_t *work, uint64_t now)
 		}
 		if (is_early(k))
 			tell(k, to);
-		k->at++;
+		k->expected = ++k->at;
 		slots--;
 		begun += begin_held(k, COPIES - begun);
 	}

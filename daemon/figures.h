@@ -75,7 +75,7 @@ struct kvpd_device_row {
 	uint64_t free_bytes, total_bytes; /* as the driver has them; 0: not known */
 	uint64_t owed_bytes;              /* that should be free and that it does not have */
 	uint32_t segments;
-	uint64_t restarts, damaged, losses;
+	uint64_t restarts, damaged, losses, pieces;
 	uint64_t copied_bytes[2], bytes_per_second[2]; /* to the device, and from there */
 	struct {
 		uint64_t queued, oldest_ns, done, failed;

@@ -6,6 +6,7 @@
  * the lease that holds the prefix holds it too (kvp_abi.h, the payload rule). So the hot path knows
  * nothing of devices, and whoever wants to read there looks at the descriptor when it does.
  */
+#include "libclient/coded.h"
 #include "libclient/match.h"
 #include "libclient/ring.h"
 
@@ -516,6 +517,7 @@ int kvp_device_payload(const struct kvp_prefix *m, uint32_t i, uint32_t device,
 	p.codec = kvp_where_codec(hit.where);
 	p.tier = KVP_TIER_VRAM;
 	p.tokens = m->hits[i].tokens;
+	(void)kvp_payload_codecs(&m->space->canon, p.codec, &p.codec_k, &p.codec_v);
 	return result_give(ret_payload, &p, sizeof(p));
 }
 

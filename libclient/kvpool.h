@@ -493,7 +493,8 @@ struct kvp_payload_layer_info {
 /*
  * Where the keys and values of one layer (its position in the space's list) lie in the payload of block i,
  * and in which codec: what kvp_attend() needs for a part of a context, so that native, 4-bit and 2-bit
- * blocks of one prefix are attended to in place and in one call (kernels/kvp_attend.h). Errors as kvp_payload(), and -EINVAL: no such layer; -EOPNOTSUPP: an opaque layout.
+ * blocks of one prefix are attended to in place and in one call (kernels/kvp_attend.h). Errors as kvp_payload(), and -EINVAL: no such layer; -EOPNOTSUPP: an opaque layout, or
+ * a payload in memory that this process does not address, of a GPU.
  */
 KVP_EXPORT int kvp_payload_planes(const struct kvp_prefix *prefix, uint32_t i, uint32_t layer,
 	struct kvp_payload_layer_info *ret_planes);

@@ -543,6 +543,8 @@ int kvp_payload_planes(
 		return -EOPNOTSUPP;
 	if (layer >= geo->n_layers)
 		return -EINVAL;
+	if (!payload.addr)
+		return -EOPNOTSUPP;
 	p.tokens = payload.tokens;
 	coded = payload.codec ? coded_layout(m->space->codecs, payload.codec) : NULL;
 	if (coded) {

@@ -480,6 +480,7 @@ static json_t *device_json(
 	kvpd_put_int(o, "restarts_total", d->restarts);
 	kvpd_put_int(o, "losses_total", d->losses);
 	kvpd_put_int(o, "damaged_total", d->damaged);
+	kvpd_put_int(o, "pieces_total", d->pieces);
 	kvpd_put_int(o, "to_device_bytes_total", d->copied_bytes[0]);
 	kvpd_put_int(o, "from_device_bytes_total", d->copied_bytes[1]);
 	json_object_set_new(

@@ -232,6 +232,7 @@ struct kvpd_device_figures {
 	uint64_t losses;   /* times that segments were lost */
 	uint64_t restarts; /* workers that were started after the first */
 	uint64_t damaged;  /* copies that were not what their checksum says */
+	uint64_t pieces;   /* that the driver was given to copy: neighbours are one */
 	uint64_t bytes[KVPD_WAYS];
 	uint64_t
 		bytes_per_s[KVPD_WAYS]; /* of the last whole second in which something was copied */

@@ -229,6 +229,34 @@ uint32_t kvpd_queue_next(struct kvpd_copy_queue *q, uint32_t way, uint64_t now,
 	return n;
 }
 
+uint32_t kvpd_queue_join(
+	const struct kvpd_queue_piece *pieces, uint32_t n, struct kvpd_copy *ret_copies)
+{
+	struct kvpd_copy *last = NULL;
+	uint32_t copies = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		const struct kvpd_queue_piece *p = &pieces[i];
+		uint64_t seg_off = p->copy->seg_off + p->off, host_off = p->copy->host_off + p->off;
+
+		if (last && last->seg == p->copy->seg && last->host == p->copy->host &&
+			last->seg_off + last->bytes == seg_off &&
+			last->host_off + last->bytes == host_off) {
+			last->bytes += p->bytes;
+			continue;
+		}
+		last = &ret_copies[copies++];
+		*last = (struct kvpd_copy){
+			.seg = p->copy->seg,
+			.host = p->copy->host,
+			.seg_off = seg_off,
+			.host_off = host_off,
+			.bytes = p->bytes,
+		};
+	}
+	return copies;
+}
+
 uint64_t kvpd_queue_ready(const struct kvpd_copy_queue *q, uint32_t way)
 {
 	for (uint32_t k = 0; k < KVPD_COPY_KINDS; k++)

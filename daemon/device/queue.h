@@ -62,6 +62,12 @@ void kvpd_queue_add(struct kvpd_copy_queue *q, struct kvpd_device_copy *copy, ui
  */
 uint32_t kvpd_queue_next(struct kvpd_copy_queue *q, uint32_t way, uint64_t now,
 	struct kvpd_queue_piece *out, uint32_t *ret_kind);
+/*
+ * What the driver is to copy for a batch of n pieces, as many at most: pieces that follow each other at both ends are
+ * one. Blocks that lie side by side are few large copies then, whatever their number.
+ */
+uint32_t kvpd_queue_join(
+	const struct kvpd_queue_piece *pieces, uint32_t n, struct kvpd_copy *ret_copies);
 /* Takes a copy out that is not wholly cut; harmless if it is. */
 void kvpd_queue_remove(struct kvpd_copy_queue *q, struct kvpd_device_copy *copy);
 /* When the next batch of a way may begin; 0: at once, UINT64_MAX: there are no copies. */

@@ -558,20 +558,10 @@ static bool send_batch(struct kvpd_device *d, struct kvpd_flight *f)
 
 	out->batch = f->batch;
 	out->way = f->way;
-	out->n = f->n;
-	for (uint32_t i = 0; i < f->n; i++) {
-		const struct kvpd_queue_piece *p = &f->piece[i];
-
-		out->copy[i] = (struct kvpd_copy){
-			.seg = p->copy->seg,
-			.host = p->copy->host,
-			.seg_off = p->copy->seg_off + p->off,
-			.host_off = p->copy->host_off + p->off,
-			.bytes = p->bytes,
-			.sum = f->sums,
-		};
-	}
-	return say(d, KVPD_P_COPY, 0, out, kvpd_p_copy_len(f->n), -1);
+	out->n = kvpd_queue_join(f->piece, f->n, out->copy);
+	out->copy[0].sum = f->sums;
+	d->figures.pieces += out->n;
+	return say(d, KVPD_P_COPY, 0, out, kvpd_p_copy_len(out->n), -1);
 }
 
 static struct kvpd_flight *free_flight(struct kvpd_device *d, uint32_t way)

@@ -62,6 +62,7 @@ static void read_device(struct kvpd_medium *m, struct kvpd_device_row *f)
 	f->segments = d.segments;
 	f->restarts = d.restarts;
 	f->damaged = d.damaged;
+	f->pieces = d.pieces;
 	for (uint32_t w = 0; w < KVPD_WAYS; w++) {
 		f->copied_bytes[w] = d.bytes[w];
 		f->bytes_per_second[w] = d.bytes_per_s[w];

@@ -89,8 +89,8 @@ static void planes_of(void *block, struct kvp_view_plane *planes)
 		};
 }
 
-/* Stores a sequence block by block; returns how many there were room for. */
-static uint32_t store_sequence(struct kvp_space *s, uint32_t seed)
+/* Stores a sequence block by block, in DRAM or on a device; returns how many there were room for. */
+static uint32_t store_in(struct kvp_space *s, uint32_t seed, int device)
 {
 	static uint16_t block[BLOCK / 2];
 	uint32_t tokens[CHAIN * T], n = 0;
@@ -99,8 +99,10 @@ static uint32_t store_sequence(struct kvp_space *s, uint32_t seed)
 	tokens_of(seed, tokens);
 	for (; n < CHAIN; n++) {
 		struct kvp_grant *g;
+		int r = device < 0 ? kvp_reserve(s, WAIT_MS, NULL, &g)
+				   : kvp_reserve_on(s, (uint32_t)device, WAIT_MS, NULL, &g);
 
-		if (kvp_reserve(s, WAIT_MS, NULL, &g) < 0)
+		if (r < 0)
 			return n;
 		native_of(seed, n, block);
 		memcpy(kvp_grant_addr(g), block, BLOCK);
@@ -111,6 +113,11 @@ static uint32_t store_sequence(struct kvp_space *s, uint32_t seed)
 		}
 	}
 	return n;
+}
+
+static uint32_t store_sequence(struct kvp_space *s, uint32_t seed)
+{
+	return store_in(s, seed, -1);
 }
 
 /* ---- what is read ---------------------------------------------------------------------------- */
@@ -846,6 +853,204 @@ static void with_client(void (*run)(void))
 	client = kvp_close(client);
 }
 
+/* ---- beside a device ------------------------------------------------------------------------- */
+
+static void ask(const char *request, double *ret, const char *name)
+{
+	struct kvp_admin *admin;
+	char *text, key[64];
+	const char *at;
+
+	snprintf(key, sizeof(key), "\"%s\":", name ? name : "");
+	EQUAL(kvp_admin_open(NULL, &admin), 0);
+	EQUAL(kvp_admin_request(admin, request, WAIT_MS, 0, &text), 0);
+	at = name ? strstr(text, key) : NULL;
+	CHECK(!name || at);
+	if (at)
+		*ret = strtod(at + strlen(key), NULL);
+	free(text);
+	kvp_admin_close(admin);
+}
+
+static double device_figure(const char *name)
+{
+	double x = 0;
+
+	ask("{\"verb\":\"devices\"}", &x, name);
+	return x;
+}
+
+static double tenant_figure(const char *name)
+{
+	double x = 0;
+
+	ask("{\"verb\":\"tenants\"}", &x, name);
+	return x;
+}
+
+static uint64_t decoded(void)
+{
+	struct kvp_counters c = { .size = sizeof(c) };
+
+	EQUAL(kvp_stats(client, &c), 0);
+	EQUAL(c.decode_failures, 0);
+	return c.decoded_blocks;
+}
+
+/* The sequence, leased and read on the device or in DRAM, whole. */
+static struct kvp_prefix *find_all(struct kvp_space *s, uint32_t seed, uint32_t flags)
+{
+	struct kvp_match_opts o = { .size = sizeof(o), .flags = flags };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	uint32_t tokens[CHAIN * T];
+	struct kvp_prefix *m;
+
+	tokens_of(seed, tokens);
+	/* A new extent is a miss until it is mapped. */
+	for (uint32_t i = 0;; i++) {
+		EQUAL(kvp_match(s, tokens, CHAIN * T, &o, &m), 0);
+		EQUAL(kvp_match_info(m, &info), 0);
+		if (info.n_blocks == CHAIN && info.flags & KVP_MATCHED_LEASED)
+			return m;
+		EQUAL(kvp_release(m), 0);
+		CHECK(i < 2000);
+		usleep(5000);
+	}
+}
+
+static void warm_sequence(struct kvp_space *s, uint32_t seed)
+{
+	struct kvp_prefix *m = find_all(s, seed, 0);
+	struct kvp_ticket ticket;
+	int why;
+
+	EQUAL(kvp_warm(m, NULL, &ticket), 0);
+	EQUAL(kvp_ticket_wait(client, ticket, WAIT_MS, &why), CHAIN);
+	EQUAL(why, 0);
+	EQUAL(kvp_release(m), 0);
+}
+
+/* Both payloads of block i. */
+static void payloads_of(struct kvp_prefix *m, uint32_t i, struct kvp_payload_info *there,
+	struct kvp_payload_info *here)
+{
+	int r = -EAGAIN;
+
+	there->size = here->size = sizeof(*here);
+	for (uint32_t tries = 0; r == -EAGAIN && tries < 2000; tries++) {
+		r = kvp_device_payload(m, i, 0, there);
+		if (r == -EAGAIN)
+			usleep(5000);
+	}
+	EQUAL(r, 0);
+	EQUAL(there->tier, KVP_TIER_VRAM);
+	EQUAL(kvp_payload(m, i, here), 0);
+	EQUAL(here->tier, KVP_TIER_DRAM);
+}
+
+/*
+ * D-042: what was put or warmed before is native on the device, and each block of it lies in DRAM coded. Both are
+ * read as what they are.
+ */
+static void native_there_coded_here(struct kvp_space *s, uint32_t seed)
+{
+	static uint16_t native[BLOCK / 2];
+	struct kvp_prefix *m = find_all(s, seed, 0), *on = find_all(s, seed, KVP_MATCH_DEVICE);
+	struct kvp_payload_info there, here;
+	struct tally t = { 0 };
+
+	for (uint32_t i = 0; i < CHAIN; i++) {
+		payloads_of(m, i, &there, &here);
+		native_of(seed, i, native);
+		EQUAL(there.codec + there.codec_k + there.codec_v, 0);
+		EQUAL(there.bytes, BLOCK);
+		EQUAL(memcmp(there.addr, native, BLOCK), 0);
+		EQUAL(here.codec_k, KVP_CODEC_TQ4);
+		CHECK(here.bytes < BLOCK / 3);
+		check_block(m, seed, i, &t);
+		check_block(on, seed, i, &t);
+	}
+	EQUAL(t.native, CHAIN);
+	EQUAL(t.coded, CHAIN);
+	EQUAL(kvp_release(on), 0);
+	EQUAL(kvp_release(m), 0);
+}
+
+/* D-044, D-046: what came back is byte for byte what lies in DRAM, in the same codec, and decodes to the same. */
+static void coded_there_as_here(struct kvp_space *s, uint32_t seed)
+{
+	struct kvp_prefix *m = find_all(s, seed, 0), *on = find_all(s, seed, KVP_MATCH_DEVICE);
+	struct kvp_payload_layer_info layer = { .size = sizeof(layer) };
+	struct kvp_payload_info there, here;
+	struct tally t = { 0 };
+
+	for (uint32_t i = 0; i < CHAIN; i++) {
+		payloads_of(m, i, &there, &here);
+		CHECK(there.addr != here.addr);
+		EQUAL(there.codec, here.codec);
+		EQUAL(there.codec_k, KVP_CODEC_TQ4);
+		EQUAL(there.codec_v, KVP_CODEC_TQ4);
+		EQUAL(there.bytes, here.bytes);
+		EQUAL(memcmp(there.addr, here.addr, here.bytes), 0);
+		/* Attention reads it there, in place. */
+		EQUAL(kvp_payload_planes(on, i, L - 1, &layer), 0);
+		EQUAL(layer.v.codec, KVP_CODEC_TQ4);
+		CHECK((const uint8_t *)layer.v.addr > (const uint8_t *)there.addr);
+		CHECK((const uint8_t *)layer.v.addr + layer.v.bytes <=
+			(const uint8_t *)there.addr + there.bytes);
+		check_block(m, seed, i, &t);
+		check_block(on, seed, i, &t);
+	}
+	EQUAL(t.coded, 2 * CHAIN);
+	EQUAL(kvp_release(on), 0);
+	EQUAL(kvp_release(m), 0);
+}
+
+/*
+ * D-042, D-044, D-046, D-052: hot blocks native on a device, and of each a coded copy in DRAM; when they have gone from
+ * the device they are brought back from these: nothing is computed, decoded or coded for it.
+ */
+static void test_beside_a_device(void)
+{
+	struct kvp_space *s = open_model(client, "there", KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+	double commits, coded, bytes;
+	uint64_t before;
+
+	/* One is put on the device, the other in DRAM and warmed. */
+	EQUAL(store_in(s, 1, 0), CHAIN);
+	EQUAL(store_sequence(s, 2), CHAIN);
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	warm_sequence(s, 2);
+	set_rule("there", "\"precision\":\"budget\",\"budget\":0.3");
+	await_coded("there", 2 * CHAIN);
+	native_there_coded_here(s, 1);
+	native_there_coded_here(s, 2);
+
+	commits = tenant_figure("commits_total");
+	coded = tenant_figure("coded_total");
+	ask("{\"verb\":\"device-drain\",\"device\":\"dev\"}", NULL, NULL);
+	for (uint32_t i = 0; device_figure("blocks") > 0; i++) {
+		CHECK(i < 4000);
+		usleep(5000);
+	}
+	ask("{\"verb\":\"device-attach\",\"device\":\"dev\"}", NULL, NULL);
+	EQUAL(figure_of("there", "blocks"), 2 * CHAIN);
+	before = decoded();
+	bytes = device_figure("to_device_bytes_total");
+	warm_sequence(s, 1);
+	warm_sequence(s, 2);
+	EQUAL(decoded(), before);
+	/* As many bytes as they have in DRAM. */
+	EQUAL(device_figure("to_device_bytes_total") - bytes, figure_of("there", "dram_bytes"));
+	EQUAL(tenant_figure("commits_total"), commits);
+	EQUAL(tenant_figure("coded_total"), coded);
+	EQUAL(tenant_figure("recipes"), 0);
+	coded_there_as_here(s, 1);
+	coded_there_as_here(s, 2);
+	set_rule("there", "\"precision\":\"pressure\"");
+	kvp_space_close(s);
+}
+
 #define TEST(name)                        \
 	static void run_##name(void)      \
 	{                                 \
@@ -862,9 +1067,12 @@ TEST(quality)
 TEST(cut_while_read)
 TEST(attention)
 TEST(attention_under_pressure)
+TEST(beside_a_device)
 
-int main(void)
+/* "device": what there is to test beside one. */
+int main(int argc, char **argv)
 {
+	static const struct live_test beside = { "beside a device", run_beside_a_device };
 	static const struct live_test tests[] = {
 		{ "cut while read", run_cut_while_read }, /* while there is room */
 		{ "attention", run_attention },           /* likewise */
@@ -882,7 +1090,10 @@ int main(void)
 
 	if (kvp_kernels_new(KVP_CPU_ALL, &kernels) < 0)
 		return 1;
-	status = live_main(tests, sizeof(tests) / sizeof(tests[0]));
+	if (argc > 1 && !strcmp(argv[1], "device"))
+		status = live_main(&beside, 1);
+	else
+		status = live_main(tests, sizeof(tests) / sizeof(tests[0]));
 	kvp_kernels_free(kernels);
 	return status;
 }

@@ -210,6 +210,7 @@ static void test_computed_there(void)
 	uint64_t at = gpu_alloc(&gpu, SOME * BLOCK_BYTES), addrs[SOME];
 	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_DEVICE };
 	struct kvp_payload_info p = { .size = sizeof(p) };
+	struct kvp_payload_layer_info layer = { .size = sizeof(layer) };
 	struct kvp_prefix_info info = { .size = sizeof(info) };
 	struct kvp_view_plane planes[2];
 	struct kvp_view v = { .size = sizeof(v), .planes = planes };
@@ -234,6 +235,7 @@ static void test_computed_there(void)
 		EQUAL(p.tier, KVP_TIER_VRAM);
 		CHECK(!p.addr);
 		EQUAL(p.device_addr, addrs[i]);
+		EQUAL(kvp_payload_planes(m, i, 0, &layer), -EOPNOTSUPP);
 		EQUAL(gpu.cu.cuMemcpyDtoDAsync_v2(at, addrs[i], BLOCK_BYTES, gpu.stream), CU_OK);
 		gpu_read(&gpu, back, at, BLOCK_BYTES);
 		CHECK(memcmp(back, e->kv + (size_t)i * BLOCK_BYTES, BLOCK_BYTES) == 0);

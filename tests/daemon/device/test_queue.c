@@ -347,9 +347,53 @@ static void the_least_batch_takes_every_copy(void **state)
 	}
 }
 
+/* D-047. Blocks side by side at both ends are one copy; a gap at either end, or other memory, ends it. */
+static void neighbours_are_one(void **state)
+{
+	static const struct {
+		uint32_t seg, host;
+		uint64_t seg_off, host_off;
+	} at[] = { { 1, 2, 0, 4 * MIB }, { 1, 2, MIB, 5 * MIB }, { 1, 2, 2 * MIB, 6 * MIB },
+		{ 1, 2, 4 * MIB, 7 * MIB }, { 1, 2, 5 * MIB, 9 * MIB }, { 1, 3, 6 * MIB, 10 * MIB },
+		{ 2, 3, 7 * MIB, 11 * MIB }, { 2, 3, 6 * MIB, 10 * MIB } };
+	static const uint64_t bytes[] = { 3 * MIB, MIB, MIB, MIB, MIB, MIB };
+	struct kvpd_queue_piece pieces[8];
+	struct kvpd_copy out[8];
+
+	(void)state;
+	for (uint32_t i = 0; i < 8; i++) {
+		copies[i] = (struct kvpd_device_copy){ .seg = at[i].seg,
+			.host = at[i].host,
+			.seg_off = at[i].seg_off,
+			.host_off = at[i].host_off,
+			.bytes = MIB };
+		pieces[i] = (struct kvpd_queue_piece){ &copies[i], 0, MIB };
+	}
+	assert_int_equal(kvpd_queue_join(pieces, 8, out), 6);
+	for (uint32_t i = 0; i < 6; i++) {
+		const uint32_t k = i ? i + 2 : 0;
+
+		assert_int_equal(out[i].seg, at[k].seg);
+		assert_int_equal(out[i].host, at[k].host);
+		assert_int_equal(out[i].seg_off, at[k].seg_off);
+		assert_int_equal(out[i].host_off, at[k].host_off);
+		assert_int_equal(out[i].bytes, bytes[i]);
+		assert_int_equal(out[i].sum, 0);
+	}
+	/* Parts of one copy are neighbours, too. */
+	pieces[0].bytes = pieces[1].off = KIB;
+	pieces[1].copy = &copies[0];
+	pieces[1].bytes = MIB - KIB;
+	assert_int_equal(kvpd_queue_join(pieces, 2, out), 1);
+	assert_int_equal(out[0].bytes, MIB);
+	assert_int_equal(kvpd_queue_join(pieces, 1, out), 1);
+	assert_int_equal(out[0].bytes, KIB);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(neighbours_are_one),
 		cmocka_unit_test(order_is_the_models),
 		cmocka_unit_test(the_least_batch_takes_every_copy),
 		cmocka_unit_test(rate_is_kept),

@@ -1154,9 +1154,50 @@ static void test_anything(void **state)
 	free(p);
 }
 
+/*
+ * D-047. What its driver is given to copy for a run of blocks is the same, however many layers they have: at most
+ * one piece a block, and one for all that lie side by side and wait together.
+ */
+static void test_pieces(void **state)
+{
+	static const uint32_t layers[] = { 1, 16, 64 };
+
+	(void)state;
+	for (uint32_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i++) {
+		struct pool *p = calloc(1, sizeof(*p));
+		struct kvp_space_canon canon;
+		struct kvp_msg_space space;
+		struct kvpd_limits limits;
+		char why[KVP_MSG_TEXT];
+		struct chain k;
+		uint32_t there;
+
+		defaults(p, &limits, 1, 4 * MIB);
+		begin(p, &limits);
+		dp_canon(&canon, "layers", layers[i]);
+		for (uint32_t l = 0; l < layers[i]; l++)
+			canon.layers[l].kv_heads = (uint16_t)(BLOCK / 256 / layers[i]);
+		assert_int_equal(dp_open(p->c, &canon, why, sizeof(why), &space), 0);
+		p->space = space.space;
+		put(p, p->c, &k, 40, 1);
+		assert_int_equal(warm(p->c, warm_of(&k, 0, 0), &there), 0);
+		assert_int_equal(there, 40);
+		assert_int_equal(count(p->c, &k, KVP_TIER_VRAM), 40);
+		assert_int_equal(
+			kvp_load_relaxed(&p->c->view.devices[0].to_device_bytes), 40 * BLOCK);
+		assert_true(device_figure(&p->w, "pieces_total") <= 40);
+		print_message("%u layers: %u pieces for 40 blocks\n", layers[i],
+			(unsigned)device_figure(&p->w, "pieces_total"));
+		dp_check(&p->w);
+		dp_stop(&p->w);
+		free(p);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_pieces),
 		cmocka_unit_test(test_appears),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_no_devices),

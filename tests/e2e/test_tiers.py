@@ -39,7 +39,7 @@ def kvrun(where, *more):
 
 
 class Floor(unittest.TestCase):
-    def test_coded_blocks_are_decoded(self):
+    def test_coded_blocks_are_attended_in_place(self):
         off, native = kvrun("off")
         self.assertEqual([p.index(max(p)) for p in native], off["tokens"])
         with Daemon({"defaults": {"precision": "budget", "budget": 0.15}}) as d:
@@ -54,6 +54,8 @@ class Floor(unittest.TestCase):
             wait_for(lambda: spaces()["tq2/tq2"]["coded_blocks"] == 4)
             warm, coded = kvrun(d.socket, "--floor", "tq2/tq2", "--no-store")
             self.assertEqual((warm["reused_tokens"], warm["blocks"]["coded"], warm["blocks"]["read"]), (4 * T, 4, 0))
+            # Native memory of its own has the block that it computes alone.
+            self.assertEqual([warm["blocks"][k] for k in ("decoded", "private", "coding_errors")], [0, 1, 0])
             self.assertNotEqual(warm["logits_xxh3"], off["logits_xxh3"])
             kl = sum(p * math.log(p / q) for p, q in zip(native[0], coded[0]))
             self.assertTrue(0 < kl < .1, kl)

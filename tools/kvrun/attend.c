@@ -132,26 +132,27 @@ static struct view view_of(const struct run *r, uint32_t block)
 static int decode_view(const struct run *r, struct view *v)
 {
 	struct kvr_coding *coding = r->kv->coding;
-	size_t row = kvr_row_bytes(&r->kv->geom);
+	const struct kvr_geom *g = &r->kv->geom;
+	struct kvp_attend_plane plane[2];
+	size_t row = kvr_row_bytes(g);
 
+	if (!r->kv->ops->planes(r->kv, v->block, r->layer, plane))
+		return 0;
 	for (uint32_t value = 0; value < 2; value++) {
-		const void *payload = r->kv->ops->payload(r->kv, v->block, r->layer, value);
-		const struct kvp_plane *p = &coding->plane[value];
-		struct kvp_raw dst = { r->a->decoded[value], (ptrdiff_t)(row / p->heads),
+		struct kvp_plane p = { g->block_tokens, r->a->kv_heads, r->a->head_dim, g->dtype,
+			value ? KVP_PLANE_V : KVP_PLANE_K };
+		struct kvp_raw dst = { r->a->decoded[value], (ptrdiff_t)(row / p.heads),
 			(ptrdiff_t)row };
-		int e;
+		int e = kvp_plane_decode(coding->kernels, plane[value].codec, &p, NULL,
+			plane[value].data, plane[value].bytes, dst);
 
-		if (!payload)
-			return 0;
-		e = kvp_plane_decode(coding->kernels, coding->codec[value], p, NULL, payload,
-			coding->bytes[value], dst);
 		if (e == 0) {
 			v->base[value] = dst.data;
 			continue;
 		}
+		coding->errors++;
 		if (!v->base[value])
 			return e;
-		coding->errors++;
 	}
 	return 0;
 }
@@ -351,9 +352,11 @@ int kvr_attend_run(struct kvr_attend *a, struct kvr_kv *kv, const struct kvr_sub
 	if (n == 1 && kv->ops->asks && kv->ops->asks(kv, first))
 		(void)kvr_attend_shares(a, kv, layer, first, q);
 	/* a kernel that refuses one payload may take the others: block by block, below */
-	if (kv->coding && n == 1 && first >= a->block_tokens &&
-		kvr_attend_fused(a, kv, layer, first, q, out) == 0)
-		return 0;
+	if (kv->coding && n == 1 && first >= a->block_tokens) {
+		if (kvr_attend_fused(a, kv, layer, first, q, out) == 0)
+			return 0;
+		kv->coding->errors++;
+	}
 	if (kv->coding)
 		e = room_to_decode(a, &kv->geom);
 	r.rows = n * r.group;

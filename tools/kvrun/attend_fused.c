@@ -21,37 +21,17 @@ static struct kvp_attend_plane native_plane(const struct kvr_attend *a, struct k
 	};
 }
 
-static struct kvp_attend_plane coded_plane(
-	const struct kvr_coding *coding, uint32_t value, const void *payload)
-{
-	const struct kvp_plane *p = &coding->plane[value];
-	struct kvp_attend_plane plane = {
-		.codec = coding->codec[value],
-		.dtype = p->dtype,
-		.data = payload,
-		.bytes = coding->bytes[value],
-	};
-
-	if (plane.codec == KVP_CODEC_NATIVE) { /* [head][token][channel], without gaps */
-		plane.head_stride = (ptrdiff_t)(coding->bytes[value] / p->heads);
-		plane.token_stride = plane.head_stride / (ptrdiff_t)p->tokens;
-	}
-	return plane;
-}
-
 static struct kvp_attend_part part_of(const struct kvr_attend *a, struct kvr_kv *kv, uint32_t block,
 	uint32_t layer, uint32_t tokens)
 {
-	const void *k = kv->coding ? kv->ops->payload(kv, block, layer, 0) : NULL;
 	struct kvp_attend_part part = { .tokens = tokens };
+	struct kvp_attend_plane plane[2];
 
-	if (k) {
-		part.k = coded_plane(kv->coding, 0, k);
-		part.v = coded_plane(kv->coding, 1, kv->ops->payload(kv, block, layer, 1));
-	} else {
-		part.k = native_plane(a, kv, block, layer, 0);
-		part.v = native_plane(a, kv, block, layer, 1);
-	}
+	if (!kv->coding || !kv->ops->planes(kv, block, layer, plane))
+		for (uint32_t value = 0; value < 2; value++)
+			plane[value] = native_plane(a, kv, block, layer, value);
+	part.k = plane[0];
+	part.v = plane[1];
 	return part;
 }
 

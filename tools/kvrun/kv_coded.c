@@ -16,7 +16,10 @@ struct coded_kv {
 	struct kvr_kv kv; /* first: the engine's handle */
 	struct kvr_coding coding;
 	struct kvp_kernels *kernels;
-	struct kvr_kv *native; /* NULL: primary */
+	uint32_t codec[2];         /* of K, of V */
+	struct kvp_plane plane[2]; /* of a whole block */
+	size_t bytes[2];           /* of a payload */
+	struct kvr_kv *native;     /* NULL: primary */
 	uint32_t head_dim;
 	size_t payload_at[2]; /* of K and V in what a layer has */
 	size_t layer_bytes;
@@ -43,11 +46,27 @@ static void *coded_block(struct kvr_kv *kv, uint32_t index)
 	return c->native ? c->native->ops->block(c->native, index) : c->block[index].native;
 }
 
-static const void *coded_payload(struct kvr_kv *kv, uint32_t index, uint32_t layer, uint32_t value)
+static bool coded_planes(
+	struct kvr_kv *kv, uint32_t index, uint32_t layer, struct kvp_attend_plane ret_plane[2])
 {
 	struct coded_kv *c = coded_of(kv);
 
-	return c->block[index].coded ? payload_of(c, index, layer, value) : NULL;
+	for (uint32_t value = 0; c->block[index].coded && value < 2; value++) {
+		const struct kvp_plane *p = &c->plane[value];
+		struct kvp_attend_plane plane = {
+			.codec = c->codec[value],
+			.dtype = p->dtype,
+			.data = payload_of(c, index, layer, value),
+			.bytes = c->bytes[value],
+		};
+
+		if (plane.codec == KVP_CODEC_NATIVE) { /* [head][token][channel], without gaps */
+			plane.head_stride = (ptrdiff_t)(plane.bytes / p->heads);
+			plane.token_stride = plane.head_stride / (ptrdiff_t)p->tokens;
+		}
+		ret_plane[value] = plane;
+	}
+	return c->block[index].coded;
 }
 
 /* Adds a block to the sequence. */
@@ -80,9 +99,8 @@ static int encode(struct coded_kv *c, uint32_t index, const uint8_t *native)
 				(ptrdiff_t)kvr_row_bytes(g),
 			};
 
-			r = kvp_plane_encode(c->kernels, c->coding.codec[value],
-				&c->coding.plane[value], NULL, src, payload_of(c, index, l, value),
-				c->coding.bytes[value]);
+			r = kvp_plane_encode(c->kernels, c->codec[value], &c->plane[value], NULL,
+				src, payload_of(c, index, l, value), c->bytes[value]);
 		}
 	return r;
 }
@@ -192,7 +210,7 @@ static const struct kvr_kv_ops coded_ops = {
 	.start = coded_start,
 	.grow = coded_grow,
 	.block = coded_block,
-	.payload = coded_payload,
+	.planes = coded_planes,
 	.seal = coded_seal,
 	.end = coded_end,
 	.free = coded_free,
@@ -202,9 +220,9 @@ static const struct kvr_kv_ops coded_ops = {
 static int set_codec(struct coded_kv *c, uint32_t value, struct kvr_error *ret_error)
 {
 	const struct kvr_geom *g = &c->kv.geom;
-	struct kvp_plane *p = &c->coding.plane[value];
-	size_t raw = g->block_tokens * kvr_row_bytes(g), *bytes = &c->coding.bytes[value];
-	uint32_t codec = c->coding.codec[value];
+	struct kvp_plane *p = &c->plane[value];
+	size_t raw = g->block_tokens * kvr_row_bytes(g), *bytes = &c->bytes[value];
+	uint32_t codec = c->codec[value];
 	char name[KVP_CODEC_NAME_MAX] = "?";
 	void *zeros = NULL, *out = NULL;
 	int r;
@@ -252,10 +270,10 @@ int kvr_kv_coded_new(const struct kvr_config *config, const struct kvr_geom *geo
 	r = kvp_kernels_new(KVP_CPU_ALL | (opts->tiles ? KVP_CPU_TILES : 0), &c->kernels);
 	c->coding.kernels = c->kernels;
 	for (uint32_t value = 0; r == 0 && value < 2; value++) {
-		c->coding.codec[value] = opts->codec[value];
+		c->codec[value] = opts->codec[value];
 		c->payload_at[value] = c->layer_bytes;
 		r = set_codec(c, value, ret_error);
-		c->layer_bytes += (c->coding.bytes[value] + 63) & ~(size_t)63;
+		c->layer_bytes += (c->bytes[value] + 63) & ~(size_t)63;
 	}
 	if (r == -ENOMEM)
 		kvr_fail(ret_error, r, "no memory");
@@ -280,8 +298,7 @@ void kvr_kv_coded_report(struct kvr_kv *kv, struct kvr_coded_report *ret_report)
 		const struct block *b = &c->block[i];
 
 		report.blocks += b->coded != 0;
-		report.bytes +=
-			b->coded ? kv->geom.layers * (c->coding.bytes[0] + c->coding.bytes[1]) : 0;
+		report.bytes += b->coded ? kv->geom.layers * (c->bytes[0] + c->bytes[1]) : 0;
 		report.native_bytes += c->native || b->native ? kvr_block_bytes(&kv->geom) : 0;
 	}
 	*ret_report = report;

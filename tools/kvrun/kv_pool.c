@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A cache in kvpool: matched blocks are read in place, new ones are written where they stay. */
+/* A cache in kvpool: matched blocks are read in place, coded ones too, new ones are written where they stay. */
 #include "tools/kvrun/kvr_kv_pool.h"
 #include "tools/kvrun/kvr_flight.h"
 #include "tools/kvrun/kvr_link.h"
@@ -18,17 +18,20 @@
 #define WAIT_EXTENT_MS 2000u
 #define WAIT_WARM_MS   5000u
 
-/* One block of the sequence. Exactly one of: payload read in place, grant, private memory. */
+/* One block of the sequence. Exactly one of: payload read in place, native or coded, grant, private memory. */
 struct slot {
-	void *addr;
+	void *addr; /* NULL: coded */
 	struct kvp_grant *grant;
 	void *private_memory;
+	struct kvp_attend_plane (*planes)[2]; /* of each layer, if it is coded */
 };
 
 struct pool_kv {
 	struct kvr_kv kv; /* first: the engine's handle */
 	const struct kvr_model *model;
 	struct kvr_pool_opts opts;
+	struct kvr_coding coding;
+	struct kvp_kernels *kernels; /* NULL: there is no floor */
 	char *variant;
 	struct kvr_link link;
 
@@ -108,7 +111,9 @@ static void end_sequence(struct pool_kv *p)
 	for (uint32_t i = 0; i < p->n_slots; i++) {
 		kvp_grant_release(p->slot[i].grant);
 		free(p->slot[i].private_memory);
+		free(p->slot[i].planes);
 	}
+	p->kv.coding = NULL; /* a sequence of native blocks is attended as one without a floor */
 	p->n_slots = 0;
 	stop_publishing(p);
 	kvp_release(p->match);
@@ -218,6 +223,49 @@ static int readable(const struct pool_kv *p, const struct kvp_payload_info *payl
 	       payload->bytes == kvr_block_bytes(&p->kv.geom);
 }
 
+/* False: not as kvp_plane_decode() takes it. */
+static int plane_of(const struct pool_kv *p, const struct kvp_payload_half *h, uint32_t tokens,
+	struct kvp_attend_plane *ret_plane)
+{
+	size_t row = p->model->config.head_dim * kvr_dtype_bytes(p->kv.geom.dtype);
+
+	*ret_plane = (struct kvp_attend_plane){
+		.codec = h->codec,
+		.dtype = p->kv.geom.dtype,
+		.data = h->addr,
+		.bytes = h->bytes,
+		.head_stride = (ptrdiff_t)h->head_stride,
+		.token_stride = (ptrdiff_t)h->token_stride,
+	};
+	return h->addr && tokens == p->kv.geom.block_tokens &&
+	       (h->codec != KVP_CODEC_NATIVE ||
+		       (h->token_stride == row && h->head_stride == row * tokens));
+}
+
+/* Block `i` of the match, which is coded, where it lies. -EOPNOTSUPP: it has to be decoded. */
+static int take_coded(struct pool_kv *p, uint32_t i)
+{
+	uint32_t layers = p->kv.geom.layers;
+	struct slot s = { .planes = calloc(layers, sizeof(*s.planes)) };
+	int r = s.planes ? 0 : -ENOMEM;
+
+	for (uint32_t l = 0; r == 0 && l < layers; l++) {
+		struct kvp_payload_layer_info info = { .size = sizeof(info) };
+
+		r = kvp_payload_planes(p->match, i, l, &info);
+		if (r == 0 && (!plane_of(p, &info.k, info.tokens, &s.planes[l][0]) ||
+				      !plane_of(p, &info.v, info.tokens, &s.planes[l][1])))
+			r = -EOPNOTSUPP;
+	}
+	if (r == 0)
+		r = append(p, s);
+	if (r < 0)
+		free(s.planes);
+	else
+		p->kv.coding = &p->coding;
+	return r;
+}
+
 /* Block `i` of the match as the sequence's next: in place, or a copy where that is not possible. */
 static int take_block(struct pool_kv *p, uint32_t device, uint32_t i)
 {
@@ -234,6 +282,10 @@ static int take_block(struct pool_kv *p, uint32_t device, uint32_t i)
 		return append(p, (struct slot){ .addr = (void *)(uintptr_t)payload.addr });
 	}
 	coded = r == 0 && payload.codec != 0;
+	if (coded && payload.addr && p->kernels && take_coded(p, i) == 0) {
+		p->report.blocks_coded++;
+		return 0;
+	}
 	r = append_private(p);
 	if (r < 0)
 		return r;
@@ -243,6 +295,7 @@ static int take_block(struct pool_kv *p, uint32_t device, uint32_t i)
 		return -ESTALE;
 	}
 	p->report.blocks_coded += coded;
+	p->report.blocks_decoded += coded;
 	return 0;
 }
 
@@ -359,6 +412,16 @@ static void *pool_block(struct kvr_kv *kv, uint32_t index)
 	return pool_of(kv)->slot[index].addr;
 }
 
+static bool pool_planes(
+	struct kvr_kv *kv, uint32_t index, uint32_t layer, struct kvp_attend_plane ret_plane[2])
+{
+	const struct slot *s = &pool_of(kv)->slot[index];
+
+	if (s->planes)
+		memcpy(ret_plane, s->planes[layer], sizeof(s->planes[layer]));
+	return s->planes != NULL;
+}
+
 static int commit(struct pool_kv *p, uint32_t index, const uint32_t *tokens, uint32_t n)
 {
 	struct kvp_ref parent = kvp_ref_root();
@@ -445,6 +508,7 @@ static void pool_free(struct kvr_kv *kv)
 	flush(p);
 	end_sequence(p);
 	kvr_link_done(&p->link);
+	kvp_kernels_free(p->kernels);
 	free(p->slot);
 	free(p->shares);
 	free(p->variant);
@@ -455,6 +519,7 @@ static const struct kvr_kv_ops pool_ops = {
 	.start = pool_start,
 	.grow = pool_grow,
 	.block = pool_block,
+	.planes = pool_planes,
 	.asks = pool_asks,
 	.attended = pool_attended,
 	.seal = pool_seal,
@@ -478,6 +543,7 @@ int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
 	const struct kvr_pool_opts *opts, struct kvr_kv **ret_kv)
 {
 	struct pool_kv *p;
+	int r = 0;
 
 	if (!kvr_geom_valid(geom))
 		return -EINVAL;
@@ -488,8 +554,12 @@ int kvr_kv_pool_new(const struct kvr_model *model, const struct kvr_geom *geom,
 	p->model = model;
 	p->opts = *opts;
 	p->variant = opts->variant ? strdup(opts->variant) : NULL;
-	if (kvr_link_init(&p->link, opts->socket) < 0 || !p->variant != !opts->variant) {
+	if (opts->floor[0] || opts->floor[1])
+		r = kvp_kernels_new(KVP_CPU_ALL, &p->kernels);
+	p->coding.kernels = p->kernels;
+	if (kvr_link_init(&p->link, opts->socket) < 0 || !p->variant != !opts->variant || r < 0) {
 		kvr_link_done(&p->link);
+		kvp_kernels_free(p->kernels);
 		free(p->variant);
 		free(p);
 		return -ENOMEM;
@@ -520,5 +590,6 @@ void kvr_kv_pool_report(struct kvr_kv *kv, struct kvr_pool_report *ret_report)
 
 	flush(p);
 	*ret_report = p->report;
+	ret_report->coding_errors = p->coding.errors;
 	snprintf(ret_report->why, sizeof(ret_report->why), "%s", p->link.why);
 }

@@ -12,10 +12,12 @@
 #ifndef KVR_KV_H
 #define KVR_KV_H
 
+#include "kernels/kvp_attend.h"
 #include "kernels/kvp_codec.h"
 #include "tools/kvrun/kvr_half.h"
 
 #include <assert.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -97,10 +99,12 @@ struct kvr_kv_ops {
 		const float *k, const float *v, float *out);
 
 	/*
-	 * The payload of K (`value` 0) or V (1) of a layer of a sealed block, aligned to 64 bytes,
-	 * valid until the sequence ends. NULL: the block is native. Called if there is `coding`.
+	 * K and V of a layer of a sealed block, which hold block_tokens tokens of all KV heads, each head's in a
+	 * row where they are native; valid until the sequence ends. False: the block is native. Called if there
+	 * is `coding`.
 	 */
-	const void *(*payload)(struct kvr_kv *kv, uint32_t index, uint32_t layer, uint32_t value);
+	bool (*planes)(struct kvr_kv *kv, uint32_t index, uint32_t layer,
+		struct kvp_attend_plane ret_plane[2]);
 
 	/*
 	 * NULL, or 1: the store wants to know what the query at `position`, which is one alone, attends to. Then it
@@ -126,13 +130,11 @@ struct kvr_kv_ops {
 	void (*free)(struct kvr_kv *kv);
 };
 
-/* How a store keeps sealed blocks: each layer's K and V of all KV heads is one plane. */
+/* For a store that has sealed blocks in a codec: each layer's K and V of all KV heads is one plane. */
 struct kvr_coding {
 	const struct kvp_kernels *kernels;
-	uint32_t codec[2];         /* of K, of V */
-	struct kvp_plane plane[2]; /* of a whole block */
-	size_t bytes[2];           /* of a payload */
-	uint64_t errors; /* blocks left native, and payloads passed over for native bytes */
+	/* Attention that was not in place, blocks left native, payloads passed over for native bytes or not readable. */
+	uint64_t errors;
 };
 
 struct kvr_kv {

@@ -30,7 +30,8 @@ struct kvr_pool_opts {
 	uint32_t want_ms;
 	/*
 	 * The floor of the space for keys and for values (struct kvp_space_desc), both 0: none. Blocks that the
-	 * daemon has coded are decoded into private memory.
+	 * daemon has coded are attended where they lie, in their codec: no memory holds what they decode to, but
+	 * of a layer of one block at a time while several queries attend to it.
 	 */
 	uint32_t floor[2];
 	/*
@@ -48,12 +49,16 @@ struct kvr_pool_report {
 	int attached;           /* the daemon answered at the sequence's start */
 	uint32_t blocks_read;   /* cached blocks read in place, */
 	uint32_t blocks_device; /* of these on the device */
-	uint32_t blocks_coded;  /* cached blocks that were coded, decoded into private memory */
-	uint32_t blocks_slots;  /* blocks computed into slots */
+	uint32_t blocks_coded;  /* cached blocks that were coded, */
+	uint32_t
+		blocks_decoded; /* of these decoded into private memory: planes that cannot be attended in place */
+	uint32_t blocks_slots; /* blocks computed into slots */
 	uint32_t blocks_private;
 	uint32_t published; /* commits that were accepted */
 	uint32_t wanted;    /* blocks that were known of the prompt, and wanted */
 	uint32_t attention; /* reports of what was attended to */
+	uint64_t
+		coding_errors; /* planes that could not be read, since the store was made: then all is computed */
 	int no_device; /* one was asked for, and there is none that works: all is read in DRAM */
 	int want_why;  /* why they are not all cached: as of kvp_ticket_wait() */
 	char why[256]; /* not attached: the reason, else ""; KVP_ERROR_TEXT of kvpool.h */

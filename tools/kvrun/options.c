@@ -367,7 +367,7 @@ static int check_remat(const struct options *o)
 	return 0;
 }
 
-/* Blocks of a space with a floor are decoded into this process' own memory, and attended there natively. */
+/* Blocks of a space with a floor are coded by the daemon, in memory that the CPU reads. */
 static int check_floor(const struct options *o)
 {
 	if ((o->floor[0] || o->floor[1]) && (o->off || o->perplexity || o->cuda || o->codec)) {

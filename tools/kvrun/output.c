@@ -107,11 +107,14 @@ int output_json(const struct kvr_model *model, uint32_t block_tokens, const stru
 		tokens);
 	if (root && !r->off)
 		ok &= json_object_set_new(root, "blocks",
-			      json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "read",
+			      json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:I}", "read",
 				      (int)r->pool.blocks_read, "device",
 				      (int)r->pool.blocks_device, "coded",
-				      (int)r->pool.blocks_coded, "slots", (int)r->pool.blocks_slots,
-				      "private", (int)r->pool.blocks_private, "published",
+				      (int)r->pool.blocks_coded, "decoded",
+				      (int)r->pool.blocks_decoded, "coding_errors",
+				      (json_int_t)r->pool.coding_errors, "slots",
+				      (int)r->pool.blocks_slots, "private",
+				      (int)r->pool.blocks_private, "published",
 				      (int)r->pool.published)) == 0;
 	if (root && r->pool.wanted)
 		ok &= json_object_set_new(root, "wanted",

@@ -12,7 +12,8 @@ struct kvr_seq {
 	const struct kvr_substitute *substitute;
 	struct kvr_pass *pass;
 	uint32_t *tokens; /* [context] */
-	uint32_t n;       /* of them have keys and values */
+	uint32_t n;       /* of them have keys and values, */
+	uint32_t reused;  /* so many of these from the store */
 };
 
 int kvr_seq_new(const struct kvr_model *model, struct kvr_kv *kv,
@@ -101,8 +102,8 @@ static int start(struct kvr_seq *s, const uint32_t *tokens, uint32_t n, uint32_t
 	r = s->kv->ops->start(s->kv, tokens, n, limit, &reused);
 	if (r < 0)
 		return r;
-	memcpy(s->tokens, tokens, n * sizeof(*tokens));
-	s->n = reused;
+	memmove(s->tokens, tokens, n * sizeof(*tokens));
+	s->n = s->reused = reused;
 	return 0;
 }
 
@@ -114,33 +115,62 @@ static uint32_t chunk(const struct kvr_seq *s, uint32_t n)
 	return n - s->n < room ? n - s->n : room;
 }
 
-int kvr_seq_prompt(struct kvr_seq *s, const uint32_t *tokens, uint32_t n,
-	struct kvr_prefill *ret_prefill, const float **ret_logits)
+/* The rest of s->tokens[0..n). `want`: of the last one. */
+static int advance_to(struct kvr_seq *s, uint32_t n, enum kvr_logits want, const float **ret_logits)
 {
-	uint32_t reused;
-	int r = start(s, tokens, n, n ? n - 1 : 0);
+	int r = 0;
 
-	if (r < 0)
-		return r;
-	reused = s->n;
 	while (s->n < n && r == 0) {
 		uint32_t m = chunk(s, n);
 
-		r = advance(s, m, s->n + m == n ? KVR_LOGITS_LAST : KVR_LOGITS_NONE, ret_logits);
+		r = advance(s, m, s->n + m == n ? want : KVR_LOGITS_NONE, ret_logits);
+	}
+	return r;
+}
+
+/* Something that came from the store cannot be read after all: it is a miss, and all is computed. */
+static int was_a_miss(const struct kvr_seq *s, int r)
+{
+	return r == -EBADMSG && s->reused;
+}
+
+int kvr_seq_prompt(struct kvr_seq *s, const uint32_t *tokens, uint32_t n,
+	struct kvr_prefill *ret_prefill, const float **ret_logits)
+{
+	int r = start(s, tokens, n, n ? n - 1 : 0);
+
+	if (r == 0)
+		r = advance_to(s, n, KVR_LOGITS_LAST, ret_logits);
+	if (was_a_miss(s, r)) {
+		r = start(s, tokens, n, 0);
+		if (r == 0)
+			r = advance_to(s, n, KVR_LOGITS_LAST, ret_logits);
 	}
 	if (r == 0)
-		*ret_prefill = (struct kvr_prefill){ reused, n - reused };
+		*ret_prefill = (struct kvr_prefill){ s->reused, n - s->reused };
 	return r;
 }
 
 int kvr_seq_next(struct kvr_seq *s, uint32_t token, const float **ret_logits)
 {
+	uint32_t n = s->n;
+	int r;
+
 	if (s->n >= s->model->config.context)
 		return -E2BIG;
 	if (token >= s->model->config.vocab || s->n == 0)
 		return -EINVAL;
-	s->tokens[s->n] = token;
-	return advance(s, 1, KVR_LOGITS_LAST, ret_logits);
+	s->tokens[n] = token;
+	r = advance(s, 1, KVR_LOGITS_LAST, ret_logits);
+	if (was_a_miss(s, r)) {
+		r = start(s, s->tokens, n, 0);
+		s->tokens[n] = token;
+		if (r == 0)
+			r = advance_to(s, n, KVR_LOGITS_NONE, NULL);
+		if (r == 0)
+			r = advance(s, 1, KVR_LOGITS_LAST, ret_logits);
+	}
+	return r;
 }
 
 int kvr_seq_score(struct kvr_seq *s, const uint32_t *tokens, uint32_t n, kvr_score_fn fn, void *arg)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/tools/kvrun/fake_kvpool.h"
 #include "tests/tools/kvrun/common.h"
+#include "kernels/kvp_codec.h"
 #include "libclient/kvpool.h"
 
 #include <errno.h>
@@ -17,6 +18,7 @@ struct block {
 	uint32_t *tokens;
 	uint32_t n;
 	void *payload;
+	uint8_t *coded; /* [layer][K, V], see code(); NULL: not yet */
 };
 
 struct kvp_client {
@@ -25,6 +27,7 @@ struct kvp_client {
 
 struct kvp_space {
 	struct kvp_space_desc desc;
+	struct kvp_layer layer; /* each of them */
 	uint32_t row_bytes;
 	uint64_t block_bytes;
 };
@@ -52,6 +55,7 @@ void fake_reset(void)
 
 		blocks = b->next;
 		munmap(b->payload, block_bytes);
+		free(b->coded);
 		free(b->tokens);
 		free(b);
 	}
@@ -100,6 +104,7 @@ int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 	s = calloc(1, sizeof(*s));
 	assert_non_null(s);
 	s->desc = *desc;
+	s->layer = desc->layers[0];
 	s->row_bytes = desc->layers[0].kv_heads * desc->layers[0].k_dim *
 		       (desc->dtype == KVP_DTYPE_F32 ? 4 : 2);
 	s->block_bytes = 2ull * desc->n_layers * desc->block_tokens * s->row_bytes;
@@ -221,8 +226,101 @@ int kvp_payload(const struct kvp_prefix *match, uint32_t i, struct kvp_payload_i
 		return -ENOLCK;
 	ret->addr = match->chain[i]->payload;
 	ret->bytes = fake.other_codec ? match->space->block_bytes / 4 : match->space->block_bytes;
-	ret->codec = fake.other_codec ? 9 : 0;
+	ret->codec = fake.other_codec ? 9 : fake.coded ? 1 : 0;
 	ret->tokens = match->chain[i]->n;
+	return 0;
+}
+
+static struct kvp_plane plane_of(const struct kvp_space *s, uint32_t value)
+{
+	const struct kvp_layer *l = &s->layer;
+
+	return (struct kvp_plane){ s->desc.block_tokens, l->kv_heads, l->k_dim, s->desc.dtype,
+		value ? KVP_PLANE_V : KVP_PLANE_K };
+}
+
+/* Bytes from plane to plane. */
+static size_t coded_bytes(const struct kvp_space *s)
+{
+	struct kvp_plane p = plane_of(s, 0);
+	size_t bytes;
+
+	assert_int_equal(kvp_plane_bytes(KVP_CODEC_FP8_E4M3, &p, &bytes), 0);
+	return (bytes + 63) & ~(size_t)63;
+}
+
+static const uint8_t *code(const struct kvp_space *s, struct block *b)
+{
+	size_t bytes = coded_bytes(s), plane_bytes = (size_t)s->desc.block_tokens * s->row_bytes;
+	struct kvp_kernels *k;
+
+	if (b->coded)
+		return b->coded;
+	assert_int_equal(kvp_kernels_new(KVP_CPU_ALL, &k), 0);
+	b->coded = aligned_alloc(64, 2 * s->desc.n_layers * bytes);
+	assert_non_null(b->coded);
+	for (uint32_t i = 0; i < 2 * s->desc.n_layers; i++) {
+		struct kvp_plane p = plane_of(s, i % 2);
+		struct kvp_raw_const src = { (const uint8_t *)b->payload + i * plane_bytes,
+			s->row_bytes / p.heads, s->row_bytes };
+
+		assert_int_equal(kvp_plane_encode(k, KVP_CODEC_FP8_E4M3, &p, NULL, src,
+					 b->coded + i * bytes, bytes),
+			0);
+	}
+	kvp_kernels_free(k);
+	return b->coded;
+}
+
+/* What a coded block decodes to, as it lies in a native one. */
+static void decode(const struct kvp_space *s, struct block *b, uint8_t *to)
+{
+	size_t bytes = coded_bytes(s), plane_bytes = (size_t)s->desc.block_tokens * s->row_bytes;
+	struct kvp_kernels *k;
+
+	assert_int_equal(kvp_kernels_new(KVP_CPU_ALL, &k), 0);
+	for (uint32_t i = 0; i < 2 * s->desc.n_layers; i++) {
+		struct kvp_plane p = plane_of(s, i % 2);
+		struct kvp_raw dst = { to + i * plane_bytes, s->row_bytes / p.heads, s->row_bytes };
+
+		assert_int_equal(kvp_plane_decode(k, KVP_CODEC_FP8_E4M3, &p, NULL,
+					 code(s, b) + i * bytes, bytes, dst),
+			0);
+	}
+	kvp_kernels_free(k);
+}
+
+static struct kvp_payload_half half_of(
+	const struct kvp_space *s, struct block *b, uint32_t layer, uint32_t value)
+{
+	struct kvp_plane p = plane_of(s, value);
+	uint8_t *at;
+	size_t bytes;
+
+	(void)code(s, b);
+	at = b->coded + (2 * layer + value) * coded_bytes(s);
+	assert_int_equal(kvp_plane_bytes(KVP_CODEC_FP8_E4M3, &p, &bytes), 0);
+	if (fake.damaged)
+		memset(at, 0x5a, 4); /* its magic number */
+	return (struct kvp_payload_half){ .addr = at, .bytes = bytes, .codec = KVP_CODEC_FP8_E4M3 };
+}
+
+int kvp_payload_planes(const struct kvp_prefix *match, uint32_t i, uint32_t layer,
+	struct kvp_payload_layer_info *ret)
+{
+	const struct kvp_space *s = match->space;
+
+	assert_true(fake.coded && i < match->info.n_blocks && layer < s->desc.n_layers);
+	if (fake.no_planes == 1)
+		return -EOPNOTSUPP;
+	ret->tokens = s->desc.block_tokens;
+	ret->k = half_of(s, match->chain[i], layer, 0);
+	ret->v = half_of(s, match->chain[i], layer, 1);
+	if (fake.no_planes == 2)
+		ret->v = (struct kvp_payload_half){ .addr = match->chain[i]->payload,
+			.bytes = (size_t)s->desc.block_tokens * s->row_bytes,
+			.head_stride = s->row_bytes / s->layer.kv_heads,
+			.token_stride = s->row_bytes };
 	return 0;
 }
 
@@ -320,20 +418,27 @@ int64_t kvp_get(const struct kvp_prefix *match, uint32_t from, uint32_t n,
 {
 	const struct kvp_space *s = match->space;
 	uint32_t size = s->desc.block_tokens, i = from / size;
-	const struct block *b = i < match->info.n_blocks ? match->chain[i] : match->tail;
+	struct block *b = i < match->info.n_blocks ? match->chain[i] : match->tail;
+	uint8_t *decoded = fake.coded && b->n == size ? malloc(s->block_bytes) : NULL;
+	const uint8_t *payload = decoded ? decoded : b->payload;
 	uint32_t have = i < match->info.n_blocks ? b->n : match->info.tail_tokens;
 
 	assert_int_equal(flags, 0);
 	assert_int_equal(from % size, 0);
-	if (fake.get_fails || fake.gone)
+	if (fake.get_fails || fake.gone) {
+		free(decoded);
 		return -ESTALE;
+	}
+	if (decoded)
+		decode(s, b, decoded);
 	n = n < have ? n : have;
 	for (uint32_t l = 0; l < s->desc.n_layers; l++) {
-		const char *k = (const char *)b->payload + (size_t)l * 2 * size * s->row_bytes;
+		const uint8_t *k = payload + (size_t)l * 2 * size * s->row_bytes;
 
 		memcpy(dst->planes[l].k, k, (size_t)n * s->row_bytes);
 		memcpy(dst->planes[l].v, k + (size_t)size * s->row_bytes, (size_t)n * s->row_bytes);
 	}
+	free(decoded);
 	return n;
 }
 

@@ -11,11 +11,14 @@
 
 struct fake_kvpool {
 	/* what it does */
-	int gone;           /* no daemon: as the header says, misses and -ESHUTDOWN */
-	int die_after;      /* this many more reserves and commits, then `gone`; < 0: never */
-	int no_room;        /* kvp_reserve: -EAGAIN */
-	int no_lease;       /* matches carry no lease */
-	int other_codec;    /* payloads are not native: only kvp_get can read them */
+	int gone;        /* no daemon: as the header says, misses and -ESHUTDOWN */
+	int die_after;   /* this many more reserves and commits, then `gone`; < 0: never */
+	int no_room;     /* kvp_reserve: -EAGAIN */
+	int no_lease;    /* matches carry no lease */
+	int other_codec; /* payloads are not native: only kvp_get can read them */
+	int coded; /* 1: payloads of whole blocks are in fp8, where kvp_payload_planes() says, */
+	int no_planes;      /* which it does not; 2: they do not lie as they have to */
+	int damaged;        /* and cannot be read */
 	int get_fails;      /* kvp_get: -ESTALE */
 	uint32_t hidden;    /* blocks that "somebody else" has yet to publish: PENDING */
 	uint32_t unmapped;  /* this many matches from now find nothing mapped yet */

@@ -162,13 +162,14 @@ static void native_payloads_change_nothing(void **unused)
 
 static void check_report(struct kvr_kv *kv, enum kvr_coded_mode mode)
 {
+	struct kvp_attend_plane plane[2];
 	struct kvr_coded_report r;
 
+	assert_true(kv->ops->planes(kv, 0, 0, plane));
 	kvr_kv_coded_report(kv, &r);
 	assert_int_equal(r.errors, 0);
 	assert_int_equal(r.blocks, TOKENS / BLOCK);
-	assert_int_equal(
-		r.bytes, r.blocks * (kv->coding->bytes[0] + kv->coding->bytes[1]) * LAYERS);
+	assert_int_equal(r.bytes, r.blocks * (plane[0].bytes + plane[1].bytes) * LAYERS);
 	/* the last block is not full: it is the one that is native under primary */
 	assert_int_equal(r.native_bytes,
 		kvr_block_bytes(&kv->geom) * (mode == KVR_SHADOW ? r.blocks + 1 : 1));
@@ -225,21 +226,23 @@ static void check_shadow(struct kvr_kv *kv)
 {
 	for (uint32_t i = 0; i < LAYERS * 2 * (TOKENS / BLOCK); i++) {
 		uint32_t block = i / (LAYERS * 2), layer = i / 2 % LAYERS, value = i % 2;
-		const struct kvp_plane *p = &kv->coding->plane[value];
+		struct kvp_plane p = { BLOCK, config.kv_heads, DIM, KVP_DTYPE_F16,
+			value ? KVP_PLANE_V : KVP_PLANE_K };
 		const uint8_t *native = kv->ops->block(kv, block);
 		ptrdiff_t row = (ptrdiff_t)kvr_row_bytes(&kv->geom);
 		struct kvp_raw_const src = { native + kvr_row_offset(&kv->geom, layer, value, 0),
-			row / p->heads, row };
-		const void *payload = kv->ops->payload(kv, block, layer, value);
-		void *fresh = aligned_alloc(64, (kv->coding->bytes[value] + 63) & ~(size_t)63);
+			row / p.heads, row };
+		struct kvp_attend_plane plane[2];
+		void *fresh;
 
-		assert_non_null(fresh);
 		assert_non_null(native);
-		assert_non_null(payload);
-		assert_int_equal(kvp_plane_encode(kv->coding->kernels, kv->coding->codec[value], p,
-					 NULL, src, fresh, kv->coding->bytes[value]),
+		assert_true(kv->ops->planes(kv, block, layer, plane));
+		fresh = aligned_alloc(64, (plane[value].bytes + 63) & ~(size_t)63);
+		assert_non_null(fresh);
+		assert_int_equal(kvp_plane_encode(kv->coding->kernels, plane[value].codec, &p, NULL,
+					 src, fresh, plane[value].bytes),
 			0);
-		assert_memory_equal(payload, fresh, kv->coding->bytes[value]);
+		assert_memory_equal(plane[value].data, fresh, plane[value].bytes);
 		free(fresh);
 	}
 }
@@ -300,13 +303,13 @@ static void native_memory_does_not_pile_up(void **unused)
 
 static void corrupt(struct kvr_kv *kv, uint32_t block)
 {
-	for (uint32_t l = 0; l < LAYERS; l++)
-		for (uint32_t value = 0; value < 2; value++) {
-			const void *p = kv->ops->payload(kv, block, l, value);
+	struct kvp_attend_plane plane[2];
 
-			assert_non_null(p);
-			memset((void *)(uintptr_t)p, 0x5a, 4); /* its magic number */
-		}
+	for (uint32_t l = 0; l < LAYERS; l++) {
+		assert_true(kv->ops->planes(kv, block, l, plane));
+		for (uint32_t value = 0; value < 2; value++) /* their magic numbers */
+			memset((void *)(uintptr_t)plane[value].data, 0x5a, 4);
+	}
 }
 
 /* One more token after the prompt's two whole blocks, none of which can be read. */
@@ -341,7 +344,7 @@ static void unreadable_payloads(void **unused)
 	(void)unused;
 	assert_int_equal(kvr_kv_coded_new(&config, &geom, &opts, native, NULL, &kv), 0);
 	assert_int_equal(step_past_damage(kv, got), 0);
-	assert_int_equal(kv->coding->errors, LAYERS * 2 * 2);
+	assert_int_equal(kv->coding->errors, LAYERS * (2 * 2 + 1)); /* in place, then two blocks */
 	assert_int_equal(kvr_pass_new(model, BLOCK, &pass), 0);
 	assert_int_equal(
 		kvr_pass_run(pass, native, NULL, PROMPT, &token[PROMPT], 1, KVR_LOGITS_LAST, &want),

@@ -55,12 +55,13 @@ static struct kvr_prefill run(struct kvr_kv *kv, uint32_t n, float *rows)
 static uint32_t device = KVR_NO_DEVICE; /* that engines read on */
 static uint32_t report_every;           /* of which tokens they report what these attend to */
 static uint32_t want_ms;                /* for which they have others compute */
+static uint32_t floor_codec;            /* down to which their blocks may be coded */
 
 static struct kvr_kv *pool(int store, int reuse_tail)
 {
 	struct kvr_geom geom = kvr_model_geom(model, BLOCK, KVR_F16);
-	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL, device, want_ms, { 0 },
-		report_every };
+	struct kvr_pool_opts opts = { "/nowhere", store, reuse_tail, NULL, device, want_ms,
+		{ floor_codec, floor_codec }, report_every };
 	struct kvr_kv *kv;
 
 	assert_int_equal(kvr_kv_pool_new(model, &geom, &opts, &kv), 0);
@@ -114,6 +115,7 @@ static int fresh(void **unused)
 	(void)unused;
 	fake_reset();
 	device = KVR_NO_DEVICE;
+	floor_codec = 0;
 	return 0;
 }
 
@@ -366,6 +368,7 @@ static void engines_of_one_codec_share(void **unused)
 static void reused_tails_are_native(void **unused)
 {
 	static float cold[sizeof(plain) / sizeof(float)], warm[sizeof(plain) / sizeof(float)];
+	struct kvp_attend_plane plane[2];
 	struct kvr_coded_report report;
 	uint32_t reused;
 	struct kvr_kv *kv;
@@ -375,13 +378,125 @@ static void reused_tails_are_native(void **unused)
 	kv = coded_pool("fp8", 1);
 	assert_int_equal(kv->ops->start(kv, prompt, PROMPT, PROMPT - 1, &reused), 0);
 	assert_int_equal(reused, PROMPT - 1);
-	assert_non_null(kv->ops->payload(kv, PROMPT / BLOCK - 1, 0, 0));
-	assert_null(kv->ops->payload(kv, PROMPT / BLOCK, 0, 0));
+	assert_true(kv->ops->planes(kv, PROMPT / BLOCK - 1, 0, plane));
+	assert_false(kv->ops->planes(kv, PROMPT / BLOCK, 0, plane));
 	kvr_kv_coded_report(kv, &report);
 	assert_int_equal(report.blocks, PROMPT / BLOCK);
 	assert_int_equal(run(kv, PROMPT, warm).reused, PROMPT - 1);
 	for (uint32_t i = 0; i < VOCAB; i++) /* the same but for rounding */
 		assert_true(fabsf(warm[i] - cold[i]) < 5e-2f);
+	kvr_kv_free(kv);
+}
+
+typedef float rows_of[sizeof(plain) / sizeof(float)];
+
+/* The same prompt by an engine with a floor, whose blocks are coded meanwhile. */
+static uint32_t floored(rows_of rows, struct kvr_pool_report *ret_report)
+{
+	struct kvr_kv *kv = pool(1, 0);
+	struct kvr_prefill prefill = run(kv, PROMPT, rows);
+
+	kvr_kv_pool_report(kv, ret_report);
+	kvr_kv_free(kv);
+	assert_int_equal(fake.matches + fake.claims + fake.grants + fake.spaces, 0);
+	return prefill.reused;
+}
+
+/* After the prompt, and then the first token: what many queries attended to, and what one did. */
+static float farthest(rows_of a, rows_of b)
+{
+	float most = 0;
+
+	for (uint32_t i = 0; i < 2 * VOCAB; i++)
+		most = fmaxf(most, fabsf(a[i] - b[i]));
+	return most;
+}
+
+/* The first layer of the first block, from now on. */
+static void damage(struct kvr_kv *kv)
+{
+	struct kvp_attend_plane plane[2];
+
+	assert_true(kv->ops->planes(kv, 0, 0, plane));
+	memset((void *)(uintptr_t)plane[0].data, 0x5a, 4);
+}
+
+/*
+ * D-056: blocks that the daemon has coded are attended where they lie, and give what they decode to gives; such
+ * memory as is had for that is of planes that cannot be attended so.
+ */
+static void d056_coded_blocks_are_attended_in_place(void **unused)
+{
+	static rows_of here, decoded, strided;
+	struct kvr_pool_report r;
+
+	(void)unused;
+	floor_codec = KVP_CODEC_FP8_E4M3;
+	assert_int_equal(floored(here, &r), 0);
+	assert_memory_equal(here, plain, sizeof(plain));
+	assert_int_equal(r.blocks_coded, 0);
+	fake.coded = 1;
+	assert_int_equal(floored(here, &r), PROMPT / BLOCK * BLOCK);
+	assert_int_equal(r.blocks_coded, PROMPT / BLOCK);
+	assert_int_equal(r.blocks_decoded + r.blocks_private + r.blocks_read + r.coding_errors, 0);
+	fake.no_planes = 1;
+	assert_int_equal(floored(decoded, &r), PROMPT / BLOCK * BLOCK);
+	assert_int_equal(r.blocks_coded, PROMPT / BLOCK);
+	assert_int_equal(r.blocks_decoded, PROMPT / BLOCK);
+	assert_int_equal(r.blocks_private, PROMPT / BLOCK);
+	fake.no_planes = 2;
+	assert_int_equal(floored(strided, &r), PROMPT / BLOCK * BLOCK);
+	assert_int_equal(r.blocks_decoded, PROMPT / BLOCK);
+	assert_memory_equal(strided, decoded, sizeof(decoded));
+	/* Of the prompt's end many queries attended: to the very bits. */
+	assert_memory_equal(here, decoded, VOCAB * sizeof(float));
+	assert_true(farthest(here, decoded) < 4e-3f);
+	assert_memory_not_equal(here + VOCAB, decoded + VOCAB, VOCAB * sizeof(float));
+	assert_true(farthest(here, plain) > 10 * farthest(here, decoded));
+}
+
+/* What cannot be read is a miss: the whole prompt is computed. So it is where that shows later. */
+static void unreadable_codes_are_a_miss(void **unused)
+{
+	static rows_of rows, got;
+	struct kvr_pool_report r;
+	struct kvr_prefill prefill;
+	const float *logits;
+	struct kvr_seq *seq;
+	struct kvr_kv *kv;
+
+	(void)unused;
+	floor_codec = KVP_CODEC_FP8_E4M3;
+	assert_int_equal(floored(rows, &r), 0);
+	fake.coded = 1;
+	fake.damaged = 1;
+	assert_int_equal(floored(rows, &r), 0);
+	assert_true(r.coding_errors > 0);
+	assert_memory_equal(rows, plain, sizeof(plain));
+
+	fake_reset();
+	assert_int_equal(floored(rows, &r), 0);
+	fake.coded = 1;
+	kv = pool(1, 0);
+	assert_int_equal(kvr_seq_new(model, kv, NULL, &seq), 0);
+	assert_int_equal(kvr_seq_prompt(seq, prompt, PROMPT, &prefill, &logits), 0);
+	assert_int_equal(prefill.reused, PROMPT / BLOCK * BLOCK);
+	for (int i = 1; i <= STEPS; i++) {
+		if (i == 3)
+			damage(kv);
+		assert_int_equal(
+			kvr_seq_next(seq, kvr_argmax(plain + (i - 1) * VOCAB, VOCAB), &logits), 0);
+		memcpy(got + i * VOCAB, logits, VOCAB * sizeof(float));
+	}
+	kvr_kv_pool_report(kv, &r);
+	assert_true(r.coding_errors > 0);
+	assert_int_equal(r.blocks_coded, 0);
+	assert_memory_not_equal(got + 2 * VOCAB, plain + 2 * VOCAB, VOCAB * sizeof(float));
+	/* The prompt was run in other pieces than the first time, so its last bits may differ. */
+	for (uint32_t i = 3 * VOCAB; i < (STEPS + 1) * VOCAB; i++)
+		assert_true(fabsf(got[i] - plain[i]) < 1e-4f);
+	kvr_seq_end(seq);
+	kvr_seq_free(seq);
 	kvr_kv_free(kv);
 }
 
@@ -484,6 +599,8 @@ int main(void)
 		cmocka_unit_test_setup(cached_blocks_are_read_on_a_device, fresh),
 		cmocka_unit_test_setup(engines_of_one_codec_share, fresh),
 		cmocka_unit_test_setup(reused_tails_are_native, fresh),
+		cmocka_unit_test_setup(d056_coded_blocks_are_attended_in_place, fresh),
+		cmocka_unit_test_setup(unreadable_codes_are_a_miss, fresh),
 	};
 
 	return cmocka_run_group_tests(tests, prepare, finish);

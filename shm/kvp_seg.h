@@ -69,10 +69,20 @@ bool kvp_seg_gone(int watches, int watch);
 #define KVP_MAP_WRITE    1u
 #define KVP_MAP_DONTFORK 2u /* a forked child does not inherit the mapping */
 #define KVP_MAP_DONTDUMP 4u /* left out of core files */
-#define KVP_MAP_HUGEPAGE 8u /* ask for transparent huge pages; harmless where there are none */
+#define KVP_MAP_HUGEPAGE \
+	8u /* where huge pages fit, and asks for transparent ones; harmless where there are none */
 
 int kvp_seg_map(int fd, uint64_t bytes, uint32_t flags, void **ret_addr);
 void kvp_seg_unmap(void *addr, uint64_t bytes); /* NULL is harmless; keeps errno */
+
+#define KVP_SEG_HUGE (UINT64_C(2) << 20)
+/*
+ * Has the kernel bring in KVP_SEG_HUGE bytes as one page, where nothing was yet. They begin at a multiple of that,
+ * inside a mapping made with KVP_MAP_WRITE and KVP_MAP_HUGEPAGE. That is several times quicker than to bring in small
+ * pages, for whoever maps the segment later as well, and takes no administrator's consent but that they did not forbid
+ * it ("deny"). May take long where memory is in pieces. Negative errno: not all of it was brought in, nothing is lost.
+ */
+int kvp_seg_huge(void *addr);
 
 /*
  * How huge pages for shared memory stand on this machine, for messages and kvctl doctor:

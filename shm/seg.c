@@ -14,6 +14,12 @@
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
 #ifndef MFD_HUGE_2MB
 #define MFD_HUGE_2MB (21U << 26)
 #endif
@@ -154,10 +160,39 @@ bool kvp_seg_gone(int watches, int watch)
 	return gone;
 }
 
+/* The kernel itself chooses such addresses only where all shared memory may have huge pages. */
+static void *map_aligned(int fd, uint64_t bytes, int prot)
+{
+	uint64_t more = bytes + KVP_SEG_HUGE - 4096;
+	uint8_t *p =
+		mmap(NULL, more, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	uint64_t before, after;
+
+	if (p == MAP_FAILED)
+		return mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+	before = -(uintptr_t)p & (KVP_SEG_HUGE - 1);
+	after = more - before - bytes;
+	if (before)
+		munmap(p, before);
+	p += before;
+	if (after)
+		munmap(p + bytes, after);
+	if (mmap(p, bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+		int saved = errno;
+
+		munmap(p, bytes);
+		errno = saved;
+		return MAP_FAILED;
+	}
+	return p;
+}
+
 int kvp_seg_map(int fd, uint64_t bytes, uint32_t flags, void **ret_addr)
 {
 	int prot = PROT_READ | (flags & KVP_MAP_WRITE ? PROT_WRITE : 0), r;
-	void *p = mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+	void *p = flags & KVP_MAP_HUGEPAGE && bytes >= KVP_SEG_HUGE
+			  ? map_aligned(fd, bytes, prot)
+			  : mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
 
 	if (p == MAP_FAILED)
 		return -errno;
@@ -181,6 +216,17 @@ void kvp_seg_unmap(void *addr, uint64_t bytes)
 	if (addr)
 		munmap(addr, bytes);
 	errno = saved;
+}
+
+/* The kernel makes one page of what there is and refuses where there is nothing, so the first small one is brought in. */
+int kvp_seg_huge(void *addr)
+{
+	if ((uintptr_t)addr % KVP_SEG_HUGE)
+		return -EINVAL; /* the kernel would do nothing and be content */
+	if (madvise(addr, 4096, MADV_POPULATE_WRITE) < 0 ||
+		madvise(addr, KVP_SEG_HUGE, MADV_COLLAPSE) < 0)
+		return -errno;
+	return 0;
 }
 
 static int read_line(const char *path, char *buf, int bytes)

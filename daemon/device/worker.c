@@ -313,7 +313,7 @@ static int host_add(void)
 		if (r == 0)
 			r = kvp_seg_map(w.ask.fd, m->bytes,
 				(writable ? KVP_MAP_WRITE : 0) | KVP_MAP_DONTFORK |
-					KVP_MAP_DONTDUMP,
+					KVP_MAP_DONTDUMP | KVP_MAP_HUGEPAGE,
 				&w.ask.addr);
 	}
 	if (r == 0)

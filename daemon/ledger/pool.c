@@ -41,18 +41,22 @@
 
 #define MIB        (UINT64_C(1) << 20)
 #define SMALL_PAGE UINT64_C(4096)
-#define HUGE_PAGE  (2 * MIB)
+#define HUGE_PAGE  KVP_SEG_HUGE
 /*
  * First touch, of one thread at a time. The kernel reads the map of this process's memory meanwhile,
  * and whoever maps something (the control thread, for a client that attaches) waits for the piece.
  */
-#define PIECE        (2 * MIB)
+#define PIECE        HUGE_PAGE
 #define SMALL_PIECE  (MIB / 8)
 #define NAP_PIECES   4u         /* small ones after which others are let in for certain */
 #define PER_THREAD   (32 * MIB) /* first touch of less than this takes no thread more */
 #define MAX_THREADS  64u
 #define PROGRESS_NS  (2 * UINT64_C(1000000000))
-#define MEMLOCK_MORE (64 * MIB) /* beside the pools: stacks, heap */
+#define MEMLOCK_MORE (64 * MIB)       /* beside the pools: stacks, heap */
+#define HUGE_SLOW_NS KVPD_MS          /* of a processor: small pages do not take longer */
+#define HUGE_MOST_NS (10 * KVPD_MS)   /* likewise: memory is in pieces */
+#define HUGE_WAIT_NS (100 * KVPD_MS)  /* in all */
+#define HUGE_REST_NS (1000 * KVPD_MS) /* after one that took longer, or did not come */
 
 uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes)
 {
@@ -84,10 +88,9 @@ static int check_huge(struct kvpd_ledger *l)
 	}
 	if (r == 0 && (!strcmp(info.shmem_thp, "never") || !strcmp(info.shmem_thp, "none") ||
 			      !strcmp(info.shmem_thp, "deny")))
-		kvpd_notice(
-			"no huge pages: 4 KiB pages are used, lookups are slower; reserve 2 MiB "
-			"pages or set /sys/kernel/mm/transparent_hugepage/shmem_enabled to "
-			"advise");
+		kvpd_notice("no huge pages for catalogs: lookups are slower; reserve 2 MiB "
+			    "pages or set /sys/kernel/mm/transparent_hugepage/shmem_enabled to "
+			    "advise");
 	return 0;
 }
 
@@ -162,7 +165,42 @@ struct populate {
 	uint64_t bytes;
 	_Atomic(uint64_t) next;
 	_Atomic(int) error;
+	_Atomic(bool) huge;
+	bool hurry;
 };
+
+/*
+ * Where the machine's memory is in pieces the kernel would look for a huge page longer than it brings in small ones: then
+ * there are none for a while. Where it is the machine that is slow to provide them, a virtual one whose host has to find
+ * what it had taken back, there are none for those who wait: they are worth it to whoever maps them later.
+ */
+static _Atomic(uint64_t) no_huge_until_ns, slow_until_ns;
+
+static bool may_be_huge(bool hurry, uint64_t now)
+{
+	return now >= atomic_load(&no_huge_until_ns) &&
+	       (!hurry || now >= atomic_load(&slow_until_ns));
+}
+
+/* A piece as one page. False: small ones are to be brought in, there and in what follows. */
+static bool touch_huge(struct populate *p, uint64_t at)
+{
+	uint64_t begun = kvpd_now_ns(), worked = kvpd_thread_ns(), now;
+	bool whole;
+
+	if (!atomic_load(&p->huge) || p->bytes - at < PIECE)
+		return false;
+	whole = kvp_seg_huge(p->addr + at) == 0;
+	worked = kvpd_thread_ns() - worked;
+	now = kvpd_now_ns();
+	if (!whole || worked >= HUGE_MOST_NS || now - begun >= HUGE_WAIT_NS)
+		atomic_store(&no_huge_until_ns, now + HUGE_REST_NS);
+	if (worked >= HUGE_SLOW_NS)
+		atomic_store(&slow_until_ns, now + HUGE_REST_NS);
+	if (!may_be_huge(p->hurry, now))
+		atomic_store(&p->huge, false);
+	return whole;
+}
 
 static int touch(struct populate *p, uint64_t at, uint64_t n)
 {
@@ -183,16 +221,18 @@ static int touch_next(struct populate *p)
 	static _Thread_local struct kvpd_crowd crowd;
 	static _Thread_local uint32_t small;
 	const struct timespec nap = { .tv_nsec = 50000 };
-	bool crowded = kvpd_crowded(&crowd, kvpd_now_ns());
-	uint64_t piece = crowded ? SMALL_PIECE : PIECE, at = atomic_fetch_add(&p->next, piece);
-	int r;
+	bool crowded = kvpd_crowded(&crowd, kvpd_now_ns()), huge = atomic_load(&p->huge);
+	uint64_t piece = crowded && !huge ? SMALL_PIECE : PIECE;
+	uint64_t at = atomic_fetch_add(&p->next, piece);
+	int r = 0;
 
 	if (at >= p->bytes || atomic_load(&p->error))
 		return 0;
-	r = touch(p, at, p->bytes - at < piece ? p->bytes - at : piece);
+	if (!huge || !touch_huge(p, at))
+		r = touch(p, at, p->bytes - at < piece ? p->bytes - at : piece);
 	if (r)
 		atomic_store(&p->error, r);
-	if (crowded && ++small % NAP_PIECES == 0)
+	if (crowded && (huge || ++small % NAP_PIECES == 0))
 		clock_nanosleep(CLOCK_MONOTONIC, 0, &nap, NULL);
 	return 1;
 }
@@ -204,11 +244,17 @@ static void *populate_main(void *arg)
 	return NULL;
 }
 
-static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t bytes)
+static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t bytes, bool hurry)
 {
-	struct populate p = { .addr = addr, .fd = fd, .bytes = bytes };
-	pthread_t helper[MAX_THREADS];
 	uint64_t said = kvpd_now_ns(), parts = (bytes + PER_THREAD - 1) / PER_THREAD;
+	struct populate p = {
+		.addr = addr,
+		.fd = fd,
+		.bytes = bytes,
+		.huge = l->hugepages != KVPD_NEVER && !l->hugetlb && may_be_huge(hurry, said),
+		.hurry = hurry,
+	};
+	pthread_t helper[MAX_THREADS];
 	struct kvpd_memory m;
 	uint32_t n = 0;
 
@@ -278,8 +324,14 @@ static int create(const struct kvpd_ledger *l, const char *name, uint64_t bytes,
 	return 0;
 }
 
+static uint32_t map_flags(const struct kvpd_ledger *l)
+{
+	return KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP |
+	       (l->hugepages != KVPD_NEVER ? KVP_MAP_HUGEPAGE : 0);
+}
+
 int kvpd_pool_segment(const struct kvpd_ledger *l, int node, const char *name, uint64_t bytes,
-	bool populated, int *ret_fd, void **ret_addr)
+	enum kvpd_touch populated, int *ret_fd, void **ret_addr)
 {
 	kvp_autoclose int fd = -1;
 	void *addr;
@@ -287,15 +339,12 @@ int kvpd_pool_segment(const struct kvpd_ledger *l, int node, const char *name, u
 
 	if (r < 0)
 		return r;
-	r = kvp_seg_map(fd, bytes,
-		KVP_MAP_WRITE | KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP |
-			(l->hugepages != KVPD_NEVER ? KVP_MAP_HUGEPAGE : 0),
-		&addr);
+	r = kvp_seg_map(fd, bytes, KVP_MAP_WRITE | map_flags(l), &addr);
 	if (r < 0)
 		return r;
 	r = bind_node(node, addr, bytes);
 	if (r == 0 && populated)
-		r = populate(l, addr, fd, bytes);
+		r = populate(l, addr, fd, bytes, populated == KVPD_TOUCH_NOW);
 	if (r < 0) {
 		kvp_seg_unmap(addr, bytes);
 		return r;
@@ -319,7 +368,7 @@ struct extent_job {
  * The daemon reads arenas through a read-only descriptor: a mapping made through a writable one
  * counts as a possible writer and would make F_SEAL_WRITE fail.
  */
-static int remap_read_only(int fd, uint64_t bytes, void **addr)
+static int remap_read_only(const struct kvpd_ledger *l, int fd, uint64_t bytes, void **addr)
 {
 	kvp_autoclose int ro = -1;
 	int r;
@@ -329,19 +378,20 @@ static int remap_read_only(int fd, uint64_t bytes, void **addr)
 	r = kvp_seg_reopen_ro(fd, &ro);
 	if (r < 0)
 		return r;
-	return kvp_seg_map(ro, bytes, KVP_MAP_DONTFORK | KVP_MAP_DONTDUMP, addr);
+	return kvp_seg_map(ro, bytes, map_flags(l), addr);
 }
 
-int kvpd_pool_arena(
-	const struct kvpd_ledger *l, int node, uint64_t bytes, int *ret_fd, void **ret_addr)
+int kvpd_pool_arena(const struct kvpd_ledger *l, int node, uint64_t bytes, bool waited_for,
+	int *ret_fd, void **ret_addr)
 {
 	kvp_autoclose int fd = -1;
 	void *addr;
-	int r = kvpd_pool_segment(l, node, "kvpool-arena", bytes, true, &fd, &addr);
+	int r = kvpd_pool_segment(l, node, "kvpool-arena", bytes,
+		waited_for ? KVPD_TOUCH_NOW : KVPD_TOUCH_AHEAD, &fd, &addr);
 
 	if (r < 0)
 		return r;
-	r = remap_read_only(fd, bytes, &addr);
+	r = remap_read_only(l, fd, bytes, &addr);
 	if (r == 0)
 		r = lock_memory(l, addr, bytes);
 	if (r < 0) {
@@ -370,10 +420,11 @@ static void run_make(struct kvpd_job *job)
 	int r;
 
 	if (j->arena) {
-		j->result = kvpd_pool_arena(l, j->node, x->bytes, &x->fd, &x->addr);
+		j->result = kvpd_pool_arena(l, j->node, x->bytes, true, &x->fd, &x->addr);
 		return;
 	}
-	r = kvpd_pool_segment(l, j->node, "kvpool-vault", x->bytes, true, &x->fd, &x->addr);
+	r = kvpd_pool_segment(
+		l, j->node, "kvpool-vault", x->bytes, KVPD_TOUCH_NOW, &x->fd, &x->addr);
 	if (r == 0)
 		r = kvp_seg_seal(x->fd, KVP_SEALS_VAULT);
 	if (r == 0)

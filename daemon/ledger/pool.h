@@ -14,15 +14,14 @@ struct kvpd_ledger;
 
 /* At the start: memory, huge pages, memlock. Logs what is wrong. */
 int kvpd_pool_check(struct kvpd_ledger *l);
-/*
- * Any thread. A segment that belongs to the owner, mapped writable, bound to the configured node;
- * `populated`: all of it touched.
- */
+/* Is all of a segment to be touched: not at all, for one who waits for it, ahead of any need? */
+enum kvpd_touch { KVPD_TOUCH_NEVER, KVPD_TOUCH_NOW, KVPD_TOUCH_AHEAD };
+/* Any thread. A segment that belongs to the owner, mapped writable, bound to the configured node. */
 int kvpd_pool_segment(const struct kvpd_ledger *l, int node, const char *name, uint64_t bytes,
-	bool populated, int *ret_fd, void **ret_addr);
+	enum kvpd_touch populated, int *ret_fd, void **ret_addr);
 /* Any thread. Likewise for an arena, populated and mapped read-only. */
-int kvpd_pool_arena(
-	const struct kvpd_ledger *l, int node, uint64_t bytes, int *ret_fd, void **ret_addr);
+int kvpd_pool_arena(const struct kvpd_ledger *l, int node, uint64_t bytes, bool waited_for,
+	int *ret_fd, void **ret_addr);
 /* Any thread. Bytes that a segment of this size really takes. */
 uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes);
 /* Have a pool thread make or drop the memory; kvpd_extent_made() or _dropped() follows. */

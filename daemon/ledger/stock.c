@@ -119,7 +119,7 @@ static void run_make(struct kvpd_job *job)
 	struct segment *s = kvpd_container(job, struct segment, job);
 
 	s->result = kvpd_pool_arena(
-		s->ledger, s->ledger->numa_node, KVPD_STOCK_SEGMENT, &s->fd, &s->addr);
+		s->ledger, s->ledger->numa_node, KVPD_STOCK_SEGMENT, false, &s->fd, &s->addr);
 }
 
 static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)

@@ -316,6 +316,38 @@ static void segments(void **state)
 	assert_true(strlen(info.shmem_thp) > 0);
 }
 
+/* Where the kernel makes one page of 2 MiB, all see what lies there; where it does not, small ones serve. */
+static void huge_pages(void **state)
+{
+	const uint64_t bytes = 3 * KVP_SEG_HUGE - 4096;
+	uint8_t *a, *b, *small;
+	kvp_autoclose int fd = -1;
+	(void)state;
+
+	assert_int_equal(kvp_seg_create("t", bytes, 0, &fd), 0);
+	assert_int_equal(kvp_seg_map(fd, bytes, KVP_MAP_WRITE | KVP_MAP_HUGEPAGE, (void **)&a), 0);
+	assert_int_equal(kvp_seg_map(fd, bytes, KVP_MAP_HUGEPAGE, (void **)&b), 0);
+	assert_int_equal((uintptr_t)a % KVP_SEG_HUGE, 0);
+	assert_int_equal((uintptr_t)b % KVP_SEG_HUGE, 0);
+	assert_int_equal(kvp_seg_map(fd, bytes, 0, (void **)&small), 0);
+	assert_int_equal(kvp_seg_huge(a + 4096), -EINVAL);
+	for (uint64_t i = 0; i + KVP_SEG_HUGE <= bytes; i += KVP_SEG_HUGE)
+		(void)kvp_seg_huge(a + i);
+	for (uint64_t i = 0; i < bytes; i += 4096) {
+		assert_int_equal(a[i], 0);
+		a[i] = (uint8_t)(i >> 12);
+	}
+	/* Once there is something it is kept. */
+	(void)kvp_seg_huge(a + KVP_SEG_HUGE);
+	for (uint64_t i = 0; i < bytes; i += 4096) {
+		assert_int_equal(b[i], (uint8_t)(i >> 12));
+		assert_int_equal(small[i], (uint8_t)(i >> 12));
+	}
+	kvp_seg_unmap(small, bytes);
+	kvp_seg_unmap(b, bytes);
+	kvp_seg_unmap(a, bytes);
+}
+
 static void keys(void **state)
 {
 	kvp_token tokens[KVP_BLOCK_TOKENS_MAX] = { 1, 2, 3 };
@@ -342,6 +374,7 @@ int main(void)
 		cmocka_unit_test(touches),
 		cmocka_unit_test(rings),
 		cmocka_unit_test(segments),
+		cmocka_unit_test(huge_pages),
 		cmocka_unit_test(keys),
 	};
 

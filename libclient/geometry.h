@@ -47,6 +47,8 @@ void view_from_payload(const struct geometry *geo, const void *payload, uint32_t
 	const struct kvp_view *view, uint64_t user, uint64_t total);
 void view_to_payload(const struct geometry *geo, void *payload, uint32_t n,
 	const struct kvp_view *view, uint64_t user, uint64_t total);
+/* The same of n bytes that are not looked into, of a call that copies `total` bytes. */
+void payload_copy(void *dst, const void *src, uint64_t n, uint64_t total);
 
 /*
  * The runs of bytes that such a copy consists of, for somebody else to copy: addresses are worked out, and

@@ -246,17 +246,49 @@ int kvp_commit_keys_under(struct kvp_grant *const *grants, uint32_t n, const voi
 	return done ? done : r;
 }
 
+/*
+ * Puts blocks [i, n), of which `missing` were not there: that many slots are asked for at once, so that the daemon makes
+ * memory for what comes while the first are copied, and that many bytes decide how they are copied.
+ */
+struct batch {
+	struct kvp_space *space;
+	const uint8_t *keys;
+	const void *const *src;
+	uint64_t until, missing, bytes;
+	uint32_t retry_ms;
+};
+
+static int reserve_key(struct batch *b, struct kvp_grant **ret_grant)
+{
+	struct kvp_client *c = b->space->client;
+	uint32_t want = b->missing < AHEAD_MAX ? (uint32_t)b->missing : AHEAD_MAX;
+	struct attachment *att;
+	int r = -ESHUTDOWN;
+
+	KVP_FAULT("reserve");
+	pthread_mutex_lock(&c->ring_lock);
+	att = attachment_get(c);
+	if (att) {
+		r = grant_reserve(
+			att, b->space, want ? want : 1, b->until, &b->retry_ms, ret_grant);
+		attachment_put(att);
+	}
+	pthread_mutex_unlock(&c->ring_lock);
+	KVP_FAULT("reserved");
+	return r;
+}
+
 /* One block; 1: it is on its way. */
-static int put_key(struct kvp_space *space, const void *key, const void *src, uint32_t timeout_ms,
-	uint32_t *ret_retry_ms)
+static int put_key(struct batch *b, size_t i)
 {
 	struct kvp_grant *g;
-	int r = kvp_reserve(space, timeout_ms, ret_retry_ms, &g);
+	int r = reserve_key(b, &g);
 
 	if (r < 0)
 		return r;
-	memcpy(kvp_grant_addr(g), src, space->geo.block_bytes);
-	r = kvp_commit_keys(&g, 1, key, KVP_COMMIT_RELEASE);
+	b->missing -= b->missing > 0;
+	payload_copy(kvp_grant_addr(g), b->src[i], b->space->geo.block_bytes, b->bytes);
+	r = kvp_commit_keys(&g, 1, b->keys + i * b->space->canon.key_bytes, KVP_COMMIT_RELEASE);
 	if (r < 0)
 		kvp_grant_release(g);
 	return r;
@@ -265,9 +297,9 @@ static int put_key(struct kvp_space *space, const void *key, const void *src, ui
 int64_t kvp_put_keys(struct kvp_space *space, const void *keys, size_t n, const void *const *src,
 	uint32_t timeout_ms, uint32_t *ret_retry_ms)
 {
-	uint64_t until, now;
+	struct batch b = { .space = space, .keys = keys, .src = src };
 	size_t i = 0;
-	int r = 0;
+	int r;
 
 	if (!space || !space->canon.key_bytes || (n && (!keys || !src)) || n > KVP_KEYS_MAX)
 		return -EINVAL;
@@ -276,18 +308,21 @@ int64_t kvp_put_keys(struct kvp_space *space, const void *keys, size_t n, const 
 			return -EINVAL;
 	if (!client_mine(space->client))
 		return -ECHILD;
-	until = deadline_of(space->client, timeout_ms);
+	b.until = deadline_of(space->client, timeout_ms);
+	r = kvp_match_keys(space, keys, n, KVP_MATCH_NO_TOUCH, NULL, NULL);
+	if (r < 0)
+		return r;
+	b.missing = n - (size_t)r;
+	b.bytes = b.missing * space->geo.block_bytes;
 	for (; i < n; i++) {
-		const uint8_t *key = (const uint8_t *)keys + i * space->canon.key_bytes;
-
-		r = kvp_match_keys(space, key, 1, KVP_MATCH_NO_TOUCH, NULL, NULL);
-		if (r > 0)
-			continue;
-		now = now_ns();
-		r = put_key(space, key, src[i],
-			until > now ? (uint32_t)((until - now) / NS_PER_MS) : 0, ret_retry_ms);
+		r = kvp_match_keys(space, b.keys + i * space->canon.key_bytes, 1,
+			KVP_MATCH_NO_TOUCH, NULL, NULL);
+		if (r == 0)
+			r = put_key(&b, i);
 		if (r < 0)
 			break;
 	}
+	if (r == -EAGAIN && ret_retry_ms)
+		*ret_retry_ms = b.retry_ms;
 	return i ? (int64_t)i : r < 0 ? r : 0;
 }

@@ -262,12 +262,19 @@ int kvp_view_dense(struct kvp_space *space, uint32_t layout, void *base, size_t 
  */
 #define AROUND_CACHE (UINT64_C(512) << 10)
 #define AROUND_RUN   (UINT64_C(1) << 10)
+/*
+ * Source lines are asked for so far ahead, into all caches: asked for as lines that are used once (NTA), they came later
+ * than those that were not asked for at all.
+ */
+#define AROUND_AHEAD 2048
 
 #ifdef __SSE2__
 static void copy_around(uint8_t *dst, const uint8_t *src, uint64_t n)
 {
 	uint64_t head = -(uintptr_t)dst & 63;
 
+	if (head > n)
+		head = n;
 	memcpy(dst, src, head);
 	dst += head, src += head, n -= head;
 	for (; n >= 64; n -= 64, dst += 64, src += 64) {
@@ -276,7 +283,7 @@ static void copy_around(uint8_t *dst, const uint8_t *src, uint64_t n)
 		__m128i c = _mm_loadu_si128((const __m128i *)(const void *)(src + 32));
 		__m128i d = _mm_loadu_si128((const __m128i *)(const void *)(src + 48));
 
-		_mm_prefetch(src + 1024, _MM_HINT_NTA);
+		_mm_prefetch(src + AROUND_AHEAD, _MM_HINT_T0);
 		_mm_stream_si128((__m128i *)(void *)dst, a);
 		_mm_stream_si128((__m128i *)(void *)(dst + 16), b);
 		_mm_stream_si128((__m128i *)(void *)(dst + 32), c);
@@ -296,6 +303,16 @@ static void copied_around(void)
 {
 }
 #endif
+
+void payload_copy(void *dst, const void *src, uint64_t n, uint64_t total)
+{
+	if (total < AROUND_CACHE) {
+		memcpy(dst, src, n);
+		return;
+	}
+	copy_around(dst, src, n);
+	copied_around();
+}
 
 /* Which way, and how. */
 #define TO_VIEW    0u

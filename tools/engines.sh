@@ -6,8 +6,9 @@ engines_dir=$PWD/.cache/engines
 llama_dir=$PWD/.cache/llama
 llama_source=llama_cpp_python-0.3.36
 
-# A caller's own environment is used as it is.
+# A caller's own environment is used as it is. What this file itself has set, sourced earlier, is none.
 engines_given=${KVPOOL_ENGINES_PYTHON:-}
+[ "$engines_given" != "$engines_dir/bin/python3" ] || engines_given=
 export KVPOOL_ENGINES_PYTHON=${KVPOOL_ENGINES_PYTHON:-$engines_dir/bin/python3}
 export PKG_CONFIG_PATH=$llama_dir/lib/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
 

@@ -904,6 +904,18 @@ static void test_early(void **state)
 	free(p);
 }
 
+/* Five chains are on their way: as many copies as there may be, and slots for more. */
+static void fill(struct dp_client *c, const struct chain *full)
+{
+	for (uint32_t i = 0; i < 5; i++) {
+		uint32_t serial = push_early(c, &full[i], 0);
+
+		parked(c, serial);
+		for (uint32_t j = 0; j < MOST; j++)
+			(void)place(c, serial, &full[i], j, j);
+	}
+}
+
 /* More than may be under way at a time: slots are taken all the same, and nobody else brings these blocks meanwhile. */
 static void test_early_beyond(void **state)
 {
@@ -917,17 +929,14 @@ static void test_early_beyond(void **state)
 
 	(void)state;
 	defaults(p, &limits, 1, 32 * MIB);
-	p->device[0].copy_rate = 24 * MIB;
+	p->device[0].copy_rate = 16 * MIB;
 	begin(p, &limits);
 	for (uint32_t i = 0; i < 5; i++)
 		put(p, p->c, &full[i], MOST, 1 + i);
 	put(p, p->c, &k, 20, 9);
 	other = dp_attach(&p->w, p->w.tenant);
 	(void)dp_large_space(other, "m", BLOCK);
-	for (uint32_t i = 0; i < 5; i++) {
-		sqe = warm_of(&full[i], 0, 0);
-		parked(other, dp_push(other, &sqe));
-	}
+	fill(other, full);
 	serial = push_early(p->c, &k, 0);
 	parked(p->c, serial);
 	for (uint32_t i = 0; i < 20; i++)
@@ -958,11 +967,10 @@ static void test_early_killed(void **state)
 	struct chain *full = calloc(5, sizeof(*full)), k;
 	struct dp_client *other, *dies;
 	uint32_t serial, there;
-	struct kvp_sqe sqe;
 
 	(void)state;
 	defaults(p, &limits, 1, 32 * MIB);
-	p->device[0].copy_rate = 24 * MIB;
+	p->device[0].copy_rate = 16 * MIB;
 	begin(p, &limits);
 	for (uint32_t i = 0; i < 5; i++)
 		put(p, p->c, &full[i], MOST, 1 + i);
@@ -971,10 +979,7 @@ static void test_early_killed(void **state)
 	(void)dp_large_space(other, "m", BLOCK);
 	dies = dp_attach(&p->w, p->w.tenant);
 	(void)dp_large_space(dies, "m", BLOCK);
-	for (uint32_t i = 0; i < 5; i++) {
-		sqe = warm_of(&full[i], 0, 0);
-		parked(other, dp_push(other, &sqe));
-	}
+	fill(other, full);
 	serial = push_early(dies, &k, 0);
 	parked(dies, serial);
 	for (uint32_t i = 0; i < 20; i++)

@@ -126,19 +126,19 @@ static bool is_early(const struct kvpd_ticket *k)
 /* Nothing is copied to the slots that are held: they and their blocks are anybody's again. False: there were none. */
 static bool drop_held(struct kvpd_ticket *k)
 {
-	struct copy *c = k->held, *next;
+	struct copy *next;
+	bool any = k->held;
 
-	for (; c; c = next) {
+	for (struct copy *c = k->held; c; c = next) {
 		next = c->next;
 		k->tenant->block[c->block].flags &= ~KVPD_BLOCK_MOVING;
 		kvpd_slot_clear(c->to, KVPD_SLOT_TARGET);
 		k->tenant->warming.held--;
 		free(c);
 	}
-	c = k->held;
 	k->held = NULL;
 	k->held_end = &k->held;
-	return c;
+	return any;
 }
 
 static void free_ticket(struct kvpd_ticket *k)
@@ -478,8 +478,11 @@ static int bring(struct kvpd_ticket *k, uint32_t block, uint64_t now, struct kvp
 		r = kvpd_host_want(from.extent, k->medium, false);
 	if (r <= 0)
 		return r;
-	/* Whoever is told has a slot for all of it at once; what is copied at a time is the same for all. */
-	if (!is_early(k) && under_way_full(k))
+	/*
+	 * Whoever is told has a slot for all of it at once; what is copied at a time is the same for all. But ahead of
+	 * need a block would be kept from those that need it while these fill what may be under way.
+	 */
+	if ((!is_early(k) || k->ahead) && under_way_full(k))
 		return 0;
 	bytes = kvp_where_bytes(
 		kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_DRAM)->where));

@@ -14,7 +14,8 @@
  *
  * A client may ask to be told where its blocks come to lie before they do (KVP_SQE_EARLY). Then slots are taken for all of
  * the run as far as there are any, while copies begin in the same portions as of any other ticket; a slot so held is its
- * block's until the copy is over, as if that had begun, and whoever else wants the block there waits for it.
+ * block's until the copy is over, as if that had begun, and whoever else wants the block there waits for it. Ahead of
+ * need (KVP_SQE_PREFETCH) slots are taken only as copies may begin, so that nobody who needs a block waits for that.
  *
  * Room on a device is made by taking payloads there, and nothing but these, of blocks that no lease
  * protects. A lease on a tip protects a payload on a device as any other of its chain, and the tip need

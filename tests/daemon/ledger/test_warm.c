@@ -996,6 +996,51 @@ static void test_early_killed(void **state)
 	free(p);
 }
 
+/*
+ * Ahead of need slots are taken only as copies may begin: such a ticket would keep blocks that somebody needs for as long as
+ * others fill more than its part of what may be under way.
+ */
+static void test_early_ahead(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct chain *full = calloc(3, sizeof(*full)), k;
+	uint32_t ahead, need, tail;
+	struct dp_client *other;
+	struct kvp_sqe sqe;
+
+	(void)state;
+	defaults(p, &limits, 1, 32 * MIB);
+	p->device[0].segment = 32 * MIB;
+	p->device[0].copy_rate = MIB / 4; /* hardly any is over before the test is */
+	begin(p, &limits);
+	for (uint32_t i = 0; i < 3; i++)
+		put(p, p->c, &full[i], MOST, 1 + i);
+	put(p, p->c, &k, 20, 9);
+	other = dp_attach(&p->w, p->w.tenant);
+	(void)dp_large_space(other, "m", BLOCK);
+	for (uint32_t i = 0; i < 3; i++) {
+		need = push_early(p->c, &full[i], 0);
+		parked(p->c, need);
+		for (uint32_t j = 0; j < MOST; j++)
+			(void)place(p->c, need, &full[i], j, j);
+	}
+	sqe = warm_of(&k, 0, 0);
+	sqe.flags = KVP_SQE_EARLY | KVP_SQE_PREFETCH;
+	ahead = dp_push(other, &sqe);
+	parked(other, ahead);
+	tail = kvp_load_acquire(&other->page->cq_tail);
+	need = push_early(p->c, &k, 0);
+	parked(p->c, need);
+	for (uint32_t i = 0; i < 20; i++)
+		(void)place(p->c, need, &k, i, i);
+	assert_int_equal(kvp_load_acquire(&other->page->cq_tail), tail);
+	dp_check(&p->w);
+	dp_stop(&p->w);
+	free(full);
+	free(p);
+}
+
 /* Places for as many as there is room for, which are what the end counts. */
 static void test_early_no_room(void **state)
 {
@@ -1222,6 +1267,7 @@ int main(void)
 		cmocka_unit_test(test_early),
 		cmocka_unit_test(test_early_beyond),
 		cmocka_unit_test(test_early_killed),
+		cmocka_unit_test(test_early_ahead),
 		cmocka_unit_test(test_early_no_room),
 		cmocka_unit_test(test_early_fails),
 		cmocka_unit_test(test_early_ring_full),

@@ -115,6 +115,8 @@ struct commit {
 struct place {
 	uint64_t where; /* kvp_where() */
 	uint64_t offset;
+	uint64_t
+		told; /* number among those of the attachment: of one block the last is where it comes to lie */
 	kvp_block_id block;
 	uint32_t birth;
 };
@@ -224,8 +226,10 @@ struct attachment {
 	uint32_t commit_serial;
 	uint32_t other_serial;
 	uint32_t warm_serial;
-	uint32_t n_prefetches; /* warms that hold a prefix */
-	struct warm *early;    /* that have places */
+	uint32_t n_prefetches;    /* warms that hold a prefix */
+	struct warm *early;       /* that have places */
+	uint64_t places_told;     /* so far */
+	struct kvp_prefix *given; /* that have places of tickets that have not ended */
 	/*
 	 * For each timeline the last moment, kvp_until(), at which a handle ended that was given places which
 	 * were not a block's yet. No lock: written before the handle goes, read after.
@@ -288,6 +292,14 @@ struct kvp_prefix {
 	uint32_t n_chain;
 	uint32_t front;
 	struct kvp_prefix *next_claim; /* of those that hold a claim, or that are watched */
+	/*
+	 * Places that no lease protects, see pending_begin(). ring_lock, but that who releases it looks whether it is
+	 * in the list.
+	 */
+	uint64_t given; /* by these of attachment.warms, which have not ended; bits */
+	uint32_t lost;  /* by one that failed */
+	KVP_ATOMIC(uint32_t) in_given;
+	struct kvp_prefix *next_given;
 };
 
 struct prefix_chunk {

@@ -605,7 +605,7 @@ struct lookup {
 	struct kvp_prefix *m;
 	struct lane *l;
 	uint32_t flags; /* KVP_DEVICE_PENDING: between pending_begin() and pending_end() */
-	int was_given, given;
+	uint64_t given; /* tickets of which a place is handed out */
 };
 
 /* 0 blocks or more that can be looked for until lookup_end(); negative: why not, and it has ended. */
@@ -619,17 +619,15 @@ static int64_t lookup_begin(struct lookup *k, const struct kvp_prefix *m, struct
 	/* Handles are const to callers; the pin is the library's own affair. */
 	k->m = (struct kvp_prefix *)m;
 	k->flags = have ? flags : 0;
-	if (k->flags & KVP_DEVICE_PENDING) {
-		k->was_given = prefix_pinned(m);
+	if (k->flags & KVP_DEVICE_PENDING)
 		pending_begin(k->m);
-	}
 	return have;
 }
 
 static void lookup_end(struct lookup *k)
 {
 	if (k->flags & KVP_DEVICE_PENDING)
-		pending_end(k->m, k->was_given || k->given);
+		pending_end(k->m, k->given);
 }
 
 /* What kernels may read there as it is: what the precision of a block in DRAM came to be was copied with it. */
@@ -637,7 +635,7 @@ static const struct cuda_map *native_map_of(
 	struct lookup *k, uint32_t i, struct kvp_hit *ret_hit, uint64_t *ret_addr)
 {
 	const struct cuda_map *map;
-	int pending = 0;
+	uint64_t pending = 0;
 
 	hit_of(k->m, i, ret_hit);
 	if (!ret_hit->where && k->flags & KVP_DEVICE_PENDING)

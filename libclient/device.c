@@ -19,6 +19,7 @@ static_assert(KVP_CLIENT_WARM_BLOCKS == KVP_WARM_BLOCKS, "kvpool.h tells the lim
 static_assert(KVP_DEVICE_IS_UP == KVP_DEVICE_UP, "kvpool.h gives the state");
 static_assert(KVP_CLIENT_WARMS == KVP_WARM_TICKETS, "kvpool.h tells the limit");
 static_assert(KVP_CLIENT_EARLY_BLOCKS == KVP_WARM_EARLY_BLOCKS, "kvpool.h tells the limit");
+static_assert(N_WARMS <= 64, "kvp_prefix.given has a bit for each");
 
 /* ---- which there are ------------------------------------------------------------------------- */
 
@@ -75,10 +76,47 @@ static void forget_places(struct warm *w)
 	w->places = NULL;
 }
 
+static uint64_t bit_of(const struct warm *w)
+{
+	return UINT64_C(1) << w->serial % N_WARMS;
+}
+
+static void given_unlink(struct kvp_prefix *m)
+{
+	struct kvp_prefix **p = &m->att->given;
+
+	while (*p != m)
+		p = &(*p)->next_given;
+	*p = m->next_given;
+	/* Release: who finds it 0 and releases the handle finds it unpinned too. */
+	kvp_store_release(&m->in_given, 0);
+}
+
+/* Those that were given places of it: what it filled is protected by their leases, the rest is not. */
+static void given_end(const struct warm *w, int failed)
+{
+	struct kvp_prefix *m = w->att->given, *next;
+
+	for (; m; m = next) {
+		next = m->next_given;
+		if (!(m->given & bit_of(w)))
+			continue;
+		m->given &= ~bit_of(w);
+		m->lost |= failed;
+		if (m->given)
+			continue;
+		if (!m->lost)
+			prefix_unpin_other(m);
+		given_unlink(m);
+	}
+}
+
 static void warm_end(struct warm *w, int outcome, uint32_t blocks)
 {
 	w->outcome = outcome;
 	w->blocks = blocks;
+	if (w->places)
+		given_end(w, outcome != 0 || blocks < w->asked);
 	forget_places(w);
 	if (w->held) {
 		prefix_drop(w->held);
@@ -98,6 +136,7 @@ static int take_place(struct warm *w, const struct kvp_cqe *cqe)
 	w->places[w->placed++] = (struct place){
 		.where = kvp_where(cqe->extent, cqe->grant_generation, cqe->bytes),
 		.offset = cqe->offset,
+		.told = ++att->places_told,
 		.block = cqe->block,
 		.birth = cqe->birth,
 	};
@@ -413,36 +452,58 @@ int kvp_ticket_placed(struct kvp_client *c, struct kvp_ticket ticket, uint32_t t
 
 void pending_begin(struct kvp_prefix *m)
 {
-	/* Before extents are looked at. One that was given such a place before stays pinned. */
+	pthread_mutex_lock(&m->client->ring_lock);
+	/* Before extents are looked at. One that was given such a place before is pinned. */
 	if (!prefix_pinned(m))
 		prefix_pin(m);
-	pthread_mutex_lock(&m->client->ring_lock);
 	ring_drain(m->att);
 }
 
-void pending_end(struct kvp_prefix *m, int given)
+void pending_end(struct kvp_prefix *m, uint64_t given)
 {
-	pthread_mutex_unlock(&m->client->ring_lock);
-	if (!given)
+	m->given |= given;
+	if (m->given && !kvp_load_relaxed(&m->in_given)) {
+		m->next_given = m->att->given;
+		m->att->given = m;
+		kvp_store_relaxed(&m->in_given, 1);
+	}
+	if (!m->given && !m->lost)
 		prefix_unpin(m);
+	pthread_mutex_unlock(&m->client->ring_lock);
 }
 
-int pending_find(const struct kvp_prefix *m, uint32_t i, uint32_t device, struct kvp_hit *ret_hit)
+void pending_forget(struct kvp_prefix *m)
 {
-	/* A chain has one block of each depth, so a ticket of any prefix counts as this one does. */
+	pthread_mutex_lock(&m->client->ring_lock);
+	if (kvp_load_relaxed(&m->in_given))
+		given_unlink(m);
+	pthread_mutex_unlock(&m->client->ring_lock);
+}
+
+uint64_t pending_find(
+	const struct kvp_prefix *m, uint32_t i, uint32_t device, struct kvp_hit *ret_hit)
+{
+	uint64_t told = 0, bit = 0;
+
+	/*
+	 * A chain has one block of each depth, so a ticket of any prefix counts as this one does. Of several the one
+	 * that was told last: what another was told before holds no more, and its end is yet to be read.
+	 */
 	for (const struct warm *w = m->att->early; w; w = w->next_early) {
 		const struct place *p;
 
 		if (w->device != device || i < w->first || i - w->first >= w->placed)
 			continue;
 		p = &w->places[i - w->first];
-		if (p->block != m->hits[i].id || p->birth != kvp_word_birth(m->hits[i].word))
+		if (p->block != m->hits[i].id || p->birth != kvp_word_birth(m->hits[i].word) ||
+			p->told < told)
 			continue;
 		ret_hit->where = p->where;
 		ret_hit->offset = p->offset;
-		return 1;
+		told = p->told;
+		bit = bit_of(w);
 	}
-	return 0;
+	return bit;
 }
 
 /* ---- reading there --------------------------------------------------------------------------- */
@@ -452,7 +513,7 @@ struct lookup {
 	const struct kvp_prefix *m;
 	uint32_t device;
 	uint32_t flags; /* KVP_DEVICE_PENDING: between pending_begin() and pending_end() */
-	int given;      /* a place that is no block's yet */
+	uint64_t given; /* tickets of which a place is handed out that is no block's yet */
 };
 
 /*
@@ -463,7 +524,7 @@ static inline int find_there(
 	struct lookup *k, uint32_t i, struct kvp_hit *ret_hit, const uint8_t **ret_addr)
 {
 	const struct kvp_prefix *m = k->m;
-	int pending = 0;
+	uint64_t pending = 0;
 	uint32_t extent;
 
 	/* A lease keeps all payloads of the block, so one that has appeared stays. */
@@ -544,7 +605,7 @@ int kvp_device_payloads(const struct kvp_prefix *m, uint32_t device, uint32_t fi
 	struct lookup look = { .m = m, .device = device, .flags = flags };
 	/* Handles are const to callers; the pin is the library's own affair. */
 	struct kvp_prefix *mine = (struct kvp_prefix *)m;
-	int r = may_read(m, first), was_given;
+	int r = may_read(m, first);
 
 	if (r == -ENOENT)
 		return 0;
@@ -554,9 +615,8 @@ int kvp_device_payloads(const struct kvp_prefix *m, uint32_t device, uint32_t fi
 		n = all_blocks(m) - first;
 	if (!flags)
 		return (int)find_run(&look, first, n, ret_addrs);
-	was_given = prefix_pinned(m);
 	pending_begin(mine);
 	n = find_run(&look, first, n, ret_addrs);
-	pending_end(mine, was_given || look.given);
+	pending_end(mine, look.given);
 	return (int)n;
 }

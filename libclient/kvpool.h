@@ -1047,7 +1047,9 @@ KVP_EXPORT int kvp_ticket_wait(
  * that reads them once they have come (kvp_cuda_stream_wait()). What is read there before the ticket has ended is not
  * the block, and if kvp_ticket_wait() then counts fewer blocks, what was read of the others never was: results
  * of it are to be thrown away. Such places stay mapped, and are nobody's but this tenant's, until the prefix
- * by which the address was asked for is released, or the moment of kvp_release_after(). Of a ticket without the flag: as
+ * by which the address was asked for is released, or the moment of kvp_release_after(). Ask for addresses when this has
+ * counted their blocks, and believe results by this ticket: before, a block's place may be that of another ticket of the
+ * client, and only that one's end says whether the block came there. Of a ticket without the flag: as
  * kvp_ticket_wait(), whose errors this has. -ETIMEDOUT: some are not known yet; with timeout_ms 0 the call only looks.
  */
 KVP_EXPORT int kvp_ticket_placed(

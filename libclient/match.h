@@ -43,6 +43,8 @@ void prefix_drop(struct kvp_prefix *m);
 /* Around every look into extents on behalf of a prefix that has no lease. */
 void prefix_pin(struct kvp_prefix *m);
 void prefix_unpin(struct kvp_prefix *m);
+/* Of a leased one that is in attachment.given: another thread that releases it waits for ring_lock. */
+void prefix_unpin_other(struct kvp_prefix *m);
 /* Is it? One that is leased and the caller's: it was given places that no lease protects, see pending_begin(). */
 int prefix_pinned(const struct kvp_prefix *m);
 static inline int prefix_live(const struct kvp_prefix *m)
@@ -124,12 +126,19 @@ void extent_want(struct attachment *att, uint32_t id);
  * Around pending_find() of a leased prefix's blocks; takes ring_lock and lets go of it. `given`: the caller hands out an
  * address that was found so. Such a place is not the block's yet, and if its copy fails nothing keeps the extent, while
  * kernels that were enqueued with the address may run still. So the handle stays pinned, as those are that look into
- * any extent, and kvp_release_after() leaves its moment for those that are retired (attachment.early_until).
+ * any extent, and kvp_release_after() leaves its moment for those that are retired (attachment.early_until). When all
+ * tickets that gave it places have ended well, its lease protects what lies there, and it is pinned no more.
  */
 void pending_begin(struct kvp_prefix *m);
-void pending_end(struct kvp_prefix *m, int given);
-/* Where a ticket of this client is about to have block i on the device. 0: none is. */
-int pending_find(const struct kvp_prefix *m, uint32_t i, uint32_t device, struct kvp_hit *ret_hit);
+void pending_end(struct kvp_prefix *m, uint64_t given);
+/*
+ * Where a ticket of this client is about to have block i on the device. Returns its bit, which pending_end() is given if
+ * the caller hands out the address. 0: none is.
+ */
+uint64_t pending_find(
+	const struct kvp_prefix *m, uint32_t i, uint32_t device, struct kvp_hit *ret_hit);
+/* It is released. */
+void pending_forget(struct kvp_prefix *m);
 
 /* ---- keys.c ---------------------------------------------------------------------------------- */
 

@@ -93,6 +93,7 @@ struct kvp_prefix *prefix_take(struct kvp_space *space)
 	m->shard = shard;
 	m->flags = m->n_blocks = m->n_tokens = m->tail_tokens = m->asked = m->base = 0;
 	m->n_chain = m->front = 0;
+	m->given = m->lost = 0;
 	m->tiers = KVP_TIERS_DRAM; /* what a CPU reads */
 	return m;
 }
@@ -100,6 +101,8 @@ struct kvp_prefix *prefix_take(struct kvp_space *space)
 void prefix_drop(struct kvp_prefix *m)
 {
 	kvp_lease_drop(&m->lease);
+	if (kvp_load_acquire(&m->in_given))
+		pending_forget(m);
 	/* Release: all reads through the handle come before it is free. */
 	kvp_store_release(&m->state, STATE(USES(kvp_load_relaxed(&m->state)), 0));
 }
@@ -114,6 +117,14 @@ void prefix_unpin(struct kvp_prefix *m)
 {
 	/* Release: all reads come before the extent may go. */
 	kvp_store_release(&m->state, kvp_load_relaxed(&m->state) & ~(uint64_t)PINNED);
+}
+
+void prefix_unpin_other(struct kvp_prefix *m)
+{
+	uint64_t was = kvp_load_relaxed(&m->state);
+
+	while ((uint32_t)was & PINNED && !kvp_cas_seq(&m->state, &was, was & ~(uint64_t)PINNED))
+		;
 }
 
 int prefix_pinned(const struct kvp_prefix *m)

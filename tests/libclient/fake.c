@@ -453,7 +453,7 @@ static void do_warm(struct fake *f, struct fake_session *s, const struct kvp_sqe
 	}
 	cqe.status = 0;
 	complete(s, &cqe);
-	if (e->flags & KVP_SQE_EARLY)
+	if (e->flags & KVP_SQE_EARLY && !f->warm_untold)
 		tell_places(f, s, e);
 	if (!f->warm_held) {
 		end_warm(f, s, e, KVP_CQE_LATE);
@@ -851,6 +851,14 @@ void fake_retire_device(struct fake *f)
 {
 	pthread_mutex_lock(&f->lock);
 	retire(f, f->device_extent);
+	pthread_mutex_unlock(&f->lock);
+}
+
+void fake_warm_tell(struct fake *f)
+{
+	pthread_mutex_lock(&f->lock);
+	memset(f->placed, 0, sizeof(f->placed));
+	tell_places(f, f->warm[0].s, &f->warm[0].e);
 	pthread_mutex_unlock(&f->lock);
 }
 

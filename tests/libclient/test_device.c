@@ -569,6 +569,68 @@ static void early_stays_mapped(void **state)
 	assert_int_equal(acks, 1);
 }
 
+/* What it was given by tickets that ended well is leased: it keeps no other memory mapped that the daemon wants back. */
+static void early_lets_go(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f, TOKENS), *other = match(f, TOKENS);
+	struct kvp_ticket upper, lower;
+	const void *addrs[ALL];
+	uint32_t acks = 0;
+
+	SET(f->fake, warm_held, true);
+	upper = early_of(m, 0, 3);
+	lower = early_of(m, 3, 0);
+	assert_int_equal(kvp_ticket_placed(f->client, upper, WAIT_MS), 3);
+	assert_int_equal(kvp_ticket_placed(f->client, lower, WAIT_MS), ALL - 3);
+	assert_int_equal(pending_soon(m, 0, ALL, addrs), ALL);
+	assert_int_equal(pending_soon(other, 0, ALL, addrs), ALL);
+	fake_retire_device(f->fake); /* as if it were another extent */
+	kvp_release(other);
+	usleep(100000);
+	assert_int_equal(retire_acks(f), 0);
+	fake_warm_go(f->fake);
+	assert_int_equal(kvp_ticket_wait(f->client, upper, WAIT_MS, NULL), 3);
+	assert_int_equal(kvp_ticket_wait(f->client, lower, WAIT_MS, NULL), ALL - 3);
+	for (uint32_t i = 0; i < 12000 && !acks; i++) {
+		usleep(5000);
+		acks = retire_acks(f);
+	}
+	assert_int_equal(acks, 1);
+	kvp_release(m);
+}
+
+/*
+ * A later ticket was told of places first, and has failed without its client knowing it yet; the blocks come to lie
+ * where the earlier one is told.
+ */
+static void early_told_last(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f, TOKENS);
+	struct kvp_ticket before, after;
+	const void *was[ALL], *addrs[ALL], *then[ALL];
+
+	SET(f->fake, warm_held, true);
+	SET(f->fake, warm_untold, true);
+	before = early_of(m, 0, 0);
+	assert_int_equal(kvp_ticket_placed(f->client, before, 20), -ETIMEDOUT);
+	SET(f->fake, warm_untold, false);
+	after = early_of(m, 0, 0);
+	assert_int_equal(kvp_ticket_placed(f->client, after, WAIT_MS), ALL);
+	assert_int_equal(pending_soon(m, 0, ALL, was), ALL);
+	fake_warm_tell(f->fake);
+	assert_int_equal(kvp_ticket_placed(f->client, before, WAIT_MS), ALL);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, KVP_DEVICE_PENDING, addrs), ALL);
+	fake_warm_go(f->fake);
+	assert_int_equal(kvp_ticket_wait(f->client, before, WAIT_MS, NULL), ALL);
+	same_there(m, 0, ALL);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, 0, then), ALL);
+	assert_memory_equal(addrs, then, sizeof(then));
+	assert_ptr_not_equal(was[0], then[0]);
+	kvp_release(m);
+}
+
 /* Mappings of memory that a daemon made. */
 static uint32_t mapped(void)
 {
@@ -629,6 +691,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(early_unknown, setup, teardown),
 		cmocka_unit_test_setup_teardown(early_awaited, setup, teardown),
 		cmocka_unit_test_setup_teardown(early_stays_mapped, setup, teardown),
+		cmocka_unit_test_setup_teardown(early_lets_go, setup, teardown),
+		cmocka_unit_test_setup_teardown(early_told_last, setup, teardown),
 		cmocka_unit_test_setup_teardown(daemon_goes, setup, teardown),
 	};
 

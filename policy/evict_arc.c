@@ -17,6 +17,7 @@ struct arc {
 	bool has_expected;
 	bool known;  /* it was a ghost */
 	bool was_b2; /* of B2 */
+	struct evict_promises promises;
 };
 
 static uint64_t b(const struct kvp_evict *e, uint32_t queue)
@@ -61,12 +62,16 @@ static void arc_capacity(struct kvp_evict *e)
 static bool arc_expect(struct kvp_evict *e, uint64_t key)
 {
 	struct arc *a = e->self;
-	uint32_t i = evict_ghost_find(e->ghosts, key);
+	uint32_t i = evict_promise_find(&a->promises, key);
 
 	a->expected = key;
 	a->has_expected = true;
 	a->known = i != EVICT_GHOST_NONE;
-	a->was_b2 = false;
+	a->was_b2 = a->known && a->promises.queue[i] == 1;
+	if (a->known)
+		return true;
+	i = evict_ghost_find(e->ghosts, key);
+	a->known = i != EVICT_GHOST_NONE;
 	if (!a->known)
 		return true;
 
@@ -80,7 +85,7 @@ static bool arc_expect(struct kvp_evict *e, uint64_t key)
 		a->p += g->weight * (b2 > b1 ? b2 / b1 : 1);
 		a->p = a->p < c ? a->p : c;
 	}
-	evict_ghost_drop(e->ghosts, i);
+	evict_promise(e, &a->promises, i);
 	return true;
 }
 
@@ -100,6 +105,7 @@ static void arc_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evict_
 		arc_expect(e, n->key);
 	n->home = a->known ? T2 : T1;
 	evict_push_young(e, n->home, id);
+	(void)evict_promise_keep(&a->promises, n->key);
 	a->has_expected = false;
 	a->was_b2 = false;
 	trim_ghosts(e);

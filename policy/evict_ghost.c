@@ -247,3 +247,35 @@ int evict_ghosts_check(const struct evict_ghosts *g)
 	}
 	return 0;
 }
+
+/* ---- promises ------------------------------------------------------------------------------- */
+
+void evict_promise(struct kvp_evict *e, struct evict_promises *p, uint32_t ghost)
+{
+	const struct evict_ghost *g = evict_ghost_at(e->ghosts, ghost);
+	uint32_t i = p->n < EVICT_PROMISES ? p->n++ : p->next++ % EVICT_PROMISES;
+
+	p->key[i] = key_of(g);
+	p->queue[i] = g->queue;
+	evict_ghost_drop(e->ghosts, ghost);
+}
+
+uint32_t evict_promise_find(const struct evict_promises *p, uint64_t key)
+{
+	for (uint32_t i = 0; i < p->n; i++)
+		if (p->key[i] == key)
+			return i;
+	return EVICT_GHOST_NONE;
+}
+
+bool evict_promise_keep(struct evict_promises *p, uint64_t key)
+{
+	uint32_t i = evict_promise_find(p, key);
+
+	if (i == EVICT_GHOST_NONE)
+		return false;
+	p->n--;
+	p->key[i] = p->key[p->n];
+	p->queue[i] = p->queue[p->n];
+	return true;
+}

@@ -245,6 +245,25 @@ int evict_ghosts_check(const struct evict_ghosts *g);
  * it is there. */
 int evict_ghosts_init(struct kvp_evict *e, uint64_t fallback);
 
+/*
+ * What ghosts knew of blocks that admit() was asked about and that have not come yet: several are on their way at a
+ * time. Of more than these one is forgotten, and comes as a new one.
+ */
+#define EVICT_PROMISES 256u
+
+struct evict_promises {
+	uint32_t n, next; /* next: what goes when they are all taken */
+	uint64_t key[EVICT_PROMISES];
+	uint8_t queue[EVICT_PROMISES]; /* of the ghost */
+};
+
+/* The ghost is dropped for it. */
+void evict_promise(struct kvp_evict *e, struct evict_promises *p, uint32_t ghost);
+/* Its place; EVICT_GHOST_NONE: nothing is known of it. */
+uint32_t evict_promise_find(const struct evict_promises *p, uint64_t key);
+/* It has come. False: nothing was known of it. */
+bool evict_promise_keep(struct evict_promises *p, uint64_t key);
+
 static inline uint32_t evict_weight(const struct kvp_evict *e, uint32_t bytes)
 {
 	return e->params.bytes ? bytes : 1;

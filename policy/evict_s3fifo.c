@@ -16,8 +16,7 @@ struct s3 {
 	uint64_t small_share;
 	uint64_t ghost_share;
 	uint32_t threshold;
-	uint64_t promised; /* key that admit() found among the ghosts */
-	bool has_promise;
+	struct evict_promises promises;
 };
 
 static void s3_capacity(struct kvp_evict *e)
@@ -55,21 +54,23 @@ static void s3_fini(struct kvp_evict *e)
 
 static bool take_ghost(struct kvp_evict *e, uint64_t key)
 {
-	uint32_t i = evict_ghost_find(e->ghosts, key);
+	struct s3 *s = e->self;
+	uint32_t i;
 
+	if (evict_promise_find(&s->promises, key) != EVICT_GHOST_NONE)
+		return true;
+	i = evict_ghost_find(e->ghosts, key);
 	if (i == EVICT_GHOST_NONE)
 		return false;
-	evict_ghost_drop(e->ghosts, i);
+	evict_promise(e, &s->promises, i);
 	return true;
 }
 
 static bool s3_admit(struct kvp_evict *e, const struct kvp_evict_item *item, uint64_t key)
 {
-	struct s3 *s = e->self;
+	const struct s3 *s = e->self;
 
-	s->has_promise = take_ghost(e, key);
-	s->promised = key;
-	return s->has_promise || evict_weight(e, item->bytes) < s->small_share ||
+	return take_ghost(e, key) || evict_weight(e, item->bytes) < s->small_share ||
 	       s->small_share == 1;
 }
 
@@ -77,11 +78,10 @@ static void s3_insert(struct kvp_evict *e, uint32_t id, const struct kvp_evict_i
 {
 	struct s3 *s = e->self;
 	struct evict_node *n = &e->node[id];
-	bool known = (s->has_promise && s->promised == n->key) || take_ghost(e, n->key);
 
 	(void)item;
-	s->has_promise = false;
-	n->home = known ? MAIN : SMALL;
+	n->home = take_ghost(e, n->key) ? MAIN : SMALL;
+	(void)evict_promise_keep(&s->promises, n->key);
 	evict_push_young(e, n->home, id);
 }
 

@@ -389,6 +389,38 @@ static void test_admitted_is_another(void **state)
 	}
 }
 
+/* Nor is it forgotten while others are on their way, too: they are asked about before any has come. */
+static void test_several_are_on_their_way(void **state)
+{
+	(void)state;
+	static const char *const names[] = { "arc", "s3-fifo", "s3-fifo-30" };
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		struct kvp_evict *e = make(names[i], 40, 0, 64);
+		struct kvp_evict_item item = { .parent = KVP_BLOCK_NONE, .bytes = 1 };
+
+		for (kvp_block_id id = 0; id < 3; id++) {
+			put(e, id, KVP_BLOCK_NONE, id);
+			assert_int_equal(kvp_evict_remove(e, id, 1, id), 0);
+		}
+		for (uint32_t round = 0; round < 2; round++) /* twice: one did not come at once */
+			for (item.key.lo = 1; item.key.lo <= 10; item.key.lo++)
+				assert_int_equal(kvp_evict_admit(e, &item, 3), 1);
+		put(e, 9, KVP_BLOCK_NONE, 4);
+		assert_false(kvp_evict_hot(e, 9));
+		for (kvp_block_id id = 0; id < 3; id++) {
+			put(e, id, KVP_BLOCK_NONE, 4);
+			assert_true(kvp_evict_hot(e, id));
+		}
+		/* What has come is not expected any more. */
+		assert_int_equal(kvp_evict_remove(e, 0, 0, 5), 0);
+		put(e, 0, KVP_BLOCK_NONE, 6);
+		assert_false(kvp_evict_hot(e, 0));
+		assert_int_equal(kvp_evict_assert_consistency(e), 0);
+		kvp_evict_free(e);
+	}
+}
+
 /* C-038, C-043, C-045: victims by the batch where none are asked for, and a line that tells it all.
  */
 static void test_batch_and_name(void **state)
@@ -924,6 +956,7 @@ int main(void)
 		cmocka_unit_test(test_ingestion),
 		cmocka_unit_test(test_gdsf_requantised),
 		cmocka_unit_test(test_admitted_is_another),
+		cmocka_unit_test(test_several_are_on_their_way),
 		cmocka_unit_test(test_batch_and_name),
 		cmocka_unit_test(test_second_tier),
 		cmocka_unit_test(test_chain_in_pieces),

@@ -128,7 +128,10 @@ static struct view view_of(const struct run *r, uint32_t block)
 	return v;
 }
 
-/* K and V of the layer out of a block that is in a codec, for all KV heads. */
+/*
+ * K and V of the layer out of a block that is in a codec, for all KV heads. -EBADMSG: they cannot be read, for whatever
+ * reason: of another version, too, they are a miss.
+ */
 static int decode_view(const struct run *r, struct view *v)
 {
 	struct kvr_coding *coding = r->kv->coding;
@@ -152,7 +155,7 @@ static int decode_view(const struct run *r, struct view *v)
 		}
 		coding->errors++;
 		if (!v->base[value])
-			return e;
+			return -EBADMSG;
 	}
 	return 0;
 }

@@ -301,7 +301,7 @@ static struct kvp_payload_half half_of(
 	at = b->coded + (2 * layer + value) * coded_bytes(s);
 	assert_int_equal(kvp_plane_bytes(KVP_CODEC_FP8_E4M3, &p, &bytes), 0);
 	if (fake.damaged)
-		memset(at, 0x5a, 4); /* its magic number */
+		memset(at + 4 * (fake.damaged == 2), 0x5a, 2);
 	return (struct kvp_payload_half){ .addr = at, .bytes = bytes, .codec = KVP_CODEC_FP8_E4M3 };
 }
 

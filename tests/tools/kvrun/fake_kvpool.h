@@ -18,7 +18,7 @@ struct fake_kvpool {
 	int other_codec; /* payloads are not native: only kvp_get can read them */
 	int coded; /* 1: payloads of whole blocks are in fp8, where kvp_payload_planes() says, */
 	int no_planes;      /* which it does not; 2: they do not lie as they have to */
-	int damaged;        /* and cannot be read */
+	int damaged;        /* and cannot be read: 1: no magic number, 2: an unknown version */
 	int get_fails;      /* kvp_get: -ESTALE */
 	uint32_t hidden;    /* blocks that "somebody else" has yet to publish: PENDING */
 	uint32_t unmapped;  /* this many matches from now find nothing mapped yet */

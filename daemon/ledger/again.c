@@ -159,6 +159,13 @@ void kvpd_again_used(struct kvpd_again *a, struct kvp_key key, uint32_t room)
 	keep(a, e, room);
 }
 
+bool kvpd_again_kept(const struct kvpd_again *a, struct kvp_key key)
+{
+	const struct entry *e = find(a, key);
+
+	return e && e->what & KEPT;
+}
+
 bool kvpd_again_spare(struct kvpd_again *a, struct kvp_key key)
 {
 	struct entry *e = find(a, key);

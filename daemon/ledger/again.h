@@ -39,7 +39,9 @@ void kvpd_again_forget(struct kvpd_again *a, struct kvp_key key);
 bool kvpd_again_came(struct kvpd_again *a, struct kvp_key key, uint32_t room);
 /* It lies there, and was used. */
 void kvpd_again_used(struct kvpd_again *a, struct kvp_key key, uint32_t room);
-/* It lies there, and is to go: is it to be spared, this time? */
+/* It lies there: is it to be spared? */
+bool kvpd_again_kept(const struct kvpd_again *a, struct kvp_key key);
+/* Likewise, and the policy has named it: no more, until it is used again. */
 bool kvpd_again_spare(struct kvpd_again *a, struct kvp_key key);
 
 #endif

@@ -438,6 +438,11 @@ int kvpd_part_leave(
 	return 0;
 }
 
+bool kvpd_part_keeps(const struct kvpd_tenant *t, uint32_t medium, uint32_t id)
+{
+	return kvpd_again_kept(t->part[medium - 1].again, kvpd_block_key(t, id));
+}
+
 bool kvpd_part_spares(const struct kvpd_tenant *t, uint32_t medium, uint32_t id)
 {
 	const struct kvpd_part *p = &t->part[medium - 1];

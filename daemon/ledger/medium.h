@@ -143,7 +143,11 @@ int kvpd_part_leave(
 void kvpd_part_touch(struct kvpd_tenant *t, uint32_t block, uint64_t now);
 /* It is about to come there: to be called once, before room is made for it. */
 void kvpd_part_expect(struct kvpd_tenant *t, uint32_t medium, uint32_t block, uint64_t now);
-/* It lies there, and came back soon so often that others are to go first, this time. */
+/*
+ * It lies there, and came back soon so often that others are to go first; _spares(): this time, since the policy has
+ * named it.
+ */
+bool kvpd_part_keeps(const struct kvpd_tenant *t, uint32_t medium, uint32_t block);
 bool kvpd_part_spares(const struct kvpd_tenant *t, uint32_t medium, uint32_t block);
 
 /*

@@ -298,7 +298,7 @@ int kvpd_room_take(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes,
 
 /*
  * The first of those that the ranking would give up. The policy is not asked: what it names and what then stays
- * counts as used, and this would be many times in vain.
+ * counts as used, and this would be many times in vain. Nor is anything spared less for it later (again.h).
  */
 static kvp_block_id lower(struct search *q, const struct kvpd_part *part, uint32_t block)
 {
@@ -309,6 +309,7 @@ static kvp_block_id lower(struct search *q, const struct kvpd_part *part, uint32
 
 	for (uint32_t i = 0; i < n && kvpd_advice_below(q->t->advice, first[i], block); i++)
 		if (kvp_evict_peek(part->evict, first[i], &info) == 0 && !info.children &&
+			!kvpd_part_keeps(q->t, q->cls->medium, first[i]) &&
 			!spared(q, first[i], &leased))
 			return first[i];
 	return KVP_BLOCK_NONE;
@@ -318,7 +319,7 @@ int kvpd_room_below(struct kvpd_tenant *t, uint32_t medium, uint64_t block_bytes
 	uint64_t now, struct kvpd_room *room, struct kvpd_place *ret_place)
 {
 	struct kvpd_part *part = &t->part[medium - 1];
-	struct search q = { .t = t, .keeps = true, .now = now };
+	struct search q = { .t = t, .now = now };
 	kvp_block_id victim;
 	int r = take_free(&q, medium, block_bytes, room, ret_place);
 

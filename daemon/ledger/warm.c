@@ -486,7 +486,8 @@ static int bring(struct kvpd_ticket *k, uint32_t block, uint64_t now, struct kvp
 		return 0;
 	bytes = kvp_where_bytes(
 		kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_DRAM)->where));
-	if (k->expected == k->at) {
+	/* What comes by advice is nothing that the policy makes room for. */
+	if (k->expected == k->at && k->ahead != KVPD_WARM_ADVISED) {
 		kvpd_part_expect(t, k->medium, block, now);
 		k->expected++;
 	}

@@ -328,7 +328,10 @@ static void the_table_counts(void **state)
 	for (uint32_t i = 0; i < 63; i++)
 		kvpd_again_left(a, key_of(100 + i));
 	assert_true(kvpd_again_came(a, key, 64)); /* 63 others: just so */
+	for (uint32_t i = 0; i < 2; i++)
+		assert_true(kvpd_again_kept(a, key)); /* to ask is nothing */
 	assert_true(kvpd_again_spare(a, key));
+	assert_false(kvpd_again_kept(a, key));
 	assert_false(kvpd_again_spare(a, key)); /* once, */
 	kvpd_again_used(a, key, 64);
 	assert_true(kvpd_again_spare(a, key)); /* and again when it was used */

@@ -29,6 +29,8 @@ struct pool {
 	uint32_t space;
 };
 
+static const char *policy; /* NULL: the default one */
+
 /* A device for so many blocks, and an advisor that ranks as often as it may. */
 static struct pool *begin(
 	uint32_t there, uint32_t prefetch, uint32_t max_blocks, const char *faults)
@@ -49,6 +51,8 @@ static struct pool *begin(
 	limits.max_blocks = max_blocks;
 	p->w.config.devices = &p->device;
 	p->w.config.n_devices = 1;
+	if (policy)
+		p->w.config.policy = (char *)(uintptr_t)policy;
 	p->w.config.advisor = (struct kvpd_advisor_config){
 		.on = true, .period_ms = 50, .batch = 256, .prefetch = prefetch
 	};
@@ -272,6 +276,37 @@ static void test_lower_ranks_go(void **state)
 	end(p);
 }
 
+/* But for none that came back soon twice, whatever is used less: that goes when the policy names it, and not before. */
+static void test_what_came_back_twice_stays(void **state)
+{
+	struct chain a, b, x;
+	struct pool *p;
+
+	(void)state;
+	policy = "lru";
+	p = begin(8, 4, 1024, NULL);
+	policy = NULL;
+	put(p, &a, 6, 1);
+	put(p, &b, 8, 2);
+	put(p, &x, 1, 3);
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(warm(p, &x, 1), 0);
+		use(p, &b, 8);
+		assert_int_equal(warm(p, &b, 8), 0);
+		assert_int_equal(there(p, &x, 1), 0);
+	}
+	assert_int_equal(warm(p, &x, 1), 0);
+	assert_int_equal(warm(p, &a, 4), 0);
+	assert_int_equal(there(p, &x, 1), 1);
+	assert_int_equal(there(p, &b, 8), 3);
+	for (uint32_t i = 0; i < 20; i++)
+		use(p, &a, 6);
+	use_until(p, &a, 4, 6);
+	assert_int_equal(there(p, &x, 1), 1);
+	assert_int_equal(there(p, &b, 8), 1);
+	end(p);
+}
+
 /* And for none that it scores as high. */
 static void test_higher_ranks_stay(void **state)
 {
@@ -373,6 +408,7 @@ int main(void)
 		cmocka_unit_test(test_neighbours_come),
 		cmocka_unit_test(test_not_asked),
 		cmocka_unit_test(test_lower_ranks_go),
+		cmocka_unit_test(test_what_came_back_twice_stays),
 		cmocka_unit_test(test_higher_ranks_stay),
 		cmocka_unit_test(test_behind_those_who_wait),
 		cmocka_unit_test(test_among_others),

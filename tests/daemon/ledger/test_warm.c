@@ -1029,6 +1029,8 @@ static void test_early_ahead(void **state)
 	sqe.flags = KVP_SQE_EARLY | KVP_SQE_PREFETCH;
 	ahead = dp_push(other, &sqe);
 	parked(other, ahead);
+	/* The device is told of memory meanwhile, and a ticket that took more would have taken it. */
+	usleep(200000);
 	tail = kvp_load_acquire(&other->page->cq_tail);
 	need = push_early(p->c, &k, 0);
 	parked(p->c, need);

@@ -453,10 +453,11 @@ int kvp_ticket_placed(struct kvp_client *c, struct kvp_ticket ticket, uint32_t t
 void pending_begin(struct kvp_prefix *m)
 {
 	pthread_mutex_lock(&m->client->ring_lock);
+	/* First, since the end of a ticket that gave it places unpins it. */
+	ring_drain(m->att);
 	/* Before extents are looked at. One that was given such a place before is pinned. */
 	if (!prefix_pinned(m))
 		prefix_pin(m);
-	ring_drain(m->att);
 }
 
 void pending_end(struct kvp_prefix *m, uint64_t given)

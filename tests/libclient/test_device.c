@@ -600,6 +600,34 @@ static void early_lets_go(void **state)
 	kvp_release(m);
 }
 
+/* Nor does the end of one ticket let go of what another gives, which is read when places are asked for. */
+static void early_keeps(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m = match(f, TOKENS);
+	struct kvp_ticket upper, lower;
+	struct fake_session *s;
+	const void *addrs[ALL];
+
+	SET(f->fake, warm_held, true);
+	upper = early_of(m, 0, 3);
+	lower = early_of(m, 3, 0);
+	assert_int_equal(kvp_ticket_placed(f->client, upper, WAIT_MS), 3);
+	assert_int_equal(kvp_ticket_placed(f->client, lower, WAIT_MS), ALL - 3);
+	assert_int_equal(pending_soon(m, 0, 3, addrs), 3);
+	s = f->fake->warm[1].s;
+	SET(f->fake, warm[1].s, NULL);
+	fake_warm_go(f->fake); /* the upper one */
+	SET(f->fake, warm[1].s, s);
+	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, KVP_DEVICE_PENDING, addrs), ALL);
+	fake_retire_device(f->fake);
+	usleep(100000);
+	assert_int_equal(retire_acks(f), 0);
+	assert_int_equal(((const volatile uint8_t *)addrs[ALL - 1])[0], 0);
+	kvp_release(m);
+	fake_warm_go(f->fake);
+}
+
 /*
  * A later ticket was told of places first, and has failed without its client knowing it yet; the blocks come to lie
  * where the earlier one is told.
@@ -692,6 +720,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(early_awaited, setup, teardown),
 		cmocka_unit_test_setup_teardown(early_stays_mapped, setup, teardown),
 		cmocka_unit_test_setup_teardown(early_lets_go, setup, teardown),
+		cmocka_unit_test_setup_teardown(early_keeps, setup, teardown),
 		cmocka_unit_test_setup_teardown(early_told_last, setup, teardown),
 		cmocka_unit_test_setup_teardown(daemon_goes, setup, teardown),
 	};

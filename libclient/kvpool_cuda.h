@@ -222,7 +222,8 @@ KVP_EXPORT int kvp_cuda_window(
  * Blocks [first, first + n) of a leased prefix on the device: numbers in the space's window, or -1; or
  * addresses, or 0. Writes n of them. Returns how many leading ones are there. They stay there until
  * kvp_release(), or the moment of kvp_release_after(). A block whose memory the library is still mapping is
- * not there yet, and one that lies there with fewer bits (kvp_payload_info.codec) never is. No system call, no call of the driver.
+ * not there yet, and one that lies there with fewer bits (kvp_payload_info.codec) never is. No call of the driver,
+ * nor a system call without KVP_DEVICE_PENDING, with which the daemon's answers are read first.
  * flags: 0, or KVP_DEVICE_PENDING: also those that a ticket of this client is filling (KVP_WARM_EARLY). So a step is
  * enqueued before its blocks have come: kvp_cuda_warm() with KVP_WARM_EARLY, kvp_ticket_placed(), this,
  * kvp_cuda_stream_wait(), the kernels, kvp_cuda_mark(), kvp_release_after(); and kvp_ticket_wait() before their results

@@ -123,19 +123,6 @@ int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want
 	return grant_reserve_at(att, space, 0, want, deadline, ret_retry_ms, ret_grant);
 }
 
-/*
- * Few are left of what a caller of several needs: the ledger looks for the rest, and makes memory for them, while this
- * one is written. What comes of it the next call sees.
- */
-static void ask_ahead(
-	struct attachment *att, uint32_t space, struct stock *b, uint32_t want, uint64_t deadline)
-{
-	const uint32_t most = b->medium ? AHEAD_THERE : AHEAD_MAX;
-
-	if (want > b->n_ahead && b->n_ahead <= most / 2 && !b->asking && !att->stuck)
-		(void)ask_for_slots(att, space, b, want - b->n_ahead, deadline);
-}
-
 int grant_reserve_at(struct attachment *att, struct kvp_space *space, uint32_t medium,
 	uint32_t want, uint64_t deadline, uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
 {
@@ -173,7 +160,6 @@ int grant_reserve_at(struct attachment *att, struct kvp_space *space, uint32_t m
 			return -EAGAIN;
 	}
 	b->used_ns = now_ns();
-	ask_ahead(att, bind->index, b, want - 1, answer);
 	g->state = GRANT_HELD;
 	g->space = space;
 	g->outcome = OUTCOME_UNKNOWN;

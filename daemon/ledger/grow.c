@@ -521,15 +521,15 @@ static void trade_class(struct kvpd_session *s, const struct kvpd_class *c)
 /* ---- arenas --------------------------------------------------------------------------------- */
 
 /*
- * What the next arena of the session should measure, if there were room for anything: as little as there is in stock, so
- * that it does not wait for memory that it may never need, until it has so many that their number would cost more than
- * that; then a quarter of what it has.
+ * What the next arena of the session should measure, if there were room for anything: a quarter of what it has, so
+ * that one that has just begun to write does not wait for memory that it may never need, and one that writes without a
+ * pause has some of it soon.
  */
 static uint64_t arena_wish(const struct kvpd_session *s, const struct kvpd_class *c, uint64_t cap)
 {
 	uint64_t most = extent_wish(s->tenant), want = s->arena_bytes / 4;
 
-	if (want < FIRST_ARENA || s->arena_bytes < STOCK_ARENAS * KVPD_STOCK_SEGMENT)
+	if (want < FIRST_ARENA)
 		want = FIRST_ARENA;
 	if (want < FIRST_SLOTS * c->slot_bytes)
 		want = FIRST_SLOTS * c->slot_bytes;

@@ -188,7 +188,7 @@ static bool touch_huge(struct populate *p, uint64_t at)
 	uint64_t begun = kvpd_now_ns(), worked = kvpd_thread_ns(), now;
 	bool whole;
 
-	if (!atomic_load(&p->huge) || p->bytes - at < PIECE)
+	if (!atomic_load(&p->huge) || at % PIECE || p->bytes - at < PIECE)
 		return false;
 	whole = kvp_seg_huge(p->addr + at) == 0;
 	worked = kvpd_thread_ns() - worked;
@@ -244,24 +244,39 @@ static void *populate_main(void *arg)
 	return NULL;
 }
 
-static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t bytes, bool hurry)
+static void populate_begin(struct populate *p, const struct kvpd_ledger *l, void *addr, int fd,
+	uint64_t bytes, bool hurry)
 {
-	uint64_t said = kvpd_now_ns(), parts = (bytes + PER_THREAD - 1) / PER_THREAD;
-	struct populate p = {
+	*p = (struct populate){
 		.addr = addr,
 		.fd = fd,
 		.bytes = bytes,
-		.huge = l->hugepages != KVPD_NEVER && !l->hugetlb && may_be_huge(hurry, said),
+		.huge = l->hugepages != KVPD_NEVER && !l->hugetlb &&
+			may_be_huge(hurry, kvpd_now_ns()),
 		.hurry = hurry,
 	};
-	pthread_t helper[MAX_THREADS];
+}
+
+/* The kernel would rather kill somebody than refuse. */
+static bool has_memory(const struct kvpd_ledger *l, uint64_t bytes)
+{
 	struct kvpd_memory m;
+
+	kvpd_memory_read("", &m);
+	return l->hugetlb ||
+	       (kvpd_memory_spare(&m) >= bytes && l->pressed_until_ns <= kvpd_now_ns());
+}
+
+static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t bytes)
+{
+	uint64_t said = kvpd_now_ns(), parts = (bytes + PER_THREAD - 1) / PER_THREAD;
+	pthread_t helper[MAX_THREADS];
+	struct populate p;
 	uint32_t n = 0;
 
-	/* The kernel would rather kill somebody than refuse. */
-	kvpd_memory_read("", &m);
-	if (!l->hugetlb && (kvpd_memory_spare(&m) < bytes || l->pressed_until_ns > said))
+	if (!has_memory(l, bytes))
 		return -ENOMEM;
+	populate_begin(&p, l, addr, fd, bytes, true);
 	while (n + 1 < l->populate_threads && n + 1 < parts && n < MAX_THREADS) {
 		if (pthread_create(&helper[n], NULL, populate_main, &p))
 			break; /* slower, not wrong */
@@ -331,7 +346,7 @@ static uint32_t map_flags(const struct kvpd_ledger *l)
 }
 
 int kvpd_pool_segment(const struct kvpd_ledger *l, int node, const char *name, uint64_t bytes,
-	enum kvpd_touch populated, int *ret_fd, void **ret_addr)
+	bool populated, int *ret_fd, void **ret_addr)
 {
 	kvp_autoclose int fd = -1;
 	void *addr;
@@ -344,7 +359,7 @@ int kvpd_pool_segment(const struct kvpd_ledger *l, int node, const char *name, u
 		return r;
 	r = bind_node(node, addr, bytes);
 	if (r == 0 && populated)
-		r = populate(l, addr, fd, bytes, populated == KVPD_TOUCH_NOW);
+		r = populate(l, addr, fd, bytes);
 	if (r < 0) {
 		kvp_seg_unmap(addr, bytes);
 		return r;
@@ -381,26 +396,80 @@ static int remap_read_only(const struct kvpd_ledger *l, int fd, uint64_t bytes, 
 	return kvp_seg_map(ro, bytes, map_flags(l), addr);
 }
 
-int kvpd_pool_arena(const struct kvpd_ledger *l, int node, uint64_t bytes, bool waited_for,
-	int *ret_fd, void **ret_addr)
+/* What was populated becomes an arena's memory. Unmapped on failure. */
+static int arena_finish(const struct kvpd_ledger *l, int fd, uint64_t bytes, void **addr)
+{
+	int r = remap_read_only(l, fd, bytes, addr);
+
+	if (r == 0)
+		r = lock_memory(l, *addr, bytes);
+	if (r < 0) {
+		kvp_seg_unmap(*addr, bytes);
+		*addr = NULL;
+	}
+	return r;
+}
+
+static int make_arena(
+	const struct kvpd_ledger *l, int node, uint64_t bytes, int *ret_fd, void **ret_addr)
 {
 	kvp_autoclose int fd = -1;
 	void *addr;
-	int r = kvpd_pool_segment(l, node, "kvpool-arena", bytes,
-		waited_for ? KVPD_TOUCH_NOW : KVPD_TOUCH_AHEAD, &fd, &addr);
+	int r = kvpd_pool_segment(l, node, "kvpool-arena", bytes, true, &fd, &addr);
 
+	if (r == 0)
+		r = arena_finish(l, fd, bytes, &addr);
 	if (r < 0)
 		return r;
-	r = remap_read_only(l, fd, bytes, &addr);
-	if (r == 0)
-		r = lock_memory(l, addr, bytes);
-	if (r < 0) {
-		kvp_seg_unmap(addr, bytes);
-		return r;
-	}
 	*ret_fd = kvp_take_fd(&fd);
 	*ret_addr = addr;
 	return 0;
+}
+
+/* A piece at a time: one who waits for memory would wait for all of this first. */
+static int touch_ahead(struct kvpd_ledger *l, struct kvpd_pool_ahead *a)
+{
+	struct populate p;
+
+	if (!has_memory(l, a->bytes - a->touched))
+		return -ENOMEM;
+	populate_begin(&p, l, a->addr, a->fd, a->bytes, false);
+	atomic_store(&p.next, a->touched);
+	while (touch_next(&p)) {
+		uint64_t at = atomic_load(&p.next);
+
+		a->touched = at < a->bytes ? at : a->bytes;
+		if (at < a->bytes && !atomic_load(&p.error) && kvpd_worker_waited_for(&l->pool))
+			return -EAGAIN;
+	}
+	return -atomic_load(&p.error);
+}
+
+int kvpd_pool_ahead(struct kvpd_ledger *l, int node, struct kvpd_pool_ahead *a)
+{
+	int r = 0;
+
+	if (a->fd < 0) {
+		a->touched = 0;
+		r = kvpd_pool_segment(l, node, "kvpool-arena", a->bytes, false, &a->fd, &a->addr);
+	}
+	if (r == 0)
+		r = touch_ahead(l, a);
+	if (r == 0)
+		r = arena_finish(l, a->fd, a->bytes, &a->addr);
+	if (r < 0 && r != -EAGAIN)
+		kvpd_pool_ahead_drop(a);
+	return r;
+}
+
+void kvpd_pool_ahead_drop(struct kvpd_pool_ahead *a)
+{
+	if (a->fd < 0)
+		return;
+	kvp_seg_unmap(a->addr, a->bytes);
+	close(a->fd);
+	a->fd = -1;
+	a->addr = NULL;
 }
 
 static void unmake(struct kvpd_extent *x)
@@ -420,11 +489,10 @@ static void run_make(struct kvpd_job *job)
 	int r;
 
 	if (j->arena) {
-		j->result = kvpd_pool_arena(l, j->node, x->bytes, true, &x->fd, &x->addr);
+		j->result = make_arena(l, j->node, x->bytes, &x->fd, &x->addr);
 		return;
 	}
-	r = kvpd_pool_segment(
-		l, j->node, "kvpool-vault", x->bytes, KVPD_TOUCH_NOW, &x->fd, &x->addr);
+	r = kvpd_pool_segment(l, j->node, "kvpool-vault", x->bytes, true, &x->fd, &x->addr);
 	if (r == 0)
 		r = kvp_seg_seal(x->fd, KVP_SEALS_VAULT);
 	if (r == 0)

@@ -14,14 +14,23 @@ struct kvpd_ledger;
 
 /* At the start: memory, huge pages, memlock. Logs what is wrong. */
 int kvpd_pool_check(struct kvpd_ledger *l);
-/* Is all of a segment to be touched: not at all, for one who waits for it, ahead of any need? */
-enum kvpd_touch { KVPD_TOUCH_NEVER, KVPD_TOUCH_NOW, KVPD_TOUCH_AHEAD };
 /* Any thread. A segment that belongs to the owner, mapped writable, bound to the configured node. */
 int kvpd_pool_segment(const struct kvpd_ledger *l, int node, const char *name, uint64_t bytes,
-	enum kvpd_touch populated, int *ret_fd, void **ret_addr);
-/* Any thread. Likewise for an arena, populated and mapped read-only. */
-int kvpd_pool_arena(const struct kvpd_ledger *l, int node, uint64_t bytes, bool waited_for,
-	int *ret_fd, void **ret_addr);
+	bool populated, int *ret_fd, void **ret_addr);
+
+/* Memory of an arena that nobody waits for yet; begun with fd -1. */
+struct kvpd_pool_ahead {
+	int fd;
+	void *addr;
+	uint64_t bytes, touched; /* of these */
+};
+/*
+ * A pool thread, or any where there is none. Makes it, populated and mapped read-only, 2 MiB at a time. -EAGAIN: somebody
+ * waits for the thread; another call goes on. After other errors nothing is left of it.
+ */
+int kvpd_pool_ahead(struct kvpd_ledger *l, int node, struct kvpd_pool_ahead *a);
+/* Any thread. Drops what there is of it. */
+void kvpd_pool_ahead_drop(struct kvpd_pool_ahead *a);
 /* Any thread. Bytes that a segment of this size really takes. */
 uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes);
 /* Have a pool thread make or drop the memory; kvpd_extent_made() or _dropped() follows. */

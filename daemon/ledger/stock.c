@@ -15,16 +15,15 @@
 #include "daemon/ledger/worker.h"
 #include "shm/kvp_seg.h"
 
-#define MOST         (8 * KVPD_STOCK_SEGMENT)
-#define PART         8u /* of `memory` it is at most */
+#define MOST         (16 * KVPD_STOCK_SEGMENT) /* what one session takes out of it at most, see grow.c */
+#define PART         8u                        /* of `memory` it is at most */
 #define NO_MEMORY_NS (1000 * KVPD_MS)
 
 struct segment {
 	struct kvpd_job job;
 	struct kvpd_list link;
 	struct kvpd_ledger *ledger;
-	int fd;
-	void *addr; /* read-only */
+	struct kvpd_pool_ahead memory;
 	int result;
 };
 
@@ -63,8 +62,8 @@ bool kvpd_stock_take(struct kvpd_extent *x)
 	if (!kvpd_stock_has(l) || x->bytes != KVPD_STOCK_SEGMENT)
 		return false;
 	s = take_first(l);
-	x->fd = s->fd;
-	x->addr = s->addr;
+	x->fd = s->memory.fd;
+	x->addr = s->memory.addr;
 	free(s);
 	l->stock.bytes -= KVPD_STOCK_SEGMENT;
 	kvpd_stock_look(l);
@@ -118,8 +117,13 @@ static void run_make(struct kvpd_job *job)
 {
 	struct segment *s = kvpd_container(job, struct segment, job);
 
-	s->result = kvpd_pool_arena(
-		s->ledger, s->ledger->numa_node, KVPD_STOCK_SEGMENT, false, &s->fd, &s->addr);
+	s->result = kvpd_pool_ahead(s->ledger, s->ledger->numa_node, &s->memory);
+}
+
+static void go_on(struct segment *s)
+{
+	s->result = -ECANCELED; /* stays so if the thread is stopped before */
+	kvpd_worker_submit(&s->ledger->pool, &s->job);
 }
 
 static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)
@@ -127,8 +131,13 @@ static void done_make(struct kvpd_ledger *l, struct kvpd_job *job)
 	struct segment *s = kvpd_container(job, struct segment, job);
 
 	kvpd_ledger_charge(l, NULL);
+	if (s->result == -EAGAIN && l->stock.on) {
+		go_on(s);
+		return;
+	}
 	l->stock.making = false;
 	if (s->result < 0) {
+		kvpd_pool_ahead_drop(&s->memory);
 		l->stock.refused_ns = kvpd_now_ns() + NO_MEMORY_NS;
 		l->stock.bytes -= KVPD_STOCK_SEGMENT;
 		free(s);
@@ -145,25 +154,20 @@ static void make(struct kvpd_ledger *l)
 	if (!s)
 		return;
 	s->ledger = l;
-	s->result = -ECANCELED; /* stays so if the thread is stopped before */
+	s->memory = (struct kvpd_pool_ahead){ .fd = -1, .bytes = KVPD_STOCK_SEGMENT };
 	s->job.tenant = KVPD_NOBODY;
 	s->job.run = run_make;
 	s->job.done = done_make;
 	l->stock.making = true;
 	l->stock.bytes += KVPD_STOCK_SEGMENT;
-	kvpd_worker_submit(&l->pool, &s->job);
-}
-
-static void let_go(struct segment *s)
-{
-	kvp_seg_unmap(s->addr, KVPD_STOCK_SEGMENT);
-	close(s->fd);
-	s->fd = -1;
+	go_on(s);
 }
 
 static void run_drop(struct kvpd_job *job)
 {
-	let_go(kvpd_container(job, struct segment, job));
+	struct segment *s = kvpd_container(job, struct segment, job);
+
+	kvpd_pool_ahead_drop(&s->memory);
 }
 
 static void done_drop(struct kvpd_ledger *l, struct kvpd_job *job)
@@ -171,8 +175,7 @@ static void done_drop(struct kvpd_ledger *l, struct kvpd_job *job)
 	struct segment *s = kvpd_container(job, struct segment, job);
 
 	kvpd_ledger_charge(l, NULL);
-	if (s->fd >= 0) /* the thread was stopped before */
-		let_go(s);
+	kvpd_pool_ahead_drop(&s->memory); /* the thread was stopped before */
 	free(s);
 }
 
@@ -192,7 +195,7 @@ void kvpd_stock_free_all(struct kvpd_ledger *l)
 	while (kvpd_stock_has(l)) {
 		struct segment *s = take_first(l);
 
-		let_go(s);
+		kvpd_pool_ahead_drop(&s->memory);
 		free(s);
 	}
 }

@@ -150,6 +150,16 @@ void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job)
 	pthread_mutex_unlock(&w->lock);
 }
 
+bool kvpd_worker_waited_for(struct kvpd_worker *w)
+{
+	bool waits;
+
+	pthread_mutex_lock(&w->lock);
+	waits = w->last;
+	pthread_mutex_unlock(&w->lock);
+	return waits;
+}
+
 void kvpd_worker_init(struct kvpd_worker *w, struct kvpd_ledger *l)
 {
 	pthread_condattr_t by_clock;

@@ -54,6 +54,8 @@ void kvpd_worker_stop(struct kvpd_worker *w);
  * run, and threads that are still at a job are left alone: worker and ledger must stay as they are for ever.
  */
 bool kvpd_worker_stop_within(struct kvpd_worker *w, uint64_t ns);
+/* Any thread: is there a job that none of the threads has begun? */
+bool kvpd_worker_waited_for(struct kvpd_worker *w);
 /* Without a thread (before the start, after the stop) the job runs in place. */
 void kvpd_worker_submit(struct kvpd_worker *w, struct kvpd_job *job);
 

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -59,12 +60,15 @@ static unsigned long make(enum kvpd_tristate hugepages)
 		.numa_node = -1,
 		.populate_threads = 1,
 	};
+	struct kvpd_pool_ahead a = { .fd = -1, .bytes = BYTES };
 	kvp_autoclose int fd = -1;
 	unsigned long kib;
 	uint8_t *writer;
 	void *addr;
 
-	assert_int_equal(kvpd_pool_arena(&l, -1, BYTES, false, &fd, &addr), 0);
+	assert_int_equal(kvpd_pool_ahead(&l, -1, &a), 0);
+	fd = a.fd;
+	addr = a.addr;
 	for (uint64_t i = 0; i < BYTES; i += 4096)
 		assert_int_equal(((const uint8_t *)addr)[i], 0);
 	kib = huge_kib(addr);
@@ -97,11 +101,47 @@ static void unless_they_are_not_wanted(void **state)
 	assert_int_equal(make(KVPD_NEVER), 0);
 }
 
+/* Whoever waits for the thread waits for one piece, and what was made is not made again. */
+static void what_nobody_waits_for_gives_way(void **state)
+{
+	struct kvpd_ledger l = {
+		.hugepages = KVPD_NEVER,
+		.mlock = KVPD_NEVER,
+		.owner = geteuid(),
+		.numa_node = -1,
+		.populate_threads = 1,
+	};
+	struct kvpd_pool_ahead a = { .fd = -1, .bytes = BYTES };
+	uint8_t in_core[BYTES / 4096];
+	uint32_t there = 0;
+	int fd;
+
+	(void)state;
+	l.pool.last = 1; /* a tenant has a job */
+	assert_int_equal(kvpd_pool_ahead(&l, -1, &a), -EAGAIN);
+	fd = a.fd;
+	assert_true(a.touched > 0 && a.touched < BYTES);
+	assert_int_equal(mincore(a.addr, BYTES, in_core), 0);
+	for (uint32_t i = 0; i < BYTES / 4096; i++)
+		there += in_core[i] & 1u;
+	assert_int_equal(there, a.touched / 4096);
+	l.pool.last = 0;
+	assert_int_equal(kvpd_pool_ahead(&l, -1, &a), 0);
+	assert_int_equal(a.fd, fd);
+	assert_int_equal(a.touched, BYTES);
+	assert_int_equal(mincore(a.addr, BYTES, in_core), 0);
+	for (uint32_t i = 0; i < BYTES / 4096; i++)
+		assert_true(in_core[i] & 1u);
+	kvpd_pool_ahead_drop(&a);
+	assert_int_equal(a.fd, -1);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(memory_comes_in_huge_pages),
 		cmocka_unit_test(unless_they_are_not_wanted),
+		cmocka_unit_test(what_nobody_waits_for_gives_way),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -86,11 +86,11 @@ static void large_blocks_get_arenas_of_their_own(void **state)
 
 	(void)state;
 	begin(&w, 1024 * MIB, 512 * MIB);
-	await_stock(&w, 64 * MIB);
+	await_stock(&w, 128 * MIB);
 	c = dp_attach(&w, w.tenant);
 	put(c, dp_large_space(c, "m", MIB), 1);
 	assert_int_equal(dp_figure(&w, "arena_bytes"), 16 * MIB);
-	assert_int_equal(stock(&w), 64 * MIB);
+	assert_int_equal(stock(&w), 128 * MIB);
 	dp_check(&w);
 	dp_stop(&w);
 }

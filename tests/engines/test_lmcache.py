@@ -122,6 +122,30 @@ class Shared(unittest.TestCase):
             self.assertEqual(other.l2.report_status()["locked"], 0)
             self.assertTrue(other.l2.report_status()["is_healthy"])
 
+    def test_threads_do_a_part_of_a_task_each(self):
+        class Broken(Object):
+            def get_size(self):
+                raise RuntimeError("an object that fails on purpose")
+
+        for threads in (1, 2, 4):
+            keys = [key(i, model="parts%d" % threads) for i in range(1, 20)]
+            said = []
+            with Level(threads=threads) as one:
+                objects = [Object(fill=i) for i in range(1, 20)]
+                one.l2._notify_keys_stored = lambda *what: said.append(what)  # pylint: disable=protected-access,cell-var-from-loop
+                # One part of it fails: so does the task, whose event comes once and when all parts are over.
+                self.assertFalse(one.store(keys, [Broken()] + objects[1:]).is_successful())
+                self.assertEqual(said, [])
+                result = one.store(keys, objects)
+                self.assertEqual((result.is_successful(), result.bytes_transferred()),
+                                 (True, 19 * SIZE))
+                self.assertEqual(said, [(keys, [SIZE] * 19)])
+                into = [Object() for _ in keys]
+                into[17] = Broken()
+                self.assertEqual(one.load(keys, into), [i != 17 for i in range(19)])
+                for i, o in enumerate(into):
+                    self.assertEqual(o.bytes.raw, bytes([i + 1 if i != 17 else 0]) * SIZE)
+
     def test_nothing_that_fails_ends_the_threads(self):
         """An object that cannot say its size, and a listener that raises."""
         class Broken(Object):

@@ -9,6 +9,7 @@ the lease: what is locked stays where it is, and nothing of a process that dies 
 daemon, or when it stops, hangs or comes back, lookups are misses and stores fail.
 """
 import ctypes
+import functools
 import hashlib
 import logging
 import queue
@@ -25,6 +26,7 @@ from .. import Client, KeyMatch, KeySpace, KvpoolError
 _log = logging.getLogger("kvpool.lmcache")
 
 _KEY_BYTES = 64
+_PART_LEAST = 4  # objects of a task that are worth a thread
 _SIZES_MAX = 16  # of objects of one model; more are no lookups' business
 
 
@@ -42,16 +44,31 @@ class _Locks:
         self.match, self.left = match, left
 
 
+class _Parts:
+    """A task that several threads work for: who ends its part last ends the task."""
+
+    def __init__(self, n: int) -> None:
+        self._lock, self._left = threading.Lock(), n
+        self.ok = True
+
+    def end(self, ok: bool) -> bool:
+        """True for the last one."""
+        with self._lock:
+            self.ok = self.ok and ok
+            self._left -= 1
+            return not self._left
+
+
 class KvpoolL2(L2AdapterInterface):
     """The adapter. adapter_params, all optional: socket: the daemon's; timeout: seconds that a store
-    waits for room at most (1); threads: that copy (1). Any thread may call it."""
+    waits for room at most (1); threads: that copy, each a part of a task (2). Any thread may call it."""
 
     def __init__(self, adapter_params: Optional[Dict[str, Any]] = None, l1_memory_desc: Any = None,
                  **_: Any) -> None:
         super().__init__()
         del l1_memory_desc  # objects are copied into and out of the daemon's memory
         params = dict(adapter_params or {})
-        socket, threads = params.pop("socket", None), int(params.pop("threads", 1))
+        socket, threads = params.pop("socket", None), int(params.pop("threads", 2))
         self._timeout = float(params.pop("timeout", 1.0))
         if params or not 1 <= threads <= 64:
             raise ValueError("adapter_params are socket, timeout and threads (1 to 64), not %r" %
@@ -190,23 +207,34 @@ class KvpoolL2(L2AdapterInterface):
 
     # ---- storing and loading: copies, in threads
 
+    def _share(self, n: int, work: Callable[[int, int, _Parts], None]) -> None:
+        """Has threads do work(from, to, parts) for n objects, a part each."""
+        n_parts = max(1, min(len(self._threads), n // _PART_LEAST))
+        parts = _Parts(n_parts)
+        for i in range(n_parts):
+            begin, end = n * i // n_parts, n * (i + 1) // n_parts
+            self._tasks.put(functools.partial(work, begin, end, parts))
+
     def submit_store_task(self, keys: List[Any], objects: List[Any]) -> int:
-        task_id = self._next_id()
-        self._tasks.put(lambda: self._store(task_id, list(keys), list(objects)))
+        task_id, keys, objects = self._next_id(), list(keys), list(objects)
+        self._share(len(keys), functools.partial(self._store, task_id, keys, objects))
         return task_id
 
-    def _store(self, task_id: int, keys: List[Any], objects: List[Any]) -> None:
-        sizes: List[int] = []
+    def _store(self, task_id: int, keys: List[Any], objects: List[Any], begin: int, end: int,
+               parts: _Parts) -> None:
         try:
-            sizes = [int(o.get_size()) for o in objects]
-            ok = len(keys) == len(objects) and self._put(keys, objects, sizes)
+            sizes = [int(o.get_size()) for o in objects[begin:end]]
+            ok = len(keys) == len(objects) and self._put(keys[begin:end], objects[begin:end], sizes)
         except Exception as e:  # pylint: disable=broad-except
             _log.warning("store: %s", e)
             ok = False
-        if ok:
+        if not parts.end(ok):
+            return
+        sizes = [int(o.get_size()) for o in objects] if parts.ok else []
+        if parts.ok:
             self._tell(self._notify_keys_stored, keys, sizes)
         with self._lock:
-            self._stored[task_id] = L2StoreResult(ok, sum(sizes) if ok else 0)
+            self._stored[task_id] = L2StoreResult(parts.ok, sum(sizes))
         self._events[0].notify()
 
     @staticmethod
@@ -233,18 +261,21 @@ class KvpoolL2(L2AdapterInterface):
         return True
 
     def submit_load_task(self, keys: List[Any], objects: List[Any]) -> int:
-        task_id = self._next_id()
-        self._tasks.put(lambda: self._load(task_id, list(keys), list(objects)))
+        task_id, keys, objects = self._next_id(), list(keys), list(objects)
+        self._share(len(keys), functools.partial(self._load, task_id, keys, objects, []))
         return task_id
 
-    def _load(self, task_id: int, keys: List[Any], objects: List[Any]) -> None:
-        bitmap, done = Bitmap(len(keys)), []
-        for i, (key, obj) in enumerate(zip(keys, objects)):
+    def _load(self, task_id: int, keys: List[Any], objects: List[Any], done: List[int], begin: int,
+              end: int, parts: _Parts) -> None:
+        for i, (key, obj) in enumerate(zip(keys[begin:end], objects[begin:end]), begin):
             try:
                 if self._get(key, obj):
                     done.append(i)
             except Exception as e:  # pylint: disable=broad-except
                 _log.warning("load: %s", e)
+        if not parts.end(True):
+            return
+        bitmap = Bitmap(len(keys))
         bitmap.batched_set(done)
         if done:
             self._tell(self._notify_keys_accessed, [keys[i] for i in done])

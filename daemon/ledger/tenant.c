@@ -55,8 +55,8 @@ static int make_catalog(struct kvpd_tenant *t)
 {
 	const struct kvpd_ledger *l = t->ledger;
 	kvp_autoclose int fd = -1;
-	int r = kvpd_pool_segment(l, l->numa_node, "kvpool-catalog", t->layout.bytes,
-		false, &fd, &t->catalog);
+	int r = kvpd_pool_segment(
+		l, l->numa_node, "kvpool-catalog", t->layout.bytes, false, &fd, &t->catalog);
 
 	if (r == 0)
 		r = kvp_seg_seal(fd, KVP_SEALS_CATALOG);

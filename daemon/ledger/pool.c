@@ -53,10 +53,9 @@
 #define MAX_THREADS  64u
 #define PROGRESS_NS  (2 * UINT64_C(1000000000))
 #define MEMLOCK_MORE (64 * MIB)       /* beside the pools: stacks, heap */
-#define HUGE_SLOW_NS KVPD_MS          /* of a processor: small pages do not take longer */
-#define HUGE_MOST_NS (10 * KVPD_MS)   /* likewise: memory is in pieces */
+#define HUGE_MOST_NS (KVPD_MS / 2)    /* that a huge page may take of a processor */
 #define HUGE_WAIT_NS (100 * KVPD_MS)  /* in all */
-#define HUGE_REST_NS (1000 * KVPD_MS) /* after one that took longer, or did not come */
+#define HUGE_REST_NS (10000 * KVPD_MS) /* after one that took longer, or did not come */
 
 uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes)
 {
@@ -166,21 +165,15 @@ struct populate {
 	_Atomic(uint64_t) next;
 	_Atomic(int) error;
 	_Atomic(bool) huge;
-	bool hurry;
 };
 
 /*
- * Where the machine's memory is in pieces the kernel would look for a huge page longer than it brings in small ones: then
- * there are none for a while. Where it is the machine that is slow to provide them, a virtual one whose host has to find
- * what it had taken back, there are none for those who wait: they are worth it to whoever maps them later.
+ * The kernel makes a huge page in one go: on a processor that is making one, the ledger waits until it is there, whatever
+ * their priorities (kernels with `preempt=none` or `voluntary`). A tenth of a millisecond is little, but memory that is in
+ * pieces, or that the host of a virtual machine had taken back, takes several: then pages are small for a while, and
+ * others get the processor between them.
  */
-static _Atomic(uint64_t) no_huge_until_ns, slow_until_ns;
-
-static bool may_be_huge(bool hurry, uint64_t now)
-{
-	return now >= atomic_load(&no_huge_until_ns) &&
-	       (!hurry || now >= atomic_load(&slow_until_ns));
-}
+static _Atomic(uint64_t) no_huge_until_ns;
 
 /* A piece as one page. False: small ones are to be brought in, there and in what follows. */
 static bool touch_huge(struct populate *p, uint64_t at)
@@ -195,9 +188,7 @@ static bool touch_huge(struct populate *p, uint64_t at)
 	now = kvpd_now_ns();
 	if (!whole || worked >= HUGE_MOST_NS || now - begun >= HUGE_WAIT_NS)
 		atomic_store(&no_huge_until_ns, now + HUGE_REST_NS);
-	if (worked >= HUGE_SLOW_NS)
-		atomic_store(&slow_until_ns, now + HUGE_REST_NS);
-	if (!may_be_huge(p->hurry, now))
+	if (now < atomic_load(&no_huge_until_ns))
 		atomic_store(&p->huge, false);
 	return whole;
 }
@@ -245,15 +236,14 @@ static void *populate_main(void *arg)
 }
 
 static void populate_begin(struct populate *p, const struct kvpd_ledger *l, void *addr, int fd,
-	uint64_t bytes, bool hurry)
+	uint64_t bytes)
 {
 	*p = (struct populate){
 		.addr = addr,
 		.fd = fd,
 		.bytes = bytes,
 		.huge = l->hugepages != KVPD_NEVER && !l->hugetlb &&
-			may_be_huge(hurry, kvpd_now_ns()),
-		.hurry = hurry,
+			kvpd_now_ns() >= atomic_load(&no_huge_until_ns),
 	};
 }
 
@@ -276,7 +266,7 @@ static int populate(const struct kvpd_ledger *l, void *addr, int fd, uint64_t by
 
 	if (!has_memory(l, bytes))
 		return -ENOMEM;
-	populate_begin(&p, l, addr, fd, bytes, true);
+	populate_begin(&p, l, addr, fd, bytes);
 	while (n + 1 < l->populate_threads && n + 1 < parts && n < MAX_THREADS) {
 		if (pthread_create(&helper[n], NULL, populate_main, &p))
 			break; /* slower, not wrong */
@@ -433,7 +423,7 @@ static int touch_ahead(struct kvpd_ledger *l, struct kvpd_pool_ahead *a)
 
 	if (!has_memory(l, a->bytes - a->touched))
 		return -ENOMEM;
-	populate_begin(&p, l, a->addr, a->fd, a->bytes, false);
+	populate_begin(&p, l, a->addr, a->fd, a->bytes);
 	atomic_store(&p.next, a->touched);
 	while (touch_next(&p)) {
 		uint64_t at = atomic_load(&p.next);

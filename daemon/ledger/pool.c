@@ -52,9 +52,9 @@
 #define PER_THREAD   (32 * MIB) /* first touch of less than this takes no thread more */
 #define MAX_THREADS  64u
 #define PROGRESS_NS  (2 * UINT64_C(1000000000))
-#define MEMLOCK_MORE (64 * MIB)       /* beside the pools: stacks, heap */
-#define HUGE_MOST_NS (KVPD_MS / 2)    /* that a huge page may take of a processor */
-#define HUGE_WAIT_NS (100 * KVPD_MS)  /* in all */
+#define MEMLOCK_MORE (64 * MIB)        /* beside the pools: stacks, heap */
+#define HUGE_MOST_NS (KVPD_MS / 2)     /* that a huge page may take of a processor */
+#define HUGE_WAIT_NS (100 * KVPD_MS)   /* in all */
 #define HUGE_REST_NS (10000 * KVPD_MS) /* after one that took longer, or did not come */
 
 uint64_t kvpd_pool_round(const struct kvpd_ledger *l, uint64_t bytes)
@@ -235,8 +235,8 @@ static void *populate_main(void *arg)
 	return NULL;
 }
 
-static void populate_begin(struct populate *p, const struct kvpd_ledger *l, void *addr, int fd,
-	uint64_t bytes)
+static void populate_begin(
+	struct populate *p, const struct kvpd_ledger *l, void *addr, int fd, uint64_t bytes)
 {
 	*p = (struct populate){
 		.addr = addr,

@@ -6,28 +6,9 @@ import sys
 
 from cffi import FFI
 
-# A match and what it says of itself: each call from Python costs as much as a dozen blocks.
-FOUND = """
-struct kvpool_found {
-	struct kvp_prefix *prefix;
-	struct kvp_prefix_info info;
-};
-"""
-MATCH = """
-int kvpool_match(struct kvp_space *space, const void *ids, size_t n, uint32_t type,
-	const struct kvp_match_opts *opts, struct kvpool_found *found)"""
 # Ids as calls take them that take no other kind.
 NARROW = "int kvpool_narrow(const void *ids, size_t n, uint32_t type, uint32_t *out)"
-SOURCE = "#include <errno.h>\n#include <kvpool.h>\n" + FOUND + "static" + MATCH + """
-{
-	const struct kvp_ids tokens = { ids, n, type };
-	int r = kvp_match_ids(space, &tokens, opts, &found->prefix);
-
-	found->info.size = sizeof(found->info);
-	return r < 0 ? r : kvp_match_info(found->prefix, &found->info);
-}
-
-static """ + NARROW + """
+SOURCE = "#include <errno.h>\n#include <kvpool.h>\nstatic " + NARROW + """
 {
 	for (size_t i = 0; i < n; i++) {
 		int64_t id;
@@ -61,7 +42,7 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as f:
         header = f.read()
     ffi = FFI()
-    ffi.cdef(declarations(header) + FOUND + MATCH + ";" + NARROW + ";")
+    ffi.cdef(declarations(header) + NARROW + ";")
     ffi.set_source("kvpool._native", SOURCE)
     ffi.emit_c_code(sys.argv[2])
 

@@ -10,8 +10,7 @@
  *
  * All counts change with the GIL held.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_memory.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -21,13 +20,7 @@
 
 /* ---- Held ------------------------------------------------------------------------------------ */
 
-struct held {
-	PyObject_HEAD struct held *above; /* a reference, or NULL */
-	Py_ssize_t exports;               /* its own and those below */
-	char closed;
-};
-
-static PyTypeObject *held_type;
+PyTypeObject *held_type;
 
 static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -79,7 +72,7 @@ static void held_export(struct held *h, int n)
 		h->exports += n;
 }
 
-static int held_closed(const struct held *h)
+int held_closed(const struct held *h)
 {
 	for (; h; h = h->above)
 		if (h->closed)
@@ -87,18 +80,23 @@ static int held_closed(const struct held *h)
 	return 0;
 }
 
-static PyObject *held_close(PyObject *self, PyObject *ignored)
+int held_end(struct held *h)
 {
-	struct held *h = (struct held *)self;
-
-	(void)ignored;
 	if (h->exports) {
 		PyErr_Format(PyExc_BufferError,
 			"%zd buffers or arrays still look at this memory: drop them first",
 			h->exports);
-		return NULL;
+		return -1;
 	}
 	h->closed = 1;
+	return 0;
+}
+
+static PyObject *held_close(PyObject *self, PyObject *ignored)
+{
+	(void)ignored;
+	if (held_end((struct held *)self) < 0)
+		return NULL;
 	Py_RETURN_NONE;
 }
 
@@ -712,6 +710,10 @@ PyMODINIT_FUNC PyInit__memory(void)
 	Py_INCREF(held_type);
 	if (PyModule_AddObject(m, "Held", (PyObject *)held_type) < 0) {
 		Py_DECREF(held_type);
+		Py_DECREF(m);
+		return NULL;
+	}
+	if (match_add(m) < 0) {
 		Py_DECREF(m);
 		return NULL;
 	}

@@ -1,13 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Types of _memory.c.
 import array
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, Type, TypeVar, Union
 
 class Held:
     exports: int
     closed: bool
     def __init__(self, above: Optional[Held] = None) -> None: ...
     def _close(self) -> None: ...
+
+class Found(Held):
+    space: Any
+    n_blocks: int
+    n_tokens: int
+    tail_tokens: int
+    _blocks: "Optional[array.array[int]]"
+    _flags: int
+    _handle: int
+    def __init__(self, client: Held, space: Any, handle: int) -> None: ...
+    def release(self) -> None: ...
+    def __exit__(self, *_: Any) -> None: ...
+
+_F = TypeVar("_F", bound=Found)
+
+def find(cls: Type[_F], space: Any, client: Held, handle: int, tokens: Any, flags: int,
+         /) -> Union[_F, int]: ...
 
 class Payload:
     nbytes: int

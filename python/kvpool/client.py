@@ -4,7 +4,7 @@ import errno
 import hashlib
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from ._memory import Held
+from ._memory import Held, find
 from ._native import ffi, lib
 from .devices import Device, device, warm_opts
 from .errors import NoDaemon, check, error
@@ -21,7 +21,6 @@ _SCALING = {None: 0, "linear": 1, "ntk": 2, "yarn": 3, "llama3": 4}
 
 
 _PREFIX = ffi.typeof("struct kvp_prefix **")
-_FOUND = ffi.typeof("struct kvpool_found *")
 
 
 def _match_opts(flags: int) -> Any:
@@ -29,12 +28,6 @@ def _match_opts(flags: int) -> Any:
     opts.size = ffi.sizeof("struct kvp_match_opts")
     opts.flags = flags
     return opts
-
-
-# What most matches are asked with, made once; the library only reads them.
-_MATCH_OPTS = {flags: _match_opts(flags)
-               for flags in (0, lib.KVP_MATCH_NO_TAIL, lib.KVP_MATCH_NO_TOUCH,
-                             lib.KVP_MATCH_NO_TAIL | lib.KVP_MATCH_NO_TOUCH)}
 
 
 class Layer(NamedTuple):
@@ -229,6 +222,7 @@ class Space:
         out = ffi.new("struct kvp_space **")
         check(lib.kvp_space_open(client.client, desc, milliseconds(timeout), out), "Client.space")
         self._space = out[0]
+        self._handle = int(ffi.cast("uintptr_t", out[0]))
         props = ffi.new("struct kvp_space_props *")
         props.size = ffi.sizeof("struct kvp_space_props")
         check(lib.kvp_space_info(self._space, props), "kvp_space_info")
@@ -254,6 +248,7 @@ class Space:
         space = _Salted.__new__(_Salted)
         space.__dict__.update(self.__dict__)
         space._space, space._base = out[0], self  # pylint: disable=protected-access
+        space._handle = int(ffi.cast("uintptr_t", out[0]))  # pylint: disable=protected-access
         return space
 
     def _places(self, layout: int) -> List[Tuple[int, int, int, int]]:
@@ -284,21 +279,27 @@ class Space:
         the tokens are then those that follow its whole blocks. tail: also part of one more block.
         exact: all or nothing. claim: claim what is missing (timeout: for that; claim_ttl: seconds it
         lasts at most, 0: as the daemon says). touch: counts as a use. Invalid: an id is none."""
-        flags = ((0 if tail else lib.KVP_MATCH_NO_TAIL) | (lib.KVP_MATCH_EXACT if exact else 0) |
-                 (lib.KVP_MATCH_CLAIM if claim else 0) |
-                 (0 if touch else lib.KVP_MATCH_NO_TOUCH))
-        opts = _MATCH_OPTS.get(flags) if after is None else None
-        if opts is None:
-            opts = _match_opts(flags)
-            opts.timeout_ms = milliseconds(timeout)
-            opts.claim_ttl_ms = int(claim_ttl * 1000)
-            if after is not None:
-                opts.after = after.prefix
-        ids, found = Ids(tokens), ffi.new(_FOUND)
-        r = lib.kvpool_match(self.space, ids.address, ids.n, ids.kind, opts, found)
-        if r < 0:
-            check(r, "match")
-        return Match(self, found.prefix, found.info)
+        flags = 0  # looking at `lib` takes a part of a match's time
+        if not tail:
+            flags = lib.KVP_MATCH_NO_TAIL
+        if not touch:
+            flags |= lib.KVP_MATCH_NO_TOUCH
+        if exact:
+            flags |= lib.KVP_MATCH_EXACT
+        if after is None and not claim:
+            found = find(Match, self, self.client, self._handle, tokens, flags)
+            if found.__class__ is Match:
+                return found
+            if found is not NotImplemented:
+                check(found, "match")
+        opts = _match_opts(flags | (lib.KVP_MATCH_CLAIM if claim else 0))
+        opts.timeout_ms = milliseconds(timeout)
+        opts.claim_ttl_ms = int(claim_ttl * 1000)
+        if after is not None:
+            opts.after = after.prefix
+        ids, out = Ids(tokens), ffi.new(_PREFIX)
+        check(lib.kvp_match_ids(self.space, ids.struct, opts, out), "match")
+        return Match(self, out[0])
 
     def prefetch(self, tokens: Any, device: int = 0, n: Optional[int] = None) -> int:  # pylint: disable=redefined-outer-name
         """Has what is cached of the tokens, n blocks of it or all, copied to a device, for a request that is

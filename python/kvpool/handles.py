@@ -4,7 +4,7 @@ import array
 import errno
 from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
 
-from ._memory import Held, Payload
+from ._memory import Found, Held, Payload
 from ._native import ffi, lib
 from .devices import Ticket, warm_opts
 from .errors import NoRoom, check, error
@@ -43,8 +43,7 @@ def no_room(r: int, what: str, retry: Any) -> int:
     return check(r, what)
 
 
-_INFO = ffi.typeof("struct kvp_prefix_info *")
-_INFO_BYTES = ffi.sizeof("struct kvp_prefix_info")
+_PREFIX = ffi.typeof("struct kvp_prefix *")
 
 
 class Ref:
@@ -70,7 +69,7 @@ def _shaped(held: Held, space: Any, address: int, layer: int, tokens: int,
                          (v_stride, v_dim * e, e), readonly)
 
 
-class Match(Held):
+class Match(Found):
     """The longest cached prefix of a sequence of tokens, leased: its blocks stay where they are until
     release(), which leaving a `with` does. Used by one thread at a time.
 
@@ -80,21 +79,10 @@ class Match(Held):
     claimed: compute what is missing, nobody else does. pending: somebody does, wait().
     """
 
-    __slots__ = ("space", "n_blocks", "n_tokens", "tail_tokens", "_prefix", "_blocks", "_flags", "__weakref__")
+    __slots__ = ("__weakref__",)
 
-    def __init__(self, space: "Space", prefix: Any, info: Any = None) -> None:
-        super().__init__(space.client)
-        self.space = space
-        self._prefix = prefix
-        self._blocks: Optional["array.array[int]"] = None  # their addresses, once asked for
-        if info is None:
-            info = ffi.new(_INFO)
-            info.size = _INFO_BYTES
-            check(lib.kvp_match_info(prefix, info), "kvp_match_info")
-        self.n_blocks: int = info.n_blocks
-        self.n_tokens: int = info.n_tokens
-        self.tail_tokens: int = info.tail_tokens
-        self._flags: int = info.flags
+    def __init__(self, space: "Space", prefix: Any) -> None:
+        super().__init__(space.client, space, int(ffi.cast("uintptr_t", prefix)))
 
     @property
     def leased(self) -> bool:
@@ -114,9 +102,7 @@ class Match(Held):
     @property
     def prefix(self) -> Any:
         """The library's handle. ValueError: released."""
-        if self.closed:
-            raise ValueError("the match was released")
-        return self._prefix
+        return ffi.cast(_PREFIX, self._handle)
 
     def addresses(self, first: int = 0, n: Optional[int] = None) -> "array.array[int]":
         """Addresses of blocks [first, first + n), the tail being block n_blocks, as an array of "Q";
@@ -229,23 +215,8 @@ class Match(Held):
         """Counts as one more use."""
         check(lib.kvp_touch(self.prefix), "kvp_touch")
 
-    def release(self) -> None:
-        """Ends the lease. BufferError while arrays or buffers look at its blocks; harmless if done
-        before."""
-        if not self.closed:
-            self._close()
-            lib.kvp_release(self._prefix)
-
     def __enter__(self) -> "Match":
         return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.release()
-
-    def __del__(self) -> None:
-        # No export is left: each has a reference. Of a closed client the handle is gone already.
-        if getattr(self, "_prefix", None) is not None and not self.closed:
-            lib.kvp_release(self._prefix)
 
 
 class Grant(Held):

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import gc
 import hashlib
+import itertools
 import os
 import select
 import subprocess
@@ -439,6 +440,47 @@ class Lifetimes(unittest.TestCase):
             self.assertEqual(buffer.tobytes(), bytes(raw[0]))
             del buffer
             self.assertIsNone(gone())
+
+    def test_found(self):
+        """Matches made in C and those made from a handle are alike, and what neither takes is refused alike."""
+        with Engine("found") as e:
+            tokens = numbers(1, 2 * T + 5)
+            e.store(tokens)
+            plain = e.found(tokens, 2 * T)
+            claimed = e.space.match(tokens, claim=True, timeout=20, claim_ttl=1)
+            for m in (plain, claimed):
+                self.assertIs(type(m), kvpool.Match)
+                self.assertIs(m.space, e.space)
+                self.assertEqual((m.n_blocks, m.n_tokens, m.tail_tokens, m.leased), (2, 2 * T, 0, True))
+                self.assertRaises((AttributeError, TypeError), setattr, m, "n_tokens", 1)
+                self.assertRaises(RuntimeError, m.__init__, e.space, m.prefix)
+                self.assertIsNotNone(weakref.ref(m)())
+                m.release()
+                self.assertRaises(ValueError, lambda m=m: m.prefix)
+                m.release()
+            for kind in ("Q", "L", "q", "i", "I", "l"):
+                for ids in (array.array(kind, tokens), memoryview(array.array(kind, tokens))):
+                    with e.space.match(ids) as m:
+                        self.assertEqual(m.n_tokens, 2 * T)
+            for none in (array.array("d", [1, 2]), array.array("H", [1, 2]), b"ab",
+                         memoryview(tokens)[::2], memoryview(bytes(16)).cast("I", (2, 2))):
+                self.assertRaises(ValueError, e.space.match, none)
+            self.assertRaises(kvpool.Invalid, e.space.match, array.array("Q", [1 << 63] * T))
+            self.assertRaises(kvpool.Invalid, e.space.match, array.array("q", [-1] * T))
+            for exact, tail, touch in itertools.product((0, 1, 2), repeat=3):
+                with e.space.match(array.array("I"), exact=exact, tail=tail, touch=touch) as m:
+                    self.assertEqual((m.n_blocks, m.n_tokens), (0, 0))
+            self.assertRaises(TypeError, kvpool._memory.find)
+            self.assertRaises(TypeError, kvpool._memory.find, int, None, e.client, 0, tokens, 0)
+            self.assertRaises(TypeError, kvpool._memory.find, kvpool.Match, None, None, 0, tokens, 0)
+            self.assertRaises(TypeError, kvpool._memory.find, kvpool.Match, None, e.client, "", tokens, 0)
+            before = sys.getrefcount(e.space), sys.getrefcount(e.client), sys.getrefcount(tokens)
+            for _ in range(100):
+                e.space.match(tokens)  # dropped, which releases it
+                with e.space.match(tokens):
+                    pass
+            after = sys.getrefcount(e.space), sys.getrefcount(e.client), sys.getrefcount(tokens)
+            self.assertEqual(before, after)
 
     def test_leases_come_back(self):
         with Engine("leases") as e:

@@ -65,7 +65,7 @@ struct kvp_codec {
 	uint32_t (*facts_of)(uint32_t variant); /* of this one besides; NULL: none */
 	/* The only authority on sizes. -EINVAL: the codec cannot hold such a plane. */
 	int (*layout)(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret_layout);
-	/* Where tokens have widths: what the payload takes. -EINVAL. */
+	/* Where tokens have widths: what the payload takes. NULL: those it has where none are said. -EINVAL. */
 	int (*bytes)(
 		uint32_t id, const struct kvp_plane *p, const uint8_t *widths, uint32_t *ret_bytes);
 	/* Where facts say CALIBRATED: whether that calibration is one for such planes. */

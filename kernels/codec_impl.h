@@ -114,10 +114,10 @@ void kvp_prod_decode(
 /* ---- codec_smart.c ---- */
 
 /*
- * kvp_smart_requantize() once everything has been checked. The payload may have changed since: it
+ * kvp_smart_recode() once everything has been checked. The payload may have changed since: it
  * is read within in_size all the same. -EBADMSG, with nothing written: its codec or widths did.
  */
-int kvp_smart_requantize_checked(const struct kvp_kernels *k, uint32_t codec,
+int kvp_smart_recode_checked(const struct kvp_kernels *k, uint32_t codec, uint32_t codec_to,
 	const struct kvp_plane *p, const struct kvp_layout *lay, const void *in, size_t in_size,
 	const uint8_t *widths, void *out, size_t out_size);
 

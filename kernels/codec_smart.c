@@ -20,6 +20,30 @@ static int width_index(uint8_t width)
 	return -1;
 }
 
+/* Widths of the first and of the second half of the tokens, where a mean is spread evenly. */
+static const uint8_t means[4][2] = { { 0, 0 }, { 4, 4 }, { 3, 3 }, { 3, 2 } };
+
+static const uint8_t *mean_of(uint32_t id)
+{
+	return means[KVP_CODEC_VARIANT(id) >> 6];
+}
+
+static void spread(uint32_t id, uint32_t tokens, uint8_t *ret_widths)
+{
+	const uint8_t *mean = mean_of(id);
+
+	for (uint32_t t = 0; t < tokens; t++)
+		ret_widths[t] = mean[t >= tokens / 2];
+}
+
+/* UINT32_MAX: there is no bound. */
+static uint32_t budget_of(uint32_t id, uint32_t tokens)
+{
+	const uint8_t *mean = mean_of(id);
+
+	return mean[0] ? tokens / 2 * mean[0] + (tokens - tokens / 2) * mean[1] : UINT32_MAX;
+}
+
 /* How one bucket is coded, and where it lies. */
 struct bucket {
 	uint32_t bits;
@@ -51,8 +75,8 @@ static int smart_method(uint32_t id, uint32_t dim, struct smart *s)
 	s->method = v & 3u;
 	s->wide = v & KVP_SMART_WIDE;
 	s->dim = dim;
-	if (s->method > KVP_SMART_TQ || g > 2 || v >> 6 ||
-		(s->method == KVP_SMART_TQ && (g || s->wide)))
+	if (s->method > KVP_SMART_TQ || g > 2 || (s->method == KVP_SMART_TQ && (g || s->wide)) ||
+		((v & KVP_SMART_MEANS) && (s->method != KVP_SMART_TQ || (v & KVP_SMART_KEYS3))))
 		return -EINVAL;
 	s->group = g ? groups[g] : dim;
 	s->groups = (dim + s->group - 1) / s->group;
@@ -71,7 +95,7 @@ static uint32_t smart_scalars(const struct smart *s, uint32_t bits)
 static int smart_shape(
 	uint32_t id, const struct kvp_plane *p, const uint8_t *widths, struct smart *s)
 {
-	uint32_t v = KVP_CODEC_VARIANT(id);
+	uint32_t v = KVP_CODEC_VARIANT(id), left = budget_of(id, p->tokens);
 	struct kvp_layout lay = kvp_layout_new(p, 8);
 
 	if (smart_method(id, p->dim, s) < 0)
@@ -81,8 +105,11 @@ static int smart_shape(
 	for (uint32_t t = 0; t < p->tokens; t++) {
 		int i = width_index(widths[t]);
 
-		if (i < 0 || (!i && (v & KVP_SMART_KEYS3) && p->kind == KVP_PLANE_K))
+		if (i < 0 || (!i && (v & KVP_SMART_KEYS3) && p->kind == KVP_PLANE_K) ||
+			widths[t] > left)
 			return -EINVAL;
+		if (left != UINT32_MAX)
+			left -= widths[t];
 		s->index[t] = (uint8_t)i;
 		s->slot[t] = (uint16_t)s->bucket[i].n++;
 	}
@@ -108,21 +135,27 @@ static int smart_init(struct smart *s, uint32_t dim, uint64_t seed)
 	return r;
 }
 
-/* The largest a plane can become: every token in 8 bits. */
+/* The largest a plane can become: every token in 8 bits, or all bits of the mean used. */
 static int layout_smart(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
 {
 	uint8_t widths[KVP_PLANE_TOKENS_MAX];
 	struct kvp_layout lay = kvp_layout_new(p, 8);
 	struct smart s;
 
-	memset(widths, 8, sizeof widths);
+	if (mean_of(id)[0])
+		spread(id, p->tokens, widths);
+	else
+		memset(widths, 8, sizeof widths);
 	if (smart_shape(id, p, widths, &s) < 0)
 		return -EINVAL;
 	if (s.method == KVP_SMART_TQ && kvp_hadamard_order(p->dim) < 0)
 		return -EINVAL;
 	lay.extra = kvp_layout_section(&lay, p->tokens);
-	/* Three more buckets may begin at a boundary each, for codes and for scalars. */
-	lay.bytes = s.bytes + 6 * KVP_SECTION_ALIGN +
+	/*
+	 * Three more buckets may begin at a boundary each, for codes and for scalars. Under a mean the codes may
+	 * also end elsewhere, so that the first bucket's scalars may.
+	 */
+	lay.bytes = s.bytes + (mean_of(id)[0] ? 7 : 6) * KVP_SECTION_ALIGN +
 		    (s.method == KVP_SMART_ASYM ? p->heads * p->tokens * smart_scalars(&s, 8) : 0);
 	*ret = lay;
 	return 0;
@@ -131,9 +164,14 @@ static int layout_smart(uint32_t id, const struct kvp_plane *p, struct kvp_layou
 static int bytes_smart(
 	uint32_t id, const struct kvp_plane *p, const uint8_t *widths, uint32_t *ret_bytes)
 {
+	uint8_t even[KVP_PLANE_TOKENS_MAX];
 	struct smart s;
 
-	if (smart_shape(id, p, widths, &s) < 0)
+	if (!widths && mean_of(id)[0]) {
+		spread(id, p->tokens, even);
+		widths = even;
+	}
+	if (!widths || smart_shape(id, p, widths, &s) < 0)
 		return -EINVAL;
 	*ret_bytes = s.bytes;
 	return 0;
@@ -218,17 +256,23 @@ static int encode_smart(const struct kvp_kernels *k, const struct kvp_plane *p,
 	const struct kvp_layout *lay, const struct kvp_encode_opts *o, struct kvp_raw_const src,
 	uint8_t *out)
 {
+	const uint8_t *widths = o->widths;
+	uint8_t even[KVP_PLANE_TOKENS_MAX];
 	struct kvp_plane_hdr hdr;
 	struct smart s;
 	int r;
 
 	memcpy(&hdr, out, sizeof hdr);
-	r = smart_shape(hdr.codec, p, o->widths, &s);
+	if (!widths) {
+		spread(hdr.codec, p->tokens, even);
+		widths = even;
+	}
+	r = smart_shape(hdr.codec, p, widths, &s);
 	if (!r)
 		r = smart_init(&s, p->dim, hdr.seed);
 	if (r < 0)
 		return r;
-	smart_begin(p, lay, &s, o->widths, out);
+	smart_begin(p, lay, &s, widths, out);
 	for (uint32_t h = 0; h < p->heads; h++) {
 		for (uint32_t t = 0; t < p->tokens; t++) {
 			struct rows_in in = kvp_rows_in(p, src, h, t, 1, hdr.exponent);
@@ -283,7 +327,7 @@ static void smart_copy_token(const struct smart *from, const struct smart *to, u
 }
 
 /* The shapes that an accepted change of widths goes between, from copies of what may change. */
-static int requantize_shapes(uint32_t codec, const struct kvp_plane *p,
+static int requantize_shapes(uint32_t codec, uint32_t to, const struct kvp_plane *p,
 	const struct kvp_plane_hdr *hdr, const uint8_t *old, size_t in_size, const uint8_t *widths,
 	struct smart *ret_from, struct smart *ret_to)
 {
@@ -292,7 +336,7 @@ static int requantize_shapes(uint32_t codec, const struct kvp_plane *p,
 	if (hdr->codec != codec || smart_shape(codec, p, old, ret_from) < 0 ||
 		ret_from->bytes > in_size)
 		return -EBADMSG;
-	r = smart_shape(codec, p, widths, ret_to);
+	r = smart_shape(to, p, widths, ret_to);
 	for (uint32_t t = 0; t < p->tokens && !r; t++)
 		if (ret_to->index[t] > ret_from->index[t])
 			r = -EINVAL;
@@ -301,7 +345,7 @@ static int requantize_shapes(uint32_t codec, const struct kvp_plane *p,
 	return r ? r : smart_init(ret_to, p->dim, hdr->seed);
 }
 
-int kvp_smart_requantize_checked(const struct kvp_kernels *k, uint32_t codec,
+int kvp_smart_recode_checked(const struct kvp_kernels *k, uint32_t codec, uint32_t codec_to,
 	const struct kvp_plane *p, const struct kvp_layout *lay, const void *in, size_t in_size,
 	const uint8_t *widths, void *out, size_t out_size)
 {
@@ -314,7 +358,7 @@ int kvp_smart_requantize_checked(const struct kvp_kernels *k, uint32_t codec,
 	/* As in rows_smart(): what was checked may have changed, the copies do not. */
 	memcpy(&hdr, in, sizeof hdr);
 	memcpy(old, (const uint8_t *)in + lay->extra, p->tokens);
-	r = requantize_shapes(codec, p, &hdr, old, in_size, widths, &from, &to);
+	r = requantize_shapes(codec, codec_to, p, &hdr, old, in_size, widths, &from, &to);
 	if (!r && out_size < to.bytes)
 		r = -ENOSPC;
 	if (!r && ((uintptr_t)out % 16 || ((uintptr_t)out < (uintptr_t)in + in_size &&
@@ -322,6 +366,7 @@ int kvp_smart_requantize_checked(const struct kvp_kernels *k, uint32_t codec,
 		r = -EINVAL;
 	if (r < 0)
 		return r;
+	hdr.codec = codec_to;
 	memcpy(out, &hdr, sizeof hdr);
 	smart_begin(p, lay, &to, widths, out);
 	for (uint32_t h = 0; h < p->heads; h++) {
@@ -345,7 +390,9 @@ static uint32_t facts_smart(uint32_t variant)
 }
 
 static const struct kvp_name_option named_method[] = { { "-asym", KVP_SMART_ASYM },
-	{ "-sym", KVP_SMART_SYM }, { NULL, 0 } };
+	{ "-sym", KVP_SMART_SYM }, { "-4", KVP_SMART_TQ | KVP_SMART_MEAN4 },
+	{ "-3", KVP_SMART_TQ | KVP_SMART_MEAN3 }, { "-25", KVP_SMART_TQ | KVP_SMART_MEAN25 },
+	{ NULL, 0 } };
 static const struct kvp_name_option named_groups[] = { { "-g8", KVP_SMART_G8 },
 	{ "-g16", KVP_SMART_G16 }, { NULL, 0 } };
 static const struct kvp_name_option named_wide[] = { { "-wide", KVP_SMART_WIDE }, { NULL, 0 } };
@@ -373,6 +420,8 @@ int kvp_smart_bytes(
 	uint32_t bytes;
 	int r = kvp_plane_layout(codec, p, &lay);
 
+	if (!r && !widths)
+		r = -EINVAL;
 	if (!r)
 		r = kvp_codec_row(KVP_CODEC_FAMILY(codec)) == &kvp_codec_smart
 			    ? bytes_smart(codec, p, widths, &bytes)
@@ -382,17 +431,34 @@ int kvp_smart_bytes(
 	return r;
 }
 
+uint32_t kvp_smart_budget(uint32_t codec, uint32_t tokens)
+{
+	if (kvp_codec_row(KVP_CODEC_FAMILY(codec)) != &kvp_codec_smart || !mean_of(codec)[0])
+		return 0;
+	return budget_of(codec, tokens);
+}
+
+int kvp_smart_recode(const struct kvp_kernels *k, uint32_t from, uint32_t to,
+	const struct kvp_plane *p, const void *in, size_t in_size, const uint8_t *widths, void *out,
+	size_t out_size)
+{
+	struct kvp_layout lay, other;
+	int r = kvp_plane_check(from, p, NULL, in, in_size);
+
+	if (!r)
+		r = kvp_plane_layout(from, p, &lay);
+	if (!r)
+		r = kvp_plane_layout(to, p, &other);
+	if (!r && (kvp_codec_row(KVP_CODEC_FAMILY(from)) != &kvp_codec_smart ||
+			  ((from ^ to) & ~KVP_SMART_MEANS) || !widths || !out))
+		r = -EINVAL;
+	return r < 0 ? r
+		     : kvp_smart_recode_checked(
+			       k, from, to, p, &lay, in, in_size, widths, out, out_size);
+}
+
 int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const void *in, size_t in_size, const uint8_t *widths, void *out, size_t out_size)
 {
-	struct kvp_layout lay;
-	int r = kvp_plane_check(codec, p, NULL, in, in_size);
-
-	if (!r)
-		r = kvp_plane_layout(codec, p, &lay);
-	if (!r && (kvp_codec_row(KVP_CODEC_FAMILY(codec)) != &kvp_codec_smart || !widths || !out))
-		r = -EINVAL;
-	return r < 0 ? r
-		     : kvp_smart_requantize_checked(
-			       k, codec, p, &lay, in, in_size, widths, out, out_size);
+	return kvp_smart_recode(k, codec, codec, p, in, in_size, widths, out, out_size);
 }

@@ -152,16 +152,25 @@ extern "C" {
  * Tokens of 2, 3, 4 or 8 bits inside one plane, by kvp_encode_opts.widths. 8 bits are int8; the
  * others symmetric as SmartKV has them, or min/max, or tq (recommended). KEYS3 refuses 2-bit keys.
  * Scales (symmetric and min/max): one per vector, or G8 and G16 one per so many channels; fp16, or
- * fp32 if WIDE.
+ * fp32 if WIDE. With a MEAN, tq only and without KEYS3, the widths of a plane's tokens are that many bits on the
+ * average at most: kvp_plane_bytes() is then room for whichever these are, and a plane that is encoded without
+ * widths has the mean spread evenly, the lower width last where there are two.
  */
-#define KVP_SMART_SYM   0u
-#define KVP_SMART_ASYM  1u
-#define KVP_SMART_TQ    2u
-#define KVP_SMART_KEYS3 4u
-#define KVP_SMART_G8    (1u << 3)
-#define KVP_SMART_G16   (2u << 3)
-#define KVP_SMART_WIDE  (1u << 5)
-#define KVP_CODEC_SMART KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ)
+#define KVP_SMART_SYM     0u
+#define KVP_SMART_ASYM    1u
+#define KVP_SMART_TQ      2u
+#define KVP_SMART_KEYS3   4u
+#define KVP_SMART_G8      (1u << 3)
+#define KVP_SMART_G16     (2u << 3)
+#define KVP_SMART_WIDE    (1u << 5)
+#define KVP_SMART_MEAN4   (1u << 6)
+#define KVP_SMART_MEAN3   (2u << 6)
+#define KVP_SMART_MEAN25  (3u << 6) /* two and a half */
+#define KVP_SMART_MEANS   (3u << 6)
+#define KVP_CODEC_SMART   KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ)
+#define KVP_CODEC_SMART4  KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ | KVP_SMART_MEAN4)
+#define KVP_CODEC_SMART3  KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ | KVP_SMART_MEAN3)
+#define KVP_CODEC_SMART25 KVP_CODEC(KVP_FAMILY_SMART, KVP_SMART_TQ | KVP_SMART_MEAN25)
 
 /*
  * Layouts that others published, for exchange with what their engines keep; C only, attended by
@@ -327,9 +336,11 @@ struct kvp_encode_opts {
 	size_t size;   /* sizeof(struct kvp_encode_opts) */
 	uint64_t seed; /* 0 = KVP_SEED_DEFAULT */
 	const struct kvp_calib
-		*calib;        /* needed by KVP_ROT_HAAR, aither, pca, kvquant; else ignored */
-	const uint8_t *widths; /* smart: bits of each token, 2, 3, 4 or 8; else ignored */
-	int32_t exponent;      /* -120..125, if force_exponent: for planes written in parts;
+		*calib; /* needed by KVP_ROT_HAAR, aither, pca, kvquant; else ignored */
+	const uint8_t *
+		widths; /* smart: bits of each token, 2, 3, 4 or 8 (NULL: evenly, where the codec has
+				* a mean); else ignored */
+	int32_t exponent; /* -120..125, if force_exponent: for planes written in parts;
 					  what is beyond 1024 * 2^exponent saturates */
 	uint32_t force_exponent;
 	const struct kvp_squat *queries; /* needed by squat's keys; else ignored */
@@ -376,7 +387,7 @@ int kvp_plane_bytes(uint32_t codec, const struct kvp_plane *p, size_t *ret_bytes
 
 /*
  * Encodes a plane. out must be aligned to 16 bytes, hold the payload's bytes, and not overlap src.
- * opts may be NULL, but for smart, pca, kvquant, squat's keys and codecs with a matrix. Padding between sections is written
+ * opts may be NULL, but for smart without a mean, pca, kvquant, squat's keys and codecs with a matrix. Padding between sections is written
  * as zeros. The same elements give the same bytes, on every machine. lossless and pca may write all
  * bytes of kvp_plane_bytes(), of which those that the payload's header counts are meant.
  * NaN is encoded as 0 and infinities as the largest magnitude that the plane's exponent or the
@@ -433,6 +444,9 @@ int kvp_planes_decode(
 int kvp_smart_bytes(
 	uint32_t codec, const struct kvp_plane *p, const uint8_t *widths, size_t *ret_bytes);
 
+/* Bits that the widths of so many tokens may add up to; 0: the codec is not smart, or has no mean. */
+uint32_t kvp_smart_budget(uint32_t codec, uint32_t tokens);
+
 /*
  * smart: the payload with other widths. Tokens whose width stays keep their bytes, others are coded
  * again from what they decode to; therefore widths can only fall. widths: p->tokens of them. in and
@@ -441,6 +455,10 @@ int kvp_smart_bytes(
  */
 int kvp_smart_requantize(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
 	const void *in, size_t in_size, const uint8_t *widths, void *out, size_t out_size);
+/* The same from one codec to another that differs in its mean. -EINVAL also where they differ in more. */
+int kvp_smart_recode(const struct kvp_kernels *k, uint32_t from, uint32_t to,
+	const struct kvp_plane *p, const void *in, size_t in_size, const uint8_t *widths, void *out,
+	size_t out_size);
 
 /*
  * Writes header and gaps of a payload in a published layout, whose sections the caller then fills

@@ -125,7 +125,7 @@ static int check_encode(uint32_t codec, const struct kvp_plane *p,
 	if (r < 0)
 		return r;
 	if (c->bytes) {
-		r = opts->widths ? c->bytes(codec, p, opts->widths, &lay.bytes) : -EINVAL;
+		r = c->bytes(codec, p, opts->widths, &lay.bytes);
 		if (r < 0)
 			return r;
 	}

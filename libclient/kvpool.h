@@ -232,7 +232,9 @@ struct kvp_space_desc {
 	 * engine computes over such ones have lost as much, so spaces with different floors share no blocks,
 	 * and an exact reader never meets a block that was coded, or computed over one.
 	 * A floor is a codec of fixed size without calibration (fp8, int8, kivi, asym, tq without haar,
-	 * hadamard, sym, spectral with -any) that takes the planes of all layers; of a layer with v_dim 0 floor_v is 0.
+	 * hadamard, sym, spectral with -any, smart with a mean) that takes the planes of all layers; of a layer with
+	 * v_dim 0 floor_v is 0. `smart` itself is smart-25: on the way down a block has 8 bits, then means of 4, 3
+	 * and 2.5 bits that its tokens share by the attention they get (kvp_report_token_attention()).
 	 */
 	uint32_t floor_k, floor_v;
 	/*

@@ -3,6 +3,7 @@
 #include "payload/kvp_payload.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 
 #define ALIGN 64u
@@ -105,11 +106,77 @@ static void copy_rows(const struct kvp_block_layout *l, const struct kvp_block_p
 				row);
 }
 
+static uint32_t budget_of(const struct kvp_block_layout *l, const struct kvp_block_plane *p)
+{
+	return p->heads ? kvp_smart_budget(p->codec, l->tokens) : 0;
+}
+
+/* Of a plane whose codec has a mean. */
+static int token_bits(const struct kvp_block_layout *l, const struct kvp_block_plane *p,
+	uint32_t kind, const void *payload, uint8_t *ret_bits)
+{
+	const struct kvp_plane plane = plane_of(l, p, kind);
+	const uint8_t *in = (const uint8_t *)payload + p->offset;
+	struct kvp_layout lay;
+	size_t bytes;
+
+	if (kvp_plane_layout(p->codec, &plane, &lay) < 0)
+		return -EINVAL;
+	memcpy(ret_bits, in + lay.extra, l->tokens);
+	return kvp_smart_bytes(p->codec, &plane, ret_bits, &bytes) < 0 ? -EBADMSG : 0;
+}
+
+/* What tokens are to have, of which some may have fewer already. bits: NULL, or what is wished. */
+static void bits_of(uint32_t budget, uint32_t n, const uint8_t *bits, uint8_t *now)
+{
+	uint32_t each = budget / n, more = budget - each * n;
+
+	for (uint32_t t = 0; t < n; t++) {
+		uint8_t want = bits ? bits[t] : (uint8_t)(each + (t < more));
+
+		if (now[t] > want)
+			now[t] = want;
+	}
+}
+
+/* A plane whose codec has a mean, from native elements or from one with a higher mean. */
+static int recode_smart(const struct kvp_kernels *k, const struct kvp_block_layout *from,
+	const struct kvp_block_plane *f, const void *src, const struct kvp_block_layout *to,
+	const struct kvp_block_plane *t, uint32_t kind, uint8_t *dst, struct kvp_raw_const raw,
+	const uint8_t *bits)
+{
+	const struct kvp_plane plane = plane_of(to, t, kind);
+	struct kvp_encode_opts o = { .size = sizeof(o) };
+	uint8_t now[KVP_PLANE_TOKENS_MAX];
+	int coded = budget_of(from, f) != 0, r = 0;
+	uint32_t used = 0;
+
+	memset(now, 8, sizeof(now));
+	if (coded)
+		r = token_bits(from, f, kind, src, now);
+	if (r < 0)
+		return r;
+	bits_of(budget_of(to, t), to->tokens, bits, now);
+	o.widths = now;
+	if (coded)
+		r = kvp_smart_recode(k, f->codec, t->codec, &plane,
+			(const uint8_t *)src + f->offset, f->bytes, now, dst + t->offset, t->bytes);
+	else
+		r = kvp_plane_encode(k, t->codec, &plane, &o, raw, dst + t->offset, t->bytes);
+	if (r < 0)
+		return r;
+	memcpy(&used, dst + t->offset + offsetof(struct kvp_plane_hdr, bytes), sizeof(used));
+	memset(dst + t->offset + used, 0, t->bytes - used);
+	return 0;
+}
+
 static int recode_plane(const struct kvp_kernels *k, const struct kvp_block_layout *from,
 	const struct kvp_block_plane *f, const void *src, const struct kvp_block_layout *to,
-	const struct kvp_block_plane *t, uint32_t kind, uint8_t *dst, void *scratch)
+	const struct kvp_block_plane *t, uint32_t kind, uint8_t *dst, const uint8_t *bits,
+	void *scratch)
 {
 	struct kvp_plane plane = plane_of(to, t, kind);
+	const int smart = budget_of(to, t) != 0;
 	struct kvp_raw_const raw = { (const uint8_t *)src + f->offset, (ptrdiff_t)f->head_stride,
 		(ptrdiff_t)f->token_stride };
 
@@ -117,7 +184,7 @@ static int recode_plane(const struct kvp_kernels *k, const struct kvp_block_layo
 		memcpy(dst + t->offset, raw.data, t->bytes);
 		return 0;
 	}
-	if (f->codec != KVP_CODEC_NATIVE) {
+	if (f->codec != KVP_CODEC_NATIVE && !(smart && budget_of(from, f))) {
 		struct kvp_raw decoded = raw_at(from, f, scratch);
 		int r = kvp_plane_decode(k, f->codec, &plane, NULL, raw.data, f->bytes, decoded);
 
@@ -130,11 +197,20 @@ static int recode_plane(const struct kvp_kernels *k, const struct kvp_block_layo
 		copy_rows(to, t, raw, raw_at(to, t, dst + t->offset));
 		return 0;
 	}
+	if (smart)
+		return recode_smart(k, from, f, src, to, t, kind, dst, raw, bits);
 	return kvp_plane_encode(k, t->codec, &plane, NULL, raw, dst + t->offset, t->bytes);
 }
 
 int kvp_payload_recode(const struct kvp_kernels *k, const struct kvp_block_layout *from,
 	const void *src, const struct kvp_block_layout *to, void *dst, void *scratch)
+{
+	return kvp_payload_recode_tokens(k, from, src, to, dst, NULL, scratch);
+}
+
+int kvp_payload_recode_tokens(const struct kvp_kernels *k, const struct kvp_block_layout *from,
+	const void *src, const struct kvp_block_layout *to, void *dst,
+	const struct kvp_payload_tokens *tokens, void *scratch)
 {
 	uint64_t end = 0;
 
@@ -150,10 +226,38 @@ int kvp_payload_recode(const struct kvp_kernels *k, const struct kvp_block_layou
 				continue;
 			memset((uint8_t *)dst + end, 0, t->offset - end);
 			end = t->offset + t->bytes;
-			r = recode_plane(
-				k, from, &from->plane[i][kind], src, to, t, kind, dst, scratch);
+			r = recode_plane(k, from, &from->plane[i][kind], src, to, t, kind, dst,
+				tokens ? tokens->bits[kind] : NULL, scratch);
 			if (r < 0)
 				return r;
 		}
 	return 0;
+}
+
+/* The first plane of the kind whose codec has a mean; NULL: there is none. */
+static const struct kvp_block_plane *smart_plane(const struct kvp_block_layout *l, uint32_t kind)
+{
+	for (uint32_t i = 0; i < l->n_layers; i++)
+		if (budget_of(l, &l->plane[i][kind]))
+			return &l->plane[i][kind];
+	return NULL;
+}
+
+int kvp_payload_token_bits(
+	const struct kvp_block_layout *l, const void *payload, uint32_t kind, uint8_t *ret_bits)
+{
+	const struct kvp_block_plane *p = smart_plane(l, kind);
+	uint8_t bits[KVP_PLANE_TOKENS_MAX];
+	int r = p ? token_bits(l, p, kind, payload, bits) : -ENOENT;
+
+	if (r == 0)
+		memcpy(ret_bits, bits, l->tokens);
+	return r;
+}
+
+uint32_t kvp_payload_token_budget(const struct kvp_block_layout *l, uint32_t kind)
+{
+	const struct kvp_block_plane *p = smart_plane(l, kind);
+
+	return p ? budget_of(l, p) : 0;
 }

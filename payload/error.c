@@ -45,12 +45,52 @@ static double head_error(const struct kvp_kernels *k, const struct kvp_block_lay
 	return all > 0 ? lost / all : 0;
 }
 
+/* What a token may lose as a share of what it may in 2 bits, by what tq and int8 lose of normal numbers. */
+static double share_of(uint8_t bits)
+{
+	switch (bits) {
+	case 3:
+		return .266;
+	case 4:
+		return .0708;
+	case 8:
+		return 1e-3; /* three times that: int8 knows no rotation, and real numbers are not normal */
+	default:
+		return 1;
+	}
+}
+
+/* The same where tokens have bits of their own: of what they may lose together, in units of the limit. */
+static double head_error_tokens(const struct kvp_kernels *k, const struct kvp_block_layout *l,
+	const struct kvp_block_plane *p, struct kvp_raw_const src, const uint8_t *decoded,
+	uint32_t head, const uint8_t *bits)
+{
+	const struct kvp_plane plane = { 1, p->heads, p->dim, l->dtype, KVP_PLANE_K };
+	ptrdiff_t row = (ptrdiff_t)(p->dim * kvp_dtype_bytes(l->dtype));
+	double sum = 0, may = 0;
+
+	for (uint32_t t = 0; t < l->tokens; t++) {
+		const struct kvp_raw_const was = { (const uint8_t *)src.data +
+							   (ptrdiff_t)t * src.token_stride,
+			src.head_stride, src.token_stride };
+		const struct kvp_raw_const now = { decoded + (ptrdiff_t)t * row,
+			row * (ptrdiff_t)l->tokens, row };
+		double lost, all;
+
+		kvp_head_lost(k, &plane, head, was, now, &lost, &all);
+		sum += lost;
+		may += all * share_of(bits[t]);
+	}
+	return may > 0 ? sum / may : 0;
+}
+
 static void compare_plane(const struct kvp_kernels *k, const struct kvp_block_layout *l,
 	const struct kvp_block_plane *p, struct kvp_raw_const src, const uint8_t *decoded,
-	double limit, struct kvp_payload_error *e)
+	double limit, const uint8_t *bits, struct kvp_payload_error *e)
 {
 	for (uint32_t h = 0; h < p->heads; h++) {
-		double error = head_error(k, l, p, src, decoded, h);
+		double error = bits ? head_error_tokens(k, l, p, src, decoded, h, bits)
+				    : head_error(k, l, p, src, decoded, h);
 
 		e->heads++;
 		e->within += error <= limit;
@@ -65,6 +105,7 @@ int kvp_payload_compare(const struct kvp_kernels *k, const struct kvp_block_layo
 {
 	struct kvp_payload_error e = { 0 };
 	struct kvp_payload_layer decoded;
+	uint8_t bits[KVP_PLANE_TOKENS_MAX];
 	int r;
 
 	if (!from->native || from->n_layers != to->n_layers || from->tokens != to->tokens ||
@@ -79,9 +120,12 @@ int kvp_payload_compare(const struct kvp_kernels *k, const struct kvp_block_layo
 		struct kvp_raw_const raw = { (const uint8_t *)src + f->offset,
 			(ptrdiff_t)f->head_stride, (ptrdiff_t)f->token_stride };
 
+		r = kvp_payload_token_bits(to, coded, kind, bits);
+		if (r < 0 && r != -ENOENT)
+			return r;
 		if (t->heads && t->codec != KVP_CODEC_NATIVE)
 			compare_plane(k, to, t, raw, kind == KVP_PLANE_K ? decoded.k : decoded.v,
-				limit[kind], &e);
+				limit[kind], r == 0 ? bits : NULL, &e);
 	}
 	*ret_error = e;
 	return 0;
@@ -112,6 +156,8 @@ int kvp_payload_golden(const struct kvp_kernels *k, const struct kvp_block_layou
 	size_t size = kvp_payload_scratch(l), e = kvp_dtype_bytes(l->dtype), n;
 	uint8_t *raw = scratch, *coded = raw + size, *decoded = coded + size;
 	const struct kvp_block_plane *p = NULL;
+	uint8_t bits[KVP_PLANE_TOKENS_MAX];
+	const struct kvp_encode_opts o = { .size = sizeof(o), .widths = bits };
 	struct kvp_plane plane;
 	struct kvp_raw_const src;
 	uint64_t state = 1;
@@ -129,7 +175,8 @@ int kvp_payload_golden(const struct kvp_kernels *k, const struct kvp_block_layou
 		store(l->dtype, nearly_normal(&state), raw + i * e);
 	src = (struct kvp_raw_const){ raw, (ptrdiff_t)(l->tokens * p->dim * e),
 		(ptrdiff_t)(p->dim * e) };
-	r = kvp_plane_encode(k, p->codec, &plane, NULL, src, coded, size);
+	memset(bits, 2, sizeof(bits));
+	r = kvp_plane_encode(k, p->codec, &plane, &o, src, coded, size);
 	if (r == 0)
 		r = kvp_plane_decode(k, p->codec, &plane, NULL, coded, p->bytes,
 			(struct kvp_raw){ decoded, src.head_stride, src.token_stride });

@@ -13,6 +13,10 @@
  * that of policy/kvp_width.h: 0 native, then 8, 4, 3 and 2 bits. Which codecs a width means follows
  * from the space's floor (kvp_payload_codecs()).
  *
+ * Under a floor of the family smart, 4, 3 and 2 bits are means: 4, 3 and 2.5 bits that the tokens of a block
+ * share among themselves, in 2, 3, 4 or 8 bits each, the same in all heads and layers. Who codes the block says
+ * which (struct kvp_payload_tokens); its payload has the bytes of the width whatever they are, and says them itself.
+ *
  * Pure functions, any thread. Errors are negative errno; outputs come last. A layout that could not be made
  * holds anything; other outputs are untouched on failure.
  */
@@ -56,6 +60,11 @@ struct kvp_block_layout {
  */
 int kvp_block_layout(const struct kvp_space_canon *canon, uint32_t codec_k, uint32_t codec_v,
 	struct kvp_block_layout *ret_layout);
+
+/*
+ * The codec that a floor means: KVP_CODEC_SMART, which has no mean, is KVP_CODEC_SMART25; any other is itself.
+ */
+uint32_t kvp_payload_floor(uint32_t codec);
 
 /*
  * Can blocks of the space be coded as its floor says? 0: yes, or the space is exact. -EINVAL: not a
@@ -103,6 +112,31 @@ int kvp_payload_decode(const struct kvp_kernels *k, const struct kvp_block_layou
 int kvp_payload_recode(const struct kvp_kernels *k, const struct kvp_block_layout *from,
 	const void *src, const struct kvp_block_layout *to, void *dst, void *scratch);
 
+/*
+ * Bits of a block's tokens, 2, 3, 4 or 8 each, in the planes of keys and of values whose codec has a mean. What one
+ * has already is never raised. NULL: the mean is spread evenly.
+ */
+struct kvp_payload_tokens {
+	const uint8_t *bits[2]; /* KVP_PLANE_K, KVP_PLANE_V; tokens of the layout */
+};
+
+/*
+ * The same with widths for tokens; `tokens` may be NULL. Tokens of such planes that have the same bits on both sides
+ * keep their codes. -EINVAL also where the bits of a plane's tokens add up to more than its mean.
+ */
+int kvp_payload_recode_tokens(const struct kvp_kernels *k, const struct kvp_block_layout *from,
+	const void *src, const struct kvp_block_layout *to, void *dst,
+	const struct kvp_payload_tokens *tokens, void *scratch);
+
+/*
+ * The bits of the tokens in the first plane of the kind whose codec has a mean; of a payload that is coded.
+ * -ENOENT: there is no such plane; -EBADMSG: the payload is not one.
+ */
+int kvp_payload_token_bits(const struct kvp_block_layout *layout, const void *payload,
+	uint32_t kind, uint8_t *ret_bits);
+/* Bits that they may add up to: of the tokens of such a plane; 0: the layout has none of this kind. */
+uint32_t kvp_payload_token_budget(const struct kvp_block_layout *layout, uint32_t kind);
+
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 /* The error of a head is the sum of (x - x')^2 over its tokens and channels, divided by that of x^2. */
@@ -114,7 +148,8 @@ struct kvp_payload_error {
 
 /*
  * Decodes a layer of a coded payload and compares it with the native one that it was coded from. limit:
- * of keys and of values, > 0. Elements that are not finite count for nothing, and so does a head that
+ * of keys and of values, > 0. Where tokens have bits of their own, the limit is that of tokens in 2 bits, and a head's
+ * is what its tokens may lose together, each by its bits. Elements that are not finite count for nothing, and so does a head that
  * is all zeros. Errors as kvp_payload_decode(); -EINVAL also for layouts that do not go together.
  */
 int kvp_payload_compare(const struct kvp_kernels *k, const struct kvp_block_layout *from,
@@ -126,7 +161,8 @@ size_t kvp_payload_golden_scratch(const struct kvp_block_layout *layout);
 
 /*
  * The golden value of a coded layout's keys or values: the mean error of a head of (nearly) normal
- * numbers, in the first plane of that kind that is coded. The same whenever it is asked for. -ENOENT:
+ * numbers, in the first plane of that kind that is coded, with all tokens in 2 bits where they have bits of
+ * their own. The same whenever it is asked for. -ENOENT:
  * none is coded; -ENOSPC: a plane's payload is larger than its elements.
  */
 int kvp_payload_golden(const struct kvp_kernels *k, const struct kvp_block_layout *layout,

@@ -20,6 +20,10 @@ static const uint32_t recommended[KVP_PAYLOAD_WIDTHS][2] = {
 	{ TQ_NC(2u), TQ_NC(2u) },
 };
 
+/* Under a floor of the family smart: tokens share these among themselves. */
+static const uint32_t recommended_smart[KVP_PAYLOAD_WIDTHS] = { KVP_CODEC_NATIVE, KVP_CODEC_INT8,
+	KVP_CODEC_SMART4, KVP_CODEC_SMART3, KVP_CODEC_SMART25 };
+
 /* ---- planes ---------------------------------------------------------------------------------- */
 
 static struct kvp_plane plane_of(const struct kvp_space_canon *c, uint32_t layer, uint32_t kind)
@@ -161,6 +165,8 @@ static int may_be_floor(uint32_t codec)
 		return (KVP_CODEC_VARIANT(codec) >> 4 & 3u) != KVP_ROT_HAAR;
 	case KVP_FAMILY_SPECTRAL:
 		return (KVP_CODEC_VARIANT(codec) & KVP_SPECTRAL_ANY) != 0;
+	case KVP_FAMILY_SMART:
+		return (KVP_CODEC_VARIANT(codec) & KVP_SMART_MEANS) != 0;
 	default:
 		return 0;
 	}
@@ -191,8 +197,19 @@ static int has_values(const struct kvp_space_canon *c)
 	return half_bytes(c, KVP_CODEC_NATIVE, KVP_PLANE_V) != 0;
 }
 
-static int judge_half(const struct kvp_space_canon *c, uint32_t codec, uint32_t kind)
+uint32_t kvp_payload_floor(uint32_t codec)
 {
+	return codec == KVP_CODEC_SMART ? KVP_CODEC_SMART25 : codec;
+}
+
+static uint32_t floor_of(const struct kvp_space_canon *c, uint32_t kind)
+{
+	return kvp_payload_floor(kind == KVP_PLANE_K ? c->floor_k : c->floor_v);
+}
+
+static int judge_half(const struct kvp_space_canon *c, uint32_t kind)
+{
+	uint32_t codec = floor_of(c, kind);
 	uint64_t bytes;
 
 	if (codec == KVP_CODEC_NATIVE)
@@ -211,15 +228,16 @@ int kvp_payload_judge(const struct kvp_space_canon *c)
 		(c->floor_v && !has_values(c)) ||
 		c->native_last > (uint64_t)KVP_PAYLOAD_NATIVE_LAST * c->block_tokens)
 		return -EINVAL;
-	if (judge_half(c, c->floor_k, KVP_PLANE_K) < 0)
+	if (judge_half(c, KVP_PLANE_K) < 0)
 		return -EINVAL;
-	return judge_half(c, c->floor_v, KVP_PLANE_V);
+	return judge_half(c, KVP_PLANE_V);
 }
 
 static uint32_t codec_of(const struct kvp_space_canon *c, uint32_t width, uint32_t kind)
 {
-	uint32_t floor = kind == KVP_PLANE_K ? c->floor_k : c->floor_v;
-	uint32_t codec = recommended[width][kind];
+	uint32_t floor = floor_of(c, kind);
+	uint32_t codec = KVP_CODEC_FAMILY(floor) == KVP_FAMILY_SMART ? recommended_smart[width]
+								     : recommended[width][kind];
 
 	if (!width || !floor)
 		return KVP_CODEC_NATIVE;
@@ -244,8 +262,8 @@ uint32_t kvp_payload_lowest(const struct kvp_space_canon *c)
 	uint32_t width = 0;
 
 	while (width + 1 < KVP_PAYLOAD_WIDTHS &&
-		(codec_of(c, width, KVP_PLANE_K) != c->floor_k ||
-			codec_of(c, width, KVP_PLANE_V) != c->floor_v))
+		(codec_of(c, width, KVP_PLANE_K) != floor_of(c, KVP_PLANE_K) ||
+			codec_of(c, width, KVP_PLANE_V) != floor_of(c, KVP_PLANE_V)))
 		width++;
 	return width;
 }

@@ -54,7 +54,8 @@ struct kvp_precision_opts {
 	uint32_t max_tokens;   /* 1..2^26 */
 	uint32_t layer;        /* sets the pace of the clock */
 	uint32_t base_steps;   /* f_base, 8..32, default 16 */
-	uint32_t critical; /* first tokens always at 8 bits, default 4; the very first always is */
+	uint32_t critical; /* first tokens always at 8 bits, default 4; the very first always is, */
+	uint32_t middle;   /* but where 1: they are not the first of their sequence. Default 0 */
 	uint32_t tail;     /* last tokens always at 8 bits, default 0 */
 	uint32_t split;    /* 0: one width for a token's K and V; 1: a width for each */
 	uint32_t key_min_bits; /* 2, or 3: keys from {3,4,8} only */

@@ -55,8 +55,9 @@ static int opts_valid(const struct kvp_precision_opts *o)
 		(o->scale_group && o->head_dim % o->scale_group) || !o->max_tokens ||
 		o->max_tokens > TOKENS_MAX || o->layer >= KVP_MAX_LAYERS || o->base_steps < 8 ||
 		o->base_steps > 32 || o->split > 1 || o->key_min_bits < 2 || o->key_min_bits > 3 ||
-		o->utility > KVP_UTILITY_POWER || o->block_tokens > KVP_BLOCK_TOKENS_MAX ||
-		o->distortion[KVP_WIDTH_NATIVE] != 0 || o->hold < 1 || o->hold > 255)
+		o->utility > KVP_UTILITY_POWER || o->middle > 1 ||
+		o->block_tokens > KVP_BLOCK_TOKENS_MAX || o->distortion[KVP_WIDTH_NATIVE] != 0 ||
+		o->hold < 1 || o->hold > 255)
 		return 0;
 	for (w = KVP_WIDTH_8; w < KVP_WIDTHS; w++)
 		if (!(o->distortion[w] >= 0) || o->distortion[w] > KVP_PRECISION_NUMBER_MAX ||
@@ -225,14 +226,19 @@ uint64_t kvp_precision_budget(const struct kvp_precision *p, uint32_t n, double 
 	return bits < 0x1p64 ? (uint64_t)bits : UINT64_MAX;
 }
 
+static uint32_t first_protected(const struct kvp_precision_opts *o)
+{
+	return o->middle ? o->critical : max_u32(o->critical, 1);
+}
+
 static int protected_token(const struct kvp_precision_opts *o, uint32_t i, uint32_t n)
 {
-	return i < max_u32(o->critical, 1) || n - i <= o->tail;
+	return i < first_protected(o) || n - i <= o->tail;
 }
 
 static uint32_t protected_count(const struct kvp_precision_opts *o, uint32_t n)
 {
-	uint64_t count = (uint64_t)max_u32(o->critical, 1) + o->tail;
+	uint64_t count = (uint64_t)first_protected(o) + o->tail;
 
 	return count < n ? (uint32_t)count : n;
 }

@@ -108,7 +108,8 @@ static uint64_t block_bytes(
 		*ret_exact = !own;
 		return kvpd_slot_bytes(kvpd_width_bytes(t, space, own));
 	}
-	if (kvp_block_layout(&s->canon, a->floor[0], a->floor[1], &a->layout) == 0 &&
+	if (kvp_block_layout(&s->canon, kvp_payload_floor(a->floor[0]),
+		    kvp_payload_floor(a->floor[1]), &a->layout) == 0 &&
 		a->layout.bytes < s->block_bytes)
 		return kvpd_slot_bytes(a->layout.bytes);
 	*ret_exact = true;

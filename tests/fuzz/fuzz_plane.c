@@ -28,12 +28,13 @@ static const char *const names[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3"
 	"asym2", "asym3-g16", "asym4-g32", "tq2", "tq3", "tq4", "tq4-nc-h3-sphere", "tq3-wide",
 	"tq4-haar", "hadamard2", "hadamard4", "tqprod2", "tqprod3", "tqprod4", "hybrid",
 	"hybrid-25", "hybrid-prod", "hybrid-25-prod", "hybrid-calibrated",
-	"hybrid-25-prod-calibrated", "smart", "smart-asym", "smart-sym", "smart-keys3",
-	"smart-sym-g8-wide", "smart-asym-g16", "smart-asym-g8-wide", "asym2-g8", "asym4-g16-wide",
-	"sym2-wide", "sym3-g8", "sym4-g16-wide", "sym8-g8", "pub-kivi2", "pub-kivi4-g64",
-	"pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8",
-	"kvquant2", "kvquant3-uniform", "kvquant4-post", "kvquant3", "kvquant2-dense", "spectral",
-	"spectral-f8-i8-interleaved", "spectral-f16-i16", "squat2", "squat3-g16", "squat4-g64" };
+	"hybrid-25-prod-calibrated", "smart", "smart-asym", "smart-sym", "smart-keys3", "smart-4",
+	"smart-25", "smart-sym-g8-wide", "smart-asym-g16", "smart-asym-g8-wide", "asym2-g8",
+	"asym4-g16-wide", "sym2-wide", "sym3-g8", "sym4-g16-wide", "sym8-g8", "pub-kivi2",
+	"pub-kivi4-g64", "pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4",
+	"pub-vllm8", "kvquant2", "kvquant3-uniform", "kvquant4-post", "kvquant3", "kvquant2-dense",
+	"spectral", "spectral-f8-i8-interleaved", "spectral-f16-i16", "squat2", "squat3-g16",
+	"squat4-g64" };
 
 #define DIM_MAX  256u
 #define WORK_MAX (1u << 20)
@@ -94,7 +95,7 @@ static int needs_seed(uint32_t codec)
 
 	return (family == KVP_FAMILY_TQ && !needs_matrix(codec)) || family == KVP_FAMILY_HADAMARD ||
 	       family == KVP_FAMILY_TQPROD || family == KVP_FAMILY_HYBRID ||
-	       (family == KVP_FAMILY_SMART && (variant & ~KVP_SMART_KEYS3) == KVP_SMART_TQ);
+	       (family == KVP_FAMILY_SMART && (variant & 3u) == KVP_SMART_TQ);
 }
 
 /* Makes widths and channel maps what they must be. Returns the payload's bytes. */
@@ -107,10 +108,16 @@ static size_t fix_sections(
 	if (kvp_plane_layout(codec, p, &lay) < 0)
 		abort();
 	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART) {
+		uint32_t budget = kvp_smart_budget(codec, p->tokens);
+		uint32_t spare = budget ? budget - 2 * p->tokens : UINT32_MAX;
 		uint8_t *width = payload + lay.extra;
 
-		for (uint32_t t = 0; t < p->tokens; t++)
+		for (uint32_t t = 0; t < p->tokens; t++) {
 			width[t] = "\3\4\10\2"[width[t] % (variant & KVP_SMART_KEYS3 ? 3 : 4)];
+			if (width[t] - 2u > spare)
+				width[t] = 2;
+			spare -= width[t] - 2u;
+		}
 		if (kvp_smart_bytes(codec, p, width, &bytes) < 0)
 			abort();
 	}

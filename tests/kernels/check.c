@@ -37,16 +37,31 @@ static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi
 	"asym3-g16", "tq2", "tq3", "tq4", "tq2-plain", "tq3-nc", "tq4-nc-h3-sphere",
 	"tq4-plain-wide", "tq3-haar", "tq4-haar-wide", "tq2-h3", "hadamard2", "hadamard4",
 	"tqprod3", "hybrid", "hybrid-25", "hybrid-prod", "hybrid-25-prod-calibrated", "smart",
-	"smart-asym", "smart-sym", "smart-sym-g8", "smart-sym-g16-wide", "smart-asym-g8-wide",
-	"smart-asym-g16", "asym4-g8", "asym3-g8-wide", "asym2-wide", "sym2-g16-wide", "sym3-g8",
-	"sym4", "sym8-g8-wide", "sym8", "pub-kivi2", "pub-kivi4-g64", "pub-aither2", "pub-aither3",
-	"pub-aither4", "pub-vllm3", "pub-vllm4", "pub-vllm8", "lossless", "kvquant2", "kvquant3",
-	"kvquant4", "kvquant3-uniform", "kvquant2-post", "kvquant4-dense", "spectral-any",
-	"spectral-f8-i8-interleaved-any", "squat2", "squat3-g16", "squat4-g64" };
+	"smart-4", "smart-3", "smart-25", "smart-asym", "smart-sym", "smart-sym-g8",
+	"smart-sym-g16-wide", "smart-asym-g8-wide", "smart-asym-g16", "asym4-g8", "asym3-g8-wide",
+	"asym2-wide", "sym2-g16-wide", "sym3-g8", "sym4", "sym8-g8-wide", "sym8", "pub-kivi2",
+	"pub-kivi4-g64", "pub-aither2", "pub-aither3", "pub-aither4", "pub-vllm3", "pub-vllm4",
+	"pub-vllm8", "lossless", "kvquant2", "kvquant3", "kvquant4", "kvquant3-uniform",
+	"kvquant2-post", "kvquant4-dense", "spectral-any", "spectral-f8-i8-interleaved-any",
+	"squat2", "squat3-g16", "squat4-g64" };
 
 static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 104, 112, 128, 144, 160,
 	192, 224, 256, 288, 512, 576, 1024 };
 static const uint32_t token_counts[] = { 1, 2, 3, 15, 16, 17, 33, 64, 100, 131 };
+
+/* Any, as long as they are within what the codec allows in all. */
+static void random_widths(uint32_t codec, uint32_t tokens, uint8_t *widths)
+{
+	uint32_t budget = kvp_smart_budget(codec, tokens);
+	uint32_t spare = budget ? budget - 2 * tokens : UINT32_MAX;
+
+	for (uint32_t t = 0; t < tokens; t++) {
+		widths[t] = "\2\3\4\10"[inputs_random() % 4];
+		if (widths[t] - 2u > spare)
+			widths[t] = 2;
+		spare -= widths[t] - 2u;
+	}
+}
 
 static struct kvp_calib calib_for(uint32_t dim)
 {
@@ -141,8 +156,7 @@ static void check_plane(
 	size_t bytes, used, head = codec ? KVP_PLANE_HDR_BYTES : 0;
 	int want = 0;
 
-	for (uint32_t t = 0; t < p->tokens; t++)
-		widths[t] = "\2\3\4\10"[inputs_random() % 4];
+	random_widths(codec, p->tokens, widths);
 	if (kvp_plane_bytes(codec, p, &bytes) < 0 ||
 		(KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART &&
 			kvp_smart_bytes(codec, p, widths, &bytes) < 0)) {
@@ -260,8 +274,7 @@ static struct guard encode_random(
 	struct kvp_encode_opts o = { .size = sizeof o, .calib = calib, .widths = widths };
 	size_t bytes;
 
-	for (uint32_t t = 0; t < p->tokens; t++)
-		widths[t] = "\2\3\4\10"[inputs_random() % 4];
+	random_widths(codec, p->tokens, widths);
 	if (needs_queries(codec))
 		o.queries = squat_for(p);
 	inputs_fill(raw.data, raw.size / esize, p->dtype, INPUT_NORMAL);
@@ -463,6 +476,8 @@ static void bench_codec(const char *name, size_t set)
 	if (needs_queries(codec))
 		o.queries = squat_for(&p);
 	memset(widths, 4, sizeof widths);
+	if (kvp_smart_budget(codec, p.tokens))
+		o.widths = NULL;
 	out = guard_new(bytes, 64);
 	inputs_fill(src.data, raw / 2, p.dtype, INPUT_NORMAL);
 	for (int i = 0; i < 200; i++) {

@@ -644,6 +644,106 @@ static void b035_requantize_only_what_changes(void **state)
 	free(before);
 }
 
+/* Widths as they come, of which one after the other is lowered until they are no more than `bits` in all. */
+static void widths_within(uint32_t bits, uint32_t n, uint8_t *widths)
+{
+	uint32_t sum = 0;
+
+	for (uint32_t t = 0; t < n; t++)
+		sum += widths[t] = "\2\3\4\10"[inputs_random() % 4];
+	for (uint32_t t = 0; sum > bits; t = (t + 1) % n) {
+		uint8_t lower = widths[t] == 8 ? 4 : widths[t] > 2 ? widths[t] - 1 : 2;
+
+		sum -= widths[t] - lower;
+		widths[t] = lower;
+	}
+}
+
+/* A mean bounds what the widths add up to, and the plane's bytes are enough for all that are within it. */
+static void b001_widths_within_a_mean(void **state)
+{
+	static const char *const names[] = { "smart-4", "smart-3", "smart-25" };
+	static const uint32_t tenths[] = { 40, 30, 25 };
+
+	(void)state;
+	for (uint32_t i = 0; i < 3; i++)
+		for (uint32_t round = 0; round < 300; round++) {
+			uint32_t codec = codec_of(names[i]), n = 1 + inputs_random() % 64;
+			struct kvp_plane p =
+				plane(n, 1 + inputs_random() % 3, 8u << inputs_random() % 5);
+			uint32_t budget = kvp_smart_budget(codec, n);
+			uint8_t widths[64];
+			size_t bytes, most;
+
+			assert_int_equal(budget, n * tenths[i] / 10);
+			assert_int_equal(kvp_plane_bytes(codec, &p, &most), 0);
+			widths_within(budget, n, widths);
+			assert_int_equal(kvp_smart_bytes(codec, &p, widths, &bytes), 0);
+			assert_true(bytes <= most);
+			memset(widths, 8, n);
+			assert_int_equal(kvp_smart_bytes(codec, &p, widths, &bytes), -EINVAL);
+			assert_int_equal(encode(codec, &p, widths), -EINVAL);
+		}
+	assert_int_equal(kvp_smart_budget(KVP_CODEC_SMART, 16), 0);
+	assert_int_equal(kvp_smart_budget(KVP_CODEC_TQ4, 16), 0);
+}
+
+/* Without widths a mean is spread evenly; which is what tokens of these widths are. */
+static void b049_a_mean_is_spread_evenly(void **state)
+{
+	struct kvp_plane p = plane(40, 2, 64);
+	uint8_t widths[40];
+
+	(void)state;
+	inputs_fill(x, 40 * 2 * 64, KVP_DTYPE_F32, INPUT_NORMAL);
+	memset(widths, 3, 20);
+	memset(widths + 20, 2, 20);
+	assert_int_equal(encode(KVP_CODEC_SMART25, &p, NULL), 0);
+	memcpy(other, payload, payload_size);
+	assert_int_equal(encode(KVP_CODEC_SMART25, &p, widths), 0);
+	assert_memory_equal(other, payload, ((struct kvp_plane_hdr *)(void *)payload)->bytes);
+}
+
+/* From one mean to the next the tokens that keep their width keep what they decode to. */
+static void b035_recode_under_a_lower_mean(void **state)
+{
+	struct kvp_plane p = plane(40, 2, 64);
+	size_t n = 40 * 2 * 64, bytes;
+	float *before = malloc(n * sizeof *before);
+	struct kvp_plane_hdr hdr;
+	uint8_t widths[40];
+
+	(void)state;
+	inputs_fill(x, n, KVP_DTYPE_F32, INPUT_NORMAL);
+	assert_int_equal(encode(KVP_CODEC_SMART4, &p, NULL), 0);
+	assert_int_equal(decode(KVP_CODEC_SMART4, &p, payload), 0);
+	memcpy(before, y, n * sizeof *y);
+	memset(widths, 4, sizeof widths);
+	assert_int_equal(kvp_smart_recode(k, KVP_CODEC_SMART4, KVP_CODEC_SMART3, &p, payload,
+				 payload_size, widths, other, payload_size),
+		-EINVAL);
+	memset(widths + 20, 2, 20);
+	assert_int_equal(kvp_smart_recode(k, KVP_CODEC_SMART4, KVP_CODEC_SMART3, &p, payload,
+				 payload_size, widths, other, payload_size),
+		0);
+	memcpy(&hdr, other, sizeof hdr);
+	assert_int_equal(hdr.codec, KVP_CODEC_SMART3);
+	assert_int_equal(kvp_plane_bytes(KVP_CODEC_SMART3, &p, &bytes), 0);
+	assert_true(hdr.bytes <= bytes);
+	assert_int_equal(decode(KVP_CODEC_SMART4, &p, other), -EBADMSG);
+	assert_int_equal(decode(KVP_CODEC_SMART3, &p, other), 0);
+	for (size_t v = 0; v < n; v += 64) {
+		if (v / 64 % 40 < 20)
+			assert_memory_equal(before + v, y + v, 256);
+		else
+			assert_memory_not_equal(before + v, y + v, 256);
+	}
+	assert_int_equal(kvp_smart_recode(k, KVP_CODEC_SMART3, codec_of("smart-sym"), &p, other,
+				 payload_size, widths, payload, payload_size),
+		-EINVAL);
+	free(before);
+}
+
 /*
  * Whoever wrote a payload may go on writing after it was checked. Widths that grew meanwhile would
  * make the codes end beyond it, where nothing is mapped; another codec's are other codes.
@@ -675,8 +775,8 @@ static void b035_requantize_while_somebody_writes(void **state)
 			in.data[8] ^= 1;
 		memcpy(in.data + lay.extra, changed, sizeof changed);
 		memset(other, 0x77, payload_size);
-		assert_int_equal(kvp_smart_requantize_checked(k, KVP_CODEC_SMART, &p, &lay, in.data,
-					 in.size, lower, other, payload_size),
+		assert_int_equal(kvp_smart_recode_checked(k, KVP_CODEC_SMART, KVP_CODEC_SMART, &p,
+					 &lay, in.data, in.size, lower, other, payload_size),
 			what < 3 ? -EBADMSG : 0);
 		for (size_t i = 0; what < 3 && i < hdr.bytes; i++)
 			assert_int_equal(other[i], 0x77);
@@ -929,6 +1029,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(b001_b002_b007_b036_mixed_widths),
+		cmocka_unit_test(b001_widths_within_a_mean),
 		cmocka_unit_test(b003_smart_symmetric_errors),
 		cmocka_unit_test(b004_smart_zero_vectors),
 		cmocka_unit_test(b004_b006_small_groups),
@@ -943,6 +1044,8 @@ int main(void)
 		cmocka_unit_test(b038_b041_attention_over_buckets),
 		cmocka_unit_test(b039_mixed_widths_in_one_pass),
 		cmocka_unit_test(b047_smart_error_model),
+		cmocka_unit_test(b049_a_mean_is_spread_evenly),
+		cmocka_unit_test(b035_recode_under_a_lower_mean),
 		cmocka_unit_test(d059_d061_d063_hybrid_sizes),
 		cmocka_unit_test(d059_calibrated_groups),
 		cmocka_unit_test(d060_prod_is_unbiased),

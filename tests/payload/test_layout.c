@@ -96,7 +96,8 @@ static void native_is_counted(void **s)
 /* ---- coded ---------------------------------------------------------------------------------- */
 
 static const char *const floors[] = { "tq4", "tq2", "2bit", "3bit", "4bit", "int8", "k8v4",
-	"kivi2-g32", "native/tq3", "tq4/native", "spectral-any/tq4-nc", "spectral-f8-any/tq2" };
+	"kivi2-g32", "native/tq3", "tq4/native", "spectral-any/tq4-nc", "spectral-f8-any/tq2",
+	"smart", "smart-4", "smart-3/smart-25", "smart/tq2-nc", "tq4-nc/smart" };
 
 static int floored(struct kvp_space_canon *c, const char *floor)
 {
@@ -156,7 +157,7 @@ static void the_lowest_width_is_the_floor(void **s)
 	for (int round = 0; round < 200; round++) {
 		c = any_coded_space();
 		assert_int_equal(kvp_payload_codecs(&c, kvp_payload_lowest(&c), &k, &v), 0);
-		assert_true(k == c.floor_k && v == c.floor_v);
+		assert_true(k == kvp_payload_floor(c.floor_k) && v == kvp_payload_floor(c.floor_v));
 	}
 	c.floor_k = c.floor_v = 0;
 	assert_int_equal(kvp_payload_lowest(&c), 0);
@@ -173,8 +174,10 @@ static void what_no_floor_may_be(void **s)
 
 	(void)s;
 	assert_int_equal(floored(&c, "tq4"), 0);
-	assert_int_equal(floored(&c, "lossless"), -EINVAL); /* its size is not known beforehand */
-	assert_int_equal(floored(&c, "tq4-haar"), -EINVAL); /* needs a matrix */
+	assert_int_equal(floored(&c, "lossless"), -EINVAL);  /* its size is not known beforehand */
+	assert_int_equal(floored(&c, "tq4-haar"), -EINVAL);  /* needs a matrix */
+	assert_int_equal(floored(&c, "smart-sym"), -EINVAL); /* has no mean */
+	assert_int_equal(floored(&c, "smart"), 0);
 	assert_int_equal(
 		floored(&c, "spectral/tq4"), -EINVAL); /* refuses keys whose energy is spread */
 	assert_int_equal(floored(&c, "spectral-any/tq4"), 0);
@@ -284,6 +287,8 @@ static void recoded_is_the_codecs_own(void **s)
 					same_rows(&native, block, n, elements);
 					continue;
 				}
+				memset(alone, 0,
+					coded.bytes); /* a payload may be shorter than its plane */
 				by_itself(k, &native, block, n, kind, p->codec, alone,
 					(size_t)p->bytes, raw);
 				assert_memory_equal(out + p->offset, alone, p->bytes);
@@ -571,6 +576,115 @@ static void errors_are_those_of_heads(void **s)
 	kvp_kernels_free(k);
 }
 
+/* Bits of the tokens that add up to no more than the mean; those of `loud` have 8. */
+static void share_out(uint32_t budget, uint32_t n, uint32_t loud, uint8_t *bits)
+{
+	uint32_t spare = budget - 2 * n;
+
+	for (uint32_t t = 0; t < n; t++) {
+		bits[t] = t % n == loud && spare >= 6 ? 8 : spare && below(2) ? 3 : 2;
+		spare -= bits[t] - 2u;
+	}
+}
+
+static void same_tokens(const struct kvp_block_layout *l, const struct kvp_payload_layer *a,
+	const struct kvp_payload_layer *b, const uint8_t *was, const uint8_t *is)
+{
+	size_t row = l->plane[0][0].dim * kvp_dtype_bytes(l->dtype);
+
+	for (uint32_t h = 0; h < l->plane[0][0].heads; h++)
+		for (uint32_t t = 0; t < l->tokens; t++)
+			for (uint32_t kind = 0; kind < 2; kind++) {
+				const uint8_t *x = kind ? a->v : a->k, *y = kind ? b->v : b->k;
+				size_t at = (h * l->tokens + t) * row;
+
+				assert_int_equal(memcmp(x + at, y + at, row) == 0, was[t] == is[t]);
+			}
+}
+
+/*
+ * B-001, B-035: tokens of several bits in one block, down the widths of a floor of smart: what is asked for is there,
+ * no token is raised, and those that keep their bits keep what they decode to. What is lost is within what they may.
+ */
+static void tokens_have_bits_of_their_own(void **s)
+{
+	struct kvp_space_canon c = { .version = 1,
+		.dtype = KVP_DTYPE_F16,
+		.layout = KVP_LAYOUT_NCLD,
+		.block_tokens = 64,
+		.n_layers = 2,
+		.layers = { { .index = 0, .kv_heads = 2, .k_dim = 64, .v_dim = 64 },
+			{ .index = 1, .kv_heads = 1, .k_dim = 64, .v_dim = 64 } } };
+	static struct kvp_block_layout l[KVP_PAYLOAD_WIDTHS];
+	uint8_t *block[KVP_PAYLOAD_WIDTHS], *scratch[2], bits[3][64];
+	const struct kvp_payload_tokens tokens = { { bits[2], bits[2] } };
+	struct kvp_kernels *k;
+
+	(void)s;
+	assert_int_equal(floored(&c, "smart"), 0);
+	assert_int_equal(kvp_payload_lowest(&c), 4);
+	assert_int_equal(kvp_kernels_new(KVP_CPU_ALL, &k), 0);
+	for (uint32_t w = 0; w < KVP_PAYLOAD_WIDTHS; w++) {
+		assert_int_equal(kvp_payload_layout(&c, w, &l[w]), 0);
+		block[w] = room(l[w].bytes);
+	}
+	scratch[0] = room(kvp_payload_golden_scratch(&l[4]));
+	scratch[1] = room(kvp_payload_scratch(&l[0]));
+	fill(block[0], &c, l[0].bytes);
+	assert_int_equal(kvp_payload_token_budget(&l[1], 0), 0);
+	assert_int_equal(kvp_payload_token_bits(&l[1], block[1], 0, bits[0]), -ENOENT);
+	memset(bits[0], 8, 64);
+	for (uint32_t w = 2; w < KVP_PAYLOAD_WIDTHS; w++) {
+		uint32_t before = w == 2 ? 0 : w - 1, budget = kvp_payload_token_budget(&l[w], 0);
+		struct kvp_payload_layer a, b;
+		struct kvp_payload_error e;
+		double golden, limit[2];
+
+		assert_int_equal(budget, w == 2 ? 256 : w == 3 ? 192 : 160);
+		share_out(budget, 64, 5, bits[2]);
+		assert_int_equal(kvp_payload_recode_tokens(k, &l[before], block[before], &l[w],
+					 block[w], &tokens, scratch[0]),
+			0);
+		for (uint32_t kind = 0; kind < 2; kind++)
+			assert_int_equal(kvp_payload_token_bits(&l[w], block[w], kind, bits[1]), 0);
+		for (uint32_t t = 0; t < 64; t++)
+			assert_int_equal(
+				bits[1][t], bits[2][t] < bits[0][t] ? bits[2][t] : bits[0][t]);
+		assert_int_equal(bits[1][5], 8);
+		assert_int_equal(kvp_payload_golden(k, &l[w], 0, scratch[0], &golden), 0);
+		assert_true(fabs(golden / .128 - 1) < .05);
+		limit[0] = limit[1] = 2 * golden;
+		assert_int_equal(kvp_payload_compare(k, &l[0], block[0], &l[w], block[w], 0,
+					 scratch[0], limit, &e),
+			0);
+		assert_int_equal(e.heads, 4);
+		assert_int_equal(e.within, 4);
+		assert_true(e.worst > .25);
+		if (w > 2) {
+			assert_int_equal(kvp_payload_decode(k, &l[before], 0, block[before],
+						 l[before].bytes, scratch[0], &a),
+				0);
+			assert_int_equal(kvp_payload_decode(
+						 k, &l[w], 0, block[w], l[w].bytes, scratch[1], &b),
+				0);
+			same_tokens(&l[w], &a, &b, bits[0], bits[1]);
+		}
+		memcpy(bits[0], bits[1], 64);
+	}
+	/* More than the mean allows; and a payload whose widths are none. */
+	memset(bits[2], 4, 64);
+	assert_int_equal(
+		kvp_payload_recode_tokens(k, &l[0], block[0], &l[3], block[3], &tokens, scratch[0]),
+		-EINVAL);
+	memset(block[4] + 64, 7, 64);
+	assert_int_equal(kvp_payload_token_bits(&l[4], block[4], 0, bits[1]), -EBADMSG);
+	for (uint32_t w = 0; w < KVP_PAYLOAD_WIDTHS; w++)
+		free(block[w]);
+	free(scratch[0]);
+	free(scratch[1]);
+	kvp_kernels_free(k);
+}
+
 int main(void)
 {
 	const char *seed = getenv("KVP_TEST_SEED");
@@ -581,6 +695,7 @@ int main(void)
 		cmocka_unit_test(what_no_floor_may_be),
 		cmocka_unit_test(recoded_is_the_codecs_own),
 		cmocka_unit_test(steps_compose),
+		cmocka_unit_test(tokens_have_bits_of_their_own),
 		cmocka_unit_test(errors_are_as_defined),
 		cmocka_unit_test(loud_errors_are_finite),
 		cmocka_unit_test(errors_are_those_of_heads),

@@ -241,6 +241,36 @@ static void test_few_tokens(void **state)
 	kvp_precision_free(p);
 }
 
+/* B-001: in the middle of a sequence the first token is one of many. */
+static void test_middle_of_a_sequence(void **state)
+{
+	struct kvp_precision_opts o = defaults(2, 64, 64);
+	struct kvp_precision *p;
+
+	(void)state;
+	o.critical = 0;
+	o.middle = 2;
+	assert_int_equal(kvp_precision_new(&o, &p), -EINVAL);
+	o.middle = 1;
+	p = make(&o);
+	for (uint32_t i = 0; i < 64; i++)
+		imp[i] = i == 7 ? 100 : 1;
+	assert_int_equal(kvp_precision_allocate(p, imp, 64, kvp_precision_floor(p, 64), NULL, NULL,
+				 bits_k, bits_v, NULL),
+		0);
+	for (uint32_t i = 0; i < 64; i++)
+		assert_int_equal(bits_k[i], 2);
+	assert_int_equal(kvp_precision_allocate(p, imp, 64,
+				 kvp_precision_floor(p, 64) + kvp_precision_token_bits(p, 8, 8) -
+					 kvp_precision_token_bits(p, 2, 2),
+				 NULL, NULL, bits_k, bits_v, NULL),
+		0);
+	for (uint32_t i = 0; i < 64; i++)
+		assert_true(bits_k[i] == (i == 7 ? 8 : 2) || (bits_k[7] == 4 && bits_k[i] <= 3));
+	assert_true(bits_k[7] >= 4);
+	kvp_precision_free(p);
+}
+
 /* Optimum by dynamic programming, written from the definition: over tokens, in units. */
 static double dp_optimum(const struct kvp_precision *p, uint32_t n, uint64_t units)
 {
@@ -1041,6 +1071,7 @@ int main(void)
 		cmocka_unit_test(test_sizes),
 		cmocka_unit_test(test_too_small),
 		cmocka_unit_test(test_few_tokens),
+		cmocka_unit_test(test_middle_of_a_sequence),
 		cmocka_unit_test(test_exact_up_to_64),
 		cmocka_unit_test(test_near_optimal_above_64),
 		cmocka_unit_test(test_pop_order),

@@ -158,6 +158,8 @@ struct kvpd_tenant_figures {
 	uint64_t coding_ns; /* of processors */
 	struct kvpd_quality_figures quality;
 	uint64_t attention_reported; /* blocks that reports were about, of all spaces */
+	uint64_t tokens_reported;    /* tokens, likewise */
+	uint64_t tokens_coded[4];    /* that were given 2, 3, 4 and 8 bits of their own */
 	struct kvpd_part_figures part[KVP_MAX_DEVICES]; /* as many as there are devices */
 	struct kvpd_advisor_figures advisor;
 	struct kvpd_remat_figures remat;

@@ -523,6 +523,16 @@ KVP_EXPORT int kvp_report_attention(
 	const struct kvp_prefix *prefix, const float *attention, uint32_t n, uint32_t from);
 
 /*
+ * The same token by token: attention[i] to token i < n, n and `from` being multiples of block_tokens, n those of
+ * n_blocks blocks at most. Says of each block what its tokens got together, and in a space whose floor is `smart` also
+ * what each of them got beside the others: where the block is coded, those that are attended to get more of its bits,
+ * from 2 to 8 (of blocks of more than 64 tokens every two, three, ... of them are told apart). Returns with which token the
+ * next call goes on, n: all was said. Errors as above.
+ */
+KVP_EXPORT int kvp_report_token_attention(
+	const struct kvp_prefix *prefix, const float *attention, uint32_t n, uint32_t from);
+
+/*
  * Ends the lease, and the claim if the prefix holds one that no commit has used up. -EALREADY: it
  * was released before (detected as long as the handle was not given out again). NULL is harmless.
  */

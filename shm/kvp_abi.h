@@ -494,7 +494,8 @@ KVP_ABI_ASSERT(sizeof(struct kvp_shard) == 128 + 8 * KVP_TOUCHES + 16 * KVP_MAX_
 #define KVP_OP_SERVE     10u /* offer to compute it, and wait for the next demand */
 #define KVP_OP_QUALITY   11u /* a score of what was read of `space`; no completion */
 #define KVP_OP_ATTENTION 12u /* what a run of blocks was attended to; no completion */
-#define KVP_OP_MAX_      13u
+#define KVP_OP_TOKENS    13u /* what some tokens of a block were attended to; no completion */
+#define KVP_OP_MAX_      14u
 
 /*
  * RESERVE. grant: 0: slots in DRAM; n + 1: on the device of number n, in an extent of kind ARENA and tier
@@ -612,7 +613,15 @@ KVP_ABI_ASSERT(KVP_WARM_TICKETS *KVP_WARM_EARLY_BLOCKS <= KVP_CQ_ENTRIES / 2, "s
 #define KVP_ATTENTION_MEAN   128u /* as much as the mean; KVP_ATTENTION_OCTAVE more: twice as much */
 #define KVP_ATTENTION_OCTAVE 16u  /* hence from 2^-8 to 2^8 times it, to 2 percent */
 
-/* How a submission names a parent (or, for DELETE, WARM, WANT and ATTENTION, the block itself). */
+/*
+ * TOKENS. parent_kind BLOCK, parent_id, parent_birth: a whole block of `space`. count: how many of its tokens are
+ * spoken of, 1 to KVP_ATTENTION_TOKENS, the first of them being number `tokens` of the block. The last 24 bytes are a
+ * byte for each, the first token's first, as in ATTENTION, but as a multiple of the mean over the block's tokens.
+ * It is dropped where ATTENTION is, and where tokens of one block do not have bits of their own by the space's floor.
+ */
+#define KVP_ATTENTION_TOKENS 24u
+
+/* How a submission names a parent (or, for DELETE, WARM, WANT, ATTENTION and TOKENS, the block itself). */
 #define KVP_PARENT_ROOT   0u /* first block of a chain */
 #define KVP_PARENT_BLOCK  1u /* parent_id, parent_birth: proven by a match or a completion */
 #define KVP_PARENT_SERIAL 2u /* what the commit with serial parent_id became */
@@ -636,9 +645,9 @@ struct kvp_sqe {
 	uint32_t grant;  /* WARM: the device; RESERVE: that + 1, or 0 */
 	uint32_t grant_generation;
 	uint16_t space;
-	uint16_t tokens; /* COMMIT: tokens of the block; RESERVE: unused */
+	uint16_t tokens; /* COMMIT: tokens of the block; TOKENS: the first; RESERVE: unused */
 	uint32_t
-		count; /* RESERVE: slots; CLAIM, WANT: milliseconds; WARM, ATTENTION: blocks; SERVE: tokens/s */
+		count; /* RESERVE: slots; CLAIM, WANT: milliseconds; WARM, ATTENTION: blocks; TOKENS; SERVE: tokens/s */
 	uint32_t flags;
 	uint32_t parent_kind;
 	uint32_t parent_id;
@@ -651,7 +660,7 @@ KVP_ABI_ASSERT(sizeof(struct kvp_sqe) == 64, "shm ABI");
 KVP_ABI_ASSERT(offsetof(struct kvp_sqe, next_lo) + KVP_ATTENTION_BLOCKS == sizeof(struct kvp_sqe),
 	"shm ABI");
 
-/* ATTENTION: where its bytes begin. */
+/* ATTENTION, TOKENS: where their bytes begin. */
 static inline uint8_t *kvp_sqe_attention(struct kvp_sqe *sqe)
 {
 	return (uint8_t *)sqe + offsetof(struct kvp_sqe, next_lo);

@@ -249,6 +249,9 @@ static void put_widths(json_t *o,
 	}
 }
 
+static const char *const tokens_coded[4] = { "tokens_coded_2_bits_total",
+	"tokens_coded_3_bits_total", "tokens_coded_4_bits_total", "tokens_coded_8_bits_total" };
+
 static json_t *tenant_json(
 	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
@@ -293,6 +296,9 @@ static json_t *tenant_json(
 	kvpd_put_seconds(o, "coding_cpu_seconds", t->coding_ns);
 	put_qualities(o, &t->quality);
 	kvpd_put_int(o, "attention_reported_total", t->attention_reported);
+	kvpd_put_int(o, "token_attention_reported_total", t->tokens_reported);
+	for (uint32_t i = 0; i < 4; i++)
+		kvpd_put_int(o, tokens_coded[i], t->tokens_coded[i]);
 	json_object_set_new(o, "advisor", advisor_json(&t->advisor));
 	json_object_set_new(o, "remat", remat_json(&t->remat));
 	json_object_set_new(o, "rates", kvpd_rates_of_tenant(rates, t));

@@ -174,6 +174,8 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 	kvpd_quality_sum(t, &f->quality);
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
 		f->attention_reported += t->importance.reported[i];
+	f->tokens_reported = t->tokens.reported;
+	memcpy(f->tokens_coded, t->tokens.coded, sizeof(f->tokens_coded));
 	kvpd_advice_read(t->advice, kvpd_now_ns(), &f->advisor);
 	f->remat = (struct kvpd_remat_figures){
 		.offers = kvpd_remat_offers(t, kvpd_now_ns()),

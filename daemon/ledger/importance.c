@@ -16,7 +16,7 @@
 #define LEAST      (-8.0f)
 #define PER_OCTAVE 4095.0f
 
-static uint16_t pack(float importance)
+uint16_t kvpd_importance_pack(float importance)
 {
 	float at = (log2f(importance) - LEAST) * PER_OCTAVE + 1.5f;
 
@@ -25,15 +25,17 @@ static uint16_t pack(float importance)
 	return at < UINT16_MAX ? (uint16_t)at : UINT16_MAX;
 }
 
-float kvpd_importance_of(const struct kvpd_tenant *t, uint32_t block)
+float kvpd_importance_unpack(uint16_t at)
 {
-	uint16_t at = t->importance.of ? t->importance.of[block] : 0;
-
 	return at ? exp2f((float)(at - 1) / PER_OCTAVE + LEAST) : 1;
 }
 
-/* What a byte of a report says, as a multiple of the mean. */
-static float said(uint8_t code)
+float kvpd_importance_of(const struct kvpd_tenant *t, uint32_t block)
+{
+	return kvpd_importance_unpack(t->importance.of ? t->importance.of[block] : 0);
+}
+
+float kvpd_importance_said(uint8_t code)
 {
 	return exp2f(((float)code - KVP_ATTENTION_MEAN) / KVP_ATTENTION_OCTAVE);
 }
@@ -63,15 +65,14 @@ static bool ready(struct kvpd_tenant *t)
 	return p->of != NULL;
 }
 
-static bool names(const struct kvpd_session *s, const struct kvp_sqe *sqe)
+bool kvpd_importance_names(const struct kvpd_session *s, const struct kvp_sqe *sqe)
 {
 	const struct kvpd_tenant *t = s->tenant;
 	uint32_t id = sqe->parent_id;
 	uint64_t word;
 
 	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space] || !t->space[sqe->space].codes ||
-		sqe->parent_kind != KVP_PARENT_BLOCK || id >= t->layout.max_blocks ||
-		sqe->count > KVP_ATTENTION_BLOCKS)
+		sqe->parent_kind != KVP_PARENT_BLOCK || id >= t->layout.max_blocks)
 		return false;
 	word = kvpd_block_word(t, id);
 	return kvp_word_birth(word) == sqe->parent_birth && kvpd_block_lives(t, id) &&
@@ -85,12 +86,13 @@ void kvpd_importance_report(struct kvpd_session *s, struct kvp_sqe *sqe)
 	const uint8_t *code = kvp_sqe_attention(sqe);
 	uint32_t id = sqe->parent_id;
 
-	if (!names(s, sqe) || !ready(t))
+	if (sqe->count > KVP_ATTENTION_BLOCKS || !kvpd_importance_names(s, sqe) || !ready(t))
 		return;
 	/* Those above a block with a payload have one, and are of its space. */
 	for (uint32_t i = 0; i < sqe->count && id != KVP_BLOCK_NONE; i++) {
 		if (code[i] != KVP_ATTENTION_NONE) {
-			p->of[id] = pack(kvp_allot_learn(kvpd_importance_of(t, id), said(code[i])));
+			p->of[id] = kvpd_importance_pack(kvp_allot_learn(
+				kvpd_importance_of(t, id), kvpd_importance_said(code[i])));
 			p->reported[sqe->space]++;
 		}
 		id = kvp_load_relaxed(&t->view.blocks[id].parent);

@@ -37,6 +37,13 @@ struct kvpd_importance {
 		[KVP_MAX_SPACES]; /* blocks that reports were about, since the space was made */
 };
 
+/* An average in 16 bits, and back; 0: nothing is known, which counts as 1. What a byte of a report says. */
+uint16_t kvpd_importance_pack(float importance);
+float kvpd_importance_unpack(uint16_t packed);
+float kvpd_importance_said(uint8_t code);
+/* Does an entry of the ring name a block of a space with a floor that the session has opened? */
+bool kvpd_importance_names(const struct kvpd_session *s, const struct kvp_sqe *sqe);
+
 /* An entry of the ring. */
 void kvpd_importance_report(struct kvpd_session *s, struct kvp_sqe *sqe);
 /* Has anything been reported of the space's blocks? */

@@ -8,6 +8,7 @@
 
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/tokens.h"
 #include "daemon/ledger/worker.h"
 
 #define KVPD_MOVE_BLOCKS 16u                 /* in one job */
@@ -27,6 +28,8 @@ struct kvpd_move {
 	uint32_t from_width, width; /* here, and there: kvp_where_codec() */
 	uint64_t checksum;          /* 0: not copied */
 	uint64_t word;              /* before it was marked */
+	bool levelled;              /* what its tokens were attended to is known */
+	struct kvpd_token_levels levels;
 };
 
 struct kvpd_move_job {
@@ -41,6 +44,7 @@ struct kvpd_move_job {
 	struct kvpd_check *check;       /* and what is looked at afterwards; NULL: nothing */
 	uint64_t ran_ns;                /* the mover took so long for coding, */
 	uint64_t cpu_ns;                /* and so much of a processor, `check` included */
+	uint64_t coded_tokens[KVPD_TOKEN_BITS]; /* that have so many bits of their own now */
 	uint32_t n;
 	struct kvpd_move move[KVPD_MOVE_BLOCKS];
 };

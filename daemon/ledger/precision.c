@@ -20,6 +20,7 @@
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/quality.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/tokens.h"
 #include "policy/kvp_allot.h"
 #include "policy/kvp_evict.h"
 #include "policy/kvp_ladder.h"
@@ -168,6 +169,7 @@ void kvpd_precision_came(struct kvpd_tenant *t, uint32_t block)
 
 	kvpd_precision_used(t, block);
 	kvpd_importance_forget(t, block);
+	kvpd_tokens_forget(t, block);
 	for (uint32_t n = 1;
 		n <= KVPD_BELOW_MOST && up != KVP_BLOCK_NONE && kvpd_precision_below(t, up) < n;
 		n++) {
@@ -569,6 +571,7 @@ static void job_add(struct kvpd_move_job *j, uint32_t block, uint32_t width, str
 		kvp_load_relaxed(&kvpd_block_payload(t, m->block, KVP_TIER_DRAM)->where));
 	m->width = width;
 	m->bytes = j->codes->width[width].bytes;
+	m->levelled = kvpd_tokens_read(t, block, &m->levels);
 	t->block[m->block].flags |= KVPD_BLOCK_MOVING;
 	m->from.extent->moving++;
 }
@@ -713,14 +716,20 @@ void kvpd_precision_run(struct kvpd_move_job *j)
 {
 	const struct kvpd_codes *c = j->codes;
 	void *scratch = aligned_alloc(64, (c->scratch + 63) / 64 * 64);
+	struct kvpd_sharing *sharing = kvpd_sharing_new(c);
 	uint64_t began = kvpd_now_ns(), had = kvpd_thread_ns(), checked = 0;
 
 	for (uint32_t i = 0; scratch && i < j->n; i++) {
 		struct kvpd_move *m = &j->move[i];
+		const struct kvp_payload_tokens tokens =
+			kvpd_sharing_bits(sharing, c, m, m->levelled ? &m->levels : NULL);
 
-		if (kvp_payload_recode(c->kernels, &c->width[m->from_width], m->src,
-			    &c->width[m->width], m->dst, scratch) == 0)
+		if (kvp_payload_recode_tokens(c->kernels, &c->width[m->from_width], m->src,
+			    &c->width[m->width], m->dst, &tokens, scratch) == 0) {
 			m->checksum = kvp_payload_checksum(m->dst, m->bytes);
+			if (sharing)
+				kvpd_sharing_count(c, m, j->coded_tokens);
+		}
 		/* While what it was coded from is in the processor's caches. */
 		if (j->check && j->check->move == i && m->checksum) {
 			uint64_t from = kvpd_now_ns();
@@ -730,6 +739,7 @@ void kvpd_precision_run(struct kvpd_move_job *j)
 		}
 	}
 	free(scratch);
+	kvpd_sharing_free(sharing);
 	j->ran_ns = kvpd_now_ns() - began - checked;
 	j->cpu_ns = kvpd_thread_ns() - had;
 }
@@ -747,6 +757,8 @@ void kvpd_precision_done(struct kvpd_move_job *j)
 	j->check = NULL;
 	p->n_jobs--;
 	p->cpu_ns += j->cpu_ns;
+	for (uint32_t i = 0; i < KVPD_TOKEN_BITS; i++)
+		j->tenant->tokens.coded[i] += j->coded_tokens[i];
 	p->encode_seconds = p->encode_seconds > 0 ? .9 * p->encode_seconds + .1 * seconds : seconds;
 	kvpd_budget_again(j->tenant);
 }

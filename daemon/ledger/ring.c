@@ -21,6 +21,7 @@
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
+#include "daemon/ledger/tokens.h"
 #include "daemon/ledger/touch.h"
 #include "daemon/ledger/wake.h"
 #include "daemon/ledger/warm.h"
@@ -197,6 +198,9 @@ static void serve_one(struct kvpd_session *s, struct kvp_sqe *sqe, uint64_t now)
 		break;
 	case KVP_OP_ATTENTION:
 		kvpd_importance_report(s, sqe);
+		break;
+	case KVP_OP_TOKENS:
+		kvpd_tokens_report(s, sqe);
 		break;
 	case KVP_OP_NOP:
 		kvpd_ring_answer(s, sqe, 0, 0);

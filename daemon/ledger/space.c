@@ -289,6 +289,7 @@ static int free_entry(struct kvpd_tenant *t, uint64_t now, uint32_t *ret_space)
 	kvpd_learnt_leave(t, e->space);
 	kvpd_precision_leave(t, e->space);
 	kvpd_importance_leave(t, e->space);
+	kvpd_tokens_leave(t);
 	*ret_space = e->space;
 	return 0;
 }

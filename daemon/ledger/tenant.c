@@ -161,6 +161,7 @@ static void destroy(struct kvpd_tenant *t)
 	for (uint32_t i = 0; i < KVP_MAX_SPACES; i++)
 		kvpd_precision_leave(t, i);
 	kvpd_importance_free(t);
+	kvpd_tokens_free(t);
 	kvpd_advice_leave(t->advice);
 	kvpd_curve_leave(t->curve);
 	kvpd_parts_free(t);

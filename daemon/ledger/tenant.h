@@ -19,6 +19,7 @@
 #include "daemon/ledger/runs.h"
 #include "daemon/ledger/space.h"
 #include "daemon/ledger/switch.h"
+#include "daemon/ledger/tokens.h"
 #include "daemon/ledger/warm.h"
 #include "daemon/turns.h"
 #include "shm/kvp_catalog.h"
@@ -105,6 +106,7 @@ struct kvpd_tenant {
 	struct kvpd_precision precision;
 	struct kvpd_budget budget;
 	struct kvpd_importance importance;
+	struct kvpd_tokens tokens;
 	struct kvpd_learner learner;
 	uint32_t n_move_jobs;       /* with those that wait and those that are switched */
 	uint32_t n_jobs;            /* of all workers */

@@ -68,6 +68,7 @@ int64_t read(kvp_space *space, const uint32_t *tokens, size_t n, void *base)
 		kvp_payload_planes(prefix, 0, 0, &layer) < 0 || kvp_touch(prefix) < 0)
 		return -1;
 	kvp_report_attention(prefix, attention, 1, 0);
+	kvp_report_token_attention(prefix, attention, 64, 0);
 	kvp_view_dense(space, KVP_VIEW_LCND, base, n, &plane, &bytes);
 	return kvp_get(prefix, 0, static_cast<uint32_t>(n), &view, KVP_GET_VERIFY);
 }

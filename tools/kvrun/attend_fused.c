@@ -132,7 +132,7 @@ int kvr_attend_shares(
 	struct kvr_attend *a, struct kvr_kv *kv, uint32_t layer, uint32_t position, const float *q)
 {
 	struct kvp_attention job;
-	uint32_t tokens = position + 1, size = a->block_tokens;
+	uint32_t tokens = position + 1;
 	int r = mass_for(a, tokens);
 
 	if (r == 0)
@@ -148,16 +148,14 @@ int kvr_attend_shares(
 	}
 	if (r < 0)
 		return r;
-	/* In place: block b takes the first of its tokens' places, or one before them. */
-	for (uint32_t b = 0; b < job.n_parts; b++) {
-		uint32_t end = (b + 1) * size < tokens ? (b + 1) * size : tokens;
+	/* In place: the first head's row takes the mean. */
+	for (uint32_t t = 0; t < tokens; t++) {
 		float sum = 0;
 
 		for (uint32_t h = 0; h < a->kv_heads; h++)
-			for (uint32_t t = b * size; t < end; t++)
-				sum += a->mass[(size_t)h * a->mass_tokens + t];
-		a->mass[b] = sum / (float)a->heads;
+			sum += a->mass[(size_t)h * a->mass_tokens + t];
+		a->mass[t] = sum / (float)a->heads;
 	}
-	kv->ops->attended(kv, layer, a->mass, job.n_parts);
+	kv->ops->attended(kv, layer, a->mass, tokens);
 	return 0;
 }

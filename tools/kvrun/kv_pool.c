@@ -45,9 +45,9 @@ struct pool_kv {
 	uint32_t n_slots;
 	uint32_t room;
 	uint32_t shares_room, shares_n;
-	float *shares; /* of the token that is reported, of each block, added up over layers */
+	float *shares; /* of the token that is reported, of each token, added up over layers */
 	uint32_t
-		report_next; /* the block with which the last report ended that was cut short; 0: none */
+		report_next; /* the token with which the last report ended that was cut short; 0: none */
 	struct kvr_pool_report report;
 };
 
@@ -470,7 +470,9 @@ static void pool_attended(struct kvr_kv *kv, uint32_t layer, const float *share,
 	struct pool_kv *p = pool_of(kv);
 	int r;
 
-	n = n < p->matched ? n : p->matched;
+	/* Of cached blocks alone. */
+	n = n / kv->geom.block_tokens < p->matched ? n - n % kv->geom.block_tokens
+						   : p->matched * kv->geom.block_tokens;
 	if (n > p->shares_room) {
 		float *room = realloc(p->shares, n * sizeof(*room));
 
@@ -485,11 +487,11 @@ static void pool_attended(struct kvr_kv *kv, uint32_t layer, const float *share,
 		return; /* a layer is missing */
 	for (uint32_t i = 0; i < n; i++)
 		p->shares[i] = (layer ? p->shares[i] : 0) + share[i];
-	if (layer + 1 < kv->geom.layers)
+	if (layer + 1 < kv->geom.layers || !n)
 		return;
 	if (p->report_next >= n)
 		p->report_next = 0;
-	r = kvp_report_attention(p->match, p->shares, n, p->report_next);
+	r = kvp_report_token_attention(p->match, p->shares, n, p->report_next);
 	if (r > 0) {
 		p->report_next = (uint32_t)r;
 		p->report.attention++;

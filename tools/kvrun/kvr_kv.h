@@ -108,7 +108,7 @@ struct kvr_kv_ops {
 
 	/*
 	 * NULL, or 1: the store wants to know what the query at `position`, which is one alone, attends to. Then it
-	 * hears for each layer what share of the weights each of the n blocks up to there got, the mean over
+	 * hears for each layer what share of the weights each of the n tokens up to there got, the mean over
 	 * heads. Asked and told before the query attends; what comes of it changes no result.
 	 */
 	int (*asks)(struct kvr_kv *kv, uint32_t position);

@@ -356,12 +356,14 @@ int kvp_want(struct kvp_space *space, const struct kvp_ids *tokens,
 	return fake.want_result;
 }
 
-int kvp_report_attention(
+int kvp_report_token_attention(
 	const struct kvp_prefix *match, const float *attention, uint32_t n, uint32_t from)
 {
 	float sum = 0;
 
-	assert_true(n > 0 && n <= match->info.n_blocks && from < n);
+	assert_true(n > 0 && n <= match->info.n_tokens && from < n);
+	assert_true(n % match->space->desc.block_tokens == 0);
+	assert_true(from % match->space->desc.block_tokens == 0);
 	for (uint32_t i = 0; i < n; i++) {
 		assert_true(attention[i] >= 0);
 		sum += attention[i];

@@ -26,7 +26,7 @@ struct fake_kvpool {
 	int warm_result;    /* of kvp_warm */
 	uint32_t on_device; /* blocks of a prefix that lie there at most, once asked for */
 	int want_result;    /* of kvp_want */
-	int report_result;  /* of kvp_report_attention; 0: it takes all */
+	int report_result;  /* of kvp_report_token_attention; 0: it takes all */
 	int wait_result;    /* of kvp_wait; 0 also publishes one of the hidden */
 	/* what it saw */
 	uint32_t matches, claims, grants; /* held now; all 0 when a sequence is over */

@@ -540,7 +540,7 @@ static void what_is_attended_to_is_reported(void **unused)
 	fake.report_result = -EAGAIN;
 	engine(1, &r);
 	assert_int_equal(r.attention, 0);
-	fake.report_result = 2; /* there was room for so many blocks */
+	fake.report_result = 2 * BLOCK; /* there was room for so many tokens */
 	engine(1, &r);
 	assert_int_equal(r.attention, STEPS);
 	report_every = 5;

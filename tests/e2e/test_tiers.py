@@ -105,6 +105,33 @@ class Floor(unittest.TestCase):
             status = subprocess.run([KVCTL, "--socket", d.socket, "status"], stdout=subprocess.PIPE, check=True, timeout=60)
             self.assertIn(b"attention reported of 36 blocks", status.stdout)
 
+    def test_tokens_share_the_bits_of_their_block(self):
+        """B-001: what tokens attend to decides which of a block's tokens get more of its bits."""
+        _, native = kvrun("off")
+        with Daemon({"defaults": {"precision": "budget", "budget": 1.0}}) as d:
+            def ask(what):
+                r = subprocess.run([KVCTL, "--socket", d.socket, "--json", what], stdout=subprocess.PIPE, check=True,
+                                   timeout=60)
+                return json.loads(r.stdout)[what][0]
+
+            kvrun(d.socket, "--floor", "smart")
+            told, _ = kvrun(d.socket, "--floor", "smart", "--report-attention", "1", "--steps", "40", "--no-store")
+            self.assertEqual(told["attention_reports"], 39)
+            wait_for(lambda: ask("tenants")["token_attention_reported_total"] == 39 * 4 * T)
+            subprocess.run([KVCTL, "--socket", d.socket, "space", "set", "bytes-4m", "budget=0.2"], check=True, timeout=60,
+                           stdout=subprocess.DEVNULL)
+            wait_for(lambda: ask("spaces")["coded_blocks"] == 4)
+            self.assertEqual(ask("spaces")["floor"], "smart/smart")
+            coded = [ask("tenants")["tokens_coded_%d_bits_total" % bits] for bits in (2, 3, 4, 8)]
+            self.assertEqual(sum(coded), 4 * T, coded)
+            # Evenly they would have 3 and 2 bits.
+            self.assertGreater(coded[2] + coded[3], 0, coded)
+            self.assertLessEqual(2 * coded[0] + 3 * coded[1] + 4 * coded[2] + 8 * coded[3], 2.5 * 4 * T)
+            warm, lossy = kvrun(d.socket, "--floor", "smart", "--no-store")
+            self.assertEqual([warm["blocks"][k] for k in ("coded", "read", "decoded", "coding_errors")], [4, 0, 0, 0])
+            kl = sum(p * math.log(p / q) for p, q in zip(native[0], lossy[0]))
+            self.assertTrue(0 < kl < .1, kl)
+
     def test_command_line(self):
         for wrong, says in ((("--floor", "x"), b"a codec"), (("--floor", "0"), b"a codec"),
                             (("--floor", "tq4", "--kvpool", "off"), b"leave out"),

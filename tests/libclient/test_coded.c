@@ -819,6 +819,164 @@ static void test_attention(void)
 	kvp_space_close(s);
 }
 
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+/* Of n sequences, that of each block one token gets nearly all the attention. */
+static void attend_to_tokens(struct kvp_space *s, uint32_t n)
+{
+	float attention[CHAIN * T];
+
+	for (uint32_t i = 0; i < n * REPORTS; i++) {
+		struct kvp_prefix_info info;
+		struct kvp_prefix *m = find_sequence(s, i % n, CHAIN * T, &info);
+		int r;
+
+		EQUAL(info.n_blocks, CHAIN);
+		for (uint32_t t = 0; t < CHAIN * T; t++)
+			attention[t] = t % T == t / T + 2 ? 1.f : .01f;
+		while ((r = kvp_report_token_attention(m, attention, CHAIN * T, 0)) == -EAGAIN)
+			EQUAL(kvp_flush(client, WAIT_MS), 0);
+		/* Where there is room for some, it goes on behind these. */
+		CHECK(r > 0 && r % T == 0);
+		for (int from = r; from<(int)(CHAIN * T); from = r> 0 ? r : from) {
+			r = kvp_report_token_attention(m, attention, CHAIN * T, (uint32_t)from);
+			CHECK(r == -EAGAIN || r > from);
+			if (r == -EAGAIN)
+				EQUAL(kvp_flush(client, WAIT_MS), 0);
+		}
+		EQUAL(kvp_release(m), 0);
+	}
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+}
+
+static void test_wrong_token_attention(struct kvp_space *s)
+{
+	float attention[CHAIN * T] = { 1 };
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m = find_sequence(s, 0, CHAIN * T, &info);
+
+	EQUAL(kvp_report_token_attention(NULL, attention, CHAIN * T, 0), -EINVAL);
+	EQUAL(kvp_report_token_attention(m, NULL, CHAIN * T, 0), -EINVAL);
+	EQUAL(kvp_report_token_attention(m, attention, 0, 0), -EINVAL);
+	EQUAL(kvp_report_token_attention(m, attention, T + 1, 0), -EINVAL);
+	EQUAL(kvp_report_token_attention(m, attention, CHAIN * T, 1), -EINVAL);
+	EQUAL(kvp_report_token_attention(m, attention, CHAIN * T, CHAIN * T), -EINVAL);
+	EQUAL(kvp_report_token_attention(m, attention, (CHAIN + 1) * T, 0), -EINVAL);
+	attention[CHAIN * T - 1] = NAN;
+	EQUAL(kvp_report_token_attention(m, attention, CHAIN * T, 0), -EINVAL);
+	EQUAL(kvp_release(m), 0);
+}
+
+/* One layer of a coded block: the bits of its tokens, what it decodes to, and the parts to attend to it. */
+static void take_layer(struct kvp_prefix *m, uint32_t i, uint8_t bits[T], uint8_t raw[2][PLANE],
+	struct kvp_attend_part *in, struct kvp_attend_part *decoded)
+{
+	struct kvp_payload_layer_info l = { .size = sizeof(l) };
+
+	EQUAL(kvp_payload_planes(m, i, 1, &l), 0);
+	for (uint32_t kind = 0; kind < 2; kind++) {
+		const struct kvp_plane p = { T, HEADS, DIM, KVP_DTYPE_F16, kind };
+		const struct kvp_payload_half *h = kind ? &l.v : &l.k;
+		struct kvp_layout lay;
+
+		EQUAL(kvp_plane_layout(h->codec, &p, &lay), 0);
+		EQUAL(h->bytes, lay.bytes);
+		memcpy(bits, (const uint8_t *)h->addr + lay.extra, T);
+		EQUAL(kvp_plane_decode(kernels, h->codec, &p, NULL, h->addr, h->bytes,
+			      (struct kvp_raw){ raw[kind], ROW, HEADS * ROW }),
+			0);
+	}
+	*in = (struct kvp_attend_part){
+		.tokens = T, .k = attend_half(&l.k), .v = attend_half(&l.v)
+	};
+	l.k = (struct kvp_payload_half){ raw[0], PLANE, 0, HEADS * ROW, ROW };
+	l.v = (struct kvp_payload_half){ raw[1], PLANE, 0, HEADS * ROW, ROW };
+	*decoded = (struct kvp_attend_part){
+		.tokens = T, .k = attend_half(&l.k), .v = attend_half(&l.v)
+	};
+}
+
+/* All that is there of one sequence: who got the attention has the bits, and both ways to read it say the same. */
+static void check_tokens(struct kvp_space *s, uint32_t seed, uint32_t *coded)
+{
+	static _Alignas(64) uint8_t raw[CHAIN][2][PLANE], got[BLOCK];
+	struct kvp_attend_part in[CHAIN], decoded[CHAIN];
+	float q[HEADS * DIM], here[HEADS * DIM], there[HEADS * DIM];
+	struct kvp_view_plane planes[L];
+	struct kvp_view v = { .size = sizeof(v), .planes = planes };
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m = find_sequence(s, seed, CHAIN * T, &info);
+	uint32_t n = 0;
+
+	planes_of(got, planes);
+	for (uint32_t i = 0; i < HEADS * DIM; i++)
+		q[i] = (float)((i * 37) % 19) / 19 - .5f;
+	EQUAL(info.n_blocks, CHAIN);
+	for (uint32_t i = 0; i < CHAIN; i++) {
+		struct kvp_payload_info p = { .size = sizeof(p) };
+		uint8_t bits[T];
+		uint32_t sum = 0;
+
+		EQUAL(kvp_payload(m, i, &p), 0);
+		if (p.codec_k != KVP_CODEC_SMART25)
+			continue;
+		take_layer(m, i, bits, raw[n], &in[n], &decoded[n]);
+		EQUAL(bits[i + 2], 8);
+		for (uint32_t t = 0; t < T; t++) {
+			CHECK(t == i + 2 || bits[t] <= 3);
+			sum += bits[t];
+		}
+		CHECK(sum <= T * 5 / 2);
+		EQUAL(kvp_get(m, i * T, T, &v, KVP_GET_VERIFY), T);
+		EQUAL(memcmp(planes[1].k, raw[n][0], PLANE), 0);
+		EQUAL(memcmp(planes[1].v, raw[n][1], PLANE), 0);
+		n++;
+	}
+	if (n) {
+		attend(in, n, q, here);
+		attend(decoded, n, q, there);
+		for (uint32_t i = 0; i < HEADS * DIM; i++)
+			CHECK(fabsf(here[i] - there[i]) < 4e-3f);
+	}
+	*coded += n;
+	EQUAL(kvp_release(m), 0);
+}
+
+/*
+ * B-001, B-002: under a budget blocks of a daemon have tokens of several bits, by what an engine reports; kvp_get() and
+ * kvp_attend() read them, and in a space of whole blocks the report says of each what its tokens got together.
+ */
+static void test_token_attention(void)
+{
+	struct kvp_space *s = open_model(client, "tokens", KVP_CODEC_SMART, KVP_CODEC_SMART);
+	struct kvp_space *whole = open_model(client, "whole", KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+	uint32_t coded = 0;
+
+	for (uint32_t i = 0; i < 4; i++)
+		EQUAL(store_sequence(s, i), CHAIN);
+	EQUAL(store_sequence(whole, 0), CHAIN);
+	EQUAL(kvp_flush(client, WAIT_MS), 0);
+	test_wrong_token_attention(s);
+	set_rule("tokens", "\"precision\":\"budget\",\"budget\":1.0");
+	attend_to_tokens(s, 4);
+	EQUAL(figure_of("tokens", "attention_reported_total"), 4 * CHAIN * REPORTS);
+	attend_to_tokens(whole, 1);
+	EQUAL(figure_of("whole", "attention_reported_total"), CHAIN * REPORTS);
+	set_rule("tokens", "\"budget\":0.215");
+	for (uint32_t i = 0;
+		figure_of("tokens", "dram_bytes") > .215 * figure_of("tokens", "native_bytes");
+		i++) {
+		CHECK(i < 2000);
+		usleep(5000);
+	}
+	for (uint32_t i = 0; i < 4; i++)
+		check_tokens(s, i, &coded);
+	CHECK(coded > 2 * CHAIN);
+	set_rule("tokens", "\"precision\":\"pressure\"");
+	kvp_space_close(s);
+	kvp_space_close(whole);
+}
+
 #define PRESSED 24u /* sequences that are equally cold */
 
 /*
@@ -1066,6 +1224,7 @@ TEST(kills)
 TEST(quality)
 TEST(cut_while_read)
 TEST(attention)
+TEST(token_attention)
 TEST(attention_under_pressure)
 TEST(beside_a_device)
 
@@ -1074,8 +1233,9 @@ int main(int argc, char **argv)
 {
 	static const struct live_test beside = { "beside a device", run_beside_a_device };
 	static const struct live_test tests[] = {
-		{ "cut while read", run_cut_while_read }, /* while there is room */
-		{ "attention", run_attention },           /* likewise */
+		{ "cut while read", run_cut_while_read },       /* while there is room */
+		{ "attention", run_attention },                 /* likewise */
+		{ "attention of tokens", run_token_attention }, /* likewise */
 		{ "attention under pressure", run_attention_under_pressure },
 		{ "every byte", run_every_byte },
 		{ "pieces", run_pieces },

@@ -619,6 +619,14 @@ void kvpd_reclaim_there(
 		kvpd_extent_drain(x);
 }
 
+/* What slots of this size take of a share at most: there is state for so many, which may be fewer than fit into it. */
+static uint64_t share_there(const struct kvpd_part *p, const struct kvpd_class *c)
+{
+	uint64_t bytes = p->max_slots * c->slot_bytes;
+
+	return bytes < p->share ? bytes : p->share;
+}
+
 /*
  * Half of the share is for arenas, divided among those who have some; at least a slot each. The rest is for
  * what is copied there.
@@ -627,7 +635,7 @@ static void grow_there(struct kvpd_session *s, struct kvpd_class *c, uint64_t no
 {
 	struct kvpd_tenant *t = s->tenant;
 	const struct kvpd_part *p = &t->part[c->medium - 1];
-	uint64_t own = s->there[c->medium - 1], half = p->share / 2;
+	uint64_t own = s->there[c->medium - 1], half = share_there(p, c) / 2;
 	uint64_t cap = half / (p->owners + !own), want = segment_bytes(t, c);
 	uint64_t page = granularity(t, c), left = p->share > p->charged ? p->share - p->charged : 0;
 
@@ -639,7 +647,7 @@ static void grow_there(struct kvpd_session *s, struct kvpd_class *c, uint64_t no
 	want = want / page * page;
 	if (want < c->slot_bytes)
 		want = (c->slot_bytes + page - 1) / page * page;
-	if (want <= left)
+	if (want <= left && p->slots < p->max_slots)
 		arena_begin(s, c, want);
 	else
 		kvpd_reclaim_there(t, s, c->medium, now);

@@ -300,6 +300,47 @@ static void test_computed_again(void)
 	engine_free(e);
 }
 
+/* Another engine's blocks were copied there before, and it is gone or still there: slots are to be had. */
+static void computed_beside(const char *model, bool gone)
+{
+	struct engine *first = engine_new(model, KVP_LAYOUT_NCLD, 8), *e;
+	uint64_t at = gpu_alloc(&gpu, BLOCK_BYTES), addrs[BLOCKS];
+	struct kvp_cuda *theirs = gpu_live_open(first), *cuda;
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m;
+
+	store(first, N, 0);
+	m = find_soon(first, N, N, &info);
+	warm_all(first, theirs, m, addrs);
+	if (gone) {
+		kvp_release(m);
+		kvp_cuda_close(theirs);
+		engine_free(first);
+	}
+	e = engine_new(model, KVP_LAYOUT_NCLD, 9);
+	gpu_write(&gpu, at, e->kv, BLOCK_BYTES);
+	cuda = gpu_live_open(e);
+	gpu_live_compute(&gpu, e, cuda, at, 1);
+	kvp_cuda_close(cuda);
+	engine_free(e);
+	if (!gone) {
+		kvp_release(m);
+		kvp_cuda_close(theirs);
+		engine_free(first);
+	}
+	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
+}
+
+static void test_computed_beside(void)
+{
+	computed_beside("cuda-live-beside", false);
+}
+
+static void test_computed_after(void)
+{
+	computed_beside("cuda-live-after", true);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_test tests[] = {
@@ -310,6 +351,8 @@ int main(int argc, char **argv)
 	};
 	static const struct live_test again[] = {
 		{ "pinned early", test_pinned_early },
+		{ "computed beside another's", test_computed_beside },
+		{ "computed after another's", test_computed_after },
 		{ "computed again", test_computed_again },
 		{ "computed by the other", test_computed_by_the_other },
 	};

@@ -168,27 +168,20 @@ int grant_reserve_at(struct attachment *att, struct kvp_space *space, uint32_t m
 	return 0;
 }
 
-static int reserve(struct kvp_space *space, uint32_t medium, uint32_t timeout_ms,
+int reserve_until(struct kvp_space *space, uint32_t medium, uint32_t want, uint64_t deadline,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
 {
-	struct kvp_client *c;
+	struct kvp_client *c = space->client;
 	struct kvp_grant *grant;
 	struct attachment *att;
-	uint64_t deadline;
 	uint32_t retry_ms = 0;
 	int r = -ESHUTDOWN;
 
-	if (!space || !ret_grant)
-		return -EINVAL;
-	c = space->client;
-	if (!client_mine(c))
-		return -ECHILD;
-	deadline = deadline_of(c, timeout_ms);
 	KVP_FAULT("reserve");
 	pthread_mutex_lock(&c->ring_lock);
 	att = attachment_get(c);
 	if (att) {
-		r = grant_reserve_at(att, space, medium, 1, deadline, &retry_ms, &grant);
+		r = grant_reserve_at(att, space, medium, want, deadline, &retry_ms, &grant);
 		attachment_put(att);
 	}
 	pthread_mutex_unlock(&c->ring_lock);
@@ -198,6 +191,17 @@ static int reserve(struct kvp_space *space, uint32_t medium, uint32_t timeout_ms
 	else if (r == -EAGAIN && ret_retry_ms)
 		*ret_retry_ms = retry_ms;
 	return r;
+}
+
+static int reserve(struct kvp_space *space, uint32_t medium, uint32_t timeout_ms,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
+{
+	if (!space || !ret_grant)
+		return -EINVAL;
+	if (!client_mine(space->client))
+		return -ECHILD;
+	return reserve_until(
+		space, medium, 1, deadline_of(space->client, timeout_ms), ret_retry_ms, ret_grant);
 }
 
 int kvp_reserve(struct kvp_space *space, uint32_t timeout_ms, uint32_t *ret_retry_ms,

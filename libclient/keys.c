@@ -258,31 +258,12 @@ struct batch {
 	uint32_t retry_ms;
 };
 
-static int reserve_key(struct batch *b, struct kvp_grant **ret_grant)
-{
-	struct kvp_client *c = b->space->client;
-	uint32_t want = b->missing < AHEAD_MAX ? (uint32_t)b->missing : AHEAD_MAX;
-	struct attachment *att;
-	int r = -ESHUTDOWN;
-
-	KVP_FAULT("reserve");
-	pthread_mutex_lock(&c->ring_lock);
-	att = attachment_get(c);
-	if (att) {
-		r = grant_reserve(
-			att, b->space, want ? want : 1, b->until, &b->retry_ms, ret_grant);
-		attachment_put(att);
-	}
-	pthread_mutex_unlock(&c->ring_lock);
-	KVP_FAULT("reserved");
-	return r;
-}
-
 /* One block; 1: it is on its way. */
 static int put_key(struct batch *b, size_t i)
 {
+	uint32_t want = b->missing < AHEAD_MAX ? (uint32_t)b->missing : AHEAD_MAX;
 	struct kvp_grant *g;
-	int r = reserve_key(b, &g);
+	int r = reserve_until(b->space, 0, want ? want : 1, b->until, &b->retry_ms, &g);
 
 	if (r < 0)
 		return r;

@@ -44,6 +44,9 @@ int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want
 /* The same in a medium: 0: DRAM; n + 1: device n. Whatever kvp_reserve_on() returns. */
 int grant_reserve_at(struct attachment *att, struct kvp_space *space, uint32_t medium,
 	uint32_t want, uint64_t deadline, uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
+/* The same, any thread, for a client of this process: takes ring_lock itself. *ret_retry_ms is set with -EAGAIN. */
+int reserve_until(struct kvp_space *space, uint32_t medium, uint32_t want, uint64_t deadline,
+	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
 /* The client of n grants of one attachment; -EINVAL: they are not, or none; -ECHILD. */
 int run_client(struct kvp_grant *const *grants, uint32_t n, struct kvp_client **ret_client);
 /*

@@ -2,6 +2,7 @@
 /* Attention that clients report of tokens: which of a block's bits these get under a floor of smart, and who pays. */
 #include "tests/daemon/ledger/coded.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "daemon/ledger/tokens.h"
@@ -299,6 +300,31 @@ static void other_floors(void **state)
 	}
 }
 
+/* B-008, B-009: the least budget is the lowest mean with all that its payload has besides; a lower one changes nothing. */
+static void the_least_budget(void **state)
+{
+	static struct kvp_block_layout l;
+	double least;
+	char rule[96];
+	json_t *answer;
+	struct scene s;
+
+	(void)state;
+	begin(&s, "smart");
+	assert_int_equal(kvp_payload_layout(&s.canon, kvp_payload_lowest(&s.canon), &l), 0);
+	least = (double)l.bytes / BLOCK;
+	snprintf(rule, sizeof(rule), "\"precision\":\"budget\",\"budget\":%.6f", least - 1e-5);
+	assert_int_equal(coded_set(&s.w, "m", rule, &answer), -ENOSPC);
+	json_decref(answer);
+	coded_await_rest(&s.w);
+	assert_int_equal(dp_figure(&s.w, "coded_total"), 0);
+	snprintf(rule, sizeof(rule), "\"precision\":\"budget\",\"budget\":%.6f", least + 1e-5);
+	coded_rule(&s.w, "m", rule);
+	coded_await_within(&s.w, s.space, least + 1e-5);
+	assert_int_equal(dp_figure(&s.w, "blocks_2_bits"), CHAIN);
+	end(&s);
+}
+
 /* What is coded so is as good as its floor says: no width is raised for it. */
 static void quality_is_judged_by_bits(void **state)
 {
@@ -443,6 +469,7 @@ int main(void)
 		cmocka_unit_test(without_reports_the_mean_is_spread_evenly),
 		cmocka_unit_test(only_changed_tokens_are_coded_again),
 		cmocka_unit_test(other_floors),
+		cmocka_unit_test(the_least_budget),
 		cmocka_unit_test(quality_is_judged_by_bits),
 		cmocka_unit_test(hostile_reports_are_dropped),
 		cmocka_unit_test(the_tenant_pays),

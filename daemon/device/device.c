@@ -279,6 +279,7 @@ int kvpd_device_copy(struct kvpd_device *device, struct kvpd_device_copy *copy)
 		device->own.host.at[copy->host].uses++;
 	copy->work.status = 0;
 	copy->work.is_copy = true;
+	copy->late = false;
 	copy->queued_ns = kvpd_now_ns();
 	pthread_mutex_lock(&device->lock);
 	empty = TAILQ_EMPTY(&device->in_copies);

@@ -147,6 +147,11 @@ struct kvpd_device_copy {
 	uint64_t checksum;
 	/* Out: when it was submitted, and when the last of its bytes was copied. */
 	uint64_t queued_ns, copied_ns;
+	/*
+	 * Out, of a copy that failed: its worker ended while the hardware was copying, and nothing proves that it does
+	 * not write there still: that place is to get nothing else. Never of a driver whose worker copies by itself.
+	 */
+	bool late;
 	/* The device's; see queue.h. */
 	struct {
 		TAILQ_ENTRY(kvpd_device_copy) age;

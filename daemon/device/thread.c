@@ -160,6 +160,7 @@ static void fail_flight(struct kvpd_device *d, struct kvpd_flight *f, uint64_t n
 		struct kvpd_device_copy *c = f->piece[i].copy;
 
 		c->q.status = -EAGAIN;
+		c->late |= !(d->driver_flags & KVPD_DRIVER_READABLE);
 		if (!--c->q.pieces)
 			copy_settled(d, c, 0, now);
 	}

@@ -42,10 +42,10 @@ static bool full(const struct kvpd_behind *b)
 	return b->copies >= KVPD_BEHIND_COPIES || b->bytes >= KVPD_BEHIND_BYTES;
 }
 
-static void let_go(struct kvpd_tenant *t, uint32_t block, struct kvpd_place to)
+static void let_go(struct kvpd_tenant *t, uint32_t block, struct kvpd_place to, bool late)
 {
 	t->block[block].flags &= ~KVPD_BLOCK_BEHIND;
-	kvpd_slot_clear(to, KVPD_SLOT_TARGET);
+	kvpd_slot_missed(to, late);
 }
 
 /* The payload is in DRAM: it appears, the word staying what it is. */
@@ -81,7 +81,7 @@ static void copied(struct kvpd_device_work *w)
 		appear(t, c);
 	else if (w->status < 0)
 		t->behind.rest_ns = now + REST_NS;
-	let_go(t, c->block, c->to);
+	let_go(t, c->block, c->to, c->c.late);
 	kvpd_behind_again(t);
 	kvpd_remat_again(t); /* for what waits until it is there */
 	/* It may go from the device now. */
@@ -201,7 +201,7 @@ static int begin(struct kvpd_tenant *t, uint32_t block, uint32_t kind, uint64_t 
 		return 0;
 	}
 	b->rest_ns = now + REST_NS;
-	let_go(t, block, to);
+	let_go(t, block, to, false);
 	return r;
 }
 
@@ -215,7 +215,7 @@ static bool go_on_held(struct kvpd_tenant *t, uint64_t now)
 		return false;
 	if (r < 0) {
 		b->rest_ns = now + REST_NS;
-		let_go(t, b->block, b->to);
+		let_go(t, b->block, b->to, false);
 		kvpd_warm_again(t);
 		kvpd_supply_again(t);
 	}

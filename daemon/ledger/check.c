@@ -212,6 +212,7 @@ static bool check_slots(struct kvpd_check *c, struct kvpd_extent *x)
 			return false;
 		if (is_used(&x->slot[c->part])) {
 			c->sum.used++;
+			c->sum.lost += !!(x->slot[c->part].flags & KVPD_SLOT_LOST);
 			check_slot(c, kvpd_place_at(x, c->part));
 		}
 	}
@@ -224,6 +225,9 @@ static void end_extent(struct kvpd_check *c, const struct kvpd_extent *x)
 	size_t k = (size_t)(x->cls - c->t->cls);
 
 	c->sum.all_used += c->sum.used;
+	if (c->sum.lost != x->lost)
+		kvpd_check_wrong(c, "extent %u: %u slots are lost, and %u are counted", x->id,
+			c->sum.lost, x->lost);
 	if (x->cls->medium == KVPD_DRAM) {
 		c->sum.charged += x->bytes;
 	} else {
@@ -239,7 +243,7 @@ static void end_extent(struct kvpd_check *c, const struct kvpd_extent *x)
 
 static bool check_extents(struct kvpd_check *c)
 {
-	for (; c->at < c->t->n_extents; c->at++, c->part = 0, c->sum.used = 0) {
+	for (; c->at < c->t->n_extents; c->at++, c->part = 0, c->sum.used = c->sum.lost = 0) {
 		struct kvpd_extent *x = c->t->extent[c->at];
 
 		if (pause_at(c, c->at, STRIDE))

@@ -40,7 +40,7 @@ struct kvpd_check_sums {
 	/* bytes, slots and blocks of each device */
 	uint64_t part[KVP_MAX_DEVICES], places[KVP_MAX_DEVICES], on[KVP_MAX_DEVICES];
 	uint64_t slots[KVPD_CLASSES], free[KVPD_CLASSES]; /* of the vault, by class */
-	uint32_t used;                                    /* slots of this extent, */
+	uint32_t used, lost;                              /* slots of this extent, */
 	uint64_t all_used;                                /* and of all */
 	uint32_t sessions, claims, claims_of_sessions;
 	uint32_t opens[KVP_MAX_SPACES];

@@ -82,7 +82,7 @@ static void look_at_extent(struct detaching *d, struct kvpd_extent *x)
 		return;
 	d->extents++;
 	d->mapped += x->n_unacked > 0;
-	d->slots += x->used;
+	d->slots += x->used - x->lost;
 	if (d->drain)
 		kvpd_extent_drain(x);
 }

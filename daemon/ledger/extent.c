@@ -163,6 +163,11 @@ bool kvpd_extent_counts(const struct kvpd_extent *x)
 	return x->kind == KVP_EXTENT_VAULT && kvpd_extent_gives(x);
 }
 
+bool kvpd_extent_empty(const struct kvpd_extent *x)
+{
+	return x->used == x->lost;
+}
+
 static void show_used(struct kvpd_extent *x)
 {
 	kvp_store_relaxed(&x->tenant->view.extents[x->id].used, x->used);
@@ -198,9 +203,9 @@ static void slot_settle(struct kvpd_place p)
 	show_used(x);
 	if (kvpd_extent_counts(x)) {
 		x->cls->vault_free++;
-		x->tenant->warm |= !x->used;
+		x->tenant->warm |= kvpd_extent_empty(x);
 	}
-	if (x->closed && !x->used)
+	if ((x->closed || x->lost) && kvpd_extent_empty(x))
 		kvpd_extent_drain(x);
 	if (x->draining)
 		kvpd_due(x->tenant, KVPD_DUE_EXTENTS);
@@ -211,6 +216,20 @@ void kvpd_slot_clear(struct kvpd_place p, uint32_t flags)
 {
 	p.extent->slot[p.slot].flags &= ~flags;
 	slot_settle(p);
+}
+
+void kvpd_slot_missed(struct kvpd_place p, bool late)
+{
+	struct kvpd_extent *x = p.extent;
+
+	if (late) {
+		x->slot[p.slot].flags |= KVPD_SLOT_LOST;
+		if (++x->lost >= x->slots - x->slots / 4 * 3 || kvpd_extent_empty(x))
+			kvpd_extent_drain(x);
+	}
+	kvpd_slot_clear(p, KVPD_SLOT_TARGET);
+	if (late && x->draining)
+		kvpd_due(x->tenant, KVPD_DUE_EXTENTS);
 }
 
 void kvpd_slot_unblock(struct kvpd_place p)

@@ -35,6 +35,8 @@ struct kvpd_tenant;
 #define KVPD_SLOT_GRANTED 1u
 #define KVPD_SLOT_TARGET  2u
 #define KVPD_SLOT_LIMBO   4u
+/* A dead worker's hardware may write here still: free again when the extent is gone, and never before. */
+#define KVPD_SLOT_LOST 8u
 
 struct kvpd_slot {
 	uint32_t block; /* KVP_BLOCK_NONE: none lies here */
@@ -70,6 +72,7 @@ struct kvpd_extent {
 	uint64_t bytes;
 	uint32_t slots;
 	uint32_t used;
+	uint32_t lost;   /* of these: KVPD_SLOT_LOST, which keep no extent */
 	uint32_t moving; /* of these: blocks on their way out, which may come to stay */
 	uint32_t free_head;
 	uint32_t hand;    /* where the search for blocks to move goes on */
@@ -120,10 +123,18 @@ bool kvpd_extent_is_dram_arena(const struct kvpd_extent *x);
 /* Do its slots count in the class: is it a vault extent that gives slots? */
 bool kvpd_extent_counts(const struct kvpd_extent *x);
 
+/* Does nothing lie there, or come to lie there? */
+bool kvpd_extent_empty(const struct kvpd_extent *x);
+
 /* A free slot, in use for these reasons from now on. False: there is none, or it gives none. */
 bool kvpd_slot_take(struct kvpd_extent *x, uint32_t flags, uint32_t *ret_slot);
 /* Clears reasons why a slot is in use; without any it is free. */
 void kvpd_slot_clear(struct kvpd_place p, uint32_t flags);
+/*
+ * The slot was to be copied into, and is not any more. If the copy came too `late` it is lost; an extent
+ * that has lost a quarter of its slots is emptied.
+ */
+void kvpd_slot_missed(struct kvpd_place p, bool late);
 void kvpd_slot_unblock(struct kvpd_place p);
 
 struct kvpd_place kvpd_place_at(struct kvpd_extent *x, uint32_t slot);

@@ -599,7 +599,8 @@ static struct kvpd_extent *victim_there(
 		if (x->state != KVPD_EXTENT_LIVE || x->draining || (spared && x->owner == spared))
 			continue;
 		if (!least || x->closed > least->closed ||
-			(x->closed == least->closed && x->used < least->used))
+			(x->closed == least->closed &&
+				x->used - x->lost < least->used - least->lost))
 			least = x;
 	}
 	return least;

@@ -172,7 +172,7 @@ uint32_t kvpd_move_out(struct kvpd_extent *x, uint32_t n, bool urgent, uint64_t 
 	uint64_t evicted = kvp_load_relaxed(&t->view.cat->stats.evictions);
 	struct kvpd_move_job *j;
 
-	if (t->n_move_jobs >= KVPD_MOVE_JOBS || !x->used || rests(x, now))
+	if (t->n_move_jobs >= KVPD_MOVE_JOBS || kvpd_extent_empty(x) || rests(x, now))
 		return 0;
 	j = kvpd_move_job_new(t);
 	if (!j)

@@ -409,7 +409,7 @@ static struct kvpd_extent *emptied(const struct kvpd_tenant *t)
 	for (uint32_t i = 0; t->n_draining && i < t->n_extents; i++) {
 		struct kvpd_extent *x = t->extent[i];
 
-		if (x && x->draining && x->used && x->kind == KVP_EXTENT_VAULT &&
+		if (x && x->draining && !kvpd_extent_empty(x) && x->kind == KVP_EXTENT_VAULT &&
 			x->state == KVPD_EXTENT_LIVE && x->cls->medium == KVPD_DRAM &&
 			helps(t, x->cls))
 			return x;

@@ -83,7 +83,7 @@ void kvpd_extent_orphan(struct kvpd_extent *x)
 	x->owner = NULL;
 	kvpd_list_remove(&x->link);
 	kvpd_list_append(&t->orphans, &x->link);
-	if (x->cls->medium != KVPD_DRAM && x->state == KVPD_EXTENT_LIVE && x->used)
+	if (x->cls->medium != KVPD_DRAM && x->state == KVPD_EXTENT_LIVE && !kvpd_extent_empty(x))
 		x->closed = true;
 	else
 		kvpd_extent_drain(x);
@@ -209,7 +209,7 @@ static uint32_t step_draining(struct kvpd_tenant *t, struct kvpd_extent *x, uint
 	}
 	if (x->state == KVPD_EXTENT_OFFERED && !x->owner)
 		retire(x);
-	else if (x->state == KVPD_EXTENT_LIVE && !x->used)
+	else if (x->state == KVPD_EXTENT_LIVE && kvpd_extent_empty(x))
 		retire(x);
 	else if (x->state == KVPD_EXTENT_LIVE && x->cls->medium != KVPD_DRAM)
 		return kvpd_room_empty(x, now) > 0;
@@ -224,7 +224,7 @@ static uint32_t step_draining(struct kvpd_tenant *t, struct kvpd_extent *x, uint
 /* Once a second: a wholly free vault extent whose class is not in use goes. */
 static void tick_free(struct kvpd_tenant *t, struct kvpd_extent *x, uint64_t now)
 {
-	if (!kvpd_extent_counts(x) || x->used)
+	if (!kvpd_extent_counts(x) || !kvpd_extent_empty(x))
 		return;
 	if (now - x->cls->last_take_ns > WARM_NS)
 		kvpd_extent_drain(x);

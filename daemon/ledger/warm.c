@@ -328,7 +328,7 @@ static void copied(struct kvpd_device_work *w)
 	else
 		fail(k, w->status);
 	t->part[k->medium - 1].damaged += w->status == -EBADMSG;
-	kvpd_slot_clear(c->to, KVPD_SLOT_TARGET);
+	kvpd_slot_missed(c->to, c->c.late);
 	/* Another one may wait for the very block, or for what may be under way. */
 	if (--k->under_way == 0)
 		kvpd_warm_again(t);

@@ -163,6 +163,12 @@ static struct kvpd_device_figures figures(void)
 	return f;
 }
 
+static void there_is_a_worker(void)
+{
+	while (kvpd_device_state(device) != KVPD_DEVICE_UP)
+		poll(NULL, 0, 1);
+}
+
 /* ---- memory --------------------------------------------------------------------------------- */
 
 struct extent {
@@ -467,6 +473,52 @@ static void killed_workers_lose_nothing(void **state)
 	close_device();
 }
 
+/* What the hardware was given when its worker was killed may still be written; what it was not given may not. */
+static void what_was_under_way_is_late(void **state)
+{
+	const struct kvpd_device_config plain = { .timeout_ms = 20000 };
+	static struct kvpd_device_copy c[64];
+	struct extent from;
+	uint32_t seg, n_late = 0;
+
+	(void)state;
+	open_device(&plain);
+	seg = make_segment(64 * MIB, NULL);
+	add(&from, 64 * MIB, false, true);
+	for (uint32_t round = 0; round < 50 && !n_late; round++) {
+		uint32_t before = n_done;
+		const pid_t pid = figures().pid;
+
+		for (uint32_t i = 0; i < 64; i++) {
+			c[i] = (struct kvpd_device_copy){
+				.work.done = on_done,
+				.way = KVPD_TO_DEVICE,
+				.tenant = 1,
+				.seg = seg,
+				.host = from.id,
+				.seg_off = i * MIB,
+				.host_off = i * MIB,
+				.bytes = MIB,
+				.late = true,
+			};
+			assert_int_equal(kvpd_device_copy(device, &c[i]), 0);
+		}
+		poll(NULL, 0, (int)round % 5);
+		if (pid)
+			assert_int_equal(kill(pid, SIGKILL), 0);
+		wait_done(before + 64);
+		for (uint32_t i = 0; i < 64; i++) {
+			assert_true(c[i].work.status == 0 || c[i].work.status == -EAGAIN);
+			assert_true(c[i].late == (c[i].work.status == -EAGAIN));
+			n_late += c[i].late;
+		}
+		there_is_a_worker();
+	}
+	assert_true(n_late > 0);
+	leave(&from);
+	close_device();
+}
+
 static void handles_end_with_their_worker(void **state)
 {
 	const struct kvpd_device_config ipc = { .transport = KVPD_TRANSPORT_IPC };
@@ -745,6 +797,7 @@ int main(void)
 		cmocka_unit_test_teardown(all_kinds_of_memory_are_copied, clean),
 		cmocka_unit_test_teardown(many_copies_at_once, clean),
 		cmocka_unit_test_teardown(killed_workers_lose_nothing, clean),
+		cmocka_unit_test_teardown(what_was_under_way_is_late, clean),
 		cmocka_unit_test_teardown(handles_end_with_their_worker, clean),
 	};
 	const struct CMUnitTest full[] = {

@@ -442,6 +442,8 @@ static void round_of_copies(struct kvpd_device_copy *c, const struct extent *seg
 	}
 	wait_done(before + BLOCKS);
 	for (uint32_t i = 0; i < BLOCKS; i++) {
+		/* This worker's processor copied, and is gone with it. */
+		assert_false(c[i].late);
 		if (c[i].work.status == 0) {
 			assert_memory_equal(seg->addr + i * BLOCK, host->addr + i * BLOCK, BLOCK);
 			continue;

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -16,6 +17,7 @@
 #include "daemon/ledger/class.h"
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/extent.h"
+#include "daemon/ledger/grow.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/tenant.h"
@@ -142,6 +144,79 @@ static void a_block_may_lie_in_two_tiers(void **state)
 	(void)state;
 	begin(&s);
 	assert_int_equal(kvpd_ledger_ask(s.w.ledger, two_tiers_on_ledger, &s), 0);
+	dp_check(&s.w);
+	dp_stop(&s.w);
+}
+
+/* ---- slots that a dead worker may write in -------------------------------------------------- */
+
+static int lose_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct subject *s = arg;
+	struct kvpd_class *c;
+	struct kvpd_place other;
+
+	(void)l;
+	HOLDS(kvpd_block_place(s->t, s->block.id, KVP_TIER_DRAM, &s->place));
+	c = s->place.extent->cls;
+	if (!kvpd_vault_take(s->t, c, NULL, kvpd_now_ns(), &s->place))
+		return -EAGAIN;
+	/* One was in time, the other one was not. */
+	HOLDS(kvpd_vault_take(s->t, c, NULL, kvpd_now_ns(), &other));
+	kvpd_slot_missed(other, false);
+	kvpd_slot_missed(s->place, true);
+	HOLDS(!other.extent->slot[other.slot].flags);
+	HOLDS(s->place.extent->slot[s->place.slot].flags == KVPD_SLOT_LOST);
+	HOLDS(s->place.extent->lost == 1);
+	return 0;
+}
+
+/* All that are free are taken, and the lost one is not among them. */
+static int take_all_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct subject *s = arg;
+	struct kvpd_extent *x = s->place.extent;
+	uint32_t slot, n = 0;
+
+	(void)l;
+	while (kvpd_slot_take(x, KVPD_SLOT_TARGET, &slot)) {
+		HOLDS(slot != s->place.slot);
+		HOLDS(++n < x->slots);
+	}
+	for (uint32_t i = 0; i < x->slots; i++)
+		if (x->slot[i].flags & KVPD_SLOT_TARGET)
+			kvpd_slot_clear(kvpd_place_at(x, i), KVPD_SLOT_TARGET);
+	return 0;
+}
+
+static int goes_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	const struct subject *s = arg;
+
+	(void)l;
+	for (uint32_t i = 0; i < s->t->n_extents; i++)
+		if (s->t->extent[i] && s->t->extent[i]->lost &&
+			s->t->extent[i]->state == KVPD_EXTENT_LIVE)
+			return -EAGAIN;
+	return 0;
+}
+
+static void a_lost_slot_is_nobodys_until_its_extent_is_gone(void **state)
+{
+	struct subject s;
+	int r;
+
+	(void)state;
+	begin(&s);
+	while ((r = kvpd_ledger_ask(s.w.ledger, lose_on_ledger, &s)) == -EAGAIN)
+		usleep(1000);
+	assert_int_equal(r, 0);
+	dp_check(&s.w);
+	assert_int_equal(kvpd_ledger_ask(s.w.ledger, take_all_on_ledger, &s), 0);
+	/* It keeps no extent: nothing else lies there, and so that goes once its client has unmapped it. */
+	while ((r = kvpd_ledger_ask(s.w.ledger, goes_on_ledger, &s)) == -EAGAIN)
+		usleep(10000);
+	assert_int_equal(r, 0);
 	dp_check(&s.w);
 	dp_stop(&s.w);
 }
@@ -375,6 +450,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_block_may_lie_in_two_tiers),
+		cmocka_unit_test(a_lost_slot_is_nobodys_until_its_extent_is_gone),
 		cmocka_unit_test(check_misses_a_payload),
 		cmocka_unit_test(an_administrator_is_told_what_keeps_a_block),
 		cmocka_unit_test(a_new_prompt_takes_the_place_of_the_last),

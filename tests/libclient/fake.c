@@ -854,11 +854,11 @@ void fake_retire_device(struct fake *f)
 	pthread_mutex_unlock(&f->lock);
 }
 
-void fake_warm_tell(struct fake *f)
+void fake_warm_tell(struct fake *f, uint32_t i)
 {
 	pthread_mutex_lock(&f->lock);
 	memset(f->placed, 0, sizeof(f->placed));
-	tell_places(f, f->warm[0].s, &f->warm[0].e);
+	tell_places(f, f->warm[i].s, &f->warm[i].e);
 	pthread_mutex_unlock(&f->lock);
 }
 

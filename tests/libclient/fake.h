@@ -118,8 +118,8 @@ void fake_device_of(struct fake *f, const uint8_t uuid[16], int fd, uint64_t byt
 	void (*copy)(void *ctx, uint64_t offset, const void *from, uint64_t bytes), void *ctx);
 /* Sends RETIRE for it to all; nothing lies there any more. */
 void fake_retire_device(struct fake *f);
-/* Tells the places of the first ticket that is under way; what others were told of is not theirs any more. */
-void fake_warm_tell(struct fake *f);
+/* Tells the places of the i-th ticket that is under way; what others were told of is not theirs any more. */
+void fake_warm_tell(struct fake *f, uint32_t i);
 /* Ends the tickets that are under way. */
 void fake_warm_go(struct fake *f);
 /* Waits until the client says that it is attached (1), or is not (0). False: it did not within a minute. */

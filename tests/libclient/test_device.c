@@ -629,34 +629,49 @@ static void early_keeps(void **state)
 }
 
 /*
- * A later ticket was told of places first, and has failed without its client knowing it yet; the blocks come to lie
- * where the earlier one is told.
+ * Of two tickets for the same blocks one was told of places, and has failed without its client knowing it yet; the blocks
+ * come to lie where the other one is told after that.
  */
-static void early_told_last(void **state)
+static void told_last(struct fixture *f, bool earlier)
 {
-	struct fixture *f = *state;
 	struct kvp_prefix *m = match(f, TOKENS);
-	struct kvp_ticket before, after;
 	const void *was[ALL], *addrs[ALL], *then[ALL];
+	struct kvp_ticket ticket[2], first, last;
 
 	SET(f->fake, warm_held, true);
-	SET(f->fake, warm_untold, true);
-	before = early_of(m, 0, 0);
-	assert_int_equal(kvp_ticket_placed(f->client, before, 20), -ETIMEDOUT);
-	SET(f->fake, warm_untold, false);
-	after = early_of(m, 0, 0);
-	assert_int_equal(kvp_ticket_placed(f->client, after, WAIT_MS), ALL);
+	for (uint32_t i = 0; i < 2; i++) {
+		bool late = i == !earlier;
+
+		SET(f->fake, warm_untold, late);
+		ticket[i] = early_of(m, 0, 0);
+		assert_int_equal(kvp_ticket_placed(f->client, ticket[i], late ? 20 : WAIT_MS),
+			late ? -ETIMEDOUT : (int)ALL);
+	}
+	first = ticket[earlier];
+	last = ticket[!earlier];
+	assert_int_equal(kvp_ticket_placed(f->client, first, WAIT_MS), ALL);
 	assert_int_equal(pending_soon(m, 0, ALL, was), ALL);
-	fake_warm_tell(f->fake);
-	assert_int_equal(kvp_ticket_placed(f->client, before, WAIT_MS), ALL);
+	fake_warm_tell(f->fake, !earlier);
+	assert_int_equal(kvp_ticket_placed(f->client, last, WAIT_MS), ALL);
 	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, KVP_DEVICE_PENDING, addrs), ALL);
 	fake_warm_go(f->fake);
-	assert_int_equal(kvp_ticket_wait(f->client, before, WAIT_MS, NULL), ALL);
+	assert_int_equal(kvp_ticket_wait(f->client, last, WAIT_MS, NULL), ALL);
 	same_there(m, 0, ALL);
 	assert_int_equal(kvp_device_payloads(m, 0, 0, ALL, 0, then), ALL);
 	assert_memory_equal(addrs, then, sizeof(then));
 	assert_ptr_not_equal(was[0], then[0]);
 	kvp_release(m);
+}
+
+static void early_told_last(void **state)
+{
+	told_last(*state, true);
+}
+
+/* The library has them in the other order. */
+static void early_told_in_turn(void **state)
+{
+	told_last(*state, false);
 }
 
 /* Mappings of memory that a daemon made. */
@@ -722,6 +737,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(early_lets_go, setup, teardown),
 		cmocka_unit_test_setup_teardown(early_keeps, setup, teardown),
 		cmocka_unit_test_setup_teardown(early_told_last, setup, teardown),
+		cmocka_unit_test_setup_teardown(early_told_in_turn, setup, teardown),
 		cmocka_unit_test_setup_teardown(daemon_goes, setup, teardown),
 	};
 

@@ -5,8 +5,12 @@
 #include <stdlib.h>
 
 #define LINE  8u
-#define PART  8u /* of the room is kept, at most: an eighth */
-#define TWICE 2u /* so often soon, and it is kept */
+#define TWICE 2u /* so often soon, and it is kept: */
+#define PART  8u /* of the room, at most: an eighth; */
+
+/* with a policy that remembers by itself, while a quarter of the room goes for others, and in that time so many */
+#define BRIEF_TIME 4u
+#define BRIEF_PART 32u
 
 /* kvpd_again_entry.what: how often it came back soon, whether it is kept, and the rest bits of the key. */
 #define TIMES 3u
@@ -22,8 +26,11 @@ struct entry {
 struct kvpd_again {
 	uint32_t lines;
 	uint32_t gone; /* so many went, and one; never 0 */
-	uint32_t n_kept;
-	bool keeps;
+	bool brief;
+	uint32_t room;        /* when something last came */
+	uint32_t n_kept;      /* unless `brief` */
+	uint32_t began;       /* `gone` when the present quarter of the room began to go: */
+	uint32_t now, before; /* so many are kept since then, and of the quarter before it */
 	struct entry *entry;
 };
 
@@ -39,7 +46,7 @@ uint64_t kvpd_again_bytes(uint32_t blocks)
 	       (uint64_t)lines_for(blocks) * LINE * sizeof(struct entry);
 }
 
-struct kvpd_again *kvpd_again_new(uint32_t blocks, bool keeps)
+struct kvpd_again *kvpd_again_new(uint32_t blocks, bool brief)
 {
 	struct kvpd_again *a = calloc(1, sizeof(*a));
 
@@ -47,7 +54,8 @@ struct kvpd_again *kvpd_again_new(uint32_t blocks, bool keeps)
 		return NULL;
 	a->lines = lines_for(blocks);
 	a->gone = 1;
-	a->keeps = keeps;
+	a->brief = brief;
+	a->began = a->gone;
 	a->entry = calloc((size_t)a->lines * LINE, sizeof(*a->entry));
 	if (!a->entry) {
 		free(a);
@@ -84,9 +92,24 @@ static struct entry *find(const struct kvpd_again *a, struct kvp_key key)
 	return NULL;
 }
 
+static uint32_t brief_time(const struct kvpd_again *a)
+{
+	return a->room / BRIEF_TIME + 1;
+}
+
+static bool is_kept(const struct kvpd_again *a, const struct entry *e)
+{
+	return e->what & KEPT && (!a->brief || a->gone - e->at < brief_time(a));
+}
+
 static void let_go(struct kvpd_again *a, struct entry *e)
 {
-	a->n_kept -= (e->what & KEPT) != 0;
+	if (is_kept(a, e)) {
+		uint32_t *n = a->gone - e->at <= a->gone - a->began ? &a->now : &a->before;
+
+		n = a->brief ? n : &a->n_kept;
+		*n -= *n > 0;
+	}
 	e->what &= ~KEPT;
 }
 
@@ -98,7 +121,7 @@ static struct entry *take(const struct kvpd_again *a, struct kvp_key key)
 	for (uint32_t i = 0; i < LINE; i++) {
 		if (!line[i].at)
 			return &line[i];
-		if (!(line[i].what & KEPT) &&
+		if (!is_kept(a, &line[i]) &&
 			(!oldest || a->gone - line[i].at > a->gone - oldest->at))
 			oldest = &line[i];
 	}
@@ -109,10 +132,12 @@ void kvpd_again_left(struct kvpd_again *a, struct kvp_key key)
 {
 	struct entry *e = find(a, key);
 
-	if (e)
+	if (e) {
 		let_go(a, e);
-	else if ((e = take(a, key)))
+	} else if ((e = take(a, key))) {
+		let_go(a, e);
 		e->what = tag_of(key);
+	}
 	a->gone += a->gone == UINT32_MAX ? 2 : 1;
 	if (e)
 		e->at = a->gone;
@@ -128,12 +153,31 @@ void kvpd_again_forget(struct kvpd_again *a, struct kvp_key key)
 	e->at = 0;
 }
 
-static void keep(struct kvpd_again *a, struct entry *e, uint32_t room)
+/* What was kept for longer than that is kept no more, so nobody has to count it down. */
+static bool brief_full(struct kvpd_again *a)
 {
-	if (!a->keeps || (e->what & TIMES) < TWICE || e->what & KEPT || a->n_kept >= room / PART)
+	const uint32_t time = brief_time(a), since = a->gone - a->began;
+	const uint32_t most = a->room > BRIEF_PART ? a->room / BRIEF_PART : 1;
+
+	if (since >= time) {
+		a->before = since < 2 * time ? a->now : 0;
+		a->now = 0;
+		a->began = a->gone;
+	}
+	return a->before + a->now >= most;
+}
+
+static bool is_full(struct kvpd_again *a)
+{
+	return a->brief ? brief_full(a) : a->n_kept >= a->room / PART;
+}
+
+static void keep(struct kvpd_again *a, struct entry *e)
+{
+	if ((e->what & TIMES) < TWICE || e->what & KEPT || is_full(a))
 		return;
 	e->what |= KEPT;
-	a->n_kept++;
+	++*(a->brief ? &a->now : &a->n_kept);
 }
 
 bool kvpd_again_came(struct kvpd_again *a, struct kvp_key key, uint32_t room)
@@ -141,37 +185,39 @@ bool kvpd_again_came(struct kvpd_again *a, struct kvp_key key, uint32_t room)
 	struct entry *e = find(a, key);
 	bool soon = e && a->gone - e->at < room;
 
+	a->room = room;
 	if (!e)
 		return false;
 	e->at = a->gone;
 	e->what = soon ? e->what + ((e->what & TIMES) < TWICE) : e->what & ~TIMES;
-	keep(a, e, room);
+	keep(a, e);
 	return soon;
 }
 
 void kvpd_again_used(struct kvpd_again *a, struct kvp_key key, uint32_t room)
 {
-	struct entry *e = find(a, key);
+	struct entry *e = a->brief ? NULL : find(a, key);
 
+	a->room = room;
 	if (!e || (e->what & TIMES) < TWICE)
 		return;
 	e->at = a->gone;
-	keep(a, e, room);
+	keep(a, e);
 }
 
 bool kvpd_again_kept(const struct kvpd_again *a, struct kvp_key key)
 {
 	const struct entry *e = find(a, key);
 
-	return e && e->what & KEPT;
+	return e && is_kept(a, e);
 }
 
 bool kvpd_again_spare(struct kvpd_again *a, struct kvp_key key)
 {
 	struct entry *e = find(a, key);
+	bool kept = e && is_kept(a, e);
 
-	if (!e || !(e->what & KEPT))
-		return false;
-	let_go(a, e);
-	return true;
+	if (e && !(kept && a->brief))
+		let_go(a, e);
+	return kept;
 }

@@ -10,8 +10,11 @@
  * .0045 more of what is read on a device; half of the room found .02 less of conversations, many of which are over when they
  * have come back twice.
  *
- * Policies that remember what has gone by themselves (kvp_evict_memory.ghosts) keep what comes back as they see fit: for
- * them it is counted only. With the default one, sparing an eighth cost .005 of what is read of conversations.
+ * Policies that remember what has gone by themselves (kvp_evict_memory.ghosts), the default one among them, keep what
+ * comes back as they see fit, and for them it is brief: each time that something is back soon, from the second on, it is
+ * spared as often as it is named while a quarter of the room goes for others, but a thirty-second of the room at most in
+ * any such time. That costs nothing; an eighth, and until it is named for the first time, cost .005 of what is read of
+ * conversations (docs/policies.md).
  *
  * The table forgets: what went longest ago first, of the eight that share a cache line. It knows 29 bits of a key
  * besides the line, and what it takes for another block is counted, or stays a little longer, and no more.
@@ -26,8 +29,8 @@
 
 struct kvpd_again;
 
-/* For a device that holds so many blocks; `keeps`: some are spared. NULL: no memory. kvpd_again_free() takes NULL. */
-struct kvpd_again *kvpd_again_new(uint32_t blocks, bool keeps);
+/* For a device that holds so many blocks; `brief`: as above. NULL: no memory. kvpd_again_free() takes NULL. */
+struct kvpd_again *kvpd_again_new(uint32_t blocks, bool brief);
 void kvpd_again_free(struct kvpd_again *a);
 uint64_t kvpd_again_bytes(uint32_t blocks);
 
@@ -41,7 +44,7 @@ bool kvpd_again_came(struct kvpd_again *a, struct kvp_key key, uint32_t room);
 void kvpd_again_used(struct kvpd_again *a, struct kvp_key key, uint32_t room);
 /* It lies there: is it to be spared? */
 bool kvpd_again_kept(const struct kvpd_again *a, struct kvp_key key);
-/* Likewise, and the policy has named it: no more, until it is used again. */
+/* Likewise, and the policy has named it: no more, until it is used again, unless it is brief. */
 bool kvpd_again_spare(struct kvpd_again *a, struct kvp_key key);
 
 #endif

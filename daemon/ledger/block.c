@@ -459,7 +459,7 @@ void kvpd_block_take(struct kvpd_tenant *t, uint32_t id, bool forget)
 		kvpd_recipe_list(t, id, false);
 }
 
-int kvpd_block_drop_copy(struct kvpd_tenant *t, uint32_t id, uint64_t now)
+int kvpd_block_drop_copy(struct kvpd_tenant *t, uint32_t id, bool for_room, uint64_t now)
 {
 	struct kvpd_place place;
 	int r;
@@ -467,7 +467,7 @@ int kvpd_block_drop_copy(struct kvpd_tenant *t, uint32_t id, uint64_t now)
 	if (!kvpd_block_place(t, id, KVP_TIER_VRAM, &place))
 		return -ENOENT;
 	if (kvpd_block_in_dram(t, id)) {
-		r = kvpd_part_leave(t, place.extent->cls->medium, id, true, now);
+		r = kvpd_part_leave(t, place.extent->cls->medium, id, for_room, now);
 		if (r == 0) {
 			take_payload(t, id, place);
 			kvp_block_moved(&t->view, id, KVP_BLOCK_LIVE);

@@ -171,11 +171,11 @@ void kvpd_block_add_payload(
  */
 void kvpd_block_take(struct kvpd_tenant *t, uint32_t block, bool forget);
 /*
- * Takes the payload on a device of a block that is EVICTING and unleased: it is LIVE again, or a RECIPE if
+ * Takes the payload on a device of a block that is EVICTING and unleased, `for_room`: for others' sake. It is LIVE again, or a RECIPE if
  * that was the last. -EBUSY: blocks below it lie there, or would have to go as well; -ENOENT: it has none.
  * Then nothing has changed.
  */
-int kvpd_block_drop_copy(struct kvpd_tenant *t, uint32_t block, uint64_t now);
+int kvpd_block_drop_copy(struct kvpd_tenant *t, uint32_t block, bool for_room, uint64_t now);
 /* Makes the descriptor free: of an EVICTING or RECIPE block without payload or children. */
 void kvpd_block_release(struct kvpd_tenant *t, uint32_t block);
 

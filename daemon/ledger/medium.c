@@ -339,7 +339,7 @@ int kvpd_parts_new(struct kvpd_tenant *t, const uint64_t share[KVP_MAX_DEVICES],
 		t->part[i].max_slots = params.max_blocks;
 		kvp_evict_memory(t->part[i].evict, &memory);
 		*bytes += memory.total;
-		t->part[i].again = kvpd_again_new(params.max_blocks, !memory.ghosts);
+		t->part[i].again = kvpd_again_new(params.max_blocks, memory.ghosts);
 		if (!t->part[i].again)
 			return -ENOMEM;
 		*bytes += kvpd_again_bytes(params.max_blocks);

@@ -135,7 +135,7 @@ uint64_t kvpd_device_slot(uint64_t block_bytes);
 
 /*
  * A block came to lie on the device, or goes from there (-EBUSY: not before those below it, which lie
- * there too), `for_room`: while it stays in DRAM; kvpd_part_touch(): it was used.
+ * there too), `for_room`: while it stays in DRAM, for others' sake; kvpd_part_touch(): it was used.
  */
 void kvpd_part_enter(struct kvpd_tenant *t, uint32_t medium, uint32_t block, uint64_t now);
 int kvpd_part_leave(

@@ -36,9 +36,10 @@ struct kvpd_move_job {
 	struct kvpd_job job;
 	struct kvpd_list link; /* when it has been copied */
 	struct kvpd_tenant *tenant;
-	bool force; /* it matters that they go: leased blocks are copied too */
-	bool first; /* they were switched over before leases were looked for, see switch.h */
-	bool drop;  /* nothing was copied: payloads on a device are to go, see room.h */
+	bool force;    /* it matters that they go: leased blocks are copied too */
+	bool first;    /* they were switched over before leases were looked for, see switch.h */
+	bool drop;     /* nothing was copied: payloads on a device are to go, see room.h, */
+	bool for_room; /* and that for others' sake */
 	const struct kvpd_codes *codes; /* coded anew, see precision.h; NULL: copied as they are */
 	uint32_t space;                 /* whose all of them are, then, */
 	struct kvpd_check *check;       /* and what is looked at afterwards; NULL: nothing */

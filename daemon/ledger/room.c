@@ -188,8 +188,9 @@ static void job_add(struct kvpd_move_job *j, uint32_t block)
 	j->tenant->block[block].flags |= KVPD_BLOCK_MOVING;
 }
 
-static void job_begin(struct kvpd_move_job *j, struct kvpd_part *part)
+static void job_begin(struct kvpd_move_job *j, struct kvpd_part *part, bool for_room)
 {
+	j->for_room = for_room;
 	part->dropping = true;
 	j->tenant->n_move_jobs++;
 	kvpd_switch_add(j->tenant, j);
@@ -205,7 +206,7 @@ void kvpd_room_damaged(struct kvpd_tenant *t, uint32_t block)
 	if (!j)
 		return;
 	job_add(j, block);
-	job_begin(j, &t->part[p.extent->cls->medium - 1]);
+	job_begin(j, &t->part[p.extent->cls->medium - 1], false);
 }
 
 void kvpd_room_dropped(struct kvpd_tenant *t, const struct kvpd_move_job *j)
@@ -226,7 +227,8 @@ static int begin(struct kvpd_tenant *t, struct kvpd_part *part, const kvp_block_
 		return -ENOSPC;
 	for (uint32_t i = 0; i < n; i++)
 		job_add(j, victim[i]);
-	job_begin(j, part);
+	/* Where an administrator empties the device nothing goes for others. */
+	job_begin(j, part, !t->ledger->medium[part - t->part].draining);
 	return 0;
 }
 

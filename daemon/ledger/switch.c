@@ -273,9 +273,10 @@ static void switch_over(struct kvpd_tenant *t, struct kvpd_move *m)
 }
 
 /* The payload on a device goes, unless a lease protects it. */
-static void drop(struct kvpd_tenant *t, struct kvpd_move *m, bool leased)
+static void drop(
+	struct kvpd_tenant *t, const struct kvpd_move_job *j, struct kvpd_move *m, bool leased)
 {
-	if (leased || kvpd_block_drop_copy(t, m->block, t->ledger->now_ns) < 0)
+	if (leased || kvpd_block_drop_copy(t, m->block, j->for_room, t->ledger->now_ns) < 0)
 		kvp_block_unmark(&t->view, m->block, m->word);
 }
 
@@ -318,7 +319,7 @@ static void finish_job(struct kvpd_tenant *t, struct kvpd_switch *w, struct kvpd
 
 		t->block[m->block].flags &= ~(KVPD_BLOCK_MOVING | KVPD_BLOCK_LEASED);
 		if (j->drop)
-			drop(t, m, leased);
+			drop(t, j, m, leased);
 		else if (j->first)
 			leave(w, m, leased);
 		else

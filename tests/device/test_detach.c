@@ -125,6 +125,11 @@ static void leases_first(void **state)
 	assert_true(e2e_worker(w.daemon.pid) > 0);
 	assert_true(dev_warm_all(&w, &p[2]));
 	assert_int_equal(dev_read(&w, &p[2]), DEV_BLOCKS);
+	/* What was emptied by an administrator is not back soon: nothing went for others. */
+	dev_put(&w, &p[1], 2);
+	assert_true(dev_warm_all(&w, &p[1]));
+	assert_int_equal(dev_figure(&w, "reloads_total"), 0);
+	dev_release(&p[1]);
 	assert_int_equal(kvctl(&w, "device list"), 0);
 	dev_release(&p[2]);
 	dev_end(&w);

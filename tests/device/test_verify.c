@@ -117,6 +117,8 @@ static void damaged_at_rest(void **state)
 	dev_put(&w, p, 1);
 	assert_true(dev_warm_all(&w, p));
 	assert_int_equal(dev_read(&w, p), DEV_BLOCKS);
+	/* It went for its own sake. */
+	assert_int_equal(dev_figure(&w, "reloads_total"), 0);
 	dev_release(p);
 	dev_end(&w);
 	free(p);

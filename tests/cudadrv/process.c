@@ -347,11 +347,18 @@ SIM_EXPORT int cuGetErrorName(int error, const char **name)
 		{ 906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" },
 		{ 908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD" }, { 999, "CUDA_ERROR_UNKNOWN" } };
 
+	bool opened;
+	int r;
+
 	/* the one function that works without a machine, and in a child of fork() */
 	pthread_mutex_lock(&sim.lock);
-	if (sim.opened)
+	opened = sim.opened;
+	if (opened)
 		atomic_fetch_add(&sim.shared.s->calls[SIM_cuGetErrorName], 1);
 	pthread_mutex_unlock(&sim.lock);
+	r = opened ? strike(SIM_cuGetErrorName) : CU_OK;
+	if (r != CU_OK)
+		return r;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		if (names[i].error == error) {
 			*name = names[i].name;

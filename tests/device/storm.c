@@ -33,6 +33,7 @@ struct counts {
 	_Atomic(uint64_t) wrong;   /* bytes that were not right when they were first read */
 	_Atomic(uint64_t) there;   /* blocks read on the device */
 	_Atomic(uint64_t) here;    /* and in DRAM */
+	_Atomic(uint64_t) early;   /* places told of blocks that were still to come */
 	_Atomic(uint64_t) stored;
 	_Atomic(uint64_t) stored_there; /* of these on the device */
 };
@@ -175,6 +176,22 @@ static void compare(
 		}
 }
 
+/* Looks where its blocks come to lie: what is there until they have come is anything, but it is there. */
+static void look_early(
+	struct e2e *e, struct kvp_prefix *m, const struct kvp_warm_opts *o, struct kvp_ticket t)
+{
+	const void *there[BLOCKS];
+	int n = kvp_ticket_placed(e->client, t, 20);
+
+	if (n <= 0)
+		return;
+	n = kvp_device_payloads(m, 0, o->first, (uint32_t)n, KVP_DEVICE_PENDING, there);
+	for (int i = 0; i < n; i++)
+		(void)*(const volatile uint64_t *)there[i];
+	if (n > 0)
+		atomic_fetch_add(&counts->early, (uint64_t)n);
+}
+
 static void maybe_warm(struct e2e *e, struct kvp_prefix *m, uint32_t blocks, uint64_t *rng)
 {
 	struct kvp_warm_opts o = { .size = sizeof(o) };
@@ -184,7 +201,12 @@ static void maybe_warm(struct e2e *e, struct kvp_prefix *m, uint32_t blocks, uin
 	o.first = e2e_random(rng) % 4 ? 0 : o.first;
 	o.n = e2e_random(rng) % 2 ? 0 : 1 + (uint32_t)(e2e_random(rng) % blocks);
 	o.flags = e2e_random(rng) % 4 ? 0 : KVP_WARM_PREFETCH;
-	if (kvp_warm(m, &o, &ticket) == 0 && e2e_random(rng) % 4)
+	o.flags |= e2e_random(rng) % 2 ? 0 : KVP_WARM_EARLY;
+	if (kvp_warm(m, &o, &ticket) < 0)
+		return;
+	if (o.flags & KVP_WARM_EARLY && e2e_random(rng) % 4)
+		look_early(e, m, &o, ticket);
+	if (e2e_random(rng) % 4)
 		(void)kvp_ticket_wait(
 			e->client, ticket, 1 + (uint32_t)(e2e_random(rng) % 100), NULL);
 }
@@ -442,13 +464,14 @@ int main(int argc, char **argv)
 	wrong += check(0);
 	kvt_daemon_stop(&daemon_);
 	printf("%llu blocks stored, %llu of them on the device, %llu read in DRAM, %llu on the "
-	       "device\n",
+	       "device, %llu places told early\n",
 		(unsigned long long)counts->stored, (unsigned long long)counts->stored_there,
-		(unsigned long long)counts->here, (unsigned long long)counts->there);
+		(unsigned long long)counts->here, (unsigned long long)counts->there,
+		(unsigned long long)counts->early);
 	printf("hazards %llu  wrong blocks %llu  slots returned twice %u  leases left %u  "
 	       "dram blocks lost %u\n",
 		(unsigned long long)counts->hazards, (unsigned long long)counts->wrong, wrong,
 		n_left, n_lost);
 	return counts->hazards || counts->wrong || wrong || n_left || n_lost || !counts->there ||
-	       !counts->stored_there;
+	       !counts->stored_there || !counts->early;
 }

@@ -115,7 +115,10 @@ static void test_not_taken(void **state)
 	kvpd_advice_free(a);
 }
 
-/* A chain that is used by two sessions is shared, and blocks leased together are joined. */
+/*
+ * D-077. A chain that is used by two sessions is shared, blocks leased together are joined, and so is what goes from a
+ * device with its neighbour that stays there, until it is back.
+ */
 static void test_edges(void **state)
 {
 	struct kvpd_advice *a = make(64, 64);
@@ -142,6 +145,13 @@ static void test_edges(void **state)
 	kvpd_advice_rank(a, now, 0);
 	kvp_ranking_size(kvpd_advice_consult(a, now), &nodes, &edges);
 	assert_int_equal(edges, 9 + 9 + 1);
+	for (uint32_t cold = 0; cold < 4; cold++) {
+		kvpd_advice_place(a, 9, cold % 2 == 0);
+		kvpd_advice_listen(a, chain, now);
+		kvpd_advice_rank(a, now, 0);
+		kvp_ranking_size(kvpd_advice_consult(a, now), &nodes, &edges);
+		assert_int_equal(edges, 9 + 9 + 1 + (cold % 2 == 0));
+	}
 	kvpd_advice_free(a);
 }
 

@@ -66,6 +66,7 @@ static void fork_child(void)
 	if (sim.inited) {
 		sim.forked = true;
 		close(sim.life_fd);
+		sim_shared_renew(&sim.shared);
 	}
 }
 

@@ -80,6 +80,29 @@ static int lock_byte(int fd, int command, short type, off_t byte)
 	return command == F_OFD_GETLK ? l.l_type != F_UNLCK : 0;
 }
 
+/* The state by another description. */
+static int open_again(const struct sim_shared *sh)
+{
+	char path[32];
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", sh->fd);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	return fd < 0 ? openat(sh->folder, "state", O_RDWR | O_CLOEXEC) : fd;
+}
+
+void sim_shared_renew(struct sim_shared *sh)
+{
+	int fd = open_again(sh);
+
+	if (fd < 0)
+		return;
+	/* The mapping holds the old one as well. */
+	(void)!mmap(sh->s, sizeof(*sh->s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+	dup3(fd, sh->fd, O_CLOEXEC);
+	close(fd);
+}
+
 void sim_lock(struct sim_shared *sh)
 {
 	pthread_mutex_lock(&sh->mutex);
@@ -436,13 +459,8 @@ bool sim_segment_shared(struct sim_shared *sh, uint64_t id)
 
 int sim_process_join(struct sim_shared *sh, uint32_t *ret_slot, int *ret_fd)
 {
-	char path[32];
-	int fd;
+	int fd = open_again(sh);
 
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", sh->fd);
-	fd = open(path, O_RDWR | O_CLOEXEC);
-	if (fd < 0)
-		fd = openat(sh->folder, "state", O_RDWR | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
 	for (uint32_t i = 0; i < SIM_PROCESSES; i++) {

@@ -145,6 +145,11 @@ uint64_t sim_random(uint64_t *seed);
 int sim_shared_open(const char *folder, struct sim_shared *ret_sh);
 int sim_shared_make(const char *folder, const struct cudadrv_config *config);
 void sim_shared_close(struct sim_shared *sh);
+/*
+ * In a child of fork(): a description of its own. What its parent has locked by the common one when it is killed would
+ * stay locked for as long as the child lives.
+ */
+void sim_shared_renew(struct sim_shared *sh);
 void sim_lock(struct sim_shared *sh);
 void sim_unlock(struct sim_shared *sh);
 

@@ -194,6 +194,42 @@ static void a_forked_child_holds_memory(void **state)
 	no_reports();
 }
 
+/* Takes the machine's lock all the time. */
+static void busy_forker(void)
+{
+	uint64_t free, total;
+	pid_t child;
+
+	child_open();
+	child = child_start(sleeper);
+	child_tell(child_link, (uint64_t)child, -1);
+	for (;;)
+		must(cu.cuMemGetInfo_v2(&free, &total));
+}
+
+/* One that is killed with the lock may have a child that has all its files. */
+static void a_forked_child_holds_no_lock(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 16; i++) {
+		int link;
+		pid_t parent = child_start_linked(busy_forker, &link);
+		pid_t child = (pid_t)child_hear(link, NULL);
+
+		nap_ms(1 + i % 4);
+		kill_child(parent);
+		alarm(20);
+		assert_int_equal(free_now(), VRAM - CONTEXT);
+		alarm(0);
+		kill(child, SIGKILL);
+		for (int k = 0; k < 1000 && free_now() != VRAM; k++)
+			nap_ms(5);
+		close(link);
+	}
+	assert_int_equal(free_now(), VRAM);
+	no_reports();
+}
+
 static void other_user(void)
 {
 	if (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)
@@ -894,6 +930,7 @@ int main(void)
 		EACH(a_descriptor_holds_memory),
 		EACH(a_descriptor_in_flight_holds_memory),
 		EACH(a_forked_child_holds_memory),
+		EACH(a_forked_child_holds_no_lock),
 		EACH(another_user_imports),
 		EACH(capacity_is_the_machine_s),
 		EACH(mappings_hold_memory),

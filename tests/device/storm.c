@@ -3,7 +3,7 @@
  * Clients that put, into DRAM and on a small device, match, have blocks copied there, read, compare, hold and
  * delete them, in a pool that is too small for all, while clients and the device's workers are killed. What is
  * read under a lease has to be right, and has to stay so until the lease ends; afterwards nothing may be
- * left of anybody.
+ * left of anybody. `storm --sim` is storm_cuda.c's.
  */
 #include <errno.h>
 #include <signal.h>
@@ -14,19 +14,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tests/e2e/e2e.h"
+#include "tests/device/storm.h"
 
-#define T           16u
-#define BLOCKS      10u
-#define SHARED      6u /* blocks that the prompts of a family share */
-#define FAMILIES    5u
-#define PROMPTS     400u
 #define DIM         64u
 #define BLOCK_BYTES (T * 2u * 2u * 2u * DIM * 2u) /* K and V, layers, heads, fp16 */
 #define WORDS       (BLOCK_BYTES / 8)
-#define CLIENTS     4u
-#define KEPT        4u /* prompts that one client holds all the time */
-#define WAIT_MS     20000u
 
 struct counts {
 	_Atomic(uint64_t) hazards; /* bytes that were right and changed under the lease */
@@ -43,25 +35,9 @@ static struct counts *counts;
 
 /* ---- contents ------------------------------------------------------------------------------- */
 
-static void prompt(uint32_t p, uint32_t *tokens)
-{
-	for (uint32_t i = 0; i < BLOCKS * T; i++)
-		tokens[i] =
-			i < SHARED * T ? (p % FAMILIES) * 7919 + i : 1000000 + p * 7919 + i * 31;
-}
-
-static uint64_t digest(const uint32_t *tokens, uint32_t n)
-{
-	uint64_t h = UINT64_C(0xcbf29ce484222325);
-
-	for (uint32_t i = 0; i < n; i++)
-		h = (h ^ tokens[i]) * UINT64_C(0x100000001b3);
-	return h;
-}
-
 static void derive(const uint32_t *tokens, uint32_t blocks, uint64_t *payload)
 {
-	uint64_t h = digest(tokens, blocks * T);
+	uint64_t h = storm_digest(tokens, blocks * T);
 
 	for (uint32_t i = 0; i < WORDS; i++)
 		payload[i] = h + i * UINT64_C(0x9e3779b97f4a7c15);
@@ -69,7 +45,7 @@ static void derive(const uint32_t *tokens, uint32_t blocks, uint64_t *payload)
 
 static bool derived(const uint32_t *tokens, uint32_t blocks, const uint64_t *payload)
 {
-	uint64_t h = digest(tokens, blocks * T), diff = 0;
+	uint64_t h = storm_digest(tokens, blocks * T), diff = 0;
 
 	for (uint32_t i = 0; i < WORDS; i++)
 		diff |= payload[i] ^ (h + i * UINT64_C(0x9e3779b97f4a7c15));
@@ -253,7 +229,7 @@ static int life(uint64_t rng)
 			e2e_random(&rng) % 4 ? BLOCKS : 1 + (uint32_t)(e2e_random(&rng) % BLOCKS);
 		struct kvp_ids ids = { .ids = tokens, .n = blocks * T, .type = KVP_IDS_U32 };
 
-		prompt((uint32_t)(e2e_random(&rng) % PROMPTS), tokens);
+		storm_prompt((uint32_t)(e2e_random(&rng) % PROMPTS), tokens);
 		switch (e2e_random(&rng) % 16) {
 		case 0:
 			(void)kvp_delete(e.space, tokens, blocks * T, 100);
@@ -289,7 +265,7 @@ static int keep(struct keeper *k)
 	int why, r = attach(&k->e);
 
 	for (uint32_t i = 0; i < KEPT && r >= 0; i++) {
-		prompt(PROMPTS + i, k->tokens[i]);
+		storm_prompt(PROMPTS + i, k->tokens[i]);
 		r = store(&k->e, k->tokens[i], BLOCKS, false);
 		if (r >= 0)
 			r = kvp_flush(k->e.client, WAIT_MS);
@@ -400,32 +376,6 @@ static uint32_t storm(struct keeper *k, uint32_t kills, uint32_t worker_kills, u
 	return wrong + check(1);
 }
 
-/* Blocks that something keeps although there is no client any more, and no copy should take so long. */
-static uint32_t left(void)
-{
-	for (uint32_t tries = 0;; tries++) {
-		int status;
-		json_t *answer = e2e_ask(daemon_.socket, "{\"verb\":\"drain\"}", &status);
-		uint32_t n = (uint32_t)json_integer_value(json_object_get(answer, "in_use"));
-
-		n = status < 0 ? 1 : n;
-		if (n && tries == 1000)
-			json_dumpf(answer, stderr, JSON_INDENT(2));
-		json_decref(answer);
-		if (!n || tries == 1000)
-			return n;
-		e2e_sleep_us(10000);
-	}
-}
-
-static uint64_t option(int argc, char **argv, const char *name, uint64_t otherwise)
-{
-	for (int i = 1; i + 1 < argc; i += 2)
-		if (!strcmp(argv[i], name))
-			return strtoull(argv[i + 1], NULL, 0);
-	return otherwise;
-}
-
 static void start(void)
 {
 	static char more[1024];
@@ -440,13 +390,15 @@ static void start(void)
 
 int main(int argc, char **argv)
 {
-	const uint32_t kills = (uint32_t)option(argc, argv, "--kills", 40);
-	const uint32_t worker_kills = (uint32_t)option(argc, argv, "--worker-kills", 3);
-	uint64_t seed = option(argc, argv, "--seed", 1);
+	const uint32_t kills = (uint32_t)storm_option(argc, argv, "--kills", 40);
+	const uint32_t worker_kills = (uint32_t)storm_option(argc, argv, "--worker-kills", 3);
+	uint64_t seed = storm_option(argc, argv, "--seed", 1);
 	uint32_t wrong, n_lost, n_left;
 	static struct keeper k;
 	int r;
 
+	if (argc > 1 && !strncmp(argv[1], "--sim", 5))
+		return storm_cuda(argc, argv);
 	counts = mmap(
 		NULL, sizeof(*counts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (counts == MAP_FAILED || !getenv("KVPOOL_DEVICE"))
@@ -460,7 +412,7 @@ int main(int argc, char **argv)
 	n_lost = lost(&k);
 	e2e_detach(&k.e);
 	wrong += check(0);
-	n_left = left();
+	n_left = storm_left(daemon_.socket);
 	wrong += check(0);
 	kvt_daemon_stop(&daemon_);
 	printf("%llu blocks stored, %llu of them on the device, %llu read in DRAM, %llu on the "

@@ -203,11 +203,12 @@ static int32_t node_of_bus(const struct kvpd_driver *d)
 	return node;
 }
 
-static void describe(struct kvpd_driver *d, const struct kvpd_driver_opts *opts)
+/* Engines know the device by its UUID alone: without one it would be up, and nobody would find it. */
+static int describe(struct kvpd_driver *d, const struct kvpd_driver_opts *opts)
 {
 	struct cu_uuid uuid;
 	size_t total;
-	int node;
+	int node, error;
 
 	d->bytes = opts->bytes;
 	if (d->cu.cuDeviceTotalMem_v2(&total, d->device) == CU_OK && total < d->bytes)
@@ -215,8 +216,12 @@ static void describe(struct kvpd_driver *d, const struct kvpd_driver_opts *opts)
 	if (d->cu.cuDeviceGetAttribute(&node, CU_ATTR_HOST_NUMA_ID, d->device) != CU_OK)
 		node = node_of_bus(d);
 	d->numa_node = node >= 0 && node < KVPD_NODES ? node : -1;
-	if (d->cu.cuDeviceGetUuid_v2(&uuid, d->device) == CU_OK)
-		memcpy(d->uuid, uuid.bytes, sizeof(d->uuid));
+	error = d->cu.cuDeviceGetUuid_v2(&uuid, d->device);
+	if (error != CU_OK)
+		return refuse(
+			opts, -EIO, "the device does not say its UUID", kvp_cu_name(&d->cu, error));
+	memcpy(d->uuid, uuid.bytes, sizeof(d->uuid));
+	return 0;
 }
 
 static void making_end(struct kvpd_driver *d);
@@ -268,10 +273,10 @@ static int cuda_open(const struct kvpd_driver_opts *opts, struct kvpd_driver **r
 		r = find(d, opts);
 	if (r == 0)
 		r = transport(d, opts);
-	if (r == 0) {
-		describe(d, opts);
+	if (r == 0)
+		r = describe(d, opts);
+	if (r == 0)
 		r = kvpd_cuda_pin_start(d);
-	}
 	for (uint32_t i = 0; r == 0 && i < KVPD_WAYS; i++)
 		r = kvpd_cuda_copy_start(&d->way[i], d, i);
 	if (r < 0) {

@@ -767,6 +767,33 @@ static void a_worker_says_why_it_cannot(void **state)
 	free(library);
 }
 
+/* Engines know a device by its UUID: a worker that is not told it makes way for one that is. */
+static void no_device_without_its_uuid(void **state)
+{
+	const struct kvpd_device_config plain = { .transport = KVPD_TRANSPORT_AUTO };
+	const struct cudadrv_fault fault = {
+		.function = "cuDeviceGetUuid_v2",
+		.program = "kvpool-device",
+		.action = CUDADRV_RETURN,
+		.times = 1,
+		.value = CU_ERR_NO_MEMORY,
+	};
+	uint32_t number;
+	uint8_t uuid[16];
+
+	(void)state;
+	assert_int_equal(cudadrv_set(sim, &fault, &number), 0);
+	open_device(&plain);
+	for (uint32_t i = 0; i < 20000 && kvpd_device_state(device) != KVPD_DEVICE_UP; i++)
+		poll(NULL, 0, 1);
+	assert_int_equal(kvpd_device_state(device), KVPD_DEVICE_UP);
+	assert_int_equal(cudadrv_hit(sim, number), 1);
+	assert_int_equal(cudadrv_uuid(sim, 0, uuid), 0);
+	assert_memory_equal(figures().uuid, uuid, sizeof(uuid));
+	assert_int_equal(cudadrv_clear(sim), 0);
+	close_device();
+}
+
 static int clean(void **state)
 {
 	(void)state;
@@ -809,6 +836,7 @@ int main(void)
 		cmocka_unit_test_teardown(memory_that_the_driver_owes, clean),
 		cmocka_unit_test_teardown(a_context_in_the_second_try, clean),
 		cmocka_unit_test_teardown(a_worker_says_why_it_cannot, clean),
+		cmocka_unit_test_teardown(no_device_without_its_uuid, clean),
 	};
 
 	if (which && !strcmp(which, "real")) {

@@ -141,6 +141,11 @@ struct kvpd_driver {
 
 /* 0, or the negative errno of an error, which is kept if the device is lost by it. Any thread. */
 int kvpd_cuda_check(struct kvpd_driver *d, int error);
+/*
+ * Nothing of the stream is under way any more, or the device counts as lost: then the process is to end, and what
+ * the stream may write must be left as it is until then. Any thread.
+ */
+void kvpd_cuda_settle(struct kvpd_driver *d, struct CUstream_st *stream);
 
 /* cuda_copy.c. A thread each way; the context is there before anything is submitted. */
 int kvpd_cuda_copy_start(struct cuda_way *w, struct kvpd_driver *d, uint32_t way);

@@ -226,7 +226,7 @@ static int way_ready(struct cuda_way *w)
 static void give_up(struct cuda_way *w, const struct cuda_batch *b)
 {
 	if (w->stream)
-		(void)kvpd_cuda_check(w->d, w->d->cu.cuStreamSynchronize(w->stream));
+		kvpd_cuda_settle(w->d, w->stream);
 	for (uint32_t i = 0; i < CUDA_STAGES; i++)
 		if (w->stage[i].batch == b)
 			stage_reset(&w->stage[i]);

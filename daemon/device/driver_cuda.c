@@ -12,8 +12,9 @@
 #include "daemon/device/cuda.h"
 #include "shm/kvp_seg.h"
 
-#define EVENT_FLAGS (CU_EVENT_BLOCKING | CU_EVENT_NO_TIMING)
-#define LEGACY_PAGE (UINT64_C(2) << 20) /* what cuMemAlloc() gives a handle of its own for */
+#define EVENT_FLAGS  (CU_EVENT_BLOCKING | CU_EVENT_NO_TIMING)
+#define SETTLE_TRIES 3u
+#define LEGACY_PAGE  (UINT64_C(2) << 20) /* what cuMemAlloc() gives a handle of its own for */
 
 int kvpd_cuda_check(struct kvpd_driver *d, int error)
 {
@@ -47,6 +48,20 @@ static int said(struct kvpd_driver *d, int error)
 	int r = kvpd_cuda_check(d, error);
 
 	return lost(d) ? -ENODEV : r;
+}
+
+void kvpd_cuda_settle(struct kvpd_driver *d, struct CUstream_st *stream)
+{
+	int error, ok = CU_OK;
+	uint32_t tries = 0;
+
+	do {
+		error = d->cu.cuStreamSynchronize(stream);
+		(void)kvpd_cuda_check(d, error);
+	} while (error != CU_OK && !atomic_load(&d->lost) && ++tries < SETTLE_TRIES);
+	/* With the process the device lets go of all that it had under way. */
+	if (error != CU_OK && atomic_compare_exchange_strong(&d->lost, &ok, error))
+		(void)eventfd_write(d->event, 1);
 }
 
 /* ---- the context ---------------------------------------------------------------------------- */
@@ -335,7 +350,10 @@ static void making_end(struct kvpd_driver *d)
 	if (!d->making.open)
 		return;
 	if (d->making.zeroing)
-		(void)said(d, d->cu.cuStreamSynchronize(d->making.stream));
+		kvpd_cuda_settle(d, d->making.stream);
+	/* What may be written still is left to the end of this process. */
+	if (atomic_load(&d->lost))
+		d->making.addr = d->making.handle = 0;
 	if (d->making.addr)
 		unmap(d, d->making.addr, d->making.bytes, d->making.mapped);
 	if (d->making.handle)

@@ -43,6 +43,8 @@ static const struct special {
 	{ "cuMemAlloc_v2", true, NEEDS_IPC, { 0 } },
 	{ "cuMemFree_v2", true, NEEDS_IPC, { 0 } },
 	{ "cuIpcGetMemHandle", true, NEEDS_IPC, { 0 } },
+	/* Without its UUID no engine finds the device. */
+	{ "cuDeviceGetUuid_v2", true, NEEDS_BOTH, { 0 } },
 	{ "cuMemcpyBatchAsync", true, NEEDS_OLD | NEEDS_PINNED, { 0 } },
 	{ "cuMemcpyBatchAsync_v2", true, NEEDS_PINNED, { 0 } },
 	{ "cuMemImportFromShareableHandle", true, NEEDS_RESTART, { 0 } },
@@ -50,8 +52,8 @@ static const struct special {
 	/* A context that cannot be used is given back. */
 	{ "cuDevicePrimaryCtxRelease_v2", true, 0,
 		{ "cuCtxSetCurrent", NULL, CUDADRV_RETURN, 0, 1, CU_ERR_NO_MEMORY } },
-	/* What was begun before an event was refused is waited for. */
-	{ "cuStreamSynchronize", true, 0,
+	/* What was begun before an event was refused is waited for, and not unmapped before. */
+	{ "cuStreamSynchronize", true, NEEDS_BOTH,
 		{ "cuEventRecord", NULL, CUDADRV_RETURN, 0, 1, CU_ERR_NO_MEMORY } },
 	/* A driver that does not say its node. */
 	{ "cuDeviceGetPCIBusId", true, 0,
@@ -332,6 +334,7 @@ int main(int argc, char **argv)
 			points[i].covered = true;
 			continue;
 		}
+		all = all || (s && s->needs & NEEDS_BOTH);
 		if (all || turn % 2 == 0)
 			cases[n++] = 3 * i + ENTRY_NO_MEMORY;
 		if (all || turn % 2 == 1)

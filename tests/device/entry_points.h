@@ -20,6 +20,7 @@ enum { ENTRY_NO_MEMORY, ENTRY_NOT_READY, ENTRY_STICKY };
 #define NEEDS_NO_CURRENT 16u  /* a thread of the engine without a current context */
 #define NEEDS_KERNEL     32u  /* a library that was built with a kernel that copies */
 #define NEEDS_PINNED     128u /* DRAM that the worker has pinned */
+#define NEEDS_BOTH       256u /* errors in every run: one of them was not survived once */
 #define NEEDS_NEVER      64u  /* it is called in no case */
 
 struct entry_case {

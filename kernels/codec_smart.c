@@ -91,17 +91,38 @@ static uint32_t smart_scalars(const struct smart *s, uint32_t bits)
 	return s->method == KVP_SMART_ASYM && bits < 8 ? 2 * bytes : bytes;
 }
 
-/* Everything that follows from the widths. The widths themselves are the section `extra`. */
+/* Where buckets of so many tokens lie. The widths themselves are the section `extra`. */
+static void smart_place(const struct kvp_plane *p, struct smart *s)
+{
+	struct kvp_layout lay = kvp_layout_new(p, 8);
+
+	kvp_layout_section(&lay, p->tokens);
+	for (int i = 0; i < WIDTHS; i++) {
+		struct bucket *b = &s->bucket[i];
+
+		b->row = kvp_row_bytes(b->bits, p->dim);
+		b->scalars = smart_scalars(s, b->bits);
+		b->codes = kvp_layout_section(&lay, p->heads * b->n * b->row);
+		b->scale = kvp_layout_section(&lay, p->heads * b->n * b->scalars);
+	}
+	s->bytes = lay.bytes;
+}
+
+static void smart_empty(struct smart *s)
+{
+	for (int i = 0; i < WIDTHS; i++)
+		s->bucket[i] = (struct bucket){ .bits = width_bits[i] };
+}
+
+/* Everything that follows from the widths. */
 static int smart_shape(
 	uint32_t id, const struct kvp_plane *p, const uint8_t *widths, struct smart *s)
 {
 	uint32_t v = KVP_CODEC_VARIANT(id), left = budget_of(id, p->tokens);
-	struct kvp_layout lay = kvp_layout_new(p, 8);
 
 	if (smart_method(id, p->dim, s) < 0)
 		return -EINVAL;
-	for (int i = 0; i < WIDTHS; i++)
-		s->bucket[i] = (struct bucket){ .bits = width_bits[i] };
+	smart_empty(s);
 	for (uint32_t t = 0; t < p->tokens; t++) {
 		int i = width_index(widths[t]);
 
@@ -113,16 +134,7 @@ static int smart_shape(
 		s->index[t] = (uint8_t)i;
 		s->slot[t] = (uint16_t)s->bucket[i].n++;
 	}
-	kvp_layout_section(&lay, p->tokens);
-	for (int i = 0; i < WIDTHS; i++) {
-		struct bucket *b = &s->bucket[i];
-
-		b->row = kvp_row_bytes(b->bits, p->dim);
-		b->scalars = smart_scalars(s, b->bits);
-		b->codes = kvp_layout_section(&lay, p->heads * b->n * b->row);
-		b->scale = kvp_layout_section(&lay, p->heads * b->n * b->scalars);
-	}
-	s->bytes = lay.bytes;
+	smart_place(p, s);
 	return 0;
 }
 
@@ -138,16 +150,17 @@ static int smart_init(struct smart *s, uint32_t dim, uint64_t seed)
 /* The largest a plane can become: every token in 8 bits, or all bits of the mean used. */
 static int layout_smart(uint32_t id, const struct kvp_plane *p, struct kvp_layout *ret)
 {
-	uint8_t widths[KVP_PLANE_TOKENS_MAX];
+	const uint8_t *mean = mean_of(id);
 	struct kvp_layout lay = kvp_layout_new(p, 8);
 	struct smart s;
 
-	if (mean_of(id)[0])
-		spread(id, p->tokens, widths);
-	else
-		memset(widths, 8, sizeof widths);
-	if (smart_shape(id, p, widths, &s) < 0)
+	if (smart_method(id, p->dim, &s) < 0)
 		return -EINVAL;
+	/* By numbers of tokens: who asks may have many planes to ask for. */
+	smart_empty(&s);
+	s.bucket[width_index(mean[0] ? mean[0] : 8)].n += p->tokens / 2;
+	s.bucket[width_index(mean[0] ? mean[1] : 8)].n += p->tokens - p->tokens / 2;
+	smart_place(p, &s);
 	if (s.method == KVP_SMART_TQ && kvp_hadamard_order(p->dim) < 0)
 		return -EINVAL;
 	lay.extra = kvp_layout_section(&lay, p->tokens);
@@ -155,7 +168,7 @@ static int layout_smart(uint32_t id, const struct kvp_plane *p, struct kvp_layou
 	 * Three more buckets may begin at a boundary each, for codes and for scalars. Under a mean the codes may
 	 * also end elsewhere, so that the first bucket's scalars may.
 	 */
-	lay.bytes = s.bytes + (mean_of(id)[0] ? 7 : 6) * KVP_SECTION_ALIGN +
+	lay.bytes = s.bytes + (mean[0] ? 7 : 6) * KVP_SECTION_ALIGN +
 		    (s.method == KVP_SMART_ASYM ? p->heads * p->tokens * smart_scalars(&s, 8) : 0);
 	*ret = lay;
 	return 0;

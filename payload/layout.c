@@ -3,6 +3,7 @@
 #include "payload/kvp_payload.h"
 
 #include <errno.h>
+#include <string.h>
 
 #define ALIGN 64u
 
@@ -220,17 +221,25 @@ static int judge_half(const struct kvp_space_canon *c, uint32_t kind)
 	return bytes && bytes < half_bytes(c, KVP_CODEC_NATIVE, kind) ? 0 : -EINVAL;
 }
 
-int kvp_payload_judge(const struct kvp_space_canon *c)
+/* Bytes of a block in these codecs, as its layout has them. */
+static uint64_t block_bytes(const struct kvp_space_canon *c, const uint32_t codec[2])
 {
-	if (!c->floor_k && !c->floor_v)
-		return 0;
-	if (c->layout == KVP_LAYOUT_OPAQUE || judge_shape(c) < 0 ||
-		(c->floor_v && !has_values(c)) ||
-		c->native_last > (uint64_t)KVP_PAYLOAD_NATIVE_LAST * c->block_tokens)
-		return -EINVAL;
-	if (judge_half(c, KVP_PLANE_K) < 0)
-		return -EINVAL;
-	return judge_half(c, KVP_PLANE_V);
+	int native = codec[0] == KVP_CODEC_NATIVE && codec[1] == KVP_CODEC_NATIVE;
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < c->n_layers; i++)
+		for (uint32_t kind = 0; kind < 2; kind++) {
+			struct kvp_plane plane = plane_of(c, i, kind);
+			size_t bytes = token_bytes(c, i, kind) * c->block_tokens;
+
+			if (!plane.dim)
+				continue;
+			if (!c->layers[i].exact && codec[kind] != KVP_CODEC_NATIVE &&
+				kvp_plane_bytes(codec[kind], &plane, &bytes) < 0)
+				return UINT64_MAX;
+			sum = (native ? sum : (sum + ALIGN - 1) / ALIGN * ALIGN) + bytes;
+		}
+	return sum;
 }
 
 static uint32_t codec_of(const struct kvp_space_canon *c, uint32_t width, uint32_t kind)
@@ -247,24 +256,64 @@ static uint32_t codec_of(const struct kvp_space_canon *c, uint32_t width, uint32
 	return half_bytes(c, codec, kind) > half_bytes(c, floor, kind) ? codec : floor;
 }
 
+/*
+ * What all widths mean. One that would take as many bytes as the one before it, or more, is the one before it: small
+ * planes have more padding than codes.
+ */
+static void find_codecs(const struct kvp_space_canon *c, uint32_t ret_codec[KVP_PAYLOAD_WIDTHS][2])
+{
+	uint64_t last = 0;
+
+	for (uint32_t w = 0; w < KVP_PAYLOAD_WIDTHS; w++) {
+		uint32_t *codec = ret_codec[w];
+		uint64_t bytes;
+
+		codec[0] = codec_of(c, w, KVP_PLANE_K);
+		codec[1] = codec_of(c, w, KVP_PLANE_V);
+		bytes = block_bytes(c, codec);
+		if (w > 1 && bytes >= last)
+			memcpy(codec, ret_codec[w - 1], sizeof(ret_codec[w]));
+		else
+			last = bytes;
+	}
+}
+
+int kvp_payload_judge(const struct kvp_space_canon *c)
+{
+	uint32_t codec[KVP_PAYLOAD_WIDTHS][2];
+
+	if (!c->floor_k && !c->floor_v)
+		return 0;
+	if (c->layout == KVP_LAYOUT_OPAQUE || judge_shape(c) < 0 ||
+		(c->floor_v && !has_values(c)) ||
+		c->native_last > (uint64_t)KVP_PAYLOAD_NATIVE_LAST * c->block_tokens)
+		return -EINVAL;
+	if (judge_half(c, KVP_PLANE_K) < 0 || judge_half(c, KVP_PLANE_V) < 0)
+		return -EINVAL;
+	find_codecs(c, codec);
+	return block_bytes(c, codec[1]) < block_bytes(c, codec[0]) ? 0 : -EINVAL;
+}
+
 int kvp_payload_codecs(
 	const struct kvp_space_canon *c, uint32_t width, uint32_t *ret_k, uint32_t *ret_v)
 {
+	uint32_t codec[KVP_PAYLOAD_WIDTHS][2];
+
 	if (width >= KVP_PAYLOAD_WIDTHS)
 		return -EINVAL;
-	*ret_k = codec_of(c, width, KVP_PLANE_K);
-	*ret_v = codec_of(c, width, KVP_PLANE_V);
+	find_codecs(c, codec);
+	*ret_k = codec[width][0];
+	*ret_v = codec[width][1];
 	return 0;
 }
 
 uint32_t kvp_payload_lowest(const struct kvp_space_canon *c)
 {
-	uint32_t width = 0;
+	uint32_t codec[KVP_PAYLOAD_WIDTHS][2], width = KVP_PAYLOAD_WIDTHS - 1;
 
-	while (width + 1 < KVP_PAYLOAD_WIDTHS &&
-		(codec_of(c, width, KVP_PLANE_K) != floor_of(c, KVP_PLANE_K) ||
-			codec_of(c, width, KVP_PLANE_V) != floor_of(c, KVP_PLANE_V)))
-		width++;
+	find_codecs(c, codec);
+	while (width && !memcmp(codec[width], codec[width - 1], sizeof(codec[width])))
+		width--;
 	return width;
 }
 

@@ -164,6 +164,41 @@ static void the_lowest_width_is_the_floor(void **s)
 	assert_int_equal(kvp_payload_codecs(&c, 5, &k, &v), -EINVAL);
 }
 
+/* Whatever the geometry: no width takes more than the one before it, or as much as the native block. */
+static void small_planes_shrink_too(void **s)
+{
+	uint32_t refused = 0, repeated = 0;
+
+	(void)s;
+	for (uint32_t round = 0; round < 4000; round++) {
+		static struct kvp_block_layout l;
+		struct kvp_space_canon c = { .version = 1,
+			.dtype = KVP_DTYPE_F16,
+			.block_tokens = KVP_BLOCK_TOKENS_MIN + below(130),
+			.n_layers = 2 };
+		uint64_t native, before;
+
+		for (uint32_t i = 0; i < 2; i++) {
+			c.layers[i].kv_heads = (uint16_t)(1 + below(3));
+			c.layers[i].k_dim = c.layers[i].v_dim = (uint16_t)(8 << below(3));
+		}
+		if (floored(&c, floors[below(sizeof(floors) / sizeof(*floors))]) < 0) {
+			refused++;
+			continue;
+		}
+		assert_int_equal(kvp_payload_layout(&c, 0, &l), 0);
+		native = before = l.bytes;
+		for (uint32_t w = 1; w <= kvp_payload_lowest(&c); w++) {
+			assert_int_equal(kvp_payload_layout(&c, w, &l), 0);
+			assert_true(l.bytes < native);
+			assert_true(l.bytes <= before);
+			repeated += l.bytes == before;
+			before = l.bytes;
+		}
+	}
+	assert_true(refused > 0 && repeated > 0 && refused < 3000);
+}
+
 static void what_no_floor_may_be(void **s)
 {
 	struct kvp_space_canon c = { .version = 1,
@@ -692,6 +727,7 @@ int main(void)
 		cmocka_unit_test(native_is_counted),
 		cmocka_unit_test(planes_follow_each_other),
 		cmocka_unit_test(the_lowest_width_is_the_floor),
+		cmocka_unit_test(small_planes_shrink_too),
 		cmocka_unit_test(what_no_floor_may_be),
 		cmocka_unit_test(recoded_is_the_codecs_own),
 		cmocka_unit_test(steps_compose),

@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "daemon/ledger/importance.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/ledger/mover.h"
 #include "daemon/ledger/precision.h"
+#include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "policy/kvp_allot.h"
@@ -101,10 +103,51 @@ void kvpd_tokens_free(struct kvpd_tenant *t)
 	p->charged = 0;
 }
 
+/* Many pages, which the kernel takes long to take back: the ledger does not wait for it. */
+struct drop {
+	struct kvpd_job job;
+	struct kvpd_tenant *tenant;
+	struct kvpd_tokens tokens;
+};
+
+static void run_drop(struct kvpd_job *job)
+{
+	struct drop *d = kvpd_container(job, struct drop, job);
+
+	free(d->tokens.of);
+	d->tokens.of = NULL;
+}
+
+static void done_drop(struct kvpd_ledger *l, struct kvpd_job *job)
+{
+	struct drop *d = kvpd_container(job, struct drop, job);
+
+	kvpd_ledger_charge(l, d->tenant);
+	d->tenant->n_jobs--;
+	free(d->tokens.of); /* the thread was stopped before */
+	kvpd_meta_discharge(d->tenant, d->tokens.charged);
+	free(d);
+}
+
 void kvpd_tokens_leave(struct kvpd_tenant *t)
 {
-	if (!t->precision.floors)
+	struct kvpd_tokens *p = &t->tokens;
+	struct drop *d;
+
+	if (t->precision.floors)
+		return;
+	d = p->of ? malloc(sizeof(*d)) : NULL;
+	if (!d) {
 		kvpd_tokens_free(t);
+		return;
+	}
+	*d = (struct drop){ .job = { .tenant = t->id, .run = run_drop, .done = done_drop },
+		.tenant = t,
+		.tokens = *p };
+	p->of = NULL;
+	p->charged = 0;
+	t->n_jobs++;
+	kvpd_worker_submit(&t->ledger->dropper, &d->job);
 }
 
 /* ---- bits ------------------------------------------------------------------------------------ */

@@ -51,7 +51,7 @@ bool kvpd_tokens_read(
 	const struct kvpd_tenant *t, uint32_t block, struct kvpd_token_levels *ret_levels);
 /* The descriptor is another block's now. */
 void kvpd_tokens_forget(struct kvpd_tenant *t, uint32_t block);
-/* A space goes: nothing is kept if none is left that has a floor. */
+/* A space goes: nothing is kept if none is left that has a floor; charged until the memory has gone. */
 void kvpd_tokens_leave(struct kvpd_tenant *t);
 void kvpd_tokens_free(struct kvpd_tenant *t);
 

@@ -462,6 +462,47 @@ static void the_tenant_pays(void **state)
 	end(&s);
 }
 
+/* When the last space with a floor goes its memory goes, and what was charged for it; the next one has it made anew. */
+static void what_was_reported_goes_with_the_space(void **state)
+{
+	struct kvp_space_canon other = coded_model("other", NULL),
+			       next = coded_model("next", "smart");
+	char why[KVP_MSG_TEXT] = "";
+	struct kvp_msg_space space;
+	struct kvp_msg_id id;
+	uint64_t metadata, levels;
+	struct kvp_sqe sqe;
+	struct scene s;
+
+	(void)state;
+	begin(&s, "smart");
+	levels = (uint64_t)s.c->view.max_blocks * sizeof(struct kvpd_token_levels);
+	metadata = dp_figure(&s.w, "metadata_bytes");
+	report(&s, 0, 1);
+	assert_int_equal(dp_figure(&s.w, "metadata_bytes"), metadata + levels);
+	for (uint32_t i = 1; i < KVP_MAX_SPACES; i++) {
+		snprintf(other.model, sizeof(other.model), "other %u", i);
+		(void)coded_open(s.c, &other);
+	}
+	assert_int_equal(dp_open(s.c, &s.canon, why, sizeof(why), &space), 0);
+	id = (struct kvp_msg_id){ space.space, space.generation };
+	for (uint32_t i = 0; i < 2; i++)
+		assert_int_equal(kvpd_space_close(s.w.ledger, s.c->at.session, &id), 0);
+	assert_int_equal(dp_open(s.c, &next, why, sizeof(why), &space), 0);
+	assert_int_equal(space.space, s.space);
+	for (uint32_t ms = 0; dp_figure(&s.w, "metadata_bytes") != metadata; ms++) {
+		assert_true(ms < DP_WAIT_MS);
+		dp_pump(&s.w);
+	}
+	assert_int_equal(coded_put(s.c, s.space, dp_root(), 0, T, &s.b[0]), 0);
+	sqe = report_of(&s, 0, 3);
+	dp_push(s.c, &sqe);
+	dp_flush(s.c);
+	assert_int_equal(dp_figure(&s.w, "metadata_bytes"), metadata + levels);
+	assert_int_equal(dp_figure(&s.w, "token_attention_reported_total"), (CHAIN + 1) * T);
+	end(&s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -473,6 +514,7 @@ int main(void)
 		cmocka_unit_test(quality_is_judged_by_bits),
 		cmocka_unit_test(hostile_reports_are_dropped),
 		cmocka_unit_test(the_tenant_pays),
+		cmocka_unit_test(what_was_reported_goes_with_the_space),
 	};
 
 	return coded_run("tokens", tests, sizeof(tests) / sizeof(tests[0]));

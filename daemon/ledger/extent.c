@@ -6,6 +6,7 @@
 
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/grow.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/retire.h"
@@ -16,15 +17,17 @@
 
 /* ---- making and freeing --------------------------------------------------------------------- */
 
-/* The slots of an extent of so many bytes; on a device no more than there may be in all. */
+/* The slots of an extent of so many bytes; on a device no more than there may be in all, in whole pieces of its memory. */
 static uint32_t slots_in(const struct kvpd_tenant *t, const struct kvpd_class *c, uint64_t *bytes)
 {
 	uint64_t slots = *bytes / c->slot_bytes;
 	const struct kvpd_part *p = c->medium == KVPD_DRAM ? NULL : &t->part[c->medium - 1];
 
 	if (p && slots > p->max_slots - p->slots) {
+		const uint64_t grain = t->ledger->medium[c->medium - 1].grain;
+
 		slots = p->max_slots - p->slots;
-		*bytes = slots * c->slot_bytes;
+		*bytes = (slots * c->slot_bytes + grain - 1) / grain * grain;
 	}
 	return (uint32_t)slots;
 }

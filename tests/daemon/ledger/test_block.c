@@ -137,6 +137,44 @@ static int two_tiers_on_ledger(struct kvpd_ledger *l, void *arg)
 	return 0;
 }
 
+/* ---- the last slots that there is state for --------------------------------------------------- */
+
+static int last_slots_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct subject *s = arg;
+	struct kvpd_part *p = &s->t->part[0];
+	struct kvpd_class *c = kvpd_class_get(s->t, KVPD_DRAM + 1, 12 << 10);
+	uint32_t most = p->max_slots;
+	uint64_t grain = l->medium[0].grain;
+	struct kvpd_extent *x;
+
+	/* As of a GPU. */
+	l->medium[0].grain = MIB;
+	p->max_slots = p->slots + 2;
+	x = kvpd_extent_new(s->t, c, KVP_EXTENT_ARENA, 2 * MIB);
+	HOLDS(x && x->slots == 2);
+	/* Its worker refuses any other. */
+	HOLDS(x->bytes == MIB);
+	HOLDS(p->charged == MIB && p->slots == p->max_slots);
+	HOLDS(!kvpd_extent_new(s->t, c, KVP_EXTENT_ARENA, 2 * MIB));
+	kvpd_extent_free(x);
+	HOLDS(!p->charged);
+	p->max_slots = most;
+	l->medium[0].grain = grain;
+	return 0;
+}
+
+static void an_extent_of_the_last_slots_is_whole_pieces(void **state)
+{
+	struct subject s;
+
+	(void)state;
+	begin(&s);
+	assert_int_equal(kvpd_ledger_ask(s.w.ledger, last_slots_on_ledger, &s), 0);
+	dp_check(&s.w);
+	dp_stop(&s.w);
+}
+
 static void a_block_may_lie_in_two_tiers(void **state)
 {
 	struct subject s;
@@ -450,6 +488,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_block_may_lie_in_two_tiers),
+		cmocka_unit_test(an_extent_of_the_last_slots_is_whole_pieces),
 		cmocka_unit_test(a_lost_slot_is_nobodys_until_its_extent_is_gone),
 		cmocka_unit_test(check_misses_a_payload),
 		cmocka_unit_test(an_administrator_is_told_what_keeps_a_block),

@@ -67,12 +67,35 @@ static int found_init(PyObject *self, PyObject *args, PyObject *kwargs)
 	return 0;
 }
 
+/*
+ * A match that its own space has is a cycle, whose lease would never end. A space with a finalizer closes its handle in
+ * that, which comes before the match could be released.
+ */
+static int found_traverse(PyObject *self, visitproc visit, void *arg)
+{
+	struct found *f = (struct found *)self;
+
+#if PY_VERSION_HEX >= 0x03090000
+	Py_VISIT(Py_TYPE(self));
+#endif
+	if (f->space && !Py_TYPE(f->space)->tp_finalize)
+		Py_VISIT(f->space);
+	return 0;
+}
+
+static int found_clear(PyObject *self)
+{
+	Py_CLEAR(((struct found *)self)->space);
+	return 0;
+}
+
 /* Of a closed client the handle is gone already. */
 static void found_dealloc(PyObject *self)
 {
 	PyTypeObject *type = Py_TYPE(self);
 	struct found *f = (struct found *)self;
 
+	PyObject_GC_UnTrack(self);
 	if (f->prefix && !held_closed(&f->held)) {
 		Py_BEGIN_ALLOW_THREADS;
 		kvp_release(f->prefix);
@@ -156,6 +179,8 @@ static PyGetSetDef found_getset[] = {
 static PyType_Slot found_slots[] = {
 	{ Py_tp_init, found_init },
 	{ Py_tp_dealloc, found_dealloc },
+	{ Py_tp_traverse, found_traverse },
+	{ Py_tp_clear, found_clear },
 	{ Py_tp_methods, found_methods },
 	{ Py_tp_members, found_members },
 	{ Py_tp_getset, found_getset },
@@ -165,7 +190,7 @@ static PyType_Slot found_slots[] = {
 static PyType_Spec found_spec = {
 	.name = "kvpool._memory.Found",
 	.basicsize = sizeof(struct found),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
 	.slots = found_slots,
 };
 

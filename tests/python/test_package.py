@@ -441,6 +441,19 @@ class Lifetimes(unittest.TestCase):
             del buffer
             self.assertIsNone(gone())
 
+    def test_cycle(self):
+        """A match that its own space has goes with it, and its lease."""
+        with Engine("cycle") as e:
+            tokens = numbers(1, T)
+            e.store(tokens)
+            m = e.found(tokens, T)
+            gone = weakref.ref(m)
+            e.space.last = m
+            e.space = None
+            del m
+            gc.collect()
+            self.assertIsNone(gone())
+
     def test_found(self):
         """Matches made in C and those made from a handle are alike, and what neither takes is refused alike."""
         with Engine("found") as e:

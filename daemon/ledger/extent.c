@@ -171,6 +171,11 @@ bool kvpd_extent_empty(const struct kvpd_extent *x)
 	return x->used == x->lost;
 }
 
+bool kvpd_extent_worn(const struct kvpd_extent *x)
+{
+	return x->lost && x->lost * 4 >= x->slots;
+}
+
 static void show_used(struct kvpd_extent *x)
 {
 	kvp_store_relaxed(&x->tenant->view.extents[x->id].used, x->used);
@@ -227,7 +232,8 @@ void kvpd_slot_missed(struct kvpd_place p, bool late)
 
 	if (late) {
 		x->slot[p.slot].flags |= KVPD_SLOT_LOST;
-		if (++x->lost >= x->slots - x->slots / 4 * 3 || kvpd_extent_empty(x))
+		x->lost++;
+		if (kvpd_extent_worn(x) || kvpd_extent_empty(x))
 			kvpd_extent_drain(x);
 	}
 	kvpd_slot_clear(p, KVPD_SLOT_TARGET);

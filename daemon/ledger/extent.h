@@ -125,15 +125,14 @@ bool kvpd_extent_counts(const struct kvpd_extent *x);
 
 /* Does nothing lie there, or come to lie there? */
 bool kvpd_extent_empty(const struct kvpd_extent *x);
+/* Is a quarter of its slots lost? It is emptied, and again when what kept it has been left in peace for a while. */
+bool kvpd_extent_worn(const struct kvpd_extent *x);
 
 /* A free slot, in use for these reasons from now on. False: there is none, or it gives none. */
 bool kvpd_slot_take(struct kvpd_extent *x, uint32_t flags, uint32_t *ret_slot);
 /* Clears reasons why a slot is in use; without any it is free. */
 void kvpd_slot_clear(struct kvpd_place p, uint32_t flags);
-/*
- * The slot was to be copied into, and is not any more. If the copy came too `late` it is lost; an extent
- * that has lost a quarter of its slots is emptied.
- */
+/* The slot was to be copied into, and is not any more. If the copy came too `late` it is lost. */
 void kvpd_slot_missed(struct kvpd_place p, bool late);
 void kvpd_slot_unblock(struct kvpd_place p);
 

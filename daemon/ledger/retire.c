@@ -66,6 +66,7 @@ static void keep(struct kvpd_extent *x, uint64_t now)
 	x->kept_ns = now + (KEPT_NS << x->keeps);
 	x->keeps += x->keeps < KEEPS_MOST;
 	x->tenant->n_draining--;
+	x->tenant->warm |= kvpd_extent_worn(x);
 	if (x->tenant->handed == x)
 		x->tenant->handed = NULL;
 	if (kvpd_extent_counts(x)) {
@@ -221,12 +222,14 @@ static uint32_t step_draining(struct kvpd_tenant *t, struct kvpd_extent *x, uint
 	return 0;
 }
 
-/* Once a second: a wholly free vault extent whose class is not in use goes. */
+/* Once a second: a vault extent goes that is wholly free while its class is not in use, or that is worn. */
 static void tick_free(struct kvpd_tenant *t, struct kvpd_extent *x, uint64_t now)
 {
-	if (!kvpd_extent_counts(x) || !kvpd_extent_empty(x))
+	bool worn = kvpd_extent_worn(x);
+
+	if (!kvpd_extent_counts(x) || (!worn && !kvpd_extent_empty(x)))
 		return;
-	if (now - x->cls->last_take_ns > WARM_NS)
+	if (worn ? !kvpd_extent_kept(x, now) : now - x->cls->last_take_ns > WARM_NS)
 		kvpd_extent_drain(x);
 	else
 		t->warm = true;

@@ -259,6 +259,74 @@ static void a_lost_slot_is_nobodys_until_its_extent_is_gone(void **state)
 	dp_stop(&s.w);
 }
 
+/* A quarter of an extent is lost while something stays there for long. */
+static int wear_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct subject *s = arg;
+	struct kvpd_class *c;
+	struct kvpd_extent *x;
+	uint32_t slot;
+
+	(void)l;
+	HOLDS(kvpd_block_place(s->t, s->block.id, KVP_TIER_DRAM, &s->place));
+	c = s->place.extent->cls;
+	if (!kvpd_vault_take(s->t, c, NULL, kvpd_now_ns(), &s->place))
+		return -EAGAIN;
+	x = s->place.extent;
+	while (!x->draining) {
+		HOLDS(kvpd_slot_take(x, KVPD_SLOT_TARGET, &slot));
+		kvpd_slot_missed(kvpd_place_at(x, slot), true);
+	}
+	HOLDS(x->lost == (x->slots + 3) / 4);
+	return 0;
+}
+
+static int is_kept_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct kvpd_extent *x = ((struct subject *)arg)->place.extent;
+
+	(void)l;
+	if (x->draining)
+		return -EAGAIN;
+	HOLDS(x->kept_ns);
+	x->kept_ns = kvpd_now_ns(); /* it is over */
+	return 0;
+}
+
+static int drains_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct subject *s = arg;
+
+	(void)l;
+	if (!s->place.extent->draining)
+		return -EAGAIN;
+	kvpd_slot_clear(s->place, KVPD_SLOT_TARGET);
+	return 0;
+}
+
+static void ask_until(struct subject *s, int (*ask)(struct kvpd_ledger *, void *))
+{
+	int r = -EAGAIN;
+
+	for (int i = 0; i < 1000 && (r = kvpd_ledger_ask(s->w.ledger, ask, s)) == -EAGAIN; i++)
+		usleep(10000);
+	assert_int_equal(r, 0);
+}
+
+static void a_worn_extent_is_emptied_again(void **state)
+{
+	struct subject s;
+
+	(void)state;
+	begin(&s);
+	ask_until(&s, wear_on_ledger);
+	ask_until(&s, is_kept_on_ledger);
+	ask_until(&s, drains_on_ledger);
+	ask_until(&s, goes_on_ledger);
+	dp_check(&s.w);
+	dp_stop(&s.w);
+}
+
 static int no_payload_on_ledger(struct kvpd_ledger *l, void *arg)
 {
 	struct subject *s = arg;
@@ -490,6 +558,7 @@ int main(void)
 		cmocka_unit_test(a_block_may_lie_in_two_tiers),
 		cmocka_unit_test(an_extent_of_the_last_slots_is_whole_pieces),
 		cmocka_unit_test(a_lost_slot_is_nobodys_until_its_extent_is_gone),
+		cmocka_unit_test(a_worn_extent_is_emptied_again),
 		cmocka_unit_test(check_misses_a_payload),
 		cmocka_unit_test(an_administrator_is_told_what_keeps_a_block),
 		cmocka_unit_test(a_new_prompt_takes_the_place_of_the_last),

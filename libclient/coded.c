@@ -20,8 +20,11 @@ int coded_new(const struct kvp_space_canon *canon, struct space_codecs **ret_cod
 		return -ENOMEM;
 	c->kernels = NULL;
 	c->lowest = kvp_payload_lowest(canon);
-	for (uint32_t w = 0; r == 0 && w <= c->lowest; w++)
+	for (uint32_t w = 0; r == 0 && w <= c->lowest; w++) {
 		r = kvp_payload_layout(canon, w, &c->width[w]);
+		if (r == 0)
+			r = kvp_payload_codecs(canon, w, &c->codec[w][0], &c->codec[w][1]);
+	}
 	if (r == 0)
 		r = kvp_kernels_new(KVP_CPU_ALL, &c->kernels);
 	if (r < 0) {

@@ -6,6 +6,8 @@
 #ifndef KVP_CODED_H
 #define KVP_CODED_H
 
+#include <stdbool.h>
+
 #include "libclient/geometry.h"
 #include "payload/kvp_payload.h"
 
@@ -14,6 +16,7 @@ struct space_codecs {
 	uint32_t lowest;
 	size_t scratch; /* bytes */
 	struct kvp_block_layout width[KVP_PAYLOAD_WIDTHS];
+	uint32_t codec[KVP_PAYLOAD_WIDTHS][2]; /* of keys and values */
 };
 
 /* *ret_codecs NULL: the space is exact. -ENOMEM. */
@@ -25,6 +28,16 @@ static inline const struct kvp_block_layout *coded_layout(
 	const struct space_codecs *codecs, uint32_t width)
 {
 	return codecs && width <= codecs->lowest ? &codecs->width[width] : NULL;
+}
+
+/* What is asked of each payload that is read: never by way of the shape, which has as many planes as a model has. */
+static inline void coded_codecs(
+	const struct space_codecs *codecs, uint32_t width, uint32_t *ret_k, uint32_t *ret_v)
+{
+	const bool native = !codecs || width > codecs->lowest;
+
+	*ret_k = native ? KVP_CODEC_NATIVE : codecs->codec[width][0];
+	*ret_v = native ? KVP_CODEC_NATIVE : codecs->codec[width][1];
 }
 
 /*

@@ -579,7 +579,7 @@ int kvp_device_payload(const struct kvp_prefix *m, uint32_t i, uint32_t device,
 	p.codec = kvp_where_codec(hit.where);
 	p.tier = KVP_TIER_VRAM;
 	p.tokens = m->hits[i].tokens;
-	(void)kvp_payload_codecs(&m->space->canon, p.codec, &p.codec_k, &p.codec_v);
+	coded_codecs(m->space->codecs, p.codec, &p.codec_k, &p.codec_v);
 	return result_give(ret_payload, &p, sizeof(p));
 }
 

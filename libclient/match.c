@@ -493,7 +493,7 @@ int kvp_payload(const struct kvp_prefix *m, uint32_t i, struct kvp_payload_info 
 	p.codec = kvp_where_codec(h->where);
 	p.tier = h->tier;
 	p.tokens = h->tokens;
-	(void)kvp_payload_codecs(&m->space->canon, p.codec, &p.codec_k, &p.codec_v);
+	coded_codecs(m->space->codecs, p.codec, &p.codec_k, &p.codec_v);
 	return result_give(ret, &p, sizeof(p));
 }
 

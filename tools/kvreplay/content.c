@@ -149,6 +149,7 @@ static bool plane_is(
 	if (kvp_plane_bytes(half->codec, &p, &bytes) < 0 || bytes > c->bytes ||
 		half->bytes != bytes)
 		return false;
+	memset(c->coded, 0, bytes); /* a codec whose tokens share bits may leave room behind them */
 	return kvp_plane_encode(c->kernels, half->codec, &p, NULL,
 		       (struct kvp_raw_const){ src, plane, row }, c->coded, bytes) == 0 &&
 	       !memcmp(c->coded, half->addr, bytes) &&

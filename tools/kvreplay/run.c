@@ -687,13 +687,16 @@ static int limit_bytes(struct run *run, struct kvt_daemon_opts *opts)
 /* Blocks that fit the bytes of so many native ones, if all are at the floor. */
 static uint32_t most_blocks(const struct run *run)
 {
-	const uint32_t codec[2] = { run->o->floor_k, run->o->floor_v };
+	uint32_t codec[2] = { run->o->floor_k, run->o->floor_v };
 	uint64_t coded = 0, n;
 
 	for (uint32_t kind = 0; kind < 2; kind++) {
 		struct kvp_plane p = { run->block_tokens, 1, run->o->dim, KVP_DTYPE_F16, kind };
 		size_t bytes = 0;
 
+		/* As a floor it has this mean. */
+		if (codec[kind] == KVP_CODEC_SMART)
+			codec[kind] = KVP_CODEC_SMART25;
 		if (kvp_plane_bytes(codec[kind], &p, &bytes) == 0)
 			coded += (bytes + 63) / 64 * 64;
 	}

@@ -117,7 +117,12 @@ class Floor(unittest.TestCase):
             kvrun(d.socket, "--floor", "smart")
             told, _ = kvrun(d.socket, "--floor", "smart", "--report-attention", "1", "--steps", "40", "--no-store")
             self.assertEqual(told["attention_reports"], 39)
-            wait_for(lambda: ask("tenants")["token_attention_reported_total"] == 39 * 4 * T)
+            # A report for which the ring has no room is cut short after some of its blocks, of which it names one at least.
+            def reported():
+                return ask("tenants")["token_attention_reported_total"]
+
+            wait_for(lambda: reported() >= 39 * T)
+            self.assertLessEqual(reported(), 39 * 4 * T)
             subprocess.run([KVCTL, "--socket", d.socket, "space", "set", "bytes-4m", "budget=0.2"], check=True, timeout=60,
                            stdout=subprocess.DEVNULL)
             wait_for(lambda: ask("spaces")["coded_blocks"] == 4)

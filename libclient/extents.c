@@ -7,6 +7,7 @@
 #include "libclient/cuda.h"
 #include "libclient/events.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -92,10 +93,10 @@ int extent_take(struct attachment *att, struct kvp_packet *p)
 {
 	const struct kvp_msg_extent *x = (const void *)p->body;
 	struct kvp_msg_id id = { .id = x->extent, .generation = x->generation };
+	const bool there = x->import & (KVP_IMPORT_CUDA_FD | KVP_IMPORT_CUDA_IPC);
 	int fd = kvp_msg_take_fd(p, 0), r;
 
-	r = x->import & (KVP_IMPORT_CUDA_FD | KVP_IMPORT_CUDA_IPC) ? extent_of_device(att, x, fd)
-								   : map_extent(att, x, fd);
+	r = there ? extent_of_device(att, x, fd) : map_extent(att, x, fd);
 	close(fd);
 	if (r == -ENOMEM || r == -EMFILE)
 		return 0; /* its blocks are misses here; others need not suffer */
@@ -106,7 +107,8 @@ int extent_take(struct attachment *att, struct kvp_packet *p)
 	pthread_mutex_lock(&att->client->ring_lock);
 	event_announce(att->client, KVP_EVENT_CLAIMS);
 	pthread_mutex_unlock(&att->client->ring_lock);
-	if (att->extents[id.id].vault)
+	/* What a device has is written by the thread that maps it. */
+	if (!there && att->extents[id.id].vault)
 		cuda_notice(att->client);
 	if (!(x->flags & KVP_EXTENT_WRITABLE))
 		return 0;

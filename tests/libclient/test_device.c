@@ -615,7 +615,9 @@ static void early_keeps(void **state)
 	assert_int_equal(kvp_ticket_placed(f->client, upper, WAIT_MS), 3);
 	assert_int_equal(kvp_ticket_placed(f->client, lower, WAIT_MS), ALL - 3);
 	assert_int_equal(pending_soon(m, 0, 3, addrs), 3);
+	pthread_mutex_lock(&f->fake->lock);
 	s = f->fake->warm[1].s;
+	pthread_mutex_unlock(&f->fake->lock);
 	SET(f->fake, warm[1].s, NULL);
 	fake_warm_go(f->fake); /* the upper one */
 	SET(f->fake, warm[1].s, s);

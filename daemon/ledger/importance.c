@@ -46,22 +46,13 @@ float kvpd_importance_worth(const struct kvpd_tenant *t, uint32_t block)
 	       kvp_importance_recency((float)kvpd_precision_age(t, block), 1);
 }
 
-/* Is there memory for it? It is charged first. */
+/* Is there memory for it? */
 static bool ready(struct kvpd_tenant *t)
 {
 	struct kvpd_importance *p = &t->importance;
-	uint64_t bytes = t->layout.max_blocks * (uint64_t)sizeof(*p->of);
 
-	if (p->of)
-		return true;
-	if (!p->charged) {
-		if (!kvpd_meta_charge(t, bytes))
-			return false;
-		p->charged = bytes;
-	}
-	if (!kvpd_meta_fits(t))
-		return false;
-	p->of = calloc(t->layout.max_blocks, sizeof(*p->of));
+	if (!p->of)
+		p->of = kvpd_meta_of_blocks(t, sizeof(*p->of), &p->charged);
 	return p->of != NULL;
 }
 

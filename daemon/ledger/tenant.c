@@ -149,6 +149,18 @@ bool kvpd_meta_fits(const struct kvpd_tenant *t)
 	return t->charged <= kvpd_share_now(t);
 }
 
+void *kvpd_meta_of_blocks(struct kvpd_tenant *t, size_t each, uint64_t *charged)
+{
+	const uint64_t bytes = t->layout.max_blocks * (uint64_t)each;
+
+	if (!*charged) {
+		if (!kvpd_meta_charge(t, bytes))
+			return NULL;
+		*charged = bytes;
+	}
+	return kvpd_meta_fits(t) ? calloc(t->layout.max_blocks, each) : NULL;
+}
+
 /* What needs the ledger no more: unmapping and freeing take the kernel long. */
 static void destroy(struct kvpd_tenant *t)
 {

@@ -172,6 +172,11 @@ bool kvpd_meta_charge(struct kvpd_tenant *t, uint64_t bytes);
 void kvpd_meta_discharge(struct kvpd_tenant *t, uint64_t bytes);
 /* Is there room for what was charged? Before that nothing is allocated that others are promised. */
 bool kvpd_meta_fits(const struct kvpd_tenant *t);
+/*
+ * So many bytes for each descriptor, zeroed, to be freed with free(). *charged: the caller's, 0 at first; what it has
+ * been charged by then, and is once. NULL: there is no memory, or no room for it yet.
+ */
+void *kvpd_meta_of_blocks(struct kvpd_tenant *t, size_t each, uint64_t *charged);
 
 struct kvpd_tenant *kvpd_tenant_find(struct kvpd_ledger *l, const char *name);
 /* At the daemon's end. An extent that only these sessions kept is dropped: that is a job. */

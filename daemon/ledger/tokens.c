@@ -23,22 +23,13 @@ static uint32_t group_of(uint32_t tokens)
 
 /* ---- what is reported ------------------------------------------------------------------------ */
 
-/* Is there memory for it? It is charged first. */
+/* Is there memory for it? */
 static bool ready(struct kvpd_tenant *t)
 {
 	struct kvpd_tokens *p = &t->tokens;
-	uint64_t bytes = t->layout.max_blocks * (uint64_t)sizeof(*p->of);
 
-	if (p->of)
-		return true;
-	if (!p->charged) {
-		if (!kvpd_meta_charge(t, bytes))
-			return false;
-		p->charged = bytes;
-	}
-	if (!kvpd_meta_fits(t))
-		return false;
-	p->of = calloc(t->layout.max_blocks, sizeof(*p->of));
+	if (!p->of)
+		p->of = kvpd_meta_of_blocks(t, sizeof(*p->of), &p->charged);
 	return p->of != NULL;
 }
 

@@ -16,6 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "daemon/control/conn.h"
 #include "daemon/control/control.h"
 #include "daemon/control/flight.h"
 #include "daemon/control/guest.h"
@@ -137,6 +138,21 @@ static void read_all(int sock)
 		kvp_msg_done(&packet);
 }
 
+/*
+ * An administrator's end that was sent through itself stays open until the daemon has read it, and
+ * it reads nothing more while it writes an answer, which is long here, or waits for a drain to end.
+ */
+static void end_what_is_asked(void)
+{
+	struct kvpd_conn *conn, *next;
+
+	for (conn = TAILQ_FIRST(&control->conns); conn; conn = next) {
+		next = TAILQ_NEXT(conn, link);
+		if (conn->asked)
+			kvpd_conn_close(conn);
+	}
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	int before = count_fds();
@@ -162,6 +178,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	/* This process does not die: its sessions are ended as if it had. */
 	while ((g = TAILQ_FIRST(&control->guests)))
 		kvpd_guest_end(g, "the input is over");
+	turns();
+	end_what_is_asked();
 	turns();
 	/* Descriptors in flight when it hung up: looked at once a second, or now. */
 	kvpd_flight_drop(control);

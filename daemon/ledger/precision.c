@@ -27,15 +27,12 @@
 
 _Static_assert(KVP_PAYLOAD_WIDTHS == KVP_WIDTHS, "a payload's width is that of policy/");
 
-#define VIEW      64u   /* candidates that are weighed against each other */
-#define LOOK      2048u /* what one portion looks at: a free descriptor is 1 of it, */
-#define LOOK_LIVE 8u    /* another one so many */
-/* Somebody who waits for a slot evicts after so long without progress. */
-#define PATIENCE_NS  (20 * KVPD_MS)
-#define COMING_NS    (500 * KVPD_MS) /* while an extent is made, which a busy machine is slow at */
-#define VAIN_BATCHES 16u             /* evictions after nothing was found that could be coded */
-#define FEW_SLOTS    8u              /* coded ones: with fewer others evict */
-#define WANT_BLOCKS  8u              /* of the wanted slots, so many at a time */
+#define VIEW         64u   /* candidates that are weighed against each other */
+#define LOOK         2048u /* what one portion looks at: a free descriptor is 1 of it, */
+#define LOOK_LIVE    8u    /* another one so many */
+#define VAIN_BATCHES 16u   /* evictions after nothing was found that could be coded */
+#define FEW_SLOTS    8u    /* coded ones: with fewer others evict */
+#define WANT_BLOCKS  8u    /* of the wanted slots, so many at a time */
 #define BAND         8u /* an octave: what is as much above the least important is not told from it */
 #define FIRST_BAR    .37f  /* what nothing is known of, when as much came as there is room for */
 #define SAMPLES      1024u /* blocks that say what extents are worth, of all of them, */
@@ -124,7 +121,7 @@ void kvpd_precision_switched(struct kvpd_tenant *t, uint32_t block, uint64_t fro
 	(void)kvp_evict_set_bytes(t->evict, block, (uint32_t) new);
 	t->precision.steps[width]++;
 	t->precision.freed[width] += old - new;
-	t->precision.since_ns = 0;
+	kvpd_patience_end(&t->precision.patience);
 }
 
 /* ---- age ------------------------------------------------------------------------------------ */
@@ -247,12 +244,7 @@ bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t 
 	/* What goes then leaves slots for others to be coded into. */
 	if (p->full && !coming(t) && coded_free(t) < FEW_SLOTS)
 		return false;
-	if (!p->since_ns)
-		p->since_ns = now;
-	if (now < p->since_ns + (coming(t) ? COMING_NS : PATIENCE_NS))
-		return true;
-	p->since_ns = 0;
-	return false;
+	return kvpd_patience_lasts(&p->patience, coming(t), now);
 }
 
 double kvpd_precision_worth(const struct kvpd_tenant *t, const struct kvpd_extent *x)
@@ -682,7 +674,10 @@ bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now)
 	struct kvpd_class *want = p->want;
 	struct view v = { .space = KVP_MAX_SPACES };
 
-	if (!want || kvpd_precision_busy(t))
+	if (!want)
+		return false;
+	p->patience.looked = true;
+	if (kvpd_precision_busy(t))
 		return false;
 	(void)kvpd_lease_look(t, KVPD_LOOK_CHAINS, false);
 	if (!look(t, &v))
@@ -707,7 +702,7 @@ bool kvpd_precision_step(struct kvpd_tenant *t, uint64_t now)
 	p->want = p->hungry = NULL;
 	p->grace = VAIN_BATCHES;
 	p->vain_serial = t->serial;
-	p->since_ns = 0;
+	kvpd_patience_end(&p->patience);
 	kvpd_due(t, KVPD_DUE_EXTENTS);
 	return false;
 }

@@ -26,6 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/ledger/patience.h"
 #include "payload/kvp_payload.h"
 
 struct kvpd_class;
@@ -61,8 +62,8 @@ struct kvpd_precision {
 	uint32_t bar;   /* what is above is left alone */
 	uint32_t least; /* of what might have been coded, in the last `swept` descriptors */
 	uint32_t swept;
-	bool spared;           /* something was above the bar, since something was found */
-	uint64_t since_ns;     /* somebody waits, without anything having been coded; 0: nobody */
+	bool spared; /* something was above the bar, since something was found */
+	struct kvpd_patience patience;
 	bool full;             /* there was no slot for what could be coded */
 	uint32_t grace;        /* evictions before anything is looked for again, */
 	uint32_t vain_serial;  /* unless much has come since this block */

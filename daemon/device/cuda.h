@@ -2,7 +2,7 @@
 /*
  * The driver "cuda": segments are memory of one GPU. What its parts share: driver_cuda.c has segments,
  * the context and the table of operations, cuda_copy.c the threads that copy, one each way, cuda_pin.c
- * the one that pins DRAM.
+ * the one that pins DRAM, cuda_sum.c reads what is to be compared with its checksum.
  *
  * Segments are made with the virtual memory calls and leave as descriptors, which keep the memory alive
  * without this process; or, as the second choice, with cuMemAlloc() and legacy handles, which do not.
@@ -32,8 +32,10 @@
  */
 #define CUDA_BATCH_BYTES (UINT64_C(8) << 20)
 #define CUDA_STAGE_BYTES (UINT64_C(32) << 20)
-#define CUDA_STAGES      2u                /* each way */
-#define CUDA_RUN         KVPD_DRIVER_BATCH /* pieces that are handed to the driver at once */
+#define CUDA_STAGES      2u                  /* each way */
+#define CUDA_RUN         KVPD_DRIVER_BATCH   /* pieces that are handed to the driver at once */
+#define CUDA_SUM_BYTES   (UINT64_C(2) << 20) /* of the scratch of sums, one of the */
+#define CUDA_SUMS        2u
 
 struct cuda_batch;
 
@@ -111,6 +113,15 @@ struct cuda_pinner {
 	bool changed;  /* the table is to be looked through once more */
 };
 
+/* Reads segments for their sums; the worker's thread for these has it to itself. */
+struct cuda_summer {
+	struct kvp_summing *summing;
+	struct CUstream_st *stream;
+	struct CUevent_st *event[CUDA_SUMS];
+	void *buf[CUDA_SUMS]; /* pinned; NULL until they are needed */
+	bool current;         /* the context is this thread's */
+};
+
 struct kvpd_driver {
 	struct kvp_cu cu;
 	int device;
@@ -135,6 +146,7 @@ struct kvpd_driver {
 	} making;
 	struct cuda_way way[KVPD_WAYS];
 	struct cuda_pinner pinner;
+	struct cuda_summer summer;
 	struct cuda_segment seg[KVPD_DEVICE_SEGS];
 	struct cuda_host host[KVPD_DEVICE_SEGS];
 };
@@ -161,5 +173,11 @@ void kvpd_cuda_pin_stop(struct kvpd_driver *d);
 void kvpd_cuda_pin(struct kvpd_driver *d, uint32_t id);
 /* 0: nothing of it is pinned any more; -EAGAIN. */
 int kvpd_cuda_unpin(struct kvpd_driver *d, uint32_t id);
+
+/* cuda_sum.c: the operation; -ENOMEM of the start. */
+int kvpd_cuda_sum_start(struct kvpd_driver *d);
+void kvpd_cuda_sum_stop(struct kvpd_driver *d);
+int kvpd_cuda_seg_sum(
+	struct kvpd_driver *d, uint32_t id, uint64_t off, uint64_t bytes, uint64_t *ret_sum);
 
 #endif

@@ -175,6 +175,30 @@ bool kvpd_device_seg_lost(const struct kvpd_device *device, uint32_t seg)
 	return atomic_load_explicit(&device->lost[seg], memory_order_relaxed);
 }
 
+uint32_t kvpd_device_doubts(const struct kvpd_device *device)
+{
+	/* Acquire: likewise. */
+	return atomic_load_explicit(&device->doubts, memory_order_acquire);
+}
+
+bool kvpd_device_seg_doubted(const struct kvpd_device *device, uint32_t seg)
+{
+	return atomic_load_explicit(&device->doubted[seg], memory_order_relaxed);
+}
+
+void kvpd_device_judge(struct kvpd_device *device, uint32_t seg, uint32_t doubts, bool is_believed)
+{
+	pthread_mutex_lock(&device->lock);
+	/* Those of an earlier time that nobody has seen count for nothing. */
+	if (device->verdict_of != doubts)
+		memset(device->verdict, 0, sizeof(device->verdict));
+	device->verdict_of = doubts;
+	device->verdict[seg] = is_believed ? KVPD_BELIEVED : KVPD_DISBELIEVED;
+	device->n_verdicts++;
+	pthread_mutex_unlock(&device->lock);
+	(void)eventfd_write(device->event, 1);
+}
+
 /* ---- memory --------------------------------------------------------------------------------- */
 
 static struct kvpd_owned *owned(struct kvpd_device *d, uint32_t kind)

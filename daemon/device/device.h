@@ -131,7 +131,7 @@ struct kvpd_device_op {
 #define KVPD_COPY_CHECK 4u /* checksum: in; -EBADMSG if what was copied has another */
 /*
  * Together with one of these, of way TO_HOST: nothing is copied, `host` is not looked at, and what lies in
- * the segment is summed. -EOPNOTSUPP: the driver's memory cannot be read by the worker.
+ * the segment is summed.
  */
 #define KVPD_COPY_ONLY 8u
 struct kvpd_device_copy {
@@ -189,6 +189,17 @@ uint32_t kvpd_device_import(const struct kvpd_device *device);
  */
 uint32_t kvpd_device_losses(const struct kvpd_device *device);
 bool kvpd_device_seg_lost(const struct kvpd_device *device, uint32_t seg);
+/*
+ * A worker may end for an error after which nobody can tell what lies in the segments that it had. They are doubted
+ * then: the next worker has them, the device stays in RESTART and copies nothing, but sums (KVPD_COPY_ONLY) are worked
+ * out. The owner compares what it has sums of and judges each segment: one that it does not believe is lost. When none
+ * is doubted the device is up. Each time that verdicts are wanted the number of doubts grows, and wake() is called; it is
+ * to be said with a verdict, and one of an earlier time counts for nothing. A segment that is not judged within half
+ * a minute is lost. Any thread, but judging is the owner's.
+ */
+uint32_t kvpd_device_doubts(const struct kvpd_device *device);
+bool kvpd_device_seg_doubted(const struct kvpd_device *device, uint32_t seg);
+void kvpd_device_judge(struct kvpd_device *device, uint32_t seg, uint32_t doubts, bool is_believed);
 
 /*
  * Ends the worker, and leaves it at that: 0; the device is DETACHED a moment later, wake() is called, and

@@ -25,10 +25,13 @@
 struct kvpd_driver;
 
 /* Why a driver cannot go on, for the log; filled before -ENODEV and by open() before any error. */
-#define KVPD_DRIVER_WHY 200u
+#define KVPD_DRIVER_WHY   200u
+#define KVPD_DAMAGE_NONE  0u
+#define KVPD_DAMAGE_MAYBE 1u /* nobody can tell: it is to be believed by its checksums alone */
+#define KVPD_DAMAGE_ALL   2u /* none of it is to be believed any more */
 struct kvpd_driver_loss {
 	char why[KVPD_DRIVER_WHY];
-	bool damaged; /* what lies on the device is not to be believed any more */
+	uint32_t damage; /* KVPD_DAMAGE_*: of what lies on the device */
 };
 
 struct kvpd_driver_opts {
@@ -46,7 +49,8 @@ struct kvpd_driver_opts {
  * What a segment's descriptor is: READABLE: a memfd, its memory; HANDLES: a memfd with the handle that
  * names it, in KVPD_HANDLE_BYTES; neither: CUDA's, of the memory.
  */
-#define KVPD_DRIVER_READABLE  1u /* the processor reads segments: seg_addr() */
+#define KVPD_DRIVER_READABLE \
+	1u /* the processor reads segments, and copies are done when they say so */
 #define KVPD_DRIVER_HANDLES   2u /* segments end with the process */
 #define KVPD_DRIVER_NO_COPIES 4u
 #define KVPD_DRIVER_FLAGS     7u
@@ -94,7 +98,13 @@ struct kvpd_driver_ops {
 	/* A segment that an earlier process made; the descriptor stays the caller's. Not of HANDLES. */
 	int (*seg_take)(struct kvpd_driver *d, uint32_t id, uint64_t bytes, int fd);
 	void (*seg_drop)(struct kvpd_driver *d, uint32_t id);
-	const void *(*seg_addr)(struct kvpd_driver *d, uint32_t id); /* NULL: not READABLE */
+	/*
+	 * kvp_payload_checksum() of what lies there now, by way of the driver's own scratch where the processor cannot
+	 * read it. The one call that another thread of the worker makes, one at a time; the segment stays until it
+	 * returns. -EOPNOTSUPP: no_copies.
+	 */
+	int (*seg_sum)(struct kvpd_driver *d, uint32_t id, uint64_t off, uint64_t bytes,
+		uint64_t *ret_sum);
 	/* DRAM, mapped by the worker until host_drop() returned 0. Flags: KVPD_MEMORY_*. */
 	int (*host_add)(
 		struct kvpd_driver *d, uint32_t id, void *addr, uint64_t bytes, uint32_t flags);
@@ -124,7 +134,7 @@ const struct kvpd_driver_ops *kvpd_driver_find(const char *name);
  *
  * "fault": wraps host; `faults` says what goes wrong, in rules parted by commas, each
  *	OPERATION=WHAT[:NUMBER][@N[+]][#LIFE]
- * OPERATION: open close caps make take drop addr add hostdrop submit poll event usage, or copy: a
+ * OPERATION: open close caps make take drop sum add hostdrop submit poll event usage, or copy: a
  * batch's own outcome. WHAT: fail:ERRNO, slow:MILLISECONDS, hang, die (the process ends), and of a copy damage
  * (one bit of the first piece is wrong afterwards); of caps node:NUMBER (the device is near that NUMA node). @N: the N-th call alone, from 1; @N+: and all
  * after it; without: all. #LIFE: only in the worker's life of that number, from 0. The first rule that
@@ -132,6 +142,9 @@ const struct kvpd_driver_ops *kvpd_driver_find(const char *name);
  */
 /* Are these rules of "fault" well-formed? NULL and "": no rules. Any thread. */
 bool kvpd_fault_rules_valid(const char *faults);
+
+/* Where a segment of "host" lies. */
+char *kvpd_host_seg_addr(struct kvpd_driver *d, uint32_t id);
 
 extern const struct kvpd_driver_ops kvpd_driver_cuda;
 extern const struct kvpd_driver_ops kvpd_driver_host;

@@ -28,6 +28,17 @@ int kvpd_cuda_check(struct kvpd_driver *d, int error)
 	return kvp_cu_errno(error);
 }
 
+static uint32_t damage_of(int error)
+{
+	if (error == CU_ERR_ECC || error == CU_ERR_CONTAINED)
+		return KVPD_DAMAGE_ALL;
+	if (error == CU_ERR_SHUTDOWN || error == CU_ERR_NO_CONTEXT ||
+		(error >= CU_ERR_MPS_FIRST && error <= CU_ERR_MPS_LAST))
+		return KVPD_DAMAGE_NONE;
+	/* Nobody can tell what the others did to memory. */
+	return KVPD_DAMAGE_MAYBE;
+}
+
 /* -ENODEV with the reason told, once the device is lost. */
 static int lost(struct kvpd_driver *d)
 {
@@ -36,9 +47,7 @@ static int lost(struct kvpd_driver *d)
 	if (error == CU_OK)
 		return 0;
 	snprintf(d->loss->why, sizeof(d->loss->why), "%s", kvp_cu_name(&d->cu, error));
-	/* Nobody can tell what the others did to memory. */
-	d->loss->damaged = error != CU_ERR_SHUTDOWN && error != CU_ERR_NO_CONTEXT &&
-			   !(error >= CU_ERR_MPS_FIRST && error <= CU_ERR_MPS_LAST);
+	d->loss->damage = damage_of(error);
 	return -ENODEV;
 }
 
@@ -250,6 +259,7 @@ static struct kvpd_driver *cuda_close(struct kvpd_driver *d)
 		if (d->way[i].d)
 			kvpd_cuda_copy_stop(&d->way[i]);
 	kvpd_cuda_pin_stop(d);
+	kvpd_cuda_sum_stop(d);
 	if (d->cu.library) {
 		making_end(d);
 		for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
@@ -290,6 +300,8 @@ static int cuda_open(const struct kvpd_driver_opts *opts, struct kvpd_driver **r
 		r = transport(d, opts);
 	if (r == 0)
 		r = describe(d, opts);
+	if (r == 0)
+		r = kvpd_cuda_sum_start(d);
 	if (r == 0)
 		r = kvpd_cuda_pin_start(d);
 	for (uint32_t i = 0; r == 0 && i < KVPD_WAYS; i++)
@@ -501,13 +513,6 @@ static void cuda_seg_drop(struct kvpd_driver *d, uint32_t id)
 	d->seg[id] = (struct cuda_segment){ 0 };
 }
 
-static const void *cuda_seg_addr(struct kvpd_driver *d, uint32_t id)
-{
-	(void)d;
-	(void)id;
-	return NULL;
-}
-
 /* ---- DRAM ----------------------------------------------------------------------------------- */
 
 static int cuda_host_add(
@@ -594,7 +599,7 @@ const struct kvpd_driver_ops kvpd_driver_cuda = {
 	.seg_make = cuda_seg_make,
 	.seg_take = cuda_seg_take,
 	.seg_drop = cuda_seg_drop,
-	.seg_addr = cuda_seg_addr,
+	.seg_sum = kvpd_cuda_seg_sum,
 	.host_add = cuda_host_add,
 	.host_drop = cuda_host_drop,
 	.submit = cuda_submit,

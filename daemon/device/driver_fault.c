@@ -19,7 +19,7 @@ enum op {
 	MAKE,
 	TAKE,
 	DROP,
-	ADDR,
+	SUM,
 	ADD,
 	HOSTDROP,
 	SUBMIT,
@@ -29,7 +29,7 @@ enum op {
 	COPY,
 	N_OPS
 };
-static const char *const op_name[] = { "open", "close", "caps", "make", "take", "drop", "addr",
+static const char *const op_name[] = { "open", "close", "caps", "make", "take", "drop", "sum",
 	"add", "hostdrop", "submit", "poll", "event", "usage", "copy" };
 _Static_assert(sizeof(op_name) / sizeof(op_name[0]) == N_OPS, "name every operation");
 
@@ -244,9 +244,12 @@ static void fault_seg_drop(struct kvpd_driver *d, uint32_t id)
 	kvpd_driver_host.seg_drop(of(d)->host, id);
 }
 
-static const void *fault_seg_addr(struct kvpd_driver *d, uint32_t id)
+static int fault_seg_sum(
+	struct kvpd_driver *d, uint32_t id, uint64_t off, uint64_t bytes, uint64_t *ret_sum)
 {
-	return faulty(&of(d)->f, ADDR) ? NULL : kvpd_driver_host.seg_addr(of(d)->host, id);
+	int r = faulty(&of(d)->f, SUM);
+
+	return r ? r : kvpd_driver_host.seg_sum(of(d)->host, id, off, bytes, ret_sum);
 }
 
 static int fault_host_add(
@@ -291,7 +294,7 @@ static int fault_submit(struct kvpd_driver *d, uint32_t way, uint64_t batch,
 
 static void damage(struct fault_driver *d, const struct flight *f)
 {
-	char *seg = (char *)kvpd_driver_host.seg_addr(d->host, f->first.seg) + f->first.seg_off;
+	char *seg = kvpd_host_seg_addr(d->host, f->first.seg) + f->first.seg_off;
 	char *host = d->host_addr[f->first.host] + f->first.host_off;
 
 	*(f->way == KVPD_TO_DEVICE ? seg : host) ^= 0x10;
@@ -341,7 +344,7 @@ const struct kvpd_driver_ops kvpd_driver_fault = {
 	.seg_make = fault_seg_make,
 	.seg_take = fault_seg_take,
 	.seg_drop = fault_seg_drop,
-	.seg_addr = fault_seg_addr,
+	.seg_sum = fault_seg_sum,
 	.host_add = fault_host_add,
 	.host_drop = fault_host_drop,
 	.submit = fault_submit,

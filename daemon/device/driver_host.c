@@ -331,9 +331,16 @@ static void host_seg_drop(struct kvpd_driver *d, uint32_t id)
 	d->seg[id] = (struct area){ 0 };
 }
 
-static const void *host_seg_addr(struct kvpd_driver *d, uint32_t id)
+char *kvpd_host_seg_addr(struct kvpd_driver *d, uint32_t id)
 {
 	return d->seg[id].addr;
+}
+
+static int host_seg_sum(
+	struct kvpd_driver *d, uint32_t id, uint64_t off, uint64_t bytes, uint64_t *ret_sum)
+{
+	*ret_sum = kvp_payload_checksum(kvpd_host_seg_addr(d, id) + off, bytes);
+	return 0;
 }
 
 static int host_host_add(
@@ -439,7 +446,7 @@ const struct kvpd_driver_ops kvpd_driver_host = {
 	.seg_make = host_seg_make,
 	.seg_take = host_seg_take,
 	.seg_drop = host_seg_drop,
-	.seg_addr = host_seg_addr,
+	.seg_sum = host_seg_sum,
 	.host_add = host_host_add,
 	.host_drop = host_host_drop,
 	.submit = host_submit,

@@ -93,7 +93,10 @@ static bool body_ok(const struct kvpd_p *p, unsigned fds)
 	case KVPD_P_ANSWER:
 		return status_ok(p->u.answer.status) && (!fds || !p->u.answer.status);
 	case KVPD_P_WHY:
-		return p->u.why.damaged <= 1 && memchr(p->u.why.text, 0, sizeof(p->u.why.text));
+		return p->u.why.damage <= KVPD_DAMAGE_ALL &&
+		       memchr(p->u.why.text, 0, sizeof(p->u.why.text));
+	case KVPD_P_SUMMED:
+		return status_ok(p->u.summed.status);
 	case KVPD_P_DONE:
 		return status_ok(p->u.done.status);
 	default:

@@ -85,10 +85,12 @@ struct kvpd_p_sum {
 struct kvpd_p_summed {
 	uint64_t seq;
 	uint64_t sum;
+	int32_t status; /* 0 or negative errno: it is not known */
+	uint32_t reserved;
 };
 
 struct kvpd_p_why {
-	uint32_t damaged; /* 1: what lies on the device is not to be believed */
+	uint32_t damage; /* KVPD_DAMAGE_* */
 	uint32_t reserved;
 	char text[KVPD_DRIVER_WHY]; /* ends with a zero; may be empty */
 };

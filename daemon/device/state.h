@@ -18,6 +18,9 @@
 
 TAILQ_HEAD(kvpd_works, kvpd_device_work);
 
+#define KVPD_BELIEVED    1u
+#define KVPD_DISBELIEVED 2u
+
 /* Numbers, and what the owner has to know of the memory that they name. */
 struct kvpd_owned {
 	struct {
@@ -33,7 +36,8 @@ struct kvpd_owned {
 struct kvpd_held {
 	int fd; /* -1: none, or none is needed */
 	bool there;
-	bool lost; /* of a segment: no worker has it */
+	bool lost;    /* of a segment: no worker has it */
+	bool doubted; /* of a segment: its contents wait for a verdict */
 	bool writable, pin;
 	uint64_t bytes;
 };
@@ -56,8 +60,10 @@ struct kvpd_device {
 	int event; /* wakes the thread */
 	_Atomic(uint32_t) state;
 	_Atomic(uint32_t) losses;
+	_Atomic(uint32_t) doubts;             /* times that the owner was asked to judge segments */
 	_Atomic(bool) lost[KVPD_DEVICE_SEGS]; /* segments */
-	_Atomic(uint32_t) shown_flags;        /* KVPD_DRIVER_*, once a worker has greeted */
+	_Atomic(bool) doubted[KVPD_DEVICE_SEGS];
+	_Atomic(uint32_t) shown_flags; /* KVPD_DRIVER_*, once a worker has greeted */
 
 	pthread_mutex_t lock;
 	struct kvpd_copies in_copies;
@@ -65,6 +71,9 @@ struct kvpd_device {
 	struct kvpd_works posted;
 	struct kvpd_device_figures shown;
 	uint64_t shown_oldest[KVPD_COPY_KINDS];
+	uint32_t n_verdicts;               /* that the thread has not seen, */
+	uint32_t verdict_of;               /* of these doubts */
+	uint8_t verdict[KVPD_DEVICE_SEGS]; /* 0: none; KVPD_BELIEVED, KVPD_DISBELIEVED */
 	bool stop;
 	bool away; /* detached, or about to be; written by the owner */
 
@@ -77,8 +86,11 @@ struct kvpd_device {
 	struct kvpd_works ops;  /* questions that wait */
 	struct kvpd_held seg[KVPD_DEVICE_SEGS], host[KVPD_DEVICE_SEGS];
 	struct kvpd_child child;
-	bool greeted; /* HELLO has come */
-	bool lose;    /* segments were lost, and nobody was told */
+	bool greeted;       /* HELLO has come */
+	bool lose;          /* segments were lost, and nobody was told */
+	uint32_t n_doubted; /* segments */
+	bool judging;       /* the owner was asked, and the worker has all segments */
+	uint64_t judge_until_ns;
 	uint32_t driver_flags;
 	struct kvpd_p_why why; /* what the last worker said that said anything */
 	uint32_t taking;       /* next of segments, then hosts, to tell a new worker */

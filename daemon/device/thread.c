@@ -25,6 +25,7 @@
 #define NS_PER_BYTE 10u
 #define WINDOW_NS   UINT64_C(1000000000)
 #define USAGE_NS    UINT64_C(5000000000) /* between two questions how much is free there */
+#define JUDGE_MS    30000u
 
 /* ---- work goes back ------------------------------------------------------------------------- */
 
@@ -72,6 +73,16 @@ static void copy_settled(
 		copy_over(d, c, 0);
 }
 
+/* The segment is in doubt no more. */
+static void believe(struct kvpd_device *d, uint32_t id)
+{
+	if (!d->seg[id].doubted)
+		return;
+	d->seg[id].doubted = false;
+	d->n_doubted--;
+	atomic_store_explicit(&d->doubted[id], false, memory_order_relaxed);
+}
+
 static void op_over(struct kvpd_device *d, struct kvpd_device_op *op, int status)
 {
 	struct kvpd_held *h = op->kind <= KVPD_SEG_DROP ? &d->seg[op->id] : &d->host[op->id];
@@ -79,6 +90,7 @@ static void op_over(struct kvpd_device *d, struct kvpd_device_op *op, int status
 
 	if (drop || status < 0) {
 		if (h->there && op->kind == KVPD_SEG_DROP) {
+			believe(d, op->id);
 			d->figures.segments--;
 			d->figures.segment_bytes -= h->bytes;
 		}
@@ -223,6 +235,7 @@ static void end_worker(struct kvpd_device *d, const char *why)
 		d->figures.why_ns = now;
 	}
 
+	d->judging = false;
 	kvpd_child_end(&d->child, why ? 0 : GRACE_MS);
 	for (uint32_t i = 0; i < KVPD_FLIGHTS; i++)
 		if (d->flight[i].used)
@@ -269,6 +282,7 @@ static bool say(
 
 static void lose(struct kvpd_device *d, uint32_t id)
 {
+	believe(d, id);
 	d->seg[id].lost = true;
 	atomic_store_explicit(&d->lost[id], true, memory_order_relaxed);
 	d->lose = true;
@@ -279,6 +293,16 @@ static void lose_all(struct kvpd_device *d)
 	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
 		if (d->seg[i].there && !d->seg[i].lost)
 			lose(d, i);
+}
+
+static void doubt_all(struct kvpd_device *d)
+{
+	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
+		if (d->seg[i].there && !d->seg[i].lost && !d->seg[i].doubted) {
+			d->seg[i].doubted = true;
+			d->n_doubted++;
+			atomic_store_explicit(&d->doubted[i], true, memory_order_relaxed);
+		}
 }
 
 /* Copies of what is lost are not for the new worker, which does not know it. */
@@ -325,6 +349,30 @@ static bool ask(struct kvpd_device *d, uint32_t type, uint32_t id, const struct 
 	return say(d, type, d->ask.tag, &m, sizeof(m), h->fd);
 }
 
+static void be_up(struct kvpd_device *d)
+{
+	d->judging = false;
+	if (kvpd_device_state(d) == KVPD_DEVICE_UP)
+		return;
+	if (d->life > 1)
+		kvpd_notice("device %s: up again", d->config.name);
+	set_state(d, KVPD_DEVICE_UP);
+}
+
+static void want_verdicts(struct kvpd_device *d)
+{
+	if (d->judging)
+		return;
+	d->judging = true;
+	d->judge_until_ns = kvpd_now_ns() + JUDGE_MS * KVPD_MS;
+	kvpd_notice("device %s: a sample of what lies there is compared with its checksums",
+		d->config.name);
+	set_state(d, KVPD_DEVICE_RESTART);
+	/* Release: with kvpd_device_doubts(). */
+	atomic_fetch_add_explicit(&d->doubts, 1, memory_order_release);
+	d->config.wake(d->config.ctx);
+}
+
 /* A new worker is told one piece of memory after another. False: there is more to tell. */
 static bool take_over(struct kvpd_device *d)
 {
@@ -344,11 +392,10 @@ static bool take_over(struct kvpd_device *d)
 		return false;
 	}
 	tell_losses(d);
-	if (kvpd_device_state(d) != KVPD_DEVICE_UP) {
-		if (d->life > 1)
-			kvpd_notice("device %s: up again", d->config.name);
-		set_state(d, KVPD_DEVICE_UP);
-	}
+	if (d->n_doubted)
+		want_verdicts(d);
+	else
+		be_up(d);
 	return true;
 }
 
@@ -664,9 +711,14 @@ static const char *got_done(struct kvpd_device *d, const struct kvpd_p_done *don
 
 /* ---- sums ----------------------------------------------------------------------------------- */
 
+static bool may_sum(const struct kvpd_device *d)
+{
+	return kvpd_device_state(d) == KVPD_DEVICE_UP || d->judging;
+}
+
 static void send_sums(struct kvpd_device *d)
 {
-	for (uint32_t i = 0; i < KVPD_SUMS && kvpd_device_state(d) == KVPD_DEVICE_UP; i++) {
+	for (uint32_t i = 0; i < KVPD_SUMS && may_sum(d); i++) {
 		struct kvpd_device_copy *c = TAILQ_FIRST(&d->to_sum);
 		struct kvpd_p_sum s;
 
@@ -675,10 +727,6 @@ static void send_sums(struct kvpd_device *d)
 		if (d->sum[i].copy)
 			continue;
 		TAILQ_REMOVE(&d->to_sum, c, q.age);
-		if (c->flags & KVPD_COPY_ONLY && !(d->driver_flags & KVPD_DRIVER_READABLE)) {
-			copy_over(d, c, -EOPNOTSUPP);
-			continue;
-		}
 		/* What arrived, if the processor can read it; else what was sent. */
 		s.host = !(c->flags & KVPD_COPY_ONLY) &&
 			 (c->way == KVPD_TO_HOST || !(d->driver_flags & KVPD_DRIVER_READABLE));
@@ -702,7 +750,10 @@ static const char *got_sum(struct kvpd_device *d, const struct kvpd_p_summed *s)
 		if (!c || d->sum[i].seq != s->seq)
 			continue;
 		d->sum[i].copy = NULL;
-		copy_summed(d, c, s->sum);
+		if (s->status < 0)
+			copy_over(d, c, s->status == -EAGAIN ? -EAGAIN : -EIO);
+		else
+			copy_summed(d, c, s->sum);
 		return NULL;
 	}
 	return "a sum that nobody asked for";
@@ -714,8 +765,10 @@ static const char *got_sum(struct kvpd_device *d, const struct kvpd_p_summed *s)
 static const char *got_why(struct kvpd_device *d, const struct kvpd_p_why *why)
 {
 	d->why = *why;
-	if (why->damaged)
+	if (why->damage == KVPD_DAMAGE_ALL)
 		lose_all(d);
+	else if (why->damage == KVPD_DAMAGE_MAYBE)
+		doubt_all(d);
 	return *d->why.text ? d->why.text : "it gives up";
 }
 
@@ -813,6 +866,37 @@ static void come_back(struct kvpd_device *d)
 	set_state(d, KVPD_DEVICE_STARTING);
 }
 
+/* What the owner found. Whatever it has said nothing of in time is lost. */
+static void take_verdicts(struct kvpd_device *d)
+{
+	bool late = d->judging && kvpd_now_ns() >= d->judge_until_ns;
+	uint32_t n;
+
+	pthread_mutex_lock(&d->lock);
+	n = d->verdict_of == atomic_load_explicit(&d->doubts, memory_order_relaxed) ? d->n_verdicts
+										    : 0;
+	d->n_verdicts = 0;
+	for (uint32_t i = 0; d->judging && n && i < KVPD_DEVICE_SEGS; i++) {
+		const uint8_t verdict = d->verdict[i];
+
+		d->verdict[i] = 0;
+		if (verdict && d->seg[i].doubted) {
+			if (verdict == KVPD_DISBELIEVED)
+				lose(d, i);
+			believe(d, i);
+		}
+	}
+	pthread_mutex_unlock(&d->lock);
+	for (uint32_t i = 0; late && i < KVPD_DEVICE_SEGS; i++)
+		if (d->seg[i].doubted)
+			lose(d, i);
+	if (!d->judging)
+		return;
+	tell_losses(d);
+	if (!d->n_doubted)
+		be_up(d);
+}
+
 /* True: it is to stop. */
 static bool take_work(struct kvpd_device *d)
 {
@@ -890,6 +974,8 @@ static void sleep_on(struct kvpd_device *d)
 			t = sooner(t, kvpd_queue_ready(&d->queue, w));
 	if (wants_usage(d))
 		t = sooner(t, d->usage_ns);
+	if (d->judging)
+		t = sooner(t, d->judge_until_ns);
 	t = t > now ? t - now : 0;
 	ts.tv_sec = (time_t)(t / UINT64_C(1000000000) % INT32_MAX);
 	ts.tv_nsec = (long)(t % UINT64_C(1000000000));
@@ -910,6 +996,7 @@ static void work(struct kvpd_device *d)
 			end_worker(d, "it cannot be started");
 	}
 	receive(d);
+	take_verdicts(d);
 	if (d->child.pid && kvpd_now_ns() >= due(d))
 		end_worker(d, "it hangs");
 	if (!d->child.pid)

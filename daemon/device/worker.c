@@ -48,8 +48,9 @@ struct flight {
 
 struct sum {
 	struct kvpd_p_sum what;
-	const char *addr;
+	const char *addr; /* of an extent */
 	uint64_t sum;
+	int status;
 };
 
 static struct {
@@ -87,7 +88,7 @@ __attribute__((noreturn)) static void end(int status)
 /* The daemon may be gone, or not listen: it ends all the same. */
 __attribute__((noreturn)) static void end_saying(int status)
 {
-	struct kvpd_p_why b = { .damaged = w.loss.damaged };
+	struct kvpd_p_why b = { .damage = w.loss.damage };
 
 	memcpy(b.text, w.loss.why, sizeof(b.text));
 	(void)kvpd_p_send(w.sock, KVPD_P_WHY, 0, &b, sizeof(b), -1);
@@ -99,6 +100,8 @@ static void say(uint32_t type, uint32_t tag, const void *body, size_t len, int f
 	if (kvpd_p_send_wait(w.sock, type, tag, body, len, fd) < 0)
 		end(EXIT_GONE);
 }
+
+static void poll_copies(void);
 
 /* ---- sums ----------------------------------------------------------------------------------- */
 
@@ -113,7 +116,11 @@ static void *summer(void *arg)
 			pthread_cond_wait(&w.cond, &w.lock);
 		s = &w.sum[w.sum_begun % KVPD_SUMS];
 		pthread_mutex_unlock(&w.lock);
-		s->sum = kvp_payload_checksum(s->addr + s->what.off, s->what.bytes);
+		if (s->what.host)
+			s->sum = kvp_payload_checksum(s->addr + s->what.off, s->what.bytes);
+		else
+			s->status = w.ops->seg_sum(
+				w.driver, s->what.id, s->what.off, s->what.bytes, &s->sum);
 		pthread_mutex_lock(&w.lock);
 		w.sum_begun++;
 		(void)eventfd_write(w.sum_event, 1);
@@ -133,12 +140,11 @@ static struct memory *known(struct memory *table, uint32_t id, uint64_t off, uin
 static void take_sum(const struct kvpd_p_sum *s)
 {
 	struct memory *m = known(s->host ? w.host : w.seg, s->id, s->off, s->bytes);
-	const char *addr = s->host ? m->addr : w.ops->seg_addr(w.driver, s->id);
 
 	pthread_mutex_lock(&w.lock);
-	if (!addr || w.sum_ended - w.sum_said == KVPD_SUMS)
+	if (w.sum_ended - w.sum_said == KVPD_SUMS)
 		end(EXIT_PROTOCOL);
-	w.sum[w.sum_ended++ % KVPD_SUMS] = (struct sum){ .what = *s, .addr = addr };
+	w.sum[w.sum_ended++ % KVPD_SUMS] = (struct sum){ .what = *s, .addr = m->addr };
 	m->uses++;
 	pthread_cond_signal(&w.cond);
 	pthread_mutex_unlock(&w.lock);
@@ -152,11 +158,16 @@ static void tell_sums(void)
 	pthread_mutex_lock(&w.lock);
 	while (w.sum_said != w.sum_begun) {
 		const struct sum *s = &w.sum[w.sum_said % KVPD_SUMS];
-		const struct kvpd_p_summed b = { .seq = s->what.seq, .sum = s->sum };
+		const struct kvpd_p_summed b = {
+			.seq = s->what.seq, .sum = s->sum, .status = s->status
+		};
 
 		(s->what.host ? w.host : w.seg)[s->what.id].uses--;
 		w.sum_said++;
 		pthread_mutex_unlock(&w.lock);
+		/* The driver knows why, and says so there. */
+		if (b.status == -ENODEV)
+			poll_copies();
 		say(KVPD_P_SUMMED, 0, &b, sizeof(b), -1);
 		pthread_mutex_lock(&w.lock);
 	}

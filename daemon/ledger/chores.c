@@ -8,6 +8,7 @@
 #include "daemon/ledger/budget.h"
 #include "daemon/ledger/claim.h"
 #include "daemon/ledger/delete.h"
+#include "daemon/ledger/doubt.h"
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/learnt.h"
 #include "daemon/ledger/ledger.h"
@@ -52,6 +53,7 @@ static bool (*const steps[KVPD_DUE_KINDS])(struct kvpd_tenant *t, uint64_t now) 
 	kvpd_remat_step,
 	kvpd_ahead_step,
 	kvpd_learnt_step,
+	kvpd_doubt_step,
 };
 
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds)

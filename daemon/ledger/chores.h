@@ -29,7 +29,8 @@ struct kvpd_tenant;
 #define KVPD_DUE_REMAT     (1u << 14) /* chains are wanted of which something is missing */
 #define KVPD_DUE_AHEAD     (1u << 15) /* blocks near those that were used may be fetched to a device */
 #define KVPD_DUE_LEARNT    (1u << 16) /* quality windows have something to be kept */
-#define KVPD_DUE_KINDS     17u
+#define KVPD_DUE_DOUBT     (1u << 17) /* what lies on a device is to be compared with its checksums */
+#define KVPD_DUE_KINDS     18u
 
 /* Something of these kinds is due. */
 void kvpd_due(struct kvpd_tenant *t, uint32_t kinds);

@@ -234,6 +234,19 @@ static void leave_lost(struct kvpd_ledger *l, struct kvpd_medium *m)
 		}
 }
 
+/* What lies there is in doubt: its tenants say of which segments it is not to be believed. */
+static void look_into(struct kvpd_ledger *l, struct kvpd_medium *m)
+{
+	const uint32_t doubts = m->device ? kvpd_device_doubts(m->device) : m->doubts;
+
+	if (doubts == m->doubts)
+		return;
+	m->doubts = doubts;
+	for (uint32_t k = 1; k <= l->last_tenant; k++)
+		if (l->tenant[k] && l->tenant[k]->part[m->number].share)
+			kvpd_doubt_begin(l->tenant[k], m->number + 1, doubts);
+}
+
 /* It came up: where is it? What has been made stays where it lies. */
 static void look_node(struct kvpd_ledger *l, struct kvpd_medium *m)
 {
@@ -280,6 +293,7 @@ int kvpd_media_look(struct kvpd_ledger *l)
 		uint32_t shown = m->shown;
 
 		leave_lost(l, m);
+		look_into(l, m);
 		if (is == KVPD_DEVICE_UP)
 			shown = m->draining ? KVP_DEVICE_DOWN : KVP_DEVICE_UP;
 		else if (is == KVPD_DEVICE_DETACHED && m->shown != KVP_DEVICE_FREE)

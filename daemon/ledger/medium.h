@@ -19,6 +19,7 @@
 
 #include "daemon/config.h"
 #include "daemon/device/device.h"
+#include "daemon/ledger/doubt.h"
 
 struct kvp_evict;
 struct kvpd_again;
@@ -51,7 +52,8 @@ struct kvpd_medium {
 	uint32_t timeout_ms;
 	int said_node;     /* as the device says, when it was last looked at; -1 */
 	int node;          /* to which vaults are bound for it: numa_node: auto; -1: none */
-	uint32_t losses;   /* of the device, that were seen to */
+	uint32_t losses;   /* of the device, that were seen to, */
+	uint32_t doubts;   /* and of its doubts */
 	uint64_t grain;    /* of which segments are multiples */
 	uint64_t share;    /* of a tenant that is not told otherwise */
 	uint64_t promised; /* the shares of all tenants */
@@ -80,6 +82,7 @@ struct kvpd_part {
 	uint64_t ahead, ahead_used;    /* payloads that came ahead of need; of these used since */
 	uint64_t verified, unverified; /* payloads that check asked about; see verify.h */
 	uint32_t verifying;
+	struct kvpd_doubt doubt;
 	bool dropping; /* a job that takes payloads is under way */
 	uint32_t
 		look; /* leases are looked at for room until this look is over; 0: none is wanted */
@@ -171,6 +174,8 @@ bool kvpd_hosts_drop(struct kvpd_extent *x);
 bool kvpd_host_leave(struct kvpd_extent *x, uint32_t medium);
 /* Was what lies in a device's extent lost with a worker? */
 bool kvpd_segment_lost(const struct kvpd_extent *x);
+/* Has a device's extent memory there, that was not asked to be dropped? */
+bool kvpd_segment_there(const struct kvpd_extent *x);
 /* What the descriptor of a device's extent is: KVP_IMPORT_*. */
 uint32_t kvpd_segment_import(const struct kvpd_extent *x);
 /* The device's number of a device's extent. */

@@ -79,7 +79,12 @@ bool kvpd_segment_lost(const struct kvpd_extent *x)
 {
 	const struct kvpd_device *d = device_of(x->tenant, x->cls->medium);
 
-	return d && x->segment && x->segment->there && kvpd_device_seg_lost(d, x->segment->id);
+	return d && kvpd_segment_there(x) && kvpd_device_seg_lost(d, x->segment->id);
+}
+
+bool kvpd_segment_there(const struct kvpd_extent *x)
+{
+	return x->segment && x->segment->there;
 }
 
 uint32_t kvpd_segment_import(const struct kvpd_extent *x)

@@ -25,7 +25,7 @@ struct verification {
 	uint32_t medium;
 };
 
-static void tell(const struct kvpd_tenant *t, uint32_t block, uint32_t medium)
+void kvpd_verify_tell(const struct kvpd_tenant *t, uint32_t block, uint32_t medium)
 {
 	static struct kvpd_ratelimit limit = KVPD_RATELIMIT(60, 20);
 	char key[KVPD_KEY_TEXT];
@@ -52,7 +52,7 @@ static void verified(struct kvpd_device_work *w)
 	part->unverified += w->status < 0 && w->status != -EBADMSG;
 	if (w->status == -EBADMSG) {
 		part->damaged++;
-		tell(t, v->block, v->medium);
+		kvpd_verify_tell(t, v->block, v->medium);
 		kvpd_room_damaged(t, v->block);
 	}
 	kvpd_warm_again(t);

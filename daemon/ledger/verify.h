@@ -20,5 +20,7 @@ struct kvpd_tenant;
  * verified, which is counted.
  */
 int64_t kvpd_verify(struct kvpd_tenant *t, uint32_t block);
+/* Has the log say that a payload is not what its checksum says; seldom. */
+void kvpd_verify_tell(const struct kvpd_tenant *t, uint32_t block, uint32_t medium);
 
 #endif

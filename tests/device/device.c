@@ -16,8 +16,8 @@ void dev_start(struct dev_world *w, const char *device, const char *more)
 		.share = 64 << 20, .memory = 256 << 20, .max_blocks = 4000, .more = text
 	};
 
-	snprintf(text, sizeof(text),
-		"devices:\n  - {name: one, bytes: 1MiB, segment: 64KiB, worker: \"%s\", %s}\n%s",
+	snprintf(text, sizeof(text), "devices:\n  - {name: one, %sworker: \"%s\", %s}\n%s",
+		strstr(device, "bytes:") ? "" : "bytes: 1MiB, segment: 64KiB, ",
 		getenv("KVPOOL_DEVICE"), device, more);
 	e2e_start(&w->daemon, &opts);
 }

@@ -25,7 +25,10 @@ struct dev_prompt {
 	struct kvp_prefix *match; /* leased */
 };
 
-/* `device`: the rest of its entry in the configuration; `more`: further lines of that. */
+/*
+ * `device`: the rest of its entry in the configuration, which may say `bytes` and `segment` of its own; `more`: further
+ * lines of that.
+ */
 void dev_start(struct dev_world *w, const char *device, const char *more);
 /* To the daemon's socket of this name; NULL: to its main one. */
 void dev_attach(struct dev_world *w, const char *socket);

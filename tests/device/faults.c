@@ -35,7 +35,7 @@ static const struct operation {
 	{ "seg_make", "make", AT_COPY, -ENOSPC, false },
 	{ "seg_take", "take", AT_RESTART, -ENODEV, true },
 	{ "seg_drop", "drop", AT_DETACH, 0, false },
-	{ "seg_addr", "addr", AT_COPY, -EAGAIN, true },
+	{ "seg_sum", "sum", AT_COPY, -EIO, false },
 	{ "host_add", "add", AT_COPY, -EIO, false },
 	{ "host_drop", "hostdrop", AT_DETACH, 0, false },
 	{ "submit", "submit", AT_COPY, -EIO, false },

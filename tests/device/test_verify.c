@@ -132,7 +132,7 @@ static void unverified(void **state)
 	json_t *a;
 
 	(void)state;
-	dev_begin(&w, "driver: fault, timeout_ms: 700, faults: 'addr=hang@50#0'", "");
+	dev_begin(&w, "driver: fault, timeout_ms: 700, faults: 'sum=hang@50#0'", "");
 	dev_put(&w, p, 1);
 	assert_true(dev_warm_all(&w, p));
 	a = check(&w, 0);

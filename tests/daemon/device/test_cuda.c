@@ -565,7 +565,157 @@ static void handles_end_with_their_worker(void **state)
 	close_device();
 }
 
-/* An error of the process alone costs the worker, any other one what lies there as well. */
+/* What lies in the segment now, compared with the sum of these bytes. */
+static int compare(uint32_t seg, uint64_t off, const unsigned char *bytes, uint64_t n)
+{
+	struct kvpd_device_copy c = {
+		.way = KVPD_TO_HOST,
+		.flags = KVPD_COPY_CHECK | KVPD_COPY_ONLY,
+		.seg = seg,
+		.seg_off = off,
+		.bytes = n,
+		.checksum = kvp_payload_checksum(bytes, n),
+	};
+
+	return copy(&c);
+}
+
+static void what_lies_there_is_summed(void **state)
+{
+	static const struct {
+		uint64_t off, bytes;
+	} at[] = { { 0, 64 }, { 4096, 2 * MIB }, { 64, 2 * MIB + 8 }, { 0, 16 * MIB },
+		{ 3 * MIB, 5 * MIB + 24 } };
+	static const uint32_t transports[] = { KVPD_TRANSPORT_VMM, KVPD_TRANSPORT_IPC };
+	uint64_t damaged = 0;
+
+	(void)state;
+	for (uint32_t i = 0; i < 2; i++) {
+		const struct kvpd_device_config c = { .transport = transports[i] };
+		struct kvpd_device_copy damage = { .bytes = 64 };
+		struct extent from;
+		uint32_t seg;
+
+		open_device(&c);
+		seg = make_segment(16 * MIB, NULL);
+		add(&from, 16 * MIB, false, true);
+		pattern(from.addr, from.bytes, 5);
+		damage.seg = seg;
+		damage.host = from.id;
+		for (uint32_t k = 0; k < sizeof(at) / sizeof(at[0]); k++) {
+			struct kvpd_device_copy all = {
+				.seg = seg, .host = from.id, .bytes = from.bytes
+			};
+			const uint64_t last = (at[k].off + at[k].bytes - 1) / 64 * 64;
+
+			assert_int_equal(copy(&all), 0);
+			assert_int_equal(
+				compare(seg, at[k].off, from.addr + at[k].off, at[k].bytes), 0);
+			/* One line of it is another's. */
+			damage.seg_off = last;
+			damage.host_off = (last + 8 * MIB) % (16 * MIB);
+			assert_int_equal(copy(&damage), 0);
+			assert_int_equal(
+				compare(seg, at[k].off, from.addr + at[k].off, at[k].bytes),
+				-EBADMSG);
+			damaged++;
+		}
+		assert_int_equal(figures().damaged, sizeof(at) / sizeof(at[0]));
+		drop_segment(seg);
+		leave(&from);
+		close_device();
+	}
+	assert_int_equal(damaged, 10);
+}
+
+/* An error that ends the worker, and of which nobody can tell what it did to memory. */
+static void doubt_all(void)
+{
+	const struct cudadrv_fault fault = {
+		.function = "cuMemsetD8Async",
+		.program = "kvpool-device",
+		.action = CUDADRV_STICKY,
+		.times = 1,
+		.value = 700,
+	};
+	const uint32_t before = kvpd_device_doubts(device);
+	struct kvpd_device_op op = { .kind = KVPD_SEG_MAKE, .bytes = 2 * MIB };
+
+	assert_int_equal(cudadrv_set(sim, &fault, NULL), 0);
+	/* It is made by the next worker. */
+	assert_int_equal(ask(&op), 0);
+	while (kvpd_device_doubts(device) == before)
+		poll(NULL, 0, 1);
+	assert_int_equal(cudadrv_clear(sim), 0);
+	assert_int_equal(kvpd_device_state(device), KVPD_DEVICE_RESTART);
+	assert_false(kvpd_device_seg_doubted(device, op.id));
+	drop_segment(op.id);
+}
+
+static void doubted_segments_are_judged(void **state)
+{
+	const struct kvpd_device_config plain = { .timeout_ms = 20000 };
+	struct kvpd_device_copy c = { .bytes = 2 * MIB };
+	struct extent from, to;
+	uint32_t seg[3], doubts;
+
+	(void)state;
+	open_device(&plain);
+	for (uint32_t i = 0; i < 3; i++)
+		seg[i] = make_segment(2 * MIB, NULL);
+	add(&from, 2 * MIB, false, true);
+	add(&to, 2 * MIB, true, true);
+	pattern(from.addr, from.bytes, 3);
+	for (uint32_t i = 0; i < 3; i++)
+		there_and_back(seg[i], &from, &to, 0, 0, 2 * MIB);
+	doubt_all();
+	doubts = kvpd_device_doubts(device);
+	for (uint32_t i = 0; i < 3; i++)
+		assert_true(kvpd_device_seg_doubted(device, seg[i]));
+	assert_int_equal(compare(seg[1], 0, from.addr, 2 * MIB), 0);
+	/* Of copies none is made; a verdict of another time is none. */
+	c.seg = seg[1];
+	c.host = from.id;
+	c.work.done = on_done;
+	c.tenant = 1;
+	assert_int_equal(kvpd_device_copy(device, &c), 0);
+	kvpd_device_judge(device, seg[0], doubts - 1, false);
+	kvpd_device_judge(device, seg[0], doubts, true);
+	kvpd_device_judge(device, seg[2], doubts, false);
+	while (kvpd_device_seg_doubted(device, seg[2]))
+		poll(NULL, 0, 1);
+	assert_true(kvpd_device_seg_lost(device, seg[2]));
+	assert_false(kvpd_device_seg_lost(device, seg[0]));
+	assert_int_equal(kvpd_device_state(device), KVPD_DEVICE_RESTART);
+	assert_int_equal(kvpd_device_drain(device, 1), 0);
+	kvpd_device_judge(device, seg[1], doubts, true);
+	wait_done(n_done + 1);
+	assert_int_equal(c.work.status, 0);
+	assert_int_equal(kvpd_device_state(device), KVPD_DEVICE_UP);
+	assert_int_equal(figures().losses, 1);
+	there_is(&to, seg[0], from.addr);
+	there_is(&to, seg[1], from.addr);
+	assert_int_equal(compare(seg[2], 0, from.addr, 2 * MIB), -ENODEV);
+	/* A worker that dies in the middle of it: they are doubted still. */
+	doubt_all();
+	doubts = kvpd_device_doubts(device);
+	assert_int_equal(kill(figures().pid, SIGKILL), 0);
+	while (kvpd_device_doubts(device) == doubts)
+		poll(NULL, 0, 1);
+	doubts = kvpd_device_doubts(device);
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(compare(seg[i], 0, from.addr, 2 * MIB), 0);
+		kvpd_device_judge(device, seg[i], doubts, true);
+	}
+	there_is(&to, seg[1], from.addr);
+	for (uint32_t i = 0; i < 3; i++)
+		drop_segment(seg[i]);
+	leave(&from);
+	leave(&to);
+	close_device();
+}
+
+/* An error of the process alone costs the worker, one of the hardware what lies there, any other has it doubted. */
 static void sticky_errors_end_the_worker(void **state)
 {
 	static const struct {
@@ -596,6 +746,16 @@ static void sticky_errors_end_the_worker(void **state)
 		assert_int_equal(cudadrv_set(sim, &fault, &number), 0);
 		c.seg = seg;
 		c.host = from.id;
+		if (i == 1) {
+			c.work.done = on_done;
+			c.tenant = 1;
+			assert_int_equal(kvpd_device_copy(device, &c), 0);
+			while (!kvpd_device_doubts(device))
+				poll(NULL, 0, 1);
+			kvpd_device_judge(device, seg, kvpd_device_doubts(device), false);
+			wait_done(n_done + 1);
+			assert_true(c.work.status == -EAGAIN || c.work.status == -ENODEV);
+		}
 		assert_int_equal(copy(&c), i ? -ENODEV : 0);
 		assert_int_equal(cudadrv_hit(sim, number), 1);
 		assert_non_null(strstr(figures().why, errors[i].name));
@@ -826,12 +986,14 @@ int main(void)
 		cmocka_unit_test_teardown(killed_workers_lose_nothing, clean),
 		cmocka_unit_test_teardown(what_was_under_way_is_late, clean),
 		cmocka_unit_test_teardown(handles_end_with_their_worker, clean),
+		cmocka_unit_test_teardown(what_lies_there_is_summed, clean),
 	};
 	const struct CMUnitTest full[] = {
 		cmocka_unit_test_teardown(memory_that_others_hold, clean),
 	};
 	const struct CMUnitTest faults[] = {
 		cmocka_unit_test_teardown(sticky_errors_end_the_worker, clean),
+		cmocka_unit_test_teardown(doubted_segments_are_judged, clean),
 		cmocka_unit_test_teardown(pinned_in_pieces, clean),
 		cmocka_unit_test_teardown(memory_that_the_driver_owes, clean),
 		cmocka_unit_test_teardown(a_context_in_the_second_try, clean),

@@ -73,6 +73,7 @@ struct kvpd_device_row {
 	uint8_t uuid[16];
 	uint64_t bytes, segment_bytes, promised_bytes;
 	uint64_t free_bytes, total_bytes; /* as the driver has them; 0: not known */
+	uint64_t context_bytes;           /* that the worker has beside segments; UINT64_MAX */
 	uint64_t owed_bytes;              /* that should be free and that it does not have */
 	uint32_t segments;
 	uint64_t restarts, damaged, losses, pieces;

@@ -64,5 +64,8 @@ struct kvp_nvml {
  */
 int kvp_nvml_open(struct kvp_nvml *ret_nvml);
 void kvp_nvml_close(struct kvp_nvml *nvml);
+/* The device that has this UUID, as CUDA says it. -ENODEV: it knows none such; an instance of MIG is none. */
+int kvp_nvml_find(
+	const struct kvp_nvml *nvml, const uint8_t uuid[16], struct nvmlDevice_st **ret_device);
 
 #endif

@@ -2,7 +2,9 @@
 /* The management library, found like the driver's. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gpu/kvp_nvml.h"
 
@@ -32,4 +34,30 @@ void kvp_nvml_close(struct kvp_nvml *nvml)
 	(void)nvml->nvmlShutdown();
 	dlclose(nvml->library);
 	*nvml = (struct kvp_nvml){ 0 };
+}
+
+int kvp_nvml_find(
+	const struct kvp_nvml *nvml, const uint8_t uuid[16], struct nvmlDevice_st **ret_device)
+{
+	char wanted[40] = "GPU-", text[96];
+	struct nvmlDevice_st *device;
+	unsigned int count = 0;
+
+	if (!nvml->nvmlDeviceGetCount_v2 || !nvml->nvmlDeviceGetHandleByIndex_v2 ||
+		!nvml->nvmlDeviceGetUUID || nvml->nvmlDeviceGetCount_v2(&count) != NVML_OK)
+		return -ENODEV;
+	for (uint32_t i = 0; i < 16; i++)
+		snprintf(wanted + strlen(wanted), 4,
+			i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+	for (unsigned int i = 0; i < count; i++) {
+		if (nvml->nvmlDeviceGetHandleByIndex_v2(i, &device) != NVML_OK ||
+			nvml->nvmlDeviceGetUUID(device, text, sizeof(text)) != NVML_OK)
+			continue;
+		text[sizeof(text) - 1] = 0;
+		if (strcmp(text, wanted) == 0) {
+			*ret_device = device;
+			return 0;
+		}
+	}
+	return -ENODEV;
 }

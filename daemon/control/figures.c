@@ -480,6 +480,8 @@ static json_t *device_json(
 		kvpd_put_int(o, "total_bytes", d->total_bytes);
 		kvpd_put_int(o, "free_bytes", d->free_bytes);
 	}
+	if (d->context_bytes != UINT64_MAX)
+		kvpd_put_int(o, "context_bytes", d->context_bytes);
 	put_part(o, &sum);
 	kvpd_put_int(o, "owed_bytes", d->owed_bytes);
 	kvpd_put_int(o, "segments", d->segments);

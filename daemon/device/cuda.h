@@ -131,6 +131,7 @@ struct kvpd_driver {
 	int32_t numa_node;
 	uint8_t uuid[16];
 	struct CUctx_st *ctx; /* NULL until it is needed */
+	uint64_t context;     /* its bytes; KVPD_NO_FIGURE */
 	int event;
 	_Atomic(int) lost; /* the error; CU_OK */
 	struct kvpd_driver_loss *loss;

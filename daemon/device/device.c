@@ -98,6 +98,7 @@ int kvpd_device_new(const struct kvpd_device_config *config, struct kvpd_device 
 	own_init(&d->own.seg);
 	own_init(&d->own.host);
 	kvpd_queue_init(&d->queue, config->copy_rate);
+	d->figures.context = d->shown.context = KVPD_NO_FIGURE;
 	d->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	r = d->event < 0 ? -errno : -pthread_create(&d->thread, NULL, kvpd_device_run, d);
 	if (r < 0) {

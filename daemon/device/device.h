@@ -229,6 +229,7 @@ struct kvpd_device_class_figures {
 	uint64_t done, failed; /* since the device was made */
 };
 #define KVPD_DEVICE_WHY 96u
+#define KVPD_NO_FIGURE  UINT64_MAX
 struct kvpd_device_figures {
 	uint32_t state;
 	int32_t pid;               /* of the worker; 0: there is none */
@@ -238,6 +239,7 @@ struct kvpd_device_figures {
 	uint64_t granularity;      /* and 0, until the first worker has said what it has */
 	int32_t numa_node;    /* of the machine, that the device is nearest to; -1: not known */
 	uint64_t free, total; /* of its memory, whoever has the rest; 0: not known */
+	uint64_t context;     /* of it, that the worker has beside segments; KVPD_NO_FIGURE */
 	uint32_t segments;
 	uint64_t segment_bytes;
 	/*

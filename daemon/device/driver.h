@@ -86,6 +86,12 @@ struct kvpd_done {
 	uint64_t sum; /* if it was asked for and is to be had on the way; else 0 */
 };
 
+/* Of the device's memory, in bytes. */
+struct kvpd_driver_usage {
+	uint64_t free, total; /* whoever has the rest; 0: not known */
+	uint64_t context;     /* that this process has beside segments; KVPD_NO_FIGURE */
+};
+
 struct kvpd_driver_ops {
 	const char *name;
 	/* -EINVAL: the options make no sense. */
@@ -117,7 +123,7 @@ struct kvpd_driver_ops {
 	int (*poll)(struct kvpd_driver *d, struct kvpd_done *out, uint32_t max);
 	/* Readable when poll() may have something. */
 	int (*event)(struct kvpd_driver *d);
-	int (*usage)(struct kvpd_driver *d, uint64_t *ret_free, uint64_t *ret_total);
+	int (*usage)(struct kvpd_driver *d, struct kvpd_driver_usage *ret_usage);
 };
 
 #define KVPD_MEMORY_WRITABLE 1u /* copies to the host may go there */

@@ -10,10 +10,12 @@
 #include <unistd.h>
 
 #include "daemon/device/cuda.h"
+#include "gpu/kvp_nvml.h"
 #include "shm/kvp_seg.h"
 
 #define EVENT_FLAGS  (CU_EVENT_BLOCKING | CU_EVENT_NO_TIMING)
 #define SETTLE_TRIES 3u
+#define HOLDERS      64u /* processes on the device that are looked at */
 #define LEGACY_PAGE  (UINT64_C(2) << 20) /* what cuMemAlloc() gives a handle of its own for */
 
 int kvpd_cuda_check(struct kvpd_driver *d, int error)
@@ -75,14 +77,57 @@ void kvpd_cuda_settle(struct kvpd_driver *d, struct CUstream_st *stream)
 
 /* ---- the context ---------------------------------------------------------------------------- */
 
+/*
+ * Bytes of the device that this process has, which has no segment yet; where the library does not know its
+ * processes (it knows none of another PID namespace) what was taken since `before`, by whomever.
+ */
+static uint64_t context_bytes(
+	const struct kvp_nvml *n, struct nvmlDevice_st *device, const struct nvml_memory *before)
+{
+	struct nvml_process p[HOLDERS];
+	struct nvml_memory after;
+	unsigned int count = HOLDERS;
+
+	if (!n->nvmlDeviceGetComputeRunningProcesses_v3 ||
+		n->nvmlDeviceGetComputeRunningProcesses_v3(device, &count, p) != NVML_OK)
+		count = 0;
+	for (unsigned int i = 0; i < count && i < HOLDERS; i++)
+		if (p[i].pid == (unsigned int)getpid() && p[i].used != NVML_NO_FIGURE)
+			return p[i].used;
+	if (!before->total || n->nvmlDeviceGetMemoryInfo(device, &after) != NVML_OK ||
+		after.used < before->used)
+		return KVPD_NO_FIGURE;
+	return after.used - before->used;
+}
+
+static int make_context(struct kvpd_driver *d);
+
 /* Its threads sleep while they wait; nobody else of the process has one. */
 static int context(struct kvpd_driver *d)
 {
-	struct CUctx_st *ctx = NULL;
+	struct nvml_memory before = { 0 };
+	struct nvmlDevice_st *device = NULL;
+	struct kvp_nvml n = { 0 };
 	int r;
 
 	if (d->ctx)
 		return 0;
+	if (kvp_nvml_open(&n) == 0 && kvp_nvml_find(&n, d->uuid, &device) == 0 &&
+		(!n.nvmlDeviceGetMemoryInfo ||
+			n.nvmlDeviceGetMemoryInfo(device, &before) != NVML_OK))
+		before.total = 0;
+	r = make_context(d);
+	if (r == 0)
+		d->context = device ? context_bytes(&n, device, &before) : KVPD_NO_FIGURE;
+	kvp_nvml_close(&n);
+	return r;
+}
+
+static int make_context(struct kvpd_driver *d)
+{
+	struct CUctx_st *ctx = NULL;
+	int r;
+
 	r = said(d, d->cu.cuDevicePrimaryCtxSetFlags_v2(d->device, CU_SCHED_BLOCKING));
 	if (r == 0)
 		r = said(d, d->cu.cuDevicePrimaryCtxRetain(&ctx, d->device));
@@ -574,21 +619,17 @@ static int cuda_event(struct kvpd_driver *d)
 	return d->event;
 }
 
-static int cuda_usage(struct kvpd_driver *d, uint64_t *ret_free, uint64_t *ret_total)
+static int cuda_usage(struct kvpd_driver *d, struct kvpd_driver_usage *ret_usage)
 {
-	size_t left, total;
+	size_t left = 0, total = 0;
 	int r = lost(d);
 
 	/* Only a context can say what is free. */
-	if (r == 0 && !d->ctx)
-		r = -EOPNOTSUPP;
-	if (r == 0)
+	if (r == 0 && d->ctx)
 		r = said(d, d->cu.cuMemGetInfo_v2(&left, &total));
-	if (r < 0)
-		return r;
-	*ret_free = left;
-	*ret_total = total;
-	return 0;
+	if (r == 0)
+		*ret_usage = (struct kvpd_driver_usage){ left, total, d->ctx ? d->context : 0 };
+	return r;
 }
 
 const struct kvpd_driver_ops kvpd_driver_cuda = {

@@ -329,11 +329,11 @@ static int fault_event(struct kvpd_driver *d)
 	return r ? r : kvpd_driver_host.event(of(d)->host);
 }
 
-static int fault_usage(struct kvpd_driver *d, uint64_t *ret_free, uint64_t *ret_total)
+static int fault_usage(struct kvpd_driver *d, struct kvpd_driver_usage *ret_usage)
 {
 	int r = faulty(&of(d)->f, USAGE);
 
-	return r ? r : kvpd_driver_host.usage(of(d)->host, ret_free, ret_total);
+	return r ? r : kvpd_driver_host.usage(of(d)->host, ret_usage);
 }
 
 const struct kvpd_driver_ops kvpd_driver_fault = {

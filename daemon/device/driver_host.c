@@ -431,10 +431,9 @@ static int host_event(struct kvpd_driver *d)
 	return d->event;
 }
 
-static int host_usage(struct kvpd_driver *d, uint64_t *ret_free, uint64_t *ret_total)
+static int host_usage(struct kvpd_driver *d, struct kvpd_driver_usage *ret_usage)
 {
-	*ret_free = d->bytes - d->used;
-	*ret_total = d->bytes;
+	*ret_usage = (struct kvpd_driver_usage){ d->bytes - d->used, d->bytes, KVPD_NO_FIGURE };
 	return 0;
 }
 

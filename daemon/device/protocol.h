@@ -57,7 +57,7 @@ struct kvpd_p_memory {
 struct kvpd_p_answer {
 	int32_t status; /* 0 or negative errno */
 	uint32_t reserved;
-	uint64_t free, total; /* USAGE */
+	uint64_t free, total, context; /* USAGE */
 };
 
 struct kvpd_p_copy {

@@ -236,6 +236,8 @@ static void end_worker(struct kvpd_device *d, const char *why)
 	}
 
 	d->judging = false;
+	d->figures.free = d->figures.total = 0;
+	d->figures.context = KVPD_NO_FIGURE;
 	kvpd_child_end(&d->child, why ? 0 : GRACE_MS);
 	for (uint32_t i = 0; i < KVPD_FLIGHTS; i++)
 		if (d->flight[i].used)
@@ -431,7 +433,8 @@ static void got_usage(struct kvpd_device *d, const struct kvpd_p_answer *a)
 
 	d->figures.free = a->status < 0 ? 0 : a->free;
 	d->figures.total = a->status < 0 ? 0 : a->total;
-	if (a->status == 0 && d->figures.owed_bytes)
+	d->figures.context = a->status < 0 ? KVPD_NO_FIGURE : a->context;
+	if (a->status == 0 && a->total && d->figures.owed_bytes)
 		d->figures.owed_bytes = books > a->free ? books - a->free : 0;
 }
 
@@ -586,6 +589,9 @@ static const char *got_answer(struct kvpd_device *d, struct kvpd_p *p)
 	if (!op)
 		return got_taken(d, status);
 	d->fails = 0;
+	/* It may have a context now, which alone can say. */
+	if (!d->figures.total)
+		d->usage_ns = 0;
 	if (op->kind == KVPD_SEG_MAKE)
 		owed(d, op, status);
 	if (status == 0 && (op->kind == KVPD_SEG_MAKE || op->kind == KVPD_HOST_ADD)) {

@@ -277,9 +277,11 @@ static void poll_copies(void)
 
 /* ---- control questions ---------------------------------------------------------------------- */
 
-static void answer(int status, uint64_t left, uint64_t total, int fd)
+static void answer(int status, const struct kvpd_driver_usage *u, int fd)
 {
-	const struct kvpd_p_answer b = { .status = status, .free = left, .total = total };
+	const struct kvpd_p_answer b = {
+		.status = status, .free = u->free, .total = u->total, .context = u->context
+	};
 
 	if (status == -ENODEV)
 		end_saying(EXIT_LOST);
@@ -366,7 +368,7 @@ static int host_drop(void)
 
 static void ask_go_on(void)
 {
-	uint64_t left = 0, total = 0;
+	struct kvpd_driver_usage usage = { 0 };
 	int fd = -1, r;
 
 	switch (w.ask.type) {
@@ -386,11 +388,11 @@ static void ask_go_on(void)
 		r = host_drop();
 		break;
 	default:
-		r = w.ops->usage(w.driver, &left, &total);
+		r = w.ops->usage(w.driver, &usage);
 		break;
 	}
 	if (r != -EAGAIN)
-		answer(r, left, total, fd);
+		answer(r, &usage, fd);
 	kvp_close_fdp(&fd);
 }
 

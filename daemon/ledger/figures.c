@@ -39,7 +39,8 @@ struct kvpd_figures_walk {
 
 static void read_device(struct kvpd_medium *m, struct kvpd_device_row *f)
 {
-	struct kvpd_device_figures d = { .state = KVPD_DEVICE_DOWN };
+	struct kvpd_device_figures d = { .state = KVPD_DEVICE_DOWN,
+		.context = KVPD_NO_FIGURE };
 
 	if (m->device)
 		kvpd_device_figures(m->device, &d);
@@ -58,6 +59,7 @@ static void read_device(struct kvpd_medium *m, struct kvpd_device_row *f)
 	f->free_bytes = d.free;
 	f->total_bytes = d.total;
 	f->owed_bytes = d.owed_bytes;
+	f->context_bytes = d.context;
 	f->losses = d.losses;
 	f->segments = d.segments;
 	f->restarts = d.restarts;

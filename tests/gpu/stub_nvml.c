@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A management library that knows one GPU in exclusive mode, whose memory is held by the process that
- * asks, and by one of which it does not know how much. It lacks what says MIG.
+ * asks, and by one of which it does not know how much. It lacks what says MIG. STUB_NVML_UUID: its GPU's.
  */
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -50,7 +51,9 @@ STUB(nvmlDeviceGetHandleByIndex_v2, (unsigned int index, struct nvmlDevice_st **
 
 STUB(nvmlDeviceGetUUID, (struct nvmlDevice_st * device, char *uuid, unsigned int bytes))
 {
-	strncpy(uuid, "GPU-01234567-89ab-cdef-0123-456789abcdef", bytes);
+	const char *is = getenv("STUB_NVML_UUID");
+
+	strncpy(uuid, is ? is : "GPU-01234567-89ab-cdef-0123-456789abcdef", bytes);
 	return NVML_OK;
 }
 

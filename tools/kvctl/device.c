@@ -19,6 +19,7 @@ const struct kvctl_column kvctl_device_columns[] = {
 	{ "promised_bytes", "PROMISED", KVCTL_BYTES, 2 },
 	{ "memory_bytes", "MEMORY", KVCTL_BYTES, 0 },
 	{ "owed_bytes", "OWED", KVCTL_BYTES, 5 },
+	{ "context_bytes", "CONTEXT", KVCTL_BYTES, 6 },
 	{ "warmed_total", "WARMED", KVCTL_COUNT, 1 },
 	{ "behind_total", "SPILLED", KVCTL_COUNT, 2 },
 	{ "dropped_total", "DROPPED", KVCTL_COUNT, 1 },

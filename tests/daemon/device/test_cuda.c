@@ -896,9 +896,42 @@ static void without_copies_there_is_no_context(void **state)
 	drop_segment(make_segment(8 * MIB, NULL));
 	assert_false(kvpd_device_seg_lost(device, c.seg));
 	assert_int_equal(calls("cuDevicePrimaryCtxRetain"), 0);
+	while (figures().context == KVPD_NO_FIGURE)
+		poll(NULL, 0, 1);
+	assert_int_equal(figures().context, 0);
 	drop_segment(c.seg);
 	leave(&host);
 	close_device();
+}
+
+/* As the management library has it; that of the tests says 3 GiB of whoever asks. */
+static void a_context_takes_memory(void **state)
+{
+	const struct kvpd_device_config plain = { .timeout_ms = 20000 };
+	char text[48] = "GPU-";
+	uint8_t uuid[16];
+
+	(void)state;
+	assert_int_equal(cudadrv_uuid(sim, 0, uuid), 0);
+	for (uint32_t i = 0; i < 16; i++)
+		snprintf(text + strlen(text), 4,
+			i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+	assert_int_equal(setenv("KVPOOL_LIBNVML", getenv("STUB_NVML"), 1), 0);
+	for (uint32_t known = 0; known < 2; known++) {
+		uint32_t seg;
+
+		if (known)
+			assert_int_equal(setenv("STUB_NVML_UUID", text, 1), 0);
+		open_device(&plain);
+		seg = make_segment(2 * MIB, NULL);
+		while (!figures().total)
+			poll(NULL, 0, 1);
+		assert_int_equal(figures().context, known ? 3072 * MIB : KVPD_NO_FIGURE);
+		drop_segment(seg);
+		close_device();
+	}
+	unsetenv("STUB_NVML_UUID");
+	unsetenv("KVPOOL_LIBNVML");
 }
 
 static void a_worker_says_why_it_cannot(void **state)
@@ -998,6 +1031,7 @@ int main(void)
 		cmocka_unit_test_teardown(memory_that_the_driver_owes, clean),
 		cmocka_unit_test_teardown(a_context_in_the_second_try, clean),
 		cmocka_unit_test_teardown(a_worker_says_why_it_cannot, clean),
+		cmocka_unit_test_teardown(a_context_takes_memory, clean),
 		cmocka_unit_test_teardown(no_device_without_its_uuid, clean),
 	};
 

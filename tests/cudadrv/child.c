@@ -17,6 +17,8 @@ struct kvp_cu cu;
 static struct CUmod_st *module;
 static struct cudadrv *volatile parents; /* not the child's to close */
 int child_link = -1;
+int child_answers = -1;
+const char *child_case = "";
 struct cudadrv *machine;
 char machine_folder[64];
 
@@ -28,9 +30,22 @@ void child_check(int got, int want, const char *what, const char *file, int line
 		return;
 	if (cu.cuGetErrorName)
 		cu.cuGetErrorName(got, &name);
+	if (child_answers >= 0) {
+		dprintf(child_answers, "%s: %s is %d and not %d\n", child_case, what, got, want);
+		_exit(CHILD_DIFFERS);
+	}
 	fprintf(stderr, "%s:%d: %s gave %d (%s), not %d\n", file, line, what, got,
 		name ? name : "?", want);
 	_exit(99);
+}
+
+void child_needs(int is, const char *what, const char *file, int line)
+{
+	if (is)
+		return;
+	if (child_answers < 0)
+		fprintf(stderr, "%s:%d: there has to be %s\n", file, line, what);
+	_exit(CHILD_LACKS);
 }
 
 void child_load(void)

@@ -20,8 +20,20 @@ extern struct kvp_cu cu;
 /* In a child: ends it with a line on stderr unless a call returns what is said. */
 #define must(call)         child_check(call, CU_OK, #call, __FILE__, __LINE__)
 #define gives(error, call) child_check(call, error, #call, __FILE__, __LINE__)
-#define holds(condition)   child_check(!(condition), 0, #condition, __FILE__, __LINE__)
+#define holds(condition)   child_check(!(condition), 0, "!(" #condition ")", __FILE__, __LINE__)
 void child_check(int got, int want, const char *what, const char *file, int line);
+/* Of what is not there nothing can be asked: the child ends, which is well where child_answers is open. */
+#define needs(condition) child_needs(!!(condition), #condition, __FILE__, __LINE__)
+void child_needs(int is, const char *what, const char *file, int line);
+
+/*
+ * Where answers are another driver's and may differ: a file to which a child writes what it was given otherwise, and ends
+ * with CHILD_DIFFERS, in a line that begins with child_case; -1: nobody asks.
+ */
+#define CHILD_DIFFERS 97
+#define CHILD_LACKS   96
+extern int child_answers;
+extern const char *child_case;
 
 /* Loads the driver; open also initialises it and makes device 0's context current. */
 void child_load(void);

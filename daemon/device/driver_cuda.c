@@ -15,7 +15,7 @@
 
 #define EVENT_FLAGS  (CU_EVENT_BLOCKING | CU_EVENT_NO_TIMING)
 #define SETTLE_TRIES 3u
-#define HOLDERS      64u /* processes on the device that are looked at */
+#define HOLDERS      64u                 /* processes on the device that are looked at */
 #define LEGACY_PAGE  (UINT64_C(2) << 20) /* what cuMemAlloc() gives a handle of its own for */
 
 int kvpd_cuda_check(struct kvpd_driver *d, int error)

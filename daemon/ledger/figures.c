@@ -39,8 +39,7 @@ struct kvpd_figures_walk {
 
 static void read_device(struct kvpd_medium *m, struct kvpd_device_row *f)
 {
-	struct kvpd_device_figures d = { .state = KVPD_DEVICE_DOWN,
-		.context = KVPD_NO_FIGURE };
+	struct kvpd_device_figures d = { .state = KVPD_DEVICE_DOWN, .context = KVPD_NO_FIGURE };
 
 	if (m->device)
 		kvpd_device_figures(m->device, &d);

@@ -213,6 +213,27 @@ static void test_refused(void **state)
 	kvp_release(m);
 }
 
+/* They are looked at several at a time: one is found in every place of so few. */
+static void test_refused_anywhere(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_prefix *m;
+
+	for (uint32_t n = 1; n <= 20; n++) {
+		for (uint32_t i = 0; i < n; i++) {
+			uint32_t from = i % 3, at = from + i;
+			struct kvp_ids wide = ids(f, KVP_IDS_I64, from, n);
+			struct kvp_ids plain = ids(f, KVP_IDS_I32, from, n);
+
+			f->i64[at] = INT64_C(1) << (32 + i);
+			f->i32[at] = INT32_MIN;
+			assert_int_equal(kvp_match_ids(f->space, &wide, NULL, &m), -EINVAL);
+			assert_int_equal(kvp_match_ids(f->space, &plain, NULL, &m), -EINVAL);
+			f->i64[at] = f->i32[at] = (int32_t)f->u32[at];
+		}
+	}
+}
+
 /* A claim on wide ids is the claim on their tokens, and what it waits for is found. */
 static void test_claim(void **state)
 {
@@ -390,6 +411,7 @@ int main(void)
 		WITH_DAEMON(test_widths),
 		WITH_DAEMON(test_miss),
 		WITH_DAEMON(test_refused),
+		WITH_DAEMON(test_refused_anywhere),
 		WITH_DAEMON(test_claim),
 		WITH_DAEMON(test_after),
 		WITH_DAEMON(test_after_refused),

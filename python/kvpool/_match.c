@@ -58,6 +58,11 @@ static int found_init(PyObject *self, PyObject *args, PyObject *kwargs)
 		PyErr_SetString(PyExc_RuntimeError, "Found() was called before");
 		return -1;
 	}
+	/* By another thread, since the match was made. */
+	if (held_closed((struct held *)client)) {
+		PyErr_SetString(PyExc_ValueError, "the client was closed");
+		return -1;
+	}
 	r = take_info((struct kvp_prefix *)(uintptr_t)handle, &info);
 	if (r < 0) {
 		PyErr_Format(PyExc_ValueError, "no match: %s", strerror(-r));
@@ -89,6 +94,15 @@ static int found_clear(PyObject *self)
 	return 0;
 }
 
+static void let_go(struct found *f)
+{
+	held_enter(&f->held);
+	Py_BEGIN_ALLOW_THREADS;
+	kvp_release(f->prefix);
+	Py_END_ALLOW_THREADS;
+	held_leave(&f->held);
+}
+
 /* Of a closed client the handle is gone already. */
 static void found_dealloc(PyObject *self)
 {
@@ -96,11 +110,8 @@ static void found_dealloc(PyObject *self)
 	struct found *f = (struct found *)self;
 
 	PyObject_GC_UnTrack(self);
-	if (f->prefix && !held_closed(&f->held)) {
-		Py_BEGIN_ALLOW_THREADS;
-		kvp_release(f->prefix);
-		Py_END_ALLOW_THREADS;
-	}
+	if (f->prefix && !held_closed(&f->held))
+		let_go(f);
 	Py_CLEAR(f->space);
 	Py_CLEAR(f->blocks);
 	Py_CLEAR(f->held.above);
@@ -117,9 +128,7 @@ static PyObject *found_release(PyObject *self, PyObject *ignored)
 		Py_RETURN_NONE;
 	if (held_end(&f->held) < 0)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	kvp_release(f->prefix);
-	Py_END_ALLOW_THREADS;
+	let_go(f);
 	Py_RETURN_NONE;
 }
 
@@ -281,16 +290,17 @@ static PyObject *find(PyObject *self, PyObject *const *args, Py_ssize_t n)
 		PyBuffer_Release(&buffer);
 		return NULL;
 	}
+	held_enter((struct held *)args[2]);
 	Py_BEGIN_ALLOW_THREADS;
 	r = match(space, &ids, (uint32_t)flags, &prefix, &info);
 	Py_END_ALLOW_THREADS;
 	PyBuffer_Release(&buffer);
-	if (r < 0) {
-		Py_DECREF(f);
-		return PyLong_FromLong(r);
-	}
-	found_fill(f, args[2], args[1], prefix, &info);
-	return (PyObject *)f;
+	if (r < 0)
+		Py_CLEAR(f);
+	else
+		found_fill(f, args[2], args[1], prefix, &info);
+	held_leave((struct held *)args[2]);
+	return f ? (PyObject *)f : PyLong_FromLong(r);
 }
 
 static PyMethodDef functions[] = {

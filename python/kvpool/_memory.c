@@ -8,6 +8,9 @@
  * the Held and all above it count an export, and do not close: BufferError, as with a bytearray that
  * a memoryview looks at. A Payload without exports does not stand in the way; it is empty afterwards.
  *
+ * Calls of the library let go of the GIL, and another thread may close the client meanwhile. It is closed for all
+ * calls that come then; those under way are counted, and the last of them has the library close it (_finish()).
+ *
  * All counts change with the GIL held.
  */
 #include "_memory.h"
@@ -62,6 +65,7 @@ static void held_dealloc(PyObject *self)
 	PyTypeObject *type = Py_TYPE(self);
 
 	Py_CLEAR(((struct held *)self)->above);
+	Py_CLEAR(((struct held *)self)->last);
 	type->tp_free(self);
 	Py_DECREF(type);
 }
@@ -92,6 +96,113 @@ int held_end(struct held *h)
 	return 0;
 }
 
+static struct held *held_root(struct held *h)
+{
+	while (h->above)
+		h = h->above;
+	return h;
+}
+
+void held_enter(struct held *h)
+{
+	held_root(h)->calls++;
+}
+
+void held_leave(struct held *h)
+{
+	struct held *root = held_root(h);
+	PyObject *last, *type, *value, *trace, *r;
+
+	if (--root->calls || !root->last)
+		return;
+	last = root->last;
+	root->last = NULL;
+	PyErr_Fetch(&type, &value, &trace);
+	r = PyObject_CallObject(PyTuple_GET_ITEM(last, 0), PyTuple_GET_ITEM(last, 1));
+	if (!r)
+		PyErr_WriteUnraisable(last);
+	Py_XDECREF(r);
+	Py_DECREF(last);
+	PyErr_Restore(type, value, trace);
+}
+
+/* What is called, and with what, of a method that is given both. */
+static PyObject *held_call(struct held *h, PyObject *const *args, Py_ssize_t n)
+{
+	PyObject *r;
+
+	held_enter(h);
+	r = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1), NULL);
+	held_leave(h);
+	return r;
+}
+
+static int held_callable(PyObject *const *args, Py_ssize_t n)
+{
+	if (n >= 1 && PyCallable_Check(args[0]))
+		return 1;
+	PyErr_SetString(PyExc_TypeError, "a function and what it is called with");
+	return 0;
+}
+
+static PyObject *held_during(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+	struct held *h = (struct held *)self;
+
+	if (!held_callable(args, n))
+		return NULL;
+	if (held_closed(h)) {
+		PyErr_SetString(
+			PyExc_ValueError, h->above ? "it was released" : "the client was closed");
+		return NULL;
+	}
+	return held_call(h, args, n);
+}
+
+static PyObject *held_release(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+	struct held *h = (struct held *)self;
+
+	if (!held_callable(args, n))
+		return NULL;
+	if (held_closed(h))
+		Py_RETURN_NONE;
+	if (held_end(h) < 0)
+		return NULL;
+	return held_call(h, args, n);
+}
+
+static PyObject *held_finish(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+	struct held *h = (struct held *)self;
+	PyObject *rest, *last;
+
+	if (!held_callable(args, n))
+		return NULL;
+	if (held_closed(h))
+		Py_RETURN_FALSE;
+	rest = PyTuple_New(n - 1);
+	if (!rest)
+		return NULL;
+	for (Py_ssize_t i = 1; i < n; i++) {
+		Py_INCREF(args[i]);
+		PyTuple_SET_ITEM(rest, i - 1, args[i]);
+	}
+	last = PyTuple_Pack(2, args[0], rest);
+	Py_DECREF(rest);
+	if (!last)
+		return NULL;
+	if (held_end(h) < 0) {
+		Py_DECREF(last);
+		return NULL;
+	}
+	h->last = last;
+	/* This one is a call too: if it is the only one, it is the last. */
+	held_enter(h);
+	held_leave(h);
+	Py_RETURN_TRUE;
+}
+
 static PyObject *held_close(PyObject *self, PyObject *ignored)
 {
 	(void)ignored;
@@ -109,6 +220,19 @@ static PyObject *held_get_closed(PyObject *self, void *ignored)
 static PyMethodDef held_methods[] = {
 	{ "_close", held_close, METH_NOARGS,
 		"Marks it closed; BufferError while memory is exported." },
+	{ "during", (PyCFunction)(void (*)(void))held_during, METH_FASTCALL,
+		"during(function, ...): calls it; what it is about stays until it returns. "
+		"ValueError: "
+		"closed already." },
+	{ "_release", (PyCFunction)(void (*)(void))held_release, METH_FASTCALL,
+		"_release(function, ...): marks it closed and calls the function, likewise; "
+		"nothing if "
+		"it was closed before. BufferError while memory is exported." },
+	{ "_finish", (PyCFunction)(void (*)(void))held_finish, METH_FASTCALL,
+		"_finish(function, ...): of what nothing is above. Marks it closed, and the last "
+		"call under "
+		"way calls the function, or this one. False if it was closed before. "
+		"BufferError." },
 	{ NULL, NULL, 0, NULL },
 };
 

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Types of _memory.c.
 import array
-from typing import Any, Dict, Optional, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Optional, Tuple, Type, TypeVar, Union
 
 class Held:
     exports: int
     closed: bool
     def __init__(self, above: Optional[Held] = None) -> None: ...
     def _close(self) -> None: ...
+    def during(self, function: Callable[..., Any], /, *args: Any) -> Any: ...
+    def _release(self, function: Callable[..., Any], /, *args: Any) -> Any: ...
+    def _finish(self, function: Callable[..., Any], /, *args: Any) -> bool: ...
 
 class Found(Held):
     space: Any

@@ -125,19 +125,19 @@ class Client(Held):
             raise error(-errno.EINVAL, "match_group")
         handles = ffi.new("struct kvp_space *[]", [s.space for s in spaces])
         ids, out = Ids(tokens), ffi.new("struct kvp_prefix *[]", max(len(spaces), 1))
-        check(lib.kvp_match_group(handles, len(spaces), ids.struct, opts, out), "match_group")
+        check(self.during(lib.kvp_match_group, handles, len(spaces), ids.struct, opts, out), "match_group")
         return [Match(s, out[i]) for i, s in enumerate(spaces)]
 
     def flush(self, timeout: Optional[float] = None) -> None:
         """Returns when all that this client stored before is visible or refused."""
-        check(lib.kvp_flush(self.client, milliseconds(timeout)), "kvp_flush")
+        check(self.during(lib.kvp_flush, self.client, milliseconds(timeout)), "kvp_flush")
 
     async def flush_async(self, timeout: Optional[float] = None) -> None:
         """flush() in an event loop: of what was stored before the call."""
         mark = ffi.new("uint64_t *")
-        check(lib.kvp_flush_mark(self.client, mark), "kvp_flush_mark")
+        check(self.during(lib.kvp_flush_mark, self.client, mark), "kvp_flush_mark")
         await self.events(lib.KVP_EVENT_COMMITS).until(
-            lambda: check(lib.kvp_flush_done(self.client, mark[0]), "kvp_flush_done") or None,
+            lambda: check(self.during(lib.kvp_flush_done, self.client, mark[0]), "kvp_flush_done") or None,
             self.timeout if timeout is None else timeout, "flush_async")
 
     def event_fd(self, commits: bool = True, claims: bool = True) -> int:
@@ -146,11 +146,11 @@ class Client(Held):
         went or came. Read its 8 bytes, then ask what is waited for with a timeout of 0. The client's: it
         is closed with it, and is the same one at every call. Awaiting reads it too."""
         what = ((lib.KVP_EVENT_COMMITS if commits else 0) | (lib.KVP_EVENT_CLAIMS if claims else 0))
-        return check(lib.kvp_event_fd(self.client, what), "event_fd")
+        return check(self.during(lib.kvp_event_fd, self.client, what), "event_fd")
 
     def events(self, what: int) -> Events:
         """What awaits in this client go through; what: KVP_EVENT_*, which it is to tell of."""
-        fd = check(lib.kvp_event_fd(self.client, what), "event_fd")
+        fd = check(self.during(lib.kvp_event_fd, self.client, what), "event_fd")
         if self._events is None:
             self._events = Events(fd)
         return self._events
@@ -163,18 +163,16 @@ class Client(Held):
         """Counters of this client and its tenant, by the names of struct kvp_counters."""
         counters = ffi.new("struct kvp_counters *")
         counters.size = ffi.sizeof("struct kvp_counters")
-        check(lib.kvp_stats(self.client, counters), "kvp_stats")
+        check(self.during(lib.kvp_stats, self.client, counters), "kvp_stats")
         return {name: int(getattr(counters, name))
                 for name, _ in ffi.typeof("struct kvp_counters").fields if name != "size"}
 
     def close(self) -> None:
-        """Detaches; matches, grants and spaces of this client are closed with it. BufferError while
-        arrays or buffers look at its memory; harmless if done before."""
-        if not self.closed:
-            self._close()
-            if self._events is not None:
-                self._events.close()
-            lib.kvp_close(self._client)
+        """Detaches; matches, grants and spaces of this client are closed with it. Calls that other threads
+        have under way go on, and the last of them detaches. BufferError while arrays or buffers look at
+        its memory; harmless if done before."""
+        if self._finish(lib.kvp_close, self._client) and self._events is not None:
+            self._events.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -220,12 +218,12 @@ class Space:
         for i, value in enumerate(rope_params):
             desc.rope_params[i] = value
         out = ffi.new("struct kvp_space **")
-        check(lib.kvp_space_open(client.client, desc, milliseconds(timeout), out), "Client.space")
+        check(client.during(lib.kvp_space_open, client.client, desc, milliseconds(timeout), out), "Client.space")
         self._space = out[0]
         self._handle = int(ffi.cast("uintptr_t", out[0]))
         props = ffi.new("struct kvp_space_props *")
         props.size = ffi.sizeof("struct kvp_space_props")
-        check(lib.kvp_space_info(self._space, props), "kvp_space_info")
+        check(self.client.during(lib.kvp_space_info, self._space, props), "kvp_space_info")
         self.block_tokens: int = props.block_tokens
         self.chunk_tokens: int = props.chunk_tokens
         self.block_bytes: int = props.block_bytes
@@ -244,7 +242,7 @@ class Space:
         if len(raw) != 32 or isinstance(salt, str):
             raw = hashlib.sha256(raw).digest() if raw else bytes(32)
         out = ffi.new("struct kvp_space **")
-        check(lib.kvp_space_salted(self.space, ffi.from_buffer("uint8_t[]", raw), out), "salted")
+        check(self.client.during(lib.kvp_space_salted, self.space, ffi.from_buffer("uint8_t[]", raw), out), "salted")
         space = _Salted.__new__(_Salted)
         space.__dict__.update(self.__dict__)
         space._space, space._base = out[0], self  # pylint: disable=protected-access
@@ -257,7 +255,7 @@ class Space:
         base = 1 << 30
         planes = ffi.new("struct kvp_view_plane[]", len(self.layers))
         size = ffi.new("uint64_t *")
-        check(lib.kvp_view_dense(self.space, layout, ffi.cast("void *", base), self.block_tokens,
+        check(self.client.during(lib.kvp_view_dense, self.space, layout, ffi.cast("void *", base), self.block_tokens,
                                  planes, size), "kvp_view_dense")
         return [(int(ffi.cast("uintptr_t", p.k)) - base,
                  int(ffi.cast("uintptr_t", p.v)) - base if p.v != ffi.NULL else 0,
@@ -298,14 +296,14 @@ class Space:
         if after is not None:
             opts.after = after.prefix
         ids, out = Ids(tokens), ffi.new(_PREFIX)
-        check(lib.kvp_match_ids(self.space, ids.struct, opts, out), "match")
+        check(self.client.during(lib.kvp_match_ids, self.space, ids.struct, opts, out), "match")
         return Match(self, out[0])
 
     def prefetch(self, tokens: Any, device: int = 0, n: Optional[int] = None) -> int:  # pylint: disable=redefined-outer-name
         """Has what is cached of the tokens, n blocks of it or all, copied to a device, for a request that is
         likely to come; the library holds it until that is over. Returns how many blocks were asked for."""
         ids = Ids(tokens)
-        return check(lib.kvp_prefetch(self.space, ids.struct, warm_opts(device, 0, n, True)),
+        return check(self.client.during(lib.kvp_prefetch, self.space, ids.struct, warm_opts(device, 0, n, True)),
                      "prefetch")
 
     def take_over(self, exported: bytes) -> Match:
@@ -316,7 +314,7 @@ class Space:
         if len(exported) != ffi.sizeof("struct kvp_handover"):
             raise error(-errno.EINVAL, "take_over")
         ffi.memmove(handover, exported, len(exported))
-        check(lib.kvp_match_import(self.space, handover, out), "take_over")
+        check(self.client.during(lib.kvp_match_import, self.space, handover, out), "take_over")
         return Match(self, out[0])
 
     def put(self, tokens: Any, view: View, first: int = 0, *, after: Optional[Match] = None,
@@ -338,21 +336,21 @@ class Space:
         if after is not None:
             opts.after = after.prefix
         retry = ffi.new("uint32_t *")
-        return no_room(lib.kvp_put_ids(self.space, ids.struct, first, view.struct, opts, retry),
+        return no_room(self.client.during(lib.kvp_put_ids, self.space, ids.struct, first, view.struct, opts, retry),
                        "put", retry)
 
     def outcome(self, tokens: Any, first: int = 0, timeout: Optional[float] = None) -> Outcome:
         """Waits until all that this client stored was answered, and says how many of the tokens from
         `first` on are cached, and why not more."""
         ids, why = self._u32(tokens), ffi.new("int *")
-        n = check(lib.kvp_put_outcome(self.space, ids, len(ids), first, milliseconds(timeout), why),
+        n = check(self.client.during(lib.kvp_put_outcome, self.space, ids, len(ids), first, milliseconds(timeout), why),
                   "outcome")
         return Outcome(n, -why[0])
 
     def reserve(self, n: int = 1, timeout: Optional[float] = None) -> List[Grant]:
         """Slots for n blocks; fewer if no more could be had in time. NoRoom: none."""
         out, retry = ffi.new("struct kvp_grant *[]", n), ffi.new("uint32_t *")
-        got = no_room(lib.kvp_reserve_run(self.space, n, milliseconds(timeout), retry, out),
+        got = no_room(self.client.during(lib.kvp_reserve_run, self.space, n, milliseconds(timeout), retry, out),
                       "reserve", retry)
         return [Grant(self, out[i]) for i in range(got)]
 
@@ -367,7 +365,7 @@ class Space:
         parent = parent or Ref()
         ids, last = self._u32(tokens), ffi.new("struct kvp_ref *", parent.struct)
         handles = ffi.new("struct kvp_grant *[]", [g.grant for g in grants])
-        n = check(lib.kvp_commit_run(handles, len(grants), parent.struct, ids, len(ids),
+        n = check(self.client.during(lib.kvp_commit_run, handles, len(grants), parent.struct, ids, len(ids),
                                      claim.prefix if claim is not None else ffi.NULL,
                                      lib.KVP_COMMIT_RELEASE if release else 0, last), "commit")
         for g in grants[:n] if release else ():
@@ -377,7 +375,7 @@ class Space:
     def delete(self, tokens: Any, timeout: Optional[float] = None) -> int:
         """Forgets blocks of the tokens that no other sequence needs; how many it asked for."""
         ids = self._u32(tokens)
-        return check(lib.kvp_delete(self.space, ids, len(ids), milliseconds(timeout)), "delete")
+        return check(self.client.during(lib.kvp_delete, self.space, ids, len(ids), milliseconds(timeout)), "delete")
 
     @staticmethod
     def _u32(tokens: Any) -> Any:
@@ -394,5 +392,7 @@ class _Salted(Space):
     _base: Space  # which has to outlive it
 
     def __del__(self) -> None:
-        if not self.client.closed:
-            lib.kvp_space_close(self._space)
+        try:
+            self.client.during(lib.kvp_space_close, self._space)
+        except ValueError:
+            pass  # it went with the client

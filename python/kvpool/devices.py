@@ -31,7 +31,7 @@ def device(client: "Client", number: int) -> Optional[Device]:
     """None: there is none of this number. NoDaemon: no daemon."""
     props = ffi.new("struct kvp_device_props *")
     props.size = ffi.sizeof("struct kvp_device_props")
-    r = lib.kvp_device_info(client.client, number, props)
+    r = client.during(lib.kvp_device_info, client.client, number, props)
     if r == -errno.ENOENT:
         return None
     check(r, "device")
@@ -62,7 +62,7 @@ class Ticket:
 
     def _ask(self, milliseconds: int) -> Optional[Warmed]:
         why = ffi.new("int *")
-        r = lib.kvp_ticket_wait(self.client.client, self._struct, milliseconds, why)
+        r = self.client.during(lib.kvp_ticket_wait, self.client.client, self._struct, milliseconds, why)
         if r == -errno.ETIMEDOUT and not milliseconds:
             return None
         return Warmed(check(r, "kvp_ticket_wait"), -why[0])
@@ -83,7 +83,8 @@ class Ticket:
         first ones have a place, which Match.device_addresses(pending=True) gives; what is read there before the ticket
         has ended is not the block. Timeout: some are not known yet."""
         ms = DEFAULT_TIMEOUT if timeout is None else min(int(timeout * 1000 + .999), DEFAULT_TIMEOUT - 1)
-        return check(lib.kvp_ticket_placed(self.client.client, self._struct, max(ms, 1)), "kvp_ticket_placed")
+        return check(self.client.during(lib.kvp_ticket_placed, self.client.client, self._struct, max(ms, 1)),
+                     "kvp_ticket_placed")
 
     async def wait_async(self, timeout: Optional[float] = None) -> Warmed:
         """wait() in an event loop."""

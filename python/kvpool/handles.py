@@ -110,8 +110,8 @@ class Match(Found):
         prefix = self.prefix
         have = max(self.n_blocks + bool(self.tail_tokens) - first, 0)
         out = array.array("Q", bytes(8 * (have if n is None else min(n, have))))
-        got = check(lib.kvp_payloads(prefix, first, len(out),
-                                     ffi.cast("void const **", out.buffer_info()[0])),
+        got = check(self.during(lib.kvp_payloads, prefix, first, len(out),
+                                ffi.cast("void const **", out.buffer_info()[0])),
                     "kvp_payloads")
         return out[:got]
 
@@ -150,21 +150,21 @@ class Match(Found):
         if view.tokens is not None:
             n = min(n, view.tokens)
         flags = lib.KVP_GET_VERIFY if verify else 0
-        return check(lib.kvp_get(self.prefix, first, n, view.struct, flags), "kvp_get")
+        return check(self.during(lib.kvp_get, self.prefix, first, n, view.struct, flags), "kvp_get")
 
     def ref(self, n_blocks: Optional[int] = None) -> Ref:
         """The block at which the first n_blocks end, for Space.commit(); None: all whole ones."""
         if n_blocks is None:
             n_blocks = self.n_tokens // self.space.block_tokens
         out = ffi.new("struct kvp_ref *")
-        check(lib.kvp_match_ref(self.prefix, n_blocks, out), "kvp_match_ref")
+        check(self.during(lib.kvp_match_ref, self.prefix, n_blocks, out), "kvp_match_ref")
         return Ref(out[0])
 
     def export(self) -> bytes:
         """The match in a few bytes, for Space.take_over() in other processes of the tenant. Hold it until
         they have said that they have it. KvpoolError with errno ENOENT: it is empty."""
         out = ffi.new("struct kvp_handover *")
-        check(lib.kvp_match_export(self.prefix, out), "export")
+        check(self.during(lib.kvp_match_export, self.prefix, out), "export")
         return bytes(ffi.buffer(out))
 
     def warm(self, device: int = 0, first: int = 0, n: Optional[int] = None,
@@ -174,7 +174,7 @@ class Match(Found):
         before they are copied, see Ticket.placed(). NotLeased; NoRoom: too many are under way;
         KvpoolError with errno ENOENT: there are no such blocks."""
         out = ffi.new("struct kvp_ticket *")
-        check(lib.kvp_warm(self.prefix, warm_opts(device, first, n, prefetch, early), out), "warm")
+        check(self.during(lib.kvp_warm, self.prefix, warm_opts(device, first, n, prefetch, early), out), "warm")
         return Ticket(self.space.client, out[0])
 
     def device_addresses(self, device: int = 0, first: int = 0, n: Optional[int] = None,
@@ -184,9 +184,9 @@ class Match(Found):
         prefix = self.prefix
         have = max(self.n_blocks + bool(self.tail_tokens) - first, 0)
         out = array.array("Q", bytes(8 * (have if n is None else min(n, have))))
-        got = check(lib.kvp_device_payloads(prefix, device, first, len(out),
-                                            lib.KVP_DEVICE_PENDING if pending else 0,
-                                            ffi.cast("void const **", out.buffer_info()[0])),
+        got = check(self.during(lib.kvp_device_payloads, prefix, device, first, len(out),
+                                lib.KVP_DEVICE_PENDING if pending else 0,
+                                ffi.cast("void const **", out.buffer_info()[0])),
                     "device_addresses")
         return out[:got]
 
@@ -200,12 +200,12 @@ class Match(Found):
     def wait(self, timeout: Optional[float] = None) -> None:
         """After `pending`: until the next block is there; then match again. NoRoom: its claimant is
         gone, match again with claim=True."""
-        check(lib.kvp_wait(self.prefix, milliseconds(timeout)), "kvp_wait")
+        check(self.during(lib.kvp_wait, self.prefix, milliseconds(timeout)), "kvp_wait")
 
     async def wait_async(self, timeout: Optional[float] = None) -> None:
         """wait() in an event loop."""
         def look() -> Optional[bool]:
-            r = lib.kvp_wait(self.prefix, 0)
+            r = self.during(lib.kvp_wait, self.prefix, 0)
             return None if r == -errno.ETIMEDOUT else check(r, "kvp_wait") == 0
         client = self.space.client
         await client.events(lib.KVP_EVENT_CLAIMS).until(
@@ -213,7 +213,7 @@ class Match(Found):
 
     def touch(self) -> None:
         """Counts as one more use."""
-        check(lib.kvp_touch(self.prefix), "kvp_touch")
+        check(self.during(lib.kvp_touch, self.prefix), "kvp_touch")
 
     def __enter__(self) -> "Match":
         return self
@@ -227,7 +227,7 @@ class Grant(Held):
         super().__init__(space.client)
         self.space: Any = space
         self._grant = grant
-        self._address = int(ffi.cast("uintptr_t", lib.kvp_grant_addr(grant)))
+        self._address = int(ffi.cast("uintptr_t", space.client.during(lib.kvp_grant_addr, grant)))
 
     @property
     def grant(self) -> Any:
@@ -254,12 +254,12 @@ class Grant(Held):
     def wait(self, timeout: Optional[float] = None) -> bool:
         """Until its commit is visible. True: somebody had published the same block, and theirs is used.
         KvpoolError says why it was refused."""
-        return check(lib.kvp_grant_wait(self.grant, milliseconds(timeout)), "kvp_grant_wait") == 1
+        return check(self.during(lib.kvp_grant_wait, self.grant, milliseconds(timeout)), "kvp_grant_wait") == 1
 
     async def wait_async(self, timeout: Optional[float] = None) -> bool:
         """wait() in an event loop."""
         def look() -> Optional[bool]:
-            r = lib.kvp_grant_wait(self.grant, 0)
+            r = self.during(lib.kvp_grant_wait, self.grant, 0)
             return None if r == -errno.ETIMEDOUT else check(r, "kvp_grant_wait") == 1
         client: "Client" = self.space.client
         return await client.events(lib.KVP_EVENT_COMMITS).until(
@@ -268,9 +268,7 @@ class Grant(Held):
     def release(self) -> None:
         """Gives the slot back; what was committed stays cached. BufferError while arrays or buffers look
         at it; harmless if done before."""
-        if not self.closed:
-            self._close()
-            lib.kvp_grant_release(self._grant)
+        self._release(lib.kvp_grant_release, self._grant)
 
     def __enter__(self) -> "Grant":
         return self
@@ -279,6 +277,6 @@ class Grant(Held):
         self.release()
 
     def __del__(self) -> None:
-        if getattr(self, "_grant", None) is not None and not self.closed:
-            lib.kvp_grant_release(self._grant)
+        if getattr(self, "_grant", None) is not None:
+            self._release(lib.kvp_grant_release, self._grant)
 

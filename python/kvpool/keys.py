@@ -38,7 +38,7 @@ class KeySpace:
         if not key_bytes:
             raise error(-errno.EINVAL, "Client.key_space")
         out = ffi.new("struct kvp_space **")
-        check(lib.kvp_space_open(client.client, desc, milliseconds(timeout), out), "Client.key_space")
+        check(client.during(lib.kvp_space_open, client.client, desc, milliseconds(timeout), out), "Client.key_space")
         self._space = out[0]
 
     @property
@@ -66,8 +66,8 @@ class KeySpace:
         buffer = self._keys(keys)
         n = len(buffer) // self.key_bytes
         bits, out = ffi.new("uint64_t[]", (n + 63) // 64 or 1), ffi.new(_PREFIX)
-        check(lib.kvp_match_keys(self.space, buffer, n, self._flags(leading, touch), bits, out),
-              "match")
+        check(self.client.during(lib.kvp_match_keys, self.space, buffer, n, self._flags(leading, touch),
+                                 bits, out), "match")
         return KeyMatch(self, out[0], n, int.from_bytes(bytes(ffi.buffer(bits)), "little"))
 
     def present(self, keys: Keys, *, leading: bool = False, touch: bool = False) -> int:
@@ -76,8 +76,8 @@ class KeySpace:
         buffer = self._keys(keys)
         n = len(buffer) // self.key_bytes
         bits = ffi.new("uint64_t[]", (n + 63) // 64 or 1)
-        check(lib.kvp_match_keys(self.space, buffer, n, self._flags(leading, touch), bits, ffi.NULL),
-              "present")
+        check(self.client.during(lib.kvp_match_keys, self.space, buffer, n, self._flags(leading, touch),
+                                 bits, ffi.NULL), "present")
         return int.from_bytes(bytes(ffi.buffer(bits)), "little")
 
     @staticmethod
@@ -96,13 +96,13 @@ class KeySpace:
         if any(len(o) != self.block_bytes for o in owned):
             raise ValueError("a block has %d bytes" % self.block_bytes)
         src, retry = ffi.new("void const *[]", owned), ffi.new("uint32_t *")
-        return no_room(lib.kvp_put_keys(self.space, buffer, len(owned), src, milliseconds(timeout),
-                                        retry), "put", retry)
+        return no_room(self.client.during(lib.kvp_put_keys, self.space, buffer, len(owned), src,
+                                          milliseconds(timeout), retry), "put", retry)
 
     def reserve(self, n: int = 1, timeout: Optional[float] = None) -> List[Grant]:
         """Slots for n blocks; fewer if no more could be had in time. NoRoom: none."""
         out, retry = ffi.new("struct kvp_grant *[]", n), ffi.new("uint32_t *")
-        got = no_room(lib.kvp_reserve_run(self.space, n, milliseconds(timeout), retry, out),
+        got = no_room(self.client.during(lib.kvp_reserve_run, self.space, n, milliseconds(timeout), retry, out),
                       "reserve", retry)
         return [Grant(self, out[i]) for i in range(got)]
 
@@ -122,8 +122,9 @@ class KeySpace:
                 p is not None and len(p) != self.key_bytes for p in parents)):
             raise ValueError("as many parents as grants, of %d bytes or None" % self.key_bytes)
         above = [ffi.NULL if p is None else ffi.from_buffer(p) for p in parents or ()]
-        n = check(lib.kvp_commit_keys_under(
-            handles, len(grants), buffer, ffi.new("void const *[]", above) if above else ffi.NULL,
+        n = check(self.client.during(
+            lib.kvp_commit_keys_under, handles, len(grants), buffer,
+            ffi.new("void const *[]", above) if above else ffi.NULL,
             lib.KVP_COMMIT_RELEASE if release else 0), "commit")
         for g in grants[:n] if release else ():
             g._close()  # pylint: disable=protected-access
@@ -133,7 +134,7 @@ class KeySpace:
         """Forgets the block of a key, when nothing protects it any more; 1 if there was one."""
         words = ffi.new("uint32_t[]", self.key_bytes // 4)
         ffi.memmove(words, self._keys([key]), self.key_bytes)
-        return check(lib.kvp_delete(self.space, words, len(words), milliseconds(timeout)), "delete")
+        return check(self.client.during(lib.kvp_delete, self.space, words, len(words), milliseconds(timeout)), "delete")
 
 
 class KeyMatch(Held):
@@ -157,7 +158,7 @@ class KeyMatch(Held):
             raise ValueError("the match was released")
         info = ffi.new(_BLOCK)
         info.size = ffi.sizeof("struct kvp_payload_info")
-        check(lib.kvp_payload(self._prefix, i, info), "kvp_payload")
+        check(self.during(lib.kvp_payload, self._prefix, i, info), "kvp_payload")
         return Payload(self, int(ffi.cast("uintptr_t", info.addr)), "uint8",
                        (self.space.block_bytes,), (1,), True)
 
@@ -168,17 +169,15 @@ class KeyMatch(Held):
             raise ValueError("the match was released")
         leading = (~self.found & (self.found + 1)).bit_length() - 1  # the lowest bit that is not set
         out = array.array("Q", bytes(8 * min(leading, self.n_keys)))
-        got = check(lib.kvp_payloads(self._prefix, 0, len(out),
-                                     ffi.cast("void const **", out.buffer_info()[0])),
+        got = check(self.during(lib.kvp_payloads, self._prefix, 0, len(out),
+                                ffi.cast("void const **", out.buffer_info()[0])),
                     "kvp_payloads") if out else 0
         return out[:got]
 
     def release(self) -> None:
         """Ends the leases. BufferError while arrays or buffers look at a block; harmless if done
         before."""
-        if not self.closed:
-            self._close()
-            lib.kvp_release(self._prefix)
+        self._release(lib.kvp_release, self._prefix)
 
     def __enter__(self) -> "KeyMatch":
         return self
@@ -188,5 +187,5 @@ class KeyMatch(Held):
 
     def __del__(self) -> None:
         # No export is left: each has a reference. Of a closed client the handle is gone already.
-        if getattr(self, "_prefix", None) is not None and not self.closed:
-            lib.kvp_release(self._prefix)
+        if getattr(self, "_prefix", None) is not None:
+            self._release(lib.kvp_release, self._prefix)

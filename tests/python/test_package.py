@@ -42,6 +42,10 @@ def tearDownModule():
     daemon.stop()
 
 
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
 class Engine:
     """A client with a space of its own, and tensors of float32 for a number of tokens."""
 
@@ -664,6 +668,69 @@ class Processes(unittest.TestCase):
             other.found(tokens, 2 * T).release()
             claimed.release()
             pending.release()
+
+    def test_close_beside_calls(self):
+        """Calls that other threads have under way end as they would have, later ones are refused, and the last of
+        them detaches."""
+        def use(how):
+            try:
+                while True:
+                    how()
+                    turns.append(1)
+            except ValueError:
+                ended.append(1)
+
+        def keep():
+            grants.extend(e.space.reserve(1, timeout=20))
+            grants.pop().release()
+        tokens, turns, ended, grants = numbers(1, 256 * T), [], [], []
+        before = descriptors()
+        self.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(1e-6)
+        for _ in range(12):
+            e = Engine("close")
+            e.store(tokens)
+            names = e.client.key_space("close", "bytes", 64, 32)
+            threads = [threading.Thread(target=use, args=(how,)) for how in (
+                lambda: e.space.match(tokens).release(), lambda: e.space.match(tokens),
+                lambda: names.match(bytes(32 * 64)).release(), lambda: e.space.salted("x"), keep)]
+            del turns[:], ended[:]
+            for t in threads:
+                t.start()
+            wait_for(lambda: len(turns) > 20)
+            e.client.close()
+            for t in threads:
+                t.join()
+            self.assertEqual(len(ended), len(threads))
+            del e, names
+            gc.collect()
+        self.assertLessEqual(descriptors(), before)
+
+    def test_close_beside_a_wait(self):
+        with Engine("wait") as other:
+            before = descriptors()
+            e, tokens = Engine("wait"), numbers(1, T)
+            claimed = other.space.match(tokens, claim=True, timeout=20)
+            pending = e.space.match(tokens, claim=True, timeout=20)
+            begun, why = threading.Event(), []
+
+            def wait():
+                begun.set()
+                try:
+                    pending.wait(1)
+                except kvpool.Timeout as timeout:
+                    why.append(timeout)
+            waiter = threading.Thread(target=wait)
+            waiter.start()
+            begun.wait()
+            select.select([], [], [], .1)
+            e.client.close()
+            self.assertRaises(ValueError, e.space.match, tokens)
+            waiter.join()
+            self.assertEqual(len(why), 1)
+            self.assertRaises(ValueError, pending.wait, 0)
+            claimed.release()
+            self.assertLessEqual(descriptors(), before)
 
     def test_async(self):
         async def both():

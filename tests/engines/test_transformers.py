@@ -67,6 +67,7 @@ def worker(socket, name="bytes-4m", digest="", block=str(T)):
     model = load()
     shared = None
     if socket != "off":
+        model.set_attn_implementation("kvpool")
         shared = SharedPrefixes(model, name, socket=socket, timeout=5, block_tokens=int(block),
                                 weights_digest=bytes.fromhex(digest) if digest else None)
     run(model, prompt(0, 200), DynamicCache(config=model.config))  # what is done once
@@ -334,6 +335,46 @@ class Parts(unittest.TestCase):
         self.assertEqual(cache.store(self.ids), 256)
         shared.flush()
         self.assertEqual(shared.cache(self.ids).hit, 256)
+
+    def test_attention(self):
+        """It has the bits of sdpa, and is none of what a model is."""
+        model, texts, digests = small(6), [], []
+        for how in ("sdpa", "kvpool"):
+            model.set_attn_implementation(how)
+            cache = DynamicCache(config=model.config)
+            with torch.inference_mode():
+                model(torch.tensor([self.ids[:100]]), past_key_values=cache)
+            cache.hit = 100
+            result = run(model, self.ids, cache)[1]
+            texts.append((result["tokens"], result["logits"]))
+            digests.append(model_digest(model))
+        self.assertEqual(*texts)
+        self.assertEqual(*digests)
+
+    def test_memory_serves_again(self):
+        """Of a cache that nothing looks at; and not while a tensor does, whatever was closed."""
+        model = small(5)
+        shared = self.shared(model, "memory")
+        with shared.cache(self.ids) as cache:
+            run(model, self.ids, cache, 1)
+            cache.store(self.ids)
+        shared.flush()
+        cache = wait_for(lambda: shared.cache(self.ids) if shared.cache(self.ids).hit else None)
+        keys, cached = cache.layers[0].keys, cache.layers[1].values.clone()
+        cache.close()
+        values = cache.layers[1].values
+        del cache
+        other = shared.cache(self.ids)
+        self.assertNotEqual(other.layers[0].keys.data_ptr(), keys.data_ptr())
+        other.layers[1].values.fill_(7)
+        self.assertTrue(torch.equal(values, cached))
+        first = keys.data_ptr()
+        del keys, values
+        with shared.cache(self.ids) as again:
+            self.assertEqual(again.layers[0].keys.data_ptr(), first)
+            self.assertTrue(torch.equal(again.layers[1].values, cached))
+            text = run(model, self.ids, again)[1]
+        self.assertEqual(text["logits"], run(model, self.ids, shared.cache(self.ids))[1]["logits"])
 
     def test_fork(self):
         model = small(4)

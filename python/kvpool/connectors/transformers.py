@@ -11,12 +11,16 @@ Without a daemon, or when it stops, hangs or comes back, the same code computes 
 import hashlib
 import json
 import logging
+import mmap
 import os
+import weakref
 from typing import Any, List, Optional, Tuple, Union
 
 import torch
-from transformers import DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from .. import Client, Invalid, KvpoolError, Match, Space, View
 
@@ -29,6 +33,30 @@ _NOT_THE_MODEL = ("_name_or_path", "transformers_version", "use_cache", "output_
                   "output_hidden_states", "return_dict", "dtype", "torch_dtype")
 
 _GROW = 256  # tokens that a layer has room for beyond those that it is given
+
+_PAGE = 2 << 20  # bytes of a large page
+_KEEP = 256 << 20  # bytes of memory for caches that are kept for the next one, at most
+
+
+def attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+              attention_mask: Optional[torch.Tensor], dropout: float = 0.0,
+              scaling: Optional[float] = None, **more: Any) -> Tuple[torch.Tensor, None]:
+    """sdpa that reads keys and values where they lie, for model.set_attn_implementation("kvpool"); the bits are the
+    same. Where several heads of queries have one of keys, and tokens follow what is cached, and so have a mask,
+    transformers' own copies all keys and values of the layer first, once for each head of queries."""
+    grouped = getattr(module, "num_key_value_groups", 1) > 1
+    if not grouped or attention_mask is None or query.device.type != "cpu" or \
+            more.get("position_bias") is not None or more.get("cache") is not None:
+        out: Tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, **more)
+        return out
+    found = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True)
+    return found.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("kvpool", attention)
+AttentionMaskInterface.register("kvpool", sdpa_mask)
 
 
 def model_digest(model: Any) -> bytes:
@@ -44,6 +72,40 @@ def model_digest(model: Any) -> bytes:
     return digest.digest()
 
 
+class _Memory:
+    """Memory for what is restored, in large pages where the kernel makes some. That of a cache that nothing looks at
+    any more serves the next one: memory that is new costs a page fault for each page, which takes longer than
+    the copy into it, and an allocator gives back to the system what one cache has freed before the next one comes."""
+
+    def __init__(self) -> None:
+        self._free: List[mmap.mmap] = []
+
+    def take(self, n: int) -> torch.Tensor:
+        """n bytes, of any contents."""
+        pages: Optional[mmap.mmap] = None
+        while self._free and pages is None:  # calls that cannot be interrupted: a finalizer may run in any thread
+            pages = self._free.pop()
+            if len(pages) < n + _PAGE:
+                pages = None
+        if pages is None:
+            pages = mmap.mmap(-1, (n + 2 * _PAGE - 1) // _PAGE * _PAGE,
+                              flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child has its own
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                try:
+                    pages.madvise(mmap.MADV_HUGEPAGE)
+                except OSError:
+                    pass  # a kernel without
+        view = memoryview(pages)  # tensors refer to it
+        weakref.finalize(view, self._back, pages).atexit = False
+        whole = torch.frombuffer(view, dtype=torch.uint8)
+        first = -whole.data_ptr() % _PAGE
+        return whole[first:first + n]
+
+    def _back(self, pages: mmap.mmap) -> None:
+        if sum(map(len, [*self._free, pages])) <= _KEEP:
+            self._free.append(pages)
+
+
 class _Layer(DynamicLayer):
     """A layer with room to grow, so that a token more is not a copy of all. keys and values are what
     the base class says, [batch, heads, tokens, dim], and lie at the beginning of `_room`."""
@@ -51,6 +113,12 @@ class _Layer(DynamicLayer):
     def __init__(self) -> None:
         super().__init__()
         self._room: List[torch.Tensor] = []
+
+    def begin(self, like: torch.Tensor, rooms: List[torch.Tensor], tokens: int) -> None:
+        """Keys and values, of which there are none yet, are the first `tokens` of two rooms."""
+        self.lazy_initialization(like, like)
+        self._room = rooms
+        self.keys, self.values = (room[:, :, :tokens] for room in rooms)
 
     def room(self, like: Tuple[torch.Tensor, torch.Tensor], tokens: int) -> None:
         """Makes keys and values `tokens` longer; what they held before stays."""
@@ -126,6 +194,7 @@ class SharedPrefixes:
             "weights_digest": model_digest(model) if weights_digest is None else weights_digest,
             "rope": "half-split" if theta else None, "rope_theta": theta or 10000.0,
         }
+        self.memory = _Memory()
         self._client: Optional[Client] = None
         self._space: Optional[Space] = None
         self._pid = 0
@@ -155,6 +224,7 @@ class SharedPrefixes:
         if self._client is not None and self._pid == os.getpid():
             self._client.close()
         self._client = self._space = None
+        self.memory = _Memory()
 
 
 def _try(call: Any) -> Any:
@@ -206,9 +276,11 @@ class PrefixCache(DynamicCache):
         match = self._match = space.match(ids[:-1], tail=False)
         if not match.n_tokens:
             return 0
-        like = torch.empty((1, shared.kv_heads, 0, shared.head_dim), dtype=shared.dtype)
-        for layer in self.layers:
-            layer.room((like, like), match.n_tokens)
+        shape = (2 * shared.n_layers, 1, shared.kv_heads, match.n_tokens + _GROW, shared.head_dim)
+        n_bytes = torch.Size(shape).numel() * shared.dtype.itemsize
+        rooms = list(shared.memory.take(n_bytes).view(shared.dtype).view(shape))
+        for i, layer in enumerate(self.layers):
+            layer.begin(rooms[0][:, :, :0], rooms[2 * i:2 * i + 2], match.n_tokens)
         # Fewer than matched: a lease was lost with the daemon, and the rest is left out of it.
         if match.get(self._view(space, 0)) != match.n_tokens:
             return 0

@@ -105,7 +105,7 @@ struct kvpd_remat_figures {
 struct kvpd_quality_figures {
 	uint32_t spaces,
 		raised; /* that are not exact; of them those coded with more than their floor */
-	uint32_t floor_bits,
+	double floor_bits,
 		coding_bits; /* of one space: the fewest allowed, and those of next blocks */
 	uint32_t samples;    /* in the windows */
 	double mean;         /* of the newest of them, the lowest of all; below 0: none */

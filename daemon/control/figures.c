@@ -342,6 +342,15 @@ static void put_rule(json_t *o, const struct kvpd_space_figures *s)
 	kvpd_put_int(o, "native_bytes", s->native_bytes);
 }
 
+/* Whole ones as such, as all are but means of tokens' own. */
+static void put_bits(json_t *o, const char *name, double bits)
+{
+	if (bits == (double)(uint64_t)bits)
+		kvpd_put_int(o, name, (uint64_t)bits);
+	else
+		json_object_set_new(o, name, json_real(bits));
+}
+
 static json_t *space_json(
 	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
 {
@@ -374,8 +383,8 @@ static json_t *space_json(
 	put_widths(o, s->width, false);
 	kvpd_put_int(o, "evictions_total", s->evictions);
 	put_rule(o, s);
-	kvpd_put_int(o, "floor_bits", s->quality.floor_bits);
-	kvpd_put_int(o, "coding_bits", s->quality.coding_bits);
+	put_bits(o, "floor_bits", s->quality.floor_bits);
+	put_bits(o, "coding_bits", s->quality.coding_bits);
 	kvpd_put_text(o, "quality_start", s->quality_start);
 	put_quality(o, &s->quality);
 	json_object_set_new(o, "rates", kvpd_rates_of_space(rates, &f->tenant[s->tenant], s));

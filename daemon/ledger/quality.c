@@ -215,14 +215,30 @@ void kvpd_check_run(const struct kvpd_codes *codes, const struct kvpd_move *m, s
 
 /* ---- figures --------------------------------------------------------------------------------- */
 
+/* Of an element in this width: the mean that tokens share, where they have bits of their own. */
+static double bits_of(const struct kvpd_tenant *t, uint32_t space, uint32_t width)
+{
+	const struct kvpd_codes *c = t->space[space].codes;
+	double sum = 0;
+	uint32_t kinds = 0;
+
+	for (uint32_t kind = 0; c && width && kind < 2; kind++) {
+		uint32_t budget = kvp_payload_token_budget(&c->width[width], kind);
+
+		sum += (double)budget / c->width[width].tokens;
+		kinds += budget != 0;
+	}
+	return kinds ? sum / kinds : kvp_width_bits(width);
+}
+
 void kvpd_quality_read(
 	const struct kvpd_tenant *t, uint32_t space, struct kvpd_quality_figures *ret_figures)
 {
 	const struct kvpd_quality *q = t->space[space].quality;
 	uint32_t floor = kvpd_width_floor(t, space), width = kvpd_width_lowest(t, space);
 	struct kvpd_quality_figures f = {
-		.floor_bits = kvp_width_bits(floor),
-		.coding_bits = kvp_width_bits(width),
+		.floor_bits = bits_of(t, space, floor),
+		.coding_bits = bits_of(t, space, width),
 		.mean = -1,
 		.worst = -1,
 	};

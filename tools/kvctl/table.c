@@ -138,6 +138,11 @@ struct table {
 	int n;
 };
 
+static bool whole(double x)
+{
+	return x < -1e15 || x > 1e15 || x == (double)(int64_t)x;
+}
+
 static void cell_text(const json_t *row, const struct kvctl_column *c, char out[CELL])
 {
 	const json_t *v = json_object_get(row, c->key);
@@ -154,7 +159,8 @@ static void cell_text(const json_t *row, const struct kvctl_column *c, char out[
 		if (json_is_string(v))
 			snprintf(out, CELL, "%s", json_string_value(v));
 		else if (json_is_number(v))
-			snprintf(out, CELL, "%.0f", json_number_value(v));
+			snprintf(out, CELL, whole(json_number_value(v)) ? "%.0f" : "%.1f",
+				json_number_value(v));
 		break;
 	case KVCTL_BYTES:
 		if (v)

@@ -271,9 +271,10 @@ static void other_floors(void **state)
 	static const struct {
 		const char *floor;
 		uint32_t width, mean[2];
-	} floors[] = { { "smart/tq2-nc", KVP_WIDTH_2, { 40, 0 } },
-		{ "tq2-nc/smart-3", KVP_WIDTH_2, { 0, 48 } },
-		{ "smart-3/smart-25", KVP_WIDTH_2, { 48, 40 } } };
+		double bits; /* the mean of both */
+	} floors[] = { { "smart/tq2-nc", KVP_WIDTH_2, { 40, 0 }, 2.5 },
+		{ "tq2-nc/smart-3", KVP_WIDTH_2, { 0, 48 }, 3 },
+		{ "smart-3/smart-25", KVP_WIDTH_2, { 48, 40 }, 2.75 } };
 	static struct taken got[CHAIN];
 
 	(void)state;
@@ -282,6 +283,7 @@ static void other_floors(void **state)
 		struct scene s;
 
 		begin(&s, floors[f].floor);
+		assert_true(coded_figures(&s.w, s.space).quality.floor_bits == floors[f].bits);
 		report(&s, 0, TIMES);
 		zones(&s, "64", "blocks_2_bits");
 		take(&s, got);
@@ -348,6 +350,8 @@ static void quality_is_judged_by_bits(void **state)
 	assert_true(q.worst > .25 && q.worst < .75);
 	assert_int_equal(q.changes, 0);
 	assert_int_equal(q.raised, 0);
+	/* The bits are the mean that tokens share, not the width's, which is 2. */
+	assert_true(q.floor_bits == 2.5 && q.coding_bits == 2.5);
 	end(&s);
 }
 

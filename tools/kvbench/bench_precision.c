@@ -4,8 +4,8 @@
  *
  * In rounds: a space with a floor is filled, which is not timed; then it gets a budget that only its floor can
  * meet, and the client is timed until every block has been coded. What a processor codes in a second is compared
- * with the codec by itself (`kvbench codecs`), in the same run and over planes of the same shape; the rest
- * is checksums, and decoding one of sixteen again to see what was lost. What the movers do besides is moving what
+ * with the codec by itself (as `kvbench codecs` times it), in the same run and over planes that lie as those of the
+ * blocks do, the heads of a token side by side; the rest is checksums, and decoding one of sixteen again to see what was lost. What the movers do besides is moving what
  * the client puts, and is printed too.
  */
 #include <dirent.h>

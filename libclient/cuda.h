@@ -119,6 +119,7 @@ struct arrival {
 	struct attachment *att;
 	struct kvp_msg_extent x;
 	int fd;
+	uint32_t acked; /* of attachment.owns: the daemon knows that it can be written */
 };
 
 /* A stream that waits for a ticket: for word number i to reach value. lock */

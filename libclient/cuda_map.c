@@ -325,13 +325,34 @@ static void publish(
 	kvp_store_seq(&em->there, map->at);
 }
 
-/* This client writes there: the daemon waits for that before it grants slots. */
+/* What this client writes there, as it was sent; NULL: there was no memory to keep it. cuda_lock */
+static struct arrival *own_of(const struct attachment *att, const struct kvp_msg_extent *x)
+{
+	struct arrival *own = att->owns;
+
+	while (own && (own->x.extent != x->extent || own->x.generation != x->generation))
+		own = own->next;
+	return own;
+}
+
+/*
+ * This client can write there: the daemon waits for that before it grants slots. Once, though several of the client's
+ * may map it.
+ */
 static void acknowledge(struct attachment *att, const struct kvp_msg_extent *x)
 {
 	const struct kvp_msg_id id = { .id = x->extent, .generation = x->generation };
 	struct kvp_client *c = att->client;
+	struct arrival *own;
 	int r = -EAGAIN;
 
+	pthread_mutex_lock(&c->cuda_lock);
+	own = own_of(att, x);
+	if (own && own->acked)
+		r = -EALREADY;
+	else if (own)
+		own->acked = 1;
+	pthread_mutex_unlock(&c->cuda_lock);
 	for (uint32_t i = 0; i < ACK_TRIES && r == -EAGAIN; i++) {
 		if (i)
 			nanosleep(&(struct timespec){ .tv_nsec = ACK_NS }, NULL);

@@ -110,7 +110,8 @@ int extent_take(struct attachment *att, struct kvp_packet *p)
 	/* What a device has is written by the thread that maps it. */
 	if (!there && att->extents[id.id].vault)
 		cuda_notice(att->client);
-	if (!(x->flags & KVP_EXTENT_WRITABLE))
+	/* Nor can anybody write there before that one has mapped it: it says so itself. */
+	if (there || !(x->flags & KVP_EXTENT_WRITABLE))
 		return 0;
 	KVP_FAULT("arena-ack");
 	r = packet_send(att, KVP_MSG_ARENA_ACK, 0, &id, sizeof(id));

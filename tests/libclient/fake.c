@@ -606,8 +606,12 @@ static void get_extent(struct fake *f, struct fake_session *s, const struct kvp_
 	(void)kvp_msg_send(s->sock, KVP_MSG_ERROR, p->h.tag, &e, sizeof(e), NULL, 0);
 }
 
-static void arena_acked(struct fake *f, struct fake_session *s)
+static void arena_acked(struct fake *f, struct fake_session *s, const struct kvp_msg_id *id)
 {
+	if (f->offered && id->id == f->offered - 1) {
+		s->offer_acks++;
+		return;
+	}
 	MUST(kvp_seg_seal(s->arena_fd, F_SEAL_FUTURE_WRITE));
 	s->acked = true;
 	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)
@@ -652,7 +656,7 @@ static void serve_socket(struct fake *f, struct fake_session *s)
 			f->opens[((struct kvp_msg_id *)(void *)p->body)->id]--;
 			break;
 		case KVP_MSG_ARENA_ACK:
-			arena_acked(f, s);
+			arena_acked(f, s, (const void *)p->body);
 			break;
 		case KVP_MSG_RETIRE_ACK:
 			s->retire_acks++;
@@ -845,6 +849,29 @@ static void retire(struct fake *f, uint32_t extent)
 		if (f->s[i].sock >= 0 && f->s[i].page)
 			(void)kvp_msg_send(
 				f->s[i].sock, KVP_MSG_RETIRE, 0, &id, sizeof(id), NULL, 0);
+}
+
+void fake_offer_device(struct fake *f)
+{
+	struct kvp_msg_extent m = {
+		.kind = KVP_EXTENT_ARENA,
+		.flags = KVP_EXTENT_WRITABLE,
+		.bytes = f->device_bytes,
+		.tier = KVP_TIER_VRAM,
+		.import = f->device_import,
+		.slot_bytes = f->device_slot,
+	};
+	int fd;
+
+	pthread_mutex_lock(&f->lock);
+	m.extent = f->last_extent++;
+	m.generation = 1;
+	f->offered = m.extent + 1;
+	m.first_slot = f->device_first + (uint32_t)(f->device_bytes / f->device_slot);
+	MUST((fd = dup(f->device_fd)) < 0 ? -errno : 0);
+	(void)kvp_msg_send(f->s[0].sock, KVP_MSG_EXTENT, 0, &m, sizeof(m), &fd, 1);
+	close(fd);
+	pthread_mutex_unlock(&f->lock);
 }
 
 void fake_retire_device(struct fake *f)

@@ -38,6 +38,7 @@ struct fake_session {
 	uint32_t sq_head, cq_tail;
 	bool acked;
 	uint32_t retire_acks;
+	uint32_t offer_acks; /* of fake_offer_device() */
 	struct {
 		bool granted;
 		bool holds_block;
@@ -84,6 +85,7 @@ struct fake {
 	void (*device_copy)(void *ctx, uint64_t offset, const void *from, uint64_t bytes);
 	void *device_ctx;
 	uint32_t device_extent, device_used;
+	uint32_t offered;      /* extent + 1 */
 	bool warm_held;        /* tickets are under way, and stay so until fake_warm_go() */
 	int warm_status;       /* of the next answers, */
 	uint32_t warm_at_most; /* which copy so many blocks */
@@ -116,6 +118,8 @@ void fake_device(struct fake *f, uint64_t slot_bytes);
 void fake_device_of(struct fake *f, const uint8_t uuid[16], int fd, uint64_t bytes,
 	uint64_t slot_bytes, uint32_t first,
 	void (*copy)(void *ctx, uint64_t offset, const void *from, uint64_t bytes), void *ctx);
+/* Sends its memory to the first session once more, under another number, as what that one is to write. */
+void fake_offer_device(struct fake *f);
 /* Sends RETIRE for it to all; nothing lies there any more. */
 void fake_retire_device(struct fake *f);
 /* Tells the places of the i-th ticket that is under way; what others were told of is not theirs any more. */

@@ -404,6 +404,44 @@ static uint32_t retire_acks(struct fixture *f)
 	return acks;
 }
 
+static uint32_t offer_acks(struct fixture *f)
+{
+	uint32_t acks;
+
+	pthread_mutex_lock(&f->fake->lock);
+	acks = f->fake->s[0].offer_acks;
+	pthread_mutex_unlock(&f->fake->lock);
+	return acks;
+}
+
+/* The daemon hears that its memory can be written when it is mapped, and not before; once, whoever maps it. */
+static void mapped_then_told(void **state)
+{
+	const struct cudadrv_fault hangs = { .function = "cuMemMap", .action = CUDADRV_HANG };
+	struct fixture *f = *state;
+	struct kvp_cuda_opts o = { .size = sizeof(o), .stage_bytes = 1 << 20 };
+	struct kvp_cuda *other;
+	uint32_t fault, early;
+
+	cuda_open(f, 0);
+	assert_int_equal(kvp_cuda_open(f->client, &o, &other), 0);
+	assert_int_equal(props(f).mapped_bytes, SEGMENT);
+	assert_int_equal(cudadrv_set(gpu.sim, &hangs, &fault), 0);
+	fake_offer_device(f->fake);
+	for (uint32_t i = 0; i < 12000 && !cudadrv_hit(gpu.sim, fault); i++)
+		usleep(5000);
+	usleep(20000);
+	early = offer_acks(f);
+	assert_int_equal(cudadrv_clear(gpu.sim), 0);
+	assert_int_equal(early, 0);
+	soon_mapped(f, 2 * SEGMENT);
+	for (uint32_t i = 0; i < 12000 && !offer_acks(f); i++)
+		usleep(5000);
+	usleep(20000);
+	assert_int_equal(offer_acks(f), 1);
+	kvp_cuda_close(other);
+}
+
 /* The daemon hears that it is given back when it is unmapped, and not before. */
 static void given_back(void **state)
 {
@@ -665,6 +703,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(get_on_device, setup, teardown),
 		cmocka_unit_test_setup_teardown(asked_for, setup_asked, teardown),
 		cmocka_unit_test_setup_teardown(outside_the_window, setup_odd, teardown),
+		cmocka_unit_test_setup_teardown(mapped_then_told, setup, teardown),
 		cmocka_unit_test_setup_teardown(given_back, setup, teardown),
 		cmocka_unit_test_setup_teardown(daemon_goes, setup, teardown),
 		cmocka_unit_test_setup_teardown(stream_waits, setup, teardown),

@@ -185,6 +185,8 @@ struct kvp_cuda {
 	pthread_t thread;
 	pthread_t waiter; /* waits_thread() */
 	int kick;
+	/* The thread's: since when nothing has come of what somebody waits for. */
+	uint64_t awaited_ns, awaited_sum;
 	KVP_ATOMIC(uint32_t) closing;
 	KVP_ATOMIC(uint32_t) asleep; /* the thread sleeps until it is kicked */
 	KVP_ATOMIC(uint32_t) dirty;  /* memory has come, or is to go: it has to look at all of it */

@@ -12,9 +12,15 @@
 #include <stddef.h>
 #include <time.h>
 
-#define AWAITED_US 100u  /* somebody waits for the moment */
-#define MARKED_US  2000u /* nobody but whoever looks at the timeline, and that looks itself */
-#define WAIT_NS    50000L
+/*
+ * Somebody waits for the moment: looks are as far apart as a part of the time that it is waited for, so that what is
+ * short is seen soon, and what is long costs few looks.
+ */
+#define AWAITED_PART   64u
+#define AWAITED_MIN_US 10u
+#define AWAITED_MAX_US 100u
+#define MARKED_US      2000u /* nobody but whoever looks at the timeline, and that looks itself */
+#define WAIT_NS        50000L
 
 /* ---- marks ----------------------------------------------------------------------------------- */
 
@@ -47,10 +53,27 @@ static int awaited(const struct kvp_timeline *t)
 	return att && (att->n_later || kvp_load_seq(&att->page->awaits[t->index]));
 }
 
+/* `sum` changes when a moment comes, or another is waited for. */
+static uint32_t awaited_us(struct kvp_cuda *cuda, uint64_t sum)
+{
+	const uint64_t now = now_ns();
+	uint64_t us;
+
+	if (sum != cuda->awaited_sum)
+		cuda->awaited_ns = now;
+	cuda->awaited_sum = sum;
+	us = (now - cuda->awaited_ns) / 1000 / AWAITED_PART;
+	if (us > AWAITED_MAX_US)
+		us = AWAITED_MAX_US;
+	return us < AWAITED_MIN_US ? AWAITED_MIN_US : (uint32_t)us;
+}
+
 uint32_t marks_serve(struct kvp_cuda *cuda)
 {
 	struct kvp_client *c = cuda->client;
+	uint64_t sum = 0;
 	uint32_t us = 0;
+	int somebody = 0;
 
 	if (kvp_load_relaxed(&cuda->lost))
 		return 0;
@@ -61,15 +84,14 @@ uint32_t marks_serve(struct kvp_cuda *cuda)
 		if (t->cuda != cuda || kvp_load_relaxed(&t->kind) != LINE_STREAM)
 			continue;
 		cuda_look(t);
+		sum += kvp_load_relaxed(&t->reached) + kvp_load_seq(&t->marked);
 		if (kvp_load_relaxed(&t->reached) >= t->base + kvp_load_seq(&t->marked))
 			continue;
-		if (awaited(t))
-			us = AWAITED_US;
-		else if (!us)
-			us = MARKED_US;
+		somebody |= awaited(t);
+		us = MARKED_US;
 	}
 	pthread_mutex_unlock(&c->ring_lock);
-	return us;
+	return somebody ? awaited_us(cuda, sum) : us;
 }
 
 /* ring_lock. Where the device writes the timeline's values. */

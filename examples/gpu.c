@@ -72,6 +72,8 @@ static int64_t save(struct kvp_client *client, struct kvp_space *space, struct k
 {
 	struct kvp_view_plane plane;
 	struct kvp_view view = view_of(space, kv, &plane);
+	/* Straight to the daemon's memory on this GPU; to DRAM if it has none there. */
+	struct kvp_put_opts opts = { .size = sizeof(opts), .flags = KVP_PUT_ON_DEVICE };
 	struct kvp_timeline *stored;
 	uint64_t value;
 	int64_t n;
@@ -80,7 +82,7 @@ static int64_t save(struct kvp_client *client, struct kvp_space *space, struct k
 	if (n < 0)
 		return n;
 	n = kvp_cuda_put(
-		space, cuda, tokens, BLOCKS * T, 0, &view, NULL, stream, stored, &value, NULL);
+		space, cuda, tokens, BLOCKS * T, 0, &view, &opts, stream, stored, &value, NULL);
 	/* Blocks appear by themselves; only this program, which reads them at once, waits. */
 	if (n > 0)
 		kvp_flush(client, KVP_DEFAULT_TIMEOUT);
@@ -94,6 +96,8 @@ static int64_t load(struct kvp_client *client, struct kvp_space *space, struct k
 {
 	struct kvp_view_plane plane;
 	struct kvp_view view = view_of(space, kv, &plane);
+	struct kvp_match_opts opts = { .size = sizeof(opts) };
+	struct kvp_cuda_props props = { .size = sizeof(props) };
 	struct kvp_timeline *reads;
 	struct kvp_prefix *prefix;
 	uint64_t value;
@@ -103,7 +107,12 @@ static int64_t load(struct kvp_client *client, struct kvp_space *space, struct k
 	r = kvp_timeline_new(client, &reads);
 	if (r < 0)
 		return r;
-	r = kvp_match(space, tokens, BLOCKS * T, NULL, &prefix);
+	kvp_cuda_info(cuda, &props);
+	if (props.device != KVP_CUDA_NO_DEVICE) { /* else the daemon has no memory there */
+		opts.flags = KVP_MATCH_DEVICE;
+		opts.device = props.device;
+	}
+	r = kvp_match(space, tokens, BLOCKS * T, &opts, &prefix);
 	if (r < 0)
 		return r;
 	n = kvp_cuda_get(prefix, cuda, 0, BLOCKS * T, &view, stream);

@@ -158,7 +158,8 @@ struct stock {
 	uint32_t answers; /* refusals so far */
 	int refusal;      /* the last one */
 	uint32_t retry_ms;
-	uint64_t used_ns; /* last kvp_reserve() */
+	uint64_t refused_ns; /* when it came */
+	uint64_t used_ns;    /* last kvp_reserve() */
 };
 
 #define STOCKS 2u /* DRAM, and the device that was last reserved on */

@@ -177,6 +177,20 @@ static void lane_drop(struct kvp_cuda *cuda, uint32_t i)
 	free(l);
 }
 
+/* ring_lock. Has the caller a slot on a device, or a stream one that it writes still? */
+static int slots_out(const struct attachment *att)
+{
+	for (uint32_t i = 0; i < KVP_MAX_GRANTS; i++) {
+		const struct kvp_grant *g = &att->grants[i];
+
+		if (!g->addr && g->there &&
+			(g->state == GRANT_HELD || g->state == GRANT_COMMITTED ||
+				g->state == GRANT_LATER))
+			return 1;
+	}
+	return 0;
+}
+
 /* Returns how many there are of attachments whose daemon has gone. */
 static uint32_t lanes_serve(struct kvp_cuda *cuda)
 {
@@ -192,7 +206,7 @@ static uint32_t lanes_serve(struct kvp_cuda *cuda)
 			continue;
 		pthread_mutex_lock(&c->ring_lock);
 		used = prefix_any(c, l->att) || kvp_lease_any(l->att->page) ||
-		       lane_awaited(cuda, l);
+		       lane_awaited(cuda, l) || slots_out(l->att);
 		pthread_mutex_unlock(&c->ring_lock);
 		if (used && !kvp_load_relaxed(&cuda->lost))
 			left++;
@@ -663,6 +677,8 @@ int kvp_cuda_info(struct kvp_cuda *cuda, struct kvp_cuda_props *ret_props)
 	p.stage_bytes = cuda->stage_bytes;
 	p.direct_bytes = kvp_load_relaxed(&cuda->direct_bytes);
 	p.staged_bytes = kvp_load_relaxed(&cuda->staged_bytes);
+	p.placed_bytes = kvp_load_relaxed(&cuda->placed_bytes);
+	p.displaced_blocks = kvp_load_relaxed(&cuda->displaced);
 	p.driver_error = kvp_load_relaxed(&cuda->driver_error);
 	return result_give(ret_props, &p, sizeof(p));
 }

@@ -152,6 +152,8 @@ struct kvp_cuda {
 	KVP_ATOMIC(int32_t) driver_error;
 	KVP_ATOMIC(uint64_t) direct_bytes;
 	KVP_ATOMIC(uint64_t) staged_bytes;
+	KVP_ATOMIC(uint64_t) placed_bytes; /* into slots on the device */
+	KVP_ATOMIC(uint64_t) displaced;    /* blocks that were to go there, and went to DRAM */
 	KVP_ATOMIC(struct lane *) lanes[CUDA_LANES]; /* the thread's to change, under ring_lock */
 
 	pthread_mutex_t lock;
@@ -307,6 +309,23 @@ void cuda_look(struct kvp_timeline *timeline);
 int cuda_block_to_slot(struct kvp_cuda *cuda, const struct kvp_grant *grant, uint32_t n,
 	const struct kvp_view *view, uint64_t user, struct CUstream_st *stream,
 	struct kvp_timeline *line, uint64_t *ret_value);
+/* A slot on the device, and tokens [user, user + n) of a view that go there. */
+struct cuda_slot {
+	uint64_t at;
+	uint64_t user;
+	uint32_t n;
+};
+/*
+ * Blocks for slots on the device, all at once. *ret_value is when they are there; 0: nothing was enqueued. With an
+ * error and a value some may be on their way: nobody else may have the slots before, which is never if the device is lost.
+ */
+int cuda_blocks_to_slots(struct kvp_cuda *cuda, const struct geometry *geo,
+	const struct cuda_slot *slots, uint32_t n_slots, const struct kvp_view *view,
+	struct CUstream_st *stream, struct kvp_timeline *line, uint64_t *ret_value);
+/* ring_lock. What grants of the device are of, as grant_reserve_there() takes it; 0: the daemon has no such device. */
+uint32_t cuda_medium(struct kvp_cuda *cuda, const struct attachment *att);
+/* ring_lock. Where this one has the grant's slot, which another of the client's may have elsewhere; 0: not now. */
+uint64_t cuda_slot_at(const struct kvp_cuda *cuda, const struct kvp_grant *grant);
 /* kvp_close(). */
 void cudas_close(struct kvp_client *client);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Copies between blocks and the caller's device memory, enqueued on the caller's streams. A block is read on
- * the device if it lies there, else where it lies in registered DRAM, else through the library's memory,
- * through which all goes that is written.
+ * the device if it lies there, else where it lies in registered DRAM, else through the library's memory.
+ * What is written goes straight to slots on the device, and through the library's memory to those in DRAM.
  */
 #include "libclient/cuda.h"
 #include "kernels/cuda/kvp_cuda_kernels.h"
@@ -25,7 +25,8 @@ struct queue {
 	int error;
 	int locked; /* stage_lock is held, for room of the call's */
 	int pushed; /* cuda_enter()'s */
-	uint64_t direct, staged;
+	int places; /* slots on the device are written: somebody is told when it is done */
+	uint64_t direct, staged, placed;
 	uint64_t to[QUEUE], from[QUEUE];
 	size_t bytes[QUEUE];
 };
@@ -131,8 +132,8 @@ static int begin(struct queue *q, struct kvp_cuda *cuda, struct CUstream_st *str
 	q->cuda = cuda;
 	q->stream = stream;
 	q->kind = q->n = 0;
-	q->error = q->locked = 0;
-	q->direct = q->staged = 0;
+	q->error = q->locked = q->places = 0;
+	q->direct = q->staged = q->placed = 0;
 	r = cuda_enter(cuda, &q->pushed);
 	if (r < 0)
 		return r;
@@ -142,17 +143,23 @@ static int begin(struct queue *q, struct kvp_cuda *cuda, struct CUstream_st *str
 	return r;
 }
 
-/* Room for bytes that go through the library's memory, as part of the call's one batch. */
+/* A place for the call's one batch. */
+static int batch(struct queue *q)
+{
+	if (q->locked)
+		return 0;
+	pthread_mutex_lock(&q->cuda->stage_lock);
+	q->locked = 1;
+	return stage_batch_free(q->cuda, 0) ? 0 : -EAGAIN;
+}
+
+/* Room for bytes that go through the library's memory, as part of the batch. */
 static int room(struct queue *q, uint64_t bytes, uint32_t landings, uint8_t **ret_at)
 {
-	int r;
+	int r = batch(q);
 
-	if (!q->locked) {
-		pthread_mutex_lock(&q->cuda->stage_lock);
-		q->locked = 1;
-		if (!stage_batch_free(q->cuda, 0))
-			return -EAGAIN;
-	}
+	if (r < 0)
+		return r;
 	if (landings && !stage_batch_free(q->cuda, landings))
 		return -EAGAIN;
 	r = stage_take(q->cuda, bytes, ret_at);
@@ -171,13 +178,17 @@ static int end(
 		/* Slots that are given back now must not be written later. */
 		if (q->error)
 			q->cuda->landing_head = q->cuda->landing_begun;
-		if (q->cuda->stage_head != q->cuda->stage_begun)
-			r = stage_end(q->cuda, q->stream, att, q->error ? NULL : line, ret_value);
+		if (q->places) /* where it fails, that is never reached */
+			*ret_value = kvp_load_relaxed(&line->marked) + 1;
+		if (q->places || q->cuda->stage_head != q->cuda->stage_begun)
+			r = stage_end(q->cuda, q->stream, att, q->error && !q->places ? NULL : line,
+				ret_value);
 		pthread_mutex_unlock(&q->cuda->stage_lock);
 	}
 	cuda_leave(q->cuda, q->pushed);
 	kvp_add_relaxed(&q->cuda->direct_bytes, q->direct);
 	kvp_add_relaxed(&q->cuda->staged_bytes, q->staged);
+	kvp_add_relaxed(&q->cuda->placed_bytes, q->placed);
 	cuda_stir(q->cuda);
 	return q->error ? q->error : r;
 }
@@ -437,7 +448,10 @@ static int pieces_of_grants(struct kvp_cuda *cuda, struct kvp_grant *const *gran
 		return r < 0 ? r : -EINVAL;
 	pthread_mutex_lock(&c->ring_lock);
 	for (uint32_t i = 0; r == 0 && i < n_grants; i++)
-		r = grants[i]->state == GRANT_HELD && grants[i]->addr ? 0 : -EINVAL;
+		r = grants[i]->state == GRANT_HELD &&
+				    (grants[i]->addr || cuda_slot_at(cuda, grants[i]))
+			    ? 0
+			    : -EINVAL;
 	for (uint32_t i = 0; r == 0 && i < n; i++) {
 		const struct kvp_cuda_piece *p = &pieces[i];
 		uint64_t bytes;
@@ -457,10 +471,16 @@ static int pieces_of_grants(struct kvp_cuda *cuda, struct kvp_grant *const *gran
 static int store_piece(struct queue *q, const struct kvp_grant *g, const struct kvp_cuda_piece *p)
 {
 	uint8_t *stage;
-	int r = room(q, p->bytes, 1, &stage);
+	int r = g->addr ? room(q, p->bytes, 1, &stage) : batch(q);
 
 	if (r < 0)
 		return r;
+	if (!g->addr) {
+		q->places = 1;
+		q->placed += p->bytes;
+		enqueue(q, ON_DEVICE, g->there + p->offset, p->device_addr, p->bytes);
+		return q->error;
+	}
 	enqueue(q, FROM_DEVICE, (uintptr_t)stage, p->device_addr, p->bytes);
 	if (!q->error)
 		stage_land(q->cuda, (uint8_t *)g->addr + p->offset, stage, p->bytes);
@@ -524,5 +544,33 @@ int cuda_block_to_slot(struct kvp_cuda *cuda, const struct kvp_grant *g, uint32_
 			stage_land(cuda, g->addr, stage, geo->block_bytes);
 	}
 	failed = end(&q, g->att, line, ret_value);
+	return failed < 0 ? failed : r;
+}
+
+static void run_to_slot(void *ctx, void *dst, const void *src, uint64_t n)
+{
+	struct feed *f = ctx;
+
+	f->q->placed += n;
+	enqueue(f->q, ON_DEVICE, (uintptr_t)dst, (uintptr_t)src, n);
+}
+
+int cuda_blocks_to_slots(struct kvp_cuda *cuda, const struct geometry *geo,
+	const struct cuda_slot *slots, uint32_t n_slots, const struct kvp_view *view,
+	struct CUstream_st *stream, struct kvp_timeline *line, uint64_t *ret_value)
+{
+	struct queue q;
+	struct feed f = { .q = &q };
+	int r = begin(&q, cuda, stream), failed;
+
+	*ret_value = 0;
+	if (r < 0)
+		return r;
+	r = batch(&q);
+	q.places = r == 0;
+	for (uint32_t i = 0; r == 0 && i < n_slots; i++)
+		view_runs(geo, slots[i].at, 0, slots[i].n, view, slots[i].user, VIEW_WRITE,
+			&(struct view_sink){ run_to_slot, &f });
+	failed = end(&q, NULL, line, ret_value);
 	return failed < 0 ? failed : r;
 }

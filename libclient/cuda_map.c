@@ -761,32 +761,44 @@ int kvp_cuda_window(
 	return range.slot_bytes ? result_give(ret_range, &range, sizeof(range)) : -ENOENT;
 }
 
-/* Where this one has the slot, which another of the client's may have elsewhere. -EAGAIN: not yet. */
+uint32_t cuda_medium(struct kvp_cuda *cuda, const struct attachment *att)
+{
+	struct lane *l = att ? lane_of(cuda, att) : NULL;
+	uint32_t device = l ? lane_device(cuda, l) : KVP_CUDA_NO_DEVICE;
+
+	return device == KVP_CUDA_NO_DEVICE ? 0 : device + 1;
+}
+
+uint64_t cuda_slot_at(const struct kvp_cuda *cuda, const struct kvp_grant *g)
+{
+	const struct lane *l = g->addr ? NULL : lane_of(cuda, g->att);
+	uint64_t base = l ? kvp_load_seq(&l->map[g->extent].base) : 0;
+
+	return base ? base + g->offset : 0;
+}
+
+/* -EAGAIN: it is not mapped yet. */
 static int grant_here(struct kvp_cuda *cuda, struct kvp_grant *g)
 {
-	const struct lane *l;
-	uint64_t base = 0;
+	uint64_t at;
 
 	pthread_mutex_lock(&cuda->client->ring_lock);
-	l = lane_of(cuda, g->att);
-	if (l)
-		base = kvp_load_seq(&l->map[g->extent].base);
-	if (base)
-		g->there = base + g->offset;
+	at = cuda_slot_at(cuda, g);
+	if (at)
+		g->there = at;
 	else
 		grant_drop(g);
 	pthread_mutex_unlock(&cuda->client->ring_lock);
-	return base ? 0 : -EAGAIN;
+	return at ? 0 : -EAGAIN;
 }
 
 int kvp_cuda_reserve(struct kvp_space *space, struct kvp_cuda *cuda, uint32_t timeout_ms,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
 {
-	uint32_t device = KVP_CUDA_NO_DEVICE;
 	const struct attachment *att;
 	struct kvp_grant *g = NULL;
 	int r = cuda_usable(cuda);
-	struct lane *l;
+	uint32_t medium;
 
 	if (r < 0)
 		return r;
@@ -794,16 +806,12 @@ int kvp_cuda_reserve(struct kvp_space *space, struct kvp_cuda *cuda, uint32_t ti
 		return -EINVAL;
 	pthread_mutex_lock(&cuda->client->ring_lock);
 	att = kvp_load_seq(&cuda->client->att);
-	l = att ? lane_of(cuda, att) : NULL;
-	if (!att)
-		r = -ESHUTDOWN;
-	else if (l)
-		device = lane_device(cuda, l);
+	medium = cuda_medium(cuda, att);
+	if (!att || !medium)
+		r = att ? -ENODEV : -ESHUTDOWN;
 	pthread_mutex_unlock(&cuda->client->ring_lock);
-	if (r == 0 && device == KVP_CUDA_NO_DEVICE)
-		r = -ENODEV;
 	if (r == 0)
-		r = kvp_reserve_on(space, device, timeout_ms, ret_retry_ms, &g);
+		r = kvp_reserve_on(space, medium - 1, timeout_ms, ret_retry_ms, &g);
 	if (r < 0)
 		return r;
 	r = grant_here(cuda, g);

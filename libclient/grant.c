@@ -68,8 +68,8 @@ static int ask_for_slots(
 	};
 	int r;
 
-	if (sqe.count > most)
-		sqe.count = most;
+	if (sqe.count > AHEAD_MAX)
+		sqe.count = AHEAD_MAX;
 	b->batch = b->batch * 2 > most ? most : b->batch * 2;
 	b->asking = 1;
 	b->serial = sqe.serial;
@@ -166,6 +166,22 @@ int grant_reserve_at(struct attachment *att, struct kvp_space *space, uint32_t m
 	att->refs++;
 	*ret_grant = g;
 	return 0;
+}
+
+int grant_reserve_there(struct attachment *att, struct kvp_space *space, uint32_t medium,
+	uint32_t want, struct kvp_grant **ret_grant)
+{
+	struct stock *b = stock_of(att, &att->binds[space->number], medium);
+	const uint64_t now = now_ns();
+	const uint32_t answers = b->answers;
+	uint32_t retry_ms;
+	int r;
+
+	/* A refusal takes the ledger its time: while the last one holds nobody waits for the next. */
+	if (!b->n_ahead && b->refusal == -EAGAIN && now < b->refused_ns + b->retry_ms * NS_PER_MS)
+		return -EAGAIN;
+	r = grant_reserve_at(att, space, medium, want, now, &retry_ms, ret_grant);
+	return r == -EAGAIN && b->answers != answers && b->refusal == -EDQUOT ? -EDQUOT : r;
 }
 
 int reserve_until(struct kvp_space *space, uint32_t medium, uint32_t want, uint64_t deadline,

@@ -95,6 +95,9 @@ struct kvp_cuda_props {
 	uint64_t staged_bytes;  /* through the library's memory */
 	int32_t driver_error;   /* the last one that the driver gave, 0: none */
 	uint32_t reads_guarded; /* 1: what others wrote on the device is mapped for reading alone */
+	uint64_t placed_bytes;  /* copied so far into slots on the daemon's device */
+	uint64_t
+		displaced_blocks; /* of KVP_PUT_ON_DEVICE, that found no room there: they went to DRAM */
 };
 
 /* No call of the driver. -EINVAL; -ECHILD. */
@@ -154,14 +157,16 @@ KVP_EXPORT int kvp_cuda_load(const struct kvp_prefix *prefix, struct kvp_cuda *c
 	const struct kvp_cuda_piece *pieces, uint32_t n, struct CUstream_st *stream);
 
 /*
- * The other way: copies pieces of device memory into slots, through the library's memory. *ret_value is
+ * The other way: copies pieces of device memory into slots; to those of kvp_cuda_reserve() on the device, by a kernel
+ * where this library was built with it, and through the library's memory to those in DRAM. *ret_value is
  * what `timeline` reaches when all of them are there, whereupon the slots can be published:
  * kvp_commit_after() at that value, which may be called at once. A timeline that this has been called with
  * is advanced by the library alone, and by no other means.
  * Returns how many leading pieces were enqueued; *ret_value is of them. Keep the grants until the value is
  * reached, or give them back at it (KVP_COMMIT_RELEASE of kvp_commit_after(), kvp_grant_release_after()).
  * If the device is lost before, the value is never reached, and what was to be published at it never is;
- * kvp_flush() of this client waits for it in vain.
+ * kvp_flush() of this client waits for it in vain. After -EIO slots on the device may still be written: give those back
+ * when the stream has come to its end.
  * -EAGAIN: no room in the library's memory; -E2BIG: there never is as much as a piece needs; -EINVAL: also if a grant is another client's or a timeline is
  * advanced otherwise; -EBUSY; -EIO; -ENODEV; -ECHILD.
  */
@@ -176,8 +181,15 @@ KVP_EXPORT int kvp_cuda_store(struct kvp_cuda *cuda, struct kvp_grant *const *gr
  * when the stream has come there. *ret_value: when `timeline` has reached it, all that this call enqueued has
  * been handed to the daemon; untouched if it enqueued nothing. See kvp_cuda_store() for `timeline`.
  * A call takes no more blocks than KVP_CLIENT_GRANTS, of which some may still wait for earlier calls: go on
- * with what is left. Errors as kvp_put() and kvp_cuda_store(). opts->flags: KVP_PUT_PARTIAL; opts->after.
+ * with what is left. Errors as kvp_put() and kvp_cuda_store(). opts->flags: KVP_PUT_PARTIAL; opts->after; and
+ * KVP_PUT_ON_DEVICE: into slots on the daemon's device, straight from the planes, which are memory of the same device
+ * then, by a kernel on the stream where this library was built with it. What is stored so is found by matches with
+ * KVP_MATCH_DEVICE, and by others later: kvp_reserve_on() says when. So have the flag with all calls for a sequence. What
+ * lies in DRAM already stays there. A slot is not waited for longer than the daemon takes to answer, 50 ms, and not
+ * again for as long as it has said: a block that gets none goes to DRAM, and all of the call after it;
+ * kvp_cuda_props.displaced_blocks counts them.
  */
+#define KVP_PUT_ON_DEVICE 2u
 KVP_EXPORT int64_t kvp_cuda_put(struct kvp_space *space, struct kvp_cuda *cuda,
 	const uint32_t *tokens, size_t n, size_t from, const struct kvp_view *src,
 	const struct kvp_put_opts *opts, struct CUstream_st *stream, struct kvp_timeline *timeline,

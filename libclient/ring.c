@@ -193,6 +193,7 @@ static void take_reserve(struct attachment *att, const struct kvp_cqe *cqe)
 		b->answers++;
 		b->refusal = other ? -EOPNOTSUPP : cqe->status;
 		b->retry_ms = cqe->retry_ms;
+		b->refused_ns = now_ns();
 		b->batch = 1;
 	}
 	if (b && !cqe->more)

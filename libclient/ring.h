@@ -44,6 +44,12 @@ int grant_reserve(struct attachment *att, struct kvp_space *space, uint32_t want
 /* The same in a medium: 0: DRAM; n + 1: device n. Whatever kvp_reserve_on() returns. */
 int grant_reserve_at(struct attachment *att, struct kvp_space *space, uint32_t medium,
 	uint32_t want, uint64_t deadline, uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);
+/*
+ * On a device, for who takes DRAM where there is no room: nobody waits for any. -EAGAIN: there was none, or none a moment
+ * ago; -EDQUOT: the client has all the slots that it may have; else as above.
+ */
+int grant_reserve_there(struct attachment *att, struct kvp_space *space, uint32_t medium,
+	uint32_t want, struct kvp_grant **ret_grant);
 /* The same, any thread, for a client of this process: takes ring_lock itself. *ret_retry_ms is set with -EAGAIN. */
 int reserve_until(struct kvp_space *space, uint32_t medium, uint32_t want, uint64_t deadline,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);

@@ -12,10 +12,13 @@
 #include "libclient/ring.h"
 
 #include <string.h>
+#include <time.h>
 
 #define LOST               (-ECANCELED) /* a block of this put is not, or no longer, there */
 #define LOST_RETRY_MS      100u         /* when to try again after all of it was lost */
-#define LOOKED_AT_RETRY_MS 2u /* when the ledger has decided about a block before, mostly */
+#define LOOKED_AT_RETRY_MS 2u      /* when the ledger has decided about a block before, mostly */
+#define PUT_RUN            16u     /* blocks for a device that are enqueued together */
+#define SLOTS_OUT_NS       100000L /* between looks for slots that streams give back */
 
 /* What a kvp_cuda_put() has besides: bytes are there when the timeline has reached a value. */
 struct put_device {
@@ -23,6 +26,13 @@ struct put_device {
 	struct CUstream_st *stream;
 	struct kvp_timeline *line;
 	uint64_t value; /* of the last block that was enqueued, 0: none */
+	uint32_t there; /* KVP_PUT_ON_DEVICE */
+	/* With it: what cuda_medium() says; 0: or no room there, for the rest of the call. */
+	uint32_t medium;
+	/* Blocks whose slots are there, which are enqueued together and then committed. */
+	uint32_t n;
+	struct cuda_slot slots[PUT_RUN];
+	struct kvp_grant *grants[PUT_RUN];
 };
 
 /* Where a kvp_put() stands. */
@@ -44,6 +54,7 @@ struct put {
 	uint32_t settled; /* answers have been looked at up to this serial */
 	kvp_block_id tip; /* the deepest block that it knows to have been stored, or NONE */
 	uint32_t tip_birth;
+	uint32_t how;              /* FIND_*: where what is there is looked for */
 	struct put_device *device; /* NULL: the view is host memory */
 };
 
@@ -140,19 +151,137 @@ static int write_block(struct put *p, struct kvp_grant *g, uint32_t n, uint64_t 
 	return r < 0 ? r : timeline_moment(d->line, p->space->client, d->value, ret_until);
 }
 
+/* Blocks that are still to be stored, this one included; at most so many. */
+static uint32_t blocks_left(const struct put *p, uint32_t most)
+{
+	const uint32_t t = p->space->geo.block_tokens;
+	size_t left = (p->end - p->at + t - 1) / t;
+
+	return left < most ? (uint32_t)left : most;
+}
+
+/* ---- on a device ----------------------------------------------------------------------------- */
+
+/* ring_lock. Commits the run's blocks in order, and gives back the slots of those that cannot be. */
+static int run_commit(struct put *p, int r, uint64_t until, uint32_t n)
+{
+	struct put_device *d = p->device;
+	kvp_token room[KVP_BLOCK_TOKENS_MAX];
+
+	for (uint32_t i = 0; i < n; i++) {
+		const struct cuda_slot *s = &d->slots[i];
+		const size_t at = p->from + s->user;
+
+		if (r == 0) {
+			r = grant_commit(d->grants[i], p->parent,
+				tokens_at(&p->tokens, (uint32_t)at, s->n, room), s->n,
+				KVP_COMMIT_RELEASE, until, answer_by(p->deadline), p->number,
+				NO_KEY, &p->parent);
+			if (r < 0)
+				p->at = at; /* as far as it is stored */
+		}
+		if (r < 0)
+			grant_drop_at(d->grants[i], until);
+	}
+	return r;
+}
+
+/* What has been gathered is enqueued, and committed at the moment when it is there. */
+static int run_end(struct put *p)
+{
+	struct put_device *d = p->device;
+	struct kvp_client *c = p->space->client;
+	uint32_t n = d ? d->n : 0;
+	uint64_t value, until = 0;
+	int r, named = 0;
+
+	if (!n)
+		return 0;
+	d->n = 0;
+	KVP_FAULT("put-write");
+	r = cuda_blocks_to_slots(
+		d->cuda, &p->space->geo, d->slots, n, &p->view, d->stream, d->line, &value);
+	if (value)
+		named = timeline_moment(d->line, c, value, &until);
+	if (r < 0 || named < 0)
+		p->at = p->from + d->slots[0].user;
+	if (named < 0)
+		return named; /* no value is left: nobody can say when the slots are free */
+	if (r == 0)
+		d->value = value;
+	KVP_FAULT("put-commit");
+	pthread_mutex_lock(&c->ring_lock);
+	r = run_commit(p, r, until, n);
+	pthread_mutex_unlock(&c->ring_lock);
+	return r;
+}
+
+/* ring_lock. A slot on the device, and where it is there. */
+static int slot_there(struct put *p, struct kvp_grant **ret_grant, uint64_t *ret_at)
+{
+	struct put_device *d = p->device;
+	int r = grant_reserve_there(
+		p->att, p->space, d->medium, blocks_left(p, PUT_RUN), ret_grant);
+
+	if (r < 0)
+		return r;
+	*ret_at = cuda_slot_at(d->cuda, *ret_grant);
+	if (*ret_at && put_holds(p))
+		return 0;
+	grant_drop(*ret_grant);
+	return *ret_at ? LOST : -EAGAIN;
+}
+
+/* Gathers the block, if a slot on the device is to be had. 1: it goes to DRAM, and all after it. */
+static int gather_block(struct put *p, uint32_t n)
+{
+	struct put_device *d = p->device;
+	struct kvp_client *c = p->space->client;
+	struct kvp_grant *g = NULL;
+	uint64_t at = 0;
+	int r = d->n == PUT_RUN ? run_end(p) : 0;
+
+	while (r == 0) {
+		pthread_mutex_lock(&c->ring_lock);
+		r = slot_there(p, &g, &at);
+		pthread_mutex_unlock(&c->ring_lock);
+		if (r != -EDQUOT)
+			break;
+		/* All its slots are out, these among them: they come back when streams have come there. */
+		r = run_end(p);
+		if (r == 0 && now_ns() >= p->deadline)
+			return -EAGAIN;
+		nanosleep(&(struct timespec){ .tv_nsec = SLOTS_OUT_NS }, NULL);
+	}
+	if (r == -EAGAIN || r == -ENODEV || r == -EOPNOTSUPP) {
+		d->medium = 0;
+		r = run_end(p);
+		return r < 0 ? r : 1;
+	}
+	if (r < 0)
+		return r;
+	d->grants[d->n] = g;
+	d->slots[d->n++] = (struct cuda_slot){ at, p->at - p->from, n };
+	return 0;
+}
+
+/* ---- block by block -------------------------------------------------------------------------- */
+
 static int store_block(struct put *p, const kvp_token *tokens, uint32_t n)
 {
 	struct kvp_client *c = p->space->client;
-	const struct geometry *geo = &p->space->geo;
-	size_t left = (p->end - p->at + geo->block_tokens - 1) / geo->block_tokens;
 	struct kvp_grant *g;
 	uint64_t until;
-	int r;
+	int r = 1;
 
 	KVP_FAULT("put-reserve");
+	if (p->device && p->device->medium)
+		r = gather_block(p, n);
+	if (r <= 0)
+		return r;
 	pthread_mutex_lock(&c->ring_lock);
-	r = grant_reserve(p->att, p->space, left < AHEAD_MAX ? (uint32_t)left : AHEAD_MAX,
-		p->deadline, &p->retry_ms, &g);
+	r = grant_reserve(
+		p->att, p->space, blocks_left(p, AHEAD_MAX), p->deadline, &p->retry_ms, &g);
 	if (r == 0 && !put_holds(p)) {
 		grant_drop(g);
 		r = LOST;
@@ -170,6 +299,8 @@ static int store_block(struct put *p, const kvp_token *tokens, uint32_t n)
 	if (r < 0)
 		grant_drop_at(g, until);
 	pthread_mutex_unlock(&c->ring_lock);
+	if (r == 0 && p->device && p->device->there)
+		kvp_add_relaxed(&p->device->cuda->displaced, 1);
 	return r;
 }
 
@@ -179,6 +310,7 @@ static int store_block(struct put *p, const kvp_token *tokens, uint32_t n)
  */
 static int undecided(const struct attachment *att, struct kvp_key key)
 {
+	static const uint32_t tiers[] = { KVP_TIER_DRAM, KVP_TIER_VRAM };
 	const struct kvp_catalog_view *v = &att->view;
 	kvp_block_id ids[8];
 	uint32_t n = kvp_index_candidates(v->index, v->index_buckets, key.lo, ids, 8);
@@ -190,9 +322,11 @@ static int undecided(const struct attachment *att, struct kvp_key key)
 		if (!b || !kvp_word_holds(word) || kvp_load_acquire(&b->key_lo) != key.lo ||
 			kvp_load_acquire(&b->key_hi) != key.hi)
 			continue;
-		kvp_payload_read(b, word, KVP_TIER_DRAM, &where, &offset);
-		if (where || kvp_word_state(word) == KVP_BLOCK_EVICTING)
-			return 1;
+		for (uint32_t t = 0; t < ARRAY_SIZE(tiers); t++) {
+			kvp_payload_read(b, word, tiers[t], &where, &offset);
+			if (where || kvp_word_state(word) == KVP_BLOCK_EVICTING)
+				return 1;
+		}
 	}
 	return 0;
 }
@@ -206,15 +340,15 @@ static int put_block(struct put *p)
 	const kvp_token *tokens = tokens_at(&p->tokens, (uint32_t)p->at, n, room);
 	struct kvp_key key = kvp_chain_key(p->key, tokens, n);
 	int there = i < p->match->n_blocks, r;
+	struct kvp_ref found;
 
 	if (there) {
 		const struct kvp_hit *h = &p->match->hits[i];
 
-		p->parent =
-			ref_make(KVP_PARENT_BLOCK, h->id, kvp_word_birth(h->word), p->att->epoch);
+		found = ref_make(KVP_PARENT_BLOCK, h->id, kvp_word_birth(h->word), p->att->epoch);
 	} else {
 		pthread_mutex_lock(&p->space->client->ring_lock);
-		there = committed_lately(p, key, &p->parent);
+		there = committed_lately(p, key, &found);
 		pthread_mutex_unlock(&p->space->client->ring_lock);
 	}
 	if (!there && p->at < p->from) {
@@ -223,9 +357,11 @@ static int put_block(struct put *p)
 		p->retry_ms = LOOKED_AT_RETRY_MS;
 		return -EAGAIN;
 	}
-	r = there ? 0 : store_block(p, tokens, n);
+	r = there ? run_end(p) : store_block(p, tokens, n);
 	if (r < 0)
 		return r;
+	if (there)
+		p->parent = found;
 	p->key = key;
 	p->at += n;
 	return 0;
@@ -256,7 +392,8 @@ static int64_t put_left(struct put *p)
 	pthread_mutex_unlock(&c->ring_lock);
 	if (r == -ESHUTDOWN)
 		return r;
-	r = match_make(p->space, &p->tokens, p->after, KVP_MATCH_NO_TAIL, FIND_ANYWHERE, &now);
+	r = match_make(
+		p->space, &p->tokens, p->after, KVP_MATCH_NO_TAIL, p->how | FIND_ANYWHERE, &now);
 	if (r < 0)
 		return r;
 	tokens = (int64_t)now->n_tokens - match_base(now);
@@ -309,7 +446,7 @@ static int64_t put_all(struct put *p)
 {
 	const struct space_bind *b = p->att ? bind_of(p->att, p->space) : NULL;
 	struct kvp_client *c = p->space->client;
-	int r = 0, holds;
+	int r = 0, ended, holds;
 
 	if (!b)
 		return -ESHUTDOWN;
@@ -323,6 +460,8 @@ static int64_t put_all(struct put *p)
 	pthread_mutex_unlock(&c->ring_lock);
 	while (r == 0 && p->at < p->end)
 		r = put_block(p);
+	ended = run_end(p);
+	r = r < 0 ? r : ended;
 	pthread_mutex_lock(&c->ring_lock);
 	ring_drain(p->att);
 	holds = put_holds(p);
@@ -336,17 +475,32 @@ static int64_t put_all(struct put *p)
 	return r;
 }
 
+/* Where it is to go, and where what is there lies. */
+static void put_there(struct put *p)
+{
+	struct put_device *d = p->device;
+	struct kvp_client *c = p->space->client;
+
+	d->there = 1;
+	pthread_mutex_lock(&c->ring_lock);
+	d->medium = cuda_medium(d->cuda, kvp_load_seq(&c->att));
+	pthread_mutex_unlock(&c->ring_lock);
+	if (d->medium)
+		p->how = FIND_ON(d->medium - 1);
+}
+
 static int64_t put_ids(struct kvp_space *space, const struct kvp_ids *ids, size_t from,
 	const struct kvp_view *src, const struct kvp_put_opts *opts, struct put_device *device,
 	uint32_t *ret_retry_ms)
 {
+	const uint32_t flags = KVP_PUT_PARTIAL | (device ? KVP_PUT_ON_DEVICE : 0);
 	struct put p = { .space = space, .from = from, .device = device };
 	struct kvp_put_opts o;
 	uint32_t t, before;
 	int64_t r;
 
 	if (!space || !ids || from > ids->n || opts_take(&o, sizeof(o), opts) < 0 ||
-		o.flags & ~KVP_PUT_PARTIAL)
+		o.flags & ~flags)
 		return -EINVAL;
 	t = space->geo.block_tokens;
 	if (from % t)
@@ -370,7 +524,9 @@ static int64_t put_ids(struct kvp_space *space, const struct kvp_ids *ids, size_
 	if (r < 0)
 		return r;
 	p.deadline = deadline_of(space->client, o.timeout_ms);
-	r = match_make(space, &p.tokens, p.after, KVP_MATCH_NO_TAIL, 0, &p.match);
+	if (o.flags & KVP_PUT_ON_DEVICE)
+		put_there(&p);
+	r = match_make(space, &p.tokens, p.after, KVP_MATCH_NO_TAIL, p.how, &p.match);
 	if (r < 0)
 		return r;
 	p.att = p.match->att;
@@ -392,7 +548,7 @@ int64_t kvp_cuda_put(struct kvp_space *space, struct kvp_cuda *cuda, const uint3
 	struct CUstream_st *stream, struct kvp_timeline *timeline, uint64_t *ret_value,
 	uint32_t *ret_retry_ms)
 {
-	struct put_device d = { cuda, stream, timeline, 0 };
+	struct put_device d = { .cuda = cuda, .stream = stream, .line = timeline };
 	int r = cuda_usable(cuda);
 	int64_t stored;
 

@@ -4,11 +4,13 @@
  * are read by the engine where they lie, in windows of slots, while it decodes.
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "shm/kvp_atomic.h"
 #include "tests/libclient/gpu_live.h"
 
 static struct gpu gpu;
@@ -341,6 +343,377 @@ static void test_computed_after(void)
 	computed_beside("cuda-live-after", true);
 }
 
+/* ---- put there ------------------------------------------------------------------------------- */
+
+/* An engine whose KV lies in device memory of its own, and a daemon that has slots for it on the same device. */
+struct putter {
+	struct engine *e;
+	struct kvp_cuda *cuda;
+	struct kvp_timeline *line;
+	uint64_t at, value;
+	struct kvp_view_plane planes[2];
+	struct kvp_view v;
+};
+
+static struct putter putter_new(const char *name, uint32_t layout, uint32_t seed)
+{
+	struct putter p = { .e = engine_new(name, layout, seed) };
+	uint64_t bytes;
+
+	p.cuda = gpu_live_open(p.e);
+	EQUAL(kvp_timeline_new(p.e->client, &p.line), 0);
+	p.at = gpu_alloc(&gpu, (uint64_t)(N + T) * TOKEN_BYTES);
+	gpu_write(&gpu, p.at, p.e->kv, (uint64_t)(N + T) * TOKEN_BYTES);
+	EQUAL(kvp_view_dense(
+		      p.e->space, KVP_VIEW_NCLD, (void *)(uintptr_t)p.at, N + T, p.planes, &bytes),
+		0);
+	return p;
+}
+
+static void putter_free(struct putter *p)
+{
+	gpu_sync(&gpu);
+	EQUAL(gpu.cu.cuMemFree_v2(p->at), CU_OK);
+	kvp_cuda_close(p->cuda);
+	engine_free(p->e);
+}
+
+/* The prompt's tokens [from, n). */
+static int64_t put(struct putter *p, uint32_t from, uint32_t n, uint32_t flags, uint32_t timeout_ms)
+{
+	struct kvp_put_opts o = { .size = sizeof(o), .flags = flags, .timeout_ms = timeout_ms };
+	struct kvp_view_plane planes[2];
+	struct kvp_view v = { .size = sizeof(v), .planes = planes };
+
+	memcpy(planes, p->planes, sizeof(planes));
+	for (uint32_t i = 0; i < 2; i++) {
+		planes[i].k = (char *)planes[i].k + from * planes[i].k_token_stride;
+		planes[i].v = (char *)planes[i].v + from * planes[i].v_token_stride;
+	}
+	return kvp_cuda_put(p->e->space, p->cuda, p->e->tokens, n, from, &v, &o, gpu.stream,
+		p->line, &p->value, NULL);
+}
+
+/* Memory of the daemon's, mapped here, to put into. */
+static void make_room(struct putter *p)
+{
+	kvp_grant_release(gpu_live_reserve(p->e, p->cuda));
+}
+
+static uint32_t found_there(struct engine *e, uint32_t n, struct kvp_prefix **ret)
+{
+	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_DEVICE };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_prefix *m;
+
+	EQUAL(kvp_match(e->space, e->tokens, n, &o, &m), 0);
+	EQUAL(kvp_match_info(m, &info), 0);
+	if (ret)
+		*ret = m;
+	else
+		kvp_release(m);
+	return info.n_tokens + info.tail_tokens;
+}
+
+/* All of it lies on the device, and has the prompt's bytes; then in DRAM, too. */
+static void read_there(struct engine *e, struct kvp_cuda *cuda, uint32_t n)
+{
+	const uint32_t blocks = (n + T - 1) / T;
+	uint64_t mine = gpu_alloc(&gpu, (uint64_t)n * TOKEN_BYTES), addrs[BLOCKS + 1], bytes;
+	uint8_t *back = malloc((size_t)n * TOKEN_BYTES);
+	struct kvp_view_plane planes[2];
+	struct kvp_view v = { .size = sizeof(v), .planes = planes };
+	const uint64_t before = props(cuda).direct_bytes;
+	struct kvp_prefix *m = NULL;
+	struct kvp_prefix_info info;
+
+	/* What the daemon has moved since is mapped in a moment. */
+	for (uint32_t i = 0; i < 6000; i++) {
+		if (found_there(e, n, &m) == n &&
+			kvp_cuda_addrs(m, cuda, 0, blocks, 0, addrs) == (int)blocks)
+			break;
+		kvp_release(m);
+		m = NULL;
+		usleep(5000);
+	}
+	CHECK(m);
+	EQUAL(kvp_view_dense(e->space, KVP_VIEW_NCLD, (void *)(uintptr_t)mine, n, planes, &bytes),
+		0);
+	EQUAL(kvp_cuda_get(m, cuda, 0, n, &v, gpu.stream), n);
+	gpu_read(&gpu, back, mine, (uint64_t)n * TOKEN_BYTES);
+	CHECK(memcmp(back, e->kv, (size_t)n * TOKEN_BYTES) == 0);
+	EQUAL(props(cuda).direct_bytes - before, (uint64_t)n * TOKEN_BYTES);
+	kvp_release(m);
+	m = find_soon(e, n, n, &info);
+	same_bytes(e, m, n);
+	kvp_release(m);
+	EQUAL(gpu.cu.cuMemFree_v2(mine), CU_OK);
+	free(back);
+}
+
+/* Straight into the daemon's memory, a piece of a sequence at a time, and read there by another engine. */
+static void test_put_there(void)
+{
+	struct putter p = putter_new("cuda-live-put", KVP_LAYOUT_LCND, 11);
+	struct engine *other = engine_new("cuda-live-put", KVP_LAYOUT_LCND, 11);
+	struct kvp_cuda *theirs = gpu_live_open(other);
+	int64_t launches = gpu.sim ? cudadrv_calls(gpu.sim, "cuLaunchKernel") : 0;
+	uint64_t last = 0;
+
+	make_room(&p);
+	for (uint32_t from = 0, ask[] = { T, 5 * T + 3, N, N }, i = 0; from < N; i++) {
+		const uint32_t n = i < 4 ? ask[i] : N;
+		int64_t r = put(&p, from, n, KVP_PUT_ON_DEVICE, WAIT_MS);
+
+		EQUAL(r, n / T * T - from);
+		CHECK(p.value > last);
+		last = p.value;
+		from += (uint32_t)r;
+	}
+	EQUAL(kvp_flush(p.e->client, WAIT_MS), 0);
+	EQUAL(kvp_timeline_reached(p.line, p.value), 1);
+	EQUAL(props(p.cuda).displaced_blocks, 0);
+	EQUAL(props(p.cuda).placed_bytes, (uint64_t)N * TOKEN_BYTES);
+	EQUAL(props(p.cuda).staged_bytes, 0);
+	if (gpu.sim && cudadrv_calls(gpu.sim, "cuModuleLoadData") > 0)
+		CHECK(cudadrv_calls(gpu.sim, "cuLaunchKernel") > launches);
+	read_there(other, theirs, N);
+	/* It is there: nothing is enqueued. */
+	EQUAL(put(&p, 0, N, KVP_PUT_ON_DEVICE, WAIT_MS), N);
+	EQUAL(p.value, last);
+	EQUAL(props(p.cuda).placed_bytes, (uint64_t)N * TOKEN_BYTES);
+	/* The rest, which is no whole block. */
+	EQUAL(put(&p, N, N + 7, KVP_PUT_ON_DEVICE | KVP_PUT_PARTIAL, WAIT_MS), 7);
+	EQUAL(kvp_flush(p.e->client, WAIT_MS), 0);
+	read_there(other, theirs, N + 7);
+	kvp_cuda_close(theirs);
+	engine_free(other);
+	putter_free(&p);
+}
+
+/* Pieces of a block that the engine lays out itself, into slots here and there by one call. */
+static void test_store_there(void)
+{
+	struct putter p = putter_new("cuda-live-store", KVP_LAYOUT_NCLD, 12);
+	struct kvp_cuda_piece piece[3] = {
+		{ .block = 0, .bytes = BLOCK_BYTES / 2, .device_addr = p.at },
+		{ .block = 1, .bytes = BLOCK_BYTES, .device_addr = p.at + BLOCK_BYTES },
+		{ .block = 0,
+			.offset = BLOCK_BYTES / 2,
+			.bytes = BLOCK_BYTES / 2,
+			.device_addr = p.at + BLOCK_BYTES / 2 },
+	};
+	struct kvp_ref parent = kvp_ref_root();
+	struct kvp_grant *g[2];
+	struct kvp_prefix *m = NULL;
+
+	g[0] = gpu_live_reserve(p.e, p.cuda);
+	EQUAL(kvp_reserve(p.e->space, WAIT_MS, NULL, &g[1]), 0);
+	piece[2].bytes++;
+	EQUAL(kvp_cuda_store(p.cuda, g, 2, piece, 3, gpu.stream, p.line, &p.value), -EINVAL);
+	piece[2].bytes--;
+	EQUAL(props(p.cuda).placed_bytes, 0);
+	EQUAL(kvp_cuda_store(p.cuda, g, 2, piece, 3, gpu.stream, p.line, &p.value), 3);
+	EQUAL(props(p.cuda).placed_bytes, BLOCK_BYTES);
+	EQUAL(props(p.cuda).staged_bytes, BLOCK_BYTES);
+	EQUAL(kvp_commit_after(g[0], parent, p.e->tokens, T, NULL, 0, p.line, p.value), 0);
+	EQUAL(kvp_grant_ref(g[0], &parent), 0);
+	EQUAL(kvp_commit_after(g[1], parent, p.e->tokens + T, T, NULL, 0, p.line, p.value), 0);
+	EQUAL(kvp_grant_wait(g[0], WAIT_MS), 0);
+	EQUAL(kvp_grant_wait(g[1], WAIT_MS), 0);
+	EQUAL(found_there(p.e, 2 * T, &m), 2 * T);
+	kvp_release(m);
+	m = find_soon(p.e, 2 * T, 2 * T, &(struct kvp_prefix_info){ 0 });
+	same_bytes(p.e, m, 2 * T);
+	kvp_release(m);
+	EQUAL(kvp_grant_release(g[0]), 0);
+	EQUAL(kvp_grant_release(g[1]), 0);
+	putter_free(&p);
+}
+
+/* A word for which the stream waits, and kernels after it. */
+struct gate {
+	_Atomic(uint64_t) *word;
+	uint64_t there;
+};
+
+static struct gate gate_new(void)
+{
+	struct gate g;
+	void *at;
+
+	EQUAL(gpu.cu.cuMemHostAlloc(&at, 4096, CU_REG_PORTABLE | CU_REG_DEVICEMAP), CU_OK);
+	EQUAL(gpu.cu.cuMemHostGetDevicePointer_v2(&g.there, at, 0), CU_OK);
+	g.word = at;
+	kvp_store_relaxed(g.word, 0);
+	return g;
+}
+
+static void gate_shut(struct gate *g)
+{
+	EQUAL(gpu.cu.cuStreamWaitValue64_v2(gpu.stream, g->there, 1, CU_WAIT_GEQ), CU_OK);
+}
+
+static void gate_open(struct gate *g)
+{
+	kvp_store_release(g->word, 1);
+}
+
+static void gate_free(struct gate *g)
+{
+	gpu_sync(&gpu);
+	EQUAL(gpu.cu.cuMemFreeHost((void *)g->word), CU_OK);
+}
+
+/* It returns before the stream has come there, and nobody finds anything before that. */
+static void test_put_behind(void)
+{
+	struct putter p = putter_new("cuda-live-behind", KVP_LAYOUT_NCLD, 13);
+	struct gate gate = gate_new();
+
+	make_room(&p);
+	gate_shut(&gate);
+	EQUAL(put(&p, 0, 4 * T, KVP_PUT_ON_DEVICE, WAIT_MS), 4 * T);
+	EQUAL(kvp_timeline_reached(p.line, p.value), 0);
+	/* On its way: nothing is enqueued twice. */
+	EQUAL(put(&p, 0, 4 * T, KVP_PUT_ON_DEVICE, WAIT_MS), 4 * T);
+	EQUAL(props(p.cuda).placed_bytes, 4 * BLOCK_BYTES);
+	usleep(20000);
+	EQUAL(found_there(p.e, 4 * T, NULL), 0);
+	gate_open(&gate);
+	EQUAL(kvp_flush(p.e->client, WAIT_MS), 0);
+	EQUAL(kvp_timeline_reached(p.line, p.value), 1);
+	read_there(p.e, p.cuda, 4 * T);
+	gate_free(&gate);
+	putter_free(&p);
+}
+
+/* A client that has all its slots waits for them, and takes none in DRAM instead. */
+static void test_put_slots_out(void)
+{
+	struct putter p = putter_new("cuda-live-out", KVP_LAYOUT_NCLD, 14);
+	struct kvp_grant *held[KVP_CLIENT_GRANTS];
+	struct kvp_prefix *m;
+	uint32_t n = 0;
+
+	for (; n < KVP_CLIENT_GRANTS; n++)
+		held[n] = gpu_live_reserve(p.e, p.cuda);
+	EQUAL(put(&p, 0, 2 * T, KVP_PUT_ON_DEVICE, 20), -EAGAIN);
+	EQUAL(props(p.cuda).displaced_blocks, 0);
+	kvp_grant_release(held[--n]);
+	/* One at a time. */
+	for (uint32_t from = 0; from < 3 * T;) {
+		int64_t r = put(&p, from, 3 * T, KVP_PUT_ON_DEVICE, WAIT_MS);
+
+		CHECK(r > 0);
+		from += (uint32_t)r;
+	}
+	/* So much of the memory there is taken that more of it may be long in coming. */
+	EQUAL(props(p.cuda).placed_bytes + props(p.cuda).displaced_blocks * BLOCK_BYTES,
+		3 * BLOCK_BYTES);
+	CHECK(props(p.cuda).placed_bytes);
+	EQUAL(kvp_flush(p.e->client, WAIT_MS), 0);
+	while (n)
+		kvp_grant_release(held[--n]);
+	/* The daemon may have moved them: so much of its memory there was taken. */
+	m = find_soon(p.e, 3 * T, 3 * T, &(struct kvp_prefix_info){ 0 });
+	same_bytes(p.e, m, 3 * T);
+	kvp_release(m);
+	putter_free(&p);
+}
+
+/* Where there is no room it goes to DRAM, and it is said how much. */
+static void test_put_displaced(void)
+{
+	const struct cudadrv_fault full = { .function = "cuMemCreate",
+		.program = "kvpool-device",
+		.action = CUDADRV_RETURN,
+		.value = 2 };
+	struct putter p = putter_new("cuda-live-displaced", KVP_LAYOUT_NCLD, 15);
+	struct kvp_put_opts o = { .size = sizeof(o), .flags = KVP_PUT_ON_DEVICE };
+	struct kvp_prefix *m;
+
+	EQUAL(kvp_put(p.e->space, p.e->tokens, N, 0, &p.e->view, &o, NULL), -EINVAL);
+	EQUAL(put(&p, 0, N, 4, WAIT_MS), -EINVAL);
+	if (gpu.sim) {
+		EQUAL(cudadrv_set(gpu.sim, &full, NULL), 0);
+		EQUAL(put(&p, 0, N, KVP_PUT_ON_DEVICE, WAIT_MS), N);
+		EQUAL(props(p.cuda).displaced_blocks, BLOCKS);
+		EQUAL(props(p.cuda).staged_bytes, (uint64_t)N * TOKEN_BYTES);
+		EQUAL(props(p.cuda).placed_bytes, 0);
+		EQUAL(kvp_flush(p.e->client, WAIT_MS), 0);
+		m = find_soon(p.e, N, N, &(struct kvp_prefix_info){ 0 });
+		same_bytes(p.e, m, N);
+		kvp_release(m);
+		EQUAL(cudadrv_clear(gpu.sim), 0);
+	}
+	putter_free(&p);
+}
+
+/* A worker that copies nothing: what an engine put is read on the device, and who holds memory there is told. */
+static void test_put_no_copies(void)
+{
+	struct putter p = putter_new("cuda-live-none", KVP_LAYOUT_NCLD, 17);
+	uint64_t addrs[BLOCKS];
+	struct kvp_prefix *m;
+	char command[512];
+
+	make_room(&p);
+	EQUAL(put(&p, 0, N, KVP_PUT_ON_DEVICE, WAIT_MS), N);
+	EQUAL(kvp_flush(p.e->client, WAIT_MS), 0);
+	EQUAL(props(p.cuda).placed_bytes, (uint64_t)N * TOKEN_BYTES);
+	EQUAL(found_there(p.e, N, &m), N);
+	EQUAL(kvp_cuda_addrs(m, p.cuda, 0, BLOCKS, 0, addrs), BLOCKS);
+	same_there(p.e, addrs);
+	kvp_release(m);
+	if (getenv("KVCTL")) {
+		snprintf(command, sizeof(command),
+			"'%s' device list; '%s' doctor | grep 'memory is held'", getenv("KVCTL"),
+			getenv("KVCTL"));
+		printf("this engine is process %d\n", (int)getpid());
+		fflush(stdout);
+		(void)!system(command);
+	}
+	putter_free(&p);
+}
+
+/* The daemon goes while a stream still writes into what it had lent: nothing is unmapped under it. */
+static void test_put_left(void)
+{
+	const char *text = getenv("KVPOOLD_PID");
+	struct putter p = putter_new("cuda-live-left", KVP_LAYOUT_NCLD, 16);
+	struct kvp_counters info = { .size = sizeof(info) };
+	struct gate gate = gate_new();
+	struct kvp_grant *mine;
+
+	make_room(&p);
+	mine = gpu_live_reserve(p.e, p.cuda);
+	gate_shut(&gate);
+	EQUAL(put(&p, 0, 4 * T, KVP_PUT_ON_DEVICE, WAIT_MS), 4 * T);
+	EQUAL(gpu.cu.cuMemcpyDtoDAsync_v2(
+		      kvp_grant_device_addr(mine), p.at, BLOCK_BYTES, gpu.stream),
+		CU_OK);
+	CHECK(text && kill((pid_t)atoi(text), SIGTERM) == 0);
+	for (uint32_t i = 0; i < 12000; i++) {
+		EQUAL(kvp_stats(p.e->client, &info), 0);
+		if (!info.attached)
+			break;
+		usleep(5000);
+	}
+	EQUAL(info.attached, 0);
+	usleep(300000);
+	CHECK(props(p.cuda).mapped_bytes);
+	gate_open(&gate);
+	gpu_sync(&gpu);
+	gate_free(&gate);
+	kvp_grant_release(mine);
+	/* And let go when it has come to its end. */
+	for (uint32_t i = 0; i < 12000 && props(p.cuda).mapped_bytes; i++)
+		usleep(5000);
+	EQUAL(props(p.cuda).mapped_bytes, 0);
+	putter_free(&p);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_test tests[] = {
@@ -348,6 +721,8 @@ int main(int argc, char **argv)
 		{ "a stream waits", test_stream_wait },
 		{ "a step is enqueued early", test_step_early },
 		{ "computed there", test_computed_there },
+		{ "put there", test_put_there },
+		{ "stored there", test_store_there },
 	};
 	static const struct live_test again[] = {
 		{ "pinned early", test_pinned_early },
@@ -356,12 +731,25 @@ int main(int argc, char **argv)
 		{ "computed again", test_computed_again },
 		{ "computed by the other", test_computed_by_the_other },
 	};
+	static const struct live_test puts[] = {
+		{ "put behind a stream", test_put_behind },
+		{ "put with all slots out", test_put_slots_out },
+		{ "put where there is no room", test_put_displaced },
+	};
+	static const struct live_test none[] = { { "put, and no copies", test_put_no_copies } };
+	static const struct live_test left[] = { { "put, and the daemon goes", test_put_left } };
 	int r;
 
 	legacy = argc > 1 && strcmp(argv[1], "legacy") == 0;
 	gpu_begin(&gpu, NULL);
 	if (argc > 1 && strcmp(argv[1], "again") == 0)
 		r = live_main(again, sizeof(again) / sizeof(again[0]));
+	else if (argc > 1 && strcmp(argv[1], "put") == 0)
+		r = live_main(puts, sizeof(puts) / sizeof(puts[0]));
+	else if (argc > 1 && strcmp(argv[1], "none") == 0)
+		r = live_main(none, sizeof(none) / sizeof(none[0]));
+	else if (argc > 1 && strcmp(argv[1], "left") == 0)
+		r = live_main(left, sizeof(left) / sizeof(left[0]));
 	else
 		r = live_main(tests, sizeof(tests) / sizeof(tests[0]));
 	return gpu_end(&gpu) || r;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "libclient/kvpool_cuda.h"
+#include "shm/kvp_atomic.h"
 #include "tests/libclient/gpu.h"
 #include "tests/libclient/live.h"
 
@@ -23,6 +24,7 @@
 #define BLOCK   (T * TOKEN)
 #define STEPS   2000u
 #define COMMITS 200u
+#define PUTS    4u
 #define FILL    (UINT64_C(1) << 20) /* words that are alike in device memory */
 
 static struct gpu gpu;
@@ -220,6 +222,97 @@ static void put_all(struct user *u, uint64_t at)
 	kvp_timeline_free(line);
 }
 
+/* The first quarter of the prompt's bytes, under tokens of their own, into what the daemon has on the device. */
+static void put_there(struct user *u, uint64_t at, const uint32_t *own, uint32_t n)
+{
+	struct kvp_put_opts o = {
+		.size = sizeof(o), .flags = KVP_PUT_ON_DEVICE, .timeout_ms = WAIT_MS
+	};
+	const struct kvp_cuda_props before = props(u->cuda);
+	const double began = now_us();
+	struct kvp_view_plane planes[LAYERS];
+	struct kvp_timeline *line;
+	double called, copied, all;
+	uint64_t value = 0;
+
+	EQUAL(kvp_timeline_new(u->client, &line), 0);
+	for (uint32_t from = 0; from < n;) {
+		struct kvp_view v = view_at(u, at, from, planes);
+		int64_t r = kvp_cuda_put(
+			u->space, u->cuda, own, n, from, &v, &o, gpu.stream, line, &value, NULL);
+
+		CHECK(r > 0 || r == -EAGAIN);
+		if (r < 0)
+			usleep(200);
+		from += r > 0 ? (uint32_t)r : 0;
+	}
+	called = now_us();
+	gpu_sync(&gpu);
+	copied = now_us();
+	EQUAL(kvp_flush(u->client, WAIT_MS), 0);
+	all = now_us();
+	printf("%-58s %8.1f ms  %6.2f GB/s\n",
+		"put: device to the daemon's memory there, published", (all - began) * 1e-3,
+		(double)n * (double)TOKEN / (all - began) * 1e-3);
+	printf("    the calls %.2f ms, copied after %.2f ms (%.2f GB/s); %llu MiB there, %llu of "
+	       "%u blocks to DRAM\n",
+		(called - began) * 1e-3, (copied - began) * 1e-3,
+		(double)n * (double)TOKEN / (copied - began) * 1e-3,
+		(unsigned long long)((props(u->cuda).placed_bytes - before.placed_bytes) >> 20),
+		(unsigned long long)(props(u->cuda).displaced_blocks - before.displaced_blocks),
+		n / T);
+	kvp_timeline_free(line);
+}
+
+/* All of the prompt's bytes in memory of the engine's own: the first tokens from that, the others from the prompt. */
+static void same_there(struct user *u, struct kvp_prefix *m, uint64_t a, uint64_t b,
+	const uint32_t *own, uint32_t n)
+{
+	struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_DEVICE };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_view_plane planes[LAYERS];
+	struct kvp_prefix *mine = NULL;
+
+	for (uint32_t i = 0; i < 4000; i++) {
+		EQUAL(kvp_match(u->space, own, n, &o, &mine), 0);
+		EQUAL(kvp_match_info(mine, &info), 0);
+		if (info.n_tokens == n)
+			break;
+		kvp_release(mine);
+		usleep(5000);
+	}
+	EQUAL(info.n_tokens, n);
+	EQUAL(gpu.cu.cuMemsetD8Async(b, 0, n_tokens * TOKEN, gpu.stream), CU_OK);
+	for (uint32_t done = 0; done < n_tokens;) {
+		struct kvp_view v = view_at(u, b, done, planes);
+		int64_t r =
+			done < n ? kvp_cuda_get(mine, u->cuda, done, n - done, &v, gpu.stream)
+				 : kvp_cuda_get(m, u->cuda, done, n_tokens - done, &v, gpu.stream);
+
+		CHECK(r > 0 || r == -EAGAIN);
+		done += r > 0 ? (uint32_t)r : 0;
+	}
+	same_device(a, b);
+	kvp_release(mine);
+}
+
+/* Again and again: at first the daemon makes its memory meanwhile, and the client maps it. */
+static void puts_there(struct user *u, struct kvp_prefix *m, uint64_t a, uint64_t b)
+{
+	const uint32_t n = n_tokens / 4 / T * T;
+	uint32_t *own = calloc(n, sizeof(*own));
+
+	for (uint32_t round = 0; round < PUTS; round++) {
+		for (uint32_t i = 0; i < n; i++)
+			own[i] = (1 + round) * 500000000 + i * 3;
+		put_there(u, a, own, n);
+		if (round == PUTS - 1)
+			same_there(u, m, a, b, own, n);
+		CHECK(kvp_delete(u->space, own, n, WAIT_MS) >= 0);
+	}
+	free(own);
+}
+
 static void register_all(struct user *u)
 {
 	const void **addrs = calloc(n_tokens / T, sizeof(*addrs));
@@ -312,18 +405,24 @@ static void steps(struct user *u)
 /* From the moment when the stream may go on to the one when another engine finds the block. */
 static void commits(struct user *u, struct user *other)
 {
-	static double seen[COMMITS];
+	static double seen[COMMITS], late[COMMITS];
 	struct kvp_timeline *line;
 	uint32_t own[T];
-	uint64_t value;
+	uint64_t value, word_there;
+	_Atomic(uint64_t) *word;
+	void *at;
 
+	EQUAL(gpu.cu.cuMemHostAlloc(&at, 4096, CU_REG_PORTABLE | CU_REG_DEVICEMAP), CU_OK);
+	EQUAL(gpu.cu.cuMemHostGetDevicePointer_v2(&word_there, at, 0), CU_OK);
+	word = at;
+	kvp_store_relaxed(word, 0);
 	EQUAL(kvp_timeline_new(u->client, &line), 0);
 	for (uint32_t i = 0; i < COMMITS; i++) {
 		struct kvp_match_opts o = { .size = sizeof(o), .flags = KVP_MATCH_DEVICE };
 		struct kvp_prefix_info info = { .size = sizeof(info) };
 		struct kvp_prefix *m;
 		struct kvp_grant *g;
-		double began;
+		double began, written = 0;
 		int r;
 
 		for (uint32_t k = 0; k < T; k++)
@@ -334,6 +433,8 @@ static void commits(struct user *u, struct user *other)
 		gpu_hold(&gpu);
 		EQUAL(gpu.cu.cuMemsetD8Async(
 			      kvp_grant_device_addr(g), (unsigned char)i, BLOCK, gpu.stream),
+			CU_OK);
+		EQUAL(gpu.cu.cuStreamWriteValue64_v2(gpu.stream, word_there, i + 1, CU_WRITE_PLAIN),
 			CU_OK);
 		EQUAL(kvp_cuda_mark(u->cuda, line, gpu.stream, &value), 0);
 		EQUAL(kvp_commit_after(
@@ -349,10 +450,15 @@ static void commits(struct user *u, struct user *other)
 			if (info.n_blocks)
 				break;
 			CHECK(now_us() - began < 2e7);
+			if (!written && kvp_load_acquire(word) == i + 1)
+				written = now_us();
 		}
 		seen[i] = now_us() - began;
+		late[i] = written ? seen[i] + began - written : 0;
 	}
 	spread("a block computed on the device: written, marked, found", seen, COMMITS);
+	spread("    from the mark's being written, a look at a time", late, COMMITS);
+	EQUAL(gpu.cu.cuMemFreeHost(at), CU_OK);
 	kvp_timeline_free(line);
 }
 
@@ -417,6 +523,7 @@ int main(int argc, char **argv)
 	get_all(&u, m, b, "get: from the daemon's device memory");
 	same_device(a, b);
 	steps(&u);
+	puts_there(&u, m, a, b);
 	other = user_new();
 	commits(&u, &other);
 	user_free(&other);

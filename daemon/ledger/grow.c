@@ -288,7 +288,7 @@ static struct kvpd_extent *needless(const struct kvpd_tenant *t, const struct kv
 		keep = others / 2 < x->slots ? others / 2 : x->slots;
 		if (others && x->cls->vault_free >= x->slots + keep &&
 			extent_size(t->ledger, c, extent_wish(t), vault_room(t, c, x->bytes)) &&
-			(!least || x->used < least->used))
+			(!least || x->used - x->lost < least->used - least->lost))
 			least = x;
 	}
 	return least;

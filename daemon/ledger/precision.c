@@ -249,11 +249,12 @@ bool kvpd_precision_first(struct kvpd_tenant *t, struct kvpd_class *c, uint64_t 
 
 double kvpd_precision_worth(const struct kvpd_tenant *t, const struct kvpd_extent *x)
 {
+	const uint32_t used = x->used - x->lost;
 	uint32_t n = SAMPLES / (t->n_extents + 1), known = 0;
 	double sum = 0;
 
 	if (!t->importance.of)
-		return x->used;
+		return used;
 	n = n < 1 ? 1 : n > SAMPLES_MOST ? SAMPLES_MOST : n;
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t block = x->slot[(uint64_t)i * x->slots / n].block, space;
@@ -264,7 +265,7 @@ double kvpd_precision_worth(const struct kvpd_tenant *t, const struct kvpd_exten
 		sum += kvpd_importance_known(t, space) ? kvpd_importance_worth(t, block) : 1;
 		known++;
 	}
-	return known ? x->used * sum / known : x->used;
+	return known ? used * sum / known : used;
 }
 
 static bool has_extents(const struct kvpd_tenant *t, uint64_t slot_bytes)

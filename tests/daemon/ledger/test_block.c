@@ -20,6 +20,7 @@
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/round.h"
+#include "daemon/ledger/precision.h"
 #include "daemon/ledger/tenant.h"
 #include "tests/daemon/ledger/dp_world.h"
 
@@ -206,6 +207,8 @@ static int lose_on_ledger(struct kvpd_ledger *l, void *arg)
 	HOLDS(!other.extent->slot[other.slot].flags);
 	HOLDS(s->place.extent->slot[s->place.slot].flags == KVPD_SLOT_LOST);
 	HOLDS(s->place.extent->lost == 1);
+	/* What lies there is what would be missed. */
+	HOLDS(kvpd_precision_worth(s->t, s->place.extent) == s->place.extent->used - 1);
 	return 0;
 }
 

@@ -3,7 +3,7 @@
 """Real engine processes on one daemon: test_engines.py KVPOOLD KVRUN SOURCE_ROOT
 
 The main job end to end: reuse, identical text and logits, single flight, and the daemon killed while
-engines run (rows E-003, E-020, E-025, E-045, E-050, E-053, E-054).
+engines run (rows D-072, E-003, E-020, E-025, E-045, E-050, E-053, E-054).
 """
 import fcntl
 import json
@@ -134,6 +134,9 @@ class Engines(unittest.TestCase):
         n = cold["prompt_tokens"]
         self.assertGreaterEqual(n, 1500)
         self.assertEqual(cold["reused_tokens"], 0)
+        # D-072: what finds nothing does nothing that it would not have to do alone, but for storing it.
+        self.assertEqual(cold["computed_tokens"], off_a["computed_tokens"])
+        self.assertEqual((cold["blocks"]["read"], cold["blocks"]["decoded"]), (0, 0))
         self.assertGreaterEqual(warm["reused_tokens"], n - 2 * warm["block_tokens"])
         self.assertGreaterEqual(branch["reused_tokens"], 1700)
         self.assertLess(branch["reused_tokens"], branch["prompt_tokens"])

@@ -28,7 +28,7 @@ class WithoutDaemon(unittest.TestCase):
                               env=dict(os.environ, KVPOOL_SOCKET="/nonexistent/kvpool.sock"))
 
     def test_nobody_to_ask(self):
-        for verb in ("status", "clients", "spaces", "tenants", "blocks", "drain", "check"):
+        for verb in ("status", "clients", "spaces", "tenants", "blocks", "drain", "check", "metrics"):
             r = self.run_kvctl(verb)
             self.assertEqual(r.returncode, 3, verb)
             self.assertIn("/nonexistent/kvpool.sock: no kvpoold listens there", r.stderr)
@@ -100,7 +100,7 @@ class WithoutDaemon(unittest.TestCase):
     def test_help_of_each_command(self):
         commands = [line.split()[0] for line in self.run_kvctl("--help").stdout.split("\n\n")[1]
                     .splitlines()]
-        self.assertEqual(len(commands), 17)
+        self.assertEqual(len(commands), 18)
         for command in commands:
             r = self.run_kvctl(command, "--help")
             self.assertEqual((r.returncode, r.stderr), (0, ""), command)
@@ -176,6 +176,27 @@ def tenant(i, **more):
 STATUS = {"daemon": {"version": "0.1.0", "heap": {}}, "pages": "4 KiB", "policy": "lru"}
 
 
+def metrics(test, text):
+    """Reads the text format of Prometheus strictly: {name and labels: value}."""
+    samples, families, now = {}, set(), None
+    for line in text.splitlines():
+        kind = re.fullmatch(r"# TYPE ([a-z_][a-z0-9_]*) (counter|gauge)", line)
+        if kind:
+            now = kind[1]
+            test.assertNotIn(now, families)
+            test.assertEqual(now.endswith("_total"), kind[2] == "counter")
+            families.add(now)
+            continue
+        s = re.fullmatch(r'(([a-z_][a-z0-9_]*)(?:\{[a-z_]+="(?:[^"\\\n]|\\[\\"n])*"(?:,[a-z_]+="(?:[^"\\\n]|\\[\\"n])*")*\})?) '
+                         r"(-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)", line)
+        test.assertTrue(s, line)
+        test.assertEqual(s[2], now)
+        test.assertNotIn(s[1], samples)
+        samples[s[1]] = float(s[3])
+    test.assertTrue(text.endswith("\n") and samples)
+    return samples
+
+
 class Shown(unittest.TestCase):
     """What kvctl makes of answers."""
 
@@ -208,6 +229,21 @@ class Shown(unittest.TestCase):
             # A name that is cut says so.
             name = lines[2].split()[0]
             self.assertTrue(name == "x" * 60 or name.endswith("x~"), (columns, name))
+
+    def test_metrics_of_any_names(self):
+        device = {"name": "gpu", "device": 0, "queues": {"urgent": {"done_total": 7}}, "blocks": 3,
+                  "tenants": [{"tenant": "a", "blocks": 1}, {"tenant": "b", "blocks": 2}]}
+        answers = {"status": dict(STATUS, blocks=10), "devices": {"devices": [device]},
+                   "spaces": {"spaces": [{"space": 0, "tenant": "a", "tenant_id": 1, "blocks": 5,
+                                          "model": 'x"y\\z\nkvpool_lie 1'}]},
+                   "tenants": {"tenants": [tenant(1, name="a"), tenant(2, name="a")]}}
+        samples = metrics(self, self.run_kvctl(answers, "metrics")[0])
+        self.assertEqual(samples['kvpool_tenant_blocks{tenant="a",id="1"}'], 10)
+        self.assertEqual(samples['kvpool_tenant_blocks{tenant="a",id="2"}'], 10)
+        self.assertEqual(samples['kvpool_space_blocks{space="0",tenant="a",tenant_id="1",model="x\\"y\\\\z\\nkvpool_lie 1"}'], 5)
+        self.assertEqual(samples['kvpool_device_queues_urgent_done_total{device="gpu"}'], 7)
+        self.assertEqual(samples['kvpool_device_tenant_blocks{device="gpu",tenant="b"}'], 2)
+        self.assertNotIn("kvpool_lie", samples)
 
     def test_a_terminal_says_how_wide_it_is(self):
         answers = {"tenants": {"tenants": [tenant(1, name="x" * 60)]}}
@@ -461,6 +497,21 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual(self.json("status")["epoch"], self.json("version")["kvpoold"]["epoch"])
         key = self.json("blocks")["blocks"][0]["key"]
         self.assertRegex(self.json("inspect", key)["block"]["checksum"], "^[0-9]+$")
+
+    def test_metrics(self):
+        samples = metrics(self, self.kvctl("metrics"))
+        tenant = self.json("tenants")["tenants"][0]
+        labels = '{tenant="%s",id="%d"}' % (tenant["name"], tenant["id"])
+        self.assertEqual(samples["kvpool_blocks"], BLOCKS)
+        self.assertEqual(samples["kvpool_tenant_blocks" + labels], BLOCKS)
+        self.assertEqual(samples["kvpool_tenant_commits_total" + labels], BLOCKS)
+        self.assertEqual([v for k, v in samples.items() if k.startswith("kvpool_space_put_tokens_total{")],
+                         [16 * BLOCKS])
+        self.assertGreater(samples["kvpool_ledger_slice_seconds"], 0)
+        families = self.json("metrics")
+        self.assertEqual(sum(len(f["samples"]) for f in families.values()), len(samples))
+        self.assertEqual(families["kvpool_tenant_commits_total"]["type"], "counter")
+        self.assertFalse([k for k in samples if re.match(r"[a-z_]*_(pid|uid)(\{|$)", k)])
 
     def test_all_is_leased(self):
         self.assertEqual(self.json("drain")["in_use"], BLOCKS)

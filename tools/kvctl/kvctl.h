@@ -150,6 +150,7 @@ int kvctl_check(struct kvctl *ctl, const struct kvctl_command *command, const js
 int kvctl_space(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_device(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_what_if(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
+int kvctl_metrics(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_thresholds(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_version(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);
 int kvctl_doctor(struct kvctl *ctl, const struct kvctl_command *command, const json_t *given);

@@ -131,6 +131,11 @@ static const struct kvctl_command commands[] = {
 		"all\n"
 		"of them, or none if anything is wrong with one. kvpoold.yaml(5): state_dir.",
 		of_tenant, kvctl_thresholds },
+	{ "metrics", NULL, "figures for a monitoring system, as Prometheus reads them",
+		"Names are kvpool_ and those of docs/figures.md. The text collector of a node's "
+		"exporter\n"
+		"takes it from a file; with --json the same as JSON.",
+		of_tenant, kvctl_metrics },
 	{ "doctor", NULL, "is this machine set up well? Works without a daemon",
 		"Exit status 1 if there is a problem; notes are none.", none, kvctl_doctor },
 	{ "version", NULL, "of kvctl and of the daemon", NULL, none, kvctl_version },

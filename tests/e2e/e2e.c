@@ -253,16 +253,20 @@ int e2e_clean(const char *socket, uint32_t expected_clients)
 
 pid_t e2e_fork(void)
 {
+	const pid_t test = getpid();
 	pid_t pid;
 
 	fflush(NULL);
 	pid = fork();
 	if (pid < 0)
 		e2e_die("fork", errno);
+	if (pid)
+		return pid;
 	/* An assertion that fails in the child ends it: it would go on with the next test. */
-	if (!pid)
-		setenv("CMOCKA_TEST_ABORT", "1", 1);
-	return pid;
+	setenv("CMOCKA_TEST_ABORT", "1", 1);
+	/* A test that failed, or took too long and was killed, leaves nobody behind who computes for ever. */
+	kvt_end_with(test, SIGKILL);
+	return 0;
 }
 
 int e2e_reap(pid_t pid)

@@ -76,7 +76,6 @@ static pid_t child(void (*fn)(void))
 	assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
 	pid = e2e_fork();
 	if (!pid) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		fn();
 		if (write(ready[1], "", 1) != 1)
 			_exit(1);

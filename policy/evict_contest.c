@@ -31,6 +31,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "policy/evict_hazard.h"
 
@@ -148,7 +149,37 @@ static void arrived(struct kvp_evict *e, uint32_t id)
 			contest_put_aside(e, id, key);
 	}
 	e->node[id].flags |= CONTEST_SAMPLED;
-	c->expects = false;
+}
+
+/* Where it stands among those; n_expected: it does not. */
+static uint32_t expected_at(const struct evict_contest *c, uint64_t key)
+{
+	uint32_t i = 0;
+
+	while (i < c->n_expected && c->expected[i] != key)
+		i++;
+	return i;
+}
+
+/* True: it was one of those, and is not any more. */
+static bool expected(struct evict_contest *c, uint64_t key)
+{
+	uint32_t i = expected_at(c, key);
+
+	if (i == c->n_expected)
+		return false;
+	memmove(&c->expected[i], &c->expected[i + 1],
+		(--c->n_expected - i) * sizeof(c->expected[0]));
+	return true;
+}
+
+/* Who admits several before the first of them is inserted has them told once each. */
+static void expect(struct evict_contest *c, uint64_t key)
+{
+	(void)expected(c, key);
+	if (c->n_expected == CONTEST_EXPECTED)
+		(void)expected(c, c->expected[0]);
+	c->expected[c->n_expected++] = key;
 }
 
 static void tell_insert(struct kvp_evict *e, uint32_t id)
@@ -157,11 +188,10 @@ static void tell_insert(struct kvp_evict *e, uint32_t id)
 	struct evict_node *n = &e->node[id];
 	struct evict_node *parent = n->parent != NONE ? &e->node[n->parent] : NULL;
 
-	if (c->expects && c->expected == n->key && !parent) {
+	if (!parent && expected(c, n->key)) {
 		arrived(e, id);
 		return;
 	}
-	c->expects = false;
 	if (parent)
 		branch(c, parent);
 	if (!parent || trunk(c, parent) ? contest_sampled(c, n->key)
@@ -304,8 +334,7 @@ static bool contest_admit(struct kvp_evict *e, const struct kvp_evict_item *item
 		return true;
 	/* before room is made: what goes for this one is then known */
 	tell_object(e, item, key);
-	c->expected = key;
-	c->expects = true;
+	expect(c, key);
 	return !contest_follows(e) || contest_shadow_find(&c->shadow[c->leader], key) != NONE;
 }
 

@@ -9,16 +9,17 @@
 
 #include "policy/evict_impl.h"
 
-#define NONE            KVP_BLOCK_NONE
-#define CONTEST_BLOCKS  4096u /* most that a shadow holds: larger caches are sampled */
-#define CONTEST_SLACK   512u  /* more, for the request that is being served */
-#define CONTEST_IDS     (CONTEST_BLOCKS + CONTEST_SLACK)
-#define CONTEST_BUCKETS 8192u
-#define CONTEST_PROMPT  CONTEST_BLOCKS /* blocks of a request that the shadows are told of */
-#define CONTEST_STRATA  64u
-#define CONTEST_EXPERTS 8u /* evict_hazard, where every contest begins, is number 0 */
-#define CONTEST_TRUNK   7u /* CONTEST_BRANCHES: so often continued that it is no chain's own */
-#define CONTEST_ALL     UINT64_MAX
+#define NONE             KVP_BLOCK_NONE
+#define CONTEST_BLOCKS   4096u /* most that a shadow holds: larger caches are sampled */
+#define CONTEST_SLACK    512u  /* more, for the request that is being served */
+#define CONTEST_IDS      (CONTEST_BLOCKS + CONTEST_SLACK)
+#define CONTEST_BUCKETS  8192u
+#define CONTEST_PROMPT   CONTEST_BLOCKS /* blocks of a request that the shadows are told of */
+#define CONTEST_STRATA   64u
+#define CONTEST_EXPERTS  8u /* evict_hazard, where every contest begins, is number 0 */
+#define CONTEST_TRUNK    7u /* CONTEST_BRANCHES: so often continued that it is no chain's own */
+#define CONTEST_ALL      UINT64_MAX
+#define CONTEST_EXPECTED 64u /* between admit() and insert() at a time; more are told twice */
 
 /* In node.flags, beside what the core keeps there. */
 #define CONTEST_BRANCHES_SHIFT 4u
@@ -57,8 +58,9 @@ struct evict_contest {
 	uint32_t whole; /* a cache of so many blocks is sampled whole */
 	bool begun;     /* the real cache is full: algorithms make a difference */
 	bool overflow;  /* the sample does not fit into the shadows */
-	bool expects;   /* insert() of this key: the shadows know it */
-	uint64_t expected;
+	/* insert() of these keys, the oldest first: the shadows know them */
+	uint64_t expected[CONTEST_EXPECTED];
+	uint32_t n_expected;
 	uint32_t told; /* blocks since the last comparison */
 	double all;    /* blocks before it */
 	uint64_t draws;

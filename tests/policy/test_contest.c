@@ -260,6 +260,48 @@ static void test_follows_to_the_block(void **state)
 	}
 }
 
+/* Several are admitted before the first of them is there: each is one use, whatever lies between. */
+static void test_several_are_expected(void **state)
+{
+	(void)state;
+	struct kvp_evict *e = make("contest", 1000, 0, OBJECTS);
+	struct evict_contest *c = e->contest;
+
+	c->begun = true; /* as if it were full */
+	for (uint32_t round = 1; round <= 2; round++) {
+		uint32_t n = round == 1 ? 2 : CONTEST_EXPECTED;
+
+		for (uint32_t i = 0; i < 2 * n; i++) {
+			struct kvp_evict_item item = { .parent = KVP_BLOCK_NONE,
+				.bytes = 1,
+				.key = { .lo = round * 1000 + i % n } };
+
+			if (i < n)
+				assert_true(kvp_evict_admit(e, &item, round));
+			else
+				assert_int_equal(kvp_evict_insert(e, (round - 1) * 1000 + i % n,
+							 &item, round),
+					0);
+		}
+		contest_flush(c);
+		assert_int_equal(c->n_expected, 0);
+		for (uint32_t i = 0; i < CONTEST_EXPERTS; i++)
+			for (uint32_t s = 0; s < CONTEST_STRATA; s++)
+				assert_true(c->shadow[i].score[s] == 0);
+	}
+	/* What was admitted and never came makes room, and is used once when it does come. */
+	for (uint32_t i = 0; i < 3 * CONTEST_EXPECTED; i++) {
+		struct kvp_evict_item item = {
+			.parent = KVP_BLOCK_NONE, .bytes = 1, .key = { .lo = 90000 + i }
+		};
+
+		assert_true(kvp_evict_admit(e, &item, 9));
+		assert_true(c->n_expected <= CONTEST_EXPECTED);
+	}
+	assert_int_equal(kvp_evict_assert_consistency(e), 0);
+	kvp_evict_free(e);
+}
+
 #define LRU 5u /* among those that may take over */
 
 /* Popular blocks below one that stays; told of as requests. Returns hits of the second half. */
@@ -401,6 +443,7 @@ int main(void)
 		cmocka_unit_test(test_shadow_memory),
 		cmocka_unit_test(test_who_may_take_charge),
 		cmocka_unit_test(test_follows_to_the_block),
+		cmocka_unit_test(test_several_are_expected),
 		cmocka_unit_test(test_follows_after_resize),
 		cmocka_unit_test(test_long_prompts),
 		cmocka_unit_test(test_sample_leaves_whole),

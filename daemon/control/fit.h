@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does a configuration that is well-formed fit this machine? What --check-config, the start and a
- * reload ask alike, so that none accepts what another refuses. What depends on the process that
+ * Does a configuration that is well-formed fit this machine? What --check-config and the start ask alike, so
+ * that neither accepts what the other refuses. A reload asks for the shares alone: what else is asked here is of
+ * keys that only a restart changes, and the machine may have changed since the start. What depends on the process that
  * asks (its privileges and limits, free huge pages, sockets in use) is left to the start.
  */
 #ifndef KVPD_FIT_H

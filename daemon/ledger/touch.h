@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recency: what clients have matched, as their touch logs tell, goes to the policy. */
+/*
+ * Recency: what clients have matched, as their touch logs tell, goes to the policy. Nobody is woken for that: a client that
+ * only matches is heard when something of the tenant is to be evicted, or with the next that it asks for, and until then
+ * neither the policy's nor the advisor's figures know of it.
+ */
 #ifndef KVPD_TOUCH_H
 #define KVPD_TOUCH_H
 

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <sys/types.h>
 
+#include "policy/kvp_graph.h"
 #include "shm/kvp_abi.h"
 #include "shm/kvp_proto.h"
 
@@ -37,7 +38,8 @@ struct kvpd_advisor_figures {
 	uint64_t longest_ns; /* by the clock, of all of them */
 	uint64_t rankings;   /* made so far */
 	uint64_t nodes, edges;
-	uint64_t dropped; /* events, for want of room in the queue */
+	uint64_t labelled[KVP_LABELS]; /* of the nodes, by what clients said of their tokens */
+	uint64_t dropped;              /* events, for want of room in the queue */
 	uint64_t consulted,
 		stale;      /* choices of victims; of these without a ranking that is young */
 	uint64_t spared;    /* blocks that were not evicted because of it */

@@ -435,6 +435,8 @@ static int submit_commit(struct kvp_grant *g, struct kvp_sqe *sqe, struct commit
 	return 0;
 }
 
+_Static_assert(KVP_IS_MASK == KVP_SQE_LABEL, "what is said of tokens is handed on as it is");
+
 int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
 	uint32_t flags, uint64_t until, uint64_t deadline, uint64_t put, struct kvp_key before,
 	struct kvp_ref *ret_ref)
@@ -464,6 +466,7 @@ int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *to
 	sqe.space = (uint16_t)b->index;
 	sqe.tokens = (uint16_t)n;
 	sqe.until = until;
+	sqe.flags |= flags & KVP_IS_MASK; /* the same bits */
 	/* Before the moment the slot is not the ledger's to hand out. */
 	if (flags & KVP_COMMIT_RELEASE && !until)
 		sqe.flags |= KVP_SQE_RELEASE;
@@ -491,7 +494,7 @@ static int commit(struct kvp_grant *grant, struct kvp_ref parent, const kvp_toke
 	struct kvp_client *c;
 	int r = -EINVAL;
 
-	if (!grant || !grant->att || !tokens || !n || flags & ~KVP_COMMIT_RELEASE)
+	if (!grant || !grant->att || !tokens || !n || !flags_known(flags, KVP_COMMIT_RELEASE))
 		return -EINVAL;
 	c = grant->att->client;
 	if (!client_mine(c))

@@ -225,7 +225,7 @@ int kvp_commit_keys_under(struct kvp_grant *const *grants, uint32_t n, const voi
 	struct kvp_ref none;
 	int r, done = 0;
 
-	if (!keys || flags & ~KVP_COMMIT_RELEASE)
+	if (!keys || !flags_known(flags, KVP_COMMIT_RELEASE))
 		return -EINVAL;
 	r = run_client(grants, n, &c);
 	if (r < 0)

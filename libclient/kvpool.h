@@ -642,6 +642,18 @@ KVP_EXPORT int64_t kvp_get(const struct kvp_prefix *prefix, uint32_t from, uint3
 
 #define KVP_PUT_PARTIAL 1u /* store the rest after the last whole block too, as a partial block */
 
+/*
+ * What the tokens of the blocks are, if the caller knows: one of these in the flags of puts and commits. The daemon's
+ * advisor, where it is on, never names a system prompt as what should go; to all else a block is a block. Who stores
+ * a block that is there already does not change what it was said to be.
+ */
+#define KVP_IS_SYSTEM    (1u << 8)
+#define KVP_IS_USER      (2u << 8) /* what it is taken for if nobody says */
+#define KVP_IS_ASSISTANT (3u << 8) /* an earlier answer, in a prompt */
+#define KVP_IS_TOOL      (4u << 8) /* what a tool returned */
+#define KVP_IS_GENERATED (5u << 8) /* being decoded */
+#define KVP_IS_MASK      (7u << 8)
+
 struct kvp_put_opts {
 	size_t size;
 	uint32_t flags;

@@ -35,6 +35,12 @@ void word_wake(KVP_ATOMIC(uint32_t) *word);
 
 /* ---- grant.c --------------------------------------------------------------------------------- */
 
+/* Flags of a put or a commit: `known`, and what the tokens are. */
+static inline bool flags_known(uint32_t flags, uint32_t known)
+{
+	return !(flags & ~(known | KVP_IS_MASK)) && (flags & KVP_IS_MASK) <= KVP_IS_GENERATED;
+}
+
 /* All of the space's stock goes back; or what was not asked for since `before`. */
 void stock_return(struct attachment *att, struct space_bind *bind);
 void stock_idle(struct attachment *att, struct space_bind *bind, uint64_t before);

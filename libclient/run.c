@@ -104,7 +104,7 @@ int kvp_commit_run(struct kvp_grant *const *grants, uint32_t n_grants, struct kv
 	uint32_t t;
 	int r;
 
-	if (!tokens || !n || flags & ~KVP_COMMIT_RELEASE)
+	if (!tokens || !n || !flags_known(flags, KVP_COMMIT_RELEASE))
 		return -EINVAL;
 	r = run_client(grants, n_grants, &c);
 	if (r < 0)

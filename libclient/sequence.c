@@ -51,6 +51,7 @@ struct put {
 	struct kvp_ref parent; /* the same */
 	uint32_t retry_ms;
 	uint64_t number;  /* marks its commits */
+	uint32_t label;   /* KVP_IS_* */
 	uint32_t settled; /* answers have been looked at up to this serial */
 	kvp_block_id tip; /* the deepest block that it knows to have been stored, or NONE */
 	uint32_t tip_birth;
@@ -175,8 +176,8 @@ static int run_commit(struct put *p, int r, uint64_t until, uint32_t n)
 		if (r == 0) {
 			r = grant_commit(d->grants[i], p->parent,
 				tokens_at(&p->tokens, (uint32_t)at, s->n, room), s->n,
-				KVP_COMMIT_RELEASE, until, answer_by(p->deadline), p->number,
-				NO_KEY, &p->parent);
+				KVP_COMMIT_RELEASE | p->label, until, answer_by(p->deadline),
+				p->number, NO_KEY, &p->parent);
 			if (r < 0)
 				p->at = at; /* as far as it is stored */
 		}
@@ -294,7 +295,7 @@ static int store_block(struct put *p, const kvp_token *tokens, uint32_t n)
 	KVP_FAULT("put-commit");
 	pthread_mutex_lock(&c->ring_lock);
 	if (r == 0)
-		r = grant_commit(g, p->parent, tokens, n, KVP_COMMIT_RELEASE, until,
+		r = grant_commit(g, p->parent, tokens, n, KVP_COMMIT_RELEASE | p->label, until,
 			answer_by(p->deadline), p->number, NO_KEY, &p->parent);
 	if (r < 0)
 		grant_drop_at(g, until);
@@ -500,7 +501,7 @@ static int64_t put_ids(struct kvp_space *space, const struct kvp_ids *ids, size_
 	int64_t r;
 
 	if (!space || !ids || from > ids->n || opts_take(&o, sizeof(o), opts) < 0 ||
-		o.flags & ~flags)
+		!flags_known(o.flags, flags))
 		return -EINVAL;
 	t = space->geo.block_tokens;
 	if (from % t)
@@ -515,6 +516,7 @@ static int64_t put_ids(struct kvp_space *space, const struct kvp_ids *ids, size_
 	if (!client_mine(space->client))
 		return -ECHILD;
 	p.after = o.after;
+	p.label = o.flags & KVP_IS_MASK;
 	before = o.after ? o.after->n_tokens / t * t : 0;
 	p.end = o.flags & KVP_PUT_PARTIAL ? ids->n : ids->n / t * t;
 	p.tokens.n = (uint32_t)p.end;

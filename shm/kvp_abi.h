@@ -635,6 +635,12 @@ KVP_ABI_ASSERT(KVP_WARM_TICKETS *KVP_WARM_EARLY_BLOCKS <= KVP_CQ_ENTRIES / 2, "s
 #define KVP_SQE_IDLE     16u /* SERVE: the offer is none while no SERVE waits */
 #define KVP_SQE_WITHDRAW 32u
 #define KVP_SQE_EARLY    64u /* WARM: says where blocks come to lie before they do */
+/*
+ * COMMIT: what the block's tokens are, one of KVP_LABEL_* and one; 0: the client does not say. More is -EINVAL;
+ * daemons that do not know it do not look there.
+ */
+#define KVP_SQE_LABEL_SHIFT 8u
+#define KVP_SQE_LABEL       (7u << KVP_SQE_LABEL_SHIFT)
 
 /*
  * 64 bytes, one cache line. The token ids of a COMMIT lie in the page's staging row of its grant.

@@ -49,6 +49,11 @@ static json_t *advisor_json(const struct kvpd_advisor_figures *a)
 	kvpd_put_int(o, "rankings_total", a->rankings);
 	kvpd_put_int(o, "nodes", a->nodes);
 	kvpd_put_int(o, "edges", a->edges);
+	kvpd_put_int(o, "system_nodes", a->labelled[KVP_LABEL_SYSTEM]);
+	kvpd_put_int(o, "user_nodes", a->labelled[KVP_LABEL_USER]);
+	kvpd_put_int(o, "assistant_nodes", a->labelled[KVP_LABEL_ASSISTANT]);
+	kvpd_put_int(o, "tool_nodes", a->labelled[KVP_LABEL_TOOL]);
+	kvpd_put_int(o, "generated_nodes", a->labelled[KVP_LABEL_GENERATION]);
 	kvpd_put_int(o, "dropped_total", a->dropped);
 	kvpd_put_int(o, "consulted_total", a->consulted);
 	kvpd_put_int(o, "stale_total", a->stale);
@@ -82,6 +87,8 @@ static struct kvpd_advisor_figures advisor_of_all(const struct kvpd_figures *f)
 		sum.rankings += a->rankings;
 		sum.nodes += a->nodes;
 		sum.edges += a->edges;
+		for (uint32_t k = 0; k < KVP_LABELS; k++)
+			sum.labelled[k] += a->labelled[k];
 		sum.dropped += a->dropped;
 		sum.consulted += a->consulted;
 		sum.stale += a->stale;

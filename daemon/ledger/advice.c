@@ -31,7 +31,8 @@ struct event {
 	uint32_t block;
 	uint32_t other; /* PUT: the parent; LEASED: the look; PLACE: is it cold? */
 	uint32_t session;
-	uint32_t first_token, tokens; /* PUT */
+	uint32_t first_token; /* PUT, and these */
+	uint16_t tokens, label;
 };
 
 struct kvpd_advice {
@@ -58,6 +59,7 @@ struct kvpd_advice {
 	struct kvp_graph *graph;
 	_Atomic(uint64_t) made_ns, cycle_ns, cpu_ns, longest_ns, rankings;
 	_Atomic(uint32_t) nodes, edges;
+	_Atomic(uint32_t) labelled[KVP_LABELS]; /* nodes; as they are, not as they were ranked */
 	/* of both, as they were made */
 	alignas(64) struct event *event;
 	uint32_t mask;
@@ -208,9 +210,10 @@ static void tell(struct kvpd_advice *a, const struct event *e)
 }
 
 void kvpd_advice_put(struct kvpd_advice *a, kvp_block_id block, kvp_block_id parent,
-	uint32_t first_token, uint32_t tokens, uint32_t session)
+	uint32_t first_token, uint32_t tokens, uint32_t session, uint32_t label)
 {
-	tell(a, &(struct event){ EVENT_PUT, block, parent, session, first_token, tokens });
+	tell(a, &(struct event){ EVENT_PUT, block, parent, session, first_token, (uint16_t)tokens,
+			(uint16_t)label });
 }
 
 void kvpd_advice_place(struct kvpd_advice *a, kvp_block_id block, bool cold)
@@ -231,7 +234,7 @@ void kvpd_advice_used(struct kvpd_advice *a, kvp_block_id tip, uint32_t session)
 
 void kvpd_advice_leased(struct kvpd_advice *a, kvp_block_id block, uint32_t session, uint32_t look)
 {
-	tell(a, &(struct event){ EVENT_LEASED, block, look, session, 0, 0 });
+	tell(a, &(struct event){ EVENT_LEASED, block, look, session, 0, 0, 0 });
 }
 
 /* Takes the newest ranking; is it young enough? */
@@ -349,16 +352,28 @@ void kvpd_advice_read(
 		.fetched = kvp_load_relaxed(&a->fetched),
 		.fetched_used = kvp_load_relaxed(&a->fetched_used),
 	};
+	for (uint32_t i = 0; i < KVP_LABELS; i++)
+		ret_figures->labelled[i] = kvp_load_relaxed(&a->labelled[i]);
 }
 
 /* ---- the advisor's side ---------------------------------------------------------------------- */
+
+static void enter_gone(struct kvpd_advice *a, kvp_block_id block, uint64_t now)
+{
+	struct kvp_graph_node n;
+
+	if (kvp_graph_get(a->graph, block, now, &n) < 0)
+		return;
+	(void)kvp_graph_remove(a->graph, block);
+	kvp_bump(&a->labelled[n.block.label], -1);
+}
 
 static void enter_put(struct kvpd_advice *a, const struct event *e, uint64_t now)
 {
 	struct kvp_graph_block b = {
 		.block = e->block,
 		.parent = e->other,
-		.label = KVP_LABEL_USER,
+		.label = e->label,
 		.first_token = e->first_token,
 		.tokens = e->tokens,
 		.session = e->session,
@@ -367,13 +382,15 @@ static void enter_put(struct kvpd_advice *a, const struct event *e, uint64_t now
 
 	/* Somebody's end was dropped, or the parent's beginning. */
 	if (r == -EEXIST) {
-		kvp_graph_remove(a->graph, e->block);
+		enter_gone(a, e->block, now);
 		r = kvp_graph_insert(a->graph, &b, now);
 	}
 	if (r == -EINVAL) {
 		b.parent = KVP_BLOCK_NONE;
-		(void)kvp_graph_insert(a->graph, &b, now);
+		r = kvp_graph_insert(a->graph, &b, now);
 	}
+	if (r == 0)
+		kvp_bump(&a->labelled[b.label], 1);
 }
 
 /*
@@ -427,7 +444,7 @@ static uint32_t enter(
 		enter_put(a, e, now);
 		break;
 	case EVENT_GONE:
-		(void)kvp_graph_remove(a->graph, e->block);
+		enter_gone(a, e->block, now);
 		break;
 	case EVENT_PLACE:
 		(void)kvp_graph_spill(a->graph, e->block, (int)e->other, now);

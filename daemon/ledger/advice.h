@@ -62,9 +62,9 @@ struct kvpd_advice *kvpd_advice_free(struct kvpd_advice *a);
 
 /* ---- the ledger's side; `a` may be NULL: nobody is advised ------------------------------------ */
 
-/* A block has a payload now. parent: as the policy has it, or KVP_BLOCK_NONE. */
+/* A block has a payload now. parent: as the policy has it, or KVP_BLOCK_NONE. label: KVP_LABEL_*, as its client said. */
 void kvpd_advice_put(struct kvpd_advice *a, kvp_block_id block, kvp_block_id parent,
-	uint32_t first_token, uint32_t tokens, uint32_t session);
+	uint32_t first_token, uint32_t tokens, uint32_t session, uint32_t label);
 /* It came to a device, or none has it any more (cold). Told where devices are filled by advice. */
 void kvpd_advice_place(struct kvpd_advice *a, kvp_block_id block, bool cold);
 /* It has none any more. */

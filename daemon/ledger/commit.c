@@ -77,13 +77,16 @@ static int take_salt(struct kvpd_session *s, const struct kvp_sqe *sqe, const kv
 }
 
 /* The advisor hears of a block that has a payload now. */
-static void advise(const struct kvpd_session *s, const struct kvpd_new_block *b, uint32_t block)
+static void advise(const struct kvpd_session *s, const struct kvp_sqe *sqe,
+	const struct kvpd_new_block *b, uint32_t block)
 {
+	const uint32_t said = (sqe->flags & KVP_SQE_LABEL) >> KVP_SQE_LABEL_SHIFT;
 	const struct kvpd_tenant *t = s->tenant;
 	uint32_t depth = kvp_load_relaxed(&t->view.blocks[block].depth);
 
 	kvpd_advice_put(t->advice, block, b->parent == KVP_BLOCK_NONE ? b->after : b->parent,
-		depth * t->view.spaces[b->space].canon.block_tokens, b->n_tokens, s->id);
+		depth * t->view.spaces[b->space].canon.block_tokens, b->n_tokens, s->id,
+		said ? said - 1 : KVP_LABEL_USER);
 	if (t->ledger->n_media &&
 		!kvp_load_relaxed(&kvpd_block_payload(t, block, KVP_TIER_VRAM)->where))
 		kvpd_advice_place(t->advice, block, true);
@@ -104,7 +107,8 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 
 	if (g->state != KVPD_GRANT_WRITING)
 		return -EALREADY;
-	if (sqe->until && kvp_until_timeline(sqe->until) >= KVP_TIMELINES)
+	if ((sqe->until && kvp_until_timeline(sqe->until) >= KVP_TIMELINES) ||
+		(sqe->flags & KVP_SQE_LABEL) >> KVP_SQE_LABEL_SHIFT > KVP_LABELS)
 		return -EINVAL;
 	if (sqe->space >= KVP_MAX_SPACES || !s->opens[sqe->space] ||
 		g->place.extent->cls != kvpd_class_of(t, sqe->space, g->place.extent->cls->medium))
@@ -149,7 +153,7 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 		if (r == 0) {
 			t->tokens_put += b.n_tokens;
 			t->space[b.space].tokens_put += b.n_tokens;
-			advise(s, &b, *ret_block);
+			advise(s, sqe, &b, *ret_block);
 		}
 	}
 	if (r >= 0) {

@@ -252,12 +252,71 @@ static void outcomes(void **state)
 	engine_free(&e);
 }
 
+/* So many blocks of that name the advisor has, in the end. */
+static void labelled(const char *socket, const char *name, json_int_t n)
+{
+	json_int_t there = -1;
+
+	for (uint32_t i = 0; there != n && i < E2E_LONG_MS / 10; i++) {
+		int status;
+		json_t *a = e2e_ask(socket, "{\"verb\":\"status\"}", &status);
+
+		there = json_integer_value(json_object_get(json_object_get(a, "advisor"), name));
+		json_decref(a);
+		e2e_sleep_us(10000);
+	}
+	assert_int_equal(there, n);
+}
+
+/* What a client says that its tokens are, the daemon's advisor hears, whichever way they are stored. */
+static void what_tokens_are(void **state)
+{
+	const struct kvt_daemon_opts opts = { .share = 64 * MIB,
+		.more = "advisor: true\nadvisor_period_ms: 50\n" };
+	struct kvp_put_opts o = { .size = sizeof(o), .flags = KVP_IS_SYSTEM | KVP_PUT_PARTIAL };
+	struct kvp_grant *g[2];
+	struct kvt_daemon d;
+	struct engine e;
+	(void)state;
+
+	e2e_start(&d, &opts);
+	engine_new(&e, d.socket, "labels", 64 << 10, 8);
+	prompt(&e, 1);
+	assert_int_equal(kvp_put(e.space, e.tokens, 2 * T + 9, 0, &e.view, &o, NULL), 2 * T + 9);
+	o.flags = 6u << 8;
+	assert_int_equal(kvp_put(e.space, e.tokens, 4 * T, 0, &e.view, &o, NULL), -EINVAL);
+	o.flags = KVP_IS_ASSISTANT;
+	assert_int_equal(kvp_put(e.space, e.tokens, 4 * T, 0, &e.view, &o, NULL), 4 * T);
+	assert_int_equal(kvp_put(e.space, e.tokens, 5 * T, 0, &e.view, NULL, NULL), 5 * T);
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(kvp_reserve(e.space, E2E_WAIT_MS, NULL, &g[i]), 0);
+		memset(kvp_grant_addr(g[i]), 1, 64 << 10);
+	}
+	prompt(&e, 2);
+	assert_int_equal(kvp_commit(g[0], kvp_ref_root(), e.tokens, T, NULL, KVP_IS_MASK), -EINVAL);
+	assert_int_equal(kvp_commit(g[0], kvp_ref_root(), e.tokens, T, NULL,
+				 KVP_IS_TOOL | KVP_COMMIT_RELEASE),
+		0);
+	prompt(&e, 3);
+	assert_int_equal(kvp_commit_run(&g[1], 1, kvp_ref_root(), e.tokens, T, NULL,
+				 KVP_IS_GENERATED | KVP_COMMIT_RELEASE, NULL),
+		1);
+	labelled(d.socket, "system_nodes", 3);
+	labelled(d.socket, "assistant_nodes", 2);
+	labelled(d.socket, "user_nodes", 1);
+	labelled(d.socket, "tool_nodes", 1);
+	labelled(d.socket, "generated_nodes", 1);
+	engine_free(&e);
+	kvt_daemon_stop(&d);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(put_again_after_drain),
 		cmocka_unit_test(says_what_is_there),
 		cmocka_unit_test(outcomes),
+		cmocka_unit_test(what_tokens_are),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

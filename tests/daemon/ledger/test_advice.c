@@ -2,6 +2,7 @@
 /* Between the ledger and the advisor: the queue, the ranking that changes hands, and the thread. */
 #include "daemon/ledger/advice.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -49,12 +50,13 @@ static void test_queue(void **state)
 	assert_int_equal(kvpd_advice_listen(a, chain, now), 0);
 	for (uint32_t lap = 0; lap < 7; lap++) {
 		for (uint32_t i = 0; i < ROOM - 300; i++)
-			kvpd_advice_put(a, lap * ROOM + i, KVP_BLOCK_NONE, 0, 64, 1);
+			kvpd_advice_put(
+				a, lap * ROOM + i, KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 		assert_int_equal(kvpd_advice_listen(a, chain, now), ROOM - 300);
 	}
 	assert_int_equal(figures(a, now).dropped, 0);
 	for (uint32_t i = 0; i < ROOM + 5; i++)
-		kvpd_advice_put(a, 7 * ROOM + i % ROOM, KVP_BLOCK_NONE, 0, 64, 1);
+		kvpd_advice_put(a, 7 * ROOM + i % ROOM, KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 	assert_int_equal(figures(a, now).dropped, 5);
 	assert_int_equal(kvpd_advice_listen(a, chain, now), ROOM);
 	assert_int_equal(kvpd_advice_rank(a, now, 0), 1);
@@ -66,7 +68,7 @@ static void test_queue(void **state)
 	assert_int_equal(figures(a, now).nodes, 7 * (ROOM - 300));
 	kvpd_advice_free(a);
 	assert_null(kvpd_advice_free(NULL));
-	kvpd_advice_put(NULL, 1, 2, 3, 4, 5); /* nobody is advised */
+	kvpd_advice_put(NULL, 1, 2, 3, 4, 5, KVP_LABEL_USER); /* nobody is advised */
 	assert_null(kvpd_advice_consult(NULL, now));
 }
 
@@ -79,12 +81,12 @@ static void test_ages(void **state)
 	(void)state;
 	assert_null(kvpd_advice_consult(a, now));
 	assert_int_equal(kvpd_advice_rank(a, now, SEC / 2), 0); /* it has heard nothing */
-	kvpd_advice_put(a, 3, KVP_BLOCK_NONE, 0, 64, 1);
+	kvpd_advice_put(a, 3, KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 	kvpd_advice_listen(a, chain, now);
 	assert_int_equal(kvpd_advice_rank(a, now, SEC / 2), 1);
 	assert_false(kvp_ranking_score(kvpd_advice_consult(a, now), 3) < 0);
 	assert_true(kvp_ranking_score(kvpd_advice_consult(a, now), 4) < 0);
-	kvpd_advice_put(a, 4, 3, 64, 64, 1);
+	kvpd_advice_put(a, 4, 3, 64, 64, 1, KVP_LABEL_USER);
 	kvpd_advice_listen(a, chain, now);
 	assert_int_equal(kvpd_advice_rank(a, now + SEC / 2 - 1, SEC / 2), 0);
 	assert_non_null(kvpd_advice_consult(a, now + KVPD_ADVICE_MAX_AGE_NS));
@@ -105,7 +107,7 @@ static void test_not_taken(void **state)
 
 	(void)state;
 	for (uint32_t i = 0; i < 50; i++) {
-		kvpd_advice_put(a, i, i ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1);
+		kvpd_advice_put(a, i, i ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 		kvpd_advice_listen(a, chain, now);
 		assert_int_equal(kvpd_advice_rank(a, ++now, 0), 1);
 	}
@@ -127,9 +129,9 @@ static void test_edges(void **state)
 
 	(void)state;
 	for (uint32_t i = 0; i < 10; i++)
-		kvpd_advice_put(a, i, i ? i - 1 : KVP_BLOCK_NONE, 64 * i, 64, 1);
-	kvpd_advice_put(a, 20, KVP_BLOCK_NONE, 0, 64, 1);
-	kvpd_advice_put(a, 21, KVP_BLOCK_NONE, 0, 64, 1);
+		kvpd_advice_put(a, i, i ? i - 1 : KVP_BLOCK_NONE, 64 * i, 64, 1, KVP_LABEL_USER);
+	kvpd_advice_put(a, 20, KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
+	kvpd_advice_put(a, 21, KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 	kvpd_advice_used(a, 9, 2);
 	kvpd_advice_listen(a, chain, now);
 	kvpd_advice_rank(a, now, 0);
@@ -166,7 +168,8 @@ static void test_spares(void **state)
 	assert_false(kvpd_advice_spares(NULL, 1));
 	assert_int_equal(kvpd_advice_new(&size, &a), 0);
 	for (uint32_t i = 0; i < 5; i++)
-		kvpd_advice_put(a, i, i && i < 4 ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1);
+		kvpd_advice_put(
+			a, i, i && i < 4 ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 	for (uint32_t i = 0; i < 20; i++)
 		kvpd_advice_used(a, 3, i % 2);
 	kvpd_advice_listen(a, chain, now);
@@ -201,7 +204,7 @@ static void test_suggests(void **state)
 	assert_false(kvpd_advice_fetches(NULL));
 	assert_true(kvpd_advice_fetches(a));
 	for (uint32_t i = 0; i < 6; i++)
-		kvpd_advice_put(a, i, i ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1);
+		kvpd_advice_put(a, i, i ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 	kvpd_advice_used(a, 1, 2);
 	kvpd_advice_listen(a, chain, now);
 	kvpd_advice_rank(a, now, 0);
@@ -256,7 +259,7 @@ static void test_dropped(void **state)
 
 			if (r % 16 < 6)
 				kvpd_advice_put(a, block, other < 205 ? other : KVP_BLOCK_NONE, 0,
-					64, r % 3);
+					64, r % 3, KVP_LABEL_USER);
 			else if (r % 16 < 12)
 				kvpd_advice_gone(a, block);
 			else if (r % 16 < 14)
@@ -282,7 +285,7 @@ static void test_portions(void **state)
 
 	(void)state;
 	for (uint32_t i = 0; i < 6000; i++)
-		kvpd_advice_put(a, i, i ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1);
+		kvpd_advice_put(a, i, i ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 	assert_int_equal(kvpd_advice_listen(a, chain, SEC), 6000);
 	for (uint32_t i = 0; i < 500; i++)
 		kvpd_advice_used(a, 5999, 2);
@@ -333,7 +336,7 @@ static void test_two_threads(void **state)
 			if (there[b])
 				kvpd_advice_gone(a, b);
 			else
-				kvpd_advice_put(a, b, KVP_BLOCK_NONE, 0, 64, 1);
+				kvpd_advice_put(a, b, KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 			there[b] = !there[b];
 			kvpd_advice_used(
 				a, (uint32_t)rand_r(&seed) % IDS, (uint32_t)rand_r(&seed) % 4);
@@ -362,7 +365,7 @@ static void test_leaving(void **state)
 		struct kvpd_advice *a = make(64, 64);
 
 		kvpd_advice_join(&v, a);
-		kvpd_advice_put(a, 1, KVP_BLOCK_NONE, 0, 64, 1);
+		kvpd_advice_put(a, 1, KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 		kvpd_advice_leave(i % 4 ? a : NULL);
 	}
 	kvpd_advisor_stop(&v);
@@ -410,6 +413,60 @@ static void put_chain(struct dp_client *c, uint32_t space, uint32_t number, uint
 		assert_int_equal(dp_put(c, space, parent, tokens, T, &block), 0);
 		parent = dp_ref(&block);
 	}
+}
+
+/* One block of a chain of its own, of which the client says that (KVP_LABEL_* and one, or 0). The status. */
+static int put_said(struct dp_client *c, uint32_t space, uint32_t number, uint32_t said)
+{
+	struct dp_grant g;
+	struct dp_block block;
+	kvp_token tokens[T];
+	int r;
+
+	for (uint32_t i = 0; i < T; i++)
+		tokens[i] = number * 1000 + i;
+	assert_int_equal(dp_reserve(c, space, 1, DP_WAIT_MS, &g), 1);
+	dp_fill(&g, tokens, T);
+	r = dp_commit(c, space, &g, dp_root(), tokens, T, said << KVP_SQE_LABEL_SHIFT, &block);
+	dp_release(c, &g);
+	return r;
+}
+
+/* D-076: the nodes of the graph are what clients said that their blocks are, as long as they are there. */
+static void test_labels(void **state)
+{
+	static const uint32_t first[KVP_LABELS] = { 1, 2, 1, 1, 1 },
+			      all[KVP_LABELS] = { 3, 4, 3, 3, 3 };
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *c;
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	limits.max_blocks = 40;
+	w.config.advisor = (struct kvpd_advisor_config){ true, 50, 8, 0 };
+	dp_start(&w, &limits);
+	c = dp_attach(&w, w.tenant);
+	space = dp_space(c, "m", 4);
+	for (uint32_t said = 0; said <= KVP_LABELS; said++)
+		assert_int_equal(put_said(c, space, said, said), 0);
+	for (uint32_t i = 0; i < KVP_LABELS; i++)
+		assert_int_equal(await_nodes(&w, KVP_LABELS + 1).labelled[i], first[i]);
+	/* What is none is refused, and what is there already stays what it is. */
+	for (uint32_t said = KVP_LABELS + 1; said < 8; said++)
+		assert_int_equal(put_said(c, space, 10 + said, said), -EINVAL);
+	assert_int_equal(put_said(c, space, 1, 1 + KVP_LABEL_TOOL), 0);
+	for (uint32_t i = 0; i < 2 * KVP_LABELS; i++)
+		assert_int_equal(put_said(c, space, 100 + i, 1 + i % KVP_LABELS), 0);
+	for (uint32_t i = 0; i < KVP_LABELS; i++)
+		assert_int_equal(await_nodes(&w, 3 * KVP_LABELS + 1).labelled[i], all[i]);
+	/* Others take their places. */
+	for (uint32_t i = 0; i < 400; i++)
+		assert_int_equal(put_said(c, space, 1000 + i, 1 + KVP_LABEL_GENERATION), 0);
+	assert_in_range(await_nodes(&w, 40).labelled[KVP_LABEL_GENERATION], 30, 40);
+	dp_check(&w);
+	dp_stop(&w);
 }
 
 /* The graph has what the tenant has, also after evictions, and its memory is paid by the share. */
@@ -572,7 +629,8 @@ static void test_cycle(void **state)
 	kvpd_advice_join(&v, a);
 	while ((f = figures(a, kvpd_now_ns())).nodes < MANY) {
 		for (uint32_t i = 0; i < MANY; i++, told(&events))
-			kvpd_advice_put(a, i, i % 100 ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1);
+			kvpd_advice_put(
+				a, i, i % 100 ? i - 1 : KVP_BLOCK_NONE, 0, 64, 1, KVP_LABEL_USER);
 		nanosleep(&pause, NULL);
 	}
 	for (uint32_t look = 1; (f = figures(a, kvpd_now_ns())).edges < MANY_EDGES; look += 3) {
@@ -616,6 +674,7 @@ int main(void)
 		cmocka_unit_test(test_portions),
 		cmocka_unit_test(test_two_threads),
 		cmocka_unit_test(test_leaving),
+		cmocka_unit_test(test_labels),
 		cmocka_unit_test(test_in_a_ledger),
 		cmocka_unit_test(test_room_at_last),
 		cmocka_unit_test(test_room_in_one_chain),

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define STAGE_BYTES (UINT64_C(64) << 20)
+#define ASK_TRIES   3u
 #define BUSY_US     50u    /* between looks at bytes on their way */
 #define SWEEP_US    50000u /* at lanes of former daemons */
 #define SLACK_NS    1000ul /* of the thread's sleeps */
@@ -350,11 +351,19 @@ static int wait_settled(struct kvp_cuda *cuda, uint64_t deadline)
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-static int attribute(struct kvp_cuda *cuda, int which)
+/*
+ * 0: no, or no driver of this age knows it. What one call fails to say is asked for again; what cannot be found out fails the
+ * opening, since it would be taken for missing as long as this is open.
+ */
+static int attribute(struct kvp_cuda *cuda, int which, int *error)
 {
-	int value = 0;
+	int value = 0, r = CU_ERR_NO_MEMORY;
 
-	return cuda->cu.cuDeviceGetAttribute(&value, which, cuda->ordinal) == CU_OK ? value : 0;
+	for (uint32_t i = 0; i < ASK_TRIES && r != CU_OK && r != CU_ERR_INVALID_VALUE; i++)
+		r = cuda->cu.cuDeviceGetAttribute(&value, which, cuda->ordinal);
+	if (r != CU_OK && r != CU_ERR_INVALID_VALUE)
+		*error = r;
+	return r == CU_OK ? value : 0;
 }
 
 /* What the device can do. Its context is current. */
@@ -363,7 +372,7 @@ static int find_out(struct kvp_cuda *cuda, const struct kvp_cuda_opts *o)
 	struct cu_alloc_prop prop = { .type = CU_MEM_PINNED, .handle_types = CU_HANDLE_FD };
 	struct cu_uuid uuid;
 	size_t bytes = 0;
-	int r = cuda_error(cuda, cuda->cu.cuCtxGetDevice(&cuda->ordinal));
+	int r = cuda_error(cuda, cuda->cu.cuCtxGetDevice(&cuda->ordinal)), error = CU_OK;
 
 	if (r == 0)
 		r = cuda_error(cuda, cuda->cu.cuDeviceGetUuid_v2(&uuid, cuda->ordinal));
@@ -373,16 +382,16 @@ static int find_out(struct kvp_cuda *cuda, const struct kvp_cuda_opts *o)
 		return r;
 	memcpy(cuda->uuid, uuid.bytes, sizeof(cuda->uuid));
 	cuda->words_work = cuda->cu.cuStreamWriteValue64_v2 && cuda->cu.cuStreamWaitValue64_v2 &&
-			   attribute(cuda, CU_ATTR_MEM_OPS_64);
-	cuda->registers =
-		attribute(cuda, CU_ATTR_HOST_REGISTER) && attribute(cuda, CU_ATTR_READ_ONLY_REG);
+			   attribute(cuda, CU_ATTR_MEM_OPS_64, &error);
+	cuda->registers = attribute(cuda, CU_ATTR_HOST_REGISTER, &error) &&
+			  attribute(cuda, CU_ATTR_READ_ONLY_REG, &error);
 	cuda->window_bytes = o->window_bytes ? o->window_bytes : 3 * (uint64_t)bytes;
 	prop.location = (struct cu_location){ CU_LOC_DEVICE, cuda->ordinal };
 	/* 0: this device maps no memory of others. */
-	if (attribute(cuda, CU_ATTR_VMM) && attribute(cuda, CU_ATTR_POSIX_FD) &&
+	if (attribute(cuda, CU_ATTR_VMM, &error) && attribute(cuda, CU_ATTR_POSIX_FD, &error) &&
 		cuda->cu.cuMemGetAllocationGranularity(&bytes, &prop, CU_GRAN_MINIMUM) == CU_OK)
 		cuda->granularity = bytes;
-	return 0;
+	return cuda_error(cuda, error);
 }
 
 static int words_open(struct kvp_cuda *cuda)

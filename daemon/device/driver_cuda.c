@@ -15,7 +15,8 @@
 
 #define EVENT_FLAGS  (CU_EVENT_BLOCKING | CU_EVENT_NO_TIMING)
 #define SETTLE_TRIES 3u
-#define HOLDERS      64u                 /* processes on the device that are looked at */
+#define HOLDERS      64u /* processes on the device that are looked at */
+#define ASK_TRIES    3u
 #define LEGACY_PAGE  (UINT64_C(2) << 20) /* what cuMemAlloc() gives a handle of its own for */
 
 int kvpd_cuda_check(struct kvpd_driver *d, int error)
@@ -213,11 +214,19 @@ static int find(struct kvpd_driver *d, const struct kvpd_driver_opts *opts)
 			      : refuse(opts, -ENODEV, "cuDeviceGet", kvp_cu_name(&d->cu, error));
 }
 
-static bool has(const struct kvpd_driver *d, int attribute)
+/* Is it so? A driver that does not know the attribute says that it is invalid; negative: it says nothing. */
+static int has(const struct kvpd_driver *d, int attribute)
 {
-	int value = 0;
+	int value = 0, error = CU_ERR_INVALID_VALUE;
 
-	return d->cu.cuDeviceGetAttribute(&value, attribute, d->device) == CU_OK && value;
+	for (uint32_t i = 0; i < ASK_TRIES; i++) {
+		error = d->cu.cuDeviceGetAttribute(&value, attribute, d->device);
+		if (error == CU_OK)
+			return value != 0;
+		if (error == CU_ERR_INVALID_VALUE)
+			return 0;
+	}
+	return -error;
 }
 
 static struct cu_alloc_prop properties(const struct kvpd_driver *d)
@@ -231,10 +240,16 @@ static struct cu_alloc_prop properties(const struct kvpd_driver *d)
 
 static int transport(struct kvpd_driver *d, const struct kvpd_driver_opts *opts)
 {
-	const bool vmm = has(d, CU_ATTR_VMM) && has(d, CU_ATTR_POSIX_FD);
 	struct cu_alloc_prop prop = properties(d);
 	size_t granularity = LEGACY_PAGE;
+	int vmm = has(d, CU_ATTR_VMM);
 
+	if (vmm > 0)
+		vmm = has(d, CU_ATTR_POSIX_FD);
+	/* What is chosen holds for as long as the worker lives: one that is not told makes way for another. */
+	if (vmm < 0)
+		return refuse(opts, -EIO, "the device does not say what it can do",
+			kvp_cu_name(&d->cu, -vmm));
 	if (opts->transport == KVPD_TRANSPORT_VMM && !vmm)
 		return refuse(opts, -EOPNOTSUPP,
 			"the device exports no descriptors; say `transport: ipc`", NULL);
@@ -564,8 +579,8 @@ static int cuda_host_add(
 	struct kvpd_driver *d, uint32_t id, void *addr, uint64_t bytes, uint32_t flags)
 {
 	const bool writable = flags & KVPD_MEMORY_WRITABLE;
-	bool pin = flags & KVPD_MEMORY_PIN && d->copies && has(d, CU_ATTR_HOST_REGISTER) &&
-		   (writable || has(d, CU_ATTR_READ_ONLY_REG));
+	bool pin = flags & KVPD_MEMORY_PIN && d->copies && has(d, CU_ATTR_HOST_REGISTER) > 0 &&
+		   (writable || has(d, CU_ATTR_READ_ONLY_REG) > 0);
 	int r = lost(d);
 
 	if (r == 0 && pin)

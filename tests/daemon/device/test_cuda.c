@@ -987,6 +987,32 @@ static void no_device_without_its_uuid(void **state)
 	close_device();
 }
 
+/* How memory goes to clients is not chosen by what one call failed to say: not by this worker, nor by the next. */
+static void transport_is_asked_for_again(void **state)
+{
+	const struct kvpd_device_config plain = { .transport = KVPD_TRANSPORT_AUTO };
+	struct cudadrv_fault fault = {
+		.function = "cuDeviceGetAttribute",
+		.program = "kvpool-device",
+		.action = CUDADRV_RETURN,
+		.value = CU_ERR_NO_MEMORY,
+	};
+	uint32_t number;
+
+	(void)state;
+	for (fault.times = 1; fault.times <= 4; fault.times += 3) {
+		assert_int_equal(cudadrv_set(sim, &fault, &number), 0);
+		open_device(&plain);
+		for (uint32_t i = 0; i < 20000 && kvpd_device_state(device) != KVPD_DEVICE_UP; i++)
+			poll(NULL, 0, 1);
+		assert_int_equal(kvpd_device_state(device), KVPD_DEVICE_UP);
+		assert_int_equal(cudadrv_hit(sim, number), fault.times);
+		assert_int_equal(kvpd_device_import(device), KVP_IMPORT_CUDA_FD);
+		assert_int_equal(cudadrv_clear(sim), 0);
+		close_device();
+	}
+}
+
 static int clean(void **state)
 {
 	(void)state;
@@ -1033,6 +1059,7 @@ int main(void)
 		cmocka_unit_test_teardown(a_worker_says_why_it_cannot, clean),
 		cmocka_unit_test_teardown(a_context_takes_memory, clean),
 		cmocka_unit_test_teardown(no_device_without_its_uuid, clean),
+		cmocka_unit_test_teardown(transport_is_asked_for_again, clean),
 	};
 
 	if (which && !strcmp(which, "real")) {

@@ -25,7 +25,8 @@ class FakeAdmin:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(self.socket)
         self.listener.listen(8)
-        threading.Thread(target=self._serve, daemon=True).start()
+        self.server = threading.Thread(target=self._serve, daemon=True)
+        self.server.start()
 
     def _serve(self):
         while True:
@@ -61,5 +62,8 @@ class FakeAdmin:
         return self
 
     def __exit__(self, *_):
+        # A thread that is about to accept would take the next one's clients, whose listener has the same number.
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.server.join(10)
         self.listener.close()
         self.dir.cleanup()

@@ -36,7 +36,8 @@ struct kvpd_owned {
 struct kvpd_held {
 	int fd; /* -1: none, or none is needed */
 	bool there;
-	bool lost;    /* of a segment: no worker has it */
+	bool lost;    /* of a segment: no new worker is told of it */
+	bool known;   /* of a segment: the worker has it */
 	bool doubted; /* of a segment: its contents wait for a verdict */
 	bool writable, pin;
 	uint64_t bytes;

@@ -249,6 +249,8 @@ static void end_worker(struct kvpd_device *d, const char *why)
 		}
 	if (d->ask.open)
 		fail_question(d);
+	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
+		d->seg[i].known = false;
 	if (!why)
 		return;
 	for (uint32_t i = 0; i < d->fails && wait < MAX_RESTART_MS; i++)
@@ -453,14 +455,14 @@ static void ask_usage(struct kvpd_device *d)
 	(void)say(d, KVPD_P_USAGE, d->ask.tag, NULL, 0, -1);
 }
 
-/* No worker has what was lost: nobody is asked to drop it. */
+/* What was lost with a worker no other one has, and nobody is asked to drop it. But one that a verdict took has it. */
 static void drop_lost(struct kvpd_device *d)
 {
 	struct kvpd_device_op *op;
 
 	while (!TAILQ_EMPTY(&d->ops)) {
 		op = op_of(TAILQ_FIRST(&d->ops));
-		if (op->kind != KVPD_SEG_DROP || !d->seg[op->id].lost)
+		if (op->kind != KVPD_SEG_DROP || !d->seg[op->id].lost || d->seg[op->id].known)
 			return;
 		TAILQ_REMOVE(&d->ops, &op->work, link);
 		op_over(d, op, 0);
@@ -518,6 +520,7 @@ static void keep(struct kvpd_device *d, struct kvpd_device_op *op, struct kvpd_p
 	const struct kvpd_held h = {
 		.fd = op->kind == KVPD_SEG_MAKE ? kvp_take_fd(&p->fd) : op->fd,
 		.there = true,
+		.known = op->kind == KVPD_SEG_MAKE,
 		.writable = op->kind == KVPD_HOST_ADD && op->writable,
 		.pin = op->kind == KVPD_HOST_ADD && op->pin,
 		.bytes = op->bytes,
@@ -564,8 +567,11 @@ static bool answer_ok(const struct kvpd_device *d, const struct kvpd_p *p)
 /* The last thing that was asked was to take over what stands before `taking`. */
 static const char *got_taken(struct kvpd_device *d, int status)
 {
-	if (status == 0)
+	if (status == 0) {
+		if (d->taking <= KVPD_DEVICE_SEGS)
+			d->seg[d->taking - 1].known = true;
 		return NULL;
+	}
 	/* A descriptor that the driver does not know any more names nothing. */
 	if (d->taking <= KVPD_DEVICE_SEGS && !(d->driver_flags & KVPD_DRIVER_READABLE)) {
 		lose(d, d->taking - 1);

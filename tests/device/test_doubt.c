@@ -171,7 +171,7 @@ static void a_damaged_segment_goes(void **state)
 {
 	struct dev_world w = { 0 };
 	struct dev_prompt *p;
-	uint64_t left = 0;
+	uint64_t left = 0, restarts;
 
 	(void)state;
 	dev_begin(&w, GPU, "");
@@ -191,6 +191,14 @@ static void a_damaged_segment_goes(void **state)
 	for (uint32_t i = 0; i < PROMPTS; i++)
 		assert_int_equal(e2e_fetch_all(&w.e, p[i].tokens, DEV_TOKENS), DEV_TOKENS);
 	dev_release(&p[PROMPTS]);
+	/* The worker, which has looked into it, let go of it: another one is made under its number. */
+	restarts = dev_figure(&w, "restarts_total");
+	for (uint32_t i = 0; i < PROMPTS; i++) {
+		dev_put(&w, &p[i], i + 1);
+		assert_true(dev_warm_all(&w, &p[i]));
+		dev_release(&p[i]);
+	}
+	assert_int_equal(dev_figure(&w, "restarts_total"), restarts);
 	dev_end(&w);
 	free(p);
 }

@@ -20,7 +20,7 @@
 #define GRACE_MS       1000u
 #define OWED_MS        500u
 #define MAX_RESTART_MS 60000u
-#define ATTEMPTS       2u /* workers that a question may cost */
+#define ATTEMPTS       2u /* workers that a question may cost, or a look at what is doubted */
 /* Bringing in memory takes its time: nanoseconds a byte, 100 MB/s. */
 #define NS_PER_BYTE 10u
 #define WINDOW_NS   UINT64_C(1000000000)
@@ -309,6 +309,13 @@ static void doubt_all(struct kvpd_device *d)
 		}
 }
 
+static void lose_doubted(struct kvpd_device *d)
+{
+	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
+		if (d->seg[i].doubted)
+			lose(d, i);
+}
+
 /* Copies of what is lost are not for the new worker, which does not know it. */
 static void tell_losses(struct kvpd_device *d)
 {
@@ -356,6 +363,7 @@ static bool ask(struct kvpd_device *d, uint32_t type, uint32_t id, const struct 
 static void be_up(struct kvpd_device *d)
 {
 	d->judging = false;
+	d->asked = 0;
 	if (kvpd_device_state(d) == KVPD_DEVICE_UP)
 		return;
 	if (d->life > 1)
@@ -367,6 +375,13 @@ static void want_verdicts(struct kvpd_device *d)
 {
 	if (d->judging)
 		return;
+	/* It may be the looking that ends workers. */
+	if (d->asked++ == ATTEMPTS) {
+		lose_doubted(d);
+		tell_losses(d);
+		be_up(d);
+		return;
+	}
 	d->judging = true;
 	d->judge_until_ns = kvpd_now_ns() + JUDGE_MS * KVPD_MS;
 	kvpd_notice("device %s: a sample of what lies there is compared with its checksums",
@@ -899,9 +914,8 @@ static void take_verdicts(struct kvpd_device *d)
 		}
 	}
 	pthread_mutex_unlock(&d->lock);
-	for (uint32_t i = 0; late && i < KVPD_DEVICE_SEGS; i++)
-		if (d->seg[i].doubted)
-			lose(d, i);
+	if (late)
+		lose_doubted(d);
 	if (!d->judging)
 		return;
 	tell_losses(d);

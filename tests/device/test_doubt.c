@@ -93,12 +93,10 @@ static void spoil(uint8_t *bytes, void *arg)
 
 static void wait_up(struct dev_world *w, uint64_t restarts)
 {
-	for (int i = 0; i < 3000; i++) {
-		if (dev_figure(w, "restarts_total") >= restarts && dev_await(w, "devices", "up"))
-			return;
+	for (int i = 0; i < 3000 && dev_figure(w, "restarts_total") < restarts; i++)
 		e2e_sleep_us(10000);
-	}
-	fail_msg("the device does not come up");
+	assert_true(dev_figure(w, "restarts_total") >= restarts);
+	assert_true(dev_await(w, "devices", "up"));
 }
 
 /* The next copy ends the worker by an illegal address. */
@@ -203,6 +201,37 @@ static void a_damaged_segment_goes(void **state)
 	free(p);
 }
 
+/* Whoever looks at it comes to the same end: it is not asked for for ever. */
+static void what_ends_workers_is_not_believed(void **state)
+{
+	const struct cudadrv_fault fault = {
+		.function = "op:copy",
+		.program = "kvpool-device",
+		.action = CUDADRV_STICKY,
+		.value = 700,
+	};
+	struct dev_world w = { 0 };
+	struct dev_prompt *p;
+	uint32_t number;
+	int why;
+
+	(void)state;
+	dev_begin(&w, GPU, "");
+	p = fill(&w, 1);
+	dev_put(&w, &p[1], 900);
+	assert_int_equal(cudadrv_set(sim, &fault, &number), 0);
+	for (int i = 0; i < 3000 && !cudadrv_hit(sim, number); i++)
+		(void)dev_warm(&w, &p[1], &why);
+	wait_up(&w, 3);
+	assert_int_equal(dev_figure(&w, "losses_total"), 1);
+	assert_int_equal(cudadrv_clear(sim), 0);
+	assert_true(dev_warm_all(&w, &p[1]));
+	assert_int_equal(e2e_fetch_all(&w.e, p->tokens, DEV_TOKENS), DEV_TOKENS);
+	dev_release(&p[1]);
+	dev_end(&w);
+	free(p);
+}
+
 static json_t *check(struct dev_world *w, int status)
 {
 	char line[600], text[8000];
@@ -268,6 +297,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(what_is_as_it_was_stays, begin, end),
 		cmocka_unit_test_setup_teardown(a_damaged_segment_goes, begin, end),
+		cmocka_unit_test_setup_teardown(what_ends_workers_is_not_believed, begin, end),
 		cmocka_unit_test_setup_teardown(a_check_reads_what_lies_there, begin, end),
 	};
 

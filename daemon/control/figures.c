@@ -442,6 +442,7 @@ static json_t *parts_json(
 		json_t *o = json_object();
 
 		kvpd_put_text(o, "tenant", f->tenant[i].name);
+		kvpd_put_int(o, "tenant_id", f->tenant[i].id);
 		kvpd_put_int(o, "share_bytes", p->share_bytes);
 		put_part(o, p);
 		kvpd_put_int(o, "damaged_total", p->damaged);

@@ -232,7 +232,7 @@ class Shown(unittest.TestCase):
 
     def test_metrics_of_any_names(self):
         device = {"name": "gpu", "device": 0, "queues": {"urgent": {"done_total": 7}}, "blocks": 3,
-                  "tenants": [{"tenant": "a", "blocks": 1}, {"tenant": "b", "blocks": 2}]}
+                  "tenants": [{"tenant": "a", "tenant_id": 1, "blocks": 1}, {"tenant": "a", "tenant_id": 2, "blocks": 2}]}
         answers = {"status": dict(STATUS, blocks=10), "devices": {"devices": [device]},
                    "spaces": {"spaces": [{"space": 0, "tenant": "a", "tenant_id": 1, "blocks": 5,
                                           "model": 'x"y\\z\nkvpool_lie 1'}]},
@@ -242,7 +242,7 @@ class Shown(unittest.TestCase):
         self.assertEqual(samples['kvpool_tenant_blocks{tenant="a",id="2"}'], 10)
         self.assertEqual(samples['kvpool_space_blocks{space="0",tenant="a",tenant_id="1",model="x\\"y\\\\z\\nkvpool_lie 1"}'], 5)
         self.assertEqual(samples['kvpool_device_queues_urgent_done_total{device="gpu"}'], 7)
-        self.assertEqual(samples['kvpool_device_tenant_blocks{device="gpu",tenant="b"}'], 2)
+        self.assertEqual(samples['kvpool_device_tenant_blocks{device="gpu",tenant="a",tenant_id="2"}'], 2)
         self.assertNotIn("kvpool_lie", samples)
 
     def test_a_terminal_says_how_wide_it_is(self):

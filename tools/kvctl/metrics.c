@@ -15,8 +15,8 @@ static const struct source {
 	/* Members that tell rows apart, and what they are called as labels. */
 	const char *key, *label;
 	const char *more[3];
-	/* Rows in each row, with its labels and one of their own. */
-	const char *inner, *inner_prefix, *inner_label;
+	/* Rows in each row, with its labels and two of their own. */
+	const char *inner, *inner_prefix, *inner_label[2];
 } sources[] = {
 	{ .verb = "status", .prefix = "kvpool" },
 	/* One that ends may have the same name as the next. */
@@ -39,7 +39,7 @@ static const struct source {
 		.label = "device",
 		.inner = "tenants",
 		.inner_prefix = "kvpool_device_tenant",
-		.inner_label = "tenant" },
+		.inner_label = { "tenant", "tenant_id" } },
 };
 
 /* Numbers that name something. */
@@ -139,10 +139,12 @@ static void add_row(json_t *families, const struct source *s, const json_t *row)
 
 	add_object(families, s->prefix, labels, row, 0);
 	json_array_foreach(s->inner ? json_object_get(row, s->inner) : NULL, i, inner) {
-		json_t *both =
-			labelled(labels, s->inner_label, json_object_get(inner, s->inner_label));
+		const char *const *l = s->inner_label;
+		json_t *one = labelled(labels, l[0], json_object_get(inner, l[0]));
+		json_t *both = labelled(one, l[1], json_object_get(inner, l[1]));
 
 		add_object(families, s->inner_prefix, both, inner, 0);
+		json_decref(one);
 		json_decref(both);
 	}
 	json_decref(labels);

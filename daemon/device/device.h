@@ -195,7 +195,7 @@ bool kvpd_device_seg_lost(const struct kvpd_device *device, uint32_t seg);
  * out. The owner compares what it has sums of and judges each segment: one that it does not believe is lost. When none
  * is doubted the device is up. Each time that verdicts are wanted the number of doubts grows, and wake() is called; it is
  * to be said with a verdict, and one of an earlier time counts for nothing. A segment that is not judged within half
- * a minute, or when two workers have ended while it was looked into, is lost. Any thread, but judging is the owner's.
+ * a minute, or before two workers more have ended, is lost. Any thread, but judging is the owner's.
  */
 uint32_t kvpd_device_doubts(const struct kvpd_device *device);
 bool kvpd_device_seg_doubted(const struct kvpd_device *device, uint32_t seg);

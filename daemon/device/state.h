@@ -91,7 +91,7 @@ struct kvpd_device {
 	bool lose;          /* segments were lost, and nobody was told */
 	uint32_t n_doubted; /* segments */
 	bool judging;       /* the owner was asked, and the worker has all segments */
-	uint32_t asked;     /* workers with which he was, since the device was up */
+	uint32_t ended;     /* workers, while segments were doubted, since the device was up */
 	uint64_t judge_until_ns;
 	uint32_t driver_flags;
 	struct kvpd_p_why why; /* what the last worker said that said anything */

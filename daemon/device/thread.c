@@ -20,7 +20,7 @@
 #define GRACE_MS       1000u
 #define OWED_MS        500u
 #define MAX_RESTART_MS 60000u
-#define ATTEMPTS       2u /* workers that a question may cost, or a look at what is doubted */
+#define ATTEMPTS       2u /* workers that a question may cost, or what is doubted */
 /* Bringing in memory takes its time: nanoseconds a byte, 100 MB/s. */
 #define NS_PER_BYTE 10u
 #define WINDOW_NS   UINT64_C(1000000000)
@@ -106,6 +106,65 @@ static void op_over(struct kvpd_device *d, struct kvpd_device_op *op, int status
 static struct kvpd_device_op *op_of(struct kvpd_device_work *work)
 {
 	return (struct kvpd_device_op *)(void *)work;
+}
+
+/* ---- losses --------------------------------------------------------------------------------- */
+
+static void lose(struct kvpd_device *d, uint32_t id)
+{
+	believe(d, id);
+	d->seg[id].lost = true;
+	atomic_store_explicit(&d->lost[id], true, memory_order_relaxed);
+	d->lose = true;
+}
+
+static void lose_all(struct kvpd_device *d)
+{
+	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
+		if (d->seg[i].there && !d->seg[i].lost)
+			lose(d, i);
+}
+
+static void doubt_all(struct kvpd_device *d)
+{
+	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
+		if (d->seg[i].there && !d->seg[i].lost && !d->seg[i].doubted) {
+			d->seg[i].doubted = true;
+			d->n_doubted++;
+			atomic_store_explicit(&d->doubted[i], true, memory_order_relaxed);
+		}
+}
+
+static void lose_doubted(struct kvpd_device *d)
+{
+	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
+		if (d->seg[i].doubted)
+			lose(d, i);
+}
+
+/* Copies of what is lost are not for the new worker, which does not know it. */
+static void tell_losses(struct kvpd_device *d)
+{
+	if (!d->lose)
+		return;
+	d->lose = false;
+	for (uint32_t w = 0; w < KVPD_WAYS; w++)
+		for (uint32_t k = 0; k < KVPD_COPY_KINDS; k++) {
+			struct kvpd_device_copy *c, *tmp;
+
+			for (c = TAILQ_FIRST(&d->queue.way[w].kind[k].age); c; c = tmp) {
+				tmp = TAILQ_NEXT(c, q.age);
+				if (!d->seg[c->seg].lost)
+					continue;
+				kvpd_queue_remove(&d->queue, c);
+				copy_over(d, c, -ENODEV);
+			}
+		}
+	d->figures.losses++;
+	kvpd_warning("device %s: what lay in its memory is lost", d->config.name);
+	/* Release: with kvpd_device_losses(). */
+	atomic_fetch_add_explicit(&d->losses, 1, memory_order_release);
+	d->config.wake(d->config.ctx);
 }
 
 /* ---- the worker comes and goes -------------------------------------------------------------- */
@@ -253,6 +312,9 @@ static void end_worker(struct kvpd_device *d, const char *why)
 		d->seg[i].known = false;
 	if (!why)
 		return;
+	/* The first is the one that cast the doubt; it may be what lies there that ends all others. */
+	if (d->greeted && d->n_doubted && d->ended++ >= ATTEMPTS)
+		lose_doubted(d);
 	for (uint32_t i = 0; i < d->fails && wait < MAX_RESTART_MS; i++)
 		wait *= 2;
 	d->fails++;
@@ -282,65 +344,6 @@ static bool say(
 	return false;
 }
 
-/* ---- losses --------------------------------------------------------------------------------- */
-
-static void lose(struct kvpd_device *d, uint32_t id)
-{
-	believe(d, id);
-	d->seg[id].lost = true;
-	atomic_store_explicit(&d->lost[id], true, memory_order_relaxed);
-	d->lose = true;
-}
-
-static void lose_all(struct kvpd_device *d)
-{
-	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
-		if (d->seg[i].there && !d->seg[i].lost)
-			lose(d, i);
-}
-
-static void doubt_all(struct kvpd_device *d)
-{
-	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
-		if (d->seg[i].there && !d->seg[i].lost && !d->seg[i].doubted) {
-			d->seg[i].doubted = true;
-			d->n_doubted++;
-			atomic_store_explicit(&d->doubted[i], true, memory_order_relaxed);
-		}
-}
-
-static void lose_doubted(struct kvpd_device *d)
-{
-	for (uint32_t i = 0; i < KVPD_DEVICE_SEGS; i++)
-		if (d->seg[i].doubted)
-			lose(d, i);
-}
-
-/* Copies of what is lost are not for the new worker, which does not know it. */
-static void tell_losses(struct kvpd_device *d)
-{
-	if (!d->lose)
-		return;
-	d->lose = false;
-	for (uint32_t w = 0; w < KVPD_WAYS; w++)
-		for (uint32_t k = 0; k < KVPD_COPY_KINDS; k++) {
-			struct kvpd_device_copy *c, *tmp;
-
-			for (c = TAILQ_FIRST(&d->queue.way[w].kind[k].age); c; c = tmp) {
-				tmp = TAILQ_NEXT(c, q.age);
-				if (!d->seg[c->seg].lost)
-					continue;
-				kvpd_queue_remove(&d->queue, c);
-				copy_over(d, c, -ENODEV);
-			}
-		}
-	d->figures.losses++;
-	kvpd_warning("device %s: what lay in its memory is lost", d->config.name);
-	/* Release: with kvpd_device_losses(). */
-	atomic_fetch_add_explicit(&d->losses, 1, memory_order_release);
-	d->config.wake(d->config.ctx);
-}
-
 /* ---- questions ------------------------------------------------------------------------------ */
 
 static bool ask(struct kvpd_device *d, uint32_t type, uint32_t id, const struct kvpd_held *h,
@@ -363,7 +366,7 @@ static bool ask(struct kvpd_device *d, uint32_t type, uint32_t id, const struct 
 static void be_up(struct kvpd_device *d)
 {
 	d->judging = false;
-	d->asked = 0;
+	d->ended = 0;
 	if (kvpd_device_state(d) == KVPD_DEVICE_UP)
 		return;
 	if (d->life > 1)
@@ -375,13 +378,6 @@ static void want_verdicts(struct kvpd_device *d)
 {
 	if (d->judging)
 		return;
-	/* It may be the looking that ends workers. */
-	if (d->asked++ == ATTEMPTS) {
-		lose_doubted(d);
-		tell_losses(d);
-		be_up(d);
-		return;
-	}
 	d->judging = true;
 	d->judge_until_ns = kvpd_now_ns() + JUDGE_MS * KVPD_MS;
 	kvpd_notice("device %s: a sample of what lies there is compared with its checksums",

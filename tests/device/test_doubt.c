@@ -201,35 +201,44 @@ static void a_damaged_segment_goes(void **state)
 	free(p);
 }
 
-/* Whoever looks at it comes to the same end: it is not asked for for ever. */
+/* Whoever looks at it, or takes it over, comes to the same end: it is not asked for for ever. */
 static void what_ends_workers_is_not_believed(void **state)
 {
-	const struct cudadrv_fault fault = {
-		.function = "op:copy",
-		.program = "kvpool-device",
-		.action = CUDADRV_STICKY,
-		.value = 700,
+	static const struct cudadrv_fault ends[] = {
+		{ .function = "op:copy", .value = 700 },
+		{ .function = "cuMemImportFromShareableHandle", .value = 999 },
 	};
-	struct dev_world w = { 0 };
-	struct dev_prompt *p;
-	uint32_t number;
-	int why;
 
 	(void)state;
-	dev_begin(&w, GPU, "");
-	p = fill(&w, 1);
-	dev_put(&w, &p[1], 900);
-	assert_int_equal(cudadrv_set(sim, &fault, &number), 0);
-	for (int i = 0; i < 3000 && !cudadrv_hit(sim, number); i++)
-		(void)dev_warm(&w, &p[1], &why);
-	wait_up(&w, 3);
-	assert_int_equal(dev_figure(&w, "losses_total"), 1);
-	assert_int_equal(cudadrv_clear(sim), 0);
-	assert_true(dev_warm_all(&w, &p[1]));
-	assert_int_equal(e2e_fetch_all(&w.e, p->tokens, DEV_TOKENS), DEV_TOKENS);
-	dev_release(&p[1]);
-	dev_end(&w);
-	free(p);
+	for (uint32_t i = 0; i < 2; i++) {
+		struct cudadrv_fault fault = ends[i];
+		struct dev_world w = { 0 };
+		struct dev_prompt *p;
+		uint32_t number, n;
+		int why;
+
+		dev_begin(&w, GPU, "");
+		p = fill(&w, 1);
+		dev_put(&w, &p[1], 900);
+		fault.program = "kvpool-device";
+		fault.action = CUDADRV_STICKY;
+		assert_int_equal(cudadrv_set(sim, &fault, &n), 0);
+		fault = ends[0];
+		fault.program = "kvpool-device";
+		fault.action = CUDADRV_STICKY;
+		fault.times = 1;
+		assert_int_equal(cudadrv_set(sim, &fault, &number), 0);
+		for (int k = 0; k < 3000 && !cudadrv_hit(sim, number) && !cudadrv_hit(sim, n); k++)
+			(void)dev_warm(&w, &p[1], &why);
+		wait_up(&w, 3);
+		assert_int_equal(dev_figure(&w, "losses_total"), 1);
+		assert_int_equal(cudadrv_clear(sim), 0);
+		assert_true(dev_warm_all(&w, &p[1]));
+		assert_int_equal(e2e_fetch_all(&w.e, p->tokens, DEV_TOKENS), DEV_TOKENS);
+		dev_release(&p[1]);
+		dev_end(&w);
+		free(p);
+	}
 }
 
 static json_t *check(struct dev_world *w, int status)

@@ -153,6 +153,9 @@ void attachment_empty(struct attachment *att)
 	attachment_count(att, &c->past);
 	closes_forget(att);
 	unmap_all(att);
+	pthread_mutex_lock(&c->cuda_lock);
+	cuda_owns_free(att);
+	pthread_mutex_unlock(&c->cuda_lock);
 	if (att->wake >= 0)
 		close(att->wake);
 	if (att->sock >= 0)

@@ -458,6 +458,8 @@ static void commits(struct user *u, struct user *other)
 	}
 	spread("a block computed on the device: written, marked, found", seen, COMMITS);
 	spread("    from the mark's being written, a look at a time", late, COMMITS);
+	/* A block is found when its mark has been written, before the driver is done with that. */
+	gpu_sync(&gpu);
 	EQUAL(gpu.cu.cuMemFreeHost(at), CU_OK);
 	kvp_timeline_free(line);
 }

@@ -240,17 +240,20 @@ static int gather_block(struct put *p, uint32_t n)
 	struct kvp_client *c = p->space->client;
 	struct kvp_grant *g = NULL;
 	uint64_t at = 0;
-	int r = d->n == PUT_RUN ? run_end(p) : 0;
+	int r, ended = d->n == PUT_RUN ? run_end(p) : 0;
 
-	while (r == 0) {
+	for (;;) {
+		/* The call is where the run began: whatever the error is, this block is not what comes next. */
+		if (ended < 0)
+			return ended;
 		pthread_mutex_lock(&c->ring_lock);
 		r = slot_there(p, &g, &at);
 		pthread_mutex_unlock(&c->ring_lock);
 		if (r != -EDQUOT)
 			break;
 		/* All its slots are out, these among them: they come back when streams have come there. */
-		r = run_end(p);
-		if (r == 0 && now_ns() >= p->deadline)
+		ended = run_end(p);
+		if (ended == 0 && now_ns() >= p->deadline)
 			return -EAGAIN;
 		nanosleep(&(struct timespec){ .tv_nsec = SLOTS_OUT_NS }, NULL);
 	}

@@ -14,6 +14,16 @@
 #include "tests/libclient/gpu_live.h"
 
 static struct gpu gpu;
+
+/* In the program with the library's variant that has such points; on its threads. */
+void fault_point(const char *name);
+static void (*at_point)(const char *name);
+
+void fault_point(const char *name)
+{
+	if (at_point)
+		at_point(name);
+}
 static int legacy; /* memory comes by handles, which know no windows and no reading alone */
 
 static struct kvp_cuda_props props(struct kvp_cuda *cuda)
@@ -650,6 +660,62 @@ static void test_put_displaced(void)
 	putter_free(&p);
 }
 
+static struct gate full_gate;
+static uint32_t full_writes;
+
+/* There is room again by when the call would write a second time. */
+static void at_write(const char *name)
+{
+	if (strcmp(name, "put-write") || ++full_writes != 2)
+		return;
+	gate_open(&full_gate);
+	gpu_sync(&gpu);
+	usleep(100000);
+}
+
+/* A run that finds no room ends the call: what comes after it does not follow what came before. */
+static void test_put_run_fails(void)
+{
+	struct putter p = putter_new("cuda-live-run", KVP_LAYOUT_NCLD, 18);
+	struct kvp_cuda_piece piece = { .bytes = 16, .device_addr = p.at };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct kvp_grant *mine = gpu_live_reserve(p.e, p.cuda);
+	struct kvp_prefix *m;
+	uint64_t value;
+	uint32_t n = 0;
+	int64_t r = 1;
+
+	full_gate = gate_new();
+	gate_shut(&full_gate);
+	for (; r == 1 && n < 1000; n++)
+		r = kvp_cuda_store(p.cuda, &mine, 1, &piece, 1, gpu.stream, p.line, &value);
+	EQUAL(r, -EAGAIN);
+	at_point = at_write;
+	EQUAL(put(&p, 0, N, KVP_PUT_ON_DEVICE, WAIT_MS), -EAGAIN);
+	at_point = NULL;
+	EQUAL(full_writes, 1);
+	gate_open(&full_gate);
+	gate_free(&full_gate);
+	kvp_grant_release(mine);
+	for (uint32_t i = 1; i < BLOCKS; i++) {
+		EQUAL(kvp_match(p.e->space, p.e->tokens + (size_t)i * T, T, NULL, &m), 0);
+		EQUAL(kvp_match_info(m, &info), 0);
+		EQUAL(info.n_tokens + info.tail_tokens, 0);
+		kvp_release(m);
+	}
+	for (uint32_t from = 0; from < N;) {
+		r = put(&p, from, N, KVP_PUT_ON_DEVICE, WAIT_MS);
+		if (r != -EAGAIN)
+			CHECK(r > 0);
+		from += r > 0 ? (uint32_t)r : 0;
+	}
+	EQUAL(kvp_flush(p.e->client, WAIT_MS), 0);
+	m = find_soon(p.e, N, N, &info);
+	same_bytes(p.e, m, N);
+	kvp_release(m);
+	putter_free(&p);
+}
+
 /* A worker that copies nothing: what an engine put is read on the device, and who holds memory there is told. */
 static void test_put_no_copies(void)
 {
@@ -736,6 +802,7 @@ int main(int argc, char **argv)
 		{ "put with all slots out", test_put_slots_out },
 		{ "put where there is no room", test_put_displaced },
 	};
+	static const struct live_test points[] = { { "put, and a run fails", test_put_run_fails } };
 	static const struct live_test none[] = { { "put, and no copies", test_put_no_copies } };
 	static const struct live_test left[] = { { "put, and the daemon goes", test_put_left } };
 	int r;
@@ -748,6 +815,8 @@ int main(int argc, char **argv)
 		r = live_main(puts, sizeof(puts) / sizeof(puts[0]));
 	else if (argc > 1 && strcmp(argv[1], "none") == 0)
 		r = live_main(none, sizeof(none) / sizeof(none[0]));
+	else if (argc > 1 && strcmp(argv[1], "points") == 0)
+		r = live_main(points, sizeof(points) / sizeof(points[0]));
 	else if (argc > 1 && strcmp(argv[1], "left") == 0)
 		r = live_main(left, sizeof(left) / sizeof(left[0]));
 	else

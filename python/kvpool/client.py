@@ -181,8 +181,9 @@ class Client(Held):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_client", None) is not None and not self.closed:
-            lib.kvp_close(self._client)
+        # Of a cycle that goes as a whole this may come first: what else is in it finds the client closed.
+        if getattr(self, "_client", None) is not None:
+            self._finish(lib.kvp_close, self._client)
 
 
 class Space:

@@ -445,6 +445,24 @@ class Lifetimes(unittest.TestCase):
             del buffer
             self.assertIsNone(gone())
 
+    def test_cycle_with_the_client(self):
+        """Whose finalizer may be the first: nothing is given back to a client that is gone."""
+        code = """if True:
+            import gc, sys, kvpool
+            class Owner: pass
+            for _ in range(8):
+                owner = Owner()
+                owner.itself = owner
+                owner.client = kvpool.Client(sys.argv[1], timeout=20)
+                owner.space = owner.client.space("cycle", 1, 1, 8, block_tokens=16)
+                owner.salted = owner.space.salted("x")
+                del owner
+                gc.collect()
+        """
+        done = subprocess.run([sys.executable, "-c", code, daemon.socket], check=False,
+                              env=dict(os.environ, MALLOC_PERTURB_="85"))
+        self.assertEqual(done.returncode, 0)
+
     def test_cycle(self):
         """A match that its own space has goes with it, and its lease."""
         with Engine("cycle") as e:

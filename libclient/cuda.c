@@ -312,6 +312,8 @@ static void *cuda_thread(void *arg)
 			nap(cuda, us);
 		kvp_store_seq(&cuda->asleep, 0);
 	}
+	/* The caller's streams have come to their end: what they brought since the last look is there too. */
+	(void)stage_serve(cuda);
 	return NULL;
 }
 

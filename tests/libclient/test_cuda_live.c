@@ -598,6 +598,28 @@ static void test_put_behind(void)
 	putter_free(&p);
 }
 
+/* What streams have written by the time of kvp_cuda_close() is there, and its slots come back. */
+static void test_put_and_close(void)
+{
+	for (uint32_t i = 0; i < 8; i++) {
+		struct putter p = putter_new("cuda-live-close", KVP_LAYOUT_NCLD, 20 + i);
+		struct gate gate = gate_new();
+
+		make_room(&p);
+		gate_shut(&gate);
+		EQUAL(put(&p, 0, 4 * T, i % 2 ? KVP_PUT_ON_DEVICE : 0, WAIT_MS), 4 * T);
+		usleep(20000);
+		gate_open(&gate);
+		gpu_sync(&gpu);
+		kvp_cuda_close(p.cuda);
+		p.cuda = NULL;
+		EQUAL(kvp_timeline_reached(p.line, p.value), 1);
+		EQUAL(kvp_flush(p.e->client, WAIT_MS), 0);
+		gate_free(&gate);
+		putter_free(&p);
+	}
+}
+
 /* A client that has all its slots waits for them, and takes none in DRAM instead. */
 static void test_put_slots_out(void)
 {
@@ -799,6 +821,7 @@ int main(int argc, char **argv)
 	};
 	static const struct live_test puts[] = {
 		{ "put behind a stream", test_put_behind },
+		{ "put, and closed", test_put_and_close },
 		{ "put with all slots out", test_put_slots_out },
 		{ "put where there is no room", test_put_displaced },
 	};

@@ -468,19 +468,37 @@ static int pieces_of_grants(struct kvp_cuda *cuda, struct kvp_grant *const *gran
 	return r;
 }
 
-static int store_piece(struct queue *q, const struct kvp_grant *g, const struct kvp_cuda_piece *p)
+/* Not where the grant says: another of the client's may have reserved it, and be closed by now. */
+static int store_piece_there(
+	struct queue *q, const struct kvp_grant *g, const struct kvp_cuda_piece *p)
 {
-	uint8_t *stage;
-	int r = g->addr ? room(q, p->bytes, 1, &stage) : batch(q);
+	struct kvp_client *c = q->cuda->client;
+	int r = batch(q);
+	uint64_t at;
 
 	if (r < 0)
 		return r;
-	if (!g->addr) {
-		q->places = 1;
-		q->placed += p->bytes;
-		enqueue(q, ON_DEVICE, g->there + p->offset, p->device_addr, p->bytes);
-		return q->error;
-	}
+	pthread_mutex_lock(&c->ring_lock);
+	at = cuda_slot_at(q->cuda, g);
+	pthread_mutex_unlock(&c->ring_lock);
+	if (!at)
+		return -EINVAL;
+	q->places = 1;
+	q->placed += p->bytes;
+	enqueue(q, ON_DEVICE, at + p->offset, p->device_addr, p->bytes);
+	return q->error;
+}
+
+static int store_piece(struct queue *q, const struct kvp_grant *g, const struct kvp_cuda_piece *p)
+{
+	uint8_t *stage;
+	int r;
+
+	if (!g->addr)
+		return store_piece_there(q, g, p);
+	r = room(q, p->bytes, 1, &stage);
+	if (r < 0)
+		return r;
 	enqueue(q, FROM_DEVICE, (uintptr_t)stage, p->device_addr, p->bytes);
 	if (!q->error)
 		stage_land(q->cuda, (uint8_t *)g->addr + p->offset, stage, p->bytes);

@@ -541,6 +541,33 @@ static void test_store_there(void)
 	putter_free(&p);
 }
 
+/* A slot that one of the client's reserved is written by another, where that one has it. */
+static void test_store_by_the_other(void)
+{
+	struct putter p = putter_new("cuda-live-other", KVP_LAYOUT_NCLD, 19);
+	struct kvp_cuda *first = gpu_live_open(p.e);
+	const struct kvp_cuda_piece piece = { .bytes = BLOCK_BYTES, .device_addr = p.at };
+	struct kvp_grant *g = gpu_live_reserve(p.e, first);
+	struct kvp_prefix *m = NULL;
+	int r = -EINVAL;
+
+	kvp_cuda_close(first);
+	/* It may have to be mapped there first. */
+	for (uint32_t i = 0; i < 6000 && r == -EINVAL; i++) {
+		r = kvp_cuda_store(p.cuda, &g, 1, &piece, 1, gpu.stream, p.line, &p.value);
+		if (r == -EINVAL)
+			usleep(5000);
+	}
+	EQUAL(r, 1);
+	EQUAL(kvp_commit_after(g, kvp_ref_root(), p.e->tokens, T, NULL, 0, p.line, p.value), 0);
+	EQUAL(kvp_grant_wait(g, WAIT_MS), 0);
+	m = find_soon(p.e, T, T, &(struct kvp_prefix_info){ 0 });
+	same_bytes(p.e, m, T);
+	kvp_release(m);
+	EQUAL(kvp_grant_release(g), 0);
+	putter_free(&p);
+}
+
 /* A word for which the stream waits, and kernels after it. */
 struct gate {
 	_Atomic(uint64_t) *word;
@@ -811,6 +838,7 @@ int main(int argc, char **argv)
 		{ "computed there", test_computed_there },
 		{ "put there", test_put_there },
 		{ "stored there", test_store_there },
+		{ "stored by the other", test_store_by_the_other },
 	};
 	static const struct live_test again[] = {
 		{ "pinned early", test_pinned_early },

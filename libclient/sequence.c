@@ -17,6 +17,7 @@
 #define LOST               (-ECANCELED) /* a block of this put is not, or no longer, there */
 #define LOST_RETRY_MS      100u         /* when to try again after all of it was lost */
 #define LOOKED_AT_RETRY_MS 2u      /* when the ledger has decided about a block before, mostly */
+#define BUSY_RETRY_MS      1u      /* when what the ledger knows nothing of may have come back */
 #define PUT_RUN            16u     /* blocks for a device that are enqueued together */
 #define SLOTS_OUT_NS       100000L /* between looks for slots that streams give back */
 
@@ -474,6 +475,9 @@ static int64_t put_all(struct put *p)
 		return -ESHUTDOWN; /* and what was handed over has gone with the daemon */
 	if (r == LOST || !holds)
 		return put_left(p);
+	/* All slots are out, or the library's memory, or records of commits. */
+	if (r == -EAGAIN && !p->retry_ms)
+		p->retry_ms = BUSY_RETRY_MS;
 	if (p->at > p->from)
 		return (int64_t)(p->at - p->from);
 	return r;

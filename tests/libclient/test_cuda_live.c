@@ -388,6 +388,8 @@ static void putter_free(struct putter *p)
 	engine_free(p->e);
 }
 
+static uint32_t retry_ms; /* of the last put() */
+
 /* The prompt's tokens [from, n). */
 static int64_t put(struct putter *p, uint32_t from, uint32_t n, uint32_t flags, uint32_t timeout_ms)
 {
@@ -395,13 +397,14 @@ static int64_t put(struct putter *p, uint32_t from, uint32_t n, uint32_t flags, 
 	struct kvp_view_plane planes[2];
 	struct kvp_view v = { .size = sizeof(v), .planes = planes };
 
+	retry_ms = 0;
 	memcpy(planes, p->planes, sizeof(planes));
 	for (uint32_t i = 0; i < 2; i++) {
 		planes[i].k = (char *)planes[i].k + from * planes[i].k_token_stride;
 		planes[i].v = (char *)planes[i].v + from * planes[i].v_token_stride;
 	}
 	return kvp_cuda_put(p->e->space, p->cuda, p->e->tokens, n, from, &v, &o, gpu.stream,
-		p->line, &p->value, NULL);
+		p->line, &p->value, &retry_ms);
 }
 
 /* Memory of the daemon's, mapped here, to put into. */
@@ -658,6 +661,7 @@ static void test_put_slots_out(void)
 	for (; n < KVP_CLIENT_GRANTS; n++)
 		held[n] = gpu_live_reserve(p.e, p.cuda);
 	EQUAL(put(&p, 0, 2 * T, KVP_PUT_ON_DEVICE, 20), -EAGAIN);
+	CHECK(retry_ms);
 	EQUAL(props(p.cuda).displaced_blocks, 0);
 	kvp_grant_release(held[--n]);
 	/* One at a time. */
@@ -741,6 +745,7 @@ static void test_put_run_fails(void)
 	EQUAL(r, -EAGAIN);
 	at_point = at_write;
 	EQUAL(put(&p, 0, N, KVP_PUT_ON_DEVICE, WAIT_MS), -EAGAIN);
+	CHECK(retry_ms);
 	at_point = NULL;
 	EQUAL(full_writes, 1);
 	gate_open(&full_gate);

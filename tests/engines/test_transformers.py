@@ -376,6 +376,14 @@ class Parts(unittest.TestCase):
             text = run(model, self.ids, again)[1]
         self.assertEqual(text["logits"], run(model, self.ids, shared.cache(self.ids))[1]["logits"])
 
+    def test_memory_fits(self):
+        """What a long cache has left waits for the next long one: a short one does not hold it."""
+        memory = self.shared(small(5), "fits").memory
+        first = memory.take(64 << 20).data_ptr()
+        short = memory.take(1 << 20)
+        self.assertLess(short.untyped_storage().nbytes(), 8 << 20)
+        self.assertEqual(memory.take(60 << 20).data_ptr(), first)
+
     def test_fork(self):
         model = small(4)
         shared = self.shared(model, "fork")

@@ -83,13 +83,17 @@ class _Memory:
     def take(self, n: int) -> torch.Tensor:
         """n bytes, of any contents."""
         pages: Optional[mmap.mmap] = None
+        large: List[mmap.mmap] = []
+        wanted = (n + 2 * _PAGE - 1) // _PAGE * _PAGE
         while self._free and pages is None:  # calls that cannot be interrupted: a finalizer may run in any thread
             pages = self._free.pop()
-            if len(pages) < n + _PAGE:
+            if len(pages) > 2 * wanted:  # else a short cache, which may live for long, would hold all of it
+                large.append(pages)
+            if not wanted <= len(pages) <= 2 * wanted:
                 pages = None
+        self._free.extend(large)
         if pages is None:
-            pages = mmap.mmap(-1, (n + 2 * _PAGE - 1) // _PAGE * _PAGE,
-                              flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child has its own
+            pages = mmap.mmap(-1, wanted, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child has its own
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 try:
                     pages.madvise(mmap.MADV_HUGEPAGE)

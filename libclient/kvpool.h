@@ -692,7 +692,8 @@ KVP_EXPORT int64_t kvp_put_ids(struct kvp_space *space, const struct kvp_ids *to
 
 /*
  * Waits until the daemon has answered all that this client stored before, as kvp_flush() does, and
- * returns how many of tokens[from..n) are cached then, without a gap from `from` on. It looks; it
+ * returns how many of tokens[from..n) are cached then, without a gap from `from` on; also on devices alone,
+ * where matches without KVP_MATCH_DEVICE do not look. It looks; it
  * keeps nothing in place, so that other clients may evict the next moment what it counted.
  *
  * *ret_why, if not NULL, says what the first missing block lacks: 0: nothing is missing, or it is

@@ -628,7 +628,8 @@ int64_t kvp_put_outcome(struct kvp_space *space, const uint32_t *tokens, size_t 
 	if (r < 0)
 		return r;
 	all = tokens_of(tokens, n);
-	r = match_make(space, &all, NULL, KVP_MATCH_NO_TAIL, FIND_ANYWHERE, &m);
+	/* On any device too: what lies nowhere else is not lost. */
+	r = match_make(space, &all, NULL, KVP_MATCH_NO_TAIL, FIND_ON(0) | FIND_ANYWHERE, &m);
 	if (r < 0)
 		return r;
 	there = m->n_tokens;

@@ -777,10 +777,12 @@ static void test_put_no_copies(void)
 	uint64_t addrs[BLOCKS];
 	struct kvp_prefix *m;
 	char command[512];
+	int why = 1;
 
 	make_room(&p);
 	EQUAL(put(&p, 0, N, KVP_PUT_ON_DEVICE, WAIT_MS), N);
-	EQUAL(kvp_flush(p.e->client, WAIT_MS), 0);
+	EQUAL(kvp_put_outcome(p.e->space, p.e->tokens, N, 0, WAIT_MS, &why), N);
+	EQUAL(why, 0);
 	EQUAL(props(p.cuda).placed_bytes, (uint64_t)N * TOKEN_BYTES);
 	EQUAL(found_there(p.e, N, &m), N);
 	EQUAL(kvp_cuda_addrs(m, p.cuda, 0, BLOCKS, 0, addrs), BLOCKS);

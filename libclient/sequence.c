@@ -658,7 +658,8 @@ int kvp_delete(struct kvp_space *space, const uint32_t *tokens, size_t n, uint32
 	if (!space || (n && !tokens) || n > MAX_TOKENS)
 		return -EINVAL;
 	all = tokens_of(tokens, n);
-	r = match_make(space, &all, NULL, KVP_MATCH_NO_TAIL, 0, &m);
+	/* Wherever it lies: nothing of it is read. */
+	r = match_make(space, &all, NULL, KVP_MATCH_NO_TAIL, FIND_ON(0) | FIND_ANYWHERE, &m);
 	if (r < 0)
 		return r;
 	c = space->client;

@@ -796,6 +796,8 @@ static void test_put_no_copies(void)
 		fflush(stdout);
 		(void)!system(command);
 	}
+	EQUAL(kvp_delete(p.e->space, p.e->tokens, N, WAIT_MS), BLOCKS);
+	EQUAL(found_there(p.e, N, NULL), 0);
 	putter_free(&p);
 }
 

@@ -339,6 +339,7 @@ struct kvp_timeline {
 	KVP_ATOMIC(uint32_t) kind;   /* LINE_* */
 	KVP_ATOMIC(uint64_t) marked; /* of a device: the last value given out */
 	struct kvp_cuda *cuda;       /* the same, until it is closed */
+	uint32_t ends;               /* its caller has left it; ring_lock */
 };
 
 #define LINE_HOST   0u /* the caller */
@@ -488,6 +489,8 @@ void timelines_init(struct kvp_client *client);
 void timelines_carry_on(struct attachment *att);
 /* ring_lock. Whoever advances it says how far it is, in shared memory's values. Never back. */
 void timeline_reach(struct kvp_timeline *timeline, uint64_t value);
+/* ring_lock. If its caller has left it, and all of its bytes are in their slots: ends it. */
+void timeline_settle(struct kvp_timeline *timeline);
 /*
  * Any thread. Who advances the timeline from now on, where nobody but the caller's host might have:
  * a LINE_* of a device. -EINVAL: not a timeline of this client, or it is advanced otherwise.

@@ -178,8 +178,10 @@ static void land(struct kvp_cuda *cuda, struct batch *b)
 		memcpy(l->dst, l->src, l->bytes);
 	}
 	pthread_mutex_lock(&c->ring_lock);
-	if (b->line && b->line->cuda == cuda)
+	if (b->line && b->line->cuda == cuda) {
 		timeline_reach(b->line, b->value);
+		timeline_settle(b->line);
+	}
 	pthread_mutex_unlock(&c->ring_lock);
 	batch_over(cuda, b);
 }

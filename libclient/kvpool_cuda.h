@@ -161,7 +161,7 @@ KVP_EXPORT int kvp_cuda_load(const struct kvp_prefix *prefix, struct kvp_cuda *c
  * where this library was built with it, and through the library's memory to those in DRAM. *ret_value is
  * what `timeline` reaches when all of them are there, whereupon the slots can be published:
  * kvp_commit_after() at that value, which may be called at once. A timeline that this has been called with
- * is advanced by the library alone, and by no other means.
+ * is advanced by the library alone, and by no other means; kvp_timeline_free() of it takes effect when all is there.
  * Returns how many leading pieces were enqueued; *ret_value is of them. Keep the grants until the value is
  * reached, or give them back at it (KVP_COMMIT_RELEASE of kvp_commit_after(), kvp_grant_release_after()).
  * If the device is lost before, the value is never reached, and what was to be published at it never is;

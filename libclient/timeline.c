@@ -123,24 +123,43 @@ int kvp_timeline_new(struct kvp_client *client, struct kvp_timeline **ret_timeli
 	return 0;
 }
 
+/* ring_lock. What was to happen at any of its values happens now, and its place is another's. */
+static void timeline_end(struct kvp_timeline *t)
+{
+	uint64_t last = t->base + kvp_load_relaxed(&t->marked);
+
+	t->base = kvp_load_relaxed(&t->awaited);
+	if (t->base < kvp_load_relaxed(&t->reached))
+		t->base = kvp_load_relaxed(&t->reached);
+	if (t->base < last)
+		t->base = last; /* a stream may still write it */
+	timeline_reach(t, t->base);
+	kvp_store_relaxed(&t->marked, 0);
+	t->cuda = NULL;
+	t->open = t->ends = 0;
+}
+
+void timeline_settle(struct kvp_timeline *t)
+{
+	if (t->ends && kvp_load_relaxed(&t->reached) >= t->base + kvp_load_relaxed(&t->marked))
+		timeline_end(t);
+}
+
 struct kvp_timeline *kvp_timeline_free(struct kvp_timeline *t)
 {
 	if (!t || !client_mine(t->client))
 		return NULL;
 	pthread_mutex_lock(&t->client->ring_lock);
-	/* What waits for a device that was lost waits for ever, and so does its place. */
+	/*
+	 * What waits for a device that was lost waits for ever, and so does its place. That the caller's streams have
+	 * come to their end does not mean that bytes have come into slots, which the library's thread copies there.
+	 */
 	if (t->open && kvp_load_relaxed(&t->kind) != LINE_BROKEN) {
-		uint64_t last = t->base + kvp_load_relaxed(&t->marked);
-
-		t->base = kvp_load_relaxed(&t->awaited);
-		if (t->base < kvp_load_relaxed(&t->reached))
-			t->base = kvp_load_relaxed(&t->reached);
-		if (t->base < last)
-			t->base = last; /* a stream may still write it */
-		timeline_reach(t, t->base);
-		kvp_store_relaxed(&t->marked, 0);
-		t->cuda = NULL;
-		t->open = 0;
+		t->ends = 1;
+		if (kvp_load_relaxed(&t->kind) == LINE_SLOTS)
+			timeline_settle(t);
+		else
+			timeline_end(t);
 	}
 	pthread_mutex_unlock(&t->client->ring_lock);
 	return NULL;

@@ -628,6 +628,32 @@ static void test_put_behind(void)
 	putter_free(&p);
 }
 
+/* A timeline that is left publishes nothing whose bytes are still on their way. */
+static void test_put_and_leave(void)
+{
+	struct putter p = putter_new("cuda-live-leave", KVP_LAYOUT_NCLD, 30);
+	struct gate gate = gate_new();
+	struct kvp_prefix *m;
+
+	make_room(&p);
+	gate_shut(&gate);
+	EQUAL(put(&p, 0, 2 * T, 0, WAIT_MS), 2 * T);
+	EQUAL(put(&p, 2 * T, 4 * T, KVP_PUT_ON_DEVICE, WAIT_MS), 2 * T);
+	kvp_timeline_free(p.line);
+	usleep(20000);
+	EQUAL(found_there(p.e, 4 * T, NULL), 0);
+	gate_open(&gate);
+	EQUAL(kvp_flush(p.e->client, WAIT_MS), 0);
+	m = find_soon(p.e, 4 * T, 4 * T, &(struct kvp_prefix_info){ 0 });
+	same_bytes(p.e, m, 4 * T);
+	kvp_release(m);
+	/* And its place is another's again. */
+	for (uint32_t i = 0; i < KVP_CLIENT_TIMELINES; i++)
+		EQUAL(kvp_timeline_new(p.e->client, &p.line), 0);
+	gate_free(&gate);
+	putter_free(&p);
+}
+
 /* What streams have written by the time of kvp_cuda_close() is there, and its slots come back. */
 static void test_put_and_close(void)
 {
@@ -858,6 +884,7 @@ int main(int argc, char **argv)
 	};
 	static const struct live_test puts[] = {
 		{ "put behind a stream", test_put_behind },
+		{ "put, and left", test_put_and_leave },
 		{ "put, and closed", test_put_and_close },
 		{ "put with all slots out", test_put_slots_out },
 		{ "put where there is no room", test_put_displaced },

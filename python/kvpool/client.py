@@ -150,7 +150,11 @@ class Client(Held):
 
     def events(self, what: int) -> Events:
         """What awaits in this client go through; what: KVP_EVENT_*, which it is to tell of."""
-        fd = check(self.during(lib.kvp_event_fd, self.client, what), "event_fd")
+        events: Events = self.during(self._events_of, what)  # the descriptor is copied before it goes
+        return events
+
+    def _events_of(self, what: int) -> Events:
+        fd = check(lib.kvp_event_fd(self._client, what), "event_fd")
         if self._events is None:
             self._events = Events(fd)
         return self._events

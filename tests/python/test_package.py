@@ -724,6 +724,23 @@ class Processes(unittest.TestCase):
             gc.collect()
         self.assertLessEqual(descriptors(), before)
 
+    def test_close_beside_the_first_wait(self):
+        """Its descriptor is the client's for as long as it is being copied."""
+        class Late(kvpool.client.Events):
+            def __init__(self, fd):
+                e.client.close()
+                super().__init__(fd)
+        e, kept = Engine("first"), kvpool.client.Events
+        before = descriptors()
+        kvpool.client.Events = Late
+        try:
+            self.assertRaises(ValueError, asyncio.run, e.client.flush_async())
+        finally:
+            kvpool.client.Events = kept
+        del e
+        gc.collect()
+        self.assertLess(descriptors(), before)
+
     def test_close_beside_a_wait(self):
         with Engine("wait") as other:
             before = descriptors()

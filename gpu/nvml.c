@@ -39,15 +39,17 @@ void kvp_nvml_close(struct kvp_nvml *nvml)
 int kvp_nvml_find(
 	const struct kvp_nvml *nvml, const uint8_t uuid[16], struct nvmlDevice_st **ret_device)
 {
-	char wanted[40] = "GPU-", text[96];
+	/* "GPU-", 32 digits, four dashes and the end */
+	char wanted[41] = "GPU-", text[96];
 	struct nvmlDevice_st *device;
 	unsigned int count = 0;
+	size_t at = 4;
 
 	if (!nvml->nvmlDeviceGetCount_v2 || !nvml->nvmlDeviceGetHandleByIndex_v2 ||
 		!nvml->nvmlDeviceGetUUID || nvml->nvmlDeviceGetCount_v2(&count) != NVML_OK)
 		return -ENODEV;
 	for (uint32_t i = 0; i < 16; i++)
-		snprintf(wanted + strlen(wanted), 4,
+		at += (size_t)snprintf(wanted + at, sizeof(wanted) - at,
 			i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
 	for (unsigned int i = 0; i < count; i++) {
 		if (nvml->nvmlDeviceGetHandleByIndex_v2(i, &device) != NVML_OK ||

@@ -84,6 +84,7 @@ struct raw_tenant {
 struct raw_config {
 	char *runtime_dir;
 	char *state_dir;
+	char *calibrations;
 	char *socket;
 	char *user;
 	char *admin_group;
@@ -190,6 +191,7 @@ static const cyaml_schema_value_t tenant_schema = {
 static const cyaml_schema_field_t top_fields[] = {
 	TEXT(struct raw_config, "runtime_dir", runtime_dir),
 	TEXT(struct raw_config, "state_dir", state_dir),
+	TEXT(struct raw_config, "calibrations", calibrations),
 	TEXT(struct raw_config, "socket", socket),
 	TEXT(struct raw_config, "user", user),
 	TEXT(struct raw_config, "admin_group", admin_group),
@@ -607,6 +609,9 @@ static int check_paths(struct kvpd_complaint *l, const struct kvpd_config *confi
 	if (config->state_dir && config->state_dir[0] != '/')
 		return kvpd_wrong(
 			l, "state_dir", "'%.80s' is not an absolute path", config->state_dir);
+	if (config->calibrations && config->calibrations[0] != '/')
+		return kvpd_wrong(
+			l, "calibrations", "'%.80s' is not an absolute path", config->calibrations);
 	if (config->runtime_dir[0] != '/')
 		return kvpd_wrong(
 			l, "runtime_dir", "'%.80s' is not an absolute path", config->runtime_dir);
@@ -645,6 +650,7 @@ static int get_top(struct kvpd_complaint *l, const struct raw_config *raw, struc
 
 	GET(kvpd_value_text(l, "runtime_dir", raw->runtime_dir, &c->runtime_dir));
 	GET(kvpd_value_text(l, "state_dir", raw->state_dir, &c->state_dir));
+	GET(kvpd_value_text(l, "calibrations", raw->calibrations, &c->calibrations));
 	GET(kvpd_value_file_name(l, "socket", raw->socket, &c->socket));
 	GET(kvpd_value_text(l, "user", raw->user, &c->user));
 	GET(kvpd_value_text(l, "admin_group", raw->admin_group, &c->admin_group));
@@ -976,6 +982,7 @@ struct kvpd_config *kvpd_config_free(struct kvpd_config *config)
 	free(config->path);
 	free(config->runtime_dir);
 	free(config->state_dir);
+	free(config->calibrations);
 	free(config->socket);
 	free(config->user);
 	free(config->admin_group);

@@ -118,7 +118,8 @@ struct kvpd_config {
 	char *path;               /* of the file it came from; NULL: built-in defaults */
 	struct kvpd_yamlpos *pos; /* where in it each key stands, for messages; NULL: no file */
 	char *runtime_dir;
-	char *state_dir;        /* where files lie that outlive the daemon; NULL: there are none */
+	char *calibrations; /* folder of those of kvquant, see ledger/calibs.h; NULL: there are none */
+	char *state_dir;    /* where files lie that outlive the daemon; NULL: there are none */
 	bool runtime_dir_given; /* on the command line: the file cannot change it */
 	char *socket;           /* file name of the main socket */
 	char *user;             /* name or number to run as; "" = do not change */

@@ -80,6 +80,7 @@ const char *kvpd_value_wanted(const char *path)
 		{ "policy", "the name of a policy" },
 		{ "runtime_dir", "an absolute path" },
 		{ "state_dir", "an absolute path" },
+		{ "calibrations", "an absolute path" },
 		{ "socket", "the name of a file" },
 		{ "name", "a name" },
 		{ "user", USER },

@@ -206,6 +206,7 @@ struct kvpd_space_figures {
 	uint64_t payload_bytes;
 	struct kvpd_width_figures width[KVPD_FIGURES_WIDTHS];
 	char floor[KVPD_FLOOR_TEXT]; /* codecs of keys and of values, or "" */
+	char calibration[64];        /* name of the file that these need, or "" */
 	uint64_t tokens_put;
 	uint64_t tokens_asked, tokens_matched;
 	uint64_t evictions;

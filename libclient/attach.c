@@ -36,7 +36,7 @@ static int first_extents(struct attachment *att, uint64_t deadline, struct kvp_p
 }
 
 static int ask_space(struct attachment *att, const struct kvp_msg_space_open *open,
-	uint64_t deadline, struct kvp_packet *p, struct kvp_msg_space *ret_space)
+	uint64_t deadline, struct kvp_packet *p, struct kvp_msg_space *ret_space, int *ret_fd)
 {
 	int r = packet_send(att, KVP_MSG_SPACE_OPEN, 1, open, sizeof(*open));
 
@@ -46,6 +46,7 @@ static int ask_space(struct attachment *att, const struct kvp_msg_space_open *op
 			break;
 		if (p->h.type == KVP_MSG_SPACE) {
 			memcpy(ret_space, p->body, sizeof(*ret_space));
+			*ret_fd = p->h.n_fds ? kvp_msg_take_fd(p, 0) : -1;
 			kvp_msg_done(p);
 			return 1;
 		}
@@ -82,18 +83,19 @@ static int publish(struct attachment *att, uint64_t deadline, struct kvp_packet 
 		struct kvp_msg_space answer;
 		uint64_t stamp = space->stamp;
 		uint32_t number = space->number;
+		kvp_autoclose int fd = -1;
 		int r;
 
 		att->binds[number].tried = stamp;
 		pthread_mutex_unlock(&c->lock);
-		r = ask_space(att, &open, deadline, p, &answer);
+		r = ask_space(att, &open, deadline, p, &answer, &fd);
 		if (r < 0)
 			return r;
 		pthread_mutex_lock(&c->lock);
 		if (!r)
 			continue;
 		if (c->spaces[number] != space || space->stamp != stamp ||
-			space_bind(att, space, &answer) < 0)
+			space_bind(att, space, &answer, fd) < 0)
 			close_at_daemon(att, answer.space, answer.generation);
 	}
 	pthread_mutex_lock(&c->ring_lock);

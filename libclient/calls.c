@@ -36,7 +36,7 @@ static struct call *call_of(struct kvp_client *c, uint32_t tag)
 	return call;
 }
 
-static void answer_call(struct attachment *att, const struct kvp_packet *p)
+static void answer_call(struct attachment *att, struct kvp_packet *p)
 {
 	struct kvp_client *c = att->client;
 	struct call *call;
@@ -47,10 +47,12 @@ static void answer_call(struct attachment *att, const struct kvp_packet *p)
 	call = call_of(c, p->h.tag);
 	if (call) {
 		call->done = 1;
-		if (p->h.type == KVP_MSG_SPACE)
+		if (p->h.type == KVP_MSG_SPACE) {
 			memcpy(&call->space, p->body, sizeof(call->space));
-		else
+			call->fd = p->h.n_fds ? kvp_msg_take_fd(p, 0) : -1;
+		} else {
 			call->status = ((const struct kvp_msg_error *)(const void *)p->body)->error;
+		}
 		pthread_cond_broadcast(&c->changed);
 	} else if (p->h.type == KVP_MSG_SPACE) {
 		/* The caller that asked has given up. */
@@ -148,10 +150,10 @@ static void note_silence(struct attachment *att, uint32_t heard)
 }
 
 int call_daemon(struct kvp_client *c, uint32_t type, const void *body, uint32_t len,
-	uint64_t deadline, struct kvp_msg_space *ret_space)
+	uint64_t deadline, struct kvp_msg_space *ret_space, int *ret_fd)
 {
 	struct attachment *att = kvp_load_seq(&c->att);
-	struct call call = { 0 };
+	struct call call = { .fd = -1 };
 	uint32_t heard;
 	int r;
 
@@ -176,6 +178,7 @@ int call_daemon(struct kvp_client *c, uint32_t type, const void *body, uint32_t 
 	if (call.status < 0)
 		return call.status;
 	*ret_space = call.space;
+	*ret_fd = call.fd;
 	return 0;
 }
 

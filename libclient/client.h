@@ -355,6 +355,7 @@ struct call {
 	uint32_t done;
 	int status;
 	struct kvp_msg_space space;
+	int fd; /* that came with it, the caller's; or -1 */
 };
 
 struct retiring; /* extents.c */
@@ -450,11 +451,11 @@ void tell_why(const struct kvp_open_opts *o, const char *text, int error);
 
 void *client_thread(void *client);
 /*
- * Any thread, lock held: sends a request and waits for its answer, without the lock. -ESHUTDOWN,
- * -ETIMEDOUT, the daemon's errno.
+ * Any thread, lock held: sends a request and waits for its answer, without the lock. *ret_fd: what came with it, the caller's,
+ * or -1. -ESHUTDOWN, -ETIMEDOUT, the daemon's errno.
  */
 int call_daemon(struct kvp_client *client, uint32_t type, const void *body, uint32_t len,
-	uint64_t deadline, struct kvp_msg_space *ret_space);
+	uint64_t deadline, struct kvp_msg_space *ret_space, int *ret_fd);
 /* Any thread, lock held: SPACE_CLOSE, as soon as the socket has room. Does not wait. */
 void close_at_daemon(struct attachment *att, uint32_t space, uint32_t generation);
 /* Forgets those that had no room: there is no daemon any more that they could be for. */
@@ -480,7 +481,9 @@ static inline struct kvp_key space_above(const struct kvp_space *space, struct k
 /* Any thread, no lock held. The key above the first block; -ESHUTDOWN: not open at a daemon. */
 int space_root(struct kvp_space *space, struct kvp_key *ret_root);
 /* lock held. Takes over the daemon's answer to SPACE_OPEN. -EPROTO: the catalog says otherwise. */
-int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer);
+/* fd: of the calibration that came with the answer, which stays the caller's; or -1. */
+int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer,
+	int fd);
 
 /* ---- timeline.c ------------------------------------------------------------------------------ */
 

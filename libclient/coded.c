@@ -4,6 +4,10 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "shm/kvp_proto.h"
+#include "shm/kvp_seg.h"
 
 #define SCRATCH_ALIGN 64u
 
@@ -19,6 +23,8 @@ int coded_new(const struct kvp_space_canon *canon, struct space_codecs **ret_cod
 	if (!c)
 		return -ENOMEM;
 	c->kernels = NULL;
+	c->calib = NULL;
+	c->calib_data = NULL;
 	c->lowest = kvp_payload_lowest(canon);
 	for (uint32_t w = 0; r == 0 && w <= c->lowest; w++) {
 		r = kvp_payload_layout(canon, w, &c->width[w]);
@@ -36,10 +42,53 @@ int coded_new(const struct kvp_space_canon *canon, struct space_codecs **ret_cod
 	return 0;
 }
 
+static int take_calibration(
+	struct space_codecs *c, const struct kvp_space_canon *canon, void *data, size_t bytes)
+{
+	int r = kvp_nuq_set_new(data, bytes, &c->calib);
+
+	if (r == 0 && kvp_payload_calib_wrong(canon, c->calib)) {
+		c->calib = kvp_nuq_set_free(c->calib);
+		r = -EPROTO;
+	}
+	if (r < 0)
+		return r == -ENOMEM ? r : -EPROTO;
+	c->calib_data = data;
+	c->calib_bytes = bytes;
+	for (uint32_t w = 0; w <= c->lowest; w++)
+		kvp_payload_calib_give(canon, c->calib, &c->width[w]);
+	return 0;
+}
+
+int coded_calibrate(struct space_codecs *c, const struct kvp_space_canon *canon, int fd)
+{
+	size_t bytes;
+	void *data;
+	int r;
+
+	if (!kvp_payload_calibrated(canon))
+		return 0;
+	r = fd < 0 ? -EPROTO : kvp_seg_sealed_read(fd, KVP_CALIBRATION_BYTES, &data, &bytes);
+	if (r < 0)
+		return r == -ENOMEM ? r : -EPROTO;
+	if (!c->calib) {
+		r = take_calibration(c, canon, data, bytes);
+		if (r == 0)
+			return 0;
+	} else if (bytes != c->calib_bytes || memcmp(data, c->calib_data, bytes) != 0) {
+		r = -ESTALE;
+	}
+	free(data);
+	return r;
+}
+
 struct space_codecs *coded_free(struct space_codecs *c)
 {
-	if (c)
+	if (c) {
 		kvp_kernels_free(c->kernels);
+		kvp_nuq_set_free(c->calib);
+		free(c->calib_data);
+	}
 	free(c);
 	return NULL;
 }

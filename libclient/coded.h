@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading coded payloads: what a space with a floor needs for that, made when it is opened. Read-only
+ * Reading coded payloads: what a space with a floor needs for that, made while it is opened. Read-only
  * from then on; any thread, no lock.
  */
 #ifndef KVP_CODED_H
@@ -17,10 +17,20 @@ struct space_codecs {
 	size_t scratch; /* bytes */
 	struct kvp_block_layout width[KVP_PAYLOAD_WIDTHS];
 	uint32_t codec[KVP_PAYLOAD_WIDTHS][2]; /* of keys and values */
+	/* The calibration that these need, and the bytes that it was made of; NULL: none, or it has not come yet. */
+	struct kvp_nuq_set *calib;
+	void *calib_data;
+	size_t calib_bytes;
 };
 
 /* *ret_codecs NULL: the space is exact. -ENOMEM. */
 int coded_new(const struct kvp_space_canon *canon, struct space_codecs **ret_codecs);
+/*
+ * What came with the daemon's answer, fd, which may be -1: takes the calibration that the space needs, if it is one, once, before
+ * anybody reads: lock held. 0 also where none is needed; -EPROTO: it is not one for the space; -ESTALE: it is not the one that the
+ * space was opened with; -ENOMEM.
+ */
+int coded_calibrate(struct space_codecs *codecs, const struct kvp_space_canon *canon, int fd);
 struct space_codecs *coded_free(struct space_codecs *codecs);
 
 /* The layout of payloads of this width; NULL: the space has none such. */

@@ -231,10 +231,12 @@ struct kvp_space_desc {
 	 * down to the floor, before any is evicted; see kvp_payload_info.codec. Blocks that an
 	 * engine computes over such ones have lost as much, so spaces with different floors share no blocks,
 	 * and an exact reader never meets a block that was coded, or computed over one.
-	 * A floor is a codec of fixed size without calibration (fp8, int8, kivi, asym, tq without haar,
-	 * hadamard, sym, spectral with -any, smart with a mean) that takes the planes of all layers; of a layer with
+	 * A floor is a codec of fixed size (fp8, int8, kivi, asym, tq without haar,
+	 * hadamard, sym, spectral with -any, smart with a mean, kvquant) that takes the planes of all layers; of a layer with
 	 * v_dim 0 floor_v is 0. `smart` itself is smart-25: on the way down a block has 8 bits, then means of 4, 3
 	 * and 2.5 bits that its tokens share by the attention they get (kvp_report_token_attention()).
+	 * kvquant needs a calibration of `model`, with these layers, heads, dims and RoPE, which the daemon's
+	 * configuration has (`calibrations`) and hands out; without one kvp_space_open() is -ENOENT.
 	 */
 	uint32_t floor_k, floor_v;
 	/*
@@ -251,7 +253,9 @@ struct kvp_space_desc {
 /*
  * Opens a space, making it if the tenant does not have it. -EINVAL: a field is out of range
  * (-E2BIG: a block would not fit a payload's 32-bit size or an extent); -ENOSPC: the tenant has its
- * 64 spaces and all are in use; -ESHUTDOWN.
+ * 64 spaces and all are in use; -ENOENT: the floor needs a calibration that the daemon does not have;
+ * -ESHUTDOWN, also from a client of KVP_OPEN_LAZY where the floor needs one and there is no daemon. A daemon that comes
+ * later with another calibration is one without this space: until it is opened anew, everything misses.
  * -ETIMEDOUT: no answer in time, or at once where an earlier request is without one and nothing has
  * come from the daemon since. The space is not open then: if the daemon opens it later, the library
  * closes it again, and the call may simply be repeated.
@@ -495,8 +499,9 @@ struct kvp_payload_layer_info {
 /*
  * Where the keys and values of one layer (its position in the space's list) lie in the payload of block i,
  * and in which codec: what kvp_attend() needs for a part of a context, so that native, 4-bit and 2-bit
- * blocks of one prefix are attended to in place and in one call (kernels/kvp_attend.h). Errors as kvp_payload(), and -EINVAL: no such layer; -EOPNOTSUPP: an opaque layout, or
- * a payload in memory that this process does not address, of a GPU.
+ * blocks of one prefix are attended to in place and in one call (kernels/kvp_attend.h). Errors as kvp_payload(), and -EINVAL: no such layer; -EOPNOTSUPP: an opaque layout,
+ * a payload in memory that this process does not address, of a GPU, or one in a codec that needs a calibration, which
+ * kvp_get() decodes.
  */
 KVP_EXPORT int kvp_payload_planes(const struct kvp_prefix *prefix, uint32_t i, uint32_t layer,
 	struct kvp_payload_layer_info *ret_planes);

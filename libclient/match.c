@@ -547,6 +547,9 @@ int kvp_payload_planes(
 		return -EOPNOTSUPP;
 	p.tokens = payload.tokens;
 	coded = payload.codec ? coded_layout(m->space->codecs, payload.codec) : NULL;
+	/* Whoever attends has no calibration. */
+	if (coded && (coded->plane[layer][0].calib || coded->plane[layer][1].calib))
+		return -EOPNOTSUPP;
 	if (coded) {
 		p.k = half_of(coded, payload.addr, layer, KVP_PLANE_K);
 		p.v = half_of(coded, payload.addr, layer, KVP_PLANE_V);

@@ -6,6 +6,7 @@
 #include "libclient/coded.h"
 #include "libclient/match.h"
 #include "libclient/ring.h"
+#include "shm/kvp_seg.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -136,10 +137,12 @@ static int canon_of(const struct kvp_space_desc *d, struct kvp_space_canon *cano
 	return r < 0 ? r : canon_floor(d, canon);
 }
 
-int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer)
+int space_bind(
+	struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer, int fd)
 {
 	struct space_bind *b = &att->binds[space->number];
 	const struct kvp_shm_space *s;
+	int r;
 
 	if (answer->space >= KVP_MAX_SPACES)
 		return -EPROTO;
@@ -148,6 +151,9 @@ int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp
 		s->block_bytes != space->geo.block_bytes ||
 		memcmp(&s->canon, &space->canon, sizeof(s->canon)) != 0)
 		return -EPROTO;
+	r = coded_calibrate(space->codecs, &space->canon, fd);
+	if (r < 0)
+		return r;
 	pthread_mutex_lock(&att->client->ring_lock);
 	b->index = answer->space;
 	b->generation = answer->generation;
@@ -180,23 +186,28 @@ static int open_at_daemon(struct kvp_space *space, uint64_t deadline)
 	struct attachment *att = kvp_load_seq(&c->att);
 	struct kvp_msg_space_open open = { .canon = space->canon };
 	struct kvp_msg_space answer;
+	kvp_autoclose int fd = -1;
 	int r;
 
+	/* What blocks are decoded with is known before there is a handle, and stays the same. */
 	if (!att)
-		return c->lazy ? 0 : -ESHUTDOWN;
+		return c->lazy && !kvp_payload_calibrated(&space->canon) ? 0 : -ESHUTDOWN;
 	pthread_mutex_lock(&c->ring_lock);
 	r = ring_stuck(att) ? -ETIMEDOUT : 0;
 	pthread_mutex_unlock(&c->ring_lock);
 	if (r < 0)
 		return r;
-	r = call_daemon(c, KVP_MSG_SPACE_OPEN, &open, sizeof(open), deadline, &answer);
+	r = call_daemon(c, KVP_MSG_SPACE_OPEN, &open, sizeof(open), deadline, &answer, &fd);
 	if (r < 0)
 		return r;
 	/* call_daemon() has waited: by now the daemon may be another one. */
 	if (kvp_load_seq(&c->att) != att)
 		return -ESHUTDOWN;
 	att->binds[space->number].tried = space->stamp;
-	return space_bind(att, space, &answer);
+	r = space_bind(att, space, &answer, fd);
+	if (r < 0)
+		close_at_daemon(att, answer.space, answer.generation);
+	return r;
 }
 
 int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,

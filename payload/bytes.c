@@ -76,6 +76,7 @@ int kvp_payload_decode(const struct kvp_kernels *k, const struct kvp_block_layou
 		job[n++] = (struct kvp_decode_job){
 			.codec = p->codec,
 			.plane = plane_of(l, p, kind),
+			.calib = p->calib,
 			.in = in,
 			.in_size = p->bytes,
 			.dst = raw_at(l, p, to),
@@ -173,8 +174,11 @@ static int recode_smart(const struct kvp_kernels *k, const struct kvp_block_layo
 static int recode_plane(const struct kvp_kernels *k, const struct kvp_block_layout *from,
 	const struct kvp_block_plane *f, const void *src, const struct kvp_block_layout *to,
 	const struct kvp_block_plane *t, uint32_t kind, uint8_t *dst, const uint8_t *bits,
-	void *scratch)
+	uint32_t position, void *scratch)
 {
+	const struct kvp_encode_opts o = {
+		.size = sizeof(o), .calib = t->calib, .position = position
+	};
 	struct kvp_plane plane = plane_of(to, t, kind);
 	const int smart = budget_of(to, t) != 0;
 	struct kvp_raw_const raw = { (const uint8_t *)src + f->offset, (ptrdiff_t)f->head_stride,
@@ -186,7 +190,8 @@ static int recode_plane(const struct kvp_kernels *k, const struct kvp_block_layo
 	}
 	if (f->codec != KVP_CODEC_NATIVE && !(smart && budget_of(from, f))) {
 		struct kvp_raw decoded = raw_at(from, f, scratch);
-		int r = kvp_plane_decode(k, f->codec, &plane, NULL, raw.data, f->bytes, decoded);
+		int r = kvp_plane_decode(
+			k, f->codec, &plane, f->calib, raw.data, f->bytes, decoded);
 
 		if (r < 0)
 			return r;
@@ -199,7 +204,7 @@ static int recode_plane(const struct kvp_kernels *k, const struct kvp_block_layo
 	}
 	if (smart)
 		return recode_smart(k, from, f, src, to, t, kind, dst, raw, bits);
-	return kvp_plane_encode(k, t->codec, &plane, NULL, raw, dst + t->offset, t->bytes);
+	return kvp_plane_encode(k, t->codec, &plane, &o, raw, dst + t->offset, t->bytes);
 }
 
 int kvp_payload_recode(const struct kvp_kernels *k, const struct kvp_block_layout *from,
@@ -227,7 +232,8 @@ int kvp_payload_recode_tokens(const struct kvp_kernels *k, const struct kvp_bloc
 			memset((uint8_t *)dst + end, 0, t->offset - end);
 			end = t->offset + t->bytes;
 			r = recode_plane(k, from, &from->plane[i][kind], src, to, t, kind, dst,
-				tokens ? tokens->bits[kind] : NULL, scratch);
+				tokens ? tokens->bits[kind] : NULL, tokens ? tokens->position : 0,
+				scratch);
 			if (r < 0)
 				return r;
 		}

@@ -145,6 +145,18 @@ static float nearly_normal(uint64_t *state)
 	return sum;
 }
 
+/* That normal numbers are put through: a calibrated codec is for others. */
+static uint32_t golden_codec(uint32_t codec, const struct kvp_plane *plane)
+{
+	uint32_t bits = KVP_CODEC_VARIANT(codec) & KVP_KVQUANT_BITS;
+	uint32_t tq = KVP_CODEC_TQ(bits, KVP_TQ_NC, 0u, 0u, 0u);
+	size_t bytes;
+
+	if (KVP_CODEC_FAMILY(codec) != KVP_FAMILY_KVQUANT)
+		return codec;
+	return kvp_plane_bytes(tq, plane, &bytes) == 0 ? tq : KVP_CODEC_ASYM(bits, 0u);
+}
+
 size_t kvp_payload_golden_scratch(const struct kvp_block_layout *l)
 {
 	return 3 * kvp_payload_scratch(l);
@@ -161,7 +173,9 @@ int kvp_payload_golden(const struct kvp_kernels *k, const struct kvp_block_layou
 	struct kvp_plane plane;
 	struct kvp_raw_const src;
 	uint64_t state = 1;
+	size_t bytes;
 	double sum = 0;
+	uint32_t codec;
 	int r;
 
 	for (uint32_t i = 0; i < l->n_layers && !p; i++)
@@ -176,9 +190,13 @@ int kvp_payload_golden(const struct kvp_kernels *k, const struct kvp_block_layou
 	src = (struct kvp_raw_const){ raw, (ptrdiff_t)(l->tokens * p->dim * e),
 		(ptrdiff_t)(p->dim * e) };
 	memset(bits, 2, sizeof(bits));
-	r = kvp_plane_encode(k, p->codec, &plane, &o, src, coded, size);
+	codec = golden_codec(p->codec, &plane);
+	r = kvp_plane_bytes(codec, &plane, &bytes);
 	if (r == 0)
-		r = kvp_plane_decode(k, p->codec, &plane, NULL, coded, p->bytes,
+		r = kvp_plane_encode(k, codec, &plane, &o, src, coded, size);
+	if (r == 0)
+		r = kvp_plane_decode(k, codec, &plane, NULL, coded,
+			codec == p->codec ? p->bytes : bytes,
 			(struct kvp_raw){ decoded, src.head_stride, src.token_stride });
 	if (r < 0)
 		return r;

@@ -17,6 +17,9 @@
  * share among themselves, in 2, 3, 4 or 8 bits each, the same in all heads and layers. Who codes the block says
  * which (struct kvp_payload_tokens); its payload has the bytes of the width whatever they are, and says them itself.
  *
+ * Under a floor of the family kvquant planes are coded and decoded with a calibration of the space's model, which whoever
+ * makes layouts gives to these (kvp_payload_calib_give()). Without it, or with another one, such a plane is -ENOENT.
+ *
  * Pure functions, any thread. Errors are negative errno; outputs come last. A layout that could not be made
  * holds anything; other outputs are untouched on failure.
  */
@@ -24,6 +27,7 @@
 #define KVP_PAYLOAD_H
 
 #include "kernels/kvp_codec.h"
+#include "kernels/kvp_nuq.h"
 #include "shm/kvp_abi.h"
 
 #ifdef __cplusplus
@@ -42,6 +46,7 @@ struct kvp_block_plane {
 	uint32_t codec;
 	uint32_t heads; /* 0: there is no such plane: a latent has no values */
 	uint32_t dim;
+	const struct kvp_calib *calib; /* that the codec needs; NULL: none, or it is not there */
 };
 
 struct kvp_block_layout {
@@ -68,7 +73,7 @@ uint32_t kvp_payload_floor(uint32_t codec);
 
 /*
  * Can blocks of the space be coded as its floor says? 0: yes, or the space is exact. -EINVAL: not a
- * codec that a floor may be (one of fixed size that needs no calibration), or one that does not take
+ * codec that a floor may be (one of fixed size that needs no calibration but kvquant's), or one that does not take
  * the space's planes, or needs no fewer bytes than native.
  */
 int kvp_payload_judge(const struct kvp_space_canon *canon);
@@ -84,6 +89,21 @@ uint32_t kvp_payload_lowest(const struct kvp_space_canon *canon);
 /* kvp_block_layout() of a width. */
 int kvp_payload_layout(
 	const struct kvp_space_canon *canon, uint32_t width, struct kvp_block_layout *ret_layout);
+
+/* ---- calibrations ---------------------------------------------------------------------------- */
+
+/* Do blocks of the space need a calibration to be coded as its floor says? */
+int kvp_payload_calibrated(const struct kvp_space_canon *canon);
+
+/*
+ * Is the calibration one for such a space: of its model, whose layers have those heads, dims and RoPE, with an entry for each
+ * plane that needs one? NULL: yes; else what is wrong, in a few words that live for ever.
+ */
+const char *kvp_payload_calib_wrong(
+	const struct kvp_space_canon *canon, const struct kvp_nuq_set *set);
+/* Has the layout's planes use it, which is right for the space and lives as long as the layout is used. */
+void kvp_payload_calib_give(const struct kvp_space_canon *canon, const struct kvp_nuq_set *set,
+	struct kvp_block_layout *layout);
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
@@ -118,10 +138,11 @@ int kvp_payload_recode(const struct kvp_kernels *k, const struct kvp_block_layou
  */
 struct kvp_payload_tokens {
 	const uint8_t *bits[2]; /* KVP_PLANE_K, KVP_PLANE_V; tokens of the layout */
+	uint32_t position;      /* of the block's first token, for codecs that take RoPE off keys */
 };
 
 /*
- * The same with widths for tokens; `tokens` may be NULL. Tokens of such planes that have the same bits on both sides
+ * The same with what is known of the block's tokens; `tokens` may be NULL. Tokens of such planes that have the same bits on both sides
  * keep their codes. -EINVAL also where the bits of a plane's tokens add up to more than its mean.
  */
 int kvp_payload_recode_tokens(const struct kvp_kernels *k, const struct kvp_block_layout *from,
@@ -162,7 +183,7 @@ size_t kvp_payload_golden_scratch(const struct kvp_block_layout *layout);
 /*
  * The golden value of a coded layout's keys or values: the mean error of a head of (nearly) normal
  * numbers, in the first plane of that kind that is coded, with all tokens in 2 bits where they have bits of
- * their own. The same whenever it is asked for. -ENOENT:
+ * their own. Of a calibrated codec, which is for other numbers, that of tq, or asym, of as many bits. The same whenever it is asked for. -ENOENT:
  * none is coded; -ENOSPC: a plane's payload is larger than its elements.
  */
 int kvp_payload_golden(const struct kvp_kernels *k, const struct kvp_block_layout *layout,

@@ -150,7 +150,7 @@ int kvp_block_layout(const struct kvp_space_canon *c, uint32_t codec_k, uint32_t
 
 /* ---- floors ---------------------------------------------------------------------------------- */
 
-/* Of a size that the geometry says, refuses no plane, and is decoded without anything that is not in the payload. */
+/* Of a size that the geometry says, refuses no plane, and is decoded without anything else but a calibration of kvquant. */
 static int may_be_floor(uint32_t codec)
 {
 	switch (KVP_CODEC_FAMILY(codec)) {
@@ -161,6 +161,7 @@ static int may_be_floor(uint32_t codec)
 	case KVP_FAMILY_ASYM:
 	case KVP_FAMILY_HADAMARD:
 	case KVP_FAMILY_SYM:
+	case KVP_FAMILY_KVQUANT:
 		return 1;
 	case KVP_FAMILY_TQ:
 		return (KVP_CODEC_VARIANT(codec) >> 4 & 3u) != KVP_ROT_HAAR;

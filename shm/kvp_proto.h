@@ -12,7 +12,7 @@
  *	client			daemon
  *	HELLO			WELCOME {catalog RO, session page RW, wake eventfd} or ERROR
  *				EXTENT for every live extent, then ATTACHED
- *	SPACE_OPEN		SPACE or ERROR
+ *	SPACE_OPEN		SPACE, with the calibration {RO} if the floor needs one, or ERROR
  *	SPACE_CLOSE		(none)
  *	ARENA_ACK		(answers an EXTENT of kind ARENA that the client owns)
  *	RETIRE_ACK		(answers RETIRE)
@@ -24,6 +24,9 @@
  * An arena's EXTENT goes to its owner first, writable; only when ARENA_ACK says that the owner has
  * mapped it does the daemon add F_SEAL_FUTURE_WRITE, tell the tenant's other sessions (EXTENT,
  * read-only) and grant slots in it.
+ *
+ * A calibration is a memfd with the file's bytes and no others, at most KVP_CALIBRATION_BYTES, sealed against every
+ * change, which the client checks as it would check the file.
  *
  * A session lasts until its process is dead or it said BYE. A connection that merely ends does not
  * end it: the process may have lost its descriptor and still be reading under its leases. So it
@@ -40,6 +43,8 @@
 #define KVP_MSG_TEXT      224u
 #define KVP_CLIENT_NAME   64u
 #define KVP_ADMIN_REQUEST 16384u /* bytes of JSON in one request */
+
+#define KVP_CALIBRATION_BYTES (16u << 20)
 
 #define KVP_MSG_HELLO       1u
 #define KVP_MSG_WELCOME     2u

@@ -19,6 +19,7 @@
 #define KVP_SEALS_CATALOG (KVP_SEALS_FIXED | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 #define KVP_SEALS_PAGE    (KVP_SEALS_FIXED | F_SEAL_SEAL)
 #define KVP_SEALS_VAULT   (KVP_SEALS_FIXED | F_SEAL_SEAL)
+#define KVP_SEALS_FROZEN  (KVP_SEALS_FIXED | F_SEAL_WRITE | F_SEAL_SEAL)
 #define KVP_SEALS_ARENA   (KVP_SEALS_FIXED | F_SEAL_FUTURE_WRITE)
 
 #define KVP_SEG_HUGETLB 1u /* 2 MiB pages of the hugetlb pool; size must be a multiple */
@@ -34,6 +35,13 @@ int kvp_seg_seal(int fd, unsigned seals);
  * -EPROTO if not.
  */
 int kvp_seg_check(int fd, uint64_t bytes, unsigned seals);
+
+/*
+ * A memfd of these bytes and no others, which nobody can change any more; and what such a one has, of at most `most` bytes, for the
+ * caller to free. -EPROTO: it is not one; -EFBIG: it has more, or none.
+ */
+int kvp_seg_sealed(const char *name, const void *data, size_t bytes, int *ret_fd);
+int kvp_seg_sealed_read(int fd, size_t most, void **ret_data, size_t *ret_bytes);
 
 /*
  * A descriptor of the same memory with an open file of its own: read-only, or also to write. The

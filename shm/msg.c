@@ -30,7 +30,7 @@ static const struct {
 	[KVP_MSG_ATTACHED] = { TO_CLIENT, 0, 0, 0, 0 },
 	[KVP_MSG_SPACE_OPEN] = { TO_DAEMON, 0, 0, sizeof(struct kvp_msg_space_open),
 		sizeof(struct kvp_msg_space_open) },
-	[KVP_MSG_SPACE] = { TO_CLIENT, 0, 0, sizeof(struct kvp_msg_space),
+	[KVP_MSG_SPACE] = { TO_CLIENT, 0, 1, sizeof(struct kvp_msg_space),
 		sizeof(struct kvp_msg_space) },
 	[KVP_MSG_SPACE_CLOSE] = { TO_DAEMON, 0, 0, sizeof(struct kvp_msg_id),
 		sizeof(struct kvp_msg_id) },

@@ -75,6 +75,65 @@ int kvp_seg_check(int fd, uint64_t bytes, unsigned seals)
 	return st.st_size >= 0 && (uint64_t)st.st_size == bytes ? 0 : -EPROTO;
 }
 
+int kvp_seg_sealed(const char *name, const void *data, size_t bytes, int *ret_fd)
+{
+	kvp_autoclose int fd = make_memfd(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	const uint8_t *from = data;
+	int r;
+
+	if (fd < 0)
+		return fd;
+	if (fchmod(fd, 0600) < 0)
+		return -errno;
+	for (size_t at = 0; at < bytes;) {
+		ssize_t n = write(fd, from + at, bytes - at);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n < 0 ? -errno : -ENOSPC;
+		at += (size_t)n;
+	}
+	r = kvp_seg_seal(fd, KVP_SEALS_FROZEN);
+	if (r < 0)
+		return r;
+	*ret_fd = kvp_take_fd(&fd);
+	return 0;
+}
+
+int kvp_seg_sealed_read(int fd, size_t most, void **ret_data, size_t *ret_bytes)
+{
+	struct stat st;
+	uint8_t *data;
+	int r;
+
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (st.st_size <= 0 || (uint64_t)st.st_size > most)
+		return -EFBIG;
+	r = kvp_seg_check(fd, (uint64_t)st.st_size, KVP_SEALS_FROZEN);
+	if (r < 0)
+		return r;
+	data = malloc((size_t)st.st_size);
+	if (!data)
+		return -ENOMEM;
+	for (off_t at = 0; at < st.st_size;) {
+		ssize_t n = pread(fd, data + at, (size_t)(st.st_size - at), at);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0) {
+			r = n < 0 ? -errno : -EPROTO;
+			free(data);
+			return r;
+		}
+		at += n;
+	}
+	*ret_data = data;
+	*ret_bytes = (size_t)st.st_size;
+	return 0;
+}
+
 static int reopen(int fd, int flags, int *ret_fd)
 {
 	char path[32];

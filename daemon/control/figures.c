@@ -385,6 +385,7 @@ static json_t *space_json(
 	kvpd_put_int(o, "blocks", s->blocks);
 	kvpd_put_int(o, "payload_bytes", s->payload_bytes);
 	kvpd_put_text(o, "floor", s->floor);
+	kvpd_put_text(o, "calibration", s->calibration);
 	kvpd_put_int(o, "blocks_native", s->width[0].blocks);
 	kvpd_put_int(o, "bytes_native", s->width[0].bytes);
 	put_widths(o, s->width, false);

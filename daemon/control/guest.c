@@ -202,8 +202,14 @@ static int open_step(struct kvpd_conn *conn, uint32_t tag, const struct kvp_spac
 {
 	char reason[KVP_MSG_TEXT] = "";
 	struct kvp_msg_space space;
-	int r;
+	int r, calibration;
 
+	calibration = kvpd_space_calibration(conn->control->ledger, canon);
+	if (calibration >= 0 && !kvpd_flight_may_attach(conn)) {
+		kvpd_conn_error(conn, tag, -EBUSY,
+			"clients of this user have received too little of what they were sent");
+		return 0;
+	}
 	r = kvpd_space_open(
 		conn->control->ledger, conn->guest->id, canon, reason, sizeof(reason), &space);
 	if (r == -EINPROGRESS)
@@ -212,7 +218,8 @@ static int open_step(struct kvpd_conn *conn, uint32_t tag, const struct kvp_spac
 		kvpd_conn_error(conn, tag, r, *reason ? reason : strerror(-r));
 		return 0;
 	}
-	return kvpd_conn_send(conn, KVP_MSG_SPACE, tag, &space, sizeof(space), NULL, 0);
+	return kvpd_conn_send(conn, KVP_MSG_SPACE, tag, &space, sizeof(space), &calibration,
+		calibration < 0 ? 0 : 1);
 }
 
 static int space_open(struct kvpd_conn *conn, const struct kvp_packet *packet)

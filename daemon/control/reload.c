@@ -67,6 +67,7 @@ static const char *needs_restart(const struct kvpd_config *a, const struct kvpd_
 	} keys[] = {
 		{ "runtime_dir", strcmp(a->runtime_dir, b->runtime_dir) != 0 },
 		{ "state_dir", !same_text(a->state_dir, b->state_dir) },
+		{ "calibrations", !same_text(a->calibrations, b->calibrations) },
 		{ "socket", strcmp(a->socket, b->socket) != 0 },
 		{ "user", strcmp(a->user, b->user) != 0 },
 		{ "memory", a->memory != b->memory },

@@ -9,6 +9,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/ledger/advice.h"
+#include "daemon/ledger/calibs.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lookups.h"
@@ -201,7 +202,7 @@ static void read_floor(const struct kvp_space_canon *canon, char floor[KVPD_FLOO
 	char k[KVP_CODEC_NAME_MAX] = "", v[KVP_CODEC_NAME_MAX] = "";
 
 	*floor = 0;
-	if (!canon->floor_k)
+	if (!canon->floor_k && !canon->floor_v)
 		return;
 	(void)kvp_codec_name(canon->floor_k, k);
 	(void)kvp_codec_name(canon->floor_v, v);
@@ -233,6 +234,9 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 			.bytes = t->space[i].width[w].bytes,
 		};
 	read_floor(&s->canon, f->floor);
+	if (t->space[i].codes && t->space[i].codes->calib)
+		snprintf(f->calibration, sizeof(f->calibration), "%s",
+			t->space[i].codes->calib->name);
 	f->tokens_put = t->space[i].tokens_put;
 	f->tokens_asked = t->space[i].tokens_asked;
 	f->tokens_matched = t->space[i].tokens_matched;

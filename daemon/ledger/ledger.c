@@ -13,6 +13,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/dataplane.h"
+#include "daemon/ledger/calibs.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/pool.h"
@@ -91,6 +92,8 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	if (r == 0)
 		r = copy_config(l, params->config);
 	if (r == 0)
+		r = kvpd_calibs_new(params->config->calibrations, &l->calibs);
+	if (r == 0)
 		r = kvpd_media_new(l, params->config);
 	if (r == 0)
 		r = kvpd_turns_reserve(&l->row, KVPD_MAX_TENANTS);
@@ -150,6 +153,7 @@ static void free_rest(struct kvpd_ledger *l)
 	if (l->kick_fd >= 0)
 		close(l->kick_fd);
 	free(l->state_dir);
+	kvpd_calibs_free(l->calibs);
 	free(l);
 }
 

@@ -33,7 +33,8 @@ struct kvpd_ledger {
 	enum kvpd_tristate mlock;
 	int numa_node;
 	char *policy;
-	char *state_dir; /* NULL: nothing is kept, see learnt.h */
+	struct kvpd_calibs *calibs; /* constant; see calibs.h */
+	char *state_dir;            /* NULL: nothing is kept, see learnt.h */
 	uint32_t claim_ttl_ms;
 	uint32_t max_sessions;
 

@@ -28,6 +28,7 @@ struct kvpd_move {
 	uint32_t from_width, width; /* here, and there: kvp_where_codec() */
 	uint64_t checksum;          /* 0: not copied */
 	uint64_t word;              /* before it was marked */
+	uint32_t position;          /* of its first token in the sequence, where it is coded */
 	bool levelled;              /* what its tokens were attended to is known */
 	struct kvpd_token_levels levels;
 };

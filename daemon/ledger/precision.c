@@ -8,6 +8,7 @@
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
 #include "daemon/ledger/budget.h"
+#include "daemon/ledger/calibs.h"
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/class.h"
 #include "daemon/ledger/evict.h"
@@ -44,14 +45,20 @@ _Static_assert(KVP_PAYLOAD_WIDTHS == KVP_WIDTHS, "a payload's width is that of p
 
 /* ---- what a space's floor means ------------------------------------------------------------- */
 
-int kvpd_precision_enter(struct kvpd_tenant *t, uint32_t space, const struct kvp_space_canon *canon)
+int kvpd_precision_enter(struct kvpd_tenant *t, uint32_t space, const struct kvp_space_canon *canon,
+	const char **ret_why)
 {
 	uint32_t lowest = kvp_payload_lowest(canon);
+	const struct kvpd_calib *calib = NULL;
 	struct kvpd_codes *c;
 	int r = 0;
 
+	*ret_why = "no memory";
 	if (!lowest)
 		return 0;
+	if (kvp_payload_calibrated(canon) &&
+		!(calib = kvpd_calibs_find(t->ledger->calibs, canon, ret_why)))
+		return -ENOENT;
 	c = t->space[space].codes = calloc(1, sizeof(*c));
 	if (!c)
 		return -ENOMEM;
@@ -60,8 +67,12 @@ int kvpd_precision_enter(struct kvpd_tenant *t, uint32_t space, const struct kvp
 		t->precision.least = KVP_ALLOT_BUCKETS;
 	}
 	c->lowest = lowest;
-	for (uint32_t w = 0; r == 0 && w <= lowest; w++)
+	c->calib = calib;
+	for (uint32_t w = 0; r == 0 && w <= lowest; w++) {
 		r = kvp_payload_layout(canon, w, &c->width[w]);
+		if (r == 0 && calib)
+			kvp_payload_calib_give(canon, calib->set, &c->width[w]);
+	}
 	if (r == 0)
 		r = kvp_kernels_new(KVP_CPU_ALL, &c->kernels);
 	c->scratch = kvp_payload_scratch(&c->width[0]);
@@ -565,6 +576,7 @@ static void job_add(struct kvpd_move_job *j, uint32_t block, uint32_t width, str
 	m->width = width;
 	m->bytes = j->codes->width[width].bytes;
 	m->levelled = kvpd_tokens_read(t, block, &m->levels);
+	m->position = kvp_load_relaxed(&t->view.blocks[block].depth) * j->codes->width[0].tokens;
 	t->block[m->block].flags |= KVPD_BLOCK_MOVING;
 	m->from.extent->moving++;
 }

@@ -29,6 +29,7 @@
 #include "daemon/ledger/patience.h"
 #include "payload/kvp_payload.h"
 
+struct kvpd_calib;
 struct kvpd_class;
 struct kvpd_extent;
 struct kvpd_move;
@@ -44,11 +45,15 @@ struct kvpd_codes {
 	size_t scratch;
 	uint32_t lowest; /* width */
 	struct kvp_block_layout width[KVP_PAYLOAD_WIDTHS];
+	const struct kvpd_calib *calib; /* that planes are coded with; NULL: none is needed */
 };
 
-/* A space of this number comes, which may be exact (-ENOMEM), and goes. */
-int kvpd_precision_enter(
-	struct kvpd_tenant *t, uint32_t space, const struct kvp_space_canon *canon);
+/*
+ * A space of this number comes, which may be exact, and goes. -ENOMEM; -ENOENT: it needs a calibration, and *ret_why says which
+ * there is not.
+ */
+int kvpd_precision_enter(struct kvpd_tenant *t, uint32_t space, const struct kvp_space_canon *canon,
+	const char **ret_why);
 void kvpd_precision_leave(struct kvpd_tenant *t, uint32_t space);
 
 struct kvpd_precision {

@@ -356,6 +356,14 @@ static int refuse(struct space_call *c, int error, const char *why)
 	return error;
 }
 
+static int refuse_floor(struct space_call *c, int error, const char *why)
+{
+	snprintf(c->reason, c->reason_bytes, "%s%s",
+		error == -ENOENT ? "the floor's codec needs a calibration of this model: " : "",
+		why);
+	return error;
+}
+
 static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 {
 	struct space_call *c = arg;
@@ -390,9 +398,9 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 		cls = kvpd_class_get(t, KVPD_DRAM, kvpd_slot_bytes(bytes));
 		if (!cls)
 			return refuse(c, -ENOSPC, "too many different block sizes at once");
-		r = kvpd_precision_enter(t, i, c->canon);
+		r = kvpd_precision_enter(t, i, c->canon, &wrong);
 		if (r < 0)
-			return refuse(c, r, "no memory");
+			return refuse_floor(c, r, wrong);
 		t->space[i].cls = cls;
 		enter(t, i, c->canon, bytes);
 		kvpd_learnt_enter(t, i);

@@ -199,7 +199,7 @@ struct kvp_payload_tokens kvpd_sharing_bits(struct kvpd_sharing *s, const struct
 	const struct kvp_block_layout *from = &codes->width[m->from_width];
 	const struct kvp_block_layout *to = &codes->width[m->width];
 	uint32_t tokens = to->tokens, group = group_of(tokens);
-	struct kvp_payload_tokens ret = { 0 };
+	struct kvp_payload_tokens ret = { .position = m->position };
 
 	if (!s || !levels)
 		return ret;

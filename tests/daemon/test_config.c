@@ -34,6 +34,7 @@ static void test_defaults(void **state)
 	(void)state;
 	assert_string_equal(c->runtime_dir, "/run/kvpool");
 	assert_null(c->state_dir);
+	assert_null(c->calibrations);
 	assert_string_equal(c->socket, "kvpool.sock");
 	assert_string_equal(c->user, "kvpool");
 	assert_string_equal(c->admin_group, "");
@@ -333,6 +334,7 @@ static const struct {
 	{ "socket: \"\"\n", "t.yaml:1: socket: ", "letters, digits" },
 	{ "runtime_dir: run\n", "t.yaml:1: runtime_dir: ", "absolute path" },
 	{ "state_dir: state\n", "t.yaml:1: state_dir: ", "absolute path" },
+	{ "calibrations: here\n", "t.yaml:1: calibrations: ", "absolute path" },
 	{ "state_dir: \"\"\n", "t.yaml:1: state_dir: ", "absolute path" },
 	{ "user: \"a\\nb\"\n", "t.yaml:1: user: ", "control characters" },
 	{ "# a\nmemery: 1\n", "t.yaml:2: ", "unknown key 'memery'" },

@@ -13,9 +13,13 @@ static void signposts(float *post, uint32_t n)
 
 void *nuq_make(const struct nuq_make *m, size_t *ret_bytes)
 {
+	return nuq_make_of(m, "random ranges", ret_bytes);
+}
+
+void *nuq_make_of(const struct nuq_make *m, const char *model, size_t *ret_bytes)
+{
 	const uint32_t width = m->heads * m->dim, n = KVP_NUQ_FORMS * m->layers;
-	struct kvp_nuq_info info = { .model = "random ranges",
-		.layers = m->layers,
+	struct kvp_nuq_info info = { .layers = m->layers,
 		.heads = m->heads,
 		.dim = m->dim,
 		.rope = { .pairing = m->pairing, .dim = m->dim, .theta = 10000.0 } };
@@ -26,6 +30,7 @@ void *nuq_make(const struct nuq_make *m, size_t *ret_bytes)
 
 	if (!entry || !low || !high)
 		abort();
+	strncpy(info.model, model, sizeof info.model - 1);
 	for (uint32_t i = 0; i < n; i++) {
 		entry[i] = (struct kvp_nuq_entry){ .layer = i / KVP_NUQ_FORMS,
 			.form = i % KVP_NUQ_FORMS,

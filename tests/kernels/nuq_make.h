@@ -12,6 +12,7 @@ struct nuq_make {
 
 /* A file with all forms of every layer, which the caller frees; aborts if there is no memory. */
 void *nuq_make(const struct nuq_make *m, size_t *ret_bytes);
+void *nuq_make_of(const struct nuq_make *m, const char *model, size_t *ret_bytes);
 
 /* What a plane of such a codec needs, of a set that is made once for each geometry and kept. */
 const struct kvp_calib *nuq_calib_for(uint32_t codec, const struct kvp_plane *p);

@@ -652,7 +652,7 @@ static void tokens_have_bits_of_their_own(void **s)
 			{ .index = 1, .kv_heads = 1, .k_dim = 64, .v_dim = 64 } } };
 	static struct kvp_block_layout l[KVP_PAYLOAD_WIDTHS];
 	uint8_t *block[KVP_PAYLOAD_WIDTHS], *scratch[2], bits[3][64];
-	const struct kvp_payload_tokens tokens = { { bits[2], bits[2] } };
+	const struct kvp_payload_tokens tokens = { .bits = { bits[2], bits[2] } };
 	struct kvp_kernels *k;
 
 	(void)s;

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floors that need a calibration: the daemon finds it in a folder, hands it to clients, and both do with blocks what the codec
+does; without one, or with another model's, a space is refused. $KVPOOLD, $KVCTL, $CALIBRATED. Rows A-009, A-025, A-027, A-029."""
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import Daemon  # noqa: E402
+
+KVCTL, ENGINE = os.environ["KVCTL"], os.environ["CALIBRATED"]
+
+
+class Calibrated(unittest.TestCase):
+    def setUp(self):
+        self.d = Daemon({"memory": "16MiB", "extent": "1MiB", "log_level": "info"})
+        self.folder = os.path.join(self.d.dir, "calibrations")
+        os.mkdir(self.folder, 0o755)
+        self.d.write_config({"calibrations": self.folder, "defaults": {"share": "16MiB", "max_blocks": 512}})
+        self.addCleanup(lambda: self.d.__exit__(None, None, None))
+        self.own = self.make("own.kvpn", "model", 1)
+        self.make("narrow.kvpn", "narrow", 2, heads=1)
+        self.make("b", "other", 3)
+        damaged = self.make("damaged", "damaged", 4)
+        with open(damaged, "r+b") as f:
+            f.seek(-1, 2)
+            byte = f.read(1)
+            f.seek(-1, 2)
+            f.write(bytes([byte[0] ^ 1]))
+        for name, data in ("notes.txt", b"not one"), ("two words", b"x"), (".hidden", b"x"), ("empty", b""):
+            with open(os.path.join(self.folder, name), "wb") as f:
+                f.write(data)
+        with open(os.path.join(self.folder, "large"), "wb") as f:
+            f.truncate((16 << 20) + 1)
+        os.mkfifo(os.path.join(self.folder, "pipe"))
+        os.mkdir(os.path.join(self.folder, "folder"))
+
+    def make(self, name, model, seed, heads=2):
+        path = os.path.join(self.folder, name)
+        subprocess.run([ENGINE, "make", path, model, str(seed), str(heads)], check=True, timeout=60)
+        os.chmod(path, 0o644)
+        return path
+
+    def engine(self, *args):
+        r = subprocess.run([ENGINE, *args], env=dict(os.environ, KVPOOL_SOCKET=self.d.socket), timeout=120,
+                           capture_output=True, text=True)
+        self.assertEqual(r.returncode, 0, r.stdout + r.stderr + self.d.log()[-2000:])
+        return r.stdout
+
+    def kvctl(self, *args):
+        r = subprocess.run([KVCTL, "--socket", self.d.socket, "--json", *args], capture_output=True, text=True, timeout=60)
+        self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
+        return json.loads(r.stdout)
+
+    def test_one_end_to_end(self):
+        self.d.start()
+        print(self.engine("read", self.own, "model"), end="")
+        s, = self.kvctl("spaces")["spaces"]
+        self.assertEqual((s["floor"], s["calibration"]), ("kvquant3/kvquant3", "own.kvpn"))
+        # What coding loses is what its codec loses of anything: nothing has been raised.
+        self.assertGreater(s["quality_checked_total"], 0)
+        log = self.d.log()
+        for name in ("damaged", "notes.txt", "empty", "large", "pipe", "folder"):
+            self.assertIn("%s/%s is left out: " % (self.folder, name), log)
+        self.assertIn("a file in %s is left out: " % self.folder, log)
+        self.assertEqual(log.count(" is left out: "), 8)
+
+    def test_what_does_not_fit(self):
+        self.d.start()
+        for model, theta in (("nobody", "1e4"), ("narrow", "1e4"), ("model", "1e5"), ("damaged", "1e4")):
+            self.engine("refused", model, theta)
+        self.assertEqual(self.kvctl("spaces")["spaces"], [])
+        self.d.stop()
+        self.d.write_config({"calibrations": None})
+        self.d.start()
+        self.engine("refused", "model", "1e4")
+
+    def test_another_daemon(self):
+        """With another calibration of the model: what is open misses, what is opened anew has that one."""
+        self.d.start()
+        p = subprocess.Popen([ENGINE, "stays", self.make("zz", "model", 9), "model"], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True, env=dict(os.environ, KVPOOL_SOCKET=self.d.socket))
+        self.addCleanup(p.stdout.close)
+        self.assertEqual(p.stdout.readline(), "ready\n")
+        self.d.kill()
+        os.unlink(self.own)
+        self.d.start()
+        out, _ = p.communicate("on\n", timeout=120)
+        self.assertEqual(p.returncode, 0, out + self.d.log()[-2000:])
+
+
+if __name__ == "__main__":
+    unittest.main()

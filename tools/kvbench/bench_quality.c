@@ -30,7 +30,8 @@ static const char *const default_codecs[] = { "native", "fp8", "fp8-e5m2", "int8
 	"tq4", "tq3", "tq2", "tq4-plain", "tq3-plain", "tq2-plain", "tq4-nc", "tq3-nc", "tq2-nc",
 	"tq4-h3", "tq2-h3", "tq4-sphere", "tq4/tq3", "tq3/tq2", "tq4-nc/tq3-nc", "tq3-nc/tq2-nc",
 	"tqprod4", "tqprod3", "tqprod2", "hybrid", "hybrid-25", "hybrid-prod", "hybrid-25-prod",
-	"hybrid-calibrated", "hybrid-25-calibrated", "smart", "smart-asym", "smart-sym", "mix" };
+	"hybrid-calibrated", "hybrid-25-calibrated", "smart", "smart-asym", "smart-sym", "smart-4",
+	"smart-3", "smart-25", "mix" };
 
 /* One stretch of text and the positions that count. */
 struct stretch {

@@ -26,12 +26,42 @@ void store_clear(struct store *s)
 	}
 }
 
+/* What more bits take off a token's error, for each of them, as a share of its energy; of tq and int8. */
+static double gain_of(uint8_t bits)
+{
+	return bits == 2 ? .086 : bits == 3 ? .023 : bits == 4 ? .0021 : 0;
+}
+
+/* smart with a mean: bits go where they take most off the error, as long as there are some left. */
+static void share_mean(const double *energy, uint32_t n, uint32_t budget, uint8_t *widths)
+{
+	memset(widths, 2, n);
+	budget -= 2 * n;
+	for (;;) {
+		uint32_t best = n;
+
+		for (uint32_t t = 0; t < n; t++) {
+			const uint32_t step = widths[t] == 4 ? 4 : 1;
+
+			if (widths[t] < 8 && step <= budget &&
+				(best == n || energy[t] * gain_of(widths[t]) >
+						      energy[best] * gain_of(widths[best])))
+				best = t;
+		}
+		if (best == n)
+			return;
+		budget -= widths[best] == 4 ? 4 : 1;
+		widths[best] = widths[best] == 4 ? 8 : widths[best] + 1;
+	}
+}
+
 /*
  * smart: a quarter of the block's tokens, the loudest, get 4 bits and the quietest quarter 2 (keys
- * 3). Their importance is not known yet, so the cost of an error decides.
+ * 3), or all of them share a mean. Their importance is not known yet, so the cost of an error decides.
  */
-static void choose_widths(const struct kvr_plane *from, uint8_t *widths)
+static void choose_widths(uint32_t codec, const struct kvr_plane *from, uint8_t *widths)
 {
+	const uint32_t budget = kvp_smart_budget(codec, from->tokens);
 	double energy[BLOCK_MAX];
 
 	for (uint32_t t = 0; t < from->tokens; t++) {
@@ -41,6 +71,10 @@ static void choose_widths(const struct kvr_plane *from, uint8_t *widths)
 		energy[t] = 0.0;
 		for (uint32_t c = 0; c < from->head_dim; c++)
 			energy[t] += (double)row[c] * (double)row[c];
+	}
+	if (budget) {
+		share_mean(energy, from->tokens, budget, widths);
+		return;
 	}
 	for (uint32_t t = 0; t < from->tokens; t++) {
 		uint32_t louder = 0, quarter = from->tokens / 4;
@@ -83,7 +117,7 @@ static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *f
 	int r = kvp_plane_bytes(codec, &p, &bytes);
 
 	if (smart)
-		choose_widths(from, widths);
+		choose_widths(codec, from, widths);
 
 	if (r < 0)
 		return r;
@@ -96,9 +130,14 @@ static int code_plane(struct store *s, uint32_t codec, const struct kvr_plane *f
 	free(payload);
 	/* Bits as they would be for fp16 keys and values. */
 	half.dtype = KVP_DTYPE_F16;
+	/* With a mean a payload has the bytes of that, whatever the widths, which all heads have in common. */
+	if (kvp_smart_budget(codec, p.tokens)) {
+		smart = 0;
+		half.heads = s->heads;
+	}
 	if (!r && (smart ? kvp_smart_bytes(codec, &half, widths, &wire)
 			 : kvp_plane_bytes(codec, &half, &wire)) == 0) {
-		s->bits += 8.0 * (double)(wire - (codec ? KVP_PLANE_HDR_BYTES : 0));
+		s->bits += 8.0 * (double)(wire - (codec ? KVP_PLANE_HDR_BYTES : 0)) / half.heads;
 		s->values += (double)from->tokens * from->head_dim;
 	}
 	return r;

@@ -429,9 +429,23 @@ static int all_visible(const struct kvp_attention *a, const struct chunk *c)
 	return 1;
 }
 
-/* The chunk from scores to sums in one go. Returns whether there is such a kernel for it. */
+/* Bytes from a head's rows to the next head's, of a plane that is a codec's. */
+static size_t head_codes(const struct plane_view *v)
+{
+	return (size_t)v->lay.coded * v->lay.row_bytes;
+}
+
+static size_t head_scales(const struct plane_view *v)
+{
+	return (size_t)v->lay.coded * (v->in.format ? 4 : 2);
+}
+
+/*
+ * The chunk, and those of the same tokens of `heads` heads in all, from scores to sums in one go;
+ * next: what is read behind them. Returns whether there is such a kernel for it.
+ */
 static int step_chunk(const struct kvp_kernels *k, const struct kvp_attention *a,
-	const struct shape *s, const struct chunk *c, const struct split *area,
+	const struct shape *s, const struct chunk *c, uint32_t heads, const struct split *area,
 	const struct chunk *next)
 {
 	const struct workspace *ws = a->workspace;
@@ -442,23 +456,39 @@ static int step_chunk(const struct kvp_kernels *k, const struct kvp_attention *a
 	struct kvp_rows keys = c->k, values = c->v;
 	struct kvp_step step = { &keys, &values, &q, a->scale,
 		area->run + (size_t)c->head * s->rows, fade + own, grown,
-		area->acc + (head + own) * a->v_dim };
+		area->acc + (head + own) * a->v_dim, heads,
+		{ head_codes(&c->pv->k), head_scales(&c->pv->k), head_codes(&c->pv->v),
+			head_scales(&c->pv->v), s->tiles_head, (size_t)DOMAINS * s->rows,
+			(size_t)DOMAINS * s->rows * a->v_dim } };
 
-	if (!k->tiles.step || s->rows > KVP_ATTEND_Q_HEADS_MAX || keys.form != KVP_FORM_BOOK ||
-		values.form != KVP_FORM_BOOK || !all_visible(a, c))
-		return 0;
 	if (next->pv) {
 		fetch_while(&keys, &next->k);
 		fetch_while(&values, &next->v);
 	}
 	if (!k->tiles.step(&step))
 		return 0;
-	for (uint32_t d = 0; d <= ws->v.n; d++)
+	for (uint32_t h = 0; h < heads; h++, fade += DOMAINS * s->rows) {
+		for (uint32_t d = 0; d <= ws->v.n; d++)
+			for (uint32_t i = 0; i < s->rows; i++)
+				fade[(size_t)d * s->rows + i] *= grown[h * s->rows + i];
 		for (uint32_t i = 0; i < s->rows; i++)
-			fade[(size_t)d * s->rows + i] *= grown[i];
-	for (uint32_t i = 0; i < s->rows; i++)
-		fade[own + i] = 1.0f;
+			fade[own + i] = 1.0f;
+	}
 	return 1;
+}
+
+/* As many heads, from the chunk's on, as a kernel takes in one go; 0: there is none for them. */
+static uint32_t heads_at_once(const struct kvp_kernels *k, const struct kvp_attention *a,
+	const struct shape *s, const struct chunk *c)
+{
+	const struct part_view *pv = c->pv;
+
+	if (!k->tiles.step || s->rows > KVP_ATTEND_Q_HEADS_MAX || c->k.form != KVP_FORM_BOOK ||
+		c->v.form != KVP_FORM_BOOK || !all_visible(a, c))
+		return 0;
+	if (c->n < pv->part->tokens || s->rows * a->kv_heads > KVP_ATTEND_Q_HEADS_MAX)
+		return 1;
+	return a->kv_heads - c->head;
 }
 
 static int attend_part(const struct kvp_kernels *k, const struct kvp_attention *a,
@@ -469,10 +499,14 @@ static int attend_part(const struct kvp_kernels *k, const struct kvp_attention *
 	struct chunk c = kvp_attend_chunk_first(pv);
 
 	while (c.pv == pv) {
-		struct chunk next = kvp_attend_chunk_next(a, &c, after);
+		uint32_t heads = heads_at_once(k, a, s, &c);
+		struct chunk next = heads > 1 ? kvp_attend_chunk_first(after)
+					      : kvp_attend_chunk_next(a, &c, after);
 		int r = 0;
 
-		if (!step_chunk(k, a, s, &c, area, &next)) {
+		if (!heads || !step_chunk(k, a, s, &c, heads, area, &next)) {
+			if (heads > 1)
+				next = kvp_attend_chunk_next(a, &c, after);
 			r = score_chunk(k, a, s, &c, area);
 			if (!r)
 				r = accumulate_chunk(

@@ -147,14 +147,14 @@ INLINE void put_scores(const int32_t *sum, uint32_t m, uint32_t nq, const float 
 
 /* Of rows [first, first + n), n <= ROWS, with the queries of one pass. */
 INLINE void score_rows(const struct kvp_rows *r, const struct bytes *b, const struct scales *c,
-	const struct kvp_tiles *q, uint32_t m, uint32_t nq, uint32_t first, uint32_t n, int fetch,
-	float *s, size_t s_stride)
+	const struct kvp_tiles *q, uint32_t m, uint32_t nq, uint32_t first, uint32_t n,
+	uint32_t lines, float *s, size_t s_stride)
 {
 	int8_t keys[KEYS_BYTES] __attribute__((aligned(64)));
 	int32_t sum[ROWS * 2 * KVP_TILE_QUERIES] __attribute__((aligned(64)));
 
 	for (uint32_t p = 0; 2 * p * CODES < r->dim; p++) {
-		look_up_keys(r, first, 0, n, p, b->book, fetch && !p, keys);
+		look_up_keys(r, first, 0, n, p, b->book, p ? NO_LINES : lines, keys);
 		load_queries(q, m, p);
 		multiply_keys(keys, m, 0, n, p, sum);
 	}
@@ -181,16 +181,17 @@ static void score_tiles(
 	scales_init(r, &c);
 	for (uint32_t i = 0; i < q->n; i += KVP_TILE_QUERIES, pass += kvp_tiles_bytes(r->dim)) {
 		const uint32_t nq = least(q->n - i, KVP_TILE_QUERIES);
+		const uint32_t lines = i ? NO_LINES : lines_of(r);
 
 		for (uint32_t t = 0; t < r->n; t += ROWS) {
 			const uint32_t n = least(r->n - t, ROWS);
 
 			if (columns_of(q->n) == 4)
-				score_rows(r, &b, &c, (const void *)pass, 4, nq, t, n, !i,
+				score_rows(r, &b, &c, (const void *)pass, 4, nq, t, n, lines,
 					s + i * s_stride, s_stride);
 			else
 				score_rows(r, &b, &c, (const void *)pass, KVP_TILE_QUERIES, nq, t,
-					n, !i, s + i * s_stride, s_stride);
+					n, lines, s + i * s_stride, s_stride);
 		}
 	}
 }
@@ -237,7 +238,8 @@ INLINE void weigh_rows(const struct kvp_weights *w, const struct scales *c, uint
 
 /* Rows [first, first + n), n <= ROWS, with the weights of one pass. */
 INLINE void accumulate_rows(const struct kvp_rows *r, const struct bytes *b, const struct scales *c,
-	const struct kvp_weights *w, uint32_t m, uint32_t first, uint32_t n, int fetch, float *acc)
+	const struct kvp_weights *w, uint32_t m, uint32_t first, uint32_t n, uint32_t lines,
+	float *acc)
 {
 	int8_t values[8 * TILE_BYTES] __attribute__((aligned(64)));
 	struct byte_weights bw __attribute__((aligned(64)));
@@ -246,7 +248,7 @@ INLINE void accumulate_rows(const struct kvp_rows *r, const struct bytes *b, con
 	if (n < ROWS)
 		memset(values, 0, sizeof values);
 	for (uint32_t p = 0; 2 * p * CODES < r->dim; p++) {
-		look_up_values(r, first, 0, n, p, b->book, fetch && !p, values);
+		look_up_values(r, first, 0, n, p, b->book, p ? NO_LINES : lines, values);
 		/* Between the stores of the tiles and their loads, which wait for these to be done. */
 		if (!p)
 			weigh_rows(w, c, first, n, b->value, m, nq, &bw);
@@ -272,15 +274,17 @@ static void accumulate_tiles(const struct kvp_rows *r, const struct kvp_weights 
 	for (uint32_t i = 0; i < w->nq; i += m) {
 		struct kvp_weights part = { least(w->nq - i, m), w->w + i * w->stride, w->stride,
 			w->fade + i };
+		const uint32_t ahead = i ? NO_LINES : lines_of(r);
 
 		for (uint32_t t = 0; t < r->n; t += ROWS) {
 			const uint32_t n = least(r->n - t, ROWS);
 			float *to = acc + (size_t)i * r->dim;
 
 			if (m == 4)
-				accumulate_rows(r, &b, &c, &part, 4, t, n, !i, to);
+				accumulate_rows(r, &b, &c, &part, 4, t, n, ahead, to);
 			else
-				accumulate_rows(r, &b, &c, &part, KVP_TILE_QUERIES, t, n, !i, to);
+				accumulate_rows(
+					r, &b, &c, &part, KVP_TILE_QUERIES, t, n, ahead, to);
 			part.fade = ones;
 		}
 	}

@@ -106,17 +106,21 @@ INLINE __mmask64 piece_of(uint32_t dim, uint32_t p)
  */
 INLINE uint32_t lines_of(const struct kvp_rows *r)
 {
-	const size_t bytes = (size_t)r->next_n * r->next_bytes, tiles = (r->n + TILE - 1) / TILE;
+	const uint32_t lines = r->next_n * r->next_bytes / 64, tiles = (r->n + TILE - 1) / TILE;
 
 	if (r->next_stride != (ptrdiff_t)r->next_bytes)
 		return 0;
-	return (uint32_t)((bytes / 64 + tiles - 1) / tiles);
+	return (lines + tiles - 1) / tiles;
 }
+
+#define NO_LINES UINT32_MAX
 
 INLINE void fetch_lines(const struct kvp_rows *r, uint32_t t, uint32_t lines)
 {
 	const uint8_t *at = r->next + (size_t)(t / TILE * lines) * 64;
 
+	if (lines == NO_LINES)
+		return;
 	if (!lines)
 		fetch_next(r, t);
 	for (uint32_t i = 0; i < lines; i++)
@@ -152,17 +156,15 @@ INLINE int fits(const struct kvp_rows *r)
 
 /* Centroids of a piece of ROWS rows from `first` on: two tiles' width of bytes each. */
 INLINE void look_up_keys(const struct kvp_rows *r, uint32_t first, uint32_t from, uint32_t n,
-	uint32_t p, __m512i book, int fetch, int8_t *keys)
+	uint32_t p, __m512i book, uint32_t lines, int8_t *keys)
 {
 	const __mmask64 in = piece_of(r->dim, p);
-	const uint32_t lines = fetch ? lines_of(r) : 0;
 	const size_t at = p * CODES;
 
 	for (uint32_t t = from; t < n; t += TILE) {
 		const uint8_t *row[TILE];
 
-		if (fetch)
-			fetch_lines(r, first + t, lines);
+		fetch_lines(r, first + t, lines);
 		rows_at(r, first + t, row);
 		UNROLL for (uint32_t i = 0; i < TILE; i++)
 		{
@@ -210,18 +212,16 @@ INLINE void multiply_keys(
  * every sixteen. Rows first + from .. first + n - 1 of them.
  */
 INLINE void look_up_values(const struct kvp_rows *r, uint32_t first, uint32_t from, uint32_t n,
-	uint32_t p, __m512i book, int fetch, int8_t *values)
+	uint32_t p, __m512i book, uint32_t lines, int8_t *values)
 {
 	const __mmask64 in = piece_of(r->dim, p);
-	const uint32_t lines = fetch ? lines_of(r) : 0;
 	const size_t at = p * CODES;
 
 	for (uint32_t t = from; t < n; t += TILE) {
 		const uint8_t *row[TILE];
 		__m512i x[TILE], y[TILE];
 
-		if (fetch)
-			fetch_lines(r, first + t, lines);
+		fetch_lines(r, first + t, lines);
 		rows_at(r, first + t, row);
 		UNROLL for (uint32_t i = 0; i < TILE; i++) x[i] =
 			_mm512_maskz_loadu_epi8(in, row[i] + at);

@@ -86,19 +86,27 @@ typedef void kvp_accumulate_fn(
 	const struct kvp_rows *r, const struct kvp_weights *w, float *acc /* [nq][dim] */);
 
 /*
- * Keys and values of the same tokens, all of which all queries see, from scores to sums in one go.
- * run and acc as in softmax and kvp_accumulate_fn; grown[i] is what sums of other domains still have
- * to be multiplied by. Returns 0, with nothing done, where forms or geometry are not its.
+ * Keys and values of the same tokens of one or more heads, all of which all queries see, from scores to
+ * sums in one go. run and acc as in softmax and kvp_accumulate_fn; grown[i] is what sums of other
+ * domains still have to be multiplied by. Returns 0, with nothing done, where forms or geometry are
+ * not its.
  */
 struct running;
 struct kvp_step {
+	/* Of the first head; what they say is read next is read after the last one. */
 	const struct kvp_rows *k, *v;
 	const struct kvp_queries *q;
 	float scale;
-	struct running *run;
+	struct running *run; /* [heads][q->n] */
 	const float *fade;
-	float *grown;
-	float *acc; /* [q->n][v->dim] */
+	float *grown; /* [heads][q->n] */
+	float *acc;   /* [q->n][v->dim] */
+	uint32_t heads;
+	/* From one head to the next: bytes, and floats. */
+	struct {
+		size_t k_codes, k_scale, v_codes, v_scale, tiles;
+		size_t fade, acc;
+	} apart;
 };
 typedef int kvp_step_fn(const struct kvp_step *step);
 

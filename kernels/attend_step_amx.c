@@ -13,7 +13,11 @@
 #define LANES   16u
 #define VECTORS (ROWS * KVP_TILE_QUERIES / LANES) /* at most, of ROWS rows */
 
-/* What is fetched beside the softmax: so many lines for every vector, twice. */
+/*
+ * What is fetched beside the softmax: so many lines for every vector, twice; those of the next values.
+ * The next keys are fetched beside looking up keys: requests come evenly, because too many at once
+ * hold up the loads behind them.
+ */
 struct ahead {
 	const uint8_t *at;
 	uint32_t lines;
@@ -25,9 +29,14 @@ struct pass {
 	const struct kvp_tiles *q;
 	uint32_t at, nq; /* of the job's queries */
 	__m512 unit;     /* of a sum of scores, but for the row's scale */
+	/* The head's. */
+	struct running *run;
+	const float *fade;
+	float *grown, *acc;
 	struct bytes k, v;
 	struct scales ks, vs;
 	struct kvp_rows keys, values;
+	uint32_t key_lines, value_lines; /* NO_LINES, 0 or so many for every TILE rows */
 	struct ahead ahead;
 };
 
@@ -37,27 +46,19 @@ INLINE void fetch_ahead(struct ahead *a)
 		_mm_prefetch(a->at, _MM_HINT_T1);
 }
 
-/*
- * Requests come evenly: too many at once hold up the loads behind them. The next keys are fetched
- * beside looking up keys and values, half and half, the next values beside the softmax.
- */
 static void share_fetching(struct pass *p, uint32_t m)
 {
-	struct kvp_rows *k = &p->keys, *v = &p->values;
-	const uint32_t half = k->next_n / 2;
-	const size_t slots = (k->n + ROWS - 1) / ROWS * 2 * (ROWS * m / LANES);
+	const struct kvp_rows *v = &p->values;
+	const uint32_t slots = (v->n + ROWS - 1) / ROWS * 2 * (ROWS * m / LANES);
 
+	p->key_lines = lines_of(&p->keys);
+	p->value_lines = 0;
 	p->ahead = (struct ahead){ NULL, 0 };
-	if (v->next_stride != (ptrdiff_t)v->next_bytes ||
-		k->next_stride != (ptrdiff_t)k->next_bytes)
+	if (v->next_stride != (ptrdiff_t)v->next_bytes)
 		return;
+	p->value_lines = NO_LINES;
 	p->ahead.at = v->next;
-	p->ahead.lines = (uint32_t)(((size_t)v->next_n * v->next_bytes / 64 + slots - 1) / slots);
-	v->next = k->next + (ptrdiff_t)half * k->next_stride;
-	v->next_n = k->next_n - half;
-	v->next_bytes = k->next_bytes;
-	v->next_stride = k->next_stride;
-	k->next_n = half;
+	p->ahead.lines = (v->next_n * v->next_bytes / 64 + slots - 1) / slots;
 }
 
 /* Lane i % m of x to lane i. */
@@ -192,7 +193,7 @@ INLINE void running_load(const struct pass *p, uint32_t m, __m512 *max, __m512 *
 {
 	const __m512i even =
 		_mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
-	const __m512 x = _mm512_maskz_loadu_ps(first16(2 * p->nq), p->job->run + p->at);
+	const __m512 x = _mm512_maskz_loadu_ps(first16(2 * p->nq), p->run + p->at);
 
 	*max = repeat(_mm512_permutexvar_ps(even, x), m);
 	*sum = repeat(_mm512_permutexvar_ps(_mm512_or_si512(even, _mm512_set1_epi32(1)), x), m);
@@ -204,15 +205,27 @@ INLINE void running_store(const struct pass *p, __m512 max, __m512 sum)
 		_mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 
 	_mm512_mask_storeu_ps(
-		p->job->run + p->at, first16(2 * p->nq), _mm512_permutex2var_ps(max, turn, sum));
+		p->run + p->at, first16(2 * p->nq), _mm512_permutex2var_ps(max, turn, sum));
+}
+
+/* A share of the values is looked up beside each vector of the softmax, twice: slot of 2 * vectors. */
+INLINE void look_up_beside(
+	struct pass *p, uint32_t m, uint32_t slot, uint32_t first, uint32_t n, int8_t *values)
+{
+	const uint32_t every = 2 * (ROWS * m / LANES) / (ROWS / TILE), t = slot / every * TILE;
+
+	if (slot % every == 0 && t < n)
+		look_up_values(&p->values, first, t, least(n, t + TILE), 0, p->v.book,
+			p->value_lines, values);
+	fetch_ahead(&p->ahead);
 }
 
 /*
- * Scores to weights. Sets what sums so far are multiplied by, and returns the largest weight of each
- * query, times its row's scale, in all its lanes.
+ * Scores to weights, and values to bytes. Sets what sums so far are multiplied by, and returns the
+ * largest weight of each query, times its row's scale, in all its lanes.
  */
 INLINE __m512 soften(struct pass *p, const int32_t *sum, uint32_t m, uint32_t first, uint32_t n,
-	__m512 *x, float *grown)
+	__m512 *x, float *grown, int8_t *values)
 {
 	const uint32_t vectors = ROWS * m / LANES;
 	const __m512 minus_inf = _mm512_set1_ps(-INFINITY);
@@ -227,7 +240,7 @@ INLINE __m512 soften(struct pass *p, const int32_t *sum, uint32_t m, uint32_t fi
 		if (n < ROWS)
 			x[i] = _mm512_mask_mov_ps(minus_inf, rows_in(n, m, i), x[i]);
 		max = _mm512_max_ps(max, x[i]);
-		fetch_ahead(&p->ahead);
+		look_up_beside(p, m, i, first, n, values);
 	}
 	max = max_of_rows(max, m);
 	shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(max, minus_inf, _CMP_NEQ_UQ), max);
@@ -239,7 +252,7 @@ INLINE __m512 soften(struct pass *p, const int32_t *sum, uint32_t m, uint32_t fi
 		total = _mm512_add_ps(total, e);
 		x[i] = _mm512_mul_ps(e, scales_of(p->vs.scale + first, m, i));
 		top = _mm512_max_ps(_mm512_abs_ps(x[i]), top);
-		fetch_ahead(&p->ahead);
+		look_up_beside(p, m, vectors + i, first, n, values);
 	}
 	_mm512_store_ps(grown, fade);
 	running_store(p, max, _mm512_fmadd_ps(was_sum, fade, sum_of_rows(total, m)));
@@ -255,7 +268,7 @@ INLINE void step_rows(
 	int8_t values[8 * TILE_BYTES] __attribute__((aligned(64)));
 	int32_t sum[ROWS * 2 * KVP_TILE_QUERIES] __attribute__((aligned(64)));
 	struct byte_weights w __attribute__((aligned(64)));
-	float *acc = p->job->acc + (size_t)p->at * v->dim;
+	float *acc = p->acc + (size_t)p->at * v->dim;
 	float now[LANES] __attribute__((aligned(64)));
 	__m512 x[VECTORS], top;
 
@@ -268,18 +281,17 @@ INLINE void step_rows(
 	{
 		const uint32_t end = least(n, g + GROUP);
 
-		look_up_keys(k, first, g, end, 0, p->k.book, !p->at, keys);
-		look_up_values(v, first, g, end, 0, p->v.book, !p->at, values);
+		look_up_keys(k, first, g, end, 0, p->k.book, p->key_lines, keys);
 		if (g)
 			multiply_keys(keys, m, g - GROUP, least(n, g), 0, sum);
 	}
 	multiply_keys(keys, m, ROWS - GROUP, n, 0, sum);
 	for (uint32_t piece = 1; 2 * piece * CODES < k->dim; piece++) {
-		look_up_keys(k, first, 0, n, piece, p->k.book, 0, keys);
+		look_up_keys(k, first, 0, n, piece, p->k.book, NO_LINES, keys);
 		load_queries(p->q, m, piece);
 		multiply_keys(keys, m, 0, n, piece, sum);
 	}
-	top = soften(p, sum, m, first, n, x, now);
+	top = soften(p, sum, m, first, n, x, now, values);
 	put_weights(x, top, m, p->v.value, &w);
 	for (uint32_t i = 0; i < p->nq; i++) {
 		fade[i] *= now[i];
@@ -287,7 +299,7 @@ INLINE void step_rows(
 	}
 	for (uint32_t piece = 0; 2 * piece * CODES < v->dim; piece++) {
 		if (piece)
-			look_up_values(v, first, 0, n, piece, p->v.book, 0, values);
+			look_up_values(v, first, 0, n, piece, p->v.book, NO_LINES, values);
 		add_piece(&w, values, v->dim, piece, m, p->nq, fade, acc);
 	}
 }
@@ -301,41 +313,80 @@ INLINE void step_pass(struct pass *p, uint32_t m)
 	p->unit = _mm512_mul_ps(
 		repeat(_mm512_loadu_ps(p->q->unit), m), _mm512_set1_ps(p->k.value * job->scale));
 	for (uint32_t i = 0; i < p->nq; i++) {
-		fade[i] = job->fade[p->at + i];
+		fade[i] = p->fade[p->at + i];
 		grown[i] = 1.0f;
 	}
 	for (uint32_t t = 0; t < job->k->n; t += ROWS) {
-		step_rows(p, m, t, least(job->k->n - t, ROWS), fade, grown);
+		if (job->k->n - t >= ROWS)
+			step_rows(p, m, t, ROWS, fade, grown);
+		else
+			step_rows(p, m, t, job->k->n - t, fade, grown);
 		for (uint32_t i = 0; i < p->nq; i++)
 			fade[i] = 1.0f;
 	}
-	memcpy(job->grown + p->at, grown, p->nq * sizeof *grown);
+	memcpy(p->grown + p->at, grown, p->nq * sizeof *grown);
+}
+
+/* Rows of head h of a job: what is read next is the next head's, but for the last one. */
+static void rows_of_head(const struct kvp_rows *first, uint32_t h, uint32_t heads, size_t codes,
+	size_t scale, struct kvp_rows *r)
+{
+	r->codes = first->codes + h * codes;
+	r->scale = first->scale + h * scale;
+	r->next = first->next;
+	r->next_stride = first->next_stride;
+	r->next_n = first->next_n;
+	r->next_bytes = first->next_bytes;
+	if (h + 1 == heads)
+		return;
+	r->next = r->codes + codes;
+	r->next_stride = first->stride;
+	r->next_n = first->n;
+	r->next_bytes = first->dim / 2;
+	for (uint32_t i = 0; i < first->n * 4; i += 64)
+		_mm_prefetch(r->scale + scale + i, _MM_HINT_T1);
+}
+
+static void step_head(struct pass *p, uint32_t h)
+{
+	const struct kvp_step *job = p->job;
+	const uint8_t *tiles = (const uint8_t *)job->q->tiles + h * job->apart.tiles;
+	const uint32_t n = job->q->n, m = columns_of(n);
+
+	rows_of_head(job->k, h, job->heads, job->apart.k_codes, job->apart.k_scale, &p->keys);
+	rows_of_head(job->v, h, job->heads, job->apart.v_codes, job->apart.v_scale, &p->values);
+	p->run = job->run + h * n;
+	p->grown = job->grown + h * n;
+	p->fade = job->fade + h * job->apart.fade;
+	p->acc = job->acc + h * job->apart.acc;
+	share_fetching(p, m);
+	scales_init(&p->keys, &p->ks);
+	scales_init(&p->values, &p->vs);
+	for (p->at = 0; p->at < n; p->at += KVP_TILE_QUERIES) {
+		p->nq = least(n - p->at, KVP_TILE_QUERIES);
+		p->q = (const void *)(tiles +
+				      p->at / KVP_TILE_QUERIES * kvp_tiles_bytes(job->k->dim));
+		if (m == 4)
+			step_pass(p, 4);
+		else
+			step_pass(p, KVP_TILE_QUERIES);
+		p->ahead.lines = 0;
+		p->key_lines = p->value_lines = NO_LINES;
+	}
 }
 
 int kvp_step_tiles(const struct kvp_step *job)
 {
-	const uint8_t *tiles = job->q->tiles;
 	struct pass p;
 
-	if (!tiles || job->q->n < FEW || !fits(job->k) || !fits(job->v))
+	if (!job->q->tiles || job->q->n < FEW || !fits(job->k) || !fits(job->v))
 		return 0;
 	p.job = job;
 	p.k = bytes_init(job->k);
 	p.v = bytes_init(job->v);
 	p.keys = *job->k;
 	p.values = *job->v;
-	share_fetching(&p, columns_of(job->q->n));
-	scales_init(job->k, &p.ks);
-	scales_init(job->v, &p.vs);
-	for (p.at = 0; p.at < job->q->n; p.at += KVP_TILE_QUERIES) {
-		p.nq = least(job->q->n - p.at, KVP_TILE_QUERIES);
-		p.q = (const void *)(tiles +
-				     p.at / KVP_TILE_QUERIES * kvp_tiles_bytes(job->k->dim));
-		if (columns_of(job->q->n) == 4)
-			step_pass(&p, 4);
-		else
-			step_pass(&p, KVP_TILE_QUERIES);
-		p.ahead.lines = 0;
-	}
+	for (uint32_t h = 0; h < job->heads; h++)
+		step_head(&p, h);
 	return 1;
 }

@@ -24,7 +24,7 @@ struct workspace {
 	struct domains k;
 	struct domains v;
 	uint32_t rotations;
-	uint32_t tiles; /* whether queries are there as tiles */
+	uint32_t tiles; /* of domains, as bits: in which queries are there as tiles */
 };
 
 struct shape {
@@ -150,6 +150,61 @@ static void fetch_headers(const struct kvp_attention *a, uint32_t part)
 	fetch(a->parts[part].v.data, KVP_PLANE_HDR_BYTES);
 }
 
+/* ---- rows of floats ---- */
+
+typedef float lanes __attribute__((vector_size(16)));
+#define LANES ((uint32_t)(sizeof(lanes) / sizeof(float)))
+
+static lanes load_lanes(const float *p)
+{
+	lanes v;
+
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+
+static void store_lanes(float *p, lanes v)
+{
+	memcpy(p, &v, sizeof v);
+}
+
+/* out = x * f */
+static void scale_row(float *out, const float *x, uint32_t n, float f)
+{
+	uint32_t c = 0;
+
+	for (; c + LANES <= n; c += LANES)
+		store_lanes(out + c, load_lanes(x + c) * f);
+	for (; c < n; c++)
+		out[c] = x[c] * f;
+}
+
+static void add_row(float *to, const float *x, uint32_t n)
+{
+	uint32_t c = 0;
+
+	for (; c + LANES <= n; c += LANES)
+		store_lanes(to + c, load_lanes(to + c) + load_lanes(x + c));
+	for (; c < n; c++)
+		to[c] += x[c];
+}
+
+static float sum_row(const float *x, uint32_t n)
+{
+	lanes sum[2] = { { 0 }, { 0 } };
+	uint32_t c = 0;
+	float rest = 0.0f;
+
+	for (; c + 2 * LANES <= n; c += 2 * LANES) {
+		sum[0] += load_lanes(x + c);
+		sum[1] += load_lanes(x + c + LANES);
+	}
+	for (; c < n; c++)
+		rest += x[c];
+	sum[0] += sum[1];
+	return sum[0][0] + sum[0][1] + (sum[0][2] + sum[0][3]) + rest;
+}
+
 /* ---- the three phases ---- */
 
 /* Row `row` of a KV head in a domain: where its floats and their sum lie. */
@@ -184,7 +239,7 @@ static struct kvp_queries queries_of(
 	struct query_place p = query_place(a, s, domain, head, 0);
 
 	return (struct kvp_queries){ s->rows, p.f, p.sum,
-		ws->tiles ? tiles_place(a, s, domain, head) : NULL };
+		ws->tiles & 1u << domain ? tiles_place(a, s, domain, head) : NULL };
 }
 
 /* As many queries of a KV head as tiles are configured for; 0: none are. */
@@ -208,19 +263,18 @@ static void gather_queries(const struct kvp_kernels *k, const struct kvp_attenti
 
 				memcpy(p.f, a->q + from * a->k_dim, a->k_dim * sizeof *p.f);
 				if (d)
-					kvp_rotate_fwd(&ws->k.rot[d - 1], p.f);
-				*p.sum = 0.0f;
-				for (uint32_t c = 0; c < a->k_dim; c++)
-					*p.sum += p.f[c];
+					k->dsp.rotate(&ws->k.rot[d - 1], 0, p.f);
+				*p.sum = sum_row(p.f, a->k_dim);
 			}
 		}
 	}
 	ws->rotations = ws->k.n;
-	ws->tiles = s->tiles_head && tiles_for(k, s);
+	ws->tiles = s->tiles_head && tiles_for(k, s) ? ws->k.books : 0;
 	for (uint32_t h = 0; ws->tiles && h < a->kv_heads; h++)
 		for (uint32_t d = 0; d <= ws->k.n; d++)
-			k->tiles.queries(query_place(a, s, d, h, 0).f, s->rows, a->k_dim,
-				tiles_place(a, s, d, h));
+			if (ws->tiles & 1u << d)
+				k->tiles.queries(query_place(a, s, d, h, 0).f, s->rows, a->k_dim,
+					tiles_place(a, s, d, h));
 }
 
 int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *a)
@@ -238,8 +292,8 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *
 		return -EINVAL;
 	if (a->workspace_size < s.bytes)
 		return -ENOSPC;
-	ws->k.n = 0;
-	ws->v.n = 0;
+	ws->k.n = ws->k.books = 0;
+	ws->v.n = ws->v.books = 0;
 	for (uint32_t i = 0; i < a->n_parts; i++) {
 		const struct kvp_attend_part *part = &a->parts[i];
 
@@ -519,16 +573,17 @@ static int attend_part(const struct kvp_kernels *k, const struct kvp_attention *
 	return 0;
 }
 
-static void split_begin(
-	const struct kvp_attention *a, const struct shape *s, const struct split *area)
+static void split_begin(const struct kvp_attention *a, const struct shape *s, uint32_t domains,
+	const struct split *area)
 {
-	size_t heads = (size_t)a->kv_heads * s->rows;
+	size_t heads = (size_t)a->kv_heads * s->rows, domain = (size_t)s->rows * a->v_dim;
 
 	for (size_t i = 0; i < heads; i++)
 		area->run[i] = (struct running){ -INFINITY, 0.0f };
 	for (size_t i = 0; i < DOMAINS * heads; i++)
 		area->fade[i] = 1.0f;
-	memset(area->acc, 0, DOMAINS * heads * a->v_dim * sizeof(float));
+	for (uint32_t h = 0; h < a->kv_heads; h++)
+		memset(area->acc + h * DOMAINS * domain, 0, domains * domain * sizeof(float));
 }
 
 /* Applies what is left in fade. */
@@ -539,8 +594,9 @@ static void split_end(const struct kvp_attention *a, const struct shape *s, uint
 		for (uint32_t i = 0; i < domains * s->rows; i++) {
 			size_t at = (size_t)h * DOMAINS * s->rows + i;
 
-			for (uint32_t c = 0; c < a->v_dim; c++)
-				area->acc[at * a->v_dim + c] *= area->fade[at];
+			if (area->fade[at] != 1.0f)
+				scale_row(area->acc + at * a->v_dim, area->acc + at * a->v_dim,
+					a->v_dim, area->fade[at]);
 		}
 	}
 }
@@ -561,7 +617,7 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attention *a,
 	first = (uint32_t)((uint64_t)a->n_parts * split / a->n_splits);
 	last = (uint32_t)((uint64_t)a->n_parts * (split + 1) / a->n_splits);
 	area = split_area(a, &s, split);
-	split_begin(a, &s, &area);
+	split_begin(a, &s, ws->v.n + 1, &area);
 	if (tiles_for(k, &s))
 		k->tiles.begin(s.rows);
 	for (uint32_t i = 0; i < first; i++)
@@ -613,8 +669,8 @@ static void merge_row(const struct kvp_attention *a, const struct shape *s, uint
 	}
 }
 
-static void output_row(const struct kvp_attention *a, const struct shape *s, uint32_t head,
-	uint32_t row, struct kvp_attend_result *res)
+static void output_row(const struct kvp_kernels *k, const struct kvp_attention *a,
+	const struct shape *s, uint32_t head, uint32_t row, struct kvp_attend_result *res)
 {
 	const struct workspace *ws = a->workspace;
 	struct split area = split_area(a, s, 0);
@@ -629,12 +685,10 @@ static void output_row(const struct kvp_attention *a, const struct shape *s, uin
 	for (uint32_t d = 0; d < ws->v.n; d++) {
 		float *x = acc + (d + 1) * domain;
 
-		kvp_rotate_inv(&ws->v.rot[d], x);
-		for (uint32_t c = 0; c < a->v_dim; c++)
-			acc[c] += x[c];
+		k->dsp.rotate(&ws->v.rot[d], 1, x);
+		add_row(acc, x, a->v_dim);
 	}
-	for (uint32_t c = 0; c < a->v_dim; c++)
-		out[c] = acc[c] * inv;
+	scale_row(out, acc, a->v_dim, inv);
 	if (res->lse)
 		res->lse[to] = run.max + (inv == 0.0f ? -INFINITY : logf(run.sum));
 }
@@ -709,7 +763,7 @@ int kvp_attend_finish(
 	for (uint32_t h = 0; h < a->kv_heads; h++) {
 		for (uint32_t i = 0; i < s.rows; i++) {
 			merge_row(a, &s, ws->v.n + 1, h, i);
-			output_row(a, &s, h, i, res);
+			output_row(k, a, &s, h, i, res);
 		}
 	}
 	res->rotations = ws->rotations + ws->v.n;

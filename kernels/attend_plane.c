@@ -38,10 +38,15 @@ int kvp_attend_view(const struct kvp_attention *a, const struct kvp_attend_part 
 	/* The header may have changed since the check; what is used from it is bounded here. */
 	if (v->hdr.exponent < -120 || v->hdr.exponent > 125)
 		return -EBADMSG;
-	if (v->in.form == KVP_FORM_BOOK)
-		r = kvp_codebook(v->in.bits, v->in.book == KVP_BOOK_SPHERE ? v->p.dim : 0, v->cent,
-			v->bound);
-	return r;
+	return 0;
+}
+
+static int take_book(struct plane_view *v)
+{
+	if (v->in.form != KVP_FORM_BOOK)
+		return 0;
+	return kvp_codebook(
+		v->in.bits, v->in.book == KVP_BOOK_SPHERE ? v->p.dim : 0, v->cent, v->bound);
 }
 
 static int domain_find(const struct domains *d, const struct plane_view *v)
@@ -56,21 +61,23 @@ static int domain_find(const struct domains *d, const struct plane_view *v)
 	return -ENOENT;
 }
 
-int kvp_attend_domain_add(
-	struct domains *d, const struct plane_view *v, const struct kvp_calib *calib)
+int kvp_attend_domain_add(struct domains *d, struct plane_view *v, const struct kvp_calib *calib)
 {
-	int r;
+	int r = domain_find(d, v);
 
-	if (domain_find(d, v) >= 0)
-		return 0;
-	if (d->n == KVP_ATTEND_ROTATIONS_MAX)
-		return -E2BIG;
-	r = kvp_rotation_init(&d->rot[d->n], v->in.rotation, v->p.dim, v->hdr.seed, calib);
-	if (r < 0)
-		return r;
-	d->kind[d->n] = v->in.rotation;
-	d->name[d->n] = v->in.rotation == KVP_ROT_HAAR ? v->hdr.calib : v->hdr.seed;
-	d->n++;
+	if (r < 0) {
+		if (d->n == KVP_ATTEND_ROTATIONS_MAX)
+			return -E2BIG;
+		r = kvp_rotation_init(&d->rot[d->n], v->in.rotation, v->p.dim, v->hdr.seed, calib);
+		if (r < 0)
+			return r;
+		d->kind[d->n] = v->in.rotation;
+		d->name[d->n] = v->in.rotation == KVP_ROT_HAAR ? v->hdr.calib : v->hdr.seed;
+		r = (int)++d->n;
+	}
+	v->domain = (uint32_t)r;
+	if (v->in.form == KVP_FORM_BOOK && v->in.bits == 4)
+		d->books |= 1u << v->domain;
 	return 0;
 }
 
@@ -152,6 +159,10 @@ int kvp_attend_part_view(const struct kvp_attention *a, const struct domains *k,
 	r = kvp_attend_view(a, ret->part, KVP_PLANE_K, &ret->k);
 	if (!r)
 		r = kvp_attend_view(a, ret->part, KVP_PLANE_V, &ret->v);
+	if (!r)
+		r = take_book(&ret->k);
+	if (!r)
+		r = take_book(&ret->v);
 	if (r < 0)
 		return r;
 	r = domain_find(k, &ret->k);

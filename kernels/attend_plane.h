@@ -14,7 +14,8 @@
 
 /* The rotations that occur among the keys, or among the values. */
 struct domains {
-	uint32_t n; /* besides domain 0 */
+	uint32_t n;     /* besides domain 0 */
+	uint32_t books; /* of domains, as bits: in which rows are centroids of 4 bits */
 	uint32_t kind[KVP_ATTEND_ROTATIONS_MAX];
 	uint64_t name[KVP_ATTEND_ROTATIONS_MAX]; /* seed, or digest of a dense one */
 	struct rotation rot[KVP_ATTEND_ROTATIONS_MAX];
@@ -32,14 +33,13 @@ struct plane_view {
 
 /*
  * What the plane's header and the job say, bounded; the payload may be somebody else's to write. The
- * domain is not set. -EINVAL, and what kvp_plane_check() returns.
+ * domain and the book are not set. -EINVAL, and what kvp_plane_check() returns.
  */
 int kvp_attend_view(const struct kvp_attention *a, const struct kvp_attend_part *part,
 	uint32_t kind, struct plane_view *ret);
 
-/* Has the plane's rotation among d. -E2BIG, and what kvp_rotation_init() returns. */
-int kvp_attend_domain_add(
-	struct domains *d, const struct plane_view *v, const struct kvp_calib *calib);
+/* Has the plane's rotation among d, and sets its domain. -E2BIG, and what kvp_rotation_init() returns. */
+int kvp_attend_domain_add(struct domains *d, struct plane_view *v, const struct kvp_calib *calib);
 
 /* Both planes of a part. */
 struct part_view {

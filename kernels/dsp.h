@@ -97,6 +97,8 @@ typedef void kvp_had_encode_fn(uint32_t bits, const struct rotation *rot, const 
 	uint8_t *codes, uint8_t *scale, uint8_t *min);
 typedef void kvp_had_decode_fn(uint32_t bits, const struct rotation *rot, const uint8_t *codes,
 	const uint8_t *scale, const uint8_t *min, const struct rows_out *out);
+/* One row where it lies, there or back. */
+typedef void kvp_rotate_fn(const struct rotation *rot, int inverse, float *x);
 /* The streaming softmax of one query: what it has seen so far. */
 struct running {
 	float max;
@@ -186,6 +188,7 @@ struct dsp {
 	kvp_byte_decode_fn *byte_decode;
 	kvp_had_encode_fn *had_encode;
 	kvp_had_decode_fn *had_decode;
+	kvp_rotate_fn *rotate;
 	kvp_softmax_fn *softmax;
 	kvp_rope_turn_fn *rope_turn;
 	kvp_rope_row_fn *rope_row;
@@ -221,6 +224,7 @@ kvp_byte_encode_fn kvp_byte_encode_c;
 kvp_byte_decode_fn kvp_byte_decode_c;
 kvp_had_encode_fn kvp_had_encode_c;
 kvp_had_decode_fn kvp_had_decode_c;
+kvp_rotate_fn kvp_rotate_c;
 kvp_softmax_fn kvp_softmax_c;
 kvp_rope_turn_fn kvp_rope_turn_c;
 kvp_rope_row_fn kvp_rope_row_c;

@@ -475,6 +475,14 @@ static void had_decode_avx2(uint32_t bits, const struct rotation *rot, const uin
 	BY_DIM(out->dim, out->dtype, had_decode_rows, bits, rot, codes, scale, min, out);
 }
 
+static void rotate_avx2(const struct rotation *rot, int inverse, float *x)
+{
+	if (rot->kind == KVP_ROT_HAAR || rot->dim % 8)
+		kvp_rotate_c(rot, inverse, x);
+	else
+		rotate_any(rot, inverse, x);
+}
+
 void kvp_dsp_init_avx2(struct dsp *dsp)
 {
 	dsp->amax = amax;
@@ -488,4 +496,5 @@ void kvp_dsp_init_avx2(struct dsp *dsp)
 	dsp->byte_decode = byte_decode_avx2;
 	dsp->had_encode = had_encode_avx2;
 	dsp->had_decode = had_decode_avx2;
+	dsp->rotate = rotate_avx2;
 }

@@ -482,6 +482,14 @@ static void had_decode_avx512(uint32_t bits, const struct rotation *rot, const u
 		BY_DIM(out->dim, out->dtype, had_decode_rows, bits, rot, codes, scale, min, out);
 }
 
+static void rotate_avx512(const struct rotation *rot, int inverse, float *x)
+{
+	if (rot->kind == KVP_ROT_HAAR || rot->dim % 16)
+		kvp_rotate_c(rot, inverse, x);
+	else
+		rotate_any(rot, inverse, x);
+}
+
 void kvp_dsp_init_avx512(struct dsp *dsp)
 {
 	dsp->amax = amax;
@@ -495,4 +503,5 @@ void kvp_dsp_init_avx512(struct dsp *dsp)
 	dsp->byte_decode = byte_decode_avx512;
 	dsp->had_encode = had_encode_avx512;
 	dsp->had_decode = had_decode_avx512;
+	dsp->rotate = rotate_avx512;
 }

@@ -427,6 +427,7 @@ void kvp_dsp_init_c(struct dsp *dsp)
 		.byte_decode = kvp_byte_decode_c,
 		.had_encode = kvp_had_encode_c,
 		.had_decode = kvp_had_decode_c,
+		.rotate = kvp_rotate_c,
 		.rope_turn = kvp_rope_turn_c,
 		.rope_row = kvp_rope_row_c,
 		.split = kvp_split_c,

@@ -265,6 +265,33 @@ INLINE void rotate_fwd(const struct rotation *rot, floats *v, uint32_t n)
 	}
 }
 
+INLINE void rotate_inv(const struct rotation *rot, floats *v, uint32_t n);
+
+INLINE void rotate_row(const struct rotation *rot, int inverse, float *x, uint32_t n)
+{
+	floats v[N_MAX];
+
+	for (uint32_t i = 0; i < n; i++)
+		v[i] = V(loadu_ps)(x + LANES * (size_t)i);
+	if (inverse)
+		rotate_inv(rot, v, n);
+	else
+		rotate_fwd(rot, v, n);
+	for (uint32_t i = 0; i < n; i++)
+		V(storeu_ps)(x + LANES * (size_t)i, v[i]);
+}
+
+/* dim: a multiple of LANES */
+INLINE void rotate_any(const struct rotation *rot, int inverse, float *x)
+{
+	if (rot->dim == 128)
+		rotate_row(rot, inverse, x, 128 / LANES);
+	else if (rot->dim == 64)
+		rotate_row(rot, inverse, x, 64 / LANES);
+	else
+		rotate_row(rot, inverse, x, rot->dim / LANES);
+}
+
 /* ---- codecs ---- */
 
 /* Scalars of rows from their norms and the products that the scalar asks for. */

@@ -223,6 +223,14 @@ void kvp_rotate_inv(const struct rotation *rot, float *x)
 	}
 }
 
+void kvp_rotate_c(const struct rotation *rot, int inverse, float *x)
+{
+	if (inverse)
+		kvp_rotate_inv(rot, x);
+	else
+		kvp_rotate_fwd(rot, x);
+}
+
 /*
  * Natural logarithm of 0 < x <= 1 from nothing but exactly rounded operations, so that every machine
  * makes the same matrix: x = m 2^e, log m = 2 artanh((m - 1) / (m + 1)).

@@ -1231,6 +1231,38 @@ static void rows_of_any_geometry(void **state)
 	free(g);
 }
 
+/* A row turned there and back is the same to the bit by every instruction set. */
+static void rotations_are_alike(void **state)
+{
+	static const uint32_t dims[] = { 8, 16, 24, 64, 72, 80, 96, 112, 128, 144, 192, 256, 320,
+		512 };
+	const size_t n = sizeof dims / sizeof *dims;
+
+	(void)state;
+	for (size_t i = 0; i < 2 * n; i++) {
+		const uint32_t dim = dims[i % n], kind = i < n ? KVP_ROT_H1 : KVP_ROT_H3;
+		float x[512], there[512], back[512];
+		struct rotation rot;
+
+		if (kvp_rotation_init(&rot, kind, dim, 1 + inputs_random(), NULL) < 0)
+			continue;
+		inputs_fill(x, dim, KVP_DTYPE_F32, INPUT_NORMAL);
+		memcpy(there, x, sizeof there);
+		kvp_rotate_fwd(&rot, there);
+		memcpy(back, there, sizeof back);
+		kvp_rotate_inv(&rot, back);
+		for (size_t set = 0; set < n_kernels; set++) {
+			float y[512];
+
+			memcpy(y, x, sizeof y);
+			kernels[set]->dsp.rotate(&rot, 0, y);
+			assert_memory_equal(y, there, dim * sizeof *y);
+			kernels[set]->dsp.rotate(&rot, 1, y);
+			assert_memory_equal(y, back, dim * sizeof *y);
+		}
+	}
+}
+
 /* ---- matrix tiles ---- */
 
 /* A part in memory that ends with it. */
@@ -1404,6 +1436,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(queries_groups_dims),
 		cmocka_unit_test(refusals),
 		cmocka_unit_test(rows_of_any_geometry),
+		cmocka_unit_test(rotations_are_alike),
 		cmocka_unit_test(tiles_of_any_size),
 		cmocka_unit_test(tiles_among_others),
 		cmocka_unit_test(tiles_and_nan),

@@ -9,7 +9,8 @@
 
 #include <math.h>
 
-#define FEW     3u /* so many queries are worth it: the lanes of four are worked on */
+#define LOG2_E  1.44269504f /* scores are powers of 2 here, and of e outside */
+#define LOG_2   0.693147181f
 #define LANES   16u
 #define VECTORS (ROWS * KVP_TILE_QUERIES / LANES) /* at most, of ROWS rows */
 
@@ -221,18 +222,37 @@ INLINE void look_up_beside(
 }
 
 /*
- * Scores to weights, and values to bytes. Sets what sums so far are multiplied by, and returns the
- * largest weight of each query, times its row's scale, in all its lanes.
+ * 2^x for x <= 0: 1 of 0, 0 below 2^-125, else off by up to 3.5e-6 of itself, which is little beside
+ * the 14 bits that weights become.
+ */
+INLINE __m512 exp2_16(__m512 x)
+{
+	const __mmask16 in = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-125.0f), _CMP_NLE_UQ);
+	const __m512 n = _mm512_roundscale_ps(x, RNE), f = _mm512_sub_ps(x, n);
+	__m512 p = _mm512_set1_ps(0.00966636852f);
+
+	p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0559219758f));
+	p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24022349f));
+	p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693121045f));
+	p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+	return _mm512_maskz_scalef_ps(in, p, n);
+}
+
+/*
+ * Scores, as powers of 2, to weights, and values to bytes. Sets what sums so far are multiplied by, and
+ * returns the largest weight of each query, times its row's scale, in all its lanes.
  */
 INLINE __m512 soften(struct pass *p, const int32_t *sum, uint32_t m, uint32_t first, uint32_t n,
 	__m512 *x, float *grown, int8_t *values)
 {
 	const uint32_t vectors = ROWS * m / LANES;
 	const __m512 minus_inf = _mm512_set1_ps(-INFINITY);
+	const __m512 to_two = _mm512_set1_ps(LOG2_E);
 	__m512 was, was_sum, max, shift, fade, total = _mm512_setzero_ps(), top = total;
+	__mmask16 grew;
 
 	running_load(p, m, &was, &was_sum);
-	max = was;
+	max = _mm512_mul_ps(was, to_two);
 	UNROLL for (uint32_t i = 0; i < vectors; i++)
 	{
 		x[i] = _mm512_mul_ps(sums_of(sum, m, i),
@@ -244,10 +264,13 @@ INLINE __m512 soften(struct pass *p, const int32_t *sum, uint32_t m, uint32_t fi
 	}
 	max = max_of_rows(max, m);
 	shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(max, minus_inf, _CMP_NEQ_UQ), max);
-	fade = exp16(_mm512_sub_ps(was, shift));
+	fade = exp2_16(_mm512_sub_ps(_mm512_mul_ps(was, to_two), shift));
+	/* A maximum that stays is the same afterwards, too. */
+	grew = _mm512_cmp_ps_mask(max, _mm512_mul_ps(was, to_two), _CMP_NEQ_UQ);
+	max = _mm512_mask_mul_ps(was, grew, max, _mm512_set1_ps(LOG_2));
 	UNROLL for (uint32_t i = 0; i < vectors; i++)
 	{
-		const __m512 e = exp16(_mm512_sub_ps(x[i], shift));
+		const __m512 e = exp2_16(_mm512_sub_ps(x[i], shift));
 
 		total = _mm512_add_ps(total, e);
 		x[i] = _mm512_mul_ps(e, scales_of(p->vs.scale + first, m, i));
@@ -310,8 +333,8 @@ INLINE void step_pass(struct pass *p, uint32_t m)
 	const struct kvp_step *job = p->job;
 	float fade[KVP_TILE_QUERIES], grown[KVP_TILE_QUERIES];
 
-	p->unit = _mm512_mul_ps(
-		repeat(_mm512_loadu_ps(p->q->unit), m), _mm512_set1_ps(p->k.value * job->scale));
+	p->unit = _mm512_mul_ps(repeat(_mm512_loadu_ps(p->q->unit), m),
+		_mm512_set1_ps(p->k.value * job->scale * LOG2_E));
 	for (uint32_t i = 0; i < p->nq; i++) {
 		fade[i] = p->fade[p->at + i];
 		grown[i] = 1.0f;
@@ -379,7 +402,7 @@ int kvp_step_tiles(const struct kvp_step *job)
 {
 	struct pass p;
 
-	if (!job->q->tiles || job->q->n < FEW || !fits(job->k) || !fits(job->v))
+	if (!job->q->tiles || !fits(job->k) || !fits(job->v))
 		return 0;
 	p.job = job;
 	p.k = bytes_init(job->k);

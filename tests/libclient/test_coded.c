@@ -27,8 +27,10 @@
 static struct kvp_kernels *kernels;
 static struct kvp_client *client;
 
-/* The layer that stays native in spaces that are opened now; L: none. */
-static uint32_t excepted = L;
+/* The layer that stays native in spaces that are opened now; L: none. And the tokens at the end that do. */
+static uint32_t excepted = L, tail;
+/* Blocks that are stored of a sequence now. */
+static uint32_t stored = CHAIN;
 
 static struct kvp_space *open_model(
 	struct kvp_client *c, const char *model, uint32_t codec_k, uint32_t codec_v)
@@ -44,6 +46,7 @@ static struct kvp_space *open_model(
 		.layers = all,
 		.floor_k = codec_k,
 		.floor_v = codec_v,
+		.native_last = tail,
 		.exact_layers = &excepted,
 		.n_exact_layers = excepted < L };
 	struct kvp_space *s;
@@ -97,7 +100,7 @@ static uint32_t store_in(struct kvp_space *s, uint32_t seed, int device)
 	struct kvp_ref parent = kvp_ref_root();
 
 	tokens_of(seed, tokens);
-	for (; n < CHAIN; n++) {
+	for (; n < stored; n++) {
 		struct kvp_grant *g;
 		int r = device < 0 ? kvp_reserve(s, WAIT_MS, NULL, &g)
 				   : kvp_reserve_on(s, (uint32_t)device, WAIT_MS, NULL, &g);
@@ -166,19 +169,25 @@ static struct kvp_prefix *find_sequence(
 	return m;
 }
 
-/* All of a sequence that nothing has evicted: what lies in a new extent is a miss until that is mapped. */
-static struct kvp_prefix *find_stored(
-	struct kvp_space *s, uint32_t seed, struct kvp_prefix_info *ret_info)
+/* The first n blocks of a sequence, of which nothing has been evicted: what lies in a new extent is a miss until that is mapped. */
+static struct kvp_prefix *find_blocks(
+	struct kvp_space *s, uint32_t seed, uint32_t n, struct kvp_prefix_info *ret_info)
 {
 	for (uint32_t i = 0;; i++) {
-		struct kvp_prefix *m = find_sequence(s, seed, CHAIN * T, ret_info);
+		struct kvp_prefix *m = find_sequence(s, seed, n * T, ret_info);
 
-		if (ret_info->n_blocks == CHAIN)
+		if (ret_info->n_blocks == n)
 			return m;
 		EQUAL(kvp_release(m), 0);
 		CHECK(i < 2000);
 		usleep(5000);
 	}
+}
+
+static struct kvp_prefix *find_stored(
+	struct kvp_space *s, uint32_t seed, struct kvp_prefix_info *ret_info)
+{
+	return find_blocks(s, seed, CHAIN, ret_info);
 }
 
 struct tally {
@@ -373,6 +382,103 @@ static void test_attention_in_place(void)
 		EQUAL(kvp_release(m), 0);
 	}
 	CHECK(coded > 0);
+	kvp_space_close(s);
+}
+
+static void set_rule(const char *model, const char *members);
+static void await_coded(const char *model, uint32_t n);
+
+/* One block, written layer by layer: of each its keys, then its values. */
+static struct kvp_ref append_by_layer(
+	struct kvp_space *s, uint32_t seed, uint32_t i, struct kvp_ref parent)
+{
+	static uint16_t native[BLOCK / 2];
+	uint32_t tokens[CHAIN * T];
+	struct kvp_grant *g;
+
+	tokens_of(seed, tokens);
+	native_of(seed, i, native);
+	EQUAL(kvp_reserve(s, WAIT_MS, NULL, &g), 0);
+	for (uint32_t half = 0; half < 2 * L; half++)
+		memcpy((uint8_t *)kvp_grant_addr(g) + half * PLANE,
+			(uint8_t *)native + half * PLANE, PLANE);
+	EQUAL(kvp_commit_run(&g, 1, parent, tokens + i * T, T, NULL, KVP_COMMIT_RELEASE, &parent),
+		1);
+	return parent;
+}
+
+/* Attends to one layer of the first n blocks where they lie, and to what they have to be: the same. */
+static void attend_by_layer(struct kvp_prefix *m, uint32_t seed, uint32_t n, uint32_t layer)
+{
+	static _Alignas(64) uint8_t want[CHAIN][BLOCK];
+	struct kvp_attend_part in[CHAIN], native[CHAIN];
+	float q[HEADS * DIM], here[HEADS * DIM], there[HEADS * DIM];
+
+	for (uint32_t i = 0; i < HEADS * DIM; i++)
+		q[i] = (float)((i * 37 + layer) % 19) / 19 - .5f;
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvp_payload_info p = { .size = sizeof(p) };
+		struct kvp_payload_layer_info l = { .size = sizeof(l) };
+
+		EQUAL(kvp_payload(m, i, &p), 0);
+		expected(&p, seed, i, want[i]);
+		EQUAL(kvp_payload_planes(m, i, layer, &l), 0);
+		in[i] = (struct kvp_attend_part){
+			.tokens = T, .k = attend_half(&l.k), .v = attend_half(&l.v)
+		};
+		l.k = (struct kvp_payload_half){ want[i] + 2 * layer * PLANE, PLANE, 0, HEADS * ROW,
+			ROW };
+		l.v = (struct kvp_payload_half){ want[i] + (2 * layer + 1) * PLANE, PLANE, 0,
+			HEADS * ROW, ROW };
+		native[i] = (struct kvp_attend_part){
+			.tokens = T, .k = attend_half(&l.k), .v = attend_half(&l.v)
+		};
+	}
+	attend(in, n, q, here);
+	attend(native, n, q, there);
+	for (uint32_t i = 0; i < HEADS * DIM; i++)
+		CHECK(fabsf(here[i] - there[i]) < 4e-3f);
+}
+
+/* Every layer of the first n blocks by itself, in the memory that the daemon hands out. */
+static void attend_all_layers(struct kvp_client *c, struct kvp_space *s, uint32_t seed, uint32_t n)
+{
+	struct kvp_counters before = { .size = sizeof(before) }, after = before;
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m;
+
+	EQUAL(kvp_stats(c, &before), 0);
+	m = find_blocks(s, seed, n, &info);
+	for (uint32_t layer = 0; layer < L; layer++)
+		attend_by_layer(m, seed, n, layer);
+	EQUAL(kvp_release(m), 0);
+	EQUAL(kvp_stats(c, &after), 0);
+	EQUAL(after.decoded_blocks, before.decoded_blocks);
+}
+
+/*
+ * A-059: by a daemon's protocol: one client appends layer by layer, block by block, and another one attends to each layer of
+ * what is there so far, where it lies: while all is native, and when it is coded. Nothing is decoded for that.
+ */
+static void test_by_layer(void)
+{
+	struct kvp_space *s = open_model(client, "layers", KVP_CODEC_TQ4, KVP_CODEC_TQ4), *other;
+	struct kvp_ref parent = kvp_ref_root();
+	struct kvp_client *reader;
+
+	EQUAL(kvp_open(NULL, &reader), 0);
+	other = open_model(reader, "layers", KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+	for (uint32_t i = 0; i < CHAIN; i++) {
+		parent = append_by_layer(s, 7, i, parent);
+		EQUAL(kvp_flush(client, WAIT_MS), 0);
+		attend_all_layers(reader, other, 7, i + 1);
+	}
+	set_rule("layers", "\"precision\":\"budget\",\"budget\":0.3");
+	await_coded("layers", CHAIN);
+	attend_all_layers(reader, other, 7, CHAIN);
+	set_rule("layers", "\"precision\":\"pressure\"");
+	kvp_space_close(other);
+	(void)kvp_close(reader);
 	kvp_space_close(s);
 }
 
@@ -723,6 +829,55 @@ static void test_cut_while_read(void)
 	EQUAL(figure_of("cut", "blocks_4_bits"), coded);
 	set_rule("cut", "\"precision\":\"pressure\"");
 	kvp_space_close(s);
+}
+
+/* ---- native tails ---------------------------------------------------------------------------- */
+
+/* The first n blocks of a sequence: the last ones are native, as many as its tail needs, and all others coded. */
+static void check_tail(struct kvp_space *s, uint32_t seed, uint32_t n)
+{
+	uint32_t native = (tail + T - 1) / T;
+	struct kvp_prefix_info info;
+	struct kvp_prefix *m = find_blocks(s, seed, n, &info);
+
+	for (uint32_t i = 0; i < n; i++) {
+		struct tally t = { 0 };
+
+		check_block(m, seed, i, &t);
+		EQUAL(t.native, i + native >= n);
+	}
+	EQUAL(kvp_release(m), 0);
+}
+
+/*
+ * A-016: a tail of 0, 32 or 128 tokens stays native, whatever the budget, in whole blocks: while a sequence grows what falls out
+ * of it is coded, and nothing else of it is.
+ */
+static void test_native_tail(void)
+{
+	static const uint32_t tails[] = { 0, 32, 128 };
+	char model[] = "tail0";
+
+	for (uint32_t i = 0; i < 3; i++, model[4]++) {
+		struct kvp_space *s;
+		uint32_t before = 0;
+
+		tail = tails[i];
+		s = open_model(client, model, KVP_CODEC_TQ4, KVP_CODEC_TQ4);
+		set_rule(model, "\"precision\":\"budget\",\"budget\":0.3");
+		for (stored = CHAIN / 2; stored <= CHAIN; stored++) {
+			EQUAL(store_sequence(s, 0), stored);
+			EQUAL(kvp_flush(client, WAIT_MS), 0);
+			before = stored - (tail + T - 1) / T;
+			await_coded(model, before);
+			check_tail(s, 0, stored);
+		}
+		EQUAL(figure_of(model, "blocks_4_bits"), before);
+		stored = CHAIN;
+		tail = 0;
+		set_rule(model, "\"precision\":\"pressure\"");
+		kvp_space_close(s);
+	}
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -1148,7 +1303,7 @@ static void native_there_coded_here(struct kvp_space *s, uint32_t seed)
 	EQUAL(kvp_release(m), 0);
 }
 
-/* D-044, D-046: what came back is byte for byte what lies in DRAM, in the same codec, and decodes to the same. */
+/* D-026, D-044, D-046: what came back is byte for byte what lies in DRAM, in the same codec, and decodes to the same. */
 static void coded_there_as_here(struct kvp_space *s, uint32_t seed)
 {
 	struct kvp_prefix *m = find_all(s, seed, 0), *on = find_all(s, seed, KVP_MATCH_DEVICE);
@@ -1236,13 +1391,23 @@ TEST(exact_beside)
 TEST(excepted_layers)
 TEST(kills)
 TEST(quality)
+TEST(by_layer)
+TEST(native_tail)
 TEST(cut_while_read)
 TEST(attention)
 TEST(token_attention)
 TEST(attention_under_pressure)
 TEST(beside_a_device)
 
-/* "device": what there is to test beside one. */
+static const struct live_test *find_test(const struct live_test *tests, size_t n, const char *name)
+{
+	while (n && strcmp(tests->name, name) != 0)
+		tests++, n--;
+	CHECK(n);
+	return tests;
+}
+
+/* "device": what there is to test beside one; the name of a test: that one. */
 int main(int argc, char **argv)
 {
 	static const struct live_test beside = { "beside a device", run_beside_a_device };
@@ -1250,6 +1415,8 @@ int main(int argc, char **argv)
 		{ "cut while read", run_cut_while_read },       /* while there is room */
 		{ "attention", run_attention },                 /* likewise */
 		{ "attention of tokens", run_token_attention }, /* likewise */
+		{ "by layer", run_by_layer },                   /* likewise */
+		{ "native tail", run_native_tail },             /* likewise */
 		{ "attention under pressure", run_attention_under_pressure },
 		{ "every byte", run_every_byte },
 		{ "pieces", run_pieces },
@@ -1266,6 +1433,8 @@ int main(int argc, char **argv)
 		return 1;
 	if (argc > 1 && !strcmp(argv[1], "device"))
 		status = live_main(&beside, 1);
+	else if (argc > 1)
+		status = live_main(find_test(tests, sizeof(tests) / sizeof(tests[0]), argv[1]), 1);
 	else
 		status = live_main(tests, sizeof(tests) / sizeof(tests[0]));
 	kvp_kernels_free(kernels);

@@ -2,12 +2,13 @@
 /*
  * An engine whose floor needs a calibration, beside a real kvpoold: for test_calibrated.py.
  *	make FILE MODEL SEED HEADS	writes a calibration of kvquant
- *	read FILE MODEL			stores more than there is room for; all that is there is what the codec makes of it with FILE
+ *	read FILE MODEL [CODEC]		stores more than there is room for; all that is there is what the codec makes of it with FILE
  *	refused MODEL THETA		opening is -ENOENT
  *	stays FILE MODEL		says "ready"; when another daemon came, and a line: as long as that has another calibration all
  *					is a miss, and what is opened anew is not
  */
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,11 @@
 #define CHAIN     4u
 #define SEQUENCES 72u
 #define WAIT_MS   20000u
-#define CODEC     KVP_CODEC_KVQUANT(3u)
+
+/* Of keys and values. */
+static uint32_t codec[2] = { KVP_CODEC_KVQUANT(3u), KVP_CODEC_KVQUANT(3u) };
+/* Squares of what keys have lost, and of all of them. */
+static double lost, all;
 
 static struct kvp_kernels *kernels;
 static struct kvp_nuq_set *set;
@@ -55,8 +60,8 @@ static int open_space(struct kvp_client *c, const char *model, double theta, str
 		.rope_pairing = KVP_ROPE_HALF_SPLIT,
 		.rope_dim = DIM,
 		.rope_theta = theta,
-		.floor_k = CODEC,
-		.floor_v = CODEC };
+		.floor_k = codec[0],
+		.floor_v = codec[1] };
 
 	return kvp_space_open(c, &d, WAIT_MS, ret);
 }
@@ -104,16 +109,39 @@ static void through_codec(uint8_t *plane, uint32_t layer, uint32_t kind, uint32_
 {
 	const struct kvp_plane p = { T, HEADS, DIM, KVP_DTYPE_F16, kind };
 	const struct kvp_encode_opts o = { .size = sizeof(o),
-		.calib = kvp_nuq_set_find(set, layer, kind ? KVP_NUQ_V : KVP_NUQ_K),
+		.calib = kvp_nuq_set_find(set, layer, nuq_form_of(codec[kind], kind)),
 		.position = position };
 	const struct kvp_raw raw = { plane, ROW, HEADS * ROW };
 	static _Alignas(64) uint8_t coded[2 * PLANE];
 	size_t bytes;
 
-	CHECK(o.calib && kvp_plane_bytes(CODEC, &p, &bytes) == 0 && bytes < PLANE);
-	CHECK(kvp_plane_encode(kernels, CODEC, &p, &o,
+	CHECK(o.calib && kvp_plane_bytes(codec[kind], &p, &bytes) == 0 && bytes < PLANE);
+	CHECK(kvp_plane_encode(kernels, codec[kind], &p, &o,
 		      (struct kvp_raw_const){ plane, ROW, HEADS * ROW }, coded, bytes) == 0);
-	CHECK(kvp_plane_decode(kernels, CODEC, &p, o.calib, coded, bytes, raw) == 0);
+	CHECK(kvp_plane_decode(kernels, codec[kind], &p, o.calib, coded, bytes, raw) == 0);
+}
+
+/* A half of those above. */
+static double number_of(const uint8_t *at)
+{
+	uint16_t half;
+
+	memcpy(&half, at, 2);
+	return ldexp(1024 + (half & 1023), (half >> 10 & 31) - 25) * (half >> 15 ? -1 : 1);
+}
+
+/* Keys of a layer against those that were stored. */
+static void add_lost(const uint8_t *keys, uint32_t seed, uint32_t block, uint32_t layer)
+{
+	static uint8_t native[BLOCK];
+
+	native_of(seed, block, native);
+	for (uint32_t i = 0; i < PLANE; i += 2) {
+		double x = number_of(native + 2 * layer * PLANE + i), d = x - number_of(keys + i);
+
+		lost += d * d;
+		all += x * x;
+	}
 }
 
 /* Block i of what was found: bit for bit what it has to be. True: it was coded. */
@@ -127,7 +155,7 @@ static int check_block(struct kvp_prefix *m, uint32_t seed, uint32_t i)
 
 	CHECK(kvp_payload(m, i, &p) == 0);
 	native_of(seed, i, want);
-	CHECK(p.codec_k == (p.codec ? CODEC : 0) && p.codec_v == p.codec_k);
+	CHECK(p.codec_k == (p.codec ? codec[0] : 0) && p.codec_v == (p.codec ? codec[1] : 0));
 	CHECK(kvp_payload_planes(m, i, 0, &where) == (p.codec ? -EOPNOTSUPP : 0));
 	for (uint32_t l = 0; l < L; l++) {
 		for (uint32_t kind = 0; p.codec && kind < 2; kind++)
@@ -141,6 +169,8 @@ static int check_block(struct kvp_prefix *m, uint32_t seed, uint32_t i)
 	}
 	CHECK(kvp_get(m, i * T, T, &v, KVP_GET_VERIFY) == (int)T);
 	CHECK(memcmp(got, want, BLOCK) == 0);
+	for (uint32_t l = 0; p.codec && l < L; l++)
+		add_lost(got + 2 * l * PLANE, seed, i, l);
 	return p.codec != 0;
 }
 
@@ -165,8 +195,10 @@ static void read_all(struct kvp_space *s)
 
 	for (uint32_t i = 0; i < SEQUENCES; i++)
 		blocks += check_sequence(s, i, &coded);
-	printf("%u blocks, of them %u coded\n", blocks, coded);
+	printf("%u blocks, of them %u coded; %.4f of their keys' squares are lost\n", blocks, coded,
+		lost / all);
 	CHECK(coded > CHAIN);
+	CHECK(lost < .1 * all);
 }
 
 static void fill(struct kvp_client *c, struct kvp_space *s)
@@ -254,7 +286,8 @@ int main(int argc, char **argv)
 
 	if (argc == 6 && !strcmp(argv[1], "make"))
 		return make(argv[2], argv[3], argv[4], argv[5]);
-	CHECK(argc == 4 && kvp_kernels_new(KVP_CPU_ALL, &kernels) == 0);
+	CHECK(argc == 4 || (argc == 5 && kvp_codec_parse_pair(argv[4], &codec[0], &codec[1]) == 0));
+	CHECK(kvp_kernels_new(KVP_CPU_ALL, &kernels) == 0);
 	CHECK(kvp_open(NULL, &c) == 0);
 	if (!strcmp(argv[1], "refused")) {
 		r = refused(c, argv[2], argv[3]);

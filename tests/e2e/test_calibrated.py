@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floors that need a calibration: the daemon finds it in a folder, hands it to clients, and both do with blocks what the codec
-does; without one, or with another model's, a space is refused. $KVPOOLD, $KVCTL, $CALIBRATED. Rows A-009, A-025, A-027, A-029."""
+does; without one, or with another model's, a space is refused. $KVPOOLD, $KVCTL, $CALIBRATED. Rows A-009, A-025, A-026,
+A-027, A-029."""
 import json
 import os
 import subprocess
@@ -66,6 +67,11 @@ class Calibrated(unittest.TestCase):
             self.assertIn("%s/%s is left out: " % (self.folder, name), log)
         self.assertIn("a file in %s is left out: " % self.folder, log)
         self.assertEqual(log.count(" is left out: "), 8)
+
+    def test_keys_with_their_rope(self):
+        """A-026: coded as they stand they come back as those do that are coded before their RoPE: within what 3 bits lose."""
+        self.d.start()
+        print(self.engine("read", self.own, "model", "kvquant3-post/kvquant2"), end="")
 
     def test_what_does_not_fit(self):
         self.d.start()

@@ -21,6 +21,7 @@ int kvbench_put(int argc, char **argv);
 int kvbench_quality(int argc, char **argv);
 int kvbench_restore(int argc, char **argv);
 int kvbench_scale(int argc, char **argv);
+int kvbench_suite(int argc, char **argv);
 int kvbench_versus(int argc, char **argv);
 int kvbench_warm(int argc, char **argv);
 

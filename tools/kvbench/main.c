@@ -32,6 +32,8 @@ static const struct {
 	{ "restore", "a cached prefix loaded, decoded or computed again, and the daemon's choice",
 		kvbench_restore },
 	{ "scale", "1 to 1,000 attached clients", kvbench_scale },
+	{ "suite", "perplexity, accuracy, memory, latency and throughput, one after the other",
+		kvbench_suite },
 	{ "versus", "the same blocks from Redis and memcached", kvbench_versus },
 	{ "warm", "how long until a block can be read on a device", kvbench_warm },
 };

@@ -21,6 +21,7 @@ def replay(trace, capacity, *args):
     r = json.loads(done.stdout)
     assert r["corrupt"] == r["failed"] == r["refused"] == 0, r
     assert r["requests"] == REQUESTS and r["verified"] >= r["hit_blocks"] > 0, r
+    assert ("--labels" in args) == ("system_blocks" in r), r
     assert "--device" in args or r["verified"] == r["hit_blocks"], r
     return r
 
@@ -78,6 +79,9 @@ def main():
                 assert real["evictions"] > 0
                 assert abs(real["hit_ratio"] - should) < within, (policy, capacity)
         replay(trace, 5000, "--policy", "hazard", "--clients", "4")
+        # A few of many blocks are those that conversations have in common.
+        labelled = replay(trace, 5000, "--policy", "hazard", "--advisor", "--labels")
+        assert 0 < labelled["system_blocks"] < labelled["stored"] / 10, labelled
         coded(trace)
         # On a device: as much hits there as in a cache of its size alone, and no less in all.
         alone, small = replay(trace, 5000), replay(trace, 500)

@@ -28,7 +28,8 @@
 #define MAX_CLIENTS        256u
 #define RESERVE_TIMEOUT_MS 20000u
 #define ADMIN_TIMEOUT_MS   20000u
-#define SEGMENTS           8u /* of a device */
+#define SEGMENTS           8u  /* of a device */
+#define SYSTEM_CHAINS      16u /* that have a block in common which is taken for a system prompt's */
 
 struct options {
 	const char *trace;
@@ -45,7 +46,8 @@ struct options {
 	const char *floor;    /* NULL: the space is exact; else of */
 	uint32_t floor_k, floor_v;
 	bool advisor;
-	bool ranks; /* every 50 ms, and names so many blocks for each use */
+	bool labels; /* blocks are put with what they are taken for */
+	bool ranks;  /* every 50 ms, and names so many blocks for each use */
 	uint32_t prefetch;
 	uint32_t pace_ms; /* a client rests so long after each request */
 	bool json;
@@ -74,6 +76,8 @@ struct run {
 	const struct trace *trace;
 	struct shared *shared;
 	uint32_t *ends; /* by block of the trace: the first request whose full blocks end with it */
+	uint32_t *
+		chains; /* likewise, with labels: how many chains of full blocks that end differently have it */
 	char socket[160];
 	uint32_t block_tokens;
 	uint64_t block_bytes;
@@ -178,7 +182,19 @@ static void to_device(struct client *c, uint32_t n)
 	kvp_release(m);
 }
 
-static int store(struct client *c, struct kvp_prefix *m, uint32_t from, uint32_t blocks, uint32_t n)
+/* How block b of a request is put: with what it is taken for, if that is wanted. */
+static uint32_t label_of(const struct client *c, const struct trace_request *req, uint32_t b)
+{
+	const struct run *run = c->run;
+
+	if (!run->chains || b >= req->blocks)
+		return 0;
+	return run->chains[run->trace->ref[req->first + b]] >= SYSTEM_CHAINS ? KVP_IS_SYSTEM
+									     : KVP_IS_USER;
+}
+
+static int store(struct client *c, const struct trace_request *req, struct kvp_prefix *m,
+	uint32_t from, uint32_t blocks, uint32_t n)
 {
 	const uint32_t bt = c->run->block_tokens;
 	struct kvp_ref parent = kvp_ref_root();
@@ -195,7 +211,8 @@ static int store(struct client *c, struct kvp_prefix *m, uint32_t from, uint32_t
 		if (r < 0)
 			break;
 		content_write(c->content, c->keys[b], kvp_grant_addr(g));
-		r = kvp_commit(g, parent, c->tokens + (size_t)b * bt, count, NULL, 0);
+		r = kvp_commit(
+			g, parent, c->tokens + (size_t)b * bt, count, NULL, label_of(c, req, b));
 		if (r < 0) {
 			kvp_grant_release(g);
 			break;
@@ -227,6 +244,28 @@ static uint32_t *find_ends(const struct trace *t, uint32_t block_tokens)
 			ends[t->ref[t->request[i].first + full - 1]] = i;
 	}
 	return ends;
+}
+
+/*
+ * Traces do not say what tokens are. But a system prompt is what many conversations begin with, which then go their
+ * own ways: so the chains are counted that a block has below it. A block that is not full ends none, since the
+ * conversation may go on in the block that it becomes.
+ */
+static uint32_t *count_chains(const struct trace *t, uint32_t block_tokens)
+{
+	uint32_t *chains = calloc(t->n_blocks, sizeof(*chains));
+
+	/* Parents come before their children. */
+	for (uint32_t b = t->n_blocks; chains && b-- > 0;) {
+		const struct trace_block *block = &t->block[b];
+
+		if (block->tokens < block_tokens)
+			continue;
+		chains[b] += !chains[b];
+		if (block->parent != TRACE_BLOCK_NONE)
+			chains[block->parent] += chains[b];
+	}
+	return chains;
 }
 
 /* What a request has found: a prompt that came earlier in the trace, to its end, or a part. */
@@ -283,7 +322,7 @@ static void one_request(struct client *c, const struct trace_request *req)
 		verify(c, m, &info);
 	if (c->run->o->device)
 		c->tally->vram_hit_blocks += verify_there(c, m, &info);
-	r = store(c, m, info.n_blocks, blocks, n);
+	r = store(c, req, m, info.n_blocks, blocks, n);
 	if (r == -EAGAIN || r == -ETIMEDOUT)
 		c->tally->refused++;
 	else if (r < 0)
@@ -502,6 +541,15 @@ static double ratio(uint64_t a, uint64_t b)
 	return b ? (double)a / (double)b : 0;
 }
 
+static uint32_t system_blocks(const struct run *run)
+{
+	uint32_t n = 0;
+
+	for (uint32_t b = 0; b < run->trace->n_blocks; b++)
+		n += run->chains[b] >= SYSTEM_CHAINS;
+	return n;
+}
+
 static void report(const struct run *run, const struct tally *t, const struct kvp_counters *tenant,
 	const struct on_device *device, double took)
 {
@@ -538,6 +586,8 @@ static void report(const struct run *run, const struct tally *t, const struct kv
 			       ",\"held_blocks\":%" PRIu64 ",\"held_bytes\":%" PRIu64,
 				o->floor, run->block_bytes, run->room_bytes, t->coded,
 				tenant->blocks, tenant->payload_bytes);
+		if (run->chains)
+			printf(",\"system_blocks\":%u", system_blocks(run));
 		if (advised)
 			printf(",\"prefetched\":%" PRIu64 ",\"prefetched_used\":%" PRIu64, came,
 				used);
@@ -564,6 +614,9 @@ static void report(const struct run *run, const struct tally *t, const struct kv
 		printf("  from the device       %" PRIu64 " copied to DRAM, %" PRIu64
 		       " dropped for room\n",
 			device->spilled, device->dropped);
+	if (run->chains)
+		printf("  put as system prompts %u of the %u blocks there are\n",
+			system_blocks(run), run->trace->n_blocks);
 	if (advised)
 		printf("  prefetched            %" PRIu64 ", and used %" PRIu64 "\n", came, used);
 	printf("  hits verified         %" PRIu64 ", corrupt %" PRIu64 "\n", t->verified,
@@ -766,6 +819,9 @@ static void usage(FILE *f)
 	      "  --capacity N        blocks that the pool holds (default 10000)\n"
 	      "  --policy NAME       eviction policy of the daemon (default lru)\n"
 	      "  --advisor           with the daemon's advisor, which is off otherwise\n"
+	      "  --labels            clients say what blocks are: a system prompt's, if 8 chains "
+	      "that\n"
+	      "                      end differently have it, or a user's\n"
 	      "  --prefetch N        with the advisor, which ranks every 50 ms and names N blocks\n"
 	      "                      for each use that are fetched to the device; 0..64\n"
 	      "  --pace MS           each client rests so long after a request (default 0)\n"
@@ -823,6 +879,7 @@ static int parse(int argc, char **argv, struct options *o)
 		{ "device", required_argument, NULL, 'D' },
 		{ "vram-blocks", required_argument, NULL, 'v' },
 		{ "advisor", no_argument, NULL, 'a' },
+		{ "labels", no_argument, NULL, 'l' },
 		{ "prefetch", required_argument, NULL, 'P' },
 		{ "pace", required_argument, NULL, 'w' },
 		{ "json", no_argument, NULL, 'j' },
@@ -846,6 +903,9 @@ static int parse(int argc, char **argv, struct options *o)
 			break;
 		case 'a':
 			o->advisor = true;
+			break;
+		case 'l':
+			o->labels = true;
 			break;
 		case 'D':
 			o->device = !strcmp(optarg, "host");
@@ -942,8 +1002,12 @@ int cmd_run(int argc, char **argv)
 	run.block_tokens = trace.block_tokens;
 	run.block_bytes = (uint64_t)trace.block_tokens * o.dim * 2 * 2;
 	run.ends = find_ends(&trace, trace.block_tokens);
-	if (!run.ends) {
+	run.chains = o.labels ? count_chains(&trace, trace.block_tokens) : NULL;
+	if (!run.ends || (o.labels && !run.chains)) {
 		fprintf(stderr, "kvreplay: no memory\n");
+		free(run.chains);
+		free(run.chains);
+		free(run.ends);
 		trace_done(&trace);
 		return 1;
 	}
@@ -951,12 +1015,14 @@ int cmd_run(int argc, char **argv)
 		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (run.shared == MAP_FAILED) {
 		perror("kvreplay: mmap");
+		free(run.chains);
 		free(run.ends);
 		trace_done(&trace);
 		return 1;
 	}
 	r = with_daemon(&run);
 	munmap(run.shared, sizeof(*run.shared));
+	free(run.chains);
 	free(run.ends);
 	trace_done(&trace);
 	return r;

@@ -100,6 +100,7 @@ struct raw_config {
 	char *advisor_batch;
 	char *advisor_prefetch;
 	char *realtime;
+	char *realtime_percent;
 	char *claim_ttl_ms;
 	char *max_sessions;
 	char *handshake_ms;
@@ -207,6 +208,7 @@ static const cyaml_schema_field_t top_fields[] = {
 	TEXT(struct raw_config, "advisor_batch", advisor_batch),
 	TEXT(struct raw_config, "advisor_prefetch", advisor_prefetch),
 	TEXT(struct raw_config, "realtime", realtime),
+	TEXT(struct raw_config, "realtime_percent", realtime_percent),
 	TEXT(struct raw_config, "claim_ttl_ms", claim_ttl_ms),
 	TEXT(struct raw_config, "max_sessions", max_sessions),
 	TEXT(struct raw_config, "handshake_ms", handshake_ms),
@@ -626,6 +628,19 @@ static int check_paths(struct kvpd_complaint *l, const struct kvpd_config *confi
 	return 0;
 }
 
+/* `auto`, or what a boolean may be. */
+static int get_realtime(struct kvpd_complaint *l, const char *text, enum kvpd_tristate *ret_value)
+{
+	static const char *const words[] = { "auto", "false", "true", "no", "yes", "off", "on",
+		NULL };
+	unsigned i = *ret_value;
+	int r = kvpd_value_word(l, "realtime", text, words, &i);
+
+	if (r == 0)
+		*ret_value = !i ? KVPD_AUTO : i & 1 ? KVPD_NEVER : KVPD_REQUIRE;
+	return r;
+}
+
 static int get_policy(struct kvpd_complaint *l, const char *text, char **ret_policy)
 {
 	char all[160] = "";
@@ -679,7 +694,9 @@ static int get_top(struct kvpd_complaint *l, const struct raw_config *raw, struc
 		l, "advisor_prefetch", raw->advisor_prefetch, 0, 64, &c->advisor.prefetch));
 	if (c->advisor.prefetch && !c->advisor.on)
 		return kvpd_wrong(l, "advisor_prefetch", "needs advisor: true");
-	GET(kvpd_value_bool(l, "realtime", raw->realtime, &c->realtime));
+	GET(get_realtime(l, raw->realtime, &c->realtime));
+	GET(kvpd_value_u32(
+		l, "realtime_percent", raw->realtime_percent, 1, 75, &c->realtime_percent));
 	GET(kvpd_value_u32(l, "claim_ttl_ms", raw->claim_ttl_ms, 10, 3600000, &c->claim_ttl_ms));
 	GET(kvpd_value_u32(
 		l, "max_sessions", raw->max_sessions, 1, KVPD_MAX_SESSIONS, &c->max_sessions));
@@ -791,6 +808,8 @@ static struct kvpd_config *new_default(const char *path, uint64_t memory)
 		.numa_node = KVPD_NODE_ANY,
 		.policy = strdup(KVP_EVICT_DEFAULT),
 		.advisor = { .period_ms = 500, .batch = 256 },
+		.realtime = KVPD_NEVER,
+		.realtime_percent = 66,
 		.claim_ttl_ms = 10000,
 		.max_sessions = 1024,
 		.handshake_ms = 5000,

@@ -133,7 +133,8 @@ struct kvpd_config {
 	int numa_node; /* or KVPD_NODE_* */
 	char *policy;  /* name in policy/'s table */
 	struct kvpd_advisor_config advisor;
-	bool realtime; /* the ledger thread goes ahead of all that computes; see daemon/slice.h */
+	enum kvpd_tristate realtime; /* the ledger thread's class, see daemon/slice.h */
+	uint32_t realtime_percent;   /* of a processor, see daemon/urgency.h */
 	uint32_t claim_ttl_ms;
 	uint32_t max_sessions;         /* of all tenants */
 	uint32_t handshake_ms;         /* a connection that has not attached by then is closed */

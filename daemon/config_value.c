@@ -70,6 +70,8 @@ const char *kvpd_value_wanted(const char *path)
 		{ "min_materialized", NUMBER },
 		{ "numa_node", "the number of a node, auto or any" },
 		{ "hugepages", TRISTATE },
+		{ "realtime", "auto, true or false" },
+		{ "realtime_percent", NUMBER },
 		{ "mlock", TRISTATE },
 		{ "peer_pidfd", TRISTATE },
 		{ "unlisted_uids", BOOL },

@@ -249,7 +249,7 @@ static int run(struct kvpd_config *config, int tell)
 	umask(077);
 	r = kvpd_account_find(config->user, &account);
 	if (r == 0) {
-		kvpd_raise_limits(config->realtime);
+		kvpd_raise_limits(config->realtime != KVPD_NEVER);
 		r = kvpd_runtime_dir(config->runtime_dir, account.uid, account.gid, &lock);
 	}
 	if (r == 0 && getrandom(&params.epoch, sizeof(params.epoch), 0) != sizeof(params.epoch))

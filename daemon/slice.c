@@ -3,8 +3,10 @@
 #include "daemon/slice.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <sched.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -56,18 +58,19 @@ void kvpd_slice_ask(uint64_t ns, int sooner)
 	kvpd_info("this thread keeps the kernel's slice: %s", strerror(errno));
 }
 
-bool kvpd_realtime_ask(void)
+int kvpd_realtime_ask(void)
 {
 	static const struct sched_param lowest = { .sched_priority = KVPD_REALTIME };
 
-	if (sched_setscheduler(0, SCHED_RR | SCHED_RESET_ON_FORK, &lowest) == 0)
-		return true;
-	kvpd_notice("the ledger stays in the ordinary class, against `realtime: true`: %s; under "
-		    "systemd it "
-		    "takes RestrictRealtime=no and LimitRTPRIO=1, in a control group a real-time "
-		    "budget",
-		strerror(errno));
-	return false;
+	return sched_setscheduler(0, SCHED_RR | SCHED_RESET_ON_FORK, &lowest) < 0 ? -errno : 0;
+}
+
+int kvpd_realtime_leave(void)
+{
+	static const struct sched_param none;
+
+	/* Only the privileged may take that flag back; the kernel has kept niceness and slice. */
+	return sched_setscheduler(0, SCHED_OTHER | SCHED_RESET_ON_FORK, &none) < 0 ? -errno : 0;
 }
 
 void kvpd_lock_init(pthread_mutex_t *lock)
@@ -110,4 +113,16 @@ bool kvpd_crowded(struct kvpd_crowd *c, uint64_t now_ns)
 		c->seen_ns = now_ns;
 	}
 	return now_ns - c->seen_ns < CROWDED_NS;
+}
+
+uint64_t kvpd_waited_ns(int fd)
+{
+	uint64_t had, waited;
+	char text[80];
+	ssize_t n = fd < 0 ? -1 : pread(fd, text, sizeof(text) - 1, 0);
+
+	if (n <= 0)
+		return 0;
+	text[n] = 0;
+	return sscanf(text, "%" SCNu64 " %" SCNu64, &had, &waited) == 2 ? waited : 0;
 }

@@ -24,11 +24,14 @@ void kvpd_slice_ask(uint64_t ns, int sooner);
 
 /*
  * For the calling thread alone: the lowest priority of the real-time class, which takes a processor from
- * whoever is in an ordinary one at once, whatever the kernel owes each of them. True if it got that. Such a
- * thread is never taken off for them: it has to rest of its own accord, as if it were always in a crowd.
+ * whoever is in an ordinary one at once, whatever the kernel owes each of them. 0, or a negative errno: it
+ * stays what it is. Such a thread is never taken off for them: it has to rest of its own accord, as if it
+ * were always in a crowd, and give the class back when it needs much time (urgency.h).
  */
 #define KVPD_REALTIME 1
-bool kvpd_realtime_ask(void);
+int kvpd_realtime_ask(void);
+/* Back to the ordinary class, with the niceness and the slice that it had there; likewise. */
+int kvpd_realtime_leave(void);
 
 /* A lock that such a thread takes: whoever holds it is as urgent meanwhile as who waits for it. */
 void kvpd_lock_init(pthread_mutex_t *lock);
@@ -49,6 +52,11 @@ struct kvpd_crowd {
 	uint64_t seen_ns;    /* when that had grown */
 };
 bool kvpd_crowded(struct kvpd_crowd *c, uint64_t now_ns);
+/*
+ * How long a thread was ready to run and had no processor, since it began; fd: its /proc/thread-self/schedstat.
+ * 0 where the kernel does not say.
+ */
+uint64_t kvpd_waited_ns(int fd);
 /*
  * A processor is given up at once to whoever wants it (SCHED_IDLE). On a machine that computes without
  * end such a thread gets next to nothing: nobody may wait for it, and it holds no locks.

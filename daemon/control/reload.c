@@ -81,6 +81,7 @@ static const char *needs_restart(const struct kvpd_config *a, const struct kvpd_
 		{ "advisor_period_ms", a->advisor.period_ms != b->advisor.period_ms },
 		{ "advisor_batch", a->advisor.batch != b->advisor.batch },
 		{ "realtime", a->realtime != b->realtime },
+		{ "realtime_percent", a->realtime_percent != b->realtime_percent },
 		{ "peer_pidfd", a->peer_pidfd != b->peer_pidfd },
 		{ "devices", !same_devices(a, b) },
 		/* Wider than what runs: */

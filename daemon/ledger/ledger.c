@@ -73,12 +73,13 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	l->owner = params->owner;
 	l->post = params->post;
 	l->ctx = params->ctx;
-	l->epoll_fd = l->kick_fd = l->watches_fd = -1;
+	l->epoll_fd = l->kick_fd = l->watches_fd = l->waits_fd = -1;
 	l->started_ns = l->now_ns = l->portions.since_ns = kvpd_now_ns();
 	l->finished_tail = &l->finished;
 	kvpd_list_init(&l->spinning);
 	kvpd_stock_init(l);
 	l->realtime = params->config->realtime;
+	l->urgency.percent = params->config->realtime_percent;
 	kvpd_lock_init(&l->lock);
 	pthread_cond_init(&l->cond, NULL);
 	kvpd_worker_init(&l->pool, l);
@@ -193,6 +194,8 @@ struct kvpd_ledger *kvpd_ledger_free(struct kvpd_ledger *l)
 	kvpd_learnt_question_fini(&l->question);
 	kvpd_advisor_fini(&l->advisor);
 	kvpd_turns_fini(&l->row);
+	if (l->waits_fd >= 0)
+		close(l->waits_fd);
 	if (l->watches_fd >= 0)
 		close(l->watches_fd);
 	if (l->epoll_fd >= 0)

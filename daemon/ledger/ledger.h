@@ -18,6 +18,7 @@
 #include "daemon/ledger/worker.h"
 #include "daemon/slice.h"
 #include "daemon/turns.h"
+#include "daemon/urgency.h"
 
 struct kvpd_call;
 struct kvpd_session;
@@ -71,7 +72,9 @@ struct kvpd_ledger {
 	uint64_t rest_ns;   /* of a rest, still to be slept; 0: it does not rest */
 	uint32_t rest_cuts; /* times that it was woken from it */
 	struct kvpd_crowd crowd;
-	bool realtime; /* wanted, and from the thread's start on: got */
+	enum kvpd_tristate realtime; /* wanted; NEVER also where it was refused */
+	struct kvpd_urgency urgency; /* of the thread, while it is wanted */
+	int waits_fd;                /* of the thread, see kvpd_waited_ns() */
 	/* The machine is short of memory: nothing grows until then. Read by the pool thread. */
 	_Atomic(uint64_t) pressed_until_ns;
 

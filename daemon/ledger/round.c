@@ -3,8 +3,10 @@
 #include "daemon/ledger/round.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -19,6 +21,7 @@
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/worker.h"
+#include "daemon/log.h"
 #include "daemon/privilege.h"
 #include "daemon/slice.h"
 #include "daemon/turns.h"
@@ -38,9 +41,10 @@
  */
 #define TURN_NS (200 * UINT64_C(1000))
 /* It works for so long, then sleeps for so long, until nobody wanted its processor for so long. */
-#define WORK_NS   (500 * UINT64_C(1000))
-#define REST_NS   (150 * UINT64_C(1000))
-#define REST_CUTS 4u /* in one sleep, for sessions that wake it */
+#define WORK_NS    (500 * UINT64_C(1000))
+#define REST_NS    (150 * UINT64_C(1000))
+#define REST_CUTS  4u      /* in one sleep, for sessions that wake it */
+#define URGENCY_NS KVPD_MS /* how often it looks whether it may go ahead of all others */
 
 struct kvpd_call {
 	int (*fn)(struct kvpd_ledger *ledger, void *arg);
@@ -370,7 +374,7 @@ static bool rest_begins(struct kvpd_ledger *l, uint64_t now)
 {
 	if (now - l->rested_ns < WORK_NS)
 		return false;
-	if (!l->realtime && !kvpd_crowded(&l->crowd, now)) {
+	if (!l->urgency.urgent && !kvpd_crowded(&l->crowd, now)) {
 		l->rested_ns = now;
 		return false;
 	}
@@ -414,35 +418,90 @@ static void rest(struct kvpd_ledger *l)
 		l->rested_ns = began;
 }
 
+/* Where the ledger has no right to it, it is as if it had not wanted it. */
+static void become_urgent(struct kvpd_ledger *l)
+{
+	int r = kvpd_realtime_ask();
+
+	if (r == 0)
+		return;
+	l->urgency.urgent = false;
+	kvpd_notice(
+		"the ledger stays in the ordinary class, against `realtime`: %s; under systemd it "
+		"takes RestrictRealtime=no and LimitRTPRIO=1, in a control group a real-time "
+		"budget",
+		strerror(-r));
+	l->realtime = KVPD_NEVER;
+}
+
+static struct kvpd_urgency_facts facts_of_urgency(const struct kvpd_ledger *l)
+{
+	return (struct kvpd_urgency_facts){ kvpd_now_ns(), kvpd_thread_ns(),
+		kvpd_waited_ns(l->waits_fd) };
+}
+
+static void begin_urgency(struct kvpd_ledger *l)
+{
+	struct kvpd_urgency_facts facts;
+
+	if (l->realtime == KVPD_NEVER)
+		return;
+	l->waits_fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+	facts = facts_of_urgency(l);
+	kvpd_urgency_begin(&l->urgency, l->realtime == KVPD_REQUIRE, l->urgency.percent, &facts);
+	if (l->urgency.urgent)
+		become_urgent(l);
+}
+
+/*
+ * Programs that have nothing to do with this daemon lose a processor to a ledger that goes ahead of them, and nobody
+ * who keeps the ledger busy may take it from them for long.
+ */
+static void look_at_urgency(struct kvpd_ledger *l)
+{
+	struct kvpd_urgency_facts facts = facts_of_urgency(l);
+	bool was = l->urgency.urgent;
+
+	if (kvpd_urgency_look(&l->urgency, &facts) == was)
+		return;
+	if (!was)
+		become_urgent(l);
+	else if (kvpd_realtime_leave() < 0)
+		l->urgency.urgent = true;
+}
+
 void *kvpd_ledger_main(void *arg)
 {
 	struct kvpd_ledger *l = arg;
 	uint32_t quiet = 0, work;
 	int timeout;
 
-	if (l->realtime)
-		l->realtime = kvpd_realtime_ask();
 	/*
 	 * A ledger that is busy for half of the time beside others that want its processor has had more than its part, and
 	 * is passed over when it wakes, whatever slice it asks for: of ten times the weight its part is larger.
 	 */
-	if (!l->realtime)
-		kvpd_slice_ask(TURN_NS, KVPD_NICER);
+	kvpd_slice_ask(TURN_NS, KVPD_NICER);
+	begin_urgency(l);
 	/* A rest is as long as it is meant to be. */
 	(void)prctl(PR_SET_TIMERSLACK, 1UL);
 	kvpd_stock_run(l, true);
 	while (kvpd_ledger_round(l, &work, &timeout)) {
 		kvp_store_relaxed(&l->rounds, kvp_load_relaxed(&l->rounds) + 1);
+		if (l->realtime != KVPD_NEVER && l->now_ns - l->urgency.seen.now_ns >= URGENCY_NS)
+			look_at_urgency(l);
 		if (kvpd_turns_next(&l->row) || kvpd_ledger_is_wanted(l)) {
 			quiet = 0;
 			if (l->now_ns - l->polled_ns >= POLL_NS)
 				poll_events(l, 0);
 			rest(l);
-		} else if (!kvpd_list_empty(&l->spinning)) {
+		} else if (!kvpd_list_empty(&l->spinning) && !l->urgency.urgent) {
 			/* Wake-ups of other sessions come by epoll; look there now and then. */
 			if (work || ++quiet % 16 == 0)
 				poll_events(l, 0);
 			kvp_cpu_relax();
+		} else if (!kvpd_list_empty(&l->spinning)) {
+			/* It looks for work at nobody else's expense: they wake it instead. */
+			(void)hush_spinning(l);
 		} else {
 			quiet = 0;
 			poll_events(l, timeout);

@@ -42,6 +42,8 @@ static void test_defaults(void **state)
 	assert_true(c->memory == MEMORY);
 	assert_true(c->defaults.share == c->memory / 4);
 	assert_int_equal(c->numa_node, -1);
+	assert_int_equal(c->realtime, KVPD_NEVER);
+	assert_int_equal(c->realtime_percent, 66);
 	assert_true(c->unlisted_uids);
 	assert_false(c->trust_daemon_uid);
 	assert_false(c->trust_overflow_uid);
@@ -77,6 +79,8 @@ static void test_everything(void **state)
 				     "advisor_period_ms: 60000\n"
 				     "advisor_batch: 1\n"
 				     "advisor_prefetch: 64\n"
+				     "realtime: true\n"
+				     "realtime_percent: 20\n"
 				     "claim_ttl_ms: 77\n"
 				     "max_sessions: 12\n"
 				     "handshake_ms: 900\n"
@@ -121,6 +125,8 @@ static void test_everything(void **state)
 	assert_int_equal(c->advisor.period_ms, 60000);
 	assert_int_equal(c->advisor.batch, 1);
 	assert_int_equal(c->advisor.prefetch, 64);
+	assert_int_equal(c->realtime, KVPD_REQUIRE);
+	assert_int_equal(c->realtime_percent, 20);
 	assert_int_equal(c->claim_ttl_ms, 77);
 	assert_int_equal(c->log_level, 7);
 	assert_false(c->unlisted_uids);
@@ -318,6 +324,10 @@ static const struct {
 	{ "advisor_batch: 0\n", "t.yaml:1: advisor_batch: ", "1 to" },
 	{ "advisor: true\nadvisor_prefetch: 65\n", "t.yaml:2: advisor_prefetch: ", "0 to 64" },
 	{ "advisor_prefetch: 8\n", "t.yaml:1: advisor_prefetch: ", "needs advisor: true" },
+	{ "realtime: require\n", "t.yaml:1: realtime: ", "auto, false, true" },
+	{ "realtime:\n", "t.yaml:1: realtime: ", "auto, false, true" },
+	{ "realtime_percent: 0\n", "t.yaml:1: realtime_percent: ", "1 to 75" },
+	{ "realtime_percent: 76\n", "t.yaml:1: realtime_percent: ", "1 to 75" },
 	{ "claim_ttl_ms: 9\n", "t.yaml:1: claim_ttl_ms: ", "10 to" },
 	{ "defaults: {budget: 0.005}\n", "t.yaml:1: defaults.budget: ", "0.01 to 1" },
 	{ "defaults: {budget: 101%}\n", "t.yaml:1: defaults.budget: ", "0.01 to 1" },

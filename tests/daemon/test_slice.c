@@ -97,10 +97,11 @@ static void a_thread_may_become_less_nice(void **state)
 	assert_int_equal(ws, 0);
 }
 
-/* Whoever may not is told and stays what it is; threads and programs of one that may are ordinary ones. */
+/* Whoever may not is told and stays what it is; threads and programs of one that may are ordinary ones, and so is itself again. */
 static void a_thread_may_go_ahead_of_all_others(void **state)
 {
 	const struct rlimit none = { 0, 0 }, one = { KVPD_REALTIME, KVPD_REALTIME };
+	struct attributes before;
 	pid_t pid;
 	int ws;
 	(void)state;
@@ -115,15 +116,20 @@ static void a_thread_may_go_ahead_of_all_others(void **state)
 		if (!pid) {
 			if (setrlimit(RLIMIT_RTPRIO, may ? &one : &none) < 0)
 				_exit(errno == EPERM ? 77 : 2);
+			kvpd_slice_ask(300 * US, 4);
+			before = now();
 			if (setresuid(65534, 65534, 65534) < 0)
 				_exit(2);
-			if (kvpd_realtime_ask() != may ||
+			if ((kvpd_realtime_ask() == 0) != may ||
 				now().policy != (may ? SCHED_RR : SCHED_OTHER) ||
 				now().priority != (may ? KVPD_REALTIME : 0u))
 				_exit(1);
 			pid = fork();
 			if (!pid)
 				_exit(now().policy != SCHED_OTHER);
+			if (kvpd_realtime_leave() < 0 || now().policy != SCHED_OTHER ||
+				now().nice != before.nice || now().runtime != before.runtime)
+				_exit(3);
 			_exit(waitpid(pid, &ws, 0) != pid || ws);
 		}
 		assert_int_equal(waitpid(pid, &ws, 0), pid);

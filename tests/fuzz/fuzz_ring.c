@@ -91,6 +91,7 @@ static void start(struct world *w)
 		.hugepages = KVPD_NEVER,
 		.mlock = KVPD_NEVER,
 		.numa_node = -1,
+		.realtime = KVPD_NEVER,
 		.claim_ttl_ms = 1,
 	};
 	struct kvpd_limits limits = {

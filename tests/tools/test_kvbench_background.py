@@ -46,11 +46,12 @@ def main(tmp):
     assert set(out["background"]) == {"evictions", "moves", "rankings", "copies", "behind"}, out
     assert all(out["background"].values()), out
     assert not glob.glob(tmp + "/*"), glob.glob(tmp + "/*")
-    text = run(tmp, "--seconds", "1", "--blocks", "1024", "--realtime")
+    text = run(tmp, "--seconds", "1", "--blocks", "1024", "--realtime", "auto")
     assert text.returncode == 0 and "of which missed 0" in text.stdout, text
     only = json.loads(run(tmp, "--seconds", "1", "--blocks", "1024", "--only", "match", "--json").stdout)["background"]
     assert not only["moves"] and not only["copies"] and not only["behind"], only
-    for args in ["--seconds", "0"], ["--seconds"], ["--blocks", "7"], ["--nonsense"], ["--only", "all"]:
+    for args in ["--seconds", "0"], ["--seconds"], ["--blocks", "7"], ["--nonsense"], ["--only", "all"], [
+            "--realtime", "perhaps"]:
         done = run(tmp, *args)
         assert done.returncode == 2 and done.stderr and not done.stdout, done
 

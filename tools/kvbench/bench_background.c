@@ -386,7 +386,8 @@ static int measure(struct world *w, uint64_t seconds, struct bench_phase *idle,
 int kvbench_background(int argc, char **argv)
 {
 	uint64_t blocks = 8192, seconds = 0;
-	bool json = false, realtime = false;
+	bool json = false;
+	const char *realtime = "false";
 	struct world w = { 0 };
 	const struct bench_option options[] = {
 		{ .name = "blocks",
@@ -402,8 +403,8 @@ int kvbench_background(int argc, char **argv)
 			.min = 1,
 			.max = 3600 },
 		{ .name = "realtime",
-			.help = "the ledger in the real-time class (`realtime: true`)",
-			.flag = &realtime },
+			.help = "what the ledger's class is: auto, true, false (default)",
+			.text = &realtime },
 		{ .name = "only",
 			.help = "one of the loads by itself: evict, moves, match, copies, behind",
 			.text = &w.only },
@@ -422,6 +423,12 @@ int kvbench_background(int argc, char **argv)
 		fprintf(stderr, "kvbench background: there is no load %s\n", w.only);
 		r = -1;
 	}
+	if (r > 0 && strcmp(realtime, "auto") && strcmp(realtime, "true") &&
+		strcmp(realtime, "false")) {
+		fprintf(stderr, "kvbench background: realtime is none of auto, true, false: %s\n",
+			realtime);
+		r = -1;
+	}
 	if (r <= 0 || !idle || !busy) {
 		free(idle);
 		free(busy);
@@ -430,8 +437,7 @@ int kvbench_background(int argc, char **argv)
 	w.blocks = (uint32_t)blocks / CHAIN_BLOCKS * CHAIN_BLOCKS;
 	w.control = mmap(NULL, sizeof(*w.control), PROT_READ | PROT_WRITE,
 		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	n = snprintf(
-		more, sizeof(more), "advisor: true\nrealtime: %s\n", realtime ? "true" : "false");
+	n = snprintf(more, sizeof(more), "advisor: true\nrealtime: %s\n", realtime);
 	if (geteuid())
 		snprintf(more + n, sizeof(more) - (size_t)n, "admin_group: \"%u\"\n",
 			(unsigned)getegid());

@@ -53,6 +53,7 @@ void dp_defaults(struct dp_world *w, struct kvpd_limits *limits)
 		.hugepages = KVPD_NEVER,
 		.mlock = KVPD_NEVER,
 		.numa_node = -1,
+		.realtime = KVPD_NEVER,
 		.policy = (char *)(uintptr_t) "lru",
 		.claim_ttl_ms = 60000, /* none ends because the machine is slow */
 		.max_sessions = 64,

@@ -89,6 +89,11 @@ void kvpd_lesson_on(struct kvpd_lesson *l, struct kvp_evict *e)
 	kvpd_advisor_wake(l->advisor);
 }
 
+bool kvpd_lesson_asked(const struct kvpd_lesson *l)
+{
+	return l && kvp_load_acquire(&l->state) == ASKED;
+}
+
 uint64_t kvpd_lessons_taken(const struct kvpd_lesson *l)
 {
 	return l ? l->taken : 0;

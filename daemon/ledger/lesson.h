@@ -30,6 +30,8 @@ void kvpd_lesson_leave(struct kvpd_lesson *l);
 
 /* The ledger: before victims are chosen; some microseconds at most. NULL is harmless. */
 void kvpd_lesson_on(struct kvpd_lesson *l, struct kvp_evict *e);
+/* The ledger: is the thread asked, and not through? */
+bool kvpd_lesson_asked(const struct kvpd_lesson *l);
 /* The ledger: how many were taken. */
 uint64_t kvpd_lessons_taken(const struct kvpd_lesson *l);
 

@@ -7,10 +7,15 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 #include "daemon/ledger/again.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/lesson.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/tenant.h"
 #include "policy/kvp_evict.h"
 #include "tests/daemon/ledger/dp_world.h"
 
@@ -44,6 +49,22 @@ static bool request(struct dp_client *c, uint32_t space, uint32_t number)
 	return hits;
 }
 
+static int asked_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	const struct dp_world *w = arg;
+
+	return kvpd_lesson_asked(l->tenant[w->tenant]->lesson);
+}
+
+/* What a policy learns counts from the next request on, however seldom its thread gets a processor. */
+static void until_learnt(struct dp_world *w)
+{
+	const struct timespec pause = { 0, 100000 };
+
+	while (kvpd_ledger_ask(w->ledger, asked_on_ledger, w))
+		nanosleep(&pause, NULL);
+}
+
 /* The same block again and again, and between any two of these more others than the cache holds. */
 static struct seen rounds(const char *policy)
 {
@@ -62,8 +83,11 @@ static struct seen rounds(const char *policy)
 	space = dp_space(c, "m", 4);
 	for (uint32_t i = 0; i < ROUNDS; i++) {
 		seen.found += seen.row[i] = request(c, space, 1);
-		for (uint32_t n = 0; n < SCAN; n++)
+		until_learnt(&w);
+		for (uint32_t n = 0; n < SCAN; n++) {
 			assert_false(request(c, space, next++));
+			until_learnt(&w);
+		}
 	}
 	seen.reloads = dp_figure(&w, "reloads_total");
 	seen.evictions = dp_figure(&w, "evictions_total");

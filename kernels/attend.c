@@ -281,7 +281,7 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *
 {
 	struct workspace *ws = a->workspace;
 	uint64_t tokens = 0;
-	struct plane_view v;
+	struct plane_view key = { .known = 0 }, value = { .known = 0 };
 	struct shape s;
 	int r;
 
@@ -298,13 +298,13 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *
 		const struct kvp_attend_part *part = &a->parts[i];
 
 		fetch_headers(a, i + HEADERS_AHEAD);
-		r = kvp_attend_view(a, part, KVP_PLANE_K, &v);
+		r = kvp_attend_view(a, part, KVP_PLANE_K, &key);
 		if (!r)
-			r = kvp_attend_domain_add(&ws->k, &v, part->k.calib);
+			r = kvp_attend_domain_add(&ws->k, &key, part->k.calib);
 		if (!r)
-			r = kvp_attend_view(a, part, KVP_PLANE_V, &v);
+			r = kvp_attend_view(a, part, KVP_PLANE_V, &value);
 		if (!r)
-			r = kvp_attend_domain_add(&ws->v, &v, part->v.calib);
+			r = kvp_attend_domain_add(&ws->v, &value, part->v.calib);
 		if (r < 0)
 			return r;
 		tokens += part->tokens;
@@ -604,7 +604,8 @@ static void split_end(const struct kvp_attention *a, const struct shape *s, uint
 int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attention *a, uint32_t split)
 {
 	struct workspace *ws = a->workspace;
-	struct part_view view[2]; /* the part at hand and the one after it, in turn */
+	/* The part at hand and the one after it, in turn. */
+	struct part_view view[2] = { { .part = NULL }, { .part = NULL } };
 	uint32_t first, last;
 	struct split area;
 	uint64_t at = 0;
@@ -725,10 +726,10 @@ static int attend_mass(const struct kvp_kernels *k, const struct kvp_attention *
 {
 	const struct workspace *ws = a->workspace;
 	struct split area = split_area(a, s, 0);
+	struct part_view pv = { .part = NULL };
 	uint64_t at = 0;
 
 	for (uint32_t i = 0; i < a->n_parts; i++) {
-		struct part_view pv;
 		int r = kvp_attend_part_view(a, &ws->k, &ws->v, i, at, &pv);
 
 		if (r < 0)

@@ -6,47 +6,57 @@
 #include <errno.h>
 #include <math.h>
 
-int kvp_attend_view(const struct kvp_attention *a, const struct kvp_attend_part *part,
-	uint32_t kind, struct plane_view *ret)
+/* What follows from the codec and the plane's shape: mostly as of the plane that was seen before. */
+static int view_begin(
+	const struct kvp_attend_plane *ap, const struct kvp_plane *p, struct plane_view *v)
 {
-	const struct kvp_attend_plane *ap = kind == KVP_PLANE_K ? &part->k : &part->v;
-	struct plane_view *v = ret;
+	const struct kvp_plane *was = &v->p;
 	int r;
 
-	v->p = (struct kvp_plane){ part->tokens, a->kv_heads,
+	if (v->known && v->codec == ap->codec && was->tokens == p->tokens &&
+		was->heads == p->heads && was->dim == p->dim && was->dtype == p->dtype &&
+		was->kind == p->kind)
+		return 0;
+	v->known = 0;
+	v->codec = ap->codec;
+	v->p = *p;
+	v->in = kvp_codec_in_place(ap->codec, p->kind);
+	r = kvp_plane_layout(ap->codec, p, &v->whole);
+	if (!r && v->in.form == KVP_FORM_BOOK)
+		r = kvp_codebook(
+			v->in.bits, v->in.book == KVP_BOOK_SPHERE ? p->dim : 0, v->cent, v->bound);
+	v->known = !r;
+	return r;
+}
+
+int kvp_attend_view(const struct kvp_attention *a, const struct kvp_attend_part *part,
+	uint32_t kind, struct plane_view *v)
+{
+	const struct kvp_attend_plane *ap = kind == KVP_PLANE_K ? &part->k : &part->v;
+	const struct kvp_plane p = { part->tokens, a->kv_heads,
 		kind == KVP_PLANE_K ? a->k_dim : a->v_dim, ap->dtype, kind };
-	v->in = kvp_codec_in_place(ap->codec, kind);
+	int r = view_begin(ap, &p, v);
+
+	if (r < 0)
+		return r;
 	v->domain = 0;
+	v->lay = v->whole;
 	if (v->in.form == KVP_FORM_NATIVE) {
 		uint32_t size = dtype_bytes(ap->dtype);
 
 		if (ap->dtype == KVP_DTYPE_F8 || !ap->data || !size || (uintptr_t)ap->data % size ||
 			ap->head_stride % (ptrdiff_t)size || ap->token_stride % (ptrdiff_t)size)
 			return -EINVAL;
-		return kvp_plane_layout(ap->codec, &v->p, &v->lay);
+		return 0;
 	}
-	r = kvp_plane_check(ap->codec, &v->p, ap->calib, ap->data, ap->bytes);
+	r = kvp_plane_header(ap->codec, &v->p, ap->calib, ap->data, ap->bytes, &v->lay, &v->hdr);
 	if (r < 0)
 		return r;
-	r = kvp_plane_layout(ap->codec, &v->p, &v->lay);
-	if (r < 0)
-		return r;
-	memcpy(&v->hdr, ap->data, sizeof v->hdr);
 	/* Of some codecs the layout knows only a bound; the header was checked against ap->bytes. */
+	v->lay.bytes = v->whole.bytes;
 	if (v->lay.bytes > ap->bytes)
 		v->lay.bytes = (uint32_t)ap->bytes;
-	/* The header may have changed since the check; what is used from it is bounded here. */
-	if (v->hdr.exponent < -120 || v->hdr.exponent > 125)
-		return -EBADMSG;
 	return 0;
-}
-
-static int take_book(struct plane_view *v)
-{
-	if (v->in.form != KVP_FORM_BOOK)
-		return 0;
-	return kvp_codebook(
-		v->in.bits, v->in.book == KVP_BOOK_SPHERE ? v->p.dim : 0, v->cent, v->bound);
 }
 
 static int domain_find(const struct domains *d, const struct plane_view *v)
@@ -159,10 +169,6 @@ int kvp_attend_part_view(const struct kvp_attention *a, const struct domains *k,
 	r = kvp_attend_view(a, ret->part, KVP_PLANE_K, &ret->k);
 	if (!r)
 		r = kvp_attend_view(a, ret->part, KVP_PLANE_V, &ret->v);
-	if (!r)
-		r = take_book(&ret->k);
-	if (!r)
-		r = take_book(&ret->v);
 	if (r < 0)
 		return r;
 	r = domain_find(k, &ret->k);

@@ -28,15 +28,19 @@ struct plane_view {
 	struct kvp_plane_hdr hdr;
 	struct kvp_in_place in;
 	uint32_t domain;
+	/* For the next plane, which is mostly alike: */
+	uint32_t known; /* the codec's layout for p, its place and its book are here */
+	uint32_t codec;
+	struct kvp_layout whole; /* but for what a header says */
 	float cent[16], bound[16];
 };
 
 /*
  * What the plane's header and the job say, bounded; the payload may be somebody else's to write. The
- * domain and the book are not set. -EINVAL, and what kvp_plane_check() returns.
+ * domain is not set. v: all zeros, or as it was left. -EINVAL, and what kvp_plane_check() returns.
  */
 int kvp_attend_view(const struct kvp_attention *a, const struct kvp_attend_part *part,
-	uint32_t kind, struct plane_view *ret);
+	uint32_t kind, struct plane_view *v);
 
 /* Has the plane's rotation among d, and sets its domain. -E2BIG, and what kvp_rotation_init() returns. */
 int kvp_attend_domain_add(struct domains *d, struct plane_view *v, const struct kvp_calib *calib);
@@ -50,7 +54,7 @@ struct part_view {
 
 /*
  * Part i, whose first token is `at`, with the domains of its planes among those of keys and of
- * values. -EBADMSG: they are not there, as they were when the job was prepared.
+ * values. *ret: all zeros, or as it was left. -EBADMSG: they are not there, as they were when the job was prepared.
  */
 int kvp_attend_part_view(const struct kvp_attention *a, const struct domains *k,
 	const struct domains *v, uint32_t i, uint64_t at, struct part_view *ret);

@@ -50,6 +50,13 @@ static inline struct rows_out kvp_float_out(float *x, uint32_t dim, float scale)
 
 /* ---- plane.c ---- */
 
+/*
+ * plane.c: whether in is a plane of that layout, whose bytes become those that the header says. The header
+ * is read once: whoever writes the payload may go on writing. Returns what kvp_plane_check() does.
+ */
+int kvp_plane_header(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
+	const void *in, size_t in_size, struct kvp_layout *lay, struct kvp_plane_hdr *ret_hdr);
+
 /* The memory that a raw plane spans, as integers; -EINVAL if that is not even an address range. */
 int kvp_raw_span(
 	const struct kvp_plane *p, struct kvp_raw_const raw, uintptr_t *ret_lo, uintptr_t *ret_hi);

@@ -268,39 +268,40 @@ static int check_header(uint32_t codec, const struct kvp_plane *p, const struct 
 	return hdr->calib == calib->digest ? 0 : -ENOENT;
 }
 
-/* The header is read once: whoever writes the payload may go on writing. */
-static int check_payload(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
-	const void *in, size_t in_size, struct kvp_layout *ret_lay, struct kvp_plane_hdr *ret_hdr)
+int kvp_plane_header(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
+	const void *in, size_t in_size, struct kvp_layout *lay, struct kvp_plane_hdr *ret_hdr)
 {
 	const struct kvp_codec *c = kvp_codec_row(KVP_CODEC_FAMILY(codec));
+	const uint32_t facts = kvp_codec_facts(codec);
 	struct kvp_plane_hdr hdr = { .codec = codec };
-	struct kvp_layout lay;
-	uint32_t facts;
 	int r;
 
-	r = kvp_plane_layout(codec, p, &lay);
-	if (r < 0)
-		return r;
 	if (!in || (uintptr_t)in % PAYLOAD_ALIGN)
 		return -EINVAL;
-	facts = kvp_codec_facts(codec);
-	if (in_size < (facts & KVP_FACT_VARIES ? KVP_PLANE_HDR_BYTES : lay.bytes))
+	if (in_size < (facts & KVP_FACT_VARIES ? KVP_PLANE_HDR_BYTES : lay->bytes))
 		return -EBADMSG;
 	r = check_calib(codec, p, calib);
 	if (r < 0)
 		return r;
 	if (!(facts & KVP_FACT_BARE)) {
 		memcpy(&hdr, in, sizeof hdr);
-		r = check_header(codec, p, &lay, calib, &hdr);
+		r = check_header(codec, p, lay, calib, &hdr);
 		if (!r && c->check)
-			r = c->check(p, &lay, &hdr, in, in_size);
+			r = c->check(p, lay, &hdr, in, in_size);
 		if (r < 0)
 			return r;
-		lay.bytes = hdr.bytes;
+		lay->bytes = hdr.bytes;
 	}
-	*ret_lay = lay;
 	*ret_hdr = hdr;
 	return 0;
+}
+
+static int check_payload(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,
+	const void *in, size_t in_size, struct kvp_layout *ret_lay, struct kvp_plane_hdr *ret_hdr)
+{
+	int r = kvp_plane_layout(codec, p, ret_lay);
+
+	return r < 0 ? r : kvp_plane_header(codec, p, calib, in, in_size, ret_lay, ret_hdr);
 }
 
 int kvp_plane_check(uint32_t codec, const struct kvp_plane *p, const struct kvp_calib *calib,

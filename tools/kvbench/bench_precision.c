@@ -5,12 +5,15 @@
  * In rounds: a space with a floor is filled, which is not timed; then it gets a budget that only its floor can
  * meet, and the client is timed until every block has been coded. What a processor codes in a second is compared
  * with the codec by itself (as `kvbench codecs` times it), in the same run and over planes that lie as those of the
- * blocks do, the heads of a token side by side; the rest is checksums, and decoding one of sixteen again to see what was lost. What the movers do besides is moving what
- * the client puts, and is printed too.
+ * blocks do, the heads of a token side by side: on an idle machine, and beside the same client, which the daemon
+ * codes beside, too, and which has its part of caches and memory. The rest is checksums, and decoding one of
+ * sixteen again to see what was lost. What the movers do besides is moving what the client puts, and is printed too.
  */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +51,7 @@ struct world {
 	struct kvp_kernels *kernels;
 	uint32_t codec[2]; /* of keys and values */
 	struct bench_phase *idle, *busy;
+	struct bench_phase *apart; /* beside the codec by itself; not reported */
 };
 
 /* What the daemon's threads have computed, in seconds. */
@@ -58,7 +62,8 @@ struct spent {
 
 struct rounds {
 	double seconds;
-	double codec; /* seconds of the codec by itself, for a byte of each round */
+	double codec;  /* seconds of the codec by itself, for a byte of each round */
+	double beside; /* likewise, while the client runs */
 	struct spent spent;
 };
 
@@ -264,15 +269,56 @@ static bool until_coded(void *ctx)
 	return !s->late && payload_bytes(s->w) > s->bytes + put;
 }
 
+/* The codec by itself, on a thread of its own. */
+struct codec_run {
+	const struct world *w;
+	double speed;
+	int result;
+	_Atomic(bool) over;
+};
+
+static void *codec_thread(void *arg)
+{
+	struct codec_run *c = arg;
+
+	c->result = kbench_encode_speed(c->w->kernels, c->w->codec, DIM, &c->speed);
+	atomic_store(&c->over, true);
+	return NULL;
+}
+
+static bool until_over(void *ctx)
+{
+	struct codec_run *c = ctx;
+
+	return !atomic_load(&c->over);
+}
+
+/* What the codec does by itself, with nothing beside it and beside the client. */
+static int codec_alone(struct world *w, struct rounds *sum)
+{
+	struct codec_run run = { .w = w, .speed = 1 };
+	double speed = 1;
+	pthread_t thread;
+	int r = kbench_encode_speed(w->kernels, w->codec, DIM, &speed);
+
+	if (r == 0)
+		r = -pthread_create(&thread, NULL, codec_thread, &run);
+	if (r < 0)
+		return r;
+	bench_client_run(&w->client, w->apart, until_over, &run);
+	pthread_join(thread, NULL);
+	sum->codec += 1 / speed;
+	sum->beside += 1 / run.speed;
+	return run.result;
+}
+
 static int run_round(struct world *w, uint32_t number, struct rounds *sum)
 {
 	struct span s = { .w = w, .puts = w->busy->commit.n };
 	struct spent before, after;
 	uint64_t began, took;
-	double encode = 1;
-	int r = kbench_encode_speed(w->kernels, w->codec, DIM, &encode);
+	int r = codec_alone(w, sum);
 
-	sum->codec += 1 / encode;
 	if (r == 0)
 		r = fill(w, number);
 	if (r < 0)
@@ -311,6 +357,7 @@ static void report(const struct world *w, uint64_t rounds, const char *codec,
 {
 	double blocks = (double)(rounds * w->blocks);
 	double codec_blocks = (double)rounds / sum->codec / (double)NATIVE;
+	double beside_blocks = (double)rounds / sum->beside / (double)NATIVE;
 	double core = blocks / sum->spent.coding;
 	json_t *o;
 
@@ -323,17 +370,22 @@ static void report(const struct world *w, uint64_t rounds, const char *codec,
 		printf("of the daemon's      %12.0f\n", blocks / sum->spent.all);
 		printf("the codec by itself  %12.0f   a coding second's part of it %.2f\n",
 			codec_blocks, core / codec_blocks);
+		printf("beside the client    %12.0f   a coding second's part of it %.2f\n",
+			beside_blocks, core / beside_blocks);
 		bench_client_print(w->idle, w->busy);
 		return;
 	}
-	o = json_pack("{s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
+	o = json_pack("{s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, "
+		      "s:f}",
 		"codec", codec, "blocks", (json_int_t)blocks, "native_bytes", (json_int_t)NATIVE,
 		"coded_bytes", (json_int_t)w->coded, "seconds", sum->seconds, "blocks_per_second",
 		blocks / sum->seconds, "coding_cpu_seconds", sum->spent.coding, "mover_cpu_seconds",
 		sum->spent.movers, "daemon_cpu_seconds", sum->spent.all, "blocks_per_coding_second",
 		core, "blocks_per_mover_second", blocks / sum->spent.movers,
 		"blocks_per_daemon_second", blocks / sum->spent.all, "codec_blocks_per_second",
-		codec_blocks, "ratio_to_codec", core / codec_blocks);
+		codec_blocks, "ratio_to_codec", core / codec_blocks,
+		"codec_blocks_per_second_beside", beside_blocks, "ratio_to_codec_beside",
+		core / beside_blocks);
 	bench_client_json(o, w->idle, w->busy);
 	bench_print_json(o);
 	json_decref(o);
@@ -417,7 +469,9 @@ int kvbench_precision(int argc, char **argv)
 	w.blocks = blocks;
 	w.idle = calloc(1, sizeof(*w.idle));
 	w.busy = calloc(1, sizeof(*w.busy));
-	r = w.idle && w.busy ? bench(&w, codec, rounds, json) : 1;
+	w.apart = calloc(1, sizeof(*w.apart));
+	r = w.idle && w.busy && w.apart ? bench(&w, codec, rounds, json) : 1;
+	free(w.apart);
 	free(w.idle);
 	free(w.busy);
 	return r;

@@ -228,60 +228,6 @@ static int measure_speed(const struct kvp_kernels *k, const uint32_t codec[2], u
 	return 0;
 }
 
-static double own_seconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-/* A pass of the codec over planes as blocks have them: the heads of a token lie side by side. By processor time. */
-static double block_pass(const struct kvp_kernels *k, const uint32_t codec[2], uint32_t dim,
-	const uint8_t *raw, uint8_t *payload, size_t slot)
-{
-	size_t row = dim * 2, plane = row * TOKENS * HEADS, n = COLD_BYTES / plane;
-	double t = own_seconds();
-
-	for (size_t i = 0; i < n; i++) {
-		struct kvp_plane p = { TOKENS, HEADS, dim, KVP_DTYPE_F16, (uint32_t)(i & 1) };
-		struct kvp_raw_const src = { raw + i * plane, (ptrdiff_t)row,
-			(ptrdiff_t)(row * HEADS) };
-
-		kvp_plane_encode(k, codec[i & 1], &p, NULL, src, payload + i * slot, slot);
-	}
-	return (double)(n * plane) / (own_seconds() - t);
-}
-
-int kbench_encode_speed(
-	const struct kvp_kernels *k, const uint32_t codec[2], uint32_t dim, double *ret_speed)
-{
-	size_t plane = (size_t)dim * 2 * TOKENS * HEADS, n = COLD_BYTES / plane, slot = 0;
-	uint8_t *raw, *payload;
-	double speed[3];
-
-	for (uint32_t kind = 0; kind < 2; kind++) {
-		struct kvp_plane p = { TOKENS, HEADS, dim, KVP_DTYPE_F16, kind };
-		size_t bytes;
-		int r = kvp_plane_bytes(codec[kind], &p, &bytes);
-
-		if (r < 0)
-			return r;
-		slot = bytes > slot ? bytes : slot;
-	}
-	slot = (slot + 63) & ~(size_t)63;
-	raw = kbench_alloc(COLD_BYTES);
-	payload = kbench_alloc(n * slot);
-	kbench_fill_f16(raw, COLD_BYTES / 2);
-	memset(payload, 0, n * slot);
-	for (int i = 0; i < 3; i++)
-		speed[i] = block_pass(k, codec, dim, raw, payload, slot);
-	free(raw);
-	free(payload);
-	*ret_speed = bench_median(speed, 3);
-	return 0;
-}
-
 /*
  * What the error must be within TOLERANCE of, at head_dim 64 (0: not known) and 128: figures of an
  * independent implementation. bits: 4^-bits is what no code of so many bits per element undercuts,

@@ -4,10 +4,9 @@
  *
  * In rounds: a space with a floor is filled, which is not timed; then it gets a budget that only its floor can
  * meet, and the client is timed until every block has been coded. What a processor codes in a second is compared
- * with the codec by itself (as `kvbench codecs` times it), in the same run and over planes that lie as those of the
- * blocks do, the heads of a token side by side: on an idle machine, and beside the same client, which the daemon
- * codes beside, too, and which has its part of caches and memory. The rest is checksums, and decoding one of
- * sixteen again to see what was lost. What the movers do besides is moving what the client puts, and is printed too.
+ * with the codec by itself, over blocks of the same round where they lie, so that what memory costs is the same: with
+ * nothing beside it, and beside the same client, which the daemon codes beside, too. The rest is checksums, and decoding
+ * one of sixteen again to see what was lost. What the movers do besides is moving what the client puts, and is printed too.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -33,6 +32,7 @@
 #define CLIENT_BYTES UINT64_C(16384)
 #define CLIENT_PUTS  16384u /* that there is room for, before its oldest go */
 #define PLANES       16u    /* different contents */
+#define ENCODED      1024u  /* blocks of a round that the codec by itself encodes */
 #define WIDTHS       5u     /* that a payload may have, native among them */
 #define MODEL        "kvbench-precision"
 #define WAIT_MS      60000u
@@ -49,7 +49,10 @@ struct world {
 	uint64_t coded;  /* bytes of a coded one */
 	uint8_t *source; /* PLANES payloads */
 	struct kvp_kernels *kernels;
-	uint32_t codec[2]; /* of keys and values */
+	uint32_t codec[2];  /* of keys and values */
+	size_t plane_bytes; /* of the larger one, a multiple of 64 */
+	uint8_t *payloads;  /* of ENCODED blocks */
+	uint64_t sink;      /* so that what is only touched is read */
 	struct bench_phase *idle, *busy;
 	struct bench_phase *apart; /* beside the codec by itself; not reported */
 };
@@ -62,7 +65,7 @@ struct spent {
 
 struct rounds {
 	double seconds;
-	double codec;  /* seconds of the codec by itself, for a byte of each round */
+	double codec;  /* seconds of the codec by itself, for a block of each round */
 	double beside; /* likewise, while the client runs */
 	struct spent spent;
 };
@@ -235,6 +238,107 @@ static int fill(struct world *w, uint32_t round)
 	return r < 0 ? r : kvp_flush(w->pool.client, WAIT_MS);
 }
 
+/* ---- the codec by itself --------------------------------------------------------------------- */
+
+struct codec_run {
+	struct world *w;
+	uint32_t round;
+	double seconds; /* of a block */
+	int result;
+	_Atomic(bool) over;
+};
+
+static double own_seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* Keys and values as KVP_LAYOUT_LCND has them: the heads of a token lie side by side. */
+static double encode_block(const struct world *w, const uint8_t *block, uint8_t *payload)
+{
+	double began = own_seconds();
+
+	for (uint32_t kind = 0; kind < 2; kind++) {
+		struct kvp_plane p = { TOKENS, HEADS, DIM, KVP_DTYPE_F16, kind };
+		struct kvp_raw_const src = { block + kind * (NATIVE / 2), DIM * 2,
+			DIM * 2 * HEADS };
+
+		kvp_plane_encode(w->kernels, w->codec[kind], &p, NULL, src,
+			payload + kind * w->plane_bytes, w->plane_bytes);
+	}
+	return own_seconds() - began;
+}
+
+/* The first blocks of the round, leased one after the other. */
+static int encode_round(struct codec_run *run)
+{
+	struct world *w = run->w;
+	uint64_t n = w->blocks < ENCODED ? w->blocks : ENCODED;
+	uint32_t tokens[TOKENS];
+	double sum = 0;
+
+	for (uint64_t i = 0; i < n; i++) {
+		const uint8_t *block;
+		const void *at;
+		struct kvp_prefix *m;
+		int r;
+
+		bench_chain_tokens((uint32_t)(run->round * w->blocks + i), tokens, TOKENS);
+		r = kvp_match(w->space, tokens, TOKENS, NULL, &m);
+		if (r < 0)
+			return r;
+		r = kvp_payloads(m, 0, 1, &at);
+		block = at;
+		/* This process maps the page; the daemon has. */
+		for (uint64_t page = 0; r > 0 && page < NATIVE; page += 4096)
+			w->sink += block[page];
+		if (r > 0)
+			sum += encode_block(w, block, w->payloads + i * 2 * w->plane_bytes);
+		kvp_release(m);
+		if (r <= 0)
+			return r < 0 ? r : -ENOENT;
+	}
+	run->seconds = sum / (double)n;
+	return 0;
+}
+
+static void *codec_thread(void *arg)
+{
+	struct codec_run *run = arg;
+
+	run->result = encode_round(run);
+	atomic_store(&run->over, true);
+	return NULL;
+}
+
+static bool until_over(void *ctx)
+{
+	struct codec_run *run = ctx;
+
+	return !atomic_load(&run->over);
+}
+
+/* With nothing beside it, then beside the client. */
+static int codec_alone(struct world *w, uint32_t round, struct rounds *sum)
+{
+	struct codec_run run = { .w = w, .round = round };
+	pthread_t thread;
+	int r = encode_round(&run);
+
+	sum->codec += run.seconds;
+	if (r == 0)
+		r = -pthread_create(&thread, NULL, codec_thread, &run);
+	if (r < 0)
+		return r;
+	bench_client_run(&w->client, w->apart, until_over, &run);
+	pthread_join(thread, NULL);
+	sum->beside += run.seconds;
+	return run.result;
+}
+
 /* ---- rounds ---------------------------------------------------------------------------------- */
 
 struct span {
@@ -269,58 +373,15 @@ static bool until_coded(void *ctx)
 	return !s->late && payload_bytes(s->w) > s->bytes + put;
 }
 
-/* The codec by itself, on a thread of its own. */
-struct codec_run {
-	const struct world *w;
-	double speed;
-	int result;
-	_Atomic(bool) over;
-};
-
-static void *codec_thread(void *arg)
-{
-	struct codec_run *c = arg;
-
-	c->result = kbench_encode_speed(c->w->kernels, c->w->codec, DIM, &c->speed);
-	atomic_store(&c->over, true);
-	return NULL;
-}
-
-static bool until_over(void *ctx)
-{
-	struct codec_run *c = ctx;
-
-	return !atomic_load(&c->over);
-}
-
-/* What the codec does by itself, with nothing beside it and beside the client. */
-static int codec_alone(struct world *w, struct rounds *sum)
-{
-	struct codec_run run = { .w = w, .speed = 1 };
-	double speed = 1;
-	pthread_t thread;
-	int r = kbench_encode_speed(w->kernels, w->codec, DIM, &speed);
-
-	if (r == 0)
-		r = -pthread_create(&thread, NULL, codec_thread, &run);
-	if (r < 0)
-		return r;
-	bench_client_run(&w->client, w->apart, until_over, &run);
-	pthread_join(thread, NULL);
-	sum->codec += 1 / speed;
-	sum->beside += 1 / run.speed;
-	return run.result;
-}
-
 static int run_round(struct world *w, uint32_t number, struct rounds *sum)
 {
 	struct span s = { .w = w, .puts = w->busy->commit.n };
 	struct spent before, after;
 	uint64_t began, took;
-	int r = codec_alone(w, sum);
+	int r = fill(w, number);
 
 	if (r == 0)
-		r = fill(w, number);
+		r = codec_alone(w, number, sum);
 	if (r < 0)
 		return r;
 	/* About as long with nothing beside it: as long as the rounds before were. */
@@ -356,8 +417,8 @@ static void report(const struct world *w, uint64_t rounds, const char *codec,
 	const struct rounds *sum, bool json)
 {
 	double blocks = (double)(rounds * w->blocks);
-	double codec_blocks = (double)rounds / sum->codec / (double)NATIVE;
-	double beside_blocks = (double)rounds / sum->beside / (double)NATIVE;
+	double codec_blocks = (double)rounds / sum->codec;
+	double beside_blocks = (double)rounds / sum->beside;
 	double core = blocks / sum->spent.coding;
 	json_t *o;
 
@@ -395,6 +456,18 @@ static int measure(struct world *w, uint64_t rounds, struct rounds *sum)
 {
 	int r = kvp_kernels_new(KVP_CPU_ALL, &w->kernels);
 
+	for (uint32_t kind = 0; kind < 2 && r == 0; kind++) {
+		struct kvp_plane p = { TOKENS, HEADS, DIM, KVP_DTYPE_F16, kind };
+		size_t bytes = 0;
+
+		r = kvp_plane_bytes(w->codec[kind], &p, &bytes);
+		bytes = (bytes + 63) / 64 * 64;
+		w->plane_bytes = bytes > w->plane_bytes ? bytes : w->plane_bytes;
+	}
+	if (r == 0) {
+		w->payloads = kbench_alloc(2 * ENCODED * w->plane_bytes);
+		memset(w->payloads, 0, 2 * ENCODED * w->plane_bytes);
+	}
 	for (uint32_t i = 0; i < rounds && r == 0; i++)
 		r = run_round(w, i, sum);
 	if (r == 0 && (sum->spent.movers <= 0 || sum->spent.coding <= 0)) {
@@ -432,6 +505,7 @@ static int bench(struct world *w, const char *name, uint64_t rounds, bool json)
 	kvp_admin_close(w->admin);
 	kvp_space_close(w->space);
 	bench_pool_stop(&w->pool);
+	free(w->payloads);
 	free(w->source);
 	return r == 0 ? 0 : 1;
 }

@@ -84,10 +84,6 @@ int kbench_recall(
 	const struct kvp_kernels *k, const struct kvr_model *model, const struct kbench_args *args);
 /* kvbench codecs with --calib: pca or kvquant on a model's own keys and values. Says what went wrong. */
 int kbench_codecs_pca(const struct kvp_kernels *k, const struct kbench_args *args);
-/* Raw bytes that one thread encodes in a second of its processor time, as kvbench codecs does, but that the heads of a
- * token lie side by side, as in blocks; the median of three passes. Negative errno. */
-int kbench_encode_speed(
-	const struct kvp_kernels *k, const uint32_t codec[2], uint32_t dim, double *ret_speed);
 /* n values of N(0,1) in fp16. */
 void kbench_fill_f16(void *data, size_t n);
 

@@ -63,6 +63,8 @@ const char *kvp_payload_calib_wrong(const struct kvp_space_canon *c, const struc
 	const uint32_t floor[2] = { c->floor_k, c->floor_v };
 	const char *wrong = NULL;
 
+	if (c->n_layers > KVP_MAX_LAYERS)
+		return "no model has so many layers";
 	/* A calibration has room for the beginning of a long name. */
 	if (strncmp(c->model, info->model, KVP_NUQ_NAME_MAX - 1) != 0)
 		return "it is of another model";

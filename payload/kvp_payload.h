@@ -97,7 +97,7 @@ int kvp_payload_calibrated(const struct kvp_space_canon *canon);
 
 /*
  * Is the calibration one for such a space: of its model, whose layers have those heads, dims and RoPE, with an entry for each
- * plane that needs one? NULL: yes; else what is wrong, in a few words that live for ever.
+ * plane that needs one? NULL: yes; else what is wrong, in a few words that live for ever. Any description, judged or not.
  */
 const char *kvp_payload_calib_wrong(
 	const struct kvp_space_canon *canon, const struct kvp_nuq_set *set);

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -102,6 +104,26 @@ static void test_which_is_right(void **arg)
 	kvp_nuq_set_free(set);
 }
 
+/* A description that nobody has judged is not read beyond its end. */
+static void test_more_layers_than_there_are(void **arg)
+{
+	struct kvp_nuq_set *set = calibration("a model", LAYERS, HEADS, DIM);
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	const struct kvp_space_canon c = {
+		.model = "a model", .n_layers = UINT32_MAX, .floor_v = KVP_CODEC_KVQUANT(3u)
+	};
+	uint8_t *at =
+		mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	(void)arg;
+
+	assert_true(at != MAP_FAILED && sizeof(c) < page);
+	assert_int_equal(mprotect(at + page, page, PROT_NONE), 0);
+	memcpy(at + page - sizeof(c), &c, sizeof(c));
+	assert_non_null(kvp_payload_calib_wrong((const void *)(at + page - sizeof(c)), set));
+	assert_int_equal(munmap(at, 2 * page), 0);
+	kvp_nuq_set_free(set);
+}
+
 static struct kvp_raw rows_of(const struct kvp_block_plane *p, uint8_t *block)
 {
 	return (struct kvp_raw){ block + p->offset, (ptrdiff_t)p->head_stride,
@@ -175,6 +197,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_which_is_right),
+		cmocka_unit_test(test_more_layers_than_there_are),
 		cmocka_unit_test(test_coding),
 	};
 

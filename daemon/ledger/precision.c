@@ -46,19 +46,14 @@ _Static_assert(KVP_PAYLOAD_WIDTHS == KVP_WIDTHS, "a payload's width is that of p
 /* ---- what a space's floor means ------------------------------------------------------------- */
 
 int kvpd_precision_enter(struct kvpd_tenant *t, uint32_t space, const struct kvp_space_canon *canon,
-	const char **ret_why)
+	const struct kvpd_calib *calib)
 {
 	uint32_t lowest = kvp_payload_lowest(canon);
-	const struct kvpd_calib *calib = NULL;
 	struct kvpd_codes *c;
 	int r = 0;
 
-	*ret_why = "no memory";
 	if (!lowest)
 		return 0;
-	if (kvp_payload_calibrated(canon) &&
-		!(calib = kvpd_calibs_find(t->ledger->calibs, canon, ret_why)))
-		return -ENOENT;
 	c = t->space[space].codes = calloc(1, sizeof(*c));
 	if (!c)
 		return -ENOMEM;

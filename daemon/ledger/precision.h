@@ -48,12 +48,9 @@ struct kvpd_codes {
 	const struct kvpd_calib *calib; /* that planes are coded with; NULL: none is needed */
 };
 
-/*
- * A space of this number comes, which may be exact, and goes. -ENOMEM; -ENOENT: it needs a calibration, and *ret_why says which
- * there is not.
- */
+/* A space of this number comes, which may be exact (-ENOMEM), with the calibration that its floor needs or NULL, and goes. */
 int kvpd_precision_enter(struct kvpd_tenant *t, uint32_t space, const struct kvp_space_canon *canon,
-	const char **ret_why);
+	const struct kvpd_calib *calib);
 void kvpd_precision_leave(struct kvpd_tenant *t, uint32_t space);
 
 struct kvpd_precision {

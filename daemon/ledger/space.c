@@ -8,6 +8,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/ledger/block.h"
+#include "daemon/ledger/calibs.h"
 #include "daemon/ledger/delete.h"
 #include "daemon/ledger/grow.h"
 #include "daemon/ledger/learnt.h"
@@ -356,12 +357,11 @@ static int refuse(struct space_call *c, int error, const char *why)
 	return error;
 }
 
-static int refuse_floor(struct space_call *c, int error, const char *why)
+static int refuse_floor(struct space_call *c, const char *why)
 {
-	snprintf(c->reason, c->reason_bytes, "%s%s",
-		error == -ENOENT ? "the floor's codec needs a calibration of this model: " : "",
-		why);
-	return error;
+	snprintf(c->reason, c->reason_bytes,
+		"the floor's codec needs a calibration of this model: %s", why);
+	return -ENOENT;
 }
 
 static int open_on_ledger(struct kvpd_ledger *l, void *arg)
@@ -369,6 +369,7 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 	struct space_call *c = arg;
 	struct kvpd_session *s = kvpd_session_find(l, c->session);
 	uint64_t bytes = 0, now = kvpd_now_ns();
+	const struct kvpd_calib *calib = NULL;
 	struct kvpd_class *cls;
 	struct kvpd_tenant *t;
 	const char *wrong;
@@ -390,6 +391,10 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 		if (is_live(t, i) && !memcmp(&shm_space(t, i)->canon, c->canon, sizeof(*c->canon)))
 			break;
 	if (i == KVP_MAX_SPACES) {
+		/* Before another one is emptied for it. */
+		if (kvp_payload_calibrated(c->canon) &&
+			!(calib = kvpd_calibs_find(l->calibs, c->canon, &wrong)))
+			return refuse_floor(c, wrong);
 		r = free_entry(t, now, &i);
 		if (r == -EINPROGRESS)
 			return r;
@@ -398,9 +403,9 @@ static int open_on_ledger(struct kvpd_ledger *l, void *arg)
 		cls = kvpd_class_get(t, KVPD_DRAM, kvpd_slot_bytes(bytes));
 		if (!cls)
 			return refuse(c, -ENOSPC, "too many different block sizes at once");
-		r = kvpd_precision_enter(t, i, c->canon, &wrong);
+		r = kvpd_precision_enter(t, i, c->canon, calib);
 		if (r < 0)
-			return refuse_floor(c, r, wrong);
+			return refuse(c, r, "no memory");
 		t->space[i].cls = cls;
 		enter(t, i, c->canon, bytes);
 		kvpd_learnt_enter(t, i);

@@ -16,6 +16,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/tenant.h"
+#include "kernels/kvp_codec.h"
 #include "shm/kvp_lease.h"
 #include "tests/daemon/ledger/dp_world.h"
 
@@ -421,6 +422,25 @@ static void a_space_is_emptied_in_steps(void **state)
 	assert_int_equal(dp_figure(&g->w, "blocks"), 0);
 }
 
+/* What cannot be opened in any case costs nobody his blocks. */
+static void nothing_is_emptied_in_vain(void **state)
+{
+	struct stage *g = *state;
+	struct kvp_msg_space space[KVP_MAX_SPACES], more;
+	struct kvp_space_canon canon;
+	char reason[KVP_MSG_TEXT] = "";
+
+	fill(g, space, 1);
+	numbered(&canon, 64);
+	for (uint32_t i = 0; i < canon.n_layers; i++)
+		canon.layers[i].k_dim = canon.layers[i].v_dim = 64;
+	canon.floor_k = canon.floor_v = KVP_CODEC_KVQUANT(3u);
+	assert_int_equal(dp_open(g->c, &canon, reason, sizeof(reason), &more), -ENOENT);
+	assert_non_null(strstr(reason, "needs a calibration of this model: there is none"));
+	assert_int_equal(live(g->c), KVP_MAX_SPACES);
+	assert_int_equal(dp_figure(&g->w, "blocks"), CHAIN);
+}
+
 /* A block of a key, to be evicted before the one of another key, if there is one. */
 static void put_key(
 	struct dp_client *c, uint32_t space, uint32_t number, kvp_block_id after, kvp_block_id *ret)
@@ -604,6 +624,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(same_bytes_are_one_space, start, stop),
 		cmocka_unit_test_setup_teardown(nobody_opens_one_too_often, start, stop),
 		cmocka_unit_test_setup_teardown(there_are_64, start, stop),
+		cmocka_unit_test_setup_teardown(nothing_is_emptied_in_vain, start, stop),
 		cmocka_unit_test_setup_teardown(a_space_is_emptied_in_steps, start, stop),
 		cmocka_unit_test_setup_teardown(keys_with_parents_go_in_one_pass, start, stop),
 		cmocka_unit_test_setup_teardown(

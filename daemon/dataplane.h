@@ -140,9 +140,11 @@ int kvpd_space_open(struct kvpd_ledger *ledger, uint32_t session,
 	const struct kvp_space_canon *canon, char *ret_reason, size_t reason_bytes,
 	struct kvp_msg_space *ret_space);
 /*
- * The calibration that clients of such a space decode with: a descriptor that stays the ledger's, for as long as that lives. -1: it
- * needs none, or there is none, and it is refused. Any thread.
+ * Would a space of this description be one whose clients decode with a calibration? It may say anything: only its floor is
+ * looked at. And the calibration of one that kvpd_space_open() has opened: a descriptor that stays the ledger's, for as long as that
+ * lives; -1: it needs none. Any thread.
  */
+bool kvpd_space_calibrated(const struct kvp_space_canon *canon);
 int kvpd_space_calibration(const struct kvpd_ledger *ledger, const struct kvp_space_canon *canon);
 int kvpd_space_close(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id);
 int kvpd_arena_ack(struct kvpd_ledger *ledger, uint32_t session, const struct kvp_msg_id *id);

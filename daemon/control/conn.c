@@ -411,6 +411,8 @@ static void send_what_waits(struct kvpd_conn *conn)
 		kvpd_conn_close(conn);
 	else if (r == 0 && conn->answer.first)
 		kvpd_admin_continue(conn);
+	else if (r == 0 && conn->opening)
+		kvpd_source_raise(&conn->source, KVPD_AGAIN);
 }
 
 static void conn_ready(struct kvpd_source *source, uint32_t events)

@@ -197,15 +197,20 @@ struct kvpd_opening {
 	struct kvp_space_canon canon;
 };
 
-/* -EINPROGRESS: it was not answered yet. */
+/*
+ * -EINPROGRESS: it was not answered yet. What comes with a descriptor waits for all else that was sent: in the queue each would be
+ * one of the daemon's own, of a client that reads nothing.
+ */
 static int open_step(struct kvpd_conn *conn, uint32_t tag, const struct kvp_space_canon *canon)
 {
+	const bool calibrated = kvpd_space_calibrated(canon);
 	char reason[KVP_MSG_TEXT] = "";
 	struct kvp_msg_space space;
-	int r, calibration;
+	int r, calibration = -1;
 
-	calibration = kvpd_space_calibration(conn->control->ledger, canon);
-	if (calibration >= 0 && !kvpd_flight_may_attach(conn)) {
+	if (calibrated && conn->n_out)
+		return -EINPROGRESS;
+	if (calibrated && !kvpd_flight_may_attach(conn)) {
 		kvpd_conn_error(conn, tag, -EBUSY,
 			"clients of this user have received too little of what they were sent");
 		return 0;
@@ -218,8 +223,17 @@ static int open_step(struct kvpd_conn *conn, uint32_t tag, const struct kvp_spac
 		kvpd_conn_error(conn, tag, r, *reason ? reason : strerror(-r));
 		return 0;
 	}
+	if (calibrated)
+		calibration = kvpd_space_calibration(conn->control->ledger, canon);
 	return kvpd_conn_send(conn, KVP_MSG_SPACE, tag, &space, sizeof(space), &calibration,
 		calibration < 0 ? 0 : 1);
+}
+
+/* Soon, or when the queue is empty: send_what_waits() says so. */
+static void open_later(struct kvpd_conn *conn)
+{
+	if (!conn->n_out || !kvpd_space_calibrated(&conn->opening->canon))
+		kvpd_source_raise(&conn->source, KVPD_AGAIN);
 }
 
 static int space_open(struct kvpd_conn *conn, const struct kvp_packet *packet)
@@ -237,7 +251,7 @@ static int space_open(struct kvpd_conn *conn, const struct kvp_packet *packet)
 	}
 	*o = (struct kvpd_opening){ .tag = packet->h.tag, .canon = m->canon };
 	conn->opening = o;
-	kvpd_source_raise(&conn->source, KVPD_AGAIN);
+	open_later(conn);
 	return 0;
 }
 
@@ -246,7 +260,7 @@ void kvpd_guest_open_on(struct kvpd_conn *conn)
 	int r = open_step(conn, conn->opening->tag, &conn->opening->canon);
 
 	if (r == -EINPROGRESS) {
-		kvpd_source_raise(&conn->source, KVPD_AGAIN);
+		open_later(conn);
 		return;
 	}
 	free(conn->opening);

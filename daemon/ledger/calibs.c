@@ -183,6 +183,11 @@ const struct kvpd_calib *kvpd_calibs_find(
 	return NULL;
 }
 
+bool kvpd_space_calibrated(const struct kvp_space_canon *canon)
+{
+	return kvp_payload_calibrated(canon) != 0;
+}
+
 /* On the control thread: nothing of this ever changes. */
 int kvpd_space_calibration(const struct kvpd_ledger *l, const struct kvp_space_canon *canon)
 {

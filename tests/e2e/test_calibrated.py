@@ -4,14 +4,29 @@ does; without one, or with another model's, a space is refused. $KVPOOLD, $KVCTL
 A-027, A-029."""
 import json
 import os
+import struct
 import subprocess
 import sys
+import time
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Daemon  # noqa: E402
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "daemon", "control")]
+from harness import Daemon, wait_for  # noqa: E402
+from rawclient import CANON, SPACE, SPACE_OPEN, Raw  # noqa: E402
 
 KVCTL, ENGINE = os.environ["KVCTL"], os.environ["CALIBRATED"]
+KVQUANT3 = 16 << 8 | 3
+
+
+def canon(model):
+    """As the engine describes its model."""
+    c = bytearray(CANON)
+    struct.pack_into("=8Id", c, 0, 1, 2, 1, 64, 2, 1, 64, 0, 1e4)
+    c[104:104 + len(model)] = model
+    struct.pack_into("=12H", c, 104 + 3 * 128, 0, 2, 0, 64, 64, 0, 1, 2, 0, 64, 64, 0)
+    struct.pack_into("=II", c, CANON - 16, KVQUANT3, KVQUANT3)
+    return bytes(c)
 
 
 class Calibrated(unittest.TestCase):
@@ -82,6 +97,36 @@ class Calibrated(unittest.TestCase):
         self.d.write_config({"calibrations": None})
         self.d.start()
         self.engine("refused", "model", "1e4")
+
+    def test_nobody_receives(self):
+        """Who asks without end and receives nothing has what is in his socket, and no descriptors of the daemon's own."""
+        self.d.start()
+        open_ones = "/proc/%d/fd" % self.d.pid
+        c = Raw(self.d.socket)
+        self.addCleanup(c.close)
+        c.attach()
+        before = len(os.listdir(open_ones))
+        c.sock.setblocking(False)
+        asked = 0
+        try:
+            while asked < 2000:
+                c.send(SPACE_OPEN, canon(b"model"), tag=asked + 1)
+                asked += 1
+                if asked % 20 == 0:
+                    time.sleep(0.01)
+        except BlockingIOError:
+            pass
+        self.kvctl("spaces")
+        time.sleep(0.2)
+        self.assertLess(len(os.listdir(open_ones)), before + 8)
+        self.assertGreater(asked, 20)
+        # All is answered, as it was asked for.
+        c.sock.settimeout(60)
+        for i in range(asked):
+            p = c.receive()
+            self.assertEqual((p.type, p.tag, len(p.fds)), (SPACE, i + 1, 1))
+            p.close()
+        wait_for(lambda: len(os.listdir(open_ones)) <= before)
 
     def test_another_daemon(self):
         """With another calibration of the model: what is open misses, what is opened anew has that one."""

@@ -196,6 +196,12 @@ int kvpd_space_open(struct kvpd_ledger *l, uint32_t session, const struct kvp_sp
 	return 0;
 }
 
+bool kvpd_space_calibrated(const struct kvp_space_canon *canon)
+{
+	(void)canon;
+	return false;
+}
+
 int kvpd_space_calibration(const struct kvpd_ledger *l, const struct kvp_space_canon *canon)
 {
 	(void)l, (void)canon;

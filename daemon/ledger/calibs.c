@@ -54,8 +54,11 @@ static int take_data(int fd, struct kvpd_calibs *c, struct kvpd_calib *into, con
 	*ret_why = "it is no regular file";
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
+	*ret_why = "it is empty";
+	if (st.st_size <= 0)
+		return -EINVAL;
 	*ret_why = "it is too large, or all of them together are";
-	if (st.st_size <= 0 || st.st_size > (off_t)KVP_CALIBRATION_BYTES ||
+	if (st.st_size > (off_t)KVP_CALIBRATION_BYTES ||
 		c->bytes + (uint64_t)st.st_size > KVPD_CALIBS_BYTES)
 		return -EINVAL;
 	*ret_why = NULL;
@@ -103,7 +106,7 @@ static void take(struct kvpd_calibs *c, const char *folder, int dir, const char 
 
 struct names {
 	uint32_t n;
-	char name[KVPD_CALIBS][KVPD_CALIBS_NAME];
+	char name[NAMES_MOST][KVPD_CALIBS_NAME];
 };
 
 static int by_name(const void *a, const void *b)
@@ -115,19 +118,36 @@ static void look(const char *folder, DIR *dir, struct names *names)
 {
 	const struct dirent *d;
 
-	for (uint32_t i = 0; i < NAMES_MOST && (d = readdir(dir)); i++) {
+	while ((d = readdir(dir))) {
 		if (!strcmp(d->d_name, ".") || !strcmp(d->d_name, ".."))
 			continue;
-		if (!name_good(d->d_name) || names->n == KVPD_CALIBS) {
-			kvpd_warning("`calibrations`: a file in %s is left out: %s", folder,
-				name_good(d->d_name) ? "there are 64 others"
-						     : "its name has other than 63 letters, "
-						       "digits, '.', '-' and '_' at most");
+		if (names->n == NAMES_MOST) {
+			kvpd_warning("`calibrations`: of %s only %u files are looked at", folder,
+				NAMES_MOST);
+			break;
+		}
+		if (!name_good(d->d_name)) {
+			kvpd_warning("`calibrations`: a file in %s is left out: its name has other "
+				     "than 63 letters, digits, '.', '-' and '_' at most",
+				folder);
 			continue;
 		}
 		strcpy(names->name[names->n++], d->d_name);
 	}
 	qsort(names->name, names->n, sizeof(names->name[0]), by_name);
+}
+
+/* By name, whatever the order in which the folder has them: the same ones each time. */
+static void take_all(struct kvpd_calibs *c, const char *folder, int dir, const struct names *names)
+{
+	uint32_t i = 0;
+
+	for (; i < names->n && c->n < KVPD_CALIBS; i++)
+		take(c, folder, dir, names->name[i]);
+	if (i < names->n)
+		kvpd_warning("`calibrations`: %s/%s and what follows it are left out: there are %u "
+			     "others",
+			folder, names->name[i], KVPD_CALIBS);
 }
 
 int kvpd_calibs_new(const char *folder, struct kvpd_calibs **ret_calibs)
@@ -146,8 +166,7 @@ int kvpd_calibs_new(const char *folder, struct kvpd_calibs **ret_calibs)
 			strerror(errno));
 	if (dir) {
 		look(folder, dir, names);
-		for (uint32_t i = 0; i < names->n; i++)
-			take(c, folder, dirfd(dir), names->name[i]);
+		take_all(c, folder, dirfd(dir), names);
 		(void)closedir(dir);
 	}
 	free(names);

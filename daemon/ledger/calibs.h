@@ -5,8 +5,8 @@
  * the same bytes as a sealed memfd, with which they decode.
  *
  * Files are believed nothing. Names are up to 63 letters, digits, '.', '-' and '_', the first one no '.'; a file is a regular one of
- * at most KVP_CALIBRATION_BYTES, and all of them together have at most KVPD_CALIBS_BYTES and are KVPD_CALIBS at most. What is beyond
- * that, or no calibration, is left out, with a sentence in the log.
+ * at most KVP_CALIBRATION_BYTES, and all that are taken have at most KVPD_CALIBS_BYTES together and are KVPD_CALIBS at most, the
+ * first ones by name. What is beyond that, or no calibration, is left out, with a sentence in the log.
  */
 #ifndef KVPD_CALIBS_H
 #define KVPD_CALIBS_H

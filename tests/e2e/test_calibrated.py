@@ -78,6 +78,7 @@ class Calibrated(unittest.TestCase):
         # What coding loses is what its codec loses of anything: nothing has been raised.
         self.assertGreater(s["quality_checked_total"], 0)
         log = self.d.log()
+        self.assertIn("%s/empty is left out: it is empty" % self.folder, log)
         for name in ("damaged", "notes.txt", "empty", "large", "pipe", "folder"):
             self.assertIn("%s/%s is left out: " % (self.folder, name), log)
         self.assertIn("a file in %s is left out: " % self.folder, log)
@@ -97,6 +98,21 @@ class Calibrated(unittest.TestCase):
         self.d.write_config({"calibrations": None})
         self.d.start()
         self.engine("refused", "model", "1e4")
+
+    def test_many_files(self):
+        """Which ones are taken does not hang on the order in which the folder has them, nor on how many others are there."""
+        for i in range(300):
+            with open(os.path.join(self.folder, "junk%03d" % i), "wb") as f:
+                f.write(b"x")
+        for i in range(70):
+            os.link(self.own, os.path.join(self.folder, "own%02d" % i))
+        self.d.start()
+        log = self.d.log()
+        own = ["own%02d" % i for i in range(70)]
+        # b, narrow.kvpn and own.kvpn are before them.
+        self.assertEqual([n for n in own if "calibration %s/%s: of model" % (self.folder, n) in log], own[:61])
+        self.assertIn("%s/own61 and what follows it are left out: there are 64 others" % self.folder, log)
+        print(self.engine("read", self.own, "model"), end="")
 
     def test_nobody_receives(self):
         """Who asks without end and receives nothing has what is in his socket, and no descriptors of the daemon's own."""

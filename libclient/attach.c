@@ -51,8 +51,12 @@ static int ask_space(struct attachment *att, const struct kvp_msg_space_open *op
 			return 1;
 		}
 		if (p->h.type == KVP_MSG_ERROR && p->h.tag == 1) {
+			const struct kvp_msg_error *e = (const void *)p->body;
+
+			/* No: this space stays closed, misses. Not now: as if it had not let us in. */
+			r = e->error == -EBUSY ? attempt_refused(att->client, p) : 0;
 			kvp_msg_done(p);
-			return 0; /* this space stays closed: misses */
+			return r;
 		}
 		r = packet_dispatch(att, p);
 		kvp_msg_done(p);

@@ -480,8 +480,10 @@ static inline struct kvp_key space_above(const struct kvp_space *space, struct k
 
 /* Any thread, no lock held. The key above the first block; -ESHUTDOWN: not open at a daemon. */
 int space_root(struct kvp_space *space, struct kvp_key *ret_root);
-/* lock held. Takes over the daemon's answer to SPACE_OPEN. -EPROTO: the catalog says otherwise. */
-/* fd: of the calibration that came with the answer, which stays the caller's; or -1. */
+/*
+ * lock held. Takes over the daemon's answer to SPACE_OPEN. fd: of the calibration that came with it, which stays the caller's; or -1.
+ * -EPROTO: the catalog says otherwise; errors of coded_calibrate().
+ */
 int space_bind(struct attachment *att, struct kvp_space *space, const struct kvp_msg_space *answer,
 	int fd);
 

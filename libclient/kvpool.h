@@ -253,7 +253,8 @@ struct kvp_space_desc {
 /*
  * Opens a space, making it if the tenant does not have it. -EINVAL: a field is out of range
  * (-E2BIG: a block would not fit a payload's 32-bit size or an extent); -ENOSPC: the tenant has its
- * 64 spaces and all are in use; -ENOENT: the floor needs a calibration that the daemon does not have;
+ * 64 spaces and all are in use; -ENOENT: the floor needs a calibration that the daemon does not have; -EBUSY: it
+ * cannot hand one out before this user's clients have received what it sent them: try again;
  * -ESHUTDOWN, also from a client of KVP_OPEN_LAZY where the floor needs one and there is no daemon. A daemon that comes
  * later with another calibration is one without this space: until it is opened anew, everything misses.
  * -ETIMEDOUT: no answer in time, or at once where an earlier request is without one and nothing has

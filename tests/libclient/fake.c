@@ -561,6 +561,13 @@ static void open_space(struct fake *f, struct fake_session *s, const struct kvp_
 	struct kvp_shm_space *space = f->v.spaces;
 	uint64_t per_token = 0;
 
+	if (f->busy_opens) {
+		struct kvp_msg_error e = { .error = -EBUSY, .text = "busy" };
+
+		f->busy_opens--;
+		(void)kvp_msg_send(s->sock, KVP_MSG_ERROR, p->h.tag, &e, sizeof(e), NULL, 0);
+		return;
+	}
 	while (kvp_load_relaxed(&space->state) == KVP_SPACE_LIVE &&
 		memcmp(&space->canon, &o->canon, sizeof(o->canon)) != 0)
 		space++;
@@ -723,6 +730,11 @@ static void *run(void *arg)
 
 struct fake *fake_start(const char *path)
 {
+	return fake_start_busy(path, 0);
+}
+
+struct fake *fake_start_busy(const char *path, uint32_t busy_opens)
+{
 	static uint64_t epochs;
 	struct sockaddr_un a = { .sun_family = AF_UNIX };
 	struct fake *f = calloc(1, sizeof(*f));
@@ -731,6 +743,7 @@ struct fake *fake_start(const char *path)
 		abort();
 	f->epoch = ++epochs * 1000 + 1;
 	f->room = FAKE_SLOTS;
+	f->busy_opens = busy_opens;
 	f->device_fd = -1;
 	f->warm_at_most = UINT32_MAX;
 	for (uint32_t i = 0; i < FAKE_SESSIONS; i++)

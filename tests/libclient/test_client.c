@@ -1020,6 +1020,20 @@ static void test_outcome_after_another_daemon(void **state)
 	assert_int_equal(why, 0);
 }
 
+/* A daemon that has no room for the answer to an open space right now is asked again: the space is not closed for ever. */
+static void test_daemon_that_is_busy(void **state)
+{
+	struct fixture *f = *state;
+	char path[64];
+
+	strcpy(path, f->fake->path);
+	f->fake = fake_stop(f->fake);
+	assert_true(fake_await_attached(f->client, 0));
+	f->fake = fake_start_busy(path, 1);
+	assert_true(fake_await_attached(f->client, 1));
+	put_and_flush(f, 3 * T, 0);
+}
+
 static uint32_t opens_of(struct fake *fake)
 {
 	uint32_t n = 0;
@@ -1407,6 +1421,7 @@ int main(void)
 		WITH_DAEMON(test_grant_of_the_dead),
 		WITH_DAEMON(test_put_of_the_dead),
 		WITH_DAEMON(test_outcome_after_another_daemon),
+		WITH_DAEMON(test_daemon_that_is_busy),
 		WITH_DAEMON(test_stopped_control),
 		WITH_DAEMON(test_full_socket),
 		WITH_DAEMON(test_full_ring),

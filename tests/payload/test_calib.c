@@ -130,6 +130,40 @@ static struct kvp_raw rows_of(const struct kvp_block_plane *p, uint8_t *block)
 		(ptrdiff_t)p->token_stride };
 }
 
+/* From 8 bits, which a block may have had on its way: what the codec makes of what these say, at the position. */
+static void check_from_8_bits(const struct kvp_kernels *k, const struct kvp_space_canon *c,
+	const struct kvp_nuq_set *set, const struct kvp_block_layout *native, const uint8_t *block,
+	const struct kvp_block_layout *coded)
+{
+	static _Alignas(64) uint8_t eight[1 << 16], out[1 << 16], scratch[1 << 16], want[1 << 14];
+	const struct kvp_payload_tokens at = { .position = 7 * TOKENS };
+	static struct kvp_block_layout l;
+	struct kvp_payload_layer got;
+
+	assert_int_equal(kvp_payload_layout(c, 1, &l), 0);
+	assert_int_equal(l.plane[0][0].codec, KVP_CODEC_INT8);
+	assert_int_equal(l.plane[0][1].codec, KVP_CODEC_INT8);
+	assert_int_equal(kvp_payload_recode(k, native, block, &l, eight, scratch), 0);
+	assert_int_equal(kvp_payload_recode_tokens(k, &l, eight, coded, out, &at, scratch), 0);
+	for (uint32_t i = 0; i < 2 * LAYERS; i++) {
+		const uint32_t layer = i / 2, kind = i % 2;
+		const struct kvp_block_plane *p = &coded->plane[layer][kind];
+		const struct kvp_plane plane = { TOKENS, HEADS, DIM, KVP_DTYPE_BF16, kind };
+		const struct kvp_encode_opts o = { .size = sizeof(o),
+			.calib = kvp_nuq_set_find(set, layer, kind ? KVP_NUQ_V : KVP_NUQ_K),
+			.position = at.position };
+
+		assert_int_equal(
+			kvp_payload_decode(k, &l, layer, eight, l.bytes, scratch, &got), 0);
+		assert_int_equal(kvp_plane_encode(k, p->codec, &plane, &o,
+					 (struct kvp_raw_const){
+						 kind ? got.v : got.k, TOKENS * DIM * 2, DIM * 2 },
+					 want, p->bytes),
+			0);
+		assert_memory_equal(out + p->offset, want, p->bytes);
+	}
+}
+
 /* Coded at a position, from native elements and from 8 bits: what the codec makes of it; no calibration, no bytes. */
 static void test_coding(void **arg)
 {
@@ -184,6 +218,7 @@ static void test_coding(void **arg)
 			assert_memory_equal(kind ? got.v : got.k, want + (1 << 13), n->bytes);
 		}
 	}
+	check_from_8_bits(k, &c, set, &native, block, &coded);
 	for (uint32_t kind = 0; kind < 2; kind++) {
 		assert_int_equal(kvp_payload_golden(k, &coded, kind, scratch, &golden), 0);
 		assert_true(golden > .01 && golden < .2);

@@ -210,6 +210,22 @@ static int open_at_daemon(struct kvp_space *space, uint64_t deadline)
 	return r;
 }
 
+/* lock held. Where it is open, if anywhere: a daemon that came while it was being opened has it open, too. */
+static void close_where_open(struct kvp_space *space)
+{
+	struct kvp_client *c = space->client;
+	struct attachment *att = kvp_load_seq(&c->att);
+	struct space_bind *b = att ? &att->binds[space->number] : NULL;
+
+	if (!b || !kvp_load_relaxed(&b->open))
+		return;
+	pthread_mutex_lock(&c->ring_lock);
+	stock_return(att, b);
+	kvp_store_release(&b->open, 0);
+	pthread_mutex_unlock(&c->ring_lock);
+	close_at_daemon(att, b->index, b->generation);
+}
+
 int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 	uint32_t timeout_ms, struct kvp_space **ret_space)
 {
@@ -242,8 +258,10 @@ int kvp_space_open(struct kvp_client *client, const struct kvp_space_desc *desc,
 		space->stamp = ++client->stamp;
 		client->spaces[space->number] = space;
 		r = open_at_daemon(space, answer_by(deadline_of(client, timeout_ms)));
-		if (r < 0)
+		if (r < 0) {
+			close_where_open(space);
 			client->spaces[space->number] = NULL;
+		}
 	}
 	pthread_mutex_unlock(&client->lock);
 	if (r < 0) {
@@ -322,7 +340,6 @@ int space_same(const struct kvp_space *a, const struct kvp_space *b)
 struct kvp_space *kvp_space_close(struct kvp_space *space)
 {
 	struct kvp_client *c;
-	struct attachment *att;
 
 	if (!space)
 		return NULL;
@@ -334,15 +351,7 @@ struct kvp_space *kvp_space_close(struct kvp_space *space)
 		return NULL;
 	}
 	pthread_mutex_lock(&c->lock);
-	att = kvp_load_seq(&c->att);
-	if (att && kvp_load_relaxed(&att->binds[space->number].open)) {
-		struct space_bind *b = &att->binds[space->number];
-		pthread_mutex_lock(&c->ring_lock);
-		stock_return(att, b);
-		kvp_store_release(&b->open, 0);
-		pthread_mutex_unlock(&c->ring_lock);
-		close_at_daemon(att, b->index, b->generation);
-	}
+	close_where_open(space);
 	c->spaces[space->number] = NULL;
 	space_free(space);
 	pthread_mutex_unlock(&c->lock);

@@ -74,9 +74,10 @@ struct fake {
 	int refuse; /* HELLO is answered with this error */
 	bool deaf;  /* HELLO is not answered */
 	uint32_t extent_gets;
-	uint32_t busy_opens; /* so many SPACE_OPEN are answered with -EBUSY */
-	uint32_t room;       /* slots that a session may have, at most FAKE_SLOTS */
-	uint32_t pause_us;   /* between the slots of one answer */
+	uint32_t busy_opens;   /* so many SPACE_OPEN are answered with -EBUSY */
+	uint32_t silent_opens; /* and so many are not answered */
+	uint32_t room;         /* slots that a session may have, at most FAKE_SLOTS */
+	uint32_t pause_us;     /* between the slots of one answer */
 	/* fake_device(): device 0, an extent of FAKE_SLOTS slots. */
 	int device_fd;   /* -1: there is none */
 	uint8_t *device; /* NULL: not host memory */

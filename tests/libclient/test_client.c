@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The library's calls against a small daemon in a thread of this process. */
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -1045,6 +1048,62 @@ static uint32_t opens_of(struct fake *fake)
 	return n;
 }
 
+static atomic_uint asleep, awake;
+
+static void sleep_on(int signal)
+{
+	(void)signal;
+	atomic_store(&asleep, 1);
+	while (!atomic_load(&awake))
+		;
+}
+
+static void *open_another(void *fixture)
+{
+	struct fixture *f = fixture;
+	struct kvp_space_desc d = model;
+	struct kvp_space *space;
+
+	d.model = "another";
+	assert_int_equal(kvp_space_open(f->client, &d, 60000, &space), -ESHUTDOWN);
+	return NULL;
+}
+
+/* Who was opening a space when the daemon died, and sleeps on while the next one is there already: it is open nowhere. */
+static void test_opening_over_two_daemons(void **state)
+{
+	const struct sigaction on = { .sa_handler = sleep_on };
+	struct fixture *f = *state;
+	struct sigaction was;
+	pthread_t thread;
+	char path[64];
+
+	assert_int_equal(sigaction(SIGUSR1, &on, &was), 0);
+	SET(f->fake, silent_opens, 1);
+	assert_int_equal(pthread_create(&thread, NULL, open_another, f), 0);
+	for (uint32_t left = 1; left; usleep(1000)) {
+		pthread_mutex_lock(&f->fake->lock);
+		left = f->fake->silent_opens;
+		pthread_mutex_unlock(&f->fake->lock);
+	}
+	assert_int_equal(pthread_kill(thread, SIGUSR1), 0);
+	while (!atomic_load(&asleep))
+		usleep(1000);
+	strcpy(path, f->fake->path);
+	f->fake = fake_stop(f->fake);
+	assert_true(fake_await_attached(f->client, 0));
+	f->fake = fake_start(path);
+	assert_true(fake_await_attached(f->client, 1));
+	assert_int_equal(opens_of(f->fake), 2);
+	atomic_store(&awake, 1);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	for (uint32_t n = 0; opens_of(f->fake) != 1; n++) {
+		assert_true(n < 20000);
+		usleep(1000);
+	}
+	assert_int_equal(sigaction(SIGUSR1, &was, NULL), 0);
+}
+
 /* A daemon that does not read its socket costs one timeout, not one a call, as with the rings. */
 static void test_stopped_control(void **state)
 {
@@ -1422,6 +1481,7 @@ int main(void)
 		WITH_DAEMON(test_put_of_the_dead),
 		WITH_DAEMON(test_outcome_after_another_daemon),
 		WITH_DAEMON(test_daemon_that_is_busy),
+		WITH_DAEMON(test_opening_over_two_daemons),
 		WITH_DAEMON(test_stopped_control),
 		WITH_DAEMON(test_full_socket),
 		WITH_DAEMON(test_full_ring),

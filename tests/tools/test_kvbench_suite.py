@@ -24,6 +24,11 @@ assert d["latency"], d
 text = suite("--codec", "4bit", "--only", "memory")
 assert text.startswith("== memory: ") and "4bit" in text, text
 
+# However many codecs there are, none is left out.
+many = [f"{c}{w}" for c in ("tq4", "tq3", "tq2") for w in ("", "-nc", "-plain", "-wide")]
+d = json.loads(suite("--json", "--codec", ",".join(many), "--only", "memory"))
+assert [c["codec"] for c in d["memory"]] == many, d
+
 # What cannot be measured is said, and costs no other part.
 d = json.loads(suite("--json", "--codec", "4bit", "--model", MODEL, "--text", "/nowhere", "--only", "accuracy,memory", want=1))
 assert d["accuracy"] is None and d["memory"], d

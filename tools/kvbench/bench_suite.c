@@ -13,8 +13,8 @@
 #include "tools/kvbench/kvbench.h"
 
 #define CODECS   "native,int8,4bit,3bit,2bit"
-#define ARGS_MAX 24u
 #define TEXT_MAX 256u
+#define ARGS_MAX (16u + TEXT_MAX) /* of words: each may have an option before it */
 
 struct suite {
 	const char *codec, *model, *text, *only;
@@ -85,7 +85,7 @@ static bool known(const char *only)
 static int run_part(const struct part *p, const struct suite *s)
 {
 	static char codec[TEXT_MAX];
-	char *argv[ARGS_MAX + 2];
+	char *argv[ARGS_MAX];
 	int argc = 0;
 
 	for (size_t i = 0; i < sizeof p->args / sizeof *p->args && p->args[i]; i++)
@@ -101,8 +101,8 @@ static int run_part(const struct part *p, const struct suite *s)
 		argv[argc++] = (char *)(uintptr_t) "--codec";
 		argv[argc++] = codec;
 	}
-	for (char *at = p->takes & TAKES_EACH ? strtok(codec, ",") : NULL;
-		at && argc + 3 < (int)ARGS_MAX; at = strtok(NULL, ",")) {
+	for (char *at = p->takes & TAKES_EACH ? strtok(codec, ",") : NULL; at;
+		at = strtok(NULL, ",")) {
 		argv[argc++] = (char *)(uintptr_t) "--codec";
 		argv[argc++] = at;
 	}

@@ -819,7 +819,7 @@ static void usage(FILE *f)
 	      "  --capacity N        blocks that the pool holds (default 10000)\n"
 	      "  --policy NAME       eviction policy of the daemon (default lru)\n"
 	      "  --advisor           with the daemon's advisor, which is off otherwise\n"
-	      "  --labels            clients say what blocks are: a system prompt's, if 8 chains "
+	      "  --labels            clients say what blocks are: a system prompt's, if 16 chains "
 	      "that\n"
 	      "                      end differently have it, or a user's\n"
 	      "  --prefetch N        with the advisor, which ranks every 50 ms and names N blocks\n"
@@ -1005,7 +1005,6 @@ int cmd_run(int argc, char **argv)
 	run.chains = o.labels ? count_chains(&trace, trace.block_tokens) : NULL;
 	if (!run.ends || (o.labels && !run.chains)) {
 		fprintf(stderr, "kvreplay: no memory\n");
-		free(run.chains);
 		free(run.chains);
 		free(run.ends);
 		trace_done(&trace);

@@ -70,8 +70,10 @@ static void add_plane(
 		assert_int_equal(kvp_plane_decode(kernels[0], codec, &wide, NULL, payload, bytes,
 					 (struct kvp_raw){ decoded, row * tokens, row }),
 			0);
-	} else { /* native fp16 or bf16: exact in fp32 */
-		assert_int_equal(codec, KVP_CODEC_NATIVE);
+	} else { /* fp16 or bf16: exact in fp32 */
+		assert_int_equal(kvp_plane_decode(kernels[0], codec, &p, NULL, payload, bytes,
+					 (struct kvp_raw){ raw, row * tokens, row }),
+			0);
 		for (size_t j = 0; j < n; j++) {
 			uint16_t h;
 			uint32_t u;
@@ -102,14 +104,20 @@ static void add_plane(
 		g->k[i] = decoded;
 }
 
-static void add_part(struct rig *g, const char *kc, const char *vc, uint32_t tokens)
+static void add_part_of(
+	struct rig *g, const char *kc, const char *vc, uint32_t tokens, uint32_t dtype)
 {
 	uint32_t i = g->a.n_parts++;
 
 	g->part[i] = (struct kvp_attend_part){ .tokens = tokens };
-	add_plane(g, i, kc, KVP_PLANE_K, tokens, KVP_DTYPE_F32);
-	add_plane(g, i, vc, KVP_PLANE_V, tokens, KVP_DTYPE_F32);
+	add_plane(g, i, kc, KVP_PLANE_K, tokens, dtype);
+	add_plane(g, i, vc, KVP_PLANE_V, tokens, dtype);
 	g->total += tokens;
+}
+
+static void add_part(struct rig *g, const char *kc, const char *vc, uint32_t tokens)
+{
+	add_part_of(g, kc, vc, tokens, KVP_DTYPE_F32);
 }
 
 static struct rig *rig_new(uint32_t queries, uint32_t q_heads, uint32_t kv_heads, uint32_t dim)
@@ -434,6 +442,27 @@ static void a076_native_dtypes(void **state)
 		add_plane(g, 0, "native", KVP_PLANE_K, 300, dtype);
 		add_plane(g, 0, "native", KVP_PLANE_V, 300, dtype);
 		compare(g, "dtype");
+		rig_free(g);
+	}
+}
+
+/* Blocks that are alike but for one thing, side by side: none is taken for the one before it. */
+static void planes_that_are_nearly_alike(void **state)
+{
+	/* What codes decode to in half precision is rounded. */
+	static const struct tolerance most = { 1e-3, 2e-3, 1e-3 };
+	static const char *const names[] = { "native", "tq4", "tq3", "kivi4-g16", "int8",
+		"hadamard4" };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		struct rig *g = rig_new(1, 8, 2, 64);
+
+		for (uint32_t n = 0; n < 9; n++)
+			add_part_of(g, names[i], names[n / 4 % 2 ? 0 : i], n / 2 % 2 ? 32 : 64,
+				n % 2 ? KVP_DTYPE_F16 : KVP_DTYPE_F32);
+		for (g->a.n_splits = 1; g->a.n_splits <= 2; g->a.n_splits++)
+			compare_within(g, &most, names[i]);
 		rig_free(g);
 	}
 }
@@ -1336,6 +1365,23 @@ static void tiles_of_any_size(void **state)
 	}
 }
 
+/* More queries of all heads than one call of the kernel has room for. */
+static void tiles_of_many_heads(void **state)
+{
+	(void)state;
+	if (!tiles)
+		skip();
+	for (uint32_t kv_heads = 2; kv_heads <= 4; kv_heads++) {
+		struct rig *g = rig_new(8, 128 * kv_heads, kv_heads, 64);
+
+		assert_true(8 * g->a.q_heads > KVP_ATTEND_Q_HEADS_MAX);
+		add_part(g, "tq4", "tq4", 24);
+		add_part(g, "tq4", "tq4", 7);
+		compare_tiles(g, "many heads");
+		rig_free(g);
+	}
+}
+
 /* Beside what tiles do not know, with masks, and without anything to see. */
 static void tiles_among_others(void **state)
 {
@@ -1420,6 +1466,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a036_what_another_query_sees),
 		cmocka_unit_test(a037_no_memory_is_kept),
 		cmocka_unit_test(a076_native_dtypes),
+		cmocka_unit_test(planes_that_are_nearly_alike),
 		cmocka_unit_test(d026_copies_are_not_decoded),
 		cmocka_unit_test(d030_d031_two_rotations),
 		cmocka_unit_test(d030_rotated_scores),
@@ -1438,6 +1485,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(rows_of_any_geometry),
 		cmocka_unit_test(rotations_are_alike),
 		cmocka_unit_test(tiles_of_any_size),
+		cmocka_unit_test(tiles_of_many_heads),
 		cmocka_unit_test(tiles_among_others),
 		cmocka_unit_test(tiles_and_nan),
 	};

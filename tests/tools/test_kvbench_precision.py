@@ -37,6 +37,9 @@ def main(tmp):
         assert 0 < out[phase]["commit_p50_us"] <= out[phase]["commit_p99_us"], out
     assert out["hot_matches"] >= 4000 and out["hot_misses"] == out["failed_puts"] == 0, out
     assert not glob.glob(tmp + "/*"), glob.glob(tmp + "/*")
+    # A codec that the bench cannot drive alone has no figure of what it does alone.
+    done = run(tmp, "--codec", "smart-25", "--blocks", "64", "--rounds", "1", "--json")
+    assert done.returncode == 1 and "Invalid argument" in done.stderr and not done.stdout, done
     for args in ["--codec", "tq5"], ["--blocks", "1"], ["--rounds"]:
         done = run(tmp, *args)
         assert done.returncode == 2 and done.stderr and not done.stdout, done

@@ -256,20 +256,27 @@ static double own_seconds(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* Keys and values as KVP_LAYOUT_LCND has them: the heads of a token lie side by side. */
-static double encode_block(const struct world *w, const uint8_t *block, uint8_t *payload)
+/* Keys and values as KVP_LAYOUT_LCND has them: the heads of a token lie side by side. smart: three bits a token. */
+static int encode_block(
+	const struct world *w, const uint8_t *block, uint8_t *payload, double *seconds)
 {
+	struct kvp_encode_opts o = { .size = sizeof o };
 	double began = own_seconds();
+	uint8_t widths[TOKENS];
+	int r = 0;
 
-	for (uint32_t kind = 0; kind < 2; kind++) {
+	memset(widths, 3, sizeof widths);
+	o.widths = widths;
+	for (uint32_t kind = 0; kind < 2 && r == 0; kind++) {
 		struct kvp_plane p = { TOKENS, HEADS, DIM, KVP_DTYPE_F16, kind };
 		struct kvp_raw_const src = { block + kind * (NATIVE / 2), DIM * 2,
 			DIM * 2 * HEADS };
 
-		kvp_plane_encode(w->kernels, w->codec[kind], &p, NULL, src,
+		r = kvp_plane_encode(w->kernels, w->codec[kind], &p, &o, src,
 			payload + kind * w->plane_bytes, w->plane_bytes);
 	}
-	return own_seconds() - began;
+	*seconds += own_seconds() - began;
+	return r;
 }
 
 /* The first blocks of the round, leased one after the other. */
@@ -295,11 +302,12 @@ static int encode_round(struct codec_run *run)
 		/* This process maps the page; the daemon has. */
 		for (uint64_t page = 0; r > 0 && page < NATIVE; page += 4096)
 			w->sink += block[page];
+		r = r ? r : -ENOENT;
 		if (r > 0)
-			sum += encode_block(w, block, w->payloads + i * 2 * w->plane_bytes);
+			r = encode_block(w, block, w->payloads + i * 2 * w->plane_bytes, &sum);
 		kvp_release(m);
-		if (r <= 0)
-			return r < 0 ? r : -ENOENT;
+		if (r < 0)
+			return r;
 	}
 	run->seconds = sum / (double)n;
 	return 0;

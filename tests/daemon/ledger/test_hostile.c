@@ -1122,7 +1122,8 @@ static uint32_t reserve_in_vain(struct dp_world *w, struct dp_client **ret_clien
 	assert_int_equal(dp_large_space(c, "m", 64 << 10), space);
 	for (uint32_t i = 0; i < 2; i++)
 		do
-			r = dp_reserve(i ? c : other, space, i ? 8 : KVP_MAX_GRANTS, 0, g);
+			/* An arena may be under way when the first answer comes. */
+			r = dp_reserve(i ? c : other, space, i ? 8 : KVP_MAX_GRANTS, 300, g);
 		while (r > 0);
 	assert_int_equal(r, -EAGAIN);
 	sqe.space = (uint16_t)space;

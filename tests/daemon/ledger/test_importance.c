@@ -512,6 +512,7 @@ static void another_block_begins_anew(void **state)
 {
 	struct dp_block heavy[CHAIN], b[3][CHAIN], next[CHAIN];
 	uint32_t same = 0;
+	uint64_t there;
 	struct scene s;
 
 	(void)state;
@@ -523,12 +524,15 @@ static void another_block_begins_anew(void **state)
 	report(&s, heavy, UINT8_MAX, TIMES);
 	for (uint32_t i = 0; i < 3; i++)
 		report(&s, b[i], HEAVY, TIMES);
+	there = dp_figure(&s.w, "blocks");
 	for (uint32_t i = CHAIN; i-- > 0;)
 		dp_push(s.c, &(struct kvp_sqe){ .op = KVP_OP_DELETE,
 				     .parent_kind = KVP_PARENT_BLOCK,
 				     .parent_id = heavy[i].id,
 				     .parent_birth = heavy[i].birth });
 	dp_flush(s.c);
+	/* One that was being moved or coded is there until that is over. */
+	dp_await_most(&s.w, "blocks", there - CHAIN);
 	put_chain(&s, 40000, next);
 	for (uint32_t i = 0; i < CHAIN; i++)
 		for (uint32_t k = 0; k < CHAIN; k++)

@@ -14,6 +14,11 @@ int kvp_payload_calibrated(const struct kvp_space_canon *c)
 	return is_calibrated(c->floor_k) || is_calibrated(c->floor_v);
 }
 
+uint64_t kvp_payload_positions(const struct kvp_space_canon *c)
+{
+	return kvp_payload_calibrated(c) ? KVP_ROPE_POSITIONS_MAX : UINT64_MAX;
+}
+
 static uint32_t form_of(uint32_t codec, uint32_t kind)
 {
 	if (kind == KVP_PLANE_V)

@@ -86,6 +86,11 @@ int kvp_payload_codecs(
 	const struct kvp_space_canon *canon, uint32_t width, uint32_t *ret_k, uint32_t *ret_v);
 /* The lowest width, whose codecs are the floor's; 0: the space is exact. */
 uint32_t kvp_payload_lowest(const struct kvp_space_canon *canon);
+/*
+ * Blocks with a token at that position of their sequence or a later one cannot be coded as the floor says, if that needs a
+ * calibration: no RoPE is known there. UINT64_MAX: all can.
+ */
+uint64_t kvp_payload_positions(const struct kvp_space_canon *canon);
 /* kvp_block_layout() of a width. */
 int kvp_payload_layout(
 	const struct kvp_space_canon *canon, uint32_t width, struct kvp_block_layout *ret_layout);

@@ -62,6 +62,7 @@ int kvpd_precision_enter(struct kvpd_tenant *t, uint32_t space, const struct kvp
 		t->precision.least = KVP_ALLOT_BUCKETS;
 	}
 	c->lowest = lowest;
+	c->positions = kvp_payload_positions(canon);
 	c->calib = calib;
 	for (uint32_t w = 0; r == 0 && w <= lowest; w++) {
 		r = kvp_payload_layout(canon, w, &c->width[w]);
@@ -321,7 +322,9 @@ bool kvpd_precision_may(const struct kvpd_tenant *t, uint32_t id, uint32_t space
 
 	return where && kvp_where_codec(where) < kvpd_width_lowest(t, space) &&
 	       kvp_shape_tokens(kvp_load_relaxed(&b->shape)) == c->block_tokens &&
-	       first >= c->native_first && kvpd_precision_below(t, id) >= native_below(c);
+	       first >= c->native_first &&
+	       first + c->block_tokens <= t->space[space].codes->positions &&
+	       kvpd_precision_below(t, id) >= native_below(c);
 }
 
 bool kvpd_precision_idle(const struct kvpd_tenant *t, uint32_t id)

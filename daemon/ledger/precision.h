@@ -43,7 +43,8 @@ struct kvpd_tenant;
 struct kvpd_codes {
 	struct kvp_kernels *kernels;
 	size_t scratch;
-	uint32_t lowest; /* width */
+	uint32_t lowest;    /* width */
+	uint64_t positions; /* of tokens in blocks that can be coded; see kvp_payload_positions() */
 	struct kvp_block_layout width[KVP_PAYLOAD_WIDTHS];
 	const struct kvpd_calib *calib; /* that planes are coded with; NULL: none is needed */
 };

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -228,12 +229,51 @@ static void test_coding(void **arg)
 	kvp_nuq_set_free(set);
 }
 
+/* A sequence so long that its positions have no RoPE: who codes blocks knows it before. */
+static void test_far_positions(void **arg)
+{
+	static const struct {
+		uint32_t k, v;
+		bool far; /* can be coded anywhere */
+	} floors[] = { { KVP_CODEC_KVQUANT(3u), KVP_CODEC_KVQUANT(2u), false },
+		{ KVP_CODEC_KVQUANT(3u) | KVP_KVQUANT_POST, KVP_CODEC_KVQUANT(2u), false },
+		{ KVP_CODEC_TQ4, KVP_CODEC_KVQUANT(2u), false },
+		{ KVP_CODEC_TQ4, KVP_CODEC_TQ4, true } };
+	struct kvp_nuq_set *set = calibration("a model", LAYERS, HEADS, DIM);
+	static _Alignas(64) uint8_t block[1 << 16], out[1 << 16], scratch[1 << 16];
+	static struct kvp_block_layout native, coded;
+	struct kvp_kernels *k;
+	(void)arg;
+
+	assert_int_equal(kvp_kernels_new(KVP_CPU_ALL, &k), 0);
+	for (size_t i = 0; i < sizeof(floors) / sizeof(floors[0]); i++) {
+		struct kvp_space_canon c = space(floors[i].k, floors[i].v);
+		struct kvp_payload_tokens at = { .position = KVP_ROPE_POSITIONS_MAX - TOKENS };
+
+		assert_int_equal(kvp_payload_positions(&c),
+			floors[i].far ? UINT64_MAX : KVP_ROPE_POSITIONS_MAX);
+		assert_int_equal(kvp_payload_layout(&c, 0, &native), 0);
+		assert_int_equal(kvp_payload_layout(&c, kvp_payload_lowest(&c), &coded), 0);
+		kvp_payload_calib_give(&c, set, &coded);
+		inputs_fill(block, native.bytes / 2, KVP_DTYPE_BF16, INPUT_NORMAL);
+		assert_int_equal(
+			kvp_payload_recode_tokens(k, &native, block, &coded, out, &at, scratch), 0);
+		at.position++;
+		assert_int_equal(
+			kvp_payload_recode_tokens(k, &native, block, &coded, out, &at, scratch),
+			floors[i].far ? 0 : -EINVAL);
+	}
+	kvp_kernels_free(k);
+	kvp_nuq_set_free(set);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_which_is_right),
 		cmocka_unit_test(test_more_layers_than_there_are),
 		cmocka_unit_test(test_coding),
+		cmocka_unit_test(test_far_positions),
 	};
 
 	inputs_reseed(7);

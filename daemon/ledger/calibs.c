@@ -13,6 +13,7 @@
 #include "daemon/dataplane.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/log.h"
+#include "shm/kvp_catalog.h"
 #include "shm/kvp_seg.h"
 
 #define NAMES_MOST 4096u /* that are looked at */
@@ -74,8 +75,10 @@ static int take_data(int fd, struct kvpd_calibs *c, struct kvpd_calib *into, con
 	}
 	if (r == 0)
 		r = kvp_seg_sealed("kvpool-calibration", data, (size_t)st.st_size, &into->fd);
-	if (r == 0)
+	if (r == 0) {
+		into->digest = kvp_payload_checksum(data, (size_t)st.st_size);
 		c->bytes += (uint64_t)st.st_size;
+	}
 	free(data);
 	return r;
 }

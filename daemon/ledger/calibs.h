@@ -23,7 +23,8 @@
 struct kvpd_calib {
 	char name[KVPD_CALIBS_NAME]; /* of the file */
 	struct kvp_nuq_set *set;
-	int fd; /* what clients get */
+	int fd;          /* what clients get */
+	uint64_t digest; /* of the file's bytes */
 };
 
 struct kvpd_calibs {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/ledger/chores.h"
+#include "daemon/ledger/calibs.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
 #include "daemon/ledger/quality.h"
@@ -34,6 +35,7 @@ struct learnt_job {
 	int status;
 	struct kvpd_learnt row; /* of the space; a question's answer */
 	bool save;
+	bool alone;                  /* it goes by no neighbour */
 	float layer[KVP_MAX_LAYERS]; /* to be saved; below 0: nothing is known */
 };
 
@@ -51,7 +53,8 @@ void kvpd_learnt_begin(struct kvpd_ledger *l, const struct kvpd_config *config)
 /* ---- who a space is -------------------------------------------------------------------------- */
 
 /* All by which what a codec does to a model may differ; not what only its blocks or their names are. */
-static void identify(const struct kvp_space_canon *canon, char id[KVPD_LEARNT_ID])
+static void identify(const struct kvp_space_canon *canon, const struct kvpd_calib *calib,
+	char id[KVPD_LEARNT_ID])
 {
 	struct kvp_space_canon c = *canon;
 	kvp_token words[sizeof(c) / sizeof(kvp_token)];
@@ -64,6 +67,10 @@ static void identify(const struct kvp_space_canon *canon, char id[KVPD_LEARNT_ID
 	for (uint32_t at = 0; at < total; at += KVP_BLOCK_TOKENS_MAX)
 		key = kvp_chain_key(key, words + at,
 			total - at < KVP_BLOCK_TOKENS_MAX ? total - at : KVP_BLOCK_TOKENS_MAX);
+	if (calib) {
+		memcpy(words, &calib->digest, sizeof(calib->digest));
+		key = kvp_chain_key(key, words, sizeof(calib->digest) / sizeof(words[0]));
+	}
 	snprintf(id, KVPD_LEARNT_ID, "%016llx%016llx", (unsigned long long)key.hi,
 		(unsigned long long)key.lo);
 }
@@ -128,7 +135,7 @@ static int run_once(struct learnt_job *j)
 	int r = kvpd_learnt_open(j->folder, j->name, j->save, &f);
 
 	if (r == 0)
-		r = j->save ? save(j, f) : kvpd_learnt_find(f, &want, &j->row);
+		r = j->save ? save(j, f) : kvpd_learnt_find(f, &want, !j->alone, &j->row);
 	kvpd_learnt_close(f);
 	return r;
 }
@@ -191,6 +198,7 @@ static bool submit(struct kvpd_tenant *t, uint32_t space, struct kvpd_learnt row
 		.status = -ECANCELED,
 		.row = row,
 		.save = saves,
+		.alone = t->space[space].codes->calib != NULL,
 	};
 	snprintf(j->name, sizeof(j->name), "%s", t->name);
 	memcpy(j->layer, q->layer, sizeof(j->layer));
@@ -227,7 +235,7 @@ void kvpd_learnt_enter(struct kvpd_tenant *t, uint32_t space)
 	if (!t->ledger->state_dir || !q)
 		return;
 	q->start.origin = KVP_ORIGIN_DEFAULT;
-	identify(&t->view.spaces[space].canon, q->start.id);
+	identify(&t->view.spaces[space].canon, t->space[space].codes->calib, q->start.id);
 	ask(t, space, 0);
 }
 

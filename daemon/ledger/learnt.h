@@ -10,6 +10,9 @@
  * each change, each twenty scores, when space or tenant go, and at the daemon's end. A job that the disk holds up holds
  * up later ones alone, and the daemon's end for some seconds; what is not written goes with the daemon.
  *
+ * What was learnt with one calibration says nothing of another: the calibration is a part of who a space is, and a space
+ * that has one begins as no neighbour.
+ *
  * A space's window is one for all its layers, and so is what is turned by it. Rows of layers have that width, and
  * the mean of what checks found of that layer.
  *

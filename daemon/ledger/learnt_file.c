@@ -730,8 +730,8 @@ static int find_near(struct kvpd_learnt_file *f, const struct kvpd_learnt *want,
 	return r == 0 && ret->origin != KVP_ORIGIN_INHERITED ? -ENOENT : r;
 }
 
-int kvpd_learnt_find(
-	struct kvpd_learnt_file *f, const struct kvpd_learnt *want, struct kvpd_learnt *ret_row)
+int kvpd_learnt_find(struct kvpd_learnt_file *f, const struct kvpd_learnt *want, bool neighbours,
+	struct kvpd_learnt *ret_row)
 {
 	struct kvp_threshold_store *store = kvp_threshold_store_new(KVPD_LEARNT_NEIGHBOURS);
 	struct kvp_threshold_record found = { 0 };
@@ -746,7 +746,7 @@ int kvpd_learnt_find(
 		r = -EINVAL;
 	if (r == 0)
 		r = find_own(f, want, store, &found);
-	if (r == -ENOENT)
+	if (r == -ENOENT && neighbours)
 		r = find_near(f, want, store, &found);
 	kvp_threshold_store_free(store);
 	if (r < 0)

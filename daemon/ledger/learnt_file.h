@@ -83,13 +83,13 @@ int kvpd_learnt_save(struct kvpd_learnt_file *f, const struct kvpd_learnt *rows,
  * What a space should begin with, by the rows of layer KVPD_LEARNT_ALL that were measured: of those of this id the
  * one of the nearest context length (kvp_threshold_nearest(); one without, 0, only if there is no other), or where the
  * context is not known (0) that which was
- * written last; else of the newest KVPD_LEARNT_NEIGHBOURS rows of other models the nearest
+ * written last; else, if a neighbour's will do, of the newest KVPD_LEARNT_NEIGHBOURS rows of other models the nearest
  * (kvp_threshold_bootstrap()), whose width becomes a row with origin INHERITED for this id. Of `want` id, model, shape,
  * context_tokens and width count, this being the lowest that the answer may have. -ENOENT: nothing is known.
  */
 #define KVPD_LEARNT_NEIGHBOURS 1024u
-int kvpd_learnt_find(
-	struct kvpd_learnt_file *f, const struct kvpd_learnt *want, struct kvpd_learnt *ret_row);
+int kvpd_learnt_find(struct kvpd_learnt_file *f, const struct kvpd_learnt *want, bool neighbours,
+	struct kvpd_learnt *ret_row);
 
 /*
  * All rows, those that were written last first, at most `max`; *ret_rows is to be freed. -E2BIG: there are more.

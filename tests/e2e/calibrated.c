@@ -2,7 +2,8 @@
 /*
  * An engine whose floor needs a calibration, beside a real kvpoold: for test_calibrated.py.
  *	make FILE MODEL SEED HEADS	writes a calibration of kvquant
- *	read FILE MODEL [CODEC]		stores more than there is room for; all that is there is what the codec makes of it with FILE
+ *	read FILE MODEL [CODEC]		stores more than there is room for; all that is there is what the codec makes of it with FILE;
+ *					then says that it is good
  *	refused MODEL THETA		opening is -ENOENT
  *	stays FILE MODEL		says "ready"; when another daemon came, and a line: as long as that has another calibration all
  *					is a miss, and what is opened anew is not
@@ -29,6 +30,8 @@
 #define CHAIN     4u
 #define SEQUENCES 72u
 #define WAIT_MS   20000u
+#define REPORTS \
+	20u /* of good quality: as many as the daemon waits for before it writes down what it has learnt */
 
 /* Of keys and values. */
 static uint32_t codec[2] = { KVP_CODEC_KVQUANT(3u), KVP_CODEC_KVQUANT(3u) };
@@ -299,6 +302,9 @@ int main(int argc, char **argv)
 			CHECK(open_space(c, argv[3], 1e4, &s) == 0);
 			fill(c, s);
 			read_all(s);
+			for (uint32_t i = 0; i < REPORTS; i++)
+				CHECK(kvp_report_quality(s, 1) == 0);
+			CHECK(kvp_flush(c, WAIT_MS) == 0);
 			kvp_space_close(s);
 		}
 	}

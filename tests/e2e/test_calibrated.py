@@ -157,6 +157,30 @@ class Calibrated(unittest.TestCase):
         out, _ = p.communicate("on\n", timeout=120)
         self.assertEqual(p.returncode, 0, out + self.d.log()[-2000:])
 
+    def test_another_calibration_begins_anew(self):
+        """What was learnt with one of them says nothing of blocks that are coded with another, and is there when it comes back."""
+        self.d.write_config({"state_dir": os.path.join(self.d.dir, "state")})
+        if os.geteuid() == 0:
+            os.mkdir(self.d.config["state_dir"], 0o755)
+
+        def started(calibration):
+            self.d.start()
+            self.engine("read", calibration, "model")
+            s, = self.kvctl("spaces")["spaces"]
+            self.assertGreater(s["quality_checked_total"], 0)
+            self.d.stop()
+            return s["calibration"], s["quality_start"]
+
+        aside = os.path.join(self.d.dir, "aside")
+        self.assertEqual(started(self.own), ("own.kvpn", "default"))
+        self.assertEqual(started(self.own), ("own.kvpn", "measured"))
+        os.rename(self.own, aside)
+        other = self.make("z", "model", 9)
+        self.assertEqual(started(other), ("z", "default"))
+        self.assertEqual(started(other), ("z", "measured"))
+        os.rename(aside, self.own)
+        self.assertEqual(started(self.own), ("own.kvpn", "measured"))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -95,7 +95,7 @@ static int find(char model, uint32_t context, struct kvpd_learnt *ret)
 {
 	struct kvpd_learnt want = row(model, 0, context, KVP_WIDTH_2);
 	struct kvpd_learnt_file *f = open_one();
-	int r = kvpd_learnt_find(f, &want, ret);
+	int r = kvpd_learnt_find(f, &want, true, ret);
 
 	kvpd_learnt_close(f);
 	return r;
@@ -239,11 +239,11 @@ static void a_new_model_begins_as_its_neighbour(void **unused)
 	/* A guess breeds no guess: to an unlike model the measured one is the nearest, whatever was guessed since. */
 	want.shape = far.shape;
 	f = open_one();
-	assert_int_equal(kvpd_learnt_find(f, &want, &found), 0);
+	assert_int_equal(kvpd_learnt_find(f, &want, true, &found), 0);
 	assert_int_equal(found.width, KVP_WIDTH_8);
 	/* No fewer bits than the space may have. */
 	want = row('v', 0, 0, KVP_WIDTH_8);
-	assert_int_equal(kvpd_learnt_find(f, &want, &found), 0);
+	assert_int_equal(kvpd_learnt_find(f, &want, true, &found), 0);
 	assert_int_equal(found.width, KVP_WIDTH_8);
 	kvpd_learnt_close(f);
 	assert_int_equal(rows_there(), 4);
@@ -265,7 +265,7 @@ static void tenants_learn_nothing_of_each_other(void **unused)
 	(void)unused;
 	save(&r, 1);
 	assert_int_equal(kvpd_learnt_open(folder, "two", true, &f), 0);
-	assert_int_equal(kvpd_learnt_find(f, &r, &r), -ENOENT);
+	assert_int_equal(kvpd_learnt_find(f, &r, true, &r), -ENOENT);
 	kvpd_learnt_close(f);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
 		assert_int_equal(kvpd_learnt_open(folder, bad[i], true, &f), -EINVAL);
@@ -343,7 +343,7 @@ static void a_full_file_forgets_what_is_oldest(void **unused)
 	assert_int_equal(rows_there(), KVPD_LEARNT_ROWS);
 	snprintf(found.id, sizeof(found.id), "%s", more[0].id);
 	f = open_one();
-	assert_int_equal(kvpd_learnt_find(f, &more[0], &found), 0);
+	assert_int_equal(kvpd_learnt_find(f, &more[0], true, &found), 0);
 	kvpd_learnt_close(f);
 	free(rows);
 	free(more);

@@ -40,12 +40,14 @@ struct kvpd_rule {
 	uint32_t policy;                   /* KVPD_RULE_* */
 	uint32_t budget;                   /* millionths of the native bytes */
 	uint32_t hot_tokens, stale_tokens; /* the newest that stay native; the age of the archive */
+	bool bounded;    /* by an operator: blocks have no fewer bits than in this */
+	uint32_t lowest; /* width of payload/kvp_payload.h */
 };
 
 extern const char *const kvpd_rule_words[]; /* by policy; NULL ends them */
-#define KVPD_RULE_DEFAULT                            \
-	{                                            \
-		KVPD_RULE_PRESSURE, 400000u, 64, 512 \
+#define KVPD_RULE_DEFAULT                                      \
+	{                                                      \
+		KVPD_RULE_PRESSURE, 400000u, 64, 512, false, 0 \
 	}
 
 /* Limits of one tenant; the config's `defaults` give what a tenant does not say. */

@@ -87,6 +87,12 @@ int kvp_payload_codecs(
 /* The lowest width, whose codecs are the floor's; 0: the space is exact. */
 uint32_t kvp_payload_lowest(const struct kvp_space_canon *canon);
 /*
+ * The lowest width in which neither keys nor values of the space take fewer bytes than they would in these codecs.
+ * -ERANGE: its floor takes more than one of them; -EINVAL: one does not take the space's planes, or is none that a floor may be.
+ */
+int kvp_payload_width_of(const struct kvp_space_canon *canon, uint32_t codec_k, uint32_t codec_v,
+	uint32_t *ret_width);
+/*
  * Blocks with a token at that position of their sequence or a later one cannot be coded as the floor says, if that needs a
  * calibration: no RoPE is known there. UINT64_MAX: all can.
  */

@@ -318,6 +318,30 @@ uint32_t kvp_payload_lowest(const struct kvp_space_canon *c)
 	return width;
 }
 
+int kvp_payload_width_of(
+	const struct kvp_space_canon *c, uint32_t codec_k, uint32_t codec_v, uint32_t *ret_width)
+{
+	uint32_t codec[KVP_PAYLOAD_WIDTHS][2], width = kvp_payload_lowest(c);
+	const uint32_t wanted[2] = { kvp_payload_floor(codec_k), kvp_payload_floor(codec_v) };
+
+	find_codecs(c, codec);
+	for (uint32_t kind = 0; kind < 2; kind++) {
+		uint64_t native = half_bytes(c, KVP_CODEC_NATIVE, kind);
+		uint64_t least = half_bytes(c, wanted[kind], kind);
+
+		if (!may_be_floor(wanted[kind]) || (native && !least))
+			return -EINVAL;
+		if (least < half_bytes(c, codec[width][kind], kind))
+			return -ERANGE;
+	}
+	for (uint32_t kind = 0; kind < 2; kind++)
+		while (width &&
+			half_bytes(c, codec[width][kind], kind) < half_bytes(c, wanted[kind], kind))
+			width--;
+	*ret_width = width;
+	return 0;
+}
+
 int kvp_payload_layout(
 	const struct kvp_space_canon *c, uint32_t width, struct kvp_block_layout *ret_layout)
 {

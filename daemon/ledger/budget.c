@@ -36,10 +36,10 @@ void kvpd_budget_bytes(
 	}
 }
 
-uint32_t kvpd_budget_least(const struct kvpd_tenant *t, uint32_t space)
+uint32_t kvpd_budget_least(const struct kvpd_tenant *t, uint32_t space, uint32_t lowest)
 {
 	uint64_t native = kvpd_width_bytes(t, space, 0);
-	uint64_t least = kvpd_width_bytes(t, space, kvpd_width_floor(t, space));
+	uint64_t least = kvpd_width_bytes(t, space, lowest);
 
 	return (uint32_t)((least * MILLION + native - 1) / native);
 }

@@ -2,7 +2,9 @@
 /*
  * Precision by a space's own rule, while there is room: what precision.h does for those who want a slot,
  * this does for an operator who said how much a space may take, or how old its tokens may become in which
- * width. A space's floor, the tenant's least_bits and leases bound it all the same.
+ * width. A space's floor, the tenant's least_bits and leases bound it all the same. An operator may also give a space a
+ * higher floor than its owner did (kvpd_rule.lowest), under which nothing is coded in any of these ways; what has less by then
+ * stays.
  *
  *	pressure  nothing is coded before there is no room
  *	budget    the payloads in DRAM take at most so much of what they would take natively: those that
@@ -53,8 +55,8 @@ struct kvpd_budget {
 /* What the payloads in DRAM of a space take, and what they would take natively. */
 void kvpd_budget_bytes(
 	const struct kvpd_tenant *t, uint32_t space, uint64_t *ret_bytes, uint64_t *ret_native);
-/* The least budget, in millionths, that the space's floor and the tenant allow; 1,000,000: it is exact. */
-uint32_t kvpd_budget_least(const struct kvpd_tenant *t, uint32_t space);
+/* The least budget, in millionths, that is possible with this lowest width; 1,000,000: that is native. */
+uint32_t kvpd_budget_least(const struct kvpd_tenant *t, uint32_t space, uint32_t lowest);
 /* The space has a rule now, or another one. */
 void kvpd_budget_rule(struct kvpd_tenant *t, uint32_t space, const struct kvpd_rule *rule);
 /* Blocks of the space came. */

@@ -101,14 +101,22 @@ uint64_t kvpd_width_bytes(const struct kvpd_tenant *t, uint32_t space, uint32_t 
 						: t->view.spaces[space].block_bytes;
 }
 
-uint32_t kvpd_width_floor(const struct kvpd_tenant *t, uint32_t space)
+uint32_t kvpd_width_floor_by(
+	const struct kvpd_tenant *t, uint32_t space, const struct kvpd_rule *rule)
 {
 	const struct kvpd_codes *c = t->space[space].codes;
 	uint32_t width = c ? c->lowest : 0;
 
+	if (rule->bounded && width > rule->lowest)
+		width = rule->lowest;
 	while (width && kvp_width_bits(width) < t->limits.least_bits)
 		width--;
 	return width;
+}
+
+uint32_t kvpd_width_floor(const struct kvpd_tenant *t, uint32_t space)
+{
+	return kvpd_width_floor_by(t, space, &t->space[space].rule);
 }
 
 uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space)

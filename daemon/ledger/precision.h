@@ -34,6 +34,7 @@ struct kvpd_class;
 struct kvpd_extent;
 struct kvpd_move;
 struct kvpd_move_job;
+struct kvpd_rule;
 struct kvpd_tenant;
 
 #define KVPD_PRECISION_JOBS 2u  /* of one tenant under way; of KVPD_MOVE_JOBS */
@@ -79,8 +80,10 @@ struct kvpd_precision {
 
 /* Bytes of a block's payload in a width that its space has. */
 uint64_t kvpd_width_bytes(const struct kvpd_tenant *t, uint32_t space, uint32_t width);
-/* The lowest width that space and tenant allow. */
+/* The lowest width that space and tenant allow, and the space's rule; and if that were this one. */
 uint32_t kvpd_width_floor(const struct kvpd_tenant *t, uint32_t space);
+uint32_t kvpd_width_floor_by(
+	const struct kvpd_tenant *t, uint32_t space, const struct kvpd_rule *rule);
 /* The lowest that blocks are coded to now: that, unless their quality suffers (quality.h). */
 uint32_t kvpd_width_lowest(const struct kvpd_tenant *t, uint32_t space);
 

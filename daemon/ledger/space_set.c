@@ -10,6 +10,7 @@
 #include "daemon/ledger/budget.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/precision.h"
+#include "daemon/ledger/space.h"
 #include "daemon/ledger/tenant.h"
 
 #define DIGITS_MIN 8u /* of a fingerprint, where that names a space */
@@ -81,6 +82,51 @@ static const char *given(const struct kvpd_request *q, const char *name, char bu
 	return buf;
 }
 
+#define NAMES (2 * KVP_CODEC_NAME_MAX)
+
+/* "tq4/tq2": the codecs of keys and values that a width means. */
+static const char *name_width(const struct kvp_space_canon *canon, uint32_t width, char ret[NAMES])
+{
+	char name_k[KVP_CODEC_NAME_MAX] = "", name_v[KVP_CODEC_NAME_MAX] = "";
+	uint32_t k, v;
+
+	if (kvp_payload_codecs(canon, width, &k, &v) == 0) {
+		(void)kvp_codec_name(k, name_k);
+		(void)kvp_codec_name(v, name_v);
+	}
+	snprintf(ret, NAMES, "%s/%s", name_k, name_v);
+	return ret;
+}
+
+/* A floor above the owner's. */
+static int read_floor(
+	struct kvpd_request *q, const struct kvp_space_canon *canon, struct kvpd_rule *rule)
+{
+	char buf[64], own[NAMES];
+	const char *floor = given(q, "floor", buf);
+	uint32_t k = KVP_CODEC_NATIVE, v = KVP_CODEC_NATIVE;
+	int r = 0;
+
+	if (!floor)
+		return 0;
+	if (strcmp(floor, "exact") != 0)
+		r = kvp_codec_parse_pair(floor, &k, &v);
+	if (r < 0)
+		return kvpd_request_fail(q, -EINVAL,
+			"there is no codec '%.40s'; exact, int8, tq4, 4bit or tq4/tq2 are some, "
+			"docs/formats.md has all",
+			floor);
+	r = kvp_payload_width_of(canon, k, v, &rule->lowest);
+	if (r == -ERANGE)
+		return kvpd_request_fail(q, -EOPNOTSUPP,
+			"%.40s is less than its engine accepts, which is %s", floor,
+			name_width(canon, kvp_payload_lowest(canon), own));
+	if (r < 0)
+		return kvpd_request_fail(q, r, "its blocks cannot be coded in %.40s", floor);
+	rule->bounded = true;
+	return 0;
+}
+
 /* What the request says, by the bounds of the configuration; what it does not say stays. */
 static int read_rule(struct kvpd_request *q, struct kvpd_rule *rule)
 {
@@ -114,16 +160,19 @@ static int read_rule(struct kvpd_request *q, struct kvpd_rule *rule)
 static void answer(struct kvpd_request *q, const struct kvpd_tenant *t, uint32_t space)
 {
 	const struct kvpd_rule *r = &t->space[space].rule;
+	uint32_t lowest = kvpd_width_floor(t, space);
 	json_t *o = json_object();
-	char digits[65];
+	char digits[65], floor[NAMES];
 
 	fingerprint_text(&t->view.spaces[space], digits);
 	kvpd_put_text(o, "tenant", t->name);
 	kvpd_put_int(o, "space", space);
 	kvpd_put_text(o, "fingerprint", digits);
 	kvpd_put_text(o, "precision", kvpd_rule_words[r->policy]);
+	kvpd_put_text(o, "floor", name_width(&t->view.spaces[space].canon, lowest, floor));
 	json_object_set_new(o, "budget", json_real(r->budget / 1e6));
-	json_object_set_new(o, "budget_least", json_real(kvpd_budget_least(t, space) / 1e6));
+	json_object_set_new(
+		o, "budget_least", json_real(kvpd_budget_least(t, space, lowest) / 1e6));
 	kvpd_put_int(o, "hot_tokens", r->hot_tokens);
 	kvpd_put_int(o, "stale_tokens", r->stale_tokens);
 	json_object_set_new(q->answer, "space", o);
@@ -135,7 +184,7 @@ static int step(struct kvpd_request *q)
 	struct setting *n = q->own;
 	struct kvpd_tenant *t;
 	struct kvpd_rule rule;
-	uint32_t least;
+	uint32_t least, lowest;
 	int r;
 
 	if (!name || !*name)
@@ -156,13 +205,16 @@ static int step(struct kvpd_request *q)
 		return kvpd_request_fail(q, -ENOENT, "the space went while it was looked for");
 	rule = t->space[n->space].rule;
 	r = read_rule(q, &rule);
+	if (r == 0)
+		r = read_floor(q, &t->view.spaces[n->space].canon, &rule);
 	if (r < 0)
 		return r;
-	if (rule.policy != KVPD_RULE_PRESSURE && !kvpd_width_floor(t, n->space))
+	lowest = kvpd_width_floor_by(t, n->space, &rule);
+	if (rule.policy != KVPD_RULE_PRESSURE && !lowest)
 		return kvpd_request_fail(q, -EOPNOTSUPP,
 			"its blocks stay native: its engine says no floor, or the tenant's "
-			"least_bits are 16");
-	least = kvpd_budget_least(t, n->space);
+			"least_bits are 16, or floor is exact, with which precision=pressure goes");
+	least = kvpd_budget_least(t, n->space, lowest);
 	if (rule.policy == KVPD_RULE_BUDGET && rule.budget < least)
 		return kvpd_request_fail(q, -ENOSPC,
 			"a budget of %.4g is not possible: what the space's floor and the tenant's "
@@ -170,6 +222,7 @@ static int step(struct kvpd_request *q)
 			rule.budget / 1e6, least / 1e6);
 	kvpd_budget_rule(t, n->space, &rule);
 	t->space[n->space].ruled = true;
+	kvpd_space_capacity(t);
 	answer(q, t, n->space);
 	return 0;
 }

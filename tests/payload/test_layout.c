@@ -4,6 +4,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -162,6 +163,83 @@ static void the_lowest_width_is_the_floor(void **s)
 	c.floor_k = c.floor_v = 0;
 	assert_int_equal(kvp_payload_lowest(&c), 0);
 	assert_int_equal(kvp_payload_codecs(&c, 5, &k, &v), -EINVAL);
+}
+
+/* Bytes of keys and of values alone in these codecs; false: one does not take the planes. */
+static bool halves(const struct kvp_space_canon *c, uint32_t k, uint32_t v, uint64_t ret[2])
+{
+	static struct kvp_block_layout l;
+
+	if (kvp_block_layout(c, k, v, &l) < 0)
+		return false;
+	ret[0] = ret[1] = 0;
+	for (uint32_t i = 0; i < c->n_layers; i++)
+		for (uint32_t kind = 0; kind < 2; kind++)
+			ret[kind] += l.plane[i][kind].bytes;
+	return true;
+}
+
+/* A higher floor than a space's own: no width below it takes as much of both, and the owner's word is not undercut. */
+static void a_width_of_codecs(void **s)
+{
+	uint32_t below_owner = 0, found[KVP_PAYLOAD_WIDTHS] = { 0 };
+
+	(void)s;
+	for (int round = 0; round < 2000; round++) {
+		struct kvp_space_canon c = any_coded_space();
+		uint32_t wanted[2], k, v, width = 99, lowest = kvp_payload_lowest(&c);
+		uint64_t most[2], least[2], now[2];
+
+		assert_int_equal(
+			kvp_codec_parse_pair(floors[below(sizeof(floors) / sizeof(*floors))],
+				&wanted[0], &wanted[1]),
+			0);
+		assert_int_equal(kvp_payload_codecs(&c, lowest, &k, &v), 0);
+		assert_true(halves(&c, k, v, least));
+		if (!halves(&c, kvp_payload_floor(wanted[0]), kvp_payload_floor(wanted[1]), most)) {
+			assert_true(kvp_payload_width_of(&c, wanted[0], wanted[1], &width) < 0);
+			continue;
+		}
+		if (most[0] < least[0] || most[1] < least[1]) {
+			assert_int_equal(
+				kvp_payload_width_of(&c, wanted[0], wanted[1], &width), -ERANGE);
+			assert_int_equal(width, 99);
+			below_owner++;
+			continue;
+		}
+		assert_int_equal(kvp_payload_width_of(&c, wanted[0], wanted[1], &width), 0);
+		found[width]++;
+		for (uint32_t w = 0; w <= lowest; w++) {
+			assert_int_equal(kvp_payload_codecs(&c, w, &k, &v), 0);
+			assert_true(halves(&c, k, v, now));
+			assert_true((w <= width) == (now[0] >= most[0] && now[1] >= most[1]));
+		}
+	}
+	for (uint32_t w = 1; w < KVP_PAYLOAD_WIDTHS; w++)
+		assert_true(found[w] > 0);
+	assert_true(below_owner > 0);
+}
+
+static void no_width_of_these(void **s)
+{
+	struct kvp_space_canon c = { .version = 1,
+		.dtype = KVP_DTYPE_F16,
+		.block_tokens = 64,
+		.n_layers = 1,
+		.layers = { { .kv_heads = 2, .k_dim = 64, .v_dim = 64 } } };
+	uint32_t width = 99;
+
+	(void)s;
+	assert_int_equal(kvp_payload_width_of(&c, KVP_CODEC_TQ4, KVP_CODEC_TQ4, &width), -ERANGE);
+	assert_int_equal(width, 99);
+	assert_int_equal(kvp_payload_width_of(&c, 0, 0, &width), 0);
+	assert_int_equal(width, 0);
+	assert_int_equal(floored(&c, "2bit"), 0);
+	assert_int_equal(kvp_payload_width_of(&c, KVP_CODEC_PCA, KVP_CODEC_PCA, &width), -EINVAL);
+	assert_int_equal(
+		kvp_payload_width_of(&c, KVP_CODEC_LOSSLESS, KVP_CODEC_TQ4, &width), -EINVAL);
+	assert_int_equal(kvp_payload_width_of(&c, KVP_CODEC_TQ4, 0, &width), 0);
+	assert_int_equal(width, 0);
 }
 
 /* Whatever the geometry: no width takes more than the one before it, or as much as the native block. */
@@ -727,6 +805,8 @@ int main(void)
 		cmocka_unit_test(native_is_counted),
 		cmocka_unit_test(planes_follow_each_other),
 		cmocka_unit_test(the_lowest_width_is_the_floor),
+		cmocka_unit_test(a_width_of_codecs),
+		cmocka_unit_test(no_width_of_these),
 		cmocka_unit_test(small_planes_shrink_too),
 		cmocka_unit_test(what_no_floor_may_be),
 		cmocka_unit_test(recoded_is_the_codecs_own),

@@ -460,6 +460,9 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual(len(self.json("blocks", "--space", "0")["blocks"]), BLOCKS)
         self.assertEqual(self.json("blocks", "--space", "9")["blocks"], [])
         self.assertIn("no tenant", self.json("blocks", "--tenant", "x", status=1)["error"])
+        self.assertIn("accepts, which is native/native", why(model, "floor=tq4"))
+        self.assertIn("no codec 'tq9'", why(model, "floor=tq9"))
+        self.assertEqual(self.json("space", "set", model, "floor=exact")["space"]["floor"], "native/native")
         self.assertIn("2 of %d; --limit N" % BLOCKS, self.kvctl("blocks", "--limit", "2"))
 
     def test_tokens(self):

@@ -270,7 +270,8 @@ static int take_action(struct kvctl *ctl, const struct kvctl_command *command, i
 static int take_settings(struct kvctl *ctl, const struct kvctl_command *command, int argc,
 	char **argv, json_t *given)
 {
-	static const char *const keys[] = { "precision", "budget", "hot_tokens", "stale_tokens" };
+	static const char *const keys[] = { "precision", "budget", "hot_tokens", "stale_tokens",
+		"floor" };
 
 	if (argc - optind < 3 || strcmp(argv[optind], "set") != 0)
 		return kvctl_fail(ctl, command->name, KVCTL_USAGE, "usage: kvctl %s %s",
@@ -287,8 +288,8 @@ static int take_settings(struct kvctl *ctl, const struct kvctl_command *command,
 			i++;
 		if (i == sizeof(keys) / sizeof(keys[0]))
 			return kvctl_fail(ctl, command->name, KVCTL_USAGE,
-				"precision=, budget=, hot_tokens= and stale_tokens= can be set, "
-				"not '%s'",
+				"precision=, budget=, hot_tokens=, stale_tokens= and floor= can be "
+				"set, not '%s'",
 				text);
 		if (json_object_get(given, key))
 			return kvctl_fail(

@@ -86,9 +86,12 @@ static const struct kvctl_command commands[] = {
 		"                       least important go first\n"
 		"precision=zones        by age in tokens: native below hot_tokens=, 4 bits below\n"
 		"                       stale_tokens=, beyond as few as the model accepts\n"
+		"floor=CODEC            none of these further down than to that: exact, int8, tq4, "
+		"tq4/tq2;\n"
+		"                       not below what its engine accepts\n"
 		"It holds until the model is dropped or the daemon ends; kvpoold.yaml(5) has the "
-		"same "
-		"keys.",
+		"same keys\n"
+		"but for floor=, for which least_bits stands there.",
 		of_tenant, kvctl_space },
 	{ "device", "list|drain|detach|attach [NAME]",
 		"memory besides DRAM that blocks are copied to: lists it, empties and detaches it",

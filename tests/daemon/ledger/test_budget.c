@@ -194,6 +194,14 @@ static void what_cannot_be_is_refused(void **state)
 		{ "none", "\"precision\":\"zones\"", -ENOENT, "none" },
 		{ "", "\"precision\":\"zones\"", -EINVAL, "which" },
 		{ "twice", "\"precision\":\"zones\"", -EINVAL, "fingerprint" },
+		{ "lossy", "\"floor\":\"none\"", -EINVAL, "no codec" },
+		{ "lossy", "\"floor\":4", -EINVAL, "no codec" },
+		{ "lossy", "\"floor\":\"pca\"", -EINVAL, "cannot be coded" },
+		{ "exact", "\"floor\":\"tq4\"", -EOPNOTSUPP, "accepts, which is native" },
+		{ "lossy", "\"floor\":\"exact\",\"precision\":\"zones\"", -EOPNOTSUPP,
+			"floor is exact" },
+		{ "lossy", "\"floor\":\"int8\",\"precision\":\"budget\",\"budget\":0.4", -ENOSPC,
+			"takes 0.5" },
 	};
 	struct kvp_space_canon exact = coded_model("exact", NULL),
 			       lossy = coded_model("lossy", "2bit"),
@@ -226,6 +234,45 @@ static void what_cannot_be_is_refused(void **state)
 	}
 	coded_await_rest(&w);
 	assert_int_equal(dp_figure(&w, "coded_total"), 0);
+	dp_stop(&w);
+}
+
+/* The operator says less than the owner: no block goes below that, whoever wants it, until the operator says otherwise. */
+static void an_operators_floor_bounds_all(void **state)
+{
+	struct kvp_space_canon canon = coded_model("m", "2bit");
+	struct dp_world w;
+	struct dp_client *c = coded_world(&w, 0);
+	uint32_t space = coded_open(c, &canon);
+	json_t *answer = NULL, *said;
+	struct seen seen;
+
+	(void)state;
+	assert_int_equal(coded_figures(&w, space).quality.floor_bits, 2);
+	assert_int_equal(coded_set(&w, "m", "\"floor\":\"4bit\"", &answer), 0);
+	said = json_object_get(answer, "space");
+	assert_string_equal(json_string_value(json_object_get(said, "floor")), "tq4-nc/tq4-nc");
+	json_decref(answer);
+	assert_int_equal(coded_figures(&w, space).quality.floor_bits, 4);
+	coded_rule(&w, "m", "\"precision\":\"zones\",\"hot_tokens\":1,\"stale_tokens\":1");
+	/* More than there is room for in four bits, so under pressure as well. */
+	coded_put_many(c, space, 0, 4000);
+	coded_await_rest(&w);
+	seen = coded_look(c, space, &canon, 0, 4000);
+	assert_true(seen.width[2] > 0);
+	assert_int_equal(seen.width[3] + seen.width[4], 0);
+	assert_int_equal(dp_figure(&w, "coded_2_bits_total"), 0);
+	/* As far as the owner allows, again. */
+	coded_rule(&w, "m", "\"floor\":\"2bit\",\"precision\":\"pressure\"");
+	assert_int_equal(coded_figures(&w, space).quality.floor_bits, 2);
+	coded_put_many(c, space, 4000, 2000);
+	assert_true(dp_figure(&w, "coded_2_bits_total") > 0);
+	/* Native, and what has fewer bits stays as it is. */
+	coded_rule(&w, "m", "\"floor\":\"exact\"");
+	assert_int_equal(coded_figures(&w, space).quality.floor_bits, 16);
+	seen = coded_look(c, space, &canon, 0, 6000);
+	assert_true(seen.width[4] > 0);
+	dp_check(&w);
 	dp_stop(&w);
 }
 
@@ -422,6 +469,7 @@ int main(void)
 		cmocka_unit_test(a_budget_is_cut_while_it_is_read),
 		cmocka_unit_test(exact_spaces_stay_exact),
 		cmocka_unit_test(what_cannot_be_is_refused),
+		cmocka_unit_test(an_operators_floor_bounds_all),
 		cmocka_unit_test(zones_follow_age),
 		cmocka_unit_test(cold_keys_are_spectral),
 		cmocka_unit_test(a_million_tokens),

@@ -163,59 +163,6 @@ static void put_qualities(json_t *o, const struct kvpd_quality_figures *q)
 	put_quality(o, q);
 }
 
-static json_t *status_json(
-	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
-{
-	uint64_t charged = 0, blocks = 0, recipes = 0, evictions = 0, reloads = 0, attention = 0;
-	struct kvpd_advisor_figures advisor = advisor_of_all(f);
-	struct kvpd_remat_figures remat = remat_of_all(f);
-	struct kvpd_quality_figures quality = { .mean = -1, .worst = -1 };
-	json_t *o = json_object();
-
-	(void)row;
-	for (uint32_t i = 0; i < f->n_tenants; i++) {
-		charged += f->tenant[i].charged_bytes;
-		blocks += f->tenant[i].blocks;
-		recipes += f->tenant[i].recipes;
-		evictions += f->tenant[i].evictions;
-		reloads += f->tenant[i].reloads;
-		kvpd_quality_add(&quality, &f->tenant[i].quality);
-		attention += f->tenant[i].attention_reported;
-	}
-	kvpd_put_word(o, "epoch", f->epoch);
-	kvpd_put_seconds(o, "uptime_seconds", f->uptime_ns);
-	kvpd_put_int(o, "sessions", f->sessions);
-	kvpd_put_int(o, "max_sessions", f->max_sessions);
-	kvpd_put_int(o, "tenants", f->n_tenants);
-	kvpd_put_int(o, "memory_bytes", f->memory_bytes);
-	kvpd_put_int(o, "promised_bytes", f->promised_bytes);
-	kvpd_put_int(o, "stock_bytes", f->stock_bytes);
-	kvpd_put_int(o, "charged_bytes", charged);
-	kvpd_put_int(o, "blocks", blocks);
-	kvpd_put_int(o, "recipes", recipes);
-	kvpd_put_int(o, "evictions_total", evictions);
-	kvpd_put_int(o, "reloads_total", reloads);
-	kvpd_put_text(o, "pages", f->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
-	kvpd_put_text(o, "policy", f->policy);
-	put_qualities(o, &quality);
-	kvpd_put_int(o, "attention_reported_total", attention);
-	json_object_set_new(o, "ledger", portions_json(f));
-	json_object_set_new(o, "advisor", advisor_json(&advisor));
-	json_object_set_new(o, "remat", remat_json(&remat));
-	json_object_set_new(o, "rates", kvpd_rates_of_all(rates, f));
-	return o;
-}
-
-static void put_lookups(json_t *o, const struct kvpd_lookups *n)
-{
-	kvpd_put_int(o, "lookups_total", n->hits + n->partial + n->misses);
-	kvpd_put_int(o, "hits_total", n->hits);
-	kvpd_put_int(o, "partial_total", n->partial);
-	kvpd_put_int(o, "misses_total", n->misses);
-	kvpd_put_int(o, "asked_tokens_total", n->tokens_asked);
-	kvpd_put_int(o, "matched_tokens_total", n->tokens_matched);
-}
-
 /* Blocks in DRAM by precision; of_tenant: also what coding them with fewer bits has freed. */
 static void put_widths(json_t *o,
 	const struct kvpd_width_figures *width /* [KVPD_FIGURES_WIDTHS] */, bool of_tenant)
@@ -234,6 +181,8 @@ static void put_widths(json_t *o,
 	};
 	struct kvpd_width_figures sum = { 0 };
 
+	kvpd_put_int(o, "blocks_native", width[0].blocks);
+	kvpd_put_int(o, "bytes_native", width[0].bytes);
 	for (uint32_t w = 1; w < KVPD_FIGURES_WIDTHS; w++) {
 		const struct kvpd_width_figures *f = &width[w];
 
@@ -254,6 +203,93 @@ static void put_widths(json_t *o,
 		kvpd_put_int(o, "coded_total", sum.steps);
 		kvpd_put_int(o, "coded_freed_bytes_total", sum.freed);
 	}
+}
+
+/* What the steps of the ladder have done, from the first to the last: coded, evicted, forgotten. */
+static void put_ladder(json_t *o, const struct kvpd_tenant_figures *t)
+{
+	put_widths(o, t->width, true);
+	kvpd_put_int(o, "uncoded_total", t->uncoded);
+	kvpd_put_seconds(o, "coding_cpu_seconds", t->coding_ns);
+	kvpd_put_int(o, "evictions_total", t->evictions);
+	kvpd_put_int(o, "evicted_bytes_total", t->evicted_bytes);
+	kvpd_put_int(o, "reloads_total", t->reloads);
+	kvpd_put_int(o, "forgotten_total", t->forgotten);
+}
+
+/* The same of all tenants. */
+static struct kvpd_tenant_figures ladder_of_all(const struct kvpd_figures *f)
+{
+	struct kvpd_tenant_figures sum = { 0 };
+
+	for (uint32_t i = 0; i < f->n_tenants; i++) {
+		const struct kvpd_tenant_figures *t = &f->tenant[i];
+
+		for (uint32_t w = 0; w < KVPD_FIGURES_WIDTHS; w++) {
+			sum.width[w].blocks += t->width[w].blocks;
+			sum.width[w].bytes += t->width[w].bytes;
+			sum.width[w].steps += t->width[w].steps;
+			sum.width[w].freed += t->width[w].freed;
+		}
+		sum.uncoded += t->uncoded;
+		sum.coding_ns += t->coding_ns;
+		sum.evictions += t->evictions;
+		sum.evicted_bytes += t->evicted_bytes;
+		sum.reloads += t->reloads;
+		sum.forgotten += t->forgotten;
+	}
+	return sum;
+}
+
+static json_t *status_json(
+	const struct kvpd_figures *f, const struct kvpd_rates *rates, uint32_t row)
+{
+	uint64_t charged = 0, blocks = 0, recipes = 0, attention = 0;
+	struct kvpd_tenant_figures ladder = ladder_of_all(f);
+	struct kvpd_advisor_figures advisor = advisor_of_all(f);
+	struct kvpd_remat_figures remat = remat_of_all(f);
+	struct kvpd_quality_figures quality = { .mean = -1, .worst = -1 };
+	json_t *o = json_object();
+
+	(void)row;
+	for (uint32_t i = 0; i < f->n_tenants; i++) {
+		charged += f->tenant[i].charged_bytes;
+		blocks += f->tenant[i].blocks;
+		recipes += f->tenant[i].recipes;
+		kvpd_quality_add(&quality, &f->tenant[i].quality);
+		attention += f->tenant[i].attention_reported;
+	}
+	kvpd_put_word(o, "epoch", f->epoch);
+	kvpd_put_seconds(o, "uptime_seconds", f->uptime_ns);
+	kvpd_put_int(o, "sessions", f->sessions);
+	kvpd_put_int(o, "max_sessions", f->max_sessions);
+	kvpd_put_int(o, "tenants", f->n_tenants);
+	kvpd_put_int(o, "memory_bytes", f->memory_bytes);
+	kvpd_put_int(o, "promised_bytes", f->promised_bytes);
+	kvpd_put_int(o, "stock_bytes", f->stock_bytes);
+	kvpd_put_int(o, "charged_bytes", charged);
+	kvpd_put_int(o, "blocks", blocks);
+	kvpd_put_int(o, "recipes", recipes);
+	put_ladder(o, &ladder);
+	kvpd_put_text(o, "pages", f->hugetlb ? "hugetlb 2 MiB" : "4 KiB, THP where allowed");
+	kvpd_put_text(o, "policy", f->policy);
+	put_qualities(o, &quality);
+	kvpd_put_int(o, "attention_reported_total", attention);
+	json_object_set_new(o, "ledger", portions_json(f));
+	json_object_set_new(o, "advisor", advisor_json(&advisor));
+	json_object_set_new(o, "remat", remat_json(&remat));
+	json_object_set_new(o, "rates", kvpd_rates_of_all(rates, f));
+	return o;
+}
+
+static void put_lookups(json_t *o, const struct kvpd_lookups *n)
+{
+	kvpd_put_int(o, "lookups_total", n->hits + n->partial + n->misses);
+	kvpd_put_int(o, "hits_total", n->hits);
+	kvpd_put_int(o, "partial_total", n->partial);
+	kvpd_put_int(o, "misses_total", n->misses);
+	kvpd_put_int(o, "asked_tokens_total", n->tokens_asked);
+	kvpd_put_int(o, "matched_tokens_total", n->tokens_matched);
 }
 
 static const char *const tokens_coded[4] = { "tokens_coded_2_bits_total",
@@ -290,17 +326,12 @@ static json_t *tenant_json(
 	kvpd_put_int(o, "commits_total", t->commits);
 	kvpd_put_int(o, "duplicates_total", t->duplicates);
 	kvpd_put_int(o, "refused_total", t->refused);
-	kvpd_put_int(o, "evictions_total", t->evictions);
+	put_ladder(o, t);
 	kvpd_put_int(o, "yielded_total", t->yielded);
-	kvpd_put_int(o, "reloads_total", t->reloads);
-	kvpd_put_int(o, "forgotten_total", t->forgotten);
 	kvpd_put_int(o, "moves_total", t->moves);
 	kvpd_put_int(o, "claims_total", t->claims);
 	kvpd_put_int(o, "waits_total", t->waits);
 	kvpd_put_int(o, "deleted_total", t->deleted);
-	put_widths(o, t->width, true);
-	kvpd_put_int(o, "uncoded_total", t->uncoded);
-	kvpd_put_seconds(o, "coding_cpu_seconds", t->coding_ns);
 	put_qualities(o, &t->quality);
 	kvpd_put_int(o, "attention_reported_total", t->attention_reported);
 	kvpd_put_int(o, "token_attention_reported_total", t->tokens_reported);
@@ -386,8 +417,6 @@ static json_t *space_json(
 	kvpd_put_int(o, "payload_bytes", s->payload_bytes);
 	kvpd_put_text(o, "floor", s->floor);
 	kvpd_put_text(o, "calibration", s->calibration);
-	kvpd_put_int(o, "blocks_native", s->width[0].blocks);
-	kvpd_put_int(o, "bytes_native", s->width[0].bytes);
 	put_widths(o, s->width, false);
 	kvpd_put_int(o, "evictions_total", s->evictions);
 	put_rule(o, s);

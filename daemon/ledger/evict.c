@@ -289,6 +289,8 @@ static void take(struct kvpd_tenant *t, kvp_block_id id)
 {
 	t->space[space_of(t, id)].evictions++;
 	kvp_bump(&t->view.cat->stats.evictions, 1);
+	t->evicted_bytes +=
+		kvp_where_bytes(kvp_load_relaxed(&kvpd_block_payload(t, id, KVP_TIER_DRAM)->where));
 	t->block[id].evicted = (uint32_t)kvp_load_relaxed(&t->view.cat->stats.evictions);
 	kvpd_block_take(t, id, false);
 }

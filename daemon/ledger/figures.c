@@ -155,6 +155,7 @@ static void read_tenant(const struct kvpd_tenant *t, struct kvpd_tenant_figures 
 		.duplicates = kvp_load_relaxed(&st->duplicates),
 		.refused = kvp_load_relaxed(&st->refused),
 		.evictions = kvp_load_relaxed(&st->evictions),
+		.evicted_bytes = t->evicted_bytes,
 		.reloads = t->reloads,
 		.yielded = t->yielded,
 		.forgotten = kvp_load_relaxed(&st->forgotten),

@@ -137,6 +137,7 @@ struct kvpd_tenant {
 	uint64_t tokens_put;         /* of blocks published */
 	uint64_t reloads;            /* blocks that came back soon, see evict.h, */
 	uint64_t yielded;            /* and that went although a running sequence keeps them; */
+	uint64_t evicted_bytes;      /* in DRAM, that evictions freed */
 	uint32_t floored;            /* searches met so many of these in a row, and nothing else */
 	bool over;                   /* beyond a limit that was lowered */
 	uint32_t room_vain;          /* evictions for that without a victim in a row */

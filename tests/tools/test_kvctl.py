@@ -210,6 +210,21 @@ class Shown(unittest.TestCase):
                                timeout=60, env=env)
         return r.stdout.decode("utf-8"), r
 
+    def test_what_made_room(self):
+        ladder = {"quality_spaces": 1, "blocks_native": 12, "bytes_native": 3 << 20, "blocks_4_bits": 5, "bytes_4_bits": 1 << 19,
+                  "coded_4_bits_total": 40, "freed_4_bits_bytes_total": 7 << 20, "coded_2_bits_total": 9,
+                  "freed_2_bits_bytes_total": 1 << 20, "coded_total": 49, "coding_cpu_seconds": .25, "uncoded_total": 3,
+                  "evictions_total": 8, "evicted_bytes_total": 2 << 20, "forgotten_total": 1}
+        answers = {"status": dict(STATUS, **ladder), "tenants": {"tenants": []}}
+        text = self.run_kvctl(answers, "status")[0]
+        for line in ("precision native 12 blocks in 3.0 MiB; 4 bits 5 blocks in 512 KiB\n",
+                     "coded to 4 bits 40, freed 7.0 MiB; to 2 bits 9, freed 1.0 MiB\n",
+                     "coding took 0.25 s of processors, in vain 3 blocks\n", "evicted 8, freed 2.0 MiB; forgotten 1\n"):
+            self.assertIn(line, text)
+        # Of exact spaces there is nothing to tell.
+        answers["status"].update(quality_spaces=0, coded_total=0)
+        self.assertNotIn("precision", self.run_kvctl(answers, "status")[0])
+
     def test_tables_fit(self):
         answers = {"tenants": {"tenants": [tenant(1), tenant(2, name="x" * 60)]}}
         wide = self.run_kvctl(answers, "tenants")[0]
@@ -445,6 +460,9 @@ class WithDaemon(unittest.TestCase):
         self.assertIn("says no floor", why(model, "precision=budget", "budget=40%"))
         self.assertIn("0.4 or 40%", why(model, "budget=none"))
         self.assertIn("no space is called nobodys", why("nobodys", "budget=1"))
+        self.assertIn("accepts, which is native/native", why(model, "floor=tq4"))
+        self.assertIn("no codec 'tq9'", why(model, "floor=tq9"))
+        self.assertEqual(self.json("space", "set", model, "floor=exact")["space"]["floor"], "native/native")
         rule = self.json("space", "set", model, "hot_tokens=32", "stale_tokens=100")["space"]
         self.assertEqual((rule["precision"], rule["hot_tokens"], rule["stale_tokens"]), ("pressure", 32, 100))
         shown = self.json("spaces")["spaces"][0]
@@ -460,9 +478,6 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual(len(self.json("blocks", "--space", "0")["blocks"]), BLOCKS)
         self.assertEqual(self.json("blocks", "--space", "9")["blocks"], [])
         self.assertIn("no tenant", self.json("blocks", "--tenant", "x", status=1)["error"])
-        self.assertIn("accepts, which is native/native", why(model, "floor=tq4"))
-        self.assertIn("no codec 'tq9'", why(model, "floor=tq9"))
-        self.assertEqual(self.json("space", "set", model, "floor=exact")["space"]["floor"], "native/native")
         self.assertIn("2 of %d; --limit N" % BLOCKS, self.kvctl("blocks", "--limit", "2"))
 
     def test_tokens(self):

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define WATCH_ROWS 20 /* of a table in the view, where standard output has no end */
-#define VIEW_LINES 16 /* of the view that are not rows */
+#define VIEW_LINES 20 /* of the view that are not rows */
 
 const struct kvctl_column kvctl_tenant_columns[] = {
 	{ "name", "TENANT", KVCTL_TEXT, 0 },
@@ -156,13 +156,56 @@ static void print_quality(const json_t *status)
 		kvctl_number(status, "quality_changes_total"));
 }
 
+/* What lies in DRAM by precision, and what the steps that make room have done. Only where something may be coded, or was. */
+static void print_ladder(const json_t *s)
+{
+	static const char *const names[] = { "native", "8_bits", "4_bits", "3_bits", "2_bits" };
+	static const char *const shown[] = { "native", "8 bits", "4 bits", "3 bits", "2 bits" };
+	const char *before = "precision ";
+	char name[64], bytes[32];
+
+	if (kvctl_number(s, "quality_spaces") < 1 && kvctl_number(s, "coded_total") < 1)
+		return;
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		double n;
+
+		snprintf(name, sizeof(name), "blocks_%s", names[i]);
+		n = kvctl_number(s, name);
+		if (i && n < 1)
+			continue;
+		snprintf(name, sizeof(name), "bytes_%s", names[i]);
+		printf("%s%s %.0f blocks in %s", before, shown[i], n,
+			kvctl_bytes(kvctl_number(s, name), bytes));
+		before = "; ";
+	}
+	before = "\n          coded to ";
+	for (size_t i = 1; i < sizeof(names) / sizeof(names[0]); i++) {
+		double n;
+
+		snprintf(name, sizeof(name), "coded_%s_total", names[i]);
+		n = kvctl_number(s, name);
+		if (n < 1)
+			continue;
+		snprintf(name, sizeof(name), "freed_%s_bytes_total", names[i]);
+		printf("%s%s %.0f, freed %s", before, shown[i], n,
+			kvctl_bytes(kvctl_number(s, name), bytes));
+		before = "; to ";
+	}
+	printf("\n          coding took %.3g s of processors, in vain %.0f blocks\n"
+	       "          evicted %.0f, freed %s; forgotten %.0f\n",
+		kvctl_number(s, "coding_cpu_seconds"), kvctl_number(s, "uncoded_total"),
+		kvctl_number(s, "evictions_total"),
+		kvctl_bytes(kvctl_number(s, "evicted_bytes_total"), bytes),
+		kvctl_number(s, "forgotten_total"));
+}
+
 /* Only where something was reported. */
 static void print_attention(const json_t *status)
 {
 	double n = kvctl_number(status, "attention_reported_total");
 
 	if (n > 0)
-		printf("attention reported of %.0f blocks: budgets of their spaces go by it\n", n);
+		printf("attention reported of %.0f blocks: which are coded first goes by it\n", n);
 }
 
 /* ---- printing ------------------------------------------------------------------------------ */
@@ -204,6 +247,7 @@ static void print_daemon(const json_t *s)
 		kvctl_bytes(kvctl_number(heap, "allocated_bytes"), a),
 		kvctl_bytes(kvctl_number(heap, "resident_bytes"), b),
 		kvctl_text(heap, "allocator"));
+	print_ladder(s);
 	print_quality(s);
 	print_attention(s);
 	print_remat(s);

@@ -3,8 +3,13 @@
 #include "tests/daemon/ledger/coded.h"
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
+#include "daemon/ledger/importance.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/round.h"
+#include "daemon/ledger/tenant.h"
 #include "policy/kvp_width.h"
 
 #define CHAIN KVP_ATTENTION_BLOCKS
@@ -157,6 +162,49 @@ static void a_blip_changes_nothing(void **state)
 		assert_int_equal(old, blips == 1 ? 2 * CHAIN : 0);
 		end(&s);
 	}
+}
+
+struct asked {
+	uint32_t tenant, block;
+	double importance;
+};
+
+static int ask_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	struct asked *a = arg;
+
+	a->importance = kvpd_importance_of(l->tenant[a->tenant], a->block);
+	return 0;
+}
+
+/* B-011: after k reports of the same an average that began at 1 is gamma^k + (1 - gamma^k) of what they say. */
+static void reports_are_averaged(void **state)
+{
+	static const uint32_t codes[] = { HEAVY, LIGHT };
+	struct dp_block b[CHAIN];
+	struct scene s;
+
+	(void)state;
+	begin(&s);
+	for (uint32_t i = 0; i < 2; i++) {
+		const double said = i ? .25 : 8;
+		uint32_t k = 0;
+
+		put_chain(&s, 1000 * i, b);
+		for (uint32_t more = 1; more <= 16; more *= 2) {
+			struct asked a = { .tenant = s.w.tenant, .block = b[i].id };
+			double left;
+
+			report(&s, b, codes[i], more);
+			dp_flush(s.c);
+			k += more;
+			left = pow(.9, k);
+			assert_int_equal(kvpd_ledger_ask(s.w.ledger, ask_on_ledger, &a), 0);
+			/* Kept in 4,095 steps to an octave. */
+			assert_true(fabs(a.importance / (left + (1 - left) * said) - 1) < .001);
+		}
+	}
+	end(&s);
 }
 
 struct copied {
@@ -592,6 +640,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(heavy_blocks_keep_their_bits),
 		cmocka_unit_test(a_blip_changes_nothing),
+		cmocka_unit_test(reports_are_averaged),
 		cmocka_unit_test(only_what_changes_is_coded_again),
 		cmocka_unit_test(without_reports_the_oldest_go_first),
 		cmocka_unit_test(pressure_takes_what_matters_least),

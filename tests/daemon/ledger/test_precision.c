@@ -338,6 +338,34 @@ static void what_stays_native(void **state)
 	dp_stop(&w);
 }
 
+/* B-023: of sequences that are shorter than what stays native at both ends nothing is coded, and evicted instead. */
+static void short_sequences_stay_native(void **state)
+{
+	struct kvp_space_canon canon = coded_model("m", "2bit");
+	struct dp_world w;
+	struct dp_client *c = coded_world(&w, 0);
+	uint32_t space;
+
+	(void)state;
+	canon.native_first = 3 * T;
+	canon.native_last = 2 * T;
+	space = coded_open(c, &canon);
+	for (uint32_t k = 0; k < 300; k++) {
+		struct dp_ref parent = dp_root();
+
+		for (uint32_t i = 0; i < 1 + k % 5; i++) {
+			struct dp_block b;
+
+			assert_int_equal(coded_put(c, space, parent, k * 100 + i, T, &b), 0);
+			parent = dp_ref(&b);
+		}
+	}
+	assert_true(dp_figure(&w, "evictions_total") > 0);
+	assert_int_equal(dp_figure(&w, "coded_total"), 0);
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 static void the_operator_bounds_it(void **state)
 {
 	struct kvp_space_canon canon = coded_model("m", "2bit");
@@ -425,6 +453,7 @@ int main(void)
 		cmocka_unit_test(exact_spaces_stay_exact),
 		cmocka_unit_test(leased_blocks_stay),
 		cmocka_unit_test(what_stays_native),
+		cmocka_unit_test(short_sequences_stay_native),
 		cmocka_unit_test(the_operator_bounds_it),
 	};
 

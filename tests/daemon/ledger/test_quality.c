@@ -248,6 +248,46 @@ static void what_is_not_finite_counts_for_nothing(void **unused)
 	end(&s);
 }
 
+/* As if the engine had measured it so often. */
+static void report(struct scene *s, double score, uint32_t times)
+{
+	for (uint32_t i = 0; i < times; i++) {
+		struct kvp_sqe sqe = { .op = KVP_OP_QUALITY,
+			.space = (uint16_t)s->space,
+			.count = (uint32_t)(score * KVP_QUALITY_WHOLE) };
+
+		dp_push(s->c, &sqe);
+	}
+	dp_flush(s->c);
+}
+
+/* Quality that is constant has bits settle where it wants them, and 10,000 scores more change nothing. */
+static void constant_quality_changes_nothing(void **unused)
+{
+	static const struct {
+		double score;
+		uint32_t bits; /* that next blocks have in the end, from 4 on */
+	} at[] = { { .95, 4 }, { .92, 4 }, { 1, 2 } };
+	struct scene s;
+
+	(void)unused;
+	for (size_t i = 0; i < sizeof(at) / sizeof(at[0]); i++) {
+		double settled;
+
+		begin(&s, "kivi2", 90);
+		report(&s, 0, 40);
+		assert_int_equal(figure(&s, "coding_bits"), 4);
+		report(&s, at[i].score, 200);
+		assert_int_equal(figure(&s, "coding_bits"), at[i].bits);
+		settled = figure(&s, "quality_changes_total");
+		report(&s, at[i].score, 10000);
+		assert_int_equal(figure(&s, "quality_reported_total"), 10240);
+		assert_int_equal(figure(&s, "coding_bits"), at[i].bits);
+		assert_true(figure(&s, "quality_changes_total") == settled);
+		end(&s);
+	}
+}
+
 /* What no library sends: scores beyond the whole, for spaces that are not open, exact, or none. */
 static void hostile_scores_are_dropped(void **unused)
 {
@@ -291,6 +331,7 @@ int main(void)
 		cmocka_unit_test(precision_does_not_swing),
 		cmocka_unit_test(without_a_target_nobody_looks),
 		cmocka_unit_test(what_is_not_finite_counts_for_nothing),
+		cmocka_unit_test(constant_quality_changes_nothing),
 		cmocka_unit_test(hostile_scores_are_dropped),
 	};
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's next tokens lose over blocks that a daemon has coded is what docs/quality.md says of the codec: $KVPOOLD, $KVRUN,
-$KVCTL, $ROOT; held-out texts in $KVPOOL_DATA."""
+"""What an engine's next tokens lose over blocks that a daemon has coded is what docs/quality.md says of the codec, and nothing where
+nothing may be lost: $KVPOOLD, $KVRUN, $KVCTL, $ROOT; held-out texts in $KVPOOL_DATA."""
 import array
 import json
 import math
@@ -103,6 +103,29 @@ class Fidelity(unittest.TestCase):
             self.assertTrue(said[floor] / NOISE < loss < said[floor] * NOISE, (floor, loss, said[floor]))
         self.assertLess(losses[0][1], 1e-5)
         self.assertEqual([x for _, x in losses[:4]], sorted(x for _, x in losses[:4]))
+
+
+class Exact(unittest.TestCase):
+    """What is restored without loss gives the logits of a run that nobody interrupted, bit for bit; by a device: e2e-tiers,
+    by computing it anew: e2e-remat."""
+
+    def kvrun(self, where, *more):
+        with open(os.path.join(ROOT, "share/demo/handbook.txt"), encoding="utf-8") as f:
+            prompt = f.read()[:5 * T - 20]
+        r = subprocess.run([KVRUN, "--model", MODEL, "--prompt", prompt, "--steps", "16", "--json", "--kvpool", where, *more],
+                           stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+        return json.loads(r.stdout)
+
+    def test_restored_and_coded_without_loss(self):
+        with Daemon({}) as d:
+            for codec in ((), ("--codec", "lossless")):
+                # Attention over blocks of codecs has a sum of its own order, in native codes too.
+                off = self.kvrun("off", *(("--codec", "native") if codec else ()))
+                cold = self.kvrun(d.socket, *codec)
+                self.assertEqual((cold["reused_tokens"], cold["logits_xxh3"]), (0, off["logits_xxh3"]))
+                # What is stored in a client's arena is readable to others when they have mapped it.
+                warm = wait_for(lambda: (lambda r: r["reused_tokens"] >= 4 * T and r)(self.kvrun(d.socket, *codec)))
+                self.assertEqual((warm["tokens"], warm["logits_xxh3"]), (off["tokens"], off["logits_xxh3"]))
 
 
 if __name__ == "__main__":

@@ -214,12 +214,12 @@ int kvpd_value_share(struct kvpd_complaint *to, const char *path, const char *te
 	uint32_t max, uint32_t *ret_millionths)
 {
 	const uint64_t million = 1000000;
-	const char *rest;
-	uint64_t v, more = 0;
+	const char *rest = text;
+	uint64_t v = 0, more = 0;
 
 	if (!text)
 		return 0;
-	if (!digits(text, &v, &rest))
+	if (*text != '.' && !digits(text, &v, &rest))
 		return not_a(to, path, text);
 	if (*rest == '.' && isdigit((unsigned char)rest[1]))
 		more = fraction(&rest, million);

@@ -110,6 +110,7 @@ static void test_everything(void **state)
 				     "    budget: 37.5%\n"
 				     "    hot_tokens: 128\n"
 				     "  - name: b\n"
+				     "    budget: .45\n"
 				     "    socket: b.sock\n");
 
 	(void)state;
@@ -142,7 +143,7 @@ static void test_everything(void **state)
 	assert_int_equal(c->tenants[0].limits.rule.hot_tokens, 128);
 	assert_int_equal(c->tenants[0].limits.rule.stale_tokens, 256);
 	assert_int_equal(c->tenants[1].limits.rule.policy, KVPD_RULE_ZONES);
-	assert_int_equal(c->tenants[1].limits.rule.budget, 400000);
+	assert_int_equal(c->tenants[1].limits.rule.budget, 450000);
 	assert_int_equal(c->tenants[0].limits.quality_target, 75);
 	assert_int_equal(c->tenants[1].limits.quality_target, 90);
 	assert_int_equal(c->tenants[0].limits.min_materialized, 0);
@@ -331,6 +332,7 @@ static const struct {
 	{ "claim_ttl_ms: 9\n", "t.yaml:1: claim_ttl_ms: ", "10 to" },
 	{ "defaults: {budget: 0.005}\n", "t.yaml:1: defaults.budget: ", "0.01 to 1" },
 	{ "defaults: {budget: 101%}\n", "t.yaml:1: defaults.budget: ", "0.01 to 1" },
+	{ "defaults: {budget: .}\n", "t.yaml:1: defaults.budget: ", "0.4 or 40%" },
 	{ "defaults: {budget: half}\n", "t.yaml:1: defaults.budget: ", "0.4 or 40%" },
 	{ "defaults: {budget: 0.4%%}\n", "t.yaml:1: defaults.budget: ", "0.4 or 40%" },
 	{ "defaults: {precision: high}\n",

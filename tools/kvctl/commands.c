@@ -147,7 +147,8 @@ static void print_object(const json_t *object)
 		} else if (json_is_object(value)) {
 			print_counts(key, value);
 		} else {
-			char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
+			char *text = json_dumps(value,
+				JSON_ENCODE_ANY | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(12));
 
 			printf("%-14s %s\n", key, text ? text : "");
 			free(text);

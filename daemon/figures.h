@@ -155,7 +155,7 @@ struct kvpd_tenant_figures {
 	uint64_t commits, duplicates, refused;
 	uint64_t evictions, reloads, forgotten, moves;
 	uint64_t evicted_bytes; /* in DRAM, that evictions freed */
-	uint64_t yielded; /* blocks that went although min_materialized protects them */
+	uint64_t yielded;       /* blocks that went although min_materialized protects them */
 	uint64_t claims, waits, deleted;
 	struct kvpd_width_figures width[KVPD_FIGURES_WIDTHS];
 	uint64_t uncoded;   /* coded for nothing */

@@ -77,6 +77,7 @@ int kvpd_ledger_new(const struct kvpd_ledger_params *params, struct kvpd_ledger 
 	l->started_ns = l->now_ns = l->portions.since_ns = kvpd_now_ns();
 	l->finished_tail = &l->finished;
 	kvpd_list_init(&l->spinning);
+	kvpd_list_init(&l->marks);
 	kvpd_stock_init(l);
 	l->realtime = params->config->realtime;
 	l->urgency.percent = params->config->realtime_percent;

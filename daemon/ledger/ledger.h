@@ -61,6 +61,9 @@ struct kvpd_ledger {
 	/* whose turn it is */
 	struct kvpd_turns row;     /* tenants that have something to do */
 	struct kvpd_list spinning; /* sessions that were served a moment ago, the oldest first */
+	struct kvpd_list marks;    /* sessions whose commits wait for a device: see marks.h */
+	uint64_t marks_ns;         /* when one last began to */
+	uint64_t marks_looked_ns;
 	struct kvpd_tenant *payer; /* whose time the call or job under way takes */
 	uint64_t now_ns;           /* as of the last turn */
 	_Atomic(uint64_t) rounds;  /* of the thread, since the start: few while nothing is asked */

@@ -9,6 +9,8 @@
 #include "daemon/clock.h"
 #include "daemon/ledger/commit.h"
 #include "daemon/ledger/grant.h"
+#include "daemon/ledger/extent.h"
+#include "daemon/ledger/marks.h"
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/round.h"
 #include "daemon/ledger/session.h"
@@ -74,6 +76,11 @@ uint32_t kvpd_parked_commits(const struct kvpd_session *s)
 	return s->parked ? s->parked->n - s->parked->n_flushes : 0;
 }
 
+bool kvpd_parked_awaits(const struct kvpd_session *s)
+{
+	return s->parked && s->parked->timelines;
+}
+
 bool kvpd_parked_ready(const struct kvpd_session *s)
 {
 	const struct kvpd_parked *p = s->parked;
@@ -126,6 +133,8 @@ int kvpd_park_commit(struct kvpd_session *s, const struct kvp_sqe *sqe)
 		.serial = sqe->serial, .parked = 1, .block = KVP_BLOCK_NONE
 	};
 	await_for(s, sqe);
+	if (g->place.extent->cls->medium != KVPD_DRAM)
+		kvpd_marks_await(s);
 	return r;
 }
 

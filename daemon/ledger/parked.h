@@ -39,6 +39,8 @@ void kvpd_parked_release(struct kvpd_session *s, struct kvpd_grant *g);
 void kvpd_parked_unclaim(struct kvpd_session *s, struct kvp_key key);
 /* How many of its commits wait. */
 uint32_t kvpd_parked_commits(const struct kvpd_session *s);
+/* Does anything of the session wait for a moment? */
+bool kvpd_parked_awaits(const struct kvpd_session *s);
 /* Has a moment come that something waits for? */
 bool kvpd_parked_ready(const struct kvpd_session *s);
 /* Does what can be done until then, one entry in any case; returns how many. */

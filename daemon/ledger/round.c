@@ -16,6 +16,7 @@
 #include "daemon/ledger/chores.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/marks.h"
 #include "daemon/ledger/medium.h"
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/session.h"
@@ -234,6 +235,17 @@ static void look_at_spinning(struct kvpd_ledger *l, uint64_t now)
 	}
 }
 
+/* Those whose commits wait for a device, which wakes nobody. */
+static bool look_at_marks(struct kvpd_ledger *l, uint64_t now)
+{
+	uint64_t due = kvpd_marks_due(l, now);
+
+	if (!due || now - l->marks_looked_ns < due)
+		return false;
+	l->marks_looked_ns = now;
+	return kvpd_marks_look(l, now);
+}
+
 /* After a session's turn. */
 static void settle_session(struct kvpd_session *s)
 {
@@ -308,6 +320,7 @@ bool kvpd_ledger_round(struct kvpd_ledger *l, uint32_t *ret_work, int *ret_timeo
 		return false;
 	l->now_ns = now = kvpd_now_ns();
 	look_at_spinning(l, now);
+	look_at_marks(l, now);
 	if (now - l->looked_ns >= KVPD_CHORES_NS)
 		(void)look_at_tenants(l, now);
 	turn = kvpd_turns_next(&l->row);
@@ -342,13 +355,37 @@ static bool take_events(struct kvpd_ledger *l, const struct epoll_event *ev, int
 	return sessions;
 }
 
+/* Until something comes, or the time is over: as epoll_wait(), and what a device brings is looked for meanwhile. */
+static int wait_events(struct kvpd_ledger *l, struct epoll_event *ev, int timeout_ms)
+{
+	const uint64_t began = kvpd_now_ns();
+	uint64_t now = began, due;
+	int n, passed_ms = 0;
+
+	while (passed_ms != timeout_ms && (due = kvpd_marks_due(l, now))) {
+		const struct timespec pause = { .tv_nsec = (long)due };
+
+		n = epoll_pwait2(l->epoll_fd, ev, EVENTS, &pause, NULL);
+		if (n < 0) /* or before Linux 5.11: its client wakes it */
+			break;
+		now = kvpd_now_ns();
+		if (n || look_at_marks(l, now))
+			return n;
+		passed_ms = (int)((now - began) / KVPD_MS);
+		if (timeout_ms >= 0 && passed_ms > timeout_ms)
+			passed_ms = timeout_ms;
+	}
+	return epoll_wait(
+		l->epoll_fd, ev, EVENTS, timeout_ms < 0 ? timeout_ms : timeout_ms - passed_ms);
+}
+
 static void poll_events(struct kvpd_ledger *l, int timeout_ms)
 {
 	struct epoll_event ev[EVENTS];
 	int n = EVENTS;
 
 	for (uint32_t k = 0; k < POLLS && n == EVENTS; k++) {
-		n = epoll_wait(l->epoll_fd, ev, EVENTS, k ? 0 : timeout_ms);
+		n = wait_events(l, ev, k ? 0 : timeout_ms);
 		(void)take_events(l, ev, n);
 	}
 	l->polled_ns = l->now_ns;

@@ -20,6 +20,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lookups.h"
 #include "daemon/ledger/list.h"
+#include "daemon/ledger/marks.h"
 #include "daemon/ledger/retire.h"
 #include "daemon/ledger/ring.h"
 #include "daemon/ledger/round.h"
@@ -108,6 +109,7 @@ void kvpd_session_expel(struct kvpd_session *s, int error, const char *reason)
 	s->expel_reason = reason;
 	kvpd_ledger_leave(s->tenant, &s->turn);
 	kvpd_list_remove(&s->in_spinning);
+	kvpd_marks_forget(s);
 	tell(s);
 }
 
@@ -189,6 +191,7 @@ static struct kvpd_session *session_new(const struct kvpd_peer *peer)
 	kvpd_list_init(&s->in_tips);
 	kvpd_list_init(&s->in_low);
 	kvpd_list_init(&s->in_wakes);
+	kvpd_list_init(&s->in_marks);
 	kvpd_list_init(&s->arenas);
 	kvpd_list_init(&s->tickets);
 	kvpd_list_init(&s->asks);
@@ -238,6 +241,7 @@ void kvpd_session_end(struct kvpd_session *s)
 	kvpd_reserve_end(s);
 	kvpd_list_remove(&s->in_low);
 	kvpd_list_remove(&s->in_wakes);
+	kvpd_marks_forget(s);
 	kvpd_lease_forget(s);
 	kvpd_touch_forget(s);
 	kvpd_switch_forget(s);

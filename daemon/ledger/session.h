@@ -32,6 +32,7 @@ struct kvpd_session {
 	struct kvpd_list in_tips;     /* likewise */
 	struct kvpd_list in_low;      /* likewise */
 	struct kvpd_list in_wakes;    /* likewise */
+	struct kvpd_list in_marks;    /* likewise */
 	struct kvpd_peer peer;
 	struct kvp_session_page *page;
 	int wake_fd;
@@ -75,6 +76,7 @@ struct kvpd_session {
 	struct kvpd_grant grant[KVP_MAX_GRANTS];
 	struct kvpd_outcome outcome[KVP_SERIALS];
 	struct kvpd_parked *parked;
+	uint64_t marks_ns;        /* when a commit into a device's memory last began to wait */
 	struct kvpd_list tickets; /* see warm.h */
 	uint32_t n_tickets;
 	struct kvpd_list asks, offers; /* see remat.h */

@@ -15,6 +15,8 @@
 
 #include <cmocka.h>
 
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/round.h"
 #include "tests/daemon/ledger/dp_world.h"
 
 #define T     16u
@@ -619,6 +621,81 @@ static void test_until(void **state)
 	end(p);
 }
 
+static int looked_for_on_ledger(struct kvpd_ledger *l, void *arg)
+{
+	(void)arg;
+	return !kvpd_list_empty(&l->marks);
+}
+
+/* A block that waits for value 1 and so on of timeline 3. */
+static void commit_waits(struct pool *p, uint32_t value, struct dp_grant *ret_grant)
+{
+	struct kvp_sqe sqe = { .op = KVP_OP_COMMIT, .parent_kind = KVP_PARENT_ROOT, .tokens = T };
+	struct kvp_cqe cqe;
+	struct chain k;
+
+	chain_init(&k, 1, value);
+	assert_int_equal(dp_reserve_at(p->c, p->space, THERE, 1, DP_WAIT_MS, ret_grant), 1);
+	dp_fill(ret_grant, k.tokens, T);
+	memcpy(p->c->page->staging[ret_grant->index], k.tokens, T * sizeof(k.tokens[0]));
+	sqe.grant = ret_grant->index;
+	sqe.grant_generation = ret_grant->generation;
+	sqe.space = (uint16_t)p->space;
+	sqe.until = kvp_until(3, value);
+	sqe.serial = dp_push(p->c, &sqe);
+	assert_int_equal(dp_next(p->c, DP_WAIT_MS, &cqe), 0);
+	assert_int_equal(cqe.flags, KVP_CQE_PARKED);
+}
+
+/*
+ * A device wakes nobody when it writes a moment: the ledger looks for it, while it is worth while. Here the test may have been
+ * away for longer, and the library would wake the ledger: again then.
+ */
+static void test_marks(void **state)
+{
+	struct pool *p = calloc(1, sizeof(*p));
+	struct kvpd_limits limits;
+	struct dp_grant g;
+	struct kvp_cqe cqe;
+	uint32_t seen = 0;
+
+	(void)state;
+	defaults(p, &limits, 1, 4 * MIB);
+	begin(p, &limits);
+	for (uint32_t value = 1; value <= 20 && !seen; value++) {
+		commit_waits(p, value, &g);
+		usleep(2000);
+		kvp_store_seq(&p->c->page->done[3].value, value);
+		seen = dp_next(p->c, 2000, &cqe) == 0;
+		if (!seen) {
+			assert_int_equal(write(p->c->at.wake_fd, &(uint64_t){ 1 }, 8), 8);
+			assert_int_equal(dp_next(p->c, DP_WAIT_MS, &cqe), 0);
+		}
+		assert_int_equal(cqe.flags, KVP_CQE_LATE);
+		assert_int_equal(cqe.status, 0);
+		dp_release(p->c, &g);
+		dp_flush(p->c);
+	}
+	assert_true(seen);
+	/* What does not come is not looked for without end. */
+	commit_waits(p, 30, &g);
+	for (uint32_t i = 0; kvpd_ledger_ask(p->w.ledger, looked_for_on_ledger, NULL); i++) {
+		assert_true(i < DP_WAIT_MS / 10);
+		usleep(10000);
+	}
+	kvp_store_seq(&p->c->page->done[3].value, 30);
+	assert_int_equal(write(p->c->at.wake_fd, &(uint64_t){ 1 }, 8), 8);
+	assert_int_equal(dp_next(p->c, DP_WAIT_MS, &cqe), 0);
+	assert_int_equal(cqe.status, 0);
+	dp_release(p->c, &g);
+	/* Nor for one that has gone meanwhile. */
+	commit_waits(p, 40, &g);
+	p->c = dp_detach(p->c);
+	p->c = dp_attach(&p->w, p->w.tenant);
+	assert_int_equal(kvpd_ledger_ask(p->w.ledger, looked_for_on_ledger, NULL), 0);
+	end(p);
+}
+
 /* ---- clients that die ----------------------------------------------------------------------- */
 
 /*
@@ -1102,6 +1179,7 @@ int main(void)
 		cmocka_unit_test(test_no_devices),
 		cmocka_unit_test(test_both),
 		cmocka_unit_test(test_until),
+		cmocka_unit_test(test_marks),
 		cmocka_unit_test(test_dies),
 		cmocka_unit_test(test_room),
 		cmocka_unit_test(test_vault),

@@ -335,6 +335,7 @@ struct kvp_timeline {
 	uint64_t base;                /* where its values begin */
 	KVP_ATOMIC(uint64_t) reached; /* in shared memory's values; changes under ring_lock */
 	KVP_ATOMIC(uint64_t) awaited; /* the last one that anything waits for */
+	uint64_t hastened;            /* and that more than leases wait for; ring_lock */
 	/* Who advances it: ring_lock, like `cuda`. */
 	KVP_ATOMIC(uint32_t) kind;   /* LINE_* */
 	KVP_ATOMIC(uint64_t) marked; /* of a device: the last value given out */
@@ -504,6 +505,8 @@ int timeline_claim(struct kvp_timeline *timeline, struct kvp_cuda *cuda, uint32_
 /* Any thread. Names the moment, and notes that it is waited for. -EINVAL: see kvp_release_after(). */
 int timeline_moment(struct kvp_timeline *timeline, struct kvp_client *client, uint64_t value,
 	uint64_t *ret_until);
+/* ring_lock. A commit or a grant waits for the moment: whoever follows the timeline is to see it soon. */
+void timeline_hasten(struct kvp_client *client, uint64_t until);
 
 /* ---- device.c -------------------------------------------------------------------------------- */
 

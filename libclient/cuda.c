@@ -20,7 +20,7 @@
 #define ASK_TRIES   3u
 #define BUSY_US     50u    /* between looks at bytes on their way */
 #define SWEEP_US    50000u /* at lanes of former daemons */
-#define SLACK_NS    1000ul /* of the thread's sleeps */
+#define SLACK_NS    1000ul /* of threads' sleeps */
 #define LOOK_NS     (2 * NS_PER_MS)
 #define NS_PER_S    UINT64_C(1000000000)
 
@@ -132,6 +132,7 @@ static void lane_make(struct kvp_cuda *cuda)
 	}
 	if (l && host_begin(cuda, l) == 0) {
 		kvp_store_release(&cuda->lanes[i], l);
+		sleeper_stir(&cuda->watch); /* marks that the former one has are to come there */
 		maps_want(cuda, l);
 		return;
 	}
@@ -219,34 +220,41 @@ static uint32_t lanes_serve(struct kvp_cuda *cuda)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-void cuda_stir(struct kvp_cuda *cuda)
+void sleeper_begin(const char *name)
 {
-	/* Sequentially consistent: pairs with nap(), which looks once more after it has said so. */
-	if (kvp_load_seq(&cuda->asleep))
-		(void)!write(cuda->kick, &(uint64_t){ 1 }, 8);
+	pthread_setname_np(pthread_self(), name);
+	/* Else each look would come 50 us later than it was meant to. */
+	(void)prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
 }
 
-void cuda_rouse(struct kvp_cuda *cuda)
+void sleeper_stir(struct sleeper *s)
 {
-	kvp_store_seq(&cuda->dirty, 1);
-	(void)!write(cuda->kick, &(uint64_t){ 1 }, 8);
+	/* Sequentially consistent: pairs with sleeper_lies_down(), after which it looks once more. */
+	if (kvp_load_seq(&s->asleep))
+		(void)!write(s->kick, &(uint64_t){ 1 }, 8);
 }
 
-/* 0: until it is kicked. */
-static void nap(struct kvp_cuda *cuda, uint64_t us)
+void sleeper_lies_down(struct sleeper *s)
 {
-	struct pollfd p = { .fd = cuda->kick, .events = POLLIN };
+	kvp_store_seq(&s->asleep, 1);
+}
+
+void sleeper_sleep(struct sleeper *s, uint64_t us)
+{
+	struct pollfd p = { .fd = s->kick, .events = POLLIN };
 	struct timespec ts = { .tv_sec = (time_t)(us / 1000000),
 		.tv_nsec = (long)(us % 1000000 * 1000) };
 	uint64_t count;
 
 	if (ppoll(&p, 1, us ? &ts : NULL, NULL) > 0)
-		(void)!read(cuda->kick, &count, sizeof(count));
+		(void)!read(s->kick, &count, sizeof(count));
+	kvp_store_seq(&s->asleep, 0);
 }
 
-static uint64_t sooner(uint64_t a, uint64_t b)
+void cuda_rouse(struct kvp_cuda *cuda)
 {
-	return !a || (b && b < a) ? b : a;
+	kvp_store_seq(&cuda->dirty, 1);
+	(void)!write(cuda->work.kick, &(uint64_t){ 1 }, 8);
 }
 
 /* All that is followed. Returns when to look again, 0: when kicked. */
@@ -256,9 +264,7 @@ static uint64_t look_around(struct kvp_cuda *cuda)
 
 	if (lanes_serve(cuda))
 		us = SWEEP_US;
-	if (stage_serve(cuda))
-		us = sooner(us, BUSY_US);
-	return sooner(us, marks_serve(cuda));
+	return stage_serve(cuda) ? BUSY_US : us;
 }
 
 /* Whoever waits for what is mapped and registered hears of it. */
@@ -293,9 +299,7 @@ static void *cuda_thread(void *arg)
 	struct kvp_cuda *cuda = arg;
 	unsigned int mode = CU_CAPTURE_RELAXED;
 
-	pthread_setname_np(pthread_self(), "kvpool-cuda");
-	/* Else each look at a stream would come 50 us later than it was meant to. */
-	(void)prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
+	sleeper_begin("kvpool-cuda");
 	(void)cuda_error(cuda, cuda->cu.cuCtxSetCurrent(cuda->ctx));
 	/* Else what is mapped here would spoil a capture that another thread began in global mode. */
 	(void)cuda_error(cuda, cuda->cu.cuThreadExchangeStreamCaptureMode(&mode));
@@ -305,12 +309,10 @@ static void *cuda_thread(void *arg)
 		(void)look_around(cuda);
 		if (memory_serve(cuda))
 			continue;
-		/* Sequentially consistent: whoever stirs it after the look below sees this. */
-		kvp_store_seq(&cuda->asleep, 1);
+		/* What is set after the look below comes with a kick. */
+		sleeper_lies_down(&cuda->work);
 		us = look_around(cuda);
-		if (!kvp_load_seq(&cuda->closing) && !kvp_load_seq(&cuda->dirty))
-			nap(cuda, us);
-		kvp_store_seq(&cuda->asleep, 0);
+		sleeper_sleep(&cuda->work, us);
 	}
 	/* The caller's streams have come to their end: what they brought since the last look is there too. */
 	(void)stage_serve(cuda);
@@ -530,12 +532,13 @@ static void cuda_free(struct kvp_cuda *cuda)
 		close(a->fd);
 		free(a);
 	}
-	if (cuda->kick >= 0)
-		close(cuda->kick);
+	if (cuda->work.kick >= 0)
+		close(cuda->work.kick);
+	if (cuda->watch.kick >= 0)
+		close(cuda->watch.kick);
 	pthread_mutex_destroy(&cuda->lock);
 	pthread_mutex_destroy(&cuda->stage_lock);
 	pthread_cond_destroy(&cuda->changed);
-	pthread_cond_destroy(&cuda->waiting);
 	/* The driver's library stays: the caller, and its context, use it too. */
 	free(cuda);
 }
@@ -544,11 +547,12 @@ static int cuda_init(struct kvp_cuda *cuda)
 {
 	pthread_condattr_t attr;
 
-	cuda->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (cuda->kick < 0)
+	cuda->work.kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	cuda->watch.kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (cuda->work.kick < 0 || cuda->watch.kick < 0)
 		return -errno;
 	if (pthread_mutex_init(&cuda->lock, NULL) || pthread_mutex_init(&cuda->stage_lock, NULL) ||
-		pthread_cond_init(&cuda->waiting, NULL) || pthread_condattr_init(&attr))
+		pthread_condattr_init(&attr))
 		return -ENOMEM;
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	if (pthread_cond_init(&cuda->changed, &attr))
@@ -573,11 +577,11 @@ static int cuda_start(struct kvp_cuda *cuda, const struct kvp_cuda_opts *o)
 	for (uint32_t i = 0; i < CUDA_LANES; i++)
 		if (kvp_load_relaxed(&cuda->lanes[i]))
 			maps_want(cuda, kvp_load_relaxed(&cuda->lanes[i]));
-	r = thread_start(waits_thread, cuda, &cuda->waiter);
+	r = thread_start(watch_thread, cuda, &cuda->watcher);
 	if (r == 0) {
 		r = thread_start(cuda_thread, cuda, &cuda->thread);
 		if (r < 0)
-			waits_stop(cuda);
+			watch_stop(cuda);
 	}
 	if (r < 0)
 		list_remove(cuda);
@@ -605,7 +609,7 @@ int kvp_cuda_open(
 	memset(cuda, 0, sizeof(*cuda));
 	cuda->client = client;
 	cuda->timeout_ms = o.timeout_ms ? o.timeout_ms : KVP_DEFAULT_TIMEOUT;
-	cuda->kick = -1;
+	cuda->work.kick = cuda->watch.kick = -1;
 	r = cuda_start(cuda, &o);
 	if (r < 0) {
 		if (o.error && o.error_bytes && !o.error[0])
@@ -646,8 +650,8 @@ struct kvp_cuda *kvp_cuda_close(struct kvp_cuda *cuda)
 		return NULL;
 	list_remove(cuda);
 	waits_end(cuda);
-	waits_stop(cuda);
-	(void)!write(cuda->kick, &(uint64_t){ 1 }, 8);
+	watch_stop(cuda);
+	(void)!write(cuda->work.kick, &(uint64_t){ 1 }, 8);
 	pthread_join(cuda->thread, NULL);
 	timelines_leave(cuda);
 	cuda_free(cuda);

@@ -2,11 +2,11 @@
 /*
  * A client on a CUDA device: what the files cuda*.c share, and what the rest of the library calls.
  *
- * Its thread does all that is slow or has to be followed: it makes a lane for each attachment, in which that
- * one's device memory is mapped, its vaults are registered and its page's timelines are known to the device;
- * it lets go of what the daemon retires; it follows streams whose bytes are on their way to slots, and marks.
- * A second one sees to streams that wait for tickets, and makes no call of the driver: the driver may wait for
- * such a stream while the first maps or unmaps. Callers' threads look things up in lanes and enqueue.
+ * Its thread does all that is slow: it makes a lane for each attachment, in which that one's device memory is mapped,
+ * its vaults are registered and its page's timelines are known to the device; it lets go of what the daemon retires;
+ * it follows streams whose bytes are on their way to slots. A second one watches words of host memory: marks that
+ * streams write, and tickets that streams wait for. It makes no call of the driver, which may take milliseconds to map
+ * memory, and may wait for such a stream meanwhile. Callers' threads look things up in lanes and enqueue.
  *
  * Which lanes a caller may look into: that of the attachment of a prefix that it holds. A lane counts among
  * its attachment's refs, and goes when the attachment is dead and no handle and no lease is left of it.
@@ -136,6 +136,12 @@ struct cuda_words {
 	struct kvp_timeline_word ready[CUDA_WAITS];
 };
 
+/* A thread that sleeps between its looks, and is woken for what it would find too late. */
+struct sleeper {
+	int kick;
+	KVP_ATOMIC(uint32_t) asleep;
+};
+
 struct kvp_cuda {
 	struct kvp_client *client;
 	struct kvp_cuda *next; /* of the client; cuda_lock */
@@ -158,7 +164,6 @@ struct kvp_cuda {
 
 	pthread_mutex_t lock;
 	pthread_cond_t changed; /* with lock: the thread has done something */
-	pthread_cond_t waiting; /* with lock: a stream waits, or it is closed */
 	struct arrival *arrivals;
 	uint64_t mapped_bytes;
 	uint32_t unguarded; /* an extent could not be mapped for reading alone */
@@ -184,14 +189,12 @@ struct kvp_cuda {
 	struct cuda_words *words;
 	uint64_t words_dev;
 
-	pthread_t thread;
-	pthread_t waiter; /* waits_thread() */
-	int kick;
-	/* The thread's: since when nothing has come of what somebody waits for. */
+	pthread_t thread, watcher; /* cuda_thread(), watch_thread() */
+	struct sleeper work, watch;
+	/* The watcher's: since when nothing has come of what somebody waits for. */
 	uint64_t awaited_ns, awaited_sum;
 	KVP_ATOMIC(uint32_t) closing;
-	KVP_ATOMIC(uint32_t) asleep; /* the thread sleeps until it is kicked */
-	KVP_ATOMIC(uint32_t) dirty;  /* memory has come, or is to go: it has to look at all of it */
+	KVP_ATOMIC(uint32_t) dirty; /* memory has come, or is to go: all of it is to be looked at */
 };
 
 static inline struct lane *lane_of(const struct kvp_cuda *cuda, const struct attachment *att)
@@ -221,8 +224,13 @@ void cuda_leave(struct kvp_cuda *cuda, int pushed);
 int cuda_usable(const struct kvp_cuda *cuda);
 /* -EBUSY: the stream is being captured. */
 int cuda_capturing(struct kvp_cuda *cuda, struct CUstream_st *stream);
-/* Has the thread look at streams; a system call only if it sleeps. */
-void cuda_stir(struct kvp_cuda *cuda);
+/* Has the thread look once more; a system call only if it sleeps. Any lock may be held. */
+void sleeper_stir(struct sleeper *s);
+/* The thread's own: at its beginning; */
+void sleeper_begin(const char *name);
+/* between these it is asleep to sleeper_stir(): it looks once more, and then sleeps so long, 0: until it is stirred. */
+void sleeper_lies_down(struct sleeper *s);
+void sleeper_sleep(struct sleeper *s, uint64_t us);
 /* Has it look at memory. Any lock may be held. */
 void cuda_rouse(struct kvp_cuda *cuda);
 
@@ -280,11 +288,9 @@ int stage_serve(struct kvp_cuda *cuda);
 
 /* ---- cuda_stream.c --------------------------------------------------------------------------- */
 
-/* The thread's. How long it may sleep for their sake, in microseconds; 0: nobody waits. */
-uint32_t marks_serve(struct kvp_cuda *cuda);
-/* The other thread, until waits_stop(), after which there is none. */
-void *waits_thread(void *cuda);
-void waits_stop(struct kvp_cuda *cuda);
+/* The other thread, until watch_stop(), after which there is none. */
+void *watch_thread(void *cuda);
+void watch_stop(struct kvp_cuda *cuda);
 /* Streams that still wait go on. */
 void waits_end(struct kvp_cuda *cuda);
 
@@ -302,6 +308,8 @@ int cuda_extent_held(struct attachment *att, uint32_t id);
 void cuda_notice(struct kvp_client *client);
 /* ring_lock. Looks how far a timeline of a device has come. */
 void cuda_look(struct kvp_timeline *timeline);
+/* ring_lock. More than leases waits for a timeline of a device now. */
+void cuda_hasten(struct kvp_timeline *timeline);
 /*
  * A block for a slot: copies it on the stream, and says when it will be there. As view_to_payload().
  * -EAGAIN: no room now; else as kvp_cuda_put().

@@ -189,7 +189,7 @@ static int end(
 	kvp_add_relaxed(&q->cuda->direct_bytes, q->direct);
 	kvp_add_relaxed(&q->cuda->staged_bytes, q->staged);
 	kvp_add_relaxed(&q->cuda->placed_bytes, q->placed);
-	cuda_stir(q->cuda);
+	sleeper_stir(&q->cuda->work);
 	return q->error ? q->error : r;
 }
 

@@ -3,24 +3,26 @@
  * Streams and words of host memory: a stream writes how far it has come, and waits until a ticket has ended.
  *
  * A mark is written into the page of the current attachment, where the ledger looks, or into a word of the
- * library's own while there is none. The thread carries on from there what only this process knows: to the
- * pages of other daemons, to grants that go back then, to a ledger that waits for a commit's moment.
+ * library's own while there is none. The watcher carries on from there what only this process knows: to the
+ * pages of other daemons, to grants that go back then, to a ledger that waits for a commit's moment. Leases the ledger
+ * looks after by itself, so a mark for which they alone wait wakes nobody.
  */
 #include "libclient/cuda.h"
 #include "libclient/ring.h"
 
 #include <stddef.h>
-#include <time.h>
+#include <unistd.h>
 
 /*
  * Somebody waits for the moment: looks are as far apart as a part of the time that it is waited for, so that what is
- * short is seen soon, and what is long costs few looks.
+ * short is seen soon, and what is long costs few looks. The ledger looks at commits' moments by itself for as long as it
+ * is worth while (daemon/ledger/marks.h).
  */
 #define AWAITED_PART   64u
 #define AWAITED_MIN_US 10u
 #define AWAITED_MAX_US 100u
 #define MARKED_US      2000u /* nobody but whoever looks at the timeline, and that looks itself */
-#define WAIT_NS        50000L
+#define WAIT_US        50u   /* between looks at tickets */
 
 /* ---- marks ----------------------------------------------------------------------------------- */
 
@@ -45,14 +47,6 @@ void cuda_look(struct kvp_timeline *t)
 		timeline_reach(t, value);
 }
 
-/* ring_lock. Does anybody wait for what the timeline has not reached? */
-static int awaited(const struct kvp_timeline *t)
-{
-	const struct attachment *att = kvp_load_seq(&t->client->att);
-
-	return att && (att->n_later || kvp_load_seq(&att->page->awaits[t->index]));
-}
-
 /* `sum` changes when a moment comes, or another is waited for. */
 static uint32_t awaited_us(struct kvp_cuda *cuda, uint64_t sum)
 {
@@ -68,7 +62,8 @@ static uint32_t awaited_us(struct kvp_cuda *cuda, uint64_t sum)
 	return us < AWAITED_MIN_US ? AWAITED_MIN_US : (uint32_t)us;
 }
 
-uint32_t marks_serve(struct kvp_cuda *cuda)
+/* How long the watcher may sleep for the sake of marks, in microseconds; 0: none is outstanding. */
+static uint32_t marks_serve(struct kvp_cuda *cuda)
 {
 	struct kvp_client *c = cuda->client;
 	uint64_t sum = 0;
@@ -87,7 +82,7 @@ uint32_t marks_serve(struct kvp_cuda *cuda)
 		sum += kvp_load_relaxed(&t->reached) + kvp_load_seq(&t->marked);
 		if (kvp_load_relaxed(&t->reached) >= t->base + kvp_load_seq(&t->marked))
 			continue;
-		somebody |= awaited(t);
+		somebody |= kvp_load_relaxed(&t->reached) < t->hastened;
 		us = MARKED_US;
 	}
 	pthread_mutex_unlock(&c->ring_lock);
@@ -106,13 +101,20 @@ static uint64_t word_of(struct kvp_cuda *cuda, const struct kvp_timeline *t)
 	       t->index * sizeof(struct kvp_timeline_word);
 }
 
+void cuda_hasten(struct kvp_timeline *t)
+{
+	if (t->cuda && kvp_load_relaxed(&t->kind) == LINE_STREAM &&
+		kvp_load_relaxed(&t->reached) < t->base + kvp_load_seq(&t->marked))
+		sleeper_stir(&t->cuda->watch);
+}
+
 /* stage_lock, the context is current. */
 static int mark(struct kvp_cuda *cuda, struct kvp_timeline *t, struct CUstream_st *stream,
 	uint64_t *ret_value)
 {
 	struct kvp_client *c = cuda->client;
 	uint64_t value = kvp_load_relaxed(&t->marked) + 1, at;
-	int r;
+	int r, watched;
 
 	if (value > KVP_TIMELINE_MAX)
 		return -EINVAL;
@@ -123,11 +125,14 @@ static int mark(struct kvp_cuda *cuda, struct kvp_timeline *t, struct CUstream_s
 	pthread_mutex_lock(&c->ring_lock);
 	at = word_of(cuda, t);
 	kvp_store_seq(&t->marked, value);
+	watched = t->base + value <= t->hastened || at - cuda->words_dev < sizeof(*cuda->words);
 	pthread_mutex_unlock(&c->ring_lock);
 	r = cuda_error(cuda,
 		cuda->cu.cuStreamWriteValue64_v2(stream, at, t->base + value, CU_WRITE_PLAIN));
 	if (r == 0)
 		*ret_value = value;
+	if (watched)
+		sleeper_stir(&cuda->watch);
 	return r;
 }
 
@@ -162,7 +167,8 @@ int kvp_cuda_mark(struct kvp_cuda *cuda, struct kvp_timeline *timeline, struct C
 	if (r < 0)
 		return r;
 	*ret_value = value;
-	cuda_stir(cuda);
+	if (!cuda->words_work)
+		sleeper_stir(&cuda->work);
 	return 0;
 }
 
@@ -200,40 +206,28 @@ static uint32_t waits_serve(struct kvp_cuda *cuda)
 	return left;
 }
 
-/* lock */
-static int waits_any(const struct kvp_cuda *cuda)
-{
-	uint32_t i = 0;
-
-	while (i < CUDA_WAITS && !cuda->waits[i].used)
-		i++;
-	return i < CUDA_WAITS;
-}
-
-void *waits_thread(void *arg)
+void *watch_thread(void *arg)
 {
 	struct kvp_cuda *cuda = arg;
 
-	pthread_setname_np(pthread_self(), "kvpool-waits");
-	for (;;) {
-		pthread_mutex_lock(&cuda->lock);
-		while (!waits_any(cuda) && !kvp_load_relaxed(&cuda->closing))
-			pthread_cond_wait(&cuda->waiting, &cuda->lock);
-		pthread_mutex_unlock(&cuda->lock);
-		if (kvp_load_relaxed(&cuda->closing))
-			return NULL;
-		if (waits_serve(cuda))
-			nanosleep(&(struct timespec){ .tv_nsec = WAIT_NS }, NULL);
+	sleeper_begin("kvpool-watch");
+	while (!kvp_load_seq(&cuda->closing)) {
+		uint32_t us;
+
+		sleeper_lies_down(&cuda->watch);
+		us = marks_serve(cuda);
+		if (waits_serve(cuda) && (!us || us > WAIT_US))
+			us = WAIT_US;
+		sleeper_sleep(&cuda->watch, us);
 	}
+	return NULL;
 }
 
-void waits_stop(struct kvp_cuda *cuda)
+void watch_stop(struct kvp_cuda *cuda)
 {
-	pthread_mutex_lock(&cuda->lock);
 	kvp_store_seq(&cuda->closing, 1);
-	pthread_cond_signal(&cuda->waiting);
-	pthread_mutex_unlock(&cuda->lock);
-	pthread_join(cuda->waiter, NULL);
+	(void)!write(cuda->watch.kick, &(uint64_t){ 1 }, 8);
+	pthread_join(cuda->watcher, NULL);
 }
 
 void waits_end(struct kvp_cuda *cuda)
@@ -264,10 +258,12 @@ static int wait_begin(
 		w->used = 1;
 		*ret_word = i;
 		*ret_value = w->value;
-		pthread_cond_signal(&cuda->waiting); /* the word is let go of in any case */
 	}
 	pthread_mutex_unlock(&cuda->lock);
-	return i < CUDA_WAITS ? 0 : -EAGAIN;
+	if (i == CUDA_WAITS)
+		return -EAGAIN;
+	sleeper_stir(&cuda->watch); /* the word is let go of in any case */
+	return 0;
 }
 
 int kvp_cuda_stream_wait(

@@ -265,7 +265,7 @@ void grant_drop(struct kvp_grant *g)
 
 void grant_drop_at(struct kvp_grant *g, uint64_t until)
 {
-	if (kvp_until_come(g->att->page, until)) {
+	if (!until || kvp_until_come(g->att->page, until)) {
 		grant_drop(g);
 		return;
 	}
@@ -274,6 +274,7 @@ void grant_drop_at(struct kvp_grant *g, uint64_t until)
 	g->state = GRANT_LATER;
 	g->until = until;
 	g->att->n_later++;
+	timeline_hasten(g->att->client, until);
 }
 
 int kvp_grant_release(struct kvp_grant *grant)
@@ -477,6 +478,8 @@ int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *to
 	}
 	*ret_ref = ref_make(KVP_PARENT_SERIAL, k->serial, 0, att->epoch);
 	r = submit_commit(g, &sqe, k, tokens, deadline);
+	if (r == 0 && until)
+		timeline_hasten(att->client, until);
 	if (r == 0 && flags & KVP_COMMIT_RELEASE && until) {
 		grant_drop_at(g, until);
 		ring_drain(att);

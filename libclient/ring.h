@@ -74,7 +74,7 @@ int run_check(struct kvp_grant *const *grants, uint32_t n);
 int grant_commit(struct kvp_grant *g, struct kvp_ref parent, const kvp_token *tokens, uint32_t n,
 	uint32_t flags, uint64_t until, uint64_t deadline, uint64_t put, struct kvp_key before,
 	struct kvp_ref *ret_ref);
-/* The caller's handle is gone; the slot is given back at the moment, or now if that has come. */
+/* The caller's handle is gone; the slot is given back at the moment, or now if that has come or is none (0). */
 void grant_drop_at(struct kvp_grant *g, uint64_t until);
 /* The caller's hold ends, and the slot is given back. */
 void grant_drop(struct kvp_grant *g);

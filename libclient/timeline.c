@@ -46,6 +46,15 @@ int timeline_moment(
 	return 0;
 }
 
+void timeline_hasten(struct kvp_client *c, uint64_t until)
+{
+	struct kvp_timeline *t = &c->timelines[kvp_until_timeline(until)];
+
+	if (kvp_until_value(until) > t->hastened)
+		t->hastened = kvp_until_value(until);
+	cuda_hasten(t);
+}
+
 /* ---- advancing ------------------------------------------------------------------------------- */
 
 static void grants_end(struct attachment *att)

@@ -327,6 +327,57 @@ static void test_put(void)
 	engine_free(e);
 }
 
+/* Tokens [from, N) of what lies at `at`. */
+static int64_t put_from(struct engine *e, struct kvp_cuda *cuda, uint64_t at, uint32_t from,
+	struct kvp_timeline *line)
+{
+	struct kvp_put_opts o = { .size = sizeof(o), .timeout_ms = WAIT_MS };
+	struct kvp_view_plane planes[2];
+	struct kvp_view v = device_view(e, KVP_VIEW_NCLD, at, N, planes);
+	uint64_t value;
+
+	for (uint32_t i = 0; i < 2; i++) {
+		planes[i].k = (char *)planes[i].k + from * planes[i].k_token_stride;
+		planes[i].v = (char *)planes[i].v + from * planes[i].v_token_stride;
+	}
+	return kvp_cuda_put(
+		e->space, cuda, e->tokens, N, from, &v, &o, gpu.stream, line, &value, NULL);
+}
+
+/* A put whose bytes find no room in the library's memory gives the slot back that it had for them. */
+static void test_put_no_room(void)
+{
+	struct engine *e = engine_new("cuda-put-no-room", KVP_LAYOUT_NCLD, 14);
+	struct kvp_cuda *cuda = cuda_new(e, 3 * BLOCK_BYTES);
+	uint64_t at = gpu_alloc(&gpu, (uint64_t)N * TOKEN_BYTES);
+	struct kvp_timeline *line;
+	uint32_t from = 0;
+	int64_t n;
+
+	EQUAL(kvp_timeline_new(e->client, &line), 0);
+	gpu_write(&gpu, at, e->kv, (uint64_t)N * TOKEN_BYTES);
+	gpu_hold(&gpu);
+	while ((n = put_from(e, cuda, at, from, line)) > 0)
+		from += (uint32_t)n;
+	CHECK(from > 0 && from < N);
+	for (uint32_t i = 0; i < 2 * KVP_CLIENT_GRANTS; i++)
+		EQUAL(put_from(e, cuda, at, from, line), -EAGAIN);
+	gpu_go(&gpu);
+	for (uint32_t tries = 0; from < N; tries++) {
+		CHECK(tries < 60000);
+		n = put_from(e, cuda, at, from, line);
+		CHECK(n > 0 || n == -EAGAIN);
+		from += n > 0 ? (uint32_t)n : 0;
+		usleep(1000);
+	}
+	EQUAL(kvp_flush(e->client, WAIT_MS), 0);
+	kvp_timeline_free(line);
+	gpu_sync(&gpu);
+	EQUAL(gpu.cu.cuMemFree_v2(at), CU_OK);
+	kvp_cuda_close(cuda);
+	engine_free(e);
+}
+
 static void test_store(void)
 {
 	struct engine *e = engine_new("cuda-store", KVP_LAYOUT_NCLD, 5);
@@ -669,6 +720,54 @@ static void lose(void)
 	_exit(0);
 }
 
+/* What the library's thread does at the driver takes as long as it takes: a block is published at its mark meanwhile. */
+static void test_mark_beside(void)
+{
+	const struct cudadrv_fault hangs = { .function = "cuMemHostRegister_v2",
+		.program = "test_client_cuda",
+		.action = CUDADRV_HANG };
+	struct kvp_prefix_info info = { .size = sizeof(info) };
+	struct engine *e;
+	struct kvp_cuda *cuda;
+	struct kvp_timeline *line;
+	struct kvp_prefix *m, *held;
+	struct kvp_grant *g;
+	uint32_t fault, own[T];
+	uint64_t value;
+
+	if (machine.no_read_only || machine.no_mem_ops)
+		return;
+	leave_blocks("cuda-mark-beside", KVP_LAYOUT_LCND, 15);
+	e = engine_new("cuda-mark-beside", KVP_LAYOUT_LCND, 15);
+	cuda = cuda_new(e, 0);
+	for (uint32_t i = 0; i < T; i++)
+		own[i] = 900000 + i;
+	EQUAL(kvp_timeline_new(e->client, &line), 0);
+	EQUAL(kvp_reserve(e->space, WAIT_MS, NULL, &g), 0);
+	memset(kvp_grant_addr(g), 1, BLOCK_BYTES);
+	EQUAL(cudadrv_set(gpu.sim, &hangs, &fault), 0);
+	held = all(e);
+	for (uint32_t i = 0; i < 12000 && !cudadrv_hit(gpu.sim, fault); i++) {
+		(void)kvp_host_register(cuda, 0, 1);
+		usleep(5000);
+	}
+	EQUAL(cudadrv_hit(gpu.sim, fault), 1);
+	EQUAL(kvp_cuda_mark(cuda, line, gpu.stream, &value), 0);
+	EQUAL(kvp_commit_after(g, kvp_ref_root(), own, T, NULL, KVP_COMMIT_RELEASE, line, value),
+		0);
+	EQUAL(kvp_flush(e->client, WAIT_MS), 0);
+	EQUAL(kvp_match(e->space, own, T, NULL, &m), 0);
+	EQUAL(kvp_match_info(m, &info), 0);
+	EQUAL(info.n_blocks, 1);
+	kvp_release(m);
+	EQUAL(cudadrv_hit(gpu.sim, fault), 1);
+	EQUAL(cudadrv_clear(gpu.sim), 0);
+	kvp_release(held);
+	kvp_timeline_free(line);
+	kvp_cuda_close(cuda);
+	engine_free(e);
+}
+
 static int machine_of(const char *name)
 {
 	cudadrv_defaults(&machine);
@@ -688,14 +787,16 @@ int main(int argc, char **argv)
 		{ "registering is refused", test_registering_refused },
 		{ "pieces that are wrong", test_pieces_wrong },
 		{ "put", test_put },
+		{ "put without room", test_put_no_room },
 		{ "store", test_store },
 		{ "mark", test_mark },
 		{ "no slow call", test_quick },
 		{ "refused", test_refused },
 		{ "a mark that comes late", test_mark_late },
+		{ "a mark beside a call that takes long", test_mark_beside },
 	};
-	/* The last one stops the device's engines. */
-	const size_t n = sizeof(tests) / sizeof(tests[0]) - gpu_is_real();
+	/* The last ones stop the device's engines, and calls. */
+	const size_t n = sizeof(tests) / sizeof(tests[0]) - 2 * gpu_is_real();
 	int r, lost = machine_of(argc > 1 ? argv[1] : "");
 
 	gpu_begin(&gpu, &machine);

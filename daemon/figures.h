@@ -210,6 +210,7 @@ struct kvpd_space_figures {
 	char calibration[64];        /* name of the file that these need, or "" */
 	uint64_t tokens_put;
 	uint64_t tokens_asked, tokens_matched;
+	double computing_seconds; /* a token, as its engines' claims say; 0: none do */
 	uint64_t evictions;
 	const char *quality_start; /* where the bits that it began with are from, and */
 	const char *precision;     /* its rule: words that live for ever */

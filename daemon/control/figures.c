@@ -418,6 +418,7 @@ static json_t *space_json(
 	kvpd_put_text(o, "floor", s->floor);
 	kvpd_put_text(o, "calibration", s->calibration);
 	put_widths(o, s->width, false);
+	json_object_set_new(o, "token_seconds", json_real(s->computing_seconds));
 	kvpd_put_int(o, "evictions_total", s->evictions);
 	put_rule(o, s);
 	put_bits(o, "floor_bits", s->quality.floor_bits);

@@ -9,6 +9,7 @@
 #include "daemon/ledger/advice.h"
 #include "daemon/ledger/behind.h"
 #include "daemon/ledger/evict.h"
+#include "daemon/ledger/claim.h"
 #include "daemon/ledger/extent.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/medium.h"
@@ -19,9 +20,6 @@
 
 /* Blocks that may share a key's index tag; more than that is a collision in all but name. */
 #define CANDIDATES 16u
-
-/* Cost of recomputing a token for the policy: only ratios count. */
-#define TOKEN_SECONDS 1e-4f
 
 /* ---- asking --------------------------------------------------------------------------------- */
 
@@ -342,7 +340,7 @@ static struct kvp_evict_item policy_item(
 				 : kvp_load_relaxed(&t->view.blocks[parent].depth) + 1,
 		.tokens = b->n_tokens,
 		.flags = b->n_tokens < space->canon.block_tokens ? KVP_EVICT_PARTIAL : 0,
-		.cost = (float)b->n_tokens * TOKEN_SECONDS,
+		.cost = (float)(b->n_tokens * kvpd_claim_token_cost(t, b->space)),
 		.key = b->key,
 	};
 }

@@ -8,12 +8,16 @@
 #include <errno.h>
 
 #include "daemon/clock.h"
+#include "daemon/ledger/block.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/session.h"
 #include "daemon/ledger/tenant.h"
 #include "daemon/ledger/wake.h"
 
 #define TTL_LIMIT 10u /* times the configured time-to-live is the most a client gets */
+#define REMEMBER  (UINT64_C(1) << 16) /* tokens, after which older ones count half */
+#define SLOWEST \
+	UINT64_C(1000000000) /* ns a token: what takes longer did not compute all the time */
 
 static struct kvp_shm_claim *slot(const struct kvpd_tenant *t, struct kvp_key key, uint32_t probe)
 {
@@ -96,6 +100,7 @@ int kvpd_claim_set(struct kvpd_session *s, struct kvp_key key, uint64_t ttl_ms, 
 		kvp_store_release(&c->key_hi, key.hi);
 		s->n_claims++;
 		t->n_claims++;
+		t->claim_since_ns[c - t->view.claims] = now;
 		kvp_bump(&t->view.cat->stats.claims, 1);
 	}
 	t->claim_ttl_ms[c - t->view.claims] = ttl_ms;
@@ -112,13 +117,40 @@ void kvpd_claim_end(struct kvpd_tenant *t, struct kvp_key key, uint32_t session)
 		end(t, c);
 }
 
+static void learn(struct kvpd_computing *p, uint64_t ns, uint32_t tokens)
+{
+	p->ns += ns < tokens * SLOWEST ? ns : tokens * SLOWEST;
+	p->tokens += tokens;
+	if (p->tokens > REMEMBER) {
+		p->ns /= 2;
+		p->tokens /= 2;
+	}
+}
+
+static double seconds(const struct kvpd_computing *p, double otherwise)
+{
+	return p->tokens && p->ns ? (double)p->ns / 1e9 / (double)p->tokens : otherwise;
+}
+
+double kvpd_claim_token_seconds(const struct kvpd_tenant *t, uint32_t space)
+{
+	return seconds(&t->space[space].computing, seconds(&t->computing, KVPD_TOKEN_SECONDS));
+}
+
+double kvpd_claim_token_cost(const struct kvpd_tenant *t, uint32_t space)
+{
+	double mean = seconds(&t->computing, 1);
+
+	return seconds(&t->space[space].computing, mean) / mean;
+}
+
 void kvpd_claim_committed(
-	struct kvpd_session *s, struct kvp_key key, struct kvp_key next, uint64_t now)
+	struct kvpd_session *s, const struct kvpd_new_block *b, struct kvp_key next, uint64_t now)
 {
 	struct kvpd_tenant *t = s->tenant;
-	struct kvp_shm_claim *c = t->n_claims ? find(t, key) : NULL;
-	KVP_ATOMIC(uint32_t) *word = &t->view.cat->futex[key.lo & (KVP_FUTEX_WORDS - 1)].word;
-	uint64_t ttl_ms;
+	struct kvp_shm_claim *c = t->n_claims ? find(t, b->key) : NULL;
+	KVP_ATOMIC(uint32_t) *word = &t->view.cat->futex[b->key.lo & (KVP_FUTEX_WORDS - 1)].word;
+	uint64_t ttl_ms, took;
 	bool own;
 
 	if (!c) {
@@ -128,6 +160,11 @@ void kvpd_claim_committed(
 	/* Whichever session committed it, the clients that wait for the block have it now. */
 	ttl_ms = t->claim_ttl_ms[c - t->view.claims];
 	own = kvp_load_relaxed(&c->session) == s->id;
+	took = now - t->claim_since_ns[c - t->view.claims];
+	if (own) {
+		learn(&t->space[b->space].computing, took, b->n_tokens);
+		learn(&t->computing, took, b->n_tokens);
+	}
 	/* First, so that its place and its part of the limit are free for the next one. */
 	end(t, c);
 	if (own && (next.lo || next.hi))

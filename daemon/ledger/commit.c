@@ -160,7 +160,7 @@ static int commit(struct kvpd_session *s, const struct kvp_sqe *sqe, struct kvpd
 		kvpd_curve_put(t->curve, b.key, s->id);
 		kvpd_tip_set(s, *ret_block, now);
 		g->state = KVPD_GRANT_COMMITTED;
-		kvpd_claim_committed(s, b.key, next, now);
+		kvpd_claim_committed(s, &b, next, now);
 		if (t->remat.wants)
 			kvpd_remat_again(t);
 	}

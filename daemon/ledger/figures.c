@@ -10,6 +10,7 @@
 #include "daemon/clock.h"
 #include "daemon/ledger/advice.h"
 #include "daemon/ledger/calibs.h"
+#include "daemon/ledger/claim.h"
 #include "daemon/ledger/lease.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/ledger/lookups.h"
@@ -242,6 +243,8 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 	f->tokens_asked = t->space[i].tokens_asked;
 	f->tokens_matched = t->space[i].tokens_matched;
 	f->evictions = t->space[i].evictions;
+	if (t->space[i].computing.tokens)
+		f->computing_seconds = kvpd_claim_token_seconds(t, i);
 	f->generation = s->generation;
 	f->precision = kvpd_rule_words[t->space[i].rule.policy];
 	f->budget = t->space[i].rule.budget;

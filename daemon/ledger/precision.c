@@ -10,6 +10,7 @@
 #include "daemon/ledger/budget.h"
 #include "daemon/ledger/calibs.h"
 #include "daemon/ledger/chores.h"
+#include "daemon/ledger/claim.h"
 #include "daemon/ledger/class.h"
 #include "daemon/ledger/evict.h"
 #include "daemon/ledger/extent.h"
@@ -38,8 +39,6 @@ _Static_assert(KVP_PAYLOAD_WIDTHS == KVP_WIDTHS, "a payload's width is that of p
 #define FIRST_BAR    .37f  /* what nothing is known of, when as much came as there is room for */
 #define SAMPLES      1024u /* blocks that say what extents are worth, of all of them, */
 #define SAMPLES_MOST 16u   /* and of one */
-/* As in block.c: seconds that a token is worth that has to be recomputed. */
-#define TOKEN_SECONDS 1e-4
 /* To the ladder a block is worth more than any precision: the space's owner said what that may come to. */
 #define BLOCK_SECONDS 1e6
 
@@ -487,7 +486,7 @@ static void costs(const struct kvpd_tenant *t, uint32_t space, struct kvp_ladder
 		o->ratio[w] = ratio > 0 && ratio < o->ratio[w - 1] ? ratio : o->ratio[w - 1] / 2;
 	}
 	/* Who accepts a floor would rather have what it makes of a token than compute that again. */
-	o->error_seconds = TOKEN_SECONDS / 2 / o->distortion[lowest];
+	o->error_seconds = kvpd_claim_token_seconds(t, space) / 2 / o->distortion[lowest];
 	if (t->precision.encode_seconds > 0)
 		o->encode_seconds = t->precision.encode_seconds;
 }

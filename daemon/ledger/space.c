@@ -335,6 +335,7 @@ static void enter(struct kvpd_tenant *t, uint32_t i, const struct kvp_space_cano
 	s->canon = *canon;
 	t->space[i].tokens_put = t->space[i].tokens_asked = t->space[i].tokens_matched = 0;
 	t->space[i].evictions = 0;
+	t->space[i].computing = (struct kvpd_computing){ 0 };
 	t->space[i].rule = t->limits.rule;
 	t->space[i].ruled = false;
 	/* Release: a client that is told of the space reads it whole. */

@@ -19,6 +19,11 @@ struct kvpd_payloads {
 	uint64_t blocks, bytes;
 };
 
+/* What engines have computed, of late, and what that took them: see claim.h. */
+struct kvpd_computing {
+	uint64_t ns, tokens;
+};
+
 /* What the ledger keeps of a space besides the catalog. */
 struct kvpd_space {
 	struct kvpd_class *cls;
@@ -36,6 +41,7 @@ struct kvpd_space {
 	uint64_t tokens_put;                            /* of blocks published since it was made */
 	uint64_t tokens_asked, tokens_matched;          /* as clients count them, since then too */
 	uint64_t evictions;                             /* likewise since it was made */
+	struct kvpd_computing computing;
 };
 
 /* A space that nobody has open is emptied to make room for another. */

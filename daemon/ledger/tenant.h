@@ -67,7 +67,8 @@ struct kvpd_tenant {
 	uint32_t walk;              /* number of the last walk up the chains, see switch.c */
 	struct kvpd_list *touch_at; /* the session whose touch logs are looked at next */
 	uint64_t touch_ns;          /* not again before */
-	uint64_t claim_ttl_ms[KVP_MAX_CLAIMS];
+	uint64_t claim_ttl_ms[KVP_MAX_CLAIMS], claim_since_ns[KVP_MAX_CLAIMS];
+	struct kvpd_computing computing; /* of all spaces, those that went too */
 	uint32_t n_claims;
 	/* spaces and size classes */
 	struct kvpd_space space[KVP_MAX_SPACES];

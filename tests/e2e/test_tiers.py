@@ -52,6 +52,17 @@ class Floor(unittest.TestCase):
             self.assertEqual((cold["reused_tokens"], cold["blocks"]["coded"]), (0, 0))
             self.assertEqual((cold["logits_xxh3"], same), (off["logits_xxh3"], native))
             wait_for(lambda: spaces()["tq2/tq2"]["coded_blocks"] == 4)
+            def ask(*what):
+                r = subprocess.run([KVCTL, "--socket", d.socket, *what], stdout=subprocess.PIPE, check=True, timeout=60)
+                return r.stdout.decode()
+
+            # what lies there by precision adds up to what the tenant holds, and is to be seen.
+            status, tenant = json.loads(ask("--json", "status")), json.loads(ask("--json", "tenants"))["tenants"][0]
+            for x in (status, tenant):
+                self.assertEqual(x["blocks_native"] + x["coded_blocks"], x["blocks"])
+                self.assertEqual(x["bytes_native"] + x["coded_bytes"], tenant["payload_bytes"])
+            self.assertIn("2 bits 4 blocks in ", ask("status"))
+            self.assertIn("coded to 2 bits 4, freed ", ask("status"))
             warm, coded = kvrun(d.socket, "--floor", "tq2/tq2", "--no-store")
             self.assertEqual((warm["reused_tokens"], warm["blocks"]["coded"], warm["blocks"]["read"]), (4 * T, 4, 0))
             # Native memory of its own has the block that it computes alone.

@@ -148,6 +148,21 @@ class Floor(unittest.TestCase):
             kl = sum(p * math.log(p / q) for p, q in zip(native[0], lossy[0]))
             self.assertTrue(0 < kl < .1, kl)
 
+    def test_floors_that_are_none(self):
+        """Codecs whose payloads have no size that is known beforehand, or need what nobody has: it runs without, and says why."""
+        with Daemon({}) as d:
+            for floor, says in (("pca", b"see --floor"), ("lossless", b"see --floor"), ("spectral/tq4", b"see --floor"),
+                                ("squat2", b"see --floor"), ("tq4/kvquant3", b"calibration of this model")):
+                r = subprocess.run([KVRUN, "--model", MODEL, "--prompt", "x", "--steps", "1", "--kvpool", d.socket, "--floor",
+                                    floor], capture_output=True, timeout=60)
+                self.assertEqual(r.returncode, 0, r.stderr)
+                self.assertIn(b"running without kvpool: ", r.stderr)
+                self.assertIn(says, r.stderr)
+            for floor in ("kivi2", "kivi4-g64/tq2", "spectral-any/tq4", "smart", "k8v4", "int8/native", "sym4"):
+                r = subprocess.run([KVRUN, "--model", MODEL, "--prompt", "x", "--steps", "1", "--kvpool", d.socket, "--floor",
+                                    floor], capture_output=True, timeout=60)
+                self.assertNotIn(b"running without", r.stderr, floor)
+
     def test_command_line(self):
         for wrong, says in ((("--floor", "x"), b"a codec"), (("--floor", "0"), b"a codec"),
                             (("--floor", "tq4", "--kvpool", "off"), b"leave out"),

@@ -55,6 +55,19 @@ static int open_space(
 	return 0;
 }
 
+/* In words: what strerror() says of a floor helps nobody. */
+static const char *why_of(int r, const struct kvp_space_desc *desc)
+{
+	int floor = desc->floor_k || desc->floor_v;
+
+	if (r == -EINVAL && floor)
+		return "this model's blocks cannot have that floor: see --floor in kvrun(1)";
+	if (r == -ENOENT && floor)
+		return "the floor needs a calibration of this model, and the daemon has none: see "
+		       "`calibrations` in kvpoold.yaml(5)";
+	return r < 0 ? strerror(-r) : "the daemon is gone";
+}
+
 int kvr_link_join(struct kvr_link *link, const struct kvp_space_desc *desc, uint64_t block_bytes)
 {
 	struct kvp_space_props info = { .size = sizeof(info) };
@@ -72,7 +85,6 @@ int kvr_link_join(struct kvr_link *link, const struct kvp_space_desc *desc, uint
 	if (link->client && kvp_last_error(link->client, why, sizeof(why)) == 0 && why[0])
 		memcpy(link->why, why, sizeof(why));
 	else if (!link->why[0])
-		snprintf(link->why, sizeof(link->why), "%s",
-			r < 0 ? strerror(-r) : "the daemon is gone");
+		snprintf(link->why, sizeof(link->why), "%s", why_of(r, desc));
 	return 0;
 }

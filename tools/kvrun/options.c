@@ -53,7 +53,7 @@ static const char usage[] =
 	"  --kv-dtype f32|f16|bf16\n"
 	"                       of keys and values (default: the model's own)\n"
 	"  --floor NAME         let the daemon code cached blocks down to this codec when memory\n"
-	"                       is short; they are decoded when they are read\n"
+	"                       is short; they are attended where they lie\n"
 	"  --report-attention N of every N-th generated token, tell the daemon which cached "
 	"blocks\n"
 	"                       it attends to: a budget spares these; with --floor\n"

@@ -73,13 +73,15 @@ static void use(const struct kvp_kernels *k, const struct kvp_nuq_set *set, uint
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static struct kvp_kernels *k;
+	static struct kvp_kernels *tables[2];
+	struct kvp_kernels **k;
 	struct kvp_nuq_set *set;
 	uint8_t *file;
 
 	if (size < 1 + HEADER)
 		return 0;
-	if (!k && kvp_kernels_new(data[0] & 2 ? KVP_CPU_ALL : 0, &k) < 0)
+	k = &tables[data[0] >> 1 & 1];
+	if (!*k && kvp_kernels_new(data[0] & 2 ? KVP_CPU_ALL : 0, k) < 0)
 		abort();
 	file = room(size - 1);
 	memcpy(file, data + 1, size - 1);
@@ -92,7 +94,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			i < KVP_NUQ_FORMS * info->layers && info->heads * info->dim <= ELEMENTS_MAX;
 			i++)
 			if (kvp_nuq_set_find(set, i / KVP_NUQ_FORMS, i % KVP_NUQ_FORMS))
-				use(k, set, i / KVP_NUQ_FORMS, i % KVP_NUQ_FORMS, 2 + i % 3, data,
+				use(*k, set, i / KVP_NUQ_FORMS, i % KVP_NUQ_FORMS, 2 + i % 3, data,
 					size);
 		kvp_nuq_set_free(set);
 	}

@@ -22,6 +22,7 @@ struct choice {
 };
 
 static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_AVX2 | KVP_CPU_AVX512, KVP_CPU_ALL };
+#define MASKS (sizeof masks / sizeof *masks)
 
 /* Where the input's id is none: every family, and every shape of payload in it. */
 static const char *const names[] = { "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3", "kivi4-g64",
@@ -212,7 +213,7 @@ static void attend(const struct kvp_kernels *k, uint32_t codec, const struct kvp
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static struct kvp_kernels *tables[3];
+	static struct kvp_kernels *tables[MASKS];
 	struct kvp_kernels **k;
 	struct kvp_plane p = { 0 };
 	uint8_t *payload, *exact;
@@ -243,8 +244,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	if (codec == KVP_CODEC_NATIVE)
 		return 0;
-	k = &tables[c.isa % 3];
-	if (!*k && kvp_kernels_new(masks[c.isa % 3], k) < 0)
+	k = &tables[c.isa % MASKS];
+	if (!*k && kvp_kernels_new(masks[c.isa % MASKS], k) < 0)
 		abort();
 	payload = malloc(bytes);
 	out = malloc(n * sizeof *out);

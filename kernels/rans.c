@@ -59,9 +59,14 @@ int kvp_rans_table(const uint16_t *freq, struct rans_table *ret_table)
 		sum += freq[s];
 	if (sum != RANS_TOTAL)
 		return -EBADMSG;
-	for (uint32_t s = 0; s < RANS_SYMBOLS; s++)
+	ret_table->common = most_frequent(freq);
+	ret_table->freq = freq[ret_table->common];
+	for (uint32_t s = 0; s < RANS_SYMBOLS; s++) {
+		if (s == ret_table->common)
+			ret_table->start = at;
 		for (uint32_t i = 0; i < freq[s]; i++)
 			ret_table->slot[at++] = s | (freq[s] - 1u) << 8 | i << 20;
+	}
 	return 0;
 }
 

@@ -40,7 +40,11 @@ void kvp_rans_coder(const uint16_t *freq, struct rans_coder *ret_coder);
 /* What a decoder looks up by the low bits of a state: symbol | (freq - 1) << 8 | offset << 20. */
 struct rans_table {
 	uint32_t slot[RANS_TOTAL];
+	uint32_t common, start,
+		freq; /* the most frequent symbol, the first of equals, and its slots */
 };
+/* A table whose common symbol is at least so frequent has groups of nothing else often enough to ask first. */
+#define RANS_COMMON (RANS_TOTAL - RANS_TOTAL / 40)
 /* -EBADMSG: frequencies do not add up to RANS_TOTAL. */
 int kvp_rans_table(const uint16_t *freq, struct rans_table *ret_table);
 

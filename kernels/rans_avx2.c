@@ -25,33 +25,92 @@
 #define PLACES64(m) PLACES16(m), PLACES16((m) + 16u), PLACES16((m) + 32u), PLACES16((m) + 48u)
 static const uint32_t places[256] = { PLACES64(0u), PLACES64(64u), PLACES64(128u), PLACES64(192u) };
 
-/* Decodes one symbol a lane, in the low bytes; reads 16 bytes at *at, goes on by what lanes take. */
-INLINE __m256i decode8(const struct rans_table *t, __m256i *state, const uint8_t **at)
+INLINE __m256i slots_of(__m256i x)
 {
-	const __m256i low = _mm256_set1_epi32((int)(RANS_TOTAL - 1));
-	const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-	__m256i x = *state, e, f, words, empty;
-	uint32_t mask;
+	return _mm256_and_si256(x, _mm256_set1_epi32((int)(RANS_TOTAL - 1)));
+}
 
-	e = _mm256_i32gather_epi32((const int *)(const void *)t->slot, _mm256_and_si256(x, low), 4);
-	f = _mm256_add_epi32(_mm256_and_si256(_mm256_srli_epi32(e, 8), low), _mm256_set1_epi32(1));
-	x = _mm256_add_epi32(
-		_mm256_mullo_epi32(_mm256_srli_epi32(x, RANS_BITS), f), _mm256_srli_epi32(e, 20));
-	empty = _mm256_cmpeq_epi32(_mm256_srli_epi32(x, 16), _mm256_setzero_si256());
-	mask = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(empty));
-	words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)*at));
+/* Lanes that need a word. */
+INLINE __m256i empty8(__m256i x)
+{
+	return _mm256_cmpeq_epi32(_mm256_srli_epi32(x, 16), _mm256_setzero_si256());
+}
+
+/* What empty lanes take of the 16 bytes at *at, which goes on by as many as that is. */
+INLINE __m256i fill8(__m256i x, const uint8_t **at)
+{
+	const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+	const __m256i empty = empty8(x);
+	const uint32_t mask = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(empty));
+	__m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)*at));
+
 	words = _mm256_permutevar8x32_epi32(
 		words, _mm256_srlv_epi32(_mm256_set1_epi32((int)places[mask]), shifts));
 	*at += 2 * __builtin_popcount(mask);
-	*state = _mm256_blendv_epi8(x, _mm256_or_si256(_mm256_slli_epi32(x, 16), words), empty);
+	return _mm256_blendv_epi8(x, _mm256_or_si256(_mm256_slli_epi32(x, 16), words), empty);
+}
+
+/* Decodes one symbol a lane, in the low bytes. */
+INLINE __m256i decode8(const struct rans_table *t, __m256i *state, const uint8_t **at)
+{
+	const __m256i e =
+		_mm256_i32gather_epi32((const int *)(const void *)t->slot, slots_of(*state), 4);
+	const __m256i f = _mm256_add_epi32(slots_of(_mm256_srli_epi32(e, 8)), _mm256_set1_epi32(1));
+
+	*state = fill8(_mm256_add_epi32(_mm256_mullo_epi32(_mm256_srli_epi32(*state, RANS_BITS), f),
+			       _mm256_srli_epi32(e, 20)),
+		at);
 	return _mm256_and_si256(e, _mm256_set1_epi32(0xff));
 }
 
-/* A group of 32 symbols; reads up to 64 bytes at *at. */
+/* Which of the common symbol's slots a lane is in; what is none is negative or too large. */
+INLINE __m256i common8(const struct rans_table *t, __m256i x)
+{
+	return _mm256_sub_epi32(slots_of(x), _mm256_set1_epi32((int)t->start));
+}
+
+/* Whether all lanes are in one of them. */
+INLINE int all_common(const struct rans_table *t, const __m256i *x)
+{
+	__m256i others = _mm256_setzero_si256();
+
+	for (uint32_t i = 0; i < REGISTERS; i++) {
+		const __m256i slot = common8(t, x[i]);
+
+		others = _mm256_or_si256(others, slot);
+		others = _mm256_or_si256(
+			others, _mm256_sub_epi32(_mm256_set1_epi32((int)t->freq - 1), slot));
+	}
+	return !_mm256_movemask_ps(_mm256_castsi256_ps(others));
+}
+
+/* Each lane decodes it. */
+INLINE void skip32(const struct rans_table *t, __m256i *x, const uint8_t **at)
+{
+	__m256i empty = _mm256_setzero_si256();
+
+	for (uint32_t i = 0; i < REGISTERS; i++) {
+		x[i] = _mm256_add_epi32(_mm256_mullo_epi32(_mm256_srli_epi32(x[i], RANS_BITS),
+						_mm256_set1_epi32((int)t->freq)),
+			common8(t, x[i]));
+		empty = _mm256_or_si256(empty, empty8(x[i]));
+	}
+	if (!_mm256_movemask_ps(_mm256_castsi256_ps(empty)))
+		return;
+	for (uint32_t i = 0; i < REGISTERS; i++)
+		x[i] = fill8(x[i], at);
+}
+
+/* A group; reads up to 64 bytes at *at. Most groups of a table with a common symbol look nothing up. */
 INLINE void decode32(const struct rans_table *t, __m256i *x, const uint8_t **at, uint8_t *sym)
 {
 	__m256i s[REGISTERS];
 
+	if (t->freq >= RANS_COMMON && all_common(t, x)) {
+		_mm256_storeu_si256((__m256i *)(void *)sym, _mm256_set1_epi8((char)t->common));
+		skip32(t, x, at);
+		return;
+	}
 	for (uint32_t i = 0; i < REGISTERS; i++)
 		s[i] = decode8(t, &x[i], at);
 	/* Packing goes by halves of registers, which the permutation then puts in order. */

@@ -65,24 +65,73 @@ static int encode(const struct rans_coder *c, const uint8_t *sym, size_t n, stru
 
 /* ---- decoding ---- */
 
-/* Decodes one symbol a lane; reads 32 bytes at *at, and goes on by as many as the lanes take. */
-INLINE __m512i decode16(const struct rans_table *t, __m512i x, const uint8_t **at, uint8_t *sym)
+INLINE __m512i slots_of(__m512i x)
 {
-	const __m512i low = _mm512_set1_epi32((int)(RANS_TOTAL - 1));
-	const __m512i e = _mm512_i32gather_epi32(_mm512_and_si512(x, low), t->slot, 4);
-	const __m512i f = _mm512_add_epi32(
-		_mm512_and_si512(_mm512_srli_epi32(e, 8), low), _mm512_set1_epi32(1));
+	return _mm512_and_si512(x, _mm512_set1_epi32((int)(RANS_TOTAL - 1)));
+}
+
+/* Lanes that need a word. */
+INLINE __mmask16 empty16(__m512i x)
+{
+	return _mm512_cmplt_epu32_mask(x, _mm512_set1_epi32((int)RANS_LOW));
+}
+
+/* What empty lanes take of the 32 bytes at *at, which goes on by as many as that is. */
+INLINE __m512i fill16(__m512i x, const uint8_t **at)
+{
+	const __mmask16 empty = empty16(x);
 	const __m512i words =
 		_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)*at));
-	__mmask16 empty;
+
+	*at += 2 * __builtin_popcount(empty);
+	return _mm512_mask_or_epi32(
+		x, empty, _mm512_slli_epi32(x, 16), _mm512_maskz_expand_epi32(empty, words));
+}
+
+/* Decodes one symbol a lane. */
+INLINE __m512i decode16(const struct rans_table *t, __m512i x, const uint8_t **at, uint8_t *sym)
+{
+	const __m512i e = _mm512_i32gather_epi32(slots_of(x), t->slot, 4);
+	const __m512i f = _mm512_add_epi32(slots_of(_mm512_srli_epi32(e, 8)), _mm512_set1_epi32(1));
 
 	_mm_storeu_si128((__m128i *)(void *)sym, _mm512_cvtepi32_epi8(e));
 	x = _mm512_add_epi32(
 		_mm512_mullo_epi32(_mm512_srli_epi32(x, RANS_BITS), f), _mm512_srli_epi32(e, 20));
-	empty = _mm512_cmplt_epu32_mask(x, _mm512_set1_epi32((int)RANS_LOW));
-	*at += 2 * __builtin_popcount(empty);
-	return _mm512_mask_or_epi32(
-		x, empty, _mm512_slli_epi32(x, 16), _mm512_maskz_expand_epi32(empty, words));
+	return fill16(x, at);
+}
+
+/* Lanes whose symbol is the common one. */
+INLINE __mmask16 common16(const struct rans_table *t, __m512i x)
+{
+	return _mm512_cmplt_epu32_mask(
+		_mm512_sub_epi32(slots_of(x), _mm512_set1_epi32((int)t->start)),
+		_mm512_set1_epi32((int)t->freq));
+}
+
+/* Lanes of which each decodes that. */
+INLINE __m512i skip16(const struct rans_table *t, __m512i x)
+{
+	return _mm512_add_epi32(_mm512_mullo_epi32(_mm512_srli_epi32(x, RANS_BITS),
+					_mm512_set1_epi32((int)t->freq)),
+		_mm512_sub_epi32(slots_of(x), _mm512_set1_epi32((int)t->start)));
+}
+
+/* A group; reads up to 64 bytes at *at. Most groups of a table with a common symbol look nothing up. */
+INLINE void decode32(const struct rans_table *t, __m512i *x, const uint8_t **at, uint8_t *sym)
+{
+	if (t->freq >= RANS_COMMON &&
+		(common16(t, x[0]) & common16(t, x[1])) == (__mmask16)UINT16_MAX) {
+		_mm256_storeu_si256((__m256i *)(void *)sym, _mm256_set1_epi8((char)t->common));
+		x[0] = skip16(t, x[0]);
+		x[1] = skip16(t, x[1]);
+		if (empty16(x[0]) | empty16(x[1])) {
+			x[0] = fill16(x[0], at);
+			x[1] = fill16(x[1], at);
+		}
+		return;
+	}
+	x[0] = decode16(t, x[0], at, sym);
+	x[1] = decode16(t, x[1], at, sym + 16);
 }
 
 static void decode(const struct rans_table *t, struct rans_reader *r, uint8_t *sym, size_t n)
@@ -92,16 +141,13 @@ static void decode(const struct rans_table *t, struct rans_reader *r, uint8_t *s
 
 	for (int j = 0; j < 2; j++)
 		x[j] = _mm512_loadu_si512(r->x + 16 * j);
-	for (; i < whole && r->end - r->at >= (ptrdiff_t)RANS_GROUP_BYTES; i += RANS_LANES) {
-		x[0] = decode16(t, x[0], &r->at, sym + i);
-		x[1] = decode16(t, x[1], &r->at, sym + i + 16);
-	}
+	for (; i < whole && r->end - r->at >= (ptrdiff_t)RANS_GROUP_BYTES; i += RANS_LANES)
+		decode32(t, x, &r->at, sym + i);
 	for (; i < whole; i += RANS_LANES) {
 		uint8_t rest[RANS_GROUP_BYTES];
 		const uint8_t *at = kvp_rans_rest(r, rest);
 
-		x[0] = decode16(t, x[0], &at, sym + i);
-		x[1] = decode16(t, x[1], &at, sym + i + 16);
+		decode32(t, x, &at, sym + i);
 		kvp_rans_skip(r, (size_t)(at - rest));
 	}
 	for (int j = 0; j < 2; j++)

@@ -85,17 +85,25 @@ static inline void rope_turn_make(
 	const struct kvp_rope *rope, uint32_t position, uint32_t undo, struct rope_turn *ret)
 {
 	float c[KVP_PLANE_DIM_MAX / 2], s[KVP_PLANE_DIM_MAX / 2];
-	const uint32_t half = rope->dim / 2, split = rope->pairing == KVP_ROPE_HALF_SPLIT;
+	const uint32_t half = rope->dim / 2;
 
 	ret->pairing = rope->pairing;
 	ret->dim = rope->dim;
 	rope_angles(rope->freq, half, position, undo ? 1.0 / rope->gain : rope->gain, c, s);
+	for (uint32_t i = 0; i < half; i++)
+		s[i] = undo ? -s[i] : s[i];
+	if (rope->pairing == KVP_ROPE_HALF_SPLIT) {
+		for (uint32_t i = 0; i < half; i++) {
+			ret->self[i] = ret->self[half + i] = c[i];
+			ret->other[i] = -s[i];
+			ret->other[half + i] = s[i];
+		}
+		return;
+	}
 	for (uint32_t i = 0; i < half; i++) {
-		const uint32_t a = split ? i : 2 * i, b = split ? i + half : 2 * i + 1;
-
-		ret->self[a] = ret->self[b] = c[i];
-		ret->other[a] = undo ? s[i] : -s[i];
-		ret->other[b] = undo ? -s[i] : s[i];
+		ret->self[2 * i] = ret->self[2 * i + 1] = c[i];
+		ret->other[2 * i] = -s[i];
+		ret->other[2 * i + 1] = s[i];
 	}
 }
 

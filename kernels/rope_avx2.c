@@ -20,6 +20,7 @@ INLINE void put(float *x, __m256 v)
 	_mm256_storeu_ps(x, v);
 }
 
+#define lanes       __m256
 #define load_lanes  load8
 #define store_lanes store8
 #include "kernels/rope_rows.h"

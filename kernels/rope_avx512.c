@@ -21,6 +21,7 @@ INLINE void put(float *x, __m512 v)
 	_mm512_storeu_ps(x, v);
 }
 
+#define lanes       __m512
 #define load_lanes  load16
 #define store_lanes store16
 #include "kernels/rope_rows.h"

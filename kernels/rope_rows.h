@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Rows of RoPE in registers of any width, included by the file of one instruction set after it has said
- * LANES, number(), and how a register is loaded and stored: get(), put(), load_lanes(), store_lanes().
+ * LANES, lanes, number(), and how a register is loaded and stored: get(), put(), load_lanes(), store_lanes().
  */
 #ifndef KVP_ROPE_ROWS_H
 #define KVP_ROPE_ROWS_H
@@ -31,12 +31,36 @@ static void turn(
 	rope_turn_make(rope, position, undo, ret_turn);
 }
 
+/* Whole rows of half-split pairs, in registers of halves. */
+static void turn_halves(const struct rope_turn *t, const uint8_t *in, uint32_t in_dtype,
+	uint8_t *out, uint32_t out_dtype)
+{
+	const uint32_t half = t->dim / 2, n = half / LANES;
+
+	for (uint32_t i = 0; i < n; i++) {
+		const uint32_t j = LANES * i, k = half + j;
+		const lanes x = number(load_lanes(in, in_dtype, i));
+		const lanes y = number(load_lanes(in, in_dtype, n + i));
+
+		store_lanes(out, out_dtype, i, x * get(t->self + j) + y * get(t->other + j));
+		store_lanes(out, out_dtype, n + i, y * get(t->self + k) + x * get(t->other + k));
+	}
+}
+
 static void turn_row(const struct rope_turn *t, uint32_t dim, const uint8_t *in, uint32_t in_dtype,
 	uint8_t *out, uint32_t out_dtype)
 {
 	float x[KVP_PLANE_DIM_MAX], y[KVP_PLANE_DIM_MAX];
 
+	if (t->pairing == KVP_ROPE_HALF_SPLIT && t->dim == dim && dim % (2 * LANES) == 0) {
+		turn_halves(t, in, in_dtype, out, out_dtype);
+		return;
+	}
 	load(in, in_dtype, dim, x);
+	if (!t->dim) {
+		store(out, out_dtype, dim, x);
+		return;
+	}
 	rope_turn_row(t, x, y);
 	memcpy(y + t->dim, x + t->dim, (dim - t->dim) * sizeof *y);
 	store(out, out_dtype, dim, y);

@@ -70,7 +70,7 @@ static void load_rows(const struct kvp_kernels *k, const struct kvp_pca *pca,
 {
 	struct rope_turn turn;
 
-	memset(x, 0, sizeof *x * PCA_ROWS * pca->width_stride);
+	memset(x, 0, sizeof *x * PCA_BATCH * pca->width_stride);
 	for (uint32_t t = 0; t < n; t++) {
 		float *row = x + (size_t)t * pca->width_stride;
 
@@ -143,6 +143,28 @@ static int put_symbols(
 	return 0;
 }
 
+/* Tokens [first, first + n) of a tile's to its symbols, and those that are none. */
+static int encode_batch(const struct kvp_kernels *k, const struct kvp_pca *pca,
+	const struct kvp_plane *p, struct kvp_raw_const src, uint32_t unit, uint32_t position,
+	uint32_t first, uint32_t n, struct unit_out *o)
+{
+	float x[PCA_BATCH * KVP_CALIB_WIDTH_MAX];
+	int32_t q[PCA_BATCH * KVP_CALIB_WIDTH_MAX];
+	int r = 0;
+
+	if (n) {
+		load_rows(k, pca, p, src, unit, position, first, n, x);
+		k->dsp.pca_project(pca, o->unit, x, q);
+	}
+	for (uint32_t t = 0; t < PCA_BATCH && !r; t += PCA_ROWS) {
+		const uint32_t left = t < n ? n - t : 0;
+
+		r = put_symbols(k, o, first % PCA_TILE + t, left < PCA_ROWS ? left : PCA_ROWS,
+			q + t * o->unit->rank_stride);
+	}
+	return r;
+}
+
 /* What a decoder reads last is coded first. */
 static int code_tile(const struct kvp_kernels *k, const struct kvp_pca *pca, struct unit_out *o)
 {
@@ -167,23 +189,17 @@ static int encode_unit(const struct kvp_kernels *k, const struct kvp_pca *pca,
 	uint8_t *floor, uint8_t *top, struct unit_size *ret_size)
 {
 	struct unit_out o = { .unit = &pca->unit[unit], .escape = floor };
-	float x[PCA_ROWS * KVP_CALIB_WIDTH_MAX], z[PCA_ROWS * KVP_CALIB_WIDTH_MAX];
-	int32_t q[PCA_ROWS * KVP_CALIB_WIDTH_MAX];
 	uint32_t tile = (p->tokens + PCA_TILE - 1) / PCA_TILE;
 	int r = 0;
 
 	o.w = kvp_rans_writer(floor, top);
 	while (tile-- > 0 && !r) {
-		for (uint32_t at = 0; at < PCA_TILE && !r; at += PCA_ROWS) {
+		for (uint32_t at = 0; at < PCA_TILE && !r; at += PCA_BATCH) {
 			const uint32_t first = tile * PCA_TILE + at;
 			const uint32_t left = first < p->tokens ? p->tokens - first : 0;
-			const uint32_t n = left < PCA_ROWS ? left : PCA_ROWS;
 
-			if (n) {
-				load_rows(k, pca, p, src, unit, position, first, n, x);
-				k->dsp.pca_project(pca, o.unit, x, q, z);
-			}
-			r = put_symbols(k, &o, at, n, q);
+			r = encode_batch(k, pca, p, src, unit, position, first,
+				left < PCA_BATCH ? left : PCA_BATCH, &o);
 		}
 		if (!r)
 			r = code_tile(k, pca, &o);
@@ -307,33 +323,40 @@ struct unit_in {
 	const struct pca_unit *unit;
 	struct rans_reader reader;
 	const uint8_t *escapes;
-	uint32_t left; /* escapes of this tile and those that follow */
+	uint32_t left;                              /* escapes of this tile and those that follow */
+	const uint8_t *escape[PCA_TILE / PCA_ROWS]; /* of each PCA_ROWS tokens of this tile */
 	struct pca_tile tile;
-	struct pca_list list[PCA_ROWS];
+	struct pca_list list[PCA_BATCH];
 };
 
-/* n: a multiple of 8. */
-static uint32_t count_escapes(const uint8_t *sym, uint32_t n)
+typedef uint8_t row_bytes __attribute__((vector_size(16)));
+
+/* Escapes of each PCA_ROWS tokens of a tile. */
+static void count_escapes(
+	const uint8_t *sym, uint32_t rank, uint32_t ret_count[PCA_TILE / PCA_ROWS])
 {
-	const uint64_t low = UINT64_C(0x7f7f7f7f7f7f7f7f);
-	uint32_t count = 0;
+	memset(ret_count, 0, sizeof *ret_count * (PCA_TILE / PCA_ROWS));
+	for (uint32_t c = 0, end; c < rank; c = end) {
+		row_bytes sum[PCA_TILE / sizeof(row_bytes)] = { 0 },
+					 x[PCA_TILE / sizeof(row_bytes)];
+		uint8_t count[PCA_TILE];
 
-	static_assert(KVP_CALIB_ESCAPE == 0, "bytes of 0 are counted");
-	for (uint32_t i = 0; i < n; i += 8) {
-		uint64_t x;
-
-		memcpy(&x, sym + i, sizeof x);
-		x = ~(((x & low) + low) | x | low); /* the top bit of bytes that are 0 */
-		if (x)
-			count += (uint32_t)__builtin_popcountll(x);
+		end = rank - c < UINT8_MAX ? rank : c + UINT8_MAX;
+		for (uint32_t j = c; j < end; j++) {
+			memcpy(x, sym + j * PCA_TILE, sizeof x);
+			for (uint32_t i = 0; i < PCA_TILE / sizeof(row_bytes); i++)
+				sum[i] -= (row_bytes)(x[i] == KVP_CALIB_ESCAPE);
+		}
+		memcpy(count, sum, sizeof count);
+		for (uint32_t i = 0; i < PCA_TILE; i++)
+			ret_count[i / PCA_ROWS] += count[i];
 	}
-	return count;
 }
 
 /* -EBADMSG: more escapes than there are. */
 static int read_tile(const struct kvp_kernels *k, const struct kvp_pca *pca, struct unit_in *in)
 {
-	uint32_t escapes;
+	uint32_t count[PCA_TILE / PCA_ROWS];
 
 	for (uint32_t i = 0; i < in->unit->tables; i++) {
 		const struct pca_table *t = &in->unit->table[i];
@@ -344,11 +367,26 @@ static int read_tile(const struct kvp_kernels *k, const struct kvp_pca *pca, str
 			k->dsp.rans_decode(
 				&pca->low[t->shift].slots, &in->reader, in->tile.low + first, n);
 	}
-	escapes = count_escapes(in->tile.sym, in->unit->rank * PCA_TILE);
-	if (escapes > in->left)
-		return -EBADMSG;
-	in->left -= escapes;
+	count_escapes(in->tile.sym, in->unit->rank, count);
+	for (uint32_t i = PCA_TILE / PCA_ROWS; i-- > 0;) {
+		if (count[i] > in->left)
+			return -EBADMSG;
+		in->left -= count[i];
+		in->escape[i] = in->escapes + 2 * (size_t)in->left;
+	}
 	return 0;
+}
+
+/* n tokens of a tile, from its token `at` on, as rows before RoPE. */
+static void build_batch(const struct kvp_kernels *k, const struct kvp_pca *pca, struct unit_in *in,
+	uint32_t at, uint32_t n, float *y)
+{
+	for (uint32_t c = 0; c < in->unit->rank; c += PCA_CHUNK) {
+		for (uint32_t t = 0; t < n; t += PCA_ROWS)
+			k->dsp.pca_lists(in->unit, &in->tile, at + t, c,
+				&in->escape[(at + t) / PCA_ROWS], &in->list[t]);
+		k->dsp.pca_build(pca, in->unit, c, in->list, n, y);
+	}
 }
 
 /* Rows of a tile that are wanted. */
@@ -377,7 +415,7 @@ static int decode_unit(const struct kvp_kernels *k, const struct kvp_pca *pca,
 	const struct kvp_plane *p, const struct parts *parts, const uint8_t *payload, uint32_t unit,
 	const struct target *to)
 {
-	float y[PCA_ROWS * KVP_CALIB_WIDTH_MAX];
+	float y[PCA_BATCH * KVP_CALIB_WIDTH_MAX];
 	const struct unit_size *size = &parts->size[unit];
 	const uint32_t end = to->first + to->n;
 	size_t at = BODY + pca->units * sizeof *size;
@@ -392,17 +430,14 @@ static int decode_unit(const struct kvp_kernels *k, const struct kvp_pca *pca,
 	r = kvp_rans_reader(payload + at + 2 * (size_t)size->escapes, size->bytes, &in.reader);
 	for (uint32_t tile = 0; tile < end && !r; tile += PCA_TILE) {
 		const uint32_t stop = tile + PCA_TILE < end ? tile + PCA_TILE : end;
-		const uint8_t *escape;
 
 		r = read_tile(k, pca, &in);
-		escape = in.escapes + 2 * (size_t)in.left;
-		for (uint32_t t = tile; t < stop && !r; t += PCA_ROWS) {
-			const uint32_t n = stop - t < PCA_ROWS ? stop - t : PCA_ROWS;
+		for (uint32_t t = tile; t < stop && !r; t += PCA_BATCH) {
+			const uint32_t n = stop - t < PCA_BATCH ? stop - t : PCA_BATCH;
 
-			k->dsp.pca_lists(in.unit, &in.tile, t - tile, &escape, in.list);
 			if (t + n <= to->first)
 				continue;
-			k->dsp.pca_build(pca, in.unit, in.list, n, y);
+			build_batch(k, pca, &in, t - tile, n, y);
 			write_rows(k, pca, parts->hdr.position, t, n, y, to);
 		}
 	}

@@ -27,6 +27,12 @@ static int tiles_there(void)
 	return (low & XCR0_TILES) == XCR0_TILES;
 }
 
+/* Zen 4 takes registers of 16 floats in two steps, and products and sums of them in nearly three. */
+static int splits_registers(void)
+{
+	return __builtin_cpu_is("amdfam19h");
+}
+
 static int tiles_granted(void)
 {
 	return syscall(SYS_arch_prctl, ASK_PERMISSION, TILE_DATA) == 0;
@@ -91,6 +97,8 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		kvp_rans_slots_avx512(&k->dsp);
 		kvp_rope_slots_avx512(&k->dsp);
 		kvp_pca_slots_avx512(&k->dsp);
+		if (splits_registers())
+			kvp_pca_slots_avx512vl(&k->dsp);
 		kvp_nuq_slots_avx512(&k->dsp);
 		kvp_squat_slots_avx512(&k->dsp);
 		kvp_lost_slots_avx512(&k->dsp);

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transforms of `pca` in reference C, by vectors that every machine has, or that compilers split. */
 #define LANES  4u
-#define TOKENS 4u
+#define TOKENS 2u
+#define VECS   4u
 #include "kernels/pca.h"
 #include "kernels/pca_rows.h"
 
-void kvp_pca_project_c(
-	const struct kvp_pca *pca, const struct pca_unit *u, float *x, int32_t *q, float *z)
+void kvp_pca_project_c(const struct kvp_pca *pca, const struct pca_unit *u, float *x, int32_t *q)
 {
-	project(pca, u, x, q, z);
+	project(pca, u, x, q);
 }
 
-void kvp_pca_build_c(const struct kvp_pca *pca, const struct pca_unit *u,
+void kvp_pca_build_c(const struct kvp_pca *pca, const struct pca_unit *u, uint32_t first,
 	const struct pca_list *list, uint32_t n, float *y)
 {
-	build(pca, u, list, n, y);
+	build(pca, u, first, list, n, y);
 }
 
 /* ---- symbols ---- */
@@ -30,9 +30,9 @@ void kvp_pca_symbols_c(const struct pca_unit *u, const int32_t *q, uint32_t n, u
 	memset(ret_odd, 1, u->rank_stride / PCA_BLOCK);
 }
 
-static void add(struct pca_list *list, uint32_t component, float value)
+static void add(struct pca_list *list, uint32_t at, float value)
 {
-	list->at[list->n] = (uint16_t)component;
+	list->at[list->n] = (uint16_t)at;
 	list->value[list->n++] = value;
 }
 
@@ -56,13 +56,12 @@ static float value_of(const struct pca_tile *tile, const struct pca_table *table
 }
 
 /* One component of PCA_ROWS tokens, whose symbols are values and no escapes: no branch to mispredict. */
-static void add_values(
-	struct pca_list *list, const float *value, const uint8_t *sym, uint32_t component)
+static void add_values(struct pca_list *list, const float *value, const uint8_t *sym, uint32_t at)
 {
 	for (uint32_t t = 0; t < PCA_ROWS; t++, list++) {
 		const float v = value[sym[t]];
 
-		list->at[list->n] = (uint16_t)component;
+		list->at[list->n] = (uint16_t)at;
 		list->value[list->n] = v;
 		list->n += v != 0.0f;
 	}
@@ -75,29 +74,29 @@ static void add_coded(struct pca_list *list, const struct pca_tile *tile,
 		const float v = value_of(tile, table, component * PCA_TILE + at + t, escape);
 
 		if (v != 0.0f)
-			add(&list[t], component, v);
+			add(&list[t], component % PCA_CHUNK, v);
 	}
 }
 
 void kvp_pca_lists_c(const struct pca_unit *u, const struct pca_tile *tile, uint32_t at,
-	const uint8_t **escape, struct pca_list *list)
+	uint32_t first, const uint8_t **escape, struct pca_list *list)
 {
 	const uint64_t ones = UINT64_C(0x0101010101010101);
+	const uint32_t end = u->rank - first < PCA_CHUNK ? u->rank : first + PCA_CHUNK;
+	const struct pca_table *table = u->table;
 
 	for (uint32_t t = 0; t < PCA_ROWS; t++)
 		list[t].n = 0;
-	for (uint32_t i = 0; i < u->tables; i++) {
-		const struct pca_table *table = &u->table[i];
+	for (uint32_t c = first; c < end; c++) {
+		const uint8_t *sym = tile->sym + c * PCA_TILE + at;
+		uint64_t word;
 
-		for (uint32_t c = table->first; c < table->first + table->count; c++) {
-			const uint8_t *sym = tile->sym + c * PCA_TILE + at;
-			uint64_t word;
-
-			memcpy(&word, sym, sizeof word);
-			if (table->shift || ((word - ones) & ~word & ones << 7)) /* a byte of 0 */
-				add_coded(list, tile, table, c, at, escape);
-			else if (word != ones * KVP_CALIB_ZERO)
-				add_values(list, table->value, sym, c);
-		}
+		while (c - table->first >= table->count)
+			table++;
+		memcpy(&word, sym, sizeof word);
+		if (table->shift || ((word - ones) & ~word & ones << 7)) /* a byte of 0 */
+			add_coded(list, tile, table, c, at, escape);
+		else if (word != ones * KVP_CALIB_ZERO)
+			add_values(list, table->value, sym, c % PCA_CHUNK);
 	}
 }

@@ -10,7 +10,9 @@
 #include "kernels/rans.h"
 
 #define PCA_TILE   RANS_LANES /* tokens whose symbols are one group of the entropy coder */
-#define PCA_ROWS   8u         /* tokens that are transformed together; divides PCA_TILE */
+#define PCA_ROWS   8u         /* tokens whose escapes lie together; divides PCA_BATCH */
+#define PCA_BATCH  16u        /* tokens that are transformed together; divides PCA_TILE */
+#define PCA_CHUNK  128u       /* terms of a sum that are added to all of a batch in turn */
 #define PCA_ALIGN  64u        /* ranks and widths in memory are multiples of it */
 #define PCA_GROUP  32u        /* components whose axes lie together; divides PCA_ALIGN */
 #define PCA_BLOCK  16u        /* components whose symbols are made together; divides PCA_ALIGN */
@@ -73,14 +75,14 @@ struct pca_tile {
 };
 
 /*
- * Lists of one token's components that are not 0, in ascending order. Who writes them may write
- * up to PCA_SLACK elements more than there are.
+ * Those of PCA_CHUNK components of one token that are not 0, in ascending order. Who writes them may
+ * write up to PCA_SLACK elements more than there are.
  */
 #define PCA_SLACK 16u
 struct pca_list {
 	uint32_t n;
-	uint16_t at[KVP_CALIB_WIDTH_MAX + PCA_SLACK];
-	float value[KVP_CALIB_WIDTH_MAX + PCA_SLACK];
+	uint16_t at[PCA_CHUNK + PCA_SLACK]; /* from the first of the chunk on */
+	float value[PCA_CHUNK + PCA_SLACK];
 };
 
 #endif

@@ -2,6 +2,7 @@
 /* The transforms of `pca` with 8 floats to a register: the bytes of pca.c. */
 #define LANES  8u
 #define TOKENS 4u
+#define VECS   2u
 #include "kernels/pca.h"
 #include "kernels/pca_rows.h"
 

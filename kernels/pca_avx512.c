@@ -2,6 +2,7 @@
 /* The transforms of `pca` with 16 floats to a register: the bytes of pca.c. */
 #define LANES  16u
 #define TOKENS 8u
+#define VECS   2u
 #include "kernels/pca.h"
 #include "kernels/pca_rows.h"
 #include "kernels/x86_avx512.h"
@@ -20,10 +21,39 @@ INLINE __m512i turn_bytes(__m512i x)
 	return _mm512_permutexvar_epi16(order, _mm512_shuffle_epi8(x, pairs));
 }
 
-INLINE __m512i rows_of_tile(void)
+/* Eight bytes of each of two, four and eight lines, which are PCA_TILE apart; no gather is faster. */
+INLINE __m128i load_pair(const uint8_t *lines)
 {
-	return _mm512_mullo_epi64(
-		_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), _mm512_set1_epi64((long long)PCA_TILE));
+	const __m128i low = _mm_loadl_epi64((const __m128i *)(const void *)lines);
+
+	return _mm_castps_si128(_mm_loadh_pi(
+		_mm_castsi128_ps(low), (const __m64 *)(const void *)(lines + PCA_TILE)));
+}
+
+INLINE __m256i load_four(const uint8_t *lines)
+{
+	return _mm256_inserti128_si256(
+		_mm256_castsi128_si256(load_pair(lines)), load_pair(lines + 2 * PCA_TILE), 1);
+}
+
+INLINE __m512i load_eight(const uint8_t *lines)
+{
+	return _mm512_inserti64x4(
+		_mm512_castsi256_si512(load_four(lines)), load_four(lines + 4 * PCA_TILE), 1);
+}
+
+INLINE void store_pair(uint8_t *lines, __m128i x)
+{
+	_mm_storel_pi((__m64 *)(void *)lines, _mm_castsi128_ps(x));
+	_mm_storeh_pi((__m64 *)(void *)(lines + PCA_TILE), _mm_castsi128_ps(x));
+}
+
+INLINE void store_eight(uint8_t *lines, __m512i x)
+{
+	store_pair(lines, _mm512_castsi512_si128(x));
+	store_pair(lines + 2 * PCA_TILE, _mm512_extracti32x4_epi32(x, 1));
+	store_pair(lines + 4 * PCA_TILE, _mm512_extracti32x4_epi32(x, 2));
+	store_pair(lines + 6 * PCA_TILE, _mm512_extracti32x4_epi32(x, 3));
 }
 
 /* Bytes of a block: of token t at (t / 2 + t % 2 * 4). */
@@ -49,8 +79,8 @@ INLINE void store_block(const struct block *b, uint8_t *lines)
 	const __m512i first = turn_bytes(_mm512_unpacklo_epi64(b->token[0], b->token[1]));
 	const __m512i second = turn_bytes(_mm512_unpackhi_epi64(b->token[0], b->token[1]));
 
-	_mm512_i64scatter_epi64(lines, rows_of_tile(), first, 1);
-	_mm512_i64scatter_epi64(lines + 8 * PCA_TILE, rows_of_tile(), second, 1);
+	store_eight(lines, first);
+	store_eight(lines + 8 * PCA_TILE, second);
 }
 
 static void symbols(const struct pca_unit *u, const int32_t *q, uint32_t n, uint32_t at,
@@ -126,24 +156,24 @@ INLINE void append(
 	_mm512_storeu_ps(list->value + list->n, _mm512_maskz_compress_ps(in, v));
 	_mm256_storeu_si256((__m256i *)(void *)(list->at + list->n),
 		_mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(
-			in, _mm512_add_epi32(lane, _mm512_set1_epi32((int)c)))));
+			in, _mm512_add_epi32(lane, _mm512_set1_epi32((int)(c % PCA_CHUNK))))));
 	list->n += (uint32_t)__builtin_popcount(in);
 }
 
 static void lists(const struct pca_unit *u, const struct pca_tile *tile, uint32_t at,
-	const uint8_t **escape, struct pca_list *list)
+	uint32_t first, const uint8_t **escape, struct pca_list *list)
 {
+	const uint32_t end = u->rank - first < PCA_CHUNK ? u->rank : first + PCA_CHUNK;
 	const __m512i zero = _mm512_set1_epi8((char)KVP_CALIB_ZERO);
 	int32_t high[PCA_ROWS][PCA_BLOCK];
 
 	for (uint32_t t = 0; t < PCA_ROWS; t++)
 		list[t].n = 0;
-	for (uint32_t c = 0; c < u->rank; c += PCA_BLOCK) {
+	for (uint32_t c = first; c < end; c += PCA_BLOCK) {
 		const uint8_t *lines = tile->sym + c * PCA_TILE + at;
-		const uint32_t n = u->rank - c < PCA_BLOCK ? u->rank - c : PCA_BLOCK;
+		const uint32_t n = end - c < PCA_BLOCK ? end - c : PCA_BLOCK;
 		const __mmask16 in = (__mmask16)((1u << n) - 1);
-		const __m512i a = _mm512_i64gather_epi64(rows_of_tile(), lines, 1);
-		const __m512i b = _mm512_i64gather_epi64(rows_of_tile(), lines + 8 * PCA_TILE, 1);
+		const __m512i a = load_eight(lines), b = load_eight(lines + 8 * PCA_TILE);
 		struct block sym, low;
 		int escapes;
 
@@ -156,8 +186,7 @@ static void lists(const struct pca_unit *u, const struct pca_tile *tile, uint32_
 		sym = block_of(a, b);
 		if (u->shifts) {
 			lines = tile->low + c * PCA_TILE + at;
-			low = block_of(_mm512_i64gather_epi64(rows_of_tile(), lines, 1),
-				_mm512_i64gather_epi64(rows_of_tile(), lines + 8 * PCA_TILE, 1));
+			low = block_of(load_eight(lines), load_eight(lines + 8 * PCA_TILE));
 		}
 		for (uint32_t t = 0; t < PCA_ROWS; t++) {
 			const __m512i s = widen(bytes_of(&sym, t));

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The transforms of `pca`, written once and compiled with each instruction set, whose file says LANES
- * (floats of a register) and TOKENS (rows at a time; divides PCA_ROWS) before it includes this. Every
- * sum is taken in one order, product by product, so all of them give the same bits.
+ * (floats of a register), TOKENS and VECS (rows, and registers of each, at a time; TOKENS divides PCA_BATCH)
+ * before it includes this. Every sum is taken in one order, product by product, so all of them give the same
+ * bits; a chunk of it at a time, for all tokens, so that the axes stay in the nearest cache.
  */
 #ifndef KVP_KERNELS_PCA_ROWS_H
 #define KVP_KERNELS_PCA_ROWS_H
@@ -28,26 +29,37 @@ static inline __attribute__((always_inline)) void vec_store(float *p, vec v)
 	memcpy(p, &v, sizeof v);
 }
 
-/* Two registers of components of TOKENS rows. */
-static inline __attribute__((always_inline)) void project_block(const float *x, uint32_t x_stride,
-	uint32_t width, const float *forward, float *z, uint32_t stride)
+/*
+ * Adds PCA_CHUNK products at most to VECS registers of components of each of TOKENS rows. A function of its
+ * own, or compilers lack registers for what is around it.
+ */
+static __attribute__((noinline)) void project_block(
+	const float *x, size_t x_stride, uint32_t channels, const float *forward, float *z)
 {
-	vec acc[TOKENS][2];
+	vec acc[TOKENS][VECS], axes[VECS];
 
-	UNROLL for (uint32_t t = 0; t < TOKENS; t++) acc[t][0] = acc[t][1] = (vec){ 0 };
-	for (uint32_t i = 0; i < width; i++, forward += PCA_GROUP) {
-		const vec a = vec_load(forward), b = vec_load(forward + LANES);
-
+	UNROLL for (uint32_t t = 0; t < TOKENS; t++) UNROLL for (uint32_t v = 0; v < VECS; v++)
+		acc[t][v] = vec_load(z + t * PCA_GROUP + v * LANES);
+	for (const float *end = x + channels; x < end; x++, forward += PCA_GROUP) {
+		UNROLL for (uint32_t v = 0; v < VECS; v++) axes[v] = vec_load(forward + v * LANES);
 		UNROLL for (uint32_t t = 0; t < TOKENS; t++)
-		{
-			acc[t][0] += a * x[t * x_stride + i];
-			acc[t][1] += b * x[t * x_stride + i];
-		}
+			UNROLL for (uint32_t v = 0; v < VECS; v++) acc[t][v] +=
+			axes[v] * x[t * x_stride];
 	}
-	UNROLL for (uint32_t t = 0; t < TOKENS; t++)
-	{
-		vec_store(z + t * stride, acc[t][0]);
-		vec_store(z + t * stride + LANES, acc[t][1]);
+	UNROLL for (uint32_t t = 0; t < TOKENS; t++) UNROLL for (uint32_t v = 0; v < VECS; v++)
+		vec_store(z + t * PCA_GROUP + v * LANES, acc[t][v]);
+}
+
+/* PCA_GROUP components of PCA_BATCH rows. */
+static void project_group(const struct kvp_pca *pca, const float *x, const float *forward, float *z)
+{
+	memset(z, 0, sizeof *z * PCA_BATCH * PCA_GROUP);
+	for (uint32_t i = 0, n; i < pca->width; i += n) {
+		n = pca->width - i < PCA_CHUNK ? pca->width - i : PCA_CHUNK;
+		for (uint32_t t = 0; t < PCA_BATCH; t += TOKENS)
+			for (uint32_t c = 0; c < PCA_GROUP; c += VECS * LANES)
+				project_block(x + t * pca->width_stride + i, pca->width_stride, n,
+					forward + i * PCA_GROUP + c, z + t * PCA_GROUP + c);
 	}
 }
 
@@ -71,27 +83,28 @@ static void centre(float *restrict x, const float *restrict mean, uint32_t n)
 		x[i] = clampf(x[i], PCA_INPUT_MAX) - mean[i];
 }
 
-static void project(
-	const struct kvp_pca *pca, const struct pca_unit *u, float *x, int32_t *q, float *z)
+static void project(const struct kvp_pca *pca, const struct pca_unit *u, float *x, int32_t *q)
 {
-	for (uint32_t t = 0; t < PCA_ROWS; t++)
+	float z[PCA_BATCH * PCA_GROUP];
+
+	for (uint32_t t = 0; t < PCA_BATCH; t++)
 		centre(x + t * pca->width_stride, u->mean, pca->width);
-	for (uint32_t t = 0; t < PCA_ROWS; t += TOKENS)
-		for (uint32_t j = 0; j < u->rank_stride; j += 2 * LANES)
-			project_block(x + t * pca->width_stride, pca->width_stride, pca->width,
-				u->forward + j / PCA_GROUP * PCA_GROUP * pca->width + j % PCA_GROUP,
-				z + t * u->rank_stride + j, u->rank_stride);
-	quotients(z, PCA_ROWS * u->rank_stride, pca->round, q);
+	for (uint32_t c = 0; c < u->rank_stride; c += PCA_GROUP) {
+		project_group(pca, x, u->forward + c * pca->width, z);
+		for (uint32_t t = 0; t < PCA_BATCH; t++)
+			quotients(z + t * PCA_GROUP, PCA_GROUP, pca->round,
+				q + t * u->rank_stride + c);
+	}
 }
 
-/* REGS registers of channels of one token. */
-#define REGS (PCA_ALIGN / LANES < 4 ? PCA_ALIGN / LANES : 4)
-static inline __attribute__((always_inline)) void build_block(
-	const struct pca_list *list, const float *mean, const float *inverse, float *y)
+/* REGS registers of channels of one token; a function of its own for the same reason. */
+#define REGS (PCA_ALIGN / LANES < 8 ? PCA_ALIGN / LANES : 8)
+static __attribute__((noinline)) void build_block(
+	const struct pca_list *list, const float *from, const float *inverse, float *y)
 {
 	vec acc[REGS];
 
-	UNROLL for (uint32_t r = 0; r < REGS; r++) acc[r] = vec_load(mean + r * LANES);
+	UNROLL for (uint32_t r = 0; r < REGS; r++) acc[r] = vec_load(from + r * LANES);
 	for (uint32_t k = 0; k < list->n; k++) {
 		const float *row = inverse + (size_t)list->at[k] * PCA_ALIGN, v = list->value[k];
 
@@ -100,14 +113,20 @@ static inline __attribute__((always_inline)) void build_block(
 	UNROLL for (uint32_t r = 0; r < REGS; r++) vec_store(y + r * LANES, acc[r]);
 }
 
-static void build(const struct kvp_pca *pca, const struct pca_unit *u, const struct pca_list *list,
-	uint32_t n, float *y)
+static inline void build(const struct kvp_pca *pca, const struct pca_unit *u, uint32_t first,
+	const struct pca_list *list, uint32_t n, float *y)
 {
-	for (uint32_t i = 0; i < pca->width_stride; i += REGS * LANES)
-		for (uint32_t t = 0; t < n; t++)
-			build_block(&list[t], u->mean + i,
-				u->inverse + i / PCA_ALIGN * PCA_ALIGN * u->rank + i % PCA_ALIGN,
-				y + t * pca->width_stride + i);
+	for (uint32_t i = 0; i < pca->width_stride; i += REGS * LANES) {
+		const float *inverse =
+			u->inverse + (i / PCA_ALIGN * u->rank + first) * PCA_ALIGN + i % PCA_ALIGN;
+
+		for (uint32_t t = 0; t < n; t++) {
+			float *to = y + t * pca->width_stride + i;
+
+			if (!first || list[t].n)
+				build_block(&list[t], first ? to : u->mean + i, inverse, to);
+		}
+	}
 }
 
 #endif

@@ -19,7 +19,12 @@
 #include <xxhash.h>
 #include <cmocka.h>
 
-static struct kvp_kernels *isa[LADDER];
+#ifdef __x86_64__
+void kvp_pca_slots_avx512(struct dsp *dsp);
+void kvp_pca_slots_avx512vl(struct dsp *dsp);
+#endif
+
+static struct kvp_kernels *isa[LADDER + 2];
 static size_t sets;
 
 #define CHECKSUM_AT 16u
@@ -644,6 +649,17 @@ static int setup(void **state)
 	for (; sets < LADDER && ladder_reaches(sets); sets++)
 		if (kvp_kernels_new(ladder[sets].mask, &isa[sets]) < 0)
 			return -1;
+#ifdef __x86_64__
+	/* Of the transforms there are two for registers of 16 floats, of which a processor takes one. */
+	for (int i = 0; i < 2 && isa[sets - 1]->cpu & KVP_CPU_AVX512; i++) {
+		if (kvp_kernels_new(KVP_CPU_ALL, &isa[sets]) < 0)
+			return -1;
+		kvp_pca_slots_avx512(&isa[sets]->dsp);
+		if (i)
+			kvp_pca_slots_avx512vl(&isa[sets]->dsp);
+		sets++;
+	}
+#endif
 	return 0;
 }
 

@@ -15,6 +15,7 @@
 #include <string.h>
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 
 static inline __attribute__((always_inline)) vec vec_load(const float *p)
 {
@@ -63,24 +64,31 @@ static void project_group(const struct kvp_pca *pca, const float *x, const float
 	}
 }
 
-static void quotients(const float *z, uint32_t n, float round, int32_t *q)
+/* Those of x where mask is set, else those of y; compilers make no vectors of conditions on floats. */
+static inline __attribute__((always_inline)) vec vec_choose(ints mask, vec x, vec y)
 {
-	for (uint32_t i = 0; i < n; i++) {
-		float m = z[i] < 0.0f ? -z[i] : z[i];
-		int32_t v;
+	return (vec)(((ints)x & mask) | ((ints)y & ~mask));
+}
 
-		m += round;
-		m = m < (float)PCA_QUOTIENT_MAX ? m : (float)PCA_QUOTIENT_MAX;
-		v = (int32_t)m;
-		q[i] = z[i] < 0.0f ? -v : v;
-	}
+static inline __attribute__((always_inline)) ints quotients(vec z, float round)
+{
+	const ints negative = z < 0.0f;
+	const vec most = (vec){ 0 } + (float)PCA_QUOTIENT_MAX;
+	vec m = (vec)((ints)z & INT32_MAX) + round;
+	ints q;
+
+	m = vec_choose(m < most, m, most);
+	q = __builtin_convertvector(m, ints);
+	return (q ^ negative) - negative;
 }
 
 /* Channels, no larger than they may be, without their means; no NaN is among them. */
-static void centre(float *restrict x, const float *restrict mean, uint32_t n)
+static inline __attribute__((always_inline)) vec centre(vec x, vec mean)
 {
-	for (uint32_t i = 0; i < n; i++)
-		x[i] = clampf(x[i], PCA_INPUT_MAX) - mean[i];
+	const vec most = (vec){ 0 } + PCA_INPUT_MAX;
+
+	x = vec_choose(x < most, x, most);
+	return vec_choose(x > -most, x, -most) - mean;
 }
 
 static void project(const struct kvp_pca *pca, const struct pca_unit *u, float *x, int32_t *q)
@@ -88,12 +96,19 @@ static void project(const struct kvp_pca *pca, const struct pca_unit *u, float *
 	float z[PCA_BATCH * PCA_GROUP];
 
 	for (uint32_t t = 0; t < PCA_BATCH; t++)
-		centre(x + t * pca->width_stride, u->mean, pca->width);
+		for (uint32_t i = 0; i < pca->width_stride; i += LANES) {
+			float *at = x + t * pca->width_stride + i;
+
+			vec_store(at, centre(vec_load(at), vec_load(u->mean + i)));
+		}
 	for (uint32_t c = 0; c < u->rank_stride; c += PCA_GROUP) {
 		project_group(pca, x, u->forward + c * pca->width, z);
-		for (uint32_t t = 0; t < PCA_BATCH; t++)
-			quotients(z + t * PCA_GROUP, PCA_GROUP, pca->round,
-				q + t * u->rank_stride + c);
+		for (uint32_t i = 0; i < PCA_BATCH * PCA_GROUP; i += LANES) {
+			const ints v = quotients(vec_load(z + i), pca->round);
+
+			memcpy(q + i / PCA_GROUP * u->rank_stride + c + i % PCA_GROUP, &v,
+				sizeof v);
+		}
 	}
 }
 

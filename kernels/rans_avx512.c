@@ -21,22 +21,77 @@ INLINE __m512i quotient(__m512i x, __m512i f)
 	return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1);
 }
 
-INLINE __m512i encode16(
-	const struct rans_coder *c, const uint8_t *sym, __m512i x, struct rans_writer *w)
+/* Writes the words that lanes are too full for, and takes them off. */
+INLINE __m512i empty_into(__m512i x, __m512i f, struct rans_writer *w)
 {
-	const __m512i s = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)sym));
-	const __m512i e = _mm512_i32gather_epi32(s, c->word, 4);
-	const __m512i f = _mm512_and_si512(e, _mm512_set1_epi32(0xffff));
 	const __mmask16 full = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x, 32 - RANS_BITS), f);
 	const uint32_t n = (uint32_t)__builtin_popcount(full);
 
 	w->at -= 2 * n;
 	_mm256_mask_storeu_epi16(w->at, (__mmask16)((1u << n) - 1),
 		_mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(full, x)));
-	x = _mm512_mask_srli_epi32(x, full, x, 16);
+	return _mm512_mask_srli_epi32(x, full, x, 16);
+}
+
+INLINE __m512i encode16(
+	const struct rans_coder *c, const uint8_t *sym, __m512i x, struct rans_writer *w)
+{
+	const __m512i s = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)sym));
+	const __m512i e = _mm512_i32gather_epi32(s, c->word, 4);
+	const __m512i f = _mm512_and_si512(e, _mm512_set1_epi32(0xffff));
+
+	x = empty_into(x, f, w);
 	x = _mm512_add_epi32(x, _mm512_mullo_epi32(quotient(x, f),
 					_mm512_sub_epi32(_mm512_set1_epi32((int)RANS_TOTAL), f)));
 	return _mm512_add_epi32(x, _mm512_srli_epi32(e, 16));
+}
+
+/*
+ * floor(x / f) by f's inverse: (x + .5) / f is .5 / f at least from any integer, and what rounding takes it
+ * off is less than 2^-20.
+ */
+INLINE __m256i quotient8(__m256i x, double inverse)
+{
+	return _mm512_cvttpd_epu32(
+		_mm512_mul_pd(_mm512_add_pd(_mm512_cvtepu32_pd(x), _mm512_set1_pd(0.5)),
+			_mm512_set1_pd(inverse)));
+}
+
+/* All lanes code the same symbol. */
+INLINE __m512i encode_alike(uint32_t word, double inverse, __m512i x, struct rans_writer *w)
+{
+	const uint32_t f = word & 0xffffu;
+	__m512i q;
+
+	x = empty_into(x, _mm512_set1_epi32((int)f), w);
+	q = _mm512_inserti64x4(
+		_mm512_castsi256_si512(quotient8(_mm512_castsi512_si256(x), inverse)),
+		quotient8(_mm512_extracti64x4_epi64(x, 1), inverse), 1);
+	x = _mm512_add_epi32(x, _mm512_mullo_epi32(q, _mm512_set1_epi32((int)(RANS_TOTAL - f))));
+	return _mm512_add_epi32(x, _mm512_set1_epi32((int)(word >> 16)));
+}
+
+INLINE int alike(const uint8_t *sym)
+{
+	const __m256i all = _mm256_loadu_si256((const __m256i *)(const void *)sym);
+
+	return _mm256_cmpeq_epi8_mask(all, _mm256_set1_epi8((char)sym[0])) == UINT32_MAX;
+}
+
+/* A group. */
+INLINE void encode32(
+	const struct rans_coder *c, const uint8_t *sym, __m512i *x, struct rans_writer *w)
+{
+	if (alike(sym)) {
+		const uint32_t word = c->word[sym[0]];
+		const double inverse = 1.0 / (word & 0xffffu);
+
+		x[1] = encode_alike(word, inverse, x[1], w);
+		x[0] = encode_alike(word, inverse, x[0], w);
+		return;
+	}
+	x[1] = encode16(c, sym + 16, x[1], w);
+	x[0] = encode16(c, sym, x[0], w);
 }
 
 static int encode(const struct rans_coder *c, const uint8_t *sym, size_t n, struct rans_writer *w)
@@ -55,8 +110,7 @@ static int encode(const struct rans_coder *c, const uint8_t *sym, size_t n, stru
 	for (size_t i = whole; i; i -= RANS_LANES) {
 		if (w->at - w->floor < (ptrdiff_t)RANS_GROUP_BYTES)
 			return -ENOSPC;
-		x[1] = encode16(c, sym + i - 16, x[1], w);
-		x[0] = encode16(c, sym + i - 32, x[0], w);
+		encode32(c, sym + i - RANS_LANES, x, w);
 	}
 	for (int i = 0; i < 2; i++)
 		_mm512_storeu_si512(w->x + 16 * i, x[i]);

@@ -245,7 +245,7 @@ static struct kvp_queries queries_of(
 /* As many queries of a KV head as tiles are configured for; 0: none are. */
 static uint32_t tiles_for(const struct kvp_kernels *k, const struct shape *s)
 {
-	return k->tiles.begin ? s->rows : 0;
+	return k->tiles.queries ? s->rows : 0;
 }
 
 /* Queries in all their domains, and what matrix tiles take of them. */
@@ -619,7 +619,7 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attention *a,
 	last = (uint32_t)((uint64_t)a->n_parts * (split + 1) / a->n_splits);
 	area = split_area(a, &s, split);
 	split_begin(a, &s, ws->v.n + 1, &area);
-	if (tiles_for(k, &s))
+	if (k->tiles.begin)
 		k->tiles.begin(s.rows);
 	for (uint32_t i = 0; i < first; i++)
 		at += a->parts[i].tokens;
@@ -637,7 +637,7 @@ int kvp_attend_range(const struct kvp_kernels *k, const struct kvp_attention *a,
 		if (!r)
 			r = attend_part(k, a, &s, &area, pv, after);
 	}
-	if (tiles_for(k, &s))
+	if (k->tiles.end)
 		k->tiles.end();
 	split_end(a, &s, ws->v.n + 1, &area);
 	return r;
@@ -770,10 +770,10 @@ int kvp_attend_finish(
 	res->rotations = ws->rotations + ws->v.n;
 	if (!res->mass)
 		return 0;
-	if (tiles_for(k, &s))
+	if (k->tiles.begin)
 		k->tiles.begin(s.rows);
 	r = attend_mass(k, a, &s, res);
-	if (tiles_for(k, &s))
+	if (k->tiles.end)
 		k->tiles.end();
 	return r;
 }

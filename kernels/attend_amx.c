@@ -13,8 +13,6 @@
  */
 #include "kernels/attend_amx.h"
 
-#include <math.h>
-
 static void begin(uint32_t rows)
 {
 	struct {
@@ -36,60 +34,6 @@ static void begin(uint32_t rows)
 static void end(void)
 {
 	__asm__ volatile("tilerelease");
-}
-
-/* ---- queries ---- */
-
-/* Channels [c, c + 16) of a query, w, to the rows of a tile of queries: four channels a row. */
-static void put_words(__m512i w, uint32_t m, uint32_t at, int8_t *to)
-{
-	const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(w, _mm512_set1_epi32(64)), 7);
-	int8_t b[2][16] __attribute__((aligned(16)));
-
-	_mm_store_si128((void *)b[0], _mm512_cvtepi32_epi8(high));
-	_mm_store_si128((void *)b[1],
-		_mm512_cvtepi32_epi8(_mm512_sub_epi32(w, _mm512_slli_epi32(high, 7))));
-	for (uint32_t i = 0; i < 4; i++, to += 8 * m) {
-		memcpy(to + 4 * at, b[0] + 4 * i, 4);
-		memcpy(to + 4 * (m + at), b[1] + 4 * i, 4);
-	}
-}
-
-static void put_query(const float *f, uint32_t dim, uint32_t m, uint32_t at, struct kvp_tiles *to)
-{
-	__m512 max = _mm512_setzero_ps();
-	__mmask16 nan = 0;
-	float largest, inv;
-
-	for (uint32_t c = 0; c < dim; c += 16) {
-		const __m512 x = _mm512_loadu_ps(f + c);
-
-		nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-		max = _mm512_max_ps(_mm512_abs_ps(x), max);
-	}
-	largest = nan ? NAN : _mm512_reduce_max_ps(max);
-	/* What no float can divide, or is none, stays what it is in the unit. */
-	inv = largest > 1e-30f && largest < INFINITY ? TOP / largest : 0.0f;
-	to->unit[at] = largest / TOP;
-	for (uint32_t c = 0; inv > 0.0f && c < dim; c += 16) {
-		const uint32_t half = c >= dim / 2, i = c - half * (dim / 2);
-
-		put_words(_mm512_cvtps_epi32(
-				  _mm512_mul_ps(_mm512_loadu_ps(f + c), _mm512_set1_ps(inv))),
-			m, at,
-			to->b + (2 * (i / CODES) + half) * TILE_BYTES + i % CODES / 4 * 8 * m);
-	}
-}
-
-static void queries(const float *f, uint32_t rows, uint32_t dim, void *ret)
-{
-	uint8_t *to = ret;
-	const size_t pass = kvp_tiles_bytes(dim);
-
-	memset(to, 0, pass * ((rows + KVP_TILE_QUERIES - 1) / KVP_TILE_QUERIES));
-	for (uint32_t i = 0; i < rows; i++)
-		put_query(f + (size_t)i * dim, dim, columns_of(rows), i % KVP_TILE_QUERIES,
-			(void *)(to + i / KVP_TILE_QUERIES * pass));
 }
 
 /* ---- keys ---- */
@@ -198,44 +142,6 @@ static void score_tiles(
 
 /* ---- values ---- */
 
-/* Weights of rows [first, first + n) of one query, times their scales. */
-INLINE void split_weights(const float *w, const float *scale, uint32_t n, float value, uint32_t m,
-	uint32_t at, struct byte_weights *ret)
-{
-	__m512 x[ROWS / 16], max = _mm512_setzero_ps(), inv;
-	float top;
-
-	UNROLL for (uint32_t i = 0; i < ROWS / 16; i++)
-	{
-		const __mmask16 in = n > 16 * i ? first16(n - 16 * i) : 0;
-
-		x[i] = _mm512_mul_ps(_mm512_maskz_loadu_ps(in, w + 16 * i),
-			_mm512_maskz_loadu_ps(in, scale + 16 * i));
-		max = _mm512_max_ps(_mm512_abs_ps(x[i]), max);
-	}
-	top = _mm512_reduce_max_ps(max);
-	inv = _mm512_set1_ps(top > 0.0f ? TOP / top : 0.0f);
-	UNROLL for (uint32_t i = 0; i < ROWS / 16; i++)
-	{
-		const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inv));
-
-		_mm_store_si128((__m128i *)(void *)(ret->byte + at * ROWS + 16 * i),
-			_mm512_cvtepi32_epi8(_mm512_srai_epi32(v, 7)));
-		_mm_store_si128((__m128i *)(void *)(ret->byte + (m + at) * ROWS + 16 * i),
-			_mm512_cvtepi32_epi8(_mm512_and_si512(v, _mm512_set1_epi32(127))));
-	}
-	ret->unit[at] = top / TOP * value;
-}
-
-INLINE void weigh_rows(const struct kvp_weights *w, const struct scales *c, uint32_t first,
-	uint32_t n, float value, uint32_t m, uint32_t nq, struct byte_weights *ret)
-{
-	if (nq < m)
-		memset(ret->byte, 0, sizeof ret->byte);
-	for (uint32_t i = 0; i < nq; i++)
-		split_weights(w->w + i * w->stride + first, c->scale + first, n, value, m, i, ret);
-}
-
 /* Rows [first, first + n), n <= ROWS, with the weights of one pass. */
 INLINE void accumulate_rows(const struct kvp_rows *r, const struct bytes *b, const struct scales *c,
 	const struct kvp_weights *w, uint32_t m, uint32_t first, uint32_t n, uint32_t lines,
@@ -297,5 +203,5 @@ void kvp_attend_init_tiles(struct kvp_kernels *k)
 	k->tiles.begin = begin;
 	k->tiles.end = end;
 	k->tiles.step = kvp_step_tiles;
-	k->tiles.queries = queries;
+	k->tiles.queries = kvp_byte_queries;
 }

@@ -49,7 +49,8 @@ struct kvp_rows {
 /* Up to so many queries as the bytes of matrix tiles, dim / 128 of them rounded up, twice. */
 #define KVP_TILE_QUERIES 8u
 struct kvp_tiles {
-	float unit[2 * KVP_TILE_QUERIES]; /* of a query's 1 */
+	float unit[KVP_TILE_QUERIES];   /* of a query's 1 */
+	int32_t less[KVP_TILE_QUERIES]; /* products with centroids that are all -128 */
 	int8_t b[];
 };
 static inline size_t kvp_tiles_bytes(uint32_t dim)

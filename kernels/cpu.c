@@ -57,6 +57,8 @@ unsigned int kvp_cpu_detect(void)
 		cpu |= KVP_CPU_AVX512;
 	if ((cpu & KVP_CPU_AVX512) && __builtin_cpu_supports("avx512vbmi"))
 		cpu |= KVP_CPU_VBMI;
+	if (cpu & KVP_CPU_VBMI)
+		cpu |= KVP_CPU_BYTES;
 	if ((cpu & KVP_CPU_VBMI) && tiles_there())
 		cpu |= KVP_CPU_TILES;
 #endif
@@ -75,7 +77,7 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 	if (!(k->cpu & KVP_CPU_AVX512))
 		k->cpu &= KVP_CPU_AVX2;
 	if (!(k->cpu & KVP_CPU_VBMI))
-		k->cpu &= ~KVP_CPU_TILES;
+		k->cpu &= ~(KVP_CPU_BYTES | KVP_CPU_TILES);
 	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++)
 		if (kvp_codec_row(f))
 			k->codec[f] = *kvp_codec_row(f);
@@ -106,6 +108,8 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 	}
 	if (k->cpu & KVP_CPU_VBMI)
 		kvp_attend_init_vbmi(k);
+	if (k->cpu & KVP_CPU_BYTES)
+		kvp_attend_init_bytes(k);
 	if ((k->cpu & KVP_CPU_TILES) && tiles_granted())
 		kvp_attend_init_tiles(k);
 #endif

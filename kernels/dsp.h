@@ -287,6 +287,7 @@ void kvp_lost_slots_avx512(struct dsp *dsp);
 void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 void kvp_attend_init_vbmi(struct kvp_kernels *k);
+void kvp_attend_init_bytes(struct kvp_kernels *k);
 void kvp_attend_init_tiles(struct kvp_kernels *k);
 #endif
 

@@ -361,6 +361,11 @@ struct kvp_encode_opts {
  * mask has this bit, and goes on without where the answer is no.
  */
 #define KVP_CPU_TILES 8u
+/*
+ * The same attention, equal to the bit, by vectors of bytes: for who has KVP_CPU_VBMI and no tiles, or is
+ * not granted them. Not among "all" because it is less exact than what is there without.
+ */
+#define KVP_CPU_BYTES 16u
 
 /* What this processor has: some of KVP_CPU_*, and 0 on machines that are not x86. */
 unsigned int kvp_cpu_detect(void);

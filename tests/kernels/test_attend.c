@@ -4,6 +4,7 @@
 #include "kernels/kvp_attend.h"
 #include "kernels/numeric.h"
 #include "kernels/rowcode.h"
+#include "tests/kernels/attend_rig.h"
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 #include "tests/kernels/ladder.h"
@@ -17,263 +18,20 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define PARTS_MAX 80
-
 static struct kvp_kernels *kernels[LADDER];
 static size_t n_kernels;
-static struct kvp_kernels *tiles; /* NULL: not on this machine, or not for this process */
 /* With `--few`, for sanitizers, every fifth case of the longest lists; the seed says which. */
 static uint32_t stride = 1;
 
-/* A job with everything it owns, and the decoded planes that the reference reads. */
-struct rig {
-	struct kvp_attention a;
-	struct kvp_attend_part part[PARTS_MAX];
-	float *k[PARTS_MAX], *v[PARTS_MAX]; /* [head][token][dim] */
-	void *data[2 * PARTS_MAX];
-	float *q, *out, *lse, *ref, *ref_lse, *mask;
-	uint32_t total;
-	size_t n;
-	float loud; /* what keys and values are multiplied by, in fp32 */
-};
-
-static void *alloc(size_t size)
-{
-	void *p = aligned_alloc(64, (size + 63) & ~(size_t)63);
-
-	assert_non_null(p);
-	return p;
-}
-
-static void add_plane(
-	struct rig *g, uint32_t i, const char *name, uint32_t kind, uint32_t tokens, uint32_t dtype)
-{
-	struct kvp_plane p = { tokens, g->a.kv_heads, kind ? g->a.v_dim : g->a.k_dim, dtype, kind };
-	struct kvp_attend_plane *ap = kind ? &g->part[i].v : &g->part[i].k;
-	struct kvp_plane wide = p;
-	size_t esize = dtype == KVP_DTYPE_F32 ? 4 : 2, n = (size_t)tokens * p.heads * p.dim, bytes;
-	ptrdiff_t row = (ptrdiff_t)(p.dim * esize);
-	uint8_t *raw = alloc(n * esize), *payload;
-	float *decoded = alloc(n * 4);
-	uint32_t codec;
-
-	assert_int_equal(kvp_codec_parse(name, &codec), 0);
-	assert_int_equal(kvp_plane_bytes(codec, &p, &bytes), 0);
-	payload = alloc(bytes);
-	inputs_fill(raw, n, dtype, INPUT_NORMAL);
-	for (size_t j = 0; dtype == KVP_DTYPE_F32 && j < n; j++)
-		((float *)(void *)raw)[j] *= g->loud;
-	assert_int_equal(kvp_plane_encode(kernels[0], codec, &p, NULL,
-				 (struct kvp_raw_const){ raw, row * tokens, row }, payload, bytes),
-		0);
-	if (dtype == KVP_DTYPE_F32) {
-		assert_int_equal(kvp_plane_decode(kernels[0], codec, &wide, NULL, payload, bytes,
-					 (struct kvp_raw){ decoded, row * tokens, row }),
-			0);
-	} else { /* fp16 or bf16: exact in fp32 */
-		assert_int_equal(kvp_plane_decode(kernels[0], codec, &p, NULL, payload, bytes,
-					 (struct kvp_raw){ raw, row * tokens, row }),
-			0);
-		for (size_t j = 0; j < n; j++) {
-			uint16_t h;
-			uint32_t u;
-
-			memcpy(&h, raw + 2 * j, 2);
-			if (dtype == KVP_DTYPE_BF16) {
-				u = (uint32_t)h << 16;
-				memcpy(&decoded[j], &u, 4);
-			} else {
-				decoded[j] =
-					ldexpf((float)(h & 1023) + (h & 0x7c00 ? 1024.0f : 0.0f),
-						(h >> 10 & 31) ? (h >> 10 & 31) - 25 : -24) *
-					(h & 0x8000 ? -1.0f : 1.0f);
-			}
-		}
-	}
-	free(raw);
-	*ap = (struct kvp_attend_plane){ .codec = codec,
-		.dtype = dtype,
-		.data = payload,
-		.bytes = bytes,
-		.head_stride = row * tokens,
-		.token_stride = row };
-	g->data[2 * i + kind] = payload;
-	if (kind)
-		g->v[i] = decoded;
-	else
-		g->k[i] = decoded;
-}
-
-static void add_part_of(
-	struct rig *g, const char *kc, const char *vc, uint32_t tokens, uint32_t dtype)
-{
-	uint32_t i = g->a.n_parts++;
-
-	g->part[i] = (struct kvp_attend_part){ .tokens = tokens };
-	add_plane(g, i, kc, KVP_PLANE_K, tokens, dtype);
-	add_plane(g, i, vc, KVP_PLANE_V, tokens, dtype);
-	g->total += tokens;
-}
-
-static void add_part(struct rig *g, const char *kc, const char *vc, uint32_t tokens)
-{
-	add_part_of(g, kc, vc, tokens, KVP_DTYPE_F32);
-}
-
-static struct rig *rig_new(uint32_t queries, uint32_t q_heads, uint32_t kv_heads, uint32_t dim)
-{
-	struct rig *g = calloc(1, sizeof *g);
-
-	g->n = (size_t)queries * q_heads * dim;
-	g->loud = 1.0f;
-	g->a = (struct kvp_attention){ .size = sizeof g->a,
-		.queries = queries,
-		.q_heads = q_heads,
-		.kv_heads = kv_heads,
-		.k_dim = dim,
-		.v_dim = dim,
-		.scale = 1.0f / sqrtf((float)dim),
-		.parts = g->part,
-		.n_splits = 1 };
-	g->q = alloc(g->n * 4);
-	g->out = alloc(g->n * 4);
-	g->ref = alloc(g->n * 4);
-	g->lse = alloc(g->n * 4);
-	g->ref_lse = alloc(g->n * 4);
-	inputs_fill(g->q, g->n, KVP_DTYPE_F32, INPUT_NORMAL);
-	g->a.q = g->q;
-	return g;
-}
-
-static void rig_free(struct rig *g)
-{
-	for (uint32_t i = 0; i < g->a.n_parts; i++) {
-		free(g->k[i]);
-		free(g->v[i]);
-		free(g->data[2 * i]);
-		free(g->data[2 * i + 1]);
-	}
-	free(g->q);
-	free(g->out);
-	free(g->lse);
-	free(g->ref);
-	free(g->ref_lse);
-	free(g->mask);
-	free(g);
-}
-
-static int seen(const struct rig *g, uint32_t query, uint64_t token)
-{
-	uint64_t pos = g->a.position + query;
-
-	if (g->a.causal && token > pos)
-		return 0;
-	return !g->a.window || token + g->a.window > pos;
-}
-
-static void reference_row(struct rig *g, uint32_t query, uint32_t head)
-{
-	uint32_t kv = head / (g->a.q_heads / g->a.kv_heads), d = g->a.k_dim;
-	size_t row = (size_t)query * g->a.q_heads + head;
-	const float *q = g->q + row * d;
-	double *s = calloc(g->total + 1, sizeof *s), *o = calloc(d, sizeof *o);
-	double max = -INFINITY, sum = 0.0;
-	uint32_t at = 0;
-
-	for (uint32_t i = 0; i < g->a.n_parts; i++) {
-		for (uint32_t t = 0; t < g->part[i].tokens; t++, at++) {
-			const float *x = g->k[i] + ((size_t)kv * g->part[i].tokens + t) * d;
-
-			for (uint32_t c = 0; c < d; c++)
-				s[at] += (double)q[c] * (double)x[c];
-			s[at] = s[at] * (double)g->a.scale +
-				(g->mask ? (double)g->mask[query * g->a.mask_stride + at] : 0.0);
-			if (!seen(g, query, at))
-				s[at] = -INFINITY;
-			max = fmax(max, s[at]);
-		}
-	}
-	at = 0;
-	for (uint32_t i = 0; i < g->a.n_parts; i++) {
-		for (uint32_t t = 0; t < g->part[i].tokens; t++, at++) {
-			const float *x = g->v[i] + ((size_t)kv * g->part[i].tokens + t) * d;
-			double w = s[at] == -INFINITY ? 0.0 : exp(s[at] - max);
-
-			sum += w;
-			for (uint32_t c = 0; c < d; c++)
-				o[c] += w * (double)x[c];
-		}
-	}
-	for (uint32_t c = 0; c < d; c++)
-		g->ref[row * d + c] = sum > 0.0 ? (float)(o[c] / sum) : 0.0f;
-	g->ref_lse[row] = sum > 0.0 ? (float)(max + log(sum)) : -INFINITY;
-	free(s);
-	free(o);
-}
-
-static void reference(struct rig *g)
-{
-	for (uint32_t i = 0; i < g->a.queries; i++)
-		for (uint32_t h = 0; h < g->a.q_heads; h++)
-			reference_row(g, i, h);
-}
-
-static void run(struct rig *g, const struct kvp_kernels *k, struct kvp_attend_result *res)
-{
-	size_t bytes;
-
-	assert_int_equal(kvp_attend_workspace(&g->a, &bytes), 0);
-	g->a.workspace = alloc(bytes);
-	g->a.workspace_size = bytes;
-	memset(g->a.workspace, 0xff, bytes);
-	res->out = g->out;
-	res->lse = g->lse;
-	memset(g->out, 0xff, g->n * 4);
-	assert_int_equal(kvp_attend(k, &g->a, res), 0);
-	free(g->a.workspace);
-	g->a.workspace = NULL;
-}
-
-/*
- * How far apart a row's result may be from the reference: in any element, and as a vector relative
- * to the reference's length. A cosine would not do: .9999 allows 1.4 %.
- */
-struct tolerance {
-	double element, length, lse;
-};
-
-static void compare_row(const struct rig *g, size_t row, const struct tolerance *most,
-	const char *set, const char *what)
-{
-	uint32_t d = g->a.v_dim;
-	double apart = 0.0, length = 0.0;
-
-	for (uint32_t c = 0; c < d; c++) {
-		double x = (double)g->ref[row * d + c], y = (double)g->out[row * d + c];
-
-		if (!(fabs(x - y) <= most->element))
-			fail_msg("%s %s: %g instead of %g", what, set, y, x);
-		apart += (x - y) * (x - y);
-		length += x * x;
-	}
-	if (!(sqrt(apart) <= most->length * sqrt(length)))
-		fail_msg("%s %s: %g of the length apart", what, set, sqrt(apart / length));
-	if (g->ref_lse[row] == -INFINITY)
-		assert_true(g->lse[row] == -INFINITY);
-	else if (!(fabs((double)(g->lse[row] - g->ref_lse[row])) <= most->lse))
-		fail_msg("%s %s: log-sum-exp %g instead of %g", what, set, (double)g->lse[row],
-			(double)g->ref_lse[row]);
-}
-
 static void compare_within(struct rig *g, const struct tolerance *most, const char *what)
 {
-	reference(g);
+	rig_reference(g);
 	for (size_t set = 0; set < n_kernels; set++) {
 		struct kvp_attend_result res = { 0 };
 
-		run(g, kernels[set], &res);
+		rig_run(g, kernels[set], &res);
 		for (size_t row = 0; row < g->n / g->a.v_dim; row++)
-			compare_row(g, row, most, ladder[set].name, what);
+			rig_compare_row(g, row, most, ladder[set].name, what);
 	}
 }
 
@@ -295,14 +53,14 @@ static const char *const pairs[][2] = { { "native", "native" }, { "tq4", "tq4" }
 static struct rig *context_new(
 	const char *const *pair, uint32_t ctx, uint32_t group, uint32_t dim, float loud)
 {
-	struct rig *g = rig_new(1, 2 * group, 2, dim);
+	struct rig *g = rig_new(kernels[0], 1, 2 * group, 2, dim);
 
 	g->loud = loud;
 	while (g->total < ctx) {
 		uint32_t left = ctx - g->total, n = left < 64 ? left : 64;
 		int kivi = strncmp(pair[0], "kivi", 4) == 0 && n < 16;
 
-		add_part(g, kivi ? "native" : pair[0], kivi ? "native" : pair[1], n);
+		rig_add(g, kivi ? "native" : pair[0], kivi ? "native" : pair[1], n);
 	}
 	return g;
 }
@@ -371,12 +129,12 @@ static void queries_groups_dims(void **state)
 	(void)state;
 	for (uint32_t queries = 1; queries <= 8; queries++) {
 		for (size_t i = 0; i < PAIRS; i++) {
-			struct rig *g = rig_new(
-				queries, 2 * groups[(queries + i) % 4], 2, dims[(queries + i) % 6]);
+			struct rig *g = rig_new(kernels[0], queries, 2 * groups[(queries + i) % 4],
+				2, dims[(queries + i) % 6]);
 
-			add_part(g, pairs[i][0], pairs[i][1], 64);
-			add_part(g, pairs[i][0], pairs[i][1], 131);
-			add_part(g, pairs[i][0], pairs[i][1], 33);
+			rig_add(g, pairs[i][0], pairs[i][1], 64);
+			rig_add(g, pairs[i][0], pairs[i][1], 131);
+			rig_add(g, pairs[i][0], pairs[i][1], 33);
 			g->a.position = g->total - queries;
 			g->a.causal = 1;
 			g->a.window = queries % 3 ? 0 : 100;
@@ -391,11 +149,11 @@ static void windows_and_positions(void **state)
 {
 	(void)state;
 	for (uint32_t window = 0; window <= 25; window++) {
-		struct rig *g = rig_new(2, 2, 1, 64);
+		struct rig *g = rig_new(kernels[0], 2, 2, 1, 64);
 
-		add_part(g, "native", "native", 9);
-		add_part(g, "tq4", "tq4", 8);
-		add_part(g, "native", "native", 7);
+		rig_add(g, "native", "native", 9);
+		rig_add(g, "tq4", "tq4", 8);
+		rig_add(g, "native", "native", 7);
 		g->a.window = window;
 		g->a.causal = 1;
 		for (g->a.position = 0; g->a.position < 24; g->a.position++)
@@ -409,14 +167,14 @@ static void a001_a035_b039_tiers_in_one_call(void **state)
 {
 	(void)state;
 	for (int round = 0; round < 12; round++) {
-		struct rig *g = rig_new(1 + (uint32_t)round % 4, 8, 2, 128);
+		struct rig *g = rig_new(kernels[0], 1 + (uint32_t)round % 4, 8, 2, 128);
 
 		for (int i = 0; i < 4; i++)
-			add_part(g, "tq2", "kivi2", 64);
+			rig_add(g, "tq2", "kivi2", 64);
 		for (int i = 0; i < 3; i++)
-			add_part(g, "kivi4", "tq4", 100);
-		add_part(g, "int8", "fp8", 33);
-		add_part(g, "native", "native", 70);
+			rig_add(g, "kivi4", "tq4", 100);
+		rig_add(g, "int8", "fp8", 33);
+		rig_add(g, "native", "native", 70);
 		g->a.position = g->total - g->a.queries;
 		g->a.causal = round & 1;
 		g->a.window = round & 2 ? 130 : 0;
@@ -434,13 +192,13 @@ static void a076_native_dtypes(void **state)
 	(void)state;
 	for (uint32_t i = 0; i < 12; i++) {
 		uint32_t dtype = i % 2 ? KVP_DTYPE_F16 : KVP_DTYPE_BF16;
-		struct rig *g = rig_new(1, 2 * groups[i / 2], 2, 128);
+		struct rig *g = rig_new(kernels[0], 1, 2 * groups[i / 2], 2, 128);
 
 		g->a.n_parts = 1;
 		g->part[0].tokens = 300;
 		g->total = 300;
-		add_plane(g, 0, "native", KVP_PLANE_K, 300, dtype);
-		add_plane(g, 0, "native", KVP_PLANE_V, 300, dtype);
+		rig_add_plane(g, 0, "native", KVP_PLANE_K, 300, dtype);
+		rig_add_plane(g, 0, "native", KVP_PLANE_V, 300, dtype);
 		compare(g, "dtype");
 		rig_free(g);
 	}
@@ -456,10 +214,10 @@ static void planes_that_are_nearly_alike(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-		struct rig *g = rig_new(1, 8, 2, 64);
+		struct rig *g = rig_new(kernels[0], 1, 8, 2, 64);
 
 		for (uint32_t n = 0; n < 9; n++)
-			add_part_of(g, names[i], names[n / 4 % 2 ? 0 : i], n / 2 % 2 ? 32 : 64,
+			rig_add_of(g, names[i], names[n / 4 % 2 ? 0 : i], n / 2 % 2 ? 32 : 64,
 				n % 2 ? KVP_DTYPE_F16 : KVP_DTYPE_F32);
 		for (g->a.n_splits = 1; g->a.n_splits <= 2; g->a.n_splits++)
 			compare_within(g, &most, names[i]);
@@ -470,12 +228,12 @@ static void planes_that_are_nearly_alike(void **state)
 /* Whatever lies in masked tokens, NaN included, contributes exactly nothing. */
 static void a036_masked_tokens_are_absent(void **state)
 {
-	struct rig *g = rig_new(2, 4, 2, 64);
-	float *first = alloc(g->n * 4);
+	struct rig *g = rig_new(kernels[0], 2, 4, 2, 64);
+	float *first = rig_alloc(g->n * 4);
 
 	(void)state;
-	add_part(g, "tq4", "tq4", 64);
-	add_part(g, "native", "native", 64);
+	rig_add(g, "tq4", "tq4", 64);
+	rig_add(g, "native", "native", 64);
 	g->a.mask_stride = 130;
 	g->mask = calloc(260, sizeof *g->mask);
 	for (uint32_t i = 0; i < 2; i++)
@@ -489,10 +247,10 @@ static void a036_masked_tokens_are_absent(void **state)
 		float *v = (float *)(uintptr_t)g->part[1].v.data;
 		float save = k[2 * 64], save_v = v[2 * 64];
 
-		run(g, kernels[set], &res);
+		rig_run(g, kernels[set], &res);
 		memcpy(first, g->out, g->n * 4);
 		k[2 * 64] = v[2 * 64] = NAN; /* token 64 + 2 = 66, masked */
-		run(g, kernels[set], &res);
+		rig_run(g, kernels[set], &res);
 		assert_memory_equal(first, g->out, g->n * 4);
 		k[2 * 64] = save;
 		v[2 * 64] = save_v;
@@ -520,13 +278,13 @@ static void encode_again(struct kvp_attend_plane *ap, uint32_t kind, const float
 static void a036_what_another_query_sees(void **state)
 {
 	const size_t n = 64 * 2 * 128, row = 2 * 128;
-	float *k = alloc(n * sizeof *k), *v = alloc(n * sizeof *v), first[2 * 128];
+	float *k = rig_alloc(n * sizeof *k), *v = rig_alloc(n * sizeof *v), first[2 * 128];
 
 	(void)state;
 	for (size_t i = 1; i < PAIRS; i++) {
-		struct rig *g = rig_new(2, 2, 2, 128);
+		struct rig *g = rig_new(kernels[0], 2, 2, 2, 128);
 
-		add_part(g, pairs[i][0], pairs[i][1], 64);
+		rig_add(g, pairs[i][0], pairs[i][1], 64);
 		g->a.mask_stride = 64;
 		g->mask = calloc(2 * 64, sizeof *g->mask);
 		g->mask[20] = -INFINITY;
@@ -550,7 +308,7 @@ static void a036_what_another_query_sees(void **state)
 				else
 					encode_again(&g->part[0].v, KVP_PLANE_V, v);
 				encode_again(&g->part[0].k, KVP_PLANE_K, k);
-				run(g, kernels[set], &res);
+				rig_run(g, kernels[set], &res);
 				if (!loud)
 					memcpy(first, g->out, sizeof first);
 				else if (memcmp(first, g->out, sizeof first) != 0)
@@ -569,11 +327,11 @@ static void a036_what_another_query_sees(void **state)
 
 static void empty_and_fully_masked_rows(void **state)
 {
-	struct rig *g = rig_new(1, 4, 2, 64);
+	struct rig *g = rig_new(kernels[0], 1, 4, 2, 64);
 
 	(void)state;
 	compare(g, "empty");
-	add_part(g, "tq4", "tq3", 20);
+	rig_add(g, "tq4", "tq3", 20);
 	g->a.mask_stride = 20;
 	g->mask = calloc(20, sizeof *g->mask);
 	for (uint32_t t = 0; t < 20; t++)
@@ -588,21 +346,21 @@ static void empty_and_fully_masked_rows(void **state)
 /* Splits merged by log-sum-exp equal one pass within 1e-5. */
 static void d035_split_k(void **state)
 {
-	struct rig *g = rig_new(1, 16, 4, 128);
-	float *one = alloc(g->n * 4);
+	struct rig *g = rig_new(kernels[0], 1, 16, 4, 128);
+	float *one = rig_alloc(g->n * 4);
 
 	(void)state;
 	for (int i = 0; i < 33; i++)
-		add_part(g, i % 2 ? "tq4" : "kivi4", "tq4", 64);
+		rig_add(g, i % 2 ? "tq4" : "kivi4", "tq4", 64);
 	for (size_t set = 0; set < n_kernels; set++) {
 		struct kvp_attend_result res = { 0 };
 
 		g->a.n_splits = 1;
-		run(g, kernels[set], &res);
+		rig_run(g, kernels[set], &res);
 		memcpy(one, g->out, g->n * 4);
 		for (uint32_t splits = 2; splits <= 64; splits *= 2) {
 			g->a.n_splits = splits;
-			run(g, kernels[set], &res);
+			rig_run(g, kernels[set], &res);
 			for (size_t i = 0; i < g->n; i++)
 				assert_true(fabs((double)(one[i] - g->out[i])) < 1e-5);
 		}
@@ -648,16 +406,16 @@ static void d036_number_of_splits(void **state)
 static void d036_parts_of_splits(void **state)
 {
 	enum { PARTS = 7 };
-	struct rig *g = rig_new(1, 2, 1, 64);
+	struct rig *g = rig_new(kernels[0], 1, 2, 1, 64);
 	size_t bytes;
 
 	(void)state;
 	for (uint32_t i = 0; i < PARTS; i++)
-		add_part(g, "tq4", "tq4", 16);
+		rig_add(g, "tq4", "tq4", 16);
 	for (uint32_t splits = 1; splits <= 2 * PARTS; splits++) {
 		g->a.n_splits = splits;
 		assert_int_equal(kvp_attend_workspace(&g->a, &bytes), 0);
-		g->a.workspace = alloc(bytes);
+		g->a.workspace = rig_alloc(bytes);
 		g->a.workspace_size = bytes;
 		assert_int_equal(kvp_attend_prepare(kernels[0], &g->a), 0);
 		for (uint32_t bad = 0, before = 0; bad < PARTS; bad++) {
@@ -695,7 +453,7 @@ static void d068_encoding_does_not_depend_on_attention(void **state)
 	struct kvp_plane p = { 64, 2, 64, KVP_DTYPE_F32, KVP_PLANE_K };
 	struct kvp_raw_const src = { NULL, 64 * 256, 256 };
 	struct kvp_encode_opts o = { .size = sizeof o };
-	float *x = alloc(64 * 2 * 64 * sizeof *x);
+	float *x = rig_alloc(64 * 2 * 64 * sizeof *x);
 	uint8_t widths[64];
 
 	(void)state;
@@ -710,23 +468,23 @@ static void d068_encoding_does_not_depend_on_attention(void **state)
 		inputs_fill(x, 64 * 2 * 64, KVP_DTYPE_F32, INPUT_NORMAL);
 		assert_int_equal(kvp_codec_parse(codecs[c], &codec), 0);
 		assert_int_equal(kvp_plane_bytes(codec, &p, &bytes), 0);
-		before = alloc(bytes);
-		after = alloc(bytes);
+		before = rig_alloc(bytes);
+		after = rig_alloc(bytes);
 		memset(before, 0, bytes);
 		memset(after, 0, bytes);
 		assert_int_equal(
 			kvp_plane_encode(kernels[0], codec, &p, &o, src, before, bytes), 0);
 		for (size_t set = 0; set < n_kernels; set++) {
-			struct rig *g = rig_new(1, 4, 2, 64);
+			struct rig *g = rig_new(kernels[0], 1, 4, 2, 64);
 			struct kvp_attend_result res = { 0 };
 
-			add_part(g, "native", "native", 64);
+			rig_add(g, "native", "native", 64);
 			memcpy(after, before, bytes);
 			g->part[0].k = (struct kvp_attend_plane){ .codec = codec,
 				.dtype = KVP_DTYPE_F32,
 				.data = after,
 				.bytes = bytes };
-			run(g, kernels[set], &res);
+			rig_run(g, kernels[set], &res);
 			assert_memory_equal(after, before, bytes);
 			memset(after, 0, bytes);
 			assert_int_equal(
@@ -746,12 +504,12 @@ static void d030_d031_two_rotations(void **state)
 {
 	(void)state;
 	for (uint32_t blocks = 1; blocks <= 64; blocks *= 4) {
-		struct rig *g = rig_new(1, 4, 2, 64);
+		struct rig *g = rig_new(kernels[0], 1, 4, 2, 64);
 		struct kvp_attend_result res = { 0 };
 
 		for (uint32_t i = 0; i < blocks; i++)
-			add_part(g, "tq4", i % 2 ? "tq4" : "tq2", 64);
-		run(g, kernels[n_kernels - 1], &res);
+			rig_add(g, "tq4", i % 2 ? "tq4" : "tq2", 64);
+		rig_run(g, kernels[n_kernels - 1], &res);
 		assert_int_equal(res.rotations, 2);
 		rig_free(g);
 	}
@@ -763,14 +521,14 @@ static void d030_d031_two_rotations(void **state)
  */
 static void rotated_score(const char *codec, uint32_t dim)
 {
-	struct rig *g = rig_new(1, 1, 1, dim);
+	struct rig *g = rig_new(kernels[0], 1, 1, 1, dim);
 
-	add_part(g, codec, codec, 1);
+	rig_add(g, codec, codec, 1);
 	for (size_t set = 0; set < n_kernels; set++) {
 		struct kvp_attend_result res = { 0 };
 		double dot = 0.0, qq = 0.0, kk = 0.0, apart;
 
-		run(g, kernels[set], &res);
+		rig_run(g, kernels[set], &res);
 		for (uint32_t c = 0; c < dim; c++) {
 			dot += (double)g->q[c] * (double)g->k[0][c];
 			qq += (double)g->q[c] * (double)g->q[c];
@@ -798,20 +556,20 @@ static void d030_rotated_scores(void **state)
 /* Mass per token and KV head: weights of all its queries; their sum is the number of queries. */
 static void attention_mass(void **state)
 {
-	struct rig *g = rig_new(2, 8, 2, 64);
+	struct rig *g = rig_new(kernels[0], 2, 8, 2, 64);
 	float mass[2 * 300];
 
 	(void)state;
-	add_part(g, "tq4", "tq4", 64);
-	add_part(g, "kivi4", "kivi4", 77);
-	add_part(g, "native", "native", 100);
+	rig_add(g, "tq4", "tq4", 64);
+	rig_add(g, "kivi4", "kivi4", 77);
+	rig_add(g, "native", "native", 100);
 	g->a.position = g->total - 2;
 	g->a.causal = 1;
 	g->a.window = 200;
 	for (size_t set = 0; set < n_kernels; set++) {
 		struct kvp_attend_result res = { .mass = mass, .mass_stride = 300 };
 
-		run(g, kernels[set], &res);
+		rig_run(g, kernels[set], &res);
 		for (uint32_t h = 0; h < 2; h++) {
 			double sum = 0.0;
 
@@ -838,12 +596,12 @@ static void a016_residual_window(void **state)
 	(void)state;
 	for (size_t i = 0; i < 3; i++) {
 		uint32_t r = windows[i], left = 300 - r, piece = r ? r : left;
-		struct rig *g = rig_new(1, 8, 2, 128);
+		struct rig *g = rig_new(kernels[0], 1, 8, 2, 128);
 
 		for (; left >= 32; left -= piece < left ? piece : left)
-			add_part(g, "kivi2", "kivi2", piece < left ? piece : left);
+			rig_add(g, "kivi2", "kivi2", piece < left ? piece : left);
 		if (left + r)
-			add_part(g, "native", "native", left + r);
+			rig_add(g, "native", "native", left + r);
 		assert_int_equal(g->total, 300);
 		compare(g, "residual window");
 		rig_free(g);
@@ -870,16 +628,16 @@ static unsigned long own_memory(void)
 static void a037_no_memory_is_kept(void **state)
 {
 	struct kvp_attend_result res = { 0 };
-	struct rig *g = rig_new(2, 8, 2, 128);
+	struct rig *g = rig_new(kernels[0], 2, 8, 2, 128);
 	unsigned long before;
 	size_t bytes;
 
 	(void)state;
 	for (size_t i = 0; i < PAIRS; i++)
-		add_part(g, pairs[i][0], pairs[i][1], 160);
+		rig_add(g, pairs[i][0], pairs[i][1], 160);
 	g->a.n_splits = 3;
 	assert_int_equal(kvp_attend_workspace(&g->a, &bytes), 0);
-	g->a.workspace = alloc(bytes);
+	g->a.workspace = rig_alloc(bytes);
 	g->a.workspace_size = bytes;
 	res.out = g->out;
 	for (size_t set = 0; set < n_kernels; set++) {
@@ -924,19 +682,19 @@ static void d026_copies_are_not_decoded(void **state)
 	for (size_t set = 0; set < n_kernels; set++) {
 		struct kvp_kernels counting = *kernels[set];
 		struct kvp_attend_result res = { 0 };
-		struct rig *g = rig_new(1, 8, 2, 128);
-		float *first = alloc(g->n * 4);
+		struct rig *g = rig_new(kernels[0], 1, 8, 2, 128);
+		float *first = rig_alloc(g->n * 4);
 
 		counting.dsp.tq_decode = count_tq;
 		counting.dsp.asym_decode = count_asym;
 		counting.dsp.chan_decode = count_chan;
-		add_part(g, "tq4", "kivi4", 64);
-		add_part(g, "kivi4", "tq3", 64);
-		run(g, &counting, &res);
+		rig_add(g, "tq4", "kivi4", 64);
+		rig_add(g, "kivi4", "tq3", 64);
+		rig_run(g, &counting, &res);
 		memcpy(first, g->out, g->n * 4);
 		for (uint32_t i = 0; i < 2 * g->a.n_parts; i++) {
 			struct kvp_attend_plane *p = i % 2 ? &g->part[i / 2].v : &g->part[i / 2].k;
-			void *copy = alloc(p->bytes);
+			void *copy = rig_alloc(p->bytes);
 
 			memcpy(copy, p->data, p->bytes);
 			memset(g->data[i], 0, p->bytes);
@@ -944,7 +702,7 @@ static void d026_copies_are_not_decoded(void **state)
 			g->data[i] = copy;
 			p->data = copy;
 		}
-		run(g, &counting, &res);
+		rig_run(g, &counting, &res);
 		assert_memory_equal(g->out, first, g->n * 4);
 		assert_int_equal(decoded, 0);
 		free(first);
@@ -962,15 +720,15 @@ static void d053_decode_and_prefill(void **state)
 
 	(void)state;
 	for (size_t i = 1; i < PAIRS; i++) {
-		struct rig *g = rig_new(PREFILL, 8, 2, 128);
+		struct rig *g = rig_new(kernels[0], PREFILL, 8, 2, 128);
 		size_t row = 8 * 128;
 		const float *q = g->q;
 
-		add_part(g, pairs[i][0], pairs[i][1], 128);
-		add_part(g, "native", "native", PREFILL); /* their own keys and values */
+		rig_add(g, pairs[i][0], pairs[i][1], 128);
+		rig_add(g, "native", "native", PREFILL); /* their own keys and values */
 		g->a.position = 128;
 		g->a.causal = 1;
-		reference(g); /* over decoded planes: the standard path */
+		rig_reference(g); /* over decoded planes: the standard path */
 		for (size_t set = 0; set < n_kernels; set++) {
 			for (uint32_t step = 1; step <= 8; step += 7) {
 				struct kvp_attend_result res = { 0 };
@@ -979,7 +737,7 @@ static void d053_decode_and_prefill(void **state)
 				for (uint32_t at = 0; at < PREFILL; at += step) {
 					g->a.q = q + at * row;
 					g->a.position = 128 + at;
-					run(g, kernels[set], &res);
+					rig_run(g, kernels[set], &res);
 					for (size_t j = 0; j < step * row; j++)
 						assert_true(fabsf(g->out[j] -
 								    g->ref[at * row + j]) <= 4e-4f);
@@ -993,15 +751,15 @@ static void d053_decode_and_prefill(void **state)
 /* NaN in one head's native keys reaches the queries of that head, and no others. */
 static void nan_stays_in_its_head(void **state)
 {
-	struct rig *g = rig_new(1, 4, 2, 64);
+	struct rig *g = rig_new(kernels[0], 1, 4, 2, 64);
 
 	(void)state;
-	add_part(g, "native", "native", 40);
+	rig_add(g, "native", "native", 40);
 	((float *)(uintptr_t)g->part[0].k.data)[7 * 64] = NAN;
 	for (size_t set = 0; set < n_kernels; set++) {
 		struct kvp_attend_result res = { 0 };
 
-		run(g, kernels[set], &res);
+		rig_run(g, kernels[set], &res);
 		for (uint32_t c = 0; c < 128; c++)
 			assert_true(isnan(g->out[c]));
 		for (uint32_t c = 128; c < 256; c++)
@@ -1012,14 +770,14 @@ static void nan_stays_in_its_head(void **state)
 
 static void refusals(void **state)
 {
-	struct rig *g = rig_new(1, 4, 2, 64);
+	struct rig *g = rig_new(kernels[0], 1, 4, 2, 64);
 	struct kvp_attention bad;
 	size_t bytes = 1;
 
 	(void)state;
-	add_part(g, "tq4", "tq4", 64);
+	rig_add(g, "tq4", "tq4", 64);
 	assert_int_equal(kvp_attend_workspace(&g->a, &bytes), 0);
-	g->a.workspace = alloc(bytes);
+	g->a.workspace = rig_alloc(bytes);
 	g->a.workspace_size = bytes;
 	bad = g->a;
 	bad.q_heads = 3;
@@ -1151,8 +909,8 @@ static void compare_scores(const struct kvp_kernels *k, struct row_rig *g, const
 	uint32_t nq, const char *what)
 {
 	uint32_t dim = g->r.dim;
-	float *s = alloc((size_t)nq * ATTEND_CHUNK * sizeof *s), sum[9] = { 0 };
-	float *q = alloc((size_t)nq * dim * sizeof *q);
+	float *s = rig_alloc((size_t)nq * ATTEND_CHUNK * sizeof *s), sum[9] = { 0 };
+	float *q = rig_alloc((size_t)nq * dim * sizeof *q);
 	struct kvp_queries kq = { nq, q, sum, NULL };
 
 	memcpy(q, g->q, (size_t)nq * dim * sizeof *q);
@@ -1186,7 +944,7 @@ static void compare_sums(const struct kvp_kernels *k, struct row_rig *g, const f
 	uint32_t nq, const char *what)
 {
 	uint32_t dim = g->r.dim;
-	float *acc = alloc((size_t)nq * dim * sizeof *acc), fade[9];
+	float *acc = rig_alloc((size_t)nq * dim * sizeof *acc), fade[9];
 	struct kvp_weights kw = { nq, g->w, ATTEND_CHUNK, fade };
 	double top = 0.0;
 
@@ -1227,7 +985,7 @@ static void rows_of_any_geometry(void **state)
 		{ KVP_FORM_AFFINE, 4, 0, 0, 32, 1, 0 }, { KVP_FORM_AFFINE, 2, 0, 0, 16, 1, 0 } };
 	static const uint32_t dims[] = { 64, 128, 192, 256, 576, 1024, 80 };
 	struct row_rig *g = calloc(1, sizeof *g);
-	float *x = alloc((size_t)ATTEND_CHUNK * 1024 * sizeof *x);
+	float *x = rig_alloc((size_t)ATTEND_CHUNK * 1024 * sizeof *x);
 
 	(void)state;
 	assert_non_null(g);
@@ -1292,144 +1050,6 @@ static void rotations_are_alike(void **state)
 	}
 }
 
-/* ---- matrix tiles ---- */
-
-/* A part in memory that ends with it. */
-static void part_in_guards(struct rig *g, uint32_t i, struct guard *ret)
-{
-	struct kvp_attend_plane *plane[] = { &g->part[i].k, &g->part[i].v };
-
-	for (size_t j = 0; j < 2; j++) {
-		ret[j] = guard_new(plane[j]->bytes, 16);
-		memcpy(ret[j].data, plane[j]->data, plane[j]->bytes);
-		plane[j]->data = ret[j].data;
-	}
-}
-
-/* A centroid is a byte: so much is a result off, where four bits cost a tenth of its length. */
-static const struct tolerance of_tiles = { 2e-2, 1.5e-2, 1e-2 };
-
-static void compare_tiles(struct rig *g, const char *what)
-{
-	struct kvp_attend_result res = { 0 };
-	struct guard part[2 * PARTS_MAX], out = guard_new(g->n * sizeof *g->out, 4);
-	float *mass = alloc((size_t)g->a.kv_heads * g->total * sizeof *mass), *own = g->out;
-	double sum = 0.0;
-
-	for (uint32_t i = 0; i < g->a.n_parts; i++)
-		part_in_guards(g, i, part + 2 * i);
-	g->out = (float *)(void *)out.data;
-	res.mass = mass;
-	res.mass_stride = g->total;
-	reference(g);
-	run(g, tiles, &res);
-	assert_true(guard_intact(&out));
-	for (size_t row = 0; row < g->n / g->a.v_dim; row++)
-		compare_row(g, row, &of_tiles, "tiles", what);
-	for (size_t i = 0; i < (size_t)g->a.kv_heads * g->total; i++)
-		sum += (double)mass[i];
-	assert_true(fabs(sum / (g->a.queries * g->a.q_heads) - 1.0) < 1e-2);
-	for (uint32_t i = 0; i < 2 * g->a.n_parts; i++)
-		guard_free(&part[i]);
-	guard_free(&out);
-	free(mass);
-	g->out = own;
-}
-
-/* From few queries to more than one pass; dims that fill pieces of 128 channels and do not; tails. */
-static void tiles_of_any_size(void **state)
-{
-	static const uint32_t dims[] = { 64, 128, 192, 256, 320, 512 };
-	static const uint32_t groups[] = { 1, 3, 4, 5, 8, 9, 12 };
-	static const char *const names[] = { "tq4", "tq4-nc", "tq4-h3-sphere", "tq4-plain-wide" };
-
-	(void)state;
-	if (!tiles)
-		skip();
-	for (uint32_t i = (uint32_t)(inputs_seed % stride); i < 6 * 7 * 4; i += stride) {
-		struct rig *g = rig_new(1 + i % 4, 2 * groups[i % 7], 2, dims[i % 6]);
-		const char *name = names[i / 7 % 4];
-		char what[80];
-
-		for (uint32_t t = 0; t < 4; t++)
-			add_part(g, name, name,
-				t < 2 ? 64 + 67 * t : 1 + (uint32_t)(inputs_random() % 40));
-		g->a.position = g->total - g->a.queries;
-		g->a.causal = 1;
-		g->a.window = i % 3 ? 0 : 100;
-		g->a.n_splits = 1 + i % 3;
-		snprintf(what, sizeof what, "%s dim %u queries %u of %u heads", name, g->a.k_dim,
-			g->a.queries, g->a.q_heads);
-		compare_tiles(g, what);
-		rig_free(g);
-	}
-}
-
-/* More queries of all heads than one call of the kernel has room for. */
-static void tiles_of_many_heads(void **state)
-{
-	(void)state;
-	if (!tiles)
-		skip();
-	for (uint32_t kv_heads = 2; kv_heads <= 4; kv_heads++) {
-		struct rig *g = rig_new(8, 128 * kv_heads, kv_heads, 64);
-
-		assert_true(8 * g->a.q_heads > KVP_ATTEND_Q_HEADS_MAX);
-		add_part(g, "tq4", "tq4", 24);
-		add_part(g, "tq4", "tq4", 7);
-		compare_tiles(g, "many heads");
-		rig_free(g);
-	}
-}
-
-/* Beside what tiles do not know, with masks, and without anything to see. */
-static void tiles_among_others(void **state)
-{
-	(void)state;
-	if (!tiles)
-		skip();
-	for (uint32_t i = 0; i < 12; i++) {
-		struct rig *g = rig_new(2, 8, 2, 128);
-
-		add_part(g, "tq4", "kivi2", 64);
-		add_part(g, "kivi4", "tq4", 100);
-		add_part(g, "tq4", "tq4", 90);
-		add_part(g, "tq3", "tq4-nc", 64);
-		add_part(g, "native", "native", 33);
-		g->a.mask_stride = g->total;
-		g->mask = alloc(2 * (size_t)g->total * sizeof *g->mask);
-		for (uint32_t t = 0; t < 2 * g->total; t++)
-			g->mask[t] = inputs_random() % 3 ? 0.25f * (float)(t % 5) : -INFINITY;
-		g->a.mask = i % 2 ? g->mask : NULL;
-		if (!g->a.mask) {
-			free(g->mask);
-			g->mask = NULL;
-		}
-		compare_tiles(g, "among others");
-		rig_free(g);
-	}
-}
-
-/* A query that is no number, or endless, stays so, and no other becomes it. */
-static void tiles_and_nan(void **state)
-{
-	(void)state;
-	if (!tiles)
-		skip();
-	for (int i = 0; i < 2; i++) {
-		struct rig *g = rig_new(1, 8, 2, 128);
-		struct kvp_attend_result res = { 0 };
-
-		add_part(g, "tq4", "tq4", 64);
-		g->q[5 * 128 + 3] = i ? NAN : INFINITY;
-		run(g, tiles, &res);
-		for (uint32_t h = 0; h < 8; h++)
-			for (uint32_t c = 0; c < 128; c++)
-				assert_true(isfinite(g->out[h * 128 + c]) == (h != 5));
-		rig_free(g);
-	}
-}
-
 static int setup(void **state)
 {
 	(void)state;
@@ -1440,10 +1060,6 @@ static int setup(void **state)
 			return -1;
 	for (size_t i = n_kernels; i < LADDER; i++)
 		printf("%s: not on this machine, skipped\n", ladder[i].name);
-	if (kvp_kernels_new(KVP_CPU_ALL | KVP_CPU_TILES, &tiles) < 0)
-		return -1;
-	if (!tiles->tiles.begin)
-		tiles = kvp_kernels_free(tiles);
 	return 0;
 }
 
@@ -1452,7 +1068,6 @@ static int teardown(void **state)
 	(void)state;
 	for (size_t i = 0; i < n_kernels; i++)
 		kvp_kernels_free(kernels[i]);
-	kvp_kernels_free(tiles);
 	return 0;
 }
 
@@ -1484,10 +1099,6 @@ int main(int argc, char **argv)
 		cmocka_unit_test(refusals),
 		cmocka_unit_test(rows_of_any_geometry),
 		cmocka_unit_test(rotations_are_alike),
-		cmocka_unit_test(tiles_of_any_size),
-		cmocka_unit_test(tiles_of_many_heads),
-		cmocka_unit_test(tiles_among_others),
-		cmocka_unit_test(tiles_and_nan),
 	};
 
 	if (argc > 1 && !strcmp(argv[1], "--few"))

@@ -2,10 +2,11 @@
 /*
  * kvbench attention: one decode step over a compressed context, three ways: native fp16, the codec
  * decoded to fp16 and attended natively, and attended where it lies, by vectors and, where the
- * processor has them, by matrix tiles. Beside them the share of native and of fused attention that
+ * processor has either, by matrix tiles or by bytes. Beside them the share of native and of fused attention that
  * merely reading their bytes takes, and the cosine of the fused result with attention in double
  * precision over what the codec decodes to.
  */
+#include "kernels/dsp.h"
 #include "kernels/kvp_attend.h"
 #include "tools/kvbench/kbench.h"
 #include "tools/kvbench/kvbench.h"
@@ -36,7 +37,7 @@ struct context {
 
 struct job {
 	const struct kvp_kernels *k;
-	const struct kvp_kernels *tiles; /* with matrix tiles besides; NULL: not timed */
+	const struct kvp_kernels *tiles; /* with tiles or bytes besides; NULL: not timed */
 	uint32_t group;                  /* query heads of a KV head */
 	struct kvp_attention a;
 	float *q;
@@ -408,7 +409,7 @@ struct result {
 	double share;         /* of that which decoding takes */
 	double fused, own;    /* over codes, and reading these */
 	double cosine;
-	double tiles, tiles_cosine; /* the fused one again, by matrix tiles; 0: not timed */
+	double tiles, tiles_cosine; /* the fused one again, by tiles or bytes; 0: not timed */
 };
 
 /* In turn, so that other load of the machine hits all of them. */
@@ -499,14 +500,20 @@ static int bench_one(struct job *job, const char *name, const struct context *na
 	return r;
 }
 
-/* Beside the vectors' results those of matrix tiles. */
-static void print_tiles(const struct kbench_args *args, const struct result *res)
+static const char *tiles_name(const struct kvp_kernels *k)
+{
+	return k->tiles.begin ? "tiles" : "bytes";
+}
+
+/* Beside the vectors' results those of matrix tiles, or bytes. */
+static void print_tiles(
+	const struct kbench_args *args, const char *name, const struct result *res)
 {
 	double gain = res->native / res->tiles, bound = res->own / res->tiles;
 
 	if (args->json)
-		printf(",\"tiles_ms\":%.4f,\"tiles_gain\":%.3f,\"tiles_cosine\":%.10f",
-			res->tiles * 1e3, gain, res->tiles_cosine);
+		printf(",\"%s_ms\":%.4f,\"%s_gain\":%.3f,\"%s_cosine\":%.10f", name,
+			res->tiles * 1e3, name, gain, name, res->tiles_cosine);
 	else
 		printf(" %9.3f %5.0f%% %6.2f %12.10f", res->tiles * 1e3, 100.0 * bound, gain,
 			res->tiles_cosine);
@@ -531,7 +538,7 @@ static void print_result(const struct kbench_args *args, const struct job *job, 
 			res->decode * 1e3, 100.0 * res->share, res->fused * 1e3, 100.0 * bound,
 			gain, res->cosine);
 	if (job->tiles)
-		print_tiles(args, res);
+		print_tiles(args, tiles_name(job->tiles), res);
 	printf("%s", args->json ? "}" : "\n");
 	fflush(stdout);
 }
@@ -597,21 +604,23 @@ static int bench_queries(const struct kvp_kernels *k, const struct kvp_kernels *
 	return r;
 }
 
-/* Without --isa, matrix tiles are timed beside the vectors. Whether there are none is an answer, too. */
+/* Without --isa, tiles or bytes are timed beside the vectors. Whether there are none is an answer, too. */
 static int tiles_beside(const struct kbench_args *args, struct kvp_kernels **ret)
 {
+	const unsigned int either = KVP_CPU_TILES | KVP_CPU_BYTES;
+
 	*ret = NULL;
-	if (args->cpu_mask != KVP_CPU_ALL || !(kvp_cpu_detect() & KVP_CPU_TILES))
+	if (args->cpu_mask != KVP_CPU_ALL || !(kvp_cpu_detect() & either))
 		return 0;
-	return kvp_kernels_new(KVP_CPU_ALL | KVP_CPU_TILES, ret);
+	return kvp_kernels_new(KVP_CPU_ALL | either, ret);
 }
 
-static void print_head(int tiles)
+static void print_head(const struct kvp_kernels *tiles)
 {
 	printf("%8s %3s %-10s %9s %6s %10s %6s %9s %6s %6s %12s", "ctx", "q", "codec", "native_ms",
 		"floor", "dec+att_ms", "dec", "fused_ms", "floor", "gain", "cosine");
 	if (tiles)
-		printf(" %9s %6s %6s %12s", "tiles_ms", "floor", "gain", "cosine");
+		printf(" %6s_ms %6s %6s %12s", tiles_name(tiles), "floor", "gain", "cosine");
 	printf("\n");
 }
 
@@ -644,7 +653,7 @@ int kvbench_attention(int argc, char **argv)
 	if (args.json)
 		printf("[");
 	else
-		print_head(tiles != NULL);
+		print_head(tiles);
 	for (size_t i = 0; i < args.n_queries && !r; i++)
 		r = bench_queries(k, tiles, &args, args.queries[i], i == 0);
 	if (args.json)

@@ -150,6 +150,7 @@ static int parse_isa(const char *command, const char *name, unsigned int *ret_ma
 		{ "avx2", KVP_CPU_AVX2 },
 		{ "avx512", KVP_CPU_AVX2 | KVP_CPU_AVX512 },
 		{ "vbmi", KVP_CPU_ALL },
+		{ "bytes", KVP_CPU_ALL | KVP_CPU_BYTES },
 		{ "amx", KVP_CPU_ALL | KVP_CPU_TILES },
 	};
 
@@ -163,7 +164,7 @@ static int parse_isa(const char *command, const char *name, unsigned int *ret_ma
 		*ret_mask = isas[i].mask;
 		return 0;
 	}
-	return wrong(command, "isa", "c, avx2, avx512, vbmi or amx", name);
+	return wrong(command, "isa", "c, avx2, avx512, vbmi, bytes or amx", name);
 }
 
 static int parse_contexts(const char *command, char *list, struct kbench_args *args)
@@ -247,7 +248,7 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 		{ KBENCH_ISA, { .name = "isa",
 				      .help = "the highest instruction set to use (default: all)",
 				      .text = &isa,
-				      .takes = "c|avx2|avx512|vbmi|amx" } },
+				      .takes = "c|avx2|avx512|vbmi|bytes|amx" } },
 		{ KBENCH_THREADS, { .name = "threads",
 					  .help = "that share one step (default 1)",
 					  .value = &args.threads,
@@ -312,6 +313,7 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 		return r;
 	args.cpu_mask &= kvp_cpu_detect();
 	args.isa = args.cpu_mask & KVP_CPU_TILES    ? "amx"
+		   : args.cpu_mask & KVP_CPU_BYTES  ? "bytes"
 		   : args.cpu_mask & KVP_CPU_VBMI   ? "vbmi"
 		   : args.cpu_mask & KVP_CPU_AVX512 ? "avx512"
 		   : args.cpu_mask & KVP_CPU_AVX2   ? "avx2"

@@ -27,7 +27,7 @@ enum kvr_coded_mode {
 struct kvr_coded_opts {
 	uint32_t codec[2]; /* of K, of V */
 	enum kvr_coded_mode mode;
-	int tiles; /* attend by matrix tiles where there are any (KVP_CPU_TILES): less exactly */
+	int tiles; /* attend by tiles or bytes (KVP_CPU_TILES, KVP_CPU_BYTES): less exactly */
 };
 
 struct kvr_coded_report {

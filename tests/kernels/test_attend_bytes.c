@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attention over tq in 4 bits by bytes, with matrix tiles and with vectors: against a double-precision
+ * reference, and against each other.
+ */
+#include "kernels/dsp.h"
+#include "kernels/kvp_attend.h"
+#include "tests/kernels/attend_rig.h"
+#include "tests/kernels/guard.h"
+#include "tests/kernels/inputs.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static struct kvp_kernels *plain; /* that encode */
+static struct kvp_kernels *ways[2];
+static size_t n_ways;
+/* With `--few`, for sanitizers, every fifth case of the longest list; the seed says which. */
+static uint32_t stride = 1;
+
+static const char *name_of(size_t way)
+{
+	return ways[way]->tiles.begin ? "tiles" : "bytes";
+}
+
+/* A part in memory that ends with it. */
+static void part_in_guards(struct rig *g, uint32_t i, struct guard *ret)
+{
+	struct kvp_attend_plane *plane[] = { &g->part[i].k, &g->part[i].v };
+
+	for (size_t j = 0; j < 2; j++) {
+		ret[j] = guard_new(plane[j]->bytes, 16);
+		memcpy(ret[j].data, plane[j]->data, plane[j]->bytes);
+		plane[j]->data = ret[j].data;
+	}
+}
+
+/* A centroid is a byte: so much is a result off, where four bits cost a tenth of its length. */
+static const struct tolerance most = { 2e-2, 1.5e-2, 1e-2 };
+
+/*
+ * Each way against the reference, and both against each other: sums of integers are what they are, and
+ * everything else is the same code.
+ */
+static void compare_ways(struct rig *g, const char *what)
+{
+	struct guard part[2 * PARTS_MAX], out = guard_new(g->n * sizeof *g->out, 4);
+	const size_t masses = (size_t)g->a.kv_heads * g->total;
+	float *mass = rig_alloc(masses * sizeof *mass), *own = g->out;
+	float *first = rig_alloc(g->n * sizeof *first);
+
+	for (uint32_t i = 0; i < g->a.n_parts; i++)
+		part_in_guards(g, i, part + 2 * i);
+	g->out = (float *)(void *)out.data;
+	rig_reference(g);
+	for (size_t way = 0; way < n_ways; way++) {
+		struct kvp_attend_result res = { .mass = mass, .mass_stride = g->total };
+		double sum = 0.0;
+
+		rig_run(g, ways[way], &res);
+		assert_true(guard_intact(&out));
+		for (size_t row = 0; row < g->n / g->a.v_dim; row++)
+			rig_compare_row(g, row, &most, name_of(way), what);
+		for (size_t i = 0; i < masses; i++)
+			sum += (double)mass[i];
+		assert_true(fabs(sum / (g->a.queries * g->a.q_heads) - 1.0) < 1e-2);
+		if (way == 0)
+			memcpy(first, g->out, g->n * sizeof *first);
+		assert_memory_equal(g->out, first, g->n * sizeof *first);
+	}
+	for (uint32_t i = 0; i < 2 * g->a.n_parts; i++)
+		guard_free(&part[i]);
+	guard_free(&out);
+	free(mass);
+	free(first);
+	g->out = own;
+}
+
+/* From few queries to more than one pass; dims that fill pieces of 128 channels and do not; tails. */
+static void of_any_size(void **state)
+{
+	static const uint32_t dims[] = { 64, 128, 192, 256, 320, 512 };
+	static const uint32_t groups[] = { 1, 3, 4, 5, 8, 9, 12 };
+	static const char *const names[] = { "tq4", "tq4-nc", "tq4-h3-sphere", "tq4-plain-wide" };
+
+	(void)state;
+	if (!n_ways)
+		skip();
+	for (uint32_t i = (uint32_t)(inputs_seed % stride); i < 6 * 7 * 4; i += stride) {
+		struct rig *g = rig_new(plain, 1 + i % 4, 2 * groups[i % 7], 2, dims[i % 6]);
+		const char *name = names[i / 7 % 4];
+		char what[80];
+
+		for (uint32_t t = 0; t < 4; t++)
+			rig_add(g, name, name,
+				t < 2 ? 64 + 67 * t : 1 + (uint32_t)(inputs_random() % 40));
+		g->a.position = g->total - g->a.queries;
+		g->a.causal = 1;
+		g->a.window = i % 3 ? 0 : 100;
+		g->a.n_splits = 1 + i % 3;
+		snprintf(what, sizeof what, "%s dim %u queries %u of %u heads", name, g->a.k_dim,
+			g->a.queries, g->a.q_heads);
+		compare_ways(g, what);
+		rig_free(g);
+	}
+}
+
+/* More queries of all heads than one call of the kernel has room for. */
+static void of_many_heads(void **state)
+{
+	(void)state;
+	if (!n_ways)
+		skip();
+	for (uint32_t kv_heads = 2; kv_heads <= 4; kv_heads++) {
+		struct rig *g = rig_new(plain, 8, 128 * kv_heads, kv_heads, 64);
+
+		assert_true(8 * g->a.q_heads > KVP_ATTEND_Q_HEADS_MAX);
+		rig_add(g, "tq4", "tq4", 24);
+		rig_add(g, "tq4", "tq4", 7);
+		compare_ways(g, "many heads");
+		rig_free(g);
+	}
+}
+
+/* Beside what they do not know, with masks, and without anything to see. */
+static void among_others(void **state)
+{
+	(void)state;
+	if (!n_ways)
+		skip();
+	for (uint32_t i = 0; i < 12; i++) {
+		struct rig *g = rig_new(plain, 2, 8, 2, 128);
+
+		rig_add(g, "tq4", "kivi2", 64);
+		rig_add(g, "kivi4", "tq4", 100);
+		rig_add(g, "tq4", "tq4", 90);
+		rig_add(g, "tq3", "tq4-nc", 64);
+		rig_add(g, "native", "native", 33);
+		g->a.mask_stride = g->total;
+		g->mask = rig_alloc(2 * (size_t)g->total * sizeof *g->mask);
+		for (uint32_t t = 0; t < 2 * g->total; t++)
+			g->mask[t] = inputs_random() % 3 ? 0.25f * (float)(t % 5) : -INFINITY;
+		g->a.mask = i % 2 ? g->mask : NULL;
+		if (!g->a.mask) {
+			free(g->mask);
+			g->mask = NULL;
+		}
+		compare_ways(g, "among others");
+		rig_free(g);
+	}
+}
+
+/* A query that is no number, or endless, stays so, and no other becomes it. */
+static void with_nan(void **state)
+{
+	(void)state;
+	if (!n_ways)
+		skip();
+	for (int i = 0; i < 2; i++) {
+		struct rig *g = rig_new(plain, 1, 8, 2, 128);
+		struct kvp_attend_result res = { 0 };
+
+		rig_add(g, "tq4", "tq4", 64);
+		g->q[5 * 128 + 3] = i ? NAN : INFINITY;
+		for (size_t way = 0; way < n_ways; way++) {
+			rig_run(g, ways[way], &res);
+			for (uint32_t h = 0; h < 8; h++)
+				for (uint32_t c = 0; c < 128; c++)
+					assert_true(isfinite(g->out[h * 128 + c]) == (h != 5));
+		}
+		rig_free(g);
+	}
+}
+
+/* Those that this machine has and that are granted to this process. */
+static int setup(void **state)
+{
+	static const unsigned int mask[] = { KVP_CPU_TILES, KVP_CPU_BYTES };
+
+	(void)state;
+	inputs_init();
+	printf("seed %llu\n", (unsigned long long)inputs_seed);
+	if (kvp_kernels_new(KVP_CPU_ALL, &plain) < 0)
+		return -1;
+	for (size_t i = 0; i < sizeof mask / sizeof *mask; i++) {
+		struct kvp_kernels *k;
+
+		if (kvp_kernels_new(KVP_CPU_ALL | mask[i], &k) < 0)
+			return -1;
+		if (k->tiles.step) {
+			ways[n_ways++] = k;
+			continue;
+		}
+		printf("%s: not on this machine, skipped\n",
+			mask[i] == KVP_CPU_TILES ? "tiles" : "bytes");
+		kvp_kernels_free(k);
+	}
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < n_ways; i++)
+		kvp_kernels_free(ways[i]);
+	kvp_kernels_free(plain);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(of_any_size),
+		cmocka_unit_test(of_many_heads),
+		cmocka_unit_test(among_others),
+		cmocka_unit_test(with_nan),
+	};
+
+	if (argc > 1 && !strcmp(argv[1], "--few"))
+		stride = 5;
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

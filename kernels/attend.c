@@ -242,10 +242,10 @@ static struct kvp_queries queries_of(
 		ws->tiles & 1u << domain ? tiles_place(a, s, domain, head) : NULL };
 }
 
-/* As many queries of a KV head as tiles are configured for; 0: none are. */
+/* As many queries of a KV head as there are tiles or bytes for; 0: there are none. */
 static uint32_t tiles_for(const struct kvp_kernels *k, const struct shape *s)
 {
-	return k->tiles.queries ? s->rows : 0;
+	return k->tiles.queries && s->rows >= k->tiles.least ? s->rows : 0;
 }
 
 /* Queries in all their domains, and what matrix tiles take of them. */
@@ -537,7 +537,7 @@ static uint32_t heads_at_once(const struct kvp_kernels *k, const struct kvp_atte
 {
 	const struct part_view *pv = c->pv;
 
-	if (!k->tiles.step || s->rows > KVP_ATTEND_Q_HEADS_MAX || c->k.form != KVP_FORM_BOOK ||
+	if (!tiles_for(k, s) || s->rows > KVP_ATTEND_Q_HEADS_MAX || c->k.form != KVP_FORM_BOOK ||
 		c->v.form != KVP_FORM_BOOK || !all_visible(a, c))
 		return 0;
 	if (c->n < pv->part->tokens || s->rows * a->kv_heads > KVP_ATTEND_Q_HEADS_MAX)

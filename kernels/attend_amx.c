@@ -200,6 +200,7 @@ void kvp_attend_init_tiles(struct kvp_kernels *k)
 {
 	k->attend[KVP_FORM_BOOK].score = score_tiles;
 	k->attend[KVP_FORM_BOOK].accumulate = accumulate_tiles;
+	k->tiles.least = 1;
 	k->tiles.begin = begin;
 	k->tiles.end = end;
 	k->tiles.step = kvp_step_tiles;

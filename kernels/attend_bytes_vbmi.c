@@ -101,6 +101,25 @@ void kvp_byte_queries(const float *f, uint32_t rows, uint32_t dim, void *ret)
 			(void *)(to + i / KVP_TILE_QUERIES * pass));
 }
 
+#define LINE 64u /* bytes that are fetched together */
+
+/*
+ * What is read next is fetched evenly, as many lines as there are here: one for every four channels of keys
+ * and four rows of values. Where that of row t begins; in more pieces than one it is fetched at once. Not
+ * wanted: the rows themselves.
+ */
+INLINE const uint8_t *next_of(const struct kvp_rows *r, uint32_t t, int wanted)
+{
+	const size_t at = (size_t)t * (r->dim / 2);
+
+	wanted = wanted && r->next_n;
+	if (wanted && r->next_stride == (ptrdiff_t)r->next_bytes)
+		return r->next + at;
+	for (uint32_t i = 0; wanted && !t && i < r->n; i += TILE)
+		fetch_next(r, i);
+	return r->codes + at;
+}
+
 /* ---- keys ---- */
 
 /* 16 bytes of each of GROUP rows: x[i] has rows 4 i .. 4 i + 3, or i, i + 4, .. where they are turned. */
@@ -132,7 +151,8 @@ INLINE void turn_group(const struct group *g, uint32_t at, __m512i *x)
  * afterwards those of the group behind it, which are laid ready in time.
  */
 INLINE void multiply_group(const struct group *g, const struct group *behind, uint32_t dim,
-	const struct kvp_tiles *q, uint32_t m, __m512i book, __m512i *x, __m512i *ret)
+	const struct kvp_tiles *q, uint32_t m, __m512i book, const uint8_t *next, __m512i *x,
+	__m512i *ret)
 {
 	__m512i sum[2 * KVP_TILE_QUERIES];
 
@@ -158,6 +178,8 @@ INLINE void multiply_group(const struct group *g, const struct group *behind, ui
 					_mm512_permutexvar_epi8(_mm512_srli_epi16(x[k], 4), book);
 
 				y[k] = four_pieces(after + k * of->next, of->apart);
+				_mm_prefetch(next, _MM_HINT_T1);
+				next += LINE;
 				UNROLL for (uint32_t i = 0; i < 2 * m; i++) sum[i] =
 					dot_four(sum[i], low, four + 8 * m * k + 4 * i);
 				UNROLL for (uint32_t i = 0; i < 2 * m; i++) sum[i] = dot_four(
@@ -187,12 +209,6 @@ INLINE struct group group_at(const struct kvp_rows *r, uint32_t t, int turned, u
 		      : (struct group){ row, stride, 4 * stride };
 }
 
-INLINE void fetch_group(const struct kvp_rows *r, uint32_t t, uint32_t lines)
-{
-	for (uint32_t i = 0; i < GROUP; i += TILE)
-		fetch_lines(r, t + i, lines);
-}
-
 static void score(const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
 	const uint8_t *pass = q->tiles;
@@ -209,23 +225,22 @@ static void score(const struct kvp_rows *r, const struct kvp_queries *q, float *
 	for (uint32_t i = 0; i < q->n; i += KVP_TILE_QUERIES, pass += kvp_tiles_bytes(r->dim)) {
 		const struct kvp_tiles *tiles = (const void *)pass;
 		const uint32_t nq = least(q->n - i, KVP_TILE_QUERIES);
-		const uint32_t lines = i ? NO_LINES : lines_of(r);
+		const uint8_t *next = next_of(r, 0, !i);
 
-		for (uint32_t t = 0; t < r->n; t += GROUP) {
+		for (uint32_t t = 0; t < r->n; t += GROUP, next += GROUP * r->dim / 2) {
 			const __m512 scale = _mm512_mul_ps(
 				_mm512_loadu_ps(c.scale + t), _mm512_set1_ps(b.value));
 			uint8_t copy[GROUP * DIM_MAX / 2];
 			struct group g = group_at(r, t, 0, copy);
 			__m512i x[KVP_TILE_QUERIES], first[4];
 
-			fetch_group(r, t, lines);
 			turn_group(&g, 0, first);
 			if (columns_of(q->n) == 4)
-				multiply_group(
-					&g, &g, r->dim, tiles, 4, unsigned_book(b.book), first, x);
+				multiply_group(&g, &g, r->dim, tiles, 4, unsigned_book(b.book),
+					next, first, x);
 			else
 				multiply_group(&g, &g, r->dim, tiles, KVP_TILE_QUERIES,
-					unsigned_book(b.book), first, x);
+					unsigned_book(b.book), next, first, x);
 			for (uint32_t j = 0; j < nq; j++)
 				_mm512_store_ps(s + (i + j) * s_stride + t,
 					_mm512_mul_ps(_mm512_cvtepi32_ps(x[j]),
@@ -271,7 +286,7 @@ INLINE void multiply_four(__m512i x, const int8_t *four, __m512i book, __m512i o
 
 /* The values of n rows, n <= ROWS, at 16 bytes of each, and where their sums are to go. */
 struct values {
-	const uint8_t *at;
+	const uint8_t *at, *next; /* next: a line for every four rows */
 	ptrdiff_t stride;
 	uint32_t n, nq;
 	const struct byte_weights *w;
@@ -293,8 +308,13 @@ INLINE void add_values(
 		sum[i / m * 2 * m + i % m] = _mm512_setzero_si512();
 		sum[i / m * 2 * m + i % m + m] = _mm512_set1_epi32(v->w->less[i % m]);
 	}
-	for (; four < end; four += TILE, at += TILE * v->stride)
+	for (const uint8_t *next = v->next; four < end; four += TILE, at += TILE * v->stride) {
 		multiply_four(four_pieces(at, v->stride), four, book, order, m, half, halves, sum);
+		if (half)
+			continue;
+		_mm_prefetch(next, _MM_HINT_T1);
+		next += LINE;
+	}
 	if (v->n % TILE)
 		multiply_four(rest_of_rows(at, v->stride, v->n % TILE), four, book, order, m, half,
 			halves, sum);
@@ -337,22 +357,23 @@ INLINE void fade_rows(const float *fade, uint32_t nq, uint32_t dim, float *acc)
 
 /* The sums of rows [first, first + n) to those before times `fade`. */
 INLINE void add_rows(const struct kvp_rows *r, const struct byte_weights *w, __m512i book,
-	uint32_t first, uint32_t n, uint32_t m, uint32_t nq, uint32_t lines, const float *fade,
+	uint32_t first, uint32_t n, uint32_t m, uint32_t nq, int fetch, const float *fade,
 	float *acc)
 {
-	struct values v = { r->codes + (ptrdiff_t)first * r->stride, r->stride, n, nq, w, acc,
-		r->dim / 2 };
+	struct values v = { r->codes + (ptrdiff_t)first * r->stride, next_of(r, first, fetch),
+		r->stride, n, nq, w, acc, r->dim / 2 };
 
 	fade_rows(fade, nq, r->dim, acc);
-	for (uint32_t t = 0; lines != NO_LINES && t < n; t += TILE)
-		fetch_lines(r, first + t, lines);
-	for (uint32_t at = 0; at < r->dim / 2; at += 16, v.at += 16, v.to += 16) {
-		if (m == 4) {
+	for (uint32_t at = 0; at < r->dim / 2; at += 16) {
+		if (m == 4)
 			add_values_4(&v, book);
-			continue;
+		else {
+			add_first_8(&v, book);
+			add_second_8(&v, book);
 		}
-		add_first_8(&v, book);
-		add_second_8(&v, book);
+		v.at += 16;
+		v.to += 16;
+		v.next += n / TILE * LINE;
 	}
 }
 
@@ -374,7 +395,6 @@ static void accumulate(const struct kvp_rows *r, const struct kvp_weights *w, fl
 	for (uint32_t i = 0; i < w->nq; i += m) {
 		struct kvp_weights part = { least(w->nq - i, m), w->w + i * w->stride, w->stride,
 			w->fade + i };
-		const uint32_t lines = i ? NO_LINES : lines_of(r);
 
 		for (uint32_t t = 0; t < r->n; t += ROWS) {
 			struct byte_weights bw __attribute__((aligned(64)));
@@ -383,11 +403,11 @@ static void accumulate(const struct kvp_rows *r, const struct kvp_weights *w, fl
 
 			weigh_rows(&part, &c, t, n, b.value, m, part.nq, &bw);
 			if (m == 4)
-				add_rows(r, &bw, unsigned_book(b.book), t, n, 4, part.nq, lines,
+				add_rows(r, &bw, unsigned_book(b.book), t, n, 4, part.nq, !i,
 					part.fade, to);
 			else
 				add_rows(r, &bw, unsigned_book(b.book), t, n, KVP_TILE_QUERIES,
-					part.nq, lines, part.fade, to);
+					part.nq, !i, part.fade, to);
 			part.fade = ones;
 		}
 	}
@@ -421,6 +441,7 @@ INLINE void multiply_rows(
 {
 	const struct kvp_rows *k = &p->keys;
 	const __m512i book = unsigned_book(p->k.book);
+	const uint8_t *next = next_of(k, first, p->at == 0);
 	uint8_t copy[GROUP * DIM_MAX / 2];
 	struct group g;
 	__m512i x[4];
@@ -434,9 +455,9 @@ INLINE void multiply_rows(
 			t + GROUP < n ? group_at(k, first + t + GROUP, 1, copy) : g;
 		__m512i sum[KVP_TILE_QUERIES];
 
-		fetch_group(k, first + t, p->key_lines);
-		multiply_group(&g, &behind, k->dim, p->q, m, book, x, sum);
+		multiply_group(&g, &behind, k->dim, p->q, m, book, next, x, sum);
 		put_group(sum, m, a->sum + t * m);
+		next += GROUP * k->dim / 2;
 		g = behind;
 	}
 }
@@ -473,21 +494,22 @@ INLINE void beside_softmax(
 	(void)first;
 	(void)n;
 	(void)a;
-	fetch_ahead(&p->ahead);
+	(void)p;
 }
 
 INLINE void add_values_of(struct pass *p, const struct byte_weights *w, uint32_t m, uint32_t first,
 	uint32_t n, const float *fade, float *acc, struct area *a)
 {
 	(void)a;
-	add_rows(&p->values, w, unsigned_book(p->v.book), first, n, m, p->nq, p->value_lines, fade,
-		acc);
+	add_rows(
+		&p->values, w, unsigned_book(p->v.book), first, n, m, p->nq, p->at == 0, fade, acc);
 }
 
 void kvp_attend_init_bytes(struct kvp_kernels *k)
 {
 	k->attend[KVP_FORM_BOOK].score = score;
 	k->attend[KVP_FORM_BOOK].accumulate = accumulate;
+	k->tiles.least = 2; /* one query alone is as quick in floats */
 	k->tiles.step = step;
 	k->tiles.queries = kvp_byte_queries;
 }

@@ -254,10 +254,12 @@ struct kvp_kernels {
 		kvp_accumulate_fn *accumulate;
 	} attend[KVP_FORMS];
 	/*
-	 * Matrix tiles, where there are any: a thread configures its own for so many queries of a KV
-	 * head, and lets go of them; queries [rows][dim] become bytes.
+	 * Matrix tiles or bytes, where there are either: for KV heads with as many queries as are worth
+	 * it; these, [rows][dim], become bytes. A thread configures its own tiles for so many queries
+	 * of a KV head, and lets go of them; bytes need neither.
 	 */
 	struct {
+		uint32_t least;
 		void (*begin)(uint32_t rows);
 		void (*end)(void);
 		void (*queries)(const float *f, uint32_t rows, uint32_t dim, void *ret_tiles);

@@ -26,7 +26,8 @@
  *   lossless, layouts of       what they save is memory, not time. lossless decodes all tokens of a
  *   others                     head before a chunk, too.
  * With KVP_CPU_TILES tq in 4 bits, of dims that are multiples of 64: matrix tiles, in which a centroid is a
- * byte and a query's or weight's number two.
+ * byte and a query's or weight's number two. With KVP_CPU_BYTES and from two queries of a KV head on: the same
+ * by vectors and vpdpbusd, with the same results to the bit.
  * While a chunk is worked on, the rows of the next are fetched into the second cache.
  *
  * Three phases, so that threads can share the work (split-K):
@@ -41,7 +42,7 @@
  * and be one of all weights. Values and weights as words cost up to 1e-3 of the result's length,
  * usually 1e-4, relative to the weights that are large; reference C has none of that. So results of
  * different instruction sets agree within 1e-3, not bit for bit; those of one instruction set and
- * one partition into splits are reproducible. With tiles scores and values are off by what a byte is: usually
+ * one partition into splits are reproducible. With tiles or bytes scores and values are off by what a byte is: usually
  * 1.5e-3 of the result's length, with a sphere's book up to 1.1e-2, where four bits themselves cost .1.
  */
 #ifndef KVP_ATTEND_H

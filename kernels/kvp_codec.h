@@ -362,8 +362,9 @@ struct kvp_encode_opts {
  */
 #define KVP_CPU_TILES 8u
 /*
- * The same attention, equal to the bit, by vectors of bytes: for who has KVP_CPU_VBMI and no tiles, or is
- * not granted them. Not among "all" because it is less exact than what is there without.
+ * The same attention by vectors of bytes, equal to the bit from two queries of a KV head on: for who has
+ * KVP_CPU_VBMI and no tiles, or is not granted them. Not among "all" because it is less exact than what is
+ * there without.
  */
 #define KVP_CPU_BYTES 16u
 

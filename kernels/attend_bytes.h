@@ -41,12 +41,16 @@ struct bytes {
 static const float often[8] = { 0.2002f, 0.1870f, 0.1627f, 0.1311f, 0.0959f, 0.0613f, 0.0324f,
 	0.0094f };
 
-/* The scale, of sixteen up to the largest that there can be, at which bytes are least off. */
+/*
+ * The scale, of sixteen, at which bytes are least off. Spheres of 128 channels and more have theirs between .816
+ * and .8223 of the largest that there can be, the more channels the nearer to the Gaussian's; that of 64 at
+ * .9595. Minima are narrow: sixteen evenly over all are off by up to half as much again.
+ */
 static inline float scale_of(const float *cent)
 {
-	const __m512 lane = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-	const __m512 s = _mm512_mul_ps(_mm512_set1_ps(127.0f / cent[15]),
-		_mm512_fnmadd_ps(lane, _mm512_set1_ps(0.0165f), _mm512_set1_ps(1.0f)));
+	const __m512 part = _mm512_setr_ps(0.816f, 0.8165f, 0.817f, 0.8175f, 0.818f, 0.8185f,
+		0.819f, 0.8195f, 0.82f, 0.8205f, 0.821f, 0.8215f, 0.822f, 0.9f, 0.9595f, 1.0f);
+	const __m512 s = _mm512_mul_ps(_mm512_set1_ps(127.0f / cent[15]), part);
 	__m512 sum = _mm512_setzero_ps();
 	float scale[16];
 

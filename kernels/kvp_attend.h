@@ -42,8 +42,9 @@
  * and be one of all weights. Values and weights as words cost up to 1e-3 of the result's length,
  * usually 1e-4, relative to the weights that are large; reference C has none of that. So results of
  * different instruction sets agree within 1e-3, not bit for bit; those of one instruction set and
- * one partition into splits are reproducible. With tiles or bytes scores and values are off by what a byte is: usually
- * 1.5e-3 of the result's length, with a sphere's book up to 1.1e-2, where four bits themselves cost .1.
+ * one partition into splits are reproducible. With tiles or bytes scores and
+ * values are off by what a byte is: usually 1.5e-3 of the result's length over thousands of tokens and 4e-3
+ * over hundreds, up to 1.3e-2, where four bits themselves cost .1.
  */
 #ifndef KVP_ATTEND_H
 #define KVP_ATTEND_H

@@ -6,7 +6,6 @@
  * merely reading their bytes takes, and the cosine of the fused result with attention in double
  * precision over what the codec decodes to.
  */
-#include "kernels/dsp.h"
 #include "kernels/kvp_attend.h"
 #include "tools/kvbench/kbench.h"
 #include "tools/kvbench/kvbench.h"
@@ -500,14 +499,13 @@ static int bench_one(struct job *job, const char *name, const struct context *na
 	return r;
 }
 
-static const char *tiles_name(const struct kvp_kernels *k)
+static const char *tiles_name(void)
 {
-	return k->tiles.begin ? "tiles" : "bytes";
+	return kvp_cpu_detect() & KVP_CPU_TILES ? "tiles" : "bytes";
 }
 
 /* Beside the vectors' results those of matrix tiles, or bytes. */
-static void print_tiles(
-	const struct kbench_args *args, const char *name, const struct result *res)
+static void print_tiles(const struct kbench_args *args, const char *name, const struct result *res)
 {
 	double gain = res->native / res->tiles, bound = res->own / res->tiles;
 
@@ -538,7 +536,7 @@ static void print_result(const struct kbench_args *args, const struct job *job, 
 			res->decode * 1e3, 100.0 * res->share, res->fused * 1e3, 100.0 * bound,
 			gain, res->cosine);
 	if (job->tiles)
-		print_tiles(args, tiles_name(job->tiles), res);
+		print_tiles(args, tiles_name(), res);
 	printf("%s", args->json ? "}" : "\n");
 	fflush(stdout);
 }
@@ -615,12 +613,12 @@ static int tiles_beside(const struct kbench_args *args, struct kvp_kernels **ret
 	return kvp_kernels_new(KVP_CPU_ALL | either, ret);
 }
 
-static void print_head(const struct kvp_kernels *tiles)
+static void print_head(int tiles)
 {
 	printf("%8s %3s %-10s %9s %6s %10s %6s %9s %6s %6s %12s", "ctx", "q", "codec", "native_ms",
 		"floor", "dec+att_ms", "dec", "fused_ms", "floor", "gain", "cosine");
 	if (tiles)
-		printf(" %6s_ms %6s %6s %12s", tiles_name(tiles), "floor", "gain", "cosine");
+		printf(" %6s_ms %6s %6s %12s", tiles_name(), "floor", "gain", "cosine");
 	printf("\n");
 }
 
@@ -653,7 +651,7 @@ int kvbench_attention(int argc, char **argv)
 	if (args.json)
 		printf("[");
 	else
-		print_head(tiles);
+		print_head(tiles != NULL);
 	for (size_t i = 0; i < args.n_queries && !r; i++)
 		r = bench_queries(k, tiles, &args, args.queries[i], i == 0);
 	if (args.json)

@@ -267,7 +267,8 @@ int kvr_kv_coded_new(const struct kvr_config *config, const struct kvr_geom *geo
 		return kvr_fail(ret_error, -ENOMEM, "no memory");
 	c->kv = (struct kvr_kv){ &coded_ops, *geom, &c->coding };
 	c->head_dim = config->head_dim;
-	r = kvp_kernels_new(KVP_CPU_ALL | (opts->tiles ? KVP_CPU_TILES | KVP_CPU_BYTES : 0), &c->kernels);
+	r = kvp_kernels_new(
+		KVP_CPU_ALL | (opts->tiles ? KVP_CPU_TILES | KVP_CPU_BYTES : 0), &c->kernels);
 	c->coding.kernels = c->kernels;
 	for (uint32_t value = 0; r == 0 && value < 2; value++) {
 		c->codec[value] = opts->codec[value];

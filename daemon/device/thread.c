@@ -774,7 +774,7 @@ static const char *got_sum(struct kvpd_device *d, const struct kvpd_p_summed *s)
 			continue;
 		d->sum[i].copy = NULL;
 		if (s->status < 0)
-			copy_over(d, c, s->status == -EAGAIN ? -EAGAIN : -EIO);
+			copy_over(d, c, -EIO);
 		else
 			copy_summed(d, c, s->sum);
 		return NULL;

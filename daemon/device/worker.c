@@ -28,6 +28,7 @@
 
 #define FLIGHTS  (KVPD_WAYS * KVPD_DRIVER_FLIGHT)
 #define RETRY_MS 1
+#define SUM_TRIES 100u
 
 enum { EXIT_GONE = 0, EXIT_USAGE = 2, EXIT_LOST = 3, EXIT_PROTOCOL = 4, EXIT_OPEN = 5 };
 
@@ -105,6 +106,22 @@ static void poll_copies(void);
 
 /* ---- sums ----------------------------------------------------------------------------------- */
 
+/*
+ * -EAGAIN of a sum is what the daemon says of a worker that ended before it: a driver that is busy is asked again, and what it
+ * will not read has failed.
+ */
+static int sum_there(struct sum *s)
+{
+	int r = -EAGAIN;
+
+	for (uint32_t i = 0; r == -EAGAIN && i < SUM_TRIES; i++) {
+		if (i)
+			usleep(RETRY_MS * 1000);
+		r = w.ops->seg_sum(w.driver, s->what.id, s->what.off, s->what.bytes, &s->sum);
+	}
+	return r == -EAGAIN ? -EIO : r;
+}
+
 static void *summer(void *arg)
 {
 	(void)arg;
@@ -119,8 +136,7 @@ static void *summer(void *arg)
 		if (s->what.host)
 			s->sum = kvp_payload_checksum(s->addr + s->what.off, s->what.bytes);
 		else
-			s->status = w.ops->seg_sum(
-				w.driver, s->what.id, s->what.off, s->what.bytes, &s->sum);
+			s->status = sum_there(s);
 		pthread_mutex_lock(&w.lock);
 		w.sum_begun++;
 		(void)eventfd_write(w.sum_event, 1);

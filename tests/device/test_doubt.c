@@ -99,8 +99,9 @@ static void wait_up(struct dev_world *w, uint64_t restarts)
 	assert_true(dev_await(w, "devices", "up"));
 }
 
-/* The next copy ends the worker by an illegal address. */
-static void break_it(struct dev_world *w, struct dev_prompt *p)
+/* The next copy ends the worker by an illegal address. `then`: what goes wrong from then on, until the device is up again. */
+static void break_then(
+	struct dev_world *w, struct dev_prompt *p, const struct cudadrv_fault *then)
 {
 	const struct cudadrv_fault fault = {
 		.function = "op:copy",
@@ -119,7 +120,17 @@ static void break_it(struct dev_world *w, struct dev_prompt *p)
 		(void)dev_warm(w, p, &why);
 	assert_int_equal(cudadrv_hit(sim, number), 1);
 	assert_int_equal(cudadrv_clear(sim), 0);
+	if (then)
+		assert_int_equal(cudadrv_set(sim, then, &number), 0);
 	wait_up(w, restarts + 1);
+	if (then)
+		assert_int_equal(cudadrv_hit(sim, number), then->times);
+	assert_int_equal(cudadrv_clear(sim), 0);
+}
+
+static void break_it(struct dev_world *w, struct dev_prompt *p)
+{
+	break_then(w, p, NULL);
 }
 
 static struct dev_prompt *fill(struct dev_world *w, uint32_t n)
@@ -161,6 +172,30 @@ static void what_is_as_it_was_stays(void **state)
 	assert_true(dev_warm_all(&w, &p[PROMPTS]));
 	assert_int_equal(dev_figure(&w, "blocks"), (PROMPTS + 1) * DEV_BLOCKS);
 	dev_release(&p[PROMPTS]);
+	dev_end(&w);
+	free(p);
+}
+
+/* A driver that is busy when a sample is read is asked again: that says nothing of what lies there. */
+static void a_busy_driver_is_asked_again(void **state)
+{
+	const struct cudadrv_fault busy = {
+		.function = "cuEventSynchronize",
+		.program = "kvpool-device",
+		.action = CUDADRV_RETURN,
+		.times = 8,
+		.value = 600,
+	};
+	struct dev_world w = { 0 };
+	struct dev_prompt *p;
+
+	(void)state;
+	dev_begin(&w, GPU, "");
+	p = fill(&w, 1);
+	break_then(&w, &p[1], &busy);
+	assert_int_equal(dev_figure(&w, "losses_total"), 0);
+	assert_true(verified(&w) > 0);
+	dev_release(&p[1]);
 	dev_end(&w);
 	free(p);
 }
@@ -305,6 +340,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(what_is_as_it_was_stays, begin, end),
+		cmocka_unit_test_setup_teardown(a_busy_driver_is_asked_again, begin, end),
 		cmocka_unit_test_setup_teardown(a_damaged_segment_goes, begin, end),
 		cmocka_unit_test_setup_teardown(what_ends_workers_is_not_believed, begin, end),
 		cmocka_unit_test_setup_teardown(a_check_reads_what_lies_there, begin, end),

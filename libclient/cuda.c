@@ -20,6 +20,7 @@
 #define ASK_TRIES   3u
 #define BUSY_US     50u    /* between looks at bytes on their way */
 #define SWEEP_US    50000u /* at lanes of former daemons */
+#define ACK_US      10000u /* at a daemon that does not read just now */
 #define SLACK_NS    1000ul /* of threads' sleeps */
 #define LOOK_NS     (2 * NS_PER_MS)
 #define NS_PER_S    UINT64_C(1000000000)
@@ -264,6 +265,8 @@ static uint64_t look_around(struct kvp_cuda *cuda)
 
 	if (lanes_serve(cuda))
 		us = SWEEP_US;
+	if (acks_serve(cuda))
+		us = ACK_US;
 	return stage_serve(cuda) ? BUSY_US : us;
 }
 

@@ -119,7 +119,8 @@ struct arrival {
 	struct attachment *att;
 	struct kvp_msg_extent x;
 	int fd;
-	uint32_t acked; /* of attachment.owns: the daemon knows that it can be written */
+	/* Of attachment.owns: the daemon is to be told that it can be written, and has been. */
+	uint32_t to_ack, acked;
 };
 
 /* A stream that waits for a ticket: for word number i to reach value. lock */
@@ -193,6 +194,7 @@ struct kvp_cuda {
 	struct sleeper work, watch;
 	/* The watcher's: since when nothing has come of what somebody waits for. */
 	uint64_t awaited_ns, awaited_sum;
+	uint32_t acks; /* the thread's: the daemon has to be told of arenas, see acks_serve() */
 	KVP_ATOMIC(uint32_t) closing;
 	KVP_ATOMIC(uint32_t) dirty; /* memory has come, or is to go: all of it is to be looked at */
 };
@@ -238,6 +240,8 @@ void cuda_rouse(struct kvp_cuda *cuda);
 
 /* The thread's: takes what has arrived, lets go of what is to go. */
 void maps_serve(struct kvp_cuda *cuda);
+/* The thread's: tells daemons which arenas can be written. 1: a socket has no room for that now. */
+int acks_serve(struct kvp_cuda *cuda);
 /* Asks for all that lies on the lane's device; what this client writes there has come already. */
 void maps_want(struct kvp_cuda *cuda, struct lane *lane);
 /* The lane goes, and what it maps. */
@@ -298,6 +302,8 @@ void waits_end(struct kvp_cuda *cuda);
 
 /* The library's thread. The daemon has sent an extent of a device; the descriptor stays the caller's. */
 void cuda_extent_came(struct attachment *att, const struct kvp_msg_extent *x, int fd);
+/* Has the client one on the device that its daemon gives this number? */
+int cuda_reaches(struct kvp_client *client, const struct attachment *att, uint32_t device);
 /* The attachment goes. */
 void cuda_owns_free(struct attachment *att);
 /* The library's thread. Nobody finds it any more. 1: it is mapped somewhere. */

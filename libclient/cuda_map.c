@@ -16,8 +16,6 @@
 
 #define ACCESS_TRIES 50u /* the driver is not ready while much is under way */
 #define ACCESS_NS    2000000L
-#define ACK_TRIES    100u /* the daemon does not read just now */
-#define ACK_NS       10000000L
 
 /* ---- what comes and goes, on the library's own thread ---------------------------------------- */
 
@@ -69,6 +67,20 @@ static void own_keep(struct attachment *att, const struct kvp_msg_extent *x, int
 	arrivals_remove(&att->owns, att, x->extent);
 	if (a)
 		arrival_push(&att->owns, a);
+}
+
+int cuda_reaches(struct kvp_client *c, const struct attachment *att, uint32_t device)
+{
+	int reaches = 0;
+
+	pthread_mutex_lock(&c->cuda_lock);
+	for (struct kvp_cuda *u = c->cudas; u && !reaches; u = u->next) {
+		struct lane *l = lane_of(u, att);
+
+		reaches = l && lane_device(u, l) == device;
+	}
+	pthread_mutex_unlock(&c->cuda_lock);
+	return reaches;
 }
 
 void cuda_owns_free(struct attachment *att)
@@ -335,34 +347,50 @@ static struct arrival *own_of(const struct attachment *att, const struct kvp_msg
 	return own;
 }
 
-/*
- * This client can write there: the daemon waits for that before it grants slots. Once, though several of the client's
- * may map it.
- */
-static void acknowledge(struct attachment *att, const struct kvp_msg_extent *x)
+/* This client can write there: the daemon waits for that before it grants slots. */
+static void acknowledge(struct kvp_cuda *cuda, struct attachment *att, const struct kvp_msg_extent *x)
 {
-	const struct kvp_msg_id id = { .id = x->extent, .generation = x->generation };
-	struct kvp_client *c = att->client;
 	struct arrival *own;
-	int r = -EAGAIN;
 
-	pthread_mutex_lock(&c->cuda_lock);
+	pthread_mutex_lock(&cuda->client->cuda_lock);
 	own = own_of(att, x);
-	if (own && own->acked)
-		r = -EALREADY;
-	else if (own)
-		own->acked = 1;
-	pthread_mutex_unlock(&c->cuda_lock);
-	for (uint32_t i = 0; i < ACK_TRIES && r == -EAGAIN; i++) {
-		if (i)
-			nanosleep(&(struct timespec){ .tv_nsec = ACK_NS }, NULL);
-		/* With the lock the socket stays open. */
-		pthread_mutex_lock(&c->ring_lock);
-		r = kvp_load_seq(&att->dead)
-			    ? -ESHUTDOWN
-			    : packet_try(att, KVP_MSG_ARENA_ACK, 0, &id, sizeof(id));
-		pthread_mutex_unlock(&c->ring_lock);
+	if (own)
+		own->to_ack = 1;
+	pthread_mutex_unlock(&cuda->client->cuda_lock);
+	cuda->acks = 1;
+	(void)acks_serve(cuda);
+}
+
+/* Once each, though several of the client's may have mapped it. With ring_lock the socket stays open. */
+int acks_serve(struct kvp_cuda *cuda)
+{
+	struct kvp_client *c = cuda->client;
+	uint32_t left = 0;
+
+	if (!cuda->acks)
+		return 0;
+	pthread_mutex_lock(&c->ring_lock);
+	pthread_mutex_lock(&c->cuda_lock);
+	for (uint32_t i = 0; i < CUDA_LANES; i++) {
+		struct lane *l = kvp_load_relaxed(&cuda->lanes[i]);
+		struct attachment *att = l ? l->att : NULL;
+
+		if (!att || kvp_load_seq(&att->dead))
+			continue;
+		for (struct arrival *own = att->owns; own; own = own->next) {
+			struct kvp_msg_id id = { .id = own->x.extent,
+				.generation = own->x.generation };
+
+			if (own->to_ack && !own->acked)
+				own->acked = packet_try(att, KVP_MSG_ARENA_ACK, 0, &id,
+						     sizeof(id)) != -EAGAIN;
+			left |= own->to_ack && !own->acked;
+		}
 	}
+	pthread_mutex_unlock(&c->cuda_lock);
+	pthread_mutex_unlock(&c->ring_lock);
+	cuda->acks = left;
+	return left != 0;
 }
 
 static void map_take(struct kvp_cuda *cuda, struct lane *l, const struct arrival *a)
@@ -387,7 +415,7 @@ static void map_take(struct kvp_cuda *cuda, struct lane *l, const struct arrival
 	}
 	pthread_mutex_unlock(&cuda->lock);
 	if (mine)
-		acknowledge(l->att, &a->x);
+		acknowledge(cuda, l->att, &a->x);
 }
 
 /* Where the rest of the library found it another of the client's has it, or nobody. */

@@ -3,6 +3,7 @@
  * Slots: granted ahead of need, handed out, committed, given back. What is committed is known by a
  * reference, so that the next block can follow it before the ledger has answered.
  */
+#include "libclient/cuda.h"
 #include "libclient/match.h"
 #include "libclient/ring.h"
 
@@ -184,6 +185,16 @@ int grant_reserve_there(struct attachment *att, struct kvp_space *space, uint32_
 	return r == -EAGAIN && b->answers != answers && b->refusal == -EDQUOT ? -EDQUOT : r;
 }
 
+/* ring_lock. Memory that is the host's, or that a kvp_cuda of the client maps: else it would be made, and never written. */
+static int writable_here(const struct attachment *att, uint32_t medium)
+{
+	uint32_t import = medium ? att->view.devices[medium - 1].import : 0;
+
+	if (!import || import & KVP_IMPORT_MEMFD || cuda_reaches(att->client, att, medium - 1))
+		return 0;
+	return -EOPNOTSUPP;
+}
+
 int reserve_until(struct kvp_space *space, uint32_t medium, uint32_t want, uint64_t deadline,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant)
 {
@@ -197,7 +208,9 @@ int reserve_until(struct kvp_space *space, uint32_t medium, uint32_t want, uint6
 	pthread_mutex_lock(&c->ring_lock);
 	att = attachment_get(c);
 	if (att) {
-		r = grant_reserve_at(att, space, medium, want, deadline, &retry_ms, &grant);
+		r = writable_here(att, medium);
+		if (r == 0)
+			r = grant_reserve_at(att, space, medium, want, deadline, &retry_ms, &grant);
 		attachment_put(att);
 	}
 	pthread_mutex_unlock(&c->ring_lock);

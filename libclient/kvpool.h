@@ -738,7 +738,8 @@ KVP_EXPORT int kvp_reserve_run(struct kvp_space *space, uint32_t n, uint32_t tim
  * as far as there is room. Until then it goes with the device's room. Few slots are granted ahead, and the
  * client's slots there lie in memory of a part of half the tenant's share of the device. Also -ENODEV: no such
  * device, it is down or being emptied, or this tenant has no share of it; -EOPNOTSUPP: this daemon has no
- * devices that can be written to; -EINVAL: `device` is KVP_CLIENT_DEVICES or more.
+ * devices that can be written to, or it is a GPU on which this client has no kvp_cuda (kvpool_cuda.h); -EINVAL: `device` is
+ * KVP_CLIENT_DEVICES or more.
  */
 KVP_EXPORT int kvp_reserve_on(struct kvp_space *space, uint32_t device, uint32_t timeout_ms,
 	uint32_t *ret_retry_ms, struct kvp_grant **ret_grant);

@@ -212,6 +212,7 @@ static void show(struct kvpd_tenant *t, const struct kvpd_medium *m)
 		d->pool_bytes = m->bytes;
 		d->segment_log2 = log2_of(m->segment);
 		d->granularity_log2 = log2_of(f.granularity);
+		d->import = kvpd_device_import(m->device);
 	}
 	/* Release: who finds it up or down reads the rest. */
 	kvp_store_release(&d->state, m->shown);

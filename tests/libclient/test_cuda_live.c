@@ -94,6 +94,29 @@ static void test_read_in_place(void)
 }
 
 /* A stream is told to wait before anything is there, and reads what has come. */
+/* Slots in memory that this client maps nowhere: none is made for it. */
+static void test_reserved_blindly(void)
+{
+	struct engine *e = engine_new("cuda-blind", KVP_LAYOUT_LCND, 40);
+	struct kvp_device_props there = { .size = sizeof(there) };
+	struct kvp_cuda *cuda;
+	struct kvp_grant *g;
+
+	/* The daemon comes to know the device when its worker has told. */
+	for (uint32_t i = 0; i < 12000 && kvp_device_info(e->client, 0, &there); i++)
+		usleep(5000);
+	EQUAL(kvp_reserve_on(e->space, 0, 0, NULL, &g), -EOPNOTSUPP);
+	EQUAL(kvp_reserve_on(e->space, 1, 0, NULL, &g), -ENODEV);
+	cuda = gpu_live_open(e);
+	g = gpu_live_reserve(e, cuda);
+	kvp_grant_release(g);
+	/* And now it is mapped. */
+	EQUAL(kvp_reserve_on(e->space, 0, WAIT_MS, NULL, &g), 0);
+	kvp_grant_release(g);
+	kvp_cuda_close(cuda);
+	engine_free(e);
+}
+
 static void test_stream_wait(void)
 {
 	struct engine *e = engine_new("cuda-live-wait", KVP_LAYOUT_NCLD, 2);
@@ -867,6 +890,7 @@ static void test_put_left(void)
 int main(int argc, char **argv)
 {
 	static const struct live_test tests[] = {
+		{ "reserved blindly", test_reserved_blindly },
 		{ "read in place", test_read_in_place },
 		{ "a stream waits", test_stream_wait },
 		{ "a step is enqueued early", test_step_early },

@@ -19,7 +19,8 @@
 #define LOOKED_AT_RETRY_MS 2u      /* when the ledger has decided about a block before, mostly */
 #define BUSY_RETRY_MS      1u      /* when what the ledger knows nothing of may have come back */
 #define PUT_RUN            16u     /* blocks for a device that are enqueued together */
-#define SLOTS_OUT_NS       100000L /* between looks for slots that streams give back */
+#define SLOTS_OUT_NS       100000L /* between looks for slots that streams give back: at first, */
+#define SLOTS_OUT_MOST_NS  1000000L /* and when they take long: each asks the ledger */
 
 /* What a kvp_cuda_put() has besides: bytes are there when the timeline has reached a value. */
 struct put_device {
@@ -241,6 +242,7 @@ static int gather_block(struct put *p, uint32_t n)
 	struct kvp_client *c = p->space->client;
 	struct kvp_grant *g = NULL;
 	uint64_t at = 0;
+	long pause = SLOTS_OUT_NS;
 	int r, ended = d->n == PUT_RUN ? run_end(p) : 0;
 
 	for (;;) {
@@ -256,7 +258,8 @@ static int gather_block(struct put *p, uint32_t n)
 		ended = run_end(p);
 		if (ended == 0 && now_ns() >= p->deadline)
 			return -EAGAIN;
-		nanosleep(&(struct timespec){ .tv_nsec = SLOTS_OUT_NS }, NULL);
+		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
+		pause = 2 * pause < SLOTS_OUT_MOST_NS ? 2 * pause : SLOTS_OUT_MOST_NS;
 	}
 	if (r == -EAGAIN || r == -ENODEV || r == -EOPNOTSUPP) {
 		d->medium = 0;

@@ -17,16 +17,26 @@
 
 /* ---- making and freeing --------------------------------------------------------------------- */
 
-/* The slots of an extent of so many bytes; on a device no more than there may be in all, in whole pieces of its memory. */
-static uint32_t slots_in(const struct kvpd_tenant *t, const struct kvpd_class *c, uint64_t *bytes)
+/*
+ * The slots of an extent of so many bytes; on a device no more than there may be in all, in whole pieces of its memory. An
+ * arena takes half of those at most: the least piece of memory may hold more, and what is copied needs some.
+ */
+static uint32_t slots_in(
+	const struct kvpd_tenant *t, const struct kvpd_class *c, uint32_t kind, uint64_t *bytes)
 {
-	uint64_t slots = *bytes / c->slot_bytes;
-	const struct kvpd_part *p = c->medium == KVPD_DRAM ? NULL : &t->part[c->medium - 1];
+	uint64_t slots = *bytes / c->slot_bytes, most = UINT64_MAX;
 
-	if (p && slots > p->max_slots - p->slots) {
+	if (c->medium != KVPD_DRAM) {
+		const struct kvpd_part *p = &t->part[c->medium - 1];
+
+		most = p->max_slots - p->slots;
+		if (kind == KVP_EXTENT_ARENA && most > (p->max_slots + 1) / 2)
+			most = (p->max_slots + 1) / 2;
+	}
+	if (slots > most) {
 		const uint64_t grain = t->ledger->medium[c->medium - 1].grain;
 
-		slots = p->max_slots - p->slots;
+		slots = most;
 		*bytes = (slots * c->slot_bytes + grain - 1) / grain * grain;
 	}
 	return (uint32_t)slots;
@@ -36,7 +46,7 @@ struct kvpd_extent *kvpd_extent_new(
 	struct kvpd_tenant *t, struct kvpd_class *c, uint32_t kind, uint64_t bytes)
 {
 	struct kvpd_extent *x = calloc(1, sizeof(*x));
-	uint32_t id = 0, slots = slots_in(t, c, &bytes);
+	uint32_t id = 0, slots = slots_in(t, c, kind, &bytes);
 
 	while (id < t->n_extents && t->extent[id])
 		id++;

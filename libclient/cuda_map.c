@@ -348,7 +348,8 @@ static struct arrival *own_of(const struct attachment *att, const struct kvp_msg
 }
 
 /* This client can write there: the daemon waits for that before it grants slots. */
-static void acknowledge(struct kvp_cuda *cuda, struct attachment *att, const struct kvp_msg_extent *x)
+static void acknowledge(
+	struct kvp_cuda *cuda, struct attachment *att, const struct kvp_msg_extent *x)
 {
 	struct arrival *own;
 

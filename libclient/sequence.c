@@ -16,10 +16,10 @@
 
 #define LOST               (-ECANCELED) /* a block of this put is not, or no longer, there */
 #define LOST_RETRY_MS      100u         /* when to try again after all of it was lost */
-#define LOOKED_AT_RETRY_MS 2u      /* when the ledger has decided about a block before, mostly */
-#define BUSY_RETRY_MS      1u      /* when what the ledger knows nothing of may have come back */
-#define PUT_RUN            16u     /* blocks for a device that are enqueued together */
-#define SLOTS_OUT_NS       100000L /* between looks for slots that streams give back: at first, */
+#define LOOKED_AT_RETRY_MS 2u       /* when the ledger has decided about a block before, mostly */
+#define BUSY_RETRY_MS      1u       /* when what the ledger knows nothing of may have come back */
+#define PUT_RUN            16u      /* blocks for a device that are enqueued together */
+#define SLOTS_OUT_NS       100000L  /* between looks for slots that streams give back: at first, */
 #define SLOTS_OUT_MOST_NS  1000000L /* and when they take long: each asks the ledger */
 
 /* What a kvp_cuda_put() has besides: bytes are there when the timeline has reached a value. */

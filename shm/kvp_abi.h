@@ -335,7 +335,8 @@ struct kvp_shm_device {
 	/* Copied for this tenant, since the catalog was made. */
 	KVP_ATOMIC(uint64_t) to_device_bytes;
 	KVP_ATOMIC(uint64_t) from_device_bytes;
-	uint32_t import; /* KVP_IMPORT_*: what descriptors of its memory are; 0: an older daemon, which does not say */
+	uint32_t
+		import; /* KVP_IMPORT_*: what descriptors of its memory are; 0: an older daemon, which does not say */
 	uint32_t reserved;
 };
 KVP_ABI_ASSERT(sizeof(struct kvp_shm_device) == 64, "shm ABI");

@@ -26,8 +26,8 @@
 #include "shm/kvp_catalog.h"
 #include "shm/kvp_seg.h"
 
-#define FLIGHTS  (KVPD_WAYS * KVPD_DRIVER_FLIGHT)
-#define RETRY_MS 1
+#define FLIGHTS   (KVPD_WAYS * KVPD_DRIVER_FLIGHT)
+#define RETRY_MS  1
 #define SUM_TRIES 100u
 
 enum { EXIT_GONE = 0, EXIT_USAGE = 2, EXIT_LOST = 3, EXIT_PROTOCOL = 4, EXIT_OPEN = 5 };

@@ -100,8 +100,7 @@ static void wait_up(struct dev_world *w, uint64_t restarts)
 }
 
 /* The next copy ends the worker by an illegal address. `then`: what goes wrong from then on, until the device is up again. */
-static void break_then(
-	struct dev_world *w, struct dev_prompt *p, const struct cudadrv_fault *then)
+static void break_then(struct dev_world *w, struct dev_prompt *p, const struct cudadrv_fault *then)
 {
 	const struct cudadrv_fault fault = {
 		.function = "op:copy",

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Having rows fetched ahead while others are worked on, for attention on x86. */
+/* Having rows fetched ahead while others are worked on, for attention. */
 #ifndef KVP_KERNELS_ATTEND_FETCH_H
 #define KVP_KERNELS_ATTEND_FETCH_H
 
 #include "kernels/attend_rows.h"
-
-#include <immintrin.h>
 
 #define FETCH_INLINE static inline __attribute__((always_inline))
 
@@ -49,10 +47,10 @@ FETCH_INLINE struct fetch fetch_far(const struct kvp_rows *r, uint32_t t)
 	struct fetch f = fetch_begin(r, t);
 
 	for (uint32_t b = FETCH_ROW; b < f.far_bytes; b += 64) {
-		_mm_prefetch(f.far + b, _MM_HINT_T1);
-		_mm_prefetch(f.far + f.far_stride + b, _MM_HINT_T1);
-		_mm_prefetch(f.other + b, _MM_HINT_T1);
-		_mm_prefetch(f.other + f.far_stride + b, _MM_HINT_T1);
+		__builtin_prefetch(f.far + b, 0, 2);
+		__builtin_prefetch(f.far + f.far_stride + b, 0, 2);
+		__builtin_prefetch(f.other + b, 0, 2);
+		__builtin_prefetch(f.other + f.far_stride + b, 0, 2);
 	}
 	return f;
 }
@@ -82,14 +80,14 @@ FETCH_INLINE void fetch_part(const struct fetch *f, uint32_t part)
 	if (far < f->far_bytes) {
 		ptrdiff_t at = (ptrdiff_t)(part / 4) * f->far_stride + far;
 
-		_mm_prefetch(f->far + at, _MM_HINT_T1);
-		_mm_prefetch(f->other + at, _MM_HINT_T1);
+		__builtin_prefetch(f->far + at, 0, 2);
+		__builtin_prefetch(f->other + at, 0, 2);
 	}
 	if (near < f->near_bytes) {
 		const uint8_t *row = f->near + (ptrdiff_t)(part / 2) * f->near_stride + near;
 
-		_mm_prefetch(row, _MM_HINT_T0);
-		_mm_prefetch(row + 128, _MM_HINT_T0);
+		__builtin_prefetch(row);
+		__builtin_prefetch(row + 128);
 	}
 }
 

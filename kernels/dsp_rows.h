@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of codecs on x86: work in which AVX2 and AVX-512 differ by types only. Rows are n registers of
+ * Rows of codecs: work in which instruction sets differ by types only. Rows are n registers of
  * LANES floats. The work is written once with n and dtype as parameters and inlined for the usual
  * ones, so that a whole row stays in registers. Fused multiply-add appears only where the product is
  * exact.
@@ -11,7 +11,7 @@
  *	floats, words          a register of floats, of integers
  *	halves, octets         as many fp16s, codes of a byte, in what they take
  *	V(op)                  the intrinsic of that register
- *	load_lanes, store_lanes, store_row_codes, byte_values ...: of x86_avx2.h or x86_avx512.h
+ *	load_lanes, store_lanes, store_row_codes, byte_values ...: of x86_avx2.h, x86_avx512.h or aarch64_neon.h
  *
  * and defines afterwards what is declared first here.
  */
@@ -158,9 +158,9 @@ INLINE void prefetch_row(const struct rows_in *in, uint32_t t, uint32_t n, uint3
 	const uintptr_t row = (uintptr_t)in->data + (uintptr_t)((intptr_t)t * in->stride);
 
 	for (uint32_t at = 0; at < 2 * LANES * n; at += 64)
-		_mm_prefetch((const char *)(row + at), _MM_HINT_T0);
+		__builtin_prefetch((const char *)(row + at));
 	for (uint32_t at = 2 * LANES * n; dtype == KVP_DTYPE_F32 && at < 4 * LANES * n; at += 64)
-		_mm_prefetch((const char *)(row + at), _MM_HINT_T0);
+		__builtin_prefetch((const char *)(row + at));
 }
 
 INLINE void store_row(

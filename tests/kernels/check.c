@@ -4,18 +4,20 @@
  * inputs biased to the ugly, odd sizes, guard pages around every buffer, poisoned outputs. Encoded
  * and decoded bytes must be equal (A-068); attention must agree within 1e-3 of the result's length,
  * and its log-sum-exp within 1e-4 (B-040); no byte beside a buffer is touched (A-071). `--bench` prints
- * cycles and GB/s instead; `--few` takes a sixth of the planes, which a sanitizer makes ten times slower.
+ * cycles and GB/s instead; `--few` takes a sixth of the planes, which a sanitizer makes ten times slower,
+ * `--small` of those the small ones, for an emulator. `--digests` prints what reference C made of a seed, which
+ * is the same on all machines.
  *
- *   check [--bench] [--few] [--seed N] [--filter TEXT]
+ *   check [--bench] [--few] [--small] [--digests] [--seed N] [--filter TEXT]
  */
 #include "kernels/dsp.h"
 #include "kernels/kvp_attend.h"
 #include "kernels/kvp_haar.h"
 #include "kernels/kvp_rope.h"
 #include "kernels/kvp_squat.h"
+#include "tests/kernels/check.h"
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
-#include "tests/kernels/ladder.h"
 #include "tests/kernels/nuq_make.h"
 
 #include <math.h>
@@ -24,13 +26,16 @@
 #include <string.h>
 #include <time.h>
 
-static struct kvp_kernels *isa[LADDER]; /* NULL: not on this machine */
+struct kvp_kernels *check_isa[LADDER];
 /* Whether a set codes with functions of its own: else it is the set before, by the same pointers. */
 static int codes_itself[LADDER];
 static const char *filter = "";
 static int few;
+static int small;
+static int digests;
 static int rounds = 9; /* planes of each codec and dim, a multiple of 3: each dtype */
 static unsigned long failed, passed;
+static uint64_t digest;
 
 static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi2", "kivi3",
 	"kivi4", "kivi2-g16", "kivi4-g64", "kivi2-g128", "asym2", "asym3", "asym4", "asym4-g32",
@@ -48,6 +53,11 @@ static const char *const codecs[] = { "native", "fp8", "fp8-e5m2", "int8", "kivi
 static const uint32_t dims[] = { 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 104, 112, 128, 144, 160,
 	192, 224, 256, 288, 512, 576, 1024 };
 static const uint32_t token_counts[] = { 1, 2, 3, 15, 16, 17, 33, 64, 100, 131 };
+#define COUNTS (sizeof token_counts / sizeof *token_counts)
+
+/* With --small. */
+#define SMALL_DIM    144
+#define SMALL_COUNTS 7
 
 /* Any, as long as they are within what the codec allows in all. */
 static void random_widths(uint32_t codec, uint32_t tokens, uint8_t *widths)
@@ -114,7 +124,7 @@ static int needs_queries(uint32_t codec)
 	return KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SQUAT;
 }
 
-static void verdict(int ok, const char *what, const char *codec, const struct kvp_plane *p,
+void check_verdict(int ok, const char *what, const char *codec, const struct kvp_plane *p,
 	const char *set, const char *input)
 {
 	if (ok) {
@@ -125,6 +135,22 @@ static void verdict(int ok, const char *what, const char *codec, const struct kv
 	printf("FAIL %s %s %s: tokens %u heads %u dim %u dtype %u kind %u input %s seed %llu\n",
 		what, codec, set, p->tokens, p->heads, p->dim, p->dtype, p->kind, input,
 		(unsigned long long)inputs_seed);
+}
+
+void check_digest(const void *data, size_t n)
+{
+	const uint8_t *p = data;
+
+	for (size_t i = 0; i < n; i++)
+		digest = (digest ^ p[i]) * UINT64_C(0x100000001b3);
+}
+
+/* Of all since the last one. */
+static void print_digest(const char *what)
+{
+	if (digests)
+		printf("digest %s %016llx\n", what, (unsigned long long)digest);
+	digest = 0;
 }
 
 /* What the payload takes, which may be less than kvp_plane_bytes(). */
@@ -178,19 +204,21 @@ static void check_plane(
 			continue;
 		out[i] = guard_new(bytes, 16);
 		dst[i] = guard_new(raw_bytes, esize);
-		r = kvp_plane_encode(isa[i], codec, p, &o, in, out[i].data, bytes);
+		r = kvp_plane_encode(check_isa[i], codec, p, &o, in, out[i].data, bytes);
 		if (!i && codec)
 			used = payload_bytes(out[0].data);
-		verdict(r == 0 && guard_intact(&out[i]) && guard_intact(&src) &&
-				memcmp(out[i].data, out[0].data, used) == 0,
+		check_verdict(r == 0 && guard_intact(&out[i]) && guard_intact(&src) &&
+				      memcmp(out[i].data, out[0].data, used) == 0,
 			"encode", name, p, ladder[i].name, inputs_name(kind));
 		/* Decode what C encoded, so that one fault is reported once. */
-		verdict(kvp_plane_decode(isa[i], codec, p, &calib, out[0].data, bytes,
-				(struct kvp_raw){ dst[i].data, hs, ts }) == 0 &&
-				guard_intact(&dst[i]) &&
-				memcmp(dst[i].data, dst[0].data, raw_bytes) == 0,
+		check_verdict(kvp_plane_decode(check_isa[i], codec, p, &calib, out[0].data, bytes,
+				      (struct kvp_raw){ dst[i].data, hs, ts }) == 0 &&
+				      guard_intact(&dst[i]) &&
+				      memcmp(dst[i].data, dst[0].data, raw_bytes) == 0,
 			"decode", name, p, ladder[i].name, inputs_name(kind));
 	}
+	check_digest(out[0].data, used);
+	check_digest(dst[0].data, raw_bytes);
 	/* Hostile codes and scalars behind a valid header. */
 	if (KVP_CODEC_FAMILY(codec) == KVP_FAMILY_SMART)
 		head += p->tokens; /* widths that are none are refused: fuzz_plane does that */
@@ -206,14 +234,15 @@ static void check_plane(
 
 		if (!codes_itself[i])
 			continue;
-		r = kvp_plane_decode(isa[i], codec, p, &calib, out[0].data, bytes,
+		r = kvp_plane_decode(check_isa[i], codec, p, &calib, out[0].data, bytes,
 			(struct kvp_raw){ dst[i].data, hs, ts });
 		if (!i && KVP_CODEC_FAMILY(codec) == KVP_FAMILY_LOSSLESS)
 			want = r;
-		verdict(r == want && guard_intact(&dst[i]) &&
-				memcmp(dst[i].data, dst[0].data, raw_bytes) == 0,
+		check_verdict(r == want && guard_intact(&dst[i]) &&
+				      memcmp(dst[i].data, dst[0].data, raw_bytes) == 0,
 			"decode of noise", name, p, ladder[i].name, inputs_name(kind));
 	}
+	check_digest(dst[0].data, raw_bytes);
 	for (size_t i = 0; i < LADDER; i++) {
 		if (!codes_itself[i])
 			continue;
@@ -238,11 +267,12 @@ static void check_codec(const char *name)
 			continue;
 		if (few && (d + codec + inputs_seed) % 2)
 			continue;
+		if (small && dims[d] > SMALL_DIM)
+			continue;
 		for (int i = 0; i < rounds; i++) {
 			struct kvp_plane p = {
-				.tokens =
-					token_counts[inputs_random() %
-						     (sizeof token_counts / sizeof *token_counts)],
+				.tokens = token_counts[inputs_random() %
+						       (small ? SMALL_COUNTS : COUNTS)],
 				.heads = 1 + (uint32_t)(inputs_random() % 3),
 				.dim = dims[d],
 				.dtype = KVP_DTYPE_F32 + (uint32_t)i % 3,
@@ -286,7 +316,7 @@ static struct guard encode_random(
 		kvp_smart_bytes(codec, p, widths, &bytes) < 0)
 		abort();
 	out = guard_new(bytes, 16);
-	if (kvp_plane_encode(isa[0], codec, p, &o,
+	if (kvp_plane_encode(check_isa[0], codec, p, &o,
 		    (struct kvp_raw_const){ raw.data, row * p->tokens, row }, out.data,
 		    bytes) < 0) {
 		printf("FAIL cannot encode %s\n", name);
@@ -329,12 +359,12 @@ static int attends_itself(size_t set, uint32_t k_codec, uint32_t v_codec)
 	const uint32_t form[] = { kvp_codec_in_place(k_codec, KVP_PLANE_K).form,
 		kvp_codec_in_place(v_codec, KVP_PLANE_V).form, KVP_FORM_NATIVE };
 
-	if (!isa[set] || !set || !isa[set - 1] || codes_itself[set])
-		return isa[set] != NULL;
+	if (!check_isa[set] || !set || !check_isa[set - 1] || codes_itself[set])
+		return check_isa[set] != NULL;
 	for (int i = 0; i < 3; i++)
-		if (form[i] < KVP_FORMS &&
-			memcmp(&isa[set]->attend[form[i]], &isa[set - 1]->attend[form[i]],
-				sizeof isa[set]->attend[0]) != 0)
+		if (form[i] < KVP_FORMS && memcmp(&check_isa[set]->attend[form[i]],
+						   &check_isa[set - 1]->attend[form[i]],
+						   sizeof check_isa[set]->attend[0]) != 0)
 			return 1;
 	return 0;
 }
@@ -396,7 +426,7 @@ static void check_attend(const char *kname, const char *vname, uint32_t dim)
 
 		if (!attends_itself(i, part[0].k.codec, part[0].v.codec))
 			continue;
-		r = kvp_attend(isa[i], &a, &res);
+		r = kvp_attend(check_isa[i], &a, &res);
 		for (size_t j = 0; j < n; j++) {
 			double e = (double)ref[j] - (double)res.out[j];
 
@@ -408,8 +438,8 @@ static void check_attend(const char *kname, const char *vname, uint32_t dim)
 			worst = fmax(worst, fabs((double)lse_ref[j] - (double)res.lse[j]));
 		if (r || !(apart <= 1e-3) || !(worst <= 1e-4))
 			printf("  r %d apart %g log-sum-exp %g\n", r, apart, worst);
-		verdict(!r && apart <= 1e-3 && worst <= 1e-4 && guard_intact(&ws), "attend", kname,
-			&p, ladder[i].name, vname);
+		check_verdict(!r && apart <= 1e-3 && worst <= 1e-4 && guard_intact(&ws), "attend",
+			kname, &p, ladder[i].name, vname);
 	}
 	for (int i = 0; i < 6; i++)
 		guard_free(&data[i]);
@@ -434,6 +464,9 @@ static void check_attention(void)
 			size_t bytes;
 
 			if (needs_matrix(codecs[i]) && attend_dims[d] > 192)
+				continue;
+			/* One dim of each codec. */
+			if (small && (d != (i + inputs_seed) % 5))
 				continue;
 			if (kvp_codec_parse(codecs[i], &codec) < 0 ||
 				kvp_plane_bytes(codec, &p, &bytes) < 0)
@@ -483,10 +516,10 @@ static void bench_codec(const char *name, size_t set)
 	for (int i = 0; i < 200; i++) {
 		double t0 = now(), t1, t2;
 
-		kvp_plane_encode(isa[set], codec, &p, &o,
+		kvp_plane_encode(check_isa[set], codec, &p, &o,
 			(struct kvp_raw_const){ src.data, 64 * 256, 256 }, out.data, bytes);
 		t1 = now();
-		kvp_plane_decode(isa[set], codec, &p, &calib, out.data, bytes,
+		kvp_plane_decode(check_isa[set], codec, &p, &calib, out.data, bytes,
 			(struct kvp_raw){ dst.data, 64 * 256, 256 });
 		t2 = now();
 		enc = fmin(enc, t1 - t0);
@@ -522,11 +555,11 @@ static void bench_rope(size_t set)
 	for (int i = 0; i < 50; i++) {
 		double t0 = now(), t1;
 
-		kvp_rope_undo(isa[set], &rope, &p, 1000,
+		kvp_rope_undo(check_isa[set], &rope, &p, 1000,
 			(struct kvp_raw_const){ keys.data, keys.head_stride, keys.token_stride },
 			KVP_DTYPE_F32, floats);
 		t1 = now();
-		kvp_rope_apply(isa[set], &rope, &f, 1000,
+		kvp_rope_apply(check_isa[set], &rope, &f, 1000,
 			(struct kvp_raw_const){
 				floats.data, floats.head_stride, floats.token_stride },
 			KVP_DTYPE_BF16, keys);
@@ -554,41 +587,53 @@ int main(int argc, char **argv)
 		} else if (strcmp(argv[i], "--few") == 0) {
 			few = 1;
 			rounds = 3;
+		} else if (strcmp(argv[i], "--small") == 0) {
+			few = small = 1;
+			rounds = 3;
+		} else if (strcmp(argv[i], "--digests") == 0) {
+			digests = 1;
 		} else {
-			fprintf(stderr,
-				"usage: check [--bench] [--few] [--seed N] [--filter TEXT]\n");
+			fprintf(stderr, "usage: check [--bench] [--few] [--small] [--digests] "
+					"[--seed N] [--filter TEXT]\n");
 			return 2;
 		}
 	}
 	printf("seed %llu\n", (unsigned long long)inputs_seed);
 	for (size_t i = 0; i < LADDER; i++) {
 		if (ladder_reaches(i)) {
-			if (kvp_kernels_new(ladder[i].mask, &isa[i]) < 0)
+			if (kvp_kernels_new(ladder[i].mask, &check_isa[i]) < 0)
 				return 1;
 		} else {
 			printf("%s: not on this machine, skipped\n", ladder[i].name);
 		}
 	}
 	for (size_t i = 0; i < LADDER; i++)
-		codes_itself[i] = isa[i] && (!i || !isa[i - 1] ||
-						    memcmp(&isa[i]->dsp, &isa[i - 1]->dsp,
-							    sizeof isa[i]->dsp) != 0);
+		codes_itself[i] =
+			check_isa[i] && (!i || !check_isa[i - 1] ||
+						memcmp(&check_isa[i]->dsp, &check_isa[i - 1]->dsp,
+							sizeof check_isa[i]->dsp) != 0);
 	for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++) {
 		if (!strstr(codecs[i], filter))
 			continue;
-		if (!bench)
+		if (!bench) {
 			check_codec(codecs[i]);
+			print_digest(codecs[i]);
+		}
 		for (size_t s = 0; bench && s < LADDER; s++)
-			if (isa[s])
+			if (check_isa[s])
 				bench_codec(codecs[i], s);
 	}
 	for (size_t s = 0; bench && strstr("rope", filter) && s < LADDER; s++)
-		if (isa[s])
+		if (check_isa[s])
 			bench_rope(s);
-	if (!bench)
+	if (!bench) {
 		check_attention();
+		if (strstr("slots", filter))
+			check_slots();
+		print_digest("slots");
+	}
 	for (size_t i = 0; i < LADDER; i++)
-		kvp_kernels_free(isa[i]);
+		kvp_kernels_free(check_isa[i]);
 	if (!bench)
 		printf("%lu passed, %lu failed\n", passed, failed);
 	return failed ? 1 : 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/kernels/inputs.h"
+#include "kernels/dsp.h"
 #include "kernels/numeric.h"
 
 #include <math.h>
@@ -53,7 +54,7 @@ double inputs_normal(void)
 		v = 2.0 * inputs_uniform() - 1.0;
 		s = u * u + v * v;
 	} while (s >= 1.0 || s == 0.0);
-	s = sqrt(-2.0 * log(s) / s);
+	s = sqrt(-2.0 * kvp_log_portable(s) / s);
 	spare = v * s;
 	return u * s;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_kernels: RoPE, losses, words as bytes, rotations of one row, and `pca`, against reference C. */
+/* check_kernels: RoPE, losses, words as bytes, rotations of one row, boundaries of codes, and `pca`. */
 #include "kernels/dsp.h"
 #include "kernels/kvp_calib.h"
 #include "kernels/kvp_lost.h"
@@ -10,6 +10,7 @@
 #include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -177,6 +178,60 @@ static void check_rotation(uint32_t dim, uint32_t kind)
 	guard_free(&in);
 }
 
+/* ---- boundaries ---- */
+
+#define TIES 64u /* rows */
+
+/* Codes whose boundaries are multiples of `step`, 0 among them; 1 is one, too. */
+static void ties_book(uint32_t bits, struct tq *ret)
+{
+	const int32_t half = 1 << (bits - 1);
+	const float step = bits == 2 ? 1.0f : bits == 3 ? 0.5f : 0.25f;
+
+	for (int32_t i = 0; i < 16; i++) {
+		ret->cent[i] = ((float)(i % (2 * half) - half) + 0.5f) * step;
+		ret->bound[i] = i + 1 < 2 * half ? (float)(i + 1 - half) * step : INFINITY;
+	}
+	kvp_codebook_steps(ret->bound, bits, ret->step, ret->step_abs);
+}
+
+/* Rows of one element, rotated and divided by their length, are 1 or -1, or next to it. */
+static void check_ties(uint32_t bits, uint32_t dim, uint32_t dtype)
+{
+	const struct kvp_plane p = { TIES, 1, dim, dtype, KVP_PLANE_K };
+	const size_t row = (size_t)dim * dtype_bytes(dtype), coded = (size_t)TIES * dim * bits / 8;
+	struct tq tq = { .bits = bits, .scalar = KVP_TQ_PLAIN, .wide = 1 };
+	struct guard in = guard_new(TIES * row, dtype_bytes(dtype)), codes[LADDER], scal[LADDER];
+	const struct rows_in rows = { in.data, (ptrdiff_t)row, TIES, dim, dtype, 1.0f };
+
+	if (kvp_rotation_init(&tq.rot, KVP_ROT_H1, dim, inputs_random(), NULL) < 0)
+		abort();
+	ties_book(bits, &tq);
+	memset(in.data, 0, in.size);
+	for (uint32_t t = 0; t < TIES; t++)
+		store_element(in.data + t * row, dtype, below(dim), 1.0f + (float)inputs_uniform());
+	for (size_t i = 0; i < LADDER; i++) {
+		if (!check_isa[i])
+			continue;
+		codes[i] = guard_new(coded, 1);
+		scal[i] = guard_new(4 * TIES, 1);
+		check_isa[i]->dsp.tq_encode(&tq, &rows, codes[i].data, scal[i].data);
+		check_verdict(guard_intact(&codes[i]) && guard_intact(&scal[i]) &&
+				      memcmp(codes[i].data, codes[0].data, coded) == 0 &&
+				      memcmp(scal[i].data, scal[0].data, 4 * TIES) == 0,
+			"encode", "ties", &p, ladder[i].name, "");
+	}
+	check_digest(codes[0].data, coded);
+	check_digest(scal[0].data, 4 * TIES);
+	for (size_t i = 0; i < LADDER; i++) {
+		if (!check_isa[i])
+			continue;
+		guard_free(&codes[i]);
+		guard_free(&scal[i]);
+	}
+	guard_free(&in);
+}
+
 /* ---- pca ---- */
 
 struct pca_case {
@@ -271,6 +326,10 @@ void check_slots(void)
 			check_rotation(dims[d], KVP_ROT_H3);
 		}
 	}
+	for (uint32_t bits = 2; bits <= 4; bits++)
+		for (uint32_t dtype = KVP_DTYPE_F32; dtype <= KVP_DTYPE_BF16; dtype++)
+			for (uint32_t dim = 8; dim <= 128; dim *= 2)
+				check_ties(bits, dim, dtype);
 	for (uint32_t i = 0; i < 50; i++)
 		check_split();
 	check_pca();

@@ -62,6 +62,9 @@ unsigned int kvp_cpu_detect(void)
 	if ((cpu & KVP_CPU_VBMI) && tiles_there())
 		cpu |= KVP_CPU_TILES;
 #endif
+#ifdef KVP_HAVE_NEON
+	cpu |= KVP_CPU_NEON; /* every 64-bit ARM has it */
+#endif
 	return cpu;
 }
 
@@ -73,9 +76,9 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		return -ENOMEM;
 	k->cpu = kvp_cpu_detect() & cpu_mask;
 	if (!(k->cpu & KVP_CPU_AVX2))
-		k->cpu = 0;
+		k->cpu &= KVP_CPU_NEON;
 	if (!(k->cpu & KVP_CPU_AVX512))
-		k->cpu &= KVP_CPU_AVX2;
+		k->cpu &= KVP_CPU_NEON | KVP_CPU_AVX2;
 	if (!(k->cpu & KVP_CPU_VBMI))
 		k->cpu &= ~(KVP_CPU_BYTES | KVP_CPU_TILES);
 	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++)
@@ -112,6 +115,17 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		kvp_attend_init_bytes(k);
 	if ((k->cpu & KVP_CPU_TILES) && tiles_granted())
 		kvp_attend_init_tiles(k);
+#endif
+#ifdef KVP_HAVE_NEON
+	if (k->cpu & KVP_CPU_NEON) {
+		kvp_dsp_init_neon(&k->dsp);
+		kvp_split_slots_neon(&k->dsp);
+		kvp_rope_slots_neon(&k->dsp);
+		kvp_pca_slots_neon(&k->dsp);
+		kvp_nuq_slots_neon(&k->dsp);
+		kvp_squat_slots_neon(&k->dsp);
+		kvp_lost_slots_neon(&k->dsp);
+	}
 #endif
 	*ret_kernels = k;
 	return 0;

@@ -292,6 +292,15 @@ void kvp_attend_init_vbmi(struct kvp_kernels *k);
 void kvp_attend_init_bytes(struct kvp_kernels *k);
 void kvp_attend_init_tiles(struct kvp_kernels *k);
 #endif
+#ifdef KVP_HAVE_NEON
+void kvp_dsp_init_neon(struct dsp *dsp);
+void kvp_split_slots_neon(struct dsp *dsp);
+void kvp_rope_slots_neon(struct dsp *dsp);
+void kvp_pca_slots_neon(struct dsp *dsp);
+void kvp_nuq_slots_neon(struct dsp *dsp);
+void kvp_squat_slots_neon(struct dsp *dsp);
+void kvp_lost_slots_neon(struct dsp *dsp);
+#endif
 
 /* dsp_c.c: the sum tree of products. */
 float kvp_dot_c(const float *a, const float *b, uint32_t n);

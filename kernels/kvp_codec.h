@@ -351,10 +351,11 @@ struct kvp_encode_opts {
 };
 
 /* CPU features. The mask lets tests walk the ladder; bits that the machine lacks are ignored. */
-#define KVP_CPU_AVX2   1u /* AVX2, FMA, F16C */
-#define KVP_CPU_AVX512 2u /* F, BW, VL, DQ, VNNI; only with AVX2 */
-#define KVP_CPU_VBMI   4u /* AVX-512 VBMI; only with KVP_CPU_AVX512 */
-#define KVP_CPU_ALL    7u /* the above */
+#define KVP_CPU_AVX2   1u                  /* AVX2, FMA, F16C */
+#define KVP_CPU_AVX512 2u                  /* F, BW, VL, DQ, VNNI; only with AVX2 */
+#define KVP_CPU_VBMI   4u                  /* AVX-512 VBMI; only with KVP_CPU_AVX512 */
+#define KVP_CPU_NEON   32u                 /* of 64-bit ARM; with none of the others */
+#define KVP_CPU_ALL    (7u | KVP_CPU_NEON) /* the above */
 /*
  * Matrix tiles (AMX int8), only with KVP_CPU_VBMI: for attention over tq in 4 bits. Not among "all", because
  * a process has to ask its kernel for them (arch_prctl), for good: kvp_kernels_new() does so when the
@@ -368,7 +369,7 @@ struct kvp_encode_opts {
  */
 #define KVP_CPU_BYTES 16u
 
-/* What this processor has: some of KVP_CPU_*, and 0 on machines that are not x86. */
+/* What this processor has: some of KVP_CPU_*, and 0 on machines that are neither x86 nor 64-bit ARM. */
 unsigned int kvp_cpu_detect(void);
 
 struct kvp_kernels;

@@ -608,7 +608,7 @@ static int tiles_beside(const struct kbench_args *args, struct kvp_kernels **ret
 	const unsigned int either = KVP_CPU_TILES | KVP_CPU_BYTES;
 
 	*ret = NULL;
-	if (args->cpu_mask != KVP_CPU_ALL || !(kvp_cpu_detect() & either))
+	if (args->cpu_mask != (kvp_cpu_detect() & KVP_CPU_ALL) || !(kvp_cpu_detect() & either))
 		return 0;
 	return kvp_kernels_new(KVP_CPU_ALL | either, ret);
 }

@@ -149,9 +149,10 @@ static int parse_isa(const char *command, const char *name, unsigned int *ret_ma
 		{ "c", 0 },
 		{ "avx2", KVP_CPU_AVX2 },
 		{ "avx512", KVP_CPU_AVX2 | KVP_CPU_AVX512 },
-		{ "vbmi", KVP_CPU_ALL },
-		{ "bytes", KVP_CPU_ALL | KVP_CPU_BYTES },
-		{ "amx", KVP_CPU_ALL | KVP_CPU_TILES },
+		{ "vbmi", KVP_CPU_ALL & ~KVP_CPU_NEON },
+		{ "bytes", (KVP_CPU_ALL & ~KVP_CPU_NEON) | KVP_CPU_BYTES },
+		{ "amx", (KVP_CPU_ALL & ~KVP_CPU_NEON) | KVP_CPU_TILES },
+		{ "neon", KVP_CPU_NEON },
 	};
 
 	for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
@@ -164,7 +165,7 @@ static int parse_isa(const char *command, const char *name, unsigned int *ret_ma
 		*ret_mask = isas[i].mask;
 		return 0;
 	}
-	return wrong(command, "isa", "c, avx2, avx512, vbmi, bytes or amx", name);
+	return wrong(command, "isa", "c, avx2, avx512, vbmi, bytes, amx or neon", name);
 }
 
 static int parse_contexts(const char *command, char *list, struct kbench_args *args)
@@ -248,7 +249,7 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 		{ KBENCH_ISA, { .name = "isa",
 				      .help = "the highest instruction set to use (default: all)",
 				      .text = &isa,
-				      .takes = "c|avx2|avx512|vbmi|bytes|amx" } },
+				      .takes = "c|avx2|avx512|vbmi|bytes|amx|neon" } },
 		{ KBENCH_THREADS, { .name = "threads",
 					  .help = "that share one step (default 1)",
 					  .value = &args.threads,
@@ -317,6 +318,7 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 		   : args.cpu_mask & KVP_CPU_VBMI   ? "vbmi"
 		   : args.cpu_mask & KVP_CPU_AVX512 ? "avx512"
 		   : args.cpu_mask & KVP_CPU_AVX2   ? "avx2"
+		   : args.cpu_mask & KVP_CPU_NEON   ? "neon"
 						    : "c";
 	*ret_args = args;
 	return 0;

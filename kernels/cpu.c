@@ -125,6 +125,7 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		kvp_nuq_slots_neon(&k->dsp);
 		kvp_squat_slots_neon(&k->dsp);
 		kvp_lost_slots_neon(&k->dsp);
+		kvp_attend_init_neon(k);
 	}
 #endif
 	*ret_kernels = k;

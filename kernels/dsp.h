@@ -300,6 +300,7 @@ void kvp_pca_slots_neon(struct dsp *dsp);
 void kvp_nuq_slots_neon(struct dsp *dsp);
 void kvp_squat_slots_neon(struct dsp *dsp);
 void kvp_lost_slots_neon(struct dsp *dsp);
+void kvp_attend_init_neon(struct kvp_kernels *k);
 #endif
 
 /* dsp_c.c: the sum tree of products. */

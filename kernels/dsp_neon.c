@@ -437,7 +437,7 @@ static void asym_decode_neon(uint32_t bits, uint32_t group, const uint8_t *codes
 static void chan_encode_neon(
 	uint32_t bits, const struct rows_in *in, uint8_t *codes, uint8_t *scale, uint8_t *min)
 {
-	/* The file holds the extremes of a row of 32 channels, not those of a usual one. */
+	/* A usual row's extremes are more than registers hold, so no dim has anything of its own. */
 	if (may_be_ordinary(in, in->dim / LANES, in->dtype))
 		chan_encode_rows(bits, in, codes, scale, min, in->dim / LANES, in->dtype);
 	else

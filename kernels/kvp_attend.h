@@ -28,6 +28,7 @@
  * With KVP_CPU_TILES tq in 4 bits, of dims that are multiples of 64: matrix tiles, in which a centroid is a
  * byte and a query's or weight's number two. With KVP_CPU_BYTES and from two queries of a KV head on: the same
  * by vectors and vpdpbusd, with the same results to the bit.
+ * In NEON all of them are decoded into the first cache, some rows at a time, and fp32 from there.
  * While a chunk is worked on, the rows of the next are fetched into the second cache.
  *
  * Three phases, so that threads can share the work (split-K):

@@ -369,6 +369,17 @@ static int attends_itself(size_t set, uint32_t k_codec, uint32_t v_codec)
 	return 0;
 }
 
+/* Additive for most tokens; some are not seen. */
+static struct guard mask_random(size_t n)
+{
+	struct guard g = guard_new(4 * n, 4);
+	float *mask = (float *)(void *)g.data;
+
+	for (size_t i = 0; i < n; i++)
+		mask[i] = inputs_random() % 4 ? (float)inputs_normal() : -INFINITY;
+	return g;
+}
+
 static void check_attend(const char *kname, const char *vname, uint32_t dim)
 {
 	static const uint32_t groups[] = { 1, 2, 3, 4, 5, 8 };
@@ -378,7 +389,7 @@ static void check_attend(const char *kname, const char *vname, uint32_t dim)
 	uint32_t q_heads = heads * group;
 	struct kvp_calib calib = { 0 };
 	struct kvp_attend_part part[3];
-	struct guard data[6], q, ws;
+	struct guard data[6], q, ws, mask = { 0 };
 	struct kvp_attention a = { .size = sizeof a,
 		.queries = queries,
 		.q_heads = q_heads,
@@ -410,6 +421,11 @@ static void check_attend(const char *kname, const char *vname, uint32_t dim)
 	}
 	a.position = total - queries;
 	a.window = inputs_random() & 1 ? 100 + (uint32_t)(inputs_random() % 300) : 0;
+	if (inputs_random() & 1) {
+		mask = mask_random((size_t)queries * total);
+		a.mask = (const float *)(const void *)mask.data;
+		a.mask_stride = total;
+	}
 	q = guard_new(n * 4, 4);
 	inputs_fill(q.data, n, KVP_DTYPE_F32, INPUT_NORMAL);
 	a.q = (const float *)q.data;
@@ -443,6 +459,8 @@ static void check_attend(const char *kname, const char *vname, uint32_t dim)
 	}
 	for (int i = 0; i < 6; i++)
 		guard_free(&data[i]);
+	if (mask.data)
+		guard_free(&mask);
 	guard_free(&q);
 	guard_free(&ws);
 	free(ref);

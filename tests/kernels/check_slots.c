@@ -291,6 +291,7 @@ static void check_pca(void)
 		{ 1, 2, 8, 2, 16, 3, 2, 20, 0.1f, KVP_ROPE_HALF_SPLIT },
 		{ 1, 2, 24, 1, 17, 2, 0, 9, 0.3f, KVP_ROPE_INTERLEAVED },
 		{ 1, 2, 64, 2, 70, 5, 1, 30, 0.2f, KVP_ROPE_NONE },
+		{ 1, 4, 64, 4, 150, 5, 1, 30, 0.2f, KVP_ROPE_HALF_SPLIT }, /* more than PCA_CHUNK */
 	};
 
 	for (size_t i = 0; i < sizeof makes / sizeof *makes; i++) {
@@ -302,7 +303,7 @@ static void check_pca(void)
 			abort();
 		free(file);
 		for (uint32_t r = 0; r < 6; r++) {
-			struct pca_case c = { .p = { 1 + below(70), 2, makes[i].dim,
+			struct pca_case c = { .p = { 1 + below(70), makes[i].heads, makes[i].dim,
 						      KVP_DTYPE_F32 + r % 3, r / 3 } };
 
 			c.calib = kvp_calib_set_find(set, 0, c.p.kind);

@@ -208,8 +208,11 @@ static void check_ties(uint32_t bits, uint32_t dim, uint32_t dtype)
 		abort();
 	ties_book(bits, &tq);
 	memset(in.data, 0, in.size);
-	for (uint32_t t = 0; t < TIES; t++)
-		store_element(in.data + t * row, dtype, below(dim), 1.0f + (float)inputs_uniform());
+	for (uint32_t t = 0; t < TIES; t++) {
+		const uint32_t at = below(dim); /* first: arguments have no order */
+
+		store_element(in.data + t * row, dtype, at, 1.0f + (float)inputs_uniform());
+	}
 	for (size_t i = 0; i < LADDER; i++) {
 		if (!check_isa[i])
 			continue;

@@ -1275,6 +1275,16 @@ static void payloads_of(struct kvp_prefix *m, uint32_t i, struct kvp_payload_inf
 	EQUAL(here->tier, KVP_TIER_DRAM);
 }
 
+/* On the device, once its memory is mapped here: blocks in what is not are found in DRAM. */
+static struct kvp_prefix *find_there(struct kvp_space *s, uint32_t seed, struct kvp_prefix *m)
+{
+	struct kvp_payload_info there, here;
+
+	for (uint32_t i = 0; i < CHAIN; i++)
+		payloads_of(m, i, &there, &here);
+	return find_all(s, seed, KVP_MATCH_DEVICE);
+}
+
 /*
  * D-042: what was put or warmed before is native on the device, and each block of it lies in DRAM coded. Both are
  * read as what they are.
@@ -1282,7 +1292,7 @@ static void payloads_of(struct kvp_prefix *m, uint32_t i, struct kvp_payload_inf
 static void native_there_coded_here(struct kvp_space *s, uint32_t seed)
 {
 	static uint16_t native[BLOCK / 2];
-	struct kvp_prefix *m = find_all(s, seed, 0), *on = find_all(s, seed, KVP_MATCH_DEVICE);
+	struct kvp_prefix *m = find_all(s, seed, 0), *on = find_there(s, seed, m);
 	struct kvp_payload_info there, here;
 	struct tally t = { 0 };
 
@@ -1306,7 +1316,7 @@ static void native_there_coded_here(struct kvp_space *s, uint32_t seed)
 /* D-026, D-044, D-046: what came back is byte for byte what lies in DRAM, in the same codec, and decodes to the same. */
 static void coded_there_as_here(struct kvp_space *s, uint32_t seed)
 {
-	struct kvp_prefix *m = find_all(s, seed, 0), *on = find_all(s, seed, KVP_MATCH_DEVICE);
+	struct kvp_prefix *m = find_all(s, seed, 0), *on = find_there(s, seed, m);
 	struct kvp_payload_layer_info layer = { .size = sizeof(layer) };
 	struct kvp_payload_info there, here;
 	struct tally t = { 0 };

@@ -152,14 +152,19 @@ static int last_slots_on_ledger(struct kvpd_ledger *l, void *arg)
 	/* As of a GPU. */
 	l->medium[0].grain = MIB;
 	p->max_slots = p->slots + 2;
-	x = kvpd_extent_new(s->t, c, KVP_EXTENT_ARENA, 2 * MIB);
+	x = kvpd_extent_new(s->t, c, KVP_EXTENT_VAULT, 2 * MIB);
 	HOLDS(x && x->slots == 2);
 	/* Its worker refuses any other. */
 	HOLDS(x->bytes == MIB);
 	HOLDS(p->charged == MIB && p->slots == p->max_slots);
-	HOLDS(!kvpd_extent_new(s->t, c, KVP_EXTENT_ARENA, 2 * MIB));
+	HOLDS(!kvpd_extent_new(s->t, c, KVP_EXTENT_VAULT, 2 * MIB));
 	kvpd_extent_free(x);
 	HOLDS(!p->charged);
+	/* Clients write into half of the places at most. */
+	p->max_slots = p->slots + 3;
+	x = kvpd_extent_new(s->t, c, KVP_EXTENT_ARENA, 2 * MIB);
+	HOLDS(x && x->slots == (p->max_slots + 1) / 2);
+	kvpd_extent_free(x);
 	p->max_slots = most;
 	l->medium[0].grain = grain;
 	return 0;

@@ -38,7 +38,12 @@ BYTES = {"native": 2 * DIM, "byte": DIM + 2, "tq": DIM // 2 + 2}
 
 def functions(path, nvdisasm):
     """{name: ([instruction], {label: index})}"""
-    out = subprocess.run([nvdisasm, "-c", path], check=True, stdout=subprocess.PIPE, text=True).stdout
+    try:
+        out = subprocess.run([nvdisasm, "-c", path], check=True, stdout=subprocess.PIPE, text=True).stdout
+    except FileNotFoundError:
+        sys.exit("instructions.py: there is no %s: name CUDA's with --nvdisasm" % nvdisasm)
+    except (OSError, subprocess.CalledProcessError) as e:
+        sys.exit("instructions.py: %s cannot read %s: %s" % (nvdisasm, path, e))
     seen, code = {}, None
     for line in out.splitlines():
         if m := re.match(r"\s*\.section\s+\.text\.(\w+)", line):
@@ -210,7 +215,9 @@ def main():
         show("attention, per 16 tokens", steps, a.markdown)
     if rows:
         show("codec, per row of 128", rows, a.markdown)
-    return 0 if steps or rows else 1
+    if not steps and not rows:
+        sys.exit("instructions.py: none of the kernels that are estimated is in %s" % ", ".join(a.cubin))
+    return 0
 
 
 sys.exit(main())

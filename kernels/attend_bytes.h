@@ -142,6 +142,9 @@ struct byte_weights {
 	int32_t less[KVP_TILE_QUERIES]; /* products with centroids that are all -128 */
 };
 
+/* What is no larger counts as nothing: its inverse would be infinite, and products with it no numbers. */
+#define WEIGHT_LEAST 1e-34f
+
 /* Weights of rows [first, first + n) of one query, times their scales. */
 INLINE void split_weights(const float *w, const float *scale, uint32_t n, float value, uint32_t m,
 	uint32_t at, struct byte_weights *ret)
@@ -159,7 +162,7 @@ INLINE void split_weights(const float *w, const float *scale, uint32_t n, float 
 		max = _mm512_max_ps(_mm512_abs_ps(x[i]), max);
 	}
 	top = _mm512_reduce_max_ps(max);
-	inv = _mm512_set1_ps(top > 0.0f ? TOP / top : 0.0f);
+	inv = _mm512_set1_ps(top > WEIGHT_LEAST ? TOP / top : 0.0f);
 	UNROLL for (uint32_t i = 0; i < ROWS / 16; i++)
 	{
 		const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inv));

@@ -172,7 +172,8 @@ INLINE void put_weights(
 	const __m512 *x, __m512 top, uint32_t m, float value, struct byte_weights *ret)
 {
 	const __m512 inv = _mm512_maskz_div_ps(
-		_mm512_cmp_ps_mask(top, _mm512_setzero_ps(), _CMP_GT_OQ), _mm512_set1_ps(TOP), top);
+		_mm512_cmp_ps_mask(top, _mm512_set1_ps(WEIGHT_LEAST), _CMP_GT_OQ),
+		_mm512_set1_ps(TOP), top);
 	const __m512i order = _mm512_load_si512(m == 4 ? order4 : order8);
 	int8_t *low = ret->byte + m * ROWS;
 	__m512i sum = _mm512_setzero_si512();

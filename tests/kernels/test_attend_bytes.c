@@ -214,6 +214,38 @@ static void with_nan(void **state)
 	}
 }
 
+/*
+ * Values so small that no float is their inverse, all seen and with a mask: what becomes of them is no
+ * larger than they are.
+ */
+static void of_tiny_values(void **state)
+{
+	(void)state;
+	if (!n_ways)
+		skip();
+	for (int masked = 0; masked < 2; masked++) {
+		struct rig *g = rig_new(plain, 2, 8, 2, 128);
+		struct kvp_attend_result res = { 0 };
+		float first[2 * 8 * 128];
+
+		g->loud = 1e-36f;
+		rig_add(g, "tq4", "tq4", 100);
+		g->mask = calloc(2 * (size_t)g->total, sizeof *g->mask);
+		g->a.mask_stride = g->total;
+		g->a.mask = masked ? g->mask : NULL;
+		assert_non_null(g->mask);
+		for (size_t way = 0; way < n_ways; way++) {
+			rig_run(g, ways[way], &res);
+			for (size_t i = 0; i < g->n; i++)
+				assert_true(fabsf(g->out[i]) < 1e-35f);
+			if (way == 0)
+				memcpy(first, g->out, sizeof first);
+			assert_memory_equal(g->out, first, sizeof first);
+		}
+		rig_free(g);
+	}
+}
+
 /* Those that this machine has and that are granted to this process. */
 static int setup(void **state)
 {
@@ -257,6 +289,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(of_many_heads),
 		cmocka_unit_test(among_others),
 		cmocka_unit_test(with_nan),
+		cmocka_unit_test(of_tiny_values),
 	};
 
 	if (argc > 1 && !strcmp(argv[1], "--few"))

@@ -21,7 +21,8 @@ struct choice {
 	uint8_t tokens, heads, dim8, kind, isa, fix;
 };
 
-static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_AVX2 | KVP_CPU_AVX512, KVP_CPU_ALL };
+static const unsigned int masks[] = { 0, KVP_CPU_AVX2, KVP_CPU_AVX2 | KVP_CPU_AVX512, KVP_CPU_ALL,
+	KVP_CPU_ALL | KVP_CPU_BYTES };
 #define MASKS (sizeof masks / sizeof *masks)
 
 /* Where the input's id is none: every family, and every shape of payload in it. */
@@ -167,7 +168,7 @@ static void fix_header(uint32_t codec, const struct kvp_plane *p, size_t bytes, 
 }
 
 static void attend(const struct kvp_kernels *k, uint32_t codec, const struct kvp_plane *p,
-	const uint8_t *payload, size_t bytes)
+	uint32_t queries, const uint8_t *payload, size_t bytes)
 {
 	struct kvp_attend_plane plane = { .codec = codec,
 		.dtype = p->dtype,
@@ -176,7 +177,7 @@ static void attend(const struct kvp_kernels *k, uint32_t codec, const struct kvp
 		.calib = calib_of(codec, p) };
 	struct kvp_attend_part part = { .tokens = p->tokens, .k = plane, .v = plane };
 	struct kvp_attention a = { .size = sizeof a,
-		.queries = 1,
+		.queries = queries,
 		.q_heads = p->heads,
 		.kv_heads = p->heads,
 		.k_dim = p->dim,
@@ -186,7 +187,7 @@ static void attend(const struct kvp_kernels *k, uint32_t codec, const struct kvp
 		.n_parts = 1,
 		.n_splits = 1 };
 	struct kvp_attend_result res = { 0 };
-	size_t n = (size_t)p->heads * p->dim;
+	size_t n = (size_t)queries * p->heads * p->dim;
 	float *q = calloc(2 * n, sizeof *q);
 
 	/* The plane is one kind only; the other is native, over memory that is certainly there. */
@@ -273,7 +274,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			abort();
 	}
 	if (!r)
-		attend(*k, codec, &p, exact, bytes);
+		attend(*k, codec, &p, 1 + c.isa / MASKS % 2, exact, bytes);
 	/* A header that was made to fit must come through. */
 	if (c.fix & 1 && r)
 		abort();

@@ -428,7 +428,7 @@ static int ticket_await(struct kvp_client *c, struct kvp_ticket ticket, uint32_t
 int kvp_ticket_wait(
 	struct kvp_client *c, struct kvp_ticket ticket, uint32_t timeout_ms, int *ret_why)
 {
-	struct warm w;
+	struct warm w = { 0 };
 	int r = ticket_await(c, ticket, timeout_ms, has_ended, &w);
 
 	if (r < 0)
@@ -440,7 +440,7 @@ int kvp_ticket_wait(
 
 int kvp_ticket_placed(struct kvp_client *c, struct kvp_ticket ticket, uint32_t timeout_ms)
 {
-	struct warm w;
+	struct warm w = { 0 };
 	int r = ticket_await(c, ticket, timeout_ms, is_placed, &w);
 
 	if (r < 0)

@@ -101,14 +101,14 @@ INLINE uint32_t lines_of(const struct kvp_rows *r)
 
 INLINE void fetch_lines(const struct kvp_rows *r, uint32_t t, uint32_t lines)
 {
-	const uint8_t *at = r->next + (size_t)(t / TILE * lines) * 64;
+	const size_t at = (size_t)(t / TILE) * lines * 64;
 
 	if (lines == NO_LINES)
 		return;
 	if (!lines)
 		fetch_next(r, t);
 	for (uint32_t i = 0; i < lines; i++)
-		_mm_prefetch(at + 64 * (size_t)i, _MM_HINT_T1);
+		_mm_prefetch(r->next + at + 64 * (size_t)i, _MM_HINT_T1);
 }
 
 /* TILE rows from t on; beyond the last one the last again. */

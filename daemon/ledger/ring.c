@@ -232,6 +232,8 @@ uint32_t kvpd_ring_serve(struct kvpd_session *s, uint64_t now, uint64_t until_ns
 	}
 	kvpd_reserve_settle(s);
 	late = kvpd_parked_serve(s, now, until_ns);
+	if (late)
+		now = kvpd_now_ns(); /* claims have been set since */
 	do {
 		if (kvp_cq_room(s->page, s->cq_tail) < KVPD_ROOM_FOR_ONE) {
 			kvpd_ring_stall(s, true);

@@ -16,7 +16,8 @@
 #include "daemon/ledger/round.h"
 #include "tests/daemon/ledger/dp_world.h"
 
-#define T 16u /* tokens in a block */
+#define T      16u /* tokens in a block */
+#define ROUNDS 16u
 
 struct cost {
 	uint32_t tenant, space;
@@ -128,10 +129,106 @@ static void claims_say_what_computing_takes(void **state)
 	dp_stop(&w);
 }
 
+/* What a client does all at once: the ledger, on whose thread this runs, finds it in one turn. */
+struct at_once {
+	struct dp_client *client;
+	uint64_t value;
+	struct kvp_sqe commit;
+};
+
+static int reach_and_commit(struct kvpd_ledger *l, void *arg)
+{
+	struct at_once *o = arg;
+
+	(void)l;
+	kvp_store_seq(&o->client->page->done[0].value, o->value);
+	dp_push(o->client, &o->commit);
+	return 0;
+}
+
+/* Two blocks that wait for a moment, and one that is committed on top of them in the turn in which that has come. */
+static void commit_at_once(struct dp_world *w, struct dp_client *a, uint32_t space, uint32_t round)
+{
+	struct kvp_sqe claim = { .op = KVP_OP_CLAIM };
+	struct kvp_key key[4] = { 0 };
+	kvp_token tokens[3 * T];
+	struct kvp_cqe cqe;
+	uint32_t published = 0, serial = 0;
+
+	for (uint32_t i = 0; i < 3 * T; i++)
+		tokens[i] = round * 1000003u + i;
+	key[0] = kvp_chain_key(
+		(struct kvp_key){ a->view.spaces[space].root_lo, a->view.spaces[space].root_hi },
+		tokens, T);
+	for (uint32_t i = 1; i < 3; i++)
+		key[i] = kvp_chain_key(key[i - 1], tokens + (size_t)i * T, T);
+	claim.next_lo = key[0].lo;
+	claim.next_hi = key[0].hi;
+	dp_push(a, &claim);
+	assert_int_equal(dp_next(a, DP_WAIT_MS, &cqe), 0);
+	for (uint32_t i = 0; i < 3; i++) {
+		struct at_once once = { .client = a, .value = round };
+		struct dp_grant g;
+
+		assert_int_equal(dp_reserve(a, space, 1, DP_WAIT_MS, &g), 1);
+		memcpy(a->page->staging[g.index], tokens + (size_t)i * T, T * sizeof(*tokens));
+		once.commit = (struct kvp_sqe){
+			.op = KVP_OP_COMMIT,
+			.flags = KVP_SQE_RELEASE,
+			.grant = g.index,
+			.grant_generation = g.generation,
+			.space = (uint16_t)space,
+			.parent_kind = i ? KVP_PARENT_SERIAL : KVP_PARENT_ROOT,
+			.parent_id = serial,
+			.tokens = T,
+			.next_lo = key[i + 1].lo,
+			.next_hi = key[i + 1].hi,
+			.until = i < 2 ? kvp_until(0, round) : 0,
+		};
+		if (i == 2) {
+			assert_int_equal(kvpd_ledger_ask(w->ledger, reach_and_commit, &once), 0);
+			break;
+		}
+		serial = dp_push(a, &once.commit);
+		assert_int_equal(dp_next(a, DP_WAIT_MS, &cqe), 0);
+		assert_int_equal(cqe.flags, KVP_CQE_PARKED);
+	}
+	while (published < 3) {
+		assert_int_equal(dp_next(a, DP_WAIT_MS, &cqe), 0);
+		assert_int_equal(cqe.status, 0);
+		published += !(cqe.flags & KVP_CQE_PARKED);
+	}
+}
+
+/* What is served in one turn comes one after the other: a commit is not before its claim. */
+static void no_commit_is_before_its_claim(void **state)
+{
+	struct kvpd_limits limits;
+	struct dp_world w;
+	struct dp_client *a;
+	uint64_t began;
+	uint32_t space;
+
+	(void)state;
+	dp_defaults(&w, &limits);
+	dp_start(&w, &limits);
+	a = dp_attach(&w, w.tenant);
+	space = dp_space(a, "m", 4);
+	began = kvpd_now_ns();
+	/* Now and then the turn ends between them. */
+	for (uint32_t round = 1; round <= ROUNDS; round++)
+		commit_at_once(&w, a, space, round);
+	assert_true(cost_of(&w, space).seconds <=
+		    (double)(kvpd_now_ns() - began) / 1e9 / (ROUNDS * 3 * T));
+	dp_check(&w);
+	dp_stop(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(claims_say_what_computing_takes),
+		cmocka_unit_test(no_commit_is_before_its_claim),
 	};
 
 	return cmocka_run_group_tests_name("claim", tests, NULL, NULL);

@@ -5,7 +5,7 @@
  * A mark is written into the page of the current attachment, where the ledger looks, or into a word of the
  * library's own while there is none. The watcher carries on from there what only this process knows: to the
  * pages of other daemons, to grants that go back then, to a ledger that waits for a commit's moment. Leases the ledger
- * looks after by itself, so a mark for which they alone wait wakes nobody.
+ * looks after by itself, so a mark for which they alone wait wakes nobody; but for those of a daemon that has gone.
  */
 #include "libclient/cuda.h"
 #include "libclient/ring.h"
@@ -108,6 +108,20 @@ void cuda_hasten(struct kvp_timeline *t)
 		sleeper_stir(&t->cuda->watch);
 }
 
+/*
+ * ring_lock. Has the watcher to see a mark that is written there? Else the ledger that waits for it sees it by itself: but to a
+ * daemon that has gone, of which something is still held, nobody else would bring it.
+ */
+static int watches(const struct kvp_cuda *cuda, uint64_t at)
+{
+	const struct kvp_client *c = cuda->client;
+	uint32_t published = 0;
+
+	for (uint32_t i = 0; i < N_ATTACHMENTS; i++)
+		published += c->attachments[i] && c->attachments[i]->published;
+	return published > 1 || at - cuda->words_dev < sizeof(*cuda->words);
+}
+
 /* stage_lock, the context is current. */
 static int mark(struct kvp_cuda *cuda, struct kvp_timeline *t, struct CUstream_st *stream,
 	uint64_t *ret_value)
@@ -125,7 +139,7 @@ static int mark(struct kvp_cuda *cuda, struct kvp_timeline *t, struct CUstream_s
 	pthread_mutex_lock(&c->ring_lock);
 	at = word_of(cuda, t);
 	kvp_store_seq(&t->marked, value);
-	watched = t->base + value <= t->hastened || at - cuda->words_dev < sizeof(*cuda->words);
+	watched = t->base + value <= t->hastened || watches(cuda, at);
 	pthread_mutex_unlock(&c->ring_lock);
 	r = cuda_error(cuda,
 		cuda->cu.cuStreamWriteValue64_v2(stream, at, t->base + value, CU_WRITE_PLAIN));

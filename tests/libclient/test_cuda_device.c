@@ -486,6 +486,33 @@ static void daemon_goes(void **state)
 	f->fake = fake_start(NULL);
 }
 
+/* What a step still reads of a daemon that has gone is let go of when it is over, also where another one is there by then. */
+static void daemon_goes_another_comes(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_counters s = { .size = sizeof(s) };
+	struct kvp_prefix *m = match(f);
+	struct kvp_timeline *line;
+	uint64_t value;
+	char path[64];
+
+	cuda_open(f, 0);
+	warm_all(f, m);
+	assert_int_equal(kvp_timeline_new(f->client, &line), 0);
+	strcpy(path, f->fake->path);
+	fake_stop(f->fake);
+	f->fake = fake_start(path);
+	for (uint32_t i = 0; i < 12000 && (kvp_stats(f->client, &s) < 0 || !s.reattached); i++)
+		usleep(5000);
+	assert_int_equal(s.reattached, 1);
+	usleep(200000); /* the thread comes to know it */
+	assert_int_equal(props(f).mapped_bytes, SEGMENT);
+	assert_int_equal(kvp_cuda_mark(f->cuda, line, gpu.stream, &value), 0);
+	assert_int_equal(kvp_release_after(m, line, value), 0);
+	gpu_sync(&gpu);
+	soon_mapped(f, 0);
+}
+
 /* A stream behind a wait: has it come there? */
 static int behind(struct fixture *f, struct kvp_timeline *line, uint64_t value, uint32_t ms)
 {
@@ -706,6 +733,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(mapped_then_told, setup, teardown),
 		cmocka_unit_test_setup_teardown(given_back, setup, teardown),
 		cmocka_unit_test_setup_teardown(daemon_goes, setup, teardown),
+		cmocka_unit_test_setup_teardown(daemon_goes_another_comes, setup, teardown),
 		cmocka_unit_test_setup_teardown(stream_waits, setup, teardown),
 		cmocka_unit_test_setup_teardown(enqueued_early, setup, teardown),
 		cmocka_unit_test_setup_teardown(early_stays_mapped, setup, teardown),

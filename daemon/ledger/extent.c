@@ -17,9 +17,20 @@
 
 /* ---- making and freeing --------------------------------------------------------------------- */
 
+/* Of a device's places those that clients have to write into. */
+static uint32_t clients_slots(const struct kvpd_tenant *t, uint32_t medium)
+{
+	uint32_t sum = 0;
+
+	for (uint32_t i = 0; i < t->n_extents; i++)
+		if (t->extent[i] && t->extent[i]->owner && t->extent[i]->cls->medium == medium)
+			sum += t->extent[i]->slots;
+	return sum;
+}
+
 /*
- * The slots of an extent of so many bytes; on a device no more than there may be in all, in whole pieces of its memory. An
- * arena takes half of those at most: the least piece of memory may hold more, and what is copied needs some.
+ * The slots of an extent of so many bytes; on a device no more than there may be in all, in whole pieces of its memory. Arenas
+ * take half of those at most, but for a slot each: the least piece of memory may hold more, and what is copied needs some.
  */
 static uint32_t slots_in(
 	const struct kvpd_tenant *t, const struct kvpd_class *c, uint32_t kind, uint64_t *bytes)
@@ -30,8 +41,13 @@ static uint32_t slots_in(
 		const struct kvpd_part *p = &t->part[c->medium - 1];
 
 		most = p->max_slots - p->slots;
-		if (kind == KVP_EXTENT_ARENA && most > (p->max_slots + 1) / 2)
-			most = (p->max_slots + 1) / 2;
+		if (kind == KVP_EXTENT_ARENA) {
+			const uint32_t half = (p->max_slots + 1) / 2;
+			const uint32_t taken = clients_slots(t, c->medium);
+			const uint32_t left = half > taken ? half - taken : 1;
+
+			most = most < left ? most : left;
+		}
 	}
 	if (slots > most) {
 		const uint64_t grain = t->ledger->medium[c->medium - 1].grain;

@@ -93,7 +93,6 @@ static void test_read_in_place(void)
 	engine_free(e);
 }
 
-/* A stream is told to wait before anything is there, and reads what has come. */
 /* Slots in memory that this client maps nowhere: none is made for it. */
 static void test_reserved_blindly(void)
 {
@@ -117,6 +116,7 @@ static void test_reserved_blindly(void)
 	engine_free(e);
 }
 
+/* A stream is told to wait before anything is there, and reads what has come. */
 static void test_stream_wait(void)
 {
 	struct engine *e = engine_new("cuda-live-wait", KVP_LAYOUT_NCLD, 2);
@@ -887,31 +887,50 @@ static void test_put_left(void)
 	putter_free(&p);
 }
 
-/* There may be no more blocks than fit into the least memory that a driver gives: an engine's slots leave some for copies. */
-static void test_few_places(void)
+/*
+ * There may be no more blocks than fit into the least memory that a driver gives: what engines' slots take there leaves some for
+ * copies, of however many engines.
+ */
+static void few_places(uint32_t engines)
 {
-	struct engine *e = engine_new("cuda-few", KVP_LAYOUT_LCND, 41);
-	struct kvp_cuda *cuda = gpu_live_open(e);
+	struct engine *e[2];
+	struct kvp_cuda *cuda[2];
+	struct kvp_grant *g[2];
 	struct kvp_prefix_info info;
 	struct kvp_ticket ticket;
-	struct kvp_grant *g;
 	struct kvp_prefix *m;
 	int why = -EAGAIN, n = 0;
 
-	g = gpu_live_reserve(e, cuda);
-	store(e, 2 * T, 0);
-	m = find_soon(e, 2 * T, 2 * T, &info);
+	for (uint32_t i = 0; i < engines; i++) {
+		e[i] = engine_new("cuda-few", KVP_LAYOUT_LCND, 41);
+		cuda[i] = gpu_live_open(e[i]);
+		g[i] = gpu_live_reserve(e[i], cuda[i]);
+	}
+	store(e[0], 2 * T, 0);
+	m = find_soon(e[0], 2 * T, 2 * T, &info);
 	for (uint32_t i = 0; i < 1000 && why; i++) {
-		EQUAL(kvp_cuda_warm(m, cuda, NULL, &ticket), 0);
-		n = kvp_ticket_wait(e->client, ticket, WAIT_MS, &why);
+		EQUAL(kvp_cuda_warm(m, cuda[0], NULL, &ticket), 0);
+		n = kvp_ticket_wait(e[0]->client, ticket, WAIT_MS, &why);
 		usleep(10000);
 	}
 	EQUAL(why, 0);
 	EQUAL(n, 2);
 	kvp_release(m);
-	kvp_grant_release(g);
-	kvp_cuda_close(cuda);
-	engine_free(e);
+	for (uint32_t i = 0; i < engines; i++) {
+		kvp_grant_release(g[i]);
+		kvp_cuda_close(cuda[i]);
+		engine_free(e[i]);
+	}
+}
+
+static void test_few_places(void)
+{
+	few_places(1);
+}
+
+static void test_few_places_for_two(void)
+{
+	few_places(2);
 }
 
 int main(int argc, char **argv)
@@ -944,6 +963,7 @@ int main(int argc, char **argv)
 	static const struct live_test none[] = { { "put, and no copies", test_put_no_copies } };
 	static const struct live_test left[] = { { "put, and the daemon goes", test_put_left } };
 	static const struct live_test few[] = { { "few places", test_few_places } };
+	static const struct live_test two[] = { { "few places for two", test_few_places_for_two } };
 	int r;
 
 	legacy = argc > 1 && strcmp(argv[1], "legacy") == 0;
@@ -958,6 +978,8 @@ int main(int argc, char **argv)
 		r = live_main(points, sizeof(points) / sizeof(points[0]));
 	else if (argc > 1 && strcmp(argv[1], "few") == 0)
 		r = live_main(few, sizeof(few) / sizeof(few[0]));
+	else if (argc > 1 && strcmp(argv[1], "two") == 0)
+		r = live_main(two, sizeof(two) / sizeof(two[0]));
 	else if (argc > 1 && strcmp(argv[1], "left") == 0)
 		r = live_main(left, sizeof(left) / sizeof(left[0]));
 	else

@@ -302,8 +302,8 @@ void waits_end(struct kvp_cuda *cuda);
 
 /* The library's thread. The daemon has sent an extent of a device; the descriptor stays the caller's. */
 void cuda_extent_came(struct attachment *att, const struct kvp_msg_extent *x, int fd);
-/* Has the client one on the device that its daemon gives this number? */
-int cuda_reaches(struct kvp_client *client, const struct attachment *att, uint32_t device);
+/* Has the client one on this device? What a daemon that has just come has there is mapped in a moment. */
+int cuda_reaches(struct kvp_client *client, const struct kvp_shm_device *device);
 /* The attachment goes. */
 void cuda_owns_free(struct attachment *att);
 /* The library's thread. Nobody finds it any more. 1: it is mapped somewhere. */

@@ -69,16 +69,13 @@ static void own_keep(struct attachment *att, const struct kvp_msg_extent *x, int
 		arrival_push(&att->owns, a);
 }
 
-int cuda_reaches(struct kvp_client *c, const struct attachment *att, uint32_t device)
+int cuda_reaches(struct kvp_client *c, const struct kvp_shm_device *device)
 {
 	int reaches = 0;
 
 	pthread_mutex_lock(&c->cuda_lock);
-	for (struct kvp_cuda *u = c->cudas; u && !reaches; u = u->next) {
-		struct lane *l = lane_of(u, att);
-
-		reaches = l && lane_device(u, l) == device;
-	}
+	for (struct kvp_cuda *u = c->cudas; u && !reaches; u = u->next)
+		reaches = memcmp(device->uuid, u->uuid, sizeof(u->uuid)) == 0;
 	pthread_mutex_unlock(&c->cuda_lock);
 	return reaches;
 }

@@ -188,9 +188,9 @@ int grant_reserve_there(struct attachment *att, struct kvp_space *space, uint32_
 /* ring_lock. Memory that is the host's, or that a kvp_cuda of the client maps: else it would be made, and never written. */
 static int writable_here(const struct attachment *att, uint32_t medium)
 {
-	uint32_t import = medium ? att->view.devices[medium - 1].import : 0;
+	const struct kvp_shm_device *d = medium ? &att->view.devices[medium - 1] : NULL;
 
-	if (!import || import & KVP_IMPORT_MEMFD || cuda_reaches(att->client, att, medium - 1))
+	if (!d || !d->import || d->import & KVP_IMPORT_MEMFD || cuda_reaches(att->client, d))
 		return 0;
 	return -EOPNOTSUPP;
 }

@@ -513,6 +513,42 @@ static void daemon_goes_another_comes(void **state)
 	soon_mapped(f, 0);
 }
 
+/* It writes on the device as before, also before the new daemon's memory is mapped there. */
+static void daemon_comes_again(void **state)
+{
+	const struct cudadrv_fault hangs = { .function = "cuMemUnmap", .action = CUDADRV_HANG };
+	struct fixture *f = *state;
+	struct kvp_counters s = { .size = sizeof(s) };
+	const uint64_t memory = f->memory, at = f->at;
+	struct kvp_grant *g;
+	uint32_t fault;
+	uint8_t uuid[16];
+	char path[64];
+	int r;
+
+	cuda_open(f, 0);
+	strcpy(path, f->fake->path);
+	assert_int_equal(cudadrv_uuid(gpu.sim, 0, uuid), 0);
+	assert_int_equal(cudadrv_set(gpu.sim, &hangs, &fault), 0);
+	fake_stop(f->fake);
+	for (uint32_t i = 0; i < 12000 && !cudadrv_hit(gpu.sim, fault); i++)
+		usleep(5000);
+	f->fake = fake_start(path);
+	fake_device_of(f->fake, uuid, segment_make(f), SEGMENT, SLOT_BYTES, 512, copy_there, f);
+	f->fake->v.devices[0].import = KVP_IMPORT_CUDA_FD;
+	SET(f->fake, room, 0);
+	for (uint32_t i = 0; i < 12000 && (kvp_stats(f->client, &s) < 0 || !s.reattached); i++)
+		usleep(5000);
+	r = kvp_reserve_on(f->space, 0, 0, NULL, &g);
+	assert_int_equal(cudadrv_clear(gpu.sim), 0);
+	assert_int_equal(s.reattached, 1);
+	assert_int_equal(r, -EAGAIN);
+	soon_mapped(f, SEGMENT);
+	assert_int_equal(gpu.cu.cuMemUnmap(at, SEGMENT), CU_OK);
+	assert_int_equal(gpu.cu.cuMemAddressFree(at, SEGMENT), CU_OK);
+	assert_int_equal(gpu.cu.cuMemRelease(memory), CU_OK);
+}
+
 /* A stream behind a wait: has it come there? */
 static int behind(struct fixture *f, struct kvp_timeline *line, uint64_t value, uint32_t ms)
 {
@@ -734,6 +770,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(given_back, setup, teardown),
 		cmocka_unit_test_setup_teardown(daemon_goes, setup, teardown),
 		cmocka_unit_test_setup_teardown(daemon_goes_another_comes, setup, teardown),
+		cmocka_unit_test_setup_teardown(daemon_comes_again, setup, teardown),
 		cmocka_unit_test_setup_teardown(stream_waits, setup, teardown),
 		cmocka_unit_test_setup_teardown(enqueued_early, setup, teardown),
 		cmocka_unit_test_setup_teardown(early_stays_mapped, setup, teardown),

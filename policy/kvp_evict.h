@@ -76,7 +76,7 @@ struct kvp_evict_item {
 	uint32_t depth;      /* place in its chain; the root has 0 */
 	uint32_t tokens;     /* valid tokens in it */
 	uint32_t flags;      /* KVP_EVICT_* */
-	float cost;          /* seconds to recompute it; <= 0 or not finite counts as 1 */
+	float cost;          /* what recomputing it takes, in any unit; <= 0 or not finite counts as 1 */
 	struct kvp_key key;  /* remembers it after eviction */
 };
 
@@ -214,7 +214,7 @@ struct kvp_evict_info {
 	uint32_t flags;
 	uint32_t children; /* cached ones */
 	int hot;
-	double cost; /* seconds */
+	double cost; /* as it was said */
 };
 int kvp_evict_contains(const struct kvp_evict *e, kvp_block_id id);
 int kvp_evict_peek(const struct kvp_evict *e, kvp_block_id id, struct kvp_evict_info *ret_info);

@@ -17,6 +17,8 @@
 #include "daemon/device/protocol.h"
 #include "shm/kvp_seg.h"
 
+#define KILL_MS 5000u /* a process with much memory pinned takes its time to end */
+
 extern char **environ;
 
 static bool same_name(const char *a, const char *b)
@@ -80,13 +82,34 @@ static int spawn(const char *path, char *const argv[], char *const env[], int so
 	return -r;
 }
 
-int kvpd_child_start(
-	const char *path, char *const argv[], const char *const set[], struct kvpd_child *ret_child)
+/* Until the process is reaped, at most so long. False: it is there still. */
+static bool reaped(pid_t pid, uint32_t ms)
 {
-	char **env = environment(set);
+	const uint64_t until = kvpd_now_ns() + ms * KVPD_MS;
+	const struct timespec step = { .tv_nsec = 5 * 1000000 };
+
+	for (;;) {
+		pid_t r = waitpid(pid, NULL, WNOHANG);
+
+		if (r == pid || (r < 0 && errno != EINTR))
+			return true;
+		if (kvpd_now_ns() >= until)
+			return false;
+		nanosleep(&step, NULL);
+	}
+}
+
+int kvpd_child_start(
+	const char *path, char *const argv[], const char *const set[], struct kvpd_child *child)
+{
+	char **env;
 	int pair[2], r;
 	pid_t pid;
 
+	if (child->left && !reaped(child->left, 0))
+		return -EBUSY;
+	child->left = 0;
+	env = environment(set);
 	if (!env)
 		return -ENOMEM;
 	r = kvpd_p_pair(pair);
@@ -101,26 +124,20 @@ int kvpd_child_start(
 		close(pair[0]);
 		return r;
 	}
-	*ret_child = (struct kvpd_child){ .pid = pid, .sock = pair[0] };
+	*child = (struct kvpd_child){ .pid = pid, .sock = pair[0] };
 	return 0;
 }
 
 void kvpd_child_end(struct kvpd_child *child, uint32_t grace_ms)
 {
-	const uint64_t until = kvpd_now_ns() + grace_ms * KVPD_MS;
-	const struct timespec step = { .tv_nsec = 5 * 1000000 };
-	pid_t r = 0;
-
 	if (!child->pid)
 		return;
 	close(child->sock);
 	child->sock = -1;
-	while (grace_ms && (r = waitpid(child->pid, NULL, WNOHANG)) == 0 && kvpd_now_ns() < until)
-		nanosleep(&step, NULL);
-	if (r == 0) {
+	if (!grace_ms || !reaped(child->pid, grace_ms)) {
 		kill(child->pid, SIGKILL);
-		while (waitpid(child->pid, NULL, 0) < 0 && errno == EINTR)
-			;
+		if (!reaped(child->pid, KILL_MS))
+			child->left = child->pid;
 	}
 	child->pid = 0;
 }

@@ -2,7 +2,8 @@
 /*
  * The thread of a device. It never waits for the worker but in poll(): every question, batch and sum
  * has a moment by which it has to be answered, and a worker that is late, says something that makes no
- * sense, or is gone, is ended and reaped before anybody hears that his work failed.
+ * sense, or is gone, is ended and reaped before anybody hears that his work failed. One that does not end even so
+ * is left: there is no other before it has gone, and the places that it may still write are lost.
  */
 #include <errno.h>
 #include <poll.h>
@@ -217,7 +218,7 @@ static void start_worker(struct kvpd_device *d)
 	d->taking = 0;
 	d->usage_ns = 0;
 	d->greet_until_ns = until(d, 0);
-	if (r == 0)
+	if (r == 0 || r == -EBUSY)
 		return;
 	/* Each failure is said once, not at each attempt. */
 	if (kvpd_device_state(d) != KVPD_DEVICE_DOWN)
@@ -231,7 +232,7 @@ static void fail_flight(struct kvpd_device *d, struct kvpd_flight *f, uint64_t n
 		struct kvpd_device_copy *c = f->piece[i].copy;
 
 		c->q.status = -EAGAIN;
-		c->late |= !(d->driver_flags & KVPD_DRIVER_READABLE);
+		c->late |= !(d->driver_flags & KVPD_DRIVER_READABLE) || d->child.left;
 		if (!--c->q.pieces)
 			copy_settled(d, c, 0, now);
 	}
@@ -286,6 +287,7 @@ static void end_worker(struct kvpd_device *d, const char *why)
 {
 	const uint32_t before = kvpd_device_state(d);
 	const uint64_t now = kvpd_now_ns();
+	const bool had = d->child.pid;
 	uint64_t wait = d->config.restart_ms;
 
 	if (why) {
@@ -298,6 +300,10 @@ static void end_worker(struct kvpd_device *d, const char *why)
 	d->figures.free = d->figures.total = 0;
 	d->figures.context = KVPD_NO_FIGURE;
 	kvpd_child_end(&d->child, why ? 0 : GRACE_MS);
+	if (d->child.left && had)
+		kvpd_err("device %s: worker %d was killed and does not end; there is no other one "
+			 "before it has",
+			d->config.name, (int)d->child.left);
 	for (uint32_t i = 0; i < KVPD_FLIGHTS; i++)
 		if (d->flight[i].used)
 			fail_flight(d, &d->flight[i], now);
@@ -1015,7 +1021,8 @@ static void work(struct kvpd_device *d)
 	if (!d->child.pid && kvpd_now_ns() >= d->start_ns) {
 		start_worker(d);
 		if (!d->child.pid)
-			end_worker(d, "it cannot be started");
+			end_worker(d, d->child.left ? "the one before does not end"
+						    : "it cannot be started");
 	}
 	receive(d);
 	take_verdicts(d);

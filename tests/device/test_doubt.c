@@ -132,6 +132,18 @@ static void break_it(struct dev_world *w, struct dev_prompt *p)
 	break_then(w, p, NULL);
 }
 
+static void hang_at(const char *function, uint32_t *ret_number)
+{
+	const struct cudadrv_fault hang = {
+		.function = function,
+		.program = "kvpool-device",
+		.action = CUDADRV_HANG,
+		.times = 1,
+	};
+
+	assert_int_equal(cudadrv_set(sim, &hang, ret_number), 0);
+}
+
 static struct dev_prompt *fill(struct dev_world *w, uint32_t n)
 {
 	struct dev_prompt *p = calloc(n + 1, sizeof(*p));
@@ -275,6 +287,77 @@ static void what_ends_workers_is_not_believed(void **state)
 	}
 }
 
+/*
+ * A copy that never ends, and a call that never comes back: the worker is ended, who asked is told, and what lay there is there
+ * for the next one.
+ */
+static void what_never_ends_costs_a_worker(void **state)
+{
+	static const char *const functions[] = { "op:copy", "cuEventQuery", "cuEventSynchronize" };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
+		struct dev_world w = { 0 };
+		struct dev_prompt *p;
+		uint64_t restarts;
+		uint32_t number;
+		int why = 0;
+
+		dev_begin(&w, GPU ", timeout_ms: 1500", "");
+		p = fill(&w, 1);
+		dev_put(&w, &p[1], 900);
+		restarts = dev_figure(&w, "restarts_total");
+		hang_at(functions[i], &number);
+		for (int k = 0; k < 100 && !cudadrv_hit(sim, number); k++)
+			assert_true(dev_warm(&w, &p[1], &why) >= 0);
+		assert_int_equal(cudadrv_hit(sim, number), 1);
+		assert_true(why < 0);
+		wait_up(&w, restarts + 1);
+		assert_int_equal(cudadrv_clear(sim), 0);
+		assert_true(dev_warm_all(&w, &p[1]));
+		assert_int_equal(dev_figure(&w, "losses_total"), 0);
+		assert_int_equal(dev_figure(&w, "blocks"), 2 * DEV_BLOCKS);
+		assert_int_equal(e2e_fetch_all(&w.e, p->tokens, DEV_TOKENS), DEV_TOKENS);
+		dev_release(&p[1]);
+		dev_end(&w);
+		free(p);
+	}
+}
+
+/* Where pinning never comes to an end, bytes go through the worker's own memory, and the worker ends when it is told to. */
+static void what_is_never_pinned_is_copied(void **state)
+{
+	struct dev_world w = { 0 };
+	struct dev_prompt *p;
+	uint32_t number;
+
+	(void)state;
+	hang_at("cuMemHostRegister_v2", &number);
+	dev_begin(&w, GPU, "");
+	p = fill(&w, 1);
+	/* What a client leaves comes to a vault. */
+	e2e_detach(&w.e);
+	dev_attach(&w, NULL);
+	for (int i = 0; i < 3000 && !cudadrv_hit(sim, number); i++)
+		e2e_sleep_us(10000);
+	assert_int_equal(cudadrv_hit(sim, number), 1);
+	json_decref(dev_ask(&w, "device-drain"));
+	assert_true(dev_await(&w, "devices", "draining"));
+	for (int i = 0; i < 3000 && dev_figure(&w, "blocks"); i++)
+		e2e_sleep_us(10000);
+	json_decref(dev_ask(&w, "device-attach"));
+	assert_true(dev_await(&w, "devices", "up"));
+	/* The same prompt, out of the vault. */
+	dev_put(&w, p, 1);
+	assert_true(dev_warm_all(&w, p));
+	assert_int_equal(e2e_fetch_all(&w.e, p->tokens, DEV_TOKENS), DEV_TOKENS);
+	dev_release(p);
+	assert_int_equal(dev_figure(&w, "restarts_total"), 0);
+	dev_end(&w);
+	assert_int_equal(cudadrv_clear(sim), 0);
+	free(p);
+}
+
 static json_t *check(struct dev_world *w, int status)
 {
 	char line[600], text[8000];
@@ -342,6 +425,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_busy_driver_is_asked_again, begin, end),
 		cmocka_unit_test_setup_teardown(a_damaged_segment_goes, begin, end),
 		cmocka_unit_test_setup_teardown(what_ends_workers_is_not_believed, begin, end),
+		cmocka_unit_test_setup_teardown(what_never_ends_costs_a_worker, begin, end),
+		cmocka_unit_test_setup_teardown(what_is_never_pinned_is_copied, begin, end),
 		cmocka_unit_test_setup_teardown(a_check_reads_what_lies_there, begin, end),
 	};
 

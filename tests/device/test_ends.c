@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 
 #include "tests/device/device.h"
@@ -199,6 +200,50 @@ static void the_daemon_ends(void **state)
 	}
 }
 
+/*
+ * A process that hangs in a driver may outlive SIGKILL. Here one is followed by this process, and so is not reaped before
+ * this one has heard of its end.
+ */
+static void a_worker_that_outlives_its_kill(void **state)
+{
+	struct dev_world w = { 0 };
+	struct dev_prompt *p = calloc(2, sizeof(*p));
+	struct kvp_ticket ticket;
+	int why, status;
+	pid_t worker;
+
+	(void)state;
+	dev_begin(&w, "driver: fault, faults: 'submit=hang#0', timeout_ms: 700", "");
+	dev_put(&w, &p[0], 1);
+	assert_true(dev_await(&w, "devices", "up"));
+	worker = e2e_worker(w.daemon.pid);
+	assert_true(worker > 0);
+	if (ptrace(PTRACE_SEIZE, worker, 0, 0) < 0)
+		skip();
+	assert_int_equal(kvp_warm(p[0].match, NULL, &ticket), 0);
+	/* Who asked is told, and who asks next; DRAM is served, and the device can be let go of and taken again. */
+	assert_int_equal(kvp_ticket_wait(w.e.client, ticket, E2E_WAIT_MS, &why), 0);
+	assert_true(why < 0);
+	assert_true(dev_await(&w, "devices", "down"));
+	assert_int_equal(dev_warm(&w, &p[0], &why), 0);
+	assert_int_equal(why, -ENODEV);
+	assert_readable(&p[0]);
+	dev_put(&w, &p[1], 2);
+	assert_true(dev_await(&w, "device-detach", "detached"));
+	json_decref(dev_ask(&w, "device-attach"));
+	assert_true(dev_await(&w, "devices", "down"));
+	/* Two workers at a time there never are. */
+	assert_int_equal(dev_figure(&w, "pid"), 0);
+	assert_int_equal(waitpid(worker, &status, __WALL), worker);
+	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	assert_true(dev_warm_all(&w, &p[0]));
+	assert_int_equal(dev_read(&w, &p[0]), DEV_BLOCKS);
+	dev_release(&p[0]);
+	dev_release(&p[1]);
+	dev_end(&w);
+	free(p);
+}
+
 /* What it wrote there stays as long as it is wanted; then its memory there is given back. */
 static void a_client_that_wrote_there(void **state)
 {
@@ -238,6 +283,7 @@ int main(void)
 		cmocka_unit_test(a_tenant_that_is_no_more),
 		cmocka_unit_test(a_tenant_without_a_share),
 		cmocka_unit_test(the_daemon_ends),
+		cmocka_unit_test(a_worker_that_outlives_its_kill),
 		cmocka_unit_test(a_client_that_wrote_there),
 	};
 

@@ -144,7 +144,7 @@ static void a_worker_ends_at_nonsense(void **state)
 		struct kvpd_p_copy c = {
 			.batch = 1, .way = bad[i].way, .n = 1, .copy = { bad[i].c }
 		};
-		struct kvpd_child child;
+		struct kvpd_child child = { 0 };
 
 		start(&child);
 		give_memory(&child);
@@ -164,7 +164,7 @@ static void a_worker_ends_at_nonsense(void **state)
 static void a_worker_says_the_sum_with_the_end(void **state)
 {
 	uint8_t *nothing = calloc(1, MIB);
-	struct kvpd_child child;
+	struct kvpd_child child = { 0 };
 
 	(void)state;
 	start(&child);
@@ -189,7 +189,7 @@ static void a_worker_says_the_sum_with_the_end(void **state)
 
 static void a_worker_ends_with_its_socket(void **state)
 {
-	struct kvpd_child child;
+	struct kvpd_child child = { 0 };
 	int s;
 
 	(void)state;

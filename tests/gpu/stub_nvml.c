@@ -2,6 +2,7 @@
 /*
  * A management library that knows one GPU in exclusive mode, whose memory is held by the process that
  * asks, and by one of which it does not know how much. It lacks what says MIG. STUB_NVML_UUID: its GPU's.
+ * With KNOWS_ALL it says MIG and confidential computing, that the device is not kept up, and of no end of processes.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -65,8 +66,27 @@ STUB(nvmlDeviceGetComputeMode, (struct nvmlDevice_st * device, unsigned int *mod
 
 STUB(nvmlDeviceGetPersistenceMode, (struct nvmlDevice_st * device, unsigned int *on))
 {
+#ifdef KNOWS_ALL
+	*on = 0;
+	return NVML_OK;
+#else
 	return 3; /* not supported */
+#endif
 }
+
+#ifdef KNOWS_ALL
+STUB(nvmlDeviceGetMigMode, (struct nvmlDevice_st * device, unsigned int *now, unsigned int *later))
+{
+	*now = *later = 1;
+	return NVML_OK;
+}
+
+STUB(nvmlSystemGetConfComputeState, (struct nvml_confidential * state))
+{
+	state->on = 1;
+	return NVML_OK;
+}
+#endif
 
 STUB(nvmlDeviceGetMemoryInfo, (struct nvmlDevice_st * device, struct nvml_memory *memory))
 {
@@ -77,6 +97,9 @@ STUB(nvmlDeviceGetMemoryInfo, (struct nvmlDevice_st * device, struct nvml_memory
 STUB(nvmlDeviceGetComputeRunningProcesses_v3,
 	(struct nvmlDevice_st * device, unsigned int *n, struct nvml_process *process))
 {
+#ifdef KNOWS_ALL
+	return NVML_TOO_SMALL;
+#endif
 	if (*n < 2)
 		return NVML_TOO_SMALL;
 	*n = 2;

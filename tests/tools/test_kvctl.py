@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 import unittest
@@ -152,6 +153,41 @@ class WithoutDaemon(unittest.TestCase):
                            env=dict(os.environ, KVPOOL_SOCKET="/nonexistent/kvpool.sock",
                                     KVPOOL_LIBNVML="/nonexistent/libnvidia-ml.so.1"))
         self.assertTrue(any(f["topic"] == "GPU" for f in json.loads(r.stdout)["findings"]))
+
+    def test_doctor_says_what_stands_in_the_way(self):
+        with tempfile.TemporaryDirectory() as folder:
+            open(os.path.join(folder, "control"), "w").close()
+            r = subprocess.run([KVCTL, "doctor", "--json"], capture_output=True, text=True, timeout=60,
+                               env=dict(os.environ, KVPOOL_SOCKET="/nonexistent/kvpool.sock",
+                                        KVPOOL_LIBNVML=os.environ["STUB_NVML_ALL"], CUDA_MPS_PIPE_DIRECTORY=folder))
+        found = {f["text"]: f["finding"] for f in json.loads(r.stdout)["findings"] if f["topic"] == "GPU"}
+        gpu = "0 (unknown, GPU-01234567-89ab-cdef-0123-456789abcdef): "
+        self.assertEqual(found["MPS runs (%s/control): workers stay out of it, but with `mps: join`" % folder], "note")
+        self.assertEqual(found["confidential computing is on: neither pinned DRAM nor shared device memory works "
+                               "under it"], "problem")
+        self.assertEqual(found[gpu + "compute mode exclusive process: a worker and engines can both use it as clients of "
+                               "MPS alone (`mps: join`); else run nvidia-smi -c DEFAULT"], "note")
+        self.assertEqual(found[gpu + "persistence off: the device is set up anew whenever its last user goes; start "
+                               "nvidia-persistenced"], "note")
+        self.assertEqual(found[gpu + "MIG on: each instance is a device of its own, by its MIG- UUID"], "good")
+        self.assertEqual(found[gpu + "16384 of 81920 MiB free; memory is held by more than 64 processes"], "good")
+
+    # A forked child, say, of which the driver says nothing: it holds what its files name.
+    def test_doctor_names_who_has_device_files(self):
+        script = ("import os, subprocess, sys\n"
+                  "files = [os.open('/dev/' + f, os.O_CREAT | os.O_RDONLY) for f in ('nvidia7', 'nvidiactl')]\n"
+                  "them = [subprocess.Popen(['sleep', '60'], pass_fds=[f]) for f in files]\n"
+                  "[os.close(f) for f in files]\n"
+                  "subprocess.run([os.environ['KVCTL'], 'doctor', '--json'])\n"
+                  "[(p.kill(), p.wait()) for p in them]\n")
+        r = subprocess.run(["unshare", "-rm", "sh", "-c", 'mount -t tmpfs none /dev || exit 99; exec "$@"', "sh",
+                            sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
+                           env=dict(os.environ, KVPOOL_SOCKET="/nonexistent/kvpool.sock",
+                                    KVPOOL_LIBNVML=os.environ["STUB_NVML"]))
+        if r.returncode == 99 or r.stderr.startswith("unshare:"):
+            self.skipTest("no mounts of its own")
+        held = [f["text"] for f in json.loads(r.stdout)["findings"] if "device files" in f["text"]]
+        self.assertRegex(held[0], r"^device files are open in sleep \d+( \(\d+ processes cannot be looked into\))?$")
 
     def test_full_disk(self):
         with open("/dev/full", "wb") as full:

@@ -5,6 +5,8 @@
  */
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,6 +16,7 @@
 
 #define TOPIC   "GPU"
 #define HOLDERS 64u
+#define NVML_NONE (-1) /* no such function */
 
 /* ---- the driver ----------------------------------------------------------------------------- */
 
@@ -72,17 +75,80 @@ static void nodes(struct doctor *d)
 				needed[i]);
 }
 
-static void mps(struct doctor *d)
+/* True: there is a server. */
+static bool mps(struct doctor *d)
 {
 	const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
 	char path[512];
 
 	snprintf(path, sizeof(path), "%s/control", folder ? folder : "/tmp/nvidia-mps");
-	if (access(path, F_OK) == 0)
-		kvctl_say(d, NOTE, TOPIC,
-			"MPS runs (%s): workers stay out of it, but with `mps: join`", path);
-	else
+	if (access(path, F_OK) < 0) {
 		kvctl_say(d, GOOD, TOPIC, "MPS does not run at %s", path);
+		return false;
+	}
+	kvctl_say(d, NOTE, TOPIC, "MPS runs (%s): workers stay out of it, but with `mps: join`",
+		path);
+	return true;
+}
+
+/* ---- who has the driver's files open --------------------------------------------------------- */
+
+/* 1: a device's memory may be this process's; 0: no; negative: it may not be looked into. */
+static int has_device(int proc, const char *pid)
+{
+	char path[300], to[64];
+	struct dirent *e;
+	int fd, found = 0;
+	DIR *fds;
+
+	snprintf(path, sizeof(path), "%s/fd", pid);
+	fd = openat(proc, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	fds = fd < 0 ? NULL : fdopendir(fd);
+	if (!fds)
+		return errno == EACCES || errno == EPERM ? -1 : 0;
+	while (!found && (e = readdir(fds))) {
+		ssize_t n = readlinkat(fd, e->d_name, to, sizeof(to) - 1);
+
+		to[n < 0 ? 0 : n] = 0;
+		/* /dev/nvidiactl alone holds no memory. */
+		found = !strncmp(to, "/dev/nvidia", 11) && strncmp(to, "/dev/nvidiactl", 14) != 0;
+	}
+	closedir(fds);
+	return found;
+}
+
+/*
+ * A child that was forked by a process with a context keeps its memory, and the driver may name neither: whoever has a
+ * device's file open is said.
+ */
+static void openers(struct doctor *d)
+{
+	char text[400] = "", path[300], name[64];
+	unsigned hidden = 0;
+	struct dirent *e;
+	DIR *proc = opendir("/proc");
+
+	while (proc && (e = readdir(proc))) {
+		const size_t at = strlen(text);
+		int has = isdigit((unsigned char)e->d_name[0]) ? has_device(dirfd(proc), e->d_name)
+							       : 0;
+
+		hidden += has < 0;
+		if (has <= 0)
+			continue;
+		snprintf(path, sizeof(path), "/proc/%s/comm", e->d_name);
+		snprintf(text + at, sizeof(text) - at, "%s%s %s", at ? ", " : "",
+			kvctl_read_line(path, name, sizeof(name)) ? name : "unknown", e->d_name);
+	}
+	if (proc)
+		closedir(proc);
+	if (hidden)
+		kvctl_say(d, GOOD, TOPIC,
+			"device files are open in %s (%u processes cannot be looked into)",
+			*text ? text : "no process", hidden);
+	else
+		kvctl_say(
+			d, GOOD, TOPIC, "device files are open in %s", *text ? text : "no process");
 }
 
 /* ---- a device ------------------------------------------------------------------------------- */
@@ -119,7 +185,7 @@ static void holders(
 	}
 	r = n->nvmlDeviceGetComputeRunningProcesses_v3
 		    ? n->nvmlDeviceGetComputeRunningProcesses_v3(device, &count, p)
-		    : NVML_TOO_SMALL;
+		    : NVML_NONE;
 	for (unsigned int i = 0; r == NVML_OK && i < count; i++)
 		append(text, sizeof(text),
 			p[i].used == NVML_NO_FIGURE ? "%s%s %u (unknown)" : "%s%s %u (%.0f MiB)",
@@ -127,18 +193,25 @@ static void holders(
 			(double)p[i].used / (1 << 20));
 	kvctl_say(d, GOOD, TOPIC, "%s: %.0f of %.0f MiB free; memory is held by %s", which,
 		(double)m.free / (1 << 20), (double)m.total / (1 << 20),
-		r != NVML_OK ? "unknown processes"
-		: *text      ? text
-			     : "no process that computes");
+		r == NVML_TOO_SMALL ? "more than 64 processes"
+		: r != NVML_OK      ? "unknown processes"
+		: *text             ? text
+				    : "no process that computes");
 }
 
-static void modes(
-	struct doctor *d, const struct kvp_nvml *n, struct nvmlDevice_st *device, const char *which)
+static void modes(struct doctor *d, const struct kvp_nvml *n, struct nvmlDevice_st *device,
+	const char *which, bool served)
 {
 	unsigned int mode, on, now, later;
 
 	if (!n->nvmlDeviceGetComputeMode || n->nvmlDeviceGetComputeMode(device, &mode) != NVML_OK)
 		kvctl_say(d, NOTE, TOPIC, "%s: compute mode unknown", which);
+	else if (mode == NVML_EXCLUSIVE && served)
+		kvctl_say(d, NOTE, TOPIC,
+			"%s: compute mode exclusive process: a worker and engines can both use it "
+			"as "
+			"clients of MPS alone (`mps: join`); else run nvidia-smi -c DEFAULT",
+			which);
 	else if (mode == NVML_EXCLUSIVE || mode == NVML_PROHIBITED)
 		kvctl_say(d, PROBLEM, TOPIC,
 			"%s: compute mode %s: a worker and engines cannot both use it; run "
@@ -161,7 +234,7 @@ static void modes(
 			now ? "on: each instance is a device of its own, by its MIG- UUID" : "off");
 }
 
-static void device(struct doctor *d, const struct kvp_nvml *n, unsigned int index)
+static void device(struct doctor *d, const struct kvp_nvml *n, unsigned int index, bool served)
 {
 	char uuid[NVML_NAME_BYTES] = "unknown", name[NVML_NAME_BYTES] = "unknown", which[224];
 	struct nvmlDevice_st *dev;
@@ -176,7 +249,7 @@ static void device(struct doctor *d, const struct kvp_nvml *n, unsigned int inde
 	if (n->nvmlDeviceGetUUID)
 		(void)n->nvmlDeviceGetUUID(dev, uuid, sizeof(uuid));
 	snprintf(which, sizeof(which), "%u (%s, %s)", index, name, uuid);
-	modes(d, n, dev, which);
+	modes(d, n, dev, which, served);
 	holders(d, n, dev, which);
 }
 
@@ -210,7 +283,7 @@ void kvctl_doctor_gpus(struct doctor *d)
 {
 	struct kvp_nvml n = { 0 };
 	unsigned int count = 0;
-	bool any;
+	bool any, served;
 
 	configured(d, &any);
 	(void)kvp_nvml_open(&n);
@@ -223,10 +296,11 @@ void kvctl_doctor_gpus(struct doctor *d)
 	driver(d, &n);
 	if (any)
 		nodes(d);
-	mps(d);
+	served = mps(d);
 	confidential(d, &n);
+	openers(d);
 	if (n.library && n.nvmlDeviceGetCount_v2 && n.nvmlDeviceGetCount_v2(&count) == NVML_OK)
 		for (unsigned int i = 0; i < count; i++)
-			device(d, &n, i);
+			device(d, &n, i, served);
 	kvp_nvml_close(&n);
 }

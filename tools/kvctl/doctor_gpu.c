@@ -14,8 +14,8 @@
 #include "gpu/kvp_nvml.h"
 #include "tools/kvctl/doctor.h"
 
-#define TOPIC   "GPU"
-#define HOLDERS 64u
+#define TOPIC     "GPU"
+#define HOLDERS   64u
 #define NVML_NONE (-1) /* no such function */
 
 /* ---- the driver ----------------------------------------------------------------------------- */

@@ -19,6 +19,7 @@
 #define HANG_S    60u   /* until an engine that has not come to its end is taken for stuck */
 #define SHORT_MS  1500u /* calls of an engine that meets the fault */
 #define TRIES     100u
+#define TRY_MS    8000u /* of calls each of which takes its time, and is to be asked again */
 #define NAP_US    20000
 #define ALL_BYTES ((uint64_t)N * TOKEN_BYTES)
 
@@ -79,6 +80,12 @@ static struct {
 static uint32_t tries(void)
 {
 	return me.strict ? 1500 : TRIES;
+}
+
+/* May what has been tried since then be tried once more? */
+static bool worth_it(uint32_t i, uint64_t from)
+{
+	return i < tries() && (me.strict || now_ms() < from + TRY_MS);
 }
 
 static uint32_t wait_ms(void)
@@ -185,6 +192,7 @@ static void there(const struct entry_case *k)
 	uint64_t addrs[BLOCKS], value;
 	struct kvp_prefix_info info;
 	struct kvp_prefix *m = find_soon(me.e, N, N, &info);
+	const uint64_t from = now_ms();
 	int why = -ENOENT;
 
 	/* What the client before left has come to a vault, and that is pinned. */
@@ -193,7 +201,7 @@ static void there(const struct entry_case *k)
 	kvp_release(m);
 	m = find_soon(me.e, N, N, &info);
 	same_bytes(me.e, m, N);
-	for (uint32_t i = 0; i < tries() && why; i++) {
+	for (uint32_t i = 0; why && worth_it(i, from); i++) {
 		struct kvp_ticket ticket;
 		int r;
 
@@ -305,10 +313,12 @@ static void compute(void)
 	struct kvp_grant *g = NULL;
 	struct kvp_prefix_info info;
 	struct kvp_payload_info p = { .size = sizeof(p) };
+	const uint64_t from = now_ms();
 	uint64_t value;
 	int r = -EAGAIN;
 
-	for (uint32_t i = 0; i < tries() && (r == -EAGAIN || (me.strict && r == -ENODEV)); i++) {
+	for (uint32_t i = 0; (r == -EAGAIN || (me.strict && r == -ENODEV)) && worth_it(i, from);
+		i++) {
 		r = kvp_cuda_reserve(me.e->space, me.cuda, wait_ms(), NULL, &g);
 		if (me.stuck_ok)
 			break;

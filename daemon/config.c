@@ -421,8 +421,8 @@ static int get_device(struct kvpd_complaint *l, unsigned index, const struct raw
 	d->segment = 256 * MIB < d->bytes ? 256 * MIB : d->bytes / grain * grain;
 	GET(kvpd_value_size(l, AT(".segment"), raw->segment, 64 << 10, 64 * GIB, &d->segment));
 	if (d->segment % grain)
-		return kvpd_wrong(l, AT(".segment"), "is not a multiple of %llu bytes",
-			(unsigned long long)grain);
+		return kvpd_wrong(l, AT(".segment"), "%s is not a multiple of %llu bytes",
+			kvpd_human(d->segment, a), (unsigned long long)grain);
 	if (d->segment > d->bytes)
 		return kvpd_wrong(l, AT(".segment"), "%s is more than the device's bytes (%s)",
 			kvpd_human(d->segment, a), kvpd_human(d->bytes, b));
@@ -451,6 +451,10 @@ static int get_parts(struct kvpd_complaint *l, const char *prefix, const struct 
 			d++;
 		if (d == config->n_devices)
 			return kvpd_wrong(l, path, "there is no device '%.80s'", p->name);
+		for (unsigned k = 0; k < i; k++)
+			if (!strcmp(raw->devices[k].name, p->name))
+				return kvpd_wrong(
+					l, path, "there are two parts of device '%.80s'", p->name);
 		snprintf(path, sizeof(path), "%s.devices.%u.share", prefix, i);
 		GET(kvpd_value_size(
 			l, path, p->share, 0, config->devices[d].bytes, &limits->device_share[d]));

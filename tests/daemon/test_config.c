@@ -422,6 +422,15 @@ static const struct {
 		"t.yaml:2: devices.0.segment: ", "multiple of 4096" },
 	{ "devices:\n  - {name: a, driver: host, bytes: 4MiB, worker: w}\n",
 		"t.yaml:2: devices.0.worker: ", "absolute path" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 4MiB, copy_rate: 2TiB}\n",
+		"t.yaml:2: devices.0.copy_rate: ", "0 to 1TiB" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 4MiB, timeout_ms: 49}\n",
+		"t.yaml:2: devices.0.timeout_ms: ", "50 to 600000" },
+	{ "devices:\n  - {name: a, driver: cuda, bytes: 4MiB, mps: maybe}\n",
+		"t.yaml:2: devices.0.mps: ", "avoid, join" },
+	{ "devices:\n  - {name: a, driver: host, bytes: 4MiB}\ndefaults:\n  devices:\n"
+	  "    - {name: a, share: 1MiB}\n    - {name: a, share: 2MiB}\n",
+		"t.yaml:6: defaults.devices.1: ", "two parts of device 'a'" },
 	{ "defaults:\n  devices:\n    - {name: a, share: 1MiB}\n",
 		"t.yaml:3: defaults.devices.0: ", "no device 'a'" },
 	{ "devices:\n  - {name: a, driver: host, bytes: 4MiB}\n"

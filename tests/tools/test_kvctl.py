@@ -169,7 +169,7 @@ class WithoutDaemon(unittest.TestCase):
                                "MPS alone (`mps: join`); else run nvidia-smi -c DEFAULT"], "note")
         self.assertEqual(found[gpu + "persistence off: the device is set up anew whenever its last user goes; start "
                                "nvidia-persistenced"], "note")
-        self.assertEqual(found[gpu + "MIG on: each instance is a device of its own, by its MIG- UUID"], "good")
+        self.assertEqual(found[gpu + "MIG on: each instance is a device of its own, by its MIG- UUID"], "note")
         self.assertEqual(found[gpu + "16384 of 81920 MiB free; memory is held by more than 64 processes"], "good")
 
     # A forked child, say, of which the driver says nothing: it holds what its files name.

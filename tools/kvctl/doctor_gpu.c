@@ -230,7 +230,7 @@ static void modes(struct doctor *d, const struct kvp_nvml *n, struct nvmlDevice_
 	if (!n->nvmlDeviceGetMigMode || n->nvmlDeviceGetMigMode(device, &now, &later) != NVML_OK)
 		kvctl_say(d, GOOD, TOPIC, "%s: MIG unknown, as on devices without it", which);
 	else
-		kvctl_say(d, GOOD, TOPIC, "%s: MIG %s", which,
+		kvctl_say(d, now ? NOTE : GOOD, TOPIC, "%s: MIG %s", which,
 			now ? "on: each instance is a device of its own, by its MIG- UUID" : "off");
 }
 

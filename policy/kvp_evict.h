@@ -76,8 +76,8 @@ struct kvp_evict_item {
 	uint32_t depth;      /* place in its chain; the root has 0 */
 	uint32_t tokens;     /* valid tokens in it */
 	uint32_t flags;      /* KVP_EVICT_* */
-	float cost;          /* what recomputing it takes, in any unit; <= 0 or not finite counts as 1 */
-	struct kvp_key key;  /* remembers it after eviction */
+	float cost; /* what recomputing it takes, in any unit; <= 0 or not finite counts as 1 */
+	struct kvp_key key; /* remembers it after eviction */
 };
 
 /*

@@ -217,7 +217,7 @@ static void read_space(const struct kvpd_tenant *t, uint32_t i, struct kvpd_spac
 {
 	const struct kvp_shm_space *s = &t->view.spaces[i];
 
-	f->space = i;
+	*f = (struct kvpd_space_figures){ .space = i };
 	snprintf(f->model, sizeof(f->model), "%.*s", (int)sizeof(s->canon.model), s->canon.model);
 	snprintf(f->adapter, sizeof(f->adapter), "%.*s", (int)sizeof(s->canon.adapter),
 		s->canon.adapter);

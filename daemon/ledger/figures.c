@@ -306,8 +306,8 @@ static bool end_tenant(struct kvpd_figures_walk *w, const struct kvpd_tenant *t)
 	for (uint32_t i = 0; w->what & KVPD_FIGURES_SPACES && i < KVP_MAX_SPACES; i++) {
 		if (kvp_load_relaxed(&t->view.spaces[i].state) != KVP_SPACE_LIVE)
 			continue;
-		f->space[f->n_spaces].tenant = f->n_tenants - 1;
-		read_space(t, i, &f->space[f->n_spaces++]);
+		read_space(t, i, &f->space[f->n_spaces]);
+		f->space[f->n_spaces++].tenant = f->n_tenants - 1;
 	}
 	next_tenant(w);
 	return true;

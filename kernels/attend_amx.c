@@ -3,10 +3,8 @@
  * Rows of 4-bit codes from a book of centroids (tq) by matrix tiles (AMX), which multiply 16 rows of 64
  * signed bytes with 16 columns in one instruction and sum in 32 bits: sixteen times what vpdpwssd does.
  *
- * A centroid is one byte, at a scale at which the book's are nearly integers. A query and a weight
- * are two bytes, 128 high + low, that take a column or a row each, so that a tile is full with eight
- * queries. What that costs: a centroid is off by some 3e-3 of the mean square of the values, which
- * is a thirtieth of what four bits cost; queries and weights by 3e-5 of the largest.
+ * A centroid and a query are one byte, a weight is two, 128 high + low, that take a row each, so that a
+ * tile is full with eight queries (attend_bytes.h).
  *
  * What is left for the vectors is to look codes up (vpermb, 64 at a time) and, of values, to lay four
  * rows' bytes next to one another before, while they are still codes of two channels each.
@@ -26,7 +24,7 @@ static void begin(uint32_t rows)
 		c.rows[i] = 16;
 		c.row_bytes[i] = 64;
 	}
-	c.row_bytes[T_SCORE] = c.row_bytes[T_QUERY] = c.row_bytes[T_QUERY2] = (uint16_t)(8 * m);
+	c.row_bytes[T_SCORE] = c.row_bytes[T_QUERY] = c.row_bytes[T_QUERY2] = (uint16_t)(4 * m);
 	c.rows[T_SUM] = c.rows[T_WEIGHT] = (uint8_t)(2 * m);
 	__asm__ volatile("ldtilecfg %0" ::"m"(c));
 }
@@ -51,7 +49,7 @@ INLINE void turn_scores(__m512 *x)
 		_mm512_castsi512_ps(_mm512_permutexvar_epi32(order, y[j]));
 }
 
-/* Sums of GROUP rows, [row][high of m queries, low of m queries], to scores of nq. */
+/* Sums of GROUP rows, [row][query of m], to scores of nq. */
 INLINE void put_scores(const int32_t *sum, uint32_t m, uint32_t nq, const float *unit, __m512 scale,
 	float *s, size_t s_stride)
 {
@@ -59,26 +57,14 @@ INLINE void put_scores(const int32_t *sum, uint32_t m, uint32_t nq, const float 
 
 	UNROLL for (uint32_t j = 0; j < 4; j++)
 	{
-		if (m == 4) {
-			const __m512i a = _mm512_load_si512(sum + 32 * j);
-			const __m512i b = _mm512_load_si512(sum + 32 * j + 16);
+		if (m == 4)
+			x[j] = _mm512_cvtepi32_ps(_mm512_load_si512(sum + 16 * j));
+		else {
+			const __m512 a = _mm512_cvtepi32_ps(_mm512_load_si512(sum + 32 * j));
+			const __m512 b = _mm512_cvtepi32_ps(_mm512_load_si512(sum + 32 * j + 16));
 
-			x[j] = joined(
-				_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
-		} else {
-			const int32_t *at = sum + 64 * j;
-			__m512 y[2];
-
-			UNROLL for (uint32_t i = 0; i < 2; i++)
-			{
-				const __m512i a = _mm512_load_si512(at + 32 * i);
-				const __m512i b = _mm512_load_si512(at + 32 * i + 16);
-
-				y[i] = joined(_mm512_shuffle_i64x2(a, b, 0x44),
-					_mm512_shuffle_i64x2(a, b, 0xee));
-			}
-			x[j] = _mm512_shuffle_f32x4(y[0], y[1], 0x88);
-			x[4 + j] = _mm512_shuffle_f32x4(y[0], y[1], 0xdd);
+			x[j] = _mm512_shuffle_f32x4(a, b, 0x88);
+			x[4 + j] = _mm512_shuffle_f32x4(a, b, 0xdd);
 		}
 	}
 	turn_scores(x);
@@ -95,7 +81,7 @@ INLINE void score_rows(const struct kvp_rows *r, const struct bytes *b, const st
 	uint32_t lines, float *s, size_t s_stride)
 {
 	int8_t keys[KEYS_BYTES] __attribute__((aligned(64)));
-	int32_t sum[ROWS * 2 * KVP_TILE_QUERIES] __attribute__((aligned(64)));
+	int32_t sum[ROWS * KVP_TILE_QUERIES] __attribute__((aligned(64)));
 
 	for (uint32_t p = 0; 2 * p * CODES < r->dim; p++) {
 		look_up_keys(r, first, 0, n, p, b->book, p ? NO_LINES : lines, keys);
@@ -103,7 +89,7 @@ INLINE void score_rows(const struct kvp_rows *r, const struct bytes *b, const st
 		multiply_keys(keys, m, 0, n, p, sum);
 	}
 	for (uint32_t g = 0; g < n; g += GROUP)
-		put_scores(sum + g * 2 * m, m, nq, q->unit,
+		put_scores(sum + g * m, m, nq, q->unit,
 			_mm512_mul_ps(
 				_mm512_loadu_ps(c->scale + first + g), _mm512_set1_ps(b->value)),
 			s + first + g, s_stride);

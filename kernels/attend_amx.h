@@ -67,10 +67,10 @@ INLINE void look_up_keys(const struct kvp_rows *r, uint32_t first, uint32_t from
 
 INLINE void load_queries(const struct kvp_tiles *q, uint32_t m, uint32_t p)
 {
-	const int8_t *from = q->b + 2 * p * TILE_BYTES;
+	const int8_t *from = q->b + 2 * p * QUERY_BYTES;
 
-	TILE_LOAD(T_QUERY, from, 8 * m);
-	TILE_LOAD(T_QUERY2, from + TILE_BYTES, 8 * m);
+	TILE_LOAD(T_QUERY, from, 4 * m);
+	TILE_LOAD(T_QUERY2, from + QUERY_BYTES, 4 * m);
 }
 
 /*
@@ -82,14 +82,14 @@ INLINE void multiply_keys(
 {
 	for (uint32_t g = from; g < n; g += GROUP) {
 		if (p)
-			TILE_LOAD(T_SCORE, sum + g * 2 * m, 8 * m);
+			TILE_LOAD(T_SCORE, sum + g * m, 4 * m);
 		else
 			TILE_ZERO(T_SCORE);
 		TILE_LOAD(T_KEYS, keys + (size_t)g * 2 * CODES, 2 * CODES);
 		TILE_DOT(T_SCORE, T_KEYS, T_QUERY);
 		TILE_LOAD(T_VALUES, keys + (size_t)g * 2 * CODES + CODES, 2 * CODES);
 		TILE_DOT(T_SCORE, T_VALUES, T_QUERY2);
-		TILE_STORE(T_SCORE, sum + g * 2 * m, 8 * m);
+		TILE_STORE(T_SCORE, sum + g * m, 4 * m);
 	}
 }
 

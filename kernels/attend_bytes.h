@@ -3,9 +3,9 @@
  * Rows of 4-bit codes from a book of centroids (tq) as signed bytes, which both matrix tiles (AMX) and
  * vectors (VNNI) multiply, four at a time, and sum in 32 bits: their sums are the same to the bit.
  *
- * A centroid is one byte, at a scale at which the book's are nearly integers. A query and a weight
- * are two bytes, 128 high + low. What that costs: a centroid is off by some 3e-3 of the mean square of
- * the values, which is a thirtieth of what four bits cost; queries and weights by 3e-5 of the largest.
+ * A centroid is one byte, at a scale at which the book's are nearly integers. So is a channel of a query,
+ * whose rotation has made it nearly Gaussian. A weight is two bytes, 128 high + low, or, where it counts
+ * little, one (struct byte_weights). docs/attention.md has what each costs beside what four bits cost.
  *
  * Private to the files of either.
  */
@@ -22,7 +22,11 @@ void kvp_byte_queries(const float *f, uint32_t rows, uint32_t dim, void *ret);
 #define ROWS       64u /* of values, whose products are summed as integers */
 #define CODES      64u /* bytes of a row that are looked up together: two tiles' width of channels */
 #define TILE_BYTES 1024u
-#define TOP        16256.0f /* 127 * 128: of the two bytes of a number */
+#define QUERY_TOP  127.0f
+#define TOP        16256.0f /* 127 * 128: of the two bytes of a weight */
+
+/* Of a tile of queries, [16][m][4]: four channels of each query to a row, m of columns_of(). */
+#define QUERY_BYTES (16u * KVP_TILE_QUERIES * 4u)
 
 /* As many queries as bytes are laid out for. */
 INLINE uint32_t columns_of(uint32_t rows)
@@ -136,10 +140,16 @@ INLINE int fits(const struct kvp_rows *r)
 
 /* ---- weights ---- */
 
+/*
+ * The weights of ROWS rows, at the scale of the largest. One byte of each, off by up to half a 127th of
+ * it, is enough where the largest is little beside all weights so far. To the nearest, many small weights
+ * would all be nothing; so they are rounded up or down by row, dither_of[], and are right on average.
+ */
 struct byte_weights {
 	int8_t byte[2 * KVP_TILE_QUERIES * ROWS]; /* [high of all, low of all][row] */
-	float unit[KVP_TILE_QUERIES];
-	int32_t less[KVP_TILE_QUERIES]; /* products with centroids that are all -128 */
+	float unit[KVP_TILE_QUERIES];             /* of 1 in the low bytes */
+	int32_t less[KVP_TILE_QUERIES];           /* products with centroids that are all -128 */
+	uint32_t high_only; /* low bytes are not there, and less is in units of the high ones */
 };
 
 /* What is no larger counts as nothing: its inverse would be infinite, and products with it no numbers. */
@@ -183,6 +193,7 @@ INLINE void weigh_rows(const struct kvp_weights *w, const struct scales *c, uint
 {
 	if (nq < m)
 		memset(ret->byte, 0, sizeof ret->byte);
+	ret->high_only = 0;
 	for (uint32_t i = 0; i < nq; i++)
 		split_weights(w->w + i * w->stride + first, c->scale + first, n, value, m, i, ret);
 }

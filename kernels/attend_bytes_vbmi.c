@@ -7,7 +7,7 @@
  * One of its factors is unsigned. That is the centroid, 128 too large; 128 times the sum of the other
  * factors is taken off afterwards. These are read by the same instruction, four bytes for all lanes.
  *
- * With 4 queries and 128 channels 64 rows take 2,048 of them, one a cycle where 512 bits are two halves
+ * With 4 queries and 128 channels 64 rows take 1,024 of them, one a cycle where 512 bits are two halves
  * (Zen 4); everything else is to hide beside them. So nothing that was looked up is ever stored: of keys
  * sixteen rows are turned while they are codes, of values four rows' bytes are laid next to one another.
  */
@@ -19,12 +19,22 @@ struct area {
 
 #include "kernels/attend_step.h"
 
-/* sum + in each lane the products of its four bytes, unsigned, with four signed ones, the same for all. */
-INLINE __m512i dot_four(__m512i sum, __m512i x, const int8_t *four)
+/*
+ * Four signed bytes, to be multiplied with four of each lane. In a register, for more products than one: of 512
+ * bits one load is done a cycle, as one product is, and the rows are to be loaded, too.
+ */
+INLINE __m512i four_bytes(const int8_t *at)
 {
-	__asm__("vpdpbusd %2%{1to16%}, %1, %0"
-		: "+v"(sum)
-		: "v"(x), "m"(*(const int8_t(*)[4])four));
+	int32_t x;
+
+	memcpy(&x, at, sizeof x);
+	return _mm512_set1_epi32(x);
+}
+
+/* sum + in each lane the products of its four bytes, unsigned, with four signed ones. */
+INLINE __m512i dot_four(__m512i sum, __m512i x, __m512i four)
+{
+	__asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(four));
 	return sum;
 }
 
@@ -39,26 +49,16 @@ INLINE __m512i unsigned_book(__m512i book)
  */
 #define APART static __attribute__((noinline))
 
-INLINE __m512i join(__m512i high, __m512i low)
-{
-	return _mm512_add_epi32(_mm512_slli_epi32(high, 7), low);
-}
-
 /* ---- queries ---- */
 
 /* Channels [c, c + 16) of a query, w, to the rows of a tile of queries: four channels a row. */
 static void put_words(__m512i w, uint32_t m, uint32_t at, int8_t *to)
 {
-	const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(w, _mm512_set1_epi32(64)), 7);
-	int8_t b[2][16] __attribute__((aligned(16)));
+	int8_t b[16] __attribute__((aligned(16)));
 
-	_mm_store_si128((void *)b[0], _mm512_cvtepi32_epi8(high));
-	_mm_store_si128((void *)b[1],
-		_mm512_cvtepi32_epi8(_mm512_sub_epi32(w, _mm512_slli_epi32(high, 7))));
-	for (uint32_t i = 0; i < 4; i++, to += 8 * m) {
-		memcpy(to + 4 * at, b[0] + 4 * i, 4);
-		memcpy(to + 4 * (m + at), b[1] + 4 * i, 4);
-	}
+	_mm_store_si128((void *)b, _mm512_cvtepi32_epi8(w));
+	for (uint32_t i = 0; i < 4; i++)
+		memcpy(to + 4 * (m * i + at), b + 4 * i, 4);
 }
 
 static void put_query(const float *f, uint32_t dim, uint32_t m, uint32_t at, struct kvp_tiles *to)
@@ -76,16 +76,15 @@ static void put_query(const float *f, uint32_t dim, uint32_t m, uint32_t at, str
 	}
 	largest = nan ? NAN : _mm512_reduce_max_ps(max);
 	/* What no float can divide, or is none, stays what it is in the unit. */
-	inv = largest > 1e-30f && largest < INFINITY ? TOP / largest : 0.0f;
-	to->unit[at] = largest / TOP;
+	inv = largest > 1e-30f && largest < INFINITY ? QUERY_TOP / largest : 0.0f;
+	to->unit[at] = largest / QUERY_TOP;
 	for (uint32_t c = 0; inv > 0.0f && c < dim; c += 16) {
 		const uint32_t half = c >= dim / 2, i = c - half * (dim / 2);
 		const __m512i w = _mm512_cvtps_epi32(
 			_mm512_mul_ps(_mm512_loadu_ps(f + c), _mm512_set1_ps(inv)));
 
 		sum = _mm512_add_epi32(w, sum);
-		put_words(w, m, at,
-			to->b + (2 * (i / CODES) + half) * TILE_BYTES + i % CODES / 4 * 8 * m);
+		put_words(w, m, at, to->b + (2 * (i / CODES) + half) * QUERY_BYTES + i % CODES * m);
 	}
 	to->less[at] = -_mm512_reduce_add_epi32(_mm512_slli_epi32(sum, 7));
 }
@@ -146,50 +145,59 @@ INLINE void turn_group(const struct group *g, uint32_t at, __m512i *x)
 	turn_lanes(x);
 }
 
+/* Four channels of two groups. */
+INLINE void add_products(const __m512i *x, const int8_t *four, uint32_t m, __m512i *sum)
+{
+	UNROLL for (uint32_t i = 0; i < m; i++)
+	{
+		const __m512i y = four_bytes(four + 4 * i);
+
+		sum[i] = dot_four(sum[i], x[0], y);
+		sum[m + i] = dot_four(sum[m + i], x[1], y);
+	}
+}
+
 /*
- * Products of GROUP rows with m queries, a query a register. x: the rows' first bytes, turned, and
- * afterwards those of the group behind it, which are laid ready in time.
+ * Products of two groups' rows with m queries, a query a register: ret[group][query]. x: their first bytes, turned,
+ * and afterwards those of the groups behind them, which are laid ready in time.
  */
-INLINE void multiply_group(const struct group *g, const struct group *behind, uint32_t dim,
-	const struct kvp_tiles *q, uint32_t m, __m512i book, const uint8_t *next, __m512i *x,
+INLINE void multiply_groups(const struct group *g, const struct group *behind, uint32_t dim,
+	const struct kvp_tiles *q, uint32_t m, __m512i book, const uint8_t *next, __m512i (*x)[4],
 	__m512i *ret)
 {
 	__m512i sum[2 * KVP_TILE_QUERIES];
 
-	UNROLL for (uint32_t i = 0; i < m; i++)
-	{
-		sum[i] = _mm512_setzero_si512();
-		sum[m + i] = _mm512_set1_epi32(q->less[i]);
-	}
+	UNROLL for (uint32_t i = 0; i < 2 * m; i++) sum[i] = _mm512_set1_epi32(q->less[i % m]);
 	for (uint32_t p = 0; p < dim / 2; p += CODES) {
-		const int8_t *four = q->b + p / CODES * 2 * TILE_BYTES;
+		const int8_t *four = q->b + p / CODES * 2 * QUERY_BYTES;
 		const uint32_t end = least(dim / 2, p + CODES);
 
-		for (uint32_t at = p; at < end; at += 16, four += 32 * m) {
+		for (uint32_t at = p; at < end; at += 16) {
 			const int last = at + 16 == dim / 2;
 			const struct group *of = last ? behind : g;
-			const uint8_t *after = of->row + (last ? 0 : at + 16);
-			__m512i y[4];
+			const uint32_t after = last ? 0 : at + 16;
 
-			UNROLL for (uint32_t k = 0; k < 4; k++)
+			UNROLL for (uint32_t k = 0; k < 4; k++, four += 4 * m)
 			{
-				const __m512i low = _mm512_permutexvar_epi8(x[k], book);
-				const __m512i high =
-					_mm512_permutexvar_epi8(_mm512_srli_epi16(x[k], 4), book);
+				__m512i low[2], high[2];
 
-				y[k] = four_pieces(after + k * of->next, of->apart);
-				_mm_prefetch(next, _MM_HINT_T1);
-				next += LINE;
-				UNROLL for (uint32_t i = 0; i < 2 * m; i++) sum[i] =
-					dot_four(sum[i], low, four + 8 * m * k + 4 * i);
-				UNROLL for (uint32_t i = 0; i < 2 * m; i++) sum[i] = dot_four(
-					sum[i], high, four + TILE_BYTES + 8 * m * k + 4 * i);
+				UNROLL for (uint32_t j = 0; j < 2; j++, next += LINE)
+				{
+					low[j] = _mm512_permutexvar_epi8(x[j][k], book);
+					high[j] = _mm512_permutexvar_epi8(
+						_mm512_srli_epi16(x[j][k], 4), book);
+					x[j][k] = four_pieces(
+						of[j].row + after + k * of[j].next, of[j].apart);
+					_mm_prefetch(next, _MM_HINT_T1);
+				}
+				add_products(low, four, m, sum);
+				add_products(high, four + QUERY_BYTES, m, sum);
 			}
-			turn_lanes(y);
-			UNROLL for (uint32_t k = 0; k < 4; k++) x[k] = y[k];
+			turn_lanes(x[0]);
+			turn_lanes(x[1]);
 		}
 	}
-	UNROLL for (uint32_t i = 0; i < m; i++) ret[i] = join(sum[i], sum[m + i]);
+	UNROLL for (uint32_t i = 0; i < 2 * m; i++) ret[i] = sum[i];
 }
 
 /* Rows from t on where they lie, or, at the end, what there is of them in `copy`. */
@@ -209,8 +217,27 @@ INLINE struct group group_at(const struct kvp_rows *r, uint32_t t, int turned, u
 		      : (struct group){ row, stride, 4 * stride };
 }
 
+/* Two groups from row t on; the first one twice where there is no second. */
+INLINE void groups_at(const struct kvp_rows *r, uint32_t t, int turned,
+	uint8_t (*copy)[GROUP * DIM_MAX / 2], struct group *g)
+{
+	g[0] = group_at(r, t, turned, copy[0]);
+	g[1] = t + GROUP < r->n ? group_at(r, t + GROUP, turned, copy[1]) : g[0];
+}
+
+/* A group's sums to scores. */
+INLINE void put_scores(
+	const __m512i *x, const float *unit, uint32_t nq, __m512 scale, float *s, size_t s_stride)
+{
+	for (uint32_t j = 0; j < nq; j++)
+		_mm512_store_ps(
+			s + j * s_stride, _mm512_mul_ps(_mm512_cvtepi32_ps(x[j]),
+						  _mm512_mul_ps(scale, _mm512_set1_ps(unit[j]))));
+}
+
 static void score(const struct kvp_rows *r, const struct kvp_queries *q, float *s, size_t s_stride)
 {
+	const uint32_t m = columns_of(q->n);
 	const uint8_t *pass = q->tiles;
 	struct scales c;
 	struct bytes b;
@@ -227,64 +254,90 @@ static void score(const struct kvp_rows *r, const struct kvp_queries *q, float *
 		const uint32_t nq = least(q->n - i, KVP_TILE_QUERIES);
 		const uint8_t *next = next_of(r, 0, !i);
 
-		for (uint32_t t = 0; t < r->n; t += GROUP, next += GROUP * r->dim / 2) {
-			const __m512 scale = _mm512_mul_ps(
-				_mm512_loadu_ps(c.scale + t), _mm512_set1_ps(b.value));
-			uint8_t copy[GROUP * DIM_MAX / 2];
-			struct group g = group_at(r, t, 0, copy);
-			__m512i x[KVP_TILE_QUERIES], first[4];
+		for (uint32_t t = 0; t < r->n; t += 2 * GROUP, next += GROUP * r->dim) {
+			uint8_t copy[2][GROUP * DIM_MAX / 2];
+			struct group g[2];
+			__m512i x[2 * KVP_TILE_QUERIES], first[2][4];
 
-			turn_group(&g, 0, first);
-			if (columns_of(q->n) == 4)
-				multiply_group(&g, &g, r->dim, tiles, 4, unsigned_book(b.book),
-					next, first, x);
+			groups_at(r, t, 0, copy, g);
+			turn_group(&g[0], 0, first[0]);
+			turn_group(&g[1], 0, first[1]);
+			if (m == 4)
+				multiply_groups(g, g, r->dim, tiles, 4, unsigned_book(b.book), next,
+					first, x);
 			else
-				multiply_group(&g, &g, r->dim, tiles, KVP_TILE_QUERIES,
+				multiply_groups(g, g, r->dim, tiles, KVP_TILE_QUERIES,
 					unsigned_book(b.book), next, first, x);
-			for (uint32_t j = 0; j < nq; j++)
-				_mm512_store_ps(s + (i + j) * s_stride + t,
-					_mm512_mul_ps(_mm512_cvtepi32_ps(x[j]),
-						_mm512_mul_ps(
-							scale, _mm512_set1_ps(tiles->unit[j]))));
+			for (uint32_t j = 0; j < 2 && t + j * GROUP < r->n; j++)
+				put_scores(x + j * m, tiles->unit, nq,
+					_mm512_mul_ps(_mm512_loadu_ps(c.scale + t + j * GROUP),
+						_mm512_set1_ps(b.value)),
+					s + i * s_stride + t + j * GROUP, s_stride);
 		}
 	}
 }
 
 /* ---- values ---- */
 
-#define ROW_BYTES(c)     (c), 16 + (c), 32 + (c), 48 + (c)
-#define FOUR_CHANNELS(c) ROW_BYTES(c), ROW_BYTES(c + 1), ROW_BYTES(c + 2), ROW_BYTES(c + 3)
-static const uint8_t by_channel[64] __attribute__((aligned(64))) = { FOUR_CHANNELS(0),
-	FOUR_CHANNELS(4), FOUR_CHANNELS(8), FOUR_CHANNELS(12) };
+/* 32 bytes of each of four rows: a has rows 0 and 1, b 2 and 3. */
+struct four_rows {
+	__m512i a, b;
+};
 
-/* As four_pieces(), of up to three rows: the last one repeated. */
-INLINE __m512i rest_of_rows(const uint8_t *at, ptrdiff_t stride, uint32_t n)
+/* Of n rows, or of four and more; the last one again where there are fewer. */
+INLINE struct four_rows four_rows(const uint8_t *at, ptrdiff_t stride, uint32_t n)
 {
-	__m512i x = _mm512_broadcast_i32x4(load128(at));
+	const uint8_t *row[4];
 
-	if (n > 1)
-		x = _mm512_mask_broadcast_i32x4(x, 0xfff0, load128(at + stride));
-	if (n > 2)
-		x = _mm512_mask_broadcast_i32x4(x, 0xff00, load128(at + 2 * stride));
-	return x;
+	UNROLL for (uint32_t i = 0; i < 4; i++) row[i] = at + (ptrdiff_t)least(i, n - 1) * stride;
+	return (struct four_rows){
+		_mm512_inserti64x4(_mm512_castsi256_si512(load256(row[0])), load256(row[1]), 1),
+		_mm512_inserti64x4(_mm512_castsi256_si512(load256(row[2])), load256(row[3]), 1),
+	};
 }
 
-/* Products of four rows, their bytes as four_pieces() has them, with weights; see add_values(). */
-INLINE void multiply_four(__m512i x, const int8_t *four, __m512i book, __m512i order, uint32_t m,
-	uint32_t half, uint32_t halves, __m512i *sum)
-{
-	x = _mm512_permutexvar_epi8(order, x);
-	UNROLL for (uint32_t h = 0; h < halves; h++)
-	{
-		const __m512i y =
-			_mm512_permutexvar_epi8(half + h ? _mm512_srli_epi16(x, 4) : x, book);
+/* Four rows' bytes of a channel next to one another, 16 channels of them: which bytes of a and b. */
+#define ROW_BYTES(c)     (c), 32 + (c), 64 + (c), 96 + (c)
+#define FOUR_CHANNELS(c) ROW_BYTES(c), ROW_BYTES(c + 1), ROW_BYTES(c + 2), ROW_BYTES(c + 3)
+static const uint8_t by_channel[2][64] __attribute__((aligned(64))) = {
+	{ FOUR_CHANNELS(0), FOUR_CHANNELS(4), FOUR_CHANNELS(8), FOUR_CHANNELS(12) },
+	{ FOUR_CHANNELS(16), FOUR_CHANNELS(20), FOUR_CHANNELS(24), FOUR_CHANNELS(28) },
+};
 
-		UNROLL for (uint32_t i = 0; i < 2 * m; i++) sum[h * 2 * m + i] =
-			dot_four(sum[h * 2 * m + i], y, four + i * ROWS);
+/*
+ * What one call sums: weights of m queries in so many parts, high and low bytes or high ones alone; 16 channels
+ * in so many halves of the dim, from `half` on; so many of such pieces of 32 bytes, from `piece` on. parts * m *
+ * halves * pieces are 16, for which there are registers.
+ */
+struct shape {
+	uint32_t m, parts, half, halves, piece, pieces;
+};
+
+/* Products of four rows with weights. */
+INLINE void multiply_four(
+	struct four_rows x, const int8_t *four, __m512i book, struct shape o, __m512i *sum)
+{
+	const uint32_t vectors = o.pieces * o.halves, weights = o.parts * o.m;
+	__m512i y[4];
+
+	UNROLL for (uint32_t i = 0; i < vectors; i++)
+	{
+		const uint8_t *order = by_channel[o.piece + i / o.halves];
+		const __m512i z = _mm512_permutex2var_epi8(x.a, _mm512_load_si512(order), x.b);
+
+		y[i] = _mm512_permutexvar_epi8(
+			o.half + i % o.halves ? _mm512_srli_epi16(z, 4) : z, book);
+	}
+	UNROLL for (uint32_t i = 0; i < weights; i++)
+	{
+		const __m512i w = four_bytes(four + i * ROWS);
+
+		UNROLL for (uint32_t j = 0; j < vectors; j++) sum[j * weights + i] =
+			dot_four(sum[j * weights + i], y[j], w);
 	}
 }
 
-/* The values of n rows, n <= ROWS, at 16 bytes of each, and where their sums are to go. */
+/* The values of n rows, n <= ROWS, at 32 bytes of each, and where their sums are to go. */
 struct values {
 	const uint8_t *at, *next; /* next: a line for every four rows */
 	ptrdiff_t stride;
@@ -294,55 +347,73 @@ struct values {
 	size_t half;
 };
 
-/* Sixteen channels in both halves of the dim, or in one: from `half` on, so many halves. */
-INLINE void add_values(
-	const struct values *v, __m512i book, uint32_t m, uint32_t half, uint32_t halves)
+/* Sums of all rows to those before. */
+INLINE void put_values(const struct values *v, struct shape o, const __m512i *sum)
 {
-	const __m512i order = _mm512_load_si512(by_channel);
-	const int8_t *four = v->w->byte, *end = four + v->n / TILE * TILE;
-	const uint8_t *at = v->at;
-	__m512i sum[2 * KVP_TILE_QUERIES]; /* [half][high of m queries, low of m queries] */
-
-	UNROLL for (uint32_t i = 0; i < halves * m; i++)
+	UNROLL for (uint32_t i = 0; i < o.pieces * o.halves * o.m; i++)
 	{
-		sum[i / m * 2 * m + i % m] = _mm512_setzero_si512();
-		sum[i / m * 2 * m + i % m + m] = _mm512_set1_epi32(v->w->less[i % m]);
+		const uint32_t query = i % o.m, half = o.half + i / o.m % o.halves;
+		const __m512i *from = sum + i / o.m * o.parts * o.m + query;
+		float *to =
+			v->to + (query * 2 + half) * v->half + (o.piece + i / o.m / o.halves) * 16;
+
+		if (query < v->nq)
+			_mm512_storeu_ps(to,
+				_mm512_fmadd_ps(
+					joined(from[0],
+						o.parts == 2 ? from[o.m] : _mm512_setzero_si512()),
+					_mm512_set1_ps(v->w->unit[query]), _mm512_loadu_ps(to)));
 	}
-	for (const uint8_t *next = v->next; four < end; four += TILE, at += TILE * v->stride) {
-		multiply_four(four_pieces(at, v->stride), four, book, order, m, half, halves, sum);
-		if (half)
-			continue;
-		_mm_prefetch(next, _MM_HINT_T1);
-		next += LINE;
+}
+
+INLINE void add_values(const struct values *v, __m512i book, struct shape o)
+{
+	const uint32_t weights = o.parts * o.m;
+	const size_t lines = v->n / TILE * LINE; /* of a piece */
+	const int8_t *four = v->w->byte, *end = four + v->n / TILE * TILE;
+	const uint8_t *at = v->at, *next = v->next + o.piece * lines;
+	__m512i sum[2 * KVP_TILE_QUERIES]; /* [piece][half][part][query] */
+
+	/* What is to be taken off is in units of the last part. */
+	UNROLL for (uint32_t i = 0; i < o.pieces * o.halves * weights; i++) sum[i] =
+		i % weights / o.m + 1 == o.parts ? _mm512_set1_epi32(v->w->less[i % o.m])
+						 : _mm512_setzero_si512();
+	for (; four < end; four += TILE, at += TILE * v->stride, next += LINE) {
+		if (!o.half) {
+			UNROLL for (uint32_t i = 0; i < o.pieces; i++)
+				_mm_prefetch(next + i * lines, _MM_HINT_T1);
+		}
+		multiply_four(four_rows(at, v->stride, TILE), four, book, o, sum);
 	}
 	if (v->n % TILE)
-		multiply_four(rest_of_rows(at, v->stride, v->n % TILE), four, book, order, m, half,
-			halves, sum);
-	UNROLL for (uint32_t i = 0; i < halves * m; i++)
-	{
-		const __m512i *from = sum + i / m * 2 * m + i % m;
-		float *to = v->to + (i % m * 2 + half + i / m) * v->half;
-
-		if (i % m < v->nq)
-			_mm512_storeu_ps(to,
-				_mm512_fmadd_ps(joined(from[0], from[m]),
-					_mm512_set1_ps(v->w->unit[i % m]), _mm512_loadu_ps(to)));
-	}
+		multiply_four(four_rows(at, v->stride, v->n % TILE), four, book, o, sum);
+	put_values(v, o, sum);
 }
 
-APART void add_values_4(const struct values *v, __m512i book)
+/* By m and whether there are high bytes alone. */
+APART void add_both_4(const struct values *v, __m512i book)
 {
-	add_values(v, book, 4, 0, 2);
+	add_values(v, book, (struct shape){ 4, 2, 0, 2, 0, 1 });
+	add_values(v, book, (struct shape){ 4, 2, 0, 2, 1, 1 });
 }
 
-APART void add_first_8(const struct values *v, __m512i book)
+APART void add_high_4(const struct values *v, __m512i book)
 {
-	add_values(v, book, 8, 0, 1);
+	add_values(v, book, (struct shape){ 4, 1, 0, 2, 0, 2 });
 }
 
-APART void add_second_8(const struct values *v, __m512i book)
+APART void add_both_8(const struct values *v, __m512i book)
 {
-	add_values(v, book, 8, 1, 1);
+	add_values(v, book, (struct shape){ 8, 2, 0, 1, 0, 1 });
+	add_values(v, book, (struct shape){ 8, 2, 1, 1, 0, 1 });
+	add_values(v, book, (struct shape){ 8, 2, 0, 1, 1, 1 });
+	add_values(v, book, (struct shape){ 8, 2, 1, 1, 1, 1 });
+}
+
+APART void add_high_8(const struct values *v, __m512i book)
+{
+	add_values(v, book, (struct shape){ 8, 1, 0, 2, 0, 1 });
+	add_values(v, book, (struct shape){ 8, 1, 0, 2, 1, 1 });
 }
 
 /* Mostly there is nothing to do: no score is larger than those before. */
@@ -364,16 +435,14 @@ INLINE void add_rows(const struct kvp_rows *r, const struct byte_weights *w, __m
 		r->stride, n, nq, w, acc, r->dim / 2 };
 
 	fade_rows(fade, nq, r->dim, acc);
-	for (uint32_t at = 0; at < r->dim / 2; at += 16) {
+	for (uint32_t at = 0; at < r->dim / 2; at += 32) {
 		if (m == 4)
-			add_values_4(&v, book);
-		else {
-			add_first_8(&v, book);
-			add_second_8(&v, book);
-		}
-		v.at += 16;
-		v.to += 16;
-		v.next += n / TILE * LINE;
+			(w->high_only ? add_high_4 : add_both_4)(&v, book);
+		else
+			(w->high_only ? add_high_8 : add_both_8)(&v, book);
+		v.at += 32;
+		v.to += 32;
+		v.next += n / TILE * LINE * 2;
 	}
 }
 
@@ -442,23 +511,27 @@ INLINE void multiply_rows(
 	const struct kvp_rows *k = &p->keys;
 	const __m512i book = unsigned_book(p->k.book);
 	const uint8_t *next = next_of(k, first, p->at == 0);
-	uint8_t copy[GROUP * DIM_MAX / 2];
-	struct group g;
-	__m512i x[4];
+	uint8_t copy[2][GROUP * DIM_MAX / 2];
+	struct group g[2];
+	__m512i x[2][4];
 
 	if (n < ROWS)
 		memset(a->sum, 0, sizeof a->sum);
-	g = group_at(k, first, 1, copy);
-	turn_group(&g, 0, x);
-	for (uint32_t t = 0; t < n; t += GROUP) {
-		const struct group behind =
-			t + GROUP < n ? group_at(k, first + t + GROUP, 1, copy) : g;
-		__m512i sum[KVP_TILE_QUERIES];
+	groups_at(k, first, 1, copy, g);
+	turn_group(&g[0], 0, x[0]);
+	turn_group(&g[1], 0, x[1]);
+	for (uint32_t t = 0; t < n; t += 2 * GROUP) {
+		struct group behind[2] = { g[0], g[1] };
+		__m512i sum[2 * KVP_TILE_QUERIES];
 
-		multiply_group(&g, &behind, k->dim, p->q, m, book, next, x, sum);
+		if (t + 2 * GROUP < n)
+			groups_at(k, first + t + 2 * GROUP, 1, copy, behind);
+		multiply_groups(g, behind, k->dim, p->q, m, book, next, x, sum);
 		put_group(sum, m, a->sum + t * m);
-		next += GROUP * k->dim / 2;
-		g = behind;
+		put_group(sum + m, m, a->sum + (t + GROUP) * m);
+		next += GROUP * k->dim;
+		g[0] = behind[0];
+		g[1] = behind[1];
 	}
 }
 
@@ -480,12 +553,6 @@ INLINE void multiply_keys_of(struct pass *p, uint32_t m, uint32_t first, uint32_
 		multiply_rows_8(p, first, n, a);
 }
 
-INLINE __m512 sums_of(const struct area *a, uint32_t m, uint32_t i)
-{
-	(void)m;
-	return _mm512_cvtepi32_ps(_mm512_load_si512(a->sum + LANES * i));
-}
-
 INLINE void beside_softmax(
 	struct pass *p, uint32_t m, uint32_t slot, uint32_t first, uint32_t n, struct area *a)
 {
@@ -497,7 +564,7 @@ INLINE void beside_softmax(
 	(void)p;
 }
 
-INLINE void add_values_of(struct pass *p, const struct byte_weights *w, uint32_t m, uint32_t first,
+INLINE void add_values_of(struct pass *p, struct byte_weights *w, uint32_t m, uint32_t first,
 	uint32_t n, const float *fade, float *acc, struct area *a)
 {
 	(void)a;

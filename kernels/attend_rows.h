@@ -55,7 +55,7 @@ struct kvp_tiles {
 };
 static inline size_t kvp_tiles_bytes(uint32_t dim)
 {
-	return sizeof(struct kvp_tiles) + (size_t)((dim + 127) / 128) * 2048;
+	return sizeof(struct kvp_tiles) + (size_t)((dim + 127) / 128) * 1024;
 }
 
 /* The queries of one KV head. */

@@ -6,7 +6,8 @@
  * all queries takes as many instructions as that of one would by rows of scores.
  *
  * Who includes this multiplies, by tiles or by vectors: it has a struct area, for what one block of ROWS
- * rows needs, and defines the four functions below.
+ * rows needs, with int32_t sum[ROWS * KVP_TILE_QUERIES], [row][query], and defines the three functions
+ * below.
  */
 #ifndef KVP_KERNELS_ATTEND_STEP_H
 #define KVP_KERNELS_ATTEND_STEP_H
@@ -56,13 +57,11 @@ INLINE void fetch_ahead(struct ahead *a)
 /* Sums of products of rows [first, first + n), n <= ROWS, with the queries of the pass, to a. */
 INLINE void multiply_keys_of(
 	struct pass *p, uint32_t m, uint32_t first, uint32_t n, struct area *a);
-/* Those of vector i. */
-INLINE __m512 sums_of(const struct area *a, uint32_t m, uint32_t i);
 /* What is done beside each vector of the softmax, twice: slot of 2 * vectors. */
 INLINE void beside_softmax(
 	struct pass *p, uint32_t m, uint32_t slot, uint32_t first, uint32_t n, struct area *a);
 /* Sums of the values of the same rows to those before, times fade. */
-INLINE void add_values_of(struct pass *p, const struct byte_weights *w, uint32_t m, uint32_t first,
+INLINE void add_values_of(struct pass *p, struct byte_weights *w, uint32_t m, uint32_t first,
 	uint32_t n, const float *fade, float *acc, struct area *a);
 
 static void share_fetching(struct pass *p, uint32_t m)
@@ -156,6 +155,31 @@ INLINE void put_four(__m512i x, uint32_t apart, int8_t *to)
 	_mm_store_si128((void *)(to + 3 * apart * ROWS), _mm512_extracti32x4_epi32(x, 3));
 }
 
+/*
+ * Fractions of row t, evenly over [0, 1) for any rows that lie together: a weight's fraction counts as one
+ * where it is larger than what row t lacks to one.
+ */
+#define PART(t)     (((t)*159 % 256 + 0.5f) / 256.0f)
+#define PARTS_4(t)  PART(t), PART((t) + 1), PART((t) + 2), PART((t) + 3)
+#define PARTS_16(t) PARTS_4(t), PARTS_4((t) + 4), PARTS_4((t) + 8), PARTS_4((t) + 12)
+static const float dither_of[ROWS]
+	__attribute__((aligned(64))) = { PARTS_16(0), PARTS_16(16), PARTS_16(32), PARTS_16(48) };
+
+/* As pack(), of one byte: vectors `at` .. `at` + 3. */
+INLINE __m512i pack_high(
+	const __m512 *x, __m512 inv, __m512i order, uint32_t m, uint32_t at, __m512i *sum)
+{
+	__m512i w[4];
+
+	UNROLL for (uint32_t i = 0; i < 4; i++) w[i] = _mm512_cvt_roundps_epi32(
+		_mm512_fmadd_ps(x[at + i], inv, scales_of(dither_of, m, at + i)),
+		_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+	*sum = _mm512_add_epi32(
+		*sum, _mm512_add_epi32(_mm512_add_epi32(w[0], w[1]), _mm512_add_epi32(w[2], w[3])));
+	return _mm512_permutexvar_epi8(order,
+		_mm512_packs_epi16(_mm512_packs_epi32(w[0], w[1]), _mm512_packs_epi32(w[2], w[3])));
+}
+
 /* Sums of weights in all rows. */
 INLINE void put_less(__m512i sum, uint32_t m, struct byte_weights *ret)
 {
@@ -167,13 +191,36 @@ INLINE void put_less(__m512i sum, uint32_t m, struct byte_weights *ret)
 			_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(sum, 7))));
 }
 
+/* Queries 0, 2, 4 and 6, and 1, 3, 5 and 7, of eight rows each in a and b. */
+INLINE void put_eight(__m512i a, __m512i b, int8_t *to)
+{
+	put_four(_mm512_unpacklo_epi64(a, b), 2, to);
+	put_four(_mm512_unpackhi_epi64(a, b), 2, to + ROWS);
+}
+
+INLINE void put_high(const __m512 *x, __m512 inv, uint32_t m, struct byte_weights *ret)
+{
+	const __m512i order = _mm512_load_si512(m == 4 ? order4 : order8);
+	__m512i sum = _mm512_setzero_si512();
+
+	UNROLL for (uint32_t j = 0; j < 4; j++)
+	{
+		if (m == 4)
+			put_four(pack_high(x, inv, order, m, 4 * j, &sum), 1, ret->byte + 16 * j);
+		else
+			put_eight(pack_high(x, inv, order, m, 8 * j, &sum),
+				pack_high(x, inv, order, m, 8 * j + 4, &sum), ret->byte + 16 * j);
+	}
+	put_less(sum, m, ret);
+}
+
 /* Weights times the values' scales to bytes; top: of each query the largest. */
-INLINE void put_weights(
-	const __m512 *x, __m512 top, uint32_t m, float value, struct byte_weights *ret)
+INLINE void put_weights(const __m512 *x, __m512 top, uint32_t m, float value, int high_only,
+	struct byte_weights *ret)
 {
 	const __m512 inv = _mm512_maskz_div_ps(
 		_mm512_cmp_ps_mask(top, _mm512_set1_ps(WEIGHT_LEAST), _CMP_GT_OQ),
-		_mm512_set1_ps(TOP), top);
+		_mm512_set1_ps(high_only ? TOP / 128.0f : TOP), top);
 	const __m512i order = _mm512_load_si512(m == 4 ? order4 : order8);
 	int8_t *low = ret->byte + m * ROWS;
 	__m512i sum = _mm512_setzero_si512();
@@ -181,6 +228,11 @@ INLINE void put_weights(
 
 	_mm512_store_ps(unit, _mm512_mul_ps(top, _mm512_set1_ps(value / TOP)));
 	memcpy(ret->unit, unit, m * sizeof *unit);
+	ret->high_only = (uint32_t)high_only;
+	if (high_only) {
+		put_high(x, inv, m, ret);
+		return;
+	}
 	if (m == 4) {
 		UNROLL for (uint32_t j = 0; j < 4; j++)
 		{
@@ -199,17 +251,8 @@ INLINE void put_weights(
 
 		pack(x + 8 * j, inv, order, h, l, &sum);
 		pack(x + 8 * j + 4, inv, order, h + 1, l + 1, &sum);
-		UNROLL for (uint32_t odd = 0; odd < 2; odd++)
-		{
-			/* Queries 0, 2, 4 and 6, or 1, 3, 5 and 7. */
-			const __m512i a = odd ? _mm512_unpackhi_epi64(h[0], h[1])
-					      : _mm512_unpacklo_epi64(h[0], h[1]);
-			const __m512i b = odd ? _mm512_unpackhi_epi64(l[0], l[1])
-					      : _mm512_unpacklo_epi64(l[0], l[1]);
-
-			put_four(a, 2, ret->byte + odd * ROWS + 16 * j);
-			put_four(b, 2, low + odd * ROWS + 16 * j);
-		}
+		put_eight(h[0], h[1], ret->byte + 16 * j);
+		put_eight(l[0], l[1], low + 16 * j);
 	}
 	put_less(sum, m, ret);
 }
@@ -251,12 +294,28 @@ INLINE __m512 exp2_16(__m512 x)
 	return _mm512_maskz_scalef_ps(in, p, n);
 }
 
+/* One byte a weight is enough where the largest is no more than this of all so far. */
+#define LITTLE (1.0f / 32.0f)
+
+/* Whether it is, for all queries, so that rounding is off by .018 / 32 of a value's length: see docs/attention.md. */
+INLINE int is_little(const float *scale, __m512 top, __m512 all, uint32_t m, uint32_t nq)
+{
+	const __m512 sum =
+		_mm512_add_ps(_mm512_add_ps(_mm512_loadu_ps(scale), _mm512_loadu_ps(scale + 16)),
+			_mm512_add_ps(_mm512_loadu_ps(scale + 32), _mm512_loadu_ps(scale + 48)));
+	const float mean = _mm512_reduce_add_ps(sum) / (float)ROWS;
+	const __mmask16 asked = (__mmask16)(((1u << nq) - 1) * (m == 4 ? 0x1111 : 0x0101));
+
+	return _mm512_mask_cmp_ps_mask(asked, top,
+		       _mm512_mul_ps(all, _mm512_set1_ps(mean * LITTLE)), _CMP_LE_OQ) == asked;
+}
+
 /*
- * Scores, as powers of 2, to weights. Sets what sums so far are multiplied by, and
+ * Scores, as powers of 2, to weights. Sets what sums so far are multiplied by and *high_only, and
  * returns the largest weight of each query, times its row's scale, in all its lanes.
  */
 INLINE __m512 soften(struct pass *p, uint32_t m, uint32_t first, uint32_t n, __m512 *x,
-	float *grown, struct area *a)
+	float *grown, int *high_only, struct area *a)
 {
 	const uint32_t vectors = ROWS * m / LANES;
 	const __m512 minus_inf = _mm512_set1_ps(-INFINITY);
@@ -268,7 +327,7 @@ INLINE __m512 soften(struct pass *p, uint32_t m, uint32_t first, uint32_t n, __m
 	max = _mm512_mul_ps(was, to_two);
 	UNROLL for (uint32_t i = 0; i < vectors; i++)
 	{
-		x[i] = _mm512_mul_ps(sums_of(a, m, i),
+		x[i] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(a->sum + LANES * i)),
 			_mm512_mul_ps(scales_of(p->ks.scale + first, m, i), p->unit));
 		if (n < ROWS)
 			x[i] = _mm512_mask_mov_ps(minus_inf, rows_in(n, m, i), x[i]);
@@ -291,8 +350,11 @@ INLINE __m512 soften(struct pass *p, uint32_t m, uint32_t first, uint32_t n, __m
 		beside_softmax(p, m, vectors + i, first, n, a);
 	}
 	_mm512_store_ps(grown, fade);
-	running_store(p, max, _mm512_fmadd_ps(was_sum, fade, sum_of_rows(total, m)));
-	return max_of_rows(top, m);
+	total = _mm512_fmadd_ps(was_sum, fade, sum_of_rows(total, m));
+	running_store(p, max, total);
+	top = max_of_rows(top, m);
+	*high_only = n == ROWS && is_little(p->vs.scale + first, top, total, m, p->nq);
+	return top;
 }
 
 /* Rows [first, first + n), n <= ROWS. */
@@ -304,10 +366,11 @@ INLINE void step_rows(
 	float now[LANES] __attribute__((aligned(64)));
 	struct area a __attribute__((aligned(64)));
 	__m512 x[VECTORS], top;
+	int high_only;
 
 	multiply_keys_of(p, m, first, n, &a);
-	top = soften(p, m, first, n, x, now, &a);
-	put_weights(x, top, m, p->v.value, &w);
+	top = soften(p, m, first, n, x, now, &high_only, &a);
+	put_weights(x, top, m, p->v.value, high_only, &w);
 	for (uint32_t i = 0; i < p->nq; i++) {
 		fade[i] *= now[i];
 		grown[i] *= now[i];

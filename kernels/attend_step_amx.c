@@ -5,8 +5,7 @@
 struct area {
 	int8_t keys[KEYS_BYTES] __attribute__((aligned(64)));
 	int8_t values[8 * TILE_BYTES] __attribute__((aligned(64)));
-	/* [row][high of m queries, low of m queries] */
-	int32_t sum[ROWS * 2 * KVP_TILE_QUERIES] __attribute__((aligned(64)));
+	int32_t sum[ROWS * KVP_TILE_QUERIES] __attribute__((aligned(64))); /* [row][query] */
 };
 
 #include "kernels/attend_step.h"
@@ -36,16 +35,6 @@ INLINE void multiply_keys_of(struct pass *p, uint32_t m, uint32_t first, uint32_
 	}
 }
 
-INLINE __m512 sums_of(const struct area *area, uint32_t m, uint32_t i)
-{
-	const __m512i a = _mm512_load_si512(area->sum + 2 * LANES * i);
-	const __m512i b = _mm512_load_si512(area->sum + 2 * LANES * i + LANES);
-
-	if (m == 4)
-		return joined(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
-	return joined(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xee));
-}
-
 /* A share of the values is looked up. */
 INLINE void beside_softmax(
 	struct pass *p, uint32_t m, uint32_t slot, uint32_t first, uint32_t n, struct area *a)
@@ -58,11 +47,13 @@ INLINE void beside_softmax(
 	fetch_ahead(&p->ahead);
 }
 
-INLINE void add_values_of(struct pass *p, const struct byte_weights *w, uint32_t m, uint32_t first,
+INLINE void add_values_of(struct pass *p, struct byte_weights *w, uint32_t m, uint32_t first,
 	uint32_t n, const float *fade, float *acc, struct area *a)
 {
 	const struct kvp_rows *v = &p->values;
 
+	if (w->high_only)
+		memset(w->byte + m * ROWS, 0, m * ROWS);
 	for (uint32_t piece = 0; 2 * piece * CODES < v->dim; piece++) {
 		if (piece)
 			look_up_values(v, first, 0, n, piece, p->v.book, NO_LINES, a->values);

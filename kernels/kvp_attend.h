@@ -25,8 +25,8 @@
  *   tqprod, hybrid, smart,     decoded into the workspace, a chunk at a time, then as native fp32:
  *   lossless, layouts of       what they save is memory, not time. lossless decodes all tokens of a
  *   others                     head before a chunk, too.
- * With KVP_CPU_TILES tq in 4 bits, of dims that are multiples of 64: matrix tiles, in which a centroid is a
- * byte and a query's or weight's number two. With KVP_CPU_BYTES and from two queries of a KV head on: the same
+ * With KVP_CPU_TILES tq in 4 bits, of dims that are multiples of 64: matrix tiles, in which a centroid and a query's
+ * number are a byte, and a weight's one or two. With KVP_CPU_BYTES and from two queries of a KV head on: the same
  * by vectors and vpdpbusd, with the same results to the bit.
  * In NEON all of them are decoded into the first cache, some rows at a time, and fp32 from there.
  * While a chunk is worked on, the rows of the next are fetched into the second cache.
@@ -44,8 +44,8 @@
  * usually 1e-4, relative to the weights that are large; reference C has none of that. So results of
  * different instruction sets agree within 1e-3, not bit for bit; those of one instruction set and
  * one partition into splits are reproducible. With tiles or bytes scores and
- * values are off by what a byte is: usually 1.5e-3 of the result's length over thousands of tokens and 4e-3
- * over hundreds, up to 1.3e-2, where four bits themselves cost .1.
+ * values are off by what a byte is: usually 8e-3 of the result's length, up to 2e-2, where four
+ * bits themselves cost .1 (docs/attention.md).
  */
 #ifndef KVP_ATTEND_H
 #define KVP_ATTEND_H

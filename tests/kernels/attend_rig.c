@@ -27,6 +27,7 @@ void rig_add_plane(
 	ptrdiff_t row = (ptrdiff_t)(p.dim * esize);
 	uint8_t *raw = rig_alloc(n * esize), *payload;
 	float *decoded = rig_alloc(n * 4);
+	const float *own = kind ? g->own_v : g->own_k;
 	uint32_t codec;
 
 	assert_int_equal(kvp_codec_parse(name, &codec), 0);
@@ -34,7 +35,7 @@ void rig_add_plane(
 	payload = rig_alloc(bytes);
 	inputs_fill(raw, n, dtype, INPUT_NORMAL);
 	for (size_t j = 0; dtype == KVP_DTYPE_F32 && j < n; j++)
-		((float *)(void *)raw)[j] *= g->loud;
+		((float *)(void *)raw)[j] = own ? own[j] : ((float *)(void *)raw)[j] * g->loud;
 	assert_int_equal(kvp_plane_encode(g->encoder, codec, &p, NULL,
 				 (struct kvp_raw_const){ raw, row * tokens, row }, payload, bytes),
 		0);

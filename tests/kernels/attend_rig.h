@@ -17,6 +17,8 @@ struct rig {
 	uint32_t total;
 	size_t n;
 	float loud; /* what keys and values are multiplied by, in fp32 */
+	const float *own_k,
+		*own_v; /* [head][token][dim] of the next part, in fp32, instead of random ones */
 };
 
 /*

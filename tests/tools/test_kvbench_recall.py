@@ -33,7 +33,7 @@ def report():
     for args, word in ((("--ctx", "100"), "--recall"), (("--recall", "1", "--repeat"), "--repeat"),
                        (("--recall", "0"), "--recall")):
         assert word in run("--model", MODEL, "--text", TEXT, *args, status=2), args
-    assert "distances" in run("--model", MODEL, "--text", TEXT, "--recall", "1", "--ctx", "1000", status=1)
+    assert "distances" in run("--model", MODEL, "--text", TEXT, "--recall", "1", "--ctx", "1921", status=1)
 
 
 def model_that_recalls():

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WINDOW       QUALITY_WINDOW
+#define WINDOW       1024u
 #define WINDOWS      5u
 #define SKIP         256u /* positions without enough of a coded past */
 #define PASSAGE      400u

@@ -202,13 +202,14 @@ static int run_codec(
 	return r;
 }
 
+static const uint32_t usual[] = { 300, 800 };
+
 static int run_all(struct recall *job, const struct kbench_args *args)
 {
 	static const char *const codecs[] = { "native", "int8", "4bit", "3bit", "2bit", "tq2",
 		"kivi2" };
-	static const uint32_t distances[] = { 300, 800 };
 	const size_t n = args->n_codecs ? args->n_codecs : sizeof codecs / sizeof *codecs;
-	const size_t far = args->n_ctx ? args->n_ctx : sizeof distances / sizeof *distances;
+	const size_t far = args->n_ctx ? args->n_ctx : sizeof usual / sizeof *usual;
 	int first = 1, r = 0;
 
 	if (args->json)
@@ -219,7 +220,7 @@ static int run_all(struct recall *job, const struct kbench_args *args)
 		const char *name = args->n_codecs ? args->codecs[i / far] : codecs[i / far];
 		const size_t calibs = kbench_names_calibrated(name) ? args->n_calibs : 0;
 
-		job->distance = args->n_ctx ? args->ctx[i % far] : distances[i % far];
+		job->distance = args->n_ctx ? args->ctx[i % far] : usual[i % far];
 		for (size_t j = 0; j < (calibs ? calibs : 1) && !r; j++, first = 0)
 			r = run_codec(
 				job, name, calibs ? args->calibs[j] : NULL, args->json, first);
@@ -237,22 +238,24 @@ int kbench_recall(
 	};
 	struct kvr_error err = { 0 };
 	char *text = NULL;
-	int r = 0;
+	size_t longest = args->n_ctx ? 0 : usual[1];
+	int r;
 
 	for (size_t i = 0; i < args->n_ctx; i++)
-		if (args->ctx[i] > DISTANCE_MAX)
-			r = -EINVAL;
-	if (r || model->config.vocab < 256 || model->config.context < QUALITY_WINDOW) {
+		longest = args->ctx[i] > longest ? args->ctx[i] : longest;
+	if (longest > DISTANCE_MAX || model->config.vocab < 256 ||
+		model->config.context < longest + 2 * PASSAGE) {
 		fprintf(stderr,
-			"kvbench quality: --recall wants a model that reads bytes, %u of them, and "
-			"distances up to %u\n",
-			QUALITY_WINDOW, DISTANCE_MAX);
+			"kvbench quality: --recall wants distances up to %u, and a model that "
+			"reads "
+			"bytes, %u more of them than the distance\n",
+			DISTANCE_MAX, 2 * PASSAGE);
 		return -EINVAL;
 	}
 	r = kvr_file_load(args->texts[0], 1u << 30, &err, &text, &job.text_bytes);
 	if (r < 0)
 		fprintf(stderr, "kvbench quality: %s\n", err.text);
-	if (!r && job.text_bytes < DISTANCE_MAX) {
+	if (!r && job.text_bytes < longest) {
 		fprintf(stderr, "kvbench quality: %s: too short\n", args->texts[0]);
 		r = -EINVAL;
 	}

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define QUALITY_NEAR   64u   /* tokens that a query sees natively, itself included */
-#define QUALITY_WINDOW 1024u /* most tokens of a sequence */
+#define QUALITY_WINDOW 2048u /* most tokens of a sequence */
 
 /* A codec per age: [0] for warm tokens, [1] for those of the archive; K and V. */
 struct scheme {

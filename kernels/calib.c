@@ -7,6 +7,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 
 /* Inside this file: who links with the installed kernels needs no library for it. */
@@ -157,27 +158,38 @@ static void done_unit(struct pca_unit *u)
 	free(u->least);
 	free(u->most);
 	free(u->mean);
+	free(u->scale);
 	free(u->forward);
 	free(u->inverse);
 	free(u->table);
 }
 
-static float *floats_new(size_t n)
+static void *zeros_new(size_t bytes)
 {
-	void *p = aligned_alloc(ALIGN, (n * sizeof(float) + ALIGN - 1) / ALIGN * ALIGN);
+	void *p = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
 
 	if (p)
-		memset(p, 0, n * sizeof(float));
+		memset(p, 0, bytes);
 	return p;
 }
 
+static float *floats_new(size_t n)
+{
+	return zeros_new(n * sizeof(float));
+}
+
+static int16_t *axes_new(size_t n)
+{
+	return zeros_new(n * sizeof(int16_t));
+}
+
 /* What symbol s stands for where a quotient is one symbol; not of the escape. */
-static float value_of(const struct kvp_calib_table *t, uint32_t s)
+static int16_t value_of(const struct pca_table *t, uint32_t s)
 {
 	const int32_t q = (int32_t)s - (int32_t)KVP_CALIB_ZERO, m = q < 0 ? -q : q;
-	const float v = m ? (float)m - t->offset[m > 1] : 0.0f;
+	const int32_t v = m ? m * (1 << PCA_VALUE_BITS) - t->offset[m > 1] : 0;
 
-	return q < 0 ? -v : v;
+	return (int16_t)(q < 0 ? -v : v);
 }
 
 static int take_table(const uint8_t *in, uint32_t first, struct pca_table *ret)
@@ -190,9 +202,10 @@ static int take_table(const uint8_t *in, uint32_t first, struct pca_table *ret)
 	ret->first = first;
 	ret->count = t.count;
 	ret->shift = t.shift;
-	memcpy(ret->offset, t.offset, sizeof ret->offset);
+	for (int i = 0; i < 2; i++)
+		ret->offset[i] = (int32_t)rintf(t.offset[i] * (1 << PCA_VALUE_BITS));
 	for (uint32_t s = 0; s < KVP_CALIB_SYMBOLS; s++)
-		ret->value[s] = s == KVP_CALIB_ESCAPE ? 0.0f : value_of(&t, s);
+		ret->value[s] = s == KVP_CALIB_ESCAPE ? 0 : value_of(ret, s);
 	kvp_rans_coder(t.freq, &ret->coder);
 	return kvp_rans_table(t.freq, &ret->slots);
 }
@@ -221,12 +234,37 @@ static void spread_table(const struct pca_table *t, struct pca_unit *u)
 
 static int components_new(struct pca_unit *u)
 {
-	u->offset[0] = floats_new(u->rank_stride);
-	u->offset[1] = floats_new(u->rank_stride);
+	u->offset[0] = calloc(u->rank_stride, sizeof *u->offset[0]);
+	u->offset[1] = calloc(u->rank_stride, sizeof *u->offset[1]);
 	u->shift = calloc(u->rank_stride, sizeof *u->shift);
 	u->least = calloc(u->rank_stride, sizeof *u->least);
 	u->most = calloc(u->rank_stride, sizeof *u->most);
 	return u->offset[0] && u->offset[1] && u->shift && u->least && u->most ? 0 : -ENOMEM;
+}
+
+/*
+ * The way back, rows of components anywhere, in integers: each channel's largest is 2^PCA_AXIS_BITS, so that a
+ * channel that differs in size from the others loses nothing by them. -EBADMSG, -ENOMEM.
+ */
+static int take_inverse(const struct kvp_pca *pca, const uint8_t *in, struct pca_unit *u)
+{
+	const double top = 1 << PCA_AXIS_BITS;
+	float *x = floats_new((size_t)u->rank * pca->width_stride);
+	int r = x ? take_floats(in, u->rank, pca->width, PCA_ALIGN, MATRIX_MAX, x) : -ENOMEM;
+
+	for (uint32_t i = 0; i < pca->width && !r; i++) {
+		const size_t at = (size_t)(i / PCA_ALIGN) * u->rank * PCA_ALIGN + i % PCA_ALIGN;
+		float most = 0.0f;
+
+		for (size_t c = 0; c < u->rank; c++)
+			most = fmaxf(most, fabsf(x[at + c * PCA_ALIGN]));
+		u->scale[i] = most * (0x1p0f / (1 << (PCA_AXIS_BITS + PCA_VALUE_BITS)));
+		for (size_t c = 0; c < u->rank && most > 0.0f; c++)
+			u->inverse[at + c * PCA_ALIGN] =
+				(int16_t)rint((double)x[at + c * PCA_ALIGN] * top / (double)most);
+	}
+	free(x);
+	return r;
 }
 
 /* Takes a unit from the front of [*in, end). -EBADMSG, -ENOMEM. */
@@ -250,9 +288,11 @@ static int take_unit(
 	u->tables = hdr.tables;
 	u->mean = floats_new(pca->width_stride);
 	u->forward = floats_new((size_t)width * u->rank_stride);
-	u->inverse = floats_new((size_t)u->rank * pca->width_stride);
+	u->inverse = axes_new((size_t)u->rank * pca->width_stride);
+	u->scale = floats_new(pca->width_stride);
 	u->table = calloc(u->tables, sizeof *u->table);
-	if (!u->mean || !u->forward || !u->inverse || !u->table || components_new(u) < 0)
+	if (!u->mean || !u->scale || !u->forward || !u->inverse || !u->table ||
+		components_new(u) < 0)
 		return -ENOMEM;
 	at = *in + sizeof hdr;
 	r = take_floats(at, 1, width, PCA_ALIGN, MEAN_MAX, u->mean);
@@ -261,7 +301,7 @@ static int take_unit(
 		r = take_floats(at, width, u->rank, PCA_GROUP, MATRIX_MAX, u->forward);
 	at += sizeof(float) * width * u->rank;
 	if (!r)
-		r = take_floats(at, u->rank, width, PCA_ALIGN, MATRIX_MAX, u->inverse);
+		r = take_inverse(pca, at, u);
 	at += sizeof(float) * width * u->rank;
 	for (uint32_t i = 0; i < u->tables && !r; i++) {
 		r = take_table(at, first, &u->table[i]);

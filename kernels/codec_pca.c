@@ -10,6 +10,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
 
 /* What follows the payload's header: where the plane is, and which form it has. */
 struct pca_hdr {
@@ -326,7 +327,7 @@ struct unit_in {
 	uint32_t left;                              /* escapes of this tile and those that follow */
 	const uint8_t *escape[PCA_TILE / PCA_ROWS]; /* of each PCA_ROWS tokens of this tile */
 	struct pca_tile tile;
-	struct pca_list list[PCA_BATCH];
+	struct pca_pair pair[PCA_BATCH / 2];
 };
 
 typedef uint8_t row_bytes __attribute__((vector_size(16)));
@@ -377,16 +378,78 @@ static int read_tile(const struct kvp_kernels *k, const struct kvp_pca *pca, str
 	return 0;
 }
 
+/* As many components of a pair, from k on, as fit sums of 32 bits: two at least. */
+static uint32_t piece_of(const struct pca_pair *pair, uint32_t k)
+{
+	int32_t size[2] = { 0 };
+	uint32_t end = k;
+
+	for (; end < pair->n; end++) {
+		size[0] += abs(pair->value[0][end]);
+		size[1] += abs(pair->value[1][end]);
+		if (size[0] > PCA_SUM_MAX || size[1] > PCA_SUM_MAX)
+			break;
+	}
+	return end == pair->n ? end - k : (end - k) / 2 * 2;
+}
+
+typedef int32_t four_ints __attribute__((vector_size(16)));
+typedef double four_doubles __attribute__((vector_size(32)));
+
+/* A pair whose sums may have more than 32 bits: those of pieces of it, added up exactly. */
+static void build_pieces(const struct kvp_kernels *k, const struct kvp_pca *pca,
+	const struct pca_unit *u, const struct pca_pair *pair, float *y)
+{
+	const uint32_t stride = pca->width_stride;
+	four_doubles sum[2 * KVP_CALIB_WIDTH_MAX / 4] = { 0 };
+	float rows[2 * KVP_CALIB_WIDTH_MAX];
+	struct pca_pair piece;
+
+	for (uint32_t at = 0, n; at < pair->n; at += n) {
+		n = piece_of(pair, at);
+		piece.n = n;
+		piece.wide = PCA_SUMS;
+		memcpy(piece.at, pair->at + at, n * sizeof *piece.at);
+		for (uint32_t t = 0; t < 2; t++)
+			memcpy(piece.value[t], pair->value[t] + at, n * sizeof **piece.value);
+		k->dsp.pca_build(pca, u, &piece, 2, rows);
+		for (uint32_t i = 0; i < 2 * stride; i += 4) {
+			four_ints part;
+
+			memcpy(&part, rows + i, sizeof part);
+			sum[i / 4] += __builtin_convertvector(part, four_doubles);
+		}
+	}
+	for (uint32_t i = 0; i < 2 * stride; i++)
+		y[i] = u->mean[i % stride] + u->scale[i % stride] * (float)sum[i / 4][i % 4];
+}
+
+/* Token t of a batch that begins at the tile's token `at`, of a pair that is wide. */
+static void build_wide(const struct kvp_kernels *k, const struct kvp_pca *pca,
+	const struct unit_in *in, uint32_t at, uint32_t t, float *y)
+{
+	const struct pca_pair *pair = &in->pair[t / 2];
+	const uint32_t rows = (at + t) / PCA_ROWS;
+
+	y += (size_t)t * pca->width_stride;
+	if (pair->wide & PCA_WIDE_VALUE)
+		kvp_pca_build_wide(pca, in->unit, &in->tile, rows * PCA_ROWS, t % PCA_ROWS,
+			in->escape[rows], y);
+	else if (t % 2 == 0)
+		build_pieces(k, pca, in->unit, pair, y);
+}
+
 /* n tokens of a tile, from its token `at` on, as rows before RoPE. */
 static void build_batch(const struct kvp_kernels *k, const struct kvp_pca *pca, struct unit_in *in,
 	uint32_t at, uint32_t n, float *y)
 {
-	for (uint32_t c = 0; c < in->unit->rank; c += PCA_CHUNK) {
-		for (uint32_t t = 0; t < n; t += PCA_ROWS)
-			k->dsp.pca_lists(in->unit, &in->tile, at + t, c,
-				&in->escape[(at + t) / PCA_ROWS], &in->list[t]);
-		k->dsp.pca_build(pca, in->unit, c, in->list, n, y);
-	}
+	for (uint32_t t = 0; t < n; t += PCA_ROWS)
+		k->dsp.pca_lists(in->unit, &in->tile, at + t, in->escape[(at + t) / PCA_ROWS],
+			&in->pair[t / 2]);
+	k->dsp.pca_build(pca, in->unit, in->pair, n, y);
+	for (uint32_t t = 0; t < n; t++)
+		if (in->pair[t / 2].wide)
+			build_wide(k, pca, in, at, t, y);
 }
 
 /* Rows of a tile that are wanted. */

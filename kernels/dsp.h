@@ -127,28 +127,27 @@ typedef void kvp_join_fn(
 
 /*
  * pca.h, pca_rows.h. PCA_BATCH rows of channels, [width_stride], which are clamped and rid of their means
- * where they lie, to as many rows of quotients, [rank_stride]. And back, from lists of the chunk of
- * components that begins with `first` to n rows of channels: they begin as means if that is 0, and else go
- * on from what the chunks before made of them.
+ * where they lie, to as many rows of quotients, [rank_stride]. And back, from lists of pairs of tokens to n
+ * rows of channels, or one more if n is odd; of pairs that are wide see struct pca_pair.
  */
 struct kvp_pca;
 struct pca_unit;
-struct pca_list;
+struct pca_pair;
 typedef void kvp_pca_project_fn(
 	const struct kvp_pca *pca, const struct pca_unit *u, float *x, int32_t *q);
-typedef void kvp_pca_build_fn(const struct kvp_pca *pca, const struct pca_unit *u, uint32_t first,
-	const struct pca_list *list, uint32_t n, float *y);
+typedef void kvp_pca_build_fn(const struct kvp_pca *pca, const struct pca_unit *u,
+	const struct pca_pair *pair, uint32_t n, float *y);
 /*
  * Quotients of n of PCA_ROWS tokens to symbols of the tile's tokens from `at` on; tokens beyond n have
  * components of 0. Blocks of PCA_BLOCK components in which there may be an escape are marked as odd, and
- * theirs are still to be made. And back: lists of PCA_ROWS tokens, of the chunk of components from `first`
- * on, with the escapes from *escape on, which are as many as the symbols say.
+ * theirs are still to be made. And back: lists of PCA_ROWS tokens, with the escapes from `escape` on, which
+ * are as many as the symbols say.
  */
 struct pca_tile;
 typedef void kvp_pca_symbols_fn(const struct pca_unit *u, const int32_t *q, uint32_t n, uint32_t at,
 	struct pca_tile *tile, uint8_t *ret_odd);
 typedef void kvp_pca_lists_fn(const struct pca_unit *u, const struct pca_tile *tile, uint32_t at,
-	uint32_t first, const uint8_t **escape, struct pca_list *list);
+	const uint8_t *escape, struct pca_pair *pair);
 
 /*
  * kvquant, nuq.h: one row of floats to a row of codes and back. A code is the number of the book's

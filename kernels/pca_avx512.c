@@ -137,41 +137,87 @@ INLINE __m512i widen(const uint8_t *bytes)
 	return _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)(const void *)bytes));
 }
 
-/* Appends the components from c on whose quotients are not 0. */
-INLINE void append(
-	const struct pca_unit *u, uint32_t c, __mmask16 in, __m512i q, struct pca_list *list)
+/* What PCA_BLOCK quotients of components from c on stand for. */
+INLINE __m512i values_of(const struct pca_unit *u, uint32_t c, __mmask16 in, __m512i q)
+{
+	const __m512i m = _mm512_abs_epi32(q);
+	const __mmask16 more = _mm512_cmpgt_epi32_mask(m, _mm512_set1_epi32(1));
+	const __m512i offset = _mm512_mask_blend_epi32(
+		more, _mm512_loadu_si512(u->offset[0] + c), _mm512_loadu_si512(u->offset[1] + c));
+	const __m512i v = _mm512_maskz_sub_epi32(_mm512_mask_test_epi32_mask(in, q, q),
+		_mm512_slli_epi32(m, PCA_VALUE_BITS), offset);
+
+	return _mm512_mask_sub_epi32(v, _mm512_movepi32_mask(q), _mm512_setzero_si512(), v);
+}
+
+INLINE void store_words(void *to, __mmask16 in, __m512i x)
+{
+	_mm256_storeu_si256(to, _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(in, x)));
+}
+
+/* Appends the components from c on that are not 0 in both tokens. */
+INLINE void append(uint32_t c, __m512i even, __m512i odd, struct pca_pair *pair)
 {
 	const __m512i lane =
 		_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-	const __m512i m = _mm512_abs_epi32(q);
-	const __mmask16 more = _mm512_cmpgt_epi32_mask(m, _mm512_set1_epi32(1));
-	const __m512i sign = _mm512_and_si512(q, _mm512_set1_epi32(INT32_MIN));
-	const __m512 offset = _mm512_mask_blend_ps(
-		more, _mm512_loadu_ps(u->offset[0] + c), _mm512_loadu_ps(u->offset[1] + c));
-	const __m512 v = _mm512_xor_ps(
-		_mm512_sub_ps(_mm512_cvtepi32_ps(m), offset), _mm512_castsi512_ps(sign));
+	const __m512i any = _mm512_or_si512(even, odd);
+	const __mmask16 in = _mm512_test_epi32_mask(any, any);
 
-	in &= _mm512_test_epi32_mask(q, q);
-	in &= _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_OQ);
-	_mm512_storeu_ps(list->value + list->n, _mm512_maskz_compress_ps(in, v));
-	_mm256_storeu_si256((__m256i *)(void *)(list->at + list->n),
-		_mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(
-			in, _mm512_add_epi32(lane, _mm512_set1_epi32((int)(c % PCA_CHUNK))))));
-	list->n += (uint32_t)__builtin_popcount(in);
+	store_words(pair->at + pair->n, in, _mm512_add_epi32(lane, _mm512_set1_epi32((int)c)));
+	store_words(pair->value[0] + pair->n, in, even);
+	store_words(pair->value[1] + pair->n, in, odd);
+	pair->n += (uint32_t)__builtin_popcount(in);
+}
+
+/* What 16 bits have of it. */
+INLINE __m512i part_of(__m512i v)
+{
+	return _mm512_max_epi32(
+		_mm512_min_epi32(v, _mm512_set1_epi32(INT16_MAX)), _mm512_set1_epi32(-INT16_MAX));
+}
+
+static void append_parts(uint32_t c, __m512i even, __m512i odd, struct pca_pair *pair)
+{
+	for (;;) {
+		const __m512i part[2] = { part_of(even), part_of(odd) };
+		__m512i left;
+
+		append(c, part[0], part[1], pair);
+		even = _mm512_sub_epi32(even, part[0]);
+		odd = _mm512_sub_epi32(odd, part[1]);
+		left = _mm512_or_si512(even, odd);
+		if (!_mm512_test_epi32_mask(left, left))
+			return;
+		if (pair->n > c + PCA_MORE)
+			break;
+	}
+	pair->wide |= PCA_WIDE_VALUE;
+}
+
+static void finish(const __m512i *size, struct pca_pair *pair)
+{
+	if (_mm512_reduce_add_epi32(size[0]) > PCA_SUM_MAX ||
+		_mm512_reduce_add_epi32(size[1]) > PCA_SUM_MAX)
+		pair->wide |= PCA_WIDE_SUM;
+	pair->at[pair->n] = 0;
+	pair->value[0][pair->n] = pair->value[1][pair->n] = 0;
+	pair->n += pair->n % 2;
 }
 
 static void lists(const struct pca_unit *u, const struct pca_tile *tile, uint32_t at,
-	uint32_t first, const uint8_t **escape, struct pca_list *list)
+	const uint8_t *escape, struct pca_pair *pair)
 {
-	const uint32_t end = u->rank - first < PCA_CHUNK ? u->rank : first + PCA_CHUNK;
 	const __m512i zero = _mm512_set1_epi8((char)KVP_CALIB_ZERO);
 	int32_t high[PCA_ROWS][PCA_BLOCK];
+	__m512i size[PCA_ROWS], v[2];
 
-	for (uint32_t t = 0; t < PCA_ROWS; t++)
-		list[t].n = 0;
-	for (uint32_t c = first; c < end; c += PCA_BLOCK) {
+	for (uint32_t t = 0; t < PCA_ROWS; t++) {
+		pair[t / 2].n = pair[t / 2].wide = 0;
+		size[t] = _mm512_setzero_si512();
+	}
+	for (uint32_t c = 0; c < u->rank; c += PCA_BLOCK) {
 		const uint8_t *lines = tile->sym + c * PCA_TILE + at;
-		const uint32_t n = end - c < PCA_BLOCK ? end - c : PCA_BLOCK;
+		const uint32_t n = u->rank - c < PCA_BLOCK ? u->rank - c : PCA_BLOCK;
 		const __mmask16 in = (__mmask16)((1u << n) - 1);
 		const __m512i a = load_eight(lines), b = load_eight(lines + 8 * PCA_TILE);
 		struct block sym, low;
@@ -182,7 +228,7 @@ static void lists(const struct pca_unit *u, const struct pca_tile *tile, uint32_
 			continue;
 		escapes = (_mm512_testn_epi8_mask(a, a) | _mm512_testn_epi8_mask(b, b)) != 0;
 		if (escapes)
-			take_escapes(lines, n, escape, high);
+			take_escapes(lines, n, &escape, high);
 		sym = block_of(a, b);
 		if (u->shifts) {
 			lines = tile->low + c * PCA_TILE + at;
@@ -202,9 +248,99 @@ static void lists(const struct pca_unit *u, const struct pca_tile *tile, uint32_
 				q = _mm512_mask_add_epi32(q, _mm512_test_epi32_mask(shift, shift),
 					q, widen(bytes_of(&low, t)));
 			}
-			append(u, c, in, q, &list[t]);
+			v[t % 2] = values_of(u, c, in, q);
+			size[t] = _mm512_add_epi32(size[t], _mm512_abs_epi32(v[t % 2]));
+			if (t % 2 && (escapes || u->shifts))
+				append_parts(c, v[0], v[1], &pair[t / 2]);
+			else if (t % 2)
+				append(c, v[0], v[1], &pair[t / 2]);
 		}
 	}
+	for (uint32_t t = 0; t < PCA_ROWS; t += 2)
+		finish(size + t, &pair[t / 2]);
+}
+
+/* ---- back ---- */
+
+#define PARTS (PCA_ALIGN / 32u) /* registers of words */
+
+/*
+ * Sums of 32 channels, in the order in which words of two rows are interleaved, to channels, or without a
+ * scale as they are.
+ */
+INLINE void store_sums(__m512i low, __m512i high, const float *mean, const float *scale, float *y)
+{
+	const __m512i order[2] = { _mm512_setr_epi32(
+					   0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
+		_mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31) };
+
+	for (uint32_t i = 0; i < 2; i++) {
+		const __m512i sums = _mm512_permutex2var_epi32(low, order[i], high);
+		const __m512 sum = _mm512_cvtepi32_ps(sums);
+
+		if (!scale) {
+			_mm512_storeu_si512(y + 16 * i, sums);
+			continue;
+		}
+		_mm512_storeu_ps(
+			y + 16 * i, _mm512_add_ps(_mm512_loadu_ps(mean + 16 * i),
+					    _mm512_mul_ps(_mm512_loadu_ps(scale + 16 * i), sum)));
+	}
+}
+
+/* The next two values of a token. */
+INLINE __m512i two_of(const int16_t *value)
+{
+	int32_t v;
+
+	memcpy(&v, value, sizeof v);
+	return _mm512_set1_epi32(v);
+}
+
+/* Two rows, interleaved, serve two tokens. */
+static __attribute__((noinline)) void build_pair(const struct pca_pair *pair, const int16_t *axes,
+	const float *mean, const float *scale, uint32_t stride, float *y)
+{
+	__m512i sum[2][2 * PARTS];
+
+	UNROLL for (uint32_t i = 0; i < 2 * PARTS; i++) sum[0][i] = sum[1][i] =
+		_mm512_setzero_si512();
+	for (uint32_t k = 0; k < pair->n; k += 2) {
+		const int16_t *a = axes + pair->at[k] * PCA_ALIGN,
+			      *b = axes + pair->at[k + 1] * PCA_ALIGN;
+		const __m512i v[2] = { two_of(pair->value[0] + k), two_of(pair->value[1] + k) };
+
+		UNROLL for (uint32_t i = 0; i < PARTS; i++)
+		{
+			const __m512i x = _mm512_load_si512(a + 32 * i),
+				      z = _mm512_load_si512(b + 32 * i);
+			const __m512i low = _mm512_unpacklo_epi16(x, z),
+				      high = _mm512_unpackhi_epi16(x, z);
+
+			UNROLL for (uint32_t t = 0; t < 2; t++)
+			{
+				sum[t][2 * i] = _mm512_dpwssd_epi32(sum[t][2 * i], low, v[t]);
+				sum[t][2 * i + 1] =
+					_mm512_dpwssd_epi32(sum[t][2 * i + 1], high, v[t]);
+			}
+		}
+	}
+	UNROLL for (uint32_t i = 0; i < PARTS; i++) UNROLL for (uint32_t t = 0; t < 2; t++)
+		store_sums(sum[t][2 * i], sum[t][2 * i + 1], mean + 32 * i,
+			scale ? scale + 32 * i : NULL, y + t * stride + 32 * i);
+}
+
+static void build(const struct kvp_pca *pca, const struct pca_unit *u, const struct pca_pair *pair,
+	uint32_t n, float *y)
+{
+	const uint32_t stride = pca->width_stride;
+
+	for (uint32_t i = 0; i < stride; i += PCA_ALIGN)
+		for (uint32_t t = 0; t < n; t += 2)
+			if (!(pair[t / 2].wide & ~PCA_SUMS))
+				build_pair(&pair[t / 2], u->inverse + (size_t)i * u->rank,
+					u->mean + i, pair[t / 2].wide ? NULL : u->scale + i, stride,
+					y + (size_t)t * stride + i);
 }
 
 void kvp_pca_slots_avx512(struct dsp *dsp)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transforms of `pca`, written once and compiled with each instruction set, whose file says LANES
+ * The forward transform of `pca`, written once and compiled with each instruction set, whose file says LANES
  * (floats of a register), TOKENS and VECS (rows, and registers of each, at a time; TOKENS divides PCA_BATCH)
  * before it includes this. Every sum is taken in one order, product by product, so all of them give the same
  * bits; a chunk of it at a time, for all tokens, so that the axes stay in the nearest cache.
@@ -108,38 +108,6 @@ static void project(const struct kvp_pca *pca, const struct pca_unit *u, float *
 
 			memcpy(q + i / PCA_GROUP * u->rank_stride + c + i % PCA_GROUP, &v,
 				sizeof v);
-		}
-	}
-}
-
-/* REGS registers of channels of one token; a function of its own for the same reason. */
-#define REGS (PCA_ALIGN / LANES < 8 ? PCA_ALIGN / LANES : 8)
-static __attribute__((noinline)) void build_block(
-	const struct pca_list *list, const float *from, const float *inverse, float *y)
-{
-	vec acc[REGS];
-
-	UNROLL for (uint32_t r = 0; r < REGS; r++) acc[r] = vec_load(from + r * LANES);
-	for (uint32_t k = 0; k < list->n; k++) {
-		const float *row = inverse + (size_t)list->at[k] * PCA_ALIGN, v = list->value[k];
-
-		UNROLL for (uint32_t r = 0; r < REGS; r++) acc[r] += vec_load(row + r * LANES) * v;
-	}
-	UNROLL for (uint32_t r = 0; r < REGS; r++) vec_store(y + r * LANES, acc[r]);
-}
-
-static inline void build(const struct kvp_pca *pca, const struct pca_unit *u, uint32_t first,
-	const struct pca_list *list, uint32_t n, float *y)
-{
-	for (uint32_t i = 0; i < pca->width_stride; i += REGS * LANES) {
-		const float *inverse =
-			u->inverse + (i / PCA_ALIGN * u->rank + first) * PCA_ALIGN + i % PCA_ALIGN;
-
-		for (uint32_t t = 0; t < n; t++) {
-			float *to = y + t * pca->width_stride + i;
-
-			if (!first || list[t].n)
-				build_block(&list[t], first ? to : u->mean + i, inverse, to);
 		}
 	}
 }

@@ -24,7 +24,8 @@ GOLDEN = {"fp16": 0xa26dca6f6958ecb6, "fp32": 0x182b4cd3d7dadbbb}
 
 class Table:
     def __init__(self, data, at, first):
-        self.count, self.shift, *self.offset = struct.unpack_from("<II2f", data, at)
+        self.count, self.shift, *offset = struct.unpack_from("<II2f", data, at)
+        self.offset = [round(64 * o) for o in offset]
         self.freq = struct.unpack_from("<256H", data, at + 16)
         self.components = range(first, first + self.count)
         self.start = starts(self.freq)
@@ -58,6 +59,9 @@ class Calibration:
         forward = struct.unpack_from(f"<{width * rank}f", data, at)
         at += 4 * width * rank
         inverse = struct.unpack_from(f"<{width * rank}f", data, at)
+        most = [max(map(abs, inverse[i::width])) for i in range(width)]
+        scale = [f32(m / (1 << 19)) for m in most]
+        inverse = [round(v * 8192 / most[j % width]) if most[j % width] else 0 for j, v in enumerate(inverse)]
         at += 4 * width * rank
         table, first = [], 0
         for _ in range(tables):
@@ -65,7 +69,7 @@ class Calibration:
             first += table[-1].count
             at += 528
         assert first == rank
-        return (rank, mean, forward, inverse, table), at
+        return (rank, mean, forward, (inverse, scale), table), at
 
     def rope(self, kind, x, position, undo):
         if kind or not self.pairing:
@@ -187,7 +191,7 @@ def decode(cal, layer, payload, tokens):
     sizes = [struct.unpack_from("<II", payload, 72 + 8 * u) for u in range(len(units))]
     at, out = 72 + 8 * len(units), {}
     for u, (unit, (escapes, size)) in enumerate(zip(units, sizes)):
-        rank, mean, _, inverse, tables = unit
+        rank, mean, _, (inverse, scale), tables = unit
         escape = list(struct.unpack_from(f"<{escapes}h", payload, at))
         at += 2 * escapes
         decoder = Decoder(payload[at:at + size])
@@ -210,14 +214,15 @@ def decode(cal, layer, payload, tokens):
                         for t in range(eight, eight + 8):
                             high = mine.pop(0) if sym[c, t] == ESCAPE else sym[c, t] - ZERO
                             q = (high << table.shift) + low.get((c, t), 0)
-                            m = f32(abs(q) - table.offset[abs(q) != 1])
-                            y[c, t] = (m if q > 0 else -m) if q else 0.0
+                            m = 64 * abs(q) - table.offset[abs(q) != 1]
+                            y[c, t] = (m if q > 0 else -m) if q else 0
             for t in range(min(TILE, tokens - tile)):
-                x = list(mean)
+                total = [0] * len(mean)
                 for c in range(rank):
                     if y[c, t]:
-                        for i in range(len(x)):
-                            x[i] = f32(x[i] + f32(y[c, t] * inverse[c * len(x) + i]))
+                        for i in range(len(mean)):
+                            total[i] += y[c, t] * inverse[c * len(mean) + i]
+                x = [f32(m + f32(s * f32(v))) for m, s, v in zip(mean, scale, total)]
                 for h in range(cal.joint):
                     out[u * cal.joint + h, tile + t] = cal.rope(
                         kind, x[h * cal.dim:(h + 1) * cal.dim], position + tile + t, False)
@@ -265,7 +270,7 @@ def compare(path, cal, layer, kind, dtype, tokens, position, x):
 
 # seed, layers, heads, dim, joint, rank, tables, shift, reach, step, pairing
 FILES = ((1, 1, 2, 16, 2, 32, 4, 0, 9, .3, 1), (2, 2, 2, 24, 1, 20, 3, 2, 5, .02, 2), (3, 1, 3, 8, 3, 5, 2, 0, 1, .5, 0),
-         (4, 1, 1, 32, 1, 32, 5, 7, 100, .0005, 1))
+         (4, 1, 1, 32, 1, 32, 5, 7, 100, .0005, 1), (5, 1, 2, 64, 2, 128, 4, 3, 20, .02, 1))
 
 
 def main():

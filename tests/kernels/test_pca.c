@@ -343,7 +343,8 @@ static const struct calib_make makes[] = {
 	{ 1, 3, 24, 1, 24, 2, 0, 3, 0.2f, KVP_ROPE_NONE }, /* escapes */
 	{ 1, 2, 40, 1, 33, 3, 1, 9, 0.3f, KVP_ROPE_HALF_SPLIT },
 	{ 1, 1, 8, 1, 1, 1, 0, 5, 0.5f, KVP_ROPE_NONE },
-	{ 1, 4, 128, 4, 512, 64, 7, 100, 0.004f, KVP_ROPE_HALF_SPLIT },
+	{ 1, 4, 128, 4, 512, 64, 7, 100, 0.004f, KVP_ROPE_HALF_SPLIT }, /* values of 17 bits */
+	{ 1, 2, 64, 2, 128, 8, 3, 20, 0.02f, KVP_ROPE_INTERLEAVED },    /* sums of 33 bits */
 };
 
 static void there_and_back(void **state)

@@ -24,12 +24,12 @@ struct choice {
 static struct kvp_kernels *isa[3];
 static const unsigned int masks[3] = { 0, KVP_CPU_AVX2, KVP_CPU_ALL };
 
-/* Escapes, low symbols, several transforms, ranks below the width. */
+/* Escapes, low symbols, several transforms, ranks below the width, more than one block of channels. */
 static const struct calib_make makes[] = {
 	{ 1, 2, 16, 2, 32, 4, 0, 9, 0.3f, KVP_ROPE_HALF_SPLIT },
 	{ 1, 3, 24, 1, 20, 3, 2, 3, 0.05f, KVP_ROPE_INTERLEAVED },
 	{ 1, 1, 8, 1, 1, 1, 7, 1, 0.5f, KVP_ROPE_NONE },
-	{ 1, 4, 32, 4, 128, 64, 1, 127, 0.01f, KVP_ROPE_HALF_SPLIT },
+	{ 1, 3, 24, 3, 70, 64, 1, 127, 0.01f, KVP_ROPE_HALF_SPLIT },
 };
 #define MAKES (sizeof makes / sizeof *makes)
 static struct kvp_calib_set *sets[MAKES];
@@ -115,8 +115,11 @@ static void fix_header(
 	memcpy(payload, &hdr, sizeof hdr);
 }
 
-/* Elements from the input, over and over; every instruction set writes the same payload. */
-static size_t encode_alike(const struct kvp_plane *p, const struct kvp_encode_opts *o,
+/*
+ * Elements from the input, over and over; n instruction sets, the fastest first, write the same
+ * payload.
+ */
+static size_t encode_alike(const struct kvp_plane *p, const struct kvp_encode_opts *o, int n,
 	const uint8_t *data, size_t size, uint8_t *out, size_t bound)
 {
 	const size_t raw = 4 * (size_t)p->tokens * p->heads * p->dim;
@@ -127,13 +130,13 @@ static size_t encode_alike(const struct kvp_plane *p, const struct kvp_encode_op
 
 	for (size_t i = 0; i < raw; i++)
 		x[i] = size ? data[i % size] : 0;
-	if (kvp_plane_encode(isa[0], KVP_CODEC_PCA, p, o, src, out, bound))
+	if (kvp_plane_encode(isa[2], KVP_CODEC_PCA, p, o, src, out, bound))
 		abort();
 	memcpy(&hdr, out, sizeof hdr);
 	if (hdr.bytes > bound)
 		abort();
-	for (int s = 1; s < 3; s++) {
-		if (kvp_plane_encode(isa[s], KVP_CODEC_PCA, p, o, src, other, bound))
+	for (int s = 1; s < n; s++) {
+		if (kvp_plane_encode(isa[2 - s], KVP_CODEC_PCA, p, o, src, other, bound))
 			abort();
 		memcpy(&again, other, sizeof again);
 		if (again.bytes != hdr.bytes || memcmp(other, out, hdr.bytes) != 0)
@@ -160,7 +163,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	data += sizeof c;
 	size -= sizeof c;
 	m = &makes[c.calib % MAKES];
-	p.tokens = 1 + c.tokens % 70;
+	p.tokens = 1 + c.tokens % 40;
 	p.heads = m->heads;
 	p.dim = m->dim;
 	p.kind = c.kind & 1;
@@ -176,15 +179,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		fix_header(&p, o.calib, bytes, out);
 		decode_alike(&p, o.calib, out, bytes, 1);
 	} else {
-		bytes = encode_alike(&p, &o, data, size, out, bound);
-		if (decode_alike(&p, o.calib, out, bytes, bytes < bound))
+		/* What is patched afterwards need not be made slowly: others see that it is right. */
+		bytes = encode_alike(
+			&p, &o, c.what % 3 == WHAT_PATCH ? 1 : 3, data, size, out, bound);
+		if (c.what % 3 != WHAT_PATCH &&
+			decode_alike(&p, o.calib, out, bytes, bytes < bound))
 			abort();
 		/* Patches of three bytes, where and what, counted from the payload's end. */
 		for (size_t i = 0; c.what % 3 == WHAT_PATCH && i < c.patches && 3 * i + 2 < size;
 			i++)
 			out[bytes - 1 - (data[3 * i] | (size_t)data[3 * i + 1] << 8) % bytes] ^=
 				data[3 * i + 2];
-		decode_alike(&p, o.calib, out, bytes, bytes < bound);
+		if (c.what % 3 == WHAT_PATCH)
+			decode_alike(&p, o.calib, out, bytes, bytes < bound);
 	}
 	free(out);
 	return 0;

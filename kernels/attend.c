@@ -239,7 +239,7 @@ static struct kvp_queries queries_of(
 	struct query_place p = query_place(a, s, domain, head, 0);
 
 	return (struct kvp_queries){ s->rows, p.f, p.sum,
-		ws->tiles & 1u << domain ? tiles_place(a, s, domain, head) : NULL };
+		ws->tiles & 1u << domain ? tiles_place(a, s, domain, head) : NULL, domain == 0 };
 }
 
 /* As many queries of a KV head as there are tiles or bytes for; 0: there are none. */
@@ -269,12 +269,14 @@ static void gather_queries(const struct kvp_kernels *k, const struct kvp_attenti
 		}
 	}
 	ws->rotations = ws->k.n;
-	ws->tiles = s->tiles_head && tiles_for(k, s) ? ws->k.books : 0;
+	ws->tiles = 0;
+	if (s->tiles_head && tiles_for(k, s))
+		ws->tiles = k->tiles.any ? ws->k.codes : ws->k.books;
 	for (uint32_t h = 0; ws->tiles && h < a->kv_heads; h++)
 		for (uint32_t d = 0; d <= ws->k.n; d++)
 			if (ws->tiles & 1u << d)
 				k->tiles.queries(query_place(a, s, d, h, 0).f, s->rows, a->k_dim,
-					tiles_place(a, s, d, h));
+					d == 0, tiles_place(a, s, d, h));
 }
 
 int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *a)
@@ -292,8 +294,8 @@ int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *
 		return -EINVAL;
 	if (a->workspace_size < s.bytes)
 		return -ENOSPC;
-	ws->k.n = ws->k.books = 0;
-	ws->v.n = ws->v.books = 0;
+	ws->k.n = ws->k.books = ws->k.codes = 0;
+	ws->v.n = ws->v.books = ws->v.codes = 0;
 	for (uint32_t i = 0; i < a->n_parts; i++) {
 		const struct kvp_attend_part *part = &a->parts[i];
 
@@ -491,7 +493,7 @@ static size_t head_codes(const struct plane_view *v)
 
 static size_t head_scales(const struct plane_view *v)
 {
-	return (size_t)v->lay.coded * (v->in.format ? 4 : 2);
+	return (size_t)v->lay.coded * (v->in.form == KVP_FORM_BOOK && v->in.format ? 4 : 2);
 }
 
 /*
@@ -531,14 +533,22 @@ static int step_chunk(const struct kvp_kernels *k, const struct kvp_attention *a
 	return 1;
 }
 
+/* Whether rows are such, one scale each, that a kernel may take them in one go. */
+static int coded(const struct kvp_kernels *k, const struct kvp_rows *r)
+{
+	if (r->form == KVP_FORM_AFFINE)
+		return k->tiles.any && !r->per_channel && r->groups == 1;
+	return r->form == KVP_FORM_BOOK || (k->tiles.any && r->form == KVP_FORM_INT8);
+}
+
 /* As many heads, from the chunk's on, as a kernel takes in one go; 0: there is none for them. */
 static uint32_t heads_at_once(const struct kvp_kernels *k, const struct kvp_attention *a,
 	const struct shape *s, const struct chunk *c)
 {
 	const struct part_view *pv = c->pv;
 
-	if (!tiles_for(k, s) || s->rows > KVP_ATTEND_Q_HEADS_MAX || c->k.form != KVP_FORM_BOOK ||
-		c->v.form != KVP_FORM_BOOK || !all_visible(a, c))
+	if (!tiles_for(k, s) || s->rows > KVP_ATTEND_Q_HEADS_MAX || !coded(k, &c->k) ||
+		!coded(k, &c->v) || !all_visible(a, c))
 		return 0;
 	if (c->n < pv->part->tokens || s->rows * a->kv_heads > KVP_ATTEND_Q_HEADS_MAX)
 		return 1;

@@ -191,4 +191,5 @@ void kvp_attend_init_tiles(struct kvp_kernels *k)
 	k->tiles.end = end;
 	k->tiles.step = kvp_step_tiles;
 	k->tiles.queries = kvp_byte_queries;
+	k->tiles.any = 0;
 }

@@ -140,10 +140,13 @@ INLINE __m512 exp16(__m512 x)
 
 #define GROUPS_MAX 16u
 
+#define ZEROS_BEHIND 64u /* a step reads the scales of 64 rows, of which one may be there */
+
 /* Of rows of codes: [row][group], with zeros behind; add where there are minima. */
 struct scales {
-	float scale[GROUPS_MAX * ATTEND_CHUNK + 32];
-	float add[GROUPS_MAX * ATTEND_CHUNK + 32]; /* the middle of what the codes can say */
+	float scale[GROUPS_MAX * ATTEND_CHUNK + ZEROS_BEHIND];
+	float add[GROUPS_MAX * ATTEND_CHUNK +
+		  ZEROS_BEHIND]; /* the middle of what the codes can say */
 };
 
 static inline void scales_init(const struct kvp_rows *r, struct scales *s)
@@ -155,13 +158,13 @@ static inline void scales_init(const struct kvp_rows *r, struct scales *s)
 		load_wides(r->scale, n, r->factor, s->scale);
 	else
 		load_halves(r->scale, n, r->factor, s->scale);
-	memset(s->scale + n, 0, 32 * sizeof *s->scale);
+	memset(s->scale + n, 0, ZEROS_BEHIND * sizeof *s->scale);
 	if (!r->minimum)
 		return;
 	load_halves(r->minimum, n, r->factor, s->add);
 	for (uint32_t i = 0; i < n; i++)
 		s->add[i] += half * s->scale[i];
-	memset(s->add + n, 0, 32 * sizeof *s->add);
+	memset(s->add + n, 0, ZEROS_BEHIND * sizeof *s->add);
 }
 
 /* Four by four lanes of 32 bits, in each 128 bits. */

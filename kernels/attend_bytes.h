@@ -15,8 +15,10 @@
 #include "kernels/attend_avx512.h"
 #include "kernels/attend_unroll.h"
 
-/* attend_bytes_vbmi.c: queries [rows][dim] as bytes. */
-void kvp_byte_queries(const float *f, uint32_t rows, uint32_t dim, void *ret);
+/* attend_bytes_vbmi.c: queries [rows][dim] as bytes, one of a channel; never wide. */
+void kvp_byte_queries(const float *f, uint32_t rows, uint32_t dim, int wide, void *ret);
+/* Keys and values of 4-bit centroids. */
+kvp_step_fn kvp_step_bytes;
 
 #define GROUP      16u /* rows of keys whose scores are summed together */
 #define ROWS       64u /* of values, whose products are summed as integers */

@@ -88,6 +88,8 @@ int kvp_attend_domain_add(struct domains *d, struct plane_view *v, const struct 
 	v->domain = (uint32_t)r;
 	if (v->in.form == KVP_FORM_BOOK && v->in.bits == 4)
 		d->books |= 1u << v->domain;
+	if (v->in.form >= KVP_FORM_INT8 && v->in.form < KVP_FORMS && !v->in.per_channel)
+		d->codes |= 1u << v->domain;
 	return 0;
 }
 

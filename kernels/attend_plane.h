@@ -16,6 +16,7 @@
 struct domains {
 	uint32_t n;     /* besides domain 0 */
 	uint32_t books; /* of domains, as bits: in which rows are centroids of 4 bits */
+	uint32_t codes; /* likewise: rows that any bytes are made of */
 	uint32_t kind[KVP_ATTEND_ROTATIONS_MAX];
 	uint64_t name[KVP_ATTEND_ROTATIONS_MAX]; /* seed, or digest of a dense one */
 	struct rotation rot[KVP_ATTEND_ROTATIONS_MAX];

@@ -46,7 +46,7 @@ struct kvp_rows {
 	uint32_t tiles; /* the queries that this thread's tiles are configured for; 0: none are */
 };
 
-/* Up to so many queries as the bytes of matrix tiles, dim / 128 of them rounded up, twice. */
+/* Up to so many queries as bytes: of a channel of each one, or, wide, two, 128 high + low. */
 #define KVP_TILE_QUERIES 8u
 struct kvp_tiles {
 	float unit[KVP_TILE_QUERIES];   /* of a query's 1 */
@@ -55,7 +55,7 @@ struct kvp_tiles {
 };
 static inline size_t kvp_tiles_bytes(uint32_t dim)
 {
-	return sizeof(struct kvp_tiles) + (size_t)((dim + 127) / 128) * 1024;
+	return sizeof(struct kvp_tiles) + (size_t)((dim + 127) / 128) * 2048;
 }
 
 /* The queries of one KV head. */
@@ -66,6 +66,8 @@ struct kvp_queries {
 		*sum; /* [n]: of a query's floats, which is what a minimum of keys is added times */
 	const void
 		*tiles; /* struct kvp_tiles for every KVP_TILE_QUERIES; NULL: none are configured */
+	uint32_t
+		wide; /* these are of two bytes: no rotation has made the queries nearly Gaussian */
 };
 
 /*

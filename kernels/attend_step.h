@@ -6,8 +6,8 @@
  * all queries takes as many instructions as that of one would by rows of scores.
  *
  * Who includes this multiplies, by tiles or by vectors: it has a struct area, for what one block of ROWS
- * rows needs, with int32_t sum[ROWS * KVP_TILE_QUERIES], [row][query], and defines the three functions
- * below.
+ * rows needs, with int32_t sum[ROWS * KVP_TILE_QUERIES], [row][query], and defines the functions
+ * below. Who takes other forms than centroids sets STEP_ANY.
  */
 #ifndef KVP_KERNELS_ATTEND_STEP_H
 #define KVP_KERNELS_ATTEND_STEP_H
@@ -20,6 +20,10 @@
 #define LOG_2   0.693147181f
 #define LANES   16u
 #define VECTORS (ROWS * KVP_TILE_QUERIES / LANES) /* at most, of ROWS rows */
+
+#ifndef STEP_ANY
+#define STEP_ANY 0
+#endif
 
 /*
  * What is fetched beside the softmax: so many lines for every vector, twice; those of the next values.
@@ -37,12 +41,16 @@ struct pass {
 	const struct kvp_tiles *q;
 	uint32_t at, nq; /* of the job's queries */
 	__m512 unit;     /* of a sum of scores, but for the row's scale */
+	__m512 sum; /* of a query's floats, at the scale of a score: what minima of keys are added times */
+	float add[LANES]
+		__attribute__((aligned(64))); /* what minima of values add to each channel */
 	/* The head's. */
 	struct running *run;
 	const float *fade;
 	float *grown, *acc;
 	struct bytes k, v;
 	struct scales ks, vs;
+	const float *sums; /* of the floats of the head's queries */
 	struct kvp_rows keys, values;
 	uint32_t key_lines, value_lines; /* NO_LINES, 0 or so many for every TILE rows */
 	struct ahead ahead;
@@ -54,6 +62,9 @@ INLINE void fetch_ahead(struct ahead *a)
 		_mm_prefetch(a->at, _MM_HINT_T1);
 }
 
+/* Whether keys or values are its, and as what bytes. */
+INLINE int takes(const struct kvp_rows *r);
+INLINE struct bytes bytes_of(const struct kvp_rows *r);
 /* Sums of products of rows [first, first + n), n <= ROWS, with the queries of the pass, to a. */
 INLINE void multiply_keys_of(
 	struct pass *p, uint32_t m, uint32_t first, uint32_t n, struct area *a);
@@ -310,6 +321,18 @@ INLINE int is_little(const float *scale, __m512 top, __m512 all, uint32_t m, uin
 		       _mm512_mul_ps(all, _mm512_set1_ps(mean * LITTLE)), _CMP_LE_OQ) == asked;
 }
 
+/* The scores of vector i, as powers of 2. */
+INLINE __m512 scores_of(
+	const struct pass *p, uint32_t m, uint32_t first, uint32_t i, const struct area *a)
+{
+	__m512 x = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(a->sum + LANES * i)),
+		_mm512_mul_ps(scales_of(p->ks.scale + first, m, i), p->unit));
+
+	if (STEP_ANY && p->keys.minimum)
+		x = _mm512_fmadd_ps(scales_of(p->ks.add + first, m, i), p->sum, x);
+	return x;
+}
+
 /*
  * Scores, as powers of 2, to weights. Sets what sums so far are multiplied by and *high_only, and
  * returns the largest weight of each query, times its row's scale, in all its lanes.
@@ -320,15 +343,15 @@ INLINE __m512 soften(struct pass *p, uint32_t m, uint32_t first, uint32_t n, __m
 	const uint32_t vectors = ROWS * m / LANES;
 	const __m512 minus_inf = _mm512_set1_ps(-INFINITY);
 	const __m512 to_two = _mm512_set1_ps(LOG2_E);
-	__m512 was, was_sum, max, shift, fade, total = _mm512_setzero_ps(), top = total;
+	__m512 was, was_sum, max, shift, fade, total = _mm512_setzero_ps(), top = total,
+					       add = total;
 	__mmask16 grew;
 
 	running_load(p, m, &was, &was_sum);
 	max = _mm512_mul_ps(was, to_two);
 	UNROLL for (uint32_t i = 0; i < vectors; i++)
 	{
-		x[i] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(a->sum + LANES * i)),
-			_mm512_mul_ps(scales_of(p->ks.scale + first, m, i), p->unit));
+		x[i] = scores_of(p, m, first, i, a);
 		if (n < ROWS)
 			x[i] = _mm512_mask_mov_ps(minus_inf, rows_in(n, m, i), x[i]);
 		max = _mm512_max_ps(max, x[i]);
@@ -346,6 +369,8 @@ INLINE __m512 soften(struct pass *p, uint32_t m, uint32_t first, uint32_t n, __m
 
 		total = _mm512_add_ps(total, e);
 		x[i] = _mm512_mul_ps(e, scales_of(p->vs.scale + first, m, i));
+		if (STEP_ANY && p->values.minimum)
+			add = _mm512_fmadd_ps(e, scales_of(p->vs.add + first, m, i), add);
 		top = _mm512_max_ps(_mm512_abs_ps(x[i]), top);
 		beside_softmax(p, m, vectors + i, first, n, a);
 	}
@@ -354,6 +379,8 @@ INLINE __m512 soften(struct pass *p, uint32_t m, uint32_t first, uint32_t n, __m
 	running_store(p, max, total);
 	top = max_of_rows(top, m);
 	*high_only = n == ROWS && is_little(p->vs.scale + first, top, total, m, p->nq);
+	if (STEP_ANY)
+		_mm512_store_ps(p->add, sum_of_rows(add, m));
 	return top;
 }
 
@@ -386,6 +413,11 @@ INLINE void step_pass(struct pass *p, uint32_t m)
 
 	p->unit = _mm512_mul_ps(repeat(_mm512_castps256_ps512(_mm256_loadu_ps(p->q->unit)), m),
 		_mm512_set1_ps(p->k.value * job->scale * LOG2_E));
+	if (STEP_ANY)
+		p->sum =
+			repeat(_mm512_mul_ps(_mm512_maskz_loadu_ps(first16(p->nq), p->sums + p->at),
+				       _mm512_set1_ps(job->scale * LOG2_E)),
+				m);
 	for (uint32_t i = 0; i < p->nq; i++) {
 		fade[i] = p->fade[p->at + i];
 		grown[i] = 1.0f;
@@ -407,6 +439,8 @@ static void rows_of_head(const struct kvp_rows *first, uint32_t h, uint32_t head
 {
 	r->codes = first->codes + h * codes;
 	r->scale = first->scale + h * scale;
+	if (STEP_ANY && first->minimum)
+		r->minimum = first->minimum + h * scale;
 	r->next = first->next;
 	r->next_stride = first->next_stride;
 	r->next_n = first->next_n;
@@ -416,9 +450,13 @@ static void rows_of_head(const struct kvp_rows *first, uint32_t h, uint32_t head
 	r->next = r->codes + codes;
 	r->next_stride = first->stride;
 	r->next_n = first->n;
-	r->next_bytes = first->dim / 2;
+	r->next_bytes = STEP_ANY && first->form == KVP_FORM_INT8
+				? first->dim
+				: kvp_row_bytes(first->bits, first->dim);
 	for (uint32_t i = 0; i < first->n * 4; i += 64)
 		_mm_prefetch(r->scale + scale + i, _MM_HINT_T1);
+	for (uint32_t i = 0; STEP_ANY && first->minimum && i < first->n * 4; i += 64)
+		_mm_prefetch(r->minimum + scale + i, _MM_HINT_T1);
 }
 
 static void step_head(struct pass *p, uint32_t h)
@@ -434,6 +472,7 @@ static void step_head(struct pass *p, uint32_t h)
 	p->fade = job->fade + h * job->apart.fade;
 	p->acc = job->acc + h * job->apart.acc;
 	share_fetching(p, m);
+	p->sums = job->q->sum + (size_t)h * n;
 	scales_init(&p->keys, &p->ks);
 	scales_init(&p->values, &p->vs);
 	for (p->at = 0; p->at < n; p->at += KVP_TILE_QUERIES) {
@@ -453,11 +492,11 @@ static int step(const struct kvp_step *job)
 {
 	struct pass p;
 
-	if (!job->q->tiles || !fits(job->k) || !fits(job->v))
+	if (!job->q->tiles || !takes(job->k) || !takes(job->v))
 		return 0;
 	p.job = job;
-	p.k = bytes_init(job->k);
-	p.v = bytes_init(job->v);
+	p.k = bytes_of(job->k);
+	p.v = bytes_of(job->v);
 	p.keys = *job->k;
 	p.values = *job->v;
 	for (uint32_t h = 0; h < job->heads; h++)

@@ -10,6 +10,16 @@ struct area {
 
 #include "kernels/attend_step.h"
 
+INLINE int takes(const struct kvp_rows *r)
+{
+	return fits(r);
+}
+
+INLINE struct bytes bytes_of(const struct kvp_rows *r)
+{
+	return bytes_init(r);
+}
+
 INLINE void multiply_keys_of(struct pass *p, uint32_t m, uint32_t first, uint32_t n, struct area *a)
 {
 	const struct kvp_rows *k = &p->keys;

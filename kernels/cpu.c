@@ -111,8 +111,10 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 	}
 	if (k->cpu & KVP_CPU_VBMI)
 		kvp_attend_init_vbmi(k);
-	if (k->cpu & KVP_CPU_BYTES)
+	if (k->cpu & KVP_CPU_BYTES) {
 		kvp_attend_init_bytes(k);
+		kvp_attend_init_any(k);
+	}
 	if ((k->cpu & KVP_CPU_TILES) && tiles_granted())
 		kvp_attend_init_tiles(k);
 #endif

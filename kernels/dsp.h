@@ -261,7 +261,9 @@ struct kvp_kernels {
 		uint32_t least;
 		void (*begin)(uint32_t rows);
 		void (*end)(void);
-		void (*queries)(const float *f, uint32_t rows, uint32_t dim, void *ret_tiles);
+		void (*queries)(
+			const float *f, uint32_t rows, uint32_t dim, int wide, void *ret_tiles);
+		uint32_t any;      /* not of tq in 4 bits alone: of whatever form */
 		kvp_step_fn *step; /* scores, softmax and sums of rows in one go */
 	} tiles;
 };
@@ -289,6 +291,7 @@ void kvp_attend_init_avx2(struct kvp_kernels *k);
 void kvp_attend_init_avx512(struct kvp_kernels *k);
 void kvp_attend_init_vbmi(struct kvp_kernels *k);
 void kvp_attend_init_bytes(struct kvp_kernels *k);
+void kvp_attend_init_any(struct kvp_kernels *k);
 void kvp_attend_init_tiles(struct kvp_kernels *k);
 #endif
 #ifdef KVP_HAVE_NEON

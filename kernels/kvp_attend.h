@@ -27,7 +27,8 @@
  *   others                     head before a chunk, too.
  * With KVP_CPU_TILES tq in 4 bits, of dims that are multiples of 64: matrix tiles, in which a centroid and a query's
  * number are a byte, and a weight's one or two. With KVP_CPU_BYTES and from two queries of a KV head on: the same
- * by vectors and vpdpbusd, with the same results to the bit.
+ * by vectors and vpdpbusd, with the same results to the bit; so go tq in 2 and 3 bits, int8, and asym and hadamard
+ * with one scale a row, keys of any of them beside values of any, where every query sees all of up to 128 tokens.
  * In NEON all of them are decoded into the first cache, some rows at a time, and fp32 from there.
  * While a chunk is worked on, the rows of the next are fetched into the second cache.
  *

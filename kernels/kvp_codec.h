@@ -364,7 +364,8 @@ struct kvp_encode_opts {
 #define KVP_CPU_TILES 8u
 /*
  * The same attention by vectors of bytes, equal to the bit from two queries of a KV head on: for who has
- * KVP_CPU_VBMI and no tiles, or is not granted them. Not among "all" because it is less exact than what is
+ * KVP_CPU_VBMI and no tiles, or is not granted them. Other codes with one scale a row (tq in 2 and 3 bits,
+ * int8, asym, hadamard) go likewise, which tiles leave to vectors of words. Not among "all" because it is less exact than what is
  * there without.
  */
 #define KVP_CPU_BYTES 16u

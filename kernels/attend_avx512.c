@@ -5,6 +5,7 @@
  * which is decoded into the cache first. At most four queries against four tokens at a time: sixteen sums.
  */
 #include "kernels/attend_avx512.h"
+#include "kernels/attend_unroll.h"
 
 #include <math.h>
 
@@ -270,7 +271,7 @@ static void accumulate_direct(const struct kvp_rows *r, const struct kvp_weights
 /* ---- the usual rows: 128 channels of fp16 or bf16 ---- */
 
 #define USUAL_DIM  128u
-#define BLOCK_ROWS 16u /* whose values are in the first cache for all channels */
+#define BLOCK_ROWS 32u /* whose values are in the first cache for all channels */
 
 INLINE __m512 score_usual_tile(
 	const uint8_t *const *row, uint32_t format, const float *const *tile, const struct fetch *f)
@@ -321,85 +322,107 @@ INLINE void score_usual(const struct kvp_rows *r, uint32_t format, const struct 
 
 /* The weights of a block of rows: together, so that few addresses are needed. */
 struct block_weights {
-	float w[TILE][BLOCK_ROWS] __attribute__((aligned(64)));
+	float w[2 * TILE][BLOCK_ROWS] __attribute__((aligned(64)));
 };
 
-/* 64 channels of row t of the block times a weight of each of four queries. */
-INLINE void add_row(const uint8_t *row, uint32_t format, const struct block_weights *b, size_t t,
-	__m512 (*v)[4])
+/* Sums that stay in registers: of m queries each so many vectors, 16 in all. */
+INLINE uint32_t vectors_of(uint32_t m)
 {
+	return 16 / m;
+}
+
+/* Channels of row t of the block times a weight of each of m queries. */
+INLINE void add_row(const uint8_t *row, uint32_t format, uint32_t m, const struct block_weights *b,
+	size_t t, __m512 (*v)[4])
+{
+	const uint32_t n = vectors_of(m);
 	__m512 x[4];
 
-	for (uint32_t k = 0; k < 4; k++)
-		x[k] = load16(row, format, k);
-	for (uint32_t i = 0; i < TILE; i++) {
-		__m512 f = _mm512_set1_ps(b->w[i][t]);
-
-		for (uint32_t k = 0; k < 4; k++)
-			v[i][k] = _mm512_fmadd_ps(f, x[k], v[i][k]);
+	UNROLL for (uint32_t k = 0; k < n; k++) x[k] = load16(row, format, k);
+	UNROLL for (uint32_t i = 0; i < m; i++)
+	{
+		UNROLL for (uint32_t k = 0; k < n; k++) v[i][k] =
+			multiply_add(v[i][k], x[k], &b->w[i][t]);
 	}
 }
 
-/* n rows of r from `first` on, 64 channels from c on; acc and fade: of each query. */
-INLINE void add_block(const struct kvp_rows *r, uint32_t format, uint32_t first, uint32_t n,
-	uint32_t c, const struct block_weights *b, const float *fade, int fetch, float *const *acc)
+/*
+ * n rows of r from `first` on, as many channels from c on as there are sums for; acc and fade: of each
+ * query. What is fetched is shared out over all channels, four rows at a time.
+ */
+INLINE void add_block(const struct kvp_rows *r, uint32_t format, uint32_t m, uint32_t first,
+	uint32_t n, uint32_t c, const struct block_weights *b, const float *fade, int fetch,
+	float *const *acc)
 {
+	const uint32_t vectors = vectors_of(m), passes = USUAL_DIM / (16 * vectors);
 	const uint8_t *row = r->codes + (ptrdiff_t)first * r->stride + 2 * (size_t)c;
-	uint32_t ahead = first + c / 64 * (BLOCK_ROWS / 2);
-	__m512 v[TILE][4];
+	uint32_t ahead = first + c / (16 * vectors) * (BLOCK_ROWS / passes);
+	__m512 v[2 * TILE][4];
 	size_t t = 0;
 
-	for (uint32_t i = 0; i < TILE; i++)
-		for (uint32_t k = 0; k < 4; k++)
-			v[i][k] = _mm512_mul_ps(_mm512_loadu_ps(acc[i] + c + 16 * (size_t)k),
+	UNROLL for (uint32_t i = 0; i < m; i++)
+	{
+		UNROLL for (uint32_t k = 0; k < vectors; k++) v[i][k] =
+			_mm512_mul_ps(_mm512_loadu_ps(acc[i] + c + 16 * (size_t)k),
 				_mm512_set1_ps(fade[i]));
-	for (; t + FETCH_PARTS <= n; t += FETCH_PARTS, ahead += TILE) {
+	}
+	for (; t + TILE * passes <= n; ahead += TILE) {
 		struct fetch f = { 0 };
 
 		if (fetch)
 			f = fetch_both(r, ahead, 2 * USUAL_DIM);
-#pragma GCC unroll 8
-		for (uint32_t j = 0; j < FETCH_PARTS; j++, row += r->stride) {
+		for (uint32_t j = 0; j < FETCH_PARTS; j++) {
 			fetch_part(&f, j);
-			add_row(row, format, b, t + j, v);
+			for (uint32_t i = 0; i < passes / 2; i++, t++, row += r->stride)
+				add_row(row, format, m, b, t, v);
 		}
 	}
 	for (; t < n; t++, row += r->stride)
-		add_row(row, format, b, t, v);
-	for (uint32_t i = 0; i < TILE; i++)
-		for (uint32_t k = 0; k < 4; k++)
+		add_row(row, format, m, b, t, v);
+	UNROLL for (uint32_t i = 0; i < m; i++)
+	{
+		UNROLL for (uint32_t k = 0; k < vectors; k++)
 			_mm512_storeu_ps(acc[i] + c + 16 * (size_t)k, v[i][k]);
+	}
 }
 
 /*
- * A block of rows with the weights of four queries from i on; beyond the last query the last one
+ * A block of rows with the weights of m queries from i on; beyond the last query the last one
  * again: it is computed twice, with one result.
  */
-INLINE void accumulate_block(const struct kvp_rows *r, uint32_t format, const struct kvp_weights *w,
-	uint32_t t, uint32_t i, float *acc)
+INLINE void accumulate_block(const struct kvp_rows *r, uint32_t format, uint32_t m,
+	const struct kvp_weights *w, uint32_t t, uint32_t i, float *acc)
 {
 	uint32_t n = least(BLOCK_ROWS, r->n - t);
-	float fade[TILE], *a[TILE];
+	float fade[2 * TILE], *a[2 * TILE];
 	struct block_weights b;
 
-	for (uint32_t j = 0; j < TILE; j++) {
+	for (uint32_t j = 0; j < m; j++) {
 		uint32_t at = least(i + j, w->nq - 1);
+		const float *from = w->w + at * w->stride + t;
 
 		fade[j] = t ? 1.0f : w->fade[at];
 		a[j] = acc + at * (size_t)USUAL_DIM;
-		_mm512_store_ps(
-			b.w[j], _mm512_maskz_loadu_ps(first16(n), w->w + at * w->stride + t));
+		for (uint32_t k = 0; k < BLOCK_ROWS; k += 16)
+			_mm512_store_ps(b.w[j] + k,
+				_mm512_maskz_loadu_ps(n > k ? first16(n - k) : 0, from + k));
 	}
-	for (uint32_t c = 0; c < USUAL_DIM; c += 64)
-		add_block(r, format, t, n, c, &b, fade, i == 0, a);
+	for (uint32_t c = 0; c < USUAL_DIM; c += 16 * vectors_of(m))
+		add_block(r, format, m, t, n, c, &b, fade, i == 0, a);
 }
 
+/* Eight queries at a time where there are more than four: rows are converted once for all of them. */
 INLINE void accumulate_usual(
 	const struct kvp_rows *r, uint32_t format, const struct kvp_weights *w, float *acc)
 {
-	for (uint32_t t = 0; t < r->n; t += BLOCK_ROWS)
-		for (uint32_t i = 0; i < w->nq; i += TILE)
-			accumulate_block(r, format, w, t, i, acc);
+	for (uint32_t t = 0; t < r->n; t += BLOCK_ROWS) {
+		uint32_t i = 0;
+
+		for (; i + TILE < w->nq; i += 2 * TILE)
+			accumulate_block(r, format, 2 * TILE, w, t, i, acc);
+		if (i < w->nq)
+			accumulate_block(r, format, TILE, w, t, i, acc);
+	}
 }
 
 static int usual(const struct kvp_rows *r, uint32_t nq)

@@ -25,6 +25,7 @@ struct workspace {
 	struct domains v;
 	uint32_t rotations;
 	uint32_t tiles; /* of domains, as bits: in which queries are there as tiles */
+	uint32_t pairs; /* of native keys' dtypes, as bits: for which queries are there in bf16 */
 };
 
 struct shape {
@@ -34,6 +35,8 @@ struct shape {
 	size_t sums;       /* [domain][kv_head][row] */
 	size_t tiles;      /* [domain][kv_head] */
 	size_t tiles_head; /* bytes of a KV head's; 0: never used */
+	size_t pairs;      /* [dtype][kv_head] */
+	size_t pairs_head; /* likewise */
 	size_t split0;
 	size_t split; /* bytes per split */
 	size_t bytes;
@@ -85,7 +88,11 @@ static int shape_init(const struct kvp_attention *a, struct shape *ret)
 	if (a->k_dim % 64 == 0)
 		s.tiles_head = (s.rows + KVP_TILE_QUERIES - 1) / KVP_TILE_QUERIES *
 			       kvp_tiles_bytes(a->k_dim);
-	s.split0 = s.tiles + DOMAINS * a->kv_heads * s.tiles_head;
+	s.pairs = s.tiles + DOMAINS * a->kv_heads * s.tiles_head;
+	if (a->k_dim % 32 == 0)
+		s.pairs_head = (s.rows + KVP_TILE_QUERIES - 1) / KVP_TILE_QUERIES *
+			       kvp_pairs_bytes(a->k_dim);
+	s.split0 = s.pairs + 2 * a->kv_heads * s.pairs_head;
 	s.split = align((size_t)s.rows * ATTEND_CHUNK * esize) + rows_bytes(a) +
 		  align(heads * sizeof(struct running)) + align(DOMAINS * heads * esize) +
 		  align(DOMAINS * heads * a->v_dim * esize);
@@ -232,20 +239,58 @@ static void *tiles_place(
 	       ((size_t)domain * a->kv_heads + head) * s->tiles_head;
 }
 
+static void *pairs_place(
+	const struct kvp_attention *a, const struct shape *s, uint32_t dtype, uint32_t head)
+{
+	return (uint8_t *)a->workspace + s->pairs +
+	       ((size_t)(dtype - KVP_DTYPE_F16) * a->kv_heads + head) * s->pairs_head;
+}
+
+/* Native rows are in no domain but the plain one. */
 static struct kvp_queries queries_of(
 	const struct kvp_attention *a, const struct shape *s, uint32_t domain, uint32_t head)
 {
 	const struct workspace *ws = a->workspace;
 	struct query_place p = query_place(a, s, domain, head, 0);
+	struct kvp_queries q = { s->rows, p.f, p.sum,
+		ws->tiles & 1u << domain ? tiles_place(a, s, domain, head) : NULL, domain == 0,
+		{ NULL, NULL } };
 
-	return (struct kvp_queries){ s->rows, p.f, p.sum,
-		ws->tiles & 1u << domain ? tiles_place(a, s, domain, head) : NULL, domain == 0 };
+	for (uint32_t i = KVP_DTYPE_F16; i <= KVP_DTYPE_BF16 && !domain; i++)
+		if (ws->pairs & 1u << i)
+			q.pairs[i - KVP_DTYPE_F16] = pairs_place(a, s, i, head);
+	return q;
 }
 
 /* As many queries of a KV head as there are tiles or bytes for; 0: there are none. */
 static uint32_t tiles_for(const struct kvp_kernels *k, const struct shape *s)
 {
 	return k->tiles.queries && s->rows >= k->tiles.least ? s->rows : 0;
+}
+
+/* The same of tiles of bf16. */
+static uint32_t pairs_for(const struct kvp_kernels *k, const struct shape *s)
+{
+	return k->tiles.pairs ? s->rows : 0;
+}
+
+/* What tiles of bf16 take of the queries, where native keys are among the parts. */
+static void pair_queries(const struct kvp_kernels *k, const struct kvp_attention *a,
+	const struct shape *s, struct workspace *ws)
+{
+	uint32_t seen = 0;
+
+	ws->pairs = 0;
+	if (!k->tiles.pairs || !s->pairs_head)
+		return;
+	for (uint32_t i = 0; i < a->n_parts; i++)
+		if (a->parts[i].k.codec == KVP_CODEC_NATIVE)
+			seen |= 1u << a->parts[i].k.dtype;
+	for (uint32_t i = KVP_DTYPE_F16; i <= KVP_DTYPE_BF16; i++)
+		for (uint32_t h = 0; seen & 1u << i && h < a->kv_heads; h++)
+			if (k->tiles.pairs(query_place(a, s, 0, h, 0).f, s->rows, a->k_dim, i,
+				    pairs_place(a, s, i, h)))
+				ws->pairs |= 1u << i;
 }
 
 /* Queries in all their domains, and what matrix tiles take of them. */
@@ -277,6 +322,7 @@ static void gather_queries(const struct kvp_kernels *k, const struct kvp_attenti
 			if (ws->tiles & 1u << d)
 				k->tiles.queries(query_place(a, s, d, h, 0).f, s->rows, a->k_dim,
 					d == 0, tiles_place(a, s, d, h));
+	pair_queries(k, a, s, ws);
 }
 
 int kvp_attend_prepare(const struct kvp_kernels *k, const struct kvp_attention *a)
@@ -436,7 +482,7 @@ static int accumulate_run(const struct kvp_kernels *k, const struct kvp_attentio
 		return r;
 	if (next->pv)
 		fetch_while(&rows, &next->k);
-	rows.tiles = tiles_for(k, s);
+	rows.tiles = rows.form == KVP_FORM_NATIVE ? pairs_for(k, s) : tiles_for(k, s);
 	k->attend[rows.form].accumulate(&rows, &w, area->acc + at * a->v_dim);
 	for (uint32_t i = 0; i < s->rows; i++)
 		area->fade[at + i] = 1.0f;

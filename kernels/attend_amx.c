@@ -11,68 +11,51 @@
  */
 #include "kernels/attend_amx.h"
 
-static void begin(uint32_t rows)
+/* What this thread's tiles are laid out for: bytes of a query in a row, or 0. */
+static _Thread_local uint32_t laid_out;
+
+void kvp_tiles_begin(uint32_t rows)
 {
-	struct {
-		uint8_t palette, start, reserved[14];
-		uint16_t row_bytes[16];
-		uint8_t rows[16];
-	} __attribute__((aligned(64))) c = { .palette = 1 };
+	(void)rows;
+	laid_out = 0;
+}
+
+void kvp_tiles_for(uint32_t rows, uint32_t query_bytes)
+{
+	struct tile_config c __attribute__((aligned(64))) = { .palette = 1 };
 	const uint32_t m = columns_of(rows);
 
-	for (int i = T_SCORE; i <= T_VALUES2; i++) {
+	if (laid_out == query_bytes)
+		return;
+	for (int i = 0; i < T_COUNT; i++) {
 		c.rows[i] = 16;
 		c.row_bytes[i] = 64;
 	}
-	c.row_bytes[T_SCORE] = c.row_bytes[T_QUERY] = c.row_bytes[T_QUERY2] = (uint16_t)(4 * m);
+	c.row_bytes[T_SCORE] = c.row_bytes[T_QUERY] = c.row_bytes[T_QUERY2] =
+		(uint16_t)(query_bytes * m);
 	c.rows[T_SUM] = c.rows[T_WEIGHT] = (uint8_t)(2 * m);
-	__asm__ volatile("ldtilecfg %0" ::"m"(c));
+	TILE_CONFIG(c);
+	laid_out = query_bytes;
 }
 
-static void end(void)
+void kvp_tiles_end(void)
 {
-	__asm__ volatile("tilerelease");
+	if (laid_out)
+		TILE_RELEASE();
+	laid_out = 0;
 }
 
 /* ---- keys ---- */
 
-/* Of GROUP rows x[j] has rows 4 j .. 4 j + 3, each with four queries: to a register a query. */
-INLINE void turn_scores(__m512 *x)
-{
-	const __m512i order =
-		_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-	__m512i y[4];
-
-	UNROLL for (uint32_t j = 0; j < 4; j++) y[j] = _mm512_castps_si512(x[j]);
-	turn_lanes(y);
-	UNROLL for (uint32_t j = 0; j < 4; j++) x[j] =
-		_mm512_castsi512_ps(_mm512_permutexvar_epi32(order, y[j]));
-}
-
 /* Sums of GROUP rows, [row][query of m], to scores of nq. */
-INLINE void put_scores(const int32_t *sum, uint32_t m, uint32_t nq, const float *unit, __m512 scale,
+INLINE void put_sums(const int32_t *sum, uint32_t m, uint32_t nq, const float *unit, __m512 scale,
 	float *s, size_t s_stride)
 {
 	__m512 x[KVP_TILE_QUERIES];
 
-	UNROLL for (uint32_t j = 0; j < 4; j++)
-	{
-		if (m == 4)
-			x[j] = _mm512_cvtepi32_ps(_mm512_load_si512(sum + 16 * j));
-		else {
-			const __m512 a = _mm512_cvtepi32_ps(_mm512_load_si512(sum + 32 * j));
-			const __m512 b = _mm512_cvtepi32_ps(_mm512_load_si512(sum + 32 * j + 16));
-
-			x[j] = _mm512_shuffle_f32x4(a, b, 0x88);
-			x[4 + j] = _mm512_shuffle_f32x4(a, b, 0xdd);
-		}
-	}
-	turn_scores(x);
-	if (m > 4)
-		turn_scores(x + 4);
-	for (uint32_t i = 0; i < nq; i++)
-		_mm512_store_ps(s + i * s_stride,
-			_mm512_mul_ps(x[i], _mm512_mul_ps(scale, _mm512_set1_ps(unit[i]))));
+	UNROLL for (uint32_t i = 0; i < m; i++) x[i] =
+		_mm512_cvtepi32_ps(_mm512_load_si512(sum + 16 * i));
+	put_scores(x, m, nq, unit, scale, s, s_stride);
 }
 
 /* Of rows [first, first + n), n <= ROWS, with the queries of one pass. */
@@ -89,7 +72,7 @@ INLINE void score_rows(const struct kvp_rows *r, const struct bytes *b, const st
 		multiply_keys(keys, m, 0, n, p, sum);
 	}
 	for (uint32_t g = 0; g < n; g += GROUP)
-		put_scores(sum + g * m, m, nq, q->unit,
+		put_sums(sum + g * m, m, nq, q->unit,
 			_mm512_mul_ps(
 				_mm512_loadu_ps(c->scale + first + g), _mm512_set1_ps(b->value)),
 			s + first + g, s_stride);
@@ -107,6 +90,7 @@ static void score_tiles(
 			kvp_score_float_avx512(r, q, s, s_stride);
 		return;
 	}
+	kvp_tiles_for(q->n, BYTES_OF_QUERY);
 	b = bytes_init(r);
 	scales_init(r, &c);
 	for (uint32_t i = 0; i < q->n; i += KVP_TILE_QUERIES, pass += kvp_tiles_bytes(r->dim)) {
@@ -161,6 +145,7 @@ static void accumulate_tiles(const struct kvp_rows *r, const struct kvp_weights 
 			kvp_accumulate_float_avx512(r, w, acc);
 		return;
 	}
+	kvp_tiles_for(r->tiles, BYTES_OF_QUERY);
 	b = bytes_init(r);
 	scales_init(r, &c);
 	for (uint32_t i = 0; i < w->nq; i += m) {
@@ -187,8 +172,8 @@ void kvp_attend_init_tiles(struct kvp_kernels *k)
 	k->attend[KVP_FORM_BOOK].score = score_tiles;
 	k->attend[KVP_FORM_BOOK].accumulate = accumulate_tiles;
 	k->tiles.least = 1;
-	k->tiles.begin = begin;
-	k->tiles.end = end;
+	k->tiles.begin = kvp_tiles_begin;
+	k->tiles.end = kvp_tiles_end;
 	k->tiles.step = kvp_step_tiles;
 	k->tiles.queries = kvp_byte_queries;
 	k->tiles.any = 0;

@@ -4,38 +4,10 @@
 #define KVP_KERNELS_ATTEND_AMX_H
 
 #include "kernels/attend_bytes.h"
+#include "kernels/attend_tile.h"
 
 /* attend_step_amx.c */
 int kvp_step_tiles(const struct kvp_step *job);
-
-/* Tiles, by numbers as the assembler wants them: sums of scores, keys, queries; sums of values, weights, values. */
-#define T_SCORE   0
-#define T_KEYS    1
-#define T_QUERY   2
-#define T_QUERY2  3
-#define T_SUM     4
-#define T_WEIGHT  5
-#define T_VALUES  6
-#define T_VALUES2 7
-
-/*
- * Not the compilers' intrinsics: gcc 12 does not know of those what memory they read, and leaves out
- * what is written there.
- */
-#define AS_TEXT(x) #x
-#define TILE_LOAD(tile, from, stride)                                                           \
-	__asm__ volatile(                                                                       \
-		"tileloadd (%0,%1,1), %%tmm" AS_TEXT(tile)::"r"(from), "r"((ptrdiff_t)(stride)) \
-		: "memory")
-#define TILE_STORE(tile, to, stride)                                                               \
-	__asm__ volatile(                                                                          \
-		"tilestored %%tmm" AS_TEXT(tile) ", (%0,%1,1)" ::"r"(to), "r"((ptrdiff_t)(stride)) \
-		: "memory")
-#define TILE_ZERO(tile) __asm__ volatile("tilezero %tmm" AS_TEXT(tile))
-/* sum += rows * columns */
-#define TILE_DOT(sum, rows, columns) \
-	__asm__ volatile(            \
-		"tdpbssd %tmm" AS_TEXT(columns) ", %tmm" AS_TEXT(rows) ", %tmm" AS_TEXT(sum))
 
 /* ---- rows as bytes ---- */
 
@@ -177,6 +149,43 @@ INLINE void add_piece(const struct byte_weights *w, const int8_t *values, uint32
 		add_sums(sum, m, i, fade[i], w->unit[i], left, to);
 		add_sums(sum + TILE_BYTES, m, i, fade[i], w->unit[i], left, to + half);
 	}
+}
+
+/* ---- scores ---- */
+
+/* Of GROUP rows x[j] has rows 4 j .. 4 j + 3, each with four queries: to a register a query. */
+INLINE void turn_scores(__m512 *x)
+{
+	const __m512i order =
+		_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+	__m512i y[4];
+
+	UNROLL for (uint32_t j = 0; j < 4; j++) y[j] = _mm512_castps_si512(x[j]);
+	turn_lanes(y);
+	UNROLL for (uint32_t j = 0; j < 4; j++) x[j] =
+		_mm512_castsi512_ps(_mm512_permutexvar_epi32(order, y[j]));
+}
+
+/* Sums of GROUP rows, of which y[i] has four rows of four queries or two of eight, to scores of nq. */
+INLINE void put_scores(const __m512 *y, uint32_t m, uint32_t nq, const float *unit, __m512 scale,
+	float *s, size_t s_stride)
+{
+	__m512 x[KVP_TILE_QUERIES];
+
+	UNROLL for (uint32_t j = 0; j < 4; j++)
+	{
+		x[j] = y[j];
+		if (m == 4)
+			continue;
+		x[j] = _mm512_shuffle_f32x4(y[2 * j], y[2 * j + 1], 0x88);
+		x[4 + j] = _mm512_shuffle_f32x4(y[2 * j], y[2 * j + 1], 0xdd);
+	}
+	turn_scores(x);
+	if (m > 4)
+		turn_scores(x + 4);
+	for (uint32_t i = 0; i < least(nq, m); i++)
+		_mm512_store_ps(s + i * s_stride,
+			_mm512_mul_ps(x[i], _mm512_mul_ps(scale, _mm512_set1_ps(unit[i]))));
 }
 
 #endif

@@ -362,9 +362,8 @@ INLINE void add_block(const struct kvp_rows *r, uint32_t format, uint32_t m, uin
 
 	UNROLL for (uint32_t i = 0; i < m; i++)
 	{
-		UNROLL for (uint32_t k = 0; k < vectors; k++) v[i][k] =
-			_mm512_mul_ps(_mm512_loadu_ps(acc[i] + c + 16 * (size_t)k),
-				_mm512_set1_ps(fade[i]));
+		UNROLL for (uint32_t k = 0; k < vectors; k++) v[i][k] = _mm512_mul_ps(
+			_mm512_loadu_ps(acc[i] + c + 16 * (size_t)k), _mm512_set1_ps(fade[i]));
 	}
 	for (; t + TILE * passes <= n; ahead += TILE) {
 		struct fetch f = { 0 };

@@ -58,6 +58,15 @@ static inline size_t kvp_tiles_bytes(uint32_t dim)
 	return sizeof(struct kvp_tiles) + (size_t)((dim + 127) / 128) * 2048;
 }
 
+/*
+ * Up to so many queries in bf16, high and low, two channels next to one another, as tiles take them; which
+ * channels these are depends on the keys' dtype.
+ */
+static inline size_t kvp_pairs_bytes(uint32_t dim)
+{
+	return (size_t)dim * 2 * KVP_TILE_QUERIES * 2;
+}
+
 /* The queries of one KV head. */
 struct kvp_queries {
 	uint32_t n;
@@ -68,6 +77,8 @@ struct kvp_queries {
 		*tiles; /* struct kvp_tiles for every KVP_TILE_QUERIES; NULL: none are configured */
 	uint32_t
 		wide; /* these are of two bytes: no rotation has made the queries nearly Gaussian */
+	/* kvp_pairs_bytes() for every KVP_TILE_QUERIES, for keys in fp16 and in bf16; NULL: likewise */
+	const void *pairs[2];
 };
 
 /*

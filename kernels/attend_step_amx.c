@@ -73,5 +73,6 @@ INLINE void add_values_of(struct pass *p, struct byte_weights *w, uint32_t m, ui
 
 int kvp_step_tiles(const struct kvp_step *job)
 {
+	kvp_tiles_for(job->q->n, BYTES_OF_QUERY);
 	return step(job);
 }

@@ -9,19 +9,21 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LEAF7_AMX      (1u << 24 | 1u << 25) /* edx: tiles, and int8 in them */
+#define LEAF7_TILE     (1u << 24) /* edx: tiles; and what they multiply */
+#define LEAF7_INT8     (1u << 25)
+#define LEAF7_BF16     (1u << 22)
 #define OSXSAVE        (1u << 27)
 #define XCR0_TILES     (3u << 17)
 #define ASK_PERMISSION 0x1023 /* ARCH_REQ_XCOMP_PERM */
 #define TILE_DATA      18
 
-/* Whether processor and kernel know tiles; not whether this process may use them. */
-static int tiles_there(void)
+/* Whether processor and kernel know tiles of such numbers; not whether this process may use them. */
+static int tiles_there(unsigned int kind)
 {
 	unsigned int a, b, c, d, low, high;
 
 	if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE) ||
-		!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & LEAF7_AMX) != LEAF7_AMX)
+		!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & LEAF7_TILE) || !(d & kind))
 		return 0;
 	__asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
 	return (low & XCR0_TILES) == XCR0_TILES;
@@ -59,8 +61,10 @@ unsigned int kvp_cpu_detect(void)
 		cpu |= KVP_CPU_VBMI;
 	if (cpu & KVP_CPU_VBMI)
 		cpu |= KVP_CPU_BYTES;
-	if ((cpu & KVP_CPU_VBMI) && tiles_there())
+	if ((cpu & KVP_CPU_VBMI) && tiles_there(LEAF7_INT8))
 		cpu |= KVP_CPU_TILES;
+	if ((cpu & KVP_CPU_VBMI) && tiles_there(LEAF7_BF16))
+		cpu |= KVP_CPU_TILES_BF16;
 #endif
 #ifdef KVP_HAVE_NEON
 	cpu |= KVP_CPU_NEON; /* every 64-bit ARM has it */
@@ -80,7 +84,7 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 	if (!(k->cpu & KVP_CPU_AVX512))
 		k->cpu &= KVP_CPU_NEON | KVP_CPU_AVX2;
 	if (!(k->cpu & KVP_CPU_VBMI))
-		k->cpu &= ~(KVP_CPU_BYTES | KVP_CPU_TILES);
+		k->cpu &= ~(KVP_CPU_BYTES | KVP_CPU_TILES | KVP_CPU_TILES_BF16);
 	for (uint32_t f = 0; f < KVP_FAMILY_MAX_; f++)
 		if (kvp_codec_row(f))
 			k->codec[f] = *kvp_codec_row(f);
@@ -115,8 +119,12 @@ int kvp_kernels_new(unsigned int cpu_mask, struct kvp_kernels **ret_kernels)
 		kvp_attend_init_bytes(k);
 		kvp_attend_init_any(k);
 	}
-	if ((k->cpu & KVP_CPU_TILES) && tiles_granted())
-		kvp_attend_init_tiles(k);
+	if ((k->cpu & (KVP_CPU_TILES | KVP_CPU_TILES_BF16)) && tiles_granted()) {
+		if (k->cpu & KVP_CPU_TILES)
+			kvp_attend_init_tiles(k);
+		if (k->cpu & KVP_CPU_TILES_BF16)
+			kvp_attend_init_pairs(k);
+	}
 #endif
 #ifdef KVP_HAVE_NEON
 	if (k->cpu & KVP_CPU_NEON) {

@@ -265,6 +265,12 @@ struct kvp_kernels {
 			const float *f, uint32_t rows, uint32_t dim, int wide, void *ret_tiles);
 		uint32_t any;      /* not of tq in 4 bits alone: of whatever form */
 		kvp_step_fn *step; /* scores, softmax and sums of rows in one go */
+		/*
+		 * For native rows in fp16 or bf16, by tiles of bf16: the same queries for them. Returns
+		 * whether it is worth it for so many.
+		 */
+		int (*pairs)(const float *f, uint32_t rows, uint32_t dim, uint32_t dtype,
+			void *ret_pairs);
 	} tiles;
 };
 
@@ -293,6 +299,7 @@ void kvp_attend_init_vbmi(struct kvp_kernels *k);
 void kvp_attend_init_bytes(struct kvp_kernels *k);
 void kvp_attend_init_any(struct kvp_kernels *k);
 void kvp_attend_init_tiles(struct kvp_kernels *k);
+void kvp_attend_init_pairs(struct kvp_kernels *k);
 #endif
 #ifdef KVP_HAVE_NEON
 void kvp_dsp_init_neon(struct dsp *dsp);

@@ -29,6 +29,8 @@
  * number are a byte, and a weight's one or two. With KVP_CPU_BYTES and from two queries of a KV head on: the same
  * by vectors and vpdpbusd, with the same results to the bit; so go tq in 2 and 3 bits, int8, and asym and hadamard
  * with one scale a row, keys of any of them beside values of any, where every query sees all of up to 128 tokens.
+ * With KVP_CPU_TILES_BF16 native rows in bf16, of dims that are multiples of 32 and from two queries of a KV head
+ * on, in fp16 from five: matrix tiles, for which a query's or weight's number is two in bf16.
  * In NEON all of them are decoded into the first cache, some rows at a time, and fp32 from there.
  * While a chunk is worked on, the rows of the next are fetched into the second cache.
  *
@@ -46,7 +48,8 @@
  * different instruction sets agree within 1e-3, not bit for bit; those of one instruction set and
  * one partition into splits are reproducible. With tiles or bytes scores and
  * values are off by what a byte is: usually 8e-3 of the result's length, up to 2e-2, where four
- * bits themselves cost .1 (docs/attention.md).
+ * bits themselves cost .1 (docs/attention.md). With tiles of bf16 queries and weights are off by
+ * up to 2^-17 of themselves, native numbers below 2^-126 are 0, and what an infinity reaches is NaN.
  */
 #ifndef KVP_ATTEND_H
 #define KVP_ATTEND_H

@@ -369,6 +369,12 @@ struct kvp_encode_opts {
  * there without.
  */
 #define KVP_CPU_BYTES 16u
+/*
+ * Matrix tiles (AMX bf16), only with KVP_CPU_VBMI: for attention over native rows in fp16 and bf16. Asked for
+ * as KVP_CPU_TILES are, and not among "all" for that reason and because queries and weights are 16 bits of
+ * a float's 24 there.
+ */
+#define KVP_CPU_TILES_BF16 64u
 
 /* What this processor has: some of KVP_CPU_*, and 0 on machines that are neither x86 nor 64-bit ARM. */
 unsigned int kvp_cpu_detect(void);

@@ -911,7 +911,7 @@ static void compare_scores(const struct kvp_kernels *k, struct row_rig *g, const
 	uint32_t dim = g->r.dim;
 	float *s = rig_alloc((size_t)nq * ATTEND_CHUNK * sizeof *s), sum[9] = { 0 };
 	float *q = rig_alloc((size_t)nq * dim * sizeof *q);
-	struct kvp_queries kq = { nq, q, sum, NULL, 0 };
+	struct kvp_queries kq = { nq, q, sum, NULL, 0, { NULL, NULL } };
 
 	memcpy(q, g->q, (size_t)nq * dim * sizeof *q);
 	for (uint32_t i = 0; i < nq * dim; i++)

@@ -152,6 +152,7 @@ static int parse_isa(const char *command, const char *name, unsigned int *ret_ma
 		{ "vbmi", KVP_CPU_ALL & ~KVP_CPU_NEON },
 		{ "bytes", (KVP_CPU_ALL & ~KVP_CPU_NEON) | KVP_CPU_BYTES },
 		{ "amx", (KVP_CPU_ALL & ~KVP_CPU_NEON) | KVP_CPU_TILES },
+		{ "amx-bf16", (KVP_CPU_ALL & ~KVP_CPU_NEON) | KVP_CPU_TILES | KVP_CPU_TILES_BF16 },
 		{ "neon", KVP_CPU_NEON },
 	};
 
@@ -165,7 +166,7 @@ static int parse_isa(const char *command, const char *name, unsigned int *ret_ma
 		*ret_mask = isas[i].mask;
 		return 0;
 	}
-	return wrong(command, "isa", "c, avx2, avx512, vbmi, bytes, amx or neon", name);
+	return wrong(command, "isa", "c, avx2, avx512, vbmi, bytes, amx, amx-bf16 or neon", name);
 }
 
 static int parse_contexts(const char *command, char *list, struct kbench_args *args)
@@ -249,7 +250,7 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 		{ KBENCH_ISA, { .name = "isa",
 				      .help = "the highest instruction set to use (default: all)",
 				      .text = &isa,
-				      .takes = "c|avx2|avx512|vbmi|bytes|amx|neon" } },
+				      .takes = "c|avx2|avx512|vbmi|bytes|amx|amx-bf16|neon" } },
 		{ KBENCH_THREADS, { .name = "threads",
 					  .help = "that share one step (default 1)",
 					  .value = &args.threads,
@@ -313,13 +314,14 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 	if (r < 0)
 		return r;
 	args.cpu_mask &= kvp_cpu_detect();
-	args.isa = args.cpu_mask & KVP_CPU_TILES    ? "amx"
-		   : args.cpu_mask & KVP_CPU_BYTES  ? "bytes"
-		   : args.cpu_mask & KVP_CPU_VBMI   ? "vbmi"
-		   : args.cpu_mask & KVP_CPU_AVX512 ? "avx512"
-		   : args.cpu_mask & KVP_CPU_AVX2   ? "avx2"
-		   : args.cpu_mask & KVP_CPU_NEON   ? "neon"
-						    : "c";
+	args.isa = args.cpu_mask & KVP_CPU_TILES_BF16 ? "amx-bf16"
+		   : args.cpu_mask & KVP_CPU_TILES    ? "amx"
+		   : args.cpu_mask & KVP_CPU_BYTES    ? "bytes"
+		   : args.cpu_mask & KVP_CPU_VBMI     ? "vbmi"
+		   : args.cpu_mask & KVP_CPU_AVX512   ? "avx512"
+		   : args.cpu_mask & KVP_CPU_AVX2     ? "avx2"
+		   : args.cpu_mask & KVP_CPU_NEON     ? "neon"
+						      : "c";
 	*ret_args = args;
 	return 0;
 }

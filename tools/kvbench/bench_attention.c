@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvbench attention: one decode step over a compressed context, three ways: native fp16, the codec
+ * kvbench attention: one decode step over a compressed context, three ways: native fp16 (or bf16), the codec
  * decoded to fp16 and attended natively, and attended where it lies, by vectors and, where the
  * processor has either, by matrix tiles or by bytes. Beside them the share of native and of fused attention that
  * merely reading their bytes takes, and the cosine of the fused result with attention in double
@@ -38,6 +38,7 @@ struct job {
 	const struct kvp_kernels *k;
 	const struct kvp_kernels *tiles; /* with tiles or bytes besides; NULL: not timed */
 	uint32_t group;                  /* query heads of a KV head */
+	const struct context *native;    /* what is timed as native: fp16 or bf16 */
 	struct kvp_attention a;
 	float *q;
 	float *out;
@@ -293,6 +294,23 @@ static float f16_value(uint16_t h)
 	return h & 0x8000 ? -x : x;
 }
 
+/* The same context in bf16. */
+static struct context context_bf16(uint32_t ctx, const struct context *f16)
+{
+	struct context c = context_native(ctx, KVP_DTYPE_BF16);
+	const uint16_t *from = (const void *)f16->data;
+	uint16_t *to = (void *)c.data;
+
+	for (size_t i = 0; i < c.bytes / 2; i++) {
+		const float x = f16_value(from[i]);
+		uint32_t u;
+
+		memcpy(&u, &x, sizeof u);
+		to[i] = (uint16_t)((u + 0x8000u) >> 16);
+	}
+	return c;
+}
+
 /* A plane of fp16 through a codec and back, in fp32: the same values are coded from and to fp32. */
 static int decode_wide(const struct kvp_kernels *k, uint32_t codec,
 	const struct kvp_attend_plane *native, uint32_t tokens, uint32_t kind, float *ret)
@@ -483,7 +501,7 @@ static int bench_one(struct job *job, const char *name, const struct context *na
 	if (!r)
 		r = time_decoding(job, &coded, scratch, &decode);
 	if (!r) {
-		time_all(job, native, &coded, threads, rounds, ret);
+		time_all(job, job->native, &coded, threads, rounds, ret);
 		ret->decode = decode + ret->native;
 		ret->share = decode / ret->decode;
 		attend(job, job->k, &coded, job->out);
@@ -526,10 +544,11 @@ static void print_result(const struct kbench_args *args, const struct job *job, 
 		printf("{\"ctx\":%u,\"queries\":%u,\"codec\":\"%s\",\"native_ms\":%.4f,"
 		       "\"floor_ms\":%.4f,\"decode_then_attend_ms\":%.4f,\"decode_share\":%.3f,"
 		       "\"fused_ms\":%.4f,\"gain\":%.3f,\"fused_floor_ms\":%.4f,"
-		       "\"cosine\":%.10f,\"isa\":\"%s\",\"threads\":%u",
+		       "\"cosine\":%.10f,\"isa\":\"%s\",\"threads\":%u,\"native\":\"%s\"",
 			ctx, job->group, name, res->native * 1e3, res->floor * 1e3,
 			res->decode * 1e3, res->share, res->fused * 1e3, gain, res->own * 1e3,
-			res->cosine, args->isa, (unsigned int)args->threads);
+			res->cosine, args->isa, (unsigned int)args->threads,
+			args->native == KVP_DTYPE_BF16 ? "bf16" : "fp16");
 	else
 		printf("%8u %3u %-10s %9.3f %5.0f%% %10.3f %5.0f%% %9.3f %5.0f%% %6.2f %12.10f",
 			ctx, job->group, name, res->native * 1e3, 100.0 * res->floor / res->native,
@@ -544,12 +563,15 @@ static void print_result(const struct kbench_args *args, const struct job *job, 
 static int bench_context(struct job *job, const struct kbench_args *args, uint32_t ctx, int first)
 {
 	struct context native = context_native(ctx, KVP_DTYPE_F16);
-	struct context scratch = context_native(ctx, KVP_DTYPE_F16);
+	struct context scratch = context_native(ctx, KVP_DTYPE_F16), bf16 = { 0 };
 	size_t n = args->n_codecs ? args->n_codecs : sizeof default_codecs / sizeof *default_codecs;
 	int r = 0;
 
 	kbench_fill_f16(native.data, native.bytes / 2);
 	memset(scratch.data, 0, scratch.bytes);
+	if (args->native == KVP_DTYPE_BF16)
+		bf16 = context_bf16(ctx, &native);
+	job->native = args->native == KVP_DTYPE_BF16 ? &bf16 : &native;
 	job->a.position = ctx - 1;
 	job->a.n_splits = kvp_attend_splits(ctx, KV_HEADS, (uint32_t)args->threads);
 	for (size_t i = 0; i < n && !r; i++) {
@@ -566,6 +588,7 @@ static int bench_context(struct job *job, const struct kbench_args *args, uint32
 	}
 	context_free(&native);
 	context_free(&scratch);
+	context_free(&bf16);
 	return r;
 }
 
@@ -631,7 +654,9 @@ int kvbench_attention(int argc, char **argv)
 	r = kbench_parse(argc, argv,
 		"One decode step over a compressed context, beside native attention and the time\n"
 		"in which the bytes can be read at all. Times are medians of several.",
-		KBENCH_CTX | KBENCH_CODEC | KBENCH_ISA | KBENCH_THREADS | KBENCH_QUERIES, &args);
+		KBENCH_CTX | KBENCH_CODEC | KBENCH_ISA | KBENCH_THREADS | KBENCH_QUERIES |
+			KBENCH_NATIVE,
+		&args);
 	if (r)
 		return r < 0 ? 2 : 0;
 	if (!args.n_ctx) {

@@ -213,6 +213,14 @@ static int parse_codecs(const char *command, char *list, struct kbench_args *arg
 	return args->n_codecs ? 0 : wrong(command, "codec", right, list);
 }
 
+static int parse_native(const char *command, const char *s, struct kbench_args *args)
+{
+	if (strcmp(s, "fp16") != 0 && strcmp(s, "bf16") != 0)
+		return wrong(command, "native", "fp16 or bf16", s);
+	args->native = *s == 'b' ? KVP_DTYPE_BF16 : KVP_DTYPE_F16;
+	return 0;
+}
+
 static int parse_seed(const char *command, const char *s, struct kbench_args *args)
 {
 	char *end;
@@ -224,8 +232,11 @@ static int parse_seed(const char *command, const char *s, struct kbench_args *ar
 int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 	struct kbench_args *ret_args)
 {
-	struct kbench_args args = { .cpu_mask = KVP_CPU_ALL, .threads = 1 };
-	const char *isa = NULL, *codecs = NULL, *ctx = NULL, *seed = NULL, *queries = NULL;
+	struct kbench_args args = {
+		.cpu_mask = KVP_CPU_ALL, .threads = 1, .native = KVP_DTYPE_F16
+	};
+	const char *isa = NULL, *codecs = NULL, *ctx = NULL, *seed = NULL, *queries = NULL,
+		   *native = NULL;
 	const struct {
 		unsigned int bit;
 		struct bench_option option;
@@ -247,6 +258,10 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 					  .help = "query heads per KV head (default 4)",
 					  .text = &queries,
 					  .takes = "N[,N...]" } },
+		{ KBENCH_NATIVE, { .name = "native",
+					 .help = "what native attention is over (default fp16)",
+					 .text = &native,
+					 .takes = "fp16|bf16" } },
 		{ KBENCH_ISA, { .name = "isa",
 				      .help = "the highest instruction set to use (default: all)",
 				      .text = &isa,
@@ -309,6 +324,8 @@ int kbench_parse(int argc, char **argv, const char *about, unsigned int options,
 		r = parse_contexts(argv[0], (char *)(uintptr_t)ctx, &args);
 	if (!r && queries)
 		r = parse_queries(argv[0], (char *)(uintptr_t)queries, &args);
+	if (!r && native)
+		r = parse_native(argv[0], native, &args);
 	if (!r && seed)
 		r = parse_seed(argv[0], seed, &args);
 	if (r < 0)

@@ -26,6 +26,7 @@
 #define KBENCH_CALIB    512u
 #define KBENCH_RECALL   1024u
 #define KBENCH_QUERIES  2048u
+#define KBENCH_NATIVE   4096u
 
 struct kbench_args {
 	bool json;
@@ -38,6 +39,7 @@ struct kbench_args {
 	uint32_t queries[8]; /* per KV head */
 	size_t n_queries;
 	uint64_t threads; /* at least 1 */
+	uint32_t native;  /* dtype of native rows: KVP_DTYPE_F16 or KVP_DTYPE_BF16 */
 	const char *model;
 	const char *texts[KBENCH_TEXTS_MAX];
 	size_t n_texts;

@@ -41,7 +41,7 @@ def model_that_recalls():
     # A model that was not trained for it finds hardly more than one letter in 26.
     assert got["native", 200]["forced"] > .9, got
     assert abs(got["native", 200]["forced"] - got["4bit", 200]["forced"]) < .05, got
-    assert got["asym2", 200]["forced"] < got["native", 200]["forced"] - .1, got
+    assert got["asym2", 200]["forced"] < got["native", 200]["forced"] - .05, got
 
 
 if sys.argv[1:] == ["model"]:

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/kernels/attend_rig.h"
+#include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 
 #include <math.h>
@@ -230,4 +231,61 @@ void rig_compare_row(const struct rig *g, size_t row, const struct tolerance *mo
 	else if (!(fabs((double)(g->lse[row] - g->ref_lse[row])) <= most->lse))
 		fail_msg("%s %s: log-sum-exp %g instead of %g", what, set, (double)g->lse[row],
 			(double)g->ref_lse[row]);
+}
+
+/* A part in memory that ends with it; native rows lie anywhere. */
+static void part_in_guards(struct rig *g, uint32_t i, struct guard *ret)
+{
+	struct kvp_attend_plane *plane[] = { &g->part[i].k, &g->part[i].v };
+
+	for (size_t j = 0; j < 2; j++) {
+		ret[j] = guard_new(plane[j]->bytes, plane[j]->codec == KVP_CODEC_NATIVE ? 2 : 16);
+		memcpy(ret[j].data, plane[j]->data, plane[j]->bytes);
+		plane[j]->data = ret[j].data;
+	}
+}
+
+void rig_compare(struct rig *g, const struct kvp_kernels *k, const struct tolerance *most,
+	const char *set, const char *what)
+{
+	struct guard part[2 * PARTS_MAX], out = guard_new(g->n * sizeof *g->out, 4);
+	const size_t masses = (size_t)g->a.kv_heads * g->total;
+	float *mass = rig_alloc(masses * sizeof *mass), *own = g->out;
+	struct kvp_attend_result res = { .mass = mass, .mass_stride = g->total };
+	const void *was[2 * PARTS_MAX];
+	double sum = 0.0;
+
+	for (uint32_t i = 0; i < g->a.n_parts; i++) {
+		was[2 * i] = g->part[i].k.data;
+		was[2 * i + 1] = g->part[i].v.data;
+		part_in_guards(g, i, part + 2 * i);
+	}
+	g->out = (float *)(void *)out.data;
+	rig_reference(g);
+	rig_run(g, k, &res);
+	assert_true(guard_intact(&out));
+	for (size_t row = 0; row < g->n / g->a.v_dim; row++)
+		rig_compare_row(g, row, most, set, what);
+	for (size_t i = 0; i < masses; i++)
+		sum += (double)mass[i];
+	assert_true(fabs(sum / (g->a.queries * g->a.q_heads) - 1.0) < 1e-2);
+	for (uint32_t i = 0; i < g->a.n_parts; i++) {
+		g->part[i].k.data = was[2 * i];
+		g->part[i].v.data = was[2 * i + 1];
+		guard_free(&part[2 * i]);
+		guard_free(&part[2 * i + 1]);
+	}
+	memcpy(own, g->out, g->n * sizeof *own);
+	guard_free(&out);
+	free(mass);
+	g->out = own;
+}
+
+void rig_mask(struct rig *g)
+{
+	g->a.mask_stride = g->total;
+	g->mask = rig_alloc(g->a.queries * (size_t)g->total * sizeof *g->mask);
+	for (uint32_t t = 0; t < g->a.queries * g->total; t++)
+		g->mask[t] = inputs_random() % 3 ? 0.25f * (float)(t % 5) : -INFINITY;
+	g->a.mask = g->mask;
 }

@@ -52,4 +52,14 @@ void rig_run(struct rig *g, const struct kvp_kernels *k, struct kvp_attend_resul
 void rig_compare_row(const struct rig *g, size_t row, const struct tolerance *most, const char *set,
 	const char *what);
 
+/*
+ * The reference, then k's result, which stays in g->out, row by row; every part ends with memory that is not to be
+ * read, and the result in some that is not to be written. Masses are to sum to one.
+ */
+void rig_compare(struct rig *g, const struct kvp_kernels *k, const struct tolerance *most,
+	const char *set, const char *what);
+
+/* A third of the tokens hidden from each query, the others further off or nearer. */
+void rig_mask(struct rig *g);
+
 #endif

@@ -6,7 +6,6 @@
 #include "kernels/dsp.h"
 #include "kernels/kvp_attend.h"
 #include "tests/kernels/attend_rig.h"
-#include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 
 #include <math.h>
@@ -32,18 +31,6 @@ static int counted_step(const struct kvp_step *job)
 	return r;
 }
 
-/* A part in memory that ends with it. */
-static void part_in_guards(struct rig *g, uint32_t i, struct guard *ret)
-{
-	struct kvp_attend_plane *plane[] = { &g->part[i].k, &g->part[i].v };
-
-	for (size_t j = 0; j < 2; j++) {
-		ret[j] = guard_new(plane[j]->bytes, 16);
-		memcpy(ret[j].data, plane[j]->data, plane[j]->bytes);
-		plane[j]->data = ret[j].data;
-	}
-}
-
 /*
  * Queries of one byte a channel, for rotated codes, are off by half a 127th of the largest at most: 7e-3 of a
  * score's spread, and five times as much for some row of thousands. Centroids of few bits are off likewise.
@@ -57,28 +44,7 @@ static const struct tolerance wide = { 1e-2, 1e-2, 1e-3 };
 
 static void compare(struct rig *g, const struct tolerance *most, const char *what)
 {
-	struct guard part[2 * PARTS_MAX], out = guard_new(g->n * sizeof *g->out, 4);
-	const size_t masses = (size_t)g->a.kv_heads * g->total;
-	float *mass = rig_alloc(masses * sizeof *mass), *own = g->out;
-	struct kvp_attend_result res = { .mass = mass, .mass_stride = g->total };
-	double sum = 0.0;
-
-	for (uint32_t i = 0; i < g->a.n_parts; i++)
-		part_in_guards(g, i, part + 2 * i);
-	g->out = (float *)(void *)out.data;
-	rig_reference(g);
-	rig_run(g, bytes, &res);
-	assert_true(guard_intact(&out));
-	for (size_t row = 0; row < g->n / g->a.v_dim; row++)
-		rig_compare_row(g, row, most, "bytes", what);
-	for (size_t i = 0; i < masses; i++)
-		sum += (double)mass[i];
-	assert_true(fabs(sum / (g->a.queries * g->a.q_heads) - 1.0) < 1e-2);
-	for (uint32_t i = 0; i < 2 * g->a.n_parts; i++)
-		guard_free(&part[i]);
-	guard_free(&out);
-	free(mass);
-	g->out = own;
+	rig_compare(g, bytes, most, "bytes", what);
 }
 
 /* Keys, values, whether bytes take both of them at any dim that is asked for here, and how exact. */
@@ -167,15 +133,8 @@ static void among_others(void **state)
 		rig_add(g, "asym4-g32", "int8", 90);
 		rig_add(g, "tq3", "native", 64);
 		rig_add(g, "native", "native", 33);
-		g->a.mask_stride = g->total;
-		g->mask = rig_alloc(2 * (size_t)g->total * sizeof *g->mask);
-		for (uint32_t t = 0; t < 2 * g->total; t++)
-			g->mask[t] = inputs_random() % 3 ? 0.25f * (float)(t % 5) : -INFINITY;
-		g->a.mask = i % 2 ? g->mask : NULL;
-		if (!g->a.mask) {
-			free(g->mask);
-			g->mask = NULL;
-		}
+		if (i % 2)
+			rig_mask(g);
 		compare(g, &narrow, "among others");
 		rig_free(g);
 	}

@@ -6,7 +6,6 @@
 #include "kernels/dsp.h"
 #include "kernels/kvp_attend.h"
 #include "tests/kernels/attend_rig.h"
-#include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 
 #include <math.h>
@@ -28,18 +27,6 @@ static const char *name_of(size_t way)
 	return ways[way]->tiles.begin ? "tiles" : "bytes";
 }
 
-/* A part in memory that ends with it. */
-static void part_in_guards(struct rig *g, uint32_t i, struct guard *ret)
-{
-	struct kvp_attend_plane *plane[] = { &g->part[i].k, &g->part[i].v };
-
-	for (size_t j = 0; j < 2; j++) {
-		ret[j] = guard_new(plane[j]->bytes, 16);
-		memcpy(ret[j].data, plane[j]->data, plane[j]->bytes);
-		plane[j]->data = ret[j].data;
-	}
-}
-
 /* A centroid and a query's number are a byte: so much is a result off, where four bits cost a tenth of its length. */
 static const struct tolerance most = { 5e-2, 4e-2, 3e-2 };
 
@@ -49,37 +36,16 @@ static const struct tolerance most = { 5e-2, 4e-2, 3e-2 };
  */
 static void compare_ways(struct rig *g, const char *what)
 {
-	struct guard part[2 * PARTS_MAX], out = guard_new(g->n * sizeof *g->out, 4);
-	const size_t masses = (size_t)g->a.kv_heads * g->total;
-	float *mass = rig_alloc(masses * sizeof *mass), *own = g->out;
 	float *first = rig_alloc(g->n * sizeof *first);
 
-	for (uint32_t i = 0; i < g->a.n_parts; i++)
-		part_in_guards(g, i, part + 2 * i);
-	g->out = (float *)(void *)out.data;
-	rig_reference(g);
 	for (size_t way = 0; way < n_ways; way++) {
-		struct kvp_attend_result res = { .mass = mass, .mass_stride = g->total };
-		double sum = 0.0;
-
-		rig_run(g, ways[way], &res);
-		assert_true(guard_intact(&out));
-		for (size_t row = 0; row < g->n / g->a.v_dim; row++)
-			rig_compare_row(g, row, &most, name_of(way), what);
-		for (size_t i = 0; i < masses; i++)
-			sum += (double)mass[i];
-		assert_true(fabs(sum / (g->a.queries * g->a.q_heads) - 1.0) < 1e-2);
+		rig_compare(g, ways[way], &most, name_of(way), what);
 		if (way == 0)
 			memcpy(first, g->out, g->n * sizeof *first);
 		if (g->n > (size_t)g->a.kv_heads * g->a.v_dim) /* one query alone: floats */
 			assert_memory_equal(g->out, first, g->n * sizeof *first);
 	}
-	for (uint32_t i = 0; i < 2 * g->a.n_parts; i++)
-		guard_free(&part[i]);
-	guard_free(&out);
-	free(mass);
 	free(first);
-	g->out = own;
 }
 
 /* From few queries to more than one pass; dims that fill pieces of 128 channels and do not; tails. */
@@ -221,15 +187,8 @@ static void among_others(void **state)
 		rig_add(g, "tq4", "tq4", 90);
 		rig_add(g, "tq3", "tq4-nc", 64);
 		rig_add(g, "native", "native", 33);
-		g->a.mask_stride = g->total;
-		g->mask = rig_alloc(2 * (size_t)g->total * sizeof *g->mask);
-		for (uint32_t t = 0; t < 2 * g->total; t++)
-			g->mask[t] = inputs_random() % 3 ? 0.25f * (float)(t % 5) : -INFINITY;
-		g->a.mask = i % 2 ? g->mask : NULL;
-		if (!g->a.mask) {
-			free(g->mask);
-			g->mask = NULL;
-		}
+		if (i % 2)
+			rig_mask(g);
 		compare_ways(g, "among others");
 		rig_free(g);
 	}

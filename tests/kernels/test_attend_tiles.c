@@ -6,7 +6,6 @@
 #include "kernels/dsp.h"
 #include "kernels/kvp_attend.h"
 #include "tests/kernels/attend_rig.h"
-#include "tests/kernels/guard.h"
 #include "tests/kernels/inputs.h"
 #include "tests/kernels/tiles.h"
 
@@ -30,42 +29,9 @@ static uint32_t stride = 1;
  */
 static const struct tolerance most = { 1.22e-4, 1e-4, 4e-5 };
 
-/* A part in memory that ends with it; native rows lie anywhere. */
-static void part_in_guards(struct rig *g, uint32_t i, struct guard *ret)
-{
-	struct kvp_attend_plane *plane[] = { &g->part[i].k, &g->part[i].v };
-
-	for (size_t j = 0; j < 2; j++) {
-		ret[j] = guard_new(plane[j]->bytes, plane[j]->codec == KVP_CODEC_NATIVE ? 2 : 16);
-		memcpy(ret[j].data, plane[j]->data, plane[j]->bytes);
-		plane[j]->data = ret[j].data;
-	}
-}
-
 static void compare(struct rig *g, const struct tolerance *within, const char *what)
 {
-	struct guard part[2 * PARTS_MAX], out = guard_new(g->n * sizeof *g->out, 4);
-	const size_t masses = (size_t)g->a.kv_heads * g->total;
-	float *mass = rig_alloc(masses * sizeof *mass), *own = g->out;
-	struct kvp_attend_result res = { .mass = mass, .mass_stride = g->total };
-	double sum = 0.0;
-
-	for (uint32_t i = 0; i < g->a.n_parts; i++)
-		part_in_guards(g, i, part + 2 * i);
-	g->out = (float *)(void *)out.data;
-	rig_reference(g);
-	rig_run(g, tiles, &res);
-	assert_true(guard_intact(&out));
-	for (size_t row = 0; row < g->n / g->a.v_dim; row++)
-		rig_compare_row(g, row, within, "tiles", what);
-	for (size_t i = 0; i < masses; i++)
-		sum += (double)mass[i];
-	assert_true(fabs(sum / (g->a.queries * g->a.q_heads) - 1.0) < 1e-2);
-	for (uint32_t i = 0; i < 2 * g->a.n_parts; i++)
-		guard_free(&part[i]);
-	guard_free(&out);
-	free(mass);
-	g->out = own;
+	rig_compare(g, tiles, within, "tiles", what);
 }
 
 /* From one query, which is not theirs, to more than a pass; dims that are, and 80, which is not; tails. */

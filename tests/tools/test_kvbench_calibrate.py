@@ -49,8 +49,9 @@ def tensors(name, **arrays):
 def inverts(cal, tolerance):
     """Each component's axis there and back is that component and no other."""
     for _, units in cal.entry.values():
-        for rank, _, forward, inverse, _ in units:
-            width = len(inverse) // rank
+        for rank, _, forward, (axes, scale), _ in units:
+            width = len(axes) // rank
+            inverse = [axis * 64 * scale[i % width] for i, axis in enumerate(axes)]  # a step is 64 of its values
             for a in range(rank):
                 for b in range(rank):
                     dot = sum(inverse[a * width + i] * forward[i * rank + b] for i in range(width))

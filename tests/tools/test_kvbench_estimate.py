@@ -162,7 +162,7 @@ for args, word in ((("policy", "--policy", "mru"), b"usage"), (("policy", "mru")
                    (("attention", "--queries", "1,2,3,4,5,6,7,8,9"), b"--queries takes"),
                    (("codecs", "--ctx", "64"), b"--codec"), (("quality",), b"--model DIR"),
                    (("codecs", "--validate", "--codec", "tq4"), b"--validate"),
-                   (("attention", "--isa", "sse"), b"c, avx2, avx512, vbmi, bytes, amx or neon"),
+                   (("attention", "--isa", "sse"), b"c, avx2, avx512, vbmi, bytes, amx, amx-bf16 or neon"),
                    (("attention", "--threads", "65"), b"1 to 64")):
     done = subprocess.run([KVBENCH, *args], capture_output=True, timeout=60)
     assert done.returncode == 2 and word in done.stderr and not done.stdout, (args, done.stderr)

@@ -103,9 +103,13 @@ static int has_device(int proc, const char *pid)
 
 	snprintf(path, sizeof(path), "%s/fd", pid);
 	fd = openat(proc, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	fds = fd < 0 ? NULL : fdopendir(fd);
-	if (!fds)
+	if (fd < 0)
 		return errno == EACCES || errno == EPERM ? -1 : 0;
+	fds = fdopendir(fd);
+	if (!fds) {
+		close(fd);
+		return 0;
+	}
 	while (!found && (e = readdir(fds))) {
 		ssize_t n = readlinkat(fd, e->d_name, to, sizeof(to) - 1);
 

@@ -249,7 +249,10 @@ static void lists(const struct pca_unit *u, const struct pca_tile *tile, uint32_
 					q, widen(bytes_of(&low, t)));
 			}
 			v[t % 2] = values_of(u, c, in, q);
-			size[t] = _mm512_add_epi32(size[t], _mm512_abs_epi32(v[t % 2]));
+			/* No larger than matters, or sums of escapes would have more than 32 bits. */
+			size[t] = _mm512_add_epi32(
+				size[t], _mm512_min_epi32(_mm512_abs_epi32(v[t % 2]),
+						 _mm512_set1_epi32(PCA_SUM_MAX + 1)));
 			if (t % 2 && (escapes || u->shifts))
 				append_parts(c, v[0], v[1], &pair[t / 2]);
 			else if (t % 2)

@@ -382,6 +382,40 @@ static void there_and_back(void **state)
 	assert_true(coded > n / 2 && coded < n);
 }
 
+/* Escapes that no encoder writes: the largest there are, whose magnitudes add up to more than 32 bits. */
+static void escapes_of_any_size(void **state)
+{
+	static const struct calib_make m = { 1, 3, 96, 3, 288, 64, 7, 1, 0.004f, KVP_ROPE_NONE };
+	static const int16_t most[] = { INT16_MAX, INT16_MIN, 260, -9000 };
+	struct trip t = trip_new(&m, 21, KVP_DTYPE_F32, KVP_PLANE_V);
+	struct guard payload, back = guard_new(t.dst.size, t.element);
+	uint32_t escapes;
+
+	(void)state;
+	inputs_fill(t.src.data, t.src.size / t.element, t.p.dtype, INPUT_NORMAL);
+	trip_encode(&t, 0);
+	assert_true(t.bytes < t.bound);
+	payload = exact(&t);
+	memcpy(&escapes, payload.data + 72, sizeof escapes);
+	assert_true(escapes > 1000);
+	for (uint32_t i = 0; i < 6; i++) {
+		for (uint32_t j = 0; j < escapes; j++)
+			memcpy(payload.data + 80 + 2 * j,
+				&most[i < 4 ? i : inputs_random() % (i == 4 ? 2 : 4)],
+				sizeof *most);
+		for (size_t s = 0; s < sets; s++) {
+			memset(t.dst.data, 0x5a, t.dst.size);
+			assert_int_equal(trip_decode(&t, s, payload.data, payload.size), 0);
+			if (!s)
+				memcpy(back.data, t.dst.data, t.dst.size);
+			assert_memory_equal(back.data, t.dst.data, t.dst.size);
+		}
+	}
+	guard_free(&payload);
+	guard_free(&back);
+	trip_free(&t);
+}
+
 /* Rows in any order, with any distance between them. */
 static void strides(void **state)
 {
@@ -680,6 +714,7 @@ int main(void)
 		cmocka_unit_test(every_field_is_bounded),
 		cmocka_unit_test(writing_refuses),
 		cmocka_unit_test(there_and_back),
+		cmocka_unit_test(escapes_of_any_size),
 		cmocka_unit_test(strides),
 		cmocka_unit_test(keys_are_coded_before_rope),
 		cmocka_unit_test(any_input),

@@ -149,10 +149,10 @@ static int seen(const struct rig *g, uint32_t query, uint64_t token)
 
 static void reference_row(struct rig *g, uint32_t query, uint32_t head)
 {
-	uint32_t kv = head / (g->a.q_heads / g->a.kv_heads), d = g->a.k_dim;
+	uint32_t kv = head / (g->a.q_heads / g->a.kv_heads), d = g->a.k_dim, dv = g->a.v_dim;
 	size_t row = (size_t)query * g->a.q_heads + head;
 	const float *q = g->q + row * d;
-	double *s = calloc(g->total + 1, sizeof *s), *o = calloc(d, sizeof *o);
+	double *s = calloc(g->total + 1, sizeof *s), *o = calloc(dv, sizeof *o);
 	double max = -INFINITY, sum = 0.0;
 	uint32_t at = 0;
 
@@ -172,16 +172,16 @@ static void reference_row(struct rig *g, uint32_t query, uint32_t head)
 	at = 0;
 	for (uint32_t i = 0; i < g->a.n_parts; i++) {
 		for (uint32_t t = 0; t < g->part[i].tokens; t++, at++) {
-			const float *x = g->v[i] + ((size_t)kv * g->part[i].tokens + t) * d;
+			const float *x = g->v[i] + ((size_t)kv * g->part[i].tokens + t) * dv;
 			double w = s[at] == -INFINITY ? 0.0 : exp(s[at] - max);
 
 			sum += w;
-			for (uint32_t c = 0; c < d; c++)
+			for (uint32_t c = 0; c < dv; c++)
 				o[c] += w * (double)x[c];
 		}
 	}
-	for (uint32_t c = 0; c < d; c++)
-		g->ref[row * d + c] = sum > 0.0 ? (float)(o[c] / sum) : 0.0f;
+	for (uint32_t c = 0; c < dv; c++)
+		g->ref[row * dv + c] = sum > 0.0 ? (float)(o[c] / sum) : 0.0f;
 	g->ref_lse[row] = sum > 0.0 ? (float)(max + log(sum)) : -INFINITY;
 	free(s);
 	free(o);

@@ -96,6 +96,39 @@ static void of_any_size(void **state)
 	}
 }
 
+/*
+ * Where no weight is a thirty-second of all of them, weights are one byte. Keys and values need not have as many
+ * channels as each other; queries are of one pass, of four or eight, and of two.
+ */
+static void of_little_weights(void **state)
+{
+	static const uint32_t dims[][2] = { { 128, 128 }, { 64, 192 }, { 192, 64 }, { 1024, 128 },
+		{ 256, 1024 } };
+	static const uint32_t groups[] = { 4, 3, 8, 5, 9 };
+
+	(void)state;
+	if (!bytes)
+		skip();
+	for (uint32_t i = (uint32_t)(inputs_seed % stride); i < 5 * 5 * PAIRS; i += stride) {
+		const struct pair *pair = &pairs[i % PAIRS];
+		const uint32_t *dim = dims[i / PAIRS % 5];
+		const uint32_t group = groups[(i / PAIRS + i / PAIRS / 5) % 5];
+		struct rig *g = rig_new(plain, 1, 2 * group, 2, dim[0] > dim[1] ? dim[0] : dim[1]);
+		char what[80];
+
+		g->a.k_dim = dim[0];
+		g->a.v_dim = dim[1];
+		g->n = (size_t)2 * group * dim[1];
+		g->a.scale = 0.25f / sqrtf((float)dim[0]);
+		for (uint32_t t = 0; t < 3; t++)
+			rig_add(g, pair->k, pair->v, t < 2 ? 128 : 80);
+		snprintf(what, sizeof what, "%s and %s, dims %u and %u, %u queries", pair->k,
+			pair->v, dim[0], dim[1], group);
+		compare(g, pair->most, what);
+		rig_free(g);
+	}
+}
+
 /* Where all queries see all rows of blocks of 64 tokens, no pair is left to words and floats. */
 static void bytes_are_taken(void **state)
 {
@@ -238,6 +271,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(bytes_are_taken),
 		cmocka_unit_test(of_any_size),
+		cmocka_unit_test(of_little_weights),
 		cmocka_unit_test(among_others),
 		cmocka_unit_test(with_nan),
 		cmocka_unit_test(of_tiny_values),

@@ -57,7 +57,8 @@ struct kvp_calib_table {
 
 /*
  * One transform: component j of a token's channels x is sum_i (x[i] - mean[i]) * forward[i][j], and
- * what is decoded is mean[i] + sum_j component[j] * inverse[j][i]. The step is in the matrices.
+ * what is decoded is mean[i] + sum_j component[j] * inverse[j][i], in the integers of docs/formats.md: offsets
+ * are rounded to 64ths, inverse to 8192ths of its channel's largest. The step is in the matrices.
  */
 struct kvp_calib_unit {
 	uint32_t rank;        /* components, 1..joint * dim */

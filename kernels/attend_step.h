@@ -168,7 +168,8 @@ INLINE void put_four(__m512i x, uint32_t apart, int8_t *to)
 
 /*
  * Fractions of row t, evenly over [0, 1) for any rows that lie together: a weight's fraction counts as one
- * where it is larger than what row t lacks to one.
+ * where it is larger than what row t lacks to one. All are moved on by as much, otherwise after every ROWS
+ * rows, or errors would add up in what comes again after as many.
  */
 #define PART(t)     (((t)*159 % 256 + 0.5f) / 256.0f)
 #define PARTS_4(t)  PART(t), PART((t) + 1), PART((t) + 2), PART((t) + 3)
@@ -176,14 +177,42 @@ INLINE void put_four(__m512i x, uint32_t apart, int8_t *to)
 static const float dither_of[ROWS]
 	__attribute__((aligned(64))) = { PARTS_16(0), PARTS_16(16), PARTS_16(32), PARTS_16(48) };
 
+/* What weights are rounded by: whether to one byte, and then how far fractions are moved on, in 256ths. */
+struct rounding {
+	int high_only;
+	uint32_t phase;
+};
+
+/* Sums so far are never twice the same while weights count, and are by tiles what they are by vectors. */
+INLINE uint32_t phase_of(__m512 total)
+{
+	const uint32_t bits =
+		(uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(_mm512_castps_si512(total)));
+
+	return bits * 0x9e3779b1u >> 24;
+}
+
+INLINE void dither(uint32_t phase, float *ret)
+{
+	const __m512 by = _mm512_set1_ps((float)phase / 256.0f), one = _mm512_set1_ps(1.0f);
+
+	UNROLL for (uint32_t t = 0; t < ROWS; t += LANES)
+	{
+		const __m512 x = _mm512_add_ps(_mm512_load_ps(dither_of + t), by);
+
+		_mm512_store_ps(ret + t,
+			_mm512_mask_sub_ps(x, _mm512_cmp_ps_mask(x, one, _CMP_GE_OQ), x, one));
+	}
+}
+
 /* As pack(), of one byte: vectors `at` .. `at` + 3. */
-INLINE __m512i pack_high(
-	const __m512 *x, __m512 inv, __m512i order, uint32_t m, uint32_t at, __m512i *sum)
+INLINE __m512i pack_high(const __m512 *x, __m512 inv, __m512i order, uint32_t m, uint32_t at,
+	const float *fraction, __m512i *sum)
 {
 	__m512i w[4];
 
 	UNROLL for (uint32_t i = 0; i < 4; i++) w[i] = _mm512_cvt_roundps_epi32(
-		_mm512_fmadd_ps(x[at + i], inv, scales_of(dither_of, m, at + i)),
+		_mm512_fmadd_ps(x[at + i], inv, scales_of(fraction, m, at + i)),
 		_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 	*sum = _mm512_add_epi32(
 		*sum, _mm512_add_epi32(_mm512_add_epi32(w[0], w[1]), _mm512_add_epi32(w[2], w[3])));
@@ -209,29 +238,34 @@ INLINE void put_eight(__m512i a, __m512i b, int8_t *to)
 	put_four(_mm512_unpackhi_epi64(a, b), 2, to + ROWS);
 }
 
-INLINE void put_high(const __m512 *x, __m512 inv, uint32_t m, struct byte_weights *ret)
+INLINE void put_high(
+	const __m512 *x, __m512 inv, uint32_t m, uint32_t phase, struct byte_weights *ret)
 {
+	float fraction[ROWS] __attribute__((aligned(64)));
 	const __m512i order = _mm512_load_si512(m == 4 ? order4 : order8);
 	__m512i sum = _mm512_setzero_si512();
 
+	dither(phase, fraction);
 	UNROLL for (uint32_t j = 0; j < 4; j++)
 	{
 		if (m == 4)
-			put_four(pack_high(x, inv, order, m, 4 * j, &sum), 1, ret->byte + 16 * j);
+			put_four(pack_high(x, inv, order, m, 4 * j, fraction, &sum), 1,
+				ret->byte + 16 * j);
 		else
-			put_eight(pack_high(x, inv, order, m, 8 * j, &sum),
-				pack_high(x, inv, order, m, 8 * j + 4, &sum), ret->byte + 16 * j);
+			put_eight(pack_high(x, inv, order, m, 8 * j, fraction, &sum),
+				pack_high(x, inv, order, m, 8 * j + 4, fraction, &sum),
+				ret->byte + 16 * j);
 	}
 	put_less(sum, m, ret);
 }
 
 /* Weights times the values' scales to bytes; top: of each query the largest. */
-INLINE void put_weights(const __m512 *x, __m512 top, uint32_t m, float value, int high_only,
+INLINE void put_weights(const __m512 *x, __m512 top, uint32_t m, float value, struct rounding how,
 	struct byte_weights *ret)
 {
 	const __m512 inv = _mm512_maskz_div_ps(
 		_mm512_cmp_ps_mask(top, _mm512_set1_ps(WEIGHT_LEAST), _CMP_GT_OQ),
-		_mm512_set1_ps(high_only ? TOP / 128.0f : TOP), top);
+		_mm512_set1_ps(how.high_only ? TOP / 128.0f : TOP), top);
 	const __m512i order = _mm512_load_si512(m == 4 ? order4 : order8);
 	int8_t *low = ret->byte + m * ROWS;
 	__m512i sum = _mm512_setzero_si512();
@@ -239,9 +273,9 @@ INLINE void put_weights(const __m512 *x, __m512 top, uint32_t m, float value, in
 
 	_mm512_store_ps(unit, _mm512_mul_ps(top, _mm512_set1_ps(value / TOP)));
 	memcpy(ret->unit, unit, m * sizeof *unit);
-	ret->high_only = (uint32_t)high_only;
-	if (high_only) {
-		put_high(x, inv, m, ret);
+	ret->high_only = (uint32_t)how.high_only;
+	if (how.high_only) {
+		put_high(x, inv, m, how.phase, ret);
 		return;
 	}
 	if (m == 4) {
@@ -334,11 +368,11 @@ INLINE __m512 scores_of(
 }
 
 /*
- * Scores, as powers of 2, to weights. Sets what sums so far are multiplied by and *high_only, and
+ * Scores, as powers of 2, to weights. Sets what sums so far are multiplied by and *how, and
  * returns the largest weight of each query, times its row's scale, in all its lanes.
  */
 INLINE __m512 soften(struct pass *p, uint32_t m, uint32_t first, uint32_t n, __m512 *x,
-	float *grown, int *high_only, struct area *a)
+	float *grown, struct rounding *how, struct area *a)
 {
 	const uint32_t vectors = ROWS * m / LANES;
 	const __m512 minus_inf = _mm512_set1_ps(-INFINITY);
@@ -378,7 +412,8 @@ INLINE __m512 soften(struct pass *p, uint32_t m, uint32_t first, uint32_t n, __m
 	total = _mm512_fmadd_ps(was_sum, fade, sum_of_rows(total, m));
 	running_store(p, max, total);
 	top = max_of_rows(top, m);
-	*high_only = n == ROWS && is_little(p->vs.scale + first, top, total, m, p->nq);
+	how->high_only = n == ROWS && is_little(p->vs.scale + first, top, total, m, p->nq);
+	how->phase = phase_of(total);
 	if (STEP_ANY)
 		_mm512_store_ps(p->add, sum_of_rows(add, m));
 	return top;
@@ -393,11 +428,11 @@ INLINE void step_rows(
 	float now[LANES] __attribute__((aligned(64)));
 	struct area a __attribute__((aligned(64)));
 	__m512 x[VECTORS], top;
-	int high_only;
+	struct rounding how;
 
 	multiply_keys_of(p, m, first, n, &a);
-	top = soften(p, m, first, n, x, now, &high_only, &a);
-	put_weights(x, top, m, p->v.value, high_only, &w);
+	top = soften(p, m, first, n, x, now, &how, &a);
+	put_weights(x, top, m, p->v.value, how, &w);
 	for (uint32_t i = 0; i < p->nq; i++) {
 		fade[i] *= now[i];
 		grown[i] *= now[i];

@@ -91,10 +91,11 @@ int kbench_calib_open(const char *path, struct kbench_calib *ret)
 	if (!r)
 		r = magic == KVP_NUQ_MAGIC ? kvp_nuq_set_new(data, bytes, &ret->nuq)
 					   : kvp_calib_set_new(data, bytes, &ret->pca);
-	if (r < 0)
+	if (err.text[0])
+		fprintf(stderr, "kvbench: %s\n", err.text);
+	else if (r < 0)
 		fprintf(stderr, "kvbench: %s: %s\n", path,
-			err.text[0]             ? err.text
-			: r == -EBADMSG         ? "no calibration, or a damaged one"
+			r == -EBADMSG           ? "no calibration, or a damaged one"
 			: r == -EPROTONOSUPPORT ? "a calibration of another version"
 						: strerror(-r));
 	free(data);

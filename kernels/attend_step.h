@@ -174,10 +174,10 @@ INLINE void put_four(__m512i x, uint32_t apart, int8_t *to)
 #define PART(t)     (((t)*159 % 256 + 0.5f) / 256.0f)
 #define PARTS_4(t)  PART(t), PART((t) + 1), PART((t) + 2), PART((t) + 3)
 #define PARTS_16(t) PARTS_4(t), PARTS_4((t) + 4), PARTS_4((t) + 8), PARTS_4((t) + 12)
-static const float dither_of[ROWS]
-	__attribute__((aligned(64))) = { PARTS_16(0), PARTS_16(16), PARTS_16(32), PARTS_16(48) };
+static const float dither_of[2 * ROWS] __attribute__((aligned(64))) = { PARTS_16(0), PARTS_16(16),
+	PARTS_16(32), PARTS_16(48), PARTS_16(64), PARTS_16(80), PARTS_16(96), PARTS_16(112) };
 
-/* What weights are rounded by: whether to one byte, and then how far fractions are moved on, in 256ths. */
+/* What weights are rounded by: whether to one byte, and then by how many rows fractions are moved on. */
 struct rounding {
 	int high_only;
 	uint32_t phase;
@@ -189,20 +189,7 @@ INLINE uint32_t phase_of(__m512 total)
 	const uint32_t bits =
 		(uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(_mm512_castps_si512(total)));
 
-	return bits * 0x9e3779b1u >> 24;
-}
-
-INLINE void dither(uint32_t phase, float *ret)
-{
-	const __m512 by = _mm512_set1_ps((float)phase / 256.0f), one = _mm512_set1_ps(1.0f);
-
-	UNROLL for (uint32_t t = 0; t < ROWS; t += LANES)
-	{
-		const __m512 x = _mm512_add_ps(_mm512_load_ps(dither_of + t), by);
-
-		_mm512_store_ps(ret + t,
-			_mm512_mask_sub_ps(x, _mm512_cmp_ps_mask(x, one, _CMP_GE_OQ), x, one));
-	}
+	return bits * 0x9e3779b1u >> 26;
 }
 
 /* As pack(), of one byte: vectors `at` .. `at` + 3. */
@@ -241,11 +228,10 @@ INLINE void put_eight(__m512i a, __m512i b, int8_t *to)
 INLINE void put_high(
 	const __m512 *x, __m512 inv, uint32_t m, uint32_t phase, struct byte_weights *ret)
 {
-	float fraction[ROWS] __attribute__((aligned(64)));
+	const float *fraction = dither_of + phase; /* phase < ROWS */
 	const __m512i order = _mm512_load_si512(m == 4 ? order4 : order8);
 	__m512i sum = _mm512_setzero_si512();
 
-	dither(phase, fraction);
 	UNROLL for (uint32_t j = 0; j < 4; j++)
 	{
 		if (m == 4)
